@@ -1,0 +1,126 @@
+#pragma once
+// Differentiable operations: the names of tensor/ops.h, on Variables. Same shapes, same errors; what is not
+// differentiable (comparisons, argmax, indices) gives a Tensor. Under Autocast the matrix operations run in 16 bits.
+#include <string>
+#include <vector>
+
+#include "autograd/variable.h"
+#include "tensor/ops.h"
+
+namespace lockstep {
+
+// --- pointwise: every line of pointwise.def, and its in-place form (ops_pointwise.cpp) ---
+#define LOCKSTEP_UNARY(name, functor, types) Variable name(const Variable& x); Variable& name##_(Variable& x);
+#define LOCKSTEP_UNARY1(name, functor, types, p, d) Variable name(const Variable& x, double p d); Variable& name##_(Variable& x, double p d);
+#define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e) Variable name(const Variable& x, double p d, double q e); Variable& name##_(Variable& x, double p d, double q e);
+#define LOCKSTEP_BINARY(name, functor, types) Variable name(const Variable& a, const Variable& b); Variable& name##_(Variable& a, const Variable& b);
+#define LOCKSTEP_COMPARE(name, functor) Tensor name(const Variable& a, const Variable& b);
+#include "tensor/pointwise.def"
+Variable where(const Tensor& condition, const Variable& a, const Variable& b);
+Variable addcmul(const Variable& a, const Variable& b, const Variable& c, double value = 1);
+Variable lerp(const Variable& a, const Variable& b, double weight);
+inline Variable gelu(const Variable& x, Gelu form = Gelu::erf) { return form == Gelu::erf ? gelu_erf(x) : gelu_tanh(x); }
+
+inline Variable operator+(const Variable& a, const Variable& b) { return add(a, b); }
+inline Variable operator-(const Variable& a, const Variable& b) { return sub(a, b); }
+inline Variable operator*(const Variable& a, const Variable& b) { return mul(a, b); }
+inline Variable operator/(const Variable& a, const Variable& b) { return div(a, b); }
+inline Variable operator-(const Variable& x) { return neg(x); }
+inline Variable operator+(const Variable& x, double s) { return add_scalar(x, s); }
+inline Variable operator+(double s, const Variable& x) { return add_scalar(x, s); }
+inline Variable operator-(const Variable& x, double s) { return add_scalar(x, -s); }
+inline Variable operator-(double s, const Variable& x) { return rsub_scalar(x, s); }
+inline Variable operator*(const Variable& x, double s) { return mul_scalar(x, s); }
+inline Variable operator*(double s, const Variable& x) { return mul_scalar(x, s); }
+inline Variable operator/(const Variable& x, double s) { return mul_scalar(x, 1 / s); }
+inline Variable operator/(double s, const Variable& x) { return rdiv_scalar(x, s); }
+
+// --- reductions (ops_reduce.cpp): an empty `dims` means all ---
+Variable sum(const Variable& x, const Dims& dims = {}, bool keepdim = false);
+Variable mean(const Variable& x, const Dims& dims = {}, bool keepdim = false);
+Variable prod(const Variable& x, const Dims& dims = {}, bool keepdim = false);
+Variable amax(const Variable& x, const Dims& dims = {}, bool keepdim = false);  ///< shares the gradient evenly among ties
+Variable amin(const Variable& x, const Dims& dims = {}, bool keepdim = false);
+Variable var(const Variable& x, const Dims& dims = {}, double correction = 1, bool keepdim = false);
+Variable stddev(const Variable& x, const Dims& dims = {}, double correction = 1, bool keepdim = false);
+Variable norm(const Variable& x, const Dims& dims = {}, bool keepdim = false);
+Variable logsumexp(const Variable& x, const Dims& dims, bool keepdim = false);
+struct VariableIndices { Variable values; Tensor indices; };
+VariableIndices max(const Variable& x, int64_t dim, bool keepdim = false);  ///< the whole gradient to the first place
+VariableIndices min(const Variable& x, int64_t dim, bool keepdim = false);
+Variable max(const Variable& x);
+Variable min(const Variable& x);
+Variable cumsum(const Variable& x, int64_t dim);
+Variable cumprod(const Variable& x, int64_t dim);
+VariableIndices sort(const Variable& x, int64_t dim = -1, bool descending = false);
+VariableIndices topk(const Variable& x, int64_t k, int64_t dim = -1, bool largest = true);
+inline Tensor argmax(const Variable& x, std::optional<int64_t> dim = {}, bool keepdim = false) { return argmax(x.tensor(), dim, keepdim); }
+inline Tensor argmin(const Variable& x, std::optional<int64_t> dim = {}, bool keepdim = false) { return argmin(x.tensor(), dim, keepdim); }
+
+// --- matrix products (ops_matmul.cpp) ---
+Variable matmul(const Variable& a, const Variable& b);
+Variable addmm(const Variable& c, const Variable& a, const Variable& b, double beta = 1, double alpha = 1);
+Variable outer(const Variable& a, const Variable& b);
+Variable einsum(const std::string& equation, const std::vector<Variable>& operands);
+/// activation(x w^T + bias) as one operation: x (..., in), w (out, in), bias (out) or undefined.
+Variable linear(const Variable& x, const Variable& w, const Variable& bias = {}, Activation activation = Activation::none);
+
+// --- layers (ops_nn.cpp) ---
+Variable conv1d(const Variable& x, const Variable& w, const Variable& bias = {}, int64_t stride = 1, int64_t padding = 0, int64_t dilation = 1, int64_t groups = 1);
+Variable conv2d(const Variable& x, const Variable& w, const Variable& bias = {}, const ConvArgs& args = {});
+Variable conv_transpose2d(const Variable& x, const Variable& w, const Variable& bias = {}, const ConvArgs& args = {}, const Dims& output_padding = {0, 0});
+Variable max_pool2d(const Variable& x, const PoolArgs& args);
+Variable avg_pool2d(const Variable& x, const PoolArgs& args);
+Variable adaptive_avg_pool2d(const Variable& x, int64_t height, int64_t width);
+Variable softmax(const Variable& x, int64_t dim);
+Variable log_softmax(const Variable& x, int64_t dim);
+Variable layer_norm(const Variable& x, const Shape& normalized, const Variable& weight = {}, const Variable& bias = {}, double eps = 1e-5);
+Variable rms_norm(const Variable& x, const Variable& weight, double eps = 1e-6);
+Variable group_norm(const Variable& x, int64_t groups, const Variable& weight = {}, const Variable& bias = {}, double eps = 1e-5);
+/// running_mean and running_var (may be undefined) are moved in place when training.
+Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean, const Tensor& running_var, bool training, double momentum = 0.1, double eps = 1e-5);
+/// Zeroes with probability p and scales by 1 / (1 - p); the identity when not training. Keyed by the generator (tensor/random.h).
+Variable dropout(const Variable& x, double p, bool training = true);
+/// softmax(q k^T scale + mask) v without the T x S matrix, forward or backward; see tensor/ops.h.
+Variable attention(const Variable& q, const Variable& k, const Variable& v, const Tensor& mask = {}, AttentionArgs args = {.scale = 0});
+/// The same on packed projections: qkv (B, T, 3 C) as (q | k | v), each split into `heads`; gives (B, T, C). One gradient, no copies.
+Variable attention_packed(const Variable& qkv, int64_t heads, AttentionArgs args = {.scale = 0, .causal = true});
+Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine);
+Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_index = -1);
+
+// --- losses (ops_loss.cpp): x first, then target ---
+enum class Reduction { none, mean, sum };
+struct CrossEntropyOptions {
+  Tensor weight;                       ///< (classes), optional
+  int64_t ignore_index = -100;
+  double label_smoothing = 0;
+  Reduction reduction = Reduction::mean;  ///< mean divides by the weights of the targets not ignored
+};
+/// logits (N, C) or (N, C, d1, ...) [or (C)]; target i64 class indices (N, d1, ...), or probabilities of logits' shape.
+Variable cross_entropy(const Variable& logits, const Variable& target, const CrossEntropyOptions& options = {});
+Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options = {});
+Variable mse_loss(const Variable& x, const Variable& target, Reduction reduction = Reduction::mean);  ///< shapes must agree
+Variable l1_loss(const Variable& x, const Variable& target, Reduction reduction = Reduction::mean);
+Variable smooth_l1_loss(const Variable& x, const Variable& target, double beta = 1, Reduction reduction = Reduction::mean);
+Variable huber_loss(const Variable& x, const Variable& target, double delta = 1, Reduction reduction = Reduction::mean);
+Variable bce_with_logits(const Variable& x, const Variable& target, const Tensor& weight = {}, const Tensor& pos_weight = {}, Reduction reduction = Reduction::mean);
+enum class KlReduction { none, mean, sum, batchmean };
+/// target * (log target - x), x being log-probabilities; log_target: target already is a logarithm.
+Variable kl_div(const Variable& x, const Variable& target, KlReduction reduction = KlReduction::mean, bool log_target = false);
+
+// --- indexing and joining (ops_index.cpp) ---
+Variable gather(const Variable& x, int64_t dim, const Tensor& index);
+Variable scatter(const Variable& x, int64_t dim, const Tensor& index, const Variable& source);
+Variable scatter_add(const Variable& x, int64_t dim, const Tensor& index, const Variable& source);
+Variable index_select(const Variable& x, int64_t dim, const Tensor& index);
+Variable masked_fill(const Variable& x, const Tensor& mask, double value);
+Variable cat(const std::vector<Variable>& variables, int64_t dim = 0);
+Variable stack(const std::vector<Variable>& variables, int64_t dim = 0);
+Variable pad(const Variable& x, const std::vector<int64_t>& pad, double value = 0);
+Variable flip(const Variable& x, const Dims& dims);
+Variable roll(const Variable& x, const Dims& shifts, const Dims& dims);
+Variable repeat(const Variable& x, const Dims& repeats);
+Variable tril(const Variable& x, int64_t diagonal = 0);
+Variable triu(const Variable& x, int64_t diagonal = 0);
+
+}  // namespace lockstep

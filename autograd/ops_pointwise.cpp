@@ -1,0 +1,228 @@
+// Derivatives of the pointwise operations. All lines of pointwise.def share two closures, one for unary and one for
+// binary operations: they keep only what the functor's derivative says that it reads (tensor/functors.h), and let the
+// kernel write over the incoming gradient when nobody else holds it.
+#include "autograd/autocast.h"
+#include "autograd/ops.h"
+#include "autograd/tape.h"
+#include "tensor/functors.h"
+
+namespace lockstep {
+namespace {
+
+using functor::Reads;
+
+struct Unary {
+  const char* name;
+  PointwiseOp op;
+  Reads reads;
+  PointwiseArgs args = {};
+};
+
+struct UnaryGrad {
+  Unary info;
+  Saved kept;
+
+  void operator()(Backward& back) {
+    if (info.reads == Reads::zero) return back.give(0, zeros_like(back.grad()));
+    if (info.op == PointwiseOp::add_scalar) return back.give(0, std::move(back.grad()));
+    back.give(0, pointwise_grad(info.op, PointwisePart::grad0, info.args, back.grad(), kept.get(info.name), {}));
+  }
+};
+
+Variable unary(const Unary& info, const Variable& x, Tensor out) {
+  if (!needs_grad({&x})) return out;
+  Saved kept;
+  if (info.reads == Reads::input) kept = x;
+  if (info.reads == Reads::output) kept = out;
+  return record(info.name, {&x}, std::move(out), UnaryGrad{info, std::move(kept)});
+}
+
+/// In place: what must be kept of x before it is overwritten.
+Saved before_write(const Unary& info, const Variable& x) {
+  check_in_place(info.name, x);
+  return info.reads == Reads::input && needs_grad({&x}) ? Saved(x.tensor().clone()) : Saved();
+}
+
+Variable& after_write(const Unary& info, Variable& x, Saved kept) {
+  if (!needs_grad({&x})) return x;
+  if (info.reads == Reads::output) kept = x;
+  rebase(x, record(info.name, {&x}, x.tensor(), UnaryGrad{info, std::move(kept)}));
+  return x;
+}
+
+struct Binary {
+  const char* name;
+  PointwiseOp op;
+  int reads0, reads1;  // operands that the derivatives towards a and b read
+};
+
+struct BinaryGrad {
+  Binary info;
+  Saved a, b;
+
+  Tensor part(PointwisePart part, int reads, const Tensor& grad) const {
+    if (reads != functor::nothing) return pointwise_grad(info.op, part, {}, grad, a.get(info.name), b.get(info.name));
+    return part == PointwisePart::grad1 && info.op == PointwiseOp::sub ? neg(grad) : grad;
+  }
+
+  void operator()(Backward& back) {
+    if (back.needs(1)) {
+      const Tensor held = back.needs(0) ? back.grad() : Tensor();  // a second holder: not to be written over yet
+      back.give(1, part(PointwisePart::grad1, info.reads1, back.grad()));
+    }
+    if (back.needs(0)) back.give(0, part(PointwisePart::grad0, info.reads0, back.grad()));
+  }
+};
+
+/// Operands that the wanted derivatives read.
+int reads_of(const Binary& info, const Variable& a, const Variable& b) {
+  return (a.requires_grad() ? info.reads0 : 0) | (b.requires_grad() ? info.reads1 : 0);
+}
+
+Variable binary(const Binary& info, const Variable& a, const Variable& b, Tensor out) {
+  if (!needs_grad({&a, &b})) return out;
+  const int reads = reads_of(info, a, b);
+  return record(info.name, {&a, &b}, std::move(out),
+                BinaryGrad{info, reads & functor::reads_a ? Saved(a) : Saved(), reads & functor::reads_b ? Saved(b) : Saved()});
+}
+
+BinaryGrad before_write(const Binary& info, const Variable& a, const Variable& b) {
+  check_in_place(info.name, a);
+  BinaryGrad grad{info, {}, {}};
+  if (!needs_grad({&a, &b})) return grad;
+  const int reads = reads_of(info, a, b);
+  const bool aliased = a.tensor().storage() == b.tensor().storage();
+  if (reads & functor::reads_a) grad.a = a.tensor().clone();
+  if (reads & functor::reads_b) grad.b = aliased ? b.tensor().clone() : b.tensor();
+  return grad;
+}
+
+Variable& after_write(Variable& a, const Variable& b, BinaryGrad grad) {
+  if (!needs_grad({&a, &b})) return a;
+  const char* name = grad.info.name;
+  rebase(a, record(name, {&a, &b}, a.tensor(), std::move(grad)));
+  return a;
+}
+
+/// Autocast: operations whose results overflow or cancel in 16 bits.
+constexpr bool is_sensitive(PointwiseOp op) {
+  switch (op) {
+    case PointwiseOp::exp: case PointwiseOp::expm1: case PointwiseOp::log: case PointwiseOp::log2: case PointwiseOp::log1p:
+    case PointwiseOp::rsqrt: case PointwiseOp::reciprocal: case PointwiseOp::pow: case PointwiseOp::pow_scalar:
+    case PointwiseOp::softplus: case PointwiseOp::log_sigmoid:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool wants_f32(PointwiseOp op, const Variable& x) {
+  return is_sensitive(op) && Autocast::enabled() && (x.dtype() == f16 || x.dtype() == bf16);
+}
+
+bool wants_promotion(PointwiseOp op, const Variable& a, const Variable& b) {
+  return (a.dtype() != b.dtype() && Autocast::promotes(a.dtype(), b.dtype())) || wants_f32(op, a);
+}
+
+DType promoted(PointwiseOp op, const Variable& a, const Variable& b) {
+  return is_sensitive(op) ? f32 : Autocast::wider(a.dtype(), b.dtype());
+}
+
+}  // namespace
+
+#define LOCKSTEP_INFO(name, functor_, ...) Unary{#name, PointwiseOp::name, functor::functor_::reads, {__VA_ARGS__}}
+#define LOCKSTEP_INFO_(name, functor_, ...) Unary{#name "_", PointwiseOp::name, functor::functor_::reads, {__VA_ARGS__}}
+
+#define LOCKSTEP_UNARY(name, functor_, types)                               \
+  Variable name(const Variable& x) {                                        \
+    if (wants_f32(PointwiseOp::name, x)) return name(x.to(f32));            \
+    return unary(LOCKSTEP_INFO(name, functor_), x, name(x.tensor()));       \
+  }                                                                         \
+  Variable& name##_(Variable& x) {                                          \
+    Saved kept = before_write(LOCKSTEP_INFO_(name, functor_), x);           \
+    name##_(x.tensor());                                                    \
+    return after_write(LOCKSTEP_INFO_(name, functor_), x, std::move(kept)); \
+  }
+
+#define LOCKSTEP_UNARY1(name, functor_, types, p, p_default)                   \
+  Variable name(const Variable& x, double p) {                                 \
+    if (wants_f32(PointwiseOp::name, x)) return name(x.to(f32), p);            \
+    return unary(LOCKSTEP_INFO(name, functor_, p), x, name(x.tensor(), p));    \
+  }                                                                            \
+  Variable& name##_(Variable& x, double p) {                                   \
+    Saved kept = before_write(LOCKSTEP_INFO_(name, functor_, p), x);           \
+    name##_(x.tensor(), p);                                                    \
+    return after_write(LOCKSTEP_INFO_(name, functor_, p), x, std::move(kept)); \
+  }
+
+#define LOCKSTEP_UNARY2(name, functor_, types, p, p_default, q, q_default)        \
+  Variable name(const Variable& x, double p, double q) {                          \
+    if (wants_f32(PointwiseOp::name, x)) return name(x.to(f32), p, q);            \
+    return unary(LOCKSTEP_INFO(name, functor_, p, q), x, name(x.tensor(), p, q)); \
+  }                                                                               \
+  Variable& name##_(Variable& x, double p, double q) {                            \
+    Saved kept = before_write(LOCKSTEP_INFO_(name, functor_, p, q), x);           \
+    name##_(x.tensor(), p, q);                                                    \
+    return after_write(LOCKSTEP_INFO_(name, functor_, p, q), x, std::move(kept)); \
+  }
+
+#define LOCKSTEP_BINARY(name, functor_, types)                                                                        \
+  Variable name(const Variable& a, const Variable& b) {                                                               \
+    if (wants_promotion(PointwiseOp::name, a, b)) [[unlikely]] {                                                      \
+      const DType dtype = promoted(PointwiseOp::name, a, b);                                                          \
+      return name(a.to(dtype), b.to(dtype));                                                                          \
+    }                                                                                                                 \
+    const Binary info{#name, PointwiseOp::name, functor::functor_::reads_grad0, functor::functor_::reads_grad1};      \
+    return binary(info, a, b, name(a.tensor(), b.tensor()));                                                          \
+  }                                                                                                                   \
+  Variable& name##_(Variable& a, const Variable& b) {                                                                 \
+    const Binary info{#name "_", PointwiseOp::name, functor::functor_::reads_grad0, functor::functor_::reads_grad1};  \
+    BinaryGrad grad = before_write(info, a, b);                                                                       \
+    name##_(a.tensor(), b.tensor());                                                                                  \
+    return after_write(a, b, std::move(grad));                                                                        \
+  }
+
+#define LOCKSTEP_COMPARE(name, functor_) \
+  Tensor name(const Variable& a, const Variable& b) { return name(a.tensor(), b.tensor()); }
+
+#include "tensor/pointwise.def"
+#undef LOCKSTEP_INFO
+#undef LOCKSTEP_INFO_
+
+Variable where(const Tensor& condition, const Variable& a, const Variable& b) {
+  if (a.dtype() != b.dtype() && Autocast::promotes(a.dtype(), b.dtype())) {
+    const DType dtype = Autocast::wider(a.dtype(), b.dtype());
+    return where(condition, a.to(dtype), b.to(dtype));
+  }
+  Tensor out = where(condition, a.tensor(), b.tensor());
+  if (!needs_grad({&a, &b})) return out;
+  return record("where", {&a, &b}, std::move(out), [condition = Saved(condition)](Backward& back) {
+    const Tensor& chosen = condition.get("where");
+    const Tensor zero = zeros({}, {back.grad().dtype(), back.grad().device()});
+    if (back.needs(0)) back.give(0, where(chosen, back.grad(), zero));
+    if (back.needs(1)) back.give(1, where(chosen, zero, back.grad()));
+  });
+}
+
+Variable addcmul(const Variable& a, const Variable& b, const Variable& c, double value) {
+  Tensor out = addcmul(a.tensor(), b.tensor(), c.tensor(), value);
+  if (!needs_grad({&a, &b, &c})) return out;
+  const Saved kept_b = c.requires_grad() ? Saved(b) : Saved(), kept_c = b.requires_grad() ? Saved(c) : Saved();
+  return record("addcmul", {&a, &b, &c}, std::move(out), [b = kept_b, c = kept_c, value](Backward& back) {
+    if (back.needs(0)) back.give(0, back.grad());
+    const Tensor scaled = back.needs(1) || back.needs(2) ? mul_scalar(back.grad(), value) : Tensor();
+    if (back.needs(1)) back.give(1, mul(scaled, c.get("addcmul")));
+    if (back.needs(2)) back.give(2, mul(scaled, b.get("addcmul")));
+  });
+}
+
+Variable lerp(const Variable& a, const Variable& b, double weight) {
+  Tensor out = lerp(a.tensor(), b.tensor(), weight);
+  if (!needs_grad({&a, &b})) return out;
+  return record("lerp", {&a, &b}, std::move(out), [weight](Backward& back) {
+    if (back.needs(0)) back.give(0, mul_scalar(back.grad(), 1 - weight));
+    if (back.needs(1)) back.give(1, mul_scalar(back.grad(), weight));
+  });
+}
+
+}  // namespace lockstep

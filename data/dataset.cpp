@@ -1,0 +1,128 @@
+// Datasets: see dataset.h.
+#include "data/dataset.h"
+
+#include <cstring>
+#include <numeric>
+
+#include "data/sampler.h"
+#include "tensor/ops.h"
+
+namespace lockstep::data {
+namespace {
+
+/// Bytes of one sample of a row-major tensor whose dim 0 counts samples.
+int64_t row_bytes(const Tensor& x) {
+  int64_t bytes = size_of(x.dtype());
+  for (int i = 1; i < x.dim(); ++i) bytes *= x.shape()[i];
+  return bytes;
+}
+
+template <class Part>
+Tensor collate_part(const auto& samples, Part part) {
+  std::vector<Tensor> tensors;
+  for (const auto& sample : samples) tensors.push_back(part(sample));
+  return collate(tensors);
+}
+
+}  // namespace
+
+void check_index(const char* dataset, int64_t index, int64_t size) {
+  LOCKSTEP_CHECK(index >= 0 && index < size, "[", dataset, "] index ", index, " is outside the dataset of ", size, " samples");
+}
+
+// Copies bytes by itself: it runs in loader threads, which should not each open a team of threads.
+Tensor take_rows(const Tensor& x, std::span<const int64_t> indices) {
+  LOCKSTEP_CHECK(x.defined() && x.dim() >= 1 && x.device().is_cpu(), "[take_rows] expected a tensor on the cpu with at least 1 dim");
+  for (const int64_t index : indices) check_index("take_rows", index, x.size(0));
+  const Tensor source = x.contiguous();
+  Shape shape = x.shape();
+  shape[0] = int64_t(indices.size());
+  Tensor out = empty(shape, {.dtype = x.dtype()});
+  const size_t bytes = size_t(row_bytes(source));
+  if (out.numel() == 0) return out;
+  const auto* from = static_cast<const std::byte*>(source.raw_data());
+  auto* to = static_cast<std::byte*>(out.raw_data());
+  for (size_t i = 0; i < indices.size(); ++i) std::memcpy(to + i * bytes, from + size_t(indices[i]) * bytes, bytes);
+  return out;
+}
+
+Tensor collate(const std::vector<Tensor>& samples) {
+  LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample");
+  const Tensor& first = samples[0];
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const Tensor& x = samples[i];
+    LOCKSTEP_CHECK(x.defined() && x.device().is_cpu(), "[collate] sample ", i, " of the batch has no tensor on the cpu");
+    LOCKSTEP_CHECK(x.shape() == first.shape() && x.dtype() == first.dtype(), "[collate] expected samples like the first, ", first.dtype(), first.shape(),
+                   ", got ", x.dtype(), x.shape(), " as sample ", i, " of the batch; give a collate of your own");
+  }
+  Shape shape = first.shape();
+  shape.insert(0, int64_t(samples.size()));
+  Tensor out = empty(shape, {.dtype = first.dtype()});
+  const size_t bytes = size_t(first.numel() * size_of(first.dtype()));
+  auto* to = static_cast<std::byte*>(out.raw_data());
+  if (bytes)
+    for (size_t i = 0; i < samples.size(); ++i) std::memcpy(to + i * bytes, samples[i].contiguous().raw_data(), bytes);
+  return out;
+}
+
+Example collate(const std::vector<Example>& samples) {
+  return {collate_part(samples, [](const Example& e) { return e.input; }), collate_part(samples, [](const Example& e) { return e.target; })};
+}
+
+std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples) {
+  LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample");
+  for (size_t i = 0; i < samples.size(); ++i)
+    LOCKSTEP_CHECK(samples[i].size() == samples[0].size(), "[collate] expected ", samples[0].size(), " tensors in each sample, got ", samples[i].size(),
+                   " in sample ", i, " of the batch");
+  std::vector<Tensor> batch;
+  for (size_t part = 0; part < samples[0].size(); ++part) batch.push_back(collate_part(samples, [&](const auto& sample) { return sample[part]; }));
+  return batch;
+}
+
+TensorDataset::TensorDataset(Tensor inputs, Tensor targets) {
+  LOCKSTEP_CHECK(inputs.defined() && targets.defined() && inputs.dim() >= 1 && targets.dim() >= 1, "[TensorDataset] expected tensors of at least 1 dim");
+  LOCKSTEP_CHECK(inputs.size(0) == targets.size(0), "[TensorDataset] expected as many targets as inputs, got ", inputs.shape(), " and ", targets.shape());
+  inputs_ = inputs.contiguous();
+  targets_ = targets.contiguous();
+}
+
+Example TensorDataset::get(int64_t index) const {
+  check_index("TensorDataset", index, size());
+  return {inputs_[index], targets_[index]};
+}
+
+std::optional<Example> TensorDataset::get_batch(std::span<const int64_t> indices) const {
+  for (const int64_t index : indices) check_index("TensorDataset", index, size());
+  return Example{take_rows(inputs_, indices), take_rows(targets_, indices)};
+}
+
+TensorDataset to_tensors(const Dataset<Example>& dataset) {
+  std::vector<int64_t> all(size_t(dataset.size()));
+  std::iota(all.begin(), all.end(), int64_t(0));
+  std::optional<Example> batch = dataset.get_batch(all);
+  if (!batch) {
+    std::vector<Example> samples;
+    for (const int64_t index : all) samples.push_back(dataset.get(index));
+    batch = collate(samples);
+  }
+  return {batch->input, batch->target};
+}
+
+std::vector<std::vector<int64_t>> random_split(int64_t n, const std::vector<int64_t>& lengths, uint64_t seed) {
+  int64_t total = 0;
+  for (const int64_t length : lengths) {
+    LOCKSTEP_CHECK(length >= 0, "[random_split] expected lengths >= 0, got ", length);
+    total += length;
+  }
+  LOCKSTEP_CHECK(total == n, "[random_split] expected lengths that add up to ", n, ", got ", total);
+  const auto order = permutation(n, seed);
+  std::vector<std::vector<int64_t>> parts;
+  auto at = order.begin();
+  for (const int64_t length : lengths) {
+    parts.emplace_back(at, at + length);
+    at += length;
+  }
+  return parts;
+}
+
+}  // namespace lockstep::data

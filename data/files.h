@@ -1,0 +1,56 @@
+#pragma once
+// Files: read with a limit, map, and write so that the old or the new content is there at every instant.
+// Everything in data/ that touches a disk goes through here, so that tests can make the k-th operation fail.
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace lockstep::data {
+
+using Bytes = std::span<const std::byte>;
+
+/// Views the characters of a string as bytes.
+inline Bytes as_bytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
+
+/// A whole file in memory. Pages are private: writing to them never reaches the file.
+class MappedFile {
+ public:
+  /// Error when the file is missing, unreadable, not a regular file or larger than `max_bytes`.
+  static std::shared_ptr<MappedFile> open(const std::string& path, int64_t max_bytes = INT64_MAX);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+
+  std::byte* data() const { return data_; }
+  int64_t size() const { return size_; }
+  Bytes bytes() const { return {data_, size_t(size_)}; }
+
+ private:
+  MappedFile(std::byte* data, int64_t size) : data_(data), size_(size) {}
+  std::byte* data_;
+  int64_t size_;
+};
+
+/// The content of a file of at most `max_bytes`.
+std::string read_file(const std::string& path, int64_t max_bytes);
+
+/// Writes the chunks, one after the other, as the new content of `path`: temporary file beside it, fsync, rename, fsync
+/// of the folder. After an Error the old file is as it was and the temporary file is gone. Temporary files that killed
+/// processes of this machine left for the same path are removed first.
+void write_atomically(const std::string& path, const std::vector<Bytes>& chunks);
+void write_atomically(const std::string& path, std::string_view text);
+
+/// For tests: what happens to a file operation of this process (open, write, fsync, close, rename in write_atomically).
+struct FileFault {
+  int error = 0;             ///< errno to report, such as ENOSPC or EIO
+  bool short_write = false;  ///< a write stops half way and reports so, which is no error
+  bool kill = false;         ///< the process ends at once, as by kill -9
+};
+/// The k-th operation from now (1 is the next) meets `fault`; 0 clears.
+void fail_file_operation(int64_t k, FileFault fault = {});
+/// Operations since the last fail_file_operation().
+int64_t file_operations();
+
+}  // namespace lockstep::data

@@ -1,0 +1,187 @@
+// JSON as a value: see json.h.
+#include "data/json.h"
+
+#include <charconv>
+#include <cmath>
+#include <unordered_set>
+
+#include "data/files.h"
+#include "data/json_events.h"
+
+namespace lockstep::data {
+namespace {
+
+/// Builds a Json from parser events.
+class Builder final : public JsonEvents {
+ public:
+  using JsonEvents::JsonEvents;
+  Json root;
+
+  bool null() override { return put(Json()); }
+  bool boolean(bool value) override { return put(value); }
+  bool number_integer(number_integer_t value) override { return put(int64_t(value)); }
+  bool number_unsigned(number_unsigned_t value) override {
+    if (value > uint64_t(INT64_MAX)) refuse("integer ", value, " does not fit in 64 bits with sign");
+    return put(int64_t(value));
+  }
+  bool number_float(number_float_t value, const string_t& text) override {
+    if (text.find_first_of(".eE") == std::string::npos) refuse("integer ", text, " does not fit in 64 bits with sign");
+    if (!std::isfinite(value)) refuse("number ", text, " does not fit in a double");
+    return put(value);
+  }
+  bool string(string_t& value) override { return put(std::move(value)); }
+  bool start_object(size_t) override { return open(Json::Object()); }
+  bool start_array(size_t) override { return open(Json::Array()); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(string_t& name) override {
+    if (!open_.back().keys.insert(name).second) refuse("key \"", name, "\" appears twice");
+    open_.back().key = std::move(name);
+    return true;
+  }
+
+ private:
+  struct Open {
+    Json value;
+    std::string key;                       // of the member being read
+    std::unordered_set<std::string> keys;  // so far
+  };
+
+  bool put(Json value) {
+    if (open_.empty()) root = std::move(value);
+    else if (open_.back().value.is_array()) open_.back().value.push_back(std::move(value));
+    else const_cast<Json::Object&>(open_.back().value.as_object()).emplace_back(std::move(open_.back().key), std::move(value));
+    return true;
+  }
+  bool open(Json value) {
+    enter();
+    open_.push_back({std::move(value), {}, {}});
+    return true;
+  }
+  bool close() {
+    leave();
+    Json done = std::move(open_.back().value);
+    open_.pop_back();
+    return put(std::move(done));
+  }
+
+  std::vector<Open> open_;
+};
+
+void dump_string(std::string& out, const std::string& text) {
+  out += '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') (out += '\\') += c;
+    else if (c == '\n') out += "\\n";
+    else if (c == '\t') out += "\\t";
+    else if (uint8_t(c) < 0x20) {
+      const char* digits = "0123456789abcdef";
+      ((out += "\\u00") += digits[c >> 4]) += digits[c & 15];
+    } else out += c;
+  }
+  out += '"';
+}
+
+template <class T, class V>
+const T& get(const V& value, const Json& json, std::string_view where, const char* wanted) {
+  const T* found = std::get_if<T>(&value);
+  LOCKSTEP_CHECK(found, where, ": expected ", wanted, ", got ", json.kind());
+  return *found;
+}
+
+}  // namespace
+
+const char* Json::kind() const {
+  constexpr const char* names[] = {"null", "a bool", "an integer", "a number", "a string", "a list", "an object"};
+  return names[value_.index()];
+}
+
+bool Json::as_bool(std::string_view where) const { return get<bool>(value_, *this, where, "a bool"); }
+int64_t Json::as_int(std::string_view where) const { return get<int64_t>(value_, *this, where, "an integer"); }
+double Json::as_number(std::string_view where) const {
+  return is_int() ? double(as_int()) : get<double>(value_, *this, where, "a number");
+}
+const std::string& Json::as_string(std::string_view where) const { return get<std::string>(value_, *this, where, "a string"); }
+const Json::Array& Json::as_array(std::string_view where) const { return get<Array>(value_, *this, where, "a list"); }
+const Json::Object& Json::as_object(std::string_view where) const { return get<Object>(value_, *this, where, "an object"); }
+
+const Json* Json::find(std::string_view key) const {
+  if (const Object* object = std::get_if<Object>(&value_))
+    for (const auto& [name, value] : *object)
+      if (name == key) return &value;
+  return nullptr;
+}
+
+const Json& Json::at(std::string_view key, std::string_view where) const {
+  as_object(where);
+  const Json* found = find(key);
+  LOCKSTEP_CHECK(found, where, ": expected a key \"", key, "\", found none");
+  return *found;
+}
+
+Json& Json::operator[](std::string_view key) {
+  if (is_null()) value_ = Object();
+  as_object();
+  if (const Json* found = find(key)) return const_cast<Json&>(*found);
+  return std::get<Object>(value_).emplace_back(std::string(key), Json()).second;
+}
+
+void Json::push_back(Json value) {
+  if (is_null()) value_ = Array();
+  as_array();
+  std::get<Array>(value_).push_back(std::move(value));
+}
+
+std::string Json::dump(int indent) const {
+  std::string out;
+  dump_to(out, indent, 0);
+  return out;
+}
+
+void Json::dump_to(std::string& out, int indent, int depth) const {
+  const auto new_line = [&](int level) { if (indent >= 0) (out += '\n').append(size_t(level) * size_t(indent), ' '); };
+  char digits[32];
+  if (is_null()) out += "null";
+  else if (is_bool()) out += as_bool() ? "true" : "false";
+  else if (is_int()) out.append(digits, std::to_chars(digits, digits + 32, as_int()).ptr);
+  else if (is_number()) {
+    if (!std::isfinite(as_number())) out += "null";
+    else {
+      const std::string_view text(digits, size_t(std::to_chars(digits, digits + 32, as_number()).ptr - digits));
+      out += text;
+      if (text.find_first_of(".e") == text.npos) out += ".0";  // a number stays a number when read again
+    }
+  } else if (is_string()) dump_string(out, as_string());
+  else if (is_array()) {
+    out += '[';
+    for (const Json& item : as_array()) {
+      if (&item != as_array().data()) out += indent < 0 ? ", " : ",";
+      new_line(depth + 1);
+      item.dump_to(out, indent, depth + 1);
+    }
+    if (!as_array().empty()) new_line(depth);
+    out += ']';
+  } else {
+    out += '{';
+    for (const auto& member : as_object()) {
+      if (&member != as_object().data()) out += indent < 0 ? ", " : ",";
+      new_line(depth + 1);
+      dump_string(out, member.first);
+      out += ": ";
+      member.second.dump_to(out, indent, depth + 1);
+    }
+    if (!as_object().empty()) new_line(depth);
+    out += '}';
+  }
+}
+
+Json parse_json(std::string_view text, std::string_view origin, JsonLimits limits) {
+  LOCKSTEP_CHECK(int64_t(text.size()) <= limits.bytes, origin, ": expected at most ", limits.bytes, " bytes of JSON, got ", text.size());
+  Builder builder(text, origin, limits.depth);
+  builder.run();
+  return std::move(builder.root);
+}
+
+Json read_json(const std::string& path, JsonLimits limits) { return parse_json(read_file(path, limits.bytes), path, limits); }
+
+}  // namespace lockstep::data

@@ -1,0 +1,71 @@
+#pragma once
+// Internal to data/*.cpp: drives nlohmann's event parser over a text, so that depth, duplicates and limits are caught
+// as they come, with the place. The parser keeps its own stack: a deep text cannot overflow ours.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "tensor/check.h"
+
+namespace lockstep::data {
+
+/// Line and column (from 1, in bytes) of a position.
+inline std::string place_of(std::string_view text, size_t position, std::string_view origin) {
+  const std::string_view before = text.substr(0, std::min(position, text.size()));
+  const size_t line_start = before.rfind('\n') + 1;  // npos + 1 is 0
+  return str(origin, ":", 1 + std::count(before.begin(), before.end(), '\n'), ":", 1 + before.size() - line_start);
+}
+
+/// Reads the text and remembers how far the parser has come.
+struct TrackedChar {
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  const char* at;
+  const char** furthest;
+  reference operator*() const { return *at; }
+  TrackedChar& operator++() { *furthest = ++at; return *this; }
+  friend bool operator==(const TrackedChar& a, const TrackedChar& b) { return a.at == b.at; }
+  friend bool operator!=(const TrackedChar& a, const TrackedChar& b) { return a.at != b.at; }
+};
+
+/// Base of an event handler: depth limit, syntax errors, and the calls that a format refuses unless it overrides them.
+class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  JsonEvents(std::string_view text, std::string_view origin, int max_depth) : text_(text), origin_(origin), max_depth_(max_depth) {}
+
+  void run() {
+    // nlohmann takes a zero byte for the end of the text: what follows would go unread.
+    if (const size_t zero = text_.find('\0'); zero != text_.npos) lockstep::fail(str(place_of(text_, zero, origin_), ": unexpected zero byte"));
+    nlohmann::json::sax_parse(TrackedChar{text_.data(), &furthest_}, TrackedChar{text_.data() + text_.size(), &furthest_},
+                              static_cast<nlohmann::json_sax<nlohmann::json>*>(this));
+  }
+
+  template <class... Args>
+  [[noreturn]] void refuse(const Args&... args) const {
+    lockstep::fail(str(place_of(text_, size_t(furthest_ - text_.data()), origin_), ": ", args...));
+  }
+
+  bool binary(binary_t&) override { return false; }
+  bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
+    std::string what = error.what();  // "[json.exception...] parse error at line 1, column 2: syntax error ..."
+    if (const size_t at = what.find(": "); at != std::string::npos) what = what.substr(at + 2);
+    if (const size_t at = what.find("; last read"); at != std::string::npos) what = what.substr(0, at) + what.substr(what.find('\'', at + 14) + 1);
+    lockstep::fail(str(place_of(text_, position ? position - 1 : 0, origin_), ": ", what));
+  }
+
+ protected:
+  void enter() { if (++depth_ > max_depth_) refuse("nested deeper than ", max_depth_, " levels"); }
+  void leave() { --depth_; }
+  int depth() const { return depth_; }
+
+ private:
+  std::string_view text_, origin_;
+  const char* furthest_ = text_.data();
+  int max_depth_, depth_ = 0;
+};
+
+}  // namespace lockstep::data

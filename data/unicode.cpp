@@ -1,0 +1,65 @@
+// UTF-8 and classes of characters: see unicode.h.
+#include "data/unicode.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+
+namespace lockstep::data {
+namespace {
+
+struct CodeRange {
+  uint32_t first, last;
+};
+#include "data/unicode_classes.inc"
+constexpr CodeRange spaces[] = {{0x9, 0xd}, {0x20, 0x20}, {0x85, 0x85}, {0xa0, 0xa0}, {0x1680, 0x1680}, {0x2000, 0x200a},
+                                {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}};
+
+template <size_t N>
+bool contains(const CodeRange (&ranges)[N], uint32_t code) {
+  const auto after = std::upper_bound(std::begin(ranges), std::end(ranges), code, [](uint32_t c, CodeRange r) { return c < r.first; });
+  return after != std::begin(ranges) && code <= std::prev(after)->last;
+}
+
+CharClass look_up(uint32_t code) {
+  if (contains(letters, code)) return CharClass::letter;
+  if (contains(numbers, code)) return CharClass::number;
+  return contains(spaces, code) ? CharClass::space : CharClass::other;
+}
+
+}  // namespace
+
+Char decode_utf8(std::string_view text, size_t at) {
+  const uint8_t first = uint8_t(text[at]);
+  if (first < 0x80) return {first, 1, true};
+  const int length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  const Char invalid{first, 1, false};
+  if (first < 0xc2 || first > 0xf4 || at + size_t(length) > text.size()) return invalid;
+  uint32_t code = first & (0xffu >> (length + 1));
+  for (int i = 1; i < length; ++i) {
+    const uint8_t next = uint8_t(text[at + size_t(i)]);
+    if ((next & 0xc0) != 0x80) return invalid;
+    code = code << 6 | (next & 0x3f);
+  }
+  constexpr uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};  // shorter forms exist below: not allowed
+  if (code < least[length] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return invalid;
+  return {code, length, true};
+}
+
+void append_utf8(std::string& out, uint32_t code) {
+  if (code < 0x80) out += char(code);
+  else if (code < 0x800) (out += char(0xc0 | code >> 6)) += char(0x80 | (code & 0x3f));
+  else if (code < 0x10000) ((out += char(0xe0 | code >> 12)) += char(0x80 | (code >> 6 & 0x3f))) += char(0x80 | (code & 0x3f));
+  else (((out += char(0xf0 | code >> 18)) += char(0x80 | (code >> 12 & 0x3f))) += char(0x80 | (code >> 6 & 0x3f))) += char(0x80 | (code & 0x3f));
+}
+
+CharClass class_of(uint32_t code) {
+  static const auto latin = [] {
+    std::array<CharClass, 256> table{};
+    for (uint32_t c = 0; c < 256; ++c) table[c] = look_up(c);
+    return table;
+  }();
+  return code < 256 ? latin[code] : look_up(code);
+}
+
+}  // namespace lockstep::data

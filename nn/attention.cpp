@@ -1,0 +1,102 @@
+#include "nn/attention.h"
+
+#include <cmath>
+
+#include "nn/init.h"
+
+namespace lockstep::nn {
+
+namespace {
+
+int64_t projected(const MultiHeadAttention::Options& o) {
+  LOCKSTEP_CHECK(o.heads > 0 && o.embed % o.heads == 0, "[MultiHeadAttention] expected heads to divide embed ", o.embed, ", got ", o.heads);
+  const int64_t groups = o.kv_heads == 0 ? o.heads : o.kv_heads;
+  LOCKSTEP_CHECK(groups > 0 && o.heads % groups == 0, "[MultiHeadAttention] expected kv_heads to divide ", o.heads, " heads, got ", groups);
+  return o.embed / o.heads * (o.heads + 2 * groups);
+}
+
+}  // namespace
+
+MultiHeadAttention::MultiHeadAttention(const Options& options)
+    : o(options), in_proj({.in = o.embed, .out = projected(o), .bias = o.bias}), out_proj({.in = o.embed, .out = o.embed, .bias = o.bias}) {
+  if (o.kv_heads == 0) o.kv_heads = o.heads;
+  LOCKSTEP_CHECK(!o.rotary || (o.embed / o.heads) % 2 == 0, "[MultiHeadAttention] rotary positions need an even head size, got ", o.embed / o.heads);
+  init::xavier_uniform(in_proj.weight);
+  if (o.bias) {
+    init::zeros(in_proj.bias);
+    init::zeros(out_proj.bias);
+  }
+}
+
+std::string MultiHeadAttention::options() const {
+  return str("embed ", o.embed, ", heads ", o.heads, o.kv_heads != o.heads ? str(", kv heads ", o.kv_heads) : "", o.causal ? ", causal" : "", o.rotary ? ", rotary" : "");
+}
+
+AttentionArgs MultiHeadAttention::args() {
+  AttentionArgs args{.scale = 0, .causal = o.causal};
+  if (is_training() && o.dropout > 0) {
+    args.dropout = o.dropout;
+    args.key = next_random_key();
+  }
+  return args;
+}
+
+MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& x, int64_t position) {
+  const int64_t batch = x.size(0), tokens = x.size(1), d = o.embed / o.heads;
+  const auto parts = in_proj(x).split({o.embed, o.kv_heads * d, o.kv_heads * d}, 2);
+  const auto by_head = [&](const Variable& part, int64_t heads) { return part.reshape({batch, tokens, heads, d}).transpose(1, 2); };
+  Heads h{by_head(parts[0], o.heads), by_head(parts[1], o.kv_heads), by_head(parts[2], o.kv_heads)};
+  if (!o.rotary) return h;
+  LOCKSTEP_CHECK(position + tokens <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context, " tokens (max_context), got ", position + tokens);
+  if (!cosine_.defined() || cosine_.dtype() != x.dtype()) {
+    const Tensor frequency = exp(mul_scalar(arange(0, double(d) / 2, 1, {.dtype = f64}), -2 * std::log(o.rotary_base) / double(d)));
+    const Tensor angle = outer(arange(0, double(o.max_context), 1, {.dtype = f64}), frequency);
+    cosine_ = cos(angle).to(x.dtype());
+    sine_ = sin(angle).to(x.dtype());
+  }
+  const Tensor c = cosine_.narrow(0, position, tokens), s = sine_.narrow(0, position, tokens);
+  h.q = rotary(h.q, c, s);
+  h.k = rotary(h.k, c, s);
+  return h;
+}
+
+Variable MultiHeadAttention::merge(const Variable& heads) {
+  return out_proj(heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), o.embed}));
+}
+
+Variable MultiHeadAttention::forward(const Variable& x, const Tensor& mask) {
+  LOCKSTEP_CHECK(x.dim() == 3 && x.size(2) == o.embed, "[MultiHeadAttention] expected input (B, T, ", o.embed, "), got ", x.shape());
+  if (!mask.defined() && !o.rotary && o.kv_heads == o.heads) return out_proj(attention_packed(in_proj(x), o.heads, args()));
+  const Heads h = split(x, 0);
+  return merge(attention(h.q, h.k, h.v, mask, args()));
+}
+
+Variable MultiHeadAttention::forward(const Variable& x, KvCache& cache) {
+  LOCKSTEP_CHECK(x.dim() == 3 && x.size(2) == o.embed, "[MultiHeadAttention] expected input (B, T, ", o.embed, "), got ", x.shape());
+  LOCKSTEP_CHECK(o.causal, "[MultiHeadAttention] a cache of keys needs causal attention");
+  const NoGrad no_grad;
+  const Heads h = split(x, cache.length);
+  const int64_t tokens = x.size(1), length = cache.length + tokens;
+  if (!cache.keys.defined()) {
+    const Shape shape{x.size(0), o.kv_heads, std::max(o.max_context, length), o.embed / o.heads};
+    cache.keys = empty(shape, {.dtype = x.dtype()});
+    cache.values = empty(shape, {.dtype = x.dtype()});
+  }
+  LOCKSTEP_CHECK(length <= cache.keys.size(2), "[MultiHeadAttention] the cache holds ", cache.keys.size(2), " tokens, ", length, " are needed");
+  cache.keys.narrow(2, cache.length, tokens).copy_(h.k.tensor());
+  cache.values.narrow(2, cache.length, tokens).copy_(h.v.tensor());
+  cache.length = length;
+  return merge(attention(h.q, cache.keys.narrow(2, 0, length), cache.values.narrow(2, 0, length), {}, AttentionArgs{.scale = 0, .causal = true}));
+}
+
+Tensor MultiHeadAttention::weights(const Variable& x) {
+  const NoGrad no_grad;
+  const Heads h = split(x, 0);
+  const int64_t batch = x.size(0), tokens = x.size(1), d = o.embed / o.heads, share = o.heads / o.kv_heads;
+  const Tensor keys = h.k.tensor().unsqueeze(2).expand({batch, o.kv_heads, share, tokens, d}).reshape({batch, o.heads, tokens, d});
+  Tensor scores = mul_scalar(matmul(h.q.tensor(), keys.transpose(2, 3)), 1 / std::sqrt(double(d)));
+  if (o.causal) scores = masked_fill(scores, logical_not(tril(ones({tokens, tokens}, {.dtype = boolean}))), -INFINITY);
+  return mean(softmax(scores, -1), {1});
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,46 @@
+#pragma once
+// Multi-head attention: many heads over one projection, grouped-query, rotary, and a cache for generation.
+#include "nn/activation.h"
+#include "nn/linear.h"
+
+namespace lockstep::nn {
+
+/// Keys and values of the tokens seen so far, (B, kv heads, capacity, head size).
+struct KvCache {
+  Tensor keys, values;
+  int64_t length = 0;
+};
+
+/// x (B, T, embed) gives (B, T, embed). in_proj makes queries, keys and values, in this order of rows.
+struct MultiHeadAttention : Layer<MultiHeadAttention> {
+  struct Options {
+    int64_t embed, heads;
+    int64_t kv_heads = 0;          ///< fewer than heads: grouped-query attention (Ainslie et al., 2023); 0 means heads
+    bool causal = true, bias = true;
+    double dropout = 0;            ///< of attention weights
+    bool rotary = false;           ///< rotary positions (Su et al., 2021)
+    double rotary_base = 10000;
+    int64_t max_context = 2048;    ///< longest T with rotary
+  };
+  explicit MultiHeadAttention(const Options& options);
+  /// mask: see attention() in tensor/ops.h
+  Variable forward(const Variable& x, const Tensor& mask = {});
+  /// Attends to the cached tokens as well, and adds x's to the cache. For generation, without gradients.
+  Variable forward(const Variable& x, KvCache& cache);
+  /// The weights averaged over heads, (B, T, T). For looking at: this one does hold the matrix.
+  Tensor weights(const Variable& x);
+  void fields(Fields& f) override { f("in_proj", in_proj)("out_proj", out_proj); }
+  std::string options() const override;
+
+  Options o;
+  Linear in_proj, out_proj;
+
+ private:
+  struct Heads { Variable q, k, v; };  // (B, H, T, D), (B, G, T, D) twice
+  Heads split(const Variable& x, int64_t position);
+  Variable merge(const Variable& heads);
+  AttentionArgs args();
+  Tensor cosine_, sine_;               // (max_context, D / 2), made when first needed
+};
+
+}  // namespace lockstep::nn

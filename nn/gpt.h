@@ -1,0 +1,85 @@
+#pragma once
+// The GPT-2 family: token and position embeddings, pre-norm blocks, a final norm, and a head tied to the tokens' table.
+#include "nn/attention.h"
+#include "nn/container.h"
+#include "nn/norm.h"
+
+namespace lockstep::nn {
+
+/// Two linear layers with GELU between.
+struct Mlp : Layer<Mlp> {
+  struct Options { int64_t width, inner; Gelu gelu = Gelu::tanh; bool bias = true; };
+  explicit Mlp(const Options& o)
+      : up({.in = o.width, .out = o.inner, .bias = o.bias}), down({.in = o.inner, .out = o.width, .bias = o.bias}),
+        activation(o.gelu == Gelu::tanh ? Activation::gelu_tanh : Activation::gelu_erf) {}
+  Variable forward(const Variable& x) { return down(up(x, activation)); }
+  void fields(Fields& f) override { f("up", up)("down", down); }
+
+  Linear up, down;
+  Activation activation;
+};
+
+/// x + attention(norm(x)), then x + mlp(norm(x)) (Radford et al., 2019)
+struct TransformerBlock : Layer<TransformerBlock> {
+  struct Options {
+    int64_t width, heads, kv_heads = 0, inner = 0;  ///< inner 0 means 4 width
+    bool causal = true, bias = true, rotary = false;
+    double dropout = 0, norm_eps = 1e-5;
+    Gelu gelu = Gelu::tanh;
+    int64_t max_context = 2048;
+  };
+  explicit TransformerBlock(const Options& o);
+  Variable forward(const Variable& x);
+  Variable forward(const Variable& x, KvCache& cache);
+  void fields(Fields& f) override { f("norm1", norm1)("attention", attention)("norm2", norm2)("mlp", mlp); }
+
+  LayerNorm norm1;
+  MultiHeadAttention attention;
+  LayerNorm norm2;
+  Mlp mlp;
+  Dropout dropout;
+};
+
+/// How the next token is chosen. temperature 0 takes the likeliest.
+struct Sampling {
+  double temperature = 1;
+  int64_t top_k = 0;   ///< 0: all
+  double top_p = 1;    ///< nucleus (Holtzman et al., 2020)
+};
+
+struct GPT : Layer<GPT> {
+  struct Options {
+    int64_t vocab = 256, context = 128, layers = 4, width = 128, heads = 4, inner = 0;
+    double dropout = 0, norm_eps = 1e-5;
+    Gelu gelu = Gelu::tanh;
+    bool tied = true, bias = true;
+    bool checkpoint_blocks = false;  ///< recompute each block in backward instead of keeping its activations
+  };
+  /// Weights N(0, 0.02), those that feed the residual stream N(0, 0.02 / sqrt(2 layers)), biases 0 (GPT-2's).
+  explicit GPT(const Options& options);
+  /// tokens i64 (B, T), T <= context; gives logits (B, T, vocab).
+  Variable forward(const Tensor& tokens);
+  /// Mean cross entropy of targets i64 (B, T).
+  Variable loss(const Tensor& tokens, const Tensor& targets);
+  /// The stream before each block and after the last, (B, T, width): hidden states as Transformers counts them
+  /// (the last one after the final norm).
+  std::vector<Variable> hidden_states(const Tensor& tokens);
+  /// Continues `prompt` (1, T) by `count` tokens, one call of `emit` for each; stops early when emit returns false.
+  /// Slides the context when it is full.
+  Tensor generate(const Tensor& prompt, int64_t count, const Sampling& sampling = {}, const std::function<bool(int64_t)>& emit = {});
+  void fields(Fields& f) override;
+  std::string options() const override;
+
+  Options o;
+  Embedding tokens_table, position_table;
+  Dropout dropout;
+  ModuleList<TransformerBlock> blocks;
+  LayerNorm norm;
+  Variable head;  ///< (vocab, width) when not tied, else undefined
+
+ private:
+  Variable embed(const Tensor& tokens, int64_t position);
+  Variable logits(const Variable& x) { return linear(norm(x), head.defined() ? head : tokens_table.weight); }
+};
+
+}  // namespace lockstep::nn

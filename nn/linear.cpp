@@ -1,0 +1,33 @@
+#include "nn/linear.h"
+
+#include <cmath>
+
+#include "nn/init.h"
+
+namespace lockstep::nn {
+
+Linear::Linear(const Options& o) {
+  LOCKSTEP_CHECK(o.in >= 0 && o.out >= 0, "[Linear] expected sizes >= 0, got in ", o.in, " and out ", o.out);
+  weight = parameter({o.out, o.in});
+  init::kaiming_uniform(weight, std::sqrt(5.0));
+  if (!o.bias) return;
+  bias = parameter({o.out});
+  const double bound = o.in > 0 ? 1 / std::sqrt(double(o.in)) : 0;
+  init::uniform(bias, -bound, bound);
+}
+
+std::string Linear::options() const {
+  return str("in ", weight.size(1), ", out ", weight.size(0), bias.defined() ? "" : ", no bias");
+}
+
+Embedding::Embedding(const Options& o) : padding_index(o.padding_index) {
+  LOCKSTEP_CHECK(o.num > 0 && o.dim > 0, "[Embedding] expected sizes > 0, got num ", o.num, " and dim ", o.dim);
+  LOCKSTEP_CHECK(o.padding_index < o.num, "[Embedding] expected padding_index below ", o.num, ", got ", o.padding_index);
+  weight = parameter({o.num, o.dim});
+  init::normal(weight);
+  if (padding_index >= 0) weight.tensor()[padding_index].zero_();
+}
+
+std::string Embedding::options() const { return str("num ", weight.size(0), ", dim ", weight.size(1)); }
+
+}  // namespace lockstep::nn

@@ -1,0 +1,261 @@
+// Module: everything that walks fields().
+#include "nn/module.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <iomanip>
+#include <set>
+#include <sstream>
+#include <typeinfo>
+#if __has_include(<cxxabi.h>)
+#include <cxxabi.h>
+#endif
+
+namespace lockstep::nn {
+
+namespace {
+
+/// Calls visit(name, entry) for every field below `module`, parents first, with dotted names.
+template <class Visit>
+void walk(Module& module, const std::string& prefix, const Visit& visit) {
+  Fields fields;
+  module.fields(fields);
+  for (Fields::Entry& entry : fields.entries) {
+    const std::string name = prefix + entry.name;
+    visit(name, entry);
+    if (entry.module) walk(*entry.module, name + ".", visit);
+  }
+}
+
+std::string with_commas(int64_t n) {
+  std::string digits = std::to_string(n);
+  for (int at = int(digits.size()) - 3; at > 0; at -= 3) digits.insert(at, ",");
+  return digits;
+}
+
+template <class Item>
+std::string join(const std::vector<Item>& items) {
+  std::ostringstream out;
+  for (size_t i = 0; i < items.size() && i < 20; ++i) out << "\n  " << items[i];
+  if (items.size() > 20) out << "\n  ... and " << items.size() - 20 << " more";
+  return out.str();
+}
+
+}  // namespace
+
+Fields& Fields::operator()(const std::string& name, Variable& parameter) {
+  if (parameter.defined()) entries.push_back({.name = name, .parameter = &parameter});
+  return *this;
+}
+Fields& Fields::operator()(const std::string& name, Tensor& buffer) {
+  if (buffer.defined()) entries.push_back({.name = name, .buffer = &buffer});
+  return *this;
+}
+Fields& Fields::operator()(const std::string& name, Module& module) {
+  entries.push_back({.name = name, .module = &module});
+  return *this;
+}
+
+std::string Module::kind() const {
+  std::string name = typeid(*this).name();
+#if __has_include(<cxxabi.h>)
+  int status = 0;
+  if (char* readable = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status)) {
+    name = readable;
+    std::free(readable);
+  }
+#endif
+  const size_t colon = name.rfind("::");
+  return colon == std::string::npos ? name : name.substr(colon + 2);
+}
+
+Variable Module::call(const Variable&) {
+  fail(str("[", kind(), "] expected a module whose forward() takes one variable and gives one back; this one does not"));
+}
+
+std::vector<NamedParameter> Module::named_parameters() {
+  std::vector<NamedParameter> all;
+  std::set<const void*> seen;
+  walk(*this, "", [&](const std::string& name, Fields::Entry& entry) {
+    if (entry.parameter && seen.insert(entry.parameter->impl().get()).second) all.push_back({name, *entry.parameter});
+  });
+  return all;
+}
+
+std::vector<Variable> Module::parameters() {
+  std::vector<Variable> all;
+  for (NamedParameter& p : named_parameters()) all.push_back(p.variable);
+  return all;
+}
+
+std::vector<NamedBuffer> Module::named_buffers() {
+  std::vector<NamedBuffer> all;
+  walk(*this, "", [&](const std::string& name, Fields::Entry& entry) { if (entry.buffer) all.push_back({name, *entry.buffer}); });
+  return all;
+}
+
+std::vector<std::pair<std::string, Module*>> Module::named_modules() {
+  std::vector<std::pair<std::string, Module*>> all{{"", this}};
+  walk(*this, "", [&](const std::string& name, Fields::Entry& entry) { if (entry.module) all.emplace_back(name, entry.module); });
+  return all;
+}
+
+std::vector<std::pair<std::string, Module*>> Module::children() {
+  Fields fields;
+  this->fields(fields);
+  std::vector<std::pair<std::string, Module*>> all;
+  for (auto& entry : fields.entries) if (entry.module) all.emplace_back(entry.name, entry.module);
+  return all;
+}
+
+int64_t Module::parameter_count() {
+  int64_t count = 0;
+  for (const NamedParameter& p : named_parameters()) count += p.variable.numel();
+  return count;
+}
+
+State Module::state() {
+  State state;
+  std::set<const void*> seen;
+  walk(*this, "", [&](const std::string& name, Fields::Entry& entry) {
+    if (entry.parameter && seen.insert(entry.parameter->impl().get()).second) state.emplace_back(name, entry.parameter->tensor());
+    if (entry.buffer) state.emplace_back(name, *entry.buffer);
+  });
+  return state;
+}
+
+LoadReport Module::load_state(const State& state, bool strict) {
+  std::map<std::string, const Tensor*> given;
+  for (const auto& [name, tensor] : state) given[name] = &tensor;
+  // Every place by name; a shared parameter has several names, and any of them will do.
+  std::vector<std::pair<Tensor, const Tensor*>> copies;
+  std::map<const void*, bool> filled;
+  std::map<const void*, std::string> first_name;
+  std::vector<std::string> wrong;
+  std::set<std::string> used;
+  walk(*this, "", [&](const std::string& name, Fields::Entry& entry) {
+    if (entry.module) return;
+    const Tensor& place = entry.parameter ? entry.parameter->tensor() : *entry.buffer;
+    const void* key = entry.parameter ? static_cast<const void*>(entry.parameter->impl().get()) : entry.buffer;
+    first_name.emplace(key, name);
+    const auto found = given.find(name);
+    filled[key] |= found != given.end();
+    if (found == given.end()) return;
+    used.insert(name);
+    const Tensor& source = *found->second;
+    if (!(source.shape() == place.shape())) wrong.push_back(str(name, ": expected shape ", place.shape(), ", got ", source.shape()));
+    else if (is_floating(source.dtype()) != is_floating(place.dtype())) wrong.push_back(str(name, ": expected ", place.dtype(), ", got ", source.dtype()));
+    else copies.emplace_back(place, &source);
+  });
+  LoadReport report;
+  for (const auto& [key, done] : filled) if (!done) report.missing.push_back(first_name[key]);
+  for (const auto& [name, tensor] : state) if (!used.count(name)) report.unexpected.push_back(name);
+  std::sort(report.missing.begin(), report.missing.end());
+  std::string problems;
+  if (!wrong.empty()) problems += "\n wrong:" + join(wrong);
+  if (strict && !report.missing.empty()) problems += "\n missing:" + join(report.missing);
+  if (strict && !report.unexpected.empty()) problems += "\n unexpected:" + join(report.unexpected);
+  LOCKSTEP_CHECK(problems.empty(), "[load_state] the state does not fit this ", kind(), "; nothing was changed", problems);
+  for (auto& [place, source] : copies) place.copy_(*source);
+  return report;
+}
+
+Module& Module::to(DType dtype) {
+  LOCKSTEP_CHECK(is_floating(dtype), "[Module::to] expected a floating dtype, got ", dtype);
+  const MemoryScope scope(Memory::parameter);
+  for (NamedParameter& p : named_parameters()) p.variable.set_tensor(p.variable.tensor().to(dtype));
+  walk(*this, "", [&](const std::string&, Fields::Entry& entry) { if (entry.buffer && is_floating(entry.buffer->dtype())) *entry.buffer = entry.buffer->to(dtype); });
+  return *this;
+}
+
+Module& Module::to(Device device) {
+  const MemoryScope scope(Memory::parameter);
+  for (NamedParameter& p : named_parameters()) p.variable.set_tensor(p.variable.tensor().to(device));
+  walk(*this, "", [&](const std::string&, Fields::Entry& entry) { if (entry.buffer) *entry.buffer = entry.buffer->to(device); });
+  return *this;
+}
+
+Module& Module::train(bool training) {
+  apply([training](Module& module) {
+    module.training_ = training;
+    module.on_train(training);
+  });
+  return *this;
+}
+
+Module& Module::requires_grad_(bool wanted) {
+  for (NamedParameter& p : named_parameters()) p.variable.requires_grad_(wanted);
+  return *this;
+}
+
+void Module::zero_grad() {
+  for (NamedParameter& p : named_parameters()) p.variable.clear_grad();
+}
+
+void Module::apply(const std::function<void(Module&)>& fn) {
+  for (auto& [name, module] : named_modules()) fn(*module);
+}
+
+int Module::before_forward(ForwardHook hook) {
+  if (!hooks_) hooks_ = std::make_unique<Hooks>();
+  hooks_->before.emplace_back(++hooks_->last_id, std::move(hook));
+  return hooks_->last_id;
+}
+
+int Module::after_forward(OutputHook hook) {
+  if (!hooks_) hooks_ = std::make_unique<Hooks>();
+  hooks_->after.emplace_back(++hooks_->last_id, std::move(hook));
+  return hooks_->last_id;
+}
+
+void Module::remove_hook(int id) {
+  if (!hooks_) return;
+  std::erase_if(hooks_->before, [id](const auto& hook) { return hook.first == id; });
+  std::erase_if(hooks_->after, [id](const auto& hook) { return hook.first == id; });
+}
+
+Variable Module::parameter(const Shape& shape) {
+  const MemoryScope scope(Memory::parameter);
+  return Variable(empty(shape), true);
+}
+
+std::string summary(Module& module) {
+  struct Row { std::string name, kind, options; int64_t count, trained; };
+  std::vector<Row> rows;
+  std::set<const void*> seen;
+  int64_t total = 0, trained_total = 0, bytes = 0;
+  for (auto& [name, child] : module.named_modules()) {
+    Row row{name.empty() ? "(model)" : name, child->kind(), child->options(), 0, 0};
+    Fields fields;
+    child->fields(fields);
+    for (auto& entry : fields.entries) {
+      if (!entry.parameter || !seen.insert(entry.parameter->impl().get()).second) continue;
+      row.count += entry.parameter->numel();
+      if (entry.parameter->requires_grad()) row.trained += entry.parameter->numel();
+      bytes += entry.parameter->numel() * size_of(entry.parameter->dtype());
+    }
+    total += row.count;
+    trained_total += row.trained;
+    rows.push_back(row);
+  }
+  size_t name_width = 4, kind_width = 4, options_width = 7;
+  for (const Row& row : rows) {
+    name_width = std::max(name_width, row.name.size());
+    kind_width = std::max(kind_width, row.kind.size());
+    options_width = std::max(options_width, row.options.size());
+  }
+  std::ostringstream out;
+  const auto line = [&](const std::string& a, const std::string& b, const std::string& c, const std::string& d) {
+    out << std::left << std::setw(int(name_width) + 2) << a << std::setw(int(kind_width) + 2) << b << std::setw(int(options_width) + 2) << c << std::right << std::setw(14) << d << "\n";
+  };
+  line("name", "kind", "options", "parameters");
+  for (const Row& row : rows) {
+    std::string count = row.count == 0 ? "" : with_commas(row.count);
+    if (row.count > row.trained) count += row.trained == 0 ? " frozen" : " part frozen";
+    line(row.name, row.kind, row.options, count);
+  }
+  out << "total " << with_commas(total) << " parameters (" << with_commas(trained_total) << " trained), " << std::fixed << std::setprecision(1) << double(bytes) / 1048576 << " MiB\n";
+  return out.str();
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,142 @@
+#pragma once
+// Module: something with parameters. A module names its fields once, in fields(); parameters, state by name, moving,
+// freezing, the summary and (later) ZeRO's order all walk that list.
+//
+//   struct Net : nn::Layer<Net> {
+//     nn::Linear hidden{{.in = 784, .out = 512}}, head{{.in = 512, .out = 10}};
+//     Variable forward(const Variable& x) { return head(relu(hidden(x))); }
+//     void fields(nn::Fields& f) override { f("hidden", hidden)("head", head); }
+//   };
+#include <functional>
+#include <iosfwd>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "autograd/ops.h"
+
+namespace lockstep::nn {
+
+class Module;
+
+/// What fields() fills: f("weight", weight) for parameters (Variable) and buffers (Tensor), f("head", head) for modules.
+/// Undefined parameters and buffers (a layer without bias) are skipped.
+class Fields {
+ public:
+  Fields& operator()(const std::string& name, Variable& parameter);
+  Fields& operator()(const std::string& name, Tensor& buffer);
+  Fields& operator()(const std::string& name, Module& module);
+
+  struct Entry {
+    std::string name;
+    Variable* parameter = nullptr;
+    Tensor* buffer = nullptr;
+    Module* module = nullptr;
+  };
+  std::vector<Entry> entries;
+};
+
+struct NamedParameter { std::string name; Variable variable; };
+struct NamedBuffer { std::string name; Tensor tensor; };
+/// Tensors by dotted name, in the order of fields(). A parameter shared by two modules stands once, under its first name.
+using State = std::vector<std::pair<std::string, Tensor>>;
+
+/// What load_state did not find in either place (only when not strict).
+struct LoadReport { std::vector<std::string> missing, unexpected; };
+
+class Module {
+ public:
+  Module() = default;
+  virtual ~Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+  Module(Module&&) = default;
+  Module& operator=(Module&&) = default;
+
+  /// Names every parameter, buffer and child once.
+  virtual void fields(Fields&) {}
+  /// "Linear", for summaries and errors.
+  virtual std::string kind() const;
+  /// One line of options: "in 784, out 512".
+  virtual std::string options() const { return ""; }
+  /// Runs the module on one variable; Sequential and checkpoints use it. Error when forward() takes something else.
+  virtual Variable call(const Variable& x);
+
+  std::vector<Variable> parameters();  ///< each once, also when shared
+  std::vector<NamedParameter> named_parameters();
+  std::vector<NamedBuffer> named_buffers();
+  std::vector<std::pair<std::string, Module*>> named_modules();  ///< itself first, as ""
+  std::vector<std::pair<std::string, Module*>> children();
+  int64_t parameter_count();
+
+  State state();
+  /// Copies by name into the parameters and buffers that are there. All names, shapes and kinds of dtype are checked
+  /// first: an Error lists every missing and unexpected name and every wrong shape, and then nothing was changed.
+  LoadReport load_state(const State& state, bool strict = true);
+
+  /// In place; variables keep their identity, so an optimizer made before stays valid. Buffers of integers keep their dtype.
+  Module& to(DType dtype);
+  Module& to(Device device);
+  Module& train(bool training = true);
+  Module& eval() { return train(false); }
+  bool is_training() const { return training_; }
+  /// Freezes (false) or frees every parameter below.
+  Module& requires_grad_(bool wanted = true);
+  void zero_grad();
+  void apply(const std::function<void(Module&)>& fn);
+
+  /// Around every operator() call. `inputs` holds the Variables among the arguments.
+  using ForwardHook = std::function<void(Module& module, const std::vector<Variable>& inputs)>;
+  using OutputHook = std::function<void(Module& module, const std::vector<Variable>& inputs, const Variable& output)>;
+  int before_forward(ForwardHook hook);
+  int after_forward(OutputHook hook);
+  void remove_hook(int id);
+
+ protected:
+  /// A parameter of this shape, uninitialised, booked as parameter memory.
+  static Variable parameter(const Shape& shape);
+  /// Called by train() after the flag of this module changed.
+  virtual void on_train(bool) {}
+
+  struct Hooks {
+    std::vector<std::pair<int, ForwardHook>> before;
+    std::vector<std::pair<int, OutputHook>> after;
+    int last_id = 0;
+  };
+  std::unique_ptr<Hooks> hooks_;
+
+ private:
+  bool training_ = true;
+};
+
+/// Gives a module its operator(): hooks, then Derived::forward(args...), then hooks.
+template <class Derived>
+class Layer : public Module {
+ public:
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    if (!hooks_) [[likely]] return self().forward(std::forward<Args>(args)...);
+    std::vector<Variable> inputs;
+    const auto note = [&](const auto& arg) { if constexpr (std::is_convertible_v<decltype(arg), Variable>) inputs.push_back(arg); };
+    (note(args), ...);
+    for (auto& hook : hooks_->before) hook.second(*this, inputs);
+    auto output = self().forward(std::forward<Args>(args)...);
+    if constexpr (std::is_convertible_v<decltype(output), Variable>) for (auto& hook : hooks_->after) hook.second(*this, inputs, output);
+    return output;
+  }
+
+  Variable call(const Variable& x) override {
+    if constexpr (requires(Derived& d) { { d.forward(x) } -> std::convertible_to<Variable>; }) return (*this)(x);
+    else return Module::call(x);
+  }
+
+ private:
+  Derived& self() { return static_cast<Derived&>(*this); }
+};
+
+/// A table of the modules below `module`: name, kind, options, parameters, and how many of them are trained.
+std::string summary(Module& module);
+
+}  // namespace lockstep::nn

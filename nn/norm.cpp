@@ -1,0 +1,59 @@
+#include "nn/norm.h"
+
+#include <algorithm>
+
+#include "nn/init.h"
+
+namespace lockstep::nn {
+
+namespace {
+
+Variable filled(const Shape& shape, double value) {
+  const MemoryScope scope(Memory::parameter);
+  return Variable(full(shape, value), true);
+}
+
+}  // namespace
+
+LayerNorm::LayerNorm(const Options& o) : shape(o.shape), eps(o.eps) {
+  LOCKSTEP_CHECK(shape.rank() > 0, "[LayerNorm] expected a shape of at least one dim");
+  if (!o.affine) return;
+  weight = filled(shape, 1);
+  if (o.bias) bias = filled(shape, 0);
+}
+
+RMSNorm::RMSNorm(const Options& o) : eps(o.eps), weight(filled({o.size}, 1)) {}
+
+GroupNorm::GroupNorm(const Options& o) : groups(o.groups), channels(o.channels), eps(o.eps) {
+  LOCKSTEP_CHECK(groups > 0 && channels % groups == 0, "[GroupNorm] expected groups to divide ", channels, " channels, got ", groups);
+  if (!o.affine) return;
+  weight = filled({channels}, 1);
+  bias = filled({channels}, 0);
+}
+
+BatchNorm::BatchNorm(const Options& options) : o(options) {
+  LOCKSTEP_CHECK(o.channels > 0, "[BatchNorm] expected channels > 0, got ", o.channels);
+  if (o.affine) {
+    weight = filled({o.channels}, 1);
+    bias = filled({o.channels}, 0);
+  }
+  if (!o.track) return;
+  running_mean = zeros({o.channels});
+  running_var = ones({o.channels});
+  num_batches_tracked = zeros({}, {.dtype = i64});
+}
+
+Variable BatchNorm::forward(const Variable& x) {
+  LOCKSTEP_CHECK(std::count(allowed_ranks.begin(), allowed_ranks.end(), x.dim()) && x.size(1) == o.channels, "[", kind(), "] expected ",
+                 allowed_ranks, "-dimensional input with ", o.channels, " channels in dim 1, got ", x.shape());
+  const bool from_batch = is_training() || !o.track;
+  double momentum = o.momentum.value_or(0);
+  if (is_training() && o.track) {
+    add_scalar_(num_batches_tracked, 1);
+    if (!o.momentum) momentum = 1 / num_batches_tracked.item();
+  }
+  const bool move = is_training() && o.track;
+  return batch_norm(x, weight, bias, move || !from_batch ? running_mean : Tensor(), move || !from_batch ? running_var : Tensor(), from_batch, momentum, o.eps);
+}
+
+}  // namespace lockstep::nn

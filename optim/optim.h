@@ -1,0 +1,87 @@
+#pragma once
+// The optimizers. Formulas are PyTorch's (SGD, Adam, AdamW, Adagrad, RMSprop), the papers' for Lion (Chen et al., 2023),
+// LAMB (You et al., 2020) and Muon (Jordan et al., 2024). Options are designated initialisers:
+//   optim::AdamW opt(net.parameters(), {.lr = 3e-4, .weight_decay = 0.1});
+//   opt.add_group(net.biases(), {.lr = 3e-4, .weight_decay = 0});
+#include "optim/optimizer.h"
+
+namespace lockstep::optim {
+
+/// Declares the two constructors and the overrides that every optimizer has.
+#define LOCKSTEP_OPTIMIZER(Class)                                                                                     \
+ public:                                                                                                              \
+  Class(std::vector<Variable> parameters, const Class##Options& options) { add_group(std::move(parameters), options); } \
+  explicit Class(const std::vector<Group>& groups) { for (const Group& g : groups) add_group(g.parameters, g.options); } \
+  const char* name() const override { return #Class; }                                                                \
+  void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) override
+
+struct SGDOptions {
+  double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;
+  bool nesterov = false, maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+class SGD : public OptimizerOf<SGDOptions> { LOCKSTEP_OPTIMIZER(SGD); };
+
+struct AdamOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  bool amsgrad = false, maximize = false, bias_correction = true;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+/// Adam with L2 decay (added to the gradient).
+class Adam : public OptimizerOf<AdamOptions> { LOCKSTEP_OPTIMIZER(Adam); };
+
+struct AdamWOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+  bool amsgrad = false, maximize = false, bias_correction = true;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+/// Adam with decoupled decay (Loshchilov and Hutter, 2019).
+class AdamW : public OptimizerOf<AdamWOptions> { LOCKSTEP_OPTIMIZER(AdamW); };
+
+struct AdagradOptions {
+  double lr = 1e-2, lr_decay = 0, weight_decay = 0, initial_accumulator = 0, eps = 1e-10;
+  bool maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+class Adagrad : public OptimizerOf<AdagradOptions> { LOCKSTEP_OPTIMIZER(Adagrad); };
+
+struct RMSpropOptions {
+  double lr = 1e-2, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
+  bool centered = false, maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+class RMSprop : public OptimizerOf<RMSpropOptions> { LOCKSTEP_OPTIMIZER(RMSprop); };
+
+struct LionOptions {
+  double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
+  bool maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+class Lion : public OptimizerOf<LionOptions> { LOCKSTEP_OPTIMIZER(Lion); };
+
+struct LAMBOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0, min_trust = 0.01, max_trust = 10;
+  bool bias_correction = true, maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+class LAMB : public OptimizerOf<LAMBOptions> { LOCKSTEP_OPTIMIZER(LAMB); public: bool is_elementwise() const override { return false; } };
+
+struct MuonOptions {
+  double lr = 0.02, momentum = 0.95, weight_decay = 0, newton_schulz_steps = 5;
+  bool nesterov = true, maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+/// Momentum orthogonalised by Newton-Schulz. Matrices only (Error otherwise): give the rest to AdamW.
+class Muon : public OptimizerOf<MuonOptions> { LOCKSTEP_OPTIMIZER(Muon); public: bool is_elementwise() const override { return false; } };
+
+#undef LOCKSTEP_OPTIMIZER
+
+}  // namespace lockstep::optim

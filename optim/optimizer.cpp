@@ -1,0 +1,155 @@
+// What all optimizers share: groups, the walk over parameters, master copies, state by name.
+#include "optim/optimizer.h"
+
+#include <algorithm>
+#include <set>
+
+#include "tensor/ops.h"
+
+namespace lockstep::optim {
+
+Tensor& ParameterState::zeros(const std::string& name, const Tensor& like) {
+  Tensor& tensor = tensors[name];
+  if (!tensor.defined()) {
+    const MemoryScope scope(Memory::optimizer);
+    tensor = zeros_like(like);
+  }
+  return tensor;
+}
+
+void Optimizer::add_group_of(std::vector<Variable> parameters) {
+  LOCKSTEP_CHECK(!parameters.empty(), "[", name(), "] expected at least one parameter, got an empty list");
+  std::set<const void*> known;
+  for (const auto& group : groups_) for (const Variable& p : group) known.insert(p.impl().get());
+  for (const Variable& p : parameters) {
+    LOCKSTEP_CHECK(p.defined() && p.is_leaf(), "[", name(), "] expected leaf variables as parameters, got ",
+                   p.defined() ? "the output of an operation" : "an undefined one");
+    LOCKSTEP_CHECK(is_floating(p.dtype()), "[", name(), "] expected floating parameters, got ", p.dtype());
+    LOCKSTEP_CHECK(known.insert(p.impl().get()).second, "[", name(), "] a parameter of shape ", p.shape(), " stands in two places");
+  }
+  groups_.push_back(std::move(parameters));
+}
+
+void Optimizer::step(double grad_scale) {
+  const NoGrad no_grad;
+  for (int g = 0; g < group_count(); ++g) {
+    for (Variable& parameter : groups_[g]) {
+      if (!parameter.requires_grad() || !parameter.grad().defined()) continue;
+      ParameterState& state = states_[parameter.impl().get()];
+      Tensor p = parameter.tensor(), grad = parameter.grad(), low;
+      if (size_of(p.dtype()) == 2) {  // the rule works on an f32 master copy, and rounds it into the parameter
+        Tensor& master = state.tensors["master"];
+        const MemoryScope scope(Memory::optimizer);
+        if (!master.defined()) master = p.to(f32);
+        grad = grad.to(f32);
+        low = p;
+        p = master;
+      }
+      LOCKSTEP_CHECK(p.is_contiguous(), "[", name(), "] expected row-major parameters, got strides ", p.strides());
+      ++state.step;
+      update(g, p, grad.contiguous(), state, low, grad_scale);
+      parameter.tensor().storage()->bump_version(name());
+    }
+  }
+}
+
+void Optimizer::zero_grad(bool keep) {
+  for (auto& group : groups_) {
+    for (Variable& parameter : group) {
+      if (keep && parameter.grad().defined()) parameter.grad().zero_();
+      else parameter.clear_grad();
+    }
+  }
+}
+
+std::vector<Variable> Optimizer::parameters() const {
+  std::vector<Variable> all;
+  for (const auto& group : groups_) all.insert(all.end(), group.begin(), group.end());
+  return all;
+}
+
+ParameterState& Optimizer::state_of(const Variable& parameter) { return states_[parameter.impl().get()]; }
+
+double Optimizer::get(int group, const std::string& option) const {
+  const auto all = const_cast<Optimizer*>(this)->options(group);
+  const auto found = all.find(option);
+  LOCKSTEP_CHECK(found != all.end(), "[", name(), "] has no option '", option, "'");
+  return *found->second;
+}
+
+void Optimizer::set(int group, const std::string& option, double value) {
+  get(group, option);
+  *options(group).at(option) = value;
+}
+
+bool Optimizer::has(const std::string& option) const {
+  return const_cast<Optimizer*>(this)->options(0).count(option) > 0;
+}
+
+void Optimizer::name_parameters(const std::vector<std::pair<std::string, Variable>>& names) {
+  std::map<const void*, std::string> known;
+  for (const auto& [name, variable] : names) known.emplace(variable.impl().get(), name);
+  for (const Variable& p : parameters()) {
+    LOCKSTEP_CHECK(known.count(p.impl().get()), "[", name(), "] a parameter of shape ", p.shape(), " is not among the ", names.size(), " names given");
+  }
+  names_ = std::move(known);
+}
+
+std::string Optimizer::name_of(const Variable& parameter, int index) const {
+  const auto found = names_.find(parameter.impl().get());
+  return found == names_.end() ? std::to_string(index) : found->second;
+}
+
+OptimizerState Optimizer::state() const {
+  OptimizerState saved;
+  int index = 0;
+  for (int g = 0; g < group_count(); ++g) {
+    for (const auto& [option, value] : const_cast<Optimizer*>(this)->options(g)) saved.numbers["group." + std::to_string(g) + "." + option] = *value;
+    for (const Variable& parameter : groups_[g]) {
+      const std::string prefix = "state." + name_of(parameter, index++) + ".";
+      const auto found = states_.find(parameter.impl().get());
+      if (found == states_.end()) continue;
+      saved.numbers[prefix + "step"] = double(found->second.step);
+      for (const auto& [key, tensor] : found->second.tensors) saved.tensors.emplace_back(prefix + key, tensor);
+    }
+  }
+  return saved;
+}
+
+void Optimizer::load_state(const OptimizerState& saved) {
+  // Everything is matched first and taken over at the end, so that an error leaves this optimizer as it was.
+  std::map<const void*, ParameterState> states;
+  std::map<std::string, const Variable*> by_name;
+  int index = 0;
+  for (const auto& group : groups_) for (const Variable& parameter : group) by_name["state." + name_of(parameter, index++) + "."] = &parameter;
+  const auto owner = [&](const std::string& key) {
+    const auto found = by_name.find(key.substr(0, key.rfind('.') + 1));
+    LOCKSTEP_CHECK(found != by_name.end(), "[", name(), "] the saved state has '", key, "', which belongs to none of this optimizer's ", by_name.size(), " parameters");
+    return found->second;
+  };
+  for (const auto& [key, tensor] : saved.tensors) {
+    const Variable& parameter = *owner(key);
+    LOCKSTEP_CHECK(tensor.shape() == parameter.shape(), "[", name(), "] expected '", key, "' of shape ", parameter.shape(), ", got ", tensor.shape());
+    const MemoryScope scope(Memory::optimizer);
+    states[parameter.impl().get()].tensors[key.substr(key.rfind('.') + 1)] = tensor.clone();
+  }
+  std::vector<std::pair<double*, double>> values;
+  for (const auto& [key, value] : saved.numbers) {
+    if (key.starts_with("state.")) {
+      states[owner(key)->impl().get()].step = int64_t(value);
+      continue;
+    }
+    const size_t dot = key.find('.', 6);
+    LOCKSTEP_CHECK(key.starts_with("group.") && dot != std::string::npos, "[", name(), "] unexpected entry '", key, "' in the saved state");
+    const int group = std::atoi(key.c_str() + 6);
+    LOCKSTEP_CHECK(group < group_count(), "[", name(), "] the saved state has group ", group, ", this optimizer has ", group_count());
+    const auto all = options(group);
+    const auto found = all.find(key.substr(dot + 1));
+    LOCKSTEP_CHECK(found != all.end(), "[", name(), "] the saved state has option '", key, "', which ", name(), " does not know; was it saved by another optimizer?");
+    values.emplace_back(found->second, value);
+  }
+  states_ = std::move(states);
+  for (auto& [place, value] : values) *place = value;
+}
+
+}  // namespace lockstep::optim

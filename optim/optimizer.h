@@ -1,0 +1,95 @@
+#pragma once
+// Optimizers. Each is a function update(parameter, gradient, state) on one tensor, so master weights, ZeRO and offload
+// can wrap any of them; the base class walks parameters, groups and state by name.
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "autograd/variable.h"
+
+namespace lockstep::optim {
+
+/// The tensors an optimizer keeps for one parameter ("exp_avg", ...), and how often it was updated.
+struct ParameterState {
+  int64_t step = 0;
+  std::map<std::string, Tensor> tensors;
+  /// The tensor of that name, made of zeros shaped like `like` at the first call.
+  Tensor& zeros(const std::string& name, const Tensor& like);
+};
+
+/// State of a whole optimizer by name: "state.<parameter>.<tensor>", counters and every option of every group.
+struct OptimizerState {
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  std::map<std::string, double> numbers;
+};
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+
+  /// Updates every parameter that has a gradient; gradients are multiplied by `grad_scale` on the way in (loss scaling,
+  /// clipping). f16 and bf16 parameters get an f32 master copy in their state.
+  void step(double grad_scale = 1);
+  /// The one place that clears gradients: drops them, or fills them with zeros when `keep` is set.
+  void zero_grad(bool keep = false);
+
+  /// The rule itself: one parameter, contiguous, f32 or f64, in its own shape. `low`, when defined, gets a rounded copy.
+  virtual void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) = 0;
+  /// False for rules that look at a whole parameter (LAMB, Muon): these cannot run on a shard of one.
+  virtual bool is_elementwise() const { return true; }
+  virtual const char* name() const = 0;
+
+  int group_count() const { return int(groups_.size()); }
+  const std::vector<Variable>& parameters(int group) const { return groups_[group]; }
+  std::vector<Variable> parameters() const;
+  ParameterState& state_of(const Variable& parameter);
+
+  // Options of a group by name ("lr", "momentum", "beta1", ...): schedules turn them.
+  double get(int group, const std::string& option) const;
+  void set(int group, const std::string& option, double value);
+  double lr(int group = 0) const { return get(group, "lr"); }
+  void set_lr(double lr) { for (int g = 0; g < group_count(); ++g) set(g, "lr", lr); }
+  bool has(const std::string& option) const;
+
+  /// Names for state(); without them parameters are called 0, 1, ... in order. Error when a parameter is not named.
+  void name_parameters(const std::vector<std::pair<std::string, Variable>>& names);
+  OptimizerState state() const;
+  /// Error listing what is missing, unexpected or of the wrong shape; then nothing was changed.
+  void load_state(const OptimizerState& state);
+
+ protected:
+  Optimizer() = default;
+  /// Error for an empty list, a parameter that is undefined, not a leaf, or in two groups.
+  void add_group_of(std::vector<Variable> parameters);
+  /// The addresses of a group's options by name.
+  virtual std::map<std::string, double*> options(int group) = 0;
+
+ private:
+  std::string name_of(const Variable& parameter, int index) const;
+  std::vector<std::vector<Variable>> groups_;
+  std::map<const void*, ParameterState> states_;
+  std::map<const void*, std::string> names_;
+};
+
+/// Groups with typed options. Options has `std::map<std::string, double*> by_name()` and `void check(const char*) const`.
+template <class Options>
+class OptimizerOf : public Optimizer {
+ public:
+  struct Group { std::vector<Variable> parameters; Options options; };
+  /// Adds parameters with options of their own.
+  void add_group(std::vector<Variable> parameters, const Options& options) {
+    options.check(name());
+    add_group_of(std::move(parameters));
+    options_.push_back(options);
+  }
+  const Options& group_options(int group) const { return options_[group]; }
+
+ protected:
+  std::map<std::string, double*> options(int group) override { return options_[group].by_name(); }
+  std::vector<Options> options_;
+};
+
+}  // namespace lockstep::optim

@@ -1,0 +1,267 @@
+#pragma once
+// Learning-rate schedules: PyTorch's and DeepSpeed's, by their names and with their options. A schedule sets the
+// optimizer's "lr" at construction (step 0) and at every step(); call step() once after each optimizer step.
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "optim/optimizer.h"
+
+namespace lockstep::optim {
+
+/// One value for all parameter groups, or one for each.
+class PerGroup {
+ public:
+  PerGroup(double value = 0) : values_{value} {}                     // NOLINT: implicit on purpose
+  PerGroup(std::vector<double> values) : values_(std::move(values)) {}  // NOLINT
+  double operator[](int group) const { return values_.size() == 1 ? values_[0] : values_[group]; }
+  int count() const { return int(values_.size()); }
+
+ private:
+  std::vector<double> values_;
+};
+
+class Schedule {
+ public:
+  explicit Schedule(Optimizer& optimizer);
+  virtual ~Schedule() = default;
+
+  /// Enters the next step. ReduceLROnPlateau needs the metric, the others take none.
+  virtual void step();
+  virtual void step(double metric);
+  int64_t last_step() const { return step_; }
+  double lr(int group = 0) const { return optimizer_.lr(group); }
+  /// Everything needed to go on: counters and base rates by name. The rates of the step are set again on loading.
+  virtual std::map<std::string, double> state() const;
+  virtual void load_state(const std::map<std::string, double>& state);
+
+ protected:
+  /// The rate of `group` at step t; called for every group by apply().
+  virtual double value(int group, int64_t t) const = 0;
+  /// Sets the rates of step_; overridden where momentum follows too.
+  virtual void apply();
+  void check_groups(const char* name, const char* option, const PerGroup& values) const;
+
+  Optimizer& optimizer_;
+  std::vector<double> base_;  // the rates that the optimizer had at construction
+  int64_t step_ = 0;
+};
+
+// --- PyTorch ---
+
+/// base * gamma ^ floor(t / step_size)
+class StepLR : public Schedule {
+ public:
+  struct Options { int64_t step_size; double gamma = 0.1; };
+  StepLR(Optimizer& optimizer, Options options);
+ protected:
+  double value(int group, int64_t t) const override;
+ private:
+  Options o_;
+};
+
+/// base * gamma ^ (number of milestones reached)
+class MultiStepLR : public Schedule {
+ public:
+  struct Options { std::vector<int64_t> milestones; double gamma = 0.1; };
+  MultiStepLR(Optimizer& optimizer, Options options);
+ protected:
+  double value(int group, int64_t t) const override;
+ private:
+  Options o_;
+};
+
+/// base * gamma ^ t
+class ExponentialLR : public Schedule {
+ public:
+  struct Options { double gamma; };
+  ExponentialLR(Optimizer& optimizer, Options options);
+ protected:
+  double value(int group, int64_t t) const override;
+ private:
+  Options o_;
+};
+
+/// eta_min + (base - eta_min) (1 + cos(pi t / T_max)) / 2
+class CosineAnnealingLR : public Schedule {
+ public:
+  struct Options { int64_t T_max; double eta_min = 0; };
+  CosineAnnealingLR(Optimizer& optimizer, Options options);
+ protected:
+  double value(int group, int64_t t) const override;
+ private:
+  Options o_;
+};
+
+/// Cosine from base to eta_min over T_0 steps, then again over T_0 T_mult, ... (Loshchilov and Hutter, SGDR)
+class CosineAnnealingWarmRestarts : public Schedule {
+ public:
+  struct Options { int64_t T_0, T_mult = 1; double eta_min = 0; };
+  CosineAnnealingWarmRestarts(Optimizer& optimizer, Options options);
+ protected:
+  double value(int group, int64_t t) const override;
+ private:
+  Options o_;
+};
+
+/// A factor that goes linearly from start_factor to end_factor.
+class LinearLR : public Schedule {
+ public:
+  struct Options { double start_factor = 1.0 / 3, end_factor = 1; int64_t total_iters = 5; };
+  LinearLR(Optimizer& optimizer, Options options);
+ protected:
+  double value(int group, int64_t t) const override;
+ private:
+  Options o_;
+};
+
+/// base * factor until total_iters, then base
+class ConstantLR : public Schedule {
+ public:
+  struct Options { double factor = 1.0 / 3; int64_t total_iters = 5; };
+  ConstantLR(Optimizer& optimizer, Options options);
+ protected:
+  double value(int group, int64_t t) const override;
+ private:
+  Options o_;
+};
+
+/// base * (1 - t / total_iters) ^ power
+class PolynomialLR : public Schedule {
+ public:
+  struct Options { int64_t total_iters = 5; double power = 1; };
+  PolynomialLR(Optimizer& optimizer, Options options);
+ protected:
+  double value(int group, int64_t t) const override;
+ private:
+  Options o_;
+};
+
+/// PyTorch's OneCycleLR (Smith, 2018): up to max_lr, down far below the start; momentum goes the other way.
+class OneCycleLR : public Schedule {
+ public:
+  struct Options {
+    PerGroup max_lr;
+    int64_t total_steps = 0;
+    double pct_start = 0.3;
+    std::string anneal_strategy = "cos";  ///< or "linear"
+    bool cycle_momentum = true;
+    double base_momentum = 0.85, max_momentum = 0.95, div_factor = 25, final_div_factor = 1e4;
+    bool three_phase = false;
+  };
+  OneCycleLR(Optimizer& optimizer, Options options);
+  void step() override;
+ protected:
+  double value(int group, int64_t t) const override;
+  void apply() override;
+ private:
+  struct Phase { double end; int from_lr, to_lr, from_momentum, to_momentum; };
+  double anneal(int64_t t, bool momentum, int group) const;
+  Options o_;
+  std::vector<Phase> phases_;
+  std::string momentum_;
+};
+
+/// Cuts the rate by `factor` when the metric has not improved for `patience` steps.
+class ReduceLROnPlateau : public Schedule {
+ public:
+  struct Options {
+    std::string mode = "min";  ///< or "max"
+    double factor = 0.1;
+    int64_t patience = 10;
+    double threshold = 1e-4;
+    std::string threshold_mode = "rel";  ///< or "abs"
+    int64_t cooldown = 0;
+    PerGroup min_lr = 0;
+    double eps = 1e-8;
+  };
+  ReduceLROnPlateau(Optimizer& optimizer, Options options);
+  void step() override;  ///< Error: the metric is needed
+  void step(double metric) override;
+  std::map<std::string, double> state() const override;
+  void load_state(const std::map<std::string, double>& state) override;
+ protected:
+  double value(int group, int64_t t) const override;
+ private:
+  bool is_better(double metric) const;
+  Options o_;
+  double best_;
+  int64_t bad_ = 0, cooling_ = 0;
+};
+
+// --- DeepSpeed ---
+
+enum class Warmup { log, linear };
+/// "log" or "linear"; Error names both.
+Warmup parse_warmup(const std::string& name);
+
+/// From warmup_min_lr to warmup_max_lr (the optimizer's rate when not given) over warmup_num_steps, then constant.
+class WarmupLR : public Schedule {
+ public:
+  struct Options { PerGroup warmup_min_lr = 0; std::optional<PerGroup> warmup_max_lr; int64_t warmup_num_steps = 1000; Warmup warmup_type = Warmup::log; };
+  WarmupLR(Optimizer& optimizer, Options options);
+ protected:
+  double value(int group, int64_t t) const override;
+  virtual double factor(int64_t t) const;  ///< 0 at warmup_min_lr, 1 at warmup_max_lr
+  Options o_;
+};
+
+/// WarmupLR, then linearly to 0 at total_num_steps.
+class WarmupDecayLR : public WarmupLR {
+ public:
+  struct Options { int64_t total_num_steps; PerGroup warmup_min_lr = 0; std::optional<PerGroup> warmup_max_lr; int64_t warmup_num_steps = 1000; Warmup warmup_type = Warmup::log; };
+  WarmupDecayLR(Optimizer& optimizer, Options options);
+ protected:
+  double factor(int64_t t) const override;
+ private:
+  int64_t total_;
+};
+
+/// Ratios of the optimizer's rate: warm-up from warmup_min_ratio to 1, cosine down to cos_min_ratio at total_num_steps.
+class WarmupCosineLR : public Schedule {
+ public:
+  struct Options { int64_t total_num_steps; double warmup_min_ratio = 0; int64_t warmup_num_steps = 1000; double cos_min_ratio = 1e-4; Warmup warmup_type = Warmup::log; };
+  WarmupCosineLR(Optimizer& optimizer, Options options);
+ protected:
+  double value(int group, int64_t t) const override;
+ private:
+  Options o_;
+};
+
+/// min_lr (1 + step_rate t / step_size), for finding a good rate (Smith, 2017).
+class LRRangeTest : public Schedule {
+ public:
+  struct Options { PerGroup lr_range_test_min_lr = 1e-3; int64_t lr_range_test_step_size = 2000; double lr_range_test_step_rate = 1; bool lr_range_test_staircase = false; };
+  LRRangeTest(Optimizer& optimizer, Options options);
+ protected:
+  double value(int group, int64_t t) const override;
+ private:
+  Options o_;
+};
+
+/// DeepSpeed's OneCycle: a triangle between cycle_min_lr and cycle_max_lr, then decay; momentum goes the other way.
+class OneCycle : public Schedule {
+ public:
+  struct Options {
+    PerGroup cycle_min_lr, cycle_max_lr;
+    double decay_lr_rate = 0;
+    int64_t cycle_first_step_size = 2000;
+    std::optional<int64_t> cycle_second_step_size;
+    int64_t decay_step_size = 0;
+    bool cycle_momentum = true;
+    double cycle_min_mom = 0.8, cycle_max_mom = 0.9, decay_mom_rate = 0;
+  };
+  OneCycle(Optimizer& optimizer, Options options);
+ protected:
+  double value(int group, int64_t t) const override;
+  void apply() override;
+ private:
+  double triangle(int64_t t) const;
+  double decay(int64_t t, double rate) const;
+  Options o_;
+  int64_t first_, total_;
+  std::string momentum_;
+};
+
+}  // namespace lockstep::optim

@@ -1,0 +1,273 @@
+// Copies between any strides and dtypes, and filling. A copy is first simplified: dims of size 1 go, dims are ordered by the
+// stride of the output, and neighbours that lie one behind the other become one. Most copies end as one run or a transpose.
+#include <bit>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+#include "tensor/convert.h"
+#include "tensor/cpu/cpu_kernels.h"
+#include "tensor/cpu/parallel.h"
+
+namespace lockstep::on_cpu {
+namespace {
+
+template <size_t width>
+using BitsOf = std::tuple_element_t<std::bit_width(width) - 1, std::tuple<uint8_t, uint16_t, uint32_t, uint64_t>>;
+
+constexpr int64_t grain = 1 << 15;  // elements for which a second thread pays
+
+struct Plan {
+  int rank = 0;
+  int64_t size[Dims::max_rank] = {}, from[Dims::max_rank] = {}, to[Dims::max_rank] = {};  // outermost first
+
+  int64_t numel() const {
+    int64_t n = 1;
+    for (int i = 0; i < rank; ++i) n *= size[i];
+    return n;
+  }
+};
+
+Plan make_plan(const Shape& shape, const Strides& from, const Strides& to) {
+  Plan plan;
+  for (int i = 0; i < shape.rank(); ++i) {
+    if (shape[i] == 1) continue;
+    int at = plan.rank++;
+    for (; at > 0 && plan.to[at - 1] < to[i]; --at) {  // insertion sort keeps the order of equals
+      plan.size[at] = plan.size[at - 1], plan.from[at] = plan.from[at - 1], plan.to[at] = plan.to[at - 1];
+    }
+    plan.size[at] = shape[i], plan.from[at] = from[i], plan.to[at] = to[i];
+  }
+  if (plan.rank == 0) return {.rank = 1, .size = {1}, .from = {1}, .to = {1}};
+  int last = 0;
+  for (int i = 1; i < plan.rank; ++i) {
+    const bool joins = plan.from[last] == plan.from[i] * plan.size[i] && plan.to[last] == plan.to[i] * plan.size[i];
+    if (joins) {
+      plan.size[last] *= plan.size[i];
+    } else {
+      plan.size[++last] = plan.size[i];
+    }
+    plan.from[last] = plan.from[i], plan.to[last] = plan.to[i];
+  }
+  plan.rank = last + 1;
+  return plan;
+}
+
+// Calls fn(from, to) for rows [begin, end) of the dims outside the last `inner`, with the offsets of each row.
+template <class Fn>
+void for_rows(const Plan& plan, int inner, int64_t begin, int64_t end, Fn&& fn) {
+  const int outer = plan.rank - inner;
+  int64_t index[Dims::max_rank] = {}, from = 0, to = 0;
+  int64_t rest = begin;
+  for (int d = outer - 1; d >= 0; --d) {
+    index[d] = rest % plan.size[d];
+    rest /= plan.size[d];
+    from += index[d] * plan.from[d];
+    to += index[d] * plan.to[d];
+  }
+  for (int64_t row = begin; row < end; ++row) {
+    fn(from, to);
+    for (int d = outer - 1; d >= 0; --d) {
+      from += plan.from[d];
+      to += plan.to[d];
+      if (++index[d] < plan.size[d]) break;
+      from -= plan.from[d] * plan.size[d];
+      to -= plan.to[d] * plan.size[d];
+      index[d] = 0;
+    }
+  }
+}
+
+template <class From, class To>
+void copy_run(const From* from, int64_t from_stride, To* to, int64_t to_stride, int64_t n) {
+  if (from_stride == 1 && to_stride == 1) {
+    if constexpr (std::is_same_v<From, To>) {
+      std::memcpy(to, from, size_t(n) * sizeof(To));
+    } else {
+      for (int64_t i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
+    }
+  } else if (from_stride == 0 && to_stride == 1) {
+    std::fill_n(to, n, convert<To>(*from));
+  } else {
+    for (int64_t i = 0; i < n; ++i) to[i * to_stride] = convert<To>(from[i * from_stride]);
+  }
+}
+
+// --- transposes ---
+
+#if defined(__AVX512F__)
+constexpr int widest = 64;
+#elif defined(__AVX__)
+constexpr int widest = 32;
+#else
+constexpr int widest = 16;
+#endif
+
+// A square of `side` x `side` elements is one register a row: it is read, transposed and written without touching a cache in
+// between, so rows that are a power of two apart do no harm.
+template <class T>
+struct Square {
+  static constexpr int side = std::min<int>(widest / sizeof(T), 16);
+  typedef T Row __attribute__((vector_size(side * sizeof(T))));
+  using Lane = std::make_signed_t<T>;
+  typedef Lane Mask __attribute__((vector_size(side * sizeof(T))));
+
+  // Exchanges the off-diagonal quarters of every block of 2 * Step rows and lanes.
+  template <int Step>
+  static void exchange(Row (&rows)[side]) {
+    constexpr auto lower = []<size_t... I>(std::index_sequence<I...>) {
+      return Mask{Lane(I & Step ? I - Step + side : I)...};
+    }(std::make_index_sequence<side>());
+    constexpr auto upper = []<size_t... I>(std::index_sequence<I...>) {
+      return Mask{Lane(I & Step ? I + side : I + Step)...};
+    }(std::make_index_sequence<side>());
+#pragma GCC unroll 16
+    for (int i = 0; i < side; ++i) {
+      if (i & Step) continue;
+      const Row a = rows[i], b = rows[i + Step];
+      rows[i] = __builtin_shuffle(a, b, lower);
+      rows[i + Step] = __builtin_shuffle(a, b, upper);
+    }
+    if constexpr (Step > 1) exchange<Step / 2>(rows);
+  }
+
+  static void transpose(const T* from, int64_t from_stride, T* to, int64_t to_stride) {
+    Row rows[side];
+#pragma GCC unroll 16
+    for (int i = 0; i < side; ++i) std::memcpy(&rows[i], from + i * from_stride, sizeof(Row));
+    exchange<side / 2>(rows);
+#pragma GCC unroll 16
+    for (int i = 0; i < side; ++i) std::memcpy(to + i * to_stride, &rows[i], sizeof(Row));
+  }
+};
+
+// to[i * to_stride + j] = from[j * from_stride + i] for i < rows, j < columns.
+template <class T>
+void transpose_block(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t rows, int64_t columns) {
+  constexpr int side = Square<T>::side;
+  const int64_t full_rows = rows / side * side, full_columns = columns / side * side;
+  for (int64_t j = 0; j < full_columns; j += side) {
+    for (int64_t i = 0; i < full_rows; i += side) {
+      const T* square = from + j * from_stride + i;
+      if (j + side < full_columns) {  // the hardware does not see a pattern in rows this far apart
+#pragma GCC unroll 16
+        for (int k = side; k < 2 * side; ++k) __builtin_prefetch(square + k * from_stride);
+      }
+      Square<T>::transpose(square, from_stride, to + i * to_stride + j, to_stride);
+    }
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = i < full_rows ? full_columns : 0; j < columns; ++j) to[i * to_stride + j] = from[j * from_stride + i];
+  }
+}
+
+// The last dim has stride 1 in the output, dim `across` has stride 1 in the source.
+template <class T>
+void copy_transposed(const Plan& original, int across, const T* from, T* to) {
+  // Bring `across` next to the last dim; the order of the outer ones does not matter.
+  Plan plan;
+  const auto take = [&](int d) {
+    plan.size[plan.rank] = original.size[d], plan.from[plan.rank] = original.from[d];
+    plan.to[plan.rank++] = original.to[d];
+  };
+  for (int d = 0; d + 1 < original.rank; ++d) {
+    if (d != across) take(d);
+  }
+  take(across);
+  take(original.rank - 1);
+  const int row_dim = plan.rank - 2, column_dim = plan.rank - 1;
+  const int64_t rows = plan.size[row_dim], columns = plan.size[column_dim];
+  // A block reads 512 bytes of each of its columns (measured: half of that takes half as long again).
+  constexpr int64_t high = 512 / sizeof(T), wide = 256;
+  const int64_t down = (rows + high - 1) / high, blocks = down * ((columns + wide - 1) / wide);
+  const int64_t matrices = plan.numel() / (rows * columns);
+  const int64_t block_elements = std::min(rows, high) * std::min(columns, wide);
+  parallel_for(matrices * blocks, std::max<int64_t>(1, grain / block_elements), [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end;) {
+      const int64_t matrix = at / blocks, stop = std::min(end, (matrix + 1) * blocks);
+      for_rows(plan, 2, matrix, matrix + 1, [&](int64_t from_offset, int64_t to_offset) {
+        for (; at < stop; ++at) {
+          const int64_t block = at - matrix * blocks, row = block % down * high, column = block / down * wide;
+          transpose_block(from + from_offset + row + column * plan.from[column_dim], plan.from[column_dim],
+                          to + to_offset + row * plan.to[row_dim] + column, plan.to[row_dim], std::min(high, rows - row),
+                          std::min(wide, columns - column));
+        }
+      });
+    }
+  });
+}
+
+template <class From, class To>
+void copy_plan(const Plan& plan, const From* from, To* to) {
+  const int last = plan.rank - 1;
+  if (plan.rank == 1) {
+    parallel_for(plan.size[0], grain, [&](int64_t begin, int64_t end) {
+      copy_run(from + begin * plan.from[0], plan.from[0], to + begin * plan.to[0], plan.to[0], end - begin);
+    });
+    return;
+  }
+  if constexpr (std::is_same_v<From, To>) {
+    if (plan.to[last] == 1 && plan.from[last] > 1) {
+      for (int d = last - 1; d >= 0; --d) {
+        if (plan.from[d] == 1 && plan.size[d] >= 4) return copy_transposed(plan, d, from, to);
+      }
+    }
+  }
+  const int64_t length = plan.size[last];
+  parallel_for(plan.numel() / length, std::max<int64_t>(1, grain / length), [&](int64_t begin, int64_t end) {
+    for_rows(plan, 1, begin, end, [&](int64_t from_offset, int64_t to_offset) {
+      copy_run(from + from_offset, plan.from[last], to + to_offset, plan.to[last], length);
+    });
+  });
+}
+
+// Same dtype: only the width of an element matters.
+void copy_same(const Plan& plan, int64_t width, const void* from, void* to) {
+  const auto as = [&]<class T>(T) { copy_plan(plan, static_cast<const T*>(from), static_cast<T*>(to)); };
+  switch (width) {
+    case 1: return as(uint8_t{});
+    case 2: return as(uint16_t{});
+    case 4: return as(uint32_t{});
+    default: return as(uint64_t{});
+  }
+}
+
+template <class T>
+void fill_plan(const Plan& plan, T* to, T value) {
+  const int last = plan.rank - 1;
+  if (plan.rank == 1 && plan.to[0] == 1) {
+    parallel_for(plan.size[0], 4 * grain, [&](int64_t begin, int64_t end) { std::fill_n(to + begin, end - begin, value); });
+    return;
+  }
+  const int64_t length = plan.size[last], stride = plan.to[last];
+  parallel_for(plan.numel() / length, std::max<int64_t>(1, grain / length), [&](int64_t begin, int64_t end) {
+    for_rows(plan, 1, begin, end, [&](int64_t, int64_t offset) {
+      for (int64_t i = 0; i < length; ++i) to[offset + i * stride] = value;
+    });
+  });
+}
+
+}  // namespace
+
+void copy(const Tensor& source, Tensor& out) {
+  if (out.numel() == 0) return;
+  const Plan plan = make_plan(out.shape(), source.strides(), out.strides());
+  if (source.dtype() == out.dtype()) return copy_same(plan, size_of(out.dtype()), source.raw_data(), out.raw_data());
+  dispatch_all(source.dtype(), "copy", [&]<class From> {
+    dispatch_all(out.dtype(), "copy", [&]<class To> {
+      if constexpr (!std::is_same_v<From, To>) copy_plan(plan, source.data<From>(), out.data<To>());
+    });
+  });
+}
+
+void fill(Tensor& out, double value) {
+  if (out.numel() == 0) return;
+  const Plan plan = make_plan(out.shape(), out.strides(), out.strides());
+  dispatch_all(out.dtype(), "fill", [&]<class T> {
+    // All dtypes of one width share code: the value is a pattern of bits.
+    using Bits = BitsOf<sizeof(T)>;
+    fill_plan(plan, static_cast<Bits*>(out.raw_data()), std::bit_cast<Bits>(convert<T>(value)));
+  });
+}
+
+}  // namespace lockstep::on_cpu

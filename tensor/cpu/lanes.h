@@ -1,0 +1,168 @@
+#pragma once
+// Vectors of 64 bytes for kernels that walk along rows, in GCC's vector extension (any processor; one register on
+// AVX-512). f16 and bf16 are loaded into f32 lanes and rounded once when stored. The end of a row runs through the same
+// code as the rest, its missing lanes holding a neutral value.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "tensor/dtype.h"
+
+namespace lockstep::on_cpu {
+
+/// What a kernel computes in: double for double, float for everything else.
+template <class T> using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <class A> struct LanesOf { typedef A type __attribute__((vector_size(64))); };
+template <class A> using Lanes = typename LanesOf<A>::type;
+template <class A> inline constexpr int lane_count = int(64 / sizeof(A));
+template <class A> inline constexpr A infinity = std::numeric_limits<A>::infinity();
+
+/// A full vector, as a count known to the compiler.
+template <class A> using Full = std::integral_constant<int, lane_count<A>>;
+
+template <class A> Lanes<A> splat(A value) { return Lanes<A>{} + value; }
+
+using Words = uint32_t __attribute__((vector_size(64)));       // the bits of Lanes<float>
+using ShortWords = uint16_t __attribute__((vector_size(32)));  // sixteen f16 or bf16
+
+// Half and BFloat16 (tensor/half.h) on sixteen numbers at once: the same bits, with choices in place of branches.
+inline Lanes<float> decode(ShortWords bits, BFloat16) { return (Lanes<float>)(__builtin_convertvector(bits, Words) << 16); }
+
+inline Lanes<float> decode(ShortWords bits, Half) {
+  const Words h = __builtin_convertvector(bits, Words), magnitude = h & 0x7fffu;
+  const Words scaled = (Words)((Lanes<float>)(magnitude << 13) * 0x1p112f);
+  return (Lanes<float>)((magnitude >= 0x7c00u ? (0x7f800000u | magnitude << 13) : scaled) | (h & 0x8000u) << 16);
+}
+
+inline ShortWords encode(Lanes<float> v, BFloat16) {
+  const Words f = (Words)v, rounded = f + 0x7fffu + ((f >> 16) & 1u);
+  return __builtin_convertvector(((f & 0x7fffffffu) > 0x7f800000u ? (f | 0x400000u) : rounded) >> 16, ShortWords);
+}
+
+inline ShortWords encode(Lanes<float> v, Half) {
+  const Words f = (Words)v, magnitude = f & 0x7fffffffu;
+  const Words normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const Words small = (Words)((Lanes<float>)magnitude + 0.5f) - 0x3f000000u;  // subnormal: the addition rounds
+  const Words none = {}, special = magnitude > 0x7f800000u ? none + 0x7e00u : none + 0x7c00u;
+  const Words result = magnitude >= 0x477ff000u ? special : magnitude < 0x38800000u ? small : normal;
+  return __builtin_convertvector(result | ((f >> 16) & 0x8000u), ShortWords);
+}
+
+/// p[0 .. count) and `fill` in the other lanes.
+template <class T, class Count>
+Lanes<Acc<T>> load(const T* p, Count count, Acc<T> fill = 0) {
+  using A = Acc<T>;
+  if constexpr (std::is_same_v<Count, Full<A>>) {
+    std::conditional_t<std::is_same_v<T, A>, Lanes<A>, ShortWords> v;
+    std::memcpy(&v, p, sizeof v);
+    if constexpr (std::is_same_v<T, A>) return v;
+    else return decode(v, T());
+  } else {
+    alignas(64) A lanes[lane_count<A>];
+    if constexpr (std::is_same_v<T, A>) {
+      for (int l = 0; l < lane_count<A>; ++l) lanes[l] = l < count ? p[l] : fill;
+    } else {
+      T part[lane_count<A>] = {};
+      for (int l = 0; l < count; ++l) part[l] = p[l];
+      const Lanes<A> v = load(part, Full<A>());
+      std::memcpy(lanes, &v, sizeof v);
+      for (int l = count; l < lane_count<A>; ++l) lanes[l] = fill;
+    }
+    Lanes<A> v;
+    std::memcpy(&v, lanes, sizeof v);
+    return v;
+  }
+}
+
+/// The first `count` lanes of v to p.
+template <class T, class Count>
+void store(T* p, Lanes<Acc<T>> v, Count count) {
+  using A = Acc<T>;
+  if constexpr (!std::is_same_v<Count, Full<A>>) {
+    alignas(64) T part[lane_count<A>];
+    store(part, v, Full<A>());
+    for (int l = 0; l < count; ++l) p[l] = part[l];
+  } else if constexpr (std::is_same_v<T, A>) {
+    std::memcpy(p, &v, sizeof v);
+  } else {
+    const ShortWords bits = encode(v, T());
+    std::memcpy(static_cast<void*>(p), &bits, sizeof bits);
+  }
+}
+
+/// Calls fn(i, count, k) for the vectors of [0, n): k is 0, 1, 2, 3, 0, ... known to the compiler, so that a sum can be
+/// carried in four independent vectors; its order depends on n alone.
+template <class A, class Fn>
+[[gnu::always_inline]] inline void each_vector(int64_t n, Fn&& fn) {
+  constexpr int w = lane_count<A>;
+  constexpr Full<A> full;
+  int64_t i = 0;
+  for (; i + 4 * w <= n; i += 4 * w) {
+    fn(i, full, std::integral_constant<int, 0>());
+    fn(i + w, full, std::integral_constant<int, 1>());
+    fn(i + 2 * w, full, std::integral_constant<int, 2>());
+    fn(i + 3 * w, full, std::integral_constant<int, 3>());
+  }
+  for (; i + w <= n; i += w) fn(i, full, std::integral_constant<int, 0>());
+  if (i < n) fn(i, int(n - i), std::integral_constant<int, 1>());
+}
+
+/// Adds the lanes in a fixed tree.
+template <class A>
+A sum_lanes(Lanes<A> v) {
+  A lanes[lane_count<A>];
+  std::memcpy(lanes, &v, sizeof v);
+  for (int half = lane_count<A> / 2; half > 0; half /= 2)
+    for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+  return lanes[0];
+}
+
+template <class A> A sum_lanes(const Lanes<A> (&v)[4]) { return sum_lanes<A>((v[0] + v[1]) + (v[2] + v[3])); }
+
+template <class A> Lanes<A> max_of(Lanes<A> a, Lanes<A> b) { return a > b ? a : b; }
+
+template <class A>
+A max_lanes(const Lanes<A> (&v)[4]) {
+  A lanes[lane_count<A>];
+  const Lanes<A> most = max_of<A>(max_of<A>(v[0], v[1]), max_of<A>(v[2], v[3]));
+  std::memcpy(lanes, &most, sizeof most);
+  for (int half = lane_count<A> / 2; half > 0; half /= 2)
+    for (int l = 0; l < half; ++l) lanes[l] = lanes[l] > lanes[l + half] ? lanes[l] : lanes[l + half];
+  return lanes[0];
+}
+
+template <class A>
+Lanes<A> sqrt_lanes(Lanes<A> v) {
+  alignas(64) A lanes[lane_count<A>];
+  std::memcpy(lanes, &v, sizeof v);
+  for (int l = 0; l < lane_count<A>; ++l) lanes[l] = std::sqrt(lanes[l]);
+  std::memcpy(&v, lanes, sizeof v);
+  return v;
+}
+
+/// exp(x) for x <= 88, to about one unit in the last place; results under 2^-126 become 0, NaN stays NaN. (math::exp in a
+/// loop over lanes takes three times as long: it also serves large x and denormal results.)
+inline Lanes<float> exp_lanes(Lanes<float> x) {
+  using I = int __attribute__((vector_size(64)));
+  // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 leaves the integer n in the low bits of t.
+  const Lanes<float> t = x * 1.44269504f + 12582912.f;
+  const Lanes<float> n = t - 12582912.f;
+  const Lanes<float> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Lanes<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.f;
+  const Lanes<float> power = (Lanes<float>)(((I)t << 23) + 0x3f800000);  // 2^n
+  return x < -87.33654f ? splat(0.f) : p * power;
+}
+
+inline Lanes<double> exp_lanes(Lanes<double> x) {  // f64 serves gradient checks, so the library's exp will do
+  for (int l = 0; l < lane_count<double>; ++l) x[l] = std::exp(x[l]);
+  return x;
+}
+
+}  // namespace lockstep::on_cpu

@@ -1,0 +1,155 @@
+// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary. Each row is read once from memory: the
+// maximum and the sum of exponentials advance block by block while the block is in cache (online softmax, Milakov &
+// Gimelshein 2018), and the softmax itself exists only in the gradient.
+//
+//   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])        s: label smoothing, t: target
+#include "tensor/cpu/cpu_kernels.h"
+#include "tensor/cpu/rows.h"
+
+namespace lockstep {
+namespace {
+
+using namespace on_cpu;
+
+constexpr int64_t block = 4096;  // elements that stay in the first cache
+
+/// log sum exp of a row, kept as maximum + log(sum), because their f32 sum would lose digits when logits are large.
+struct RowSum { double max, log_sum; };
+
+template <class T>
+RowSum log_sum_exp(const T* x, int64_t n) {
+  using A = Acc<T>;
+  A most = -infinity<A>;
+  double total = 0;
+  for (int64_t start = 0; start < n; start += block) {
+    const T* part = x + start;
+    const int64_t length = std::min(block, n - start);
+    Lanes<A> top[4] = {splat(most), splat(most), splat(most), splat(most)};
+    each_vector<A>(length, [&](int64_t i, auto count, auto k) {
+      top[k] = max_of<A>(load(part + i, count, -infinity<A>), top[k]);
+    });
+    const A before = most;
+    most = max_lanes<A>(top);
+    const A shift = most == -infinity<A> ? 0 : most;  // nothing but -inf so far: exp(-inf - 0) is a clean 0
+    Lanes<A> sum[4] = {};
+    each_vector<A>(length, [&](int64_t i, auto count, auto k) {
+      sum[k] += exp_lanes(load(part + i, count, -infinity<A>) - shift);
+    });
+    total = (total > 0 ? total * std::exp(double(before) - double(shift)) : total) + double(sum_lanes<A>(sum));
+  }
+  return {double(most), std::log(total)};
+}
+
+template <class A>
+struct Weights {  // one per class, in A; empty when the caller gave none
+  explicit Weights(const Tensor& weight, int64_t classes) : total(double(classes)) {
+    if (!weight.defined()) return;
+    values = widen<A>(weight, classes, 1);
+    total = 0;
+    for (A value : values) total += double(value);
+  }
+  double operator[](int64_t c) const { return values.empty() ? 1 : double(values[size_t(c)]); }
+
+  std::vector<A> values;
+  double total;  // their sum
+};
+
+template <class T>
+void loss_rows(const Tensor& logits, const Tensor& target, const Weights<Acc<T>>& weight, const CrossEntropyArgs& args,
+               Tensor& loss, Tensor& lse) {
+  using A = Acc<T>;
+  const int64_t rows = logits.size(0), n = logits.size(1);
+  const T* x = logits.data<T>();
+  const int64_t* t = target.data<int64_t>();
+  A* losses = loss.data<A>();
+  A* sums = lse.data<A>();
+  const double smoothing = args.label_smoothing;
+  parallel_for(rows, row_grain(n), [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      const T* row = x + r * n;
+      const RowSum sum = log_sum_exp(row, n);
+      sums[r] = A(sum.max + sum.log_sum);
+      losses[r] = 0;
+      if (t[r] == args.ignore_index) continue;
+      const auto negative_log = [&](double value) { return (sum.max - value) + sum.log_sum; };
+      double result = (1 - smoothing) * weight[t[r]] * negative_log(double(A(row[t[r]])));
+      if (smoothing > 0) {
+        const A most = A(sum.max);
+        const A* w = weight.values.data();
+        Lanes<A> distance[4] = {};
+        if (w) each_vector<A>(n, [&](int64_t i, auto count, auto k) { distance[k] += (most - load(row + i, count, most)) * load(w + i, count); });
+        else each_vector<A>(n, [&](int64_t i, auto count, auto k) { distance[k] += most - load(row + i, count, most); });
+        result += smoothing / double(n) * (double(sum_lanes<A>(distance)) + weight.total * sum.log_sum);
+      }
+      losses[r] = A(result);
+    }
+  });
+}
+
+/// dx[c] = softmax(x)[c] * scale - w[c] * spread; `out` may be `x`. Returns the scale it used with exp(x - lse).
+template <class T>
+Acc<T> grad_row(const T* x, Acc<T> lse, Acc<T> scale, const Acc<T>* w, Acc<T> spread, int64_t n, T* out) {
+  using A = Acc<T>;
+  // lse in f32 carries an error of |lse| 2^-24, which moves every probability by as much: beyond 16 divide by their sum.
+  if (std::abs(lse) > A(16)) {
+    Lanes<A> sum[4] = {};
+    each_vector<A>(n, [&](int64_t i, auto count, auto k) { sum[k] += exp_lanes(load(x + i, count, -infinity<A>) - lse); });
+    scale /= sum_lanes<A>(sum);
+  }
+  if (spread == 0) {
+    each_vector<A>(n, [&](int64_t i, auto count, auto) { store(out + i, exp_lanes(load(x + i, count) - lse) * scale, count); });
+  } else {
+    each_vector<A>(n, [&](int64_t i, auto count, auto) {
+      const Lanes<A> share = w ? load(w + i, count) * spread : splat(spread);
+      store(out + i, exp_lanes(load(x + i, count) - lse) * scale - share, count);
+    });
+  }
+  return scale;
+}
+
+template <class T>
+void grad_rows(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target,
+               const Weights<Acc<T>>& weight, const CrossEntropyArgs& args, Tensor& grad) {
+  using A = Acc<T>;
+  const int64_t rows = logits.size(0), n = logits.size(1);
+  const T* x = logits.data<T>();
+  T* out = grad.data<T>();
+  const A* sums = lse.data<A>();
+  const A* upstream = grad_loss.data<A>();
+  const int64_t* t = target.data<int64_t>();
+  const double smoothing = args.label_smoothing;
+  parallel_for(rows, row_grain(n), [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      T* row = out + r * n;
+      if (t[r] == args.ignore_index) {
+        std::fill(row, row + n, T(0.f));
+        continue;
+      }
+      const double g = double(upstream[r]), point = g * (1 - smoothing) * weight[t[r]];
+      const double spread = g * smoothing / double(n);
+      const double scale = point + spread * weight.total;
+      const A* w = weight.values.empty() ? nullptr : weight.values.data();
+      const A logit = A(x[r * n + t[r]]);  // read now: the row may be overwritten
+      const A used = grad_row<T>(x + r * n, sums[r], A(scale), w, A(spread), n, row);
+      row[t[r]] = T(A(std::exp(double(logit) - double(sums[r])) * double(used) - weight[t[r]] * spread - point));
+    }
+  });
+}
+
+}  // namespace
+
+void on_cpu::cross_entropy(const Tensor& logits, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args,
+                           Tensor& loss, Tensor& lse) {
+  for_floats("cross_entropy", logits, [&]<class T> {
+    loss_rows<T>(logits, target, Weights<Acc<T>>(weight, logits.size(1)), args, loss, lse);
+  });
+}
+
+void on_cpu::cross_entropy_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target,
+                                const Tensor& weight, const CrossEntropyArgs& args, Tensor& grad) {
+  for_floats("cross_entropy_grad", logits, [&]<class T> {
+    grad_rows<T>(grad_loss, logits, lse, target, Weights<Acc<T>>(weight, logits.size(1)), args, grad);
+  });
+}
+
+}  // namespace lockstep

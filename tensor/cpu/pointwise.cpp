@@ -1,0 +1,287 @@
+// Pointwise operations on the CPU: walks tensors of any strides in blocks and has a block function compute each. Operands
+// that are contiguous and of the type of computation are used where they lie; others are gathered into a buffer, and
+// results scattered from one, converted on the way. The end of a run is padded in a buffer to whole vectors.
+#include <cstring>
+
+#include "tensor/convert.h"
+#include "tensor/cpu/cpu_kernels.h"
+#include "tensor/cpu/parallel.h"
+#include "tensor/cpu/pointwise_blocks.h"
+
+namespace lockstep::on_cpu {
+namespace {
+
+constexpr int64_t block = 1024;  // elements; four buffers of f64 fit in the first-level cache's neighbourhood
+constexpr int most_operands = 4;
+
+using Buffer = std::byte[block * 8];
+
+// --- one dtype to another, along a stride ---
+
+using ConvertFn = void (*)(const void* from, int64_t from_stride, void* to, int64_t to_stride, int64_t n);
+
+template <class From, class To>
+void convert_run(const void* source, int64_t from_stride, void* target, int64_t to_stride, int64_t n) {
+  const From* from = static_cast<const From*>(source);
+  To* to = static_cast<To*>(target);
+  if (from_stride == 1 && to_stride == 1) {
+    if constexpr (std::is_same_v<From, To>) {
+      std::memcpy(to, from, size_t(n) * sizeof(To));
+    } else {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
+    }
+  } else if (from_stride == 0 && to_stride == 1) {
+    std::fill_n(to, n, convert<To>(*from));
+  } else {
+    for (int64_t i = 0; i < n; ++i) to[i * to_stride] = convert<To>(from[i * from_stride]);
+  }
+}
+
+template <class T> struct Computed { using type = T; };
+template <> struct Computed<Half> { using type = float; };
+template <> struct Computed<BFloat16> { using type = float; };
+template <> struct Computed<int8_t> { using type = int32_t; };
+template <> struct Computed<bool> { using type = uint8_t; };
+template <> struct Computed<uint8_t> { using type = int32_t; };
+
+ConvertFn loader(DType dtype) {
+  ConvertFn fn = nullptr;
+  dispatch_all(dtype, "pointwise", [&]<class T> {
+    if constexpr (std::is_same_v<T, bool>) fn = convert_run<uint8_t, uint8_t>;
+    else fn = convert_run<T, typename Computed<T>::type>;
+  });
+  return fn;
+}
+
+ConvertFn storer(DType dtype) {
+  ConvertFn fn = nullptr;
+  dispatch_all(dtype, "pointwise", [&]<class T> {
+    if constexpr (std::is_same_v<T, bool>) fn = convert_run<uint8_t, uint8_t>;
+    else fn = convert_run<typename Computed<T>::type, T>;
+  });
+  return fn;
+}
+
+constexpr int64_t computed_size(DType dtype) {
+  constexpr int64_t bytes[] = {4, 8, 4, 4, 8, 4, 4, 4, 1};
+  return bytes[int(dtype)];
+}
+
+// --- the plan ---
+
+struct Operand {
+  std::byte* data;
+  int64_t size, computed;  // bytes of an element in memory and in computation
+  bool direct;             // contiguous over the whole space and of the type of computation
+  bool constant;           // one element for all
+  ConvertFn convert;       // load of an input, store of the output
+  int64_t stride[Dims::max_rank];
+};
+
+struct Plan {
+  BlockFn fn;
+  const PointwiseArgs* args;
+  int inputs, rank = 0;
+  int64_t length[Dims::max_rank];
+  Operand operand[most_operands];  // the inputs, then the output
+
+  Operand& out() { return operand[inputs]; }
+  const Operand& out() const { return operand[inputs]; }
+};
+
+// Stride of `tensor` along dim d of a space of `rank` dims that it is broadcast to.
+int64_t broadcast_stride(const Tensor& tensor, int d, int rank) {
+  const int own = d - (rank - tensor.dim());
+  return own < 0 || tensor.shape()[own] == 1 ? 0 : tensor.strides()[own];
+}
+
+// Fills in the space: out's dims without those of size 1, ordered by out's strides, neighbours joined where all allow it.
+void make_space(Plan& plan, const Tensor* const* tensors, const Tensor& out) {
+  const int operands = plan.inputs + 1, dims = out.dim();
+  for (int d = 0; d < dims; ++d) {
+    const int64_t size = out.shape()[d];
+    if (size == 1) continue;
+    int64_t stride[most_operands];
+    for (int i = 0; i < plan.inputs; ++i) stride[i] = broadcast_stride(*tensors[i], d, dims);
+    stride[plan.inputs] = out.strides()[d];
+    int at = plan.rank++;
+    for (; at > 0 && plan.out().stride[at - 1] < out.strides()[d]; --at) {
+      plan.length[at] = plan.length[at - 1];
+      for (int i = 0; i < operands; ++i) plan.operand[i].stride[at] = plan.operand[i].stride[at - 1];
+    }
+    plan.length[at] = size;
+    for (int i = 0; i < operands; ++i) plan.operand[i].stride[at] = stride[i];
+  }
+  if (plan.rank == 0) {
+    plan.rank = 1;
+    plan.length[0] = 1;
+    for (int i = 0; i < operands; ++i) plan.operand[i].stride[0] = 1;
+  }
+  int last = 0;
+  for (int d = 1; d < plan.rank; ++d) {
+    bool joins = true;
+    for (int i = 0; i < operands; ++i)
+      joins &= plan.operand[i].stride[last] == plan.operand[i].stride[d] * plan.length[d];
+    if (joins) {
+      plan.length[last] *= plan.length[d];
+    } else {
+      plan.length[++last] = plan.length[d];
+    }
+    for (int i = 0; i < operands; ++i) plan.operand[i].stride[last] = plan.operand[i].stride[d];
+  }
+  plan.rank = last + 1;
+}
+
+struct Place { int64_t index[Dims::max_rank]; };
+
+Place place_of(const Plan& plan, int64_t flat) {
+  Place place;
+  for (int d = plan.rank - 1; d > 0; --d) {
+    place.index[d] = flat % plan.length[d];
+    flat /= plan.length[d];
+  }
+  place.index[0] = flat;
+  return place;
+}
+
+// Moves n elements from `place` on between an operand and a buffer.
+void move_run(const Plan& plan, const Operand& operand, Place place, int64_t n, std::byte* buffer, bool load) {
+  const int last = plan.rank - 1;
+  const int64_t inner = operand.stride[last];
+  int64_t offset = 0;
+  for (int d = 0; d <= last; ++d) offset += place.index[d] * operand.stride[d];
+  while (n > 0) {
+    const int64_t run = std::min(n, plan.length[last] - place.index[last]);
+    std::byte* at = operand.data + offset * operand.size;
+    if (load) operand.convert(at, inner, buffer, 1, run);
+    else operand.convert(buffer, 1, at, inner, run);
+    buffer += run * operand.computed;
+    n -= run;
+    offset += run * inner;
+    place.index[last] += run;
+    for (int d = last; d > 0 && place.index[d] == plan.length[d]; --d) {
+      place.index[d] = 0;
+      ++place.index[d - 1];
+      offset += operand.stride[d - 1] - plan.length[d] * operand.stride[d];
+    }
+  }
+}
+
+int64_t whole(int64_t n) { return (n + block_step - 1) / block_step * block_step; }
+
+// Elements [begin, end) of the flat space.
+void run_range(const Plan& plan, int64_t begin, int64_t end) {
+  alignas(64) Buffer buffers[most_operands];
+  bool all_direct = plan.out().direct;
+  for (int i = 0; i < plan.inputs; ++i) {
+    const Operand& operand = plan.operand[i];
+    all_direct &= operand.direct;
+    if (operand.constant) operand.convert(operand.data, 0, buffers[i], 1, std::min(block, whole(end - begin)));
+  }
+  // Where nothing needs a buffer but the last elements, one call does the rest.
+  const int64_t longest = all_direct ? std::max(block, (end - begin) / block_step * block_step) : block;
+  for (int64_t at = begin; at < end;) {
+    int64_t n = std::min(longest, end - at);
+    const bool partial = n % block_step != 0;
+    if (partial && n > block_step && all_direct) n = n / block_step * block_step;
+    const bool padded = n % block_step != 0;
+    const void* in[most_operands];
+    Place place{};
+    bool placed = false;
+    const auto move = [&](const Operand& operand, std::byte* buffer, bool load) {
+      if (operand.direct) {
+        std::byte* memory = operand.data + at * operand.size;
+        if (load) std::memcpy(buffer, memory, size_t(n * operand.size));
+        else std::memcpy(memory, buffer, size_t(n * operand.size));
+        return;
+      }
+      if (!placed) place = place_of(plan, at), placed = true;
+      move_run(plan, operand, place, n, buffer, load);
+    };
+    for (int i = 0; i < plan.inputs; ++i) {
+      const Operand& operand = plan.operand[i];
+      if (operand.constant) {
+        in[i] = buffers[i];
+      } else if (operand.direct && !padded) {
+        in[i] = operand.data + at * operand.size;
+      } else {
+        move(operand, buffers[i], true);
+        if (padded) std::memset(buffers[i] + n * operand.computed, 0, size_t((whole(n) - n) * operand.computed));
+        in[i] = buffers[i];
+      }
+    }
+    const Operand& out = plan.out();
+    if (out.direct && !padded) {
+      plan.fn(in, out.data + at * out.size, n, *plan.args);
+    } else {
+      plan.fn(in, buffers[plan.inputs], whole(n), *plan.args);
+      move(out, buffers[plan.inputs], false);
+    }
+    at += n;
+  }
+}
+
+void set_operand(Operand& operand, const Tensor& tensor, int64_t n) {
+  operand.data = static_cast<std::byte*>(tensor.raw_data());
+  operand.size = size_of(tensor.dtype());
+  operand.computed = computed_size(tensor.dtype());
+  operand.constant = false;
+  operand.direct = operand.size == operand.computed && tensor.is_contiguous() && tensor.numel() == n;
+}
+
+}  // namespace
+
+void pointwise(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor* const* in, int count, Tensor& out) {
+  const int64_t n = out.numel();
+  if (n == 0) return;
+  const PointwiseEntry& entry = pointwise_entry(op);
+  Plan plan;
+  plan.fn = entry.functions[int(part)][int(compute_type(in[count - 1]->dtype()))];
+  plan.args = &args;
+  plan.inputs = count;
+  bool all_direct = true;
+  for (int i = 0; i <= count; ++i) {
+    const Tensor& tensor = i < count ? *in[i] : out;
+    set_operand(plan.operand[i], tensor, n);
+    all_direct &= plan.operand[i].direct;
+  }
+  if (!all_direct) {
+    // A walk in row-major order fits when out is contiguous; then operands known to be direct or constant stay so.
+    bool simple = out.is_contiguous();
+    for (int i = 0; i < count; ++i) {
+      Operand& operand = plan.operand[i];
+      if (operand.direct) continue;
+      operand.convert = loader(in[i]->dtype());
+      operand.constant = in[i]->numel() == 1;
+      simple &= operand.constant || in[i]->is_contiguous();
+      simple &= operand.constant || in[i]->numel() == n;
+    }
+    if (!plan.out().direct) plan.out().convert = storer(out.dtype());
+    if (simple) {
+      plan.rank = 1;
+      plan.length[0] = n;
+      for (int i = 0; i <= count; ++i) plan.operand[i].stride[0] = 1;
+    } else {
+      make_space(plan, in, out);
+      for (int i = 0; i <= count; ++i) {
+        // Direct is what lies one behind the other in the order of the walk, which need not be the tensor's own.
+        Operand& operand = plan.operand[i];
+        operand.direct = operand.size == operand.computed;
+        int64_t expected = 1;
+        for (int d = plan.rank - 1; d >= 0; --d) {
+          operand.direct &= operand.stride[d] == expected;
+          expected *= plan.length[d];
+        }
+        if (!operand.direct) operand.convert = i < count ? loader(in[i]->dtype()) : storer(out.dtype());
+      }
+    }
+  }
+  const int64_t grain = entry.costly ? 4 * block : 32 * block;
+  if (n < 2 * grain) return run_range(plan, 0, n);
+  parallel_for((n + block - 1) / block, grain / block, [&](int64_t begin, int64_t end) {
+    run_range(plan, begin * block, std::min(n, end * block));
+  });
+}
+
+}  // namespace lockstep::on_cpu

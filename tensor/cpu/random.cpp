@@ -1,0 +1,198 @@
+// Ranges and random numbers. Every element is a pure function of (key, its flat index), computed by the same instructions
+// wherever it lies, so neither threads nor the length of the tensor change a bit of it.
+#include <bit>
+#include <cmath>
+
+#include "tensor/convert.h"
+#include "tensor/cpu/cpu_kernels.h"
+#include "tensor/cpu/parallel.h"
+
+namespace lockstep::on_cpu {
+namespace {
+
+// A block: the four words of 64 counters, 256 words, in the order of elements.
+constexpr int counters = 64, words_per_block = 4 * counters;
+
+// Like philox(), for 64 counters at once; words are held in 64 bits because that is how GCC vectorises the products.
+void philox_block(PhiloxKey key, uint64_t first, uint32_t* __restrict out) {
+  for (int i = 0; i < counters; ++i) {
+    const uint64_t counter = first + uint64_t(i);
+    uint64_t x0 = uint32_t(counter), x1 = counter >> 32, x2 = uint32_t(key.stream), x3 = key.stream >> 32;
+    uint32_t k0 = uint32_t(key.seed), k1 = uint32_t(key.seed >> 32);
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; ++round) {
+      const uint64_t a = uint64_t(0xD2511F53u) * uint32_t(x0), b = uint64_t(0xCD9E8D57u) * uint32_t(x2);
+      x0 = (b >> 32) ^ x1 ^ k0;
+      x1 = uint32_t(b);
+      x2 = (a >> 32) ^ x3 ^ k1;
+      x3 = uint32_t(a);
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
+    out[4 * i] = uint32_t(x0);
+    out[4 * i + 1] = uint32_t(x1);
+    out[4 * i + 2] = uint32_t(x2);
+    out[4 * i + 3] = uint32_t(x3);
+  }
+}
+
+// Fills out with blocks of `block` elements: make(words, values) turns 256 words into `block` values of type T.
+template <class T, int block, class Out, class Make>
+void fill_blocks(Out* out, int64_t n, PhiloxKey key, Make&& make) {
+  const int64_t blocks = (n + block - 1) / block;
+  parallel_for(blocks, 64, [&](int64_t begin, int64_t end) {
+    alignas(64) uint32_t words[words_per_block];
+    alignas(64) T values[block];
+    for (int64_t b = begin; b < end; ++b) {
+      philox_block(key, uint64_t(b) * counters, words);
+      make(words, values);
+      const int64_t start = b * block, count = std::min<int64_t>(block, n - start);
+      for (int64_t i = 0; i < count; ++i) out[start + i] = convert<Out>(values[i]);
+    }
+  });
+}
+
+// 53 random bits in [0, 1).
+inline double unit(uint32_t low, uint32_t high) {
+  return double(int64_t((uint64_t(high) << 32 | low) >> 11)) * 0x1p-53;
+}
+
+}  // namespace
+
+void iota(Tensor& out, double start, double step) {
+  dispatch_all(out.dtype(), "iota", [&]<class T> {
+    T* data = out.data<T>();
+    parallel_for(out.numel(), 1 << 15, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) data[i] = convert<T>(start + double(i) * step);
+    });
+  });
+}
+
+void uniform(Tensor& out, double low, double high, PhiloxKey key) {
+  dispatch<float, double, Half, BFloat16>(out.dtype(), "uniform", [&]<class T> {
+    T* data = out.data<T>();
+    if constexpr (std::is_same_v<T, double>) {
+      const double most = high > low ? std::nextafter(high, low) : low, width = high - low;
+      fill_blocks<double, words_per_block / 2>(data, out.numel(), key, [=](const uint32_t* words, double* values) {
+        for (int i = 0; i < words_per_block / 2; ++i) {
+          const double value = low + width * unit(words[2 * i], words[2 * i + 1]);
+          values[i] = value < most ? value : most;  // rounding must not reach the upper end
+        }
+      });
+    } else {
+      // The largest value of T below `high`.
+      float most = float(high) > float(low) ? std::nextafter(float(high), float(low)) : float(low);
+      if constexpr (is_half<T>) {
+        while (float(T(most)) >= float(high) && most > float(low)) most = std::nextafter(most, float(low));
+      }
+      const float base = float(low), width = float(high - low);
+      fill_blocks<float, words_per_block>(data, out.numel(), key, [=](const uint32_t* words, float* values) {
+        for (int i = 0; i < words_per_block; ++i) {
+          const float value = base + width * (float(int32_t(words[i] >> 8)) * 0x1p-24f);
+          values[i] = value < most ? value : most;
+        }
+      });
+    }
+  });
+}
+
+namespace {
+
+// Natural logarithm of x in (0, 1], to about one unit in the last place: x = 2^e m, log m = 2 atanh((m - 1) / (m + 1)).
+inline float log_unit(float x) {
+  const int32_t bits = std::bit_cast<int32_t>(x) - 0x3f3504f3;  // so that m lies around 1: sqrt(1/2) to sqrt(2)
+  const float e = float(bits >> 23);
+  const float m = std::bit_cast<float>((bits & 0x007fffff) + 0x3f3504f3);
+  const float s = (m - 1) / (m + 1), s2 = s * s;
+  const float tail = s2 * (0.666666667f + s2 * (0.4f + s2 * (0.285714286f + s2 * (0.222222222f + s2 * 0.181818182f))));
+  return e * 0.693147181f + (2 * s + s * tail);
+}
+
+// Sine and cosine of 2 pi t for t in [0, 1), by Taylor's polynomials on an eighth of a turn.
+inline void sine_cosine_of_turn(float t, float& sine, float& cosine) {
+  const int32_t quarter = int32_t(t * 4 + 0.5f);
+  const float x = (t - float(quarter) * 0.25f) * 6.28318531f, x2 = x * x;
+  const float s = x + x * x2 * (-1.66666667e-1f + x2 * (8.33333333e-3f + x2 * (-1.98412698e-4f + x2 * 2.75573192e-6f)));
+  const float c = 1 + x2 * (-0.5f + x2 * (4.16666667e-2f + x2 * (-1.38888889e-3f + x2 * 2.48015873e-5f)));
+  const bool swap = quarter & 1;
+  const float a = swap ? c : s, b = swap ? s : c;
+  sine = quarter & 2 ? -a : a;
+  cosine = (quarter + 1) & 2 ? -b : b;
+}
+
+}  // namespace
+
+// Box and Muller: two uniform numbers make two normal ones.
+void normal(Tensor& out, double mean, double deviation, PhiloxKey key) {
+  dispatch<float, double, Half, BFloat16>(out.dtype(), "normal", [&]<class T> {
+    T* data = out.data<T>();
+    if constexpr (std::is_same_v<T, double>) {
+      fill_blocks<double, words_per_block / 2>(data, out.numel(), key, [=](const uint32_t* words, double* values) {
+        for (int i = 0; i < words_per_block / 4; ++i) {
+          const double radius = std::sqrt(-2 * std::log(1 - unit(words[4 * i], words[4 * i + 1])));
+          const double angle = 6.283185307179586 * unit(words[4 * i + 2], words[4 * i + 3]);
+          values[2 * i] = mean + deviation * (radius * std::cos(angle));
+          values[2 * i + 1] = mean + deviation * (radius * std::sin(angle));
+        }
+      });
+    } else {
+      const float m = float(mean), d = float(deviation);
+      fill_blocks<float, words_per_block>(data, out.numel(), key, [=](const uint32_t* words, float* values) {
+        for (int i = 0; i < words_per_block / 2; ++i) {
+          // All 32 bits, with a half added, so that the tail reaches 6.7 deviations and log never sees 0.
+          const float u = (float(words[2 * i]) + 0.5f) * 0x1p-32f;
+          const float turn = float(int32_t(words[2 * i + 1] >> 8)) * 0x1p-24f;
+          const float radius = std::sqrt(std::max(0.f, -2 * log_unit(u)));
+          float sine, cosine;
+          sine_cosine_of_turn(turn, sine, cosine);
+          values[2 * i] = m + d * (radius * cosine);
+          values[2 * i + 1] = m + d * (radius * sine);
+        }
+      });
+    }
+  });
+}
+
+void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
+  const uint64_t range = uint64_t(high) - uint64_t(low);
+  dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(out.dtype(), "randint", [&]<class T> {
+    // The upper half of a 64-bit word times the range: bias below range / 2^64.
+    fill_blocks<int64_t, words_per_block / 2>(out.data<T>(), out.numel(), key, [=](const uint32_t* words, int64_t* values) {
+      for (int i = 0; i < words_per_block / 2; ++i) {
+        const uint64_t word = uint64_t(words[2 * i + 1]) << 32 | words[2 * i];
+        values[i] = int64_t(uint64_t(low) + uint64_t((unsigned __int128)(word) * range >> 64));
+      }
+    });
+  });
+}
+
+void dropout(const Tensor& x, double p, PhiloxKey key, Tensor& out) {
+  const int64_t n = out.numel();
+  // Element i stays when its word is at least p * 2^32; p == 1 is beyond every word.
+  const uint64_t threshold = uint64_t(std::ceil(p * 0x1p32));
+  const bool drop_all = threshold > 0xffffffffu;
+  const uint32_t least = uint32_t(std::min<uint64_t>(threshold, 0xffffffffu));
+  dispatch<float, double, Half, BFloat16>(out.dtype(), "dropout", [&]<class T> {
+    using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    const T* in = x.data<T>();
+    T* result = out.data<T>();
+    const Compute scale = drop_all ? Compute(0) : Compute(1 / (1 - p));
+    if (drop_all) {
+      std::fill_n(result, n, T(0));
+      return;
+    }
+    parallel_for((n + words_per_block - 1) / words_per_block, 64, [&](int64_t begin, int64_t end) {
+      alignas(64) uint32_t words[words_per_block];
+      for (int64_t b = begin; b < end; ++b) {
+        philox_block(key, uint64_t(b) * counters, words);
+        const int64_t start = b * words_per_block, count = std::min<int64_t>(words_per_block, n - start);
+        for (int64_t i = 0; i < count; ++i) {
+          const Compute value = Compute(in[start + i]) * scale;
+          result[start + i] = T(words[i] >= least ? value : Compute(0));
+        }
+      }
+    });
+  });
+}
+
+}  // namespace lockstep::on_cpu

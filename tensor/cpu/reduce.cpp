@@ -1,0 +1,422 @@
+// Reductions over any dims of a tensor with any strides. The dims fall into two nests, kept and reduced; each is ordered by
+// stride and simplified. Then the lanes of a vector lie along one dim:
+//
+//   along a reduced dim   a row becomes one number: four vectors run along it and are added in a tree at its end
+//   along a kept dim      a row of outputs is carried down the rows of x (column sums, as for a bias)
+//
+// Sums of f32 are carried in f32 over blocks of fixed length, and the sums of the blocks are added in f64, one after another.
+// Blocks depend on the shape alone, so the bits do not depend on threads. Variance and logsumexp read x twice.
+#include <atomic>
+#include <cmath>
+#include <memory>
+
+#include "tensor/convert.h"
+#include "tensor/cpu/cpu_kernels.h"
+#include "tensor/cpu/lanes.h"
+#include "tensor/cpu/parallel.h"
+
+namespace lockstep::on_cpu {
+namespace {
+
+constexpr int64_t run_block = 4096;   // elements of a row in one sum
+constexpr int64_t row_block = 64;     // rows in one column sum
+constexpr int64_t column_block = 1024;
+constexpr int64_t grain = 1 << 15;    // elements for which a second thread pays
+
+// --- operations: what the lanes of each are, and how they take one more vector and join ---
+
+template <class T> using Same = std::conditional_t<std::is_integral_v<T>, std::conditional_t<sizeof(T) == 8, int64_t, int32_t>, Acc<T>>;
+template <class T> using Wide = std::conditional_t<std::is_integral_v<T>, int64_t, double>;
+
+struct Sum {
+  template <class T> using Lane = std::conditional_t<std::is_integral_v<T>, int64_t, Acc<T>>;
+  template <class A> static constexpr A identity = 0;
+  template <class A> static A neutral(A) { return 0; }  // an x that changes nothing
+  template <class V> static V step(V a, V x, V) { return a + x; }
+  template <class V> static V join(V a, V b) { return a + b; }
+};
+struct SumWide : Sum {
+  template <class T> using Lane = Wide<T>;
+};
+struct SumSquares : SumWide {
+  template <class V> static V step(V a, V x, V) { return a + x * x; }
+};
+struct SumCentered : SumWide {  // of (x - center)^2
+  template <class A> static A neutral(A center) { return center; }
+  template <class V> static V step(V a, V x, V center) { return a + (x - center) * (x - center); }
+};
+struct SumExp : Sum {  // of exp(x - center)
+  template <class A> static A neutral(A) { return -infinity<A>; }
+  template <class V> static V step(V a, V x, V center) { return a + exp_lanes<std::remove_cvref_t<decltype(x[0])>>(x - center); }
+};
+struct Prod {
+  template <class T> using Lane = Wide<T>;
+  template <class A> static constexpr A identity = 1;
+  template <class A> static A neutral(A) { return 1; }
+  template <class V> static V step(V a, V x, V) { return a * x; }
+  template <class V> static V join(V a, V b) { return a * b; }
+};
+struct Max {  // NaN wins
+  template <class T> using Lane = Same<T>;
+  template <class A> static constexpr A identity = std::is_integral_v<A> ? std::numeric_limits<A>::lowest() : -infinity<A>;
+  template <class A> static A neutral(A) { return identity<A>; }
+  template <class V> static V join(V a, V b) { return (b > a) | (b != b) ? b : a; }
+  template <class V> static V step(V a, V x, V) { return join(a, x); }
+};
+struct Min {
+  template <class T> using Lane = Same<T>;
+  template <class A> static constexpr A identity = std::is_integral_v<A> ? std::numeric_limits<A>::max() : infinity<A>;
+  template <class A> static A neutral(A) { return identity<A>; }
+  template <class V> static V join(V a, V b) { return (b < a) | (b != b) ? b : a; }
+  template <class V> static V step(V a, V x, V) { return join(a, x); }
+};
+struct Any {
+  template <class T> using Lane = Same<T>;
+  template <class A> static constexpr A identity = 0;
+  template <class A> static A neutral(A) { return 0; }
+  template <class V> static V join(V a, V b) { return b != 0 ? V{} + 1 : a; }
+  template <class V> static V step(V a, V x, V) { return join(a, x); }
+};
+struct All {
+  template <class T> using Lane = Same<T>;
+  template <class A> static constexpr A identity = 1;
+  template <class A> static A neutral(A) { return 1; }
+  template <class V> static V join(V a, V b) { return b == 0 ? V{} : a; }
+  template <class V> static V step(V a, V x, V) { return join(a, x); }
+};
+
+// --- the plan ---
+
+struct Nest {
+  int rank = 0;
+  int64_t size[Dims::max_rank], x[Dims::max_rank], out[Dims::max_rank];  // sizes and strides, outermost first
+
+  int64_t count() const {
+    int64_t n = 1;
+    for (int i = 0; i < rank; ++i) n *= size[i];
+    return n;
+  }
+  // Keeps the dims ordered by the stride of x, the smallest last; repeated elements (stride 0) go to the front.
+  void insert(int64_t s, int64_t x_stride, int64_t out_stride) {
+    const auto key = [](int64_t stride) { return stride == 0 ? INT64_MAX : stride; };
+    int at = rank++;
+    for (; at > 0 && key(x[at - 1]) < key(x_stride); --at) size[at] = size[at - 1], x[at] = x[at - 1], out[at] = out[at - 1];
+    size[at] = s, x[at] = x_stride, out[at] = out_stride;
+  }
+  // Joins neighbours that lie one behind the other.
+  void simplify() {
+    int last = 0;
+    for (int i = 1; i < rank; ++i) {
+      if (x[last] == x[i] * size[i] && out[last] == out[i] * size[i]) {
+        size[last] *= size[i];
+      } else {
+        size[++last] = size[i];
+      }
+      x[last] = x[i], out[last] = out[i];
+    }
+    if (rank > 0) rank = last + 1;
+  }
+};
+
+// A place in a nest, counted from the first element.
+struct Walk {
+  Walk(const Nest& nest, int64_t start) : nest(nest) {
+    for (int d = nest.rank - 1; d >= 0; --d) {
+      at[d] = start % nest.size[d];
+      start /= nest.size[d];
+      x += at[d] * nest.x[d], out += at[d] * nest.out[d];
+    }
+  }
+  void next() {
+    for (int d = nest.rank - 1; d >= 0; --d) {
+      x += nest.x[d], out += nest.out[d];
+      if (++at[d] < nest.size[d]) return;
+      x -= nest.x[d] * nest.size[d], out -= nest.out[d] * nest.size[d];
+      at[d] = 0;
+    }
+  }
+  const Nest& nest;
+  int64_t at[Dims::max_rank], x = 0, out = 0;
+};
+
+struct Plan {
+  Nest kept, reduced;  // without the dim of the lanes
+  bool lanes_reduced;
+  int64_t lanes = 1, x_stride = 1, out_stride = 1;  // the dim of the lanes
+};
+
+Plan make_plan(const Tensor& x, uint32_t dims, const Tensor& out) {
+  Plan plan;
+  for (int i = 0; i < x.dim(); ++i) {
+    if (x.shape()[i] == 1) continue;
+    const bool reduced = dims >> i & 1;
+    (reduced ? plan.reduced : plan.kept).insert(x.shape()[i], x.strides()[i], reduced ? 0 : out.strides()[i]);
+  }
+  plan.kept.simplify();
+  plan.reduced.simplify();
+  // The best dim for the lanes has stride 1 and fills a vector; failing that, the longer one.
+  const auto score = [](const Nest& nest) -> int64_t {
+    if (nest.rank == 0) return 0;
+    const int64_t n = nest.size[nest.rank - 1];
+    return nest.x[nest.rank - 1] == 1 && n >= 16 ? INT64_MAX : n;
+  };
+  plan.lanes_reduced = score(plan.reduced) >= score(plan.kept);
+  Nest& nest = plan.lanes_reduced ? plan.reduced : plan.kept;
+  if (nest.rank > 0) {
+    --nest.rank;
+    plan.lanes = nest.size[nest.rank], plan.x_stride = nest.x[nest.rank], plan.out_stride = nest.out[nest.rank];
+  }
+  return plan;
+}
+
+// --- the loops ---
+
+template <class A> using Total = std::conditional_t<std::is_integral_v<A>, int64_t, double>;
+
+// p[0], p[stride], ... as lanes of A, `fill` in those past `count`.
+template <class A, bool unit, class T, class Count>
+Lanes<A> load_lanes(const T* p, int64_t stride, Count count, A fill) {
+  constexpr bool full = std::is_same_v<Count, Full<A>>;
+  Lanes<A> v;
+  if constexpr (full && unit && !is_half<T>) {
+    typedef T Narrow __attribute__((vector_size(sizeof(T) * lane_count<A>)));
+    Narrow narrow;
+    std::memcpy(&narrow, p, sizeof narrow);
+    return __builtin_convertvector(narrow, Lanes<A>);
+  } else {
+    alignas(64) A lanes[lane_count<A>];
+    for (int l = 0; l < lane_count<A>; ++l) lanes[l] = full || l < count ? A(Same<T>(p[unit ? l : l * stride])) : fill;
+    std::memcpy(&v, lanes, sizeof v);
+    return v;
+  }
+}
+
+template <class Op, class A>
+A join_lanes(const Lanes<A> (&v)[4]) {
+  A lanes[lane_count<A>];
+  const Lanes<A> all = Op::join(Op::join(v[0], v[1]), Op::join(v[2], v[3]));
+  std::memcpy(lanes, &all, sizeof all);
+  for (int half = lane_count<A> / 2; half > 0; half /= 2)
+    for (int l = 0; l < half; ++l) lanes[l] = Op::join(lanes[l], lanes[l + half]);
+  return lanes[0];
+}
+
+// Lanes along a reduced dim: finish(place in out, total) for every output.
+template <class Op, bool unit, class T, class A, class Finish>
+void fold_rows(const Plan& plan, const T* x, const A* center, Finish&& finish) {
+  const int64_t n = plan.lanes, rows = plan.reduced.count(), outputs = plan.kept.count();
+  // A block is a piece of a long row or several short ones.
+  const int64_t pieces = (n + run_block - 1) / run_block, rows_per_block = pieces > 1 ? 1 : std::max<int64_t>(1, run_block / n);
+  const int64_t blocks = pieces > 1 ? rows * pieces : (rows + rows_per_block - 1) / rows_per_block;
+  const auto fold_block = [&](const T* p, A c, int64_t block) {
+    Lanes<A> sum[4];
+    for (auto& v : sum) v = splat<A>(Op::template identity<A>);
+    const Lanes<A> c_lanes = splat<A>(c);
+    const A fill = Op::neutral(c);
+    const auto add_run = [&](const T* run, int64_t length) {
+      each_vector<A>(length, [&](int64_t i, auto count, auto k) {
+        sum[k] = Op::step(sum[k], load_lanes<A, unit>(run + (unit ? i : i * plan.x_stride), plan.x_stride, count, fill), c_lanes);
+      });
+    };
+    if (pieces > 1) {
+      const int64_t begin = block % pieces * run_block;
+      add_run(p + Walk(plan.reduced, block / pieces).x + begin * plan.x_stride, std::min(run_block, n - begin));
+    } else {
+      Walk row(plan.reduced, block * rows_per_block);
+      const int64_t last = std::min(rows, (block + 1) * rows_per_block);
+      for (int64_t r = block * rows_per_block; r < last; ++r, row.next()) add_run(p + row.x, n);
+    }
+    return Total<A>(join_lanes<Op, A>(sum));
+  };
+  const int64_t block_length = std::min(run_block, n * rows);
+  if (blocks == 1) {
+    return parallel_for(outputs, grain / block_length, [&](int64_t begin, int64_t end) {
+      Walk at(plan.kept, begin);
+      for (int64_t o = begin; o < end; ++o, at.next()) finish(at.out, fold_block(x + at.x, center ? center[at.out] : A(0), 0));
+    });
+  }
+  const auto partial = std::make_unique_for_overwrite<Total<A>[]>(size_t(outputs * blocks));
+  parallel_for(outputs * blocks, grain / block_length, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Walk at(plan.kept, i / blocks);
+      partial[i] = fold_block(x + at.x, center ? center[at.out] : A(0), i % blocks);
+    }
+  });
+  parallel_for(outputs, grain / blocks, [&](int64_t begin, int64_t end) {
+    Walk at(plan.kept, begin);
+    for (int64_t o = begin; o < end; ++o, at.next()) {
+      Total<A> total = partial[o * blocks];
+      for (int64_t b = 1; b < blocks; ++b) total = Op::join(total, partial[o * blocks + b]);
+      finish(at.out, total);
+    }
+  });
+}
+
+// Lanes along a kept dim.
+template <class Op, bool unit, class T, class A, class Finish>
+void fold_columns(const Plan& plan, const T* x, const A* center, Finish&& finish) {
+  const int64_t columns = plan.lanes, rows = plan.reduced.count(), outer = plan.kept.count();
+  const int64_t strips = (columns + column_block - 1) / column_block, blocks = (rows + row_block - 1) / row_block;
+  // Rows are cut into chunks of whole blocks, so that there are about 128 pieces of work whatever the number of threads.
+  const int64_t wanted = std::max<int64_t>(1, 128 / (outer * strips));
+  const int64_t chunk_rows = (blocks + wanted - 1) / wanted * row_block, chunks = (rows + chunk_rows - 1) / chunk_rows;
+
+  // Columns [first, first + width) of rows [begin, end) into total.
+  const auto fold_strip = [&](const T* p, const A* c, int64_t width, int64_t begin, int64_t end, Total<A>* total) {
+    alignas(64) A sum[column_block], c_buffer[column_block] = {};
+    if (c) for (int64_t i = 0; i < width; ++i) c_buffer[i] = c[i * plan.out_stride];
+    std::fill_n(total, width, Total<A>(Op::template identity<A>));
+    Walk row(plan.reduced, begin);
+    for (int64_t first = begin; first < end; first += row_block) {
+      const int64_t last = std::min(end, first + row_block);
+      std::fill_n(sum, column_block, Op::template identity<A>);
+      const auto add_rows = [&](auto count_of_rows) {
+        const T* from[count_of_rows];
+        for (int r = 0; r < count_of_rows; ++r, row.next()) from[r] = p + row.x;
+        each_vector<A>(width, [&](int64_t i, auto count, auto) {
+          Lanes<A> s, center_lanes;
+          std::memcpy(&s, sum + i, sizeof s);
+          std::memcpy(&center_lanes, c_buffer + i, sizeof s);
+          for (int r = 0; r < count_of_rows; ++r) {
+            const T* q = from[r] + (unit ? i : i * plan.x_stride);
+            s = Op::step(s, load_lanes<A, unit>(q, plan.x_stride, count, A(0)), center_lanes);  // lanes past the end are not read
+          }
+          std::memcpy(sum + i, &s, sizeof s);
+        });
+      };
+      int64_t r = first;
+      for (; r + 4 <= last; r += 4) add_rows(std::integral_constant<int, 4>());
+      for (; r < last; ++r) add_rows(std::integral_constant<int, 1>());
+      for (int64_t i = 0; i < width; ++i) total[i] = Op::join(total[i], Total<A>(sum[i]));
+    }
+  };
+  std::unique_ptr<Total<A>[]> partial;
+  if (chunks > 1) partial = std::make_unique_for_overwrite<Total<A>[]>(size_t(chunks * outer * columns));
+  const int64_t work = std::min(columns, column_block) * std::min(rows, chunk_rows);
+  parallel_for(outer * strips * chunks, grain / work, [&](int64_t begin, int64_t end) {
+    alignas(64) Total<A> total[column_block];
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t chunk = item % chunks, first = item / chunks % strips * column_block, o = item / chunks / strips;
+      const int64_t width = std::min(column_block, columns - first);
+      const Walk at(plan.kept, o);
+      Total<A>* to = chunks > 1 ? &partial[(chunk * outer + o) * columns + first] : total;
+      const int64_t place = at.out + first * plan.out_stride;
+      fold_strip(x + at.x + first * plan.x_stride, center ? center + place : nullptr, width, chunk * chunk_rows,
+                 std::min(rows, (chunk + 1) * chunk_rows), to);
+      if (chunks == 1) for (int64_t i = 0; i < width; ++i) finish(place + i * plan.out_stride, total[i]);
+    }
+  });
+  if (chunks == 1) return;
+  parallel_for(outer * columns, grain / chunks, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      Total<A> total = partial[i];
+      for (int64_t chunk = 1; chunk < chunks; ++chunk) total = Op::join(total, partial[chunk * outer * columns + i]);
+      finish(Walk(plan.kept, i / columns).out + i % columns * plan.out_stride, total);
+    }
+  });
+}
+
+// Reduces x over `dims` and hands every total to finish(place in out, total). center: one value for every output, or null.
+template <class Op, class T, class Finish>
+void fold(const Tensor& x, uint32_t dims, const Tensor& out, const typename Op::template Lane<T>* center, Finish&& finish) {
+  using A = typename Op::template Lane<T>;
+  using Raw = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
+  if (x.numel() == 0) {
+    for (int64_t i = 0; i < out.numel(); ++i) finish(i, Total<A>(Op::template identity<A>));
+    return;
+  }
+  const Plan plan = make_plan(x, dims, out);
+  const auto* data = static_cast<const Raw*>(x.raw_data());
+  const auto run = [&](auto unit) {
+    if (plan.lanes_reduced) fold_rows<Op, unit, Raw, A>(plan, data, center, finish);
+    else fold_columns<Op, unit, Raw, A>(plan, data, center, finish);
+  };
+  plan.x_stride == 1 ? run(std::true_type()) : run(std::false_type());
+}
+
+// Writes totals in the dtype of out.
+struct Writer {
+  template <class V>
+  void operator()(int64_t i, V value) const {
+    dispatch_all(dtype, "reduce", [&]<class T> { static_cast<T*>(data)[i] = convert<T>(value); });
+  }
+  void* data;
+  DType dtype;
+};
+
+template <class T>
+void variance(const Tensor& x, uint32_t dims, double count, double correction, Tensor& out, const Writer& write) {
+  const auto mean = std::make_unique_for_overwrite<double[]>(size_t(out.numel()));
+  fold<SumWide, T>(x, dims, out, nullptr, [&](int64_t i, double total) { mean[i] = total / count; });
+  const double divisor = std::max(0.0, count - correction);
+  fold<SumCentered, T>(x, dims, out, mean.get(), [&](int64_t i, double total) { write(i, total / divisor); });
+}
+
+template <class T>
+void log_sum_exp(const Tensor& x, uint32_t dims, Tensor& out, const Writer& write) {
+  const auto most = std::make_unique_for_overwrite<Acc<T>[]>(size_t(out.numel() * 2));
+  Acc<T>* center = most.get() + out.numel();
+  fold<Max, T>(x, dims, out, nullptr, [&](int64_t i, double total) {
+    most[i] = Acc<T>(total);
+    center[i] = std::isfinite(total) ? Acc<T>(total) : 0;
+  });
+  // Where the largest is infinite or NaN, so is the result.
+  fold<SumExp, T>(x, dims, out, center, [&](int64_t i, double total) {
+    write(i, std::isfinite(most[i]) ? std::log(total) + double(most[i]) : double(most[i]));
+  });
+}
+
+}  // namespace
+
+void reduce(ReduceOp op, const Tensor& x, uint32_t dims, double parameter, Tensor& out) {
+  if (out.numel() == 0) return;
+  double count = 1;  // elements behind each output
+  for (int i = 0; i < x.dim(); ++i) count *= dims >> i & 1 ? double(x.shape()[i]) : 1;
+  const Writer write{out.raw_data(), out.dtype()};
+  const auto over_all = [&]<class Op>(Op) {
+    dispatch_all(x.dtype(), "reduce", [&]<class T> { fold<Op, T>(x, dims, out, nullptr, write); });
+  };
+  const auto over_floats = [&](auto&& fn) { dispatch<float, double, Half, BFloat16>(x.dtype(), "reduce", fn); };
+  switch (op) {
+    case ReduceOp::sum: return over_all(Sum());
+    case ReduceOp::prod: return over_all(Prod());
+    case ReduceOp::max: return over_all(Max());
+    case ReduceOp::min: return over_all(Min());
+    case ReduceOp::any: return over_all(Any());
+    case ReduceOp::all: return over_all(All());
+    case ReduceOp::mean:
+      return over_floats([&]<class T> {
+        fold<Sum, T>(x, dims, out, nullptr, [&](int64_t i, double total) { write(i, total / count); });
+      });
+    case ReduceOp::sum_squares: return over_floats([&]<class T> { fold<SumSquares, T>(x, dims, out, nullptr, write); });
+    case ReduceOp::var: return over_floats([&]<class T> { variance<T>(x, dims, count, parameter, out, write); });
+    case ReduceOp::logsumexp: return over_floats([&]<class T> { log_sum_exp<T>(x, dims, out, write); });
+  }
+}
+
+bool all_finite(const Tensor& x) {
+  if (!is_floating(x.dtype())) return true;
+  // A number is not finite when all bits of its exponent are set.
+  const Tensor values = x.contiguous();
+  std::atomic<bool> good{true};
+  const auto check = [&]<class Bits>(Bits exponent) {
+    const Bits* p = static_cast<const Bits*>(values.raw_data());
+    parallel_for(values.numel(), grain, [&](int64_t begin, int64_t end) {
+      for (int64_t first = begin; first < end && good.load(std::memory_order_relaxed); first += run_block) {
+        const int64_t last = std::min(end, first + run_block);
+        Bits bad = 0;
+        for (int64_t i = first; i < last; ++i) bad |= Bits((p[i] & exponent) == exponent);
+        if (bad) good.store(false, std::memory_order_relaxed);
+      }
+    });
+  };
+  switch (x.dtype()) {
+    case f32: check(uint32_t(0x7f800000)); break;
+    case f64: check(uint64_t(0x7ff0000000000000)); break;
+    case f16: check(uint16_t(0x7c00)); break;
+    default: check(uint16_t(0x7f80)); break;
+  }
+  return good;
+}
+
+}  // namespace lockstep::on_cpu

@@ -1,0 +1,61 @@
+#pragma once
+// Element types. dtype is dispatched inside kernels only, over a named list; anything else throws.
+#include <cstdint>
+#include <iosfwd>
+#include <string_view>
+
+#include "tensor/check.h"
+#include "tensor/half.h"
+
+namespace lockstep {
+
+enum class DType : uint8_t { f32, f64, f16, bf16, i64, i32, i8, u8, boolean };
+
+inline constexpr DType f32 = DType::f32, f64 = DType::f64, f16 = DType::f16, bf16 = DType::bf16;
+inline constexpr DType i64 = DType::i64, i32 = DType::i32, i8 = DType::i8, u8 = DType::u8;
+inline constexpr DType boolean = DType::boolean;
+
+/// Bytes of one element.
+constexpr int64_t size_of(DType dtype) {
+  constexpr int64_t bytes[] = {4, 8, 2, 2, 8, 4, 1, 1, 1};
+  return bytes[int(dtype)];
+}
+
+constexpr std::string_view name_of(DType dtype) {
+  constexpr std::string_view names[] = {"f32", "f64", "f16", "bf16", "i64", "i32", "i8", "u8", "bool"};
+  return names[int(dtype)];
+}
+
+constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }
+
+/// "f32" or "float32", "bf16" or "bfloat16", ...; Error names the known ones.
+DType parse_dtype(std::string_view name);
+
+std::ostream& operator<<(std::ostream& out, DType dtype);
+
+/// The DType of a C++ type.
+template <class T> inline constexpr DType dtype_of = [] { static_assert(sizeof(T) == 0, "not an element type"); return DType::f32; }();
+template <> inline constexpr DType dtype_of<float> = DType::f32;
+template <> inline constexpr DType dtype_of<double> = DType::f64;
+template <> inline constexpr DType dtype_of<Half> = DType::f16;
+template <> inline constexpr DType dtype_of<BFloat16> = DType::bf16;
+template <> inline constexpr DType dtype_of<int64_t> = DType::i64;
+template <> inline constexpr DType dtype_of<int32_t> = DType::i32;
+template <> inline constexpr DType dtype_of<int8_t> = DType::i8;
+template <> inline constexpr DType dtype_of<uint8_t> = DType::u8;
+template <> inline constexpr DType dtype_of<bool> = DType::boolean;
+
+[[noreturn]] void fail_dtype(const char* op, DType got, const DType* expected, int count);
+
+/// Calls fn.template operator()<T>() with the T of `dtype`, which must be one of Types:
+/// dispatch<float, double>(x.dtype(), "softmax", [&]<class T> { ... }).
+template <class... Types, class Fn>
+void dispatch(DType dtype, const char* op, Fn&& fn) {
+  const bool done = ((dtype == dtype_of<Types> ? (fn.template operator()<Types>(), true) : false) || ...);
+  if (!done) {
+    constexpr DType expected[] = {dtype_of<Types>...};
+    fail_dtype(op, dtype, expected, sizeof...(Types));
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,302 @@
+#pragma once
+// Pointwise operations: the value of each, and beside it the derivative times the incoming gradient g. CPU and CUDA
+// kernels, and through `reads` what autograd keeps, follow from here. T is float, double, int64_t, int32_t, or uint8_t for bool.
+// Conventions at kinks are PyTorch's. NaN goes through every function: that is why comparisons are turned the way they are.
+#include <type_traits>
+
+#include "tensor/math.h"
+
+namespace lockstep::functor {
+
+/// The scalar parameters of an operation.
+template <class T> struct Params { T p, q; };
+
+/// What the derivative of a unary operation reads beside the gradient. zero: it is 0 everywhere.
+enum class Reads : uint8_t { none, input, output, zero };
+
+/// Operands that a derivative of a binary operation reads, as bits.
+inline constexpr int nothing = 0, reads_a = 1, reads_b = 2, both = 3;
+
+/// Operations that cost more than moving their operands: worth a second thread earlier.
+struct Costly { static constexpr bool costly = true; };
+
+/// Integers wrap around.
+template <class T, class Fn>
+LOCKSTEP_HD T wrapping(T a, T b, Fn fn) {
+  if constexpr (std::is_integral_v<T>) {
+    using U = std::make_unsigned_t<T>;
+    return T(fn(U(a), U(b)));
+  } else {
+    return fn(a, b);
+  }
+}
+template <class T> LOCKSTEP_HD T plus(T a, T b) { return wrapping(a, b, [](auto x, auto y) { return x + y; }); }
+template <class T> LOCKSTEP_HD T minus(T a, T b) { return wrapping(a, b, [](auto x, auto y) { return x - y; }); }
+template <class T> LOCKSTEP_HD T times(T a, T b) { return wrapping(a, b, [](auto x, auto y) { return x * y; }); }
+
+template <class T> LOCKSTEP_HD T clip(T x, T low, T high) {
+  x = x < low ? low : x;
+  return x > high ? high : x;
+}
+
+#define LOCKSTEP_VALUE template <class T> LOCKSTEP_HD static T value([[maybe_unused]] T x, [[maybe_unused]] Params<T> a)
+#define LOCKSTEP_GRAD(kept) \
+  static constexpr Reads reads = Reads::kept; \
+  template <class T> LOCKSTEP_HD static T grad([[maybe_unused]] T g, [[maybe_unused]] T kept, [[maybe_unused]] Params<T> a)
+
+// --- arithmetic ---
+struct Neg {
+  LOCKSTEP_VALUE { if constexpr (std::is_integral_v<T>) return minus(T(0), x); else return -x; }
+  LOCKSTEP_GRAD(none) { return -g; }
+};
+struct Abs {
+  LOCKSTEP_VALUE { if constexpr (std::is_integral_v<T>) return x < 0 ? minus(T(0), x) : x; else return std::fabs(x); }
+  LOCKSTEP_GRAD(input) { return input > T(0) ? g : input < T(0) ? -g : input * T(0); }
+};
+struct Sign {
+  LOCKSTEP_VALUE { return x > T(0) ? T(1) : x < T(0) ? T(-1) : x == T(0) ? T(0) : x; }
+  LOCKSTEP_GRAD(zero) { return T(0); }
+};
+struct Square {
+  LOCKSTEP_VALUE { return times(x, x); }
+  LOCKSTEP_GRAD(input) { return g * (T(2) * input); }
+};
+struct Sqrt {
+  LOCKSTEP_VALUE { return std::sqrt(x); }
+  LOCKSTEP_GRAD(output) { return g / (T(2) * output); }
+};
+struct Rsqrt {
+  LOCKSTEP_VALUE { return T(1) / std::sqrt(x); }
+  LOCKSTEP_GRAD(output) { return T(-0.5) * g * (output * output * output); }
+};
+struct Reciprocal {
+  LOCKSTEP_VALUE { return T(1) / x; }
+  LOCKSTEP_GRAD(output) { return -g * (output * output); }
+};
+struct AddScalar {
+  LOCKSTEP_VALUE { return plus(x, a.p); }
+  LOCKSTEP_GRAD(none) { return g; }
+};
+struct MulScalar {
+  LOCKSTEP_VALUE { return times(x, a.p); }
+  LOCKSTEP_GRAD(none) { return g * a.p; }
+};
+struct RsubScalar {
+  LOCKSTEP_VALUE { return minus(a.p, x); }
+  LOCKSTEP_GRAD(none) { return -g; }
+};
+struct RdivScalar {
+  LOCKSTEP_VALUE { return a.p / x; }
+  LOCKSTEP_GRAD(input) { return -g * ((a.p / input) / input); }
+};
+struct Clamp {
+  LOCKSTEP_VALUE { return clip(x, a.p, a.q); }
+  LOCKSTEP_GRAD(input) { return (input >= a.p) & (input <= a.q) ? g : T(0); }
+};
+
+// --- rounding; round goes to even ---
+struct Floor { LOCKSTEP_VALUE { return std::floor(x); } LOCKSTEP_GRAD(zero) { return T(0); } };
+struct Ceil { LOCKSTEP_VALUE { return std::ceil(x); } LOCKSTEP_GRAD(zero) { return T(0); } };
+struct Round { LOCKSTEP_VALUE { return std::rint(x); } LOCKSTEP_GRAD(zero) { return T(0); } };
+struct Trunc { LOCKSTEP_VALUE { return std::trunc(x); } LOCKSTEP_GRAD(zero) { return T(0); } };
+struct LogicalNot { LOCKSTEP_VALUE { return T(x == T(0)); } LOCKSTEP_GRAD(zero) { return T(0); } };
+
+// --- exponentials and logarithms ---
+struct Exp : Costly {
+  LOCKSTEP_VALUE { return math::exp(x); }
+  LOCKSTEP_GRAD(output) { return g * output; }
+};
+struct Expm1 : Costly {
+  LOCKSTEP_VALUE { return math::expm1(x); }
+  LOCKSTEP_GRAD(output) { return g * (output + T(1)); }
+};
+struct Log : Costly {
+  LOCKSTEP_VALUE { return math::log(x); }
+  LOCKSTEP_GRAD(input) { return g / input; }
+};
+struct Log2 : Costly {
+  LOCKSTEP_VALUE { return math::log2(x); }
+  LOCKSTEP_GRAD(input) { return g / (input * T(0.693147180559945309417)); }
+};
+struct Log1p : Costly {
+  LOCKSTEP_VALUE { return math::log1p(x); }
+  LOCKSTEP_GRAD(input) { return g / (T(1) + input); }
+};
+
+/// Elements beyond trig_limit take the slow way, one by one (f32 only).
+struct Trigonometric : Costly {
+  template <class T> LOCKSTEP_HD static bool is_large(T x) { return !(std::fabs(x) < T(math::trig_limit)); }
+};
+struct Sin : Trigonometric {
+  LOCKSTEP_VALUE { return math::sin(x); }
+  LOCKSTEP_GRAD(input) { return g * math::cos(input); }
+  static double large_value(double x) { return std::sin(x); }
+  static double large_grad(double g, double x) { return g * std::cos(x); }
+};
+struct Cos : Trigonometric {
+  LOCKSTEP_VALUE { return math::cos(x); }
+  LOCKSTEP_GRAD(input) { return -g * math::sin(input); }
+  static double large_value(double x) { return std::cos(x); }
+  static double large_grad(double g, double x) { return -g * std::sin(x); }
+};
+
+struct Tanh : Costly {
+  LOCKSTEP_VALUE { return math::tanh(x); }
+  LOCKSTEP_GRAD(output) { return g * (T(1) - output * output); }
+};
+struct Erf : Costly {
+  LOCKSTEP_VALUE { return math::erf(x); }
+  LOCKSTEP_GRAD(input) { return g * (T(1.12837916709551257390) * math::exp(-(input * input))); }  // 2 / sqrt(pi)
+};
+struct Sigmoid : Costly {
+  LOCKSTEP_VALUE { return math::sigmoid(x); }
+  LOCKSTEP_GRAD(output) { return g * (output * (T(1) - output)); }
+};
+struct LogSigmoid : Costly {
+  LOCKSTEP_VALUE { return (x > T(0) ? T(0) : x) - math::log1p(math::exp(-std::fabs(x))); }
+  LOCKSTEP_GRAD(input) { return g * math::sigmoid(-input); }
+};
+struct Softplus : Costly {  // p: beta, q: threshold
+  LOCKSTEP_VALUE {
+    const T scaled = x * a.p;
+    return scaled > a.q ? x : math::log1p(math::exp(scaled)) / a.p;
+  }
+  LOCKSTEP_GRAD(input) { return input * a.p > a.q ? g : g * math::sigmoid(input * a.p); }
+};
+
+// --- activations. Their derivatives clip x where they have long been 0 or 1, so that 0 times infinity does not occur ---
+struct Relu {
+  LOCKSTEP_VALUE { return x < T(0) ? T(0) : x; }
+  LOCKSTEP_GRAD(output) { return output <= T(0) ? T(0) : g; }
+};
+struct LeakyRelu {
+  LOCKSTEP_VALUE { return x > T(0) ? x : x * a.p; }
+  LOCKSTEP_GRAD(input) { return input > T(0) ? g : g * a.p; }
+};
+struct Elu : Costly {
+  LOCKSTEP_VALUE { return x > T(0) ? x : a.p * math::expm1(x); }
+  LOCKSTEP_GRAD(input) { return input > T(0) ? g : g * (a.p * math::exp(input)); }
+};
+struct Silu : Costly {
+  LOCKSTEP_VALUE { return x * math::sigmoid(x); }
+  LOCKSTEP_GRAD(input) {
+    const T x = clip(input, T(-85), T(85));
+    const T e = math::exp_coarse(-x), s = T(1) / (T(1) + e);
+    return g * (s + x * s * (e * s));  // e s is 1 - s, without its rounding
+  }
+};
+struct Mish : Costly {  // x tanh(softplus(x)); with e = e^x and n = e (e + 2) the tanh is n / (n + 2)
+  LOCKSTEP_VALUE {
+    const T e = math::exp(x > T(20) ? T(20) : x), n = e * (e + T(2));
+    return x * (n / (n + T(2)));
+  }
+  LOCKSTEP_GRAD(input) {
+    const T x = clip(input, T(-85), T(20));
+    const T e = math::exp_coarse(x), n = e * (e + T(2)), d = T(1) / (n + T(2)), t = n * d;
+    // 1 - t^2 = (1 + t) * 2 d, and the derivative of softplus is e / (1 + e)
+    return g * (t + x * ((T(1) + t) * (T(2) * d)) * (e / (T(1) + e)));
+  }
+};
+struct GeluErf : Costly {
+  LOCKSTEP_VALUE { return x * (T(0.5) * (T(1) + math::erf(x * T(0.70710678118654752440)))); }
+  LOCKSTEP_GRAD(input) {
+    const T x = clip(input, T(-15), T(15));
+    const T normal = T(0.39894228040143267794) * math::exp(T(-0.5) * x * x);  // 1 / sqrt(2 pi)
+    return g * (T(0.5) * (T(1) + math::erf(x * T(0.70710678118654752440))) + x * normal);
+  }
+};
+struct GeluTanh : Costly {  // x / 2 (1 + tanh u) = x / (1 + e^-2u) with 2u = 2 sqrt(2 / pi) (x + 0.044715 x^3)
+  LOCKSTEP_VALUE {
+    const T minus_2u = x * (T(-1.59576912160573071176) - T(0.07135481627159980) * (x * x));
+    return x / (T(1) + math::exp_coarse(minus_2u));
+  }
+  LOCKSTEP_GRAD(input) {
+    const T x = clip(input, T(-10), T(10)), square = x * x;
+    const T e = math::exp_coarse(x * (T(-1.59576912160573071176) - T(0.07135481627159980) * square));
+    const T s = T(1) / (T(1) + e);
+    const T slope = T(1.59576912160573071176) + T(3 * 0.07135481627159980) * square;
+    return g * (s + x * slope * s * (e * s));
+  }
+};
+struct Hardswish {
+  LOCKSTEP_VALUE { return x * (clip(x + T(3), T(0), T(6)) / T(6)); }
+  LOCKSTEP_GRAD(input) { return input <= T(-3) ? T(0) : input < T(3) ? g * (input / T(3) + T(0.5)) : g; }
+};
+struct Hardsigmoid {
+  LOCKSTEP_VALUE { return clip(x + T(3), T(0), T(6)) / T(6); }
+  LOCKSTEP_GRAD(input) { return (input > T(-3)) & (input < T(3)) ? g / T(6) : T(0); }
+};
+
+// --- powers ---
+struct PowScalar : Costly {
+  LOCKSTEP_VALUE { return std::pow(x, a.p); }
+  LOCKSTEP_GRAD(input) { return a.p == T(0) ? T(0) : g * (a.p * T(std::pow(input, a.p - T(1)))); }
+};
+#undef LOCKSTEP_VALUE
+#undef LOCKSTEP_GRAD
+
+// --- of two operands: grad0 is towards a, grad1 towards b ---
+#define LOCKSTEP_VALUE2 template <class T> LOCKSTEP_HD static T value(T a, T b)
+#define LOCKSTEP_GRAD2(part, kept) \
+  static constexpr int reads_##part = kept; \
+  template <class T> LOCKSTEP_HD static T part([[maybe_unused]] T g, [[maybe_unused]] T a, [[maybe_unused]] T b)
+
+struct Add {
+  LOCKSTEP_VALUE2 { return plus(a, b); }
+  LOCKSTEP_GRAD2(grad0, nothing) { return g; }
+  LOCKSTEP_GRAD2(grad1, nothing) { return g; }
+};
+struct Sub {
+  LOCKSTEP_VALUE2 { return minus(a, b); }
+  LOCKSTEP_GRAD2(grad0, nothing) { return g; }
+  LOCKSTEP_GRAD2(grad1, nothing) { return -g; }
+};
+struct Mul {
+  LOCKSTEP_VALUE2 { return times(a, b); }
+  LOCKSTEP_GRAD2(grad0, reads_b) { return g * b; }
+  LOCKSTEP_GRAD2(grad1, reads_a) { return g * a; }
+};
+struct Div {
+  LOCKSTEP_VALUE2 { return a / b; }
+  LOCKSTEP_GRAD2(grad0, reads_b) { return g / b; }
+  LOCKSTEP_GRAD2(grad1, both) { return -g * ((a / b) / b); }
+};
+struct Pow : Costly {
+  LOCKSTEP_VALUE2 { return std::pow(a, b); }
+  LOCKSTEP_GRAD2(grad0, both) { return b == T(0) ? T(0) : g * (b * T(std::pow(a, b - T(1)))); }
+  LOCKSTEP_GRAD2(grad1, both) { return a == T(0) && b >= T(0) ? T(0) : g * (T(std::pow(a, b)) * T(std::log(a))); }
+};
+struct Maximum {  // at a tie half the gradient goes to each
+  LOCKSTEP_VALUE2 { return (a > b) | (a != a) ? a : b; }
+  LOCKSTEP_GRAD2(grad0, both) { return a < b ? T(0) : a == b ? g / T(2) : g; }
+  LOCKSTEP_GRAD2(grad1, both) { return b < a ? T(0) : a == b ? g / T(2) : g; }
+};
+struct Minimum {
+  LOCKSTEP_VALUE2 { return (a < b) | (a != a) ? a : b; }
+  LOCKSTEP_GRAD2(grad0, both) { return a > b ? T(0) : a == b ? g / T(2) : g; }
+  LOCKSTEP_GRAD2(grad1, both) { return b > a ? T(0) : a == b ? g / T(2) : g; }
+};
+#undef LOCKSTEP_VALUE2
+#undef LOCKSTEP_GRAD2
+
+// --- comparisons ---
+struct Eq { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a == b; } };
+struct Ne { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a != b; } };
+struct Lt { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a < b; } };
+struct Le { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a <= b; } };
+struct Gt { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a > b; } };
+struct Ge { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a >= b; } };
+struct LogicalAnd { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return (a != T(0)) & (b != T(0)); } };
+struct LogicalOr { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return (a != T(0)) | (b != T(0)); } };
+
+// --- without a line in pointwise.def ---
+struct Addcmul {
+  template <class T> LOCKSTEP_HD static T value(T x, T b, T c, Params<T> a) { return plus(x, times(times(a.p, b), c)); }
+};
+struct Lerp {  // from the nearer end, so that weight 1 gives b exactly
+  template <class T> LOCKSTEP_HD static T value(T x, T b, Params<T> a) {
+    return a.p < T(0.5) ? x + a.p * (b - x) : b - (b - x) * (T(1) - a.p);
+  }
+};
+
+}  // namespace lockstep::functor

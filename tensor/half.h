@@ -1,0 +1,54 @@
+#pragma once
+// 16-bit floats as storage: the same bits as CUDA's __half and __nv_bfloat16. Arithmetic is done in f32.
+#include <bit>
+#include <cstdint>
+
+namespace lockstep {
+
+/// IEEE binary16. Conversion from float rounds to nearest even, keeps NaN and infinities, flushes nothing.
+struct Half {
+  uint16_t bits = 0;
+
+  Half() = default;
+  explicit Half(float value) : bits(encode(value)) {}
+  explicit operator float() const { return decode(bits); }
+
+  static float decode(uint16_t h) {
+    // Shift exponent and mantissa into place, then let one float multiplication rescale subnormals exactly.
+    const uint32_t sign = uint32_t(h & 0x8000u) << 16;
+    const uint32_t magnitude = h & 0x7fffu;
+    if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+    const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
+    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(scaled));
+  }
+
+  static uint16_t encode(float value) {
+    const uint32_t f = std::bit_cast<uint32_t>(value);
+    const uint16_t sign = uint16_t((f >> 16) & 0x8000u);
+    const uint32_t magnitude = f & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return uint16_t(sign | 0x7e00u);   // NaN
+    if (magnitude >= 0x477ff000u) return uint16_t(sign | 0x7c00u);  // rounds to infinity
+    if (magnitude < 0x38800000u) {                                 // subnormal: let float addition round
+      const float rounded = std::bit_cast<float>(magnitude) + 0.5f;
+      return uint16_t(sign | (std::bit_cast<uint32_t>(rounded) - 0x3f000000u));
+    }
+    return uint16_t(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
+  }
+};
+
+/// The upper half of a float. Conversion rounds to nearest even and keeps NaN.
+struct BFloat16 {
+  uint16_t bits = 0;
+
+  BFloat16() = default;
+  explicit BFloat16(float value) : bits(encode(value)) {}
+  explicit operator float() const { return std::bit_cast<float>(uint32_t(bits) << 16); }
+
+  static uint16_t encode(float value) {
+    const uint32_t f = std::bit_cast<uint32_t>(value);
+    if ((f & 0x7fffffffu) > 0x7f800000u) return uint16_t((f >> 16) | 0x40u);
+    return uint16_t((f + 0x7fffu + ((f >> 16) & 1u)) >> 16);
+  }
+};
+
+}  // namespace lockstep

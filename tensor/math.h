@@ -1,0 +1,207 @@
+#pragma once
+// Elementary functions for kernels, for f32 and f64, on CPU and GPU. The f32 versions have no branches and call nothing, so a
+// compiler turns a loop over them into vector code; errors are at most 2 to 3 units in the last place, over the whole range
+// with denormals, infinities and NaN. The polynomials are minimax fits of our own. f64 serves checks and goes to std.
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#if defined(__CUDACC__)
+#define LOCKSTEP_HD __host__ __device__
+#else
+#define LOCKSTEP_HD
+#endif
+
+namespace lockstep::math {
+
+LOCKSTEP_HD constexpr int32_t bits_of(float x) { return std::bit_cast<int32_t>(x); }
+LOCKSTEP_HD constexpr float float_of(int32_t bits) { return std::bit_cast<float>(bits); }
+
+/// 2^n for -126 <= n <= 127, and infinity for 128.
+LOCKSTEP_HD inline float power_of_two(int32_t n) { return float_of(int32_t(uint32_t(n + 127) << 23)); }
+
+/// x = n ln 2 + r with |r| <= ln 2 / 2. Good for |x| < 1000.
+struct ExpParts { float r; float n; int32_t n_bits; };
+LOCKSTEP_HD inline ExpParts split_exp(float x) {
+  // Adding 1.5 * 2^23 rounds to a whole number and leaves it in the low bits.
+  constexpr float shift = 12582912.f;
+  const float t = x * 1.44269504f + shift;
+  const float n = t - shift;
+  // ln 2 in two parts: n times the first, of 15 bits, is exact.
+  const float r = (x - n * 0.693145752f) - n * 1.42860682e-6f;
+  return {r, n, int32_t(uint32_t(bits_of(t)) - uint32_t(bits_of(shift)))};
+}
+
+/// e^r - 1 for |r| <= ln 2 / 2.
+LOCKSTEP_HD inline float expm1_poly(float r) {
+  float p = 1.381314243e-3f;
+  p = p * r + 8.369418792e-3f;
+  p = p * r + 4.166845605e-2f;
+  p = p * r + 1.666651517e-1f;
+  p = p * r + 4.999999404e-1f;
+  return p * (r * r) + r;
+}
+
+LOCKSTEP_HD inline float exp(float x) {
+  const float clipped = x > 89.f ? 89.f : x < -104.f ? -104.f : x;  // keeps NaN
+  const ExpParts parts = split_exp(clipped);
+  // In two factors, so that results may be denormal.
+  const int32_t half = parts.n_bits >> 1;
+  return (1.f + expm1_poly(parts.r)) * power_of_two(half) * power_of_two(parts.n_bits - half);
+}
+LOCKSTEP_HD inline double exp(double x) { return std::exp(x); }
+
+/// exp that stays at 1.2e-38 further down and is infinite from 88.4 up: cheaper, for use inside 1 / (1 + e^x).
+LOCKSTEP_HD inline float exp_coarse(float x) {
+  const float clipped = x > 89.f ? 89.f : x < -87.3f ? -87.3f : x;
+  const ExpParts parts = split_exp(clipped);
+  return (1.f + expm1_poly(parts.r)) * power_of_two(parts.n_bits);
+}
+LOCKSTEP_HD inline double exp_coarse(double x) { return std::exp(x); }
+
+LOCKSTEP_HD inline float expm1(float x) {
+  const float clipped = x > 89.f ? 89.f : x < -18.f ? -18.f : x;
+  const ExpParts parts = split_exp(clipped);
+  // 2^n p + (2^n - 1), at half its size so that n = 128 fits.
+  const float scale = power_of_two(parts.n_bits - 1), p = expm1_poly(parts.r);
+  const float y = 2.f * (scale * p + (scale - 0.5f));
+  return std::copysign(parts.n_bits == 0 ? p : y, x);
+}
+LOCKSTEP_HD inline double expm1(double x) { return std::expm1(x); }
+
+/// x = 2^e (1 + f) with 1 + f from sqrt(1/2) to sqrt(2), for finite x > 0.
+struct LogParts { float f, e; };
+LOCKSTEP_HD inline LogParts split_log(float x) {
+  const bool denormal = x < 1.17549435e-38f;
+  const int32_t bits = bits_of(denormal ? x * 8388608.f : x);
+  const int32_t e = (bits - 0x3f3504f3) >> 23;  // 0x3f3504f3 is sqrt(1/2)
+  const float m = float_of(int32_t(uint32_t(bits) - (uint32_t(e) << 23)));
+  return {m - 1.f, float(e) - (denormal ? 23.f : 0.f)};
+}
+
+/// log(1 + f) for the f of split_log.
+LOCKSTEP_HD inline float log1p_poly(float f) {
+  float p = 6.746601313e-2f;
+  p = p * f - 1.167564094e-1f;
+  p = p * f + 1.188817471e-1f;
+  p = p * f - 1.240559146e-1f;
+  p = p * f + 1.421955079e-1f;
+  p = p * f - 1.666799635e-1f;
+  p = p * f + 2.000211924e-1f;
+  p = p * f - 2.500000894e-1f;
+  p = p * f + 3.333331347e-1f;
+  return (p * f - 0.5f) * (f * f) + f;
+}
+
+/// y where x is positive and finite; log's values elsewhere.
+LOCKSTEP_HD inline float log_or_special(float x, float y) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  y = x < infinity ? y : x;  // infinity and NaN stay
+  y = x < 0.f ? std::numeric_limits<float>::quiet_NaN() : y;
+  return x == 0.f ? -infinity : y;
+}
+
+LOCKSTEP_HD inline float log(float x) {
+  const LogParts parts = split_log(x);
+  return log_or_special(x, parts.e * 0.693145752f + (parts.e * 1.42860682e-6f + log1p_poly(parts.f)));
+}
+LOCKSTEP_HD inline double log(double x) { return std::log(x); }
+
+LOCKSTEP_HD inline float log2(float x) {
+  const LogParts parts = split_log(x);
+  const float y = log1p_poly(parts.f);
+  // 1 / ln 2 in two parts, so that the product is good to the last place.
+  return log_or_special(x, parts.e + (y * 1.92596299e-8f + y * 1.44269502f));
+}
+LOCKSTEP_HD inline double log2(double x) { return std::log2(x); }
+
+LOCKSTEP_HD inline float log1p(float x) {
+  const float u = 1.f + x;
+  const float lost = x - (u - 1.f);  // what rounding took from u
+  const LogParts parts = split_log(u);
+  const float low = log1p_poly(parts.f) + (parts.e * 1.42860682e-6f + lost / u);
+  const float y = log_or_special(u, parts.e * 0.693145752f + low);
+  return std::fabs(x) < 1e-4f ? x - x * x * (0.5f - 0.333333333f * x) : y;  // also keeps the sign of zero
+}
+LOCKSTEP_HD inline double log1p(double x) { return std::log1p(x); }
+
+LOCKSTEP_HD inline float tanh(float x) {
+  // (e^2a - 1) / (e^2a + 1) by expm1's polynomial; from 10 on it is 1.
+  const float a = std::fabs(x);
+  const ExpParts parts = split_exp(2.f * (a > 10.f ? 10.f : a));
+  const float scale = power_of_two(parts.n_bits);
+  const float t = scale * expm1_poly(parts.r) + (scale - 1.f);
+  return std::copysign(t / (t + 2.f), x);
+}
+LOCKSTEP_HD inline double tanh(double x) { return std::tanh(x); }
+
+/// 1 / (1 + e^-x), without overflow and with denormal results.
+template <class T>
+LOCKSTEP_HD inline T sigmoid(T x) {
+  const T e = exp(-std::fabs(x));
+  return (x < T(0) ? e : T(1)) / (T(1) + e);
+}
+
+LOCKSTEP_HD inline float erf(float x) {
+  const float a = std::fabs(x);
+  const float s = x * x;
+  float p = 7.889119297e-5f;  // near 0: x + x p(x^2)
+  p = p * s - 8.020841051e-4f;
+  p = p * s + 5.189535208e-3f;
+  p = p * s - 2.685444430e-2f;
+  p = p * s + 1.128360033e-1f;
+  p = p * s - 3.761262596e-1f;
+  p = p * s + 1.283791661e-1f;
+  const float t = a > 4.f ? 4.f : a;  // further out: 1 - e^q(x)
+  float q = -2.168906758e-5f;
+  q = q * t + 4.413638089e-4f;
+  q = q * t - 4.204704426e-3f;
+  q = q * t + 2.520865761e-2f;
+  q = q * t - 1.084192395e-1f;
+  q = q * t - 6.332192421e-1f;
+  q = q * t - 1.129578710e+0f;
+  q = q * t + 1.881165663e-4f;
+  return a < 0.98f ? x * p + x : std::copysign(1.f - exp_coarse(q), x);
+}
+LOCKSTEP_HD inline double erf(double x) { return std::erf(x); }
+
+/// Below this, sin and cos of f32 reduce their argument here; beyond, std's reduction is needed.
+inline constexpr float trig_limit = 1e6f;
+
+/// sin(x + quarter * pi / 2) for |x| < trig_limit.
+LOCKSTEP_HD inline float sin_near(float x, int32_t quarter) {
+  // The reduction is done in f64. pi / 2 in two parts: n times the first, of 33 bits, is exact.
+  constexpr double shift = 6755399441055744.0;  // 1.5 * 2^52
+  const double wide = x;
+  const double n = (wide * 0.63661977236758134 + shift) - shift;
+  const float r = float((wide - n * 1.57079632673412561417) - n * 6.07710050650619224932e-11);
+  const int32_t turn = int32_t(n) + quarter;
+  const float s = r * r;
+  float sine = 2.717564485e-6f;
+  sine = sine * s - 1.983925613e-4f;
+  sine = sine * s + 8.333329111e-3f;
+  sine = sine * s - 1.666666716e-1f;
+  sine = sine * s * r + r;
+  float cosine = -2.720330201e-7f;
+  cosine = cosine * s + 2.479943578e-5f;
+  cosine = cosine * s - 1.388888340e-3f;
+  cosine = cosine * s + 4.166666791e-2f;
+  cosine = cosine * s * s + (1.f - 0.5f * s);
+  const float y = (turn & 1) ? cosine : sine;
+  const float signed_y = (turn & 2) ? -y : y;
+  return quarter == 0 && x == 0.f ? x : signed_y;
+}
+
+#if defined(__CUDA_ARCH__)
+__device__ inline float sin(float x) { return ::sinf(x); }
+__device__ inline float cos(float x) { return ::cosf(x); }
+#else
+// CPU kernels look first whether any element of a run is large, see functors.h.
+inline float sin(float x) { return sin_near(x, 0); }
+inline float cos(float x) { return sin_near(x, 1); }
+#endif
+LOCKSTEP_HD inline double sin(double x) { return std::sin(x); }
+LOCKSTEP_HD inline double cos(double x) { return std::cos(x); }
+
+}  // namespace lockstep::math

@@ -1,0 +1,297 @@
+// The caching allocator and the ledger. Small blocks come from lists of the thread (no lock, no atomic), large ones from
+// one list per size class under a mutex. Under AddressSanitizer nothing is cached, so that it sees every use after free.
+#include "tensor/memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstdlib>
+#include <iomanip>
+#include <mutex>
+#include <ostream>
+#include <unordered_map>
+#include <utility>
+
+#include "tensor/check.h"
+
+namespace lockstep {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool caching = false;
+#else
+constexpr bool caching = true;
+#endif
+
+constexpr size_t alignment = 64;
+constexpr size_t huge_page = size_t(2) << 20;
+
+// A free block holds the link to the next one.
+struct FreeBlock {
+  FreeBlock* next;
+};
+
+// --- the ledger ---
+
+struct Account {
+  std::atomic<int64_t> current{0}, peak{0};
+
+  void book(int64_t bytes) {
+    const int64_t now = current.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    int64_t most = peak.load(std::memory_order_relaxed);
+    while (now > most && !peak.compare_exchange_weak(most, now, std::memory_order_relaxed)) {}
+  }
+  MemoryUse use() const { return {current.load(std::memory_order_relaxed), peak.load(std::memory_order_relaxed)}; }
+};
+
+Account accounts[memory_categories];
+Account total_account;
+thread_local constinit Memory current_category = Memory::other;
+std::atomic<int64_t> allocations_until_failure{0};
+
+// --- small blocks ---
+
+constexpr size_t small_bins = small_block / alignment;
+constexpr size_t small_cache_limit = size_t(1) << 20;  // bytes a thread keeps
+
+struct SmallCache {
+  FreeBlock* bins[small_bins] = {};
+  size_t bytes = 0;
+  bool closed = false;  // the thread is ending: keep nothing more
+};
+thread_local constinit SmallCache small_cache;  // constant initialisation: no guard on the fast path
+
+void drain_small_cache() {
+  for (FreeBlock*& bin : small_cache.bins) {
+    while (bin) std::free(std::exchange(bin, bin->next));
+  }
+  small_cache.bytes = 0;
+}
+
+struct SmallCacheCloser {
+  bool armed = false;
+  ~SmallCacheCloser() {
+    drain_small_cache();
+    small_cache.closed = true;
+  }
+};
+thread_local SmallCacheCloser small_cache_closer;
+
+size_t small_bin(size_t bytes) { return bytes == 0 ? 0 : (bytes - 1) / alignment; }
+
+// --- large blocks ---
+
+// Eight size classes to a power of two, so that rounding up wastes at most 1/8.
+size_t class_size(size_t bytes) {
+  const size_t step = std::bit_floor(bytes) / 8;
+  return (bytes + step - 1) / step * step;
+}
+int class_index(size_t size) {  // of a size that class_size() returned
+  const int power = std::bit_width(size) - 1;
+  return power * 8 + int((size >> (power - 3)) & 7);
+}
+
+void* system_allocate(size_t size) noexcept {
+  if (!caching || size < huge_page) return std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+  // Map a huge page more than needed and cut both ends off, so that huge pages fit.
+  const size_t mapped = size + huge_page;
+  void* map = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (map == MAP_FAILED) return nullptr;
+  auto* begin = static_cast<std::byte*>(map);
+  const size_t head = (huge_page - reinterpret_cast<uintptr_t>(map) % huge_page) % huge_page;
+  if (head) munmap(begin, head);
+  munmap(begin + head + size, mapped - head - size);
+  madvise(begin + head, size, MADV_HUGEPAGE);  // a wish; nothing is lost when the system refuses
+  return begin + head;
+}
+
+void system_free(void* data, size_t size) noexcept {
+  if (!caching || size < huge_page) return std::free(data);
+  munmap(data, size);
+}
+
+class LargeCache {
+ public:
+  void* allocate(size_t bytes) {
+    const size_t size = class_size(bytes);
+    const std::lock_guard lock(mutex_);
+    void* data = nullptr;
+    size_t got = size;
+    // A block of the class, or a larger one within 25 % of the request.
+    for (; !data && got <= bytes + bytes / 4; got = class_size(got + 1)) {
+      if ((data = take(got))) break;
+    }
+    if (!data) {
+      got = size;
+      data = system_allocate(size);
+      if (!data) {
+        release_locked(0);
+        data = system_allocate(size);
+      }
+      if (!data) return nullptr;
+    }
+    if (got != size) oversized_.emplace(data, got);
+    live_ += got;
+    most_live_ = std::max(most_live_, live_);
+    release_locked(limit());
+    return data;
+  }
+
+  void deallocate(void* data, size_t bytes) noexcept {
+    const std::lock_guard lock(mutex_);
+    size_t size = class_size(bytes);
+    if (!oversized_.empty()) {
+      if (const auto found = oversized_.find(data); found != oversized_.end()) {
+        size = found->second;
+        oversized_.erase(found);
+      }
+    }
+    live_ -= size;
+    put(data, size);
+    release_locked(limit());
+  }
+
+  void release() {
+    const std::lock_guard lock(mutex_);
+    release_locked(0);
+  }
+
+  int64_t cached() {
+    const std::lock_guard lock(mutex_);
+    return int64_t(cached_);
+  }
+
+ private:
+  // What may be kept: some, and what was live before, because keeping that cannot raise the peak of the process.
+  size_t limit() const { return std::max({size_t(256) << 20, live_ / 2, most_live_ - live_}); }
+
+  void* take(size_t size) {
+    FreeBlock*& bin = bins_[class_index(size)];
+    if (!bin) return nullptr;
+    cached_ -= size;
+    return std::exchange(bin, bin->next);
+  }
+
+  void put(void* data, size_t size) {
+    FreeBlock*& bin = bins_[class_index(size)];
+    bin = new (data) FreeBlock{bin};
+    cached_ += size;
+  }
+
+  // Gives blocks back, the largest first, until `keep` bytes are left.
+  void release_locked(size_t keep) noexcept {
+    for (int i = std::size(bins_) - 1; i >= 0 && cached_ > keep; --i) {
+      const size_t size = size_t(8 + i % 8) << (i / 8 - 3);
+      while (bins_[i] && cached_ > keep) system_free(take(size), size);
+    }
+  }
+
+  std::mutex mutex_;
+  FreeBlock* bins_[64 * 8] = {};
+  size_t cached_ = 0, live_ = 0, most_live_ = 0;
+  std::unordered_map<void*, size_t> oversized_;  // blocks handed out that are of a larger class than was asked for
+};
+
+// Never destroyed: tensors in static variables may outlive it.
+LargeCache& large_cache() {
+  static LargeCache& cache = *new LargeCache;
+  return cache;
+}
+
+[[noreturn]] void fail_allocation(size_t bytes) {
+  fail(str("[memory] could not allocate ", bytes, " bytes; held now:\n", memory_report()));
+}
+
+void maybe_fail(size_t bytes) {
+  if (allocations_until_failure.load(std::memory_order_relaxed) == 0) [[likely]] return;
+  if (allocations_until_failure.fetch_sub(1, std::memory_order_relaxed) == 1) fail_allocation(bytes);
+}
+
+}  // namespace
+
+std::string_view name_of(Memory category) {
+  constexpr std::string_view names[] = {"parameter", "gradient", "optimizer", "activation", "communication", "other"};
+  return names[int(category)];
+}
+
+MemoryScope::MemoryScope(Memory category) : previous_(current_category) { current_category = category; }
+MemoryScope::~MemoryScope() { current_category = previous_; }
+Memory MemoryScope::current() { return current_category; }
+
+MemoryReport memory_report() {
+  MemoryReport report;
+  for (int i = 0; i < memory_categories; ++i) report.category[i] = accounts[i].use();
+  report.total = total_account.use();
+  report.cached = large_cache().cached() + int64_t(small_cache.bytes);
+  return report;
+}
+
+std::ostream& operator<<(std::ostream& out, const MemoryReport& report) {
+  const auto line = [&](std::string_view name, const MemoryUse& use) {
+    out << std::left << std::setw(14) << name << std::right << std::setw(16) << use.current << std::setw(16) << use.peak
+        << '\n';
+  };
+  out << "category          bytes held         at most\n";
+  for (int i = 0; i < memory_categories; ++i) line(name_of(Memory(i)), report.category[i]);
+  line("total", report.total);
+  return out << std::left << std::setw(14) << "cached" << std::right << std::setw(16) << report.cached << '\n';
+}
+
+void reset_peak_memory() {
+  for (Account& account : accounts) account.peak = account.current.load();
+  total_account.peak = total_account.current.load();
+}
+
+void release_cached_memory() {
+  drain_small_cache();
+  large_cache().release();
+}
+
+void* allocate_small(size_t bytes) {
+  const size_t bin = small_bin(bytes);
+  if (FreeBlock* block = small_cache.bins[bin]) {
+    small_cache.bins[bin] = block->next;
+    small_cache.bytes -= (bin + 1) * alignment;
+    return block;
+  }
+  void* data = std::aligned_alloc(alignment, (bin + 1) * alignment);
+  if (!data) fail_allocation(bytes);
+  return data;
+}
+
+void deallocate_small(void* data, size_t bytes) noexcept {
+  const size_t bin = small_bin(bytes), size = (bin + 1) * alignment;
+  if (!caching || small_cache.closed || small_cache.bytes + size > small_cache_limit) return std::free(data);
+  if (!small_cache_closer.armed) small_cache_closer.armed = true;  // first use makes the thread run its destructor
+  small_cache.bins[bin] = new (data) FreeBlock{small_cache.bins[bin]};
+  small_cache.bytes += size;
+}
+
+void* allocate_cpu(size_t bytes) {
+  maybe_fail(bytes);
+  if (bytes <= small_block) return allocate_small(bytes);
+  void* data = nullptr;
+  // Sizes near 2^63 cannot be rounded up, and the system has none of them anyway.
+  if (bytes < size_t(1) << 62) data = caching ? large_cache().allocate(bytes) : system_allocate(bytes);
+  if (!data) fail_allocation(bytes);
+  return data;
+}
+
+void deallocate_cpu(void* data, size_t bytes) noexcept {
+  if (!data) return;
+  if (bytes <= small_block) return deallocate_small(data, bytes);
+  if (caching) return large_cache().deallocate(data, bytes);
+  std::free(data);
+}
+
+void book_memory(Memory category, int64_t bytes) noexcept {
+  accounts[int(category)].book(bytes);
+  total_account.book(bytes);
+}
+
+void fail_allocation_after(int64_t n) { allocations_until_failure = std::max<int64_t>(n, 0); }
+
+}  // namespace lockstep

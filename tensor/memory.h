@@ -1,0 +1,64 @@
+#pragma once
+// Memory: a caching allocator (64-byte aligned; fresh pages cost more than most kernels) and a ledger that knows, for
+// every category, how many bytes are held now and were held at most.
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <iosfwd>
+#include <string_view>
+
+#include "tensor/device.h"
+
+namespace lockstep {
+
+enum class Memory : uint8_t { parameter, gradient, optimizer, activation, communication, other };
+inline constexpr int memory_categories = 6;
+std::string_view name_of(Memory category);
+
+/// Storage allocated by this thread while the scope lives is booked under `category` (default: activation inside a
+/// recorded forward is just `other` unless a scope says so).
+class MemoryScope {
+ public:
+  explicit MemoryScope(Memory category);
+  ~MemoryScope();
+  MemoryScope(const MemoryScope&) = delete;
+  static Memory current();
+
+ private:
+  Memory previous_;
+};
+
+struct MemoryUse {
+  int64_t current = 0;  ///< bytes held by live storages
+  int64_t peak = 0;     ///< the most since start or reset_peak()
+};
+
+struct MemoryReport {
+  std::array<MemoryUse, memory_categories> category;
+  MemoryUse total;
+  int64_t cached = 0;  ///< bytes kept by the allocator for reuse, not held by any storage
+};
+
+/// A table with one line per category.
+std::ostream& operator<<(std::ostream& out, const MemoryReport& report);
+
+/// Bytes by category over the whole process (CPU).
+MemoryReport memory_report();
+void reset_peak_memory();
+/// Gives cached blocks back to the system.
+void release_cached_memory();
+
+/// Low level, for Storage: 64-byte aligned; Error "[memory] ..." with the ledger when the system has none left.
+void* allocate_cpu(size_t bytes);
+void deallocate_cpu(void* data, size_t bytes) noexcept;
+/// Blocks of at most small_block bytes from lists of this thread; may be freed on another thread. Storage lives in one.
+inline constexpr size_t small_block = 4096;
+void* allocate_small(size_t bytes);
+void deallocate_small(void* data, size_t bytes) noexcept;
+/// Books `bytes` (may be negative) in the ledger.
+void book_memory(Memory category, int64_t bytes) noexcept;
+
+/// The n-th allocation from now throws (0: never). For tests of out-of-memory paths.
+void fail_allocation_after(int64_t n);
+
+}  // namespace lockstep

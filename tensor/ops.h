@@ -1,0 +1,171 @@
+#pragma once
+// Operations on Tensor, without gradients (autograd/ops.h has the same names for Variable). All give a new row-major
+// tensor unless said otherwise; all check their arguments first. Nothing is promoted: dtypes and devices must agree.
+// dim counts from the end when negative. Forms ending in _ write into their first argument and return it.
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "tensor/kernels.h"
+#include "tensor/tensor.h"
+
+namespace lockstep {
+
+struct TensorOptions { DType dtype = f32; Device device = cpu; };
+
+// --- creation (ops_create.cpp) ---
+Tensor empty(const Shape& shape, TensorOptions options = {});  ///< uninitialised
+Tensor empty_like(const Tensor& x);                            ///< row-major
+Tensor zeros(const Shape& shape, TensorOptions options = {});
+Tensor ones(const Shape& shape, TensorOptions options = {});
+Tensor full(const Shape& shape, double value, TensorOptions options = {});
+Tensor zeros_like(const Tensor& x);
+Tensor ones_like(const Tensor& x);
+Tensor full_like(const Tensor& x, double value);
+Tensor arange(double start, double end, double step = 1, TensorOptions options = {.dtype = i64});  ///< [start, end)
+Tensor arange(int64_t end, TensorOptions options = {.dtype = i64});
+Tensor linspace(double start, double end, int64_t steps, TensorOptions options = {});  ///< both ends included
+Tensor eye(int64_t n, int64_t m = -1, TensorOptions options = {});
+Tensor rand(const Shape& shape, TensorOptions options = {});   ///< uniform in [0, 1)
+Tensor randn(const Shape& shape, TensorOptions options = {});  ///< standard normal
+Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options = {.dtype = i64});  ///< [low, high)
+Tensor randperm(int64_t n);                                    ///< i64
+Tensor bernoulli(const Shape& shape, double p, TensorOptions options = {});  ///< 1 with probability p
+const Tensor& uniform_(const Tensor& x, double low, double high);
+const Tensor& normal_(const Tensor& x, double mean, double deviation);
+
+// --- pointwise (ops_pointwise.cpp): every line of pointwise.def, and its in-place form ---
+#define LOCKSTEP_UNARY(name, functor, types) Tensor name(const Tensor& x); const Tensor& name##_(const Tensor& x);
+#define LOCKSTEP_UNARY1(name, functor, types, p, d) Tensor name(const Tensor& x, double p d); const Tensor& name##_(const Tensor& x, double p d);
+#define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e) Tensor name(const Tensor& x, double p d, double q e); const Tensor& name##_(const Tensor& x, double p d, double q e);
+#define LOCKSTEP_BINARY(name, functor, types) Tensor name(const Tensor& a, const Tensor& b); const Tensor& name##_(const Tensor& a, const Tensor& b);
+#define LOCKSTEP_COMPARE(name, functor) Tensor name(const Tensor& a, const Tensor& b);
+#include "tensor/pointwise.def"
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);  ///< condition is bool; broadcasts
+Tensor addcmul(const Tensor& a, const Tensor& b, const Tensor& c, double value = 1);  ///< a + value * b * c
+Tensor lerp(const Tensor& a, const Tensor& b, double weight);             ///< a + weight * (b - a)
+const Tensor& add_(const Tensor& a, const Tensor& b, double alpha);       ///< a += alpha * b
+Tensor isnan(const Tensor& x);
+Tensor isfinite(const Tensor& x);
+/// Part of a pointwise operation's derivative, for autograd: gradient times d out / d operand. May reuse `grad`'s storage when it is exclusive.
+Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor& grad, const Tensor& a, const Tensor& b);
+
+enum class Gelu { erf, tanh };
+inline Tensor gelu(const Tensor& x, Gelu form = Gelu::erf) { return form == Gelu::erf ? gelu_erf(x) : gelu_tanh(x); }
+
+inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
+inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
+inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
+inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
+inline Tensor operator-(const Tensor& x) { return neg(x); }
+inline Tensor operator+(const Tensor& x, double s) { return add_scalar(x, s); }
+inline Tensor operator+(double s, const Tensor& x) { return add_scalar(x, s); }
+inline Tensor operator-(const Tensor& x, double s) { return add_scalar(x, -s); }
+inline Tensor operator-(double s, const Tensor& x) { return rsub_scalar(x, s); }
+inline Tensor operator*(const Tensor& x, double s) { return mul_scalar(x, s); }
+inline Tensor operator*(double s, const Tensor& x) { return mul_scalar(x, s); }
+inline Tensor operator/(const Tensor& x, double s) { return mul_scalar(x, 1 / s); }
+inline Tensor operator/(double s, const Tensor& x) { return rdiv_scalar(x, s); }
+
+// --- reductions (ops_reduce.cpp): an empty `dims` means all of them ---
+Tensor sum(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+Tensor mean(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+Tensor prod(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+Tensor amax(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+Tensor amin(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+Tensor var(const Tensor& x, const Dims& dims = {}, double correction = 1, bool keepdim = false);
+Tensor stddev(const Tensor& x, const Dims& dims = {}, double correction = 1, bool keepdim = false);
+Tensor norm(const Tensor& x, const Dims& dims = {}, bool keepdim = false);  ///< Euclidean
+Tensor sum_squares(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+Tensor any(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+Tensor all(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim = false);
+struct ValuesIndices { Tensor values, indices; };
+ValuesIndices max(const Tensor& x, int64_t dim, bool keepdim = false);  ///< first place on ties
+ValuesIndices min(const Tensor& x, int64_t dim, bool keepdim = false);
+Tensor max(const Tensor& x);
+Tensor min(const Tensor& x);
+Tensor argmax(const Tensor& x, std::optional<int64_t> dim = {}, bool keepdim = false);
+Tensor argmin(const Tensor& x, std::optional<int64_t> dim = {}, bool keepdim = false);
+Tensor cumsum(const Tensor& x, int64_t dim);
+Tensor cumprod(const Tensor& x, int64_t dim);
+ValuesIndices sort(const Tensor& x, int64_t dim = -1, bool descending = false);  ///< stable
+ValuesIndices topk(const Tensor& x, int64_t k, int64_t dim = -1, bool largest = true);
+bool all_finite(const Tensor& x);
+/// Sums x down to `shape`, which broadcasts to x's shape.
+Tensor sum_to(const Tensor& x, const Shape& shape);
+bool allclose(const Tensor& a, const Tensor& b, double rtol = 1e-5, double atol = 1e-8);
+bool equal(const Tensor& a, const Tensor& b);  ///< same shape, dtype and values bit for bit (NaN equals itself)
+
+// --- matrix products (ops_matmul.cpp) ---
+Tensor matmul(const Tensor& a, const Tensor& b);                ///< NumPy's rules: vectors, batches, broadcasting
+Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, double beta = 1, double alpha = 1);
+Tensor outer(const Tensor& a, const Tensor& b);
+Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands);
+/// activation(x w^T + bias): x (..., in), w (out, in), bias (out) or undefined. `pre`, when given, gets the value before the activation.
+Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias = {}, Activation activation = Activation::none, Tensor* pre = nullptr);
+
+// --- layers (ops_nn.cpp) ---
+Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& bias = {}, int64_t stride = 1, int64_t padding = 0, int64_t dilation = 1, int64_t groups = 1);
+Tensor conv2d(const Tensor& x, const Tensor& w, const Tensor& bias = {}, const ConvArgs& args = {});
+Tensor conv2d_grad_input(const Tensor& grad, const Tensor& w, const Shape& input_shape, const ConvArgs& args);
+struct WeightBiasGrad { Tensor weight, bias; };
+WeightBiasGrad conv2d_grad_weight(const Tensor& grad, const Tensor& x, const Shape& weight_shape, const ConvArgs& args, bool with_bias);
+Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias = {}, const ConvArgs& args = {}, const Dims& output_padding = {0, 0});
+ValuesIndices max_pool2d(const Tensor& x, const PoolArgs& args);
+Tensor max_pool2d_grad(const Tensor& grad, const Tensor& indices, const Shape& input_shape);
+Tensor avg_pool2d(const Tensor& x, const PoolArgs& args);
+Tensor avg_pool2d_grad(const Tensor& grad, const Shape& input_shape, const PoolArgs& args);
+Tensor adaptive_avg_pool2d(const Tensor& x, int64_t height, int64_t width);
+Tensor adaptive_avg_pool2d_grad(const Tensor& grad, const Shape& input_shape);
+Tensor softmax(const Tensor& x, int64_t dim);
+Tensor log_softmax(const Tensor& x, int64_t dim);
+Tensor softmax_grad(bool log, const Tensor& grad, const Tensor& y, int64_t dim);
+struct NormResult { Tensor out, mean, rstd; };
+/// Normalises over the trailing dims that `weight_shape` covers.
+NormResult layer_norm(const Tensor& x, const Shape& normalized, const Tensor& weight = {}, const Tensor& bias = {}, double eps = 1e-5);
+struct NormGrad { Tensor x, weight, bias; };
+NormGrad layer_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& saved, const Shape& normalized, const Tensor& weight, bool with_bias);
+NormResult rms_norm(const Tensor& x, const Tensor& weight, double eps = 1e-6);  ///< over the last dim
+NormGrad rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight);
+/// x (N, C, ...); out has x's layout when that is channels-last. training: statistics of the batch, and running_mean / running_var (unbiased) move by `momentum`.
+NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean, const Tensor& running_var, bool training, double momentum = 0.1, double eps = 1e-5);
+NormGrad batch_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& saved, const Tensor& weight, bool with_bias, bool training);
+struct CrossEntropyRows { Tensor loss, lse; };  ///< both (rows)
+CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, const Tensor& weight = {}, const CrossEntropyArgs& args = {});
+/// Writes into `logits` when `in_place`, else into a new tensor.
+Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args, bool in_place);
+/// What a mean over the rows divides by: the sum of the weights of the targets that are not ignored.
+double cross_entropy_weight_sum(const Tensor& target, const Tensor& weight = {}, const CrossEntropyArgs& args = {});
+Tensor dropout(const Tensor& x, double p, PhiloxKey key);
+struct AttentionResult { Tensor out, lse; };
+/// softmax(q k^T scale + mask) v without the T x S matrix. q (B, H, T, D), k v (B, G, S, D). out is (B, H, T, D), laid out as (B, T, H, D) so that merging heads is a view.
+/// mask: bool (true = attend) or floating (added), broadcastable to (B, H, T, S). causal: query i sees keys j <= i + S - T. scale 0 means 1/sqrt(D).
+AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask = {}, AttentionArgs args = {.scale = 0});
+struct AttentionGrad { Tensor q, k, v; };
+AttentionGrad attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionResult& saved, AttentionArgs args);
+/// Rotary position embedding (Su et al., RoFormer; half-split form). x (..., T, D), cosine and sine (T, D / 2).
+Tensor rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse = false);
+
+// --- indexing and joining (ops_index.cpp): index tensors are i64; out-of-range values are named in the Error ---
+Tensor embedding(const Tensor& weight, const Tensor& index);
+const Tensor& embedding_grad_(const Tensor& grad_weight, const Tensor& grad, const Tensor& index, int64_t padding_index = -1);  ///< adds
+Tensor gather(const Tensor& x, int64_t dim, const Tensor& index);
+Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
+Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
+const Tensor& scatter_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
+Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index);
+const Tensor& index_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
+Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
+const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, double value);
+Tensor cat(const std::vector<Tensor>& tensors, int64_t dim = 0);
+Tensor stack(const std::vector<Tensor>& tensors, int64_t dim = 0);
+Tensor pad(const Tensor& x, const std::vector<int64_t>& pad, double value = 0);  ///< PyTorch's order: last dim first, (before, after) pairs
+Tensor flip(const Tensor& x, const Dims& dims);
+Tensor roll(const Tensor& x, const Dims& shifts, const Dims& dims);
+Tensor repeat(const Tensor& x, const Dims& repeats);
+Tensor tril(const Tensor& x, int64_t diagonal = 0);
+Tensor triu(const Tensor& x, int64_t diagonal = 0);
+Tensor one_hot(const Tensor& index, int64_t classes = -1);  ///< i64, (..., classes)
+
+}  // namespace lockstep

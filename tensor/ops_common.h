@@ -1,0 +1,26 @@
+#pragma once
+// Checks that most operations share. Internal to the tensor library.
+#include "tensor/tensor.h"
+
+namespace lockstep {
+
+inline void check_defined(const char* op, const Tensor& tensor) {
+  LOCKSTEP_CHECK(tensor.defined(), "[", op, "] tensor is undefined");
+}
+
+inline void check_same_dtype(const char* op, const Tensor& a, const Tensor& b) {
+  LOCKSTEP_CHECK(a.dtype() == b.dtype(), "[", op, "] expected one dtype, got ", a.dtype(), " and ", b.dtype(),
+                 " (convert with .to(dtype))");
+}
+
+inline void check_same_device(const char* op, const Tensor& a, const Tensor& b) {
+  LOCKSTEP_CHECK(a.device() == b.device(), "[", op, "] expected one device, got ", a.device(), " and ", b.device(),
+                 " (move with .to(device))");
+}
+
+inline void check_floating(const char* op, const Tensor& tensor) {
+  check_defined(op, tensor);
+  LOCKSTEP_CHECK(is_floating(tensor.dtype()), "[", op, "] expected a floating dtype, got ", tensor.dtype());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,136 @@
+// New tensors: empty, constant, ranges, random.
+#include <cmath>
+
+#include "tensor/ops.h"
+#include "tensor/ops_common.h"
+
+namespace lockstep {
+
+Tensor empty(const Shape& shape, TensorOptions options) {
+  check_shape("empty", shape);
+  int64_t bytes = 0;
+  LOCKSTEP_CHECK(!__builtin_mul_overflow(numel_of(shape), size_of(options.dtype), &bytes),
+                 "[empty] expected fewer than 2^63 bytes, got shape ", shape);
+  return Tensor(Storage::allocate(bytes, options.device), 0, shape, contiguous_strides(shape), options.dtype);
+}
+
+Tensor empty_like(const Tensor& x) {
+  check_defined("empty_like", x);
+  return empty(x.shape(), {.dtype = x.dtype(), .device = x.device()});
+}
+
+Tensor full(const Shape& shape, double value, TensorOptions options) {
+  Tensor out = empty(shape, options);
+  LOCKSTEP_KERNEL(options.device, fill)(out, value);
+  return out;
+}
+
+Tensor zeros(const Shape& shape, TensorOptions options) { return full(shape, 0, options); }
+Tensor ones(const Shape& shape, TensorOptions options) { return full(shape, 1, options); }
+
+Tensor full_like(const Tensor& x, double value) {
+  check_defined("full_like", x);
+  return full(x.shape(), value, {.dtype = x.dtype(), .device = x.device()});
+}
+
+Tensor zeros_like(const Tensor& x) { return full_like(x, 0); }
+Tensor ones_like(const Tensor& x) { return full_like(x, 1); }
+
+Tensor arange(double start, double end, double step, TensorOptions options) {
+  LOCKSTEP_CHECK(options.dtype != boolean, "[arange] expected a number dtype, got bool");
+  LOCKSTEP_CHECK(std::isfinite(start) && std::isfinite(end) && std::isfinite(step) && step != 0,
+                 "[arange] expected finite ends and a step other than 0, got ", start, ", ", end, ", ", step);
+  LOCKSTEP_CHECK((end - start) * step >= 0, "[arange] expected a step that leads from start to end, got ", start, ", ", end,
+                 ", ", step);
+  const double count = std::ceil((end - start) / step);
+  LOCKSTEP_CHECK(count < 0x1p62, "[arange] expected fewer than 2^62 elements, got ", count);
+  Tensor out = empty({int64_t(count)}, options);
+  LOCKSTEP_KERNEL(options.device, iota)(out, start, step);
+  return out;
+}
+
+Tensor arange(int64_t end, TensorOptions options) { return arange(0.0, double(end), 1.0, options); }
+
+Tensor linspace(double start, double end, int64_t steps, TensorOptions options) {
+  LOCKSTEP_CHECK(steps >= 0, "[linspace] expected steps >= 0, got ", steps);
+  LOCKSTEP_CHECK(is_floating(options.dtype), "[linspace] expected a floating dtype, got ", options.dtype);
+  Tensor out = empty({steps}, options);
+  LOCKSTEP_KERNEL(options.device, iota)(out, start, steps > 1 ? (end - start) / double(steps - 1) : 0);
+  if (steps > 1) out.select(0, -1).fill_(end);  // exact, whatever the steps round to
+  return out;
+}
+
+Tensor eye(int64_t n, int64_t m, TensorOptions options) {
+  LOCKSTEP_CHECK(n >= 0 && m >= -1, "[eye] expected sizes >= 0, got ", n, " and ", m);
+  Tensor out = zeros({n, m < 0 ? n : m}, options);
+  out.diagonal().fill_(1);
+  return out;
+}
+
+const Tensor& uniform_(const Tensor& x, double low, double high) {
+  check_floating("uniform_", x);
+  LOCKSTEP_CHECK(low <= high && std::isfinite(high - low), "[uniform_] expected finite low <= high, got ", low, " and ",
+                 high);
+  Tensor out = x.is_contiguous() ? x : empty_like(x);
+  LOCKSTEP_KERNEL(x.device(), uniform)(out, low, high, next_random_key());
+  if (!x.is_contiguous()) x.copy_(out);
+  x.storage()->bump_version("uniform_");
+  return x;
+}
+
+const Tensor& normal_(const Tensor& x, double mean, double deviation) {
+  check_floating("normal_", x);
+  LOCKSTEP_CHECK(deviation >= 0, "[normal_] expected a deviation >= 0, got ", deviation);
+  Tensor out = x.is_contiguous() ? x : empty_like(x);
+  LOCKSTEP_KERNEL(x.device(), normal)(out, mean, deviation, next_random_key());
+  if (!x.is_contiguous()) x.copy_(out);
+  x.storage()->bump_version("normal_");
+  return x;
+}
+
+Tensor rand(const Shape& shape, TensorOptions options) {
+  LOCKSTEP_CHECK(is_floating(options.dtype), "[rand] expected a floating dtype, got ", options.dtype);
+  Tensor out = empty(shape, options);
+  LOCKSTEP_KERNEL(options.device, uniform)(out, 0, 1, next_random_key());
+  return out;
+}
+
+Tensor randn(const Shape& shape, TensorOptions options) {
+  LOCKSTEP_CHECK(is_floating(options.dtype), "[randn] expected a floating dtype, got ", options.dtype);
+  Tensor out = empty(shape, options);
+  LOCKSTEP_KERNEL(options.device, normal)(out, 0, 1, next_random_key());
+  return out;
+}
+
+Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options) {
+  LOCKSTEP_CHECK(low < high, "[randint] expected low < high, got ", low, " and ", high);
+  LOCKSTEP_CHECK(options.dtype != boolean, "[randint] expected a number dtype, got bool");
+  Tensor out = empty(shape, options);
+  LOCKSTEP_KERNEL(options.device, randint)(out, low, high, next_random_key());
+  return out;
+}
+
+Tensor randperm(int64_t n) {
+  LOCKSTEP_CHECK(n >= 0, "[randperm] expected n >= 0, got ", n);
+  Tensor out = arange(n);
+  auto* values = out.data<int64_t>();
+  const PhiloxKey key = next_random_key();
+  // Fisher and Yates: each place gets one of the values not yet placed.
+  for (int64_t i = n - 1; i > 0; --i) {
+    const auto words = philox(key, uint64_t(i));
+    const uint64_t draw = uint64_t(words[1]) << 32 | words[0];
+    std::swap(values[i], values[int64_t((unsigned __int128)(draw) * uint64_t(i + 1) >> 64)]);
+  }
+  return out;
+}
+
+Tensor bernoulli(const Shape& shape, double p, TensorOptions options) {
+  LOCKSTEP_CHECK(p >= 0 && p <= 1, "[bernoulli] expected a probability from 0 to 1, got ", p);
+  Tensor draw = empty(shape, {.dtype = f32, .device = options.device});
+  LOCKSTEP_KERNEL(options.device, uniform)(draw, 0, 1, next_random_key());
+  auto* values = draw.data<float>();
+  for (int64_t i = 0; i < draw.numel(); ++i) values[i] = double(values[i]) < p ? 1.f : 0.f;
+  return draw.to(options.dtype);
+}
+
+}  // namespace lockstep

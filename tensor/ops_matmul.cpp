@@ -1,0 +1,238 @@
+// Matrix products: matmul with NumPy's rules, addmm, outer, linear, and einsum, which is built from them.
+#include <algorithm>
+#include <string>
+
+#include "tensor/ops.h"
+#include "tensor/ops_common.h"
+
+namespace lockstep {
+namespace {
+
+void check_product(const char* op, const Tensor& a, const Tensor& b) {
+  check_floating(op, a);
+  check_floating(op, b);
+  check_same_dtype(op, a, b);
+  check_same_device(op, a, b);
+}
+
+/// x itself when its last two dims are rows or columns as kernels take them (one unit stride, lines that do not
+/// overlap), else a copy.
+Tensor as_matrices(const Tensor& x) {
+  const int r = x.dim();
+  const int64_t m = x.shape()[r - 2], n = x.shape()[r - 1], row = x.strides()[r - 2], col = x.strides()[r - 1];
+  const bool rows = col == 1 && (m <= 1 || row >= n), columns = row == 1 && (n <= 1 || col >= m);
+  return rows || columns ? x : x.clone();
+}
+
+/// The dims before the last two can be counted by one stride, so that they extend the rows.
+bool rows_fold(const Tensor& x) {
+  for (int d = 0; d + 2 < x.dim(); ++d)
+    if (x.strides()[d] != x.strides()[d + 1] * x.shape()[d + 1]) return false;
+  return true;
+}
+
+Tensor run(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, const Shape& shape) {
+  Tensor out = empty(shape, {.dtype = a.dtype(), .device = a.device()});
+  LOCKSTEP_KERNEL(a.device(), matmul)(as_matrices(a), as_matrices(b), bias, args, pre, out);
+  return out;
+}
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  check_product("matmul", a, b);
+  LOCKSTEP_CHECK(a.dim() > 0 && b.dim() > 0, "[matmul] expected at least 1 dim, got ", a.shape(), " and ", b.shape(),
+                 " (multiply by a scalar with *)");
+  const Tensor left = a.dim() == 1 ? a.unsqueeze(0) : a, right = b.dim() == 1 ? b.unsqueeze(1) : b;
+  const int64_t m = left.size(-2), k = left.size(-1), n = right.size(-1);
+  LOCKSTEP_CHECK(k == right.size(-2), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ", b.shape());
+  Shape batch = broadcast_shapes("matmul", Shape(left.shape().begin(), left.shape().end() - 2),
+                                 Shape(right.shape().begin(), right.shape().end() - 2));
+  Shape full = batch, full_a = batch, full_b = batch;
+  full.push_back(m), full.push_back(n);
+  full_a.push_back(m), full_a.push_back(k);
+  full_b.push_back(k), full_b.push_back(n);
+  Tensor none, out;
+  if (right.dim() == 2 && left.dim() > 2 && left.numel() > 0 && rows_fold(left)) {  // one tall matrix instead of many
+    const int64_t rows = numel_of(batch) * m;
+    out = run(left.view({rows, k}), right, none, {}, none, {rows, n}).view(full);
+  } else {
+    out = run(left.expand(full_a), right.expand(full_b), none, {}, none, full);
+  }
+  if (b.dim() == 1) out = out.squeeze(-1);
+  return a.dim() == 1 ? out.squeeze(b.dim() == 1 ? -1 : -2) : out;
+}
+
+Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, double beta, double alpha) {
+  check_product("addmm", a, b);
+  check_product("addmm", c, a);
+  LOCKSTEP_CHECK(a.dim() == 2 && b.dim() == 2, "[addmm] expected two matrices, got ", a.shape(), " and ", b.shape());
+  LOCKSTEP_CHECK(a.size(1) == b.size(0), "[addmm] expected the inner sizes to agree, got ", a.shape(), " and ", b.shape());
+  const Shape shape{a.size(0), b.size(1)};
+  LOCKSTEP_CHECK(c.dim() <= 2 && broadcast_shapes("addmm", c.shape(), shape) == shape, "[addmm] expected a c that broadcasts to ",
+                 shape, ", got ", c.shape());
+  Tensor none, out = beta == 0 ? empty(shape, {.dtype = a.dtype(), .device = a.device()}) : c.expand(shape).clone();
+  const MatmulArgs args{.alpha = alpha, .beta = beta};
+  LOCKSTEP_KERNEL(a.device(), matmul)(as_matrices(a), as_matrices(b), none, args, none, out);
+  return out;
+}
+
+Tensor outer(const Tensor& a, const Tensor& b) {
+  check_product("outer", a, b);
+  LOCKSTEP_CHECK(a.dim() == 1 && b.dim() == 1, "[outer] expected two vectors, got ", a.shape(), " and ", b.shape());
+  return mul(a.unsqueeze(1), b.unsqueeze(0));
+}
+
+Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation, Tensor* pre) {
+  check_product("linear", x, w);
+  LOCKSTEP_CHECK(w.dim() == 2, "[linear] expected a weight (out, in), got ", w.shape());
+  LOCKSTEP_CHECK(x.dim() >= 1 && x.size(-1) == w.size(1), "[linear] expected an input (..., ", w.size(1), ") for weight ",
+                 w.shape(), ", got ", x.shape());
+  if (bias.defined()) {
+    check_product("linear", bias, x);
+    LOCKSTEP_CHECK(bias.shape() == Shape{w.size(0)}, "[linear] expected a bias ", Shape{w.size(0)}, ", got ", bias.shape());
+  }
+  Shape shape = x.shape();
+  shape[x.dim() - 1] = w.size(0);
+  const int64_t rows = numel_of(Shape(x.shape().begin(), x.shape().end() - 1));
+  Tensor values;
+  if (pre) values = empty({rows, w.size(0)}, {.dtype = x.dtype(), .device = x.device()});
+  const Tensor shift = bias.defined() ? bias.contiguous() : bias;
+  const Tensor out = run(x.reshape({rows, w.size(1)}), w.t(), shift, {.activation = activation}, values, {rows, w.size(0)});
+  if (pre) *pre = values.view(shape);
+  return out.view(shape);
+}
+
+// --- einsum ---
+namespace {
+
+/// A tensor with a letter for each dim.
+struct Named {
+  Tensor tensor;
+  std::string names;
+
+  int64_t size(char name) const { return tensor.shape()[int(names.find(name))]; }
+  bool has(char name) const { return names.find(name) != std::string::npos; }
+
+  /// Dims in the order of `wanted`.
+  Tensor arranged(const std::string& wanted) const {
+    Dims order;
+    for (char name : wanted) order.push_back(int64_t(names.find(name)));
+    return tensor.permute(order);
+  }
+};
+
+/// A repeated letter takes the diagonal; letters that nobody else wants are summed.
+Named simplified(Named x, const std::string& wanted) {
+  for (size_t i = 0; i < x.names.size(); ++i)
+    for (size_t j; (j = x.names.find(x.names[i], i + 1)) != std::string::npos;) {
+      const char name = x.names[i];
+      x.tensor = x.tensor.diagonal(0, int64_t(i), int64_t(j));  // the shared dim goes last
+      x.names.erase(j, 1);
+      x.names.erase(i, 1);
+      x.names += name;
+      i = 0;
+    }
+  Dims gone;
+  std::string kept;
+  for (size_t i = 0; i < x.names.size(); ++i)
+    if (wanted.find(x.names[i]) == std::string::npos) gone.push_back(int64_t(i));
+    else kept += x.names[i];
+  return gone.empty() ? x : Named{sum(x.tensor, gone), kept};
+}
+
+/// Product of two operands, summed over the letters that are not in `wanted`.
+Named contract(const Named& a, const Named& b, const std::string& wanted) {
+  std::string batch, rows, columns, inner;
+  int64_t m = 1, n = 1, k = 1;
+  Shape shape;
+  for (char name : a.names)
+    if (!b.has(name)) rows += name, m *= a.size(name);
+    else if (wanted.find(name) == std::string::npos) inner += name, k *= a.size(name);
+    else batch += name, shape.push_back(a.size(name));
+  for (char name : b.names)
+    if (!a.has(name)) columns += name, n *= b.size(name);
+  Shape left = shape, right = shape, result = shape;
+  if (inner.empty()) {  // nothing to sum: a broadcast multiplication
+    for (char name : rows) left.push_back(a.size(name)), right.push_back(1);
+    for (char name : columns) left.push_back(1), right.push_back(b.size(name));
+    return {mul(a.arranged(batch + rows).reshape(left), b.arranged(batch + columns).reshape(right)), batch + rows + columns};
+  }
+  left.push_back(m), left.push_back(k);
+  right.push_back(k), right.push_back(n);
+  for (char name : rows) result.push_back(a.size(name));
+  for (char name : columns) result.push_back(b.size(name));
+  const Tensor out = matmul(a.arranged(batch + rows + inner).reshape(left), b.arranged(batch + inner + columns).reshape(right));
+  return {out.reshape(result), batch + rows + columns};
+}
+
+/// "ij, jk -> ik" in parts; without an arrow the output has the letters that occur once, in alphabetical order.
+std::pair<std::vector<std::string>, std::string> parse(const std::string& equation) {
+  std::vector<std::string> inputs(1);
+  std::string output;
+  bool arrow = false;
+  for (size_t i = 0; i < equation.size(); ++i) {
+    const char c = equation[i];
+    LOCKSTEP_CHECK(c != '.', "[einsum] expected letters for all dims, got an ellipsis in \"", equation, "\"");
+    if (c == ' ') continue;
+    if (c == '-' && i + 1 < equation.size() && equation[i + 1] == '>' && !arrow) {
+      arrow = true;
+      ++i;
+    } else if (c == ',' && !arrow) {
+      inputs.emplace_back();
+    } else {
+      LOCKSTEP_CHECK((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'), "[einsum] expected letters, commas and one ->, got \"",
+                     equation, "\"");
+      (arrow ? output : inputs.back()) += c;
+    }
+  }
+  std::string all;
+  for (const std::string& names : inputs) all += names;
+  if (!arrow) {
+    std::sort(all.begin(), all.end());
+    for (size_t i = 0; i < all.size(); ++i)
+      if (all.find(all[i]) == all.rfind(all[i])) output += all[i];
+  }
+  for (char name : output) {
+    LOCKSTEP_CHECK(all.find(name) != std::string::npos, "[einsum] expected output letters that occur in an operand, got ", name,
+                   " in \"", equation, "\"");
+    LOCKSTEP_CHECK(output.find(name) == output.rfind(name), "[einsum] expected each output letter once, got ", name, " twice in \"",
+                   equation, "\"");
+  }
+  return {inputs, output};
+}
+
+}  // namespace
+
+Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) {
+  const auto [inputs, output] = parse(equation);
+  LOCKSTEP_CHECK(inputs.size() == operands.size(), "[einsum] expected ", inputs.size(), " operands for \"", equation, "\", got ",
+                 operands.size());
+  int64_t sizes[128];
+  std::fill_n(sizes, 128, -1);
+  std::vector<Named> named;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    check_product("einsum", operands[0], operands[i]);
+    LOCKSTEP_CHECK(size_t(operands[i].dim()) == inputs[i].size(), "[einsum] expected operand ", i, " to have ", inputs[i].size(),
+                   " dims (\"", inputs[i], "\"), got ", operands[i].shape());
+    for (int d = 0; d < operands[i].dim(); ++d) {
+      int64_t& size = sizes[int(inputs[i][size_t(d)])];
+      LOCKSTEP_CHECK(size == -1 || size == operands[i].shape()[d], "[einsum] expected ", inputs[i][size_t(d)], " to have size ", size,
+                     " everywhere, got ", operands[i].shape(), " for \"", inputs[i], "\"");
+      size = operands[i].shape()[d];
+    }
+    named.push_back({operands[i], inputs[i]});
+  }
+  // From left to right; `wanted` are the letters that the output or a later operand needs.
+  Named result;
+  for (size_t i = 0; i < named.size(); ++i) {
+    std::string later = output;
+    for (size_t j = i + 1; j < named.size(); ++j) later += inputs[j];
+    const Named next = simplified(named[i], i == 0 ? later : later + result.names);
+    result = i == 0 ? next : simplified(contract(result, next, later), later);
+  }
+  const Tensor out = result.arranged(output);
+  return operands.size() == 1 ? out.clone() : out.contiguous();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,299 @@
+// Row operations of layers: softmax, the norms, cross entropy, dropout. Checks, then views as the kernels want them.
+// (Convolution and pooling are in ops_conv.cpp, attention in ops_attention.cpp.)
+#include "tensor/ops.h"
+#include "tensor/ops_common.h"
+
+namespace lockstep {
+namespace {
+
+/// Statistics of f16 and bf16 are kept in f32.
+DType statistics_dtype(const Tensor& x) { return x.dtype() == f64 ? f64 : f32; }
+
+/// A new tensor of statistics for x.
+Tensor statistics(const Tensor& x, int64_t n) { return empty({n}, {statistics_dtype(x), x.device()}); }
+
+void check_like(const char* op, const char* name, const Tensor& tensor, const Tensor& x, const Shape& shape) {
+  check_defined(op, tensor);
+  check_same_device(op, x, tensor);
+  check_same_dtype(op, x, tensor);
+  LOCKSTEP_CHECK(tensor.shape() == shape, "[", op, "] expected ", name, " of shape ", shape, ", got ", tensor.shape());
+}
+
+void check_optional(const char* op, const char* name, const Tensor& tensor, const Tensor& x, const Shape& shape) {
+  if (tensor.defined()) check_like(op, name, tensor, x, shape);
+}
+
+/// f32 (or f64) values that an earlier call returned.
+void check_statistics(const char* op, const char* name, const Tensor& tensor, const Tensor& x, int64_t n) {
+  check_defined(op, tensor);
+  LOCKSTEP_CHECK(tensor.dtype() == statistics_dtype(x) && tensor.shape() == Shape{n}, "[", op, "] expected ", name, " of shape ",
+                 Shape{n}, " and dtype ", statistics_dtype(x), ", got ", tensor.shape(), " and ", tensor.dtype());
+  check_same_device(op, x, tensor);
+}
+
+Tensor contiguous_or_undefined(const Tensor& tensor) { return tensor.defined() ? tensor.contiguous() : tensor; }
+
+/// x with `columns` trailing elements in a row: (rows, columns), contiguous.
+Tensor as_rows(const Tensor& x, int64_t columns) {
+  int64_t rows = columns > 0 ? x.numel() / columns : 0;
+  return x.contiguous().view({rows, columns});
+}
+
+/// x with `dim` moved to the end (and back again: the swap is its own inverse).
+Tensor swap_to_end(const Tensor& x, int dim) { return dim >= x.dim() - 1 ? x : x.transpose(dim, -1); }
+
+int64_t size_at(const Tensor& x, int dim) { return x.dim() == 0 ? 1 : x.shape()[dim]; }
+
+Tensor softmax_along(const char* op, bool log, const Tensor& x, int64_t dim) {
+  check_floating(op, x);
+  const int d = normalize_dim(op, dim, x.dim());
+  const Tensor moved = swap_to_end(x, d).contiguous();
+  Tensor out = empty_like(moved);
+  Tensor rows = as_rows(out, size_at(x, d));
+  LOCKSTEP_KERNEL(x.device(), softmax)(log, as_rows(moved, size_at(x, d)), rows);
+  return swap_to_end(out, d).contiguous();
+}
+
+int64_t check_normalized(const char* op, const Tensor& x, const Shape& normalized) {
+  check_floating(op, x);
+  const int rank = normalized.rank(), lead = x.dim() - rank;
+  const bool fits = rank >= 1 && lead >= 0 && std::equal(normalized.begin(), normalized.end(), x.shape().begin() + lead);
+  LOCKSTEP_CHECK(fits, "[", op, "] expected x to end in shape ", normalized, ", got ", x.shape());
+  const int64_t n = numel_of(normalized);
+  LOCKSTEP_CHECK(n > 0, "[", op, "] expected a normalized shape with elements, got ", normalized);
+  return n;
+}
+
+Tensor flat_or_undefined(const Tensor& tensor) { return tensor.defined() ? tensor.contiguous().view({tensor.numel()}) : tensor; }
+
+// --- batch norm: (N, C, ...) as (N, C, S), row-major or channels-last, whichever x is ---
+
+Tensor channels_to_end(const Tensor& x) {
+  Dims order{0};
+  for (int d = 2; d < x.dim(); ++d) order.push_back(d);
+  order.push_back(1);
+  return x.permute(order);
+}
+
+Tensor channels_from_end(const Tensor& x) {
+  Dims order{0, x.dim() - 1};
+  for (int d = 1; d < x.dim() - 1; ++d) order.push_back(d);
+  return x.permute(order);
+}
+
+bool is_channels_last(const Tensor& x) { return !x.is_contiguous() && channels_to_end(x).is_contiguous(); }
+
+Tensor as_planes(const Tensor& x, bool channels_last) {
+  int64_t plane = 1;
+  for (int d = 2; d < x.dim(); ++d) plane *= x.shape()[d];
+  const int64_t images = x.shape()[0], channels = x.shape()[1];
+  if (channels_last) return channels_to_end(x).contiguous().view({images, plane, channels}).transpose(1, 2);
+  return x.contiguous().view({images, channels, plane});
+}
+
+Tensor empty_in_layout(const Tensor& x, bool channels_last) {
+  return channels_last ? channels_from_end(empty_like(channels_to_end(x))) : empty_like(x);
+}
+
+int64_t check_batch(const char* op, const Tensor& x, bool training) {
+  check_floating(op, x);
+  LOCKSTEP_CHECK(x.dim() >= 2, "[", op, "] expected x of shape (N, C, ...), got ", x.shape());
+  const int64_t channels = x.shape()[1], values = channels > 0 ? x.numel() / channels : 2;
+  LOCKSTEP_CHECK(!training || values > 1, "[", op, "] expected more than 1 value per channel when training, got ", values,
+                 " in shape ", x.shape());
+  return channels;
+}
+
+// --- cross entropy ---
+
+void check_rows(const char* op, const Tensor& logits, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args) {
+  check_floating(op, logits);
+  check_defined(op, target);
+  LOCKSTEP_CHECK(logits.dim() == 2, "[", op, "] expected logits of shape (rows, classes), got ", logits.shape());
+  const int64_t rows = logits.shape()[0], classes = logits.shape()[1];
+  LOCKSTEP_CHECK(target.dtype() == i64, "[", op, "] expected targets of dtype i64, got ", target.dtype());
+  LOCKSTEP_CHECK(target.shape() == Shape{rows}, "[", op, "] expected ", rows, " targets for logits ", logits.shape(), ", got shape ",
+                 target.shape());
+  check_same_device(op, logits, target);
+  check_optional(op, "weight", weight, logits, {classes});
+  LOCKSTEP_CHECK(args.label_smoothing >= 0 && args.label_smoothing <= 1, "[", op, "] expected label_smoothing in [0, 1], got ",
+                 args.label_smoothing);
+}
+
+void check_targets(const char* op, const Tensor& target, int64_t classes, int64_t ignore_index) {
+  if (!target.device().is_cpu()) return;  // reading them back would stall the device
+  const int64_t* t = target.data<int64_t>();
+  for (int64_t row = 0; row < target.numel(); ++row) {
+    LOCKSTEP_CHECK((t[row] >= 0 && t[row] < classes) || t[row] == ignore_index, "[", op, "] expected targets in [0, ", classes,
+                   "), got ", t[row], " in row ", row);
+  }
+}
+
+}  // namespace
+
+Tensor softmax(const Tensor& x, int64_t dim) { return softmax_along("softmax", false, x, dim); }
+Tensor log_softmax(const Tensor& x, int64_t dim) { return softmax_along("log_softmax", true, x, dim); }
+
+Tensor softmax_grad(bool log, const Tensor& grad, const Tensor& y, int64_t dim) {
+  check_floating("softmax_grad", y);
+  check_like("softmax_grad", "grad", grad, y, y.shape());
+  const int d = normalize_dim("softmax_grad", dim, y.dim());
+  const int64_t n = size_at(y, d);
+  const Tensor moved = swap_to_end(y, d).contiguous();
+  Tensor out = empty_like(moved);
+  Tensor rows = as_rows(out, n);
+  LOCKSTEP_KERNEL(y.device(), softmax_grad)(log, as_rows(swap_to_end(grad, d), n), as_rows(moved, n), rows);
+  return swap_to_end(out, d).contiguous();
+}
+
+NormResult layer_norm(const Tensor& x, const Shape& normalized, const Tensor& weight, const Tensor& bias, double eps) {
+  const int64_t n = check_normalized("layer_norm", x, normalized);
+  check_optional("layer_norm", "weight", weight, x, normalized);
+  check_optional("layer_norm", "bias", bias, x, normalized);
+  NormResult result{empty_like(x), statistics(x, x.numel() / n), statistics(x, x.numel() / n)};
+  Tensor out = as_rows(result.out, n);
+  LOCKSTEP_KERNEL(x.device(), layer_norm)(as_rows(x, n), flat_or_undefined(weight), flat_or_undefined(bias), eps, out, result.mean, result.rstd);
+  return result;
+}
+
+NormGrad layer_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& saved, const Shape& normalized,
+                         const Tensor& weight, bool with_bias) {
+  const int64_t n = check_normalized("layer_norm_grad", x, normalized);
+  check_like("layer_norm_grad", "grad", grad, x, x.shape());
+  check_optional("layer_norm_grad", "weight", weight, x, normalized);
+  check_statistics("layer_norm_grad", "mean", saved.mean, x, x.numel() / n);
+  check_statistics("layer_norm_grad", "rstd", saved.rstd, x, x.numel() / n);
+  const TensorOptions like{x.dtype(), x.device()};
+  NormGrad result{empty_like(x), weight.defined() ? empty(normalized, like) : Tensor(), with_bias ? empty(normalized, like) : Tensor()};
+  Tensor grad_x = as_rows(result.x, n), grad_weight = flat_or_undefined(result.weight), grad_bias = flat_or_undefined(result.bias);
+  LOCKSTEP_KERNEL(x.device(), layer_norm_grad)(as_rows(grad, n), as_rows(x, n), saved.mean, saved.rstd, flat_or_undefined(weight),
+                                               grad_x, grad_weight, grad_bias);
+  return result;
+}
+
+NormResult rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  check_floating("rms_norm", x);
+  LOCKSTEP_CHECK(x.dim() >= 1, "[rms_norm] expected at least 1 dim, got a scalar");
+  const int64_t n = check_normalized("rms_norm", x, {x.shape().back()});
+  check_optional("rms_norm", "weight", weight, x, {n});
+  NormResult result{empty_like(x), {}, statistics(x, x.numel() / n)};
+  Tensor out = as_rows(result.out, n);
+  LOCKSTEP_KERNEL(x.device(), rms_norm)(as_rows(x, n), contiguous_or_undefined(weight), eps, out, result.rstd);
+  return result;
+}
+
+NormGrad rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight) {
+  check_floating("rms_norm_grad", x);
+  LOCKSTEP_CHECK(x.dim() >= 1, "[rms_norm_grad] expected at least 1 dim, got a scalar");
+  const int64_t n = check_normalized("rms_norm_grad", x, {x.shape().back()});
+  check_like("rms_norm_grad", "grad", grad, x, x.shape());
+  check_optional("rms_norm_grad", "weight", weight, x, {n});
+  check_statistics("rms_norm_grad", "rstd", rstd, x, x.numel() / n);
+  NormGrad result{empty_like(x), weight.defined() ? empty({n}, {x.dtype(), x.device()}) : Tensor(), {}};
+  Tensor grad_x = as_rows(result.x, n);
+  LOCKSTEP_KERNEL(x.device(), rms_norm_grad)(as_rows(grad, n), as_rows(x, n), rstd, contiguous_or_undefined(weight), grad_x, result.weight);
+  return result;
+}
+
+NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
+                      const Tensor& running_var, bool training, double momentum, double eps) {
+  const int64_t channels = check_batch("batch_norm", x, training);
+  check_optional("batch_norm", "weight", weight, x, {channels});
+  check_optional("batch_norm", "bias", bias, x, {channels});
+  LOCKSTEP_CHECK(running_mean.defined() == running_var.defined(), "[batch_norm] expected both running_mean and running_var, or neither");
+  const bool running = running_mean.defined();
+  LOCKSTEP_CHECK(training || running, "[batch_norm] expected running_mean and running_var when not training, got none");
+  if (running) {
+    for (const Tensor* tensor : {&running_mean, &running_var}) {
+      LOCKSTEP_CHECK(tensor->shape() == Shape{channels}, "[batch_norm] expected running statistics of shape ", Shape{channels}, ", got ",
+                     tensor->shape());
+      check_floating("batch_norm", *tensor);
+      check_same_device("batch_norm", x, *tensor);
+    }
+  }
+  const bool last = is_channels_last(x);
+  const DType dtype = statistics_dtype(x);
+  NormResult result{empty_in_layout(x, last), {}, {}};
+  Tensor var;
+  if (training) {
+    result.mean = statistics(x, channels), result.rstd = statistics(x, channels), var = statistics(x, channels);
+  } else {  // copies: the running statistics may move before the gradient is taken
+    result.mean = running_mean.to(dtype).clone();
+    result.rstd = rsqrt(add_scalar(running_var.to(dtype), eps));
+  }
+  Tensor out = as_planes(result.out, last);
+  LOCKSTEP_KERNEL(x.device(), batch_norm)(as_planes(x, last), contiguous_or_undefined(weight), contiguous_or_undefined(bias), eps, training,
+                                          result.mean, result.rstd, var, out);
+  if (training && running && channels > 0) {
+    const double values = double(x.numel() / channels);
+    const Tensor unbiased = mul_scalar(var, values / (values - 1));
+    running_mean.copy_(lerp(running_mean.to(dtype), result.mean, momentum));
+    running_var.copy_(lerp(running_var.to(dtype), unbiased, momentum));
+  }
+  return result;
+}
+
+NormGrad batch_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& saved, const Tensor& weight, bool with_bias, bool training) {
+  const int64_t channels = check_batch("batch_norm_grad", x, training);
+  check_like("batch_norm_grad", "grad", grad, x, x.shape());
+  check_optional("batch_norm_grad", "weight", weight, x, {channels});
+  check_statistics("batch_norm_grad", "mean", saved.mean, x, channels);
+  check_statistics("batch_norm_grad", "rstd", saved.rstd, x, channels);
+  const bool last = is_channels_last(x);
+  const TensorOptions like{x.dtype(), x.device()};
+  NormGrad result{empty_in_layout(x, last), weight.defined() ? empty({channels}, like) : Tensor(), with_bias ? empty({channels}, like) : Tensor()};
+  Tensor grad_x = as_planes(result.x, last);
+  LOCKSTEP_KERNEL(x.device(), batch_norm_grad)(as_planes(grad, last), as_planes(x, last), contiguous_or_undefined(weight), saved.mean,
+                                               saved.rstd, training, grad_x, result.weight, result.bias);
+  return result;
+}
+
+CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args) {
+  check_rows("cross_entropy", logits, target, weight, args);
+  const Tensor t = target.contiguous();
+  check_targets("cross_entropy", t, logits.shape()[1], args.ignore_index);
+  CrossEntropyRows result{statistics(logits, logits.shape()[0]), statistics(logits, logits.shape()[0])};
+  LOCKSTEP_KERNEL(logits.device(), cross_entropy)(logits.contiguous(), t, contiguous_or_undefined(weight), args, result.loss, result.lse);
+  return result;
+}
+
+Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target,
+                               const Tensor& weight, const CrossEntropyArgs& args, bool in_place) {
+  check_rows("cross_entropy_grad", logits, target, weight, args);
+  check_statistics("cross_entropy_grad", "grad_loss", grad_loss, logits, logits.shape()[0]);
+  check_statistics("cross_entropy_grad", "lse", lse, logits, logits.shape()[0]);
+  LOCKSTEP_CHECK(!in_place || logits.is_contiguous(), "[cross_entropy_grad] expected contiguous logits to write into, got strides ",
+                 logits.strides());
+  const Tensor t = target.contiguous();
+  check_targets("cross_entropy_grad", t, logits.shape()[1], args.ignore_index);
+  Tensor grad = in_place ? logits : empty_like(logits);
+  LOCKSTEP_KERNEL(logits.device(), cross_entropy_grad)(grad_loss.contiguous(), logits.contiguous(), lse.contiguous(), t,
+                                                       contiguous_or_undefined(weight), args, grad);
+  if (in_place) logits.storage()->bump_version("cross_entropy_rows_grad");
+  return grad;
+}
+
+double cross_entropy_weight_sum(const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args) {
+  check_defined("cross_entropy_weight_sum", target);
+  LOCKSTEP_CHECK(target.dtype() == i64, "[cross_entropy_weight_sum] expected targets of dtype i64, got ", target.dtype());
+  const std::vector<int64_t> targets = target.to(cpu).to_vector<int64_t>();
+  const std::vector<double> weights = weight.defined() ? weight.to(cpu).to_vector<double>() : std::vector<double>();
+  double sum = 0;
+  for (int64_t t : targets) {
+    if (t == args.ignore_index) continue;
+    LOCKSTEP_CHECK(weights.empty() || (t >= 0 && t < int64_t(weights.size())), "[cross_entropy_weight_sum] expected targets in [0, ",
+                   weights.size(), "), got ", t);
+    sum += weights.empty() ? 1 : weights[size_t(t)];
+  }
+  return sum;
+}
+
+Tensor dropout(const Tensor& x, double p, PhiloxKey key) {
+  check_floating("dropout", x);
+  LOCKSTEP_CHECK(p >= 0 && p <= 1, "[dropout] expected p in [0, 1], got ", p);
+  Tensor out = empty_like(x);
+  LOCKSTEP_KERNEL(x.device(), dropout)(x.contiguous(), p, key, out);
+  return out;
+}
+
+}  // namespace lockstep

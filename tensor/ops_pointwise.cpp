@@ -1,0 +1,247 @@
+// Pointwise operations: checks, shapes and result, then the kernel. Most are generated from pointwise.def.
+#include <cmath>
+#include <limits>
+
+#include "tensor/functors.h"
+#include "tensor/ops.h"
+#include "tensor/ops_common.h"
+
+namespace lockstep {
+namespace {
+
+struct Kind { bool of_floats, of_integers, of_bool; const char* words; };
+constexpr Kind floats{true, false, false, "a floating dtype"}, numbers{true, true, false, "a floating or integer dtype"};
+constexpr Kind logic{false, false, true, "dtype bool"}, everything{true, true, true, "any dtype"};
+
+void check_kind(const char* name, const Kind& kind, DType dtype) {
+  const bool fits = is_floating(dtype) ? kind.of_floats : dtype == boolean ? kind.of_bool : kind.of_integers;
+  LOCKSTEP_CHECK(fits, "[", name, "] expected ", kind.words, ", got ", dtype);
+}
+
+void check_pair(const char* name, const Tensor& a, const Tensor& b) {
+  check_defined(name, a);
+  check_defined(name, b);
+  LOCKSTEP_CHECK(a.dtype() == b.dtype(), "[", name, "] expected operands of one dtype, got ", a.dtype(), " and ", b.dtype(),
+                 "; convert with .to(dtype)");
+  check_same_device(name, a, b);
+}
+
+// A parameter of an integer operation must be an integer itself: nothing is promoted. (clamp accepts infinities.)
+void check_parameter(const char* name, DType dtype, double value) {
+  LOCKSTEP_CHECK(is_floating(dtype) || std::rint(value) == value, "[", name, "] expected a whole number for ", dtype, ", got ",
+                 value, "; convert the tensor with .to(f32)");
+}
+
+template <class... Inputs>
+void run(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, Tensor& out, const Inputs&... inputs) {
+  const Tensor* in[] = {&inputs...};
+  LOCKSTEP_KERNEL(out.device(), pointwise)(op, part, args, in, int(sizeof...(inputs)), out);
+}
+
+Tensor result(const Shape& shape, DType dtype, Device device) { return empty(shape, {.dtype = dtype, .device = device}); }
+
+// --- in place ---
+
+// Every element of x must be its own, or it would be written more than once.
+void check_writable(const char* name, const Tensor& x) {
+  for (int d = 0; d < x.dim(); ++d)
+    LOCKSTEP_CHECK(x.strides()[d] != 0 || x.shape()[d] <= 1, "[", name,
+                   "] expected a tensor without repeated elements, got one expanded along dim ", d, "; use .clone()");
+}
+
+// b may be x itself, but if it only overlaps x then elements would be read after they were written: it is copied first.
+Tensor apart_from(const Tensor& x, const Tensor& b) {
+  if (!(b.storage() == x.storage())) return b;
+  if (b.offset() == x.offset() && b.shape() == x.shape() && b.strides() == x.strides()) return b;
+  const auto last = [](const Tensor& t) {
+    int64_t place = t.offset();
+    for (int d = 0; d < t.dim(); ++d) place += (t.shape()[d] - 1) * t.strides()[d];
+    return place;
+  };
+  const bool disjoint = x.numel() == 0 || b.numel() == 0 || last(b) < x.offset() || last(x) < b.offset();
+  return disjoint && b.dtype() == x.dtype() ? b : b.clone();
+}
+
+void check_broadcast_to(const char* name, const Tensor& x, const Tensor& b) {
+  bool fits = b.dim() <= x.dim();
+  for (int d = 1; fits && d <= b.dim(); ++d) {
+    const int64_t size = b.shape()[b.dim() - d];
+    fits = size == 1 || size == x.shape()[x.dim() - d];
+  }
+  LOCKSTEP_CHECK(fits, "[", name, "] expected b to broadcast to ", x.shape(), ", got ", b.shape());
+}
+
+// --- the four forms ---
+
+Tensor unary(const char* name, PointwiseOp op, const Kind& kind, const Tensor& x, const PointwiseArgs& args = {}) {
+  check_defined(name, x);
+  check_kind(name, kind, x.dtype());
+  check_parameter(name, x.dtype(), args.p);
+  check_parameter(name, x.dtype(), args.q);
+  Tensor out = result(x.shape(), x.dtype(), x.device());
+  run(op, PointwisePart::value, args, out, x);
+  return out;
+}
+
+const Tensor& unary_in_place(const char* name, PointwiseOp op, const Kind& kind, const Tensor& x, const PointwiseArgs& args = {}) {
+  check_defined(name, x);
+  check_kind(name, kind, x.dtype());
+  check_parameter(name, x.dtype(), args.p);
+  check_parameter(name, x.dtype(), args.q);
+  check_writable(name, x);
+  x.storage()->bump_version(name);
+  Tensor out = x;
+  run(op, PointwisePart::value, args, out, x);
+  return x;
+}
+
+Tensor binary(const char* name, PointwiseOp op, const Kind& kind, const Tensor& a, const Tensor& b, bool to_bool = false) {
+  check_pair(name, a, b);
+  check_kind(name, kind, a.dtype());
+  const DType dtype = to_bool ? boolean : a.dtype();
+  Tensor out = a.shape() == b.shape() ? result(a.shape(), dtype, a.device())
+                                      : result(broadcast_shapes(name, a.shape(), b.shape()), dtype, a.device());
+  run(op, PointwisePart::value, {}, out, a, b);
+  return out;
+}
+
+const Tensor& binary_in_place(const char* name, PointwiseOp op, const Kind& kind, const Tensor& x, const Tensor& b) {
+  check_pair(name, x, b);
+  check_kind(name, kind, x.dtype());
+  check_broadcast_to(name, x, b);
+  check_writable(name, x);
+  const Tensor other = apart_from(x, b);
+  x.storage()->bump_version(name);
+  Tensor out = x;
+  run(op, PointwisePart::value, {}, out, x, other);
+  return x;
+}
+
+// --- what autograd asks for ---
+
+enum class Form { unary, binary, other };
+struct GradInfo {
+  Form form = Form::other;
+  const char* name = "";
+  functor::Reads reads = functor::Reads::none;  // unary
+  int reads0 = 0, reads1 = 0;                   // binary
+};
+
+template <class F> constexpr GradInfo unary_info(const char* name) { return {Form::unary, name, F::reads, 0, 0}; }
+template <class F> constexpr GradInfo binary_info(const char* name) {
+  return {Form::binary, name, functor::Reads::none, F::reads_grad0, F::reads_grad1};
+}
+
+GradInfo grad_info(PointwiseOp op) {
+  switch (op) {
+#define LOCKSTEP_UNARY(name, F, types) case PointwiseOp::name: return unary_info<functor::F>(#name);
+#define LOCKSTEP_UNARY1(name, F, types, p, d) case PointwiseOp::name: return unary_info<functor::F>(#name);
+#define LOCKSTEP_UNARY2(name, F, types, p, d, q, e) case PointwiseOp::name: return unary_info<functor::F>(#name);
+#define LOCKSTEP_BINARY(name, F, types) case PointwiseOp::name: return binary_info<functor::F>(#name);
+#include "tensor/pointwise.def"
+    default: return {};
+  }
+}
+
+}  // namespace
+
+#define LOCKSTEP_UNARY(name, functor, types)                                                             \
+  Tensor name(const Tensor& x) { return unary(#name, PointwiseOp::name, types, x); }                     \
+  const Tensor& name##_(const Tensor& x) { return unary_in_place(#name "_", PointwiseOp::name, types, x); }
+#define LOCKSTEP_UNARY1(name, functor, types, p, d)                                                      \
+  Tensor name(const Tensor& x, double p) { return unary(#name, PointwiseOp::name, types, x, {p, 0}); }   \
+  const Tensor& name##_(const Tensor& x, double p) { return unary_in_place(#name "_", PointwiseOp::name, types, x, {p, 0}); }
+#define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e)                                                \
+  Tensor name(const Tensor& x, double p, double q) { return unary(#name, PointwiseOp::name, types, x, {p, q}); } \
+  const Tensor& name##_(const Tensor& x, double p, double q) { return unary_in_place(#name "_", PointwiseOp::name, types, x, {p, q}); }
+#define LOCKSTEP_BINARY(name, functor, types)                                                            \
+  Tensor name(const Tensor& a, const Tensor& b) { return binary(#name, PointwiseOp::name, types, a, b); } \
+  const Tensor& name##_(const Tensor& a, const Tensor& b) { return binary_in_place(#name "_", PointwiseOp::name, types, a, b); }
+#define LOCKSTEP_COMPARE(name, functor) \
+  Tensor name(const Tensor& a, const Tensor& b) { return binary(#name, PointwiseOp::name, everything, a, b, true); }
+#include "tensor/pointwise.def"
+
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  check_defined("where", condition);
+  check_pair("where", a, b);
+  LOCKSTEP_CHECK(condition.dtype() == boolean, "[where] expected condition of dtype bool, got ", condition.dtype());
+  check_same_device("where", condition, a);
+  const Shape shape = broadcast_shapes("where", condition.shape(), broadcast_shapes("where", a.shape(), b.shape()));
+  Tensor out = result(shape, a.dtype(), a.device());
+  run(PointwiseOp::where, PointwisePart::value, {}, out, condition, a, b);
+  return out;
+}
+
+Tensor addcmul(const Tensor& a, const Tensor& b, const Tensor& c, double value) {
+  check_pair("addcmul", a, b);
+  check_pair("addcmul", a, c);
+  check_kind("addcmul", numbers, a.dtype());
+  check_parameter("addcmul", a.dtype(), value);
+  const Shape shape = broadcast_shapes("addcmul", a.shape(), broadcast_shapes("addcmul", b.shape(), c.shape()));
+  Tensor out = result(shape, a.dtype(), a.device());
+  run(PointwiseOp::addcmul, PointwisePart::value, {value, 0}, out, a, b, c);
+  return out;
+}
+
+Tensor lerp(const Tensor& a, const Tensor& b, double weight) {
+  check_pair("lerp", a, b);
+  check_kind("lerp", floats, a.dtype());
+  Tensor out = result(broadcast_shapes("lerp", a.shape(), b.shape()), a.dtype(), a.device());
+  run(PointwiseOp::lerp, PointwisePart::value, {weight, 0}, out, a, b);
+  return out;
+}
+
+const Tensor& add_(const Tensor& x, const Tensor& b, double alpha) {
+  if (alpha == 1) return add_(x, b);
+  check_pair("add_", x, b);
+  check_kind("add_", numbers, x.dtype());
+  check_parameter("add_", x.dtype(), alpha);
+  check_broadcast_to("add_", x, b);
+  check_writable("add_", x);
+  const Tensor other = apart_from(x, b), one = ones({}, {.dtype = x.dtype(), .device = x.device()});
+  x.storage()->bump_version("add_");
+  Tensor out = x;
+  run(PointwiseOp::addcmul, PointwisePart::value, {alpha, 0}, out, x, other, one);
+  return x;
+}
+
+Tensor isnan(const Tensor& x) {
+  check_defined("isnan", x);
+  return ne(x, x);  // only NaN differs from itself
+}
+
+Tensor isfinite(const Tensor& x) {
+  check_defined("isfinite", x);
+  if (!is_floating(x.dtype())) return eq(x, x);
+  const double infinity = std::numeric_limits<double>::infinity();
+  return lt(abs(x), full({}, infinity, {.dtype = x.dtype(), .device = x.device()}));
+}
+
+Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor& grad, const Tensor& a,
+                      const Tensor& b) {
+  const GradInfo info = grad_info(op);
+  LOCKSTEP_CHECK(info.form != Form::other && part != PointwisePart::value &&
+                     (info.form == Form::binary || part == PointwisePart::grad0),
+                 "[pointwise_grad] expected an operation and part with a derivative, got operation ", int(op), " part ", int(part));
+  check_floating("pointwise_grad", grad);
+  // The derivative of these is 1.
+  if (op == PointwiseOp::add || op == PointwiseOp::add_scalar) return grad;
+  if (op == PointwiseOp::sub && part == PointwisePart::grad0) return grad;
+
+  const bool unary_form = info.form == Form::unary;
+  const int mask = part == PointwisePart::grad0 ? info.reads0 : info.reads1;
+  const bool reads_a = unary_form ? info.reads == functor::Reads::input || info.reads == functor::Reads::output : mask & functor::reads_a;
+  const bool reads_b = !unary_form && (mask & functor::reads_b);
+  if (reads_a) check_pair(info.name, grad, a), check_broadcast_to(info.name, grad, a);
+  if (reads_b) check_pair(info.name, grad, b), check_broadcast_to(info.name, grad, b);
+  // What is not read still needs a place in the list. A binary operation's gradient serves twice, so it is not overwritten.
+  const Tensor &first = reads_a ? a : grad, &second = reads_b ? b : grad;
+  const bool reuse = unary_form && grad.is_exclusive() && grad.is_contiguous();
+  Tensor out = reuse ? grad : result(grad.shape(), grad.dtype(), grad.device());
+  if (!unary_form) run(op, part, args, out, grad, first, second);
+  else if (reads_a) run(op, part, args, out, grad, first);
+  else run(op, part, args, out, grad);
+  return out;
+}
+
+}  // namespace lockstep

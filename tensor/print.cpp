@@ -1,0 +1,158 @@
+// Printing like NumPy.
+#include <cmath>
+#include <cstdio>
+#include <ostream>
+
+#include "tensor/ops.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t summarise_above = 1000;  // elements
+constexpr int64_t edge = 3;                // items shown at each end of a summarised dim
+constexpr int precision = 4;
+constexpr int line_width = 75;
+
+// The text of one element; all are as wide as the widest.
+struct Format {
+  DType dtype;
+  bool scientific = false;
+  int decimals = 0;
+  int width = 0;
+
+  std::string text(double value) const {
+    if (dtype == boolean) return value != 0 ? "true" : "false";
+    if (std::isnan(value)) return "nan";
+    if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+    char buffer[512];
+    const int length = std::snprintf(buffer, sizeof buffer, scientific ? "%.*e" : "%.*f", decimals, value);
+    std::string result(buffer, size_t(length));
+    if (decimals == 0 && is_floating(dtype) && !scientific) result += '.';
+    return result;
+  }
+};
+
+// The elements that will be shown: ends of summarised dims only, row-major.
+Tensor shown_part(const Tensor& tensor) {
+  if (tensor.numel() <= summarise_above) return tensor;
+  Tensor part = tensor;
+  for (int d = 0; d < tensor.dim(); ++d) {
+    if (tensor.shape()[d] <= 2 * edge) continue;
+    Shape shape = part.shape();
+    shape[d] = 2 * edge;
+    const Tensor ends = empty(shape, {.dtype = tensor.dtype(), .device = tensor.device()});
+    ends.narrow(d, 0, edge).copy_(part.narrow(d, 0, edge));
+    ends.narrow(d, edge, edge).copy_(part.narrow(d, -edge, edge));
+    part = ends;
+  }
+  return part;
+}
+
+Format make_format(DType dtype, const std::vector<double>& values) {
+  Format format{.dtype = dtype};
+  if (is_floating(dtype)) {
+    double most = 0, least = HUGE_VAL;
+    for (double value : values) {
+      if (!std::isfinite(value) || value == 0) continue;
+      most = std::max(most, std::abs(value));
+      least = std::min(least, std::abs(value));
+    }
+    format.scientific = most >= 1e8 || (most > 0 && (least < 1e-4 || most / least > 1e3));
+    // As few decimals as show all values, at most `precision`.
+    for (double value : values) {
+      if (!std::isfinite(value)) continue;
+      char buffer[512];
+      std::snprintf(buffer, sizeof buffer, format.scientific ? "%.*e" : "%.*f", precision, value);
+      std::string text = buffer;
+      text = text.substr(0, text.find('e'));
+      const size_t last = text.find_last_not_of('0'), point = text.find('.');
+      format.decimals = std::max(format.decimals, int(last - point));
+    }
+  }
+  for (double value : values) format.width = std::max(format.width, int(format.text(value).size()));
+  return format;
+}
+
+class Printer {
+ public:
+  Printer(std::ostream& out, const Tensor& tensor)
+      : out_(out), tensor_(tensor), part_(shown_part(tensor)), values_(part_.to_vector<double>()) {
+    if (tensor.dtype() == i64) integers_ = part_.to_vector<int64_t>();
+    format_ = make_format(tensor.dtype(), values_);
+    for (int64_t value : integers_) format_.width = std::max(format_.width, int(std::to_string(value).size()));
+  }
+
+  void print() { print_dim(0); }
+
+ private:
+  void print_dim(int d) {
+    if (d == tensor_.dim()) {
+      const std::string text = integers_.empty() ? format_.text(values_[next_]) : std::to_string(integers_[next_]);
+      ++next_;
+      if (d > 0) out_ << std::string(size_t(format_.width) - text.size(), ' ');
+      out_ << text;
+      column_ += format_.width;
+      return;
+    }
+    out_ << '[';
+    column_ = d + 1;
+    const int64_t items = part_.shape()[d];
+    const bool cut = items < tensor_.shape()[d];
+    for (int64_t i = 0; i < items; ++i) {
+      if (i > 0) separate(d);
+      if (cut && i == edge) {
+        out_ << "...";
+        column_ += 3;
+        separate(d);
+      }
+      print_dim(d + 1);
+    }
+    out_ << ']';
+  }
+
+  // Numbers of a row stand side by side, a long row is broken; deeper brackets start on new lines.
+  void separate(int d) {
+    out_ << ',';
+    const int below = tensor_.dim() - 1 - d;
+    column_ += 2;
+    if (below == 0 && column_ + format_.width < line_width) {
+      out_ << ' ';
+    } else if (below == 0) {
+      out_ << '\n' << std::string(size_t(d + 1), ' ');
+      column_ = d + 1;
+    } else {
+      out_ << std::string(size_t(below), '\n') << std::string(size_t(d + 1), ' ');
+    }
+  }
+
+  std::ostream& out_;
+  const Tensor& tensor_;
+  Tensor part_;
+  std::vector<double> values_;
+  std::vector<int64_t> integers_;  // i64 does not fit a double
+  Format format_{};
+  size_t next_ = 0;
+  int column_ = 0;
+};
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const Tensor& tensor) {
+  if (!tensor.defined()) return out << "undefined";
+  if (tensor.storage()->is_empty()) {
+    out << "[released, shape=" << tensor.shape() << ']';
+  } else {
+    Printer(out, tensor).print();
+    if (tensor.numel() == 0 && tensor.dim() != 1) out << ", shape=" << tensor.shape();
+  }
+  if (tensor.dtype() != f32) out << ", dtype=" << tensor.dtype();
+  return out;
+}
+
+std::string to_string(const Tensor& tensor) {
+  std::ostringstream out;
+  out << tensor;
+  return out.str();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,59 @@
+// The counter-based generator and the state that names every draw: seed, step, micro-batch, call.
+#include "tensor/random.h"
+
+#include <atomic>
+
+namespace lockstep {
+namespace {
+
+std::atomic<uint64_t> default_seed{0};
+thread_local bool seeded = false;
+thread_local RandomState state;
+
+RandomState& this_threads_state() {
+  if (!seeded) [[unlikely]] {
+    state = {.seed = default_seed.load(std::memory_order_relaxed)};
+    seeded = true;
+  }
+  return state;
+}
+
+}  // namespace
+
+std::array<uint32_t, 4> philox(PhiloxKey key, uint64_t index) {
+  std::array<uint32_t, 4> x{uint32_t(index), uint32_t(index >> 32), uint32_t(key.stream), uint32_t(key.stream >> 32)};
+  uint32_t k0 = uint32_t(key.seed), k1 = uint32_t(key.seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t(0xD2511F53u) * x[0], b = uint64_t(0xCD9E8D57u) * x[2];
+    x = {uint32_t(b >> 32) ^ x[1] ^ k0, uint32_t(b), uint32_t(a >> 32) ^ x[3] ^ k1, uint32_t(a)};
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return x;
+}
+
+void manual_seed(uint64_t seed) {
+  default_seed.store(seed, std::memory_order_relaxed);
+  set_random_state({.seed = seed});
+}
+
+void set_random_step(uint64_t step, uint64_t micro_batch) {
+  RandomState& now = this_threads_state();
+  now = {.seed = now.seed, .step = step, .micro_batch = micro_batch};
+}
+
+RandomState random_state() { return this_threads_state(); }
+
+void set_random_state(const RandomState& wanted) {
+  state = wanted;
+  seeded = true;
+}
+
+PhiloxKey next_random_key() {
+  RandomState& now = this_threads_state();
+  // Three numbers become one stream by the generator itself: (step, micro-batch) is its key, the call its counter.
+  const auto words = philox({.seed = now.step, .stream = now.micro_batch}, now.call++);
+  return {.seed = now.seed, .stream = uint64_t(words[1]) << 32 | words[0]};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,54 @@
+// Arithmetic of shapes: row-major strides, broadcasting, negative dims.
+#include "tensor/shape.h"
+
+#include <ostream>
+
+namespace lockstep {
+
+std::ostream& operator<<(std::ostream& out, const Dims& dims) {
+  out << '(';
+  for (int i = 0; i < dims.rank(); ++i) out << (i ? ", " : "") << dims[i];
+  return out << ')';
+}
+
+Strides contiguous_strides(const Shape& shape) {
+  Strides strides = shape;
+  int64_t step = 1;
+  for (int i = shape.rank() - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= std::max<int64_t>(shape[i], 1);
+  }
+  return strides;
+}
+
+void check_shape(const char* op, const Shape& shape) {
+  int64_t product = 1;
+  bool overflow = false;
+  for (int64_t size : shape) {
+    LOCKSTEP_CHECK(size >= 0, "[", op, "] expected sizes >= 0, got shape ", shape);
+    // A size of 0 counts as 1, so that strides fit as well.
+    overflow |= __builtin_mul_overflow(product, std::max<int64_t>(size, 1), &product);
+  }
+  LOCKSTEP_CHECK(!overflow, "[", op, "] expected fewer than 2^63 elements, got shape ", shape);
+}
+
+Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b) {
+  Shape result = Shape::filled(std::max(a.rank(), b.rank()), 1);
+  for (int i = 1; i <= result.rank(); ++i) {
+    const int64_t of_a = i <= a.rank() ? a[a.rank() - i] : 1;
+    const int64_t of_b = i <= b.rank() ? b[b.rank() - i] : 1;
+    LOCKSTEP_CHECK(of_a == of_b || of_a == 1 || of_b == 1, "[", op, "] expected shapes that broadcast, got ", a, " and ",
+                   b);
+    result[result.rank() - i] = of_a == 1 ? of_b : of_a;
+  }
+  return result;
+}
+
+int normalize_dim(const char* op, int64_t dim, int rank) {
+  const int range = std::max(rank, 1);
+  LOCKSTEP_CHECK(dim >= -range && dim < range, "[", op, "] expected a dim from ", -range, " to ", range - 1, ", got ",
+                 dim);
+  return int(dim < 0 ? dim + range : dim);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,64 @@
+// Storage: makes, empties, refills and destroys blocks of bytes, and books them in the ledger.
+#include "tensor/storage.h"
+
+#include <new>
+
+#include "tensor/check.h"
+
+namespace lockstep {
+
+static_assert(sizeof(Storage) <= small_block);
+
+Ref<Storage> Storage::allocate(int64_t bytes, Device device) {
+  LOCKSTEP_CHECK(device.is_cpu(), "[storage] this build has no cuda backend, got ", device);
+  LOCKSTEP_CHECK(bytes >= 0, "[storage] expected a size >= 0, got ", bytes);
+  void* data = bytes > 0 ? allocate_cpu(size_t(bytes)) : nullptr;
+  auto* storage = new (allocate_small(sizeof(Storage))) Storage;
+  storage->data_ = static_cast<std::byte*>(data);
+  storage->bytes_ = bytes;
+  storage->device_ = device;
+  storage->category_ = MemoryScope::current();
+  book_memory(storage->category_, bytes);
+  return Ref<Storage>(storage);
+}
+
+Ref<Storage> Storage::adopt(void* data, int64_t bytes, Device device, std::function<void()> release) {
+  LOCKSTEP_CHECK(device.is_cpu(), "[storage] this build has no cuda backend, got ", device);
+  LOCKSTEP_CHECK(bytes >= 0 && (data || bytes == 0), "[storage] expected data of a size >= 0, got ", bytes, " bytes at ",
+                 data);
+  auto* storage = new (allocate_small(sizeof(Storage))) Storage;
+  storage->data_ = static_cast<std::byte*>(data);
+  storage->bytes_ = bytes;
+  storage->device_ = device;
+  storage->category_ = MemoryScope::current();
+  // An owner without a release function still marks the bytes as not ours.
+  storage->release_ = release ? std::move(release) : [] {};
+  book_memory(storage->category_, bytes);
+  return Ref<Storage>(storage);
+}
+
+void Storage::empty() {
+  if (!data_) return;
+  if (release_) {
+    std::exchange(release_, nullptr)();
+  } else {
+    deallocate_cpu(data_, size_t(bytes_));
+  }
+  data_ = nullptr;
+  book_memory(category_, -bytes_);
+}
+
+void Storage::refill() {
+  if (!is_empty()) return;
+  data_ = static_cast<std::byte*>(allocate_cpu(size_t(bytes_)));
+  book_memory(category_, bytes_);
+}
+
+void Storage::destroy() {
+  empty();
+  if (release_) release_();  // adopted, but of no bytes
+  this->~Storage();
+  deallocate_small(this, sizeof(Storage));
+}
+
+}  // namespace lockstep

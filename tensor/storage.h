@@ -1,0 +1,81 @@
+#pragma once
+// The bytes under a tensor: reference counted, versioned, and able to be emptied and refilled in place.
+#include <atomic>
+#include <functional>
+#include <utility>
+
+#include "tensor/device.h"
+#include "tensor/memory.h"
+
+namespace lockstep {
+
+/// Intrusive pointer: one word, no control block. T has `retain()` and `release()`.
+template <class T>
+class Ref {
+ public:
+  Ref() = default;
+  explicit Ref(T* object) : object_(object) { if (object_) object_->retain(); }
+  Ref(const Ref& other) : Ref(other.object_) {}
+  Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Ref& operator=(Ref other) noexcept { std::swap(object_, other.object_); return *this; }
+  ~Ref() { if (object_) object_->release(); }
+
+  T* get() const { return object_; }
+  T* operator->() const { return object_; }
+  T& operator*() const { return *object_; }
+  explicit operator bool() const { return object_ != nullptr; }
+  friend bool operator==(const Ref&, const Ref&) = default;
+
+ private:
+  T* object_ = nullptr;
+};
+
+class Storage {
+ public:
+  /// Uninitialised bytes on `device`, booked under MemoryScope::current().
+  static Ref<Storage> allocate(int64_t bytes, Device device);
+  /// Memory of somebody else (a mapped file, a vector); `release` runs when the last tensor is gone.
+  static Ref<Storage> adopt(void* data, int64_t bytes, Device device, std::function<void()> release);
+
+  std::byte* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+  Device device() const { return device_; }
+  Memory category() const { return category_; }
+  /// Moves these bytes to another category of the ledger.
+  void book_as(Memory category) {
+    if (category == category_) return;
+    if (!is_empty()) { book_memory(category_, -bytes_); book_memory(category, bytes_); }
+    category_ = category;
+  }
+
+  /// Frees the bytes; tensors on this storage stay, and must not be read until refill(). ZeRO 3 does this to parameters.
+  void empty();
+  /// Allocates the bytes again (uninitialised) after empty().
+  void refill();
+  bool is_empty() const { return data_ == nullptr && bytes_ > 0; }
+
+  /// Counts in-place writes. A tensor saved for backward remembers it; `writer` names the operation in the Error.
+  uint32_t version() const { return version_; }
+  const char* last_writer() const { return last_writer_; }
+  void bump_version(const char* writer) { ++version_; last_writer_ = writer; }
+
+  int use_count() const { return refs_.load(std::memory_order_acquire); }
+  void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
+  void release() { if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy(); }
+
+ private:
+  Storage() = default;
+  ~Storage() = default;
+  void destroy();
+
+  std::byte* data_ = nullptr;
+  int64_t bytes_ = 0;
+  std::atomic<int> refs_{0};
+  uint32_t version_ = 0;
+  const char* last_writer_ = "";
+  Device device_;
+  Memory category_ = Memory::other;
+  std::function<void()> release_;  // set for adopted memory only
+};
+
+}  // namespace lockstep

@@ -1,0 +1,204 @@
+// Tensor: construction, reading values, copies. The views are in views.cpp.
+#include "tensor/tensor.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tensor/convert.h"
+#include "tensor/kernels.h"
+#include "tensor/ops.h"
+#include "tensor/ops_common.h"
+
+namespace lockstep {
+namespace {
+
+// Strides of dims of size 1 are never used, so they do not count.
+bool row_major(const Shape& shape, const Strides& strides, int64_t numel) {
+  if (numel == 0) return true;
+  int64_t expected = 1;
+  for (int i = shape.rank() - 1; i >= 0; --i) {
+    if (shape[i] == 1) continue;
+    if (strides[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+}  // namespace
+
+Tensor::Tensor(Ref<Storage> storage, int64_t offset, const Shape& shape, const Strides& strides, DType dtype)
+    : storage_(std::move(storage)), offset_(offset), shape_(shape), strides_(strides), dtype_(dtype) {
+  LOCKSTEP_CHECK(storage_, "[tensor] expected a storage, got none");
+  LOCKSTEP_CHECK(shape.rank() == strides.rank(), "[tensor] expected one stride per dim, got shape ", shape,
+                 " and strides ", strides);
+  check_shape("tensor", shape);
+  numel_ = numel_of(shape);
+  contiguous_ = row_major(shape, strides, numel_);
+  // The last element must lie inside: offset + sum of (size - 1) * stride, computed so that overflow is seen.
+  int64_t last = offset;
+  bool overflow = false;
+  for (int i = 0; i < shape.rank(); ++i) {
+    LOCKSTEP_CHECK(strides[i] >= 0, "[tensor] expected strides >= 0, got ", strides);
+    int64_t reach = 0;
+    overflow |= __builtin_mul_overflow(std::max<int64_t>(shape[i] - 1, 0), strides[i], &reach);
+    overflow |= __builtin_add_overflow(last, reach, &last);
+  }
+  const int64_t room = storage_->bytes() / size_of(dtype);
+  const bool inside = offset >= 0 && !overflow && (numel_ == 0 ? offset <= room : last < room);
+  LOCKSTEP_CHECK(inside, "[tensor] expected a view inside its storage of ", room, " elements, got offset ", offset,
+                 ", shape ", shape, ", strides ", strides);
+  if (numel_ == 0) offset_ = 0;
+}
+
+Tensor Tensor::with(int64_t offset, const Shape& shape, const Strides& strides) const {
+  Tensor view;
+  view.storage_ = storage_;
+  view.numel_ = numel_of(shape);
+  view.offset_ = view.numel_ == 0 ? 0 : offset;  // nothing is read, so never point outside
+  view.shape_ = shape;
+  view.strides_ = strides;
+  view.dtype_ = dtype_;
+  view.contiguous_ = row_major(shape, strides, view.numel_);
+  return view;
+}
+
+Tensor Tensor::as_strided(const Shape& shape, const Strides& strides, int64_t offset) const {
+  check_defined("as_strided", *this);
+  return Tensor(storage_, offset, shape, strides, dtype_);
+}
+
+Device Tensor::device() const {
+  check_defined("device", *this);
+  return storage_->device();
+}
+
+void Tensor::check_data(DType wanted) const {
+  check_defined("data", *this);
+  LOCKSTEP_CHECK(dtype_ == wanted, "[data] expected the dtype of the tensor, ", dtype_, ", got ", wanted);
+  LOCKSTEP_CHECK(!storage_->is_empty(), "[data] the storage is empty: its ", storage_->bytes(),
+                 " bytes were released (ZeRO 3) and not gathered again");
+}
+
+template <class T>
+Tensor Tensor::from(std::span<const T> values, const Shape& shape) {
+  check_shape("from", shape);
+  LOCKSTEP_CHECK(int64_t(values.size()) == numel_of(shape), "[from] expected ", numel_of(shape), " values for shape ",
+                 shape, ", got ", values.size());
+  Tensor result = empty(shape, {.dtype = dtype_of<T>});
+  if (!values.empty()) std::memcpy(result.data<T>(), values.data(), values.size_bytes());
+  return result;
+}
+
+template <class T>
+std::vector<T> Tensor::to_vector() const {
+  check_defined("to_vector", *this);
+  const Tensor source = contiguous();
+  std::vector<T> values(static_cast<size_t>(numel_));
+  dispatch_all(dtype_, "to_vector", [&]<class From> {
+    const From* data = source.data<From>();
+    for (int64_t i = 0; i < numel_; ++i) values[size_t(i)] = convert<T>(data[i]);
+  });
+  return values;
+}
+
+#define LOCKSTEP_ELEMENT(T)                                                     \
+  template Tensor Tensor::from<T>(std::span<const T> values, const Shape& shape); \
+  template std::vector<T> Tensor::to_vector<T>() const;
+LOCKSTEP_ELEMENT(float)
+LOCKSTEP_ELEMENT(double)
+LOCKSTEP_ELEMENT(Half)
+LOCKSTEP_ELEMENT(BFloat16)
+LOCKSTEP_ELEMENT(int64_t)
+LOCKSTEP_ELEMENT(int32_t)
+LOCKSTEP_ELEMENT(int8_t)
+LOCKSTEP_ELEMENT(uint8_t)
+LOCKSTEP_ELEMENT(bool)
+#undef LOCKSTEP_ELEMENT
+
+namespace {
+
+template <class T>
+T item_of(const Tensor& tensor) {
+  check_defined("item", tensor);
+  LOCKSTEP_CHECK(tensor.numel() == 1, "[item] expected a tensor of one element, got shape ", tensor.shape());
+  T value{};
+  dispatch_all(tensor.dtype(), "item", [&]<class From> { value = convert<T>(*tensor.data<From>()); });
+  return value;
+}
+
+// Writing through a view that shows one element many times would depend on the order of the writes.
+void check_writable(const char* op, const Tensor& tensor) {
+  check_defined(op, tensor);
+  if (tensor.is_contiguous()) return;
+  for (int i = 0; i < tensor.dim(); ++i) {
+    LOCKSTEP_CHECK(tensor.shape()[i] <= 1 || tensor.strides()[i] != 0, "[", op,
+                   "] cannot write into an expanded tensor, got strides ", tensor.strides(), " (use clone() first)");
+  }
+}
+
+void check_not_emptied(const char* op, const Tensor& tensor) {
+  LOCKSTEP_CHECK(!tensor.storage()->is_empty(), "[", op, "] the storage is empty: its ", tensor.storage()->bytes(),
+                 " bytes were released (ZeRO 3) and not gathered again");
+}
+
+}  // namespace
+
+double Tensor::item_double() const { return item_of<double>(*this); }
+int64_t Tensor::item_integer() const { return item_of<int64_t>(*this); }
+
+Tensor Tensor::contiguous() const { return contiguous_ && defined() ? *this : clone(); }
+
+Tensor Tensor::clone() const {
+  check_defined("clone", *this);
+  check_not_emptied("clone", *this);
+  Tensor result = empty(shape_, {.dtype = dtype_, .device = device()});
+  LOCKSTEP_KERNEL(device(), copy)(*this, result);
+  return result;
+}
+
+Tensor Tensor::to(DType dtype) const {
+  check_defined("to", *this);
+  if (dtype == dtype_) return *this;
+  check_not_emptied("to", *this);
+  Tensor result = empty(shape_, {.dtype = dtype, .device = device()});
+  LOCKSTEP_KERNEL(device(), copy)(*this, result);
+  return result;
+}
+
+Tensor Tensor::to(Device target) const {
+  check_defined("to", *this);
+  if (target == device()) return *this;
+  LOCKSTEP_CHECK(target.is_cpu(), "[to] this build has no cuda backend, got ", target);
+  check_not_emptied("to", *this);
+  Tensor result = empty(shape_, {.dtype = dtype_, .device = target});
+  LOCKSTEP_KERNEL(target, copy)(*this, result);
+  return result;
+}
+
+const Tensor& Tensor::copy_(const Tensor& source) const {
+  check_writable("copy_", *this);
+  check_defined("copy_", source);
+  LOCKSTEP_CHECK(broadcast_shapes("copy_", source.shape(), shape_) == shape_,
+                 "[copy_] expected a source that broadcasts to ", shape_, ", got ", source.shape());
+  check_not_emptied("copy_", *this);
+  check_not_emptied("copy_", source);
+  storage_->bump_version("copy_");
+  Tensor from = source.expand(shape_), target = *this;
+  if (from.storage() == storage_) {
+    if (from.offset() == offset_ && from.strides() == strides_ && from.dtype() == dtype_) return *this;
+    from = from.clone();  // the two may overlap
+  }
+  LOCKSTEP_KERNEL(device(), copy)(from, target);
+  return *this;
+}
+
+const Tensor& Tensor::fill_(double value) const {
+  check_writable("fill_", *this);
+  check_not_emptied("fill_", *this);
+  storage_->bump_version("fill_");
+  Tensor target = *this;
+  LOCKSTEP_KERNEL(device(), fill)(target, value);
+  return *this;
+}
+
+}  // namespace lockstep

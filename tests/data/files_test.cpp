@@ -1,0 +1,151 @@
+// Files and JSON: atomic writes under every fault, limits, and what strict parsing refuses.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "data/files.h"
+#include "data/json.h"
+#include "util.h"
+
+using namespace lockstep::data;
+
+namespace {
+
+struct Guard {
+  ~Guard() { fail_file_operation(0); }
+};
+
+}  // namespace
+
+TEST_CASE("write_atomically replaces a file and leaves nothing else") {
+  TempDir dir;
+  write_atomically(dir / "a", "old");
+  write_atomically(dir / "a", std::vector<Bytes>{as_bytes("new "), as_bytes(""), as_bytes("text")});
+  CHECK(read_file(dir / "a", 100) == "new text");
+  CHECK(dir.files() == 1);
+  write_atomically(dir / "empty", "");
+  CHECK(read_file(dir / "empty", 0).empty());
+}
+
+TEST_CASE("the k-th file operation fails: an Error, the old file, no temporary file") {
+  Guard guard;
+  const std::string old_text = "old", new_text(1000, 'n');
+  for (const FileFault fault : {FileFault{.error = ENOSPC}, {.error = EIO}, {.error = EROFS}}) {
+    TempDir dir;
+    for (int64_t k = 1;; ++k) {
+      CAPTURE(k);
+      write_atomically(dir / "a", old_text);
+      fail_file_operation(k, fault);
+      const std::string error = error_of([&] { write_atomically(dir / "a", std::vector<Bytes>{as_bytes(new_text), as_bytes("!")}); });
+      const bool done = file_operations() < k;
+      fail_file_operation(0);
+      const std::string now = read_file(dir / "a", 2000);
+      CHECK(dir.files() == 1);
+      if (done) {
+        CHECK(error == "");
+        CHECK(now == new_text + "!");
+        CHECK(k > 6);
+        break;
+      }
+      CHECK(error.find("[file] cannot") == 0);
+      if (error.find("new file is in place") != error.npos) CHECK(now == new_text + "!");
+      else CHECK(now == old_text);
+    }
+  }
+}
+
+TEST_CASE("short and interrupted writes are no error") {
+  Guard guard;
+  for (const FileFault fault : {FileFault{.short_write = true}, {.error = EINTR}}) {
+    TempDir dir;
+    fail_file_operation(2, fault);
+    write_atomically(dir / "a", std::string(1001, 'x'));
+    CHECK(read_file(dir / "a", 2000) == std::string(1001, 'x'));
+  }
+}
+
+TEST_CASE("a process killed at the k-th file operation leaves the old or the new file; the next save clears its rest") {
+  TempDir dir;
+  const std::string old_text = "old", new_text(1000, 'n');
+  int broken = 0, runs = 0;
+  for (int64_t k = 1; k < 30; ++k) {
+    write_atomically(dir / "a", old_text);
+    const pid_t child = fork();
+    if (child == 0) {
+      fail_file_operation(k, {.kill = true});
+      write_atomically(dir / "a", new_text);
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    ++runs;
+    const std::string now = read_file(dir / "a", 2000);
+    broken += now != old_text && now != new_text;
+    if (WEXITSTATUS(status) == 0) {
+      CHECK(now == new_text);
+      break;
+    }
+  }
+  CHECK(broken == 0);
+  CHECK(runs > 6);
+  write_atomically(dir / "a", old_text);
+  CHECK(dir.files() == 1);
+}
+
+TEST_CASE("files that cannot be read are named") {
+  TempDir dir;
+  CHECK_ERROR(read_file(dir / "none", 10), "none: No such file");
+  CHECK_ERROR(read_file(dir.path.string(), 10), "expected a regular file, got a folder");
+  CHECK_ERROR(read_file(dir.write("big", "12345"), 4), "expected at most 4 bytes, got 5");
+  CHECK_ERROR(MappedFile::open("/dev/zero"), "expected a regular file");
+  CHECK_ERROR(write_atomically(dir / "no/such/folder", "x"), "cannot create");
+  CHECK_ERROR(write_atomically(dir.path.string(), "x"), "expected a path to a file");
+  CHECK(MappedFile::open(dir.write("empty", ""))->size() == 0);
+}
+
+TEST_CASE("json: values, order, and the way back") {
+  const Json json = parse_json(R"({"b": [1, -2.5, 1e3, true, null], "a": {"text": "\u00e9\n\"\ud83d\ude00"}, "big": 9223372036854775807})", "c.json");
+  CHECK(json.as_object()[0].first == "b");
+  CHECK(json.at("b").as_array()[0].is_int());
+  CHECK(json.at("b").as_array()[1].as_number() == -2.5);
+  CHECK(!json.at("b").as_array()[2].is_int());
+  CHECK(json.at("a").at("text").as_string() == "é\n\"😀");
+  CHECK(json.at("big").as_int() == INT64_MAX);
+  CHECK(json.find("none") == nullptr);
+  for (const int indent : {-1, 2}) CHECK(parse_json(json.dump(indent), "again") == json);
+  Json made;
+  made["x"]["y"] = 0.1;
+  made["list"].push_back(1.0);
+  CHECK(made.dump() == R"({"x": {"y": 0.1}, "list": [1.0]})");
+  CHECK_ERROR(json.at("b").as_object("c.json: b"), "c.json: b: expected an object, got a list");
+  CHECK_ERROR(json.at("none", "c.json"), "c.json: expected a key \"none\"");
+}
+
+TEST_CASE("json: what is refused, with line and column") {
+  const std::string deep(65, '['), bomb(1'000'000, '[');
+  const struct { std::string text; const char* message; } rows[] = {
+      {"", "c.json:1:1: syntax error"},
+      {"{\n  \"lr\": 1,\n  \"lr\": 2\n}", "c.json:3:7: key \"lr\" appears twice"},
+      {"{\"a\": 1,}", "c.json:1:9: syntax error"},
+      {"[1, 2", "c.json:1:6: syntax error"},
+      {"[1] 2", "c.json:1:5: syntax error"},
+      {"// no\n1", "c.json:1:1: syntax error"},
+      {"NaN", "c.json:1:1: syntax error"},
+      {"[1e999]", "c.json:1"},
+      {"9223372036854775808", "does not fit in 64 bits"},
+      {"99999999999999999999999", "does not fit in 64 bits"},
+      {"\"\xff\"", "c.json:1:2: syntax error"},
+      {"\"\\ud800\"", "c.json:1"},
+      {std::string("{}\0x", 4), "c.json:1:3: unexpected zero byte"},
+      {deep, "c.json:1:66: nested deeper than 64 levels"},
+      {bomb, "nested deeper than 64"},
+  };
+  for (const auto& row : rows) {
+    CAPTURE(row.text.substr(0, 50));
+    CHECK_ERROR(parse_json(row.text, "c.json"), row.message);
+  }
+  CHECK_ERROR(parse_json("[1, 2, 3]", "c.json", {.bytes = 4}), "expected at most 4 bytes of JSON, got 9");
+  CHECK(parse_json(std::string(64, '[') + std::string(64, ']'), "c").is_array());
+}

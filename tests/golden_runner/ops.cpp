@@ -1,0 +1,149 @@
+// Cases of single operations: a table from the op's name to a call.
+#include <cmath>
+#include <functional>
+
+#include "tests/golden_runner/golden.h"
+
+namespace golden {
+
+using namespace lockstep;
+
+namespace {
+
+using Inputs = std::vector<Variable>;
+using Outputs = std::vector<Variable>;
+using Run = std::function<Outputs(const Inputs&, const Case&)>;
+
+template <class Fn> Run unary(Fn fn) { return [fn](const Inputs& in, const Case&) { return Outputs{fn(in[0])}; }; }
+template <class Fn> Run binary(Fn fn) { return [fn](const Inputs& in, const Case&) { return Outputs{fn(in[0], in[1])}; }; }
+template <class Fn> Run reduce(Fn fn) {
+  return [fn](const Inputs& in, const Case& c) { return Outputs{fn(in[0], c.dims("dim"), c.flag("keepdim", false))}; };
+}
+template <class Fn> Run spread(Fn fn) {
+  return [fn](const Inputs& in, const Case& c) { return Outputs{fn(in[0], c.dims("dim"), c.number("correction", 1), c.flag("keepdim", false))}; };
+}
+Outputs with_indices(const VariableIndices& r) { return {r.values, r.indices}; }
+
+std::map<std::string, Run> make_table() {
+  std::map<std::string, Run> t;
+#define LOCKSTEP_UNARY(name, functor, types) t[#name] = unary([](const Variable& x) { return name(x); });
+#define LOCKSTEP_BINARY(name, functor, types) t[#name] = binary([](const Variable& a, const Variable& b) { return name(a, b); });
+#define LOCKSTEP_COMPARE(name, functor) t[#name] = binary([](const Variable& a, const Variable& b) { return Variable(name(a, b)); });
+#include "tensor/pointwise.def"
+  t["pow_scalar"] = [](const Inputs& in, const Case& c) { return Outputs{pow_scalar(in[0], c.number("exponent"))}; };
+  t["leaky_relu"] = [](const Inputs& in, const Case& c) { return Outputs{leaky_relu(in[0], c.number("slope", 0.01))}; };
+  t["elu"] = [](const Inputs& in, const Case& c) { return Outputs{elu(in[0], c.number("alpha", 1))}; };
+  t["softplus"] = [](const Inputs& in, const Case& c) { return Outputs{softplus(in[0], c.number("beta", 1), c.number("threshold", 20))}; };
+  t["clamp"] = [](const Inputs& in, const Case& c) { return Outputs{clamp(in[0], c.number("min", -INFINITY), c.number("max", INFINITY))}; };
+  t["where"] = [](const Inputs& in, const Case&) { return Outputs{where(in[0].tensor().to(boolean), in[1], in[2])}; };
+  t["addcmul"] = [](const Inputs& in, const Case& c) { return Outputs{addcmul(in[0], in[1], in[2], c.number("value", 1))}; };
+  t["lerp"] = [](const Inputs& in, const Case& c) { return Outputs{lerp(in[0], in[1], c.number("weight"))}; };
+  t["cast_bf16_and_back"] = unary([](const Variable& x) { return x.to(bf16).to(f32); });
+  t["cast_f16_and_back"] = unary([](const Variable& x) { return x.to(f16).to(f32); });
+
+  t["sum"] = reduce([](const Variable& x, const Dims& d, bool k) { return sum(x, d, k); });
+  t["mean"] = reduce([](const Variable& x, const Dims& d, bool k) { return mean(x, d, k); });
+  t["prod"] = reduce([](const Variable& x, const Dims& d, bool k) { return prod(x, d, k); });
+  t["amax"] = reduce([](const Variable& x, const Dims& d, bool k) { return amax(x, d, k); });
+  t["amin"] = reduce([](const Variable& x, const Dims& d, bool k) { return amin(x, d, k); });
+  t["norm2"] = reduce([](const Variable& x, const Dims& d, bool k) { return norm(x, d, k); });
+  t["logsumexp"] = reduce([](const Variable& x, const Dims& d, bool k) { return logsumexp(x, d, k); });
+  t["var"] = spread([](const Variable& x, const Dims& d, double c, bool k) { return var(x, d, c, k); });
+  t["std"] = spread([](const Variable& x, const Dims& d, double c, bool k) { return stddev(x, d, c, k); });
+  t["max"] = unary([](const Variable& x) { return max(x); });
+  t["min"] = unary([](const Variable& x) { return min(x); });
+  t["max_dim"] = [](const Inputs& in, const Case& c) { return with_indices(max(in[0], c.integer("dim"), c.flag("keepdim", false))); };
+  t["min_dim"] = [](const Inputs& in, const Case& c) { return with_indices(min(in[0], c.integer("dim"), c.flag("keepdim", false))); };
+  const auto place = [](bool largest) {
+    return Run([largest](const Inputs& in, const Case& c) {
+      const std::optional<int64_t> dim = c.arg("dim") ? std::optional<int64_t>(c.integer("dim")) : std::nullopt;
+      return Outputs{largest ? argmax(in[0], dim, c.flag("keepdim", false)) : argmin(in[0], dim, c.flag("keepdim", false))};
+    });
+  };
+  t["argmax"] = place(true);
+  t["argmin"] = place(false);
+  t["cumsum"] = [](const Inputs& in, const Case& c) { return Outputs{cumsum(in[0], c.integer("dim"))}; };
+  t["cumprod"] = [](const Inputs& in, const Case& c) { return Outputs{cumprod(in[0], c.integer("dim"))}; };
+  t["topk"] = [](const Inputs& in, const Case& c) { return with_indices(topk(in[0], c.integer("k"), c.integer("dim", -1), c.flag("largest", true))); };
+  t["sort"] = [](const Inputs& in, const Case& c) { return with_indices(sort(in[0], c.integer("dim", -1), c.flag("descending", false))); };
+  t["softmax"] = [](const Inputs& in, const Case& c) { return Outputs{softmax(in[0], c.integer("dim"))}; };
+  t["log_softmax"] = [](const Inputs& in, const Case& c) { return Outputs{log_softmax(in[0], c.integer("dim"))}; };
+
+  t["matmul"] = binary([](const Variable& a, const Variable& b) { return matmul(a, b); });
+  t["outer"] = binary([](const Variable& a, const Variable& b) { return outer(a, b); });
+  t["addmm"] = [](const Inputs& in, const Case& c) { return Outputs{addmm(in[0], in[1], in[2], c.number("beta", 1), c.number("alpha", 1))}; };
+  t["einsum"] = [](const Inputs& in, const Case& c) { return Outputs{einsum(c.text("equation", ""), in)}; };
+
+  t["reshape"] = [](const Inputs& in, const Case& c) { return Outputs{in[0].reshape(c.dims("shape"))}; };
+  t["permute"] = [](const Inputs& in, const Case& c) { return Outputs{in[0].permute(c.dims("dims"))}; };
+  t["transpose"] = [](const Inputs& in, const Case& c) { const Dims d = c.dims("dims"); return Outputs{in[0].transpose(d[0], d[1])}; };
+  t["expand"] = [](const Inputs& in, const Case& c) { return Outputs{in[0].expand(c.dims("shape"))}; };
+  t["slice"] = [](const Inputs& in, const Case& c) { return Outputs{c.text("then", "") == "multiply by 2" ? in[0] * 2.0 : in[0]}; };
+  t["cat"] = [](const Inputs& in, const Case& c) { return Outputs{cat(in, c.integer("dim", 0))}; };
+  t["stack"] = [](const Inputs& in, const Case& c) { return Outputs{stack(in, c.integer("dim", 0))}; };
+  t["split"] = [](const Inputs& in, const Case& c) {
+    const Dims sizes = c.dims("sizes");
+    return in[0].split(std::vector<int64_t>(sizes.begin(), sizes.end()), c.integer("dim", 0));
+  };
+  t["chunk"] = [](const Inputs& in, const Case& c) { return in[0].chunk(c.integer("chunks"), c.integer("dim", 0)); };
+  t["index_select"] = [](const Inputs& in, const Case& c) { return Outputs{index_select(in[0], c.integer("dim"), in[1].tensor())}; };
+  t["gather"] = [](const Inputs& in, const Case& c) { return Outputs{gather(in[0], c.integer("dim"), in[1].tensor())}; };
+  t["scatter"] = [](const Inputs& in, const Case& c) { return Outputs{scatter(in[0], c.integer("dim"), in[1].tensor(), in[2])}; };
+  t["scatter_add"] = [](const Inputs& in, const Case& c) { return Outputs{scatter_add(in[0], c.integer("dim"), in[1].tensor(), in[2])}; };
+  t["masked_fill"] = [](const Inputs& in, const Case& c) { return Outputs{masked_fill(in[0], in[1].tensor().to(boolean), c.number("value"))}; };
+  t["tril"] = [](const Inputs& in, const Case& c) { return Outputs{tril(in[0], c.integer("diagonal", 0))}; };
+  t["triu"] = [](const Inputs& in, const Case& c) { return Outputs{triu(in[0], c.integer("diagonal", 0))}; };
+  t["flip"] = [](const Inputs& in, const Case& c) { return Outputs{flip(in[0], c.dims("dims"))}; };
+  t["roll"] = [](const Inputs& in, const Case& c) { return Outputs{roll(in[0], c.dims("shifts"), c.dims("dims"))}; };
+  t["repeat"] = [](const Inputs& in, const Case& c) { return Outputs{repeat(in[0], c.dims("repeats"))}; };
+  t["pad"] = [](const Inputs& in, const Case& c) {
+    const Dims p = c.dims("pad");
+    return Outputs{pad(in[0], std::vector<int64_t>(p.begin(), p.end()), c.number("value", 0))};
+  };
+  t["squeeze_unsqueeze"] = [](const Inputs& in, const Case& c) { return Outputs{in[0].squeeze(c.integer("squeeze")).unsqueeze(c.integer("unsqueeze"))}; };
+  t["diagonal"] = [](const Inputs& in, const Case& c) { return Outputs{in[0].diagonal(c.integer("offset", 0))}; };
+  t["one_hot"] = [](const Inputs& in, const Case& c) { return Outputs{one_hot(in[0].tensor(), c.integer("classes", -1))}; };
+  t["embedding"] = [](const Inputs& in, const Case&) { return Outputs{embedding(in[0], in[1].tensor())}; };
+  return t;
+}
+
+}  // namespace
+
+void run_op(const Case& c, Report& report) {
+  static const std::map<std::string, Run> table = make_table();
+  const std::string op = c.json().at("op").as_string();
+  const Json* views = c.json().find("views");
+  Inputs bases, inputs;
+  for (int i = 0; c.has(str("in", i)); ++i) {
+    const Tensor& base = c.tensor(str("in", i));
+    bases.emplace_back(base.clone(), is_floating(base.dtype()));
+    const Json* own = views ? views->find(str("in", i)) : nullptr;
+    inputs.push_back(own ? apply_views(bases.back(), *own) : bases.back());
+  }
+  Outputs outputs;
+  if (op.starts_with("expr:")) {
+    outputs = {evaluate(op.substr(5), inputs, c)};
+  } else {
+    const auto run = table.find(op);
+    LOCKSTEP_CHECK(run != table.end(), "unknown op '", op, "'");
+    outputs = run->second(inputs, c);
+  }
+  // The gradients of several outputs meet in one sum, as when a loss uses all of them.
+  Variable loss;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    report.compare(str("out", i), outputs[i].tensor(), c.tensor(str("out", i)));
+    if (!c.has(str("gout", i)) || !outputs[i].requires_grad()) continue;
+    const Variable part = sum(mul(outputs[i], Variable(c.tensor(str("gout", i)))));
+    loss = loss.defined() ? add(loss, part) : part;
+  }
+  if (!report.ok()) return;
+  if (loss.defined() && outputs.size() == 1) outputs[0].backward(c.tensor("gout0"));
+  else if (loss.defined()) loss.backward();
+  for (size_t i = 0; i < bases.size(); ++i) {
+    if (!c.has(str("grad", i))) continue;
+    const Tensor& grad = bases[i].grad();
+    report.compare(str("grad", i), grad.defined() ? grad : zeros_like(bases[i].tensor()), c.tensor(str("grad", i)));
+  }
+}
+
+}  // namespace golden

@@ -1,0 +1,257 @@
+// Matrix products against plain loops in double, over shapes, layouts, dtypes and numbers of threads.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "tensor/ops.h"
+#include "tensor/threads.h"
+
+using namespace lockstep;
+
+namespace {
+
+/// Small integers over 8: every product and short sum is exact in f32 and in f16.
+Tensor values(const Shape& shape, uint32_t seed, DType dtype = f32) {
+  std::vector<double> v(size_t(numel_of(shape)));
+  uint32_t state = seed * 2654435761u + 1;
+  for (double& x : v) {
+    state = state * 1664525u + 1013904223u;
+    x = (int(state >> 24) % 17 - 8) / 8.0;
+  }
+  return Tensor::from(v, shape).to(dtype);
+}
+
+/// Row-major product of (batch, m, k) and (batch, k, n) in double.
+std::vector<double> reference(const Tensor& a, const Tensor& b, int64_t batch, int64_t m, int64_t n, int64_t k) {
+  const auto va = a.to_vector<double>(), vb = b.to_vector<double>();
+  std::vector<double> out(size_t(batch * m * n), 0);
+  for (int64_t t = 0; t < batch; ++t)
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t p = 0; p < k; ++p)
+        for (int64_t j = 0; j < n; ++j)
+          out[size_t((t * m + i) * n + j)] += va[size_t((t * m + i) * k + p)] * vb[size_t((t * k + p) * n + j)];
+  return out;
+}
+
+void check_close(const Tensor& got, const std::vector<double>& wanted, double tolerance) {
+  const auto v = got.to_vector<double>();
+  REQUIRE(v.size() == wanted.size());
+  double worst = 0;
+  for (size_t i = 0; i < v.size(); ++i) worst = std::max(worst, std::abs(v[i] - wanted[i]) / std::max(1.0, std::abs(wanted[i])));
+  CHECK(worst <= tolerance);
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.shape() == b.shape() && std::memcmp(a.raw_data(), b.raw_data(), size_t(a.numel() * size_of(a.dtype()))) == 0;
+}
+
+double tolerance_of(DType dtype) { return dtype == f64 ? 1e-14 : dtype == f32 ? 1e-5 : dtype == f16 ? 1e-3 : 8e-3; }
+
+struct Threads {
+  int before = get_threads();
+  explicit Threads(int n) { set_threads(n); }
+  ~Threads() { set_threads(before); }
+};
+
+std::string message_of(auto&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing thrown";
+}
+
+}  // namespace
+
+TEST_CASE("matmul: shapes, layouts and dtypes") {
+  struct Row { int64_t m, n, k; };
+  for (const Row r : {Row{1, 1, 1}, {4, 4, 4}, {1, 7, 5}, {7, 1, 5}, {1, 1, 3000}, {1, 1000, 300}, {1000, 1, 300}, {33, 17, 45}, {8, 48, 384},
+                      {64, 10, 128}, {10, 64, 64}, {133, 49, 401}, {130, 260, 70}, {400, 31, 100}, {3, 0, 4}, {0, 3, 4}, {3, 4, 0}})
+    for (DType dtype : {f32, f64, f16, bf16})
+      for (int layout = 0; layout < 4; ++layout) {
+        CAPTURE(r.m); CAPTURE(r.n); CAPTURE(r.k); CAPTURE(dtype); CAPTURE(layout);
+        const Tensor a = layout & 1 ? values({r.k, r.m}, 1, dtype).t() : values({r.m, r.k}, 1, dtype);
+        const Tensor b = layout & 2 ? values({r.n, r.k}, 2, dtype).t() : values({r.k, r.n}, 2, dtype);
+        const Tensor out = matmul(a, b);
+        CHECK(out.shape() == Shape{r.m, r.n});
+        CHECK(out.dtype() == dtype);
+        check_close(out, reference(a, b, 1, r.m, r.n, r.k), tolerance_of(dtype));
+      }
+}
+
+TEST_CASE("matmul: views with row strides, steps and repeats") {
+  const Tensor x = values({40, 60}, 3), y = values({60, 40}, 4);
+  const Tensor a = x.slice(1, 5, 45).slice(0, 2, 39, 3);   // (13, 40), rows far apart
+  const Tensor b = y.slice(0, 0, 40).slice(1, 1, 40, 2);   // (40, 20), no unit stride
+  check_close(matmul(a, b), reference(a, b, 1, 13, 20, 40), 1e-6);
+  const Tensor repeated = values({1, 40}, 5).expand({6, 40});
+  check_close(matmul(repeated, b), reference(repeated, b, 1, 6, 20, 40), 1e-6);
+  const Tensor windows = values({50}, 6).as_strided({11, 40}, {1, 1}, 0);  // overlapping rows
+  check_close(matmul(windows, b), reference(windows, b, 1, 11, 20, 40), 1e-6);
+}
+
+TEST_CASE("matmul: vectors and batches follow NumPy") {
+  struct Row { Shape a, b, out; };
+  const Row rows[] = {{{5}, {5}, {}},
+                      {{3, 5}, {5}, {3}},
+                      {{5}, {5, 4}, {4}},
+                      {{2, 3, 5}, {5}, {2, 3}},
+                      {{5}, {2, 5, 4}, {2, 4}},
+                      {{2, 3, 5}, {5, 4}, {2, 3, 4}},
+                      {{3, 5}, {2, 5, 4}, {2, 3, 4}},
+                      {{7, 1, 3, 5}, {2, 5, 4}, {7, 2, 3, 4}},
+                      {{2, 1, 3, 5}, {1, 6, 5, 4}, {2, 6, 3, 4}},
+                      {{0, 3, 5}, {5, 4}, {0, 3, 4}}};
+  for (const Row& r : rows) {
+    CAPTURE(r.a); CAPTURE(r.b);
+    const Tensor a = values(r.a, 7), b = values(r.b, 8), out = matmul(a, b);
+    REQUIRE(out.shape() == r.out);
+    const Tensor left = a.dim() == 1 ? a.unsqueeze(0) : a, right = b.dim() == 1 ? b.unsqueeze(1) : b;
+    const int64_t m = left.size(-2), k = left.size(-1), n = right.size(-1);
+    if (out.numel() == 0) continue;
+    const int64_t batch = out.numel() / (m * n);
+    Shape full = r.out;
+    if (a.dim() == 1) full.insert(full.rank() - (b.dim() == 1 ? 0 : 1), 1);
+    if (b.dim() == 1) full.push_back(1);
+    Shape sa = full, sb = full;
+    sa[sa.rank() - 1] = k, sb[sb.rank() - 2] = k;
+    check_close(out, reference(left.expand(sa).clone(), right.expand(sb).clone(), batch, m, n, k), 1e-6);
+  }
+}
+
+TEST_CASE("matmul: the bits do not depend on threads, on batching or on layout of the batch") {
+  struct Row { Shape a, b; };
+  for (const Row& r : {Row{{1024, 130}, {130, 200}}, {{200, 3000}, {3000, 96}}, {{64, 700}, {700, 2000}}, {{12, 128, 64}, {12, 64, 128}}, {{1, 5000}, {5000, 3000}},
+                       {{3000, 5000}, {5000}}, {{2000, 800}, {800, 2000}}}) {
+    CAPTURE(r.a);
+    const Tensor a = rand(r.a), b = rand(r.b);
+    Tensor first;
+    for (int threads : {1, 2, 3, 5}) {
+      const Threads scope(threads);
+      const Tensor out = matmul(a, b);
+      if (threads == 1) first = out;
+      CHECK(same_bits(out, first));
+    }
+    if (a.dim() == 3) CHECK(same_bits(first[3].clone(), matmul(a[3], b[3])));
+  }
+}
+
+TEST_CASE("matmul: NaN and infinity pass, zero depth gives zeros") {
+  const float nan = NAN, inf = INFINITY;
+  const Tensor a = Tensor::from({0.f, 1.f, nan, 0.f}, {2, 2}), b = Tensor::from({inf, 1.f, 2.f, 3.f}, {2, 2});
+  const auto v = matmul(a, b).to_vector<double>();
+  CHECK(std::isnan(v[0]));  // 0 * inf
+  CHECK(v[1] == 3);
+  CHECK(std::isnan(v[2]));
+  CHECK(matmul(zeros({2, 0}), zeros({0, 3})).to_vector<double>() == std::vector<double>(6, 0));
+}
+
+TEST_CASE("addmm: alpha, beta, broadcasting, and beta 0 ignores c") {
+  for (const auto& [m, n, k] : {std::tuple{3, 4, 5}, {1, 200, 64}, {200, 1, 64}, {130, 70, 300}, {2, 3, 0}})
+    for (const Shape& shape : {Shape{m, n}, Shape{n}, Shape{m, 1}, Shape{}}) {
+      const Tensor c = values(shape, 1), a = values({m, k}, 2), b = values({k, n}, 3);
+      auto wanted = reference(a, b, 1, m, n, k);
+      const auto shift = c.expand({m, n}).to_vector<double>();
+      for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = 2 * shift[i] - 0.5 * wanted[i];
+      check_close(addmm(c, a, b, 2, -0.5), wanted, 1e-5);
+    }
+  const Tensor nans = full({2, 2}, NAN);
+  CHECK(addmm(nans, ones({2, 3}), ones({3, 2}), 0).to_vector<double>() == std::vector<double>(4, 3));
+}
+
+TEST_CASE("linear: bias, activation and the value before it") {
+  for (const Shape& shape : {Shape{12}, {5, 12}, {2, 3, 12}, {300, 12}, {0, 12}})
+    for (DType dtype : {f32, f64, bf16})
+      for (int64_t units : {1, 7, 300})
+        for (Activation activation : {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::gelu_erf, Activation::silu}) {
+          CAPTURE(shape); CAPTURE(dtype); CAPTURE(units); CAPTURE(int(activation));
+          const Tensor x = values(shape, 1, dtype), w = values({units, 12}, 2, dtype), bias = values({units}, 3, dtype);
+          Tensor pre;
+          const Tensor out = linear(x, w, bias, activation, &pre);
+          Shape wanted_shape = shape;
+          wanted_shape[shape.rank() - 1] = units;
+          CHECK(out.shape() == wanted_shape);
+          REQUIRE(pre.shape() == wanted_shape);
+          const int64_t rows = x.numel() / 12;
+          auto wanted = reference(x, w.t().contiguous(), 1, rows, units, 12);
+          const auto shift = bias.to_vector<double>();
+          for (size_t i = 0; i < wanted.size(); ++i) wanted[i] += shift[i % size_t(units)];
+          check_close(pre, wanted, tolerance_of(dtype));
+          for (double& v : wanted) {
+            if (activation == Activation::relu) v = std::max(v, 0.0);
+            if (activation == Activation::gelu_tanh) v = 0.5 * v * (1 + std::tanh(std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
+            if (activation == Activation::gelu_erf) v = 0.5 * v * (1 + std::erf(v / std::sqrt(2.0)));
+            if (activation == Activation::silu) v = v / (1 + std::exp(-v));
+          }
+          check_close(out, wanted, tolerance_of(dtype));
+          if (activation == Activation::none && dtype == f32) CHECK(same_bits(linear(x, w, bias), out));
+        }
+}
+
+TEST_CASE("linear with an activation has the bits of the two operations") {
+  const Tensor x = rand({130, 300}), w = rand({257, 300}) - full({257, 300}, 0.5), bias = rand({257});
+  const Tensor pre = linear(x, w, bias);
+  CHECK(same_bits(linear(x, w, bias, Activation::relu), relu(pre)));
+  CHECK(same_bits(linear(x, w, bias, Activation::gelu_tanh), gelu_tanh(pre)));
+  CHECK(same_bits(linear(x, w, bias, Activation::gelu_erf), gelu_erf(pre)));
+  CHECK(same_bits(linear(x, w, bias, Activation::silu), silu(pre)));
+}
+
+TEST_CASE("einsum") {
+  const Tensor a = values({3, 4}, 1), b = values({4, 5}, 2), c = values({5, 2}, 3), s = values({4, 4}, 4), v = values({4}, 5);
+  struct Row { const char* equation; std::vector<Tensor> in; Tensor wanted; };
+  const Tensor q = values({2, 3, 4, 5}, 6), k = values({2, 3, 6, 5}, 7);
+  const Row rows[] = {{"ij,jk->ik", {a, b}, matmul(a, b)},
+                      {" ij , jk ", {a, b}, matmul(a, b)},
+                      {"ij,jk->ki", {a, b}, matmul(a, b).t()},
+                      {"ij,jk,kl->il", {a, b, c}, matmul(matmul(a, b), c)},
+                      {"ij->ji", {a}, a.t()},
+                      {"ba", {a}, a.t()},
+                      {"ij->", {a}, sum(a)},
+                      {"ij->j", {a}, sum(a, {0})},
+                      {"ii->i", {s}, s.diagonal()},
+                      {"ii", {s}, sum(s.diagonal())},
+                      {"ij,j->i", {a, v}, matmul(a, v)},
+                      {"i,i->", {v, v}, matmul(v, v)},
+                      {"i,j->ij", {v, v}, outer(v, v)},
+                      {"i,i->i", {v, v}, mul(v, v)},
+                      {"ij,kj->i", {a, s}, matmul(a, sum(s, {0}))},
+                      {"bhqd,bhkd->bhqk", {q, k}, matmul(q, k.transpose(2, 3))},
+                      {"bhqd,bhkd->bqhk", {q, k}, matmul(q, k.transpose(2, 3)).transpose(1, 2)}};
+  for (const Row& r : rows) {
+    CAPTURE(r.equation);
+    const Tensor out = einsum(r.equation, r.in);
+    CHECK(out.shape() == r.wanted.shape());
+    CHECK(out.is_contiguous());
+    check_close(out, r.wanted.to_vector<double>(), 1e-6);
+  }
+}
+
+TEST_CASE("matrix products name what is wrong") {
+  const Tensor a = zeros({3, 4}), b = zeros({5, 6}), whole = zeros({4, 4}, {.dtype = i64});
+  struct Row { std::string got, wanted; };
+  const Row rows[] = {
+      {message_of([&] { matmul(a, b); }), "[matmul] expected the inner sizes to agree, got (3, 4) and (5, 6)"},
+      {message_of([&] { matmul(whole, whole); }), "[matmul] expected a floating dtype, got i64"},
+      {message_of([&] { matmul(a, zeros({4, 4}, {.dtype = f64})); }), "[matmul] expected one dtype, got f32 and f64"},
+      {message_of([&] { matmul(a, zeros({})); }), "[matmul] expected at least 1 dim"},
+      {message_of([&] { matmul(zeros({2, 3, 4}), zeros({3, 4, 5})); }), "[matmul] expected"},
+      {message_of([&] { matmul(Tensor(), a); }), "[matmul] tensor is undefined"},
+      {message_of([&] { addmm(zeros({7}), a, zeros({4, 2})); }), "[addmm] expected"},
+      {message_of([&] { linear(a, b); }), "[linear] expected an input (..., 6) for weight (5, 6), got (3, 4)"},
+      {message_of([&] { linear(zeros({3, 6}), b, zeros({6})); }), "[linear] expected a bias (5), got (6)"},
+      {message_of([&] { outer(a, a); }), "[outer] expected two vectors"},
+      {message_of([&] { einsum("i...,ij", {a, b}); }), "ellipsis"},
+      {message_of([&] { einsum("ij,jk->ik", {a, b}); }), "[einsum] expected j to have size 4 everywhere, got (5, 6)"},
+      {message_of([&] { einsum("ij,jk->ik", {a}); }), "[einsum] expected 2 operands"},
+      {message_of([&] { einsum("ijk->i", {a}); }), "[einsum] expected operand 0 to have 3 dims"},
+      {message_of([&] { einsum("ij->ik", {a}); }), "[einsum] expected output letters that occur"},
+      {message_of([&] { einsum("ij->ii", {a}); }), "twice"},
+      {message_of([&] { einsum("i1->i", {a}); }), "[einsum] expected letters"}};
+  for (const Row& r : rows) {
+    CAPTURE(r.wanted); CAPTURE(r.got);
+    CHECK(r.got.find(r.wanted) != std::string::npos);
+  }
+}

@@ -1,0 +1,496 @@
+// Row operations (softmax, norms, cross entropy) and optimizer kernels: against plain loops and difference quotients in
+// f64, in odd sizes, layouts and dtypes; the same bits for any number of threads and any cut of a flat tensor.
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <random>
+
+#include "tensor/ops.h"
+#include "tensor/threads.h"
+
+using namespace lockstep;
+
+namespace {
+
+constexpr double inf = std::numeric_limits<double>::infinity();
+
+Tensor random_tensor(const Shape& shape, DType dtype = f64, uint32_t seed = 1) {
+  std::mt19937 engine(seed);
+  std::vector<double> values(static_cast<size_t>(numel_of(shape)));
+  for (double& value : values) value = double(engine()) / 1e9 - 2.1;
+  return Tensor::from(values, shape).to(dtype);
+}
+
+std::vector<double> list(const Tensor& x) { return x.to_vector<double>(); }
+
+void check_close(const Tensor& got, const Tensor& expected, double tolerance) {
+  REQUIRE(got.shape() == expected.shape());
+  const auto a = list(got), b = list(expected);
+  size_t bad = a.size();
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!(std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(b[i])))) bad = i;  // NaN is bad too
+  }
+  if (bad < a.size()) FAIL_CHECK("element " << bad << ": " << a[bad] << ", expected " << b[bad]);
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  const Tensor x = a.contiguous(), y = b.contiguous();
+  return a.shape() == b.shape() && std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0;
+}
+
+double dot(const Tensor& a, const Tensor& b) {
+  const auto x = list(a), y = list(b);
+  double sum = 0;
+  for (size_t i = 0; i < x.size(); ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+/// Difference quotients of f(x) . seed towards every element of x (f64).
+Tensor slope(const Tensor& x, const Tensor& seed, const std::function<Tensor(const Tensor&)>& f) {
+  auto values = list(x);
+  std::vector<double> result(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double kept = values[i], step = 1e-5;
+    values[i] = kept + step;
+    const double up = dot(f(Tensor::from(values, x.shape())), seed);
+    values[i] = kept - step;
+    const double down = dot(f(Tensor::from(values, x.shape())), seed);
+    values[i] = kept;
+    result[i] = (up - down) / (2 * step);
+  }
+  return Tensor::from(result, x.shape());
+}
+
+/// Results of `f` with 1, 2 and 3 threads have the same bits.
+void check_threads(const std::function<std::vector<Tensor>()>& f) {
+  const int before = get_threads();
+  set_threads(1);
+  const auto expected = f();
+  for (int threads : {2, 3}) {
+    set_threads(threads);
+    const auto got = f();
+    for (size_t i = 0; i < got.size(); ++i) CHECK(same_bits(got[i], expected[i]));
+  }
+  set_threads(before);
+}
+
+Tensor channels_last(const Tensor& x) { return x.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2}); }
+
+struct Precision { DType dtype; double tolerance; };
+const Precision precisions[] = {{f64, 1e-12}, {f32, 2e-6}, {f16, 2e-3}, {bf16, 2e-2}};
+
+}  // namespace
+
+TEST_CASE("softmax along any dim, in every dtype") {
+  struct Row { Shape shape; int64_t dim; };
+  for (const Row& row : {Row{{3, 5}, -1}, Row{{3, 5}, 0}, Row{{2, 17, 3}, 1}, Row{{1, 1000}, 1}, Row{{7, 64}, 1}, Row{{0, 4}, 1},
+                         Row{{4, 0}, 1}, Row{{}, 0}, Row{{1}, 0}, Row{{300, 129}, 1}}) {
+    const Tensor x = random_tensor(row.shape);
+    Tensor expected = x;
+    if (x.numel() > 0) {  // exp(x) / sum, in f64
+      auto values = list(x);
+      const int d = x.dim() == 0 ? 0 : normalize_dim("test", row.dim, x.dim());
+      const int64_t n = x.dim() == 0 ? 1 : x.shape()[d], inner = x.dim() == 0 ? 1 : contiguous_strides(x.shape())[d];
+      for (int64_t base = 0; base < x.numel(); ++base) {
+        if (base / inner % n != 0) continue;
+        double sum = 0;
+        for (int64_t i = 0; i < n; ++i) sum += std::exp(values[size_t(base + i * inner)]);
+        for (int64_t i = 0; i < n; ++i) values[size_t(base + i * inner)] = std::exp(values[size_t(base + i * inner)]) / sum;
+      }
+      expected = Tensor::from(values, row.shape);
+    }
+    for (const auto& [dtype, tolerance] : precisions) {
+      CAPTURE(row.shape);
+      CAPTURE(dtype);
+      const Tensor y = softmax(x.to(dtype), row.dim), logs = log_softmax(x.to(dtype), row.dim);
+      check_close(y, expected, tolerance);
+      auto powers = list(logs);
+      for (double& value : powers) value = std::exp(value);
+      check_close(Tensor::from(powers, row.shape), expected, tolerance);
+    }
+  }
+}
+
+TEST_CASE("softmax of masked, huge and NaN rows") {
+  for (DType dtype : {f32, f64}) {
+    const Tensor x = Tensor::from({0.0, -inf, 1000.0, 1000.0, -inf, -inf, -inf, -inf, 1.0, 2.0, double(NAN), 3.0, inf, 0.0, 0.0, 0.0}, {4, 4}).to(dtype);
+    const auto y = list(softmax(x, 1)), logs = list(log_softmax(x, 1));
+    const double first[] = {0, 0, 0.5, 0.5};
+    for (size_t i = 0; i < 4; ++i) CHECK(y[i] == first[i]);
+    for (size_t i = 4; i < 12; ++i) CHECK(std::isnan(y[i]));
+    CHECK(std::isnan(y[12]));
+    CHECK(logs[1] == -inf);
+    CHECK(logs[2] == doctest::Approx(-std::log(2.0)));
+    for (size_t i = 4; i < 12; ++i) CHECK(std::isnan(logs[i]));
+  }
+}
+
+TEST_CASE("softmax: gradient, views, threads") {
+  for (int64_t dim : {0, 1, 2}) {
+    const Tensor x = random_tensor({3, 4, 5}), seed = random_tensor({3, 4, 5}, f64, 2);
+    check_close(softmax_grad(false, seed, softmax(x, dim), dim), slope(x, seed, [&](const Tensor& v) { return softmax(v, dim); }), 1e-8);
+    check_close(softmax_grad(true, seed, log_softmax(x, dim), dim), slope(x, seed, [&](const Tensor& v) { return log_softmax(v, dim); }), 1e-8);
+  }
+  const Tensor x = random_tensor({37, 130}, f32), g = random_tensor({37, 130}, f32, 2);
+  CHECK(same_bits(softmax(x.t(), 0), softmax(x, 1).t()));
+  const Tensor y = softmax(x, 1);
+  CHECK(same_bits(softmax_grad(false, g.t(), y.t(), 0), softmax_grad(false, g, y, 1).t()));
+  const Tensor big = random_tensor({301, 333}, f32);
+  check_threads([&] { return std::vector{softmax(big, 1), log_softmax(big, 0), softmax_grad(false, big, big, 1)}; });
+}
+
+TEST_CASE("layer norm and rms norm: values and gradients") {
+  for (const Shape& shape : {Shape{3, 10}, Shape{2, 3, 4}, Shape{5, 1}, Shape{70, 3}, Shape{1, 67}, Shape{0, 4}}) {
+    const int64_t n = shape.back();
+    const Tensor x = random_tensor(shape), seed = random_tensor(shape, f64, 2), w = random_tensor({n}, f64, 3), b = random_tensor({n}, f64, 4);
+    const NormResult layer = layer_norm(x, {n}, w, b, 1e-3), rms = rms_norm(x, w, 1e-3);
+    if (x.numel() > 0) {
+      const auto values = list(x), weights = list(w), biases = list(b), means = list(layer.mean);
+      std::vector<double> expected(values.size()), expected_rms(values.size());
+      for (size_t r = 0; r < values.size(); r += size_t(n)) {
+        double mean = 0, square = 0, variance = 0;
+        for (size_t i = 0; i < size_t(n); ++i) mean += values[r + i] / double(n), square += values[r + i] * values[r + i] / double(n);
+        for (size_t i = 0; i < size_t(n); ++i) variance += (values[r + i] - mean) * (values[r + i] - mean) / double(n);
+        for (size_t i = 0; i < size_t(n); ++i) {
+          expected[r + i] = (values[r + i] - mean) / std::sqrt(variance + 1e-3) * weights[i] + biases[i];
+          expected_rms[r + i] = values[r + i] / std::sqrt(square + 1e-3) * weights[i];
+        }
+      }
+      for (const auto& [dtype, tolerance] : precisions) {
+        CAPTURE(dtype);
+        const NormResult low = layer_norm(x.to(dtype), {n}, w.to(dtype), b.to(dtype), 1e-3);
+        check_close(low.out, Tensor::from(expected, shape), 10 * tolerance);
+        check_close(rms_norm(x.to(dtype), w.to(dtype), 1e-3).out, Tensor::from(expected_rms, shape), 10 * tolerance);
+        const NormGrad grad = layer_norm_grad(seed.to(dtype), x.to(dtype), low, {n}, w.to(dtype), true);
+        const NormGrad exact = layer_norm_grad(seed, x, layer, {n}, w, true);
+        check_close(grad.x, exact.x, n == 1 ? 10 : 100 * tolerance);
+        check_close(grad.weight, exact.weight, 30 * tolerance);
+        check_close(grad.bias, exact.bias, 30 * tolerance);
+      }
+    }
+    const NormGrad grad = layer_norm_grad(seed, x, layer, {n}, w, true), grad_rms = rms_norm_grad(seed, x, rms.rstd, w);
+    check_close(grad.x, slope(x, seed, [&](const Tensor& v) { return layer_norm(v, {n}, w, b, 1e-3).out; }), 1e-7);
+    check_close(grad.weight, slope(w, seed, [&](const Tensor& v) { return layer_norm(x, {n}, v, b, 1e-3).out; }), 1e-7);
+    check_close(grad.bias, slope(b, seed, [&](const Tensor& v) { return layer_norm(x, {n}, w, v, 1e-3).out; }), 1e-7);
+    check_close(grad_rms.x, slope(x, seed, [&](const Tensor& v) { return rms_norm(v, w, 1e-3).out; }), 1e-7);
+    check_close(grad_rms.weight, slope(w, seed, [&](const Tensor& v) { return rms_norm(x, v, 1e-3).out; }), 1e-7);
+  }
+}
+
+TEST_CASE("layer norm: several dims, no parameters, hard rows, threads") {
+  const Tensor x = random_tensor({3, 4, 5}, f32);
+  CHECK(same_bits(layer_norm(x, {4, 5}).out, layer_norm(x.view({3, 20}), {20}).out.view({3, 4, 5})));
+  const NormGrad none = layer_norm_grad(x, x, layer_norm(x, {5}), {5}, {}, false);
+  CHECK(!none.weight.defined());
+  CHECK(!none.bias.defined());
+  // A constant row gives 0; a tiny one and one far from zero keep their digits.
+  const std::vector<float> rows{3, 3, 3, 3, 1e-4f, 2e-4f, 0, -1e-4f, 10000.25f, 10000.5f, 10001, 9999};
+  const Tensor hard = Tensor::from(rows, {3, 4});
+  check_close(layer_norm(hard, {4}).out, layer_norm(hard.to(f64), {4}).out, 1e-6);
+  const auto y = list(layer_norm(hard, {4}).out);
+  for (size_t i = 0; i < 4; ++i) CHECK(y[i] == 0);
+  CHECK(std::isnan(list(layer_norm(Tensor::from({1.f, NAN, 2.f}, {1, 3}), {3}).out)[0]));
+  const Tensor big = random_tensor({333, 205}, f32), w = random_tensor({205}, f32, 2);
+  check_threads([&] {
+    const NormResult r = layer_norm(big, {205}, w, w);
+    const NormGrad g = layer_norm_grad(big, big, r, {205}, w, true);
+    const NormGrad s = rms_norm_grad(big, big, rms_norm(big, w).rstd, w);
+    return std::vector{r.out, r.mean, r.rstd, g.x, g.weight, g.bias, s.x, s.weight};
+  });
+}
+
+TEST_CASE("batch norm: values, gradients, running statistics") {
+  for (const Shape& shape : {Shape{6, 3}, Shape{4, 5, 7}, Shape{2, 3, 4, 5}, Shape{3, 1, 5, 7}, Shape{140, 2}}) {
+    const int64_t channels = shape[1], count = numel_of(shape) / channels;
+    const Tensor x = random_tensor(shape), seed = random_tensor(shape, f64, 2), w = random_tensor({channels}, f64, 3), b = random_tensor({channels}, f64, 4);
+    for (bool last : {false, true}) {
+      if (last && shape.rank() != 4) continue;
+      const Tensor in = last ? channels_last(x) : x;
+      const Tensor mean = zeros({channels}, {f64}), var = ones({channels}, {f64});
+      const NormResult result = batch_norm(in, w, b, mean, var, true, 0.25, 1e-3);
+      Tensor expected = empty(shape, {f64});
+      for (int64_t c = 0; c < channels; ++c) {
+        const auto values = list(x.select(1, c));
+        double m = 0, v = 0;
+        for (double value : values) m += value / double(count);
+        for (double value : values) v += (value - m) * (value - m) / double(count);
+        auto normal = values;
+        for (double& value : normal) value = (value - m) / std::sqrt(v + 1e-3) * list(w)[size_t(c)] + list(b)[size_t(c)];
+        expected.select(1, c).copy_(Tensor::from(normal, x.select(1, c).shape()));
+        CHECK(list(mean)[size_t(c)] == doctest::Approx(0.25 * m));
+        CHECK(list(var)[size_t(c)] == doctest::Approx(0.75 + 0.25 * v * double(count) / double(count - 1)));
+      }
+      check_close(result.out, expected, 1e-11);
+      CHECK(result.out.strides() == in.strides());
+      for (bool training : {true, false}) {
+        const Tensor still_mean = mean.clone(), still_var = var.clone();
+        const auto run = [&](const Tensor& x, const Tensor& w, const Tensor& b) {
+          return batch_norm(x, w, b, training ? Tensor() : still_mean, training ? Tensor() : still_var, training, 0.25, 1e-3);
+        };
+        const NormGrad grad = batch_norm_grad(seed, in, run(in, w, b), w, true, training);
+        check_close(grad.x, slope(x, seed, [&](const Tensor& v) { return run(v, w, b).out; }), 1e-7);
+        check_close(grad.weight, slope(w, seed, [&](const Tensor& v) { return run(x, v, b).out; }), 1e-7);
+        check_close(grad.bias, slope(b, seed, [&](const Tensor& v) { return run(x, w, v).out; }), 1e-7);
+        const Tensor low = in.to(f32);
+        const NormGrad rough = batch_norm_grad(seed.to(f32), low, batch_norm(low, w.to(f32), b.to(f32), training ? Tensor() : mean.to(f32), training ? Tensor() : var.to(f32), training, 0.25, 1e-3), w.to(f32), true, training);
+        check_close(rough.x, grad.x, 1e-5);
+        check_close(rough.weight, grad.weight, 1e-5);
+      }
+    }
+  }
+  const Tensor far = add_scalar(random_tensor({300, 3, 5}), 1000);  // far from zero, several groups
+  check_close(batch_norm(far.to(f32), {}, {}, {}, {}, true).out, batch_norm(far.to(f32).to(f64), {}, {}, {}, {}, true).out, 1e-4);
+  const Tensor big = random_tensor({17, 5, 13, 11}, f32), flat = random_tensor({3000, 19}, f32);
+  for (const Tensor& x : {big, channels_last(big), flat}) {
+    check_threads([&] {
+      const NormResult r = batch_norm(x, {}, {}, {}, {}, true);
+      const NormGrad g = batch_norm_grad(x, x, r, ones({x.shape()[1]}), true, true);
+      return std::vector{r.out, r.mean, r.rstd, g.x, g.weight, g.bias};
+    });
+  }
+}
+
+TEST_CASE("cross entropy: values and gradients") {
+  struct Row { int64_t rows, classes; double smoothing; bool weighted; int64_t ignore; };
+  for (const Row& row : {Row{5, 7, 0, false, -100}, Row{5, 7, 0.1, false, 2}, Row{6, 3, 0, true, 1}, Row{4, 9, 0.2, true, -1},
+                         Row{2, 5001, 0.1, true, -100}, Row{3, 1, 0, false, -100}, Row{0, 4, 0, false, -100}}) {
+    const Tensor x = random_tensor({row.rows, row.classes}), weight = row.weighted ? add_scalar(random_tensor({row.classes}, f64, 3), 3) : Tensor();
+    const CrossEntropyArgs args{.ignore_index = row.ignore, .label_smoothing = row.smoothing};
+    std::vector<int64_t> targets;
+    for (int64_t r = 0; r < row.rows; ++r) targets.push_back(r == 1 && row.classes > 1 ? row.ignore : r * 5 % row.classes);
+    const Tensor target = Tensor::from(targets, {row.rows});
+    const auto values = list(x), w = row.weighted ? list(weight) : std::vector<double>(size_t(row.classes), 1.0);
+    std::vector<double> expected;
+    double weight_sum = 0;
+    for (int64_t r = 0; r < row.rows; ++r) {
+      double sum = 0, loss = 0;
+      const int64_t t = targets[size_t(r)];
+      for (int64_t c = 0; c < row.classes; ++c) sum += std::exp(values[size_t(r * row.classes + c)]);
+      for (int64_t c = 0; c < row.classes; ++c) {
+        const double share = (c == t ? 1 - row.smoothing : 0) + row.smoothing / double(row.classes);
+        loss += share * w[size_t(c)] * (std::log(sum) - values[size_t(r * row.classes + c)]);
+      }
+      expected.push_back(t == row.ignore ? 0 : loss);
+      weight_sum += t == row.ignore ? 0 : w[size_t(t)];
+    }
+    CHECK(cross_entropy_weight_sum(target, weight, args) == doctest::Approx(weight_sum));
+    const Tensor seed = random_tensor({row.rows}, f64, 2);
+    const CrossEntropyRows exact = cross_entropy_rows(x, target, weight, args);
+    const Tensor grad = cross_entropy_rows_grad(seed, x, exact.lse, target, weight, args, false);
+    if (row.classes < 100) check_close(grad, slope(x, seed, [&](const Tensor& v) { return cross_entropy_rows(v, target, weight, args).loss; }), 1e-8);
+    for (const auto& [dtype, tolerance] : precisions) {
+      CAPTURE(dtype);
+      const Tensor logits = x.to(dtype), weights = weight.defined() ? weight.to(dtype) : weight, upstream = seed.to(dtype == f64 ? f64 : f32);
+      const CrossEntropyRows result = cross_entropy_rows(logits, target, weights, args);
+      check_close(result.loss, Tensor::from(expected, {row.rows}), 10 * tolerance);
+      const Tensor fresh = cross_entropy_rows_grad(upstream, logits, result.lse, target, weights, args, false);
+      check_close(fresh, grad, 10 * tolerance);
+      Tensor place = logits.clone();
+      CHECK(same_bits(cross_entropy_rows_grad(upstream, place, result.lse, target, weights, args, true), fresh));
+      CHECK(same_bits(place, fresh));
+    }
+  }
+}
+
+TEST_CASE("cross entropy: masked and huge logits, long rows, threads") {
+  const Tensor x = Tensor::from({-inf, 0.0, 1.0, -inf, -inf, -inf, 9000.0, 9001.0, 9000.5}, {3, 3}), target = Tensor::from<int64_t>({1, 0, 2});
+  for (DType dtype : {f32, f64}) {
+    const CrossEntropyRows result = cross_entropy_rows(x.to(dtype), target);
+    const auto loss = list(result.loss), grad = list(cross_entropy_rows_grad(ones({3}, {dtype}), x.to(dtype), result.lse, target, {}, {}, false));
+    CHECK(loss[0] == doctest::Approx(std::log(1 + std::exp(1.0))));
+    CHECK(std::isnan(loss[1]));
+    CHECK(std::isnan(grad[3]));
+    const double sum = std::exp(-0.5) + std::exp(0.5) + 1;
+    CHECK(loss[2] == doctest::Approx(std::log(sum)).epsilon(1e-6));
+    CHECK(grad[0] == 0);
+    CHECK(grad[6] == doctest::Approx(std::exp(-0.5) / sum).epsilon(1e-6));
+    CHECK(grad[8] == doctest::Approx(1 / sum - 1).epsilon(1e-6));
+  }
+  Tensor far = full({1, 10000}, -inf);  // whole blocks of -inf before and after the only entries
+  far.narrow(1, 5000, 2).fill_(3);
+  CHECK(list(cross_entropy_rows(far, Tensor::from<int64_t>({5001})).loss)[0] == doctest::Approx(std::log(2.0)));
+  const Tensor big = random_tensor({37, 5001}, f32), t = arange(37);
+  check_threads([&] {
+    const CrossEntropyRows r = cross_entropy_rows(big, t);
+    return std::vector{r.loss, r.lse, cross_entropy_rows_grad(r.loss, big, r.lse, t, {}, {}, false)};
+  });
+}
+
+TEST_CASE("wrong calls of row operations are named") {
+  const Tensor x = zeros({4, 10});
+  const auto target = [](int64_t bad) { return Tensor::from<int64_t>({0, 1, -100, bad}); };
+  CHECK_THROWS_WITH_AS(cross_entropy_rows(x, target(12)), "[cross_entropy] expected targets in [0, 10), got 12 in row 3", Error);
+  CHECK_THROWS_WITH_AS(cross_entropy_rows(x, target(-1)), "[cross_entropy] expected targets in [0, 10), got -1 in row 3", Error);
+  CHECK_THROWS_WITH_AS(cross_entropy_rows(x, zeros({4})), "[cross_entropy] expected targets of dtype i64, got f32", Error);
+  CHECK_THROWS_WITH_AS(cross_entropy_rows(x, zeros({3}, {i64})), "[cross_entropy] expected 4 targets for logits (4, 10), got shape (3)", Error);
+  CHECK_THROWS_WITH_AS(cross_entropy_rows(x, target(1), zeros({9})), "[cross_entropy] expected weight of shape (10), got (9)", Error);
+  CHECK_THROWS_WITH_AS(softmax(zeros({2}, {i64}), 0), "[softmax] expected a floating dtype, got i64", Error);
+  CHECK_THROWS_AS(softmax(x, 2), Error);
+  CHECK_THROWS_WITH_AS(layer_norm(x, {4}), "[layer_norm] expected x to end in shape (4), got (4, 10)", Error);
+  CHECK_THROWS_WITH_AS(layer_norm(x, {10}, zeros({4})), "[layer_norm] expected weight of shape (10), got (4)", Error);
+  CHECK_THROWS_WITH_AS(batch_norm(zeros({1, 3}), {}, {}, {}, {}, true), "[batch_norm] expected more than 1 value per channel when training, got 1 in shape (1, 3)", Error);
+  CHECK_THROWS_WITH_AS(batch_norm(zeros({2, 3}), {}, {}, {}, {}, false), "[batch_norm] expected running_mean and running_var when not training, got none", Error);
+  CHECK_THROWS_WITH_AS(batch_norm(zeros({2, 3}), {}, {}, zeros({4}), zeros({4}), true), "[batch_norm] expected running statistics of shape (3), got (4)", Error);
+  CHECK_THROWS_WITH_AS(dropout(x, 1.5, {}), "[dropout] expected p in [0, 1], got 1.5", Error);
+  CHECK_THROWS_AS(softmax(Tensor(), 0), Error);
+}
+
+// --- optimizers ---
+
+namespace {
+
+struct State { Tensor p, a, b, c; };  // a parameter and up to three states
+using Step = std::function<void(State&, const Tensor& grad, int step)>;
+/// The same step on one number, in f64.
+using Scalar = std::function<void(double& p, double g, double& a, double& b, double& c, int step)>;
+struct Optimizer { const char* name; Step step; Scalar scalar; };
+
+std::vector<Optimizer> optimizers() {
+  std::vector<Optimizer> all;
+  for (bool decoupled : {true, false}) {
+    for (bool amsgrad : {true, false}) {
+      all.push_back({"adam",
+        [=](State& s, const Tensor& grad, int t) {
+          Tensor none, low;
+          table(cpu).adam(s.p, grad, s.a, s.b, amsgrad ? s.c : none, low, {0.01, 0.9, 0.95, 1e-6, 0.1, decoupled, 1 - std::pow(0.9, t), 1 - std::pow(0.95, t), false, 0.5});
+        },
+        [=](double& p, double g, double& m, double& v, double& most, int t) {
+          g *= 0.5;
+          decoupled ? p *= 1 - 0.01 * 0.1 : g += 0.1 * p;
+          m += 0.1 * (g - m);
+          v = 0.95 * v + 0.05 * g * g;
+          most = std::max(most, v);
+          p -= 0.01 / (1 - std::pow(0.9, t)) * m / (std::sqrt(amsgrad ? most : v) / std::sqrt(1 - std::pow(0.95, t)) + 1e-6);
+        }});
+    }
+  }
+  for (double momentum : {0.0, 0.9}) {
+    for (bool nesterov : {true, false}) {
+      all.push_back({"sgd",
+        [=](State& s, const Tensor& grad, int t) {
+          Tensor low;
+          table(cpu).sgd(s.p, grad, s.a, low, {.lr = 0.1, .momentum = momentum, .dampening = nesterov ? 0 : 0.3, .weight_decay = 0.01, .nesterov = nesterov, .first = t == 1, .maximize = true});
+        },
+        [=](double& p, double g, double& a, double&, double&, int t) {
+          g = -g + 0.01 * p;
+          if (momentum != 0) {
+            a = t == 1 ? g : momentum * a + (nesterov ? 1 : 0.7) * g;
+            g = nesterov ? g + momentum * a : a;
+          }
+          p -= 0.1 * g;
+        }});
+    }
+    for (bool centered : {true, false}) {
+      all.push_back({"rmsprop",
+        [=](State& s, const Tensor& grad, int) { table(cpu).rmsprop(s.p, grad, s.a, s.b, s.c, {0.01, 0.9, 1e-6, 0.01, momentum, centered}); },
+        [=](double& p, double g, double& square, double& average, double& buffer, int) {
+          g += 0.01 * p;
+          square = 0.9 * square + 0.1 * g * g;
+          if (centered) average += 0.1 * (g - average);
+          const double d = g / (std::sqrt(square - (centered ? average * average : 0)) + 1e-6);
+          if (momentum != 0) buffer = momentum * buffer + d;
+          p -= 0.01 * (momentum != 0 ? buffer : d);
+        }});
+    }
+  }
+  all.push_back({"adagrad", [](State& s, const Tensor& grad, int) { table(cpu).adagrad(s.p, grad, s.a, {0.1, 1e-10, 0.01}); },
+    [](double& p, double g, double& a, double&, double&, int) {
+      g += 0.01 * p;
+      a += g * g;
+      p -= 0.1 * g / (std::sqrt(a) + 1e-10);
+    }});
+  all.push_back({"lion", [](State& s, const Tensor& grad, int) { table(cpu).lion(s.p, grad, s.a, {0.001, 0.9, 0.99, 0.1}); },
+    [](double& p, double g, double& m, double&, double&, int) {
+      const double u = 0.9 * m + 0.1 * g;
+      p = p * (1 - 0.001 * 0.1) - 0.001 * double((u > 0) - (u < 0));
+      m = 0.99 * m + 0.01 * g;
+    }});
+  return all;
+}
+
+State fresh(int64_t n, DType dtype) {
+  return {random_tensor({n}, dtype), zeros({n}, {dtype}), zeros({n}, {dtype}), zeros({n}, {dtype})};
+}
+
+}  // namespace
+
+TEST_CASE("optimizer kernels follow their formulas") {
+  for (const Optimizer& optimizer : optimizers()) {
+    CAPTURE(optimizer.name);
+    for (const auto& [dtype, tolerance] : {Precision{f64, 1e-12}, Precision{f32, 3e-6}}) {
+      for (int64_t n : {0, 1, 37, 5000}) {
+        State s = fresh(n, dtype);
+        auto p = list(s.p), a = list(s.a), b = list(s.b), c = list(s.c);
+        for (int t = 1; t <= 4; ++t) {
+          const Tensor grad = random_tensor({n}, dtype, uint32_t(10 + t));
+          optimizer.step(s, grad, t);
+          const auto g = list(grad);
+          for (size_t i = 0; i < p.size(); ++i) optimizer.scalar(p[i], g[i], a[i], b[i], c[i], t);
+        }
+        check_close(s.p, Tensor::from(p, {n}), tolerance);
+        check_close(s.a, Tensor::from(a, {n}), tolerance);
+      }
+    }
+  }
+}
+
+TEST_CASE("optimizer kernels give the same bits however the tensor is cut, and for any number of threads") {
+  const int64_t n = 40009;
+  for (const Optimizer& optimizer : optimizers()) {
+    CAPTURE(optimizer.name);
+    const auto run = [&](const std::vector<int64_t>& cuts) {
+      State s = fresh(n, f32);
+      for (int t = 1; t <= 3; ++t) {
+        const Tensor grad = random_tensor({n}, f32, uint32_t(20 + t));
+        int64_t start = 0;
+        for (int64_t end : cuts) {
+          State piece{s.p.slice(0, start, end), s.a.slice(0, start, end), s.b.slice(0, start, end), s.c.slice(0, start, end)};
+          optimizer.step(piece, grad.slice(0, start, end), t);
+          start = end;
+        }
+      }
+      return std::vector{s.p, s.a, s.b, s.c};
+    };
+    const auto whole = run({n});
+    for (const auto& cuts : {std::vector<int64_t>{1, 8, 21, 4099, n}, std::vector<int64_t>{20004, 20011, n}}) {
+      const auto cut = run(cuts);
+      for (size_t i = 0; i < whole.size(); ++i) CHECK(same_bits(cut[i], whole[i]));
+    }
+    check_threads([&] { return run({n}); });
+  }
+}
+
+TEST_CASE("adam and sgd write a rounded copy, and take 16-bit gradients") {
+  for (DType half : {f16, bf16}) {
+    for (int64_t n : {5, 4097}) {
+      State s = fresh(n, f32);
+      Tensor low = empty({n}, {half}), none;
+      const Tensor grad = random_tensor({n}, half, 5);
+      table(cpu).adam(s.p, grad, s.a, s.b, none, low, {0.01, 0.9, 0.999, 1e-8, 0, true, 0.1, 0.001});
+      CHECK(same_bits(low, s.p.to(half)));
+      State wide = fresh(n, f32);
+      table(cpu).adam(wide.p, grad.to(f32), wide.a, wide.b, none, none, {0.01, 0.9, 0.999, 1e-8, 0, true, 0.1, 0.001});
+      CHECK(same_bits(wide.p, s.p));
+      table(cpu).sgd(s.p, grad, s.a, low, {.lr = 0.1, .momentum = 0, .dampening = 0, .weight_decay = 0, .nesterov = false, .first = true});
+      CHECK(same_bits(low, s.p.to(half)));
+    }
+  }
+}
+
+TEST_CASE("16-bit rows round exactly as a conversion does") {
+  // Layer norm with weights 0 passes its bias through: every seventh f16, and numbers at the edges of rounding.
+  std::vector<float> values;
+  for (uint32_t bits = 0; bits < 0x10000; bits += 7) values.push_back(float(std::bit_cast<Half>(uint16_t(bits))));
+  for (float extra : {65519.f, 65520.f, 1e-8f, 3e-8f, 6.1e-5f, -70000.f, 3.4e38f, 1.00390625f, 1.01171875f}) values.push_back(extra);
+  const int64_t n = int64_t(values.size());
+  for (DType half : {f16, bf16}) {
+    const Tensor bias = Tensor::from(values, {n}).to(half);
+    const auto got = list(layer_norm(zeros({2, n}, {half}), {n}, zeros({n}, {half}), bias).out), expected = list(bias);
+    for (size_t i = 0; i < size_t(n); ++i) CHECK((got[i] == expected[i] || (std::isnan(got[i]) && std::isnan(expected[i]))));
+  }
+}

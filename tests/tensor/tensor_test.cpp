@@ -1,0 +1,405 @@
+// Core of the tensor library: memory, storage, views, copies, creation, random numbers, printing.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <thread>
+
+#include "tensor/ops.h"
+#include "tensor/threads.h"
+
+using namespace lockstep;
+
+namespace {
+
+std::string error_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+Tensor counting(const Shape& shape, DType dtype = f32) { return arange(numel_of(shape)).to(dtype).view(shape); }
+
+// Element by element through offsets: what to_vector() of any view must give.
+std::vector<double> slow_values(const Tensor& x) {
+  const Tensor base = x.as_strided({x.storage()->bytes() / size_of(x.dtype())}, {1}, 0);
+  const auto all = base.to_vector<double>();
+  std::vector<double> values;
+  Dims index = Dims::filled(x.dim(), 0);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    int64_t at = x.offset();
+    for (int d = 0; d < x.dim(); ++d) at += index[d] * x.strides()[d];
+    values.push_back(all[size_t(at)]);
+    for (int d = x.dim() - 1; d >= 0 && ++index[d] == x.shape()[d]; --d) index[d] = 0;
+  }
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("errors name the operation, what was expected and what came") {
+  const Tensor x = counting({2, 3}), none;
+  struct Row {
+    std::function<void()> call;
+    const char* part;
+  };
+  const Row rows[] = {
+      {[&] { none.clone(); }, "[clone] tensor is undefined"},
+      {[&] { none.view({1}); }, "[view] tensor is undefined"},
+      {[&] { zeros_like(none); }, "[full_like] tensor is undefined"},
+      {[&] { none.device(); }, "[device] tensor is undefined"},
+      {[&] { x.data<double>(); }, "[data] expected the dtype of the tensor, f32, got f64"},
+      {[&] { x.item(); }, "[item] expected a tensor of one element, got shape (2, 3)"},
+      {[&] { x.view({4, -1}); }, "[view] expected a shape of 6 elements"},
+      {[&] { x.view({-1, -1}); }, "got (-1, -1)"},
+      {[&] { x.t().view({6}); }, "(use reshape)"},
+      {[&] { x.select(0, 2); }, "[select] expected an index from -2 to 1, got 2"},
+      {[&] { x.transpose(0, 2); }, "[transpose] expected a dim from -2 to 1, got 2"},
+      {[&] { x.permute({0, 0}); }, "[permute] expected every dim once, got (0, 0)"},
+      {[&] { x.slice(0, 0, 2, 0); }, "[slice] expected a step >= 1, got 0"},
+      {[&] { x.narrow(1, 2, 2); }, "[narrow] expected a range inside 0 to 3"},
+      {[&] { x.expand({4, 3}); }, "[expand] expected sizes that (2, 3) broadcasts to, got (4, 3)"},
+      {[&] { x.split({1, 3}, 1); }, "[split] expected sizes >= 0 that sum to 3, got a sum of 4"},
+      {[&] { x.as_strided({2, 4}, {3, 1}, 0); }, "[tensor] expected a view inside its storage of 6 elements"},
+      {[&] { x.as_strided({3, 3}, {INT64_MAX / 2, 1}, 5); }, "inside its storage"},
+      {[&] { x.as_strided({2}, {-1}, 3); }, "[tensor] expected strides >= 0"},
+      {[&] { x.as_strided({1}, {1}, -1); }, "inside its storage"},
+      {[&] { x.copy_(zeros({4})); }, "got (4) and (2, 3)"},
+      {[&] { x.copy_(zeros({2, 2, 3})); }, "[copy_] expected a source that broadcasts to (2, 3), got (2, 2, 3)"},
+      {[&] { zeros({1}).expand({3}).fill_(1); }, "[fill_] cannot write into an expanded tensor"},
+      {[&] { x.to(Device{Device::Type::cuda, 0}); }, "[to] this build has no cuda backend"},
+      {[&] { Tensor::from({1.f, 2.f}, {3}); }, "[from] expected 3 values for shape (3), got 2"},
+      {[&] { empty({-1}); }, "[empty] expected sizes >= 0, got shape (-1)"},
+      {[&] { empty({1ll << 40, 1ll << 40}); }, "[empty] expected fewer than 2^63 elements"},
+      {[&] { empty({1ll << 62}); }, "[empty] expected fewer than 2^63 bytes"},
+      {[&] { parse_dtype("f31"); }, "got \"f31\""},
+      {[&] { parse_device("gpu"); }, "got \"gpu\""},
+      {[&] { parse_device("cpu:-1"); }, "[device] expected cpu"},
+      {[&] { arange(0.0, 3.0, -1.0); }, "[arange] expected a step that leads from start to end"},
+      {[&] { randint(3, 3, {2}); }, "[randint] expected low < high, got 3 and 3"},
+      {[&] { rand({2}, {.dtype = i64}); }, "[rand] expected a floating dtype, got i64"},
+      {[&] { set_threads(0); }, "[set_threads]"},
+      {[&] { Dims({1, 1, 1, 1, 1, 1, 1, 1, 1}); }, "[shape] expected at most 8 dims, got 9"},
+  };
+  for (const Row& row : rows) {
+    const std::string message = error_of(row.call);
+    CHECK_MESSAGE(contains(message, row.part), "wanted \"", row.part, "\", got \"", message, "\"");
+  }
+}
+
+TEST_CASE("names parse back") {
+  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean}) CHECK(parse_dtype(name_of(dtype)) == dtype);
+  CHECK(parse_dtype("bfloat16") == bf16);
+  for (const char* name : {"cpu:0", "cpu:3", "cuda:1"}) CHECK(str(parse_device(name)) == name);
+  CHECK(parse_device("cpu") == cpu);
+}
+
+TEST_CASE("views show the right elements") {
+  const Tensor x = counting({2, 3, 4, 5});
+  const Tensor views[] = {
+      x, x.permute({3, 1, 0, 2}), x.transpose(0, -1), x.t(), x.slice(1, 1), x.slice(3, -3, end_of_dim, 2),
+      x.narrow(2, 1, 2).select(0, 1), x[1][2], x[-1], x.diagonal(), x.diagonal(-1, 2, 3), x.diagonal(2, 3, 1),
+      x.unsqueeze(0).squeeze(), x.unsqueeze(-1).expand({2, 3, 4, 5, 3}), x.flatten(1, 2), x.view({6, -1}),
+      x.permute({1, 0, 2, 3}).view({3, 2, 20}), x.slice(0, 5, 9), x.select(0, 0).select(0, 0).select(0, 0).select(0, 3)};
+  for (const Tensor& view : views) {
+    CAPTURE(view.shape());
+    CHECK(view.storage() == x.storage());
+    CHECK(view.to_vector<double>() == slow_values(view));
+    CHECK(view.clone().is_contiguous());
+    CHECK(view.clone().to_vector<double>() == slow_values(view));
+    CHECK(view.reshape({-1, 1}).numel() == view.numel());
+  }
+  CHECK(x.t().reshape({120}).to_vector<double>() == slow_values(x.t()));
+  CHECK(x.slice(0, 1, 2).is_contiguous());
+  CHECK(x.slice(1, 0, 2).slice(0, 0, 1).is_contiguous());  // strides of dims of size 1 do not matter
+  CHECK_FALSE(x.t().is_contiguous());
+  CHECK(x.slice(0, 5, 9).shape() == Shape{0, 3, 4, 5});
+  const auto sizes = [](const std::vector<Tensor>& pieces) {
+    std::vector<int64_t> result;
+    for (const Tensor& piece : pieces) result.push_back(piece.size(0));
+    return result;
+  };
+  const Tensor ten = counting({10});
+  CHECK(sizes(ten.chunk(3)) == std::vector<int64_t>{4, 4, 2});
+  CHECK(sizes(ten.chunk(4)) == std::vector<int64_t>{3, 3, 3, 1});
+  CHECK(sizes(ten.split(4)) == std::vector<int64_t>{4, 4, 2});
+  CHECK(sizes(ten.split({1, 0, 9})) == std::vector<int64_t>{1, 0, 9});
+}
+
+TEST_CASE("copies between dtypes, strides and sizes") {
+  const DType all[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
+  for (DType from : all) {
+    for (DType to : all) {
+      CAPTURE(from);
+      CAPTURE(to);
+      const Tensor x = counting({11, 10}).to(from);
+      auto expected = x.to_vector<double>();
+      if (to == boolean) for (double& value : expected) value = value != 0;
+      CHECK(x.to(to).to_vector<double>() == expected);
+      const Tensor back = empty({10, 11}, {.dtype = to});
+      back.t().copy_(x);
+      CHECK(back.t().to_vector<double>() == expected);
+    }
+  }
+  // Transposes around the sizes of squares and blocks.
+  for (DType dtype : {f32, f64, bf16, u8}) {
+    for (int64_t rows : {1, 3, 15, 16, 17, 33, 130, 300}) {
+      for (int64_t columns : {1, 2, 16, 31, 64, 257, 600}) {
+        CAPTURE(Shape({rows, columns}));
+        Tensor x = randint(0, 100, {3, rows, columns}).to(dtype);
+        CHECK(x.t().contiguous().to_vector<double>() == slow_values(x.t()));
+        CHECK(x.permute({2, 0, 1}).contiguous().to_vector<double>() == slow_values(x.permute({2, 0, 1})));
+      }
+    }
+  }
+  const Tensor row = counting({3}), out = zeros({2, 3});
+  CHECK(&out.copy_(row) == &out);
+  CHECK(out.to_vector<float>() == std::vector<float>{0, 1, 2, 0, 1, 2});
+  const Tensor overlap = counting({5});
+  overlap.slice(0, 1).copy_(overlap.slice(0, 0, 4));
+  CHECK(overlap.to_vector<float>() == std::vector<float>{0, 0, 1, 2, 3});
+  CHECK(counting({2, 2}).to(Device{Device::Type::cpu, 1}).device().index == 1);
+}
+
+TEST_CASE("conversion is defined for every value") {
+  const double inf = HUGE_VAL, nan = std::nan("");
+  const Tensor x = Tensor::from({nan, inf, -inf, 1e30, -1e30, 2.9, -2.9, 300.0, 0.0});
+  const int64_t low = INT64_MIN, high = INT64_MAX;
+  for (DType dtype : {f64, f32}) {
+    CHECK(x.to(dtype).to(i64).to_vector<int64_t>() == std::vector<int64_t>{0, high, low, high, low, 2, -2, 300, 0});
+    CHECK(x.to(dtype).to(i32).to_vector<int32_t>() ==
+          std::vector<int32_t>{0, INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN, 2, -2, 300, 0});
+    CHECK(x.to(dtype).to(u8).to_vector<int>() == std::vector<int>{0, 255, 0, 255, 0, 2, 0, 255, 0});
+    CHECK(x.to(dtype).to(boolean).to_vector<int>() == std::vector<int>{1, 1, 1, 1, 1, 1, 1, 1, 0});
+  }
+  CHECK(Tensor::from({70000.f, 1e-8f, 65504.f}).to(f16).to_vector<float>() == std::vector<float>{float(inf), 0, 65504.f});
+  CHECK(Tensor::from({(int64_t(1) << 53) + 1}).item<int64_t>() == (int64_t(1) << 53) + 1);
+  CHECK(Tensor::from({true, false}).to_vector<bool>() == std::vector<bool>{true, false});
+}
+
+TEST_CASE("creation") {
+  CHECK(arange(2.0, 3.0, 0.25, {.dtype = f32}).to_vector<double>() == std::vector<double>{2, 2.25, 2.5, 2.75});
+  CHECK(arange(5.0, 0.0, -2.0).to_vector<int>() == std::vector<int>{5, 3, 1});
+  CHECK(arange(0).numel() == 0);
+  CHECK(linspace(0, 1, 3).to_vector<double>() == std::vector<double>{0, 0.5, 1});
+  CHECK(linspace(3, 1, 1).item() == 3);
+  CHECK(eye(2, 3).to_vector<int>() == std::vector<int>{1, 0, 0, 0, 1, 0});
+  CHECK(full({}, 2.5).item() == 2.5);
+  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean}) {
+    CHECK(ones({70000}, {.dtype = dtype}).to_vector<int>() == std::vector<int>(70000, 1));
+  }
+  const Tensor x = zeros({4, 4});
+  x.slice(1, 0, 4, 2).fill_(1);
+  CHECK(x[3].to_vector<int>() == std::vector<int>{1, 0, 1, 0});
+}
+
+TEST_CASE("philox gives the published numbers, and blocks give the same") {
+  using Words = std::array<uint32_t, 4>;
+  const uint64_t ones64 = ~uint64_t(0);
+  CHECK(philox({0, 0}, 0) == Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+  CHECK(philox({ones64, ones64}, ones64) == Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+  const PhiloxKey key{0x123456789abcdef, 0xfedcba987654321};
+  Tensor x = empty({1003});
+  LOCKSTEP_KERNEL(cpu, uniform)(x, 0, 1, key);
+  const auto values = x.to_vector<float>();
+  for (int i : {0, 1, 2, 3, 4, 255, 256, 1000, 1002}) {
+    CHECK(values[size_t(i)] == float(philox(key, uint64_t(i / 4))[size_t(i % 4)] >> 8) * 0x1p-24f);
+  }
+}
+
+TEST_CASE("random numbers: range, moments, and the same bits for every number of threads") {
+  const int threads = get_threads();
+  const int64_t n = 200003;
+  const PhiloxKey key{7, 9};
+  const Tensor source = ones({n});
+  std::vector<std::vector<double>> first;
+  for (int t : {1, 2, 3}) {
+    set_threads(t);
+    std::vector<std::vector<double>> now;
+    for (DType dtype : {f32, f64, f16, bf16}) {
+      Tensor x = empty({n}, {.dtype = dtype});
+      LOCKSTEP_KERNEL(cpu, uniform)(x, -2, 3, key);
+      now.push_back(x.to_vector<double>());
+      LOCKSTEP_KERNEL(cpu, normal)(x, 1, 2, key);
+      now.push_back(x.to_vector<double>());
+      LOCKSTEP_KERNEL(cpu, dropout)(source.to(dtype), 0.25, key, x);
+      now.push_back(x.to_vector<double>());
+    }
+    Tensor integers = empty({n}, {.dtype = i64});
+    LOCKSTEP_KERNEL(cpu, randint)(integers, -5, 6, key);
+    now.push_back(integers.to_vector<double>());
+    if (first.empty()) first = now;
+    CHECK(first == now);
+  }
+  set_threads(threads);
+  struct Row { double mean, variance, low, high; };
+  for (size_t i = 0; i < first.size(); ++i) {
+    const Row row = i == 12      ? Row{0, 10, -5, 6}
+                    : i % 3 == 0 ? Row{0.5, 25.0 / 12, -2, 3}
+                    : i % 3 == 1 ? Row{1, 4, -15, 17}
+                                 : Row{1, 1.0 / 3, 0, 1.34};
+    double sum = 0, squares = 0;
+    for (double value : first[i]) {
+      sum += value;
+      squares += value * value;
+    }
+    const auto [least, most] = std::minmax_element(first[i].begin(), first[i].end());
+    CHECK(*least >= row.low);
+    CHECK(*most < row.high);
+    const double mean = sum / double(n), variance = squares / double(n) - mean * mean;
+    CAPTURE(i);
+    CHECK(std::abs(mean - row.mean) < 0.02 * (1 + std::sqrt(row.variance)));
+    CHECK(std::abs(variance / row.variance - 1) < 0.02);
+  }
+  // A shorter tensor is the beginning of a longer one.
+  Tensor part = empty({777});
+  LOCKSTEP_KERNEL(cpu, normal)(part, 1, 2, key);
+  CHECK(part.to_vector<double>() == std::vector<double>(first[1].begin(), first[1].begin() + 777));
+  Tensor nothing = empty({5});
+  LOCKSTEP_KERNEL(cpu, dropout)(ones({5}), 1, key, nothing);
+  CHECK(nothing.to_vector<int>() == std::vector<int>(5, 0));
+  LOCKSTEP_KERNEL(cpu, dropout)(ones({5}), 0, key, nothing);
+  CHECK(nothing.to_vector<int>() == std::vector<int>(5, 1));
+  CHECK_NOTHROW(randint(INT64_MIN, INT64_MAX, {9}));
+}
+
+TEST_CASE("normal numbers follow Box and Muller") {
+  const PhiloxKey key{3, 4};
+  Tensor x = empty({100000});
+  LOCKSTEP_KERNEL(cpu, normal)(x, 0, 1, key);
+  const auto values = x.to_vector<double>();
+  double worst = 0;
+  for (size_t i = 0; i < values.size(); i += 2) {
+    const auto words = philox(key, i / 4);
+    const double u = (double(words[i % 4]) + 0.5) * 0x1p-32, turn = double(words[i % 4 + 1] >> 8) * 0x1p-24;
+    const double radius = std::sqrt(-2 * std::log(u)), angle = 2 * M_PI * turn;
+    worst = std::max({worst, std::abs(values[i] - radius * std::cos(angle)), std::abs(values[i + 1] - radius * std::sin(angle))});
+  }
+  CHECK(worst < 2e-3);  // near u = 1 the radius amplifies the rounding of u
+}
+
+TEST_CASE("generator state") {
+  manual_seed(5);
+  const auto a = rand({8}).to_vector<float>(), b = rand({8}).to_vector<float>();
+  CHECK(a != b);
+  manual_seed(5);
+  CHECK(rand({8}).to_vector<float>() == a);
+  const RandomState state = random_state();
+  CHECK(rand({8}).to_vector<float>() == b);
+  set_random_state(state);
+  CHECK(rand({8}).to_vector<float>() == b);
+  set_random_step(3, 1);
+  CHECK(random_state() == RandomState{.seed = 5, .step = 3, .micro_batch = 1, .call = 0});
+  std::thread([] { CHECK(random_state().seed == 5); }).join();
+  auto order = randperm(1000).to_vector<int64_t>();
+  CHECK(order != arange(1000).to_vector<int64_t>());
+  std::sort(order.begin(), order.end());
+  CHECK(order == arange(1000).to_vector<int64_t>());
+}
+
+TEST_CASE("memory: ledger, cache, failure") {
+  const MemoryReport before = memory_report();
+  {
+    const MemoryScope scope(Memory::gradient);
+    const Tensor x = empty({1000}), y = empty({1 << 20});
+    const auto now = memory_report();
+    CHECK(now.category[int(Memory::gradient)].current - before.category[int(Memory::gradient)].current ==
+          4 * (1000 + (1 << 20)));
+    CHECK(reinterpret_cast<uintptr_t>(x.raw_data()) % 64 == 0);
+    CHECK(reinterpret_cast<uintptr_t>(y.raw_data()) % 64 == 0);
+  }
+  CHECK(MemoryScope::current() == Memory::other);
+  CHECK(memory_report().total.current == before.total.current);
+  CHECK(memory_report().total.peak >= before.total.current + (4 << 20));
+  reset_peak_memory();
+  CHECK(memory_report().total.peak == memory_report().total.current);
+  for (int64_t size : {1, 2, 1000, 1 << 20}) {
+    fail_allocation_after(2);
+    CHECK_NOTHROW(empty({size}));
+    CHECK(contains(error_of([&] { empty({size}); }), "[memory] could not allocate "));
+    CHECK_NOTHROW(empty({size}));
+  }
+  const std::string message = error_of([] { empty({int64_t(1) << 55}); });
+  CHECK(contains(message, "[memory] could not allocate 144115188075855872 bytes"));
+  CHECK(contains(message, "gradient"));
+  CHECK(memory_report().total.current == before.total.current);
+  release_cached_memory();
+  CHECK(memory_report().cached == 0);
+}
+
+TEST_CASE("memory: random sizes on many threads, freed elsewhere") {
+  std::vector<Tensor> shared(64);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&shared, t] {
+      uint64_t state = uint64_t(t);
+      for (int i = 0; i < 2000; ++i) {
+        const auto words = philox({1, uint64_t(t)}, state++);
+        const int64_t n = int64_t(words[0] % (i % 50 == 0 ? 2000000 : 3000));
+        Tensor& slot = shared[size_t(t * 16) + words[1] % 16];
+        if (slot.defined() && slot.numel() > 0) REQUIRE(slot.data<int32_t>()[slot.numel() - 1] == int32_t(slot.numel()));
+        slot = empty({n}, {.dtype = i32});
+        if (n > 0) slot.data<int32_t>()[0] = slot.data<int32_t>()[n - 1] = int32_t(n);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const Tensor& x : shared) {
+    if (x.defined() && x.numel() > 0) REQUIRE(x.data<int32_t>()[x.numel() - 1] == int32_t(x.numel()));
+  }
+}
+
+TEST_CASE("storage: empty, refill, adopt, versions") {
+  const Tensor x = ones({10});
+  const int64_t before = memory_report().total.current;
+  x.storage()->empty();
+  CHECK(memory_report().total.current == before - 40);
+  CHECK(x.storage()->is_empty());
+  CHECK(contains(error_of([&] { x.data<float>(); }), "the storage is empty"));
+  CHECK(contains(error_of([&] { x.clone(); }), "[clone] the storage is empty"));
+  CHECK(contains(to_string(x), "released"));
+  x.storage()->refill();
+  const uint32_t version = x.storage()->version();
+  x.fill_(2);
+  CHECK(x.storage()->version() == version + 1);
+  CHECK(std::string(x.storage()->last_writer()) == "fill_");
+  CHECK(x.to_vector<int>() == std::vector<int>(10, 2));
+
+  std::vector<float> owner{1, 2, 3};
+  int released = 0;
+  {
+    const Tensor view(Storage::adopt(owner.data(), 12, cpu, [&] { ++released; }), 1, {2}, {1}, f32);
+    CHECK(view.to_vector<float>() == std::vector<float>{2, 3});
+    CHECK(view.is_exclusive());
+    const Tensor other = view;
+    CHECK_FALSE(view.is_exclusive());
+  }
+  CHECK(released == 1);
+}
+
+TEST_CASE("printing") {
+  struct Row { Tensor tensor; const char* text; };
+  const Row rows[] = {
+      {Tensor(), "undefined"},
+      {full({}, 2.5), "2.5"},
+      {Tensor::from({1.f, 2.f, 30.f}), "[ 1.,  2., 30.]"},
+      {Tensor::from({0.5f, -1.25f, float(std::nan("")), HUGE_VALF}), "[ 0.50, -1.25,   nan,   inf]"},
+      {Tensor::from({1e-6f, 1.f}), "[1e-06, 1e+00]"},
+      {Tensor::from({true, false}), "[ true, false], dtype=bool"},
+      {counting({2, 2}, i64), "[[0, 1],\n [2, 3]], dtype=i64"},
+      {counting({2, 1, 2}), "[[[0., 1.]],\n\n [[2., 3.]]]"},
+      {zeros({0}), "[]"},
+      {zeros({0, 3}), "[], shape=(0, 3)"},
+      {arange(2000), "[   0,    1,    2, ..., 1997, 1998, 1999], dtype=i64"},
+      {full({3}, 1.0 / 3), "[0.3333, 0.3333, 0.3333]"},
+  };
+  for (const Row& row : rows) CHECK(to_string(row.tensor) == row.text);
+}
