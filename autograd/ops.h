@@ -116,6 +116,10 @@ Variable index_select(const Variable& x, int64_t dim, const Tensor& index);
 Variable masked_fill(const Variable& x, const Tensor& mask, double value);
 Variable cat(const std::vector<Variable>& variables, int64_t dim = 0);
 Variable stack(const std::vector<Variable>& variables, int64_t dim = 0);
+// Lists in braces are of tensors when all of them are.
+inline Tensor cat(std::initializer_list<Tensor> tensors, int64_t dim = 0) { return cat(std::vector<Tensor>(tensors), dim); }
+inline Tensor stack(std::initializer_list<Tensor> tensors, int64_t dim = 0) { return stack(std::vector<Tensor>(tensors), dim); }
+inline Tensor einsum(const std::string& equation, std::initializer_list<Tensor> operands) { return einsum(equation, std::vector<Tensor>(operands)); }
 Variable pad(const Variable& x, const std::vector<int64_t>& pad, double value = 0);
 Variable flip(const Variable& x, const Dims& dims);
 Variable roll(const Variable& x, const Dims& shifts, const Dims& dims);

@@ -60,9 +60,13 @@ struct BinaryGrad {
   Binary info;
   Saved a, b;
 
+  /// Towards a or b. Writes over `grad` where it can: the caller holds a second handle when it is needed again.
   Tensor part(PointwisePart part, int reads, const Tensor& grad) const {
+    const bool first = part == PointwisePart::grad0, reuse = grad.is_exclusive() && grad.is_contiguous();
+    if (info.op == PointwiseOp::mul && reuse) return mul_(grad, (first ? b : a).get(info.name));
     if (reads != functor::nothing) return pointwise_grad(info.op, part, {}, grad, a.get(info.name), b.get(info.name));
-    return part == PointwisePart::grad1 && info.op == PointwiseOp::sub ? neg(grad) : grad;
+    if (first || info.op != PointwiseOp::sub) return grad;
+    return reuse ? neg_(grad) : neg(grad);
   }
 
   void operator()(Backward& back) {

@@ -24,8 +24,8 @@ class Source {
   ~Source() { if (zipped_) inflateEnd(&stream_); }
   Source(const Source&) = delete;
 
-  /// The most bytes that can still come: deflate makes at most 1032 from one.
-  int64_t most() const { return int64_t(rest_.size()) * (zipped_ ? 1032 : 1); }
+  /// The most bytes that can still come: deflate makes at most 1032 from one, and zlib holds a few that it has not yet used.
+  int64_t most() const { return zipped_ ? (int64_t(rest_.size()) + 16) * 1032 : int64_t(rest_.size()); }
 
   /// Fills `out` as far as there are bytes; the number of bytes written.
   int64_t read(std::byte* out, int64_t wanted) {

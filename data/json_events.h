@@ -52,7 +52,8 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
   bool binary(binary_t&) override { return false; }
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
     std::string what = error.what();  // "[json.exception...] parse error at line 1, column 2: syntax error ..."
-    if (const size_t at = what.find(": "); at != std::string::npos) what = what.substr(at + 2);
+    if (const size_t at = what.find("] "); at != std::string::npos) what = what.substr(at + 2);
+    if (const size_t at = what.find(": "); at != std::string::npos && what.rfind("parse error", 0) == 0) what = what.substr(at + 2);
     if (const size_t at = what.find("; last read"); at != std::string::npos) what = what.substr(0, at) + what.substr(what.find('\'', at + 14) + 1);
     lockstep::fail(str(place_of(text_, position ? position - 1 : 0, origin_), ": ", what));
   }

@@ -230,7 +230,7 @@ void save_safetensors(const std::string& path, const std::vector<std::pair<std::
     const Tensor& row_major = keep.emplace_back(tensor.contiguous());
     const int64_t bytes = tensor.numel() * size_of(tensor.dtype());
     Json::Array shape(tensor.shape().begin(), tensor.shape().end());
-    const auto known = std::find_if(std::begin(dtypes), std::end(dtypes), [&](auto& row) { return row.second == tensor.dtype(); });
+    const auto known = std::find_if(std::begin(dtypes), std::end(dtypes), [dtype = tensor.dtype()](auto& row) { return row.second == dtype; });
     members.emplace_back(name, Json::Object{{"dtype", std::string(known->first)}, {"shape", std::move(shape)}, {"data_offsets", Json::Array{end, end + bytes}}});
     if (bytes) chunks.push_back({static_cast<const std::byte*>(row_major.raw_data()), size_t(bytes)});
     end += bytes;

@@ -65,6 +65,9 @@ void Schedule::check_groups(const char* name, const char* option, const PerGroup
                  optimizer_.group_count(), " groups, got ", values.count());
 }
 
+LambdaLR::LambdaLR(Optimizer& optimizer, std::function<double(int64_t)> factor) : Schedule(optimizer), factor_(std::move(factor)) { apply(); }
+double LambdaLR::value(int g, int64_t t) const { return base_[g] * factor_(t); }
+
 StepLR::StepLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(options) {
   check_positive("StepLR", "step_size", double(o_.step_size));
   apply();

@@ -1,6 +1,7 @@
 #pragma once
 // Learning-rate schedules: PyTorch's and DeepSpeed's, by their names and with their options. A schedule sets the
 // optimizer's "lr" at construction (step 0) and at every step(); call step() once after each optimizer step.
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -49,6 +50,16 @@ class Schedule {
 };
 
 // --- PyTorch ---
+
+/// base * factor(t)
+class LambdaLR : public Schedule {
+ public:
+  LambdaLR(Optimizer& optimizer, std::function<double(int64_t t)> factor);
+ protected:
+  double value(int group, int64_t t) const override;
+ private:
+  std::function<double(int64_t)> factor_;
+};
 
 /// base * gamma ^ floor(t / step_size)
 class StepLR : public Schedule {

@@ -181,7 +181,7 @@ struct Silu : Costly {
   LOCKSTEP_VALUE { return x * math::sigmoid(x); }
   LOCKSTEP_GRAD(input) {
     const T x = clip(input, T(-85), T(85));
-    const T e = math::exp_coarse(-x), s = T(1) / (T(1) + e);
+    const T e = math::exp_normal(-x), s = T(1) / (T(1) + e);
     return g * (s + x * s * (e * s));  // e s is 1 - s, without its rounding
   }
 };
@@ -192,7 +192,7 @@ struct Mish : Costly {  // x tanh(softplus(x)); with e = e^x and n = e (e + 2) t
   }
   LOCKSTEP_GRAD(input) {
     const T x = clip(input, T(-85), T(20));
-    const T e = math::exp_coarse(x), n = e * (e + T(2)), d = T(1) / (n + T(2)), t = n * d;
+    const T e = math::exp_normal(x), n = e * (e + T(2)), d = T(1) / (n + T(2)), t = n * d;
     // 1 - t^2 = (1 + t) * 2 d, and the derivative of softplus is e / (1 + e)
     return g * (t + x * ((T(1) + t) * (T(2) * d)) * (e / (T(1) + e)));
   }
@@ -212,7 +212,7 @@ struct GeluTanh : Costly {  // x / 2 (1 + tanh u) = x / (1 + e^-2u) with 2u = 2 
   }
   LOCKSTEP_GRAD(input) {
     const T x = clip(input, T(-10), T(10)), square = x * x;
-    const T e = math::exp_coarse(x * (T(-1.59576912160573071176) - T(0.07135481627159980) * square));
+    const T e = math::exp_normal(x * (T(-1.59576912160573071176) - T(0.07135481627159980) * square));
     const T s = T(1) / (T(1) + e);
     const T slope = T(1.59576912160573071176) + T(3 * 0.07135481627159980) * square;
     return g * (s + x * slope * s * (e * s));

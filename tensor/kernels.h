@@ -78,7 +78,9 @@ struct AdagradArgs { double lr, eps, weight_decay; bool maximize = false; double
 struct LionArgs { double lr, beta1, beta2, weight_decay; bool maximize = false; double grad_scale = 1; };
 
 struct Kernels {
-  // Pointwise: any strides and broadcast (stride 0) inputs of out's shape; out any strides. in[] has `count` tensors.
+  // Pointwise: in[] has `count` tensors of any strides that broadcast to out's shape (they need not be expanded); out any
+  // strides, and may be one of the inputs. A derivative gets (grad, saved) or (grad, a, b); what it does not read may be grad
+  // again, and a unary that reads nothing gets (grad) alone.
   void (*pointwise)(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor* const* in, int count, Tensor& out);
   void (*copy)(const Tensor& source, Tensor& out);  // any strides, any dtypes; source has out's shape
   void (*fill)(Tensor& out, double value);          // any strides

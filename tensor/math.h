@@ -52,12 +52,15 @@ LOCKSTEP_HD inline float exp(float x) {
 }
 LOCKSTEP_HD inline double exp(double x) { return std::exp(x); }
 
-/// exp that stays at 1.2e-38 further down and is infinite from 88.4 up: cheaper, for use inside 1 / (1 + e^x).
-LOCKSTEP_HD inline float exp_coarse(float x) {
-  const float clipped = x > 89.f ? 89.f : x < -87.3f ? -87.3f : x;
-  const ExpParts parts = split_exp(clipped);
+/// exp for |x| <= 87.33, where results are normal.
+LOCKSTEP_HD inline float exp_normal(float x) {
+  const ExpParts parts = split_exp(x);
   return (1.f + expm1_poly(parts.r)) * power_of_two(parts.n_bits);
 }
+LOCKSTEP_HD inline double exp_normal(double x) { return std::exp(x); }
+
+/// exp that stays at 1.2e-38 further down and is infinite from 88.4 up: cheaper, for use inside 1 / (1 + e^x).
+LOCKSTEP_HD inline float exp_coarse(float x) { return exp_normal(x > 89.f ? 89.f : x < -87.3f ? -87.3f : x); }
 LOCKSTEP_HD inline double exp_coarse(double x) { return std::exp(x); }
 
 LOCKSTEP_HD inline float expm1(float x) {
@@ -75,7 +78,7 @@ struct LogParts { float f, e; };
 LOCKSTEP_HD inline LogParts split_log(float x) {
   const bool denormal = x < 1.17549435e-38f;
   const int32_t bits = bits_of(denormal ? x * 8388608.f : x);
-  const int32_t e = (bits - 0x3f3504f3) >> 23;  // 0x3f3504f3 is sqrt(1/2)
+  const int32_t e = int32_t(uint32_t(bits) - 0x3f3504f3u) >> 23;  // 0x3f3504f3 is sqrt(1/2)
   const float m = float_of(int32_t(uint32_t(bits) - (uint32_t(e) << 23)));
   return {m - 1.f, float(e) - (denormal ? 23.f : 0.f)};
 }
@@ -162,7 +165,7 @@ LOCKSTEP_HD inline float erf(float x) {
   q = q * t - 6.332192421e-1f;
   q = q * t - 1.129578710e+0f;
   q = q * t + 1.881165663e-4f;
-  return a < 0.98f ? x * p + x : std::copysign(1.f - exp_coarse(q), x);
+  return a < 0.98f ? x * p + x : std::copysign(1.f - exp_normal(q), x);
 }
 LOCKSTEP_HD inline double erf(double x) { return std::erf(x); }
 

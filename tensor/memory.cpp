@@ -274,8 +274,8 @@ void* allocate_cpu(size_t bytes) {
   maybe_fail(bytes);
   if (bytes <= small_block) return allocate_small(bytes);
   void* data = nullptr;
-  // Sizes near 2^63 cannot be rounded up, and the system has none of them anyway.
-  if (bytes < size_t(1) << 62) data = caching ? large_cache().allocate(bytes) : system_allocate(bytes);
+  // Sizes that no system has could not be rounded up, and AddressSanitizer ends the process above its own limit.
+  if (bytes < size_t(1) << (caching ? 62 : 40)) data = caching ? large_cache().allocate(bytes) : system_allocate(bytes);
   if (!data) fail_allocation(bytes);
   return data;
 }

@@ -144,7 +144,9 @@ struct AttentionResult { Tensor out, lse; };
 AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask = {}, AttentionArgs args = {.scale = 0});
 struct AttentionGrad { Tensor q, k, v; };
 AttentionGrad attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionResult& saved, AttentionArgs args);
-/// Rotary position embedding (Su et al., RoFormer; half-split form). x (..., T, D), cosine and sine (T, D / 2).
+/// The same into given tensors, any views with D of stride 1: the three parts of a packed (B, T, 3, H, D) gradient, say.
+void attention_grad_into(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionResult& saved, AttentionArgs args, Tensor& grad_q, Tensor& grad_k, Tensor& grad_v);
+/// Rotary position embedding (Su et al., RoFormer; half-split form). x (..., T, D), cosine and sine (T, D / 2) of x's dtype or f32.
 Tensor rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse = false);
 
 // --- indexing and joining (ops_index.cpp): index tensors are i64; out-of-range values are named in the Error ---

@@ -26,8 +26,9 @@ void check_optional(const char* op, const char* name, const Tensor& tensor, cons
 /// f32 (or f64) values that an earlier call returned.
 void check_statistics(const char* op, const char* name, const Tensor& tensor, const Tensor& x, int64_t n) {
   check_defined(op, tensor);
-  LOCKSTEP_CHECK(tensor.dtype() == statistics_dtype(x) && tensor.shape() == Shape{n}, "[", op, "] expected ", name, " of shape ",
-                 Shape{n}, " and dtype ", statistics_dtype(x), ", got ", tensor.shape(), " and ", tensor.dtype());
+  LOCKSTEP_CHECK(tensor.dtype() == statistics_dtype(x) && tensor.shape() == Shape{n}, "[", op, "] expected ", name,
+                 " of shape ", Shape{n}, " and dtype ", statistics_dtype(x), ", got ", tensor.shape(), " and ",
+                 tensor.dtype());
   check_same_device(op, x, tensor);
 }
 
@@ -57,14 +58,17 @@ Tensor softmax_along(const char* op, bool log, const Tensor& x, int64_t dim) {
 int64_t check_normalized(const char* op, const Tensor& x, const Shape& normalized) {
   check_floating(op, x);
   const int rank = normalized.rank(), lead = x.dim() - rank;
-  const bool fits = rank >= 1 && lead >= 0 && std::equal(normalized.begin(), normalized.end(), x.shape().begin() + lead);
+  const bool fits =
+      rank >= 1 && lead >= 0 && std::equal(normalized.begin(), normalized.end(), x.shape().begin() + lead);
   LOCKSTEP_CHECK(fits, "[", op, "] expected x to end in shape ", normalized, ", got ", x.shape());
   const int64_t n = numel_of(normalized);
   LOCKSTEP_CHECK(n > 0, "[", op, "] expected a normalized shape with elements, got ", normalized);
   return n;
 }
 
-Tensor flat_or_undefined(const Tensor& tensor) { return tensor.defined() ? tensor.contiguous().view({tensor.numel()}) : tensor; }
+Tensor flat_or_undefined(const Tensor& tensor) {
+  return tensor.defined() ? tensor.contiguous().view({tensor.numel()}) : tensor;
+}
 
 // --- batch norm: (N, C, ...) as (N, C, S), row-major or channels-last, whichever x is ---
 
@@ -99,33 +103,34 @@ int64_t check_batch(const char* op, const Tensor& x, bool training) {
   check_floating(op, x);
   LOCKSTEP_CHECK(x.dim() >= 2, "[", op, "] expected x of shape (N, C, ...), got ", x.shape());
   const int64_t channels = x.shape()[1], values = channels > 0 ? x.numel() / channels : 2;
-  LOCKSTEP_CHECK(!training || values > 1, "[", op, "] expected more than 1 value per channel when training, got ", values,
-                 " in shape ", x.shape());
+  LOCKSTEP_CHECK(!training || values > 1, "[", op, "] expected more than 1 value per channel when training, got ",
+                 values, " in shape ", x.shape());
   return channels;
 }
 
 // --- cross entropy ---
 
-void check_rows(const char* op, const Tensor& logits, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args) {
+void check_rows(const char* op, const Tensor& logits, const Tensor& target, const Tensor& weight,
+                const CrossEntropyArgs& args) {
   check_floating(op, logits);
   check_defined(op, target);
   LOCKSTEP_CHECK(logits.dim() == 2, "[", op, "] expected logits of shape (rows, classes), got ", logits.shape());
   const int64_t rows = logits.shape()[0], classes = logits.shape()[1];
   LOCKSTEP_CHECK(target.dtype() == i64, "[", op, "] expected targets of dtype i64, got ", target.dtype());
-  LOCKSTEP_CHECK(target.shape() == Shape{rows}, "[", op, "] expected ", rows, " targets for logits ", logits.shape(), ", got shape ",
-                 target.shape());
+  LOCKSTEP_CHECK(target.shape() == Shape{rows}, "[", op, "] expected ", rows, " targets for logits ", logits.shape(),
+                 ", got shape ", target.shape());
   check_same_device(op, logits, target);
   check_optional(op, "weight", weight, logits, {classes});
-  LOCKSTEP_CHECK(args.label_smoothing >= 0 && args.label_smoothing <= 1, "[", op, "] expected label_smoothing in [0, 1], got ",
-                 args.label_smoothing);
+  LOCKSTEP_CHECK(args.label_smoothing >= 0 && args.label_smoothing <= 1, "[", op,
+                 "] expected label_smoothing in [0, 1], got ", args.label_smoothing);
 }
 
 void check_targets(const char* op, const Tensor& target, int64_t classes, int64_t ignore_index) {
   if (!target.device().is_cpu()) return;  // reading them back would stall the device
   const int64_t* t = target.data<int64_t>();
   for (int64_t row = 0; row < target.numel(); ++row) {
-    LOCKSTEP_CHECK((t[row] >= 0 && t[row] < classes) || t[row] == ignore_index, "[", op, "] expected targets in [0, ", classes,
-                   "), got ", t[row], " in row ", row);
+    LOCKSTEP_CHECK((t[row] >= 0 && t[row] < classes) || t[row] == ignore_index, "[", op, "] expected targets in [0, ",
+                   classes, "), got ", t[row], " in row ", row);
   }
 }
 
@@ -152,7 +157,8 @@ NormResult layer_norm(const Tensor& x, const Shape& normalized, const Tensor& we
   check_optional("layer_norm", "bias", bias, x, normalized);
   NormResult result{empty_like(x), statistics(x, x.numel() / n), statistics(x, x.numel() / n)};
   Tensor out = as_rows(result.out, n);
-  LOCKSTEP_KERNEL(x.device(), layer_norm)(as_rows(x, n), flat_or_undefined(weight), flat_or_undefined(bias), eps, out, result.mean, result.rstd);
+  LOCKSTEP_KERNEL(x.device(), layer_norm)
+  (as_rows(x, n), flat_or_undefined(weight), flat_or_undefined(bias), eps, out, result.mean, result.rstd);
   return result;
 }
 
@@ -164,10 +170,12 @@ NormGrad layer_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& 
   check_statistics("layer_norm_grad", "mean", saved.mean, x, x.numel() / n);
   check_statistics("layer_norm_grad", "rstd", saved.rstd, x, x.numel() / n);
   const TensorOptions like{x.dtype(), x.device()};
-  NormGrad result{empty_like(x), weight.defined() ? empty(normalized, like) : Tensor(), with_bias ? empty(normalized, like) : Tensor()};
-  Tensor grad_x = as_rows(result.x, n), grad_weight = flat_or_undefined(result.weight), grad_bias = flat_or_undefined(result.bias);
-  LOCKSTEP_KERNEL(x.device(), layer_norm_grad)(as_rows(grad, n), as_rows(x, n), saved.mean, saved.rstd, flat_or_undefined(weight),
-                                               grad_x, grad_weight, grad_bias);
+  NormGrad result{empty_like(x), weight.defined() ? empty(normalized, like) : Tensor(),
+                  with_bias ? empty(normalized, like) : Tensor()};
+  Tensor grad_x = as_rows(result.x, n), grad_weight = flat_or_undefined(result.weight),
+         grad_bias = flat_or_undefined(result.bias);
+  LOCKSTEP_KERNEL(x.device(), layer_norm_grad)
+  (as_rows(grad, n), as_rows(x, n), saved.mean, saved.rstd, flat_or_undefined(weight), grad_x, grad_weight, grad_bias);
   return result;
 }
 
@@ -191,7 +199,8 @@ NormGrad rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, 
   check_statistics("rms_norm_grad", "rstd", rstd, x, x.numel() / n);
   NormGrad result{empty_like(x), weight.defined() ? empty({n}, {x.dtype(), x.device()}) : Tensor(), {}};
   Tensor grad_x = as_rows(result.x, n);
-  LOCKSTEP_KERNEL(x.device(), rms_norm_grad)(as_rows(grad, n), as_rows(x, n), rstd, contiguous_or_undefined(weight), grad_x, result.weight);
+  LOCKSTEP_KERNEL(x.device(), rms_norm_grad)
+  (as_rows(grad, n), as_rows(x, n), rstd, contiguous_or_undefined(weight), grad_x, result.weight);
   return result;
 }
 
@@ -200,13 +209,14 @@ NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
   const int64_t channels = check_batch("batch_norm", x, training);
   check_optional("batch_norm", "weight", weight, x, {channels});
   check_optional("batch_norm", "bias", bias, x, {channels});
-  LOCKSTEP_CHECK(running_mean.defined() == running_var.defined(), "[batch_norm] expected both running_mean and running_var, or neither");
+  LOCKSTEP_CHECK(running_mean.defined() == running_var.defined(),
+                 "[batch_norm] expected both running_mean and running_var, or neither");
   const bool running = running_mean.defined();
   LOCKSTEP_CHECK(training || running, "[batch_norm] expected running_mean and running_var when not training, got none");
   if (running) {
     for (const Tensor* tensor : {&running_mean, &running_var}) {
-      LOCKSTEP_CHECK(tensor->shape() == Shape{channels}, "[batch_norm] expected running statistics of shape ", Shape{channels}, ", got ",
-                     tensor->shape());
+      LOCKSTEP_CHECK(tensor->shape() == Shape{channels}, "[batch_norm] expected running statistics of shape ",
+                     Shape{channels}, ", got ", tensor->shape());
       check_floating("batch_norm", *tensor);
       check_same_device("batch_norm", x, *tensor);
     }
@@ -222,8 +232,9 @@ NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
     result.rstd = rsqrt(add_scalar(running_var.to(dtype), eps));
   }
   Tensor out = as_planes(result.out, last);
-  LOCKSTEP_KERNEL(x.device(), batch_norm)(as_planes(x, last), contiguous_or_undefined(weight), contiguous_or_undefined(bias), eps, training,
-                                          result.mean, result.rstd, var, out);
+  LOCKSTEP_KERNEL(x.device(), batch_norm)
+  (as_planes(x, last), contiguous_or_undefined(weight), contiguous_or_undefined(bias), eps, training, result.mean,
+   result.rstd, var, out);
   if (training && running && channels > 0) {
     const double values = double(x.numel() / channels);
     const Tensor unbiased = mul_scalar(var, values / (values - 1));
@@ -233,7 +244,8 @@ NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
   return result;
 }
 
-NormGrad batch_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& saved, const Tensor& weight, bool with_bias, bool training) {
+NormGrad batch_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& saved, const Tensor& weight,
+                         bool with_bias, bool training) {
   const int64_t channels = check_batch("batch_norm_grad", x, training);
   check_like("batch_norm_grad", "grad", grad, x, x.shape());
   check_optional("batch_norm_grad", "weight", weight, x, {channels});
@@ -241,19 +253,23 @@ NormGrad batch_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& 
   check_statistics("batch_norm_grad", "rstd", saved.rstd, x, channels);
   const bool last = is_channels_last(x);
   const TensorOptions like{x.dtype(), x.device()};
-  NormGrad result{empty_in_layout(x, last), weight.defined() ? empty({channels}, like) : Tensor(), with_bias ? empty({channels}, like) : Tensor()};
+  NormGrad result{empty_in_layout(x, last), weight.defined() ? empty({channels}, like) : Tensor(),
+                  with_bias ? empty({channels}, like) : Tensor()};
   Tensor grad_x = as_planes(result.x, last);
-  LOCKSTEP_KERNEL(x.device(), batch_norm_grad)(as_planes(grad, last), as_planes(x, last), contiguous_or_undefined(weight), saved.mean,
-                                               saved.rstd, training, grad_x, result.weight, result.bias);
+  LOCKSTEP_KERNEL(x.device(), batch_norm_grad)
+  (as_planes(grad, last), as_planes(x, last), contiguous_or_undefined(weight), saved.mean, saved.rstd, training, grad_x,
+   result.weight, result.bias);
   return result;
 }
 
-CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args) {
+CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, const Tensor& weight,
+                                    const CrossEntropyArgs& args) {
   check_rows("cross_entropy", logits, target, weight, args);
   const Tensor t = target.contiguous();
   check_targets("cross_entropy", t, logits.shape()[1], args.ignore_index);
   CrossEntropyRows result{statistics(logits, logits.shape()[0]), statistics(logits, logits.shape()[0])};
-  LOCKSTEP_KERNEL(logits.device(), cross_entropy)(logits.contiguous(), t, contiguous_or_undefined(weight), args, result.loss, result.lse);
+  LOCKSTEP_KERNEL(logits.device(), cross_entropy)
+  (logits.contiguous(), t, contiguous_or_undefined(weight), args, result.loss, result.lse);
   return result;
 }
 
@@ -262,27 +278,28 @@ Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, co
   check_rows("cross_entropy_grad", logits, target, weight, args);
   check_statistics("cross_entropy_grad", "grad_loss", grad_loss, logits, logits.shape()[0]);
   check_statistics("cross_entropy_grad", "lse", lse, logits, logits.shape()[0]);
-  LOCKSTEP_CHECK(!in_place || logits.is_contiguous(), "[cross_entropy_grad] expected contiguous logits to write into, got strides ",
-                 logits.strides());
+  LOCKSTEP_CHECK(!in_place || logits.is_contiguous(),
+                 "[cross_entropy_grad] expected contiguous logits to write into, got strides ", logits.strides());
   const Tensor t = target.contiguous();
   check_targets("cross_entropy_grad", t, logits.shape()[1], args.ignore_index);
   Tensor grad = in_place ? logits : empty_like(logits);
-  LOCKSTEP_KERNEL(logits.device(), cross_entropy_grad)(grad_loss.contiguous(), logits.contiguous(), lse.contiguous(), t,
-                                                       contiguous_or_undefined(weight), args, grad);
+  LOCKSTEP_KERNEL(logits.device(), cross_entropy_grad)
+  (grad_loss.contiguous(), logits.contiguous(), lse.contiguous(), t, contiguous_or_undefined(weight), args, grad);
   if (in_place) logits.storage()->bump_version("cross_entropy_rows_grad");
   return grad;
 }
 
 double cross_entropy_weight_sum(const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args) {
   check_defined("cross_entropy_weight_sum", target);
-  LOCKSTEP_CHECK(target.dtype() == i64, "[cross_entropy_weight_sum] expected targets of dtype i64, got ", target.dtype());
+  LOCKSTEP_CHECK(target.dtype() == i64, "[cross_entropy_weight_sum] expected targets of dtype i64, got ",
+                 target.dtype());
   const std::vector<int64_t> targets = target.to(cpu).to_vector<int64_t>();
   const std::vector<double> weights = weight.defined() ? weight.to(cpu).to_vector<double>() : std::vector<double>();
   double sum = 0;
   for (int64_t t : targets) {
     if (t == args.ignore_index) continue;
-    LOCKSTEP_CHECK(weights.empty() || (t >= 0 && t < int64_t(weights.size())), "[cross_entropy_weight_sum] expected targets in [0, ",
-                   weights.size(), "), got ", t);
+    LOCKSTEP_CHECK(weights.empty() || (t >= 0 && t < int64_t(weights.size())),
+                   "[cross_entropy_weight_sum] expected targets in [0, ", weights.size(), "), got ", t);
     sum += weights.empty() ? 1 : weights[size_t(t)];
   }
   return sum;

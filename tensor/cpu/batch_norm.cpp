@@ -1,5 +1,5 @@
-// Batch norm of x (N, C, S): every channel over its images and places. Two layouts, each with its own loops: planes (the
-// S places of a channel side by side) and columns (channels last: the C channels side by side; also plain (N, C)).
+// Batch norm of x (N, C, S): every channel over its images and places. Two layouts, each with its own loops: planes
+// (the S places of a channel side by side) and columns (channels last: the C channels side by side; also plain (N, C)).
 // Statistics come from groups that fit in cache, around the group's own mean, joined in f64: x is read once for them.
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/rows.h"
@@ -23,7 +23,11 @@ struct Moments {
 
 struct Layout {
   explicit Layout(const Tensor& x)
-      : images(x.size(0)), channels(x.size(1)), plane(x.size(2)), image_stride(x.strides()[0]), channel_stride(x.strides()[1]),
+      : images(x.size(0)),
+        channels(x.size(1)),
+        plane(x.size(2)),
+        image_stride(x.strides()[0]),
+        channel_stride(x.strides()[1]),
         // (N, C, 1) in rows is both; columns are faster.
         columns(channels > 0 && (channel_stride == 1 || channels == 1) && (plane == 1 || x.strides()[2] == channels)) {}
   int64_t images, channels, plane, image_stride, channel_stride;
@@ -92,8 +96,8 @@ std::vector<Moments> column_moments(const T* x, const Layout& at) {
 
 /// out = (x - mean) * scale + offset in every channel.
 template <class T>
-void batch_norm_values(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, bool training, Tensor& mean,
-                       Tensor& rstd, Tensor& var, Tensor& out) {
+void batch_norm_values(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, bool training,
+                       Tensor& mean, Tensor& rstd, Tensor& var, Tensor& out) {
   using A = Acc<T>;
   const Layout at(x);
   const int64_t channels = at.channels, plane = at.plane;
@@ -119,7 +123,10 @@ void batch_norm_values(const Tensor& x, const Tensor& weight, const Tensor& bias
         const T* row = source + r * channels;
         T* to = result + r * channels;
         each_vector<A>(channels, [&](int64_t i, auto count, auto) {
-          store(to + i, (load(row + i, count) - load(means + i, count)) * load(&scale[size_t(i)], count) + load(&b[size_t(i)], count), count);
+          store(to + i,
+                (load(row + i, count) - load(means + i, count)) * load(&scale[size_t(i)], count) +
+                    load(&b[size_t(i)], count),
+                count);
         });
       }
     });
@@ -132,7 +139,9 @@ void batch_norm_values(const Tensor& x, const Tensor& weight, const Tensor& bias
       for (int64_t n = 0; n < at.images; ++n) {
         const T* from = source + n * at.image_stride + c * at.channel_stride;
         T* to = result + n * at.image_stride + c * at.channel_stride;
-        each_vector<A>(plane, [&](int64_t i, auto count, auto) { store(to + i, (load(from + i, count) - m) * scale + offset, count); });
+        each_vector<A>(plane, [&](int64_t i, auto count, auto) {
+          store(to + i, (load(from + i, count) - m) * scale + offset, count);
+        });
       }
     }
   });
@@ -215,13 +224,15 @@ void batch_norm_grads(const Tensor& grad, const Tensor& x, const Tensor& weight,
 
 }  // namespace
 
-void on_cpu::batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, bool training, Tensor& mean,
-                        Tensor& rstd, Tensor& var, Tensor& out) {
-  for_floats("batch_norm", x, [&]<class T> { batch_norm_values<T>(x, weight, bias, eps, training, mean, rstd, var, out); });
+void on_cpu::batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, bool training,
+                        Tensor& mean, Tensor& rstd, Tensor& var, Tensor& out) {
+  for_floats("batch_norm", x,
+             [&]<class T> { batch_norm_values<T>(x, weight, bias, eps, training, mean, rstd, var, out); });
 }
 
-void on_cpu::batch_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
-                             bool training, Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias) {
+void on_cpu::batch_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& weight, const Tensor& mean,
+                             const Tensor& rstd, bool training, Tensor& grad_x, Tensor& grad_weight,
+                             Tensor& grad_bias) {
   for_floats("batch_norm_grad", x, [&]<class T> {
     batch_norm_grads<T>(grad, x, weight, mean, rstd, training, grad_x, grad_weight, grad_bias);
   });

@@ -12,23 +12,36 @@
 namespace lockstep::on_cpu {
 
 /// What a kernel computes in: double for double, float for everything else.
-template <class T> using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
+template <class T>
+using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-template <class A> struct LanesOf { typedef A type __attribute__((vector_size(64))); };
-template <class A> using Lanes = typename LanesOf<A>::type;
-template <class A> inline constexpr int lane_count = int(64 / sizeof(A));
-template <class A> inline constexpr A infinity = std::numeric_limits<A>::infinity();
+template <class A>
+struct LanesOf {
+  typedef A type __attribute__((vector_size(64)));
+};
+template <class A>
+using Lanes = typename LanesOf<A>::type;
+template <class A>
+inline constexpr int lane_count = int(64 / sizeof(A));
+template <class A>
+inline constexpr A infinity = std::numeric_limits<A>::infinity();
 
 /// A full vector, as a count known to the compiler.
-template <class A> using Full = std::integral_constant<int, lane_count<A>>;
+template <class A>
+using Full = std::integral_constant<int, lane_count<A>>;
 
-template <class A> Lanes<A> splat(A value) { return Lanes<A>{} + value; }
+template <class A>
+Lanes<A> splat(A value) {
+  return Lanes<A>{} + value;
+}
 
 using Words = uint32_t __attribute__((vector_size(64)));       // the bits of Lanes<float>
 using ShortWords = uint16_t __attribute__((vector_size(32)));  // sixteen f16 or bf16
 
 // Half and BFloat16 (tensor/half.h) on sixteen numbers at once: the same bits, with choices in place of branches.
-inline Lanes<float> decode(ShortWords bits, BFloat16) { return (Lanes<float>)(__builtin_convertvector(bits, Words) << 16); }
+inline Lanes<float> decode(ShortWords bits, BFloat16) {
+  return (Lanes<float>)(__builtin_convertvector(bits, Words) << 16);
+}
 
 inline Lanes<float> decode(ShortWords bits, Half) {
   const Words h = __builtin_convertvector(bits, Words), magnitude = h & 0x7fffu;
@@ -57,8 +70,10 @@ Lanes<Acc<T>> load(const T* p, Count count, Acc<T> fill = 0) {
   if constexpr (std::is_same_v<Count, Full<A>>) {
     std::conditional_t<std::is_same_v<T, A>, Lanes<A>, ShortWords> v;
     std::memcpy(&v, p, sizeof v);
-    if constexpr (std::is_same_v<T, A>) return v;
-    else return decode(v, T());
+    if constexpr (std::is_same_v<T, A>)
+      return v;
+    else
+      return decode(v, T());
   } else {
     alignas(64) A lanes[lane_count<A>];
     if constexpr (std::is_same_v<T, A>) {
@@ -119,9 +134,15 @@ A sum_lanes(Lanes<A> v) {
   return lanes[0];
 }
 
-template <class A> A sum_lanes(const Lanes<A> (&v)[4]) { return sum_lanes<A>((v[0] + v[1]) + (v[2] + v[3])); }
+template <class A>
+A sum_lanes(const Lanes<A> (&v)[4]) {
+  return sum_lanes<A>((v[0] + v[1]) + (v[2] + v[3]));
+}
 
-template <class A> Lanes<A> max_of(Lanes<A> a, Lanes<A> b) { return a > b ? a : b; }
+template <class A>
+Lanes<A> max_of(Lanes<A> a, Lanes<A> b) {
+  return a > b ? a : b;
+}
 
 template <class A>
 A max_lanes(const Lanes<A> (&v)[4]) {
@@ -142,8 +163,8 @@ Lanes<A> sqrt_lanes(Lanes<A> v) {
   return v;
 }
 
-/// exp(x) for x <= 88, to about one unit in the last place; results under 2^-126 become 0, NaN stays NaN. (math::exp in a
-/// loop over lanes takes three times as long: it also serves large x and denormal results.)
+/// exp(x) for x <= 88, to about one unit in the last place; results under 2^-126 become 0, NaN stays NaN. (math::exp in
+/// a loop over lanes takes three times as long: it also serves large x and denormal results.)
 inline Lanes<float> exp_lanes(Lanes<float> x) {
   using I = int __attribute__((vector_size(64)));
   // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 leaves the integer n in the low bits of t.

@@ -14,7 +14,9 @@ using namespace on_cpu;
 constexpr int64_t block = 4096;  // elements that stay in the first cache
 
 /// log sum exp of a row, kept as maximum + log(sum), because their f32 sum would lose digits when logits are large.
-struct RowSum { double max, log_sum; };
+struct RowSum {
+  double max, log_sum;
+};
 
 template <class T>
 RowSum log_sum_exp(const T* x, int64_t n) {
@@ -77,8 +79,12 @@ void loss_rows(const Tensor& logits, const Tensor& target, const Weights<Acc<T>>
         const A most = A(sum.max);
         const A* w = weight.values.data();
         Lanes<A> distance[4] = {};
-        if (w) each_vector<A>(n, [&](int64_t i, auto count, auto k) { distance[k] += (most - load(row + i, count, most)) * load(w + i, count); });
-        else each_vector<A>(n, [&](int64_t i, auto count, auto k) { distance[k] += most - load(row + i, count, most); });
+        if (w)
+          each_vector<A>(n, [&](int64_t i, auto count, auto k) {
+            distance[k] += (most - load(row + i, count, most)) * load(w + i, count);
+          });
+        else
+          each_vector<A>(n, [&](int64_t i, auto count, auto k) { distance[k] += most - load(row + i, count, most); });
         result += smoothing / double(n) * (double(sum_lanes<A>(distance)) + weight.total * sum.log_sum);
       }
       losses[r] = A(result);
@@ -90,14 +96,17 @@ void loss_rows(const Tensor& logits, const Tensor& target, const Weights<Acc<T>>
 template <class T>
 Acc<T> grad_row(const T* x, Acc<T> lse, Acc<T> scale, const Acc<T>* w, Acc<T> spread, int64_t n, T* out) {
   using A = Acc<T>;
-  // lse in f32 carries an error of |lse| 2^-24, which moves every probability by as much: beyond 16 divide by their sum.
+  // lse in f32 carries an error of |lse| 2^-24, which moves every probability by as much: beyond 16 divide by their
+  // sum.
   if (std::abs(lse) > A(16)) {
     Lanes<A> sum[4] = {};
-    each_vector<A>(n, [&](int64_t i, auto count, auto k) { sum[k] += exp_lanes(load(x + i, count, -infinity<A>) - lse); });
+    each_vector<A>(n,
+                   [&](int64_t i, auto count, auto k) { sum[k] += exp_lanes(load(x + i, count, -infinity<A>) - lse); });
     scale /= sum_lanes<A>(sum);
   }
   if (spread == 0) {
-    each_vector<A>(n, [&](int64_t i, auto count, auto) { store(out + i, exp_lanes(load(x + i, count) - lse) * scale, count); });
+    each_vector<A>(
+        n, [&](int64_t i, auto count, auto) { store(out + i, exp_lanes(load(x + i, count) - lse) * scale, count); });
   } else {
     each_vector<A>(n, [&](int64_t i, auto count, auto) {
       const Lanes<A> share = w ? load(w + i, count) * spread : splat(spread);
@@ -138,11 +147,10 @@ void grad_rows(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse,
 
 }  // namespace
 
-void on_cpu::cross_entropy(const Tensor& logits, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args,
-                           Tensor& loss, Tensor& lse) {
-  for_floats("cross_entropy", logits, [&]<class T> {
-    loss_rows<T>(logits, target, Weights<Acc<T>>(weight, logits.size(1)), args, loss, lse);
-  });
+void on_cpu::cross_entropy(const Tensor& logits, const Tensor& target, const Tensor& weight,
+                           const CrossEntropyArgs& args, Tensor& loss, Tensor& lse) {
+  for_floats("cross_entropy", logits,
+             [&]<class T> { loss_rows<T>(logits, target, Weights<Acc<T>>(weight, logits.size(1)), args, loss, lse); });
 }
 
 void on_cpu::cross_entropy_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target,

@@ -31,6 +31,15 @@ struct Panels {
         wide = piece(n, 384, 48);
         high = m > 1536 ? piece(m, 768, 8) : m;
       }
+      // oneDNN's best kernel runs where 1/high + 1/wide is under this: worth larger panels, as long as there are 4.
+      constexpr double large = 0.001957;
+      int64_t most = 3;
+      for (int64_t across = 1; 1.0 / m + double(across) / n < large; ++across) {
+        const int64_t w = across == 1 ? n : ((n + across - 1) / across + 47) / 48 * 48;
+        const int64_t down = int64_t(m * (large - 1.0 / w));
+        if (down * across <= most) continue;
+        most = down * across, wide = w, high = down == 1 ? m : ((m + down - 1) / down + 7) / 8 * 8;
+      }
     }
     rows = (m + high - 1) / high, columns = (n + wide - 1) / wide;
   }

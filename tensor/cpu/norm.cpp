@@ -14,13 +14,16 @@ template <class T>
 void softmax_row(bool log, const T* x, int64_t n, T* out) {
   using A = Acc<T>;
   Lanes<A> top[4] = {splat(-infinity<A>), splat(-infinity<A>), splat(-infinity<A>), splat(-infinity<A>)};
-  each_vector<A>(n, [&](int64_t i, auto count, auto k) { top[k] = max_of<A>(load(x + i, count, -infinity<A>), top[k]); });
+  each_vector<A>(n,
+                 [&](int64_t i, auto count, auto k) { top[k] = max_of<A>(load(x + i, count, -infinity<A>), top[k]); });
   const A most = max_lanes<A>(top);
   Lanes<A> sum[4] = {};
   if (log) {
-    each_vector<A>(n, [&](int64_t i, auto count, auto k) { sum[k] += exp_lanes(load(x + i, count, -infinity<A>) - most); });
+    each_vector<A>(
+        n, [&](int64_t i, auto count, auto k) { sum[k] += exp_lanes(load(x + i, count, -infinity<A>) - most); });
     const A log_sum = std::log(sum_lanes<A>(sum));
-    each_vector<A>(n, [&](int64_t i, auto count, auto) { store(out + i, (load(x + i, count) - most) - log_sum, count); });
+    each_vector<A>(n,
+                   [&](int64_t i, auto count, auto) { store(out + i, (load(x + i, count) - most) - log_sum, count); });
   } else if constexpr (std::is_same_v<T, A>) {
     each_vector<A>(n, [&](int64_t i, auto count, auto k) {
       const Lanes<A> e = exp_lanes(load(x + i, count, -infinity<A>) - most);
@@ -30,9 +33,11 @@ void softmax_row(bool log, const T* x, int64_t n, T* out) {
     const A scale = 1 / sum_lanes<A>(sum);
     each_vector<A>(n, [&](int64_t i, auto count, auto) { store(out + i, load(out + i, count) * scale, count); });
   } else {  // out is too coarse to hold the exponentials: take them twice
-    each_vector<A>(n, [&](int64_t i, auto count, auto k) { sum[k] += exp_lanes(load(x + i, count, -infinity<A>) - most); });
+    each_vector<A>(
+        n, [&](int64_t i, auto count, auto k) { sum[k] += exp_lanes(load(x + i, count, -infinity<A>) - most); });
     const A scale = 1 / sum_lanes<A>(sum);
-    each_vector<A>(n, [&](int64_t i, auto count, auto) { store(out + i, exp_lanes(load(x + i, count) - most) * scale, count); });
+    each_vector<A>(
+        n, [&](int64_t i, auto count, auto) { store(out + i, exp_lanes(load(x + i, count) - most) * scale, count); });
   }
 }
 
@@ -58,7 +63,10 @@ void softmax_grad_row(bool log, const T* g, const T* y, int64_t n, T* out) {
 
 // --- layer norm (centered) and RMS norm (not) ---
 
-template <class A> struct RowStatistics { A mean, rest, rstd; };  // the mean is mean + rest, which one A could not hold
+template <class A>
+struct RowStatistics {
+  A mean, rest, rstd;
+};  // the mean is mean + rest, which one A could not hold
 
 template <bool centered, class T>
 RowStatistics<Acc<T>> row_statistics(const T* x, int64_t n, double eps) {
@@ -82,7 +90,8 @@ RowStatistics<Acc<T>> row_statistics(const T* x, int64_t n, double eps) {
 }
 
 template <bool centered, class T>
-void norm_rows(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Tensor& out, Tensor* mean, Tensor& rstd) {
+void norm_rows(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Tensor& out, Tensor* mean,
+               Tensor& rstd) {
   using A = Acc<T>;
   const int64_t rows = x.size(0), n = x.size(1);
   const std::vector<A> w = widen<A>(weight, n, 1), b = widen<A>(bias, n, 0);
@@ -178,25 +187,25 @@ void on_cpu::softmax_grad(bool log, const Tensor& grad, const Tensor& y, Tensor&
   });
 }
 
-void on_cpu::layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Tensor& out, Tensor& mean, Tensor& rstd) {
+void on_cpu::layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Tensor& out,
+                        Tensor& mean, Tensor& rstd) {
   for_floats("layer_norm", x, [&]<class T> { norm_rows<true, T>(x, weight, bias, eps, out, &mean, rstd); });
 }
 
-void on_cpu::layer_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& mean, const Tensor& rstd, const Tensor& weight,
-                             Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias) {
-  for_floats("layer_norm_grad", x, [&]<class T> {
-    norm_rows_grad<true, T>(grad, x, &mean, rstd, weight, grad_x, grad_weight, &grad_bias);
-  });
+void on_cpu::layer_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& mean, const Tensor& rstd,
+                             const Tensor& weight, Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias) {
+  for_floats("layer_norm_grad", x,
+             [&]<class T> { norm_rows_grad<true, T>(grad, x, &mean, rstd, weight, grad_x, grad_weight, &grad_bias); });
 }
 
 void on_cpu::rms_norm(const Tensor& x, const Tensor& weight, double eps, Tensor& out, Tensor& rstd) {
   for_floats("rms_norm", x, [&]<class T> { norm_rows<false, T>(x, weight, {}, eps, out, nullptr, rstd); });
 }
 
-void on_cpu::rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight, Tensor& grad_x, Tensor& grad_weight) {
-  for_floats("rms_norm_grad", x, [&]<class T> {
-    norm_rows_grad<false, T>(grad, x, nullptr, rstd, weight, grad_x, grad_weight, nullptr);
-  });
+void on_cpu::rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight,
+                           Tensor& grad_x, Tensor& grad_weight) {
+  for_floats("rms_norm_grad", x,
+             [&]<class T> { norm_rows_grad<false, T>(grad, x, nullptr, rstd, weight, grad_x, grad_weight, nullptr); });
 }
 
 }  // namespace lockstep

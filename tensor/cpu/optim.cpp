@@ -13,6 +13,10 @@ using namespace on_cpu;
 
 constexpr int64_t grain = 1 << 14;  // elements worth a thread
 
+/// How many states a step was given (their array has one element more, as there may be none).
+template <class S>
+inline constexpr int states_in = int(std::extent_v<std::remove_reference_t<S>>) - 1;
+
 /// Calls fn(p, g, state) on vectors, where state[k] is a vector of the k-th state, and stores p and the states again.
 /// Neither inlined nor cloned, so that whole vectors and the padded end run the very same instructions.
 template <int states, class A, class G, class Fn>
@@ -48,7 +52,8 @@ void step_range(A* p, const G* grad, A* const* state, int64_t first, int64_t las
 
 /// Runs one step over all elements. make(A()) gives the step in that type: f32 or f64; the gradient may also be 16 bit.
 template <int states, class Make>
-void update(const char* op, Tensor& p, const Tensor& grad, Tensor* const (&state)[states + 1], Tensor* low, const Make& make) {
+void update(const char* op, Tensor& p, const Tensor& grad, Tensor* const (&state)[states + 1], Tensor* low,
+            const Make& make) {
   dispatch<float, double>(p.dtype(), op, [&]<class A> {
     const auto fn = make(A());
     A* values = p.data<A>();
@@ -74,14 +79,17 @@ void update(const char* op, Tensor& p, const Tensor& grad, Tensor* const (&state
         }
       });
     };
-    if constexpr (std::is_same_v<A, float>) dispatch<float, Half, BFloat16>(grad.dtype(), op, run);
-    else dispatch<double>(grad.dtype(), op, run);
+    if constexpr (std::is_same_v<A, float>)
+      dispatch<float, Half, BFloat16>(grad.dtype(), op, run);
+    else
+      dispatch<double>(grad.dtype(), op, run);
   });
 }
 
 }  // namespace
 
-void on_cpu::adam(Tensor& p, const Tensor& grad, Tensor& m, Tensor& v, Tensor& v_max, Tensor& low, const AdamArgs& args) {
+void on_cpu::adam(Tensor& p, const Tensor& grad, Tensor& m, Tensor& v, Tensor& v_max, Tensor& low,
+                  const AdamArgs& args) {
   const auto make = [&](auto a) {
     using A = decltype(a);
     const A scale = A(args.maximize ? -args.grad_scale : args.grad_scale);
@@ -96,8 +104,8 @@ void on_cpu::adam(Tensor& p, const Tensor& grad, Tensor& m, Tensor& v, Tensor& v
       s[0] += (g - s[0]) * weight1;
       s[1] = s[1] * beta2 + g * g * weight2;
       Lanes<A> second = s[1];
-      if constexpr (std::extent_v<std::remove_reference_t<decltype(s)>> > 3) {  // amsgrad: the largest so far
-        s[2] = s[1] < s[2] ? s[2] : s[1];  // NaN in either stays visible in one of them
+      if constexpr (states_in<decltype(s)> == 3) {  // amsgrad: the largest so far
+        s[2] = s[1] < s[2] ? s[2] : s[1];  // NaN in v passes on
         second = s[2];
       }
       p -= s[0] * rate / (sqrt_lanes<A>(second) * root + eps);
@@ -105,20 +113,23 @@ void on_cpu::adam(Tensor& p, const Tensor& grad, Tensor& m, Tensor& v, Tensor& v
   };
   Tensor* const moments[] = {&m, &v, nullptr};
   Tensor* const with_max[] = {&m, &v, &v_max, nullptr};
-  if (v_max.defined()) update<3>("adam", p, grad, with_max, &low, make);
-  else update<2>("adam", p, grad, moments, &low, make);
+  if (v_max.defined())
+    update<3>("adam", p, grad, with_max, &low, make);
+  else
+    update<2>("adam", p, grad, moments, &low, make);
 }
 
 void on_cpu::sgd(Tensor& p, const Tensor& grad, Tensor& momentum, Tensor& low, const SgdArgs& args) {
   const auto make = [&](auto a) {
     using A = decltype(a);
-    const A scale = A(args.maximize ? -args.grad_scale : args.grad_scale), decay = A(args.weight_decay), rate = A(args.lr);
+    const A scale = A(args.maximize ? -args.grad_scale : args.grad_scale), decay = A(args.weight_decay),
+            rate = A(args.lr);
     const A keep = A(args.momentum), take = A(1 - args.dampening);
     const bool l2 = args.weight_decay != 0, first = args.first, nesterov = args.nesterov;
     return [=](Lanes<A>& p, Lanes<A> g, auto& s) {
       g *= scale;
       if (l2) g += p * decay;
-      if constexpr (std::extent_v<std::remove_reference_t<decltype(s)>> > 1) {
+      if constexpr (states_in<decltype(s)> == 1) {
         s[0] = first ? g : s[0] * keep + g * take;
         g = nesterov ? g + s[0] * keep : s[0];
       }
@@ -127,15 +138,19 @@ void on_cpu::sgd(Tensor& p, const Tensor& grad, Tensor& momentum, Tensor& low, c
   };
   Tensor* const none[] = {nullptr};
   Tensor* const with_momentum[] = {&momentum, nullptr};
-  if (args.momentum != 0) update<1>("sgd", p, grad, with_momentum, &low, make);
-  else update<0>("sgd", p, grad, none, &low, make);
+  if (args.momentum != 0)
+    update<1>("sgd", p, grad, with_momentum, &low, make);
+  else
+    update<0>("sgd", p, grad, none, &low, make);
 }
 
-void on_cpu::rmsprop(Tensor& p, const Tensor& grad, Tensor& square_average, Tensor& grad_average, Tensor& momentum, const RmspropArgs& args) {
+void on_cpu::rmsprop(Tensor& p, const Tensor& grad, Tensor& square_average, Tensor& grad_average, Tensor& momentum,
+                     const RmspropArgs& args) {
   const auto run = [&]<bool centered, bool moving>() {
     const auto make = [&](auto a) {
       using A = decltype(a);
-      const A scale = A(args.maximize ? -args.grad_scale : args.grad_scale), decay = A(args.weight_decay), rate = A(args.lr);
+      const A scale = A(args.maximize ? -args.grad_scale : args.grad_scale), decay = A(args.weight_decay),
+              rate = A(args.lr);
       const A alpha = A(args.alpha), take = A(1 - args.alpha), eps = A(args.eps), keep = A(args.momentum);
       const bool l2 = args.weight_decay != 0;
       return [=](Lanes<A>& p, Lanes<A> g, auto& s) {
@@ -162,8 +177,10 @@ void on_cpu::rmsprop(Tensor& p, const Tensor& grad, Tensor& square_average, Tens
     update<1 + centered + moving>("rmsprop", p, grad, used, nullptr, make);
   };
   const bool moving = args.momentum != 0;
-  if (args.centered) moving ? run.operator()<true, true>() : run.operator()<true, false>();
-  else moving ? run.operator()<false, true>() : run.operator()<false, false>();
+  if (args.centered)
+    moving ? run.operator()<true, true>() : run.operator()<true, false>();
+  else
+    moving ? run.operator()<false, true>() : run.operator()<false, false>();
 }
 
 void on_cpu::adagrad(Tensor& p, const Tensor& grad, Tensor& sum, const AdagradArgs& args) {

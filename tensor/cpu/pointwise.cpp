@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t block = 1024;  // elements; four buffers of f64 fit in the first-level cache's neighbourhood
 constexpr int most_operands = 4;
 
-using Buffer = std::byte[block * 8];
+using Buffer = std::byte[2 * block * 8];  // a block, or a block and a period
 
 // --- one dtype to another, along a stride ---
 
@@ -74,7 +74,7 @@ struct Operand {
   std::byte* data;
   int64_t size, computed;  // bytes of an element in memory and in computation
   bool direct;             // contiguous over the whole space and of the type of computation
-  bool constant;           // one element for all
+  int64_t period;          // > 0: the same elements, this many of them, again and again (a scalar, a bias)
   ConvertFn convert;       // load of an input, store of the output
   int64_t stride[Dims::max_rank];
 };
@@ -170,6 +170,14 @@ void move_run(const Plan& plan, const Operand& operand, Place place, int64_t n, 
 
 int64_t whole(int64_t n) { return (n + block_step - 1) / block_step * block_step; }
 
+// n elements of a periodic operand, from its first on.
+void fill_periodic(const Operand& operand, std::byte* buffer, int64_t n) {
+  int64_t have = std::min(n, operand.period);
+  operand.convert(operand.data, 1, buffer, 1, have);
+  for (; have < n; have += std::min(have, n - have))
+    std::memcpy(buffer + have * operand.computed, buffer, size_t(std::min(have, n - have) * operand.computed));
+}
+
 // Elements [begin, end) of the flat space.
 void run_range(const Plan& plan, int64_t begin, int64_t end) {
   alignas(64) Buffer buffers[most_operands];
@@ -177,7 +185,7 @@ void run_range(const Plan& plan, int64_t begin, int64_t end) {
   for (int i = 0; i < plan.inputs; ++i) {
     const Operand& operand = plan.operand[i];
     all_direct &= operand.direct;
-    if (operand.constant) operand.convert(operand.data, 0, buffers[i], 1, std::min(block, whole(end - begin)));
+    if (operand.period > 0) fill_periodic(operand, buffers[i], whole(std::min(block, end - begin)) + operand.period);
   }
   // Where nothing needs a buffer but the last elements, one call does the rest.
   const int64_t longest = all_direct ? std::max(block, (end - begin) / block_step * block_step) : block;
@@ -201,8 +209,8 @@ void run_range(const Plan& plan, int64_t begin, int64_t end) {
     };
     for (int i = 0; i < plan.inputs; ++i) {
       const Operand& operand = plan.operand[i];
-      if (operand.constant) {
-        in[i] = buffers[i];
+      if (operand.period > 0) {
+        in[i] = buffers[i] + at % operand.period * operand.computed;
       } else if (operand.direct && !padded) {
         in[i] = operand.data + at * operand.size;
       } else {
@@ -226,8 +234,77 @@ void set_operand(Operand& operand, const Tensor& tensor, int64_t n) {
   operand.data = static_cast<std::byte*>(tensor.raw_data());
   operand.size = size_of(tensor.dtype());
   operand.computed = computed_size(tensor.dtype());
-  operand.constant = false;
+  operand.period = 0;
   operand.direct = operand.size == operand.computed && tensor.is_contiguous() && tensor.numel() == n;
+}
+
+// `shape` is the end of `whole_shape`, after dims of size 1.
+bool is_tail(const Shape& shape, const Shape& whole_shape) {
+  int first = 0;
+  while (first < shape.rank() && shape[first] == 1) ++first;
+  const int skip = whole_shape.rank() - shape.rank();
+  for (int d = first; d < shape.rank(); ++d)
+    if (shape[d] != whole_shape[d + skip]) return false;
+  return true;
+}
+
+// All elements are there once, but neighbours in the last dim are not neighbours in memory.
+bool is_across(const Tensor& tensor, int64_t n) {
+  if (tensor.is_contiguous() || tensor.numel() != n) return false;
+  int last = tensor.dim() - 1;
+  while (last >= 0 && tensor.shape()[last] == 1) --last;
+  if (last < 0 || tensor.strides()[last] <= 1) return false;
+  for (int64_t stride : tensor.strides())
+    if (stride == 0) return false;
+  return true;
+}
+
+// Decides how an operand of a planned space is reached.
+void choose_access(const Plan& plan, Operand& operand, bool input, DType dtype) {
+  int64_t expected = 1;
+  int d = plan.rank - 1;
+  for (; d >= 0 && operand.stride[d] == expected; --d) expected *= plan.length[d];
+  operand.direct = d < 0 && operand.size == operand.computed;
+  while (d >= 0 && operand.stride[d] == 0) --d;
+  const bool repeats = d < 0 && operand.stride[0] == 0 && expected <= block;
+  operand.period = input && repeats ? expected : 0;
+  if (!operand.direct) operand.convert = input ? loader(dtype) : storer(dtype);
+}
+
+// Plans a walk where not everything is contiguous, of one shape and of the type of computation.
+[[gnu::noinline]] void prepare(Plan& plan, const Tensor* const* in, const Tensor& out, Ref<Storage>* copies) {
+  const int64_t n = out.numel();
+  const int count = plan.inputs;
+  bool simple = out.is_contiguous();  // then a walk in row-major order may do, without looking at strides
+  for (int i = 0; i < count; ++i) {
+    Operand& operand = plan.operand[i];
+    if (operand.direct) continue;
+    operand.convert = loader(in[i]->dtype());
+    const int64_t own = in[i]->numel();
+    if (own < n && own <= block) operand.period = own;
+    simple = simple && in[i]->is_contiguous() && (own == n || (own <= block && is_tail(in[i]->shape(), out.shape())));
+  }
+  if (!plan.out().direct) plan.out().convert = storer(out.dtype());
+  if (simple) {
+    plan.rank = 1;
+    plan.length[0] = n;
+    for (int i = 0; i <= count; ++i) plan.operand[i].stride[0] = 1;
+    return;
+  }
+  const Tensor* compact[most_operands];
+  Tensor made[most_operands];
+  for (int i = 0; i < count; ++i) {
+    compact[i] = in[i];
+    if (n >= 4 * block && out.is_contiguous() && is_across(*in[i], n)) {
+      made[i] = in[i]->contiguous();  // a blocked transpose beats a walk across
+      compact[i] = &made[i];
+      copies[i] = made[i].storage();
+      set_operand(plan.operand[i], made[i], n);
+    }
+  }
+  make_space(plan, compact, out);
+  for (int i = 0; i < count; ++i) choose_access(plan, plan.operand[i], true, in[i]->dtype());
+  choose_access(plan, plan.out(), false, out.dtype());
 }
 
 }  // namespace
@@ -246,37 +323,8 @@ void pointwise(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, co
     set_operand(plan.operand[i], tensor, n);
     all_direct &= plan.operand[i].direct;
   }
-  if (!all_direct) {
-    // A walk in row-major order fits when out is contiguous; then operands known to be direct or constant stay so.
-    bool simple = out.is_contiguous();
-    for (int i = 0; i < count; ++i) {
-      Operand& operand = plan.operand[i];
-      if (operand.direct) continue;
-      operand.convert = loader(in[i]->dtype());
-      operand.constant = in[i]->numel() == 1;
-      simple &= operand.constant || in[i]->is_contiguous();
-      simple &= operand.constant || in[i]->numel() == n;
-    }
-    if (!plan.out().direct) plan.out().convert = storer(out.dtype());
-    if (simple) {
-      plan.rank = 1;
-      plan.length[0] = n;
-      for (int i = 0; i <= count; ++i) plan.operand[i].stride[0] = 1;
-    } else {
-      make_space(plan, in, out);
-      for (int i = 0; i <= count; ++i) {
-        // Direct is what lies one behind the other in the order of the walk, which need not be the tensor's own.
-        Operand& operand = plan.operand[i];
-        operand.direct = operand.size == operand.computed;
-        int64_t expected = 1;
-        for (int d = plan.rank - 1; d >= 0; --d) {
-          operand.direct &= operand.stride[d] == expected;
-          expected *= plan.length[d];
-        }
-        if (!operand.direct) operand.convert = i < count ? loader(in[i]->dtype()) : storer(out.dtype());
-      }
-    }
-  }
+  Ref<Storage> copies[most_operands];
+  if (!all_direct) prepare(plan, in, out, copies);
   const int64_t grain = entry.costly ? 4 * block : 32 * block;
   if (n < 2 * grain) return run_range(plan, 0, n);
   parallel_for((n + block - 1) / block, grain / block, [&](int64_t begin, int64_t end) {

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t run_block = 4096;   // elements of a row in one sum
 constexpr int64_t row_block = 64;     // rows in one column sum
-constexpr int64_t column_block = 1024;
+constexpr int64_t column_block = 1024;  // also what fits a buffer
 constexpr int64_t grain = 1 << 15;    // elements for which a second thread pays
 
 // --- operations: what the lanes of each are, and how they take one more vector and join ---
@@ -47,7 +47,7 @@ struct SumCentered : SumWide {  // of (x - center)^2
 };
 struct SumExp : Sum {  // of exp(x - center)
   template <class A> static A neutral(A) { return -infinity<A>; }
-  template <class V> static V step(V a, V x, V center) { return a + exp_lanes<std::remove_cvref_t<decltype(x[0])>>(x - center); }
+  template <class V> static V step(V a, V x, V center) { return a + exp_lanes(x - center); }
 };
 struct Prod {
   template <class T> using Lane = Wide<T>;
@@ -173,22 +173,35 @@ Plan make_plan(const Tensor& x, uint32_t dims, const Tensor& out) {
 
 template <class A> using Total = std::conditional_t<std::is_integral_v<A>, int64_t, double>;
 
-// p[0], p[stride], ... as lanes of A, `fill` in those past `count`.
-template <class A, bool unit, class T, class Count>
-Lanes<A> load_lanes(const T* p, int64_t stride, Count count, A fill) {
-  constexpr bool full = std::is_same_v<Count, Full<A>>;
-  Lanes<A> v;
-  if constexpr (full && unit && !is_half<T>) {
-    typedef T Narrow __attribute__((vector_size(sizeof(T) * lane_count<A>)));
-    Narrow narrow;
-    std::memcpy(&narrow, p, sizeof narrow);
-    return __builtin_convertvector(narrow, Lanes<A>);
+// Where a loop reads x. What is not already a run of A goes through a buffer, so that there is one loop for all dtypes.
+template <class A>
+struct Source {
+  const std::byte* data;
+  int64_t bytes;  // of one element
+  const A* (*widen)(const std::byte* from, int64_t stride, int64_t n, A* buffer);
+
+  /// n elements from place `at` on, as a run of A.
+  const A* read(int64_t at, int64_t stride, int64_t n, A* buffer) const { return widen(data + at * bytes, stride, n, buffer); }
+};
+
+template <class T, class A>
+const A* widen_run(const std::byte* from, int64_t stride, int64_t n, A* buffer) {
+  const T* p = reinterpret_cast<const T*>(from);
+  if (stride == 1) {
+    if constexpr (std::is_same_v<T, A>) return p;
+    for (int64_t i = 0; i < n; ++i) buffer[i] = A(Same<T>(p[i]));
   } else {
-    alignas(64) A lanes[lane_count<A>];
-    for (int l = 0; l < lane_count<A>; ++l) lanes[l] = full || l < count ? A(Same<T>(p[unit ? l : l * stride])) : fill;
-    std::memcpy(&v, lanes, sizeof v);
-    return v;
+    for (int64_t i = 0; i < n; ++i) buffer[i] = A(Same<T>(p[i * stride]));
   }
+  return buffer;
+}
+
+// p[0 .. count) and `fill` in the other lanes. (lanes.h loads floats only.)
+template <class A, class Count>
+Lanes<A> take(const A* p, Count count, A fill = 0) {
+  Lanes<A> v = splat(fill);
+  std::memcpy(&v, p, sizeof(A) * size_t(count));
+  return v;
 }
 
 template <class Op, class A>
@@ -201,30 +214,35 @@ A join_lanes(const Lanes<A> (&v)[4]) {
   return lanes[0];
 }
 
-// Lanes along a reduced dim: finish(place in out, total) for every output.
-template <class Op, bool unit, class T, class A, class Finish>
-void fold_rows(const Plan& plan, const T* x, const A* center, Finish&& finish) {
+// Lanes along a reduced dim.
+template <class Op, class A>
+void fold_rows(const Plan& plan, const Source<A>& x, const A* center, Total<A>* totals) {
   const int64_t n = plan.lanes, rows = plan.reduced.count(), outputs = plan.kept.count();
   // A block is a piece of a long row or several short ones.
   const int64_t pieces = (n + run_block - 1) / run_block, rows_per_block = pieces > 1 ? 1 : std::max<int64_t>(1, run_block / n);
   const int64_t blocks = pieces > 1 ? rows * pieces : (rows + rows_per_block - 1) / rows_per_block;
-  const auto fold_block = [&](const T* p, A c, int64_t block) {
+  const auto fold_block = [&](int64_t start, A c, int64_t block) {
+    alignas(64) A buffer[column_block];
     Lanes<A> sum[4];
     for (auto& v : sum) v = splat<A>(Op::template identity<A>);
     const Lanes<A> c_lanes = splat<A>(c);
     const A fill = Op::neutral(c);
-    const auto add_run = [&](const T* run, int64_t length) {
-      each_vector<A>(length, [&](int64_t i, auto count, auto k) {
-        sum[k] = Op::step(sum[k], load_lanes<A, unit>(run + (unit ? i : i * plan.x_stride), plan.x_stride, count, fill), c_lanes);
-      });
+    const auto add_run = [&](int64_t at, int64_t length) {
+      for (int64_t first = 0; first < length; first += column_block) {
+        const int64_t part = std::min(column_block, length - first);
+        const A* run = x.read(at + first * plan.x_stride, plan.x_stride, part, buffer);
+        each_vector<A>(part, [&](int64_t i, auto count, auto k) {
+          sum[k] = Op::step(sum[k], take(run + i, count, fill), c_lanes);
+        });
+      }
     };
     if (pieces > 1) {
       const int64_t begin = block % pieces * run_block;
-      add_run(p + Walk(plan.reduced, block / pieces).x + begin * plan.x_stride, std::min(run_block, n - begin));
+      add_run(start + Walk(plan.reduced, block / pieces).x + begin * plan.x_stride, std::min(run_block, n - begin));
     } else {
       Walk row(plan.reduced, block * rows_per_block);
       const int64_t last = std::min(rows, (block + 1) * rows_per_block);
-      for (int64_t r = block * rows_per_block; r < last; ++r, row.next()) add_run(p + row.x, n);
+      for (int64_t r = block * rows_per_block; r < last; ++r, row.next()) add_run(start + row.x, n);
     }
     return Total<A>(join_lanes<Op, A>(sum));
   };
@@ -232,14 +250,14 @@ void fold_rows(const Plan& plan, const T* x, const A* center, Finish&& finish) {
   if (blocks == 1) {
     return parallel_for(outputs, grain / block_length, [&](int64_t begin, int64_t end) {
       Walk at(plan.kept, begin);
-      for (int64_t o = begin; o < end; ++o, at.next()) finish(at.out, fold_block(x + at.x, center ? center[at.out] : A(0), 0));
+      for (int64_t o = begin; o < end; ++o, at.next()) totals[at.out] = fold_block(at.x, center ? center[at.out] : A(0), 0);
     });
   }
   const auto partial = std::make_unique_for_overwrite<Total<A>[]>(size_t(outputs * blocks));
   parallel_for(outputs * blocks, grain / block_length, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const Walk at(plan.kept, i / blocks);
-      partial[i] = fold_block(x + at.x, center ? center[at.out] : A(0), i % blocks);
+      partial[i] = fold_block(at.x, center ? center[at.out] : A(0), i % blocks);
     }
   });
   parallel_for(outputs, grain / blocks, [&](int64_t begin, int64_t end) {
@@ -247,14 +265,14 @@ void fold_rows(const Plan& plan, const T* x, const A* center, Finish&& finish) {
     for (int64_t o = begin; o < end; ++o, at.next()) {
       Total<A> total = partial[o * blocks];
       for (int64_t b = 1; b < blocks; ++b) total = Op::join(total, partial[o * blocks + b]);
-      finish(at.out, total);
+      totals[at.out] = total;
     }
   });
 }
 
 // Lanes along a kept dim.
-template <class Op, bool unit, class T, class A, class Finish>
-void fold_columns(const Plan& plan, const T* x, const A* center, Finish&& finish) {
+template <class Op, class A>
+void fold_columns(const Plan& plan, const Source<A>& x, const A* center, Total<A>* totals) {
   const int64_t columns = plan.lanes, rows = plan.reduced.count(), outer = plan.kept.count();
   const int64_t strips = (columns + column_block - 1) / column_block, blocks = (rows + row_block - 1) / row_block;
   // Rows are cut into chunks of whole blocks, so that there are about 128 pieces of work whatever the number of threads.
@@ -262,31 +280,29 @@ void fold_columns(const Plan& plan, const T* x, const A* center, Finish&& finish
   const int64_t chunk_rows = (blocks + wanted - 1) / wanted * row_block, chunks = (rows + chunk_rows - 1) / chunk_rows;
 
   // Columns [first, first + width) of rows [begin, end) into total.
-  const auto fold_strip = [&](const T* p, const A* c, int64_t width, int64_t begin, int64_t end, Total<A>* total) {
-    alignas(64) A sum[column_block], c_buffer[column_block] = {};
+  const auto fold_strip = [&](int64_t start, const A* c, int64_t width, int64_t begin, int64_t end, Total<A>* total) {
+    alignas(64) A sum[column_block], c_buffer[column_block] = {}, buffer[4][column_block];
     if (c) for (int64_t i = 0; i < width; ++i) c_buffer[i] = c[i * plan.out_stride];
     std::fill_n(total, width, Total<A>(Op::template identity<A>));
     Walk row(plan.reduced, begin);
     for (int64_t first = begin; first < end; first += row_block) {
       const int64_t last = std::min(end, first + row_block);
       std::fill_n(sum, column_block, Op::template identity<A>);
-      const auto add_rows = [&](auto count_of_rows) {
-        const T* from[count_of_rows];
-        for (int r = 0; r < count_of_rows; ++r, row.next()) from[r] = p + row.x;
-        each_vector<A>(width, [&](int64_t i, auto count, auto) {
-          Lanes<A> s, center_lanes;
-          std::memcpy(&s, sum + i, sizeof s);
-          std::memcpy(&center_lanes, c_buffer + i, sizeof s);
-          for (int r = 0; r < count_of_rows; ++r) {
-            const T* q = from[r] + (unit ? i : i * plan.x_stride);
-            s = Op::step(s, load_lanes<A, unit>(q, plan.x_stride, count, A(0)), center_lanes);  // lanes past the end are not read
-          }
-          std::memcpy(sum + i, &s, sizeof s);
-        });
-      };
-      int64_t r = first;
-      for (; r + 4 <= last; r += 4) add_rows(std::integral_constant<int, 4>());
-      for (; r < last; ++r) add_rows(std::integral_constant<int, 1>());
+      for (int64_t r = first; r < last; r += 4) {  // four rows at a time, so that sums are loaded and stored less often
+        const int height = int(std::min<int64_t>(4, last - r));
+        const A* from[4];
+        for (int j = 0; j < height; ++j, row.next()) from[j] = x.read(start + row.x, plan.x_stride, width, buffer[j]);
+        const auto add = [&](int64_t i, auto count) {
+          Lanes<A> v, center_lanes;
+          std::memcpy(&v, sum + i, sizeof v);
+          std::memcpy(&center_lanes, c_buffer + i, sizeof v);
+          for (int j = 0; j < height; ++j) v = Op::step(v, take(from[j] + i, count), center_lanes);
+          std::memcpy(sum + i, &v, sizeof v);
+        };
+        int64_t i = 0;
+        for (; i + lane_count<A> <= width; i += lane_count<A>) add(i, Full<A>());
+        if (i < width) add(i, int(width - i));  // lanes past the end are not used
+      }
       for (int64_t i = 0; i < width; ++i) total[i] = Op::join(total[i], Total<A>(sum[i]));
     }
   };
@@ -301,9 +317,9 @@ void fold_columns(const Plan& plan, const T* x, const A* center, Finish&& finish
       const Walk at(plan.kept, o);
       Total<A>* to = chunks > 1 ? &partial[(chunk * outer + o) * columns + first] : total;
       const int64_t place = at.out + first * plan.out_stride;
-      fold_strip(x + at.x + first * plan.x_stride, center ? center + place : nullptr, width, chunk * chunk_rows,
+      fold_strip(at.x + first * plan.x_stride, center ? center + place : nullptr, width, chunk * chunk_rows,
                  std::min(rows, (chunk + 1) * chunk_rows), to);
-      if (chunks == 1) for (int64_t i = 0; i < width; ++i) finish(place + i * plan.out_stride, total[i]);
+      if (chunks == 1) for (int64_t i = 0; i < width; ++i) totals[place + i * plan.out_stride] = total[i];
     }
   });
   if (chunks == 1) return;
@@ -311,58 +327,59 @@ void fold_columns(const Plan& plan, const T* x, const A* center, Finish&& finish
     for (int64_t i = begin; i < end; ++i) {
       Total<A> total = partial[i];
       for (int64_t chunk = 1; chunk < chunks; ++chunk) total = Op::join(total, partial[chunk * outer * columns + i]);
-      finish(Walk(plan.kept, i / columns).out + i % columns * plan.out_stride, total);
+      totals[Walk(plan.kept, i / columns).out + i % columns * plan.out_stride] = total;
     }
   });
 }
 
-// Reduces x over `dims` and hands every total to finish(place in out, total). center: one value for every output, or null.
-template <class Op, class T, class Finish>
-void fold(const Tensor& x, uint32_t dims, const Tensor& out, const typename Op::template Lane<T>* center, Finish&& finish) {
-  using A = typename Op::template Lane<T>;
-  using Raw = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
+// The totals of x over `dims`, in the order of out. center: one value for every output, or null.
+template <class Op, class T, class A = typename Op::template Lane<T>>
+std::unique_ptr<Total<A>[]> fold(const Tensor& x, uint32_t dims, const Tensor& out, const A* center = nullptr) {
+  auto totals = std::make_unique_for_overwrite<Total<A>[]>(size_t(out.numel()));
   if (x.numel() == 0) {
-    for (int64_t i = 0; i < out.numel(); ++i) finish(i, Total<A>(Op::template identity<A>));
-    return;
+    std::fill_n(totals.get(), out.numel(), Total<A>(Op::template identity<A>));
+    return totals;
   }
   const Plan plan = make_plan(x, dims, out);
-  const auto* data = static_cast<const Raw*>(x.raw_data());
-  const auto run = [&](auto unit) {
-    if (plan.lanes_reduced) fold_rows<Op, unit, Raw, A>(plan, data, center, finish);
-    else fold_columns<Op, unit, Raw, A>(plan, data, center, finish);
-  };
-  plan.x_stride == 1 ? run(std::true_type()) : run(std::false_type());
+  using Raw = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;  // a bool is a byte of 0 or 1
+  const Source<A> source{static_cast<const std::byte*>(x.raw_data()), sizeof(T), widen_run<Raw, A>};
+  if (plan.lanes_reduced) fold_rows<Op>(plan, source, center, totals.get());
+  else fold_columns<Op>(plan, source, center, totals.get());
+  return totals;
 }
 
-// Writes totals in the dtype of out.
-struct Writer {
-  template <class V>
-  void operator()(int64_t i, V value) const {
-    dispatch_all(dtype, "reduce", [&]<class T> { static_cast<T*>(data)[i] = convert<T>(value); });
-  }
-  void* data;
-  DType dtype;
-};
-
-template <class T>
-void variance(const Tensor& x, uint32_t dims, double count, double correction, Tensor& out, const Writer& write) {
-  const auto mean = std::make_unique_for_overwrite<double[]>(size_t(out.numel()));
-  fold<SumWide, T>(x, dims, out, nullptr, [&](int64_t i, double total) { mean[i] = total / count; });
-  const double divisor = std::max(0.0, count - correction);
-  fold<SumCentered, T>(x, dims, out, mean.get(), [&](int64_t i, double total) { write(i, total / divisor); });
-}
-
-template <class T>
-void log_sum_exp(const Tensor& x, uint32_t dims, Tensor& out, const Writer& write) {
-  const auto most = std::make_unique_for_overwrite<Acc<T>[]>(size_t(out.numel() * 2));
-  Acc<T>* center = most.get() + out.numel();
-  fold<Max, T>(x, dims, out, nullptr, [&](int64_t i, double total) {
-    most[i] = Acc<T>(total);
-    center[i] = std::isfinite(total) ? Acc<T>(total) : 0;
+// out = fn(place, total), converted.
+template <class V, class Fn>
+void finish(Tensor& out, const std::unique_ptr<V[]>& totals, Fn&& fn) {
+  dispatch_all(out.dtype(), "reduce", [&]<class T> {
+    T* to = out.data<T>();
+    parallel_for(out.numel(), grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) to[i] = convert<T>(fn(i, totals[i]));
+    });
   });
+}
+
+template <class V>
+void finish(Tensor& out, const std::unique_ptr<V[]>& totals) {
+  finish(out, totals, [](int64_t, V total) { return total; });
+}
+
+template <class T>
+void variance(const Tensor& x, uint32_t dims, double count, double correction, Tensor& out) {
+  auto mean = fold<SumWide, T>(x, dims, out);
+  for (int64_t i = 0; i < out.numel(); ++i) mean[i] /= count;
+  const double divisor = std::max(0.0, count - correction);
+  finish(out, fold<SumCentered, T>(x, dims, out, mean.get()), [=](int64_t, double total) { return total / divisor; });
+}
+
+template <class T>
+void log_sum_exp(const Tensor& x, uint32_t dims, Tensor& out) {
+  const auto most = fold<Max, T>(x, dims, out);
+  const auto center = std::make_unique_for_overwrite<Acc<T>[]>(size_t(out.numel()));
+  for (int64_t i = 0; i < out.numel(); ++i) center[i] = std::isfinite(most[i]) ? Acc<T>(most[i]) : 0;
   // Where the largest is infinite or NaN, so is the result.
-  fold<SumExp, T>(x, dims, out, center, [&](int64_t i, double total) {
-    write(i, std::isfinite(most[i]) ? std::log(total) + double(most[i]) : double(most[i]));
+  finish(out, fold<SumExp, T>(x, dims, out, center.get()), [&](int64_t i, double total) {
+    return std::isfinite(most[i]) ? std::log(total) + most[i] : most[i];
   });
 }
 
@@ -372,9 +389,8 @@ void reduce(ReduceOp op, const Tensor& x, uint32_t dims, double parameter, Tenso
   if (out.numel() == 0) return;
   double count = 1;  // elements behind each output
   for (int i = 0; i < x.dim(); ++i) count *= dims >> i & 1 ? double(x.shape()[i]) : 1;
-  const Writer write{out.raw_data(), out.dtype()};
   const auto over_all = [&]<class Op>(Op) {
-    dispatch_all(x.dtype(), "reduce", [&]<class T> { fold<Op, T>(x, dims, out, nullptr, write); });
+    dispatch_all(x.dtype(), "reduce", [&]<class T> { finish(out, fold<Op, T>(x, dims, out)); });
   };
   const auto over_floats = [&](auto&& fn) { dispatch<float, double, Half, BFloat16>(x.dtype(), "reduce", fn); };
   switch (op) {
@@ -386,11 +402,11 @@ void reduce(ReduceOp op, const Tensor& x, uint32_t dims, double parameter, Tenso
     case ReduceOp::all: return over_all(All());
     case ReduceOp::mean:
       return over_floats([&]<class T> {
-        fold<Sum, T>(x, dims, out, nullptr, [&](int64_t i, double total) { write(i, total / count); });
+        finish(out, fold<Sum, T>(x, dims, out), [=](int64_t, double total) { return total / count; });
       });
-    case ReduceOp::sum_squares: return over_floats([&]<class T> { fold<SumSquares, T>(x, dims, out, nullptr, write); });
-    case ReduceOp::var: return over_floats([&]<class T> { variance<T>(x, dims, count, parameter, out, write); });
-    case ReduceOp::logsumexp: return over_floats([&]<class T> { log_sum_exp<T>(x, dims, out, write); });
+    case ReduceOp::sum_squares: return over_floats([&]<class T> { finish(out, fold<SumSquares, T>(x, dims, out)); });
+    case ReduceOp::var: return over_floats([&]<class T> { variance<T>(x, dims, count, parameter, out); });
+    case ReduceOp::logsumexp: return over_floats([&]<class T> { log_sum_exp<T>(x, dims, out); });
   }
 }
 

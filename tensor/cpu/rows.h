@@ -1,6 +1,6 @@
 #pragma once
-// What the row kernels (norm, batch_norm, loss) share: how rows are dealt to threads, and sums over rows that come out the
-// same for any number of threads.
+// What the row kernels (norm, batch_norm, loss) share: how rows are dealt to threads, and sums over rows that come out
+// the same for any number of threads.
 #include <vector>
 
 #include "tensor/cpu/lanes.h"
@@ -9,13 +9,15 @@
 
 namespace lockstep::on_cpu {
 
-inline constexpr int64_t grain = 1 << 14;   // elements worth a thread
-inline constexpr int64_t row_block = 64;    // rows whose contributions to a sum over rows are added up first
+inline constexpr int64_t grain = 1 << 14;  // elements worth a thread
+inline constexpr int64_t row_block = 64;   // rows whose contributions to a sum over rows are added up first
 
 inline int64_t row_grain(int64_t columns) { return std::max<int64_t>(1, grain / std::max<int64_t>(columns, 1)); }
 
 template <class Fn>
-void for_floats(const char* op, const Tensor& x, Fn&& fn) { dispatch<float, double, Half, BFloat16>(x.dtype(), op, fn); }
+void for_floats(const char* op, const Tensor& x, Fn&& fn) {
+  dispatch<float, double, Half, BFloat16>(x.dtype(), op, fn);
+}
 
 /// A short floating tensor (a weight, a bias) in the type of computation; n times `missing` when it is undefined.
 template <class A>
@@ -32,24 +34,27 @@ std::vector<A> widen(const Tensor& parameter, int64_t n, A missing) {
 /// total[c] = sum over blocks of partial[block * width + c], in order.
 template <class A>
 void sum_blocks(const std::vector<A>& partial, int64_t blocks, int64_t width, A* total) {
-  parallel_for((width + 63) / 64, std::max<int64_t>(1, grain / 64 / std::max<int64_t>(blocks, 1)), [&](int64_t first, int64_t last) {
-    for (int64_t start = first * 64; start < std::min(last * 64, width); start += 64) {
-      const int64_t length = std::min<int64_t>(64, width - start);
-      double sum[64] = {};
-      for (int64_t b = 0; b < blocks; ++b) {
-        const A* row = partial.data() + b * width + start;
-        for (int64_t c = 0; c < length; ++c) sum[c] += double(row[c]);
-      }
-      for (int64_t c = 0; c < length; ++c) total[start + c] = A(sum[c]);
-    }
-  });
+  parallel_for((width + 63) / 64, std::max<int64_t>(1, grain / 64 / std::max<int64_t>(blocks, 1)),
+               [&](int64_t first, int64_t last) {
+                 for (int64_t start = first * 64; start < std::min(last * 64, width); start += 64) {
+                   const int64_t length = std::min<int64_t>(64, width - start);
+                   double sum[64] = {};
+                   for (int64_t b = 0; b < blocks; ++b) {
+                     const A* row = partial.data() + b * width + start;
+                     for (int64_t c = 0; c < length; ++c) sum[c] += double(row[c]);
+                   }
+                   for (int64_t c = 0; c < length; ++c) total[start + c] = A(sum[c]);
+                 }
+               });
 }
 
 /// Rounds values into `out`, when somebody asked for it.
 template <class A>
 void narrow(const A* values, int64_t n, Tensor& out) {
   if (!out.defined()) return;
-  for_floats("norm", out, [&]<class T> { for (int64_t i = 0; i < n; ++i) out.data<T>()[i] = T(Acc<T>(values[i])); });
+  for_floats("norm", out, [&]<class T> {
+    for (int64_t i = 0; i < n; ++i) out.data<T>()[i] = T(Acc<T>(values[i]));
+  });
 }
 
 }  // namespace lockstep::on_cpu

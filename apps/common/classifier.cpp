@@ -1,0 +1,173 @@
+#include "apps/common/classifier.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <iostream>
+
+#include "apps/common/progress.h"
+#include "data/cifar.h"
+#include "data/digits.h"
+#include "data/idx.h"
+#include "data/loader.h"
+#include "optim/optim.h"
+
+namespace apps {
+
+using namespace lockstep;
+
+namespace {
+
+data::TensorDataset load_split(const ClassifierOptions& o, bool train) {
+  if (o.data == "digits") {
+    const int64_t count = train ? o.samples : std::max<int64_t>(o.samples / 4, 1);
+    return data::to_tensors(data::SyntheticDigits(count, o.common.seed * 2 + (train ? 0 : 1)));
+  }
+  LOCKSTEP_CHECK(std::filesystem::is_directory(o.data), "--data ", o.data, ": expected 'digits' or a folder with MNIST's IDX files or CIFAR-10's binary batches");
+  if (std::filesystem::exists(o.data + "/test_batch.bin")) return data::load_cifar10(o.data, train);
+  return data::load_mnist(o.data, train);
+}
+
+struct Score { double accuracy = 0, loss = 0; };
+
+Score evaluate(nn::Sequential& model, const data::TensorDataset& set) {
+  const NoGrad no_grad;
+  model.eval();
+  double right = 0, loss = 0;
+  for (auto& [x, y] : data::DataLoader(set, {.batch_size = 256})) {
+    const Variable logits = model(x);
+    right += sum(eq(argmax(logits, -1), y)).item();
+    loss += cross_entropy(logits, y, {.reduction = Reduction::sum}).item();
+  }
+  model.train();
+  return {right / double(set.size()), loss / double(set.size())};
+}
+
+std::map<std::string, double> with_loader(std::map<std::string, double> numbers, const data::LoaderState& state) {
+  numbers["loader.seed"] = double(state.seed);
+  numbers["loader.epoch"] = double(state.epoch);
+  numbers["loader.samples"] = double(state.samples);
+  numbers["loader.dataset_size"] = double(state.dataset_size);
+  return numbers;
+}
+
+void train(const std::string& name, const ClassifierOptions& o, const MakeModel& make_model) {
+  apply_common_options(o.common);
+  LOCKSTEP_CHECK(o.epochs > 0 && o.batch > 0 && o.samples > 0, "expected --epochs, --batch and --samples > 0, got ", o.epochs, ", ", o.batch, ", ", o.samples);
+  const data::TensorDataset training = load_split(o, true), test = load_split(o, false);
+  const auto model = make_model(training.inputs().size(1), training.inputs().size(2));
+  optim::AdamW optimizer(model->parameters(), {.lr = o.lr, .weight_decay = o.weight_decay});
+  optimizer.name_parameters([&] {
+    std::vector<std::pair<std::string, Variable>> names;
+    for (auto& p : model->named_parameters()) names.emplace_back(p.name, p.variable);
+    return names;
+  }());
+  data::DataLoader loader(training, {.batch_size = o.batch, .shuffle = true, .drop_last = true, .workers = o.workers, .seed = o.common.seed});
+  LOCKSTEP_CHECK(loader.size() > 0, "--batch ", o.batch, " is larger than the ", training.size(), " training samples");
+
+  Json config(Json::Object{});
+  config["program"] = name;
+  config["channels"] = training.inputs().size(1);
+  config["size"] = training.inputs().size(2);
+  config["batch"] = o.batch;
+  config["lr"] = o.lr;
+  config["weight_decay"] = o.weight_decay;
+  config["seed"] = int64_t(o.common.seed);
+  config["data"] = o.data;
+  Run run(o.common, config, {"program", "channels", "size", "batch"});
+  int64_t step = 0;
+  if (o.common.resume) {
+    const auto numbers = run.load(*model, optimizer);
+    step = int64_t(numbers.at("step"));
+    loader.load_state({.seed = uint64_t(numbers.at("loader.seed")), .epoch = int64_t(numbers.at("loader.epoch")), .samples = int64_t(numbers.at("loader.samples")), .dataset_size = int64_t(numbers.at("loader.dataset_size"))});
+  }
+  if (!o.common.json) std::cout << nn::summary(*model);
+
+  const Interrupt interrupt;
+  const auto save = [&] { run.save(*model, optimizer, with_loader({{"step", double(step)}}, loader.state())); };
+  Progress progress(step, loader.size() * o.epochs, "samples", double(o.batch));
+  Score score;
+  bool stopped = false;
+  for (int64_t epoch = loader.epoch(); epoch < o.epochs && !stopped; ++epoch) {
+    double sum_loss = 0;
+    int64_t steps = 0;
+    for (auto& [x, y] : loader) {
+      set_random_step(uint64_t(step));
+      const Variable loss = cross_entropy((*model)(x), y);
+      optimizer.zero_grad();
+      loss.backward();
+      optimizer.step();
+      ++step;
+      ++steps;
+      sum_loss += loss.item();
+      progress.show(step, fmt::format("loss {:.4f}", sum_loss / double(steps)));
+      if ((stopped = Interrupt::requested())) {
+        save();
+        break;
+      }
+    }
+    if (stopped) break;
+    score = evaluate(*model, test);
+    Json line(Json::Object{});
+    line["epoch"] = epoch + 1;
+    line["step"] = step;
+    line["loss"] = sum_loss / double(steps);
+    line["test_loss"] = score.loss;
+    line["test_accuracy"] = score.accuracy;
+    run.metric(line);
+    progress.clear();
+    if (!o.common.json) fmt::print("epoch {:2}  loss {:.4f}  test loss {:.4f}  test accuracy {:.4f}\n", epoch + 1, sum_loss / double(steps), score.loss, score.accuracy);
+    save();
+  }
+  progress.clear();
+  if (stopped) score = evaluate(*model, test);
+  if (stopped) std::cerr << "stopped at step " << step << (run.has_folder() ? "; the checkpoint is written, go on with --resume\n" : "; nothing was saved, as there is no --out\n");
+  Json result(Json::Object{});
+  result["program"] = name;
+  result["steps"] = step;
+  result["test_accuracy"] = score.accuracy;
+  result["test_loss"] = score.loss;
+  result["parameters"] = model->parameter_count();
+  result["samples_per_second"] = progress.rate();
+  result["seconds"] = progress.seconds();
+  print_result(result, o.common.json);
+}
+
+void eval(const std::string& name, const ClassifierOptions& o, const MakeModel& make_model) {
+  apply_common_options(o.common);
+  const std::string path = std::filesystem::is_directory(o.checkpoint) ? o.checkpoint + "/checkpoint.safetensors" : o.checkpoint;
+  const data::TensorDataset test = load_split(o, false);
+  const auto model = make_model(test.inputs().size(1), test.inputs().size(2));
+  load_model(*model, path);
+  const Score score = evaluate(*model, test);
+  Json result(Json::Object{});
+  result["program"] = name;
+  result["test_accuracy"] = score.accuracy;
+  result["test_loss"] = score.loss;
+  result["samples"] = test.size();
+  print_result(result, o.common.json);
+}
+
+}  // namespace
+
+int classifier_main(int argc, char** argv, const std::string& name, const std::string& about, ClassifierOptions o, const MakeModel& make_model) {
+  CLI::App app(about, name);
+  CLI::App& training = *app.add_subcommand("train", "train a model, and test it after every epoch");
+  CLI::App& testing = *app.add_subcommand("eval", "test a trained model");
+  for (CLI::App* sub : {&training, &testing}) {
+    sub->add_option("--data", o.data, "'digits' (drawn by this program), or a folder with MNIST's IDX files (.gz or not) or CIFAR-10's binary batches")->capture_default_str();
+    sub->add_option("--samples", o.samples, "training samples of 'digits'; a quarter more are drawn for the test")->capture_default_str();
+    add_common_options(*sub, o.common, sub == &training);
+  }
+  training.add_option("--epochs", o.epochs, "passes over the training samples")->capture_default_str();
+  training.add_option("--batch", o.batch, "samples of a step")->capture_default_str();
+  training.add_option("--lr", o.lr, "learning rate of AdamW")->capture_default_str();
+  training.add_option("--weight-decay", o.weight_decay, "decoupled weight decay")->capture_default_str();
+  training.add_option("--workers", o.workers, "threads that make batches ahead")->capture_default_str();
+  testing.add_option("checkpoint", o.checkpoint, "checkpoint.safetensors, or the folder of a run")->required();
+  training.callback([&] { train(name, o, make_model); });
+  testing.callback([&] { eval(name, o, make_model); });
+  return run_cli(app, argc, argv);
+}
+
+}  // namespace apps

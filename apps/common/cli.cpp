@@ -1,0 +1,92 @@
+#include "apps/common/cli.h"
+
+#include <algorithm>
+#include <iostream>
+#include <vector>
+
+#include "tensor/check.h"
+#include "tensor/random.h"
+#include "tensor/threads.h"
+
+namespace apps {
+
+namespace {
+
+/// Number of single-letter changes between two words (Levenshtein).
+size_t distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t change = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
+    }
+  }
+  return row[b.size()];
+}
+
+/// The subcommand that was given, or the program itself.
+CLI::App& active(CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? app : active(*chosen.front());
+}
+
+std::string suggestion(CLI::App& app, std::string word) {
+  word = word.substr(0, word.find('='));
+  std::vector<std::string> known;
+  for (const CLI::Option* option : app.get_options()) for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  if (!word.starts_with("-")) {
+    known.clear();
+    for (CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
+  }
+  const auto best = std::min_element(known.begin(), known.end(), [&](const auto& a, const auto& b) { return distance(word, a) < distance(word, b); });
+  return best != known.end() && distance(word, *best) <= std::max<size_t>(2, word.size() / 3) ? "; did you mean " + *best + "?" : "";
+}
+
+}  // namespace
+
+int run_cli(CLI::App& app, int argc, char** argv) {
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(30);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    std::cout << active(app).help();
+    return 0;
+  } catch (const CLI::Success& done) {  // --version
+    std::cout << done.what() << "\n";
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    CLI::App& sub = active(app);
+    const auto rest = sub.remaining(true);
+    std::cerr << "error: ";
+    if (const auto* extras = dynamic_cast<const CLI::ExtrasError*>(&error); extras && !rest.empty()) std::cerr << "unknown option or argument '" << rest.front() << "'" << suggestion(sub, rest.front());
+    else std::cerr << error.what();
+    std::cerr << "\n" << "see: " << app.get_name() << (&sub == &app ? "" : " " + sub.get_name()) << " --help\n";
+    return 2;
+  } catch (const std::exception& error) {
+    std::cerr << "error: " << error.what() << "\n";
+    return 1;
+  }
+  return 0;
+}
+
+void add_common_options(CLI::App& app, CommonOptions& o, bool training) {
+  app.add_option("--seed", o.seed, "seed of everything random")->capture_default_str();
+  app.add_option("--threads", o.threads, "threads of operations (default: all cores given to the process)")->check(CLI::PositiveNumber);
+  app.add_flag("--json", o.json, "end with one line that is a JSON object of all final figures");
+  if (!training) return;
+  app.add_option("--out", o.out, "folder for metrics.jsonl, config.json and checkpoint.safetensors");
+  app.add_flag("--resume", o.resume, "go on from the checkpoint in --out");
+}
+
+void apply_common_options(const CommonOptions& o) {
+  LOCKSTEP_CHECK(!o.resume || !o.out.empty(), "--resume needs --out DIR, the folder of the run to go on with");
+  if (o.threads > 0) lockstep::set_threads(o.threads);
+  lockstep::manual_seed(o.seed);
+}
+
+}  // namespace apps

@@ -1,0 +1,25 @@
+#pragma once
+// What every program does around its work: options, help, errors that a person can act on.
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+namespace apps {
+
+/// Parses and runs the chosen subcommand's callback. Exit codes: 0 done, 1 an error (one line on stderr), 2 wrong usage
+/// (with the nearest known option).
+int run_cli(CLI::App& app, int argc, char** argv);
+
+/// Options that all training programs share.
+struct CommonOptions {
+  std::string out;         ///< folder for metrics.jsonl, config.json and checkpoints
+  bool resume = false;
+  bool json = false;
+  int threads = 0;
+  uint64_t seed = 1;
+};
+void add_common_options(CLI::App& app, CommonOptions& options, bool training);
+/// Applies threads and seed, and checks what depends on several options.
+void apply_common_options(const CommonOptions& options);
+
+}  // namespace apps

@@ -1,0 +1,183 @@
+// lockstep: the command line. `lockstep env` says what this build is and what it found on this machine: the first thing
+// to put into a bug report.
+#include <fmt/core.h>
+#include <omp.h>
+#include <unistd.h>
+#include <zlib.h>
+#if defined(LOCKSTEP_WITH_ONEDNN)
+#include <oneapi/dnnl/dnnl.h>
+#endif
+
+#include <algorithm>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "apps/build_info.h"
+#include "apps/common/cli.h"
+#include "apps/version.h"
+#include "data/json.h"
+#include "tensor/threads.h"
+
+namespace {
+
+using lockstep::data::Json;
+
+/// The rest of the first line of a file that starts with `key`, without blanks and the colon.
+std::string line_of(const char* file, const std::string& key) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(key)) continue;
+    const size_t start = line.find_first_not_of(" \t:", key.size());
+    return start == std::string::npos ? "" : line.substr(start);
+  }
+  return "";
+}
+
+std::string first_line(const char* file) {
+  std::ifstream in(file);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+/// The instruction sets that matter for kernels: what the processor has, and what the compiler was allowed to use.
+std::string cpu_instructions() {
+  std::string all;
+#if defined(__x86_64__)
+#define LOCKSTEP_HAS(name) if (__builtin_cpu_supports(name)) all += all.empty() ? name : " " name;
+  LOCKSTEP_HAS("sse4.2") LOCKSTEP_HAS("avx") LOCKSTEP_HAS("avx2") LOCKSTEP_HAS("fma") LOCKSTEP_HAS("avx512f")
+  LOCKSTEP_HAS("avx512bw") LOCKSTEP_HAS("avx512vl") LOCKSTEP_HAS("avx512vnni") LOCKSTEP_HAS("avx512bf16")
+#undef LOCKSTEP_HAS
+  const std::string flags = " " + line_of("/proc/cpuinfo", "flags") + " ";
+  for (const char* name : {"avx512_fp16", "amx_bf16", "amx_int8"}) if (flags.find(std::string(" ") + name + " ") != std::string::npos) all += std::string(" ") + name;
+#endif
+  return all;
+}
+
+std::string build_instructions() {
+  std::string all;
+#if defined(__AVX2__)
+  all += "avx2 ";
+#endif
+#if defined(__FMA__)
+  all += "fma ";
+#endif
+#if defined(__AVX512F__)
+  all += "avx512f ";
+#endif
+#if defined(__AVX512BF16__)
+  all += "avx512bf16 ";
+#endif
+#if defined(__AVX512FP16__)
+  all += "avx512fp16 ";
+#endif
+  return all.empty() ? "baseline of the architecture" : all.substr(0, all.size() - 1);
+}
+
+std::string compiler() {
+#if defined(__clang__)
+  return "clang " __clang_version__;
+#else
+  return "g++ " __VERSION__;
+#endif
+}
+
+#if defined(LOCKSTEP_WITH_ONEDNN)
+std::string onednn_version() {
+  const dnnl_version_t* v = dnnl_version();
+  return fmt::format("{}.{}.{}", v->major, v->minor, v->patch);
+}
+
+/// What oneDNN makes of the processor; ONEDNN_MAX_CPU_ISA may lower it.
+std::string onednn_instructions() {
+  const auto isa = dnnl_get_effective_cpu_isa();
+  const std::pair<dnnl_cpu_isa_t, const char*> names[] = {
+      {dnnl_cpu_isa_sse41, "sse4.1"}, {dnnl_cpu_isa_avx, "avx"}, {dnnl_cpu_isa_avx2, "avx2"}, {dnnl_cpu_isa_avx2_vnni, "avx2 with vnni"},
+      {dnnl_cpu_isa_avx512_core, "avx512"}, {dnnl_cpu_isa_avx512_core_vnni, "avx512 with vnni"}, {dnnl_cpu_isa_avx512_core_bf16, "avx512 with bf16"},
+      {dnnl_cpu_isa_avx512_core_amx, "avx512 with amx"}};
+  for (const auto& [value, name] : names) if (value == isa) return name;
+  return fmt::format("code {:#x}", unsigned(isa));
+}
+#endif
+
+Json collect() {
+  Json e(Json::Object{});
+  e["version"] = LOCKSTEP_VERSION;
+  e["revision"] = LOCKSTEP_REVISION;
+  Json& build = e["build"];
+  build["type"] = LOCKSTEP_BUILD_TYPE;
+  build["compiler"] = compiler();
+  build["cpu"] = LOCKSTEP_BUILD_CPU;
+  build["flags"] = LOCKSTEP_BUILD_FLAGS;
+  build["instructions"] = build_instructions();
+  build["sanitizers"] = LOCKSTEP_BUILD_SANITIZERS;
+  Json& machine = e["machine"];
+  machine["processor"] = line_of("/proc/cpuinfo", "model name");
+  machine["instructions"] = cpu_instructions();
+  machine["cores"] = int64_t(sysconf(_SC_NPROCESSORS_ONLN));
+  machine["page_bytes"] = int64_t(sysconf(_SC_PAGESIZE));
+  const std::string huge = first_line("/sys/kernel/mm/transparent_hugepage/enabled");
+  const size_t open = huge.find('['), close = huge.find(']');
+  machine["huge_pages"] = close == std::string::npos ? "unknown" : huge.substr(open + 1, close - open - 1);
+  machine["memory_mib"] = int64_t(std::atoll(line_of("/proc/meminfo", "MemTotal").c_str()) / 1024);
+  machine["memory_free_mib"] = int64_t(std::atoll(line_of("/proc/meminfo", "MemAvailable").c_str()) / 1024);
+  Json& threads = e["threads"];
+  threads["operations"] = lockstep::get_threads();
+  threads["openmp"] = omp_get_max_threads();
+  threads["openmp_version"] = _OPENMP;
+  Json& libraries = e["libraries"];
+#if defined(LOCKSTEP_WITH_ONEDNN)
+  libraries["oneDNN"] = onednn_version();
+  libraries["oneDNN_instructions"] = onednn_instructions();
+#else
+  libraries["oneDNN"] = "not in this build";
+#endif
+  libraries["zlib"] = zlibVersion();
+  libraries["nlohmann_json"] = LOCKSTEP_JSON_VERSION;
+  libraries["CLI11"] = CLI11_VERSION;
+  libraries["fmt"] = fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100);
+  e["devices"] = Json::Array{Json("cpu")};
+  return e;
+}
+
+std::string text_of(const Json& value) {
+  if (value.is_string()) return value.as_string().empty() ? "none" : value.as_string();
+  if (!value.is_array()) return value.dump();
+  std::string all;
+  for (const Json& item : value.as_array()) all += (all.empty() ? "" : ", ") + text_of(item);
+  return all;
+}
+
+void print_env(bool json) {
+  const Json e = collect();
+  if (json) {
+    std::cout << e.dump() << "\n";
+    return;
+  }
+  for (const auto& [key, value] : e.as_object()) {
+    if (!value.is_object()) {
+      fmt::print("{:<24}{}\n", key, text_of(value));
+      continue;
+    }
+    fmt::print("{}\n", key);
+    for (const auto& [name, item] : value.as_object()) {
+      std::string label = name;
+      std::replace(label.begin(), label.end(), '_', ' ');
+      fmt::print("  {:<22}{}\n", label, text_of(item));
+    }
+  }
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Lockstep's command line", "lockstep");
+  app.set_version_flag("--version", std::string("lockstep " LOCKSTEP_VERSION " (" LOCKSTEP_REVISION ")"));
+  bool json = false;
+  CLI::App& env = *app.add_subcommand("env", "version, build, processor, libraries and threads");
+  env.add_flag("--json", json, "one line, a JSON object");
+  env.callback([&] { print_env(json); });
+  return apps::run_cli(app, argc, argv);
+}

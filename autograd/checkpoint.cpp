@@ -1,0 +1,122 @@
+// Activation checkpointing: the forward keeps the inputs only; backward runs the piece again, with the same random
+// numbers, and takes its gradients on a tape of its own.
+#include "autograd/checkpoint.h"
+
+#include <unordered_set>
+
+#include "autograd/autocast.h"
+#include "autograd/tape.h"
+#include "tensor/ops.h"
+
+namespace lockstep {
+namespace {
+
+using Piece = std::function<Variable(const std::vector<Variable>&)>;
+
+/// Puts this thread's random numbers somewhere else and back.
+class RandomScope {
+ public:
+  explicit RandomScope(const RandomState& state) : previous_(random_state()) { set_random_state(state); }
+  ~RandomScope() { set_random_state(previous_); }
+  RandomScope(const RandomScope&) = delete;
+
+ private:
+  RandomState previous_;
+};
+
+/// Takes a number: what is recorded afterwards has a higher one.
+struct Mark final : Node {
+  Mark() : Node("mark", 0, 0) {}
+  void run(Backward&) override {}
+  void release_saved() override {}
+};
+
+/// The second run must have read nothing of the outer tape but leaves: every other node is younger than it.
+void check_own_tape(const Variable& output, uint64_t first_number) {
+  std::vector<Node*> stack{output.impl()->node.get()};
+  std::unordered_set<Node*> seen(stack.begin(), stack.end());
+  while (!stack.empty()) {
+    Node* node = stack.back();
+    stack.pop_back();
+    LOCKSTEP_CHECK(node->is_leaf() || node->number() >= first_number, "[checkpoint] expected fn to read variables of the tape as inputs only, it read an output of '",
+                   node->name(), "' by itself; pass it to checkpoint() as an input");
+    for (const Edge& edge : node->inputs()) {
+      if (edge.node && seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
+    }
+  }
+}
+
+/// What the node keeps of the first run.
+struct Recipe {
+  Piece fn;
+  std::vector<Saved> inputs;
+  std::vector<bool> wanted;      // which inputs want a gradient
+  std::vector<Variable> leaves;  // parameters that fn read
+  RandomState random;
+  bool autocast;
+  DType autocast_dtype;
+  Shape shape;
+  DType dtype;
+
+  void operator()(Backward& back) {
+    const RandomScope same_numbers(random);
+    const Autocast same_precision(autocast_dtype, autocast);
+    std::vector<Variable> again, sources;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const Tensor& tensor = inputs[i].get("checkpoint");
+      again.push_back(tensor.defined() ? Variable(tensor, wanted[i]) : Variable());
+      if (wanted[i]) sources.push_back(again.back());
+    }
+    sources.insert(sources.end(), leaves.begin(), leaves.end());
+    Variable output;
+    {
+      const EnableGrad record;
+      const uint64_t first = Mark().number();
+      output = fn(again);
+      LOCKSTEP_CHECK(output.defined() && output.shape() == shape && output.dtype() == dtype, "[checkpoint] the second run gave ",
+                     output.defined() ? str(output.shape(), " ", output.dtype()) : "nothing", ", the first ", shape, " ", dtype,
+                     "; fn must do the same both times");
+      if (!output.requires_grad()) return;
+      check_own_tape(output, first);
+    }
+    std::vector<Tensor> grads = grad(output, sources, std::move(back.grad()));
+    size_t next = 0;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (wanted[i]) back.give(int(i), std::move(grads[next++]));
+    }
+    for (size_t i = 0; i < leaves.size(); ++i) back.give(int(inputs.size() + i), std::move(grads[next++]));
+  }
+};
+
+}  // namespace
+
+Variable checkpoint(const Piece& fn, const std::vector<Variable>& inputs) {
+  if (!NoGrad::grad_enabled()) return fn(inputs);
+  Recipe recipe{fn, {}, {}, {}, random_state(), Autocast::enabled(), Autocast::dtype(), {}, f32};
+  std::vector<Variable> off_tape;
+  for (const Variable& input : inputs) {
+    off_tape.push_back(input.defined() ? input.detach() : input);
+    recipe.inputs.push_back(input);
+    recipe.wanted.push_back(input.requires_grad());
+  }
+  LeafCollector collector;
+  Variable result;
+  {
+    const NoGrad no_tape;
+    result = fn(off_tape);
+  }
+  LOCKSTEP_CHECK(result.defined(), "[checkpoint] expected fn to give a variable, got an undefined one");
+  recipe.leaves = std::move(collector.leaves);
+  recipe.shape = result.shape();
+  recipe.dtype = result.dtype();
+  std::vector<Variable> sources = inputs;
+  sources.insert(sources.end(), recipe.leaves.begin(), recipe.leaves.end());
+  if (!needs_grad(sources)) return result;
+  return record("checkpoint", sources, {result.tensor()}, std::move(recipe))[0];
+}
+
+Variable checkpoint(const std::function<Variable(const Variable&)>& fn, const Variable& input) {
+  return checkpoint([fn](const std::vector<Variable>& inputs) { return fn(inputs[0]); }, std::vector<Variable>{input});
+}
+
+}  // namespace lockstep

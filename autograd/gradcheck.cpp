@@ -1,0 +1,80 @@
+// Gradient check by central differences: (f(x + eps) - f(x - eps)) / (2 eps), element by element.
+#include "autograd/gradcheck.h"
+
+#include <cmath>
+
+#include "tensor/ops.h"
+#include "tensor/random.h"
+
+namespace lockstep {
+namespace {
+
+/// The place of element `flat` (in row-major order) as indices, and its address.
+Dims place_of(const Shape& shape, int64_t flat) {
+  Dims place = shape;
+  for (int d = shape.rank() - 1; d >= 0; --d) {
+    place[d] = flat % shape[d];
+    flat /= shape[d];
+  }
+  return place;
+}
+
+double* address_of(const Tensor& x, const Dims& place) {
+  double* at = x.data<double>();
+  for (int d = 0; d < place.rank(); ++d) at += place[d] * x.strides()[d];
+  return at;
+}
+
+}  // namespace
+
+std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs,
+                      const GradcheckOptions& options) {
+  std::vector<Variable> wanted;
+  for (const Variable& input : inputs) {
+    if (!input.requires_grad()) continue;
+    LOCKSTEP_CHECK(input.dtype() == f64 && input.is_leaf(), "[gradcheck] expected inputs that require grad to be f64 leaves, got ", input.dtype());
+    for (int d = 0; d < input.dim(); ++d) {
+      LOCKSTEP_CHECK(input.size(d) <= 1 || input.tensor().strides()[d] != 0, "[gradcheck] expected inputs without repeated elements, got strides ",
+                     input.tensor().strides());
+    }
+    wanted.push_back(input);
+  }
+  LOCKSTEP_CHECK(!wanted.empty(), "[gradcheck] expected an input that requires grad, got none");
+
+  const RandomState random = random_state();
+  const auto run = [&] {
+    set_random_state(random);  // every run draws the same numbers
+    return fn(inputs);
+  };
+  const Variable output = run();
+  LOCKSTEP_CHECK(output.dtype() == f64, "[gradcheck] expected an f64 output, got ", output.dtype());
+  if (!output.requires_grad()) return "the output does not require grad";
+  const Tensor weights = empty(output.shape(), {.dtype = f64});
+  uniform_(weights, 0.5, 1.5);
+  const std::vector<Tensor> grads = grad(output, wanted, weights);
+  const NoGrad no_tape;
+  const auto value = [&] { return sum(mul(run().tensor(), weights)).item(); };
+
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const Tensor& x = wanted[i].tensor();
+    const Tensor& analytic = grads[i];
+    if (analytic.defined() && !(analytic.shape() == x.shape())) return str("input ", i, ": gradient of shape ", analytic.shape(), " for ", x.shape());
+    for (int64_t flat = 0; flat < x.numel(); ++flat) {
+      const Dims place = place_of(x.shape(), flat);
+      double* at = address_of(x, place);
+      const double kept = *at;
+      *at = kept + options.eps;
+      const double up = value();
+      *at = kept - options.eps;
+      const double down = value();
+      *at = kept;
+      const double numeric = (up - down) / (2 * options.eps), tape = analytic.defined() ? *address_of(analytic, place) : 0;
+      if (!(std::fabs(tape - numeric) <= options.atol + options.rtol * std::fabs(numeric)))
+        return str("input ", i, ", element ", place, ": the tape gives ", tape, ", differences give ", numeric);
+    }
+  }
+  set_random_state(random);
+  return "";
+}
+
+}  // namespace lockstep

@@ -1,0 +1,171 @@
+// Derivatives of indexing and joining. What was read from a place gives its gradient back to that place.
+#include "autograd/autocast.h"
+#include "autograd/ops.h"
+#include "autograd/tape.h"
+
+namespace lockstep {
+namespace {
+
+/// Most of the gradient is zeros: `add_to(whole)` adds the rest, into what is collected already when there is something.
+template <class Fn>
+void give_places(Backward& back, const Shape& shape, Fn add_to) {
+  const Tensor sum = back.partial(0);
+  const Tensor whole = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
+  add_to(whole);
+  if (!sum.defined()) back.give(0, whole);
+}
+
+}  // namespace
+
+Variable gather(const Variable& x, int64_t dim, const Tensor& index) {
+  Tensor out = gather(x.tensor(), dim, index);
+  if (!needs_grad({&x})) return out;
+  return record("gather", {&x}, std::move(out), [shape = x.shape(), dim, index = Saved(index)](Backward& back) {
+    give_places(back, shape, [&](const Tensor& whole) { scatter_add_(whole, dim, index.get("gather"), back.grad()); });
+  });
+}
+
+Variable scatter(const Variable& x, int64_t dim, const Tensor& index, const Variable& source) {
+  Tensor out = scatter(x.tensor(), dim, index, source.tensor());
+  if (!needs_grad({&x, &source})) return out;
+  return record("scatter", {&x, &source}, std::move(out), [dim, at = Saved(index)](Backward& back) {
+    const Tensor& index = at.get("scatter");
+    const Tensor& grad = back.grad();
+    if (back.needs(0)) back.give(0, scatter(grad, dim, index, zeros(index.shape(), {grad.dtype(), grad.device()})));
+    if (back.needs(1)) back.give(1, gather(grad, dim, index));
+  });
+}
+
+Variable scatter_add(const Variable& x, int64_t dim, const Tensor& index, const Variable& source) {
+  Tensor out = scatter_add(x.tensor(), dim, index, source.tensor());
+  if (!needs_grad({&x, &source})) return out;
+  return record("scatter_add", {&x, &source}, std::move(out), [dim, at = Saved(index)](Backward& back) {
+    if (back.needs(1)) back.give(1, gather(back.grad(), dim, at.get("scatter_add")));
+    if (back.needs(0)) back.give(0, std::move(back.grad()));
+  });
+}
+
+Variable index_select(const Variable& x, int64_t dim, const Tensor& index) {
+  Tensor out = index_select(x.tensor(), dim, index);
+  if (!needs_grad({&x})) return out;
+  return record("index_select", {&x}, std::move(out), [shape = x.shape(), dim, index = Saved(index)](Backward& back) {
+    give_places(back, shape, [&](const Tensor& whole) { index_add_(whole, dim, index.get("index_select"), back.grad()); });
+  });
+}
+
+Variable masked_fill(const Variable& x, const Tensor& mask, double value) {
+  Tensor out = masked_fill(x.tensor(), mask, value);
+  if (!needs_grad({&x})) return out;
+  return record("masked_fill", {&x}, std::move(out), [mask = Saved(mask)](Backward& back) {
+    back.give(0, masked_fill(back.grad(), mask.get("masked_fill"), 0));
+  });
+}
+
+namespace {
+
+/// Under autocast, operands of different dtypes in the widest.
+std::vector<Variable> in_one_dtype(const std::vector<Variable>& variables) {
+  if (variables.empty() || !Autocast::enabled()) return variables;
+  DType dtype = variables[0].dtype();
+  for (const Variable& x : variables) {
+    if (!Autocast::promotes(dtype, x.dtype())) return variables;
+    dtype = Autocast::wider(dtype, x.dtype());
+  }
+  std::vector<Variable> same;
+  for (const Variable& x : variables) same.push_back(x.to(dtype));
+  return same;
+}
+
+std::vector<Tensor> tensors_of(const std::vector<Variable>& variables) {
+  std::vector<Tensor> tensors;
+  for (const Variable& x : variables) tensors.push_back(x.tensor());
+  return tensors;
+}
+
+}  // namespace
+
+Variable cat(const std::vector<Variable>& variables, int64_t dim) {
+  const std::vector<Variable> inputs = in_one_dtype(variables);
+  Tensor out = cat(tensors_of(inputs), dim);
+  if (!needs_grad(inputs)) return out;
+  std::vector<int64_t> sizes;
+  for (const Variable& x : inputs) sizes.push_back(x.size(dim));
+  return record("cat", inputs, {std::move(out)}, [sizes, dim](Backward& back) {
+    int64_t start = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      if (back.needs(int(i))) back.give(int(i), back.grad().narrow(dim, start, sizes[i]));
+      start += sizes[i];
+    }
+  })[0];
+}
+
+Variable stack(const std::vector<Variable>& variables, int64_t dim) {
+  const std::vector<Variable> inputs = in_one_dtype(variables);
+  Tensor out = stack(tensors_of(inputs), dim);
+  if (!needs_grad(inputs)) return out;
+  return record("stack", inputs, {std::move(out)}, [count = int(inputs.size()), dim](Backward& back) {
+    for (int i = 0; i < count; ++i) {
+      if (back.needs(i)) back.give(i, back.grad().select(dim, i));
+    }
+  })[0];
+}
+
+Variable pad(const Variable& x, const std::vector<int64_t>& pad_, double value) {
+  Tensor out = pad(x.tensor(), pad_, value);
+  if (!needs_grad({&x})) return out;
+  return record("pad", {&x}, std::move(out), [amounts = pad_](Backward& back) {
+    std::vector<int64_t> opposite;  // what was added is cut, what was cut gets zeros
+    for (int64_t amount : amounts) opposite.push_back(-amount);
+    back.give(0, pad(back.grad(), opposite, 0));
+  });
+}
+
+Variable flip(const Variable& x, const Dims& dims) {
+  Tensor out = flip(x.tensor(), dims);
+  if (!needs_grad({&x})) return out;
+  return record("flip", {&x}, std::move(out), [dims](Backward& back) { back.give(0, flip(back.grad(), dims)); });
+}
+
+Variable roll(const Variable& x, const Dims& shifts, const Dims& dims) {
+  Tensor out = roll(x.tensor(), shifts, dims);
+  if (!needs_grad({&x})) return out;
+  Dims back_shifts = shifts;
+  for (int64_t& shift : back_shifts) shift = -shift;
+  return record("roll", {&x}, std::move(out), [back_shifts, dims](Backward& back) { back.give(0, roll(back.grad(), back_shifts, dims)); });
+}
+
+Variable repeat(const Variable& x, const Dims& repeats) {
+  Tensor out = repeat(x.tensor(), repeats);
+  if (!needs_grad({&x})) return out;
+  return record("repeat", {&x}, std::move(out), [shape = x.shape(), repeats](Backward& back) {
+    // One dim after the other: (before, copies, size, after) summed over the copies.
+    Tensor grad = back.grad();
+    for (int d = 0; d < repeats.rank(); ++d) {
+      if (repeats[d] == 1) continue;
+      Shape summed = grad.shape();
+      summed[d] = repeats[d] > 0 ? summed[d] / repeats[d] : 0;
+      const int place = d - (repeats.rank() - shape.rank());
+      if (repeats[d] == 0) return back.give(0, zeros(shape, {grad.dtype(), grad.device()}));
+      if (place >= 0) summed[d] = shape[place];
+      int64_t before = 1, after = 1;
+      for (int i = 0; i < d; ++i) before *= summed[i];
+      for (int i = d + 1; i < summed.rank(); ++i) after *= summed[i];
+      grad = sum(grad.reshape({before, repeats[d], summed[d], after}), {1}).view(summed);
+    }
+    back.give(0, grad.reshape(shape));
+  });
+}
+
+Variable tril(const Variable& x, int64_t diagonal) {
+  Tensor out = tril(x.tensor(), diagonal);
+  if (!needs_grad({&x})) return out;
+  return record("tril", {&x}, std::move(out), [diagonal](Backward& back) { back.give(0, tril(back.grad(), diagonal)); });
+}
+
+Variable triu(const Variable& x, int64_t diagonal) {
+  Tensor out = triu(x.tensor(), diagonal);
+  if (!needs_grad({&x})) return out;
+  return record("triu", {&x}, std::move(out), [diagonal](Backward& back) { back.give(0, triu(back.grad(), diagonal)); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,188 @@
+// Derivatives of matrix products. Transposes are views; the products run on them as they are.
+#include <algorithm>
+#include <string>
+
+#include "autograd/autocast.h"
+#include "autograd/ops.h"
+#include "autograd/tape.h"
+
+namespace lockstep {
+namespace {
+
+/// All dims but the last as one.
+Tensor as_matrix(const Tensor& x) {
+  const int64_t rows = numel_of(Shape(x.shape().begin(), x.shape().end() - 1));
+  return x.dim() == 2 ? x : x.reshape({rows, x.shape().back()});
+}
+
+/// d(a b) / da . g for matrices and batches of them. A single matrix that met a batch gets the batch's sum at once.
+Tensor left_grad(const Tensor& g, const Tensor& b) { return matmul(g, b.transpose(-2, -1)); }
+Tensor right_grad(const Tensor& g, const Tensor& a, bool single) {
+  if (single && a.dim() > 2 && a.dim() == g.dim()) return matmul(as_matrix(a).t(), as_matrix(g));
+  return matmul(a.transpose(-2, -1), g);
+}
+
+}  // namespace
+
+Variable matmul(const Variable& a, const Variable& b) {
+  if (Autocast::enabled()) {
+    const Variable low_a = Autocast::low(a), low_b = Autocast::low(b);
+    if (low_a.impl() != a.impl() || low_b.impl() != b.impl()) return matmul(low_a, low_b);
+  }
+  Tensor out = matmul(a.tensor(), b.tensor());
+  if (!needs_grad({&a, &b})) return out;
+  const Saved kept_a = b.requires_grad() ? Saved(a) : Saved(), kept_b = a.requires_grad() ? Saved(b) : Saved();
+  return record("matmul", {&a, &b}, std::move(out), [a = kept_a, b = kept_b, rank_a = a.dim(), rank_b = b.dim()](Backward& back) {
+    // Vectors become matrices of one row (a) or column (b), and g gets the dims back that they lost.
+    Tensor g = back.grad();
+    if (rank_b == 1) g = g.unsqueeze(-1);
+    if (rank_a == 1) g = g.unsqueeze(-2);
+    if (back.needs(0)) {
+      const Tensor& right = b.get("matmul");
+      const Tensor grad = left_grad(g, rank_b == 1 ? right.unsqueeze(-1) : right);
+      back.give(0, rank_a == 1 ? grad.squeeze(-2) : grad);
+    }
+    if (back.needs(1)) {
+      const Tensor& left = a.get("matmul");
+      const Tensor grad = right_grad(g, rank_a == 1 ? left.unsqueeze(0) : left, rank_b <= 2);
+      back.give(1, rank_b == 1 ? grad.squeeze(-1) : grad);
+    }
+  });
+}
+
+Variable addmm(const Variable& c, const Variable& a, const Variable& b, double beta, double alpha) {
+  if (Autocast::enabled()) {
+    const Variable low_a = Autocast::low(a), low_b = Autocast::low(b), low_c = Autocast::low(c);
+    if (low_a.impl() != a.impl() || low_b.impl() != b.impl() || low_c.impl() != c.impl()) return addmm(low_c, low_a, low_b, beta, alpha);
+  }
+  Tensor out = addmm(c.tensor(), a.tensor(), b.tensor(), beta, alpha);
+  if (!needs_grad({&c, &a, &b})) return out;
+  const Saved kept_a = b.requires_grad() ? Saved(a) : Saved(), kept_b = a.requires_grad() ? Saved(b) : Saved();
+  return record("addmm", {&c, &a, &b}, std::move(out), [a = kept_a, b = kept_b, beta, alpha](Backward& back) {
+    const Tensor& g = back.grad();
+    if (back.needs(0)) back.give(0, beta == 1 ? g : mul_scalar(g, beta));
+    const auto scaled = [alpha](const Tensor& product) { return alpha == 1 ? product : mul_scalar_(product, alpha); };
+    if (back.needs(1)) back.give(1, scaled(left_grad(g, b.get("addmm"))));
+    if (back.needs(2)) back.give(2, scaled(right_grad(g, a.get("addmm"), true)));
+  });
+}
+
+Variable outer(const Variable& a, const Variable& b) {
+  Tensor out = outer(a.tensor(), b.tensor());
+  if (!needs_grad({&a, &b})) return out;
+  const Saved kept_a = b.requires_grad() ? Saved(a) : Saved(), kept_b = a.requires_grad() ? Saved(b) : Saved();
+  return record("outer", {&a, &b}, std::move(out), [a = kept_a, b = kept_b](Backward& back) {
+    if (back.needs(0)) back.give(0, matmul(back.grad(), b.get("outer")));
+    if (back.needs(1)) back.give(1, matmul(back.grad().t(), a.get("outer")));
+  });
+}
+
+Variable linear(const Variable& x, const Variable& w, const Variable& bias, Activation activation) {
+  if (Autocast::enabled()) {
+    const Variable low_x = Autocast::low(x), low_w = Autocast::low(w), low_bias = Autocast::low(bias);
+    if (low_x.impl() != x.impl() || low_w.impl() != w.impl() || low_bias.impl() != bias.impl())
+      return linear(low_x, low_w, low_bias, activation);
+  }
+  const Tensor no_bias;
+  const Tensor& b = bias.defined() ? bias.tensor() : no_bias;
+  if (!needs_grad({&x, &w, &bias})) return linear(x.tensor(), w.tensor(), b, activation);
+  // relu's derivative reads the output, which the next layer holds anyway; the others read the value before.
+  const bool reads_pre = activation != Activation::none && activation != Activation::relu;
+  Tensor pre;
+  Tensor out = linear(x.tensor(), w.tensor(), b, activation, reads_pre ? &pre : nullptr);
+  const Saved kept = activation == Activation::relu ? Saved(out) : Saved(pre);
+  const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
+  return record("linear", {&x, &w, &bias}, std::move(out), [x = kept_x, w = kept_w, kept, activation, shape = x.shape()](Backward& back) {
+    if (activation != Activation::none) {
+      constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::silu};
+      back.grad() = pointwise_grad(ops[int(activation)], PointwisePart::grad0, {}, back.grad(), kept.get("linear"), {});
+    }
+    const Tensor g = as_matrix(back.grad());
+    if (back.needs(0)) back.give(0, matmul(g, w.get("linear")).view(shape));
+    if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix(x.get("linear"))));
+    if (back.needs(2)) back.give(2, sum(g, {0}));
+  });
+}
+
+// --- einsum: towards each operand it is an einsum again, of the gradient and the other operands ---
+namespace {
+
+struct Equation {
+  std::vector<std::string> inputs{""};
+  std::string output;
+};
+
+/// An equation that the forward has accepted.
+Equation parse(const std::string& text) {
+  Equation e;
+  const size_t arrow = text.find("->");
+  for (char c : text.substr(0, arrow)) {
+    if (c == ',') e.inputs.emplace_back();
+    else if (c != ' ') e.inputs.back() += c;
+  }
+  if (arrow != std::string::npos) {
+    for (char c : text.substr(arrow + 2)) if (c != ' ') e.output += c;
+    return e;
+  }
+  std::string all;
+  for (const std::string& input : e.inputs) all += input;
+  std::sort(all.begin(), all.end());
+  for (char c : all) if (std::count(all.begin(), all.end(), c) == 1) e.output += c;
+  return e;
+}
+
+/// Gradient towards operand `at`, given all operands.
+Tensor einsum_grad(const Equation& e, size_t at, const Tensor& grad, const std::vector<Tensor>& operands, const Shape& shape) {
+  std::string equation = e.output, elsewhere = e.output, known;
+  std::vector<Tensor> factors{grad};
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (i == at) continue;
+    equation += "," + e.inputs[i];
+    elsewhere += e.inputs[i];
+    factors.push_back(operands[i]);
+  }
+  // A letter of this operand alone was summed: its gradient is the same along it. A letter that occurs twice in it was a
+  // diagonal: its gradient lies on that.
+  const std::string& names = e.inputs[at];
+  Shape with_ones, full;
+  Strides diagonal;
+  const Strides strides = contiguous_strides(shape);
+  for (size_t d = 0; d < names.size(); ++d) {
+    if (names.find(names[d]) != d) continue;
+    const bool is_known = elsewhere.find(names[d]) != std::string::npos;
+    if (is_known) known += names[d];
+    with_ones.push_back(is_known ? shape[int(d)] : 1);
+    full.push_back(shape[int(d)]);
+    int64_t stride = 0;
+    for (size_t other = d; other < names.size(); ++other) stride += names[other] == names[d] ? strides[int(other)] : 0;
+    diagonal.push_back(stride);
+  }
+  const Tensor part = einsum(equation + "->" + known, factors).reshape(with_ones).expand(full);
+  if (full.rank() == shape.rank()) return part;
+  const Tensor whole = zeros(shape, {grad.dtype(), grad.device()});
+  whole.as_strided(full, diagonal, 0).copy_(part);
+  return whole;
+}
+
+}  // namespace
+
+Variable einsum(const std::string& equation, const std::vector<Variable>& operands) {
+  std::vector<Variable> inputs;
+  std::vector<Tensor> tensors;
+  for (const Variable& operand : operands) {
+    inputs.push_back(Autocast::low(operand));
+    tensors.push_back(inputs.back().tensor());
+  }
+  Tensor out = einsum(equation, tensors);
+  if (!needs_grad(inputs)) return out;
+  std::vector<Saved> kept(tensors.begin(), tensors.end());
+  return record("einsum", inputs, {std::move(out)}, [kept, e = parse(equation)](Backward& back) {
+    std::vector<Tensor> tensors;
+    for (const Saved& saved : kept) tensors.push_back(saved.get("einsum"));
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (back.needs(int(i))) back.give(int(i), einsum_grad(e, i, back.grad(), tensors, tensors[i].shape()));
+    }
+  })[0];
+}
+
+}  // namespace lockstep

@@ -1,0 +1,210 @@
+// Derivatives of reductions, scans and sorting.
+#include <limits>
+
+#include "autograd/autocast.h"
+#include "autograd/ops.h"
+#include "autograd/tape.h"
+
+namespace lockstep {
+namespace {
+
+/// What `keepdim` would have given: size 1 at the reduced dims.
+Shape kept_shape(const Shape& shape, const Dims& dims) {
+  if (dims.empty()) return Dims::filled(shape.rank(), 1);
+  Shape kept = shape;
+  for (int64_t dim : dims) if (shape.rank() > 0) kept[normalize_dim("reduce", dim, shape.rank())] = 1;
+  return kept;
+}
+
+int64_t reduced_count(const Shape& shape, const Dims& dims) {
+  const Shape kept = kept_shape(shape, dims);
+  int64_t count = 1;
+  for (int d = 0; d < shape.rank(); ++d) if (kept[d] != shape[d]) count *= shape[d];
+  return count;
+}
+
+/// A gradient (or result) with the reduced dims put back as size 1, so that it broadcasts against x.
+Tensor put_back(const Tensor& grad, const Shape& shape, const Dims& dims) { return grad.reshape(kept_shape(shape, dims)); }
+
+/// Products of all elements but one, of rows: from the left times from the right. No division, so zeros are exact.
+Tensor products_of_others(const Tensor& rows) {
+  const int64_t n = rows.size(1);
+  const Tensor one = ones({rows.size(0), 1}, {rows.dtype(), rows.device()});
+  const Tensor left = cumprod(cat({one, rows.narrow(1, 0, n - 1)}, 1), 1);
+  const Tensor right = flip(cumprod(cat({one, flip(rows.narrow(1, 1, n - 1), {1})}, 1), 1), {1});
+  return mul(left, right);
+}
+
+Tensor prod_grad(const Tensor& grad, const Tensor& x, const Dims& dims) {
+  // The reduced dims go to the end and become one.
+  const Shape kept = kept_shape(x.shape(), dims);
+  Dims order, inverse = Dims::filled(x.dim(), 0);
+  for (bool reduced : {false, true})
+    for (int d = 0; d < x.dim(); ++d)
+      if (reduced == (dims.empty() || (kept[d] == 1 && x.shape()[d] != 1))) order.push_back(d);
+  for (int i = 0; i < order.rank(); ++i) inverse[int(order[i])] = i;
+  const Tensor moved = x.permute(order);
+  const int64_t n = reduced_count(x.shape(), dims);
+  if (x.numel() == 0) return zeros_like(x);
+  const Tensor others = products_of_others(moved.reshape({x.numel() / n, n})).view(moved.shape()).permute(inverse);
+  return mul(others, put_back(grad, x.shape(), dims));
+}
+
+Variable extreme(const char* name, const Variable& x, const Dims& dims, Tensor out) {
+  if (!needs_grad({&x})) return out;
+  Saved kept = out;
+  return record(name, {&x}, std::move(out), [name, x = Saved(x), out = std::move(kept), dims](Backward& back) {
+    const Tensor& values = x.get(name);
+    const Shape& shape = values.shape();
+    const Tensor at = eq(values, put_back(out.get(name), shape, dims)).to(values.dtype());
+    const Tensor ties = sum(at, dims, true);
+    back.give(0, mul_(at, div(put_back(back.grad(), shape, dims), ties)));
+  });
+}
+
+/// Values that were picked out of x along `dim`: the gradient goes back to their places.
+VariableIndices picked(const char* name, const Variable& x, int64_t dim, bool keepdim, ValuesIndices result) {
+  if (!needs_grad({&x})) return {std::move(result.values), std::move(result.indices)};
+  const Tensor indices = result.indices;
+  Variable values = record(name, {&x}, std::move(result.values), [name, shape = x.shape(), dim, keepdim, at = Saved(indices)](Backward& back) {
+    Tensor grad = back.grad(), index = at.get(name);
+    if (shape.rank() > 0 && !keepdim) grad = grad.unsqueeze(dim), index = index.unsqueeze(dim);
+    const Tensor whole = zeros(shape, {grad.dtype(), grad.device()});
+    if (shape.rank() == 0) whole.copy_(grad);
+    else scatter_add_(whole, dim, index, grad);
+    back.give(0, whole);
+  });
+  return {std::move(values), indices};
+}
+
+Tensor scan(bool product, const Tensor& x, int64_t dim, bool reverse) {
+  if (x.dim() == 0 || x.numel() == 0) return x.clone();
+  Tensor out = empty_like(x);
+  LOCKSTEP_KERNEL(x.device(), cumulative)(product, x.contiguous(), normalize_dim("cumsum", dim, x.dim()), reverse, out);
+  return out;
+}
+
+/// With r_k = g_k + x_{k+1} r_{k+1}, the gradient is r_k times the product of what lies before k. No division.
+Tensor cumprod_grad(const Tensor& grad, const Tensor& x, int64_t dim) {
+  if (x.dim() == 0 || x.numel() == 0) return grad;
+  const int64_t n = x.size(dim);
+  const Tensor r = empty_like(x), before = ones_like(x);
+  r.select(dim, n - 1).copy_(grad.select(dim, n - 1));
+  for (int64_t k = n - 2; k >= 0; --k)
+    r.select(dim, k).copy_(addcmul(grad.select(dim, k), x.select(dim, k + 1), r.select(dim, k + 1)));
+  before.narrow(dim, 1, n - 1).copy_(scan(true, x.narrow(dim, 0, n - 1), dim, false));
+  return mul_(r, before);
+}
+
+}  // namespace
+
+Variable sum(const Variable& input, const Dims& dims, bool keepdim) {
+  const Variable x = Autocast::high(input);
+  Tensor out = sum(x.tensor(), dims, keepdim);
+  if (!needs_grad({&x})) return out;
+  return record("sum", {&x}, std::move(out), [shape = x.shape(), dims](Backward& back) {
+    back.give(0, put_back(back.grad(), shape, dims).expand(shape));
+  });
+}
+
+Variable mean(const Variable& input, const Dims& dims, bool keepdim) {
+  const Variable x = Autocast::high(input);
+  Tensor out = mean(x.tensor(), dims, keepdim);
+  if (!needs_grad({&x})) return out;
+  return record("mean", {&x}, std::move(out), [shape = x.shape(), dims](Backward& back) {
+    const Tensor share = mul_scalar(back.grad(), 1.0 / double(reduced_count(shape, dims)));
+    back.give(0, put_back(share, shape, dims).expand(shape));
+  });
+}
+
+Variable prod(const Variable& input, const Dims& dims, bool keepdim) {
+  const Variable x = Autocast::high(input);
+  Tensor out = prod(x.tensor(), dims, keepdim);
+  if (!needs_grad({&x})) return out;
+  return record("prod", {&x}, std::move(out), [x = Saved(x), dims](Backward& back) {
+    back.give(0, prod_grad(back.grad(), x.get("prod"), dims));
+  });
+}
+
+Variable amax(const Variable& x, const Dims& dims, bool keepdim) { return extreme("amax", x, dims, amax(x.tensor(), dims, keepdim)); }
+Variable amin(const Variable& x, const Dims& dims, bool keepdim) { return extreme("amin", x, dims, amin(x.tensor(), dims, keepdim)); }
+Variable max(const Variable& x) { return extreme("max", x, {}, max(x.tensor())); }
+Variable min(const Variable& x) { return extreme("min", x, {}, min(x.tensor())); }
+
+Variable var(const Variable& input, const Dims& dims, double correction, bool keepdim) {
+  const Variable x = Autocast::high(input);
+  Tensor out = var(x.tensor(), dims, correction, keepdim);
+  if (!needs_grad({&x})) return out;
+  return record("var", {&x}, std::move(out), [x = Saved(x), dims, correction](Backward& back) {
+    const Tensor& values = x.get("var");
+    const double n = double(reduced_count(values.shape(), dims));
+    const Tensor scale = mul_scalar(put_back(back.grad(), values.shape(), dims), 2 / (n - correction));
+    back.give(0, mul_(sub(values, mean(values, dims, true)), scale));
+  });
+}
+
+Variable stddev(const Variable& input, const Dims& dims, double correction, bool keepdim) {
+  const Variable x = Autocast::high(input);
+  Tensor out = stddev(x.tensor(), dims, correction, keepdim);
+  if (!needs_grad({&x})) return out;
+  Saved kept = out;
+  return record("stddev", {&x}, std::move(out), [x = Saved(x), out = std::move(kept), dims, correction](Backward& back) {
+    const Tensor& values = x.get("stddev");
+    const Tensor deviation = put_back(out.get("stddev"), values.shape(), dims);
+    const double n = double(reduced_count(values.shape(), dims));
+    const Tensor scale = mul_scalar(div(put_back(back.grad(), values.shape(), dims), deviation), 1 / (n - correction));
+    masked_fill_(scale, eq(deviation, zeros_like(deviation)), 0);  // all values equal: 0 as PyTorch, not NaN
+    back.give(0, mul_(sub(values, mean(values, dims, true)), scale));
+  });
+}
+
+Variable norm(const Variable& input, const Dims& dims, bool keepdim) {
+  const Variable x = Autocast::high(input);
+  Tensor out = norm(x.tensor(), dims, keepdim);
+  if (!needs_grad({&x})) return out;
+  Saved kept = out;
+  return record("norm", {&x}, std::move(out), [x = Saved(x), out = std::move(kept), dims](Backward& back) {
+    const Tensor& values = x.get("norm");
+    const Tensor length = put_back(out.get("norm"), values.shape(), dims);
+    const Tensor scale = div(put_back(back.grad(), values.shape(), dims), length);
+    masked_fill_(scale, eq(length, zeros_like(length)), 0);
+    back.give(0, mul(values, scale));
+  });
+}
+
+Variable logsumexp(const Variable& input, const Dims& dims, bool keepdim) {
+  const Variable x = Autocast::high(input);
+  Tensor out = logsumexp(x.tensor(), dims, keepdim);
+  if (!needs_grad({&x})) return out;
+  Saved kept = out;
+  return record("logsumexp", {&x}, std::move(out), [x = Saved(x), out = std::move(kept), dims](Backward& back) {
+    const Tensor& values = x.get("logsumexp");
+    const Tensor log = put_back(out.get("logsumexp"), values.shape(), dims);
+    const Tensor nothing = full({}, -std::numeric_limits<double>::infinity(), {log.dtype(), log.device()});
+    const Tensor finite = masked_fill(log, eq(log, nothing), 0);  // -inf everywhere: gradient 0
+    back.give(0, mul_(exp_(sub(values, finite)), put_back(back.grad(), values.shape(), dims)));
+  });
+}
+
+VariableIndices max(const Variable& x, int64_t dim, bool keepdim) { return picked("max", x, dim, keepdim, max(x.tensor(), dim, keepdim)); }
+VariableIndices min(const Variable& x, int64_t dim, bool keepdim) { return picked("min", x, dim, keepdim, min(x.tensor(), dim, keepdim)); }
+VariableIndices sort(const Variable& x, int64_t dim, bool descending) { return picked("sort", x, dim, true, sort(x.tensor(), dim, descending)); }
+VariableIndices topk(const Variable& x, int64_t k, int64_t dim, bool largest) { return picked("topk", x, dim, true, topk(x.tensor(), k, dim, largest)); }
+
+Variable cumsum(const Variable& input, int64_t dim) {
+  const Variable x = Autocast::high(input);
+  Tensor out = cumsum(x.tensor(), dim);
+  if (!needs_grad({&x})) return out;
+  return record("cumsum", {&x}, std::move(out), [dim](Backward& back) { back.give(0, scan(false, back.grad(), dim, true)); });
+}
+
+Variable cumprod(const Variable& input, int64_t dim) {
+  const Variable x = Autocast::high(input);
+  Tensor out = cumprod(x.tensor(), dim);
+  if (!needs_grad({&x})) return out;
+  return record("cumprod", {&x}, std::move(out), [x = Saved(x), dim](Backward& back) {
+    back.give(0, cumprod_grad(back.grad(), x.get("cumprod"), dim));
+  });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,32 @@
+#pragma once
+// Everything a program needs, in one header: tensors, the tape, layers, optimizers, data.
+//
+//   #include <lockstep.h>
+//   namespace ls = lockstep;
+#include "autograd/autocast.h"
+#include "autograd/checkpoint.h"
+#include "autograd/gradcheck.h"
+#include "autograd/ops.h"
+#include "autograd/tape.h"
+#include "autograd/variable.h"
+#include "data/cifar.h"
+#include "data/dataset.h"
+#include "data/digits.h"
+#include "data/idx.h"
+#include "data/images.h"
+#include "data/json.h"
+#include "data/loader.h"
+#include "data/safetensors.h"
+#include "data/sampler.h"
+#include "data/text.h"
+#include "data/tokenizer.h"
+#include "nn/nn.h"
+#include "optim/clip.h"
+#include "optim/loss_scaler.h"
+#include "optim/optim.h"
+#include "optim/schedule.h"
+#include "tensor/memory.h"
+#include "tensor/ops.h"
+#include "tensor/random.h"
+#include "tensor/tensor.h"
+#include "tensor/threads.h"

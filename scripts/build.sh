@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Installs what is missing, configures build/ when it is not yet, and builds the given targets (default: all).
+#   scripts/build.sh [ninja targets]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/install_dependencies.sh
+if [[ ! -f build/build.ninja ]]; then
+  # Debian 12's g++ is new enough; where g++ is older, a newer one may be installed beside it.
+  if [[ -z "${CXX:-}" ]] && [[ $(g++ -dumpversion | cut -d. -f1) -lt 12 ]]; then
+    CXX=$(compgen -c g++- | grep -E '^g\+\+-(1[2-9]|[2-9][0-9])$' | sort -V | tail -1 || true)
+    [[ -n "$CXX" ]] || { echo "g++ 12 or newer is needed; this system has g++ $(g++ -dumpversion). Try: apt-get install g++-12" >&2; exit 1; }
+    export CXX
+  fi
+  rm -rf build/meson-private
+  meson setup build --buildtype release >build-setup.log 2>&1 || { cat build-setup.log; rm -f build-setup.log; exit 1; }
+  rm -f build-setup.log
+fi
+echo "Building (a few minutes the first time) ..."
+ninja -C build "$@" >build/ninja.log 2>&1 || { grep -vE '^\[[0-9]+/|^ninja: Entering' build/ninja.log | head -60; exit 1; }

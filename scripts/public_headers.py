@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+"""The public headers: lockstep.h and whatever it includes, followed to the end.
+
+With no argument prints them. As meson's install script (MESON_INSTALL_DESTDIR_PREFIX is set) copies them into
+PREFIX/<first argument>, in their folders.
+"""
+import os
+import pathlib
+import re
+import shutil
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def public_headers(start="lockstep.h"):
+    """Paths below the root, sorted."""
+    found, todo = set(), [start]
+    while todo:
+        name = todo.pop()
+        if name in found:
+            continue
+        found.add(name)
+        todo += re.findall(r'^#include "([^"]+)"', (ROOT / name).read_text(), re.M)
+    return sorted(found)
+
+
+if __name__ == "__main__":
+    prefix = os.environ.get("MESON_INSTALL_DESTDIR_PREFIX")
+    for header in public_headers():
+        if not prefix:
+            print(header)
+            continue
+        target = pathlib.Path(prefix) / sys.argv[1] / header
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / header, target)

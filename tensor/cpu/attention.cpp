@@ -1,0 +1,150 @@
+// Attention forward, in tiles (Dao et al., FlashAttention): the T x S matrix of scores is never held.
+//
+//            keys ->  tile 0   tile 1   tile 2
+//   query block     +--------+--------+--------+     A thread walks along a block's key tiles. Each row keeps its maximum
+//   (256 rows)      |  ....  |  ....  |        |     m, the sum l of exp(score - m) and the unfinished output; when a tile
+//                   |  ....  |  ....  | causal:|     raises m, l and the output are scaled by exp(old m - new m).
+//                   |  ....  |  ....  | skipped|     At the end out /= l, and lse = m + log l is saved for backward.
+//                   +--------+--------+--------+
+//
+// Work 4 B H T S D operations (half of it when causal), memory O(block) a thread.
+#include "tensor/cpu/attention_tile.h"
+#include "tensor/math.h"
+
+namespace lockstep::on_cpu {
+namespace {
+
+constexpr int64_t block_queries = 252;  // in whole groups; keys are packed again for every block
+
+constexpr int64_t block_groups = block_queries / group_rows;
+
+template <class A>
+struct Block {
+  int64_t width;  // padded
+  A *q, *out, *key, *value, *scores;
+  Lanes<A>*sum, *top;  // a row's sum of exp(score - top), by lane; a group's maxima, as in max_of_rows
+
+  static int64_t elements(int64_t width) {
+    return 2 * (block_queries + tile_keys) * width + group_rows * tile_keys + (block_queries + block_groups) * lane_count<A>;
+  }
+  Block(A* scratch, int64_t padded_width) : width(padded_width) {
+    const auto take = [&](int64_t n) { return std::exchange(scratch, scratch + n); };
+    q = take(block_queries * width);
+    out = take(block_queries * width);
+    key = take(tile_keys * width);
+    value = take(tile_keys * width);
+    scores = take(group_rows * tile_keys);
+    sum = reinterpret_cast<Lanes<A>*>(take(block_queries * lane_count<A>));
+    top = reinterpret_cast<Lanes<A>*>(take(block_groups * lane_count<A>));
+  }
+};
+
+/// Scores of a group become exp(score - top), with n[r] of the keys of row r visible; top and sum move along. keep[r] is
+/// the factor for what row r has summed up so far.
+template <class A>
+void soften(A* scores, const int64_t* n, int rows, Lanes<A>& top, Lanes<A>* sum, A* keep) {
+  constexpr int w = lane_count<A>, vectors = int(tile_keys) / w, apart = w / 8;
+  constexpr Full<A> full;
+  const Lanes<A> none = splat(-infinity<A>), number = lane_numbers<A>();
+  Lanes<A> most[8];
+  for (int r = 0; r < 8; ++r) {
+    most[r] = none;
+    for (int j = 0; r < rows && j < vectors; ++j) {
+      A* const at = scores + r * tile_keys + j * w;
+      Lanes<A> x = load(at, full);
+      if (n[r] < tile_keys) store(at, x = number < A(n[r] - j * w) ? x : none, full);
+      most[r] = max_of<A>(most[r], x);
+    }
+  }
+  const Lanes<A> highest = max_of<A>(top, max_of_rows<A>(most));
+  const Lanes<A> base = highest == none ? Lanes<A>{} : highest;  // nothing seen so far: exp gives zeros, not NaN
+  const Lanes<A> shrink = exp_lanes(top - base);
+  top = highest;
+  for (int r = 0; r < rows; ++r) {
+    keep[r] = shrink[r * apart];
+    Lanes<A> total = sum[r] * keep[r];
+    for (int j = 0; j < vectors; ++j) {
+      A* const at = scores + r * tile_keys + j * w;
+      const Lanes<A> x = exp_lanes(load(at, full) - base[r * apart]);
+      total += x;
+      store(at, x, full);
+    }
+    sum[r] = total;
+  }
+}
+
+template <class T>
+struct Forward {
+  using A = Acc<T>;
+  const AttentionPlan& plan;
+  Heads<const T> q, k, v;
+  Heads<T> out;
+  A* lse;
+  int64_t width = padded<A>(plan.width), blocks = (plan.queries + block_queries - 1) / block_queries;
+
+  struct Place { int64_t b, h, g, i0, rows; };
+  Place place(int64_t unit) const {
+    const int64_t i0 = unit % blocks * block_queries, h = unit / blocks % plan.heads;
+    return {unit / blocks / plan.heads, h, h / (plan.heads / plan.groups), i0, std::min(block_queries, plan.queries - i0)};
+  }
+
+  void group(const Block<A>& block, const Place& at, int64_t i, int64_t j0, int64_t keys) const {
+    const int64_t rows = std::min<int64_t>(group_rows, at.rows - i), first = at.i0 + i;
+    const int64_t seen = std::min(keys, plan.limit(first + rows - 1) - j0);  // by the group's last row
+    if (seen <= 0) return;
+    int64_t n[group_rows];
+    A keep[group_rows];
+    A* const scores = block.scores;
+    group_product<A, Left::plain>(rows, seen, plan.width, block.q + i * width, width, block.key, tile_keys, nullptr, scores,
+                                  tile_keys);
+    for (int64_t r = 0; r < rows; ++r) {
+      n[r] = std::min(keys, plan.limit(first + r) - j0);
+      if (plan.mask) add_mask(plan, at.b, at.h, first + r, j0, n[r], scores + r * tile_keys);
+    }
+    soften(scores, n, int(rows), block.top[i / group_rows], block.sum + i, keep);
+    if (plan.dropout > 0)
+      for (int64_t r = 0; r < rows; ++r) drop(plan, at.b, at.h, first + r, j0, scores + r * tile_keys);
+    group_product<A, Left::plain>(rows, width, seen, scores, tile_keys, block.value, width, keep, block.out + i * width, width);
+  }
+
+  void unit(const Place& at, A* scratch) const {
+    const Block<A> block(scratch, width);
+    pack_rows(q.row(at.b, at.h, at.i0), q.token, at.rows, plan.width, A(plan.scale), block.q);
+    std::fill_n(block.out, at.rows * width, A(0));
+    std::fill_n(block.sum, at.rows, Lanes<A>{});
+    std::fill_n(block.top, block_groups, splat(-infinity<A>));
+    const int64_t end = plan.limit(at.i0 + at.rows - 1);
+    for (int64_t j0 = 0; j0 < end; j0 += tile_keys) {
+      const int64_t keys = std::min(tile_keys, plan.keys - j0);
+      pack_transposed(k.row(at.b, at.g, j0), k.token, keys, plan.width, block.key);
+      pack_rows(v.row(at.b, at.g, j0), v.token, keys, plan.width, A(1), block.value);
+      const int64_t from = std::max<int64_t>(0, plan.first_query(j0) - at.i0) / group_rows * group_rows;
+      for (int64_t i = from; i < at.rows; i += group_rows) group(block, at, i, j0, keys);
+    }
+    for (int64_t i = 0; i < at.rows; ++i) {
+      const A sum = sum_lanes<A>(block.sum[i]), top = block.top[i / group_rows][i % group_rows * (lane_count<A> / 8)];
+      lse[(at.b * plan.heads + at.h) * plan.queries + at.i0 + i] = top + math::log(sum);
+      write_row(block.out + i * width, sum == 0 ? A(0) : 1 / sum, plan.width, out.row(at.b, at.h, at.i0 + i));
+    }
+  }
+
+  void run() const {
+    const int64_t units = plan.batch * plan.heads * blocks;
+    const double work = double(plan.batch * plan.heads) * double(plan.queries) * double(plan.keys) * double(plan.width);
+    each_unit<A>(units, Block<A>::elements(width), work, [&](int64_t n, A* scratch) { unit(place(n), scratch); });
+  }
+};
+
+}  // namespace
+
+void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionArgs& args, Tensor& out,
+               Tensor& lse) {
+  const AttentionPlan plan(q, k, mask, args);
+  dispatch<float, double, Half, BFloat16>(q.dtype(), "attention", [&]<class T> {
+    using In = Heads<const T>;
+    const Forward<T> forward{plan, In(q), In(k), In(v), Heads<T>(out), lse.data<Acc<T>>()};
+    forward.run();
+  });
+}
+
+}  // namespace lockstep::on_cpu

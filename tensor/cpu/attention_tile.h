@@ -1,0 +1,261 @@
+#pragma once
+// What both directions of attention share: the problem as pointers and strides, packing of tiles, the product of two
+// tiles in registers, masks and dropout of one row of scores. All tiles are f32 (f64 for f64) whatever the tensors hold.
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <utility>
+
+#include "tensor/cpu/cpu_kernels.h"
+#include "tensor/cpu/lanes.h"
+#include "tensor/cpu/parallel.h"
+
+namespace lockstep::on_cpu {
+
+inline constexpr int64_t tile_keys = 64;  // keys in a tile: the row length of every tile of scores
+
+#if defined(__AVX512F__)
+inline constexpr int group_rows = 6, group_vectors = 4;  // 24 sums, a line of 4 and one factor: 29 of 32 registers
+#else
+inline constexpr int group_rows = 6, group_vectors = 1;  // 12 of 16 registers when a vector is two of them
+#endif
+
+/// A (B, heads, tokens, D) tensor; D has stride 1.
+template <class T>
+struct Heads {
+  T* data;
+  int64_t batch, head, token;
+
+  template <class Tensor>
+  explicit Heads(Tensor& x)
+      : data(static_cast<T*>(x.raw_data())), batch(x.strides()[0]), head(x.strides()[1]), token(x.strides()[2]) {}
+  T* row(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * token; }
+};
+
+inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+/// Sizes, and what decides which query attends to which key.
+struct AttentionPlan {
+  int64_t batch, heads, groups, queries, keys, width;
+  double scale;
+  bool causal;
+  const void* mask = nullptr;
+  DType mask_dtype = DType::boolean;
+  Dims mask_strides;
+  double dropout;
+  PhiloxKey key;
+
+  AttentionPlan(const Tensor& q, const Tensor& k, const Tensor& mask_tensor, const AttentionArgs& args)
+      : batch(q.shape()[0]), heads(q.shape()[1]), groups(k.shape()[1]), queries(q.shape()[2]), keys(k.shape()[2]),
+        width(q.shape()[3]), scale(args.scale), causal(args.causal), dropout(args.dropout), key(args.key) {
+    if (!mask_tensor.defined()) return;
+    mask = mask_tensor.raw_data();
+    mask_dtype = mask_tensor.dtype();
+    mask_strides = mask_tensor.strides();
+  }
+
+  /// Keys before this one may be seen by query i: the causal limit, from 0 to keys.
+  int64_t limit(int64_t i) const {
+    return causal ? std::clamp<int64_t>(i + 1 + keys - queries, 0, keys) : keys;
+  }
+  /// The first query that may see key j.
+  int64_t first_query(int64_t j) const { return causal ? std::clamp<int64_t>(j - keys + queries, 0, queries) : 0; }
+};
+
+/// D rounded up to whole vectors.
+template <class A> int64_t padded(int64_t width) { return round_up(width, lane_count<A>); }
+
+/// Copies rows of D elements, times `factor`, to rows of padded<A>(D) elements, zeros at the end.
+template <class A, class T>
+void pack_rows(const T* in, int64_t stride, int64_t rows, int64_t width, A factor, A* out) {
+  constexpr int w = lane_count<A>;
+  for (int64_t i = 0; i < rows; ++i, in += stride) {
+    int64_t d = 0;
+    for (; d + w <= width; d += w, out += w) store(out, load(in + d, Full<A>()) * factor, Full<A>());
+    if (d < width) store(out, load(in + d, int(width - d)) * factor, Full<A>()), out += w;
+  }
+}
+
+template <class A, int step, int... l>
+void swap_lanes(Lanes<A>& a, Lanes<A>& b, std::integer_sequence<int, l...>) {
+  constexpr int w = lane_count<A>;
+  const Lanes<A> low = __builtin_shufflevector(a, b, ((l & step) ? w + l - step : l)...);
+  b = __builtin_shufflevector(a, b, ((l & step) ? w + l : l + step)...);
+  a = low;
+}
+
+/// Transposes a square of vectors in registers: swaps halves, then quarters, and so on.
+template <class A, int step = lane_count<A> / 2>
+[[gnu::always_inline]] inline void transpose_square(Lanes<A>* rows) {
+  constexpr int w = lane_count<A>;
+#pragma GCC unroll 16
+  for (int i = 0; i < w; ++i)
+    if (!(i & step)) swap_lanes<A, step>(rows[i], rows[i + step], std::make_integer_sequence<int, w>());
+  if constexpr (step > 1) transpose_square<A, step / 2>(rows);
+}
+
+/// Copies `count` keys of D elements to D rows of tile_keys elements: out[d][j], zeros for the missing keys.
+template <class A, class T>
+void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, A* out) {
+  constexpr int w = lane_count<A>;
+  for (int64_t j = 0; j < tile_keys; j += w)
+    for (int64_t d = 0; d < width; d += w) {
+      Lanes<A> square[w];
+      const int lines = int(std::clamp<int64_t>(count - j, 0, w)), columns = int(std::min<int64_t>(w, width - d));
+      const T* from = in + j * stride + d;
+      for (int r = 0; r < w; ++r)
+        square[r] = r >= lines ? Lanes<A>{} : columns == w ? load(from + r * stride, Full<A>()) : load(from + r * stride, columns);
+      transpose_square<A>(square);
+      for (int c = 0; c < columns; ++c) store(out + (d + c) * tile_keys + j, square[c], Full<A>());
+    }
+}
+
+/// How the left factor of a product lies: element (i, p) at a[i * lda + p], or transposed at a[p * lda + i].
+enum class Left { plain, transposed };
+
+/// c (rows x vectors) = keep c + a (rows x depth) b (depth x vectors), with one factor `keep` a row, or just the product
+/// when keep is null. The sums stay in registers.
+template <class A, Left left, int rows, int vectors>
+void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A* __restrict b, int64_t ldb, const A* keep,
+                      A* __restrict c, int64_t ldc) {
+  constexpr int w = lane_count<A>;
+  constexpr Full<A> full;
+  Lanes<A> sum[rows][vectors] = {};
+  for (int64_t p = 0; p < depth; ++p, b += ldb) {
+    Lanes<A> line[vectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; ++j) line[j] = load(b + j * w, full);
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; ++i) {
+      const A factor = left == Left::plain ? a[i * lda + p] : a[p * lda + i];
+#pragma GCC unroll 4
+      for (int j = 0; j < vectors; ++j) sum[i][j] += factor * line[j];
+    }
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; ++j) {
+      A* const to = c + i * ldc + j * w;
+      store(to, keep ? load(to, full) * keep[i] + sum[i][j] : sum[i][j], full);
+    }
+}
+
+/// Factors that keep all of c.
+template <class A> inline constexpr A keep_all[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+
+/// The same for at most group_rows rows and any number of columns (in whole vectors).
+template <class A, Left left>
+void group_product(int64_t rows, int64_t columns, int64_t depth, const A* a, int64_t lda, const A* b, int64_t ldb,
+                   const A* keep, A* c, int64_t ldc) {
+  using Fn = void (*)(int64_t, const A*, int64_t, const A*, int64_t, const A*, A*, int64_t);
+  static constexpr auto table = []<int... n>(std::integer_sequence<int, n...>) {
+    return std::array<Fn, sizeof...(n)>{register_product<A, left, n / group_vectors + 1, n % group_vectors + 1>...};
+  }(std::make_integer_sequence<int, group_rows * group_vectors>());
+  constexpr int w = lane_count<A>;
+  for (int64_t j = 0; j < columns; j += group_vectors * w) {
+    const int64_t vectors = std::min<int64_t>(group_vectors, (columns - j + w - 1) / w);
+    table[size_t((rows - 1) * group_vectors + vectors - 1)](depth, a, lda, b + j, ldb, keep, c + j, ldc);
+  }
+}
+
+/// Adds the mask to the first n scores of query i towards keys j0, j0 + 1, ...
+template <class A>
+void add_mask(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_t j0, int64_t n, A* scores) {
+  const Dims& s = plan.mask_strides;
+  const int64_t start = b * s[0] + h * s[1] + i * s[2] + j0 * s[3], step = s[3];
+  if (plan.mask_dtype == DType::boolean) {
+    const bool* mask = static_cast<const bool*>(plan.mask) + start;
+    for (int64_t j = 0; j < n; ++j) scores[j] = mask[j * step] ? scores[j] : -infinity<A>;
+  } else {
+    dispatch<float, double, Half, BFloat16>(plan.mask_dtype, "attention", [&]<class M> {
+      const M* mask = static_cast<const M*>(plan.mask) + start;
+      for (int64_t j = 0; j < n; ++j) scores[j] += A(Acc<M>(mask[j * step]));
+    });
+  }
+}
+
+/// The factors of dropout for query i and keys j0, ...: 0 or 1 / (1 - p), keyed by the place in (B, H, T, S).
+template <class A>
+void dropout_row(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_t j0, A* factors) {
+  constexpr int counters = int(tile_keys) / 4 + 8;  // one more than a tile, in whole vectors
+  const uint64_t place = uint64_t(((b * plan.heads + h) * plan.queries + i) * plan.keys + j0);
+  alignas(64) uint32_t words[4][counters];
+  for (int n = 0; n < counters; ++n) {
+    const auto four = philox(plan.key, place / 4 + uint64_t(n));
+    for (int r = 0; r < 4; ++r) words[r][n] = four[size_t(r)];
+  }
+  const uint64_t threshold = uint64_t(std::ceil(plan.dropout * 0x1p32));  // as in on_cpu::dropout
+  const A scale = plan.dropout < 1 ? A(1 / (1 - plan.dropout)) : A(0);
+  for (int j = 0; j < tile_keys; ++j) {
+    const uint64_t at = place % 4 + uint64_t(j);
+    factors[j] = words[at % 4][at / 4] >= threshold ? scale : A(0);
+  }
+}
+
+/// Multiplies a row of tile_keys weights by those factors.
+template <class A>
+void drop(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_t j0, A* weights) {
+  alignas(64) A factors[tile_keys];
+  dropout_row(plan, b, h, i, j0, factors);
+  for (int j = 0; j < tile_keys; ++j) weights[j] *= factors[j];
+}
+
+/// Writes one row of D elements, times `factor`, from a padded row.
+template <class A, class T>
+void write_row(const A* in, A factor, int64_t width, T* out) {
+  constexpr int w = lane_count<A>;
+  int64_t d = 0;
+  for (; d + w <= width; d += w) store(out + d, load(in + d, Full<A>()) * factor, Full<A>());
+  if (d < width) store(out + d, load(in + d, Full<A>()) * factor, int(width - d));
+}
+
+/// a and b hold n rows each, in equal parts of their lanes; the result holds all 2 n, each as the maximum of its halves.
+template <class A, int n, int... l>
+Lanes<A> fold_rows(Lanes<A> a, Lanes<A> b, std::integer_sequence<int, l...>) {
+  constexpr int w = lane_count<A>, part = w / (2 * n);  // lane l of the result belongs to row l / part
+  const Lanes<A> low = __builtin_shufflevector(a, b, (l / part / n * w + l / part % n * 2 * part + l % part)...);
+  const Lanes<A> high = __builtin_shufflevector(a, b, (l / part / n * w + l / part % n * 2 * part + l % part + part)...);
+  return max_of<A>(low, high);
+}
+
+/// The maxima of eight vectors: row r in lane r * lane_count / 8.
+template <class A>
+Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
+  constexpr auto lanes = std::make_integer_sequence<int, lane_count<A>>();
+  Lanes<A> two[4], four[2];
+  for (int i = 0; i < 4; ++i) two[i] = fold_rows<A, 1>(rows[2 * i], rows[2 * i + 1], lanes);
+  for (int i = 0; i < 2; ++i) four[i] = fold_rows<A, 2>(two[2 * i], two[2 * i + 1], lanes);
+  Lanes<A> eight = fold_rows<A, 4>(four[0], four[1], lanes);
+  if constexpr (lane_count<A> == 16) {
+    typedef int Order __attribute__((vector_size(64)));
+    eight = max_of<A>(eight, __builtin_shuffle(eight, Order{1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15}));
+  }
+  return eight;
+}
+
+/// 0, 1, 2, ...
+template <class A>
+Lanes<A> lane_numbers() {
+  Lanes<A> v;
+  for (int l = 0; l < lane_count<A>; ++l) v[l] = A(l);
+  return v;
+}
+
+/// Runs fn(unit, scratch) for all units, each on the next free thread; scratch holds `count` elements of A. `work` is the
+/// number of multiplications of all units: too few are not worth a fork.
+template <class A, class Fn>
+void each_unit(int64_t units, int64_t count, double work, Fn&& fn) {
+  if (units == 0) return;
+  const int64_t slots = work < 1e5 ? 1 : std::min<int64_t>(units, get_threads());
+  const int64_t size = round_up(count, 64);
+  const Ref<Storage> storage = Storage::allocate(slots * size * int64_t(sizeof(A)), cpu);
+  A* const scratch = reinterpret_cast<A*>(storage->data());
+  std::atomic<int64_t> taken{0};
+  parallel_for(slots, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t slot = begin; slot < end; ++slot)
+      for (int64_t unit = taken++; unit < units; unit = taken++) fn(unit, scratch + slot * size);
+  });
+}
+
+}  // namespace lockstep::on_cpu

@@ -1,0 +1,18 @@
+#pragma once
+// Images are (N, C, H, W) in shape. In memory they are row-major, or "channels last": the strides of (N, H, W, C).
+// Convolution and pooling take both, and their results have the layout of their input.
+#include "tensor/tensor.h"
+
+namespace lockstep {
+
+/// Stored as (N, H, W, C), and not also row-major.
+inline bool is_channels_last(const Tensor& x) {
+  const Shape& s = x.shape();
+  const Strides& t = x.strides();
+  return !x.is_contiguous() && s.rank() == 4 && t[1] == 1 && t[3] == s[1] && t[2] == s[3] * t[3] && t[0] == s[2] * t[2];
+}
+
+/// x itself when it is in one of the two layouts, else a row-major copy.
+inline Tensor as_images(const Tensor& x) { return is_channels_last(x) ? x : x.contiguous(); }
+
+}  // namespace lockstep

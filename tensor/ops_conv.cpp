@@ -1,0 +1,229 @@
+// Convolution and pooling: checks, output sizes, layouts. See layout.h for channels-last images.
+#include "tensor/layout.h"
+#include "tensor/ops.h"
+#include "tensor/ops_common.h"
+
+namespace lockstep {
+namespace {
+
+Tensor empty_images(const Shape& s, const Tensor& like, bool channels_last) {
+  const TensorOptions options{.dtype = like.dtype(), .device = like.device()};
+  return channels_last ? empty({s[0], s[2], s[3], s[1]}, options).permute({0, 3, 1, 2}) : empty(s, options);
+}
+
+/// Kernels read images in one of the two layouts.
+void check_images(const char* op, const Tensor& x) {
+  check_floating(op, x);
+  LOCKSTEP_CHECK(x.dim() == 4, "[", op, "] expected an input (N, C, H, W), got ", x.shape());
+}
+
+void check_pair(const char* op, const char* name, const Dims& pair, int64_t least) {
+  LOCKSTEP_CHECK(pair.rank() == 2 && pair[0] >= least && pair[1] >= least, "[", op, "] expected 2 values >= ", least, " for ", name,
+                 ", got ", pair);
+}
+
+/// Shape of conv2d's result, after all checks.
+Shape conv_shape(const char* op, const Shape& x, const Shape& w, const ConvArgs& args) {
+  check_pair(op, "stride", args.stride, 1);
+  check_pair(op, "padding", args.padding, 0);
+  check_pair(op, "dilation", args.dilation, 1);
+  LOCKSTEP_CHECK(x.rank() == 4 && w.rank() == 4, "[", op, "] expected an input (N, C, H, W) and a weight (K, C / groups, R, S), got ", x,
+                 " and ", w);
+  LOCKSTEP_CHECK(args.groups >= 1 && w[0] % args.groups == 0, "[", op, "] expected groups that divide the ", w[0],
+                 " output channels, got ", args.groups);
+  LOCKSTEP_CHECK(x[1] == w[1] * args.groups, "[", op, "] expected an input with ", w[1] * args.groups, " channels (weight ", w, ", groups ",
+                 args.groups, "), got ", x);
+  Shape out{x[0], w[0]};
+  for (int d = 0; d < 2; ++d) {
+    const int64_t padded = x[d + 2] + 2 * args.padding[d], reach = args.dilation[d] * (w[d + 2] - 1) + 1;
+    LOCKSTEP_CHECK(w[d + 2] >= 1 && reach <= padded, "[", op, "] expected a kernel that fits the padded input, got weight ", w, ", dilation ",
+                   args.dilation, ", padding ", args.padding, " for input ", x);
+    out.push_back((padded - reach) / args.stride[d] + 1);
+  }
+  return out;
+}
+
+void check_operands(const char* op, const Tensor& a, const Tensor& b) {
+  check_floating(op, a);
+  check_floating(op, b);
+  check_same_dtype(op, a, b);
+  check_same_device(op, a, b);
+}
+
+void check_bias(const char* op, const Tensor& bias, const Tensor& x, int64_t channels) {
+  if (!bias.defined()) return;
+  check_operands(op, bias, x);
+  LOCKSTEP_CHECK(bias.shape() == Shape{channels}, "[", op, "] expected a bias ", Shape{channels}, ", got ", bias.shape());
+}
+
+Tensor dense(const Tensor& x) { return x.defined() ? x.contiguous() : x; }
+
+}  // namespace
+
+Tensor conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args) {
+  check_operands("conv2d", x, w);
+  const Shape shape = conv_shape("conv2d", x.shape(), w.shape(), args);
+  check_bias("conv2d", bias, x, w.size(0));
+  const Tensor images = as_images(x);
+  Tensor out = empty_images(shape, x, is_channels_last(images));
+  LOCKSTEP_KERNEL(x.device(), conv2d)(images, w.contiguous(), dense(bias), args, out);
+  return out;
+}
+
+Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& bias, int64_t stride, int64_t padding, int64_t dilation, int64_t groups) {
+  check_operands("conv1d", x, w);
+  LOCKSTEP_CHECK(x.dim() == 3 && w.dim() == 3, "[conv1d] expected an input (N, C, L) and a weight (K, C / groups, S), got ", x.shape(),
+                 " and ", w.shape());
+  const ConvArgs args{.stride = {1, stride}, .padding = {0, padding}, .dilation = {1, dilation}, .groups = groups};
+  return conv2d(x.unsqueeze(2), w.unsqueeze(2), bias, args).squeeze(2);
+}
+
+Tensor conv2d_grad_input(const Tensor& grad, const Tensor& w, const Shape& input_shape, const ConvArgs& args) {
+  check_operands("conv2d_grad_input", grad, w);
+  const Shape shape = conv_shape("conv2d_grad_input", input_shape, w.shape(), args);
+  LOCKSTEP_CHECK(grad.shape() == shape, "[conv2d_grad_input] expected a gradient ", shape, ", got ", grad.shape());
+  const Tensor images = as_images(grad);
+  Tensor out = empty_images(input_shape, grad, is_channels_last(images));
+  LOCKSTEP_KERNEL(grad.device(), conv2d_grad_input)(images, w.contiguous(), args, out);
+  return out;
+}
+
+WeightBiasGrad conv2d_grad_weight(const Tensor& grad, const Tensor& x, const Shape& weight_shape, const ConvArgs& args, bool with_bias) {
+  check_operands("conv2d_grad_weight", grad, x);
+  const Shape shape = conv_shape("conv2d_grad_weight", x.shape(), weight_shape, args);
+  LOCKSTEP_CHECK(grad.shape() == shape, "[conv2d_grad_weight] expected a gradient ", shape, ", got ", grad.shape());
+  const TensorOptions options{.dtype = grad.dtype(), .device = grad.device()};
+  WeightBiasGrad out{empty(weight_shape, options), with_bias ? empty({weight_shape[0]}, options) : Tensor()};
+  LOCKSTEP_KERNEL(grad.device(), conv2d_grad_weight)(as_images(grad), as_images(x), args, out.weight, out.bias);
+  return out;
+}
+
+Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, const Dims& output_padding) {
+  const char* op = "conv_transpose2d";
+  check_operands(op, x, w);
+  check_pair(op, "stride", args.stride, 1);
+  check_pair(op, "padding", args.padding, 0);
+  check_pair(op, "dilation", args.dilation, 1);
+  check_pair(op, "output_padding", output_padding, 0);
+  LOCKSTEP_CHECK(x.dim() == 4 && w.dim() == 4, "[", op, "] expected an input (N, C, H, W) and a weight (C, K / groups, R, S), got ", x.shape(),
+                 " and ", w.shape());
+  LOCKSTEP_CHECK(x.size(1) == w.size(0) && args.groups >= 1 && x.size(1) % args.groups == 0, "[", op, "] expected an input with ", w.size(0),
+                 " channels (weight ", w.shape(), ", groups ", args.groups, "), got ", x.shape());
+  Shape shape{x.size(0), w.size(1) * args.groups};
+  for (int d = 0; d < 2; ++d) {
+    LOCKSTEP_CHECK(output_padding[d] < std::max(args.stride[d], args.dilation[d]), "[", op,
+                   "] expected output_padding below stride or dilation, got ", output_padding);
+    shape.push_back((x.size(d + 2) - 1) * args.stride[d] - 2 * args.padding[d] + args.dilation[d] * (w.size(d + 2) - 1) + output_padding[d] + 1);
+    LOCKSTEP_CHECK(x.size(d + 2) >= 1 && shape[d + 2] >= 1, "[", op, "] expected a result of at least one pixel, got ", shape, " for input ",
+                   x.shape());
+  }
+  check_bias(op, bias, x, shape[1]);
+  const Tensor images = as_images(x);
+  Tensor out = empty_images(shape, x, is_channels_last(images));
+  LOCKSTEP_KERNEL(x.device(), conv2d_grad_input)(images, w.contiguous(), args, out);
+  if (bias.defined()) add_(out, bias.view({shape[1], 1, 1}));
+  return out;
+}
+
+// --- pooling ---
+namespace {
+
+/// Shape of a pooling's result. ceil_mode rounds up, but no window starts beyond the input and its first padding.
+Shape pool_shape(const char* op, const Shape& x, const PoolArgs& args) {
+  LOCKSTEP_CHECK(x.rank() == 4, "[", op, "] expected an input (N, C, H, W), got ", x);
+  check_pair(op, "kernel", args.kernel, 1);
+  check_pair(op, "stride", args.stride, 1);
+  check_pair(op, "padding", args.padding, 0);
+  check_pair(op, "dilation", args.dilation, 1);
+  Shape out{x[0], x[1]};
+  for (int d = 0; d < 2; ++d) {
+    const int64_t reach = args.dilation[d] * (args.kernel[d] - 1) + 1, free = x[d + 2] + 2 * args.padding[d] - reach;
+    LOCKSTEP_CHECK(args.padding[d] <= reach / 2, "[", op, "] expected padding of at most half the kernel, got ", args.padding, " for kernel ",
+                   args.kernel);
+    LOCKSTEP_CHECK(free >= 0, "[", op, "] expected a kernel that fits the padded input, got kernel ", args.kernel, ", padding ", args.padding,
+                   " for input ", x);
+    int64_t size = (free + (args.ceil_mode ? args.stride[d] - 1 : 0)) / args.stride[d] + 1;
+    if (args.ceil_mode && (size - 1) * args.stride[d] >= x[d + 2] + args.padding[d]) --size;
+    out.push_back(size);
+  }
+  return out;
+}
+
+/// The gradient in the layout that the kernel's result will have.
+Tensor grad_images(const char* op, const Tensor& grad, const Shape& shape) {
+  check_images(op, grad);
+  LOCKSTEP_CHECK(grad.shape() == shape, "[", op, "] expected a gradient ", shape, ", got ", grad.shape());
+  return as_images(grad);
+}
+
+}  // namespace
+
+ValuesIndices max_pool2d(const Tensor& x, const PoolArgs& args) {
+  check_images("max_pool2d", x);
+  const Shape shape = pool_shape("max_pool2d", x.shape(), args);
+  LOCKSTEP_CHECK(x.size(2) * x.size(3) <= INT32_MAX, "[max_pool2d] expected planes of fewer than 2^31 places, got ", x.shape());
+  const Tensor images = as_images(x);
+  const bool last = is_channels_last(images);
+  ValuesIndices out{empty_images(shape, x, last), {}};
+  const Tensor places = empty({0}, {.dtype = i32, .device = x.device()});
+  out.indices = empty_images(shape, places, last);
+  LOCKSTEP_KERNEL(x.device(), max_pool2d)(images, args, out.values, out.indices);
+  return out;
+}
+
+Tensor max_pool2d_grad(const Tensor& grad, const Tensor& indices, const Shape& input_shape) {
+  check_images("max_pool2d_grad", grad);
+  check_defined("max_pool2d_grad", indices);
+  LOCKSTEP_CHECK(grad.shape() == indices.shape() && indices.dtype() == i32 && input_shape.rank() == 4 && grad.size(0) == input_shape[0] &&
+                     grad.size(1) == input_shape[1],
+                 "[max_pool2d_grad] expected a gradient like the i32 indices of an input ", input_shape, ", got ", grad.shape(), " and ",
+                 indices.dtype(), " ", indices.shape());
+  const Tensor places = as_images(indices);
+  const bool last = is_channels_last(places);
+  Tensor images = grad;
+  if (last ? !is_channels_last(grad) && !(grad.is_contiguous() && grad.size(1) == 1) : !grad.is_contiguous()) {
+    images = empty_images(grad.shape(), grad, last);
+    images.copy_(grad);
+  }
+  Tensor out = empty_images(input_shape, grad, last);
+  LOCKSTEP_KERNEL(grad.device(), max_pool2d_grad)(images, places, out);
+  return out;
+}
+
+Tensor avg_pool2d(const Tensor& x, const PoolArgs& args) {
+  check_images("avg_pool2d", x);
+  const Shape shape = pool_shape("avg_pool2d", x.shape(), args);
+  LOCKSTEP_CHECK(args.dilation == Dims({1, 1}), "[avg_pool2d] expected dilation (1, 1), got ", args.dilation);
+  const Tensor images = as_images(x);
+  Tensor out = empty_images(shape, x, is_channels_last(images));
+  LOCKSTEP_KERNEL(x.device(), avg_pool2d)(images, args, out);
+  return out;
+}
+
+Tensor avg_pool2d_grad(const Tensor& grad, const Shape& input_shape, const PoolArgs& args) {
+  const Tensor images = grad_images("avg_pool2d_grad", grad, pool_shape("avg_pool2d_grad", input_shape, args));
+  Tensor out = empty_images(input_shape, grad, is_channels_last(images));
+  LOCKSTEP_KERNEL(grad.device(), avg_pool2d_grad)(images, args, out);
+  return out;
+}
+
+Tensor adaptive_avg_pool2d(const Tensor& x, int64_t height, int64_t width) {
+  check_images("adaptive_avg_pool2d", x);
+  LOCKSTEP_CHECK(height >= 1 && width >= 1, "[adaptive_avg_pool2d] expected sizes >= 1, got ", height, " and ", width);
+  LOCKSTEP_CHECK(x.size(2) >= 1 && x.size(3) >= 1, "[adaptive_avg_pool2d] expected at least one pixel, got ", x.shape());
+  const Tensor images = as_images(x);
+  Tensor out = empty_images({x.size(0), x.size(1), height, width}, x, is_channels_last(images));
+  LOCKSTEP_KERNEL(x.device(), adaptive_avg_pool2d)(images, out);
+  return out;
+}
+
+Tensor adaptive_avg_pool2d_grad(const Tensor& grad, const Shape& input_shape) {
+  check_images("adaptive_avg_pool2d_grad", grad);
+  LOCKSTEP_CHECK(input_shape.rank() == 4, "[adaptive_avg_pool2d_grad] expected an input shape (N, C, H, W), got ", input_shape);
+  const Tensor images = grad_images("adaptive_avg_pool2d_grad", grad, {input_shape[0], input_shape[1], grad.size(2), grad.size(3)});
+  Tensor out = empty_images(input_shape, grad, is_channels_last(images));
+  LOCKSTEP_KERNEL(grad.device(), adaptive_avg_pool2d_grad)(images, out);
+  return out;
+}
+
+}  // namespace lockstep

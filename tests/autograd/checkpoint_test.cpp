@@ -1,0 +1,138 @@
+// Activation checkpointing gives the bits of the plain run; autocast gives the dtypes of its lists.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "autograd/autocast.h"
+#include "autograd/checkpoint.h"
+#include "autograd/ops.h"
+
+using namespace lockstep;
+
+namespace {
+
+struct Block {
+  Variable w1{randn({16, 8}), true}, w2{randn({8, 16}), true}, scale{ones({8}), true};
+
+  Variable operator()(const Variable& x) const {
+    return x + dropout(linear(dropout(linear(layer_norm(x, {8}, scale), w1, {}, Activation::gelu_tanh), 0.2), w2), 0.3);
+  }
+  std::vector<Variable> parameters() const { return {w1, w2, scale}; }
+};
+
+/// Loss and gradients of x and all parameters.
+template <class Forward>
+std::vector<Tensor> run(const Variable& x, const std::vector<Block>& blocks, Forward forward) {
+  manual_seed(7);
+  std::vector<Variable> leaves{x};
+  for (const Block& block : blocks) for (const Variable& p : block.parameters()) leaves.push_back(p);
+  for (Variable& leaf : leaves) leaf.clear_grad();
+  const Variable loss = sum(square(forward(x)));
+  std::vector<Tensor> results{loss.tensor()};
+  loss.backward();
+  for (const Variable& leaf : leaves) results.push_back(leaf.grad().clone());
+  results.push_back(rand({4}));  // the generator must stand where it would have
+  return results;
+}
+
+void check_same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  REQUIRE(a.size() == b.size());
+  for (size_t i = 0; i < a.size(); ++i) CHECK(equal(a[i], b[i]));
+}
+
+std::string message_of(const std::function<void()>& fn) {
+  try { fn(); } catch (const Error& error) { return error.what(); }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("a checkpointed model gives the same bits, dropout included") {
+  manual_seed(1);
+  const std::vector<Block> blocks(3);
+  const Variable x(randn({5, 8}), true);
+  const auto plain = run(x, blocks, [&](Variable h) { for (const Block& b : blocks) h = b(h); return h; });
+  check_same(plain, run(x, blocks, [&](Variable h) {
+    for (const Block& b : blocks) h = checkpoint([&b](const Variable& h) { return b(h); }, h);
+    return h;
+  }));
+  // Nested: the outer piece checkpoints its own pieces.
+  check_same(plain, run(x, blocks, [&](const Variable& h) {
+    return checkpoint([&](const Variable& h) {
+      Variable y = checkpoint([&](const Variable& z) { return blocks[0](z); }, h);
+      y = checkpoint([&](const Variable& z) { return checkpoint([&](const Variable& u) { return blocks[1](u); }, z); }, y);
+      return blocks[2](y);
+    }, h);
+  }));
+}
+
+TEST_CASE("checkpointing under autocast, with shared weights and several inputs") {
+  manual_seed(2);
+  const std::vector<Block> blocks(1);
+  const Variable x(randn({5, 8}), true);
+  const Block& b = blocks[0];
+  const auto plain = run(x, blocks, [&](const Variable& h) {
+    const Autocast scope(bf16);
+    const Variable g = h * 2.0;
+    return b(b(h)) * g;
+  });
+  check_same(plain, run(x, blocks, [&](const Variable& h) {
+    const Autocast scope(bf16);
+    linear(h.detach(), b.w1);  // the scope has the cast of w1 already: the checkpoint must still find w1
+    return checkpoint([&](const std::vector<Variable>& in) { return b(b(in[0])) * in[1]; }, {h, h * 2.0});
+  }));
+}
+
+TEST_CASE("checkpoint says what cannot be run again") {
+  const Variable x(ones({3}), true);
+  int calls = 0;
+  const Variable changing = checkpoint([&](const Variable& h) { return ++calls == 1 ? h * 2.0 : sum(h); }, x);
+  CHECK(message_of([&] { sum(changing).backward(); }).find("[checkpoint] the second run gave () f32, the first (3") == 0);
+  const Variable hidden = x * 3.0;
+  const Variable captured = checkpoint([&](const Variable& h) { return h * hidden; }, x);
+  CHECK(message_of([&] { sum(captured).backward(); }).find("[checkpoint] expected fn to read variables of the tape as inputs only") == 0);
+  const NoGrad scope;
+  CHECK(!checkpoint([](const Variable& h) { return h * 2.0; }, x).requires_grad());
+}
+
+TEST_CASE("autocast: matrix work in 16 bits, sensitive work in f32, gradients in the leaf's dtype") {
+  manual_seed(3);
+  const Variable x(randn({4, 8})), w(randn({6, 8}), true), scale(ones({6}), true);
+  const Tensor labels = Tensor::from<int64_t>({0, 1, 2, 5}, {4});
+  const Variable plain = cross_entropy(layer_norm(linear(x, w), {6}, scale), labels);
+  plain.backward();
+  const Tensor expected = w.grad();
+  w.grad() = {};
+  for (DType dtype : {bf16, f16}) {
+    CAPTURE(dtype);
+    const Autocast scope(dtype);
+    const Variable y = linear(x, w), low = y;
+    CHECK(y.dtype() == dtype);
+    CHECK(matmul(x, w.t()).dtype() == dtype);
+    CHECK(addmm(scale, x, w.t()).dtype() == dtype);
+    CHECK(einsum("ij,kj->ik", std::vector<Variable>{x, w}).dtype() == dtype);
+    CHECK(relu(low).dtype() == dtype);
+    for (const Variable& high : {exp(low), log(low), pow_scalar(low, 2), sum(low), mean(low), softmax(low, 1), log_softmax(low, 1),
+                                 cumsum(low, 0), prod(low), layer_norm(low, {6}, scale), mse_loss(low, low), low + scale, where(lt(low, low), low, scale),
+                                 cat(std::vector<Variable>{low, x.narrow(1, 0, 6)}, 0), norm(low), logsumexp(low, {1})})
+      CHECK(high.dtype() == f32);
+    const Variable loss = cross_entropy(layer_norm(y, {6}, scale), labels);
+    CHECK(loss.dtype() == f32);
+    CHECK(loss.item() == doctest::Approx(plain.item()).epsilon(0.05));
+    loss.backward();
+    CHECK(w.grad().dtype() == f32);
+    CHECK(allclose(w.grad(), expected, 0.1, 0.05));
+    w.grad() = {};
+    // A second forward and backward in the same scope: the cast whose node is gone is made anew.
+    sum(linear(x, w)).backward();
+    CHECK(w.grad().defined());
+    w.grad() = {};
+    { const NoGrad none; linear(x, w); }
+    CHECK(linear(x, w).requires_grad());
+    { const Autocast off(dtype, false); CHECK(linear(x, w).dtype() == f32); }
+    CHECK(linear(x, w).dtype() == dtype);
+  }
+  CHECK(linear(x, w).dtype() == f32);
+  CHECK(message_of([&] { linear(x, w) + linear(x, w).to(bf16); }) == "x");
+  CHECK(message_of([] { Autocast scope(f32); }) == "[autocast] expected bf16 or f16, got f32");
+}

@@ -1,0 +1,405 @@
+// Every differentiable operation against central differences in f64: one row each. A new line of pointwise.def is
+// tested without a change here.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+
+#include "autograd/gradcheck.h"
+#include "autograd/ops.h"
+
+using namespace lockstep;
+
+namespace {
+
+using Inputs = std::vector<Variable>;
+using Fn = std::function<Variable(const Inputs&)>;
+
+Tensor random_tensor(const Shape& shape, double low, double high) {
+  const Tensor x = empty(shape, {.dtype = f64});
+  uniform_(x, low, high);
+  return x;
+}
+
+Variable random_leaf(const Shape& shape, double low = -2, double high = 2) { return Variable(random_tensor(shape, low, high), true); }
+
+struct Row {
+  std::string name;
+  std::vector<Shape> shapes;
+  Fn fn;
+  double low = -2, high = 2;
+};
+
+void check_row(const Row& row) {
+  CAPTURE(row.name);
+  Inputs inputs;
+  for (const Shape& shape : row.shapes) inputs.push_back(random_leaf(shape, row.low, row.high));
+  CHECK(gradcheck(row.fn, inputs) == "");
+  // The same through views with odd strides: every second column of a transposed tensor.
+  Inputs views;
+  for (const Shape& shape : row.shapes) {
+    Shape wide = shape;
+    if (wide.empty()) wide.push_back(3);
+    else wide[wide.rank() - 1] *= 2;
+    Dims reversed;
+    for (int d = wide.rank() - 1; d >= 0; --d) reversed.push_back(wide[d]);
+    const Tensor base = random_tensor(reversed, row.low, row.high);
+    Dims order;
+    for (int d = wide.rank() - 1; d >= 0; --d) order.push_back(d);
+    const Tensor flipped = base.permute(order);
+    views.push_back(Variable(shape.empty() ? flipped.select(0, 1) : flipped.slice(-1, 1, end_of_dim, 2), true));
+  }
+  CHECK(gradcheck(row.fn, views) == "");
+  // Each input alone: what the others need is not kept, and not computed.
+  for (size_t only = 0; only < inputs.size() && inputs.size() > 1; ++only) {
+    Inputs one;
+    for (size_t i = 0; i < inputs.size(); ++i) one.push_back(Variable(inputs[i].tensor(), i == only));
+    CAPTURE(only);
+    CHECK(gradcheck(row.fn, one) == "");
+  }
+}
+
+/// Where a pointwise operation is defined and smooth.
+std::pair<double, double> range_of(const std::string& name) {
+  for (const char* positive : {"log", "log2", "sqrt", "rsqrt", "reciprocal", "rdiv_scalar", "pow_scalar", "pow", "div"})
+    if (name == positive) return {0.3, 2};
+  if (name == "log1p") return {-0.6, 2};
+  if (name == "softplus") return {-4, 30};
+  if (name == "hardswish" || name == "hardsigmoid") return {-5, 5};
+  return {-2, 2};
+}
+
+struct UnaryRow {
+  std::string name, types;
+  std::function<Variable(const Variable&)> fn, in_place;
+};
+
+const UnaryRow unary_rows[] = {
+#define LOCKSTEP_UNARY(name, functor, types) \
+  {#name, #types, [](const Variable& x) { return name(x); }, [](const Variable& x) { Variable y = x.clone(); return name##_(y); }},
+#define LOCKSTEP_UNARY1(name, functor, types, p, d) \
+  {#name, #types, [](const Variable& x) { return name(x, 0.7); }, [](const Variable& x) { Variable y = x.clone(); return name##_(y, 0.7); }},
+#define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e) \
+  {#name, #types, [](const Variable& x) { return name(x, 0.3, 1.1); }, [](const Variable& x) { Variable y = x.clone(); return name##_(y, 0.3, 1.1); }},
+#include "tensor/pointwise.def"
+};
+
+struct BinaryRow {
+  std::string name;
+  std::function<Variable(const Variable&, const Variable&)> fn, in_place;
+};
+
+const BinaryRow binary_rows[] = {
+#define LOCKSTEP_BINARY(name, functor, types) \
+  {#name, [](const Variable& a, const Variable& b) { return name(a, b); }, [](const Variable& a, const Variable& b) { Variable y = a.clone(); return name##_(y, b); }},
+#include "tensor/pointwise.def"
+};
+
+Tensor index_of(std::initializer_list<int64_t> values, const Shape& shape) { return Tensor::from<int64_t>(values, shape); }
+
+Tensor mask_of(const Shape& shape) {
+  Tensor mask = empty(shape, {.dtype = boolean});
+  for (int64_t i = 0; i < mask.numel(); ++i) mask.data<bool>()[i] = i % 3 != 1;
+  return mask;
+}
+
+}  // namespace
+
+TEST_CASE("pointwise operations of one operand have the gradient of differences") {
+  manual_seed(1);
+  for (const UnaryRow& op : unary_rows) {
+    if (op.types == "logic") continue;
+    const auto [low, high] = range_of(op.name);
+    for (const Shape& shape : {Shape{}, Shape{1}, Shape{3, 5, 7}, Shape{131}, Shape{0, 3}})
+      check_row({op.name, {shape}, [&](const Inputs& x) { return op.fn(x[0]); }, low, high});
+    check_row({op.name + "_", {{4, 7}}, [&](const Inputs& x) { const Variable y = op.in_place(x[0]); return y * y; }, low, high});
+    check_row({op.name + " of an expanded view", {{3, 1}}, [&](const Inputs& x) { return op.fn(x[0].expand({2, 3, 4})); }, low, high});
+  }
+}
+
+TEST_CASE("pointwise operations of two operands have the gradient of differences") {
+  manual_seed(2);
+  const std::vector<std::pair<Shape, Shape>> shapes = {{{2, 3}, {2, 3}}, {{3, 1, 5}, {4, 5}}, {{7, 3}, {}}, {{}, {5}}, {{71}, {71}}, {{1}, {4, 1}}, {{0, 2}, {1, 2}}};
+  for (const BinaryRow& op : binary_rows) {
+    const auto [low, high] = range_of(op.name);
+    for (const auto& [a, b] : shapes) check_row({op.name, {a, b}, [&](const Inputs& x) { return op.fn(x[0], x[1]); }, low, high});
+    check_row({op.name + "_", {{3, 4}, {4}}, [&](const Inputs& x) { const Variable y = op.in_place(x[0], x[1]); return y * y; }, low, high});
+    if (op.name != "maximum" && op.name != "minimum") {
+      check_row({op.name + " with itself", {{5}}, [&](const Inputs& x) { return op.fn(x[0], x[0]); }, low, high});
+      check_row({op.name + "_ with itself", {{5}}, [&](const Inputs& x) { return op.in_place(x[0], x[0]); }, low, high});
+    }
+  }
+}
+
+TEST_CASE("operations have the gradient of differences") {
+  manual_seed(3);
+  const Tensor index = index_of({1, 0, 3, 1, 2, 2}, {2, 3}), picks = index_of({2, 0, 2, 1}, {4}), mask = mask_of({3, 5});
+  const Tensor distinct = index_of({1, 0, 3, 0, 2, 1}, {2, 3});
+  const Tensor labels = index_of({1, 4, -100, 0}, {4}), spatial = index_of({1, 0, 2, -100, 1, 1}, {2, 3});
+  const Tensor weights = random_tensor({5}, 0.5, 1.5), floating_mask = random_tensor({3, 1, 4, 6}, -1, 1);
+  const Tensor angles = random_tensor({5, 3}, -3, 3), cosine = cos(angles), sine = sin(angles);
+  const auto cross = [](CrossEntropyOptions options, Tensor target) {
+    return [=](const Inputs& x) { return cross_entropy(x[0], target, options); };
+  };
+  const std::vector<Row> rows = {
+      {"where", {{3, 1}, {5}}, [=](const Inputs& x) { return where(mask, x[0], x[1]); }},
+      {"addcmul", {{3, 5}, {3, 5}, {5}}, [](const Inputs& x) { return addcmul(x[0], x[1], x[2], 0.5); }},
+      {"lerp", {{9}, {9}}, [](const Inputs& x) { return lerp(x[0], x[1], 0.3); }},
+      {"operators", {{4}, {4}}, [](const Inputs& x) { return -(2.0 - x[0] * 3.0) / (x[1] * x[1] + 1.0) + 1.0 / (3.0 + x[0] / 2.0) - x[1]; }, -1, 1},
+      // reductions
+      {"sum", {{3, 4, 5}}, [](const Inputs& x) { return sum(x[0]); }},
+      {"sum dims", {{3, 4, 5}}, [](const Inputs& x) { return sum(x[0], {0, -1}); }},
+      {"sum keepdim", {{3, 4}}, [](const Inputs& x) { return sum(x[0], {1}, true) * x[0]; }},
+      {"mean", {{3, 4, 5}}, [](const Inputs& x) { return mean(x[0], {1}); }},
+      {"mean all", {{7}}, [](const Inputs& x) { return mean(x[0]); }},
+      {"prod", {{3, 4, 5}}, [](const Inputs& x) { return prod(x[0], {0, 2}); }},
+      {"prod all", {{2, 1, 3}}, [](const Inputs& x) { return prod(x[0]); }},
+      {"prod scalar", {{}}, [](const Inputs& x) { return prod(x[0]); }},
+      {"amax", {{3, 4, 5}}, [](const Inputs& x) { return amax(x[0], {0, 2}); }},
+      {"amin", {{3, 4}}, [](const Inputs& x) { return amin(x[0], {-1}, true); }},
+      {"max all", {{3, 4}}, [](const Inputs& x) { return max(x[0]); }},
+      {"min all", {{3, 4}}, [](const Inputs& x) { return min(x[0]); }},
+      {"max dim", {{3, 4, 2}}, [](const Inputs& x) { return max(x[0], 1).values; }},
+      {"min dim", {{3, 4}}, [](const Inputs& x) { return min(x[0], -1, true).values; }},
+      {"var", {{3, 4, 5}}, [](const Inputs& x) { return var(x[0], {0, 2}); }},
+      {"var biased", {{6}}, [](const Inputs& x) { return var(x[0], {}, 0); }},
+      {"stddev", {{3, 7}}, [](const Inputs& x) { return stddev(x[0], {1}); }},
+      {"norm", {{3, 4}}, [](const Inputs& x) { return norm(x[0], {1}); }},
+      {"norm all", {{3, 4}}, [](const Inputs& x) { return norm(x[0]); }},
+      {"logsumexp", {{3, 4, 5}}, [](const Inputs& x) { return logsumexp(x[0], {0, 2}); }},
+      {"cumsum", {{3, 5, 2}}, [](const Inputs& x) { return cumsum(x[0], 1); }},
+      {"cumprod", {{3, 5, 2}}, [](const Inputs& x) { return cumprod(x[0], 1); }},
+      {"sort", {{3, 7}}, [](const Inputs& x) { return sort(x[0], -1, true).values; }},
+      {"sort dim 0", {{7, 3}}, [](const Inputs& x) { return sort(x[0], 0).values; }},
+      {"topk", {{3, 7}}, [](const Inputs& x) { return topk(x[0], 3).values; }},
+      {"topk smallest", {{7, 2}}, [](const Inputs& x) { return topk(x[0], 2, 0, false).values; }},
+      // matrix products
+      {"matmul v v", {{5}, {5}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
+      {"matmul m v", {{3, 5}, {5}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
+      {"matmul v m", {{5}, {5, 2}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
+      {"matmul m m", {{3, 5}, {5, 4}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
+      {"matmul 1 row", {{1, 5}, {5, 1}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
+      {"matmul b b", {{2, 3, 5}, {2, 5, 4}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
+      {"matmul b m", {{2, 3, 5}, {5, 4}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
+      {"matmul m b", {{3, 5}, {2, 5, 4}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
+      {"matmul b v", {{2, 3, 5}, {5}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
+      {"matmul v b", {{5}, {2, 5, 4}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
+      {"matmul broadcast", {{2, 1, 3, 5}, {4, 5, 2}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
+      {"matmul transposed", {{5, 3}, {4, 5}}, [](const Inputs& x) { return matmul(x[0].t(), x[1].t()); }},
+      {"matmul heads", {{2, 4, 3, 5}, {2, 6, 3, 5}}, [](const Inputs& x) { return matmul(x[0].permute({0, 2, 1, 3}), x[1].permute({0, 2, 3, 1})); }},
+      {"addmm", {{4}, {3, 5}, {5, 4}}, [](const Inputs& x) { return addmm(x[0], x[1], x[2], 0.5, 2); }},
+      {"outer", {{3}, {5}}, [](const Inputs& x) { return outer(x[0], x[1]); }},
+      {"einsum batch", {{2, 3, 4, 5}, {2, 3, 6, 5}}, [](const Inputs& x) { return einsum("bhqd,bhkd->bhqk", x); }},
+      {"einsum summed", {{3, 4}, {5, 4}}, [](const Inputs& x) { return einsum("ij,kj->i", x); }},
+      {"einsum implicit", {{3, 4}, {4, 2}}, [](const Inputs& x) { return einsum("ij, jk", x); }},
+      {"einsum three", {{3, 4}, {4, 2}, {2, 3}}, [](const Inputs& x) { return einsum("ab,bc,ca->ac", x); }},
+      {"einsum trace", {{4, 4}}, [](const Inputs& x) { return einsum("ii->", x); }},
+      {"einsum diagonal", {{3, 4, 3}, {4}}, [](const Inputs& x) { return einsum("iji,j->i", x); }},
+      {"einsum alone", {{3, 4}, {5}}, [](const Inputs& x) { return einsum("ij,k->i", x); }},
+      {"linear", {{3, 5}, {4, 5}, {4}}, [](const Inputs& x) { return linear(x[0], x[1], x[2]); }},
+      {"linear no bias", {{2, 3, 5}, {4, 5}}, [](const Inputs& x) { return linear(x[0], x[1]); }},
+      {"linear vector", {{5}, {4, 5}, {4}}, [](const Inputs& x) { return linear(x[0], x[1], x[2]); }},
+      {"linear relu", {{2, 3, 5}, {4, 5}, {4}}, [](const Inputs& x) { return linear(x[0], x[1], x[2], Activation::relu); }},
+      {"linear gelu_tanh", {{2, 3, 5}, {4, 5}, {4}}, [](const Inputs& x) { return linear(x[0], x[1], x[2], Activation::gelu_tanh); }},
+      {"linear gelu_erf", {{3, 5}, {4, 5}, {4}}, [](const Inputs& x) { return linear(x[0], x[1], x[2], Activation::gelu_erf); }},
+      {"linear silu", {{3, 5}, {4, 5}}, [](const Inputs& x) { return linear(x[0], x[1], {}, Activation::silu); }},
+      // convolution and pooling
+      {"conv2d", {{2, 3, 6, 5}, {4, 3, 3, 2}, {4}}, [](const Inputs& x) { return conv2d(x[0], x[1], x[2], {.stride = {2, 1}, .padding = {1, 0}}); }},
+      {"conv2d groups", {{1, 4, 7, 5}, {6, 2, 3, 3}}, [](const Inputs& x) { return conv2d(x[0], x[1], {}, {.padding = {2, 1}, .dilation = {2, 1}, .groups = 2}); }},
+      {"conv2d 1x1", {{2, 3, 2, 2}, {5, 3, 1, 1}, {5}}, [](const Inputs& x) { return conv2d(x[0], x[1], x[2]); }},
+      {"conv1d", {{2, 3, 9}, {4, 3, 3}, {4}}, [](const Inputs& x) { return conv1d(x[0], x[1], x[2], 2, 1); }},
+      {"conv_transpose2d", {{2, 3, 3, 4}, {3, 2, 3, 3}, {2}}, [](const Inputs& x) { return conv_transpose2d(x[0], x[1], x[2], {.stride = {2, 2}, .padding = {1, 1}}, {1, 0}); }},
+      {"conv_transpose2d groups", {{1, 4, 3, 2}, {4, 1, 2, 2}}, [](const Inputs& x) { return conv_transpose2d(x[0], x[1], {}, {.groups = 2}); }},
+      {"max_pool2d", {{2, 2, 5, 6}}, [](const Inputs& x) { return max_pool2d(x[0], {.kernel = {3, 2}, .stride = {2, 2}, .padding = {1, 0}}); }},
+      {"avg_pool2d", {{2, 2, 5, 6}}, [](const Inputs& x) { return avg_pool2d(x[0], {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}}); }},
+      {"adaptive_avg_pool2d", {{2, 2, 5, 7}}, [](const Inputs& x) { return adaptive_avg_pool2d(x[0], 3, 2); }},
+      // rows
+      {"softmax", {{3, 7}}, [](const Inputs& x) { return softmax(x[0], -1); }},
+      {"softmax dim 0", {{3, 4, 2}}, [](const Inputs& x) { return softmax(x[0], 0); }},
+      {"log_softmax", {{3, 4, 2}}, [](const Inputs& x) { return log_softmax(x[0], 1); }},
+      {"layer_norm", {{4, 7}, {7}, {7}}, [](const Inputs& x) { return layer_norm(x[0], {7}, x[1], x[2]); }},
+      {"layer_norm 2 dims", {{3, 4, 5}, {4, 5}}, [](const Inputs& x) { return layer_norm(x[0], {4, 5}, x[1]); }},
+      {"layer_norm plain", {{3, 19}}, [](const Inputs& x) { return layer_norm(x[0], {19}); }},
+      {"rms_norm", {{3, 2, 7}, {7}}, [](const Inputs& x) { return rms_norm(x[0], x[1]); }},
+      {"group_norm", {{2, 6, 3, 2}, {6}, {6}}, [](const Inputs& x) { return group_norm(x[0], 3, x[1], x[2]); }},
+      {"batch_norm", {{3, 4, 2, 3}, {4}, {4}}, [](const Inputs& x) { return batch_norm(x[0], x[1], x[2], {}, {}, true); }},
+      {"batch_norm 2 dims", {{5, 4}}, [](const Inputs& x) { return batch_norm(x[0], {}, {}, {}, {}, true); }},
+      {"batch_norm eval", {{3, 5, 2}, {5}, {5}}, [=](const Inputs& x) { return batch_norm(x[0], x[1], x[2], weights, weights, false); }},
+      {"dropout", {{5, 7}}, [](const Inputs& x) { return dropout(x[0], 0.4) * x[0]; }},
+      {"embedding", {{4, 3}}, [=](const Inputs& x) { return embedding(x[0], index); }},
+      {"embedding tied", {{4, 3}, {5, 3}}, [=](const Inputs& x) { return linear(x[1], x[0]).t() * sum(embedding(x[0], picks)); }},
+      // attention
+      {"attention", {{2, 4, 3, 8}, {2, 2, 5, 8}, {2, 2, 5, 8}}, [](const Inputs& x) { return attention(x[0], x[1], x[2]); }},
+      {"attention causal", {{1, 2, 4, 3}, {1, 2, 4, 3}, {1, 2, 4, 3}}, [](const Inputs& x) { return attention(x[0], x[1], x[2], {}, {.scale = 0.3, .causal = true}); }},
+      {"attention mask", {{3, 2, 4, 4}, {3, 2, 6, 4}, {3, 2, 6, 4}}, [=](const Inputs& x) { return attention(x[0], x[1], x[2], floating_mask); }},
+      {"attention_packed", {{2, 5, 3 * 6}}, [](const Inputs& x) { return attention_packed(x[0], 2); }},
+      {"rotary", {{2, 5, 6}}, [=](const Inputs& x) { return rotary(x[0], cosine, sine); }},
+      // losses
+      {"cross_entropy", {{4, 5}}, cross({}, labels)},
+      {"cross_entropy one row", {{5}}, cross({}, index_of({3}, {}))},
+      {"cross_entropy sum", {{4, 5}}, cross({.weight = weights, .reduction = Reduction::sum}, labels)},
+      {"cross_entropy none", {{4, 5}}, cross({.label_smoothing = 0.2, .reduction = Reduction::none}, labels)},
+      {"cross_entropy all", {{4, 5}}, cross({.weight = weights, .ignore_index = 4, .label_smoothing = 0.1}, index_of({1, 4, 2, 0}, {4}))},
+      {"cross_entropy spatial", {{2, 5, 3}}, cross({.weight = weights}, spatial)},
+      {"cross_entropy spatial none", {{2, 5, 3}}, cross({.reduction = Reduction::none}, spatial)},
+      {"cross_entropy probabilities", {{4, 5}, {4, 5}}, [=](const Inputs& x) { return cross_entropy(x[0], x[1], {.weight = weights, .label_smoothing = 0.1}); }},
+      {"nll_loss", {{4, 5}}, [=](const Inputs& x) { return nll_loss(log_softmax(x[0], 1), labels, {.weight = weights}); }},
+      {"nll_loss spatial", {{2, 5, 3}}, [=](const Inputs& x) { return nll_loss(x[0], spatial, {.reduction = Reduction::none}); }},
+      {"mse_loss", {{3, 4}, {3, 4}}, [](const Inputs& x) { return mse_loss(x[0], x[1]); }},
+      {"mse_loss sum", {{3, 4}, {3, 4}}, [](const Inputs& x) { return mse_loss(x[0], x[1], Reduction::sum); }},
+      {"mse_loss none", {{3, 4}, {3, 4}}, [](const Inputs& x) { return mse_loss(x[0], x[1], Reduction::none); }},
+      {"l1_loss", {{3, 4}, {3, 4}}, [](const Inputs& x) { return l1_loss(x[0], x[1]); }},
+      {"smooth_l1_loss", {{3, 4}, {3, 4}}, [](const Inputs& x) { return smooth_l1_loss(x[0], x[1], 0.8); }},
+      {"huber_loss", {{3, 4}, {3, 4}}, [](const Inputs& x) { return huber_loss(x[0], x[1], 0.7); }},
+      {"bce_with_logits", {{3, 5}, {3, 5}}, [=](const Inputs& x) { return bce_with_logits(x[0], x[1], weights, weights); }},
+      {"kl_div", {{3, 5}, {3, 5}}, [](const Inputs& x) { return kl_div(x[0], x[1], KlReduction::batchmean); }, 0.1, 1},
+      {"kl_div log", {{3, 5}, {3, 5}}, [](const Inputs& x) { return kl_div(x[0], x[1], KlReduction::mean, true); }},
+      // indexing and joining
+      {"gather", {{4, 3}}, [=](const Inputs& x) { return gather(x[0], 0, index); }},
+      {"scatter", {{4, 3}, {2, 3}}, [=](const Inputs& x) { return scatter(x[0], 0, distinct, x[1]); }},
+      {"scatter_add", {{4, 3}, {2, 3}}, [=](const Inputs& x) { return scatter_add(x[0], 0, index, x[1]); }},
+      {"index_select", {{2, 3}}, [=](const Inputs& x) { return index_select(x[0], 1, picks); }},
+      {"masked_fill", {{3, 5}}, [=](const Inputs& x) { return masked_fill(x[0], mask, -3); }},
+      {"cat", {{2, 3}, {2, 1}, {2, 4}}, [](const Inputs& x) { return cat(x, 1); }},
+      {"stack", {{2, 3}, {2, 3}}, [](const Inputs& x) { return stack(x, -1); }},
+      {"pad", {{3, 4}}, [](const Inputs& x) { return pad(x[0], {1, 2, 0, 3}, 0.5); }},
+      {"pad negative", {{3, 6}}, [](const Inputs& x) { return pad(x[0], {-1, -2, 2, -1}); }},
+      {"flip", {{2, 3, 4}}, [](const Inputs& x) { return flip(x[0], {0, 2}); }},
+      {"roll", {{2, 3, 4}}, [](const Inputs& x) { return roll(x[0], {1, -2}, {0, 2}); }},
+      {"repeat", {{2, 1, 3}}, [](const Inputs& x) { return repeat(x[0], {2, 3, 1, 2}); }},
+      {"tril", {{4, 5}}, [](const Inputs& x) { return tril(x[0], -1); }},
+      {"triu", {{2, 4, 3}}, [](const Inputs& x) { return triu(x[0], 1); }},
+      // views
+      {"view", {{3, 4}}, [](const Inputs& x) { return (x[0] * 2.0).view({2, -1}); }},
+      {"reshape", {{3, 4, 2}}, [](const Inputs& x) { return x[0].transpose(0, 2).reshape({8, 3}); }},
+      {"flatten", {{3, 4, 2}}, [](const Inputs& x) { return x[0].flatten(1); }},
+      {"permute", {{3, 4, 2}}, [](const Inputs& x) { return x[0].permute({2, 0, 1}); }},
+      {"permute negative", {{3, 4, 2}}, [](const Inputs& x) { return x[0].permute({-1, 0, -2}); }},
+      {"slice", {{9, 7}}, [](const Inputs& x) { return x[0].slice(0, 1, 8, 3) * x[0].slice(0, 0, 3); }},
+      {"narrow", {{5, 4}}, [](const Inputs& x) { return x[0].narrow(1, 1, 2) + x[0].narrow(1, 2, 2); }},
+      {"select", {{3, 4}}, [](const Inputs& x) { return x[0][1] * x[0].select(0, -1); }},
+      {"diagonal", {{4, 5}}, [](const Inputs& x) { return x[0].diagonal(1); }},
+      {"expand", {{3, 1}}, [](const Inputs& x) { return x[0].expand({2, -1, 4}); }},
+      {"squeeze", {{3, 1, 2}}, [](const Inputs& x) { return x[0].squeeze() * x[0].squeeze(1).unsqueeze(-1).squeeze(-1); }},
+      {"chunk", {{2, 7}}, [](const Inputs& x) { return x[0].chunk(3, 1)[1] * x[0].chunk(3, 1)[0]; }},
+      {"split", {{7, 2}}, [](const Inputs& x) { const auto parts = x[0].split(std::vector<int64_t>{2, 4, 1}); return sum(parts[0]) * parts[2] + x[0].narrow(0, 0, 1); }},
+      {"contiguous clone", {{3, 4}}, [](const Inputs& x) { return x[0].t().contiguous() * x[0].clone().t(); }},
+      {"to", {{3, 4}}, [](const Inputs& x) { return (x[0].to(f64) * 2.0).to(cpu); }},
+      // graphs
+      {"diamond", {{3, 4}}, [](const Inputs& x) { return sum(exp(x[0]) * sin(x[0]), {0}) + x[0][0]; }},
+      {"mlp block", {{2, 3, 6}, {6}, {6}, {8, 6}, {6, 8}}, [](const Inputs& x) {
+         return x[0] + linear(linear(layer_norm(x[0], {6}, x[1], x[2]), x[3], {}, Activation::gelu_tanh), x[4]);
+       }},
+  };
+  for (const Row& row : rows) check_row(row);
+}
+
+TEST_CASE("gradients at zeros and ties are PyTorch's") {
+  const auto grads = [](std::initializer_list<double> values, const Shape& shape, auto fn) {
+    const Variable x(Tensor::from<double>(values, shape), true);
+    sum(fn(x)).backward();
+    return x.grad().template to_vector<double>();
+  };
+  using List = std::vector<double>;
+  CHECK(grads({2, 0, 3, 0, 0, 5}, {2, 3}, [](auto& x) { return prod(x, {1}); }) == List{0, 6, 0, 0, 0, 0});
+  CHECK(grads({2, 0, 3, 0}, {4}, [](auto& x) { return cumprod(x, 0); }) == List{1, 8, 0, 0});
+  CHECK(grads({1, 3, 3, 3}, {4}, [](auto& x) { return amax(x * 2.0); })[1] == doctest::Approx(2.0 / 3));
+  CHECK(grads({1, 3, 3, 2}, {1, 4}, [](auto& x) { return max(x, 1).values; }) == List{0, 1, 0, 0});
+  CHECK(grads({0, 0}, {2}, [](auto& x) { return norm(x); }) == List{0, 0});
+  CHECK(grads({4, 4, 4}, {3}, [](auto& x) { return stddev(x); }) == List{0, 0, 0});
+  CHECK(grads({0, 1}, {2}, [](auto& x) { return maximum(x, full({}, 0, {.dtype = f64})); }) == List{0.5, 1});
+  CHECK(grads({-INFINITY, -INFINITY}, {2}, [](auto& x) { return logsumexp(x, {0}); }) == List{0, 0});
+  CHECK(grads({1, 2, 3, 4}, {2, 2}, [](auto& x) { return embedding(x, index_of({0, 1, 1}, {3}), 0); }) == List{0, 0, 2, 2});
+  CHECK(grads({-1.5, 2.5}, {2}, [](auto& x) { return floor(x) * 3.0; }) == List{0, 0});
+}
+
+TEST_CASE("cross entropy with nothing to learn from") {
+  const Variable logits(Tensor::from<float>({1, 2, 3, 4}, {2, 2}), true);
+  CHECK(std::isnan(cross_entropy(logits, index_of({-100, -100}, {2})).item()));
+  CHECK(cross_entropy(logits, index_of({-100, -100}, {2}), {.reduction = Reduction::sum}).item() == 0);
+  const Variable one(Tensor::from<float>({1, 2}, {2, 1}), true);
+  const Variable loss = cross_entropy(one, rand({2, 1}));
+  CHECK(loss.item() == 0);
+  CHECK(!std::signbit(loss.item()));
+  loss.backward();
+  CHECK(one.grad().to_vector<float>() == std::vector<float>{0, 0});
+}
+
+TEST_CASE("cross entropy writes its gradient over logits that nobody else holds") {
+  manual_seed(4);
+  const Variable x(randn({4, 5}), true);
+  const Tensor labels = index_of({0, 1, 2, 4}, {4});
+  const auto loss_of = [&](Variable* keep) {
+    Variable logits = x * 2.0;
+    if (keep) *keep = logits;
+    return cross_entropy(logits, labels);
+  };
+  loss_of(nullptr).backward();
+  const Tensor in_place = x.grad().clone();
+  x.grad() = {};
+  Variable held;
+  const Variable loss = loss_of(&held);
+  const Tensor before = held.tensor().clone();
+  loss.backward();
+  CHECK(equal(held.tensor(), before));
+  CHECK(equal(x.grad(), in_place));
+  x.grad() = {};
+  const Variable again = loss_of(nullptr);
+  again.backward({}, true);
+  again.backward();
+  CHECK(allclose(x.grad(), in_place * 2.0));
+  const Variable low(x.tensor().to(bf16), true);  // f16 and bf16 give an f32 loss: no overflow under loss scaling
+  CHECK(cross_entropy(low, labels).dtype() == f32);
+}
+
+TEST_CASE("in-place operations keep the tape right or say what went wrong") {
+  const auto message = [](auto fn) {
+    try { fn(); } catch (const Error& error) { return std::string(error.what()); }
+    return std::string("no error");
+  };
+  Variable leaf(ones({3}), true);
+  CHECK(message([&] { exp_(leaf); }) == "[exp_] a leaf that requires grad cannot be changed in place; use a NoGrad scope or detach()");
+  CHECK(message([&] { Variable view = (leaf * 2.0).narrow(0, 0, 2); add_(view, view); }).find("[add_] a view") == 0);
+  {
+    Variable y = exp(leaf);
+    const Variable z = y * y;
+    add_scalar_(y, 1);
+    const std::string text = message([&] { sum(z).backward(); });
+    CHECK(text.find("[mul]") == 0);
+    CHECK(text.find("'add_scalar_'") != std::string::npos);
+  }
+  const NoGrad scope;
+  mul_scalar_(leaf, 2);
+  CHECK(leaf.tensor().to_vector<float>() == std::vector<float>{2, 2, 2});
+}
+
+TEST_CASE("wrong arguments are named") {
+  const Variable x(randn({64, 5}), true), y(randn({30, 2}), true);
+  const auto message = [](auto fn) {
+    try { fn(); } catch (const Error& error) { return std::string(error.what()); }
+    return std::string("no error");
+  };
+  const Tensor labels = index_of({0, 5}, {2});
+  const Variable two(randn({2, 5}));
+  struct { std::function<void()> call; const char* text; } rows[] = {
+      {[&] { mse_loss(x, y); }, "[mse_loss] expected x and target of one shape, got (64, 5) and (30, 2)"},
+      {[&] { cross_entropy(two, labels); }, "[cross_entropy] expected targets in [0, 5), got 5 in row 1"},
+      {[&] { nll_loss(two, labels); }, "[nll_loss] expected targets in [0, 5), got 5 in row 1"},
+      {[&] { cross_entropy(x, labels); }, "[cross_entropy] expected class indices of shape (64) for logits (64, 5), got (2)"},
+      {[&] { cross_entropy(x, y); }, "[cross_entropy] expected probabilities of the logits' shape (64, 5) (or i64 class indices of shape (64)), got f32 (30, 2)"},
+      {[&] { cross_entropy(two, labels, {.weight = ones({4})}); }, "[cross_entropy] expected a weight of shape (5), one for each class, got (4)"},
+      {[&] { dropout(x, 1.5); }, "[dropout] expected p in [0, 1], got 1.5"},
+      {[&] { dropout(x, NAN); }, "[dropout] expected p in [0, 1], got nan"},
+      {[&] { attention_packed(x, 2); }, "[attention_packed] expected qkv (B, T, 3 C) with C a multiple of 2 heads, got (64, 5)"},
+      {[&] { group_norm(x, 2); }, "[group_norm] expected x (N, C, ...) with C a multiple of 2 groups, got (64, 5)"},
+      {[&] { huber_loss(x, x, 0); }, "[huber_loss] expected delta > 0, got 0"},
+      {[&] { embedding(x, index_of({0}, {1}), 64); }, "[embedding] expected padding_index in [-1, 64), got 64"},
+  };
+  for (auto& row : rows) {
+    // Shapes print as they do everywhere; compare without the comma that a tuple of one has.
+    std::string text = message(row.call), expected = row.text;
+    for (std::string* s : {&text, &expected})
+      for (size_t at; (at = s->find(",)")) != std::string::npos;) s->erase(at, 1);
+    CHECK(text == expected);
+  }
+}

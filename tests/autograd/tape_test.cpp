@@ -1,0 +1,218 @@
+// The tape: what is accumulated, freed, kept, refused, and in which order things happen.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+#include <thread>
+
+#include "autograd/checkpoint.h"
+#include "autograd/ops.h"
+#include "autograd/tape.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+
+namespace {
+
+Variable leaf(std::initializer_list<float> values) { return Variable(Tensor::from(values), true); }
+std::vector<float> values(const Tensor& t) { return t.to_vector<float>(); }
+
+}  // namespace
+
+TEST_CASE("gradients add up over uses, passes and broadcasting") {
+  Variable x = leaf({1, 2, 3});
+  sum(x * x + x).backward();
+  CHECK(values(x.grad()) == std::vector<float>{3, 5, 7});
+  sum(x * 2.0).backward();
+  CHECK(values(x.grad()) == std::vector<float>{5, 7, 9});
+  x.clear_grad();
+  CHECK(!x.grad().defined());
+
+  Variable row(ones({1, 3}), true), column(ones({4, 1}), true);
+  sum(row * column).backward();
+  CHECK(row.grad().shape() == Shape{1, 3});
+  CHECK(values(row.grad()) == std::vector<float>{4, 4, 4});
+  CHECK(column.grad().shape() == Shape{4, 1});
+}
+
+TEST_CASE("two leaves that get the same gradient do not share its memory afterwards") {
+  Variable a = leaf({1}), b = leaf({2});
+  (a + b).backward();
+  (a * 3.0).backward();
+  CHECK(a.grad().item() == 4);
+  CHECK(b.grad().item() == 1);
+}
+
+TEST_CASE("a result of several elements needs a gradient, of its shape") {
+  Variable x = leaf({1, 2});
+  const Variable y = x * 3.0;
+  CHECK(contains(message([&] { y.backward(); }), "expected a gradient for a result of shape (2"));
+  CHECK(contains(message([&] { y.backward(ones({3})); }), "expected a gradient of shape (2"));
+  y.backward(Tensor::from({1.f, 10.f}));
+  CHECK(values(x.grad()) == std::vector<float>{3, 30});
+  CHECK(contains(message([&] { Variable(ones({1})).backward(); }), "does not require grad"));
+}
+
+TEST_CASE("a second backward needs retain_graph, and names the operation") {
+  Variable x = leaf({2});
+  const Variable y = exp(x) * x;
+  y.backward({}, true);
+  const float once = x.grad().item<float>();
+  y.backward();
+  CHECK(x.grad().item<float>() == doctest::Approx(2 * once));
+  const std::string text = message([&] { y.backward(); });
+  CHECK(contains(text, "'mul'"));
+  CHECK(contains(text, "retain_graph"));
+}
+
+TEST_CASE("graphs of several micro-batches are in flight at once") {
+  Variable w = leaf({3});
+  std::vector<Variable> losses;
+  for (int i = 0; i < 4; ++i) losses.push_back(w * double(i + 1));
+  for (int i : {0, 1, 2, 3}) losses[size_t(i)].backward();  // 1F1B runs the oldest first
+  CHECK(w.grad().item() == 10);
+}
+
+TEST_CASE("NoGrad, EnableGrad, detach and requires_grad_(false)") {
+  Variable x = leaf({2});
+  {
+    const NoGrad guard;
+    CHECK(!(x * 2.0).requires_grad());
+    const EnableGrad inner;
+    CHECK((x * 2.0).requires_grad());
+  }
+  CHECK(!x.detach().requires_grad());
+  CHECK(x.detach().tensor().raw_data() == x.tensor().raw_data());
+  x.requires_grad_(false);
+  CHECK(!(x * 2.0).requires_grad());
+  Variable number(Tensor::from<int64_t>({1, 2}));
+  CHECK(contains(message([&] { number.requires_grad_(); }), "only floating tensors can require gradients"));
+  x.requires_grad_();
+  Variable y = x * 2.0;
+  CHECK(contains(message([&] { y.requires_grad_(false); }), "'mul_scalar'"));
+}
+
+TEST_CASE("hooks see, replace and are removed; leaves tell when they are complete") {
+  Variable x = leaf({1}), w = leaf({5});
+  Variable y = x * w;
+  std::vector<std::string> events;
+  const int id = y.on_grad([&](const Tensor& g) { events.push_back("y " + std::to_string(int(g.item()))); return mul_scalar(g, 10); });
+  w.on_grad_complete([&](Tensor& g) { events.push_back("w " + std::to_string(int(g.item()))); });
+  (y * 2.0 + w).backward();
+  CHECK(events == std::vector<std::string>{"y 2", "w 21"});
+  CHECK(x.grad().item() == 100);
+  y.remove_hook(id);
+
+  // A leaf is complete as soon as its last use is done, before earlier operations have run.
+  Variable first = leaf({1}), last = leaf({1});
+  std::vector<std::string> order;
+  first.on_grad_complete([&](Tensor&) { order.push_back("first"); });
+  last.on_grad_complete([&](Tensor&) { order.push_back("last"); });
+  const Variable hidden = exp(first);
+  (hidden * last).backward();
+  CHECK(order == std::vector<std::string>{"last", "first"});
+  Variable z = x * w;
+  z.on_grad([](const Tensor&) { return zeros({7}); });
+  CHECK(contains(message([&] { z.backward(); }), "[on_grad] expected the hook to return shape"));
+}
+
+TEST_CASE("retain_grad keeps the gradient of a result") {
+  Variable x = leaf({3});
+  Variable y = x * x;
+  CHECK(contains(message([&] { y.grad(); }), "retain_grad"));
+  y.retain_grad();
+  (y * 4.0).backward();
+  CHECK(y.grad().item() == 4);
+}
+
+TEST_CASE("changing a saved value in place is an error that names both operations") {
+  Variable x = leaf({1, 2});
+  const Tensor factor = Tensor::from({3.f, 4.f});
+  const Variable y = sum(x * Variable(factor));
+  add_scalar_(factor, 1);
+  const std::string text = message([&] { y.backward(); });
+  CHECK(contains(text, "mul"));
+  CHECK(contains(text, "add_scalar_"));
+  CHECK(contains(message([&] { Variable copy = x; add_scalar_(copy, 1); }), "a leaf that requires grad cannot be changed in place"));
+  Variable fine = x * 2.0;
+  add_scalar_(fine, 1);
+  sum(fine * fine).backward();
+  CHECK(values(x.grad()) == std::vector<float>{12, 20});
+}
+
+TEST_CASE("an error inside a pass leaves no gradients behind") {
+  Variable x = leaf({1});
+  Variable a = x * 2.0, b = x * 3.0;
+  bool fail_now = true;
+  a.on_grad([&](const Tensor&) -> Tensor { if (fail_now) throw Error("stop"); return {}; });
+  const Variable y = a + b;
+  CHECK_THROWS_AS(y.backward({}, true), Error);
+  CHECK(!x.grad().defined());
+  fail_now = false;
+  y.backward();
+  CHECK(x.grad().item() == 5);
+}
+
+TEST_CASE("grad() gives gradients without touching .grad") {
+  Variable x = leaf({2}), w = leaf({3}), unused = leaf({1});
+  const Variable h = x * w;
+  const auto g = grad(h * h, {x, h, unused}, {}, true);
+  CHECK(g[0].item() == 36);
+  CHECK(g[1].item() == 12);
+  CHECK(!g[2].defined());
+  CHECK(!w.grad().defined());
+}
+
+TEST_CASE("anomaly mode names the first operation that makes a NaN") {
+  const AnomalyMode guard;
+  Variable x = leaf({-1});
+  CHECK(contains(message([&] { log(x); }), "'log' made the first NaN"));
+  Variable zero = leaf({0});
+  CHECK(contains(message([&] { (sqrt(zero) * 0.0).backward(); }), "gradient"));
+}
+
+TEST_CASE("a chain of a million operations runs backward and is freed, without recursion") {
+  Variable x(ones({1}), true);
+  std::thread small_stack([&] {
+    Variable y = x;
+    for (int i = 0; i < 1'000'000; ++i) y = y + 0.0;
+    y.backward();
+    Variable dropped = x;
+    for (int i = 0; i < 1'000'000; ++i) dropped = dropped * 1.0;
+  });
+  small_stack.join();
+  CHECK(x.grad().item() == 1);
+}
+
+TEST_CASE("memory after many training steps is what it was after ten") {
+  Variable w(full({16, 16}, 0.01), true);
+  const auto run = [&](int steps) {
+    for (int i = 0; i < steps; ++i) {
+      const Variable loss = mean(square(tanh(matmul(Variable(ones({8, 16})), w))));
+      w.clear_grad();
+      loss.backward();
+    }
+    return memory_report().total.current;
+  };
+  const int64_t after_ten = run(10);
+  CHECK(run(10'000) == after_ten);
+}
+
+TEST_CASE("after_backward runs once, at the end of the pass") {
+  Variable x = leaf({1});
+  int calls = 0;
+  bool complete = false;
+  Variable y = x * 2.0;
+  y.on_grad([&](const Tensor&) { after_backward([&] { ++calls; complete = x.grad().defined(); }); return Tensor(); });
+  y.backward();
+  CHECK(calls == 1);
+  CHECK(complete);
+  CHECK(contains(message([] { after_backward([] {}); }), "expected a backward pass"));
+}
+
+TEST_CASE("printing and undefined variables") {
+  CHECK(contains(message([] { Variable().tensor(); }), "undefined"));
+  std::ostringstream out;
+  out << leaf({1}) * 2.0;
+  CHECK(contains(out.str(), "from mul_scalar"));
+}

@@ -1,0 +1,123 @@
+// Tokenizers: the ids of Hugging Face's tokenizers library (tests/golden/tokenizer), round trips, corrupt files.
+// The golden files were made by training a byte-level BPE of 640 tokens with `tokenizers` 0.23.3.
+#include "data/json.h"
+#include "data/tokenizer.h"
+#include "data/draw.h"
+#include "util.h"
+
+using namespace lockstep;
+using namespace lockstep::data;
+
+namespace {
+
+std::string folder() { return golden("tokenizer"); }
+Gpt2Tokenizer from_files() { return Gpt2Tokenizer::from_files(folder() + "/vocab.json", folder() + "/merges.txt"); }
+
+}  // namespace
+
+TEST_CASE("the ids of the reference, from both forms of files") {
+  const auto a = from_files(), b = Gpt2Tokenizer::from_folder(folder());
+  CHECK(a.vocab_size() == 640);
+  CHECK(b.vocab_size() == 640);
+  int count = 0;
+  const Json cases = read_json(folder() + "/cases.json");
+  for (const Json& row : cases.as_array()) {
+    const std::string& text = row.at("text").as_string();
+    CAPTURE(text);
+    std::vector<int32_t> want;
+    for (const Json& id : row.at("ids").as_array()) want.push_back(int32_t(id.as_int()));
+    CHECK(a.encode(text) == want);
+    CHECK(b.encode(text) == want);
+    CHECK(a.decode(want) == text);
+    ++count;
+  }
+  CHECK(count > 80);
+}
+
+TEST_CASE("any bytes come back") {
+  const auto tokenizer = from_files();
+  const ByteTokenizer bytes;
+  Draws draws({.seed = 1});
+  for (int round = 0; round < 300; ++round) {
+    std::string text;
+    for (int64_t i = draws.below(60); i >= 0; --i) text += char(draws.below(256));
+    CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
+    CHECK(bytes.decode(bytes.encode(text)) == text);
+  }
+  const std::string long_word(200000, 'e');  // one word: quadratic merging would take minutes
+  CHECK(tokenizer.decode(tokenizer.encode(long_word)) == long_word);
+  CHECK(bytes.encode("aé") == std::vector<int32_t>{97, 195, 169});
+  CHECK(tokenizer.encode_tensor("the cat").dtype() == i32);
+}
+
+TEST_CASE("words of the pre-tokenisation") {
+  const auto words = [](std::string_view text) {
+    std::string joined;
+    for (const auto word : split_words(text)) (joined += word) += '|';
+    return joined;
+  };
+  const char* rows[][2] = {{"", ""}, {"the cat", "the| cat|"}, {"it's we'll I'd", "it|'s| we|'ll| I|'d|"}, {"a  b", "a| | b|"}, {"a   ", "a|   |"},
+                           {"a\n\nb", "a|\n|\n|b|"}, {" 's", " '|s|"}, {"x1y", "x|1|y|"}, {"!? 12", "!?| 12|"}, {" ", " |"}, {"é½ 你", "é|½| 你|"}};
+  for (const auto& row : rows) CHECK(words(row[0]) == row[1]);
+}
+
+TEST_CASE("special tokens, and ids that are none") {
+  const auto tokenizer = from_files();
+  const int32_t end = tokenizer.special("<|endoftext|>");
+  const auto ids = tokenizer.encode("a<|endoftext|>");
+  CHECK(ids.back() == end);
+  CHECK(ids.size() == 2);
+  CHECK_ERROR(tokenizer.special("<s>"), "no special token <s>; there are: <|endoftext|>");
+  CHECK_ERROR(tokenizer.decode(std::vector<int32_t>{640}), "expected ids from 0 to 639, got 640");
+  CHECK_ERROR(tokenizer.decode(std::vector<int32_t>{-1}), "got -1");
+  CHECK_ERROR(ByteTokenizer().decode(std::vector<int32_t>{256}), "expected ids from 0 to 255, got 256");
+}
+
+TEST_CASE("corrupt files are refused with file and key") {
+  TempDir dir;
+  const struct { const char *vocab, *merges, *message; } files[] = {
+      {"{", "", "vocab.json:1:2: syntax error"},
+      {"[]", "", "vocab.json: expected an object, got a list"},
+      {"{}", "", "expected tokens, got none"},
+      {R"({"a": "0"})", "", "vocab.json: \"a\": expected an integer, got a string"},
+      {R"({"a": 0, "b": 0})", "", "vocab.json: \"b\": id 0 is used twice"},
+      {R"({"a": 0, "a": 1})", "", "key \"a\" appears twice"},
+      {R"({"a": -1})", "", "expected an id from 0 to 1000000, got -1"},
+      {R"({"a": 4000000000})", "", "got 4000000000"},
+      {"{\"\xff\": 1}", "", "vocab.json:1:3: syntax error"},
+      {R"({"a": 0, "b": 1, "ab": 2})", "#version: 0.2\na b\na c\n", "merges.txt:3: token \"c\" is not in the vocabulary"},
+      {R"({"a": 0, "b": 1})", "a b\n", "merges.txt:1: token \"ab\" is not in the vocabulary"},
+      {R"({"a": 0, "b": 1, "ab": 2})", "a b\na b\n", "merges.txt:2: the pair \"a b\" appears twice"},
+      {R"({"a": 0, "b": 1, "ab": 2})", "ab\n", "expected two tokens with a space between, got \"ab\""},
+      {R"({"a": 0, "b": 1, "ab": 2})", "a b c\n", "expected two tokens with a space between"},
+      {R"({"a": 0, "b": 1, "ab": 2})", "a \xff\n", "expected two tokens of GPT-2's byte alphabet"},
+  };
+  for (const auto& row : files) {
+    CAPTURE(row.message);
+    const auto vocab = dir.write("vocab.json", row.vocab), merges = dir.write("merges.txt", row.merges);
+    CHECK_ERROR(Gpt2Tokenizer::from_files(vocab, merges), row.message);
+  }
+  const std::string words = R"("pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false})";
+  const auto whole = [&](const std::string& model, const std::string& rest = "") { return "{" + words + rest + ", \"model\": {" + model + "}}"; };
+  const struct { std::string text; const char* message; } jsons[] = {
+      {"{}", "expected a key \"model\", found none"},
+      {whole(R"("type": "WordPiece")"), "model.type: expected BPE, got WordPiece"},
+      {whole(R"("vocab": {"a": 0})"), "model: expected a key \"merges\""},
+      {whole(R"("vocab": {"a": 0}, "merges": [1])"), "model.merges[0]: expected a string, got an integer"},
+      {whole(R"("vocab": {"a": 0}, "merges": [["a"]])"), "model.merges[0]: expected two tokens, got 1"},
+      {whole(R"("vocab": {"a": 0}, "merges": [], "byte_fallback": true)"), "byte_fallback true is not supported"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "normalizer": {"type": "NFC"})"), "normalizer"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 0, "content": "<s>"}])"), "id 0 is used twice"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 1, "content": "<s>", "lstrip": true}])"), "added_tokens[0]: lstrip true is not supported"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 1, "content": "<s>"}, {"id": 2, "content": "<s>"}])"), "appears twice"},
+      {R"({"pre_tokenizer": {"type": "Sequence"}, "model": {"vocab": {"a": 0}, "merges": []}})", "expected type ByteLevel"},
+  };
+  for (const auto& row : jsons) {
+    CAPTURE(row.message);
+    CHECK_ERROR(Gpt2Tokenizer::from_tokenizer_json(dir.write("t.json", row.text)), row.message);
+  }
+  const auto pairs = Gpt2Tokenizer::from_tokenizer_json(dir.write("t.json", whole(R"("vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]])")));
+  CHECK(pairs.encode("abab") == std::vector<int32_t>{2, 2});
+  CHECK_ERROR(pairs.encode("c"), "the vocabulary has no token for byte 99");
+  CHECK_ERROR(Gpt2Tokenizer::from_folder(dir / "none"), "expected tokenizer.json, or vocab.json and merges.txt");
+}

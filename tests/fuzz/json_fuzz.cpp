@@ -1,0 +1,16 @@
+// libFuzzer: any text as JSON is refused with an Error, or comes back the same after being written and read again.
+#include <cstdlib>
+
+#include "data/json.h"
+#include "tensor/check.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace lockstep::data;
+  try {
+    const Json json = parse_json({reinterpret_cast<const char*>(data), size}, "fuzz", {.bytes = 1 << 20});
+    if (!(parse_json(json.dump(), "again", {.bytes = 1 << 24}) == json)) std::abort();
+    if (!(parse_json(json.dump(1), "again", {.bytes = 1 << 26}) == json)) std::abort();
+  } catch (const lockstep::Error&) {
+  }
+  return 0;
+}

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""The rules about files that a compiler does not check: who may include whom, what public headers need, how long files are.
+
+Prints what is wrong, then "N passed, M failed"; a case is one rule for one folder.
+"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+from public_headers import public_headers  # noqa: E402
+
+# The table of folders: a folder may include only from those named here, and from what they may use.
+USES = {
+    "tensor": [],
+    "autograd": ["tensor"],
+    "nn": ["autograd"],
+    "optim": ["autograd"],
+    "data": ["tensor"],
+    "apps": ["nn", "optim", "data"],
+}
+
+# Files that people come to study have a budget of lines of their own; every other source has the general one.
+GENERAL_BUDGET = 450
+BUDGETS = {"autograd/tape.cpp": 450, "autograd/tape.h": 220, "tensor/kernels.h": 180, "optim/loss_scaler.cpp": 150}
+
+STANDARD = set("""algorithm any array atomic barrier bit bitset charconv chrono cmath compare complex concepts condition_variable
+    coroutine cstddef cstdint cstdio cstdlib cstring ctime deque exception filesystem format forward_list fstream functional
+    future initializer_list iomanip ios iosfwd iostream istream iterator latch limits list map memory memory_resource mutex new
+    numbers numeric optional ostream queue random ranges ratio regex set shared_mutex source_location span sstream stack
+    stdexcept stop_token streambuf string string_view system_error thread tuple type_traits typeindex typeinfo unordered_map
+    unordered_set utility valarray variant vector version""".split())
+
+
+def may_use(folder):
+    allowed = {folder}
+    for below in USES[folder]:
+        allowed |= may_use(below)
+    return allowed
+
+
+def includes(path, pattern):
+    text = path.read_text(errors="replace")
+    for number, line in enumerate(text.split("\n"), 1):
+        found = re.match(r"#\s*include\s*" + pattern, line)
+        if found:
+            yield number, found.group(1)
+
+
+def sources(folder):
+    return sorted(p for p in (ROOT / folder).rglob("*") if p.suffix in (".h", ".cpp", ".def", ".inc"))
+
+
+def check_direction(folder):
+    for path in sources(folder):
+        for number, header in includes(path, r'"([^"]+)"'):
+            top = header.split("/")[0]
+            where = f"{path.relative_to(ROOT)}:{number}"
+            if "/" not in header:
+                yield f'{where}: "{header}" should be written from the root of the repository'
+            elif top not in may_use(folder):
+                yield f"{where}: {folder}/ may not include from {top}/ (only from {', '.join(sorted(may_use(folder)))})"
+
+
+def check_public_headers(folder):
+    for header in public_headers():
+        if header.split("/")[0] != folder:
+            continue
+        for number, name in includes(ROOT / header, r"<([^>]+)>"):
+            if name not in STANDARD:
+                yield f"{header}:{number}: a public header may include the standard library only, not <{name}>"
+
+
+def check_length(folder):
+    for path in sources(folder):
+        if path.suffix == ".inc":  # tables
+            continue
+        name = str(path.relative_to(ROOT))
+        budget, lines = BUDGETS.get(name, GENERAL_BUDGET), len(path.read_text(errors="replace").splitlines())
+        if lines > budget:
+            yield f"{name}: {lines} lines, the budget is {budget}"
+
+
+def check_opening(folder):
+    for path in sources(folder):
+        if path.suffix == ".cpp" and path.with_suffix(".h").exists():  # the header says it
+            continue
+        head = path.read_text(errors="replace").split("\n")[:2]
+        if not any(line.startswith("//") for line in head):
+            yield f"{path.relative_to(ROOT)}:1: a file opens with a line that says what it is"
+
+
+def main():
+    passed = failed = 0
+    for folder in USES:
+        for check in (check_direction, check_public_headers, check_length, check_opening):
+            problems = list(check(folder))
+            for problem in problems:
+                print(problem)
+            passed, failed = passed + (not problems), failed + bool(problems)
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

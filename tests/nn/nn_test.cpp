@@ -1,0 +1,185 @@
+// Modules: names, state, moving, hooks, and what layers refuse. Their numbers are golden cases.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "nn/nn.h"
+#include "optim/optim.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+using namespace lockstep::nn;
+
+namespace {
+
+struct Net : Layer<Net> {
+  Linear hidden{{.in = 4, .out = 8}}, head{{.in = 8, .out = 2, .bias = false}};
+  Tensor scale = ones({1});
+  Variable forward(const Variable& x) { return head(relu(hidden(x))); }
+  void fields(Fields& f) override { f("hidden", hidden)("head", head)("scale", scale); }
+};
+
+struct Tied : Layer<Tied> {
+  Linear a{{.in = 3, .out = 3, .bias = false}}, b{{.in = 3, .out = 3, .bias = false}};
+  Tied() { b.weight = a.weight; }
+  Variable forward(const Variable& x) { return b(a(x)); }
+  void fields(Fields& f) override { f("a", a)("b", b); }
+};
+
+}  // namespace
+
+TEST_CASE("fields give parameters, buffers and modules by dotted name, each parameter once") {
+  Net net;
+  std::vector<std::string> names;
+  for (auto& p : net.named_parameters()) names.push_back(p.name);
+  CHECK(names == std::vector<std::string>{"hidden.weight", "hidden.bias", "head.weight"});
+  CHECK(net.named_buffers().size() == 1);
+  CHECK(net.parameter_count() == 4 * 8 + 8 + 16);
+  CHECK(net.named_modules().size() == 3);
+  Tied tied;
+  CHECK(tied.parameters().size() == 1);
+  CHECK(tied.state().size() == 1);
+}
+
+TEST_CASE("state round trip, and an error that lists everything before anything changes") {
+  manual_seed(1);
+  Net a, b;
+  b.load_state(a.state());
+  const Tensor x = randn({3, 4});
+  CHECK(equal(a(x).tensor(), b(x).tensor()));
+
+  State bad = a.state();
+  bad[0].first = "hidden.wieght";
+  bad[2].second = zeros({5, 5});
+  const Tensor before = b.hidden.bias.tensor().clone();
+  bad[1].second = full({8}, 7);
+  const std::string text = message([&] { b.load_state(bad); });
+  for (const char* part : {"missing", "hidden.weight", "unexpected", "hidden.wieght", "head.weight: expected shape (2, 8), got (5, 5)"}) CHECK(contains(text, part));
+  CHECK(equal(b.hidden.bias.tensor(), before));
+  State partial(a.state().begin(), a.state().begin() + 1);
+  const LoadReport report = b.load_state(partial, false);
+  CHECK(report.missing == std::vector<std::string>{"head.weight", "hidden.bias", "scale"});
+  Tied tied, other;
+  other.load_state(tied.state());
+  CHECK(equal(tied.a.weight.tensor(), other.b.weight.tensor()));
+}
+
+TEST_CASE("to() keeps the identity of parameters, so an optimizer made before stays valid") {
+  Net net;
+  optim::SGD optimizer(net.parameters(), {.lr = 1});
+  net.to(f64);
+  CHECK(net.hidden.weight.dtype() == f64);
+  CHECK(net.scale.dtype() == f64);
+  sum(net(ones({1, 4}, {.dtype = f64}))).backward();
+  const Tensor before = net.head.weight.tensor().clone();
+  optimizer.step();
+  CHECK(!equal(before, net.head.weight.tensor()));
+  CHECK(contains(message([&] { net.to(i64); }), "expected a floating dtype"));
+}
+
+TEST_CASE("train, eval, freeze and zero_grad reach every module") {
+  Sequential net(Linear({.in = 2, .out = 2}), Dropout({.p = 0.5}), BatchNorm1d({.channels = 2}));
+  net.eval();
+  CHECK(!net[1].is_training());
+  net.train();
+  CHECK(net[2].is_training());
+  net.requires_grad_(false);
+  for (auto& p : net.parameters()) CHECK(!p.requires_grad());
+  net.requires_grad_();
+  sum(net(randn({4, 2}))).backward();
+  CHECK(net.parameters()[0].grad().defined());
+  net.zero_grad();
+  CHECK(!net.parameters()[0].grad().defined());
+}
+
+TEST_CASE("hooks run around a call") {
+  Linear layer({.in = 2, .out = 3});
+  std::vector<std::string> events;
+  layer.before_forward([&](Module& m, const std::vector<Variable>& in) { events.push_back(m.kind() + " in " + str(in[0].shape())); });
+  const int id = layer.after_forward([&](Module&, const std::vector<Variable>&, const Variable& out) { events.push_back("out " + str(out.shape())); });
+  layer(randn({5, 2}));
+  layer.remove_hook(id);
+  layer.call(randn({5, 2}));
+  CHECK(events == std::vector<std::string>{"Linear in (5, 2)", "out (5, 3)", "Linear in (5, 2)"});
+}
+
+TEST_CASE("layers refuse what they cannot do") {
+  const struct { std::function<void()> run; const char* part; } rows[] = {
+      {[] { Linear({.in = 3, .out = 2})(zeros({4, 5})); }, "5"},
+      {[] { Conv2d({.in = 3, .out = 4, .groups = 2}); }, "expected groups to divide"},
+      {[] { MultiHeadAttention({.embed = 10, .heads = 3}); }, "expected heads to divide embed 10"},
+      {[] { MultiHeadAttention({.embed = 12, .heads = 4, .kv_heads = 3}); }, "kv_heads"},
+      {[] { GroupNorm({.groups = 3, .channels = 4}); }, "expected groups to divide 4"},
+      {[] { BatchNorm2d({.channels = 3})(zeros({2, 3})); }, "BatchNorm2d"},
+      {[] { BatchNorm1d({.channels = 3})(zeros({2, 4})); }, "3 channels"},
+      {[] { Dropout({.p = 1.5}); }, "expected p in [0, 1]"},
+      {[] { Embedding({.num = 4, .dim = 2})(Tensor::from<int64_t>({1, 4})); }, "4"},
+      {[] { GPT model({.vocab = 10, .context = 4, .layers = 1, .width = 8, .heads = 2}); model(zeros({1, 5}, {.dtype = i64})); }, "at most 4 tokens"},
+  };
+  for (const auto& row : rows) CHECK_MESSAGE(contains(message(row.run), row.part), message(row.run));
+}
+
+TEST_CASE("initialisation has PyTorch's bounds") {
+  manual_seed(3);
+  Linear layer({.in = 100, .out = 200});
+  CHECK(amax(abs(layer.weight.tensor())).item() <= 0.1);
+  CHECK(amax(abs(layer.weight.tensor())).item() > 0.098);
+  CHECK(stddev(layer.weight.tensor()).item() == doctest::Approx(0.1 / std::sqrt(3.0)).epsilon(0.02));
+  Conv2d conv({.in = 4, .out = 8, .kernel = 5});
+  CHECK(amax(abs(conv.weight.tensor())).item() <= 0.1);
+}
+
+TEST_CASE("attention: a cache of keys and grouped, rotary heads give what one pass gives") {
+  manual_seed(5);
+  for (const auto& o : {MultiHeadAttention::Options{.embed = 24, .heads = 4}, {.embed = 24, .heads = 6, .kv_heads = 2, .rotary = true}}) {
+    MultiHeadAttention attention(o);
+    const Tensor x = randn({2, 7, 24});
+    const Tensor whole = attention(x).tensor();
+    KvCache cache;
+    const NoGrad no_grad;
+    const Tensor head = attention.forward(x.narrow(1, 0, 4), cache).tensor();
+    const Tensor tail = attention.forward(x.narrow(1, 4, 3), cache).tensor();
+    CHECK(allclose(cat({head, tail}, 1), whole, 1e-4, 1e-5));
+    CHECK(allclose(sum(attention.weights(x), {2}), ones({2, 7}), 1e-5, 1e-5));
+  }
+}
+
+TEST_CASE("GPT learns a pattern, generates it, and checkpointing its blocks changes no bit") {
+  const auto train = [](bool checkpoint_blocks) {
+    manual_seed(7);
+    auto model = std::make_unique<GPT>(GPT::Options{.vocab = 7, .context = 14, .layers = 2, .width = 32, .heads = 2, .dropout = 0.1, .checkpoint_blocks = checkpoint_blocks});
+    optim::AdamW optimizer(model->parameters(), {.lr = 1e-2});
+    std::vector<int64_t> text;
+    for (int i = 0; i < 15; ++i) text.push_back(i % 7);
+    const Tensor x = Tensor::from(text, {1, 15});
+    double loss = 0;
+    for (int step = 0; step < 60; ++step) {
+      set_random_step(uint64_t(step));
+      const Variable l = model->loss(x.narrow(1, 0, 14).contiguous(), x.narrow(1, 1, 14).contiguous());
+      optimizer.zero_grad();
+      l.backward();
+      optimizer.step();
+      loss = l.item();
+    }
+    return std::pair(std::move(model), loss);
+  };
+  auto [model, loss] = train(false);
+  CHECK(loss < 0.3);
+  auto [same, same_loss] = train(true);
+  CHECK(same_loss == loss);
+  for (size_t i = 0; i < model->parameters().size(); ++i) CHECK(equal(model->parameters()[i].tensor(), same->parameters()[i].tensor()));
+  const Tensor made = model->generate(Tensor::from<int64_t>({0, 1, 2}, {1, 3}), 30, {.temperature = 0});
+  const auto tokens = made.to_vector<int64_t>();
+  REQUIRE(tokens.size() == 33);
+  int right = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) right += tokens[i] == int64_t(i % 7);
+  CHECK(right >= 28);
+  CHECK(contains(message([&m = *model] { m.generate(zeros({1, 0}, {.dtype = i64}), 1); }), "expected a prompt"));
+}
+
+TEST_CASE("summary is a table") {
+  Net net;
+  net.head.requires_grad_(false);
+  const std::string text = summary(net);
+  for (const char* part : {"hidden", "Linear", "in 4, out 8", "40", "frozen", "total 56 parameters (40 trained)"}) CHECK_MESSAGE(contains(text, part), text);
+}

@@ -1,0 +1,208 @@
+// Optimizers, schedules, scalers: what golden cases do not say. Their numbers are in tests/golden.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <memory>
+
+#include "autograd/ops.h"
+#include "optim/clip.h"
+#include "optim/loss_scaler.h"
+#include "optim/optim.h"
+#include "optim/schedule.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+using namespace lockstep::optim;
+
+namespace {
+
+using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Variable>)>;
+struct Row { const char* name; Make make; };
+
+const Row kAll[] = {
+    {"SGD", [](auto p) { return std::make_unique<SGD>(p, SGDOptions{.lr = 0.1, .momentum = 0.9}); }},
+    {"Adam", [](auto p) { return std::make_unique<Adam>(p, AdamOptions{.lr = 0.05, .amsgrad = true}); }},
+    {"AdamW", [](auto p) { return std::make_unique<AdamW>(p, AdamWOptions{.lr = 0.05}); }},
+    {"Adagrad", [](auto p) { return std::make_unique<Adagrad>(p, AdagradOptions{.lr = 0.5}); }},
+    {"RMSprop", [](auto p) { return std::make_unique<RMSprop>(p, RMSpropOptions{.lr = 0.02, .momentum = 0.5, .centered = true}); }},
+    {"Lion", [](auto p) { return std::make_unique<Lion>(p, LionOptions{.lr = 0.02}); }},
+    {"LAMB", [](auto p) { return std::make_unique<LAMB>(p, LAMBOptions{.lr = 0.05}); }},
+    {"Muon", [](auto p) { return std::make_unique<Muon>(p, MuonOptions{.lr = 0.05}); }},
+};
+
+/// Distance of w from a target, and a step towards it.
+double step_towards(Variable& w, const Tensor& target, Optimizer& optimizer) {
+  const Variable loss = mse_loss(w.dtype() == f32 ? w : w.to(f32), target);
+  optimizer.zero_grad();
+  loss.backward();
+  optimizer.step();
+  return loss.item();
+}
+
+}  // namespace
+
+TEST_CASE("every optimizer goes downhill, in f32 and through a master copy in bf16") {
+  for (const Row& row : kAll) {
+    for (DType dtype : {f32, bf16}) {
+      CAPTURE(row.name);
+      manual_seed(1);
+      const Tensor target = randn({8, 6});
+      Variable w(randn({8, 6}).to(dtype), true);
+      const auto optimizer = row.make({w});
+      const double first = step_towards(w, target, *optimizer);
+      double last = first;
+      for (int i = 0; i < 150; ++i) last = step_towards(w, target, *optimizer);
+      CHECK(last < first * 0.3);
+      CHECK(w.dtype() == dtype);
+      CHECK((optimizer->state_of(w).tensors.count("master") == 1) == (dtype == bf16));
+    }
+  }
+}
+
+TEST_CASE("state by name goes to another optimizer, which then makes the same bits") {
+  for (const Row& row : kAll) {
+    CAPTURE(row.name);
+    manual_seed(2);
+    const Tensor target = randn({5, 7});
+    Variable a(randn({5, 7}), true);
+    const auto first = row.make({a});
+    first->name_parameters({{"w", a}});
+    for (int i = 0; i < 3; ++i) step_towards(a, target, *first);
+    Variable b(a.tensor().clone(), true);
+    const auto second = row.make({b});
+    second->name_parameters({{"w", b}});
+    second->load_state(first->state());
+    for (int i = 0; i < 3; ++i) {
+      step_towards(a, target, *first);
+      step_towards(b, target, *second);
+    }
+    CHECK(equal(a.tensor(), b.tensor()));
+  }
+}
+
+TEST_CASE("grad_scale is the same as scaling the gradients") {
+  for (const Row& row : kAll) {
+    CAPTURE(row.name);
+    Variable a(full({4, 4}, 1), true), b(full({4, 4}, 1), true);
+    a.grad() = full({4, 4}, 8);
+    b.grad() = full({4, 4}, 1);
+    row.make({a})->step(0.125);
+    row.make({b})->step();
+    CHECK(allclose(a.tensor(), b.tensor(), 1e-6, 1e-7));
+  }
+}
+
+TEST_CASE("parameters without a gradient, and frozen ones, stay") {
+  Variable used = Variable(ones({2}), true), unused(ones({2}), true), frozen(ones({2}), true);
+  SGD optimizer({used, unused, frozen}, {.lr = 1});
+  sum(used * frozen).backward();
+  frozen.requires_grad_(false);
+  optimizer.step();
+  CHECK(used.tensor()[0].item() == 0);
+  CHECK(unused.tensor()[0].item() == 1);
+  CHECK(frozen.tensor()[0].item() == 1);
+  optimizer.zero_grad(true);
+  CHECK(used.grad().defined());
+  optimizer.zero_grad();
+  CHECK(!used.grad().defined());
+}
+
+TEST_CASE("groups have options of their own, turned by name") {
+  Variable a(ones({1}), true), b(ones({1}), true);
+  AdamW optimizer({a}, {.lr = 1e-3});
+  optimizer.add_group({b}, {.lr = 1e-2, .weight_decay = 0});
+  CHECK(optimizer.group_count() == 2);
+  CHECK(optimizer.get(1, "weight_decay") == 0);
+  optimizer.set_lr(0.5);
+  CHECK(optimizer.lr(1) == 0.5);
+  CHECK(contains(message([&] { optimizer.get(0, "momentun"); }), "no option 'momentun'"));
+}
+
+TEST_CASE("optimizers refuse bad parameters, options and states") {
+  Variable w(ones({2, 2}), true);
+  const auto bad_state = [&] {
+    SGD a({w}, {.lr = 0.1, .momentum = 0.9});
+    a.name_parameters({{"w", w}});
+    w.grad() = ones({2, 2});
+    a.step();
+    OptimizerState state = a.state();
+    state.tensors[0].second = zeros({3});
+    a.load_state(state);
+  };
+  const struct { std::function<void()> run; const char* part; } rows[] = {
+      {[&] { SGD({}, {.lr = 0.1}); }, "at least one parameter"},
+      {[&] { SGD({w, w}, {.lr = 0.1}); }, "stands in two places"},
+      {[&] { SGD({w * 2.0}, {.lr = 0.1}); }, "expected leaf variables"},
+      {[&] { SGD({w}, {.lr = -1}); }, "expected lr in [0"},
+      {[&] { SGD({w}, {.lr = 1, .nesterov = true}); }, "nesterov needs momentum"},
+      {[&] { Adam({w}, {.lr = 1, .beta1 = 1}); }, "expected beta1 in [0, 1)"},
+      {[&] { LAMB({w}, {.min_trust = 2, .max_trust = 1}); }, "max_trust >= min_trust"},
+      {[&] { Variable v(ones({3}), true); v.grad() = ones({3}); Muon({v}, {}).step(); }, "expected matrices"},
+      {bad_state, "expected 'state.w.momentum_buffer' of shape (2, 2), got (3"},
+      {[&] { SGD a({w}, {.lr = 1}); a.name_parameters({}); }, "is not among the 0 names"},
+      {[&] { clip_grad_norm({w}, -1); }, "expected max_norm >= 0"},
+      {[&] { w.grad() = full({2, 2}, INFINITY); clip_grad_norm({w}, 1, 2, true); }, "the norm of the gradients is inf"},
+  };
+  for (const auto& row : rows) CHECK_MESSAGE(contains(message(row.run), row.part), message(row.run));
+}
+
+TEST_CASE("Muon's step is nearly orthogonal, LAMB's is as long as trust allows") {
+  manual_seed(4);
+  Variable w(zeros({16, 8}), true);
+  w.grad() = randn({16, 8});
+  Muon({w}, {.lr = 1, .momentum = 0}).step();
+  const Tensor gram = matmul(w.tensor().t(), w.tensor());  // singular values times sqrt(16 / 8)
+  const Tensor off = sub(gram, mul_scalar(eye(8), 2));
+  CHECK(amax(abs(off)).item() < 1.2);
+  Variable v(full({4}, 3), true);
+  v.grad() = full({4}, 0.5);
+  LAMB({v}, {.lr = 0.1}).step();  // |v| / |direction| = 3, so the step is 0.1 * 3
+  CHECK(v.tensor().to_vector<float>()[0] == doctest::Approx(2.7).epsilon(1e-4));
+}
+
+TEST_CASE("schedules set rates at once, go on from a state, and refuse nonsense") {
+  Variable w(ones({1}), true);
+  SGD a({w}, {.lr = 1, .momentum = 0.9}), b({w}, {.lr = 1, .momentum = 0.9});
+  CosineAnnealingLR first(a, {.T_max = 10}), second(b, {.T_max = 10});
+  for (int i = 0; i < 4; ++i) first.step();
+  second.load_state(first.state());
+  CHECK(a.lr() == b.lr());
+  LambdaLR lambda(a, [](int64_t t) { return 1 / double(t + 1); });
+  ReduceLROnPlateau plateau(b, {.factor = 0.5, .patience = 0});
+  const struct { std::function<void()> run; const char* part; } rows[] = {
+      {[&] { plateau.step(); }, "needs the metric"},
+      {[&] { StepLR(a, {.step_size = 0}); }, "expected step_size > 0"},
+      {[&] { parse_warmup("logarithmic"); }, "expected 'log' or 'linear', got 'logarithmic'"},
+      {[&] { ReduceLROnPlateau(a, {.mode = "mni"}); }, "expected mode 'min' or 'max'"},
+      {[&] { WarmupLR(a, {.warmup_min_lr = std::vector<double>{1, 2}}); }, "or one for each of 1 groups, got 2"},
+      {[&] { Adagrad c({Variable(ones({1}), true)}, {}); OneCycle(c, {.cycle_min_lr = 0.1, .cycle_max_lr = 1}); }, "cycle_momentum"},
+      {[&] { OneCycleLR s(a, {.max_lr = 1, .total_steps = 2}); s.step(); s.step(); }, "at most 1 steps"},
+      {[&] { first.load_state({}); }, "no 'step'"},
+  };
+  for (const auto& row : rows) CHECK_MESSAGE(contains(message(row.run), row.part), message(row.run));
+}
+
+TEST_CASE("scalers refuse wrong order and a scale at its minimum, and go on from a state") {
+  Variable w(ones({1}), true);
+  SGD optimizer({w}, {.lr = 1});
+  GradScaler scaler;
+  CHECK(contains(message([&] { scaler.update(); }), "needs an optimizer"));
+  scaler.unscale(optimizer);
+  CHECK(contains(message([&] { scaler.unscale(optimizer); }), "twice"));
+  w.grad() = full({1}, NAN);
+  CHECK(has_overflow({w}));
+  DynamicLossScaler dynamic({.init_scale = 2, .min_scale = 1});
+  dynamic.update(true);
+  CHECK(dynamic.scale() == 1);
+  CHECK(contains(message([&] { dynamic.update(true); }), "already at its minimum 1"));
+  DynamicLossScaler other;
+  other.load_state(dynamic.state());
+  CHECK(other.scale() == 1);
+  // The trace of DeepSpeed 0.19: window 4, hysteresis 2.
+  DynamicLossScaler traced({.init_scale = 65536, .scale_window = 4, .hysteresis = 2});
+  for (bool overflow : {true, true, true, false, false, false, false}) traced.update(overflow);
+  CHECK(traced.scale() == 16384);
+  traced.update(false);
+  CHECK(traced.scale() == 32768);
+  CHECK(traced.hysteresis() == 2);
+}

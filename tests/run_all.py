@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Runs every test of a build folder, one after the other, and ends with "N passed, M failed".
+
+    tests/run_all.py build [--suite unit] [--not-suite scripts] [names...]
+
+Counted are doctest's cases, the cases of programs whose last line is "N passed, M failed" (golden, layers, docs), and one
+for any other program. Exit code 77 means skipped. A program that crashes, hangs or exits with an error fails at least once.
+"""
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+DOCTEST = re.compile(r"\[doctest\] test cases:\s*(\d+)\s*\|\s*(\d+) passed\s*\|\s*(\d+) failed")
+LAST_LINE = re.compile(r"^(\d+) passed, (\d+) failed")
+NOISE = re.compile(r"^\[doctest\] (doctest version|run with)|^=+$")
+
+
+def listed(build, options):
+    described = json.loads(subprocess.run(["meson", "introspect", "--tests", build], check=True, capture_output=True, text=True).stdout)
+    names = set()
+    for test in described:
+        suites = {s.split(":")[-1] for s in test["suite"]}
+        if test["name"] in names or (options.suite and options.suite not in suites) or (options.not_suite and options.not_suite in suites):
+            continue
+        if options.names and test["name"] not in options.names:
+            continue
+        names.add(test["name"])
+        yield test
+
+
+def count(output, code):
+    """(passed, failed) of one program."""
+    lines = output.strip().split("\n")
+    passed, failed = (1, 0) if code == 0 else (0, 1)
+    summary = DOCTEST.findall(output)
+    last = LAST_LINE.match(lines[-1])
+    if summary:
+        passed, failed = int(summary[-1][1]), int(summary[-1][2])
+    elif last:
+        passed, failed = int(last.group(1)), int(last.group(2))
+    if code != 0 and failed == 0:
+        failed = 1
+    return passed, failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--suite")
+    parser.add_argument("--not-suite")
+    parser.add_argument("--timeout", type=float, default=1, help="multiplies the tests' own limits (sanitizers are slow)")
+    options = parser.parse_args()
+
+    total_passed = total_failed = 0
+    for test in listed(options.build, options):
+        start = time.time()
+        env = dict(os.environ, **(test["env"] if isinstance(test["env"], dict) else {}))
+        try:
+            run = subprocess.run(test["cmd"], cwd=test["workdir"] or options.build, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                 stderr=subprocess.STDOUT, timeout=test["timeout"] * options.timeout if test["timeout"] > 0 else None)
+            output, code = run.stdout.decode(errors="replace"), run.returncode
+        except subprocess.TimeoutExpired as late:
+            output, code = (late.stdout or b"").decode(errors="replace") + f"\nstopped after {late.timeout:.0f} seconds", -1
+        seconds = time.time() - start
+        if code == 77:
+            print(f"  {test['name']:<14} skipped: {output.strip().splitlines()[-1] if output.strip() else 'no reason given'}", flush=True)
+            continue
+        passed, failed = count(output, code)
+        total_passed, total_failed = total_passed + passed, total_failed + failed
+        print(f"  {test['name']:<14} {passed} passed, {failed} failed, {seconds:.1f} s", flush=True)
+        if failed or code:
+            shown = "\n".join(line for line in output.splitlines() if not NOISE.match(line))
+            print(f"--- {test['name']}: exit code {code} ---\n{shown}\n--- end of {test['name']} ---", flush=True)
+    if total_passed + total_failed == 0:
+        print("no tests were found")
+        total_failed = 1
+    print(f"{total_passed} passed, {total_failed} failed")
+    return total_failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,317 @@
+// Attention and rotary against plain loops in f64: layouts, masks, causal limits, shared key heads, dropout, dtypes;
+// gradients against the formula of the full T x S matrix; the same bits for any number of threads; memory.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "tensor/ops.h"
+#include "tensor/threads.h"
+
+using namespace lockstep;
+
+namespace {
+
+constexpr double inf = std::numeric_limits<double>::infinity();
+
+Tensor random_tensor(const Shape& shape, DType dtype, uint32_t seed) {
+  std::mt19937 engine(seed);
+  std::vector<double> values(size_t(numel_of(shape)));
+  for (double& value : values) value = double(engine()) / 2147483648.0 - 1;
+  return Tensor::from(values, shape).to(dtype);
+}
+
+struct Case {
+  int64_t batch, heads, groups, queries, keys, width;
+  bool causal = false;
+  int mask = 0;  // 1: bool (B, 1, T, S) with a full row of false, 2: added (H, 1, S), 3: added (T, S) with -inf, transposed
+  double dropout = 0, scale = 0;
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << "B " << c.batch << " H " << c.heads << " G " << c.groups << " T " << c.queries << " S " << c.keys << " D "
+             << c.width << " causal " << c.causal << " mask " << c.mask << " dropout " << c.dropout;
+}
+
+const Case cases[] = {
+    {1, 1, 1, 1, 1, 1}, {1, 1, 1, 1, 1, 4, true}, {2, 3, 3, 5, 5, 4, true}, {1, 3, 3, 13, 13, 12, true}, {2, 2, 2, 7, 11, 16},
+    {1, 2, 2, 67, 67, 8, true}, {1, 2, 2, 130, 71, 20}, {1, 1, 1, 300, 300, 32, true}, {1, 1, 1, 259, 131, 64},
+    // causal with more keys than queries (a cache), and with fewer: the first rows see nothing
+    {1, 2, 2, 9, 80, 16, true}, {1, 2, 2, 80, 9, 16, true}, {1, 1, 1, 70, 197, 72, true}, {1, 1, 1, 197, 70, 8, true},
+    {2, 4, 2, 33, 33, 8, true}, {1, 6, 1, 20, 90, 12}, {1, 4, 2, 70, 70, 16, true, 2},  // shared key heads
+    {2, 2, 2, 9, 9, 4, false, 1}, {2, 2, 2, 70, 130, 16, false, 1}, {2, 3, 3, 12, 65, 4, false, 2}, {1, 2, 2, 66, 67, 4, true, 3},
+    {1, 2, 2, 19, 19, 4, false, 0, 0.3}, {2, 4, 2, 70, 67, 8, true, 1, 0.5}, {1, 1, 1, 8, 8, 4, false, 0, 1.0},
+    {1, 2, 2, 10, 10, 4, true, 0, 0, 0.3}, {1, 1, 1, 65, 65, 260, true},
+    {2, 2, 2, 0, 5, 4}, {2, 2, 2, 5, 0, 4}, {0, 2, 2, 5, 5, 4}, {1, 2, 2, 3, 3, 0},
+};
+
+struct Problem {
+  Tensor q, k, v, grad, mask;
+  AttentionArgs args;
+};
+
+Problem make(const Case& c, DType dtype) {
+  Problem p;
+  // Views of a packed (B, T, heads, D) layout, as a model has them.
+  p.q = random_tensor({c.batch, c.queries, c.heads, c.width}, dtype, 1).transpose(1, 2);
+  const Tensor kv = random_tensor({c.batch, c.keys, 2, c.groups, c.width}, dtype, 2);
+  p.k = kv.select(2, 0).transpose(1, 2);
+  p.v = kv.select(2, 1).transpose(1, 2);
+  p.grad = random_tensor({c.batch, c.heads, c.queries, c.width}, dtype, 3);
+  p.args = {.scale = c.scale, .causal = c.causal, .dropout = c.dropout, .key = {42, 7}};
+  std::mt19937 engine(4);
+  if (c.mask == 1) {
+    std::vector<double> values(size_t(c.batch * c.queries * c.keys));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = engine() % 3 != 0 && int64_t(i) / c.keys != 2;  // row 2: nothing
+    p.mask = Tensor::from(values, {c.batch, 1, c.queries, c.keys}).to(boolean);
+  } else if (c.mask == 2) {
+    p.mask = random_tensor({c.heads, 1, c.keys}, dtype, 5);
+  } else if (c.mask == 3) {
+    std::vector<double> values(size_t(c.queries * c.keys));
+    for (double& value : values) value = engine() % 4 == 0 ? -inf : double(engine() % 8) / 4;
+    p.mask = Tensor::from(values, {c.keys, c.queries}).to(dtype).t();
+  }
+  return p;
+}
+
+struct Reference {
+  std::vector<double> out, lse, grad_q, grad_k, grad_v;
+};
+
+/// softmax(q k^T scale + mask) v and its gradients with the whole matrix, in f64.
+Reference reference(const Case& c, const Problem& p) {
+  const auto [B, H, G, T, S, D] = std::tuple(c.batch, c.heads, c.groups, c.queries, c.keys, c.width);
+  const auto q = p.q.to_vector<double>(), k = p.k.to_vector<double>(), v = p.v.to_vector<double>();
+  const auto grad = p.grad.to_vector<double>();
+  std::vector<double> mask(size_t(B * H * T * S), 0);
+  if (p.mask.defined()) {
+    mask = p.mask.expand({B, H, T, S}).to_vector<double>();
+    if (p.mask.dtype() == boolean)
+      for (double& m : mask) m = m != 0 ? 0 : -inf;
+  }
+  const double scale = c.scale != 0 ? c.scale : 1 / std::sqrt(double(std::max<int64_t>(D, 1)));
+  Reference r{std::vector<double>(q.size()), std::vector<double>(size_t(B * H * T)), std::vector<double>(q.size()),
+              std::vector<double>(k.size()), std::vector<double>(k.size())};
+  for (int64_t bh = 0; bh < B * H; ++bh)
+    for (int64_t i = 0; i < T; ++i) {
+      const int64_t kv = (bh / H * G + bh % H / (H / G)) * S * D, at = (bh * T + i) * D;
+      std::vector<double> weight(size_t(S), -inf), keep(size_t(S), 1), slope(size_t(S), 0);
+      double most = -inf, sum = 0, delta = 0;
+      for (int64_t j = 0; j < S; ++j) {
+        if (c.causal && j > i + S - T) continue;
+        double score = 0;
+        for (int64_t d = 0; d < D; ++d) score += q[size_t(at + d)] * k[size_t(kv + j * D + d)];
+        weight[size_t(j)] = score * scale + mask[size_t((bh * T + i) * S + j)];
+        most = std::max(most, weight[size_t(j)]);
+      }
+      for (double& w : weight) sum += w = most == -inf ? 0 : std::exp(w - most);
+      r.lse[size_t(bh * T + i)] = most + std::log(sum);
+      for (int64_t j = 0; j < S; ++j) {
+        weight[size_t(j)] /= sum == 0 ? 1 : sum;
+        const uint64_t place = uint64_t((bh * T + i) * S + j);
+        if (c.dropout > 0)
+          keep[size_t(j)] = c.dropout < 1 && philox(p.args.key, place / 4)[place % 4] >= c.dropout * 0x1p32 ? 1 / (1 - c.dropout) : 0;
+        for (int64_t d = 0; d < D; ++d) {
+          const size_t at_v = size_t(kv + j * D + d);
+          r.out[size_t(at + d)] += weight[size_t(j)] * keep[size_t(j)] * v[at_v];
+          r.grad_v[at_v] += weight[size_t(j)] * keep[size_t(j)] * grad[size_t(at + d)];
+          slope[size_t(j)] += keep[size_t(j)] * grad[size_t(at + d)] * v[at_v];
+        }
+        delta += weight[size_t(j)] * slope[size_t(j)];
+      }
+      for (int64_t j = 0; j < S; ++j)
+        for (int64_t d = 0; d < D; ++d) {
+          const double factor = weight[size_t(j)] * (slope[size_t(j)] - delta) * scale;
+          r.grad_q[size_t(at + d)] += factor * k[size_t(kv + j * D + d)];
+          r.grad_k[size_t(kv + j * D + d)] += factor * q[size_t(at + d)];
+        }
+    }
+  return r;
+}
+
+void check_close(const Tensor& got, const std::vector<double>& wanted, double tolerance) {
+  const auto v = got.to_vector<double>();
+  REQUIRE(v.size() == wanted.size());
+  double most = 1;
+  for (double w : wanted) most = std::max(most, std::isfinite(w) ? std::abs(w) : 0);
+  int64_t wrong = 0;
+  for (size_t i = 0; i < v.size(); ++i) wrong += !(v[i] == wanted[i] || std::abs(v[i] - wanted[i]) <= tolerance * most);
+  CHECK(wrong == 0);
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  const Tensor x = a.contiguous(), y = b.contiguous();
+  return x.shape() == y.shape() && std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0;
+}
+
+struct Threads {
+  int before = get_threads();
+  explicit Threads(int n) { set_threads(n); }
+  ~Threads() { set_threads(before); }
+};
+
+std::string message_of(auto&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("attention and its gradients equal the full matrix, for every dtype") {
+  for (const DType dtype : {f64, f32, f16, bf16})
+    for (const Case& c : cases) {
+      CAPTURE(c);
+      CAPTURE(name_of(dtype));
+      const Problem p = make(c, dtype);
+      const Reference wanted = reference(c, p);
+      const double tolerance = dtype == f64 ? 1e-13 : dtype == f32 ? 3e-6 : dtype == f16 ? 3e-3 : 2e-2;
+      const AttentionResult r = attention(p.q, p.k, p.v, p.mask, p.args);
+      CHECK(r.out.transpose(1, 2).is_contiguous());
+      check_close(r.out, wanted.out, tolerance);
+      check_close(r.lse, wanted.lse, dtype == f64 ? 1e-13 : 3e-6);
+      const AttentionGrad g = attention_grad(p.grad, p.q, p.k, p.v, p.mask, r, p.args);
+      check_close(g.q, wanted.grad_q, tolerance);
+      check_close(g.k, wanted.grad_k, tolerance);
+      check_close(g.v, wanted.grad_v, tolerance);
+    }
+}
+
+TEST_CASE("attention takes any layout and writes gradients into packed views") {
+  const int64_t B = 2, H = 3, T = 37, D = 20;
+  for (const DType dtype : {f64, f32, bf16}) {
+    const Tensor packed = random_tensor({B, T, 3, H, D}, dtype, 1);
+    const auto part = [](const Tensor& x, int64_t i) { return x.select(2, i).transpose(1, 2); };
+    const Tensor q = part(packed, 0), k = part(packed, 1), v = part(packed, 2);
+    const Tensor grad = random_tensor({B, H, D, T}, dtype, 2).transpose(2, 3);  // D not of stride 1
+    const AttentionArgs args{.scale = 0, .causal = true};
+    const AttentionResult a = attention(q, k, v, {}, args);
+    const AttentionResult b = attention(q.contiguous(), k.transpose(2, 3).contiguous().transpose(2, 3), v.clone(), {}, args);
+    CHECK(same_bits(a.out, b.out));
+    CHECK(same_bits(a.lse, b.lse));
+    const AttentionGrad wanted = attention_grad(grad.contiguous(), q.contiguous(), k.contiguous(), v.contiguous(), {}, b, args);
+    const Tensor into = full({B, T, 3, H, D}, 9, {.dtype = dtype});
+    Tensor grad_q = part(into, 0), grad_k = part(into, 1), grad_v = part(into, 2);
+    const uint32_t version = into.storage()->version();
+    attention_grad_into(grad, q, k, v, {}, a, args, grad_q, grad_k, grad_v);
+    CHECK(into.storage()->version() > version);
+    CHECK(same_bits(part(into, 0), wanted.q));
+    CHECK(same_bits(part(into, 1), wanted.k));
+    CHECK(same_bits(part(into, 2), wanted.v));
+    const Tensor one = random_tensor({1, 1, 1, D}, dtype, 3);  // expanded operands: strides 0
+    const Tensor same = one.expand({B, H, T, D});
+    check_close(attention(q, k, same).out, same.to_vector<double>(), dtype == bf16 ? 1e-2 : 1e-6);
+  }
+}
+
+TEST_CASE("the number of threads does not change a bit") {
+  for (const Case& c : {Case{2, 4, 2, 300, 300, 36, true}, Case{3, 2, 2, 130, 260, 64, false, 1, 0.2}}) {
+    const Problem p = make(c, f32);
+    const auto all = [&](int threads) {
+      const Threads scope(threads);
+      const AttentionResult r = attention(p.q, p.k, p.v, p.mask, p.args);
+      const AttentionGrad g = attention_grad(p.grad, p.q, p.k, p.v, p.mask, r, p.args);
+      return std::vector<Tensor>{r.out, r.lse, g.q, g.k, g.v};
+    };
+    const auto one = all(1);
+    for (int threads : {2, 3, 7}) {
+      const auto more = all(threads);
+      for (size_t i = 0; i < one.size(); ++i) CHECK(same_bits(one[i], more[i]));
+    }
+  }
+}
+
+TEST_CASE("dropout keeps about 1 - p of the weights and depends on its key") {
+  const Tensor q = zeros({1, 2, 64, 16}), k = q, v = ones({1, 2, 64, 16});
+  AttentionArgs args{.scale = 0, .dropout = 0.25, .key = {1, 2}};
+  const Tensor out = attention(q, k, v, {}, args).out;
+  double mean = 0;
+  for (double x : out.to_vector<double>()) mean += x / double(out.numel());
+  CHECK(mean == doctest::Approx(1).epsilon(0.03));
+  CHECK(same_bits(out, attention(q, k, v, {}, args).out));
+  args.key.stream = 3;
+  CHECK_FALSE(same_bits(out, attention(q, k, v, {}, args).out));
+}
+
+TEST_CASE("attention holds no T x S matrix") {
+  const int64_t T = 2048, D = 16;
+  const Tensor q = random_tensor({1, 2, T, D}, f32, 1);
+  const int64_t before = memory_report().total.current;
+  reset_peak_memory();
+  const AttentionResult r = attention(q, q, q, {}, {.scale = 0, .causal = true});
+  attention_grad(q, q, q, q, {}, r, {.scale = 0, .causal = true});
+  CHECK(memory_report().total.peak - before < T * T * 4 / 8);
+}
+
+TEST_CASE("NaN and infinite scores spread as far as softmax says") {
+  Tensor q = ones({1, 1, 3, 4}), k = ones({1, 1, 70, 4}), v = ones({1, 1, 70, 4});
+  q.select(2, 1).fill_(std::nan(""));
+  const auto out = attention(q, k, v).out.to_vector<double>();
+  CHECK(out[0] == doctest::Approx(1));
+  CHECK(std::isnan(out[4]));
+  CHECK(out[8] == doctest::Approx(1));
+}
+
+TEST_CASE("rotary turns pairs and back") {
+  for (const DType dtype : {f64, f32, f16, bf16})
+    for (const auto& [T, D] : {std::pair<int64_t, int64_t>{1, 2}, {5, 8}, {7, 12}, {33, 64}, {3, 34}, {0, 4}, {4, 0}}) {
+      const Tensor angle = random_tensor({T, D / 2}, f64, 1);
+      const DType table = size_of(dtype) == 2 ? f32 : dtype;
+      std::vector<double> c = angle.to_vector<double>(), s = c;
+      for (double& x : c) x = std::cos(x);
+      for (double& x : s) x = std::sin(x);
+      const Tensor cosine = Tensor::from(c, {T, D / 2}).to(table), sine = Tensor::from(s, {T, D / 2}).to(table);
+      const Tensor x = random_tensor({2, T, 3, D}, dtype, 2).transpose(1, 2);
+      const auto in = x.to_vector<double>();
+      auto wanted = in;
+      for (size_t row = 0; row < size_t(6 * T); ++row)
+        for (size_t i = 0; i < size_t(D / 2); ++i) {
+          const size_t a = row * size_t(D) + i, b = a + size_t(D / 2), t = row % size_t(T) * size_t(D / 2) + i;
+          wanted[a] = in[a] * c[t] - in[b] * s[t];
+          wanted[b] = in[b] * c[t] + in[a] * s[t];
+        }
+      const double tolerance = dtype == f64 ? 1e-15 : dtype == f32 ? 1e-6 : dtype == f16 ? 2e-3 : 2e-2;
+      const Tensor y = rotary(x, cosine, sine);
+      check_close(y, wanted, tolerance);
+      check_close(rotary(y, cosine, sine, true), in, tolerance);
+      if (table == dtype) continue;
+      check_close(rotary(x, cosine.to(dtype), sine.to(dtype)), wanted, 2 * tolerance);
+    }
+}
+
+TEST_CASE("wrong calls are named") {
+  const Tensor q = zeros({2, 4, 5, 8}), k = zeros({2, 2, 6, 8}), v = k;
+  const AttentionResult r = attention(q, k, v);
+  const struct { std::string message; const char* part; } rows[] = {
+      {message_of([&] { attention(zeros({4, 5, 8}), k, v); }), "[attention] expected q (B, H, T, D)"},
+      {message_of([&] { attention(q, zeros({2, 3, 6, 8}), v); }), "multiple of the heads of k, got 4 and 3"},
+      {message_of([&] { attention(q, zeros({2, 2, 6, 4}), v); }), "expected k of shape (2, 2, 6, 8), got (2, 2, 6, 4)"},
+      {message_of([&] { attention(q, k, zeros({2, 2, 7, 8})); }), "expected v of shape (2, 2, 6, 8), got (2, 2, 7, 8)"},
+      {message_of([&] { attention(q, k.to(f64), v); }), "[attention] expected one dtype, got f32 and f64"},
+      {message_of([&] { attention(q.to(i64), k, v); }), "expected a floating dtype, got i64"},
+      {message_of([&] { attention(q, Tensor(), v); }), "undefined"},
+      {message_of([&] { attention(q, k, v, zeros({5, 5})); }), "= (2, 4, 5, 6), got (5, 5)"},
+      {message_of([&] { attention(q, k, v, zeros({5, 6}, {.dtype = i32})); }), "expected a mask of dtype bool or f32, got i32"},
+      {message_of([&] { attention(q, k, v, {}, {.scale = 0, .dropout = 1.5}); }), "from 0 to 1, got 1.5"},
+      {message_of([&] { attention(q, k, v, {}, {.scale = inf}); }), "finite scale"},
+      {message_of([&] { attention_grad(zeros({2, 4, 5, 7}), q, k, v, {}, r, {.scale = 0}); }), "expected grad of shape (2, 4, 5, 8)"},
+      {message_of([&] { attention_grad(q, q, k, v, {}, {r.out, r.out}, {.scale = 0}); }), "expected the saved lse of shape (2, 4, 5)"},
+      {message_of([&] {
+         Tensor gq = zeros({2, 4, 8, 5}).transpose(2, 3), gk = zeros({2, 2, 6, 8}), gv = gk.clone();
+         attention_grad_into(q, q, k, v, {}, r, {.scale = 0}, gq, gk, gv);
+       }), "expected outputs with stride 1 in the last dim"},
+      {message_of([&] { rotary(zeros({5, 7}), zeros({5, 3}), zeros({5, 3})); }), "[rotary] expected x of shape (..., T, D) with D even"},
+      {message_of([&] { rotary(zeros({5, 8}), zeros({4, 4}), zeros({5, 4})); }), "(T, D / 2) = (5, 4), got (4, 4)"},
+  };
+  for (const auto& row : rows) {
+    CAPTURE(row.message);
+    CHECK(contains(row.message, row.part));
+  }
+}

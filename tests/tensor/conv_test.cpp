@@ -1,0 +1,303 @@
+// Convolution and pooling against plain loops in double, in both layouts, and their gradients as the transposed maps.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+
+#include "tensor/layout.h"
+#include "tensor/ops.h"
+#include "tensor/threads.h"
+
+using namespace lockstep;
+
+namespace {
+
+Tensor values(const Shape& shape, uint32_t seed, DType dtype = f32) {
+  std::vector<double> v(size_t(numel_of(shape)));
+  uint32_t state = seed * 2654435761u + 1;
+  for (double& x : v) {
+    state = state * 1664525u + 1013904223u;
+    x = (int(state >> 24) % 17 - 8) / 8.0;
+  }
+  return Tensor::from(v, shape).to(dtype);
+}
+
+Tensor channels_last(const Tensor& x) { return x.permute({0, 2, 3, 1}).clone().permute({0, 3, 1, 2}); }
+
+/// Calls fn(n, k, p, q, c within x, h, w, c within the group, r, s) for every product of a convolution.
+template <class Fn>
+void each_product(const Shape& x, const Shape& w, const Shape& y, const ConvArgs& a, Fn&& fn) {
+  const int64_t kg = w[0] / a.groups;
+  for (int64_t n = 0; n < y[0]; ++n)
+    for (int64_t k = 0; k < y[1]; ++k)
+      for (int64_t p = 0; p < y[2]; ++p)
+        for (int64_t q = 0; q < y[3]; ++q)
+          for (int64_t c = 0; c < w[1]; ++c)
+            for (int64_t r = 0; r < w[2]; ++r)
+              for (int64_t s = 0; s < w[3]; ++s) {
+                const int64_t h = p * a.stride[0] - a.padding[0] + r * a.dilation[0], i = q * a.stride[1] - a.padding[1] + s * a.dilation[1];
+                if (h < 0 || h >= x[2] || i < 0 || i >= x[3]) continue;
+                const int64_t channel = k / kg * w[1] + c;
+                fn(((n * y[1] + k) * y[2] + p) * y[3] + q, ((n * x[1] + channel) * x[2] + h) * x[3] + i, ((k * w[1] + c) * w[2] + r) * w[3] + s);
+              }
+}
+
+void check_close(const Tensor& got, const std::vector<double>& wanted, double tolerance) {
+  const auto v = got.to_vector<double>();
+  REQUIRE(v.size() == wanted.size());
+  double worst = 0;
+  for (size_t i = 0; i < v.size(); ++i) worst = std::max(worst, std::abs(v[i] - wanted[i]) / std::max(1.0, std::abs(wanted[i])));
+  CHECK(worst <= tolerance);
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  const Tensor x = a.contiguous(), y = b.contiguous();
+  return x.shape() == y.shape() && std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0;
+}
+
+double tolerance_of(DType dtype) { return dtype == f64 ? 1e-13 : dtype == f32 ? 1e-4 : dtype == f16 ? 2e-3 : 1e-2; }
+
+struct Threads {
+  int before = get_threads();
+  explicit Threads(int n) { set_threads(n); }
+  ~Threads() { set_threads(before); }
+};
+
+std::string message_of(auto&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing thrown";
+}
+
+struct ConvRow { Shape x, w; ConvArgs args; };
+const ConvRow conv_rows[] = {
+    {{2, 3, 9, 8}, {4, 3, 3, 3}, {}},
+    {{1, 1, 5, 5}, {1, 1, 1, 1}, {}},
+    {{3, 1, 28, 28}, {32, 1, 3, 3}, {.padding = {1, 1}}},
+    {{9, 16, 12, 12}, {32, 16, 3, 3}, {.stride = {2, 2}, .padding = {1, 1}}},
+    {{17, 16, 7, 7}, {16, 16, 3, 3}, {.padding = {1, 1}}},
+    {{2, 2, 7, 9}, {3, 2, 2, 3}, {.stride = {2, 1}, .padding = {0, 2}}},
+    {{2, 2, 11, 9}, {3, 2, 3, 3}, {.padding = {2, 2}, .dilation = {2, 2}}},
+    {{2, 4, 6, 6}, {6, 2, 3, 3}, {.padding = {1, 1}, .groups = 2}},
+    {{2, 4, 6, 6}, {8, 1, 3, 3}, {.padding = {1, 1}, .groups = 4}},
+    {{3, 32, 6, 6}, {32, 1, 3, 3}, {.padding = {1, 1}, .groups = 32}},
+    {{2, 4, 10, 9}, {8, 2, 3, 2}, {.stride = {2, 3}, .padding = {2, 1}, .dilation = {2, 1}, .groups = 2}},
+    {{2, 16, 8, 8}, {32, 16, 1, 1}, {.stride = {2, 2}}},
+    {{2, 3, 1, 1}, {5, 3, 3, 3}, {.padding = {1, 1}}},
+    {{2, 3, 3, 3}, {5, 3, 3, 3}, {}},
+    {{0, 3, 6, 6}, {5, 3, 3, 3}, {}}};
+
+}  // namespace
+
+TEST_CASE("conv2d and its gradients") {
+  for (const ConvRow& row : conv_rows)
+    for (DType dtype : {f32, f64, f16, bf16})
+      for (bool last : {false, true}) {
+        CAPTURE(row.x); CAPTURE(row.w); CAPTURE(row.args.groups); CAPTURE(dtype); CAPTURE(last);
+        const auto laid = [&](const Tensor& t) { return last ? channels_last(t) : t; };
+        const Tensor x = laid(values(row.x, 1, dtype)), w = values(row.w, 2, dtype), bias = values({row.w[0]}, 3, dtype);
+        const Tensor y = conv2d(x, w, bias, row.args);
+        const auto vx = x.to_vector<double>(), vw = w.to_vector<double>(), vb = bias.to_vector<double>();
+        std::vector<double> wanted(size_t(y.numel()));
+        const int64_t plane = y.size(2) * y.size(3);
+        for (int64_t i = 0; i < y.numel(); ++i) wanted[size_t(i)] = vb[size_t(i / plane % y.size(1))];
+        each_product(row.x, row.w, y.shape(), row.args, [&](int64_t o, int64_t i, int64_t k) { wanted[size_t(o)] += vx[size_t(i)] * vw[size_t(k)]; });
+        check_close(y, wanted, tolerance_of(dtype));
+        if (last && !is_channels_last(x)) continue;
+        if (y.numel() > 0 && is_channels_last(x) && plane > 1 && y.size(1) > 1) CHECK(is_channels_last(y));
+
+        for (bool grad_last : {false, true}) {  // a gradient may come in the other layout
+          const Tensor grad = grad_last ? channels_last(values(y.shape(), 4, dtype)) : values(y.shape(), 4, dtype);
+          const auto vg = grad.to_vector<double>();
+          std::vector<double> gx(vx.size(), 0), gw(vw.size(), 0), gb(vb.size(), 0);
+          each_product(row.x, row.w, y.shape(), row.args, [&](int64_t o, int64_t i, int64_t k) {
+            gx[size_t(i)] += vg[size_t(o)] * vw[size_t(k)];
+            gw[size_t(k)] += vg[size_t(o)] * vx[size_t(i)];
+          });
+          for (int64_t i = 0; i < y.numel(); ++i) gb[size_t(i / plane % y.size(1))] += vg[size_t(i)];
+          check_close(conv2d_grad_input(grad, w, row.x, row.args), gx, tolerance_of(dtype));
+          const auto got = conv2d_grad_weight(grad, x, row.w, row.args, true);
+          check_close(got.weight, gw, tolerance_of(dtype));
+          check_close(got.bias, gb, tolerance_of(dtype));
+          CHECK(same_bits(conv2d_grad_weight(grad, x, row.w, row.args, false).weight, got.weight));
+        }
+      }
+}
+
+TEST_CASE("conv2d: the bits do not depend on threads") {
+  for (const ConvRow& row : conv_rows)
+    for (DType dtype : {f32, f64}) {
+      CAPTURE(row.x); CAPTURE(row.w);
+      const Tensor x = rand(row.x).to(dtype), w = rand(row.w).to(dtype), bias = rand({row.w[0]}).to(dtype);
+      std::vector<Tensor> first;
+      for (int threads : {1, 2, 3}) {
+        const Threads scope(threads);
+        const Tensor y = conv2d(x, w, bias, row.args), gx = conv2d_grad_input(y, w, row.x, row.args);
+        const auto gw = conv2d_grad_weight(y, x, row.w, row.args, true);
+        if (threads == 1) first = {y, gx, gw.weight, gw.bias};
+        CHECK(same_bits(y, first[0]));
+        CHECK(same_bits(gx, first[1]));
+        CHECK(same_bits(gw.weight, first[2]));
+        CHECK(same_bits(gw.bias, first[3]));
+      }
+    }
+}
+
+TEST_CASE("conv2d takes views; conv1d is a convolution of height 1") {
+  const Tensor big = values({4, 6, 20, 20}, 1), w = values({5, 3, 3, 3}, 2);
+  const Tensor view = big.slice(0, 0, 4, 2).slice(1, 1, 6, 2).slice(2, 3, 17).transpose(2, 3);
+  CHECK(same_bits(conv2d(view, w), conv2d(view.clone(), w)));
+  const Tensor grad = values({1, 5, 1, 1}, 3).expand({4, 5, 4, 4});
+  CHECK(same_bits(conv2d_grad_input(grad, w, {4, 3, 6, 6}, {}), conv2d_grad_input(grad.clone(), w, {4, 3, 6, 6}, {})));
+  const Tensor x = values({3, 4, 15}, 4), v = values({6, 2, 3}, 5), bias = values({6}, 6);
+  CHECK(same_bits(conv1d(x, v, bias, 2, 1, 2, 2),
+                  conv2d(x.unsqueeze(2), v.unsqueeze(2), bias, {.stride = {1, 2}, .padding = {0, 1}, .dilation = {1, 2}, .groups = 2}).squeeze(2)));
+}
+
+TEST_CASE("conv_transpose2d is the gradient of conv2d, with a bias") {
+  struct Row { Shape x, w; ConvArgs args; Dims extra; Shape out; };
+  for (const Row& row : {Row{{2, 3, 5, 4}, {3, 2, 3, 3}, {.stride = {2, 2}, .padding = {1, 1}}, {1, 1}, {2, 2, 10, 8}},
+                         Row{{2, 4, 5, 5}, {4, 3, 2, 3}, {.groups = 2}, {0, 0}, {2, 6, 6, 7}},
+                         Row{{1, 2, 3, 3}, {2, 2, 2, 2}, {.stride = {1, 1}, .dilation = {3, 3}}, {2, 2}, {1, 2, 8, 8}}})
+    for (DType dtype : {f32, f64}) {
+      const Tensor x = values(row.x, 1, dtype), w = values(row.w, 2, dtype), bias = values({row.out[1]}, 3, dtype);
+      const Tensor y = conv_transpose2d(x, w, bias, row.args, row.extra);
+      REQUIRE(y.shape() == row.out);
+      const auto vx = x.to_vector<double>(), vw = w.to_vector<double>(), vb = bias.to_vector<double>();
+      std::vector<double> wanted(size_t(y.numel()));
+      for (int64_t i = 0; i < y.numel(); ++i) wanted[size_t(i)] = vb[size_t(i / (row.out[2] * row.out[3]) % row.out[1])];
+      each_product(row.out, row.w, row.x, row.args, [&](int64_t o, int64_t i, int64_t k) { wanted[size_t(i)] += vx[size_t(o)] * vw[size_t(k)]; });
+      check_close(y, wanted, 1e-5);
+    }
+}
+
+TEST_CASE("pooling") {
+  struct Row { Shape x; PoolArgs args; Shape out; };
+  const Row rows[] = {{{2, 3, 8, 10}, {}, {2, 3, 4, 5}},
+                      {{2, 3, 7, 35}, {}, {2, 3, 3, 17}},
+                      {{2, 3, 7, 7}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}}, {2, 3, 4, 4}},
+                      {{2, 3, 9, 9}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}, .count_include_pad = false}, {2, 3, 5, 5}},
+                      {{1, 2, 8, 8}, {.kernel = {3, 3}, .stride = {2, 2}, .ceil_mode = true}, {1, 2, 4, 4}},
+                      {{1, 2, 5, 5}, {.kernel = {2, 2}, .stride = {3, 3}, .padding = {1, 1}, .ceil_mode = true}, {1, 2, 2, 2}},
+                      {{1, 17, 9, 6}, {.kernel = {4, 2}, .stride = {1, 3}}, {1, 17, 6, 2}},
+                      {{0, 3, 8, 8}, {}, {0, 3, 4, 4}}};
+  for (const Row& row : rows)
+    for (DType dtype : {f32, f64, f16})
+      for (bool last : {false, true}) {
+        CAPTURE(row.x); CAPTURE(dtype); CAPTURE(last);
+        Tensor x = values(row.x, 1, dtype);
+        if (last) x = channels_last(x);
+        const PoolArgs& a = row.args;
+        const auto v = x.to_vector<double>();
+        const auto highest = max_pool2d(x, a);
+        const Tensor mean = avg_pool2d(x, a);
+        REQUIRE(highest.values.shape() == row.out);
+        REQUIRE(mean.shape() == row.out);
+        const Tensor grad = values(row.out, 2, dtype);
+        const auto g = grad.to_vector<double>();
+        std::vector<double> top, average, grad_top(v.size(), 0), grad_average(v.size(), 0);
+        std::vector<int64_t> places;
+        const int64_t height = row.x[2], width = row.x[3];
+        for (int64_t plane = 0; plane < row.x[0] * row.x[1]; ++plane)
+          for (int64_t p = 0; p < row.out[2]; ++p)
+            for (int64_t q = 0; q < row.out[3]; ++q) {
+              const size_t o = top.size();
+              double best = -INFINITY, sum = 0, inside = 0;
+              int64_t at = -1;
+              const int64_t y0 = p * a.stride[0] - a.padding[0], x0 = q * a.stride[1] - a.padding[1];
+              std::vector<size_t> window;
+              for (int64_t y = y0; y < y0 + a.kernel[0]; ++y)
+                for (int64_t i = x0; i < x0 + a.kernel[1]; ++i) {
+                  if (y < 0 || y >= height || i < 0 || i >= width) continue;
+                  const size_t from = size_t((plane * height + y) * width + i);
+                  window.push_back(from), sum += v[from], ++inside;
+                  if (v[from] > best) best = v[from], at = y * width + i;
+                }
+              if (a.count_include_pad)
+                inside = double((std::min(y0 + a.kernel[0], height + a.padding[0]) - y0) * (std::min(x0 + a.kernel[1], width + a.padding[1]) - x0));
+              top.push_back(best), places.push_back(at), average.push_back(sum / inside);
+              grad_top[size_t(plane * height * width + at)] += g[o];
+              for (size_t from : window) grad_average[from] += g[o] / inside;
+            }
+        check_close(highest.values, top, 0);
+        CHECK(highest.indices.dtype() == i32);
+        CHECK(highest.indices.to_vector<int64_t>() == places);
+        check_close(mean, average, tolerance_of(dtype));
+        for (const Tensor& laid : {grad, channels_last(grad)}) {
+          check_close(max_pool2d_grad(laid, highest.indices, row.x), grad_top, tolerance_of(dtype));
+          check_close(avg_pool2d_grad(laid, row.x, a), grad_average, tolerance_of(dtype));
+        }
+      }
+}
+
+TEST_CASE("max pooling: first place on ties, NaN wins, dilation, nothing but -inf") {
+  const float nan = NAN, inf = INFINITY;
+  const Tensor x = Tensor::from({1.f, 1.f, 2.f, nan, 1.f, 1.f, 5.f, 1.f, -inf, -inf, 3.f, 4.f, -inf, -inf, 4.f, 3.f}, {1, 1, 4, 4});
+  const auto r = max_pool2d(x, {});
+  CHECK(r.indices.to_vector<int64_t>() == std::vector<int64_t>{0, 3, 8, 11});
+  const auto v = r.values.to_vector<double>();
+  CHECK(v[0] == 1);
+  CHECK(std::isnan(v[1]));
+  CHECK(v[2] == -inf);
+  CHECK(v[3] == 4);
+  const Tensor ramp = arange(0, 49, 1, {.dtype = f32}).view({1, 1, 7, 7});
+  const auto wide = max_pool2d(ramp, {.kernel = {2, 2}, .stride = {2, 2}, .dilation = {3, 3}});
+  CHECK(wide.values.to_vector<double>() == std::vector<double>{24, 26, 38, 40});
+}
+
+TEST_CASE("adaptive average pooling") {
+  const Tensor x = values({2, 3, 7, 5}, 1);
+  CHECK(allclose(adaptive_avg_pool2d(x, 1, 1), mean(x, {2, 3}, true), 1e-6, 1e-6));
+  CHECK(same_bits(adaptive_avg_pool2d(x, 7, 5), x));
+  const auto v = x.to_vector<double>();
+  const Tensor y = adaptive_avg_pool2d(x, 3, 2), grad = values({2, 3, 3, 2}, 2);
+  std::vector<double> wanted, grad_wanted(v.size(), 0);
+  const auto g = grad.to_vector<double>();
+  for (int64_t plane = 0; plane < 6; ++plane)
+    for (const auto& [y0, y1] : {std::pair{0, 3}, {2, 5}, {4, 7}})
+      for (const auto& [x0, x1] : {std::pair{0, 3}, {2, 5}}) {
+        double sum = 0;
+        for (int i = y0; i < y1; ++i)
+          for (int j = x0; j < x1; ++j) {
+            sum += v[size_t(plane * 35 + i * 5 + j)];
+            grad_wanted[size_t(plane * 35 + i * 5 + j)] += g[wanted.size()] / 9;
+          }
+        wanted.push_back(sum / 9);
+      }
+  check_close(y, wanted, 1e-6);
+  check_close(adaptive_avg_pool2d(channels_last(x), 3, 2), wanted, 1e-6);
+  check_close(adaptive_avg_pool2d_grad(grad, x.shape()), grad_wanted, 1e-6);
+  check_close(adaptive_avg_pool2d_grad(channels_last(grad), x.shape()), grad_wanted, 1e-6);
+}
+
+TEST_CASE("convolution and pooling name what is wrong") {
+  const Tensor x = zeros({2, 4, 28, 28}), w = zeros({8, 3, 3, 3});
+  struct Row { std::string got, wanted; };
+  const Row rows[] = {
+      {message_of([&] { conv2d(x, w); }), "[conv2d] expected an input with 3 channels (weight (8, 3, 3, 3), groups 1), got (2, 4, 28, 28)"},
+      {message_of([&] { conv2d(zeros({2, 3, 2, 2}), w); }), "[conv2d] expected a kernel that fits the padded input"},
+      {message_of([&] { conv2d(zeros({3, 5, 5}), w); }), "[conv2d] expected an input (N, C, H, W)"},
+      {message_of([&] { conv2d(zeros({2, 3, 5, 5}), w, {}, {.groups = 3}); }), "[conv2d] expected groups that divide the 8 output channels, got 3"},
+      {message_of([&] { conv2d(zeros({2, 3, 5, 5}), w, {}, {.stride = {0, 1}}); }), "[conv2d] expected 2 values >= 1 for stride, got (0, 1)"},
+      {message_of([&] { conv2d(zeros({2, 3, 5, 5}), w, {}, {.padding = {1}}); }), "for padding, got (1)"},
+      {message_of([&] { conv2d(zeros({2, 3, 5, 5}), w, zeros({3})); }), "[conv2d] expected a bias (8), got (3)"},
+      {message_of([&] { conv2d(zeros({2, 3, 5, 5}, {.dtype = i64}), w); }), "[conv2d] expected a floating dtype, got i64"},
+      {message_of([&] { conv1d(x, w); }), "[conv1d] expected an input (N, C, L)"},
+      {message_of([&] { conv2d_grad_input(x, w, {2, 3, 5, 5}, {}); }), "[conv2d_grad_input] expected a gradient (2, 8, 3, 3), got (2, 4, 28, 28)"},
+      {message_of([&] { conv2d_grad_weight(x, x, {8, 4, 3, 3}, {}, true); }), "[conv2d_grad_weight] expected a gradient (2, 8, 26, 26)"},
+      {message_of([&] { conv_transpose2d(x, w); }), "[conv_transpose2d] expected an input with 8 channels"},
+      {message_of([&] { conv_transpose2d(zeros({1, 8, 4, 4}), w, {}, {}, {1, 1}); }), "expected output_padding below stride or dilation, got (1, 1)"},
+      {message_of([&] { max_pool2d(zeros({4, 4}), {}); }), "[max_pool2d] expected an input (N, C, H, W), got (4, 4)"},
+      {message_of([&] { max_pool2d(x, {.padding = {2, 2}}); }), "[max_pool2d] expected padding of at most half the kernel"},
+      {message_of([&] { avg_pool2d(zeros({1, 1, 1, 1}), {}); }), "[avg_pool2d] expected a kernel that fits the padded input"},
+      {message_of([&] { avg_pool2d(x, {.dilation = {2, 2}}); }), "[avg_pool2d] expected dilation (1, 1)"},
+      {message_of([&] { adaptive_avg_pool2d(x, 0, 1); }), "[adaptive_avg_pool2d] expected sizes >= 1"}};
+  for (const Row& row : rows) {
+    CAPTURE(row.wanted); CAPTURE(row.got);
+    CHECK(row.got.find(row.wanted) != std::string::npos);
+  }
+}

@@ -1,0 +1,347 @@
+// Reductions, arg max, running sums and sorting, against plain loops in f64.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include "tensor/ops.h"
+#include "tensor/threads.h"
+
+using namespace lockstep;
+
+namespace {
+
+const double inf = INFINITY, nan_value = NAN;
+
+// Elements of x, grouped by the output of a reduction over `dims`, in row-major order of outputs and elements.
+std::vector<std::vector<double>> groups(const Tensor& x, const Dims& dims) {
+  std::vector<bool> reduced(8, dims.empty());
+  for (int64_t d : dims) reduced[size_t(d < 0 ? d + x.dim() : d)] = true;
+  int64_t outputs = 1;
+  for (int i = 0; i < x.dim(); ++i) outputs *= reduced[size_t(i)] ? 1 : x.shape()[i];
+  std::vector<std::vector<double>> result(static_cast<size_t>(outputs));
+  const auto values = x.to_vector<double>();
+  for (int64_t flat = 0; flat < x.numel(); ++flat) {
+    int64_t rest = flat, out = 0, step = 1;
+    for (int i = x.dim() - 1; i >= 0; --i) {
+      const int64_t at = rest % x.shape()[i];
+      rest /= x.shape()[i];
+      if (!reduced[size_t(i)]) out += at * step, step *= x.shape()[i];
+    }
+    result[size_t(out)].push_back(values[size_t(flat)]);
+  }
+  return result;
+}
+
+double sum_of(const std::vector<double>& v) { return std::accumulate(v.begin(), v.end(), 0.0); }
+double var_of(const std::vector<double>& v) {
+  const double mean = sum_of(v) / double(v.size());
+  double sum = 0;
+  for (double x : v) sum += (x - mean) * (x - mean);
+  return sum / double(v.size() - 1);
+}
+double log_sum_exp_of(const std::vector<double>& v) {
+  const double most = *std::max_element(v.begin(), v.end());
+  double sum = 0;
+  for (double x : v) sum += std::exp(x - most);
+  return most + std::log(sum);
+}
+
+void check_close(const Tensor& got, const std::vector<double>& expected, double tolerance) {
+  const auto values = got.to_vector<double>();
+  REQUIRE(values.size() == expected.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    CAPTURE(i);
+    if (std::isfinite(expected[i])) CHECK(std::abs(values[i] - expected[i]) <= tolerance * std::max(1.0, std::abs(expected[i])));
+    else CHECK((values[i] == expected[i] || (std::isnan(values[i]) && std::isnan(expected[i]))));
+  }
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+template <class V> using Fold = double (*)(const V&);
+
+}  // namespace
+
+TEST_CASE("reductions agree with loops, for any shape, view, dims and dtype") {
+  manual_seed(3);
+  const Tensor base = randn({7, 9, 21, 5}), matrix = randn({300, 1111});
+  struct Row { const char* name; Tensor x; Dims dims; };
+  const Row rows[] = {
+      {"scalar", randn({}), {}},
+      {"one", randn({1, 1}), {1}},
+      {"vector", randn({100003}), {}},
+      {"short vector", randn({13}), {0}},
+      {"matrix rows", matrix, {1}},
+      {"matrix columns", matrix, {0}},
+      {"matrix all", matrix, {}},
+      {"transposed rows", matrix.t(), {1}},
+      {"transposed columns", matrix.t(), {0}},
+      {"every third column, columns", matrix.slice(1, 1, end_of_dim, 3), {0}},
+      {"every third column, rows", matrix.slice(1, 1, end_of_dim, 3), {1}},
+      {"long rows", randn({3, 9001}), {-1}},
+      {"many rows", randn({5000, 33}), {0}},
+      {"narrow rows", randn({20000, 3}), {1}},
+      {"narrow columns", randn({20000, 3}), {0}},
+      {"middle", randn({17, 40, 19}), {1}},
+      {"outer and inner", randn({6, 5, 700}), {0, 2}},
+      {"four dims", base, {0, 2}},
+      {"four dims, permuted", base.permute({2, 0, 3, 1}), {1, -1}},
+      {"four dims, keep last", base, {0, 1, 2}},
+      {"four dims, keep first", base, {1, 2, 3}},
+      {"expanded", randn({5, 1, 7}).expand({5, 30, 7}), {1}},
+      {"expanded, kept", randn({5, 1, 7}).expand({5, 30, 7}), {0, 2}},
+      {"channels", randn({8, 16, 31, 31}), {0, 2, 3}},
+  };
+  for (const Row& row : rows) {
+    for (DType dtype : {f32, f64, bf16, f16}) {
+      CAPTURE(row.name);
+      CAPTURE(int(dtype));
+      const Tensor x = dtype == f32 ? row.x : row.x.to(dtype);
+      const auto parts = groups(x, row.dims);
+      const double eps = dtype == f64 ? 1e-12 : dtype == f32 ? 3e-6 : dtype == f16 ? 2e-3 : 1e-2;
+      const auto expect = [&](auto fn) {
+        std::vector<double> values;
+        for (const auto& part : parts) values.push_back(fn(part));
+        return values;
+      };
+      check_close(sum(x, row.dims), expect(sum_of), eps * 10);
+      check_close(mean(x, row.dims), expect([](const auto& v) { return sum_of(v) / double(v.size()); }), eps);
+      check_close(amax(x, row.dims), expect([](const auto& v) { return *std::max_element(v.begin(), v.end()); }), 0);
+      check_close(amin(x, row.dims), expect([](const auto& v) { return *std::min_element(v.begin(), v.end()); }), 0);
+      check_close(logsumexp(x, row.dims), expect(log_sum_exp_of), eps);
+      if (parts[0].size() > 1) check_close(var(x, row.dims), expect(var_of), eps);
+      if (parts[0].size() < 1000 && dtype != f16) {
+        check_close(prod(x, row.dims), expect([](const auto& v) { return std::accumulate(v.begin(), v.end(), 1.0, std::multiplies<>()); }), eps);
+      }
+      if (dtype != f16) {
+        check_close(norm(x, row.dims), expect([](const auto& v) { return std::sqrt(std::inner_product(v.begin(), v.end(), v.begin(), 0.0)); }), eps);
+      }
+    }
+    for (DType dtype : {i64, i32, i8, u8, boolean}) {
+      CAPTURE(row.name);
+      CAPTURE(int(dtype));
+      const Tensor x = (dtype == u8 || dtype == boolean ? abs(row.x) : row.x * 3).to(dtype);
+      const auto parts = groups(x, row.dims);
+      const auto expect = [&](auto fn) {
+        std::vector<double> values;
+        for (const auto& part : parts) values.push_back(fn(part));
+        return values;
+      };
+      CHECK(sum(x, row.dims).dtype() == i64);
+      check_close(sum(x, row.dims), expect(sum_of), 0);
+      check_close(amax(x, row.dims), expect([](const auto& v) { return *std::max_element(v.begin(), v.end()); }), 0);
+      check_close(amin(x, row.dims), expect([](const auto& v) { return *std::min_element(v.begin(), v.end()); }), 0);
+      CHECK(any(x, row.dims).dtype() == boolean);
+      check_close(any(x, row.dims), expect([](const auto& v) { return std::any_of(v.begin(), v.end(), [](double e) { return e != 0; }); }), 0);
+      check_close(all(x, row.dims), expect([](const auto& v) { return std::all_of(v.begin(), v.end(), [](double e) { return e != 0; }); }), 0);
+    }
+  }
+}
+
+TEST_CASE("reductions keep dims when asked and handle nothing at all") {
+  const Tensor x = randn({2, 3, 4});
+  CHECK(sum(x, {1}, true).shape() == Shape{2, 1, 4});
+  CHECK(sum(x, {-1, 0}).shape() == Shape{3});
+  CHECK(sum(x, {}, true).shape() == Shape{1, 1, 1});
+  const Tensor none = empty({0, 3});
+  CHECK(sum(none).item() == 0);
+  CHECK(equal(sum(none, {0}), zeros({3})));
+  CHECK(sum(none, {1}).shape() == Shape{0});
+  CHECK(equal(prod(none, {0}), ones({3})));
+  CHECK(std::isnan(mean(none).item()));
+  CHECK(std::isnan(var(none).item()));
+  CHECK(logsumexp(none, {0}).to_vector<double>() == std::vector<double>(3, -inf));
+  CHECK(norm(none).item() == 0);
+  CHECK(!any(none).item<bool>());
+  CHECK(all(none).item<bool>());
+  CHECK(amax(none, {1}).shape() == Shape{0});
+  CHECK(all_finite(none));
+}
+
+TEST_CASE("reductions: NaN, infinities, huge values, large means") {
+  std::vector<float> values(1000, 1.f);
+  for (size_t place : {size_t(0), size_t(500), size_t(999)}) {
+    auto with_nan = values;
+    with_nan[place] = NAN;
+    const Tensor x = Tensor::from(with_nan, {1000});
+    CHECK(std::isnan(amax(x).item()));
+    CHECK(std::isnan(amin(x).item()));
+    CHECK(std::isnan(max(x).item()));
+    CHECK(std::isnan(sum(x).item()));
+    CHECK(std::isnan(logsumexp(x, {0}).item()));
+    CHECK(argmax(x).item<int64_t>() == int64_t(place));
+    CHECK(argmin(x).item<int64_t>() == int64_t(place));
+    CHECK(!all_finite(x));
+    CHECK(!all_finite(x.to(bf16)));
+    CHECK(all(x).item<bool>());  // NaN is not zero
+    CHECK(std::isnan(amax(x.reshape({1000, 1}).expand({1000, 20}), {0}).to_vector<float>()[19]));
+  }
+  const Tensor rows = Tensor::from<float>({-INFINITY, -INFINITY, INFINITY, 0, -INFINITY, 2}, {3, 2});
+  CHECK(logsumexp(rows, {1}).to_vector<double>() == std::vector<double>{-inf, inf, 2});
+  CHECK(logsumexp(full({5}, 1000), {0}).item() == doctest::Approx(1000 + std::log(5.0)));
+  CHECK(norm(full({4}, 1e30)).item() == doctest::Approx(2e30));
+  CHECK(norm(full({4}, 1e-30)).item() == doctest::Approx(2e-30));
+  CHECK(std::isinf(sum_squares(full({4}, 1e30)).item()));
+  CHECK(var(arange(1001).to(f32) * 0.001 + 10000.0).item() == doctest::Approx(0.0835835).epsilon(0.02));  // f32 itself is coarse here
+  CHECK(var(arange(1001).to(f64) * 0.001 + 1e6).item() == doctest::Approx(0.0835835).epsilon(1e-6));
+  CHECK(var(Tensor::from<float>({16777216, 16777218}, {2})).item() == 2);
+  CHECK(std::isnan(var(ones({1})).item()));
+  CHECK(stddev(Tensor::from<float>({1, 3}, {2}), {}, 0).item() == 1);
+  CHECK(sum(full({1 << 22}, 0.1)).item() == doctest::Approx(double(0.1f) * (1 << 22)).epsilon(1e-6));
+  CHECK(sum_squares(full({1 << 22}, 0.1)).item() == doctest::Approx(double(0.1f) * double(0.1f) * (1 << 22)).epsilon(1e-7));
+  CHECK(sum(full({1 << 17}, 1, {.dtype = bf16})).item() == 1 << 17);
+}
+
+TEST_CASE("reductions: the bits do not depend on threads") {
+  const Tensor x = randn({513, 1025}), big = randn({300001});
+  const int before = get_threads();
+  std::vector<Tensor> results[2];
+  for (int i = 0; i < 2; ++i) {
+    set_threads(i == 0 ? 1 : 3);
+    results[i] = {sum(x), sum(x, {0}), sum(x, {1}), sum(big), var(x, {0}), logsumexp(x, {0}), norm(big), cumsum(x, 0),
+                  max(x, 0).indices, argmax(big), sort(x, 1).indices, topk(x, 7, 0).indices, sum(x.to(bf16), {0})};
+  }
+  set_threads(before);
+  for (size_t i = 0; i < results[0].size(); ++i) CHECK(equal(results[0][i], results[1][i]));
+}
+
+TEST_CASE("max, min, argmax: the first place on ties, NaN wins") {
+  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean}) {
+    for (const Shape& shape : {Shape{1}, Shape{700}, Shape{5, 131}, Shape{4, 3, 67}, Shape{70001}, Shape{1100, 3}}) {
+      const Tensor x = randint(0, dtype == boolean ? 2 : 50, shape).to(dtype);
+      for (int dim = 0; dim < x.dim(); ++dim) {
+        for (bool largest : {true, false}) {
+          const auto [values, indices] = largest ? max(x, dim) : min(x, dim - x.dim());
+          const auto parts = groups(x, {dim});
+          std::vector<double> best, places;
+          for (const auto& part : parts) {
+            const auto at = largest ? std::max_element(part.begin(), part.end()) : std::min_element(part.begin(), part.end());
+            best.push_back(*at), places.push_back(double(at - part.begin()));
+          }
+          check_close(values, best, 0);
+          check_close(indices, places, 0);
+        }
+      }
+    }
+  }
+  const Tensor x = Tensor::from<float>({1, NAN, 7, NAN, 5, 5}, {2, 3});
+  CHECK(max(x, 1).indices.to_vector<int64_t>() == std::vector<int64_t>{1, 0});
+  CHECK(max(x, 0).indices.to_vector<int64_t>() == std::vector<int64_t>{1, 0, 0});
+  CHECK(max(x, 1, true).values.shape() == Shape{2, 1});
+  CHECK(argmax(x.t()).item<int64_t>() == 1);  // row-major order of the view
+  CHECK(argmin(x, 0).shape() == Shape{3});
+  CHECK(argmax(x, {}, true).shape() == Shape{1, 1});
+  CHECK(max(full({}, 3), 0).values.item() == 3);
+}
+
+TEST_CASE("cumsum and cumprod") {
+  const Tensor x = Tensor::from<int32_t>({1, 2, 3, 4, 5, 6}, {2, 3});
+  CHECK(cumsum(x, 1).to_vector<int64_t>() == std::vector<int64_t>{1, 3, 6, 4, 9, 15});
+  CHECK(cumsum(x, 0).to_vector<int64_t>() == std::vector<int64_t>{1, 2, 3, 5, 7, 9});
+  CHECK(cumprod(x, -1).to_vector<int64_t>() == std::vector<int64_t>{1, 2, 6, 4, 20, 120});
+  CHECK(cumsum(x, 0).dtype() == i64);
+  const Tensor y = randn({1000, 7});
+  check_close(cumsum(y, 0).select(0, -1), sum(y, {0}).to_vector<double>(), 1e-4);
+  CHECK(equal(cumsum(y.t(), 1), cumsum(y, 0).t()));
+  CHECK(cumsum(full({}, 2), 0).item() == 2);
+  CHECK(cumsum(empty({0, 2}), 0).shape() == Shape{0, 2});
+}
+
+TEST_CASE("sort and topk: stable, NaN is the largest") {
+  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean}) {
+    for (const Shape& shape : {Shape{}, Shape{1}, Shape{37}, Shape{3000}, Shape{5, 600}, Shape{600, 5}, Shape{2, 0}}) {
+      const Tensor x = (randint(dtype == u8 || dtype == boolean ? 0 : -60, 60, shape)).to(dtype);
+      for (bool descending : {false, true}) {
+        const int dim = x.dim() == 2 && x.shape()[0] == 600 ? 0 : -1;
+        const auto [values, indices] = sort(x, dim, descending);
+        std::vector<double> sorted, places;
+        const Tensor lines = x.dim() == 0 ? x.reshape({1}) : dim == 0 ? x.t() : x;
+        const auto flat = lines.to_vector<double>();
+        const int64_t n = lines.size(-1);
+        for (int64_t first = 0; n > 0 && first < x.numel(); first += n) {
+          std::vector<int64_t> order(static_cast<size_t>(n));
+          std::iota(order.begin(), order.end(), 0);
+          std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+            const double p = flat[size_t(first + a)], q = flat[size_t(first + b)];
+            return descending ? p > q : p < q;
+          });
+          for (int64_t at : order) sorted.push_back(flat[size_t(first + at)]), places.push_back(double(at));
+        }
+        check_close(dim == 0 ? values.t() : values, sorted, 0);
+        check_close(dim == 0 ? indices.t() : indices, places, 0);
+        if (x.dim() == 0) continue;
+        for (int64_t k : {int64_t(0), int64_t(1), int64_t(5), int64_t(300), x.size(dim)}) {
+          if (k > x.size(dim)) continue;
+          const auto best = topk(x, k, dim, descending);
+          CHECK(equal(best.values, values.narrow(dim, 0, k)));
+          CHECK(equal(best.indices, indices.narrow(dim, 0, k)));
+        }
+      }
+    }
+  }
+  const Tensor x = Tensor::from<float>({2, NAN, -0.f, INFINITY, 0.f, -INFINITY, -NAN}, {7});
+  CHECK(sort(x).indices.to_vector<int64_t>() == std::vector<int64_t>{5, 2, 4, 0, 3, 1, 6});
+  CHECK(sort(x, 0, true).indices.to_vector<int64_t>() == std::vector<int64_t>{1, 6, 3, 0, 2, 4, 5});
+  CHECK(topk(x, 3).indices.to_vector<int64_t>() == std::vector<int64_t>{1, 6, 3});
+  CHECK(topk(x, 2, 0, false).indices.to_vector<int64_t>() == std::vector<int64_t>{5, 2});
+  const Tensor long_line = randn({100000});
+  CHECK(equal(topk(long_line, 50).indices, sort(long_line, 0, true).indices.narrow(0, 0, 50)));
+  CHECK(equal(topk(long_line, 60000, 0, false).indices, sort(long_line).indices.narrow(0, 0, 60000)));
+}
+
+TEST_CASE("sum_to, allclose, equal, all_finite") {
+  const Tensor x = randn({4, 3, 5});
+  CHECK(allclose(sum_to(x, {3, 1}), sum(x, {0, 2}).reshape({3, 1})));
+  CHECK(allclose(sum_to(x, {}), sum(x)));
+  CHECK(equal(sum_to(x, {4, 3, 5}), x));
+  CHECK(sum_to(x, {1, 1, 5}).shape() == Shape{1, 1, 5});
+  const Tensor nan = full({2}, NAN), one = ones({2});
+  CHECK(equal(nan, nan.clone()));
+  CHECK(!allclose(nan, nan));
+  CHECK(!equal(one, one.to(f64)));
+  CHECK(!equal(one, ones({1, 2})));
+  CHECK(equal(x.t(), x.t().contiguous()));
+  CHECK(allclose(full({2}, inf), full({2}, inf)));
+  CHECK(!allclose(full({2}, inf), full({2}, -inf)));
+  CHECK(!allclose(one, full({2}, inf)));
+  CHECK(allclose(one, one + 1e-6));
+  CHECK(!allclose(one, one + 1e-3));
+  CHECK(all_finite(x));
+  CHECK(all_finite(arange(3)));
+  for (DType dtype : {f32, f64, f16, bf16}) {
+    for (double bad : {inf, -inf, nan_value}) {
+      Tensor y = randn({100, 101}).to(dtype);
+      y.select(0, 99).select(0, 100).fill_(bad);
+      CHECK(!all_finite(y));
+      CHECK(!all_finite(y.t()));
+      CHECK(all_finite(y.narrow(0, 0, 99)));
+    }
+  }
+}
+
+TEST_CASE("reductions: wrong calls") {
+  const Tensor x = randn({2, 3});
+  CHECK(contains(message_of([&] { sum(x, {2}); }), "[sum]"));
+  CHECK(contains(message_of([&] { sum(x, {0, -2}); }), "[sum] expected every dim once, got (0, -2) for shape (2, 3)"));
+  CHECK(contains(message_of([&] { mean(x.to(i64)); }), "[mean] expected a floating dtype, got i64"));
+  CHECK(contains(message_of([&] { norm(x.to(i64)); }), "[norm] expected a floating dtype, got i64"));
+  CHECK(contains(message_of([&] { amax(empty({0, 3})); }), "[amax] expected at least one element along dim 0, got shape (0, 3)"));
+  CHECK(contains(message_of([&] { max(empty({0, 3}), 0); }), "[max] expected at least one element along dim 0, got shape (0, 3)"));
+  CHECK(contains(message_of([&] { argmin(empty({0})); }), "[argmin] expected at least one element, got shape (0)"));
+  CHECK(contains(message_of([&] { topk(x, 4); }), "[topk] expected k from 0 to 3 (the size of dim 1 of (2, 3)), got 4"));
+  CHECK(contains(message_of([&] { sum_to(x, {2}); }), "[sum_to] expected a shape that broadcasts to (2, 3), got (2)"));
+  CHECK(contains(message_of([&] { cumsum(x, 2); }), "[cumsum]"));
+  CHECK(contains(message_of([&] { sort(Tensor()); }), "[sort] tensor is undefined"));
+}
