@@ -38,8 +38,9 @@ void check_own_tape(const Variable& output, uint64_t first_number) {
   while (!stack.empty()) {
     Node* node = stack.back();
     stack.pop_back();
-    LOCKSTEP_CHECK(node->is_leaf() || node->number() >= first_number, "[checkpoint] expected fn to read variables of the tape as inputs only, it read an output of '",
-                   node->name(), "' by itself; pass it to checkpoint() as an input");
+    LOCKSTEP_CHECK(node->is_leaf() || node->number() >= first_number,
+                   "[checkpoint] expected fn to read variables of the tape as inputs only, it read an output of '", node->name(),
+                   "' by itself; pass it to checkpoint() as an input");
     for (const Edge& edge : node->inputs()) {
       if (edge.node && seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
     }

@@ -97,6 +97,7 @@ struct CrossEntropyOptions {
   Reduction reduction = Reduction::mean;  ///< mean divides by the weights of the targets not ignored
 };
 /// logits (N, C) or (N, C, d1, ...) [or (C)]; target i64 class indices (N, d1, ...), or probabilities of logits' shape.
+/// Against indices the loss is f32 for 16-bit logits, so that loss scaling does not overflow it.
 Variable cross_entropy(const Variable& logits, const Variable& target, const CrossEntropyOptions& options = {});
 Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options = {});
 Variable mse_loss(const Variable& x, const Variable& target, Reduction reduction = Reduction::mean);  ///< shapes must agree

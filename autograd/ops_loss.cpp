@@ -139,9 +139,12 @@ Variable mse_loss(const Variable& input, const Variable& aim, Reduction reductio
   const Variable x = Autocast::high(input), target = Autocast::high(aim);
   if (reduction == Reduction::none) return square(sub(x, target));
   Tensor difference = sub(x.tensor(), target.tensor());
-  Tensor out = sum_squares(difference);
-  const double count = reduction == Reduction::mean ? double(x.numel()) : 1;
-  if (reduction == Reduction::mean) out = div(out, scalar_like(out, count));
+  const bool is_mean = reduction == Reduction::mean;
+  const double count = is_mean ? double(x.numel()) : 1;
+  Tensor out;
+  if (is_mean && size_of(x.dtype()) == 2) out = mean(square(difference));  // the sum alone may be too large for f16
+  else out = sum_squares(difference);
+  if (is_mean && size_of(x.dtype()) > 2) out = div(out, scalar_like(out, count));
   if (!needs_grad({&x, &target})) return out;
   return record("mse_loss", {&x, &target}, std::move(out), [difference = std::move(difference), count](Backward& back) mutable {
     const Tensor scale = mul_scalar(back.grad(), 2 / count);

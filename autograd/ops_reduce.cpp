@@ -189,7 +189,9 @@ Variable logsumexp(const Variable& input, const Dims& dims, bool keepdim) {
 VariableIndices max(const Variable& x, int64_t dim, bool keepdim) { return picked("max", x, dim, keepdim, max(x.tensor(), dim, keepdim)); }
 VariableIndices min(const Variable& x, int64_t dim, bool keepdim) { return picked("min", x, dim, keepdim, min(x.tensor(), dim, keepdim)); }
 VariableIndices sort(const Variable& x, int64_t dim, bool descending) { return picked("sort", x, dim, true, sort(x.tensor(), dim, descending)); }
-VariableIndices topk(const Variable& x, int64_t k, int64_t dim, bool largest) { return picked("topk", x, dim, true, topk(x.tensor(), k, dim, largest)); }
+VariableIndices topk(const Variable& x, int64_t k, int64_t dim, bool largest) {
+  return picked("topk", x, dim, true, topk(x.tensor(), k, dim, largest));
+}
 
 Variable cumsum(const Variable& input, int64_t dim) {
   const Variable x = Autocast::high(input);

@@ -207,14 +207,14 @@ struct GeluErf : Costly {
 };
 struct GeluTanh : Costly {  // x / 2 (1 + tanh u) = x / (1 + e^-2u) with 2u = 2 sqrt(2 / pi) (x + 0.044715 x^3)
   LOCKSTEP_VALUE {
-    const T minus_2u = x * (T(-1.59576912160573071176) - T(0.07135481627159980) * (x * x));
+    const T minus_2u = x * (T(-1.59576912160573071176) - T(0.07135481627260025) * (x * x));
     return x / (T(1) + math::exp_coarse(minus_2u));
   }
   LOCKSTEP_GRAD(input) {
     const T x = clip(input, T(-10), T(10)), square = x * x;
-    const T e = math::exp_normal(x * (T(-1.59576912160573071176) - T(0.07135481627159980) * square));
+    const T e = math::exp_normal(x * (T(-1.59576912160573071176) - T(0.07135481627260025) * square));
     const T s = T(1) / (T(1) + e);
-    const T slope = T(1.59576912160573071176) + T(3 * 0.07135481627159980) * square;
+    const T slope = T(1.59576912160573071176) + T(3 * 0.07135481627260025) * square;
     return g * (s + x * slope * s * (e * s));
   }
 };

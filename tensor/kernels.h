@@ -93,7 +93,7 @@ struct Kernels {
   void (*dropout)(const Tensor& x, double p, PhiloxKey key, Tensor& out);  // keeps with 1 - p, scales by 1 / (1 - p)
 
   // Reductions over the dims whose bit is set. x any strides; out contiguous, with those dims of size 1.
-  // var uses `parameter` as correction. Sums of f16, bf16 in f32; fixed order, whatever the number of threads.
+  // var uses `parameter` as correction. Sums of f16, bf16 in f32; fixed order, whatever the number of threads. out of sum_squares may be f64.
   void (*reduce)(ReduceOp op, const Tensor& x, uint32_t dims, double parameter, Tensor& out);
   void (*arg_reduce)(bool largest, const Tensor& x, int dim, Tensor& values, Tensor& indices);  // first place on ties; NaN wins
   void (*cumulative)(bool product, const Tensor& x, int dim, bool reverse, Tensor& out);

@@ -104,8 +104,8 @@ void attention_grad_into(const Tensor& grad, const Tensor& q, const Tensor& k, c
   check_operand(op, "grad_k", grad_k, q, k.shape());
   check_operand(op, "grad_v", grad_v, q, k.shape());
   for (const Tensor* out : {&grad_q, &grad_k, &grad_v})
-    LOCKSTEP_CHECK(out->shape().back() <= 1 || out->strides().back() == 1, "[", op, "] expected outputs with stride 1 in the last dim, got strides ",
-                   out->strides());
+    LOCKSTEP_CHECK(out->shape().back() <= 1 || out->strides().back() == 1, "[", op,
+                   "] expected outputs with stride 1 in the last dim, got strides ", out->strides());
   run_attention_grad(grad, q, k, v, mask, saved, args, grad_q, grad_k, grad_v);
   for (const Tensor* out : {&grad_q, &grad_k, &grad_v}) out->storage()->bump_version(op);
 }

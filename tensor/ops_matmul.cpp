@@ -15,14 +15,14 @@ void check_product(const char* op, const Tensor& a, const Tensor& b) {
   check_same_device(op, a, b);
 }
 
-/// x itself when its last two dims are rows or columns as kernels take them (one unit stride, lines that do not
-/// overlap), else a copy.
-Tensor as_matrices(const Tensor& x) {
+/// The last two dims are rows or columns as kernels take them: one unit stride, lines that do not overlap.
+bool are_matrices(const Tensor& x) {
   const int r = x.dim();
   const int64_t m = x.shape()[r - 2], n = x.shape()[r - 1], row = x.strides()[r - 2], col = x.strides()[r - 1];
-  const bool rows = col == 1 && (m <= 1 || row >= n), columns = row == 1 && (n <= 1 || col >= m);
-  return rows || columns ? x : x.clone();
+  return (col == 1 && (m <= 1 || row >= n)) || (row == 1 && (n <= 1 || col >= m));
 }
+
+Tensor as_matrices(const Tensor& x) { return are_matrices(x) ? x : x.clone(); }
 
 /// The dims before the last two can be counted by one stride, so that they extend the rows.
 bool rows_fold(const Tensor& x) {
@@ -33,7 +33,9 @@ bool rows_fold(const Tensor& x) {
 
 Tensor run(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, const Shape& shape) {
   Tensor out = empty(shape, {.dtype = a.dtype(), .device = a.device()});
-  LOCKSTEP_KERNEL(a.device(), matmul)(as_matrices(a), as_matrices(b), bias, args, pre, out);
+  const auto kernel = LOCKSTEP_KERNEL(a.device(), matmul);
+  if (are_matrices(a) && are_matrices(b)) kernel(a, b, bias, args, pre, out);
+  else kernel(as_matrices(a), as_matrices(b), bias, args, pre, out);
   return out;
 }
 
@@ -46,13 +48,14 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   const Tensor left = a.dim() == 1 ? a.unsqueeze(0) : a, right = b.dim() == 1 ? b.unsqueeze(1) : b;
   const int64_t m = left.size(-2), k = left.size(-1), n = right.size(-1);
   LOCKSTEP_CHECK(k == right.size(-2), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ", b.shape());
+  Tensor none, out;
+  if (a.dim() == 2 && b.dim() == 2) return run(a, b, none, {}, none, {m, n});
   Shape batch = broadcast_shapes("matmul", Shape(left.shape().begin(), left.shape().end() - 2),
                                  Shape(right.shape().begin(), right.shape().end() - 2));
   Shape full = batch, full_a = batch, full_b = batch;
   full.push_back(m), full.push_back(n);
   full_a.push_back(m), full_a.push_back(k);
   full_b.push_back(k), full_b.push_back(n);
-  Tensor none, out;
   if (right.dim() == 2 && left.dim() > 2 && left.numel() > 0 && rows_fold(left)) {  // one tall matrix instead of many
     const int64_t rows = numel_of(batch) * m;
     out = run(left.view({rows, k}), right, none, {}, none, {rows, n}).view(full);

@@ -35,9 +35,9 @@ class Drawing:
 
 
 def tape():
-    d = Drawing(760, 330)
-    d.text(20, 26, "Forward records (solid): every result holds the node that made it, a node points at the makers of its inputs.")
-    d.text(20, 46, "Backward walks (dashed): nodes by descending number; each is freed as soon as it has run.", color="#bc4c00")
+    d = Drawing(780, 330)
+    d.text(20, 26, "Forward (solid) records: a result holds its node, a node points at the makers of its inputs.")
+    d.text(20, 46, "Backward (dashed) walks: nodes by descending number; each is freed as soon as it has run.", color="#bc4c00")
     d.box(20, 80, 90, 44, ["x", "no grad"], "white")
     d.box(20, 160, 90, 44, ["w", "leaf #0"], GREEN)
     d.box(20, 240, 90, 44, ["b", "leaf #0"], GREEN)
@@ -61,15 +61,15 @@ def tape():
 
 
 def tensor():
-    d = Drawing(760, 360)
+    d = Drawing(840, 360)
     d.text(20, 26, "Tensors are handles; the bytes are in a Storage. Three tensors on one storage of 12 numbers:")
     for i in range(12):
         d.box(20 + 44 * i, 44, 44, 34, [str(i)], ORANGE, mono=True)
     d.text(560, 66, "storage, version 0", color=SOFT)
     views = [
         (20, "x", "shape (3, 4)  strides (4, 1)  offset 0", [[4 * r + c for c in range(4)] for r in range(3)], "row-major, contiguous"),
-        (275, "x.t()", "shape (4, 3)  strides (1, 4)  offset 0", [[4 * c + r for c in range(3)] for r in range(4)], "same bytes, other order"),
-        (530, "x.slice(1, 1, 4, 2)", "shape (3, 2)  strides (4, 2)  offset 1", [[4 * r + 1 + 2 * c for c in range(2)] for r in range(3)], "every second column from 1"),
+        (290, "x.t()", "shape (4, 3)  strides (1, 4)  offset 0", [[4 * c + r for c in range(3)] for r in range(4)], "same bytes, other order"),
+        (565, "x.slice(1, 1, 4, 2)", "shape (3, 2)  strides (4, 2)  offset 1", [[4 * r + 1 + 2 * c for c in range(2)] for r in range(3)], "every second column from 1"),
     ]
     for x, name, described, rows, note in views:
         d.text(x, 120, name, mono=True)

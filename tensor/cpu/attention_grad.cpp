@@ -8,12 +8,11 @@
 // tiles that see it, so sums of grad_k and grad_v stay in one tile. The unit's q, grad and sums of grad_q are packed once,
 // into scratch as large as they are. The order of every sum depends on the shape alone.
 #include "tensor/cpu/attention_tile.h"
-#include "tensor/math.h"
 
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t tile_queries = 126;  // in whole groups
+constexpr int64_t tile_queries = 60;  // in whole groups
 
 template <class A>
 struct Tiles {

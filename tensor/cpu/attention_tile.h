@@ -180,17 +180,28 @@ template <class A>
 void dropout_row(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_t j0, A* factors) {
   constexpr int counters = int(tile_keys) / 4 + 8;  // one more than a tile, in whole vectors
   const uint64_t place = uint64_t(((b * plan.heads + h) * plan.queries + i) * plan.keys + j0);
-  alignas(64) uint32_t words[4][counters];
+  alignas(64) uint64_t words[4][counters];
+  // philox() for many counters side by side; 64-bit words, because that is how GCC makes vectors of the products.
   for (int n = 0; n < counters; ++n) {
-    const auto four = philox(plan.key, place / 4 + uint64_t(n));
-    for (int r = 0; r < 4; ++r) words[r][n] = four[size_t(r)];
+    const uint64_t counter = place / 4 + uint64_t(n);
+    uint64_t x0 = uint32_t(counter), x1 = counter >> 32, x2 = uint32_t(plan.key.stream), x3 = plan.key.stream >> 32;
+    uint32_t k0 = uint32_t(plan.key.seed), k1 = uint32_t(plan.key.seed >> 32);
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+      const uint64_t a = uint64_t(0xD2511F53u) * uint32_t(x0), b = uint64_t(0xCD9E8D57u) * uint32_t(x2);
+      x0 = (b >> 32) ^ x1 ^ k0;
+      x1 = uint32_t(b);
+      x2 = (a >> 32) ^ x3 ^ k1;
+      x3 = uint32_t(a);
+    }
+    words[0][n] = uint32_t(x0), words[1][n] = uint32_t(x1), words[2][n] = uint32_t(x2), words[3][n] = uint32_t(x3);
   }
   const uint64_t threshold = uint64_t(std::ceil(plan.dropout * 0x1p32));  // as in on_cpu::dropout
   const A scale = plan.dropout < 1 ? A(1 / (1 - plan.dropout)) : A(0);
-  for (int j = 0; j < tile_keys; ++j) {
-    const uint64_t at = place % 4 + uint64_t(j);
-    factors[j] = words[at % 4][at / 4] >= threshold ? scale : A(0);
-  }
+  A all[tile_keys + 4];  // from the start of the first counter on
+  for (int n = 0; n < tile_keys / 4 + 1; ++n)
+    for (int r = 0; r < 4; ++r) all[4 * n + r] = words[r][n] >= threshold ? scale : A(0);
+  std::memcpy(factors, all + place % 4, tile_keys * sizeof(A));
 }
 
 /// Multiplies a row of tile_keys weights by those factors.
@@ -228,8 +239,7 @@ Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
   for (int i = 0; i < 2; ++i) four[i] = fold_rows<A, 2>(two[2 * i], two[2 * i + 1], lanes);
   Lanes<A> eight = fold_rows<A, 4>(four[0], four[1], lanes);
   if constexpr (lane_count<A> == 16) {
-    typedef int Order __attribute__((vector_size(64)));
-    eight = max_of<A>(eight, __builtin_shuffle(eight, Order{1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15}));
+    eight = max_of<A>(eight, __builtin_shufflevector(eight, eight, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15));
   }
   return eight;
 }

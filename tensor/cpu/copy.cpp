@@ -109,24 +109,20 @@ template <class T>
 struct Square {
   static constexpr int side = std::min<int>(widest / sizeof(T), 16);
   typedef T Row __attribute__((vector_size(side * sizeof(T))));
-  using Lane = std::make_signed_t<T>;
-  typedef Lane Mask __attribute__((vector_size(side * sizeof(T))));
+
+  template <int Step, int... I>
+  [[gnu::always_inline]] static inline void exchange_pair(Row& a, Row& b, std::integer_sequence<int, I...>) {
+    const Row low = __builtin_shufflevector(a, b, (I & Step ? I - Step + side : I)...);
+    b = __builtin_shufflevector(a, b, (I & Step ? I + side : I + Step)...);
+    a = low;
+  }
 
   // Exchanges the off-diagonal quarters of every block of 2 * Step rows and lanes.
   template <int Step>
   static void exchange(Row (&rows)[side]) {
-    constexpr auto lower = []<size_t... I>(std::index_sequence<I...>) {
-      return Mask{Lane(I & Step ? I - Step + side : I)...};
-    }(std::make_index_sequence<side>());
-    constexpr auto upper = []<size_t... I>(std::index_sequence<I...>) {
-      return Mask{Lane(I & Step ? I + side : I + Step)...};
-    }(std::make_index_sequence<side>());
 #pragma GCC unroll 16
     for (int i = 0; i < side; ++i) {
-      if (i & Step) continue;
-      const Row a = rows[i], b = rows[i + Step];
-      rows[i] = __builtin_shuffle(a, b, lower);
-      rows[i + Step] = __builtin_shuffle(a, b, upper);
+      if (!(i & Step)) exchange_pair<Step>(rows[i], rows[i + Step], std::make_integer_sequence<int, side>());
     }
     if constexpr (Step > 1) exchange<Step / 2>(rows);
   }

@@ -1,5 +1,5 @@
-// Reductions over any dims of a tensor with any strides. The dims fall into two nests, kept and reduced; each is ordered by
-// stride and simplified. Then the lanes of a vector lie along one dim:
+// Reductions over any dims of a tensor with any strides. The plan (reduce_plan.h) puts the lanes of
+// a vector along one dim:
 //
 //   along a reduced dim   a row becomes one number: four vectors run along it and are added in a tree at its end
 //   along a kept dim      a row of outputs is carried down the rows of x (column sums, as for a bias)
@@ -14,6 +14,7 @@
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
+#include "tensor/cpu/reduce_plan.h"
 
 namespace lockstep::on_cpu {
 namespace {
@@ -85,90 +86,6 @@ struct All {
   template <class V> static V step(V a, V x, V) { return join(a, x); }
 };
 
-// --- the plan ---
-
-struct Nest {
-  int rank = 0;
-  int64_t size[Dims::max_rank], x[Dims::max_rank], out[Dims::max_rank];  // sizes and strides, outermost first
-
-  int64_t count() const {
-    int64_t n = 1;
-    for (int i = 0; i < rank; ++i) n *= size[i];
-    return n;
-  }
-  // Keeps the dims ordered by the stride of x, the smallest last; repeated elements (stride 0) go to the front.
-  void insert(int64_t s, int64_t x_stride, int64_t out_stride) {
-    const auto key = [](int64_t stride) { return stride == 0 ? INT64_MAX : stride; };
-    int at = rank++;
-    for (; at > 0 && key(x[at - 1]) < key(x_stride); --at) size[at] = size[at - 1], x[at] = x[at - 1], out[at] = out[at - 1];
-    size[at] = s, x[at] = x_stride, out[at] = out_stride;
-  }
-  // Joins neighbours that lie one behind the other.
-  void simplify() {
-    int last = 0;
-    for (int i = 1; i < rank; ++i) {
-      if (x[last] == x[i] * size[i] && out[last] == out[i] * size[i]) {
-        size[last] *= size[i];
-      } else {
-        size[++last] = size[i];
-      }
-      x[last] = x[i], out[last] = out[i];
-    }
-    if (rank > 0) rank = last + 1;
-  }
-};
-
-// A place in a nest, counted from the first element.
-struct Walk {
-  Walk(const Nest& nest, int64_t start) : nest(nest) {
-    for (int d = nest.rank - 1; d >= 0; --d) {
-      at[d] = start % nest.size[d];
-      start /= nest.size[d];
-      x += at[d] * nest.x[d], out += at[d] * nest.out[d];
-    }
-  }
-  void next() {
-    for (int d = nest.rank - 1; d >= 0; --d) {
-      x += nest.x[d], out += nest.out[d];
-      if (++at[d] < nest.size[d]) return;
-      x -= nest.x[d] * nest.size[d], out -= nest.out[d] * nest.size[d];
-      at[d] = 0;
-    }
-  }
-  const Nest& nest;
-  int64_t at[Dims::max_rank], x = 0, out = 0;
-};
-
-struct Plan {
-  Nest kept, reduced;  // without the dim of the lanes
-  bool lanes_reduced;
-  int64_t lanes = 1, x_stride = 1, out_stride = 1;  // the dim of the lanes
-};
-
-Plan make_plan(const Tensor& x, uint32_t dims, const Tensor& out) {
-  Plan plan;
-  for (int i = 0; i < x.dim(); ++i) {
-    if (x.shape()[i] == 1) continue;
-    const bool reduced = dims >> i & 1;
-    (reduced ? plan.reduced : plan.kept).insert(x.shape()[i], x.strides()[i], reduced ? 0 : out.strides()[i]);
-  }
-  plan.kept.simplify();
-  plan.reduced.simplify();
-  // The best dim for the lanes has stride 1 and fills a vector; failing that, the longer one.
-  const auto score = [](const Nest& nest) -> int64_t {
-    if (nest.rank == 0) return 0;
-    const int64_t n = nest.size[nest.rank - 1];
-    return nest.x[nest.rank - 1] == 1 && n >= 16 ? INT64_MAX : n;
-  };
-  plan.lanes_reduced = score(plan.reduced) >= score(plan.kept);
-  Nest& nest = plan.lanes_reduced ? plan.reduced : plan.kept;
-  if (nest.rank > 0) {
-    --nest.rank;
-    plan.lanes = nest.size[nest.rank], plan.x_stride = nest.x[nest.rank], plan.out_stride = nest.out[nest.rank];
-  }
-  return plan;
-}
-
 // --- the loops ---
 
 template <class A> using Total = std::conditional_t<std::is_integral_v<A>, int64_t, double>;
@@ -216,7 +133,7 @@ A join_lanes(const Lanes<A> (&v)[4]) {
 
 // Lanes along a reduced dim.
 template <class Op, class A>
-void fold_rows(const Plan& plan, const Source<A>& x, const A* center, Total<A>* totals) {
+void fold_rows(const ReducePlan& plan, const Source<A>& x, const A* center, Total<A>* totals) {
   const int64_t n = plan.lanes, rows = plan.reduced.count(), outputs = plan.kept.count();
   // A block is a piece of a long row or several short ones.
   const int64_t pieces = (n + run_block - 1) / run_block, rows_per_block = pieces > 1 ? 1 : std::max<int64_t>(1, run_block / n);
@@ -272,7 +189,7 @@ void fold_rows(const Plan& plan, const Source<A>& x, const A* center, Total<A>* 
 
 // Lanes along a kept dim.
 template <class Op, class A>
-void fold_columns(const Plan& plan, const Source<A>& x, const A* center, Total<A>* totals) {
+void fold_columns(const ReducePlan& plan, const Source<A>& x, const A* center, Total<A>* totals) {
   const int64_t columns = plan.lanes, rows = plan.reduced.count(), outer = plan.kept.count();
   const int64_t strips = (columns + column_block - 1) / column_block, blocks = (rows + row_block - 1) / row_block;
   // Rows are cut into chunks of whole blocks, so that there are about 128 pieces of work whatever the number of threads.
@@ -340,7 +257,7 @@ std::unique_ptr<Total<A>[]> fold(const Tensor& x, uint32_t dims, const Tensor& o
     std::fill_n(totals.get(), out.numel(), Total<A>(Op::template identity<A>));
     return totals;
   }
-  const Plan plan = make_plan(x, dims, out);
+  const ReducePlan plan = make_reduce_plan(x, dims, out);
   using Raw = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;  // a bool is a byte of 0 or 1
   const Source<A> source{static_cast<const std::byte*>(x.raw_data()), sizeof(T), widen_run<Raw, A>};
   if (plan.lanes_reduced) fold_rows<Op>(plan, source, center, totals.get());

@@ -133,6 +133,6 @@ TEST_CASE("autocast: matrix work in 16 bits, sensitive work in f32, gradients in
     CHECK(linear(x, w).dtype() == dtype);
   }
   CHECK(linear(x, w).dtype() == f32);
-  CHECK(message_of([&] { linear(x, w) + linear(x, w).to(bf16); }) == "x");
+  CHECK(message_of([&] { linear(x, w) + linear(x, w).to(bf16); }) == "[add] expected operands of one dtype, got f32 and bf16; convert with .to(dtype)");
   CHECK(message_of([] { Autocast scope(f32); }) == "[autocast] expected bf16 or f16, got f32");
 }

@@ -352,6 +352,12 @@ TEST_CASE("cross entropy writes its gradient over logits that nobody else holds"
   CHECK(cross_entropy(low, labels).dtype() == f32);
 }
 
+TEST_CASE("mean squared error of many f16 values does not overflow on the way") {
+  const Variable x(full({100000}, 2, {.dtype = f16}), true);
+  const Variable loss = mse_loss(x, zeros({100000}, {.dtype = f16}));
+  CHECK(loss.item() == 4);
+}
+
 TEST_CASE("in-place operations keep the tape right or say what went wrong") {
   const auto message = [](auto fn) {
     try { fn(); } catch (const Error& error) { return std::string(error.what()); }

@@ -1,0 +1,100 @@
+// The report of the benchmark programs: medians over repetitions, as JSON lines.
+#include "bench/cases.h"
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "data/json.h"
+#include "tensor/check.h"
+#include "tensor/threads.h"
+
+namespace bench {
+namespace {
+
+std::map<std::string, Cost>& costs() {
+  static std::map<std::string, Cost> all;
+  return all;
+}
+
+double rounded(double x, int digits) { return std::round(x * std::pow(10, digits)) / std::pow(10, digits); }
+
+/// One line a case: median and minimum over its repetitions, in microseconds.
+class JsonLines : public benchmark::BenchmarkReporter {
+ public:
+  JsonLines(std::string bench, std::string key) : bench_(std::move(bench)), key_(std::move(key)) {}
+  bool ReportContext(const Context&) override { return true; }
+
+  void ReportRuns(const std::vector<Run>& runs) override {
+    std::vector<double> us;
+    int64_t calls = 0;
+    for (const Run& run : runs) {
+      if (run.run_type != Run::RT_Iteration) continue;
+      us.push_back(run.real_accumulated_time / double(run.iterations) * 1e6);
+      calls += run.iterations;
+    }
+    if (us.empty()) return;
+    std::sort(us.begin(), us.end());
+    const std::string name = runs[0].run_name.function_name;
+    const double median = us[us.size() / 2];
+    lockstep::data::Json line;
+    line["bench"] = bench_;
+    line["peer"] = "lockstep";
+    line["threads"] = lockstep::get_threads();
+    line[key_] = name;
+    line["us"] = rounded(median, 3);
+    line["min_us"] = rounded(us[0], 3);
+    line["n"] = calls;
+    const Cost cost = costs()[name];
+    if (cost.flops > 0) line["gflops"] = rounded(cost.flops / median / 1e3, 1);
+    if (cost.bytes > 0) line["gb_s"] = rounded(cost.bytes / median / 1e3, 2);
+    std::cout << line.dump() << std::endl;
+  }
+
+ private:
+  std::string bench_, key_;
+};
+
+}  // namespace
+
+void add_case(const std::string& name, Cost cost, std::function<std::function<void()>()> make) {
+  costs()[name] = cost;
+  const auto run = [name, make = std::move(make)](benchmark::State& state) {
+    // The inputs of one case at a time: kept over its repetitions, dropped when the next case starts.
+    static std::string current;
+    static std::function<void()> timed;
+    if (current != name) {
+      timed = nullptr;
+      timed = make(), current = name;
+      timed();
+    }
+    for (auto _ : state) timed();
+  };
+  benchmark::RegisterBenchmark(name.c_str(), run)->UseRealTime()->Unit(benchmark::kMicrosecond);
+}
+
+int run_cases(int argc, char** argv, const char* bench, const char* key) {
+  const bool console = std::any_of(argv + 1, argv + argc, [](const std::string& arg) { return arg.starts_with("--benchmark_format"); });
+  std::string repetitions = "--benchmark_repetitions=11", min_time = "--benchmark_min_time=0.05";
+  std::vector<char*> args{argv[0], repetitions.data(), min_time.data()};  // defaults; what the user says comes later and counts
+  args.insert(args.end(), argv + 1, argv + argc);
+  int count = int(args.size());
+  benchmark::Initialize(&count, args.data());
+  if (benchmark::ReportUnrecognizedArguments(count, args.data())) return 2;
+  try {
+    JsonLines lines(bench, key);
+    const size_t ran = console ? benchmark::RunSpecifiedBenchmarks() : benchmark::RunSpecifiedBenchmarks(&lines);
+    benchmark::Shutdown();
+    return ran > 0 ? 0 : 1;
+  } catch (const lockstep::Error& error) {
+    std::cerr << "error: " << error.what() << "\n";
+    return 1;
+  }
+}
+
+}  // namespace bench

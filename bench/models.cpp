@@ -1,0 +1,158 @@
+// The models of the peer scripts, and how many floating-point operations a step of each needs.
+#include "bench/models.h"
+
+#include "data/safetensors.h"
+#include "tensor/random.h"
+
+namespace bench {
+
+using namespace lockstep;
+
+namespace {
+
+/// Synthetic tokens that any language can make (gptmodel.py: batch()): row r of a step counts with a stride from a
+/// 64-bit LCG, so that there is something to learn.
+std::pair<Tensor, Tensor> tokens(int64_t step, int64_t batch, int64_t length, int64_t vocab) {
+  std::vector<int64_t> x, y;
+  for (int64_t row = 0; row < batch; ++row) {
+    const uint64_t s = (uint64_t(step) * 1000003 + uint64_t(row)) * 6364136223846793005u + 1442695040888963407u;
+    const int64_t start = int64_t((s >> 33) % uint64_t(vocab)), stride = 1 + int64_t((s >> 13) % 7);
+    for (int64_t t = 0; t < length; ++t) {
+      x.push_back((start + t * stride) % vocab);
+      y.push_back((start + (t + 1) * stride) % vocab);
+    }
+  }
+  return {Tensor::from(x, {batch, length}), Tensor::from(y, {batch, length})};
+}
+
+/// The peer's name of a parameter of ours: blocks.0.attention.in_proj.weight is its blocks.0.qkv.weight.
+std::string peer_name(std::string name) {
+  const std::pair<std::string, std::string> renamed[] = {{"tokens.", "wte."}, {"positions.", "wpe."}, {"norm1.", "ln1."}, {"norm2.", "ln2."},
+      {"attention.in_proj.", "qkv."}, {"attention.out_proj.", "proj."}, {"mlp.up.", "fc."}, {"mlp.down.", "out."}};
+  if (name.starts_with("norm.")) return "lnf." + name.substr(5);
+  for (const auto& [ours, theirs] : renamed) {
+    const size_t at = name.find(ours);
+    if (at != std::string::npos) return name.replace(at, ours.size(), theirs);
+  }
+  return name;
+}
+
+Job make_gpt(const nn::GPT::Options& o, int64_t batch, int64_t steps, const std::string& weights) {
+  Job job;
+  auto model = std::make_unique<nn::GPT>(o);
+  nn::GPT* const gpt = model.get();
+  if (!weights.empty()) {
+    const data::SafeTensors file = data::SafeTensors::open(weights);
+    nn::State state;
+    for (const nn::NamedParameter& p : gpt->named_parameters()) state.emplace_back(p.name, file.tensor(peer_name(p.name)));
+    gpt->load_state(state);
+  }
+  job.optimizer = std::make_unique<optim::AdamW>(gpt->parameters(), optim::AdamWOptions{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1});
+  std::vector<std::pair<Tensor, Tensor>> batches;
+  for (int64_t s = 0; s < steps; ++s) batches.push_back(tokens(s, batch, o.context, o.vocab));
+  job.infer = [gpt, x = batches[0].first] { (*gpt)(x); };
+  job.loss = [gpt, batches = std::move(batches)](int64_t step) { return gpt->loss(batches[step].first, batches[step].second); };
+  job.items = batch * o.context;
+  job.unit = "tokens";
+  // 6 for every weight of a matrix product and token; 12 L T^2 C a sequence for attention's two products, of which a
+  // causal mask leaves half.
+  const double matrices = double(o.layers) * 12 * o.width * o.width + double(o.vocab) * o.width;
+  job.flops = 6 * matrices * double(job.items) + 12. * double(o.layers * o.context * o.context * o.width * batch) / 2;
+  for (const auto& [n, k] : {std::pair{3 * o.width, o.width}, {o.width, o.width}, {4 * o.width, o.width}, {o.width, 4 * o.width}, {o.vocab, o.width}}) {
+    job.shapes.push_back({job.items, n, k});
+  }
+  job.model = std::move(model);
+  return job;
+}
+
+/// Adds a matrix product of `rows` x n x k: forward, gradient of the weight, and, but for the first layer, of the input.
+void count_product(Job& job, int64_t rows, int64_t n, int64_t k, bool first = false) {
+  job.shapes.push_back({rows, n, k});
+  job.flops += (first ? 2 : 3) * job.shapes.back().flops();
+}
+
+/// A net on random images of `shape`, SGD with momentum as the peers'.
+template <class Net>
+void finish(Job& job, std::unique_ptr<Net> net, const Shape& shape) {
+  Net* const model = net.get();
+  job.optimizer = std::make_unique<optim::SGD>(model->parameters(), optim::SGDOptions{.lr = 0.01, .momentum = 0.9});
+  const Tensor x = randn(shape), y = randint(0, 10, {shape[0]});
+  job.loss = [=](int64_t) { return cross_entropy((*model)(x), y); };
+  job.infer = [=] { (*model)(x); };
+  job.items = shape[0];
+  job.model = std::move(net);
+}
+
+Job make_mlp(int64_t batch) {
+  Job job;
+  auto net = std::make_unique<nn::Sequential>(nn::Linear({.in = 784, .out = 512}), nn::ReLU(), nn::Linear({.in = 512, .out = 512}), nn::ReLU(), nn::Linear({.in = 512, .out = 10}));
+  count_product(job, batch, 512, 784, true);
+  count_product(job, batch, 512, 512);
+  count_product(job, batch, 10, 512);
+  finish(job, std::move(net), {batch, 784});
+  return job;
+}
+
+Job make_lenet(int64_t batch) {
+  Job job;
+  auto net = std::make_unique<nn::Sequential>(nn::Conv2d({.in = 1, .out = 32}), nn::ReLU(), nn::MaxPool2d(), nn::Conv2d({.in = 32, .out = 64}), nn::ReLU(), nn::MaxPool2d(),
+                                              nn::Flatten(), nn::Linear({.in = 64 * 5 * 5, .out = 128}), nn::ReLU(), nn::Linear({.in = 128, .out = 10}));
+  count_product(job, batch * 26 * 26, 32, 9, true);
+  count_product(job, batch * 11 * 11, 64, 32 * 9);
+  count_product(job, batch, 128, 64 * 5 * 5);
+  count_product(job, batch, 10, 128);
+  finish(job, std::move(net), {batch, 1, 28, 28});
+  return job;
+}
+
+/// Two 3x3 convolutions around a shortcut (He et al., 2016).
+struct Basic : nn::Layer<Basic> {
+  Basic(int64_t in, int64_t out, int64_t stride)
+      : conv1({.in = in, .out = out, .stride = stride, .padding = 1, .bias = false}), norm1({.channels = out}),
+        conv2({.in = out, .out = out, .padding = 1, .bias = false}), norm2({.channels = out}) {
+    if (in != out || stride != 1) {
+      shortcut.add(nn::Conv2d({.in = in, .out = out, .kernel = 1, .stride = stride, .bias = false})).add(nn::BatchNorm2d({.channels = out}));
+    }
+  }
+  Variable forward(const Variable& x) { return relu(norm2(conv2(relu(norm1(conv1(x))))) + shortcut(x)); }
+  void fields(nn::Fields& f) override { f("conv1", conv1)("norm1", norm1)("conv2", conv2)("norm2", norm2)("shortcut", shortcut); }
+
+  nn::Conv2d conv1;
+  nn::BatchNorm2d norm1;
+  nn::Conv2d conv2;
+  nn::BatchNorm2d norm2;
+  nn::Sequential shortcut;
+};
+
+Job make_resnet(int64_t batch) {
+  Job job;
+  auto net = std::make_unique<nn::Sequential>(nn::Conv2d({.in = 3, .out = 16, .padding = 1, .bias = false}), nn::BatchNorm2d({.channels = 16}), nn::ReLU(), Basic(16, 16, 1),
+                                              Basic(16, 32, 2), Basic(32, 64, 2), nn::AdaptiveAvgPool2d(), nn::Flatten(), nn::Linear({.in = 64, .out = 10}));
+  count_product(job, batch * 32 * 32, 16, 3 * 9, true);
+  for (int i = 0; i < 2; ++i) count_product(job, batch * 32 * 32, 16, 16 * 9);
+  for (const auto& [out, side] : {std::pair<int64_t, int64_t>{32, 16}, {64, 8}}) {
+    const int64_t pixels = batch * side * side;
+    count_product(job, pixels, out, out / 2 * 9);
+    count_product(job, pixels, out, out * 9);
+    count_product(job, pixels, out, out / 2);
+  }
+  count_product(job, batch, 10, 64);
+  finish(job, std::move(net), {batch, 3, 32, 32});
+  return job;
+}
+
+}  // namespace
+
+Job make_job(const std::string& name, int64_t batch, int64_t steps, const std::string& weights) {
+  LOCKSTEP_CHECK(weights.empty() || name.starts_with("gpt-"), "[bench] expected --load with a gpt model, got ", name);
+  const auto size = [&](int64_t usual) { return batch > 0 ? batch : usual; };
+  if (name == "gpt-tiny") return make_gpt({.vocab = 256, .context = 128, .layers = 4, .width = 128, .heads = 4}, size(8), steps, weights);
+  if (name == "gpt-small") return make_gpt({.vocab = 256, .context = 256, .layers = 6, .width = 384, .heads = 6}, size(12), steps, weights);
+  if (name == "gpt-124M") return make_gpt({.vocab = 50257, .context = 256, .layers = 12, .width = 768, .heads = 12}, size(2), steps, weights);
+  if (name == "mlp") return make_mlp(size(128));
+  if (name == "lenet") return make_lenet(size(64));
+  if (name == "resnet") return make_resnet(size(32));
+  throw Error("[bench] expected gpt-tiny, gpt-small, gpt-124M, mlp, lenet or resnet, got " + name);
+}
+
+}  // namespace bench

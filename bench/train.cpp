@@ -1,0 +1,171 @@
+// Training steps of the peer scripts' models, as one JSON line: time of a step and its parts, memory, first losses and,
+// with --gemm, the share of the machine's own matrix-product ceiling that the step reaches.
+//   bench_train gpt-small --steps 12 --gemm
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <iostream>
+#include <optional>
+
+#include "bench/models.h"
+#include "data/json.h"
+#include "tensor/memory.h"
+#include "tensor/random.h"
+#include "tensor/threads.h"
+
+using namespace lockstep;
+
+namespace {
+
+constexpr const char* usage = R"(usage: bench_train MODEL [options]
+  MODEL             gpt-tiny, gpt-small, gpt-124M, mlp, lenet or resnet
+  --steps N         timed steps (default: as many as fit into --seconds, but 8 at least)
+  --seconds S       default 5
+  --batch N         default: the peer's
+  --threads N       default: as OMP_NUM_THREADS says, else all cores
+  --load FILE       start from weights that the peer's gpt.py --save wrote
+  --gemm            measure oneDNN's sgemm between the steps, and print the share that the step reaches
+)";
+
+struct Options {
+  std::string model, load;
+  int64_t steps = 0, batch = 0;
+  double seconds = 5;
+  bool gemm = false;
+};
+
+Options parse(int argc, char** argv) {
+  Options o;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    const auto value = [&]() -> std::string {
+      LOCKSTEP_CHECK(i + 1 < argc, "[bench_train] expected a value after ", arg, ", got nothing");
+      return argv[++i];
+    };
+    if (arg == "--steps") o.steps = std::stoll(value());
+    else if (arg == "--seconds") o.seconds = std::stod(value());
+    else if (arg == "--batch") o.batch = std::stoll(value());
+    else if (arg == "--threads") set_threads(std::stoi(value()));
+    else if (arg == "--load") o.load = value();
+    else if (arg == "--gemm") o.gemm = true;
+    else if (o.model.empty() && !arg.starts_with("-")) o.model = arg;
+    else throw Error("[bench_train] unknown argument " + arg + "\n" + usage);
+  }
+  LOCKSTEP_CHECK(!o.model.empty(), "[bench_train] expected a model, got none\n", usage);
+  return o;
+}
+
+using Clock = std::chrono::steady_clock;
+double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+double milliseconds(double seconds) { return std::round(seconds * 1e7) / 1e4; }
+double mebibytes(int64_t bytes) { return std::round(double(bytes) / (1 << 20) * 10) / 10; }
+
+double rss_now() {
+  int64_t total = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return mebibytes(resident * 4096);
+}
+
+double rss_peak() {
+  rusage use{};
+  getrusage(RUSAGE_SELF, &use);
+  return mebibytes(use.ru_maxrss * 1024);
+}
+
+/// Seconds of every timed step, and of its parts.
+struct Times { std::vector<double> step, forward, backward, optimizer; };
+
+void run(const Options& o) {
+  constexpr int64_t warmup = 2, prepared = 64;  // batches that gpt models draw beforehand, then use again
+  manual_seed(1234);
+  const double base = rss_now();
+  const int64_t batches = o.steps > 0 ? o.steps + warmup : prepared;
+  bench::Job job = bench::make_job(o.model, o.batch, batches, o.load);
+  std::optional<bench::GemmCeiling> ceiling;
+  Times times;
+  std::vector<double> losses;
+  double trained_rss = 0, busy = 0;
+  const auto more = [&](int64_t timed) { return o.steps > 0 ? timed < o.steps : timed < 8 || busy < o.seconds; };
+  for (int64_t i = 0; more(i - warmup); ++i) {
+    const auto t0 = Clock::now();
+    const Variable loss = job.loss(i % batches);
+    const double forward = since(t0);
+    loss.backward();
+    const double backward = since(t0);
+    job.optimizer->step();
+    job.optimizer->zero_grad();
+    const double all = since(t0);
+    if (losses.size() < 8) losses.push_back(loss.item());
+    if (i >= warmup) {
+      times.step.push_back(all), times.forward.push_back(forward);
+      times.backward.push_back(backward - forward), times.optimizer.push_back(all - backward);
+      busy += all;
+    }
+    if (!ceiling) trained_rss = rss_peak();  // the ceiling takes memory for itself
+    if (i <= warmup) continue;
+    const int64_t apart = std::max<int64_t>(1, int64_t(1 / all));  // a round about every second
+    if (o.gemm && i % apart == 0) {
+      if (!ceiling) ceiling.emplace(job.shapes);
+      ceiling->measure();
+    }
+  }
+  const MemoryReport memory = memory_report();
+  std::vector<double> inference;
+  const NoGrad no_grad;
+  job.model->eval();
+  for (const auto start = Clock::now(); inference.size() < 3 || since(start) < o.seconds / 5;) {
+    const auto t = Clock::now();
+    job.infer();
+    inference.push_back(since(t));
+  }
+
+  const double step = median(times.step), fastest = *std::min_element(times.step.begin(), times.step.end());
+  data::Json line;
+  line["bench"] = "train";
+  line["peer"] = "lockstep";
+  line["model"] = o.model;
+  line["threads"] = get_threads();
+  line["params"] = job.model->parameter_count();
+  line["ms"] = milliseconds(step);
+  line["min_ms"] = milliseconds(fastest);
+  line["fwd_ms"] = milliseconds(median(times.forward));
+  line["bwd_ms"] = milliseconds(median(times.backward));
+  line["opt_ms"] = milliseconds(median(times.optimizer));
+  line["infer_ms"] = milliseconds(median(inference));
+  line[str(job.unit, "_s")] = std::round(double(job.items) / step);
+  line["n"] = int64_t(times.step.size());
+  line["rss_mib"] = trained_rss;
+  line["base_rss_mib"] = base;
+  line["ledger_mib"] = mebibytes(memory.total.peak);
+  for (int c = 0; c < memory_categories; ++c) line["ledger"][name_of(Memory(c))] = mebibytes(memory.category[c].peak);
+  line["gflops"] = std::round(job.flops / step / 1e8) / 10;
+  if (ceiling) {
+    line["ceiling_gflops"] = std::round(ceiling->median() * 10) / 10;
+    line["share"] = std::round(job.flops / step / 1e9 / ceiling->median() * 1000) / 1000;
+    line["best_ceiling_gflops"] = std::round(ceiling->best() * 10) / 10;
+    line["best_share"] = std::round(job.flops / fastest / 1e9 / ceiling->best() * 1000) / 1000;
+  }
+  for (const double loss : losses) line["loss"].push_back(std::round(loss * 1e5) / 1e5);
+  std::cout << line.dump() << std::endl;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    run(parse(argc, argv));
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << "error: " << error.what() << "\n";
+    return 1;
+  }
+}
