@@ -196,15 +196,16 @@ std::vector<Variable> tape::attach(Ref<Node> node, const std::vector<Variable>& 
   return results;
 }
 
-Variable as_view(Variable result) {
-  result.impl()->is_view = true;
+Variable as_view(const Variable& base, Variable result) {
+  base.impl()->is_aliased = true;
+  result.impl()->is_aliased = true;
   return result;
 }
 
 void check_in_place(const char* op, const Variable& variable) {
   if (!NoGrad::grad_enabled() || !variable.requires_grad()) return;
   LOCKSTEP_CHECK(!variable.is_leaf(), "[", op, "] a leaf that requires grad cannot be changed in place; use a NoGrad scope or detach()");
-  LOCKSTEP_CHECK(!variable.impl()->is_view, "[", op, "] a view on the tape cannot be changed in place; use the form that makes a new tensor");
+  LOCKSTEP_CHECK(!variable.impl()->is_aliased, "[", op, "] a view on the tape, or a variable with views, cannot be changed in place; use the form that makes a new tensor");
 }
 
 void rebase(Variable& variable, const Variable& result) {

@@ -194,8 +194,8 @@ std::vector<Variable> record(const char* name, const std::vector<Variable>& inpu
   return tape::attach(Ref<Node>(new tape::Function<Fn>(name, int(inputs.size()), count, std::move(derivative))), inputs, std::move(outputs));
 }
 
-/// Marks a result as sharing its input's storage (view operations).
-Variable as_view(Variable result);
+/// Notes that a result shares its input's storage (view operations), so that neither is changed in place.
+Variable as_view(const Variable& base, Variable result);
 
 /// For operations that write into a variable: Error for a leaf that wants a gradient and for views; then `fn(tensor)`
 /// may change it, and the variable's maker becomes the new node.

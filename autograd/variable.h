@@ -99,7 +99,7 @@ struct Variable::Impl {
   Ref<Node> node;          // its maker, or a Leaf; empty when no gradient was ever wanted
   int output = 0;          // which of the maker's outputs
   bool requires_grad = false;
-  bool is_view = false;    // shares storage with another variable of the tape
+  bool is_aliased = false;  // shares storage with another variable of the tape
   std::shared_ptr<Tensor> retained_grad;
 
   void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }

@@ -11,7 +11,7 @@ template <class Fn>
 Variable viewed(const char* name, const Variable& x, Tensor out, Fn derivative) {
   const bool shares = out.storage() == x.tensor().storage();
   Variable result = needs_grad({&x}) ? record(name, {&x}, std::move(out), std::move(derivative)) : Variable(std::move(out));
-  return shares ? as_view(std::move(result)) : result;
+  return shares ? as_view(x, std::move(result)) : result;
 }
 
 /// `region` picks the elements that the view showed out of a tensor like the input.
@@ -39,7 +39,7 @@ Variable same(const char* name, const Variable& x, Tensor out) {
 std::vector<Variable> parts(const Variable& x, std::vector<Tensor> tensors, int64_t dim) {
   std::vector<Variable> results;
   if (!needs_grad({&x})) {
-    for (Tensor& tensor : tensors) results.push_back(as_view(std::move(tensor)));
+    for (Tensor& tensor : tensors) results.push_back(as_view(x, std::move(tensor)));
     return results;
   }
   dim = normalize_dim("split", dim, x.dim());
@@ -62,7 +62,7 @@ std::vector<Variable> parts(const Variable& x, std::vector<Tensor> tensors, int6
     }
     if (!sum.defined()) back.give(0, whole);
   });
-  for (Variable& result : results) result = as_view(std::move(result));
+  for (Variable& result : results) result = as_view(x, std::move(result));
   return results;
 }
 

@@ -91,7 +91,7 @@ struct RdivScalar {
 };
 struct Clamp {
   LOCKSTEP_VALUE { return clip(x, a.p, a.q); }
-  LOCKSTEP_GRAD(input) { return (input >= a.p) & (input <= a.q) ? g : T(0); }
+  LOCKSTEP_GRAD(input) { return (input > a.p) & (input < a.q) ? g : T(0); }  // 0 at its bounds, as PyTorch 2.15
 };
 
 // --- rounding; round goes to even ---

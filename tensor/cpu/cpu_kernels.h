@@ -17,8 +17,8 @@ namespace lockstep::on_cpu {
   X(scatter) X(index_select) X(index_add) X(triangle) X(attention) X(attention_grad) X(rotary) X(adam) \
   X(sgd) X(rmsprop) X(adagrad) X(lion) X(all_finite)
 
-// Each has the type of its entry. (Weak while the families are being written: a missing one is an empty entry.)
-#define LOCKSTEP_DECLARE(name) __attribute__((weak)) std::remove_pointer_t<decltype(Kernels::name)> name;
+// Each has the type of its entry.
+#define LOCKSTEP_DECLARE(name) std::remove_pointer_t<decltype(Kernels::name)> name;
 LOCKSTEP_CPU_KERNELS(LOCKSTEP_DECLARE)
 #undef LOCKSTEP_DECLARE
 

@@ -216,3 +216,10 @@ TEST_CASE("printing and undefined variables") {
   out << leaf({1}) * 2.0;
   CHECK(contains(out.str(), "from mul_scalar"));
 }
+
+TEST_CASE("neither a view on the tape nor its base is changed in place") {
+  Variable x = leaf({1, 2, 3});
+  Variable h = x * 1.0, v = h.narrow(0, 0, 2);
+  CHECK(contains(message([&] { mul_scalar_(h, 5); }), "with views"));
+  CHECK(contains(message([&] { mul_scalar_(v, 5); }), "a view on the tape"));
+}

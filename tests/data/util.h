@@ -14,7 +14,7 @@ inline std::string golden(const std::string& name) {
 #ifdef LOCKSTEP_SOURCE_DIR
   return std::string(LOCKSTEP_SOURCE_DIR) + "/tests/golden/" + name;
 #else
-  return (std::filesystem::path(__FILE__).parent_path().parent_path() / "golden" / name).string();
+  return (std::filesystem::path(LOCKSTEP_GOLDEN) / name).string();
 #endif
 }
 

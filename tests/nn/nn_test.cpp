@@ -56,7 +56,7 @@ TEST_CASE("state round trip, and an error that lists everything before anything 
   const std::string text = message([&] { b.load_state(bad); });
   for (const char* part : {"missing", "hidden.weight", "unexpected", "hidden.wieght", "head.weight: expected shape (2, 8), got (5, 5)"}) CHECK(contains(text, part));
   CHECK(equal(b.hidden.bias.tensor(), before));
-  State partial(a.state().begin(), a.state().begin() + 1);
+  const State partial{a.state().front()};
   const LoadReport report = b.load_state(partial, false);
   CHECK(report.missing == std::vector<std::string>{"head.weight", "hidden.bias", "scale"});
   Tied tied, other;

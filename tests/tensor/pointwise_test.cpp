@@ -252,7 +252,7 @@ TEST_CASE("pointwise: derivatives at kinks follow PyTorch") {
       {"relu", PointwiseOp::relu, {}, {0, -0.f, 2}, {0, 0, 1}},
       {"abs", PointwiseOp::abs, {}, {0, -3, 3}, {0, -1, 1}},
       {"sqrt", PointwiseOp::sqrt, {}, {0, 2}, {inf, 0.25f}},
-      {"clamp", PointwiseOp::clamp, {-1, 1}, {-1, 1, 1.5f, -2, 0}, {1, 1, 0, 0, 1}},
+      {"clamp", PointwiseOp::clamp, {-1, 1}, {-1, 1, 1.5f, -2, 0}, {0, 0, 0, 0, 1}},
       {"sign", PointwiseOp::sign, {}, {0, 5}, {0, 0}},
       {"leaky_relu", PointwiseOp::leaky_relu, {0.25, 0}, {0, -1, 1}, {0.25f, 0.25f, 1}},
       {"pow 0", PointwiseOp::pow_scalar, {0, 0}, {0, 3}, {0, 0}},
