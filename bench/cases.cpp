@@ -22,6 +22,16 @@ std::map<std::string, Cost>& costs() {
   return all;
 }
 
+/// The inputs of one case at a time: kept over its repetitions, dropped when the next case starts.
+struct Prepared {
+  std::string name;
+  std::function<void()> timed;
+};
+Prepared& prepared() {
+  static Prepared now;
+  return now;
+}
+
 double rounded(double x, int digits) { return std::round(x * std::pow(10, digits)) / std::pow(10, digits); }
 
 /// One line a case: median and minimum over its repetitions, in microseconds.
@@ -65,15 +75,13 @@ class JsonLines : public benchmark::BenchmarkReporter {
 void add_case(const std::string& name, Cost cost, std::function<std::function<void()>()> make) {
   costs()[name] = cost;
   const auto run = [name, make = std::move(make)](benchmark::State& state) {
-    // The inputs of one case at a time: kept over its repetitions, dropped when the next case starts.
-    static std::string current;
-    static std::function<void()> timed;
-    if (current != name) {
-      timed = nullptr;
-      timed = make(), current = name;
-      timed();
+    Prepared& now = prepared();
+    if (now.name != name) {
+      now = {};  // first the old inputs go
+      now = {name, make()};
+      now.timed();
     }
-    for (auto _ : state) timed();
+    for (auto _ : state) now.timed();
   };
   benchmark::RegisterBenchmark(name.c_str(), run)->UseRealTime()->Unit(benchmark::kMicrosecond);
 }
@@ -89,6 +97,7 @@ int run_cases(int argc, char** argv, const char* bench, const char* key) {
   try {
     JsonLines lines(bench, key);
     const size_t ran = console ? benchmark::RunSpecifiedBenchmarks() : benchmark::RunSpecifiedBenchmarks(&lines);
+    prepared() = {};
     benchmark::Shutdown();
     return ran > 0 ? 0 : 1;
   } catch (const lockstep::Error& error) {

@@ -113,7 +113,7 @@ void run(const Options& o) {
     if (!ceiling) trained_rss = rss_peak();  // the ceiling takes memory for itself
     if (i <= warmup) continue;
     const int64_t apart = std::max<int64_t>(1, int64_t(1 / all));  // a round about every second
-    if (o.gemm && i % apart == 0) {
+    if (o.gemm && (i - warmup - 1) % apart == 0) {
       if (!ceiling) ceiling.emplace(job.shapes);
       ceiling->measure();
     }

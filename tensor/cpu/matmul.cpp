@@ -3,6 +3,8 @@
 // The result is cut into panels, chosen from its shape alone, and each panel is one single-threaded product: the bits do
 // not depend on the number of threads, nor on the number of matrices in the batch. What follows the product (bias,
 // activation, rounding) is done panel by panel while it is in cache.
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "tensor/cpu/cpu_kernels.h"
@@ -31,9 +33,12 @@ struct Panels {
         wide = piece(n, 384, 48);
         high = m > 1536 ? piece(m, 768, 8) : m;
       }
-      // oneDNN's best kernel runs where 1/high + 1/wide is under this: worth larger panels, as long as there are 4.
+      // oneDNN's best kernel runs where 1/high + 1/wide is under this: worth larger panels, as long as there is one for
+      // each core of a small machine. (The machine's cores, not those that this process may use: ranks bound to other
+      // cores of it must cut alike.)
       constexpr double large = 0.001957;
-      int64_t most = 3;
+      static const int64_t fewest = std::clamp<int64_t>(sysconf(_SC_NPROCESSORS_CONF), 2, 4);
+      int64_t most = fewest - 1;
       for (int64_t across = 1; 1.0 / m + double(across) / n < large; ++across) {
         const int64_t w = across == 1 ? n : ((n + across - 1) / across + 47) / 48 * 48;
         const int64_t down = int64_t(m * (large - 1.0 / w));

@@ -69,7 +69,8 @@ def check_block(words, text, options):
 
 
 def dead_links(document):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         if not re.match(r"[a-z]+:", target) and not (document.parent / target).exists():
             yield f"links to {target}, which is not there"
 
