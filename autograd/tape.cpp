@@ -86,17 +86,14 @@ Node::Node(LeafTag, const Tensor& tensor) : number_(0), name_("leaf"), outputs_(
 }
 
 void Node::destroy(Node* node) {
-  // A node's end releases its inputs' nodes, whose end comes here again: queue them instead of recursing.
-  thread_local std::vector<Node*> dying;
+  // A node's end releases its inputs' nodes, whose end comes here again: queue them instead of recursing. The queue is
+  // a chain of the nodes themselves, so that static variables may end after this thread's other thread_locals.
+  thread_local Node* dying = nullptr;
   thread_local bool draining = false;
-  dying.push_back(node);
+  node->next_dying_ = std::exchange(dying, node);
   if (draining) return;
   draining = true;
-  while (!dying.empty()) {
-    Node* next = dying.back();
-    dying.pop_back();
-    delete next;
-  }
+  while (dying) delete std::exchange(dying, dying->next_dying_);
   draining = false;
 }
 

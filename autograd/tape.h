@@ -105,6 +105,7 @@ class Node {
 
   std::atomic<int> refs_{0};
   bool released_ = false;
+  Node* next_dying_ = nullptr;
   int uses_ = 0;           // gradients still to come in the pass below
   uint64_t pass_ = 0;      // the backward pass that counted them
   uint64_t number_;        // grows with every operation; 0 for leaves

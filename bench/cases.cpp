@@ -12,6 +12,7 @@
 
 #include "data/json.h"
 #include "tensor/check.h"
+#include "tensor/memory.h"
 #include "tensor/threads.h"
 
 namespace bench {
@@ -77,7 +78,8 @@ void add_case(const std::string& name, Cost cost, std::function<std::function<vo
   const auto run = [name, make = std::move(make)](benchmark::State& state) {
     Prepared& now = prepared();
     if (now.name != name) {
-      now = {};  // first the old inputs go
+      now = {};  // first the old inputs go, and what the allocator kept of them: no case depends on those before it
+      lockstep::release_cached_memory();
       now = {name, make()};
       now.timed();
     }

@@ -11,9 +11,9 @@ if [[ ! -f build/build.ninja ]]; then
     [[ -n "$CXX" ]] || { echo "g++ 12 or newer is needed; this system has g++ $(g++ -dumpversion). Try: apt-get install g++-12" >&2; exit 1; }
     export CXX
   fi
-  rm -rf build/meson-private
-  meson setup build --buildtype release >build-setup.log 2>&1 || { cat build-setup.log; rm -f build-setup.log; exit 1; }
-  rm -f build-setup.log
+  log=$(mktemp)
+  meson setup build --buildtype release >"$log" 2>&1 || { cat "$log"; rm -f "$log"; exit 1; }
+  rm -f "$log"
 fi
 echo "Building (a few minutes the first time) ..."
 ninja -C build "$@" >build/ninja.log 2>&1 || { grep -vE '^\[[0-9]+/|^ninja: Entering' build/ninja.log | head -60; exit 1; }

@@ -4,7 +4,7 @@
 #   scripts/install_dependencies.sh [--fuzz]        --fuzz: also clang with libFuzzer
 set -euo pipefail
 
-packages=(g++ meson ninja-build pkg-config python3 git libdnnl-dev zlib1g-dev nlohmann-json3-dev libcli11-dev libfmt-dev doctest-dev libeigen3-dev)
+packages=(g++ meson ninja-build pkg-config python3 git libdnnl-dev zlib1g-dev nlohmann-json3-dev libcli11-dev libfmt-dev doctest-dev)
 
 if ! command -v dpkg-query >/dev/null; then
   echo "This script knows Debian and Ubuntu. On another system install: a C++20 compiler (g++ 12 or clang 16), meson, ninja," \

@@ -171,26 +171,36 @@ class LargeCache {
   void* take(size_t size) {
     FreeBlock*& bin = bins_[class_index(size)];
     if (!bin) return nullptr;
+    last_used_[class_index(size)] = ++uses_;
     cached_ -= size;
     return std::exchange(bin, bin->next);
   }
 
   void put(void* data, size_t size) {
+    last_used_[class_index(size)] = ++uses_;
     FreeBlock*& bin = bins_[class_index(size)];
     bin = new (data) FreeBlock{bin};
     cached_ += size;
   }
 
-  // Gives blocks back, the largest first, until `keep` bytes are left.
+  // Gives blocks back until `keep` bytes are left, from the size that was not used for the longest time: a step that
+  // repeats wants the others again.
   void release_locked(size_t keep) noexcept {
-    for (int i = std::size(bins_) - 1; i >= 0 && cached_ > keep; --i) {
-      const size_t size = size_t(8 + i % 8) << (i / 8 - 3);
-      while (bins_[i] && cached_ > keep) system_free(take(size), size);
+    while (cached_ > keep) {
+      int oldest = -1;
+      for (int i = 0; i < int(std::size(bins_)); ++i) {
+        if (bins_[i] && (oldest < 0 || last_used_[i] < last_used_[oldest])) oldest = i;
+      }
+      const size_t size = size_t(8 + oldest % 8) << (oldest / 8 - 3);
+      const uint64_t when = last_used_[oldest];
+      while (bins_[oldest] && cached_ > keep) system_free(take(size), size);
+      last_used_[oldest] = when;  // giving back is not using
     }
   }
 
   std::mutex mutex_;
   FreeBlock* bins_[64 * 8] = {};
+  uint64_t last_used_[64 * 8] = {}, uses_ = 0;
   size_t cached_ = 0, live_ = 0, most_live_ = 0;
   std::unordered_map<void*, size_t> oversized_;  // blocks handed out that are of a larger class than was asked for
 };

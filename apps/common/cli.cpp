@@ -54,7 +54,8 @@ int run_cli(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
-    std::cout << active(app).help();
+    CLI::App& shown = active(app);
+    std::cout << (&shown == &app ? app.help() : shown.help(app.get_name()));
     return 0;
   } catch (const CLI::Success& done) {  // --version
     std::cout << done.what() << "\n";
@@ -63,7 +64,8 @@ int run_cli(CLI::App& app, int argc, char** argv) {
     CLI::App& sub = active(app);
     const auto rest = sub.remaining(true);
     std::cerr << "error: ";
-    if (const auto* extras = dynamic_cast<const CLI::ExtrasError*>(&error); extras && !rest.empty()) std::cerr << "unknown option or argument '" << rest.front() << "'" << suggestion(sub, rest.front());
+    if (&sub == &app && argc > 1 && argv[1][0] != '-') std::cerr << "unknown command '" << argv[1] << "'" << suggestion(app, argv[1]);
+    else if (const auto* extras = dynamic_cast<const CLI::ExtrasError*>(&error); extras && !rest.empty()) std::cerr << "unknown option or argument '" << rest.front() << "'" << suggestion(sub, rest.front());
     else std::cerr << error.what();
     std::cerr << "\n" << "see: " << app.get_name() << (&sub == &app ? "" : " " + sub.get_name()) << " --help\n";
     return 2;

@@ -18,7 +18,8 @@ int main(int argc, char** argv) {
   train.add_option("--heads", o.heads, "attention heads")->capture_default_str()->group(model);
   train.add_option("--context", o.context, "tokens that the model sees")->capture_default_str()->group(model);
   train.add_option("--dropout", o.dropout, "probability of dropout")->capture_default_str()->group(model);
-  train.add_option("--init", o.init, "Hugging Face GPT-2 folder to start from (its sizes count)")->group(model);
+  train.add_option("--init", o.init, "Hugging Face GPT-2 folder to start from, with its sizes")->group(model);
+  for (const char* size : {"--layers", "--width", "--heads", "--context", "--dropout"}) train.get_option("--init")->excludes(size);
   train.add_option("--batch", o.batch, "sequences of a micro-batch")->capture_default_str()->group(training);
   train.add_option("--accumulate", o.accumulate, "micro-batches of a step")->capture_default_str()->group(training);
   train.add_option("--steps", o.steps, "optimizer steps")->capture_default_str()->group(training);

@@ -29,7 +29,11 @@ void check(const GptOptions& o) {
 }
 
 std::unique_ptr<nn::GPT> make_model(const GptOptions& o, int64_t vocab) {
-  if (!o.init.empty()) return load_hugging_face(o.init);
+  if (!o.init.empty()) {
+    auto model = load_hugging_face(o.init);
+    model->o.checkpoint_blocks = o.checkpoint_blocks;
+    return model;
+  }
   return std::make_unique<nn::GPT>(nn::GPT::Options{.vocab = vocab, .context = o.context, .layers = o.layers, .width = o.width, .heads = o.heads,
                                                     .dropout = o.dropout, .checkpoint_blocks = o.checkpoint_blocks});
 }

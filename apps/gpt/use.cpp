@@ -12,6 +12,7 @@
 #include "data/files.h"
 #include "data/safetensors.h"
 #include "data/text.h"
+#include "data/unicode.h"
 
 namespace apps {
 
@@ -38,6 +39,17 @@ std::vector<int64_t> parse_ids(const std::string& list) {
   }
   LOCKSTEP_CHECK(!ids.empty(), "--ids: expected at least one id");
   return ids;
+}
+
+/// Bytes that a model made need not be UTF-8, JSON must be: what does not fit becomes U+FFFD.
+std::string as_utf8(const std::string& bytes) {
+  std::string text;
+  for (size_t at = 0; at < bytes.size();) {
+    const data::Char c = data::decode_utf8(bytes, at);
+    data::append_utf8(text, c.valid ? c.code : 0xfffd);
+    at += size_t(c.bytes);
+  }
+  return text;
 }
 
 }  // namespace
@@ -136,7 +148,7 @@ void gpt_sample(const GptOptions& o) {
   Json result(Json::Object{});
   result["program"] = "gpt";
   result["prompt"] = o.ids.empty() ? o.prompt : o.ids;
-  result["text"] = made;
+  result["text"] = as_utf8(made);
   print_result(result, true);
 }
 

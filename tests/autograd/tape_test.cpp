@@ -223,3 +223,12 @@ TEST_CASE("neither a view on the tape nor its base is changed in place") {
   CHECK(contains(message([&] { mul_scalar_(h, 5); }), "with views"));
   CHECK(contains(message([&] { mul_scalar_(v, 5); }), "a view on the tape"));
 }
+
+namespace {
+Variable kept_until_exit;  // with a graph: it ends after the thread's own variables, and must do so quietly
+}
+
+TEST_CASE("a static variable may hold a graph") {
+  kept_until_exit = exp(leaf({1}) * 2.0);
+  CHECK(kept_until_exit.requires_grad());
+}
