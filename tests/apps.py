@@ -54,7 +54,7 @@ with tempfile.TemporaryDirectory() as folder:
     refused("word for a number", ["gpt", "train", "--steps", "many"], "--steps", code=2)
     refused("missing text", ["gpt", "train", "--text", d / "none.txt"], "none.txt")
     refused("short text", ["gpt", "train", "--text", text, "--context", 5000], "too few")
-    refused("sizes beside --init", ["gpt", "train", "--text", text, "--init", d, "--layers", 2], "--init excludes --layers", code=2)
+    refused("sizes beside --init", ["gpt", "train", "--text", text, "--init", d, "--layers", 2], "--layers excludes --init", code=2)
     refused("bad heads", ["gpt", "train", "--text", text, "--width", 30, "--heads", 4, "--steps", 1], "heads")
     refused("bad betas", ["gpt", "train", "--text", text, "--betas", "0.9,1.5", "--steps", 1], "beta2")
     refused("missing data", ["mlp", "train", "--data", d / "nowhere"], "nowhere", "'digits'")
