@@ -166,7 +166,7 @@ Lanes<A> sqrt_lanes(Lanes<A> v) {
 /// exp(x) for x <= 88, to about one unit in the last place; results under 2^-126 become 0, NaN stays NaN. (math::exp in
 /// a loop over lanes takes three times as long: it also serves large x and denormal results.)
 inline Lanes<float> exp_lanes(Lanes<float> x) {
-  using I = int __attribute__((vector_size(64)));
+  using Bits = unsigned __attribute__((vector_size(64)));  // wraps around where the result is not used
   // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 leaves the integer n in the low bits of t.
   const Lanes<float> t = x * 1.44269504f + 12582912.f;
   const Lanes<float> n = t - 12582912.f;
@@ -177,7 +177,7 @@ inline Lanes<float> exp_lanes(Lanes<float> x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.f;
-  const Lanes<float> power = (Lanes<float>)(((I)t << 23) + 0x3f800000);  // 2^n
+  const Lanes<float> power = (Lanes<float>)(((Bits)t << 23) + 0x3f800000u);  // 2^n
   return x < -87.33654f ? splat(0.f) : p * power;
 }
 

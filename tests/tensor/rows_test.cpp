@@ -41,7 +41,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
   const Tensor x = a.contiguous(), y = b.contiguous();
   if (a.shape() == b.shape() && a.numel() == 0) return true;
-  return a.shape() == b.shape() && std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0;
+  return a.shape() == b.shape() && (x.numel() == 0 || std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0);
 }
 
 double dot(const Tensor& a, const Tensor& b) {
