@@ -14,10 +14,10 @@ echo "A GPT with 4 layers learns this repository's sources and docs, byte by byt
 rm -rf runs/demo
 build/apps/gpt train "${shape[@]}" --steps "$steps" --eval-every $((steps / 8)) --out runs/demo
 echo
-echo "What it writes after \"## How\" and after \"Tensor \":"
+echo "What it writes after \"// \" and after \"Tensor softmax(\":"
 echo "------------------------------------------------------------"
-build/apps/gpt sample runs/demo --prompt $'## How ' --tokens 400 --temperature 0.7
+build/apps/gpt sample runs/demo --prompt '// ' --tokens 400 --temperature 0.7
 echo "------------------------------------------------------------"
-build/apps/gpt sample runs/demo --prompt $'Tensor ' --tokens 400 --temperature 0.7
+build/apps/gpt sample runs/demo --prompt 'Tensor softmax(' --tokens 400 --temperature 0.7
 echo "------------------------------------------------------------"
 echo "More: build/apps/gpt sample runs/demo --prompt \"#include\" --tokens 400     (build/apps/gpt --help)"
