@@ -158,8 +158,15 @@ bool sgemm(int64_t m, int64_t n, int64_t k, float alpha, MatrixView<float> a, Ma
   if ((a.row != 1 && a.col != 1) || (b.row != 1 && b.col != 1)) return false;
   const bool ta = a.col != 1, tb = b.col != 1;
   const int64_t lda = std::max(ta ? a.col : a.row, ta ? m : k), ldb = std::max(tb ? b.col : b.row, tb ? k : n);
+  // Weight gradients: a's columns are rows of memory, one page or more each, and its kernel for panels that are not large
+  // reads so many of them at a time that the pages' addresses fall out of the TLB. Pieces of the sum are a quarter faster.
+  const int64_t piece = ta && !tb && 1.0 / double(m) + 1.0 / double(n) > 0.00196 && k > 2 * 256 ? 256 : k;
   const SingleThread single;
-  return dnnl_sgemm(ta ? 'T' : 'N', tb ? 'T' : 'N', m, n, k, alpha, a.data, lda, b.data, ldb, beta, c, ldc) == dnnl_success;
+  for (int64_t p = 0; p < k; p += piece)
+    if (dnnl_sgemm(ta ? 'T' : 'N', tb ? 'T' : 'N', m, n, std::min(piece, k - p), alpha, a.at(0, p).data, lda, b.at(p, 0).data, ldb,
+                   p == 0 ? beta : 1.f, c, ldc) != dnnl_success)
+      return false;
+  return true;
 }
 #endif
 
