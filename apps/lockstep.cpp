@@ -1,5 +1,5 @@
-// lockstep: the command line. `lockstep env` says what this build is and what it found on this machine: the first thing
-// to put into a bug report.
+// lockstep: the command line. `lockstep run` starts a program on many ranks; `lockstep env` says what this build is and
+// what it found on this machine: the first thing to put into a bug report.
 #include <fmt/core.h>
 #include <omp.h>
 #include <unistd.h>
@@ -15,6 +15,10 @@
 
 #include "apps/build_info.h"
 #include "apps/common/cli.h"
+#include "apps/flight_command.h"
+#include "apps/run_command.h"
+#include "apps/schedule.h"
+#include "apps/verify.h"
 #include "apps/version.h"
 #include "data/json.h"
 #include "tensor/threads.h"
@@ -179,5 +183,15 @@ int main(int argc, char** argv) {
   CLI::App& env = *app.add_subcommand("env", "version, build, processor, libraries and threads");
   env.add_flag("--json", json, "one line, a JSON object");
   env.callback([&] { print_env(json); });
-  return apps::run_cli(app, argc, argv);
+  apps::add_schedule_command(app);
+  apps::add_simulate_command(app);
+  apps::add_flight_command(app);
+  apps::VerifyCommand verify(app);
+  apps::RunCommand run(app);
+  std::vector<std::string> words = run.take_program(argc, argv);
+  verify.take_program(words);
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  const int usage = apps::run_cli(app, int(arguments.size()), arguments.data());
+  return usage ? usage : verify.exit_code() ? verify.exit_code() : run.exit_code();
 }

@@ -2,7 +2,9 @@
 // numbers, and takes its gradients on a tape of its own.
 #include "autograd/checkpoint.h"
 
+#include <list>
 #include <unordered_set>
+#include <utility>
 
 #include "autograd/autocast.h"
 #include "autograd/tape.h"
@@ -31,7 +33,7 @@ struct Mark final : Node {
   void release_saved() override {}
 };
 
-/// The second run must have read nothing of the outer tape but leaves: every other node is younger than it.
+/// The second run must have read nothing of the outer tape but what the first one read: every other node is younger than it.
 void check_own_tape(const Variable& output, uint64_t first_number) {
   std::vector<Node*> stack{output.impl()->node.get()};
   std::unordered_set<Node*> seen(stack.begin(), stack.end());
@@ -39,20 +41,53 @@ void check_own_tape(const Variable& output, uint64_t first_number) {
     Node* node = stack.back();
     stack.pop_back();
     LOCKSTEP_CHECK(node->is_leaf() || node->number() >= first_number,
-                   "[checkpoint] expected fn to read variables of the tape as inputs only, it read an output of '", node->name(),
-                   "' by itself; pass it to checkpoint() as an input");
+                   "[checkpoint] expected the second run to read what the first read, it read an output of '", node->name(),
+                   "' too; fn must do the same both times");
     for (const Edge& edge : node->inputs()) {
       if (edge.node && seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
     }
   }
 }
 
+/// A variable that fn read by itself: a parameter, or an output of the outer tape (a replica's parameters are copies); then with the
+/// tensor it had.
+struct Outside {
+  Variable variable;
+  Saved tensor;
+};
+
+/// The second run must stop at such an output, so while a Lent lives it is a leaf.
+class Lent {
+ public:
+  explicit Lent(const Outside& outside) : variable_(outside.variable), was_{variable_.impl()->tensor, variable_.impl()->node, variable_.impl()->output, variable_.requires_grad()} {
+    const Tensor& tensor = outside.tensor.get("checkpoint");
+    lent_ = tensor.defined();
+    if (lent_) set({tensor, Ref<Node>(new Leaf(tensor)), 0, true});
+  }
+  ~Lent() { if (lent_) set(was_); }
+  Lent(const Lent&) = delete;
+
+ private:
+  struct Place { Tensor tensor; Ref<Node> node; int output; bool requires_grad; };
+  void set(const Place& place) {
+    Variable::Impl& impl = *variable_.impl();
+    impl.tensor = place.tensor;
+    impl.node = place.node;
+    impl.output = place.output;
+    impl.requires_grad = place.requires_grad;
+  }
+
+  Variable variable_;
+  Place was_;
+  bool lent_ = false;
+};
+
 /// What the node keeps of the first run.
 struct Recipe {
   Piece fn;
   std::vector<Saved> inputs;
   std::vector<bool> wanted;      // which inputs want a gradient
-  std::vector<Variable> leaves;  // parameters that fn read
+  std::vector<Outside> outside;  // parameters that fn read
   RandomState random;
   bool autocast;
   DType autocast_dtype;
@@ -68,7 +103,11 @@ struct Recipe {
       again.push_back(tensor.defined() ? Variable(tensor, wanted[i]) : Variable());
       if (wanted[i]) sources.push_back(again.back());
     }
-    sources.insert(sources.end(), leaves.begin(), leaves.end());
+    std::list<Lent> lent;
+    for (const Outside& o : outside) {
+      lent.emplace_back(o);
+      sources.push_back(o.variable);
+    }
     Variable output;
     {
       const EnableGrad record;
@@ -85,7 +124,7 @@ struct Recipe {
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (wanted[i]) back.give(int(i), std::move(grads[next++]));
     }
-    for (size_t i = 0; i < leaves.size(); ++i) back.give(int(inputs.size() + i), std::move(grads[next++]));
+    for (size_t i = 0; i < outside.size(); ++i) back.give(int(inputs.size() + i), std::move(grads[next++]));
   }
 };
 
@@ -107,11 +146,11 @@ Variable checkpoint(const Piece& fn, const std::vector<Variable>& inputs) {
     result = fn(off_tape);
   }
   LOCKSTEP_CHECK(result.defined(), "[checkpoint] expected fn to give a variable, got an undefined one");
-  recipe.leaves = std::move(collector.leaves);
+  for (const Variable& v : collector.leaves) recipe.outside.push_back({v, v.is_leaf() ? Saved() : Saved(v)});
   recipe.shape = result.shape();
   recipe.dtype = result.dtype();
   std::vector<Variable> sources = inputs;
-  sources.insert(sources.end(), recipe.leaves.begin(), recipe.leaves.end());
+  sources.insert(sources.end(), collector.leaves.begin(), collector.leaves.end());
   if (!needs_grad(sources)) return result;
   return record("checkpoint", sources, {result.tensor()}, std::move(recipe))[0];
 }

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// fn(inputs), remembering nothing of what happens inside. Parameters that fn reads are found by themselves.
+/// fn(inputs), remembering nothing of what happens inside. Parameters and other variables that fn reads are found by themselves.
 /// Error in backward when the second run gives another shape or dtype.
 Variable checkpoint(const std::function<Variable(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs);
 Variable checkpoint(const std::function<Variable(const Variable&)>& fn, const Variable& input);

@@ -144,7 +144,7 @@ bool needs_grad(std::initializer_list<const Variable*> inputs) {
   for (const Variable* input : inputs) {
     if (!input->requires_grad()) continue;
     wanted = true;
-    if (!collector || !input->is_leaf()) continue;
+    if (!collector || (recording && !input->is_leaf())) continue;
     auto& leaves = collector->leaves;
     const auto same = [&](const Variable& leaf) { return leaf.impl() == input->impl(); };
     if (std::none_of(leaves.begin(), leaves.end(), same)) leaves.push_back(*input);
@@ -374,6 +374,8 @@ void run_pass(const char* op, const Variable& root, const Tensor& gradient, bool
                  " (only results of one element need none)");
   LOCKSTEP_CHECK(!gradient.defined() || (gradient.shape() == root.shape() && gradient.dtype() == root.dtype()), "[", op,
                  "] expected a gradient of shape ", root.shape(), " and ", root.dtype(), ", got ", gradient.shape(), " and ", gradient.dtype());
+  LOCKSTEP_CHECK(!gradient.defined() || gradient.device() == root.device(), "[", op, "] expected a gradient on ", root.device(), ", got one on ",
+                 gradient.device(), " (move with .to(device))");
   const NoGrad no_grad;
   std::vector<std::function<void()>> callbacks;
   auto* const outer = end_callbacks;

@@ -140,13 +140,14 @@ class Saved {
   uint32_t version_ = 0;
 };
 
-/// Notes the leaves that operations read while recording is off. Activation checkpointing finds its parameters with it.
+/// Notes the variables wanting a gradient that operations read while recording is off: they come from outside, since nothing made
+/// inside wants one. Activation checkpointing finds its parameters with it. (While recording is on, leaves only.)
 class LeafCollector {
  public:
   LeafCollector();
   ~LeafCollector();
   LeafCollector(const LeafCollector&) = delete;
-  std::vector<Variable> leaves;  // each once, in order of first use
+  std::vector<Variable> leaves;  // each once, in order of first use; not leaves alone, see above
 
  private:
   LeafCollector* previous_;

@@ -1,17 +1,20 @@
 // Training steps of the peer scripts' models, as one JSON line: time of a step and its parts, memory, first losses and,
 // with --gemm, the share of the machine's own matrix-product ceiling that the step reaches.
 //   bench_train gpt-small --steps 12 --gemm
+//   lockstep run -n 2 -- bench_train gpt-small --steps 12       DDP; items are those of all ranks
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <optional>
 
 #include "bench/models.h"
 #include "data/json.h"
+#include "parallel/ddp.h"
 #include "tensor/memory.h"
 #include "tensor/random.h"
 #include "tensor/threads.h"
@@ -84,12 +87,16 @@ double rss_peak() {
 /// Seconds of every timed step, and of its parts.
 struct Times { std::vector<double> step, forward, backward, optimizer; };
 
-void run(const Options& o) {
+/// `world`: the ranks of a job, or null.
+void run(const Options& o, dist::ProcessGroup* world) {
+  LOCKSTEP_CHECK(!world || (o.steps > 0 && !o.gemm), "[bench_train] expected --steps and no --gemm with ranks: all must run the same steps");
   constexpr int64_t warmup = 2, prepared = 64;  // batches that gpt models draw beforehand, then use again
   manual_seed(1234);
   const double base = rss_now();
   const int64_t batches = o.steps > 0 ? o.steps + warmup : prepared;
   bench::Job job = bench::make_job(o.model, o.batch, batches, o.load);
+  std::optional<parallel::DistributedDataParallel> ddp;
+  if (world) ddp.emplace(*job.model, parallel::DdpOptions{}, world);
   std::optional<bench::GemmCeiling> ceiling;
   Times times;
   std::vector<double> losses;
@@ -97,7 +104,7 @@ void run(const Options& o) {
   const auto more = [&](int64_t timed) { return o.steps > 0 ? timed < o.steps : timed < 8 || busy < o.seconds; };
   for (int64_t i = 0; more(i - warmup); ++i) {
     const auto t0 = Clock::now();
-    const Variable loss = job.loss(i % batches);
+    const Variable loss = ddp ? ddp->call([&] { return job.loss(i % batches); }) : job.loss(i % batches);
     const double forward = since(t0);
     loss.backward();
     const double backward = since(t0);
@@ -128,11 +135,14 @@ void run(const Options& o) {
     inference.push_back(since(t));
   }
 
+  if (world && world->rank() != 0) return;
+  const int ranks = world ? world->size() : 1;
   const double step = median(times.step), fastest = *std::min_element(times.step.begin(), times.step.end());
   data::Json line;
   line["bench"] = "train";
   line["peer"] = "lockstep";
   line["model"] = o.model;
+  line["world"] = ranks;
   line["threads"] = get_threads();
   line["params"] = job.model->parameter_count();
   line["ms"] = milliseconds(step);
@@ -141,7 +151,7 @@ void run(const Options& o) {
   line["bwd_ms"] = milliseconds(median(times.backward));
   line["opt_ms"] = milliseconds(median(times.optimizer));
   line["infer_ms"] = milliseconds(median(inference));
-  line[str(job.unit, "_s")] = std::round(double(job.items) / step);
+  line[str(job.unit, "_s")] = std::round(double(job.items * ranks) / step);
   line["n"] = int64_t(times.step.size());
   line["rss_mib"] = trained_rss;
   line["base_rss_mib"] = base;
@@ -162,7 +172,14 @@ void run(const Options& o) {
 
 int main(int argc, char** argv) {
   try {
-    run(parse(argc, argv));
+    const Options options = parse(argc, argv);
+    if (!std::getenv("RANK")) {
+      run(options, nullptr);
+      return 0;
+    }
+    dist::ProcessGroup& world = dist::init();
+    dist::guard([&] { run(options, &world); });
+    dist::shutdown();
     return 0;
   } catch (const std::exception& error) {
     std::cerr << "error: " << error.what() << "\n";

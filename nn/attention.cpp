@@ -48,11 +48,11 @@ MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& x, int64_t p
   Heads h{by_head(parts[0], o.heads), by_head(parts[1], o.kv_heads), by_head(parts[2], o.kv_heads)};
   if (!o.rotary) return h;
   LOCKSTEP_CHECK(position + tokens <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context, " tokens (max_context), got ", position + tokens);
-  if (!cosine_.defined() || cosine_.dtype() != x.dtype()) {
+  if (!cosine_.defined() || cosine_.dtype() != x.dtype() || cosine_.device() != x.device()) {
     const Tensor frequency = exp(mul_scalar(arange(0, double(d) / 2, 1, {.dtype = f64}), -2 * std::log(o.rotary_base) / double(d)));
     const Tensor angle = outer(arange(0, double(o.max_context), 1, {.dtype = f64}), frequency);
-    cosine_ = cos(angle).to(x.dtype());
-    sine_ = sin(angle).to(x.dtype());
+    cosine_ = cos(angle).to(x.dtype()).to(x.device());
+    sine_ = sin(angle).to(x.dtype()).to(x.device());
   }
   const Tensor c = cosine_.narrow(0, position, tokens), s = sine_.narrow(0, position, tokens);
   h.q = rotary(h.q, c, s);
@@ -79,8 +79,8 @@ Variable MultiHeadAttention::forward(const Variable& x, KvCache& cache) {
   const int64_t tokens = x.size(1), length = cache.length + tokens;
   if (!cache.keys.defined()) {
     const Shape shape{x.size(0), o.kv_heads, std::max(o.max_context, length), o.embed / o.heads};
-    cache.keys = empty(shape, {.dtype = x.dtype()});
-    cache.values = empty(shape, {.dtype = x.dtype()});
+    cache.keys = empty(shape, {.dtype = x.dtype(), .device = x.device()});
+    cache.values = empty(shape, {.dtype = x.dtype(), .device = x.device()});
   }
   LOCKSTEP_CHECK(length <= cache.keys.size(2), "[MultiHeadAttention] the cache holds ", cache.keys.size(2), " tokens, ", length, " are needed");
   cache.keys.narrow(2, cache.length, tokens).copy_(h.k.tensor());
@@ -95,7 +95,7 @@ Tensor MultiHeadAttention::weights(const Variable& x) {
   const int64_t batch = x.size(0), tokens = x.size(1), d = o.embed / o.heads, share = o.heads / o.kv_heads;
   const Tensor keys = h.k.tensor().unsqueeze(2).expand({batch, o.kv_heads, share, tokens, d}).reshape({batch, o.heads, tokens, d});
   Tensor scores = mul_scalar(matmul(h.q.tensor(), keys.transpose(2, 3)), 1 / std::sqrt(double(d)));
-  if (o.causal) scores = masked_fill(scores, logical_not(tril(ones({tokens, tokens}, {.dtype = boolean}))), -INFINITY);
+  if (o.causal) scores = masked_fill(scores, logical_not(tril(ones({tokens, tokens}, {.dtype = boolean, .device = scores.device()}))), -INFINITY);
   return mean(softmax(scores, -1), {1});
 }
 

@@ -51,7 +51,7 @@ GPT::GPT(const Options& options)
 }
 
 void GPT::fields(Fields& f) {
-  f("tokens", tokens_table)("positions", position_table)("blocks", blocks)("norm", norm)("head", head);
+  f("tokens", tokens_table)("positions", position_table)("dropout", dropout)("blocks", blocks)("norm", norm)("head", head);
 }
 
 std::string GPT::options() const {
@@ -120,7 +120,7 @@ Tensor GPT::generate(const Tensor& prompt, int64_t count, const Sampling& sampli
       fed = tokens.size() - std::min<size_t>(tokens.size(), size_t(std::max<int64_t>(o.context / 2, 1)));
     }
     const int64_t position = caches[0].length;
-    Variable x = embed(Tensor::from(std::span<const int64_t>(tokens).subspan(fed), {1, int64_t(tokens.size() - fed)}), position);
+    Variable x = embed(Tensor::from(std::span<const int64_t>(tokens).subspan(fed), {1, int64_t(tokens.size() - fed)}).to(prompt.device()), position);
     for (size_t i = 0; i < blocks.size(); ++i) x = blocks[i].forward(x, caches[i]);
     fed = tokens.size();
     const int64_t next = choose(logits(x.narrow(1, x.size(1) - 1, 1)).tensor().reshape({-1}), sampling);
@@ -128,7 +128,7 @@ Tensor GPT::generate(const Tensor& prompt, int64_t count, const Sampling& sampli
     if (emit && !emit(next)) break;
   }
   train(was_training);
-  return Tensor::from(tokens, {1, int64_t(tokens.size())});
+  return Tensor::from(tokens, {1, int64_t(tokens.size())}).to(prompt.device());
 }
 
 }  // namespace lockstep::nn

@@ -31,7 +31,7 @@ struct TransformerBlock : Layer<TransformerBlock> {
   explicit TransformerBlock(const Options& o);
   Variable forward(const Variable& x);
   Variable forward(const Variable& x, KvCache& cache);
-  void fields(Fields& f) override { f("norm1", norm1)("attention", attention)("norm2", norm2)("mlp", mlp); }
+  void fields(Fields& f) override { f("norm1", norm1)("attention", attention)("norm2", norm2)("mlp", mlp)("dropout", dropout); }
 
   LayerNorm norm1;
   MultiHeadAttention attention;

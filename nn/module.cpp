@@ -214,6 +214,10 @@ void Module::remove_hook(int id) {
   std::erase_if(hooks_->after, [id](const auto& hook) { return hook.first == id; });
 }
 
+void Module::copy_hooks(const Module& other) {
+  if (hooks_ || other.hooks_) hooks_ = other.hooks_ ? std::make_unique<Hooks>(*other.hooks_) : nullptr;
+}
+
 Variable Module::parameter(const Shape& shape) {
   const MemoryScope scope(Memory::parameter);
   return Variable(empty(shape), true);

@@ -93,6 +93,8 @@ class Module {
   int before_forward(ForwardHook hook);
   int after_forward(OutputHook hook);
   void remove_hook(int id);
+  /// Takes over the hooks of `other` in place of its own (not those of children).
+  void copy_hooks(const Module& other);
 
  protected:
   /// A parameter of this shape, uninitialised, booked as parameter memory.

@@ -53,6 +53,7 @@ Variable BatchNorm::forward(const Variable& x) {
     if (!o.momentum) momentum = 1 / num_batches_tracked.item();
   }
   const bool move = is_training() && o.track;
+  if (is_training() && over_batch) return over_batch(x, weight, bias, running_mean, running_var, momentum, o.eps);
   return batch_norm(x, weight, bias, move || !from_batch ? running_mean : Tensor(), move || !from_batch ? running_var : Tensor(), from_batch, momentum, o.eps);
 }
 

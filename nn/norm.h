@@ -57,6 +57,9 @@ struct BatchNorm : Layer<BatchNorm> {
   Options o;
   Variable weight, bias;
   Tensor running_mean, running_var, num_batches_tracked;
+  /// Stands in for batch_norm() while training, when set: (x, weight, bias, running_mean, running_var, momentum, eps).
+  /// parallel/sync_batch_norm.h puts one here that looks at all ranks.
+  std::function<Variable(const Variable&, const Variable&, const Variable&, const Tensor&, const Tensor&, double, double)> over_batch;
   Dims allowed_ranks{2, 3, 4};
 };
 /// x (N, C) or (N, C, L)

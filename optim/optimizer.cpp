@@ -37,6 +37,7 @@ void Optimizer::step(double grad_scale) {
       if (!parameter.requires_grad() || !parameter.grad().defined()) continue;
       ParameterState& state = states_[parameter.impl().get()];
       Tensor p = parameter.tensor(), grad = parameter.grad(), low;
+      for (auto& [name, tensor] : state.tensors) tensor = tensor.defined() ? tensor.to(p.device()) : tensor;  // after Module::to(device)
       if (size_of(p.dtype()) == 2) {  // the rule works on an f32 master copy, and rounds it into the parameter
         Tensor& master = state.tensors["master"];
         const MemoryScope scope(Memory::optimizer);

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Trains a small GPT on this repository's own sources and docs, for about a minute and a half, and lets it write.
+# Trains a small GPT on this repository's own sources and docs on two ranks, for about a minute and a half, and lets it write.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-scripts/build.sh apps/gpt
+scripts/build.sh apps/gpt apps/lockstep
 seconds=${DEMO_SECONDS:-95}
-shape=(--layers 4 --width 128 --heads 4 --context 128 --batch 16 --lr 2e-3 --warmup 50 --weight-decay 0.1 --betas 0.9,0.99 --clip 1.0 --seed 1)
+shape=(--layers 4 --width 128 --heads 4 --context 128 --batch 8 --lr 2e-3 --warmup 50 --weight-decay 0.1 --betas 0.9,0.99 --clip 1.0 --seed 1)
 
 # How fast is this machine? Twenty steps tell how many fit.
-probe=$(build/apps/gpt train "${shape[@]}" --steps 20 --json | tail -1)
-steps=$(python3 -c 'import json, sys; r = json.loads(sys.argv[1]); print(max(100, min(4000, int(float(sys.argv[2]) * r["tokens_per_second"] / (16 * 128)) // 50 * 50)))' "$probe" "$seconds")
+train=(build/apps/lockstep run -n 2 -- build/apps/gpt train "${shape[@]}")
+probe=$("${train[@]}" --steps 20 --json | tail -1)
+steps=$(python3 -c 'import json, sys; r = json.loads(sys.argv[1][sys.argv[1].index("{"):]); print(max(100, min(4000, int(float(sys.argv[2]) * r["tokens_per_second"] / (16 * 128)) // 50 * 50)))' "$probe" "$seconds")
 
-echo "A GPT with 4 layers learns this repository's sources and docs, byte by byte: $steps steps."
+echo "A GPT with 4 layers learns this repository's sources and docs, byte by byte, on 2 ranks: $steps steps."
 rm -rf runs/demo
-build/apps/gpt train "${shape[@]}" --steps "$steps" --eval-every $((steps / 8)) --out runs/demo
+"${train[@]}" --steps "$steps" --eval-every $((steps / 8)) --out runs/demo
 echo
 echo "What it writes after \"// \" and after \"Tensor softmax(\":"
 echo "------------------------------------------------------------"

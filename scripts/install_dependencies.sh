@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
 # Makes sure that what a build needs is installed (Debian 12, Ubuntu 24.04 or newer). As root it installs what is missing
 # and says so; otherwise it prints the one command that does, and exits with 1.
-#   scripts/install_dependencies.sh [--fuzz]        --fuzz: also clang with libFuzzer
+#   scripts/install_dependencies.sh [--ci]        --ci: also clang with libFuzzer, Open MPI, and ip for network namespaces
 set -euo pipefail
 
-packages=(g++ meson ninja-build pkg-config python3 git libdnnl-dev zlib1g-dev nlohmann-json3-dev libcli11-dev libfmt-dev doctest-dev)
+packages=(g++ meson ninja-build pkg-config python3 git libdnnl-dev zlib1g-dev nlohmann-json3-dev libcli11-dev libfmt-dev doctest-dev libsodium-dev)
 
 if ! command -v dpkg-query >/dev/null; then
   echo "This script knows Debian and Ubuntu. On another system install: a C++20 compiler (g++ 12 or clang 16), meson, ninja," \
-       "pkg-config, python3, oneDNN, zlib, nlohmann-json, CLI11, fmt and doctest; then: meson setup build && ninja -C build" >&2
+       "pkg-config, python3, oneDNN, zlib, nlohmann-json, CLI11, fmt, libsodium and doctest; then: meson setup build && ninja -C build" >&2
   exit 1
 fi
 is_installed() { dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
 
-if [[ "${1:-}" == --fuzz ]]; then
+if [[ "${1:-}" == --ci ]]; then
   version=16
   for other in 16 17 18 19 20; do if is_installed clang-$other; then version=$other; break; fi; done
-  packages+=(clang-$version libclang-rt-$version-dev libomp-$version-dev)
+  packages+=(libopenmpi-dev openmpi-bin iproute2 clang-$version libclang-rt-$version-dev libomp-$version-dev)
 fi
 missing=()
 for package in "${packages[@]}"; do is_installed "$package" || missing+=("$package"); done

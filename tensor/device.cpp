@@ -1,12 +1,32 @@
-// Names of devices.
+// Names and numbers of devices.
 #include "tensor/device.h"
 
+#include <atomic>
 #include <charconv>
+#include <cstdlib>
 #include <ostream>
+#include <string>
 
 #include "tensor/check.h"
 
 namespace lockstep {
+namespace {
+
+constexpr int most_devices = 64;
+std::atomic<int> cpu_devices{0};  // 0: not asked yet
+
+int cpu_devices_from_environment() {
+  const char* text = std::getenv("LOCKSTEP_CPU_DEVICES");
+  if (!text || !*text) return 1;
+  const std::string_view view = text;
+  int n = 0;
+  const auto [end, error] = std::from_chars(text, text + view.size(), n);
+  LOCKSTEP_CHECK(error == std::errc() && end == text + view.size() && n >= 1 && n <= most_devices,
+                 "[device] expected LOCKSTEP_CPU_DEVICES to be a number from 1 to ", most_devices, ", got \"", view, "\"");
+  return n;
+}
+
+}  // namespace
 
 Device parse_device(std::string_view name) {
   const size_t colon = name.find(':');
@@ -20,6 +40,35 @@ Device parse_device(std::string_view name) {
   }
   LOCKSTEP_CHECK(good, "[device] expected cpu, cpu:N, cuda or cuda:N (N from 0 to 32767), got \"", name, "\"");
   return device;
+}
+
+int device_count(Device::Type type) {
+  if (type == Device::Type::cuda) return 0;
+  int n = cpu_devices.load(std::memory_order_relaxed);
+  if (n > 0) return n;
+  int unset = 0;
+  n = cpu_devices_from_environment();
+  return cpu_devices.compare_exchange_strong(unset, n) ? n : unset;
+}
+
+std::vector<Device> all_devices(Device::Type type) {
+  std::vector<Device> devices;
+  for (int i = 0; i < device_count(type); ++i) devices.push_back({type, int16_t(i)});
+  return devices;
+}
+
+void set_virtual_devices(int n) {
+  LOCKSTEP_CHECK(n >= 1 && n <= most_devices, "[set_virtual_devices] expected a number from 1 to ", most_devices, ", got ", n);
+  cpu_devices.store(n, std::memory_order_relaxed);
+}
+
+void check_device(const char* op, Device device) {
+  if (device == cpu) [[likely]] return;
+  LOCKSTEP_CHECK(device.is_cpu(), "[", op, "] this build has no cuda backend, got ", device);
+  if (device.index >= 0 && device.index < device_count()) [[likely]] return;
+  std::string known;
+  for (const Device& d : all_devices()) known += str(known.empty() ? "" : ", ", d);
+  fail(str("[", op, "] expected one of the devices ", known, ", got ", device, " (LOCKSTEP_CPU_DEVICES or set_virtual_devices() makes more)"));
 }
 
 std::ostream& operator<<(std::ostream& out, Device device) {

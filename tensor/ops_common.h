@@ -14,8 +14,8 @@ inline void check_same_dtype(const char* op, const Tensor& a, const Tensor& b) {
 }
 
 inline void check_same_device(const char* op, const Tensor& a, const Tensor& b) {
-  LOCKSTEP_CHECK(a.device() == b.device(), "[", op, "] expected one device, got ", a.device(), " and ", b.device(),
-                 " (move with .to(device))");
+  LOCKSTEP_CHECK(a.device() == b.device(), "[", op, "] expected one device, got ", a.shape(), " on ", a.device(), " and ",
+                 b.shape(), " on ", b.device(), " (move with .to(device))");
 }
 
 inline void check_floating(const char* op, const Tensor& tensor) {

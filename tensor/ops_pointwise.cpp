@@ -44,6 +44,7 @@ Tensor result(const Shape& shape, DType dtype, Device device) { return empty(sha
 
 // Every element of x must be its own, or it would be written more than once.
 void check_writable(const char* name, const Tensor& x) {
+  if (x.numel() == 0) return;
   for (int d = 0; d < x.dim(); ++d)
     LOCKSTEP_CHECK(x.strides()[d] != 0 || x.shape()[d] <= 1, "[", name,
                    "] expected a tensor without repeated elements, got one expanded along dim ", d, "; use .clone()");

@@ -146,6 +146,7 @@ std::ostream& operator<<(std::ostream& out, const Tensor& tensor) {
     if (tensor.numel() == 0 && tensor.dim() != 1) out << ", shape=" << tensor.shape();
   }
   if (tensor.dtype() != f32) out << ", dtype=" << tensor.dtype();
+  if (tensor.device() != cpu) out << ", device=" << tensor.device();
   return out;
 }
 

@@ -10,7 +10,7 @@ namespace lockstep {
 static_assert(sizeof(Storage) <= small_block);
 
 Ref<Storage> Storage::allocate(int64_t bytes, Device device) {
-  LOCKSTEP_CHECK(device.is_cpu(), "[storage] this build has no cuda backend, got ", device);
+  check_device("storage", device);
   LOCKSTEP_CHECK(bytes >= 0, "[storage] expected a size >= 0, got ", bytes);
   void* data = bytes > 0 ? allocate_cpu(size_t(bytes)) : nullptr;
   auto* storage = new (allocate_small(sizeof(Storage))) Storage;
@@ -23,7 +23,7 @@ Ref<Storage> Storage::allocate(int64_t bytes, Device device) {
 }
 
 Ref<Storage> Storage::adopt(void* data, int64_t bytes, Device device, std::function<void()> release) {
-  LOCKSTEP_CHECK(device.is_cpu(), "[storage] this build has no cuda backend, got ", device);
+  check_device("storage", device);
   LOCKSTEP_CHECK(bytes >= 0 && (data || bytes == 0), "[storage] expected data of a size >= 0, got ", bytes, " bytes at ",
                  data);
   auto* storage = new (allocate_small(sizeof(Storage))) Storage;

@@ -75,8 +75,10 @@ Device Tensor::device() const {
 void Tensor::check_data(DType wanted) const {
   check_defined("data", *this);
   LOCKSTEP_CHECK(dtype_ == wanted, "[data] expected the dtype of the tensor, ", dtype_, ", got ", wanted);
-  LOCKSTEP_CHECK(!storage_->is_empty(), "[data] the storage is empty: its ", storage_->bytes(),
-                 " bytes were released (ZeRO 3) and not gathered again");
+}
+
+void Tensor::fail_emptied() const {
+  fail(str("[data] the storage is empty: its ", storage_->bytes(), " bytes were released (a parameter of ZeRO 3, a gradient inside no_sync) and are not back yet"));
 }
 
 template <class T>
@@ -138,7 +140,7 @@ void check_writable(const char* op, const Tensor& tensor) {
 
 void check_not_emptied(const char* op, const Tensor& tensor) {
   LOCKSTEP_CHECK(!tensor.storage()->is_empty(), "[", op, "] the storage is empty: its ", tensor.storage()->bytes(),
-                 " bytes were released (ZeRO 3) and not gathered again");
+                 " bytes were released (a parameter of ZeRO 3, a gradient inside no_sync) and are not back yet");
 }
 
 }  // namespace
@@ -168,7 +170,7 @@ Tensor Tensor::to(DType dtype) const {
 Tensor Tensor::to(Device target) const {
   check_defined("to", *this);
   if (target == device()) return *this;
-  LOCKSTEP_CHECK(target.is_cpu(), "[to] this build has no cuda backend, got ", target);
+  check_device("to", target);
   check_not_emptied("to", *this);
   Tensor result = empty(shape_, {.dtype = dtype_, .device = target});
   LOCKSTEP_KERNEL(target, copy)(*this, result);

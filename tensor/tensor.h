@@ -45,7 +45,11 @@ class Tensor {
 
   /// Pointer to the first element. Error when T is not the dtype or the storage is empty.
   template <class T> T* data() const { check_data(dtype_of<T>); return static_cast<T*>(raw_data()); }
-  void* raw_data() const { return storage_->data() + offset_ * size_of(dtype_); }
+  /// The same without a type. Error when the storage is empty.
+  void* raw_data() const {
+    if (storage_->is_empty()) [[unlikely]] fail_emptied();
+    return storage_->data() + offset_ * size_of(dtype_);
+  }
 
   /// The value of a one-element tensor, converted to T (double, int64_t, bool, float). Whole numbers stay exact.
   template <class T = double> T item() const {
@@ -89,6 +93,7 @@ class Tensor {
 
  private:
   void check_data(DType wanted) const;
+  [[noreturn]] void fail_emptied() const;
   double item_double() const;
   int64_t item_integer() const;
   /// Another view of this storage, known to fit.

@@ -5,6 +5,7 @@
 """
 import hashlib
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -37,6 +38,7 @@ def result(r):
 
 
 with tempfile.TemporaryDirectory() as folder:
+    os.environ["TMPDIR"] = folder  # for what launchers keep of runs that fail
     d = pathlib.Path(folder)
     text = d / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
@@ -47,6 +49,24 @@ with tempfile.TemporaryDirectory() as folder:
         check(f"{app} --help", r.returncode == 0 and all(w in r.stdout for w in words), r.stdout + r.stderr)
         r = run(app, "train", "--help")
         check(f"{app} train --help", r.returncode == 0 and "--seed" in r.stdout, r.stdout + r.stderr)
+
+    r = run("lockstep", "schedule", "ring_all_reduce", "--ranks", 4, "--svg", d / "ring.svg")
+    check("lockstep schedule", r.returncode == 0 and "(0+((1+2)+3))" in r.stdout and (d / "ring.svg").read_text().endswith("</svg>\n"), r.stdout + r.stderr)
+    r = run("lockstep", "schedule", "direct", "--collective", "reduce", "--ranks", 6, "--root", 2, "--mean")
+    check("lockstep schedule prints", r.returncode == 0 and "4[2] +> own[1]" in r.stdout and "mean(((0+1)+(2+3))+(4+5))" in r.stdout and "checked           right" in r.stdout, r.stdout + r.stderr)
+    r = run("lockstep", "simulate", "ring", "--ranks", 4096, "--bytes", "100MB", "--latency", "5us", "--bandwidth", "25GB/s", "--json")
+    expected = 2 * 4095 * 5e-6 + 2 * 4095 / 4096 * 100e6 / 25e9
+    check("lockstep simulate", r.returncode == 0 and abs(result(r)["asked"]["seconds"] / expected - 1) < 0.01 and abs(result(r)["asked"]["formula_seconds"] / expected - 1) < 1e-9, r.stderr)
+    r = run("lockstep", "simulate", "--ranks", 64, "--bytes", "64KiB", "--hosts", "8x8", "--host-latency", "1us", "--host-bandwidth", "800Gbit/s")
+    check("lockstep simulate compares", r.returncode == 0 and all(a in r.stdout for a in ("65536 bytes", "hierarchical", "within a host 1.00 us, 100 GB/s")), r.stdout + r.stderr)
+    refused("misspelt algorithm", ["lockstep", "schedule", "rnig", "--ranks", 4], "did you mean ring?")
+    refused("no such schedule", ["lockstep", "schedule", "tree_all_to_all", "--ranks", 4], "tree has no schedule for all_to_all; expected one of direct, hierarchical, server")
+    refused("two collectives", ["lockstep", "schedule", "ring_all_gather", "--ranks", 4, "--collective", "reduce"], "two collectives")
+    refused("hosts that do not add up", ["lockstep", "schedule", "hierarchical", "--ranks", 4, "--hosts", "2,1"], "--hosts 2,1 has 3 ranks, --ranks has 4")
+    refused("a root that is not there", ["lockstep", "schedule", "ring", "--ranks", 4, "--root", 4], "root from 0 to 3, got 4")
+    refused("a picture of too many ranks", ["lockstep", "schedule", "ring", "--ranks", 32, "--svg", d / "x.svg"], "16 ranks or fewer")
+    refused("a unit that is none", ["lockstep", "simulate", "ring", "--ranks", 4, "--bytes", "5q"], "--bytes expected a number", "MiB")
+    refused("no ranks", ["lockstep", "simulate", "ring", "--ranks", 0], "--ranks", code=2)
 
     refused("misspelt option", ["gpt", "train", "--steps", 3, "--widht", 3], "--widht", "did you mean --width?", code=2)
     refused("misspelt command", ["mlp", "trian"], "did you mean train?", code=2)
@@ -117,6 +137,121 @@ with tempfile.TemporaryDirectory() as folder:
     check("mlp resume", rest.returncode == 0 and checkpoint("half") == checkpoint("mlp"), half.stderr + rest.stderr)
     tested = run("mlp", "eval", d / "mlp", "--samples", 600, "--json", "--seed", 3)
     check("mlp eval", tested.returncode == 0 and result(tested)["test_accuracy"] == result(whole)["test_accuracy"], tested.stderr)
+
+    # Ranks. A fixed list of micro-batches gives the same bits whoever computes it: parameters, optimizer, metrics.
+    def on(ranks, *args, env=None):
+        return run("lockstep", "run", "-n", ranks, "--", APPS / args[0], *args[1:], env={**os.environ, "LOCKSTEP_TIMEOUT": "120", **(env or {})})
+
+    def same_run(name, other):
+        return checkpoint(name) == checkpoint(other) and (d / name / "metrics.jsonl").read_text() == (d / other / "metrics.jsonl").read_text()
+
+    for precision in ("f32", "f16"):
+        gpt = ["gpt", "train", *tiny, "--steps", 12, "--save-every", 5, "--precision", precision]
+        r = run(*gpt, "--accumulate", 4, "--out", d / f"1x4{precision}")
+        check(f"accumulation in {precision}", r.returncode == 0, r.stderr)
+        alone = result(r)
+        for ranks in (2, 4):
+            for how in ("processes", "threads"):
+                name = f"{how}{ranks}{precision}"
+                args = [*gpt, "--accumulate", 4 // ranks, "--out", d / name]
+                r = on(ranks, *args) if how == "processes" else run(*args, "--ranks", ranks)
+                check(f"{ranks} {how} in {precision}: the bits of one process", r.returncode == 0 and same_run(name, f"1x4{precision}"), r.stdout + r.stderr)
+                last = [json.loads(line[line.index("{") :]) for line in r.stdout.splitlines() if "{" in line]
+                check(f"{ranks} {how} in {precision}: one result, by rank 0", len(last) == 1 and last[0]["ranks"] == ranks and last[0]["val_loss"] == alone["val_loss"], r.stdout)
+    process = subprocess.Popen([str(a) for a in (APPS / "lockstep", "run", "-n", 4, "--", APPS / "gpt", "train", *tiny, "--steps", 30, "--save-every", 7, "--out", d / "moved")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (d / "moved/checkpoint.safetensors").exists() and process.poll() is None:
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    whole = run("gpt", "train", *tiny, "--steps", 30, "--accumulate", 4, "--out", d / "whole4")
+    moved = on(2, "gpt", "train", *tiny, "--steps", 30, "--accumulate", 2, "--out", d / "moved", "--resume")
+    check("a run killed on 4 ranks goes on with 2", moved.returncode == 0 and checkpoint("moved") == checkpoint("whole4"), moved.stderr)
+    # Rank 1 dies twice, once before there is a checkpoint; the launcher starts all of them again.
+    dying = f'''[ $RANK = 1 ] && case $TORCHELASTIC_RESTART_COUNT in 0) kill -9 $$;; 1) (while [ ! -e "{d}/again/checkpoint.safetensors" ]; do sleep 0.01; done; kill -9 $$) & esac; exec "$@"'''
+    r = run("lockstep", "run", "-n", 2, "--max-restarts", 2, "--", "sh", "-c", dying, "sh", APPS / "gpt", "train", *tiny, "--steps", 300, "--save-every", 10, "--out", d / "again")
+    calm2 = on(2, "gpt", "train", *tiny, "--steps", 300, "--save-every", 10, "--out", d / "calm2")
+    check("restarted by the launcher: the bits of a calm run", r.returncode == 0 and r.stderr.count("rank 1 was killed by SIGKILL") == 2 and calm2.returncode == 0 and checkpoint("again") == checkpoint("calm2"), r.stdout + r.stderr + calm2.stderr)
+    other = on(2, "gpt", "train", *tiny, "--steps", 32, "--out", d / "moved", "--resume")
+    check("another list of micro-batches is said", other.returncode == 0 and "micro_batches was 4 and is now 2" in other.stderr, other.stderr)
+
+    mlp = ["mlp", "train", "--epochs", 2, "--samples", 613, "--batch", 32, "--json", "--seed", 3]  # 19.2 micro-batches: 9 or 4 steps, the rest is left out
+    whole = run(*mlp, "--accumulate", 4, "--out", d / "mlp1x4")
+    check("mlp with accumulation", whole.returncode == 0 and result(whole)["steps"] == 8, whole.stdout + whole.stderr)
+    for name, r in {"mlp2x2": on(2, *mlp, "--accumulate", 2, "--out", d / "mlp2x2"), "mlp4x1": run(*mlp, "--ranks", 4, "--out", d / "mlp4x1")}.items():
+        check(f"{name}: the bits of one process", r.returncode == 0 and same_run(name, "mlp1x4"), r.stdout + r.stderr)
+    r = run("mlp", "train", "--samples", 300, "--batch", 64, "--steps", 3, "--json")
+    check("mlp --steps", r.returncode == 0 and result(r)["steps"] == 3, r.stdout + r.stderr)
+    refused("more micro-batches than samples", ["mlp", "train", "--samples", 100, "--batch", 64, "--ranks", 2], "64 x 2 micro-batches", "100 training samples")
+    r = on(2, *mlp, "--accumulate", 1, "--out", d / "mlp2x2", "--resume")
+    check("mlp: another list of micro-batches is refused", r.returncode == 1 and "micro_batches was 4 and is now 2" in r.stderr, r.stderr)
+
+    process = subprocess.Popen([str(a) for a in (APPS / "lockstep", "run", "-n", 2, "--", APPS / "gpt", "train", *tiny, "--steps", 100000, "--out", d / "both")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not ((d / "both/metrics.jsonl").exists() and (d / "both/metrics.jsonl").read_text().count("\n") >= 3) and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    check("Ctrl-C on 2 ranks saves and stops", "stopped at step" in err and "--resume" in err and (d / "both/checkpoint.safetensors").exists(), out + err)
+
+    refused("ddp without ranks", ["gpt", "train", "--text", text, "--parallel", "ddp"], "lockstep run -n N")
+    refused("dp with ranks", ["gpt", "train", "--text", text, "--parallel", "dp", "--ranks", 2], "--devices")
+    refused("devices without dp", ["gpt", "train", "--text", text, "--devices", 2], "--parallel dp")
+    calm = tiny[: tiny.index("--dropout")] + ["--json"]  # (devices have dropout numbers of their own)
+    plain = run("gpt", "train", *calm, "--steps", 5)
+    for devices in (1, 3):  # 4 sequences on 3 devices: 2, 2
+        r = run("gpt", "train", *calm, "--steps", 5, "--parallel", "dp", "--devices", devices)
+        check(f"gpt on {devices} devices", r.returncode == 0 and abs(result(r)["loss"] - result(plain)["loss"]) < 1e-4, r.stdout + r.stderr)
+    r = run("mlp", "train", "--epochs", 1, "--samples", 300, "--parallel", "dp", "--devices", 2)
+    check("mlp on 2 devices shows its traffic", r.returncode == 0 and "busiest: cpu:0" in r.stdout, r.stdout + r.stderr)
+    refused("none with ranks", ["gpt", "train", "--text", text, "--parallel", "none", "--ranks", 2], "one rank")
+    r = on(2, "gpt", "train", "--text", text, "--parallel", "none")
+    check("none in a job", r.returncode == 1 and "a job of 2 ranks" in r.stderr, r.stderr)
+    r = on(2, "gpt", "eval", d / "whole", "--text", text)
+    check("eval in a job", r.returncode == 1 and "eval runs in one process" in r.stderr, r.stderr)
+    r = on(2, "gpt", "train", "--text", text, "--ranks", 2)
+    check("--ranks in a job", r.returncode == 1 and "not both" in r.stderr, r.stderr)
+    # The first cause is what every rank says, and what the launcher finds in the error file.
+    (d / "file").write_text("")
+    r = on(2, "gpt", "train", *tiny, "--steps", 3, "--out", d / "file" / "run")
+    check("an error of rank 0 ends all ranks", r.returncode == 1 and "error: rank 0: " in r.stderr and "cannot make this folder" in r.stderr, r.stderr)
+    script = f"if [ $RANK = 1 ]; then exec {APPS}/gpt train --text {text} --width 64 --heads 2; else exec {APPS}/gpt train --text {text} --width 32 --heads 2; fi"
+    r = run("lockstep", "run", "-n", 2, "--", "sh", "-c", script)
+    check("ranks with different options do not meet", r.returncode != 0 and "width" in r.stderr, r.stderr)
+
+    # A rank that dies is named by the others, and the flight records say where they were.
+    process = subprocess.Popen([str(a) for a in (APPS / "lockstep", "run", "-n", 3, "--log-dir", d / "logs", "--", "sh", "-c", f'echo $$ > {d}/pid$RANK; exec "$@"', "sh", APPS / "gpt", "train", *tiny, "--steps", 100000, "--out", d / "dies")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not ((d / "dies/metrics.jsonl").exists() and (d / "dies/metrics.jsonl").read_text().count("\n") >= 3) and process.poll() is None:
+        time.sleep(0.01)
+    os.kill(int((d / "pid1").read_text()), signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    check("a killed rank ends the job", process.returncode == 137 and "rank 1 was killed by SIGKILL" in err and "error: rank 0: rank 1 (pid" in err and "error: rank 2: rank 1 (pid" in err, out + err)
+    records = next((d / "logs").glob("*/attempt_0"))
+    r = run("lockstep", "flight", records)
+    check("lockstep flight", r.returncode == 0 and "rank 0: " in r.stdout and "rank 2: " in r.stdout and "rank 1 (pid" in r.stdout, r.stdout + r.stderr)
+    refused("lockstep flight without records", ["lockstep", "flight", d], str(d))
+
+    # lockstep verify
+    verify = [APPS / "gpt", "train", "--text", text, "--layers", 1, "--width", 32, "--heads", 2, "--context", 32, "--batch", 2, "--warmup", 2, "--dropout", 0.1, "--steps", 4]
+    r = run("lockstep", "verify", "--plans", "none:1x4,ddp:1x4,ddp:2x2,ddp:4x1", "--vary", "transport=threads,shm,tcp", "--", *verify)
+    check("verify", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical" and r.stdout.count("same bits") == 9, r.stdout + r.stderr)
+    r = run("lockstep", "verify", "--plans", "ddp:2x2,ddp@overlap=off,bucket=0.001:2x2", "--vary", "bucket=0.01,25", "--steps", 3, "--", *verify[:-2])
+    check("verify with options", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical" and len(r.stdout.splitlines()) == 4, r.stdout + r.stderr)
+    fake = d / "fake.py"  # differs from step 2 on when there are two ranks
+    fake.write_text("""import os, sys
+a = sys.argv
+if os.environ.get("RANK", "0") == "0":
+    with open(a[a.index("--trace-bits") + 1], "w") as f:
+        for step in range(1, 4):
+            bad = "1" if step >= 2 and os.environ.get("WORLD_SIZE") == "2" else "0"
+            f.write('{"step": %d, "loss": "3ff0000000000000", "parameters": {"a": "0", "b": "%s"}}\\n' % (step, bad))
+""")
+    r = run("lockstep", "verify", "--plans", "ddp:1x4,ddp:4x1,ddp:2x2", "--", sys.executable, fake)
+    check("verify finds a difference", r.returncode == 1 and r.stdout.splitlines()[-1] == "ddp:2x2 differs from ddp:1x4 first at step 2, b (1 of 2 parameters)", r.stdout + r.stderr)
+    refused("verify: unknown strategy", ["lockstep", "verify", "--plans", "zero9:1x4", "--", "true"], "zero9", "ddp and none")
+    refused("verify: other batches", ["lockstep", "verify", "--plans", "ddp:1x4,ddp:2x4", "--", "true"], "ddp:2x4 = 8")
+    refused("verify: no sizes", ["lockstep", "verify", "--plans", "ddp", "--", "true"], "ddp:2x4")
+    refused("verify: option of ours", ["lockstep", "verify", "--", "gpt", "train", "--out", "x"], "--out")
+    refused("verify: no trace", ["lockstep", "verify", "--plans", "ddp:1x4", "--", "true"], "--trace-bits")
+    refused("verify: failing program", ["lockstep", "verify", "--plans", "none:1x4", "--", "sh", "-c", "echo oh no; exit 3"], "exit code 3", "oh no")
 
     r = subprocess.run(["sh", "-c", f"ulimit -f 8; exec {APPS}/mlp train --epochs 1 --samples 300 --out {d}/small --json"], capture_output=True, text=True)
     check("a file that cannot be written whole is not left broken", r.returncode != 0 and not (d / "small/checkpoint.safetensors").exists(), r.stderr)

@@ -18,7 +18,9 @@ USES = {
     "nn": ["autograd"],
     "optim": ["autograd"],
     "data": ["tensor"],
-    "apps": ["nn", "optim", "data"],
+    "dist": ["tensor"],
+    "parallel": ["dist", "nn"],
+    "apps": ["nn", "optim", "data", "parallel"],
 }
 
 # Files that people come to study have a budget of lines of their own; every other source has the general one.

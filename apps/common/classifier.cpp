@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <iostream>
+#include <optional>
 
 #include "apps/common/progress.h"
 #include "data/cifar.h"
@@ -30,17 +31,26 @@ data::TensorDataset load_split(const ClassifierOptions& o, bool train) {
 
 struct Score { double accuracy = 0, loss = 0; };
 
-Score evaluate(nn::Sequential& model, const data::TensorDataset& set) {
+/// Every sample once: rank r takes batches r, r + ranks, ...; sums are over the list of all batches, in its order.
+Score evaluate(nn::Sequential& model, const data::TensorDataset& set, const Team& team) {
   const NoGrad no_grad;
   model.eval();
-  double right = 0, loss = 0;
-  for (auto& [x, y] : data::DataLoader(set, {.batch_size = 256})) {
-    const Variable logits = model(x);
-    right += sum(eq(argmax(logits, -1), y)).item();
-    loss += cross_entropy(logits, y, {.reduction = Reduction::sum}).item();
+  constexpr int64_t kBatch = 256;
+  const int64_t batches = (set.size() + kBatch - 1) / kBatch;
+  std::vector<double> sums(size_t(2 * batches));  // right answers and loss of each batch
+  const Tensor inputs = set.inputs(), targets = set.targets();
+  for (int64_t b = team.rank(); b < batches; b += team.size()) {
+    const int64_t count = std::min(kBatch, set.size() - b * kBatch);
+    const Tensor y = targets.narrow(0, b * kBatch, count);
+    const Variable logits = model(inputs.narrow(0, b * kBatch, count));
+    sums[size_t(2 * b)] = sum(eq(argmax(logits, -1), y)).item();
+    sums[size_t(2 * b + 1)] = cross_entropy(logits, y, {.reduction = Reduction::sum}).item();
   }
+  team.sum(sums, "evaluation");
+  Score score;
+  for (size_t i = 0; i < sums.size(); i += 2) score.accuracy += sums[i], score.loss += sums[i + 1];
   model.train();
-  return {right / double(set.size()), loss / double(set.size())};
+  return {score.accuracy / double(set.size()), score.loss / double(set.size())};
 }
 
 std::map<std::string, double> with_loader(std::map<std::string, double> numbers, const data::LoaderState& state) {
@@ -51,8 +61,7 @@ std::map<std::string, double> with_loader(std::map<std::string, double> numbers,
   return numbers;
 }
 
-void train(const std::string& name, const ClassifierOptions& o, const MakeModel& make_model) {
-  apply_common_options(o.common);
+void train(const std::string& name, const ClassifierOptions& o, const MakeModel& make_model, const Team& team) {
   LOCKSTEP_CHECK(o.epochs > 0 && o.batch > 0 && o.samples > 0, "expected --epochs, --batch and --samples > 0, got ", o.epochs, ", ", o.batch, ", ", o.samples);
   const data::TensorDataset training = load_split(o, true), test = load_split(o, false);
   const auto model = make_model(training.inputs().size(1), training.inputs().size(2));
@@ -62,52 +71,61 @@ void train(const std::string& name, const ClassifierOptions& o, const MakeModel&
     for (auto& p : model->named_parameters()) names.emplace_back(p.name, p.variable);
     return names;
   }());
-  data::DataLoader loader(training, {.batch_size = o.batch, .shuffle = true, .drop_last = true, .workers = o.workers, .seed = o.common.seed});
-  LOCKSTEP_CHECK(loader.size() > 0, "--batch ", o.batch, " is larger than the ", training.size(), " training samples");
+  MaybeDataParallel devices(o.common.parallel, *model, [&] { return std::move(*make_model(training.inputs().size(1), training.inputs().size(2))); });
+  MicroBatches micro_batches(team, *model, o.common.parallel);
+  const int64_t samples_per_step = o.batch * micro_batches.count();
+  LOCKSTEP_CHECK(samples_per_step <= training.size(), "--batch ", o.batch, " x ", micro_batches.count(), " micro-batches of a step are more than the ", training.size(), " training samples");
+  // A step is M micro-batches of full size: the epoch's last samples short of that are left out, other ones every epoch.
+  const data::MicroBatchSampler sampler({.samples = training.size(), .micro_batch = o.batch, .micro_batches = micro_batches.count(), .world = team.size(), .rank = team.rank(), .seed = o.common.seed});
+  data::DataLoader loader(training, {.batch_size = o.batch, .sampler = sampler, .drop_last = true, .workers = o.workers, .seed = o.common.seed, .world = team.size()});
 
   Json config(Json::Object{});
   config["program"] = name;
   config["channels"] = training.inputs().size(1);
   config["size"] = training.inputs().size(2);
   config["batch"] = o.batch;
+  config["micro_batches"] = micro_batches.count();
   config["lr"] = o.lr;
   config["weight_decay"] = o.weight_decay;
   config["seed"] = int64_t(o.common.seed);
   config["data"] = o.data;
-  Run run(o.common, config, {"program", "channels", "size", "batch"});
+  Run run(o.common, team, config, {"program", "channels", "size", "batch", "micro_batches"});
   int64_t step = 0;
   if (o.common.resume) {
     const auto numbers = run.load(*model, optimizer);
     step = int64_t(numbers.at("step"));
     loader.load_state({.seed = uint64_t(numbers.at("loader.seed")), .epoch = int64_t(numbers.at("loader.epoch")), .samples = int64_t(numbers.at("loader.samples")), .dataset_size = int64_t(numbers.at("loader.dataset_size"))});
   }
-  if (!o.common.json) std::cout << nn::summary(*model);
+  const bool talks = team.leads() && !o.common.json;
+  if (talks) std::cout << nn::summary(*model);
 
-  const Interrupt interrupt;
-  const auto save = [&] { run.save(*model, optimizer, with_loader({{"step", double(step)}}, loader.state())); };
-  Progress progress(step, loader.size() * o.epochs, "samples", double(o.batch));
+  std::optional<Interrupt> interrupt;
+  if (team.owns_process()) interrupt.emplace();
+  const auto save = [&] { set_random_step(uint64_t(step)); run.save(*model, optimizer, with_loader({{"step", double(step)}}, loader.state())); };
+  Progress progress(step, sampler.steps() * o.epochs, "samples", double(samples_per_step), !team.leads());
   Score score;
   bool stopped = false;
   for (int64_t epoch = loader.epoch(); epoch < o.epochs && !stopped; ++epoch) {
     double sum_loss = 0;
     int64_t steps = 0;
-    for (auto& [x, y] : loader) {
-      set_random_step(uint64_t(step));
-      const Variable loss = cross_entropy((*model)(x), y);
+    for (auto batch = loader.begin(); batch != loader.end() && !stopped;) {
       optimizer.zero_grad();
-      loss.backward();
+      const auto report = micro_batches.backward(step, [&](int64_t micro) {
+        // The step's first micro-batch is there already; the loader's position counts those that were given out.
+        if (micro > team.rank() * o.common.parallel.accumulate) ++batch;
+        return cross_entropy(devices([&](auto& net) { return net(batch->input); }), batch->target);
+      });
       optimizer.step();
       ++step;
       ++steps;
-      sum_loss += loss.item();
+      sum_loss += report.loss;
+      micro_batches.trace(step, report.loss);
       progress.show(step, fmt::format("loss {:.4f}", sum_loss / double(steps)));
-      if ((stopped = Interrupt::requested())) {
-        save();
-        break;
-      }
+      if ((stopped = report.stop || step == o.steps)) save();
+      else ++batch;
     }
     if (stopped) break;
-    score = evaluate(*model, test);
+    score = evaluate(*model, test, team);
     Json line(Json::Object{});
     line["epoch"] = epoch + 1;
     line["step"] = step;
@@ -116,15 +134,18 @@ void train(const std::string& name, const ClassifierOptions& o, const MakeModel&
     line["test_accuracy"] = score.accuracy;
     run.metric(line);
     progress.clear();
-    if (!o.common.json) fmt::print("epoch {:2}  loss {:.4f}  test loss {:.4f}  test accuracy {:.4f}\n", epoch + 1, sum_loss / double(steps), score.loss, score.accuracy);
+    if (talks) fmt::print("epoch {:2}  loss {:.4f}  test loss {:.4f}  test accuracy {:.4f}\n", epoch + 1, sum_loss / double(steps), score.loss, score.accuracy);
     save();
   }
   progress.clear();
-  if (stopped) score = evaluate(*model, test);
-  if (stopped) std::cerr << "stopped at step " << step << (run.has_folder() ? "; the checkpoint is written, go on with --resume\n" : "; nothing was saved, as there is no --out\n");
+  if (stopped) score = evaluate(*model, test, team);
+  if (!team.leads()) return;
+  if (stopped && step != o.steps) std::cerr << "stopped at step " << step << (run.has_folder() ? "; the checkpoint is written, go on with --resume\n" : "; nothing was saved, as there is no --out\n");
+  if (talks) std::cout << devices.report();
   Json result(Json::Object{});
   result["program"] = name;
   result["steps"] = step;
+  result["ranks"] = team.size();
   result["test_accuracy"] = score.accuracy;
   result["test_loss"] = score.loss;
   result["parameters"] = model->parameter_count();
@@ -134,12 +155,13 @@ void train(const std::string& name, const ClassifierOptions& o, const MakeModel&
 }
 
 void eval(const std::string& name, const ClassifierOptions& o, const MakeModel& make_model) {
+  check_alone("eval");
   apply_common_options(o.common);
   const std::string path = std::filesystem::is_directory(o.checkpoint) ? o.checkpoint + "/checkpoint.safetensors" : o.checkpoint;
   const data::TensorDataset test = load_split(o, false);
   const auto model = make_model(test.inputs().size(1), test.inputs().size(2));
   load_model(*model, path);
-  const Score score = evaluate(*model, test);
+  const Score score = evaluate(*model, test, Team(nullptr));
   Json result(Json::Object{});
   result["program"] = name;
   result["test_accuracy"] = score.accuracy;
@@ -160,12 +182,17 @@ int classifier_main(int argc, char** argv, const std::string& name, const std::s
     add_common_options(*sub, o.common, sub == &training);
   }
   training.add_option("--epochs", o.epochs, "passes over the training samples")->capture_default_str();
-  training.add_option("--batch", o.batch, "samples of a step")->capture_default_str();
+  training.add_option("--steps", o.steps, "end after this many steps (0: all epochs)")->check(CLI::NonNegativeNumber)->capture_default_str();
+  training.add_option("--batch", o.batch, "samples of a micro-batch")->capture_default_str();
   training.add_option("--lr", o.lr, "learning rate of AdamW")->capture_default_str();
   training.add_option("--weight-decay", o.weight_decay, "decoupled weight decay")->capture_default_str();
   training.add_option("--workers", o.workers, "threads that make batches ahead")->capture_default_str();
   testing.add_option("checkpoint", o.checkpoint, "checkpoint.safetensors, or the folder of a run")->required();
-  training.callback([&] { train(name, o, make_model); });
+  training.callback([&] {
+    apply_common_options(o.common);
+    o.common.parallel.identity = identity_of(training);
+    run_team(o.common.parallel, [&](Team& team) { train(name, o, make_model, team); });
+  });
   testing.callback([&] { eval(name, o, make_model); });
   return run_cli(app, argc, argv);
 }

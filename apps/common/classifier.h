@@ -11,7 +11,7 @@ namespace apps {
 struct ClassifierOptions {
   CommonOptions common;
   std::string data = "digits";   ///< "digits" (drawn by us), or a folder with MNIST's IDX files or CIFAR-10's binary batches
-  int64_t epochs = 5, batch = 64, samples = 8000;
+  int64_t epochs = 5, batch = 64, samples = 8000, steps = 0;
   int workers = 1;
   double lr = 1e-3, weight_decay = 0.01;
   std::string checkpoint;        ///< eval: a checkpoint, or the folder of a run

@@ -1,6 +1,8 @@
 #include "apps/common/cli.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <vector>
 
@@ -70,7 +72,9 @@ int run_cli(CLI::App& app, int argc, char** argv) {
     std::cerr << "\n" << "see: " << app.get_name() << (&sub == &app ? "" : " " + sub.get_name()) << " --help\n";
     return 2;
   } catch (const std::exception& error) {
-    std::cerr << "error: " << error.what() << "\n";
+    const std::string message = rank_prefix() + error.what();
+    std::cerr << "error: " + message + "\n";
+    write_error_file(message);
     return 1;
   }
   return 0;
@@ -83,6 +87,12 @@ void add_common_options(CLI::App& app, CommonOptions& o, bool training) {
   if (!training) return;
   app.add_option("--out", o.out, "folder for metrics.jsonl, config.json and checkpoint.safetensors");
   app.add_flag("--resume", o.resume, "go on from the checkpoint in --out");
+  app.parse_complete_callback([&o] {
+    // Every rank looks before any of them can save: that takes all of them.
+    const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
+    if (restarts && std::atoi(restarts) > 0 && !o.out.empty() && std::filesystem::exists(o.out + "/checkpoint.safetensors")) o.resume = true;
+  });
+  add_parallel_options(app, o.parallel);
 }
 
 void apply_common_options(const CommonOptions& o) {

@@ -4,6 +4,8 @@
 #include <functional>
 #include <string>
 
+#include "apps/common/parallel.h"
+
 namespace apps {
 
 /// Parses and runs the chosen subcommand's callback. Exit codes: 0 done, 1 an error (one line on stderr), 2 wrong usage
@@ -17,7 +19,9 @@ struct CommonOptions {
   bool json = false;
   int threads = 0;
   uint64_t seed = 1;
+  ParallelOptions parallel;
 };
+/// A training run that the launcher starts again goes on from its checkpoint, as with --resume.
 void add_common_options(CLI::App& app, CommonOptions& options, bool training);
 /// Applies threads and seed, and checks what depends on several options.
 void apply_common_options(const CommonOptions& options);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 
 namespace apps {
 
@@ -17,8 +18,10 @@ std::string clock_text(double seconds) {
 
 }  // namespace
 
-Progress::Progress(int64_t first_step, int64_t last_step, std::string unit, double per_step)
-    : visible_(isatty(STDERR_FILENO) != 0), first_(first_step), last_(last_step), step_(first_step), unit_(std::move(unit)), per_step_(per_step) {}
+Progress::Progress(int64_t first_step, int64_t last_step, std::string unit, double per_step, bool silent)
+    // Under `lockstep run` stderr is a pipe, and LOCKSTEP_TERMINAL says to rank 0 that its other end is a terminal.
+    : visible_(!silent && (isatty(STDERR_FILENO) != 0 || std::getenv("LOCKSTEP_TERMINAL"))), first_(first_step), last_(last_step), step_(first_step),
+      unit_(std::move(unit)), per_step_(per_step) {}
 
 Progress::~Progress() { clear(); }
 

@@ -9,7 +9,8 @@ namespace apps {
 class Progress {
  public:
   /// `unit` is what is counted per second ("tokens", "samples"), `per_step` how many a step handles.
-  Progress(int64_t first_step, int64_t last_step, std::string unit, double per_step);
+  /// `silent`: only keeps time.
+  Progress(int64_t first_step, int64_t last_step, std::string unit, double per_step, bool silent = false);
   ~Progress();
   /// Shows step (counted from 1) with `text` ("loss 2.31"); at most ten times a second.
   void show(int64_t step, const std::string& text);

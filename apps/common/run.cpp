@@ -59,10 +59,10 @@ Interrupt::~Interrupt() {
 }
 bool Interrupt::requested() { return interrupts > 0; }
 
-Run::Run(const CommonOptions& options, const Json& config, const std::vector<std::string>& model_options) : folder_(options.out) {
+Run::Run(const CommonOptions& options, const Team& team, const Json& config, const std::vector<std::string>& model_options) : team_(team), folder_(options.out) {
   if (folder_.empty()) return;
   std::error_code error;
-  std::filesystem::create_directories(folder_, error);
+  if (team.leads()) std::filesystem::create_directories(folder_, error);
   LOCKSTEP_CHECK(!error, folder_, ": cannot make this folder for --out: ", error.message());
   if (options.resume) {
     const Json saved = data::read_json(path("config.json"));
@@ -70,6 +70,14 @@ Run::Run(const CommonOptions& options, const Json& config, const std::vector<std
       const Json* before = saved.find(key);
       LOCKSTEP_CHECK(before && *before == config.at(key), path("config.json"), ": --resume needs the same model, but ", key, " was ", before ? before->dump() : "not set", " and is now ", config.at(key).dump());
     }
+    team.wait();  // all have read it before rank 0 replaces it
+    if (!team.leads()) return;
+    for (const char* key : {"batch", "micro_batches"}) {
+      const Json* before = saved.find(key);
+      if (before && !(*before == config.at(key))) std::cerr << "note: " << key << " was " << before->dump() << " and is now " << config.at(key).dump() << ": another list of micro-batches, so the run ends with other bits than it would have\n";
+    }
+  } else if (!team.leads()) {
+    return;
   } else {
     LOCKSTEP_CHECK(!std::filesystem::exists(path("checkpoint.safetensors")), folder_, " already holds a run; go on with it by --resume, or choose another --out");
   }
@@ -79,13 +87,14 @@ Run::Run(const CommonOptions& options, const Json& config, const std::vector<std
 }
 
 void Run::metric(const Json& line) {
-  if (folder_.empty()) return;
+  if (!metrics_.is_open()) return;
   metrics_ << line.dump() << std::endl;
   LOCKSTEP_CHECK(metrics_, path("metrics.jsonl"), ": writing failed; is the disk full?");
 }
 
 void Run::save(nn::Module& model, const optim::Optimizer& optimizer, const std::map<std::string, double>& extra) const {
   if (folder_.empty()) return;
+  if (!team_.leads()) return team_.wait();
   std::vector<std::pair<std::string, Tensor>> tensors;
   for (const auto& [name, tensor] : model.state()) tensors.emplace_back("model." + name, tensor);
   const optim::OptimizerState state = optimizer.state();
@@ -100,6 +109,7 @@ void Run::save(nn::Module& model, const optim::Optimizer& optimizer, const std::
   Json json(Json::Object{});
   for (const auto& [name, value] : numbers) json[name] = value;
   data::save_safetensors(path("checkpoint.safetensors"), tensors, {{"format", kFormat}, {"numbers", json.dump()}});
+  team_.wait();
 }
 
 std::map<std::string, double> Run::load(nn::Module& model, optim::Optimizer& optimizer) const {

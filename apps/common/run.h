@@ -24,19 +24,21 @@ class Interrupt {
 class Run {
  public:
   /// Makes the folder (when one was asked for) and writes config.json, or, resuming, checks that the saved config asks
-  /// for the same model: an Error names the first option that differs.
-  Run(const CommonOptions& options, const Json& config, const std::vector<std::string>& model_options);
+  /// for the same model: an Error names the first option that differs. Only rank 0 writes, all ranks read.
+  Run(const CommonOptions& options, const Team& team, const Json& config, const std::vector<std::string>& model_options);
   bool has_folder() const { return !folder_.empty(); }
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
   /// Appends one line to metrics.jsonl.
   void metric(const Json& line);
 
-  /// Everything needed to go on, in one file, replaced atomically.
+  /// Everything needed to go on, in one file, replaced atomically. All ranks call it, and return when it is written. The
+  /// bytes do not depend on the number of ranks.
   void save(lockstep::nn::Module& model, const lockstep::optim::Optimizer& optimizer, const std::map<std::string, double>& numbers) const;
   /// Restores the checkpoint; gives back the numbers. Random numbers go on where they were.
   std::map<std::string, double> load(lockstep::nn::Module& model, lockstep::optim::Optimizer& optimizer) const;
 
  private:
+  const Team& team_;
   std::string folder_;
   std::ofstream metrics_;
 };

@@ -21,7 +21,6 @@ int main(int argc, char** argv) {
   train.add_option("--init", o.init, "Hugging Face GPT-2 folder to start from, with its sizes")->group(model);
   for (const char* size : {"--layers", "--width", "--heads", "--context", "--dropout"}) train.get_option("--init")->excludes(size);
   train.add_option("--batch", o.batch, "sequences of a micro-batch")->capture_default_str()->group(training);
-  train.add_option("--accumulate", o.accumulate, "micro-batches of a step")->capture_default_str()->group(training);
   train.add_option("--steps", o.steps, "optimizer steps")->capture_default_str()->group(training);
   train.add_option("--lr", o.lr, "peak learning rate of AdamW; linear warm-up, then cosine")->capture_default_str()->group(training);
   train.add_option("--min-lr-ratio", o.min_lr_ratio, "last learning rate, as a part of --lr")->capture_default_str()->group(training);
@@ -50,7 +49,7 @@ int main(int argc, char** argv) {
   logits.add_option("--to", o.logits_out, "safetensors file to write")->required();
 
   for (CLI::App* sub : {&train, &eval, &sample, &logits}) apps::add_common_options(*sub, o.common, sub == &train);
-  train.callback([&] { apps::gpt_train(o); });
+  train.callback([&] { o.common.parallel.identity = apps::identity_of(train); apps::gpt_train(o); });
   eval.callback([&] { apps::gpt_eval(o); });
   sample.callback([&] { apps::gpt_sample(o); });
   logits.callback([&] { apps::gpt_logits(o); });

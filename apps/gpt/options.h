@@ -14,7 +14,7 @@ struct GptOptions {
   std::string export_to;            ///< a Hugging Face folder to write at the end
   int64_t layers = 4, width = 128, heads = 4, context = 128;
   double dropout = 0;
-  int64_t batch = 16, accumulate = 1, steps = 1000;
+  int64_t batch = 16, steps = 1000;
   double lr = 1e-3, min_lr_ratio = 0.1, weight_decay = 0.1, clip = 1;
   int64_t warmup = 100;
   std::vector<double> betas{0.9, 0.99};
@@ -42,7 +42,8 @@ std::string load_text(const std::string& path);
 
 struct TextLoss { double loss = 0; int64_t tokens = 0; };
 /// Mean loss per token over windows of the context's length, one after the other; at most `batches` of them (0: all).
-TextLoss evaluate_text(lockstep::nn::GPT& model, const lockstep::Tensor& tokens, int64_t batch, int64_t batches);
+/// The ranks share the work; each gets the same value, whatever their number.
+TextLoss evaluate_text(lockstep::nn::GPT& model, const lockstep::Tensor& tokens, int64_t batch, int64_t batches, const Team& team);
 
 void gpt_train(const GptOptions& options);
 void gpt_eval(const GptOptions& options);

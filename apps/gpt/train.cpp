@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iostream>
 #include <numbers>
+#include <optional>
 
 #include "apps/common/progress.h"
 #include "apps/gpt/hugging_face.h"
@@ -22,7 +23,7 @@ using namespace lockstep;
 namespace {
 
 void check(const GptOptions& o) {
-  LOCKSTEP_CHECK(o.batch > 0 && o.accumulate > 0 && o.steps > 0, "expected --batch, --accumulate and --steps > 0, got ", o.batch, ", ", o.accumulate, ", ", o.steps);
+  LOCKSTEP_CHECK(o.batch > 0 && o.steps > 0, "expected --batch and --steps > 0, got ", o.batch, " and ", o.steps);
   LOCKSTEP_CHECK(o.lr >= 0 && o.clip >= 0 && o.warmup >= 0, "expected --lr, --clip and --warmup >= 0, got ", o.lr, ", ", o.clip, ", ", o.warmup);
   LOCKSTEP_CHECK(o.validation > 0 && o.validation < 1, "expected --validation between 0 and 1, got ", o.validation);
   LOCKSTEP_CHECK(o.eval_every > 0 && o.eval_batches > 0 && o.save_every >= 0, "expected --eval-every and --eval-batches > 0, got ", o.eval_every, " and ", o.eval_batches);
@@ -55,7 +56,7 @@ double lr_factor(const GptOptions& o, int64_t step) {
   return o.min_lr_ratio + (1 - o.min_lr_ratio) * 0.5 * (1 + std::cos(std::numbers::pi * std::min(progress, 1.0)));
 }
 
-Json config_of(const GptOptions& o, const nn::GPT& model) {
+Json config_of(const GptOptions& o, const nn::GPT& model, int64_t micro_batches) {
   Json c(Json::Object{});
   c["program"] = "gpt";
   c["vocab"] = model.o.vocab;
@@ -71,7 +72,7 @@ Json config_of(const GptOptions& o, const nn::GPT& model) {
   c["dropout"] = o.dropout;
   c["text"] = o.text;
   c["batch"] = o.batch;
-  c["accumulate"] = o.accumulate;
+  c["micro_batches"] = micro_batches;
   c["steps"] = o.steps;
   c["lr"] = o.lr;
   c["warmup"] = o.warmup;
@@ -82,11 +83,7 @@ Json config_of(const GptOptions& o, const nn::GPT& model) {
   return c;
 }
 
-}  // namespace
-
-void gpt_train(const GptOptions& o) {
-  apply_common_options(o.common);
-  check(o);
+void train(const GptOptions& o, const Team& team) {
   const auto tokenizer = load_tokenizer(o.tokenizer.empty() ? o.init : o.tokenizer);
   const Tensor all = tokenizer->encode_tensor(load_text(o.text));
   const auto model = make_model(o, tokenizer->vocab_size());
@@ -103,7 +100,9 @@ void gpt_train(const GptOptions& o) {
   optim::LambdaLR schedule(optimizer, [&o](int64_t step) { return lr_factor(o, step); });
   optim::GradScaler scaler({.enabled = o.precision == "f16"});
 
-  Run run(o.common, config_of(o, *model), {"program", "vocab", "context", "layers", "width", "heads", "tokenizer"});
+  MaybeDataParallel devices(o.common.parallel, *model, [&] { return nn::GPT(model->o); });
+  MicroBatches micro_batches(team, *model, o.common.parallel);
+  Run run(o.common, team, config_of(o, *model, micro_batches.count()), {"program", "vocab", "context", "layers", "width", "heads", "tokenizer"});
   int64_t first = 0;
   if (o.common.resume) {
     const auto numbers = run.load(*model, optimizer);
@@ -111,31 +110,33 @@ void gpt_train(const GptOptions& o) {
     schedule.load_state({{"step", double(first)}, {"base.0", o.lr}, {"base.1", o.lr}});
     if (numbers.count("scaler.scale")) scaler.load_state({{"scale", numbers.at("scaler.scale")}, {"growth_tracker", numbers.at("scaler.growth_tracker")}});
   }
-  if (!o.common.json) {
+  const bool talks = team.leads() && !o.common.json;
+  if (talks) {
     fmt::print("{} tokens to learn, {} for validation; {} parameters\n", training.numel(), validation.numel(), model->parameter_count());
+    if (team.size() > 1) fmt::print("{} ranks, {} micro-batches of {} sequences a step\n", team.size(), micro_batches.count(), o.batch);
     std::fflush(stdout);
   }
 
-  const Interrupt interrupt;
-  const double tokens_per_step = double(o.batch * o.accumulate * context);
-  Progress progress(first, o.steps, "tokens", tokens_per_step);
+  std::optional<Interrupt> interrupt;
+  if (team.owns_process()) interrupt.emplace();
+  const double tokens_per_step = double(o.batch * micro_batches.count() * context);
+  Progress progress(first, o.steps, "tokens", tokens_per_step, !team.leads());
   double shown_loss = NAN, evaluation_seconds = 0;
   const auto save = [&](int64_t step) {
+    set_random_step(uint64_t(step));
     run.save(*model, optimizer, {{"step", double(step)}, {"scaler.scale", scaler.scale_value()}, {"scaler.growth_tracker", double(scaler.growth_tracker())}});
   };
   int64_t step = first;
-  while (step < o.steps && !Interrupt::requested()) {
-    double loss_sum = 0;
-    for (int64_t micro = 0; micro < o.accumulate; ++micro) {
-      const auto [x, y] = batches.sample(step, micro, o.batch, context);
-      set_random_step(uint64_t(step), uint64_t(micro));
-      const Variable loss = [&, &x = x, &y = y] {
-        const Autocast autocast(o.precision == "f16" ? f16 : bf16, o.precision != "f32");
-        return model->loss(x, y);
-      }();
-      loss_sum += loss.item();
-      scaler.scale(o.accumulate == 1 ? loss : loss * (1 / double(o.accumulate))).backward();
-    }
+  for (bool stop = false; step < o.steps && !stop;) {
+    const auto loss_of = [&](int64_t micro) {
+      const auto sample = batches.sample(step, micro, o.batch, context);
+      const Autocast autocast(o.precision == "f16" ? f16 : bf16, o.precision != "f32");
+      const Variable logits = devices([&](auto& net) { return net(sample.input); });
+      return cross_entropy(logits.view({-1, model->o.vocab}), sample.target.reshape({-1}));
+    };
+    const auto report = micro_batches.backward(step, loss_of, [&](const Variable& loss) { return scaler.scale(loss); });
+    stop = report.stop;
+    // Gradients have the same bits on all ranks, so each finds the same overflow and the same norm.
     scaler.unscale(optimizer);
     const double norm = o.clip > 0 ? optim::clip_grad_norm(model->parameters(), o.clip) : NAN;
     const double lr = optimizer.lr();
@@ -144,7 +145,8 @@ void gpt_train(const GptOptions& o) {
     optimizer.zero_grad();
     schedule.step();
     ++step;
-    const double loss = loss_sum / double(o.accumulate);
+    const double loss = report.loss;
+    micro_batches.trace(step, loss);
     shown_loss = std::isnan(shown_loss) ? loss : 0.95 * shown_loss + 0.05 * loss;
     progress.show(step, fmt::format("loss {:.4f}", shown_loss));
 
@@ -155,11 +157,11 @@ void gpt_train(const GptOptions& o) {
     if (o.clip > 0) line["grad_norm"] = norm;
     if (step % o.eval_every == 0 && step < o.steps) {
       const double before = progress.seconds();
-      const double val = evaluate_text(*model, validation, o.batch, o.eval_batches).loss;
+      const double val = evaluate_text(*model, validation, o.batch, o.eval_batches, team).loss;
       evaluation_seconds += progress.seconds() - before;
       line["val_loss"] = val;
       progress.clear();
-      if (!o.common.json) { fmt::print("step {:6}  loss {:.4f}  validation loss {:.4f}  {:.0f} tokens/s\n", step, shown_loss, val, progress.rate()); std::fflush(stdout); }
+      if (talks) { fmt::print("step {:6}  loss {:.4f}  validation loss {:.4f}  {:.0f} tokens/s\n", step, shown_loss, val, progress.rate()); std::fflush(stdout); }
     }
     run.metric(line);
     if (o.save_every > 0 && step % o.save_every == 0 && step < o.steps) save(step);
@@ -167,12 +169,15 @@ void gpt_train(const GptOptions& o) {
   const double seconds = progress.seconds() - evaluation_seconds;
   progress.clear();
   save(step);
-  if (step < o.steps) std::cerr << "stopped at step " << step << (run.has_folder() ? "; the checkpoint is written, go on with --resume\n" : "; nothing was saved, as there is no --out\n");
-  const TextLoss val = evaluate_text(*model, validation, o.batch, 0);
+  if (step < o.steps && team.leads()) std::cerr << "stopped at step " << step << (run.has_folder() ? "; the checkpoint is written, go on with --resume\n" : "; nothing was saved, as there is no --out\n");
+  const TextLoss val = evaluate_text(*model, validation, o.batch, 0, team);
+  if (!team.leads()) return;
   if (!o.export_to.empty()) save_hugging_face(*model, o.export_to);
+  if (talks) fmt::print("{}", devices.report());
   Json result(Json::Object{});
   result["program"] = "gpt";
   result["steps"] = step;
+  result["ranks"] = team.size();
   result["loss"] = shown_loss;
   result["val_loss"] = val.loss;
   result["parameters"] = model->parameter_count();
@@ -180,6 +185,14 @@ void gpt_train(const GptOptions& o) {
   result["seconds"] = seconds;
   result["peak_memory_mib"] = double(memory_report().total.peak) / 1048576;
   print_result(result, o.common.json);
+}
+
+}  // namespace
+
+void gpt_train(const GptOptions& o) {
+  apply_common_options(o.common);
+  check(o);
+  run_team(o.common.parallel, [&](Team& team) { train(o, team); });
 }
 
 }  // namespace apps

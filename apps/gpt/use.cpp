@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <iostream>
+#include <numeric>
 #include <sstream>
 
 #include "apps/gpt/hugging_face.h"
@@ -89,7 +90,7 @@ LoadedModel load_gpt(const std::string& path) {
   return {std::move(model), load_tokenizer(c.at("tokenizer", config_path).as_string())};
 }
 
-TextLoss evaluate_text(nn::GPT& model, const Tensor& tokens, int64_t batch, int64_t batches) {
+TextLoss evaluate_text(nn::GPT& model, const Tensor& tokens, int64_t batch, int64_t batches, const Team& team) {
   const NoGrad no_grad;
   const bool was_training = model.is_training();
   model.eval();
@@ -97,25 +98,27 @@ TextLoss evaluate_text(nn::GPT& model, const Tensor& tokens, int64_t batch, int6
   LOCKSTEP_CHECK(context > 0, "expected a text of at least 2 tokens, got ", tokens.numel());
   const data::TextDataset windows(tokens, {.context = context, .stride = context});
   const int64_t count = batches > 0 ? std::min(batches * batch, windows.size()) : windows.size();
-  double sum_loss = 0;
-  int64_t seen = 0;
+  std::vector<double> losses(size_t((count + batch - 1) / batch));  // of each batch; rank r has r, r + ranks, ...
   std::vector<int64_t> indices;
-  for (int64_t at = 0; at < count; at += batch) {
+  for (int64_t b = team.rank(); b < int64_t(losses.size()); b += team.size()) {
+    const int64_t at = b * batch;
     indices.clear();
     // A part is spread evenly over the text.
     for (int64_t i = at; i < std::min(at + batch, count); ++i) indices.push_back(i * windows.size() / count);
     const auto pair = *windows.get_batch(indices);
-    sum_loss += model.loss(pair.input, pair.target).item() * double(pair.target.numel());
-    seen += pair.target.numel();
+    losses[size_t(b)] = model.loss(pair.input, pair.target).item() * double(pair.target.numel());
   }
+  team.sum(losses, "evaluation");
   model.train(was_training);
-  return {sum_loss / double(seen), seen};
+  const int64_t seen = count * context;
+  return {std::accumulate(losses.begin(), losses.end(), 0.0) / double(seen), seen};
 }
 
 void gpt_eval(const GptOptions& o) {
+  check_alone("eval");
   apply_common_options(o.common);
   const LoadedModel m = load_gpt(o.model);
-  const TextLoss r = evaluate_text(*m.model, m.tokenizer->encode_tensor(load_text(o.text)), o.batch, 0);
+  const TextLoss r = evaluate_text(*m.model, m.tokenizer->encode_tensor(load_text(o.text)), o.batch, 0, Team(nullptr));
   Json result(Json::Object{});
   result["program"] = "gpt";
   result["loss"] = r.loss;
@@ -125,6 +128,7 @@ void gpt_eval(const GptOptions& o) {
 }
 
 void gpt_sample(const GptOptions& o) {
+  check_alone("sample");
   apply_common_options(o.common);
   const LoadedModel m = load_gpt(o.model);
   std::vector<int64_t> ids;
@@ -153,6 +157,7 @@ void gpt_sample(const GptOptions& o) {
 }
 
 void gpt_logits(const GptOptions& o) {
+  check_alone("logits");
   apply_common_options(o.common);
   const LoadedModel m = load_gpt(o.model);
   const NoGrad no_grad;

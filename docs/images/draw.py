@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws tape.svg and tensor.svg. Run it after a change here: python3 docs/images/draw.py"""
+"""Draws tape.svg, tensor.svg and ddp.svg. Run it after a change here: python3 docs/images/draw.py"""
 import pathlib
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -82,5 +82,29 @@ def tensor():
     d.save("tensor.svg")
 
 
+def ddp():
+    d = Drawing(1080, 330)
+    d.text(20, 26, "One backward of DDP on one rank. Gradients arrive last layer first; a full bucket is reduced while the rest is computed.")
+    buckets = [("bucket 0", ["head.bias", "head.weight"], BLUE), ("bucket 1", ["mid.bias", "mid.weight"], ORANGE), ("bucket 2", ["in.bias", "in.weight"], GREEN)]
+    d.text(20, 90, "backward", size=13)
+    d.text(20, 162, "flat memory", size=13)
+    d.text(20, 246, "all_reduce", size=13)
+    x = 110
+    for i, (name, parts, fill) in enumerate(buckets):
+        for j, part in enumerate(parts):
+            d.box(x + 115 * j, 66, 110, 38, [part], fill)
+            d.arrow(x + 115 * j + 55, 104, x + 115 * j + 55, 138)
+            d.box(x + 115 * j, 138, 115, 38, [".grad view"], fill)
+        d.arrow(x + 172, 176, x + 235, 222)
+        d.box(x + 235, 222, 130, 38, [name + ", mean"], fill)
+        x += 235
+    d.arrow(20, 290, 1060, 290)
+    d.text(20, 312, "time", color=SOFT)
+    d.text(1060, 281, "optimizer.step()", "end", color="#bc4c00")
+    d.text(1060, 312, "end of backward: waits for what is still on its way (bucket 2); then .grad holds the means", "end", color=SOFT)
+    d.save("ddp.svg")
+
+
 tape()
 tensor()
+ddp()

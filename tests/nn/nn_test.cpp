@@ -145,13 +145,13 @@ TEST_CASE("attention: a cache of keys and grouped, rotary heads give what one pa
 }
 
 TEST_CASE("GPT learns a pattern, generates it, and checkpointing its blocks changes no bit") {
-  const auto train = [](bool checkpoint_blocks) {
+  std::vector<int64_t> text;
+  for (int i = 0; i < 15; ++i) text.push_back(i % 7);
+  const Tensor x = Tensor::from(text, {1, 15});
+  const auto train = [&x](bool checkpoint_blocks) {
     manual_seed(7);
     auto model = std::make_unique<GPT>(GPT::Options{.vocab = 7, .context = 14, .layers = 2, .width = 32, .heads = 2, .dropout = 0.1, .checkpoint_blocks = checkpoint_blocks});
     optim::AdamW optimizer(model->parameters(), {.lr = 1e-2});
-    std::vector<int64_t> text;
-    for (int i = 0; i < 15; ++i) text.push_back(i % 7);
-    const Tensor x = Tensor::from(text, {1, 15});
     double loss = 0;
     for (int step = 0; step < 60; ++step) {
       set_random_step(uint64_t(step));
@@ -168,6 +168,9 @@ TEST_CASE("GPT learns a pattern, generates it, and checkpointing its blocks chan
   auto [same, same_loss] = train(true);
   CHECK(same_loss == loss);
   for (size_t i = 0; i < model->parameters().size(); ++i) CHECK(equal(model->parameters()[i].tensor(), same->parameters()[i].tensor()));
+  model->eval();  // no dropout anywhere: a second look sees the same
+  const Tensor first = model->loss(x.narrow(1, 0, 14).contiguous(), x.narrow(1, 1, 14).contiguous()).tensor();
+  CHECK(equal(first, model->loss(x.narrow(1, 0, 14).contiguous(), x.narrow(1, 1, 14).contiguous()).tensor()));
   const Tensor made = model->generate(Tensor::from<int64_t>({0, 1, 2}, {1, 3}), 30, {.temperature = 0});
   const auto tokens = made.to_vector<int64_t>();
   REQUIRE(tokens.size() == 33);

@@ -1,0 +1,119 @@
+#pragma once
+// Ranks that train together, as a program sees them: how it joins them, who prints, and the micro-batches of a step.
+//
+// A step is a fixed list of micro-batches 0 .. M-1, M = ranks x accumulate; rank r has r*A .. r*A+A-1. Data, dropout and
+// the order of every sum follow from that number alone, so the bits of a run depend on the list, not on who computes it:
+//
+//   --accumulate 4        one process    0 1 2 3
+//   --accumulate 2        two ranks      0 1 | 2 3
+//   --accumulate 1        four ranks     0 | 1 | 2 | 3
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dist/process_group.h"
+#include "nn/module.h"
+#include "parallel/data_parallel.h"
+
+namespace apps {
+
+struct ParallelOptions {
+  std::string strategy = "auto";  ///< ddp, dp, none; auto: ddp when there are ranks
+  int devices = 0;                ///< dp: virtual CPU devices of this process; 0: LOCKSTEP_CPU_DEVICES
+  int ranks = 0;                  ///< ranks as threads of this process; 0: the job's ranks, or this process alone
+  int64_t accumulate = 1;         ///< micro-batches of a step at each rank
+  double bucket_mib = 25;
+  bool overlap = true;
+  std::string trace_bits;         ///< file for a line of hashes per step, for `lockstep verify`
+  std::string identity;           ///< what must be equal on all ranks: this build and the options
+};
+void add_parallel_options(CLI::App& app, ParallelOptions& options);
+
+/// The ranks that train together, as one of them sees them.
+class Team {
+ public:
+  explicit Team(lockstep::dist::ProcessGroup* group, bool threads = false) : group_(group), threads_(threads) {}
+  int rank() const { return group_ ? group_->rank() : 0; }
+  int size() const { return group_ ? group_->size() : 1; }
+  /// Rank 0 prints, and writes the files of a run.
+  bool leads() const { return rank() == 0; }
+  /// The one rank of a process that may touch what belongs to the process (signals).
+  bool owns_process() const { return !threads_ || leads(); }
+  /// Null when this process trains alone.
+  lockstep::dist::ProcessGroup* group() const { return group_; }
+  /// Returns when all ranks are here.
+  void wait() const { if (group_) group_->barrier(); }
+  /// Element-wise sum over ranks. Exact when every element is zero on all ranks but one: so a list is put together.
+  void sum(std::vector<double>& values, const char* tag) const;
+  /// Everybody's values, one rank after another.
+  std::vector<double> gather(const std::vector<double>& values, const char* tag) const;
+
+ private:
+  lockstep::dist::ProcessGroup* group_;
+  bool threads_;
+};
+
+/// Calls forward(model), or forward(DataParallel) with --parallel dp; at the end, report() says what went where.
+template <class M>
+class MaybeDataParallel {
+ public:
+  template <class Make>
+  MaybeDataParallel(const ParallelOptions& options, M& model, const Make& make) : model_(model) {
+    if (options.strategy == "dp") parallel_.emplace(model, make);
+  }
+  template <class Forward>
+  lockstep::Variable operator()(const Forward& forward) { return parallel_ ? forward(*parallel_) : forward(model_); }
+  /// "" without dp.
+  std::string report() const { return parallel_ ? to_string(parallel_->bytes_moved()) : ""; }
+
+ private:
+  M& model_;
+  std::optional<lockstep::parallel::DataParallel<M>> parallel_;
+};
+
+/// Runs `body` on every rank: joins the job that the environment names, makes threads (--ranks), or runs alone. What a
+/// rank throws is what all ranks raise.
+void run_team(const ParallelOptions& options, const std::function<void(Team&)>& body);
+/// This build and the options that a subcommand was given, for ParallelOptions::identity.
+std::string identity_of(const CLI::App& subcommand);
+/// Error when this process is one of several ranks, for commands that would only repeat each other.
+void check_alone(const std::string& command);
+/// "rank 1: " in a job of several ranks, for messages; else empty.
+std::string rank_prefix();
+/// Writes the error to LOCKSTEP_ERROR_FILE, where the launcher looks for it. Nothing when unset.
+void write_error_file(const std::string& message) noexcept;
+
+/// The gradients of a step: micro-batch after micro-batch, summed over all of them in one fixed order.
+class MicroBatches {
+ public:
+  /// With ranks, wraps `model` into DDP: from here on it has rank 0's values everywhere.
+  MicroBatches(const Team& team, lockstep::nn::Module& model, const ParallelOptions& options);
+  ~MicroBatches();
+  /// Of a step, over all ranks.
+  int64_t count() const { return options_.accumulate * team_.size(); }
+
+  struct Report {
+    double loss = 0;    ///< mean over all micro-batches, the same on all ranks
+    bool stop = false;  ///< Ctrl-C at any rank: all stop after this step
+  };
+  using Loss = std::function<lockstep::Variable(int64_t micro_batch)>;
+  using Scale = std::function<lockstep::Variable(const lockstep::Variable& loss)>;
+  /// Runs `loss` and its backward for each micro-batch of this rank; .grad is then the mean over all ranks' micro-batches of
+  /// the gradient of scale(loss).
+  Report backward(int64_t step, const Loss& loss, const Scale& scale = {});
+
+  /// After a step: writes its hashes (--trace-bits). Error when ranks hold different parameters.
+  void trace(int64_t step, double loss);
+
+ private:
+  struct Impl;
+  const Team& team_;
+  lockstep::nn::Module& model_;
+  ParallelOptions options_;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace apps

@@ -1,0 +1,318 @@
+#include "apps/verify.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <optional>
+#include <sstream>
+
+#include "apps/common/run.h"
+#include "data/json.h"
+#include "tensor/check.h"
+
+namespace apps {
+
+namespace {
+
+using lockstep::data::Json;
+namespace fs = std::filesystem;
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, at);) parts.push_back(part);
+  if (text.ends_with(at)) parts.emplace_back();
+  return parts;
+}
+
+int64_t positive(const std::string& text, const std::string& plan) {
+  const bool digits = !text.empty() && text.size() < 7 && std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c); });
+  LOCKSTEP_CHECK(digits && std::stoll(text) > 0, "plan '", plan, "': expected STRATEGY:RANKSxACCUMULATION such as ddp:2x4, got '", text, "' for a number");
+  return std::stoll(text);
+}
+
+void check_option(const std::string& name, const std::string& value, const std::string& where) {
+  if (name == "overlap") LOCKSTEP_CHECK(value == "on" || value == "off", where, ": expected overlap=on or overlap=off, got '", value, "'");
+  else if (name == "transport") LOCKSTEP_CHECK(value == "auto" || value == "threads" || value == "shm" || value == "tcp", where, ": expected transport=auto, threads, shm or tcp, got '", value, "'");
+  else if (name == "bucket") {
+    char* end = nullptr;
+    const double mib = std::strtod(value.c_str(), &end);
+    LOCKSTEP_CHECK(!value.empty() && *end == 0 && mib > 0, where, ": expected bucket=MIB, a number > 0, got '", value, "'");
+  } else lockstep::fail(lockstep::str(where, ": expected an option among bucket, overlap and transport, got '", name, "'"));
+}
+
+std::pair<std::string, std::string> key_value(const std::string& text, const std::string& where) {
+  const size_t equals = text.find('=');
+  LOCKSTEP_CHECK(equals != std::string::npos, where, ": expected OPTION=VALUE, got '", text, "'");
+  return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
+Plan parse_plan(const std::string& text) {
+  Plan plan;
+  const size_t colon = text.rfind(':');
+  LOCKSTEP_CHECK(colon != std::string::npos, "plan '", text, "': expected STRATEGY:RANKSxACCUMULATION such as ddp:2x4");
+  const std::string head = text.substr(0, colon), sizes = text.substr(colon + 1);
+  const size_t x = sizes.find('x'), at = head.find('@');
+  LOCKSTEP_CHECK(x != std::string::npos, "plan '", text, "': expected RANKSxACCUMULATION such as 2x4 after the colon, got '", sizes, "'");
+  plan.strategy = head.substr(0, at);
+  plan.ranks = int(positive(sizes.substr(0, x), text));
+  plan.accumulate = positive(sizes.substr(x + 1), text);
+  for (const std::string& one : split(plan.strategy, '+')) {
+    LOCKSTEP_CHECK(one == "ddp" || one == "none", "plan '", text, "': expected a strategy among ddp and none, got '", one, "'");
+  }
+  LOCKSTEP_CHECK(plan.strategy == "ddp" || plan.strategy == "none", "plan '", text, "': ", plan.strategy.empty() ? "expected a strategy among ddp and none" : "these strategies cannot be joined");
+  LOCKSTEP_CHECK(plan.strategy != "none" || plan.ranks == 1, "plan '", text, "': none trains on one rank; expected none:1x", plan.ranks * plan.accumulate);
+  if (at == std::string::npos) return plan;
+  LOCKSTEP_CHECK(plan.strategy == "ddp", "plan '", text, "': none takes no options");
+  for (const std::string& item : split(head.substr(at + 1), ',')) {
+    plan.options.push_back(key_value(item, "plan '" + text + "'"));
+    check_option(plan.options.back().first, plan.options.back().second, "plan '" + text + "'");
+  }
+  return plan;
+}
+
+/// What a run left behind: its trace, a line per step.
+struct Trace {
+  std::vector<Json> steps;
+  double seconds = 0;
+};
+
+Trace read_trace(const fs::path& file, const Plan& plan) {
+  std::ifstream in(file);
+  LOCKSTEP_CHECK(in, plan.text(), ": the program ended well but wrote no trace; verify needs one that knows --trace-bits, such as gpt, mlp and cnn train");
+  Trace trace;
+  for (std::string line; std::getline(in, line);) trace.steps.push_back(lockstep::data::parse_json(line, plan.text() + ": trace"));
+  LOCKSTEP_CHECK(!trace.steps.empty(), plan.text(), ": the run made no step");
+  return trace;
+}
+
+std::string last_lines(const fs::path& file, size_t count) {
+  std::ifstream in(file);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back("  " + line);
+  std::string text;
+  for (size_t i = lines.size() > count ? lines.size() - count : 0; i < lines.size(); ++i) text += lines[i] + "\n";
+  return text;
+}
+
+/// Runs a command with its output in a file; gives back its exit code (128 + signal). It ends when we do.
+int run_command(const std::vector<std::string>& command, const std::vector<std::pair<std::string, std::string>>& environment, const fs::path& output, double timeout) {
+  std::vector<char*> argv;
+  for (const std::string& arg : command) argv.push_back(const_cast<char*>(arg.c_str()));
+  argv.push_back(nullptr);
+  const int out = open(output.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600);
+  LOCKSTEP_CHECK(out >= 0, output.string(), ": cannot be written");
+  const pid_t parent = getpid(), child = fork();
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(1);
+    dup2(out, STDOUT_FILENO);
+    dup2(out, STDERR_FILENO);
+    for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+    execvp(argv[0], argv.data());
+    dprintf(STDERR_FILENO, "%s: cannot be started: %s\n", argv[0], strerror(errno));
+    _exit(127);
+  }
+  close(out);
+  LOCKSTEP_CHECK(child > 0, "verify: no process can be started: ", strerror(errno));
+  const int handle = int(syscall(SYS_pidfd_open, child, 0));
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  bool told = false, late = false;
+  for (int status;;) {
+    if (waitpid(child, &status, WNOHANG) == child) {
+      if (handle >= 0) close(handle);
+      LOCKSTEP_CHECK(!late, "the run took longer than --timeout ", timeout, " s");
+      LOCKSTEP_CHECK(!Interrupt::requested(), "interrupted");
+      return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (seconds > timeout) late = true;
+    if ((late || Interrupt::requested()) && !told) kill(child, SIGTERM), told = true;  // the launcher ends its ranks
+    if (told && seconds > timeout + 40) kill(child, SIGKILL);
+    pollfd entry{handle, POLLIN, 0};
+    if (handle < 0) usleep(5000);
+    else poll(&entry, 1, 200);
+  }
+}
+
+/// A folder that goes away with us.
+struct Scratch {
+  Scratch() {
+    std::string name = (fs::temp_directory_path() / "lockstep-verify-XXXXXX").string();
+    LOCKSTEP_CHECK(mkdtemp(name.data()), name, ": cannot make a folder for traces: ", strerror(errno));
+    path = name;
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+  Scratch(const Scratch&) = delete;
+  fs::path path;
+};
+
+Trace run_plan(const Plan& plan, const VerifyOptions& o, const fs::path& folder) {
+  const std::string transport = plan.option("transport");
+  std::vector<std::string> command;
+  std::vector<std::pair<std::string, std::string>> environment;
+  if (plan.strategy != "none" && transport != "threads") {
+    command = {fs::read_symlink("/proc/self/exe").string(), "run", "--nproc-per-node", std::to_string(plan.ranks), "--"};
+    if (!transport.empty()) environment.emplace_back("LOCKSTEP_TRANSPORT", transport);
+  }
+  const fs::path trace_file = folder / "trace.jsonl", output = folder / "output.txt";
+  fs::remove(trace_file);
+  command.insert(command.end(), o.command.begin(), o.command.end());
+  const auto add = [&](const std::string& option, const std::string& value) { command.push_back(option), command.push_back(value); };
+  add("--parallel", plan.strategy);
+  add("--accumulate", std::to_string(plan.accumulate));
+  add("--trace-bits", trace_file.string());
+  if (transport == "threads") add("--ranks", std::to_string(plan.ranks));
+  if (o.steps > 0) add("--steps", std::to_string(o.steps));
+  if (const std::string bucket = plan.option("bucket"); !bucket.empty()) add("--bucket-mib", bucket);
+  if (const std::string overlap = plan.option("overlap"); !overlap.empty()) command.push_back(overlap == "on" ? "--overlap" : "--no-overlap");
+  const auto start = std::chrono::steady_clock::now();
+  const int code = run_command(command, environment, output, o.timeout);
+  LOCKSTEP_CHECK(code == 0, plan.text(), ": the run failed with exit code ", code, "; its last lines:\n", last_lines(output, 20));
+  Trace trace = read_trace(trace_file, plan);
+  trace.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return trace;
+}
+
+/// Where two runs part, or empty.
+std::string first_difference(const Trace& a, const Trace& b) {
+  for (size_t s = 0; s < std::min(a.steps.size(), b.steps.size()); ++s) {
+    const Json &x = a.steps[s], &y = b.steps[s];
+    if (x == y) continue;
+    const std::string step = x.at("step").dump();
+    if (!(x.at("step") == y.at("step"))) return "step " + step + " stands where the other has step " + y.at("step").dump();
+    const auto &left = x.at("parameters").as_object(), &right = y.at("parameters").as_object();
+    if (left.size() != right.size()) return fmt::format("step {}: {} parameters and {}", step, left.size(), right.size());
+    int64_t different = 0;
+    std::string first;
+    for (size_t p = 0; p < left.size(); ++p) {
+      if (left[p] == right[p]) continue;
+      if (different++ == 0) first = left[p].first == right[p].first ? left[p].first : left[p].first + " (there " + right[p].first + ")";
+    }
+    if (different == 0) return "step " + step + ", the loss (no parameter yet)";
+    return fmt::format("step {}, {} ({} of {} parameters)", step, first, different, left.size());
+  }
+  if (a.steps.size() != b.steps.size()) return fmt::format("the end: {} steps and {}", a.steps.size(), b.steps.size());
+  return "";
+}
+
+}  // namespace
+
+std::string Plan::text() const {
+  std::string all = strategy;
+  for (size_t i = 0; i < options.size(); ++i) all += (i ? "," : "@") + options[i].first + "=" + options[i].second;
+  return fmt::format("{}:{}x{}", all, ranks, accumulate);
+}
+
+std::string Plan::option(const std::string& name) const {
+  for (const auto& [key, value] : options) if (key == name) return value;
+  return "";
+}
+
+std::vector<Plan> parse_plans(const std::string& text) {
+  std::vector<Plan> plans;
+  std::string item;
+  for (const std::string& part : split(text, ',')) {  // a comma may also stand between the options of one plan
+    item += (item.empty() ? "" : ",") + part;
+    if (part.find(':') == std::string::npos && item.find('@') != std::string::npos) continue;
+    plans.push_back(parse_plan(item));
+    item.clear();
+  }
+  if (!item.empty()) parse_plan(item);  // says what is missing
+  LOCKSTEP_CHECK(!plans.empty(), "--plans: expected at least one plan such as ddp:2x4");
+  const int64_t count = plans[0].ranks * plans[0].accumulate;
+  for (const Plan& plan : plans) {
+    LOCKSTEP_CHECK(plan.ranks * plan.accumulate == count, "--plans: expected plans of the same number of micro-batches a step, got ", plans[0].text(), " = ", count, " and ", plan.text(), " = ", plan.ranks * plan.accumulate, ": these train on different batches");
+  }
+  return plans;
+}
+
+std::vector<Plan> vary(const std::vector<Plan>& plans, const std::vector<std::string>& variations) {
+  std::vector<Plan> all = plans;
+  for (const std::string& variation : variations) {
+    const auto [name, values] = key_value(variation, "--vary " + variation);
+    std::vector<Plan> next;
+    for (const std::string& value : split(values, ',')) check_option(name, value, "--vary " + variation);
+    for (const Plan& plan : all) {
+      if (plan.strategy == "none" || !plan.option(name).empty()) {
+        next.push_back(plan);
+        continue;
+      }
+      for (const std::string& value : split(values, ',')) {
+        next.push_back(plan);
+        next.back().options.emplace_back(name, value);
+      }
+    }
+    all = std::move(next);
+  }
+  return all;
+}
+
+int verify(const VerifyOptions& o) {
+  const std::vector<Plan> plans = vary(parse_plans(o.plans), o.vary);
+  for (const std::string& word : o.command) {
+    for (const char* ours : {"--parallel", "--accumulate", "--ranks", "--trace-bits", "--bucket-mib", "--overlap", "--no-overlap", "--out", "--resume"}) {
+      LOCKSTEP_CHECK(word.substr(0, word.find('=')) != ours, ours, " in the command: expected a command without it, verify runs it once for every plan and sets this itself");
+    }
+    LOCKSTEP_CHECK(o.steps == 0 || word.substr(0, word.find('=')) != "--steps", "--steps was given twice, to verify and in the command");
+  }
+  const Interrupt interrupt;
+  const Scratch scratch;
+  size_t width = 0;
+  for (const Plan& plan : plans) width = std::max(width, plan.text().size());
+  std::optional<Trace> reference;
+  std::string verdict = "identical";
+  for (const Plan& plan : plans) {
+    const Trace trace = run_plan(plan, o, scratch.path);
+    const std::string difference = reference ? first_difference(*reference, trace) : "";
+    const double loss = std::bit_cast<double>(std::stoull(trace.steps.back().at("loss").as_string(), nullptr, 16));
+    fmt::print("{:<{}}  {} steps, {} parameters, last loss {:.6f}, {:.1f} s{}\n", plan.text(), width, trace.steps.size(), trace.steps.back().at("parameters").as_object().size(), loss, trace.seconds,
+               !reference ? "" : difference.empty() ? "  same bits" : "  differs: " + difference);
+    std::fflush(stdout);
+    if (!difference.empty() && verdict == "identical") verdict = fmt::format("{} differs from {} first at {}", plan.text(), plans[0].text(), difference);
+    if (!reference) reference = trace;
+  }
+  if (plans.size() == 1) verdict = "one plan only: nothing to compare";
+  fmt::print("{}\n", verdict);
+  std::fflush(stdout);
+  return verdict == "identical" ? 0 : 1;
+}
+
+VerifyCommand::VerifyCommand(CLI::App& app) {
+  VerifyOptions& o = options_;
+  CLI::App& sub = *app.add_subcommand("verify", "train by several plans, and compare the bits of every parameter after every step");
+  sub.footer("usage: lockstep verify [OPTIONS] -- PROGRAM [ARGUMENTS...]");
+  sub.add_option("--plans", o.plans, "STRATEGY:RANKSxACCUMULATION, ...; strategies: ddp, none; with options: ddp@bucket=0.1,overlap=off,transport=tcp:2x2")->capture_default_str();
+  sub.add_option("--vary", o.vary, "run every ddp plan with each value: bucket=0.1,1,25, overlap=on,off or transport=threads,shm,tcp (may be repeated)")->take_all();
+  sub.add_option("--steps", o.steps, "optimizer steps (default: as the command says)")->check(CLI::PositiveNumber);
+  sub.add_option("--timeout", o.timeout, "seconds that one plan may take")->check(CLI::PositiveNumber)->capture_default_str();
+  sub.callback([this] {
+    LOCKSTEP_CHECK(!options_.command.empty(), "verify: expected a program after --, such as lockstep verify -- build/apps/gpt train --dropout 0.1");
+    exit_code_ = verify(options_);
+  });
+}
+
+void VerifyCommand::take_program(std::vector<std::string>& words) {
+  const auto dashes = std::find(words.begin(), words.end(), "--");
+  if (words.size() < 2 || words[1] != "verify" || dashes == words.end()) return;
+  options_.command.assign(dashes + 1, words.end());
+  words.erase(dashes, words.end());
+}
+
+}  // namespace apps

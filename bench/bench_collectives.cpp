@@ -1,0 +1,136 @@
+// Collectives in the units of nccl-tests: for every size the median time of a call, algbw = bytes / time, and busbw, which
+// corrects for the collective so that it can be held against the speed of the link whatever the number of ranks.
+//   bench_collectives --transport shm --ranks 2 --op all_reduce --min 1K --max 64M
+//   mpirun -n 2 bench_collectives --backend mpi            ranks that a launcher started: the transport is the job's
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+
+#include "data/json.h"
+#include "dist/process_group.h"
+#include "tensor/ops.h"
+#include "tensor/threads.h"
+
+using namespace lockstep;
+
+namespace {
+
+struct Options {
+  std::string transport = "shm", op = "all_reduce", dtype = "f32", algorithm = "automatic", backend = "auto";
+  int ranks = 2;
+  int64_t min = 1 << 10, max = 64 << 20, factor = 2;
+  double seconds = 0.5;
+  bool json = false;
+};
+
+/// Bytes that cross the links for each byte of the buffer, over those of a perfect algorithm; n ranks.
+double bus_factor(const std::string& op, int n) {
+  if (op == "all_reduce") return 2.0 * (n - 1) / n;
+  if (op == "broadcast" || op == "reduce") return 1;
+  return double(n - 1) / n;  // S is the whole buffer: gathered, scattered or exchanged
+}
+
+DType dtype_named(const std::string& name) {
+  for (const DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8}) if (str(dtype) == name) return dtype;
+  fail("--dtype: expected f32, f64, f16, bf16, i64, i32, i8 or u8, got " + name);
+}
+
+using Clock = std::chrono::steady_clock;
+
+void measure(dist::ProcessGroup& world, const Options& o, const std::string& name) {
+  const int n = world.size(), me = world.rank();
+  const DType dtype = dtype_named(o.dtype);
+  const dist::CollectiveOptions options{.algorithm = dist::parse_algorithm(o.algorithm), .tag = "bench"};
+  if (me == 0 && !o.json) {
+    fmt::print("# {} {}, {} ranks, {}, {}\n#{:>12} {:>12} {:>10} {:>10} {:>10} {:>8}\n", o.op, o.dtype, n, name, o.algorithm, "bytes", "time (us)", "min (us)", "algbw GB/s", "busbw GB/s", "calls");
+  }
+  for (int64_t bytes = o.min;; bytes = std::min(bytes * o.factor, o.max)) {
+    const int64_t count = std::max<int64_t>(bytes / int64_t(size_of(dtype)) / n, 1) * n;  // a multiple of n, for all_to_all
+    // Zeros: a sum in place stays what it is, however often it runs.
+    const Tensor whole = zeros({count}, {.dtype = dtype}), other = zeros({count}, {.dtype = dtype}), part = zeros({count / n}, {.dtype = dtype});
+    const auto call = [&] {
+      if (o.op == "all_reduce") world.all_reduce(whole, options).wait();
+      else if (o.op == "reduce_scatter") world.reduce_scatter(part, whole, options).wait();
+      else if (o.op == "all_gather") world.all_gather(whole, part, options).wait();
+      else if (o.op == "broadcast") world.broadcast(whole, 0, options).wait();
+      else if (o.op == "reduce") world.reduce(whole, 0, options).wait();
+      else if (o.op == "gather") world.gather(me == 0 ? whole : Tensor(), part, 0, options).wait();
+      else if (o.op == "scatter") world.scatter(part, me == 0 ? whole : Tensor(), 0, options).wait();
+      else if (o.op == "all_to_all") world.all_to_all(other, whole, options).wait();
+      else world.barrier();
+    };
+    for (int i = 0; i < 3; ++i) call();
+    const auto start = Clock::now();
+    for (int i = 0; i < 3; ++i) call();
+    const Tensor calls = Tensor::from({int64_t(o.seconds * 3 / std::chrono::duration<double>(Clock::now() - start).count())});
+    world.broadcast(calls, 0).wait();
+    std::vector<double> times(size_t(std::clamp<int64_t>(calls.item<int64_t>(), 5, 20000)));
+    for (double& us : times) {
+      const auto begin = Clock::now();
+      call();
+      us = std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+    }
+    std::sort(times.begin(), times.end());
+    const double us = times[times.size() / 2], moved = double(count) * double(size_of(dtype)), algbw = o.op == "barrier" ? 0 : moved / us / 1e3;
+    if (me == 0 && o.json) {
+      data::Json line(data::Json::Object{});
+      line["bench"] = "collectives";
+      line["op"] = o.op;
+      line["how"] = name;
+      line["algorithm"] = o.algorithm;
+      line["ranks"] = n;
+      line["dtype"] = o.dtype;
+      line["bytes"] = int64_t(moved);
+      line["us"] = us;
+      line["min_us"] = times[0];
+      line["algbw_gbs"] = algbw;
+      line["busbw_gbs"] = algbw * bus_factor(o.op, n);
+      line["n"] = int64_t(times.size());
+      fmt::print("{}\n", line.dump());
+    } else if (me == 0) {
+      fmt::print(" {:>12} {:>12.2f} {:>10.2f} {:>10.3f} {:>10.3f} {:>8}\n", int64_t(moved), us, times[0], algbw, algbw * bus_factor(o.op, n), times.size());
+    }
+    std::fflush(stdout);
+    if (bytes >= o.max || o.op == "barrier") break;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options o;
+  CLI::App app("Speed of collectives, in the units of nccl-tests", "bench_collectives");
+  const auto size = CLI::AsSizeValue(false);  // 1K = 1024
+  app.add_option("--transport", o.transport, "shm, tcp (processes) or threads")->check(CLI::IsMember({"shm", "tcp", "threads"}))->capture_default_str();
+  app.add_option("--ranks", o.ranks, "number of ranks")->check(CLI::Range(1, 64))->capture_default_str();
+  app.add_option("--op", o.op, "the collective")->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier"}))->capture_default_str();
+  app.add_option("--dtype", o.dtype)->capture_default_str();
+  app.add_option("--algorithm", o.algorithm, "automatic, ring, direct, tree, halving_doubling, hierarchical, server")->capture_default_str();
+  app.add_option("--backend", o.backend, "under a launcher: auto, native, mpi")->capture_default_str();
+  app.add_option("--min", o.min, "smallest size in bytes")->transform(size)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--max", o.max, "largest size in bytes")->transform(size)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--factor", o.factor, "from one size to the next")->check(CLI::Range(2, 1024))->capture_default_str();
+  app.add_option("--seconds", o.seconds, "about this long for each size")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_flag("--json", o.json, "a JSON object per size");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    LOCKSTEP_CHECK(o.min <= o.max, "expected --min <= --max, got ", o.min, " and ", o.max);
+    set_threads(1);
+    if (std::getenv("RANK") || std::getenv("OMPI_COMM_WORLD_RANK")) {
+      dist::ProcessGroup& world = dist::init("env://", o.backend);
+      dist::guard([&] { measure(world, o, world.engine()); });
+      dist::shutdown();
+    } else {
+      const auto kind = o.transport == "threads" ? dist::SpawnOptions::Kind::threads : dist::SpawnOptions::Kind::processes;
+      dist::spawn(o.ranks, [&](int) { measure(dist::world(), o, o.transport); }, {.kind = kind, .transport = o.transport});
+    }
+  } catch (const std::exception& error) {
+    std::cerr << "error: " << error.what() << "\n";
+    return 1;
+  }
+  return 0;
+}

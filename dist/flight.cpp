@@ -1,0 +1,197 @@
+#include "dist/flight.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "tensor/check.h"
+
+namespace lockstep::dist {
+namespace {
+
+using Json = nlohmann::json;
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// One rank's file, as far as the verdict needs it.
+struct Record {
+  int rank = 0;
+  std::string why;
+  std::vector<Flight::Entry> entries;
+
+  bool waits(const Flight::Entry& e) const { return e.ended_ns == 0 || !e.error.empty(); }
+  /// The call it is stuck in, if any: the last one that did not end well.
+  const Flight::Entry* stuck() const { return !entries.empty() && waits(entries.back()) ? &entries.back() : nullptr; }
+  const Flight::Entry* last(const std::string& group) const {
+    for (auto e = entries.rbegin(); e != entries.rend(); ++e) if (e->group == group && e->sequence > 0) return &*e;
+    return nullptr;
+  }
+};
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  return text;
+}
+
+std::string where(const Flight::Entry& e) {
+  return e.sequence > 0 ? str("seq ", e.sequence, " (", e.call, ")") : e.call;
+}
+
+Record read_record(const std::filesystem::path& path, int& world) {
+  const auto refuse = [&](const std::string& what) { fail(str("[flight] expected a flight record in ", path.string(), ", got ", what, "; remove the file to read the others")); };
+  std::ifstream in(path);
+  Json json = Json::parse(in, nullptr, false);
+  if (json.is_discarded() || !json.is_object()) refuse("damaged JSON");
+  Record record;
+  try {
+    record.rank = json.at("rank").get<int>();
+    world = std::max(world, json.at("world").get<int>());
+    record.why = json.at("why").get<std::string>();
+    for (const Json& e : json.at("entries")) {
+      record.entries.push_back({e.at("group").get<std::string>(), e.at("sequence").get<uint64_t>(), e.at("call").get<std::string>(), e.at("step").get<uint64_t>(),
+                                e.at("started_ns").get<int64_t>(), e.at("ended_ns").get<int64_t>(), e.at("error").get<std::string>()});
+    }
+  } catch (const Json::exception& e) {
+    refuse(str("one that lacks something: ", e.what()));
+  }
+  if (record.rank < 0 || world > 1 << 20) refuse("a rank or world size that cannot be");
+  return record;
+}
+
+// Who is late in one group, seen from those that are stuck in its highest call; nothing when nobody is stuck there.
+std::optional<std::string> verdict_of(const std::string& group, const std::vector<Record>& records, bool& root_cause) {
+  uint64_t newest = 0;
+  for (const Record& r : records) if (const auto* e = r.stuck(); e && e->group == group) newest = std::max(newest, e->sequence);
+  if (newest == 0) return {};
+  std::map<std::string, std::vector<int>> calls;  // what is called as number `newest`, by whom
+  std::string late;
+  for (const Record& r : records) {
+    const Flight::Entry* e = r.last(group);
+    if (!e) continue;  // not in this group, or its calls are too old
+    if (e->sequence >= newest) {
+      calls[e->sequence == newest ? e->call : ""].push_back(r.rank);
+      continue;
+    }
+    const Flight::Entry* stuck = r.stuck();
+    late += str(late.empty() ? "" : "; ", "rank ", r.rank, " is late: it ");
+    if (stuck && stuck == e) late += "is in " + where(*e);
+    else if (stuck) late += str("left ", where(*e), " and is in ", where(*stuck), " of group ", stuck->group);
+    else late += "left " + where(*e) + " and is in no collective";
+    root_cause |= !stuck || stuck == e;
+  }
+  const std::string in_group = group == "world" ? "" : " of group " + group;
+  if (calls.size() > 1 && late.empty()) {
+    root_cause = true;
+    std::string text = str("ranks disagree in seq ", newest, in_group, ": ");
+    bool first = true;
+    for (const auto& [call, ranks] : calls) {
+      text += str(first ? "" : "; ", ranks_text(ranks), ranks.size() == 1 ? " calls " : " call ", call.empty() ? "something later" : call);
+      first = false;
+    }
+    return text;
+  }
+  const auto& [call, waiting] = *calls.begin();
+  const std::string wait = str(ranks_text(waiting), waiting.size() == 1 ? " waits" : " wait", " in seq ", newest, " (", call, ")", in_group);
+  return late.empty() ? wait : late + "; " + wait;
+}
+
+}  // namespace
+
+uint64_t Flight::start(std::string group, uint64_t sequence, std::string call, uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  if (ring_.size() < size_t(capacity)) ring_.emplace_back();
+  const uint64_t ticket = next_++;
+  ring_[ticket % capacity] = {std::move(group), sequence, std::move(call), step, now_ns(), 0, {}};
+  return ticket;
+}
+
+void Flight::finish(uint64_t ticket, std::string error) {
+  const std::lock_guard lock(mutex_);
+  if (ticket >= next_ || next_ - ticket > uint64_t(capacity)) return;  // overwritten since
+  ring_[ticket % capacity].ended_ns = now_ns();
+  ring_[ticket % capacity].error = std::move(error);
+}
+
+std::vector<Flight::Entry> Flight::entries() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Entry> all;
+  for (uint64_t t = next_ - ring_.size(); t < next_; ++t) all.push_back(ring_[t % capacity]);
+  return all;
+}
+
+void Flight::write(const std::string& folder, int rank, int world, const std::string& why) const noexcept {
+  try {
+    Json json{{"rank", rank}, {"world", world}, {"why", why}, {"entries", Json::array()}};
+    for (const Entry& e : entries()) {
+      json["entries"].push_back({{"group", e.group}, {"sequence", e.sequence}, {"call", e.call}, {"step", e.step},
+                                 {"started_ns", e.started_ns}, {"ended_ns", e.ended_ns}, {"error", e.error}});
+    }
+    std::filesystem::create_directories(folder);
+    const std::string path = str(folder, "/flight-", rank, ".json"), fresh = path + ".tmp";
+    {
+      std::ofstream out(fresh, std::ios::trunc);
+      out << json.dump(1, ' ', false, Json::error_handler_t::replace) << "\n";
+      if (!out.flush()) throw std::runtime_error("cannot write");
+    }
+    std::filesystem::rename(fresh, path);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "[flight] no record of rank %d in %s: %s\n", rank, folder.c_str(), e.what());
+  } catch (...) {
+  }
+}
+
+std::string explain_flight(const std::string& folder) {
+  std::vector<Record> records;
+  int world = 0;
+  std::error_code error;
+  for (const auto& file : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = file.path().filename().string();
+    if (name.starts_with("flight-") && name.ends_with(".json")) records.push_back(read_record(file.path(), world));
+  }
+  LOCKSTEP_CHECK(!records.empty(), "[flight] expected files flight-RANK.json in ", folder, error ? str(", got ", error.message()) : std::string(", got none"),
+                 "; set LOCKSTEP_FLIGHT_DIR (lockstep run --log-dir does) before the run");
+  std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) { return a.rank < b.rank; });
+
+  std::vector<std::string> groups, causes, effects;
+  for (const Record& r : records)
+    for (const auto& e : r.entries) if (std::find(groups.begin(), groups.end(), e.group) == groups.end()) groups.push_back(e.group);
+  for (const std::string& group : groups) {
+    bool root_cause = false;
+    if (const auto text = verdict_of(group, records, root_cause)) (root_cause ? causes : effects).push_back(*text);
+  }
+  for (const Record& r : records)  // messages have no place in the order of a group
+    if (const auto* e = r.stuck(); e && e->sequence == 0) effects.push_back(str("rank ", r.rank, " waits in ", e->call));
+  std::vector<int> silent;
+  for (int rank = 0, i = 0; rank < world; ++rank) {
+    if (i < int(records.size()) && records[size_t(i)].rank == rank) ++i;
+    else silent.push_back(rank);
+  }
+
+  std::string text;
+  if (!silent.empty()) text += str(ranks_text(silent), " left no record: killed, or lost before it could write one\n");
+  causes.insert(causes.end(), effects.begin(), effects.end());
+  for (const std::string& line : causes) text += line + "\n";
+  if (causes.empty() && silent.empty()) text += "no rank waits for another\n";
+  for (const Record& r : records) {
+    text += str("  rank ", r.rank, ": ");
+    if (r.entries.empty()) {
+      text += "no collective";
+    } else {
+      const Flight::Entry& e = r.entries.back();
+      const double seconds = e.ended_ns ? double(e.ended_ns - e.started_ns) * 1e-9 : 0;
+      text += str(r.waits(e) ? "in " : "after ", where(e), " of group ", e.group, ", step ", e.step, e.ended_ns ? str(", for ", seconds, " s") : std::string());
+    }
+    text += r.why.empty() ? "\n" : "; " + r.why + "\n";
+  }
+  return text;
+}
+
+}  // namespace lockstep::dist

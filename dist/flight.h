@@ -1,0 +1,39 @@
+#pragma once
+// The flight record: the last 1,024 collectives of a rank, kept in a ring, written to a file when something goes wrong.
+// `lockstep flight DIR` merges the files of all ranks and says in one sentence who is late, and where.
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace lockstep::dist {
+
+class Flight {
+ public:
+  static constexpr int capacity = 1024;
+  struct Entry {
+    std::string group;
+    uint64_t sequence = 0;
+    std::string call;       ///< "all_reduce f32 x 8, tag w1"
+    uint64_t step = 0;
+    int64_t started_ns = 0; ///< monotonic
+    int64_t ended_ns = 0;   ///< 0: still running
+    std::string error;
+  };
+  /// Gives back a ticket for finish().
+  uint64_t start(std::string group, uint64_t sequence, std::string call, uint64_t step);
+  void finish(uint64_t ticket, std::string error = {});
+  std::vector<Entry> entries() const;  ///< oldest first
+  /// DIR/flight-RANK.json, replaced atomically. Never throws: it runs while another error is on its way.
+  void write(const std::string& folder, int rank, int world, const std::string& why) const noexcept;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<Entry> ring_;
+  uint64_t next_ = 0;
+};
+
+/// Reads DIR/flight-*.json; text for a person: a verdict, then one line per rank. Error when there is none, or it is damaged.
+std::string explain_flight(const std::string& folder);
+
+}  // namespace lockstep::dist

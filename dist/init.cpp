@@ -1,0 +1,116 @@
+// The world of this process, or of this thread for ranks that spawn() made.
+#include <cstdlib>
+#include <optional>
+
+#include "dist/job.h"
+#include "dist/local_control.h"
+#include "dist/native_group.h"
+
+namespace lockstep::dist {
+namespace {
+
+std::mutex process_mutex;
+// Never destroyed: threads may still ask for it while static objects go.
+std::optional<World>& process_world() {
+  static auto* world = new std::optional<World>;
+  return *world;
+}
+thread_local World* thread_world = nullptr;
+World (*make_mpi_world)() = nullptr;
+
+bool launched_by_mpi() { return std::getenv("OMPI_COMM_WORLD_SIZE") && !std::getenv("MASTER_ADDR") && !std::getenv("WORLD_SIZE"); }
+
+void check_first() { LOCKSTEP_CHECK(!is_initialized(), "[init] expected one call, got a second one; shutdown() ends the first world"); }
+
+ProcessGroup& adopt(World made) {
+  static const int registered = std::atexit([] { shutdown(); });
+  LOCKSTEP_CHECK(registered == 0, "[init] expected to be able to register the end of the job, got an error of atexit()");
+  const std::lock_guard lock(process_mutex);
+  return *process_world().emplace(std::move(made)).group;
+}
+
+World& the_world() {
+  World* world = current_world();
+  LOCKSTEP_CHECK(world, "[dist] expected dist::init() (or spawn()) before the first use of the world");
+  return *world;
+}
+
+}  // namespace
+
+std::shared_ptr<Control> make_control(const Rendezvous& rendezvous) {
+  return rendezvous.world_size == 1 ? local_controls(1, rendezvous)[0] : Control::join(rendezvous);
+}
+
+void set_mpi(World (*make)()) { make_mpi_world = make; }
+
+World make_world(std::shared_ptr<Control> control) {
+  World world;
+  world.job = std::make_shared<Job>(std::move(control));
+  const Rendezvous& place = world.job->control->place();
+  std::vector<int> ranks;
+  for (int r = 0; r < place.world_size; ++r) ranks.push_back(r);
+  world.group = std::make_shared<NativeGroup>(world.job, "world", "world", place.rank, std::move(ranks));
+  return world;
+}
+
+void set_thread_world(World* world) { thread_world = world; }
+
+World* current_world() {
+  if (thread_world) return thread_world;
+  const std::lock_guard lock(process_mutex);
+  return process_world() ? &*process_world() : nullptr;
+}
+
+void guard(World& world, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (...) {
+    world.job->fail(std::current_exception());
+    throw;
+  }
+}
+
+void guard(const std::function<void()>& body) { guard(the_world(), body); }
+
+ProcessGroup& init(const std::string& url, const std::string& backend) {
+  const bool mpi = backend == "mpi" || (backend == "auto" && url == "env://" && make_mpi_world && launched_by_mpi());
+  if (!mpi) return init(Rendezvous::from_url(url), backend);
+  LOCKSTEP_CHECK(url == "env://", "[init] expected env:// with backend mpi, whose ranks mpirun places, got ", url);
+  LOCKSTEP_CHECK(make_mpi_world, "[init] expected a program that links lockstep_mpi and calls use_mpi() for backend mpi, got one that does not");
+  check_first();
+  return adopt(make_mpi_world());
+}
+
+ProcessGroup& init(const Rendezvous& rendezvous, const std::string& backend) {
+  LOCKSTEP_CHECK(backend != "mpi", "[init] expected a URL env:// with backend mpi, whose ranks mpirun places, got a rendezvous");
+  LOCKSTEP_CHECK(backend == "auto" || backend == "native", "[init] expected backend auto, native or mpi, got \"", backend, "\"");
+  LOCKSTEP_CHECK(rendezvous.world_size >= 1 && rendezvous.rank >= 0 && rendezvous.rank < rendezvous.world_size, "[init] expected a rank from 0 to world size - 1, got rank ",
+                 rendezvous.rank, " of ", rendezvous.world_size);
+  check_first();
+  return adopt(make_world(make_control(rendezvous)));
+}
+
+bool is_initialized() { return current_world() != nullptr; }
+ProcessGroup& world() { return *the_world().group; }
+
+void set_step(uint64_t step) {
+  Job& job = *the_world().job;
+  job.step = step;
+  job.control->set_step(step);
+}
+
+void shutdown() {
+  LOCKSTEP_CHECK(!thread_world, "[shutdown] expected a rank that is a process; spawn() ends those that are threads");
+  World world;
+  {
+    const std::lock_guard lock(process_mutex);
+    if (!process_world()) return;
+    world = std::move(*process_world());
+    process_world().reset();
+  }
+  world.group.reset();
+  world.job->finish();
+  if (world.after && !world.job->control->failed()) world.after();
+}
+
+}  // namespace lockstep::dist

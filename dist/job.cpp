@@ -1,0 +1,64 @@
+#include "dist/job.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "dist/executor.h"
+
+namespace lockstep::dist {
+
+Job::Job(std::shared_ptr<Control> seat) : control(std::move(seat)) {
+  if (const char* name = std::getenv("LOCKSTEP_ALGORITHM"); name && *name) forced = parse_algorithm(name);
+  if (const char* flag = std::getenv("LOCKSTEP_COMM_CHECKSUM"); flag && *flag) checksum = std::string(flag) != "0";
+  if (const char* folder = std::getenv("LOCKSTEP_FLIGHT_DIR")) flight_folder_ = folder;
+}
+
+DistError Job::fail(std::exception_ptr error) {
+  const auto first = [&]() -> DistError {
+    try {
+      if (control->failed()) control->raise();
+      std::rethrow_exception(error);
+    } catch (const DistError& e) {
+      if (e.fault == Fault::rank_failed) await_cause(*control, e.rank);
+      return control->failed() ? e : control->report(e.fault, e.rank, e.what());
+    } catch (const std::exception& e) {
+      return control->report(Fault::rank_failed, control->place().rank, e.what());
+    } catch (...) {
+      return control->report(Fault::rank_failed, control->place().rank, "an exception that is no std::exception");
+    }
+  }();
+  write_flight(first.what());
+  return first;
+}
+
+void Job::write_flight(const std::string& why) const noexcept {
+  if (!flight_folder_.empty()) flight.write(flight_folder_, control->place().rank, control->place().world_size, why);
+}
+
+const std::vector<int>& Job::hosts() {
+  if (hosts_.empty()) {
+    const Rendezvous& place = control->place();
+    control->set(str("host/", place.rank), control->host());
+    std::vector<std::string> names;
+    for (int r = 0; r < place.world_size; ++r) names.push_back(control->get(str("host/", r), place.timeout));
+    for (const std::string& name : names) hosts_.push_back(int(std::find(names.begin(), names.end(), name) - names.begin()));
+  }
+  return hosts_;
+}
+
+void Job::keep(std::shared_ptr<void> engine) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back(std::move(engine));
+}
+
+void Job::finish() {
+  std::vector<std::shared_ptr<void>> kept;
+  {
+    const std::lock_guard lock(mutex_);
+    kept.swap(kept_);
+  }
+  kept.clear();
+  if (!control->failed()) control->leave();
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,223 @@
+#include "dist/join.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <sstream>
+#include <thread>
+
+#include "dist/auth.h"
+
+namespace lockstep::dist {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::chrono::seconds handshake_time{5};
+
+bool contains(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
+
+/// May succeed when tried again.
+struct TryAgain { std::string why; };
+
+// A connection used by one thread that waits for each answer.
+struct Dialog {
+  Fd fd;
+  FrameReader in{stranger_limit - wire_header};
+
+  // The next message, or nothing at the deadline.
+  std::optional<Frame> read(Clock::time_point deadline) {
+    for (;;) {
+      if (auto frame = in.next()) return frame;
+      const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now()).count();
+      if (left <= 0) return std::nullopt;
+      pollfd entry{fd.get(), POLLIN, 0};
+      if (::poll(&entry, 1, int(std::min<int64_t>(left, 1000))) <= 0) continue;
+      char buffer[4096];
+      const ssize_t got = ::recv(fd.get(), buffer, sizeof buffer, 0);
+      if (got < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK)) continue;
+      if (got < 0) throw TryAgain{str("the connection broke: ", std::strerror(errno))};
+      if (got == 0) throw TryAgain{"the connection was closed"};
+      in.push(buffer, size_t(got));
+    }
+  }
+  void write(Kind kind, const std::string& body, Clock::time_point deadline) {
+    const std::string all = encode(kind, 0, body);
+    for (size_t sent = 0; sent < all.size();) {
+      const ssize_t n = ::send(fd.get(), all.data() + sent, all.size() - sent, MSG_NOSIGNAL);
+      if (n >= 0) sent += size_t(n);
+      else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        pollfd entry{fd.get(), POLLOUT, 0};
+        ::poll(&entry, 1, 100);
+        if (Clock::now() >= deadline) throw TryAgain{"it does not read"};
+      } else if (errno != EINTR) {
+        // An answer may lie in the socket although it is closed: "refused".
+        return;
+      }
+    }
+  }
+};
+
+[[noreturn]] void stranger(const std::string& where, const std::string& why) {
+  throw DistError(Fault::protocol, 0, str("[rendezvous] peer at ", where, " does not speak our protocol (", why, "): something else uses this port, choose another MASTER_PORT"));
+}
+
+[[noreturn]] void refused(const std::string& where, Fields in, bool may_wait) {
+  const bool taken = in.u8() != 0;
+  const std::string why = in.text(1 << 16);
+  if (taken && may_wait) throw TryAgain{"refused: " + why};
+  throw DistError(Fault::refused, 0, str("[rendezvous] refused by ", where, ": ", why));
+}
+
+// Both sides prove that they know the token.
+void shake_hands(Dialog& dialog, const Rendezvous& place, const std::string& where, Clock::time_point deadline) {
+  const auto limit = std::min(deadline, Clock::now() + handshake_time);
+  const auto next = [&](Kind expected) {
+    auto frame = dialog.read(limit);
+    if (!frame) stranger(where, str("it accepts connections and is silent for ", handshake_time.count(), " s"));
+    if (frame->kind == Kind::refused) refused(where, Fields(frame->body), false);
+    if (frame->kind != expected) stranger(where, str("expected a message of kind ", int(expected), ", got ", int(frame->kind)));
+    return std::move(*frame);
+  };
+  try {
+    const Frame greeting = next(Kind::challenge);
+    Fields in(greeting.body);
+    const uint32_t protocol = in.u32();
+    if (protocol != wire_protocol)
+      throw DistError(Fault::refused, 0, str("[rendezvous] ", where, " speaks protocol ", protocol, ", rank ", place.rank, " speaks ", wire_protocol, ": all ranks need the same build"));
+    const Nonce challenge = in.bytes<32>(), number = random_nonce();
+    in.end();
+    const Proof proof = prove(place.token, "rank", challenge, number, "control");
+    dialog.write(Kind::hello, Writer().u32(wire_protocol).bytes(number.data(), number.size()).bytes(proof.data(), proof.size()).body, limit);
+    const Frame welcome = next(Kind::welcome);
+    Fields answer(welcome.body);
+    if (!same_proof(answer.bytes<32>(), prove(place.token, "store", challenge, number, "control")))
+      throw DistError(Fault::refused, 0, str("[rendezvous] ", where, " cannot prove that it knows our token: another program poses as rank 0"));
+  } catch (const DistError& error) {
+    if (!std::string_view(error.what()).starts_with("[wire]")) throw;
+    stranger(where, error.what());
+  }
+}
+
+// One try. Throws TryAgain for what may pass.
+Seat attempt(const Rendezvous& place, const Member& member, Clock::time_point deadline) {
+  std::string problems;
+  Dialog dialog;
+  for (const SocketAddress& address : resolve(place.address, place.port)) {
+    LOCKSTEP_CHECK(address.is_loopback() || !place.token.empty(), "[rendezvous] expected a token to join at ", address.text(), ", got none. `lockstep run` makes one; else set ",
+                   "LOCKSTEP_TOKEN to the same secret on all ranks (openssl rand -hex 32)");
+    int problem = 0;
+    dialog.fd = connect_to(address, std::min(deadline, Clock::now() + handshake_time), problem);
+    if (dialog.fd) break;
+    check_descriptors(problem, "connecting to the store");
+    problems = std::strerror(problem);
+  }
+  if (!dialog.fd) throw TryAgain{problems};
+  const std::string where = endpoint(place.address, place.port);
+  shake_hands(dialog, place, where, deadline);
+  dialog.in.set_limit(body_limit);
+  const double patience = std::max(0.0, Seconds(deadline - Clock::now()).count());
+  Writer join;
+  join.u32(uint32_t(member.rank)).u32(uint32_t(member.world_size)).u32(member.pid).u64(member.incarnation).text(member.host.substr(0, 256)).text(member.job);
+  dialog.write(Kind::join, join.seconds(patience).text(member.identity).body, deadline);
+  for (;;) {
+    // Rank 0 knows our deadline and says who is missing; a little later we say so ourselves.
+    const auto frame = dialog.read(deadline + std::chrono::seconds(2));
+    if (!frame) throw DistError(Fault::timeout, -1, str("[rendezvous] rank ", place.rank, " waited ", text_of(place.timeout), " for the other ranks; rank 0 at ", where, " does not answer any more"));
+    if (frame->kind == Kind::heartbeat) continue;
+    Fields in(frame->body);
+    if (frame->kind == Kind::failure) throw read_failure(in);
+    if (frame->kind == Kind::refused) refused(where, in, !place.file.empty());
+    if (frame->kind != Kind::joined) stranger(where, str("expected the start of the job, got a message of kind ", int(frame->kind)));
+    Seat seat;
+    seat.heartbeat = Seconds(in.seconds());
+    const uint32_t pid = in.u32();
+    seat.store = str("rank 0 (pid ", pid, " on ", in.text(256), ")");
+    in.end();
+    seat.fd = std::move(dialog.fd);
+    seat.in = std::move(dialog.in);
+    return seat;
+  }
+}
+
+std::string contents(const Rendezvous& place) {
+  return str("lockstep rendezvous 1\nhost=", place.address, "\nport=", place.port, "\ntoken=", place.token, "\nend\n");
+}
+
+// Fills in what rank 0 wrote; TryAgain while there is nothing.
+void read_published(Rendezvous& place) {
+  const Fd fd(::open(place.file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!fd) check_descriptors(errno, "opening " + place.file);
+  if (!fd && errno == ENOENT) throw TryAgain{"the file is not there"};
+  LOCKSTEP_CHECK(fd, "[rendezvous] cannot read ", place.file, ": ", std::strerror(errno));
+  struct stat info {};
+  LOCKSTEP_CHECK(::fstat(fd.get(), &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == ::geteuid() && (info.st_mode & 077) == 0, "[rendezvous] expected ", place.file,
+                 " to be a file of this user that nobody else may read or write, as rank 0 makes it: somebody else has put it there; remove it");
+  std::string text(4096, '\0');
+  const ssize_t got = ::read(fd.get(), text.data(), text.size());
+  text.resize(size_t(std::max<ssize_t>(got, 0)));
+  std::istringstream lines(text);
+  std::string head, host, port, token, end;
+  std::getline(lines, head) && std::getline(lines, host) && std::getline(lines, port) && std::getline(lines, token) && std::getline(lines, end);
+  const bool whole = head == "lockstep rendezvous 1" && host.starts_with("host=") && port.starts_with("port=") && token.starts_with("token=") && end == "end";
+  int number = 0;
+  if (whole) std::from_chars(port.data() + 5, port.data() + port.size(), number);
+  LOCKSTEP_CHECK(whole && number >= 1 && number <= 65535, "[rendezvous] expected ", place.file, " to be written by rank 0 of a job, got something else: name another file, or remove it");
+  place.address = host.substr(5);
+  place.port = number;
+  place.token = token.substr(6);
+}
+
+}  // namespace
+
+Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadline) {
+  const bool from_file = !place.file.empty() && place.rank != 0;
+  std::string last = "not tried";
+  for (auto pause = milliseconds(5);; pause = std::min(pause * 2, milliseconds(200))) {
+    try {
+      if (from_file) read_published(place);
+      return attempt(place, member, deadline);
+    } catch (const TryAgain& again) {
+      last = again.why;
+    } catch (const DistError& error) {
+      // An address in a file may be that of a run that has ended: its port may belong to anything by now.
+      const bool stale = from_file && (error.fault == Fault::protocol || contains(error.what(), "wrong token") || contains(error.what(), "cannot prove"));
+      if (!stale || Clock::now() >= deadline) throw;
+      last = error.what();
+    }
+    if (Clock::now() + pause >= deadline) break;
+    std::this_thread::sleep_for(pause);
+  }
+  const std::string where = from_file ? place.file : endpoint(place.address, place.port);
+  throw DistError(Fault::timeout, 0, str("[rendezvous] rank ", place.rank, " waited ", text_of(place.timeout), " for rank 0 at ", where, ": ", last, ". Is rank 0 running, and are ",
+                                         from_file ? "the file's path" : "MASTER_ADDR and MASTER_PORT", " the same on all ranks?"));
+}
+
+void publish(const Rendezvous& place) {
+  const std::string temporary = str(place.file, ".", ::getpid(), ".", place.port), text = contents(place);
+  const Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  const bool good = fd && ::write(fd.get(), text.data(), text.size()) == ssize_t(text.size()) && ::rename(temporary.c_str(), place.file.c_str()) == 0;
+  const int problem = errno;
+  if (!good) ::unlink(temporary.c_str());
+  if (!good) check_descriptors(problem, "writing " + place.file);
+  LOCKSTEP_CHECK(good, "[rendezvous] rank 0 cannot write ", place.file, ": ", std::strerror(problem));
+}
+
+void unpublish(const Rendezvous& place) noexcept {
+  try {
+    Rendezvous there;
+    there.file = place.file;
+    read_published(there);
+    if (there.token == place.token) ::unlink(place.file.c_str());
+  } catch (...) {  // it is not ours any more
+  }
+}
+
+}  // namespace lockstep::dist

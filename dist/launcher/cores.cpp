@@ -1,0 +1,154 @@
+#include "dist/launcher/cores.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "dist/shard.h"
+#include "tensor/check.h"
+
+namespace lockstep::dist {
+namespace {
+
+constexpr int most_cores = 65536;
+const std::string sys = "/sys/devices/system/";
+
+/// The number that a file starts with; of a list such as "4-7,12-15" the first, a name for the set.
+int number_in(const std::string& file, int missing) {
+  std::ifstream in(file);
+  int n = missing;
+  return in >> n ? n : missing;
+}
+
+std::map<int, int> nodes_of_cores() {
+  std::map<int, int> nodes;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(sys + "node", none)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("node") || name.find_first_not_of("0123456789", 4) != std::string::npos || name.size() == 4) continue;
+    std::ifstream in(entry.path() / "cpulist");
+    std::string list;
+    if (in >> list) for (const int core : parse_cores(list)) nodes[core] = std::atoi(name.c_str() + 4);
+  }
+  return nodes;
+}
+
+}  // namespace
+
+std::vector<Core> allowed_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<Core> cores;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return {Core{}};
+  const std::map<int, int> nodes = nodes_of_cores();
+  for (int id = 0; id < CPU_SETSIZE; ++id) {
+    if (!CPU_ISSET(id, &set)) continue;
+    const std::string of = sys + "cpu/cpu" + std::to_string(id) + "/";
+    const auto node = nodes.find(id);
+    cores.push_back({.id = id, .unit = number_in(of + "topology/thread_siblings_list", id), .socket = number_in(of + "topology/physical_package_id", 0),
+                     .node = node == nodes.end() ? 0 : node->second, .cache = number_in(of + "cache/index3/shared_cpu_list", 0)});
+  }
+  return cores;
+}
+
+int usable_cores() {
+  std::ifstream file("/sys/fs/cgroup/cpu.max");  // "quota period"
+  std::string quota;
+  double period = 0;
+  int most = most_cores;
+  if (file >> quota >> period && quota != "max" && period > 0) most = std::max(1, int(std::strtod(quota.c_str(), nullptr) / period + 0.5));
+  return std::min(most, int(allowed_cores().size()));
+}
+
+std::vector<int> parse_cores(std::string_view text) {
+  const std::string_view whole = text;
+  std::vector<int> cores;
+  const auto wrong = [&] { fail(str("[run] expected a list of cores such as 0-3,8, got '", whole, "'")); };
+  const auto number = [&] {
+    int n = -1;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+    if (error != std::errc() || n < 0 || n >= most_cores) wrong();
+    text.remove_prefix(size_t(end - text.data()));
+    return n;
+  };
+  for (;;) {
+    const int first = number();
+    int last = first;
+    if (text.starts_with("-")) {
+      text.remove_prefix(1);
+      last = number();
+    }
+    if (last < first) wrong();
+    for (int core = first; core <= last; ++core) cores.push_back(core);
+    if (text.empty()) break;
+    if (!text.starts_with(",")) wrong();
+    text.remove_prefix(1);
+  }
+  LOCKSTEP_CHECK(std::set<int>(cores.begin(), cores.end()).size() == cores.size(), "[run] expected every core once, got '", whole, "'");
+  return cores;
+}
+
+std::string format_cores(const std::vector<int>& cores) {
+  std::string text;
+  for (size_t i = 0; i < cores.size();) {
+    size_t last = i;
+    while (last + 1 < cores.size() && cores[last + 1] == cores[last] + 1) ++last;
+    if (!text.empty()) text += ',';
+    text += std::to_string(cores[i]);
+    if (last > i) (text += '-') += std::to_string(cores[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+Binding parse_binding(const std::string& text) {
+  const std::map<std::string, Binding> known = {
+      {"node", Binding::node}, {"socket", Binding::socket}, {"exclusive", Binding::exclusive}, {"core-complex", Binding::core_complex}};
+  const auto found = known.find(text);
+  LOCKSTEP_CHECK(found != known.end(), "[run] expected --numa-binding to be node, socket, exclusive or core-complex, got '", text, "'");
+  return found->second;
+}
+
+std::vector<std::vector<int>> deal_cores(Binding binding, int ranks, std::vector<Core> cores) {
+  std::vector<std::vector<int>> dealt(static_cast<size_t>(ranks));
+  if (binding == Binding::none) return dealt;
+  std::sort(cores.begin(), cores.end(), [](const Core& a, const Core& b) {
+    return std::tie(a.socket, a.node, a.cache, a.unit, a.id) < std::tie(b.socket, b.node, b.cache, b.unit, b.id);
+  });
+  std::vector<std::pair<int, std::vector<int>>> groups;  // by what the binding looks at, in the order of cores
+  for (const Core& core : cores) {
+    const int key = binding == Binding::socket ? core.socket : binding == Binding::core_complex ? core.cache : binding == Binding::cores ? 0 : core.node;
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == key; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {key, {}});
+    group->second.push_back(core.id);
+  }
+  LOCKSTEP_CHECK(!groups.empty(), "[run] expected cores to bind ranks to, got none");
+  const auto group_of = [&](int rank) { return size_t(rank) * groups.size() / size_t(ranks); };
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::vector<int>& group = groups[group_of(rank)].second;
+    std::vector<int>& mine = dealt[size_t(rank)];
+    mine = group;
+    if (binding == Binding::cores || binding == Binding::exclusive) {
+      int sharing = 0, before = 0;
+      for (int other = 0; other < ranks; ++other) {
+        if (group_of(other) != group_of(rank)) continue;
+        sharing += 1, before += other < rank;
+      }
+      LOCKSTEP_CHECK(sharing <= int(group.size()), "[run] expected at least one core a rank to bind to, got ", group.size(), " for ", sharing,
+                     " ranks; start fewer ranks, or leave them unbound");
+      const auto part = shard_range(int64_t(group.size()), sharing, before);
+      mine.assign(group.begin() + part.begin, group.begin() + part.end);
+    }
+    std::sort(mine.begin(), mine.end());
+  }
+  return dealt;
+}
+
+}  // namespace lockstep::dist

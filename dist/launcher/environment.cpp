@@ -1,0 +1,111 @@
+// What a rank finds in its environment, and where the secrets and numbers in it come from.
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <numeric>
+
+#include "dist/launcher/launch.h"
+#include "tensor/check.h"
+
+namespace lockstep::dist {
+namespace {
+
+int ranks_of(const LaunchOptions& o, int node) { return o.ranks_of_nodes.empty() ? o.ranks : o.ranks_of_nodes[size_t(node)]; }
+
+}  // namespace
+
+int first_rank(const LaunchOptions& o) {
+  int rank = 0;
+  for (int node = 0; node < o.node; ++node) rank += ranks_of(o, node);
+  return rank;
+}
+
+int world_size(const LaunchOptions& o) {
+  int size = 0;
+  for (int node = 0; node < o.nodes; ++node) size += ranks_of(o, node);
+  return size;
+}
+
+int threads_of_rank(int cores, int ranks) { return std::max(1, cores / std::max(1, ranks)); }
+
+Environment rank_environment(const LaunchOptions& o, const Attempt& attempt, int local_rank, const Environment& base, int threads) {
+  Environment all = base;
+  const auto set = [&](const char* name, const auto& value) { all[name] = str(value); };
+  const int rank = first_rank(o) + local_rank, world = world_size(o);
+  set("RANK", rank), set("WORLD_SIZE", world), set("LOCAL_RANK", local_rank), set("LOCAL_WORLD_SIZE", o.ranks);
+  set("GROUP_RANK", o.node), set("GROUP_WORLD_SIZE", o.nodes), set("ROLE_RANK", rank), set("ROLE_WORLD_SIZE", world), set("ROLE_NAME", o.role);
+  set("CROSS_RANK", o.node), set("CROSS_SIZE", o.nodes), set("LOCAL_SIZE", o.ranks);  // DeepSpeed's names
+  set("MASTER_ADDR", attempt.address), set("MASTER_PORT", attempt.port);
+  set("TORCHELASTIC_RESTART_COUNT", attempt.number), set("TORCHELASTIC_MAX_RESTARTS", o.max_restarts), set("TORCHELASTIC_RUN_ID", attempt.job);
+  set("LOCKSTEP_JOB", attempt.job), set("LOCKSTEP_TOKEN", attempt.token);
+  const std::string errors = attempt.folder + "/" + std::to_string(rank) + "/error.json";
+  set("LOCKSTEP_ERROR_FILE", errors), set("TORCHELASTIC_ERROR_FILE", errors);
+  all.emplace("LOCKSTEP_FLIGHT_DIR", attempt.folder);
+  // One rank has all cores, which is what a program takes anyway.
+  if (o.ranks > 1 || o.binding != Binding::none) all.emplace("OMP_NUM_THREADS", std::to_string(threads));
+  if (!o.devices.empty()) set("CUDA_VISIBLE_DEVICES", o.devices);
+  return all;
+}
+
+std::string new_token() {
+  unsigned char bytes[32];
+  LOCKSTEP_CHECK(getrandom(bytes, sizeof bytes, 0) == ssize_t(sizeof bytes), "[run] no random numbers: ", std::strerror(errno));
+  std::string hex;
+  for (const unsigned char byte : bytes) hex += "0123456789abcdef"[byte >> 4], hex += "0123456789abcdef"[byte & 15];
+  return hex;
+}
+
+std::string read_token(const std::string& file) {
+  struct stat info;
+  LOCKSTEP_CHECK(stat(file.c_str(), &info) == 0, "[run] cannot read the token file '", file, "': ", std::strerror(errno));
+  LOCKSTEP_CHECK((info.st_mode & 077) == 0, "[run] the token file '", file, "' can be read by others; chmod 600 it");
+  std::ifstream in(file);
+  std::string token, more;
+  in >> token;
+  LOCKSTEP_CHECK(token.size() >= 16 && token.size() <= 1024 && !(in >> more), "[run] expected one word of 16 to 1024 characters in the token file '", file, "'");
+  return token;
+}
+
+Port::Port(const std::string& address, int wanted) {
+  LOCKSTEP_CHECK(wanted >= 0 && wanted <= 65535, "[run] expected a port from 0 (any) to 65535, got ", wanted);
+  addrinfo hints{}, *list = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  const int code = getaddrinfo(address.c_str(), nullptr, &hints, &list);
+  LOCKSTEP_CHECK(code == 0, "[run] cannot find the address of '", address, "': ", gai_strerror(code));
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> all(list, &freeaddrinfo);
+  sockaddr_storage place{};
+  socklen_t size = list->ai_addrlen;
+  std::memcpy(&place, list->ai_addr, size);
+  (place.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&place)->sin6_port : reinterpret_cast<sockaddr_in*>(&place)->sin_port) = htons(uint16_t(wanted));
+  const auto bound = [&] {
+    Descriptor made(socket(place.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    LOCKSTEP_CHECK(made, "[run] cannot make a socket for ", address, ": ", std::strerror(errno));
+    const int on = 1;
+    setsockopt(made.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(made.get(), reinterpret_cast<sockaddr*>(&place), size) != 0) made.close();
+    return made;
+  };
+  {  // To listen is the test: with SO_REUSEADDR two may bind, but not beside one that listens.
+    Descriptor test = bound();
+    if (!test || listen(test.get(), 1) != 0) {
+      LOCKSTEP_CHECK(errno != EADDRNOTAVAIL, "[run] ", address, " is not an address of this machine, where rank 0 runs");
+      LOCKSTEP_CHECK(errno != EADDRINUSE, "[run] port ", wanted, " is used; name another one, or 0 for any that is free");
+      fail(str("[run] cannot use port ", wanted, " of ", address, ": ", std::strerror(errno)));
+    }
+    getsockname(test.get(), reinterpret_cast<sockaddr*>(&place), &size);
+  }
+  number_ = ntohs(place.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&place)->sin6_port : reinterpret_cast<sockaddr_in*>(&place)->sin_port);
+  socket_ = bound();
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,133 @@
+#include "dist/launcher/hostfile.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "tensor/check.h"
+
+namespace lockstep::dist {
+namespace {
+
+constexpr int most_slots = 4096;
+
+std::string_view trim(std::string_view text) {
+  const size_t first = text.find_first_not_of(" \t\r");
+  return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
+}
+
+/// -1 for anything but digits, or more than INT_MAX.
+int number(std::string_view text) {
+  int n = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+  return error == std::errc() && end == text.data() + text.size() && !text.empty() && text[0] != '-' ? n : -1;
+}
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts{""};
+  for (const char c : text) {
+    if (c == at) parts.emplace_back();
+    else parts.back() += c;
+  }
+  return parts;
+}
+
+std::string names_of(const std::vector<Host>& hosts) {
+  std::string all;
+  for (const Host& host : hosts) all += (all.empty() ? "" : ", ") + host.name;
+  return all;
+}
+
+/// What a filter names: per host its slots, none for all of them.
+std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& hosts, const std::string& text, const char* option) {
+  std::map<std::string, std::vector<int>> named;
+  for (const std::string& part : split(text, '@')) {
+    const size_t colon = part.find(':');
+    const std::string name(trim(part.substr(0, colon)));
+    LOCKSTEP_CHECK(!name.empty(), "[run] expected ", option, " to be NAME[:SLOT[,SLOT...]][@NAME...], got '", text, "'");
+    const auto host = std::find_if(hosts.begin(), hosts.end(), [&](const Host& h) { return h.name == name; });
+    LOCKSTEP_CHECK(host != hosts.end(), "[run] ", option, " names host '", name, "', which is not among: ", names_of(hosts));
+    LOCKSTEP_CHECK(!named.contains(name), "[run] ", option, " names host '", name, "' twice; put its slots into one list");
+    std::vector<int>& slots = named[name];
+    if (colon == std::string::npos) continue;
+    for (const std::string& item : split(part.substr(colon + 1), ',')) {
+      const int slot = number(trim(item));
+      LOCKSTEP_CHECK(slot >= 0, "[run] expected ", option, " to be NAME[:SLOT[,SLOT...]][@NAME...], got slot '", item, "' of host '", name, "'");
+      LOCKSTEP_CHECK(std::count(host->slots.begin(), host->slots.end(), slot), "[run] ", option, " names slot ", slot, " of host '", name, "', which has slots 0 to ",
+                     host->slots.size() - 1);
+      LOCKSTEP_CHECK(!std::count(slots.begin(), slots.end(), slot), "[run] ", option, " names slot ", slot, " of host '", name, "' twice");
+      slots.push_back(slot);
+    }
+    std::sort(slots.begin(), slots.end());
+  }
+  return named;
+}
+
+}  // namespace
+
+std::vector<Host> parse_hostfile(std::string_view text, const std::string& file) {
+  std::vector<Host> hosts;
+  std::map<std::string, int> line_of;
+  for (int line = 1; !text.empty(); ++line) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    std::string_view rest = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    rest = trim(rest.substr(0, rest.find('#')));
+    if (rest.empty()) continue;
+    const size_t blank = std::min(rest.find_first_of(" \t"), rest.size());
+    const std::string name(rest.substr(0, blank));
+    const std::string_view slots = trim(rest.substr(blank));
+    const int n = slots.starts_with("slots=") ? number(slots.substr(6)) : -1;
+    LOCKSTEP_CHECK(n >= 0, "[run] ", file, ":", line, ": expected 'host slots=N', got '", rest, "'");
+    LOCKSTEP_CHECK(n >= 1 && n <= most_slots, "[run] ", file, ":", line, ": expected 1 to ", most_slots, " slots for host '", name, "', got ", n);
+    const auto [first, fresh] = line_of.emplace(name, line);
+    LOCKSTEP_CHECK(fresh, "[run] ", file, ":", line, ": host '", name, "' is there already, in line ", first->second, "; give it one line with all slots");
+    hosts.push_back({name, {}});
+    for (int slot = 0; slot < n; ++slot) hosts.back().slots.push_back(slot);
+  }
+  LOCKSTEP_CHECK(!hosts.empty(), "[run] ", file, ": expected at least one line 'host slots=N', got none");
+  return hosts;
+}
+
+std::vector<Host> read_hostfile(const std::string& file) {
+  std::ifstream in(file);
+  LOCKSTEP_CHECK(in, "[run] cannot read the hostfile '", file, "': ", std::strerror(errno));
+  std::ostringstream text;
+  text << in.rdbuf();
+  return parse_hostfile(text.str(), file);
+}
+
+std::vector<Host> filter_hosts(const std::vector<Host>& hosts, const std::string& include, const std::string& exclude) {
+  LOCKSTEP_CHECK(include.empty() || exclude.empty(), "[run] expected --include or --exclude, got both");
+  if (include.empty() && exclude.empty()) return hosts;
+  const auto named = parse_filter(hosts, include.empty() ? exclude : include, include.empty() ? "--exclude" : "--include");
+  std::vector<Host> kept;
+  for (const Host& host : hosts) {
+    const auto found = named.find(host.name);
+    const bool all = found != named.end() && found->second.empty();
+    std::vector<int> slots;
+    for (const int slot : host.slots) {
+      const bool match = found != named.end() && (all || std::count(found->second.begin(), found->second.end(), slot));
+      if (match != include.empty()) slots.push_back(slot);
+    }
+    if (!slots.empty()) kept.push_back({host.name, slots});
+  }
+  LOCKSTEP_CHECK(!kept.empty(), "[run] --exclude '", exclude, "' leaves no slot on any host (", names_of(hosts), ")");
+  return kept;
+}
+
+std::vector<Host> limit_hosts(std::vector<Host> hosts, int nodes, int ranks) {
+  LOCKSTEP_CHECK(nodes <= int(hosts.size()), "[run] expected --num-nodes of at most ", hosts.size(), " (hosts: ", names_of(hosts), "), got ", nodes);
+  if (nodes > 0) hosts.resize(size_t(nodes));
+  for (Host& host : hosts) {
+    LOCKSTEP_CHECK(ranks <= int(host.slots.size()), "[run] expected --num-gpus of at most ", host.slots.size(), ", the slots of host '", host.name, "', got ", ranks);
+    if (ranks > 0) host.slots.resize(size_t(ranks));
+  }
+  return hosts;
+}
+
+}  // namespace lockstep::dist

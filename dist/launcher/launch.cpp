@@ -1,0 +1,259 @@
+#include "dist/launcher/launch.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "tensor/check.h"
+
+namespace lockstep::dist {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr int default_port = 29500;  // of several nodes, which cannot all look for a free one
+constexpr double greeting_time = 30;
+
+/// A name that another run started by the same person does not have.
+std::string new_job() {
+  char text[64];
+  const time_t now = time(nullptr);
+  tm local{};
+  localtime_r(&now, &local);
+  strftime(text, sizeof text, "%Y-%m-%d_%H-%M-%S", &local);
+  return std::string(text) + "_" + std::to_string(getpid());
+}
+
+void check_job(const std::string& job) {
+  LOCKSTEP_CHECK(job.find('/') == std::string::npos && job != "." && job != ".." && job.size() < 128, "[run] expected a short name without / as --rdzv-id, got '", job, "'");
+}
+
+/// A folder for error files and flight records, removed unless there is something to read in it.
+class Scratch {
+ public:
+  Scratch() {
+    std::string pattern = (fs::temp_directory_path() / "lockstep-XXXXXX").string();
+    LOCKSTEP_CHECK(mkdtemp(pattern.data()), "[run] cannot make a folder ", pattern, ": ", std::strerror(errno), "; set TMPDIR");
+    path_ = pattern;
+  }
+  ~Scratch() {
+    std::error_code none;
+    if (!keep) fs::remove_all(path_, none);
+  }
+  Scratch(const Scratch&) = delete;
+  const std::string& path() const { return path_; }
+  bool has_flight_records() const {
+    std::error_code none;
+    for (const auto& entry : fs::recursive_directory_iterator(path_, none))
+      if (entry.path().filename().string().starts_with("flight-")) return true;
+    return false;
+  }
+  bool keep = false;
+
+ private:
+  std::string path_;
+};
+
+/// The supervisor's work: attempts, until one succeeds or none is left.
+class Launch {
+ public:
+  Launch(const LaunchOptions& options, int signals) : o_(options), base_(this_environment()) {
+    o_.times.signals = signals;
+    o_.times.control = o_.agent ? STDIN_FILENO : -1;
+    for (const auto& [name, value] : o_.exported) base_[name] = value;
+  }
+
+  int run() {
+    prepare_folder();
+    prepare_cores();
+    int code = 0;
+    for (int number = o_.attempt;; ++number) {
+      std::vector<Member> members;
+      Outcome outcome;
+      Attempt attempt = prepare(number, members);
+      outcome = supervise(members, o_.times, console_);
+      port_.reset();
+      code = finish(attempt, members, outcome);
+      if (code == 0 || outcome.interrupted || o_.agent || number >= o_.max_restarts) break;
+      console_.say("starting all ranks again (restart " + std::to_string(number + 1) + " of " + std::to_string(o_.max_restarts) + ")");
+    }
+    console_.drain(o_.times.signals);
+    return code;
+  }
+
+ private:
+  bool remote() const { return !o_.hosts.empty(); }
+  bool logged(int local_rank, int stream) const { return redirects_.covers(local_rank, stream) || tee_.covers(local_rank, stream); }
+
+  void notice(const std::string& text) {
+    if (!o_.quiet) console_.say(text);
+  }
+
+  void prepare_folder() {
+    if (remote()) return;
+    redirects_ = o_.redirects.empty() ? Streams() : Streams::parse(o_.redirects, o_.ranks, "--redirects");
+    tee_ = o_.tee.empty() ? Streams() : Streams::parse(o_.tee, o_.ranks, "--tee");
+    if (!o_.log_dir.empty()) {
+      if (o_.redirects.empty() && o_.tee.empty()) tee_ = Streams(3);
+      folder_ = fs::absolute(o_.log_dir) / o_.job;
+      // Several nodes write to one folder, and so do the attempts; a run of its own does not write over another.
+      for (int i = 2; o_.nodes == 1 && !o_.agent && fs::exists(folder_); ++i) folder_ = fs::absolute(o_.log_dir) / (o_.job + "-" + std::to_string(i));
+      return;
+    }
+    scratch_.emplace();
+    folder_ = scratch_->path();
+    if (!redirects_.any() && !tee_.any()) return;
+    scratch_->keep = true;
+    notice("logs are written to " + folder_.string() + " (--log-dir chooses)");
+  }
+
+  void prepare_cores() {
+    if (remote()) return;
+    std::vector<Core> cores = allowed_cores();
+    if (!o_.cores.empty()) {
+      for (const int core : o_.cores)
+        LOCKSTEP_CHECK(std::any_of(cores.begin(), cores.end(), [&](const Core& c) { return c.id == core; }), "[run] --bind-core-list names core ", core,
+                       ", which this process may not use");
+      std::erase_if(cores, [&](const Core& c) { return std::count(o_.cores.begin(), o_.cores.end(), c.id) == 0; });
+    }
+    cores_ = deal_cores(o_.binding, o_.ranks, cores);
+    const bool set = base_.contains("OMP_NUM_THREADS") || base_.contains("LOCKSTEP_THREADS");
+    if (o_.ranks > 1 && o_.binding == Binding::none && !set)
+      notice("OMP_NUM_THREADS=" + std::to_string(threads(0)) + " for each of " + std::to_string(o_.ranks) + " ranks (" + std::to_string(usable_cores()) + " cores); set it to choose");
+    for (int i = 0; o_.binding != Binding::none && i < o_.ranks; ++i)
+      notice("rank " + std::to_string(first_rank(o_) + i) + " runs on cores " + format_cores(cores_[size_t(i)]));
+  }
+
+  int threads(int local_rank) const {
+    return o_.binding == Binding::none ? threads_of_rank(usable_cores(), o_.ranks) : int(cores_[size_t(local_rank)].size());
+  }
+
+  Attempt prepare(int number, std::vector<Member>& members) {
+    Attempt attempt{.number = number, .address = o_.address, .token = o_.token.empty() ? new_token() : o_.token, .job = o_.job, .port = o_.port,
+                    .folder = (folder_ / ("attempt_" + std::to_string(number))).string(), .keep = !scratch_ || scratch_->keep};
+    if (remote()) {
+      attempt.folder.clear();
+      const std::string launcher = fs::read_symlink("/proc/self/exe"), here = fs::current_path();
+      for (int node = 0; node < int(o_.hosts.size()); ++node) {
+        Process process{.name = "host " + o_.hosts[size_t(node)].name, .argv = agent_command(o_, attempt, node, launcher, here), .environment = base_, .input = Input::pipe};
+        process.environment.erase("LOCKSTEP_TOKEN");
+        members.push_back({.process = process, .remote = true, .greeting = agent_greeting(o_, attempt, base_)});
+      }
+      return attempt;
+    }
+    if (o_.node == 0) {
+      port_.emplace(o_.address, o_.port);
+      attempt.port = port_->number();
+    }
+    std::vector<std::string> argv = o_.command;
+    argv[0] = find_program(argv[0]);
+    const bool alone = world_size(o_) == 1;
+    for (int i = 0; i < o_.ranks; ++i) {
+      const int rank = first_rank(o_) + i;
+      const fs::path folder = fs::path(attempt.folder) / std::to_string(rank);
+      std::error_code failed;
+      fs::create_directories(folder, failed);
+      LOCKSTEP_CHECK(!failed, "[run] cannot make the folder ", folder.string(), ": ", failed.message());
+      fs::remove(folder / "error.json", failed);
+      Member member{.process = {.name = "rank " + std::to_string(rank), .argv = argv, .environment = rank_environment(o_, attempt, i, base_, threads(i)), .cores = cores_[size_t(i)]}};
+      // Input from a terminal would stop a rank, which is in the background.
+      if (rank == 0 && !o_.agent && !isatty(STDIN_FILENO)) member.process.input = Input::inherited;
+      if (rank == 0 && console_.terminal(2)) member.process.environment["LOCKSTEP_TERMINAL"] = "1";
+      else member.process.environment.erase("LOCKSTEP_TERMINAL");
+      if (!alone) member.prefix = line_prefix(o_.prefix, rank, i, o_.role);
+      const bool listed = o_.shown.empty() || o_.shown.contains(i);
+      const auto shown = [&](int stream) { return listed && (!redirects_.covers(i, stream) || tee_.covers(i, stream)); };
+      member.show_output = shown(1), member.show_error = shown(2);
+      if (logged(i, 1)) member.output_file = folder / "stdout.log";
+      if (logged(i, 2)) member.error_file = folder / "stderr.log";
+      members.push_back(std::move(member));
+    }
+    return attempt;
+  }
+
+  int finish(const Attempt& attempt, const std::vector<Member>& members, const Outcome& outcome) {
+    const auto failed = std::find_if(outcome.members.begin(), outcome.members.end(), [](const Ended& e) { return e.failed(); });
+    if (outcome.first >= 0) {
+      console_.say(describe_failure(o_, attempt, members, outcome));
+      if (scratch_ && scratch_->has_flight_records()) {
+        scratch_->keep = true;
+        console_.say("flight records: lockstep flight " + attempt.folder);
+      }
+      return outcome.members[size_t(find_cause(o_, attempt, outcome))].code();
+    }
+    if (failed == outcome.members.end()) return 0;
+    return outcome.interrupted ? 128 + outcome.interrupted : failed->code();
+  }
+
+  LaunchOptions o_;
+  Environment base_;
+  Console console_;
+  std::optional<Scratch> scratch_;
+  std::optional<Port> port_;
+  fs::path folder_;
+  Streams redirects_, tee_;
+  std::vector<std::vector<int>> cores_;
+};
+
+void check(LaunchOptions& o) {
+  LOCKSTEP_CHECK(!o.command.empty(), "[run] expected a program to run, got none: lockstep run -n 4 -- PROGRAM ARGUMENTS");
+  LOCKSTEP_CHECK(o.ranks >= 1 && o.ranks <= 4096, "[run] expected 1 to 4096 ranks on a node, got ", o.ranks);
+  LOCKSTEP_CHECK(o.nodes >= 1 && o.nodes <= 65536, "[run] expected 1 to 65536 nodes, got ", o.nodes);
+  LOCKSTEP_CHECK(o.node >= 0 && o.node < o.nodes, "[run] expected --node-rank from 0 to ", o.nodes - 1, " (--nnodes is ", o.nodes, "), got ", o.node);
+  LOCKSTEP_CHECK(o.max_restarts >= 0, "[run] expected --max-restarts of 0 or more, got ", o.max_restarts);
+  LOCKSTEP_CHECK(o.port >= 0 && o.port <= 65535, "[run] expected a port from 0 (any) to 65535, got ", o.port);
+  LOCKSTEP_CHECK(o.ranks_of_nodes.empty() || int(o.ranks_of_nodes.size()) == o.nodes, "[run] expected ", o.nodes, " numbers of ranks, one a node, got ", o.ranks_of_nodes.size());
+  for (const int rank : o.shown) LOCKSTEP_CHECK(rank >= 0 && (rank < o.ranks || !o.hosts.empty()), "[run] --local-ranks-filter names local rank ", rank, "; there are ranks 0 to ", o.ranks - 1, " here");
+  LOCKSTEP_CHECK(o.times.grace >= 0 && o.times.stop >= 0, "[run] expected --grace and --stop-timeout of 0 or more seconds");
+  line_prefix(o.prefix, 0, 0, o.role);
+  check_job(o.job);
+}
+
+}  // namespace
+
+int launch(LaunchOptions o) {
+  check(o);
+  if (o.agent) {
+    read_greeting(o, greeting_time);
+    [[maybe_unused]] const auto written = write(STDOUT_FILENO, remote_hello, std::strlen(remote_hello));
+  }
+  // A single host that is this machine needs no ssh.
+  if (o.hosts.size() == 1 && is_this_machine(o.hosts[0].name) && !o.force_ssh) {
+    o.ranks = int(o.hosts[0].slots.size());
+    o.hosts.clear();
+  }
+  const bool several = o.nodes > 1 || o.hosts.size() > 1;
+  if (!o.hosts.empty()) {
+    if (o.address.empty()) {
+      char name[256] = "";
+      gethostname(name, sizeof name - 1);
+      o.address = o.hosts.size() > 1 && is_this_machine(o.hosts[0].name) ? name : o.hosts[0].name;
+    }
+  } else if (several && !o.agent) {
+    LOCKSTEP_CHECK(!o.address.empty(), "[run] expected --master-addr (or --rdzv-endpoint HOST:PORT), the address of node 0, with --nnodes ", o.nodes);
+    LOCKSTEP_CHECK(!o.token.empty(), "[run] several nodes need a secret that they share: make one with `head -c 32 /dev/urandom | xxd -p -c 64 > token; chmod 600 token`, copy it to "
+                   "each node, and give --rdzv-conf token_file=token there (or LOCKSTEP_TOKEN); with --hostfile the launcher does this through ssh");
+    LOCKSTEP_CHECK(o.max_restarts == 0, "[run] --max-restarts over several nodes needs one launcher that sees all of them: use --hostfile, or leave it out");
+    if (o.job.empty()) o.job = "lockstep";
+  } else if (!o.agent) {
+    o.token.clear();  // a fresh one each time
+  }
+  if (o.address.empty()) o.address = "127.0.0.1";
+  if (several && o.port == 0) o.port = default_port;
+  if (o.job.empty()) o.job = new_job();
+  if (o.hosts.empty()) {
+    // What can be seen to be wrong is said before anything starts.
+    find_program(o.command[0]);
+    if (o.node == 0) Port(o.address, o.port);
+  }
+  return guarded([&](int signals) { return Launch(o, signals).run(); });
+}
+
+}  // namespace lockstep::dist

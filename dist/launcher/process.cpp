@@ -1,0 +1,203 @@
+#include "dist/launcher/process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "tensor/check.h"
+
+namespace lockstep::dist {
+namespace {
+
+void make_pipe(Descriptor& read_end, Descriptor& write_end) {
+  int ends[2];
+  LOCKSTEP_CHECK(pipe2(ends, O_CLOEXEC) == 0, "[run] cannot make a pipe: ", std::strerror(errno),
+                 errno == EMFILE || errno == ENFILE ? "; raise the limit of open files (ulimit -n), a rank needs 4" : "");
+  read_end = Descriptor(ends[0]), write_end = Descriptor(ends[1]);
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> all;
+  for (const std::string& text : texts) all.push_back(const_cast<char*>(text.c_str()));
+  all.push_back(nullptr);
+  return all;
+}
+
+/// What the child could not do, sent back through a pipe that a successful exec closes.
+struct Failure { int step = 0, error = 0; };
+constexpr const char* steps[] = {"", "be tied to its launcher", "be given its input and output", "run on the cores given", "run"};
+
+}  // namespace
+
+Environment this_environment() {
+  Environment all;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string text = *entry;
+    const size_t at = text.find('=', 1);
+    if (at != std::string::npos) all.emplace(text.substr(0, at), text.substr(at + 1));
+  }
+  return all;
+}
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  if (this != &other) {
+    close();
+    fd_ = other.release();
+  }
+  return *this;
+}
+
+int Descriptor::release() {
+  const int fd = fd_;
+  fd_ = -1;
+  return fd;
+}
+
+void Descriptor::close() {
+  if (fd_ >= 0) ::close(release());
+}
+
+std::string find_program(const std::string& name) {
+  LOCKSTEP_CHECK(!name.empty(), "[run] expected a program to run, got an empty name");
+  const auto usable = [](const std::string& path) {
+    struct stat info;
+    return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && access(path.c_str(), X_OK) == 0;
+  };
+  if (name.find('/') != std::string::npos) {
+    struct stat info;
+    LOCKSTEP_CHECK(stat(name.c_str(), &info) == 0, "[run] cannot run '", name, "': ", std::strerror(errno));
+    LOCKSTEP_CHECK(!S_ISDIR(info.st_mode), "[run] cannot run '", name, "': it is a folder");
+    LOCKSTEP_CHECK(usable(name), "[run] cannot run '", name, "': it is not executable (chmod +x)");
+    return name;
+  }
+  const char* path = std::getenv("PATH");
+  std::string folders = path && *path ? path : "/usr/local/bin:/usr/bin:/bin";
+  for (size_t at = 0; at <= folders.size();) {
+    const size_t end = std::min(folders.find(':', at), folders.size());
+    const std::string found = (end > at ? folders.substr(at, end - at) : ".") + "/" + name;
+    if (usable(found)) return found;
+    at = end + 1;
+  }
+  fail(str("[run] no program '", name, "' in PATH", usable("./" + name) ? "; there is one here: ./" + name : ""));
+}
+
+Started start(const Process& process) {
+  Started s;
+  Descriptor input, output, error, report, report_end;
+  make_pipe(s.output, output);
+  make_pipe(s.error, error);
+  make_pipe(report, report_end);
+  if (process.input == Input::pipe) make_pipe(input, s.input);
+  if (process.input == Input::nothing) input = Descriptor(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  for (const Descriptor* ours : {&s.output, &s.error}) fcntl(ours->get(), F_SETFL, O_NONBLOCK);
+
+  // Everything that allocates happens before the fork: the child only makes system calls.
+  std::vector<std::string> variables;
+  for (const auto& [key, value] : process.environment) variables.push_back(key + "=" + value);
+  const std::vector<char*> arguments = pointers(process.argv), environment = pointers(variables);
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  for (const int core : process.cores) if (core < CPU_SETSIZE) CPU_SET(core, &cores);
+  const int parent = getpid();
+
+  s.pid = fork();
+  LOCKSTEP_CHECK(s.pid >= 0, "[run] cannot start ", process.name, ": ", std::strerror(errno), errno == EAGAIN ? "; raise the limit of processes (ulimit -u)" : "");
+  if (s.pid == 0) {
+    const auto give_up = [&](int step) {
+      const Failure failure{step, errno};
+      [[maybe_unused]] const auto written = write(report_end.get(), &failure, sizeof failure);
+      _exit(127);
+    };
+    setpgid(0, 0);
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) give_up(1);
+    if (getppid() != parent) _exit(127);  // it died before the line above
+    for (const int ignored : {SIGPIPE, SIGTTOU, SIGTTIN}) signal(ignored, SIG_DFL);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    if (input && dup2(input.get(), STDIN_FILENO) < 0) give_up(2);
+    if (dup2(output.get(), STDOUT_FILENO) < 0 || dup2(error.get(), STDERR_FILENO) < 0) give_up(2);
+    if (!process.cores.empty() && sched_setaffinity(0, sizeof cores, &cores) != 0) give_up(3);
+    execve(arguments[0], arguments.data(), environment.data());
+    give_up(4);
+  }
+  setpgid(s.pid, s.pid);  // here too: whoever comes first
+  report_end.close();
+  Failure failure;
+  ssize_t got;
+  do got = read(report.get(), &failure, sizeof failure);
+  while (got < 0 && errno == EINTR);
+  if (got == ssize_t(sizeof failure)) {
+    waitpid(s.pid, nullptr, 0);
+    fail(str("[run] ", process.name, " could not ", steps[failure.step], ": ", process.argv[0], ": ", std::strerror(failure.error),
+             failure.error == ENOEXEC ? "; a script needs a first line such as #!/usr/bin/env python3" : ""));
+  }
+  s.exited = Descriptor(int(syscall(SYS_pidfd_open, s.pid, 0)));
+  if (!s.exited) {
+    const int error_code = errno;
+    kill(-s.pid, SIGKILL);
+    waitpid(s.pid, nullptr, 0);
+    fail(str("[run] cannot watch ", process.name, " (pidfd_open: ", std::strerror(error_code), "); Linux 5.3 or later is needed"));
+  }
+  return s;
+}
+
+std::vector<Child> children() {
+  std::vector<Child> found;
+  const int self = getpid();
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", none)) {
+    const std::string pid = entry.path().filename();
+    if (pid.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream in(entry.path() / "stat");  // pid (name) state parent ...
+    std::string line;
+    if (!std::getline(in, line)) continue;
+    const size_t open = line.find('('), end = line.rfind(')');
+    if (open == std::string::npos || end == std::string::npos || end + 4 > line.size()) continue;
+    if (line[end + 2] != 'Z' && line[end + 2] != 'X' && std::atoi(line.c_str() + end + 4) == self) found.push_back({std::atoi(pid.c_str()), line.substr(open + 1, end - open - 1)});
+  }
+  return found;
+}
+
+std::vector<Child> kill_children(double seconds) {
+  std::vector<Child> killed;
+  const double deadline = monotonic_seconds() + seconds;
+  for (;;) {
+    int reaped;
+    while ((reaped = waitpid(-1, nullptr, WNOHANG)) > 0) {}
+    if ((reaped < 0 && errno == ECHILD) || monotonic_seconds() > deadline) return killed;
+    // The children of a child that dies become ours, so look again until there is nobody.
+    for (const Child& child : children()) {
+      kill(child.pid, SIGKILL);
+      if (std::none_of(killed.begin(), killed.end(), [&](const Child& k) { return k.pid == child.pid; })) killed.push_back(child);
+    }
+    poll(nullptr, 0, 1);
+  }
+}
+
+std::string signal_name(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name ? std::string("SIG") + name : "signal " + std::to_string(signal);
+}
+
+double monotonic_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return double(now.tv_sec) + double(now.tv_nsec) * 1e-9;
+}
+
+}  // namespace lockstep::dist

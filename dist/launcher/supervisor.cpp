@@ -1,0 +1,287 @@
+#include "dist/launcher/supervisor.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <limits>
+
+#include "tensor/check.h"
+
+namespace lockstep::dist {
+namespace {
+
+static_assert(parent_died == SIGPWR);
+constexpr double never = std::numeric_limits<double>::infinity();
+constexpr double last_wait = 5;  // for what even SIGKILL does not end (a process stuck in the kernel)
+
+struct Running {
+  const Member* member = nullptr;
+  Started process;
+  Relay output, error;
+  bool alive = false;
+  bool connected = true;   // remote: has said hello
+  std::string hello;       // what came before it
+  Ended ended;
+};
+
+class Supervisor {
+ public:
+  Supervisor(const std::vector<Member>& members, const Supervision& options, Console& console) : members_(members), options_(options), console_(console) {}
+
+  Outcome run() {
+    try {
+      for (const Member& member : members_) launch(member);
+      while (alive() > 0 && !gave_up_) {
+        wait();
+        advance();
+      }
+    } catch (...) {
+      for (const auto& r : running_) kill(-r->process.pid, SIGKILL);
+      kill_children(last_wait);
+      throw;
+    }
+    finish();
+    return std::move(outcome_);
+  }
+
+ private:
+  void launch(const Member& member) {
+    auto r = std::make_unique<Running>();
+    r->member = &member;
+    r->output = Relay(&console_, 1, member.prefix, member.show_output, member.output_file);
+    r->error = Relay(&console_, 2, member.prefix, member.show_error, member.error_file);
+    r->process = start(member.process);
+    for (std::string_view rest = member.greeting; !rest.empty();) {
+      const ssize_t written = write(r->process.input.get(), rest.data(), rest.size());
+      if (written < 0 && errno != EINTR) break;  // it is gone: its end says so
+      rest.remove_prefix(size_t(std::max<ssize_t>(written, 0)));
+    }
+    r->alive = true, r->connected = !member.remote, r->ended.pid = r->process.pid;
+    running_.push_back(std::move(r));
+  }
+
+  int alive() const { return int(std::count_if(running_.begin(), running_.end(), [](const auto& r) { return r->alive; })); }
+
+  // Sends a signal to all processes of every member; those who left their leader behind too.
+  void signal_all(int signal) {
+    for (const auto& r : running_) {
+      if (r->member->remote && r->alive && r->process.input) {
+        const std::string line = "signal " + std::to_string(signal) + "\n";
+        [[maybe_unused]] const auto written = write(r->process.input.get(), line.data(), line.size());
+        continue;
+      }
+      // The leader is not reaped before the end, so this number is still its own.
+      kill(-r->process.pid, signal);
+      if (signal != SIGSTOP && signal != SIGKILL) kill(-r->process.pid, SIGCONT);  // a stopped process hears nothing
+    }
+  }
+
+  void kill_all() {
+    for (const auto& r : running_) r->ended.stopped |= r->alive;
+    signal_all(SIGKILL);
+    for (const auto& r : running_) r->process.input.close();
+    term_at_ = kill_at_ = never;
+    give_up_at_ = monotonic_seconds() + last_wait;
+  }
+
+  // `told`: by a launcher above, which has said so already.
+  void interrupt(int signal, bool told = false) {
+    if (outcome_.interrupted || signal == parent_died) {
+      if (signal != parent_died && give_up_at_ == never && !told) console_.say(signal_name(signal) + " again: killing what is left");
+      if (!outcome_.interrupted) outcome_.interrupted = signal;
+      return kill_all();
+    }
+    outcome_.interrupted = signal;
+    if (!told) console_.say((signal == SIGPIPE ? "nobody reads the output any more: SIGPIPE" : signal_name(signal)) + ": passed on to " + std::to_string(alive()) + (alive() == 1 ? " process" : " processes") + ", which have " +
+                 std::to_string(int(options_.grace)) + " s to end; once more kills them");
+    for (const auto& r : running_) r->ended.stopped |= r->alive;
+    signal_all(signal);
+    term_at_ = never, kill_at_ = monotonic_seconds() + options_.grace;
+  }
+
+  void take_signal() {
+    signalfd_siginfo info;
+    while (read(options_.signals, &info, sizeof info) == ssize_t(sizeof info)) {
+      const int signal = int(info.ssi_signo);
+      if (signal == SIGUSR1 || signal == SIGUSR2) signal_all(signal);
+      else if (signal == SIGTSTP) signal_all(SIGSTOP);
+      else if (signal == SIGCONT) signal_all(SIGCONT);
+      else if (signal != SIGCHLD) interrupt(signal);
+    }
+  }
+
+  void take_control() {
+    char bytes[256];
+    const ssize_t got = read(options_.control, bytes, sizeof bytes);
+    if (got < 0) return;
+    if (got == 0) {
+      options_.control = -1;
+      return interrupt(parent_died);
+    }
+    control_.append(bytes, size_t(got));
+    for (size_t end; (end = control_.find('\n')) != std::string::npos; control_.erase(0, end + 1)) {
+      const int signal = control_.starts_with("signal ") ? std::atoi(control_.c_str() + 7) : 0;
+      if (signal == SIGKILL) interrupt(parent_died);
+      else if (signal == SIGSTOP || signal == SIGCONT || signal == SIGUSR1 || signal == SIGUSR2) signal_all(signal);
+      else if (signal > 0) interrupt(signal, true);
+    }
+  }
+
+  void take_output(Running& r, bool error) {
+    Descriptor& from = error ? r.process.error : r.process.output;
+    static char bytes[65536];
+    const ssize_t got = read(from.get(), bytes, sizeof bytes);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got <= 0) return from.close();
+    std::string_view text(bytes, size_t(got));
+    if (!error && !r.connected) {  // what a login prints comes before the hello
+      r.hello += text;
+      const size_t at = r.hello.find(remote_hello);
+      if (at == std::string::npos) return;
+      r.connected = true;
+      console_.say(r.member->process.name + ": connected after " + std::to_string(int((monotonic_seconds() - started_) * 1000)) + " ms");
+      r.output.take(r.hello.substr(0, at) + r.hello.substr(at + std::string_view(remote_hello).size()));
+      return r.hello.clear();
+    }
+    (error ? r.error : r.output).take(text);
+  }
+
+  void take_end(Running& r) {
+    siginfo_t info{};
+    // Looked at, not reaped: its number stays taken until its group has been swept.
+    if (waitid(P_PID, id_t(r.process.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
+    r.alive = false;
+    r.ended.status = info.si_code == CLD_EXITED ? (info.si_status & 0xff) << 8 : info.si_status & 0x7f;
+    r.ended.after = monotonic_seconds() - started_;
+    r.ended.unreachable = !r.connected;
+  }
+
+  void wait() {
+    enum Kind { signals, control, console, exited, output, error };
+    struct Source { Kind kind; Running* r; };
+    std::vector<pollfd> fds;
+    std::vector<Source> sources;
+    const auto add = [&](int fd, Kind kind, Running* r = nullptr) {
+      if (fd < 0) return;
+      fds.push_back({fd, short(kind == console ? POLLOUT : POLLIN), 0});
+      sources.push_back({kind, r});
+    };
+    add(options_.signals, signals);
+    add(options_.control, control);
+    add(console_.pending(), console);
+    for (const auto& r : running_) {
+      if (r->alive) add(r->process.exited.get(), exited, r.get());
+      if (console_.full()) continue;  // ranks wait until somebody reads
+      add(r->process.output.get(), output, r.get());
+      add(r->process.error.get(), error, r.get());
+    }
+    double until = std::min({term_at_, kill_at_, give_up_at_});
+    for (const auto& r : running_) if (r->alive && !r->connected) until = std::min(until, started_ + options_.connect);
+    const double left = until - monotonic_seconds();
+    const int ms = until == never ? -1 : int(std::clamp(left * 1000 + 1, 0.0, 1e6));
+    if (poll(fds.data(), fds.size(), ms) < 0) {
+      LOCKSTEP_CHECK(errno == EINTR, "[run] poll failed: ", errno);
+      return;
+    }
+    // Output first: what a process said before it died should be there when it is reported.
+    for (size_t i = 0; i < fds.size(); ++i) {
+      if (!fds[i].revents) continue;
+      switch (sources[i].kind) {
+        case signals: take_signal(); break;
+        case control: take_control(); break;
+        case console: break;
+        case output: take_output(*sources[i].r, false); break;
+        case error: take_output(*sources[i].r, true); break;
+        case exited: ended_.push_back(sources[i].r); break;
+      }
+    }
+    console_.pump();
+  }
+
+  // What follows from what was seen, and from the time.
+  void advance() {
+    // Several may have ended since the last look. Then one that was killed is the likelier cause: others notice, and exit.
+    std::vector<int> failed;
+    for (Running* r : ended_) {
+      take_end(*r);
+      if (!r->alive && r->ended.failed() && !r->ended.stopped) failed.push_back(index_of(*r));
+    }
+    ended_.clear();
+    const double now = monotonic_seconds();
+    for (const auto& r : running_) {
+      if (!r->alive || r->connected || now < started_ + options_.connect || r->ended.unreachable) continue;
+      r->ended.unreachable = true;
+      kill(-r->process.pid, SIGKILL);
+      failed.push_back(index_of(*r));
+    }
+    if (!failed.empty() && outcome_.first < 0) {
+      outcome_.first = *std::max_element(failed.begin(), failed.end(), [&](int a, int b) { return was_killed(a) < was_killed(b); });
+      if (!outcome_.interrupted) term_at_ = now + options_.notice;
+    }
+    if (console_.lost() && !outcome_.interrupted) interrupt(SIGPIPE);
+    if (now >= term_at_) {
+      for (const auto& r : running_) r->ended.stopped |= r->alive;
+      signal_all(SIGTERM);
+      term_at_ = never, kill_at_ = now + options_.stop;
+    }
+    if (now >= kill_at_) kill_all();
+    if (now >= give_up_at_) {
+      for (const auto& r : running_) kill(-r->process.pid, SIGKILL);  // ssh itself, too
+      gave_up_ = give_up_twice_;
+      give_up_twice_ = true, give_up_at_ = now + last_wait;
+    }
+  }
+
+  int index_of(const Running& r) const {
+    return int(std::find_if(running_.begin(), running_.end(), [&](const auto& other) { return other.get() == &r; }) - running_.begin());
+  }
+  bool was_killed(int index) const { return WIFSIGNALED(running_[size_t(index)]->ended.status); }
+
+  void finish() {
+    for (const auto& r : running_) {
+      kill(-r->process.pid, SIGKILL);
+      if (r->alive) console_.say(r->member->process.name + " (pid " + std::to_string(r->process.pid) + ") does not end even when killed; it is left behind");
+      else waitpid(r->process.pid, nullptr, 0);
+    }
+    for (const Child& child : kill_children(last_wait)) console_.say("ended a process that a rank had left behind: " + child.name + " (pid " + std::to_string(child.pid) + ")");
+    // Everybody who could write is gone; what is in the pipes is the rest.
+    for (const auto& r : running_) {
+      for (const bool error : {false, true}) {
+        Descriptor& from = error ? r->process.error : r->process.output;
+        for (int left = 1 << 10; from && left > 0; --left) {
+          pollfd more{from.get(), POLLIN, 0};
+          if (poll(&more, 1, 0) <= 0) break;
+          take_output(*r, error);
+        }
+      }
+      if (!r->connected) r->output.take(r->hello);
+      r->output.finish(), r->error.finish();
+      r->ended.last_lines = r->error.tail(12);
+      outcome_.members.push_back(r->ended);
+    }
+  }
+
+  const std::vector<Member>& members_;
+  Supervision options_;
+  Console& console_;
+  std::vector<std::unique_ptr<Running>> running_;
+  std::vector<Running*> ended_;
+  std::string control_;
+  Outcome outcome_;
+  double started_ = monotonic_seconds(), term_at_ = never, kill_at_ = never, give_up_at_ = never;
+  bool gave_up_ = false, give_up_twice_ = false;
+};
+
+}  // namespace
+
+int Ended::code() const { return unreachable || status < 0 ? 1 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+
+Outcome supervise(const std::vector<Member>& members, const Supervision& supervision, Console& console) { return Supervisor(members, supervision, console).run(); }
+
+}  // namespace lockstep::dist

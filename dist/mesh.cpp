@@ -1,0 +1,45 @@
+// The world as a grid with named axes: one group per axis through each rank.
+#include "dist/process_group.h"
+
+namespace lockstep::dist {
+namespace {
+
+size_t axis_of(const std::vector<std::pair<std::string, int>>& axes, const std::string& name) {
+  std::string known;
+  for (size_t i = 0; i < axes.size(); ++i) {
+    if (axes[i].first == name) return i;
+    known += (i ? ", " : "") + axes[i].first;
+  }
+  fail(str("[mesh] expected one of the axes ", known, ", got \"", name, "\""));
+}
+
+}  // namespace
+
+Mesh::Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes) : axes_(std::move(axes)) {
+  LOCKSTEP_CHECK(!axes_.empty(), "[mesh] expected at least one axis, got none");
+  int64_t product = 1;
+  std::string text;
+  for (size_t i = 0; i < axes_.size(); ++i) {
+    const auto& [name, size] = axes_[i];
+    LOCKSTEP_CHECK(!name.empty() && size >= 1, "[mesh] expected axes with a name and a size of at least 1, got \"", name, "\" of size ", size);
+    for (size_t j = 0; j < i; ++j) LOCKSTEP_CHECK(axes_[j].first != name, "[mesh] expected every axis once, got ", name, " twice");
+    product = std::min<int64_t>(product * size, INT32_MAX);
+    text += str(i ? " x " : "", name, " ", size);
+  }
+  LOCKSTEP_CHECK(product == world.size(), "[mesh] expected axes whose sizes multiply to the ", world.size(), " ranks of group ", world.name(), ", got ", text, " = ", product);
+
+  int rest = world.rank();
+  coordinates_.resize(axes_.size());
+  for (size_t i = axes_.size(); i-- > 0; rest /= axes_[i].second) coordinates_[i] = rest % axes_[i].second;
+  int stride = world.size();
+  for (size_t i = 0; i < axes_.size(); ++i) {
+    stride /= axes_[i].second;
+    groups_.push_back(world.split(world.rank() - coordinates_[i] * stride, coordinates_[i], axes_[i].first));  // colour: the first rank of the line
+  }
+}
+
+ProcessGroup& Mesh::group(const std::string& axis) const { return *groups_[axis_of(axes_, axis)]; }
+int Mesh::coordinate(const std::string& axis) const { return coordinates_[axis_of(axes_, axis)]; }
+int Mesh::size(const std::string& axis) const { return axes_[axis_of(axes_, axis)].second; }
+
+}  // namespace lockstep::dist

@@ -1,0 +1,291 @@
+#include "dist/native_group.h"
+
+#include <cstring>
+#include <tuple>
+
+#include "dist/executor.h"
+#include "dist/messages.h"
+#include "dist/turns.h"
+
+namespace lockstep::dist {
+namespace {
+
+std::byte* bytes_of(const Tensor& t) { return t.defined() ? static_cast<std::byte*>(t.raw_data()) : nullptr; }
+
+void copy_bytes(std::byte* target, const std::byte* source, int64_t bytes) {
+  if (bytes > 0 && target != source) std::memcpy(target, source, size_t(bytes));
+}
+
+std::string list_of(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int r : ranks) text += (text.empty() ? "" : ", ") + std::to_string(r);
+  return text;
+}
+
+// A schedule as one rank runs it.
+struct Prepared {
+  std::vector<Transfer> program;
+  int64_t chunks = 1;
+  bool writes_others = false;  // uses chunks of others as working memory, so out of place it needs a copy
+};
+
+}  // namespace
+
+struct NativeGroup::Engine {
+  Engine(std::shared_ptr<Job> job, std::string id, std::string name, int rank, std::vector<int> world_ranks, std::shared_ptr<Traffic> traffic);
+
+  Algorithm choose(const Call& call) const;
+  const Prepared& plan(const Call& call);
+  void move(Call& call, uint64_t sequence);
+  void collective(Call& call, uint64_t sequence);
+  void alone(const Call& call);
+  void learn_count(Call& call, uint64_t sequence);
+  void messages(const Call& call);
+  void barrier(const Call& call, uint64_t sequence);
+  Header header(const Call& call, uint64_t sequence) const { return header_of(call, hash, sequence, world_ranks[size_t(rank)]); }
+  Mail mail(const Call& call) { return {*transport, *job->control, name, world_ranks, turns.timeout_of(call), job->checksum, &turns.activity, {}, {}}; }
+  void book(const Moved& moved) {
+    traffic->sent += moved.sent;
+    traffic->received += moved.received;
+    traffic->messages += moved.messages;
+  }
+
+  std::shared_ptr<Job> job;
+  const std::string id, name;
+  const int rank;
+  const std::vector<int> world_ranks;
+  const uint64_t hash;
+  std::unique_ptr<Transport> transport;  // null when alone
+  std::shared_ptr<Traffic> traffic;
+  std::map<std::tuple<Collective, Algorithm, int, bool>, Prepared> plans;
+  std::vector<uint64_t> sent, received;  // messages so far, by rank of the group
+  Turns turns;                           // last: its thread ends before what it uses
+};
+
+NativeGroup::Engine::Engine(std::shared_ptr<Job> job_, std::string id_, std::string name_, int rank_, std::vector<int> world_ranks_, std::shared_ptr<Traffic> traffic_)
+    : job(std::move(job_)), id(std::move(id_)), name(std::move(name_)), rank(rank_), world_ranks(std::move(world_ranks_)),
+      hash(hash_text(id, hash_text(job->control->place().job + "\n"))), traffic(std::move(traffic_)), sent(world_ranks.size()), received(world_ranks.size()),
+      turns(*job, name, traffic, [this](Call& call, uint64_t sequence) { move(call, sequence); }) {
+  if (world_ranks.size() > 1) transport = make_transport(*job->control, id, rank, world_ranks);
+}
+
+Algorithm NativeGroup::Engine::choose(const Call& call) const {
+  if (int(call.collective) >= scheduled_collectives) return Algorithm::automatic;
+  if (call.algorithm != Algorithm::automatic) {
+    LOCKSTEP_CHECK(has_schedule(call.algorithm, call.collective), "[", name_of(call.collective), "] expected an algorithm that has a schedule for it, such as direct, got ",
+                   name_of(call.algorithm));
+    return call.algorithm;
+  }
+  return job->forced != Algorithm::automatic && has_schedule(job->forced, call.collective) ? job->forced : Algorithm::direct;
+}
+
+const Prepared& NativeGroup::Engine::plan(const Call& call) {
+  const bool mean = is_reduction(call.collective) && call.op == ReduceOp::mean;
+  const auto [found, fresh] = plans.try_emplace({call.collective, call.algorithm, call.root, mean});
+  Prepared& plan = found->second;
+  if (!fresh) return plan;
+  Request request{call.collective, int(world_ranks.size()), has_root(call.collective) ? call.root : 0, mean, {}};
+  if (call.algorithm == Algorithm::hierarchical) {
+    const std::vector<int>& hosts = job->hosts();
+    for (const int r : world_ranks) request.hosts.push_back(hosts[size_t(r)]);
+  }
+  plan.chunks = chunk_count(call.algorithm, request);
+  plan.program = program_of(call.algorithm, request, rank);
+  for (const Transfer& t : plan.program) plan.writes_others |= t.to == rank && t.target.slot == 0 && t.target.chunk != rank;
+  return plan;
+}
+
+// A world of one: what would be moved is there already.
+void NativeGroup::Engine::alone(const Call& call) {
+  if (call.input.defined() && call.output.defined()) copy_bytes(bytes_of(call.output), bytes_of(call.input), call.count * size_of(call.dtype));
+}
+
+// Of a gather or scatter by way of other ranks, everybody needs the sizes: the root tells.
+void NativeGroup::Engine::learn_count(Call& call, uint64_t sequence) {
+  std::vector<Message> batch;
+  const auto tell = [&](bool is_send, int peer) {
+    batch.push_back({is_send, peer, std::as_writable_bytes(std::span(&call.count, 1)), header(call, sequence)});
+    batch.back().header.count = 0;
+  };
+  if (rank == call.root) {
+    for (int r = 0; r < int(world_ranks.size()); ++r) if (r != rank) tell(true, r);
+  } else {
+    tell(false, call.root);
+  }
+  move_messages(mail(call), batch);
+  const Tensor& part = call.collective == Collective::gather ? call.input : call.output;
+  const int64_t expected = shard_range(call.count, int64_t(world_ranks.size()), rank).size();
+  if (part.numel() != expected) {
+    throw DistError(Fault::mismatch, -1, str("[", name_of(call.collective), "] ranks disagree in group ", name, ", call ", sequence, " (", call.describe(), "): rank ", call.world_root,
+                                             " has ", call.count, " elements, ", expected, " of them for rank ", world_ranks[size_t(rank)], ", which has a part of ", part.numel()));
+  }
+}
+
+void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
+  const int n = int(world_ranks.size());
+  if (n == 1) return alone(call);
+  const Prepared& plan = this->plan(call);
+  const bool one_sided = call.collective == Collective::gather || call.collective == Collective::scatter;
+  if (one_sided && call.algorithm != Algorithm::direct) learn_count(call, sequence);
+  const int64_t size = size_of(call.dtype), count = call.count;
+  std::byte *input = bytes_of(call.input), *output = bytes_of(call.output);
+  const Range own = count >= 0 ? shard_range(count, n, rank) : Range{};
+  Ref<Storage> scratch;
+  const auto copy_to_scratch = [&] {
+    const MemoryScope scope(Memory::communication);
+    scratch = Storage::allocate(count * size, cpu);
+    copy_bytes(scratch->data(), input, count * size);
+    return scratch->data();
+  };
+
+  Execution e;
+  std::byte* whole = nullptr;  // memory in which chunks lie where shard_range() says
+  std::byte* part = nullptr;   // memory of this rank's own chunk, where that is somewhere else
+  switch (call.collective) {
+    case Collective::all_reduce: case Collective::broadcast: case Collective::reduce:
+      whole = output;
+      copy_bytes(output, input, count * size);
+      break;
+    case Collective::all_gather:
+      whole = output;
+      copy_bytes(output + own.begin * size, input, own.size() * size);
+      break;
+    case Collective::reduce_scatter:
+      part = output;
+      whole = plan.writes_others ? copy_to_scratch() : input;
+      copy_bytes(part, input + own.begin * size, own.size() * size);
+      break;
+    case Collective::gather:
+      whole = output;
+      part = rank == call.root ? nullptr : input;
+      if (rank == call.root) copy_bytes(output + own.begin * size, input, own.size() * size);
+      break;
+    case Collective::scatter:
+      whole = rank == call.root && plan.writes_others ? copy_to_scratch() : input;
+      part = rank == call.root ? nullptr : output;
+      break;
+    default: break;  // all_to_all
+  }
+  if (call.collective == Collective::all_to_all) {
+    const int64_t block = count / n * size;
+    if (input == output && count > 0) input = copy_to_scratch();  // in place, what leaves would be overwritten by what comes
+    copy_bytes(output + rank * block, input + rank * block, block);
+    e.memory = [=, me = rank](int32_t chunk) -> std::span<std::byte> {
+      const int from = chunk / n, to = chunk % n;
+      if (to == me) return {output + from * block, size_t(block)};
+      if (from == me) return {input + to * block, size_t(block)};
+      return {};
+    };
+    e.chunk_bytes = [=](int32_t) { return size_t(block); };
+  } else {
+    const Tensor& mine = call.collective == Collective::gather ? call.input : call.output;
+    const int64_t part_bytes = one_sided ? mine.defined() ? mine.numel() * size : own.size() * size : 0;
+    const auto range = [=, chunks = plan.chunks](int32_t chunk) { return shard_range(count, chunks, chunk); };
+    e.chunk_bytes = [=, me = rank](int32_t chunk) {
+      if (count < 0) return chunk == me ? size_t(part_bytes) : 0;  // a direct gather or scatter touches no other chunk here
+      return size_t(range(chunk).size() * size);
+    };
+    e.memory = [=, me = rank, bytes = e.chunk_bytes](int32_t chunk) -> std::span<std::byte> {
+      if (part && chunk == me) return {part, bytes(chunk)};
+      if (whole) return {whole + range(chunk).begin * size, bytes(chunk)};
+      return {};
+    };
+  }
+  e.program = plan.program;
+  e.rank = rank;
+  e.ranks = n;
+  e.transport = transport.get();
+  e.dtype = call.dtype;
+  e.op = call.op;
+  e.header = header(call, sequence);
+  if (one_sided) e.header.count = 0;
+  e.control = job->control.get();
+  e.timeout = turns.timeout_of(call);
+  e.describe = &turns.activity.collective;
+  e.group = &name;
+  e.world_ranks = world_ranks;
+  book(execute(e));
+  if (call.collective == Collective::scatter && rank == call.root) copy_bytes(output, input + own.begin * size, own.size() * size);
+}
+
+void NativeGroup::Engine::messages(const Call& call) {
+  std::vector<Message> batch;
+  const auto add = [&](bool is_send, const Tensor& tensor, int peer, int world_peer, const std::string& tag) {
+    Call one;
+    one.collective = is_send ? Collective::send : Collective::receive;
+    one.dtype = tensor.dtype();
+    one.count = tensor.numel();
+    one.world_root = world_peer;
+    one.tag = tag;
+    batch.push_back({is_send, peer, {bytes_of(tensor), size_t(tensor.numel() * size_of(tensor.dtype()))}, header(one, ++(is_send ? sent : received)[size_t(peer)])});
+  };
+  for (size_t r = 0; r < world_ranks.size(); ++r) {
+    if (sent[r]) turns.activity.sent_to.emplace_back(world_ranks[r], sent[r]);
+    if (received[r]) turns.activity.taken_from.emplace_back(world_ranks[r], received[r]);
+  }
+  job->control->begin(turns.activity);
+  if (call.collective == Collective::batch) for (const PointToPoint& p : call.batch) add(p.is_send, p.tensor, p.peer, p.world_peer, p.tag.empty() ? call.tag : p.tag);
+  else add(call.collective == Collective::send, call.input, call.root, call.world_root, call.tag);
+  book(move_messages(mail(call), batch));
+}
+
+// Dissemination (Hensgen et al., 1988): in round k a rank tells the one 2^k further, so after log2(n) rounds all know of all.
+// Who waits longer says so in the store, and a timeout names those that did not.
+void NativeGroup::Engine::barrier(const Call& call, uint64_t sequence) {
+  const int n = int(world_ranks.size());
+  if (n == 1) return;
+  const auto key = [&](int r) { return str("barrier/", id, "/", world_ranks[size_t(r)]); };
+  bool told = false;
+  Mail mail = this->mail(call);
+  mail.slow = [&] {
+    if (!std::exchange(told, true)) job->control->set(key(rank), std::to_string(sequence));
+  };
+  mail.late = [&] {
+    std::vector<int> missing;
+    for (int r = 0; r < n; ++r) {
+      const auto value = r == rank ? std::to_string(sequence) : job->control->try_get(key(r));
+      if (!value || std::stoull(*value) < sequence) missing.push_back(world_ranks[size_t(r)]);
+    }
+    const bool in_a_row = world_ranks.back() - world_ranks.front() == n - 1;
+    return str("[barrier] waited ", mail.timeout.count(), " s in group ", name, ", call ", sequence, "; missing ranks: ", list_of(missing), " (of ",
+               in_a_row ? str(world_ranks.front(), "-", world_ranks.back()) : list_of(world_ranks), ")");
+  };
+  for (int step = 1; step < n; step *= 2) {
+    std::vector<Message> round{{true, (rank + step) % n, {}, header(call, sequence)}, {false, (rank - step + n) % n, {}, header(call, sequence)}};
+    move_messages(mail, round);
+  }
+}
+
+void NativeGroup::Engine::move(Call& call, uint64_t sequence) {
+  if (is_message(call.collective)) messages(call);
+  else if (call.collective == Collective::barrier) barrier(call, sequence);
+  else collective(call, sequence);
+}
+
+NativeGroup::NativeGroup(std::shared_ptr<Job> job, std::string id, std::string name, int rank, std::vector<int> world_ranks)
+    : ProcessGroup(name, rank, world_ranks), engine_(std::make_shared<Engine>(std::move(job), std::move(id), std::move(name), rank, std::move(world_ranks), traffic_)) {}
+
+NativeGroup::~NativeGroup() {
+  if (!engine_->turns.idle()) engine_->job->keep(engine_);
+}
+
+Control& NativeGroup::control() { return *engine_->job->control; }
+
+Work NativeGroup::run(Call call, bool async) {
+  call.algorithm = engine_->choose(call);
+  return engine_->turns.run(std::move(call), async);
+}
+
+std::shared_ptr<ProcessGroup> NativeGroup::make_group(const std::vector<int>& ranks, const std::string& name) {
+  std::vector<int> world_ranks;
+  int own = -1;
+  for (const int r : ranks) {
+    if (r == rank()) own = int(world_ranks.size());
+    world_ranks.push_back(world_rank(r));
+  }
+  if (own < 0) return nullptr;
+  // All members have called this group equally often, and the next call gets another number.
+  return std::make_shared<NativeGroup>(engine_->job, str(engine_->id, "/", engine_->turns.completed(), ".", name), name, own, std::move(world_ranks));
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,222 @@
+// What every engine shares: a call is checked before anything moves, then given to run().
+#include "dist/process_group.h"
+
+#include <algorithm>
+
+namespace lockstep::dist {
+namespace {
+
+// "[all_reduce] "
+std::string at(Collective collective) { return str("[", name_of(collective), "] "); }
+
+void check_tensor(Collective c, const char* role, const Tensor& t) {
+  LOCKSTEP_CHECK(t.defined(), at(c), "expected a tensor as ", role, ", got an undefined one");
+  LOCKSTEP_CHECK(t.is_contiguous(), at(c), "expected ", role, " to be contiguous, got shape ", t.shape(), " with strides ", t.strides(), "; use .contiguous()");
+  LOCKSTEP_CHECK(t.device().is_cpu(), at(c), "expected ", role, " on cpu, got ", t.device(), "; use .to(cpu)");
+  LOCKSTEP_CHECK(!t.storage()->is_empty(), at(c), "expected ", role, " with memory, got a tensor whose storage was emptied");
+}
+
+void check_pair(Collective c, const Tensor& output, const Tensor& input) {
+  check_tensor(c, "output", output);
+  check_tensor(c, "input", input);
+  LOCKSTEP_CHECK(output.dtype() == input.dtype(), at(c), "expected output and input of one dtype, got ", output.dtype(), " and ", input.dtype());
+}
+
+int64_t bytes_of(const Tensor& t) { return t.numel() * size_of(t.dtype()); }
+
+// Two tensors share memory only where the call says that they may: `part` then starts at `allowed`.
+void check_overlap(Collective c, const Tensor& part, const Tensor& whole, const std::byte* allowed) {
+  const auto* x = static_cast<const std::byte*>(part.raw_data());
+  const auto* y = static_cast<const std::byte*>(whole.raw_data());
+  const bool apart = x + bytes_of(part) <= y || y + bytes_of(whole) <= x;
+  LOCKSTEP_CHECK(apart || x == allowed, at(c),
+                 "expected tensors that are apart in memory, or in place (the part at its own position in the whole), got two that overlap otherwise");
+}
+
+void check_reduction(Collective c, ReduceOp op, DType dtype) {
+  LOCKSTEP_CHECK(op <= ReduceOp::max, at(c), "expected a reduction sum, mean, product, min or max, got number ", int(op));
+  LOCKSTEP_CHECK(op != ReduceOp::mean || dtype != boolean, at(c), "expected sum (or), product (and), min or max of bool, got mean");
+}
+
+const std::byte* part_of(const Tensor& whole, int64_t begin) { return static_cast<const std::byte*>(whole.raw_data()) + begin * size_of(whole.dtype()); }
+
+void check_part(Collective c, const Tensor& part, const Tensor& whole, int rank, int size) {
+  check_pair(c, part, whole);
+  const Range range = shard_range(whole.numel(), size, rank);
+  LOCKSTEP_CHECK(part.numel() == range.size(), at(c), "expected a part of ", range.size(), " elements (shard_range of ", whole.numel(), " over ", size, " ranks, rank ", rank,
+                 "), got ", part.numel());
+  if (part.numel() > 0) check_overlap(c, part, whole, part_of(whole, range.begin));
+}
+
+}  // namespace
+
+std::string Call::describe() const {
+  if (collective == Collective::barrier) return tag.empty() ? "barrier" : "barrier, tag " + tag;
+  std::string text(name_of(collective));
+  if (collective == Collective::batch) {
+    text = "exchange of ";
+    for (size_t i = 0; i < batch.size(); ++i) {
+      const PointToPoint& p = batch[i];
+      if (i == 4) return text + ", and " + std::to_string(batch.size() - i) + " more";
+      text += std::string(i ? ", " : "") + (p.is_send ? "send " : "receive ") + std::string(lockstep::name_of(p.tensor.dtype())) + " x " + std::to_string(p.tensor.numel()) +
+              (p.is_send ? " to rank " : " from rank ") + std::to_string(p.world_peer) + (p.tag.empty() ? "" : ", tag " + p.tag);
+    }
+    return text;
+  }
+  const bool one_sided = collective == Collective::gather || collective == Collective::scatter;  // the count is the root's secret
+  text += ' ';
+  text += lockstep::name_of(dtype);
+  if (!one_sided) text += " x " + std::to_string(count);
+  if (is_reduction(collective) && op != ReduceOp::sum) (text += ' ') += name_of(op);
+  if (has_root(collective) || collective == Collective::send || collective == Collective::receive) {
+    const bool outward = collective == Collective::send || collective == Collective::reduce || collective == Collective::gather;
+    text += (outward ? " to rank " : " from rank ") + std::to_string(world_root);
+  }
+  if (!tag.empty()) text += ", tag " + tag;
+  return text;
+}
+
+void ProcessGroup::check_rank(Collective c, const char* role, int rank) const {
+  LOCKSTEP_CHECK(rank >= 0 && rank < size(), at(c), "expected a ", role, " from 0 to ", size() - 1, " in group ", name_, ", got ", rank);
+}
+
+Work ProcessGroup::call(Collective collective, const Tensor& output, const Tensor& input, int64_t count, int root, const CollectiveOptions& o) {
+  Call call;
+  call.collective = collective;
+  call.input = input;
+  call.output = output;
+  call.op = o.op;
+  call.algorithm = o.algorithm;
+  call.root = root;
+  call.world_root = world_rank(root);
+  call.count = count;
+  call.dtype = (input.defined() ? input : output).dtype();
+  call.tag = o.tag;
+  if (is_reduction(collective)) check_reduction(collective, o.op, call.dtype);
+  if (output.defined() && collective != Collective::send) output.storage()->bump_version(name_of(collective).data());
+  return run(std::move(call), o.async);
+}
+
+Work ProcessGroup::all_reduce(const Tensor& output, const Tensor& input, const CollectiveOptions& o) {
+  constexpr auto c = Collective::all_reduce;
+  check_pair(c, output, input);
+  LOCKSTEP_CHECK(output.shape() == input.shape(), at(c), "expected output and input of one shape, got ", output.shape(), " and ", input.shape());
+  if (input.numel() > 0) check_overlap(c, output, input, part_of(input, 0));
+  return call(c, output, input, input.numel(), 0, o);
+}
+
+Work ProcessGroup::broadcast(const Tensor& data, int root, const CollectiveOptions& o) {
+  check_rank(Collective::broadcast, "root", root);
+  check_tensor(Collective::broadcast, "data", data);
+  return call(Collective::broadcast, data, data, data.numel(), root, o);
+}
+
+Work ProcessGroup::reduce(const Tensor& data, int root, const CollectiveOptions& o) {
+  check_rank(Collective::reduce, "root", root);
+  check_tensor(Collective::reduce, "data", data);
+  return call(Collective::reduce, data, data, data.numel(), root, o);
+}
+
+Work ProcessGroup::all_gather(const Tensor& whole, const Tensor& part, const CollectiveOptions& o) {
+  check_part(Collective::all_gather, part, whole, rank(), size());
+  return call(Collective::all_gather, whole, part, whole.numel(), 0, o);
+}
+
+Work ProcessGroup::reduce_scatter(const Tensor& part, const Tensor& whole, const CollectiveOptions& o) {
+  check_part(Collective::reduce_scatter, part, whole, rank(), size());
+  return call(Collective::reduce_scatter, part, whole, whole.numel(), 0, o);
+}
+
+Work ProcessGroup::gather(const Tensor& whole, const Tensor& part, int root, const CollectiveOptions& o) {
+  check_rank(Collective::gather, "root", root);
+  if (rank() == root) check_part(Collective::gather, part, whole, rank(), size());
+  else check_tensor(Collective::gather, "part", part);
+  return call(Collective::gather, rank() == root ? whole : Tensor(), part, rank() == root ? whole.numel() : -1, root, o);
+}
+
+Work ProcessGroup::scatter(const Tensor& part, const Tensor& whole, int root, const CollectiveOptions& o) {
+  check_rank(Collective::scatter, "root", root);
+  if (rank() == root) check_part(Collective::scatter, part, whole, rank(), size());
+  else check_tensor(Collective::scatter, "part", part);
+  return call(Collective::scatter, part, rank() == root ? whole : Tensor(), rank() == root ? whole.numel() : -1, root, o);
+}
+
+Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input, const CollectiveOptions& o) {
+  constexpr auto c = Collective::all_to_all;
+  check_pair(c, output, input);
+  LOCKSTEP_CHECK(output.numel() == input.numel(), at(c), "expected output and input of one size, got ", output.numel(), " and ", input.numel(), " elements");
+  LOCKSTEP_CHECK(input.numel() % size() == 0, at(c), "expected a number of elements that divides by ", size(), " ranks, got ", input.numel());
+  if (input.numel() > 0) check_overlap(c, output, input, part_of(input, 0));
+  return call(c, output, input, input.numel(), 0, o);
+}
+
+Work ProcessGroup::send(const Tensor& data, int peer, const CollectiveOptions& o) {
+  check_rank(Collective::send, "peer", peer);
+  LOCKSTEP_CHECK(peer != rank(), "[send] expected another rank as peer, got this rank, ", peer);
+  check_tensor(Collective::send, "data", data);
+  return call(Collective::send, data, data, data.numel(), peer, o);
+}
+
+Work ProcessGroup::receive(const Tensor& data, int peer, const CollectiveOptions& o) {
+  check_rank(Collective::receive, "peer", peer);
+  LOCKSTEP_CHECK(peer != rank(), "[receive] expected another rank as peer, got this rank, ", peer);
+  check_tensor(Collective::receive, "data", data);
+  return call(Collective::receive, data, data, data.numel(), peer, o);
+}
+
+Work ProcessGroup::exchange(std::vector<PointToPoint> batch, const CollectiveOptions& o) {
+  for (PointToPoint& p : batch) {
+    check_rank(Collective::batch, "peer", p.peer);
+    LOCKSTEP_CHECK(p.peer != rank(), "[batch] expected another rank as peer, got this rank, ", p.peer);
+    check_tensor(Collective::batch, "tensor", p.tensor);
+    p.world_peer = world_rank(p.peer);
+  }
+  for (const PointToPoint& p : batch) if (!p.is_send) p.tensor.storage()->bump_version("exchange");
+  Call call;
+  call.collective = Collective::batch;
+  call.batch = std::move(batch);
+  call.tag = o.tag;
+  return run(std::move(call), o.async);
+}
+
+void ProcessGroup::barrier(Seconds timeout) {
+  Call call;
+  call.timeout = timeout;
+  run(std::move(call), false).wait();
+}
+
+std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks, const std::string& name) {
+  LOCKSTEP_CHECK(!name.empty() && name.size() <= 256, "[new_group] expected a name of 1 to 256 bytes, got ", name.size());
+  LOCKSTEP_CHECK(!ranks.empty(), "[new_group] expected at least one rank in group ", name, ", got none");
+  std::vector<bool> seen(size_t(size()), false);
+  std::string list;
+  for (const int r : ranks) {
+    LOCKSTEP_CHECK(r >= 0 && r < size(), "[new_group] expected ranks from 0 to ", size() - 1, " of group ", name_, ", got ", r);
+    LOCKSTEP_CHECK(!seen[size_t(r)], "[new_group] expected each rank once in group ", name, ", got ", r, " twice");
+    seen[size_t(r)] = true;
+    if (!list.empty()) list += ',';
+    list += std::to_string(r);
+  }
+  // All ranks of this group agree that they make the same one; the barrier carries its name and ranks as its tag.
+  Call call;
+  call.tag = "new_group " + name + " of " + list;
+  run(std::move(call), false).wait();
+  return make_group(ranks, name);
+}
+
+std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const std::string& name) {
+  const Tensor mine = Tensor::from<int64_t>({int64_t(color), int64_t(key)}), all = Tensor::from(std::vector<int64_t>(size_t(2 * size())), {2 * size()});
+  all_gather(all, mine, {.tag = "split " + name}).wait();
+  const auto* values = all.data<int64_t>();
+  std::map<int64_t, std::vector<int>> members;  // every rank makes every group, in order of colour
+  for (int r = 0; r < size(); ++r) if (values[2 * r] >= 0) members[values[2 * r]].push_back(r);
+  std::shared_ptr<ProcessGroup> own;
+  for (auto& [value, ranks] : members) {
+    std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return values[2 * a + 1] < values[2 * b + 1]; });
+    auto group = new_group(ranks, str(name, ".", value));
+    if (group) own = std::move(group);
+  }
+  return own;
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,186 @@
+#pragma once
+// Process groups: the ranks that take part in a collective, and the collectives. Native (threads, shared memory, TCP),
+// MPI, later NCCL: the same class, the same tests.
+//
+//   dist::init();                                  // RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+//   auto& world = dist::world();
+//   world.all_reduce(gradient, {.op = dist::ReduceOp::mean, .tag = "layer1.weight"});
+//   auto work = world.all_reduce(bucket, {.async = true});  ...  work.wait();
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dist/control.h"
+#include "dist/reduce.h"
+#include "dist/schedule.h"
+#include "dist/shard.h"
+#include "tensor/tensor.h"
+
+namespace lockstep::dist {
+
+/// A collective that may still run. Every copy speaks of the same one.
+class Work {
+ public:
+  Work() = default;  ///< done
+  bool done() const;
+  /// Returns when the collective is done here; throws what it threw. The tensors given to it are free again.
+  void wait();
+
+  struct State;
+  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+struct CollectiveOptions {
+  ReduceOp op = ReduceOp::sum;
+  Algorithm algorithm = Algorithm::automatic;
+  std::string_view tag = {};  ///< what is moved, part of the fingerprint: ranks that swap two collectives are told
+  bool async = false;         ///< runs on the group's own thread, in the order of the calls
+};
+
+/// One half of a batched exchange.
+struct PointToPoint {
+  bool is_send = true;
+  Tensor tensor;
+  int peer = 0;
+  std::string tag = {};
+  int world_peer = 0;  ///< its rank in the world; set by exchange()
+};
+
+/// Bytes of data (headers not counted) that this rank moved through a group. Tests hold them against formulas.
+struct Traffic {
+  int64_t sent = 0;
+  int64_t received = 0;
+  int64_t messages = 0;
+  int64_t collectives = 0;
+};
+
+/// One call, checked, as engines see it.
+struct Call {
+  Collective collective = Collective::barrier;
+  Tensor input;    ///< what this rank gives; undefined where it gives nothing
+  Tensor output;   ///< where the result goes; the same tensor as input when in place
+  ReduceOp op = ReduceOp::sum;
+  Algorithm algorithm = Algorithm::automatic;
+  int root = 0;    ///< or the peer of send and receive
+  int world_root = 0;  ///< its rank in the world, for messages and fingerprints
+  int64_t count = 0;  ///< elements of the whole; -1 for gather and scatter where only the root knows
+  DType dtype = f32;
+  std::string tag;
+  std::vector<PointToPoint> batch;
+  Seconds timeout{0};
+
+  std::string describe() const;  ///< "all_reduce f32 x 8, tag w1"
+};
+
+class ProcessGroup {
+ public:
+  virtual ~ProcessGroup() = default;
+  ProcessGroup(const ProcessGroup&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return int(ranks_.size()); }
+  /// "world", "dp", "pp.1", ...
+  const std::string& name() const { return name_; }
+  /// The rank in the world of a rank of this group.
+  int world_rank(int rank) const { return ranks_.at(size_t(rank)); }
+  const std::vector<int>& world_ranks() const { return ranks_; }
+  virtual const char* engine() const = 0;  ///< "native", "mpi", "nccl"
+
+  // Every tensor must be contiguous, of one dtype, on one device. Results are equal on all ranks to the bit. A group of one
+  // copies, and does nothing in place. Errors: Error for a wrong call (nothing was moved); DistError when ranks disagree,
+  // fail or do not come: then the group is over.
+  Work all_reduce(const Tensor& data, const CollectiveOptions& o = {}) { return all_reduce(data, data, o); }
+  Work all_reduce(const Tensor& output, const Tensor& input, const CollectiveOptions& o);
+  Work broadcast(const Tensor& data, int root, const CollectiveOptions& o = {});
+  /// Only the root's `data` holds the result; elsewhere it is left unspecified.
+  Work reduce(const Tensor& data, int root, const CollectiveOptions& o = {});
+  /// part: this rank's shard_range() of whole's elements. In place when `part` is that part of `whole`.
+  Work all_gather(const Tensor& whole, const Tensor& part, const CollectiveOptions& o = {});
+  Work reduce_scatter(const Tensor& part, const Tensor& whole, const CollectiveOptions& o = {});
+  /// `whole` is needed at the root only.
+  Work gather(const Tensor& whole, const Tensor& part, int root, const CollectiveOptions& o = {});
+  Work scatter(const Tensor& part, const Tensor& whole, int root, const CollectiveOptions& o = {});
+  /// Part j of input goes to rank j; part i of output comes from rank i. Sizes must divide by size().
+  Work all_to_all(const Tensor& output, const Tensor& input, const CollectiveOptions& o = {});
+  Work send(const Tensor& data, int peer, const CollectiveOptions& o = {});
+  Work receive(const Tensor& data, int peer, const CollectiveOptions& o = {});
+  /// Sends and receives at the same time, so that neighbours may swap in any order.
+  Work exchange(std::vector<PointToPoint> batch, const CollectiveOptions& o = {});
+  /// Names who is missing when it takes longer than `timeout` (0: the group's).
+  void barrier(Seconds timeout = Seconds{0});
+
+  /// New groups are made by all ranks of this one, in the same order. nullptr for ranks that are not in it.
+  std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const std::string& name);
+  /// Ranks of equal colour form a group NAME.COLOUR, ordered by (key, rank). A negative colour gets nullptr.
+  std::shared_ptr<ProcessGroup> split(int color, int key, const std::string& name);
+
+  const Traffic& traffic() const { return *traffic_; }
+  virtual Control& control() = 0;
+
+ protected:
+  ProcessGroup(std::string name, int rank, std::vector<int> world_ranks) : name_(std::move(name)), rank_(rank), ranks_(std::move(world_ranks)) {}
+  /// Runs a checked call, now or (async) on the group's thread.
+  virtual Work run(Call call, bool async) = 0;
+  /// The last part of new_group(): all ranks have agreed on the same arguments.
+  virtual std::shared_ptr<ProcessGroup> make_group(const std::vector<int>& ranks, const std::string& name) = 0;
+
+  std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();  // shared with what still runs when the group is gone
+
+ private:
+  void check_rank(Collective collective, const char* role, int rank) const;
+  Work call(Collective collective, const Tensor& output, const Tensor& input, int64_t count, int root, const CollectiveOptions& o);
+
+  std::string name_;
+  int rank_;
+  std::vector<int> ranks_;
+};
+
+/// Joins the job that the environment names and makes its world group that of this process (of this thread, for ranks
+/// made by spawn()). Error when called twice. `backend`: auto, native, mpi.
+ProcessGroup& init(const std::string& url = "env://", const std::string& backend = "auto");
+ProcessGroup& init(const Rendezvous& rendezvous, const std::string& backend = "auto");
+bool is_initialized();
+/// The group of all ranks. Error before init().
+ProcessGroup& world();
+/// Leaves the job in order. Called by itself at the end of main(); a process that ends without (a crash, exit()) is
+/// reported by the others.
+void shutdown();
+/// Training step that this rank is in: errors and flight records name it.
+void set_step(uint64_t step);
+/// Runs the body of a rank: an exception that leaves it becomes the error that every rank raises, and is thrown on.
+void guard(const std::function<void()>& body);
+
+/// The world as a grid with named axes, last axis fastest: mesh({{"pp", 2}, {"dp", 4}}). A group per axis.
+class Mesh {
+ public:
+  Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes);
+  ProcessGroup& group(const std::string& axis) const;  ///< Error names the axes
+  int coordinate(const std::string& axis) const;
+  int size(const std::string& axis) const;
+
+ private:
+  std::vector<std::pair<std::string, int>> axes_;
+  std::vector<int> coordinates_;
+  std::vector<std::shared_ptr<ProcessGroup>> groups_;
+};
+
+struct SpawnOptions {
+  enum class Kind { threads, processes } kind = Kind::threads;
+  std::string transport = "auto";  ///< threads (threads only), shm, tcp
+  Seconds timeout{600};
+  Seconds heartbeat{5};
+};
+/// Runs fn(rank) on n ranks that form a world: threads of this process, or forked processes. The first failure stops the
+/// rest and is thrown here with its rank. Threads share the threads that operations may use. Processes use one each (the
+/// OpenMP runtime does not survive a fork), and are to be made before this process starts threads of its own.
+void spawn(int n, const std::function<void(int rank)>& fn, const SpawnOptions& options = {});
+
+}  // namespace lockstep::dist

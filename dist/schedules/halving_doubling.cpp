@@ -1,0 +1,68 @@
+// halving_doubling: as few bytes as the ring in log2(n) steps. Partners at distance 1, 2, 4, .. swap half of what they
+// still have to sum (recursive halving), then the sums on the way back (recursive doubling).
+//
+//   4 ranks, all_reduce; chunks that a rank sends
+//
+//            rank 0        rank 1        rank 2        rank 3
+//   step 0   1,3 ──▶ 1     0,2 ──▶ 0     1,3 ──▶ 3     0,2 ──▶ 2     sums (0+1) and (2+3) of two chunks each
+//   step 1     2 ──▶ 2       3 ──▶ 3       0 ──▶ 0       1 ──▶ 1     ((0+1)+(2+3)): chunk i is complete at rank i
+//   step 2     0 ──▶ 2       1 ──▶ 3       2 ──▶ 0       3 ──▶ 1
+//   step 3   0,2 ──▶ 1     1,3 ──▶ 0     0,2 ──▶ 3     1,3 ──▶ 2
+//
+// Cost of all_reduce of S bytes: 2·log2(n) steps, 2(n-1)/n·S bytes sent by each rank. The nearest partner comes first, so
+// for powers of two the order of addition is that of summation_tree.h. Otherwise the ranks from p = 2^floor(log2 n) on
+// hand their data to rank - p first and get theirs last: two steps and up to 2·S bytes more.
+// Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
+#include "dist/schedules/writer.h"
+
+namespace lockstep::dist {
+
+void halving_doubling(const Request& request, const Emit& emit) {
+  const int n = request.ranks, p = int(std::bit_floor(unsigned(n)));
+  Writer w(emit);
+  // Chunk i belongs to rank i mod p until the end; with distance d still to go, a rank cares for chunks equal to it mod 2d.
+  const auto halve = [&] {
+    for (int extra = p; extra < n; ++extra) for (int32_t c = 0; c < n; ++c) w.reduce(extra, extra - p, c);
+    w.next();
+    for (int d = 1; d < p; d *= 2, w.next()) {
+      for (int rank = 0; rank < p; ++rank) {
+        for (int32_t c = (rank ^ d) % (2 * d); c < n; c += 2 * d) w.reduce(rank, rank ^ d, c);
+      }
+    }
+    for (int32_t c = 0; request.mean && c < n; ++c) w.scale(c % p, c);
+    w.next();
+  };
+  const auto double_up = [&] {
+    for (int d = p / 2; d > 0; d /= 2, w.next()) {
+      for (int rank = 0; rank < p; ++rank) {
+        for (int32_t c = rank % (2 * d); c < n; c += 2 * d) w.copy(rank, rank ^ d, c);
+      }
+    }
+  };
+  const auto own_to_extras = [&] { for (int extra = p; extra < n; ++extra) w.copy(extra - p, extra, extra); w.next(); };
+  const auto own_from_extras = [&] { for (int extra = p; extra < n; ++extra) w.copy(extra, extra - p, extra); w.next(); };
+  const auto all_to_extras = [&](bool but_own) {
+    for (int extra = p; extra < n; ++extra) for (int32_t c = 0; c < n; ++c) if (!but_own || c != extra) w.copy(extra - p, extra, c);
+    w.next();
+  };
+  // A binomial tree cuts the data for broadcast, and puts it together for reduce.
+  const Teams teams{{all_ranks(n, request.root)}};
+  const auto move_subtree = [&](const Edge& e, int from, int to) { for (int i = e.begin; i < e.end; ++i) w.copy(from, to, e.team.ranks[size_t(i)]); };
+  switch (request.collective) {
+    case Collective::all_reduce: halve(); double_up(); return all_to_extras(false);
+    case Collective::reduce_scatter: halve(); return own_to_extras();
+    case Collective::all_gather: own_from_extras(); double_up(); return all_to_extras(true);
+    case Collective::broadcast:
+      down_the_tree(w, teams, [&](const Edge& e) { move_subtree(e, e.parent, e.child); });
+      own_from_extras();
+      double_up();
+      return all_to_extras(true);
+    case Collective::reduce:
+      halve();
+      own_to_extras();
+      return up_the_tree(w, teams, [&](const Edge& e) { move_subtree(e, e.child, e.parent); });
+    default: return;
+  }
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,188 @@
+// hierarchical: first within the hosts, over memory, then between them, over the network, then back. What crosses the
+// network is 1/k of what it would be if each of the k ranks of a host went by itself.
+//
+//   2 hosts of 2 ranks, all_reduce
+//
+//            host 0: rank 0, rank 1            host 1: rank 2, rank 3
+//   step 0   0 ◀──chunks 0,2   1,3──▶ 1        2 ◀──chunks 0,2   1,3──▶ 3       reduce_scatter within a host
+//   step 1   chunk 2 of (0+1) ──────▶ rank 2   chunk 0 of (2+3) ──────▶ rank 0  reduce_scatter between hosts, among
+//            chunk 3 of (0+1) ──────▶ rank 3   chunk 1 of (2+3) ──────▶ rank 1  the ranks of one position
+//   step 2   chunk 0, 1 ──────▶ 2, 3           chunk 2, 3 ──────▶ 0, 1          all_gather between hosts
+//   step 3   chunks 0,2 ─▶ 1   1,3 ─▶ 0        chunks 0,2 ─▶ 3   1,3 ─▶ 2       all_gather within a host
+//
+// Cost of all_reduce of S bytes, m hosts of k ranks: 2(k-1) + 2(m-1) messages, 2(k-1)/k·S bytes within and 2(m-1)/(mk)·S
+// between hosts by each rank. Both levels add as `direct` does, so with whole hosts of 2^i neighbours the order of
+// addition is that of summation_tree.h. Hosts of different sizes work through the first rank of each, their leader.
+// Mikami et al., Massively distributed SGD: ImageNet/ResNet-50 training in a flash, arXiv:1811.05233.
+#include <algorithm>
+#include <map>
+
+#include "dist/schedules/writer.h"
+
+namespace lockstep::dist {
+namespace {
+
+/// Who is where.
+struct Layout {
+  std::vector<std::vector<int>> hosts;  // ranks of each host, in order of first appearance
+  std::vector<int> host_of, position_of;
+  bool equal = true;                    // all hosts have as many ranks
+
+  explicit Layout(const Request& request) {
+    std::map<int, int> index;
+    for (int rank = 0; rank < request.ranks; ++rank) {
+      const int name = request.hosts.empty() ? 0 : request.hosts[size_t(rank)];
+      const int host = index.try_emplace(name, int(index.size())).first->second;
+      if (size_t(host) == hosts.size()) hosts.emplace_back();
+      host_of.push_back(host);
+      position_of.push_back(int(hosts[size_t(host)].size()));
+      hosts[size_t(host)].push_back(rank);
+    }
+    for (const auto& ranks : hosts) equal &= ranks.size() == hosts[0].size();
+  }
+
+  /// The ranks of each host; the member at position l owns the chunks of all ranks at that position.
+  Teams within() const {
+    Teams teams;
+    for (const auto& ranks : hosts) {
+      Team team{ranks};
+      for (size_t l = 0; l < ranks.size(); ++l) {
+        team.chunks.emplace_back();
+        for (const auto& other : hosts) team.chunks.back().push_back(other[l]);
+      }
+      teams.push_back(std::move(team));
+    }
+    return teams;
+  }
+  /// The ranks of each position; everyone owns its own chunk.
+  Teams between() const {
+    Teams teams;
+    for (size_t l = 0; l < hosts[0].size(); ++l) {
+      Team team;
+      for (const auto& ranks : hosts) {
+        team.ranks.push_back(ranks[l]);
+        team.chunks.push_back({ranks[l]});
+      }
+      teams.push_back(std::move(team));
+    }
+    return teams;
+  }
+  /// For trees: `root` and its host come first.
+  Teams trees_within(int root) const {
+    Teams teams;
+    for (const auto& ranks : hosts) {
+      teams.push_back({ranks});
+      auto& list = teams.back().ranks;
+      if (const auto at = std::find(list.begin(), list.end(), root); at != list.end()) std::rotate(list.begin(), at, list.end());
+    }
+    std::rotate(teams.begin(), teams.begin() + host_of[size_t(root)], teams.end());
+    return teams;
+  }
+  /// Leaders of the hosts; each owns the chunks of its host's ranks.
+  static Teams leaders(const Teams& trees) {
+    Team team;
+    for (const Team& host : trees) {
+      team.ranks.push_back(host.ranks[0]);
+      team.chunks.push_back(host.ranks);
+    }
+    return {team};
+  }
+};
+
+}  // namespace
+
+void hierarchical(const Request& request, const Emit& emit) {
+  const int n = request.ranks;
+  const Layout layout(request);
+  const auto chunks = int32_t(chunk_count(Algorithm::hierarchical, request));
+  const int root = has_root(request.collective) ? request.root : 0;
+  const Teams trees = layout.trees_within(root), leaders = Layout::leaders(trees);
+  Writer w(emit);
+  const EachEdge sum_all = [&](const Edge& e) { for (int32_t c = 0; c < chunks; ++c) w.reduce(e.child, e.parent, c); };
+  const EachEdge copy_all = [&](const Edge& e) { for (int32_t c = 0; c < chunks; ++c) w.copy(e.parent, e.child, c); };
+  const auto scale_owned = [&](const Teams& teams) {
+    for (const Team& team : teams) {
+      for (int i = 0; request.mean && i < team.size(); ++i) for (const int32_t c : team.chunks[size_t(i)]) w.scale(team.ranks[size_t(i)], c);
+    }
+    w.next();
+  };
+  // Chunks of ranks, up and down trees within hosts, and between leaders. What is passed on for others lies in scratch
+  // copies where a rank has memory for its own part only.
+  const bool whole = request.collective != Collective::gather && request.collective != Collective::scatter;
+  const auto place = [&](int rank, int32_t chunk) { return Place{chunk, !whole && rank != root && rank != chunk}; };
+  const auto move = [&](int from, int to, int32_t c) { w.move(Action::copy, from, place(from, c), to, place(to, c)); };
+  const EachEdge part_up = [&](const Edge& e) { for (int p = e.begin; p < e.end; ++p) move(e.child, e.parent, e.team.ranks[size_t(p)]); };
+  const EachEdge part_down = [&](const Edge& e) { for (int p = e.begin; p < e.end; ++p) move(e.parent, e.child, e.team.ranks[size_t(p)]); };
+  const EachEdge hosts_up = [&](const Edge& e) { for (int p = e.begin; p < e.end; ++p) for (const int c : trees[size_t(p)].ranks) move(e.child, e.parent, c); };
+  const EachEdge hosts_down = [&](const Edge& e) { for (int p = e.begin; p < e.end; ++p) for (const int c : trees[size_t(p)].ranks) move(e.parent, e.child, c); };
+
+  switch (request.collective) {
+    case Collective::all_reduce:
+    case Collective::reduce_scatter: {
+      const bool scatter = request.collective == Collective::reduce_scatter;
+      if (layout.equal) {
+        sum_at_owners(w, layout.within());
+        sum_at_owners(w, layout.between());
+        scale_owned(layout.between());
+        if (scatter) return;
+        share_from_owners(w, layout.between());
+        return share_from_owners(w, layout.within());
+      }
+      up_the_tree(w, trees, sum_all);
+      sum_at_owners(w, leaders);
+      scale_owned(leaders);
+      if (scatter) return down_the_tree(w, trees, part_down);
+      share_from_owners(w, leaders);
+      return down_the_tree(w, trees, copy_all);
+    }
+    case Collective::all_gather:
+      if (layout.equal) {
+        share_from_owners(w, layout.between());
+        return share_from_owners(w, layout.within());
+      }
+      up_the_tree(w, trees, part_up);
+      share_from_owners(w, leaders);
+      return down_the_tree(w, trees, [&](const Edge& e) {  // all but what the child's subtree gave
+        const auto gave = std::vector<int>(e.team.ranks.begin() + e.begin, e.team.ranks.begin() + e.end);
+        for (int32_t c = 0; c < n; ++c) if (std::find(gave.begin(), gave.end(), c) == gave.end()) w.copy(e.parent, e.child, c);
+      });
+    case Collective::broadcast: down_the_tree(w, leaders, copy_all); return down_the_tree(w, trees, copy_all);
+    case Collective::reduce:
+      up_the_tree(w, trees, sum_all);
+      up_the_tree(w, leaders, sum_all);
+      for (int32_t c = 0; request.mean && c < chunks; ++c) w.scale(root, c);
+      return;
+    case Collective::gather: up_the_tree(w, trees, part_up); return up_the_tree(w, leaders, hosts_up);
+    case Collective::scatter: down_the_tree(w, leaders, hosts_down); return down_the_tree(w, trees, part_down);
+    case Collective::all_to_all: {
+      // Rank i gives what is for rank j of another host to its neighbour at about j's position, who sends it on together
+      // with what the other neighbours gave: few, large messages between hosts.
+      const auto via = [&](int i, int j) {
+        const auto& near = layout.hosts[size_t(layout.host_of[size_t(i)])];
+        return layout.host_of[size_t(i)] == layout.host_of[size_t(j)] ? j : near[size_t(layout.position_of[size_t(j)]) % near.size()];
+      };
+      for (int s = 1; s < n; ++s, w.next()) {
+        for (int i = 0; i < n; ++i) {
+          const auto& near = layout.hosts[size_t(layout.host_of[size_t(i)])];
+          if (size_t(s) >= near.size()) continue;
+          const int to = near[(size_t(layout.position_of[size_t(i)]) + size_t(s)) % near.size()];
+          for (int j = 0; j < n; ++j) if (via(i, j) == to) w.move(Action::copy, i, {i * n + j, 0}, to, {i * n + j, to != j});
+        }
+      }
+      const int m = int(layout.hosts.size());
+      for (int h = 1; h < m; ++h, w.next()) {  // host by host; a rank's receivers there lie side by side
+        for (int rank = 0; rank < n; ++rank) {
+          const auto& near = layout.hosts[size_t(layout.host_of[size_t(rank)])];
+          for (const int j : layout.hosts[size_t((layout.host_of[size_t(rank)] + h) % m)]) {
+            if (via(rank, j) != rank) continue;
+            for (const int i : near) w.move(Action::copy, rank, {i * n + j, i != rank}, j, {i * n + j, 0});
+          }
+        }
+      }
+      return;
+    }
+    default: return;
+  }
+}
+
+}  // namespace lockstep::dist

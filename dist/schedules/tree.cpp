@@ -1,0 +1,88 @@
+// tree: a binomial tree, for what is small: few steps, whole messages. Sums go up to the root, results come down.
+//
+//   4 ranks, all_reduce
+//
+//            rank 0       rank 1       rank 2       rank 3
+//   step 0          ◀──── + (0+1)             ◀──── + (2+3)
+//   step 1          ◀───────────────── + ((0+1)+(2+3))
+//   step 2          ─────────────────▶
+//   step 3          ────▶                     ────▶
+//
+// Cost of all_reduce of S bytes: 2·log2(n) steps, S bytes each on the way that counts; the root sends log2(n)·S. With root
+// 0 the order of addition is that of summation_tree.h for every n.
+// Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
+#include <algorithm>
+
+#include "dist/schedules/writer.h"
+
+namespace lockstep::dist {
+namespace {
+
+void visit_level(const Teams& teams, int mask, const EachEdge& each) {
+  for (const Team& team : teams) {
+    for (int p = mask; p < team.size(); p += 2 * mask) {
+      each({team, team.ranks[size_t(p)], team.ranks[size_t(p - mask)], p, std::min(p + mask, team.size())});
+    }
+  }
+}
+
+int height(const Teams& teams) {
+  int size = 1;
+  for (const Team& team : teams) size = std::max(size, team.size());
+  return std::bit_width(unsigned(size - 1));
+}
+
+}  // namespace
+
+void up_the_tree(Writer& w, const Teams& teams, const EachEdge& each) {
+  for (int level = 0; level < height(teams); ++level, w.next()) visit_level(teams, 1 << level, each);
+}
+
+void down_the_tree(Writer& w, const Teams& teams, const EachEdge& each) {
+  for (int level = height(teams) - 1; level >= 0; --level, w.next()) visit_level(teams, 1 << level, each);
+}
+
+void tree(const Request& request, const Emit& emit) {
+  const int n = request.ranks, root = request.root;
+  const Teams teams{{all_ranks(n, root)}};
+  const auto chunks = int32_t(chunk_count(Algorithm::tree, request));
+  // Where the data is not whole at every rank, what a rank passes on for others lies in a scratch copy.
+  const bool whole = request.collective != Collective::gather && request.collective != Collective::scatter;
+  const auto place = [&](int rank, int32_t chunk) { return Place{chunk, !whole && rank != root && rank != chunk}; };
+  Writer w(emit);
+
+  const EachEdge sum_all = [&](const Edge& e) { for (int32_t c = 0; c < chunks; ++c) w.reduce(e.child, e.parent, c); };
+  const EachEdge copy_all = [&](const Edge& e) { for (int32_t c = 0; c < chunks; ++c) w.copy(e.parent, e.child, c); };
+  const EachEdge copy_missing = [&](const Edge& e) {  // the child has its own subtree already
+    for (int p = 0; p < n; ++p) if (p < e.begin || p >= e.end) w.copy(e.parent, e.child, e.team.ranks[size_t(p)]);
+  };
+  const EachEdge subtree_up = [&](const Edge& e) {
+    for (int p = e.begin; p < e.end; ++p) {
+      const int32_t chunk = e.team.ranks[size_t(p)];
+      w.move(Action::copy, e.child, place(e.child, chunk), e.parent, place(e.parent, chunk));
+    }
+  };
+  const EachEdge subtree_down = [&](const Edge& e) {
+    for (int p = e.begin; p < e.end; ++p) {
+      const int32_t chunk = e.team.ranks[size_t(p)];
+      w.move(Action::copy, e.parent, place(e.parent, chunk), e.child, place(e.child, chunk));
+    }
+  };
+  const auto sum = [&] {
+    up_the_tree(w, teams, sum_all);
+    for (int32_t c = 0; request.mean && c < chunks; ++c) w.scale(root, c);
+    w.next();
+  };
+  switch (request.collective) {
+    case Collective::all_reduce: sum(); return down_the_tree(w, teams, copy_all);
+    case Collective::reduce: return sum();
+    case Collective::reduce_scatter: sum(); return down_the_tree(w, teams, subtree_down);
+    case Collective::broadcast: return down_the_tree(w, teams, copy_all);
+    case Collective::all_gather: up_the_tree(w, teams, subtree_up); return down_the_tree(w, teams, copy_missing);
+    case Collective::gather: return up_the_tree(w, teams, subtree_up);
+    case Collective::scatter: return down_the_tree(w, teams, subtree_down);
+    default: return;
+  }
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,22 @@
+#pragma once
+// The one rule of splitting. Ring chunks, gradient buckets and ZeRO shards all cut a list of n elements this way.
+#include <algorithm>
+#include <cstdint>
+
+namespace lockstep::dist {
+
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+  friend bool operator==(const Range&, const Range&) = default;
+};
+
+/// Part `rank` of `n` elements cut into `world` contiguous parts; the first n % world parts have one element more.
+inline Range shard_range(int64_t n, int64_t world, int64_t rank) {
+  const int64_t base = n / world, more = n % world;
+  const int64_t begin = rank * base + std::min(rank, more);
+  return {begin, begin + base + (rank < more ? 1 : 0)};
+}
+
+}  // namespace lockstep::dist

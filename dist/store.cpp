@@ -1,0 +1,375 @@
+// The store's connections: the poll loop, strangers, rendezvous, failures. Requests are in store_requests.cpp. See store.h.
+#include "dist/store.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+namespace lockstep::dist {
+namespace {
+
+constexpr int64_t most_strangers = 64;
+constexpr size_t most_unsent = size_t(64) << 20;  // of one rank, before it counts as one that does not read
+constexpr std::chrono::seconds stranger_time{5};
+constexpr std::chrono::seconds last_words_time{2};
+
+// Open files that are left for strangers once every rank has its connection. Error when not even the ranks have.
+int64_t room_for_strangers(int world_size) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur == RLIM_INFINITY) return most_strangers;
+  std::error_code ignored;
+  const int64_t open = std::distance(std::filesystem::directory_iterator("/proc/self/fd", ignored), {});
+  const int64_t needed = open + world_size + 16;
+  LOCKSTEP_CHECK(int64_t(limit.rlim_cur) >= needed, "[control] rank 0 needs about ", needed, " open files for a world of ", world_size, ", its limit is ", limit.rlim_cur, ": raise it with ulimit -n");
+  return std::min(most_strangers, int64_t(limit.rlim_cur) - needed + 8);
+}
+
+}  // namespace
+
+Store::Store(const Rendezvous& rendezvous, const Member& host) : place_(rendezvous), host_(host), roster_(rendezvous.world_size, rendezvous.heartbeat.count()) {
+  if (place_.listener >= 0) {
+    listener_ = Fd(place_.listener);
+    prepare(listener_.get());
+  } else {
+    listener_ = listen_at(resolve(place_.address, place_.port).front());
+  }
+  const SocketAddress at = local_address(listener_.get());
+  LOCKSTEP_CHECK(at.length > 0, "[rendezvous] expected a listening socket in `listener`, got descriptor ", place_.listener);
+  LOCKSTEP_CHECK(at.is_loopback() || !place_.token.empty(), "[rendezvous] expected a token to listen at ", at.text(), ", got none: anybody who reaches that address could join. ",
+                 "`lockstep run` makes one; else set LOCKSTEP_TOKEN to the same secret on all ranks (openssl rand -hex 32)");
+  address_ = at.host();
+  port_ = at.port();
+  strangers_ = room_for_strangers(place_.world_size);
+  wake_ = Fd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!wake_) check_descriptors(errno, "starting the store");
+  LOCKSTEP_CHECK(wake_, "[control] cannot make an eventfd: ", std::strerror(errno));
+  started_ = last_turn_ = next_heartbeat_ = accept_again_ = Clock::now();
+  rendezvous_waited_ = place_.timeout;
+  rendezvous_deadline_ = started_ + std::chrono::duration_cast<Clock::duration>(place_.timeout);
+  try {
+    thread_ = std::thread([this] { serve(); });
+  } catch (const std::system_error& error) {
+    lockstep::fail(str("[control] cannot start the store's thread: ", error.what(), ": the limit of processes and threads is reached (ulimit -u)"));
+  }
+}
+
+Store::~Store() {
+  finish();
+}
+
+void Store::finish() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!finishing_) finishing_ = Clock::now();
+  }
+  const uint64_t one = 1;
+  (void)!::write(wake_.get(), &one, sizeof one);
+  if (thread_.joinable()) thread_.join();
+}
+
+void Store::serve() {
+  const auto tick = std::clamp(std::chrono::duration_cast<std::chrono::milliseconds>(place_.heartbeat / 4), std::chrono::milliseconds(5), std::chrono::milliseconds(100));
+  std::vector<pollfd> polled;
+  std::vector<Connection*> order;
+  for (;;) {
+    polled.assign({{wake_.get(), POLLIN, 0}, {Clock::now() < accept_again_ ? -1 : listener_.get(), POLLIN, 0}});
+    order.clear();
+    for (Connection& connection : connections_) {
+      polled.push_back({connection.fd.get(), short(POLLIN | (connection.out.empty() ? 0 : POLLOUT)), 0});
+      order.push_back(&connection);
+    }
+    ::poll(polled.data(), polled.size(), int(tick.count()));
+    if (polled[0].revents) {
+      uint64_t count;
+      (void)!::read(wake_.get(), &count, sizeof count);
+    }
+    for (size_t i = 0; i < order.size(); ++i) {
+      if (polled[i + 2].revents & POLLOUT) order[i]->out.flush(order[i]->fd.get());
+      if (polled[i + 2].revents & ~POLLOUT) read(*order[i]);
+    }
+    if (polled[1].revents) accept_all();
+    turn();
+    // Whoever broke off is dealt with after all that arrived: a goodbye may lie in another buffer.
+    for (auto it = connections_.begin(); it != connections_.end();) {
+      if (!it->dead) { ++it; continue; }
+      lost(*it);
+      waiters_.remove_if([&](const Waiter& waiter) { return waiter.connection == &*it; });
+      it = connections_.erase(it);
+    }
+    if (may_stop()) return;
+  }
+}
+
+// What is due by time.
+void Store::turn() {
+  const auto now = Clock::now();
+  const double passed = Seconds(now - last_turn_).count();
+  attended_ += std::min(passed, std::max(0.05, place_.heartbeat.count() / 2));
+  last_turn_ = now;
+  check_deadlines();
+  check_ranks();
+  if (now >= next_heartbeat_) {
+    next_heartbeat_ = now + std::chrono::duration_cast<Clock::duration>(std::min(place_.heartbeat / 2, Seconds(1)));
+    for (Connection& connection : connections_)
+      if (connection.state == State::seated) send(connection, Kind::heartbeat, 0, {});
+  }
+}
+
+void Store::accept_all() {
+  for (;;) {
+    const int fd = ::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    const int problem = errno;
+    if (fd < 0 && (problem == EINTR || problem == ECONNABORTED)) continue;
+    const auto strangers = std::count_if(connections_.begin(), connections_.end(), [](const Connection& c) { return c.state != State::seated && !c.dead; });
+    const bool exhausted = fd < 0 && (problem == EMFILE || problem == ENFILE);
+    if (exhausted || (fd >= 0 && strangers >= strangers_)) {
+      const auto oldest = std::find_if(connections_.begin(), connections_.end(), [](const Connection& c) { return c.state != State::seated && !c.dead; });
+      if (oldest != connections_.end()) {
+        log(str("dropped a connection from ", oldest->peer.host(), " that had not said who it is: too many are open"));
+        connections_.erase(oldest);  // never has waiters
+        if (exhausted) continue;
+      } else if (exhausted) {  // the program itself has used them up
+        accept_again_ = Clock::now() + std::chrono::milliseconds(200);
+        try { check_descriptors(problem, "accepting a connection"); } catch (const Error& error) { log(error.what()); }
+        return;
+      }
+    }
+    if (fd < 0) return;
+    Connection& connection = connections_.emplace_back();
+    connection.fd = Fd(fd);
+    prepare(fd);
+    connection.peer = peer_address(fd);
+    connection.deadline = Clock::now() + stranger_time;
+    connection.challenge = random_nonce();
+    send(connection, Kind::challenge, 0, Writer().u32(wire_protocol).bytes(connection.challenge.data(), connection.challenge.size()).body);
+  }
+}
+
+void Store::read(Connection& connection) {
+  char buffer[1 << 16];
+  // Not more than a few buffers in a row: the others want their turn.
+  for (int i = 0; i < 16 && !connection.dead; ++i) {
+    const size_t room = connection.state == State::greeted ? stranger_limit : sizeof buffer;
+    const ssize_t got = ::recv(connection.fd.get(), buffer, room, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got <= 0) {
+      connection.dead = true;
+      return;
+    }
+    if (connection.state == State::closing) continue;
+    if (connection.rank >= 0) roster_.heard(connection.rank, attended_);
+    try {
+      connection.in.push(buffer, size_t(got));
+      while (connection.state != State::closing && !connection.dead) {
+        const auto frame = connection.in.next();
+        if (!frame) break;
+        handle(connection, *frame);
+      }
+    } catch (const DistError& error) {  // bytes that are not ours
+      if (connection.state == State::seated) {
+        fail({Fault::protocol, connection.rank, str(roster_.who(connection.rank), " sent a message that is damaged: ", error.what())});
+        connection.state = State::closing;  // once it has read that
+        connection.deadline = Clock::now() + last_words_time;
+      } else {
+        log(str("dropped a connection from ", connection.peer.host(), ": ", error.what()));
+        connection.dead = true;
+      }
+    } catch (const std::exception& error) {  // no memory
+      if (connection.rank >= 0) fail({Fault::rank_failed, 0, str("the store (rank 0) failed: ", error.what())});
+      connection.dead = true;
+    }
+  }
+}
+
+void Store::handle(Connection& connection, const Frame& frame) {
+  switch (connection.state) {
+    case State::greeted: return handle_stranger(connection, frame);
+    case State::proved: return handle_join(connection, frame);
+    case State::seated: return handle_request(connection, frame);
+    case State::closing: return;
+  }
+}
+
+void Store::handle_stranger(Connection& connection, const Frame& frame) {
+  if (frame.kind != Kind::hello) throw DistError(Fault::protocol, -1, "expected a hello");
+  Fields in(frame.body);
+  const uint32_t protocol = in.u32();
+  const Nonce number = in.bytes<32>();
+  const Proof proof = in.bytes<32>();
+  in.end();
+  if (protocol != wire_protocol) return refuse(connection, str("the store speaks protocol ", wire_protocol, ", you speak ", protocol, ": all ranks need the same build"));
+  if (!same_proof(proof, prove(place_.token, "rank", connection.challenge, number, "control"))) {
+    log(str("refused a connection from ", connection.peer.host(), ": it does not know the token of job '", place_.job, "'"));
+    return refuse(connection, place_.token.empty() ? "this job has no token, you have one: unset LOCKSTEP_TOKEN, or set it on all ranks"
+                                                   : "wrong token: LOCKSTEP_TOKEN must be the same secret on all ranks of a job; perhaps another job listens on this port");
+  }
+  connection.state = State::proved;
+  connection.in.set_limit(body_limit);
+  const Proof ours = prove(place_.token, "store", connection.challenge, number, "control");
+  send(connection, Kind::welcome, 0, Writer().bytes(ours.data(), ours.size()).body);
+}
+
+void Store::handle_join(Connection& connection, const Frame& frame) {
+  if (frame.kind != Kind::join) throw DistError(Fault::protocol, -1, "expected a join");
+  Fields in(frame.body);
+  Member member;
+  member.rank = int(in.u32());
+  member.world_size = int(in.u32());
+  member.pid = in.u32();
+  member.incarnation = in.u64();
+  member.host = in.text(256);
+  member.job = in.text(key_limit);
+  const double patience = in.seconds();
+  member.identity = in.text(value_limit);
+  in.end();
+  if (failure_) {
+    Writer out;
+    write_failure(out, failure_->fault, failure_->rank, failure_->what());
+    send(connection, Kind::failure, 0, out.body);
+    connection.state = State::closing;
+    return;
+  }
+  if (const auto why = roster_.objection(host_, member)) {
+    const bool of_this_job = member.job == host_.job;
+    const bool taken = of_this_job && member.world_size == host_.world_size && member.rank >= 0 && member.rank < host_.world_size && member.identity == host_.identity;
+    log(str("refused a rank: ", *why));
+    refuse(connection, *why, taken || begun_);
+    // A rank of this job that is set up differently means that the job cannot start; somebody who came second changes nothing.
+    if (of_this_job && !taken && !begun_) fail({Fault::refused, member.rank >= 0 && member.rank < host_.world_size ? member.rank : -1, "[rendezvous] " + *why});
+    return;
+  }
+  if (begun_) return refuse(connection, str("rank ", member.rank, " has joined before and lost its connection: the job goes on without a second try"), true);
+  for (Connection& other : connections_) {  // its earlier connection broke, and this one came before we noticed
+    if (&other == &connection || other.rank != member.rank) continue;
+    other.rank = -1;
+    other.dead = true;
+  }
+  roster_.sit(member, attended_);
+  connection.state = State::seated;
+  connection.rank = member.rank;
+  const auto give_up = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(std::min(patience, 1e8)));
+  if (give_up < rendezvous_deadline_) {
+    rendezvous_deadline_ = give_up;
+    rendezvous_waited_ = Seconds(patience);
+  }
+  if (!roster_.complete()) return;
+  begun_ = true;
+  roster_.begin(attended_);
+  for (Connection& other : connections_) {
+    if (other.state != State::seated || other.dead) continue;
+    send(other, Kind::joined, 0, Writer().seconds(place_.heartbeat.count()).u32(host_.pid).text(host_.host).body);
+  }
+}
+
+void Store::refuse(Connection& connection, const std::string& why, bool taken) {
+  send(connection, Kind::refused, 0, Writer().u8(taken).text(why).body);
+  connection.state = State::closing;  // until it has read that and closes
+  connection.deadline = Clock::now() + std::chrono::seconds(1);
+}
+
+void Store::send(Connection& connection, Kind kind, uint32_t request, const std::string& body) {
+  if (connection.dead) return;
+  connection.out.send(connection.fd.get(), encode(kind, request, body));
+  if (connection.out.size() > most_unsent) {
+    log(str("rank ", connection.rank, " does not read what it asks for"));
+    connection.dead = true;
+  }
+}
+
+// A connection is gone.
+void Store::lost(Connection& connection) {
+  const int rank = connection.rank;
+  if (rank < 0 || connection.state != State::seated || roster_.has_left(rank)) return;
+  if (!begun_) return roster_.stand_up(rank);
+  if (!failure_) fail(roster_.died(rank));
+}
+
+void Store::fail(const DistError& failure) {
+  if (failure_) return;
+  failure_ = failure;
+  held_.reset();
+  waiters_.clear();
+  Writer out;
+  write_failure(out, failure.fault, failure.rank, failure.what());
+  for (Connection& connection : connections_)
+    if (connection.state == State::seated) send(connection, Kind::failure, 0, out.body);
+}
+
+void Store::check_deadlines() {
+  const auto now = Clock::now();
+  for (Connection& connection : connections_) {
+    if (connection.state == State::seated || connection.dead || now < connection.deadline) continue;
+    if (connection.state == State::greeted) log(str("dropped a connection from ", connection.peer.host(), " that did not say who it is within ", stranger_time.count(), " s"));
+    connection.dead = true;
+  }
+  if (!begun_ && !failure_ && now >= rendezvous_deadline_)
+    fail({Fault::timeout, -1, str("[rendezvous] waited ", text_of(rendezvous_waited_), "; missing ranks: ", text_of(roster_.missing()), " (of ", text_of(roster_.everybody()), ")")});
+  for (auto it = waiters_.begin(); it != waiters_.end();) {
+    if (now < it->deadline) { ++it; continue; }
+    const Waiter waiter = *it;
+    it = waiters_.erase(it);
+    if (waiter.ranks.empty()) {
+      send_error(*waiter.connection, waiter.request, {Fault::timeout, -1, str("[store] waited ", text_of(waiter.deadline - waiter.started), " for key '", waiter.key, "', which nobody has set")});
+      continue;
+    }
+    std::vector<int> missing;
+    for (const int rank : waiter.ranks) {
+      const auto same = [&](const Waiter& other) { return other.key == waiter.key && other.connection->rank == rank; };
+      if (rank != waiter.connection->rank && std::none_of(waiters_.begin(), waiters_.end(), same)) missing.push_back(rank);
+    }
+    const std::string doing = roster_.explain(missing);
+    send_error(*waiter.connection, waiter.request, {Fault::timeout, missing.empty() ? -1 : missing.front(),
+               str("[barrier '", waiter.key, "'] waited ", text_of(waiter.deadline - waiter.started), "; missing ranks: ", text_of(missing), " (of ", text_of(waiter.ranks), "): ", doing)});
+  }
+}
+
+void Store::check_ranks() {
+  if (failure_ || !begun_) return;
+  if (held_ && roster_.has_left(held_->failure.rank)) return fail(roster_.gone(held_->reporter, held_->failure.rank));
+  if (held_ && Clock::now() >= held_->until) return fail(DistError(held_->failure));
+  if (const auto found = roster_.judge(attended_)) fail(*found);
+}
+
+// At most one line a minute for the same thing, however many strangers there are.
+void Store::log(const std::string& what) {
+  const std::string kind = what.substr(0, what.find(" from "));
+  auto& [last, hidden] = logged_[kind];
+  const auto now = Clock::now();
+  if (last != Clock::time_point() && now - last < std::chrono::minutes(1)) {
+    ++hidden;
+    return;
+  }
+  std::fprintf(stderr, "[lockstep] store at %s: %s%s\n", endpoint(address_, port_).c_str(), what.c_str(),
+               hidden ? str(" (and ", hidden, " more in the last minutes)").c_str() : "");
+  last = now;
+  hidden = 0;
+  if (logged_.size() > 64) logged_.clear();
+}
+
+bool Store::may_stop() {
+  const std::lock_guard lock(mutex_);
+  if (!finishing_) return false;
+  const auto now = Clock::now();
+  const bool someone = std::any_of(connections_.begin(), connections_.end(), [](const Connection& c) { return c.state == State::seated; });
+  if (!begun_ && !failure_) return true;  // rank 0 itself gave up
+  if (failure_ || roster_.all_left()) return !someone || now - *finishing_ > last_words_time;
+  if (now - *finishing_ > place_.timeout) {
+    std::vector<int> others;
+    for (const int rank : roster_.everybody())
+      if (!roster_.has_left(rank)) others.push_back(rank);
+    fail({Fault::rank_left, 0, str("rank 0, which hosts the store, has left and waited ", text_of(place_.timeout), " for ", named(others), " to leave as well")});
+    finishing_ = now;
+  }
+  return false;
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,102 @@
+#pragma once
+// The store: a server in the process of rank 0. Holds keys and values, seats the ranks, listens to their heartbeats, and
+// tells everybody the first failure. One thread, one poll loop, bounded buffers; strangers cost a connection for 5 s at most.
+#include <deque>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "dist/auth.h"
+#include "dist/net.h"
+#include "dist/roster.h"
+#include "dist/wire.h"
+
+namespace lockstep::dist {
+
+class Store {
+ public:
+  /// Listens at rendezvous.address and port, or on rendezvous.listener. Error: port in use, no token, no such address.
+  Store(const Rendezvous& rendezvous, const Member& host);
+  /// Waits until all ranks have left, or have been told of a failure; see finish().
+  ~Store();
+  Store(const Store&) = delete;
+  int port() const { return port_; }
+  const std::string& address() const { return address_; }
+  /// Rank 0 is done. Returns when nobody needs the store any more: all have left, or closed after a failure (2 s at most);
+  /// after `timeout` those that have not left are told that it goes away.
+  void finish();
+
+ private:
+  enum class State { greeted, proved, seated, closing };
+  struct Connection {
+    Fd fd;
+    SocketAddress peer;
+    FrameReader in{stranger_limit - wire_header};
+    Outbox out;
+    State state = State::greeted;
+    Clock::time_point deadline;  // of greeted, proved and closing
+    Nonce challenge{};
+    int rank = -1;
+    bool dead = false;
+  };
+  struct Waiter {  // a get or a barrier that cannot be answered yet
+    Connection* connection;
+    uint32_t request;
+    std::string key;
+    std::vector<int> ranks;  // of a barrier; empty for get
+    Clock::time_point started, deadline;
+  };
+
+  void serve();
+  void turn();
+  void accept_all();
+  void read(Connection& connection);
+  void handle(Connection& connection, const Frame& frame);
+  void handle_stranger(Connection& connection, const Frame& frame);
+  void handle_join(Connection& connection, const Frame& frame);
+  void handle_request(Connection& connection, const Frame& frame);
+  bool put(Connection& connection, uint32_t request, const std::string& key, const std::string& value);
+  void handle_barrier(Connection& connection, const Frame& frame);
+  void handle_report(Connection& connection, const Frame& frame);
+  void answer_barrier(const std::string& name, const std::vector<int>& ranks);
+  void check_deadlines();
+  void check_ranks();
+  void send(Connection& connection, Kind kind, uint32_t request, const std::string& body);
+  void send_error(Connection& connection, uint32_t request, const DistError& error);
+  void refuse(Connection& connection, const std::string& why, bool taken = false);
+  void lost(Connection& connection);
+  void fail(const DistError& failure);
+  void log(const std::string& what);
+  bool may_stop();
+
+  const Rendezvous place_;
+  const Member host_;
+  std::string address_;
+  int port_ = 0;
+  int64_t strangers_ = 0;  // so many at once
+  Fd listener_, wake_;
+  std::list<Connection> connections_;
+  std::list<Waiter> waiters_;
+  std::map<std::string, std::string> values_;
+  size_t stored_ = 0;
+  Roster roster_;
+  bool begun_ = false;
+  Clock::time_point started_, rendezvous_deadline_, next_heartbeat_, last_turn_, accept_again_;
+  Seconds rendezvous_waited_;
+  // Seconds that this thread attended to its sockets: time in which the whole process was stopped says nothing about others.
+  double attended_ = 0;
+  std::optional<DistError> failure_;
+  struct Held { DistError failure; int reporter; Clock::time_point until; };
+  std::optional<Held> held_;  // "rank 2 closed its connection": a moment later rank 2 itself may say why, or be seen to be dead
+  std::map<std::string, std::pair<Clock::time_point, int>> logged_;
+  std::mutex mutex_;
+  std::optional<Clock::time_point> finishing_;  // under mutex_
+  std::thread thread_;
+};
+
+}  // namespace lockstep::dist

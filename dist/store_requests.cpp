@@ -1,0 +1,170 @@
+// What ranks ask of the store: keys, counters, barriers, reports, leaving. See store.h.
+#include <algorithm>
+#include <charconv>
+
+#include "dist/store.h"
+
+namespace lockstep::dist {
+namespace {
+
+constexpr size_t most_stored = size_t(256) << 20;  // bytes of all keys and values
+constexpr size_t most_waiters = 1 << 16;
+
+Clock::time_point after(Clock::time_point now, double seconds) {
+  return now + std::chrono::duration_cast<Clock::duration>(Seconds(std::min(seconds, 1e8)));
+}
+
+}  // namespace
+
+void Store::send_error(Connection& connection, uint32_t request, const DistError& error) {
+  Writer out;
+  write_failure(out, error.fault, error.rank, error.what());
+  send(connection, Kind::error, request, out.body);
+}
+
+void Store::handle_request(Connection& connection, const Frame& frame) {
+  if (failure_ && frame.kind != Kind::leave) return;  // it has been told, or will be in a moment
+  Fields in(frame.body);
+  const int rank = connection.rank;
+  switch (frame.kind) {
+    case Kind::heartbeat:
+    case Kind::activity: {
+      const Activity activity = read_activity(in);
+      in.end();
+      roster_.doing(rank, activity, frame.kind == Kind::activity, attended_);
+      return;
+    }
+    case Kind::set: {
+      const std::string key = in.text(key_limit);
+      const std::string value = in.text(value_limit);
+      in.end();
+      if (put(connection, frame.request, key, value)) send(connection, Kind::reply, frame.request, {});
+      return;
+    }
+    case Kind::get:
+    case Kind::try_get: {
+      const std::string key = in.text(key_limit);
+      const double timeout = frame.kind == Kind::get ? in.seconds() : 0;
+      in.end();
+      const auto found = values_.find(key);
+      if (found != values_.end()) return send(connection, Kind::reply, frame.request, found->second);
+      if (frame.kind == Kind::try_get) return send(connection, Kind::no_reply, frame.request, {});
+      if (waiters_.size() >= most_waiters) return send_error(connection, frame.request, {Fault::refused, rank, "[store] has too many waiting requests"});
+      const auto now = Clock::now();
+      waiters_.push_back({&connection, frame.request, key, {}, now, after(now, timeout)});
+      return;
+    }
+    case Kind::add: {
+      const std::string key = in.text(key_limit);
+      const int64_t delta = in.i64();
+      in.end();
+      const std::string before = values_.contains(key) ? values_[key] : "0";
+      int64_t value = 0;
+      const auto [end, code] = std::from_chars(before.data(), before.data() + before.size(), value);
+      if (code != std::errc() || end != before.data() + before.size() || __builtin_add_overflow(value, delta, &value))
+        return send_error(connection, frame.request, {Fault::refused, rank, str("[store] expected a number in key '", key, "' to add ", delta, " to, got '", before.substr(0, 40), "'")});
+      const std::string text = std::to_string(value);
+      if (put(connection, frame.request, key, text)) send(connection, Kind::reply, frame.request, text);
+      return;
+    }
+    case Kind::barrier: return handle_barrier(connection, frame);
+    case Kind::cancel:
+      in.end();
+      waiters_.remove_if([&](const Waiter& waiter) { return waiter.connection == &connection && waiter.request == frame.request; });
+      return;
+    case Kind::explain: {
+      std::vector<int> ranks(in.count(4));
+      for (int& other : ranks) other = int(in.u32());
+      in.end();
+      return send(connection, Kind::reply, frame.request, roster_.explain(ranks));
+    }
+    case Kind::report: return handle_report(connection, frame);
+    case Kind::leave: {
+      const Activity activity = read_activity(in);
+      std::map<std::string, uint64_t> completed;
+      for (uint32_t i = in.count(12); i > 0; --i) {
+        const std::string group = in.text(1024);
+        completed[group] = in.u64();
+      }
+      in.end();
+      roster_.doing(rank, activity, false, attended_);
+      roster_.left(rank, completed, attended_);
+      send(connection, Kind::reply, frame.request, {});
+      // Nobody passes a barrier that this rank belongs to any more.
+      for (const Waiter& waiter : waiters_) {
+        if (std::find(waiter.ranks.begin(), waiter.ranks.end(), rank) == waiter.ranks.end()) continue;
+        fail(roster_.gone_from("barrier '" + waiter.key + "'", waiter.connection->rank, {rank}));
+        break;
+      }
+      return;
+    }
+    default: throw DistError(Fault::protocol, rank, str("expected a request, got a message of kind ", int(frame.kind)));
+  }
+}
+
+// Keeps a value and gives it to those who wait for it; false when there is no room, which the asker has then been told.
+bool Store::put(Connection& connection, uint32_t request, const std::string& key, const std::string& value) {
+  const auto found = values_.find(key);
+  const size_t now = key.size() + value.size(), before = found == values_.end() ? 0 : key.size() + found->second.size();
+  if (stored_ - before + now > most_stored) {
+    send_error(connection, request, {Fault::refused, connection.rank, str("[store] is full: it holds at most ", most_stored >> 20, " MiB of keys and values")});
+    return false;
+  }
+  stored_ += now - before;
+  values_[key] = value;
+  for (auto it = waiters_.begin(); it != waiters_.end();) {
+    if (!it->ranks.empty() || it->key != key) { ++it; continue; }
+    send(*it->connection, Kind::reply, it->request, value);
+    it = waiters_.erase(it);
+  }
+  return true;
+}
+
+void Store::handle_barrier(Connection& connection, const Frame& frame) {
+  Fields in(frame.body);
+  const std::string name = in.text(key_limit);
+  const double timeout = in.seconds();
+  std::vector<int> ranks(in.count(4));
+  for (int& rank : ranks) rank = int(in.u32());
+  in.end();
+  for (const int rank : ranks)
+    if (rank < 0 || rank >= roster_.size()) throw DistError(Fault::protocol, connection.rank, str("expected ranks below ", roster_.size(), " at a barrier, got ", rank));
+  if (waiters_.size() >= most_waiters) return send_error(connection, frame.request, {Fault::refused, connection.rank, "[store] has too many waiting requests"});
+  for (const Waiter& waiter : waiters_) {
+    if (waiter.ranks.empty() || waiter.key != name || waiter.ranks == ranks) continue;
+    return fail({Fault::mismatch, -1, str("ranks disagree on who meets at barrier '", name, "': rank ", waiter.connection->rank, " expects ", named(waiter.ranks), ", rank ", connection.rank,
+                                          " expects ", named(ranks))});
+  }
+  std::vector<int> left;
+  std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(left), [&](int rank) { return roster_.has_left(rank); });
+  if (!left.empty()) return fail(roster_.gone_from("barrier '" + name + "'", connection.rank, left));
+  const auto now = Clock::now();
+  waiters_.push_back({&connection, frame.request, name, ranks, now, after(now, timeout)});
+  answer_barrier(name, ranks);
+}
+
+void Store::answer_barrier(const std::string& name, const std::vector<int>& ranks) {
+  const auto here = [&](const Waiter& waiter) { return !waiter.ranks.empty() && waiter.key == name; };
+  for (const int rank : ranks)
+    if (std::none_of(waiters_.begin(), waiters_.end(), [&](const Waiter& waiter) { return here(waiter) && waiter.connection->rank == rank; })) return;
+  for (auto it = waiters_.begin(); it != waiters_.end();) {
+    if (!here(*it)) { ++it; continue; }
+    send(*it->connection, Kind::reply, it->request, {});
+    it = waiters_.erase(it);
+  }
+}
+
+void Store::handle_report(Connection& connection, const Frame& frame) {
+  Fields in(frame.body);
+  DistError said = read_failure(in);
+  in.end();
+  if (said.rank < -1 || said.rank >= roster_.size()) said.rank = -1;
+  const int rank = said.rank;
+  const DistError failure{said.fault, rank, str("[rank ", connection.rank, "] ", said.what())};
+  const bool about_another = rank >= 0 && rank != connection.rank && (said.fault == Fault::rank_failed || said.fault == Fault::rank_silent);
+  if (!about_another) return fail(failure);
+  if (roster_.has_left(rank)) return fail(roster_.gone(connection.rank, rank));
+  if (!held_) held_ = Held{failure, connection.rank, Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(place_.heartbeat, Seconds(0.3)))};
+}
+
+}  // namespace lockstep::dist

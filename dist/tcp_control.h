@@ -1,0 +1,86 @@
+#pragma once
+// A rank's seat: one connection to the store, one thread that reads it, sends heartbeats, and notices when the store is gone.
+#include <sys/types.h>
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "dist/join.h"
+#include "dist/store.h"
+
+namespace lockstep::dist {
+
+class TcpControl final : public Control {
+ public:
+  TcpControl(Rendezvous place, Seat seat, std::unique_ptr<Store> store);
+  ~TcpControl() override;
+
+  const Rendezvous& place() const override { return place_; }
+  const std::string& own_address() const override { return own_address_; }
+  const std::string& host() const override { return host_; }
+
+  void set(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key, Seconds timeout) override;
+  std::optional<std::string> try_get(const std::string& key) override;
+  int64_t add(const std::string& key, int64_t delta) override;
+  void barrier(const std::string& name, const std::vector<int>& world_ranks, Seconds timeout) override;
+
+  [[noreturn]] void raise() const override;
+  DistError report(Fault fault, int rank, const std::string& message) override;
+  void begin(const Activity& activity) override;
+  void waits(int peer, uint64_t messages, bool is_send) override;
+  void end() override;
+  void set_step(uint64_t step) override;
+  std::string explain(const std::vector<int>& world_ranks) override;
+  void leave() override;
+  /// Leaves, ends the thread; rank 0 waits for the others to leave.
+  void close();
+
+ private:
+  struct Reply { bool done = false; Frame frame; };
+  /// A collective of one thread; a rank may be in several at once, in groups with threads of their own.
+  struct Call {
+    std::thread::id thread;
+    Activity activity;
+    uint64_t* completed = nullptr;  // of its group
+  };
+
+  Frame request(Kind kind, const std::string& body, Seconds timeout);
+  void send_locked(const std::string& bytes);
+  void fail_locked(const DistError& failure);
+  void run();
+  bool read_all();
+  void take(const Frame& frame);
+  Activity activity_now();
+  std::string activity_body();
+  Call& call_of_this_thread();
+  void check_key(const std::string& key) const;
+
+  Rendezvous place_;
+  std::string own_address_, host_ = host_identity(), store_name_;
+  const pid_t owner_ = ::getpid();
+  Fd fd_, wake_;
+  FrameReader in_;  // of the thread
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  Outbox out_;
+  uint32_t requests_ = 0;
+  std::map<uint32_t, Reply*> waiting_;
+  std::optional<DistError> failure_;
+  bool left_ = false, stopping_ = false;
+
+  std::mutex activity_mutex_;
+  uint64_t step_ = 0;
+  std::vector<Call> calls_;
+  size_t shown_ = 0;  // the call that others are told about
+  std::map<std::string, uint64_t> completed_;
+
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<std::thread> thread_;
+};
+
+}  // namespace lockstep::dist

@@ -1,0 +1,168 @@
+#include "dist/transport.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <sstream>
+
+#include "dist/control.h"
+#include "dist/transports/memory.h"
+#include "dist/transports/tcp.h"
+
+namespace lockstep::dist {
+namespace {
+
+// Rings between ranks of one host: large enough for a few blocks in flight, small enough to stay in the cache.
+size_t fifo_capacity(size_t ranks) { return size_t(ranks <= 16 ? 256 : 64) << 10; }
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void sleep_for_us(long microseconds) {
+  const timespec time{0, microseconds * 1000};
+  nanosleep(&time, nullptr);
+}
+
+/// What a rank says about itself in the store.
+struct Whereabouts {
+  std::string host;
+  InboxAddress inbox;  // capacity 0: none
+  DoorAddress door;    // port 0: none
+
+  std::string text() const {
+    return str(host, '\n', door.host, '\n', door.port, ' ', inbox.pid, ' ', inbox.process, ' ', inbox.nonce, ' ', inbox.fd, ' ', inbox.capacity);
+  }
+  static Whereabouts parse(const std::string& text, int rank) {
+    Whereabouts w;
+    std::istringstream in(text);
+    std::getline(in, w.host);
+    std::getline(in, w.door.host);
+    in >> w.door.port >> w.inbox.pid >> w.inbox.process >> w.inbox.nonce >> w.inbox.fd >> w.inbox.capacity;
+    const bool valid = w.inbox.capacity == 0 || (w.inbox.capacity >= 4096 && (w.inbox.capacity & (w.inbox.capacity - 1)) == 0);
+    if (!in || !valid) throw DistError(Fault::protocol, rank, str("[transport] expected the address of rank ", rank, " in the store, got \"", text, "\""));
+    return w;
+  }
+};
+
+class NativeTransport final : public Transport {
+ public:
+  NativeTransport(Control& control, const std::string& group, int rank, const std::vector<int>& world_ranks)
+      : control_(control), group_(group), rank_(rank), world_ranks_(world_ranks), channels_(world_ranks.size()), forced_(control.place().transport) {
+    LOCKSTEP_CHECK(forced_ == "auto" || forced_ == "threads" || forced_ == "shm" || forced_ == "tcp",
+                   "[transport] expected auto, threads, shm or tcp, got \"", forced_, "\"");
+    LOCKSTEP_CHECK(rank >= 0 && size_t(rank) < world_ranks.size(), "[transport] expected a rank below ", world_ranks.size(), ", got ", rank);
+    const Rendezvous& place = control.place();
+    crowded_ = place.local_world_size > sysconf(_SC_NPROCESSORS_ONLN);
+    mine_.host = control.host();
+    if (forced_ != "tcp") {
+      inbox_ = Inbox::create(int(world_ranks.size()), fifo_capacity(world_ranks.size()));
+      mine_.inbox = inbox_->address();
+    } else {
+      mine_.inbox = {.pid = getpid(), .process = process_nonce(), .nonce = "none"};
+    }
+    if (forced_ == "tcp" || (forced_ == "auto" && place.local_world_size < place.world_size)) {
+      door_ = Door::of(control);
+      mine_.door = {door_->host(), door_->port()};
+    }
+    control.set(key(rank), mine_.text());
+  }
+
+  ~NativeTransport() override {
+    if (inbox_) inbox_->abandon();
+  }
+
+  Channel& channel(int peer) override {
+    auto& channel = channels_.at(size_t(peer));
+    if (!channel) [[unlikely]] channel = connect(peer);
+    return *channel;
+  }
+
+  void idle(int rounds) override {
+    // With a core for each rank a peer answers within microseconds; it may have lost its core, though, and without one for
+    // each the core is better lent to it at once.
+    if (rounds == 0) idle_polls_ = 0;
+    const int spins = crowded_ ? 0 : 40, yields = spins + (by_tcp_ ? 20 : 400);
+    if (rounds < spins) {
+      pause();
+    } else if (rounds < yields) {
+      sched_yield();
+    } else if (by_tcp_) {
+      poll_sockets();
+    } else {
+      sleep_for_us(50);
+    }
+  }
+
+ private:
+  std::string key(int rank) const { return str(group_, "/at/", rank); }
+
+  std::unique_ptr<Channel> connect(int peer) {
+    LOCKSTEP_CHECK(peer != rank_, "[transport] expected another rank, got this one (", rank_, ")");
+    const int world_rank = world_ranks_[size_t(peer)];
+    const Whereabouts theirs = Whereabouts::parse(control_.get(key(peer), control_.place().timeout), world_rank);
+    const bool same_process = theirs.inbox.process == process_nonce();
+    if (forced_ == "threads" || (forced_ == "auto" && same_process)) {
+      LOCKSTEP_CHECK(same_process, "[transport] expected ranks that are threads of one process (transport \"threads\"), got rank ", world_rank,
+                     " in process ", theirs.inbox.pid, "; choose auto, shm or tcp");
+      return make_memory_channel(inbox_, rank_, peer, world_rank, theirs.inbox, false);
+    }
+    if (forced_ == "shm" || (forced_ == "auto" && theirs.host == mine_.host)) {
+      LOCKSTEP_CHECK(theirs.host == mine_.host, "[transport] expected ranks of one host (transport \"shm\"), got rank ", world_rank, " on ", theirs.host,
+                     " and this one on ", mine_.host, "; choose auto or tcp");
+      return make_memory_channel(inbox_, rank_, peer, world_rank, theirs.inbox, true);
+    }
+    LOCKSTEP_CHECK(door_ && theirs.door.port > 0, "[transport] expected all ranks on one host, as LOCAL_WORLD_SIZE says, got rank ", world_rank, " on ", theirs.host,
+                   " and this one on ", mine_.host, "; correct LOCAL_WORLD_SIZE, or choose LOCKSTEP_TRANSPORT=tcp");
+    auto channel = make_tcp_channel(control_, door_, group_, world_ranks_[size_t(rank_)], world_rank, theirs.door);
+    by_tcp_ = true;
+    return channel;
+  }
+
+  /// Sleeps until a socket has something, or for a short time when the news may come through memory or the door.
+  void poll_sockets() {
+    descriptors_.clear();
+    bool elsewhere = false;
+    for (const auto& channel : channels_) {
+      if (!channel) continue;
+      const size_t before = descriptors_.size();
+      channel->add_descriptors(descriptors_);
+      elsewhere |= before == descriptors_.size();
+    }
+    entries_.clear();
+    for (const Descriptor& d : descriptors_) entries_.push_back({d.fd, short(d.for_writing ? POLLIN | POLLOUT : POLLIN), 0});
+    const timespec time{0, elsewhere ? 100'000 : 20'000'000};
+    const bool ready = ppoll(entries_.data(), entries_.size(), &time, nullptr) > 0;
+    if (ready && ++idle_polls_ > 1000) sleep_for_us(50);  // what lies there waits for something else
+    else if (!ready) idle_polls_ = 0;
+  }
+
+  Control& control_;
+  const std::string group_;
+  const int rank_;
+  const std::vector<int> world_ranks_;
+  std::vector<std::unique_ptr<Channel>> channels_;
+  const std::string forced_;
+  bool crowded_ = false;
+  Whereabouts mine_;
+  std::shared_ptr<Inbox> inbox_;
+  std::shared_ptr<Door> door_;
+  bool by_tcp_ = false;  // some channel is
+  std::vector<Descriptor> descriptors_;
+  std::vector<pollfd> entries_;
+  int idle_polls_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_transport(Control& control, const std::string& group, int rank, const std::vector<int>& world_ranks) {
+  return std::make_unique<NativeTransport>(control, group, rank, world_ranks);
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,83 @@
+#pragma once
+// The words of the handshake of data connections; auth.h says what they prove.
+//
+//   hello    "LSKDATA1", challenge (32)                                door -> caller
+//   answer   number (32), proof (32), length (2), purpose (length)     caller -> door
+//   reply    proof (32)                                                door -> caller; then the stream begins
+#include <charconv>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dist/auth.h"
+
+namespace lockstep::dist::handshake {
+
+inline constexpr std::string_view magic = "LSKDATA1";
+inline constexpr size_t hello_bytes = 8 + sizeof(Nonce), fixed_bytes = sizeof(Nonce) + sizeof(Proof) + 2, longest_purpose = 2048;
+inline constexpr size_t too_long = size_t(-1);
+
+inline std::string text_of_bytes(const auto& array) { return std::string(reinterpret_cast<const char*>(array.data()), array.size()); }
+
+inline std::string hello(const Nonce& challenge) { return std::string(magic) + text_of_bytes(challenge); }
+inline std::string reply(const Proof& proof) { return text_of_bytes(proof); }
+
+/// What a connection is for: `what` names the group and the pair, and is the same for all its stripes.
+struct Purpose {
+  std::string job, what;
+  size_t stripe = 0, stripes = 0;
+  std::string text() const { return job + '\n' + what + '\n' + std::to_string(stripe) + '\n' + std::to_string(stripes); }
+};
+
+struct Answer {
+  Nonce number{};
+  Proof proof{};
+  std::string purpose;
+  std::string text() const {
+    const size_t n = purpose.size();
+    return text_of_bytes(number) + text_of_bytes(proof) + char(n & 255) + char(n >> 8) + purpose;
+  }
+};
+
+/// Bytes of an answer that are still to come; too_long when it says that it is longer than one can be.
+inline size_t wanted(std::string_view heard) {
+  if (heard.size() < fixed_bytes) return fixed_bytes - heard.size();
+  const size_t length = uint8_t(heard[fixed_bytes - 2]) | size_t(uint8_t(heard[fixed_bytes - 1])) << 8;
+  return length > longest_purpose ? too_long : fixed_bytes + length - heard.size();
+}
+
+/// Of a whole answer.
+inline Answer parse(std::string_view heard) {
+  Answer answer;
+  std::memcpy(answer.number.data(), heard.data(), sizeof(Nonce));
+  std::memcpy(answer.proof.data(), heard.data() + sizeof(Nonce), sizeof(Proof));
+  answer.purpose = heard.substr(fixed_bytes);
+  return answer;
+}
+
+/// stripes is 0 when the text is not one of Purpose.
+inline Purpose parse_purpose(std::string_view text) {
+  Purpose purpose;
+  std::vector<std::string_view> lines;
+  for (size_t begin = 0;;) {
+    const size_t end = text.find('\n', begin);
+    lines.push_back(text.substr(begin, end - begin));
+    if (end == std::string_view::npos) break;
+    begin = end + 1;
+  }
+  const auto number = [](std::string_view digits) {
+    size_t value = 0;
+    const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    return code == std::errc() && end == digits.data() + digits.size() && value <= 64 ? value : 0;
+  };
+  if (lines.size() != 4) return purpose;
+  purpose.job = lines[0];
+  purpose.what = lines[1];
+  purpose.stripe = number(lines[2]);
+  purpose.stripes = number(lines[3]);
+  return purpose;
+}
+
+}  // namespace lockstep::dist::handshake

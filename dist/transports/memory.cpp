@@ -1,0 +1,189 @@
+#include "dist/transports/memory.h"
+
+#include <fcntl.h>
+#include <sodium.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <map>
+#include <system_error>
+
+#include "dist/error.h"
+
+namespace lockstep::dist {
+namespace {
+
+std::string reason(int error) { return std::generic_category().message(error); }
+
+std::string random_text() {
+  LOCKSTEP_CHECK(sodium_init() >= 0, "[transport] expected libsodium to start, got an error");
+  unsigned char bytes[16];
+  char text[2 * sizeof bytes + 1];
+  randombytes_buf(bytes, sizeof bytes);
+  return sodium_bin2hex(text, sizeof text, bytes, sizeof bytes);
+}
+
+// Inboxes of this process, for senders that are its threads.
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, std::weak_ptr<Inbox>> inboxes;
+};
+Registry& registry() {
+  static auto* all = new Registry;  // never destroyed: groups may outlive static objects
+  return *all;
+}
+
+class MemoryChannel final : public Channel {
+ public:
+  MemoryChannel(std::shared_ptr<Inbox> mine, int rank, int peer, int peer_world_rank, const InboxAddress& theirs, bool mapped)
+      : mine_(std::move(mine)), address_(theirs), rank_(rank), peer_(peer_world_rank), mapped_(mapped),
+        in_(mine_->fifo(peer), mine_->address().capacity) {}
+  ~MemoryChannel() override { if (out_) out_.close(); }
+
+  size_t send(const std::byte* data, size_t bytes, bool /*more*/) override {
+    if (!out_) [[unlikely]] attach();  // not before: a peer that only sends may be gone when its bytes are read
+    const size_t n = out_.write(data, bytes);
+    if (n == 0 && bytes > 0 && out_.is_abandoned()) gone();
+    return n;
+  }
+  std::span<const std::byte> arrived() override {
+    auto here = in_.readable();
+    if (here.empty() && in_.is_closed()) {
+      here = in_.readable();  // closed after its last bytes
+      if (here.empty()) gone();
+    }
+    return here;
+  }
+  void consume(size_t bytes) override { in_.consume(bytes); }
+  bool ended() override { return in_.is_closed(); }
+  const char* kind() const override { return mapped_ ? "shared memory" : "threads"; }
+
+ private:
+  [[noreturn]] void gone() const {
+    throw DistError(Fault::rank_failed, peer_, str("[transport] rank ", peer_, " closed its side of the group while this rank still waits for it"));
+  }
+  void attach();
+  void attach_mapped();
+
+  std::shared_ptr<Inbox> mine_, theirs_;  // keep the mappings alive; theirs_ only when the peer is a thread
+  FifoMapping mapping_;                   // of the peer's fifo, when it is a process
+  const InboxAddress address_;
+  const int rank_, peer_;                 // this rank in the group, the peer's in the world
+  const bool mapped_;
+  FifoReader in_;
+  FifoWriter out_;
+};
+
+void MemoryChannel::attach() {
+  if (mapped_) return attach_mapped();
+  theirs_ = Inbox::find(address_.nonce);
+  if (!theirs_) gone();
+  out_ = FifoWriter(theirs_->fifo(rank_), address_.capacity);
+}
+
+void MemoryChannel::attach_mapped() {
+  const std::string path = str("/proc/", address_.pid, "/fd/", address_.fd);
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) {
+    const int error = errno;
+    if (error == ENOENT) gone();
+    fail(str("[transport] expected to share memory with rank ", peer_, " through ", path, ", got: ", reason(error),
+             "; ranks of one host need the same user and pid namespace to share memory; LOCKSTEP_TRANSPORT=tcp does without"));
+  }
+  const struct Close { int fd; ~Close() { ::close(fd); } } close_at_end{fd};
+  std::string nonce(address_.nonce.size(), ' ');
+  struct stat status {};
+  const bool same = fstat(fd, &status) == 0 && status.st_size >= off_t(Inbox::offset_of_fifo(rank_ + 1, address_.capacity)) &&
+                    pread(fd, nonce.data(), nonce.size(), 0) == ssize_t(nonce.size()) && nonce == address_.nonce;
+  LOCKSTEP_CHECK(same, "[transport] expected the memory of rank ", peer_, " at ", path, ", got another file: that rank has closed the group, or runs ",
+                 "in another pid namespace, where LOCKSTEP_TRANSPORT=tcp helps");
+  mapping_ = FifoMapping(fd, Inbox::offset_of_fifo(rank_, address_.capacity), address_.capacity);
+  out_ = FifoWriter(mapping_.address(), address_.capacity);
+}
+
+}  // namespace
+
+FifoMapping::FifoMapping(int fd, size_t offset, size_t capacity) : bytes_(FifoControl::bytes + 2 * capacity) {
+  const auto map = [&](void* at, size_t bytes, int protection, int flags, int file, size_t where) {
+    void* p = mmap(at, bytes, protection, flags, file, off_t(where));
+    if (p == MAP_FAILED) {
+      const int error = errno;
+      if (address_) munmap(address_, bytes_);
+      fail(str("[transport] expected to map ", bytes, " bytes of memory shared with another rank, got: ", reason(error)));
+    }
+    return static_cast<std::byte*>(p);
+  };
+  std::byte* base = map(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  address_ = base;
+  constexpr int both = PROT_READ | PROT_WRITE, over = MAP_SHARED | MAP_FIXED;
+  map(base, FifoControl::bytes + capacity, both, over, fd, offset);
+  map(base + FifoControl::bytes + capacity, capacity, both, over, fd, offset + FifoControl::bytes);
+}
+
+FifoMapping::~FifoMapping() { if (address_) munmap(address_, bytes_); }
+
+std::shared_ptr<Inbox> Inbox::create(int senders, size_t capacity) {
+  std::shared_ptr<Inbox> inbox(new Inbox);
+  InboxAddress& address = inbox->address_;
+  address = {.pid = getpid(), .process = process_nonce(), .nonce = random_text(), .fd = memfd_create("lockstep", MFD_CLOEXEC), .capacity = capacity};
+  LOCKSTEP_CHECK(address.fd >= 0, "[transport] expected a file in memory for the inbox of this rank, got: ", reason(errno),
+                 errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
+  LOCKSTEP_CHECK(ftruncate(address.fd, off_t(offset_of_fifo(senders, capacity))) == 0 &&
+                     pwrite(address.fd, address.nonce.data(), address.nonce.size(), 0) == ssize_t(address.nonce.size()),
+                 "[transport] expected ", offset_of_fifo(senders, capacity), " bytes for the inbox of this rank, got: ", reason(errno));
+  inbox->fifos_.resize(size_t(senders));
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  all.inboxes.emplace(address.nonce, inbox);
+  return inbox;
+}
+
+std::shared_ptr<Inbox> Inbox::find(const std::string& nonce) {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.inboxes.find(nonce);
+  return found == all.inboxes.end() ? nullptr : found->second.lock();
+}
+
+Inbox::~Inbox() {
+  Registry& all = registry();
+  {
+    const std::lock_guard lock(all.mutex);
+    all.inboxes.erase(address_.nonce);
+  }
+  if (address_.fd >= 0) ::close(address_.fd);
+}
+
+void* Inbox::fifo(int sender) {
+  const std::lock_guard lock(mutex_);
+  FifoMapping& mapping = fifos_.at(size_t(sender));
+  if (!mapping.address()) mapping = FifoMapping(address_.fd, offset_of_fifo(sender, address_.capacity), address_.capacity);
+  return mapping.address();
+}
+
+void Inbox::abandon() noexcept {
+  const uint32_t yes = 1;  // through the file: also for senders whose fifo was never mapped here
+  for (size_t sender = 0; sender < fifos_.size(); ++sender) {
+    const size_t at = offset_of_fifo(int(sender), address_.capacity) + offsetof(FifoControl, abandoned);
+    [[maybe_unused]] const ssize_t written = pwrite(address_.fd, &yes, sizeof yes, off_t(at));
+  }
+}
+
+const std::string& process_nonce() {
+  // A forked child has the parent's memory, so its pid is part of the name.
+  static std::mutex mutex;
+  static std::map<pid_t, std::string> names;
+  const std::lock_guard lock(mutex);
+  std::string& name = names[getpid()];
+  if (name.empty()) name = random_text();
+  return name;
+}
+
+std::unique_ptr<Channel> make_memory_channel(std::shared_ptr<Inbox> mine, int rank, int peer, int peer_world_rank, const InboxAddress& theirs, bool mapped) {
+  return std::make_unique<MemoryChannel>(std::move(mine), rank, peer, peer_world_rank, theirs, mapped);
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,235 @@
+#include "dist/transports/tcp.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "dist/transports/handshake.h"
+
+namespace lockstep::dist {
+namespace {
+
+constexpr size_t stripe_bytes = 64 << 10;
+constexpr size_t buffer_bytes = 128 << 10;  // of what has arrived and is used where it lies
+constexpr size_t together = 128;            // bytes that arrived() promises to lie together
+
+/// How many connections a pair opens.
+size_t streams_to(const SocketAddress& address) {
+  const char* text = std::getenv("LOCKSTEP_TCP_STREAMS");
+  if (!text || !*text) return address.is_loopback() ? 1 : 4;
+  size_t n = 0;
+  const auto [end, code] = std::from_chars(text, text + std::strlen(text), n);
+  LOCKSTEP_CHECK(code == std::errc() && !*end && n >= 1 && n <= 64, "[transport] expected LOCKSTEP_TCP_STREAMS from 1 to 64, got \"", text, "\"");
+  return n;
+}
+
+class TcpChannel final : public Channel {
+ public:
+  TcpChannel(std::shared_ptr<Door> door, std::string purpose, int peer) : door_(std::move(door)), purpose_(std::move(purpose)), peer_(peer) {}
+
+  void connected(std::vector<Fd> fds) {
+    fds_ = std::move(fds);
+    buffer_.resize(buffer_bytes);
+  }
+
+  size_t send(const std::byte* data, size_t bytes, bool more) override {
+    if (!ready()) return 0;
+    full_ = -1;
+    size_t done = 0;
+    while (done < bytes) {
+      const size_t stripe = sent_ / stripe_bytes % fds_.size(), n = std::min(bytes - done, stripe_bytes - sent_ % stripe_bytes);
+      const ssize_t taken = ::send(fds_[stripe].get(), data + done, n, MSG_NOSIGNAL | MSG_DONTWAIT | (more && done + n == bytes ? MSG_MORE : 0));
+      if (taken < 0) {
+        if (errno == EINTR) continue;
+        if (errno != EAGAIN && errno != EWOULDBLOCK) lost(errno);
+        full_ = fds_[stripe].get();
+        break;
+      }
+      sent_ += size_t(taken);
+      done += size_t(taken);
+    }
+    return done;
+  }
+
+  std::span<const std::byte> arrived() override {
+    if (!ready()) return {};
+    if (end_ - begin_ < together) {
+      std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+      end_ -= begin_;
+      begin_ = 0;
+      end_ += read(buffer_.data() + end_, buffer_bytes - end_);
+    }
+    if (begin_ == end_ && ended_) lost(0);
+    return {buffer_.data() + begin_, end_ - begin_};
+  }
+  void consume(size_t bytes) override { begin_ += bytes; }
+  bool ended() override { return ended_; }
+
+  size_t receive(std::byte* target, size_t bytes) override {
+    if (!ready()) return 0;
+    size_t n = std::min(bytes, end_ - begin_);
+    if (n > 0) std::memcpy(target, buffer_.data() + begin_, n);
+    begin_ += n;
+    if (n == bytes) return n;
+    if (bytes - n < 4096) {  // a header, or little data: what follows comes along
+      begin_ = end_ = 0;
+      end_ = read(buffer_.data(), buffer_bytes);
+      const size_t rest = std::min(bytes - n, end_);
+      std::memcpy(target + n, buffer_.data(), rest);
+      begin_ = rest;
+      n += rest;
+    } else {
+      n += read(target + n, bytes - n);
+    }
+    if (n == 0 && ended_) lost(0);
+    return n;
+  }
+
+  void add_descriptors(std::vector<Descriptor>& to_poll) const override {
+    if (ended_) return;
+    for (const Fd& fd : fds_) to_poll.push_back({fd.get(), fd.get() == full_});
+  }
+  const char* kind() const override { return "tcp"; }
+
+ private:
+  bool ready() {
+    if (!fds_.empty()) [[likely]] return true;
+    if (auto fds = door_->claim(purpose_); !fds.empty()) connected(std::move(fds));
+    return !fds_.empty();
+  }
+
+  /// What can be read now, at most `bytes`, in the order of the stream.
+  size_t read(std::byte* target, size_t bytes) {
+    size_t done = 0;
+    while (done < bytes && !ended_) {
+      const size_t stripe = received_ / stripe_bytes % fds_.size();
+      // A single connection has no blocks to keep apart.
+      const size_t n = fds_.size() == 1 ? bytes - done : std::min(bytes - done, stripe_bytes - received_ % stripe_bytes);
+      const ssize_t got = ::recv(fds_[stripe].get(), target + done, n, MSG_DONTWAIT);
+      if (got < 0) {
+        if (errno == EINTR) continue;
+        if (errno == EAGAIN || errno == EWOULDBLOCK) break;
+        if (errno != ECONNRESET && errno != EPIPE) lost(errno);
+        ended_ = true;
+      } else if (got == 0) {
+        ended_ = true;
+      }
+      if (got > 0) { received_ += size_t(got); done += size_t(got); }
+      if (got > 0 && fds_.size() == 1 && size_t(got) < n) break;  // no more for now: saves a call that says so
+    }
+    return done;
+  }
+
+  [[noreturn]] void lost(int error) const {
+    throw DistError(Fault::rank_failed, peer_, str("[transport] rank ", peer_, " closed its connection while this rank still waits for it",
+                                                   error ? str(" (", std::strerror(error), ")") : std::string()));
+  }
+
+  const std::shared_ptr<Door> door_;
+  const std::string purpose_;
+  const int peer_;  // in the world
+  std::vector<Fd> fds_;
+  uint64_t sent_ = 0, received_ = 0;
+  std::vector<std::byte> buffer_;
+  size_t begin_ = 0, end_ = 0;
+  int full_ = -1;  // the connection that took no more
+  bool ended_ = false;
+};
+
+/// Bytes of the handshake, waiting for them; looks for failures of others while it does.
+class Caller {
+ public:
+  Caller(Control& control, Fd fd, int peer, std::string where) : control_(control), fd_(std::move(fd)), peer_(peer), where_(std::move(where)) {}
+
+  std::string read(size_t bytes) {
+    std::string text;
+    while (text.size() < bytes) {
+      wait(POLLIN);
+      char part[256];
+      const ssize_t n = ::recv(fd_.get(), part, std::min(sizeof part, bytes - text.size()), 0);
+      if (n > 0) text.append(part, size_t(n));
+      else if (n == 0 || errno == ECONNRESET) refused("it hung up: it belongs to another job, or has another token");
+      else if (errno != EAGAIN && errno != EINTR) refused(std::strerror(errno));
+    }
+    return text;
+  }
+  void write(const std::string& text) {
+    for (size_t done = 0; done < text.size();) {
+      const ssize_t n = ::send(fd_.get(), text.data() + done, text.size() - done, MSG_NOSIGNAL);
+      if (n > 0) done += size_t(n);
+      else if (n < 0 && errno == EAGAIN) wait(POLLOUT);
+      else if (n < 0 && errno != EINTR) refused(std::strerror(errno));
+    }
+  }
+  [[noreturn]] void refused(const std::string& why) const {
+    throw DistError(Fault::refused, peer_, str("[transport] expected rank ", peer_, " at ", where_, " to take a data connection: ", why));
+  }
+  Fd take() { return std::move(fd_); }
+
+ private:
+  void wait(short events) {
+    for (;;) {
+      if (control_.failed()) control_.raise();
+      pollfd entry{fd_.get(), events, 0};
+      if (::poll(&entry, 1, 20) > 0) return;
+      if (Clock::now() >= deadline_) refused("it does not answer, or does not speak our protocol");
+    }
+  }
+
+  Control& control_;
+  Fd fd_;
+  const int peer_;
+  const std::string where_;
+  const Clock::time_point deadline_ = Clock::now() + std::chrono::seconds(10);
+};
+
+Fd call(Control& control, const SocketAddress& address, int peer, const handshake::Purpose& purpose) {
+  const auto until = Clock::now() + std::min<Seconds>(control.place().timeout, Seconds(30));
+  Fd fd;
+  for (auto pause = std::chrono::milliseconds(10);; pause = std::min(pause * 2, std::chrono::milliseconds(500))) {
+    if (control.failed()) control.raise();
+    int problem = 0;
+    fd = connect_to(address, Clock::now() + std::chrono::seconds(2), problem);
+    if (fd) break;
+    check_descriptors(problem, "connecting to rank " + std::to_string(peer));
+    if (problem == ECONNREFUSED || Clock::now() >= until) {
+      throw DistError(Fault::rank_failed, peer, str("[transport] rank ", peer, " cannot be reached at ", address.text(), ": ", std::strerror(problem),
+                                                    problem == ECONNREFUSED ? "" : "; is this the right network? LOCKSTEP_INTERFACE names the interface or subnet to use"));
+    }
+    std::this_thread::sleep_for(pause);
+  }
+  Caller caller(control, std::move(fd), peer, address.text());
+  const std::string hello = caller.read(handshake::hello_bytes);
+  if (!hello.starts_with(handshake::magic)) caller.refused("it does not speak our protocol");
+  Nonce challenge;
+  std::memcpy(challenge.data(), hello.data() + handshake::magic.size(), sizeof challenge);
+  handshake::Answer answer{.number = random_nonce(), .proof = {}, .purpose = purpose.text()};
+  LOCKSTEP_CHECK(answer.purpose.size() <= handshake::longest_purpose, "[transport] expected names of job and group of less than 2,000 bytes together, got ", answer.purpose.size());
+  const std::string& token = control.place().token;
+  answer.proof = prove(token, "rank", challenge, answer.number, answer.purpose);
+  caller.write(answer.text());
+  const std::string reply = caller.read(sizeof(Proof));
+  Proof proof;
+  std::memcpy(proof.data(), reply.data(), sizeof proof);
+  if (!same_proof(proof, prove(token, "store", challenge, answer.number, answer.purpose))) caller.refused("it does not know the token of this job");
+  return caller.take();
+}
+
+}  // namespace
+
+std::unique_ptr<Channel> make_tcp_channel(Control& control, std::shared_ptr<Door> door, const std::string& group, int world_rank, int peer_world_rank, const DoorAddress& theirs) {
+  handshake::Purpose purpose{.job = control.place().job, .what = str(group, " ", std::min(world_rank, peer_world_rank), "-", std::max(world_rank, peer_world_rank))};
+  auto channel = std::make_unique<TcpChannel>(std::move(door), purpose.what, peer_world_rank);
+  if (world_rank > peer_world_rank) return channel;
+  const SocketAddress address = resolve(theirs.host, theirs.port).front();
+  purpose.stripes = streams_to(address);
+  std::vector<Fd> fds;
+  for (purpose.stripe = 0; purpose.stripe < purpose.stripes; ++purpose.stripe) fds.push_back(call(control, address, peer_world_rank, purpose));
+  channel->connected(std::move(fds));
+  return channel;
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,46 @@
+#pragma once
+// The calls of a group, one at a time and in order, whatever engine moves the data: on the thread of the caller while
+// nothing is queued, else on the group's own. Around each: flight record, control plane, and what happens when it fails.
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "dist/job.h"
+#include "dist/process_group.h"
+#include "dist/work.h"
+
+namespace lockstep::dist {
+
+inline bool is_message(Collective c) { return c == Collective::send || c == Collective::receive || c == Collective::batch; }
+
+class Turns {
+ public:
+  /// `move(call, number)` does the work and throws what goes wrong; number counts the calls of the group, 0 for messages.
+  /// It begins messages in the control plane itself, since it knows their counts.
+  using Move = std::function<void(Call&, uint64_t)>;
+  Turns(Job& job, std::string group, std::shared_ptr<Traffic> traffic, Move move) : job_(job), group_(std::move(group)), traffic_(std::move(traffic)), move_(std::move(move)) {}
+
+  Work run(Call call, bool async);
+  bool idle() const { return worker_.idle(); }
+  uint64_t completed() const { return completed_; }
+  Seconds timeout_of(const Call& call) const { return call.timeout.count() > 0 ? call.timeout : job_.control->place().timeout; }
+
+  Activity activity;  ///< of the call under way
+
+ private:
+  void perform(Call& call, uint64_t number);
+
+  Job& job_;
+  const std::string group_;
+  const std::shared_ptr<Traffic> traffic_;
+  const Move move_;
+  std::mutex calls_;            // one call at a time enters
+  uint64_t sequence_ = 0;       // calls so far, messages not counted
+  std::mutex failure_mutex_;
+  std::exception_ptr failure_;  // the group is over
+  uint64_t completed_ = 0;      // of whoever performs: the caller while nothing is queued, else the worker
+  Worker worker_;               // last: ends before what it uses
+};
+
+}  // namespace lockstep::dist

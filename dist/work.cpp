@@ -1,0 +1,68 @@
+#include "dist/work.h"
+
+namespace lockstep::dist {
+
+bool Work::done() const {
+  if (!state_) return true;
+  const std::lock_guard lock(state_->mutex);
+  return state_->done;
+}
+
+void Work::wait() {
+  if (!state_) return;
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [&] { return state_->done; });  // the collective has the deadline
+  if (state_->error) std::rethrow_exception(state_->error);
+}
+
+Worker::~Worker() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+Work Worker::submit(std::function<void()> task) {
+  auto state = std::make_shared<Work::State>();
+  const std::lock_guard lock(mutex_);
+  queue_.emplace_back(std::move(task), state);
+  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  changed_.notify_all();
+  return Work(std::move(state));
+}
+
+bool Worker::idle() const {
+  const std::lock_guard lock(mutex_);
+  return queue_.empty() && !running_;
+}
+
+void Worker::loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    auto [task, state] = std::move(queue_.front());
+    queue_.pop_front();
+    running_ = true;
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      task();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    task = nullptr;  // lets go of the tensors before anybody hears that they are free
+    lock.lock();
+    running_ = false;
+    {
+      const std::lock_guard state_lock(state->mutex);
+      state->error = error;
+      state->done = true;
+    }
+    state->changed.notify_all();
+  }
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,43 @@
+#pragma once
+// The group's own thread: asynchronous collectives run on it one after another, in the order of the calls.
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "dist/process_group.h"
+
+namespace lockstep::dist {
+
+struct Work::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  std::exception_ptr error;
+};
+
+class Worker {
+ public:
+  Worker() = default;
+  /// Runs what is queued, then ends the thread. Every task has a deadline of its own, so this ends too.
+  ~Worker();
+  Worker(const Worker&) = delete;
+
+  /// Starts the thread on first use.
+  Work submit(std::function<void()> task);
+  /// Nothing is queued and nothing runs.
+  bool idle() const;
+
+ private:
+  void loop();
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::pair<std::function<void()>, std::shared_ptr<Work::State>>> queue_;
+  bool running_ = false, stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace lockstep::dist

@@ -1,0 +1,80 @@
+#include "parallel/agreement.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tensor/ops.h"
+
+namespace lockstep::parallel {
+
+uint64_t stable_hash(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001b3;
+  return hash;
+}
+
+std::vector<std::string> describe_model(nn::Module& module) {
+  std::vector<std::string> lines;
+  for (const auto& p : module.named_parameters()) {
+    lines.push_back(str(p.variable.requires_grad() ? "parameter " : "frozen ", p.name, " ", p.variable.dtype(), " ", p.variable.shape()));
+  }
+  for (const auto& b : module.named_buffers()) lines.push_back(str("buffer ", b.name, " ", b.tensor.dtype(), " ", b.tensor.shape()));
+  return lines;
+}
+
+namespace {
+
+/// The text of every rank, on every rank.
+std::vector<std::string> gather_texts(const std::string& mine, int64_t longest, dist::ProcessGroup& group) {
+  const Tensor part = zeros({longest}, {.dtype = u8}), whole = empty({longest * group.size()}, {.dtype = u8});
+  std::memcpy(part.raw_data(), mine.data(), mine.size());
+  group.all_gather(whole, part, {.tag = "description of the model"});
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const char* begin = static_cast<const char*>(whole.raw_data()) + rank * longest;
+    texts.emplace_back(begin, std::find(begin, begin + longest, '\0'));
+  }
+  return texts;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = text.find('\n', at);
+    lines.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return lines;
+}
+
+}  // namespace
+
+void check_agreement(const char* op, const std::vector<std::string>& lines, dist::ProcessGroup& group) {
+  if (group.size() == 1) return;
+  std::string mine;
+  for (const std::string& line : lines) mine += line + "\n";
+  const Tensor part = Tensor::from({int64_t(stable_hash(mine)), int64_t(mine.size())}, {2}), whole = empty({2 * group.size()}, {.dtype = i64});
+  group.all_gather(whole, part, {.tag = "hash of the model"});
+  const std::vector<int64_t> all = whole.to_vector<int64_t>();
+  bool same = true;
+  int64_t longest = 1;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    same &= all[size_t(2 * rank)] == all[0] && all[size_t(2 * rank + 1)] == all[1];
+    longest = std::max(longest, all[size_t(2 * rank + 1)]);
+  }
+  if (same) return;
+  std::vector<std::vector<std::string>> models;
+  for (const std::string& text : gather_texts(mine, longest, group)) models.push_back(lines_of(text));
+  for (size_t i = 0;; ++i) {
+    const auto line = [&](int rank) { return i < models[size_t(rank)].size() ? "'" + models[size_t(rank)][i] + "'" : std::string("nothing"); };
+    std::string differ;
+    for (int rank = 1; rank < group.size(); ++rank) {
+      if (line(rank) != line(0)) differ += str(differ.empty() ? "" : ", ", "rank ", group.world_rank(rank), " has ", line(rank));
+    }
+    LOCKSTEP_CHECK(differ.empty(), "[", op, "] expected the same model and options on all ranks; line ", i + 1, " is the first that differs: rank ",
+                   group.world_rank(0), " has ", line(0), ", ", differ);
+    LOCKSTEP_CHECK(i < models[0].size(), "[", op, "] the models of the ranks differ");  // cannot be: the hashes did
+  }
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,210 @@
+#include "parallel/comm_hooks.h"
+
+#include <cmath>
+#include <map>
+
+#include "parallel/agreement.h"
+#include "tensor/ops.h"
+#include "tensor/random.h"
+
+namespace lockstep::parallel {
+
+namespace {
+
+std::string tag_of(const char* hook, const Bucket& bucket) {
+  return str("ddp ", hook, " bucket ", bucket.index, " of ", bucket.count, ", ", bucket.names.front(), " to ", bucket.names.back());
+}
+
+std::function<void()> mean_of(const Tensor& flat, dist::ProcessGroup& group, const std::string& tag) {
+  return [work = group.all_reduce(flat, {.op = dist::ReduceOp::mean, .tag = tag, .async = true})]() mutable { work.wait(); };
+}
+
+CommHook compress_hook(DType low, const char* name) {
+  return [low, name](Bucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
+    const Tensor flat = bucket.gradients;
+    if (flat.dtype() == low) return mean_of(flat, group, tag_of(name, bucket));
+    const MemoryScope scope(Memory::communication);
+    const Tensor sent = mul_scalar(flat, 1. / group.size()).to(low);
+    return [flat, sent, work = group.all_reduce(sent, {.tag = tag_of(name, bucket), .async = true})]() mutable {
+      work.wait();
+      flat.copy_(sent);
+    };
+  };
+}
+
+/// Gram-Schmidt on the columns of p, in place. A column that the others explain becomes zero.
+void orthonormalise(const Tensor& p) {
+  for (int64_t i = 0; i < p.size(1); ++i) {
+    const Tensor column = p.narrow(1, i, 1);
+    const double before = norm(column).item();
+    for (int pass = 0; pass < 2 && i > 0; ++pass) {  // twice is enough (Kahan)
+      const Tensor others = p.narrow(1, 0, i).contiguous();
+      sub_(column, matmul(others, matmul(others.t(), column.contiguous())));
+    }
+    const double length = norm(column).item();
+    if (length > 1e-6 * before && length > 1e-30) mul_scalar_(column, 1 / length);
+    else column.zero_();
+  }
+}
+
+}  // namespace
+
+CommHook fp16_compress_hook() { return compress_hook(f16, "fp16"); }
+CommHook bf16_compress_hook() { return compress_hook(bf16, "bf16"); }
+
+// --- PowerSGD ---
+
+struct PowerSgd::State {
+  Options o;
+  int64_t step = -1;
+  std::map<std::string, Tensor> errors, q;
+  Volume volume;
+
+  /// (n, m) when it is worth compressing.
+  bool compresses(const Tensor& gradient) const {
+    if (gradient.dim() < 2 || gradient.numel() == 0) return false;
+    const int64_t n = gradient.size(0), m = gradient.numel() / n, r = rank_of(n, m);
+    return double(n) * double(m) >= o.min_compression * double(r) * double(n + m);
+  }
+  int64_t rank_of(int64_t n, int64_t m) const { return std::min({o.rank, n, m}); }
+
+  /// The same on all ranks: random by name, or what the last step agreed on.
+  Tensor start(const std::string& name, int64_t m, int64_t r) {
+    Tensor& last = q[name];
+    if (o.warm_start && last.defined()) {
+      bool alive = true;  // a gradient of zeros leaves no direction to go on from
+      for (int64_t i = 0; i < r; ++i) alive &= norm(last.narrow(1, i, 1)).item() > 0;
+      if (alive && all_finite(last)) return last;
+    }
+    const RandomState mine = random_state();  // the program's own numbers stay as they are
+    set_random_state({.seed = o.seed ^ stable_hash(name), .step = uint64_t(step)});
+    last = randn({m, r});
+    set_random_state(mine);
+    return last;
+  }
+};
+
+PowerSgd::PowerSgd(const Options& options) : state_(std::make_shared<State>()) {
+  LOCKSTEP_CHECK(options.rank >= 1, "[PowerSgd] expected rank >= 1, got ", options.rank);
+  LOCKSTEP_CHECK(options.start_step >= 0, "[PowerSgd] expected start_step >= 0, got ", options.start_step);
+  LOCKSTEP_CHECK(options.min_compression > 0 && std::isfinite(options.min_compression), "[PowerSgd] expected min_compression > 0, got ", options.min_compression);
+  state_->o = options;
+}
+
+Tensor PowerSgd::error(const std::string& parameter) const {
+  const auto found = state_->errors.find(parameter);
+  return found == state_->errors.end() ? Tensor() : found->second;
+}
+PowerSgd::Volume PowerSgd::volume() const { return state_->volume; }
+
+CommHook PowerSgd::hook() const {
+  return [state = state_](Bucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
+    State& s = *state;
+    if (bucket.index == 0) ++s.step;
+    s.volume.full += bucket.gradients.numel();
+    if (s.step < s.o.start_step) {
+      s.volume.sent += bucket.gradients.numel();
+      return mean_of(bucket.gradients, group, tag_of("powersgd", bucket));
+    }
+    struct Matrix { std::string name; Tensor place, m, p, q; };
+    std::vector<Matrix> matrices;
+    std::vector<Tensor> plain;  // vectors and small matrices go as they are
+    int64_t p_size = 0, q_size = 0;
+    for (size_t i = 0; i < bucket.names.size(); ++i) {
+      const Tensor& gradient = bucket.parameters[i];
+      if (!s.compresses(gradient)) {
+        plain.push_back(gradient);
+        continue;
+      }
+      const int64_t rows = gradient.size(0), columns = gradient.numel() / rows, r = s.rank_of(rows, columns);
+      Matrix x{.name = bucket.names[i], .place = gradient.view({rows, columns}), .q = s.start(bucket.names[i], columns, r)};
+      x.m = x.place.to(f32);
+      if (const auto owed = s.errors.find(x.name); s.o.error_feedback && owed != s.errors.end()) x.m = add(x.m, owed->second);
+      else x.m = x.m.clone();
+      p_size += rows * r;
+      q_size += columns * r;
+      matrices.push_back(std::move(x));
+    }
+    const MemoryScope scope(Memory::communication);
+    std::vector<Tensor> rows;
+    for (const Tensor& gradient : plain) rows.push_back(gradient.reshape({gradient.numel()}));
+    const Tensor rest = rows.empty() ? Tensor() : cat(rows), all_p = empty({p_size}), all_q = empty({q_size});
+    s.volume.sent += p_size + q_size + (rest.defined() ? rest.numel() : 0);
+    std::function<void()> rest_done, p_done;
+    if (rest.defined()) rest_done = mean_of(rest, group, tag_of("powersgd plain", bucket));
+    int64_t p_at = 0, q_at = 0;
+    for (Matrix& x : matrices) {
+      const int64_t r = x.q.size(1);
+      const Tensor p = all_p.narrow(0, p_at, x.m.size(0) * r).view({x.m.size(0), r}), q = all_q.narrow(0, q_at, x.m.size(1) * r).view({x.m.size(1), r});
+      p.copy_(matmul(x.m, x.q));
+      x.p = p;
+      x.q = q;
+      p_at += p.numel();
+      q_at += q.numel();
+    }
+    if (!matrices.empty()) p_done = mean_of(all_p, group, tag_of("powersgd P", bucket));
+    return [state, &bucket, &group, matrices, plain, rest, all_p, all_q, rest_done, p_done] {
+      State& s = *state;
+      if (rest_done) {
+        rest_done();
+        int64_t at = 0;
+        for (const Tensor& gradient : plain) {
+          gradient.copy_(rest.narrow(0, at, gradient.numel()).view(gradient.shape()));
+          at += gradient.numel();
+        }
+      }
+      if (!p_done) return;
+      p_done();
+      for (const Matrix& x : matrices) {
+        orthonormalise(x.p);
+        x.q.copy_(matmul(x.m.t(), x.p));
+        if (s.o.error_feedback) s.errors[x.name] = sub(x.m, matmul(x.p, x.q.t()));
+      }
+      group.all_reduce(all_q, {.op = dist::ReduceOp::mean, .tag = tag_of("powersgd Q", bucket)});
+      for (const Matrix& x : matrices) {
+        x.place.copy_(matmul(x.p, x.q.t()));
+        s.q[x.name] = x.q.clone();
+      }
+    };
+  };
+}
+
+// --- post-local SGD ---
+
+struct PostLocalSgd::State {
+  Options o;
+  int64_t step = -1, taken = 0;
+};
+
+PostLocalSgd::PostLocalSgd(const Options& options) : state_(std::make_shared<State>()) {
+  LOCKSTEP_CHECK(options.start_step >= 0, "[PostLocalSgd] expected start_step >= 0, got ", options.start_step);
+  LOCKSTEP_CHECK(options.period >= 1, "[PostLocalSgd] expected period >= 1, got ", options.period);
+  state_->o = options;
+}
+
+CommHook PostLocalSgd::hook() const {
+  return [state = state_](Bucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
+    if (bucket.index == 0) ++state->step;
+    if (state->step < state->o.start_step) return mean_of(bucket.gradients, group, tag_of("local sgd", bucket));
+    if (state->o.subgroup) return mean_of(bucket.gradients, *state->o.subgroup, tag_of("local sgd", bucket));
+    return {};
+  };
+}
+
+bool PostLocalSgd::step(nn::Module& module, dist::ProcessGroup& group) {
+  const int64_t after = ++state_->taken - state_->o.start_step;
+  if (after <= 0 || after % state_->o.period != 0) return false;
+  average_parameters(module, group);
+  return true;
+}
+
+void average_parameters(nn::Module& module, dist::ProcessGroup& group) {
+  for (auto& p : module.named_parameters()) {
+    const Tensor& tensor = p.variable.tensor();
+    const Tensor dense = tensor.contiguous();
+    group.all_reduce(dense, {.op = dist::ReduceOp::mean, .tag = p.name});
+    if (dense.storage() != tensor.storage()) tensor.copy_(dense);
+  }
+}
+
+}  // namespace lockstep::parallel

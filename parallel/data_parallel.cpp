@@ -1,0 +1,329 @@
+#include "parallel/data_parallel.h"
+
+#include <chrono>
+#include <exception>
+#include <iomanip>
+#include <map>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "autograd/autocast.h"
+#include "autograd/tape.h"
+#include "dist/shard.h"
+#include "parallel/traffic.h"
+#include "tensor/random.h"
+#include "tensor/threads.h"
+
+namespace lockstep::parallel {
+namespace detail {
+namespace {
+
+struct NamedField {
+  std::string name;
+  Variable* parameter = nullptr;
+  Tensor* buffer = nullptr;
+};
+
+/// Parameters and buffers below `module`, by dotted name; shared ones as often as they are named.
+void list_fields(nn::Module& module, const std::string& prefix, std::vector<NamedField>& list) {
+  nn::Fields fields;
+  module.fields(fields);
+  for (nn::Fields::Entry& entry : fields.entries) {
+    if (entry.module) list_fields(*entry.module, prefix + entry.name + ".", list);
+    else list.push_back({prefix + entry.name, entry.parameter, entry.buffer});
+  }
+}
+
+std::vector<NamedField> fields_of(nn::Module& module) {
+  std::vector<NamedField> list;
+  list_fields(module, "", list);
+  return list;
+}
+
+Device device_of(const NamedField& field) { return field.parameter ? field.parameter->device() : field.buffer->device(); }
+std::string describe(const NamedField& field) {
+  return field.parameter ? str("parameter ", field.name, " ", field.parameter->shape()) : str("buffer ", field.name);
+}
+
+/// Copies of x for places 0 .. count-1 ([0] stays empty), each from where `reduce` says.
+std::vector<Tensor> spread(const Tensor& x, size_t count, Reduce reduce, Traffic& traffic) {
+  std::vector<Tensor> copies(count);
+  const Tensor on_host = reduce == Reduce::cpu ? traffic.copy(x, 0, traffic.host(), Load::parameters) : Tensor();
+  for (size_t i = 1; i < count; ++i) {
+    if (reduce == Reduce::cpu) copies[i] = traffic.copy(on_host, traffic.host(), i, Load::parameters);
+    else if (reduce == Reduce::root || i == 1) copies[i] = traffic.copy(x, 0, i, Load::parameters);
+    else copies[i] = traffic.copy(copies[i - 1], i - 1, i, Load::parameters);
+  }
+  return copies;
+}
+
+struct Part {
+  size_t place;
+  Tensor gradient;
+};
+
+/// The sum of one gradient over places, as a new tensor on the first device.
+Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
+  const auto copy = [&](const Tensor& x, size_t from, size_t to) { return traffic.copy(x, from, to, Load::gradients); };
+  if (reduce != Reduce::ring) {  // a server that has no gradient of its own
+    const size_t server = reduce == Reduce::root ? 0 : traffic.host();
+    Tensor sum;
+    for (const Part& part : parts) {
+      const Tensor there = copy(part.gradient, part.place, server);
+      sum = sum.defined() ? add_(sum, there) : there;
+    }
+    return server == 0 ? sum : copy(sum, server, 0);
+  }
+  // Chunk c starts at member c + 1, visits every other member, is whole at member c, and goes to the first device.
+  const size_t n = parts.size();
+  const Tensor whole = empty(parts[0].gradient.shape(), {parts[0].gradient.dtype(), traffic.device(0)});
+  const Tensor flat = whole.view({-1});
+  for (size_t c = 0; c < n; ++c) {
+    const dist::Range range = dist::shard_range(flat.numel(), int64_t(n), int64_t(c));
+    if (range.size() == 0) continue;
+    const auto chunk = [&](size_t member) { return parts[member].gradient.reshape({-1}).narrow(0, range.begin, range.size()); };
+    size_t at = (c + 1) % n;
+    Tensor sum = chunk(at);
+    for (size_t step = 1; step < n; ++step) {
+      const size_t next = (at + 1) % n;
+      sum = copy(sum, parts[at].place, parts[next].place);
+      add_(sum, chunk(next));
+      at = next;
+    }
+    flat.narrow(0, range.begin, range.size()).copy_(parts[at].place == 0 ? sum : copy(sum, parts[at].place, 0));
+  }
+  return whole;
+}
+
+/// x on places 0 .. count-1 as one operation, whose derivative adds the gradients of the copies. [0] is x itself: its gradient is
+/// on the first device already, and is taken into the sum where it lies.
+std::vector<Variable> replicate(const Variable& x, size_t count, Reduce reduce, const std::shared_ptr<Traffic>& traffic) {
+  std::vector<Tensor> tensors = spread(x.tensor(), count, reduce, *traffic);
+  tensors.erase(tensors.begin());
+  std::vector<Variable> copies;
+  if (!needs_grad({&x})) {
+    copies.assign(tensors.begin(), tensors.end());
+  } else {
+    copies = record("replicate", std::vector<Variable>{x}, std::move(tensors), [=](Backward& back) {
+      const MemoryScope scope(Memory::gradient);
+      const Tensor own = back.partial(0);
+      std::vector<Part> parts;
+      if (own.defined()) parts.push_back({0, own});
+      for (size_t i = 1; i < count; ++i) if (back.grad(int(i) - 1).defined()) parts.push_back({i, back.grad(int(i) - 1)});
+      if (reduce == Reduce::root && own.defined()) {
+        for (size_t i = 1; i < parts.size(); ++i) add_(own, traffic->copy(parts[i].gradient, parts[i].place, 0, Load::gradients));
+        return;
+      }
+      const Tensor sum = sum_of(parts, reduce, *traffic);
+      if (own.defined()) own.copy_(sum);
+      else back.give(0, sum);
+    });
+  }
+  copies.insert(copies.begin(), x);
+  return copies;
+}
+
+/// What a thread inherits from the one that started it.
+struct Modes {
+  bool grad = NoGrad::grad_enabled(), anomaly = AnomalyMode::enabled(), autocast = Autocast::enabled();
+  DType autocast_dtype = Autocast::dtype();
+  Memory memory = MemoryScope::current();
+  RandomState random = random_state();
+};
+
+}  // namespace
+
+struct Replicas::Impl {
+  nn::Module& module;
+  DataParallelOptions o;
+  std::shared_ptr<Traffic> traffic;
+  std::vector<std::unique_ptr<nn::Module>> others;  // of devices 1 ..
+
+  /// Error naming the first field that a replica has otherwise.
+  void check_alike(const std::vector<NamedField>& mine, const std::vector<NamedField>& theirs, size_t i) const {
+    for (size_t j = 0; j < std::max(mine.size(), theirs.size()); ++j) {
+      const std::string a = j < mine.size() ? describe(mine[j]) : "nothing more", b = j < theirs.size() ? describe(theirs[j]) : "nothing more";
+      LOCKSTEP_CHECK(a == b, "[DataParallel] expected the factory to make a module like the one given: it has ", a, ", the replica for ", o.devices[i], " has ", b);
+    }
+  }
+};
+
+Replicas::Replicas(nn::Module& module, DataParallelOptions options, const Make& make) {
+  if (options.devices.empty()) options.devices = all_devices();
+  for (size_t i = 0; i < options.devices.size(); ++i) {
+    check_device("DataParallel", options.devices[i]);
+    for (size_t j = 0; j < i; ++j) LOCKSTEP_CHECK(!(options.devices[i] == options.devices[j]), "[DataParallel] expected every device once, got ", options.devices[i], " twice");
+  }
+  if (options.output) check_device("DataParallel", *options.output);
+  impl_.reset(new Impl{module, std::move(options), nullptr, {}});
+  impl_->traffic = std::make_shared<Traffic>(impl_->o.devices);
+  const RandomState before = random_state();  // a factory that draws initial values must not shift the caller's numbers
+  for (size_t i = 1; i < impl_->o.devices.size(); ++i) {
+    impl_->others.push_back(make());
+    impl_->check_alike(fields_of(module), fields_of(*impl_->others.back()), i);
+  }
+  set_random_state(before);
+}
+
+Replicas::~Replicas() = default;
+const DataParallelOptions& Replicas::options() const { return impl_->o; }
+Cut Replicas::cut() const { return {.devices = impl_->o.devices, .dim = impl_->o.dim, .traffic = impl_->traffic}; }
+nn::Module& Replicas::operator[](size_t i) const { return i == 0 ? impl_->module : *impl_->others[i - 1]; }
+std::vector<DeviceTraffic> Replicas::traffic() const { return impl_->traffic->report(); }
+void Replicas::reset_traffic() { impl_->traffic->reset(); }
+
+void Replicas::update(size_t count) {
+  const std::vector<NamedField> mine = fields_of(impl_->module);
+  const Device first = impl_->o.devices[0];
+  for (const NamedField& field : mine) {
+    LOCKSTEP_CHECK(device_of(field) == first, "[DataParallel] expected the module on ", first, ", the first of the devices, got ", describe(field), " on ",
+                   device_of(field), " (move it with module.to(device))");
+  }
+  if (count == 1) return;
+  std::vector<std::vector<NamedField>> theirs;
+  for (size_t i = 1; i < count; ++i) {
+    theirs.push_back(fields_of((*this)[i]));
+    impl_->check_alike(mine, theirs.back(), i);
+    const auto from = impl_->module.named_modules(), to = (*this)[i].named_modules();
+    for (size_t m = 0; m < from.size() && m < to.size(); ++m) {  // parents first
+      if (to[m].second->is_training() != from[m].second->is_training()) to[m].second->train(from[m].second->is_training());
+      to[m].second->copy_hooks(*from[m].second);
+    }
+  }
+  const MemoryScope scope(Memory::parameter);
+  std::map<const void*, std::vector<Variable>> copies;  // a shared parameter is copied once
+  for (size_t j = 0; j < mine.size(); ++j) {
+    if (mine[j].buffer) {
+      const std::vector<Tensor> tensors = spread(*mine[j].buffer, count, impl_->o.reduce, *impl_->traffic);
+      for (size_t i = 1; i < count; ++i) *theirs[i - 1][j].buffer = tensors[i];
+      continue;
+    }
+    auto& list = copies[mine[j].parameter->impl().get()];
+    if (list.empty()) list = replicate(*mine[j].parameter, count, impl_->o.reduce, impl_->traffic);
+    for (size_t i = 1; i < count; ++i) rebase(*theirs[i - 1][j].parameter, list[i]);  // every handle of the replica sees it
+  }
+}
+
+void Replicas::run(const Cut& cut, const std::function<void(size_t)>& call) {
+  const size_t count = cut.count();
+  const Modes modes;
+  std::vector<std::exception_ptr> errors(count);
+  const int threads = std::max(1, get_threads() / int(count));
+  const auto timed = [&](size_t i) {
+    const ThreadLimit share(threads);
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      call(i);
+    } catch (...) {
+      errors[i] = std::current_exception();
+    }
+    impl_->traffic->count_forward(i, cut.sizes[i], std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  };
+  const auto random_of = [&](size_t i) {
+    RandomState state = modes.random;
+    state.micro_batch = state.micro_batch * cut.devices.size() + i;
+    return state;
+  };
+  {
+    std::vector<std::jthread> others;  // joined on every way out
+    for (size_t i = 1; i < count; ++i) {
+      others.emplace_back([&, i] {
+        const NoGrad grad(modes.grad);
+        const Autocast autocast(modes.autocast_dtype, modes.autocast);
+        const MemoryScope memory(modes.memory);
+        std::optional<AnomalyMode> anomaly;
+        if (modes.anomaly) anomaly.emplace();
+        set_random_state(random_of(i));
+        timed(i);
+      });
+    }
+    set_random_state(random_of(0));
+    timed(0);
+    RandomState after = modes.random;
+    after.call = random_state().call;
+    set_random_state(after);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (!errors[i]) continue;
+    if (cut.devices.size() == 1) std::rethrow_exception(errors[i]);
+    try {
+      std::rethrow_exception(errors[i]);
+    } catch (const std::exception& e) {
+      std::throw_with_nested(Error(str("[DataParallel] replica ", i, " on ", cut.devices[i], ": ", e.what())));
+    }
+  }
+}
+
+}  // namespace detail
+
+std::string to_string(const std::vector<DeviceTraffic>& traffic) {
+  std::ostringstream out;
+  out << std::left << std::setw(8) << "device" << std::right << std::setw(9) << "samples" << std::setw(10) << "seconds";
+  for (const char* load : {"parameters", "gradients", "batch"}) out << std::setw(26) << load;
+  out << "\n" << std::setw(27) << "";
+  for (int i = 0; i < 3; ++i) out << std::setw(13) << "sent" << std::setw(13) << "received";
+  const DeviceTraffic* busiest = nullptr;
+  int64_t sum = 0;
+  for (const DeviceTraffic& row : traffic) {
+    out << "\n" << std::left << std::setw(8) << row.device << std::right << std::setw(9) << row.samples << std::setw(10) << std::fixed << std::setprecision(3) << row.seconds;
+    for (const Moved& moved : {row.parameters, row.gradients, row.batch}) out << std::setw(13) << moved.sent << std::setw(13) << moved.received;
+    sum += row.received();
+    if (!busiest || row.sent() + row.received() > busiest->sent() + busiest->received()) busiest = &row;
+  }
+  if (busiest && sum > 0) {
+    const int64_t through = busiest->sent() + busiest->received();
+    out << "\nbusiest: " << busiest->device << ", " << through << " of " << sum << " bytes moved pass through it (" << 100 * through / sum << " %)";
+  }
+  out << "\n";
+  return out.str();
+}
+
+Variable weighted_mean(const Variable& values, const std::vector<int64_t>& samples) {
+  LOCKSTEP_CHECK(values.dim() == 1 && values.size(0) == int64_t(samples.size()), "[weighted_mean] expected one value per piece, ", samples.size(), ", got shape ", values.shape());
+  double sum = 0;
+  std::vector<double> weights;
+  for (const int64_t n : samples) {
+    LOCKSTEP_CHECK(n > 0, "[weighted_mean] expected pieces of at least one sample, got ", n);
+    sum += double(n);
+  }
+  for (const int64_t n : samples) weights.push_back(double(n) / sum);
+  return lockstep::sum(values * Variable(Tensor::from(weights, {int64_t(samples.size())}).to(values.dtype()).to(values.device())));
+}
+
+void average_gradients(const std::vector<nn::Module*>& replicas, const std::vector<int64_t>& samples) {
+  LOCKSTEP_CHECK(!replicas.empty(), "[average_gradients] expected at least one replica, got none");
+  LOCKSTEP_CHECK(samples.empty() || samples.size() == replicas.size(), "[average_gradients] expected a number of samples for each of ", replicas.size(), " replicas, got ", samples.size());
+  double total = 0;
+  for (const int64_t n : samples) {
+    LOCKSTEP_CHECK(n >= 0, "[average_gradients] expected numbers of samples >= 0, got ", n);
+    total += double(n);
+  }
+  LOCKSTEP_CHECK(samples.empty() || total > 0, "[average_gradients] expected at least one sample, got none");
+  std::vector<std::vector<nn::NamedParameter>> all;
+  for (nn::Module* replica : replicas) {
+    all.push_back(replica->named_parameters());
+    LOCKSTEP_CHECK(all.back().size() == all[0].size(), "[average_gradients] expected replicas alike, got ", all[0].size(), " and ", all.back().size(), " parameters");
+    for (size_t p = 0; p < all[0].size(); ++p) {
+      const nn::NamedParameter &a = all[0][p], &b = all.back()[p];
+      LOCKSTEP_CHECK(a.name == b.name && a.variable.shape() == b.variable.shape() && a.variable.dtype() == b.variable.dtype(), "[average_gradients] expected replicas alike, got ",
+                     a.name, " ", a.variable.shape(), " ", a.variable.dtype(), " and ", b.name, " ", b.variable.shape(), " ", b.variable.dtype());
+    }
+  }
+  const NoGrad no_grad;
+  const MemoryScope scope(Memory::gradient);
+  for (size_t p = 0; p < all[0].size(); ++p) {
+    const Variable& root = all[0][p].variable;
+    if (!root.requires_grad()) continue;
+    Tensor sum;
+    for (size_t r = 0; r < replicas.size(); ++r) {
+      const Tensor& grad = all[r][p].variable.grad();
+      if (!grad.defined()) continue;
+      const Tensor part = mul_scalar(grad.to(root.device()), samples.empty() ? 1.0 / double(replicas.size()) : double(samples[r]) / total);
+      sum = sum.defined() ? add_(sum, part) : part;
+    }
+    if (sum.defined()) root.grad() = sum;
+  }
+}
+
+}  // namespace lockstep::parallel

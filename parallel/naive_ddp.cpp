@@ -1,0 +1,23 @@
+#include "parallel/naive_ddp.h"
+
+namespace lockstep::parallel {
+
+void broadcast_module(nn::Module& module, dist::ProcessGroup& group, int root) {
+  const auto send = [&](const std::string& name, const Tensor& tensor) {
+    const Tensor dense = tensor.contiguous();
+    group.broadcast(dense, root, {.tag = name});
+    if (dense.storage() != tensor.storage()) tensor.copy_(dense);
+  };
+  for (auto& p : module.named_parameters()) send(p.name, p.variable.tensor());
+  for (auto& b : module.named_buffers()) send(b.name, b.tensor);
+}
+
+void average_gradients(nn::Module& module, dist::ProcessGroup& group) {
+  for (auto& p : module.named_parameters()) {
+    if (!p.variable.requires_grad()) continue;
+    if (!p.variable.grad().defined()) p.variable.grad() = zeros(p.variable.shape(), {.dtype = p.variable.dtype(), .device = p.variable.device()});
+    group.all_reduce(p.variable.grad(), {.op = dist::ReduceOp::mean, .tag = p.name});
+  }
+}
+
+}  // namespace lockstep::parallel

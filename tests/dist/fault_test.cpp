@@ -1,0 +1,276 @@
+// Faults of real processes: what the others are told, how soon, and that nothing is left.
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "tests/dist/job.h"
+#include "tests/messages.h"
+#include "dist/flight.h"
+#include "dist/process_group.h"
+
+using namespace lockstep;
+using namespace lockstep::dist;
+
+namespace {
+
+constexpr int ranks = 3;
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int64_t large = 1 << 20;
+#else
+constexpr int64_t large = 16 << 20;  // elements: 64 MiB
+#endif
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+/// What ranks write down, in memory that outlives them.
+struct Notes {
+  struct Rank { char text[1024]; double told; std::atomic<pid_t> pid; };
+  Rank rank[ranks];
+  std::atomic<double> fault;  // when it happened
+};
+
+struct Shared {
+  Notes* notes = static_cast<Notes*>(mmap(nullptr, sizeof(Notes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ~Shared() { munmap(notes, sizeof(Notes)); }
+  Notes* operator->() const { return notes; }
+  std::string text(int r) const { return notes->rank[r].text; }
+  double delay(int r) const { return notes->rank[r].told - notes->fault; }
+};
+
+size_t open_files() {
+  size_t n = 0;
+  for ([[maybe_unused]] const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) ++n;
+  return n;
+}
+
+/// Runs `fn` on three processes; each notes what it raises. Gives back what spawn() throws.
+std::string run(const Shared& shared, const std::function<void(int)>& fn, double timeout = 60) {
+  std::memset(static_cast<void*>(shared.notes), 0, sizeof(Notes));
+  const size_t files = open_files();
+  const std::string text = message([&] {
+    spawn(ranks, [&](int rank) {
+      Notes::Rank& note = shared->rank[rank];
+      note.pid = getpid();
+      try {
+        fn(rank);
+      } catch (const std::exception& e) {
+        std::strncpy(note.text, e.what(), sizeof note.text - 1);
+        note.told = now();
+        throw;
+      }
+    }, {.kind = SpawnOptions::Kind::processes, .transport = "shm", .timeout = Seconds(timeout), .heartbeat = Seconds(0.5)});
+  });
+  CHECK(open_files() == files);
+  CHECK((waitpid(-1, nullptr, WNOHANG) == -1 && errno == ECHILD));  // every rank is gone
+  return text;
+}
+
+Tensor ones(int64_t n) { return Tensor::from(std::vector<float>(size_t(n), 1.f), {n}); }
+
+/// Raises a signal in this rank a little later, while it does something else.
+void signal_soon(const Shared& shared, int signal) {
+  std::thread([&shared, signal] {
+    sleep_ms(1000);  // the others have heard since what it does
+    shared->fault = now();
+    kill(getpid(), signal);
+  }).detach();
+}
+
+void reduce_for_ever() {
+  const Tensor data = ones(large);
+  for (uint64_t step = 1;; ++step) {
+    set_step(step);
+    world().all_reduce(data, {.op = ReduceOp::max, .tag = "g"});
+  }
+}
+
+struct FlightFolder {
+  std::string path = (std::filesystem::temp_directory_path() / str("lockstep-faults-", getpid())).string();
+  FlightFolder() { setenv("LOCKSTEP_FLIGHT_DIR", path.c_str(), 1); }
+  ~FlightFolder() {
+    unsetenv("LOCKSTEP_FLIGHT_DIR");
+    std::filesystem::remove_all(path);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("faults: a rank is killed in the middle of an all_reduce of 64 MiB") {
+  const Shared shared;
+  const FlightFolder folder;
+  const std::string text = run(shared, [&](int rank) {
+    world().barrier();
+    if (rank == 1) signal_soon(shared, SIGKILL);
+    reduce_for_ever();
+  });
+  CAPTURE(text);
+  CHECK(contains(text, "rank 1"));
+  for (const int r : {0, 2}) {
+    CAPTURE(shared.text(r));
+    CHECK(contains(shared.text(r), str("rank 1 (pid ", shared->rank[1].pid.load())));
+    CHECK(contains(shared.text(r), "died in step "));
+    CHECK(contains(shared.text(r), "in seq "));
+    CHECK(contains(shared.text(r), str("all_reduce f32 x ", large, " max, tag g")));
+    CHECK(shared.delay(r) < slack());
+  }
+  const std::string story = explain_flight(folder.path);
+  CHECK(contains(story, "rank 1 left no record: killed"));
+  CHECK(contains(story, str("all_reduce f32 x ", large, " max, tag g")));
+}
+
+TEST_CASE("faults: the rank that hosts the store is killed") {
+  const Shared shared;
+  const std::string text = run(shared, [&](int rank) {
+    world().barrier();
+    if (rank == 0) signal_soon(shared, SIGKILL);
+    reduce_for_ever();
+  });
+  CHECK(contains(text, "rank 0"));
+  for (const int r : {1, 2}) {
+    CAPTURE(shared.text(r));
+    CHECK(contains(shared.text(r), "the store at 127.0.0.1:"));
+    CHECK(shared.delay(r) < slack());
+  }
+}
+
+TEST_CASE("faults: a stopped rank is silent") {
+  const Shared shared;
+  const FlightFolder folder;
+  const std::string text = run(shared, [&](int rank) {
+    world().barrier();
+    if (rank == 1) {
+      shared->fault = now();
+      raise(SIGSTOP);
+    }
+    world().all_reduce(ones(8), {.tag = "w1"});
+    world().all_reduce(ones(8), {.tag = "w2"});
+  });
+  for (const int r : {0, 2}) {
+    CAPTURE(shared.text(r));
+    CHECK(contains(shared.text(r), str("rank 1 (pid ", shared->rank[1].pid.load())));
+    CHECK(contains(shared.text(r), "is silent: no heartbeat for "));
+    CHECK(shared.delay(r) < slack());
+  }
+  CHECK(contains(text, "rank 1"));
+  CHECK(contains(explain_flight(folder.path), "ranks 0, 2 wait in seq 2 (all_reduce f32 x 8, tag w1)"));
+}
+
+TEST_CASE("faults: a rank that is stopped for a moment goes on") {
+  const Shared shared;
+  CHECK(run(shared, [&](int rank) {
+    const Tensor data = ones(1000);
+    std::thread helper;
+    if (rank == 0) {
+      helper = std::thread([&] {
+        while (!shared->rank[1].told) sleep_ms(1);
+        sleep_ms(300);
+        kill(shared->rank[1].pid, SIGCONT);
+      });
+    }
+    for (int i = 0; i < 20; ++i) {
+      if (rank == 1 && i == 7) {
+        shared->rank[1].told = now();
+        raise(SIGSTOP);
+      }
+      world().all_reduce(data, {.op = ReduceOp::mean});
+      world().all_reduce(data);
+      for (float* x = data.data<float>(); x < data.data<float>() + 1000; ++x) *x = *x / ranks + 1;
+    }
+    if (helper.joinable()) helper.join();
+    if (data.to_vector<float>()[999] != 21) throw Error(str("wrong result: ", data.to_vector<float>()[999]));
+  }) == "(no error)");
+}
+
+TEST_CASE("faults: a rank throws in a step") {
+  const Shared shared;
+  const std::string text = run(shared, [&](int rank) {
+    for (uint64_t step = 1; step < 100; ++step) {
+      set_step(step);
+      if (rank == 1 && step == 3) {
+        shared->fault = now();
+        throw Error("forward: sample 17 is not a number");
+      }
+      world().all_reduce(ones(1000));
+    }
+  });
+  CHECK(text == "[rank 1] forward: sample 17 is not a number");
+  for (const int r : {0, 2}) {
+    CHECK(shared.text(r) == text);
+    CHECK(shared.delay(r) < slack());
+  }
+}
+
+TEST_CASE("faults: a rank calls exit(0) early") {
+  const Shared shared;
+  const std::string text = run(shared, [&](int rank) {
+    world().all_reduce(ones(8), {.tag = "w0"});
+    if (rank == 1) {
+      shared->fault = now();
+      exit(0);
+    }
+    world().all_reduce(ones(8), {.tag = "w1"});
+  });
+  CAPTURE(text);
+  CHECK(contains(text, "waits in seq 2 (all_reduce f32 x 8, tag w1); rank 1 has left after seq 1"));
+  for (const int r : {0, 2}) {
+    CHECK(shared.text(r) == text);
+    CHECK(shared.delay(r) < slack());
+  }
+}
+
+TEST_CASE("faults: one collective more at the end, between processes") {
+  const Shared shared;
+  const std::string text = run(shared, [&](int rank) {
+    for (int i = 0; i < 8; ++i) world().all_reduce(ones(8), {.tag = "w0"});
+    if (rank == 0) world().all_reduce(ones(8), {.tag = "w1"});
+  });
+  CAPTURE(text);
+  CHECK(contains(text, "rank 0 waits in seq 9 (all_reduce f32 x 8, tag w1); "));
+  CHECK(contains(text, "left after seq 8"));
+}
+
+TEST_CASE("faults: processes that disagree, or wait for each other") {
+  const Shared shared;
+  const struct { const char* expected; std::function<void(int)> call; } rows[] = {
+      {"calls all_reduce f32 x 8 sum, tag w1; rank 2 calls all_reduce f32 x 9 sum, tag w1", [](int r) { world().all_reduce(ones(r == 2 ? 9 : 8), {.tag = "w1"}); }},
+      {"rank 2 calls all_reduce f32 x 8 sum, tag b1", [](int r) {
+         world().all_reduce(ones(8), {.tag = r == 2 ? "b1" : "w1"});
+         world().all_reduce(ones(8), {.tag = r == 2 ? "w1" : "b1"});
+       }},
+      {"rank 2 calls broadcast f32 x 8 from rank 0", [](int r) { r == 2 ? world().broadcast(ones(8), 0) : world().all_reduce(ones(8)); }},
+      {"deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b)",
+       [](int r) { if (r < 2) world().receive(ones(8), 1 - r, {.tag = r == 0 ? "a" : "b"}); else world().barrier(); }},
+  };
+  for (const auto& row : rows) {
+    const double start = now();
+    const std::string text = run(shared, [&](int rank) {
+      row.call(rank);
+      world().barrier();
+    });
+    CAPTURE(text);
+    CHECK(contains(text, row.expected));
+    for (int r = 0; r < ranks; ++r) CHECK(shared.text(r) == text);
+    CHECK(now() - start < 2 * slack());
+  }
+}
+
+TEST_CASE("faults: a rank that hears nobody is ended by spawn()") {
+  const Shared shared;
+  const double start = now();
+  const std::string text = run(shared, [&](int rank) {
+    if (rank == 1) throw Error("stop");
+    if (rank == 2) while (true) sleep_ms(1000);  // calls no collective
+    world().barrier();
+  });
+  CHECK(text == "[rank 1] stop");
+  CHECK(now() - start < 4 + slack());
+}

@@ -1,0 +1,310 @@
+// Process groups: the shared body over every transport, what ranks that disagree are told, and order under chaos.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "../messages.h"
+#include "dist/job.h"
+#include "group_body.h"
+
+using namespace lockstep;
+using namespace lockstep::dist;
+
+namespace {
+
+using Kind = SpawnOptions::Kind;
+
+std::string outcome(int n, const std::function<void(int)>& fn, const SpawnOptions& options = {}) {
+  return message([&] { spawn(n, fn, options); });
+}
+
+/// What each rank throws, in threads with short times.
+std::vector<std::string> outcomes(int n, const std::function<void(int)>& fn, double timeout = 20) {
+  std::vector<std::string> texts(size_t(n), "(no error)");
+  (void)outcome(n, [&](int rank) {
+    try {
+      fn(rank);
+    } catch (const Error& e) {
+      texts[size_t(rank)] = e.what();
+      throw;
+    }
+  }, {.timeout = Seconds(timeout), .heartbeat = Seconds(0.2)});
+  return texts;
+}
+
+Tensor ones(int64_t n, DType dtype = f32) { return Tensor::from(std::vector<float>(size_t(n), 1.f), {n}).to(dtype); }
+
+}  // namespace
+
+TEST_CASE("group: every collective over threads") {
+  for (int n = 1; n <= 8; ++n) {
+    CAPTURE(n);
+    CHECK(outcome(n, [](int) { check_group(world()); }) == "(no error)");
+  }
+}
+
+TEST_CASE("group: every collective over processes") {
+  for (const std::string transport : {"shm", "tcp"}) {
+    for (const int n : {2, 3, 4}) {
+      CAPTURE(transport);
+      CAPTURE(n);
+      CHECK(outcome(n, [](int) { check_group(world()); }, {.kind = Kind::processes, .transport = transport}) == "(no error)");
+    }
+  }
+}
+
+TEST_CASE("group: threads over other transports") {
+  for (const std::string transport : {"shm", "tcp"}) {
+    CAPTURE(transport);
+    CHECK(outcome(3, [](int) { check_group(world()); }, {.transport = transport}) == "(no error)");
+  }
+}
+
+TEST_CASE("group: ranks that disagree are told, all of them, with both sides named") {
+  struct Row { std::string expected; std::function<void(ProcessGroup&, int)> call; };
+  const auto reduce = [](int64_t count, DType dtype, ReduceOp op, const char* tag) {
+    return [=](ProcessGroup& g) { g.all_reduce(ones(count, dtype), {.op = op, .tag = tag}); };
+  };
+  const Row rows[] = {
+      {"calls all_reduce f32 x 8 sum, tag w1; rank 2 calls all_reduce f32 x 9 sum, tag w1", [&](auto& g, int r) { reduce(r == 2 ? 9 : 8, f32, ReduceOp::sum, "w1")(g); }},
+      {"rank 2 calls all_reduce i32 x 8 sum, tag w1", [&](auto& g, int r) { reduce(8, r == 2 ? i32 : f32, ReduceOp::sum, "w1")(g); }},
+      {"rank 2 calls all_reduce f32 x 8 max, tag w1", [&](auto& g, int r) { reduce(8, f32, r == 2 ? ReduceOp::max : ReduceOp::sum, "w1")(g); }},
+      {"rank 2 calls all_reduce f32 x 8 sum, tag b1", [&](auto& g, int r) {
+         reduce(8, f32, ReduceOp::sum, r == 2 ? "b1" : "w1")(g);
+         reduce(8, f32, ReduceOp::sum, r == 2 ? "w1" : "b1")(g);
+       }},
+      {"rank 2 calls broadcast f32 x 8 from rank 0, tag w1", [&](auto& g, int r) { r == 2 ? (void)g.broadcast(ones(8), 0, {.tag = "w1"}) : reduce(8, f32, ReduceOp::sum, "w1")(g); }},
+      {"calls broadcast f32 x 8 from rank ", [](auto& g, int r) { g.broadcast(ones(8), r == 2 ? 2 : 0); }},
+      {"rank 2 calls all_reduce f32 x 8 sum by ring", [](auto& g, int r) { g.all_reduce(ones(8), {.algorithm = r == 2 ? Algorithm::ring : Algorithm::direct}); }},
+      {"rank 2 calls barrier", [](auto& g, int r) { r == 2 ? g.barrier() : (void)g.all_reduce(ones(8)); }},
+      {"rank 2 calls barrier, tag new_group b of 0,1", [](auto& g, int r) { g.new_group(r == 2 ? std::vector{0, 1} : std::vector{0, 2}, "b"); }},
+      {"expects 8 bytes from rank 2, which sends 12", [](auto& g, int r) { const Tensor all = ones(6); g.gather(r == 0 ? all : Tensor(), ones(r == 2 ? 3 : 2), 0); }},
+      {"has 6 elements, 2 of them for rank 2, which has a part of 3", [](auto& g, int r) { const Tensor all = ones(6); g.scatter(ones(r == 2 ? 3 : 2), r == 0 ? all : Tensor(), 0, {.algorithm = Algorithm::tree}); }},
+      {"rank 1 calls send f32 x 8 to rank 2, tag a; rank 2 calls receive f32 x 9 from rank 1, tag a",
+       [](auto& g, int r) { r == 1 ? (void)g.send(ones(8), 2, {.tag = "a"}) : r == 2 ? (void)g.receive(ones(9), 1, {.tag = "a"}) : (void)0; g.barrier(); }},
+      {"rank 1 calls send f32 x 8 to rank 2; rank 2 calls receive bf16 x 8 from rank 1", [](auto& g, int r) { if (r == 1) g.send(ones(8), 2); if (r == 2) g.receive(ones(8, bf16), 1); g.barrier(); }},
+  };
+  for (const Row& row : rows) {
+    const auto texts = outcomes(3, [&](int rank) {
+      row.call(world(), rank);
+      world().barrier();
+    });
+    CAPTURE(texts[0]);
+    CAPTURE(row.expected);
+    CHECK(contains(texts[0], row.expected));
+    CHECK(contains(texts[0], "ranks disagree in group world"));
+    for (const std::string& text : texts) CHECK(text == texts[0]);
+  }
+}
+
+TEST_CASE("group: an error is the error of every later call, and of asynchronous ones in wait()") {
+  const auto texts = outcomes(2, [](int rank) {
+    Work work = world().all_reduce(ones(rank == 0 ? 4 : 5), {.async = true}), second = world().all_reduce(ones(4), {.async = true});
+    const std::string first = message([&] { work.wait(); });
+    if (message([&] { second.wait(); }) != first || message([&] { world().barrier(); }) != first) throw Error("another error: " + first);
+    work.wait();
+  });
+  CHECK(contains(texts[0], "rank 0 calls all_reduce f32 x 4 sum; rank 1 calls all_reduce f32 x 5 sum"));
+  CHECK(texts[0] == texts[1]);
+}
+
+TEST_CASE("group: one collective more at the end") {
+  const auto texts = outcomes(3, [](int rank) {
+    for (int i = 0; i < 8; ++i) world().all_reduce(ones(8), {.tag = "w0"});
+    if (rank == 0) world().all_reduce(ones(8), {.tag = "w1"});
+  });
+  CHECK(texts[0] == "rank 0 waits in seq 9 (all_reduce f32 x 8, tag w1); ranks 1, 2 have left after seq 8");
+}
+
+TEST_CASE("group: ranks that wait for each other") {
+  const auto receive = outcomes(2, [](int rank) { world().receive(ones(8), 1 - rank, {.tag = rank == 0 ? "a" : "b"}); });
+  CHECK(receive[0] == "deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b)");
+  CHECK(receive[1] == receive[0]);
+  const auto send = outcomes(3, [](int rank) { world().send(ones(3000000), (rank + 1) % 3); });
+  CHECK(contains(send[0], "deadlock: rank 0 waits to send to rank 1"));
+  CHECK(contains(send[0], "rank 2 waits to send to rank 0"));
+  // A stage that forgets to receive: named with the tag of its micro-batch.
+  const auto stage = outcomes(2, [](int rank) {
+    if (rank == 0) world().receive(ones(4), 1, {.tag = "gradient of micro-batch 3"});
+    else world().receive(ones(4), 0, {.tag = "activation of micro-batch 4"});
+  });
+  CHECK(contains(stage[1], "gradient of micro-batch 3"));
+  CHECK(contains(stage[1], "activation of micro-batch 4"));
+}
+
+TEST_CASE("group: a slow rank is no deadlock") {
+  CHECK(outcome(2, [](int rank) {
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(700));  // more than three heartbeats
+    const Tensor t = ones(4);
+    if (rank == 0) world().receive(t, 1);
+    else world().send(t, 0);
+    world().all_reduce(t);
+  }, {.heartbeat = Seconds(0.1)}) == "(no error)");
+}
+
+TEST_CASE("group: barrier and collectives that take too long name who is missing") {
+  std::atomic<bool> done{false};
+  const auto texts = outcomes(3, [&](int rank) {
+    if (rank == 1) {
+      while (!world().control().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      world().barrier();
+    }
+    world().barrier(Seconds(0.4));
+  });
+  CHECK(contains(texts[0], "[barrier] waited 0.4 s in group world, call 1; missing ranks: 1 (of 0-2)"));
+  for (const auto& text : texts) CHECK(text == texts[0]);
+  const auto late = outcomes(3, [&](int rank) {
+    if (rank == 1) while (!world().control().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    world().all_reduce(ones(4), {.tag = "g"});
+  }, 1);
+  CHECK(contains(late[0], "all_reduce f32 x 4, tag g"));
+  CHECK(contains(late[0], "rank 1 is in step 0, in no collective yet"));
+}
+
+TEST_CASE("group: what a rank throws is what all ranks raise") {
+  const auto texts = outcomes(3, [](int rank) {
+    set_step(3);
+    world().all_reduce(ones(4));
+    if (rank == 1) throw Error("bad sample 17");
+    world().all_reduce(ones(4));
+  });
+  CHECK(texts[0] == "[rank 1] bad sample 17");
+  CHECK(texts[1] == "bad sample 17");
+  CHECK(texts[2] == texts[0]);
+  for (const Kind kind : {Kind::threads, Kind::processes}) {
+    try {
+      spawn(3, [](int rank) { if (rank == 1) throw std::out_of_range("bad index"); world().barrier(); }, {.kind = kind});
+      FAIL("no error");
+    } catch (const DistError& e) {
+      CHECK(std::string(e.what()) == "[rank 1] bad index");
+      CHECK(e.rank == 1);
+      CHECK(e.fault == Fault::rank_failed);
+    }
+  }
+  CHECK(outcome(2, [](int rank) { if (rank == 0) throw 7; }) == "[rank 0] an exception that is no std::exception");
+}
+
+TEST_CASE("group: destroyed with work on its way") {
+  CHECK(outcome(2, [](int rank) {
+    Work work;
+    const Tensor t = ones(1 << 20);
+    {
+      const auto group = world().new_group({0, 1}, "short");
+      if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      work = group->all_reduce(t, {.async = true});
+    }
+    work.wait();
+    if (t.to_vector<float>()[12345] != 2) throw Error("wrong sum");
+    const auto again = world().new_group({1, 0}, "short");  // a name may be used again
+    again->barrier();
+  }) == "(no error)");
+  // The one that throws does not wait for the other's part.
+  const auto texts = outcomes(2, [](int rank) {
+    const auto group = world().new_group({0, 1}, "half");
+    if (rank == 0) {
+      const Tensor t = ones(4);
+      (void)group->all_reduce(t, {.async = true});
+      throw Error("early");
+    }
+    while (!world().control().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    group->all_reduce(ones(4));
+  });
+  CHECK(texts[1] == "[rank 0] early");
+}
+
+TEST_CASE("group: worlds of this process and of its threads") {
+  CHECK(!is_initialized());
+  CHECK(contains(message([] { world(); }), "expected dist::init() (or spawn()) before"));
+  CHECK(contains(message([] { init("mars://x"); }), "mars"));
+  CHECK(contains(message([] { init(Rendezvous{.rank = 2, .world_size = 2}); }), "got rank 2 of 2"));
+  CHECK(contains(message([] { init(Rendezvous{}, "gloo"); }), "[init] expected backend auto, native or mpi, got \"gloo\""));
+  ProcessGroup& alone = init(Rendezvous{.port = 1});  // needs no store, so no port
+  CHECK(&alone == &world());
+  CHECK(alone.size() == 1);
+  check_group(alone);
+  CHECK(contains(message([] { init(Rendezvous{}); }), "[init] expected one call, got a second one"));
+  CHECK(contains(outcome(2, [](int) {}), "[spawn] expected a process without a world"));
+  CHECK(message([] { guard([] { throw Error("x"); }); }) == "x");
+  CHECK(message([&] { alone.barrier(); }) == "[rank 0] x");  // it has failed
+  shutdown();
+  shutdown();
+  CHECK(!is_initialized());
+  CHECK(contains(outcome(0, [](int) {}), "[spawn] expected 1 to 4096 ranks, got 0"));
+  CHECK(contains(outcome(2, [](int) {}, {.kind = Kind::processes, .transport = "threads"}), "expected transport auto, shm or tcp between processes"));
+  CHECK(contains(outcome(2, [](int) {}, {.transport = "smoke"}), "got \"smoke\""));
+  CHECK(contains(outcome(2, [](int) { init(Rendezvous{}); }), "[init] expected one call, got a second one; shutdown() ends the first world"));
+}
+
+TEST_CASE("group: random collectives under random delays give the bits of a calm run") {
+  // Every rank draws the same list of calls; delays and the mix of asynchronous calls are its own.
+  const auto run = [](bool chaos) {
+    std::vector<float> result;
+    const std::string error = outcome(4, [&](int rank) {
+      std::mt19937 script(1234), own(uint32_t(99 * rank + 5));
+      const auto draw = [&](int n) { return int(script() % uint32_t(n)); };
+      ProcessGroup& g = world();
+      const auto pair = g.split(rank / 2, rank, "pair");
+      const Tensor state = ones(5000);
+      for (float* x = state.data<float>(); x < state.data<float>() + 5000; ++x) *x = float(int(own() % 1000)) / 7.f;
+      std::vector<Work> works;
+      for (int step = 0; step < 1000; ++step) {
+        const int kind = draw(7), begin = draw(2000), size = draw(3000), root = draw(4), algorithm = draw(3);
+        const Tensor part = state.narrow(0, begin, size);
+        const CollectiveOptions o{.op = draw(2) ? ReduceOp::mean : ReduceOp::max, .algorithm = algorithm ? Algorithm::direct : Algorithm::ring, .async = chaos && own() % 2 == 0};
+        if (chaos && own() % 20 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own() % 2000));
+        if (chaos && own() % 50 == 0) std::this_thread::yield();
+        switch (kind) {
+          case 0: case 1: works.push_back(g.all_reduce(part, o)); break;
+          case 2: works.push_back(g.broadcast(part, root, o)); break;
+          case 3: {
+            const Range mine = shard_range(size, 4, rank);
+            works.push_back(g.reduce_scatter(part.narrow(0, mine.begin, mine.size()), part, o));
+            works.push_back(g.all_gather(part, part.narrow(0, mine.begin, mine.size()), o));
+            break;
+          }
+          case 4:
+            for (Work& w : works) w.wait();
+            pair->all_reduce(part, {.op = ReduceOp::mean, .async = o.async}).wait();
+            break;
+          case 5: {
+            for (Work& w : works) w.wait();
+            const Tensor out = part.clone();
+            g.exchange({{true, out, (rank + 1) % 4, "next"}, {false, part, (rank + 3) % 4, "next"}}, {.async = o.async}).wait();
+            break;
+          }
+          default: g.barrier();
+        }
+        if (works.size() > 8) {
+          for (Work& w : works) w.wait();
+          works.clear();
+        }
+      }
+      for (Work& w : works) w.wait();
+      const Tensor all = Tensor::from(std::vector<float>(20000), {20000});
+      g.all_gather(all, state);
+      if (rank == 0) result = all.to_vector<float>();
+    });
+    CHECK(error == "(no error)");
+    return result;
+  };
+  const auto calm = run(false), wild = run(true);
+  REQUIRE(calm.size() == 20000);
+  CHECK(std::memcmp(calm.data(), wild.data(), 80000) == 0);
+}
+
+TEST_CASE("group: a forced algorithm") {
+  setenv("LOCKSTEP_ALGORITHM", "ring", 1);
+  CHECK(outcome(3, [](int) {
+    const Tensor t = ones(6);
+    world().all_reduce(t);  // two steps of two messages each way
+    if (world().traffic().messages != 4) throw Error(str("messages: ", world().traffic().messages));
+    world().gather(world().rank() == 0 ? ones(3) : Tensor(), ones(1), 0);
+  }) == "(no error)");
+  setenv("LOCKSTEP_ALGORITHM", "rings", 1);
+  CHECK(contains(outcome(2, [](int) {}), "did you mean ring"));
+  unsetenv("LOCKSTEP_ALGORITHM");
+}

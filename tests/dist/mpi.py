@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""Runs test_mpi under mpirun: the body that all groups share, then faults, whose messages are compared.
+
+Prints "N passed, M failed"; exit code 77 (skipped) with a reason where there is no MPI.
+"""
+import os
+import shutil
+import subprocess
+import sys
+
+# Case, ranks, and what must be said (empty: it must succeed).
+CASES = [
+    ("body", 1, ""),
+    ("body", 3, ""),
+    ("auto", 2, ""),
+    ("count", 3, "rank 2 calls all_reduce f32 x 9 sum, tag w1"),
+    ("dtype", 3, "rank 2 calls all_reduce i32 x 8 sum, tag w1"),
+    ("gather", 3, "ranks disagree in group world, call 1 (gather f32 to rank 0)"),
+    ("message", 3, "rank 1 calls send f32 x 8 to rank 2, tag a; rank 2 calls receive f32 x 9 from rank 1, tag a"),
+    ("throw", 3, "[rank 1] bad sample 17"),
+    ("left", 3, "rank 1 has left"),
+    ("receive", 3, "deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b)"),
+    ("algorithm", 2, "expected algorithm automatic, since MPI chooses its own, got ring"),
+    ("kill", 3, ""),
+]
+
+
+def main():
+    mpirun = shutil.which("mpirun")
+    if len(sys.argv) < 2 or not mpirun:
+        print("skipped: " + ("mpirun is not here" if len(sys.argv) > 1 else "this build has no MPI (-Dmpi=enabled says why)"))
+        return 77
+    env = dict(os.environ, LOCKSTEP_HEARTBEAT="1", LOCKSTEP_TIMEOUT="60", OMP_NUM_THREADS="1")
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        env.pop(name, None)
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    passed = failed = 0
+    for case, ranks, said in CASES:
+        command = [mpirun, *root, "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-n", str(ranks), sys.argv[1], case]
+        try:
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+            output, code = done.stdout + done.stderr, done.returncode
+        except subprocess.TimeoutExpired as error:
+            output, code = str(error), -1
+        should_fail = bool(said) or case == "kill"
+        good = said in output and code != -1 and (code != 0) == should_fail
+        passed, failed = passed + good, failed + (not good)
+        if not good:
+            print(f"{case} on {ranks} ranks ended with {code}, expected {'a failure that says: ' + said if should_fail else 'success'}\n{output}")
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,344 @@
+// Schedules: every algorithm, collective and number of ranks is right; the checker finds what is planted; simulated times
+// and counted bytes are those of the textbook.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include "dist/schedule_check.h"
+#include "dist/shard.h"
+#include "dist/simulate.h"
+#include "dist/summation_tree.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+using namespace lockstep::dist;
+
+namespace {
+
+constexpr Algorithm algorithms[] = {Algorithm::ring, Algorithm::direct, Algorithm::tree, Algorithm::halving_doubling, Algorithm::hierarchical, Algorithm::server};
+
+// Code with sanitizers in it is many times slower, and finds nothing more in more ranks.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int thousand = 200, most = 1024;
+#else
+constexpr int thousand = 1000, most = 4096;
+#endif
+
+template <class Visit>
+void for_each_pair(const Visit& visit) {
+  for (const Algorithm a : algorithms) {
+    for (int c = 0; c < scheduled_collectives; ++c) if (has_schedule(a, Collective(c))) visit(a, Collective(c));
+  }
+}
+
+std::string describe(Algorithm a, const Request& r) {
+  std::string hosts;
+  for (const int host : r.hosts) hosts += str(" ", host);
+  return str(name_of(a), " ", name_of(r.collective), ", ", r.ranks, " ranks, root ", r.root, r.mean ? ", mean" : "", hosts.empty() ? "" : ", hosts", hosts);
+}
+
+/// Rank i of n on a host: m hosts side by side, dealt like cards, and of very different sizes.
+std::vector<std::vector<int>> layouts(int n) {
+  std::vector<std::vector<int>> all{{}};
+  for (const int m : {2, 3, 4}) {
+    std::vector<int> blocks, dealt, uneven;
+    for (int i = 0; i < n; ++i) {
+      blocks.push_back(100 + i * m / n);
+      dealt.push_back(i % m);
+      uneven.push_back(i == 0 || i == n - 1 ? 7 : i < n / m);
+    }
+    for (auto& one : {blocks, dealt, uneven}) all.push_back(one);
+  }
+  return all;
+}
+
+/// "((0+1)+2)": the definition of the order, written down a second time.
+std::string tree_text(int64_t begin, int64_t end) {
+  if (end - begin == 1) return str(begin);
+  const int64_t middle = tree_split(begin, end);
+  return str("(", tree_text(begin, middle), "+", tree_text(middle, end), ")");
+}
+
+}  // namespace
+
+TEST_CASE("every schedule is right: all algorithms, collectives, roots, 1 to 64 ranks") {
+  int64_t checked = 0;
+  for_each_pair([&](Algorithm a, Collective c) {
+    for (int n = 1; n <= 64; ++n) {
+      std::set<int> roots{0, n / 2, n - 1};
+      if (n <= 9) for (int root = 0; root < n; ++root) roots.insert(root);
+      if (!has_root(c) && a != Algorithm::tree && a != Algorithm::server) roots = {0};
+      for (const int root : roots) {
+        for (const bool mean : {false, true}) {
+          if (mean && (!is_reduction(c) || n > 20)) continue;
+          const auto hosts = a == Algorithm::hierarchical && (n <= 20 || n % 8 == 0) ? layouts(n) : std::vector<std::vector<int>>{{}};
+          for (const auto& layout : hosts) {
+            const Request r{c, n, root, mean, layout};
+            const Check check = check_schedule(a, r);
+            ++checked;
+            if (!check.right()) FAIL_CHECK(describe(a, r), ": ", check.errors[0]);
+            CHECK(std::accumulate(check.sent.begin(), check.sent.end(), int64_t(0)) == check.transfers);
+            // What is promised is what is found; what is found by chance is not promised.
+            if (is_reduction(c) && adds_in_tree_order(a, r)) CHECK_MESSAGE(check.all_in_tree_order(), describe(a, r), ": ", check.order(0));
+          }
+        }
+      }
+    }
+  });
+  CHECK(checked > 4000);
+}
+
+TEST_CASE("every schedule is right for 1000 ranks") {
+  std::vector<int> hosts(thousand);
+  for (int i = 0; i < thousand; ++i) hosts[size_t(i)] = i / 8;
+  for_each_pair([&](Algorithm a, Collective c) {
+    const Request r{c, thousand, has_root(c) ? thousand / 3 : 0, false, a == Algorithm::hierarchical ? hosts : std::vector<int>{}};
+    const Check check = check_schedule(a, r);
+    if (!check.right()) FAIL_CHECK(describe(a, r), ": ", check.errors[0]);
+    if (is_reduction(c)) CHECK(check.all_in_tree_order() == adds_in_tree_order(a, r));
+  });
+}
+
+TEST_CASE("the order of addition: direct is the tree for every n, every rank's sum the same") {
+  for (int n = 1; n <= 40; ++n) {
+    for (const Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::reduce}) {
+      const Check check = check_schedule(Algorithm::direct, {c, n, n / 2});
+      CHECK(check.all_in_tree_order());
+      for (int chunk = 0; chunk < n; ++chunk) CHECK(check.order(chunk) == tree_text(0, n));
+      CHECK(check.slots <= std::bit_width(unsigned(n)));
+    }
+    CHECK(check_schedule(Algorithm::tree, {Collective::all_reduce, n}).all_in_tree_order());
+    CHECK(check_schedule(Algorithm::halving_doubling, {Collective::all_reduce, n}).all_in_tree_order() == std::has_single_bit(unsigned(n)));
+    CHECK(check_schedule(Algorithm::ring, {Collective::all_reduce, n}).all_in_tree_order() == (n <= 2));
+  }
+  CHECK(check_schedule(Algorithm::hierarchical, {Collective::all_reduce, 8, 0, false, {0, 0, 1, 1, 2, 2, 3, 3}}).all_in_tree_order());
+  CHECK_FALSE(check_schedule(Algorithm::hierarchical, {Collective::all_reduce, 4, 0, false, {0, 1, 0, 1}}).all_in_tree_order());
+  CHECK(check_schedule(Algorithm::ring, {Collective::all_reduce, 4}).order(0) == "(0+((1+2)+3))");
+  CHECK(check_schedule(Algorithm::server, {Collective::reduce, 5, 2, true}).order(0) == "mean((((0+1)+2)+3)+4)");
+  CHECK(check_schedule(Algorithm::ring, {Collective::all_gather, 4}).order(0).empty());
+  CHECK(contains(message([] { check_schedule(Algorithm::ring, {Collective::all_reduce, 4}).order(4); }), "expected a chunk from 0 to 3, got 4"));
+}
+
+TEST_CASE("steps, messages and chunks are those of the formulas") {
+  for (int n = 1; n <= 33; ++n) {
+    const int64_t m = n - 1, log = std::bit_width(unsigned(n - 1));
+    struct Row { Algorithm algorithm; Collective collective; int64_t rounds, sent; };  // sent: by the busiest rank, in chunks
+    const Row rows[] = {
+        {Algorithm::ring, Collective::all_reduce, 2 * m, 2 * m}, {Algorithm::ring, Collective::reduce_scatter, m, m},
+        {Algorithm::ring, Collective::all_gather, m, m},         {Algorithm::ring, Collective::broadcast, m, n > 1},
+        {Algorithm::direct, Collective::all_gather, m, m},       {Algorithm::direct, Collective::all_to_all, m, m},
+        {Algorithm::tree, Collective::all_reduce, 2 * log, log}, {Algorithm::tree, Collective::gather, log, n / 2},
+        {Algorithm::server, Collective::all_reduce, 2 * m, m},   {Algorithm::server, Collective::gather, m, n > 1}};
+    for (const Row& row : rows) {
+      if (row.algorithm == Algorithm::tree && row.collective == Collective::gather && !std::has_single_bit(unsigned(n))) continue;
+      CAPTURE(describe(row.algorithm, {row.collective, n}));
+      const Check check = check_schedule(row.algorithm, {row.collective, n});
+      CHECK(check.rounds == row.rounds);
+      CHECK(*std::max_element(check.sent.begin(), check.sent.end()) == row.sent);
+    }
+    // No rank sends or gets more than another, and all of them as little as can be.
+    for (const Algorithm a : {Algorithm::ring, Algorithm::direct, Algorithm::halving_doubling}) {
+      if (a == Algorithm::halving_doubling && !std::has_single_bit(unsigned(n))) continue;
+      const Check check = check_schedule(a, {Collective::all_reduce, n});
+      CHECK(std::all_of(check.sent.begin(), check.sent.end(), [&](int64_t x) { return x == 2 * m; }));
+      CHECK(std::all_of(check.received.begin(), check.received.end(), [&](int64_t x) { return x == 2 * m; }));
+      if (a == Algorithm::halving_doubling) CHECK(check.rounds == 2 * log);
+    }
+  }
+}
+
+TEST_CASE("direct: in no step two ranks send to the same one") {
+  for (const Collective c : {Collective::all_reduce, Collective::all_to_all}) {
+    for (int n = 2; n <= 17; ++n) {
+      std::set<std::pair<int, int>> senders, receivers;
+      for (const Transfer& t : make_schedule(Algorithm::direct, {c, n})) {
+        if (t.from == t.to) continue;
+        CHECK(senders.insert({t.step, t.from}).second);
+        CHECK(receivers.insert({t.step, t.to}).second);
+      }
+    }
+  }
+}
+
+TEST_CASE("programs are the parts of a schedule") {
+  for_each_pair([&](Algorithm a, Collective c) {
+    const Request r{c, 7, 3};
+    const auto all = make_schedule(a, r);
+    size_t seen = 0;
+    for (int rank = 0; rank < r.ranks; ++rank) {
+      for (const Transfer& t : program_of(a, r, rank)) seen += t.from == t.to ? 2 : 1;
+    }
+    CHECK(seen == 2 * all.size());
+    CHECK(make_schedule(a, r) == all);  // pure
+  });
+  CHECK(contains(message([] { program_of(Algorithm::ring, {Collective::all_reduce, 4}, 4); }), "expected a rank from 0 to 3, got 4"));
+}
+
+TEST_CASE("the checker finds what is planted") {
+  const Request all_reduce{Collective::all_reduce, 4};
+  const auto ring = make_schedule(Algorithm::ring, all_reduce);
+  const auto errors = [](const std::vector<Transfer>& list, const Request& r, int64_t chunks = 4) { return check_transfers(list, r, chunks).errors; };
+  const auto changed = [&](size_t at, auto&& change) {
+    auto list = ring;
+    change(list[at]);
+    return list;
+  };
+  REQUIRE(errors(ring, all_reduce).empty());
+  // ring[1]: step 0, rank 1 -> rank 2, chunk 0
+  struct Row { const char* what; std::vector<Transfer> list; std::string expected; };
+  std::vector<Transfer> missing = ring, doubled = ring, late = ring, swapped = ring, scaled = ring;
+  missing.erase(missing.begin() + 1);
+  doubled.insert(doubled.begin() + 12, Transfer{3, 1, 0, {0, 0}, {0, 0}, Action::reduce});
+  for (size_t i = 13; i < doubled.size(); ++i) ++doubled[i].step;
+  std::swap(swapped[0], swapped[23]);
+  scaled.insert(scaled.begin() + 12, Transfer{3, 0, 0, {0, 0}, {0, 0}, Action::scale});
+  const Row rows[] = {
+      {"missing", missing, "lacks the term of rank 1"},
+      {"doubled", doubled, "twice"},
+      {"wrong chunk", changed(1, [](Transfer& t) { t.source.chunk = 3; }), "rank 1"},
+      {"wrong target", changed(1, [](Transfer& t) { t.target.chunk = 1; }), "step 0: rank 2 -> rank 3 (chunk 1 to chunk 1) reads what rank 1 writes in the same step: they wait for each other"},
+      {"cycle", changed(1, [](Transfer& t) { t = {0, 1, 0, {3, 0}, {3, 0}, Action::reduce}; }), "in the same step: they wait for each other"},
+      {"waits for itself", changed(1, [](Transfer& t) { t.to = 1; }), "waits for itself"},
+      {"copy instead of reduce", changed(5, [](Transfer& t) { t.action = Action::copy; }), "lacks the term of rank"},
+      {"reduce instead of copy", changed(14, [](Transfer& t) { t.action = Action::reduce; }), "twice"},
+      {"no rank", changed(1, [](Transfer& t) { t.to = 4; }), "names a rank that is not there"},
+      {"no chunk", changed(1, [](Transfer& t) { t.source.chunk = 4; }), "names a place that is not there"},
+      {"no slot", changed(1, [](Transfer& t) { t.source.slot = -1; }), "names a place that is not there"},
+      {"empty slot", changed(1, [](Transfer& t) { t.source.slot = 1; }), "step 0: rank 1 -> rank 2 (chunk 0 slot 1 to chunk 0) reads a place where nothing was put yet"},
+      {"adds to nothing", changed(1, [](Transfer& t) { t.target.slot = 1; }), "adds to a place where nothing was put yet"},
+      {"order", swapped, "comes after a later step"},
+      {"written twice", changed(1, [](Transfer& t) { t = {0, 1, 1, {2, 0}, {3, 0}, Action::copy}; }), "writes where rank 0 writes in the same step"},
+      {"scaled", scaled, "divided"},
+      {"scale elsewhere", changed(1, [](Transfer& t) { t.action = Action::scale; }), "divides: that happens in one place"},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.what);
+    std::string all;
+    for (const auto& one : errors(row.list, all_reduce)) all += one + "\n";
+    CHECK_MESSAGE(contains(all, row.expected), all);
+  }
+  CHECK(contains(errors(ring, {Collective::all_reduce, 4, 0, true})[0], "was not divided by the number of ranks"));
+  CHECK(contains(errors({}, {Collective::broadcast, 3, 1}, 1)[0], "at the end rank 0 should have chunk 0 of rank 1 as chunk 0, but has nothing"));
+  CHECK(contains(errors({}, {Collective::gather, 2, 1}, 2)[0], "should have chunk 0 of rank 0 as chunk 0, but has nothing"));
+  // Sums that two ranks make by themselves are equal when they are made in the same way, and are not otherwise.
+  const Request two{Collective::all_reduce, 2}, three{Collective::all_reduce, 3};
+  const std::vector<Transfer> swap{{0, 0, 1, {0, 0}, {0, 1}, Action::copy}, {0, 1, 0, {0, 0}, {0, 1}, Action::copy},
+                                   {1, 0, 0, {0, 1}, {0, 0}, Action::reduce}, {1, 1, 1, {0, 1}, {0, 0}, Action::reduce}};
+  CHECK(errors(swap, two, 1).empty());
+  std::vector<Transfer> rotate;
+  for (int r = 0; r < 3; ++r) for (int s = 1; s < 3; ++s) rotate.push_back({0, r, (r + s) % 3, {0, 0}, {0, s}, Action::copy});
+  for (int s = 1; s < 3; ++s) for (int r = 0; r < 3; ++r) rotate.push_back({s, r, r, {0, s}, {0, 0}, Action::reduce});
+  REQUIRE_FALSE(errors(rotate, three, 1).empty());
+  CHECK(contains(errors(rotate, three, 1)[0], "differs between ranks"));
+}
+
+TEST_CASE("the checker finds every single transfer that is lost, and every one that is done twice") {
+  for_each_pair([&](Algorithm a, Collective c) {
+    for (const int n : {2, 3, 4, 5}) {
+      const Request r{c, n, n - 1, is_reduction(c), a == Algorithm::hierarchical && n == 5 ? std::vector<int>{0, 0, 1, 1, 1} : std::vector<int>{}};
+      const auto list = make_schedule(a, r);
+      const int64_t chunks = chunk_count(a, r);
+      for (size_t i = 0; i < list.size(); ++i) {
+        auto lost = list;
+        lost.erase(lost.begin() + std::ptrdiff_t(i));
+        CAPTURE(describe(a, r));
+        CAPTURE(i);
+        // halving_doubling's broadcast gives some chunks twice: there one may be lost.
+        if (!(a == Algorithm::halving_doubling && c == Collective::broadcast)) CHECK_FALSE(check_transfers(lost, r, chunks).right());
+        if (list[i].action == Action::copy) continue;
+        auto twice = list;
+        twice.insert(twice.begin() + std::ptrdiff_t(i), list[i]);
+        for (size_t k = i + 1; k < twice.size(); ++k) ++twice[k].step;
+        CHECK_FALSE(check_transfers(twice, r, chunks).right());
+      }
+    }
+  });
+}
+
+TEST_CASE("simulated times are those of the textbook") {
+  const Network network{{5e-6, 25e9}, {}};
+  int64_t compared = 0;
+  for_each_pair([&](Algorithm a, Collective c) {
+    for (const int n : {1, 2, 3, 4, 5, 7, 8, 16, 31, 32}) {
+      std::vector<int> hosts;
+      for (int i = 0; a == Algorithm::hierarchical && i < n; ++i) hosts.push_back(i * 4 / std::max(n, 4));
+      const Request r{c, n, 0, false, hosts};
+      const int64_t bytes = 1 << 20;
+      const auto expected = formula(a, r, bytes, network.between);
+      if (!expected) continue;
+      const Simulation s = simulate(a, r, bytes, 1, network);
+      CHECK_MESSAGE(s.seconds == doctest::Approx(expected->seconds).epsilon(0.001), describe(a, r), " ", expected->text);
+      ++compared;
+    }
+  });
+  CHECK(compared > 180);
+  // Where there is none, no time is below what the bytes need.
+  CHECK_FALSE(formula(Algorithm::halving_doubling, {Collective::all_reduce, 6}, 1, network.between).has_value());
+  CHECK_FALSE(formula(Algorithm::ring, {Collective::all_to_all, 6}, 1, network.between).has_value());
+  for (int n = 2; n < 20; ++n) {
+    for (const Algorithm a : algorithms) {
+      const double least = 2. * (n - 1) / n * 1e6 / 25e9;
+      CHECK(simulate(a, {Collective::all_reduce, n}, 1000000, 1, network).seconds >= least * 0.999);
+    }
+  }
+}
+
+TEST_CASE("simulated ring at 4096 ranks: 2(n-1)·α + 2(n-1)/n·S/β") {
+  const double n = most, alpha = 5e-6, beta = 25e9, bytes = 100e6;
+  const Simulation s = simulate(Algorithm::ring, {Collective::all_reduce, most}, int64_t(bytes), 1, {{alpha, beta}, {}});
+  CHECK(s.seconds == doctest::Approx(2 * (n - 1) * alpha + 2 * (n - 1) / n * bytes / beta).epsilon(0.01));
+  CHECK(s.messages == 2 * int64_t(most - 1) * most);
+  CHECK(s.steps == 2 * (most - 1));
+}
+
+TEST_CASE("bytes of a simulation are counted exactly, whatever the size") {
+  for (const Algorithm a : algorithms) {
+    for (const int n : {1, 2, 3, 5, 8}) {
+      for (const int64_t elements : {0, 1, 7, 64, 1009}) {
+        const Simulation s = simulate(a, {Collective::all_reduce, n}, elements, 4, {});
+        const int64_t sent = std::accumulate(s.sent.begin(), s.sent.end(), int64_t(0));
+        CHECK(sent == std::accumulate(s.received.begin(), s.received.end(), int64_t(0)));
+        const bool least = a == Algorithm::ring || a == Algorithm::direct || (a == Algorithm::hierarchical) || std::has_single_bit(unsigned(n));
+        if (least || a == Algorithm::tree || a == Algorithm::server) CHECK(sent == 2 * (n - 1) * elements * 4);
+        if (a != Algorithm::ring) continue;
+        for (int rank = 0; rank < n; ++rank) {  // all but two chunks: its right neighbour's sum, and in the end what that one began with
+          const int64_t next = shard_range(elements, n, (rank + 1) % n).size(), own = shard_range(elements, n, rank).size();
+          CHECK(s.sent[size_t(rank)] == 4 * (2 * elements - next - own));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("hierarchical is faster where hosts are") {
+  std::vector<int> hosts(64);
+  for (int i = 0; i < 64; ++i) hosts[size_t(i)] = i / 8;
+  const Network network{{20e-6, 1e9}, Link{1e-6, 50e9}};
+  const auto time = [&](Algorithm a) { return simulate(a, {Collective::all_reduce, 64, 0, false, hosts}, 1 << 24, 1, network).seconds; };
+  CHECK(time(Algorithm::hierarchical) < 0.25 * time(Algorithm::ring));
+  CHECK(time(Algorithm::halving_doubling) < 0.25 * time(Algorithm::ring));  // its first partners are neighbours
+}
+
+TEST_CASE("names, and what is refused") {
+  for (int i = 0; i <= int(Collective::batch); ++i) CHECK(parse_collective(name_of(Collective(i))) == Collective(i));
+  for (int i = 0; i <= int(Algorithm::server); ++i) CHECK(parse_algorithm(name_of(Algorithm(i))) == Algorithm(i));
+  CHECK(contains(message([] { parse_algorithm("rign"); }), "expected one of automatic, ring, direct, tree, halving_doubling, hierarchical, server, got \"rign\"; did you mean ring?"));
+  CHECK(contains(message([] { parse_collective("allreduce"); }), "did you mean all_reduce?"));
+  CHECK_FALSE(contains(message([] { parse_algorithm("butterfly"); }), "did you mean"));
+  const auto visit = [](Algorithm a, const Request& r) { return message([&] { visit_schedule(a, r, [](const Transfer&) {}); }); };
+  CHECK(contains(visit(Algorithm::ring, {Collective::all_reduce, 0}), "expected 1 rank or more, got 0"));
+  CHECK(contains(visit(Algorithm::ring, {Collective::broadcast, 4, 4}), "expected a root from 0 to 3, got 4"));
+  CHECK(contains(visit(Algorithm::ring, {Collective::all_to_all, 4}), "ring has no schedule for all_to_all; expected one of direct, hierarchical, server"));
+  CHECK(contains(visit(Algorithm::automatic, {Collective::all_reduce, 4}), "automatic has no schedule for all_reduce"));
+  CHECK(contains(visit(Algorithm::direct, {Collective::barrier, 4}), "direct has no schedule for barrier: no algorithm has"));
+  CHECK(contains(visit(Algorithm::ring, {Collective::all_gather, 4, 0, true}), "all_gather adds nothing"));
+  CHECK(contains(visit(Algorithm::hierarchical, {Collective::all_reduce, 4, 0, false, {0, 1}}), "expected the host of each of 4 ranks, got 2"));
+  CHECK(contains(visit(Algorithm::direct, {Collective::all_to_all, 50000}), "46340"));
+  CHECK(contains(message([] { check_schedule(Algorithm::ring, {Collective::all_reduce, 40000}); }), "expected what fits into 4 GiB"));
+  CHECK(contains(message([] { simulate(Algorithm::ring, {Collective::all_reduce, 4}, -1, 4, {}); }), "expected 0 elements"));
+  CHECK(contains(message([] { simulate(Algorithm::ring, {Collective::all_reduce, 4}, 1, 4, {{-1, 1}, {}}); }), "expected a latency"));
+  CHECK(contains(message([] { simulate(Algorithm::ring, {Collective::all_reduce, 4}, 1, 4, {{0, 0}, {}}); }), "expected a bandwidth"));
+}

@@ -1,0 +1,73 @@
+// libFuzzer: any bytes from a socket are frames whose bodies are read whole, or refused with DistError protocol. The first byte
+// chooses the size of the pieces in which they arrive; how a stream is cut must make no difference.
+#include <cstdlib>
+#include <optional>
+#include <vector>
+
+#include "dist/wire.h"
+
+using namespace lockstep::dist;
+
+namespace {
+
+struct Result { std::vector<Frame> frames; bool refused = false; };
+
+Result cut(const char* data, size_t size, size_t piece) {
+  Result out;
+  FrameReader reader(stranger_limit);
+  try {
+    for (size_t at = 0; at < size; at += piece) {
+      reader.push(data + at, std::min(piece, size - at));
+      while (auto frame = reader.next()) {
+        if (frame->body.size() > stranger_limit) std::abort();
+        out.frames.push_back(std::move(*frame));
+      }
+    }
+    if (reader.pending() > stranger_limit + wire_header) std::abort();
+  } catch (const DistError& error) {
+    if (error.fault != Fault::protocol) std::abort();
+    out.refused = true;
+  }
+  return out;
+}
+
+void read(const Frame& frame) {
+  Fields in(frame.body);
+  try {
+    switch (frame.kind) {
+      case Kind::failure: read_failure(in); break;
+      case Kind::barrier: {
+        in.text(key_limit), in.seconds();
+        for (uint32_t i = in.count(4); i > 0; --i) in.u32();
+        break;
+      }
+      case Kind::hello: in.u32(), in.bytes<32>(), in.bytes<32>(); break;
+      default: {
+        const Activity activity = read_activity(in);
+        in.end();
+        Writer again;  // what was understood is written as it came
+        write_activity(again, activity);
+        if (again.body.size() != frame.body.size()) std::abort();
+      }
+    }
+    in.end();
+  } catch (const DistError& error) {
+    if (error.fault != Fault::protocol) std::abort();
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const char* bytes = reinterpret_cast<const char*>(data) + 1;
+  const Result whole = cut(bytes, size - 1, size), pieces = cut(bytes, size - 1, 1 + data[0] % 61);
+  if (whole.refused != pieces.refused || whole.frames.size() != pieces.frames.size()) std::abort();
+  for (size_t i = 0; i < whole.frames.size(); ++i) {
+    if (whole.frames[i].body != pieces.frames[i].body || whole.frames[i].kind != pieces.frames[i].kind) std::abort();
+    read(whole.frames[i]);
+  }
+  // The fields of a body without a frame around it, which the fuzzer would have to build first.
+  for (const Kind kind : {Kind::activity, Kind::failure, Kind::barrier, Kind::hello}) read({kind, 0, std::string(bytes, size - 1)});
+  return 0;
+}

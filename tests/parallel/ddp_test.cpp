@@ -1,0 +1,390 @@
+// DistributedDataParallel: the same bits for every cut of a batch, buckets, views, no_sync, buffers, state.
+#include <doctest/doctest.h>
+
+#include <optional>
+
+#include "optim/clip.h"
+#include "optim/optim.h"
+#include "parallel/buckets.h"
+#include "parallel/naive_ddp.h"
+#include "tensor/memory.h"
+#include "tests/parallel/util.h"
+
+using namespace lockstep;
+using namespace lockstep::parallel;
+using namespace testing;
+
+namespace {
+
+struct Plan {
+  int ranks = 1, accumulation = 8;
+  DdpOptions options = {};
+  enum class Way { ddp, accumulator, naive } way = Way::ddp;
+  double dropout = 0.2;
+  int steps = 5;
+};
+
+/// Parameters and last gradients after a few steps of AdamW.
+Tensors train(const Plan& plan) {
+  const auto all = on_ranks<Tensors>(plan.ranks, [&](int rank) {
+    manual_seed(1 + uint64_t(rank));  // rank 0's values count
+    Mlp net;
+    net.p = plan.dropout;
+    std::optional<DistributedDataParallel> ddp;
+    std::optional<GradientAccumulator> sum;
+    if (plan.way == Plan::Way::ddp) ddp.emplace(net, plan.options);
+    if (plan.way == Plan::Way::accumulator) sum.emplace(net.parameters());
+    if (plan.way == Plan::Way::naive) broadcast_module(net, dist::world());
+    optim::AdamW opt(net.parameters(), {.lr = 1e-2, .weight_decay = 0.1});
+    for (int step = 0; step < plan.steps; ++step) {
+      opt.zero_grad();
+      for (int m = 0; m < plan.accumulation; ++m) {
+        std::optional<DistributedDataParallel::NoSync> local;
+        if (ddp && m + 1 < plan.accumulation) local.emplace(*ddp);
+        (loss_of(net, step, rank * plan.accumulation + m, [&](const Variable& x) { return ddp ? (*ddp)(x) : net(x); }) * (1. / plan.accumulation)).backward();
+        if (sum) sum->add();
+      }
+      if (sum) sum->finish();
+      if (plan.way == Plan::Way::naive) average_gradients(net, dist::world());
+      opt.step();
+    }
+    Tensors result = copy_parameters(net);
+    for (auto& [name, grad] : copy_gradients(net)) result["grad " + name] = grad;
+    return result;
+  });
+  for (const Tensors& other : all) CHECK(differing(all[0], other) == "");
+  return all[0];
+}
+
+/// The gradient of `left` comes first, since it is read last.
+Variable left_before_right(Branches& net) {
+  const Variable x(ones({2, 3}));
+  const Variable right = net.right(x);
+  return net.left(x) * right;
+}
+
+}  // namespace
+
+TEST_CASE("DDP: ranks x accumulation give the same bits for every bucket size, with and without overlap, with dropout") {
+  const Tensors one = train({.way = Plan::Way::accumulator});
+  CHECK(one.size() == 12);
+  struct Cut { int ranks, accumulation; };
+  for (const auto& [ranks, accumulation] : {Cut{1, 8}, Cut{2, 4}, Cut{4, 2}, Cut{8, 1}}) {
+    for (const double mib : {1e-6, 0.004, 25.}) {
+      for (const bool overlap : {true, false}) {
+        CAPTURE(ranks); CAPTURE(mib); CAPTURE(overlap);
+        CHECK(differing(one, train({.ranks = ranks, .accumulation = accumulation, .options = {.bucket_mib = mib, .overlap = overlap}})) == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("DDP: a static graph gives the same bits, and so does looking for unused parameters") {
+  const Tensors one = train({.way = Plan::Way::accumulator});
+  CHECK(differing(one, train({.ranks = 2, .accumulation = 4, .options = {.bucket_mib = 1e-6, .static_graph = true}})) == "");
+  CHECK(differing(one, train({.ranks = 4, .accumulation = 2, .options = {.bucket_mib = 1e-6, .find_unused_parameters = true}})) == "");
+}
+
+TEST_CASE("DDP: cuts that are no powers of two run, all ranks agree, and a run repeats itself") {
+  for (const int ranks : {3, 5}) {
+    const Plan plan{.ranks = ranks, .accumulation = 3};
+    CHECK(differing(train(plan), train(plan)) == "");
+  }
+}
+
+TEST_CASE("DDP: gradients are those of one process on the whole batch; the naive form agrees") {
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    CAPTURE(ranks);
+    Tensors whole;
+    const auto grads = on_ranks<Tensors>(ranks, [&](int rank) {
+      manual_seed(3);
+      const Tensor x = randn({24, 6}), y = randint(0, 3, {24});
+      Mlp net;
+      if (rank == 0) {
+        Mlp single;
+        single.load_state(net.state());
+        cross_entropy(single(x), y).backward();
+        whole = copy_gradients(single);
+      }
+      DistributedDataParallel ddp(net);
+      const int64_t rows = 24 / ranks;
+      cross_entropy(ddp(x.narrow(0, rank * rows, rows)), y.narrow(0, rank * rows, rows)).backward();
+      return copy_gradients(net);
+    });
+    CHECK(distance(whole, grads[0]) < 1e-6);
+    for (const Tensors& g : grads) CHECK(differing(grads[0], g) == "");
+  }
+  CHECK(distance(train({.ranks = 4, .accumulation = 1, .dropout = 0}), train({.ranks = 4, .accumulation = 1, .way = Plan::Way::naive, .dropout = 0})) == 0);
+}
+
+TEST_CASE("DDP: .grad are views of one flat tensor a bucket, also after zero_grad, keep, and rebuilding") {
+  on_ranks<int>(2, [&](int) {
+    manual_seed(1);
+    Mlp net;
+    DistributedDataParallel ddp(net);
+    optim::SGD opt(net.parameters(), {.lr = 0.1});
+    Ref<Storage> memory;
+    for (int step = 0; step < 4; ++step) {
+      opt.zero_grad(step == 3);
+      loss_of(net, step, 0).backward();
+      const Tensor first = net.a.weight.grad();
+      for (auto& p : net.parameters()) CHECK(p.grad().storage() == first.storage());
+      CHECK(first.storage()->bytes() == net.parameter_count() * 4);
+      if (step > 1) CHECK(first.storage() == memory);  // no new memory from the second step on
+      memory = first.storage();
+      opt.step();
+    }
+    return 0;
+  });
+}
+
+TEST_CASE("DDP: buckets start while backward still runs, in their order on every rank; without overlap all start at the end") {
+  for (const bool overlap : {true, false}) {
+    const auto logs = on_ranks<std::string>(3, [&](int rank) {
+      Branches net;
+      std::string log;
+      const CommHook hook = [&log](Bucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
+        log += str(bucket.index, " ");
+        return [work = group.all_reduce(bucket.gradients, {.op = dist::ReduceOp::mean, .async = true}), &log]() mutable {
+          work.wait();
+          log += "w ";
+        };
+      };
+      DistributedDataParallel ddp(net, {.bucket_mib = 1e-6, .overlap = overlap, .find_unused_parameters = true, .hook = hook});
+      for (int step = 0; step < 2; ++step) {
+        net.zero_grad();
+        net.use_right = rank != 1;  // there the bucket of `right` is full from the start
+        log.clear();
+        const int first = net.left.weight.on_grad([&](const Tensor&) { log += "left "; return Tensor(); });
+        sum(ddp(ones({2, 3}))).backward();
+        net.left.weight.remove_hook(first);
+      }
+      return log;
+    });
+    for (const std::string& log : logs) {
+      CAPTURE(log);
+      std::string launched;
+      for (const char c : log) if (c >= '0' && c <= '9') launched += c;
+      CHECK(launched == "012345");
+      if (&log != &logs[1]) CHECK((log.find('0') < log.find("left")) == overlap);  // on rank 1 `left` is the first gradient
+      CHECK(log.find('w') > log.find('5'));
+    }
+  }
+}
+
+TEST_CASE("DDP: micro-batches take log2(accumulation) + 1 copies of the gradients, and one afterwards") {
+  on_ranks<int>(1, [&](int) {
+    Mlp net;
+    DistributedDataParallel ddp(net);
+    const int64_t bytes = net.parameter_count() * 4, largest = net.b.weight.numel() * 4;
+    for (int step = 0; step < 2; ++step) {
+      net.zero_grad();
+      const int64_t before = memory_report().category[size_t(Memory::gradient)].current;
+      CHECK(before == (step == 0 ? 0 : bytes));
+      reset_peak_memory();
+      for (int m = 0; m < 16; ++m) {
+        std::optional<DistributedDataParallel::NoSync> local;
+        if (m < 15) local.emplace(ddp);
+        loss_of(net, step, m).backward();
+      }
+      const MemoryUse use = memory_report().category[size_t(Memory::gradient)];
+      CHECK(use.current == bytes);
+      CHECK(use.peak <= 5 * bytes + 2 * largest);
+    }
+    return 0;
+  });
+}
+
+TEST_CASE("DDP: gradients that were not cleared are added to, as everywhere") {
+  on_ranks<int>(2, [&](int rank) {
+    Mlp net;
+    DistributedDataParallel ddp(net);
+    loss_of(net, 0, rank).backward();
+    const Tensors once = copy_gradients(net);
+    loss_of(net, 0, rank).backward();
+    for (auto& [name, grad] : copy_gradients(net)) CHECK(max(abs(sub(grad, mul_scalar(once.at(name), 2)))).item() < 1e-6);
+    return 0;
+  });
+}
+
+TEST_CASE("DDP: buckets follow reverse registration, then the order of gradients; caps and dtypes") {
+  const Variable small(zeros({4}), true), large(zeros({1000}), true), wide(zeros({4}, {.dtype = f64}), true);
+  using Indices = std::vector<std::vector<size_t>>;
+  CHECK(plan_buckets({small, small, small}, 32, 32) == Indices{{0, 1}, {2}});
+  CHECK(plan_buckets({small, large, small, small}, 48, 48) == Indices{{0}, {1}, {2, 3}});
+  CHECK(plan_buckets({small, small, small, small}, 1 << 20, 16) == Indices{{0}, {1, 2, 3}});
+  CHECK(plan_buckets({small, wide, small, wide}, 1 << 20, 1 << 20) == Indices{{0, 2}, {1, 3}});
+  CHECK(plan_buckets({}, 1, 1).empty());
+  on_ranks<int>(2, [&](int) {
+    Branches net;
+    net.never.requires_grad_(false);
+    DistributedDataParallel ddp(net, {.bucket_mib = 1e-6});
+    using Names = std::vector<std::vector<std::string>>;
+    CHECK(ddp.buckets() == Names{{"right.bias"}, {"right.weight"}, {"left.bias"}, {"left.weight"}});
+    sum(left_before_right(net)).backward();
+    CHECK(ddp.buckets().size() == 4);
+    CHECK(ddp.buckets() != Names{{"right.bias"}, {"right.weight"}, {"left.bias"}, {"left.weight"}});
+    CHECK(ddp.buckets().back()[0].starts_with("right"));
+    sum(left_before_right(net)).backward();
+    return 0;
+  });
+  CHECK(contains(message([] { on_ranks<int>(1, [](int) { Mlp net; DistributedDataParallel ddp(net, {.bucket_mib = 0}); return 0; }); }), "expected bucket_mib > 0, got 0"));
+}
+
+TEST_CASE("DDP: no_sync moves nothing, its placeholder cannot be used by accident, and clearing forgets what was collected") {
+  on_ranks<int>(2, [&](int rank) {
+    Mlp net;
+    DistributedDataParallel ddp(net);
+    optim::SGD opt(net.parameters(), {.lr = 0.1});
+    const int64_t before = dist::world().traffic().collectives;
+    const auto collect = [&](int m) {
+      const auto local = ddp.no_sync();
+      loss_of(net, 0, 10 * rank + m).backward();
+    };
+    collect(0);
+    collect(1);
+    CHECK(dist::world().traffic().collectives == before);
+    CHECK(contains(message([&] { opt.step(); }), "storage is empty"));
+    CHECK(contains(message([&] { optim::clip_grad_norm(net.parameters(), 1); }), "storage is empty"));
+    CHECK(contains(message([&] { net.a.weight.grad().clone(); }), "storage is empty"));
+    loss_of(net, 0, 10 * rank + 2).backward();
+    const Tensors three = copy_gradients(net);
+    // The same three, after two that are forgotten.
+    opt.zero_grad();
+    collect(7);
+    collect(8);
+    opt.zero_grad();
+    collect(0);
+    collect(1);
+    loss_of(net, 0, 10 * rank + 2).backward();
+    CHECK(differing(three, copy_gradients(net)) == "");
+    // Clearing a part forgets that part only.
+    opt.zero_grad();
+    collect(0);
+    net.b.zero_grad();
+    collect(1);
+    loss_of(net, 0, 10 * rank + 2).backward();
+    Tensors part = copy_gradients(net);
+    CHECK(equal(part["a.weight"], three.at("a.weight")));
+    CHECK_FALSE(equal(part["b.weight"], three.at("b.weight")));
+    opt.zero_grad();
+    collect(1);
+    loss_of(net, 0, 10 * rank + 2).backward();
+    CHECK(equal(part["b.weight"], copy_gradients(net)["b.weight"]));
+    opt.step();
+    return 0;
+  });
+}
+
+TEST_CASE("DDP: construction copies rank 0's parameters and buffers, or checks only") {
+  for (const bool init_sync : {true, false}) {
+    const auto values = on_ranks<double>(3, [&](int rank) {
+      nn::BatchNorm bn({.channels = 2});
+      const NoGrad no_grad;
+      bn.weight.tensor().fill_(rank + 1);
+      bn.running_mean.fill_(10 * (rank + 1));
+      DistributedDataParallel ddp(bn, {.init_sync = init_sync});
+      return bn.weight.tensor().select(0, 0).item() + bn.running_mean.select(0, 1).item();
+    });
+    CHECK(values == (init_sync ? std::vector<double>{11, 11, 11} : std::vector<double>{11, 22, 33}));
+  }
+}
+
+TEST_CASE("DDP: buffers are rank 0's before every forward through the wrapper, not inside no_sync") {
+  on_ranks<int>(2, [&](int rank) {
+    nn::BatchNorm bn({.channels = 2});
+    DistributedDataParallel ddp(bn);
+    const auto forward = [&] { sum(ddp(add_scalar(ones({4, 2}), rank * 100.))).backward(); };
+    forward();
+    CHECK(bn.running_mean.select(0, 0).item() == doctest::Approx(rank ? 10.1 : 0.1));
+    forward();  // from rank 0's 0.1
+    CHECK(bn.running_mean.select(0, 0).item() == doctest::Approx(0.9 * 0.1 + 0.1 * (1 + rank * 100)));
+    CHECK(bn.num_batches_tracked.item<int64_t>() == 2);
+    const auto local = ddp.no_sync();
+    const int64_t before = dist::world().traffic().collectives;
+    forward();
+    CHECK(dist::world().traffic().collectives == before);
+    return 0;
+  });
+}
+
+TEST_CASE("DDP: bytes moved are those of the formula; 16-bit and mixed models; parameters without elements") {
+  on_ranks<int>(4, [&](int rank) {
+    Mlp net;
+    DistributedDataParallel ddp(net);
+    loss_of(net, 0, rank).backward();  // the first also agrees on the order
+    const dist::Traffic before = dist::world().traffic();
+    loss_of(net, 0, rank).backward();
+    const int64_t bytes = net.parameter_count() * 4;
+    CHECK(dist::world().traffic().collectives - before.collectives == 1);
+    CHECK(std::abs(dist::world().traffic().sent - before.sent - bytes * 2 * 3 / 4) <= 64);  // 2 (n - 1) / n, shards differ by one element
+    return 0;
+  });
+  on_ranks<int>(2, [&](int rank) {
+    struct Odd : nn::Layer<Odd> {
+      Variable w{full({3}, 1.5), true}, h{full({3}, 1.5, {.dtype = bf16}), true}, none{zeros({0, 4}), true};
+      Variable forward(const Variable& x) { return sum(w * x) + sum(h.to(f32) * x) + sum(none); }
+      void fields(nn::Fields& f) override { f("w", w)("h", h)("none", none); }
+    } odd;
+    DistributedDataParallel ddp(odd);
+    CHECK(ddp.buckets().size() == 2);
+    for (int step = 0; step < 3; ++step) {
+      odd.zero_grad();
+      if (step > 0) {
+        const auto local = ddp.no_sync();
+        odd(full({3}, 4)).backward();
+      }
+      odd(full({3}, rank * 2)).backward();
+      const float expected = step > 0 ? 5 : 1;
+      CHECK(odd.w.grad().to_vector<float>() == std::vector<float>(3, expected));
+      CHECK(odd.h.grad().dtype() == bf16);
+      CHECK(odd.h.grad().to_vector<float>() == std::vector<float>(3, expected));
+      CHECK(odd.none.grad().shape() == Shape{0, 4});
+    }
+    return 0;
+  });
+}
+
+TEST_CASE("DDP: state carries the wrapper's prefix, and loading takes both forms") {
+  on_ranks<int>(1, [&](int) {
+    Mlp net, other;
+    DistributedDataParallel ddp(net), wrapped(other);
+    CHECK(ddp.state()[0].first == "module.a.weight");
+    wrapped.load_state(ddp.state());
+    CHECK(differing(copy_parameters(net), copy_parameters(other)) == "");
+    wrapped.load_state(net.state());
+    bool stripped = false;
+    CHECK(without_wrapper(ddp.state(), "module.", &stripped)[1].first == "a.bias");
+    CHECK(stripped);
+    CHECK(without_wrapper(net.state(), "module.", &stripped).size() == 6);
+    CHECK_FALSE(stripped);
+    CHECK(without_wrapper({}, "module.", &stripped).empty());
+    CHECK_FALSE(stripped);
+    return 0;
+  });
+}
+
+TEST_CASE("GradientAccumulator: sums in tree order, skips what never had a gradient, forgets on demand") {
+  Branches net;
+  GradientAccumulator sum_of(net.parameters());
+  CHECK(contains(message([&] { sum_of.finish(); }), "expected add() after a backward"));
+  for (int m = 0; m < 3; ++m) {
+    sum(net(ones({2, 3}))).backward();
+    sum_of.add();
+    CHECK_FALSE(net.left.bias.grad().defined());
+  }
+  CHECK(sum_of.count() == 3);
+  sum_of.finish();
+  CHECK(net.left.bias.grad().to_vector<float>() == std::vector<float>{6, 6});
+  CHECK_FALSE(net.never.bias.grad().defined());
+  net.zero_grad();
+  sum(net(ones({2, 3}))).backward();
+  sum_of.add();
+  sum_of.discard();
+  sum(net(ones({2, 3}))).backward();
+  sum_of.add();
+  sum_of.finish();
+  CHECK(net.left.bias.grad().to_vector<float>() == std::vector<float>{2, 2});
+  net.requires_grad_(false);
+  CHECK(contains(message([&] { GradientAccumulator none(net.parameters()); }), "expected parameters that require grad"));
+}

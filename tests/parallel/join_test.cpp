@@ -1,0 +1,142 @@
+// Uneven inputs: ranks that run out of data answer the others until all are done.
+#include <doctest/doctest.h>
+
+#include "optim/optim.h"
+#include "tests/parallel/util.h"
+
+using namespace lockstep;
+using namespace lockstep::parallel;
+using namespace testing;
+
+namespace {
+
+struct Normed : nn::Layer<Normed> {
+  nn::Linear linear{{.in = 2, .out = 2}};
+  nn::BatchNorm norm{{.channels = 2}};
+  Variable forward(const Variable& x) { return norm(linear(x)); }
+  void fields(nn::Fields& f) override { f("linear", linear)("norm", norm); }
+};
+
+}  // namespace
+
+TEST_CASE("join: the mean counts every rank, or those with data; all end with the same parameters") {
+  for (const bool by_active : {false, true}) for (const bool overlap : {false, true}) for (const int ranks : {1, 2, 3, 4}) {
+    CAPTURE(by_active); CAPTURE(overlap); CAPTURE(ranks);
+    // Rank r has r + 1 batches of ones: d loss / d weight is 2 for each rank with data. The parameter then tells how often who was counted.
+    const auto weights = on_ranks<double>(ranks, [&](int rank) {
+      const Variable w(zeros({2}), true);
+      struct Net : nn::Layer<Net> { Variable w; void fields(nn::Fields& f) override { f("w", w); } } net;
+      net.w = w;
+      DistributedDataParallel ddp(net, {.overlap = overlap});
+      optim::SGD opt(net.parameters(), {.lr = 1});
+      {
+        const auto join = ddp.join(by_active);
+        for (int step = 0; step <= rank; ++step) {
+          opt.zero_grad();
+          sum(ddp.call([&] { return net.w * 2.; })).backward();
+          opt.step();
+        }
+      }
+      return w.tensor().select(0, 0).item();
+    });
+    double expected = 0;
+    for (int step = 0; step < ranks; ++step) expected -= by_active ? 2. : 2. * (ranks - step) / ranks;
+    for (const double w : weights) CHECK(w == doctest::Approx(expected));
+    for (const double w : weights) CHECK(w == weights[0]);
+  }
+}
+
+TEST_CASE("join: buffers come from a rank that still has data; a rank may have none at all, also the first") {
+  struct Row { std::vector<int> batches; };
+  for (const Row& row : {Row{{0, 2, 3}}, Row{{3, 0, 0}}, Row{{2, 2, 2}}, Row{{0, 0, 0}}, Row{{1, 4, 1}}}) {
+    const auto states = on_ranks<Tensors>(3, [&](int rank) {
+      manual_seed(uint64_t(rank));
+      Normed net;
+      DistributedDataParallel ddp(net, {.bucket_mib = 1e-6});
+      optim::AdamW opt(net.parameters(), {.lr = 1e-2});
+      {
+        const auto join = ddp.join();
+        for (int step = 0; step < row.batches[size_t(rank)]; ++step) {
+          opt.zero_grad();
+          sum(mul(ddp(randn({4, 2})), Variable(randn({4, 2})))).backward();
+          opt.step();
+        }
+      }
+      Tensors all = copy_parameters(net);
+      // Without uneven ends nobody copies buffers, as without join().
+      if (row.batches[0] != row.batches[1] || row.batches[0] == 0) for (auto& b : net.named_buffers()) all[b.name] = b.tensor.clone();
+      return all;
+    });
+    for (const Tensors& other : states) CHECK(differing(states[0], other) == "");
+  }
+}
+
+TEST_CASE("join: with accumulation, what a rank collected before its end still counts; the model works on afterwards") {
+  on_ranks<int>(2, [&](int rank) {
+    nn::Linear layer({.in = 2, .out = 1, .bias = false});
+    DistributedDataParallel ddp(layer, {.find_unused_parameters = true});
+    const auto backward = [&](double value) { sum(ddp(full({1, 2}, value))).backward(); };
+    std::vector<float> seen;
+    {
+      const auto join = ddp.join();
+      {
+        const auto local = ddp.no_sync();
+        backward(1);
+        if (rank == 1) backward(2);
+      }
+      if (rank == 1) {
+        backward(4);
+        seen = layer.weight.grad().to_vector<float>();
+      }
+    }
+    if (rank == 1) CHECK(seen == std::vector<float>{4, 4});  // (1 + (1 + 2 + 4)) / 2
+    layer.zero_grad();
+    backward(rank + 1);
+    CHECK(layer.weight.grad().to_vector<float>() == std::vector<float>{1.5, 1.5});
+    return 0;
+  });
+}
+
+TEST_CASE("join: throw_on_early_end tells every rank, and errors inside are not held back") {
+  const std::string early = message([] {
+    on_ranks<int>(3, [](int rank) {
+      nn::Linear layer({.in = 2, .out = 1});
+      DistributedDataParallel ddp(layer);
+      const auto join = ddp.join(false, true);
+      for (int step = 0; step < (rank == 1 ? 1 : 3); ++step) sum(ddp(ones({1, 2}))).backward();
+      return 0;
+    });
+  });
+  CHECK_MESSAGE(contains(early, "[join] rank 1 has no data left while others have"), early);
+  const std::string thrown = message([] {
+    on_ranks<int>(2, [](int rank) {
+      nn::Linear layer({.in = 2, .out = 1});
+      DistributedDataParallel ddp(layer);
+      const auto join = ddp.join();
+      sum(ddp(ones({1, 2}))).backward();
+      if (rank == 1) fail("broken batch");
+      sum(ddp(ones({1, 2}))).backward();
+      return 0;
+    });
+  });
+  CHECK_MESSAGE(contains(thrown, "broken batch"), thrown);
+  on_ranks<int>(1, [](int) {
+    nn::Linear layer({.in = 2, .out = 1});
+    DistributedDataParallel ddp(layer);
+    const auto join = ddp.join();
+    CHECK(contains(message([&] { const auto again = ddp.join(); }), "expected no other join()"));
+    return 0;
+  });
+}
+
+TEST_CASE("without join, a rank that ends early is named to those who wait for it") {
+  const std::string text = message([] {
+    on_ranks<int>(3, [](int rank) {
+      nn::Linear layer({.in = 2, .out = 1});
+      DistributedDataParallel ddp(layer);
+      for (int step = 0; step < (rank == 1 ? 1 : 3); ++step) sum(ddp(ones({1, 2}))).backward();
+      return 0;
+    });
+  });
+  CHECK_MESSAGE(contains(text, "rank 1 "), text);  // who says it first, its leaving or its closed channel, is a matter of luck
+}
