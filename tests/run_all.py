@@ -54,7 +54,7 @@ def main():
     parser.add_argument("--suite")
     parser.add_argument("--not-suite")
     parser.add_argument("--timeout", type=float, default=1, help="multiplies the tests' own limits (sanitizers are slow)")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # names may follow options
 
     total_passed = total_failed = 0
     for test in listed(options.build, options):
