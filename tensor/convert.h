@@ -12,7 +12,7 @@ template <class T>
 inline constexpr bool is_half = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
 
 template <class To, class From>
-inline To convert(From value) {
+LOCKSTEP_HD inline To convert(From value) {
   if constexpr (std::is_same_v<To, From>) {
     return value;
   } else if constexpr (is_half<From>) {

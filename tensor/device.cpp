@@ -7,6 +7,7 @@
 #include <ostream>
 #include <string>
 
+#include "tensor/backend.h"
 #include "tensor/check.h"
 
 namespace lockstep {
@@ -14,6 +15,7 @@ namespace {
 
 constexpr int most_devices = 64;
 std::atomic<int> cpu_devices{0};  // 0: not asked yet
+std::atomic<Device> where_new_tensors_go{cpu};
 
 int cpu_devices_from_environment() {
   const char* text = std::getenv("LOCKSTEP_CPU_DEVICES");
@@ -42,8 +44,26 @@ Device parse_device(std::string_view name) {
   return device;
 }
 
+Device default_device() { return where_new_tensors_go.load(std::memory_order_relaxed); }
+void set_default_device(Device device) {
+  check_device("set_default_device", device);
+  where_new_tensors_go.store(device, std::memory_order_relaxed);
+}
+
+#ifdef LOCKSTEP_WITH_CUDA
+extern const Backend cuda_backend;
+#endif
+
+const Backend* backend(Device::Type type) {
+#ifdef LOCKSTEP_WITH_CUDA
+  if (type == Device::Type::cuda) return &cuda_backend;
+#endif
+  (void)type;
+  return nullptr;
+}
+
 int device_count(Device::Type type) {
-  if (type == Device::Type::cuda) return 0;
+  if (type != Device::Type::cpu) return backend(type) ? backend(type)->device_count() : 0;
   int n = cpu_devices.load(std::memory_order_relaxed);
   if (n > 0) return n;
   int unset = 0;
@@ -64,11 +84,13 @@ void set_virtual_devices(int n) {
 
 void check_device(const char* op, Device device) {
   if (device == cpu) [[likely]] return;
-  LOCKSTEP_CHECK(device.is_cpu(), "[", op, "] this build has no cuda backend, got ", device);
-  if (device.index >= 0 && device.index < device_count()) [[likely]] return;
+  if (device.index >= 0 && device.index < device_count(device.type)) [[likely]] return;
+  const Backend* other = backend(device);
+  LOCKSTEP_CHECK(device.is_cpu() || other, "[", op, "] this build has no cuda backend, got ", device, " (configure it with -Dcuda=enabled)");
+  LOCKSTEP_CHECK(device.is_cpu() || device_count(device.type) > 0, "[", op, "] there is no cuda device, got ", device, ": ", other->why_none());
   std::string known;
-  for (const Device& d : all_devices()) known += str(known.empty() ? "" : ", ", d);
-  fail(str("[", op, "] expected one of the devices ", known, ", got ", device, " (LOCKSTEP_CPU_DEVICES or set_virtual_devices() makes more)"));
+  for (const Device& d : all_devices(device.type)) known += str(known.empty() ? "" : ", ", d);
+  fail(str("[", op, "] expected one of the devices ", known, ", got ", device, device.is_cpu() ? " (LOCKSTEP_CPU_DEVICES or set_virtual_devices() makes more)" : ""));
 }
 
 std::ostream& operator<<(std::ostream& out, Device device) {

@@ -3,6 +3,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "tensor/host_device.h"
+
 namespace lockstep {
 
 /// IEEE binary16. Conversion from float rounds to nearest even, keeps NaN and infinities, flushes nothing.
@@ -10,10 +12,10 @@ struct Half {
   uint16_t bits = 0;
 
   Half() = default;
-  explicit Half(float value) : bits(encode(value)) {}
-  explicit operator float() const { return decode(bits); }
+  LOCKSTEP_HD explicit Half(float value) : bits(encode(value)) {}
+  LOCKSTEP_HD explicit operator float() const { return decode(bits); }
 
-  static float decode(uint16_t h) {
+  LOCKSTEP_HD static float decode(uint16_t h) {
     // Shift exponent and mantissa into place, then let one float multiplication rescale subnormals exactly.
     const uint32_t sign = uint32_t(h & 0x8000u) << 16;
     const uint32_t magnitude = h & 0x7fffu;
@@ -22,7 +24,7 @@ struct Half {
     return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(scaled));
   }
 
-  static uint16_t encode(float value) {
+  LOCKSTEP_HD static uint16_t encode(float value) {
     const uint32_t f = std::bit_cast<uint32_t>(value);
     const uint16_t sign = uint16_t((f >> 16) & 0x8000u);
     const uint32_t magnitude = f & 0x7fffffffu;
@@ -41,10 +43,10 @@ struct BFloat16 {
   uint16_t bits = 0;
 
   BFloat16() = default;
-  explicit BFloat16(float value) : bits(encode(value)) {}
-  explicit operator float() const { return std::bit_cast<float>(uint32_t(bits) << 16); }
+  LOCKSTEP_HD explicit BFloat16(float value) : bits(encode(value)) {}
+  LOCKSTEP_HD explicit operator float() const { return std::bit_cast<float>(uint32_t(bits) << 16); }
 
-  static uint16_t encode(float value) {
+  LOCKSTEP_HD static uint16_t encode(float value) {
     const uint32_t f = std::bit_cast<uint32_t>(value);
     if ((f & 0x7fffffffu) > 0x7f800000u) return uint16_t((f >> 16) | 0x40u);
     return uint16_t((f + 0x7fffu + ((f >> 16) & 1u)) >> 16);

@@ -1,11 +1,16 @@
 // Finds the table of kernels of a device.
 #include "tensor/kernels.h"
 
+#include "tensor/backend.h"
+
 namespace lockstep {
 
 const Kernels& table(Device device) {
-  LOCKSTEP_CHECK(device.is_cpu(), "[device] this build has no cuda backend, got a tensor on ", device);
-  return cpu_kernels;
+  if (device.is_cpu()) [[likely]] return cpu_kernels;
+  const Backend* other = backend(device);
+  LOCKSTEP_CHECK(other, "[device] this build has no cuda backend, got a tensor on ", device);
+  other->select(device.index);
+  return *other->kernels;
 }
 
 void fail_no_kernel(const char* name, Device device) {

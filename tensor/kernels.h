@@ -157,9 +157,19 @@ struct Kernels {
   bool (*all_finite)(const Tensor& x);
 };
 
+// The name of every entry, in their order.
+#define LOCKSTEP_KERNELS(X) \
+  X(pointwise) X(copy) X(fill) X(iota) X(uniform) X(normal) X(randint) X(dropout) X(reduce) X(arg_reduce) \
+  X(cumulative) X(sort) X(topk) X(matmul) X(conv2d) X(conv2d_grad_input) X(conv2d_grad_weight) X(max_pool2d) \
+  X(max_pool2d_grad) X(avg_pool2d) X(avg_pool2d_grad) X(adaptive_avg_pool2d) X(adaptive_avg_pool2d_grad) \
+  X(softmax) X(softmax_grad) X(layer_norm) X(layer_norm_grad) X(rms_norm) X(rms_norm_grad) X(batch_norm) \
+  X(batch_norm_grad) X(cross_entropy) X(cross_entropy_grad) X(embedding) X(embedding_grad) X(gather) \
+  X(scatter) X(index_select) X(index_add) X(triangle) X(attention) X(attention_grad) X(rotary) X(adam) \
+  X(sgd) X(rmsprop) X(adagrad) X(lion) X(all_finite)
+
 extern const Kernels cpu_kernels;
 
-/// The table of a device. Error when this build has no such device.
+/// The table of a device, which this thread's next kernels then run on. Error when this build has no such device.
 const Kernels& table(Device device);
 
 /// kernels(device).x with a check that the entry exists: call LOCKSTEP_KERNEL(device, softmax)(...).

@@ -7,11 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-#if defined(__CUDACC__)
-#define LOCKSTEP_HD __host__ __device__
-#else
-#define LOCKSTEP_HD
-#endif
+#include "tensor/host_device.h"
 
 namespace lockstep::math {
 

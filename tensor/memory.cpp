@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "tensor/backend.h"
 #include "tensor/check.h"
 
 namespace lockstep {
@@ -47,8 +48,13 @@ struct Account {
   MemoryUse use() const { return {current.load(std::memory_order_relaxed), peak.load(std::memory_order_relaxed)}; }
 };
 
-Account accounts[memory_categories];
-Account total_account;
+struct Ledger {
+  Account category[memory_categories], total;
+};
+// One for the CPU, then one for each device of another type.
+constexpr int most_ledgers = 1 + 64;
+Ledger ledgers[most_ledgers];
+Ledger& ledger(Device device) { return ledgers[device.is_cpu() ? 0 : 1 + std::min<int>(device.index, most_ledgers - 2)]; }
 thread_local constinit Memory current_category = Memory::other;
 std::atomic<int64_t> allocations_until_failure{0};
 
@@ -231,11 +237,13 @@ MemoryScope::MemoryScope(Memory category) : previous_(current_category) { curren
 MemoryScope::~MemoryScope() { current_category = previous_; }
 Memory MemoryScope::current() { return current_category; }
 
-MemoryReport memory_report() {
+MemoryReport memory_report(Device device) {
   MemoryReport report;
-  for (int i = 0; i < memory_categories; ++i) report.category[i] = accounts[i].use();
-  report.total = total_account.use();
-  report.cached = large_cache().cached() + int64_t(small_cache.bytes);
+  const Ledger& book = ledger(device);
+  for (int i = 0; i < memory_categories; ++i) report.category[i] = book.category[i].use();
+  report.total = book.total.use();
+  const Backend* other = backend(device);
+  report.cached = other ? int64_t(other->cached_bytes(device.index)) : large_cache().cached() + int64_t(small_cache.bytes);
   return report;
 }
 
@@ -250,12 +258,14 @@ std::ostream& operator<<(std::ostream& out, const MemoryReport& report) {
   return out << std::left << std::setw(14) << "cached" << std::right << std::setw(16) << report.cached << '\n';
 }
 
-void reset_peak_memory() {
-  for (Account& account : accounts) account.peak = account.current.load();
-  total_account.peak = total_account.current.load();
+void reset_peak_memory(Device device) {
+  Ledger& book = ledger(device);
+  for (Account& account : book.category) account.peak = account.current.load();
+  book.total.peak = book.total.current.load();
 }
 
-void release_cached_memory() {
+void release_cached_memory(Device device) {
+  if (const Backend* other = backend(device)) return other->release_cached(device.index);
   drain_small_cache();
   large_cache().release();
 }
@@ -297,9 +307,22 @@ void deallocate_cpu(void* data, size_t bytes) noexcept {
   std::free(data);
 }
 
-void book_memory(Memory category, int64_t bytes) noexcept {
-  accounts[int(category)].book(bytes);
-  total_account.book(bytes);
+void* allocate(size_t bytes, Device device) {
+  const Backend* other = backend(device);
+  if (!other) return allocate_cpu(bytes);
+  maybe_fail(bytes);
+  return other->allocate(bytes, device.index);
+}
+
+void deallocate(void* data, size_t bytes, Device device, void* stream) noexcept {
+  if (const Backend* other = backend(device)) return other->deallocate(data, bytes, device.index, stream);
+  deallocate_cpu(data, bytes);
+}
+
+void book_memory(Memory category, int64_t bytes, Device device) noexcept {
+  Ledger& book = ledger(device);
+  book.category[int(category)].book(bytes);
+  book.total.book(bytes);
 }
 
 void fail_allocation_after(int64_t n) { allocations_until_failure = std::max<int64_t>(n, 0); }

@@ -42,13 +42,16 @@ struct MemoryReport {
 /// A table with one line per category.
 std::ostream& operator<<(std::ostream& out, const MemoryReport& report);
 
-/// Bytes by category over the whole process (CPU).
-MemoryReport memory_report();
-void reset_peak_memory();
+/// Bytes by category over the whole process, on the CPU (all virtual devices together) or on one other device.
+MemoryReport memory_report(Device device = cpu);
+void reset_peak_memory(Device device = cpu);
 /// Gives cached blocks back to the system.
-void release_cached_memory();
+void release_cached_memory(Device device = cpu);
 
-/// Low level, for Storage: 64-byte aligned; Error "[memory] ..." with the ledger when the system has none left.
+/// Low level, for Storage: at least 64-byte aligned; Error "[memory] ..." with the ledger when the device has none left.
+/// On other devices in the order of a stream, see Backend::allocate.
+void* allocate(size_t bytes, Device device);
+void deallocate(void* data, size_t bytes, Device device, void* stream) noexcept;
 void* allocate_cpu(size_t bytes);
 void deallocate_cpu(void* data, size_t bytes) noexcept;
 /// Blocks of at most small_block bytes from lists of this thread; may be freed on another thread. Storage lives in one.
@@ -56,7 +59,7 @@ inline constexpr size_t small_block = 4096;
 void* allocate_small(size_t bytes);
 void deallocate_small(void* data, size_t bytes) noexcept;
 /// Books `bytes` (may be negative) in the ledger.
-void book_memory(Memory category, int64_t bytes) noexcept;
+void book_memory(Memory category, int64_t bytes, Device device = cpu) noexcept;
 
 /// The n-th allocation from now throws (0: never). For tests of out-of-memory paths.
 void fail_allocation_after(int64_t n);

@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-struct TensorOptions { DType dtype = f32; Device device = cpu; };
+struct TensorOptions { DType dtype = f32; Device device = default_device(); };
 
 // --- creation (ops_create.cpp) ---
 Tensor empty(const Shape& shape, TensorOptions options = {});  ///< uninitialised
@@ -29,7 +29,7 @@ Tensor eye(int64_t n, int64_t m = -1, TensorOptions options = {});
 Tensor rand(const Shape& shape, TensorOptions options = {});   ///< uniform in [0, 1)
 Tensor randn(const Shape& shape, TensorOptions options = {});  ///< standard normal
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options = {.dtype = i64});  ///< [low, high)
-Tensor randperm(int64_t n);                                    ///< i64
+Tensor randperm(int64_t n);                                    ///< i64, drawn on the CPU, then moved to the default device
 Tensor bernoulli(const Shape& shape, double p, TensorOptions options = {});  ///< 1 with probability p
 const Tensor& uniform_(const Tensor& x, double low, double high);
 const Tensor& normal_(const Tensor& x, double mean, double deviation);

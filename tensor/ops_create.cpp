@@ -112,7 +112,7 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions opti
 
 Tensor randperm(int64_t n) {
   LOCKSTEP_CHECK(n >= 0, "[randperm] expected n >= 0, got ", n);
-  Tensor out = arange(n);
+  const Tensor out = arange(0, double(n), 1, {.dtype = i64, .device = cpu});
   auto* values = out.data<int64_t>();
   const PhiloxKey key = next_random_key();
   // Fisher and Yates: each place gets one of the values not yet placed.
@@ -121,16 +121,14 @@ Tensor randperm(int64_t n) {
     const uint64_t draw = uint64_t(words[1]) << 32 | words[0];
     std::swap(values[i], values[int64_t((unsigned __int128)(draw) * uint64_t(i + 1) >> 64)]);
   }
-  return out;
+  return out.to(default_device());
 }
 
 Tensor bernoulli(const Shape& shape, double p, TensorOptions options) {
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[bernoulli] expected a probability from 0 to 1, got ", p);
   Tensor draw = empty(shape, {.dtype = f32, .device = options.device});
   LOCKSTEP_KERNEL(options.device, uniform)(draw, 0, 1, next_random_key());
-  auto* values = draw.data<float>();
-  for (int64_t i = 0; i < draw.numel(); ++i) values[i] = double(values[i]) < p ? 1.f : 0.f;
-  return draw.to(options.dtype);
+  return lt(draw.to(f64), full({}, p, {.dtype = f64, .device = options.device})).to(options.dtype);
 }
 
 }  // namespace lockstep

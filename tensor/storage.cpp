@@ -3,22 +3,31 @@
 
 #include <new>
 
+#include "tensor/backend.h"
 #include "tensor/check.h"
 
 namespace lockstep {
 
 static_assert(sizeof(Storage) <= small_block);
 
+namespace {
+void* stream_of(Device device) {
+  const Backend* other = backend(device);
+  return other ? other->current_stream(device.index) : nullptr;
+}
+}  // namespace
+
 Ref<Storage> Storage::allocate(int64_t bytes, Device device) {
   check_device("storage", device);
   LOCKSTEP_CHECK(bytes >= 0, "[storage] expected a size >= 0, got ", bytes);
-  void* data = bytes > 0 ? allocate_cpu(size_t(bytes)) : nullptr;
+  void* data = bytes > 0 ? lockstep::allocate(size_t(bytes), device) : nullptr;
   auto* storage = new (allocate_small(sizeof(Storage))) Storage;
   storage->data_ = static_cast<std::byte*>(data);
   storage->bytes_ = bytes;
   storage->device_ = device;
+  storage->stream_ = stream_of(device);
   storage->category_ = MemoryScope::current();
-  book_memory(storage->category_, bytes);
+  book_memory(storage->category_, bytes, device);
   return Ref<Storage>(storage);
 }
 
@@ -33,7 +42,7 @@ Ref<Storage> Storage::adopt(void* data, int64_t bytes, Device device, std::funct
   storage->category_ = MemoryScope::current();
   // An owner without a release function still marks the bytes as not ours.
   storage->release_ = release ? std::move(release) : [] {};
-  book_memory(storage->category_, bytes);
+  book_memory(storage->category_, bytes, device);
   return Ref<Storage>(storage);
 }
 
@@ -42,16 +51,17 @@ void Storage::empty() {
   if (release_) {
     std::exchange(release_, nullptr)();
   } else {
-    deallocate_cpu(data_, size_t(bytes_));
+    deallocate(data_, size_t(bytes_), device_, stream_);
   }
   data_ = nullptr;
-  book_memory(category_, -bytes_);
+  book_memory(category_, -bytes_, device_);
 }
 
 void Storage::refill() {
   if (!is_empty()) return;
-  data_ = static_cast<std::byte*>(allocate_cpu(size_t(bytes_)));
-  book_memory(category_, bytes_);
+  data_ = static_cast<std::byte*>(lockstep::allocate(size_t(bytes_), device_));
+  stream_ = stream_of(device_);
+  book_memory(category_, bytes_, device_);
 }
 
 void Storage::destroy() {

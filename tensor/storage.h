@@ -44,7 +44,7 @@ class Storage {
   /// Moves these bytes to another category of the ledger.
   void book_as(Memory category) {
     if (category == category_) return;
-    if (!is_empty()) { book_memory(category_, -bytes_); book_memory(category, bytes_); }
+    if (!is_empty()) { book_memory(category_, -bytes_, device_); book_memory(category, bytes_, device_); }
     category_ = category;
   }
 
@@ -73,6 +73,7 @@ class Storage {
   std::atomic<int> refs_{0};
   uint32_t version_ = 0;
   const char* last_writer_ = "";
+  void* stream_ = nullptr;  // in whose order the bytes were allocated and will be freed; none on the CPU
   Device device_;
   Memory category_ = Memory::other;
   std::function<void()> release_;  // set for adopted memory only

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tensor/backend.h"
 #include "tensor/convert.h"
 #include "tensor/kernels.h"
 #include "tensor/ops.h"
@@ -86,15 +87,15 @@ Tensor Tensor::from(std::span<const T> values, const Shape& shape) {
   check_shape("from", shape);
   LOCKSTEP_CHECK(int64_t(values.size()) == numel_of(shape), "[from] expected ", numel_of(shape), " values for shape ",
                  shape, ", got ", values.size());
-  Tensor result = empty(shape, {.dtype = dtype_of<T>});
+  Tensor result = empty(shape, {.dtype = dtype_of<T>, .device = cpu});
   if (!values.empty()) std::memcpy(result.data<T>(), values.data(), values.size_bytes());
-  return result;
+  return result.to(default_device());
 }
 
 template <class T>
 std::vector<T> Tensor::to_vector() const {
   check_defined("to_vector", *this);
-  const Tensor source = contiguous();
+  const Tensor source = to(cpu).contiguous();
   std::vector<T> values(static_cast<size_t>(numel_));
   dispatch_all(dtype_, "to_vector", [&]<class From> {
     const From* data = source.data<From>();
@@ -124,7 +125,8 @@ T item_of(const Tensor& tensor) {
   check_defined("item", tensor);
   LOCKSTEP_CHECK(tensor.numel() == 1, "[item] expected a tensor of one element, got shape ", tensor.shape());
   T value{};
-  dispatch_all(tensor.dtype(), "item", [&]<class From> { value = convert<T>(*tensor.data<From>()); });
+  const Tensor here = tensor.to(cpu);
+  dispatch_all(here.dtype(), "item", [&]<class From> { value = convert<T>(*here.data<From>()); });
   return value;
 }
 
@@ -141,6 +143,22 @@ void check_writable(const char* op, const Tensor& tensor) {
 void check_not_emptied(const char* op, const Tensor& tensor) {
   LOCKSTEP_CHECK(!tensor.storage()->is_empty(), "[", op, "] the storage is empty: its ", tensor.storage()->bytes(),
                  " bytes were released (a parameter of ZeRO 3, a gradient inside no_sync) and are not back yet");
+}
+
+}  // namespace
+
+namespace {
+
+// Between any two devices. What has to cross lies in one piece on both sides, and is converted where it comes from.
+void copy_between(const Tensor& source, Tensor& out) {
+  const Device from = source.device(), to = out.device();
+  if (from.type == to.type && (from.is_cpu() || from == to)) return LOCKSTEP_KERNEL(to, copy)(source, out);
+  const Tensor packed = source.to(out.dtype()).contiguous();
+  const bool direct = out.is_contiguous();
+  Tensor landed = direct ? out : empty(out.shape(), {.dtype = out.dtype(), .device = to});
+  const size_t bytes = size_t(packed.numel() * size_of(packed.dtype()));
+  if (bytes > 0) backend(from.is_cpu() ? to : from)->copy_bytes(landed.raw_data(), to, packed.raw_data(), from, bytes, true);
+  if (!direct) LOCKSTEP_KERNEL(to, copy)(landed, out);
 }
 
 }  // namespace
@@ -173,7 +191,7 @@ Tensor Tensor::to(Device target) const {
   check_device("to", target);
   check_not_emptied("to", *this);
   Tensor result = empty(shape_, {.dtype = dtype_, .device = target});
-  LOCKSTEP_KERNEL(target, copy)(*this, result);
+  copy_between(*this, result);
   return result;
 }
 
@@ -190,7 +208,7 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
     if (from.offset() == offset_ && from.strides() == strides_ && from.dtype() == dtype_) return *this;
     from = from.clone();  // the two may overlap
   }
-  LOCKSTEP_KERNEL(device(), copy)(from, target);
+  copy_between(from, target);
   return *this;
 }
 

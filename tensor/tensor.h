@@ -23,7 +23,7 @@ class Tensor {
   /// A view on existing storage. offset and strides count elements. Error when it reaches outside the storage.
   Tensor(Ref<Storage> storage, int64_t offset, const Shape& shape, const Strides& strides, DType dtype);
 
-  /// Copies `values` into a new tensor: Tensor::from({1.f, 2.f}, {2}).
+  /// Copies `values` into a new tensor on the default device: Tensor::from({1.f, 2.f}, {2}).
   template <class T> static Tensor from(std::span<const T> values, const Shape& shape);
   template <class T> static Tensor from(const std::vector<T>& values, const Shape& shape) { return from(std::span<const T>(values), shape); }
   template <class T> static Tensor from(std::initializer_list<T> values, const Shape& shape) { return from(std::span<const T>(values.begin(), values.size()), shape); }
@@ -43,7 +43,7 @@ class Tensor {
   /// No other tensor holds this storage, so its contents may be overwritten by whoever holds this handle alone.
   bool is_exclusive() const { return storage_ && storage_->use_count() == 1; }
 
-  /// Pointer to the first element. Error when T is not the dtype or the storage is empty.
+  /// Pointer to the first element, in the memory of its device. Error when T is not the dtype or the storage is empty.
   template <class T> T* data() const { check_data(dtype_of<T>); return static_cast<T*>(raw_data()); }
   /// The same without a type. Error when the storage is empty.
   void* raw_data() const {

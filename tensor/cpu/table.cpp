@@ -4,7 +4,7 @@
 namespace lockstep {
 
 #define LOCKSTEP_ENTRY(name) .name = on_cpu::name,
-const Kernels cpu_kernels{LOCKSTEP_CPU_KERNELS(LOCKSTEP_ENTRY)};
+const Kernels cpu_kernels{LOCKSTEP_KERNELS(LOCKSTEP_ENTRY)};
 #undef LOCKSTEP_ENTRY
 
 }  // namespace lockstep

@@ -1,0 +1,256 @@
+// The CUDA backend: devices, stream-ordered memory, copies, streams and events.
+#include "tensor/backend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "tensor/check.h"
+#include "tensor/cuda/runtime.h"
+#include "tensor/cuda/streams.h"
+#include "tensor/kernels.h"
+#include "tensor/memory.h"
+
+namespace lockstep {
+
+extern const Kernels cuda_kernels;
+
+namespace cuda {
+namespace {
+
+struct Found {
+  int count = 0;
+  std::string why;
+};
+const Found& found() {
+  static const Found result = [] {
+    Found f;
+    const cudaError_t code = cudaGetDeviceCount(&f.count);
+    if (code == cudaSuccess && f.count > 0) {
+      f.count = std::min(f.count, most_devices);
+      return f;
+    }
+    cudaGetLastError();
+    f.count = 0;
+    f.why = code == cudaErrorInsufficientDriver ? "no NVIDIA driver is installed, or it is older than this build's CUDA runtime (nvidia-smi shows what a driver can)"
+            : code == cudaErrorNoDevice || code == cudaSuccess ? "the driver sees no device (CUDA_VISIBLE_DEVICES may hide them)"
+            : str(cudaGetErrorName(code), ": ", cudaGetErrorString(code));
+    return f;
+  }();
+  return result;
+}
+
+int device_count() { return found().count; }
+std::string why_none() { return found().why; }
+
+std::string describe() {
+  std::string text;
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  const auto version = [](int v) { return str(v / 1000, ".", v % 1000 / 10); };
+  text += str("runtime ", version(runtime), ", driver ", driver ? version(driver) : "none", "\n");
+  if (device_count() == 0) return text + "no device: " + why_none() + "\n";
+  for (int i = 0; i < device_count(); ++i) {
+    cudaDeviceProp p{};
+    check("device", cudaGetDeviceProperties(&p, i));
+    text += str("cuda:", i, " ", p.name, ", compute capability ", p.major, ".", p.minor, ", ", p.multiProcessorCount, " multiprocessors, ", p.totalGlobalMem >> 20, " MiB\n");
+  }
+  return text;
+}
+
+// The pool keeps what it has: giving memory back to the driver at every synchronisation would cost more than it saves.
+cudaMemPool_t pool_of(int device) {
+  cudaMemPool_t pool = nullptr;
+  check("memory", cudaDeviceGetDefaultMemPool(&pool, device));
+  return pool;
+}
+void keep_memory(int device) {
+  static std::atomic<uint64_t> done{0};
+  const uint64_t bit = uint64_t(1) << device;
+  if (done.fetch_or(bit) & bit) [[likely]] return;
+  uint64_t threshold = UINT64_MAX;
+  check("memory", cudaMemPoolSetAttribute(pool_of(device), cudaMemPoolAttrReleaseThreshold, &threshold));
+}
+
+void* allocate(size_t bytes, int device) {
+  select_device(device);
+  keep_memory(device);
+  void* data = nullptr;
+  cudaError_t code = cudaMallocAsync(&data, bytes, stream_of(device));
+  if (code == cudaSuccess) [[likely]] return data;
+  cudaGetLastError();
+  if (code == cudaErrorMemoryAllocation) {  // what is on its way back, and what the pool keeps, may be enough
+    cudaDeviceSynchronize();
+    cudaMemPoolTrimTo(pool_of(device), 0);
+    code = cudaMallocAsync(&data, bytes, stream_of(device));
+    if (code == cudaSuccess) return data;
+    cudaGetLastError();
+  }
+  if (code != cudaErrorMemoryAllocation) fail_cuda("memory", code);
+  size_t available = 0, total = 0;
+  cudaMemGetInfo(&available, &total);
+  const Device at{Device::Type::cuda, int16_t(device)};
+  fail(str("[memory] could not allocate ", bytes, " bytes on ", at, ", which has ", available, " of ", total, " bytes free; held by this process:\n", memory_report(at),
+           "A smaller batch, activation checkpointing, bf16, or ZeRO with offload need less."));
+}
+
+void deallocate(void* data, size_t, int device, void* stream) noexcept {
+  int before = 0;
+  cudaGetDevice(&before);
+  if (before != device) cudaSetDevice(device);
+  cudaFreeAsync(data, static_cast<cudaStream_t>(stream));
+  if (before != device) cudaSetDevice(before);
+}
+
+size_t pool_attribute(int device, cudaMemPoolAttr what) {
+  uint64_t value = 0;
+  check("memory", cudaMemPoolGetAttribute(pool_of(device), what, &value));
+  return size_t(value);
+}
+size_t cached_bytes(int device) { return pool_attribute(device, cudaMemPoolAttrReservedMemCurrent) - pool_attribute(device, cudaMemPoolAttrUsedMemCurrent); }
+void release_cached(int device) {
+  select_device(device);
+  check("memory", cudaDeviceSynchronize());
+  check("memory", cudaMemPoolTrimTo(pool_of(device), 0));
+}
+
+void copy_bytes(void* to, Device to_device, const void* from, Device from_device, size_t bytes, bool wait) {
+  const int device = from_device.is_cpu() ? to_device.index : from_device.index;
+  select_device(device);
+  const cudaStream_t stream = stream_of(device);
+  if (!from_device.is_cpu() && !to_device.is_cpu() && from_device != to_device) {
+    check("copy", cudaMemcpyPeerAsync(to, to_device.index, from, from_device.index, bytes, stream));
+    check("copy", cudaStreamSynchronize(stream));  // the other device's stream does not know of it
+    return;
+  }
+  const cudaMemcpyKind kind = from_device.is_cpu() ? cudaMemcpyHostToDevice : to_device.is_cpu() ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice;
+  check("copy", cudaMemcpyAsync(to, from, bytes, kind, stream));
+  if (wait && kind != cudaMemcpyDeviceToDevice) check("copy", cudaStreamSynchronize(stream));
+}
+
+void synchronize(int device) {
+  select_device(device);
+  check("synchronize", cudaDeviceSynchronize());
+}
+
+void* pin(size_t bytes) {
+  void* data = nullptr;
+  check("memory", cudaMallocHost(&data, bytes));
+  return data;
+}
+void unpin(void* data) noexcept { cudaFreeHost(data); }
+
+cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t as_event(void* event) { return static_cast<cudaEvent_t>(event); }
+
+// Streams are never destroyed but used again: memory that was allocated in the order of one may be freed much later.
+struct StreamPool {
+  std::mutex mutex;
+  std::vector<cudaStream_t> all, idle;
+};
+StreamPool& streams(int device, bool urgent) {
+  static StreamPool* pools = new StreamPool[most_devices * 2];
+  return pools[device * 2 + urgent];
+}
+
+void* new_stream(int device, bool urgent) {
+  select_device(device);
+  StreamPool& pool = streams(device, urgent);
+  {
+    const std::lock_guard lock(pool.mutex);
+    if (!pool.idle.empty()) {
+      const cudaStream_t stream = pool.idle.back();
+      pool.idle.pop_back();
+      return stream;
+    }
+  }
+  int least = 0, greatest = 0;
+  check("stream", cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  cudaStream_t stream = nullptr;
+  check("stream", cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? greatest : least));
+  const std::lock_guard lock(pool.mutex);
+  pool.all.push_back(stream);
+  return stream;
+}
+void free_stream(void* stream, int device) noexcept {
+  cudaStreamSynchronize(as_stream(stream));
+  for (const bool urgent : {false, true}) {
+    StreamPool& pool = streams(device, urgent);
+    const std::lock_guard lock(pool.mutex);
+    if (std::find(pool.all.begin(), pool.all.end(), stream) != pool.all.end()) pool.idle.push_back(as_stream(stream));
+  }
+}
+void* current(int device) { return stream_of(device); }
+void set_current(int device, void* stream) { set_stream(device, as_stream(stream)); }
+void synchronize_stream(void* stream, int device) {
+  select_device(device);
+  check("stream", cudaStreamSynchronize(as_stream(stream)));
+}
+void* new_event(int device, bool timed) {
+  select_device(device);
+  cudaEvent_t event = nullptr;
+  check("event", cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming));
+  return event;
+}
+void free_event(void* event, int) noexcept { cudaEventDestroy(as_event(event)); }
+void record(void* event, void* stream, int device) {
+  select_device(device);
+  check("event", cudaEventRecord(as_event(event), as_stream(stream)));
+}
+void wait(void* stream, void* event, int device) {
+  select_device(device);
+  check("event", cudaStreamWaitEvent(as_stream(stream), as_event(event), 0));
+}
+bool done(void* event, int device) {
+  select_device(device);
+  const cudaError_t code = cudaEventQuery(as_event(event));
+  if (code != cudaErrorNotReady) check("event", code);
+  return code == cudaSuccess;
+}
+void synchronize_event(void* event, int device) {
+  select_device(device);
+  check("event", cudaEventSynchronize(as_event(event)));
+}
+double milliseconds(void* start, void* end, int device) {
+  select_device(device);
+  float ms = 0;
+  check("event", cudaEventElapsedTime(&ms, as_event(start), as_event(end)));
+  return ms;
+}
+
+}  // namespace
+}  // namespace cuda
+
+extern const Backend cuda_backend;  // for device.cpp
+const Backend cuda_backend{
+    .kernels = &cuda_kernels,
+    .device_count = cuda::device_count,
+    .why_none = cuda::why_none,
+    .describe = cuda::describe,
+    .select = cuda::select_device,
+    .allocate = cuda::allocate,
+    .deallocate = cuda::deallocate,
+    .cached_bytes = cuda::cached_bytes,
+    .release_cached = cuda::release_cached,
+    .copy_bytes = cuda::copy_bytes,
+    .synchronize = cuda::synchronize,
+    .pin = cuda::pin,
+    .unpin = cuda::unpin,
+    .new_stream = cuda::new_stream,
+    .free_stream = cuda::free_stream,
+    .current_stream = cuda::current,
+    .set_current_stream = cuda::set_current,
+    .synchronize_stream = cuda::synchronize_stream,
+    .new_event = cuda::new_event,
+    .free_event = cuda::free_event,
+    .record = cuda::record,
+    .wait = cuda::wait,
+    .done = cuda::done,
+    .synchronize_event = cuda::synchronize_event,
+    .milliseconds = cuda::milliseconds,
+};
+
+}  // namespace lockstep

@@ -1,0 +1,37 @@
+#pragma once
+// The CUDA kernels, one function for each entry of Kernels, in namespace lockstep::on_cuda; a family is a file, as in cpu/.
+#include <type_traits>
+
+#include "tensor/kernels.h"
+
+namespace lockstep::on_cuda {
+
+// Those that exist. Each family has lines of its own.
+#define LOCKSTEP_CUDA_KERNELS(X) \
+  /* copy.cu */ \
+  X(copy) X(fill) \
+  /* pointwise.cu */ \
+  \
+  /* random.cu */ \
+  \
+  /* reduce.cu, sort.cu */ \
+  \
+  /* matmul.cpp */ \
+  \
+  /* conv.cu, pool.cu */ \
+  \
+  /* softmax.cu, norm.cu, batch_norm.cu, loss.cu */ \
+  \
+  /* index.cu */ \
+  \
+  /* attention.cu, rotary.cu */ \
+  \
+  /* optim.cu */ \
+
+
+// Each has the type of its entry.
+#define LOCKSTEP_DECLARE(name) std::remove_pointer_t<decltype(Kernels::name)> name;
+LOCKSTEP_CUDA_KERNELS(LOCKSTEP_DECLARE)
+#undef LOCKSTEP_DECLARE
+
+}  // namespace lockstep::on_cuda

@@ -1,0 +1,54 @@
+#pragma once
+// The only CUDA header that a kernel file includes. nvcc compiles the file for the card; with -Dcuda=simulated the C++
+// compiler compiles the same file, and tests/cudasim/ runs its blocks on the CPU, so that every kernel is executed,
+// under sanitizers and in any order of threads, on machines without a GPU. Kernels therefore
+//   - declare shared arrays with LOCKSTEP_SHARED(float, name, [32]) and LOCKSTEP_DYNAMIC_SHARED(float, name),
+//   - are started by cuda::launch(), never by <<<>>>,
+//   - use no CUB and no cooperative groups; PTX only in functions that have a C++ twin.
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#define LOCKSTEP_SHARED(T, name, ...) __shared__ T name __VA_ARGS__
+#define LOCKSTEP_DYNAMIC_SHARED(T, name)                          \
+  extern __shared__ __align__(16) unsigned char dynamic_shared_[]; \
+  T* name = reinterpret_cast<T*>(dynamic_shared_)
+#else
+#include "tests/cudasim/simt_cpu.h"
+#endif
+
+#include "tensor/cuda/runtime.h"
+
+namespace lockstep::cuda {
+
+/// Where and how a kernel runs: `op` is named in errors, `shared` are bytes of dynamic shared memory.
+struct Launch {
+  const char* op;
+  dim3 grid, block;
+  size_t shared = 0;
+};
+
+/// Starts a kernel on this thread's current device and stream. Error naming the operation, the launch and the stream.
+/// A grid without blocks (an empty tensor) does nothing.
+template <class... Parameters, class... Args>
+void launch(const Launch& how, void (*kernel)(Parameters...), Args&&... args) {
+  if (how.grid.x == 0 || how.grid.y == 0 || how.grid.z == 0) return;
+  const cudaStream_t stream = current_stream();
+#if defined(__CUDACC__)
+  // More than 48 KiB has to be asked for.
+  if (how.shared > 48 * 1024) check(how.op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared)));
+  kernel<<<how.grid, how.block, how.shared, stream>>>(Parameters(args)...);
+  const cudaError_t code = cudaGetLastError();
+#else
+  const cudaError_t code = simt::launch(how.grid, how.block, how.shared, stream, kernel, std::forward<Args>(args)...);
+#endif
+  if (code != cudaSuccess) [[unlikely]] fail_launch(how.op, how.grid, how.block, how.shared, stream, code);
+}
+
+/// Blocks of `threads` for n elements, at most as many as keep the device busy: kernels stride over the rest.
+inline unsigned blocks_for(int64_t n, int threads, int64_t per_thread = 1) {
+  const int64_t blocks = (n + int64_t(threads) * per_thread - 1) / (int64_t(threads) * per_thread);
+  return unsigned(std::min<int64_t>(blocks, most_blocks()));
+}
+
+}  // namespace lockstep::cuda

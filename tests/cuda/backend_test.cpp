@@ -1,0 +1,65 @@
+// The CUDA backend: memory, copies, streams and events. Runs on the simulated device and on a card.
+#include <doctest/doctest.h>
+
+#include "tensor/ops.h"
+#include "tensor/stream.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+
+namespace {
+const Device cuda0{Device::Type::cuda, 0};
+}
+
+TEST_CASE("cuda: tensors go to the device and come back, of every dtype and any strides") {
+  for (const DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean}) {
+    for (const int64_t n : {0, 1, 31, 33, 1000, 4099}) {
+      const Tensor x = arange(n).to(dtype), there = x.to(cuda0);
+      CHECK(there.device() == cuda0);
+      CHECK(equal(there.to(cpu), x));
+    }
+  }
+  const Tensor x = arange(0, 24, 1, {.dtype = f32}).view({2, 3, 4}), y = x.to(cuda0).permute({2, 0, 1});
+  CHECK(equal(y.to(cpu), x.permute({2, 0, 1})));
+  CHECK(equal(y.clone().to(cpu), x.permute({2, 0, 1})));
+  CHECK(y[3][1][2].item() == 23);
+  y.select(0, 1).fill_(7);
+  CHECK(y.to_vector<float>()[6] == 7);
+}
+
+TEST_CASE("cuda: a stream waits for an event of another") {
+  const Stream side(cuda0);
+  const Tensor x = full({1000}, 1, {.dtype = f32, .device = cuda0});
+  Tensor y = empty({1000}, {.dtype = f32, .device = cuda0});
+  Event ready(cuda0), finished(cuda0);
+  ready.record();
+  {
+    const StreamScope scope(side);
+    ready.wait();
+    y.copy_(x);
+    finished.record();
+  }
+  finished.wait();
+  const Tensor pinned = empty_pinned({1000}, f32, cuda0);
+  copy_async(y, pinned);
+  Event copied(cuda0);
+  copied.record();
+  copied.synchronize();
+  CHECK(equal(pinned, full({1000}, 1)));
+}
+
+TEST_CASE("cuda: the ledger counts what the device holds") {
+  const int64_t before = memory_report(cuda0).total.current, on_cpu = memory_report().total.current;
+  {
+    const Tensor x = empty({1000}, {.dtype = f32, .device = cuda0});
+    CHECK(memory_report(cuda0).total.current == before + 4000);
+    CHECK(memory_report().total.current == on_cpu);
+  }
+  CHECK(memory_report(cuda0).total.current == before);
+}
+
+TEST_CASE("cuda: errors name the device, the operation and what would help") {
+  CHECK(contains(message([] { empty({1}, {.device = {Device::Type::cuda, 63}}); }), "expected one of the devices cuda:0"));
+  const Tensor x = full({2}, 1, {.device = cuda0});
+  CHECK(contains(message([&] { copy_async(x, empty({2}, {.dtype = f64, .device = cpu})); }), "one shape and dtype"));
+}
