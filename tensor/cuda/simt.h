@@ -14,7 +14,7 @@
   extern __shared__ __align__(16) unsigned char dynamic_shared_[]; \
   T* name = reinterpret_cast<T*>(dynamic_shared_)
 #else
-#include "tests/cudasim/simt_cpu.h"
+#include <simt_cpu.h>  // tests/cudasim/
 #endif
 
 #include "tensor/cuda/runtime.h"
