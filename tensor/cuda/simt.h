@@ -40,7 +40,7 @@ void launch(const Launch& how, void (*kernel)(Parameters...), Args&&... args) {
   kernel<<<how.grid, how.block, how.shared, stream>>>(Parameters(args)...);
   const cudaError_t code = cudaGetLastError();
 #else
-  const cudaError_t code = simt::launch(how.grid, how.block, how.shared, stream, kernel, std::forward<Args>(args)...);
+  const cudaError_t code = simt::launch(how.op, how.grid, how.block, how.shared, stream, kernel, std::forward<Args>(args)...);
 #endif
   if (code != cudaSuccess) [[unlikely]] fail_launch(how.op, how.grid, how.block, how.shared, stream, code);
 }

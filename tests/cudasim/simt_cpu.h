@@ -1,24 +1,26 @@
-// simt_cpu.h - runs one CUDA block's threads as fibers on one OS thread.
-// Real NVIDIA headers are used for the *types* (dim3, __half, cudaStream_t ...), so the
-// kernel and the host code are type checked against the real API.
 #pragma once
-#ifndef SIMT_CPU
-#error "kernel file compiled by a host compiler without -DSIMT_CPU"
+// CUDA's C++ for the host compiler: what a .cu file uses of the language and of the device's functions, run by the block
+// emulator in block.cpp. NVIDIA's own headers give the types, so kernels and host code are checked against the real API.
+#if !defined(SIMT_CPU)
+#error "a .cu file compiled by the host compiler needs -Dcuda=simulated (-DSIMT_CPU)"
 #endif
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 #include <vector_functions.h>
-#include <cuda_fp16.h>
-#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstdint>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <functional>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
-#include <algorithm>
+
+#include "tests/cudasim/block.h"
 
 #undef __global__
 #undef __device__
@@ -26,6 +28,7 @@
 #undef __shared__
 #undef __constant__
 #undef __forceinline__
+#undef __noinline__
 #undef __launch_bounds__
 #define __global__
 #define __device__
@@ -34,122 +37,147 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 
-namespace simt {
-
-struct ThreadCtx {            // read by kernels at every threadIdx use: keep it small and first
-  uint3 tid;
-  unsigned lin, lane, warp;
-};
-extern constinit thread_local ThreadCtx* t_ctx;
-
-enum class Order { Forward, Reverse, Random };
-struct Options {
-  Order order = Order::Forward;   // order in which runnable threads of a block (and blocks) run
-  uint64_t seed = 1;
-  unsigned char poison = 0xFF;    // shared memory is filled with this before each block (NaN floats)
-  bool strict_barrier = true;     // a thread that exits while others wait at a barrier is an error
-};
-Options& options();
-struct Stats { uint64_t switches = 0, blocks = 0, threads = 0, barriers = 0, warp_ops = 0, fibers_used = 0; };
-Stats& stats();
-struct Fault { std::string what; };     // thrown by run() to the launcher
-
-// --- called from kernels ------------------------------------------------------------------
-void barrier(const char* where, int line);
-// Each lane of `mask` posts `bytes` (<=16) and reads lane `src`'s; op_id checks all lanes run the same op.
-void warp_exchange(unsigned mask, unsigned op_id, const void* in, void* out, unsigned bytes, int src, int width);
-unsigned warp_ballot(unsigned mask, int pred);
-void warp_sync(unsigned mask);
-void fence();                            // __threadfence*: orders memory for the race detector
-void* shared_slot(const void* key, size_t bytes, size_t align, const char* name);
-void* dyn_shared();
-[[noreturn]] void fault(const std::string&);
-
-// --- called by the host side ----------------------------------------------------------------
-void run_grid(dim3 g, dim3 b, size_t smem, const std::function<void()>& body);
-
-// stream hook: the fake runtime installs a queue; default = run at once
-using EnqueueFn = void (*)(cudaStream_t, std::function<void()>);
-extern EnqueueFn g_enqueue;
-
-template <class... KArgs, class... Args>
-inline cudaError_t launch(dim3 g, dim3 b, size_t smem, cudaStream_t s, void (*k)(KArgs...), Args&&... a) {
-  // the same limits the driver enforces, so a bad launch fails in CI as it would on the card
-  const uint64_t n = uint64_t(b.x) * b.y * b.z;
-  if (n == 0 || n > 1024 || b.z > 64 || g.x == 0 || g.y == 0 || g.z == 0 || g.y > 65535 || g.z > 65535)
-    return cudaErrorInvalidConfiguration;
-  if (smem > 227 * 1024) return cudaErrorInvalidValue;
-  std::tuple<std::decay_t<KArgs>...> args(std::forward<Args>(a)...);   // by value, like a real launch
-  g_enqueue(s, [=] { run_grid(g, b, smem, [&] { std::apply(k, args); }); });
-  return cudaSuccess;
-}
-}  // namespace simt
-
-// real variables, not macros: headers included later use these names as parameters.
-// constinit: no TLS wrapper call per use.  resume() stores threadIdx at every switch.
+// Variables, not macros: NVIDIA's headers use these names for parameters. constinit: no wrapper call at each use.
 extern constinit thread_local uint3 threadIdx, blockIdx;
 extern constinit thread_local dim3 blockDim, gridDim;
 constexpr int warpSize = 32;
 
-// `LOCKSTEP_SHARED(float, red, [32])` -> float (&red)[32], one per block, poisoned, with red zones.
-#define LOCKSTEP_SHARED(T, name, ...)                                                              \
-  using simt_sh_t_##name = T __VA_ARGS__;                                                      \
-  static const char simt_sh_k_##name = 0;                                                      \
-  simt_sh_t_##name& name = *static_cast<simt_sh_t_##name*>(                                    \
-      simt::shared_slot(&simt_sh_k_##name, sizeof(simt_sh_t_##name), alignof(simt_sh_t_##name), #name))
-#define LOCKSTEP_DYNAMIC_SHARED(T, name) T* name = static_cast<T*>(simt::dyn_shared())
+namespace simt {
 
+/// Starts a kernel, or says what the driver would say of such a launch. The arguments are copied, as in a real one.
+template <class... Parameters, class... Args>
+cudaError_t launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStream_t stream, void (*kernel)(Parameters...), Args&&... args) {
+  const cudaError_t refused = check_launch(grid, block, shared);
+  if (refused != cudaSuccess) return refused;
+  std::tuple<std::decay_t<Parameters>...> copies(std::forward<Args>(args)...);
+  return enqueue_kernel(op, stream, [=] { run_grid(op, grid, block, shared, [&] { std::apply(kernel, copies); }); });
+}
+
+}  // namespace simt
+
+// --- shared memory: one array a block, filled with NaN, red zones around it ---
+#define LOCKSTEP_SHARED(T, name, ...)                                                   \
+  using simt_type_of_##name = T __VA_ARGS__;                                            \
+  static const char simt_key_of_##name = 0;                                             \
+  simt_type_of_##name& name = *static_cast<simt_type_of_##name*>(                       \
+      simt::shared_array(&simt_key_of_##name, sizeof(simt_type_of_##name), alignof(simt_type_of_##name), #name))
+#define LOCKSTEP_DYNAMIC_SHARED(T, name) T* name = static_cast<T*>(simt::dynamic_shared())
+
+// --- synchronisation ---
 #define __syncthreads() simt::barrier(__FILE__, __LINE__)
-inline void __syncwarp(unsigned m = 0xffffffffu) { simt::warp_sync(m); }
+#define __syncthreads_count(predicate) simt::barrier(__FILE__, __LINE__, (predicate) != 0)
+#define __syncthreads_or(predicate) int(simt::barrier(__FILE__, __LINE__, (predicate) != 0) > 0)
+#define __syncthreads_and(predicate) int(simt::barrier(__FILE__, __LINE__, (predicate) == 0) == 0)
+inline void __syncwarp(unsigned mask = ~0u) { simt::warp_sync(mask); }
 inline void __threadfence() { simt::fence(); }
 inline void __threadfence_block() { simt::fence(); }
 inline void __threadfence_system() { simt::fence(); }
 
+// --- warp operations, on the types that CUDA has them for ---
 namespace simt {
-template <class T> inline T shfl_any(unsigned mask, unsigned op, T v, int src, int width) {
-  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 16);
-  T r; warp_exchange(mask, op, &v, &r, sizeof(T), src, width); return r;
-}
-}
-template <class T> inline T __shfl_sync(unsigned m, T v, int src, int w = 32) {
-  int lane = simt::t_ctx->lane, base = lane & ~(w - 1);
-  return simt::shfl_any(m, 1, v, base + (src & (w - 1)), w);
-}
-template <class T> inline T __shfl_xor_sync(unsigned m, T v, int x, int w = 32) {
-  int lane = simt::t_ctx->lane, base = lane & ~(w - 1), s = lane ^ x;
-  return simt::shfl_any(m, 2, v, s < base + w ? s : lane, w);
-}
-template <class T> inline T __shfl_down_sync(unsigned m, T v, unsigned d, int w = 32) {
-  int lane = simt::t_ctx->lane, base = lane & ~(w - 1), s = lane + int(d);
-  return simt::shfl_any(m, 3, v, s < base + w ? s : lane, w);
-}
-template <class T> inline T __shfl_up_sync(unsigned m, T v, unsigned d, int w = 32) {
-  int lane = simt::t_ctx->lane, base = lane & ~(w - 1), s = lane - int(d);
-  return simt::shfl_any(m, 4, v, s >= base ? s : lane, w);
-}
-inline unsigned __ballot_sync(unsigned m, int p) { return simt::warp_ballot(m, p); }
-inline int __any_sync(unsigned m, int p) { return simt::warp_ballot(m, p) != 0; }
-inline int __all_sync(unsigned m, int p) { return simt::warp_ballot(m, p) == m; }
 
-// atomics: relaxed, like the hardware's
-template <class T> inline T atomicAdd(T* p, T v) {
-  if constexpr (std::is_integral_v<T>) return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
-  else {
-    T old; __atomic_load(p, &old, __ATOMIC_RELAXED);
-    for (;;) { T nw = old + v; if (__atomic_compare_exchange(p, &old, &nw, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return old; }
-  }
+template <class T>
+concept Shuffled = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, __half2> || std::is_same_v<T, __nv_bfloat162> ||
+                   (std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
+
+// The lane to read from, which is the own one where the step leads out of the group of `width`.
+template <Shuffled T>
+T shuffle(unsigned mask, Warp op, T value, int source, int width, bool inside) {
+  T result;
+  warp_exchange(mask, op, &value, &result, sizeof(T), inside ? source : int(here->lane), width);
+  return result;
 }
-template <class T> inline T atomicMax(T* p, T v) {
-  T old = __atomic_load_n(p, __ATOMIC_RELAXED);
-  while (old < v && !__atomic_compare_exchange_n(p, &old, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+
+}  // namespace simt
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+  const int first = int(simt::here->lane) & ~(width - 1);
+  return simt::shuffle(mask, simt::Warp::shfl, value, first + (source & (width - 1)), width, true);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
+  const int lane = int(simt::here->lane), source = lane ^ lanes;
+  return simt::shuffle(mask, simt::Warp::shfl_xor, value, source, width, source < (lane & ~(width - 1)) + width);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  const int lane = int(simt::here->lane), source = lane + int(delta);
+  return simt::shuffle(mask, simt::Warp::shfl_down, value, source, width, source < (lane & ~(width - 1)) + width);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  const int lane = int(simt::here->lane), source = lane - int(delta);
+  return simt::shuffle(mask, simt::Warp::shfl_up, value, source, width, source >= (lane & ~(width - 1)));
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) { return simt::warp_ballot(mask, predicate != 0); }
+inline int __any_sync(unsigned mask, int predicate) { return simt::warp_ballot(mask, predicate != 0) != 0; }
+inline int __all_sync(unsigned mask, int predicate) { return simt::warp_ballot(mask, predicate == 0) == 0; }
+
+// --- atomics: relaxed, as the hardware's are ---
+namespace simt {
+template <class T, class Fn>
+T atomic_update(T* p, Fn next) {
+  T old;
+  __atomic_load(p, &old, __ATOMIC_RELAXED);
+  for (T wanted = next(old); !__atomic_compare_exchange(p, &old, &wanted, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED); wanted = next(old)) {
+  }
   return old;
 }
-template <class T> inline T atomicCAS(T* p, T c, T v) {
-  __atomic_compare_exchange_n(p, &c, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); return c;
+// NVIDIA has a function for each type; the second argument converts to the type of the first.
+template <class T>
+using Same = std::type_identity_t<T>;
+}  // namespace simt
+template <class T> T atomicAdd(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T old) { return T(old + value); }); }
+template <class T> T atomicSub(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T old) { return T(old - value); }); }
+template <class T> T atomicMax(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T old) { return old < value ? value : old; }); }
+template <class T> T atomicMin(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T old) { return value < old ? value : old; }); }
+template <class T> T atomicAnd(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T old) { return T(old & value); }); }
+template <class T> T atomicOr(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T old) { return T(old | value); }); }
+template <class T> T atomicXor(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T old) { return T(old ^ value); }); }
+template <class T> T atomicExch(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T) { return value; }); }
+template <class T>
+T atomicCAS(T* p, simt::Same<T> expected, simt::Same<T> value) {
+  __atomic_compare_exchange(p, &expected, &value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;
 }
-// device math that <cmath> lacks
+inline unsigned atomicInc(unsigned* p, unsigned limit) { return simt::atomic_update(p, [=](unsigned old) { return old >= limit ? 0u : old + 1; }); }
+inline unsigned atomicDec(unsigned* p, unsigned limit) { return simt::atomic_update(p, [=](unsigned old) { return old == 0 || old > limit ? limit : old - 1; }); }
+
+// --- device functions that <cmath> does not have ---
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
+inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float a, float b) { return a / b; }
-template <class T> inline T __ldg(const T* p) { return *p; }
-using std::min; using std::max;
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __fadd_rn(float a, float b) { volatile float sum = a + b; return sum; }
+inline float __fmul_rn(float a, float b) { volatile float product = a * b; return product; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline float __saturatef(float x) { return x > 0 ? std::min(x, 1.0f) : 0; }
+inline int __popc(unsigned x) { return std::popcount(x); }
+inline int __popcll(unsigned long long x) { return std::popcount(x); }
+inline int __clz(int x) { return std::countl_zero(unsigned(x)); }
+inline int __clzll(long long x) { return std::countl_zero(static_cast<unsigned long long>(x)); }
+inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(unsigned(x)) + 1; }
+inline int __ffsll(long long x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned long long>(x)) + 1; }
+inline unsigned __brev(unsigned x) {
+  unsigned y = 0;
+  for (int i = 0; i < 32; ++i) y = y << 1 | (x >> i & 1);
+  return y;
+}
+inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) { return (unsigned long long)((unsigned __int128)(a) * b >> 64); }
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
+inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+inline long long __double_as_longlong(double x) { return std::bit_cast<long long>(x); }
+inline double __longlong_as_double(long long x) { return std::bit_cast<double>(x); }
+template <class T> T __ldg(const T* p) { return *p; }
+template <class T> T __ldcs(const T* p) { return *p; }
+template <class T> T __ldcg(const T* p) { return *p; }
+template <class T> void __stcs(T* p, simt::Same<T> value) { *p = value; }
+template <class T> void __stcg(T* p, simt::Same<T> value) { *p = value; }
+[[noreturn]] inline void __trap() { simt::fault("__trap()"); }
+using std::max;
+using std::min;

@@ -1,0 +1,447 @@
+// The block emulator: threads, barriers, warps and shared memory of the block that runs on this OS thread.
+#include "tests/cudasim/block.h"
+
+#include <sys/mman.h>
+#include <vector_functions.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "tests/cudasim/fiber.h"
+
+constinit thread_local uint3 threadIdx{}, blockIdx{};
+constinit thread_local dim3 blockDim{}, gridDim{};
+
+namespace simt {
+
+constinit thread_local const Place* here = nullptr;
+
+namespace {
+
+constexpr unsigned warp_size = 32;
+constexpr size_t arena_bytes = 256 * 1024, most_static = 48 * 1024, red_zone = 64;
+size_t most_shared() {  // what a block may have on the simulated device; see properties() in cudart.cpp
+  static const char* const text = std::getenv("LOCKSTEP_FAKE_CUDA_CAPABILITY");
+  const int capability = text ? std::atoi(text) : 90;
+  return size_t(capability >= 90 ? 227 : capability == 80 ? 163 : capability > 80 ? 99 : 64) * 1024;
+}
+
+std::string str(auto... parts) {
+  std::string text;
+  const auto add = [&](const auto& part) {
+    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>) text += std::to_string(part);
+    else text += part;
+  };
+  (add(parts), ...);
+  return text;
+}
+std::string triple(const auto& v) { return str("(", v.x, ",", v.y, ",", v.z, ")"); }
+
+enum class State : uint8_t { running, at_barrier, in_warp, done };
+
+struct Thread {
+  Place place;
+  uint3 index;
+  State state;
+  Fiber* fiber;
+  Clock clock;
+  // the warp operation it waits in
+  unsigned mask, op, bytes, ballot;
+  int source;
+  bool predicate;
+  alignas(8) unsigned char sent[8], received[8];
+};
+struct WarpState {
+  unsigned arrived = 0, exited = 0;  // lanes
+  char order = 0;                    // what __syncwarp releases
+};
+struct Shared { const void* key; void* data; };
+
+// Inline copies: memcpy would be seen by ThreadSanitizer as the kernel's own.
+void copy(void* to, const void* from, unsigned bytes) {
+  switch (bytes) {
+    case 2: __builtin_memcpy(to, from, 2); break;
+    case 4: __builtin_memcpy(to, from, 4); break;
+    case 8: __builtin_memcpy(to, from, 8); break;
+  }
+}
+
+class Block {
+ public:
+  Block();
+  ~Block();
+  void run_grid(const char* op, dim3 grid, size_t shared, const std::function<void()>& body);
+  int barrier(const char* file, int line, bool predicate);
+  void meet(unsigned mask, unsigned op);
+  void* allocate(size_t bytes, size_t align, const char* name);
+  void* shared_array(const void* key, size_t bytes, size_t align, const char* name);
+  void* dynamic_shared();
+  char& warp_order() { return warps_[current->place.warp].order; }
+  std::string running() const { return op ? str(op, ", block ", triple(blockIdx), ", thread ", triple(threadIdx)) : ""; }
+
+  Thread* current = nullptr;
+  const char* op = nullptr;  // nullptr: no kernel runs
+  char fence_order = 0;
+
+ private:
+  void run_block();
+  void start_threads();
+  void resume(Thread& thread);
+  void wait(State state);
+  void make_ready(Thread& thread) { ready_.push_back(thread.place.linear); }
+  void release_barrier();
+  bool stuck();
+  void run_thread(Thread& thread);
+  static void work();
+
+  const std::function<void()>* body_ = nullptr;
+  unsigned size_ = 0, started_ = 0, done_ = 0, waiting_ = 0, true_ = 0, counted_ = 0;
+  std::string fault_;
+  const char* barrier_file_ = nullptr;
+  int barrier_line_ = 0;
+  char barrier_order_ = 0, end_order_ = 0;
+  Clock main_;
+  std::mt19937_64 random_;
+  std::unique_ptr<Thread[]> threads_;
+  std::vector<WarpState> warps_;
+  std::vector<unsigned> ready_, batch_, sequence_;  // runnable threads; those of this round; the order of starting
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Fiber*> idle_;
+  Fiber* starter_ = nullptr;  // the fiber that starts threads now
+  unsigned char* arena_;
+  size_t arena_used_ = 0, dynamic_bytes_ = 0, static_bytes_ = 0;
+  void* dynamic_ = nullptr;
+  std::vector<Shared> shared_;
+};
+
+Block& block() {
+  static thread_local const auto made = std::make_unique<Block>();
+  return *made;
+}
+
+Block::Block() : threads_(new Thread[1024]) {
+  arena_ = static_cast<unsigned char*>(mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  poison(arena_, arena_bytes);
+}
+Block::~Block() {
+  unpoison(arena_, arena_bytes);
+  munmap(arena_, arena_bytes);
+}
+
+// --- threads ---
+
+void Block::run_thread(Thread& thread) {
+  thread.clock.enter();
+  try {
+    (*body_)();
+  } catch (const Fault& fault) {
+    if (fault_.empty()) fault_ = fault.what;
+  } catch (const std::exception& error) {
+    if (fault_.empty()) fault_ = running() + ": exception in a kernel: " + error.what();
+  }
+  Thread& self = *current;  // the same, but read again after waits
+  release(&end_order_);
+  main_.enter();
+  self.state = State::done;
+  ++done_;
+  warps_[self.place.linear / warp_size].exited |= 1u << self.place.lane;
+}
+
+// On a fiber: takes threads until there are none, then waits for the next block.
+void Block::work() {
+  Block& b = block();
+  Fiber* const self = b.starter_;
+  for (;;) {
+    while (b.started_ < b.size_ && b.fault_.empty()) {
+      const unsigned linear = b.sequence_.empty() ? b.started_ : b.sequence_[b.started_];
+      ++b.started_;
+      Thread& thread = b.threads_[linear];
+      thread.place = {linear, linear % warp_size, linear / warp_size};
+      thread.index = {linear % blockDim.x, linear / blockDim.x % blockDim.y, linear / blockDim.x / blockDim.y};
+      thread.state = State::running;
+      thread.fiber = self;
+      b.current = &thread;
+      here = &thread.place;
+      threadIdx = thread.index;
+      b.run_thread(thread);
+      if (with_tsan() || (options().order == Order::random && b.random_() % 4 == 0)) break;
+    }
+    b.idle_.push_back(self);
+    self->leave(with_tsan());  // there every thread begins on a fresh stack
+  }
+}
+
+void Block::start_threads() {
+  if (idle_.empty()) idle_.push_back(fibers_.emplace_back(std::make_unique<Fiber>(&Block::work, unsigned(fibers_.size()))).get());
+  starter_ = idle_.back();
+  idle_.pop_back();
+  ++counts().switches;
+  starter_->enter();
+}
+
+void Block::resume(Thread& thread) {
+  current = &thread;
+  here = &thread.place;
+  threadIdx = thread.index;
+  thread.state = State::running;
+  ++counts().switches;
+  thread.clock.enter();
+  thread.fiber->enter();
+}
+
+// The running thread waits; returns when it goes on.
+void Block::wait(State state) {
+  Thread& self = *current;
+  self.state = state;
+  main_.enter();
+  self.fiber->leave();
+  if (!fault_.empty()) throw Fault{fault_};
+}
+
+// --- barriers and warps ---
+
+int Block::barrier(const char* file, int line, bool predicate) {
+  if (waiting_ > 0 && (barrier_line_ != line || std::strcmp(barrier_file_, file) != 0))
+    fault(str("barrier divergence: this thread is at ", file, ":", line, ", others wait at ", barrier_file_, ":", barrier_line_));
+  barrier_file_ = file;
+  barrier_line_ = line;
+  if (waiting_++ == 0) true_ = 0;
+  true_ += predicate;
+  release(&barrier_order_);
+  wait(State::at_barrier);
+  acquire(&barrier_order_);
+  return int(counted_);
+}
+
+void Block::release_barrier() {
+  counted_ = true_;
+  waiting_ = 0;
+  for (unsigned i = 0; i < size_; ++i)
+    if (threads_[i].state == State::at_barrier) make_ready(threads_[i]);
+  if (options().order == Order::reverse) std::reverse(ready_.begin(), ready_.end());
+}
+
+// The lanes of a mask meet in an operation. The last to come does the exchange for all, so that each waits once.
+void Block::meet(unsigned mask, unsigned op) {
+  Thread& self = *current;
+  WarpState& warp = warps_[self.place.warp];
+  const unsigned first = self.place.warp * warp_size, lanes = std::min(warp_size, size_ - first);
+  const unsigned existing = lanes < warp_size ? (1u << lanes) - 1 : ~0u, wanted = mask & existing, own = 1u << self.place.lane;
+  if (!(mask & own)) fault("warp operation: the calling lane is not in its own mask");
+  if (mask != wanted && mask != ~0u) fault("warp operation: the mask names lanes that do not exist");
+  if (warp.exited & wanted) fault("warp operation: a lane of the mask has exited");
+  for (unsigned left = warp.arrived & wanted; left; left &= left - 1) {
+    const Thread& other = threads_[first + unsigned(__builtin_ctz(left))];
+    if (other.mask != mask || other.op != op) fault("warp operation: the lanes disagree on the mask or on the operation");
+  }
+  self.mask = mask;
+  self.op = op;
+  warp.arrived |= own;
+  if ((warp.arrived & wanted) != wanted) return wait(State::in_warp);
+  warp.arrived &= ~wanted;
+  unsigned ballot = 0;
+  for (unsigned left = wanted; left; left &= left - 1) {
+    const unsigned lane = unsigned(__builtin_ctz(left));
+    ballot |= unsigned(threads_[first + lane].predicate) << lane;
+  }
+  for (unsigned left = wanted; left; left &= left - 1) {
+    const unsigned lane = unsigned(__builtin_ctz(left));
+    Thread& thread = threads_[first + lane];
+    thread.ballot = ballot;
+    if (thread.bytes > 0) {
+      if (!(wanted >> thread.source & 1)) fault(str("shuffle: lane ", lane, " reads lane ", thread.source, ", which is not in the mask"));
+      copy(thread.received, threads_[first + unsigned(thread.source)].sent, thread.bytes);
+    }
+    if (lane != self.place.lane) make_ready(thread);
+  }
+}
+
+// Nothing can run. True when a barrier let threads go on.
+bool Block::stuck() {
+  if (waiting_ > 0 && waiting_ + done_ == size_) {
+    if (done_ == 0) {
+      release_barrier();
+      return true;
+    }
+    fault_ = str("barrier divergence: ", waiting_, " threads wait at ", barrier_file_, ":", barrier_line_, ", but ", done_, " threads of the block have exited");
+  } else {
+    fault_ = str("deadlock: ", waiting_, " threads wait at a barrier", waiting_ > 0 ? str(" (", barrier_file_, ":", barrier_line_, ")") : "", ", ",
+                 size_ - waiting_ - done_, " for other lanes in a warp operation, ", done_, " have exited");
+  }
+  fault_ = str(op, ", block ", triple(blockIdx), ": ", fault_);
+  return false;
+}
+
+// --- shared memory ---
+
+void* Block::allocate(size_t bytes, size_t align, const char* name) {
+  const size_t begin = (arena_used_ + red_zone + align - 1) / align * align;
+  if (static_bytes_ + dynamic_bytes_ > most_shared() || begin + bytes + red_zone > arena_bytes)
+    fault(str("shared memory: ", static_bytes_, " bytes and ", dynamic_bytes_, " dynamic ones are more than the device has (at ", name, ")"));
+  arena_used_ = begin + bytes;
+  unsigned char* data = arena_ + begin;
+  unpoison(data, bytes);
+  for (volatile unsigned char* p = data; p < data + bytes; ++p) *p = 0xff;  // not memset: see copy()
+  return data;
+}
+
+void* Block::shared_array(const void* key, size_t bytes, size_t align, const char* name) {
+  for (const Shared& known : shared_)
+    if (known.key == key) return known.data;
+  static_bytes_ += bytes;
+  if (static_bytes_ > most_static) fault(str("shared memory: ", static_bytes_, " static bytes, ptxas allows ", most_static, " (at ", name, ")"));
+  return shared_.emplace_back(Shared{key, allocate(bytes, std::max<size_t>(align, 16), name)}).data;
+}
+
+void* Block::dynamic_shared() {
+  if (!dynamic_) dynamic_ = allocate(dynamic_bytes_, 16, "the dynamic array");
+  return dynamic_;
+}
+
+// --- grids ---
+
+void Block::run_block() {
+  started_ = done_ = waiting_ = 0;
+  ready_.clear();
+  std::fill(warps_.begin(), warps_.end(), WarpState{});
+  shared_.clear();
+  dynamic_ = nullptr;
+  static_bytes_ = 0;
+  if (options().order == Order::random) std::shuffle(sequence_.begin(), sequence_.end(), random_);
+  if (with_tsan())
+    for (unsigned i = 0; i < size_; ++i) threads_[i].clock.create();
+  ++counts().blocks;
+  counts().threads += size_;
+
+  while (fault_.empty() && done_ < size_) {
+    if (started_ < size_ && (ready_.empty() || options().order != Order::random || random_() % 2)) {
+      start_threads();
+    } else if (!ready_.empty()) {
+      batch_.swap(ready_);
+      ready_.clear();
+      if (options().order == Order::random) std::shuffle(batch_.begin(), batch_.end(), random_);
+      for (size_t i = 0; i < batch_.size() && fault_.empty(); ++i) resume(threads_[batch_[i]]);
+    } else if (!stuck()) {
+      break;
+    }
+  }
+  if (!fault_.empty()) {  // those that wait leave by the Fault that wait() throws
+    for (unsigned i = 0; i < started_; ++i) {
+      Thread& thread = threads_[sequence_.empty() ? i : sequence_[i]];
+      if (thread.state != State::done) resume(thread);
+    }
+  }
+  if (with_tsan()) {
+    for (unsigned i = 0; i < size_; ++i) threads_[i].clock.destroy();
+    // As with stacks: what the next block finds here must look new.
+    if (arena_used_ > 0) mmap(arena_, arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  }
+  poison(arena_, arena_used_);
+  arena_used_ = 0;
+}
+
+void Block::run_grid(const char* name, dim3 grid, size_t shared, const std::function<void()>& body) {
+  op = name;
+  body_ = &body;
+  size_ = blockDim.x * blockDim.y * blockDim.z;
+  warps_.resize((size_ + warp_size - 1) / warp_size);
+  dynamic_bytes_ = shared;
+  fault_.clear();
+  main_.current();
+  random_.seed(options().seed);
+  sequence_.clear();
+  const uint64_t blocks = uint64_t(grid.x) * grid.y * grid.z;
+  std::vector<uint64_t> order;
+  if (options().order != Order::forward) {
+    for (unsigned i = 0; i < size_; ++i) sequence_.push_back(size_ - 1 - i);
+    for (uint64_t i = 0; i < blocks; ++i) order.push_back(blocks - 1 - i);
+    if (options().order == Order::random) std::shuffle(order.begin(), order.end(), random_);
+  }
+  for (uint64_t i = 0; i < blocks && fault_.empty(); ++i) {
+    const uint64_t at = order.empty() ? i : order[i];
+    blockIdx = {unsigned(at % grid.x), unsigned(at / grid.x % grid.y), unsigned(at / grid.x / grid.y)};
+    run_block();
+  }
+  acquire(&end_order_);
+  op = nullptr;
+  current = nullptr;
+  here = nullptr;
+  if (!fault_.empty()) throw Fault{fault_};
+}
+
+}  // namespace
+
+// --- the functions of block.h ---
+
+Options& options() {
+  static Options made = [] {
+    Options o;
+    const char *order = std::getenv("LOCKSTEP_FAKE_CUDA_ORDER"), *seed = std::getenv("LOCKSTEP_FAKE_CUDA_SEED");
+    if (order) o.order = !std::strcmp(order, "reverse") ? Order::reverse : !std::strcmp(order, "random") ? Order::random : Order::forward;
+    if (seed) o.seed = std::strtoull(seed, nullptr, 10);
+    return o;
+  }();
+  return made;
+}
+Counts& counts() {
+  static thread_local Counts made;
+  return made;
+}
+
+void fault(const std::string& what) { throw Fault{block().running() + ": " + what}; }
+std::string running() { return block().running(); }
+int barrier(const char* file, int line, bool predicate) { return block().barrier(file, line, predicate); }
+void fence() {
+  acquire(&block().fence_order);
+  release(&block().fence_order);
+}
+void* shared_array(const void* key, size_t bytes, size_t align, const char* name) { return block().shared_array(key, bytes, align, name); }
+void* dynamic_shared() { return block().dynamic_shared(); }
+
+void warp_exchange(unsigned mask, Warp op, const void* sent, void* received, unsigned bytes, int source, int width) {
+  Thread& self = *block().current;
+  if (width < 1 || width > int(warp_size) || (width & (width - 1)) != 0) fault(str("shuffle: expected a width of 1, 2, 4, 8, 16 or 32, got ", width));
+  copy(self.sent, sent, bytes);
+  self.bytes = bytes;
+  self.source = source;
+  self.predicate = false;
+  block().meet(mask, unsigned(op) * 64 + unsigned(width));
+  copy(received, self.received, bytes);
+}
+unsigned warp_ballot(unsigned mask, bool predicate) {
+  Thread& self = *block().current;
+  self.bytes = 0;
+  self.predicate = predicate;
+  block().meet(mask, unsigned(Warp::ballot) * 64);
+  return self.ballot;
+}
+// __syncwarp orders memory; shuffles and ballots do not.
+void warp_sync(unsigned mask) {
+  Thread& self = *block().current;
+  self.bytes = 0;
+  self.predicate = false;
+  char* order = &block().warp_order();
+  release(order);
+  block().meet(mask, unsigned(Warp::sync) * 64);
+  acquire(order);
+}
+
+cudaError_t check_launch(dim3 grid, dim3 block, size_t shared) {
+  const uint64_t threads = uint64_t(block.x) * block.y * block.z;
+  const bool fits = threads >= 1 && threads <= 1024 && block.z <= 64 && grid.x >= 1 && grid.x <= 0x7fffffffu && grid.y >= 1 && grid.y <= 65535 && grid.z >= 1 && grid.z <= 65535;
+  if (!fits) return cudaErrorInvalidConfiguration;
+  return shared > most_shared() ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+void run_grid(const char* op, dim3 grid, dim3 size, size_t shared, const std::function<void()>& body) {
+  blockDim = size;
+  gridDim = grid;
+  block().run_grid(op, grid, shared, body);
+}
+
+}  // namespace simt

@@ -1,0 +1,61 @@
+#pragma once
+// The block emulator: runs the threads of a block as fibers of one OS thread, checks how they synchronise, and can vary the
+// order in which they run. Blocks of a grid run one after the other.
+//
+// A thread that never waits runs without a switch: a fiber takes the next thread of the block as long as those before it
+// ended. One that waits keeps its fiber, and another fiber goes on with the rest.
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace simt {
+
+enum class Order { forward, reverse, random };
+/// How kernels run, for the whole process; change it only while none runs. From the environment: LOCKSTEP_FAKE_CUDA_ORDER
+/// (forward, reverse, random) and LOCKSTEP_FAKE_CUDA_SEED. A kernel whose result depends on the order has a race.
+struct Options {
+  Order order = Order::forward;
+  uint64_t seed = 1;
+};
+Options& options();
+
+struct Counts { uint64_t blocks = 0, threads = 0, switches = 0; };
+/// Of this OS thread.
+Counts& counts();
+
+/// A kernel that did what it must not; thrown by run_grid().
+struct Fault { std::string what; };
+
+// --- for kernels, by way of simt_cpu.h ---
+
+/// Where the running thread is in its block.
+struct Place { unsigned linear, lane, warp; };
+extern constinit thread_local const Place* here;
+
+enum class Warp : unsigned { shfl, shfl_xor, shfl_down, shfl_up, ballot, sync };
+/// How many threads came with a true predicate.
+int barrier(const char* file, int line, bool predicate = false);
+/// Each lane of `mask` gives `bytes` and gets those of lane `source`.
+void warp_exchange(unsigned mask, Warp op, const void* sent, void* received, unsigned bytes, int source, int width);
+unsigned warp_ballot(unsigned mask, bool predicate);
+void warp_sync(unsigned mask);
+void fence();
+void* shared_array(const void* key, size_t bytes, size_t align, const char* name);
+void* dynamic_shared();
+[[noreturn]] void fault(const std::string& what);
+
+// --- for launches ---
+
+/// The driver's limits.
+cudaError_t check_launch(dim3 grid, dim3 block, size_t shared);
+/// Puts the kernel on a stream: in cudart_stream.cpp.
+cudaError_t enqueue_kernel(const char* op, cudaStream_t stream, std::function<void()> run);
+/// Runs all blocks now. Throws Fault.
+void run_grid(const char* op, dim3 grid, dim3 block, size_t shared, const std::function<void()>& body);
+/// "embedding, block (3,0,0), thread (17,0,0)" while one runs on this OS thread, else "".
+std::string running();
+
+}  // namespace simt

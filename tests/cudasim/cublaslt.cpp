@@ -1,0 +1,327 @@
+// cuBLASLt in miniature: D = epilogue(alpha op(A) op(B) + beta C), column-major, summed in f64, with the checks of arguments
+// that its documentation names.
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "tests/cudasim/runtime.h"
+
+struct cublasLtContext {};
+
+namespace {
+
+using fake::device_of;
+
+struct Description {
+  cublasComputeType_t compute;
+  cudaDataType_t scale;
+  int32_t transposed_a = CUBLAS_OP_N, transposed_b = CUBLAS_OP_N;
+  uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  void* bias = nullptr;  // written by the forms that end in BGRAD
+  int32_t bias_type = -1;
+  void* aux = nullptr;
+  int64_t aux_lead = 0, aux_stride = 0;
+};
+struct Layout {
+  cudaDataType_t type;
+  uint64_t rows, columns;
+  int64_t lead;
+  int32_t batch = 1, order = CUBLASLT_ORDER_COL;
+  int64_t stride = 0;
+};
+struct Preference {
+  uint64_t workspace = 0;
+  uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_MASK, alignment[4] = {256, 256, 256, 256};
+};
+/// What a heuristic says of an algorithm, in the words that the caller must not look into.
+struct Algorithm {
+  uint64_t workspace;
+  uint32_t alignment[4];
+};
+
+Description& at(cublasLtMatmulDesc_t d) { return *reinterpret_cast<Description*>(d); }
+Layout& at(cublasLtMatrixLayout_t l) { return *reinterpret_cast<Layout*>(l); }
+Preference& at(cublasLtMatmulPreference_t p) { return *reinterpret_cast<Preference*>(p); }
+
+template <class T>
+cublasStatus_t assign(T& to, const void* from, size_t bytes) {
+  if (bytes != sizeof to) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(&to, from, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+size_t size_of(cudaDataType_t type) { return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2; }
+double get(const void* p, cudaDataType_t type, int64_t i) {
+  switch (type) {
+    case CUDA_R_64F: return static_cast<const double*>(p)[i];
+    case CUDA_R_32F: return static_cast<const float*>(p)[i];
+    case CUDA_R_16F: return __half2float(static_cast<const __half*>(p)[i]);
+    default: return __bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]);
+  }
+}
+void put(void* p, cudaDataType_t type, int64_t i, double value) {
+  switch (type) {
+    case CUDA_R_64F: static_cast<double*>(p)[i] = value; break;
+    case CUDA_R_32F: static_cast<float*>(p)[i] = float(value); break;
+    case CUDA_R_16F: static_cast<__half*>(p)[i] = __float2half(float(value)); break;
+    default: static_cast<__nv_bfloat16*>(p)[i] = __float2bfloat16(float(value));
+  }
+}
+template <class T>
+T* place(T* p, cudaDataType_t type, int64_t elements) {
+  return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(p) + size_t(elements) * size_of(type));
+}
+/// TF32 keeps 10 bits of the mantissa.
+double rounded(double value, cublasComputeType_t compute) {
+  if (compute != CUBLAS_COMPUTE_32F_FAST_TF32) return value;
+  const uint32_t bits = std::bit_cast<uint32_t>(float(value));
+  if ((bits & 0x7f800000) == 0x7f800000) return value;
+  return std::bit_cast<float>((bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu);
+}
+
+double gelu(double x) { return 0.5 * x * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
+double gelu_grad(double x) {
+  const double u = 0.7978845608028654 * (x + 0.044715 * x * x * x), t = std::tanh(u);
+  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
+}
+
+// The bits of an epilogue: RELU 2, BIAS 4, an activation's gradient 8, BGRAD 16, GELU 32 and its gradient 64, AUX 128,
+// BGRADA 256, BGRADB 512.
+constexpr uint32_t relu_bit = 2, bias_bit = 4, drelu_bit = 8, bgrad_bit = 16, gelu_bit = 32, dgelu_bit = 64, aux_bit = 128, bgrada_bit = 256, bgradb_bit = 512;
+bool is_epilogue(uint32_t e) {
+  switch (e) {
+    case CUBLASLT_EPILOGUE_DEFAULT: case CUBLASLT_EPILOGUE_RELU: case CUBLASLT_EPILOGUE_BIAS: case CUBLASLT_EPILOGUE_RELU_BIAS: case CUBLASLT_EPILOGUE_GELU:
+    case CUBLASLT_EPILOGUE_GELU_BIAS: case CUBLASLT_EPILOGUE_RELU_AUX: case CUBLASLT_EPILOGUE_RELU_AUX_BIAS: case CUBLASLT_EPILOGUE_GELU_AUX:
+    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS: case CUBLASLT_EPILOGUE_DRELU: case CUBLASLT_EPILOGUE_DRELU_BGRAD: case CUBLASLT_EPILOGUE_DGELU:
+    case CUBLASLT_EPILOGUE_DGELU_BGRAD: case CUBLASLT_EPILOGUE_BGRADA: case CUBLASLT_EPILOGUE_BGRADB: return true;
+    default: return false;
+  }
+}
+
+struct Problem {
+  Description d;
+  Layout a, b, c, out;
+  int64_t m, n, k;
+};
+cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out) {
+  if (!d || !a || !b || !c || !out) return CUBLAS_STATUS_INVALID_VALUE;
+  p = {at(d), at(a), at(b), at(c), at(out), 0, 0, 0};
+  for (const Layout* l : {&p.a, &p.b, &p.c, &p.out}) {
+    if (l->order != CUBLASLT_ORDER_COL) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (l->lead < int64_t(l->rows) || l->batch != p.out.batch) return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  const auto [ar, ac] = std::pair(int64_t(p.a.rows), int64_t(p.a.columns));
+  const auto [br, bc] = std::pair(int64_t(p.b.rows), int64_t(p.b.columns));
+  p.m = p.d.transposed_a ? ac : ar;
+  p.k = p.d.transposed_a ? ar : ac;
+  p.n = p.d.transposed_b ? br : bc;
+  // What a call in the wrong order of rows and columns runs into.
+  if ((p.d.transposed_b ? bc : br) != p.k || int64_t(p.out.rows) != p.m || int64_t(p.out.columns) != p.n || p.c.rows != p.out.rows || p.c.columns != p.out.columns)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  if (p.m == 0 || p.n == 0 || p.k == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+
+  const cudaDataType_t type = p.a.type;
+  const bool half = type == CUDA_R_16F || type == CUDA_R_16BF;
+  if (p.b.type != type || p.c.type != p.out.type || (p.out.type != type && !(half && p.out.type == CUDA_R_32F))) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (p.d.compute == CUBLAS_COMPUTE_64F ? type != CUDA_R_64F || p.d.scale != CUDA_R_64F
+      : p.d.compute == CUBLAS_COMPUTE_32F ? type == CUDA_R_64F || p.d.scale != CUDA_R_32F
+      : p.d.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? type != CUDA_R_32F || p.d.scale != CUDA_R_32F : true) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const uint32_t e = p.d.epilogue;
+  if (!is_epilogue(e)) return CUBLAS_STATUS_INVALID_VALUE;
+  if (type == CUDA_R_64F && e != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if ((e & (bgrad_bit | bgrada_bit | bgradb_bit)) && p.out.batch > 1) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (e & (bias_bit | bgrad_bit | bgrada_bit | bgradb_bit)) {
+    const cudaDataType_t wanted = p.d.bias_type < 0 ? p.out.type : cudaDataType_t(p.d.bias_type);
+    if (!p.d.bias || (wanted != p.out.type && wanted != type)) return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  if (e & aux_bit) {
+    // relu keeps a bit for each element, gelu the value before it
+    const int64_t unit = (e & (relu_bit | drelu_bit)) ? 128 : 8;
+    if (!p.d.aux || p.d.aux_lead < p.m || p.d.aux_lead % unit != 0 || p.d.aux_stride % unit != 0 || reinterpret_cast<uintptr_t>(p.d.aux) % 16 != 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+/// Row-major copies of op(A) by k and op(B) by n: sums run over k, in order.
+void multiply(const Problem& p, double alpha, const void* a, const void* b, double beta, const void* c, void* out, int64_t batch) {
+  const auto [m, n, k] = std::tuple(p.m, p.n, p.k);
+  std::vector<double> left(size_t(m * k)), sum(static_cast<size_t>(m)), bias_grad(p.d.epilogue & (bgrad_bit | bgrada_bit) ? size_t(m) : 0);
+  for (int64_t q = 0; q < k; ++q)
+    for (int64_t i = 0; i < m; ++i) left[size_t(q * m + i)] = rounded(get(a, p.a.type, p.d.transposed_a ? q + i * p.a.lead : i + q * p.a.lead), p.d.compute);
+  const uint32_t e = p.d.epilogue;
+  const cudaDataType_t type = p.out.type, bias_type = p.d.bias_type < 0 ? type : cudaDataType_t(p.d.bias_type);
+  auto* bits = static_cast<unsigned char*>(p.d.aux);
+  for (int64_t j = 0; j < n; ++j) {
+    std::fill(sum.begin(), sum.end(), 0.0);
+    double column = 0;
+    for (int64_t q = 0; q < k; ++q) {
+      const double right = rounded(get(b, p.b.type, p.d.transposed_b ? j + q * p.b.lead : q + j * p.b.lead), p.d.compute);
+      column += right;
+      const double* row = left.data() + q * m;
+      for (int64_t i = 0; i < m; ++i) sum[size_t(i)] += row[i] * right;
+    }
+    if (e & bgradb_bit) put(p.d.bias, bias_type, j, column);
+    for (int64_t i = 0; i < m; ++i) {
+      double value = alpha * sum[size_t(i)];
+      if (beta != 0) value += beta * get(c, p.c.type, i + j * p.c.lead);  // with beta 0 C is not read
+      if (e & bias_bit) value += get(p.d.bias, bias_type, i);             // along the rows of D
+      const int64_t place_of_aux = batch * p.d.aux_stride + i + j * p.d.aux_lead;
+      if (e & drelu_bit) {
+        value = bits[place_of_aux / 8] >> place_of_aux % 8 & 1 ? value : 0;
+      } else if (e & dgelu_bit) {
+        value *= gelu_grad(get(p.d.aux, type, place_of_aux));
+      } else if (e & relu_bit) {
+        if (e & aux_bit) bits[place_of_aux / 8] = (unsigned char)((bits[place_of_aux / 8] & ~(1 << place_of_aux % 8)) | (value > 0) << place_of_aux % 8);
+        value = value < 0 ? 0 : value;  // NaN stays
+      } else if (e & gelu_bit) {
+        if (e & aux_bit) put(p.d.aux, type, place_of_aux, value);
+        value = gelu(value);
+      }
+      if (e & bgrad_bit) bias_grad[size_t(i)] += value;
+      put(out, type, i + j * p.out.lead, value);
+    }
+  }
+  if (e & bgrada_bit)
+    for (int64_t q = 0; q < k; ++q)
+      for (int64_t i = 0; i < m; ++i) bias_grad[size_t(i)] += left[size_t(q * m + i)];
+  for (size_t i = 0; i < bias_grad.size(); ++i) put(p.d.bias, bias_type, int64_t(i), bias_grad[i]);
+}
+
+}  // namespace
+
+extern "C" {
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  if (fake::settings().driver != cudaSuccess) return CUBLAS_STATUS_NOT_INITIALIZED;
+  *handle = new cublasLtContext;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+  delete handle;
+  return CUBLAS_STATUS_SUCCESS;
+}
+const char* cublasLtGetStatusName(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+    default: return "CUBLAS_STATUS_INTERNAL_ERROR";
+  }
+}
+const char* cublasLtGetStatusString(cublasStatus_t status) { return cublasLtGetStatusName(status); }
+size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* d, cublasComputeType_t compute, cudaDataType_t scale) {
+  *d = reinterpret_cast<cublasLtMatmulDesc_t>(new Description{compute, scale});
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
+  delete &at(d);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, const void* value, size_t bytes) {
+  Description& d = at(desc);
+  switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: return assign(d.transposed_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return assign(d.transposed_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return assign(d.epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return assign(d.bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return assign(d.bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return assign(d.aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return assign(d.aux_lead, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE: return assign(d.aux_stride, value, bytes);
+    default: return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+}
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows, uint64_t columns, int64_t lead) {
+  if (type != CUDA_R_64F && type != CUDA_R_32F && type != CUDA_R_16F && type != CUDA_R_16BF) return CUBLAS_STATUS_NOT_SUPPORTED;
+  *layout = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, columns, lead});
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+  delete &at(layout);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute, const void* value, size_t bytes) {
+  Layout& l = at(layout);
+  switch (attribute) {
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return assign(l.batch, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return assign(l.stride, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_ORDER: return assign(l.order, value, bytes);
+    default: return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+}
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+  *preference = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+  delete &at(preference);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, const void* value, size_t bytes) {
+  Preference& p = at(preference);
+  switch (attribute) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return assign(p.workspace, value, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return assign(p.reduction, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: return assign(p.alignment[0], value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return assign(p.alignment[1], value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return assign(p.alignment[2], value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return assign(p.alignment[3], value, bytes);
+    default: return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                              cublasLtMatrixLayout_t out, cublasLtMatmulPreference_t preference, int wanted, cublasLtMatmulHeuristicResult_t* found, int* count) {
+  *count = 0;
+  if (!preference || wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
+  Problem p;
+  if (const cublasStatus_t status = make_problem(p, d, a, b, c, out); status != CUBLAS_STATUS_SUCCESS) return status;
+  Algorithm algorithm{};
+  if (p.m * p.n > 4096) algorithm.workspace = std::min<uint64_t>(4096, at(preference).workspace);  // some need none
+  std::memcpy(algorithm.alignment, at(preference).alignment, sizeof algorithm.alignment);
+  std::memset(found, 0, sizeof *found);
+  static_assert(sizeof algorithm <= sizeof found->algo);
+  std::memcpy(&found->algo, &algorithm, sizeof algorithm);
+  found->workspaceSize = algorithm.workspace;
+  found->state = CUBLAS_STATUS_SUCCESS;
+  *count = 1;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, const void* alpha, const void* a, cublasLtMatrixLayout_t layout_a, const void* b, cublasLtMatrixLayout_t layout_b,
+                              const void* beta, const void* c, cublasLtMatrixLayout_t layout_c, void* out, cublasLtMatrixLayout_t layout_out, const cublasLtMatmulAlgo_t* algo, void* workspace,
+                              size_t workspace_bytes, cudaStream_t stream) {
+  if (!handle || fake::step() != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
+  Problem p;
+  if (const cublasStatus_t status = make_problem(p, d, layout_a, layout_b, layout_c, layout_out); status != CUBLAS_STATUS_SUCCESS) return status;
+  Algorithm algorithm{};
+  if (algo) std::memcpy(&algorithm, algo, sizeof algorithm);
+  if (workspace_bytes < algorithm.workspace || (algorithm.workspace > 0 && reinterpret_cast<uintptr_t>(workspace) % 256 != 0)) return CUBLAS_STATUS_INVALID_VALUE;
+  const void* pointers[] = {a, b, c, out};
+  for (int i = 0; i < 4; ++i) {
+    const size_t needed = std::max<size_t>(algorithm.alignment[i], size_of(i < 2 ? p.a.type : p.out.type));
+    if (device_of(pointers[i]) != fake::current_device() || reinterpret_cast<uintptr_t>(pointers[i]) % needed != 0) return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  const bool with_bias = p.d.epilogue & (bias_bit | bgrad_bit | bgrada_bit | bgradb_bit);
+  for (const void* optional : {p.d.epilogue & aux_bit ? p.d.aux : nullptr, with_bias ? p.d.bias : nullptr, algorithm.workspace > 0 ? workspace : nullptr})
+    if (optional && device_of(optional) < 0) return CUBLAS_STATUS_INVALID_VALUE;
+  if (const cudaError_t code = fake::launch_failure.next(); code != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
+  const double first = get(alpha, p.d.scale, 0), second = get(beta, p.d.scale, 0);  // read by the call, not by the device
+  fake::enqueue(stream, [=] {
+    if (algorithm.workspace > 0) std::memset(workspace, 0xff, algorithm.workspace);
+    for (int64_t i = 0; i < p.out.batch; ++i)
+      multiply(p, first, place(a, p.a.type, i * p.a.stride), place(b, p.b.type, i * p.b.stride), second, place(c, p.c.type, i * p.c.stride), place(out, p.out.type, i * p.out.stride), i);
+  });
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // extern "C"

@@ -1,0 +1,415 @@
+// The CUDA runtime's functions behind NVIDIA's own header, for the fake devices. Arguments are checked as the real ones
+// check them. Streams and events are here too; graphs are in graph.cpp.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+#include "tests/cudasim/runtime.h"
+
+namespace {
+
+using namespace fake;
+
+thread_local cudaError_t last_error = cudaSuccess;
+cudaError_t result(cudaError_t code) {
+  if (code != cudaSuccess && code != cudaErrorNotReady) last_error = code;
+  return code;
+}
+/// What a function that puts work on a stream begins with.
+#define STEP_OR_RETURN() if (const cudaError_t stuck = step(); stuck != cudaSuccess) return result(stuck)
+
+bool exists(int device) { return device >= 0 && device < settings().devices; }
+
+// Pinned host memory: what lies outside of it is copied before an asynchronous call returns.
+SpinLock pinned_lock;
+std::map<const char*, size_t>& pinned() {
+  static auto& all = *new std::map<const char*, size_t>;
+  return all;
+}
+bool is_pinned(const void* p) {
+  const std::lock_guard lock(pinned_lock);
+  const auto next = pinned().upper_bound(static_cast<const char*>(p));
+  return next != pinned().begin() && static_cast<const char*>(p) < std::prev(next)->first + std::prev(next)->second;
+}
+
+double now() { return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+cudaError_t check_stream(cudaStream_t stream) { return find_stream(stream) ? cudaSuccess : cudaErrorInvalidResourceHandle; }
+/// A host function that waits may not be used while a stream captures.
+cudaError_t check_not_capturing(cudaStream_t stream) {
+  CUstream_st* s = find_stream(stream);
+  if (!s) return cudaErrorInvalidResourceHandle;
+  if (!s->capture) return cudaSuccess;
+  if (capturing) capturing->spoiled = true;
+  return cudaErrorStreamCaptureUnsupported;
+}
+
+cudaError_t allocate(void** p, size_t bytes, bool pooled) {
+  *p = nullptr;
+  if (const cudaError_t code = allocation_failure.next(); code != cudaSuccess) return code;
+  if (bytes == 0) return cudaSuccess;
+  const int device = current_device();
+  *p = reserve_memory(bytes, device, pooled);
+  if (!*p) {
+    finish_device(device);  // what is being freed comes back
+    *p = reserve_memory(bytes, device, pooled);
+  }
+  return *p ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  if (check_stream(stream) != cudaSuccess) return cudaErrorInvalidResourceHandle;
+  if (bytes == 0) return cudaSuccess;
+  const bool to_device = device_of(to) >= 0, from_device = device_of(from) >= 0;
+  if (kind == cudaMemcpyDefault) kind = to_device ? from_device ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice : from_device ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost;
+  if (to_device != (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice)) return cudaErrorInvalidValue;
+  if (from_device != (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice)) return cudaErrorInvalidValue;
+  if ((to_device && !is_inside(to, bytes)) || (from_device && !is_inside(from, bytes))) return cudaErrorInvalidValue;
+  CUstream_st* s = find_stream(stream);
+  if (!from_device && !is_pinned(from) && !s->capture) {
+    const auto staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
+    enqueue(stream, [=] { std::memcpy(to, staged->data(), bytes); });
+  } else {
+    enqueue(stream, [=] { std::memmove(to, from, bytes); });
+  }
+  if (!to_device && !is_pinned(to) && !s->capture) finish(stream);
+  return cudaSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+// --- devices and errors ---
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = settings().driver == cudaSuccess ? settings().devices : 0;
+  return result(settings().driver);
+}
+cudaError_t cudaSetDevice(int device) {
+  if (settings().driver != cudaSuccess) return result(settings().driver);
+  if (!exists(device)) return result(cudaErrorInvalidDevice);
+  select_device(device);
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = current_device();
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError() {
+  const cudaError_t code = last_error;
+  last_error = cudaSuccess;
+  return sticky() != cudaSuccess ? sticky() : code;
+}
+cudaError_t cudaPeekAtLastError() { return sticky() != cudaSuccess ? sticky() : last_error; }
+#define NAMES(X)                                                                                                                        \
+  X(cudaSuccess, "no error")                                                                                                            \
+  X(cudaErrorInvalidValue, "invalid argument")                                                                                          \
+  X(cudaErrorMemoryAllocation, "out of memory")                                                                                         \
+  X(cudaErrorInitializationError, "initialization error")                                                                               \
+  X(cudaErrorInvalidConfiguration, "invalid configuration argument")                                                                    \
+  X(cudaErrorInvalidDevice, "invalid device ordinal")                                                                                   \
+  X(cudaErrorInvalidResourceHandle, "invalid resource handle")                                                                          \
+  X(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version")                                        \
+  X(cudaErrorNoDevice, "no CUDA-capable device is detected")                                                                            \
+  X(cudaErrorNotReady, "device not ready")                                                                                              \
+  X(cudaErrorIllegalAddress, "an illegal memory access was encountered")                                                                \
+  X(cudaErrorLaunchOutOfResources, "too many resources requested for launch")                                                           \
+  X(cudaErrorLaunchTimeout, "the launch timed out and was terminated")                                                                  \
+  X(cudaErrorLaunchFailure, "unspecified launch failure")                                                                               \
+  X(cudaErrorECCUncorrectable, "uncorrectable ECC error encountered")                                                                   \
+  X(cudaErrorNotSupported, "operation not supported")                                                                                   \
+  X(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing")                                              \
+  X(cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture")                                       \
+  X(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work")                                                               \
+  X(cudaErrorStreamCaptureWrongThread, "attempt to terminate a thread-local capture sequence from another thread")                      \
+  X(cudaErrorIllegalState, "the operation cannot be performed in the present state")
+const char* cudaGetErrorName(cudaError_t code) {
+#define NAME(name, text) if (code == name) return #name;
+  NAMES(NAME)
+#undef NAME
+  return "cudaError";
+}
+const char* cudaGetErrorString(cudaError_t code) {
+#define TEXT(name, text) if (code == name) return text;
+  NAMES(TEXT)
+#undef TEXT
+  return "an error that the fake runtime has no text for";
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = settings().driver == cudaErrorInsufficientDriver ? 0 : CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
+  if (!exists(device)) return result(cudaErrorInvalidDevice);
+  const int capability = settings().capability;
+  *p = {};
+  std::snprintf(p->name, sizeof p->name, "simulated");
+  p->totalGlobalMem = settings().memory;
+  p->multiProcessorCount = 4;
+  p->warpSize = 32;
+  p->maxThreadsPerBlock = 1024;
+  p->sharedMemPerBlock = 48 * 1024;
+  p->sharedMemPerBlockOptin = size_t(capability >= 90 ? 227 : capability == 80 ? 163 : capability > 80 ? 99 : 64) * 1024;
+  p->regsPerBlock = 65536;
+  p->major = capability / 10;
+  p->minor = capability % 10;
+  p->l2CacheSize = 50 << 20;
+  p->unifiedAddressing = p->canMapHostMemory = p->concurrentKernels = p->memoryPoolsSupported = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  cudaDeviceProp p;
+  if (const cudaError_t code = cudaGetDeviceProperties(&p, device); code != cudaSuccess) return code;
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = int(p.sharedMemPerBlockOptin); break;
+    case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
+    case cudaDevAttrMemoryPoolsSupported: *value = 1; break;
+    default: return result(cudaErrorInvalidValue);
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() {
+  STEP_OR_RETURN();
+  if (capturing) return result(check_not_capturing(capturing));
+  finish_device(current_device());
+  return result(sticky());
+}
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  *can = exists(device) && exists(peer) && device != peer;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) { return result(exists(peer) ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+
+// --- memory ---
+
+cudaError_t cudaMalloc(void** p, size_t bytes) {
+  STEP_OR_RETURN();
+  const cudaError_t code = allocate(p, bytes, false);
+  if (*p) begin_memory(*p);
+  return result(code);
+}
+cudaError_t cudaFree(void* p) {
+  if (!p) return cudaSuccess;
+  STEP_OR_RETURN();
+  if (!retire_memory(p)) return result(cudaErrorInvalidValue);
+  finish_device(device_of(p));
+  end_memory(p);
+  return result(sticky());
+}
+cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t stream) {
+  STEP_OR_RETURN();
+  if (check_stream(stream) != cudaSuccess) return result(cudaErrorInvalidResourceHandle);
+  if (find_stream(stream)->capture) return result(check_not_capturing(stream));  // memory nodes are not made here
+  const cudaError_t code = allocate(p, bytes, true);
+  if (*p) enqueue(stream, [memory = *p] { begin_memory(memory); });
+  return result(code);
+}
+cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
+  if (!p) return cudaSuccess;
+  STEP_OR_RETURN();
+  if (check_stream(stream) != cudaSuccess) return result(cudaErrorInvalidResourceHandle);
+  if (find_stream(stream)->capture) return result(check_not_capturing(stream));
+  if (!retire_memory(p)) return result(cudaErrorInvalidValue);
+  enqueue(stream, [p] { end_memory(p); });
+  return cudaSuccess;
+}
+static int default_pools[most_devices];
+static int device_of_pool(cudaMemPool_t pool) { return int(reinterpret_cast<int*>(pool) - default_pools); }
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
+  if (!exists(device)) return result(cudaErrorInvalidDevice);
+  *pool = reinterpret_cast<cudaMemPool_t>(&default_pools[device]);
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
+  const Usage u = usage(device_of_pool(pool));
+  if (attribute != cudaMemPoolAttrReservedMemCurrent && attribute != cudaMemPoolAttrUsedMemCurrent) return result(cudaErrorInvalidValue);
+  *static_cast<uint64_t*>(value) = u.pool_used + (attribute == cudaMemPoolAttrReservedMemCurrent ? u.pool_cached : 0);
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t) {
+  trim_pool(device_of_pool(pool));
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
+  *total = settings().memory;
+  *available = *total - usage(current_device()).used;
+  return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
+  *p = nullptr;
+  STEP_OR_RETURN();
+  if (const cudaError_t code = allocation_failure.next(); code != cudaSuccess) return result(code);
+  *p = std::malloc(bytes);
+  if (!*p) return result(cudaErrorMemoryAllocation);
+  std::memset(*p, 0xff, bytes);
+  const std::lock_guard lock(pinned_lock);
+  pinned()[static_cast<char*>(*p)] = bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaMallocHost(void** p, size_t bytes) { return cudaHostAlloc(p, bytes, cudaHostAllocDefault); }
+cudaError_t cudaFreeHost(void* p) {
+  if (!p) return cudaSuccess;
+  for (int d = 0; d < settings().devices; ++d) finish_device(d);  // copies that still use it
+  {
+    const std::lock_guard lock(pinned_lock);
+    if (pinned().erase(static_cast<char*>(p)) == 0) return result(cudaErrorInvalidValue);
+  }
+  std::free(p);
+  return cudaSuccess;
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* p) {
+  *attributes = {};
+  attributes->device = device_of(p);
+  attributes->type = attributes->device >= 0 ? cudaMemoryTypeDevice : is_pinned(p) ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+  if (attributes->device >= 0) attributes->devicePointer = const_cast<void*>(p);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  STEP_OR_RETURN();
+  return result(copy(to, from, bytes, kind, stream));
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  STEP_OR_RETURN();
+  const cudaError_t code = copy(to, from, bytes, kind, nullptr);
+  finish(nullptr);
+  return result(code != cudaSuccess ? code : sticky());
+}
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, size_t bytes, cudaStream_t stream) {
+  STEP_OR_RETURN();
+  if (device_of(to) != to_device || device_of(from) != from_device) return result(cudaErrorInvalidValue);
+  return result(copy(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
+}
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
+  STEP_OR_RETURN();
+  if (check_stream(stream) != cudaSuccess) return result(cudaErrorInvalidResourceHandle);
+  if (bytes > 0 && !is_inside(p, bytes)) return result(cudaErrorInvalidValue);
+  enqueue(stream, [=] { std::memset(p, value, bytes); });
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* p, int value, size_t bytes) { return cudaMemsetAsync(p, value, bytes, nullptr); }
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void* data) {
+  STEP_OR_RETURN();
+  if (check_stream(stream) != cudaSuccess) return result(cudaErrorInvalidResourceHandle);
+  enqueue(stream, [=] { fn(data); });
+  return cudaSuccess;
+}
+
+// --- streams and events ---
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  STEP_OR_RETURN();
+  if (flags != cudaStreamNonBlocking && flags != cudaStreamDefault) return result(cudaErrorInvalidValue);
+  *stream = make_stream();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) { return cudaStreamCreateWithPriority(stream, flags, 0); }
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0); }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  if (!stream || check_stream(stream) != cudaSuccess) return result(cudaErrorInvalidResourceHandle);
+  destroy_stream(stream);
+  return result(sticky());
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  STEP_OR_RETURN();
+  if (const cudaError_t code = check_not_capturing(stream); code != cudaSuccess) return result(code);
+  finish(stream);
+  return result(sticky());
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  STEP_OR_RETURN();
+  if (const cudaError_t code = check_not_capturing(stream); code != cudaSuccess) return result(code);
+  CUstream_st* s = find_stream(stream);
+  poll(s);
+  if (!is_idle(s)) return result(cudaErrorNotReady);
+  simt::acquire(&s->progress);
+  return result(sticky());
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  STEP_OR_RETURN();
+  if (flags & ~unsigned(cudaEventDisableTiming | cudaEventBlockingSync)) return result(cudaErrorInvalidValue);
+  *event = new CUevent_st;
+  (*event)->timed = !(flags & cudaEventDisableTiming);
+  (*event)->device = current_device();
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  if (!event || !event->alive) return result(cudaErrorInvalidResourceHandle);
+  event->alive = false;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  STEP_OR_RETURN();
+  CUstream_st* s = find_stream(stream);
+  if (!s || !event || !event->alive || event->device != s->device) return result(cudaErrorInvalidResourceHandle);
+  const auto mark = std::make_shared<Mark>();
+  event->stream = s;
+  event->mark = mark;
+  event->capture = s->capture;
+  event->captured = s->captured + 1;  // with the record itself
+  enqueue(stream, [mark] {
+    mark->milliseconds = now();
+    simt::release(&mark->order);
+    mark->passed = true;
+  });
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  STEP_OR_RETURN();
+  CUstream_st* s = find_stream(stream);
+  if (!s || !event || !event->alive || flags != 0) return result(cudaErrorInvalidResourceHandle);
+  if (!event->mark) return cudaSuccess;  // never recorded
+  if (event->capture) {                  // the waiting stream joins the capture
+    if (s->capture && s->capture != event->capture) return result(cudaErrorStreamCaptureIsolation);
+    if (!s->capture) s->joined = true;
+    s->capture = event->capture;
+    event->stream->awaited = std::max(event->stream->awaited, event->captured);
+    return cudaSuccess;
+  }
+  if (s->capture) return result(cudaErrorStreamCaptureIsolation);
+  const auto mark = event->mark;
+  enqueue(stream, [mark] { simt::acquire(&mark->order); }, [mark] { return mark->passed.load(); });
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  STEP_OR_RETURN();
+  if (!event || !event->alive) return result(cudaErrorInvalidResourceHandle);
+  if (event->mark && event->capture) return result(cudaErrorCapturedEvent);
+  if (event->mark) finish_mark(event->stream, event->mark);
+  return result(sticky());
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  STEP_OR_RETURN();
+  if (!event || !event->alive) return result(cudaErrorInvalidResourceHandle);
+  if (!event->mark) return cudaSuccess;
+  if (event->capture) return result(cudaErrorCapturedEvent);
+  poll(event->stream);
+  if (!event->mark->passed) return result(sticky() != cudaSuccess ? sticky() : cudaErrorNotReady);
+  simt::acquire(&event->mark->order);
+  return result(sticky());
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  if (!start || !end || !start->alive || !end->alive || !start->timed || !end->timed || !start->mark || !end->mark) return result(cudaErrorInvalidResourceHandle);
+  if (!start->mark->passed || !end->mark->passed) return result(cudaErrorNotReady);
+  *milliseconds = float(end->mark->milliseconds - start->mark->milliseconds);
+  return cudaSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,99 @@
+// Fibers for x86-64 (System V): a switch saves the callee-saved registers and swaps the stack pointers.
+#include "tests/cudasim/fiber.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+#if !defined(__x86_64__)
+#error "the emulator's fibers are written for x86-64"
+#endif
+
+asm(R"(
+.text
+.globl simt_switch
+.type simt_switch,@function
+simt_switch:
+  pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
+  subq $8,%rsp
+  stmxcsr (%rsp); fnstcw 4(%rsp)
+  movq %rsp,(%rdi)
+  movq %rsi,%rsp
+  ldmxcsr (%rsp); fldcw 4(%rsp)
+  addq $8,%rsp
+  popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
+  ret
+.size simt_switch,.-simt_switch
+)");
+extern "C" void simt_switch(void** save, void* load);
+
+namespace simt {
+namespace {
+
+constexpr size_t page = 4096, stack_bytes = 256 * 1024;  // pages are taken when they are touched
+thread_local Fiber* starting = nullptr;
+
+}  // namespace
+
+Fiber::Fiber(void (*body)(), unsigned number) : body_(body), number_(number) {
+  void* p = mmap(nullptr, stack_bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED || mprotect(p, page, PROT_NONE) != 0) {
+    std::perror("cudasim: mmap of a stack");
+    std::abort();
+  }
+  stack_ = static_cast<char*>(p) + page;
+}
+Fiber::~Fiber() { munmap(stack_ - page, stack_bytes + page); }
+
+void Fiber::begin() {
+  if (with_tsan()) {
+    // Mapping the touched pages again resets what ThreadSanitizer knows of them.
+    unsigned char resident[stack_bytes / page];
+    if (mincore(stack_, stack_bytes, resident) == 0) {
+      size_t first = 0;
+      while (first < sizeof resident && !(resident[first] & 1)) ++first;
+      if (first < sizeof resident)
+        mmap(stack_ + first * page, stack_bytes - first * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    }
+  }
+  // Stack tops that differ in their place in a page fall into different sets of the cache.
+  auto* sp = reinterpret_cast<uint64_t*>(stack_ + stack_bytes - number_ % 61 * 64);
+  *--sp = 0;  // keeps the alignment at entry
+  *--sp = reinterpret_cast<uint64_t>(&Fiber::entry);
+  for (int i = 0; i < 6; ++i) *--sp = 0;
+  uint32_t mxcsr;
+  uint16_t control;
+  asm volatile("stmxcsr %0" : "=m"(mxcsr));
+  asm volatile("fnstcw %0" : "=m"(control));
+  *--sp = uint64_t(mxcsr) | uint64_t(control) << 32;
+  inside_ = sp;
+  fake_inside_ = nullptr;
+}
+
+void Fiber::entry() {
+  Fiber* self = starting;
+  if (with_asan()) __sanitizer_finish_switch_fiber(nullptr, &self->outer_bottom_, &self->outer_size_);
+  self->body_();
+  std::abort();  // a body leaves, it does not return
+}
+
+void Fiber::enter() {
+  if (!inside_) begin();
+  starting = this;
+  if (with_asan()) __sanitizer_start_switch_fiber(&fake_outside_, stack_, stack_bytes);
+  simt_switch(&outside_, inside_);
+  if (with_asan()) __sanitizer_finish_switch_fiber(fake_outside_, nullptr, nullptr);
+}
+
+void Fiber::leave(bool for_good) {
+  if (with_asan()) __sanitizer_start_switch_fiber(for_good ? nullptr : &fake_inside_, outer_bottom_, outer_size_);
+  void* dropped;
+  void*& kept = for_good ? dropped : inside_;
+  if (for_good) inside_ = nullptr;
+  simt_switch(&kept, outside_);
+  if (with_asan()) __sanitizer_finish_switch_fiber(fake_inside_, &outer_bottom_, &outer_size_);
+}
+
+}  // namespace simt

@@ -1,0 +1,288 @@
+// Memory of the fake devices: closed to the host, each allocation before a page that nobody may touch, filled with NaN when
+// its life begins and when it ends. Pages are used again, oldest first.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+#include "tests/cudasim/block.h"
+#include "tests/cudasim/runtime.h"
+
+namespace fake {
+namespace {
+
+constexpr size_t page = 4096, arena_bytes = size_t(8) << 30, unit = 256;
+constexpr unsigned char nothing = 0xff, edge = 0xfd;
+
+// Filled without memset, which ThreadSanitizer would take for an access by whoever runs it.
+void fill(unsigned char* p, unsigned char value, size_t n) {
+  if (!simt::with_tsan()) std::memset(p, value, n);
+  else for (volatile unsigned char* q = p; q < p + n; ++q) *q = value;
+}
+bool holds(const unsigned char* p, unsigned char value, size_t n) {
+  return n == 0 || (*p == value && std::memcmp(p, p + 1, n - 1) == 0);
+}
+
+/// Pages of one size class and the closed page behind them. The allocation ends where they end, but for what alignment
+/// needs; these bytes and some in front of it are its edges, which must stay as they are.
+struct Slot {
+  unsigned char *begin = nullptr, *data = nullptr, *edge = nullptr;
+  size_t room = 0, bytes = 0;
+  unsigned char* after() const { return data + bytes; }
+  unsigned char* end() const { return begin + room; }
+  bool pooled = false, used_before = false, retired = false;
+  char order = 0;  // for ThreadSanitizer: the end of one life is before the next
+};
+
+struct DeviceMemory {
+  SpinLock lock;
+  unsigned char *base = nullptr, *end = nullptr;
+  std::map<const unsigned char*, Slot*> slots;  // by where they begin
+  std::map<const unsigned char*, Slot*> live;   // by where their data begins
+  std::array<std::deque<Slot*>, 40> idle;       // by class
+  Usage usage;
+};
+DeviceMemory& memory(int device) {
+  static auto& all = *new std::array<DeviceMemory, most_devices>;
+  return all[size_t(device)];
+}
+
+// --- who may touch it ---
+
+// Protection keys open and close all device memory for one thread in a few cycles. Without them the pages change.
+int protection_key() {
+  static const int key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
+  return key;
+}
+thread_local int scopes = 0;
+std::atomic<int> all_scopes{0};
+SpinLock scopes_lock;
+
+void open_pages(int protection) {
+  for (int d = 0; d < most_devices; ++d) {
+    DeviceMemory& m = memory(d);
+    if (m.base) mprotect(m.base, size_t(m.end - m.base), protection);
+  }
+}
+
+std::string describe(const void* address) {
+  const auto* p = static_cast<const unsigned char*>(address);
+  for (int d = 0; d < most_devices; ++d) {
+    DeviceMemory& m = memory(d);
+    if (!m.base || p < m.base || p >= m.base + arena_bytes) continue;
+    auto next = m.slots.upper_bound(p);
+    if (next == m.slots.begin()) return "device memory of cuda:" + std::to_string(d);
+    const Slot& slot = *std::prev(next)->second;
+    const std::string which = (slot.bytes == 0 ? "freed memory" : "an allocation of " + std::to_string(slot.bytes) + " bytes") + " on cuda:" + std::to_string(d);
+    const ptrdiff_t at = p - slot.data;
+    if (!slot.data || (at >= 0 && at < ptrdiff_t(slot.bytes))) return which;
+    return std::to_string(at < 0 ? -at : at - ptrdiff_t(slot.bytes)) + " bytes " + (at < 0 ? "before " : "after ") + which;
+  }
+  return "";
+}
+
+struct sigaction before_us;
+void on_fault(int, siginfo_t* info, void*) {
+  const std::string where = describe(info->si_addr), who = simt::running();
+  if (!where.empty()) {
+    const std::string text = "cudasim: " + (who.empty() ? "host code" : who) + " touched " + where + "\n";
+    if (write(2, text.data(), text.size()) < 0) std::abort();
+  }
+  sigaction(SIGSEGV, &before_us, nullptr);  // the instruction runs again, and meets what was there before
+}
+
+void open_arena(DeviceMemory& m) {
+  if (m.base) return;
+  void* p = mmap(nullptr, arena_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) {
+    std::perror("cudasim: mmap of device memory");
+    std::abort();
+  }
+  m.base = m.end = static_cast<unsigned char*>(p);
+  static const bool installed = [] {
+    struct sigaction action {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    return sigaction(SIGSEGV, &action, &before_us) == 0;
+  }();
+  (void)installed;
+}
+
+Slot* new_slot(DeviceMemory& m, size_t room) {
+  if (m.end + room + page > m.base + arena_bytes) return nullptr;
+  Slot* slot = new Slot;
+  slot->begin = m.end;
+  slot->room = room;
+  if (protection_key() >= 0) {
+    if (pkey_mprotect(slot->begin, room, PROT_READ | PROT_WRITE, protection_key()) != 0) return nullptr;
+    m.end += room + page;  // the page between stays closed
+  } else {
+    m.end += room;  // one mapping, so that opening it is one change
+    if (scopes == 0) mprotect(slot->begin, room, PROT_NONE);
+    else mprotect(slot->begin, room, PROT_READ | PROT_WRITE);
+  }
+  m.slots[slot->begin] = slot;
+  return slot;
+}
+
+Slot* live_slot(const void* p) {
+  const int device = device_of(p);
+  if (device < 0) return nullptr;
+  DeviceMemory& m = memory(device);
+  const std::lock_guard lock(m.lock);
+  const auto next = m.live.upper_bound(static_cast<const unsigned char*>(p));
+  return next == m.live.begin() ? nullptr : std::prev(next)->second;
+}
+
+}  // namespace
+
+Countdown allocation_failure, launch_failure, run_failure;
+void fail_allocation(int64_t nth, cudaError_t code) { allocation_failure.set(nth, code); }
+void fail_launch(int64_t nth, cudaError_t code) { launch_failure.set(nth, code); }
+void fail_run(int64_t nth, cudaError_t code) { run_failure.set(nth, code); }
+
+DeviceScope::DeviceScope() {
+  if (scopes++ > 0) return;
+  if (protection_key() >= 0) {
+    pkey_set(protection_key(), 0);
+    return;
+  }
+  const std::lock_guard lock(scopes_lock);
+  if (all_scopes++ == 0) open_pages(PROT_READ | PROT_WRITE);
+}
+DeviceScope::~DeviceScope() {
+  if (--scopes > 0) return;
+  if (protection_key() >= 0) {
+    pkey_set(protection_key(), PKEY_DISABLE_ACCESS);
+    return;
+  }
+  const std::lock_guard lock(scopes_lock);
+  if (--all_scopes == 0) open_pages(PROT_NONE);
+}
+
+int device_of(const void* p) {
+  const auto* at = static_cast<const unsigned char*>(p);
+  for (int d = 0; d < most_devices; ++d) {
+    const unsigned char* base = memory(d).base;
+    if (base && at >= base && at < base + arena_bytes) return d;
+  }
+  return -1;
+}
+
+void* reserve_memory(size_t bytes, int device, bool pooled) {
+  DeviceMemory& m = memory(device);
+  const size_t aligned = (bytes + unit - 1) / unit * unit, size_class = size_t(std::bit_width((aligned - 1) / page));
+  const std::lock_guard lock(m.lock);
+  open_arena(m);
+  if (m.usage.used + bytes > settings().memory || aligned < bytes) return nullptr;
+  std::deque<Slot*>& idle = m.idle[size_class];
+  Slot* slot = nullptr;
+  if (idle.size() > 4) {
+    slot = idle.front();
+    idle.pop_front();
+  } else {
+    slot = new_slot(m, page << size_class);
+  }
+  if (!slot) return nullptr;
+  slot->bytes = bytes;
+  slot->data = slot->end() - aligned;
+  slot->pooled = pooled;
+  slot->retired = false;
+  m.live[slot->data] = slot;
+  m.usage.used += bytes;
+  if (pooled) {
+    m.usage.pool_used += bytes;
+    m.usage.pool_cached -= std::min(m.usage.pool_cached, bytes);
+  }
+  return slot->data;
+}
+
+void begin_memory(void* p) {
+  Slot& slot = *live_slot(p);
+  const DeviceScope open;
+  simt::acquire(&slot.order);
+  if (simt::with_tsan() && slot.used_before) {  // what it knows of the former life
+    if (protection_key() >= 0) {
+      mmap(slot.begin, slot.room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+      pkey_mprotect(slot.begin, slot.room, PROT_READ | PROT_WRITE, protection_key());
+    }
+  } else if (slot.used_before && !simt::with_asan()) {
+    if (!holds(slot.edge, nothing, size_t(slot.end() - slot.edge))) fail_device(cudaErrorIllegalAddress, "freed device memory was written to");
+  }
+  slot.edge = std::max(slot.begin, slot.data - page);
+  simt::unpoison(slot.begin, slot.room);
+  fill(slot.edge, edge, size_t(slot.data - slot.edge));
+  fill(slot.data, nothing, slot.bytes);
+  fill(slot.after(), edge, size_t(slot.end() - slot.after()));
+  simt::poison(slot.begin, slot.room);
+  simt::unpoison(slot.data, slot.bytes);
+}
+
+bool retire_memory(void* p) {
+  Slot* slot = live_slot(p);
+  if (!slot || slot->data != p || slot->retired) return false;
+  slot->retired = true;
+  return true;
+}
+
+void end_memory(void* p) {
+  Slot& slot = *live_slot(p);
+  DeviceMemory& m = memory(device_of(p));
+  {
+    const DeviceScope open;
+    simt::unpoison(slot.begin, slot.room);
+    if (!holds(slot.edge, edge, size_t(slot.data - slot.edge)) || !holds(slot.after(), edge, size_t(slot.end() - slot.after())))
+      fail_device(cudaErrorIllegalAddress, "an allocation of " + std::to_string(slot.bytes) + " bytes was written to outside its bounds");
+    fill(slot.edge, nothing, size_t(slot.end() - slot.edge));
+    simt::poison(slot.begin, slot.room);
+    simt::release(&slot.order);
+  }
+  const std::lock_guard lock(m.lock);
+  m.live.erase(slot.data);
+  m.usage.used -= slot.bytes;
+  if (slot.pooled) {
+    m.usage.pool_used -= slot.bytes;
+    m.usage.pool_cached += slot.bytes;
+  }
+  slot.bytes = 0;
+  slot.used_before = true;
+  m.idle[size_t(std::bit_width(slot.room / page)) - 1].push_back(&slot);
+}
+
+bool is_inside(const void* p, size_t bytes) {
+  const Slot* slot = live_slot(p);
+  if (!slot || slot->retired) return false;
+  const auto* at = static_cast<const unsigned char*>(p);
+  return at >= slot->data && at + bytes <= slot->data + slot->bytes;
+}
+
+Usage usage(int device) {
+  DeviceMemory& m = memory(device);
+  const std::lock_guard lock(m.lock);
+  return m.usage;
+}
+void trim_pool(int device) {
+  DeviceMemory& m = memory(device);
+  const std::lock_guard lock(m.lock);
+  m.usage.pool_cached = 0;
+}
+
+Held held() {
+  Held all;
+  for (int d = 0; d < most_devices; ++d) {
+    DeviceMemory& m = memory(d);
+    const std::lock_guard lock(m.lock);
+    all.allocations += m.live.size();
+    all.bytes += m.usage.used;
+  }
+  return all;
+}
+
+}  // namespace fake

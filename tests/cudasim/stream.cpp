@@ -1,0 +1,294 @@
+// Streams of the fake devices: queues of work, done when the policy wants, in an order that CUDA allows.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "tests/cudasim/block.h"
+#include "tests/cudasim/runtime.h"
+
+namespace fake {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+SpinLock lock_;  // queues, marks and the list of streams
+std::vector<CUstream_st*> streams_;
+CUstream_st default_streams_[most_devices];
+
+thread_local int device_ = 0;
+std::atomic<int> sticky_{cudaSuccess};
+SpinLock fault_lock_;
+std::string fault_;
+
+// One for each device: a seed draws the same again although ranks are threads.
+std::mt19937_64 random_[most_devices];
+SpinLock random_lock_;
+
+thread_local std::function<void()>* in_fiber_ = nullptr;
+
+// On the stream's own stack, so that ThreadSanitizer takes a stream for a thread.
+void run_in_fiber(CUstream_st& stream, std::function<void()> fn) {
+  static thread_local CUstream_st* entered = nullptr;
+  if (!stream.fiber) stream.fiber = std::make_unique<simt::Fiber>([] {
+    CUstream_st* self = entered;
+    (*in_fiber_)();
+    self->fiber->leave(true);
+  }, unsigned(stream.device));
+  if (!stream.clock) stream.clock.create();
+  simt::Clock outer;
+  outer.current();
+  auto *before = in_fiber_;
+  auto* entered_before = entered;
+  std::function<void()> both = [&] {
+    stream.clock.enter();
+    fn();
+    outer.enter();
+  };
+  in_fiber_ = &both;
+  entered = &stream;
+  stream.fiber->enter();
+  in_fiber_ = before;
+  entered = entered_before;
+}
+
+void run_op(CUstream_st& stream, const Op& op) {
+  if (sticky_ != cudaSuccess) return;  // nothing runs after such an error
+  const auto guarded = [&] {
+    simt::acquire(op.order.get());
+    const DeviceScope open;
+    try {
+      op.run();
+    } catch (const simt::Fault& fault) {
+      fail_device(cudaErrorLaunchFailure, fault.what);
+    }
+    simt::release(&stream.progress);
+  };
+  if (simt::with_tsan()) run_in_fiber(stream, guarded);
+  else guarded();
+}
+
+/// Does the next thing on a stream. False when there is none, it has to wait, or another thread is at it.
+bool advance(CUstream_st* stream) {
+  const std::unique_lock running(stream->running, std::try_to_lock);
+  if (!running) return false;
+  const Op* op;  // stays where it is while others are put behind it
+  {
+    const std::lock_guard lock(lock_);
+    if (stream->queue.empty()) return false;
+    op = &stream->queue.front();
+  }
+  if (op->ready && sticky_ == cudaSuccess && !op->ready()) return false;
+  run_op(*stream, *op);
+  const std::lock_guard lock(lock_);
+  stream->queue.pop_front();
+  ++stream->done;
+  return true;
+}
+
+std::vector<CUstream_st*> busy_streams(int device) {
+  std::vector<CUstream_st*> found;
+  const std::lock_guard lock(lock_);
+  for (CUstream_st* stream : streams_)
+    if ((device < 0 || stream->device == device) && !stream->queue.empty()) found.push_back(stream);
+  return found;
+}
+
+/// Goes on until done(). When its own stream cannot move, the others do: devices work without being asked.
+template <class Done>
+void drive(CUstream_st* stream, Done done) {
+  Clock::time_point last = Clock::now();
+  while (!done()) {
+    bool moved = advance(stream);
+    if (!moved && !done())
+      for (CUstream_st* other : busy_streams(-1)) moved = advance(other) || moved;
+    if (moved) {
+      last = Clock::now();
+      continue;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    if (Clock::now() - last > std::chrono::seconds(300)) fail_device(cudaErrorLaunchTimeout, "a stream has not moved for 300 s");
+  }
+}
+
+}  // namespace
+
+Settings& settings() {
+  static Settings all = [] {
+    Settings s;
+    const auto number = [](const char* name, long fallback) {
+      const char* text = std::getenv(name);
+      return text && *text ? std::atol(text) : fallback;
+    };
+    if (const char* text = std::getenv("LOCKSTEP_FAKE_CUDA_STREAMS")) {
+      const bool eager = !std::strcmp(text, "eager"), lazy = !std::strcmp(text, "lazy"), random = !std::strcmp(text, "random");
+      if (!eager && !lazy && !random) {
+        std::fprintf(stderr, "cudasim: expected LOCKSTEP_FAKE_CUDA_STREAMS to be eager, lazy or random, got %s\n", text);
+        std::abort();
+      }
+      s.policy = eager ? Policy::eager : lazy ? Policy::lazy : Policy::random;
+    }
+    s.seed = uint64_t(number("LOCKSTEP_FAKE_CUDA_SEED", 1));
+    s.devices = std::min(int(number("LOCKSTEP_FAKE_CUDA_DEVICES", 2)), most_devices);
+    s.capability = int(number("LOCKSTEP_FAKE_CUDA_CAPABILITY", 90));
+    s.memory = size_t(number("LOCKSTEP_FAKE_CUDA_MEMORY", 2048)) << 20;
+    if (std::getenv("LOCKSTEP_FAKE_CUDA_NO_DRIVER")) s.driver = cudaErrorInsufficientDriver;
+    else if (s.devices <= 0) s.driver = cudaErrorNoDevice;
+    for (int d = 0; d < most_devices; ++d) {
+      default_streams_[d].device = d;
+      streams_.push_back(&default_streams_[d]);
+      random_[d].seed(s.seed * most_devices + uint64_t(d));
+    }
+    allocation_failure.set(number("LOCKSTEP_FAKE_CUDA_FAIL_ALLOCATION", 0), cudaErrorMemoryAllocation);
+    launch_failure.set(number("LOCKSTEP_FAKE_CUDA_FAIL_LAUNCH", 0), cudaErrorLaunchOutOfResources);
+    run_failure.set(number("LOCKSTEP_FAKE_CUDA_FAIL_RUN", 0), cudaErrorIllegalAddress);
+    return s;
+  }();
+  return all;
+}
+
+void set_policy(Policy policy, uint64_t seed) {
+  settings().policy = policy;
+  settings().seed = seed;
+  for (int d = 0; d < most_devices; ++d) random_[d].seed(seed * most_devices + uint64_t(d));
+}
+Policy policy() { return settings().policy; }
+
+int current_device() { return device_; }
+void select_device(int device) { device_ = device; }
+
+cudaError_t sticky() { return cudaError_t(sticky_.load()); }
+std::string first_fault() {
+  const std::lock_guard lock(fault_lock_);
+  return fault_;
+}
+void fail_device(cudaError_t code, const std::string& what) {
+  const std::lock_guard lock(fault_lock_);
+  if (sticky_ != cudaSuccess) return;
+  std::fprintf(stderr, "cudasim: %s\n", what.c_str());
+  fault_ = what;
+  sticky_ = code;
+}
+void reset() {
+  for (CUstream_st* stream : busy_streams(-1)) drive(stream, [&] { return is_idle(stream); });  // drops what is left
+  const std::lock_guard lock(fault_lock_);
+  fault_.clear();
+  sticky_ = cudaSuccess;
+}
+
+CUstream_st* find_stream(cudaStream_t stream) {
+  if (!stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return &default_streams_[device_];
+  return stream->alive ? stream : nullptr;
+}
+CUstream_st* make_stream() {
+  auto* stream = new CUstream_st;
+  stream->device = device_;
+  const std::lock_guard lock(lock_);
+  streams_.push_back(stream);
+  return stream;
+}
+void destroy_stream(CUstream_st* stream) {
+  drive(stream, [&] { return is_idle(stream); });
+  const std::lock_guard lock(lock_);
+  stream->alive = false;
+  std::erase(streams_, stream);
+  stream->clock.destroy();
+  stream->fiber.reset();
+}
+
+thread_local CUstream_st* capturing = nullptr;
+bool end_capture(CUgraph_st* graph) {
+  bool complete = true;
+  const std::lock_guard lock(lock_);
+  for (CUstream_st* stream : streams_) {
+    if (stream->capture != graph) continue;
+    complete = complete && (!stream->joined || stream->awaited == stream->captured);
+    stream->capture = nullptr;
+    stream->joined = false;
+    stream->captured = stream->awaited = 0;
+  }
+  return complete;
+}
+
+bool is_idle(CUstream_st* stream) { return stream->done.load() == stream->issued; }
+
+void enqueue(cudaStream_t handle, std::function<void()> run, std::function<bool()> ready) {
+  CUstream_st* stream = find_stream(handle);
+  Op op{std::move(run), std::move(ready)};
+  simt::release(op.order.get());
+  if (stream->capture) {
+    stream->capture->ops.push_back(std::move(op));
+    ++stream->captured;
+    return;
+  }
+  {
+    const std::lock_guard lock(lock_);
+    stream->queue.push_back(std::move(op));
+    ++stream->issued;
+  }
+  // Eager: at once, unless it has to wait for others.
+  if (settings().policy == Policy::eager) while (advance(stream)) {}
+}
+
+void finish(cudaStream_t handle) {
+  CUstream_st* stream = find_stream(handle);
+  const uint64_t upto = stream->issued;
+  drive(stream, [&] { return stream->done.load() >= upto; });
+  simt::acquire(&stream->progress);
+}
+void finish_device(int device) {
+  for (CUstream_st* stream : busy_streams(device)) drive(stream, [&] { return is_idle(stream); });
+  const std::lock_guard lock(lock_);
+  for (CUstream_st* stream : streams_)
+    if (stream->device == device) simt::acquire(&stream->progress);
+}
+void finish_mark(CUstream_st* stream, const std::shared_ptr<Mark>& mark) {
+  drive(stream, [&] { return mark->passed.load() || sticky_ != cudaSuccess; });
+  simt::acquire(&mark->order);
+}
+
+void poll(CUstream_st* stream) {
+  // Who asks again and again sees it happen, under every policy.
+  if (settings().policy == Policy::random || ++stream->polls % 4 == 0 || settings().policy == Policy::eager)
+    if (!advance(stream)) for (CUstream_st* other : busy_streams(-1)) advance(other);
+}
+
+cudaError_t step() {
+  settings();
+  if (settings().policy == Policy::random) {
+    std::vector<CUstream_st*> some = busy_streams(device_);
+    uint64_t draw;
+    {
+      const std::lock_guard lock(random_lock_);
+      draw = random_[device_]();
+    }
+    if (!some.empty() && draw >> 32 & 1) {
+      CUstream_st* chosen = some[draw % some.size()];
+      for (uint64_t n = 1 + (draw >> 40) % 3; n > 0 && advance(chosen); --n) {}
+    }
+  } else if (settings().policy == Policy::lazy && usage(device_).used > settings().memory / 4) {
+    // Memory that is on its way back: a device would have been done with it by now.
+    for (CUstream_st* stream : busy_streams(device_)) while (advance(stream)) {}
+  }
+  return sticky();
+}
+
+}  // namespace fake
+
+namespace simt {
+
+cudaError_t enqueue_kernel(const char* op, cudaStream_t stream, std::function<void()> run) {
+  if (const cudaError_t code = fake::step(); code != cudaSuccess) return code;
+  if (!fake::find_stream(stream)) return cudaErrorInvalidResourceHandle;
+  if (fake::find_stream(stream)->device != fake::current_device()) return cudaErrorInvalidResourceHandle;
+  if (const cudaError_t code = fake::launch_failure.next(); code != cudaSuccess) return code;
+  fake::enqueue(stream, [op, run = std::move(run)] {
+    if (const cudaError_t code = fake::run_failure.next(); code != cudaSuccess) return fake::fail_device(code, std::string(op) + ": made to fail");
+    run();
+  });
+  return cudaSuccess;
+}
+
+}  // namespace simt
