@@ -299,6 +299,7 @@ void* Block::shared_array(const void* key, size_t bytes, size_t align, const cha
 }
 
 void* Block::dynamic_shared() {
+  if (dynamic_bytes_ == 0) fault("the kernel uses dynamic shared memory, and its launch asks for none");
   if (!dynamic_) dynamic_ = allocate(dynamic_bytes_, 16, "the dynamic array");
   return dynamic_;
 }

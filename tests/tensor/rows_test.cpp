@@ -407,7 +407,7 @@ std::vector<Optimizer> optimizers() {
       all.push_back({"adam",
                      [=](State& s, const Tensor& grad, int t) {
                        Tensor none, low;
-                       table(cpu).adam(s.p, grad, s.a, s.b, amsgrad ? s.c : none, low,
+                       table(default_device()).adam(s.p, grad, s.a, s.b, amsgrad ? s.c : none, low,
                                        {0.01, 0.9, 0.95, 1e-6, 0.1, decoupled, 1 - std::pow(0.9, t),
                                         1 - std::pow(0.95, t), false, 0.5});
                      },
@@ -427,7 +427,7 @@ std::vector<Optimizer> optimizers() {
       all.push_back({"sgd",
                      [=](State& s, const Tensor& grad, int t) {
                        Tensor low;
-                       table(cpu).sgd(s.p, grad, s.a, low,
+                       table(default_device()).sgd(s.p, grad, s.a, low,
                                       {.lr = 0.1,
                                        .momentum = momentum,
                                        .dampening = nesterov ? 0 : 0.3,
@@ -448,7 +448,7 @@ std::vector<Optimizer> optimizers() {
     for (bool centered : {true, false}) {
       all.push_back({"rmsprop",
                      [=](State& s, const Tensor& grad, int) {
-                       table(cpu).rmsprop(s.p, grad, s.a, s.b, s.c, {0.01, 0.9, 1e-6, 0.01, momentum, centered});
+                       table(default_device()).rmsprop(s.p, grad, s.a, s.b, s.c, {0.01, 0.9, 1e-6, 0.01, momentum, centered});
                      },
                      [=](double& p, double g, double& square, double& average, double& buffer, int) {
                        g += 0.01 * p;
@@ -462,7 +462,7 @@ std::vector<Optimizer> optimizers() {
   }
   all.push_back({"adagrad",
                  [](State& s, const Tensor& grad, int) {
-                   table(cpu).adagrad(s.p, grad, s.a, {0.1, 1e-10, 0.01});
+                   table(default_device()).adagrad(s.p, grad, s.a, {0.1, 1e-10, 0.01});
                  },
                  [](double& p, double g, double& a, double&, double&, int) {
                    g += 0.01 * p;
@@ -471,7 +471,7 @@ std::vector<Optimizer> optimizers() {
                  }});
   all.push_back({"lion",
                  [](State& s, const Tensor& grad, int) {
-                   table(cpu).lion(s.p, grad, s.a, {0.001, 0.9, 0.99, 0.1});
+                   table(default_device()).lion(s.p, grad, s.a, {0.001, 0.9, 0.99, 0.1});
                  },
                  [](double& p, double g, double& m, double&, double&, int) {
                    const double u = 0.9 * m + 0.1 * g;
@@ -540,12 +540,12 @@ TEST_CASE("adam and sgd write a rounded copy, and take 16-bit gradients") {
       State s = fresh(n, f32);
       Tensor low = empty({n}, {half}), none;
       const Tensor grad = random_tensor({n}, half, 5);
-      table(cpu).adam(s.p, grad, s.a, s.b, none, low, {0.01, 0.9, 0.999, 1e-8, 0, true, 0.1, 0.001});
+      table(default_device()).adam(s.p, grad, s.a, s.b, none, low, {0.01, 0.9, 0.999, 1e-8, 0, true, 0.1, 0.001});
       CHECK(same_bits(low, s.p.to(half)));
       State wide = fresh(n, f32);
-      table(cpu).adam(wide.p, grad.to(f32), wide.a, wide.b, none, none, {0.01, 0.9, 0.999, 1e-8, 0, true, 0.1, 0.001});
+      table(default_device()).adam(wide.p, grad.to(f32), wide.a, wide.b, none, none, {0.01, 0.9, 0.999, 1e-8, 0, true, 0.1, 0.001});
       CHECK(same_bits(wide.p, s.p));
-      table(cpu).sgd(s.p, grad, s.a, low,
+      table(default_device()).sgd(s.p, grad, s.a, low,
                      {.lr = 0.1, .momentum = 0, .dampening = 0, .weight_decay = 0, .nesterov = false, .first = true});
       CHECK(same_bits(low, s.p.to(half)));
     }

@@ -7,7 +7,7 @@ namespace mutants {
 namespace {
 
 template <class... Parameters, class... Args>
-bool start(dim3 grid, dim3 block, void (*kernel)(Parameters...), Args... args) {
+bool start(dim3 grid, dim3 block, void (*kernel)(Parameters...), const Args&... args) {
   return simt::launch("mutant", grid, block, 0, nullptr, kernel, args...) == cudaSuccess;
 }
 
@@ -147,7 +147,7 @@ __global__ void grid_sum(const float* x, float* out, bool bug) {
 bool blocks_write_one_place(bool bug) {
   std::vector<float> first;
   return in_all_orders([&] {
-    const Array x(counting(128)), out({0});
+    const Array x(counting(128)), out(std::vector<float>{0});
     const bool good = start(4, 32, grid_sum, x, out, bug);
     if (first.empty()) first = out.get();
     return good && out.get() == first;

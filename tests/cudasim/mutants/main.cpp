@@ -1,0 +1,83 @@
+// Runs every planted bug, each in a process of its own, and the right code beside it. Ends with "N passed, N failed".
+//   mutants             all of them
+//   mutants NAME [bug]  one in this process, to look at
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <string>
+
+#include "tests/cudasim/fiber.h"
+#include "tests/cudasim/mutants/mutants.h"
+
+extern "C" const char* __asan_default_options() { return "exitcode=66:detect_leaks=0:symbolize=0"; }
+extern "C" const char* __tsan_default_options() { return "exitcode=66:halt_on_error=1"; }
+
+namespace mutants {
+
+std::vector<float> counting(size_t n) {
+  std::vector<float> values(n);
+  std::iota(values.begin(), values.end(), 1.0f);
+  return values;
+}
+float sum_of(const std::vector<float>& values) { return std::accumulate(values.begin(), values.end(), 0.0f); }
+
+namespace {
+
+enum class Outcome { right, wrong, report, signal, stuck };
+
+int in_this_process(const Case& c, bool bug) {
+  const bool right = c.run(bug) && cudaDeviceSynchronize() == cudaSuccess && fake::first_fault().empty();
+  if (!fake::first_fault().empty()) std::fprintf(stderr, "%s\n", fake::first_fault().c_str());
+  return right ? 0 : 1;
+}
+
+Outcome in_a_child(const Case& c, bool bug, bool quiet) {
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    if (quiet && !std::freopen("/dev/null", "w", stderr)) _exit(2);
+    const int code = in_this_process(c, bug);
+    std::fflush(nullptr);
+    std::exit(code);  // with what a sanitizer has to say at the end
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WIFSIGNALED(status)) return WTERMSIG(status) == SIGALRM ? Outcome::stuck : Outcome::signal;
+  return WEXITSTATUS(status) == 0 ? Outcome::right : WEXITSTATUS(status) == 66 ? Outcome::report : Outcome::wrong;
+}
+
+int run_all(const std::vector<Case>& cases) {
+  const Build build = simt::with_tsan() ? tsan : simt::with_asan() ? asan : plain;
+  int passed = 0, failed = 0;
+  const char* const how[] = {"not caught", "wrong result or error", "report", "signal", "stuck"};
+  for (const Case& c : cases) {
+    const Outcome good = in_a_child(c, false, false);
+    const Outcome bad = in_a_child(c, true, true);
+    const bool expected = c.caught & build, caught = bad != Outcome::right && bad != Outcome::stuck;
+    const bool fine = good == Outcome::right && caught >= expected;
+    ++(fine ? passed : failed);
+    std::printf("%-40s %s%s%s\n", c.name, how[int(bad)], !caught && !expected ? " (nor has it to be in this build)" : "",
+                good != Outcome::right ? "; FALSE ALARM on the right code" : !fine ? "; MISSED" : "");
+  }
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed != 0;
+}
+
+}  // namespace
+}  // namespace mutants
+
+int main(int argc, char** argv) {
+  using namespace mutants;
+  std::vector<Case> cases = kernel_cases();
+  for (const Case& c : host_cases()) cases.push_back(c);
+  if (argc == 1) return run_all(cases);
+  for (const Case& c : cases)
+    if (!std::strcmp(c.name, argv[1])) return in_this_process(c, argc > 2 && !std::strcmp(argv[2], "bug"));
+  std::fprintf(stderr, "expected no argument or the name of a case, got %s\n", argv[1]);
+  return 2;
+}
