@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-/// The place of element `flat` (in row-major order) as indices, and its address.
+/// The place of element `flat` (in row-major order) as indices.
 Dims place_of(const Shape& shape, int64_t flat) {
   Dims place = shape;
   for (int d = shape.rank() - 1; d >= 0; --d) {
@@ -19,10 +19,11 @@ Dims place_of(const Shape& shape, int64_t flat) {
   return place;
 }
 
-double* address_of(const Tensor& x, const Dims& place) {
-  double* at = x.data<double>();
+/// That element alone, to be read and written on any device.
+Tensor element_of(const Tensor& x, const Dims& place) {
+  int64_t at = x.offset();
   for (int d = 0; d < place.rank(); ++d) at += place[d] * x.strides()[d];
-  return at;
+  return x.as_strided({}, {}, at);
 }
 
 }  // namespace
@@ -49,7 +50,7 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
   const Variable output = run();
   LOCKSTEP_CHECK(output.dtype() == f64, "[gradcheck] expected an f64 output, got ", output.dtype());
   if (!output.requires_grad()) return "the output does not require grad";
-  const Tensor weights = empty(output.shape(), {.dtype = f64});
+  const Tensor weights = empty(output.shape(), {.dtype = f64, .device = output.device()});
   uniform_(weights, 0.5, 1.5);
   const std::vector<Tensor> grads = grad(output, wanted, weights);
   const NoGrad no_tape;
@@ -61,14 +62,14 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
     if (analytic.defined() && !(analytic.shape() == x.shape())) return str("input ", i, ": gradient of shape ", analytic.shape(), " for ", x.shape());
     for (int64_t flat = 0; flat < x.numel(); ++flat) {
       const Dims place = place_of(x.shape(), flat);
-      double* at = address_of(x, place);
-      const double kept = *at;
-      *at = kept + options.eps;
+      const Tensor at = element_of(x, place);
+      const double kept = at.item();
+      at.fill_(kept + options.eps);
       const double up = value();
-      *at = kept - options.eps;
+      at.fill_(kept - options.eps);
       const double down = value();
-      *at = kept;
-      const double numeric = (up - down) / (2 * options.eps), tape = analytic.defined() ? *address_of(analytic, place) : 0;
+      at.fill_(kept);
+      const double numeric = (up - down) / (2 * options.eps), tape = analytic.defined() ? element_of(analytic, place).item() : 0;
       if (!(std::fabs(tape - numeric) <= options.atol + options.rtol * std::fabs(numeric)))
         return str("input ", i, ", element ", place, ": the tape gives ", tape, ", differences give ", numeric);
     }

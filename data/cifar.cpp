@@ -25,7 +25,7 @@ TensorDataset read_all(const std::vector<std::string>& paths) {
       LOCKSTEP_CHECK(int(files.back()->data()[at]) < 10, "[cifar10] ", path, ": expected labels from 0 to 9, got ", int(files.back()->data()[at]),
                      " for record ", at / record);
   }
-  Tensor images = empty({count, 3, 32, 32}), labels = empty({count}, {.dtype = i64});
+  Tensor images = empty({count, 3, 32, 32}, {.device = cpu}), labels = empty({count}, {.dtype = i64, .device = cpu});
   float* image = images.data<float>();
   int64_t* label = labels.data<int64_t>();
   for (const auto& file : files) {

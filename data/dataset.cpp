@@ -37,7 +37,7 @@ Tensor take_rows(const Tensor& x, std::span<const int64_t> indices) {
   const Tensor source = x.contiguous();
   Shape shape = x.shape();
   shape[0] = int64_t(indices.size());
-  Tensor out = empty(shape, {.dtype = x.dtype()});
+  Tensor out = empty(shape, {.dtype = x.dtype(), .device = cpu});
   const size_t bytes = size_t(row_bytes(source));
   if (out.numel() == 0) return out;
   const auto* from = static_cast<const std::byte*>(source.raw_data());
@@ -57,7 +57,7 @@ Tensor collate(const std::vector<Tensor>& samples) {
   }
   Shape shape = first.shape();
   shape.insert(0, int64_t(samples.size()));
-  Tensor out = empty(shape, {.dtype = first.dtype()});
+  Tensor out = empty(shape, {.dtype = first.dtype(), .device = cpu});
   const size_t bytes = size_t(first.numel() * size_of(first.dtype()));
   auto* to = static_cast<std::byte*>(out.raw_data());
   if (bytes)

@@ -123,7 +123,7 @@ Example SyntheticDigits::get(int64_t index) const {
 std::optional<Example> SyntheticDigits::get_batch(std::span<const int64_t> indices) const {
   for (const int64_t index : indices) check_index("SyntheticDigits", index, n_);
   const int64_t n = int64_t(indices.size());
-  Example batch{empty({n, 1, side, side}), empty({n}, {.dtype = i64})};
+  Example batch{empty({n, 1, side, side}, {.device = cpu}), empty({n}, {.dtype = i64, .device = cpu})};
   float* picture = batch.input.data<float>();
   int64_t* label = batch.target.data<int64_t>();
   on_cpu::parallel_for(n, 256, [&](int64_t begin, int64_t end) {  // a whole set is drawn by all threads, a batch by its own

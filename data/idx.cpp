@@ -104,7 +104,7 @@ Tensor parse_idx(Bytes file, const std::string& origin, int64_t max_bytes) {
   LOCKSTEP_CHECK(fits && bytes <= max_bytes, where, ": expected at most ", max_bytes, " bytes of elements, got shape ", shape);
   LOCKSTEP_CHECK(bytes <= source.most(), where, ": expected ", bytes, " bytes for shape ", shape, ", got at most ", source.most(), " (is the file truncated?)");
 
-  Tensor out = empty(shape, {.dtype = kind->dtype});
+  Tensor out = empty(shape, {.dtype = kind->dtype, .device = cpu});
   auto* data = bytes ? static_cast<std::byte*>(out.raw_data()) : nullptr;
   const int64_t got = source.read(data, bytes);
   LOCKSTEP_CHECK(got == bytes, where, ": expected ", bytes, " bytes for shape ", shape, ", got ", got, " (is the file truncated?)");

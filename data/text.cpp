@@ -20,7 +20,7 @@ Tensor check_tokens(const char* op, const Tensor& tokens) {
 /// Windows that start at `starts`, and the same moved on by one.
 Example windows(const Tensor& tokens, std::span<const int64_t> starts, int64_t context) {
   const Shape shape{int64_t(starts.size()), context};
-  Example batch{empty(shape, {.dtype = i64}), empty(shape, {.dtype = i64})};
+  Example batch{empty(shape, {.dtype = i64, .device = cpu}), empty(shape, {.dtype = i64, .device = cpu})};
   dispatch<uint8_t, int32_t, int64_t>(tokens.dtype(), "TextDataset", [&]<class T> {
     const T* source = tokens.data<T>();
     int64_t* input = batch.input.data<int64_t>();

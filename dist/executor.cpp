@@ -111,7 +111,7 @@ class Executor {
     }
     if (scratch > 0) {
       const MemoryScope scope(Memory::communication);
-      scratch_ = empty({int64_t(scratch)}, {.dtype = u8});
+      scratch_ = empty({int64_t(scratch)}, {.dtype = u8, .device = cpu});
       std::byte* next = scratch_.storage()->data();
       for (size_t p = 0; p < places; ++p) if (plan_.places[p].slot > 0) { w_.memory[p] = next; next += aligned(w_.length[p]); }
     }

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "tensor/ops.h"
+
 namespace lockstep::dist {
 namespace {
 
@@ -205,7 +207,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const std::string& name) {
-  const Tensor mine = Tensor::from<int64_t>({int64_t(color), int64_t(key)}), all = Tensor::from(std::vector<int64_t>(size_t(2 * size())), {2 * size()});
+  const Tensor mine = Tensor::from<int64_t>({int64_t(color), int64_t(key)}).to(cpu), all = empty({2 * size()}, {.dtype = i64, .device = cpu});
   all_gather(all, mine, {.tag = "split " + name}).wait();
   const auto* values = all.data<int64_t>();
   std::map<int64_t, std::vector<int>> members;  // every rank makes every group, in order of colour

@@ -26,7 +26,7 @@ namespace {
 
 /// The text of every rank, on every rank.
 std::vector<std::string> gather_texts(const std::string& mine, int64_t longest, dist::ProcessGroup& group) {
-  const Tensor part = zeros({longest}, {.dtype = u8}), whole = empty({longest * group.size()}, {.dtype = u8});
+  const Tensor part = zeros({longest}, {.dtype = u8, .device = cpu}), whole = empty({longest * group.size()}, {.dtype = u8, .device = cpu});
   std::memcpy(part.raw_data(), mine.data(), mine.size());
   group.all_gather(whole, part, {.tag = "description of the model"});
   std::vector<std::string> texts;
@@ -53,7 +53,8 @@ void check_agreement(const char* op, const std::vector<std::string>& lines, dist
   if (group.size() == 1) return;
   std::string mine;
   for (const std::string& line : lines) mine += line + "\n";
-  const Tensor part = Tensor::from({int64_t(stable_hash(mine)), int64_t(mine.size())}, {2}), whole = empty({2 * group.size()}, {.dtype = i64});
+  const Tensor part = Tensor::from({int64_t(stable_hash(mine)), int64_t(mine.size())}, {2}).to(cpu);
+  const Tensor whole = empty({2 * group.size()}, {.dtype = i64, .device = cpu});
   group.all_gather(whole, part, {.tag = "hash of the model"});
   const std::vector<int64_t> all = whole.to_vector<int64_t>();
   bool same = true;

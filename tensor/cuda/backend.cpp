@@ -128,12 +128,15 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
   }
   const cudaMemcpyKind kind = from_device.is_cpu() ? cudaMemcpyHostToDevice : to_device.is_cpu() ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice;
   check("copy", cudaMemcpyAsync(to, from, bytes, kind, stream));
-  if (wait && kind != cudaMemcpyDeviceToDevice) check("copy", cudaStreamSynchronize(stream));
+  if (!wait || kind == cudaMemcpyDeviceToDevice) return;
+  check("copy", cudaStreamSynchronize(stream));
+  raise_report(device);
 }
 
 void synchronize(int device) {
   select_device(device);
   check("synchronize", cudaDeviceSynchronize());
+  raise_report(device);
 }
 
 void* pin(size_t bytes) {
@@ -188,6 +191,7 @@ void set_current(int device, void* stream) { set_stream(device, as_stream(stream
 void synchronize_stream(void* stream, int device) {
   select_device(device);
   check("stream", cudaStreamSynchronize(as_stream(stream)));
+  raise_report(device);
 }
 void* new_event(int device, bool timed) {
   select_device(device);
@@ -213,6 +217,7 @@ bool done(void* event, int device) {
 void synchronize_event(void* event, int device) {
   select_device(device);
   check("event", cudaEventSynchronize(as_event(event)));
+  raise_report(device);
 }
 double milliseconds(void* start, void* end, int device) {
   select_device(device);

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <mutex>
+#include <new>
 
 #include "tensor/backend.h"
 #include "tensor/cuda/streams.h"
@@ -18,6 +20,7 @@ struct DeviceState {
   std::once_flag once;
   DeviceLimits limits;
   cudaStream_t stream = nullptr;  // where work goes that no StreamScope sends elsewhere
+  Report* report = nullptr;
 };
 DeviceState& state_of(int device) {
   static std::array<DeviceState, most_devices>& states = *new std::array<DeviceState, most_devices>;  // outlives static tensors
@@ -27,6 +30,9 @@ DeviceState& state_of(int device) {
     check("device", cudaGetDeviceProperties(&properties, device));
     state.limits = {properties.multiProcessorCount, int(properties.sharedMemPerBlockOptin), properties.major, properties.minor};
     check("device", cudaStreamCreateWithFlags(&state.stream, cudaStreamNonBlocking));
+    void* pinned = nullptr;
+    check("device", cudaMallocHost(&pinned, sizeof(Report)));
+    state.report = new (pinned) Report;
   });
   return state;
 }
@@ -60,6 +66,14 @@ cudaStream_t current_stream() { return stream_of(current_device()); }
 void set_stream(int device, cudaStream_t stream) { selected_stream[size_t(device)] = stream; }
 
 const DeviceLimits& limits() { return state_of(current_device()).limits; }
+Report* report() { return state_of(current_device()).report; }
+void raise_report(int device) {
+  Report& found = *state_of(device).report;
+  if (!std::atomic_ref(found.complete).exchange(0, std::memory_order_acquire)) [[likely]] return;
+  const Report first = found;
+  std::atomic_ref(found.taken).store(0, std::memory_order_release);
+  fail(str("[", first.op, "] expected ", first.what, " in [0, ", first.limit, "), got ", first.value, " ", first.place_name, " ", first.place));
+}
 int64_t most_blocks() { return int64_t(limits().multiprocessors) * 16; }
 
 Scratch::Scratch(size_t bytes) : bytes_(bytes), device_(current_device()), stream_(current_stream()) {

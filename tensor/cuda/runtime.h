@@ -30,6 +30,16 @@ const DeviceLimits& limits();
 /// Blocks that a kernel that strides over its elements should start at most.
 int64_t most_blocks();
 
+/// What a kernel on a device found wrong first: see report.h. In pinned host memory, which the device writes.
+struct Report {
+  unsigned taken = 0;     ///< set by the thread that writes the rest
+  unsigned complete = 0;  ///< the rest is there
+  const char *op = nullptr, *what = nullptr, *place_name = nullptr;
+  int64_t limit = 0, value = 0, place = 0;
+};
+/// Of this thread's current device.
+Report* report();
+
 /// Memory for the time of an operation, freed in stream order.
 class Scratch {
  public:

@@ -9,6 +9,8 @@ inline constexpr int most_devices = 64;
 void select_device(int device);
 /// The stream that this thread uses on a device.
 cudaStream_t stream_of(int device);
+/// Raises, once, what kernels reported that have run on the device.
+void raise_report(int device);
 /// nullptr: the device's default stream.
 void set_stream(int device, cudaStream_t stream);
 

@@ -52,7 +52,7 @@ void check_close(const Tensor& got, const std::vector<double>& wanted, double to
 }
 
 bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor x = a.contiguous(), y = b.contiguous();
+  const Tensor x = a.to(cpu).contiguous(), y = b.to(cpu).contiguous();
   return x.shape() == y.shape() && (x.numel() == 0 || std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0);
 }
 

@@ -69,7 +69,7 @@ Tensor numbers_of(int64_t n, uint32_t seed, double low = -6, double high = 6, DT
 }
 
 bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor x = a.contiguous(), y = b.contiguous();
+  const Tensor x = a.to(cpu).contiguous(), y = b.to(cpu).contiguous();
   return x.numel() == y.numel() && x.dtype() == y.dtype() &&
          (x.numel() == 0 || std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0);
 }

@@ -11,6 +11,7 @@
 
 #include "tensor/ops.h"
 #include "tensor/threads.h"
+#include "tests/messages.h"
 
 using namespace lockstep;
 
@@ -39,7 +40,7 @@ void check_close(const Tensor& got, const Tensor& expected, double tolerance) {
 
 bool same_bits(const Tensor& a, const Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
-  const Tensor x = a.contiguous(), y = b.contiguous();
+  const Tensor x = a.to(cpu).contiguous(), y = b.to(cpu).contiguous();
   if (a.shape() == b.shape() && a.numel() == 0) return true;
   return a.shape() == b.shape() && (x.numel() == 0 || std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0);
 }
@@ -360,10 +361,8 @@ TEST_CASE("cross entropy: masked and huge logits, long rows, threads") {
 TEST_CASE("wrong calls of row operations are named") {
   const Tensor x = zeros({4, 10});
   const auto target = [](int64_t bad) { return Tensor::from<int64_t>({0, 1, -100, bad}); };
-  CHECK_THROWS_WITH_AS(cross_entropy_rows(x, target(12)),
-                       "[cross_entropy] expected targets in [0, 10), got 12 in row 3", Error);
-  CHECK_THROWS_WITH_AS(cross_entropy_rows(x, target(-1)),
-                       "[cross_entropy] expected targets in [0, 10), got -1 in row 3", Error);
+  CHECK(message([&] { cross_entropy_rows(x, target(12)); }) == "[cross_entropy] expected targets in [0, 10), got 12 in row 3");
+  CHECK(message([&] { cross_entropy_rows(x, target(-1)); }) == "[cross_entropy] expected targets in [0, 10), got -1 in row 3");
   CHECK_THROWS_WITH_AS(cross_entropy_rows(x, zeros({4})), "[cross_entropy] expected targets of dtype i64, got f32",
                        Error);
   CHECK_THROWS_WITH_AS(cross_entropy_rows(x, zeros({3}, {i64})),

@@ -10,21 +10,11 @@
 
 #include "tensor/ops.h"
 #include "tensor/threads.h"
+#include "tests/messages.h"
 
 using namespace lockstep;
 
 namespace {
-
-std::string error_of(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 Tensor counting(const Shape& shape, DType dtype = f32) { return arange(numel_of(shape)).to(dtype).view(shape); }
 
@@ -90,8 +80,8 @@ TEST_CASE("errors name the operation, what was expected and what came") {
       {[&] { Dims({1, 1, 1, 1, 1, 1, 1, 1, 1}); }, "[shape] expected at most 8 dims, got 9"},
   };
   for (const Row& row : rows) {
-    const std::string message = error_of(row.call);
-    CHECK_MESSAGE(contains(message, row.part), "wanted \"", row.part, "\", got \"", message, "\"");
+    const std::string text = message(row.call);
+    CHECK_MESSAGE(contains(text, row.part), "wanted \"", row.part, "\", got \"", text, "\"");
   }
 }
 
@@ -304,11 +294,11 @@ TEST_CASE("generator state") {
   CHECK(order == arange(1000).to_vector<int64_t>());
 }
 
-TEST_CASE("memory: ledger, cache, failure") {
+TEST_CASE("memory of the cpu: ledger, cache, failure") {
   const MemoryReport before = memory_report();
   {
     const MemoryScope scope(Memory::gradient);
-    const Tensor x = empty({1000}), y = empty({1 << 20});
+    const Tensor x = empty({1000}, {.device = cpu}), y = empty({1 << 20}, {.device = cpu});
     const auto now = memory_report();
     CHECK(now.category[int(Memory::gradient)].current - before.category[int(Memory::gradient)].current ==
           4 * (1000 + (1 << 20)));
@@ -322,19 +312,19 @@ TEST_CASE("memory: ledger, cache, failure") {
   CHECK(memory_report().total.peak == memory_report().total.current);
   for (int64_t size : {1, 2, 1000, 1 << 20}) {
     fail_allocation_after(2);
-    CHECK_NOTHROW(empty({size}));
-    CHECK(contains(error_of([&] { empty({size}); }), "[memory] could not allocate "));
-    CHECK_NOTHROW(empty({size}));
+    CHECK_NOTHROW(empty({size}, {.device = cpu}));
+    CHECK(contains(message([&] { empty({size}, {.device = cpu}); }), "[memory] could not allocate "));
+    CHECK_NOTHROW(empty({size}, {.device = cpu}));
   }
-  const std::string message = error_of([] { empty({int64_t(1) << 55}); });
-  CHECK(contains(message, "[memory] could not allocate 144115188075855872 bytes"));
-  CHECK(contains(message, "gradient"));
+  const std::string text = message([] { empty({int64_t(1) << 55}, {.device = cpu}); });
+  CHECK(contains(text, "[memory] could not allocate 144115188075855872 bytes"));
+  CHECK(contains(text, "gradient"));
   CHECK(memory_report().total.current == before.total.current);
   release_cached_memory();
   CHECK(memory_report().cached == 0);
 }
 
-TEST_CASE("memory: random sizes on many threads, freed elsewhere") {
+TEST_CASE("memory of the cpu: random sizes on many threads, freed elsewhere") {
   std::vector<Tensor> shared(64);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -345,7 +335,7 @@ TEST_CASE("memory: random sizes on many threads, freed elsewhere") {
         const int64_t n = int64_t(words[0] % (i % 50 == 0 ? 2000000 : 3000));
         Tensor& slot = shared[size_t(t * 16) + words[1] % 16];
         if (slot.defined() && slot.numel() > 0) REQUIRE(slot.data<int32_t>()[slot.numel() - 1] == int32_t(slot.numel()));
-        slot = empty({n}, {.dtype = i32});
+        slot = empty({n}, {.dtype = i32, .device = cpu});
         if (n > 0) slot.data<int32_t>()[0] = slot.data<int32_t>()[n - 1] = int32_t(n);
       }
     });
@@ -362,8 +352,8 @@ TEST_CASE("storage: empty, refill, adopt, versions") {
   x.storage()->empty();
   CHECK(memory_report().total.current == before - 40);
   CHECK(x.storage()->is_empty());
-  CHECK(contains(error_of([&] { x.data<float>(); }), "the storage is empty"));
-  CHECK(contains(error_of([&] { x.clone(); }), "[clone] the storage is empty"));
+  CHECK(contains(message([&] { x.data<float>(); }), "the storage is empty"));
+  CHECK(contains(message([&] { x.clone(); }), "[clone] the storage is empty"));
   CHECK(contains(to_string(x), "released"));
   x.storage()->refill();
   const uint32_t version = x.storage()->version();
