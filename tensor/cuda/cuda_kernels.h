@@ -10,12 +10,12 @@ namespace lockstep::on_cuda {
 #define LOCKSTEP_CUDA_KERNELS(X) \
   /* copy.cu */ \
   X(copy) X(fill) \
-  /* pointwise.cu */ \
-  \
+  /* pointwise.cpp, pointwise_*.cu */ \
+  X(pointwise) \
   /* random.cu */ \
   \
-  /* reduce.cu, sort.cu */ \
-  \
+  /* reduce.cu, scan.cu, sort.cu */ \
+  X(reduce) X(arg_reduce) X(cumulative) X(sort) X(topk) \
   /* matmul.cpp */ \
   \
   /* conv.cu, pool.cu */ \
