@@ -13,7 +13,7 @@ namespace lockstep::on_cuda {
   /* pointwise.cpp, pointwise_*.cu */ \
   X(pointwise) \
   /* random.cu */ \
-  \
+  X(iota) X(uniform) X(normal) X(randint) X(dropout) \
   /* reduce.cu, scan.cu, sort.cu */ \
   X(reduce) X(arg_reduce) X(cumulative) X(sort) X(topk) \
   /* matmul.cpp */ \
@@ -23,11 +23,11 @@ namespace lockstep::on_cuda {
   /* softmax.cu, norm.cu, batch_norm.cu, loss.cu */ \
   X(softmax) X(softmax_grad) X(layer_norm) X(layer_norm_grad) X(rms_norm) X(rms_norm_grad) X(batch_norm) X(batch_norm_grad) X(cross_entropy) X(cross_entropy_grad) \
   /* index.cu */ \
-  \
+  X(embedding) X(embedding_grad) X(gather) X(scatter) X(index_select) X(index_add) X(triangle) \
   /* attention.cu, rotary.cu */ \
   \
   /* optim.cu */ \
-
+  X(adam) X(sgd) X(rmsprop) X(adagrad) X(lion) X(all_finite)
 
 // Each has the type of its entry.
 #define LOCKSTEP_DECLARE(name) std::remove_pointer_t<decltype(Kernels::name)> name;
