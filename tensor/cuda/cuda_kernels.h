@@ -21,7 +21,7 @@ namespace lockstep::on_cuda {
   /* conv.cu, pool.cu */ \
   \
   /* softmax.cu, norm.cu, batch_norm.cu, loss.cu */ \
-  \
+  X(softmax) X(softmax_grad) X(layer_norm) X(layer_norm_grad) X(rms_norm) X(rms_norm_grad) X(batch_norm) X(batch_norm_grad) X(cross_entropy) X(cross_entropy_grad) \
   /* index.cu */ \
   X(embedding) X(embedding_grad) X(gather) X(scatter) X(index_select) X(index_add) X(triangle) \
   /* attention.cu, rotary.cu */ \

@@ -1,0 +1,282 @@
+// Batch norm of x (N, C, S): every channel over its images and places. Bound by memory: in training x is read twice (for the
+// statistics, for the result), the gradient and x twice in backward. Two layouts, told apart by one number: `inner` is S in
+// planes (the places of a channel side by side) and 1 in columns (channels last; also plain (N, C)).
+//
+// Sums over a channel: `parts` pieces of it, as the shape says, each by one block (planes) or by a column of threads (columns);
+// a last kernel joins the pieces in order, in f64.
+#include "tensor/cuda/cuda_kernels.h"
+#include "tensor/cuda/nest.h"
+#include "tensor/cuda/warp.h"
+
+namespace lockstep::on_cuda {
+namespace {
+
+constexpr int threads = 256, lanes = threads / warp;  // columns: 32 channels a block, 8 threads each
+
+/// Count, mean and sum of squared deviations, joined as in Chan, Golub & LeVeque 1979: no difference of large sums.
+template <class A>
+struct Moments {
+  A count, mean, deviation;
+
+  __device__ void add(const Moments& other) {
+    if (other.count == 0) return;
+    const A sum = count + other.count, delta = other.mean - mean, part = other.count / sum;
+    mean += delta * part;
+    deviation += other.deviation + delta * delta * count * part;
+    count = sum;
+  }
+  __device__ Moments of_lane(int lane) const {
+    return {__shfl_sync(whole_warp, count, lane), __shfl_sync(whole_warp, mean, lane), __shfl_sync(whole_warp, deviation, lane)};
+  }
+  __device__ static Moments of(const A* values, int n) {
+    A sum = 0;
+    for (int i = 0; i < n; ++i) sum += values[i];
+    Moments m{A(n), sum / A(n), 0};
+    for (int i = 0; i < n; ++i) m.deviation += (values[i] - m.mean) * (values[i] - m.mean);
+    return m;
+  }
+};
+
+/// The two sums of the gradient.
+template <class A>
+struct Sums {
+  A gy, g;
+  __device__ void add(const Sums& other) {
+    gy += other.gy;
+    g += other.g;
+  }
+  __device__ Sums of_lane(int lane) const { return {__shfl_sync(whole_warp, gy, lane), __shfl_sync(whole_warp, g, lane)}; }
+};
+
+struct Layout {
+  int64_t images, channels, plane, inner, parts;
+  bool columns, narrow;
+  Divider inner_by, channels_by;
+
+  explicit Layout(const Tensor& x)
+      : images(x.size(0)), channels(x.size(1)), plane(x.size(2)),
+        // (N, C, 1) in rows is both.
+        columns(channels > 0 && (x.strides()[1] == 1 || channels == 1) && (plane == 1 || x.strides()[2] == channels)) {
+    inner = columns ? 1 : plane;
+    // Pieces of at least 4096 elements, and about 1024 blocks.
+    const int64_t rows = images * plane, wanted = 1024 / std::max<int64_t>(1, columns ? (channels + warp - 1) / warp : channels);
+    parts = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows / (columns ? 256 : 4096)));
+    narrow = count() < most_narrow;
+    if (narrow && count() > 0) inner_by = Divider(uint32_t(inner)), channels_by = Divider(uint32_t(channels));
+  }
+  int64_t rows() const { return images * plane; }
+  int64_t count() const { return rows() * channels; }
+  /// Blocks of the kernels that sum: (of channels, parts).
+  dim3 grid() const { return dim3(unsigned(columns ? (channels + warp - 1) / warp : channels), unsigned(parts)); }
+};
+
+/// Calls fn(places, n) with up to 8 places of elements of this thread's channel, until its piece is done; returns the channel,
+/// or -1. Elements of a channel are numbered over images, then places.
+template <class Fn>
+__device__ inline int64_t each_place(const Layout& at, Fn fn) {
+  constexpr int most = 8;
+  const int64_t rows = at.rows(), begin = rows * blockIdx.y / at.parts, end = rows * (blockIdx.y + 1) / at.parts;
+  const int64_t c = at.columns ? int64_t(blockIdx.x) * warp + threadIdx.x % warp : blockIdx.x;
+  if (c >= at.channels) return -1;
+  const int64_t step = at.columns ? lanes : threads;
+  int64_t places[most];
+  for (int64_t r = begin + (at.columns ? threadIdx.x / warp : threadIdx.x); r < end;) {
+    int n = 0;
+#pragma unroll
+    for (int k = 0; k < most; ++k) {
+      if (r < end) {
+        const int64_t image = at.columns ? 0 : at.narrow ? int64_t(at.inner_by.divide(uint32_t(r))) : r / at.plane;
+        places[k] = at.columns ? r * at.channels + c : (image * (at.channels - 1) + c) * at.plane + r;
+        n = k + 1;
+      }
+      r += step;
+    }
+    fn(places, n);
+  }
+  return c;
+}
+
+/// Joins what the threads of a channel have and stores it at (part, channel).
+template <class S>
+__device__ inline void store_piece(const Layout& at, S mine, S* pieces) {
+  LOCKSTEP_SHARED(S, shared, [threads]);
+  if (!at.columns) {  // one channel: a tree over each warp, then the warps in order
+    for (int step = warp / 2; step > 0; step /= 2) {
+      // Lane i takes in lane i + step; what the upper lanes get is not used.
+      mine.add(mine.of_lane((threadIdx.x % warp + step) % warp));
+    }
+  }
+  shared[threadIdx.x] = mine;
+  __syncthreads();
+  const int64_t c = at.columns ? int64_t(blockIdx.x) * warp + threadIdx.x : blockIdx.x;
+  if (threadIdx.x >= (at.columns ? warp : 1) || c >= at.channels) return;
+  for (int i = 1; i < lanes; ++i) mine.add(shared[i * warp + threadIdx.x]);
+  pieces[blockIdx.y * at.channels + c] = mine;
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads) moments_kernel(const T* x, Layout at, Moments<Compute<T>>* pieces) {
+  using A = Compute<T>;
+  Moments<A> mine{};
+  each_place(at, [&](const int64_t* places, int n) {
+    A values[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      if (k < n) values[k] = load(x + places[k]);
+    }
+    mine.add(Moments<A>::of(values, n));
+  });
+  store_piece(at, mine, pieces);
+}
+
+template <class A>
+__global__ void __launch_bounds__(threads) join_moments_kernel(const Moments<A>* pieces, Layout at, double eps, A* mean, A* rstd, A* var) {
+  const int64_t c = int64_t(blockIdx.x) * threads + threadIdx.x;
+  if (c >= at.channels) return;
+  Moments<double> all{};
+  for (int64_t part = 0; part < at.parts; ++part) {
+    const Moments<A> piece = pieces[part * at.channels + c];
+    all.add({double(piece.count), double(piece.mean), double(piece.deviation)});
+  }
+  const double variance = all.deviation / all.count;
+  mean[c] = A(all.mean);
+  var[c] = A(variance);
+  rstd[c] = A(1 / ::sqrt(variance + eps));
+}
+
+/// Calls fn(place, channel of the first element) for runs of V elements; V divides inner in planes, C in columns.
+template <int V, class Fn>
+__device__ inline void each_run(const Layout& at, Fn fn) {
+  const int64_t count = at.count();
+  for (int64_t i = (int64_t(blockIdx.x) * threads + threadIdx.x) * V; i < count; i += int64_t(gridDim.x) * threads * V) {
+    if (at.narrow) {
+      const uint32_t plane = at.inner_by.divide(uint32_t(i));
+      fn(i, int64_t(plane - at.channels_by.divide(plane) * at.channels_by.by));
+    } else {
+      fn(i, i / at.inner % at.channels);
+    }
+  }
+}
+
+/// out = (x - mean) scale + offset in every channel.
+template <class T, int V>
+__global__ void __launch_bounds__(threads) batch_norm_kernel(const T* x, Layout at, const Compute<T>* mean, const Compute<T>* rstd,
+                                                             const T* weight, const T* bias, T* out) {
+  using A = Compute<T>;
+  each_run<V>(at, [&](int64_t i, int64_t first) {
+    A y[V];
+    load_values<V>(x + i, y);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const int64_t c = at.columns ? first + j : first;
+      const A scale = weight ? load(weight + c) * rstd[c] : rstd[c];
+      y[j] = (y[j] - mean[c]) * scale + (bias ? load(bias + c) : A(0));
+    }
+    store_values<V>(out + i, y);
+  });
+}
+
+/// With y = (x - mean) rstd: dw = sum g y, db = sum g.
+template <class T>
+__global__ void __launch_bounds__(threads) grad_sums_kernel(const T* grad, const T* x, Layout at, const Compute<T>* mean, const Compute<T>* rstd,
+                                                            Sums<Compute<T>>* pieces) {
+  using A = Compute<T>;
+  Sums<A> mine{};
+  const int64_t own = at.columns ? int64_t(blockIdx.x) * warp + threadIdx.x % warp : blockIdx.x;
+  const A m = own < at.channels ? mean[own] : A(0), s = own < at.channels ? rstd[own] : A(0);
+  each_place(at, [&](const int64_t* places, int n) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      if (k >= n) continue;
+      const A g = load(grad + places[k]);
+      mine.g += g;
+      mine.gy += g * ((load(x + places[k]) - m) * s);
+    }
+  });
+  store_piece(at, mine, pieces);
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads) join_sums_kernel(const Sums<Compute<T>>* pieces, Layout at, Sums<Compute<T>>* sums, T* grad_weight, T* grad_bias) {
+  using A = Compute<T>;
+  const int64_t c = int64_t(blockIdx.x) * threads + threadIdx.x;
+  if (c >= at.channels) return;
+  Sums<double> all{};
+  for (int64_t part = 0; part < at.parts; ++part) all.add({double(pieces[part * at.channels + c].gy), double(pieces[part * at.channels + c].g)});
+  sums[c] = {A(all.gy), A(all.g)};
+  if (grad_weight) store(grad_weight + c, A(all.gy));
+  if (grad_bias) store(grad_bias + c, A(all.g));
+}
+
+/// dx = w rstd (g - share (db + y dw)); share is 1 / count in training, else 0.
+template <class T, int V>
+__global__ void __launch_bounds__(threads) batch_norm_grad_kernel(const T* grad, const T* x, Layout at, const Compute<T>* mean, const Compute<T>* rstd,
+                                                                  const T* weight, const Sums<Compute<T>>* sums, Compute<T> share, T* grad_x) {
+  using A = Compute<T>;
+  each_run<V>(at, [&](int64_t i, int64_t first) {
+    A g[V], v[V];
+    load_values<V>(grad + i, g);
+    load_values<V>(x + i, v);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const int64_t c = at.columns ? first + j : first;
+      const A s = rstd[c], scale = weight ? load(weight + c) * s : s, y = (v[j] - mean[c]) * s;
+      if (share != 0) g[j] -= (sums[c].g + y * sums[c].gy) * share;
+      g[j] *= scale;
+    }
+    store_values<V>(grad_x + i, g);
+  });
+}
+
+/// Calls fn.template operator()<V>(grid) for the kernels that go over all elements.
+template <class T, class Fn>
+void with_runs(const Layout& at, std::initializer_list<const void*> pointers, Fn&& fn) {
+  constexpr int wide = sizeof(T) == 8 ? 1 : int(16 / sizeof(T));
+  bool aligned = (at.columns ? at.channels : at.plane) % wide == 0;
+  for (const void* p : pointers) aligned &= reinterpret_cast<uintptr_t>(p) % 16 == 0;
+  if (aligned) fn.template operator()<wide>(dim3(cuda::blocks_for(at.count(), threads, wide)));
+  else fn.template operator()<1>(dim3(cuda::blocks_for(at.count(), threads)));
+}
+
+unsigned channel_blocks(const Layout& at) { return unsigned((at.channels + threads - 1) / threads); }
+
+}  // namespace
+
+void batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, bool training, Tensor& mean, Tensor& rstd, Tensor& var, Tensor& out) {
+  const Layout at(x);
+  for_floats("batch_norm", x, [&]<class T> {
+    using A = Compute<T>;
+    const T* const source = static_cast<const T*>(x.raw_data());
+    T* const result = static_cast<T*>(out.raw_data());
+    if (training) {
+      const cuda::Scratch pieces(size_t(at.parts * at.channels) * sizeof(Moments<A>));
+      cuda::launch({"batch_norm", at.grid(), dim3(threads)}, moments_kernel<T>, source, at, pieces.as<Moments<A>>());
+      cuda::launch({"batch_norm", dim3(channel_blocks(at)), dim3(threads)}, join_moments_kernel<A>, pieces.as<Moments<A>>(), at, eps, mean.data<A>(),
+                   rstd.data<A>(), var.data<A>());
+    }
+    with_runs<T>(at, {source, result}, [&]<int V>(dim3 grid) {
+      cuda::launch({"batch_norm", grid, dim3(threads)}, batch_norm_kernel<T, V>, source, at, mean.data<A>(), rstd.data<A>(),
+                   data_or_null<T>(weight), data_or_null<T>(bias), result);
+    });
+  });
+}
+
+void batch_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd, bool training, Tensor& grad_x,
+                     Tensor& grad_weight, Tensor& grad_bias) {
+  const Layout at(x);
+  for_floats("batch_norm_grad", x, [&]<class T> {
+    using A = Compute<T>;
+    const T *const g = static_cast<const T*>(grad.raw_data()), *const source = static_cast<const T*>(x.raw_data());
+    T* const result = static_cast<T*>(grad_x.raw_data());
+    const cuda::Scratch pieces(size_t(at.parts * at.channels) * sizeof(Sums<A>)), sums(size_t(at.channels) * sizeof(Sums<A>));
+    cuda::launch({"batch_norm_grad", at.grid(), dim3(threads)}, grad_sums_kernel<T>, g, source, at, mean.data<A>(), rstd.data<A>(), pieces.as<Sums<A>>());
+    cuda::launch({"batch_norm_grad", dim3(channel_blocks(at)), dim3(threads)}, join_sums_kernel<T>, pieces.as<Sums<A>>(), at, sums.as<Sums<A>>(),
+                 data_or_null<T>(grad_weight), data_or_null<T>(grad_bias));
+    with_runs<T>(at, {g, source, result}, [&]<int V>(dim3 grid) {
+      cuda::launch({"batch_norm_grad", grid, dim3(threads)}, batch_norm_grad_kernel<T, V>, g, source, at, mean.data<A>(), rstd.data<A>(),
+                   data_or_null<T>(weight), sums.as<Sums<A>>(), training ? A(1) / A(at.rows()) : A(0), result);
+    });
+  });
+}
+
+}  // namespace lockstep::on_cuda
