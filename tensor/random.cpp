@@ -20,18 +20,6 @@ RandomState& this_threads_state() {
 
 }  // namespace
 
-std::array<uint32_t, 4> philox(PhiloxKey key, uint64_t index) {
-  std::array<uint32_t, 4> x{uint32_t(index), uint32_t(index >> 32), uint32_t(key.stream), uint32_t(key.stream >> 32)};
-  uint32_t k0 = uint32_t(key.seed), k1 = uint32_t(key.seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t(0xD2511F53u) * x[0], b = uint64_t(0xCD9E8D57u) * x[2];
-    x = {uint32_t(b >> 32) ^ x[1] ^ k0, uint32_t(b), uint32_t(a >> 32) ^ x[3] ^ k1, uint32_t(a)};
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  return x;
-}
-
 void manual_seed(uint64_t seed) {
   default_seed.store(seed, std::memory_order_relaxed);
   set_random_state({.seed = seed});

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdint>
 
+#include "tensor/host_device.h"
+
 namespace lockstep {
 
 /// What one random operation draws from: key and upper half of the counter. Element i uses counter (i / 4, stream).
@@ -13,7 +15,20 @@ struct PhiloxKey {
 };
 
 /// Ten rounds of Philox 4x32: four 32-bit words for counter (index, key.stream).
-std::array<uint32_t, 4> philox(PhiloxKey key, uint64_t index);
+LOCKSTEP_HD inline std::array<uint32_t, 4> philox(PhiloxKey key, uint64_t index) {
+  uint32_t x0 = uint32_t(index), x1 = uint32_t(index >> 32), x2 = uint32_t(key.stream), x3 = uint32_t(key.stream >> 32);
+  uint32_t k0 = uint32_t(key.seed), k1 = uint32_t(key.seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t(0xD2511F53u) * x0, b = uint64_t(0xCD9E8D57u) * x2;
+    x0 = uint32_t(b >> 32) ^ x1 ^ k0;
+    x1 = uint32_t(b);
+    x2 = uint32_t(a >> 32) ^ x3 ^ k1;
+    x3 = uint32_t(a);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {x0, x1, x2, x3};
+}
 
 /// The generator of this thread. Saved in checkpoints, replayed by activation checkpointing.
 struct RandomState {

@@ -1,13 +1,16 @@
 // Ranges and random numbers. Every element is a pure function of (key, its flat index), computed by the same instructions
-// wherever it lies, so neither threads nor the length of the tensor change a bit of it.
-#include <bit>
+// wherever it lies, so neither threads nor the length of the tensor change a bit of it; nor does the device, see random_math.h.
 #include <cmath>
 
 #include "tensor/convert.h"
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/parallel.h"
+#include "tensor/random_math.h"
 
 namespace lockstep::on_cpu {
+
+using namespace random_math;
+
 namespace {
 
 // A block: the four words of 64 counters, 256 words, in the order of elements.
@@ -52,11 +55,6 @@ void fill_blocks(Out* out, int64_t n, PhiloxKey key, Make&& make) {
   });
 }
 
-// 53 random bits in [0, 1).
-inline double unit(uint32_t low, uint32_t high) {
-  return double(int64_t((uint64_t(high) << 32 | low) >> 11)) * 0x1p-53;
-}
-
 }  // namespace
 
 void iota(Tensor& out, double start, double step) {
@@ -72,55 +70,18 @@ void uniform(Tensor& out, double low, double high, PhiloxKey key) {
   dispatch<float, double, Half, BFloat16>(out.dtype(), "uniform", [&]<class T> {
     T* data = out.data<T>();
     if constexpr (std::is_same_v<T, double>) {
-      const double most = high > low ? std::nextafter(high, low) : low, width = high - low;
+      const double most = most_below<T>(low, high), width = high - low;
       fill_blocks<double, words_per_block / 2>(data, out.numel(), key, [=](const uint32_t* words, double* values) {
-        for (int i = 0; i < words_per_block / 2; ++i) {
-          const double value = low + width * unit(words[2 * i], words[2 * i + 1]);
-          values[i] = value < most ? value : most;  // rounding must not reach the upper end
-        }
+        for (int i = 0; i < words_per_block / 2; ++i) values[i] = scaled(unit(words[2 * i], words[2 * i + 1]), low, width, most);
       });
     } else {
-      // The largest value of T below `high`.
-      float most = float(high) > float(low) ? std::nextafter(float(high), float(low)) : float(low);
-      if constexpr (is_half<T>) {
-        while (float(T(most)) >= float(high) && most > float(low)) most = std::nextafter(most, float(low));
-      }
-      const float base = float(low), width = float(high - low);
+      const float most = most_below<T>(low, high), base = float(low), width = float(high - low);
       fill_blocks<float, words_per_block>(data, out.numel(), key, [=](const uint32_t* words, float* values) {
-        for (int i = 0; i < words_per_block; ++i) {
-          const float value = base + width * (float(int32_t(words[i] >> 8)) * 0x1p-24f);
-          values[i] = value < most ? value : most;
-        }
+        for (int i = 0; i < words_per_block; ++i) values[i] = scaled(unit(words[i]), base, width, most);
       });
     }
   });
 }
-
-namespace {
-
-// Natural logarithm of x in (0, 1], to about one unit in the last place: x = 2^e m, log m = 2 atanh((m - 1) / (m + 1)).
-inline float log_unit(float x) {
-  const int32_t bits = std::bit_cast<int32_t>(x) - 0x3f3504f3;  // so that m lies around 1: sqrt(1/2) to sqrt(2)
-  const float e = float(bits >> 23);
-  const float m = std::bit_cast<float>((bits & 0x007fffff) + 0x3f3504f3);
-  const float s = (m - 1) / (m + 1), s2 = s * s;
-  const float tail = s2 * (0.666666667f + s2 * (0.4f + s2 * (0.285714286f + s2 * (0.222222222f + s2 * 0.181818182f))));
-  return e * 0.693147181f + (2 * s + s * tail);
-}
-
-// Sine and cosine of 2 pi t for t in [0, 1), by Taylor's polynomials on an eighth of a turn.
-inline void sine_cosine_of_turn(float t, float& sine, float& cosine) {
-  const int32_t quarter = int32_t(t * 4 + 0.5f);
-  const float x = (t - float(quarter) * 0.25f) * 6.28318531f, x2 = x * x;
-  const float s = x + x * x2 * (-1.66666667e-1f + x2 * (8.33333333e-3f + x2 * (-1.98412698e-4f + x2 * 2.75573192e-6f)));
-  const float c = 1 + x2 * (-0.5f + x2 * (4.16666667e-2f + x2 * (-1.38888889e-3f + x2 * 2.48015873e-5f)));
-  const bool swap = quarter & 1;
-  const float a = swap ? c : s, b = swap ? s : c;
-  sine = quarter & 2 ? -a : a;
-  cosine = (quarter + 1) & 2 ? -b : b;
-}
-
-}  // namespace
 
 // Box and Muller: two uniform numbers make two normal ones.
 void normal(Tensor& out, double mean, double deviation, PhiloxKey key) {
@@ -129,24 +90,17 @@ void normal(Tensor& out, double mean, double deviation, PhiloxKey key) {
     if constexpr (std::is_same_v<T, double>) {
       fill_blocks<double, words_per_block / 2>(data, out.numel(), key, [=](const uint32_t* words, double* values) {
         for (int i = 0; i < words_per_block / 4; ++i) {
-          const double radius = std::sqrt(-2 * std::log(1 - unit(words[4 * i], words[4 * i + 1])));
-          const double angle = 6.283185307179586 * unit(words[4 * i + 2], words[4 * i + 3]);
-          values[2 * i] = mean + deviation * (radius * std::cos(angle));
-          values[2 * i + 1] = mean + deviation * (radius * std::sin(angle));
+          const uint32_t* w = words + 4 * i;
+          const Pair<double> pair = normals_of(w[0], w[1], w[2], w[3], mean, deviation);
+          values[2 * i] = pair.first, values[2 * i + 1] = pair.second;
         }
       });
     } else {
       const float m = float(mean), d = float(deviation);
       fill_blocks<float, words_per_block>(data, out.numel(), key, [=](const uint32_t* words, float* values) {
         for (int i = 0; i < words_per_block / 2; ++i) {
-          // All 32 bits, with a half added, so that the tail reaches 6.7 deviations and log never sees 0.
-          const float u = (float(words[2 * i]) + 0.5f) * 0x1p-32f;
-          const float turn = float(int32_t(words[2 * i + 1] >> 8)) * 0x1p-24f;
-          const float radius = std::sqrt(std::max(0.f, -2 * log_unit(u)));
-          float sine, cosine;
-          sine_cosine_of_turn(turn, sine, cosine);
-          values[2 * i] = m + d * (radius * cosine);
-          values[2 * i + 1] = m + d * (radius * sine);
+          const Pair<float> pair = normals_of(words[2 * i], words[2 * i + 1], m, d);
+          values[2 * i] = pair.first, values[2 * i + 1] = pair.second;
         }
       });
     }
@@ -156,12 +110,8 @@ void normal(Tensor& out, double mean, double deviation, PhiloxKey key) {
 void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
   const uint64_t range = uint64_t(high) - uint64_t(low);
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(out.dtype(), "randint", [&]<class T> {
-    // The upper half of a 64-bit word times the range: bias below range / 2^64.
     fill_blocks<int64_t, words_per_block / 2>(out.data<T>(), out.numel(), key, [=](const uint32_t* words, int64_t* values) {
-      for (int i = 0; i < words_per_block / 2; ++i) {
-        const uint64_t word = uint64_t(words[2 * i + 1]) << 32 | words[2 * i];
-        values[i] = int64_t(uint64_t(low) + uint64_t((unsigned __int128)(word) * range >> 64));
-      }
+      for (int i = 0; i < words_per_block / 2; ++i) values[i] = whole(words[2 * i], words[2 * i + 1], low, range);
     });
   });
 }

@@ -1,8 +1,6 @@
 // Operations along one dim that need its order: arg max, running sums and products, sort, top k. A tensor is seen as
 // (outer, n, inner): `n` is the dim's size, `inner` the elements between its neighbours.
-//
-// Sorting works on keys: unsigned integers in the order of the values, with NaN as the largest and -0 equal to 0.
-#include <bit>
+// Sorting works on keys: tensor/sort_key.h.
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -11,6 +9,7 @@
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
+#include "tensor/sort_key.h"
 
 namespace lockstep::on_cpu {
 namespace {
@@ -135,24 +134,7 @@ void arg_reduce_lines(const T* p, const Lines& lines, T* values, int64_t* indice
   }
 }
 
-// --- keys ---
-
-template <size_t bytes> using KeyOfSize = std::conditional_t<bytes == 8, uint64_t, uint32_t>;
-template <class T> using Key = KeyOfSize<sizeof(Acc<T>) == 8 || std::is_same_v<T, int64_t> ? 8 : 4>;
-
-template <class T>
-Key<T> key_of(T value) {
-  using K = Key<T>;
-  constexpr K top = K(1) << (sizeof(K) * 8 - 1);
-  if constexpr (std::is_integral_v<T>) {
-    return K(std::conditional_t<sizeof(K) == 8, int64_t, int32_t>(value)) ^ top;
-  } else {
-    const Acc<T> v = Acc<T>(value) + Acc<T>(0);  // -0 + 0 is 0
-    const K bits = std::bit_cast<K>(v);
-    const K key = bits ^ (bits & top ? ~K(0) : top);
-    return v == v ? key : ~K(0);
-  }
-}
+// --- sorting ---
 
 template <class K>
 struct Entry {
@@ -185,8 +167,8 @@ void sort_entries(Entry<K>* entries, Entry<K>* spare, int64_t n) {
 // The k smallest entries of a line to entries[0 .. k), sorted. `flip` turns the order round: the k largest. What is not below
 // the k-th best so far is passed over block by block, so that most of a long line is only compared.
 template <class T>
-void select_entries(const T* p, int64_t stride, int64_t n, int64_t k, Key<T> flip, std::vector<Entry<Key<T>>>& entries) {
-  using K = Key<T>;
+void select_entries(const T* p, int64_t stride, int64_t n, int64_t k, SortKey<T> flip, std::vector<Entry<SortKey<T>>>& entries) {
+  using K = SortKey<T>;
   constexpr int64_t block = 64;
   const size_t capacity = size_t(std::max<int64_t>(2 * k, k + 512));
   entries.clear();
@@ -201,7 +183,7 @@ void select_entries(const T* p, int64_t stride, int64_t n, int64_t k, Key<T> fli
   for (int64_t first = 0; first < n; first += block) {
     const int64_t length = std::min(block, n - first);
     K keys[block];
-    for (int64_t i = 0; i < length; ++i) keys[i] = key_of(p[(first + i) * stride]) ^ flip;
+    for (int64_t i = 0; i < length; ++i) keys[i] = sort_key(p[(first + i) * stride]) ^ flip;
     if (full) {
       int64_t below = 0;
       for (int64_t i = 0; i < length; ++i) below += keys[i] < limit;
@@ -275,7 +257,7 @@ void sort(const Tensor& x, int dim, bool descending, Tensor& values, Tensor& ind
   const Tensor source = x.contiguous();
   const Lines lines = lines_of(x, dim);
   dispatch_order(x.dtype(), "sort", [&]<class T> {
-    using K = Key<T>;
+    using K = SortKey<T>;
     const T* p = static_cast<const T*>(source.raw_data());
     T* to = static_cast<T*>(values.raw_data());
     int64_t* places = indices.data<int64_t>();
@@ -284,7 +266,7 @@ void sort(const Tensor& x, int dim, bool descending, Tensor& values, Tensor& ind
       std::vector<Entry<K>> entries(size_t(lines.n)), spare(size_t(lines.n));
       for (int64_t line = begin; line < end; ++line) {
         const int64_t start = lines.start(line);
-        for (int64_t i = 0; i < lines.n; ++i) entries[i] = {K(key_of(p[start + i * lines.inner]) ^ flip), uint32_t(i)};
+        for (int64_t i = 0; i < lines.n; ++i) entries[i] = {K(sort_key(p[start + i * lines.inner]) ^ flip), uint32_t(i)};
         sort_entries(entries.data(), spare.data(), lines.n);
         for (int64_t i = 0; i < lines.n; ++i) {
           const int64_t at = start + i * lines.inner;
@@ -301,7 +283,7 @@ void topk(const Tensor& x, int dim, int64_t k, bool largest, Tensor& values, Ten
   const Tensor source = x.contiguous();
   const Lines lines = lines_of(x, dim);
   dispatch_order(x.dtype(), "topk", [&]<class T> {
-    using K = Key<T>;
+    using K = SortKey<T>;
     const T* p = static_cast<const T*>(source.raw_data());
     T* to = static_cast<T*>(values.raw_data());
     int64_t* places = indices.data<int64_t>();

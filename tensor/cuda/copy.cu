@@ -1,61 +1,130 @@
-// Copies and fills of any strides and element types.
+// Copies between any strides and dtypes, and filling. Bound by memory: a copy moves 16 bytes a thread where both sides lie in
+// runs, and transposes go through tiles of shared memory, so that both sides are read and written in whole sectors.
+#include <bit>
+
 #include "tensor/cuda/cuda_kernels.h"
-#include "tensor/cuda/element.h"
-#include "tensor/cuda/simt.h"
+#include "tensor/cuda/pointwise.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
-constexpr int threads = 256;
+constexpr int64_t worth_a_copy = 1 << 16;  // elements
 
-/// Sizes and strides of a tensor, passed to a kernel by value.
-struct View {
-  int rank = 0;
-  int64_t size[Dims::max_rank], stride[Dims::max_rank];
-
-  explicit View(const Tensor& x) : rank(x.dim()) {
-    for (int d = 0; d < rank; ++d) {
-      size[d] = x.shape()[d];
-      stride[d] = x.strides()[d];
-    }
-  }
-  __device__ int64_t place(int64_t flat) const {
-    int64_t at = 0;
-    for (int d = rank - 1; d >= 0; --d) {
-      at += flat % size[d] * stride[d];
-      flat /= size[d];
-    }
-    return at;
-  }
+template <class T>
+struct Constant {
+  T value;
+  __device__ T operator()() const { return value; }
 };
 
-template <class To, class From>
-__global__ void copy_kernel(const From* source, View from, To* out, View to, int64_t n) {
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
-    out[to.place(i)] = convert<To>(source[from.place(i)]);
+// Calls fn.operator()<T>() with an unsigned integer as wide as the dtype.
+template <class Fn>
+void dispatch_width(DType dtype, Fn&& fn) {
+  switch (size_of(dtype)) {
+    case 1: return fn.template operator()<uint8_t>();
+    case 2: return fn.template operator()<uint16_t>();
+    case 4: return fn.template operator()<uint32_t>();
+    default: return fn.template operator()<uint64_t>();
   }
 }
 
+struct Moved {
+  template <class C>
+  __device__ C operator()(C x) const { return x; }
+};
+
+/// to[.., i, j] = from[.., j, i]: `tall` elements i lie beside each other in the source, `wide` elements j in the output.
+struct Transpose {
+  Nest<2> matrices;
+  int64_t tall, wide, from_stride, to_stride;  // of j in the source, of i in the output
+  int64_t tiles_down, tiles_across, tiles;
+};
+
 template <class T>
-__global__ void fill_kernel(T* out, View to, int64_t n, T value) {
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) out[to.place(i)] = value;
+inline constexpr int tile_side = sizeof(T) <= 2 ? 64 : 32;
+
+template <class T>
+__global__ void __launch_bounds__(256) transpose_kernel(const T* from, T* to, Transpose how) {
+  constexpr int side = tile_side<T>, rows = 256 / side;
+  constexpr int padded = side + (sizeof(T) < 4 ? 4 / sizeof(T) : 1);  // columns fall into different banks
+  LOCKSTEP_SHARED(T, tile, [side][padded]);
+  const int x = threadIdx.x % side, y = threadIdx.x / side;
+  for (int64_t t = blockIdx.x; t < how.tiles; t += gridDim.x) {
+    const int64_t in_matrix = how.tiles_down * how.tiles_across, matrix = t / in_matrix, rest = t - matrix * in_matrix;
+    const int64_t i0 = rest % how.tiles_down * side, j0 = rest / how.tiles_down * side;
+    int64_t at[2] = {};
+    how.matrices.find(matrix, at);
+#pragma unroll
+    for (int k = 0; k < side; k += rows) {
+      const int64_t i = i0 + x, j = j0 + y + k;
+      if (i < how.tall && j < how.wide) tile[y + k][x] = from[at[0] + i + j * how.from_stride];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < side; k += rows) {
+      const int64_t i = i0 + y + k, j = j0 + x;
+      if (i < how.tall && j < how.wide) to[at[1] + i * how.to_stride + j] = tile[x][y + k];
+    }
+    __syncthreads();
+  }
+}
+
+// Whether the copy is a transpose: runs of the output lie apart in the source, while another dim lies in runs there.
+bool find_transpose(const Tensor& source, const Tensor& out, Transpose& how) {
+  Nest<2> nest;
+  for (int d = 0; d < out.dim(); ++d) nest.insert(out.shape()[d], {source.strides()[d], out.strides()[d]}, 1);
+  nest.join();
+  const int last = nest.rank - 1;
+  if (last < 1 || nest.stride[last][1] != 1 || nest.stride[last][0] <= 1) return false;
+  for (int across = last - 1; across >= 0; --across) {
+    if (nest.stride[across][0] != 1 || nest.size[across] < 4) continue;
+    how.tall = nest.size[across], how.to_stride = nest.stride[across][1];
+    how.wide = nest.size[last], how.from_stride = nest.stride[last][0];
+    for (int d = 0; d < last; ++d) {
+      if (d == across) continue;
+      const int at = how.matrices.rank++;
+      how.matrices.size[at] = nest.size[d];
+      std::copy(nest.stride[d], nest.stride[d] + 2, how.matrices.stride[at]);
+    }
+    how.matrices.prepare();
+    return true;
+  }
+  return false;
+}
+
+template <class T>
+void copy_same(const Tensor& source, const Tensor& out) {
+  Transpose how;
+  if (!find_transpose(source, out, how)) return run_pointwise<T, T>("copy", Moved(), out, source);
+  how.tiles_down = (how.tall + tile_side<T> - 1) / tile_side<T>;
+  how.tiles_across = (how.wide + tile_side<T> - 1) / tile_side<T>;
+  how.tiles = how.tiles_down * how.tiles_across * how.matrices.count();
+  cuda::launch({"copy", dim3(cuda::blocks_for(how.tiles, 1)), dim3(256)}, transpose_kernel<T>, static_cast<const T*>(source.raw_data()),
+               static_cast<T*>(out.raw_data()), how);
 }
 
 }  // namespace
 
 void copy(const Tensor& source, Tensor& out) {
-  const int64_t n = out.numel();
+  if (out.numel() == 0) return;
+  if (source.dtype() == out.dtype()) return dispatch_width(out.dtype(), [&]<class T> { copy_same<T>(source, out); });
+  if (Transpose how; out.numel() >= worth_a_copy && find_transpose(source, out, how)) {  // turned by itself
+    if (out.is_contiguous()) return copy(source.contiguous(), out);
+    if (source.is_contiguous()) return copy(source.to(out.dtype()), out);
+  }
   dispatch_all(source.dtype(), "copy", [&]<class From> {
     dispatch_all(out.dtype(), "copy", [&]<class To> {
-      cuda::launch({"copy", dim3(cuda::blocks_for(n, threads)), dim3(threads)}, copy_kernel<To, From>, source.data<From>(), View(source), out.data<To>(), View(out), n);
+      if constexpr (!std::is_same_v<From, To>) run_pointwise<To, From>("copy", Moved(), out, source);
     });
   });
 }
 
 void fill(Tensor& out, double value) {
-  const int64_t n = out.numel();
+  if (out.numel() == 0) return;
   dispatch_all(out.dtype(), "fill", [&]<class T> {
-    cuda::launch({"fill", dim3(cuda::blocks_for(n, threads)), dim3(threads)}, fill_kernel<T>, out.data<T>(), View(out), n, convert<T>(value));
+    // All dtypes of one width share a kernel: the value is a pattern of bits.
+    dispatch_width(out.dtype(), [&]<class Bits> {
+      if constexpr (sizeof(Bits) == sizeof(T)) run_pointwise<Bits>("fill", Constant<Bits>{std::bit_cast<Bits>(convert<T>(value))}, out);
+    });
   });
 }
 

@@ -10,12 +10,12 @@ namespace lockstep::on_cuda {
 #define LOCKSTEP_CUDA_KERNELS(X) \
   /* copy.cu */ \
   X(copy) X(fill) \
-  /* pointwise.cu */ \
-  \
+  /* pointwise.cpp, pointwise_*.cu */ \
+  X(pointwise) \
   /* random.cu */ \
-  \
-  /* reduce.cu, sort.cu */ \
-  \
+  X(iota) X(uniform) X(normal) X(randint) X(dropout) \
+  /* reduce.cu, scan.cu, sort.cu */ \
+  X(reduce) X(arg_reduce) X(cumulative) X(sort) X(topk) \
   /* matmul.cpp */ \
   \
   /* conv.cu, pool.cu */ \
@@ -23,11 +23,11 @@ namespace lockstep::on_cuda {
   /* softmax.cu, norm.cu, batch_norm.cu, loss.cu */ \
   \
   /* index.cu */ \
-  \
+  X(embedding) X(embedding_grad) X(gather) X(scatter) X(index_select) X(index_add) X(triangle) \
   /* attention.cu, rotary.cu */ \
   \
   /* optim.cu */ \
-
+  X(adam) X(sgd) X(rmsprop) X(adagrad) X(lion) X(all_finite)
 
 // Each has the type of its entry.
 #define LOCKSTEP_DECLARE(name) std::remove_pointer_t<decltype(Kernels::name)> name;

@@ -1,0 +1,22 @@
+#pragma once
+// A tensor seen as lines along one dim.
+#include "tensor/tensor.h"
+
+namespace lockstep::on_cuda {
+
+/// (outer, n, inner): `n` is the dim's size, `inner` the elements between its neighbours.
+struct Lines {
+  int64_t outer = 1, n = 1, inner = 1;
+
+  Lines() = default;
+  Lines(const Tensor& x, int dim) {
+    if (x.dim() == 0) return;
+    n = x.shape()[dim];
+    for (int i = 0; i < x.dim(); ++i) (i < dim ? outer : inner) *= i == dim ? 1 : x.shape()[i];
+  }
+  LOCKSTEP_HD int64_t count() const { return outer * inner; }
+  /// First element of a line.
+  LOCKSTEP_HD int64_t start(int64_t line) const { return inner == 1 ? line * n : line / inner * n * inner + line % inner; }
+};
+
+}  // namespace lockstep::on_cuda

@@ -1,0 +1,102 @@
+#pragma once
+// The loops over the elements of N tensors of one shape and any strides, as a kernel needs them: dims of size 1 are gone, dims
+// are ordered by the strides of one of the tensors, and neighbours that lie one behind the other in all of them are joined.
+// A kernel then finds the places of an element from its flat index, with multiplications in place of divisions below 2^31.
+#include "tensor/cuda/simt.h"
+#include "tensor/tensor.h"
+
+namespace lockstep::on_cuda {
+
+/// n / by for n < 2^31, by a multiplication.
+struct Divider {
+  uint32_t by = 1, magic = 0, shift = 0;
+
+  Divider() = default;
+  explicit Divider(uint32_t by) : by(by) {
+    while (shift < 31 && (uint32_t(1) << shift) < by) ++shift;
+    magic = uint32_t(((uint64_t(1) << 32) * ((uint64_t(1) << shift) - by)) / by + 1);
+  }
+  __device__ uint32_t divide(uint32_t n) const { return (uint32_t(uint64_t(n) * magic >> 32) + n) >> shift; }
+};
+
+inline constexpr int64_t most_narrow = int64_t(1) << 31;  // flat indices below this are divided in 32 bits
+
+template <int N>
+struct Nest {
+  int rank = 0;
+  bool narrow = true;
+  int64_t size[Dims::max_rank];  // outermost first
+  int64_t stride[Dims::max_rank][N];
+  Divider divider[Dims::max_rank];
+
+  int64_t count() const {
+    int64_t n = 1;
+    for (int d = 0; d < rank; ++d) n *= size[d];
+    return n;
+  }
+  /// Adds an inner dim, in the order of the strides of tensor `lead`.
+  void insert(int64_t length, const int64_t (&strides)[N], int lead) {
+    if (length == 1) return;
+    int at = rank++;
+    for (; at > 0 && stride[at - 1][lead] < strides[lead]; --at) {
+      size[at] = size[at - 1];
+      std::copy(stride[at - 1], stride[at - 1] + N, stride[at]);
+    }
+    size[at] = length;
+    std::copy(strides, strides + N, stride[at]);
+  }
+  void join() {
+    int last = 0;
+    for (int d = 1; d < rank; ++d) {
+      bool joins = true;
+      for (int i = 0; i < N; ++i) joins &= stride[last][i] == stride[d][i] * size[d];
+      if (joins) {
+        size[last] *= size[d];
+      } else {
+        size[++last] = size[d];
+      }
+      std::copy(stride[d], stride[d] + N, stride[last]);
+    }
+    if (rank > 0) rank = last + 1;
+  }
+  /// To be called last.
+  void prepare() {
+    narrow = count() < most_narrow;
+    for (int d = 0; d < rank; ++d) divider[d] = narrow ? Divider(uint32_t(size[d])) : Divider();
+  }
+
+  /// Adds the places of an element to `at`; the result is its index in the innermost dim.
+  __device__ int64_t find(int64_t flat, int64_t (&at)[N]) const {
+    int64_t inner = 0;
+    if (narrow) {
+      uint32_t rest = uint32_t(flat);
+#pragma unroll
+      for (int step = 0; step < Dims::max_rank; ++step) {
+        const int d = rank - 1 - step;
+        if (d < 0) break;
+        const uint32_t above = d == 0 ? 0 : divider[d].divide(rest), index = rest - above * divider[d].by;
+        if (step == 0) inner = index;
+#pragma unroll
+        for (int i = 0; i < N; ++i) at[i] += index * stride[d][i];
+        rest = above;
+      }
+    } else {
+#pragma unroll 1
+      for (int d = rank - 1; d >= 0; --d) {
+        const int64_t above = d == 0 ? 0 : flat / size[d], index = flat - above * size[d];
+        if (d == rank - 1) inner = index;
+        for (int i = 0; i < N; ++i) at[i] += index * stride[d][i];
+        flat = above;
+      }
+    }
+    return inner;
+  }
+};
+
+/// Stride of x along dim d of a space of `rank` dims that it is broadcast to.
+inline int64_t broadcast_stride(const Tensor& x, int d, int rank) {
+  const int own = d - (rank - x.dim());
+  return own < 0 || x.shape()[own] == 1 ? 0 : x.strides()[own];
+}
+
+}  // namespace lockstep::on_cuda

@@ -1,0 +1,92 @@
+#pragma once
+// out = fn(in...) element by element, for operands of any strides: every kernel of the pointwise family, copies, conversions and
+// fills are instances of this one. Bound by memory: a thread takes 16 bytes of each operand, found by the index of the vector in
+// the joined dims, and where an operand does not lie in one run it is read element by element.
+#include <utility>
+
+#include "tensor/cuda/nest.h"
+#include "tensor/cuda/vector.h"
+
+namespace lockstep::on_cuda {
+
+/// What elements of T are computed as. bool is a byte of 0 or 1.
+template <class T> struct ComputedAs { using type = Compute<T>; };
+template <> struct ComputedAs<int8_t> { using type = int32_t; };
+template <> struct ComputedAs<uint8_t> { using type = int32_t; };
+template <> struct ComputedAs<bool> { using type = uint8_t; };
+template <class T> using Computed = typename ComputedAs<T>::type;
+
+/// Vectors of the innermost dim of a nest of N operands, of which the last is the output.
+template <int N>
+struct Walk {
+  Nest<N> nest;        // its innermost dim counts vectors
+  int64_t vectors = 0, inner = 1;
+  int64_t stride[N];   // of neighbours
+  Access access[N];
+};
+
+constexpr int pointwise_threads = 256;
+
+template <class Fn, class Out, class... In>
+__global__ void __launch_bounds__(pointwise_threads) pointwise_kernel(Fn fn, Walk<sizeof...(In) + 1> walk, Out* out, const In*... in) {
+  constexpr int N = sizeof...(In) + 1, V = vector_length<Out, In...>;
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < walk.vectors; i += int64_t(gridDim.x) * blockDim.x) {
+    int64_t at[N] = {};
+    const int64_t left = walk.inner - walk.nest.find(i, at) * V;
+    const int count = left < V ? int(left) : V;
+    Vector<Out, V> result;
+    const auto each = [&](const Vector<In, V>&... x) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) result.v[j] = convert<Out>(fn(Computed<In>(x.v[j])...));
+    };
+    [&]<size_t... k>(std::index_sequence<k...>) {
+      each(load_vector<V>(in + at[k], walk.access[k], walk.stride[k], count)...);
+    }(std::index_sequence_for<In...>());
+    store_vector<V>(out + at[N - 1], result, walk.access[N - 1], walk.stride[N - 1], count);
+  }
+}
+
+/// tensors: the inputs, then the output. V elements make a vector.
+template <int N>
+Walk<N> make_walk(const Tensor* const (&tensors)[N], int V) {
+  const Tensor& out = *tensors[N - 1];
+  Walk<N> walk;
+  for (int d = 0; d < out.dim(); ++d) {
+    int64_t strides[N];
+    for (int i = 0; i < N; ++i) strides[i] = broadcast_stride(*tensors[i], d, out.dim());
+    walk.nest.insert(out.shape()[d], strides, N - 1);
+  }
+  Nest<N>& nest = walk.nest;
+  if (nest.rank == 0) {  // one element
+    nest.rank = 1, nest.size[0] = 1;
+    for (int i = 0; i < N; ++i) nest.stride[0][i] = 1;
+  }
+  nest.join();
+  const int last = nest.rank - 1;
+  walk.inner = nest.size[last];
+  for (int i = 0; i < N; ++i) {
+    const int64_t bytes = size_of(tensors[i]->dtype());
+    walk.stride[i] = nest.stride[last][i];
+    bool run = walk.stride[i] == 1 && reinterpret_cast<uintptr_t>(tensors[i]->raw_data()) % uintptr_t(V * bytes) == 0;
+    for (int d = 0; d < last; ++d) run &= nest.stride[d][i] % V == 0;
+    walk.access[i] = run ? Access::run : walk.stride[i] == 0 && i + 1 < N ? Access::once : Access::apart;
+    nest.stride[last][i] *= V;
+  }
+  nest.size[last] = (walk.inner + V - 1) / V;
+  nest.prepare();
+  walk.vectors = nest.count();
+  return walk;
+}
+
+/// Runs fn over `out` and inputs that broadcast to it, which hold these types.
+template <class Out, class... In, class Fn, class... Inputs>
+void run_pointwise(const char* op, const Fn& fn, const Tensor& out, const Inputs&... inputs) {
+  static_assert(sizeof...(In) == sizeof...(Inputs));
+  if (out.numel() == 0) return;
+  const Tensor* const tensors[] = {&inputs..., &out};
+  const auto walk = make_walk(tensors, vector_length<Out, In...>);
+  cuda::launch({op, dim3(cuda::blocks_for(walk.vectors, pointwise_threads)), dim3(pointwise_threads)}, pointwise_kernel<Fn, Out, In...>, fn, walk,
+               static_cast<Out*>(out.raw_data()), static_cast<const In*>(inputs.raw_data())...);
+}
+
+}  // namespace lockstep::on_cuda

@@ -1,0 +1,60 @@
+// Pointwise operations of one operand: their values.
+#include "tensor/cuda/pointwise.h"
+#include "tensor/cuda/pointwise_table.h"
+
+namespace lockstep::on_cuda {
+namespace {
+
+template <class F, class C>
+struct Value {
+  functor::Params<C> a;
+  __device__ C operator()(C x) const {
+#if !defined(__CUDACC__)
+    if constexpr (has_large_arguments<F, C>) {
+      if (F::is_large(x)) return C(F::large_value(x));
+    }
+#endif
+    return F::value(x, a);
+  }
+};
+
+// x^2 and its like are exact and fast.
+template <class C>
+struct Value<functor::PowScalar, C> {
+  functor::Params<C> a;
+  __device__ C operator()(C x) const {
+    if (a.p == C(2)) return x * x;
+    if (a.p == C(3)) return x * x * x;
+    if (a.p == C(0.5)) return std::sqrt(x);
+    if (a.p == C(-0.5)) return C(1) / std::sqrt(x);
+    if (a.p == C(-1)) return C(1) / x;
+    return functor::PowScalar::value(x, a);
+  }
+};
+
+template <class F, class T>
+void run(const PointwiseArgs& args, const Tensor* const* in, Tensor& out) {
+  run_pointwise<T, T>("pointwise", Value<F, Computed<T>>{params_of<Computed<T>>(args)}, out, *in[0]);
+}
+
+template <class F, PointwiseKind kind>
+constexpr PointwiseRow row() {
+  PointwiseRow row{};
+  each_type<kind>([&]<class T>(int dtype) { row[dtype] = run<F, T>; });
+  return row;
+}
+
+constexpr PointwiseTable make_table() {
+  PointwiseTable table{};
+#define LOCKSTEP_UNARY(name, F, types) table[size_t(PointwiseOp::name)] = row<functor::F, types>();
+#define LOCKSTEP_UNARY1(name, F, types, p, d) LOCKSTEP_UNARY(name, F, types)
+#define LOCKSTEP_UNARY2(name, F, types, p, d, q, e) LOCKSTEP_UNARY(name, F, types)
+#include "tensor/pointwise.def"
+  return table;
+}
+
+}  // namespace
+
+constinit const PointwiseTable unary_values = make_table();
+
+}  // namespace lockstep::on_cuda

@@ -1,0 +1,139 @@
+// Ranges and random numbers: the bits that the CPU gives, see random_math.h. A thread turns the four words of one counter into
+// two or four elements; bound by the integer products of the generator, and by memory where elements are wide.
+#include "tensor/cuda/cuda_kernels.h"
+#include "tensor/cuda/vector.h"
+#include "tensor/random_math.h"
+
+namespace lockstep::on_cuda {
+
+using namespace random_math;
+
+namespace {
+
+constexpr int threads = 256;
+
+struct Words { uint32_t w[4]; };
+__device__ inline Words words_of(PhiloxKey key, int64_t counter) {
+  const auto words = philox(key, uint64_t(counter));
+  return {{words[0], words[1], words[2], words[3]}};
+}
+
+template <class T, int each>
+Access access_of(const T* p) { return is_aligned(p, each) ? Access::run : Access::apart; }
+
+/// out[i * each ..] = make(words of counter i).
+template <int each, class T, class Make>
+__global__ void __launch_bounds__(threads) fill_kernel(Make make, PhiloxKey key, T* out, int64_t n, Access access) {
+  const int64_t counters = (n + each - 1) / each;
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < counters; i += int64_t(gridDim.x) * blockDim.x) {
+    const Words words = words_of(key, i);
+    Vector<T, each> values;
+    make(words.w, values.v);
+    const int64_t left = n - i * each;
+    store_vector<each>(out + i * each, values, access, 1, left < each ? int(left) : each);
+  }
+}
+
+template <int each, class T, class Make>
+void fill_random(const char* op, Tensor& out, PhiloxKey key, const Make& make) {
+  T* data = out.data<T>();
+  const int64_t n = out.numel();
+  cuda::launch({op, dim3(cuda::blocks_for(n, threads, each)), dim3(threads)}, fill_kernel<each, T, Make>, make, key, data, n, access_of<T, each>(data));
+}
+
+template <class T>
+struct Uniform {
+  Compute<T> base, width, most;
+  __device__ void operator()(const uint32_t* w, T* values) const {
+    if constexpr (std::is_same_v<T, double>) {
+      for (int i = 0; i < 2; ++i) values[i] = scaled(unit(w[2 * i], w[2 * i + 1]), base, width, most);
+    } else {
+      for (int i = 0; i < 4; ++i) values[i] = T(scaled(unit(w[i]), base, width, most));
+    }
+  }
+};
+
+template <class T>
+struct Normal {
+  Compute<T> mean, deviation;
+  __device__ void operator()(const uint32_t* w, T* values) const {
+    if constexpr (std::is_same_v<T, double>) {
+      const Pair<double> pair = normals_of(w[0], w[1], w[2], w[3], mean, deviation);
+      values[0] = pair.first, values[1] = pair.second;
+    } else {
+      for (int i = 0; i < 4; i += 2) {
+        const Pair<float> pair = normals_of(w[i], w[i + 1], mean, deviation);
+        values[i] = T(pair.first), values[i + 1] = T(pair.second);
+      }
+    }
+  }
+};
+
+template <class T>
+struct Whole {
+  int64_t low;
+  uint64_t range;
+  __device__ void operator()(const uint32_t* w, T* values) const {
+    for (int i = 0; i < 2; ++i) values[i] = convert<T>(whole(w[2 * i], w[2 * i + 1], low, range));
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(threads) iota_kernel(T* out, int64_t n, double start, double step) {
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) out[i] = convert<T>(start + double(i) * step);
+}
+
+/// Element i stays when its word is at least `least`.
+template <class T>
+__global__ void __launch_bounds__(threads) dropout_kernel(const T* x, T* out, int64_t n, PhiloxKey key, uint32_t least, Compute<T> scale, bool drop_all, Access access) {
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i * 4 < n; i += int64_t(gridDim.x) * blockDim.x) {
+    const int count = n - i * 4 < 4 ? int(n - i * 4) : 4;
+    Vector<T, 4> values = load_vector<4>(x + i * 4, access, 1, count);
+    const Words words = words_of(key, i);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) values.v[j] = T(words.w[j] >= least && !drop_all ? Compute<T>(values.v[j]) * scale : Compute<T>(0));
+    store_vector<4>(out + i * 4, values, access, 1, count);
+  }
+}
+
+}  // namespace
+
+void iota(Tensor& out, double start, double step) {
+  dispatch_all(out.dtype(), "iota", [&]<class T> {
+    cuda::launch({"iota", dim3(cuda::blocks_for(out.numel(), threads)), dim3(threads)}, iota_kernel<T>, out.data<T>(), out.numel(), start, step);
+  });
+}
+
+void uniform(Tensor& out, double low, double high, PhiloxKey key) {
+  dispatch<float, double, Half, BFloat16>(out.dtype(), "uniform", [&]<class T> {
+    using C = Compute<T>;
+    fill_random<sizeof(T) == 8 ? 2 : 4, T>("uniform", out, key, Uniform<T>{C(low), C(high - low), most_below<T>(low, high)});
+  });
+}
+
+void normal(Tensor& out, double mean, double deviation, PhiloxKey key) {
+  dispatch<float, double, Half, BFloat16>(out.dtype(), "normal", [&]<class T> {
+    fill_random<sizeof(T) == 8 ? 2 : 4, T>("normal", out, key, Normal<T>{Compute<T>(mean), Compute<T>(deviation)});
+  });
+}
+
+void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
+  dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(out.dtype(), "randint", [&]<class T> {
+    fill_random<2, T>("randint", out, key, Whole<T>{low, uint64_t(high) - uint64_t(low)});
+  });
+}
+
+void dropout(const Tensor& x, double p, PhiloxKey key, Tensor& out) {
+  const int64_t n = out.numel();
+  const uint64_t threshold = uint64_t(std::ceil(p * 0x1p32));  // p == 1 is beyond every word
+  const bool drop_all = threshold > 0xffffffffu;
+  dispatch<float, double, Half, BFloat16>(out.dtype(), "dropout", [&]<class T> {
+    const T* from = x.data<T>();
+    T* to = out.data<T>();
+    const Access access = is_aligned(from, 4) && is_aligned(to, 4) ? Access::run : Access::apart;
+    cuda::launch({"dropout", dim3(cuda::blocks_for(n, threads, 4)), dim3(threads)}, dropout_kernel<T>, from, to, n, key, uint32_t(std::min<uint64_t>(threshold, 0xffffffffu)),
+                 Compute<T>(drop_all ? 0 : 1 / (1 - p)), drop_all, access);
+  });
+}
+
+}  // namespace lockstep::on_cuda

@@ -1,0 +1,52 @@
+#pragma once
+// Elements that move together: up to 16 bytes in one load or store.
+#include "tensor/cuda/element.h"
+
+namespace lockstep::on_cuda {
+
+/// V elements beside each other.
+template <class T, int V>
+struct alignas(V * sizeof(T) <= 16 ? V * sizeof(T) : 16) Vector {
+  T v[V];
+};
+
+/// How many elements of each of these types fit in 16 bytes of the widest.
+template <class... T>
+inline constexpr int vector_length = int(16 / std::max({sizeof(T)...}));
+
+template <class T>
+bool is_aligned(const T* p, int v) { return reinterpret_cast<uintptr_t>(p) % (size_t(v) * sizeof(T)) == 0; }
+
+/// How V neighbours of an inner loop lie in memory.
+enum class Access : uint8_t { run, once, apart };  // beside each other and aligned; the same for all; a stride apart
+
+/// The first `count` of V elements; the others are the last of those again.
+template <int V, class T>
+__device__ inline Vector<T, V> load_vector(const T* p, Access access, int64_t stride, int count) {
+  Vector<T, V> x;
+  if (access == Access::run && count == V) {
+    x = *reinterpret_cast<const Vector<T, V>*>(p);
+  } else if (access == Access::once) {
+    const T only = *p;
+#pragma unroll
+    for (int j = 0; j < V; ++j) x.v[j] = only;
+  } else {
+#pragma unroll
+    for (int j = 0; j < V; ++j) x.v[j] = p[(j < count ? j : count - 1) * stride];
+  }
+  return x;
+}
+
+template <int V, class T>
+__device__ inline void store_vector(T* p, const Vector<T, V>& x, Access access, int64_t stride, int count) {
+  if (access == Access::run && count == V) {
+    *reinterpret_cast<Vector<T, V>*>(p) = x;
+  } else {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (j < count) p[j * stride] = x.v[j];
+    }
+  }
+}
+
+}  // namespace lockstep::on_cuda
