@@ -21,6 +21,7 @@
 #include "apps/verify.h"
 #include "apps/version.h"
 #include "data/json.h"
+#include "tensor/backend.h"
 #include "tensor/threads.h"
 
 namespace {
@@ -105,6 +106,15 @@ std::string onednn_instructions() {
 }
 #endif
 
+/// The CPU, then what each backend says of itself, a line each.
+Json devices() {
+  Json::Array all{Json("cpu")};
+  const lockstep::Backend* cuda = lockstep::backend(lockstep::Device::Type::cuda);
+  std::istringstream lines(cuda ? cuda->describe() : "no cuda in this build");
+  for (std::string line; std::getline(lines, line);) all.push_back(Json((cuda && !line.starts_with("cuda") ? "cuda: " : "") + line));
+  return all;
+}
+
 Json collect() {
   Json e(Json::Object{});
   e["version"] = LOCKSTEP_VERSION;
@@ -141,7 +151,7 @@ Json collect() {
   libraries["nlohmann_json"] = LOCKSTEP_JSON_VERSION;
   libraries["CLI11"] = CLI11_VERSION;
   libraries["fmt"] = fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100);
-  e["devices"] = Json::Array{Json("cpu")};
+  e["devices"] = devices();
   return e;
 }
 

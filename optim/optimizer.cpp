@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "tensor/graph.h"
 #include "tensor/ops.h"
 
 namespace lockstep::optim {
@@ -31,6 +32,7 @@ void Optimizer::add_group_of(std::vector<Variable> parameters) {
 }
 
 void Optimizer::step(double grad_scale) {
+  LOCKSTEP_CHECK(!Graph::is_capturing(), "[", name(), "] a step cannot be captured, its learning rate and step number would stay the same: capture forward and backward, and call step() after replay()");
   const NoGrad no_grad;
   for (int g = 0; g < group_count(); ++g) {
     for (Variable& parameter : groups_[g]) {

@@ -150,7 +150,10 @@ struct Replicas::Impl {
 };
 
 Replicas::Replicas(nn::Module& module, DataParallelOptions options, const Make& make) {
-  if (options.devices.empty()) options.devices = all_devices();
+  if (options.devices.empty()) {  // all of the type that the module is on
+    const std::vector<NamedField> fields = fields_of(module);
+    options.devices = all_devices(fields.empty() ? Device::Type::cpu : device_of(fields[0]).type);
+  }
   for (size_t i = 0; i < options.devices.size(); ++i) {
     check_device("DataParallel", options.devices[i]);
     for (size_t j = 0; j < i; ++j) LOCKSTEP_CHECK(!(options.devices[i] == options.devices[j]), "[DataParallel] expected every device once, got ", options.devices[i], " twice");

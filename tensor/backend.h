@@ -43,6 +43,13 @@ struct Backend {
   bool (*done)(void* event, int device);
   void (*synchronize_event)(void* event, int device);
   double (*milliseconds)(void* start, void* end, int device);  ///< between two timed events that are done
+
+  // Graphs (see graph.h). From begin to end, what this thread puts on its current stream is recorded and not done.
+  void (*begin_capture)(int device);
+  void* (*end_capture)(int device);
+  void (*abandon_capture)(int device) noexcept;
+  void (*launch_graph)(void* graph, int device);  ///< on this thread's current stream
+  void (*free_graph)(void* graph, int device) noexcept;
 };
 
 /// The backend of a type of device; nullptr for the CPU and for what this build does not have.

@@ -98,6 +98,10 @@ bool allclose(const Tensor& a, const Tensor& b, double rtol = 1e-5, double atol 
 bool equal(const Tensor& a, const Tensor& b);  ///< same shape, dtype and values bit for bit (NaN equals itself)
 
 // --- matrix products (ops_matmul.cpp) ---
+/// How f32 products are computed where the device has a faster way: exactly, or with operands rounded to tf32's 10 bits of mantissa.
+enum class MatmulPrecision : uint8_t { full, tf32 };
+void set_float32_matmul_precision(MatmulPrecision precision);   ///< for all threads; full until said otherwise. The CPU is always exact
+MatmulPrecision float32_matmul_precision();
 Tensor matmul(const Tensor& a, const Tensor& b);                ///< NumPy's rules: vectors, batches, broadcasting
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, double beta = 1, double alpha = 1);
 Tensor outer(const Tensor& a, const Tensor& b);

@@ -1,5 +1,6 @@
 // Matrix products: matmul with NumPy's rules, addmm, outer, linear, and einsum, which is built from them.
 #include <algorithm>
+#include <atomic>
 #include <string>
 
 #include "tensor/ops.h"
@@ -39,7 +40,12 @@ Tensor run(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArg
   return out;
 }
 
+std::atomic<MatmulPrecision> f32_products{MatmulPrecision::full};
+
 }  // namespace
+
+void set_float32_matmul_precision(MatmulPrecision precision) { f32_products.store(precision, std::memory_order_relaxed); }
+MatmulPrecision float32_matmul_precision() { return f32_products.load(std::memory_order_relaxed); }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
   check_product("matmul", a, b);

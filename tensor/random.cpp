@@ -3,6 +3,9 @@
 
 #include <atomic>
 
+#include "tensor/check.h"
+#include "tensor/graph.h"
+
 namespace lockstep {
 namespace {
 
@@ -38,6 +41,7 @@ void set_random_state(const RandomState& wanted) {
 }
 
 PhiloxKey next_random_key() {
+  LOCKSTEP_CHECK(!Graph::is_capturing(), "[Graph] random numbers cannot be captured, they would be the same in every replay: draw them outside, or set dropout to 0");
   RandomState& now = this_threads_state();
   // Three numbers become one stream by the generator itself: (step, micro-batch) is its key, the call its counter.
   const auto words = philox({.seed = now.step, .stream = now.micro_batch}, now.call++);

@@ -11,6 +11,7 @@
 #include "data/digits.h"
 #include "data/idx.h"
 #include "data/loader.h"
+#include "data/to_device.h"
 #include "optim/optim.h"
 
 namespace apps {
@@ -32,20 +33,22 @@ data::TensorDataset load_split(const ClassifierOptions& o, bool train) {
 struct Score { double accuracy = 0, loss = 0; };
 
 /// Every sample once: rank r takes batches r, r + ranks, ...; sums are over the list of all batches, in its order.
-Score evaluate(nn::Sequential& model, const data::TensorDataset& set, const Team& team) {
+Score evaluate(nn::Sequential& model, const data::TensorDataset& set, const Team& team, data::ToDevice& to_device) {
   const NoGrad no_grad;
   model.eval();
   constexpr int64_t kBatch = 256;
   const int64_t batches = (set.size() + kBatch - 1) / kBatch;
   std::vector<double> sums(size_t(2 * batches));  // right answers and loss of each batch
+  std::vector<std::pair<size_t, Tensor>> made;    // where they are, until all are under way
   const Tensor inputs = set.inputs(), targets = set.targets();
   for (int64_t b = team.rank(); b < batches; b += team.size()) {
     const int64_t count = std::min(kBatch, set.size() - b * kBatch);
-    const Tensor y = targets.narrow(0, b * kBatch, count);
-    const Variable logits = model(inputs.narrow(0, b * kBatch, count));
-    sums[size_t(2 * b)] = sum(eq(argmax(logits, -1), y)).item();
-    sums[size_t(2 * b + 1)] = cross_entropy(logits, y, {.reduction = Reduction::sum}).item();
+    const Tensor y = to_device(targets.narrow(0, b * kBatch, count));
+    const Variable logits = model(to_device(inputs.narrow(0, b * kBatch, count)));
+    made.emplace_back(size_t(2 * b), sum(eq(argmax(logits, -1), y)));
+    made.emplace_back(size_t(2 * b + 1), cross_entropy(logits, y, {.reduction = Reduction::sum}).tensor());
   }
+  for (const auto& [at, value] : made) sums[at] = value.item();
   team.sum(sums, "evaluation");
   Score score;
   for (size_t i = 0; i < sums.size(); i += 2) score.accuracy += sums[i], score.loss += sums[i + 1];
@@ -65,6 +68,8 @@ void train(const std::string& name, const ClassifierOptions& o, const MakeModel&
   LOCKSTEP_CHECK(o.epochs > 0 && o.batch > 0 && o.samples > 0, "expected --epochs, --batch and --samples > 0, got ", o.epochs, ", ", o.batch, ", ", o.samples);
   const data::TensorDataset training = load_split(o, true), test = load_split(o, false);
   const auto model = make_model(training.inputs().size(1), training.inputs().size(2));
+  data::ToDevice to_device(device_of(o.common, team));
+  model->to(to_device.device());
   optim::AdamW optimizer(model->parameters(), {.lr = o.lr, .weight_decay = o.weight_decay});
   optimizer.name_parameters([&] {
     std::vector<std::pair<std::string, Variable>> names;
@@ -113,7 +118,8 @@ void train(const std::string& name, const ClassifierOptions& o, const MakeModel&
       const auto report = micro_batches.backward(step, [&](int64_t micro) {
         // The step's first micro-batch is there already; the loader's position counts those that were given out.
         if (micro > team.rank() * o.common.parallel.accumulate) ++batch;
-        return cross_entropy(devices([&](auto& net) { return net(batch->input); }), batch->target);
+        const data::Example there = to_device(*batch);
+        return cross_entropy(devices([&](auto& net) { return net(there.input); }), there.target);
       });
       optimizer.step();
       ++step;
@@ -125,7 +131,7 @@ void train(const std::string& name, const ClassifierOptions& o, const MakeModel&
       else ++batch;
     }
     if (stopped) break;
-    score = evaluate(*model, test, team);
+    score = evaluate(*model, test, team, to_device);
     Json line(Json::Object{});
     line["epoch"] = epoch + 1;
     line["step"] = step;
@@ -138,7 +144,7 @@ void train(const std::string& name, const ClassifierOptions& o, const MakeModel&
     save();
   }
   progress.clear();
-  if (stopped) score = evaluate(*model, test, team);
+  if (stopped) score = evaluate(*model, test, team, to_device);
   if (!team.leads()) return;
   if (stopped && step != o.steps) std::cerr << "stopped at step " << step << (run.has_folder() ? "; the checkpoint is written, go on with --resume\n" : "; nothing was saved, as there is no --out\n");
   if (talks) std::cout << devices.report();
@@ -151,6 +157,7 @@ void train(const std::string& name, const ClassifierOptions& o, const MakeModel&
   result["parameters"] = model->parameter_count();
   result["samples_per_second"] = progress.rate();
   result["seconds"] = progress.seconds();
+  result["peak_memory_mib"] = double(memory_report(to_device.device()).total.peak) / 1048576;
   print_result(result, o.common.json);
 }
 
@@ -161,7 +168,10 @@ void eval(const std::string& name, const ClassifierOptions& o, const MakeModel& 
   const data::TensorDataset test = load_split(o, false);
   const auto model = make_model(test.inputs().size(1), test.inputs().size(2));
   load_model(*model, path);
-  const Score score = evaluate(*model, test, Team(nullptr));
+  const Team alone(nullptr);
+  data::ToDevice to_device(device_of(o.common, alone));
+  model->to(to_device.device());
+  const Score score = evaluate(*model, test, alone, to_device);
   Json result(Json::Object{});
   result["program"] = name;
   result["test_accuracy"] = score.accuracy;

@@ -83,6 +83,7 @@ int run_cli(CLI::App& app, int argc, char** argv) {
 void add_common_options(CLI::App& app, CommonOptions& o, bool training) {
   app.add_option("--seed", o.seed, "seed of everything random")->capture_default_str();
   app.add_option("--threads", o.threads, "threads of operations (default: all cores given to the process)")->check(CLI::PositiveNumber);
+  app.add_option("--device", o.device, "cpu; cuda (ranks of a machine take its devices in turn); cuda:N")->capture_default_str();
   app.add_flag("--json", o.json, "end with one line that is a JSON object of all final figures");
   if (!training) return;
   app.add_option("--out", o.out, "folder for metrics.jsonl, config.json and checkpoint.safetensors");
@@ -95,8 +96,17 @@ void add_common_options(CLI::App& app, CommonOptions& o, bool training) {
   add_parallel_options(app, o.parallel);
 }
 
+lockstep::Device device_of(const CommonOptions& o, const Team& team) {
+  lockstep::Device device = lockstep::parse_device(o.device);
+  const int count = lockstep::device_count(device.type);
+  if (o.device == "cuda" && count > 0) device.index = int16_t(team.local_rank() % count);
+  lockstep::check_device("--device", device);
+  return device;
+}
+
 void apply_common_options(const CommonOptions& o) {
   LOCKSTEP_CHECK(!o.resume || !o.out.empty(), "--resume needs --out DIR, the folder of the run to go on with");
+  lockstep::parse_device(o.device);
   if (o.threads > 0) lockstep::set_threads(o.threads);
   lockstep::manual_seed(o.seed);
 }

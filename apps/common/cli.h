@@ -19,10 +19,14 @@ struct CommonOptions {
   bool json = false;
   int threads = 0;
   uint64_t seed = 1;
+  std::string device = "cpu";  ///< cpu, cuda, cuda:N
   ParallelOptions parallel;
 };
 /// A training run that the launcher starts again goes on from its checkpoint, as with --resume.
 void add_common_options(CLI::App& app, CommonOptions& options, bool training);
+/// Where this rank computes. "cuda" leaves the number to us: ranks of one machine take its devices in turn. Error that says why
+/// when there is none.
+lockstep::Device device_of(const CommonOptions& options, const Team& team);
 /// Applies threads and seed, and checks what depends on several options.
 void apply_common_options(const CommonOptions& options);
 

@@ -57,7 +57,7 @@ std::string build_id() {
 }
 
 uint64_t hash_of(const Tensor& tensor) {
-  const Tensor flat = tensor.contiguous();
+  const Tensor flat = tensor.to(cpu).contiguous();
   unsigned char digest[crypto_generichash_BYTES_MIN];
   crypto_generichash(digest, sizeof digest, static_cast<const unsigned char*>(flat.raw_data()), size_t(flat.numel() * size_of(flat.dtype())), nullptr, 0);
   uint64_t hash;
@@ -74,7 +74,7 @@ void add_parallel_options(CLI::App& app, ParallelOptions& o) {
   const std::string group = "Parallel";
   app.add_option("--parallel", o.strategy, "how ranks train together: ddp; dp: one process, several devices; none (default: ddp when there are ranks)")->check(CLI::IsMember({"auto", "ddp", "dp", "none"}))->group(group);
   app.add_option("--ranks", o.ranks, "ranks as threads of this process (processes: lockstep run -n N -- ...)")->check(CLI::Range(1, 64))->group(group);
-  app.add_option("--devices", o.devices, "dp: virtual CPU devices of this process (default: LOCKSTEP_CPU_DEVICES, or 1)")->check(CLI::Range(1, 64))->group(group);
+  app.add_option("--devices", o.devices, "dp: devices of this process (default: all; on the CPU virtual ones, LOCKSTEP_CPU_DEVICES or 1)")->check(CLI::Range(1, 64))->group(group);
   app.add_option("--accumulate", o.accumulate, "micro-batches of a step at each rank")->check(CLI::PositiveNumber)->capture_default_str()->group(group);
   app.add_option("--bucket-mib", o.bucket_mib, "ddp: size of the buckets in which gradients are reduced")->check(CLI::PositiveNumber)->capture_default_str()->group(group);
   app.add_flag("--overlap,!--no-overlap", o.overlap, "ddp: reduce while backward still runs (default)")->group(group);
@@ -82,6 +82,11 @@ void add_parallel_options(CLI::App& app, ParallelOptions& o) {
 }
 
 std::string identity_of(const CLI::App& subcommand) { return "build=" + build_id() + "\ncommand=" + subcommand.get_name() + "\n" + subcommand.config_to_str(true); }
+
+int Team::local_rank() const {
+  if (!group_) return 0;
+  return threads_ ? rank() : dist::Rendezvous::from_environment().local_rank;
+}
 
 void Team::sum(std::vector<double>& values, const char* tag) const {
   if (!group_) return;
@@ -102,7 +107,7 @@ void run_team(const ParallelOptions& o, const std::function<void(Team&)>& body) 
   LOCKSTEP_CHECK(o.devices == 0 || o.strategy == "dp", "--devices ", o.devices, " is for --parallel dp");
   if (o.strategy == "dp") {
     LOCKSTEP_CHECK(o.ranks == 0, "--parallel dp is one process with several devices, got --ranks ", o.ranks, "; use --devices, or --parallel ddp");
-    if (o.devices > 0) set_virtual_devices(o.devices);
+    if (o.devices > 0) set_virtual_devices(o.devices);  // how many there are of other types is asked when the model is there
   }
   if (o.ranks > 0) {
     LOCKSTEP_CHECK(!is_rank, "--ranks ", o.ranks, " makes threads of one process, but this process is itself a rank of a job: use --ranks or lockstep run, not both");
@@ -174,14 +179,14 @@ MicroBatches::~MicroBatches() = default;
 MicroBatches::Report MicroBatches::backward(int64_t step, const Loss& loss_of, const Scale& scale) {
   Impl& m = *impl_;
   const int64_t mine = options_.accumulate, first = team_.rank() * mine;
-  std::vector<double> losses;
+  std::vector<Tensor> kept;
   if (team_.group()) team_.group()->control().set_step(uint64_t(step + 1));  // for messages of others about this rank
   for (int64_t i = 0; i < mine; ++i) {
     std::optional<parallel::DistributedDataParallel::NoSync> no_sync;
     if (m.ddp && i + 1 < mine) no_sync.emplace(*m.ddp);
     set_random_step(uint64_t(step), uint64_t(first + i));
     const Variable loss = m.ddp ? m.ddp->call([&] { return loss_of(first + i); }) : loss_of(first + i);
-    losses.push_back(loss.item());
+    kept.push_back(loss.tensor());
     (scale ? scale(loss) : loss).backward();
     if (m.sum) m.sum->add();
   }
@@ -189,6 +194,8 @@ MicroBatches::Report MicroBatches::backward(int64_t step, const Loss& loss_of, c
   // The mean over ranks is DDP's. The rest of the division comes after the sum: the micro-batches' own gradients then do not
   // depend on how many of them a rank has, not even where they are too small for f16.
   for (const Variable& parameter : m.trained) if (mine > 1 && parameter.grad().defined()) mul_scalar_(parameter.grad(), 1 / double(mine));
+  std::vector<double> losses;  // read when all is under way: the device need not wait for this thread
+  for (const Tensor& loss : kept) losses.push_back(loss.item());
   losses.push_back(Interrupt::requested());
   const std::vector<double> all = team_.gather(losses, "losses");
   Report report;

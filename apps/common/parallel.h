@@ -22,7 +22,7 @@ namespace apps {
 
 struct ParallelOptions {
   std::string strategy = "auto";  ///< ddp, dp, none; auto: ddp when there are ranks
-  int devices = 0;                ///< dp: virtual CPU devices of this process; 0: LOCKSTEP_CPU_DEVICES
+  int devices = 0;                ///< dp: how many devices of the model's type (on the CPU, virtual ones); 0: all
   int ranks = 0;                  ///< ranks as threads of this process; 0: the job's ranks, or this process alone
   int64_t accumulate = 1;         ///< micro-batches of a step at each rank
   double bucket_mib = 25;
@@ -38,6 +38,8 @@ class Team {
   explicit Team(lockstep::dist::ProcessGroup* group, bool threads = false) : group_(group), threads_(threads) {}
   int rank() const { return group_ ? group_->rank() : 0; }
   int size() const { return group_ ? group_->size() : 1; }
+  /// Among the ranks of this machine.
+  int local_rank() const;
   /// Rank 0 prints, and writes the files of a run.
   bool leads() const { return rank() == 0; }
   /// The one rank of a process that may touch what belongs to the process (signals).
@@ -62,7 +64,7 @@ class MaybeDataParallel {
  public:
   template <class Make>
   MaybeDataParallel(const ParallelOptions& options, M& model, const Make& make) : model_(model) {
-    if (options.strategy == "dp") parallel_.emplace(model, make);
+    if (options.strategy == "dp") parallel_.emplace(model, make, lockstep::parallel::DataParallelOptions{.devices = devices_of(options, model)});
   }
   template <class Forward>
   lockstep::Variable operator()(const Forward& forward) { return parallel_ ? forward(*parallel_) : forward(model_); }
@@ -70,6 +72,14 @@ class MaybeDataParallel {
   std::string report() const { return parallel_ ? to_string(parallel_->bytes_moved()) : ""; }
 
  private:
+  static std::vector<lockstep::Device> devices_of(const ParallelOptions& options, M& model) {
+    const lockstep::Device first = model.parameters().at(0).device();
+    std::vector<lockstep::Device> all = lockstep::all_devices(first.type);
+    LOCKSTEP_CHECK(options.devices <= int(all.size()), "--devices ", options.devices, ": there are ", all.size());
+    if (options.devices > 0) all.resize(size_t(options.devices));
+    LOCKSTEP_CHECK(first == all[0], "--parallel dp starts at the first device, ", all[0], ", got ", first);
+    return all;
+  }
   M& model_;
   std::optional<lockstep::parallel::DataParallel<M>> parallel_;
 };

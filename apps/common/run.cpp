@@ -96,9 +96,9 @@ void Run::save(nn::Module& model, const optim::Optimizer& optimizer, const std::
   if (folder_.empty()) return;
   if (!team_.leads()) return team_.wait();
   std::vector<std::pair<std::string, Tensor>> tensors;
-  for (const auto& [name, tensor] : model.state()) tensors.emplace_back("model." + name, tensor);
+  for (const auto& [name, tensor] : model.state()) tensors.emplace_back("model." + name, tensor.to(cpu));
   const optim::OptimizerState state = optimizer.state();
-  for (const auto& [name, tensor] : state.tensors) tensors.emplace_back("optimizer." + name, tensor);
+  for (const auto& [name, tensor] : state.tensors) tensors.emplace_back("optimizer." + name, tensor.to(cpu));
   std::map<std::string, double> numbers = extra;
   for (const auto& [name, value] : state.numbers) numbers["optimizer." + name] = value;
   const RandomState random = random_state();

@@ -28,7 +28,7 @@ int main(int argc, char** argv) {
   train.add_option("--weight-decay", o.weight_decay, "decoupled decay of matrices (not of biases and norms)")->capture_default_str()->group(training);
   train.add_option("--betas", o.betas, "AdamW's two betas")->delimiter(',')->expected(2)->default_str("0.9,0.99")->group(training);
   train.add_option("--clip", o.clip, "largest norm of the gradient (0: no clipping)")->capture_default_str()->group(training);
-  train.add_option("--precision", o.precision, "of matrix products")->check(CLI::IsMember({"f32", "bf16", "f16"}))->capture_default_str()->group(training);
+  train.add_option("--precision", o.precision, "of matrix products (tf32: on the CPU the same as f32)")->check(CLI::IsMember({"f32", "tf32", "bf16", "f16"}))->capture_default_str()->group(training);
   train.add_flag("--checkpoint-blocks", o.checkpoint_blocks, "recompute blocks in backward: less memory, a third more time")->group(training);
   train.add_option("--eval-every", o.eval_every, "steps between looks at the validation loss")->capture_default_str()->group(output);
   train.add_option("--eval-batches", o.eval_batches, "batches of such a look (the last one takes all)")->capture_default_str()->group(output);

@@ -78,7 +78,8 @@ void save_hugging_face(nn::GPT& model, const std::string& folder) {
   std::vector<std::pair<std::string, Tensor>> tensors;
   for (const auto& p : model.named_parameters()) {
     const HuggingFaceName theirs = hugging_face_name(p.name);
-    tensors.emplace_back(theirs.name, theirs.transposed ? p.variable.tensor().t().contiguous() : p.variable.tensor());
+    const Tensor values = p.variable.tensor().to(cpu);
+    tensors.emplace_back(theirs.name, theirs.transposed ? values.t().contiguous() : values);
   }
   Json config(Json::Object{});
   config["architectures"] = Json::Array{Json("GPT2LMHeadModel")};

@@ -1,6 +1,7 @@
 #pragma once
 // Options of the gpt program and its steps.
 #include "apps/common/run.h"
+#include "data/to_device.h"
 #include "data/tokenizer.h"
 #include "nn/gpt.h"
 
@@ -20,7 +21,7 @@ struct GptOptions {
   std::vector<double> betas{0.9, 0.99};
   double validation = 0.1;          ///< the last part of the text
   int64_t eval_every = 250, eval_batches = 20, save_every = 0;
-  std::string precision = "f32";    ///< or bf16, f16 (autocast)
+  std::string precision = "f32";    ///< or tf32 (on devices that have it); bf16, f16 (autocast)
   bool checkpoint_blocks = false;
   // sample and eval
   std::string model, prompt = "\n", ids;
@@ -43,7 +44,7 @@ std::string load_text(const std::string& path);
 struct TextLoss { double loss = 0; int64_t tokens = 0; };
 /// Mean loss per token over windows of the context's length, one after the other; at most `batches` of them (0: all).
 /// The ranks share the work; each gets the same value, whatever their number.
-TextLoss evaluate_text(lockstep::nn::GPT& model, const lockstep::Tensor& tokens, int64_t batch, int64_t batches, const Team& team);
+TextLoss evaluate_text(lockstep::nn::GPT& model, const lockstep::Tensor& tokens, int64_t batch, int64_t batches, const Team& team, lockstep::data::ToDevice& to_device);
 
 void gpt_train(const GptOptions& options);
 void gpt_eval(const GptOptions& options);

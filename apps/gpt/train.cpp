@@ -87,6 +87,9 @@ void train(const GptOptions& o, const Team& team) {
   const auto tokenizer = load_tokenizer(o.tokenizer.empty() ? o.init : o.tokenizer);
   const Tensor all = tokenizer->encode_tensor(load_text(o.text));
   const auto model = make_model(o, tokenizer->vocab_size());
+  data::ToDevice to_device(device_of(o.common, team));
+  model->to(to_device.device());
+  set_float32_matmul_precision(o.precision == "tf32" ? MatmulPrecision::tf32 : MatmulPrecision::full);
   const int64_t context = model->o.context, kept = int64_t(double(all.numel()) * (1 - o.validation));
   LOCKSTEP_CHECK(tokenizer->vocab_size() <= model->o.vocab, "the tokenizer has ", tokenizer->vocab_size(), " tokens, the model only ", model->o.vocab);
   LOCKSTEP_CHECK(kept > context && all.numel() - kept > context, "the text has ", all.numel(), " tokens: too few for training and validation with --context ", context);
@@ -129,8 +132,8 @@ void train(const GptOptions& o, const Team& team) {
   int64_t step = first;
   for (bool stop = false; step < o.steps && !stop;) {
     const auto loss_of = [&](int64_t micro) {
-      const auto sample = batches.sample(step, micro, o.batch, context);
-      const Autocast autocast(o.precision == "f16" ? f16 : bf16, o.precision != "f32");
+      const auto sample = to_device(batches.sample(step, micro, o.batch, context));
+      const Autocast autocast(o.precision == "f16" ? f16 : bf16, o.precision == "f16" || o.precision == "bf16");
       const Variable logits = devices([&](auto& net) { return net(sample.input); });
       return cross_entropy(logits.view({-1, model->o.vocab}), sample.target.reshape({-1}));
     };
@@ -157,7 +160,7 @@ void train(const GptOptions& o, const Team& team) {
     if (o.clip > 0) line["grad_norm"] = norm;
     if (step % o.eval_every == 0 && step < o.steps) {
       const double before = progress.seconds();
-      const double val = evaluate_text(*model, validation, o.batch, o.eval_batches, team).loss;
+      const double val = evaluate_text(*model, validation, o.batch, o.eval_batches, team, to_device).loss;
       evaluation_seconds += progress.seconds() - before;
       line["val_loss"] = val;
       progress.clear();
@@ -170,7 +173,7 @@ void train(const GptOptions& o, const Team& team) {
   progress.clear();
   save(step);
   if (step < o.steps && team.leads()) std::cerr << "stopped at step " << step << (run.has_folder() ? "; the checkpoint is written, go on with --resume\n" : "; nothing was saved, as there is no --out\n");
-  const TextLoss val = evaluate_text(*model, validation, o.batch, 0, team);
+  const TextLoss val = evaluate_text(*model, validation, o.batch, 0, team, to_device);
   if (!team.leads()) return;
   if (!o.export_to.empty()) save_hugging_face(*model, o.export_to);
   if (talks) fmt::print("{}", devices.report());
@@ -183,7 +186,7 @@ void train(const GptOptions& o, const Team& team) {
   result["parameters"] = model->parameter_count();
   result["tokens_per_second"] = double(step - first) * tokens_per_step / std::max(seconds, 1e-9);
   result["seconds"] = seconds;
-  result["peak_memory_mib"] = double(memory_report().total.peak) / 1048576;
+  result["peak_memory_mib"] = double(memory_report(to_device.device()).total.peak) / 1048576;
   print_result(result, o.common.json);
 }
 

@@ -90,7 +90,7 @@ LoadedModel load_gpt(const std::string& path) {
   return {std::move(model), load_tokenizer(c.at("tokenizer", config_path).as_string())};
 }
 
-TextLoss evaluate_text(nn::GPT& model, const Tensor& tokens, int64_t batch, int64_t batches, const Team& team) {
+TextLoss evaluate_text(nn::GPT& model, const Tensor& tokens, int64_t batch, int64_t batches, const Team& team, data::ToDevice& to_device) {
   const NoGrad no_grad;
   const bool was_training = model.is_training();
   model.eval();
@@ -100,14 +100,16 @@ TextLoss evaluate_text(nn::GPT& model, const Tensor& tokens, int64_t batch, int6
   const int64_t count = batches > 0 ? std::min(batches * batch, windows.size()) : windows.size();
   std::vector<double> losses(size_t((count + batch - 1) / batch));  // of each batch; rank r has r, r + ranks, ...
   std::vector<int64_t> indices;
+  std::vector<std::pair<size_t, Tensor>> made;  // read when all are under way
   for (int64_t b = team.rank(); b < int64_t(losses.size()); b += team.size()) {
     const int64_t at = b * batch;
     indices.clear();
     // A part is spread evenly over the text.
     for (int64_t i = at; i < std::min(at + batch, count); ++i) indices.push_back(i * windows.size() / count);
-    const auto pair = *windows.get_batch(indices);
-    losses[size_t(b)] = model.loss(pair.input, pair.target).item() * double(pair.target.numel());
+    const auto pair = to_device(*windows.get_batch(indices));
+    made.emplace_back(size_t(b), model.loss(pair.input, pair.target).tensor());
   }
+  for (const auto& [b, loss] : made) losses[b] = loss.item() * double(std::min(batch, count - int64_t(b) * batch) * context);
   team.sum(losses, "evaluation");
   model.train(was_training);
   const int64_t seen = count * context;
@@ -118,7 +120,10 @@ void gpt_eval(const GptOptions& o) {
   check_alone("eval");
   apply_common_options(o.common);
   const LoadedModel m = load_gpt(o.model);
-  const TextLoss r = evaluate_text(*m.model, m.tokenizer->encode_tensor(load_text(o.text)), o.batch, 0, Team(nullptr));
+  const Team alone(nullptr);
+  data::ToDevice to_device(device_of(o.common, alone));
+  m.model->to(to_device.device());
+  const TextLoss r = evaluate_text(*m.model, m.tokenizer->encode_tensor(load_text(o.text)), o.batch, 0, alone, to_device);
   Json result(Json::Object{});
   result["program"] = "gpt";
   result["loss"] = r.loss;
@@ -137,6 +142,8 @@ void gpt_sample(const GptOptions& o) {
   LOCKSTEP_CHECK(!ids.empty(), "--prompt: expected at least one token");
   nn::Sampling sampling = o.sampling;
   if (o.greedy) sampling.temperature = 0;
+  const Device device = device_of(o.common, Team(nullptr));
+  m.model->to(device);
   const bool stream = !o.common.json;
   if (stream && o.ids.empty()) std::cout << o.prompt;
   std::string made;
@@ -147,7 +154,7 @@ void gpt_sample(const GptOptions& o) {
     if (stream) std::cout << piece << std::flush;
     return true;
   };
-  m.model->generate(Tensor::from(ids, {1, int64_t(ids.size())}), o.tokens, sampling, emit);
+  m.model->generate(Tensor::from(ids, {1, int64_t(ids.size())}).to(device), o.tokens, sampling, emit);
   if (stream) { std::cout << "\n"; return; }
   Json result(Json::Object{});
   result["program"] = "gpt";
@@ -162,8 +169,10 @@ void gpt_logits(const GptOptions& o) {
   const LoadedModel m = load_gpt(o.model);
   const NoGrad no_grad;
   m.model->eval();
+  const Device device = device_of(o.common, Team(nullptr));
+  m.model->to(device);
   const std::vector<int64_t> ids = parse_ids(o.ids);
-  data::save_safetensors(o.logits_out, {{"logits", (*m.model)(Tensor::from(ids, {1, int64_t(ids.size())})).tensor()}});
+  data::save_safetensors(o.logits_out, {{"logits", (*m.model)(Tensor::from(ids, {1, int64_t(ids.size())}).to(device)).tensor().to(cpu)}});
 }
 
 }  // namespace apps

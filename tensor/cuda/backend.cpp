@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tensor/check.h"
+#include "tensor/cuda/capture.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/cuda/streams.h"
 #include "tensor/kernels.h"
@@ -19,6 +20,8 @@ extern const Kernels cuda_kernels;
 
 namespace cuda {
 namespace {
+
+std::string version(int v) { return str(v / 1000, ".", v % 1000 / 10); }
 
 struct Found {
   int count = 0;
@@ -34,8 +37,12 @@ const Found& found() {
     }
     cudaGetLastError();
     f.count = 0;
-    f.why = code == cudaErrorInsufficientDriver ? "no NVIDIA driver is installed, or it is older than this build's CUDA runtime (nvidia-smi shows what a driver can)"
-            : code == cudaErrorNoDevice || code == cudaSuccess ? "the driver sees no device (CUDA_VISIBLE_DEVICES may hide them)"
+    int driver = 0, runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    f.why = code == cudaErrorNoDevice || code == cudaSuccess ? "the driver sees no device (nvidia-smi -L lists them; CUDA_VISIBLE_DEVICES may hide them)"
+            : code == cudaErrorInsufficientDriver && driver == 0 ? "no NVIDIA driver is installed (nvidia-smi would show it)"
+            : code == cudaErrorInsufficientDriver ? str("the NVIDIA driver is for CUDA ", version(driver), " and this build needs ", version(runtime), ": update the driver")
             : str(cudaGetErrorName(code), ": ", cudaGetErrorString(code));
     return f;
   }();
@@ -50,7 +57,6 @@ std::string describe() {
   int driver = 0, runtime = 0;
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
-  const auto version = [](int v) { return str(v / 1000, ".", v % 1000 / 10); };
   text += str("runtime ", version(runtime), ", driver ", driver ? version(driver) : "none", "\n");
   if (device_count() == 0) return text + "no device: " + why_none() + "\n";
   for (int i = 0; i < device_count(); ++i) {
@@ -78,6 +84,7 @@ void keep_memory(int device) {
 void* allocate(size_t bytes, int device) {
   select_device(device);
   keep_memory(device);
+  if (void* captured = allocate_captured(bytes, device)) return captured;
   void* data = nullptr;
   cudaError_t code = cudaMallocAsync(&data, bytes, stream_of(device));
   if (code == cudaSuccess) [[likely]] return data;
@@ -98,6 +105,7 @@ void* allocate(size_t bytes, int device) {
 }
 
 void deallocate(void* data, size_t, int device, void* stream) noexcept {
+  if (deallocate_captured(data, device, stream)) return;
   int before = 0;
   cudaGetDevice(&before);
   if (before != device) cudaSetDevice(device);
@@ -256,6 +264,11 @@ const Backend cuda_backend{
     .done = cuda::done,
     .synchronize_event = cuda::synchronize_event,
     .milliseconds = cuda::milliseconds,
+    .begin_capture = cuda::begin_capture,
+    .end_capture = cuda::end_capture,
+    .abandon_capture = cuda::abandon_capture,
+    .launch_graph = cuda::launch_graph,
+    .free_graph = cuda::free_graph,
 };
 
 }  // namespace lockstep

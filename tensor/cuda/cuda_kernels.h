@@ -17,7 +17,7 @@ namespace lockstep::on_cuda {
   /* reduce.cu, scan.cu, sort.cu */ \
   X(reduce) X(arg_reduce) X(cumulative) X(sort) X(topk) \
   /* matmul.cpp */ \
-  \
+  X(matmul) \
   /* conv.cu, pool.cu */ \
   \
   /* softmax.cu, norm.cu, batch_norm.cu, loss.cu */ \

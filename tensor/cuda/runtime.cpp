@@ -39,14 +39,40 @@ DeviceState& state_of(int device) {
 
 }  // namespace
 
-void fail_cuda(const char* op, cudaError_t code) {
-  fail(str("[", op, "] cuda: ", cudaGetErrorName(code), ": ", cudaGetErrorString(code)));
+namespace {
+
+/// Errors after which every call of this process fails.
+bool is_sticky(cudaError_t code) {
+  constexpr cudaError_t codes[] = {cudaErrorIllegalAddress, cudaErrorLaunchTimeout, cudaErrorHardwareStackError, cudaErrorIllegalInstruction, cudaErrorMisalignedAddress,
+                                   cudaErrorInvalidAddressSpace, cudaErrorInvalidPc, cudaErrorLaunchFailure, cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable,
+                                   cudaErrorAssert, cudaErrorMpsClientTerminated};
+  return std::find(std::begin(codes), std::end(codes), code) != std::end(codes);
 }
 
+/// The error itself, and what follows from it.
+[[noreturn]] void fail_with(const std::string& where, cudaError_t code) {
+  const std::string text = str(where, cudaGetErrorName(code), ": ", cudaGetErrorString(code));
+  cudaGetLastError();
+  if (code == cudaErrorStreamCaptureUnsupported || code == cudaErrorStreamCaptureInvalidated || code == cudaErrorStreamCaptureImplicit) {
+    fail(str(text, " (while a graph is captured nothing can be read, copied to the host or waited for: do that before or after)"));
+  }
+  if (!is_sticky(code)) fail(text);
+  static std::mutex mutex;
+  static std::string& first = *new std::string;
+  const std::lock_guard lock(mutex);
+  const bool again = !first.empty();
+  if (!again) first = text;
+  fail(str(text, ". A kernel that was started earlier has failed, and this process cannot use its devices any more: start it again, from its last checkpoint. ",
+           again ? str("The first error was: ", first) : "With CUDA_LAUNCH_BLOCKING=1 the error names the operation"));
+}
+
+}  // namespace
+
+void fail_cuda(const char* op, cudaError_t code) { fail_with(str("[", op, "] cuda: "), code); }
+
 void fail_launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStream_t stream, cudaError_t code) {
-  fail(str("[", op, "] could not start a kernel of ", grid.x, "x", grid.y, "x", grid.z, " blocks of ", block.x, "x", block.y, "x", block.z, " threads with ",
-           shared, " bytes of shared memory on cuda:", current_device(), ", stream ", static_cast<const void*>(stream), ": ", cudaGetErrorName(code), ": ",
-           cudaGetErrorString(code)));
+  fail_with(str("[", op, "] could not start a kernel of ", grid.x, "x", grid.y, "x", grid.z, " blocks of ", block.x, "x", block.y, "x", block.z, " threads with ",
+           shared, " bytes of shared memory on cuda:", current_device(), ", stream ", static_cast<const void*>(stream), ": "), code);
 }
 
 void select_device(int device) {

@@ -1,0 +1,200 @@
+// CUDA graphs. A replay uses the addresses of the recording, so a graph owns the memory that was allocated in it: what is
+// freed there is given out again inside the recording only, and all of it goes back when the graph and the tensors that
+// came out of it are gone. Memory from before that the recorded function frees is kept too, as replays may read it.
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tensor/check.h"
+#include "tensor/cuda/capture.h"
+#include "tensor/cuda/runtime.h"
+#include "tensor/cuda/streams.h"
+
+namespace lockstep::cuda {
+namespace {
+
+/// Pieces are never cut: the shapes of a step repeat from layer to layer.
+class Arena {
+ public:
+  explicit Arena(int device) : device_(device) {}
+  ~Arena() {
+    for (const auto& [data, bytes] : all_) cudaFree(data);
+    for (const auto& [data, stream] : older_) cudaFreeAsync(data, stream);
+  }
+  Arena(const Arena&) = delete;
+
+  void* allocate(size_t bytes, cudaStream_t stream) {
+    bytes = (bytes + 511) / 512 * 512;
+    const auto fit = idle_.lower_bound({stream, bytes});
+    if (fit != idle_.end() && fit->first.first == stream && fit->first.second <= bytes + bytes / 4) {
+      void* data = fit->second;
+      idle_.erase(fit);
+      in_use_[data] = stream;
+      return data;
+    }
+    void* data = nullptr;
+    const cudaError_t code = cudaMalloc(&data, bytes);
+    if (code != cudaSuccess) {
+      cudaGetLastError();
+      fail(str("[Graph] could not allocate ", bytes, " bytes on cuda:", device_, " for what is captured (", cudaGetErrorString(code), "); the graph holds ", held_,
+               " bytes so far. A smaller batch needs less."));
+    }
+    held_ += bytes;
+    all_[data] = bytes;
+    in_use_[data] = stream;
+    return data;
+  }
+  /// While recording, the piece may serve again on the stream that it was used on.
+  void give_back(void* data) {
+    const auto used = in_use_.find(data);
+    if (used == in_use_.end()) return;
+    if (recording) idle_.emplace(std::pair(used->second, all_.at(data)), data);
+    in_use_.erase(used);
+  }
+  void keep(void* data, cudaStream_t stream) { older_.emplace_back(data, stream); }
+  bool has_tensors() const { return !in_use_.empty(); }
+  const auto& all() const { return all_; }
+  int device() const { return device_; }
+
+  bool recording = true, has_graph = false;
+
+ private:
+  int device_;
+  size_t held_ = 0;
+  std::unordered_map<void*, size_t> all_;
+  std::unordered_map<void*, cudaStream_t> in_use_;
+  std::multimap<std::pair<cudaStream_t, size_t>, void*> idle_;
+  std::vector<std::pair<void*, cudaStream_t>> older_;
+};
+
+/// Who owns which piece, for tensors that are freed anywhere, at any time.
+struct Pieces {
+  std::mutex mutex;
+  std::unordered_map<void*, std::shared_ptr<Arena>> owner;
+  std::atomic<int64_t> count{0};
+};
+Pieces& pieces() {
+  static Pieces& all = *new Pieces;  // outlives static tensors
+  return all;
+}
+
+/// With the mutex held: forgets an arena that nothing can reach any more. The caller drops the last reference unlocked.
+void forget_unused(const std::shared_ptr<Arena>& arena) {
+  if (arena->recording || arena->has_graph || arena->has_tensors()) return;
+  for (const auto& [data, bytes] : arena->all()) pieces().owner.erase(data);
+  pieces().count = int64_t(pieces().owner.size());
+}
+
+struct Captured {
+  cudaGraphExec_t graph = nullptr;
+  std::shared_ptr<Arena> arena;
+};
+
+thread_local std::shared_ptr<Arena> recording;  // of this thread
+thread_local cudaStream_t recorded_stream = nullptr;
+
+/// Ends the recording of this thread; nullptr with the code of what went wrong.
+std::pair<cudaGraph_t, std::shared_ptr<Arena>> stop(cudaError_t& code) {
+  cudaGraph_t graph = nullptr;
+  code = cudaStreamEndCapture(std::exchange(recorded_stream, nullptr), &graph);
+  if (code != cudaSuccess) cudaGetLastError();
+  const std::shared_ptr<Arena> arena = std::exchange(recording, nullptr);
+  const std::lock_guard lock(pieces().mutex);
+  arena->recording = false;
+  return {graph, arena};
+}
+
+}  // namespace
+
+void begin_capture(int device) {
+  select_device(device);
+  // What the run before it has left in the pool would be held twice.
+  check("Graph", cudaDeviceSynchronize());
+  cudaMemPool_t pool = nullptr;
+  check("Graph", cudaDeviceGetDefaultMemPool(&pool, device));
+  check("Graph", cudaMemPoolTrimTo(pool, 0));
+  recorded_stream = stream_of(device);
+  check("Graph", cudaStreamBeginCapture(recorded_stream, cudaStreamCaptureModeRelaxed));
+  recording = std::make_shared<Arena>(device);
+}
+
+void abandon_capture(int device) noexcept {
+  cudaSetDevice(device);
+  cudaError_t code;
+  const auto [graph, arena] = stop(code);
+  if (graph) cudaGraphDestroy(graph);
+  const std::lock_guard lock(pieces().mutex);
+  forget_unused(arena);
+}
+
+void* end_capture(int device) {
+  select_device(device);
+  cudaError_t code;
+  auto [graph, arena] = stop(code);
+  auto captured = std::make_unique<Captured>();
+  if (code == cudaSuccess) {
+    code = cudaGraphInstantiate(&captured->graph, graph, 0);
+    cudaGraphDestroy(graph);
+  }
+  const std::lock_guard lock(pieces().mutex);
+  if (code != cudaSuccess) {
+    forget_unused(arena);
+    fail_cuda("Graph", code);
+  }
+  arena->has_graph = true;
+  captured->arena = std::move(arena);
+  return captured.release();
+}
+
+void launch_graph(void* graph, int device) {
+  select_device(device);
+  check("Graph", cudaGraphLaunch(static_cast<Captured*>(graph)->graph, stream_of(device)));
+}
+
+void free_graph(void* graph, int device) noexcept {
+  const std::unique_ptr<Captured> captured(static_cast<Captured*>(graph));
+  int before = 0;
+  cudaGetDevice(&before);
+  cudaSetDevice(device);
+  cudaDeviceSynchronize();  // a replay may still run
+  cudaGraphExecDestroy(captured->graph);
+  {
+    const std::lock_guard lock(pieces().mutex);
+    captured->arena->has_graph = false;
+    forget_unused(captured->arena);
+  }
+  captured->arena.reset();
+  cudaSetDevice(before);
+}
+
+void* allocate_captured(size_t bytes, int device) {
+  if (!recording || recording->device() != device) [[likely]] return nullptr;
+  const std::lock_guard lock(pieces().mutex);
+  void* data = recording->allocate(bytes, stream_of(device));
+  pieces().owner[data] = recording;
+  pieces().count = int64_t(pieces().owner.size());
+  return data;
+}
+
+bool deallocate_captured(void* data, int, void* stream) noexcept {
+  if (pieces().count.load(std::memory_order_acquire) == 0 && !recording) [[likely]] return false;
+  std::shared_ptr<Arena> arena;  // destroyed unlocked
+  const std::lock_guard lock(pieces().mutex);
+  const auto found = pieces().owner.find(data);
+  if (found != pieces().owner.end()) {
+    arena = found->second;
+    arena->give_back(data);
+    forget_unused(arena);
+    return true;
+  }
+  if (recording) recording->keep(data, static_cast<cudaStream_t>(stream));
+  return bool(recording);
+}
+
+}  // namespace lockstep::cuda
