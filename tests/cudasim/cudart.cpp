@@ -69,8 +69,9 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, 
   if ((to_device && !is_inside(to, bytes)) || (from_device && !is_inside(from, bytes))) return cudaErrorInvalidValue;
   CUstream_st* s = find_stream(stream);
   if (!from_device && !is_pinned(from) && !s->capture) {
-    const auto staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
-    enqueue(stream, [=] { std::memcpy(to, staged->data(), bytes); });
+    enqueue(stream, [=, staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes)] {
+      std::memcpy(to, staged->data(), bytes);
+    });
   } else {
     enqueue(stream, [=] { std::memmove(to, from, bytes); });
   }

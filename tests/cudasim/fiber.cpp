@@ -37,6 +37,12 @@ thread_local Fiber* starting = nullptr;
 
 }  // namespace
 
+void renew(void* pages, size_t bytes) {
+  begin_ignore();  // else it takes this for a write
+  mmap(pages, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  end_ignore();
+}
+
 Fiber::Fiber(void (*body)(), unsigned number) : body_(body), number_(number) {
   void* p = mmap(nullptr, stack_bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED || mprotect(p, page, PROT_NONE) != 0) {
@@ -49,13 +55,11 @@ Fiber::~Fiber() { munmap(stack_ - page, stack_bytes + page); }
 
 void Fiber::begin() {
   if (with_tsan()) {
-    // Mapping the touched pages again resets what ThreadSanitizer knows of them.
     unsigned char resident[stack_bytes / page];
     if (mincore(stack_, stack_bytes, resident) == 0) {
       size_t first = 0;
       while (first < sizeof resident && !(resident[first] & 1)) ++first;
-      if (first < sizeof resident)
-        mmap(stack_ + first * page, stack_bytes - first * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+      if (first < sizeof resident) renew(stack_ + first * page, stack_bytes - first * page);
     }
   }
   // Stack tops that differ in their place in a page fall into different sets of the cache.

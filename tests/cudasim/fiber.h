@@ -15,8 +15,10 @@ WEAK void __tsan_destroy_fiber(void*);
 WEAK void __tsan_switch_to_fiber(void*, unsigned flags);
 WEAK void __tsan_acquire(void*);
 WEAK void __tsan_release(void*);
-WEAK void AnnotateIgnoreReadsAndWritesBegin(const char* file, int line);
-WEAK void AnnotateIgnoreReadsAndWritesEnd(const char* file, int line);
+WEAK void AnnotateIgnoreReadsBegin(const char* file, int line);
+WEAK void AnnotateIgnoreReadsEnd(const char* file, int line);
+WEAK void AnnotateIgnoreWritesBegin(const char* file, int line);
+WEAK void AnnotateIgnoreWritesEnd(const char* file, int line);
 #undef WEAK
 }
 
@@ -29,6 +31,21 @@ inline void unpoison(const volatile void* p, size_t n) { if (with_asan()) __asan
 /// What happened before release(x) happens before what follows acquire(x).
 inline void acquire(void* x) { if (with_tsan()) __tsan_acquire(x); }
 inline void release(void* x) { if (with_tsan()) __tsan_release(x); }
+
+/// Between them ThreadSanitizer does not look at what the current clock does: bookkeeping of our own.
+inline void begin_ignore() {
+  if (!with_tsan()) return;
+  AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+  AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+}
+inline void end_ignore() {
+  if (!with_tsan()) return;
+  AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+  AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+}
+
+/// Zeros in these pages; to ThreadSanitizer they look as if nobody had been there.
+void renew(void* pages, size_t bytes);
 
 /// ThreadSanitizer's idea of a thread. Switching to one says nothing about order: two of them stay concurrent until they
 /// release and acquire.

@@ -210,7 +210,7 @@ void begin_memory(void* p) {
   simt::acquire(&slot.order);
   if (simt::with_tsan() && slot.used_before) {  // what it knows of the former life
     if (protection_key() >= 0) {
-      mmap(slot.begin, slot.room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+      simt::renew(slot.begin, slot.room);
       pkey_mprotect(slot.begin, slot.room, PROT_READ | PROT_WRITE, protection_key());
     }
   } else if (slot.used_before && !simt::with_asan()) {

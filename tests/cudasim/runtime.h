@@ -24,10 +24,10 @@ class SpinLock {
  public:
   void lock() {
     while (taken_.test_and_set(std::memory_order_acquire)) sched_yield();
-    if (AnnotateIgnoreReadsAndWritesBegin) AnnotateIgnoreReadsAndWritesBegin(__FILE__, __LINE__);
+    simt::begin_ignore();
   }
   void unlock() {
-    if (AnnotateIgnoreReadsAndWritesEnd) AnnotateIgnoreReadsAndWritesEnd(__FILE__, __LINE__);
+    simt::end_ignore();
     taken_.clear(std::memory_order_release);
   }
 

@@ -54,7 +54,7 @@ void run_in_fiber(CUstream_st& stream, std::function<void()> fn) {
   entered = entered_before;
 }
 
-void run_op(CUstream_st& stream, const Op& op) {
+void run_op(CUstream_st& stream, Op& op) {
   if (sticky_ != cudaSuccess) return;  // nothing runs after such an error
   const auto guarded = [&] {
     simt::acquire(op.order.get());
@@ -64,6 +64,7 @@ void run_op(CUstream_st& stream, const Op& op) {
     } catch (const simt::Fault& fault) {
       fail_device(cudaErrorLaunchFailure, fault.what);
     }
+    op.run = nullptr;  // here, where its values were read
     simt::release(&stream.progress);
   };
   if (simt::with_tsan()) run_in_fiber(stream, guarded);
@@ -74,7 +75,7 @@ void run_op(CUstream_st& stream, const Op& op) {
 bool advance(CUstream_st* stream) {
   const std::unique_lock running(stream->running, std::try_to_lock);
   if (!running) return false;
-  const Op* op;  // stays where it is while others are put behind it
+  Op* op;  // stays where it is while others are put behind it
   {
     const std::lock_guard lock(lock_);
     if (stream->queue.empty()) return false;
@@ -82,6 +83,7 @@ bool advance(CUstream_st* stream) {
   }
   if (op->ready && sticky_ == cudaSuccess && !op->ready()) return false;
   run_op(*stream, *op);
+  simt::acquire(op->order.get());  // before it is destroyed
   const std::lock_guard lock(lock_);
   stream->queue.pop_front();
   ++stream->done;
