@@ -17,6 +17,7 @@ struct Case {
 };
 std::vector<Case> kernel_cases();
 std::vector<Case> host_cases();
+std::vector<Case> rank_cases();
 
 /// Device memory with values.
 class Array {

@@ -1,0 +1,418 @@
+// NCCL in miniature, for ranks that are threads or processes on one machine. Beyond the real one it compares what the ranks
+// ask for, and says so when they differ. As in the real one, calls return at once, errors show in ncclCommGetAsyncError, and
+// a rank whose peers do not come waits until it is aborted.
+#include <nccl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "tests/cudasim/nccl_world.h"
+#include "tests/cudasim/runtime.h"
+
+// Never freed: what is on a stream may still look at it.
+struct ncclComm {
+  std::shared_ptr<fake::World> world;
+  int rank = 0, size = 0, device = 0;
+  bool blocking = true;
+  uint64_t calls = 0, splits = 0;
+  uint64_t sent[fake::most_ranks] = {}, received[fake::most_ranks] = {};
+  std::atomic<bool> aborted{false};
+  std::atomic<int> error{ncclSuccess};
+  std::function<bool()> begin;  // true when the communicator is there
+};
+
+namespace {
+
+using namespace fake;
+
+thread_local std::string last_error;
+std::atomic<int> injected{ncclSuccess};
+ncclResult_t refuse(ncclResult_t code, const std::string& why) {
+  last_error = why;
+  return code;
+}
+
+size_t size_of(ncclDataType_t type) {
+  switch (type) {
+    case ncclInt8: case ncclUint8: return 1;
+    case ncclFloat16: case ncclBfloat16: return 2;
+    case ncclInt32: case ncclUint32: case ncclFloat32: return 4;
+    default: return 8;
+  }
+}
+
+bool is_over(const ncclComm* c) { return c->aborted || c->error != ncclSuccess || c->world->header().failed == 2; }
+/// What ends a communicator shows on all ranks.
+void note_failure(ncclComm* c) {
+  if (c->world->header().failed == 2 && c->error == ncclSuccess) c->error = ncclRemoteError;
+}
+
+// --- groups: what is begun inside is put on its streams at the end, in order; sends and receives of a communicator together ---
+
+struct Message {
+  ncclComm* comm;
+  cudaStream_t stream;
+  bool sends;
+  char* data;
+  size_t bytes;
+  int peer;
+  uint64_t number;
+};
+thread_local int depth = 0;
+thread_local std::vector<std::function<void()>> begun;
+thread_local std::vector<Message> messages;
+
+// A send is done when it was received: two ranks that send first and receive then wait for each other, as in the real one.
+void put_messages(std::vector<Message> some) {
+  ncclComm* const c = some[0].comm;
+  const cudaStream_t stream = some[0].stream;
+  const auto all = std::make_shared<std::vector<Message>>(std::move(some));
+  const auto box = [c](const Message& m) -> Mailbox& { return m.sends ? c->world->header().mail[c->rank][m.peer] : c->world->header().mail[m.peer][c->rank]; };
+  const auto every = [=](bool sends, auto holds) {
+    return is_over(c) || std::all_of(all->begin(), all->end(), [&](const Message& m) { return m.sends != sends || holds(box(m), m); });
+  };
+  enqueue(stream, [=] {
+    for (const Message& m : *all) {
+      if (!m.sends || is_over(c)) continue;
+      std::memcpy(c->world->mail(c->rank, m.peer), m.data, m.bytes);
+      box(m).bytes = m.bytes;
+      simt::release(&box(m));
+      box(m).posted = m.number;
+    }
+  }, [=] { return every(true, [](Mailbox& b, const Message& m) { return b.consumed.load() == m.number - 1; }); });
+  enqueue(stream, [=] {
+    for (const Message& m : *all) {
+      if (m.sends || is_over(c)) continue;
+      simt::acquire(&box(m));
+      if (box(m).bytes != m.bytes) c->world->fail("rank " + std::to_string(m.peer) + " sends " + std::to_string(box(m).bytes) + " bytes, rank " + std::to_string(c->rank) + " receives " + std::to_string(m.bytes));
+      else std::memcpy(m.data, c->world->mail(m.peer, c->rank), m.bytes);
+      box(m).consumed = m.number;
+    }
+    note_failure(c);
+  }, [=] { return every(false, [](Mailbox& b, const Message& m) { return b.posted.load() >= m.number; }); });
+  enqueue(stream, [=] { note_failure(c); }, [=] { return every(true, [](Mailbox& b, const Message& m) { return b.consumed.load() >= m.number; }); });
+}
+
+/// Whether all ranks have come.
+bool is_there(ncclComm* c) {
+  if (!c->begin) return true;
+  const std::function<bool()> begin = c->begin;  // it may be replaced while it runs
+  if (!begin()) return false;
+  c->begin = nullptr;
+  return true;
+}
+
+ncclResult_t check_comm(ncclComm* c, cudaStream_t stream) {
+  if (!c) return refuse(ncclInvalidArgument, "the communicator is null");
+  if (!is_there(c)) return refuse(ncclInProgress, "the communicator is still being made");
+  if (c->error != ncclSuccess) return refuse(ncclResult_t(c->error.load()), "the communicator has failed");
+  if (!find_stream(stream) || find_stream(stream)->device != c->device) return refuse(ncclInvalidUsage, "the stream is not of the communicator's device");
+  if (sticky() != cudaSuccess) return refuse(ncclUnhandledCudaError, "the device has failed");
+  return ncclSuccess;
+}
+
+/// Runs it now, or at the end of the group.
+ncclResult_t submit(std::function<void()> fn) {
+  if (depth > 0) begun.push_back(std::move(fn));
+  else fn();
+  return ncclSuccess;
+}
+
+// Each rank shows what it has, waits until all have, and takes what is its own.
+using Take = std::function<void(const std::vector<const char*>& parts)>;
+ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in_bytes, void* out, size_t out_bytes, const std::string& what, cudaStream_t stream, Take take) {
+  if (const ncclResult_t code = check_comm(c, stream); code != ncclSuccess) return code;
+  if ((in_bytes > 0 && !is_inside(in, in_bytes)) || (out_bytes > 0 && !is_inside(out, out_bytes))) return refuse(ncclInvalidArgument, std::string(name) + ": expected memory of the device that is large enough");
+  if (in_bytes > most_collective) return refuse(ncclInternalError, "the fake one takes at most 64 MiB a rank");
+  if (const int code = injected.exchange(ncclSuccess); code != ncclSuccess) c->error = code;
+  CallText call{};
+  std::snprintf(call.text, sizeof call.text, "%s %s", name, what.c_str());
+  return submit([=] {
+    const uint64_t number = ++c->calls;
+    enqueue(stream, [=] {
+      if (is_over(c)) return;
+      RankState& own = c->world->rank(c->rank);
+      own.call = call;
+      if (in_bytes > 0) std::memcpy(c->world->data(c->rank), in, in_bytes);
+      simt::release(&own.posted);
+      own.posted = number;
+    }, [=] {  // all have taken what was shown before
+      if (is_over(c)) return true;
+      for (int r = 0; r < c->size; ++r) if (c->world->rank(r).consumed.load() < number - 1) return false;
+      return true;
+    });
+    enqueue(stream, [=] {
+      std::vector<const char*> parts;
+      for (int r = 0; r < c->size && !is_over(c); ++r) {
+        simt::acquire(&c->world->rank(r).posted);
+        if (std::strcmp(c->world->rank(r).call.text, call.text) != 0)
+          c->world->fail("call " + std::to_string(number) + ": rank " + std::to_string(c->rank) + " asks for " + call.text + ", rank " + std::to_string(r) + " for " + c->world->rank(r).call.text);
+        parts.push_back(c->world->data(r));
+      }
+      if (!is_over(c)) take(parts);
+      c->world->rank(c->rank).consumed = number;
+      note_failure(c);
+    }, [=] {
+      if (is_over(c)) return true;
+      for (int r = 0; r < c->size; ++r) if (c->world->rank(r).posted.load() < number) return false;
+      return true;
+    });
+  });
+}
+
+std::string shown(size_t count, ncclDataType_t type, const std::string& rest = "") { return std::to_string(count) + " of type " + std::to_string(int(type)) + rest; }
+
+// --- beginning ---
+
+ncclComm* make() {
+  static auto& all = *new std::vector<ncclComm*>;
+  static SpinLock lock;
+  const std::lock_guard guard(lock);
+  return all.emplace_back(new ncclComm);
+}
+
+/// A communicator that is there when all ranks have come.
+void join(ncclComm* c) {
+  RankState& own = c->world->rank(c->rank);
+  own.device = c->device;
+  own.process = getpid();
+  if (own.joined.exchange(1) != 0) c->world->fail("rank " + std::to_string(c->rank) + " came twice");
+  c->begin = [c] {
+    if (c->aborted || c->error != ncclSuccess) return true;
+    for (int r = 0; r < c->size; ++r) if (!c->world->rank(r).joined) return false;
+    for (int a = 0; a < c->size; ++a)
+      for (int b = 0; b < a; ++b)
+        if (c->world->rank(a).device == c->world->rank(b).device) {
+          last_error = "Duplicate GPU detected: rank " + std::to_string(b) + " and rank " + std::to_string(a) + " both on device " + std::to_string(c->world->rank(a).device);
+          c->error = ncclInvalidUsage;
+        }
+    if (c->world->header().failed == 2) c->error = ncclInvalidUsage;
+    return true;
+  };
+}
+ncclResult_t wait_if_blocking(ncclComm* c) {
+  if (!c->blocking) return ncclInProgress;
+  for (int i = 0; !is_there(c); ++i) {
+    if (i > 600000) return refuse(ncclSystemError, "not all ranks came in 60 s");
+    usleep(100);
+  }
+  return ncclResult_t(c->error.load());
+}
+
+}  // namespace
+
+namespace fake {
+void inject_nccl_error(int code) { injected = code; }
+}  // namespace fake
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* version) {
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+const char* ncclGetErrorString(ncclResult_t code) {
+  switch (code) {
+    case ncclSuccess: return "no error";
+    case ncclUnhandledCudaError: return "unhandled cuda error";
+    case ncclSystemError: return "unhandled system error";
+    case ncclInternalError: return "internal error";
+    case ncclInvalidArgument: return "invalid argument";
+    case ncclInvalidUsage: return "invalid usage";
+    case ncclRemoteError: return "remote process exited or there was a network error";
+    case ncclInProgress: return "NCCL operation in progress";
+    default: return "unknown result code";
+  }
+}
+const char* ncclGetLastError(ncclComm_t c) {
+  if (c && c->world && c->world->header().failed == 2) return c->world->header().why;
+  return last_error.c_str();
+}
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  *id = {};
+  const std::string text = World::make();
+  std::snprintf(id->internal, sizeof id->internal, "%s", text.c_str());
+  return text.empty() ? ncclSystemError : ncclSuccess;
+}
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
+  *comm = nullptr;
+  if (size < 1 || size > most_ranks || rank < 0 || rank >= size) return refuse(ncclInvalidArgument, "expected a rank below the size, and at most 8 ranks");
+  const auto world = World::open(id.internal);
+  if (!world) return refuse(ncclSystemError, "the maker of the id is gone");
+  int nobody = 0;
+  if (!world->header().size.compare_exchange_strong(nobody, size) && nobody != size) return refuse(ncclInvalidArgument, "the ranks disagree on the size");
+  ncclComm* c = make();
+  c->world = world;
+  c->rank = rank;
+  c->size = size;
+  c->device = current_device();
+  c->blocking = !config || config->blocking != 0;
+  join(c);
+  *comm = c;
+  return wait_if_blocking(c);
+}
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int rank) { return ncclCommInitRankConfig(comm, size, id, rank, nullptr); }
+
+// All ranks show color and key; the lowest of each color makes a world, whose id it puts where its data would be.
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
+  *made = nullptr;
+  if (!comm || !is_there(comm)) return refuse(ncclInvalidArgument, "the communicator is not there");
+  ncclComm* c = make();
+  c->blocking = config ? config->blocking != 0 : comm->blocking;
+  c->device = comm->device;
+  const uint64_t number = ++comm->splits;
+  RankState* const own = &comm->world->rank(comm->rank);
+  own->color = color;
+  own->key = key;
+  own->split_posted = 2 * number - 1;
+  const auto all_at = [comm](uint64_t wanted) {
+    for (int r = 0; r < comm->size; ++r) if (comm->world->rank(r).split_posted.load() < wanted) return false;
+    return true;
+  };
+  const auto step = std::make_shared<int>(0);
+  c->begin = [=] {
+    if (comm->aborted || c->aborted) return true;
+    if (*step == 0) {
+      if (!all_at(2 * number - 1)) return false;
+      std::vector<int> members;
+      for (int r = 0; r < comm->size; ++r) if (comm->world->rank(r).color == color) members.push_back(r);
+      std::stable_sort(members.begin(), members.end(), [&](int a, int b) { return comm->world->rank(a).key < comm->world->rank(b).key; });
+      c->size = int(members.size());
+      c->rank = int(std::find(members.begin(), members.end(), comm->rank) - members.begin());
+      if (color >= 0 && c->rank == 0) std::snprintf(own->split_id, sizeof own->split_id, "%s", World::make().c_str());
+      own->split_posted = 2 * number;
+      *step = 1 + members[0];
+    }
+    if (!all_at(2 * number)) return false;
+    if (color < 0) return true;
+    c->world = World::open(comm->world->rank(*step - 1).split_id);
+    if (!c->world) {
+      c->error = ncclSystemError;
+      return true;
+    }
+    c->world->header().size = c->size;
+    join(c);  // replaces this function, which therefore ends here
+    return false;
+  };
+  if (color < 0) {
+    while (!is_there(c)) usleep(100);
+    return ncclSuccess;
+  }
+  *made = c;
+  return wait_if_blocking(c);
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* code) {
+  if (!c) return ncclInvalidArgument;
+  if (!is_there(c)) {
+    *code = ncclInProgress;
+    return ncclSuccess;
+  }
+  if (c->world) note_failure(c);
+  *code = ncclResult_t(c->error.load());
+  return ncclSuccess;
+}
+ncclResult_t ncclCommAbort(ncclComm_t c);
+ncclResult_t ncclCommFinalize(ncclComm_t c) { return c ? ncclSuccess : ncclInvalidArgument; }
+ncclResult_t ncclCommDestroy(ncclComm_t c) {
+  if (!c) return ncclInvalidArgument;
+  if (c->begin || (c->world && is_over(c))) return ncclCommAbort(c);
+  finish_device(c->device);
+  c->world.reset();
+  return ncclSuccess;
+}
+ncclResult_t ncclCommAbort(ncclComm_t c) {
+  if (!c) return ncclInvalidArgument;
+  c->aborted = true;  // what is on its streams gives up
+  return ncclSuccess;
+}
+ncclResult_t ncclCommCount(const ncclComm_t c, int* count) {
+  *count = c->size;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommUserRank(const ncclComm_t c, int* rank) {
+  *rank = c->rank;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommCuDevice(const ncclComm_t c, int* device) {
+  *device = c->device;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupStart() {
+  ++depth;
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+  if (depth == 0) return refuse(ncclInvalidUsage, "no group was started");
+  if (--depth > 0) return ncclSuccess;
+  for (const auto& fn : std::exchange(begun, {})) fn();
+  std::vector<Message> left = std::exchange(messages, {});
+  while (!left.empty()) {
+    const Message first = left[0];
+    const auto same = [&](const Message& m) { return m.comm == first.comm && m.stream == first.stream; };
+    std::vector<Message> some;
+    std::copy_if(left.begin(), left.end(), std::back_inserter(some), same);
+    std::erase_if(left, same);
+    put_messages(std::move(some));
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t c, cudaStream_t stream) {
+  const size_t bytes = count * size_of(type);
+  return collective("all_reduce", c, in, bytes, out, bytes, shown(count, type, " by " + std::to_string(int(op))), stream, [=](const auto& parts) { reduce(type, parts, 0, count, op, out); });
+}
+ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t c, cudaStream_t stream) {
+  const size_t bytes = count * size_of(type);
+  const bool takes = c && c->rank == root;
+  return collective("reduce", c, in, bytes, out, takes ? bytes : 0, shown(count, type, " by " + std::to_string(int(op)) + " to " + std::to_string(root)), stream,
+                    [=](const auto& parts) { if (takes) reduce(type, parts, 0, count, op, out); });
+}
+ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t c, cudaStream_t stream) {
+  if (!c) return ncclInvalidArgument;
+  const size_t bytes = count * size_of(type);
+  return collective("reduce_scatter", c, in, bytes * size_t(c->size), out, bytes, shown(count, type, " by " + std::to_string(int(op))), stream,
+                    [=](const auto& parts) { reduce(type, parts, size_t(c->rank) * count, count, op, out); });
+}
+ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t c, cudaStream_t stream) {
+  const size_t bytes = count * size_of(type);
+  return collective("broadcast", c, in, c && c->rank == root ? bytes : 0, out, bytes, shown(count, type, " from " + std::to_string(root)), stream,
+                    [=](const auto& parts) { std::memcpy(out, parts[size_t(root)], bytes); });
+}
+ncclResult_t ncclBcast(void* data, size_t count, ncclDataType_t type, int root, ncclComm_t c, cudaStream_t stream) { return ncclBroadcast(data, data, count, type, root, c, stream); }
+ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t c, cudaStream_t stream) {
+  if (!c) return ncclInvalidArgument;
+  const size_t bytes = count * size_of(type);
+  return collective("all_gather", c, in, bytes, out, bytes * size_t(c->size), shown(count, type), stream, [=](const auto& parts) {
+    for (size_t r = 0; r < parts.size(); ++r) std::memcpy(static_cast<char*>(out) + r * bytes, parts[r], bytes);
+  });
+}
+ncclResult_t ncclAlltoAll(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t c, cudaStream_t stream) {
+  if (!c) return ncclInvalidArgument;
+  const size_t bytes = count * size_of(type), all = bytes * size_t(c->size);
+  return collective("all_to_all", c, in, all, out, all, shown(count, type), stream, [=](const auto& parts) {
+    for (size_t r = 0; r < parts.size(); ++r) std::memcpy(static_cast<char*>(out) + r * bytes, parts[r] + size_t(c->rank) * bytes, bytes);
+  });
+}
+
+static ncclResult_t message(ncclComm* c, bool sends, void* data, size_t bytes, int peer, cudaStream_t stream) {
+  if (const ncclResult_t code = check_comm(c, stream); code != ncclSuccess) return code;
+  if (peer < 0 || peer >= c->size) return refuse(ncclInvalidArgument, "expected a peer below the size");
+  if (bytes > most_message || (bytes > 0 && !is_inside(data, bytes))) return refuse(ncclInvalidArgument, "expected memory of the device that is large enough");
+  const Message m{c, stream, sends, static_cast<char*>(data), bytes, peer, sends ? ++c->sent[peer] : ++c->received[peer]};
+  if (depth > 0) messages.push_back(m);
+  else put_messages({m});
+  return ncclSuccess;
+}
+ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t stream) {
+  return message(c, true, const_cast<void*>(data), count * size_of(type), peer, stream);
+}
+ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t stream) { return message(c, false, data, count * size_of(type), peer, stream); }
+
+}  // extern "C"
