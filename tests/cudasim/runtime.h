@@ -125,7 +125,7 @@ struct CUstream_st {
   std::deque<fake::Op> queue;
   uint64_t issued = 0;
   std::atomic<uint64_t> done{0};
-  std::mutex running;
+  std::atomic_flag running;
   CUgraph_st* capture = nullptr;  // what it adds to instead of running
   bool joined = false, spoiled = false;       // it captures since it waited for an event of one that does; the capture failed
   uint64_t captured = 0, awaited = 0;         // of its captured work, what others wait for

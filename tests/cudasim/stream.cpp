@@ -73,8 +73,11 @@ void run_op(CUstream_st& stream, Op& op) {
 
 /// Does the next thing on a stream. False when there is none, it has to wait, or another thread is at it.
 bool advance(CUstream_st* stream) {
-  const std::unique_lock running(stream->running, std::try_to_lock);
-  if (!running) return false;
+  if (stream->running.test_and_set(std::memory_order_acquire)) return false;
+  struct Running {
+    std::atomic_flag& flag;
+    ~Running() { flag.clear(std::memory_order_release); }
+  } const running{stream->running};
   Op* op;  // stays where it is while others are put behind it
   {
     const std::lock_guard lock(lock_);
@@ -185,9 +188,9 @@ CUstream_st* find_stream(cudaStream_t stream) {
   return stream->alive ? stream : nullptr;
 }
 CUstream_st* make_stream() {
+  const std::lock_guard lock(lock_);
   auto* stream = new CUstream_st;
   stream->device = device_;
-  const std::lock_guard lock(lock_);
   streams_.push_back(stream);
   return stream;
 }
