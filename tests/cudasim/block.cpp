@@ -10,6 +10,7 @@
 #include <exception>
 #include <memory>
 #include <random>
+#include <sstream>
 #include <vector>
 
 #include "tests/cudasim/fiber.h"
@@ -31,14 +32,10 @@ size_t most_shared() {  // what a block may have on the simulated device; see pr
   return size_t(capability >= 90 ? 227 : capability == 80 ? 163 : capability > 80 ? 99 : 64) * 1024;
 }
 
-std::string str(auto... parts) {
-  std::string text;
-  const auto add = [&](const auto& part) {
-    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>) text += std::to_string(part);
-    else text += part;
-  };
-  (add(parts), ...);
-  return text;
+std::string str(const auto&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
 }
 std::string triple(const auto& v) { return str("(", v.x, ",", v.y, ",", v.z, ")"); }
 
@@ -64,11 +61,9 @@ struct Shared { const void* key; void* data; };
 
 // Inline copies: memcpy would be seen by ThreadSanitizer as the kernel's own.
 void copy(void* to, const void* from, unsigned bytes) {
-  switch (bytes) {
-    case 2: __builtin_memcpy(to, from, 2); break;
-    case 4: __builtin_memcpy(to, from, 4); break;
-    case 8: __builtin_memcpy(to, from, 8); break;
-  }
+  if (bytes == 2) __builtin_memcpy(to, from, 2);
+  if (bytes == 4) __builtin_memcpy(to, from, 4);
+  if (bytes == 8) __builtin_memcpy(to, from, 8);
 }
 
 class Block {

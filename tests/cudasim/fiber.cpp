@@ -1,4 +1,5 @@
-// Fibers for x86-64 (System V): a switch saves the callee-saved registers and swaps the stack pointers.
+// Fibers for x86-64 (System V): a switch saves the callee-saved registers and swaps the stack pointers. How
+// floating-point numbers are rounded is the same everywhere, and is left alone.
 #include "tests/cudasim/fiber.h"
 
 #include <sys/mman.h>
@@ -17,12 +18,8 @@ asm(R"(
 .type simt_switch,@function
 simt_switch:
   pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
-  subq $8,%rsp
-  stmxcsr (%rsp); fnstcw 4(%rsp)
   movq %rsp,(%rdi)
   movq %rsi,%rsp
-  ldmxcsr (%rsp); fldcw 4(%rsp)
-  addq $8,%rsp
   popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
   ret
 .size simt_switch,.-simt_switch
@@ -67,11 +64,6 @@ void Fiber::begin() {
   *--sp = 0;  // keeps the alignment at entry
   *--sp = reinterpret_cast<uint64_t>(&Fiber::entry);
   for (int i = 0; i < 6; ++i) *--sp = 0;
-  uint32_t mxcsr;
-  uint16_t control;
-  asm volatile("stmxcsr %0" : "=m"(mxcsr));
-  asm volatile("fnstcw %0" : "=m"(control));
-  *--sp = uint64_t(mxcsr) | uint64_t(control) << 32;
   inside_ = sp;
   fake_inside_ = nullptr;
 }

@@ -89,7 +89,8 @@ void put_messages(std::vector<Message> some) {
     for (const Message& m : *all) {
       if (m.sends || is_over(c)) continue;
       simt::acquire(&box(m));
-      if (box(m).bytes != m.bytes) c->world->fail("rank " + std::to_string(m.peer) + " sends " + std::to_string(box(m).bytes) + " bytes, rank " + std::to_string(c->rank) + " receives " + std::to_string(m.bytes));
+      if (box(m).bytes != m.bytes)
+        c->world->fail("rank " + std::to_string(m.peer) + " sends " + std::to_string(box(m).bytes) + " bytes, rank " + std::to_string(c->rank) + " receives " + std::to_string(m.bytes));
       else std::memcpy(m.data, c->world->mail(m.peer, c->rank), m.bytes);
       box(m).consumed = m.number;
     }
@@ -127,7 +128,8 @@ ncclResult_t submit(std::function<void()> fn) {
 using Take = std::function<void(const std::vector<const char*>& parts)>;
 ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in_bytes, void* out, size_t out_bytes, const std::string& what, cudaStream_t stream, Take take) {
   if (const ncclResult_t code = check_comm(c, stream); code != ncclSuccess) return code;
-  if ((in_bytes > 0 && !is_inside(in, in_bytes)) || (out_bytes > 0 && !is_inside(out, out_bytes))) return refuse(ncclInvalidArgument, std::string(name) + ": expected memory of the device that is large enough");
+  if ((in_bytes > 0 && !is_inside(in, in_bytes)) || (out_bytes > 0 && !is_inside(out, out_bytes)))
+    return refuse(ncclInvalidArgument, std::string(name) + ": expected memory of the device that is large enough");
   if (in_bytes > most_collective) return refuse(ncclInternalError, "the fake one takes at most 64 MiB a rank");
   if (const int code = injected.exchange(ncclSuccess); code != ncclSuccess) c->error = code;
   CallText call{};

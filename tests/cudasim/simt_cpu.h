@@ -22,6 +22,8 @@
 
 #include "tests/cudasim/block.h"
 
+#pragma GCC diagnostic ignored "-Wunknown-pragmas"  // #pragma unroll
+
 #undef __global__
 #undef __device__
 #undef __host__
