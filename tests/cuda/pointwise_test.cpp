@@ -66,7 +66,7 @@ TEST_CASE("cuda: every pointwise operation, part and dtype") {
         const Tensor out = empty({n}, {row.types == "compare" ? boolean : dtype, cpu});
         const std::string what = str(row.name, " ", dtype, " (", n, ")");
         // f32's functions are the same polynomials, fused differently.
-        const double bound = tolerance(dtype) * (dtype == f32 ? 0.2 : dtype == f16 || dtype == bf16 ? 1 : 1);
+        const double bound = tolerance(dtype) * (dtype == f32 ? 0.2 : 1);
         against_cpu(what, in, {out}, [&](const Kernels& k, const Arguments& a, Arguments& to) { run_kernel(k, row.op, PointwisePart::value, args, a, to[0]); },
                     is_floating(dtype) ? bound : 0);
         if (!is_floating(dtype)) continue;

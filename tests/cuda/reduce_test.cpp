@@ -55,15 +55,15 @@ TEST_CASE("cuda: every reduction and dtype") {
 }
 
 TEST_CASE("cuda: reductions of any strides") {
-  for (const Op& op : {ops[0], ops[2], ops[9]}) {
-    for (const DType dtype : {f32, bf16}) {
-      const Tensor x = values({6, 20, 8, 5}, dtype, 1);
-      for (const Tensor& y : {x, x.permute({3, 1, 0, 2}), x.slice(1, 1, 20, 3), x.select(2, 3), x.narrow(3, 1, 3), x.narrow(0, 0, 1).expand({4, 20, 8, 5}), x.select(0, 0).unsqueeze(-1).expand({20, 8, 5, 3})}) {
-        for (uint32_t dims = 0; dims < 1u << y.dim(); ++dims) check_reduce(op, y, dims);
-      }
-      const Tensor shifted = values({3 * 1000 + 1}, dtype, 2).narrow(0, 1, 3000).view({3, 1000});
-      for (uint32_t dims = 1; dims < 4; ++dims) check_reduce(op, shifted, dims);
+  struct Case { Op op; DType dtype; };
+  for (const auto& [op, dtype] : {Case{ops[0], bf16}, Case{ops[9], f32}}) {
+    const Tensor x = values({3, 10, 8, 5}, dtype, 1);
+    for (const Tensor& y : {x, x.permute({3, 1, 0, 2}), x.slice(1, 1, 10, 3), x.select(2, 3), x.narrow(3, 1, 3), x.narrow(0, 0, 1).expand({4, 10, 8, 5}),
+                            x.select(0, 0).unsqueeze(-1).expand({10, 8, 5, 3})}) {
+      for (uint32_t dims = 0; dims < 1u << y.dim(); ++dims) check_reduce(op, y, dims);
     }
+    const Tensor shifted = values({3 * 1000 + 1}, dtype, 2).narrow(0, 1, 3000).view({3, 1000});
+    for (uint32_t dims = 1; dims < 4; ++dims) check_reduce(op, shifted, dims);
   }
 }
 
@@ -111,7 +111,7 @@ TEST_CASE("cuda: arg max and arg min, first place on ties, NaN wins") {
 
 TEST_CASE("cuda: running sums and products") {
   for (const DType dtype : {f32, f64, f16, bf16, i64}) {
-    for (const Shape& shape : {Shape{}, Shape{0}, Shape{1}, Shape{3, 31}, Shape{33, 5}, Shape{2, 4099}, Shape{4099, 2}, Shape{4, 50, 3}, Shape{20000}}) {
+    for (const Shape& shape : {Shape{}, Shape{0}, Shape{1}, Shape{3, 31}, Shape{33, 5}, Shape{2, 4099}, Shape{999, 2}, Shape{4, 50, 3}, Shape{20000}}) {
       const Tensor x = dtype == i64 ? random_integers(shape, 9, 1) : add_scalar(random_tensor(shape, f64, 1, 0.01), 1).to(dtype);
       for (int dim = 0; dim < std::max(1, shape.rank()); ++dim) {
         for (const bool product : {false, true}) {
