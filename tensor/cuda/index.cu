@@ -85,7 +85,7 @@ __device__ void each_of_run(const Entries<K>& sorted, int64_t head, int64_t n, L
   constexpr int batch = 4;
   const K key = sorted.key[head];
   for (int64_t at = head; at < n && sorted.key[at] == key;) {
-    decltype(load(0)) loaded[batch];
+    decltype(load(0)) loaded[batch] = {};
     int have = 1;
     while (have < batch && at + have < n && sorted.key[at + have] == key) ++have;
 #pragma unroll

@@ -131,8 +131,8 @@ void dropout(const Tensor& x, double p, PhiloxKey key, Tensor& out) {
     const T* from = x.data<T>();
     T* to = out.data<T>();
     const Access access = is_aligned(from, 4) && is_aligned(to, 4) ? Access::run : Access::apart;
-    cuda::launch({"dropout", dim3(cuda::blocks_for(n, threads, 4)), dim3(threads)}, dropout_kernel<T>, from, to, n, key, uint32_t(std::min<uint64_t>(threshold, 0xffffffffu)),
-                 Compute<T>(drop_all ? 0 : 1 / (1 - p)), drop_all, access);
+    cuda::launch({"dropout", dim3(cuda::blocks_for(n, threads, 4)), dim3(threads)}, dropout_kernel<T>, from, to, n, key,
+                 uint32_t(std::min<uint64_t>(threshold, 0xffffffffu)), Compute<T>(drop_all ? 0 : 1 / (1 - p)), drop_all, access);
   });
 }
 

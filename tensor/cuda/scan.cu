@@ -1,5 +1,5 @@
 // Arg max and running sums along a dim. Where lines are few they are cut into chunks, which a second kernel joins in order; all
-// of it follows from the shape. Where neighbours lie in other lines each thread has a line, else a warp or a block shares one.
+// of it follows from the shape. Short lines, and lines whose neighbours lie in others, are a thread's; else a warp or a block shares one.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/element.h"
 #include "tensor/cuda/lines.h"
@@ -203,7 +203,7 @@ __global__ void scan_totals_kernel(A* totals, int64_t lines, int64_t chunks) {
 template <bool product, class T>
 void scan(const Tensor& x, const Lines& lines, bool reverse, Tensor& out) {
   using A = Carried<T>;
-  const bool rows = lines.inner == 1;
+  const bool rows = lines.inner == 1 && lines.n > 64;
   const Chunks chunks = cut(lines, rows ? threads : 1, rows ? threads * 32 : 64);
   const cuda::Scratch scratch(chunks.count > 1 ? size_t(lines.count() * chunks.count) * sizeof(A) : 0);
   const auto run = [&](T* to) {

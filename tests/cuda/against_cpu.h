@@ -84,7 +84,7 @@ inline void against_cpu(const std::string& what, const Arguments& inputs, const 
   for (const Tensor& x : inputs) there.push_back(like_on(x, cuda0));
   std::vector<std::vector<unsigned char>> first;
 #if defined(SIMT_CPU)
-  constexpr simt::Order orders[] = {simt::Order::Forward, simt::Order::Reverse, simt::Order::Random};
+  constexpr simt::Order orders[] = {simt::Order::forward, simt::Order::reverse, simt::Order::random};
 #else
   constexpr int orders[] = {0, 1};
 #endif
@@ -108,7 +108,7 @@ inline void against_cpu(const std::string& what, const Arguments& inputs, const 
     CHECK_MESSAGE(bits == first, what << ": the order of threads shows in the result");
   }
 #if defined(SIMT_CPU)
-  simt::options().order = simt::Order::Forward;
+  simt::options().order = simt::Order::forward;
 #endif
 }
 
