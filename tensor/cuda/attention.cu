@@ -8,7 +8,7 @@
 //                   +--------+--------+--------+
 //
 // Bound by arithmetic: 4 B H T S D operations (half of it when causal) on f32 units, fed from shared memory with 16-byte reads:
-// 8 reads for 64 multiplications of a thread. Three tiles, 52 KB: four blocks of 256 threads on a multiprocessor of sm_90. A
+// 8 reads for 64 multiplications of a thread. Three tiles take 52 KB, so that two blocks of 256 threads fit a multiprocessor. A
 // head wider than a block's output (256; f64: 64) is done in slices, each with the scores computed again.
 #include "tensor/cuda/attention_tile.h"
 

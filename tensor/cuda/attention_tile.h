@@ -25,8 +25,7 @@ struct Heads {
   int64_t batch, head, token;
   bool wide;
 
-  template <class Tensor>
-  explicit Heads(Tensor& x)
+  explicit Heads(const Tensor& x)
       : data(static_cast<T*>(x.raw_data())), batch(x.strides()[0]), head(x.strides()[1]), token(x.strides()[2]) {
     constexpr int v = Tile<Compute<std::remove_const_t<T>>>::vec;
     wide = is_aligned(data, v) && x.shape()[3] % v == 0 && batch % v == 0 && head % v == 0 && token % v == 0;
