@@ -22,7 +22,7 @@ struct Images {
       : units(last ? x.size(0) : x.size(0) * x.size(1)), h(x.size(2)), w(x.size(3)), channels(last ? x.size(1) : 1), narrow(x.numel() < most_narrow) {
     if (narrow && x.numel() > 0) by_channels = Divider(uint32_t(channels)), by_w = Divider(uint32_t(w)), by_h = Divider(uint32_t(h));
   }
-  int64_t count() const { return units * h * w * channels; }
+  LOCKSTEP_HD int64_t count() const { return units * h * w * channels; }
 
   struct Place { int64_t unit, y, x, c; };
   __device__ Place place(int64_t i) const {
