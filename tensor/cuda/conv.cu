@@ -34,7 +34,8 @@ struct Sizes {
   int64_t x_stride[4], y_stride[4];
   AnyDivider by_s, by_rs, by_q, by_pq, by_w, by_hw;
 
-  Sizes(const Tensor& x, const Tensor& weight, const Tensor& y, const ConvArgs& args) : Sizes(x, weight, y, args, x.numel() < most_narrow && y.numel() < most_narrow && weight.numel() < most_narrow) {}
+  Sizes(const Tensor& x, const Tensor& weight, const Tensor& y, const ConvArgs& args)
+      : Sizes(x, weight, y, args, std::max({x.numel(), y.numel(), weight.numel()}) < most_narrow) {}
 
   int64_t depth() const { return c * r * s; }
   int64_t places() const { return n * p * q; }
