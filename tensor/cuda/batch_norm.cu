@@ -64,8 +64,8 @@ struct Layout {
     narrow = count() < most_narrow;
     if (narrow && count() > 0) inner_by = Divider(uint32_t(inner)), channels_by = Divider(uint32_t(channels));
   }
-  int64_t rows() const { return images * plane; }
-  int64_t count() const { return rows() * channels; }
+  LOCKSTEP_HD int64_t rows() const { return images * plane; }
+  LOCKSTEP_HD int64_t count() const { return rows() * channels; }
   /// Blocks of the kernels that sum: (of channels, parts).
   dim3 grid() const { return dim3(unsigned(columns ? (channels + warp - 1) / warp : channels), unsigned(parts)); }
 };

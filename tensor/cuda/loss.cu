@@ -51,8 +51,9 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
     if (smoothing.part > 0 && t != smoothing.ignored) {
       row.each([&](int64_t i, const A* v) {
         A w[V];
+        for (int j = 0; j < V; ++j) w[j] = 1;
         if (weight) load_values<V>(weight + i, w);
-        for (int j = 0; j < V; ++j) distance += weight ? (top - v[j]) * w[j] : top - v[j];
+        for (int j = 0; j < V; ++j) distance += (top - v[j]) * w[j];
       });
       distance = group_sum<threads>(distance);
     }
@@ -102,10 +103,11 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
     }
     row.each([&](int64_t i, const A* v) {
       A dx[V], w[V];
+      for (int j = 0; j < V; ++j) w[j] = 1;
       if (weight && share != 0) load_values<V>(weight + i, w);
       for (int j = 0; j < V; ++j) {
         dx[j] = exp_of(v[j] - l) * scale;
-        if (share != 0) dx[j] -= weight ? w[j] * share : share;
+        if (share != 0) dx[j] -= w[j] * share;
         if (i + j == t) dx[j] = A(::exp(double(v[j]) - double(l)) * double(scale) - wt * spread - point);
       }
       store_values<V>(out + r * n + i, dx);

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
                      int64_t n) {
   using A = Compute<T>;
   using Walk = Row<T, threads, V, held>;
-  constexpr int kept = held ? held_values : 1;
+  constexpr int kept = held ? held_values<T> : 1;
   A dw[kept] = {}, db[kept] = {};
   A* const mine = sums ? sums + RowBlocks<threads>::first() * 2 * n : nullptr;
   bool fresh = true;

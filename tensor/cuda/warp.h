@@ -68,7 +68,8 @@ __device__ inline A group_max(A x) {
 // A row is walked by a group of threads, V neighbours at a time. Up to held_values elements a thread it is kept in registers,
 // so that it is read once from memory whatever is done with it; a longer one is read again in every pass (from L2, mostly).
 
-inline constexpr int held_values = 16;
+template <class T>
+inline constexpr int held_values = sizeof(Compute<T>) == 8 ? 8 : 16;
 
 template <int V, class T, class A>
 __device__ inline void load_values(const T* from, A* values) {
@@ -87,7 +88,7 @@ __device__ inline void store_values(T* to, const A* values) {
 template <class T, int threads, int V, bool held>
 struct Row {
   using A = Compute<T>;
-  static constexpr int steps = held ? held_values / V : 1;
+  static constexpr int steps = held ? held_values<T> / V : 1;
 
   const T* data;
   int64_t n;
@@ -158,9 +159,9 @@ void with_row_shape(int64_t n, std::initializer_list<const void*> pointers, Fn&&
   bool aligned = n % wide == 0;
   for (const void* p : pointers) aligned &= reinterpret_cast<uintptr_t>(p) % 16 == 0;
   const auto sized = [&]<int V> {
-    if (n <= 32 * held_values) return fn.template operator()<32, V, true>();
-    if (n <= 128 * held_values) return fn.template operator()<128, V, true>();
-    if (n <= 512 * held_values) return fn.template operator()<512, V, true>();
+    if (n <= 32 * held_values<T>) return fn.template operator()<32, V, true>();
+    if (n <= 128 * held_values<T>) return fn.template operator()<128, V, true>();
+    if (n <= 512 * held_values<T>) return fn.template operator()<512, V, true>();
     return fn.template operator()<1024, V, false>();
   };
   if (aligned && wide > 1) return sized.template operator()<wide>();

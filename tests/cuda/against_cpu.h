@@ -13,7 +13,7 @@
 #include "tensor/ops.h"
 #include "tensor/stream.h"
 #if defined(SIMT_CPU)
-#include "tests/cudasim/simt_cpu.h"
+#include <simt_cpu.h>
 #endif
 
 namespace lockstep::testing {
@@ -45,7 +45,7 @@ inline Tensor like_on(const Tensor& x, Device device) {
 
 inline void check_close(const Tensor& got, const Tensor& expected, double bound, const std::string& what) {
   if (!expected.defined()) return;
-  REQUIRE(got.shape() == expected.shape());
+  if (got.shape() != expected.shape()) FAIL(what << ": shape " << got.shape());
   const auto a = got.to(cpu).to_vector<double>(), b = expected.to_vector<double>();
   for (size_t i = 0; i < a.size(); ++i) {
     const bool same = a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]));
