@@ -1,0 +1,115 @@
+#pragma once
+// Runs a kernel on the CPU and on the device with the same arguments and compares what it writes; on the simulated device in
+// three orders of threads, which must agree in every bit.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "tensor/kernels.h"
+#include "tensor/ops.h"
+#include "tensor/stream.h"
+#if defined(SIMT_CPU)
+#include "tests/cudasim/simt_cpu.h"
+#endif
+
+namespace lockstep::testing {
+
+inline const Device cuda0{Device::Type::cuda, 0};
+
+inline Tensor random_tensor(const Shape& shape, DType dtype, uint32_t seed = 1, double scale = 1) {
+  std::mt19937 engine(seed);
+  std::vector<double> values(static_cast<size_t>(numel_of(shape)));
+  for (double& value : values) value = scale * (double(engine()) / 4294967296.0 * 2 - 1);
+  return Tensor::from(values, shape).to(cpu).to(dtype);
+}
+inline Tensor random_integers(const Shape& shape, int64_t end, uint32_t seed = 1) {
+  std::mt19937 engine(seed);
+  std::vector<int64_t> values(static_cast<size_t>(numel_of(shape)));
+  for (int64_t& value : values) value = int64_t(engine()) % end;
+  return Tensor::from(values, shape).to(cpu);
+}
+
+/// One unit in the last place of results around 1, roughly, with what sums lose.
+inline double tolerance(DType dtype) { return dtype == f64 ? 1e-12 : dtype == f32 ? 2e-5 : dtype == f16 ? 2e-3 : 1.6e-2; }
+
+/// x on a device, with the same strides; an undefined tensor stays one.
+inline Tensor like_on(const Tensor& x, Device device) {
+  if (!x.defined() || device.is_cpu()) return x;
+  const Tensor whole = Tensor(x.storage(), 0, {x.storage()->bytes() / size_of(x.dtype())}, {1}, x.dtype());
+  return Tensor(whole.to(device).storage(), x.offset(), x.shape(), x.strides(), x.dtype());
+}
+
+inline void check_close(const Tensor& got, const Tensor& expected, double bound, const std::string& what) {
+  if (!expected.defined()) return;
+  REQUIRE(got.shape() == expected.shape());
+  const auto a = got.to(cpu).to_vector<double>(), b = expected.to_vector<double>();
+  for (size_t i = 0; i < a.size(); ++i) {
+    const bool same = a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]));
+    if (same || std::abs(a[i] - b[i]) <= bound * std::max(1.0, std::abs(b[i]))) continue;
+    FAIL_CHECK(what << ": element " << i << " of " << expected.shape() << " " << expected.dtype() << " is " << a[i] << ", expected " << b[i]);
+    return;
+  }
+}
+
+/// Every byte, for comparisons between orders.
+inline std::vector<unsigned char> bytes_of(const Tensor& x) {
+  const Tensor there = x.to(cpu).contiguous();
+  const auto* p = static_cast<const unsigned char*>(there.raw_data());
+  return {p, p + there.numel() * size_of(there.dtype())};
+}
+
+using Arguments = std::vector<Tensor>;
+
+/// run(kernels, inputs, outputs) on both devices. `outputs` are made like the given ones, and hold NaN (or -1) before.
+inline void against_cpu(const std::string& what, const Arguments& inputs, const Arguments& outputs,
+                        const std::function<void(const Kernels&, const Arguments&, Arguments&)>& run, double bound = -1) {
+  const auto poisoned = [&](Device device) {
+    Arguments to;
+    for (const Tensor& x : outputs) {
+      Tensor fresh = x;
+      if (x.defined()) {
+        fresh = Tensor(Storage::allocate(std::max<int64_t>(x.storage()->bytes(), 1), device), x.offset(), x.shape(), x.strides(), x.dtype());
+        fresh.fill_(is_floating(x.dtype()) ? std::nan("") : -1);
+      }
+      to.push_back(fresh);
+    }
+    return to;
+  };
+  Arguments expected = poisoned(cpu), there;
+  run(table(cpu), inputs, expected);
+  for (const Tensor& x : inputs) there.push_back(like_on(x, cuda0));
+  std::vector<std::vector<unsigned char>> first;
+#if defined(SIMT_CPU)
+  constexpr simt::Order orders[] = {simt::Order::Forward, simt::Order::Reverse, simt::Order::Random};
+#else
+  constexpr int orders[] = {0, 1};
+#endif
+  for (const auto order : orders) {
+#if defined(SIMT_CPU)
+    simt::options().order = order;
+#else
+    (void)order;
+#endif
+    Arguments got = poisoned(cuda0);
+    run(table(cuda0), there, got);
+    synchronize(cuda0);
+    std::vector<std::vector<unsigned char>> bits;
+    for (size_t i = 0; i < got.size(); ++i) bits.push_back(got[i].defined() ? bytes_of(got[i]) : std::vector<unsigned char>());
+    if (first.empty()) {
+      first = bits;
+      for (size_t i = 0; i < got.size(); ++i) {
+        if (expected[i].defined()) check_close(got[i], expected[i], bound >= 0 ? bound : tolerance(expected[i].dtype()), what + ", result " + std::to_string(i));
+      }
+    }
+    CHECK_MESSAGE(bits == first, what << ": the order of threads shows in the result");
+  }
+#if defined(SIMT_CPU)
+  simt::options().order = simt::Order::Forward;
+#endif
+}
+
+}  // namespace lockstep::testing
