@@ -1,0 +1,120 @@
+// Moving by index and random numbers of the device against the CPU's: the same bits.
+#include "tests/cuda/against_cpu.h"
+
+using namespace lockstep;
+using namespace lockstep::testing;
+
+namespace {
+
+constexpr DType floats[] = {f32, f64, f16, bf16};
+constexpr DType numbers[] = {f32, f64, f16, bf16, i64, i32, i8, u8};
+
+Tensor values(const Shape& shape, DType dtype, uint32_t seed) {
+  return is_floating(dtype) ? random_tensor(shape, dtype, seed) : random_integers(shape, 50, seed).to(dtype);
+}
+
+}  // namespace
+
+TEST_CASE("cuda: rows by index, and what is added to them") {
+  for (const DType dtype : numbers) {
+    for (const int64_t columns : {1, 3, 8, 33, 256}) {
+      for (const int64_t count : {0, 1, 31, 700}) {
+        const Tensor weight = values({40, columns}, dtype, 1), index = random_integers({count}, 40, 2), grad = values({count, columns}, dtype, 3);
+        against_cpu(str("embedding ", dtype, " ", count, " ", columns), {weight, index}, {grad}, [](const Kernels& k, const Arguments& a, Arguments& to) { k.embedding(a[0], a[1], to[0]); }, 0);
+        for (const int64_t padding : {-1, 7})
+          against_cpu(str("embedding_grad ", dtype, " ", count, " ", columns), {weight, index, grad}, {weight}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
+            k.copy(a[0], to[0]);
+            k.embedding_grad(a[2], a[1], padding, to[0]);
+          }, 0);
+      }
+    }
+    for (int dim = 0; dim < 3; ++dim) {
+      const Tensor x = values({6, 10, 9}, dtype, 1), index = random_integers({25}, x.shape()[dim], 2).slice(0, 0, 25, 2);
+      Shape shape = x.shape();
+      shape[dim] = index.numel();
+      const Tensor part = values(shape, dtype, 3), turned = values({9, 10, 6}, dtype, 4).permute({2, 1, 0});
+      for (const Tensor& from : {x, turned})
+        against_cpu(str("index_select ", dtype, " ", dim), {from, index}, {part}, [&](const Kernels& k, const Arguments& a, Arguments& to) { k.index_select(a[0], dim, a[1], to[0]); }, 0);
+      against_cpu(str("index_add ", dtype, " ", dim), {x, index, part}, {x}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
+        k.copy(a[0], to[0]);
+        k.index_add(a[2], dim, a[1], to[0]);
+      }, 0);
+    }
+  }
+  // Long runs of one index, and more indices than a block sorts.
+  const Tensor weight = values({3, 20}, bf16, 1), index = random_integers({5000}, 3, 2), grad = values({5000, 20}, bf16, 3);
+  against_cpu("few rows", {weight, index, grad}, {weight}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
+    k.copy(a[0], to[0]);
+    k.embedding_grad(a[2], a[1], -1, to[0]);
+  }, 0);
+}
+
+TEST_CASE("cuda: gather and scatter") {
+  for (const DType dtype : numbers) {
+    for (const Shape& shape : {Shape{}, Shape{1}, Shape{33}, Shape{7, 31}, Shape{4, 5, 9}, Shape{1200}}) {
+      for (int dim = 0; dim < std::max(1, shape.rank()); ++dim) {
+        Shape longer = shape;
+        if (shape.rank() > 0) longer[dim] = 2 * shape[dim] + 1;
+        const int64_t size = shape.rank() > 0 ? shape[dim] : 1;
+        const Tensor x = values(shape, dtype, 1), index = random_integers(longer, size, 2), source = values(longer, dtype, 3);
+        const std::string what = str(dtype, " ", shape, " ", dim);
+        against_cpu("gather " + what, {x, index}, {source}, [&](const Kernels& k, const Arguments& a, Arguments& to) { k.gather(a[0], dim, a[1], to[0]); }, 0);
+        for (const bool add : {false, true})
+          against_cpu((add ? "scatter_add " : "scatter ") + what, {x, index, source}, {x}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
+            k.copy(a[0], to[0]);
+            k.scatter(add, a[2], dim, a[1], to[0]);
+          }, 0);
+      }
+    }
+  }
+  // Strides of their own, an index smaller than the tensors, one place for all.
+  const Tensor x = values({9, 8}, f32, 1).t(), index = random_integers({6, 5}, 8, 2).t(), source = values({9, 7}, f32, 3).t(), all_to_one = full({3000}, 2, {i64, cpu});
+  against_cpu("gather of strides", {x, index}, {empty({5, 6}, {f32, cpu})}, [](const Kernels& k, const Arguments& a, Arguments& to) { k.gather(a[0], 0, a[1], to[0]); }, 0);
+  for (const bool add : {false, true}) {
+    against_cpu("scatter of strides", {x, index, source}, {x}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
+      k.copy(a[0], to[0]);
+      k.scatter(add, a[2], 0, a[1], to[0]);
+    }, 0);
+    against_cpu("scatter to one place", {values({4}, f16, 1), all_to_one, values({3000}, f16, 2)}, {values({4}, f16, 1)}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
+      k.copy(a[0], to[0]);
+      k.scatter(add, a[2], 0, a[1], to[0]);
+    }, 0);
+  }
+}
+
+TEST_CASE("cuda: triangles") {
+  for (const DType dtype : {f64, bf16, u8}) {
+    for (const Shape& shape : {Shape{1, 1}, Shape{5, 9}, Shape{9, 5}, Shape{3, 33, 31}, Shape{0, 4}}) {
+      const Tensor x = values(shape, dtype, 1);
+      for (const int64_t diagonal : {-10, -2, 0, 1, 10}) {
+        for (const bool upper : {false, true})
+          against_cpu(str("triangle ", shape, " ", diagonal), {x}, {x}, [&](const Kernels& k, const Arguments& a, Arguments& to) { k.triangle(a[0], diagonal, upper, to[0]); }, 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: random numbers have the CPU's bits") {
+  const PhiloxKey key{0x123456789abcdefull, 0xfedcba9876543210ull};
+  for (const int64_t n : {0, 1, 2, 3, 31, 33, 1000, 4099}) {
+    for (const int64_t shift : {0, 1}) {
+      const auto to_fill = [&](DType dtype) { return empty({n + shift}, {dtype, cpu}).narrow(0, shift, n); };
+      for (const DType dtype : floats) {
+        const Tensor out = to_fill(dtype);
+        const std::string what = str(dtype, " ", n, " ", shift);
+        for (const auto& [low, high] : {std::pair{0.0, 1.0}, std::pair{-3.3, 7.1}, std::pair{2.0, 2.0}, std::pair{1.0, 1.001}})
+          against_cpu("uniform " + what, {}, {out}, [&](const Kernels& k, const Arguments&, Arguments& to) { k.uniform(to[0], low, high, key); }, 0);
+        for (const auto& [mean, deviation] : {std::pair{0.0, 1.0}, std::pair{-1.7, 0.02}, std::pair{3.0, 0.0}})
+          against_cpu("normal " + what, {}, {out}, [&](const Kernels& k, const Arguments&, Arguments& to) { k.normal(to[0], mean, deviation, key); }, 0);
+        const Tensor x = random_tensor({n}, dtype, 1);
+        for (const double p : {0.0, 0.1, 0.5, 1.0})
+          against_cpu("dropout " + what, {x}, {out}, [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], p, key, to[0]); }, 0);
+      }
+      for (const DType dtype : numbers) {
+        against_cpu(str("randint ", dtype), {}, {to_fill(dtype)}, [&](const Kernels& k, const Arguments&, Arguments& to) { k.randint(to[0], dtype == u8 ? 0 : -5, 100, key); }, 0);
+        against_cpu(str("iota ", dtype), {}, {to_fill(dtype)}, [&](const Kernels& k, const Arguments&, Arguments& to) { k.iota(to[0], 0.3, 0.1); }, 0);
+      }
+    }
+  }
+  against_cpu("randint over everything", {}, {empty({999}, {i64, cpu})}, [&](const Kernels& k, const Arguments&, Arguments& to) { k.randint(to[0], INT64_MIN, INT64_MAX, key); }, 0);
+}
