@@ -4,8 +4,12 @@
 namespace lockstep {
 
 extern const Kernels cuda_kernels;  // for backend.cpp
-#define LOCKSTEP_ENTRY(name) .name = on_cuda::name,
-const Kernels cuda_kernels{LOCKSTEP_CUDA_KERNELS(LOCKSTEP_ENTRY)};
+constinit const Kernels cuda_kernels = [] {
+  Kernels kernels{};
+#define LOCKSTEP_ENTRY(name) kernels.name = on_cuda::name;
+  LOCKSTEP_CUDA_KERNELS(LOCKSTEP_ENTRY)
 #undef LOCKSTEP_ENTRY
+  return kernels;
+}();
 
 }  // namespace lockstep
