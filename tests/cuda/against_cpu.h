@@ -13,7 +13,7 @@
 #include "tensor/ops.h"
 #include "tensor/stream.h"
 #if defined(SIMT_CPU)
-#include "tests/cudasim/simt_cpu.h"
+#include <simt_cpu.h>
 #endif
 
 namespace lockstep::testing {
@@ -45,7 +45,7 @@ inline Tensor like_on(const Tensor& x, Device device) {
 
 inline void check_close(const Tensor& got, const Tensor& expected, double bound, const std::string& what) {
   if (!expected.defined()) return;
-  REQUIRE(got.shape() == expected.shape());
+  if (got.shape() != expected.shape()) FAIL(what << ": shape " << got.shape());
   const auto a = got.to(cpu).to_vector<double>(), b = expected.to_vector<double>();
   for (size_t i = 0; i < a.size(); ++i) {
     const bool same = a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]));
@@ -84,7 +84,7 @@ inline void against_cpu(const std::string& what, const Arguments& inputs, const 
   for (const Tensor& x : inputs) there.push_back(like_on(x, cuda0));
   std::vector<std::vector<unsigned char>> first;
 #if defined(SIMT_CPU)
-  constexpr simt::Order orders[] = {simt::Order::Forward, simt::Order::Reverse, simt::Order::Random};
+  constexpr simt::Order orders[] = {simt::Order::forward, simt::Order::reverse, simt::Order::random};
 #else
   constexpr int orders[] = {0, 1};
 #endif
@@ -108,7 +108,7 @@ inline void against_cpu(const std::string& what, const Arguments& inputs, const 
     CHECK_MESSAGE(bits == first, what << ": the order of threads shows in the result");
   }
 #if defined(SIMT_CPU)
-  simt::options().order = simt::Order::Forward;
+  simt::options().order = simt::Order::forward;
 #endif
 }
 

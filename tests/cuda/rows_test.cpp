@@ -81,7 +81,7 @@ TEST_CASE("cuda: layer norm around a large mean") {
 
 TEST_CASE("cuda: batch norm and its gradient in both layouts") {
   struct Images { int64_t n, c, s; };
-  for (const auto [n, c, s] : {Images{2, 1, 1}, Images{0, 3, 4}, Images{2, 0, 4}, Images{4, 3, 5}, Images{33, 40, 1}, Images{3, 31, 33}, Images{2, 8, 64}, Images{1, 2, 9001}, Images{70, 16, 31}}) {
+  for (const auto [n, c, s] : {Images{2, 1, 1}, Images{0, 3, 4}, Images{2, 0, 4}, Images{4, 3, 5}, Images{33, 40, 1}, Images{3, 31, 33}, Images{2, 8, 64}, Images{1, 2, 9001}, Images{40, 16, 31}}) {
     for (const DType dtype : floats) {
       for (const bool last : {false, true}) {
         for (const bool training : {true, false}) {

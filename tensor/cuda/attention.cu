@@ -1,0 +1,108 @@
+// Attention forward, in tiles (Dao et al., FlashAttention): the T x S matrix of scores is never held.
+//
+//            keys ->  tile 0   tile 1   tile 2
+//   query tile      +--------+--------+--------+     A block walks along the key tiles of its queries. Each row keeps its
+//   (a block)       |  ....  |  ....  |        |     maximum m, the sum l of exp(score - m) and the unfinished output in
+//                   |  ....  |  ....  | causal:|     registers; when a tile raises m, l and the output are scaled by
+//                   |  ....  |  ....  | skipped|     exp(old m - new m). At the end out /= l, and lse = m + log l is saved.
+//                   +--------+--------+--------+
+//
+// Bound by arithmetic: 4 B H T S D operations (half of it when causal) on f32 units, fed from shared memory with 16-byte reads:
+// 8 reads for 64 multiplications of a thread. Three tiles, 52 KB: four blocks of 256 threads on a multiprocessor of sm_90. A
+// head wider than a block's output (256; f64: 64) is done in slices, each with the scores computed again.
+#include "tensor/cuda/attention_tile.h"
+
+namespace lockstep::on_cuda {
+namespace {
+
+template <class T, int chunks>
+__global__ void __launch_bounds__(Tile<Compute<T>>::threads)
+    attention_kernel(AttentionPlan plan, Heads<const T> q, Heads<const T> k, Heads<const T> v, Heads<T> out, Compute<T>* lse, int64_t tiles) {
+  using A = Compute<T>;
+  using Z = Tile<A>;
+  LOCKSTEP_DYNAMIC_SHARED(A, queries);
+  A *const keys = queries + Z::size * Z::line, *const weights = keys + Z::size * Z::line;  // values take the place of keys
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+  // Blocks of the last queries come first: with a causal mask they have the most to do.
+  const int64_t unit = blockIdx.x / tiles, i0 = (tiles - 1 - blockIdx.x % tiles) * Z::size;
+  const int64_t h = unit % plan.heads, b = unit / plan.heads % plan.batch, slice = unit / plan.heads / plan.batch * chunks * Z::size;
+  const int64_t g = h / (plan.heads / plan.groups), rows = plan.queries - i0;
+  const int64_t last = i0 + (rows < Z::size ? rows : Z::size) - 1, end = plan.limit(last);
+
+  A sum[chunks][4][Z::vec] = {}, top[4], total[4] = {};
+  for (A& m : top) m = -infinity<A>;
+  for (int64_t j0 = 0; j0 < end; j0 += Z::size) {
+    A score[4][Z::vec] = {};
+    for (int64_t d = 0; d < plan.width; d += Z::size) {
+      __syncthreads();  // the last values and queries have been read
+      if (j0 == 0 || plan.width > Z::size) load_tile(q.row(b, h, i0), q.token, q.wide, rows, d, plan.width, A(plan.scale), queries);
+      load_tile(k.row(b, g, j0), k.token, k.wide, plan.keys - j0, d, plan.width, A(1), keys);
+      __syncthreads();
+      dot_rows(queries, keys, score);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t row = i0 + 4 * ty + i;
+      A most = top[i];
+#pragma unroll
+      for (int j = 0; j < Z::vec; ++j) {
+        const int64_t key = j0 + tx + 16 * j;
+        score[i][j] = row < plan.queries && key < plan.keys ? plan.masked<T>(score[i][j], b, h, row, key) : -infinity<A>;
+        most = larger_of(score[i][j], most);
+      }
+      most = warp_max<16>(most);
+      const A base = most == -infinity<A> ? A(0) : most;  // nothing seen so far: exp gives zeros, not NaN
+      const A shrink = exp_of(top[i] - base);
+      top[i] = most;
+      total[i] *= shrink;
+#pragma unroll
+      for (int j = 0; j < Z::vec; ++j) {
+        A p = exp_of(score[i][j] - base);
+        total[i] += p;
+        if (plan.threshold > 0) p *= plan.factor<A>(b, h, row, j0 + tx + 16 * j);
+        put(weights, i, j, p);
+      }
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) {
+#pragma unroll
+        for (int f = 0; f < Z::vec; ++f) sum[c][i][f] *= shrink;
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < chunks; ++c) {
+      if (slice + c * Z::size >= plan.width) break;
+      __syncthreads();  // weights are there, keys have been read
+      load_tile(v.row(b, g, j0), v.token, v.wide, plan.keys - j0, slice + c * Z::size, plan.width, A(1), keys);
+      __syncthreads();
+      times_rows(weights, keys, sum[c]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const A all = warp_sum<16>(total[i]);
+    const int64_t row = i0 + 4 * ty + i;
+    if (row >= plan.queries) continue;
+    if (tx == 0 && slice == 0) lse[(b * plan.heads + h) * plan.queries + row] = top[i] + log_of(all);
+#pragma unroll
+    for (int c = 0; c < chunks; ++c)
+      store_part(out.row(b, h, row), out.wide, slice + c * Z::size + Z::vec * tx, plan.width, sum[c][i], all == 0 ? A(0) : A(1) / all);
+  }
+}
+
+}  // namespace
+
+void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionArgs& args, Tensor& out, Tensor& lse) {
+  const AttentionPlan plan(q, k, mask, args);
+  if (attention_mma(plan, q, k, v, out, lse)) return;
+  for_floats("attention", q, [&]<class T> {
+    using A = Compute<T>;
+    using In = Heads<const T>;
+    with_chunks<A, sizeof(A) == 8 ? 1 : 4>(plan.width, [&]<int chunks>(int64_t slices) {
+      const int64_t tiles = (plan.queries + Tile<A>::size - 1) / Tile<A>::size;
+      cuda::launch({"attention", dim3(unsigned(tiles * plan.heads * plan.batch * slices)), dim3(Tile<A>::threads), 3 * Tile<A>::bytes},
+                   attention_kernel<T, chunks>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<A>(), tiles);
+    });
+  });
+}
+
+}  // namespace lockstep::on_cuda

@@ -1,0 +1,227 @@
+#pragma once
+// What both directions of attention share: the problem as pointers and strides, tiles in shared memory and their products,
+// masks and dropout of one score. Tiles hold f32 (f64 for f64) whatever the tensors hold.
+//
+// A tile is size x size, its rows padded by 16 bytes, so that lanes that read 16 bytes of neighbouring rows meet different
+// banks. A block has 16 threads for each 4 rows of a tile: thread (tx, ty) works on rows 4 ty to 4 ty + 3.
+#include <cmath>
+
+#include "tensor/cuda/cuda_kernels.h"
+#include "tensor/cuda/warp.h"
+#include "tensor/random.h"
+
+namespace lockstep::on_cuda {
+
+template <class A>
+struct Tile {
+  static constexpr int vec = 16 / sizeof(A), size = 16 * vec, line = size + vec, threads = 4 * size;
+  static constexpr size_t bytes = sizeof(A) * size * line;
+};
+
+/// A (B, heads, tokens, D) tensor; D has stride 1. wide: rows begin where V elements may be read at once.
+template <class T>
+struct Heads {
+  T* data;
+  int64_t batch, head, token;
+  bool wide;
+
+  template <class Tensor>
+  explicit Heads(Tensor& x)
+      : data(static_cast<T*>(x.raw_data())), batch(x.strides()[0]), head(x.strides()[1]), token(x.strides()[2]) {
+    constexpr int v = Tile<Compute<std::remove_const_t<T>>>::vec;
+    wide = is_aligned(data, v) && x.shape()[3] % v == 0 && batch % v == 0 && head % v == 0 && token % v == 0;
+  }
+  __device__ T* row(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * token; }
+};
+
+enum class Mask : uint8_t { none, choice, added };  // choice: bool; added: of q's dtype
+
+/// Sizes, and what decides which query attends to which key.
+struct AttentionPlan {
+  int64_t batch, heads, groups, queries, keys, width;
+  double scale;
+  bool causal;
+  Mask kind = Mask::none;
+  const void* mask = nullptr;
+  int64_t mask_stride[4] = {};
+  PhiloxKey key;
+  uint64_t threshold = 0;  ///< words from here on keep their weight; 0: no dropout
+  double kept = 1;         ///< what a kept weight is multiplied by
+
+  AttentionPlan(const Tensor& q, const Tensor& k, const Tensor& mask_tensor, const AttentionArgs& args)
+      : batch(q.shape()[0]), heads(q.shape()[1]), groups(k.shape()[1]), queries(q.shape()[2]), keys(k.shape()[2]), width(q.shape()[3]), scale(args.scale),
+        causal(args.causal), key(args.key) {
+    if (args.dropout > 0) {
+      threshold = uint64_t(std::ceil(args.dropout * 0x1p32));  // as in dropout
+      kept = args.dropout < 1 ? 1 / (1 - args.dropout) : 0;
+    }
+    if (!mask_tensor.defined()) return;
+    kind = mask_tensor.dtype() == boolean ? Mask::choice : Mask::added;
+    mask = mask_tensor.raw_data();
+    for (int d = 0; d < 4; ++d) mask_stride[d] = mask_tensor.strides()[d];
+  }
+
+  /// Keys before this one may be seen by query i: the causal limit, from 0 to keys.
+  LOCKSTEP_HD int64_t limit(int64_t i) const {
+    const int64_t end = causal ? i + 1 + keys - queries : keys;
+    return end < 0 ? 0 : end < keys ? end : keys;
+  }
+  /// The first query that may see key j.
+  LOCKSTEP_HD int64_t first_query(int64_t j) const {
+    const int64_t first = causal ? j - keys + queries : 0;
+    return first < 0 ? 0 : first < queries ? first : queries;
+  }
+
+  /// The score of query i and key j, both in range, after the mask; minus infinity where i does not see j.
+  template <class T, class A>
+  __device__ A masked(A score, int64_t b, int64_t h, int64_t i, int64_t j) const {
+    if (j >= limit(i)) return -infinity<A>;
+    if (kind == Mask::none) return score;
+    const int64_t place = b * mask_stride[0] + h * mask_stride[1] + i * mask_stride[2] + j * mask_stride[3];
+    if (kind == Mask::added) return score + load(static_cast<const T*>(mask) + place);
+    return static_cast<const bool*>(mask)[place] ? score : -infinity<A>;
+  }
+  /// What dropout multiplies the weight of query i and key j with, keyed by the place in (B, H, T, S).
+  template <class A>
+  __device__ A factor(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    const uint64_t place = uint64_t(((b * heads + h) * queries + i) * keys + j);
+    const auto words = philox(key, place / 4);
+    const uint32_t low = place & 1 ? words[1] : words[0], high = place & 1 ? words[3] : words[2];
+    return (place & 2 ? high : low) >= threshold ? A(kept) : A(0);
+  }
+};
+
+/// What the gradient needs besides.
+template <class T>
+struct GradPlan : AttentionPlan {
+  Heads<const T> grad, q, k, v;
+  const Compute<T>*lse, *delta;
+
+  /// dS of query i and key j, and P with dropout, from their products; zeros where i does not see j.
+  __device__ void differentiate(int64_t b, int64_t h, int64_t i, int64_t j, Compute<T> score, Compute<T> slope, Compute<T>& weight,
+                                Compute<T>& difference) const {
+    using A = Compute<T>;
+    weight = difference = 0;
+    if (i >= queries || j >= keys || j >= limit(i)) return;
+    const int64_t row = (b * heads + h) * queries + i;
+    const A saved = lse[row];
+    if (saved == -infinity<A>) return;  // a row that attends to nothing
+    const A p = exp_of(masked<T>(score, b, h, i, j) - saved);
+    const A f = threshold > 0 ? factor<A>(b, h, i, j) : A(1);
+    weight = p * f;
+    difference = p * (slope * f - delta[row]);
+  }
+};
+
+/// Attention of f16 and bf16 on tensor cores (attention_mma.cu). False, and nothing done, where they do not take the problem.
+bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out, Tensor& lse);
+bool attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, const float* delta,
+                        Tensor& grad_q, Tensor& grad_k, Tensor& grad_v);
+
+template <class A>
+using TileVector = Vector<A, Tile<A>::vec>;
+
+/// Rows of `width` elements, times `factor`, from element `first` on, into a tile; zeros beyond the last row and element.
+template <class T, class A>
+__device__ inline void load_tile(const T* from, int64_t stride, bool wide, int64_t rows, int64_t first, int64_t width, A factor, A* tile) {
+  using Z = Tile<A>;
+  for (int n = threadIdx.x; n < Z::size * 16; n += Z::threads) {
+    const int row = n / 16, column = n % 16 * Z::vec;
+    TileVector<A> x{};
+    if (row < rows) {
+      const T* const p = from + row * stride + first + column;
+      if (wide && first + column < width) {
+        load_values<Z::vec>(p, x.v);
+      } else {
+#pragma unroll
+        for (int e = 0; e < Z::vec; ++e) {
+          if (first + column + e < width) x.v[e] = load(p + e);
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < Z::vec; ++e) x.v[e] *= factor;
+    }
+    *reinterpret_cast<TileVector<A>*>(tile + row * Z::line + column) = x;
+  }
+}
+
+/// sum[i][j] += row 4 ty + i of a times row tx + 16 j of b.
+template <class A>
+__device__ inline void dot_rows(const A* a, const A* b, A (&sum)[4][Tile<A>::vec]) {
+  using Z = Tile<A>;
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+#pragma unroll 4
+  for (int k = 0; k < Z::size; k += Z::vec) {
+    TileVector<A> x[4], y[Z::vec];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = *reinterpret_cast<const TileVector<A>*>(a + (4 * ty + i) * Z::line + k);
+#pragma unroll
+    for (int j = 0; j < Z::vec; ++j) y[j] = *reinterpret_cast<const TileVector<A>*>(b + (tx + 16 * j) * Z::line + k);
+#pragma unroll
+    for (int e = 0; e < Z::vec; ++e) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < Z::vec; ++j) sum[i][j] += x[i].v[e] * y[j].v[e];
+      }
+    }
+  }
+}
+
+/// sum[i][f] += row 4 ty + i of weights times column vec tx + f of values.
+template <class A>
+__device__ inline void times_rows(const A* weights, const A* values, A (&sum)[4][Tile<A>::vec]) {
+  using Z = Tile<A>;
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+#pragma unroll 4
+  for (int k = 0; k < Z::size; k += Z::vec) {
+    TileVector<A> x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = *reinterpret_cast<const TileVector<A>*>(weights + (4 * ty + i) * Z::line + k);
+#pragma unroll
+    for (int e = 0; e < Z::vec; ++e) {
+      const TileVector<A> y = *reinterpret_cast<const TileVector<A>*>(values + (k + e) * Z::line + Z::vec * tx);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int f = 0; f < Z::vec; ++f) sum[i][f] += x[i].v[e] * y.v[f];
+      }
+    }
+  }
+}
+
+/// Stores element (4 ty + i, tx + 16 j) of a tile.
+template <class A>
+__device__ inline void put(A* tile, int i, int j, A value) {
+  tile[(4 * (threadIdx.x / 16) + i) * Tile<A>::line + threadIdx.x % 16 + 16 * j] = value;
+}
+
+/// Writes a thread's part of a row, times `factor`: the vec elements from `column` on that are below width.
+template <class T, class A>
+__device__ inline void store_part(T* row, bool wide, int64_t column, int64_t width, const A (&values)[Tile<A>::vec], A factor) {
+  A y[Tile<A>::vec];
+#pragma unroll
+  for (int f = 0; f < Tile<A>::vec; ++f) y[f] = values[f] * factor;
+  if (wide && column < width) {
+    store_values<Tile<A>::vec>(row + column, y);
+  } else {
+#pragma unroll
+    for (int f = 0; f < Tile<A>::vec; ++f) {
+      if (column + f < width) store(row + column + f, y[f]);
+    }
+  }
+}
+
+/// Calls fn.template operator()<chunks>(slices): a block makes `chunks` tiles' width of the results, and there are `slices` of it.
+template <class A, int most, class Fn>
+void with_chunks(int64_t width, Fn&& fn) {
+  const int64_t tiles = std::max<int64_t>(1, (width + Tile<A>::size - 1) / Tile<A>::size);
+  if (tiles == 1) return fn.template operator()<1>(int64_t(1));
+  if constexpr (most > 2) {
+    if (tiles > 2) return fn.template operator()<most>((tiles + most - 1) / most);
+  }
+  if constexpr (most > 1) return fn.template operator()<2>((tiles + 1) / 2);
+  fn.template operator()<1>(tiles);
+}
+
+}  // namespace lockstep::on_cuda
