@@ -155,6 +155,8 @@ struct Kernels {
   void (*adagrad)(Tensor& p, const Tensor& grad, Tensor& sum, const AdagradArgs& args);
   void (*lion)(Tensor& p, const Tensor& grad, Tensor& m, const LionArgs& args);
   bool (*all_finite)(const Tensor& x);
+  /// Multiplies each of some contiguous floating tensors of one device; false when an element was not finite before.
+  bool (*unscale)(const std::vector<Tensor>& tensors, double factor);
 };
 
 // The name of every entry, in their order.
@@ -165,7 +167,7 @@ struct Kernels {
   X(softmax) X(softmax_grad) X(layer_norm) X(layer_norm_grad) X(rms_norm) X(rms_norm_grad) X(batch_norm) \
   X(batch_norm_grad) X(cross_entropy) X(cross_entropy_grad) X(embedding) X(embedding_grad) X(gather) \
   X(scatter) X(index_select) X(index_add) X(triangle) X(attention) X(attention_grad) X(rotary) X(adam) \
-  X(sgd) X(rmsprop) X(adagrad) X(lion) X(all_finite)
+  X(sgd) X(rmsprop) X(adagrad) X(lion) X(all_finite) X(unscale)
 
 extern const Kernels cpu_kernels;
 

@@ -27,8 +27,8 @@ namespace lockstep::on_cuda {
   X(embedding) X(embedding_grad) X(gather) X(scatter) X(index_select) X(index_add) X(triangle) \
   /* attention.cu, attention_grad.cu, rotary.cu */ \
   X(attention) X(attention_grad) X(rotary) \
-  /* optim.cu */ \
-  X(adam) X(sgd) X(rmsprop) X(adagrad) X(lion) X(all_finite)
+  /* optim.cu, unscale.cu */ \
+  X(adam) X(sgd) X(rmsprop) X(adagrad) X(lion) X(all_finite) X(unscale)
 
 // Each has the type of its entry.
 #define LOCKSTEP_DECLARE(name) std::remove_pointer_t<decltype(Kernels::name)> name;
