@@ -48,8 +48,7 @@ struct ConvArgs {
 
 struct PoolArgs {
   Dims kernel{2, 2}, stride{2, 2}, padding{0, 0}, dilation{1, 1};
-  bool ceil_mode = false;
-  bool count_include_pad = true;  // average pooling only
+  bool ceil_mode = false, count_include_pad = true;  // the latter for average pooling only
 };
 
 struct AttentionArgs {
@@ -155,8 +154,7 @@ struct Kernels {
   void (*adagrad)(Tensor& p, const Tensor& grad, Tensor& sum, const AdagradArgs& args);
   void (*lion)(Tensor& p, const Tensor& grad, Tensor& m, const LionArgs& args);
   bool (*all_finite)(const Tensor& x);
-  /// Multiplies each of some contiguous floating tensors of one device; false when an element was not finite before.
-  bool (*unscale)(const std::vector<Tensor>& tensors, double factor);
+  bool (*unscale)(const std::vector<Tensor>& tensors, double factor);  // multiplies each, contiguous; false when an element was not finite
 };
 
 // The name of every entry, in their order.
