@@ -54,6 +54,16 @@ void check_targets(const char* op, const Variable& x, const Tensor& target) {
   LOCKSTEP_CHECK(target.shape() == rest, "[", op, "] expected class indices of shape ", rest, " for logits ", x.shape(), ", got ", target.shape());
 }
 
+/// What the mean divides by, a scalar like `out`: the number of targets that count, or the sum of their weights. On a device it
+/// is made there, so that nobody waits for it.
+Tensor divisor_of(const Tensor& index, const Tensor& weight, const CrossEntropyArgs& args, const Tensor& out) {
+  if (index.device().is_cpu()) return scalar_like(out, cross_entropy_weight_sum(index, weight, args));
+  const Tensor ignored = eq(index, full({}, double(args.ignore_index), {i64, index.device()}));
+  if (!weight.defined()) return rsub_scalar(sum(ignored.to(i64)), double(index.numel())).to(out.dtype());
+  const Tensor weights = index_select(weight.to(f64), 0, masked_fill(index, ignored, 0));
+  return sum(masked_fill(weights, ignored, 0)).to(out.dtype());
+}
+
 Variable cross_entropy_indices(const Variable& logits, const Tensor& target, const CrossEntropyOptions& options) {
   const Variable rows = as_rows(logits);
   const int64_t count = rows.size(0);
@@ -62,16 +72,18 @@ Variable cross_entropy_indices(const Variable& logits, const Tensor& target, con
   const CrossEntropyArgs args{options.ignore_index, options.label_smoothing};
   CrossEntropyRows result = cross_entropy_rows(rows.tensor(), index, weight, args);
   const bool none = options.reduction == Reduction::none;
-  const double divisor = options.reduction == Reduction::mean ? cross_entropy_weight_sum(index, weight, args) : 1;
-  Tensor out = none ? result.loss.view(without_classes(logits.shape())) : sum(result.loss);
-  if (options.reduction == Reduction::mean) out = div(out, scalar_like(out, divisor));
+  Tensor out = none ? result.loss.view(without_classes(logits.shape())) : sum(result.loss), divisor;
+  if (options.reduction == Reduction::mean) {
+    divisor = divisor_of(index, weight, args, out);
+    out = div(out, divisor);
+  }
   if (!needs_grad({&rows})) return out;
   return record("cross_entropy", {&rows}, std::move(out),
                 [logits = Saved(rows), lse = std::move(result.lse), index = Saved(index), weight = Saved(weight), args, none, divisor,
                  count](Backward& back) mutable {
     const char* const name = "cross_entropy";
     Tensor grad = back.grad();
-    if (divisor != 1) grad = div(grad, scalar_like(grad, divisor));
+    if (divisor.defined()) grad = div(grad, divisor.to(grad.dtype()));
     grad = none ? grad.reshape({count}) : grad.expand({count});
     // The logits are often the largest tensor of a model: their gradient takes their place when nobody else holds them.
     const Tensor x = back.retains() ? logits.get(name) : logits.take(name);

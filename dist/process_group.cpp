@@ -14,7 +14,6 @@ std::string at(Collective collective) { return str("[", name_of(collective), "] 
 void check_tensor(Collective c, const char* role, const Tensor& t) {
   LOCKSTEP_CHECK(t.defined(), at(c), "expected a tensor as ", role, ", got an undefined one");
   LOCKSTEP_CHECK(t.is_contiguous(), at(c), "expected ", role, " to be contiguous, got shape ", t.shape(), " with strides ", t.strides(), "; use .contiguous()");
-  LOCKSTEP_CHECK(t.device().is_cpu(), at(c), "expected ", role, " on cpu, got ", t.device(), "; use .to(cpu)");
   LOCKSTEP_CHECK(!t.storage()->is_empty(), at(c), "expected ", role, " with memory, got a tensor whose storage was emptied");
 }
 
@@ -22,6 +21,7 @@ void check_pair(Collective c, const Tensor& output, const Tensor& input) {
   check_tensor(c, "output", output);
   check_tensor(c, "input", input);
   LOCKSTEP_CHECK(output.dtype() == input.dtype(), at(c), "expected output and input of one dtype, got ", output.dtype(), " and ", input.dtype());
+  LOCKSTEP_CHECK(output.device() == input.device(), at(c), "expected output and input on one device, got ", output.device(), " and ", input.device());
 }
 
 int64_t bytes_of(const Tensor& t) { return t.numel() * size_of(t.dtype()); }
@@ -96,7 +96,30 @@ Work ProcessGroup::call(Collective collective, const Tensor& output, const Tenso
   call.tag = o.tag;
   if (is_reduction(collective)) check_reduction(collective, o.op, call.dtype);
   if (output.defined() && collective != Collective::send) output.storage()->bump_version(name_of(collective).data());
-  return run(std::move(call), o.async);
+  return run_anywhere(std::move(call), o.async);
+}
+
+Work ProcessGroup::run_anywhere(Call call, bool async) {
+  std::vector<std::pair<Tensor, Tensor>> results;  // on the device, and what it gets from the host
+  const auto on_host = [&](Tensor& t, bool receives) {
+    if (!t.defined() || t.device().is_cpu()) return;
+    const Tensor here = t.to(cpu);
+    if (receives) results.emplace_back(t, here);
+    t = here;
+  };
+  if (!moves_device_memory()) {
+    const bool in_place = call.output.defined() && call.input.defined() && call.output.raw_data() == call.input.raw_data() && call.output.numel() == call.input.numel();
+    on_host(call.output, call.collective != Collective::send);
+    if (in_place) call.input = call.output;
+    else on_host(call.input, false);
+    for (PointToPoint& p : call.batch) on_host(p.tensor, !p.is_send);
+  }
+  Work work = run(std::move(call), async);
+  if (results.empty()) return work;
+  if (!async) work.wait();
+  work.then([results] { for (const auto& [there, here] : results) there.copy_(here); });
+  if (!async) work.wait();
+  return work;
 }
 
 Work ProcessGroup::all_reduce(const Tensor& output, const Tensor& input, const CollectiveOptions& o) {
@@ -178,7 +201,7 @@ Work ProcessGroup::exchange(std::vector<PointToPoint> batch, const CollectiveOpt
   call.collective = Collective::batch;
   call.batch = std::move(batch);
   call.tag = o.tag;
-  return run(std::move(call), o.async);
+  return run_anywhere(std::move(call), o.async);
 }
 
 void ProcessGroup::barrier(Seconds timeout) {

@@ -28,8 +28,11 @@ class Work {
  public:
   Work() = default;  ///< done
   bool done() const;
-  /// Returns when the collective is done here; throws what it threw. The tensors given to it are free again.
+  /// Returns when the collective is done here; throws what it threw. The tensors given to it are free again, and hold the
+  /// results: those on a device are copied there now, in the order of the thread's stream.
   void wait();
+  /// What the first wait() does at its end; at once for a default Work.
+  void then(std::function<void()> finish);
 
   struct State;
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -94,7 +97,8 @@ class ProcessGroup {
   const std::vector<int>& world_ranks() const { return ranks_; }
   virtual const char* engine() const = 0;  ///< "native", "mpi", "nccl"
 
-  // Every tensor must be contiguous, of one dtype, on one device. Results are equal on all ranks to the bit. A group of one
+  // Every tensor must be contiguous, of one dtype, on one device. One that is not on the CPU goes through a copy on the host,
+  // which waits for what its device still does. Results are equal on all ranks to the bit. A group of one
   // copies, and does nothing in place. Errors: Error for a wrong call (nothing was moved); DistError when ranks disagree,
   // fail or do not come: then the group is over.
   Work all_reduce(const Tensor& data, const CollectiveOptions& o = {}) { return all_reduce(data, data, o); }
@@ -127,6 +131,8 @@ class ProcessGroup {
 
  protected:
   ProcessGroup(std::string name, int rank, std::vector<int> world_ranks) : name_(std::move(name)), rank_(rank), ranks_(std::move(world_ranks)) {}
+  /// Whether run() takes tensors that are not on the CPU.
+  virtual bool moves_device_memory() const { return false; }
   /// Runs a checked call, now or (async) on the group's thread.
   virtual Work run(Call call, bool async) = 0;
   /// The last part of new_group(): all ranks have agreed on the same arguments.
@@ -136,6 +142,7 @@ class ProcessGroup {
 
  private:
   void check_rank(Collective collective, const char* role, int rank) const;
+  Work run_anywhere(Call call, bool async);
   Work call(Collective collective, const Tensor& output, const Tensor& input, int64_t count, int root, const CollectiveOptions& o);
 
   std::string name_;

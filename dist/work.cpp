@@ -1,5 +1,7 @@
 #include "dist/work.h"
 
+#include <utility>
+
 namespace lockstep::dist {
 
 bool Work::done() const {
@@ -13,6 +15,13 @@ void Work::wait() {
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [&] { return state_->done; });  // the collective has the deadline
   if (state_->error) std::rethrow_exception(state_->error);
+  if (const auto finish = std::exchange(state_->finish, nullptr)) finish();
+}
+
+void Work::then(std::function<void()> finish) {
+  if (!state_) return finish();
+  const std::lock_guard lock(state_->mutex);
+  state_->finish = std::move(finish);
 }
 
 Worker::~Worker() {

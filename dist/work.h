@@ -16,6 +16,7 @@ struct Work::State {
   std::condition_variable changed;
   bool done = false;
   std::exception_ptr error;
+  std::function<void()> finish;  // for the first wait()
 };
 
 class Worker {

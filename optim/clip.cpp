@@ -3,20 +3,47 @@
 #include "optim/clip.h"
 
 #include <cmath>
+#include <map>
 
 #include "tensor/ops.h"
 
 namespace lockstep::optim {
 
+namespace {
+
+/// The values of one-element tensors, with one look at each device.
+std::vector<double> values_of(const std::vector<Tensor>& scalars) {
+  std::vector<double> values(scalars.size());
+  std::map<int, std::vector<size_t>> on_device;
+  for (size_t i = 0; i < scalars.size(); ++i) {
+    if (scalars[i].device().is_cpu()) values[i] = scalars[i].item();
+    else on_device[scalars[i].device().index].push_back(i);
+  }
+  for (const auto& [device, indices] : on_device) {
+    std::vector<Tensor> all;
+    for (const size_t i : indices) all.push_back(scalars[i].to(f64).reshape({1}));
+    const std::vector<double> read = cat(all).to_vector<double>();
+    for (size_t j = 0; j < indices.size(); ++j) values[indices[j]] = read[j];
+  }
+  return values;
+}
+
+}  // namespace
+
 double grad_norm(const std::vector<Variable>& parameters, double norm_type) {
   LOCKSTEP_CHECK(norm_type > 0, "[grad_norm] expected norm_type > 0, got ", norm_type);
-  double total = 0;
+  // Read when all are under way: a device then need not wait for this thread between them.
+  std::vector<Tensor> parts;
   for (const Variable& parameter : parameters) {
     const Tensor& grad = parameter.grad();
     if (!grad.defined() || grad.numel() == 0) continue;
-    if (norm_type == 2) { const double n = norm(grad).item(); total += n * n; }  // squares of huge f32 fit f64 only
-    else if (std::isinf(norm_type)) { const double m = amax(abs(grad)).item(); total = std::isnan(m) || m > total ? m : total; }
-    else total += sum(pow_scalar(abs(grad.to(f64)), norm_type)).item();
+    parts.push_back(norm_type == 2 ? norm(grad) : std::isinf(norm_type) ? amax(abs(grad)) : sum(pow_scalar(abs(grad.to(f64)), norm_type)));
+  }
+  double total = 0;
+  for (const double value : values_of(parts)) {
+    if (norm_type == 2) total += value * value;  // squares of huge f32 fit f64 only
+    else if (std::isinf(norm_type)) total = std::isnan(value) || value > total ? value : total;
+    else total += value;
   }
   if (norm_type == 2) return std::sqrt(total);
   return std::isinf(norm_type) ? total : std::pow(total, 1 / norm_type);

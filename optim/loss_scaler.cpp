@@ -35,11 +35,11 @@ void GradScaler::unscale(Optimizer& optimizer) {
   if (!o_.enabled) return;
   LOCKSTEP_CHECK(!stepped_.count(&optimizer), "[GradScaler] unscale() was called after step(); call update() first");
   LOCKSTEP_CHECK(unscaled_.insert(&optimizer).second, "[GradScaler] unscale() was called twice for one optimizer before update()");
+  std::map<std::pair<int, int>, std::vector<Tensor>> on_device;  // one look at each
   for (const Variable& p : optimizer.parameters()) {
-    if (!p.grad().defined()) continue;
-    overflow_ |= !all_finite(p.grad());
-    mul_scalar_(p.grad(), 1 / scale_);
+    if (p.grad().defined()) on_device[{int(p.device().type), p.device().index}].push_back(p.grad());
   }
+  for (const auto& [device, grads] : on_device) overflow_ |= !unscale_(grads, 1 / scale_);
 }
 
 bool GradScaler::step(Optimizer& optimizer) {

@@ -48,8 +48,7 @@ struct ConvArgs {
 
 struct PoolArgs {
   Dims kernel{2, 2}, stride{2, 2}, padding{0, 0}, dilation{1, 1};
-  bool ceil_mode = false;
-  bool count_include_pad = true;  // average pooling only
+  bool ceil_mode = false, count_include_pad = true;  // the latter for average pooling only
 };
 
 struct AttentionArgs {
@@ -155,6 +154,7 @@ struct Kernels {
   void (*adagrad)(Tensor& p, const Tensor& grad, Tensor& sum, const AdagradArgs& args);
   void (*lion)(Tensor& p, const Tensor& grad, Tensor& m, const LionArgs& args);
   bool (*all_finite)(const Tensor& x);
+  bool (*unscale)(const std::vector<Tensor>& tensors, double factor);  // multiplies each, contiguous; false when an element was not finite
 };
 
 // The name of every entry, in their order.
@@ -165,7 +165,7 @@ struct Kernels {
   X(softmax) X(softmax_grad) X(layer_norm) X(layer_norm_grad) X(rms_norm) X(rms_norm_grad) X(batch_norm) \
   X(batch_norm_grad) X(cross_entropy) X(cross_entropy_grad) X(embedding) X(embedding_grad) X(gather) \
   X(scatter) X(index_select) X(index_add) X(triangle) X(attention) X(attention_grad) X(rotary) X(adam) \
-  X(sgd) X(rmsprop) X(adagrad) X(lion) X(all_finite)
+  X(sgd) X(rmsprop) X(adagrad) X(lion) X(all_finite) X(unscale)
 
 extern const Kernels cpu_kernels;
 

@@ -92,6 +92,8 @@ Tensor cumprod(const Tensor& x, int64_t dim);
 ValuesIndices sort(const Tensor& x, int64_t dim = -1, bool descending = false);  ///< stable
 ValuesIndices topk(const Tensor& x, int64_t k, int64_t dim = -1, bool largest = true);
 bool all_finite(const Tensor& x);
+/// Multiplies tensors of one device in place, all at once; false when an element was infinite or NaN before.
+bool unscale_(const std::vector<Tensor>& tensors, double factor);
 /// Sums x down to `shape`, which broadcasts to x's shape.
 Tensor sum_to(const Tensor& x, const Shape& shape);
 bool allclose(const Tensor& a, const Tensor& b, double rtol = 1e-5, double atol = 1e-8);

@@ -190,6 +190,24 @@ bool all_finite(const Tensor& x) {
   return LOCKSTEP_KERNEL(x.device(), all_finite)(x);
 }
 
+bool unscale_(const std::vector<Tensor>& tensors, double factor) {
+  if (tensors.empty()) return true;
+  std::vector<Tensor> pieces;
+  bool finite = true;
+  for (const Tensor& x : tensors) {
+    check_floating("unscale_", x);
+    check_same_device("unscale_", tensors[0], x);
+    if (x.is_contiguous()) {
+      x.storage()->bump_version("unscale_");
+      pieces.push_back(x);
+    } else {
+      finite &= all_finite(x);
+      mul_scalar_(x, factor);
+    }
+  }
+  return (pieces.empty() || LOCKSTEP_KERNEL(tensors[0].device(), unscale)(pieces, factor)) && finite;
+}
+
 Tensor sum_to(const Tensor& x, const Shape& shape) {
   check_defined("sum_to", x);
   if (x.shape() == shape) return x;

@@ -68,6 +68,9 @@ with tempfile.TemporaryDirectory() as folder:
     refused("a unit that is none", ["lockstep", "simulate", "ring", "--ranks", 4, "--bytes", "5q"], "--bytes expected a number", "MiB")
     refused("no ranks", ["lockstep", "simulate", "ring", "--ranks", 0], "--ranks", code=2)
 
+    if "no cuda in this build" in run("lockstep", "env").stdout:
+        refused("no cuda in this build", ["mlp", "train", "--device", "cuda"], "[--device] this build has no cuda backend", "-Dcuda=enabled")
+    refused("no such device", ["mlp", "train", "--device", "gpu"], "expected cpu, cpu:N, cuda or cuda:N")
     refused("misspelt option", ["gpt", "train", "--steps", 3, "--widht", 3], "--widht", "did you mean --width?", code=2)
     refused("misspelt command", ["mlp", "trian"], "did you mean train?", code=2)
     refused("no command", ["mlp"], "--help", code=2)

@@ -352,4 +352,15 @@ bool all_finite(const Tensor& x) {
   return good;
 }
 
+bool unscale(const std::vector<Tensor>& tensors, double factor) {
+  bool finite = true;
+  for (const Tensor& x : tensors) {
+    finite &= all_finite(x);
+    Tensor out = x;
+    const Tensor* in[] = {&x};
+    pointwise(PointwiseOp::mul_scalar, PointwisePart::value, {.p = factor}, in, 1, out);
+  }
+  return finite;
+}
+
 }  // namespace lockstep::on_cpu

@@ -37,10 +37,6 @@ DeviceState& state_of(int device) {
   return state;
 }
 
-}  // namespace
-
-namespace {
-
 /// Errors after which every call of this process fails.
 bool is_sticky(cudaError_t code) {
   constexpr cudaError_t codes[] = {cudaErrorIllegalAddress, cudaErrorLaunchTimeout, cudaErrorHardwareStackError, cudaErrorIllegalInstruction, cudaErrorMisalignedAddress,

@@ -140,7 +140,7 @@ const char* cudaGetErrorString(cudaError_t code) {
   return "an error that the fake runtime has no text for";
 }
 cudaError_t cudaDriverGetVersion(int* version) {
-  *version = settings().driver == cudaErrorInsufficientDriver ? 0 : CUDART_VERSION;
+  *version = settings().driver_version;
   return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int* version) {

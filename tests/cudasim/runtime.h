@@ -41,6 +41,7 @@ struct Settings {
   int devices = 2, capability = 90;
   size_t memory = size_t(2) << 30;  ///< of each device
   cudaError_t driver = cudaSuccess;
+  int driver_version = CUDART_VERSION;  ///< 0: none
 };
 Settings& settings();
 constexpr int most_devices = 8;

@@ -139,7 +139,8 @@ Settings& settings() {
     s.devices = std::min(int(number("LOCKSTEP_FAKE_CUDA_DEVICES", 2)), most_devices);
     s.capability = int(number("LOCKSTEP_FAKE_CUDA_CAPABILITY", 90));
     s.memory = size_t(number("LOCKSTEP_FAKE_CUDA_MEMORY", 2048)) << 20;
-    if (std::getenv("LOCKSTEP_FAKE_CUDA_NO_DRIVER")) s.driver = cudaErrorInsufficientDriver;
+    s.driver_version = std::getenv("LOCKSTEP_FAKE_CUDA_NO_DRIVER") ? 0 : int(number("LOCKSTEP_FAKE_CUDA_DRIVER", CUDART_VERSION));
+    if (s.driver_version < CUDART_VERSION) s.driver = cudaErrorInsufficientDriver;
     else if (s.devices <= 0) s.driver = cudaErrorNoDevice;
     for (int d = 0; d < most_devices; ++d) {
       default_streams_[d].device = d;

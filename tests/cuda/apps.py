@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""The programs on a CUDA device: losses equal to the CPU's, ranks, checkpoints that change devices, reasons for a missing one.
+
+    tests/cuda/apps.py BUILD_FOLDER [simulated]       ends with "N passed, N failed"
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"
+simulated = "simulated" in sys.argv[2:]
+passed = failed = 0
+
+
+def check(name, condition, shown=""):
+    global passed, failed
+    passed, failed = passed + bool(condition), failed + (not condition)
+    if not condition:
+        print(f"FAIL {name}\n{shown}", flush=True)
+
+
+def run(*args, **env):
+    return subprocess.run([str(APPS / args[0]), *map(str, args[1:])], capture_output=True, text=True, errors="replace", timeout=600, env={**os.environ, **env})
+
+
+def losses(folder):
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def close(a, b, tolerance=1e-4):
+    return len(a) == len(b) > 0 and all(abs(x - y) < tolerance for x, y in zip(a, b))
+
+
+def result(r):
+    return json.loads(r.stdout.strip().splitlines()[-1])
+
+
+with tempfile.TemporaryDirectory() as folder:
+    os.environ["TMPDIR"] = folder
+    d = pathlib.Path(folder)
+
+    r = run("lockstep", "env")
+    check("env shows the driver", r.returncode == 0 and "cuda: runtime" in r.stdout, r.stdout + r.stderr)
+    if "no device" in r.stdout:
+        r = run("mlp", "train", "--device", "cuda", "--steps", 1)
+        check("without a device the reason is given", r.returncode == 1 and "there is no cuda device" in r.stderr, r.stderr)
+        print(f"{passed} passed, {failed} failed")
+        sys.exit(failed > 0)
+
+    if simulated:
+        for env, reason in (({"LOCKSTEP_FAKE_CUDA_NO_DRIVER": "1"}, "no NVIDIA driver is installed"), ({"LOCKSTEP_FAKE_CUDA_DRIVER": "12040"}, "the NVIDIA driver is for CUDA 12.4 and this build needs 13."),
+                            ({"LOCKSTEP_FAKE_CUDA_DEVICES": "0"}, "the driver sees no device")):
+            r = run("lockstep", "env", **env)
+            check(f"env says: {reason}", r.returncode == 0 and reason in r.stdout, r.stdout + r.stderr)
+            r = run("mlp", "train", "--device", "cuda", "--steps", 1, **env)
+            check(f"train says: {reason}", r.returncode == 1 and reason in r.stderr, r.stderr)
+            r = run("mlp", "train", "--samples", 64, "--batch", 16, "--steps", 1, "--json", **env)
+            check(f"the CPU works: {reason}", r.returncode == 0, r.stderr)
+    r = run("mlp", "train", "--device", "cuda:63", "--steps", 1)
+    check("no such device", r.returncode == 1 and "expected one of the devices cuda:0" in r.stderr, r.stderr)
+    r = run("mlp", "train", "--device", "gpu", "--steps", 1)
+    check("no such type", r.returncode == 1 and "expected cpu, cpu:N, cuda or cuda:N" in r.stderr, r.stderr)
+
+    tiny = ["--samples", 64, "--batch", 16, "--steps", 3, "--json"]
+    for app in ("mlp", "cnn"):
+        here, there = (run(app, "train", *tiny, "--device", device, "--out", d / f"{app}-{device}") for device in ("cpu", "cuda"))
+        both = here.returncode == there.returncode == 0
+        check(f"{app} trains as on the CPU", both and abs(result(here)["test_loss"] - result(there)["test_loss"]) < 1e-4, here.stderr + there.stderr + there.stdout)
+        check(f"{app} counts the device's memory", both and result(there)["peak_memory_mib"] > 0.1, there.stdout)
+        if both:  # either's checkpoint on the other
+            crossed = [run(app, "eval", d / f"{app}-{a}", "--samples", 64, "--device", b, "--json") for a, b in (("cpu", "cuda"), ("cuda", "cpu"))]
+            check(f"{app}: checkpoints change devices", all(r.returncode == 0 for r in crossed) and all(abs(result(r)["test_loss"] - result(here)["test_loss"]) < 1e-4 for r in crossed),
+                  "".join(r.stderr for r in crossed))
+
+    text = d / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    tiny = ["--text", text, "--layers", 1, "--width", 32, "--heads", 2, "--context", 16, "--batch", 2, "--warmup", 2, "--validation", 0.1, "--eval-every", 100, "--json"]
+    for name, more in (("plain", []), ("dropout", ["--dropout", 0.1]), ("recompute", ["--checkpoint-blocks"]), ("accumulate", ["--accumulate", 2])):
+        here, there = (run("gpt", "train", *tiny, *more, "--steps", 5, "--device", device, "--out", d / f"gpt-{name}-{device}") for device in ("cpu", "cuda"))
+        both = here.returncode == there.returncode == 0
+        check(f"gpt, {name}: five losses as on the CPU", both and close(losses(d / f"gpt-{name}-cpu"), losses(d / f"gpt-{name}-cuda")), here.stderr + there.stderr)
+    for precision in ("tf32", "bf16", "f16"):
+        r = run("gpt", "train", *tiny, "--precision", precision, "--steps", 5, "--device", "cuda", "--out", d / f"gpt-{precision}")
+        check(f"gpt in {precision}", r.returncode == 0 and close(losses(d / f"gpt-{precision}"), losses(d / "gpt-plain-cpu"), 0.05), r.stderr)
+    whole = run("gpt", "train", *tiny, "--steps", 4, "--device", "cuda", "--dropout", 0.1, "--out", d / "whole")
+    part = run("gpt", "train", *tiny, "--steps", 4, "--device", "cuda", "--dropout", 0.1, "--save-every", 2, "--out", d / "part")
+    check("gpt: two runs end with the same bits", (d / "whole/checkpoint.safetensors").read_bytes() == (d / "part/checkpoint.safetensors").read_bytes(), whole.stderr + part.stderr)
+    r = run("gpt", "sample", d / "gpt-plain-cuda", "--tokens", 5, "--greedy", "--device", "cuda", "--json")
+    r2 = run("gpt", "sample", d / "gpt-plain-cuda", "--tokens", 5, "--greedy", "--json")
+    check("gpt samples the same text", r.returncode == 0 and result(r)["text"] == result(r2)["text"], r.stderr + r.stdout)
+    r = run("gpt", "train", *tiny, "--steps", 2, "--device", "cuda", "--export", d / "hf")
+    r2 = run("gpt", "eval", d / "hf", "--text", text, "--device", "cuda", "--json")
+    check("gpt: Hugging Face folders", r.returncode == 0 and r2.returncode == 0, r.stderr + r2.stderr)
+
+    one = run("gpt", "train", *tiny, "--steps", 3, "--accumulate", 2, "--device", "cuda", "--out", d / "one")
+    two = run("lockstep", "run", "-n", 2, "--", APPS / "gpt", "train", *tiny, "--steps", 3, "--device", "cuda", "--out", d / "two")
+    check("gpt: two ranks as one with twice the micro-batches", one.returncode == two.returncode == 0 and close(losses(d / "one"), losses(d / "two")), one.stderr + two.stderr)
+    threads = run("gpt", "train", *tiny, "--steps", 3, "--ranks", 2, "--device", "cuda", "--out", d / "threads")
+    check("gpt: ranks as threads", threads.returncode == 0 and close(losses(d / "one"), losses(d / "threads")), threads.stderr)
+
+print(f"{passed} passed, {failed} failed")
+sys.exit(failed > 0)

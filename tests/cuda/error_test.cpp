@@ -1,0 +1,79 @@
+// What the device does wrong, made to happen by the fake runtime: every error says what failed, where, and what would help.
+#include <doctest/doctest.h>
+
+#include "tensor/ops.h"
+#include "tensor/stream.h"
+#include "tests/cudasim/fake.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+
+namespace {
+
+const Device cuda0{Device::Type::cuda, 0};
+const TensorOptions there{.dtype = f32, .device = cuda0};
+
+bool contains_all(const std::string& text, std::initializer_list<const char*> parts) {
+  CAPTURE(text);
+  for (const char* part : parts) {
+    CAPTURE(part);
+    CHECK(contains(text, part));
+    if (!contains(text, part)) return false;
+  }
+  return true;
+}
+
+/// No fault outlives its test.
+struct Clean {
+  ~Clean() {
+    fake::fail_allocation(0);
+    fake::fail_launch(0);
+    fake::fail_run(0);
+    fake::reset();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("cuda errors: out of memory names the request, the device and who holds what") {
+  const Clean clean;
+  const Tensor held = full({1000}, 1, there);
+  CHECK(contains_all(message([] { empty({int64_t(1) << 40}, there); }), {"[memory] could not allocate 4398046511104 bytes on cuda:0", "bytes free", "held by this process", "activation checkpointing"}));
+  CHECK(full({2}, 3, there).to_vector<float>()[1] == 3);  // nothing is broken
+  const int64_t before = memory_report(cuda0).total.current;
+  const size_t allocations = fake::held().allocations;
+  for (int64_t nth = 1;; ++nth) {  // whichever allocation fails, the next try works: what the pool keeps has been given back
+    fake::fail_allocation(nth);
+    const std::string text = message([&] { matmul(full({70, 70}, 1, there), full({70, 70}, 2, there)); });
+    CHECK(text == "(no error)");
+    if (nth > 8) break;
+  }
+  fake::fail_allocation(0);
+  synchronize(cuda0);
+  CHECK(memory_report(cuda0).total.current == before);
+  CHECK(fake::held().allocations == allocations);
+}
+
+TEST_CASE("cuda errors: a launch that fails names operation, shape and stream, and the next one works") {
+  const Clean clean;
+  const Tensor x = full({1000}, 1, there);
+  synchronize(cuda0);
+  fake::fail_launch(1);
+  CHECK(contains_all(message([&] { x.fill_(2); }), {"[fill] could not start a kernel of", "threads", "bytes of shared memory on cuda:0, stream", "cudaErrorLaunchOutOfResources"}));
+  x.fill_(3);
+  CHECK(x.to_vector<float>()[0] == 3);
+  fake::fail_launch(1);
+  CHECK(contains_all(message([&] { matmul(x.view({1, 1000}), x.view({1000, 1})); }), {"[matmul]", "cublasLtMatmul"}));
+}
+
+TEST_CASE("cuda errors: after a sticky one every call says that the process must start again, and what was first") {
+  const Clean clean;
+  const Tensor x = full({1000}, 1, there);
+  synchronize(cuda0);
+  fake::fail_run(1);
+  const std::string first = message([&] { x.fill_(2), synchronize(cuda0); });
+  CHECK(contains_all(first, {"cudaErrorIllegalAddress", "this process cannot use its devices any more", "last checkpoint", "CUDA_LAUNCH_BLOCKING=1"}));
+  for (const auto& call : std::initializer_list<std::function<void()>>{[&] { x.fill_(3); }, [&] { x.to(cpu); }, [] { empty({5000}, there); }, [] { synchronize(cuda0); }, [&] { x.to_vector<float>(); }}) {
+    CHECK(contains_all(message(call), {"cudaErrorIllegalAddress", "last checkpoint", "The first error was: ["}));
+  }
+}

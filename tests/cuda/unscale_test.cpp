@@ -1,0 +1,39 @@
+// unscale_: the search for infinities and the division by the loss scale, over many tensors at once.
+#include <doctest/doctest.h>
+
+#include <limits>
+
+#include "tensor/ops.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+
+TEST_CASE("unscale_: as the CPU does it, for any number, size and mix of dtypes") {
+  const Device cuda0{Device::Type::cuda, 0};
+  const double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  for (const int count : {0, 1, 5, 70, 200}) {
+    for (const double bad : {0.0, infinity, -infinity, nan}) {
+      for (const int at : {0, count / 2, count - 1}) {
+        std::vector<Tensor> here, there;
+        const int64_t sizes[] = {1, 0, 31, 33, 1000, 4099};
+        const DType dtypes[] = {f32, f16, bf16, f64};
+        for (int i = 0; i < count; ++i) {
+          const Tensor x = arange(-3, double(sizes[i % 6]) - 3, 1, {.dtype = f32, .device = cpu}).to(dtypes[i % 4]);
+          const bool marked = bad != 0 && i == at && x.numel() > 0;
+          if (marked) x.slice(0, x.numel() - 1).fill_(bad);
+          here.push_back(x);
+          there.push_back(i % 5 == 4 && x.numel() > 1 ? cat({x, x}).to(cuda0).slice(0, 1, x.numel()) : x.to(cuda0));  // not aligned
+          if (i % 5 == 4 && x.numel() > 1) here.back() = cat({x, x}).slice(0, 1, x.numel());
+        }
+        CAPTURE(count); CAPTURE(bad); CAPTURE(at);
+        CHECK(unscale_(there, 1.0 / 3) == unscale_(here, 1.0 / 3));
+        for (size_t i = 0; i < here.size(); ++i) CHECK(equal(there[i].to(cpu), here[i]));
+      }
+    }
+  }
+  const Tensor wide = ones({4, 6}, {.dtype = f32, .device = cuda0});
+  CHECK(unscale_({wide.t(), wide}, 0.5));  // not contiguous, and twice
+  CHECK(wide.to_vector<float>()[5] == 0.25f);
+  CHECK(contains(message([&] { unscale_({wide, ones({2}, {.device = cpu})}, 1); }), "one device"));
+  CHECK(contains(message([&] { unscale_({ones({2}, {.dtype = i64, .device = cuda0})}, 1); }), "floating"));
+}
