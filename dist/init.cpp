@@ -49,7 +49,7 @@ World make_world(std::shared_ptr<Control> control) {
   const Rendezvous& place = world.job->control->place();
   std::vector<int> ranks;
   for (int r = 0; r < place.world_size; ++r) ranks.push_back(r);
-  world.group = std::make_shared<NativeGroup>(world.job, "world", "world", place.rank, std::move(ranks));
+  world.group = std::make_shared<NativeGroup>(world.job, Membership{"world", "world", place.rank, std::move(ranks)});
   return world;
 }
 

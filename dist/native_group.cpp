@@ -31,8 +31,8 @@ struct Prepared {
 
 }  // namespace
 
-struct NativeGroup::Engine {
-  Engine(std::shared_ptr<Job> job, std::string id, std::string name, int rank, std::vector<int> world_ranks, std::shared_ptr<Traffic> traffic);
+struct NativeGroup::Engine : Membership {
+  Engine(std::shared_ptr<Job> job, Membership member, std::shared_ptr<Traffic> traffic);
 
   Algorithm choose(const Call& call) const;
   const Prepared& plan(const Call& call);
@@ -42,7 +42,6 @@ struct NativeGroup::Engine {
   void learn_count(Call& call, uint64_t sequence);
   void messages(const Call& call);
   void barrier(const Call& call, uint64_t sequence);
-  Header header(const Call& call, uint64_t sequence) const { return header_of(call, hash, sequence, world_ranks[size_t(rank)]); }
   Mail mail(const Call& call) { return {*transport, *job->control, name, world_ranks, turns.timeout_of(call), job->checksum, &turns.activity, {}, {}}; }
   void book(const Moved& moved) {
     traffic->sent += moved.sent;
@@ -51,21 +50,15 @@ struct NativeGroup::Engine {
   }
 
   std::shared_ptr<Job> job;
-  const std::string id, name;
-  const int rank;
-  const std::vector<int> world_ranks;
-  const uint64_t hash;
   std::unique_ptr<Transport> transport;  // null when alone
   std::shared_ptr<Traffic> traffic;
   std::map<std::tuple<Collective, Algorithm, int, bool>, Prepared> plans;
-  std::vector<uint64_t> sent, received;  // messages so far, by rank of the group
-  Turns turns;                           // last: its thread ends before what it uses
+  Turns turns;  // last: its thread ends before what it uses
 };
 
-NativeGroup::Engine::Engine(std::shared_ptr<Job> job_, std::string id_, std::string name_, int rank_, std::vector<int> world_ranks_, std::shared_ptr<Traffic> traffic_)
-    : job(std::move(job_)), id(std::move(id_)), name(std::move(name_)), rank(rank_), world_ranks(std::move(world_ranks_)),
-      hash(hash_text(id, hash_text(job->control->place().job + "\n"))), traffic(std::move(traffic_)), sent(world_ranks.size()), received(world_ranks.size()),
-      turns(*job, name, traffic, [this](Call& call, uint64_t sequence) { move(call, sequence); }) {
+NativeGroup::Engine::Engine(std::shared_ptr<Job> job_, Membership member, std::shared_ptr<Traffic> traffic_)
+    : Membership(std::move(member)), job(std::move(job_)), traffic(std::move(traffic_)),
+      turns(*job, *this, traffic, [this](Call& call, uint64_t sequence) { move(call, sequence); }) {
   if (world_ranks.size() > 1) transport = make_transport(*job->control, id, rank, world_ranks);
 }
 
@@ -104,7 +97,7 @@ void NativeGroup::Engine::alone(const Call& call) {
 void NativeGroup::Engine::learn_count(Call& call, uint64_t sequence) {
   std::vector<Message> batch;
   const auto tell = [&](bool is_send, int peer) {
-    batch.push_back({is_send, peer, std::as_writable_bytes(std::span(&call.count, 1)), header(call, sequence)});
+    batch.push_back({is_send, peer, std::as_writable_bytes(std::span(&call.count, 1)), turns.header(call, sequence)});
     batch.back().header.count = 0;
   };
   if (rank == call.root) {
@@ -197,7 +190,7 @@ void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
   e.transport = transport.get();
   e.dtype = call.dtype;
   e.op = call.op;
-  e.header = header(call, sequence);
+  e.header = turns.header(call, sequence);
   if (one_sided) e.header.count = 0;
   e.control = job->control.get();
   e.timeout = turns.timeout_of(call);
@@ -209,23 +202,7 @@ void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
 }
 
 void NativeGroup::Engine::messages(const Call& call) {
-  std::vector<Message> batch;
-  const auto add = [&](bool is_send, const Tensor& tensor, int peer, int world_peer, const std::string& tag) {
-    Call one;
-    one.collective = is_send ? Collective::send : Collective::receive;
-    one.dtype = tensor.dtype();
-    one.count = tensor.numel();
-    one.world_root = world_peer;
-    one.tag = tag;
-    batch.push_back({is_send, peer, {bytes_of(tensor), size_t(tensor.numel() * size_of(tensor.dtype()))}, header(one, ++(is_send ? sent : received)[size_t(peer)])});
-  };
-  for (size_t r = 0; r < world_ranks.size(); ++r) {
-    if (sent[r]) turns.activity.sent_to.emplace_back(world_ranks[r], sent[r]);
-    if (received[r]) turns.activity.taken_from.emplace_back(world_ranks[r], received[r]);
-  }
-  job->control->begin(turns.activity);
-  if (call.collective == Collective::batch) for (const PointToPoint& p : call.batch) add(p.is_send, p.tensor, p.peer, p.world_peer, p.tag.empty() ? call.tag : p.tag);
-  else add(call.collective == Collective::send, call.input, call.root, call.world_root, call.tag);
+  std::vector<Message> batch = turns.begin_messages(call);
   book(move_messages(mail(call), batch));
 }
 
@@ -251,7 +228,7 @@ void NativeGroup::Engine::barrier(const Call& call, uint64_t sequence) {
                in_a_row ? str(world_ranks.front(), "-", world_ranks.back()) : list_of(world_ranks), ")");
   };
   for (int step = 1; step < n; step *= 2) {
-    std::vector<Message> round{{true, (rank + step) % n, {}, header(call, sequence)}, {false, (rank - step + n) % n, {}, header(call, sequence)}};
+    std::vector<Message> round{{true, (rank + step) % n, {}, turns.header(call, sequence)}, {false, (rank - step + n) % n, {}, turns.header(call, sequence)}};
     move_messages(mail, round);
   }
 }
@@ -262,8 +239,8 @@ void NativeGroup::Engine::move(Call& call, uint64_t sequence) {
   else collective(call, sequence);
 }
 
-NativeGroup::NativeGroup(std::shared_ptr<Job> job, std::string id, std::string name, int rank, std::vector<int> world_ranks)
-    : ProcessGroup(name, rank, world_ranks), engine_(std::make_shared<Engine>(std::move(job), std::move(id), std::move(name), rank, std::move(world_ranks), traffic_)) {}
+NativeGroup::NativeGroup(std::shared_ptr<Job> job, Membership member)
+    : ProcessGroup(member), engine_(std::make_shared<Engine>(std::move(job), std::move(member), traffic_)) {}
 
 NativeGroup::~NativeGroup() {
   if (!engine_->turns.idle()) engine_->job->keep(engine_);
@@ -276,16 +253,8 @@ Work NativeGroup::run(Call call, bool async) {
   return engine_->turns.run(std::move(call), async);
 }
 
-std::shared_ptr<ProcessGroup> NativeGroup::make_group(const std::vector<int>& ranks, const std::string& name) {
-  std::vector<int> world_ranks;
-  int own = -1;
-  for (const int r : ranks) {
-    if (r == rank()) own = int(world_ranks.size());
-    world_ranks.push_back(world_rank(r));
-  }
-  if (own < 0) return nullptr;
-  // All members have called this group equally often, and the next call gets another number.
-  return std::make_shared<NativeGroup>(engine_->job, str(engine_->id, "/", engine_->turns.completed(), ".", name), name, own, std::move(world_ranks));
+std::shared_ptr<ProcessGroup> NativeGroup::make_group(Membership member, const std::vector<int>&) {
+  return std::make_shared<NativeGroup>(engine_->job, std::move(member));
 }
 
 }  // namespace lockstep::dist

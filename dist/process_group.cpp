@@ -77,7 +77,7 @@ std::string Call::describe() const {
 }
 
 void ProcessGroup::check_rank(Collective c, const char* role, int rank) const {
-  LOCKSTEP_CHECK(rank >= 0 && rank < size(), at(c), "expected a ", role, " from 0 to ", size() - 1, " in group ", name_, ", got ", rank);
+  LOCKSTEP_CHECK(rank >= 0 && rank < size(), at(c), "expected a ", role, " from 0 to ", size() - 1, " in group ", name(), ", got ", rank);
 }
 
 Work ProcessGroup::call(Collective collective, const Tensor& output, const Tensor& input, int64_t count, int root, const CollectiveOptions& o) {
@@ -191,7 +191,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
   std::vector<bool> seen(size_t(size()), false);
   std::string list;
   for (const int r : ranks) {
-    LOCKSTEP_CHECK(r >= 0 && r < size(), "[new_group] expected ranks from 0 to ", size() - 1, " of group ", name_, ", got ", r);
+    LOCKSTEP_CHECK(r >= 0 && r < size(), "[new_group] expected ranks from 0 to ", size() - 1, " of group ", this->name(), ", got ", r);
     LOCKSTEP_CHECK(!seen[size_t(r)], "[new_group] expected each rank once in group ", name, ", got ", r, " twice");
     seen[size_t(r)] = true;
     if (!list.empty()) list += ',';
@@ -201,7 +201,12 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
   Call call;
   call.tag = "new_group " + name + " of " + list;
   run(std::move(call), false).wait();
-  return make_group(ranks, name);
+  Membership member{str(member_.id, "/", ++groups_, ".", name), name, -1, {}};
+  for (const int r : ranks) {
+    if (r == rank()) member.rank = int(member.world_ranks.size());
+    member.world_ranks.push_back(world_rank(r));
+  }
+  return member.rank < 0 ? nullptr : make_group(std::move(member), ranks);
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const std::string& name) {
