@@ -13,15 +13,9 @@ import sys
 import tempfile
 import time
 
+from checks import check, finish
+
 APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"
-passed = failed = 0
-
-
-def check(name, condition, shown=""):
-    global passed, failed
-    passed, failed = passed + bool(condition), failed + (not condition)
-    if not condition:
-        print(f"FAIL {name}\n{shown}")
 
 
 def run(*args, **kw):
@@ -256,5 +250,4 @@ if os.environ.get("RANK", "0") == "0":
     r = subprocess.run(["sh", "-c", f"ulimit -f 8; exec {APPS}/mlp train --epochs 1 --samples 300 --out {d}/small --json"], capture_output=True, text=True)
     check("a file that cannot be written whole is not left broken", r.returncode != 0 and not (d / "small/checkpoint.safetensors").exists(), r.stderr)
 
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed > 0)
+finish()

@@ -18,21 +18,15 @@ import tempfile
 import time
 import uuid
 
+from checks import check, finish
+
 LOCKSTEP = str(pathlib.Path(sys.argv[1]).resolve() / "apps/lockstep")
 LIMIT = 60  # seconds that nothing here should come near
 MARK = "LAUNCHER_TEST_MARK"
-passed = failed = 0
 mark = ""
 # A job in the background of a shell starts with these ignored, and programs inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def check(name, condition, shown=""):
-    global passed, failed
-    passed, failed = passed + bool(condition), failed + (not condition)
-    if not condition:
-        print(f"FAIL {name}\n{shown}", flush=True)
 
 
 def environment(**more):
@@ -422,5 +416,4 @@ cd / && FAKE_HOST=$host exec sh -c "$*"
     check("starting and ending 4 ranks", min(times) < 0.5, times)
     print(f"starting and ending 4 ranks: {min(times) * 1000:.0f} ms")
 
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed > 0)
+finish()
