@@ -6,6 +6,7 @@
 #include <map>
 
 #include "tensor/check.h"
+#include "tensor/suggest.h"
 
 namespace lockstep::dist {
 namespace {
@@ -14,31 +15,13 @@ constexpr std::string_view collectives[] = {"all_reduce", "reduce_scatter", "all
                                             "barrier", "send", "receive", "batch"};
 constexpr std::string_view algorithms[] = {"automatic", "ring", "direct", "tree", "halving_doubling", "hierarchical", "server"};
 
-/// How many letters differ (Levenshtein).
-size_t distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t here = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
-      diagonal = row[j];
-      row[j] = here;
-    }
-  }
-  return row[b.size()];
-}
-
 template <class Name, size_t n>
 Name parse(const char* what, const std::string_view (&names)[n], std::string_view name) {
   const auto found = std::find(names, names + n, name);
   if (found != names + n) return Name(found - names);
-  std::string known;
-  for (const std::string_view one : names) known += (known.empty() ? "" : ", ") + std::string(one);
-  const auto nearest = std::min_element(names, names + n, [&](auto a, auto b) { return distance(name, a) < distance(name, b); });
-  const bool close = distance(name, *nearest) <= std::max<size_t>(2, name.size() / 3);
-  fail(str("[", what, "] expected one of ", known, ", got \"", name, "\"", close ? str("; did you mean ", *nearest, "?") : ""));
+  std::string list;
+  for (const std::string_view one : names) list += (list.empty() ? "" : ", ") + std::string(one);
+  fail(str("[", what, "] expected one of ", list, ", got \"", name, "\"", suggestion(name, {names, names + n})));
 }
 
 void check(Algorithm algorithm, const Request& r) {

@@ -1,6 +1,5 @@
 #include "apps/common/cli.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -8,27 +7,12 @@
 
 #include "tensor/check.h"
 #include "tensor/random.h"
+#include "tensor/suggest.h"
 #include "tensor/threads.h"
 
 namespace apps {
 
 namespace {
-
-/// Number of single-letter changes between two words (Levenshtein).
-size_t distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t change = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
-    }
-  }
-  return row[b.size()];
-}
 
 /// The subcommand that was given, or the program itself.
 CLI::App& active(CLI::App& app) {
@@ -36,7 +20,7 @@ CLI::App& active(CLI::App& app) {
   return chosen.empty() ? app : active(*chosen.front());
 }
 
-std::string suggestion(CLI::App& app, std::string word) {
+std::string suggestion_for(CLI::App& app, std::string word) {
   word = word.substr(0, word.find('='));
   std::vector<std::string> known;
   for (const CLI::Option* option : app.get_options()) for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
@@ -44,8 +28,7 @@ std::string suggestion(CLI::App& app, std::string word) {
     known.clear();
     for (CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
   }
-  const auto best = std::min_element(known.begin(), known.end(), [&](const auto& a, const auto& b) { return distance(word, a) < distance(word, b); });
-  return best != known.end() && distance(word, *best) <= std::max<size_t>(2, word.size() / 3) ? "; did you mean " + *best + "?" : "";
+  return lockstep::suggestion(word, known);
 }
 
 }  // namespace
@@ -66,8 +49,8 @@ int run_cli(CLI::App& app, int argc, char** argv) {
     CLI::App& sub = active(app);
     const auto rest = sub.remaining(true);
     std::cerr << "error: ";
-    if (&sub == &app && argc > 1 && argv[1][0] != '-') std::cerr << "unknown command '" << argv[1] << "'" << suggestion(app, argv[1]);
-    else if (const auto* extras = dynamic_cast<const CLI::ExtrasError*>(&error); extras && !rest.empty()) std::cerr << "unknown option or argument '" << rest.front() << "'" << suggestion(sub, rest.front());
+    if (&sub == &app && argc > 1 && argv[1][0] != '-') std::cerr << "unknown command '" << argv[1] << "'" << suggestion_for(app, argv[1]);
+    else if (const auto* extras = dynamic_cast<const CLI::ExtrasError*>(&error); extras && !rest.empty()) std::cerr << "unknown option or argument '" << rest.front() << "'" << suggestion_for(sub, rest.front());
     else std::cerr << error.what();
     std::cerr << "\n" << "see: " << app.get_name() << (&sub == &app ? "" : " " + sub.get_name()) << " --help\n";
     return 2;
