@@ -38,16 +38,6 @@ std::string random_hex(int words) {
   return text;
 }
 
-// OpenMP would start a team for every rank: they share the threads that this process may use.
-class ShareThreads {
- public:
-  explicit ShareThreads(int ranks) : before_(get_threads()) { set_threads(std::max(1, before_ / ranks)); }
-  ~ShareThreads() { set_threads(before_); }
-
- private:
-  const int before_;
-};
-
 void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions& options) {
   Rendezvous place;
   place.job = "threads " + random_hex(2);
@@ -55,9 +45,10 @@ void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions
   place.timeout = options.timeout;
   place.heartbeat = options.heartbeat;
   const auto controls = local_controls(n, place);
-  const ShareThreads share(n);
+  const int share = std::max(1, get_threads() / n);  // OpenMP would start a whole team for every rank
   std::vector<std::thread> threads;
   const auto body = [&](int rank) {
+    const ThreadLimit limit(share);
     try {
       World world = make_world(controls[size_t(rank)]);
       set_thread_world(&world);

@@ -102,6 +102,17 @@ TEST_CASE("random numbers in get() do not depend on the workers, and leave the c
   CHECK(epoch_of(DataLoader(slow, {.batch_size = 5, .seed = 4})) != want);
 }
 
+TEST_CASE("operations in workers use as many threads as those of their maker") {
+  const int before = get_threads();
+  set_threads(4);
+  {
+    const ThreadLimit limit(2);
+    Prefetcher<int> made([](int64_t, std::atomic<int64_t>&) { return get_threads(); }, 0, 3, {});
+    for (int i = 0; i < 3; ++i) CHECK(made.next() == 2);
+  }
+  set_threads(before);
+}
+
 TEST_CASE("a state saved after any batch resumes without a sample skipped or repeated") {
   const auto train = numbers(22);
   for (const int workers : {0, 2}) {

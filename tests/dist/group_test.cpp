@@ -10,6 +10,7 @@
 #include "../messages.h"
 #include "dist/job.h"
 #include "group_body.h"
+#include "tensor/threads.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
@@ -294,6 +295,18 @@ TEST_CASE("group: random collectives under random delays give the bits of a calm
   const auto calm = run(false), wild = run(true);
   REQUIRE(calm.size() == 20000);
   CHECK(std::memcmp(calm.data(), wild.data(), 80000) == 0);
+}
+
+TEST_CASE("group: ranks that are threads share the threads of operations") {
+  const int before = get_threads();
+  set_threads(7);
+  for (const int n : {1, 2, 3, 8}) {
+    CHECK(outcome(n, [n](int) {
+      if (get_threads() != std::max(1, 7 / n)) throw Error(str("threads: ", get_threads()));
+    }) == "(no error)");
+    CHECK(get_threads() == 7);
+  }
+  set_threads(before);
 }
 
 TEST_CASE("group: a forced algorithm") {
