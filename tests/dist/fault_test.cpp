@@ -85,11 +85,13 @@ void signal_soon(const Shared& shared, int signal) {
   }).detach();
 }
 
-void reduce_for_ever() {
+/// `at_work` is called when the first one is done.
+void reduce_for_ever(const std::function<void()>& at_work = [] {}) {
   const Tensor data = ones(large);
   for (uint64_t step = 1;; ++step) {
     set_step(step);
     world().all_reduce(data, {.op = ReduceOp::max, .tag = "g"});
+    if (step == 1) at_work();
   }
 }
 
@@ -109,8 +111,7 @@ TEST_CASE("faults: a rank is killed in the middle of an all_reduce of 64 MiB") {
   const FlightFolder folder;
   const std::string text = run(shared, [&](int rank) {
     world().barrier();
-    if (rank == 1) signal_soon(shared, SIGKILL);
-    reduce_for_ever();
+    reduce_for_ever([&] { if (rank == 1) signal_soon(shared, SIGKILL); });
   });
   CAPTURE(text);
   CHECK(contains(text, "rank 1"));
@@ -131,8 +132,7 @@ TEST_CASE("faults: the rank that hosts the store is killed") {
   const Shared shared;
   const std::string text = run(shared, [&](int rank) {
     world().barrier();
-    if (rank == 0) signal_soon(shared, SIGKILL);
-    reduce_for_ever();
+    reduce_for_ever([&] { if (rank == 0) signal_soon(shared, SIGKILL); });
   });
   CHECK(contains(text, "rank 0"));
   for (const int r : {1, 2}) {
