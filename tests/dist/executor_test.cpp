@@ -9,6 +9,7 @@
 
 #include "dist/plan.h"
 #include "dist/shard.h"
+#include "tests/dist/at_once.h"
 #include "tests/dist/ranks.h"
 #include "tests/messages.h"
 
@@ -241,7 +242,7 @@ TEST_CASE("executor: a rank that does not come is named at the timeout") {
 }
 
 TEST_CASE("executor: a rank whose side closes is named, also in the middle of its data") {
-  for (const size_t bytes : {size_t(0), sizeof(Header) - 1, sizeof(Header) + 5}) {
+  at_once(std::vector{size_t(0), sizeof(Header) - 1, sizeof(Header) + 5}, [](size_t bytes) {
     CAPTURE(bytes);
     Seats seats(2, "threads", brisk());
     const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
@@ -255,7 +256,7 @@ TEST_CASE("executor: a rank whose side closes is named, also in the middle of it
       fail("gone");  // its transport goes away
     });
     CHECK_MESSAGE(contains(errors[0], "rank 1 closed its side"), errors[0]);
-  }
+  });
 }
 
 TEST_CASE("executor: memory that does not fit the chunks is refused before anything moves") {

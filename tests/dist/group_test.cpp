@@ -11,6 +11,7 @@
 #include "dist/job.h"
 #include "group_body.h"
 #include "tensor/threads.h"
+#include "tests/dist/at_once.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
@@ -122,17 +123,21 @@ TEST_CASE("group: one collective more at the end") {
 }
 
 TEST_CASE("group: ranks that wait for each other") {
-  const auto receive = outcomes(2, [](int rank) { world().receive(ones(8), 1 - rank, {.tag = rank == 0 ? "a" : "b"}); });
+  std::vector<std::string> receive, send, stage;
+  const std::function<void()> circles[] = {
+      [&] { receive = outcomes(2, [](int rank) { world().receive(ones(8), 1 - rank, {.tag = rank == 0 ? "a" : "b"}); }); },
+      [&] { send = outcomes(3, [](int rank) { world().send(ones(3000000), (rank + 1) % 3); }); },
+      [&] {  // a stage that forgets to receive: named with the tag of its micro-batch
+        stage = outcomes(2, [](int rank) {
+          if (rank == 0) world().receive(ones(4), 1, {.tag = "gradient of micro-batch 3"});
+          else world().receive(ones(4), 0, {.tag = "activation of micro-batch 4"});
+        });
+      }};
+  at_once(circles, [](const auto& circle) { circle(); });
   CHECK(receive[0] == "deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b)");
   CHECK(receive[1] == receive[0]);
-  const auto send = outcomes(3, [](int rank) { world().send(ones(3000000), (rank + 1) % 3); });
   CHECK(contains(send[0], "deadlock: rank 0 waits to send to rank 1"));
   CHECK(contains(send[0], "rank 2 waits to send to rank 0"));
-  // A stage that forgets to receive: named with the tag of its micro-batch.
-  const auto stage = outcomes(2, [](int rank) {
-    if (rank == 0) world().receive(ones(4), 1, {.tag = "gradient of micro-batch 3"});
-    else world().receive(ones(4), 0, {.tag = "activation of micro-batch 4"});
-  });
   CHECK(contains(stage[1], "gradient of micro-batch 3"));
   CHECK(contains(stage[1], "activation of micro-batch 4"));
 }

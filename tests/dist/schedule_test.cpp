@@ -11,6 +11,7 @@
 #include "dist/shard.h"
 #include "dist/simulate.h"
 #include "dist/summation_tree.h"
+#include "tests/dist/at_once.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -94,12 +95,15 @@ TEST_CASE("every schedule is right: all algorithms, collectives, roots, 1 to 64 
 TEST_CASE("every schedule is right for 1000 ranks") {
   std::vector<int> hosts(thousand);
   for (int i = 0; i < thousand; ++i) hosts[size_t(i)] = i / 8;
-  for_each_pair([&](Algorithm a, Collective c) {
+  std::vector<std::pair<Algorithm, Collective>> pairs;
+  for_each_pair([&](Algorithm a, Collective c) { pairs.emplace_back(a, c); });
+  at_once(pairs, [&](const auto& pair) {
+    const auto [a, c] = pair;
     const Request r{c, thousand, has_root(c) ? thousand / 3 : 0, false, a == Algorithm::hierarchical ? hosts : std::vector<int>{}};
     const Check check = check_schedule(a, r);
     if (!check.right()) FAIL_CHECK(describe(a, r), ": ", check.errors[0]);
     if (is_reduction(c)) CHECK(check.all_in_tree_order() == adds_in_tree_order(a, r));
-  });
+  }, std::thread::hardware_concurrency());
 }
 
 TEST_CASE("the order of addition: direct is the tree for every n, every rank's sum the same") {
