@@ -46,7 +46,9 @@ std::string where(const Flight::Entry& e) {
 }
 
 Record read_record(const std::filesystem::path& path, int& world) {
-  const auto refuse = [&](const std::string& what) { fail(str("[flight] expected a flight record in ", path.string(), ", got ", what, "; remove the file to read the others")); };
+  const auto refuse = [&](const std::string& what) {
+    fail(str("[flight] expected a flight record in ", path.string(), ", got ", what, "; remove the file to read the others"));
+  };
   std::ifstream in(path);
   Json json = Json::parse(in, nullptr, false);
   if (json.is_discarded() || !json.is_object()) refuse("damaged JSON");
@@ -56,8 +58,9 @@ Record read_record(const std::filesystem::path& path, int& world) {
     world = std::max(world, json.at("world").get<int>());
     record.why = json.at("why").get<std::string>();
     for (const Json& e : json.at("entries")) {
-      record.entries.push_back({e.at("group").get<std::string>(), e.at("sequence").get<uint64_t>(), e.at("call").get<std::string>(), e.at("step").get<uint64_t>(),
-                                e.at("started_ns").get<int64_t>(), e.at("ended_ns").get<int64_t>(), e.at("error").get<std::string>()});
+      record.entries.push_back({e.at("group").get<std::string>(), e.at("sequence").get<uint64_t>(), e.at("call").get<std::string>(),
+                                e.at("step").get<uint64_t>(), e.at("started_ns").get<int64_t>(), e.at("ended_ns").get<int64_t>(),
+                                e.at("error").get<std::string>()});
     }
   } catch (const Json::exception& e) {
     refuse(str("one that lacks something: ", e.what()));
@@ -156,7 +159,8 @@ std::string explain_flight(const std::string& folder) {
     const std::string name = file.path().filename().string();
     if (name.starts_with("flight-") && name.ends_with(".json")) records.push_back(read_record(file.path(), world));
   }
-  LOCKSTEP_CHECK(!records.empty(), "[flight] expected files flight-RANK.json in ", folder, error ? str(", got ", error.message()) : std::string(", got none"),
+  LOCKSTEP_CHECK(!records.empty(), "[flight] expected files flight-RANK.json in ", folder,
+                 error ? str(", got ", error.message()) : std::string(", got none"),
                  "; set LOCKSTEP_FLIGHT_DIR (lockstep run --log-dir does) before the run");
   std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) { return a.rank < b.rank; });
 
@@ -187,7 +191,8 @@ std::string explain_flight(const std::string& folder) {
     } else {
       const Flight::Entry& e = r.entries.back();
       const double seconds = e.ended_ns ? double(e.ended_ns - e.started_ns) * 1e-9 : 0;
-      text += str(r.waits(e) ? "in " : "after ", where(e), " of group ", e.group, ", step ", e.step, e.ended_ns ? str(", for ", seconds, " s") : std::string());
+      text += str(r.waits(e) ? "in " : "after ", where(e), " of group ", e.group, ", step ", e.step,
+                  e.ended_ns ? str(", for ", seconds, " s") : std::string());
     }
     text += r.why.empty() ? "\n" : "; " + r.why + "\n";
   }

@@ -84,8 +84,8 @@ ProcessGroup& init(const std::string& url, const std::string& backend) {
 ProcessGroup& init(const Rendezvous& rendezvous, const std::string& backend) {
   LOCKSTEP_CHECK(backend != "mpi", "[init] expected a URL env:// with backend mpi, whose ranks mpirun places, got a rendezvous");
   LOCKSTEP_CHECK(backend == "auto" || backend == "native", "[init] expected backend auto, native or mpi, got \"", backend, "\"");
-  LOCKSTEP_CHECK(rendezvous.world_size >= 1 && rendezvous.rank >= 0 && rendezvous.rank < rendezvous.world_size, "[init] expected a rank from 0 to world size - 1, got rank ",
-                 rendezvous.rank, " of ", rendezvous.world_size);
+  LOCKSTEP_CHECK(rendezvous.world_size >= 1 && rendezvous.rank >= 0 && rendezvous.rank < rendezvous.world_size,
+                 "[init] expected a rank from 0 to world size - 1, got rank ", rendezvous.rank, " of ", rendezvous.world_size);
   check_first();
   return adopt(make_world(make_control(rendezvous)));
 }

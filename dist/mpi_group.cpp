@@ -122,8 +122,8 @@ void MpiGroup::Engine::wait(std::vector<MPI_Request> requests, const Call& call,
         told = now;
       }
       if (now - start > turns.timeout_of(call)) {
-        throw DistError(Fault::timeout, -1, str("[", name_of(call.collective), "] waited ", turns.timeout_of(call).count(), " s in group ", name, " for ", turns.activity.collective, "; ",
-                                                job->control->explain(world_ranks)));
+        throw DistError(Fault::timeout, -1, str("[", name_of(call.collective), "] waited ", turns.timeout_of(call).count(), " s in group ", name,
+                                                " for ", turns.activity.collective, "; ", job->control->explain(world_ranks)));
       }
     }
   } catch (...) {
@@ -192,27 +192,32 @@ void MpiGroup::Engine::collective(const Call& call) {
       break;
     case Collective::all_gather: {
       const bool inside = input == output + start * bytes;
-      check(MPI_Iallgatherv(inside ? MPI_IN_PLACE : input, own, element, output, counts.data(), starts.data(), element, comm, &request), "MPI_Iallgatherv");
+      check(MPI_Iallgatherv(inside ? MPI_IN_PLACE : input, own, element, output, counts.data(), starts.data(), element, comm, &request),
+            "MPI_Iallgatherv");
       break;
     }
     case Collective::reduce_scatter:
       if (output == input + start * bytes) scratch = call.output.clone();  // MPI must not write into what it reads
-      check(MPI_Ireduce_scatter(input, scratch.defined() ? scratch.raw_data() : output, counts.data(), element, op, comm, &request), "MPI_Ireduce_scatter");
+      check(MPI_Ireduce_scatter(input, scratch.defined() ? scratch.raw_data() : output, counts.data(), element, op, comm, &request),
+            "MPI_Ireduce_scatter");
       result = own;
       break;
     case Collective::gather: {
       const bool inside = rank == call.root && input == output + start * bytes;
-      check(MPI_Igatherv(inside ? MPI_IN_PLACE : input, int(call.input.numel()), element, output, counts.data(), starts.data(), element, call.root, comm, &request), "MPI_Igatherv");
+      check(MPI_Igatherv(inside ? MPI_IN_PLACE : input, int(call.input.numel()), element, output, counts.data(), starts.data(), element, call.root,
+                         comm, &request), "MPI_Igatherv");
       break;
     }
     case Collective::scatter: {
       const bool inside = rank == call.root && output == input + start * bytes;
-      check(MPI_Iscatterv(input, counts.data(), starts.data(), element, inside ? MPI_IN_PLACE : output, int(call.output.numel()), element, call.root, comm, &request), "MPI_Iscatterv");
+      check(MPI_Iscatterv(input, counts.data(), starts.data(), element, inside ? MPI_IN_PLACE : output, int(call.output.numel()), element, call.root,
+                          comm, &request), "MPI_Iscatterv");
       break;
     }
     case Collective::all_to_all:
       if (input == output) scratch = call.input.clone();
-      check(MPI_Ialltoall(scratch.defined() ? scratch.raw_data() : input, count / n, element, output, count / n, element, comm, &request), "MPI_Ialltoall");
+      check(MPI_Ialltoall(scratch.defined() ? scratch.raw_data() : input, count / n, element, output, count / n, element, comm, &request),
+            "MPI_Ialltoall");
       break;
     default: return;
   }
@@ -228,7 +233,8 @@ void MpiGroup::Engine::messages(const Call& call) {
   auto batch = std::make_unique<std::vector<Message>>(turns.begin_messages(call));
   auto theirs = std::make_unique<std::vector<Header>>(batch->size());
   for (Message& m : *batch) {
-    LOCKSTEP_CHECK(m.header.count <= INT_MAX, "[", name_of(Collective(m.header.kind)), "] expected at most ", INT_MAX, " elements over MPI, got ", m.header.count);
+    LOCKSTEP_CHECK(m.header.count <= INT_MAX, "[", name_of(Collective(m.header.kind)), "] expected at most ", INT_MAX, " elements over MPI, got ",
+                   m.header.count);
     m.header.payload = m.data.size();
     seal(m.header);
   }
@@ -246,7 +252,8 @@ void MpiGroup::Engine::messages(const Call& call) {
     }
   };
   both("a header", [&](const Message& m, Header& their, MPI_Request* r) {
-    return m.is_send ? MPI_Isend(&m.header, sizeof(Header), MPI_BYTE, m.peer, header_tag, comm, r) : MPI_Irecv(&their, sizeof(Header), MPI_BYTE, m.peer, header_tag, comm, r);
+    return m.is_send ? MPI_Isend(&m.header, sizeof(Header), MPI_BYTE, m.peer, header_tag, comm, r)
+        : MPI_Irecv(&their, sizeof(Header), MPI_BYTE, m.peer, header_tag, comm, r);
   });
   for (size_t i = 0; i < batch->size(); ++i) {
     const Message& m = (*batch)[i];
@@ -259,7 +266,8 @@ void MpiGroup::Engine::messages(const Call& call) {
     const int count = int(m.header.count);
     (m.is_send ? traffic->sent : traffic->received) += int64_t(m.data.size());
     traffic->messages += m.is_send;
-    return m.is_send ? MPI_Isend(m.data.data(), count, element, m.peer, data_tag, comm, r) : MPI_Irecv(m.data.data(), count, element, m.peer, data_tag, comm, r);
+    return m.is_send ? MPI_Isend(m.data.data(), count, element, m.peer, data_tag, comm, r)
+        : MPI_Irecv(m.data.data(), count, element, m.peer, data_tag, comm, r);
   });
 }
 
@@ -270,7 +278,8 @@ void MpiGroup::Engine::move(Call& call, uint64_t number) {
 }
 
 Work MpiGroup::run(Call call, bool async) {
-  LOCKSTEP_CHECK(call.algorithm == Algorithm::automatic, "[", name_of(call.collective), "] expected algorithm automatic, since MPI chooses its own, got ", name_of(call.algorithm));
+  LOCKSTEP_CHECK(call.algorithm == Algorithm::automatic, "[", name_of(call.collective),
+                 "] expected algorithm automatic, since MPI chooses its own, got ", name_of(call.algorithm));
   LOCKSTEP_CHECK(call.count <= INT_MAX, "[", name_of(call.collective), "] expected at most ", INT_MAX, " elements over MPI, got ", call.count);
   return engine_->turns.run(std::move(call), async);
 }
@@ -299,7 +308,8 @@ World make_mpi_world() {
   MPI_Initialized(&running);
   if (!running) check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
   else MPI_Query_thread(&level);
-  LOCKSTEP_CHECK(level == MPI_THREAD_MULTIPLE, "[init] expected an MPI with MPI_THREAD_MULTIPLE (asynchronous collectives run on threads), got level ", level);
+  LOCKSTEP_CHECK(level == MPI_THREAD_MULTIPLE,
+                 "[init] expected an MPI with MPI_THREAD_MULTIPLE (asynchronous collectives run on threads), got level ", level);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   int rank = 0, size = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);

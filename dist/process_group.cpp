@@ -11,7 +11,8 @@ std::string at(Collective collective) { return str("[", name_of(collective), "] 
 
 void check_tensor(Collective c, const char* role, const Tensor& t) {
   LOCKSTEP_CHECK(t.defined(), at(c), "expected a tensor as ", role, ", got an undefined one");
-  LOCKSTEP_CHECK(t.is_contiguous(), at(c), "expected ", role, " to be contiguous, got shape ", t.shape(), " with strides ", t.strides(), "; use .contiguous()");
+  LOCKSTEP_CHECK(t.is_contiguous(), at(c), "expected ", role, " to be contiguous, got shape ", t.shape(), " with strides ", t.strides(),
+                 "; use .contiguous()");
   LOCKSTEP_CHECK(t.device().is_cpu(), at(c), "expected ", role, " on cpu, got ", t.device(), "; use .to(cpu)");
   LOCKSTEP_CHECK(!t.storage()->is_empty(), at(c), "expected ", role, " with memory, got a tensor whose storage was emptied");
 }
@@ -30,7 +31,8 @@ void check_overlap(Collective c, const Tensor& part, const Tensor& whole, const 
   const auto* y = static_cast<const std::byte*>(whole.raw_data());
   const bool apart = x + bytes_of(part) <= y || y + bytes_of(whole) <= x;
   LOCKSTEP_CHECK(apart || x == allowed, at(c),
-                 "expected tensors that are apart in memory, or in place (the part at its own position in the whole), got two that overlap otherwise");
+                 "expected tensors that are apart in memory, or in place (the part at its own position in the whole), ",
+                 "got two that overlap otherwise");
 }
 
 void check_reduction(Collective c, ReduceOp op, DType dtype) {
@@ -38,13 +40,15 @@ void check_reduction(Collective c, ReduceOp op, DType dtype) {
   LOCKSTEP_CHECK(op != ReduceOp::mean || dtype != boolean, at(c), "expected sum (or), product (and), min or max of bool, got mean");
 }
 
-const std::byte* part_of(const Tensor& whole, int64_t begin) { return static_cast<const std::byte*>(whole.raw_data()) + begin * size_of(whole.dtype()); }
+const std::byte* part_of(const Tensor& whole, int64_t begin) {
+  return static_cast<const std::byte*>(whole.raw_data()) + begin * size_of(whole.dtype());
+}
 
 void check_part(Collective c, const Tensor& part, const Tensor& whole, int rank, int size) {
   check_pair(c, part, whole);
   const Range range = shard_range(whole.numel(), size, rank);
-  LOCKSTEP_CHECK(part.numel() == range.size(), at(c), "expected a part of ", range.size(), " elements (shard_range of ", whole.numel(), " over ", size, " ranks, rank ", rank,
-                 "), got ", part.numel());
+  LOCKSTEP_CHECK(part.numel() == range.size(), at(c), "expected a part of ", range.size(), " elements (shard_range of ", whole.numel(), " over ",
+                 size, " ranks, rank ", rank, "), got ", part.numel());
   if (part.numel() > 0) check_overlap(c, part, whole, part_of(whole, range.begin));
 }
 
@@ -58,7 +62,8 @@ std::string Call::describe() const {
     for (size_t i = 0; i < batch.size(); ++i) {
       const PointToPoint& p = batch[i];
       if (i == 4) return text + ", and " + std::to_string(batch.size() - i) + " more";
-      text += std::string(i ? ", " : "") + (p.is_send ? "send " : "receive ") + std::string(lockstep::name_of(p.tensor.dtype())) + " x " + std::to_string(p.tensor.numel()) +
+      text += std::string(i ? ", " : "") + (p.is_send ? "send " : "receive ") + std::string(lockstep::name_of(p.tensor.dtype())) + " x " +
+          std::to_string(p.tensor.numel()) +
               (p.is_send ? " to rank " : " from rank ") + std::to_string(p.world_peer) + (p.tag.empty() ? "" : ", tag " + p.tag);
     }
     return text;
@@ -144,7 +149,8 @@ Work ProcessGroup::scatter(const Tensor& part, const Tensor& whole, int root, co
 Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input, const CollectiveOptions& o) {
   constexpr auto c = Collective::all_to_all;
   check_pair(c, output, input);
-  LOCKSTEP_CHECK(output.numel() == input.numel(), at(c), "expected output and input of one size, got ", output.numel(), " and ", input.numel(), " elements");
+  LOCKSTEP_CHECK(output.numel() == input.numel(), at(c), "expected output and input of one size, got ", output.numel(), " and ", input.numel(),
+                 " elements");
   LOCKSTEP_CHECK(input.numel() % size() == 0, at(c), "expected a number of elements that divides by ", size(), " ranks, got ", input.numel());
   if (input.numel() > 0) check_overlap(c, output, input, part_of(input, 0));
   return call(c, output, input, input.numel(), 0, o);
@@ -210,7 +216,8 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const std::string& name) {
-  const Tensor mine = Tensor::from<int64_t>({int64_t(color), int64_t(key)}), all = Tensor::from(std::vector<int64_t>(size_t(2 * size())), {2 * size()});
+  const Tensor mine = Tensor::from<int64_t>({int64_t(color), int64_t(key)});
+  const Tensor all = Tensor::from(std::vector<int64_t>(size_t(2 * size())), {2 * size()});
   all_gather(all, mine, {.tag = "split " + name}).wait();
   const auto* values = all.data<int64_t>();
   std::map<int64_t, std::vector<int>> members;  // every rank makes every group, in order of colour

@@ -243,8 +243,8 @@ void spawn_processes(int n, const std::function<void(int)>& fn, const SpawnOptio
 void spawn(int n, const std::function<void(int rank)>& fn, const SpawnOptions& options) {
   LOCKSTEP_CHECK(n >= 1 && n <= 4096, "[spawn] expected 1 to 4096 ranks, got ", n);
   LOCKSTEP_CHECK(!is_initialized(), "[spawn] expected a process without a world, got one inside a job already");
-  LOCKSTEP_CHECK(options.timeout.count() > 0 && options.heartbeat.count() > 0, "[spawn] expected a timeout and a heartbeat above 0 s, got ", options.timeout.count(), " and ",
-                 options.heartbeat.count());
+  LOCKSTEP_CHECK(options.timeout.count() > 0 && options.heartbeat.count() > 0, "[spawn] expected a timeout and a heartbeat above 0 s, got ",
+                 options.timeout.count(), " and ", options.heartbeat.count());
   for (const char* known : {"auto", "threads", "shm", "tcp"}) {
     if (options.transport != known) continue;
     return options.kind == SpawnOptions::Kind::threads ? spawn_threads(n, fn, options) : spawn_processes(n, fn, options);

@@ -3,8 +3,8 @@
 namespace lockstep::dist {
 
 Turns::Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic, Move move)
-    : job_(job), group_(group), hash_(hash_text(group.id, hash_text(job.control->place().job + "\n"))), traffic_(std::move(traffic)), move_(std::move(move)),
-      sent_(group.world_ranks.size()), received_(group.world_ranks.size()) {}
+    : job_(job), group_(group), hash_(hash_text(group.id, hash_text(job.control->place().job + "\n"))), traffic_(std::move(traffic)),
+      move_(std::move(move)), sent_(group.world_ranks.size()), received_(group.world_ranks.size()) {}
 
 Work Turns::run(Call call, bool async) {
   std::unique_lock lock(calls_);
@@ -64,8 +64,8 @@ std::vector<Message> Turns::begin_messages(const Call& call) {
     const std::span data(static_cast<std::byte*>(tensor.raw_data()), size_t(one.count * size_of(one.dtype)));
     batch.push_back({is_send, peer, data, header(one, ++(is_send ? sent_ : received_)[size_t(peer)])});
   };
-  if (call.collective == Collective::batch) for (const PointToPoint& p : call.batch) add(p.is_send, p.tensor, p.peer, p.tag.empty() ? call.tag : p.tag);
-  else add(call.collective == Collective::send, call.input, call.root, call.tag);
+  if (call.collective != Collective::batch) add(call.collective == Collective::send, call.input, call.root, call.tag);
+  for (const PointToPoint& p : call.batch) add(p.is_send, p.tensor, p.peer, p.tag.empty() ? call.tag : p.tag);
   for (size_t r = 0; r < sent_.size(); ++r) {
     if (sent_[r]) activity.sent_to.emplace_back(group_.world_ranks[r], sent_[r]);
     if (received_[r]) activity.taken_from.emplace_back(group_.world_ranks[r], received_[r]);

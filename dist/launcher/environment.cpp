@@ -72,7 +72,8 @@ std::string read_token(const std::string& file) {
   std::ifstream in(file);
   std::string token, more;
   in >> token;
-  LOCKSTEP_CHECK(token.size() >= 16 && token.size() <= 1024 && !(in >> more), "[run] expected one word of 16 to 1024 characters in the token file '", file, "'");
+  LOCKSTEP_CHECK(token.size() >= 16 && token.size() <= 1024 && !(in >> more), "[run] expected one word of 16 to 1024 characters in the token file '",
+                 file, "'");
   return token;
 }
 
@@ -86,7 +87,8 @@ Port::Port(const std::string& address, int wanted) {
   sockaddr_storage place{};
   socklen_t size = list->ai_addrlen;
   std::memcpy(&place, list->ai_addr, size);
-  (place.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&place)->sin6_port : reinterpret_cast<sockaddr_in*>(&place)->sin_port) = htons(uint16_t(wanted));
+  (place.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&place)->sin6_port : reinterpret_cast<sockaddr_in*>(&place)->sin_port) =
+      htons(uint16_t(wanted));
   const auto bound = [&] {
     Descriptor made(socket(place.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     LOCKSTEP_CHECK(made, "[run] cannot make a socket for ", address, ": ", std::strerror(errno));
@@ -104,7 +106,8 @@ Port::Port(const std::string& address, int wanted) {
     }
     getsockname(test.get(), reinterpret_cast<sockaddr*>(&place), &size);
   }
-  number_ = ntohs(place.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&place)->sin6_port : reinterpret_cast<sockaddr_in*>(&place)->sin_port);
+  number_ = ntohs(place.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&place)->sin6_port
+                  : reinterpret_cast<sockaddr_in*>(&place)->sin_port);
   socket_ = bound();
 }
 

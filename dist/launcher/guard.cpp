@@ -30,7 +30,8 @@ int pass_signals_on(int supervisor, const sigset_t& watched) {
     if (waitpid(supervisor, &status, WNOHANG) != supervisor) continue;
     const auto left = kill_children(5);
     if (WIFEXITED(status)) return WEXITSTATUS(status);
-    std::cerr << "lockstep run: the supervisor (pid " << supervisor << ") was killed by " << signal_name(WTERMSIG(status)) << "; its ranks were ended";
+    std::cerr << "lockstep run: the supervisor (pid " << supervisor << ") was killed by " << signal_name(WTERMSIG(status))
+              << "; its ranks were ended";
     if (!left.empty()) std::cerr << ", and " << left.size() << (left.size() == 1 ? " process" : " processes") << " that they had started";
     std::cerr << std::endl;
     return 128 + WTERMSIG(status);

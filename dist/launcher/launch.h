@@ -91,7 +91,8 @@ class Port {
 };
 
 /// ssh and its arguments that start this launcher on a host; or, for this machine, the launcher itself.
-std::vector<std::string> agent_command(const LaunchOptions& options, const Attempt& attempt, int node, const std::string& launcher, const std::string& folder);
+std::vector<std::string> agent_command(const LaunchOptions& options, const Attempt& attempt, int node, const std::string& launcher,
+                                       const std::string& folder);
 bool is_this_machine(const std::string& host);
 /// What goes through its input: token, attempt, variables.
 std::string agent_greeting(const LaunchOptions& options, const Attempt& attempt, const Environment& base);

@@ -25,7 +25,9 @@ bool whole_number(std::string_view text, int& n) {
 }  // namespace
 
 Streams Streams::parse(const std::string& text, int ranks, const char* option) {
-  const auto wrong = [&](const std::string& got) { fail(str("[run] expected ", option, " to be 0 (none), 1 (stdout), 2 (stderr), 3 (both), or RANK:VALUE,..., got '", got, "'")); };
+  const auto wrong = [&](const std::string& got) {
+    fail(str("[run] expected ", option, " to be 0 (none), 1 (stdout), 2 (stderr), 3 (both), or RANK:VALUE,..., got '", got, "'"));
+  };
   Streams streams;
   if (text.find(':') == std::string::npos) {
     if (!whole_number(text, streams.all_) || streams.all_ > 3) wrong(text);
@@ -36,7 +38,8 @@ Streams Streams::parse(const std::string& text, int ranks, const char* option) {
     const std::string item = text.substr(at, end - at);
     const size_t colon = item.find(':');
     int rank = -1, value = -1;
-    if (colon == std::string::npos || !whole_number(item.substr(0, colon), rank) || !whole_number(item.substr(colon + 1), value) || value > 3) wrong(text);
+    if (colon == std::string::npos || !whole_number(item.substr(0, colon), rank) || !whole_number(item.substr(colon + 1), value) || value > 3)
+      wrong(text);
     LOCKSTEP_CHECK(rank < ranks, "[run] ", option, " names local rank ", rank, "; there are ranks 0 to ", ranks - 1, " here");
     LOCKSTEP_CHECK(streams.some_.emplace(rank, value).second, "[run] ", option, " names local rank ", rank, " twice");
     at = end + 1;

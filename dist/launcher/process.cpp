@@ -115,7 +115,8 @@ Started start(const Process& process) {
   const int parent = getpid();
 
   s.pid = fork();
-  LOCKSTEP_CHECK(s.pid >= 0, "[run] cannot start ", process.name, ": ", std::strerror(errno), errno == EAGAIN ? "; raise the limit of processes (ulimit -u)" : "");
+  LOCKSTEP_CHECK(s.pid >= 0, "[run] cannot start ", process.name, ": ", std::strerror(errno),
+                 errno == EAGAIN ? "; raise the limit of processes (ulimit -u)" : "");
   if (s.pid == 0) {
     const auto give_up = [&](int step) {
       const Failure failure{step, errno};
@@ -168,7 +169,8 @@ std::vector<Child> children() {
     if (!std::getline(in, line)) continue;
     const size_t open = line.find('('), end = line.rfind(')');
     if (open == std::string::npos || end == std::string::npos || end + 4 > line.size()) continue;
-    if (line[end + 2] != 'Z' && line[end + 2] != 'X' && std::atoi(line.c_str() + end + 4) == self) found.push_back({std::atoi(pid.c_str()), line.substr(open + 1, end - open - 1)});
+    if (line[end + 2] != 'Z' && line[end + 2] != 'X' && std::atoi(line.c_str() + end + 4) == self)
+      found.push_back({std::atoi(pid.c_str()), line.substr(open + 1, end - open - 1)});
   }
   return found;
 }

@@ -32,7 +32,8 @@ struct Running {
 
 class Supervisor {
  public:
-  Supervisor(const std::vector<Member>& members, const Supervision& options, Console& console) : members_(members), options_(options), console_(console) {}
+  Supervisor(const std::vector<Member>& members, const Supervision& options, Console& console)
+      : members_(members), options_(options), console_(console) {}
 
   Outcome run() {
     try {
@@ -98,8 +99,10 @@ class Supervisor {
       return kill_all();
     }
     outcome_.interrupted = signal;
-    if (!told) console_.say((signal == SIGPIPE ? "nobody reads the output any more: SIGPIPE" : signal_name(signal)) + ": passed on to " + std::to_string(alive()) + (alive() == 1 ? " process" : " processes") + ", which have " +
-                 std::to_string(int(options_.grace)) + " s to end; once more kills them");
+    if (!told)
+      console_.say((signal == SIGPIPE ? "nobody reads the output any more: SIGPIPE" : signal_name(signal)) + ": passed on to " +
+                   std::to_string(alive()) + (alive() == 1 ? " process" : " processes") + ", which have " + std::to_string(int(options_.grace)) +
+                   " s to end; once more kills them");
     for (const auto& r : running_) r->ended.stopped |= r->alive;
     signal_all(signal);
     term_at_ = never, kill_at_ = monotonic_seconds() + options_.grace;
@@ -246,10 +249,12 @@ class Supervisor {
   void finish() {
     for (const auto& r : running_) {
       kill(-r->process.pid, SIGKILL);
-      if (r->alive) console_.say(r->member->process.name + " (pid " + std::to_string(r->process.pid) + ") does not end even when killed; it is left behind");
+      if (r->alive)
+        console_.say(r->member->process.name + " (pid " + std::to_string(r->process.pid) + ") does not end even when killed; it is left behind");
       else waitpid(r->process.pid, nullptr, 0);
     }
-    for (const Child& child : kill_children(last_wait)) console_.say("ended a process that a rank had left behind: " + child.name + " (pid " + std::to_string(child.pid) + ")");
+    for (const Child& child : kill_children(last_wait))
+      console_.say("ended a process that a rank had left behind: " + child.name + " (pid " + std::to_string(child.pid) + ")");
     // Everybody who could write is gone; what is in the pipes is the rest.
     for (const auto& r : running_) {
       for (const bool error : {false, true}) {
@@ -282,6 +287,8 @@ class Supervisor {
 
 int Ended::code() const { return unreachable || status < 0 ? 1 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
 
-Outcome supervise(const std::vector<Member>& members, const Supervision& supervision, Console& console) { return Supervisor(members, supervision, console).run(); }
+Outcome supervise(const std::vector<Member>& members, const Supervision& supervision, Console& console) {
+  return Supervisor(members, supervision, console).run();
+}
 
 }  // namespace lockstep::dist
