@@ -122,6 +122,8 @@ class Hosts:
         return json.loads(self.on(0, "ip", "-s", "-j", "link", "show", "dev", name))[0]["stats64"]["tx"]["bytes"]
 
     def close(self):
+        for name in ("lan0", "data0"):  # at once: a connection that waits for its last answer keeps a namespace for a while
+            ip("link", "del", name)
         self.holder.stdin.close()
         self.holder.wait(20)
 
@@ -299,7 +301,7 @@ def main():
         check("no process is left", settle(lambda: not leftovers()), leftovers())
     hosts.close()
     devices = lambda: {line["ifname"] for line in json.loads(subprocess.run(["ip", "-j", "link"], check=True, capture_output=True, text=True).stdout)}
-    check("no cable is left", settle(lambda: not devices() & {"lan0", "data0", "slow0"}), devices())
+    check("no cable is left", settle(lambda: devices() == {"lo"}), devices())
     print(f"{passed} passed, {failed} failed")
     return failed > 0
 
