@@ -1,5 +1,6 @@
 #include "group_body.h"
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <stdexcept>
@@ -251,14 +252,29 @@ class Body {
     g.barrier();
   }
 
+  /// The host of every rank, numbered from 0.
+  std::vector<int> hosts() {
+    const Tensor all = Tensor::from(std::vector<int64_t>(size_t(n)), {n});
+    g.all_gather(all, Tensor::from({int64_t(std::hash<std::string>()(g.control().host()))}));
+    std::vector<int64_t> names;
+    std::vector<int> numbers;
+    for (const int64_t name : all.to_vector<int64_t>()) {
+      const auto found = std::find(names.begin(), names.end(), name);
+      numbers.push_back(int(found - names.begin()));
+      if (found == names.end()) names.push_back(name);
+    }
+    return numbers;
+  }
+
   // Bytes per rank: what the schedule says, and for ring and direct the formula 2 (n-1)/n S.
   void traffic() {
     const int64_t count = 5040;  // divides by 1 to 10
+    const std::vector<int> places = hosts();
     const Tensor data = given(f32, ReduceOp::sum, rank, count);
     for (const Algorithm a : all_algorithms) {
       if (a == Algorithm::automatic) continue;
       if (!has_schedule(a, Collective::all_reduce)) continue;
-      const Request request{.collective = Collective::all_reduce, .ranks = n};
+      const Request request{.collective = Collective::all_reduce, .ranks = n, .hosts = places};
       const int64_t chunks = chunk_count(a, request);
       int64_t sent = 0, received = 0, messages = 0;
       if (n > 1) {
