@@ -191,6 +191,12 @@ void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
       return {};
     };
   }
+  InPlace in_place;
+  if (can_work_in_place(call.collective, call.algorithm) && count > 0) {
+    in_place = {.collective = call.collective, .dtype = call.dtype, .op = call.op, .rank = rank, .ranks = n, .root = call.root, .count = count, .whole = whole, .part = part,
+                .placement = placement_of({whole, size_t(count * size)})};
+    e.in_place = &in_place;
+  }
   e.program = plan.program;
   e.rank = rank;
   e.ranks = n;
@@ -267,6 +273,12 @@ NativeGroup::NativeGroup(std::shared_ptr<Job> job, std::string id, std::string n
 
 NativeGroup::~NativeGroup() {
   if (!engine_->turns.idle()) engine_->job->keep(engine_);
+}
+
+Tensor NativeGroup::shared_empty(const Shape& shape, DType dtype) {
+  const Rendezvous& place = engine_->job->control->place();
+  const bool useful = size() > 1 && place.local_world_size > 1 && place.transport != "tcp";
+  return useful ? shared_tensor(shape, dtype) : ProcessGroup::shared_empty(shape, dtype);
 }
 
 Control& NativeGroup::control() { return *engine_->job->control; }
