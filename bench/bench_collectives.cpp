@@ -110,7 +110,7 @@ int main(int argc, char** argv) {
   app.add_option("--ranks", o.ranks, "number of ranks")->check(CLI::Range(1, 64))->capture_default_str();
   app.add_option("--op", o.op, "the collective")->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier"}))->capture_default_str();
   app.add_option("--dtype", o.dtype)->capture_default_str();
-  app.add_option("--algorithm", o.algorithm, "automatic, ring, direct, tree, halving_doubling, hierarchical, server")->capture_default_str();
+  app.add_option("--algorithm", o.algorithm, "automatic, ring, direct, tree, halving_doubling, hierarchical, server, one_shot")->capture_default_str();
   app.add_option("--backend", o.backend, "under a launcher: auto, native, mpi")->capture_default_str();
   app.add_option("--min", o.min, "smallest size in bytes")->transform(size)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--max", o.max, "largest size in bytes")->transform(size)->check(CLI::PositiveNumber)->capture_default_str();

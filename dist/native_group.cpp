@@ -22,6 +22,8 @@ std::string list_of(const std::vector<int>& ranks) {
   return text;
 }
 
+constexpr int64_t one_shot_bytes = 8 << 10;  // an all_reduce in which no rank sends more is done by one_shot
+
 // A schedule as one rank runs it.
 struct Prepared {
   std::vector<Transfer> program;
@@ -76,7 +78,10 @@ Algorithm NativeGroup::Engine::choose(const Call& call) const {
                    name_of(call.algorithm));
     return call.algorithm;
   }
-  return job->forced != Algorithm::automatic && has_schedule(job->forced, call.collective) ? job->forced : Algorithm::direct;
+  if (job->forced != Algorithm::automatic && has_schedule(job->forced, call.collective)) return job->forced;
+  // Both add in the same order.
+  const bool small = call.collective == Collective::all_reduce && call.count * size_of(call.dtype) * int64_t(world_ranks.size() - 1) <= one_shot_bytes;
+  return small ? Algorithm::one_shot : Algorithm::direct;
 }
 
 const Prepared& NativeGroup::Engine::plan(const Call& call) {
