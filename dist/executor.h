@@ -10,12 +10,14 @@
 //   wave 1   step 0 block 1,  step 1 block 0
 //   wave 2   step 0 block 2,  step 1 block 1,  step 2 block 0     ...
 //
-// A stream is a header (fingerprint.h), the payload, and with LOCKSTEP_COMM_CHECKSUM=1 a crc32c of the payload.
+// A stream is a header (fingerprint.h), the payload, and with LOCKSTEP_COMM_CHECKSUM=1 a crc32c of the payload. When all
+// headers say that the tensors lie in memory that the ranks share, a mark takes the place of the payload (in_place.h).
 #include <functional>
 #include <span>
 
 #include "dist/control.h"
 #include "dist/fingerprint.h"
+#include "dist/in_place.h"
 #include "dist/reduce.h"
 #include "dist/schedule.h"
 #include "dist/transport.h"
@@ -36,6 +38,7 @@ struct Execution {
   std::function<std::span<std::byte>(int32_t chunk)> memory;
   /// Bytes of any chunk, also of those that have no memory here (gather through a tree).
   std::function<size_t(int32_t chunk)> chunk_bytes;
+  const InPlace* in_place = nullptr;  ///< set when the call can be done on tensors in shared memory; same on all ranks but for the placement
   Header header;                      ///< sent once to each peer that gets something, checked once from each
   Control* control = nullptr;         ///< failures of others end the wait; may be null in tests
   Seconds timeout{600};

@@ -22,6 +22,8 @@ std::string list_of(const std::vector<int>& ranks) {
   return text;
 }
 
+constexpr int64_t one_shot_bytes = 8 << 10;  // an all_reduce in which no rank sends more is done by one_shot
+
 // A schedule as one rank runs it.
 struct Prepared {
   std::vector<Transfer> program;
@@ -69,7 +71,10 @@ Algorithm NativeGroup::Engine::choose(const Call& call) const {
                    name_of(call.algorithm));
     return call.algorithm;
   }
-  return job->forced != Algorithm::automatic && has_schedule(job->forced, call.collective) ? job->forced : Algorithm::direct;
+  if (job->forced != Algorithm::automatic && has_schedule(job->forced, call.collective)) return job->forced;
+  // Both add in the same order.
+  const bool small = call.collective == Collective::all_reduce && call.count * size_of(call.dtype) * int64_t(world_ranks.size() - 1) <= one_shot_bytes;
+  return small ? Algorithm::one_shot : Algorithm::direct;
 }
 
 const Prepared& NativeGroup::Engine::plan(const Call& call) {
@@ -184,6 +189,12 @@ void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
       return {};
     };
   }
+  InPlace in_place;
+  if (can_work_in_place(call.collective, call.algorithm) && count > 0) {
+    in_place = {.collective = call.collective, .dtype = call.dtype, .op = call.op, .rank = rank, .ranks = n, .root = call.root, .count = count, .whole = whole, .part = part,
+                .placement = placement_of({whole, size_t(count * size)})};
+    e.in_place = &in_place;
+  }
   e.program = plan.program;
   e.rank = rank;
   e.ranks = n;
@@ -244,6 +255,12 @@ NativeGroup::NativeGroup(std::shared_ptr<Job> job, Membership member)
 
 NativeGroup::~NativeGroup() {
   if (!engine_->turns.idle()) engine_->job->keep(engine_);
+}
+
+Tensor NativeGroup::shared_empty(const Shape& shape, DType dtype) {
+  const Rendezvous& place = engine_->job->control->place();
+  const bool useful = size() > 1 && place.local_world_size > 1 && place.transport != "tcp";
+  return useful ? shared_tensor(shape, dtype) : ProcessGroup::shared_empty(shape, dtype);
 }
 
 Control& NativeGroup::control() { return *engine_->job->control; }

@@ -12,6 +12,7 @@ class NativeGroup final : public ProcessGroup {
   /// Does not wait for what is on its way: the job does, when it ends.
   ~NativeGroup() override;
   const char* engine() const override { return "native"; }
+  Tensor shared_empty(const Shape& shape, DType dtype = f32) override;
   Control& control() override;
 
  protected:

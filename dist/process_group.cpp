@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "tensor/ops.h"
+
 namespace lockstep::dist {
 namespace {
 
@@ -190,6 +192,8 @@ void ProcessGroup::barrier(Seconds timeout) {
   call.timeout = timeout;
   run(std::move(call), false).wait();
 }
+
+Tensor ProcessGroup::shared_empty(const Shape& shape, DType dtype) { return empty(shape, {.dtype = dtype}); }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks, const std::string& name) {
   LOCKSTEP_CHECK(!name.empty() && name.size() <= 256, "[new_group] expected a name of 1 to 256 bytes, got ", name.size());

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view collectives[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all",
                                             "barrier", "send", "receive", "batch"};
-constexpr std::string_view algorithms[] = {"automatic", "ring", "direct", "tree", "halving_doubling", "hierarchical", "server"};
+constexpr std::string_view algorithms[] = {"automatic", "ring", "direct", "tree", "halving_doubling", "hierarchical", "server", "one_shot"};
 
 template <class Name, size_t n>
 Name parse(const char* what, const std::string_view (&names)[n], std::string_view name) {
@@ -29,7 +29,7 @@ void check(Algorithm algorithm, const Request& r) {
   LOCKSTEP_CHECK(r.root >= 0 && r.root < r.ranks, "[schedule] expected a root from 0 to ", r.ranks - 1, ", got ", r.root);
   if (!has_schedule(algorithm, r.collective)) {
     std::string others;
-    for (int a = 0; a <= int(Algorithm::server); ++a) {
+    for (int a = 0; a <= int(last_algorithm); ++a) {
       if (has_schedule(Algorithm(a), r.collective)) others += (others.empty() ? "; expected one of " : ", ") + std::string(name_of(Algorithm(a)));
     }
     fail(str("[schedule] ", name_of(algorithm), " has no schedule for ", name_of(r.collective), others.empty() ? ": no algorithm has" : others));
@@ -58,6 +58,7 @@ bool has_schedule(Algorithm algorithm, Collective collective) {
     case Algorithm::ring:
     case Algorithm::tree: return collective != Collective::all_to_all;  // would pass everything on many times
     case Algorithm::halving_doubling: return collective != Collective::gather && collective != Collective::scatter && collective != Collective::all_to_all;
+    case Algorithm::one_shot: return collective == Collective::all_reduce;
     default: return true;
   }
 }
@@ -66,7 +67,7 @@ int64_t chunk_count(Algorithm algorithm, const Request& request) {
   const int64_t n = request.ranks;
   switch (request.collective) {
     case Collective::all_to_all: return n * n;
-    case Collective::all_reduce: return algorithm == Algorithm::tree || algorithm == Algorithm::server ? 1 : n;
+    case Collective::all_reduce: return algorithm == Algorithm::tree || algorithm == Algorithm::server || algorithm == Algorithm::one_shot ? 1 : n;
     case Collective::broadcast:
     case Collective::reduce: return algorithm == Algorithm::direct || algorithm == Algorithm::halving_doubling ? n : 1;
     default: return n;
@@ -78,7 +79,8 @@ bool adds_in_tree_order(Algorithm algorithm, const Request& r) {
   if (!is_reduction(r.collective)) return false;
   if (r.ranks <= 2) return true;
   switch (algorithm) {
-    case Algorithm::direct: return true;
+    case Algorithm::direct:
+    case Algorithm::one_shot: return true;
     case Algorithm::tree: return r.root == 0;
     case Algorithm::halving_doubling: return std::has_single_bit(unsigned(r.ranks));
     case Algorithm::server: return r.ranks == 3;
@@ -108,6 +110,7 @@ void visit_schedule(Algorithm algorithm, const Request& request, const Emit& emi
     case Algorithm::halving_doubling: return halving_doubling(request, emit);
     case Algorithm::hierarchical: return hierarchical(request, emit);
     case Algorithm::server: return server(request, emit);
+    case Algorithm::one_shot: return one_shot(request, emit);
   }
 }
 

@@ -81,7 +81,7 @@ void Impl::make_slots(const std::vector<size_t>& order) {
     }
     std::string tag = str("ddp bucket ", bucket.index, " of ", bucket.count, ", ", bucket.names.front(), " to ", bucket.names.back(), ", #", std::hex,
                           stable_hash(names) >> 32);
-    slots.push_back({.gradients = FlatGradients(std::move(members)), .bucket = std::move(bucket), .tag = std::move(tag), .members = std::move(indices)});
+    slots.push_back({.gradients = FlatGradients(std::move(members), &group), .bucket = std::move(bucket), .tag = std::move(tag), .members = std::move(indices)});
   }
 }
 

@@ -40,7 +40,7 @@ class MemoryChannel final : public Channel {
  public:
   MemoryChannel(std::shared_ptr<Inbox> mine, int rank, int peer, int peer_world_rank, const InboxAddress& theirs, bool mapped)
       : mine_(std::move(mine)), address_(theirs), rank_(rank), peer_(peer_world_rank), mapped_(mapped),
-        in_(mine_->fifo(peer), mine_->address().capacity) {}
+        in_(mine_->fifo(peer), mine_->address().capacity), segments_(theirs.pid, peer_world_rank) {}
   ~MemoryChannel() override { if (out_) out_.close(); }
 
   size_t send(const std::byte* data, size_t bytes, bool /*more*/) override {
@@ -59,6 +59,8 @@ class MemoryChannel final : public Channel {
   }
   void consume(size_t bytes) override { in_.consume(bytes); }
   bool ended() override { return in_.is_closed(); }
+  bool shares_memory() const override { return true; }
+  std::byte* reach(const Placement& theirs, size_t bytes) override { return segments_.reach(theirs, bytes); }
   const char* kind() const override { return mapped_ ? "shared memory" : "threads"; }
 
  private:
@@ -75,6 +77,7 @@ class MemoryChannel final : public Channel {
   const bool mapped_;
   FifoReader in_;
   FifoWriter out_;
+  PeerSegments segments_;
 };
 
 void MemoryChannel::attach() {

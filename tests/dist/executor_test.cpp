@@ -18,7 +18,7 @@ using namespace lockstep::dist;
 
 namespace {
 
-constexpr Algorithm all_algorithms[] = {Algorithm::ring, Algorithm::direct, Algorithm::tree, Algorithm::halving_doubling, Algorithm::hierarchical, Algorithm::server};
+constexpr Algorithm all_algorithms[] = {Algorithm::ring, Algorithm::direct, Algorithm::tree, Algorithm::halving_doubling, Algorithm::hierarchical, Algorithm::server, Algorithm::one_shot};
 constexpr const char* transports[] = {"threads", "shm"};
 
 Rendezvous brisk() {

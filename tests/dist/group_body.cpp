@@ -21,7 +21,7 @@ void expect(bool condition, const Args&... what) {
 constexpr DType all_types[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
 constexpr ReduceOp all_ops[] = {ReduceOp::sum, ReduceOp::mean, ReduceOp::product, ReduceOp::min, ReduceOp::max};
 constexpr Algorithm all_algorithms[] = {Algorithm::automatic, Algorithm::ring,         Algorithm::direct, Algorithm::tree,
-                                        Algorithm::halving_doubling, Algorithm::hierarchical, Algorithm::server};
+                                        Algorithm::halving_doubling, Algorithm::hierarchical, Algorithm::server, Algorithm::one_shot};
 
 // Small whole numbers, so that every order of summation and every dtype gives the same.
 double value(DType dtype, ReduceOp op, int rank, int64_t i) {

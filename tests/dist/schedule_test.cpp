@@ -19,7 +19,7 @@ using namespace lockstep::dist;
 
 namespace {
 
-constexpr Algorithm algorithms[] = {Algorithm::ring, Algorithm::direct, Algorithm::tree, Algorithm::halving_doubling, Algorithm::hierarchical, Algorithm::server};
+constexpr Algorithm algorithms[] = {Algorithm::ring, Algorithm::direct, Algorithm::tree, Algorithm::halving_doubling, Algorithm::hierarchical, Algorithm::server, Algorithm::one_shot};
 
 // Code with sanitizers in it is many times slower, and finds nothing more in more ranks.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -328,8 +328,8 @@ TEST_CASE("hierarchical is faster where hosts are") {
 
 TEST_CASE("names, and what is refused") {
   for (int i = 0; i <= int(Collective::batch); ++i) CHECK(parse_collective(name_of(Collective(i))) == Collective(i));
-  for (int i = 0; i <= int(Algorithm::server); ++i) CHECK(parse_algorithm(name_of(Algorithm(i))) == Algorithm(i));
-  CHECK(contains(message([] { parse_algorithm("rign"); }), "expected one of automatic, ring, direct, tree, halving_doubling, hierarchical, server, got \"rign\"; did you mean ring?"));
+  for (int i = 0; i <= int(last_algorithm); ++i) CHECK(parse_algorithm(name_of(Algorithm(i))) == Algorithm(i));
+  CHECK(contains(message([] { parse_algorithm("rign"); }), "expected one of automatic, ring, direct, tree, halving_doubling, hierarchical, server, one_shot, got \"rign\"; did you mean ring?"));
   CHECK(contains(message([] { parse_collective("allreduce"); }), "did you mean all_reduce?"));
   CHECK_FALSE(contains(message([] { parse_algorithm("butterfly"); }), "did you mean"));
   const auto visit = [](Algorithm a, const Request& r) { return message([&] { visit_schedule(a, r, [](const Transfer&) {}); }); };
