@@ -2,7 +2,6 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -55,14 +54,6 @@ Environment rank_environment(const LaunchOptions& o, const Attempt& attempt, int
   if (o.ranks > 1 || o.binding != Binding::none) all.emplace("OMP_NUM_THREADS", std::to_string(threads));
   if (!o.devices.empty()) set("CUDA_VISIBLE_DEVICES", o.devices);
   return all;
-}
-
-std::string new_token() {
-  unsigned char bytes[32];
-  LOCKSTEP_CHECK(getrandom(bytes, sizeof bytes, 0) == ssize_t(sizeof bytes), "[run] no random numbers: ", std::strerror(errno));
-  std::string hex;
-  for (const unsigned char byte : bytes) hex += "0123456789abcdef"[byte >> 4], hex += "0123456789abcdef"[byte & 15];
-  return hex;
 }
 
 std::string read_token(const std::string& file) {
