@@ -85,7 +85,7 @@ class Port {
 
  private:
   int number_ = 0;
-  Descriptor socket_;
+  Fd socket_;
 };
 
 /// ssh and its arguments that start this launcher on a host; or, for this machine, the launcher itself.
