@@ -115,7 +115,4 @@ class Control {
   std::atomic<bool> failed_{false};
 };
 
-/// Proof that a peer knows the job's token; used by the store and by data connections. HMAC-SHA-256 over a fresh nonce.
-/// See auth.h.
-
 }  // namespace lockstep::dist

@@ -42,7 +42,7 @@ void check_same(const Header& mine, const Header& theirs, const std::string& gro
 /// "all_reduce f32 x 8 sum, tag w1", "broadcast f32 x 8 from rank 2".
 std::string describe(const Header& header);
 
-/// FNV-1a; `seed` chains.
+/// FNV-1a, the same on every machine; `seed` chains.
 uint64_t hash_text(std::string_view text, uint64_t seed = 0xcbf29ce484222325);
 uint32_t crc32c(const void* data, size_t bytes, uint32_t seed = 0);
 

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "dist/net.h"
 #include "tensor/check.h"
 
 namespace lockstep::dist {
@@ -34,12 +35,6 @@ struct Record {
     return nullptr;
   }
 };
-
-std::string ranks_text(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-  return text;
-}
 
 std::string where(const Flight::Entry& e) {
   return e.sequence > 0 ? str("seq ", e.sequence, " (", e.call, ")") : e.call;
@@ -96,13 +91,13 @@ std::optional<std::string> verdict_of(const std::string& group, const std::vecto
     std::string text = str("ranks disagree in seq ", newest, in_group, ": ");
     bool first = true;
     for (const auto& [call, ranks] : calls) {
-      text += str(first ? "" : "; ", ranks_text(ranks), ranks.size() == 1 ? " calls " : " call ", call.empty() ? "something later" : call);
+      text += str(first ? "" : "; ", named(ranks), ranks.size() == 1 ? " calls " : " call ", call.empty() ? "something later" : call);
       first = false;
     }
     return text;
   }
   const auto& [call, waiting] = *calls.begin();
-  const std::string wait = str(ranks_text(waiting), waiting.size() == 1 ? " waits" : " wait", " in seq ", newest, " (", call, ")", in_group);
+  const std::string wait = str(named(waiting), waiting.size() == 1 ? " waits" : " wait", " in seq ", newest, " (", call, ")", in_group);
   return late.empty() ? wait : late + "; " + wait;
 }
 
@@ -180,7 +175,7 @@ std::string explain_flight(const std::string& folder) {
   }
 
   std::string text;
-  if (!silent.empty()) text += str(ranks_text(silent), " left no record: killed, or lost before it could write one\n");
+  if (!silent.empty()) text += str(named(silent), " left no record: killed, or lost before it could write one\n");
   causes.insert(causes.end(), effects.begin(), effects.end());
   for (const std::string& line : causes) text += line + "\n";
   if (causes.empty() && silent.empty()) text += "no rank waits for another\n";

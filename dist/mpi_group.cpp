@@ -9,9 +9,9 @@
 #include <climits>
 #include <cstring>
 #include <map>
-#include <random>
 #include <thread>
 
+#include "dist/auth.h"
 #include "dist/fingerprint.h"
 #include "dist/job.h"
 #include "dist/process_group.h"
@@ -325,8 +325,7 @@ World make_mpi_world() {
   if (one_host) std::strcpy(meeting.host, "127.0.0.1");
   if (rank == 0 && size > 1) {
     listener = open_listener(meeting.host, meeting.port);
-    std::random_device source;
-    for (int i = 0; i < 8; ++i) std::snprintf(meeting.token + 8 * i, 9, "%08x", source());
+    std::strcpy(meeting.token, random_token().c_str());
   }
   check(MPI_Bcast(&meeting, sizeof meeting, MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
   Rendezvous place = Rendezvous::from_url(str("tcp://", meeting.host, ":", std::max(1, meeting.port), "?rank=", rank, "&world_size=", size));

@@ -5,6 +5,7 @@
 
 #include "dist/executor.h"
 #include "dist/messages.h"
+#include "dist/net.h"
 #include "dist/turns.h"
 
 namespace lockstep::dist {
@@ -14,12 +15,6 @@ std::byte* bytes_of(const Tensor& t) { return t.defined() ? static_cast<std::byt
 
 void copy_bytes(std::byte* target, const std::byte* source, int64_t bytes) {
   if (bytes > 0 && target != source) std::memcpy(target, source, size_t(bytes));
-}
-
-std::string list_of(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int r : ranks) text += (text.empty() ? "" : ", ") + std::to_string(r);
-  return text;
 }
 
 constexpr int64_t one_shot_bytes = 8 << 10;  // an all_reduce in which no rank sends more is done by one_shot
@@ -234,9 +229,8 @@ void NativeGroup::Engine::barrier(const Call& call, uint64_t sequence) {
       const auto value = r == rank ? std::to_string(sequence) : job->control->try_get(key(r));
       if (!value || std::stoull(*value) < sequence) missing.push_back(world_ranks[size_t(r)]);
     }
-    const bool in_a_row = world_ranks.back() - world_ranks.front() == n - 1;
-    return str("[barrier] waited ", mail.timeout.count(), " s in group ", name, ", call ", sequence, "; missing ranks: ", list_of(missing), " (of ",
-               in_a_row ? str(world_ranks.front(), "-", world_ranks.back()) : list_of(world_ranks), ")");
+    return str("[barrier] waited ", mail.timeout.count(), " s in group ", name, ", call ", sequence, "; missing ranks: ", text_of(missing), " (of ",
+               text_of(world_ranks), ")");
   };
   for (int step = 1; step < n; step *= 2) {
     std::vector<Message> round{{true, (rank + step) % n, {}, turns.header(call, sequence)}, {false, (rank - step + n) % n, {}, turns.header(call, sequence)}};

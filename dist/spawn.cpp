@@ -8,13 +8,13 @@
 
 #include <cstdio>
 #include <cstring>
-#include <random>
 #include <thread>
 
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
 
+#include "dist/auth.h"
 #include "dist/job.h"
 #include "dist/local_control.h"
 #include "dist/process_group.h"
@@ -27,20 +27,9 @@ using Clock = std::chrono::steady_clock;
 constexpr auto grace = std::chrono::seconds(2);       // for the others to hear the cause and end by themselves
 constexpr auto after_term = std::chrono::seconds(5);  // then SIGKILL
 
-std::string random_hex(int words) {
-  std::random_device source;
-  std::string text;
-  char word[9];
-  for (int i = 0; i < words; ++i) {
-    std::snprintf(word, sizeof word, "%08x", source());
-    text += word;
-  }
-  return text;
-}
-
 void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions& options) {
   Rendezvous place;
-  place.job = "threads " + random_hex(2);
+  place.job = "threads " + random_token().substr(0, 16);
   place.transport = options.transport;
   place.timeout = options.timeout;
   place.heartbeat = options.heartbeat;
@@ -213,8 +202,8 @@ void spawn_processes(int n, const std::function<void(int)>& fn, const SpawnOptio
   LOCKSTEP_CHECK(options.transport != "threads", "[spawn] expected transport auto, shm or tcp between processes, got threads");
   Rendezvous place;
   place.world_size = place.local_world_size = n;
-  place.job = "spawn " + random_hex(2);
-  place.token = random_hex(8);
+  place.job = "spawn " + random_token().substr(0, 16);
+  place.token = random_token();
   place.transport = options.transport;
   place.timeout = options.timeout;
   place.heartbeat = options.heartbeat;

@@ -35,7 +35,6 @@ class FlatGradients {
   /// Points .grad of parameter i at its part of the last sum().
   void point(size_t i) { parameters_[i].grad() = view(flat_, i); }
 
-  int64_t folded() const { return tree_.count(); }
   /// Forgets what was collected: all of it, or one parameter's part.
   void discard();
   void discard(size_t i);

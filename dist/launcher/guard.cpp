@@ -61,7 +61,7 @@ int guarded(const std::function<int(int signals)>& body) {
       if (getppid() != self) _exit(1);
       for (const int one : {SIGTTOU, SIGTTIN}) signal(one, SIG_IGN);
       sigdelset(&watched, SIGCHLD);
-      const Descriptor signals(signalfd(-1, &watched, SFD_NONBLOCK | SFD_CLOEXEC));
+      const Fd signals(signalfd(-1, &watched, SFD_NONBLOCK | SFD_CLOEXEC));
       LOCKSTEP_CHECK(signals, "[run] cannot watch signals: ", std::strerror(errno));
       code = body(signals.get());
     } catch (const std::exception& error) {

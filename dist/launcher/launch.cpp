@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 
+#include "dist/auth.h"
 #include "tensor/check.h"
 
 namespace lockstep::dist {
@@ -138,7 +139,7 @@ class Launch {
   }
 
   Attempt prepare(int number, std::vector<Member>& members) {
-    Attempt attempt{.number = number, .address = o_.address, .token = o_.token.empty() ? new_token() : o_.token, .job = o_.job, .port = o_.port,
+    Attempt attempt{.number = number, .address = o_.address, .token = o_.token.empty() ? random_token() : o_.token, .job = o_.job, .port = o_.port,
                     .folder = (folder_ / ("attempt_" + std::to_string(number))).string(), .keep = !scratch_ || scratch_->keep};
     if (remote()) {
       attempt.folder.clear();

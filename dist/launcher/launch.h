@@ -73,8 +73,6 @@ Environment rank_environment(const LaunchOptions& options, const Attempt& attemp
 /// Threads of a rank when OMP_NUM_THREADS does not say.
 int threads_of_rank(int cores, int ranks);
 
-/// 32 random bytes in hex.
-std::string new_token();
 /// A token from a file that nobody else can read.
 std::string read_token(const std::string& file);
 
@@ -87,7 +85,7 @@ class Port {
 
  private:
   int number_ = 0;
-  Descriptor socket_;
+  Fd socket_;
 };
 
 /// ssh and its arguments that start this launcher on a host; or, for this machine, the launcher itself.

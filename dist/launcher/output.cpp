@@ -125,7 +125,7 @@ void Console::drain(int stop) {
 Relay::Relay(Console* console, int fd, std::string prefix, bool shown, const std::string& file)
     : console_(console), fd_(fd), prefix_(std::move(prefix)), path_(file), shown_(shown) {
   if (file.empty()) return;
-  file_ = Descriptor(open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  file_ = Fd(open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   LOCKSTEP_CHECK(file_, "[run] cannot write '", file, "': ", std::strerror(errno));
 }
 

@@ -137,7 +137,7 @@ class Supervisor {
   }
 
   void take_output(Running& r, bool error) {
-    Descriptor& from = error ? r.process.error : r.process.output;
+    Fd& from = error ? r.process.error : r.process.output;
     static char bytes[65536];
     const ssize_t got = read(from.get(), bytes, sizeof bytes);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
@@ -258,7 +258,7 @@ class Supervisor {
     // Everybody who could write is gone; what is in the pipes is the rest.
     for (const auto& r : running_) {
       for (const bool error : {false, true}) {
-        Descriptor& from = error ? r->process.error : r->process.output;
+        Fd& from = error ? r->process.error : r->process.output;
         for (int left = 1 << 10; from && left > 0; --left) {
           pollfd more{from.get(), POLLIN, 0};
           if (poll(&more, 1, 0) <= 0) break;

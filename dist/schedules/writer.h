@@ -45,8 +45,6 @@ inline std::vector<int> all_ranks(int n, int first = 0) {
   for (int i = 0; i < n; ++i) ranks[size_t(i)] = (first + i) % n;
   return ranks;
 }
-/// 0 .. n-1
-inline std::vector<int32_t> all_chunks(int n) { return all_ranks(n); }
 /// All ranks; chunk i belongs to rank i.
 inline Teams one_team(int n) {
   Teams teams(1);
