@@ -13,6 +13,8 @@ import sys
 import tempfile
 import time
 
+from leftovers import left_behind
+
 APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"
 passed = failed = 0
 
@@ -255,6 +257,7 @@ if os.environ.get("RANK", "0") == "0":
 
     r = subprocess.run(["sh", "-c", f"ulimit -f 8; exec {APPS}/mlp train --epochs 1 --samples 300 --out {d}/small --json"], capture_output=True, text=True)
     check("a file that cannot be written whole is not left broken", r.returncode != 0 and not (d / "small/checkpoint.safetensors").exists(), r.stderr)
+    check("nothing is left", not left_behind(folder), left_behind(folder))
 
 print(f"{passed} passed, {failed} failed")
 sys.exit(failed > 0)

@@ -12,6 +12,8 @@ import sys
 import tempfile
 import time
 
+from leftovers import left_behind
+
 APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"
 ENVIRONMENT = {**{k: v for k, v in os.environ.items() if not re.match(r"(PET_|LOCKSTEP_|RANK$|WORLD_SIZE$|MASTER_)", k)}, "LOCKSTEP_TIMEOUT": "60", "OMP_NUM_THREADS": "1"}
 passed = failed = 0
@@ -147,6 +149,7 @@ with tempfile.TemporaryDirectory() as folder:
                                   ("LOCKSTEP_TIMEOUT", "-1", "expected LOCKSTEP_TIMEOUT to be a number of seconds"), ("LOCKSTEP_INTERFACE", "nosuch0", "expected a network interface or subnet of this machine, got 'nosuch0'")):
         r = subprocess.run([str(w) for w in (APPS / "lockstep", "run", "-q", "-n", 2, "--", APPS / ok[0], *ok[1:])], capture_output=True, text=True, timeout=60, env={**ENVIRONMENT, variable: value})
         check(f"44: {variable}={value}", r.returncode == 1 and part in r.stderr, f"exit {r.returncode}: {r.stderr}")
+    check("nothing is left", not left_behind(folder), left_behind(folder))
 
 print(f"{passed} passed, {failed} failed")
 sys.exit(failed > 0)
