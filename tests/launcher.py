@@ -288,7 +288,7 @@ with tempfile.TemporaryDirectory() as folder:
         start = time.monotonic()
         os.kill(process.pid if victim == "launcher" else supervisor_of(process), signal.SIGKILL)
         gone = settle(lambda: not leftovers())
-        check(f"kill -9 {victim}: all is gone within 2 s", gone and time.monotonic() - start < 2, (time.monotonic() - start, leftovers()))
+        check(f"47: kill -9 {victim}: all is gone within 2 s", gone and time.monotonic() - start < 2, (time.monotonic() - start, leftovers()))
         r = end(f"kill -9 {victim}", process)
         if victim == "supervisor":
             expect("a killed supervisor is reported", r, 137, "was killed by SIGKILL", "its ranks were ended")
@@ -316,8 +316,8 @@ with tempfile.TemporaryDirectory() as folder:
         for one in signals:
             process.send_signal(one)
             time.sleep(0.3)
-        expect(name, end(name, process), code, *parts, absent=["starting all ranks again"])
-        check(f"{name}: at once", time.monotonic() - start < 5, time.monotonic() - start)
+        expect(f"46: {name}", end(name, process), code, *parts, absent=["starting all ranks again"])
+        check(f"46: {name}: at once", time.monotonic() - start < 5, time.monotonic() - start)
     process = begin("-n", 2, "sh", "-c", good)
     ready(process, 2)
     process.send_signal(signal.SIGTSTP)

@@ -26,10 +26,11 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
+
+from leftovers import left_behind
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
-INSIDE, MARK = "LOCKSTEP_TEST_INSIDE", "LOCKSTEP_TEST_MARK"
+INSIDE = "LOCKSTEP_TEST_INSIDE"
 PR_SET_PDEATHSIG = 1
 libc = ctypes.CDLL(None)
 passed = failed = 0
@@ -49,7 +50,7 @@ def enter():
         except FileNotFoundError:
             skip("there is no unshare (util-linux)")
         if tried.returncode == 0:
-            os.execvpe("unshare", ["unshare", flags, sys.executable, *sys.argv], {**os.environ, INSIDE: uuid.uuid4().hex})
+            os.execvpe("unshare", ["unshare", flags, sys.executable, *sys.argv], {**os.environ, INSIDE: "1"})
         why = why or tried.stderr.strip()
     skip(f"network namespaces with veth are not permitted here: {why}")
 
@@ -76,18 +77,6 @@ def settle(condition, seconds=20):
             return False
         time.sleep(0.01)
     return True
-
-
-def leftovers():
-    """Processes that carry our mark, but this one and the holder of host 1: {pid: command line}."""
-    found = {}
-    for entry in pathlib.Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and f"{MARK}={os.environ[INSIDE]}".encode() in (entry / "environ").read_bytes():
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        except OSError:
-            pass
-    return {pid: line for pid, line in found.items() if line}
 
 
 class Hosts:
@@ -197,7 +186,7 @@ class Job:
 
 def environment():
     kept = {k: v for k, v in os.environ.items() if not re.match(r"(PET_|LOCKSTEP_|OMP_|RANK$|WORLD_SIZE$|MASTER_)", k)}
-    return {**kept, MARK: os.environ[INSIDE], "OMP_NUM_THREADS": "1", "LOCKSTEP_TIMEOUT": "120", "LOCKSTEP_HEARTBEAT": "5"}
+    return {**kept, "OMP_NUM_THREADS": "1", "LOCKSTEP_TIMEOUT": "120", "LOCKSTEP_HEARTBEAT": "5"}
 
 
 def tests(hosts, d):
@@ -298,7 +287,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = folder  # for what launchers keep of runs that fail
         tests(hosts, pathlib.Path(folder))
-        check("no process is left", settle(lambda: not leftovers()), leftovers())
+        check("nothing is left", not left_behind(folder), left_behind(folder))
     hosts.close()
     devices = lambda: {line["ifname"] for line in json.loads(subprocess.run(["ip", "-j", "link"], check=True, capture_output=True, text=True).stdout)}
     check("no cable is left", settle(lambda: devices() == {"lo"}), devices())

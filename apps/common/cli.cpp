@@ -1,5 +1,7 @@
 #include "apps/common/cli.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -33,6 +35,24 @@ std::string suggestion_for(CLI::App& app, std::string word) {
 
 }  // namespace
 
+CLI::Validator whole(int64_t least, int64_t most) {
+  return CLI::Validator([=](std::string& text) {
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error == std::errc() && end == text.data() + text.size() && value >= least && value <= most) return std::string();
+    return lockstep::str("expected a whole number from ", least, " to ", most, ", got '", text, "'");
+  }, "");
+}
+
+CLI::Validator number(double least, double most) {
+  return CLI::Validator([=](std::string& text) {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (!text.empty() && *end == 0 && value >= least && value <= most) return std::string();
+    return lockstep::str("expected a number from ", least, " to ", most, ", got '", text, "'");
+  }, "");
+}
+
 int run_cli(CLI::App& app, int argc, char** argv) {
   app.require_subcommand(1);
   app.get_formatter()->column_width(30);
@@ -64,8 +84,8 @@ int run_cli(CLI::App& app, int argc, char** argv) {
 }
 
 void add_common_options(CLI::App& app, CommonOptions& o, bool training) {
-  app.add_option("--seed", o.seed, "seed of everything random")->capture_default_str();
-  app.add_option("--threads", o.threads, "threads of operations (default: all cores given to the process)")->check(CLI::PositiveNumber);
+  app.add_option("--seed", o.seed, "seed of everything random")->check(whole(0, INT64_MAX))->capture_default_str();
+  app.add_option("--threads", o.threads, "threads of operations (default: all cores given to the process)")->check(whole(1, 4096));
   app.add_flag("--json", o.json, "end with one line that is a JSON object of all final figures");
   if (!training) return;
   app.add_option("--out", o.out, "folder for metrics.jsonl, config.json and checkpoint.safetensors");

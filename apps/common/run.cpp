@@ -128,6 +128,7 @@ std::map<std::string, double> Run::load(nn::Module& model, optim::Optimizer& opt
   }
   model.load_state(model_state(file));
   optimizer.load_state(state);
+  data::check_mapped_files();
   set_random_state({.seed = get_u64(numbers, "random.seed"), .step = get_u64(numbers, "random.step"), .micro_batch = get_u64(numbers, "random.micro_batch"), .call = get_u64(numbers, "random.call")});
   return numbers;
 }
@@ -136,6 +137,7 @@ void load_model(nn::Module& model, const std::string& checkpoint) {
   const auto file = data::SafeTensors::open(checkpoint);
   checked_checkpoint(file, checkpoint);
   model.load_state(model_state(file));
+  data::check_mapped_files();
 }
 
 void print_result(const Json& result, bool json) {

@@ -478,6 +478,19 @@ TEST_CASE("control 30: too few descriptors is an error that names the limit") {
   CHECK(contains(other.output(), "this process has no open files left, its limit is 3: raise it with ulimit -n"));
 }
 
+TEST_CASE("control 30: too few threads is an error that says so" * doctest::skip(sanitized)) {  // whose own memory is larger than any limit
+  for (const int rank : {0, 1}) {
+    Job job(2, 1, 5);
+    Child child("no_threads", job.place(rank));
+    std::map<int, std::string> other;
+    if (rank == 1) other = job.run({0}, [](Control&) {});
+    CHECK(child.wait() == 4);
+    CAPTURE(child.output());
+    CHECK(contains(child.output(), "cannot start"));
+    CHECK(contains(child.output(), "the limit of processes and threads is reached (ulimit -u)"));
+  }
+}
+
 TEST_CASE("roster 49: conclusions depend on the time they are given, not on a clock") {
   Roster roster(3, 1.0);
   for (int rank = 0; rank < 3; ++rank) roster.sit({rank, 3, uint32_t(100 + rank), "host", "", "job", uint64_t(rank)}, 0);

@@ -178,7 +178,7 @@ TEST_CASE("executor: ranks that disagree all raise the same, naming both sides")
   }
 }
 
-TEST_CASE("executor: bytes that are not ours, damaged or announced wrongly are refused before they are used") {
+TEST_CASE("executor 16, 17: bytes that are not ours, damaged or announced wrongly are refused before they are used") {
   struct Row { const char* what; std::function<void(Header&)> spoil; bool reseal; const char* expected; };
   const Row rows[] = {
       {"magic", [](Header& h) { h.magic = 7; }, false, "magic number"},
@@ -204,7 +204,7 @@ TEST_CASE("executor: bytes that are not ours, damaged or announced wrongly are r
   }
 }
 
-TEST_CASE("executor: flipped payload is found by the checksum") {
+TEST_CASE("executor 16: flipped payload is found by the checksum") {
   Seats seats(2);
   const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
     std::vector<float> data(8, 1.0f);
@@ -241,7 +241,7 @@ TEST_CASE("executor: a rank that does not come is named at the timeout") {
   for (const auto& e : errors) CHECK_MESSAGE(contains(e, "this rank waits to hear from rank 2"), e);
 }
 
-TEST_CASE("executor: a rank whose side closes is named, also in the middle of its data") {
+TEST_CASE("executor 15: a rank whose side closes is named, also in the middle of its data") {
   at_once(std::vector{size_t(0), sizeof(Header) - 1, sizeof(Header) + 5}, [](size_t bytes) {
     CAPTURE(bytes);
     Seats seats(2, "threads", brisk());

@@ -77,7 +77,7 @@ TEST_CASE("group: threads over other transports") {
   }
 }
 
-TEST_CASE("group: ranks that disagree are told, all of them, with both sides named") {
+TEST_CASE("group 7, 8, 9, 10, 11: ranks that disagree are told, all of them, with both sides named") {
   struct Row { std::string expected; std::function<void(ProcessGroup&, int)> call; };
   const auto reduce = [](int64_t count, DType dtype, ReduceOp op, const char* tag) {
     return [=](ProcessGroup& g) { g.all_reduce(ones(count, dtype), {.op = op, .tag = tag}); };
@@ -125,7 +125,7 @@ TEST_CASE("group: an error is the error of every later call, and of asynchronous
   CHECK(texts[0] == texts[1]);
 }
 
-TEST_CASE("group: one collective more at the end") {
+TEST_CASE("group 12: one collective more at the end") {
   const auto texts = outcomes(3, [](int rank) {
     for (int i = 0; i < 8; ++i) world().all_reduce(ones(8), {.tag = "w0"});
     if (rank == 0) world().all_reduce(ones(8), {.tag = "w1"});
@@ -133,7 +133,7 @@ TEST_CASE("group: one collective more at the end") {
   CHECK(texts[0] == "rank 0 waits in seq 9 (all_reduce f32 x 8, tag w1); ranks 1, 2 have left after seq 8");
 }
 
-TEST_CASE("group: ranks that wait for each other") {
+TEST_CASE("group 13: ranks that wait for each other") {
   std::vector<std::string> receive, send, stage;
   const std::function<void()> circles[] = {
       [&] { receive = outcomes(2, [](int rank) { world().receive(ones(8), 1 - rank, {.tag = rank == 0 ? "a" : "b"}); }); },
