@@ -20,7 +20,6 @@ void Turns::perform(Call& call, uint64_t number) {
     const std::lock_guard lock(failure_mutex_);
     if (failure_) std::rethrow_exception(failure_);
   }
-  activity.group = group_;
   activity.collective = call.describe();
   activity.completed = completed_;
   activity.is_collective = !is_message(call.collective);

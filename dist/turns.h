@@ -19,7 +19,7 @@ class Turns {
   /// `move(call, number)` does the work and throws what goes wrong; number counts the calls of the group, 0 for messages.
   /// It begins messages in the control plane itself, since it knows their counts.
   using Move = std::function<void(Call&, uint64_t)>;
-  Turns(Job& job, std::string group, std::shared_ptr<Traffic> traffic, Move move) : job_(job), group_(std::move(group)), traffic_(std::move(traffic)), move_(std::move(move)) {}
+  Turns(Job& job, std::string group, std::shared_ptr<Traffic> traffic, Move move) : job_(job), group_(std::move(group)), traffic_(std::move(traffic)), move_(std::move(move)) { activity.group = group_; }
 
   Work run(Call call, bool async);
   bool idle() const { return worker_.idle(); }

@@ -85,8 +85,8 @@ void signal_soon(const Shared& shared, int signal) {
   }).detach();
 }
 
-void reduce_for_ever() {
-  const Tensor data = ones(large);
+void reduce_for_ever(bool in_place = false) {
+  const Tensor data = in_place ? world().shared_empty({large}).fill_(1) : ones(large);
   for (uint64_t step = 1;; ++step) {
     set_step(step);
     world().all_reduce(data, {.op = ReduceOp::max, .tag = "g"});
@@ -104,13 +104,14 @@ struct FlightFolder {
 
 }  // namespace
 
-TEST_CASE("faults: a rank is killed in the middle of an all_reduce of 64 MiB") {
+TEST_CASE("faults: a rank is killed in the middle of an all_reduce of 64 MiB") for (const bool in_place : {false, true}) {
+  CAPTURE(in_place);
   const Shared shared;
   const FlightFolder folder;
   const std::string text = run(shared, [&](int rank) {
     world().barrier();
     if (rank == 1) signal_soon(shared, SIGKILL);
-    reduce_for_ever();
+    reduce_for_ever(in_place);
   });
   CAPTURE(text);
   CHECK(contains(text, "rank 1"));
