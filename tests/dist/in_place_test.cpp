@@ -26,7 +26,7 @@ namespace {
 
 using Kind = SpawnOptions::Kind;
 constexpr DType all_dtypes[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
-constexpr ReduceOp all_ops[] = {ReduceOp::sum, ReduceOp::mean, ReduceOp::product, ReduceOp::min, ReduceOp::max};
+constexpr dist::ReduceOp all_ops[] = {dist::ReduceOp::sum, dist::ReduceOp::mean, dist::ReduceOp::product, dist::ReduceOp::min, dist::ReduceOp::max};
 
 std::span<std::byte> bytes_of(const Tensor& t) { return {static_cast<std::byte*>(t.raw_data()), size_t(t.numel() * size_of(t.dtype()))}; }
 
@@ -63,7 +63,7 @@ bool same_bits(const Tensor& a, const Tensor& b) { return a.numel() == b.numel()
 void expect(bool condition, const std::string& what) { LOCKSTEP_CHECK(condition, what); }
 
 /// The four collectives once on ordinary tensors and once on shared ones.
-void compare(ProcessGroup& g, DType dtype, ReduceOp op, int64_t count) {
+void compare(ProcessGroup& g, DType dtype, dist::ReduceOp op, int64_t count) {
   const int n = g.size(), rank = g.rank();
   const std::string what = str("rank ", rank, " of ", n, ": ", dtype, " x ", count, " ", name_of(op));
   const Tensor given = random_bits(dtype, count, uint32_t(count * 100 + rank));
@@ -96,11 +96,11 @@ void compare(ProcessGroup& g, DType dtype, ReduceOp op, int64_t count) {
 }
 
 void compare_all(ProcessGroup& g) {
-  for (const DType dtype : all_dtypes) for (const ReduceOp op : all_ops) {
-    if (dtype == boolean && op == ReduceOp::mean) continue;
+  for (const DType dtype : all_dtypes) for (const dist::ReduceOp op : all_ops) {
+    if (dtype == boolean && op == dist::ReduceOp::mean) continue;
     for (const int64_t count : {0, 1, 2, 13, 1009}) compare(g, dtype, op, count);
   }
-  for (const DType dtype : {f32, bf16, i8}) compare(g, dtype, ReduceOp::mean, 50021);  // more than a block of each rank's
+  for (const DType dtype : {f32, bf16, i8}) compare(g, dtype, dist::ReduceOp::mean, 50021);  // more than a block of each rank's
   g.barrier();
 }
 
@@ -207,7 +207,7 @@ TEST_CASE("in place: groups of some ranks, asynchronous calls, tensors that come
       const Tensor a = g.shared_empty({1000 + round}), b = pairs->shared_empty({500});
       a.fill_(g.rank() + 1);
       b.fill_(g.rank() + 1);
-      Work x = g.all_reduce(a, {.algorithm = Algorithm::direct, .async = true}), y = pairs->all_reduce(b, {.op = ReduceOp::max, .algorithm = Algorithm::direct, .async = true});
+      Work x = g.all_reduce(a, {.algorithm = Algorithm::direct, .async = true}), y = pairs->all_reduce(b, {.op = dist::ReduceOp::max, .algorithm = Algorithm::direct, .async = true});
       x.wait();
       y.wait();
       expect(a.data<float>()[999 + round] == 10, "sum over 1 to 4");
