@@ -85,8 +85,8 @@ void signal_soon(const Shared& shared, int signal) {
   }).detach();
 }
 
-void reduce_for_ever(bool in_place = false) {
-  const Tensor data = in_place ? world().shared_empty({large}).fill_(1) : ones(large);
+/// The tensor is made before: that takes a while.
+void reduce_for_ever(const Tensor& data) {
   for (uint64_t step = 1;; ++step) {
     set_step(step);
     world().all_reduce(data, {.op = ReduceOp::max, .tag = "g"});
@@ -110,9 +110,10 @@ TEST_CASE("faults: a rank is killed in the middle of an all_reduce of 64 MiB") {
     const Shared shared;
     const FlightFolder folder;
     const std::string text = run(shared, [&](int rank) {
+      const Tensor data = in_place ? world().shared_empty({large}).fill_(1) : ones(large);
       world().barrier();
       if (rank == 1) signal_soon(shared, SIGKILL);
-      reduce_for_ever(in_place);
+      reduce_for_ever(data);
     });
     CAPTURE(text);
     CHECK(contains(text, "rank 1"));
@@ -133,9 +134,10 @@ TEST_CASE("faults: a rank is killed in the middle of an all_reduce of 64 MiB") {
 TEST_CASE("faults: the rank that hosts the store is killed") {
   const Shared shared;
   const std::string text = run(shared, [&](int rank) {
+    const Tensor data = ones(large);
     world().barrier();
     if (rank == 0) signal_soon(shared, SIGKILL);
-    reduce_for_ever();
+    reduce_for_ever(data);
   });
   CHECK(contains(text, "rank 0"));
   for (const int r : {1, 2}) {
