@@ -6,7 +6,6 @@
 #include <optional>
 #include <thread>
 
-#include "dist/plan.h"
 #include "dist/streams.h"
 #include "tensor/memory.h"
 #include "tensor/ops.h"
@@ -16,6 +15,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr size_t small_scratch = 32 << 10;
+
 // Kept from call to call, so that a small collective allocates nothing.
 struct Workspace {
   std::vector<size_t> done, size;          // bytes, by item
@@ -23,6 +24,7 @@ struct Workspace {
   std::vector<std::byte*> memory;          // by place
   std::vector<size_t> length;              // by place
   std::vector<Link> links;                 // by peer
+  std::vector<std::byte> scratch;          // small scratch copies
 };
 
 class Executor {
@@ -107,10 +109,10 @@ class Executor {
       link.out.header.payload_crc = link.out.has_trailer;
       moved_.messages += int64_t(peer.sends.size());
     }
-    holds_payload_ = near && (e_.in_place->placement || !e_.in_place->needs(e_.rank));
+    holds_payload_ = near && (e_.in_place->placement || !e_.in_place->needs(plan_.rank));
     for (Link& link : w_.links) {
       if (link.out.finished) continue;
-      if (holds_payload_ && e_.in_place->needs(e_.rank)) {
+      if (holds_payload_ && e_.in_place->needs(plan_.rank)) {
         link.out.header.in_place = 1;
         link.out.placement = e_.in_place->placement;
       }
@@ -123,9 +125,15 @@ class Executor {
   /// Memory of every transfer; what lies in scratch copies gets it now.
   void lay_out() {
     if (scratch_bytes_ > 0) {
-      const MemoryScope scope(Memory::communication);
-      scratch_ = empty({int64_t(scratch_bytes_)}, {.dtype = u8});
-      std::byte* next = scratch_.storage()->data();
+      std::byte* next = nullptr;
+      if (scratch_bytes_ <= small_scratch) {
+        w_.scratch.resize(small_scratch);
+        next = w_.scratch.data();
+      } else {
+        const MemoryScope scope(Memory::communication);
+        scratch_ = empty({int64_t(scratch_bytes_)}, {.dtype = u8});
+        next = scratch_.storage()->data();
+      }
       for (size_t p = 0; p < plan_.places.size(); ++p) if (plan_.places[p].slot > 0) { w_.memory[p] = next; next += aligned(w_.length[p]); }
     }
     w_.source.assign(plan_.items.size(), nullptr);
@@ -216,10 +224,11 @@ class Executor {
 
   Moved work_in_place() {
     const size_t bytes = e_.in_place->bytes();
-    std::vector<std::byte*> wholes(size_t(e_.ranks), nullptr);
-    wholes[size_t(e_.rank)] = e_.in_place->whole;
+    std::vector<std::byte*> wholes(size_t(plan_.ranks), nullptr);
+    wholes[size_t(plan_.rank)] = e_.in_place->whole;
     for (Link& link : w_.links) if (!link.in.finished && e_.in_place->needs(link.rank)) wholes[size_t(link.rank)] = link.channel->reach(link.placement, bytes);
     dist::work_in_place(*e_.in_place, wholes);
+    moved_.in_place = 1;
     // Nobody goes on before all are done with its tensor.
     const auto mark = uint32_t(e_.header.sequence);
     for (Link& link : w_.links) {
@@ -333,7 +342,7 @@ class Executor {
     switch (item.action) {
       case Action::copy: std::memcpy(target, w_.source[index] + done, n); break;
       case Action::reduce: reduce_into(e_.dtype, e_.op, target, w_.source[index] + done, int64_t(n / element_)); break;
-      case Action::scale: divide(e_.dtype, target, int64_t(n / element_), e_.ranks); break;
+      case Action::scale: divide(e_.dtype, target, int64_t(n / element_), plan_.ranks); break;
     }
     w_.done[index] = end;
     return n;
@@ -354,6 +363,7 @@ class Executor {
   void wait(int rounds) {
     if (e_.control && e_.control->failed()) e_.control->raise();
     if (e_.transport) e_.transport->idle(rounds);
+    if (rounds % 8 != 0) return;  // the clock takes as long as the peer may need
     const auto now = Clock::now();
     if (rounds == 0) {
       if (started_ == Clock::time_point()) started_ = now;
@@ -366,7 +376,7 @@ class Executor {
     if (now - started_ >= e_.timeout) {
       if (e_.control) tell();
       throw DistError(Fault::timeout, -1, str("[", what(), "] not done after ", e_.timeout.count(), " s; ", whom().text,
-                                              e_.control ? "; " + e_.control->explain(e_.world_ranks) : std::string()));
+                                              e_.control ? "; " + e_.control->explain({e_.world_ranks.begin(), e_.world_ranks.end()}) : std::string()));
     }
   }
 
@@ -425,10 +435,10 @@ void await_cause(Control& control, int rank) {
 
 Moved execute(const Execution& execution) {
   static thread_local Workspace workspace;
-  const Plan& plan = Plan::cached(execution.program, execution.rank, execution.ranks);
+  LOCKSTEP_CHECK(execution.plan, "[execute] expected a plan, got none");
   std::optional<Executor> executor;
   try {
-    executor.emplace(execution, plan, workspace);
+    executor.emplace(execution, *execution.plan, workspace);
     return executor->run();
   } catch (const DistError& error) {
     if (!execution.control) throw;

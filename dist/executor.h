@@ -18,6 +18,7 @@
 #include "dist/control.h"
 #include "dist/fingerprint.h"
 #include "dist/in_place.h"
+#include "dist/plan.h"
 #include "dist/reduce.h"
 #include "dist/schedule.h"
 #include "dist/transport.h"
@@ -28,9 +29,7 @@ namespace lockstep::dist {
 bool checksum_wanted();
 
 struct Execution {
-  std::span<const Transfer> program;  ///< program_of(...)
-  int rank = 0;
-  int ranks = 1;
+  const Plan* plan = nullptr;         ///< of program_of(...)
   Transport* transport = nullptr;     ///< may be null when ranks is 1
   DType dtype = f32;
   ReduceOp op = ReduceOp::sum;
@@ -44,11 +43,11 @@ struct Execution {
   Seconds timeout{600};
   const std::string* describe = nullptr;  ///< of the call, for messages
   const std::string* group = nullptr;     ///< its name, for messages
-  std::vector<int> world_ranks;       ///< of the group's ranks, for messages
+  std::span<const int> world_ranks;         ///< of the group's ranks, for messages
   bool checksum = checksum_wanted();  ///< adds a crc32c to what this rank sends; receivers look at the header
 };
 
-struct Moved { int64_t sent = 0, received = 0, messages = 0; };  ///< bytes of payload; transfers sent
+struct Moved { int64_t sent = 0, received = 0, messages = 0, in_place = 0; };  ///< bytes of payload; transfers sent; whether in place
 
 /// Returns when this rank's part is done: its results are there and its memory may be reused. Throws DistError, which it
 /// has reported to the other ranks.

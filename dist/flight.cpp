@@ -103,19 +103,26 @@ std::optional<std::string> verdict_of(const std::string& group, const std::vecto
 
 }  // namespace
 
-uint64_t Flight::start(std::string group, uint64_t sequence, std::string call, uint64_t step) {
+uint64_t Flight::start(std::string_view group, uint64_t sequence, std::string_view call, uint64_t step) {
   const std::lock_guard lock(mutex_);
   if (ring_.size() < size_t(capacity)) ring_.emplace_back();
   const uint64_t ticket = next_++;
-  ring_[ticket % capacity] = {std::move(group), sequence, std::move(call), step, now_ns(), 0, {}};
+  Entry& entry = ring_[ticket % capacity];
+  entry.group = group;  // into the memory of the texts that were there
+  entry.call = call;
+  entry.error.clear();
+  entry.sequence = sequence;
+  entry.step = step;
+  entry.started_ns = now_ns();
+  entry.ended_ns = 0;
   return ticket;
 }
 
-void Flight::finish(uint64_t ticket, std::string error) {
+void Flight::finish(uint64_t ticket, std::string_view error) {
   const std::lock_guard lock(mutex_);
   if (ticket >= next_ || next_ - ticket > uint64_t(capacity)) return;  // overwritten since
   ring_[ticket % capacity].ended_ns = now_ns();
-  ring_[ticket % capacity].error = std::move(error);
+  ring_[ticket % capacity].error = error;
 }
 
 std::vector<Flight::Entry> Flight::entries() const {

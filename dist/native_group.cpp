@@ -1,6 +1,8 @@
 #include "dist/native_group.h"
 
 #include <cstring>
+#include <functional>
+#include <optional>
 #include <tuple>
 
 #include "dist/executor.h"
@@ -17,11 +19,11 @@ void copy_bytes(std::byte* target, const std::byte* source, int64_t bytes) {
   if (bytes > 0 && target != source) std::memcpy(target, source, size_t(bytes));
 }
 
-constexpr int64_t one_shot_bytes = 8 << 10;  // an all_reduce in which no rank sends more is done by one_shot
+constexpr int64_t one_shot_bytes = 4 << 10, one_shot_sent = 32 << 10;  // limits of one_shot: of an all_reduce, and of what a rank sends
 
 // A schedule as one rank runs it.
 struct Prepared {
-  std::vector<Transfer> program;
+  std::optional<Plan> plan;
   int64_t chunks = 1;
   bool writes_others = false;  // uses chunks of others as working memory, so out of place it needs a copy
 };
@@ -44,6 +46,7 @@ struct NativeGroup::Engine : Membership {
     traffic->sent += moved.sent;
     traffic->received += moved.received;
     traffic->messages += moved.messages;
+    traffic->in_place += moved.in_place;
   }
 
   std::shared_ptr<Job> job;
@@ -68,7 +71,8 @@ Algorithm NativeGroup::Engine::choose(const Call& call) const {
   }
   if (job->forced != Algorithm::automatic && has_schedule(job->forced, call.collective)) return job->forced;
   // Both add in the same order.
-  const bool small = call.collective == Collective::all_reduce && call.count * size_of(call.dtype) * int64_t(world_ranks.size() - 1) <= one_shot_bytes;
+  const int64_t bytes = call.count * size_of(call.dtype);
+  const bool small = call.collective == Collective::all_reduce && bytes <= one_shot_bytes && bytes * int64_t(world_ranks.size() - 1) <= one_shot_sent;
   return small ? Algorithm::one_shot : Algorithm::direct;
 }
 
@@ -83,8 +87,9 @@ const Prepared& NativeGroup::Engine::plan(const Call& call) {
     for (const int r : world_ranks) request.hosts.push_back(hosts[size_t(r)]);
   }
   plan.chunks = chunk_count(call.algorithm, request);
-  plan.program = program_of(call.algorithm, request, rank);
-  for (const Transfer& t : plan.program) plan.writes_others |= t.to == rank && t.target.slot == 0 && t.target.chunk != rank;
+  const auto program = program_of(call.algorithm, request, rank);
+  plan.plan.emplace(program, rank, request.ranks);
+  for (const Transfer& t : program) plan.writes_others |= t.to == rank && t.target.slot == 0 && t.target.chunk != rank;
   return plan;
 }
 
@@ -131,7 +136,6 @@ void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
     return scratch->data();
   };
 
-  Execution e;
   std::byte* whole = nullptr;  // memory in which chunks lie where shard_range() says
   std::byte* part = nullptr;   // memory of this rank's own chunk, where that is somewhere else
   switch (call.collective) {
@@ -159,30 +163,36 @@ void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
       break;
     default: break;  // all_to_all
   }
+  const int64_t block = count / n * size;  // of all_to_all
   if (call.collective == Collective::all_to_all) {
-    const int64_t block = count / n * size;
     if (input == output && count > 0) input = copy_to_scratch();  // in place, what leaves would be overwritten by what comes
     copy_bytes(output + rank * block, input + rank * block, block);
-    e.memory = [=, me = rank](int32_t chunk) -> std::span<std::byte> {
-      const int from = chunk / n, to = chunk % n;
-      if (to == me) return {output + from * block, size_t(block)};
-      if (from == me) return {input + to * block, size_t(block)};
-      return {};
-    };
-    e.chunk_bytes = [=](int32_t) { return size_t(block); };
+  }
+  const auto block_of = [&](int32_t chunk) -> std::span<std::byte> {
+    const int from = chunk / n, to = chunk % n;
+    if (to == rank) return {output + from * block, size_t(block)};
+    if (from == rank) return {input + to * block, size_t(block)};
+    return {};
+  };
+  const auto block_bytes = [&](int32_t) { return size_t(block); };
+  const Tensor& mine = call.collective == Collective::gather ? call.input : call.output;
+  const int64_t part_bytes = one_sided ? mine.defined() ? mine.numel() * size : own.size() * size : 0;
+  const auto chunk_bytes = [&](int32_t chunk) {
+    if (count < 0) return chunk == rank ? size_t(part_bytes) : 0;  // a direct gather or scatter touches no other chunk here
+    return size_t(shard_range(count, plan.chunks, chunk).size() * size);
+  };
+  const auto chunk_of = [&](int32_t chunk) -> std::span<std::byte> {
+    if (part && chunk == rank) return {part, chunk_bytes(chunk)};
+    if (whole) return {whole + shard_range(count, plan.chunks, chunk).begin * size, chunk_bytes(chunk)};
+    return {};
+  };
+  Execution e;
+  if (call.collective == Collective::all_to_all) {
+    e.memory = std::ref(block_of);  // by reference: no memory is allocated for it
+    e.chunk_bytes = std::ref(block_bytes);
   } else {
-    const Tensor& mine = call.collective == Collective::gather ? call.input : call.output;
-    const int64_t part_bytes = one_sided ? mine.defined() ? mine.numel() * size : own.size() * size : 0;
-    const auto range = [=, chunks = plan.chunks](int32_t chunk) { return shard_range(count, chunks, chunk); };
-    e.chunk_bytes = [=, me = rank](int32_t chunk) {
-      if (count < 0) return chunk == me ? size_t(part_bytes) : 0;  // a direct gather or scatter touches no other chunk here
-      return size_t(range(chunk).size() * size);
-    };
-    e.memory = [=, me = rank, bytes = e.chunk_bytes](int32_t chunk) -> std::span<std::byte> {
-      if (part && chunk == me) return {part, bytes(chunk)};
-      if (whole) return {whole + range(chunk).begin * size, bytes(chunk)};
-      return {};
-    };
+    e.memory = std::ref(chunk_of);
+    e.chunk_bytes = std::ref(chunk_bytes);
   }
   InPlace in_place;
   if (can_work_in_place(call.collective, call.algorithm) && count > 0) {
@@ -190,10 +200,9 @@ void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
                 .placement = placement_of({whole, size_t(count * size)})};
     e.in_place = &in_place;
   }
-  e.program = plan.program;
-  e.rank = rank;
-  e.ranks = n;
+  e.plan = &*plan.plan;
   e.transport = transport.get();
+  e.checksum = job->checksum;
   e.dtype = call.dtype;
   e.op = call.op;
   e.header = turns.header(call, sequence);

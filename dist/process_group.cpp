@@ -58,7 +58,9 @@ void check_part(Collective c, const Tensor& part, const Tensor& whole, int rank,
 
 std::string Call::describe() const {
   if (collective == Collective::barrier) return tag.empty() ? "barrier" : "barrier, tag " + tag;
-  std::string text(name_of(collective));
+  std::string text;
+  text.reserve(64 + tag.size());
+  text += name_of(collective);
   if (collective == Collective::batch) {
     text = "exchange of ";
     for (size_t i = 0; i < batch.size(); ++i) {

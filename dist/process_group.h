@@ -60,6 +60,7 @@ struct Traffic {
   int64_t received = 0;
   int64_t messages = 0;
   int64_t collectives = 0;
+  int64_t in_place = 0;  ///< collectives done on tensors in shared memory; the bytes are counted as if they had been sent
 };
 
 /// One call, checked, as engines see it.

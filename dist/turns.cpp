@@ -4,7 +4,9 @@ namespace lockstep::dist {
 
 Turns::Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic, Move move)
     : job_(job), group_(group), hash_(hash_text(group.id, hash_text(job.control->place().job + "\n"))), traffic_(std::move(traffic)),
-      move_(std::move(move)), sent_(group.world_ranks.size()), received_(group.world_ranks.size()) {}
+      move_(std::move(move)), sent_(group.world_ranks.size()), received_(group.world_ranks.size()) {
+  activity.group = group.name;
+}
 
 Work Turns::run(Call call, bool async) {
   std::unique_lock lock(calls_);
@@ -24,7 +26,6 @@ void Turns::perform(Call& call, uint64_t number) {
     const std::lock_guard lock(failure_mutex_);
     if (failure_) std::rethrow_exception(failure_);
   }
-  activity.group = group_.name;
   activity.collective = call.describe();
   activity.completed = completed_;
   activity.is_collective = !is_message(call.collective);
