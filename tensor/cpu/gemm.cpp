@@ -1,15 +1,15 @@
 // Matrix product in the classic layers, from the outside in:
 //
-//   shared block of b   as much as stays in L3; packed by all threads, read by all
-//   rows of a           each thread has its own, and packs them for one block of k
-//   block of b          slivers that stay in L2 while all of the thread's a slivers pass
-//   a sliver            stays in L1 while it meets these b slivers, one tile of c each (gemm_tile.h)
+//   columns of b    for some blocks of k: so many that they stay in L3. Packed by all threads, read by all
+//   rows of a       for one block of k: a few slivers. Each thread packs those of its own part of c
+//   a sliver        stays in L1 while it meets these columns, one tile of c each (gemm_tile.h)
 //
-// Packing also makes transposed and 16-bit operands free: they differ only in how they are copied. Where a thread's piece
+// Packing also makes transposed and 16-bit operands free: they differ only in how they are copied. Where a thread's part
 // begins does not matter for the bits, so the work is cut by the number of threads.
 #include "tensor/cpu/gemm.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "tensor/cpu/gemm_tile.h"
 #include "tensor/cpu/parallel.h"
@@ -18,12 +18,10 @@
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t depth_bytes = 2048;           // of an a sliver's line: the sliver stays in L1
-constexpr int64_t block_bytes = 480 << 10;      // of b in L2
-constexpr int64_t shared_bytes = int64_t(2) << 20;  // of packed b
-constexpr int64_t columns_limit = 1536;         // of packed b, unless k is short
-constexpr int64_t rows_limit = 112;             // of packed a
-constexpr int64_t fork_work = 1 << 18;          // multiplications that are worth a thread
+constexpr int64_t depth_bytes = 2048;                // of a line of an a sliver: the sliver stays in L1
+constexpr int64_t shared_bytes = int64_t(2) << 20;   // of packed b, for more than one block of k
+constexpr int64_t columns_limit = 1536;              // of packed b, unless k is short
+constexpr int64_t fork_work = 1 << 18;               // multiplications that are worth a thread
 
 int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
 
@@ -43,36 +41,36 @@ void tiny_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, Matri
 template <class T>
 struct Plan {
   static constexpr int64_t high = tile_rows<T>, wide = tile_columns<T>, size = sizeof(T);
+  static constexpr int64_t rows = 8 * high;  // of a that a thread packs at a time, at most
 
-  int64_t depth;          // of a block of k
+  int64_t depth;            // of a block of k
   int64_t columns, packed;  // of b, and how much of k, that are packed at a time
-  int64_t rows;           // of a that a thread packs at a time
-  int64_t threads, across;  // a grid of threads, so many of them side by side
-  int64_t b_size, a_size;  // packed, in numbers
+  int64_t down, across;     // a grid of threads
+  int64_t b_size, a_size;   // packed, in numbers
 
   Plan(int64_t m, int64_t n, int64_t k, int64_t most_threads) {
     depth = ceil_div(k, ceil_div(k, depth_bytes / size));
     const int64_t limit = shared_bytes / size;
     columns = std::min(n, std::max<int64_t>(columns_limit, limit / k / wide * wide));
     packed = std::min(ceil_div(k, depth), std::max<int64_t>(1, limit / (columns * depth))) * depth;
-    rows = std::min(ceil_div(m, high), rows_limit / high) * high;
-    // a is packed once for each column of the grid, so few columns win where they share the work as well.
-    threads = std::clamp<int64_t>(m * n * k / fork_work, 1, most_threads);
-    int64_t least = INT64_MAX;
+    // A sliver is packed again for each column of the grid, in about a tile's time: few columns win where they balance as well.
+    const int64_t threads = std::clamp<int64_t>(m * n * k / fork_work, 1, most_threads);
+    int64_t least = std::numeric_limits<int64_t>::max();
     for (int64_t s = 1; s <= threads; ++s) {
       if (threads % s != 0) continue;
       const int64_t cost = ceil_div(m, threads / s * high) * (ceil_div(ceil_div(columns, wide), s) + 1);
-      if (cost < least) least = cost, across = s;
+      if (cost < least) least = cost, across = s, down = threads / s;
     }
     b_size = ceil_div(columns, wide) * wide * packed;
-    a_size = (rows * depth + 63) / 64 * 64 + 64;
+    a_size = rows * depth + 64;
   }
+  int64_t scratch() const { return b_size + down * across * a_size; }
 };
 
 /// One product; the members are what its pieces share.
 template <class T, class In>
 struct Product {
-  static constexpr int high = tile_rows<T>, wide = tile_columns<T>;
+  static constexpr int64_t high = tile_rows<T>, wide = tile_columns<T>;
   static constexpr int64_t pack_columns = 8 * wide;
 
   int64_t m, n, k, ldc;
@@ -81,20 +79,18 @@ struct Product {
   T* c;
   const Finish& finish;
   Plan<T> plan;
-  T* packed_b;  // block of k after block of k, slivers of `wide` columns in each
-  T* packed_a;  // of each thread
+  T* packed_b;  // block of k after block of k, slivers of `wide` columns in each; behind them each thread's rows of a
 
   void operator()() const {
-    const int64_t down = plan.threads / plan.across;
     for (int64_t j = 0; j < n; j += plan.columns)
       for (int64_t p = 0; p < k; p += plan.packed) {
-        const int64_t columns = std::min(plan.columns, n - j), lines = ceil_div(columns, wide), end = std::min(k, p + plan.packed);
+        const int64_t columns = std::min(plan.columns, n - j), slivers = ceil_div(columns, wide), end = std::min(k, p + plan.packed);
         pack_b(j, columns, p, end);
-        parallel_for(plan.threads, 1, [&](int64_t begin, int64_t stop) {
-          for (int64_t t = begin; t < stop; ++t) {
+        parallel_for(plan.down * plan.across, 1, [&](int64_t first, int64_t last) {
+          for (int64_t t = first; t < last; ++t) {
             const int64_t y = t / plan.across, x = t % plan.across;
-            multiply(m * y / down, m * (y + 1) / down, j, columns, lines * x / plan.across * wide, std::min(columns, lines * (x + 1) / plan.across * wide), p,
-                     end, packed_a + t * plan.a_size);
+            multiply(m * y / plan.down, m * (y + 1) / plan.down, j, columns, slivers * x / plan.across * wide,
+                     std::min(columns, slivers * (x + 1) / plan.across * wide), p, end, packed_b + plan.b_size + t * plan.a_size);
           }
         });
       }
@@ -103,29 +99,28 @@ struct Product {
   /// Packs columns [j, j + columns) of b's rows [p0, p1).
   void pack_b(int64_t j, int64_t columns, int64_t p0, int64_t p1) const {
     const int64_t padded = ceil_div(columns, wide) * wide, pieces = ceil_div(columns, pack_columns), units = pieces * ceil_div(p1 - p0, plan.depth);
-    parallel_for(units, plan.threads == 1 ? units : 1, [&](int64_t begin, int64_t end) {
-      for (int64_t unit = begin; unit < end; ++unit) {
+    parallel_for(units, plan.down * plan.across == 1 ? units : 1, [&](int64_t first, int64_t last) {
+      for (int64_t unit = first; unit < last; ++unit) {
         const int64_t p = p0 + unit / pieces * plan.depth, depth = std::min(plan.depth, p1 - p), x = unit % pieces * pack_columns;
         pack<wide>(b.at(p, j + x).data, b.col, b.row, std::min(pack_columns, columns - x), depth, packed_b + (p - p0) * padded + x * depth);
       }
     });
   }
 
-  /// What the packed rows [p0, p1) of b, in its columns j + [first, last) of `columns`, add to c's rows [i0, i1).
-  void multiply(int64_t i0, int64_t i1, int64_t j, int64_t columns, int64_t first, int64_t last, int64_t p0, int64_t p1, T* rows_of_a) const {
-    for (int64_t start = i0; start < i1; start += plan.rows)
+  /// What the packed rows [p0, p1) of b, in its columns j + [x0, x1) of `columns`, add to c's rows [i0, i1).
+  void multiply(int64_t i0, int64_t i1, int64_t j, int64_t columns, int64_t x0, int64_t x1, int64_t p0, int64_t p1, T* packed_a) const {
+    const int64_t rows = a.col == 1 ? high : plan.rows;  // where rows of a lie apart, a sliver at a time goes from memory to L1
+    for (int64_t i = i0; i < i1; i += rows)
       for (int64_t p = p0; p < p1; p += plan.depth) {
-        const int64_t depth = std::min(plan.depth, p1 - p), stop = std::min(i1, start + plan.rows);
-        const int64_t step = std::max<int64_t>(1, block_bytes / (depth * wide * plan.size)) * wide;
-        const T* const block = packed_b + (p - p0) * ceil_div(columns, wide) * wide;
-        pack<high>(a.at(start, p).data, a.row, a.col, stop - start, depth, rows_of_a);
-        for (int64_t x = first; x < last; x += step)
-          for (int64_t i = start; i < stop; i += high) {
-            const int64_t rows = std::min<int64_t>(high, stop - i), end = std::min(last, x + step);
-            for (int64_t y = x; y < end; y += wide)
-              one_tile(depth, rows_of_a + (i - start) * depth, block + y * depth, p == 0 ? beta : T(1), c + i * ldc + j + y, rows, std::min<int64_t>(wide, end - y));
-            if (p + depth == k && finish) finish(i, j + x, rows, end - x);
-          }
+        const int64_t depth = std::min(plan.depth, p1 - p), end = std::min(i1, i + rows);
+        pack<high>(a.at(i, p).data, a.row, a.col, end - i, depth, packed_a);
+        for (int64_t y = i; y < end; y += high) {
+          const int64_t height = std::min(high, end - y);
+          for (int64_t x = x0; x < x1; x += wide)
+            one_tile(depth, packed_a + (y - i) * depth, packed_b + (p - p0) * ceil_div(columns, wide) * wide + x * depth, p == 0 ? beta : T(1),
+                     c + y * ldc + j + x, height, std::min(wide, x1 - x));
+          if (p + depth == k && finish) finish(y, j + x0, height, x1 - x0);
+        }
       }
   }
 
@@ -147,8 +142,7 @@ bool is_tiny(int64_t m, int64_t n, int64_t k) { return m * n * k <= 256; }  // k
 template <class T>
 int64_t gemm_scratch(int64_t m, int64_t n, int64_t k) {
   if (is_tiny(m, n, k)) return 0;
-  const Plan<T> plan(m, n, k, 1);
-  return plan.b_size + plan.a_size;
+  return Plan<T>(m, n, k, 1).scratch();
 }
 
 template <class T, class In>
@@ -161,10 +155,10 @@ void gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView
   const Plan<T> plan(m, n, k, scratch ? 1 : get_threads());
   Ref<Storage> storage;
   if (!scratch) {
-    storage = Storage::allocate((plan.b_size + plan.threads * plan.a_size) * plan.size, cpu);
+    storage = Storage::allocate(plan.scratch() * plan.size, cpu);
     scratch = reinterpret_cast<T*>(storage->data());
   }
-  Product<T, In>{m, n, k, ldc, alpha, beta, a, b, c, finish, plan, scratch, scratch + plan.b_size}();
+  Product<T, In>{m, n, k, ldc, alpha, beta, a, b, c, finish, plan, scratch}();
 }
 
 template int64_t gemm_scratch<float>(int64_t, int64_t, int64_t);
