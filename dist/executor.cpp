@@ -16,7 +16,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t small_scratch = 32 << 10;
-
 // Kept from call to call, so that a small collective allocates nothing.
 struct Workspace {
   std::vector<size_t> done, size;          // bytes, by item
@@ -121,7 +120,6 @@ class Executor {
   }
 
   static size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
   /// Memory of every transfer; what lies in scratch copies gets it now.
   void lay_out() {
     if (scratch_bytes_ > 0) {
