@@ -78,7 +78,7 @@ class Launch {
     prepare_cores();
     int code = 0;
     for (int number = o_.attempt;; ++number) {
-      std::vector<Member> members;
+      std::vector<Launched> members;
       const Attempt attempt = prepare(number, members);
       const Outcome outcome = supervise(members, o_.times, console_);
       port_.reset();
@@ -138,7 +138,7 @@ class Launch {
     return o_.binding == Binding::none ? threads_of_rank(usable_cores(), o_.ranks) : int(cores_[size_t(local_rank)].size());
   }
 
-  Attempt prepare(int number, std::vector<Member>& members) {
+  Attempt prepare(int number, std::vector<Launched>& members) {
     Attempt attempt{.number = number, .address = o_.address, .token = o_.token.empty() ? random_token() : o_.token, .job = o_.job, .port = o_.port,
                     .folder = (folder_ / ("attempt_" + std::to_string(number))).string(), .keep = !scratch_ || scratch_->keep};
     if (remote()) {
@@ -166,7 +166,7 @@ class Launch {
       fs::create_directories(folder, failed);
       LOCKSTEP_CHECK(!failed, "[run] cannot make the folder ", folder.string(), ": ", failed.message());
       fs::remove(folder / "error.json", failed);
-      Member member{.process = {.name = "rank " + std::to_string(rank), .argv = argv,
+      Launched member{.process = {.name = "rank " + std::to_string(rank), .argv = argv,
                                 .environment = rank_environment(o_, attempt, i, base_, threads(i)), .cores = cores_[size_t(i)]}};
       // Input from a terminal would stop a rank, which is in the background.
       if (rank == 0 && !o_.agent && !isatty(STDIN_FILENO)) member.process.input = Input::inherited;
@@ -183,7 +183,7 @@ class Launch {
     return attempt;
   }
 
-  int finish(const Attempt& attempt, const std::vector<Member>& members, const Outcome& outcome) {
+  int finish(const Attempt& attempt, const std::vector<Launched>& members, const Outcome& outcome) {
     const auto failed = std::find_if(outcome.members.begin(), outcome.members.end(), [](const Ended& e) { return e.failed(); });
     if (outcome.first >= 0) {
       console_.say(describe_failure(o_, attempt, members, outcome));

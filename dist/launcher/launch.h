@@ -102,7 +102,7 @@ std::string shell_quote(const std::string& text);
 /// the others ended with the error that it told them.
 int find_cause(const LaunchOptions& options, const Attempt& attempt, const Outcome& outcome);
 /// What happened, for a person. Files of errors are looked up in attempt.folder.
-std::string describe_failure(const LaunchOptions& options, const Attempt& attempt, const std::vector<Member>& members, const Outcome& outcome);
+std::string describe_failure(const LaunchOptions& options, const Attempt& attempt, const std::vector<Launched>& members, const Outcome& outcome);
 /// Text of an error file: plain, or JSON with "message".
 std::string read_error_file(const std::string& file);
 

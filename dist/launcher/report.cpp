@@ -74,7 +74,7 @@ int find_cause(const LaunchOptions& o, const Attempt& attempt, const Outcome& ou
   return ended.failed() && !ended.stopped ? other : outcome.first;
 }
 
-std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, const std::vector<Member>& members, const Outcome& outcome) {
+std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, const std::vector<Launched>& members, const Outcome& outcome) {
   const bool hosts = members[0].remote;
   const int first = find_cause(o, attempt, outcome);
   std::string error = error_of(o, attempt, first);

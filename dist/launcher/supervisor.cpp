@@ -21,7 +21,7 @@ constexpr double never = std::numeric_limits<double>::infinity();
 constexpr double last_wait = 5;  // for what even SIGKILL does not end (a process stuck in the kernel)
 
 struct Running {
-  const Member* member = nullptr;
+  const Launched* member = nullptr;
   Started process;
   Relay output, error;
   bool alive = false;
@@ -32,12 +32,12 @@ struct Running {
 
 class Supervisor {
  public:
-  Supervisor(const std::vector<Member>& members, const Supervision& options, Console& console)
+  Supervisor(const std::vector<Launched>& members, const Supervision& options, Console& console)
       : members_(members), options_(options), console_(console) {}
 
   Outcome run() {
     try {
-      for (const Member& member : members_) launch(member);
+      for (const Launched& member : members_) launch(member);
       while (alive() > 0 && !gave_up_) {
         wait();
         advance();
@@ -52,7 +52,7 @@ class Supervisor {
   }
 
  private:
-  void launch(const Member& member) {
+  void launch(const Launched& member) {
     auto r = std::make_unique<Running>();
     r->member = &member;
     r->output = Relay(&console_, 1, member.prefix, member.show_output, member.output_file);
@@ -272,7 +272,7 @@ class Supervisor {
     }
   }
 
-  const std::vector<Member>& members_;
+  const std::vector<Launched>& members_;
   Supervision options_;
   Console& console_;
   std::vector<std::unique_ptr<Running>> running_;
@@ -287,7 +287,7 @@ class Supervisor {
 
 int Ended::code() const { return unreachable || status < 0 ? 1 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
 
-Outcome supervise(const std::vector<Member>& members, const Supervision& supervision, Console& console) {
+Outcome supervise(const std::vector<Launched>& members, const Supervision& supervision, Console& console) {
   return Supervisor(members, supervision, console).run();
 }
 

@@ -18,7 +18,7 @@ namespace lockstep::dist {
 void one_shot(const Request& request, const Emit& emit) {
   const int n = request.ranks;
   const auto slot_of = [](int rank, int term) { return term == rank ? 0 : term < rank ? term + 1 : term; };  // of a term, at a rank
-  Writer w(emit);
+  StepWriter w(emit);
   for (int s = 1; s < n; ++s, w.next()) {
     for (int rank = 0; rank < n; ++rank) {
       const int to = (rank + s) % n;
