@@ -220,7 +220,6 @@ void RunCommand::run() {
   Options& o = *options_;
   dist::LaunchOptions& l = o.launch;
   const auto notice = [&](const std::string& text) { if (!l.quiet) std::cerr << "lockstep run: " << text << std::endl; };
-  const auto given = [&](const char* name) { return sub_.get_option(name)->count() > 0; };
   l.command = program_;
   l.address = o.address, l.port = o.port, l.node = std::max(0, o.node);
 

@@ -80,7 +80,7 @@ std::vector<int> parse_hosts(const std::string& text, int ranks) {
 }
 
 bool is_algorithm(const std::string& name) {
-  for (int a = 0; a <= int(Algorithm::server); ++a) if (name == name_of(Algorithm(a))) return true;
+  for (int a = 0; a <= int(last_algorithm); ++a) if (name == name_of(Algorithm(a))) return true;
   return false;
 }
 
@@ -109,7 +109,7 @@ Question understand(const Asked& asked) {
 }
 
 void add_question(CLI::App& command, Asked& asked, bool needs_algorithm) {
-  auto* algorithm = command.add_option("algorithm", asked.algorithm, "ring, direct, tree, halving_doubling, hierarchical or server; also ring_all_reduce and so on");
+  auto* algorithm = command.add_option("algorithm", asked.algorithm, "ring, direct, tree, halving_doubling, hierarchical, server or one_shot; also ring_all_reduce and so on");
   if (needs_algorithm) algorithm->required();
   command.add_option("--ranks", asked.ranks, "number of ranks")->required()->check(CLI::Range(1, 65536));
   command.add_option("--collective", asked.collective, "all_reduce (default), reduce_scatter, all_gather, broadcast, reduce, gather, scatter or all_to_all");
@@ -201,7 +201,7 @@ void print_simulation(const SimulateOptions& o) {
   result["latency"] = network.between.latency;
   result["bandwidth"] = network.between.bandwidth;
   std::vector<Json> rows;
-  for (int a = int(Algorithm::ring); a <= int(Algorithm::server); ++a) {
+  for (int a = int(Algorithm::ring); a <= int(last_algorithm); ++a) {
     const bool is_asked = !all && Algorithm(a) == algorithm;
     const bool pointless = Algorithm(a) == Algorithm::hierarchical && request.hosts.empty();  // one host: that is `direct`
     if (is_asked || (has_schedule(Algorithm(a), request.collective) && !pointless)) rows.push_back(run(Algorithm(a)));

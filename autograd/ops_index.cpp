@@ -15,6 +15,15 @@ void give_places(Backward& back, const Shape& shape, Fn add_to) {
   if (!sum.defined()) back.give(0, whole);
 }
 
+// The gradient of a source that may be larger than the index: what was not read gets 0.
+Tensor gradient_of_source(const Tensor& grad, int64_t dim, const Tensor& index, const Shape& source) {
+  const Tensor read = gather(grad, dim, index);
+  if (read.shape() == source) return read;
+  std::vector<int64_t> more;  // last dim first
+  for (int d = source.rank() - 1; d >= 0; --d) more.insert(more.end(), {0, source[d] - index.shape()[d]});
+  return pad(read, more);
+}
+
 }  // namespace
 
 Variable gather(const Variable& x, int64_t dim, const Tensor& index) {
@@ -28,19 +37,19 @@ Variable gather(const Variable& x, int64_t dim, const Tensor& index) {
 Variable scatter(const Variable& x, int64_t dim, const Tensor& index, const Variable& source) {
   Tensor out = scatter(x.tensor(), dim, index, source.tensor());
   if (!needs_grad({&x, &source})) return out;
-  return record("scatter", {&x, &source}, std::move(out), [dim, at = Saved(index)](Backward& back) {
+  return record("scatter", {&x, &source}, std::move(out), [dim, at = Saved(index), shape = source.shape()](Backward& back) {
     const Tensor& index = at.get("scatter");
     const Tensor& grad = back.grad();
     if (back.needs(0)) back.give(0, scatter(grad, dim, index, zeros(index.shape(), {grad.dtype(), grad.device()})));
-    if (back.needs(1)) back.give(1, gather(grad, dim, index));
+    if (back.needs(1)) back.give(1, gradient_of_source(grad, dim, index, shape));
   });
 }
 
 Variable scatter_add(const Variable& x, int64_t dim, const Tensor& index, const Variable& source) {
   Tensor out = scatter_add(x.tensor(), dim, index, source.tensor());
   if (!needs_grad({&x, &source})) return out;
-  return record("scatter_add", {&x, &source}, std::move(out), [dim, at = Saved(index)](Backward& back) {
-    if (back.needs(1)) back.give(1, gather(back.grad(), dim, at.get("scatter_add")));
+  return record("scatter_add", {&x, &source}, std::move(out), [dim, at = Saved(index), shape = source.shape()](Backward& back) {
+    if (back.needs(1)) back.give(1, gradient_of_source(back.grad(), dim, at.get("scatter_add"), shape));
     if (back.needs(0)) back.give(0, std::move(back.grad()));
   });
 }

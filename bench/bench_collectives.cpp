@@ -24,7 +24,7 @@ struct Options {
   int ranks = 2;
   int64_t min = 1 << 10, max = 64 << 20, factor = 2;
   double seconds = 0.5;
-  bool json = false;
+  bool json = false, ordinary = false;
 };
 
 /// Bytes that cross the links for each byte of the buffer, over those of a perfect algorithm; n ranks.
@@ -51,7 +51,8 @@ void measure(dist::ProcessGroup& world, const Options& o, const std::string& nam
   for (int64_t bytes = o.min;; bytes = std::min(bytes * o.factor, o.max)) {
     const int64_t count = std::max<int64_t>(bytes / int64_t(size_of(dtype)) / n, 1) * n;  // a multiple of n, for all_to_all
     // Zeros: a sum in place stays what it is, however often it runs.
-    const Tensor whole = zeros({count}, {.dtype = dtype}), other = zeros({count}, {.dtype = dtype}), part = zeros({count / n}, {.dtype = dtype});
+    const auto make = [&](int64_t size) { return o.ordinary ? zeros({size}, {.dtype = dtype}) : world.shared_empty({size}, dtype).zero_(); };
+    const Tensor whole = make(count), other = make(count), part = make(count / n);
     const auto call = [&] {
       if (o.op == "all_reduce") world.all_reduce(whole, options).wait();
       else if (o.op == "reduce_scatter") world.reduce_scatter(part, whole, options).wait();
@@ -109,12 +110,13 @@ int main(int argc, char** argv) {
   app.add_option("--ranks", o.ranks, "number of ranks")->check(CLI::Range(1, 64))->capture_default_str();
   app.add_option("--op", o.op, "the collective")->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier"}))->capture_default_str();
   app.add_option("--dtype", o.dtype)->capture_default_str();
-  app.add_option("--algorithm", o.algorithm, "automatic, ring, direct, tree, halving_doubling, hierarchical, server")->capture_default_str();
+  app.add_option("--algorithm", o.algorithm, "automatic, ring, direct, tree, halving_doubling, hierarchical, server, one_shot")->capture_default_str();
   app.add_option("--backend", o.backend, "under a launcher: auto, native, mpi")->capture_default_str();
   app.add_option("--min", o.min, "smallest size in bytes")->transform(size)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--max", o.max, "largest size in bytes")->transform(size)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--factor", o.factor, "from one size to the next")->check(CLI::Range(2, 1024))->capture_default_str();
   app.add_option("--seconds", o.seconds, "about this long for each size")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_flag("--ordinary", o.ordinary, "tensors as they come, not ProcessGroup::shared_empty()");
   app.add_flag("--json", o.json, "a JSON object per size");
   CLI11_PARSE(app, argc, argv);
   try {

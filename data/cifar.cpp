@@ -33,6 +33,7 @@ TensorDataset read_all(const std::vector<std::string>& paths) {
       *label++ = int64_t(at[0]);
       for (int64_t i = 1; i < record; ++i) *image++ = float(int(at[i])) / 255;
     }
+    file->check();
   }
   return {images, labels};
 }

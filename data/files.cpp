@@ -3,8 +3,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,7 +12,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "tensor/check.h"
+#include "data/open_file.h"
 
 namespace lockstep::data {
 namespace {
@@ -41,30 +39,6 @@ int64_t attempt(Call call) {
   return result;
 }
 
-[[noreturn]] void fail_system(const std::string& what, const std::string& path, const char* advice = "") {
-  const int error = errno;
-  fail(str("[file] cannot ", what, " ", path, ": ", std::strerror(error), error == ENOSPC ? " (free space, then save again)" : "", advice));
-}
-
-struct Descriptor {
-  int fd = -1;
-  ~Descriptor() { if (fd >= 0) ::close(fd); }
-};
-
-struct OpenFile : Descriptor {
-  int64_t size = 0;
-};
-
-void open_regular(OpenFile& file, const std::string& path, int64_t max_bytes) {
-  file.fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file.fd < 0) fail_system("open", path);
-  struct stat info;
-  if (::fstat(file.fd, &info) != 0) fail_system("stat", path);
-  LOCKSTEP_CHECK(S_ISREG(info.st_mode), "[file] expected a regular file, got ", S_ISDIR(info.st_mode) ? "a folder: " : "a device or pipe: ", path);
-  LOCKSTEP_CHECK(info.st_size <= max_bytes, "[file] expected at most ", max_bytes, " bytes, got ", info.st_size, ": ", path);
-  file.size = info.st_size;
-}
-
 /// Removes the temporary files that ended processes of this host left: NAME.tmp-HOST-PID-N.
 void remove_stale(const fs::path& folder, const std::string& prefix) {
   std::error_code ignored;
@@ -89,19 +63,6 @@ void write_all(int fd, Bytes chunk, const std::string& path) {
 }
 
 }  // namespace
-
-std::shared_ptr<MappedFile> MappedFile::open(const std::string& path, int64_t max_bytes) {
-  OpenFile file;
-  open_regular(file, path, max_bytes);
-  if (file.size == 0) return std::shared_ptr<MappedFile>(new MappedFile(nullptr, 0));  // mmap refuses length 0
-  void* data = ::mmap(nullptr, size_t(file.size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file.fd, 0);
-  if (data == MAP_FAILED) fail_system("map", path);
-  return std::shared_ptr<MappedFile>(new MappedFile(static_cast<std::byte*>(data), file.size));
-}
-
-MappedFile::~MappedFile() {
-  if (data_) ::munmap(data_, size_t(size_));
-}
 
 std::string read_file(const std::string& path, int64_t max_bytes) {
   OpenFile file;

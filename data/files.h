@@ -15,7 +15,8 @@ using Bytes = std::span<const std::byte>;
 /// Views the characters of a string as bytes.
 inline Bytes as_bytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
 
-/// A whole file in memory. Pages are private: writing to them never reaches the file.
+/// A whole file in memory. Pages are private: writing to them never reaches the file. The file should not change meanwhile: what
+/// it loses reads as zeros, and check() tells.
 class MappedFile {
  public:
   /// Error when the file is missing, unreadable, not a regular file or larger than `max_bytes`.
@@ -26,12 +27,21 @@ class MappedFile {
   std::byte* data() const { return data_; }
   int64_t size() const { return size_; }
   Bytes bytes() const { return {data_, size_t(size_)}; }
+  /// Error when the file has another size or time of change than when it was mapped.
+  void check() const;
 
  private:
-  MappedFile(std::byte* data, int64_t size) : data_(data), size_(size) {}
-  std::byte* data_;
-  int64_t size_;
+  struct Range;
+  friend void check_mapped_files();
+  MappedFile() = default;
+  std::string path_;
+  std::byte* data_ = nullptr;
+  int64_t size_ = 0, changed_at_ = 0;
+  int fd_ = -1;
+  Range* range_ = nullptr;
 };
+/// check() of every mapped file: for whoever has just read from tensors that may lie in one.
+void check_mapped_files();
 
 /// The content of a file of at most `max_bytes`.
 std::string read_file(const std::string& path, int64_t max_bytes);

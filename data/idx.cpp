@@ -113,7 +113,12 @@ Tensor parse_idx(Bytes file, const std::string& origin, int64_t max_bytes) {
   return out;
 }
 
-Tensor read_idx(const std::string& path, int64_t max_bytes) { return parse_idx(MappedFile::open(path)->bytes(), path, max_bytes); }
+Tensor read_idx(const std::string& path, int64_t max_bytes) {
+  const auto file = MappedFile::open(path);
+  Tensor tensor = parse_idx(file->bytes(), path, max_bytes);
+  file->check();
+  return tensor;
+}
 
 TensorDataset load_mnist(const std::string& folder, bool train) {
   const auto find = [&](const std::string& name) {

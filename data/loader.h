@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "data/dataset.h"
+#include "data/files.h"
 #include "data/prefetch.h"
 #include "data/sampler.h"
 #include "tensor/random.h"
@@ -179,7 +180,10 @@ class DataLoader {
         at = wanted[0];
         key.micro_batch = uint64_t(wanted[0]);
         const detail::RandomScope scope(key);
-        if (auto batch = dataset.get_batch(wanted)) return std::move(*batch);
+        if (auto batch = dataset.get_batch(wanted)) {
+          check_mapped_files();
+          return std::move(*batch);
+        }
       }
     }
     std::vector<S> samples;
@@ -189,7 +193,9 @@ class DataLoader {
       const detail::RandomScope scope(key);
       samples.push_back(dataset.get(index));
     }
-    return collate(std::move(samples));
+    B batch = collate(std::move(samples));
+    check_mapped_files();
+    return batch;
   }
 
   DatasetPtr<S> dataset_;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tensor/check.h"
+#include "tensor/threads.h"
 
 namespace lockstep::data {
 
@@ -42,7 +43,10 @@ class Prefetcher {
     state_->at = std::vector<std::atomic<int64_t>>(size_t(options.workers));
     for (auto& at : state_->at) at = -1;
     for (int worker = 0; worker < options.workers; ++worker)
-      threads_.emplace_back([state = state_, worker] { work(*state, worker); });
+      threads_.emplace_back([state = state_, worker, limit = get_threads()] {
+        const ThreadLimit shared(limit);  // of whoever made this: a rank that is a thread has its share
+        work(*state, worker);
+      });
   }
 
   /// Waits for items being made, and drops them.

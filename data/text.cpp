@@ -30,6 +30,7 @@ Example windows(const Tensor& tokens, std::span<const int64_t> starts, int64_t c
       target = std::copy_n(source + start + 1, context, target);
     }
   });
+  check_mapped_files();
   return batch;
 }
 

@@ -7,7 +7,9 @@
 namespace lockstep::dist {
 namespace {
 
-void require_sodium() { LOCKSTEP_CHECK(sodium_init() >= 0, "[auth] expected libsodium to start, got an error: the system has no source of random numbers"); }
+void require_sodium() {
+  LOCKSTEP_CHECK(sodium_init() >= 0, "[auth] expected libsodium to start, got an error: the system has no source of random numbers");
+}
 
 }  // namespace
 

@@ -62,7 +62,7 @@ struct Activity {
   int waits_for = -1;        ///< world rank that it needs something from
   uint64_t messages = 0;     ///< point to point: how many from (receive) or taken by (send) that rank it needs; else 0
   bool is_send = false;
-  /// Point to point messages so far, by world rank: begun to be sent to it, and taken from it. May be empty (not counted):
+  /// Point to point messages so far, by world rank: begun to be sent to it, and to be taken from it. May be empty (not counted):
   /// a circle of waits is then believed when nothing in it moves for three heartbeats.
   std::vector<std::pair<int, uint64_t>> sent_to, taken_from;
 };
@@ -114,8 +114,5 @@ class Control {
  protected:
   std::atomic<bool> failed_{false};
 };
-
-/// Proof that a peer knows the job's token; used by the store and by data connections. HMAC-SHA-256 over a fresh nonce.
-/// See auth.h.
 
 }  // namespace lockstep::dist

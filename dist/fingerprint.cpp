@@ -24,6 +24,9 @@ bool same_call(const Header& a, const Header& b) {
          a.tag == b.tag && a.algorithm == b.algorithm && (is_message(Collective(a.kind)) || a.root == b.root);
 }
 
+// By what `automatic` stands for: not worth a word.
+bool is_default(const Header& h) { return h.algorithm == uint8_t(Algorithm::automatic) || h.algorithm == uint8_t(Algorithm::direct) || h.algorithm == uint8_t(Algorithm::one_shot); }
+
 #if !defined(__SSE4_2__)
 // Castagnoli's polynomial, reflected; eight tables so that eight bytes are taken at once.
 constexpr auto crc_tables = [] {
@@ -104,7 +107,7 @@ std::string describe(const Header& header) {
   if (is_reduction(kind)) text += str(" ", name_of(ReduceOp(header.op)));
   const bool outward = kind == Collective::send || kind == Collective::reduce || kind == Collective::gather;
   if (has_root(kind) || is_message(kind)) text += str(outward ? " to rank " : " from rank ", header.root);
-  if (header.algorithm > uint8_t(Algorithm::direct) || header.algorithm == uint8_t(Algorithm::ring)) text += str(" by ", name_of(Algorithm(header.algorithm)));
+  if (!is_default(header)) text += str(" by ", name_of(Algorithm(header.algorithm)));
   if (header.tag_text[0]) {
     const size_t length = strnlen(header.tag_text, sizeof header.tag_text);
     text += ", tag " + std::string(header.tag_text, length) + (length == sizeof header.tag_text ? "..." : "");
@@ -117,19 +120,23 @@ void check_same(const Header& mine, const Header& theirs, const std::string& gro
   const Header& first = mine.rank < theirs.rank ? mine : theirs;
   const Header& second = mine.rank < theirs.rank ? theirs : mine;
   if (mine.job != theirs.job) {
-    throw DistError(Fault::protocol, int(theirs.rank), str("[", name_of(Collective(mine.kind)), "] rank ", theirs.rank, " answers for another job or group than ", group,
+    throw DistError(Fault::protocol, int(theirs.rank), str("[", name_of(Collective(mine.kind)), "] rank ", theirs.rank,
+                                                           " answers for another job or group than ", group,
                                                            "; expected ranks that make the same groups in the same order"));
   }
   if (same_call(mine, theirs)) {
-    throw DistError(Fault::mismatch, -1, str("[", name_of(Collective(mine.kind)), "] ranks disagree in group ", group, ", call ", mine.sequence, " (", describe(mine),
-                                             "): rank ", mine.rank, " expects ", mine.payload, " bytes from rank ", theirs.rank, ", which sends ", theirs.payload));
+    throw DistError(Fault::mismatch, -1, str("[", name_of(Collective(mine.kind)), "] ranks disagree in group ", group, ", call ", mine.sequence, " (",
+                                             describe(mine), "): rank ", mine.rank, " expects ", mine.payload, " bytes from rank ", theirs.rank,
+                                             ", which sends ", theirs.payload));
   }
   // Calls of one number are told by number; when the numbers differ, each side gets its own.
+  const bool unnamed = is_default(mine) && is_default(theirs) && mine.algorithm != theirs.algorithm && mine.count == theirs.count;
   const auto side = [&](const Header& h) {
-    return str("rank ", h.rank, " calls ", describe(h), mine.sequence == theirs.sequence ? std::string() : str(" as call ", h.sequence));
+    return str("rank ", h.rank, " calls ", describe(h), unnamed ? str(" by ", name_of(Algorithm(h.algorithm))) : std::string(), mine.sequence == theirs.sequence ? std::string() : str(" as call ", h.sequence));
   };
   const std::string call = mine.sequence == theirs.sequence ? str(", call ", mine.sequence) : std::string();
-  throw DistError(Fault::mismatch, -1, str("[", name_of(Collective(mine.kind)), "] ranks disagree in group ", group, call, ": ", side(first), "; ", side(second)));
+  throw DistError(Fault::mismatch, -1, str("[", name_of(Collective(mine.kind)), "] ranks disagree in group ", group, call, ": ", side(first), "; ",
+                                           side(second)));
 }
 
 }  // namespace lockstep::dist

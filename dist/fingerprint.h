@@ -25,7 +25,8 @@ struct Header {
   uint8_t op = 0;         ///< ReduceOp
   uint8_t algorithm = 0;
   int16_t root = 0;       ///< or the other side of a send or receive
-  uint32_t payload_crc = 0;  ///< of the payload, with LOCKSTEP_COMM_CHECKSUM=1; else 0
+  uint16_t payload_crc = 0;  ///< 1: a crc32c follows the payload (LOCKSTEP_COMM_CHECKSUM=1)
+  uint16_t in_place = 0;     ///< 1: a Placement follows, and the payload only if some other rank's tensor is not in shared memory
   char tag_text[64] = {};    ///< the tag, cut to fit, so that the other side can name it
   uint32_t crc = 0;
 };
@@ -41,7 +42,7 @@ void check_same(const Header& mine, const Header& theirs, const std::string& gro
 /// "all_reduce f32 x 8 sum, tag w1", "broadcast f32 x 8 from rank 2".
 std::string describe(const Header& header);
 
-/// FNV-1a; `seed` chains.
+/// FNV-1a, the same on every machine; `seed` chains.
 uint64_t hash_text(std::string_view text, uint64_t seed = 0xcbf29ce484222325);
 uint32_t crc32c(const void* data, size_t bytes, uint32_t seed = 0);
 

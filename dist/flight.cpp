@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "dist/net.h"
 #include "tensor/check.h"
 
 namespace lockstep::dist {
@@ -35,18 +36,14 @@ struct Record {
   }
 };
 
-std::string ranks_text(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-  return text;
-}
-
 std::string where(const Flight::Entry& e) {
   return e.sequence > 0 ? str("seq ", e.sequence, " (", e.call, ")") : e.call;
 }
 
 Record read_record(const std::filesystem::path& path, int& world) {
-  const auto refuse = [&](const std::string& what) { fail(str("[flight] expected a flight record in ", path.string(), ", got ", what, "; remove the file to read the others")); };
+  const auto refuse = [&](const std::string& what) {
+    fail(str("[flight] expected a flight record in ", path.string(), ", got ", what, "; remove the file to read the others"));
+  };
   std::ifstream in(path);
   Json json = Json::parse(in, nullptr, false);
   if (json.is_discarded() || !json.is_object()) refuse("damaged JSON");
@@ -56,8 +53,9 @@ Record read_record(const std::filesystem::path& path, int& world) {
     world = std::max(world, json.at("world").get<int>());
     record.why = json.at("why").get<std::string>();
     for (const Json& e : json.at("entries")) {
-      record.entries.push_back({e.at("group").get<std::string>(), e.at("sequence").get<uint64_t>(), e.at("call").get<std::string>(), e.at("step").get<uint64_t>(),
-                                e.at("started_ns").get<int64_t>(), e.at("ended_ns").get<int64_t>(), e.at("error").get<std::string>()});
+      record.entries.push_back({e.at("group").get<std::string>(), e.at("sequence").get<uint64_t>(), e.at("call").get<std::string>(),
+                                e.at("step").get<uint64_t>(), e.at("started_ns").get<int64_t>(), e.at("ended_ns").get<int64_t>(),
+                                e.at("error").get<std::string>()});
     }
   } catch (const Json::exception& e) {
     refuse(str("one that lacks something: ", e.what()));
@@ -93,31 +91,38 @@ std::optional<std::string> verdict_of(const std::string& group, const std::vecto
     std::string text = str("ranks disagree in seq ", newest, in_group, ": ");
     bool first = true;
     for (const auto& [call, ranks] : calls) {
-      text += str(first ? "" : "; ", ranks_text(ranks), ranks.size() == 1 ? " calls " : " call ", call.empty() ? "something later" : call);
+      text += str(first ? "" : "; ", named(ranks), ranks.size() == 1 ? " calls " : " call ", call.empty() ? "something later" : call);
       first = false;
     }
     return text;
   }
   const auto& [call, waiting] = *calls.begin();
-  const std::string wait = str(ranks_text(waiting), waiting.size() == 1 ? " waits" : " wait", " in seq ", newest, " (", call, ")", in_group);
+  const std::string wait = str(named(waiting), waiting.size() == 1 ? " waits" : " wait", " in seq ", newest, " (", call, ")", in_group);
   return late.empty() ? wait : late + "; " + wait;
 }
 
 }  // namespace
 
-uint64_t Flight::start(std::string group, uint64_t sequence, std::string call, uint64_t step) {
+uint64_t Flight::start(std::string_view group, uint64_t sequence, std::string_view call, uint64_t step) {
   const std::lock_guard lock(mutex_);
   if (ring_.size() < size_t(capacity)) ring_.emplace_back();
   const uint64_t ticket = next_++;
-  ring_[ticket % capacity] = {std::move(group), sequence, std::move(call), step, now_ns(), 0, {}};
+  Entry& entry = ring_[ticket % capacity];
+  entry.group = group;  // into the memory of the texts that were there
+  entry.call = call;
+  entry.error.clear();
+  entry.sequence = sequence;
+  entry.step = step;
+  entry.started_ns = now_ns();
+  entry.ended_ns = 0;
   return ticket;
 }
 
-void Flight::finish(uint64_t ticket, std::string error) {
+void Flight::finish(uint64_t ticket, std::string_view error) {
   const std::lock_guard lock(mutex_);
   if (ticket >= next_ || next_ - ticket > uint64_t(capacity)) return;  // overwritten since
   ring_[ticket % capacity].ended_ns = now_ns();
-  ring_[ticket % capacity].error = std::move(error);
+  ring_[ticket % capacity].error = error;
 }
 
 std::vector<Flight::Entry> Flight::entries() const {
@@ -156,7 +161,8 @@ std::string explain_flight(const std::string& folder) {
     const std::string name = file.path().filename().string();
     if (name.starts_with("flight-") && name.ends_with(".json")) records.push_back(read_record(file.path(), world));
   }
-  LOCKSTEP_CHECK(!records.empty(), "[flight] expected files flight-RANK.json in ", folder, error ? str(", got ", error.message()) : std::string(", got none"),
+  LOCKSTEP_CHECK(!records.empty(), "[flight] expected files flight-RANK.json in ", folder,
+                 error ? str(", got ", error.message()) : std::string(", got none"),
                  "; set LOCKSTEP_FLIGHT_DIR (lockstep run --log-dir does) before the run");
   std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) { return a.rank < b.rank; });
 
@@ -176,7 +182,7 @@ std::string explain_flight(const std::string& folder) {
   }
 
   std::string text;
-  if (!silent.empty()) text += str(ranks_text(silent), " left no record: killed, or lost before it could write one\n");
+  if (!silent.empty()) text += str(named(silent), " left no record: killed, or lost before it could write one\n");
   causes.insert(causes.end(), effects.begin(), effects.end());
   for (const std::string& line : causes) text += line + "\n";
   if (causes.empty() && silent.empty()) text += "no rank waits for another\n";
@@ -187,7 +193,8 @@ std::string explain_flight(const std::string& folder) {
     } else {
       const Flight::Entry& e = r.entries.back();
       const double seconds = e.ended_ns ? double(e.ended_ns - e.started_ns) * 1e-9 : 0;
-      text += str(r.waits(e) ? "in " : "after ", where(e), " of group ", e.group, ", step ", e.step, e.ended_ns ? str(", for ", seconds, " s") : std::string());
+      text += str(r.waits(e) ? "in " : "after ", where(e), " of group ", e.group, ", step ", e.step,
+                  e.ended_ns ? str(", for ", seconds, " s") : std::string());
     }
     text += r.why.empty() ? "\n" : "; " + r.why + "\n";
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::dist {
@@ -21,8 +22,8 @@ class Flight {
     std::string error;
   };
   /// Gives back a ticket for finish().
-  uint64_t start(std::string group, uint64_t sequence, std::string call, uint64_t step);
-  void finish(uint64_t ticket, std::string error = {});
+  uint64_t start(std::string_view group, uint64_t sequence, std::string_view call, uint64_t step);
+  void finish(uint64_t ticket, std::string_view error = {});
   std::vector<Entry> entries() const;  ///< oldest first
   /// DIR/flight-RANK.json, replaced atomically. Never throws: it runs while another error is on its way.
   void write(const std::string& folder, int rank, int world, const std::string& why) const noexcept;

@@ -49,7 +49,7 @@ World make_world(std::shared_ptr<Control> control) {
   const Rendezvous& place = world.job->control->place();
   std::vector<int> ranks;
   for (int r = 0; r < place.world_size; ++r) ranks.push_back(r);
-  world.group = std::make_shared<NativeGroup>(world.job, "world", "world", place.rank, std::move(ranks));
+  world.group = std::make_shared<NativeGroup>(world.job, Membership{"world", "world", place.rank, std::move(ranks)});
   return world;
 }
 
@@ -84,8 +84,8 @@ ProcessGroup& init(const std::string& url, const std::string& backend) {
 ProcessGroup& init(const Rendezvous& rendezvous, const std::string& backend) {
   LOCKSTEP_CHECK(backend != "mpi", "[init] expected a URL env:// with backend mpi, whose ranks mpirun places, got a rendezvous");
   LOCKSTEP_CHECK(backend == "auto" || backend == "native", "[init] expected backend auto, native or mpi, got \"", backend, "\"");
-  LOCKSTEP_CHECK(rendezvous.world_size >= 1 && rendezvous.rank >= 0 && rendezvous.rank < rendezvous.world_size, "[init] expected a rank from 0 to world size - 1, got rank ",
-                 rendezvous.rank, " of ", rendezvous.world_size);
+  LOCKSTEP_CHECK(rendezvous.world_size >= 1 && rendezvous.rank >= 0 && rendezvous.rank < rendezvous.world_size,
+                 "[init] expected a rank from 0 to world size - 1, got rank ", rendezvous.rank, " of ", rendezvous.world_size);
   check_first();
   return adopt(make_world(make_control(rendezvous)));
 }

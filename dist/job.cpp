@@ -20,7 +20,7 @@ DistError Job::fail(std::exception_ptr error) {
       std::rethrow_exception(error);
     } catch (const DistError& e) {
       if (e.fault == Fault::rank_failed) await_cause(*control, e.rank);
-      return control->failed() ? e : control->report(e.fault, e.rank, e.what());
+      return control->report(e.fault, e.rank, e.what());  // or what another rank reported before
     } catch (const std::exception& e) {
       return control->report(Fault::rank_failed, control->place().rank, e.what());
     } catch (...) {

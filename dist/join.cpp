@@ -66,7 +66,8 @@ struct Dialog {
 };
 
 [[noreturn]] void stranger(const std::string& where, const std::string& why) {
-  throw DistError(Fault::protocol, 0, str("[rendezvous] peer at ", where, " does not speak our protocol (", why, "): something else uses this port, choose another MASTER_PORT"));
+  throw DistError(Fault::protocol, 0, str("[rendezvous] peer at ", where, " does not speak our protocol (", why,
+                                          "): something else uses this port, choose another MASTER_PORT"));
 }
 
 [[noreturn]] void refused(const std::string& where, Fields in, bool may_wait) {
@@ -91,7 +92,8 @@ void shake_hands(Dialog& dialog, const Rendezvous& place, const std::string& whe
     Fields in(greeting.body);
     const uint32_t protocol = in.u32();
     if (protocol != wire_protocol)
-      throw DistError(Fault::refused, 0, str("[rendezvous] ", where, " speaks protocol ", protocol, ", rank ", place.rank, " speaks ", wire_protocol, ": all ranks need the same build"));
+      throw DistError(Fault::refused, 0, str("[rendezvous] ", where, " speaks protocol ", protocol, ", rank ", place.rank, " speaks ", wire_protocol,
+                                             ": all ranks need the same build"));
     const Nonce challenge = in.bytes<32>(), number = random_nonce();
     in.end();
     const Proof proof = prove(place.token, "rank", challenge, number, "control");
@@ -111,8 +113,8 @@ Seat attempt(const Rendezvous& place, const Member& member, Clock::time_point de
   std::string problems;
   Dialog dialog;
   for (const SocketAddress& address : resolve(place.address, place.port)) {
-    LOCKSTEP_CHECK(address.is_loopback() || !place.token.empty(), "[rendezvous] expected a token to join at ", address.text(), ", got none. `lockstep run` makes one; else set ",
-                   "LOCKSTEP_TOKEN to the same secret on all ranks (openssl rand -hex 32)");
+    LOCKSTEP_CHECK(address.is_loopback() || !place.token.empty(), "[rendezvous] expected a token to join at ", address.text(),
+                   ", got none. `lockstep run` makes one; else set LOCKSTEP_TOKEN to the same secret on all ranks (openssl rand -hex 32)");
     int problem = 0;
     dialog.fd = connect_to(address, std::min(deadline, Clock::now() + handshake_time), problem);
     if (dialog.fd) break;
@@ -125,12 +127,15 @@ Seat attempt(const Rendezvous& place, const Member& member, Clock::time_point de
   dialog.in.set_limit(body_limit);
   const double patience = std::max(0.0, Seconds(deadline - Clock::now()).count());
   Writer join;
-  join.u32(uint32_t(member.rank)).u32(uint32_t(member.world_size)).u32(member.pid).u64(member.incarnation).text(member.host.substr(0, 256)).text(member.job);
+  join.u32(uint32_t(member.rank)).u32(uint32_t(member.world_size)).u32(member.pid).u64(member.incarnation).text(member.host.substr(0, 256));
+  join.text(member.job);
   dialog.write(Kind::join, join.seconds(patience).text(member.identity).body, deadline);
   for (;;) {
     // Rank 0 knows our deadline and says who is missing; a little later we say so ourselves.
     const auto frame = dialog.read(deadline + std::chrono::seconds(2));
-    if (!frame) throw DistError(Fault::timeout, -1, str("[rendezvous] rank ", place.rank, " waited ", text_of(place.timeout), " for the other ranks; rank 0 at ", where, " does not answer any more"));
+    if (!frame)
+      throw DistError(Fault::timeout, -1, str("[rendezvous] rank ", place.rank, " waited ", text_of(place.timeout),
+                                              " for the other ranks; rank 0 at ", where, " does not answer any more"));
     if (frame->kind == Kind::heartbeat) continue;
     Fields in(frame->body);
     if (frame->kind == Kind::failure) throw read_failure(in);
@@ -158,7 +163,8 @@ void read_published(Rendezvous& place) {
   if (!fd && errno == ENOENT) throw TryAgain{"the file is not there"};
   LOCKSTEP_CHECK(fd, "[rendezvous] cannot read ", place.file, ": ", std::strerror(errno));
   struct stat info {};
-  LOCKSTEP_CHECK(::fstat(fd.get(), &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == ::geteuid() && (info.st_mode & 077) == 0, "[rendezvous] expected ", place.file,
+  LOCKSTEP_CHECK(::fstat(fd.get(), &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == ::geteuid() && (info.st_mode & 077) == 0,
+                 "[rendezvous] expected ", place.file,
                  " to be a file of this user that nobody else may read or write, as rank 0 makes it: somebody else has put it there; remove it");
   std::string text(4096, '\0');
   const ssize_t got = ::read(fd.get(), text.data(), text.size());
@@ -166,10 +172,12 @@ void read_published(Rendezvous& place) {
   std::istringstream lines(text);
   std::string head, host, port, token, end;
   std::getline(lines, head) && std::getline(lines, host) && std::getline(lines, port) && std::getline(lines, token) && std::getline(lines, end);
-  const bool whole = head == "lockstep rendezvous 1" && host.starts_with("host=") && port.starts_with("port=") && token.starts_with("token=") && end == "end";
+  const bool whole = head == "lockstep rendezvous 1" && host.starts_with("host=") && port.starts_with("port=") && token.starts_with("token=") &&
+      end == "end";
   int number = 0;
   if (whole) std::from_chars(port.data() + 5, port.data() + port.size(), number);
-  LOCKSTEP_CHECK(whole && number >= 1 && number <= 65535, "[rendezvous] expected ", place.file, " to be written by rank 0 of a job, got something else: name another file, or remove it");
+  LOCKSTEP_CHECK(whole && number >= 1 && number <= 65535, "[rendezvous] expected ", place.file,
+                 " to be written by rank 0 of a job, got something else: name another file, or remove it");
   place.address = host.substr(5);
   place.port = number;
   place.token = token.substr(6);
@@ -188,7 +196,8 @@ Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadli
       last = again.why;
     } catch (const DistError& error) {
       // An address in a file may be that of a run that has ended: its port may belong to anything by now.
-      const bool stale = from_file && (error.fault == Fault::protocol || contains(error.what(), "wrong token") || contains(error.what(), "cannot prove"));
+      const bool stale = from_file && (error.fault == Fault::protocol || contains(error.what(), "wrong token") ||
+                                       contains(error.what(), "cannot prove"));
       if (!stale || Clock::now() >= deadline) throw;
       last = error.what();
     }
@@ -196,8 +205,9 @@ Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadli
     std::this_thread::sleep_for(pause);
   }
   const std::string where = from_file ? place.file : endpoint(place.address, place.port);
-  throw DistError(Fault::timeout, 0, str("[rendezvous] rank ", place.rank, " waited ", text_of(place.timeout), " for rank 0 at ", where, ": ", last, ". Is rank 0 running, and are ",
-                                         from_file ? "the file's path" : "MASTER_ADDR and MASTER_PORT", " the same on all ranks?"));
+  throw DistError(Fault::timeout, 0, str("[rendezvous] rank ", place.rank, " waited ", text_of(place.timeout), " for rank 0 at ", where, ": ", last,
+                                         ". Is rank 0 running, and are ", from_file ? "the file's path" : "MASTER_ADDR and MASTER_PORT",
+                                         " the same on all ranks?"));
 }
 
 void publish(const Rendezvous& place) {

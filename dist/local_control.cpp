@@ -8,6 +8,7 @@
 #include <mutex>
 #include <set>
 
+#include "dist/net.h"
 #include "dist/roster.h"
 
 namespace lockstep::dist {
@@ -94,9 +95,9 @@ class LocalControl final : public Control {
       return ranks;
     };
     if (!wait(lock, timeout, [&] { return all() || !gone().empty(); })) {
-      std::string missing;
-      for (const int r : world_ranks) if (!here.contains(r)) missing += str(missing.empty() ? "" : ", ", r);
-      throw DistError(Fault::timeout, -1, str("[barrier] waited ", timeout.count(), " s at barrier '", name, "'; missing ranks: ", missing));
+      std::vector<int> missing;
+      for (const int r : world_ranks) if (!here.contains(r)) missing.push_back(r);
+      throw DistError(Fault::timeout, -1, str("[barrier] waited ", timeout.count(), " s at barrier '", name, "'; missing ranks: ", text_of(missing)));
     }
     if (!all()) throw fail(job_->roster.gone_from("barrier '" + name + "'", place_.rank, gone()));
   }

@@ -26,7 +26,8 @@ Mesh::Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes) :
     product = std::min<int64_t>(product * size, INT32_MAX);
     text += str(i ? " x " : "", name, " ", size);
   }
-  LOCKSTEP_CHECK(product == world.size(), "[mesh] expected axes whose sizes multiply to the ", world.size(), " ranks of group ", world.name(), ", got ", text, " = ", product);
+  LOCKSTEP_CHECK(product == world.size(), "[mesh] expected axes whose sizes multiply to the ", world.size(), " ranks of group ", world.name(),
+                 ", got ", text, " = ", product);
 
   int rest = world.rank();
   coordinates_.resize(axes_.size());

@@ -111,7 +111,9 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
       mail.slow();
     }
     if (now - told > heartbeat) {  // a send is mostly done when the peer's side takes it, so what is to arrive is named first
-      const auto blocked = std::min_element(streams.begin(), streams.end(), [](const Stream& a, const Stream& b) { return std::pair(a.done(), a.is_send) < std::pair(b.done(), b.is_send); });
+      const auto blocked = std::min_element(streams.begin(), streams.end(), [](const Stream& a, const Stream& b) {
+        return std::pair(a.done(), a.is_send) < std::pair(b.done(), b.is_send);
+      });
       const Message& m = *blocked->messages[blocked->next];
       const bool is_message = m.header.kind == uint8_t(Collective::send) || m.header.kind == uint8_t(Collective::receive);
       mail.control.waits(mail.world_ranks[size_t(m.peer)], is_message ? m.header.sequence : 0, m.is_send);
@@ -120,8 +122,9 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
     }
     if (now - last > mail.timeout) {
       const Message& m = messages.front();
-      throw DistError(Fault::timeout, -1, mail.late ? mail.late() : str("[", name_of(Collective(m.header.kind)), "] waited ", mail.timeout.count(), " s in group ", mail.group, " for ",
-                                                                        describe(m.header), "; ", mail.control.explain(mail.world_ranks)));
+      throw DistError(Fault::timeout, -1, mail.late ? mail.late() : str("[", name_of(Collective(m.header.kind)), "] waited ", mail.timeout.count(),
+                                                                        " s in group ", mail.group, " for ", describe(m.header), "; ",
+                                                                        mail.control.explain(mail.world_ranks)));
     }
   }
   return moved;

@@ -9,9 +9,9 @@
 #include <climits>
 #include <cstring>
 #include <map>
-#include <random>
 #include <thread>
 
+#include "dist/auth.h"
 #include "dist/fingerprint.h"
 #include "dist/job.h"
 #include "dist/process_group.h"
@@ -63,9 +63,8 @@ void* bytes_of(const Tensor& t) { return t.defined() ? t.raw_data() : nullptr; }
 
 class MpiGroup final : public ProcessGroup {
  public:
-  MpiGroup(std::shared_ptr<Job> job, std::string id, std::string name, int rank, std::vector<int> world_ranks, MPI_Comm comm)
-      : ProcessGroup(name, rank, world_ranks),
-        engine_(std::make_shared<Engine>(std::move(job), std::move(id), std::move(name), rank, std::move(world_ranks), comm, traffic_)) {}
+  MpiGroup(std::shared_ptr<Job> job, Membership member, MPI_Comm comm)
+      : ProcessGroup(member), engine_(std::make_shared<Engine>(std::move(job), std::move(member), comm, traffic_)) {}
   ~MpiGroup() override {
     if (!engine_->turns.idle()) engine_->job->keep(engine_);
   }
@@ -74,13 +73,13 @@ class MpiGroup final : public ProcessGroup {
 
  protected:
   Work run(Call call, bool async) override;
-  std::shared_ptr<ProcessGroup> make_group(const std::vector<int>& ranks, const std::string& name) override;
+  std::shared_ptr<ProcessGroup> make_group(Membership member, const std::vector<int>& ranks) override;
 
  private:
-  struct Engine {
-    Engine(std::shared_ptr<Job> job_, std::string id_, std::string name_, int rank_, std::vector<int> world_ranks_, MPI_Comm comm_, std::shared_ptr<Traffic> traffic_)
-        : job(std::move(job_)), id(std::move(id_)), name(std::move(name_)), rank(rank_), world_ranks(std::move(world_ranks_)), hash(hash_text(id)), comm(comm_), traffic(std::move(traffic_)),
-          sent(world_ranks.size()), received(world_ranks.size()), turns(*job, name, traffic, [this](Call& call, uint64_t number) { move(call, number); }) {}
+  struct Engine : Membership {
+    Engine(std::shared_ptr<Job> job_, Membership member, MPI_Comm comm_, std::shared_ptr<Traffic> traffic_)
+        : Membership(std::move(member)), job(std::move(job_)), comm(comm_), traffic(std::move(traffic_)),
+          turns(*job, *this, traffic, [this](Call& call, uint64_t number) { move(call, number); }) {}
     ~Engine() {
       int over = 0;
       MPI_Finalized(&over);
@@ -95,14 +94,9 @@ class MpiGroup final : public ProcessGroup {
     void wait(std::vector<MPI_Request> requests, const Call& call, int peer, uint64_t count = 0, bool is_send = false);
 
     std::shared_ptr<Job> job;
-    const std::string id, name;
-    const int rank;
-    const std::vector<int> world_ranks;
-    const uint64_t hash;
     MPI_Comm comm;
     std::shared_ptr<Traffic> traffic;
-    std::vector<uint64_t> sent, received;  // messages so far, by rank
-    Turns turns;                           // last: its thread ends before what it uses
+    Turns turns;  // last: its thread ends before what it uses
   };
 
   std::shared_ptr<Engine> engine_;
@@ -128,8 +122,8 @@ void MpiGroup::Engine::wait(std::vector<MPI_Request> requests, const Call& call,
         told = now;
       }
       if (now - start > turns.timeout_of(call)) {
-        throw DistError(Fault::timeout, -1, str("[", name_of(call.collective), "] waited ", turns.timeout_of(call).count(), " s in group ", name, " for ", turns.activity.collective, "; ",
-                                                job->control->explain(world_ranks)));
+        throw DistError(Fault::timeout, -1, str("[", name_of(call.collective), "] waited ", turns.timeout_of(call).count(), " s in group ", name,
+                                                " for ", turns.activity.collective, "; ", job->control->explain(world_ranks)));
       }
     }
   } catch (...) {
@@ -144,7 +138,7 @@ void MpiGroup::Engine::agree(const Call& call, uint64_t number) {
   const bool one_sided = call.collective == Collective::gather || call.collective == Collective::scatter;
   auto headers = std::make_unique<std::vector<Header>>(size_t(size() + 1));  // the last one is what this rank says
   Header& mine = headers->back();
-  mine = header_of(call, hash, number, world_ranks[size_t(rank)]);
+  mine = turns.header(call, number);
   const Tensor& part = call.collective == Collective::gather ? call.input : call.output;
   if (one_sided) mine.count = 0;
   if (one_sided) mine.payload = uint64_t(part.numel());
@@ -198,27 +192,32 @@ void MpiGroup::Engine::collective(const Call& call) {
       break;
     case Collective::all_gather: {
       const bool inside = input == output + start * bytes;
-      check(MPI_Iallgatherv(inside ? MPI_IN_PLACE : input, own, element, output, counts.data(), starts.data(), element, comm, &request), "MPI_Iallgatherv");
+      check(MPI_Iallgatherv(inside ? MPI_IN_PLACE : input, own, element, output, counts.data(), starts.data(), element, comm, &request),
+            "MPI_Iallgatherv");
       break;
     }
     case Collective::reduce_scatter:
       if (output == input + start * bytes) scratch = call.output.clone();  // MPI must not write into what it reads
-      check(MPI_Ireduce_scatter(input, scratch.defined() ? scratch.raw_data() : output, counts.data(), element, op, comm, &request), "MPI_Ireduce_scatter");
+      check(MPI_Ireduce_scatter(input, scratch.defined() ? scratch.raw_data() : output, counts.data(), element, op, comm, &request),
+            "MPI_Ireduce_scatter");
       result = own;
       break;
     case Collective::gather: {
       const bool inside = rank == call.root && input == output + start * bytes;
-      check(MPI_Igatherv(inside ? MPI_IN_PLACE : input, int(call.input.numel()), element, output, counts.data(), starts.data(), element, call.root, comm, &request), "MPI_Igatherv");
+      check(MPI_Igatherv(inside ? MPI_IN_PLACE : input, int(call.input.numel()), element, output, counts.data(), starts.data(), element, call.root,
+                         comm, &request), "MPI_Igatherv");
       break;
     }
     case Collective::scatter: {
       const bool inside = rank == call.root && output == input + start * bytes;
-      check(MPI_Iscatterv(input, counts.data(), starts.data(), element, inside ? MPI_IN_PLACE : output, int(call.output.numel()), element, call.root, comm, &request), "MPI_Iscatterv");
+      check(MPI_Iscatterv(input, counts.data(), starts.data(), element, inside ? MPI_IN_PLACE : output, int(call.output.numel()), element, call.root,
+                          comm, &request), "MPI_Iscatterv");
       break;
     }
     case Collective::all_to_all:
       if (input == output) scratch = call.input.clone();
-      check(MPI_Ialltoall(scratch.defined() ? scratch.raw_data() : input, count / n, element, output, count / n, element, comm, &request), "MPI_Ialltoall");
+      check(MPI_Ialltoall(scratch.defined() ? scratch.raw_data() : input, count / n, element, output, count / n, element, comm, &request),
+            "MPI_Ialltoall");
       break;
     default: return;
   }
@@ -231,59 +230,44 @@ void MpiGroup::Engine::collective(const Call& call) {
 
 // A message is a header, then (when both agree) the data. All headers of a batch go first.
 void MpiGroup::Engine::messages(const Call& call) {
-  struct One { bool is_send; Tensor tensor; int peer, world_peer; std::string tag; };
-  std::vector<One> batch;
-  if (call.collective == Collective::batch) for (const PointToPoint& p : call.batch) batch.push_back({p.is_send, p.tensor, p.peer, p.world_peer, p.tag.empty() ? call.tag : p.tag});
-  else batch.push_back({call.collective == Collective::send, call.input, call.root, call.world_root, call.tag});
-  auto mine = std::make_unique<std::vector<Header>>(), theirs = std::make_unique<std::vector<Header>>(batch.size());
-  for (const One& m : batch) {
-    Call one;
-    one.collective = m.is_send ? Collective::send : Collective::receive;
-    one.dtype = m.tensor.dtype();
-    one.count = m.tensor.numel();
-    one.world_root = m.world_peer;
-    one.tag = m.tag;
-    LOCKSTEP_CHECK(one.count <= INT_MAX, "[", name_of(one.collective), "] expected at most ", INT_MAX, " elements over MPI, got ", one.count);
-    mine->push_back(header_of(one, hash, ++(m.is_send ? sent : received)[size_t(m.peer)], world_ranks[size_t(rank)]));
-    mine->back().payload = uint64_t(one.count * size_of(one.dtype));
-    seal(mine->back());
+  auto batch = std::make_unique<std::vector<Message>>(turns.begin_messages(call));
+  auto theirs = std::make_unique<std::vector<Header>>(batch->size());
+  for (Message& m : *batch) {
+    LOCKSTEP_CHECK(m.header.count <= INT_MAX, "[", name_of(Collective(m.header.kind)), "] expected at most ", INT_MAX, " elements over MPI, got ",
+                   m.header.count);
+    m.header.payload = m.data.size();
+    seal(m.header);
   }
-  for (size_t r = 0; r < world_ranks.size(); ++r) {
-    if (sent[r]) turns.activity.sent_to.emplace_back(world_ranks[r], sent[r]);
-    if (received[r]) turns.activity.taken_from.emplace_back(world_ranks[r], received[r]);
-  }
-  job->control->begin(turns.activity);
-  if (batch.empty()) return;
-  const One& first = *std::min_element(batch.begin(), batch.end(), [](const One& a, const One& b) { return a.is_send < b.is_send; });
-  const uint64_t number = (first.is_send ? sent : received)[size_t(first.peer)];
+  if (batch->empty()) return;
+  const Message& first = *std::min_element(batch->begin(), batch->end(), [](const Message& a, const Message& b) { return a.is_send < b.is_send; });
   const auto both = [&](const char* what, auto post) {
-    std::vector<MPI_Request> requests(batch.size());
-    for (size_t i = 0; i < batch.size(); ++i) check(post(i, &requests[i]), what);
+    std::vector<MPI_Request> requests(batch->size());
+    for (size_t i = 0; i < batch->size(); ++i) check(post((*batch)[i], (*theirs)[i], &requests[i]), what);
     try {
-      wait(std::move(requests), call, first.peer, number, first.is_send);
+      wait(std::move(requests), call, first.peer, first.header.sequence, first.is_send);
     } catch (...) {
-      (void)mine.release();
+      (void)batch.release();  // MPI may still use them
       (void)theirs.release();
       throw;
     }
   };
-  both("a header", [&](size_t i, MPI_Request* r) {
-    const One& m = batch[i];
-    return m.is_send ? MPI_Isend(&(*mine)[i], sizeof(Header), MPI_BYTE, m.peer, header_tag, comm, r) : MPI_Irecv(&(*theirs)[i], sizeof(Header), MPI_BYTE, m.peer, header_tag, comm, r);
+  both("a header", [&](const Message& m, Header& their, MPI_Request* r) {
+    return m.is_send ? MPI_Isend(&m.header, sizeof(Header), MPI_BYTE, m.peer, header_tag, comm, r)
+        : MPI_Irecv(&their, sizeof(Header), MPI_BYTE, m.peer, header_tag, comm, r);
   });
-  for (size_t i = 0; i < batch.size(); ++i) {
-    if (batch[i].is_send) continue;
-    check_sealed((*theirs)[i], batch[i].world_peer);
-    check_same((*mine)[i], (*theirs)[i], name);
+  for (size_t i = 0; i < batch->size(); ++i) {
+    const Message& m = (*batch)[i];
+    if (m.is_send) continue;
+    check_sealed((*theirs)[i], world_ranks[size_t(m.peer)]);
+    check_same(m.header, (*theirs)[i], name);
   }
-  both("a message", [&](size_t i, MPI_Request* r) {
-    const One& m = batch[i];
-    const auto element = the_types().element[int(m.tensor.dtype())];
-    void* data = m.tensor.raw_data();
-    const int count = int(m.tensor.numel());
-    (m.is_send ? traffic->sent : traffic->received) += m.tensor.numel() * size_of(m.tensor.dtype());
+  both("a message", [&](const Message& m, Header&, MPI_Request* r) {
+    const auto element = the_types().element[m.header.dtype];
+    const int count = int(m.header.count);
+    (m.is_send ? traffic->sent : traffic->received) += int64_t(m.data.size());
     traffic->messages += m.is_send;
-    return m.is_send ? MPI_Isend(data, count, element, m.peer, data_tag, comm, r) : MPI_Irecv(data, count, element, m.peer, data_tag, comm, r);
+    return m.is_send ? MPI_Isend(m.data.data(), count, element, m.peer, data_tag, comm, r)
+        : MPI_Irecv(m.data.data(), count, element, m.peer, data_tag, comm, r);
   });
 }
 
@@ -294,19 +278,13 @@ void MpiGroup::Engine::move(Call& call, uint64_t number) {
 }
 
 Work MpiGroup::run(Call call, bool async) {
-  LOCKSTEP_CHECK(call.algorithm == Algorithm::automatic, "[", name_of(call.collective), "] expected algorithm automatic, since MPI chooses its own, got ", name_of(call.algorithm));
+  LOCKSTEP_CHECK(call.algorithm == Algorithm::automatic, "[", name_of(call.collective),
+                 "] expected algorithm automatic, since MPI chooses its own, got ", name_of(call.algorithm));
   LOCKSTEP_CHECK(call.count <= INT_MAX, "[", name_of(call.collective), "] expected at most ", INT_MAX, " elements over MPI, got ", call.count);
   return engine_->turns.run(std::move(call), async);
 }
 
-std::shared_ptr<ProcessGroup> MpiGroup::make_group(const std::vector<int>& ranks, const std::string& name) {
-  std::vector<int> world_ranks;
-  int own = -1;
-  for (const int r : ranks) {
-    if (r == rank()) own = int(world_ranks.size());
-    world_ranks.push_back(world_rank(r));
-  }
-  if (own < 0) return nullptr;
+std::shared_ptr<ProcessGroup> MpiGroup::make_group(Membership member, const std::vector<int>& ranks) {
   MPI_Group all, some;
   MPI_Comm comm;
   check(MPI_Comm_group(engine_->comm, &all), "MPI_Comm_group");
@@ -315,7 +293,7 @@ std::shared_ptr<ProcessGroup> MpiGroup::make_group(const std::vector<int>& ranks
   MPI_Group_free(&all);
   MPI_Group_free(&some);
   MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
-  return std::make_shared<MpiGroup>(engine_->job, str(engine_->id, "/", engine_->turns.completed(), ".", name), name, own, std::move(world_ranks), comm);
+  return std::make_shared<MpiGroup>(engine_->job, std::move(member), comm);
 }
 
 // What rank 0 tells the others through MPI, so that they find its store.
@@ -330,7 +308,8 @@ World make_mpi_world() {
   MPI_Initialized(&running);
   if (!running) check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
   else MPI_Query_thread(&level);
-  LOCKSTEP_CHECK(level == MPI_THREAD_MULTIPLE, "[init] expected an MPI with MPI_THREAD_MULTIPLE (asynchronous collectives run on threads), got level ", level);
+  LOCKSTEP_CHECK(level == MPI_THREAD_MULTIPLE,
+                 "[init] expected an MPI with MPI_THREAD_MULTIPLE (asynchronous collectives run on threads), got level ", level);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   int rank = 0, size = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -346,8 +325,7 @@ World make_mpi_world() {
   if (one_host) std::strcpy(meeting.host, "127.0.0.1");
   if (rank == 0 && size > 1) {
     listener = open_listener(meeting.host, meeting.port);
-    std::random_device source;
-    for (int i = 0; i < 8; ++i) std::snprintf(meeting.token + 8 * i, 9, "%08x", source());
+    std::strcpy(meeting.token, random_token().c_str());
   }
   check(MPI_Bcast(&meeting, sizeof meeting, MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
   Rendezvous place = Rendezvous::from_url(str("tcp://", meeting.host, ":", std::max(1, meeting.port), "?rank=", rank, "&world_size=", size));
@@ -358,7 +336,7 @@ World make_mpi_world() {
   world.job = std::make_shared<Job>(make_control(place));
   std::vector<int> ranks;
   for (int r = 0; r < size; ++r) ranks.push_back(r);
-  world.group = std::make_shared<MpiGroup>(world.job, "world", "world", rank, std::move(ranks), MPI_COMM_WORLD);
+  world.group = std::make_shared<MpiGroup>(world.job, Membership{"world", "world", rank, std::move(ranks)}, MPI_COMM_WORLD);
   world.after = [] { MPI_Finalize(); };
   return world;
 }

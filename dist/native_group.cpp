@@ -1,10 +1,13 @@
 #include "dist/native_group.h"
 
 #include <cstring>
+#include <functional>
+#include <optional>
 #include <tuple>
 
 #include "dist/executor.h"
 #include "dist/messages.h"
+#include "dist/net.h"
 #include "dist/turns.h"
 
 namespace lockstep::dist {
@@ -16,23 +19,19 @@ void copy_bytes(std::byte* target, const std::byte* source, int64_t bytes) {
   if (bytes > 0 && target != source) std::memcpy(target, source, size_t(bytes));
 }
 
-std::string list_of(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int r : ranks) text += (text.empty() ? "" : ", ") + std::to_string(r);
-  return text;
-}
+constexpr int64_t one_shot_bytes = 4 << 10, one_shot_sent = 32 << 10;  // limits of one_shot: of an all_reduce, and of what a rank sends
 
 // A schedule as one rank runs it.
 struct Prepared {
-  std::vector<Transfer> program;
+  std::optional<Plan> plan;
   int64_t chunks = 1;
   bool writes_others = false;  // uses chunks of others as working memory, so out of place it needs a copy
 };
 
 }  // namespace
 
-struct NativeGroup::Engine {
-  Engine(std::shared_ptr<Job> job, std::string id, std::string name, int rank, std::vector<int> world_ranks, std::shared_ptr<Traffic> traffic);
+struct NativeGroup::Engine : Membership {
+  Engine(std::shared_ptr<Job> job, Membership member, std::shared_ptr<Traffic> traffic);
 
   Algorithm choose(const Call& call) const;
   const Prepared& plan(const Call& call);
@@ -42,30 +41,24 @@ struct NativeGroup::Engine {
   void learn_count(Call& call, uint64_t sequence);
   void messages(const Call& call);
   void barrier(const Call& call, uint64_t sequence);
-  Header header(const Call& call, uint64_t sequence) const { return header_of(call, hash, sequence, world_ranks[size_t(rank)]); }
   Mail mail(const Call& call) { return {*transport, *job->control, name, world_ranks, turns.timeout_of(call), job->checksum, &turns.activity, {}, {}}; }
   void book(const Moved& moved) {
     traffic->sent += moved.sent;
     traffic->received += moved.received;
     traffic->messages += moved.messages;
+    traffic->in_place += moved.in_place;
   }
 
   std::shared_ptr<Job> job;
-  const std::string id, name;
-  const int rank;
-  const std::vector<int> world_ranks;
-  const uint64_t hash;
   std::unique_ptr<Transport> transport;  // null when alone
   std::shared_ptr<Traffic> traffic;
   std::map<std::tuple<Collective, Algorithm, int, bool>, Prepared> plans;
-  std::vector<uint64_t> sent, received;  // messages so far, by rank of the group
-  Turns turns;                           // last: its thread ends before what it uses
+  Turns turns;  // last: its thread ends before what it uses
 };
 
-NativeGroup::Engine::Engine(std::shared_ptr<Job> job_, std::string id_, std::string name_, int rank_, std::vector<int> world_ranks_, std::shared_ptr<Traffic> traffic_)
-    : job(std::move(job_)), id(std::move(id_)), name(std::move(name_)), rank(rank_), world_ranks(std::move(world_ranks_)),
-      hash(hash_text(id, hash_text(job->control->place().job + "\n"))), traffic(std::move(traffic_)), sent(world_ranks.size()), received(world_ranks.size()),
-      turns(*job, name, traffic, [this](Call& call, uint64_t sequence) { move(call, sequence); }) {
+NativeGroup::Engine::Engine(std::shared_ptr<Job> job_, Membership member, std::shared_ptr<Traffic> traffic_)
+    : Membership(std::move(member)), job(std::move(job_)), traffic(std::move(traffic_)),
+      turns(*job, *this, traffic, [this](Call& call, uint64_t sequence) { move(call, sequence); }) {
   if (world_ranks.size() > 1) transport = make_transport(*job->control, id, rank, world_ranks);
 }
 
@@ -76,7 +69,11 @@ Algorithm NativeGroup::Engine::choose(const Call& call) const {
                    name_of(call.algorithm));
     return call.algorithm;
   }
-  return job->forced != Algorithm::automatic && has_schedule(job->forced, call.collective) ? job->forced : Algorithm::direct;
+  if (job->forced != Algorithm::automatic && has_schedule(job->forced, call.collective)) return job->forced;
+  // Both add in the same order.
+  const int64_t bytes = call.count * size_of(call.dtype);
+  const bool small = call.collective == Collective::all_reduce && bytes <= one_shot_bytes && bytes * int64_t(world_ranks.size() - 1) <= one_shot_sent;
+  return small ? Algorithm::one_shot : Algorithm::direct;
 }
 
 const Prepared& NativeGroup::Engine::plan(const Call& call) {
@@ -90,8 +87,9 @@ const Prepared& NativeGroup::Engine::plan(const Call& call) {
     for (const int r : world_ranks) request.hosts.push_back(hosts[size_t(r)]);
   }
   plan.chunks = chunk_count(call.algorithm, request);
-  plan.program = program_of(call.algorithm, request, rank);
-  for (const Transfer& t : plan.program) plan.writes_others |= t.to == rank && t.target.slot == 0 && t.target.chunk != rank;
+  const auto program = program_of(call.algorithm, request, rank);
+  plan.plan.emplace(program, rank, request.ranks);
+  for (const Transfer& t : program) plan.writes_others |= t.to == rank && t.target.slot == 0 && t.target.chunk != rank;
   return plan;
 }
 
@@ -104,7 +102,7 @@ void NativeGroup::Engine::alone(const Call& call) {
 void NativeGroup::Engine::learn_count(Call& call, uint64_t sequence) {
   std::vector<Message> batch;
   const auto tell = [&](bool is_send, int peer) {
-    batch.push_back({is_send, peer, std::as_writable_bytes(std::span(&call.count, 1)), header(call, sequence)});
+    batch.push_back({is_send, peer, std::as_writable_bytes(std::span(&call.count, 1)), turns.header(call, sequence)});
     batch.back().header.count = 0;
   };
   if (rank == call.root) {
@@ -138,7 +136,6 @@ void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
     return scratch->data();
   };
 
-  Execution e;
   std::byte* whole = nullptr;  // memory in which chunks lie where shard_range() says
   std::byte* part = nullptr;   // memory of this rank's own chunk, where that is somewhere else
   switch (call.collective) {
@@ -166,38 +163,49 @@ void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
       break;
     default: break;  // all_to_all
   }
+  const int64_t block = count / n * size;  // of all_to_all
   if (call.collective == Collective::all_to_all) {
-    const int64_t block = count / n * size;
     if (input == output && count > 0) input = copy_to_scratch();  // in place, what leaves would be overwritten by what comes
     copy_bytes(output + rank * block, input + rank * block, block);
-    e.memory = [=, me = rank](int32_t chunk) -> std::span<std::byte> {
-      const int from = chunk / n, to = chunk % n;
-      if (to == me) return {output + from * block, size_t(block)};
-      if (from == me) return {input + to * block, size_t(block)};
-      return {};
-    };
-    e.chunk_bytes = [=](int32_t) { return size_t(block); };
-  } else {
-    const Tensor& mine = call.collective == Collective::gather ? call.input : call.output;
-    const int64_t part_bytes = one_sided ? mine.defined() ? mine.numel() * size : own.size() * size : 0;
-    const auto range = [=, chunks = plan.chunks](int32_t chunk) { return shard_range(count, chunks, chunk); };
-    e.chunk_bytes = [=, me = rank](int32_t chunk) {
-      if (count < 0) return chunk == me ? size_t(part_bytes) : 0;  // a direct gather or scatter touches no other chunk here
-      return size_t(range(chunk).size() * size);
-    };
-    e.memory = [=, me = rank, bytes = e.chunk_bytes](int32_t chunk) -> std::span<std::byte> {
-      if (part && chunk == me) return {part, bytes(chunk)};
-      if (whole) return {whole + range(chunk).begin * size, bytes(chunk)};
-      return {};
-    };
   }
-  e.program = plan.program;
-  e.rank = rank;
-  e.ranks = n;
+  const auto block_of = [&](int32_t chunk) -> std::span<std::byte> {
+    const int from = chunk / n, to = chunk % n;
+    if (to == rank) return {output + from * block, size_t(block)};
+    if (from == rank) return {input + to * block, size_t(block)};
+    return {};
+  };
+  const auto block_bytes = [&](int32_t) { return size_t(block); };
+  const Tensor& mine = call.collective == Collective::gather ? call.input : call.output;
+  const int64_t part_bytes = one_sided ? mine.defined() ? mine.numel() * size : own.size() * size : 0;
+  const auto chunk_bytes = [&](int32_t chunk) {
+    if (count < 0) return chunk == rank ? size_t(part_bytes) : 0;  // a direct gather or scatter touches no other chunk here
+    return size_t(shard_range(count, plan.chunks, chunk).size() * size);
+  };
+  const auto chunk_of = [&](int32_t chunk) -> std::span<std::byte> {
+    if (part && chunk == rank) return {part, chunk_bytes(chunk)};
+    if (whole) return {whole + shard_range(count, plan.chunks, chunk).begin * size, chunk_bytes(chunk)};
+    return {};
+  };
+  Execution e;
+  if (call.collective == Collective::all_to_all) {
+    e.memory = std::ref(block_of);  // by reference: no memory is allocated for it
+    e.chunk_bytes = std::ref(block_bytes);
+  } else {
+    e.memory = std::ref(chunk_of);
+    e.chunk_bytes = std::ref(chunk_bytes);
+  }
+  InPlace in_place;
+  if (can_work_in_place(call.collective, call.algorithm) && count > 0) {
+    in_place = {.collective = call.collective, .dtype = call.dtype, .op = call.op, .rank = rank, .ranks = n, .root = call.root, .count = count, .whole = whole, .part = part,
+                .placement = placement_of({whole, size_t(count * size)})};
+    e.in_place = &in_place;
+  }
+  e.plan = &*plan.plan;
   e.transport = transport.get();
+  e.checksum = job->checksum;
   e.dtype = call.dtype;
   e.op = call.op;
-  e.header = header(call, sequence);
+  e.header = turns.header(call, sequence);
   if (one_sided) e.header.count = 0;
   e.control = job->control.get();
   e.timeout = turns.timeout_of(call);
@@ -209,23 +217,7 @@ void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
 }
 
 void NativeGroup::Engine::messages(const Call& call) {
-  std::vector<Message> batch;
-  const auto add = [&](bool is_send, const Tensor& tensor, int peer, int world_peer, const std::string& tag) {
-    Call one;
-    one.collective = is_send ? Collective::send : Collective::receive;
-    one.dtype = tensor.dtype();
-    one.count = tensor.numel();
-    one.world_root = world_peer;
-    one.tag = tag;
-    batch.push_back({is_send, peer, {bytes_of(tensor), size_t(tensor.numel() * size_of(tensor.dtype()))}, header(one, ++(is_send ? sent : received)[size_t(peer)])});
-  };
-  for (size_t r = 0; r < world_ranks.size(); ++r) {
-    if (sent[r]) turns.activity.sent_to.emplace_back(world_ranks[r], sent[r]);
-    if (received[r]) turns.activity.taken_from.emplace_back(world_ranks[r], received[r]);
-  }
-  job->control->begin(turns.activity);
-  if (call.collective == Collective::batch) for (const PointToPoint& p : call.batch) add(p.is_send, p.tensor, p.peer, p.world_peer, p.tag.empty() ? call.tag : p.tag);
-  else add(call.collective == Collective::send, call.input, call.root, call.world_root, call.tag);
+  std::vector<Message> batch = turns.begin_messages(call);
   book(move_messages(mail(call), batch));
 }
 
@@ -246,12 +238,11 @@ void NativeGroup::Engine::barrier(const Call& call, uint64_t sequence) {
       const auto value = r == rank ? std::to_string(sequence) : job->control->try_get(key(r));
       if (!value || std::stoull(*value) < sequence) missing.push_back(world_ranks[size_t(r)]);
     }
-    const bool in_a_row = world_ranks.back() - world_ranks.front() == n - 1;
-    return str("[barrier] waited ", mail.timeout.count(), " s in group ", name, ", call ", sequence, "; missing ranks: ", list_of(missing), " (of ",
-               in_a_row ? str(world_ranks.front(), "-", world_ranks.back()) : list_of(world_ranks), ")");
+    return str("[barrier] waited ", mail.timeout.count(), " s in group ", name, ", call ", sequence, "; missing ranks: ", text_of(missing), " (of ",
+               text_of(world_ranks), ")");
   };
   for (int step = 1; step < n; step *= 2) {
-    std::vector<Message> round{{true, (rank + step) % n, {}, header(call, sequence)}, {false, (rank - step + n) % n, {}, header(call, sequence)}};
+    std::vector<Message> round{{true, (rank + step) % n, {}, turns.header(call, sequence)}, {false, (rank - step + n) % n, {}, turns.header(call, sequence)}};
     move_messages(mail, round);
   }
 }
@@ -262,11 +253,17 @@ void NativeGroup::Engine::move(Call& call, uint64_t sequence) {
   else collective(call, sequence);
 }
 
-NativeGroup::NativeGroup(std::shared_ptr<Job> job, std::string id, std::string name, int rank, std::vector<int> world_ranks)
-    : ProcessGroup(name, rank, world_ranks), engine_(std::make_shared<Engine>(std::move(job), std::move(id), std::move(name), rank, std::move(world_ranks), traffic_)) {}
+NativeGroup::NativeGroup(std::shared_ptr<Job> job, Membership member)
+    : ProcessGroup(member), engine_(std::make_shared<Engine>(std::move(job), std::move(member), traffic_)) {}
 
 NativeGroup::~NativeGroup() {
   if (!engine_->turns.idle()) engine_->job->keep(engine_);
+}
+
+Tensor NativeGroup::shared_empty(const Shape& shape, DType dtype) {
+  const Rendezvous& place = engine_->job->control->place();
+  const bool useful = size() > 1 && place.local_world_size > 1 && place.transport != "tcp";
+  return useful ? shared_tensor(shape, dtype) : ProcessGroup::shared_empty(shape, dtype);
 }
 
 Control& NativeGroup::control() { return *engine_->job->control; }
@@ -276,16 +273,8 @@ Work NativeGroup::run(Call call, bool async) {
   return engine_->turns.run(std::move(call), async);
 }
 
-std::shared_ptr<ProcessGroup> NativeGroup::make_group(const std::vector<int>& ranks, const std::string& name) {
-  std::vector<int> world_ranks;
-  int own = -1;
-  for (const int r : ranks) {
-    if (r == rank()) own = int(world_ranks.size());
-    world_ranks.push_back(world_rank(r));
-  }
-  if (own < 0) return nullptr;
-  // All members have called this group equally often, and the next call gets another number.
-  return std::make_shared<NativeGroup>(engine_->job, str(engine_->id, "/", engine_->turns.completed(), ".", name), name, own, std::move(world_ranks));
+std::shared_ptr<ProcessGroup> NativeGroup::make_group(Membership member, const std::vector<int>&) {
+  return std::make_shared<NativeGroup>(engine_->job, std::move(member));
 }
 
 }  // namespace lockstep::dist

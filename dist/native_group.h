@@ -8,16 +8,16 @@ namespace lockstep::dist {
 
 class NativeGroup final : public ProcessGroup {
  public:
-  /// `id`: unique in the job, the same on all ranks of the group.
-  NativeGroup(std::shared_ptr<Job> job, std::string id, std::string name, int rank, std::vector<int> world_ranks);
+  NativeGroup(std::shared_ptr<Job> job, Membership member);
   /// Does not wait for what is on its way: the job does, when it ends.
   ~NativeGroup() override;
   const char* engine() const override { return "native"; }
+  Tensor shared_empty(const Shape& shape, DType dtype = f32) override;
   Control& control() override;
 
  protected:
   Work run(Call call, bool async) override;
-  std::shared_ptr<ProcessGroup> make_group(const std::vector<int>& ranks, const std::string& name) override;
+  std::shared_ptr<ProcessGroup> make_group(Membership member, const std::vector<int>& ranks) override;
 
  private:
   struct Engine;

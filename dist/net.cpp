@@ -225,7 +225,8 @@ std::string address_on(const std::string& interface) {
     all += str(all.empty() ? "" : ", ", entry->ifa_name, " ", host);
     if (net.empty() ? interface != entry->ifa_name : !in_subnet(raw_bytes(address.storage), net, bits)) continue;
     // The first IPv4 address of an interface, else its first IPv6 address that is more than link-local.
-    const bool better = found.empty() || (found.find(':') != std::string::npos && family == AF_INET) || (found.find('%') != std::string::npos && host.find('%') == std::string::npos);
+    const bool better = found.empty() || (found.find(':') != std::string::npos && family == AF_INET) ||
+        (found.find('%') != std::string::npos && host.find('%') == std::string::npos);
     if (better) found = host;
   }
   LOCKSTEP_CHECK(!found.empty(), "[rendezvous] expected a network interface or subnet of this machine, got '", interface, "'; there are ", all);
@@ -235,7 +236,8 @@ std::string address_on(const std::string& interface) {
 std::string host_identity() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return str(boot.empty() ? host_name() : boot, "/net ", inode_of("/proc/self/ns/net"), "/pid ", inode_of("/proc/self/ns/pid"), "/user ", ::geteuid());
+  return str(boot.empty() ? host_name() : boot, "/net ", inode_of("/proc/self/ns/net"), "/pid ", inode_of("/proc/self/ns/pid"), "/user ",
+             ::geteuid());
 }
 
 std::string host_name() {

@@ -1,7 +1,6 @@
 #include "dist/plan.h"
 
 #include <algorithm>
-#include <list>
 #include <map>
 
 #include "tensor/check.h"
@@ -17,7 +16,7 @@ struct History {
 
 }  // namespace
 
-Plan::Plan(std::span<const Transfer> list, int my_rank, int rank_count) : rank(my_rank), ranks(rank_count), program(list.begin(), list.end()) {
+Plan::Plan(std::span<const Transfer> list, int my_rank, int rank_count) : rank(my_rank), ranks(rank_count) {
   std::map<std::pair<int32_t, int32_t>, int32_t> place_numbers;
   std::map<int, std::pair<std::vector<uint32_t>, std::vector<uint32_t>>> by_peer;
   std::vector<History> history;
@@ -74,20 +73,6 @@ Plan::Plan(std::span<const Transfer> list, int my_rank, int rank_count) : rank(m
     for (const auto* side : {&lists.first, &lists.second}) for (const uint32_t i : *side) items[i].peer = int32_t(peers.size());
     peers.push_back({peer, std::move(lists.first), std::move(lists.second)});
   }
-}
-
-const Plan& Plan::cached(std::span<const Transfer> program, int rank, int ranks) {
-  constexpr size_t kept = 16;
-  static thread_local std::list<Plan> plans;  // the last used first
-  for (auto it = plans.begin(); it != plans.end(); ++it) {
-    if (it->rank == rank && it->ranks == ranks && std::ranges::equal(it->program, program)) {
-      plans.splice(plans.begin(), plans, it);
-      return plans.front();
-    }
-  }
-  plans.emplace_front(program, rank, ranks);
-  if (plans.size() > kept) plans.pop_back();
-  return plans.front();
 }
 
 }  // namespace lockstep::dist

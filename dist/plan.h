@@ -26,13 +26,10 @@ struct Plan {
 
   /// Error when the program is not one of this rank, or breaks a rule of schedule.h.
   Plan(std::span<const Transfer> program, int rank, int ranks);
-  /// The same program gives the same plan again (a few are kept per thread).
-  static const Plan& cached(std::span<const Transfer> program, int rank, int ranks);
 
   std::span<const uint32_t> needs(const Item& item) const { return std::span(dependencies).subspan(item.first, item.count); }
 
   int rank = 0, ranks = 1;
-  std::vector<Transfer> program;
   std::vector<Item> items;             ///< as in the program
   std::vector<uint32_t> dependencies;  ///< items of earlier steps: this one has done no more bytes than each of them
   std::vector<Place> places;

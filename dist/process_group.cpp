@@ -13,7 +13,8 @@ std::string at(Collective collective) { return str("[", name_of(collective), "] 
 
 void check_tensor(Collective c, const char* role, const Tensor& t) {
   LOCKSTEP_CHECK(t.defined(), at(c), "expected a tensor as ", role, ", got an undefined one");
-  LOCKSTEP_CHECK(t.is_contiguous(), at(c), "expected ", role, " to be contiguous, got shape ", t.shape(), " with strides ", t.strides(), "; use .contiguous()");
+  LOCKSTEP_CHECK(t.is_contiguous(), at(c), "expected ", role, " to be contiguous, got shape ", t.shape(), " with strides ", t.strides(),
+                 "; use .contiguous()");
   LOCKSTEP_CHECK(!t.storage()->is_empty(), at(c), "expected ", role, " with memory, got a tensor whose storage was emptied");
 }
 
@@ -32,7 +33,8 @@ void check_overlap(Collective c, const Tensor& part, const Tensor& whole, const 
   const auto* y = static_cast<const std::byte*>(whole.raw_data());
   const bool apart = x + bytes_of(part) <= y || y + bytes_of(whole) <= x;
   LOCKSTEP_CHECK(apart || x == allowed, at(c),
-                 "expected tensors that are apart in memory, or in place (the part at its own position in the whole), got two that overlap otherwise");
+                 "expected tensors that are apart in memory, or in place (the part at its own position in the whole), ",
+                 "got two that overlap otherwise");
 }
 
 void check_reduction(Collective c, ReduceOp op, DType dtype) {
@@ -40,13 +42,15 @@ void check_reduction(Collective c, ReduceOp op, DType dtype) {
   LOCKSTEP_CHECK(op != ReduceOp::mean || dtype != boolean, at(c), "expected sum (or), product (and), min or max of bool, got mean");
 }
 
-const std::byte* part_of(const Tensor& whole, int64_t begin) { return static_cast<const std::byte*>(whole.raw_data()) + begin * size_of(whole.dtype()); }
+const std::byte* part_of(const Tensor& whole, int64_t begin) {
+  return static_cast<const std::byte*>(whole.raw_data()) + begin * size_of(whole.dtype());
+}
 
 void check_part(Collective c, const Tensor& part, const Tensor& whole, int rank, int size) {
   check_pair(c, part, whole);
   const Range range = shard_range(whole.numel(), size, rank);
-  LOCKSTEP_CHECK(part.numel() == range.size(), at(c), "expected a part of ", range.size(), " elements (shard_range of ", whole.numel(), " over ", size, " ranks, rank ", rank,
-                 "), got ", part.numel());
+  LOCKSTEP_CHECK(part.numel() == range.size(), at(c), "expected a part of ", range.size(), " elements (shard_range of ", whole.numel(), " over ",
+                 size, " ranks, rank ", rank, "), got ", part.numel());
   if (part.numel() > 0) check_overlap(c, part, whole, part_of(whole, range.begin));
 }
 
@@ -54,13 +58,16 @@ void check_part(Collective c, const Tensor& part, const Tensor& whole, int rank,
 
 std::string Call::describe() const {
   if (collective == Collective::barrier) return tag.empty() ? "barrier" : "barrier, tag " + tag;
-  std::string text(name_of(collective));
+  std::string text;
+  text.reserve(64 + tag.size());
+  text += name_of(collective);
   if (collective == Collective::batch) {
     text = "exchange of ";
     for (size_t i = 0; i < batch.size(); ++i) {
       const PointToPoint& p = batch[i];
       if (i == 4) return text + ", and " + std::to_string(batch.size() - i) + " more";
-      text += std::string(i ? ", " : "") + (p.is_send ? "send " : "receive ") + std::string(lockstep::name_of(p.tensor.dtype())) + " x " + std::to_string(p.tensor.numel()) +
+      text += std::string(i ? ", " : "") + (p.is_send ? "send " : "receive ") + std::string(lockstep::name_of(p.tensor.dtype())) + " x " +
+          std::to_string(p.tensor.numel()) +
               (p.is_send ? " to rank " : " from rank ") + std::to_string(p.world_peer) + (p.tag.empty() ? "" : ", tag " + p.tag);
     }
     return text;
@@ -79,7 +86,7 @@ std::string Call::describe() const {
 }
 
 void ProcessGroup::check_rank(Collective c, const char* role, int rank) const {
-  LOCKSTEP_CHECK(rank >= 0 && rank < size(), at(c), "expected a ", role, " from 0 to ", size() - 1, " in group ", name_, ", got ", rank);
+  LOCKSTEP_CHECK(rank >= 0 && rank < size(), at(c), "expected a ", role, " from 0 to ", size() - 1, " in group ", name(), ", got ", rank);
 }
 
 Work ProcessGroup::call(Collective collective, const Tensor& output, const Tensor& input, int64_t count, int root, const CollectiveOptions& o) {
@@ -169,7 +176,8 @@ Work ProcessGroup::scatter(const Tensor& part, const Tensor& whole, int root, co
 Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input, const CollectiveOptions& o) {
   constexpr auto c = Collective::all_to_all;
   check_pair(c, output, input);
-  LOCKSTEP_CHECK(output.numel() == input.numel(), at(c), "expected output and input of one size, got ", output.numel(), " and ", input.numel(), " elements");
+  LOCKSTEP_CHECK(output.numel() == input.numel(), at(c), "expected output and input of one size, got ", output.numel(), " and ", input.numel(),
+                 " elements");
   LOCKSTEP_CHECK(input.numel() % size() == 0, at(c), "expected a number of elements that divides by ", size(), " ranks, got ", input.numel());
   if (input.numel() > 0) check_overlap(c, output, input, part_of(input, 0));
   return call(c, output, input, input.numel(), 0, o);
@@ -210,13 +218,15 @@ void ProcessGroup::barrier(Seconds timeout) {
   run(std::move(call), false).wait();
 }
 
+Tensor ProcessGroup::shared_empty(const Shape& shape, DType dtype) { return empty(shape, {.dtype = dtype, .device = cpu}); }
+
 std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks, const std::string& name) {
   LOCKSTEP_CHECK(!name.empty() && name.size() <= 256, "[new_group] expected a name of 1 to 256 bytes, got ", name.size());
   LOCKSTEP_CHECK(!ranks.empty(), "[new_group] expected at least one rank in group ", name, ", got none");
   std::vector<bool> seen(size_t(size()), false);
   std::string list;
   for (const int r : ranks) {
-    LOCKSTEP_CHECK(r >= 0 && r < size(), "[new_group] expected ranks from 0 to ", size() - 1, " of group ", name_, ", got ", r);
+    LOCKSTEP_CHECK(r >= 0 && r < size(), "[new_group] expected ranks from 0 to ", size() - 1, " of group ", this->name(), ", got ", r);
     LOCKSTEP_CHECK(!seen[size_t(r)], "[new_group] expected each rank once in group ", name, ", got ", r, " twice");
     seen[size_t(r)] = true;
     if (!list.empty()) list += ',';
@@ -226,7 +236,12 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
   Call call;
   call.tag = "new_group " + name + " of " + list;
   run(std::move(call), false).wait();
-  return make_group(ranks, name);
+  Membership member{str(member_.id, "/", ++groups_, ".", name), name, -1, {}};
+  for (const int r : ranks) {
+    if (r == rank()) member.rank = int(member.world_ranks.size());
+    member.world_ranks.push_back(world_rank(r));
+  }
+  return member.rank < 0 ? nullptr : make_group(std::move(member), ranks);
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const std::string& name) {

@@ -63,6 +63,7 @@ struct Traffic {
   int64_t received = 0;
   int64_t messages = 0;
   int64_t collectives = 0;
+  int64_t in_place = 0;  ///< collectives done on tensors in shared memory; the bytes are counted as if they had been sent
 };
 
 /// One call, checked, as engines see it.
@@ -83,18 +84,25 @@ struct Call {
   std::string describe() const;  ///< "all_reduce f32 x 8, tag w1"
 };
 
+/// A rank's place in a group.
+struct Membership {
+  std::string id;    ///< unique in the job, the same on all ranks of the group
+  std::string name;  ///< "world", "dp", "pp.1", ...
+  int rank = 0;
+  std::vector<int> world_ranks;
+};
+
 class ProcessGroup {
  public:
   virtual ~ProcessGroup() = default;
   ProcessGroup(const ProcessGroup&) = delete;
 
-  int rank() const { return rank_; }
-  int size() const { return int(ranks_.size()); }
-  /// "world", "dp", "pp.1", ...
-  const std::string& name() const { return name_; }
+  int rank() const { return member_.rank; }
+  int size() const { return int(member_.world_ranks.size()); }
+  const std::string& name() const { return member_.name; }
   /// The rank in the world of a rank of this group.
-  int world_rank(int rank) const { return ranks_.at(size_t(rank)); }
-  const std::vector<int>& world_ranks() const { return ranks_; }
+  int world_rank(int rank) const { return member_.world_ranks.at(size_t(rank)); }
+  const std::vector<int>& world_ranks() const { return member_.world_ranks; }
   virtual const char* engine() const = 0;  ///< "native", "mpi", "nccl"
 
   // Every tensor must be contiguous, of one dtype, on one device. One that is not on the CPU goes through a copy on the host,
@@ -121,6 +129,12 @@ class ProcessGroup {
   /// Names who is missing when it takes longer than `timeout` (0: the group's).
   void barrier(Seconds timeout = Seconds{0});
 
+  /// A tensor, uninitialised, on which all_reduce, reduce_scatter (its `whole`), all_gather (its `whole`) and broadcast work
+  /// where it lies, without copies from rank to rank, when all ranks of the group are on one host and every rank (broadcast:
+  /// the root) gives such a tensor or a part of one. Elsewhere an ordinary tensor. The same results either way. No other rank
+  /// needs to make one at the same time. Each takes an open file; pages are as in a file, so it is meant for what lasts.
+  virtual Tensor shared_empty(const Shape& shape, DType dtype = f32);
+
   /// New groups are made by all ranks of this one, in the same order. nullptr for ranks that are not in it.
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const std::string& name);
   /// Ranks of equal colour form a group NAME.COLOUR, ordered by (key, rank). A negative colour gets nullptr.
@@ -130,13 +144,13 @@ class ProcessGroup {
   virtual Control& control() = 0;
 
  protected:
-  ProcessGroup(std::string name, int rank, std::vector<int> world_ranks) : name_(std::move(name)), rank_(rank), ranks_(std::move(world_ranks)) {}
+  explicit ProcessGroup(Membership member) : member_(std::move(member)) {}
   /// Whether run() takes tensors that are not on the CPU.
   virtual bool moves_device_memory() const { return false; }
   /// Runs a checked call, now or (async) on the group's thread.
   virtual Work run(Call call, bool async) = 0;
-  /// The last part of new_group(): all ranks have agreed on the same arguments.
-  virtual std::shared_ptr<ProcessGroup> make_group(const std::vector<int>& ranks, const std::string& name) = 0;
+  /// The last part of new_group(), on its members: all have agreed on the same `ranks` of this group.
+  virtual std::shared_ptr<ProcessGroup> make_group(Membership member, const std::vector<int>& ranks) = 0;
 
   std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();  // shared with what still runs when the group is gone
 
@@ -145,9 +159,8 @@ class ProcessGroup {
   Work run_anywhere(Call call, bool async);
   Work call(Collective collective, const Tensor& output, const Tensor& input, int64_t count, int root, const CollectiveOptions& o);
 
-  std::string name_;
-  int rank_;
-  std::vector<int> ranks_;
+  Membership member_;
+  uint64_t groups_ = 0;  // made of this one so far
 };
 
 /// Joins the job that the environment names and makes its world group that of this process (of this thread, for ranks

@@ -22,16 +22,16 @@ std::optional<std::string> variable(const char* name) {
 int integer(const std::string& name, const std::string& text, int64_t low, int64_t high) {
   int64_t value = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  LOCKSTEP_CHECK(code == std::errc() && end == text.data() + text.size() && value >= low && value <= high, "[init] expected ", name, " to be an integer from ", low, " to ", high,
-                 ", got '", text, "'");
+  LOCKSTEP_CHECK(code == std::errc() && end == text.data() + text.size() && value >= low && value <= high, "[init] expected ", name,
+                 " to be an integer from ", low, " to ", high, ", got '", text, "'");
   return int(value);
 }
 
 Seconds seconds(const std::string& name, const std::string& text, double low, double high) {
   double value = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  LOCKSTEP_CHECK(code == std::errc() && end == text.data() + text.size() && std::isfinite(value) && value >= low && value <= high, "[init] expected ", name,
-                 " to be a number of seconds from ", low, " to ", high, ", got '", text, "'");
+  LOCKSTEP_CHECK(code == std::errc() && end == text.data() + text.size() && std::isfinite(value) && value >= low && value <= high, "[init] expected ",
+                 name, " to be a number of seconds from ", low, " to ", high, ", got '", text, "'");
   return Seconds(value);
 }
 
@@ -41,7 +41,8 @@ std::string first_host(const std::string& list) {
   if (open == std::string::npos || (comma != std::string::npos && comma < open)) return list.substr(0, comma);
   const size_t end = list.find_first_of(",-]", open);
   const size_t close = list.find(']', open);
-  LOCKSTEP_CHECK(end != std::string::npos && close != std::string::npos, "[init] expected a list of hosts such as node[01-04] in SLURM_JOB_NODELIST, got '", list, "'");
+  LOCKSTEP_CHECK(end != std::string::npos && close != std::string::npos,
+                 "[init] expected a list of hosts such as node[01-04] in SLURM_JOB_NODELIST, got '", list, "'");
   const size_t rest = list.find(',', close);
   return list.substr(0, open) + list.substr(open + 1, end - open - 1) + list.substr(close + 1, rest == std::string::npos ? rest : rest - close - 1);
 }
@@ -107,9 +108,11 @@ const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std
   if (!local_world && speaks == &dialects[2]) {
     const auto list = variable("SLURM_STEP_TASKS_PER_NODE") ? variable("SLURM_STEP_TASKS_PER_NODE") : variable("SLURM_TASKS_PER_NODE");
     const auto node = variable("SLURM_NODEID");
-    if (list && node) place.local_world_size = std::clamp(tasks_of(*list, integer("SLURM_NODEID", *node, 0, most_ranks)).value_or(0), 0, place.world_size);
+    if (list && node)
+      place.local_world_size = std::clamp(tasks_of(*list, integer("SLURM_NODEID", *node, 0, most_ranks)).value_or(0), 0, place.world_size);
   }
-  place.local_rank = local_rank ? integer(local_rank->first, local_rank->second, 0, (local_world ? place.local_world_size : place.world_size) - 1) : -1;
+  const int highest = (local_world ? place.local_world_size : place.world_size) - 1;
+  place.local_rank = local_rank ? integer(local_rank->first, local_rank->second, 0, highest) : -1;
   return speaks;
 }
 
@@ -144,7 +147,8 @@ void check_unset(const std::vector<std::string>& unset, const std::string& url_h
   if (unset.empty()) return;
   std::string names;
   for (const auto& name : unset) names += (names.empty() ? "" : ", ") + name;
-  fail(str("[init] expected the environment to say where this rank belongs; unset: ", names, ". Start with `lockstep run -n N -- program`, or set ", unset.size() == 1 ? "it" : "them", url_hint));
+  fail(str("[init] expected the environment to say where this rank belongs; unset: ", names, ". Start with `lockstep run -n N -- program`, or set ",
+           unset.size() == 1 ? "it" : "them", url_hint));
 }
 
 }  // namespace
@@ -154,7 +158,8 @@ Rendezvous Rendezvous::from_environment() { return from_url("env://"); }
 Rendezvous Rendezvous::from_url(const std::string& url) {
   const size_t colon = url.find("://");
   const std::string scheme = url.substr(0, colon == std::string::npos ? 0 : colon);
-  LOCKSTEP_CHECK(scheme == "env" || scheme == "tcp" || scheme == "file", "[init] expected env://, tcp://HOST:PORT?rank=R&world_size=N or file:///PATH?rank=R&world_size=N, got '", url, "'");
+  LOCKSTEP_CHECK(scheme == "env" || scheme == "tcp" || scheme == "file",
+                 "[init] expected env://, tcp://HOST:PORT?rank=R&world_size=N or file:///PATH?rank=R&world_size=N, got '", url, "'");
   std::string place_text = url.substr(colon + 3), query;
   if (const size_t mark = place_text.find('?'); mark != std::string::npos) {
     query = place_text.substr(mark + 1);
@@ -188,7 +193,8 @@ Rendezvous Rendezvous::from_url(const std::string& url) {
     const size_t bracket = place_text.find(']');
     const size_t at = place_text.rfind(':');
     const bool brackets = place_text.starts_with("[") && bracket != std::string::npos && at == bracket + 1;
-    LOCKSTEP_CHECK(at != std::string::npos && at > 0 && (brackets || place_text.find(':') == at), "[init] expected tcp://HOST:PORT, with brackets around an IPv6 address, got '", url, "'");
+    LOCKSTEP_CHECK(at != std::string::npos && at > 0 && (brackets || place_text.find(':') == at),
+                   "[init] expected tcp://HOST:PORT, with brackets around an IPv6 address, got '", url, "'");
     place.address = brackets ? place_text.substr(1, bracket - 1) : place_text.substr(0, at);
     place.port = integer("the port of '" + url + "'", place_text.substr(at + 1), 1, 65535);
   }

@@ -42,14 +42,16 @@ std::optional<std::string> Roster::objection(const Member& host, const Member& m
   const std::string us = str("rank 0 (pid ", host.pid, " on ", host.host, ")");
   if (member.job != host.job) return str("this is job '", host.job, "', ", them, " is of job '", member.job, "': another job listens on this port");
   if (member.world_size != host.world_size)
-    return str(us, " has world size ", host.world_size, ", ", them, " has world size ", member.world_size, ": start all ranks with the same WORLD_SIZE");
+    return str(us, " has world size ", host.world_size, ", ", them, " has world size ", member.world_size,
+               ": start all ranks with the same WORLD_SIZE");
   if (member.rank < 0 || member.rank >= host.world_size)
     return str(us, " has world size ", host.world_size, ", so ranks 0 to ", host.world_size - 1, "; ", them, " is not one of them");
   const Seat& seat = seats_[size_t(member.rank)];
   if (seat.state != State::empty && seat.member.incarnation != member.incarnation)
     return str("rank ", member.rank, " is taken by ", who(member.rank), "; ", them, " came second: every process needs a RANK of its own");
   if (member.identity != host.identity)
-    return str("ranks must run the same program with the same configuration; first difference: ", first_difference(host.identity, member.identity), " at ", them);
+    return str("ranks must run the same program with the same configuration; first difference: ", first_difference(host.identity, member.identity),
+               " at ", them);
   return std::nullopt;
 }
 
@@ -106,7 +108,8 @@ std::string Roster::who(int rank) const {
 // "seq 9 (all_reduce f32 x 8, tag w1)", with the group unless it is the world. Messages of two ranks have no number there.
 std::string Roster::place_of(const Activity& a) const {
   if (a.messages > 0) return a.collective;
-  return str("seq ", a.completed + 1, a.group.empty() || a.group == "world" ? "" : " of group " + a.group, a.collective.empty() ? "" : " (" + a.collective + ")");
+  return str("seq ", a.completed + 1, a.group.empty() || a.group == "world" ? "" : " of group " + a.group,
+             a.collective.empty() ? "" : " (" + a.collective + ")");
 }
 
 DistError Roster::died(int rank) const {
@@ -125,7 +128,8 @@ DistError Roster::gone(int who, const std::vector<int>& ranks) const {
     if (after.empty()) after = at;
     else if (after != at) after = "before it";
   }
-  return {Fault::rank_left, ranks.front(), str("rank ", who, " waits in ", place_of(a), "; ", named(ranks), ranks.size() == 1 ? " has left " : " have left ", after)};
+  return {Fault::rank_left, ranks.front(), str("rank ", who, " waits in ", place_of(a), "; ", named(ranks),
+                                               ranks.size() == 1 ? " has left " : " have left ", after)};
 }
 
 DistError Roster::gone(int who, int rank) const {
@@ -135,8 +139,8 @@ DistError Roster::gone(int who, int rank) const {
 }
 
 DistError Roster::gone_from(const std::string& what, int who, const std::vector<int>& ranks) const {
-  return {Fault::rank_left, ranks.front(), str("rank ", who, " waits at ", what, "; ", named(ranks), ranks.size() == 1 ? " has left" : " have left", " the group in step ",
-                                               seats_[size_t(ranks.front())].activity.step)};
+  return {Fault::rank_left, ranks.front(), str("rank ", who, " waits at ", what, "; ", named(ranks), ranks.size() == 1 ? " has left" : " have left",
+                                               " the group in step ", seats_[size_t(ranks.front())].activity.step)};
 }
 
 // Whether this rank said lately that it waits, and has said the same since.
@@ -174,8 +178,9 @@ std::optional<DistError> Roster::silent(double now) const {
     const Seat& seat = seats_[size_t(rank)];
     if (seat.state != State::seated || now - seat.heard <= 3 * heartbeat_) continue;
     const Activity& a = seat.activity;
-    return DistError{Fault::rank_silent, rank, str(who(rank), " is silent: no heartbeat for ", text_of(Seconds(now - seat.heard)), " (stopped, swapped out, or cut off); it was in step ",
-                                                   a.step, a.waiting ? ", in " + place_of(a) : a.group.empty() ? "" : str(", after seq ", a.completed))};
+    return DistError{Fault::rank_silent, rank, str(who(rank), " is silent: no heartbeat for ", text_of(Seconds(now - seat.heard)),
+                                                   " (stopped, swapped out, or cut off); it was in step ", a.step,
+                                                   a.waiting ? ", in " + place_of(a) : a.group.empty() ? "" : str(", after seq ", a.completed))};
   }
   return std::nullopt;
 }
@@ -184,17 +189,20 @@ std::optional<DistError> Roster::silent(double now) const {
 std::optional<DistError> Roster::circle(double now) const {
   const auto next = [&](int rank) {
     const Seat& seat = seats_[size_t(rank)];
-    const bool stands = waits(seat, now) && seat.activity.messages > 0 && now - seat.waits_since >= 3 * heartbeat_ && seat.activity.waits_for < size();
+    const bool stands = waits(seat, now) && seat.activity.messages > 0 && now - seat.waits_since >= 3 * heartbeat_ &&
+        seat.activity.waits_for < size();
     return stands && is_real(rank, seats_[size_t(seat.activity.waits_for)]) ? seat.activity.waits_for : -1;
   };
   for (int first = 0; first < size(); ++first) {
     std::vector<int> path{first};
-    for (int at = next(first); at > first && path.size() <= seats_.size(); at = next(at)) path.push_back(at);  // every circle is found from its lowest rank
+    // every circle is found from its lowest rank
+    for (int at = next(first); at > first && path.size() <= seats_.size(); at = next(at)) path.push_back(at);
     if (next(path.back()) != first) continue;
     std::string text = "deadlock: ";
     for (const int rank : path) {
       const Activity& a = seats_[size_t(rank)].activity;
-      text += str(rank == first ? "" : ", ", "rank ", rank, a.is_send ? " waits to send to rank " : " waits to receive from rank ", a.waits_for, " (", tag_of(a.collective), ")");
+      text += str(rank == first ? "" : ", ", "rank ", rank, a.is_send ? " waits to send to rank " : " waits to receive from rank ", a.waits_for, " (",
+                  tag_of(a.collective), ")");
     }
     return DistError{Fault::deadlock, -1, text};
   }
@@ -223,7 +231,9 @@ std::string Roster::explain(const std::vector<int>& ranks) const {
     text += str(text.empty() ? "" : "; ", "rank ", rank);
     if (seat.state == State::empty) text += " has not come";
     else if (seat.state == State::left) text += a.group.empty() ? " has left" : str(" has left after seq ", a.completed);
-    else if (a.waiting) text += str(a.waits_for >= 0 ? " waits in " : " is in ", place_of(a), a.waits_for >= 0 ? str(" for rank ", a.waits_for) : "", ", step ", a.step);
+    else if (a.waiting)
+      text += str(a.waits_for >= 0 ? " waits in " : " is in ", place_of(a), a.waits_for >= 0 ? str(" for rank ", a.waits_for) : "", ", step ",
+                  a.step);
     else if (a.group.empty()) text += str(" is in step ", a.step, ", in no collective yet");
     else text += str(" is between collectives, after seq ", a.completed, a.group == "world" ? "" : " of group " + a.group, ", step ", a.step);
   }

@@ -6,39 +6,22 @@
 #include <map>
 
 #include "tensor/check.h"
+#include "tensor/suggest.h"
 
 namespace lockstep::dist {
 namespace {
 
 constexpr std::string_view collectives[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all",
                                             "barrier", "send", "receive", "batch"};
-constexpr std::string_view algorithms[] = {"automatic", "ring", "direct", "tree", "halving_doubling", "hierarchical", "server"};
-
-/// How many letters differ (Levenshtein).
-size_t distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t here = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
-      diagonal = row[j];
-      row[j] = here;
-    }
-  }
-  return row[b.size()];
-}
+constexpr std::string_view algorithms[] = {"automatic", "ring", "direct", "tree", "halving_doubling", "hierarchical", "server", "one_shot"};
 
 template <class Name, size_t n>
 Name parse(const char* what, const std::string_view (&names)[n], std::string_view name) {
   const auto found = std::find(names, names + n, name);
   if (found != names + n) return Name(found - names);
-  std::string known;
-  for (const std::string_view one : names) known += (known.empty() ? "" : ", ") + std::string(one);
-  const auto nearest = std::min_element(names, names + n, [&](auto a, auto b) { return distance(name, a) < distance(name, b); });
-  const bool close = distance(name, *nearest) <= std::max<size_t>(2, name.size() / 3);
-  fail(str("[", what, "] expected one of ", known, ", got \"", name, "\"", close ? str("; did you mean ", *nearest, "?") : ""));
+  std::string list;
+  for (const std::string_view one : names) list += (list.empty() ? "" : ", ") + std::string(one);
+  fail(str("[", what, "] expected one of ", list, ", got \"", name, "\"", suggestion(name, {names, names + n})));
 }
 
 void check(Algorithm algorithm, const Request& r) {
@@ -46,7 +29,7 @@ void check(Algorithm algorithm, const Request& r) {
   LOCKSTEP_CHECK(r.root >= 0 && r.root < r.ranks, "[schedule] expected a root from 0 to ", r.ranks - 1, ", got ", r.root);
   if (!has_schedule(algorithm, r.collective)) {
     std::string others;
-    for (int a = 0; a <= int(Algorithm::server); ++a) {
+    for (int a = 0; a <= int(last_algorithm); ++a) {
       if (has_schedule(Algorithm(a), r.collective)) others += (others.empty() ? "; expected one of " : ", ") + std::string(name_of(Algorithm(a)));
     }
     fail(str("[schedule] ", name_of(algorithm), " has no schedule for ", name_of(r.collective), others.empty() ? ": no algorithm has" : others));
@@ -75,6 +58,7 @@ bool has_schedule(Algorithm algorithm, Collective collective) {
     case Algorithm::ring:
     case Algorithm::tree: return collective != Collective::all_to_all;  // would pass everything on many times
     case Algorithm::halving_doubling: return collective != Collective::gather && collective != Collective::scatter && collective != Collective::all_to_all;
+    case Algorithm::one_shot: return collective == Collective::all_reduce;
     default: return true;
   }
 }
@@ -83,7 +67,7 @@ int64_t chunk_count(Algorithm algorithm, const Request& request) {
   const int64_t n = request.ranks;
   switch (request.collective) {
     case Collective::all_to_all: return n * n;
-    case Collective::all_reduce: return algorithm == Algorithm::tree || algorithm == Algorithm::server ? 1 : n;
+    case Collective::all_reduce: return algorithm == Algorithm::tree || algorithm == Algorithm::server || algorithm == Algorithm::one_shot ? 1 : n;
     case Collective::broadcast:
     case Collective::reduce: return algorithm == Algorithm::direct || algorithm == Algorithm::halving_doubling ? n : 1;
     default: return n;
@@ -95,7 +79,8 @@ bool adds_in_tree_order(Algorithm algorithm, const Request& r) {
   if (!is_reduction(r.collective)) return false;
   if (r.ranks <= 2) return true;
   switch (algorithm) {
-    case Algorithm::direct: return true;
+    case Algorithm::direct:
+    case Algorithm::one_shot: return true;
     case Algorithm::tree: return r.root == 0;
     case Algorithm::halving_doubling: return std::has_single_bit(unsigned(r.ranks));
     case Algorithm::server: return r.ranks == 3;
@@ -125,6 +110,7 @@ void visit_schedule(Algorithm algorithm, const Request& request, const Emit& emi
     case Algorithm::halving_doubling: return halving_doubling(request, emit);
     case Algorithm::hierarchical: return hierarchical(request, emit);
     case Algorithm::server: return server(request, emit);
+    case Algorithm::one_shot: return one_shot(request, emit);
   }
 }
 

@@ -20,7 +20,8 @@ namespace lockstep::dist {
 enum class Collective : uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all,
                                   barrier, send, receive, batch };  // from barrier on: not made of schedules
 inline constexpr int scheduled_collectives = 8;
-enum class Algorithm : uint8_t { automatic, ring, direct, tree, halving_doubling, hierarchical, server };
+enum class Algorithm : uint8_t { automatic, ring, direct, tree, halving_doubling, hierarchical, server, one_shot };
+inline constexpr Algorithm last_algorithm = Algorithm::one_shot;
 enum class Action : uint8_t { copy, reduce, scale };  ///< scale: local; divides by the number of ranks (mean)
 
 std::string_view name_of(Collective collective);
@@ -81,5 +82,6 @@ void tree(const Request& request, const Emit& emit);
 void halving_doubling(const Request& request, const Emit& emit);
 void hierarchical(const Request& request, const Emit& emit);
 void server(const Request& request, const Emit& emit);
+void one_shot(const Request& request, const Emit& emit);
 
 }  // namespace lockstep::dist

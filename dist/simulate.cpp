@@ -141,6 +141,7 @@ std::optional<Formula> formula(Algorithm algorithm, const Request& request, int6
         default: break;
       }
       break;
+    case Algorithm::one_shot: costs = {n - 1, n - 1, "(n-1)·α + (n-1)·S/β"}; break;
     case Algorithm::automatic: break;
   }
   if (!costs) return std::nullopt;

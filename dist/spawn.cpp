@@ -8,13 +8,13 @@
 
 #include <cstdio>
 #include <cstring>
-#include <random>
 #include <thread>
 
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
 
+#include "dist/auth.h"
 #include "dist/job.h"
 #include "dist/local_control.h"
 #include "dist/process_group.h"
@@ -27,37 +27,17 @@ using Clock = std::chrono::steady_clock;
 constexpr auto grace = std::chrono::seconds(2);       // for the others to hear the cause and end by themselves
 constexpr auto after_term = std::chrono::seconds(5);  // then SIGKILL
 
-std::string random_hex(int words) {
-  std::random_device source;
-  std::string text;
-  char word[9];
-  for (int i = 0; i < words; ++i) {
-    std::snprintf(word, sizeof word, "%08x", source());
-    text += word;
-  }
-  return text;
-}
-
-// OpenMP would start a team for every rank: they share the threads that this process may use.
-class ShareThreads {
- public:
-  explicit ShareThreads(int ranks) : before_(get_threads()) { set_threads(std::max(1, before_ / ranks)); }
-  ~ShareThreads() { set_threads(before_); }
-
- private:
-  const int before_;
-};
-
 void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions& options) {
   Rendezvous place;
-  place.job = "threads " + random_hex(2);
+  place.job = "threads " + random_token().substr(0, 16);
   place.transport = options.transport;
   place.timeout = options.timeout;
   place.heartbeat = options.heartbeat;
   const auto controls = local_controls(n, place);
-  const ShareThreads share(n);
+  const int share = std::max(1, get_threads() / n);  // OpenMP would start a whole team for every rank
   std::vector<std::thread> threads;
   const auto body = [&](int rank) {
+    const ThreadLimit limit(share);
     try {
       World world = make_world(controls[size_t(rank)]);
       set_thread_world(&world);
@@ -222,8 +202,8 @@ void spawn_processes(int n, const std::function<void(int)>& fn, const SpawnOptio
   LOCKSTEP_CHECK(options.transport != "threads", "[spawn] expected transport auto, shm or tcp between processes, got threads");
   Rendezvous place;
   place.world_size = place.local_world_size = n;
-  place.job = "spawn " + random_hex(2);
-  place.token = random_hex(8);
+  place.job = "spawn " + random_token().substr(0, 16);
+  place.token = random_token();
   place.transport = options.transport;
   place.timeout = options.timeout;
   place.heartbeat = options.heartbeat;
@@ -252,8 +232,8 @@ void spawn_processes(int n, const std::function<void(int)>& fn, const SpawnOptio
 void spawn(int n, const std::function<void(int rank)>& fn, const SpawnOptions& options) {
   LOCKSTEP_CHECK(n >= 1 && n <= 4096, "[spawn] expected 1 to 4096 ranks, got ", n);
   LOCKSTEP_CHECK(!is_initialized(), "[spawn] expected a process without a world, got one inside a job already");
-  LOCKSTEP_CHECK(options.timeout.count() > 0 && options.heartbeat.count() > 0, "[spawn] expected a timeout and a heartbeat above 0 s, got ", options.timeout.count(), " and ",
-                 options.heartbeat.count());
+  LOCKSTEP_CHECK(options.timeout.count() > 0 && options.heartbeat.count() > 0, "[spawn] expected a timeout and a heartbeat above 0 s, got ",
+                 options.timeout.count(), " and ", options.heartbeat.count());
   for (const char* known : {"auto", "threads", "shm", "tcp"}) {
     if (options.transport != known) continue;
     return options.kind == SpawnOptions::Kind::threads ? spawn_threads(n, fn, options) : spawn_processes(n, fn, options);

@@ -28,13 +28,15 @@ int64_t room_for_strangers(int world_size) {
   std::error_code ignored;
   const int64_t open = std::distance(std::filesystem::directory_iterator("/proc/self/fd", ignored), {});
   const int64_t needed = open + world_size + 16;
-  LOCKSTEP_CHECK(int64_t(limit.rlim_cur) >= needed, "[control] rank 0 needs about ", needed, " open files for a world of ", world_size, ", its limit is ", limit.rlim_cur, ": raise it with ulimit -n");
+  LOCKSTEP_CHECK(int64_t(limit.rlim_cur) >= needed, "[control] rank 0 needs about ", needed, " open files for a world of ", world_size,
+                 ", its limit is ", limit.rlim_cur, ": raise it with ulimit -n");
   return std::min(most_strangers, int64_t(limit.rlim_cur) - needed + 8);
 }
 
 }  // namespace
 
-Store::Store(const Rendezvous& rendezvous, const Member& host) : place_(rendezvous), host_(host), roster_(rendezvous.world_size, rendezvous.heartbeat.count()) {
+Store::Store(const Rendezvous& rendezvous, const Member& host)
+    : place_(rendezvous), host_(host), roster_(rendezvous.world_size, rendezvous.heartbeat.count()) {
   if (place_.listener >= 0) {
     listener_ = Fd(place_.listener);
     prepare(listener_.get());
@@ -43,7 +45,8 @@ Store::Store(const Rendezvous& rendezvous, const Member& host) : place_(rendezvo
   }
   const SocketAddress at = local_address(listener_.get());
   LOCKSTEP_CHECK(at.length > 0, "[rendezvous] expected a listening socket in `listener`, got descriptor ", place_.listener);
-  LOCKSTEP_CHECK(at.is_loopback() || !place_.token.empty(), "[rendezvous] expected a token to listen at ", at.text(), ", got none: anybody who reaches that address could join. ",
+  LOCKSTEP_CHECK(at.is_loopback() || !place_.token.empty(), "[rendezvous] expected a token to listen at ", at.text(),
+                 ", got none: anybody who reaches that address could join. ",
                  "`lockstep run` makes one; else set LOCKSTEP_TOKEN to the same secret on all ranks (openssl rand -hex 32)");
   address_ = at.host();
   port_ = at.port();
@@ -76,7 +79,8 @@ void Store::finish() {
 }
 
 void Store::serve() {
-  const auto tick = std::clamp(std::chrono::duration_cast<std::chrono::milliseconds>(place_.heartbeat / 4), std::chrono::milliseconds(5), std::chrono::milliseconds(100));
+  const auto tick = std::clamp(std::chrono::duration_cast<std::chrono::milliseconds>(place_.heartbeat / 4), std::chrono::milliseconds(5),
+                               std::chrono::milliseconds(100));
   std::vector<pollfd> polled;
   std::vector<Connection*> order;
   for (;;) {
@@ -128,10 +132,11 @@ void Store::accept_all() {
     const int fd = ::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     const int problem = errno;
     if (fd < 0 && (problem == EINTR || problem == ECONNABORTED)) continue;
-    const auto strangers = std::count_if(connections_.begin(), connections_.end(), [](const Connection& c) { return c.state != State::seated && !c.dead; });
+    const auto is_stranger = [](const Connection& c) { return c.state != State::seated && !c.dead; };
+    const auto strangers = std::count_if(connections_.begin(), connections_.end(), is_stranger);
     const bool exhausted = fd < 0 && (problem == EMFILE || problem == ENFILE);
     if (exhausted || (fd >= 0 && strangers >= strangers_)) {
-      const auto oldest = std::find_if(connections_.begin(), connections_.end(), [](const Connection& c) { return c.state != State::seated && !c.dead; });
+      const auto oldest = std::find_if(connections_.begin(), connections_.end(), is_stranger);
       if (oldest != connections_.end()) {
         log(str("dropped a connection from ", oldest->peer.host(), " that had not said who it is: too many are open"));
         connections_.erase(oldest);  // never has waiters
@@ -206,11 +211,13 @@ void Store::handle_stranger(Connection& connection, const Frame& frame) {
   const Nonce number = in.bytes<32>();
   const Proof proof = in.bytes<32>();
   in.end();
-  if (protocol != wire_protocol) return refuse(connection, str("the store speaks protocol ", wire_protocol, ", you speak ", protocol, ": all ranks need the same build"));
+  if (protocol != wire_protocol)
+    return refuse(connection, str("the store speaks protocol ", wire_protocol, ", you speak ", protocol, ": all ranks need the same build"));
   if (!same_proof(proof, prove(place_.token, "rank", connection.challenge, number, "control"))) {
     log(str("refused a connection from ", connection.peer.host(), ": it does not know the token of job '", place_.job, "'"));
-    return refuse(connection, place_.token.empty() ? "this job has no token, you have one: unset LOCKSTEP_TOKEN, or set it on all ranks"
-                                                   : "wrong token: LOCKSTEP_TOKEN must be the same secret on all ranks of a job; perhaps another job listens on this port");
+    return refuse(connection, place_.token.empty()
+        ? "this job has no token, you have one: unset LOCKSTEP_TOKEN, or set it on all ranks"
+        : "wrong token: LOCKSTEP_TOKEN must be the same secret on all ranks of a job; perhaps another job listens on this port");
   }
   connection.state = State::proved;
   connection.in.set_limit(body_limit);
@@ -240,14 +247,17 @@ void Store::handle_join(Connection& connection, const Frame& frame) {
   }
   if (const auto why = roster_.objection(host_, member)) {
     const bool of_this_job = member.job == host_.job;
-    const bool taken = of_this_job && member.world_size == host_.world_size && member.rank >= 0 && member.rank < host_.world_size && member.identity == host_.identity;
+    const bool taken = of_this_job && member.world_size == host_.world_size && member.rank >= 0 && member.rank < host_.world_size &&
+        member.identity == host_.identity;
     log(str("refused a rank: ", *why));
     refuse(connection, *why, taken || begun_);
     // A rank of this job that is set up differently means that the job cannot start; somebody who came second changes nothing.
-    if (of_this_job && !taken && !begun_) fail({Fault::refused, member.rank >= 0 && member.rank < host_.world_size ? member.rank : -1, "[rendezvous] " + *why});
+    if (of_this_job && !taken && !begun_)
+      fail({Fault::refused, member.rank >= 0 && member.rank < host_.world_size ? member.rank : -1, "[rendezvous] " + *why});
     return;
   }
-  if (begun_) return refuse(connection, str("rank ", member.rank, " has joined before and lost its connection: the job goes on without a second try"), true);
+  if (begun_)
+    return refuse(connection, str("rank ", member.rank, " has joined before and lost its connection: the job goes on without a second try"), true);
   for (Connection& other : connections_) {  // its earlier connection broke, and this one came before we noticed
     if (&other == &connection || other.rank != member.rank) continue;
     other.rank = -1;
@@ -308,17 +318,21 @@ void Store::check_deadlines() {
   const auto now = Clock::now();
   for (Connection& connection : connections_) {
     if (connection.state == State::seated || connection.dead || now < connection.deadline) continue;
-    if (connection.state == State::greeted) log(str("dropped a connection from ", connection.peer.host(), " that did not say who it is within ", stranger_time.count(), " s"));
+    if (connection.state == State::greeted)
+      log(str("dropped a connection from ", connection.peer.host(), " that did not say who it is within ", stranger_time.count(), " s"));
     connection.dead = true;
   }
   if (!begun_ && !failure_ && now >= rendezvous_deadline_)
-    fail({Fault::timeout, -1, str("[rendezvous] waited ", text_of(rendezvous_waited_), "; missing ranks: ", text_of(roster_.missing()), " (of ", text_of(roster_.everybody()), ")")});
+    fail({Fault::timeout, -1, str("[rendezvous] waited ", text_of(rendezvous_waited_), "; missing ranks: ", text_of(roster_.missing()), " (of ",
+                                  text_of(roster_.everybody()), ")")});
   for (auto it = waiters_.begin(); it != waiters_.end();) {
     if (now < it->deadline) { ++it; continue; }
     const Waiter waiter = *it;
     it = waiters_.erase(it);
     if (waiter.ranks.empty()) {
-      send_error(*waiter.connection, waiter.request, {Fault::timeout, -1, str("[store] waited ", text_of(waiter.deadline - waiter.started), " for key '", waiter.key, "', which nobody has set")});
+      send_error(*waiter.connection, waiter.request,
+                 {Fault::timeout, -1, str("[store] waited ", text_of(waiter.deadline - waiter.started), " for key '", waiter.key,
+                                          "', which nobody has set")});
       continue;
     }
     std::vector<int> missing;
@@ -328,7 +342,8 @@ void Store::check_deadlines() {
     }
     const std::string doing = roster_.explain(missing);
     send_error(*waiter.connection, waiter.request, {Fault::timeout, missing.empty() ? -1 : missing.front(),
-               str("[barrier '", waiter.key, "'] waited ", text_of(waiter.deadline - waiter.started), "; missing ranks: ", text_of(missing), " (of ", text_of(waiter.ranks), "): ", doing)});
+               str("[barrier '", waiter.key, "'] waited ", text_of(waiter.deadline - waiter.started), "; missing ranks: ", text_of(missing), " (of ",
+                   text_of(waiter.ranks), "): ", doing)});
   }
 }
 
@@ -366,7 +381,8 @@ bool Store::may_stop() {
     std::vector<int> others;
     for (const int rank : roster_.everybody())
       if (!roster_.has_left(rank)) others.push_back(rank);
-    fail({Fault::rank_left, 0, str("rank 0, which hosts the store, has left and waited ", text_of(place_.timeout), " for ", named(others), " to leave as well")});
+    fail({Fault::rank_left, 0, str("rank 0, which hosts the store, has left and waited ", text_of(place_.timeout), " for ", named(others),
+                                   " to leave as well")});
     finishing_ = now;
   }
   return false;

@@ -49,7 +49,8 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
       const auto found = values_.find(key);
       if (found != values_.end()) return send(connection, Kind::reply, frame.request, found->second);
       if (frame.kind == Kind::try_get) return send(connection, Kind::no_reply, frame.request, {});
-      if (waiters_.size() >= most_waiters) return send_error(connection, frame.request, {Fault::refused, rank, "[store] has too many waiting requests"});
+      if (waiters_.size() >= most_waiters)
+        return send_error(connection, frame.request, {Fault::refused, rank, "[store] has too many waiting requests"});
       const auto now = Clock::now();
       waiters_.push_back({&connection, frame.request, key, {}, now, after(now, timeout)});
       return;
@@ -62,7 +63,9 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
       int64_t value = 0;
       const auto [end, code] = std::from_chars(before.data(), before.data() + before.size(), value);
       if (code != std::errc() || end != before.data() + before.size() || __builtin_add_overflow(value, delta, &value))
-        return send_error(connection, frame.request, {Fault::refused, rank, str("[store] expected a number in key '", key, "' to add ", delta, " to, got '", before.substr(0, 40), "'")});
+        return send_error(connection, frame.request,
+                          {Fault::refused, rank, str("[store] expected a number in key '", key, "' to add ", delta, " to, got '",
+                                                     before.substr(0, 40), "'")});
       const std::string text = std::to_string(value);
       if (put(connection, frame.request, key, text)) send(connection, Kind::reply, frame.request, text);
       return;
@@ -107,7 +110,8 @@ bool Store::put(Connection& connection, uint32_t request, const std::string& key
   const auto found = values_.find(key);
   const size_t now = key.size() + value.size(), before = found == values_.end() ? 0 : key.size() + found->second.size();
   if (stored_ - before + now > most_stored) {
-    send_error(connection, request, {Fault::refused, connection.rank, str("[store] is full: it holds at most ", most_stored >> 20, " MiB of keys and values")});
+    send_error(connection, request,
+               {Fault::refused, connection.rank, str("[store] is full: it holds at most ", most_stored >> 20, " MiB of keys and values")});
     return false;
   }
   stored_ += now - before;
@@ -128,12 +132,14 @@ void Store::handle_barrier(Connection& connection, const Frame& frame) {
   for (int& rank : ranks) rank = int(in.u32());
   in.end();
   for (const int rank : ranks)
-    if (rank < 0 || rank >= roster_.size()) throw DistError(Fault::protocol, connection.rank, str("expected ranks below ", roster_.size(), " at a barrier, got ", rank));
-  if (waiters_.size() >= most_waiters) return send_error(connection, frame.request, {Fault::refused, connection.rank, "[store] has too many waiting requests"});
+    if (rank < 0 || rank >= roster_.size())
+      throw DistError(Fault::protocol, connection.rank, str("expected ranks below ", roster_.size(), " at a barrier, got ", rank));
+  if (waiters_.size() >= most_waiters)
+    return send_error(connection, frame.request, {Fault::refused, connection.rank, "[store] has too many waiting requests"});
   for (const Waiter& waiter : waiters_) {
     if (waiter.ranks.empty() || waiter.key != name || waiter.ranks == ranks) continue;
-    return fail({Fault::mismatch, -1, str("ranks disagree on who meets at barrier '", name, "': rank ", waiter.connection->rank, " expects ", named(waiter.ranks), ", rank ", connection.rank,
-                                          " expects ", named(ranks))});
+    return fail({Fault::mismatch, -1, str("ranks disagree on who meets at barrier '", name, "': rank ", waiter.connection->rank, " expects ",
+                                          named(waiter.ranks), ", rank ", connection.rank, " expects ", named(ranks))});
   }
   std::vector<int> left;
   std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(left), [&](int rank) { return roster_.has_left(rank); });
@@ -164,7 +170,8 @@ void Store::handle_report(Connection& connection, const Frame& frame) {
   const bool about_another = rank >= 0 && rank != connection.rank && (said.fault == Fault::rank_failed || said.fault == Fault::rank_silent);
   if (!about_another) return fail(failure);
   if (roster_.has_left(rank)) return fail(roster_.gone(connection.rank, rank));
-  if (!held_) held_ = Held{failure, connection.rank, Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(place_.heartbeat, Seconds(0.3)))};
+  if (!held_)
+    held_ = Held{failure, connection.rank, Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(place_.heartbeat, Seconds(0.3)))};
 }
 
 }  // namespace lockstep::dist

@@ -79,7 +79,8 @@ Frame TcpControl::request(Kind kind, const std::string& body, Seconds timeout) {
   if (!reply.done && failure_) throw DistError(*failure_);
   if (!reply.done) {
     send_locked(encode(Kind::cancel, number, {}));
-    throw DistError(Fault::timeout, 0, str("[control] the store at ", endpoint(place_.address, place_.port), " did not answer within ", text_of(timeout + 3 * place_.heartbeat + answer_time)));
+    throw DistError(Fault::timeout, 0, str("[control] the store at ", endpoint(place_.address, place_.port), " did not answer within ",
+                                           text_of(timeout + 3 * place_.heartbeat + answer_time)));
   }
   if (reply.frame.kind == Kind::error) {
     Fields in(reply.frame.body);
@@ -125,8 +126,8 @@ int64_t TcpControl::add(const std::string& key, int64_t delta) {
 void TcpControl::barrier(const std::string& name, const std::vector<int>& world_ranks, Seconds timeout) {
   check_key(name);
   LOCKSTEP_CHECK(timeout.count() >= 0, "[barrier '", name, "'] expected a timeout >= 0, got ", timeout.count());
-  LOCKSTEP_CHECK(std::find(world_ranks.begin(), world_ranks.end(), place_.rank) != world_ranks.end(), "[barrier '", name, "'] expected to be called by one of ",
-                 named(world_ranks), ", got rank ", place_.rank);
+  LOCKSTEP_CHECK(std::find(world_ranks.begin(), world_ranks.end(), place_.rank) != world_ranks.end(), "[barrier '", name,
+                 "'] expected to be called by one of ", named(world_ranks), ", got rank ", place_.rank);
   for (const int rank : world_ranks)
     LOCKSTEP_CHECK(rank >= 0 && rank < place_.world_size, "[barrier '", name, "'] expected ranks from 0 to ", place_.world_size - 1, ", got ", rank);
   Writer out;
@@ -262,7 +263,8 @@ void TcpControl::fail_locked(const DistError& failure) {
 }
 
 void TcpControl::run() {
-  const auto pause = std::clamp(std::chrono::duration_cast<std::chrono::milliseconds>(place_.heartbeat / 4), std::chrono::milliseconds(5), std::chrono::milliseconds(250));
+  const auto pause = std::clamp(std::chrono::duration_cast<std::chrono::milliseconds>(place_.heartbeat / 4), std::chrono::milliseconds(5),
+                                std::chrono::milliseconds(250));
   auto last = Clock::now(), next_heartbeat = last;
   double attended = 0, heard = 0;  // as in the store: time in which this process was stopped does not count
   for (;;) {
@@ -286,12 +288,15 @@ void TcpControl::run() {
     const std::lock_guard lock(mutex_);
     if (stopping_ || left_) return;
     if (!open) {
-      if (!failure_) fail_locked({Fault::store_lost, 0, str("the store at ", endpoint(place_.address, place_.port), " is lost: ", store_name_, " died or is cut off")});
+      if (!failure_)
+        fail_locked({Fault::store_lost, 0, str("the store at ", endpoint(place_.address, place_.port), " is lost: ", store_name_,
+                                               " died or is cut off")});
       return;
     }
     if (failure_) continue;  // reads until the store closes
     if (attended - heard > 3 * place_.heartbeat.count()) {
-      fail_locked({Fault::rank_silent, 0, str(store_name_, ", which hosts the store, is silent: no heartbeat for ", text_of(Seconds(attended - heard)), " (stopped, swapped out, or cut off)")});
+      fail_locked({Fault::rank_silent, 0, str(store_name_, ", which hosts the store, is silent: no heartbeat for ",
+                                              text_of(Seconds(attended - heard)), " (stopped, swapped out, or cut off)")});
       Writer out;
       write_failure(out, Fault::rank_silent, 0, failure_->what());
       send_locked(encode(Kind::report, 0, out.body));
@@ -319,7 +324,8 @@ bool TcpControl::read_all() {
       while (const auto frame = in_.next()) take(*frame);
     } catch (const DistError& error) {
       const std::lock_guard lock(mutex_);
-      fail_locked({Fault::protocol, 0, str("the store at ", endpoint(place_.address, place_.port), " sent a message that is damaged: ", error.what())});
+      fail_locked({Fault::protocol, 0, str("the store at ", endpoint(place_.address, place_.port), " sent a message that is damaged: ",
+                                           error.what())});
       return false;
     }
   }
@@ -335,7 +341,8 @@ void TcpControl::take(const Frame& frame) {
     ::shutdown(fd_.get(), SHUT_WR);  // the store knows from it that the message has arrived
     return;
   }
-  if (frame.kind != Kind::reply && frame.kind != Kind::no_reply && frame.kind != Kind::error) throw DistError(Fault::protocol, 0, str("expected an answer, got a message of kind ", int(frame.kind)));
+  if (frame.kind != Kind::reply && frame.kind != Kind::no_reply && frame.kind != Kind::error)
+    throw DistError(Fault::protocol, 0, str("expected an answer, got a message of kind ", int(frame.kind)));
   const std::lock_guard lock(mutex_);
   const auto found = waiting_.find(frame.request);
   if (found == waiting_.end()) return;  // given up on

@@ -46,7 +46,8 @@ struct Whereabouts {
     std::getline(in, w.door.host);
     in >> w.door.port >> w.inbox.pid >> w.inbox.process >> w.inbox.nonce >> w.inbox.fd >> w.inbox.capacity;
     const bool valid = w.inbox.capacity == 0 || (w.inbox.capacity >= 4096 && (w.inbox.capacity & (w.inbox.capacity - 1)) == 0);
-    if (!in || !valid) throw DistError(Fault::protocol, rank, str("[transport] expected the address of rank ", rank, " in the store, got \"", text, "\""));
+    if (!in || !valid)
+      throw DistError(Fault::protocol, rank, str("[transport] expected the address of rank ", rank, " in the store, got \"", text, "\""));
     return w;
   }
 };
@@ -114,12 +115,12 @@ class NativeTransport final : public Transport {
       return make_memory_channel(inbox_, rank_, peer, world_rank, theirs.inbox, false);
     }
     if (forced_ == "shm" || (forced_ == "auto" && theirs.host == mine_.host)) {
-      LOCKSTEP_CHECK(theirs.host == mine_.host, "[transport] expected ranks of one host (transport \"shm\"), got rank ", world_rank, " on ", theirs.host,
-                     " and this one on ", mine_.host, "; choose auto or tcp");
+      LOCKSTEP_CHECK(theirs.host == mine_.host, "[transport] expected ranks of one host (transport \"shm\"), got rank ", world_rank, " on ",
+                     theirs.host, " and this one on ", mine_.host, "; choose auto or tcp");
       return make_memory_channel(inbox_, rank_, peer, world_rank, theirs.inbox, true);
     }
-    LOCKSTEP_CHECK(door_ && theirs.door.port > 0, "[transport] expected all ranks on one host, as LOCAL_WORLD_SIZE says, got rank ", world_rank, " on ", theirs.host,
-                   " and this one on ", mine_.host, "; correct LOCAL_WORLD_SIZE, or choose LOCKSTEP_TRANSPORT=tcp");
+    LOCKSTEP_CHECK(door_ && theirs.door.port > 0, "[transport] expected all ranks on one host, as LOCAL_WORLD_SIZE says, got rank ", world_rank,
+                   " on ", theirs.host, " and this one on ", mine_.host, "; correct LOCAL_WORLD_SIZE, or choose LOCKSTEP_TRANSPORT=tcp");
     auto channel = make_tcp_channel(control_, door_, group_, world_ranks_[size_t(rank_)], world_rank, theirs.door);
     by_tcp_ = true;
     return channel;

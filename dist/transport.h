@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "dist/shared_memory.h"
+
 namespace lockstep::dist {
 
 class Control;
@@ -39,6 +41,9 @@ class Channel {
   }
   /// What to poll for while nothing moves: none for memory.
   virtual void add_descriptors(std::vector<Descriptor>& /*to_poll*/) const {}
+  /// Whether both sides can map each other's memory; where a tensor of the peer lies here, then.
+  virtual bool shares_memory() const { return false; }
+  virtual std::byte* reach(const Placement& /*theirs*/, size_t /*bytes*/) { return nullptr; }
   virtual const char* kind() const = 0;  ///< "threads", "shared memory", "tcp"
 };
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "dist/job.h"
+#include "dist/messages.h"
 #include "dist/process_group.h"
 #include "dist/work.h"
 
@@ -17,13 +18,17 @@ inline bool is_message(Collective c) { return c == Collective::send || c == Coll
 class Turns {
  public:
   /// `move(call, number)` does the work and throws what goes wrong; number counts the calls of the group, 0 for messages.
-  /// It begins messages in the control plane itself, since it knows their counts.
+  /// Messages are begun by begin_messages(), collectives before.
   using Move = std::function<void(Call&, uint64_t)>;
-  Turns(Job& job, std::string group, std::shared_ptr<Traffic> traffic, Move move) : job_(job), group_(std::move(group)), traffic_(std::move(traffic)), move_(std::move(move)) {}
+  /// `group` outlives it.
+  Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic, Move move);
 
   Work run(Call call, bool async);
   bool idle() const { return worker_.idle(); }
   uint64_t completed() const { return completed_; }
+  Header header(const Call& call, uint64_t number) const { return header_of(call, hash_, number, group_.world_ranks[size_t(group_.rank)]); }
+  /// The messages of a send, receive or batch, numbered; tells the control plane how many there have been.
+  std::vector<Message> begin_messages(const Call& call);
   Seconds timeout_of(const Call& call) const { return call.timeout.count() > 0 ? call.timeout : job_.control->place().timeout; }
 
   Activity activity;  ///< of the call under way
@@ -32,15 +37,17 @@ class Turns {
   void perform(Call& call, uint64_t number);
 
   Job& job_;
-  const std::string group_;
+  const Membership& group_;
+  const uint64_t hash_;                    // of job and group
   const std::shared_ptr<Traffic> traffic_;
   const Move move_;
-  std::mutex calls_;            // one call at a time enters
-  uint64_t sequence_ = 0;       // calls so far, messages not counted
+  std::vector<uint64_t> sent_, received_;  // messages so far, by rank of the group
+  std::mutex calls_;                       // one call at a time enters
+  uint64_t sequence_ = 0;                  // calls so far, messages not counted
   std::mutex failure_mutex_;
-  std::exception_ptr failure_;  // the group is over
-  uint64_t completed_ = 0;      // of whoever performs: the caller while nothing is queued, else the worker
-  Worker worker_;               // last: ends before what it uses
+  std::exception_ptr failure_;             // the group is over
+  uint64_t completed_ = 0;                 // of whoever performs: the caller while nothing is queued, else the worker
+  Worker worker_;                          // last: ends before what it uses
 };
 
 }  // namespace lockstep::dist

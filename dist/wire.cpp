@@ -88,7 +88,8 @@ std::optional<Frame> FrameReader::next() {
   if (rest.size() < wire_header) return std::nullopt;
   const uint32_t length = load_u32(rest.data() + 4);
   const uint8_t kind = uint8_t(rest[12]);
-  if (kind < 1 || kind > last_kind || rest[13] || rest[14] || rest[15]) damaged(str("expected a kind of message from 1 to ", int(last_kind), ", got ", int(kind)));
+  if (kind < 1 || kind > last_kind || rest[13] || rest[14] || rest[15])
+    damaged(str("expected a kind of message from 1 to ", int(last_kind), ", got ", int(kind)));
   if (length > limit_) damaged(str("expected a message of at most ", limit_, " bytes, got one of ", length));
   if (rest.size() < wire_header + length) return std::nullopt;
   Frame frame{Kind(kind), load_u32(rest.data() + 8), std::string(rest.substr(wire_header, length))};

@@ -3,15 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "dist/fingerprint.h"
 #include "tensor/ops.h"
 
 namespace lockstep::parallel {
-
-uint64_t stable_hash(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001b3;
-  return hash;
-}
 
 std::vector<std::string> describe_model(nn::Module& module) {
   std::vector<std::string> lines;
@@ -53,7 +48,7 @@ void check_agreement(const char* op, const std::vector<std::string>& lines, dist
   if (group.size() == 1) return;
   std::string mine;
   for (const std::string& line : lines) mine += line + "\n";
-  const Tensor part = Tensor::from({int64_t(stable_hash(mine)), int64_t(mine.size())}, {2}).to(cpu);
+  const Tensor part = Tensor::from({int64_t(dist::hash_text(mine)), int64_t(mine.size())}, {2}).to(cpu);
   const Tensor whole = empty({2 * group.size()}, {.dtype = i64, .device = cpu});
   group.all_gather(whole, part, {.tag = "hash of the model"});
   const std::vector<int64_t> all = whole.to_vector<int64_t>();

@@ -1,8 +1,6 @@
 #pragma once
 // Do all ranks have the same model? One small all-gather when they do; the first line that differs when they do not.
-#include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "dist/process_group.h"
@@ -16,8 +14,5 @@ std::vector<std::string> describe_model(nn::Module& module);
 /// Called by all ranks. When the lines differ, all ranks throw the same Error, which names the first line that differs and
 /// the ranks that have another there than rank 0.
 void check_agreement(const char* op, const std::vector<std::string>& lines, dist::ProcessGroup& group);
-
-/// FNV-1a: the same on every machine.
-uint64_t stable_hash(std::string_view text);
 
 }  // namespace lockstep::parallel

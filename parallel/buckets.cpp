@@ -8,7 +8,7 @@
 
 namespace lockstep::parallel {
 
-FlatGradients::FlatGradients(std::vector<Variable> parameters) : parameters_(std::move(parameters)), offsets_{0} {
+FlatGradients::FlatGradients(std::vector<Variable> parameters, dist::ProcessGroup* group) : parameters_(std::move(parameters)), group_(group), offsets_{0} {
   LOCKSTEP_CHECK(!parameters_.empty(), "[FlatGradients] expected at least one parameter, got none");
   for (const Variable& p : parameters_) {
     LOCKSTEP_CHECK(p.dtype() == parameters_[0].dtype() && p.device() == parameters_[0].device(), "[FlatGradients] expected parameters of ",
@@ -24,7 +24,9 @@ Tensor FlatGradients::view(const Tensor& flat, size_t i) const {
 void FlatGradients::make_flat() {
   if (flat_.defined()) return;
   const MemoryScope scope(Memory::gradient);
-  flat_ = empty({numel()}, {.dtype = parameters_[0].dtype(), .device = parameters_[0].device()});
+  const TensorOptions options{.dtype = parameters_[0].dtype(), .device = parameters_[0].device()};
+  // The tree sums into the memory of its first leaf, and the next step begins with it: one shared tensor per bucket is enough.
+  flat_ = group_ && tree_.count() == 0 && options.device == cpu ? group_->shared_empty({numel()}, options.dtype) : empty({numel()}, options);
 }
 
 bool FlatGradients::take(size_t i, bool skip) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "autograd/variable.h"
+#include "dist/process_group.h"
 #include "dist/summation_tree.h"
 
 namespace lockstep::parallel {
@@ -15,7 +16,8 @@ namespace lockstep::parallel {
 /// The gradients of some parameters of one dtype on one device.
 class FlatGradients {
  public:
-  explicit FlatGradients(std::vector<Variable> parameters);
+  /// group: sums them, so their sum lies in memory that its ranks share, where it can.
+  explicit FlatGradients(std::vector<Variable> parameters, dist::ProcessGroup* group = nullptr);
 
   size_t size() const { return parameters_.size(); }
   int64_t numel() const { return offsets_.back(); }
@@ -33,7 +35,6 @@ class FlatGradients {
   /// Points .grad of parameter i at its part of the last sum().
   void point(size_t i) { parameters_[i].grad() = view(flat_, i); }
 
-  int64_t folded() const { return tree_.count(); }
   /// Forgets what was collected: all of it, or one parameter's part.
   void discard();
   void discard(size_t i);
@@ -42,6 +43,7 @@ class FlatGradients {
   void make_flat();
 
   std::vector<Variable> parameters_;
+  dist::ProcessGroup* group_;
   std::vector<int64_t> offsets_;  // one more than parameters
   Tensor flat_;                   // of the micro-batch being taken; after sum() of all
   dist::TreeSum tree_;

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <map>
 
-#include "parallel/agreement.h"
+#include "dist/fingerprint.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
 
@@ -77,7 +77,7 @@ struct PowerSgd::State {
       if (alive && all_finite(last)) return last;
     }
     const RandomState mine = random_state();  // the program's own numbers stay as they are
-    set_random_state({.seed = o.seed ^ stable_hash(name), .step = uint64_t(step)});
+    set_random_state({.seed = o.seed ^ dist::hash_text(name), .step = uint64_t(step)});
     last = randn({m, r});
     set_random_state(mine);
     return last;

@@ -14,6 +14,7 @@
 #include <unordered_set>
 
 #include "autograd/tape.h"
+#include "dist/fingerprint.h"
 #include "parallel/agreement.h"
 #include "parallel/ddp_impl.h"
 #include "parallel/naive_ddp.h"
@@ -80,8 +81,8 @@ void Impl::make_slots(const std::vector<size_t>& order) {
       names += p.name + "\n";
     }
     std::string tag = str("ddp bucket ", bucket.index, " of ", bucket.count, ", ", bucket.names.front(), " to ", bucket.names.back(), ", #", std::hex,
-                          stable_hash(names) >> 32);
-    slots.push_back({.gradients = FlatGradients(std::move(members)), .bucket = std::move(bucket), .tag = std::move(tag), .members = std::move(indices)});
+                          dist::hash_text(names) >> 32);
+    slots.push_back({.gradients = FlatGradients(std::move(members), &group), .bucket = std::move(bucket), .tag = std::move(tag), .members = std::move(indices)});
   }
 }
 

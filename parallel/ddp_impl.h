@@ -70,7 +70,6 @@ struct DistributedDataParallel::Impl {
   void end_pass();
   void abandon_pass() noexcept;
   void notice_cleared();
-  void count_down(Slot& slot);
   void settle(Slot& slot);
   void launch();
   void check_graph();

@@ -13,15 +13,10 @@ import sys
 import tempfile
 import time
 
+from checks import check, finish
+from leftovers import left_behind
+
 APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"
-passed = failed = 0
-
-
-def check(name, condition, shown=""):
-    global passed, failed
-    passed, failed = passed + bool(condition), failed + (not condition)
-    if not condition:
-        print(f"FAIL {name}\n{shown}")
 
 
 def run(*args, **kw):
@@ -103,7 +98,7 @@ with tempfile.TemporaryDirectory() as folder:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
-    check("Ctrl-C saves and stops", process.returncode == 0 and "--resume" in err and (d / "stopped/checkpoint.safetensors").exists(), err)
+    check("46: Ctrl-C saves and stops", process.returncode == 0 and "--resume" in err and (d / "stopped/checkpoint.safetensors").exists(), err)
     # (Its schedule is that of 100,000 steps; the one to compare is stopped by --save-every and killed.)
     process = subprocess.Popen([str(APPS / "gpt"), "train", *map(str, tiny), "--steps", "30", "--save-every", "7", "--out", str(d / "killed")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (d / "killed/checkpoint.safetensors").exists() and process.poll() is None:
@@ -173,7 +168,7 @@ with tempfile.TemporaryDirectory() as folder:
     dying = f'''[ $RANK = 1 ] && case $TORCHELASTIC_RESTART_COUNT in 0) kill -9 $$;; 1) (while [ ! -e "{d}/again/checkpoint.safetensors" ]; do sleep 0.01; done; kill -9 $$) & esac; exec "$@"'''
     r = run("lockstep", "run", "-n", 2, "--max-restarts", 2, "--", "sh", "-c", dying, "sh", APPS / "gpt", "train", *tiny, "--steps", 300, "--save-every", 10, "--out", d / "again")
     calm2 = on(2, "gpt", "train", *tiny, "--steps", 300, "--save-every", 10, "--out", d / "calm2")
-    check("restarted by the launcher: the bits of a calm run", r.returncode == 0 and r.stderr.count("rank 1 was killed by SIGKILL") == 2 and calm2.returncode == 0 and checkpoint("again") == checkpoint("calm2"), r.stdout + r.stderr + calm2.stderr)
+    check("48: restarted by the launcher: the bits of a calm run", r.returncode == 0 and r.stderr.count("rank 1 was killed by SIGKILL") == 2 and calm2.returncode == 0 and checkpoint("again") == checkpoint("calm2"), r.stdout + r.stderr + calm2.stderr)
     other = on(2, "gpt", "train", *tiny, "--steps", 32, "--out", d / "moved", "--resume")
     check("another list of micro-batches is said", other.returncode == 0 and "micro_batches was 4 and is now 2" in other.stderr, other.stderr)
 
@@ -193,7 +188,7 @@ with tempfile.TemporaryDirectory() as folder:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
-    check("Ctrl-C on 2 ranks saves and stops", "stopped at step" in err and "--resume" in err and (d / "both/checkpoint.safetensors").exists(), out + err)
+    check("46: Ctrl-C on 2 ranks saves and stops", "stopped at step" in err and "--resume" in err and (d / "both/checkpoint.safetensors").exists(), out + err)
 
     refused("ddp without ranks", ["gpt", "train", "--text", text, "--parallel", "ddp"], "lockstep run -n N")
     refused("dp with ranks", ["gpt", "train", "--text", text, "--parallel", "dp", "--ranks", 2], "--devices")
@@ -218,7 +213,7 @@ with tempfile.TemporaryDirectory() as folder:
     check("an error of rank 0 ends all ranks", r.returncode == 1 and "error: rank 0: " in r.stderr and "cannot make this folder" in r.stderr, r.stderr)
     script = f"if [ $RANK = 1 ]; then exec {APPS}/gpt train --text {text} --width 64 --heads 2; else exec {APPS}/gpt train --text {text} --width 32 --heads 2; fi"
     r = run("lockstep", "run", "-n", 2, "--", "sh", "-c", script)
-    check("ranks with different options do not meet", r.returncode != 0 and "width" in r.stderr, r.stderr)
+    check("29: ranks with different options do not meet", r.returncode != 0 and "width" in r.stderr, r.stderr)
 
     # A rank that dies is named by the others, and the flight records say where they were.
     process = subprocess.Popen([str(a) for a in (APPS / "lockstep", "run", "-n", 3, "--log-dir", d / "logs", "--", "sh", "-c", f'echo $$ > {d}/pid$RANK; exec "$@"', "sh", APPS / "gpt", "train", *tiny, "--steps", 100000, "--out", d / "dies")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -258,6 +253,6 @@ if os.environ.get("RANK", "0") == "0":
 
     r = subprocess.run(["sh", "-c", f"ulimit -f 8; exec {APPS}/mlp train --epochs 1 --samples 300 --out {d}/small --json"], capture_output=True, text=True)
     check("a file that cannot be written whole is not left broken", r.returncode != 0 and not (d / "small/checkpoint.safetensors").exists(), r.stderr)
+    check("nothing is left", not left_behind(folder), left_behind(folder))
 
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed > 0)
+finish()

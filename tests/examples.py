@@ -9,15 +9,9 @@ import re
 import subprocess
 import sys
 
+from checks import check, finish
+
 BUILD = pathlib.Path(sys.argv[1]).resolve()
-passed = failed = 0
-
-
-def check(name, condition, shown=""):
-    global passed, failed
-    passed, failed = passed + bool(condition), failed + (not condition)
-    if not condition:
-        print(f"FAIL {name}\n{shown}")
 
 
 def run(*command, **variables):
@@ -70,5 +64,4 @@ for ranks, command in ways:
 r = run(example("ddp"))
 check("ddp without a launcher", r.returncode == 1 and "WORLD_SIZE" in r.stderr, r.stdout + r.stderr)
 
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed > 0)
+finish()

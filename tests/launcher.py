@@ -18,21 +18,15 @@ import tempfile
 import time
 import uuid
 
+from checks import check, finish
+
 LOCKSTEP = str(pathlib.Path(sys.argv[1]).resolve() / "apps/lockstep")
 LIMIT = 60  # seconds that nothing here should come near
 MARK = "LAUNCHER_TEST_MARK"
-passed = failed = 0
 mark = ""
 # A job in the background of a shell starts with these ignored, and programs inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def check(name, condition, shown=""):
-    global passed, failed
-    passed, failed = passed + bool(condition), failed + (not condition)
-    if not condition:
-        print(f"FAIL {name}\n{shown}", flush=True)
 
 
 def environment(**more):
@@ -294,7 +288,7 @@ with tempfile.TemporaryDirectory() as folder:
         start = time.monotonic()
         os.kill(process.pid if victim == "launcher" else supervisor_of(process), signal.SIGKILL)
         gone = settle(lambda: not leftovers())
-        check(f"kill -9 {victim}: all is gone within 2 s", gone and time.monotonic() - start < 2, (time.monotonic() - start, leftovers()))
+        check(f"47: kill -9 {victim}: all is gone within 2 s", gone and time.monotonic() - start < 2, (time.monotonic() - start, leftovers()))
         r = end(f"kill -9 {victim}", process)
         if victim == "supervisor":
             expect("a killed supervisor is reported", r, 137, "was killed by SIGKILL", "its ranks were ended")
@@ -322,8 +316,8 @@ with tempfile.TemporaryDirectory() as folder:
         for one in signals:
             process.send_signal(one)
             time.sleep(0.3)
-        expect(name, end(name, process), code, *parts, absent=["starting all ranks again"])
-        check(f"{name}: at once", time.monotonic() - start < 5, time.monotonic() - start)
+        expect(f"46: {name}", end(name, process), code, *parts, absent=["starting all ranks again"])
+        check(f"46: {name}: at once", time.monotonic() - start < 5, time.monotonic() - start)
     process = begin("-n", 2, "sh", "-c", good)
     ready(process, 2)
     process.send_signal(signal.SIGTSTP)
@@ -422,5 +416,4 @@ cd / && FAKE_HOST=$host exec sh -c "$*"
     check("starting and ending 4 ranks", min(times) < 0.5, times)
     print(f"starting and ending 4 ranks: {min(times) * 1000:.0f} ms")
 
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed > 0)
+finish()

@@ -1,20 +1,69 @@
-// Starts the tests of a folder. LOCKSTEP_TEST_DEVICE=cuda makes it the default device, so that the same tests run there.
+// The main() of every suite of tests: when they are done, no process, descriptor, shared memory or temporary file of theirs is left.
+// LOCKSTEP_TEST_DEVICE=cuda makes that the default device, so that the same tests run there.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
-#include <iostream>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <thread>
 
 #include "tensor/device.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Open files by number, with what they are.
+std::map<std::string, std::string> descriptors() {
+  std::map<std::string, std::string> open;
+  std::error_code gone;  // the folder's own descriptor
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    const fs::path what = fs::read_symlink(entry.path(), gone);
+    if (!gone && what != "/proc/" + std::to_string(getpid()) + "/fd") open[entry.path().filename()] = what;
+  }
+  return open;
+}
+
+std::string left_behind(const std::map<std::string, std::string>& before, const fs::path& folder) {
+  std::string left;
+  if (const pid_t child = waitpid(-1, nullptr, WNOHANG); child >= 0) left += child ? "a process that was not waited for, " + std::to_string(child) + "\n" : "a process that still runs\n";
+  for (const auto& [number, what] : descriptors()) if (!before.count(number)) left += "descriptor " + number + ", " + what + "\n";
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) if (line.find("/memfd:lockstep") != line.npos) left += "shared memory " + line + "\n";
+  for (const auto& entry : fs::directory_iterator(folder)) left += "file " + entry.path().string() + "\n";
+  return left;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   if (const char* name = std::getenv("LOCKSTEP_TEST_DEVICE")) {
     try {
       lockstep::set_default_device(lockstep::parse_device(name));
     } catch (const std::exception& error) {
-      std::cerr << "LOCKSTEP_TEST_DEVICE: " << error.what() << "\n";
-      return 2;
+      return std::printf("LOCKSTEP_TEST_DEVICE: %s\n", error.what()), 2;
     }
   }
-  return doctest::Context(argc, argv).run();
+  doctest::Context context(argc, argv);
+  if (std::getenv("LOCKSTEP_TEST_CHILD")) return context.run();  // a rank of another test, which looks after it
+  std::string folder = (fs::temp_directory_path() / "lockstep-tests-XXXXXX").string();
+  if (!mkdtemp(folder.data())) return std::perror(folder.c_str()), 1;
+  setenv("TMPDIR", folder.c_str(), 1);
+  const auto before = descriptors();
+  int code = context.run();
+  std::string left;
+  for (int i = 0; i < 100 && !(left = left_behind(before, folder)).empty(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  fs::remove_all(folder);
+  if (!left.empty()) {
+    std::printf("FAIL the tests have left behind:\n%s", left.c_str());
+    code = 1;
+  }
+  return code;
 }

@@ -65,8 +65,8 @@ std::map<std::string, double> with_loader(std::map<std::string, double> numbers,
 }
 
 void train(const std::string& name, const ClassifierOptions& o, const MakeModel& make_model, const Team& team) {
-  LOCKSTEP_CHECK(o.epochs > 0 && o.batch > 0 && o.samples > 0, "expected --epochs, --batch and --samples > 0, got ", o.epochs, ", ", o.batch, ", ", o.samples);
   const data::TensorDataset training = load_split(o, true), test = load_split(o, false);
+  team.check_same("--data " + o.data, {&training.inputs(), &training.targets(), &test.inputs(), &test.targets()});
   const auto model = make_model(training.inputs().size(1), training.inputs().size(2));
   data::ToDevice to_device(device_of(o.common, team));
   model->to(to_device.device());
@@ -188,15 +188,15 @@ int classifier_main(int argc, char** argv, const std::string& name, const std::s
   CLI::App& testing = *app.add_subcommand("eval", "test a trained model");
   for (CLI::App* sub : {&training, &testing}) {
     sub->add_option("--data", o.data, "'digits' (drawn by this program), or a folder with MNIST's IDX files (.gz or not) or CIFAR-10's binary batches")->capture_default_str();
-    sub->add_option("--samples", o.samples, "training samples of 'digits'; a quarter more are drawn for the test")->capture_default_str();
+    sub->add_option("--samples", o.samples, "training samples of 'digits'; a quarter more are drawn for the test")->check(whole(1, 100'000'000))->capture_default_str();
     add_common_options(*sub, o.common, sub == &training);
   }
-  training.add_option("--epochs", o.epochs, "passes over the training samples")->capture_default_str();
-  training.add_option("--steps", o.steps, "end after this many steps (0: all epochs)")->check(CLI::NonNegativeNumber)->capture_default_str();
-  training.add_option("--batch", o.batch, "samples of a micro-batch")->capture_default_str();
-  training.add_option("--lr", o.lr, "learning rate of AdamW")->capture_default_str();
-  training.add_option("--weight-decay", o.weight_decay, "decoupled weight decay")->capture_default_str();
-  training.add_option("--workers", o.workers, "threads that make batches ahead")->capture_default_str();
+  training.add_option("--epochs", o.epochs, "passes over the training samples")->check(whole(1, most_steps))->capture_default_str();
+  training.add_option("--steps", o.steps, "end after this many steps (0: all epochs)")->check(whole(0, most_steps))->capture_default_str();
+  training.add_option("--batch", o.batch, "samples of a micro-batch")->check(whole(1, most_size))->capture_default_str();
+  training.add_option("--lr", o.lr, "learning rate of AdamW")->check(number(0, 1e6))->capture_default_str();
+  training.add_option("--weight-decay", o.weight_decay, "decoupled weight decay")->check(number(0, 1e6))->capture_default_str();
+  training.add_option("--workers", o.workers, "threads that make batches ahead")->check(whole(0, 1024))->capture_default_str();
   testing.add_option("checkpoint", o.checkpoint, "checkpoint.safetensors, or the folder of a run")->required();
   training.callback([&] {
     apply_common_options(o.common);

@@ -1,6 +1,7 @@
 #include "apps/common/cli.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -8,27 +9,12 @@
 
 #include "tensor/check.h"
 #include "tensor/random.h"
+#include "tensor/suggest.h"
 #include "tensor/threads.h"
 
 namespace apps {
 
 namespace {
-
-/// Number of single-letter changes between two words (Levenshtein).
-size_t distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t change = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
-    }
-  }
-  return row[b.size()];
-}
 
 /// The subcommand that was given, or the program itself.
 CLI::App& active(CLI::App& app) {
@@ -36,7 +22,7 @@ CLI::App& active(CLI::App& app) {
   return chosen.empty() ? app : active(*chosen.front());
 }
 
-std::string suggestion(CLI::App& app, std::string word) {
+std::string suggestion_for(CLI::App& app, std::string word) {
   word = word.substr(0, word.find('='));
   std::vector<std::string> known;
   for (const CLI::Option* option : app.get_options()) for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
@@ -44,11 +30,28 @@ std::string suggestion(CLI::App& app, std::string word) {
     known.clear();
     for (CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
   }
-  const auto best = std::min_element(known.begin(), known.end(), [&](const auto& a, const auto& b) { return distance(word, a) < distance(word, b); });
-  return best != known.end() && distance(word, *best) <= std::max<size_t>(2, word.size() / 3) ? "; did you mean " + *best + "?" : "";
+  return lockstep::suggestion(word, known);
 }
 
 }  // namespace
+
+CLI::Validator whole(int64_t least, int64_t most) {
+  return CLI::Validator([=](std::string& text) {
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error == std::errc() && end == text.data() + text.size() && value >= least && value <= most) return std::string();
+    return lockstep::str("expected a whole number from ", least, " to ", most, ", got '", text, "'");
+  }, "");
+}
+
+CLI::Validator number(double least, double most) {
+  return CLI::Validator([=](std::string& text) {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (!text.empty() && *end == 0 && value >= least && value <= most) return std::string();
+    return lockstep::str("expected a number from ", least, " to ", most, ", got '", text, "'");
+  }, "");
+}
 
 int run_cli(CLI::App& app, int argc, char** argv) {
   app.require_subcommand(1);
@@ -66,8 +69,8 @@ int run_cli(CLI::App& app, int argc, char** argv) {
     CLI::App& sub = active(app);
     const auto rest = sub.remaining(true);
     std::cerr << "error: ";
-    if (&sub == &app && argc > 1 && argv[1][0] != '-') std::cerr << "unknown command '" << argv[1] << "'" << suggestion(app, argv[1]);
-    else if (const auto* extras = dynamic_cast<const CLI::ExtrasError*>(&error); extras && !rest.empty()) std::cerr << "unknown option or argument '" << rest.front() << "'" << suggestion(sub, rest.front());
+    if (&sub == &app && argc > 1 && argv[1][0] != '-') std::cerr << "unknown command '" << argv[1] << "'" << suggestion_for(app, argv[1]);
+    else if (const auto* extras = dynamic_cast<const CLI::ExtrasError*>(&error); extras && !rest.empty()) std::cerr << "unknown option or argument '" << rest.front() << "'" << suggestion_for(sub, rest.front());
     else std::cerr << error.what();
     std::cerr << "\n" << "see: " << app.get_name() << (&sub == &app ? "" : " " + sub.get_name()) << " --help\n";
     return 2;
@@ -81,8 +84,8 @@ int run_cli(CLI::App& app, int argc, char** argv) {
 }
 
 void add_common_options(CLI::App& app, CommonOptions& o, bool training) {
-  app.add_option("--seed", o.seed, "seed of everything random")->capture_default_str();
-  app.add_option("--threads", o.threads, "threads of operations (default: all cores given to the process)")->check(CLI::PositiveNumber);
+  app.add_option("--seed", o.seed, "seed of everything random")->check(whole(0, INT64_MAX))->capture_default_str();
+  app.add_option("--threads", o.threads, "threads of operations (default: all cores given to the process)")->check(whole(1, 4096));
   app.add_option("--device", o.device, "cpu; cuda (ranks of a machine take its devices in turn); cuda:N")->capture_default_str();
   app.add_flag("--json", o.json, "end with one line that is a JSON object of all final figures");
   if (!training) return;

@@ -12,6 +12,11 @@ namespace apps {
 /// (with the nearest known option).
 int run_cli(CLI::App& app, int argc, char** argv);
 
+/// Checks for options, before any rank starts. (CLI11's own let numbers beyond 64 bits and NaN through.)
+CLI::Validator whole(int64_t least, int64_t most);
+CLI::Validator number(double least, double most);
+inline constexpr int64_t most_steps = 1'000'000'000'000, most_size = 1 << 20;
+
 /// Options that all training programs share.
 struct CommonOptions {
   std::string out;         ///< folder for metrics.jsonl, config.json and checkpoints

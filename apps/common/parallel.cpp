@@ -9,6 +9,7 @@
 #include <fstream>
 #include <optional>
 
+#include "apps/common/cli.h"
 #include "apps/common/run.h"
 #include "data/json.h"
 #include "parallel/buckets.h"
@@ -73,10 +74,10 @@ std::optional<int> rank_of_process;
 void add_parallel_options(CLI::App& app, ParallelOptions& o) {
   const std::string group = "Parallel";
   app.add_option("--parallel", o.strategy, "how ranks train together: ddp; dp: one process, several devices; none (default: ddp when there are ranks)")->check(CLI::IsMember({"auto", "ddp", "dp", "none"}))->group(group);
-  app.add_option("--ranks", o.ranks, "ranks as threads of this process (processes: lockstep run -n N -- ...)")->check(CLI::Range(1, 64))->group(group);
-  app.add_option("--devices", o.devices, "dp: devices of this process (default: all; on the CPU virtual ones, LOCKSTEP_CPU_DEVICES or 1)")->check(CLI::Range(1, 64))->group(group);
-  app.add_option("--accumulate", o.accumulate, "micro-batches of a step at each rank")->check(CLI::PositiveNumber)->capture_default_str()->group(group);
-  app.add_option("--bucket-mib", o.bucket_mib, "ddp: size of the buckets in which gradients are reduced")->check(CLI::PositiveNumber)->capture_default_str()->group(group);
+  app.add_option("--ranks", o.ranks, "ranks as threads of this process (processes: lockstep run -n N -- ...)")->check(whole(1, 64))->group(group);
+  app.add_option("--devices", o.devices, "dp: devices of this process (default: all; on the CPU virtual ones, LOCKSTEP_CPU_DEVICES or 1)")->check(whole(1, 64))->group(group);
+  app.add_option("--accumulate", o.accumulate, "micro-batches of a step at each rank")->check(whole(1, most_size))->capture_default_str()->group(group);
+  app.add_option("--bucket-mib", o.bucket_mib, "ddp: size of the buckets in which gradients are reduced")->check(number(1e-6, 1e6))->capture_default_str()->group(group);
   app.add_flag("--overlap,!--no-overlap", o.overlap, "ddp: reduce while backward still runs (default)")->group(group);
   app.add_option("--trace-bits", o.trace_bits, "file for hashes of all parameters after every step (see lockstep verify)")->group(group);
 }
@@ -100,6 +101,21 @@ std::vector<double> Team::gather(const std::vector<double>& values, const char* 
   const Tensor mine = Tensor::from(values, Shape{int64_t(values.size())}), all = empty({int64_t(values.size()) * size()}, {.dtype = f64});
   group_->all_gather(all, mine, {.tag = tag}).wait();
   return all.to_vector<double>();
+}
+
+void Team::check_same(const std::string& what, const std::vector<const Tensor*>& data) const {
+  if (!group_) return;
+  LOCKSTEP_CHECK(sodium_init() >= 0, "libsodium cannot be used here");
+  std::vector<int64_t> mine;
+  for (const Tensor* tensor : data) mine.insert(mine.end(), {tensor->numel(), int64_t(hash_of(*tensor))});
+  const int64_t n = int64_t(mine.size());
+  const Tensor all = empty({n * size()}, {.dtype = i64});
+  group_->all_gather(all, Tensor::from(mine, Shape{n}), {.tag = "data"}).wait();
+  for (int64_t i = 0; i < n * size(); ++i) {
+    const int64_t *first = all.data<int64_t>() + i % n / 2 * 2, *other = all.data<int64_t>() + i / 2 * 2;
+    LOCKSTEP_CHECK(first[0] == other[0] && first[1] == other[1], what, ": ranks 0 and ", i / n, " hold different data, ", first[0], " elements with hash ", fmt::format("{:016x}", uint64_t(first[1])), " and ", other[0],
+                   " with ", fmt::format("{:016x}", uint64_t(other[1])), "; give every host the same files");
+  }
 }
 
 void run_team(const ParallelOptions& o, const std::function<void(Team&)>& body) {

@@ -48,6 +48,8 @@ class Team {
   lockstep::dist::ProcessGroup* group() const { return group_; }
   /// Returns when all ranks are here.
   void wait() const { if (group_) group_->barrier(); }
+  /// Error when ranks hold other data: an old copy on one host would train on it without a word. `what` names them.
+  void check_same(const std::string& what, const std::vector<const lockstep::Tensor*>& data) const;
   /// Element-wise sum over ranks. Exact when every element is zero on all ranks but one: so a list is put together.
   void sum(std::vector<double>& values, const char* tag) const;
   /// Everybody's values, one rank after another.

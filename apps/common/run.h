@@ -1,8 +1,11 @@
 #pragma once
 // A training run: its folder, its metrics, its checkpoint, and Ctrl-C.
+#include <signal.h>
+
 #include <fstream>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "apps/common/cli.h"
 #include "data/json.h"
@@ -13,12 +16,17 @@ namespace apps {
 
 using lockstep::data::Json;
 
-/// Turns Ctrl-C and SIGTERM into a wish to stop; a second one ends the program at once.
+/// Turns Ctrl-C and SIGTERM into a wish to stop; a second one ends the program at once. Made and destroyed on one thread.
 class Interrupt {
  public:
   Interrupt();
   ~Interrupt();
+  Interrupt(const Interrupt&) = delete;
   static bool requested();
+
+ private:
+  std::vector<char> stack_;  // that handlers run on
+  stack_t before_{};
 };
 
 class Run {

@@ -70,6 +70,7 @@ std::unique_ptr<nn::GPT> load_hugging_face(const std::string& folder) {
     state.emplace_back(p.name, theirs.transposed ? tensor.t() : tensor);
   }
   model->load_state(state);
+  data::check_mapped_files();
   return model;
 }
 

@@ -22,13 +22,6 @@ using namespace lockstep;
 
 namespace {
 
-void check(const GptOptions& o) {
-  LOCKSTEP_CHECK(o.batch > 0 && o.steps > 0, "expected --batch and --steps > 0, got ", o.batch, " and ", o.steps);
-  LOCKSTEP_CHECK(o.lr >= 0 && o.clip >= 0 && o.warmup >= 0, "expected --lr, --clip and --warmup >= 0, got ", o.lr, ", ", o.clip, ", ", o.warmup);
-  LOCKSTEP_CHECK(o.validation > 0 && o.validation < 1, "expected --validation between 0 and 1, got ", o.validation);
-  LOCKSTEP_CHECK(o.eval_every > 0 && o.eval_batches > 0 && o.save_every >= 0, "expected --eval-every and --eval-batches > 0, got ", o.eval_every, " and ", o.eval_batches);
-}
-
 std::unique_ptr<nn::GPT> make_model(const GptOptions& o, int64_t vocab) {
   if (!o.init.empty()) {
     auto model = load_hugging_face(o.init);
@@ -92,7 +85,9 @@ void train(const GptOptions& o, const Team& team) {
   set_float32_matmul_precision(o.precision == "tf32" ? MatmulPrecision::tf32 : MatmulPrecision::full);
   const int64_t context = model->o.context, kept = int64_t(double(all.numel()) * (1 - o.validation));
   LOCKSTEP_CHECK(tokenizer->vocab_size() <= model->o.vocab, "the tokenizer has ", tokenizer->vocab_size(), " tokens, the model only ", model->o.vocab);
-  LOCKSTEP_CHECK(kept > context && all.numel() - kept > context, "the text has ", all.numel(), " tokens: too few for training and validation with --context ", context);
+  LOCKSTEP_CHECK(kept > context && all.numel() - kept > context, o.text.empty() ? "the text" : o.text, " has ", all.numel(), " tokens: too few for training and validation with --context ", context,
+                 ", which takes ", context + 1, " of each");
+  team.check_same(o.text.empty() ? "the text" : o.text, {&all});
   const Tensor training = all.narrow(0, 0, kept), validation = all.narrow(0, kept, all.numel() - kept);
   const data::TokenBatches batches(training, o.common.seed);
 
@@ -194,7 +189,6 @@ void train(const GptOptions& o, const Team& team) {
 
 void gpt_train(const GptOptions& o) {
   apply_common_options(o.common);
-  check(o);
   run_team(o.common.parallel, [&](Team& team) { train(o, team); });
 }
 

@@ -52,8 +52,9 @@ std::vector<Core> allowed_cores() {
     if (!CPU_ISSET(id, &set)) continue;
     const std::string of = sys + "cpu/cpu" + std::to_string(id) + "/";
     const auto node = nodes.find(id);
-    cores.push_back({.id = id, .unit = number_in(of + "topology/thread_siblings_list", id), .socket = number_in(of + "topology/physical_package_id", 0),
-                     .node = node == nodes.end() ? 0 : node->second, .cache = number_in(of + "cache/index3/shared_cpu_list", 0)});
+    cores.push_back({.id = id, .unit = number_in(of + "topology/thread_siblings_list", id),
+                     .socket = number_in(of + "topology/physical_package_id", 0), .node = node == nodes.end() ? 0 : node->second,
+                     .cache = number_in(of + "cache/index3/shared_cpu_list", 0)});
   }
   return cores;
 }
@@ -124,7 +125,8 @@ std::vector<std::vector<int>> deal_cores(Binding binding, int ranks, std::vector
   });
   std::vector<std::pair<int, std::vector<int>>> groups;  // by what the binding looks at, in the order of cores
   for (const Core& core : cores) {
-    const int key = binding == Binding::socket ? core.socket : binding == Binding::core_complex ? core.cache : binding == Binding::cores ? 0 : core.node;
+    const int key = binding == Binding::socket ? core.socket : binding == Binding::core_complex ? core.cache :
+                    binding == Binding::cores ? 0 : core.node;
     auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == key; });
     if (group == groups.end()) group = groups.insert(groups.end(), {key, {}});
     group->second.push_back(core.id);

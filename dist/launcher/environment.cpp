@@ -2,7 +2,6 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -57,14 +56,6 @@ Environment rank_environment(const LaunchOptions& o, const Attempt& attempt, int
   return all;
 }
 
-std::string new_token() {
-  unsigned char bytes[32];
-  LOCKSTEP_CHECK(getrandom(bytes, sizeof bytes, 0) == ssize_t(sizeof bytes), "[run] no random numbers: ", std::strerror(errno));
-  std::string hex;
-  for (const unsigned char byte : bytes) hex += "0123456789abcdef"[byte >> 4], hex += "0123456789abcdef"[byte & 15];
-  return hex;
-}
-
 std::string read_token(const std::string& file) {
   struct stat info;
   LOCKSTEP_CHECK(stat(file.c_str(), &info) == 0, "[run] cannot read the token file '", file, "': ", std::strerror(errno));
@@ -72,7 +63,8 @@ std::string read_token(const std::string& file) {
   std::ifstream in(file);
   std::string token, more;
   in >> token;
-  LOCKSTEP_CHECK(token.size() >= 16 && token.size() <= 1024 && !(in >> more), "[run] expected one word of 16 to 1024 characters in the token file '", file, "'");
+  LOCKSTEP_CHECK(token.size() >= 16 && token.size() <= 1024 && !(in >> more), "[run] expected one word of 16 to 1024 characters in the token file '",
+                 file, "'");
   return token;
 }
 
@@ -86,9 +78,10 @@ Port::Port(const std::string& address, int wanted) {
   sockaddr_storage place{};
   socklen_t size = list->ai_addrlen;
   std::memcpy(&place, list->ai_addr, size);
-  (place.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&place)->sin6_port : reinterpret_cast<sockaddr_in*>(&place)->sin_port) = htons(uint16_t(wanted));
+  (place.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&place)->sin6_port : reinterpret_cast<sockaddr_in*>(&place)->sin_port) =
+      htons(uint16_t(wanted));
   const auto bound = [&] {
-    Descriptor made(socket(place.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    Fd made(socket(place.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     LOCKSTEP_CHECK(made, "[run] cannot make a socket for ", address, ": ", std::strerror(errno));
     const int on = 1;
     setsockopt(made.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -96,7 +89,7 @@ Port::Port(const std::string& address, int wanted) {
     return made;
   };
   {  // To listen is the test: with SO_REUSEADDR two may bind, but not beside one that listens.
-    Descriptor test = bound();
+    Fd test = bound();
     if (!test || listen(test.get(), 1) != 0) {
       LOCKSTEP_CHECK(errno != EADDRNOTAVAIL, "[run] ", address, " is not an address of this machine, where rank 0 runs");
       LOCKSTEP_CHECK(errno != EADDRINUSE, "[run] port ", wanted, " is used; name another one, or 0 for any that is free");
@@ -104,7 +97,8 @@ Port::Port(const std::string& address, int wanted) {
     }
     getsockname(test.get(), reinterpret_cast<sockaddr*>(&place), &size);
   }
-  number_ = ntohs(place.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&place)->sin6_port : reinterpret_cast<sockaddr_in*>(&place)->sin_port);
+  number_ = ntohs(place.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&place)->sin6_port
+                  : reinterpret_cast<sockaddr_in*>(&place)->sin_port);
   socket_ = bound();
 }
 

@@ -57,8 +57,8 @@ std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& ho
     for (const std::string& item : split(part.substr(colon + 1), ',')) {
       const int slot = number(trim(item));
       LOCKSTEP_CHECK(slot >= 0, "[run] expected ", option, " to be NAME[:SLOT[,SLOT...]][@NAME...], got slot '", item, "' of host '", name, "'");
-      LOCKSTEP_CHECK(std::count(host->slots.begin(), host->slots.end(), slot), "[run] ", option, " names slot ", slot, " of host '", name, "', which has slots 0 to ",
-                     host->slots.size() - 1);
+      LOCKSTEP_CHECK(std::count(host->slots.begin(), host->slots.end(), slot), "[run] ", option, " names slot ", slot, " of host '", name,
+                     "', which has slots 0 to ", host->slots.size() - 1);
       LOCKSTEP_CHECK(!std::count(slots.begin(), slots.end(), slot), "[run] ", option, " names slot ", slot, " of host '", name, "' twice");
       slots.push_back(slot);
     }
@@ -85,7 +85,8 @@ std::vector<Host> parse_hostfile(std::string_view text, const std::string& file)
     LOCKSTEP_CHECK(n >= 0, "[run] ", file, ":", line, ": expected 'host slots=N', got '", rest, "'");
     LOCKSTEP_CHECK(n >= 1 && n <= most_slots, "[run] ", file, ":", line, ": expected 1 to ", most_slots, " slots for host '", name, "', got ", n);
     const auto [first, fresh] = line_of.emplace(name, line);
-    LOCKSTEP_CHECK(fresh, "[run] ", file, ":", line, ": host '", name, "' is there already, in line ", first->second, "; give it one line with all slots");
+    LOCKSTEP_CHECK(fresh, "[run] ", file, ":", line, ": host '", name, "' is there already, in line ", first->second,
+                   "; give it one line with all slots");
     hosts.push_back({name, {}});
     for (int slot = 0; slot < n; ++slot) hosts.back().slots.push_back(slot);
   }
@@ -124,7 +125,8 @@ std::vector<Host> limit_hosts(std::vector<Host> hosts, int nodes, int ranks) {
   LOCKSTEP_CHECK(nodes <= int(hosts.size()), "[run] expected --num-nodes of at most ", hosts.size(), " (hosts: ", names_of(hosts), "), got ", nodes);
   if (nodes > 0) hosts.resize(size_t(nodes));
   for (Host& host : hosts) {
-    LOCKSTEP_CHECK(ranks <= int(host.slots.size()), "[run] expected --num-gpus of at most ", host.slots.size(), ", the slots of host '", host.name, "', got ", ranks);
+    LOCKSTEP_CHECK(ranks <= int(host.slots.size()), "[run] expected --num-gpus of at most ", host.slots.size(), ", the slots of host '", host.name,
+                   "', got ", ranks);
     if (ranks > 0) host.slots.resize(size_t(ranks));
   }
   return hosts;

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 
+#include "dist/auth.h"
 #include "tensor/check.h"
 
 namespace lockstep::dist {
@@ -32,7 +33,15 @@ std::string new_job() {
 }
 
 void check_job(const std::string& job) {
-  LOCKSTEP_CHECK(job.find('/') == std::string::npos && job != "." && job != ".." && job.size() < 128, "[run] expected a short name without / as --rdzv-id, got '", job, "'");
+  LOCKSTEP_CHECK(job.find('/') == std::string::npos && job != "." && job != ".." && job.size() < 128,
+                 "[run] expected a short name without / as --rdzv-id, got '", job, "'");
+}
+
+bool has_flight_records(const fs::path& folder) {
+  std::error_code none;
+  for (const auto& entry : fs::recursive_directory_iterator(folder, none))
+    if (entry.path().filename().string().starts_with("flight-")) return true;
+  return false;
 }
 
 /// A folder for error files and flight records, removed unless there is something to read in it.
@@ -49,12 +58,6 @@ class Scratch {
   }
   Scratch(const Scratch&) = delete;
   const std::string& path() const { return path_; }
-  bool has_flight_records() const {
-    std::error_code none;
-    for (const auto& entry : fs::recursive_directory_iterator(path_, none))
-      if (entry.path().filename().string().starts_with("flight-")) return true;
-    return false;
-  }
   bool keep = false;
 
  private:
@@ -75,10 +78,9 @@ class Launch {
     prepare_cores();
     int code = 0;
     for (int number = o_.attempt;; ++number) {
-      std::vector<Member> members;
-      Outcome outcome;
-      Attempt attempt = prepare(number, members);
-      outcome = supervise(members, o_.times, console_);
+      std::vector<Launched> members;
+      const Attempt attempt = prepare(number, members);
+      const Outcome outcome = supervise(members, o_.times, console_);
       port_.reset();
       code = finish(attempt, members, outcome);
       if (code == 0 || outcome.interrupted || o_.agent || number >= o_.max_restarts) break;
@@ -119,14 +121,15 @@ class Launch {
     std::vector<Core> cores = allowed_cores();
     if (!o_.cores.empty()) {
       for (const int core : o_.cores)
-        LOCKSTEP_CHECK(std::any_of(cores.begin(), cores.end(), [&](const Core& c) { return c.id == core; }), "[run] --bind-core-list names core ", core,
-                       ", which this process may not use");
+        LOCKSTEP_CHECK(std::any_of(cores.begin(), cores.end(), [&](const Core& c) { return c.id == core; }), "[run] --bind-core-list names core ",
+                       core, ", which this process may not use");
       std::erase_if(cores, [&](const Core& c) { return std::count(o_.cores.begin(), o_.cores.end(), c.id) == 0; });
     }
     cores_ = deal_cores(o_.binding, o_.ranks, cores);
     const bool set = base_.contains("OMP_NUM_THREADS") || base_.contains("LOCKSTEP_THREADS");
     if (o_.ranks > 1 && o_.binding == Binding::none && !set)
-      notice("OMP_NUM_THREADS=" + std::to_string(threads(0)) + " for each of " + std::to_string(o_.ranks) + " ranks (" + std::to_string(usable_cores()) + " cores); set it to choose");
+      notice("OMP_NUM_THREADS=" + std::to_string(threads(0)) + " for each of " + std::to_string(o_.ranks) + " ranks (" +
+             std::to_string(usable_cores()) + " cores); set it to choose");
     for (int i = 0; o_.binding != Binding::none && i < o_.ranks; ++i)
       notice("rank " + std::to_string(first_rank(o_) + i) + " runs on cores " + format_cores(cores_[size_t(i)]));
   }
@@ -135,14 +138,15 @@ class Launch {
     return o_.binding == Binding::none ? threads_of_rank(usable_cores(), o_.ranks) : int(cores_[size_t(local_rank)].size());
   }
 
-  Attempt prepare(int number, std::vector<Member>& members) {
-    Attempt attempt{.number = number, .address = o_.address, .token = o_.token.empty() ? new_token() : o_.token, .job = o_.job, .port = o_.port,
+  Attempt prepare(int number, std::vector<Launched>& members) {
+    Attempt attempt{.number = number, .address = o_.address, .token = o_.token.empty() ? random_token() : o_.token, .job = o_.job, .port = o_.port,
                     .folder = (folder_ / ("attempt_" + std::to_string(number))).string(), .keep = !scratch_ || scratch_->keep};
     if (remote()) {
       attempt.folder.clear();
       const std::string launcher = fs::read_symlink("/proc/self/exe"), here = fs::current_path();
       for (int node = 0; node < int(o_.hosts.size()); ++node) {
-        Process process{.name = "host " + o_.hosts[size_t(node)].name, .argv = agent_command(o_, attempt, node, launcher, here), .environment = base_, .input = Input::pipe};
+        Process process{.name = "host " + o_.hosts[size_t(node)].name, .argv = agent_command(o_, attempt, node, launcher, here), .environment = base_,
+                        .input = Input::pipe};
         process.environment.erase("LOCKSTEP_TOKEN");
         members.push_back({.process = process, .remote = true, .greeting = agent_greeting(o_, attempt, base_)});
       }
@@ -162,7 +166,8 @@ class Launch {
       fs::create_directories(folder, failed);
       LOCKSTEP_CHECK(!failed, "[run] cannot make the folder ", folder.string(), ": ", failed.message());
       fs::remove(folder / "error.json", failed);
-      Member member{.process = {.name = "rank " + std::to_string(rank), .argv = argv, .environment = rank_environment(o_, attempt, i, base_, threads(i)), .cores = cores_[size_t(i)]}};
+      Launched member{.process = {.name = "rank " + std::to_string(rank), .argv = argv,
+                                .environment = rank_environment(o_, attempt, i, base_, threads(i)), .cores = cores_[size_t(i)]}};
       // Input from a terminal would stop a rank, which is in the background.
       if (rank == 0 && !o_.agent && !isatty(STDIN_FILENO)) member.process.input = Input::inherited;
       if (rank == 0 && console_.terminal(2)) member.process.environment["LOCKSTEP_TERMINAL"] = "1";
@@ -178,11 +183,11 @@ class Launch {
     return attempt;
   }
 
-  int finish(const Attempt& attempt, const std::vector<Member>& members, const Outcome& outcome) {
+  int finish(const Attempt& attempt, const std::vector<Launched>& members, const Outcome& outcome) {
     const auto failed = std::find_if(outcome.members.begin(), outcome.members.end(), [](const Ended& e) { return e.failed(); });
     if (outcome.first >= 0) {
       console_.say(describe_failure(o_, attempt, members, outcome));
-      if (scratch_ && scratch_->has_flight_records()) {
+      if (scratch_ && has_flight_records(attempt.folder)) {
         scratch_->keep = true;
         console_.say("flight records: lockstep flight " + attempt.folder);
       }
@@ -209,8 +214,11 @@ void check(LaunchOptions& o) {
   LOCKSTEP_CHECK(o.node >= 0 && o.node < o.nodes, "[run] expected --node-rank from 0 to ", o.nodes - 1, " (--nnodes is ", o.nodes, "), got ", o.node);
   LOCKSTEP_CHECK(o.max_restarts >= 0, "[run] expected --max-restarts of 0 or more, got ", o.max_restarts);
   LOCKSTEP_CHECK(o.port >= 0 && o.port <= 65535, "[run] expected a port from 0 (any) to 65535, got ", o.port);
-  LOCKSTEP_CHECK(o.ranks_of_nodes.empty() || int(o.ranks_of_nodes.size()) == o.nodes, "[run] expected ", o.nodes, " numbers of ranks, one a node, got ", o.ranks_of_nodes.size());
-  for (const int rank : o.shown) LOCKSTEP_CHECK(rank >= 0 && (rank < o.ranks || !o.hosts.empty()), "[run] --local-ranks-filter names local rank ", rank, "; there are ranks 0 to ", o.ranks - 1, " here");
+  LOCKSTEP_CHECK(o.ranks_of_nodes.empty() || int(o.ranks_of_nodes.size()) == o.nodes, "[run] expected ", o.nodes,
+                 " numbers of ranks, one a node, got ", o.ranks_of_nodes.size());
+  for (const int rank : o.shown)
+    LOCKSTEP_CHECK(rank >= 0 && (rank < o.ranks || !o.hosts.empty()), "[run] --local-ranks-filter names local rank ", rank, "; there are ranks 0 to ",
+                   o.ranks - 1, " here");
   LOCKSTEP_CHECK(o.times.grace >= 0 && o.times.stop >= 0, "[run] expected --grace and --stop-timeout of 0 or more seconds");
   line_prefix(o.prefix, 0, 0, o.role);
   check_job(o.job);
@@ -238,9 +246,11 @@ int launch(LaunchOptions o) {
     }
   } else if (several && !o.agent) {
     LOCKSTEP_CHECK(!o.address.empty(), "[run] expected --master-addr (or --rdzv-endpoint HOST:PORT), the address of node 0, with --nnodes ", o.nodes);
-    LOCKSTEP_CHECK(!o.token.empty(), "[run] several nodes need a secret that they share: make one with `head -c 32 /dev/urandom | xxd -p -c 64 > token; chmod 600 token`, copy it to "
-                   "each node, and give --rdzv-conf token_file=token there (or LOCKSTEP_TOKEN); with --hostfile the launcher does this through ssh");
-    LOCKSTEP_CHECK(o.max_restarts == 0, "[run] --max-restarts over several nodes needs one launcher that sees all of them: use --hostfile, or leave it out");
+    LOCKSTEP_CHECK(!o.token.empty(), "[run] several nodes need a secret that they share: make one with "
+                   "`head -c 32 /dev/urandom | xxd -p -c 64 > token; chmod 600 token`, copy it to each node, "
+                   "and give --rdzv-conf token_file=token there (or LOCKSTEP_TOKEN); with --hostfile the launcher does this through ssh");
+    LOCKSTEP_CHECK(o.max_restarts == 0,
+                   "[run] --max-restarts over several nodes needs one launcher that sees all of them: use --hostfile, or leave it out");
     if (o.job.empty()) o.job = "lockstep";
   } else if (!o.agent) {
     o.token.clear();  // a fresh one each time

@@ -73,8 +73,6 @@ Environment rank_environment(const LaunchOptions& options, const Attempt& attemp
 /// Threads of a rank when OMP_NUM_THREADS does not say.
 int threads_of_rank(int cores, int ranks);
 
-/// 32 random bytes in hex.
-std::string new_token();
 /// A token from a file that nobody else can read.
 std::string read_token(const std::string& file);
 
@@ -87,11 +85,12 @@ class Port {
 
  private:
   int number_ = 0;
-  Descriptor socket_;
+  Fd socket_;
 };
 
 /// ssh and its arguments that start this launcher on a host; or, for this machine, the launcher itself.
-std::vector<std::string> agent_command(const LaunchOptions& options, const Attempt& attempt, int node, const std::string& launcher, const std::string& folder);
+std::vector<std::string> agent_command(const LaunchOptions& options, const Attempt& attempt, int node, const std::string& launcher,
+                                       const std::string& folder);
 bool is_this_machine(const std::string& host);
 /// What goes through its input: token, attempt, variables.
 std::string agent_greeting(const LaunchOptions& options, const Attempt& attempt, const Environment& base);
@@ -103,7 +102,7 @@ std::string shell_quote(const std::string& text);
 /// the others ended with the error that it told them.
 int find_cause(const LaunchOptions& options, const Attempt& attempt, const Outcome& outcome);
 /// What happened, for a person. Files of errors are looked up in attempt.folder.
-std::string describe_failure(const LaunchOptions& options, const Attempt& attempt, const std::vector<Member>& members, const Outcome& outcome);
+std::string describe_failure(const LaunchOptions& options, const Attempt& attempt, const std::vector<Launched>& members, const Outcome& outcome);
 /// Text of an error file: plain, or JSON with "message".
 std::string read_error_file(const std::string& file);
 

@@ -25,7 +25,9 @@ bool whole_number(std::string_view text, int& n) {
 }  // namespace
 
 Streams Streams::parse(const std::string& text, int ranks, const char* option) {
-  const auto wrong = [&](const std::string& got) { fail(str("[run] expected ", option, " to be 0 (none), 1 (stdout), 2 (stderr), 3 (both), or RANK:VALUE,..., got '", got, "'")); };
+  const auto wrong = [&](const std::string& got) {
+    fail(str("[run] expected ", option, " to be 0 (none), 1 (stdout), 2 (stderr), 3 (both), or RANK:VALUE,..., got '", got, "'"));
+  };
   Streams streams;
   if (text.find(':') == std::string::npos) {
     if (!whole_number(text, streams.all_) || streams.all_ > 3) wrong(text);
@@ -36,7 +38,8 @@ Streams Streams::parse(const std::string& text, int ranks, const char* option) {
     const std::string item = text.substr(at, end - at);
     const size_t colon = item.find(':');
     int rank = -1, value = -1;
-    if (colon == std::string::npos || !whole_number(item.substr(0, colon), rank) || !whole_number(item.substr(colon + 1), value) || value > 3) wrong(text);
+    if (colon == std::string::npos || !whole_number(item.substr(0, colon), rank) || !whole_number(item.substr(colon + 1), value) || value > 3)
+      wrong(text);
     LOCKSTEP_CHECK(rank < ranks, "[run] ", option, " names local rank ", rank, "; there are ranks 0 to ", ranks - 1, " here");
     LOCKSTEP_CHECK(streams.some_.emplace(rank, value).second, "[run] ", option, " names local rank ", rank, " twice");
     at = end + 1;
@@ -122,7 +125,7 @@ void Console::drain(int stop) {
 Relay::Relay(Console* console, int fd, std::string prefix, bool shown, const std::string& file)
     : console_(console), fd_(fd), prefix_(std::move(prefix)), path_(file), shown_(shown) {
   if (file.empty()) return;
-  file_ = Descriptor(open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  file_ = Fd(open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   LOCKSTEP_CHECK(file_, "[run] cannot write '", file, "': ", std::strerror(errno));
 }
 

@@ -81,7 +81,7 @@ class Relay {
   int fd_ = 1;
   std::string prefix_, line_, tail_, path_;
   bool shown_ = true, begun_ = false;
-  Descriptor file_;
+  Fd file_;
 };
 
 }  // namespace lockstep::dist

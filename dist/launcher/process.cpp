@@ -23,11 +23,11 @@
 namespace lockstep::dist {
 namespace {
 
-void make_pipe(Descriptor& read_end, Descriptor& write_end) {
+void make_pipe(Fd& read_end, Fd& write_end) {
   int ends[2];
   LOCKSTEP_CHECK(pipe2(ends, O_CLOEXEC) == 0, "[run] cannot make a pipe: ", std::strerror(errno),
                  errno == EMFILE || errno == ENFILE ? "; raise the limit of open files (ulimit -n), a rank needs 4" : "");
-  read_end = Descriptor(ends[0]), write_end = Descriptor(ends[1]);
+  read_end = Fd(ends[0]), write_end = Fd(ends[1]);
 }
 
 std::vector<char*> pointers(const std::vector<std::string>& texts) {
@@ -51,24 +51,6 @@ Environment this_environment() {
     if (at != std::string::npos) all.emplace(text.substr(0, at), text.substr(at + 1));
   }
   return all;
-}
-
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  if (this != &other) {
-    close();
-    fd_ = other.release();
-  }
-  return *this;
-}
-
-int Descriptor::release() {
-  const int fd = fd_;
-  fd_ = -1;
-  return fd;
-}
-
-void Descriptor::close() {
-  if (fd_ >= 0) ::close(release());
 }
 
 std::string find_program(const std::string& name) {
@@ -97,13 +79,13 @@ std::string find_program(const std::string& name) {
 
 Started start(const Process& process) {
   Started s;
-  Descriptor input, output, error, report, report_end;
+  Fd input, output, error, report, report_end;
   make_pipe(s.output, output);
   make_pipe(s.error, error);
   make_pipe(report, report_end);
   if (process.input == Input::pipe) make_pipe(input, s.input);
-  if (process.input == Input::nothing) input = Descriptor(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  for (const Descriptor* ours : {&s.output, &s.error}) fcntl(ours->get(), F_SETFL, O_NONBLOCK);
+  if (process.input == Input::nothing) input = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  for (const Fd* ours : {&s.output, &s.error}) fcntl(ours->get(), F_SETFL, O_NONBLOCK);
 
   // Everything that allocates happens before the fork: the child only makes system calls.
   std::vector<std::string> variables;
@@ -115,7 +97,8 @@ Started start(const Process& process) {
   const int parent = getpid();
 
   s.pid = fork();
-  LOCKSTEP_CHECK(s.pid >= 0, "[run] cannot start ", process.name, ": ", std::strerror(errno), errno == EAGAIN ? "; raise the limit of processes (ulimit -u)" : "");
+  LOCKSTEP_CHECK(s.pid >= 0, "[run] cannot start ", process.name, ": ", std::strerror(errno),
+                 errno == EAGAIN ? "; raise the limit of processes (ulimit -u)" : "");
   if (s.pid == 0) {
     const auto give_up = [&](int step) {
       const Failure failure{step, errno};
@@ -146,7 +129,7 @@ Started start(const Process& process) {
     fail(str("[run] ", process.name, " could not ", steps[failure.step], ": ", process.argv[0], ": ", std::strerror(failure.error),
              failure.error == ENOEXEC ? "; a script needs a first line such as #!/usr/bin/env python3" : ""));
   }
-  s.exited = Descriptor(int(syscall(SYS_pidfd_open, s.pid, 0)));
+  s.exited = Fd(int(syscall(SYS_pidfd_open, s.pid, 0)));
   if (!s.exited) {
     const int error_code = errno;
     kill(-s.pid, SIGKILL);
@@ -168,7 +151,8 @@ std::vector<Child> children() {
     if (!std::getline(in, line)) continue;
     const size_t open = line.find('('), end = line.rfind(')');
     if (open == std::string::npos || end == std::string::npos || end + 4 > line.size()) continue;
-    if (line[end + 2] != 'Z' && line[end + 2] != 'X' && std::atoi(line.c_str() + end + 4) == self) found.push_back({std::atoi(pid.c_str()), line.substr(open + 1, end - open - 1)});
+    if (line[end + 2] != 'Z' && line[end + 2] != 'X' && std::atoi(line.c_str() + end + 4) == self)
+      found.push_back({std::atoi(pid.c_str()), line.substr(open + 1, end - open - 1)});
   }
   return found;
 }

@@ -5,27 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "dist/net.h"
+
 namespace lockstep::dist {
 
 using Environment = std::map<std::string, std::string>;
 Environment this_environment();
-
-/// A file descriptor that closes itself.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  ~Descriptor() { close(); }
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-  int release();
-  void close();
-
- private:
-  int fd_ = -1;
-};
 
 /// What a process reads: nothing, what this process reads, or what is written to Started::input.
 enum class Input { nothing, inherited, pipe };
@@ -40,8 +25,8 @@ struct Process {
 
 struct Started {
   int pid = -1;
-  Descriptor exited;  ///< a pidfd: readable when the process has ended
-  Descriptor input, output, error;
+  Fd exited;  ///< a pidfd: readable when the process has ended
+  Fd input, output, error;
 };
 
 /// The path of a program, looked up in PATH as a shell does. Error: not there, a folder, not executable.

@@ -35,7 +35,8 @@ bool is_exported(const std::string& name) {
 }  // namespace
 
 std::string shell_quote(const std::string& text) {
-  if (!text.empty() && text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%") == std::string::npos) return text;
+  if (!text.empty() && text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%") == std::string::npos)
+    return text;
   std::string quoted = "'";
   for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return quoted + "'";
@@ -47,20 +48,24 @@ bool is_this_machine(const std::string& host) {
   return host == "localhost" || host == "127.0.0.1" || host == "::1" || host == name;
 }
 
-std::vector<std::string> agent_command(const LaunchOptions& o, const Attempt& attempt, int node, const std::string& launcher, const std::string& folder) {
+std::vector<std::string> agent_command(const LaunchOptions& o, const Attempt& attempt, int node, const std::string& launcher,
+                                       const std::string& folder) {
   const Host& host = o.hosts[size_t(node)];
   std::vector<int> counts;
   for (const Host& one : o.hosts) counts.push_back(int(one.slots.size()));
-  std::vector<std::string> run = {launcher, "run", "--agent", "--nnodes", std::to_string(o.hosts.size()), "--node-rank", std::to_string(node), "--ranks-per-node", with_commas(counts),
-                                  "--nproc", std::to_string(host.slots.size()), "--master-addr", attempt.address, "--master-port", std::to_string(attempt.port),
-                                  "--rdzv-id", attempt.job, "--role", o.role, "--log-line-prefix-template", o.prefix,
-                                  "--grace", str(o.times.grace), "--stop-timeout", str(o.times.stop)};
+  std::vector<std::string> run = {launcher, "run", "--agent", "--nnodes", std::to_string(o.hosts.size()), "--node-rank", std::to_string(node),
+                                  "--ranks-per-node", with_commas(counts), "--nproc", std::to_string(host.slots.size()), "--master-addr",
+                                  attempt.address, "--master-port", std::to_string(attempt.port), "--rdzv-id", attempt.job, "--role", o.role,
+                                  "--log-line-prefix-template", o.prefix, "--grace", str(o.times.grace), "--stop-timeout", str(o.times.stop)};
   const auto add = [&](const char* option, const std::string& value) { if (!value.empty()) run.insert(run.end(), {option, value}); };
   add("--log-dir", o.log_dir), add("--redirects", o.redirects), add("--tee", o.tee);
   add("--local-ranks-filter", with_commas({o.shown.begin(), o.shown.end()}));
   if (!o.devices.empty()) add("--devices", with_commas(host.slots));
   if (o.binding == Binding::cores) run.push_back("--bind-cores-to-rank");
-  else if (o.binding != Binding::none) add("--numa-binding", o.binding == Binding::node ? "node" : o.binding == Binding::socket ? "socket" : o.binding == Binding::exclusive ? "exclusive" : "core-complex");
+  else if (o.binding != Binding::none)
+    add("--numa-binding", o.binding == Binding::node        ? "node"
+                          : o.binding == Binding::socket    ? "socket"
+                          : o.binding == Binding::exclusive ? "exclusive" : "core-complex");
   add("--bind-core-list", format_cores(o.cores));
   if (o.quiet) run.push_back("--quiet");
   run.push_back("--");
@@ -70,7 +75,8 @@ std::vector<std::string> agent_command(const LaunchOptions& o, const Attempt& at
   std::string line = "cd " + shell_quote(folder) + " && exec";
   for (const std::string& word : run) line += " " + shell_quote(word);
   // No questions: there is nobody to answer them.
-  std::vector<std::string> ssh = {find_program("ssh"), "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=" + std::to_string(std::max(1, int(o.times.connect)))};
+  std::vector<std::string> ssh = {find_program("ssh"), "-T", "-o", "BatchMode=yes", "-o",
+                                  "ConnectTimeout=" + std::to_string(std::max(1, int(o.times.connect)))};
   if (o.ssh_port > 0) ssh.insert(ssh.end(), {"-p", std::to_string(o.ssh_port)});
   ssh.insert(ssh.end(), o.ssh_arguments.begin(), o.ssh_arguments.end());
   ssh.insert(ssh.end(), {host.name, line});
@@ -89,8 +95,8 @@ void read_greeting(LaunchOptions& o, double seconds) {
   for (size_t total = 0; total < longest_greeting; ++total) {
     pollfd ready{STDIN_FILENO, POLLIN, 0};
     const double left = deadline - monotonic_seconds();
-    LOCKSTEP_CHECK(left > 0 && poll(&ready, 1, int(left * 1000) + 1) >= 0, "[run] --agent: the launcher that started this one did not say what to do within ", seconds,
-                   " s; --agent is for launchers only");
+    LOCKSTEP_CHECK(left > 0 && poll(&ready, 1, int(left * 1000) + 1) >= 0,
+                   "[run] --agent: the launcher that started this one did not say what to do within ", seconds, " s; --agent is for launchers only");
     if (!ready.revents) continue;
     char c;  // byte by byte: what follows is not ours to read here
     const ssize_t got = read(STDIN_FILENO, &c, 1);

@@ -18,7 +18,8 @@ constexpr size_t longest_error = 8192;
 
 std::string how(const Ended& ended) {
   if (ended.status < 0) return "did not end even when killed";
-  if (WIFSIGNALED(ended.status)) return "was killed by " + signal_name(WTERMSIG(ended.status)) + " (signal " + std::to_string(WTERMSIG(ended.status)) + ")";
+  if (WIFSIGNALED(ended.status))
+    return "was killed by " + signal_name(WTERMSIG(ended.status)) + " (signal " + std::to_string(WTERMSIG(ended.status)) + ")";
   return "ended with exit code " + std::to_string(WEXITSTATUS(ended.status));
 }
 
@@ -42,7 +43,8 @@ std::string error_of(const LaunchOptions& o, const Attempt& attempt, int member)
 /// The rank that a message blames: all ranks raise the error of the first, as "[rank 2] ..." or "rank 2 (pid ...) ...",
 /// with "rank 0: " before it, the one that says so.
 int blamed(std::string message) {
-  if (const size_t colon = message.find(": "); message.starts_with("rank ") && message.find_first_not_of("0123456789", 5) == colon) message.erase(0, colon + 2);
+  if (const size_t colon = message.find(": "); message.starts_with("rank ") && message.find_first_not_of("0123456789", 5) == colon)
+    message.erase(0, colon + 2);
   const size_t at = message.starts_with("[rank ") ? 6 : message.starts_with("rank ") ? 5 : 0;
   char* end = nullptr;
   const long rank = at ? std::strtol(message.c_str() + at, &end, 10) : -1;
@@ -72,7 +74,7 @@ int find_cause(const LaunchOptions& o, const Attempt& attempt, const Outcome& ou
   return ended.failed() && !ended.stopped ? other : outcome.first;
 }
 
-std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, const std::vector<Member>& members, const Outcome& outcome) {
+std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, const std::vector<Launched>& members, const Outcome& outcome) {
   const bool hosts = members[0].remote;
   const int first = find_cause(o, attempt, outcome);
   std::string error = error_of(o, attempt, first);
@@ -84,8 +86,8 @@ std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, con
 
   std::string text;
   if (hosts) {
-    text = cause.unreachable ? name + ": no launcher answered: " + (cause.status >= 0 && !WIFSIGNALED(cause.status) ? "ssh " + how(cause) : "nothing in " + seconds_text(o.times.connect)) +
-                                   "; try: ssh " + o.hosts[size_t(first)].name + " true"
+    const std::string heard = cause.status >= 0 && !WIFSIGNALED(cause.status) ? "ssh " + how(cause) : "nothing in " + seconds_text(o.times.connect);
+    text = cause.unreachable ? name + ": no launcher answered: " + heard + "; try: ssh " + o.hosts[size_t(first)].name + " true"
                              : name + ": its launcher " + how(cause) + " after " + seconds_text(cause.after);
     if (cause.code() == 127) text += "; lockstep and the working folder must be at the same place on every host";
     if (cause.unreachable && !cause.last_lines.empty()) text += "\n  its last lines:" + indented(cause.last_lines);

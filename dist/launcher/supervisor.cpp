@@ -21,7 +21,7 @@ constexpr double never = std::numeric_limits<double>::infinity();
 constexpr double last_wait = 5;  // for what even SIGKILL does not end (a process stuck in the kernel)
 
 struct Running {
-  const Member* member = nullptr;
+  const Launched* member = nullptr;
   Started process;
   Relay output, error;
   bool alive = false;
@@ -32,11 +32,12 @@ struct Running {
 
 class Supervisor {
  public:
-  Supervisor(const std::vector<Member>& members, const Supervision& options, Console& console) : members_(members), options_(options), console_(console) {}
+  Supervisor(const std::vector<Launched>& members, const Supervision& options, Console& console)
+      : members_(members), options_(options), console_(console) {}
 
   Outcome run() {
     try {
-      for (const Member& member : members_) launch(member);
+      for (const Launched& member : members_) launch(member);
       while (alive() > 0 && !gave_up_) {
         wait();
         advance();
@@ -51,7 +52,7 @@ class Supervisor {
   }
 
  private:
-  void launch(const Member& member) {
+  void launch(const Launched& member) {
     auto r = std::make_unique<Running>();
     r->member = &member;
     r->output = Relay(&console_, 1, member.prefix, member.show_output, member.output_file);
@@ -98,8 +99,10 @@ class Supervisor {
       return kill_all();
     }
     outcome_.interrupted = signal;
-    if (!told) console_.say((signal == SIGPIPE ? "nobody reads the output any more: SIGPIPE" : signal_name(signal)) + ": passed on to " + std::to_string(alive()) + (alive() == 1 ? " process" : " processes") + ", which have " +
-                 std::to_string(int(options_.grace)) + " s to end; once more kills them");
+    if (!told)
+      console_.say((signal == SIGPIPE ? "nobody reads the output any more: SIGPIPE" : signal_name(signal)) + ": passed on to " +
+                   std::to_string(alive()) + (alive() == 1 ? " process" : " processes") + ", which have " + std::to_string(int(options_.grace)) +
+                   " s to end; once more kills them");
     for (const auto& r : running_) r->ended.stopped |= r->alive;
     signal_all(signal);
     term_at_ = never, kill_at_ = monotonic_seconds() + options_.grace;
@@ -134,7 +137,7 @@ class Supervisor {
   }
 
   void take_output(Running& r, bool error) {
-    Descriptor& from = error ? r.process.error : r.process.output;
+    Fd& from = error ? r.process.error : r.process.output;
     static char bytes[65536];
     const ssize_t got = read(from.get(), bytes, sizeof bytes);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
@@ -246,14 +249,16 @@ class Supervisor {
   void finish() {
     for (const auto& r : running_) {
       kill(-r->process.pid, SIGKILL);
-      if (r->alive) console_.say(r->member->process.name + " (pid " + std::to_string(r->process.pid) + ") does not end even when killed; it is left behind");
+      if (r->alive)
+        console_.say(r->member->process.name + " (pid " + std::to_string(r->process.pid) + ") does not end even when killed; it is left behind");
       else waitpid(r->process.pid, nullptr, 0);
     }
-    for (const Child& child : kill_children(last_wait)) console_.say("ended a process that a rank had left behind: " + child.name + " (pid " + std::to_string(child.pid) + ")");
+    for (const Child& child : kill_children(last_wait))
+      console_.say("ended a process that a rank had left behind: " + child.name + " (pid " + std::to_string(child.pid) + ")");
     // Everybody who could write is gone; what is in the pipes is the rest.
     for (const auto& r : running_) {
       for (const bool error : {false, true}) {
-        Descriptor& from = error ? r->process.error : r->process.output;
+        Fd& from = error ? r->process.error : r->process.output;
         for (int left = 1 << 10; from && left > 0; --left) {
           pollfd more{from.get(), POLLIN, 0};
           if (poll(&more, 1, 0) <= 0) break;
@@ -267,7 +272,7 @@ class Supervisor {
     }
   }
 
-  const std::vector<Member>& members_;
+  const std::vector<Launched>& members_;
   Supervision options_;
   Console& console_;
   std::vector<std::unique_ptr<Running>> running_;
@@ -282,6 +287,8 @@ class Supervisor {
 
 int Ended::code() const { return unreachable || status < 0 ? 1 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
 
-Outcome supervise(const std::vector<Member>& members, const Supervision& supervision, Console& console) { return Supervisor(members, supervision, console).run(); }
+Outcome supervise(const std::vector<Launched>& members, const Supervision& supervision, Console& console) {
+  return Supervisor(members, supervision, console).run();
+}
 
 }  // namespace lockstep::dist

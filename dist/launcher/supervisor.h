@@ -13,7 +13,7 @@
 namespace lockstep::dist {
 
 /// A process and where its output goes.
-struct Member {
+struct Launched {
   Process process;
   std::string prefix;
   bool show_output = true, show_error = true;
@@ -55,6 +55,6 @@ inline constexpr int parent_died = 30;  // SIGPWR
 /// The line by which a remote launcher says that it is there.
 inline constexpr const char* remote_hello = "lockstep launcher ready\n";
 
-Outcome supervise(const std::vector<Member>& members, const Supervision& supervision, Console& console);
+Outcome supervise(const std::vector<Launched>& members, const Supervision& supervision, Console& console);
 
 }  // namespace lockstep::dist

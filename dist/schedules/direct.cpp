@@ -56,7 +56,7 @@ int largest(const Teams& teams) {
 
 }  // namespace
 
-void sum_at_owners(Writer& w, const Teams& teams) {
+void sum_at_owners(StepWriter& w, const Teams& teams) {
   const int rounds = int(std::bit_ceil(unsigned(largest(teams))));
   for (int s = 1; s < rounds; ++s) {
     int joins = 0;
@@ -83,7 +83,7 @@ void sum_at_owners(Writer& w, const Teams& teams) {
   }
 }
 
-void share_from_owners(Writer& w, const Teams& teams, int skip) {
+void share_from_owners(StepWriter& w, const Teams& teams, int skip) {
   for (int s = 1; s < largest(teams); ++s, w.next()) {
     for (const Team& team : teams) {
       for (int owner = 0; owner < team.size() && s < team.size(); ++owner) {
@@ -96,7 +96,7 @@ void share_from_owners(Writer& w, const Teams& teams, int skip) {
 
 void direct(const Request& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
-  Writer w(emit);
+  StepWriter w(emit);
   const auto scatter = [&] { for (int s = 1; s < n; ++s, w.next()) w.copy(root, (root + s) % n, (root + s) % n); };
   const auto gather = [&] { for (int s = 1; s < n; ++s, w.next()) w.copy((root + s) % n, root, (root + s) % n); };
   const auto sum = [&] {

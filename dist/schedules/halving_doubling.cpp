@@ -19,7 +19,7 @@ namespace lockstep::dist {
 
 void halving_doubling(const Request& request, const Emit& emit) {
   const int n = request.ranks, p = int(std::bit_floor(unsigned(n)));
-  Writer w(emit);
+  StepWriter w(emit);
   // Chunk i belongs to rank i mod p until the end; with distance d still to go, a rank cares for chunks equal to it mod 2d.
   const auto halve = [&] {
     for (int extra = p; extra < n; ++extra) for (int32_t c = 0; c < n; ++c) w.reduce(extra, extra - p, c);

@@ -97,7 +97,7 @@ void hierarchical(const Request& request, const Emit& emit) {
   const auto chunks = int32_t(chunk_count(Algorithm::hierarchical, request));
   const int root = has_root(request.collective) ? request.root : 0;
   const Teams trees = layout.trees_within(root), leaders = Layout::leaders(trees);
-  Writer w(emit);
+  StepWriter w(emit);
   const EachEdge sum_all = [&](const Edge& e) { for (int32_t c = 0; c < chunks; ++c) w.reduce(e.child, e.parent, c); };
   const EachEdge copy_all = [&](const Edge& e) { for (int32_t c = 0; c < chunks; ++c) w.copy(e.parent, e.child, c); };
   const auto scale_owned = [&](const Teams& teams) {

@@ -46,7 +46,7 @@ class FlatMap {
 template <class T>
 class PlaceMap {
  public:
-  static constexpr int max_slot = 62;
+  static constexpr int max_slot = 4095;
   PlaceMap(int64_t ranks, int64_t chunks) : ranks_(ranks), chunks_(chunks) {
     if (chunks != 1 && chunks != ranks) return;
     const int64_t bytes = ranks * chunks * int64_t(sizeof(T)), most = int64_t(4) << 30;

@@ -19,7 +19,7 @@ namespace lockstep::dist {
 void ring(const Request& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
   const auto at = [n](int64_t position) { return int((position % n + n) % n); };  // around the ring
-  Writer w(emit);
+  StepWriter w(emit);
   switch (request.collective) {
     case Collective::all_reduce:
     case Collective::reduce_scatter:

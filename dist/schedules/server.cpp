@@ -20,7 +20,7 @@ namespace lockstep::dist {
 void server(const Request& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
   const auto chunks = int32_t(chunk_count(Algorithm::server, request));
-  Writer w(emit);
+  StepWriter w(emit);
   const auto sum = [&] {
     for (int rank = 0; rank < n; ++rank) {
       if (rank == root) continue;

@@ -34,11 +34,11 @@ int height(const Teams& teams) {
 
 }  // namespace
 
-void up_the_tree(Writer& w, const Teams& teams, const EachEdge& each) {
+void up_the_tree(StepWriter& w, const Teams& teams, const EachEdge& each) {
   for (int level = 0; level < height(teams); ++level, w.next()) visit_level(teams, 1 << level, each);
 }
 
-void down_the_tree(Writer& w, const Teams& teams, const EachEdge& each) {
+void down_the_tree(StepWriter& w, const Teams& teams, const EachEdge& each) {
   for (int level = height(teams) - 1; level >= 0; --level, w.next()) visit_level(teams, 1 << level, each);
 }
 
@@ -49,7 +49,7 @@ void tree(const Request& request, const Emit& emit) {
   // Where the data is not whole at every rank, what a rank passes on for others lies in a scratch copy.
   const bool whole = request.collective != Collective::gather && request.collective != Collective::scatter;
   const auto place = [&](int rank, int32_t chunk) { return Place{chunk, !whole && rank != root && rank != chunk}; };
-  Writer w(emit);
+  StepWriter w(emit);
 
   const EachEdge sum_all = [&](const Edge& e) { for (int32_t c = 0; c < chunks; ++c) w.reduce(e.child, e.parent, c); };
   const EachEdge copy_all = [&](const Edge& e) { for (int32_t c = 0; c < chunks; ++c) w.copy(e.parent, e.child, c); };

@@ -9,9 +9,9 @@
 namespace lockstep::dist {
 
 /// Counts the steps; a step without transfers is none.
-class Writer {
+class StepWriter {
  public:
-  explicit Writer(const Emit& emit) : emit_(emit) {}
+  explicit StepWriter(const Emit& emit) : emit_(emit) {}
   void copy(int from, int to, int32_t chunk) { move(Action::copy, from, {chunk, 0}, to, {chunk, 0}); }
   void reduce(int from, int to, int32_t chunk) { move(Action::reduce, from, {chunk, 0}, to, {chunk, 0}); }
   void scale(int rank, int32_t chunk) { move(Action::scale, rank, {chunk, 0}, rank, {chunk, 0}); }
@@ -45,8 +45,6 @@ inline std::vector<int> all_ranks(int n, int first = 0) {
   for (int i = 0; i < n; ++i) ranks[size_t(i)] = (first + i) % n;
   return ranks;
 }
-/// 0 .. n-1
-inline std::vector<int32_t> all_chunks(int n) { return all_ranks(n); }
 /// All ranks; chunk i belongs to rank i.
 inline Teams one_team(int n) {
   Teams teams(1);
@@ -57,9 +55,9 @@ inline Teams one_team(int n) {
 
 // direct.cpp
 /// Every owner gets the sum of its chunks over its team, in tree order over the team's list, in slot 0.
-void sum_at_owners(Writer& w, const Teams& teams);
+void sum_at_owners(StepWriter& w, const Teams& teams);
 /// Every owner sends its chunks to the rest of its team, except to rank `skip`.
-void share_from_owners(Writer& w, const Teams& teams, int skip = -1);
+void share_from_owners(StepWriter& w, const Teams& teams, int skip = -1);
 
 // tree.cpp: binomial trees over the teams' lists, ranks[0] at the top.
 //
@@ -72,7 +70,7 @@ struct Edge {
   int begin, end;     ///< positions of the subtree of the child
 };
 using EachEdge = std::function<void(const Edge&)>;
-void up_the_tree(Writer& w, const Teams& teams, const EachEdge& each);
-void down_the_tree(Writer& w, const Teams& teams, const EachEdge& each);
+void up_the_tree(StepWriter& w, const Teams& teams, const EachEdge& each);
+void down_the_tree(StepWriter& w, const Teams& teams, const EachEdge& each);
 
 }  // namespace lockstep::dist

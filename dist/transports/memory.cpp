@@ -1,7 +1,6 @@
 #include "dist/transports/memory.h"
 
 #include <fcntl.h>
-#include <sodium.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,20 +10,13 @@
 #include <map>
 #include <system_error>
 
+#include "dist/auth.h"
 #include "dist/error.h"
 
 namespace lockstep::dist {
 namespace {
 
 std::string reason(int error) { return std::generic_category().message(error); }
-
-std::string random_text() {
-  LOCKSTEP_CHECK(sodium_init() >= 0, "[transport] expected libsodium to start, got an error");
-  unsigned char bytes[16];
-  char text[2 * sizeof bytes + 1];
-  randombytes_buf(bytes, sizeof bytes);
-  return sodium_bin2hex(text, sizeof text, bytes, sizeof bytes);
-}
 
 // Inboxes of this process, for senders that are its threads.
 struct Registry {
@@ -40,7 +32,7 @@ class MemoryChannel final : public Channel {
  public:
   MemoryChannel(std::shared_ptr<Inbox> mine, int rank, int peer, int peer_world_rank, const InboxAddress& theirs, bool mapped)
       : mine_(std::move(mine)), address_(theirs), rank_(rank), peer_(peer_world_rank), mapped_(mapped),
-        in_(mine_->fifo(peer), mine_->address().capacity) {}
+        in_(mine_->fifo(peer), mine_->address().capacity), segments_(theirs.pid, peer_world_rank) {}
   ~MemoryChannel() override { if (out_) out_.close(); }
 
   size_t send(const std::byte* data, size_t bytes, bool /*more*/) override {
@@ -59,6 +51,8 @@ class MemoryChannel final : public Channel {
   }
   void consume(size_t bytes) override { in_.consume(bytes); }
   bool ended() override { return in_.is_closed(); }
+  bool shares_memory() const override { return true; }
+  std::byte* reach(const Placement& theirs, size_t bytes) override { return segments_.reach(theirs, bytes); }
   const char* kind() const override { return mapped_ ? "shared memory" : "threads"; }
 
  private:
@@ -75,6 +69,7 @@ class MemoryChannel final : public Channel {
   const bool mapped_;
   FifoReader in_;
   FifoWriter out_;
+  PeerSegments segments_;
 };
 
 void MemoryChannel::attach() {
@@ -128,7 +123,7 @@ FifoMapping::~FifoMapping() { if (address_) munmap(address_, bytes_); }
 std::shared_ptr<Inbox> Inbox::create(int senders, size_t capacity) {
   std::shared_ptr<Inbox> inbox(new Inbox);
   InboxAddress& address = inbox->address_;
-  address = {.pid = getpid(), .process = process_nonce(), .nonce = random_text(), .fd = memfd_create("lockstep", MFD_CLOEXEC), .capacity = capacity};
+  address = {.pid = getpid(), .process = process_nonce(), .nonce = random_token(), .fd = memfd_create("lockstep", MFD_CLOEXEC), .capacity = capacity};
   LOCKSTEP_CHECK(address.fd >= 0, "[transport] expected a file in memory for the inbox of this rank, got: ", reason(errno),
                  errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
   LOCKSTEP_CHECK(ftruncate(address.fd, off_t(offset_of_fifo(senders, capacity))) == 0 &&
@@ -178,7 +173,7 @@ const std::string& process_nonce() {
   static std::map<pid_t, std::string> names;
   const std::lock_guard lock(mutex);
   std::string& name = names[getpid()];
-  if (name.empty()) name = random_text();
+  if (name.empty()) name = random_token();
   return name;
 }
 

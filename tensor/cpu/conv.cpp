@@ -62,25 +62,26 @@ struct Sizes {
   }
 };
 
-/// Runs fn(image or chunk index range, columns buffer) over `units`, one buffer for each thread.
+/// Runs fn(unit, columns buffer, scratch of the product m x n x k) over `units`, one buffer for each thread.
 template <class T, class Fn>
-void with_columns(int64_t units, const Sizes& z, Fn&& fn) {
-  const Tensor columns = empty({std::min<int64_t>(get_threads(), units), z.depth() * z.places()}, {.dtype = dtype_of<T>});
+void with_columns(int64_t units, const Sizes& z, int64_t m, int64_t n, int64_t k, Fn&& fn) {
+  const int64_t size = z.depth() * z.places() + gemm_scratch<T>(m, n, k);
+  const Tensor buffers = empty({std::min<int64_t>(get_threads(), units), size}, {.dtype = dtype_of<T>});
   std::atomic<int64_t> taken{0};
   parallel_for(units, 1, [&](int64_t begin, int64_t end) {
-    T* const buffer = columns.data<T>() + taken++ * z.depth() * z.places();
-    for (int64_t i = begin; i < end; ++i) fn(i, buffer);
+    T* const columns = buffers.data<T>() + taken++ * size;
+    for (int64_t i = begin; i < end; ++i) fn(i, columns, columns + z.depth() * z.places());
   });
 }
 
 template <class T>
 void forward(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, Tensor& out) {
   const Sizes z(x, w, out, args);
-  with_columns<T>(z.n * z.groups, z, [&](int64_t unit, T* columns) {
+  with_columns<T>(z.n * z.groups, z, z.k, z.places(), z.depth(), [&](int64_t unit, T* columns, T* scratch) {
     const int64_t group = unit % z.groups;
     T* const to = out.data<T>() + unit * z.k * z.places();
     z.unfold(x.data<T>() + unit * z.c * z.h * z.w, columns);
-    gemm<T>(z.k, z.places(), z.depth(), 1, {w.data<T>() + group * z.k * z.depth(), z.depth(), 1}, {columns, z.places(), 1}, 0, to, z.places());
+    gemm<T, T>(z.k, z.places(), z.depth(), 1, {w.data<T>() + group * z.k * z.depth(), z.depth(), 1}, {columns, z.places(), 1}, 0, to, z.places(), {}, scratch);
     if (bias.defined())
       for (int64_t k = 0; k < z.k; ++k)
         for (int64_t i = 0; i < z.places(); ++i) to[k * z.places() + i] += bias.data<T>()[group * z.k + k];
@@ -90,9 +91,9 @@ void forward(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArg
 template <class T>
 void grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, Tensor& grad_x) {
   const Sizes z(grad_x, w, grad, args);
-  with_columns<T>(z.n * z.groups, z, [&](int64_t unit, T* columns) {
-    gemm<T>(z.depth(), z.places(), z.k, 1, {w.data<T>() + unit % z.groups * z.k * z.depth(), 1, z.depth()},
-            {grad.data<T>() + unit * z.k * z.places(), z.places(), 1}, 0, columns, z.places());
+  with_columns<T>(z.n * z.groups, z, z.depth(), z.places(), z.k, [&](int64_t unit, T* columns, T* scratch) {
+    gemm<T, T>(z.depth(), z.places(), z.k, 1, {w.data<T>() + unit % z.groups * z.k * z.depth(), 1, z.depth()},
+            {grad.data<T>() + unit * z.k * z.places(), z.places(), 1}, 0, columns, z.places(), {}, scratch);
     T* const image = grad_x.data<T>() + unit * z.c * z.h * z.w;
     std::fill_n(image, z.c * z.h * z.w, T(0));
     z.fold_add(columns, image);
@@ -104,7 +105,7 @@ void grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tens
   const Sizes z(x, grad_w, grad, args);
   const int64_t chunks = std::min<int64_t>(8, z.n), weights = z.k * z.depth(), all = z.groups * z.k;
   const Tensor partial = empty({chunks, z.groups * weights + all}, {.dtype = dtype_of<T>});
-  with_columns<T>(chunks * z.groups, z, [&](int64_t unit, T* columns) {
+  with_columns<T>(chunks * z.groups, z, z.k, z.depth(), z.places(), [&](int64_t unit, T* columns, T* scratch) {
     const int64_t chunk = unit / z.groups, group = unit % z.groups;
     T* const part = partial.data<T>() + chunk * (z.groups * weights + all);
     T* const sums = part + z.groups * weights + group * z.k;
@@ -113,7 +114,7 @@ void grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tens
     for (int64_t n = begin; n < end; ++n) {
       const T* const g = grad.data<T>() + (n * z.groups + group) * z.k * z.places();
       z.unfold(x.data<T>() + (n * z.groups + group) * z.c * z.h * z.w, columns);
-      gemm<T>(z.k, z.depth(), z.places(), 1, {g, z.places(), 1}, {columns, 1, z.places()}, n == begin ? 0 : 1, part + group * weights, z.depth());
+      gemm<T, T>(z.k, z.depth(), z.places(), 1, {g, z.places(), 1}, {columns, 1, z.places()}, n == begin ? 0 : 1, part + group * weights, z.depth(), {}, scratch);
       if (grad_bias.defined())
         for (int64_t k = 0; k < z.k; ++k)
           for (int64_t i = 0; i < z.places(); ++i) sums[k] += g[k * z.places() + i];

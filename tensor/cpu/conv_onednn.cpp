@@ -103,7 +103,7 @@ std::shared_ptr<const Plan> plan_for(const Problem& problem) {
   try {
     plan = std::make_shared<const Plan>(make_plan(problem));
   } catch (const dnnl::error&) {
-    plan = std::make_shared<const Plan>();  // not implemented
+    plan = std::make_shared<const Plan>();  // oneDNN has no kernel for this: remembered, so that our own does it
   }
   cache.order.emplace_front(key, plan);
   cache.places[key] = cache.order.begin();

@@ -2,6 +2,10 @@
 // Vectors of 64 bytes for kernels that walk along rows, in GCC's vector extension (any processor; one register on
 // AVX-512). f16 and bf16 are loaded into f32 lanes and rounded once when stored. The end of a row runs through the same
 // code as the rest, its missing lanes holding a neutral value.
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+#include <immintrin.h>
+#endif
+
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -43,15 +47,23 @@ inline Lanes<float> decode(ShortWords bits, BFloat16) {
   return (Lanes<float>)(__builtin_convertvector(bits, Words) << 16);
 }
 
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+// The processor's own conversions, except that they change NaN: quiet in, with its payload out.
+inline Lanes<float> decode(ShortWords bits, Half) {
+  const __mmask16 signalling = _mm256_cmplt_epu16_mask(__m256i((bits & 0x7fffu) - 0x7c01u), _mm256_set1_epi16(0x1ff));
+  const __m512i f = _mm512_castps_si512(_mm512_maskz_cvtph_ps(0xffff, __m256i(bits)));
+  return Lanes<float>(_mm512_mask_xor_epi32(f, signalling, f, _mm512_set1_epi32(0x400000)));
+}
+inline ShortWords encode(Lanes<float> v, Half) {
+  const __m256i h = _mm512_maskz_cvtps_ph(0xffff, __m512(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), sign = __m256i(ShortWords(h) & 0x8000u);
+  const __mmask16 nan = _mm512_cmp_ps_mask(__m512(v), __m512(v), _CMP_UNORD_Q);
+  return ShortWords(_mm256_mask_mov_epi16(h, nan, _mm256_or_si256(sign, _mm256_set1_epi16(0x7e00))));
+}
+#else
 inline Lanes<float> decode(ShortWords bits, Half) {
   const Words h = __builtin_convertvector(bits, Words), magnitude = h & 0x7fffu;
   const Words scaled = (Words)((Lanes<float>)(magnitude << 13) * 0x1p112f);
   return (Lanes<float>)((magnitude >= 0x7c00u ? (0x7f800000u | magnitude << 13) : scaled) | (h & 0x8000u) << 16);
-}
-
-inline ShortWords encode(Lanes<float> v, BFloat16) {
-  const Words f = (Words)v, rounded = f + 0x7fffu + ((f >> 16) & 1u);
-  return __builtin_convertvector(((f & 0x7fffffffu) > 0x7f800000u ? (f | 0x400000u) : rounded) >> 16, ShortWords);
 }
 
 inline ShortWords encode(Lanes<float> v, Half) {
@@ -61,6 +73,12 @@ inline ShortWords encode(Lanes<float> v, Half) {
   const Words none = {}, special = magnitude > 0x7f800000u ? none + 0x7e00u : none + 0x7c00u;
   const Words result = magnitude >= 0x477ff000u ? special : magnitude < 0x38800000u ? small : normal;
   return __builtin_convertvector(result | ((f >> 16) & 0x8000u), ShortWords);
+}
+#endif
+
+inline ShortWords encode(Lanes<float> v, BFloat16) {
+  const Words f = (Words)v, rounded = f + 0x7fffu + ((f >> 16) & 1u);
+  return __builtin_convertvector(((f & 0x7fffffffu) > 0x7f800000u ? (f | 0x400000u) : rounded) >> 16, ShortWords);
 }
 
 /// p[0 .. count) and `fill` in the other lanes.

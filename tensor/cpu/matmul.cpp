@@ -1,11 +1,11 @@
 // Matrix product: out = activation(alpha * a b + beta * out + bias), batched.
 //
-// The result is cut into panels, chosen from its shape alone, and each panel is one single-threaded product: the bits do
-// not depend on the number of threads, nor on the number of matrices in the batch. What follows the product (bias,
-// activation, rounding) is done panel by panel while it is in cache.
-#include <unistd.h>
-
+// Large products use all threads for each matrix, small ones of a batch a thread for each: the bits are the same. What follows
+// the product (bias, activation) is done piece by piece while it is in cache.
 #include <algorithm>
+#include <atomic>
+#include <functional>
+#include <utility>
 
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/gemm.h"
@@ -13,47 +13,12 @@
 #include "tensor/cpu/parallel.h"
 #include "tensor/functors.h"
 #include "tensor/ops.h"
+#include "tensor/storage.h"
 
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t fork_work = 1 << 18;  // multiplications that are worth a thread
-
-/// How one result (m x n) is cut: `rows` x `columns` panels.
-struct Panels {
-  int64_t high, wide, rows, columns;
-
-  Panels(int64_t m, int64_t n, int64_t k) : high(m), wide(n) {
-    if (m * n * k >= 2 * fork_work) {
-      // An even number of panels, on the side where they stay closer to square; 48 and 8 are the kernels' tile sizes.
-      if (2 * m >= n) {
-        high = piece(m, 384, 8);
-        wide = n > 1536 ? piece(n, 768, 48) : n;
-      } else {
-        wide = piece(n, 384, 48);
-        high = m > 1536 ? piece(m, 768, 8) : m;
-      }
-      // oneDNN's best kernel runs where 1/high + 1/wide is under this: worth larger panels, as long as there is one for
-      // each core of a small machine. (The machine's cores, not those that this process may use: ranks bound to other
-      // cores of it must cut alike.)
-      constexpr double large = 0.001957;
-      static const int64_t fewest = std::clamp<int64_t>(sysconf(_SC_NPROCESSORS_CONF), 2, 4);
-      int64_t most = fewest - 1;
-      for (int64_t across = 1; 1.0 / m + double(across) / n < large; ++across) {
-        const int64_t w = across == 1 ? n : ((n + across - 1) / across + 47) / 48 * 48;
-        const int64_t down = int64_t(m * (large - 1.0 / w));
-        if (down * across <= most) continue;
-        most = down * across, wide = w, high = down == 1 ? m : ((m + down - 1) / down + 7) / 8 * 8;
-      }
-    }
-    rows = (m + high - 1) / high, columns = (n + wide - 1) / wide;
-  }
-
-  static int64_t piece(int64_t n, int64_t about, int64_t unit) {
-    const int64_t count = 2 * std::max<int64_t>(1, (n + about) / (2 * about));
-    return ((n + count - 1) / count + unit - 1) / unit * unit;
-  }
-};
+constexpr int64_t small_product = 1 << 18;  // multiplications that are worth a thread
 
 /// y (n) = alpha * x a + beta * y for a (k x n): a matrix times a vector, where blocked products are slow.
 template <class T>
@@ -135,45 +100,56 @@ int64_t batch_offset(int64_t index, const Shape& shape, const Strides& strides) 
   return offset;
 }
 
-template <class T>
-void product(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, Tensor& out) {
-  const int rank = out.dim();
-  const int64_t m = out.size(-2), n = out.size(-1), k = a.size(-1);
-  const T alpha = T(args.alpha), beta = T(args.beta);
-  const auto view = [&](const Tensor& x) { return MatrixView<T>{x.data<T>(), x.strides()[rank - 2], x.strides()[rank - 1]}; };
-  const MatrixView<T> first_a = view(a), first_b = view(b);
-  T *const first_out = out.data<T>(), *const first_pre = pre.defined() ? pre.data<T>() : nullptr;
-  const T* const shift = bias.defined() ? bias.data<T>() : nullptr;
-  const bool vector = (m == 1 || n == 1) && m * n * k > 256;
-  Panels panels(m, n, k);
-  if (vector) {  // memory-bound: pieces of the one long side
-    panels.high = std::min<int64_t>(m, 512), panels.wide = std::min<int64_t>(n, 512);
-    panels.rows = (m + panels.high - 1) / panels.high, panels.columns = (n + panels.wide - 1) / panels.wide;
+/// One operation on a batch of matrices.
+template <class T, class In>
+struct Products {
+  const Tensor &a, &b, &bias, &pre, &out;
+  const MatmulArgs& args;
+  int64_t m = out.size(-2), n = out.size(-1), k = a.size(-1), count = out.numel() / (m * n);
+  T alpha = T(args.alpha), beta = T(args.beta);
+
+  MatrixView<In> view(const Tensor& x, int64_t index) const {
+    return {x.data<In>() + batch_offset(index, out.shape(), x.strides()), x.strides()[out.dim() - 2], x.strides()[out.dim() - 1]};
   }
-  const int64_t per_matrix = panels.rows * panels.columns, matrices = out.numel() / (m * n);
-  const int64_t work = panels.high * panels.wide * (k + 1);
-  parallel_for(matrices * per_matrix, std::max<int64_t>(1, (vector ? 1 << 15 : fork_work) / work), [&](int64_t begin, int64_t end) {
-    for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t matrix = unit / per_matrix, panel = unit % per_matrix;
-      const int64_t i = panel / panels.columns * panels.high, j = panel % panels.columns * panels.wide;
-      const int64_t high = std::min(panels.high, m - i), wide = std::min(panels.wide, n - j);
-      MatrixView<T> pa = first_a.at(i, 0), pb = first_b.at(0, j);
-      pa.data += batch_offset(matrix, out.shape(), a.strides());
-      pb.data += batch_offset(matrix, out.shape(), b.strides());
-      T* const c = first_out + matrix * m * n;
-      T* const corner = c + i * n + j;
-      if (vector && m == 1) {
-        vector_times_matrix<T>(wide, k, alpha, pa.data, pa.col, pb, beta, corner, 1);
-      } else if (vector) {  // the transposed product
-        vector_times_matrix<T>(high, k, alpha, pb.data, pb.row, {pa.data, pa.col, pa.row}, beta, corner, 1);
-      } else {
-        gemm<T>(high, wide, k, alpha, pa, pb, beta, corner, n);
-      }
-      const Epilogue<T> finish{shift, args.activation, c, first_pre ? first_pre + matrix * m * n : nullptr, n};
-      if (!finish.empty()) finish(i, j, high, wide);
+  T* result(int64_t index) const { return out.data<T>() + index * m * n; }
+  Epilogue<T> epilogue(int64_t index) const {
+    return {bias.defined() ? bias.data<T>() : nullptr, args.activation, result(index), pre.defined() ? pre.data<T>() + index * m * n : nullptr, n};
+  }
+
+  void one(int64_t index, T* scratch) const {
+    const Epilogue<T> after = epilogue(index);
+    gemm<T, In>(m, n, k, alpha, view(a, index), view(b, index), beta, result(index), n, after.empty() ? Finish() : Finish(std::cref(after)), scratch);
+  }
+
+  void matrices() const {
+    const int64_t threads = get_threads(), work = m * n * k + 1;
+    if (count == 1 || (count < 2 * threads && work > small_product)) {
+      for (int64_t index = 0; index < count; ++index) one(index, nullptr);
+      return;
     }
-  });
-}
+    const int64_t size = gemm_scratch<T>(m, n, k);
+    const Ref<Storage> scratch = size ? Storage::allocate(std::min(threads, count) * size * int64_t(sizeof(T)), cpu) : Ref<Storage>();
+    std::atomic<int64_t> slot{0};
+    parallel_for(count, small_product / work, [&](int64_t begin, int64_t end) {
+      T* const own = scratch ? reinterpret_cast<T*>(scratch->data()) + slot++ * size : nullptr;
+      for (int64_t index = begin; index < end; ++index) one(index, own);
+    });
+  }
+
+  /// m or n is 1: memory-bound, so pieces of the one long side.
+  void vectors() const requires std::is_same_v<T, In> {
+    const int64_t length = std::max(m, n), piece = std::min<int64_t>(length, 512), pieces = (length + piece - 1) / piece;
+    parallel_for(count * pieces, std::max<int64_t>(1, (1 << 15) / (piece * k)), [&](int64_t begin, int64_t end) {
+      for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t index = unit / pieces, i = unit % pieces * piece, width = std::min(piece, length - i);
+        MatrixView<T> x = view(a, index), y = view(b, index);
+        if (n == 1) std::swap(x, y), x = {x.data, x.col, x.row}, y = {y.data, y.col, y.row};  // the transposed product
+        vector_times_matrix<T>(width, k, alpha, x.data, x.col, y.at(0, i), beta, result(index) + i, 1);
+        if (const auto after = epilogue(index); !after.empty()) n == 1 ? after(i, 0, width, 1) : after(0, i, 1, width);
+      }
+    });
+  }
+};
 
 /// x in f32; dims that are only repeated (stride 0) are converted once.
 Tensor to_f32(const Tensor& x) {
@@ -187,13 +163,22 @@ Tensor to_f32(const Tensor& x) {
 
 void matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, Tensor& out) {
   if (out.numel() == 0) return;
-  if (out.dtype() == f64) return product<double>(a, b, bias, args, pre, out);
-  if (out.dtype() == f32) return product<float>(a, b, bias, args, pre, out);
+  const int64_t m = out.size(-2), n = out.size(-1);
+  const bool vectors = (m == 1 || n == 1) && m * n * a.size(-1) > 256;
+  const auto run = [&]<class T>(const Tensor& x, const Tensor& y, const Tensor& shift, const Tensor& before, const Tensor& to) {
+    const Products<T, T> products{x, y, shift, before, to, args};
+    vectors ? products.vectors() : products.matrices();
+  };
+  if (out.dtype() == f64) return run.operator()<double>(a, b, bias, pre, out);
+  if (out.dtype() == f32) return run.operator()<float>(a, b, bias, pre, out);
   LOCKSTEP_CHECK(out.dtype() == f16 || out.dtype() == bf16, "[matmul] expected a floating dtype, got ", out.dtype());
   // In f32, rounded once.
   Tensor wide = args.beta != 0 ? out.to(f32) : empty(out.shape());
   Tensor wide_pre = pre.defined() ? empty(pre.shape()) : Tensor();
-  product<float>(to_f32(a), to_f32(b), bias.defined() ? bias.to(f32) : Tensor(), args, wide_pre, wide);
+  const Tensor shift = bias.defined() ? bias.to(f32) : Tensor();
+  if (vectors) run.operator()<float>(to_f32(a), to_f32(b), shift, wide_pre, wide);
+  else if (out.dtype() == f16) Products<float, Half>{a, b, shift, wide_pre, wide, args}.matrices();
+  else Products<float, BFloat16>{a, b, shift, wide_pre, wide, args}.matrices();
   out.copy_(wide);
   if (pre.defined()) pre.copy_(wide_pre);
 }

@@ -5,21 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "../messages.h"
 #include "autograd/ops.h"
 #include "tensor/random.h"
+#include "tests/devices.h"
+#include "tests/messages.h"
 
 using namespace lockstep;
 
 namespace {
-
-constexpr Device second{Device::Type::cpu, 1};
-
-struct Devices {  // two of them while a test runs
-  Devices() { set_virtual_devices(2); }
-  ~Devices() { set_virtual_devices(before); }
-  const int before = device_count();
-};
 
 using Inputs = std::vector<Variable>;
 /// Made of x[0] (4, 6), x[1] (4, 6), x[2] (6), x[3] (2, 4, 6, 6), x[4] (4, 4, 3, 3); `on` puts data beside them.

@@ -258,7 +258,11 @@ TEST_CASE("operations have the gradient of differences") {
       // indexing and joining
       {"gather", {{4, 3}}, [=](const Inputs& x) { return gather(x[0], 0, index); }},
       {"scatter", {{4, 3}, {2, 3}}, [=](const Inputs& x) { return scatter(x[0], 0, distinct, x[1]); }},
+      {"scatter part", {{4, 3}, {3, 5}}, [=](const Inputs& x) { return scatter(x[0], 0, distinct, x[1]); }},
       {"scatter_add", {{4, 3}, {2, 3}}, [=](const Inputs& x) { return scatter_add(x[0], 0, index, x[1]); }},
+      {"scatter_add part", {{4, 3}, {5, 3}}, [=](const Inputs& x) { return scatter_add(x[0], 0, index, x[1]); }},
+      {"scatter_add small index", {{4, 3}, {3, 4}}, [=](const Inputs& x) { return scatter_add(x[0], 0, index.narrow(1, 0, 2), x[1]); }},
+      {"scatter_add no index", {{4, 3}, {2, 3}}, [=](const Inputs& x) { return scatter_add(x[0], 0, index.narrow(1, 0, 0), x[1]); }},
       {"index_select", {{2, 3}}, [=](const Inputs& x) { return index_select(x[0], 1, picks); }},
       {"masked_fill", {{3, 5}}, [=](const Inputs& x) { return masked_fill(x[0], mask, -3); }},
       {"cat", {{2, 3}, {2, 1}, {2, 4}}, [](const Inputs& x) { return cat(x, 1); }},

@@ -1,9 +1,13 @@
 // Files and JSON: atomic writes under every fault, limits, and what strict parsing refuses.
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 
 #include "data/files.h"
 #include "data/json.h"
@@ -94,7 +98,52 @@ TEST_CASE("a process killed at the k-th file operation leaves the old or the new
   CHECK(dir.files() == 1);
 }
 
-TEST_CASE("files that cannot be read are named") {
+TEST_CASE("files 42: a mapped file that changes is told; what it loses reads as zeros, and nothing crashes") {
+  TempDir dir;
+  const int64_t page = 4096, size = 3 * page + 100;
+  for (const int64_t left : {size - 1, 2 * page, page + 1, int64_t(0)}) {
+    CAPTURE(left);
+    const std::string path = dir.write("mapped", std::string(size_t(size), 'x'));
+    const auto file = MappedFile::open(path), other = MappedFile::open(dir.write("other", "1"));
+    CHECK_NOTHROW(check_mapped_files());
+    std::filesystem::resize_file(path, uintmax_t(left));
+    int64_t rest = 0;
+    for (const std::byte byte : file->bytes()) rest += byte == std::byte('x');
+    CHECK(rest == left);
+    CHECK_ERROR(file->check(), "mapped to stay as it is while it is in use: it had 12388 bytes, now it has " + std::to_string(left));
+    CHECK_ERROR(check_mapped_files(), "it had 12388 bytes");
+    CHECK_NOTHROW(other->check());
+    file->data()[size - 1] = std::byte('y');  // still memory
+  }
+  CHECK_NOTHROW(check_mapped_files());  // all are closed
+  const std::string path = dir.write("same size", "12345");
+  const auto file = MappedFile::open(path);
+  std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
+  CHECK_ERROR(file->check(), "but it was written to");
+  const std::string kept = dir.write("kept", "12345");
+  const auto mapped = MappedFile::open(kept);
+  write_atomically(kept, "another");  // a new file with the old one's name
+  CHECK_NOTHROW(mapped->check());
+  CHECK(mapped->size() == 5);
+}
+
+TEST_CASE("files 42: any other SIGBUS still ends the process") {
+  TempDir dir;
+  const auto mapped = MappedFile::open(dir.write("a", "1"));
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit no_core{0, 0};
+    setrlimit(RLIMIT_CORE, &no_core);
+    const int fd = open((dir / "b").c_str(), O_RDWR | O_CREAT, 0600);
+    auto* data = static_cast<volatile char*>(mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0));
+    _exit(data[0] + 1);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK((WIFSIGNALED(status) ? WTERMSIG(status) == SIGBUS : WEXITSTATUS(status) > 1));  // a sanitizer reports it
+}
+
+TEST_CASE("files 42: files that cannot be read are named") {
   TempDir dir;
   CHECK_ERROR(read_file(dir / "none", 10), "none: No such file");
   CHECK_ERROR(read_file(dir.path.string(), 10), "expected a regular file, got a folder");

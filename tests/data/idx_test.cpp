@@ -50,7 +50,7 @@ TEST_CASE("idx of every dtype, plain and gzip") {
   }
 }
 
-TEST_CASE("hostile idx files") {
+TEST_CASE("idx 42: hostile idx files") {
   const std::string good = header(8, {2, 3}) + "123456";
   std::string wrong_sum = gzip(good), bomb = gzip(header(8, {60, 60}) + std::string(1 << 20, '\0'));
   wrong_sum[wrong_sum.size() - 6] ^= 1;

@@ -102,6 +102,17 @@ TEST_CASE("random numbers in get() do not depend on the workers, and leave the c
   CHECK(epoch_of(DataLoader(slow, {.batch_size = 5, .seed = 4})) != want);
 }
 
+TEST_CASE("operations in workers use as many threads as those of their maker") {
+  const int before = get_threads();
+  set_threads(4);
+  {
+    const ThreadLimit limit(2);
+    Prefetcher<int> made([](int64_t, std::atomic<int64_t>&) { return get_threads(); }, 0, 3, {});
+    for (int i = 0; i < 3; ++i) CHECK(made.next() == 2);
+  }
+  set_threads(before);
+}
+
 TEST_CASE("a state saved after any batch resumes without a sample skipped or repeated") {
   const auto train = numbers(22);
   for (const int workers : {0, 2}) {
@@ -171,7 +182,7 @@ TEST_CASE("leaving a loop early joins the workers; the next loop is the next epo
   CHECK(loader.epoch() == 41);
 }
 
-TEST_CASE("an exception in get() comes out of the loop with its place") {
+TEST_CASE("loader 45: an exception in get() comes out of the loop with its place") {
   Slow slow(10);
   slow.bad = 5;
   for (const int workers : {0, 2}) {
@@ -186,7 +197,7 @@ TEST_CASE("an exception in get() comes out of the loop with its place") {
   }
 }
 
-TEST_CASE("a stuck worker is named after the timeout") {
+TEST_CASE("loader 45: a stuck worker is named after the timeout") {
   Slow slow(10);
   slow.seconds = 0.5;
   const auto start = std::chrono::steady_clock::now();
@@ -300,4 +311,19 @@ TEST_CASE("text: windows, and batches that depend on step, micro-batch and row o
   CHECK(read_bytes(dir.write("t", "ab\xff")).to_vector<int64_t>() == std::vector<int64_t>{97, 98, 255});
   CHECK_ERROR(read_bytes(dir.write("t", "")), "empty file");
   CHECK_ERROR(read_bytes(dir.write("t", "12345"), 4), "expected at most 4 bytes, got 5");
+}
+
+TEST_CASE("text 42: a file that shrinks while batches are made of it ends in an Error that names it, with both sizes") {
+  TempDir dir;
+  const std::string path = dir.write("corpus", std::string(100'000, 'x'));
+  for (const int workers : {0, 2}) {
+    const Tensor tokens = read_bytes(path);
+    const TokenBatches batches(tokens);
+    DataLoader loader(TextDataset(tokens, {.context = 4, .stride = 4}), {.batch_size = 16, .workers = workers});
+    CHECK(batches.sample(0, 0, 64, 4).input.size(0) == 64);
+    std::filesystem::resize_file(path, 10);
+    CHECK_ERROR(batches.sample(1, 0, 64, 4), "corpus to stay as it is while it is in use: it had 100000 bytes, now it has 10");
+    CHECK_ERROR(epoch_of(loader), "it had 100000 bytes, now it has 10");
+    std::filesystem::resize_file(path, 100'000);
+  }
 }

@@ -54,7 +54,7 @@ TEST_CASE("permutations are permutations, and differ by seed and epoch") {
     for (const int64_t count : row) CHECK(std::abs(count - 1500) < 200);
 }
 
-TEST_CASE("the ranks of a shuffled epoch cover it; the exact form covers it once") {
+TEST_CASE("sampler 43: the ranks of a shuffled epoch cover it; the exact form covers it once") {
   for (const int64_t n : {1, 5, 8, 33}) {
     for (const int64_t world : {1, 2, 3, 8}) {
       CAPTURE(n);
@@ -80,7 +80,7 @@ TEST_CASE("the ranks of a shuffled epoch cover it; the exact form covers it once
   }
 }
 
-TEST_CASE("MicroBatchSampler: the same micro-batches for every world") {
+TEST_CASE("sampler 43: MicroBatchSampler: the same micro-batches for every world") {
   const auto micro_batches = [](int64_t world, int64_t epoch) {  // in the order of steps, then ranks
     const int64_t m = 8, size = 3;
     std::vector<std::vector<int64_t>> ranks;

@@ -10,6 +10,7 @@
 #include "dist/net.h"
 #include "dist/roster.h"
 #include "dist/wire.h"
+#include "tests/dist/at_once.h"
 #include "tests/dist/job.h"
 #include "tests/dist/proxy.h"
 #include "tests/messages.h"
@@ -328,7 +329,7 @@ TEST_CASE("control 13: ranks that wait for each other in a circle") {
       {4, {{1, false}, {3, false}, {-1, false}, {1, true}}, "deadlock: rank 1 waits to receive from rank 3 (tag t1), rank 3 waits to send to rank 1 (tag t3)"},
       {3, {{1, false}, {2, false}, {0, false}}, "deadlock: rank 0 waits to receive from rank 1 (tag t0), rank 1 waits to receive from rank 2 (tag t1), rank 2 waits to receive from rank 0 (tag t2)"},
   };
-  for (const Row& row : rows) {
+  at_once(rows, [](const Row& row) {
     Job job(row.world, 0.2);
     const double start = now_seconds();
     const auto said = job.run(job.all(), [&](Control& control) {
@@ -340,11 +341,11 @@ TEST_CASE("control 13: ranks that wait for each other in a circle") {
     });
     check_all(said, row.text);
     CHECK(now_seconds() - start < slack());
-  }
+  });
 }
 
 TEST_CASE("control: leaving in any order, also rank 0 first, keeps the store for the rest") {
-  for (const int first : {0, 1, 2}) {
+  at_once(std::vector{0, 1, 2}, [](int first) {
     Job job(3, 0.2);
     check_calm(job.run(job.all(), [&](Control& control) {
       if (control.place().rank == first) return;
@@ -353,7 +354,7 @@ TEST_CASE("control: leaving in any order, also rank 0 first, keeps the store for
       control.barrier("rest", first == 0 ? std::vector<int>{1, 2} : first == 1 ? std::vector<int>{0, 2} : std::vector<int>{0, 1}, Seconds(20));
       CHECK(!control.failed());
     }));
-  }
+  });
 }
 
 TEST_CASE("control: many threads of a rank ask at once") {
@@ -377,7 +378,7 @@ TEST_CASE("control: many threads of a rank ask at once") {
 }
 
 TEST_CASE("control 20: a cut cable is silence on both sides, a reset connection is a death") {
-  for (const bool unplugged : {true, false}) {
+  at_once(std::vector{1, 0}, [](int unplugged) {
     Job job(2, 0.2);
     Proxy proxy("127.0.0.1", job.base.port);
     Rendezvous far = job.place(1);
@@ -402,7 +403,7 @@ TEST_CASE("control 20: a cut cable is silence on both sides, a reset connection 
     CHECK(contains(near.at(0), unplugged ? "is silent: no heartbeat for 0." : "died in step 0, before its first collective"));
     if (unplugged) CHECK(contains(said[1], "rank 0 (pid "));
     CHECK(contains(said[1], unplugged ? "which hosts the store, is silent: no heartbeat for 0." : "is lost: rank 0"));
-  }
+  });
 }
 
 TEST_CASE("control 21: a slow network is slow, not wrong") {
@@ -475,6 +476,19 @@ TEST_CASE("control 30: too few descriptors is an error that names the limit") {
   Child other("never", third.place(1), 3);
   CHECK(other.wait() == 4);
   CHECK(contains(other.output(), "this process has no open files left, its limit is 3: raise it with ulimit -n"));
+}
+
+TEST_CASE("control 30: too few threads is an error that says so" * doctest::skip(sanitized)) {  // whose own memory is larger than any limit
+  for (const int rank : {0, 1}) {
+    Job job(2, 1, 5);
+    Child child("no_threads", job.place(rank));
+    std::map<int, std::string> other;
+    if (rank == 1) other = job.run({0}, [](Control&) {});
+    CHECK(child.wait() == 4);
+    CAPTURE(child.output());
+    CHECK(contains(child.output(), "cannot start"));
+    CHECK(contains(child.output(), "the limit of processes and threads is reached (ulimit -u)"));
+  }
 }
 
 TEST_CASE("roster 49: conclusions depend on the time they are given, not on a clock") {

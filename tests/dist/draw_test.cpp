@@ -47,7 +47,7 @@ static bool well_formed(const std::string& svg) {
 }
 
 TEST_CASE("the picture of a schedule") {
-  for (int a = int(Algorithm::ring); a <= int(Algorithm::server); ++a) {
+  for (int a = int(Algorithm::ring); a <= int(last_algorithm); ++a) {
     for (int c = 0; c < scheduled_collectives; ++c) {
       if (!has_schedule(Algorithm(a), Collective(c))) continue;
       for (const int n : {1, 2, 4, 5, 8}) {

@@ -1,7 +1,10 @@
 #include "group_body.h"
 
+#include <algorithm>
 #include <functional>
+#include <map>
 #include <stdexcept>
+#include <tuple>
 
 #include "../messages.h"
 
@@ -18,7 +21,7 @@ void expect(bool condition, const Args&... what) {
 constexpr DType all_types[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
 constexpr ReduceOp all_ops[] = {ReduceOp::sum, ReduceOp::mean, ReduceOp::product, ReduceOp::min, ReduceOp::max};
 constexpr Algorithm all_algorithms[] = {Algorithm::automatic, Algorithm::ring,         Algorithm::direct, Algorithm::tree,
-                                        Algorithm::halving_doubling, Algorithm::hierarchical, Algorithm::server};
+                                        Algorithm::halving_doubling, Algorithm::hierarchical, Algorithm::server, Algorithm::one_shot};
 
 // Small whole numbers, so that every order of summation and every dtype gives the same.
 double value(DType dtype, ReduceOp op, int rank, int64_t i) {
@@ -38,7 +41,7 @@ double combine(DType dtype, ReduceOp op, double a, double b) {
 }
 
 template <class At>
-Tensor make(DType dtype, int64_t begin, int64_t end, const At& at) {
+Tensor make(DType dtype, int64_t begin, int64_t end, At at) {
   std::vector<double> values;
   values.reserve(size_t(end - begin));
   for (int64_t i = begin; i < end; ++i) values.push_back(at(i));
@@ -46,8 +49,8 @@ Tensor make(DType dtype, int64_t begin, int64_t end, const At& at) {
 }
 Tensor given(DType dtype, ReduceOp op, int rank, int64_t n) { return make(dtype, 0, n, [&](int64_t i) { return value(dtype, op, rank, i); }); }
 
-Tensor reduced(DType dtype, ReduceOp op, int ranks, Range range) {
-  return make(dtype, range.begin, range.end, [&](int64_t i) {
+Tensor reduced(DType dtype, ReduceOp op, int ranks, int64_t n) {
+  return make(dtype, 0, n, [&](int64_t i) {
     double all = value(dtype, op, 0, i);
     for (int r = 1; r < ranks; ++r) all = combine(dtype, op, all, value(dtype, op, r, i));
     if (op == ReduceOp::mean) all = is_floating(dtype) ? all / ranks : double(int64_t(all) / ranks);
@@ -103,7 +106,9 @@ class Body {
 
   void reductions(Algorithm a, DType dtype, ReduceOp op, int64_t count) {
     const CollectiveOptions o{.op = op, .algorithm = a, .tag = "body"};
-    const Tensor input = given(dtype, op, rank, count), sum = reduced(dtype, op, n, {0, count});
+    const Tensor input = given(dtype, op, rank, count), untouched = input.clone();
+    Tensor& sum = sums_[{dtype, op, count}];  // the same for every algorithm
+    if (!sum.defined()) sum = reduced(dtype, op, n, count);
     const Range own = shard_range(count, n, rank);
     const auto what = [&](Collective c, const char* place) { return text(c, a, dtype, count, place) + ", " + name_of(op); };
     if (has(a, Collective::all_reduce)) {
@@ -112,13 +117,13 @@ class Body {
       expect_equal(inside, sum, what(Collective::all_reduce, "in place"));
       g.all_reduce(outside, input, o);
       expect_equal(outside, sum, what(Collective::all_reduce, "out of place"));
-      expect_equal(input, given(dtype, op, rank, count), what(Collective::all_reduce, "its input"));
+      expect_equal(input, untouched, what(Collective::all_reduce, "its input"));
     }
     if (has(a, Collective::reduce_scatter)) {
       const Tensor whole = input.clone(), part = Tensor::from(std::vector<double>(size_t(own.size())), {own.size()}).to(dtype);
       g.reduce_scatter(part, input, o);
       expect_equal(part, sum.narrow(0, own.begin, own.size()), what(Collective::reduce_scatter, "out of place"));
-      expect_equal(input, given(dtype, op, rank, count), what(Collective::reduce_scatter, "its input"));
+      expect_equal(input, untouched, what(Collective::reduce_scatter, "its input"));
       g.reduce_scatter(whole.narrow(0, own.begin, own.size()), whole, o);
       expect_equal(whole.narrow(0, own.begin, own.size()), sum.narrow(0, own.begin, own.size()), what(Collective::reduce_scatter, "in place"));
     }
@@ -136,8 +141,7 @@ class Body {
     const Range own = shard_range(count, n, rank);
     const auto what = [&](Collective c, const char* place) { return text(c, a, dtype, count, place); };
     // The whole whose part i is rank i's.
-    const Tensor joined = make(dtype, 0, count, [&](int64_t i) {
-      int owner = 0;
+    const Tensor joined = make(dtype, 0, count, [&, owner = 0](int64_t i) mutable {
       while (shard_range(count, n, owner).end <= i) ++owner;
       return value(dtype, ReduceOp::sum, owner, i);
     });
@@ -196,12 +200,12 @@ class Body {
     }
     const Tensor last = given(f32, ReduceOp::sum, rank, 5);
     g.all_reduce(last);  // queues behind them
-    expect_equal(last, reduced(f32, ReduceOp::sum, n, {0, 5}), "a call behind asynchronous ones");
+    expect_equal(last, reduced(f32, ReduceOp::sum, n, 5), "a call behind asynchronous ones");
     for (int i = 20; i-- > 0;) {
       expect(works[size_t(i)].done(), "asynchronous calls end in order");
       works[size_t(i)].wait();
       works[size_t(i)].wait();  // any number of times
-      expect_equal(data[size_t(i)], reduced(f32, ReduceOp::sum, n, {0, 1000 + i}), "asynchronous all_reduce");
+      expect_equal(data[size_t(i)], reduced(f32, ReduceOp::sum, n, 1000 + i), "asynchronous all_reduce");
     }
     expect(Work().done(), "no work is done");
     Work().wait();
@@ -248,14 +252,29 @@ class Body {
     g.barrier();
   }
 
+  /// The host of every rank, numbered from 0.
+  std::vector<int> hosts() {
+    const Tensor all = Tensor::from(std::vector<int64_t>(size_t(n)), {n});
+    g.all_gather(all, Tensor::from({int64_t(std::hash<std::string>()(g.control().host()))}));
+    std::vector<int64_t> names;
+    std::vector<int> numbers;
+    for (const int64_t name : all.to_vector<int64_t>()) {
+      const auto found = std::find(names.begin(), names.end(), name);
+      numbers.push_back(int(found - names.begin()));
+      if (found == names.end()) names.push_back(name);
+    }
+    return numbers;
+  }
+
   // Bytes per rank: what the schedule says, and for ring and direct the formula 2 (n-1)/n S.
   void traffic() {
     const int64_t count = 5040;  // divides by 1 to 10
+    const std::vector<int> places = hosts();
     const Tensor data = given(f32, ReduceOp::sum, rank, count);
     for (const Algorithm a : all_algorithms) {
       if (a == Algorithm::automatic) continue;
       if (!has_schedule(a, Collective::all_reduce)) continue;
-      const Request request{.collective = Collective::all_reduce, .ranks = n};
+      const Request request{.collective = Collective::all_reduce, .ranks = n, .hosts = places};
       const int64_t chunks = chunk_count(a, request);
       int64_t sent = 0, received = 0, messages = 0;
       if (n > 1) {
@@ -351,6 +370,7 @@ class Body {
   ProcessGroup& g;
   const GroupBody options;
   const int n, rank;
+  std::map<std::tuple<DType, ReduceOp, int64_t>, Tensor> sums_;
 };
 
 }  // namespace

@@ -10,6 +10,9 @@
 #include "../messages.h"
 #include "dist/job.h"
 #include "group_body.h"
+#include "tensor/threads.h"
+#include "tests/dist/at_once.h"
+#include "tests/dist/job.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
@@ -41,7 +44,7 @@ Tensor ones(int64_t n, DType dtype = f32) { return Tensor::from(std::vector<floa
 }  // namespace
 
 TEST_CASE("group: every collective over threads") {
-  for (int n = 1; n <= 8; ++n) {
+  for (int n = 1; n <= (thread_sanitized ? 3 : 8); ++n) {  // eight ranks take two minutes there
     CAPTURE(n);
     CHECK(outcome(n, [](int) { check_group(world()); }) == "(no error)");
   }
@@ -49,12 +52,22 @@ TEST_CASE("group: every collective over threads") {
 
 TEST_CASE("group: every collective over processes") {
   for (const std::string transport : {"shm", "tcp"}) {
-    for (const int n : {2, 3, 4}) {
+    for (int n = 2; n <= (thread_sanitized ? 2 : 4); ++n) {
       CAPTURE(transport);
       CAPTURE(n);
       CHECK(outcome(n, [](int) { check_group(world()); }, {.kind = Kind::processes, .transport = transport}) == "(no error)");
     }
   }
+}
+
+// Run by tests/namespaces.py: what a rank of a launched job does, here on one host of several.
+TEST_CASE("group: a rank of a job" * doctest::skip()) {
+  REQUIRE(getenv("RANK"));
+  CHECK(message([] {
+    init();
+    guard([] { check_group(world()); });
+    shutdown();
+  }) == "(no error)");
 }
 
 TEST_CASE("group: threads over other transports") {
@@ -64,7 +77,7 @@ TEST_CASE("group: threads over other transports") {
   }
 }
 
-TEST_CASE("group: ranks that disagree are told, all of them, with both sides named") {
+TEST_CASE("group 7, 8, 9, 10, 11: ranks that disagree are told, all of them, with both sides named") {
   struct Row { std::string expected; std::function<void(ProcessGroup&, int)> call; };
   const auto reduce = [](int64_t count, DType dtype, ReduceOp op, const char* tag) {
     return [=](ProcessGroup& g) { g.all_reduce(ones(count, dtype), {.op = op, .tag = tag}); };
@@ -112,7 +125,7 @@ TEST_CASE("group: an error is the error of every later call, and of asynchronous
   CHECK(texts[0] == texts[1]);
 }
 
-TEST_CASE("group: one collective more at the end") {
+TEST_CASE("group 12: one collective more at the end") {
   const auto texts = outcomes(3, [](int rank) {
     for (int i = 0; i < 8; ++i) world().all_reduce(ones(8), {.tag = "w0"});
     if (rank == 0) world().all_reduce(ones(8), {.tag = "w1"});
@@ -120,18 +133,22 @@ TEST_CASE("group: one collective more at the end") {
   CHECK(texts[0] == "rank 0 waits in seq 9 (all_reduce f32 x 8, tag w1); ranks 1, 2 have left after seq 8");
 }
 
-TEST_CASE("group: ranks that wait for each other") {
-  const auto receive = outcomes(2, [](int rank) { world().receive(ones(8), 1 - rank, {.tag = rank == 0 ? "a" : "b"}); });
+TEST_CASE("group 13: ranks that wait for each other") {
+  std::vector<std::string> receive, send, stage;
+  const std::function<void()> circles[] = {
+      [&] { receive = outcomes(2, [](int rank) { world().receive(ones(8), 1 - rank, {.tag = rank == 0 ? "a" : "b"}); }); },
+      [&] { send = outcomes(3, [](int rank) { world().send(ones(3000000), (rank + 1) % 3); }); },
+      [&] {  // a stage that forgets to receive: named with the tag of its micro-batch
+        stage = outcomes(2, [](int rank) {
+          if (rank == 0) world().receive(ones(4), 1, {.tag = "gradient of micro-batch 3"});
+          else world().receive(ones(4), 0, {.tag = "activation of micro-batch 4"});
+        });
+      }};
+  at_once(circles, [](const auto& circle) { circle(); });
   CHECK(receive[0] == "deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b)");
   CHECK(receive[1] == receive[0]);
-  const auto send = outcomes(3, [](int rank) { world().send(ones(3000000), (rank + 1) % 3); });
   CHECK(contains(send[0], "deadlock: rank 0 waits to send to rank 1"));
   CHECK(contains(send[0], "rank 2 waits to send to rank 0"));
-  // A stage that forgets to receive: named with the tag of its micro-batch.
-  const auto stage = outcomes(2, [](int rank) {
-    if (rank == 0) world().receive(ones(4), 1, {.tag = "gradient of micro-batch 3"});
-    else world().receive(ones(4), 0, {.tag = "activation of micro-batch 4"});
-  });
   CHECK(contains(stage[1], "gradient of micro-batch 3"));
   CHECK(contains(stage[1], "activation of micro-batch 4"));
 }
@@ -294,6 +311,18 @@ TEST_CASE("group: random collectives under random delays give the bits of a calm
   const auto calm = run(false), wild = run(true);
   REQUIRE(calm.size() == 20000);
   CHECK(std::memcmp(calm.data(), wild.data(), 80000) == 0);
+}
+
+TEST_CASE("group: ranks that are threads share the threads of operations") {
+  const int before = get_threads();
+  set_threads(7);
+  for (const int n : {1, 2, 3, 8}) {
+    CHECK(outcome(n, [n](int) {
+      if (get_threads() != std::max(1, 7 / n)) throw Error(str("threads: ", get_threads()));
+    }) == "(no error)");
+    CHECK(get_threads() == 7);
+  }
+  set_threads(before);
 }
 
 TEST_CASE("group: a forced algorithm") {

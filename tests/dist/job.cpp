@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <mutex>
 #include <sstream>
 #include <thread>
@@ -175,6 +176,13 @@ TEST_CASE("child of a test" * doctest::skip()) {
   const int descriptors = std::atoi(std::getenv("LOCKSTEP_TEST_DESCRIPTORS"));
   const rlimit limit{rlim_t(descriptors), rlim_t(descriptors)};
   if (descriptors > 0) ::setrlimit(RLIMIT_NOFILE, &limit);
+  if (std::string(script) == "no_threads") {  // no room for the stack of another one
+    int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlim_t bytes = rlim_t(pages * ::sysconf(_SC_PAGESIZE) + (4 << 20));
+    const rlimit memory{bytes, bytes};
+    ::setrlimit(RLIMIT_AS, &memory);
+  }
   int code = 0;
   try {
     Rendezvous place = Rendezvous::from_environment();

@@ -49,10 +49,15 @@ class Child {
 void until_failed(lockstep::dist::Control& control);
 /// Seconds since some fixed moment.
 double now_seconds();
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#ifdef __SANITIZE_THREAD__
+inline constexpr bool thread_sanitized = true;
+#else
+inline constexpr bool thread_sanitized = false;
+#endif
+#ifdef __SANITIZE_ADDRESS__
 inline constexpr bool sanitized = true;
 #else
-inline constexpr bool sanitized = false;
+inline constexpr bool sanitized = thread_sanitized;
 #endif
 /// Seconds that a fault may take to be told: 3 on a free machine; more under sanitizers, and as much more as the machine is loaded.
 double slack();

@@ -11,6 +11,7 @@
 #include "dist/shard.h"
 #include "dist/simulate.h"
 #include "dist/summation_tree.h"
+#include "tests/dist/at_once.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -18,7 +19,7 @@ using namespace lockstep::dist;
 
 namespace {
 
-constexpr Algorithm algorithms[] = {Algorithm::ring, Algorithm::direct, Algorithm::tree, Algorithm::halving_doubling, Algorithm::hierarchical, Algorithm::server};
+constexpr Algorithm algorithms[] = {Algorithm::ring, Algorithm::direct, Algorithm::tree, Algorithm::halving_doubling, Algorithm::hierarchical, Algorithm::server, Algorithm::one_shot};
 
 // Code with sanitizers in it is many times slower, and finds nothing more in more ranks.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -94,12 +95,15 @@ TEST_CASE("every schedule is right: all algorithms, collectives, roots, 1 to 64 
 TEST_CASE("every schedule is right for 1000 ranks") {
   std::vector<int> hosts(thousand);
   for (int i = 0; i < thousand; ++i) hosts[size_t(i)] = i / 8;
-  for_each_pair([&](Algorithm a, Collective c) {
+  std::vector<std::pair<Algorithm, Collective>> pairs;
+  for_each_pair([&](Algorithm a, Collective c) { pairs.emplace_back(a, c); });
+  at_once(pairs, [&](const auto& pair) {
+    const auto [a, c] = pair;
     const Request r{c, thousand, has_root(c) ? thousand / 3 : 0, false, a == Algorithm::hierarchical ? hosts : std::vector<int>{}};
     const Check check = check_schedule(a, r);
     if (!check.right()) FAIL_CHECK(describe(a, r), ": ", check.errors[0]);
     if (is_reduction(c)) CHECK(check.all_in_tree_order() == adds_in_tree_order(a, r));
-  });
+  }, std::thread::hardware_concurrency());
 }
 
 TEST_CASE("the order of addition: direct is the tree for every n, every rank's sum the same") {
@@ -131,7 +135,8 @@ TEST_CASE("steps, messages and chunks are those of the formulas") {
         {Algorithm::ring, Collective::all_gather, m, m},         {Algorithm::ring, Collective::broadcast, m, n > 1},
         {Algorithm::direct, Collective::all_gather, m, m},       {Algorithm::direct, Collective::all_to_all, m, m},
         {Algorithm::tree, Collective::all_reduce, 2 * log, log}, {Algorithm::tree, Collective::gather, log, n / 2},
-        {Algorithm::server, Collective::all_reduce, 2 * m, m},   {Algorithm::server, Collective::gather, m, n > 1}};
+        {Algorithm::server, Collective::all_reduce, 2 * m, m},   {Algorithm::server, Collective::gather, m, n > 1},
+        {Algorithm::one_shot, Collective::all_reduce, m, m}};
     for (const Row& row : rows) {
       if (row.algorithm == Algorithm::tree && row.collective == Collective::gather && !std::has_single_bit(unsigned(n))) continue;
       CAPTURE(describe(row.algorithm, {row.collective, n}));
@@ -301,6 +306,10 @@ TEST_CASE("bytes of a simulation are counted exactly, whatever the size") {
         const Simulation s = simulate(a, {Collective::all_reduce, n}, elements, 4, {});
         const int64_t sent = std::accumulate(s.sent.begin(), s.sent.end(), int64_t(0));
         CHECK(sent == std::accumulate(s.received.begin(), s.received.end(), int64_t(0)));
+        if (a == Algorithm::one_shot) {
+          CHECK(sent == n * (n - 1) * elements * 4);
+          continue;
+        }
         const bool least = a == Algorithm::ring || a == Algorithm::direct || (a == Algorithm::hierarchical) || std::has_single_bit(unsigned(n));
         if (least || a == Algorithm::tree || a == Algorithm::server) CHECK(sent == 2 * (n - 1) * elements * 4);
         if (a != Algorithm::ring) continue;
@@ -324,8 +333,8 @@ TEST_CASE("hierarchical is faster where hosts are") {
 
 TEST_CASE("names, and what is refused") {
   for (int i = 0; i <= int(Collective::batch); ++i) CHECK(parse_collective(name_of(Collective(i))) == Collective(i));
-  for (int i = 0; i <= int(Algorithm::server); ++i) CHECK(parse_algorithm(name_of(Algorithm(i))) == Algorithm(i));
-  CHECK(contains(message([] { parse_algorithm("rign"); }), "expected one of automatic, ring, direct, tree, halving_doubling, hierarchical, server, got \"rign\"; did you mean ring?"));
+  for (int i = 0; i <= int(last_algorithm); ++i) CHECK(parse_algorithm(name_of(Algorithm(i))) == Algorithm(i));
+  CHECK(contains(message([] { parse_algorithm("rign"); }), "expected one of automatic, ring, direct, tree, halving_doubling, hierarchical, server, one_shot, got \"rign\"; did you mean ring?"));
   CHECK(contains(message([] { parse_collective("allreduce"); }), "did you mean all_reduce?"));
   CHECK_FALSE(contains(message([] { parse_algorithm("butterfly"); }), "did you mean"));
   const auto visit = [](Algorithm a, const Request& r) { return message([&] { visit_schedule(a, r, [](const Transfer&) {}); }); };

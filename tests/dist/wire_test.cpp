@@ -227,6 +227,28 @@ TEST_CASE("wire 18, 24, 25: strangers are shut out and the job goes on") {
     if (control.place().rank == 1) return control.barrier("end", {0, 1}, Seconds(60));
     const int port = control.place().port;
     control.set("secret", "value");
+    // 1,000 half-open connections: few are kept, and none for long. One byte at a time is no way around the limit of 5 s.
+    Stranger slow(port);
+    const double start = now_seconds();
+    {
+      std::vector<Stranger> many;
+      for (int i = 0; i < 1000; ++i) {
+        many.emplace_back(port);
+        if (i == 0) many[0].say("L");
+      }
+      const auto open = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+      CHECK(open < 1000 + 64 + 60);  // ours, and at most 64 on the other side
+      control.set("while it lasts", "works");
+      CHECK(control.get("while it lasts", Seconds(5)) == "works");
+    }
+    Stranger drip(port);
+    std::jthread drops([&](std::stop_token over) {  // while the others below come and go
+      for (const char c : encode(Kind::hello, 0, std::string(2000, 'x'))) {
+        if (over.stop_requested()) break;
+        drip.say(std::string(1, c));
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      }
+    });
     {
       Stranger http(port);
       http.say("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -279,32 +301,7 @@ TEST_CASE("wire 18, 24, 25: strangers are shut out and the job goes on") {
       large.say(encode(Kind::hello, 0, std::string(5000, 'x')));
       CHECK(large.until_closed() >= 0);
     }
-    // 1,000 half-open connections: few are kept, and none for long. One byte at a time is no way around the limit of 5 s.
-    Stranger slow(port);
-    const double start = now_seconds();
-    {
-      std::vector<Stranger> many;
-      for (int i = 0; i < 1000; ++i) {
-        many.emplace_back(port);
-        if (i == 0) many[0].say("L");
-      }
-      const auto open = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
-      CHECK(open < 1000 + 64 + 60);  // ours, and at most 64 on the other side
-      control.set("while it lasts", "works");
-      CHECK(control.get("while it lasts", Seconds(5)) == "works");
-    }
-    Stranger drip(port);
-    std::atomic<bool> over{false};
-    std::thread drops([&] {
-      for (const char c : encode(Kind::hello, 0, std::string(2000, 'x'))) {
-        if (over) break;
-        drip.say(std::string(1, c));
-        std::this_thread::sleep_for(std::chrono::milliseconds(200));
-      }
-    });
     CHECK(drip.until_closed() >= 0);
-    over = true;
-    drops.join();
     CHECK(now_seconds() - start < 5 + 5 * slack());
     CHECK(slow.until_closed() >= 0);
     CHECK(!control.failed());

@@ -5,7 +5,7 @@
     ```cpp body          statements: wrapped into a main() that has `namespace ls = lockstep`, then as above
     ```cpp from FILE     lines of that file, word for word up to blanks; "..." leaves something out
 
-Links to files of the repository are followed too. Usage: run.py --library liblockstep.a -- COMPILER...
+Links to files of the repository are followed, and tests that tables name must exist. Usage: run.py --library liblockstep.a -- COMPILER...
 """
 import argparse
 import concurrent.futures
@@ -75,6 +75,18 @@ def dead_links(document):
             yield f"links to {target}, which is not there"
 
 
+def missing_tests(document):
+    """In tables whose last column is "tests", every `name` must open the name of a test."""
+    tests = "".join(path.read_text() for folder in ("tests", "tests/*") for kind in ("cpp", "py") for path in sorted(ROOT.glob(f"{folder}/*.{kind}")) if path != pathlib.Path(__file__))
+    listed = False
+    for line in document.read_text().splitlines():
+        cells = line.split("|")
+        listed = line.startswith("|") and (listed or cells[-2].strip() == "tests")
+        for name in re.findall("`([^`]+)`", cells[-2]) if listed else ():
+            if '"' + name not in tests:
+                yield f"no test's name begins with '{name}'"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True)
@@ -87,7 +99,7 @@ def main():
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         jobs = [(d, line, pool.submit(check_block, words, text, options)) for d in documents() for line, words, text in blocks(d)]
         results = [(d, line, job.result()) for d, line, job in jobs]
-    results += [(d, 1, "; ".join(dead_links(d)) or None) for d in documents()]
+    results += [(d, 1, "; ".join([*dead_links(d), *missing_tests(d)]) or None) for d in documents()]
     for document, line, problem in results:
         passed, failed = passed + (problem is None), failed + (problem is not None)
         if problem:

@@ -7,13 +7,14 @@
 #include <mutex>
 #include <sstream>
 
-#include "../messages.h"
 #include "autograd/autocast.h"
 #include "nn/nn.h"
 #include "optim/clip.h"
 #include "optim/optim.h"
 #include "parallel/data_parallel.h"
 #include "tensor/random.h"
+#include "tests/devices.h"
+#include "tests/messages.h"
 
 using namespace lockstep;
 using parallel::DataParallel;
@@ -26,12 +27,6 @@ std::vector<Device> first(int n) {
   const std::vector<Device> all = all_devices();
   return {all.begin(), all.begin() + n};
 }
-
-struct Devices {
-  explicit Devices(int n) { set_virtual_devices(n); }
-  ~Devices() { set_virtual_devices(before); }
-  const int before = device_count();
-};
 
 struct Net : nn::Layer<Net> {
   nn::Linear hidden{{.in = 5, .out = 7}}, head{{.in = 7, .out = 3}};

@@ -19,7 +19,7 @@ struct Normed : nn::Layer<Normed> {
 
 }  // namespace
 
-TEST_CASE("join: the mean counts every rank, or those with data; all end with the same parameters") {
+TEST_CASE("join 43: the mean counts every rank, or those with data; all end with the same parameters") {
   for (const bool by_active : {false, true}) for (const bool overlap : {false, true}) for (const int ranks : {1, 2, 3, 4}) {
     CAPTURE(by_active); CAPTURE(overlap); CAPTURE(ranks);
     // Rank r has r + 1 batches of ones: d loss / d weight is 2 for each rank with data. The parameter then tells how often who was counted.
@@ -129,7 +129,7 @@ TEST_CASE("join: throw_on_early_end tells every rank, and errors inside are not 
   });
 }
 
-TEST_CASE("without join, a rank that ends early is named to those who wait for it") {
+TEST_CASE("join 43: without it, a rank that ends early is named to those who wait for it") {
   const std::string text = message([] {
     on_ranks<int>(3, [](int rank) {
       nn::Linear layer({.in = 2, .out = 1});

@@ -8,21 +8,10 @@
 #include "tensor/backend.h"
 #include "tensor/ops.h"
 #include "tensor/threads.h"
+#include "tests/devices.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
-
-namespace {
-
-constexpr Device second{Device::Type::cpu, 1};
-
-struct Devices {  // two of them while a test runs
-  Devices() { set_virtual_devices(2); }
-  ~Devices() { set_virtual_devices(before); }
-  const int before = device_count();
-};
-
-}  // namespace
 
 TEST_CASE("devices are counted and listed") {
   CHECK(device_count() >= 1);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "tensor/cpu/gemm.h"
 #include "tensor/ops.h"
 #include "tensor/threads.h"
 
@@ -68,7 +69,8 @@ std::string message_of(auto&& call) {
 TEST_CASE("matmul: shapes, layouts and dtypes") {
   struct Row { int64_t m, n, k; };
   for (const Row r : {Row{1, 1, 1}, {4, 4, 4}, {1, 7, 5}, {7, 1, 5}, {1, 1, 3000}, {1, 1000, 300}, {1000, 1, 300}, {33, 17, 45}, {8, 48, 384},
-                      {64, 10, 128}, {10, 64, 64}, {133, 49, 401}, {130, 260, 70}, {400, 31, 100}, {3, 0, 4}, {0, 3, 4}, {3, 4, 0}})
+                      {64, 10, 128}, {10, 64, 64}, {133, 49, 401}, {130, 260, 70}, {400, 31, 100}, {3, 3, 4099}, {17, 3, 1000}, {129, 17, 129}, {4099, 3, 17}, {17, 4099, 3},
+                      {14, 32, 512}, {15, 33, 513}, {113, 1537, 20}, {3, 0, 4}, {0, 3, 4}, {3, 4, 0}})
     for (DType dtype : {f32, f64, f16, bf16})
       for (int layout = 0; layout < 4; ++layout) {
         CAPTURE(r.m); CAPTURE(r.n); CAPTURE(r.k); CAPTURE(dtype); CAPTURE(layout);
@@ -138,6 +140,56 @@ TEST_CASE("matmul: the bits do not depend on threads, on batching or on layout o
   }
 }
 
+TEST_CASE("matmul: an element has the same bits beside any other rows and columns, and in any layout") {
+  const Tensor a = rand({1030, 1100}), b = rand({1100, 1600}), whole = matmul(a, b);
+  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{2, 2}, {3, 1600}, {1030, 5}, {15, 33}, {512, 1599}}) {
+    CAPTURE(rows); CAPTURE(columns);
+    const Tensor part = whole.slice(0, 0, rows).slice(1, 0, columns).clone();
+    const Tensor left = a.slice(0, 0, rows), right = b.slice(1, 0, columns);
+    CHECK(same_bits(matmul(left, right), part));
+    CHECK(same_bits(matmul(left.t().clone().t(), right.t().clone().t()), part));
+  }
+  const Tensor small = matmul(a.slice(1, 0, 9), b.slice(0, 0, 9));
+  CHECK(same_bits(matmul(a.slice(0, 4, 8).slice(1, 0, 9), b.slice(0, 0, 9).slice(1, 8, 14)), small.slice(0, 4, 8).slice(1, 8, 14).clone()));
+}
+
+TEST_CASE("matmul: 16-bit operands are those of f32, and the result is rounded once") {
+  for (DType dtype : {f16, bf16})
+    for (int layout = 0; layout < 4; ++layout) {
+      const Tensor a = (layout & 1 ? rand({600, 70}).t() : rand({70, 600})).to(dtype), b = (layout & 2 ? rand({90, 600}).t() : rand({600, 90})).to(dtype);
+      CHECK(same_bits(matmul(a, b), matmul(a.to(f32), b.to(f32)).to(dtype)));
+    }
+}
+
+TEST_CASE("gemm: rows apart, scratch or threads, pieces handed over once, beta 0 does not read") {
+  struct Row { int64_t m, n, k; };
+  for (const Row r : {Row{3, 5, 7}, {16, 16, 16}, {200, 70, 600}, {30, 3100, 40}, {1, 40, 40}, {40, 1, 40}})
+    for (const float beta : {0.f, 1.f, -0.5f}) {
+      CAPTURE(r.m); CAPTURE(r.n); CAPTURE(r.k); CAPTURE(beta);
+      const int64_t ldc = r.n + 3;
+      const Tensor a = values({r.m, r.k}, 1), b = values({r.k, r.n}, 2), start = values({r.m, ldc}, 3);
+      auto wanted = reference(a, b, 1, r.m, r.n, r.k);
+      Tensor first;
+      for (int threads : {0, 1, 2, 3, 4}) {  // 0: scratch of ours
+        const Threads scope(std::max(threads, 1));
+        Tensor out = beta == 0 ? lockstep::full({r.m, ldc}, NAN) : start.clone(), seen = zeros({r.m, r.n}), scratch = empty({on_cpu::gemm_scratch<float>(r.m, r.n, r.k) + 1});
+        on_cpu::gemm<float, float>(r.m, r.n, r.k, 2, {a.data<float>(), r.k, 1}, {b.data<float>(), r.n, 1}, beta, out.data<float>(), ldc,
+            [&](int64_t i, int64_t j, int64_t rows, int64_t columns) {
+              for (int64_t y = i; y < i + rows; ++y)
+                for (int64_t x = j; x < j + columns; ++x) seen.data<float>()[y * r.n + x] += 1;
+            }, threads ? nullptr : scratch.data<float>());
+        CHECK(same_bits(seen, ones({r.m, r.n})));
+        const Tensor inside = out.slice(1, 0, r.n).clone(), behind = out.slice(1, r.n, ldc).clone();
+        if (threads == 0) first = inside;
+        CHECK(same_bits(inside, first));
+        CHECK(same_bits(behind, beta == 0 ? full({r.m, 3}, NAN) : start.slice(1, r.n, ldc).clone()));
+      }
+      const auto before = start.slice(1, 0, r.n).clone().to_vector<double>();
+      for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = 2 * wanted[i] + (beta == 0 ? 0 : beta * before[i]);
+      check_close(first, wanted, 1e-5);
+    }
+}
+
 TEST_CASE("matmul: NaN and infinity pass, zero depth gives zeros") {
   const float nan = NAN, inf = INFINITY;
   const Tensor a = Tensor::from({0.f, 1.f, nan, 0.f}, {2, 2}), b = Tensor::from({inf, 1.f, 2.f, 3.f}, {2, 2});
@@ -146,6 +198,11 @@ TEST_CASE("matmul: NaN and infinity pass, zero depth gives zeros") {
   CHECK(v[1] == 3);
   CHECK(std::isnan(v[2]));
   CHECK(matmul(zeros({2, 0}), zeros({0, 3})).to_vector<double>() == std::vector<double>(6, 0));
+  Tensor x = ones({60, 600}), y = ones({600, 70});  // packed: they stay in their row and their column
+  x.data<float>()[17 * 600 + 550] = nan, y.data<float>()[599 * 70 + 69] = inf;
+  const auto w = matmul(x, y).to_vector<double>();
+  for (size_t i = 0; i < 60; ++i)
+    for (size_t j = 0; j < 70; ++j) CHECK((i == 17 ? std::isnan(w[i * 70 + j]) : w[i * 70 + j] == (j == 69 ? inf : 600)));
 }
 
 TEST_CASE("addmm: alpha, beta, broadcasting, and beta 0 ignores c") {

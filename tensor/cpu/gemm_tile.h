@@ -1,0 +1,171 @@
+#pragma once
+// The two inner parts of a matrix product: copying lines of an operand into slivers that the innermost loop reads in order,
+// and that loop, which keeps a tile of the result in registers:
+//
+//                  b sliver   tile_columns = tile_vectors * lanes
+//                  +---------+
+//   a sliver       | tile of |      for p in depth: tile += a[p][0 .. tile_rows) * b[p][0 .. tile_columns)
+//   tile_rows      | c       |
+//                  +---------+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "tensor/cpu/lanes.h"
+
+namespace lockstep::on_cpu {
+
+// One vector register of the processor that is built for, and how many there are.
+#if defined(__AVX512F__)
+inline constexpr int vector_bytes = 64, vector_registers = 32;
+#elif defined(__AVX__)
+inline constexpr int vector_bytes = 32, vector_registers = 16;
+#elif defined(__aarch64__)
+inline constexpr int vector_bytes = 16, vector_registers = 32;
+#else
+inline constexpr int vector_bytes = 16, vector_registers = 16;
+#endif
+
+template <class T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(vector_bytes)));
+};
+template <class T> using Vector = typename VectorOf<T>::type;
+template <class T> inline constexpr int lanes = vector_bytes / int(sizeof(T));
+
+// The tile, a row of b and one number of a fill the registers. packing needs rows <= lanes or a multiple of them.
+template <class T> inline constexpr int tile_vectors = lanes<T> >= 14 ? 2 : 3;
+template <class T> inline constexpr int tile_rows = vector_registers < 32 ? 4 : lanes<T> >= 14 ? 14 : 8;
+template <class T> inline constexpr int tile_columns = tile_vectors<T> * lanes<T>;
+
+/// The first `count` of lanes<T> numbers of p, converted; 0 behind them.
+template <class T, class In>
+[[gnu::always_inline]] inline Vector<T> read(const In* p, int count) {
+  constexpr int w = lanes<T>;
+  Vector<T> v{};
+  if constexpr (!std::is_same_v<T, In> && w == lane_count<float>) {
+    v = count == w ? load(p, Full<float>()) : load(p, count);
+  } else if (std::is_same_v<T, In> && count == w) {
+    std::memcpy(&v, p, sizeof v);
+  } else {
+    for (int l = 0; l < count; ++l) v[l] = T(p[l]);
+  }
+  return v;
+}
+
+template <class T, int s, int... l>
+[[gnu::always_inline]] inline void swap_lanes(Vector<T>& a, Vector<T>& b, std::integer_sequence<int, l...>) {
+  constexpr int w = lanes<T>;
+  const Vector<T> low = __builtin_shufflevector(a, b, (l & s ? w + l - s : l)...);
+  b = __builtin_shufflevector(a, b, (l & s ? w + l : l + s)...);
+  a = low;
+}
+
+/// Transposes a square of lanes<T> rows in registers: swaps halves, then quarters, ...
+template <class T, int s = lanes<T> / 2>
+[[gnu::always_inline]] inline void transpose(Vector<T>* rows) {
+  constexpr int w = lanes<T>;
+#pragma GCC unroll 16
+  for (int i = 0; i < w; ++i)
+    if (!(i & s)) swap_lanes<T, s>(rows[i], rows[i + s], std::make_integer_sequence<int, w>());
+  if constexpr (s > 1) transpose<T, s / 2>(rows);
+}
+
+/// A sliver's part of a square: `count` lines of `columns` numbers each, out[c * width + line]. Writes a whole vector for each c.
+template <int width, class T, class In>
+[[gnu::always_inline]] inline void pack_square(const In* in, int64_t apart, int count, int columns, T* out) {
+  Vector<T> square[lanes<T>];
+#pragma GCC unroll 16
+  for (int r = 0; r < lanes<T>; ++r) {
+    if (r < count) __builtin_prefetch(in + r * apart + 4 * lanes<T>);
+    square[r] = r < count ? read<T>(in + r * apart, columns) : Vector<T>{};
+  }
+  transpose<T>(square);
+#pragma GCC unroll 16
+  for (int c = 0; c < lanes<T>; ++c)
+    if (c < columns) std::memcpy(out + c * width, &square[c], sizeof square[c]);
+}
+
+/// Copies `count` lines of length `depth` into slivers of `width` lines, out[line / width][p][line % width], zeros for missing
+/// lines. Element p of a line lies at in[line * apart + p * step]. May write less than a vector behind the last sliver.
+template <int width, class T, class In>
+void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t depth, T* out) {
+  constexpr int w = lanes<T>, side = std::min(w, width);
+  const int64_t full = count / width * width;
+  if (step == 1 && apart != 1) {
+    for (int64_t i = 0; i < count; i += width)
+      for (int64_t p = 0; p < depth; p += w)
+        for (int first = 0; first < width; first += w) {
+          const In* const from = in + (i + first) * apart + p;
+          T* const to = out + i * depth + p * width + first;
+          const int lines = int(std::clamp<int64_t>(count - i - first, 0, side)), columns = int(std::min<int64_t>(w, depth - p));
+          if (lines == side && columns == w) pack_square<width>(from, apart, side, w, to);
+          else pack_square<width>(from, apart, lines, columns, to);
+        }
+    return;
+  }
+  for (int64_t p = 0; p < depth; ++p) {
+    const In* const from = in + p * step;
+    T* const to = out + p * width;
+    int64_t i = 0;
+    if (apart == 1) {  // whole rows, and those to come on their way: they may be pages apart
+      for (; i < full; i += width) {
+        __builtin_prefetch(from + 8 * step + i);
+        if constexpr (std::is_same_v<T, In>) {
+          std::memcpy(to + i * depth, from + i, sizeof(T) * width);
+        } else {
+          for (int first = 0; first < width; first += w) {
+            T part[w];
+            const Vector<T> v = read<T>(from + i + first, std::min(w, width - first));
+            std::memcpy(part, &v, sizeof v);
+            std::memcpy(to + i * depth + first, part, sizeof(T) * side);
+          }
+        }
+      }
+    }
+    for (; i < count; i += width)
+      for (int r = 0; r < width; ++r) to[i * depth + r] = i + r < count ? T(from[(i + r) * apart]) : T(0);
+  }
+}
+
+/// c (rows x tile_columns, ldc apart) = alpha * a sliver * b sliver + beta * c; beta 0 does not read c.
+template <class T, int rows>
+void tile(int64_t depth, const T* __restrict a, const T* __restrict b, T alpha, T beta, T* __restrict c, int64_t ldc) {
+  constexpr int w = lanes<T>, vectors = tile_vectors<T>;
+  Vector<T> sum[rows][vectors] = {};
+  for (int i = 0; i < rows; ++i)
+    for (int j = 0; j < vectors; ++j) __builtin_prefetch(c + i * ldc + j * w, 1);
+  for (int64_t p = 0; p < depth; ++p, a += tile_rows<T>, b += tile_columns<T>) {
+    Vector<T> line[vectors];
+    __builtin_prefetch(a + 16 * tile_rows<T>);  // from L1 or L2
+#pragma GCC unroll 3
+    for (int j = 0; j < vectors; ++j) __builtin_prefetch(b + 8 * tile_columns<T> + j * w);  // from L2
+#pragma GCC unroll 3
+    for (int j = 0; j < vectors; ++j) std::memcpy(&line[j], b + j * w, sizeof line[j]);
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 3
+      for (int j = 0; j < vectors; ++j) sum[i][j] += a[i] * line[j];
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 3
+    for (int j = 0; j < vectors; ++j) {
+      T* const to = c + i * ldc + j * w;
+      Vector<T> v = alpha * sum[i][j], old;
+      if (beta != 0) std::memcpy(&old, to, sizeof old), v += beta * old;
+      std::memcpy(to, &v, sizeof v);
+    }
+}
+
+/// tile() for 1 to tile_rows rows.
+template <class T>
+using Tile = void (*)(int64_t, const T*, const T*, T, T, T*, int64_t);
+template <class T>
+inline constexpr auto tiles = []<int... rows>(std::integer_sequence<int, rows...>) {
+  return std::array<Tile<T>, sizeof...(rows)>{&tile<T, rows + 1>...};
+}(std::make_integer_sequence<int, tile_rows<T>>());
+
+}  // namespace lockstep::on_cpu

@@ -1,0 +1,38 @@
+#include "tensor/suggest.h"
+
+#include <algorithm>
+
+namespace lockstep {
+namespace {
+
+/// Number of letters to change, add or drop (Levenshtein).
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t change = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::string suggestion(std::string_view word, const std::vector<std::string>& known) {
+  size_t least = std::max<size_t>(2, word.size() / 3) + 1;
+  const std::string* nearest = nullptr;
+  for (const std::string& name : known) {
+    const size_t d = distance(word, name);
+    if (d >= least) continue;
+    least = d;
+    nearest = &name;
+  }
+  return nearest ? "; did you mean " + *nearest + "?" : "";
+}
+
+}  // namespace lockstep

@@ -1,0 +1,124 @@
+// Out of memory: the k-th allocation of a training step fails, for k = 1, 2, ... until a step needs no more. Every rank raises it,
+// nothing leaks, and what comes next works.
+#include <doctest/doctest.h>
+
+#include "optim/optim.h"
+#include "parallel/data_parallel.h"
+#include "tensor/memory.h"
+#include "tests/parallel/util.h"
+
+using namespace lockstep;
+using namespace lockstep::parallel;
+using namespace testing;
+using Kind = dist::SpawnOptions::Kind;
+
+namespace {
+
+/// From here on the k-th allocation fails, until the end of the scope.
+struct Fault {
+  explicit Fault(int64_t k) { fail_allocation_after(k); }
+  ~Fault() { fail_allocation_after(0); }
+};
+
+int64_t held() { return memory_report().total.current; }
+
+/// A step of DDP with small buckets, where rank 1's k-th allocation (of any rank's, for threads) fails. Notes what each rank raises.
+std::string step_of_two(int64_t k, Kind kind, std::vector<std::string>& said) {
+  return message([&] {
+    dist::spawn(2, [&](int rank) {
+      Mlp net;
+      net.p = 0.1;
+      DistributedDataParallel ddp(net, {.bucket_mib = 1e-4});
+      optim::AdamW optimizer(net.parameters(), {.lr = 1e-3});
+      loss_of(net, 0, rank).backward();  // a step before the fault: buckets have been rebuilt
+      optimizer.step();
+      optimizer.zero_grad();
+      dist::world().barrier();
+      if (rank == 1) fail_allocation_after(k);
+      dist::world().barrier();
+      try {
+        for (int micro = 0; micro < 2; ++micro) {
+          std::optional<DistributedDataParallel::NoSync> no_sync;
+          if (micro == 0) no_sync.emplace(ddp);
+          loss_of(net, 1, 2 * rank + micro).backward();
+        }
+        optimizer.step();
+        dist::world().barrier();
+      } catch (const Error& error) {
+        if (kind == Kind::threads) said[size_t(rank)] = error.what();
+        throw;
+      }
+    }, {.kind = kind, .timeout = dist::Seconds(60), .heartbeat = dist::Seconds(1)});
+  });
+}
+
+}  // namespace
+
+TEST_CASE("faults 31: out of memory at the k-th allocation of a DDP step: every rank raises it, nothing leaks, the next job works") {
+  std::vector<std::string> said(2);
+  REQUIRE(step_of_two(0, Kind::threads, said) == "(no error)");
+  int64_t k = 1;
+  for (std::string text; text != "(no error)"; ++k) {
+    CAPTURE(k);
+    const int64_t before = held();
+    {
+      const Fault fault(0);
+      said.assign(2, "");
+      text = step_of_two(k, Kind::threads, said);
+    }
+    CHECK(held() == before);
+    if (text == "(no error)") break;
+    CHECK(contains(text, "[memory] could not allocate "));
+    CHECK((text.starts_with("[rank 0] ") || text.starts_with("[rank 1] ")));
+    const size_t culprit = size_t(text[6] - '0');
+    CHECK(said[1 - culprit] == text);
+    CHECK(contains(text, said[culprit]));  // its own error, which has no rank before it when it found it first
+  }
+  CHECK(k > 50);
+  CHECK(step_of_two(0, Kind::threads, said) == "(no error)");
+}
+
+TEST_CASE("faults 31: out of memory in a rank that is a process ends the job in order") {
+  std::vector<std::string> said(2);
+  int64_t k = 1, failures = 0;
+  for (std::string text;; k += 1 + k / 4, ++failures) {
+    CAPTURE(k);
+    text = step_of_two(k, Kind::processes, said);
+    if (text == "(no error)") break;
+    CHECK(contains(text, "[rank 1] [memory] could not allocate "));
+  }
+  CHECK(failures > 8);
+}
+
+TEST_CASE("faults 31: out of memory in a step of one process: the same step again gives the bits of a calm one") {
+  const int before_devices = device_count();
+  for (const int devices : {1, 2}) {
+    set_virtual_devices(devices);
+    CAPTURE(devices);
+    Mlp net;
+    DataParallel<Mlp> dp(net);
+    const auto step = [&] { loss_of(net, 0, 0, [&](const Variable& x) { return devices == 1 ? net(x) : dp(x); }).backward(); };
+    step();
+    const Tensors calm = copy_gradients(net);
+    net.zero_grad();
+    const int64_t held_before = held();
+    int64_t k = 1;
+    for (;; ++k) {
+      CAPTURE(k);
+      std::string text;
+      {
+        const Fault fault(k);
+        text = message(step);
+      }
+      if (text == "(no error)") break;
+      CHECK(contains(text, "[memory] could not allocate "));
+      net.zero_grad();
+      CHECK(held() == held_before);
+      step();
+      CHECK(differing(calm, copy_gradients(net)) == "");
+      net.zero_grad();
+    }
+    CHECK(k > 20);
+  }
+  set_virtual_devices(before_devices);
+}

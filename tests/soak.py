@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Soak: training on 4 ranks that are killed, stopped and stopped for a moment again and again ends with the bits of a calm run,
+and nothing grows: memory and descriptors of ranks over a calm run, and of the launcher over all restarts.
+
+    tests/soak.py BUILD_FOLDER          ends with "N passed, N failed"
+
+LOCKSTEP_SOAK_STEPS (3000: about a minute on 2 cores) is the number of steps, LOCKSTEP_SOAK_SEED (1) what faults follow from.
+"""
+import collections
+import hashlib
+import os
+import pathlib
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+
+APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"
+STEPS = int(os.environ.get("LOCKSTEP_SOAK_STEPS", 3000))
+SEED = int(os.environ.get("LOCKSTEP_SOAK_SEED", 1))
+RANKS, SAVE_EVERY, HEARTBEAT = 4, 20, 0.5
+PAGE = os.sysconf("SC_PAGE_SIZE")
+MARK = "LOCKSTEP_TEST_MARK"
+mark = uuid.uuid4().hex
+passed = failed = 0
+
+
+def check(name, condition, shown=""):
+    global passed, failed
+    passed, failed = passed + bool(condition), failed + (not condition)
+    if not condition:
+        print(f"FAIL {name}\n{shown}", flush=True)
+
+
+def processes():
+    """What carries our mark: {pid: rank}, -1 for launchers."""
+    found = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if not entry.name.isdigit() or f"{MARK}={mark}".encode() not in (variables := (entry / "environ").read_bytes()):
+                continue
+            if (entry / "cmdline").read_bytes():  # else it has ended
+                rank = re.search(rb"(?:^|\0)RANK=(\d+)\0", variables)
+                found[int(entry.name)] = int(rank[1]) if rank else -1
+        except OSError:
+            pass
+    return found
+
+
+def use_of(pid):
+    """(bytes of memory, open files), or nothing when the process has gone."""
+    try:
+        return int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE, len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return None
+
+
+class Training:
+    def __init__(self, folder, restarts, heartbeat):
+        self.out, self.metrics, self.samples, self.rounds = folder, folder / "metrics.jsonl", [], 0
+        text = folder.parent / "text.txt"
+        kept = {k: v for k, v in os.environ.items() if not re.match(r"(PET_|LOCKSTEP_|OMP_|RANK$|WORLD_SIZE$|MASTER_)", k)}
+        command = [APPS / "lockstep", "run", "-n", RANKS, "--max-restarts", restarts, "--", APPS / "gpt", "train", "--text", text, "--layers", 1, "--width", 16, "--heads", 2, "--context", 16, "--batch", 2,
+                   "--warmup", 5, "--dropout", 0.1, "--bucket-mib", 0.005, "--eval-every", 1 << 30, "--steps", STEPS, "--save-every", SAVE_EVERY, "--out", folder, "--json"]
+        self.log = open(folder.parent / (folder.name + ".log"), "w+")
+        self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
+                                        env={**kept, MARK: mark, "OMP_NUM_THREADS": "1", "LOCKSTEP_TIMEOUT": "60", "LOCKSTEP_HEARTBEAT": str(heartbeat)})
+
+    def step(self):
+        """The last step that rank 0 has written down; 0 before."""
+        try:
+            with open(self.metrics, "rb") as f:
+                f.seek(max(0, f.seek(0, os.SEEK_END) - 1000))
+                steps = re.findall(rb'"step": ?(\d+)', f.read())
+                return int(steps[-1]) if steps else 0
+        except OSError:
+            return 0
+
+    def sample(self):
+        """Notes what every process uses."""
+        step = self.step()
+        self.rounds += 1
+        for pid, rank in processes().items():
+            if use := use_of(pid):
+                self.samples.append((step, rank, pid, *use))
+
+    def end(self):
+        code = self.process.wait(120)
+        self.log.seek(0)
+        return code, self.log.read()
+
+    def checkpoint(self):
+        return hashlib.sha256((self.out / "checkpoint.safetensors").read_bytes()).hexdigest()
+
+
+def check_flat(name, uses):
+    """Of one process, in order of time: what it used from a quarter of the time on does not grow."""
+    if len(uses) < 12:
+        return check(f"{name}: there are samples", False, len(uses))
+    quarter = len(uses) // 4
+    for what, column in (("memory", 0), ("open files", 1)):
+        early, late = (statistics.median(use[column] for use in part) for part in (uses[quarter : 2 * quarter], uses[-quarter:]))
+        check(f"{name}: {what} {early:.0f}, then {late:.0f}", late <= early * 1.02)
+
+
+def calm(folder):
+    training = Training(folder, 0, 5)
+    while training.process.poll() is None:
+        training.sample()
+        time.sleep(0.1)
+    code, said = training.end()
+    check("the calm run", code == 0, said)
+    for rank in range(RANKS):
+        check_flat(f"rank {rank} of the calm run", [use for step, r, _, *use in training.samples if r == rank and 0 < step < STEPS])
+    return training
+
+
+def chaos(folder):
+    """Kills and stops ranks at steps drawn by the seed. A pause between two faults is longer than that between two checkpoints."""
+    draw = random.Random(SEED)
+    training = Training(folder, 1_000_000, HEARTBEAT)
+    faults = {"kill": 0, "kill two": 0, "stop": 0, "stop for a moment": 0}
+    due, kinds = 0, []
+    while training.process.poll() is None:
+        training.sample()
+        step = training.step()
+        if step >= due and step < STEPS - SAVE_EVERY:
+            kinds = kinds or draw.sample(sorted(faults), len(faults))  # each kind comes as often as any other
+            kind, victims = kinds.pop(), draw.sample(range(RANKS), 2)
+            pause, moment = draw.randint(SAVE_EVERY, 6 * SAVE_EVERY), draw.uniform(0.05, 2 * HEARTBEAT)
+            pids = {rank: pid for pid, rank in processes().items()}
+            try:
+                for victim in victims[: 1 + (kind == "kill two")]:
+                    os.kill(pids[victim], signal.SIGKILL if kind.startswith("kill") else signal.SIGSTOP)
+                if kind == "stop for a moment":
+                    time.sleep(moment)
+                    os.kill(pids[victims[0]], signal.SIGCONT)
+                faults[kind] += 1
+                due = step + pause
+            except (KeyError, ProcessLookupError):  # it is being started, or has just ended
+                kinds.append(kind)
+        time.sleep(0.1)
+    code, said = training.end()
+    print("soak: " + ", ".join(f"{count} x {kind}" for kind, count in faults.items()) + f"; {said.count('starting all ranks again')} restarts", flush=True)
+    check("the chaotic run ends well", code == 0, said[-4000:])
+    check("it was disturbed", sum(faults.values()) >= STEPS // (20 * SAVE_EVERY) and said.count("starting all ranks again") >= 2, faults)
+    # (A rank that is just being forked looks like a launcher.)
+    launchers = {pid: count for pid, count in collections.Counter(pid for _, rank, pid, *_ in training.samples if rank < 0).items() if count > 0.9 * training.rounds}
+    check("the launcher and its supervisor live through all restarts", len(launchers) == 2, launchers)
+    for pid in launchers:
+        check_flat("the launcher", [use for _, _, p, *use in training.samples if p == pid])
+    return training
+
+
+def usual_files(training, rank):
+    """Open files of the process that was this rank for longest, the first one aside where there were others."""
+    samples = [(pid, files) for step, r, pid, _, files in training.samples if r == rank]
+    later = [sample for sample in samples if sample[0] != samples[0][0]] or samples
+    longest = statistics.mode(pid for pid, _ in later)
+    return statistics.mode(files for pid, files in later if pid == longest)
+
+
+with tempfile.TemporaryDirectory() as folder:
+    os.environ["TMPDIR"] = folder
+    d = pathlib.Path(folder)
+    (d / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    start = time.monotonic()
+    quiet = calm(d / "calm")
+    middle = time.monotonic()
+    wild = chaos(d / "chaos")
+    check("53: killed, stopped and resumed, it ends with the bits of the calm run", quiet.checkpoint() == wild.checkpoint())
+    for rank in range(RANKS):
+        before_restarts, after = usual_files(quiet, rank), usual_files(wild, rank)
+        check(f"rank {rank} inherits no open files by being restarted", after <= before_restarts, (before_restarts, after))
+    check("no process is left, and so no socket or shared memory, which have no names", not processes(), processes())
+    memory = [statistics.median(use[0] for step, r, _, *use in quiet.samples if r == 0 and lo * STEPS <= step < hi * STEPS) / 2**20 for lo, hi in ((0.25, 0.5), (0.75, 1))]
+    print(f"soak: {STEPS} steps on {RANKS} ranks: calm {middle - start:.1f} s, disturbed {time.monotonic() - middle:.1f} s; rank 0 holds {memory[0]:.2f} MiB, then {memory[1]:.2f} MiB")
+
+print(f"{passed} passed, {failed} failed")
+sys.exit(failed > 0)
