@@ -61,7 +61,8 @@ __global__ void __launch_bounds__(threads) best_kernel(const T* x, Lines lines, 
     if constexpr (shared > 1) {
 #pragma unroll
       for (int step = shared / 2; step > 0; step /= 2) {
-        const Found<C> other{__shfl_xor_sync(whole_warp, best.value, step), __shfl_xor_sync(whole_warp, best.at, step)};
+        // + makes an int of a small integer: shuffles move 4 or 8 bytes.
+        const Found<C> other{C(__shfl_xor_sync(whole_warp, +best.value, step)), __shfl_xor_sync(whole_warp, best.at, step)};
         if (is_better<largest>(other, best)) best = other;
       }
       if (lane > 0) continue;
