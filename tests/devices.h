@@ -1,11 +1,19 @@
 #pragma once
-// Several virtual devices while a test runs.
+// Devices while a test runs.
 #include "tensor/device.h"
 
 inline constexpr lockstep::Device second{lockstep::Device::Type::cpu, 1};
 
+/// Several virtual ones.
 struct Devices {
   explicit Devices(int n = 2) { lockstep::set_virtual_devices(n); }
   ~Devices() { lockstep::set_virtual_devices(before); }
   const int before = lockstep::device_count();
+};
+
+/// The CPU is the default device: for tests of what only it has, or that touch memory by pointer.
+struct OnCpu {
+  OnCpu() { lockstep::set_default_device(lockstep::cpu); }
+  ~OnCpu() { lockstep::set_default_device(before); }
+  const lockstep::Device before = lockstep::default_device();
 };

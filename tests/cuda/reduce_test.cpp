@@ -127,7 +127,10 @@ TEST_CASE("cuda: running sums and products") {
 
 TEST_CASE("cuda: stable sort and top k") {
   for (const DType dtype : all_dtypes) {
-    for (const Shape& shape : {Shape{}, Shape{0}, Shape{1}, Shape{2}, Shape{3, 31}, Shape{33, 5}, Shape{2, 1024}, Shape{1025}, Shape{2, 4099}, Shape{3000, 2}}) {
+    // Long lines and many of them for one dtype of each size: the key is what differs.
+    std::vector<Shape> shapes{{}, {0}, {1}, {2}, {3, 31}, {33, 5}};
+    if (dtype == f32 || dtype == i64 || dtype == bf16) shapes.insert(shapes.end(), {{2, 1024}, {1025}, {2, 4099}, {300, 2}});
+    for (const Shape& shape : shapes) {
       // Many equal values, -0 among zeros, NaN.
       Tensor x = is_floating(dtype) ? round(random_tensor(shape, f64, 1, 40)).to(dtype) : values(shape, dtype, 1);
       if (is_floating(dtype) && x.numel() > 40) x.reshape({x.numel()}).slice(0, 3, x.numel(), 37).fill_(std::nan(""));

@@ -7,6 +7,7 @@
 #include "tensor/cpu/gemm.h"
 #include "tensor/ops.h"
 #include "tensor/threads.h"
+#include "tests/devices.h"
 
 using namespace lockstep;
 
@@ -162,6 +163,7 @@ TEST_CASE("matmul: 16-bit operands are those of f32, and the result is rounded o
 }
 
 TEST_CASE("gemm: rows apart, scratch or threads, pieces handed over once, beta 0 does not read") {
+  const OnCpu on_cpu;
   struct Row { int64_t m, n, k; };
   for (const Row r : {Row{3, 5, 7}, {16, 16, 16}, {200, 70, 600}, {30, 3100, 40}, {1, 40, 40}, {40, 1, 40}})
     for (const float beta : {0.f, 1.f, -0.5f}) {
@@ -199,7 +201,7 @@ TEST_CASE("matmul: NaN and infinity pass, zero depth gives zeros") {
   CHECK(std::isnan(v[2]));
   CHECK(matmul(zeros({2, 0}), zeros({0, 3})).to_vector<double>() == std::vector<double>(6, 0));
   Tensor x = ones({60, 600}), y = ones({600, 70});  // packed: they stay in their row and their column
-  x.data<float>()[17 * 600 + 550] = nan, y.data<float>()[599 * 70 + 69] = inf;
+  x[17][550].fill_(nan), y[599][69].fill_(inf);
   const auto w = matmul(x, y).to_vector<double>();
   for (size_t i = 0; i < 60; ++i)
     for (size_t j = 0; j < 70; ++j) CHECK((i == 17 ? std::isnan(w[i * 70 + j]) : w[i * 70 + j] == (j == 69 ? inf : 600)));
@@ -251,7 +253,9 @@ TEST_CASE("linear with an activation has the bits of the two operations") {
   const Tensor x = rand({130, 300}), w = rand({257, 300}) - full({257, 300}, 0.5), bias = rand({257});
   const Tensor pre = linear(x, w, bias);
   CHECK(same_bits(linear(x, w, bias, Activation::relu), relu(pre)));
-  CHECK(same_bits(linear(x, w, bias, Activation::gelu_tanh), gelu_tanh(pre)));
+  const Tensor gelu = linear(x, w, bias, Activation::gelu_tanh);
+  if (default_device().is_cpu()) CHECK(same_bits(gelu, gelu_tanh(pre)));
+  else check_close(gelu, gelu_tanh(pre).to_vector<double>(), 1e-5);  // cuBLASLt has a formula of its own
   CHECK(same_bits(linear(x, w, bias, Activation::gelu_erf), gelu_erf(pre)));
   CHECK(same_bits(linear(x, w, bias, Activation::silu), silu(pre)));
 }
