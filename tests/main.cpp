@@ -1,5 +1,4 @@
 // The main() of every suite of tests: when they are done, no process, descriptor, shared memory or temporary file of theirs is left.
-// LOCKSTEP_TEST_DEVICE=cuda makes that the default device, so that the same tests run there.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 #include <sys/wait.h>
@@ -14,7 +13,7 @@
 #include <string>
 #include <thread>
 
-#include "tensor/device.h"
+#include "tests/devices.h"
 
 namespace {
 
@@ -44,13 +43,7 @@ std::string left_behind(const std::map<std::string, std::string>& before, const 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (const char* name = std::getenv("LOCKSTEP_TEST_DEVICE")) {
-    try {
-      lockstep::set_default_device(lockstep::parse_device(name));
-    } catch (const std::exception& error) {
-      return std::printf("LOCKSTEP_TEST_DEVICE: %s\n", error.what()), 2;
-    }
-  }
+  if (!use_test_device()) return 2;
   doctest::Context context(argc, argv);
   if (std::getenv("LOCKSTEP_TEST_CHILD")) return context.run();  // a rank of another test, which looks after it
   std::string folder = (fs::temp_directory_path() / "lockstep-tests-XXXXXX").string();

@@ -60,6 +60,7 @@ const std::vector<Row> rows = {
 }  // namespace
 
 TEST_CASE("operations stay on their device and keep their bits") {
+  const OnCpu on_cpu;
   const Devices two;
   for (const Row& row : rows) {
     CAPTURE(std::string(row.name));
@@ -88,6 +89,7 @@ TEST_CASE("operations stay on their device and keep their bits") {
 }
 
 TEST_CASE("moving a variable is an operation: its gradient moves back") {
+  const OnCpu on_cpu;
   const Devices two;
   const Variable w(Tensor::from({1.f, 2.f, 3.f}), true), v(Tensor::from({4.f, 5.f, 6.f}).to(second), true);
   const Variable there = w.to(second);

@@ -382,10 +382,6 @@ TEST_CASE("in-place operations keep the tape right or say what went wrong") {
 
 TEST_CASE("wrong arguments are named") {
   const Variable x(randn({64, 5}), true), y(randn({30, 2}), true);
-  const auto message = [](auto fn) {
-    try { fn(); } catch (const Error& error) { return std::string(error.what()); }
-    return std::string("no error");
-  };
   const Tensor labels = index_of({0, 5}, {2});
   const Variable two(randn({2, 5}));
   struct { std::function<void()> call; std::string text; } rows[] = {

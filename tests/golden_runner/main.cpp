@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <iostream>
 
+#include "tests/devices.h"
 #include "tests/golden_runner/golden.h"
 
 namespace golden {
@@ -16,7 +17,7 @@ using namespace lockstep;
 Case::Case(const data::SafeTensors& file, const Json& json, std::string folder)
     : file_(file), json_(json), name_(json.at("name").as_string()), folder_(std::move(folder)) {
   for (const auto& entry : file.entries()) {
-    if (entry.name.starts_with(name_ + "/")) tensors_[entry.name.substr(name_.size() + 1)] = file.tensor(entry);
+    if (entry.name.starts_with(name_ + "/")) tensors_[entry.name.substr(name_.size() + 1)] = file.tensor(entry).to(default_device());
   }
 }
 
@@ -32,7 +33,7 @@ std::vector<std::string> Case::names(const std::string& prefix) const {
   return all;
 }
 
-Tensor Case::shared(const std::string& full_name) const { return file_.tensor(full_name); }
+Tensor Case::shared(const std::string& full_name) const { return file_.tensor(full_name).to(default_device()); }
 
 const Json* Case::arg(const std::string& key) const {
   const Json* args = json_.find("args");
@@ -79,7 +80,7 @@ void Report::compare(const std::string& what, const Tensor& ours, const Tensor& 
   if (!ours.defined()) return wrong(what + " is undefined");
   if (!(ours.shape() == expected.shape())) return wrong(str(what, " has shape ", ours.shape(), ", not ", expected.shape()));
   if (!is_floating(expected.dtype())) {
-    if (!equal(ours.to(i64), expected.to(i64))) wrong(what + " differs");
+    if (!equal(ours.to(cpu).to(i64), expected.to(cpu).to(i64))) wrong(what + " differs");
     return;
   }
   const auto a = ours.to_vector<double>(), b = expected.to_vector<double>();
@@ -166,6 +167,7 @@ std::pair<int, int> run_file(const fs::path& path) {
 }  // namespace golden
 
 int main() {
+  if (!use_test_device()) return 2;
   try {
     const char* set = std::getenv("LOCKSTEP_GOLDEN_DIR");
     const std::string folder = set ? set : LOCKSTEP_GOLDEN_DEFAULT;
