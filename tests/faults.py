@@ -138,7 +138,7 @@ with tempfile.TemporaryDirectory() as folder:
         (["--bucket-mib", "nan"], ["--bucket-mib: expected a number from 1e-06 to 1e+06, got 'nan'"]),
         (["--seed", -1], ["--seed: expected a whole number from 0"]),
         (["--threads", 0], ["--threads: expected a whole number from 1 to 4096, got '0'"]),
-        (["--precision", "f8"], ["--precision", "f8 not in {f32,bf16,f16}"]),
+        (["--precision", "f8"], ["--precision", "f8 not in {f32,tf32,bf16,f16}"]),
         (["--parallel", "zero"], ["--parallel", "zero not in"]),
         (["--init", d, "--layers", 2], ["--layers excludes --init"]),
         (["--steps", 3], ["--steps: At Most 1 required but received 2"]),
