@@ -94,13 +94,17 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionArgs& args, Tensor& out, Tensor& lse) {
   const AttentionPlan plan(q, k, mask, args);
   if (attention_mma(plan, q, k, v, out, lse)) return;
-  for_floats("attention", q, [&]<class T> {
-    using A = Compute<T>;
+  if (size_of(q.dtype()) == 2) {
+    Tensor wide = empty(out.shape(), {f32, out.device()});
+    attention(q.to(f32), k.to(f32), v.to(f32), as_f32(mask), args, wide, lse);
+    return copy(wide, out);
+  }
+  dispatch<float, double>(q.dtype(), "attention", [&]<class T> {
     using In = Heads<const T>;
-    with_chunks<A, sizeof(A) == 8 ? 1 : 4>(plan.width, [&]<int chunks>(int64_t slices) {
-      const int64_t tiles = (plan.queries + Tile<A>::size - 1) / Tile<A>::size;
-      cuda::launch({"attention", dim3(unsigned(tiles * plan.heads * plan.batch * slices)), dim3(Tile<A>::threads), 3 * Tile<A>::bytes},
-                   attention_kernel<T, chunks>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<A>(), tiles);
+    with_chunks<T, sizeof(T) == 8 ? 1 : 4>(plan.width, [&]<int chunks>(int64_t slices) {
+      const int64_t tiles = (plan.queries + Tile<T>::size - 1) / Tile<T>::size;
+      cuda::launch({"attention", dim3(unsigned(tiles * plan.heads * plan.batch * slices)), dim3(Tile<T>::threads), 3 * Tile<T>::bytes},
+                   attention_kernel<T, chunks>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<T>(), tiles);
     });
   });
 }

@@ -150,6 +150,13 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads) grad_queries_kernel
 
 void attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const Tensor& out, const Tensor& lse,
                     const AttentionArgs& args, Tensor& grad_q, Tensor& grad_k, Tensor& grad_v) {
+  if (size_of(q.dtype()) == 2 && !fits_mma({&q, &k, &v, &grad, &grad_q, &grad_k, &grad_v})) {
+    const auto like = [](const Tensor& x) { return empty(x.shape(), {f32, x.device()}); };
+    Tensor wide_q = like(grad_q), wide_k = like(grad_k), wide_v = like(grad_v);
+    attention_grad(grad.to(f32), q.to(f32), k.to(f32), v.to(f32), as_f32(mask), out.to(f32), lse, args, wide_q, wide_k, wide_v);
+    copy(wide_q, grad_q), copy(wide_k, grad_k), copy(wide_v, grad_v);
+    return;
+  }
   for_floats("attention_grad", q, [&]<class T> {
     using A = Compute<T>;
     using Z = Tile<A>;
@@ -160,15 +167,16 @@ void attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const 
     cuda::launch({"attention_grad", dim3(cuda::blocks_for(rows, 4)), dim3(warp, 4)}, delta_kernel<T>, In(grad), In(out), rows, plan.heads, plan.queries,
                  plan.width, delta.as<A>());
     if constexpr (sizeof(T) == 2) {
-      if (attention_grad_mma(plan, grad, q, k, v, lse, delta.as<float>(), grad_q, grad_k, grad_v)) return;
+      attention_grad_mma(plan, grad, q, k, v, lse, delta.as<float>(), grad_q, grad_k, grad_v);
+    } else {
+      with_chunks<A, sizeof(A) == 8 ? 1 : 2>(plan.width, [&]<int chunks>(int64_t slices) {
+        const int64_t key_tiles = (plan.keys + Z::size - 1) / Z::size, query_tiles = (plan.queries + Z::size - 1) / Z::size;
+        cuda::launch({"attention_grad", dim3(unsigned(key_tiles * plan.groups * plan.batch * slices)), dim3(Z::threads), 3 * Z::bytes},
+                     grad_keys_kernel<T, chunks>, plan, Heads<T>(grad_k), Heads<T>(grad_v), key_tiles);
+        cuda::launch({"attention_grad", dim3(unsigned(query_tiles * plan.heads * plan.batch * slices)), dim3(Z::threads), 3 * Z::bytes},
+                     grad_queries_kernel<T, chunks>, plan, Heads<T>(grad_q), query_tiles);
+      });
     }
-    with_chunks<A, sizeof(A) == 8 ? 1 : 2>(plan.width, [&]<int chunks>(int64_t slices) {
-      const int64_t key_tiles = (plan.keys + Z::size - 1) / Z::size, query_tiles = (plan.queries + Z::size - 1) / Z::size;
-      cuda::launch({"attention_grad", dim3(unsigned(key_tiles * plan.groups * plan.batch * slices)), dim3(Z::threads), 3 * Z::bytes},
-                   grad_keys_kernel<T, chunks>, plan, Heads<T>(grad_k), Heads<T>(grad_v), key_tiles);
-      cuda::launch({"attention_grad", dim3(unsigned(query_tiles * plan.heads * plan.batch * slices)), dim3(Z::threads), 3 * Z::bytes},
-                   grad_queries_kernel<T, chunks>, plan, Heads<T>(grad_q), query_tiles);
-    });
   });
 }
 

@@ -242,20 +242,13 @@ bool in_eights(const Tensor& x) {
   return fits;
 }
 
-/// Calls fn.template operator()<T, depth>() where this file's kernels take the tensors.
+/// Calls fn.template operator()<T, depth>() for tensors that fit.
 template <class Fn>
-bool with_depth(std::initializer_list<const Tensor*> tensors, Fn&& fn) {
-  const Tensor& q = **tensors.begin();
-  const int64_t width = q.shape()[3];
-  if (size_of(q.dtype()) != 2 || width == 0 || width > 128 || cuda::limits().major < 8) return false;
-  for (const Tensor* x : tensors) {
-    if (!in_eights(*x)) return false;
-  }
+void with_depth(const Tensor& q, Fn&& fn) {
   dispatch<Half, BFloat16>(q.dtype(), "attention", [&]<class T> {
-    if (width <= 64) fn.template operator()<T, 4>();
+    if (q.shape()[3] <= 64) fn.template operator()<T, 4>();
     else fn.template operator()<T, 8>();
   });
-  return true;
 }
 
 int64_t tiles_of(int64_t rows) { return (rows + block_rows - 1) / block_rows; }
@@ -265,18 +258,27 @@ size_t bytes_of(int rows, int pairs) { return sizeof(uint32_t) * size_t(rows * R
 
 }  // namespace
 
+bool fits_mma(std::initializer_list<const Tensor*> tensors) {
+  const Tensor& q = **tensors.begin();
+  const int64_t width = q.shape()[3];
+  if (size_of(q.dtype()) != 2 || width == 0 || width > 128 || cuda::limits().major < 8) return false;
+  return std::all_of(tensors.begin(), tensors.end(), [](const Tensor* x) { return in_eights(*x); });
+}
+
 bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out, Tensor& lse) {
-  return with_depth({&q, &k, &v, &out}, [&]<class T, int depth> {
+  if (!fits_mma({&q, &k, &v, &out})) return false;
+  with_depth(q, [&]<class T, int depth> {
     using In = Heads<const T>;
     const int64_t tiles = tiles_of(plan.queries);
     cuda::launch({"attention", dim3(unsigned(tiles * plan.heads * plan.batch)), dim3(threads), bytes_of<depth>(block_rows + forward_keys, forward_keys / 2)},
                  attention_mma_kernel<T, depth>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<float>(), tiles);
   });
+  return true;
 }
 
-bool attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, const float* delta,
+void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, const float* delta,
                         Tensor& grad_q, Tensor& grad_k, Tensor& grad_v) {
-  return with_depth({&q, &k, &v, &grad, &grad_q, &grad_k, &grad_v}, [&]<class T, int depth> {
+  with_depth(q, [&]<class T, int depth> {
     using In = Heads<const T>;
     const GradPlan<T> all{plan, In(grad), In(q), In(k), In(v), lse.data<float>(), delta};
     const int64_t key_tiles = tiles_of(plan.keys), query_tiles = tiles_of(plan.queries);

@@ -1,13 +1,16 @@
 #pragma once
 // What both directions of attention share: the problem as pointers and strides, tiles in shared memory and their products,
-// masks and dropout of one score. Tiles hold f32 (f64 for f64) whatever the tensors hold.
+// masks and dropout of one score. Tiles hold what the tensors hold, f32 or f64.
 //
 // A tile is size x size, its rows padded by 16 bytes, so that lanes that read 16 bytes of neighbouring rows meet different
 // banks. A block has 16 threads for each 4 rows of a tile: thread (tx, ty) works on rows 4 ty to 4 ty + 3.
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
 
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/warp.h"
+#include "tensor/ops.h"
 #include "tensor/random.h"
 
 namespace lockstep::on_cuda {
@@ -112,10 +115,16 @@ struct GradPlan : AttentionPlan {
   }
 };
 
-/// Attention of f16 and bf16 on tensor cores (attention_mma.cu). False, and nothing done, where they do not take the problem.
+// Attention of f16 and bf16 on tensor cores (attention_mma.cu). What they do not take (odd widths, old cards) is converted and
+// done in f32: rare, and it halves the kernels that are compiled.
+bool fits_mma(std::initializer_list<const Tensor*> tensors);
+/// False, and nothing done, where it does not fit.
 bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out, Tensor& lse);
-bool attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, const float* delta,
+/// The tensors must fit.
+void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, const float* delta,
                         Tensor& grad_q, Tensor& grad_k, Tensor& grad_v);
+/// A mask to add, in f32; any other as it is.
+inline Tensor as_f32(const Tensor& mask) { return mask.defined() && mask.dtype() != boolean ? mask.to(f32) : mask; }
 
 template <class A>
 using TileVector = Vector<A, Tile<A>::vec>;
