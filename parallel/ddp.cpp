@@ -94,9 +94,11 @@ Tensor Impl::placeholder(const Parameter& p) const {
 }
 bool Impl::is_placeholder(const Tensor& grad) const { return grad.defined() && grad.storage() == placeholder_.storage(); }
 
-/// The tape is about to add to .grad (or, inside grad(), not to): it must not add to the placeholder.
+/// The tape is about to add to .grad (or, inside grad(), not to): it must not add to the placeholder, nor to a bucket that is on its way,
+/// whose gradients arrived() then refuses.
 void Impl::before_add(size_t i) {
   Parameter& p = parameters[i];
+  if (in_pass && slots[p.bucket].finish) return p.variable.clear_grad();  // reduce_all() gives it back
   if (!is_placeholder(p.variable.grad())) return;
   p.stashed = true;
   p.variable.clear_grad();
