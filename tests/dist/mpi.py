@@ -5,7 +5,6 @@ Prints "N passed, M failed"; exit code 77 (skipped) with a reason where there is
 """
 import os
 import shutil
-import signal
 import subprocess
 import sys
 
@@ -44,8 +43,7 @@ def main():
         try:
             output, code = process.communicate(timeout=60 if should_fail else 300)[0], process.returncode
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            subprocess.run(["pkill", "-KILL", "-x", os.path.basename(sys.argv[1])])
+            subprocess.run(["pkill", "-KILL", "-s", str(process.pid)])  # mpirun and its ranks, which have process groups of their own
             output = process.communicate()[0]
             code = 1 if should_fail and "mpirun" in output and "exited" in output else -1
         good = said in output and code != -1 and (code != 0) == should_fail
