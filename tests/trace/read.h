@@ -1,0 +1,26 @@
+#pragma once
+// The records of a trace, whole or cut short.
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+using Record = nlohmann::json;
+
+/// As viewers read it: an array whose end may be missing.
+inline std::vector<Record> read_trace(const std::string& path, bool whole = true) {
+  std::ifstream in(path);
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (!whole) {
+    text.resize(text.rfind(",\n"));
+    text += "]";
+  }
+  return Record::parse(text).get<std::vector<Record>>();
+}
+
+inline std::vector<Record> with(const std::vector<Record>& all, const std::string& key, const std::string& value) {
+  std::vector<Record> found;
+  for (const Record& r : all) if (r.value(key, "") == value) found.push_back(r);
+  return found;
+}

@@ -1,0 +1,242 @@
+#include "trace/sink.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "tensor/check.h"
+
+namespace lockstep::trace {
+namespace {
+
+constexpr size_t most_held = 64 << 10;
+constexpr int64_t longest_held = 1'000'000'000;  // ns
+constexpr int64_t kept_free = 4 << 10;           // of the limit, for the last words
+
+void append(std::string& out, auto number) {
+  char text[40];
+  out.append(text, std::to_chars(text, text + sizeof text, number).ptr);
+}
+
+/// Bytes of the UTF-8 character that begins here; 0 if none does.
+size_t utf8_length(std::string_view text, size_t at) {
+  const auto byte = [&](size_t i) { return at + i < text.size() ? uint8_t(text[at + i]) : uint8_t(0); };
+  const auto tail = [&](size_t i) { return (byte(i) & 0xc0) == 0x80; };
+  const uint8_t b = byte(0);
+  if (b < 0x80) return 1;
+  if (b >= 0xc2 && b < 0xe0) return tail(1) ? 2 : 0;
+  if (b >= 0xe0 && b < 0xf0) {
+    const bool good = tail(1) && tail(2) && !(b == 0xe0 && byte(1) < 0xa0) && !(b == 0xed && byte(1) >= 0xa0);
+    return good ? 3 : 0;
+  }
+  if (b >= 0xf0 && b < 0xf5) {
+    const bool good = tail(1) && tail(2) && tail(3) && !(b == 0xf0 && byte(1) < 0x90) && !(b == 0xf4 && byte(1) >= 0x90);
+    return good ? 4 : 0;
+  }
+  return 0;
+}
+
+void append_args(std::string& out, const Arg* args, size_t count) {
+  if (count == 0) return;
+  out += ",\"args\":{";
+  for (size_t i = 0; i < count; ++i) {
+    if (i > 0) out += ',';
+    append_quoted(out, args[i].key);
+    out += ':';
+    if (const auto* number = std::get_if<int64_t>(&args[i].value)) append(out, *number);
+    else if (const auto* real = std::get_if<double>(&args[i].value)) std::isfinite(*real) ? append(out, *real) : void(out += "null");
+    else append_quoted(out, std::get<std::string_view>(args[i].value));
+  }
+  out += '}';
+}
+
+}  // namespace
+
+void append_quoted(std::string& out, std::string_view text) {
+  out += '"';
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = utf8_length(text, at);
+    const char c = text[at];
+    if (length == 0) {
+      out += "\\ufffd";
+      ++at;
+      continue;
+    }
+    if (c == '"' || c == '\\') (out += '\\') += c;
+    else if (length == 1 && (uint8_t(c) < 0x20 || c == 0x7f)) {
+      char code[8];
+      std::snprintf(code, sizeof code, "\\u%04x", unsigned(uint8_t(c)));
+      out += code;
+    } else {
+      out.append(text.substr(at, length));
+    }
+    at += length;
+  }
+  out += '"';
+}
+
+std::string Sink::time(int64_t ns) const {  // microseconds, as the format wants them
+  int64_t at = ns + options_.offset_ns - options_.zero_ns;
+  std::string text;
+  if (at < 0) text += '-', at = -at;
+  append(text, at / 1000);
+  const int rest = int(at % 1000);
+  text += {'.', char('0' + rest / 100), char('0' + rest / 10 % 10), char('0' + rest % 10)};
+  return text;
+}
+
+Sink::Sink(std::string path, const Options& options) : path_(std::move(path)), options_(options), owner_(int(getpid())) {
+  file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  LOCKSTEP_CHECK(file_ >= 0, "[trace] expected to be able to write ", path_, ", got: ", std::strerror(errno));
+  held_ = "[\n";
+  std::string name = str("{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":0,\"args\":{\"name\":\"rank ", rank(), "\"}}");
+  put(name);
+  put(str("{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":0,\"args\":{\"sort_index\":", rank(), "}}"));
+  put(str("{\"name\":\"trace\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":0,\"args\":{\"format\":\"lockstep-trace-1\",\"rank\":", rank(), ",\"ranks\":", options_.ranks, ",\"run\":", options_.run,
+          ",\"process\":", owner_, ",\"offset_ns\":", options_.offset_ns, ",\"error_ns\":", options_.error_ns, "}}"));
+  flush();
+}
+
+Sink::~Sink() { close(); }
+
+int Sink::row(uint64_t id, std::string_view name) {
+  int number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto [found, fresh] = rows_.try_emplace(id, int(rows_.size()));
+    number = found->second;
+    if (!fresh) return number;
+  }
+  std::string record = str("{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":", number, ",\"args\":{\"name\":");
+  append_quoted(record, name);
+  put(record + "}}");
+  put(str("{\"name\":\"thread_sort_index\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":", number, ",\"args\":{\"sort_index\":", number, "}}"));
+  return number;
+}
+
+int Sink::named_row(const std::string& name) {
+  uint64_t id;
+  {
+    const std::lock_guard lock(mutex_);
+    id = names_.try_emplace(name, uint64_t(-1) - names_.size()).first->second;  // apart from those that are counted up
+  }
+  return row(id, name);
+}
+
+int Sink::thread_row(uint64_t id) {
+  int count;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = rows_.find(id); found != rows_.end()) return found->second;
+    count = ++threads_;
+  }
+  return row(id, str("thread ", count));
+}
+
+void Sink::complete(std::string_view name, Category category, int64_t number, int64_t begun, int64_t ended, const Arg* args, size_t count, int row) {
+  thread_local std::string record;  // its memory is used again
+  record.assign("{\"name\":");
+  append_quoted(record, name);
+  if (number >= 0) {
+    record.back() = ' ';
+    append(record, number);
+    record += '"';
+  }
+  record += ",\"cat\":\"";
+  record += name_of(category);
+  record += "\",\"ph\":\"X\",\"ts\":";
+  record += time(begun);
+  record += ",\"dur\":";
+  const int64_t length = ended > begun ? ended - begun : 0;
+  append(record, length / 1000);
+  record += {'.', char('0' + length % 1000 / 100), char('0' + length % 100 / 10), char('0' + length % 10)};
+  record += ",\"pid\":";
+  append(record, rank());
+  record += ",\"tid\":";
+  append(record, row);
+  append_args(record, args, count);
+  record += '}';
+  put(record);
+}
+
+void Sink::counter(std::string_view name, const Arg* args, size_t count) {
+  std::string record = "{\"name\":";
+  append_quoted(record, name);
+  record += str(",\"ph\":\"C\",\"ts\":", time(now()), ",\"pid\":", rank(), ",\"tid\":0");
+  append_args(record, args, count);
+  put(record + "}");
+}
+
+void Sink::instant(std::string_view name, const Arg* args, size_t count, int row) {
+  std::string record = "{\"name\":";
+  append_quoted(record, name);
+  record += str(",\"ph\":\"i\",\"s\":\"t\",\"ts\":", time(now()), ",\"pid\":", rank(), ",\"tid\":", row);
+  append_args(record, args, count);
+  put(record + "}");
+}
+
+void Sink::note(std::string_view name, std::string_view json) {
+  std::string record = "{\"name\":";
+  append_quoted(record, name);
+  record += str(",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":0,\"ts\":", time(now()), ",\"args\":");
+  (record += json) += '}';
+  for (char& c : record) if (c == '\n') c = ' ';  // a record is a line
+  put(record);
+  flush();
+}
+
+void Sink::put(std::string_view record) {
+  const std::lock_guard lock(mutex_);
+  if (over_) return;
+  if (bytes_ + int64_t(record.size()) > options_.limit_bytes - kept_free) {
+    over_ = true;
+    held_ += str("{\"name\":\"the trace ends here: it has its ", options_.limit_bytes, " bytes\",\"ph\":\"i\",\"s\":\"g\",\"ts\":", time(now()), ",\"pid\":", rank(), ",\"tid\":0},\n");
+    write_out();
+    std::fprintf(stderr, "[trace] %s has its %lld bytes; the run goes on without\n", path_.c_str(), static_cast<long long>(options_.limit_bytes));
+    return;
+  }
+  bytes_ += int64_t(record.size()) + 2;
+  held_ += record;
+  held_ += ",\n";
+  if (held_.size() >= most_held || now() - written_at_ > longest_held) write_out();
+}
+
+void Sink::write_out() {
+  written_at_ = now();
+  const char* data = held_.data();
+  size_t left = file_ >= 0 && getpid() == owner_ ? held_.size() : 0;
+  while (left > 0) {
+    const ssize_t done = write(file_, data, left);
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) {
+      over_ = true;
+      std::fprintf(stderr, "[trace] cannot write %s: %s; the run goes on without\n", path_.c_str(), std::strerror(errno));
+      break;
+    }
+    data += done;
+    left -= size_t(done);
+  }
+  held_.clear();
+}
+
+void Sink::flush() {
+  const std::lock_guard lock(mutex_);
+  if (!over_) write_out();
+}
+
+void Sink::close() {
+  const std::lock_guard lock(mutex_);
+  if (file_ < 0) return;
+  if (!over_) held_ += str("{\"name\":\"trace ends\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":0,\"args\":{\"whole\":true}}\n]\n");
+  if (!over_) write_out();
+  over_ = true;
+  ::close(file_);
+  file_ = -1;
+}
+
+}  // namespace lockstep::trace

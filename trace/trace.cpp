@@ -1,0 +1,236 @@
+#include "trace/trace.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+#include <vector>
+
+#include "tensor/check.h"
+#include "tensor/memory.h"
+#include "tensor/observer.h"
+#include "trace/sink.h"
+
+namespace lockstep::trace {
+namespace {
+
+using SinkPtr = std::shared_ptr<Sink>;
+
+struct Sinks {
+  std::mutex mutex;
+  std::vector<SinkPtr> all;
+  std::atomic<uint64_t> generation{1};  // grows with every change
+};
+// Never destroyed: threads may record while static objects go. What is held back is written by stop() or the process's end.
+Sinks& sinks() {
+  static const pid_t owner = getpid();
+  static Sinks* const made = [] {
+    std::atexit([] { if (getpid() == owner) flush(); });  // a fork may have inherited a locked mutex
+    return new Sinks;
+  }();
+  return *made;
+}
+
+std::atomic<uint64_t> next_row{1};
+
+struct Thread {
+  int rank = -1;
+  std::string name;
+  const uint64_t id = next_row.fetch_add(1, std::memory_order_relaxed);
+  // What the above come to, as long as `generation` is right.
+  uint64_t generation = 0;
+  SinkPtr sink;
+  int row = 0;
+};
+Thread& thread() {
+  thread_local Thread mine;
+  return mine;
+}
+
+/// The rank's sink, or of -1 the only one.
+SinkPtr find(int rank) {
+  Sinks& s = sinks();
+  const std::lock_guard lock(s.mutex);
+  if (rank < 0) return s.all.size() == 1 ? s.all[0] : nullptr;
+  const auto found = std::find_if(s.all.begin(), s.all.end(), [&](const SinkPtr& one) { return one->rank() == rank; });
+  return found == s.all.end() ? nullptr : *found;
+}
+
+/// Where this thread records; null: nowhere.
+Sink* here() {
+  Thread& t = thread();
+  const uint64_t generation = sinks().generation.load(std::memory_order_acquire);
+  if (t.generation != generation) {
+    t.sink = find(t.rank);
+    t.generation = generation;
+    if (t.sink) t.row = t.name.empty() ? t.sink->thread_row(t.id) : t.sink->named_row(t.name);
+  }
+  return t.sink.get();
+}
+
+constexpr KernelObserver observer{.begin = []() noexcept { return now(); },
+                                  .end = [](const char* kernel, int64_t begun) noexcept {
+                                    try {
+                                      record(kernel, Category::operation, begun, now());
+                                    } catch (...) {}  // NOLINT: without memory there is no record
+                                  }};
+
+std::string file_of(const std::string& path, const Options& o) {
+  if (!path.ends_with(".json")) {
+    std::error_code error;
+    std::filesystem::create_directories(path, error);
+    LOCKSTEP_CHECK(!error && std::filesystem::is_directory(path), "[trace] expected a folder that can be made, got ", path, ": ", error ? error.message() : "a file");
+    return str(path, "/rank-", o.rank, ".json");
+  }
+  LOCKSTEP_CHECK(o.ranks == 1, "[trace] expected a folder for the traces of ", o.ranks, " ranks, got the file ", path, "; `lockstep trace merge FOLDER` makes one file of them");
+  return path;
+}
+
+}  // namespace
+
+std::string_view name_of(Category category) {
+  constexpr std::string_view names[] = {"step", "forward", "backward", "operation", "collective", "wait", "pipeline", "optimizer", "data", "checkpoint", "other"};
+  static_assert(std::size(names) == categories);
+  return names[size_t(category)];
+}
+
+int64_t now() { return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+Row::Row(std::string name, int rank) : name_(std::move(name)), rank_(rank), id_(next_row.fetch_add(1, std::memory_order_relaxed)) {}
+
+void start(const std::string& path, const Options& asked) {
+  LOCKSTEP_CHECK(!path.empty(), "[trace] expected a folder or a file, got an empty path");
+  LOCKSTEP_CHECK(asked.rank >= 0 && asked.rank < asked.ranks, "[trace] expected a rank from 0 to ", asked.ranks - 1, ", got ", asked.rank);
+  LOCKSTEP_CHECK(asked.limit_bytes >= 1 << 16, "[trace] expected a limit of ", 1 << 16, " bytes or more, got ", asked.limit_bytes);
+  LOCKSTEP_CHECK(!find(asked.rank), "[trace] expected one trace of a rank at a time, rank ", asked.rank, " has one already: stop() ends it");
+  Options o = asked;
+  if (o.zero_ns == 0) o.zero_ns = now() + o.offset_ns;
+  if (o.run == 0) o.run = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  auto sink = std::make_shared<Sink>(file_of(path, o), o);
+  Thread& t = thread();
+  t.rank = o.rank;
+  t.name = "main";
+  Sinks& s = sinks();
+  {
+    const std::lock_guard lock(s.mutex);
+    s.all.push_back(std::move(sink));
+    s.generation.fetch_add(1, std::memory_order_release);
+    if (detail::active.fetch_add(1) == 0) kernel_observer = &observer;
+  }
+  here();  // the first row is this thread's
+}
+
+void stop() {
+  Thread& t = thread();
+  SinkPtr mine = find(t.rank);
+  if (!mine) return;
+  Sinks& s = sinks();
+  {
+    const std::lock_guard lock(s.mutex);
+    if (std::erase(s.all, mine) == 0) return;
+    s.generation.fetch_add(1, std::memory_order_release);
+    if (detail::active.fetch_sub(1) == 1) kernel_observer = nullptr;
+  }
+  mine->close();  // others may still hold it: what they record is not taken
+  t.rank = -1;
+  t.name.clear();
+  t.sink.reset();
+  t.generation = 0;
+}
+
+void Scope::begin(std::string_view name, Category category, Args args, int64_t number) {
+  begun_ = now();
+  number_ = number;
+  name_ = name;
+  category_ = category;
+  count_ = uint8_t(std::min(args.size(), most_args));
+  std::copy_n(args.begin(), count_, args_.begin());
+}
+
+void Scope::end() noexcept {
+  try {
+    if (Sink* const sink = here()) sink->complete(name_, category_, number_, begun_, now(), args_.data(), count_, thread().row);
+  } catch (...) {}  // NOLINT: without memory there is no record
+}
+
+void record(std::string_view name, Category category, int64_t begun, int64_t ended, Args args, const Row* row) {
+  if (!on()) return;
+  if (!row) {
+    if (Sink* const sink = here()) sink->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), most_args), thread().row);
+    return;
+  }
+  const SinkPtr sink = find(row->rank());
+  const SinkPtr used = sink ? sink : find(-1);  // a group of a trace that was started without saying its rank
+  if (used) used->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), most_args), used->row(row->id(), row->name()));
+}
+
+void counter(std::string_view name, Args values) {
+  if (!on()) return;
+  if (Sink* const sink = here()) sink->counter(name, values.begin(), values.size());
+}
+
+void instant(std::string_view name, Args args) {
+  if (!on()) return;
+  if (Sink* const sink = here()) sink->instant(name, args.begin(), args.size(), thread().row);
+}
+
+void note(std::string_view name, std::string_view json) {
+  if (!on()) return;
+  if (Sink* const sink = here()) sink->note(name, json);
+}
+
+void memory(Device device) {
+  if (!on()) return;
+  Sink* const sink = here();
+  if (!sink) return;
+  const MemoryReport report = memory_report(device);
+  static const auto keys = [] {  // names without an end of their own are literals, which have one
+    std::array<std::string, memory_categories> all;
+    for (int i = 0; i < memory_categories; ++i) all[size_t(i)] = name_of(Memory(i));
+    return all;
+  }();
+  std::array<Arg, memory_categories> held, most;
+  for (size_t i = 0; i < held.size(); ++i) {
+    held[i] = {keys[i].c_str(), report.category[i].current};
+    most[i] = {keys[i].c_str(), report.category[i].peak};
+  }
+  sink->counter("memory", held.data(), held.size());
+  sink->counter("memory, most so far", most.data(), most.size());
+}
+
+void flush() {
+  std::vector<SinkPtr> all;
+  {
+    Sinks& s = sinks();
+    const std::lock_guard lock(s.mutex);
+    all = s.all;
+  }
+  for (const SinkPtr& sink : all) sink->flush();
+}
+
+Step::~Step() {
+  if (!on()) return;
+  memory(device_);
+  flush();
+}
+
+int rank_of_thread() { return thread().rank; }
+
+ThreadScope::ThreadScope(int rank, const char* name) {
+  Thread& t = thread();
+  t.rank = rank;
+  t.name = name;
+  t.generation = 0;
+}
+ThreadScope::~ThreadScope() {
+  Thread& t = thread();
+  t.rank = -1;
+  t.name.clear();
+  t.sink.reset();
+  t.generation = 0;
+}
+
+}  // namespace lockstep::trace
