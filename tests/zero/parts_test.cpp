@@ -1,0 +1,119 @@
+// ZeRO under somebody who adds gradients up himself (a pipeline), and whose model is a part of one.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "autograd/split_backward.h"
+#include "tests/zero/util.h"
+
+using namespace lockstep;
+using namespace testing;
+using zero::NonFinite;
+
+namespace {
+
+/// Another part that found something, or has a norm of its own.
+struct Other : zero::OtherParts {
+  bool overflowed = false;
+  double norm_there = 0;
+  int asked = 0;
+  void agree(zero::StepReport& report) override {
+    ++asked;
+    if (!overflowed) return;
+    report.skipped = true;
+    report.first_nonfinite = "there.weight";
+    report.rank = 7;
+  }
+  double norm(const std::vector<std::pair<std::string, double>>& squares) override {
+    ++asked;
+    double sum = norm_there * norm_there;
+    for (const auto& [name, square] : squares) sum += square;
+    CHECK(squares.size() == 8);
+    return std::sqrt(sum);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("zero: while it pauses gradients are the caller's, and their sum is one backward") {
+  const Tensors expected = train({.ranks = 2, .accumulation = 2, .options = zero::ZeroOptions{.stage = 1}, .steps = 3});
+  for (const int stage : {0, 1, 2}) {
+    const auto all = on_ranks<Tensors>(2, [&](int rank) {
+      manual_seed(1);
+      Net net;
+      const auto optimizer = adamw(net.parameters());
+      Zero zero(net, *optimizer, {.stage = stage});
+      for (int step = 0; step < 3; ++step) {
+        parallel::GradientAccumulator sum(net.parameters());
+        {
+          const Zero::Pause pause(zero);
+          for (int i = 0; i < 2; ++i) {
+            loss_of_micro_batch(net, step, rank * 2 + i).backward();
+            CHECK(net.a.weight.grad().defined());
+            sum.add();
+          }
+          sum.finish();
+        }
+        std::vector<Tensor> sums;
+        for (Variable& p : net.parameters()) {
+          sums.push_back(p.grad());
+          p.clear_grad();
+        }
+        joined(net.parameters(), sums).backward();
+        zero.step({.grad_scale = 0.5});
+      }
+      const auto whole = zero.gathered();
+      return copy_parameters(net);
+    });
+    for (const Tensors& mine : all) CHECK_MESSAGE(differing(expected, mine) == "", "stage " << stage);
+  }
+}
+
+TEST_CASE("zero: a pause is between steps and below stage 3") {
+  on_ranks<int>(1, [](int) {
+    manual_seed(1);
+    Net net;
+    const auto optimizer = adamw(net.parameters());
+    Zero zero(net, *optimizer, {.stage = 1});
+    loss_of_micro_batch(net, 0, 0).backward();
+    CHECK(contains(message([&] { Zero::Pause pause(zero); }), "got one after a backward; call step() or zero_grad() first"));
+    zero.zero_grad();
+    const Zero::Pause pause(zero);
+    CHECK(contains(message([&] { Zero::Pause again(zero); }), "expected a pause between steps"));
+    Net other;
+    const auto its = adamw(other.parameters());
+    Zero third(other, *its, {.stage = 3});
+    CHECK(contains(message([&] { Zero::Pause late(third); }), "below stage 3, got one in stage 3"));
+    return 0;
+  });
+}
+
+TEST_CASE("zero: what other parts of the model find skips the step, and counts in the norm") {
+  for (const int stage : {0, 1, 2, 3}) {
+    on_ranks<int>(2, [&](int) {
+      manual_seed(1);
+      Net net;
+      const auto optimizer = adamw(net.parameters());
+      Zero zero(net, *optimizer, {.stage = stage, .nonfinite = NonFinite::skip});
+      Other other;
+      other.overflowed = true;
+      const Tensors before = [&] {
+        const auto whole = zero.gathered();
+        return copy_parameters(net);
+      }();
+      loss_of_micro_batch(net, 0, 0).backward();
+      const auto skipped = zero.step({.others = &other});
+      CHECK((skipped.skipped && skipped.first_nonfinite == "there.weight" && skipped.rank == 7 && other.asked == 1));
+      {
+        const auto whole = zero.gathered();
+        CHECK(differing(before, copy_parameters(net)) == "");
+      }
+      other = {};
+      other.norm_there = 12;
+      loss_of_micro_batch(net, 0, 0).backward();
+      const auto done = zero.step({.max_norm = 1, .others = &other});
+      CHECK((!done.skipped && done.norm > 12 && done.norm < 20 && other.asked == 2));
+      return 0;
+    });
+  }
+}

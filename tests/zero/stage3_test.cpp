@@ -1,0 +1,244 @@
+// Stage 3: parameters that come and go. The same bits with every way to hold them, and errors where the rules are broken.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+
+#include "autograd/checkpoint.h"
+#include "nn/gpt.h"
+#include "parallel/activation_checkpoints.h"
+#include "tests/zero/util.h"
+#include "zero/init.h"
+
+using namespace lockstep;
+using namespace testing;
+using zero::ZeroOptions;
+
+namespace {
+
+const nn::GPT::Options tiny{.vocab = 61, .context = 8, .layers = 3, .width = 24, .heads = 2, .dropout = 0.1};
+
+Variable gpt_loss(nn::GPT& model, int step, int64_t micro) {
+  manual_seed(11);
+  set_random_step(1000 + uint64_t(step), uint64_t(micro));
+  const Tensor tokens = randint(0, 61, {2, 9});
+  manual_seed(5);
+  set_random_step(uint64_t(step), uint64_t(micro));
+  return model.loss(tokens.narrow(1, 0, 8).contiguous(), tokens.narrow(1, 1, 8).contiguous());
+}
+
+struct GptPlan {
+  int ranks = 1, accumulation = 4;
+  std::optional<ZeroOptions> options = {};
+  nn::GPT::Options model = tiny;
+  bool init = false, frozen = false, wrap = false;
+};
+
+Tensors train_gpt(const GptPlan& plan) {
+  const auto all = on_ranks<Tensors>(plan.ranks, [&](int) {
+    manual_seed(1);
+    std::optional<zero::Init> init;
+    if (plan.init) init.emplace();
+    nn::GPT model(plan.model);
+    if (plan.wrap) parallel::ActivationCheckpoints({.cpu_checkpointing = true, .every = 2}).wrap_blocks(model);
+    if (plan.frozen) model.blocks[1].requires_grad_(false);
+    std::vector<Variable> trained;
+    for (const Variable& p : model.parameters()) if (p.requires_grad()) trained.push_back(p);
+    optim::AdamW optimizer(trained, {.lr = 1e-2});
+    std::optional<Zero> zero;
+    std::optional<parallel::GradientAccumulator> sum;
+    if (plan.options) {
+      ZeroOptions o = *plan.options;
+      if (init) o.init = &*init;
+      zero.emplace(model, optimizer, o);
+    } else {
+      sum.emplace(model.parameters());
+    }
+    for (int step = 0; step < 3; ++step) {
+      if (zero) {
+        backwards(*zero, plan.accumulation, [&](int64_t micro) { gpt_loss(model, step, micro).backward(); });
+        zero->step({.grad_scale = 1. / plan.accumulation});
+        for (const auto& unit : zero->units()) {
+          for (const auto& p : model.named_parameters()) if (p.name == unit.names[0]) LOCKSTEP_CHECK(p.variable.tensor().storage()->is_empty() == !unit.persistent, p.name, " is whole");
+        }
+      } else {
+        for (int i = 0; i < plan.accumulation; ++i) {
+          gpt_loss(model, step, i).backward();
+          sum->add();
+        }
+        sum->finish();
+        for (const Variable& p : trained) mul_scalar_(p.grad(), 1. / plan.accumulation);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      const NoGrad no_grad;  // an evaluation between steps disturbs nothing
+      gpt_loss(model, 77, 0);
+    }
+    std::optional<Zero::Gathered> whole;
+    if (zero) whole.emplace(*zero, model.parameters());
+    return copy_parameters(model);
+  });
+  for (const Tensors& other : all) CHECK(differing(all[0], other) == "");
+  return all[0];
+}
+
+ZeroOptions stage3(ZeroOptions o = {}) {
+  o.stage = 3;
+  o.param_persistence_threshold = 0;
+  return o;
+}
+
+/// left, then right, or the other way round.
+struct Pair : nn::Layer<Pair> {
+  nn::Linear left = linear(6, 6), right = linear(6, 6);
+  bool swapped = false;
+  Variable forward(const Variable& x) { return swapped ? left(right(x)) : right(left(x)); }
+  void fields(nn::Fields& f) override { f("left", left)("right", right); }
+};
+
+/// Reads the weight of a layer that it does not call.
+struct Reader : nn::Layer<Reader> {
+  nn::Linear layer = linear(6, 6), other = linear(6, 6);
+  Variable forward(const Variable& x) { return lockstep::linear(layer(x), other.weight, other.bias); }
+  void fields(nn::Fields& f) override { f("layer", layer)("other", other); }
+};
+
+template <class Model>
+std::string train_once(Model& model, Zero& zero, optim::Optimizer&) {
+  return message([&] {
+    sum(square(model(ones({2, 6})))).backward();
+    zero.step();
+  });
+}
+
+}  // namespace
+
+TEST_CASE("zero 3: the same bits for every way to gather, keep and free parameters") {
+  const Tensors one = train({.steps = 3});
+  std::vector<ZeroOptions> rows;
+  for (const int64_t ahead : {int64_t(0), int64_t(1000), int64_t(1) << 40}) rows.push_back(stage3({.prefetch_bucket_size = ahead}));
+  for (const int64_t live : {int64_t(1), int64_t(14000)}) rows.push_back(stage3({.max_live_parameters = live}));
+  for (const int64_t reuse : {int64_t(500), int64_t(1) << 40}) rows.push_back(stage3({.max_reuse_distance = reuse}));
+  rows.push_back(stage3({.max_live_parameters = 14000, .max_reuse_distance = int64_t(1) << 40}));
+  for (const int64_t size : {int64_t(2000), int64_t(1) << 40}) rows.push_back(stage3({.module_size = size}));
+  rows.push_back(stage3({.overlap_comm = false}));
+  rows.push_back(stage3({.reduce_scatter = false}));
+  rows.push_back({.stage = 3, .param_persistence_threshold = 700, .model_persistence_threshold = 400});
+  rows.push_back({.stage = 3, .param_persistence_threshold = 1 << 30});
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (const auto& [ranks, accumulation] : {std::pair{1, 8}, {2, 4}, {4, 2}}) {
+      CAPTURE(i); CAPTURE(ranks);
+      CHECK(differing(one, train({.ranks = ranks, .accumulation = accumulation, .options = rows[i], .steps = 3})) == "");
+    }
+  }
+}
+
+TEST_CASE("zero 3: GPT with a tied head, dropout, checkpointed blocks, frozen blocks, built whole or in an Init scope") {
+  for (const bool frozen : {false, true}) {
+    const Tensors one = train_gpt({.frozen = frozen});
+    nn::GPT::Options checkpointed = tiny;
+    checkpointed.checkpoint_blocks = true;
+    for (const auto& [ranks, accumulation] : {std::pair{1, 4}, {2, 2}, {4, 1}}) {
+      for (const int stage : {1, 2, 3}) {
+        CAPTURE(ranks); CAPTURE(stage); CAPTURE(frozen);
+        ZeroOptions o = stage3();
+        o.stage = stage;
+        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .init = true, .frozen = frozen})) == "");
+        if (stage < 3) continue;
+        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .frozen = frozen})) == "");
+        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .model = checkpointed, .frozen = frozen})) == "");
+        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .frozen = frozen, .wrap = true})) == "");
+        o.module_size = 8000;  // a block as one unit
+        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .model = checkpointed, .frozen = frozen})) == "");
+        o.max_reuse_distance = 20000;
+        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .model = checkpointed, .frozen = frozen})) == "");
+        o.offload_param = {.device = zero::Offload::nvme, .nvme_path = std::filesystem::temp_directory_path().string(), .max_in_cpu = 0};
+        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .model = checkpointed, .frozen = frozen})) == "");
+        o.module_size = o.max_reuse_distance = 0;
+        o.offload_param.buffer_count = 2;
+        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .init = true, .frozen = frozen})) == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("zero 3: ranks that run modules in another order are told, with both modules' names") {
+  std::vector<std::string> said(2);
+  const std::string error = message([&] {
+    dist::spawn(2, [&](int rank) {
+      Pair model;
+      model.swapped = rank == 1;
+      optim::SGD optimizer(model.parameters(), {.lr = 0.1});
+      Zero zero(model, optimizer, stage3());
+      try {
+        model(ones({2, 6}));
+      } catch (const Error& e) {
+        said[size_t(rank)] = e.what();
+        throw;
+      }
+    }, {.timeout = dist::Seconds(20)});
+  });
+  CHECK(contains(error, "of module left"));
+  CHECK(contains(error, "of module right"));
+  for (const std::string& text : said) CHECK(contains(text, "of module left"));
+}
+
+TEST_CASE("zero 3: a parameter that is read outside its module is named; register_external() cures it") {
+  on_ranks<int>(2, [](int) {
+    manual_seed(1);
+    Reader model;
+    optim::SGD optimizer(model.parameters(), {.lr = 0.1});
+    Zero zero(model, optimizer, stage3());
+    const std::string error = train_once(model, zero, optimizer);
+    LOCKSTEP_CHECK(contains(error, "module other, other.weight") && contains(error, "released"), error);
+    zero.zero_grad();
+    zero.register_external(model, model.other.weight);
+    zero.register_external(model, model.other.bias);
+    const std::string now = train_once(model, zero, optimizer);
+    LOCKSTEP_CHECK(now == "(no error)", now);
+    nn::Linear stranger = linear(2, 2);
+    LOCKSTEP_CHECK(contains(message([&] { zero.register_external(stranger, model.other.weight); }), "that is not"), "stranger");
+    LOCKSTEP_CHECK(contains(message([&] { zero.register_external(model, stranger.weight); }), "not one of the module's 4"), "strange parameter");
+    return 0;
+  });
+}
+
+TEST_CASE("zero 3: after a forward that threw, and one whose graph was dropped, training goes on with the same bits") {
+  const auto run = [](bool disturbed) {
+    return on_ranks<Tensors>(2, [&](int) {
+      manual_seed(1);
+      Pair model;
+      optim::SGD optimizer(model.parameters(), {.lr = 0.1});
+      Zero zero(model, optimizer, stage3({.max_reuse_distance = disturbed ? 1000 : 0}));
+      for (int step = 0; step < 4; ++step) {
+        if (disturbed) {
+          LOCKSTEP_CHECK(contains(message([&] { model(ones({2, 5})); }), "linear"), "no error for a wrong shape");
+          model(ones({2, 6}));
+        }
+        train_once(model, zero, optimizer);
+      }
+      const auto whole = zero.gathered();
+      return copy_parameters(model);
+    })[0];
+  };
+  CHECK(differing(run(false), run(true)) == "");
+}
+
+TEST_CASE("zero::Init: seeds must agree, and the scope must be given to Zero") {
+  CHECK(contains(message([] {
+    dist::spawn(2, [](int rank) {
+      manual_seed(uint64_t(rank));
+      zero::Init init;
+    });
+  }), "random numbers from seed 0"));
+  on_ranks<int>(2, [](int) {
+    manual_seed(1);
+    zero::Init init;
+    LOCKSTEP_CHECK(contains(message([] { zero::Init second; }), "another listener"), "two scopes");
+    Pair model;
+    init.end();
+    optim::SGD optimizer(model.parameters(), {.lr = 0.1});
+    const std::string error = message([&] { Zero zero(model, optimizer, stage3()); });
+    LOCKSTEP_CHECK(contains(error, "left.weight has no memory") && contains(error, ".init"), error);
+    return 0;
+  });
+}

@@ -1,0 +1,117 @@
+#pragma once
+// What the tests of ZeRO share: a model whose parameters are cut by every number of ranks, and a run of a few steps by any plan.
+#include <filesystem>
+#include <optional>
+
+#include "optim/clip.h"
+#include "optim/optim.h"
+#include "parallel/buckets.h"
+#include "tests/parallel/util.h"
+#include "zero/zero.h"
+
+namespace testing {
+
+using zero::Zero;
+
+inline const std::string folder = std::filesystem::temp_directory_path().string();  // of offload
+
+/// 12610 + 780 + ... parameters: b.weight is cut into blocks, the others are smaller than one.
+struct Net : nn::Layer<Net> {
+  nn::Linear a = linear(6, 130);
+  nn::LayerNorm norm{130};
+  nn::Linear b = linear(130, 97), c = linear(97, 3);
+  double p = 0.2;
+  Variable forward(const Variable& x) { return c(dropout(relu(b(dropout(gelu(norm(a(x))), p, is_training()))), p, is_training())); }
+  void fields(nn::Fields& f) override { f("a", a)("norm", norm)("b", b)("c", c); }
+};
+
+inline nn::Linear matrix(int64_t in, int64_t out) {
+  const nn::Linear::Options options{.in = in, .out = out, .bias = false};
+  return nn::Linear(options);
+}
+
+/// Sizes that eight ranks and the blocks of norms divide: no padding.
+struct Even : nn::Layer<Even> {
+  nn::Linear a = matrix(64, 512), b = matrix(512, 512), c = matrix(512, 64);
+  Variable forward(const Variable& x) { return c(gelu(b(gelu(a(x))))); }
+  void fields(nn::Fields& f) override { f("a", a)("b", b)("c", c); }
+};
+constexpr int64_t psi = 64 * 512 + 512 * 512 + 512 * 64;
+inline void expect(const char* what, int64_t got, double wanted) { LOCKSTEP_CHECK(double(got) == wanted, what, ": ", got, " bytes, expected ", wanted); }
+
+/// The loss of one micro-batch of a step: data and dropout depend on these two numbers only.
+template <class Model>
+Variable loss_of_micro_batch(Model& net, int step, int64_t micro_batch, DType dtype = f32) {
+  manual_seed(99);
+  set_random_step(1000 + uint64_t(step), uint64_t(micro_batch));
+  const Tensor x = randn({4, 6}).to(dtype), y = randint(0, 3, {4});
+  manual_seed(5);
+  set_random_step(uint64_t(step), uint64_t(micro_batch));
+  return cross_entropy(net(x), y);
+}
+
+/// The backwards of a step at this rank, as each stage wants them.
+inline void backwards(Zero& zero, int accumulation, const std::function<void(int64_t micro_batch)>& backward, bool no_sync = true) {
+  for (int i = 0; i < accumulation; ++i) {
+    std::optional<Zero::NoSync> local;
+    if (zero.stage() < 2 && no_sync && i + 1 < accumulation) local.emplace(zero);
+    backward(zero.micro_batch(i, accumulation));
+  }
+}
+
+using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(std::vector<Variable>)>;
+inline std::unique_ptr<optim::Optimizer> adamw(std::vector<Variable> parameters) {
+  return std::make_unique<optim::AdamW>(std::move(parameters), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
+}
+
+struct ZeroPlan {
+  int ranks = 1, accumulation = 8;
+  std::optional<zero::ZeroOptions> options = {};  // none: a GradientAccumulator and the optimizer's own step, at one rank
+  DType dtype = f32;
+  double max_norm = 0;
+  int steps = 4;
+  bool no_sync = true;  // stages 0 and 1
+  MakeOptimizer make = adamw;
+};
+
+/// Parameters after a few steps, the same on all ranks, and the norms of each step.
+inline Tensors train(const ZeroPlan& plan) {
+  const auto all = on_ranks<Tensors>(plan.ranks, [&](int rank) {
+    manual_seed(1 + uint64_t(rank));  // rank 0's values count
+    Net net;
+    net.to(plan.dtype);
+    const auto optimizer = plan.make(net.parameters());
+    std::optional<Zero> zero;
+    std::optional<parallel::GradientAccumulator> sum;
+    if (plan.options) zero.emplace(net, *optimizer, *plan.options);
+    else sum.emplace(net.parameters());
+    Tensors result;
+    std::vector<double> norms;
+    for (int step = 0; step < plan.steps; ++step) {
+      const auto backward = [&](int64_t micro) { loss_of_micro_batch(net, step, micro, plan.dtype).backward(); };
+      if (zero) {
+        backwards(*zero, plan.accumulation, backward, plan.no_sync);
+        norms.push_back(zero->step({.grad_scale = 1. / plan.accumulation, .max_norm = plan.max_norm}).norm);
+      } else {
+        for (int i = 0; i < plan.accumulation; ++i) {
+          backward(i);
+          sum->add();
+        }
+        sum->finish();
+        for (const Variable& p : net.parameters()) mul_scalar_(p.grad(), 1. / plan.accumulation);
+        norms.push_back(plan.max_norm > 0 ? optim::clip_grad_norm(net.parameters(), plan.max_norm) : NAN);
+        optimizer->step();
+        optimizer->zero_grad();
+      }
+    }
+    std::optional<Zero::Gathered> whole;
+    if (zero) whole.emplace(*zero, net.parameters());
+    for (auto& [name, tensor] : copy_parameters(net)) result[name] = tensor;
+    if (plan.max_norm > 0) result["norms"] = Tensor::from(norms, {int64_t(norms.size())});
+    return result;
+  });
+  for (const Tensors& other : all) CHECK(differing(all[0], other) == "");
+  return all[0];
+}
+
+}  // namespace testing

@@ -1,0 +1,459 @@
+// What users of Zero may do and what they are told: optimizers, unused parameters, gathered(), state for checkpoints, scaling.
+#include <doctest/doctest.h>
+
+#include "tests/zero/util.h"
+
+using namespace lockstep;
+using namespace testing;
+using zero::NonFinite;
+using zero::ZeroOptions;
+
+namespace {
+
+ZeroOptions at(int stage, ZeroOptions o = {}) {
+  o.stage = stage;
+  o.param_persistence_threshold = 500;
+  return o;
+}
+
+template <class O, class Options>
+MakeOptimizer maker(Options options) {
+  return [options](std::vector<Variable> p) { return std::make_unique<O>(std::move(p), options); };
+}
+
+/// Runs body(zero, net, optimizer) on two ranks after `backwards` backwards; what it throws is the test's failure.
+void with_zero(const ZeroOptions& options, int backwards, const std::function<void(Zero&, Net&, optim::Optimizer&)>& body) {
+  on_ranks<int>(2, [&](int) {
+    manual_seed(1);
+    Net net;
+    optim::AdamW optimizer(net.parameters(), {.lr = 1e-2});
+    Zero zero(net, optimizer, options);
+    for (int i = 0; i < backwards; ++i) loss_of_micro_batch(net, 0, zero.micro_batch(i, std::max(backwards, 1))).backward();
+    body(zero, net, optimizer);
+    return 0;
+  });
+}
+
+void expect(const std::string& error, const std::string& part) { LOCKSTEP_CHECK(contains(error, part), "expected '", part, "' in: ", error); }
+
+/// The error that all ranks get when body throws on some of them.
+std::string error_of(const ZeroOptions& options, int backwards, const std::function<void(Zero&, Net&, optim::Optimizer&)>& body) {
+  return message([&] { with_zero(options, backwards, body); });
+}
+
+}  // namespace
+
+TEST_CASE("zero: every optimizer, cut into shards or owned whole") {
+  struct Row { const char* name; MakeOptimizer make; };
+  const std::vector<Row> rows{{"SGD", maker<optim::SGD>(optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1})},
+                              {"Adam", maker<optim::Adam>(optim::AdamOptions{.lr = 1e-2, .amsgrad = true})},
+                              {"Adagrad", maker<optim::Adagrad>(optim::AdagradOptions{.initial_accumulator = 0.1})},
+                              {"RMSprop", maker<optim::RMSprop>(optim::RMSpropOptions{.momentum = 0.5, .centered = true})},
+                              {"Lion", maker<optim::Lion>(optim::LionOptions{.lr = 1e-3})},
+                              {"LAMB", maker<optim::LAMB>(optim::LAMBOptions{.lr = 1e-2, .weight_decay = 0.1})}};
+  for (const Row& row : rows) {
+    for (const DType dtype : {f32, bf16}) {
+      const Tensors one = train({.dtype = dtype, .steps = 3, .make = row.make});
+      for (const int stage : {0, 1, 2, 3}) {
+        CAPTURE(row.name); CAPTURE(stage); CAPTURE(dtype);
+        CHECK(differing(one, train({.ranks = 4, .accumulation = 2, .options = at(stage, {.reduce_bucket_size = 5000}), .dtype = dtype, .steps = 3, .make = row.make})) == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("zero: two optimizers, Muon for matrices and AdamW for the rest") {
+  const auto run = [](int ranks, int stage) {
+    return on_ranks<Tensors>(ranks, [&](int) {
+      manual_seed(1);
+      Net net;
+      std::vector<Variable> matrices, others;
+      for (const Variable& p : net.parameters()) (p.dim() == 2 ? matrices : others).push_back(p);
+      optim::Muon muon(matrices, {.lr = 0.01});
+      optim::AdamW adam(others, {.lr = 0.01});
+      Zero zero(net, std::vector<optim::Optimizer*>{&muon, &adam}, at(stage));
+      for (int step = 0; step < 3; ++step) {
+        backwards(zero, 4 / ranks, [&](int64_t micro) { loss_of_micro_batch(net, step, micro).backward(); });
+        zero.step({.grad_scale = double(ranks) / 4, .max_norm = 0.1});
+      }
+      const auto whole = zero.gathered();
+      return copy_parameters(net);
+    })[0];
+  };
+  const Tensors one = run(1, 0);
+  for (const int stage : {1, 2, 3}) for (const int ranks : {2, 4}) CHECK(differing(one, run(ranks, stage)) == "");
+}
+
+TEST_CASE("zero: odd numbers of ranks and of micro-batches run, and every rank gets the same") {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const int ranks : {3, 5}) {
+      const ZeroPlan plan{.ranks = ranks, .accumulation = 3, .options = at(stage), .max_norm = 0.05, .steps = 2};
+      CHECK(differing(train(plan), train(plan)) == "");
+    }
+  }
+}
+
+TEST_CASE("zero: backwards that all reduce, without no_sync, add up to the same gradients") {
+  for (const int stage : {0, 1}) {
+    // Ranks take their micro-batches in stage 1's order here, so the tree is another: close, not equal.
+    const Tensors a = train({.ranks = 2, .accumulation = 4, .options = at(stage)}), b = train({.ranks = 2, .accumulation = 4, .options = at(stage), .no_sync = false});
+    CHECK(distance(a, b) < 1e-3);
+    CHECK(differing(b, train({.ranks = 2, .accumulation = 4, .options = at(1 - stage), .no_sync = false})) == "");
+  }
+}
+
+TEST_CASE("zero: sums and messages in another dtype") {
+  for (const int stage : {1, 2, 3}) {
+    ZeroOptions o = at(stage, {.communication_data_type = f32});
+    const Tensors wide = train({.ranks = 1, .options = at(0, {.communication_data_type = f32}), .dtype = bf16, .max_norm = 0.05});
+    CHECK(differing(wide, train({.ranks = 4, .accumulation = 2, .options = o, .dtype = bf16, .max_norm = 0.05})) == "");
+    o.communication_data_type = bf16;
+    CHECK(distance(train({}), train({.ranks = 4, .accumulation = 2, .options = o})) < 0.1);
+  }
+}
+
+TEST_CASE("zero: unused parameters are named, or left alone as an optimizer leaves those without a gradient") {
+  const auto run = [](int ranks, std::optional<ZeroOptions> options, bool everywhere) {
+    return on_ranks<Tensors>(ranks, [&](int rank) {
+      manual_seed(1);
+      Branches net;
+      net.use_left = everywhere || rank == 0;
+      optim::AdamW optimizer(net.parameters(), {.lr = 1e-2, .weight_decay = 0.5});
+      std::optional<Zero> zero;
+      if (options) zero.emplace(net, optimizer, *options);
+      for (int step = 0; step < 3; ++step) {
+        sum(square(net(ones({2, 3})))).backward();
+        if (zero) zero->step();
+        else optimizer.step();
+        if (!zero) optimizer.zero_grad();
+      }
+      std::optional<Zero::Gathered> whole;
+      if (zero) whole.emplace(*zero, net.parameters());
+      return copy_parameters(net);
+    })[0];
+  };
+  const Tensors one = run(1, {}, true);
+  for (const int stage : {0, 1, 2, 3}) {
+    CAPTURE(stage);
+    const ZeroOptions ignore = at(stage, {.ignore_unused_parameters = true});
+    CHECK(differing(one, run(2, ignore, true)) == "");  // `never` stays as it was
+    CHECK(differing(run(2, at(0, {.ignore_unused_parameters = true}), false), run(2, ignore, false)) == "");  // left has a gradient at rank 0 only
+    const std::string error = message([&] { run(2, at(stage), true); });
+    CHECK(contains(error, "2 parameters got no gradient since the last step: never.weight, never.bias"));
+    CHECK(contains(error, "ignore_unused_parameters"));
+  }
+}
+
+TEST_CASE("zero: what step() and gradients refuse") {
+  for (const int stage : {0, 1, 2, 3}) {
+    CAPTURE(stage);
+    CHECK(contains(error_of(at(stage), 0, [](Zero& zero, Net&, optim::Optimizer&) { zero.step(); }), "expected a backward since the last step"));
+    CHECK(contains(error_of(at(stage), 1, [](Zero& zero, Net&, optim::Optimizer&) { zero.step(); zero.step(); }), "expected a backward since the last step"));
+    CHECK(contains(error_of(at(stage), 1, [](Zero&, Net&, optim::Optimizer& optimizer) { optimizer.step(); }), "were released"));
+    CHECK(contains(error_of(at(stage), 1, [](Zero&, Net& net, optim::Optimizer&) {
+      net.a.weight.clear_grad();
+      loss_of_micro_batch(net, 0, 1).backward();
+    }), "the gradient of a.weight was cleared between micro-batches, that of"));
+    CHECK(contains(error_of(at(stage), 1, [](Zero& zero, Net&, optim::Optimizer&) { zero.step({.max_norm = -1}); }), "max_norm >= 0"));
+    CHECK(contains(error_of(at(stage), 1, [](Zero& zero, Net&, optim::Optimizer&) {
+      optim::DynamicLossScaler scaler;
+      zero.step({.scaler = &scaler});
+    }), "NonFinite::skip"));
+  }
+  CHECK(contains(error_of(at(2), 0, [](Zero& zero, Net&, optim::Optimizer&) { const auto local = zero.no_sync(); }), "in stage 2 no rank keeps whole gradients"));
+  CHECK(contains(error_of(at(3), 0, [](Zero& zero, Net&, optim::Optimizer&) { const auto local = zero.no_sync(); }), "in stage 3 no rank keeps whole gradients"));
+  CHECK(contains(error_of(at(1), 0, [](Zero& zero, Net& net, optim::Optimizer&) {
+    { const auto local = zero.no_sync(); loss_of_micro_batch(net, 0, 0).backward(); }
+    zero.step();
+  }), "the last micro-batch's backward must run outside"));
+  CHECK(contains(error_of(at(3), 1, [](Zero& zero, Net&, optim::Optimizer&) {
+    const auto whole = zero.gathered();
+    zero.step();
+  }), "step() was called while gathered() holds"));
+}
+
+TEST_CASE("zero: clearing all gradients forgets what was collected, by whatever name") {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (int way = 0; way < 3; ++way) {
+      CAPTURE(stage); CAPTURE(way);
+      Tensors twice, once;
+      const auto finish = [](Zero& zero, Net& net, Tensors& to) {
+        loss_of_micro_batch(net, 7, 3).backward();
+        zero.step();
+        const auto whole = zero.gathered();
+        if (dist::world().rank() == 0) to = copy_parameters(net);
+      };
+      with_zero(at(stage), 2, [&](Zero& zero, Net& net, optim::Optimizer& optimizer) {
+        if (way == 0) zero.zero_grad();
+        if (way == 1) optimizer.zero_grad();
+        if (way == 2) net.zero_grad();
+        finish(zero, net, twice);
+      });
+      with_zero(at(stage), 0, [&](Zero& zero, Net& net, optim::Optimizer&) { finish(zero, net, once); });
+      CHECK(differing(once, twice) == "");
+    }
+  }
+}
+
+TEST_CASE("zero: an exception inside a backward leaves nothing of it behind") {
+  for (const int stage : {0, 1, 2, 3}) {
+    Tensors after, without;
+    const auto finish = [](Zero& zero, Net& net, Tensors& to) {
+      loss_of_micro_batch(net, 7, 3).backward();
+      zero.step();
+      const auto whole = zero.gathered();
+      if (dist::world().rank() == 0) to = copy_parameters(net);
+    };
+    with_zero(at(stage), 0, [&](Zero& zero, Net& net, optim::Optimizer&) {
+      const int hook = net.a.weight.on_grad([](const Tensor&) -> Tensor { fail("a hook fails"); });  // the last gradient
+      expect(message([&] { loss_of_micro_batch(net, 0, 0).backward(); }), "a hook fails");
+      net.a.weight.remove_hook(hook);
+      finish(zero, net, after);
+    });
+    with_zero(at(stage), 0, [&](Zero& zero, Net& net, optim::Optimizer&) { finish(zero, net, without); });
+    CAPTURE(stage);
+    CHECK(differing(after, without) == "");
+  }
+}
+
+TEST_CASE("zero: what the constructor refuses") {
+  const auto error = [](const std::function<void(Net&)>& body) {
+    return message([&] { dist::spawn(2, [&](int) { Net net; body(net); }); });
+  };
+  struct Row { ZeroOptions options; const char* text; };
+  for (const Row& row : {Row{{.stage = 4}, "stage 0, 1, 2 or 3, got 4"}, Row{{.stage = -1}, "got -1"}, Row{{.reduce_bucket_size = 0}, "reduce_bucket_size > 0, got 0"},
+                         Row{{.stage = 3, .prefetch_bucket_size = -1}, "prefetch_bucket_size >= 0, got -1"}, Row{{.communication_data_type = i32}, "floating communication_data_type, got i32"},
+                         Row{{.stage = 3, .max_live_parameters = 0}, "max_live_parameters > 0"}}) {
+    CHECK(contains(error([&](Net& net) {
+      optim::SGD optimizer(net.parameters(), {.lr = 0.1});
+      Zero zero(net, optimizer, row.options);
+    }), row.text));
+  }
+  CHECK(contains(error([](Net& net) {
+    optim::SGD optimizer(net.a.parameters(), {.lr = 0.1});
+    Zero zero(net, optimizer);
+  }), "6 that are in none: norm.weight, norm.bias, b.weight"));
+  struct Sender : optim::SGD {  // as the 1-bit optimizers
+    using SGD::SGD;
+    bool communicates() const override { return true; }
+  };
+  for (const int stage : {0, 1, 2, 3}) {
+    CHECK(contains(error([&](Net& net) {
+      Sender optimizer(net.parameters(), {.lr = 0.1});
+      Zero zero(net, optimizer, {.stage = stage});
+    }), "SGD moves gradients between ranks itself and needs all of the model's: use it without ZeRO"));
+  }
+  CHECK(contains(error([](Net& net) {
+    optim::SGD a(net.parameters(), {.lr = 0.1}), b(net.a.parameters(), {.lr = 0.1});
+    Zero zero(net, std::vector<optim::Optimizer*>{&a, &b});
+  }), "a.weight is in two optimizers"));
+  CHECK(contains(error([](Net& net) {
+    Net other;
+    optim::SGD optimizer(other.parameters(), {.lr = 0.1});
+    Zero zero(net, optimizer);
+  }), "is not one of the module's 8"));
+  CHECK(contains(error([](Net& net) {
+    optim::SGD optimizer(net.parameters(), {.lr = 0.1});
+    net.requires_grad_(false);
+    Zero zero(net, optimizer);
+  }), "got none in Net"));
+  CHECK(contains(error([](Net& net) {
+    optim::SGD optimizer(net.parameters(), {.lr = 0.1});
+    Zero zero(net, optimizer, {.reduce_bucket_size = 100 + dist::world().rank()});
+  }), "reduce_bucket_size 100"));
+}
+
+TEST_CASE("zero: gathered() shows whole parameters, and one rank may change them for all") {
+  for (const DType dtype : {f32, bf16}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      CAPTURE(stage); CAPTURE(dtype);
+      const auto all = on_ranks<Tensors>(2, [&](int rank) {
+        manual_seed(1);
+        Net net;
+        net.to(dtype);
+        const Tensors before = copy_parameters(net);
+        optim::AdamW optimizer(net.parameters(), {.lr = 1e-2});
+        Zero zero(net, optimizer, at(stage));
+        {
+          const auto whole = zero.gathered();
+          LOCKSTEP_CHECK(differing(before, copy_parameters(net)) == "", "gathered other values");
+        }
+        loss_of_micro_batch(net, 0, rank, dtype).backward();
+        zero.step();  // master weights are there now
+        {
+          const auto whole = zero.gathered({net.b.weight, net.c.bias}, 1);
+          const NoGrad no_grad;
+          if (rank == 1) {
+            net.b.weight.tensor().fill_(0.5);
+            net.c.bias.tensor().fill_(-1);
+          }
+        }
+        const std::string error = message([&] {
+          const auto whole = zero.gathered({net.b.weight});
+          net.b.weight.tensor().fill_(3);
+        });
+        if (stage == 3) expect(error, "b.weight was changed (by 'fill_'), but the scope has no modifier rank");
+        if (stage < 3) {
+          const auto whole = zero.gathered({net.b.weight}, 0);
+          net.b.weight.tensor().fill_(0.5);
+        }
+        loss_of_micro_batch(net, 1, rank, dtype).backward();
+        zero.step();
+        const auto whole = zero.gathered();
+        return copy_parameters(net);
+      });
+      CHECK(differing(all[0], all[1]) == "");
+      CHECK(amax(abs(sub(all[0].at("b.weight").to(f32), full({97, 130}, 0.5)))).item() < 0.02);
+      CHECK(amax(abs(sub(all[0].at("c.bias").to(f32), full({3}, -1)))).item() < 0.02);
+    }
+  }
+}
+
+TEST_CASE("zero: pieces of state cover everything once, and load at another stage and number of ranks with the same bits") {
+  struct Saved { std::map<std::string, Tensor> tensors; std::map<std::string, double> numbers; };
+  const auto train_on = [](Net& net, Zero& zero, int first, int last, DType dtype) {
+    const int accumulation = 4 / zero.group().size();
+    for (int step = first; step < last; ++step) {
+      backwards(zero, accumulation, [&](int64_t micro) { loss_of_micro_batch(net, step, micro, dtype).backward(); });
+      zero.step({.grad_scale = 1. / accumulation});
+    }
+  };
+  for (const DType dtype : {f32, bf16}) {
+    const Tensors one = train({.accumulation = 4, .options = at(0), .dtype = dtype, .steps = 4});
+    std::vector<std::pair<int, int>> plans{{1, 0}, {2, 1}, {4, 2}, {2, 3}, {4, 3}};
+    for (const auto& [ranks, stage] : plans) {
+      Saved saved;
+      std::mutex mutex;
+      dist::spawn(ranks, [&, ranks = ranks, stage = stage](int) {
+        manual_seed(1);
+        Net net;
+        net.to(dtype);
+        const auto optimizer = adamw(net.parameters());
+        Zero zero(net, *optimizer, at(stage));
+        train_on(net, zero, 0, 2, dtype);
+        const std::lock_guard lock(mutex);
+        for (const auto& piece : zero.state()) {
+          Tensor& whole = saved.tensors[piece.name];
+          if (!whole.defined()) whole = full({numel_of(piece.shape)}, NAN, {.dtype = piece.tensor.dtype()});
+          const Tensor place = whole.narrow(0, piece.range.begin, piece.range.size());
+          LOCKSTEP_CHECK(all(isnan(place)).item<bool>(), piece.name, ": elements that two ranks have");
+          place.copy_(piece.tensor);
+        }
+        saved.numbers = zero.numbers();
+      });
+      CHECK(saved.tensors.size() == (dtype == f32 ? 24 : 32));
+      for (const auto& [name, tensor] : saved.tensors) CHECK_MESSAGE(!any(isnan(tensor)).item<bool>(), name);
+      for (const auto& [to_ranks, to_stage] : plans) {
+        const auto all = on_ranks<Tensors>(to_ranks, [&, to_stage = to_stage](int) {
+          manual_seed(17);
+          Net net;
+          net.to(dtype);
+          const auto optimizer = adamw(net.parameters());
+          optimizer->set_lr(0.5);
+          Zero zero(net, *optimizer, at(to_stage));
+          for (const auto& piece : zero.state(true)) piece.tensor.copy_(saved.tensors.at(piece.name).narrow(0, piece.range.begin, piece.range.size()));
+          zero.load_numbers(saved.numbers);
+          zero.loaded();
+          train_on(net, zero, 2, 4, dtype);
+          const auto whole = zero.gathered();
+          return copy_parameters(net);
+        });
+        CAPTURE(ranks); CAPTURE(stage); CAPTURE(to_ranks); CAPTURE(to_stage);
+        CHECK(differing(one, all[0]) == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("zero: the whole state of the optimizer, out and in") {
+  for (const int stage : {0, 1, 2, 3}) {
+    const auto all = on_ranks<int>(2, [&](int) {
+      manual_seed(1);
+      Net a, b;
+      optim::AdamW x(a.parameters(), {.lr = 1e-2}), y(b.parameters(), {.lr = 1});
+      Zero zx(a, x, at(stage)), zy(b, y, at(3 - stage));
+      for (int step = 0; step < 2; ++step) {
+        loss_of_micro_batch(a, step, dist::world().rank()).backward();
+        zx.step();
+      }
+      {
+        const auto from = zx.gathered();
+        const auto to = zy.gathered(0);
+        b.load_state(a.state());
+      }
+      zy.load_whole_state(zx.whole_state());
+      for (auto* pair : {&a, &b}) loss_of_micro_batch(*pair, 5, dist::world().rank()).backward();
+      zx.step();
+      zy.step();
+      const auto wx = zx.gathered();
+      const auto wy = zy.gathered();
+      LOCKSTEP_CHECK(differing(copy_parameters(a), copy_parameters(b)) == "", "another step");
+      expect(message([&] { zy.load_whole_state({{}, {{"state.a.weight.step", 1.}}}); }), "the saved state has no 'state.a.weight.exp_avg'");
+      return 0;
+    });
+  }
+}
+
+TEST_CASE("zero: NaN or infinity on one rank: an error on all that names parameter, rank and step, or a step that all skip") {
+  for (const int stage : {0, 1, 2, 3}) {
+    CAPTURE(stage);
+    const auto poison = [](Net& net, int step, bool bad) {
+      std::optional<int> hook;
+      if (bad) hook = net.b.weight.on_grad([](const Tensor& grad) { Tensor g = grad.clone(); g.view({-1}).narrow(0, 7000, 1).fill_(INFINITY); return g; });
+      loss_of_micro_batch(net, step, dist::world().rank()).backward();
+      if (hook) net.b.weight.remove_hook(*hook);
+    };
+    const std::string error = error_of(at(stage), 1, [&](Zero& zero, Net& net, optim::Optimizer&) {
+      zero.step();
+      poison(net, 1, dist::world().rank() == 1);
+      zero.step();
+    });
+    CHECK(contains(error, "first in the gradient of b.weight at rank 1, in step 2"));
+    with_zero(at(stage, {.nonfinite = NonFinite::skip}), 0, [&](Zero& zero, Net& net, optim::Optimizer&) {
+      optim::DynamicLossScaler scaler({.init_scale = 4, .min_scale = 2});
+      const auto weights = [&] { const auto whole = zero.gathered(); return copy_parameters(net); };
+      const Tensors before = weights();
+      poison(net, 0, dist::world().rank() == 1);
+      const zero::StepReport report = zero.step({.scaler = &scaler});
+      LOCKSTEP_CHECK(report.skipped && report.first_nonfinite == "b.weight" && report.rank == 1, report.first_nonfinite, " ", report.rank);
+      LOCKSTEP_CHECK(differing(before, weights()) == "" && scaler.scale() == 2, "a skipped step changed something");
+      poison(net, 1, false);
+      LOCKSTEP_CHECK(!zero.step({.scaler = &scaler}).skipped && differing(before, weights()) != "", "a clean step changed nothing");
+      poison(net, 2, dist::world().rank() == 1);
+      const std::string at_minimum = message([&] { zero.step({.scaler = &scaler}); });
+      expect(at_minimum, "already at its minimum 2");
+      expect(at_minimum, "first in the gradient of b.weight at rank 1, in step 3");
+    });
+  }
+}
+
+TEST_CASE("zero: loss scaling in f16 gives every plan the same steps, skipped ones included") {
+  const auto run = [](int ranks, int stage) {
+    const auto all = on_ranks<Tensors>(ranks, [&](int) {
+      manual_seed(1);
+      Net net;
+      net.to(f16);
+      const auto optimizer = adamw(net.parameters());
+      Zero zero(net, *optimizer, at(stage, {.nonfinite = NonFinite::skip}));
+      optim::DynamicLossScaler scaler({.init_scale = 0x1p24, .scale_window = 3});  // overflows at first
+      const int accumulation = 4 / ranks;
+      std::vector<double> trace;
+      for (int step = 0; step < 20; ++step) {
+        backwards(zero, accumulation, [&](int64_t micro) { (loss_of_micro_batch(net, step, micro, f16) * scaler.scale()).backward(); });
+        trace.push_back(zero.step({.grad_scale = 1. / accumulation, .max_norm = 0.5, .scaler = &scaler}).skipped);
+        trace.push_back(scaler.scale());
+      }
+      const auto whole = zero.gathered();
+      Tensors result = copy_parameters(net);
+      result["trace"] = Tensor::from(trace, {int64_t(trace.size())});
+      return result;
+    });
+    for (const Tensors& other : all) CHECK(differing(all[0], other) == "");
+    return all[0];
+  };
+  const Tensors one = run(1, 0);
+  const std::vector<double> trace = one.at("trace").to_vector<double>();
+  CHECK(trace[0] == 1);   // the first step overflowed
+  CHECK(trace[38] + trace[36] + trace[34] + trace[32] < 4);
+  for (const int stage : {0, 1, 2, 3}) for (const int ranks : {2, 4}) CHECK(differing(one, run(ranks, stage)) == "");
+}

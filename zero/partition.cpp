@@ -1,0 +1,118 @@
+#include "zero/partition.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "tensor/check.h"
+
+namespace lockstep::zero {
+namespace {
+
+int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+/// Places the parameters for shards of this length, or says that they do not fit.
+bool place(Layout& layout, int64_t shard) {
+  layout.shard = shard;
+  layout.offsets.clear();
+  int64_t end = 0;
+  for (const int64_t n : layout.sizes) {
+    int64_t start = round_up(end, alignment);
+    const int64_t cut = (start / shard + 1) * shard;  // the first behind its start
+    if (start + n > cut) {
+      start = cut - (cut - start) / norm_block * norm_block;  // that cut now falls on a block boundary, perhaps the very first
+      if (start + n > cut + shard && shard % norm_block != 0) return false;  // the next ones would not
+    }
+    layout.offsets.push_back(start);
+    end = start + n;
+  }
+  return end <= layout.world * shard;
+}
+
+Layout of(std::vector<int64_t> sizes, int world, int owner) {
+  LOCKSTEP_CHECK(world >= 1 && owner < world, "[partition] expected at least one rank and an owner among them, got ", world, " and ", owner);
+  for (const int64_t n : sizes) LOCKSTEP_CHECK(n >= 0, "[partition] expected sizes >= 0, got ", n);
+  Layout layout;
+  layout.world = world;
+  layout.owner = owner;
+  layout.sizes = std::move(sizes);
+  return layout;
+}
+
+}  // namespace
+
+int64_t Layout::numel() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t(0)); }
+
+dist::Range Layout::range(int rank) const {
+  if (owner < 0) return dist::shard_range(whole(), world, rank);
+  return rank == owner ? dist::Range{0, shard} : dist::Range{0, 0};
+}
+
+dist::Range Layout::owned(size_t i, int rank) const {
+  const dist::Range mine = range(rank);
+  const int64_t begin = std::clamp(mine.begin - offsets[i], int64_t(0), sizes[i]), end = std::clamp(mine.end - offsets[i], int64_t(0), sizes[i]);
+  return begin < end ? dist::Range{begin, end} : dist::Range{0, 0};
+}
+
+Layout lay_out(std::vector<int64_t> sizes, int world) {
+  Layout layout = of(std::move(sizes), world, -1);
+  const int64_t total = layout.numel();
+  layout.offsets.assign(layout.sizes.size(), 0);
+  if (total == 0) return layout;
+  // The shortest shards into which everything fits. A multiple of norm_block always does in the end.
+  for (int64_t shard = round_up((total + world - 1) / world, alignment); !place(layout, shard);) shard += alignment;
+  return layout;
+}
+
+Layout lay_out_at(std::vector<int64_t> sizes, int world, int owner) {
+  LOCKSTEP_CHECK(owner >= 0, "[partition] expected an owner, got ", owner);
+  Layout layout = of(std::move(sizes), world, owner);
+  for (const int64_t n : layout.sizes) {
+    layout.offsets.push_back(round_up(layout.shard, alignment));
+    layout.shard = layout.offsets.back() + n;
+  }
+  return layout;
+}
+
+std::vector<int> assign_owners(const std::vector<int64_t>& sizes, int world) {
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), size_t(0));
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return sizes[a] > sizes[b]; });
+  std::vector<int64_t> load(size_t(world), 0);
+  std::vector<int> owners(sizes.size());
+  for (const size_t i : order) {
+    const auto least = std::min_element(load.begin(), load.end());
+    owners[i] = int(least - load.begin());
+    *least += sizes[i];
+  }
+  return owners;
+}
+
+std::vector<std::vector<size_t>> plan_units(const std::vector<int64_t>& sizes, const std::vector<std::string>& kinds, int64_t cap) {
+  LOCKSTEP_CHECK(cap > 0 && sizes.size() == kinds.size(), "[partition] expected a size above 0 for units, got ", cap);
+  struct Open { std::vector<size_t> members; int64_t numel = 0; };
+  std::map<std::string, Open> open;
+  std::vector<std::vector<size_t>> units;
+  const auto close = [&](Open& o) {
+    if (!o.members.empty()) units.push_back(std::move(o.members));
+    o = {};
+  };
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    Open& o = open[kinds[i]];
+    if (o.numel + sizes[i] > cap) close(o);
+    o.members.push_back(i);
+    o.numel += sizes[i];
+  }
+  std::vector<Open*> rest;  // in the order of their first members
+  for (auto& [kind, o] : open) if (!o.members.empty()) rest.push_back(&o);
+  std::sort(rest.begin(), rest.end(), [](const Open* a, const Open* b) { return a->members[0] < b->members[0]; });
+  for (Open* o : rest) close(*o);
+  return units;
+}
+
+ModelState model_state(int stage, double psi, int world, double bytes, double k) {
+  const auto over = [&](int from) { return stage >= from ? 1. / world : 1.; };
+  return {.parameters = bytes * psi * over(3), .gradients = bytes * psi * over(2), .optimizer = k * psi * over(1)};
+}
+
+}  // namespace lockstep::zero

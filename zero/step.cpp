@@ -1,0 +1,152 @@
+// The optimizer step over shards, in every stage:
+//
+//   gradients x scale (f32) ─▶ all finite? agreed ─▶ norm, if wanted ─▶ clip ─▶ update every tile (tiles.cpp) ─▶ publish (stage 1: all_gather)
+//
+// Bits. The scale holds all divisions at once (ranks, accumulation, loss scale), in f32 and after the sum, so they do not depend on how the
+// micro-batches were dealt. Norms are sums over fixed blocks of each parameter: a block lies on one rank, its sum is added into a list that
+// is zero on all others, so every rank adds up the same numbers in the same order as optim::clip_grad_norm().
+#include <cmath>
+
+#include "tensor/ops.h"
+#include "trace/trace.h"
+#include "zero/stage.h"
+
+namespace lockstep::zero {
+namespace {
+
+bool is_wide(DType dtype) { return size_of(dtype) >= 4; }
+
+}  // namespace
+
+StepReport Stage::step(const StepOptions& o) {
+  const NoGrad no_grad;
+  LOCKSTEP_CHECK(!in_pass_, "[zero] step() was called inside a backward");
+  LOCKSTEP_CHECK(o.max_norm >= 0 && std::isfinite(o.grad_scale), "[zero] expected max_norm >= 0 and a finite grad_scale, got ", o.max_norm, " and ", o.grad_scale);
+  LOCKSTEP_CHECK(!o.scaler || options.nonfinite == NonFinite::skip, "[zero] loss scaling needs .nonfinite = NonFinite::skip");
+  notice_cleared();
+  trace::memory();  // with gradients in it
+  const trace::Scope scope("zero step", trace::Category::optimizer);
+  for (const Unit& unit : units) {
+    LOCKSTEP_CHECK(unit.pins == 0, "[zero] step() was called while gathered() holds ", parameters[unit.members[0]].name, "; end that scope first");
+    if (!unit.trains) continue;
+    if (unit.local.count() > 0) fail_everywhere("[zero] step() after a backward inside no_sync(): the last micro-batch's backward must run outside of it, for it reduces the sum of all");
+    if (!unit.part.defined()) fail_everywhere("[zero] step() expected a backward since the last step");
+  }
+  struct Forget { Stage& stage; ~Forget() { stage.forget(); } } at_end{*this};
+  const std::vector<bool> used = agree_on_used();
+  double scale = o.grad_scale / group.size();
+  if (o.scaler) scale /= o.scaler->scale();
+  for (Unit& unit : units) {
+    if (!unit.trains) continue;
+    if (unit.reduced.count() > 0) {
+      unit.reduced.add(std::move(unit.part));
+      unit.part = unit.reduced.take();
+    }
+    if (is_wide(unit.gradient_dtype) && scale != 1) mul_scalar_(unit.part, scale);
+  }
+  StepReport report;
+  ++steps_;
+  if (options.nonfinite != NonFinite::propagate && !check_finite(o, report)) return report;
+  double clip = 1;
+  if (o.max_norm > 0 || o.want_norm) {
+    report.norm = norm(o, scale, used);
+    if (o.max_norm > 0) clip = o.max_norm / (report.norm + 1e-6);
+  }
+  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += used[i];
+  update(used, scale, clip);
+  for (Unit& unit : units) finish(unit);
+  for (const Parameter& p : parameters) if (p.trains()) p.variable.tensor().storage()->bump_version(p.optimizer->name());
+  return report;
+}
+
+/// A parameter that no rank used is left alone (weight decay, momentum), as one without .grad is.
+std::vector<bool> Stage::agree_on_used() {
+  std::vector<bool> used(parameters.size());
+  std::vector<size_t> unused;
+  std::vector<int32_t> mine;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = parameters[i];
+    used[i] = p.used;
+    mine.push_back(p.used);
+    if (p.trains() && !p.used) unused.push_back(i);
+  }
+  if (!options.ignore_unused_parameters) {
+    if (unused.empty()) return used;
+    fail_everywhere(str("[zero] ", unused.size(), " parameters got no gradient since the last step: ", list(unused),
+                        ". The loss does not depend on them. Set ignore_unused_parameters = true, or freeze them (requires_grad_(false)) before"));
+  }
+  const Tensor map = Tensor::from(mine, {int64_t(mine.size())});
+  group.all_reduce(map, {.op = dist::ReduceOp::max, .tag = "zero used parameters"});
+  const std::vector<int64_t> any = map.to_vector<int64_t>();
+  for (size_t i = 0; i < used.size(); ++i) used[i] = any[i] != 0;
+  return used;
+}
+
+/// False when the step is to be skipped. What is not finite is found in the gradients of each rank, as they were collected, or, when
+/// only their sum is too large, in the shard of its owner.
+bool Stage::check_finite(const StepOptions& o, StepReport& report) {
+  constexpr int64_t none = std::numeric_limits<int64_t>::max();
+  const int64_t count = int64_t(parameters.size());
+  int64_t first = first_bad_;
+  for (Unit& unit : units) {
+    if (!unit.trains || all_finite(unit.part)) continue;
+    for (const Piece& piece : unit.pieces) {
+      if (!all_finite(unit.part.narrow(0, piece.at, piece.range.size()))) first = std::min(first, (count + int64_t(piece.parameter)) * group.size() + rank());
+    }
+  }
+  const Tensor agreed = Tensor::from({first}, {1});
+  group.all_reduce(agreed, {.op = dist::ReduceOp::min, .tag = "zero first gradient that is not finite"});
+  first = agreed.item<int64_t>();
+  if (first != none) {
+    report.skipped = true;
+    report.first_nonfinite = parameters[size_t(first / group.size() % count)].name;
+    report.rank = group.world_rank(int(first % group.size()));
+  }
+  if (o.others) o.others->agree(report);
+  const std::string where = str("first in the gradient of ", report.first_nonfinite, " at rank ", report.rank, ", in step ", steps_);
+  if (o.scaler) {
+    try {
+      o.scaler->update(report.skipped);
+    } catch (const Error& error) {
+      fail(str(error.what(), "; ", where));
+    }
+  }
+  LOCKSTEP_CHECK(!report.skipped || options.nonfinite == NonFinite::skip, "[zero] a gradient is NaN or infinite, ", where,
+                 "; AnomalyMode names the operation that made it. Nothing was changed");
+  return !report.skipped;
+}
+
+/// What elements of the shard are updated with, scaled, in f32 (f64 for f64).
+Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) {
+  const Tensor part = unit.part.narrow(0, at, n);
+  const Tensor wide = part.to(unit.dtype == f64 ? f64 : f32);
+  return is_wide(unit.gradient_dtype) || scale == 1 ? wide : mul_scalar_(wide, scale);
+}
+
+double Stage::norm(const StepOptions& o, double scale, const std::vector<bool>& used) {
+  const Tensor squares = zeros({blocks_}, {.dtype = f64});
+  for (Unit& unit : units) {
+    for (const Piece& piece : unit.pieces) {
+      if (!used[piece.parameter]) continue;
+      const Tensor g = gradient(unit, piece.at, piece.range.size(), scale);
+      const int64_t n = g.numel(), full = n / norm_block, first = parameters[piece.parameter].first_block + piece.range.begin / norm_block;
+      if (full > 0) squares.narrow(0, first, full).copy_(sum_squares(g.narrow(0, 0, full * norm_block).view({full, norm_block}), {1}, false, f64));
+      if (n > full * norm_block) squares.narrow(0, first + full, 1).copy_(sum_squares(g.narrow(0, full * norm_block, n - full * norm_block), {}, false, f64));
+    }
+  }
+  if (shards() > 1) group.all_reduce(squares, {.tag = "zero squares of gradients"});
+  const double* block = squares.data<double>();
+  double total = 0;
+  std::vector<std::pair<std::string, double>> all;
+  for (const Parameter& p : parameters) {
+    if (!p.trains()) continue;
+    double sum = 0;
+    for (int64_t b = 0; b < norm_blocks(p.variable.numel()); ++b) sum += *block++;
+    const double n = p.variable.dtype() == f64 ? std::sqrt(sum) : double(float(std::sqrt(sum)));
+    total += n * n;
+    if (o.others) all.emplace_back(p.name, sum);
+  }
+  return o.others ? o.others->norm(all) : std::sqrt(total);
+}
+
+}  // namespace lockstep::zero
