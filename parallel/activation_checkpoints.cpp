@@ -1,0 +1,208 @@
+#include "parallel/activation_checkpoints.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iomanip>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <utility>
+
+#include "tensor/ops.h"
+#include "tensor/stream.h"
+
+namespace lockstep::parallel {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Memory for a number of tensors of one size, made at once. Its users may be threads (replicas).
+class Buffer : public std::enable_shared_from_this<Buffer> {
+ public:
+  explicit Buffer(int64_t slots) : used_(size_t(slots)) {}
+
+  /// A free slot, as a flat tensor; kept until the handle is dropped.
+  std::shared_ptr<Tensor> take(int64_t numel, DType dtype, Device device, Memory category) {
+    const std::lock_guard lock(mutex_);
+    const bool is_free = std::find(used_.begin(), used_.end(), true) == used_.end();
+    const bool fits = memory_.defined() && memory_.dtype() == dtype && memory_.device() == device && numel <= slot_;
+    if (!fits) {
+      LOCKSTEP_CHECK(is_free, "[checkpoint] contiguous_memory_optimization expects checkpoints of one size: the buffer has slots of ", slot_, " ", memory_.dtype(),
+                     " elements, got one of ", numel, " ", dtype);
+      const MemoryScope scope(category);
+      slot_ = numel;
+      memory_ = {};
+      memory_ = empty({numel * int64_t(used_.size())}, {.dtype = dtype, .device = device});
+    }
+    const auto place = std::find(used_.begin(), used_.end(), false);
+    LOCKSTEP_CHECK(place != used_.end(), "[checkpoint] number_checkpoints ", used_.size(), " is too small: that many checkpoints wait for their backward, and here is one more; "
+                   "set it to the number of checkpoints in a forward, times the forwards before a backward");
+    *place = true;
+    const size_t i = size_t(place - used_.begin());
+    return {new Tensor(memory_.narrow(0, int64_t(i) * slot_, numel)), [self = shared_from_this(), i](Tensor* tensor) {
+      delete tensor;
+      const std::lock_guard lock(self->mutex_);
+      self->used_[i] = false;
+    }};
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<bool> used_;
+  int64_t slot_ = 0;
+  Tensor memory_;
+};
+
+}  // namespace
+
+struct ActivationCheckpoints::State {
+  Options o;
+  std::vector<std::string> notes;
+  std::mutex mutex;
+  std::map<size_t, std::shared_ptr<Buffer>> buffers;  // by number of the input
+  std::vector<Times> times;
+  std::vector<nn::Module*> wrapped;
+
+  int ranks() const { return o.partition_activations && o.group ? o.group->size() : 1; }
+  std::shared_ptr<Buffer> buffer(size_t i) {
+    const std::lock_guard lock(mutex);
+    auto& found = buffers[i];
+    if (!found) found = std::make_shared<Buffer>(o.number_checkpoints);
+    return found;
+  }
+  void add_time(const std::string& name, bool backward, double ms) {
+    const std::lock_guard lock(mutex);
+    auto row = std::find_if(times.begin(), times.end(), [&](const Times& t) { return t.name == name; });
+    if (row == times.end()) row = times.insert(times.end(), Times{.name = name});
+    (backward ? row->backwards : row->forwards) += 1;
+    (backward ? row->backward_ms : row->forward_ms) += ms;
+  }
+};
+
+class ActivationCheckpoints::Keeper final : public CheckpointKeeper {
+ public:
+  Keeper(std::shared_ptr<State> state, std::string name, Device device) : state_(std::move(state)), name_(std::move(name)), device_(device) {}
+
+  std::function<Tensor()> keep(const Tensor& input, size_t i) override {
+    const Options& o = state_->o;
+    const int n = state_->ranks();
+    if (!is_floating(input.dtype()) || input.numel() < n || input.numel() == 0) return {};
+    if (n == 1 && !o.cpu_checkpointing && !o.contiguous_memory_optimization) return {};
+    const Memory category = o.cpu_checkpointing ? Memory::offload : Memory::activation;
+    const Device home = o.cpu_checkpointing ? Device(cpu) : input.device();
+    const dist::Range mine = dist::shard_range(input.numel(), n, n > 1 ? o.group->rank() : 0);
+    const Tensor part = input.contiguous().view({input.numel()}).narrow(0, mine.begin, mine.size());
+    std::shared_ptr<Tensor> kept;
+    if (o.contiguous_memory_optimization) {
+      kept = state_->buffer(i)->take(part.numel(), part.dtype(), home, category);
+    } else {
+      const MemoryScope scope(category);
+      kept = std::make_shared<Tensor>(empty({part.numel()}, {.dtype = part.dtype(), .device = home}));
+    }
+    kept->copy_(part);
+    return [state = state_, kept, n, shape = input.shape(), device = input.device()] {
+      const Tensor there = kept->to(device);
+      if (n == 1) return there.view(shape);
+      const Tensor whole = empty(shape, {.dtype = there.dtype(), .device = device});
+      state->o.group->all_gather(whole.view({whole.numel()}), there, {.tag = "checkpointed input"});
+      return whole;
+    };
+  }
+
+  void begin(bool) override {
+    if (waits()) synchronize(device_);
+    start_ = Clock::now();
+  }
+  void end(bool backward) noexcept override {
+    try {
+      if (waits()) synchronize(device_);
+      if (state_->o.profile) state_->add_time(name_, backward, std::chrono::duration<double, std::milli>(Clock::now() - start_).count());
+    } catch (...) {}  // NOLINT: the device's error comes again with its next use
+  }
+
+ private:
+  bool waits() const { return state_->o.synchronize_checkpoint_boundary || state_->o.profile; }
+
+  std::shared_ptr<State> state_;
+  std::string name_;
+  Device device_;
+  Clock::time_point start_;
+};
+
+ActivationCheckpoints::ActivationCheckpoints(const Options& o) : state_(std::make_shared<State>()) {
+  LOCKSTEP_CHECK(o.every >= 1, "[checkpoint] expected every >= 1, got ", o.every);
+  LOCKSTEP_CHECK(o.number_checkpoints >= 0, "[checkpoint] expected number_checkpoints >= 0, got ", o.number_checkpoints);
+  LOCKSTEP_CHECK(!o.contiguous_memory_optimization || o.partition_activations, "[checkpoint] contiguous_memory_optimization needs partition_activations; set that too");
+  LOCKSTEP_CHECK(!o.contiguous_memory_optimization || o.number_checkpoints > 0, "[checkpoint] contiguous_memory_optimization needs number_checkpoints, "
+                 "the number of checkpoints that wait for their backward at once");
+  state_->o = o;
+  if (o.partition_activations && state_->ranks() == 1) {
+    state_->notes.push_back(str("partition_activations: there are no model-parallel ranks ", o.group ? "but this one" : "(no group)", ", so inputs stay whole"));
+  }
+  if (o.number_checkpoints > 0 && !o.contiguous_memory_optimization) state_->notes.push_back("number_checkpoints is for contiguous_memory_optimization, which is off");
+}
+
+const std::vector<std::string>& ActivationCheckpoints::notes() const { return state_->notes; }
+
+Variable ActivationCheckpoints::operator()(const std::function<Variable(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs, const std::string& name) {
+  Device device = default_device();
+  for (const Variable& input : inputs) if (input.defined()) { device = input.device(); break; }
+  return checkpoint(fn, inputs, std::make_shared<Keeper>(state_, name, device));
+}
+
+std::vector<std::string> ActivationCheckpoints::wrap_blocks(nn::Module& module) {
+  std::vector<std::pair<std::string, nn::Module*>> blocks;
+  for (const char* kind : {"ModuleList", "Sequential"}) {
+    std::vector<std::string> lists;  // outermost ones
+    for (const auto& [name, list] : module.named_modules()) {
+      const auto holds = [&name = name](const std::string& outer) { return outer.empty() || name.starts_with(outer + "."); };
+      if (list->kind() != kind || std::any_of(lists.begin(), lists.end(), holds)) continue;
+      lists.push_back(name);
+      int64_t i = 0;
+      for (const auto& [child, block] : list->children()) {
+        if (i++ % state_->o.every == 0) blocks.emplace_back(name.empty() ? child : name + "." + child, block);
+      }
+    }
+    if (!blocks.empty()) break;
+  }
+  LOCKSTEP_CHECK(!blocks.empty(), "[checkpoint] expected a module with blocks (a ModuleList or Sequential), got ", module.kind(), " without; checkpoint pieces of it by hand");
+  std::vector<std::string> names;
+  for (auto& [name, block] : blocks) {
+    block->wrap_call([checkpoints = *this, name = name](const std::vector<Variable>& inputs, const std::function<Variable(const std::vector<Variable>&)>& run) mutable {
+      return checkpoints(run, inputs, name);
+    });
+    state_->wrapped.push_back(block);
+    names.push_back(name);
+  }
+  return names;
+}
+
+void ActivationCheckpoints::unwrap_blocks() {
+  for (nn::Module* block : std::exchange(state_->wrapped, {})) block->wrap_call({});
+}
+
+std::vector<ActivationCheckpoints::Times> ActivationCheckpoints::times() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->times;
+}
+
+void ActivationCheckpoints::reset_times() {
+  const std::lock_guard lock(state_->mutex);
+  state_->times.clear();
+}
+
+std::string ActivationCheckpoints::report() const {
+  const std::vector<Times> all = times();
+  size_t width = 10;
+  for (const Times& t : all) width = std::max(width, t.name.size());
+  std::ostringstream out;
+  out << std::left << std::setw(int(width)) << "checkpoint" << std::right << std::setw(10) << "calls" << std::setw(14) << "forward ms" << std::setw(14) << "backward ms" << "\n" << std::fixed << std::setprecision(3);
+  for (const Times& t : all) {
+    out << std::left << std::setw(int(width)) << t.name << std::right << std::setw(10) << t.forwards << std::setw(14) << t.forward_ms / double(std::max<int64_t>(t.forwards, 1)) << std::setw(14)
+        << t.backward_ms / double(std::max<int64_t>(t.backwards, 1)) << "\n";
+  }
+  return out.str();
+}
+
+}  // namespace lockstep::parallel
