@@ -1,0 +1,99 @@
+#include "autograd/split_backward.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "tensor/ops.h"
+
+namespace lockstep {
+namespace {
+
+/// Gives each of its inputs the gradient that it holds.
+struct Join final : Node {
+  explicit Join(std::vector<std::pair<Edge, Tensor>> list) : Node("joined", int(list.size()), 1) {
+    for (auto& [edge, grad] : list) {
+      inputs()[int(grads.size())] = std::move(edge);
+      grads.push_back(std::move(grad));
+    }
+  }
+  void run(Backward& backward) override {
+    for (size_t i = 0; i < grads.size(); ++i) if (backward.needs(int(i))) backward.give(int(i), std::move(grads[i]));  // others may be asked for later
+  }
+  void release_saved() override { grads.clear(); }
+  std::vector<Tensor> grads;
+};
+
+Variable start_of(std::vector<std::pair<Edge, Tensor>> list) {
+  return tape::attach(Ref<Node>(new Join(std::move(list))), {}, zeros({}));
+}
+
+}  // namespace
+
+Variable joined(const std::vector<Variable>& roots, std::vector<Tensor> grads) {
+  std::vector<std::pair<Edge, Tensor>> list;
+  for (size_t i = 0; i < roots.size(); ++i) {
+    if (roots[i].requires_grad() && grads.at(i).defined()) list.push_back({{roots[i].impl()->node, roots[i].impl()->output}, std::move(grads[i])});
+  }
+  return start_of(std::move(list));
+}
+
+SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& first) {
+  std::unordered_set<const Node*> at_once;
+  for (const Variable& leaf : first) {
+    LOCKSTEP_CHECK(leaf.is_leaf() && leaf.requires_grad(), "[SplitBackward] expected leaves that want a gradient");
+    at_once.insert(leaf.impl()->node.get());
+  }
+  LOCKSTEP_CHECK(root.requires_grad(), "[SplitBackward] nothing that made this value wants a gradient");
+  // Takes off the edges to all other leaves, and notes the gradients that come to the nodes that had them.
+  std::vector<Node*> stack{root.impl()->node.get()};
+  std::unordered_set<const Node*> seen(stack.begin(), stack.end());
+  std::vector<Node*> nodes;
+  while (!stack.empty()) {
+    Node* node = stack.back();
+    stack.pop_back();
+    bool waits = false;
+    for (const Edge& edge : node->inputs()) {
+      if (!edge.node) continue;
+      if (edge.node->is_leaf()) waits |= !at_once.count(edge.node.get());
+      else if (seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
+    }
+    if (waits) nodes.push_back(node);
+  }
+  std::sort(nodes.begin(), nodes.end(), [](const Node* a, const Node* b) { return a->number() > b->number(); });
+  rest_.reserve(nodes.size());
+  for (Node* node : nodes) {
+    Part& part = rest_.emplace_back(Part{Ref<Node>(node), std::vector<Edge>(size_t(node->inputs().size())), std::vector<Tensor>(size_t(node->outputs().size()))});
+    for (int i = 0; i < node->inputs().size(); ++i) {
+      Edge& edge = node->inputs()[i];
+      if (edge.node && edge.node->is_leaf() && !at_once.count(edge.node.get())) std::swap(edge, part.edges[size_t(i)]);
+    }
+    for (int i = 0; i < node->outputs().size(); ++i) {
+      auto& hooks = node->outputs()[i].hooks;
+      if (!hooks) hooks = std::make_unique<std::vector<std::pair<int, GradHook>>>();
+      hooks->emplace_back(-1, [&kept = part.grads[size_t(i)]](const Tensor& grad) {  // last, so it sees what other hooks made of it
+        kept = grad;
+        return Tensor();
+      });
+    }
+  }
+  root.backward({}, true);  // what is saved is still needed; the parts below hold it, all else goes with the root
+  for (Part& part : rest_) {
+    for (int i = 0; i < part.node->outputs().size(); ++i) part.node->outputs()[i].hooks.reset();  // they have run
+    for (int i = 0; i < part.node->inputs().size(); ++i) part.node->inputs()[i] = std::move(part.edges[size_t(i)]);
+  }
+}
+
+void SplitBackward::finish(std::vector<std::pair<Variable, Tensor>> before) {
+  std::vector<std::pair<Edge, Tensor>> list;
+  for (auto& [leaf, grad] : before) {
+    if (grad.defined()) list.push_back({{leaf.impl()->node, leaf.impl()->output}, std::move(grad)});
+  }
+  before.clear();
+  for (Part& part : rest_) {
+    for (size_t i = 0; i < part.grads.size(); ++i) if (part.grads[i].defined()) list.push_back({{part.node, int(i)}, std::move(part.grads[i])});
+  }
+  rest_.clear();
+  if (!list.empty()) start_of(std::move(list)).backward();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,33 @@
+#pragma once
+// A backward in two parts, for pipelines: the gradients of a stage's inputs, which the stage before waits for, at once; those of its
+// weights later. The bits are those of backward().
+//
+//   x ─▶ matmul ─▶ relu ─▶ matmul ─▶ loss       first part: what leads to x; each matmul keeps its gradient and what it had saved
+//   w1 ─────┘      w2 ────────┘                 finish(): the edges to w1 and w2
+#include <utility>
+#include <vector>
+
+#include "autograd/tape.h"
+
+namespace lockstep {
+
+class SplitBackward {
+ public:
+  /// Adds to .grad of `first`, leaves that `root`, of one element, depends on.
+  SplitBackward(const Variable& root, const std::vector<Variable>& first);
+  /// Adds to .grad of all other leaves. `before` are gradients from elsewhere that count before those added here.
+  void finish(std::vector<std::pair<Variable, Tensor>> before = {});
+
+ private:
+  struct Part {
+    Ref<Node> node;
+    std::vector<Edge> edges;    // to the leaves that wait
+    std::vector<Tensor> grads;  // of its outputs
+  };
+  std::vector<Part> rest_;
+};
+
+/// Starts several backwards at once: a variable of one element whose backward() gives `grads` to `roots`. Undefined ones are left out.
+Variable joined(const std::vector<Variable>& roots, std::vector<Tensor> grads);
+
+}  // namespace lockstep

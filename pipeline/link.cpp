@@ -1,0 +1,100 @@
+#include "pipeline/link.h"
+
+#include <algorithm>
+
+#include "tensor/ops.h"
+
+namespace lockstep::pipeline {
+namespace {
+
+constexpr int64_t most_dims = 8, per_tensor = 3 + most_dims, length = 2 + int64_t(Shapes::most_tensors) * per_tensor;
+
+Tensor pack(const Shapes& shapes) {
+  std::vector<int64_t> words(size_t(length), 0);
+  words[0] = int64_t(shapes.tensors.size());
+  words[1] = int64_t(shapes.random_call);
+  for (size_t i = 0; i < shapes.tensors.size(); ++i) {
+    int64_t* at = words.data() + 2 + int64_t(i) * per_tensor;
+    const Shapes::One& one = shapes.tensors[i];
+    *at++ = int64_t(one.dtype);
+    *at++ = one.wants_grad;
+    *at++ = one.shape.rank();
+    for (int d = 0; d < one.shape.rank(); ++d) *at++ = one.shape[d];
+  }
+  return Tensor::from(words, {length});
+}
+
+Shapes unpack(const Tensor& packed) {
+  const int64_t* words = packed.data<int64_t>();
+  Shapes shapes;
+  shapes.random_call = uint64_t(words[1]);
+  for (int64_t i = 0; i < words[0]; ++i) {
+    const int64_t* at = words + 2 + i * per_tensor;
+    shapes.tensors.push_back({DType(at[0]), Shape(at + 3, at + 3 + at[2]), at[1] != 0});
+  }
+  return shapes;
+}
+
+}  // namespace
+
+Shapes Shapes::of(const Values& values, uint64_t random_call) {
+  LOCKSTEP_CHECK(values.size() <= most_tensors, "[pipeline] expected at most ", most_tensors, " tensors between two stages, got ", values.size(), "; put some together");
+  Shapes shapes{{}, random_call};
+  for (const Variable& v : values) shapes.tensors.push_back({v.dtype(), v.shape(), v.requires_grad()});
+  return shapes;
+}
+
+std::string Shapes::text() const {
+  std::string all;
+  for (const One& one : tensors) all += str(all.empty() ? "" : ", ", one.dtype, " ", one.shape, one.wants_grad ? "" : " without gradient");
+  return str(all, " after ", random_call, " random calls");
+}
+
+void Link::wait(Message& message) {
+  message.awaited->store(true);
+  for (dist::Work& work : message.work) work.wait();
+}
+
+void Link::send(const std::vector<Tensor>& tensors, const std::string& tag, const Shapes* shapes) {
+  while (!sent_.empty() && std::all_of(sent_.front().work.begin(), sent_.front().work.end(), [](const dist::Work& w) { return w.done(); })) {
+    wait(sent_.front());
+    sent_.pop_front();
+  }
+  Message& message = sent_.emplace_back();
+  message.awaited = std::make_shared<std::atomic<bool>>(false);
+  const auto give = [&](const Tensor& tensor, const std::string& name) {
+    message.tensors.push_back(tensor.contiguous());
+    message.work.push_back(group_->send(message.tensors.back(), peer(), {.tag = name, .async = true, .awaited = message.awaited}));
+  };
+  if (shapes) give(pack(*shapes), "shapes of " + tag);
+  for (size_t i = 0; i < tensors.size(); ++i) give(tensors[i], i == 0 ? tag : str(tag, ", tensor ", i));
+}
+
+Shapes Link::receive_shapes(const std::string& tag) {
+  const Tensor packed = empty({length}, {.dtype = i64});
+  group_->receive(packed, peer(), {.tag = "shapes of " + tag});
+  return unpack(packed);
+}
+
+void Link::post(const std::vector<Shapes::One>& tensors, const std::string& tag) {
+  Message& message = posted_.emplace_back();
+  message.awaited = std::make_shared<std::atomic<bool>>(false);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    message.tensors.push_back(empty(tensors[i].shape, {.dtype = tensors[i].dtype, .device = device_}));
+    message.work.push_back(group_->receive(message.tensors.back(), peer(), {.tag = i == 0 ? tag : str(tag, ", tensor ", i), .async = true, .awaited = message.awaited}));
+  }
+}
+
+std::vector<Tensor> Link::arrive() {
+  Message message = std::move(posted_.front());
+  posted_.pop_front();
+  wait(message);
+  return std::move(message.tensors);
+}
+
+void Link::flush() {
+  for (Message& message : sent_) wait(message);
+  sent_.clear();
+}
+
+}  // namespace lockstep::pipeline

@@ -1,0 +1,61 @@
+#pragma once
+// Messages one way between two ranks, on a thread of their own: sending never waits for the other side, and receives are posted
+// ahead, so both go on while the rank computes.
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dist/process_group.h"
+#include "pipeline/module.h"
+
+namespace lockstep::pipeline {
+
+/// What the two ranks agree on before data moves: shapes and dtypes, who wants a gradient, and how many random numbers the micro-batch
+/// has drawn so far (the next stage goes on from there).
+struct Shapes {
+  struct One {
+    DType dtype;
+    Shape shape;
+    bool wants_grad;
+    friend bool operator==(const One&, const One&) = default;
+  };
+  std::vector<One> tensors;
+  uint64_t random_call = 0;
+  friend bool operator==(const Shapes&, const Shapes&) = default;
+
+  static constexpr size_t most_tensors = 16;
+  static Shapes of(const Values& values, uint64_t random_call);
+  std::string text() const;
+};
+
+class Link {
+ public:
+  /// `group` has the two ranks, this one too.
+  Link(std::shared_ptr<dist::ProcessGroup> group, Device device) : group_(std::move(group)), device_(device) {}
+
+  /// With shapes: sends them first. Keeps what it sends until it is gone.
+  void send(const std::vector<Tensor>& tensors, const std::string& tag, const Shapes* shapes = nullptr);
+  /// Waits for the shapes.
+  Shapes receive_shapes(const std::string& tag);
+  /// Starts to receive tensors of these shapes; arrive() waits for the oldest that was posted.
+  void post(const std::vector<Shapes::One>& tensors, const std::string& tag);
+  std::vector<Tensor> arrive();
+  size_t posted() const { return posted_.size(); }
+  /// Returns when everything is gone.
+  void flush();
+
+ private:
+  using Flag = std::shared_ptr<std::atomic<bool>>;
+  struct Message { std::vector<dist::Work> work; std::vector<Tensor> tensors; Flag awaited; };
+  int peer() const { return 1 - group_->rank(); }
+  static void wait(Message& message);
+
+  std::shared_ptr<dist::ProcessGroup> group_;
+  Device device_;
+  std::deque<Message> sent_, posted_;
+};
+
+}  // namespace lockstep::pipeline

@@ -1,0 +1,96 @@
+#pragma once
+// A model as a list of layers, of which a rank builds only its own.
+//
+//   std::vector<pipeline::LayerSpec> layers{pipeline::layer<nn::Embedding>({.num = 256, .dim = 64}).tie("table"), ...};
+//
+// A layer takes the tensors that the one before gives, of any dtype. Layers with the same tie are one module wherever they stand: its
+// gradients are summed over all stages that have it, and it starts with the same values everywhere.
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nn/module.h"
+
+namespace lockstep::pipeline {
+
+using Values = std::vector<Variable>;
+
+struct LayerSpec {
+  using Make = std::function<std::unique_ptr<nn::Module>()>;
+  using Forward = std::function<Values(nn::Module* module, const Values& inputs)>;
+
+  std::string kind;         ///< for messages, and for a split by type
+  Make make;                ///< empty: a function without parameters
+  Forward forward;          ///< empty: module.call() on the one input
+  int64_t parameters = -1;  ///< -1: is built once on every rank to count them, and dropped
+  std::string key;          ///< of tied layers; empty: not tied
+  std::optional<std::string> name = {};  ///< before its parameters' names: "blocks.3"; "": nothing is; not given: its number (tied: "tied.KEY")
+
+  LayerSpec& named(std::string text) { name = std::move(text); return *this; }
+  LayerSpec& tie(std::string name) { key = std::move(name); return *this; }
+  LayerSpec& with(Forward fn) { forward = std::move(fn); return *this; }
+};
+
+/// A layer of type L, made from its options.
+template <class L>
+LayerSpec layer(const typename L::Options& options) {
+  LayerSpec spec{.kind = {}, .make = [options] { return std::make_unique<L>(options); }, .forward = {}, .parameters = -1, .key = {}};
+  return spec;
+}
+/// A layer without parameters.
+LayerSpec layer(std::string kind, LayerSpec::Forward forward);
+LayerSpec layer(std::string kind, std::function<Variable(const Variable&)> forward);
+
+/// DeepSpeed's name of a tied layer.
+struct TiedLayerSpec : LayerSpec {
+  TiedLayerSpec(std::string key, LayerSpec spec) : LayerSpec(std::move(spec)) { tie(std::move(key)); }
+};
+
+/// The layers of one rank. Parameters are called by LayerSpec::name, or the number of their layer in the whole model, "3.weight"; tied ones
+/// by the first name, or "tied.KEY.weight": the names of all ranks together are those of the whole model.
+class StageModule : public nn::Module {
+ public:
+  struct Chunk { int begin = 0, end = 0; };  ///< layers
+  /// Builds the layers of these chunks. A layer's start depends on the seed and its number (tied: of the first) only, not on the split.
+  StageModule(const std::vector<LayerSpec>& layers, std::vector<Chunk> chunks, int checkpoint_interval);
+
+  /// Runs a chunk. With a checkpoint interval, every so many layers keep only what goes in.
+  Values forward(size_t chunk, const Values& inputs);
+  /// One layer of it.
+  Values run(int layer, const Values& inputs);
+  const Chunk& chunk(size_t i) const { return chunks_.at(i); }
+  /// With the first layer that has it and its place there, for an order that all ranks share; tied ones too.
+  struct Numbered {
+    std::string name;
+    Variable variable;
+    int layer = 0, place = 0;
+    std::string key = {};  ///< when it is tied
+  };
+  std::vector<Numbered> numbered_parameters();
+  /// Trained parameters of a chunk, without tied ones; and those of a tie.
+  std::vector<nn::NamedParameter> own_parameters(size_t chunk);
+  std::vector<nn::NamedParameter> tied_parameters(const std::string& key);
+
+  void fields(nn::Fields& f) override;
+  std::string kind() const override { return "StageModule"; }
+
+ private:
+  int first_of(const std::string& key) const;
+  std::string name_of(int layer) const;
+  const std::vector<LayerSpec> specs_;
+  const std::vector<Chunk> chunks_;
+  const int interval_;
+  std::map<int, std::unique_ptr<nn::Module>> layers_;
+  std::map<std::string, std::unique_ptr<nn::Module>> tied_;
+};
+
+/// Makes layer i as every rank makes it.
+std::unique_ptr<nn::Module> build(const std::vector<LayerSpec>& layers, int i);
+/// Kinds and numbers of parameters; a tied layer's count at its first place.
+std::vector<std::string> kinds_of(const std::vector<LayerSpec>& layers);
+std::vector<double> parameters_of(const std::vector<LayerSpec>& layers);
+
+}  // namespace lockstep::pipeline

@@ -1,0 +1,46 @@
+// DualPipe-V (DeepSeek-AI, 2024, cut in half by Qi et al.): each rank holds two chunks of the model, placed as a V, so the first rank has
+// the first chunk and the last. The backward of the second chunk begins while forwards of the first still come in: the ranks
+// are busy with both directions at once.
+//
+//   rank 0   chunk 0 ─▶ ... ─▶ chunk 7        rank r: chunks r and 2p-1-r
+//   rank 1     chunk 1 ─▶ ... ─▶ chunk 6
+//   rank 2       chunk 2 ─▶  chunk 5
+//   rank 3         chunk 3 ─▶ chunk 4
+//
+// Eight phases; a and b are the two chunks, B a whole backward, I and W its parts. Needs m >= 2p.
+// Cost, with F, I and W of one chunk: rank idle for (p-1)(F+I-W), or, when F and B run as one of length F&B, (p-1)(F&B+B-3W); the
+// activations of 2p+1 chunks kept at most.
+#include "pipeline/schedule.h"
+
+namespace lockstep::pipeline {
+
+std::vector<Action> dualpipe_v(const Request& r, int rank) {
+  const int p = r.stages, later = p - rank - 1;
+  std::vector<Action> list;
+  int forwards[2] = {0, 0}, backwards[2] = {0, 0};
+  std::vector<Action> postponed;  // weights' parts, first come first served
+  size_t done = 0;
+  const auto forward = [&](int chunk) { list.push_back({What::forward, forwards[chunk]++, chunk}); };
+  const auto backward = [&](int chunk, bool split = false) {
+    const int m = backwards[chunk]++;
+    list.push_back({split ? What::backward_input : What::backward, m, chunk});
+    if (split) postponed.push_back({What::backward_weight, m, chunk});
+  };
+  const auto weight = [&] { list.push_back(postponed.at(done++)); };
+
+  for (int i = 0; i < 2 * later; ++i) forward(0);                                     // Fa
+  for (int i = 0; i <= rank; ++i) forward(0), forward(1);                             // Fa Fb
+  for (int i = 0; i < later; ++i) backward(1, true), weight(), forward(1);            // Ib Wb Fb
+  for (int i = 0; i < r.micro_batches - 2 * p + rank + 1; ++i) forward(0), backward(1), forward(1), backward(0);  // Fa Bb Fb Ba
+  for (int i = 0; i < later; ++i) backward(1), forward(1), backward(0);               // Bb Fb Ba
+  const int half = (rank + 1) / 2;
+  for (int i = 0; i <= rank; ++i) {                                                   // Bb Ba, the second half Ib Ia
+    backward(1, i > half || (i == half && rank % 2 == 1));
+    backward(0, i >= half);
+  }
+  for (int i = 0; i < later; ++i) weight(), backward(0, true);                        // W Ia
+  while (done < postponed.size()) weight();                                           // W
+  return list;
+}
+
+}  // namespace lockstep::pipeline

@@ -1,0 +1,24 @@
+// 1F1B (PipeDream-flush; Narayanan et al., 2019): rank s begins with p-s-1 forwards, then does one forward and one backward by
+// turns, then the backwards that are left. Picture in schedule.h.
+//
+// Cost: bubble (p-1)/(m+p-1); min(p-s, m) activations kept at rank s.
+#include <algorithm>
+
+#include "pipeline/schedule.h"
+
+namespace lockstep::pipeline {
+
+std::vector<Action> one_f_one_b(const Request& r, int rank) {
+  std::vector<Action> list;
+  int forwards = 0, backwards = 0;
+  const int warm_up = std::min(r.stages - rank - 1, r.micro_batches);
+  while (forwards < warm_up) list.push_back({What::forward, forwards++, 0});
+  while (forwards < r.micro_batches) {
+    list.push_back({What::forward, forwards++, 0});
+    list.push_back({What::backward, backwards++, 0});
+  }
+  while (backwards < r.micro_batches) list.push_back({What::backward, backwards++, 0});
+  return list;
+}
+
+}  // namespace lockstep::pipeline

@@ -1,0 +1,165 @@
+#include "pipeline/simulate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "tensor/check.h"
+
+namespace lockstep::pipeline {
+namespace {
+
+enum Event : int { forward_done, input_done, weight_done, activation_sent, gradient_sent, events };
+
+/// When things happened, as far as they have.
+class Times {
+ public:
+  Times(int stages, int micro_batches) : micro_batches_(size_t(micro_batches)), at_(size_t(stages) * micro_batches_ * events, never) {}
+  double& at(Event event, int stage, int micro) { return at_.at((size_t(stage) * micro_batches_ + size_t(micro)) * events + event); }
+
+  static constexpr double never = std::numeric_limits<double>::infinity();
+
+ private:
+  size_t micro_batches_;
+  std::vector<double> at_;
+};
+
+/// Whether the list is a forward and a whole backward with nothing but transfers between them, to be done as one. The last rank's first
+/// pair is not: its backward begins the other ranks'.
+bool starts_pair(const Schedule& s, size_t rank, size_t at, size_t& backward) {
+  const auto& list = s.ranks[rank];
+  if (list[at].what != What::forward) return false;
+  for (backward = at + 1; backward < list.size() && !is_compute(list[backward].what);) ++backward;
+  return backward < list.size() && list[backward].what == What::backward && (int(rank) + 1 < s.request.stages || list[backward].micro_batch > 0 || list[backward].chunk != 1);
+}
+
+/// The same with both receives of a pair before it and both sends after it; `first` marks its forwards.
+Schedule pair_up(const Schedule& s, std::vector<std::vector<bool>>& first) {
+  Schedule paired{s.request, {}};
+  for (size_t rank = 0; rank < s.ranks.size(); ++rank) {
+    const auto& list = s.ranks[rank];
+    auto& out = paired.ranks.emplace_back();
+    for (size_t i = 0, end = 0; i < list.size(); ++i) {
+      if (!starts_pair(s, rank, i, end)) {
+        out.push_back(list[i]);
+        continue;
+      }
+      for (size_t j = i; j < end; ++j) if (!is_compute(list[j].what) && !is_send(list[j].what)) out.push_back(list[j]);
+      first[rank].resize(out.size() + 1);
+      first[rank].back() = true;
+      out.push_back(list[i]);
+      out.push_back(list[end]);
+      for (size_t j = i; j < end; ++j) if (is_send(list[j].what)) out.push_back(list[j]);
+      i = end;
+    }
+    first[rank].resize(out.size());
+  }
+  return paired;
+}
+
+}  // namespace
+
+Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ties) {
+  for (const double cost : {costs.forward, costs.input, costs.weight, costs.latency}) {
+    LOCKSTEP_CHECK(std::isfinite(cost) && cost >= 0, "[simulate] expected costs of 0 or more, got ", cost);
+  }
+  const size_t p = schedule.ranks.size();
+  std::vector<std::vector<bool>> first(p);
+  const Schedule s = costs.paired && schedule.request.kind == Kind::dualpipe_v ? pair_up(schedule, first) : schedule;
+  const int last = s.virtual_stages() - 1;
+  Simulation result;
+  result.ranks.resize(p);
+  result.busy.resize(p);
+  result.kept.resize(p);
+  Times times(s.virtual_stages(), s.request.micro_batches);
+  std::vector<size_t> next(p);
+  std::vector<double> clock(p);
+  std::vector<int> kept(p);
+
+  // Does the next action of a rank when what it needs is there; gives back the virtual stage that it waits for, or -1.
+  const auto step = [&](size_t rank) {
+    const Action a = s.ranks[rank][next[rank]];
+    const int stage = s.virtual_stage(int(rank), a.chunk), m = a.micro_batch;
+    const bool remote_before = stage > 0 && s.place(stage - 1).rank != int(rank), remote_after = stage < last && s.place(stage + 1).rank != int(rank);
+    double& now = clock[rank];
+    double start = now;
+    int waits_for = stage;
+    const auto need = [&](Event event, int of) {
+      if (start < Times::never) waits_for = of;
+      start = std::max(start, times.at(event, of, m));
+    };
+    const bool weights = a.what == What::backward || a.what == What::backward_weight;
+    switch (a.what) {
+      case What::receive_activation: need(activation_sent, stage - 1); break;
+      case What::receive_gradient: need(gradient_sent, stage + 1); break;
+      case What::forward: if (stage > 0 && !remote_before) need(forward_done, stage - 1); break;
+      case What::backward:
+      case What::backward_input:
+        need(forward_done, stage);
+        if (stage < last && !remote_after) need(input_done, stage + 1);
+        break;
+      case What::backward_weight: need(input_done, stage); break;
+      case What::send_activation: need(forward_done, stage); break;
+      case What::send_gradient: need(input_done, stage); break;
+    }
+    if (weights) for (const auto& [from, to] : ties) if (to == stage) need(weight_done, from);
+    if (start == Times::never) return waits_for;
+    const bool pair = !first[rank].empty() && first[rank][next[rank]], pair_ends = next[rank] > 0 && !first[rank].empty() && first[rank][next[rank] - 1];
+    ++next[rank];
+    double cost = 0;
+    switch (a.what) {
+      case What::forward: cost = pair ? 0 : costs.forward; break;
+      case What::backward: cost = costs.input + costs.weight + (pair_ends ? costs.forward : 0); break;
+      case What::backward_input: cost = costs.input; break;
+      case What::backward_weight: cost = costs.weight; break;
+      default: break;
+    }
+    now = start + cost / s.request.chunks;
+    if (is_compute(a.what)) {
+      result.ranks[rank].push_back({a, start, now});
+      result.busy[rank] += now - start;
+    }
+    if (a.what == What::forward) times.at(forward_done, stage, m) = now, result.kept[rank] = std::max(result.kept[rank], ++kept[rank]);
+    if (a.what == What::backward || a.what == What::backward_input) times.at(input_done, stage, m) = now;
+    if (weights) times.at(weight_done, stage, m) = now, --kept[rank];
+    if (a.what == What::send_activation) times.at(activation_sent, stage, m) = now + costs.latency;
+    if (a.what == What::send_gradient) times.at(gradient_sent, stage, m) = now + costs.latency;
+    return -1;
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t rank = 0; rank < p; ++rank) {
+      while (next[rank] < s.ranks[rank].size() && step(rank) < 0) moved = true;
+    }
+  }
+  for (size_t rank = 0; rank < p; ++rank) {
+    result.seconds = std::max(result.seconds, clock[rank]);
+    if (next[rank] == s.ranks[rank].size()) continue;
+    const int stage = step(rank);
+    result.stuck.push_back({int(rank), s.ranks[rank][next[rank]], stage >= 0 && stage <= last ? s.place(stage).rank : -1});
+  }
+  double busy = 0;
+  for (const double one : result.busy) busy += one;
+  if (result.seconds > 0) result.bubble = 1 - busy / (result.seconds * double(p));
+  return result;
+}
+
+Formula formula(const Request& r, const Costs& c) {
+  const double p = r.stages, m = r.micro_batches, v = r.chunks == 0 ? (r.kind == Kind::interleaved || r.kind == Kind::dualpipe_v ? 2 : 1) : r.chunks;
+  const auto idle = [&](const char* text, double one) {
+    const double all = one + m * (c.forward + c.input + c.weight);
+    return Formula{text, all > 0 ? one / all : 0};
+  };
+  switch (r.kind) {
+    case Kind::gpipe:
+    case Kind::one_f_one_b: return {"(p-1)/(m+p-1)", (p - 1) / (m + p - 1)};
+    case Kind::interleaved: return {"(p-1)/(m·v+p-1)", (p - 1) / (m * v + p - 1)};
+    case Kind::zb_h1: return idle("i/(i+m(F+I+W)), i = (p-1)(F+I-W)", (p - 1) * (c.forward + c.input - c.weight));
+    case Kind::dualpipe_v:
+      if (c.paired) return idle("i/(i+m(F+I+W)), i = (p-1)(F&B+B-3W)/2, F&B = F+B, B = I+W", (p - 1) * (c.forward + 2 * c.input - c.weight) / 2);
+      return idle("i/(i+m(F+I+W)), i = (p-1)(F+I-W)/2", (p - 1) * (c.forward + c.input - c.weight) / 2);
+  }
+  return {};
+}
+
+}  // namespace lockstep::pipeline

@@ -1,0 +1,86 @@
+#include "pipeline/split.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <mutex>
+#include <regex>
+
+#include "tensor/check.h"
+#include "tensor/suggest.h"
+
+namespace lockstep::pipeline {
+
+using Method = SplitBy::Method;
+
+SplitBy SplitBy::parse(std::string_view text) {
+  if (text == "uniform") return {Method::uniform, {}, {}};
+  if (text == "parameters" || text == "best") return {Method::parameters, {}, {}};
+  if (text.starts_with("type:") && text.size() > 5) return {Method::type, std::string(text.substr(5)), {}};
+  fail(str("[split] expected uniform, parameters, best or type:PATTERN such as type:Block, got \"", text, "\"", suggestion(text, {"uniform", "parameters", "best", "type:"})));
+}
+
+std::string to_string(const SplitBy& by) {
+  constexpr std::string_view names[] = {"uniform", "parameters", "type:", "time"};
+  return std::string(names[size_t(by.method)]) + by.pattern;
+}
+
+std::vector<int> balance(const std::vector<double>& weights, int parts) {
+  const int n = int(weights.size());
+  LOCKSTEP_CHECK(parts >= 1, "[split] expected 1 stage or more, got ", parts);
+  LOCKSTEP_CHECK(n >= parts, "[split] expected at least one layer for each of ", parts, " stages, got ", n, n == 1 ? " layer" : " layers", "; use ", n == 0 ? "a model with layers" : str("at most ", n, " stages"));
+  for (const double w : weights) LOCKSTEP_CHECK(std::isfinite(w) && w >= 0, "[split] expected weights of 0 or more, got ", w);
+  // largest[k][j]: smallest possible largest part of the first j layers in k parts; from[k][j]: where its last part begins.
+  std::vector<double> before(size_t(n) + 1, std::numeric_limits<double>::infinity()), now;
+  before[0] = 0;
+  std::vector<std::vector<int>> from(size_t(parts) + 1, std::vector<int>(size_t(n) + 1, -1));
+  for (int k = 1; k <= parts; ++k) {
+    now.assign(size_t(n) + 1, std::numeric_limits<double>::infinity());
+    for (int j = k; j <= n - (parts - k); ++j) {
+      double part = 0;
+      for (int i = j - 1; i >= k - 1; --i) {  // the last part is [i, j)
+        part += weights[size_t(i)];
+        if (from[size_t(k)][size_t(j)] >= 0 && part > now[size_t(j)]) break;  // it only grows
+        const double largest = std::max(part, before[size_t(i)]);
+        if (largest < now[size_t(j)] || from[size_t(k)][size_t(j)] < 0) {
+          now[size_t(j)] = largest;
+          from[size_t(k)][size_t(j)] = i;
+        }
+      }
+    }
+    before = now;
+  }
+  std::vector<int> bounds(size_t(parts) + 1, n);
+  for (int k = parts; k >= 1; --k) bounds[size_t(k) - 1] = from[size_t(k)][size_t(bounds[size_t(k)])];
+  return bounds;
+}
+
+std::vector<double> weights_of(const SplitBy& by, const std::vector<std::string>& kinds, const std::vector<double>& parameters) {
+  switch (by.method) {
+    case Method::uniform: return std::vector<double>(kinds.size(), 1);
+    case Method::parameters: return parameters;
+    case Method::time:
+      LOCKSTEP_CHECK(by.seconds.size() == kinds.size(), "[split] expected a time for each of ", kinds.size(), " layers, got ", by.seconds.size());
+      return by.seconds;
+    case Method::type: break;
+  }
+  // The C++ library fills a table of the locale while it reads a pattern, and ranks may be threads.
+  static std::mutex reading;
+  const std::lock_guard lock(reading);
+  std::regex pattern;
+  try {
+    pattern = std::regex(by.pattern, std::regex::icase);
+  } catch (const std::regex_error& e) {
+    fail(str("[split] type:", by.pattern, " is no regular expression: ", e.what()));
+  }
+  std::vector<double> weights;
+  std::string known;
+  for (const std::string& kind : kinds) {
+    weights.push_back(std::regex_search(kind, pattern));
+    if (known.find(kind) == std::string::npos && known.size() < 300) known += (known.empty() ? "" : ", ") + kind;
+  }
+  LOCKSTEP_CHECK(std::any_of(weights.begin(), weights.end(), [](double w) { return w > 0; }), "[split] type:", by.pattern, " matches no layer; their kinds are ", known);
+  return weights;
+}
+
+}  // namespace lockstep::pipeline

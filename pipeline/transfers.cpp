@@ -1,0 +1,122 @@
+// What moves between stages: who sends what in which order follows from the schedule, so receives are posted ahead in that order.
+#include <tuple>
+#include <utility>
+
+#include "pipeline/engine_impl.h"
+
+namespace lockstep::pipeline {
+
+using Impl = Engine::Impl;
+
+std::string Impl::tag(Road road, int stage, int64_t micro_batch) const {
+  constexpr const char* names[] = {"activation", "gradient", "tied gradient"};
+  return str(names[int(road)], " of micro-batch ", micro_batch, ", stage ", stage);
+}
+
+void Impl::send_activation(const Action& a, bool training) {
+  const int stage = schedule.virtual_stage(rank, a.chunk);
+  const Flight& f = flight(a);
+  const Shapes shapes = Shapes::of(f.outputs, f.random_call);
+  const bool once = training && !options.dynamic_shapes;
+  const bool tell = !once || !shapes_sent.count(stage);
+  if (once) {
+    const Shapes& before = shapes_sent.emplace(stage, shapes).first->second;
+    LOCKSTEP_CHECK(before == shapes, "[pipeline] stage ", stage, " gives ", shapes.text(), " for micro-batch ", a.micro_batch, ", it gave ", before.text(),
+                   " for the first one; make all micro-batches alike, or set dynamic_shapes");
+  }
+  std::vector<Tensor> tensors;
+  for (const Variable& v : f.outputs) tensors.push_back(v.tensor());
+  link(Road::activation, rank, schedule.place(stage + 1).rank).send(tensors, tag(Road::activation, stage, a.micro_batch), tell ? &shapes : nullptr);
+  if (!training) flight(a).outputs.clear();
+}
+
+void Impl::receive_activation(const Action& a, bool training) {
+  const int from = schedule.virtual_stage(rank, a.chunk) - 1;
+  this->training = training;
+  const auto tensors = fetch(Road::activation, from, a.micro_batch);
+  const auto shapes = shapes_known.find({from, training && !options.dynamic_shapes ? -1 : a.micro_batch});
+  Flight& f = flights[{a.chunk, a.micro_batch}];
+  f.inputs = leaves_of(tensors, shapes->second);
+  f.random_call = shapes->second.random_call;
+  if (shapes->first.second >= 0) shapes_known.erase(shapes);
+}
+
+void Impl::send_gradient(const Action& a) {
+  const int stage = schedule.virtual_stage(rank, a.chunk);
+  link(Road::gradient, rank, schedule.place(stage - 1).rank).send(std::exchange(flight(a).gradients, {}), tag(Road::gradient, stage, a.micro_batch));
+}
+
+void Impl::receive_gradient(const Action& a) {
+  flight(a).gradients = fetch(Road::gradient, schedule.virtual_stage(rank, a.chunk) + 1, a.micro_batch);
+}
+
+/// Posts the next receive of a link, in the order in which the other side sends. Gives back whether it could: before the first message of a
+/// stage its shapes are not known, and only who must waits for them.
+bool Impl::post(Road road, int from_rank, bool must) {
+  auto& queue = expected[{road, from_rank}];
+  if (queue.empty()) return false;
+  const Expected e = queue.front();
+  Link& link = this->link(road, from_rank, rank);
+  const std::string name = tag(road, e.stage, e.micro_batch);
+  std::vector<Shapes::One> tensors;
+  if (road == Road::activation) {
+    const bool once = training && !options.dynamic_shapes;
+    const std::pair<int, int> key{e.stage, once ? -1 : e.micro_batch};
+    if (!shapes_known.count(key)) {
+      if (!must) return false;
+      const Stopwatch watch(waited);
+      shapes_known[key] = link.receive_shapes(name);
+    }
+    tensors = shapes_known.at(key).tensors;
+  } else if (road == Road::gradient) {
+    const auto found = flights.find({schedule.place(e.stage - 1).chunk, e.micro_batch});
+    if (found == flights.end() || found->second.outputs.empty()) return false;
+    for (const Shapes::One& one : Shapes::of(found->second.outputs, 0).tensors) if (one.wants_grad) tensors.push_back(one);
+  } else {
+    for (const Variable& p : ties[size_t(e.tie)].parameters) tensors.push_back({p.dtype(), p.shape(), true});
+  }
+  link.post(tensors, name);
+  posted[{road, from_rank}].push_back(e);
+  queue.pop_front();
+  return true;
+}
+
+std::vector<Tensor> Impl::fetch(Road road, int from, int micro_batch, int tie) {
+  const int from_rank = schedule.place(from).rank;
+  const std::tuple key{road, from, micro_batch, tie};
+  auto& order = posted[{road, from_rank}];
+  while (!arrived.count(key)) {
+    if (order.empty()) LOCKSTEP_CHECK(post(road, from_rank, true), "[pipeline] nothing is known of ", tag(road, from, micro_batch));
+    const Expected e = order.front();
+    order.pop_front();
+    std::vector<Tensor> tensors;
+    {
+      const Stopwatch watch(waited);
+      tensors = link(road, from_rank, rank).arrive();
+    }
+    arrived[{road, e.stage, e.micro_batch, e.tie}] = std::move(tensors);
+  }
+  std::vector<Tensor> tensors = std::move(arrived.at(key));
+  arrived.erase(key);
+  if (order.empty()) post(road, from_rank, false);  // the next one comes while this rank computes
+  return tensors;
+}
+
+/// What will come over each link, from the lists of the ranks that send.
+void Impl::expect(const std::vector<std::vector<Action>>& all) {
+  for (int from = 0; from < int(all.size()); ++from) {
+    if (from == rank) continue;
+    for (const Action& a : all[size_t(from)]) {
+      const int stage = schedule.virtual_stage(from, a.chunk);
+      const auto add = [&](Road road, int to_stage, int tie) { if (schedule.place(to_stage).rank == rank) expected[{road, from}].push_back({stage, a.micro_batch, tie}); };
+      if (a.what == What::send_activation) add(Road::activation, stage + 1, 0);
+      if (a.what == What::send_gradient) add(Road::gradient, stage - 1, 0);
+      if (a.what != What::backward && a.what != What::backward_weight) continue;
+      for (size_t t = 0; t < ties.size(); ++t) {
+        for (size_t i = 1; i < ties[t].stages.size(); ++i) if (ties[t].stages[i] == stage) add(Road::tied, ties[t].stages[i - 1], int(t));
+      }
+    }
+  }
+}
+
+}  // namespace lockstep::pipeline

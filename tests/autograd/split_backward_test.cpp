@@ -1,0 +1,73 @@
+// A backward in two parts gives the bits of one.
+#include <doctest/doctest.h>
+
+#include "autograd/checkpoint.h"
+#include "autograd/ops.h"
+#include "autograd/split_backward.h"
+#include "tensor/ops.h"
+#include "tensor/random.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+
+namespace {
+
+/// Layers of all kinds; w[0] is used twice.
+Variable body(const Variable& x, const std::vector<Variable>& w, bool recompute) {
+  const auto piece = [&](const Variable& in) { return gelu(linear(layer_norm(in, {8}, w[2], w[3]), w[0], w[1])); };
+  const Variable y = recompute ? checkpoint(piece, x) : piece(x);
+  const Variable z = add(mul(linear(relu(y), w[0], w[1]), y), w[4]);  // a leaf that is broadcast
+  return mean(mul(softmax(z, -1), z));
+}
+
+std::vector<Variable> weights() {
+  std::vector<Variable> w;
+  manual_seed(3);
+  for (const Shape& shape : {Shape{8, 8}, Shape{8}, Shape{8}, Shape{8}, Shape{8}}) w.emplace_back(randn(shape), true);
+  return w;
+}
+
+}  // namespace
+
+TEST_CASE("split backward: the bits of one backward, for inputs at once and weights later") {
+  for (const bool recompute : {false, true}) {
+    const auto whole = weights(), parts = weights();
+    const Tensor data = randn({5, 8});
+    const Variable x(data, true), y(data, true);
+    body(x, whole, recompute).backward();
+    {
+      const Variable root = body(y, parts, recompute);
+      SplitBackward split(root, {y});
+      CHECK(equal(x.grad(), y.grad()));
+      for (const Variable& w : parts) CHECK(!w.grad().defined());
+      split.finish();
+    }
+    for (size_t i = 0; i < whole.size(); ++i) CHECK(equal(whole[i].grad(), parts[i].grad()));
+    // Again, onto gradients that are there, and with one that comes from elsewhere and counts first.
+    body(x, whole, recompute).backward();
+    SplitBackward again(body(y, parts, recompute), {y});
+    again.finish();
+    for (size_t i = 0; i < whole.size(); ++i) CHECK(equal(whole[i].grad(), parts[i].grad()));
+  }
+}
+
+TEST_CASE("split backward: gradients from elsewhere, several roots, and nothing to do") {
+  Variable table(ones({3, 2}), true), shared(ones({3, 2}), true);
+  const Tensor index = Tensor::from(std::vector<int64_t>{0, 2, 2}, {3}), before = mul_scalar(ones({3, 2}), 0.3);
+  {  // as one process: head first, then the rows that were looked up
+    const Variable looked = embedding(table, index);
+    joined({looked, table}, {ones({3, 2}), before.clone()}).backward();
+  }
+  SplitBackward split(joined({embedding(shared, index)}, {ones({3, 2})}), {});
+  CHECK(!shared.grad().defined());
+  std::vector<std::pair<Variable, Tensor>> first{{shared, before.clone()}};
+  split.finish(std::move(first));
+  CHECK(equal(table.grad(), shared.grad()));
+  const Variable x(ones({2}), true);
+  SplitBackward none(sum(mul(x, x)), {x});
+  none.finish();
+  CHECK(x.grad().to_vector<float>() == std::vector<float>{2, 2});
+  joined({}, {}).backward();
+  CHECK(contains(message([&] { SplitBackward(sum(Variable(ones({2}))), {}); }), "nothing that made this value wants a gradient"));
+  CHECK(contains(message([&] { SplitBackward(sum(x), {sum(x)}); }), "expected leaves"));
+}

@@ -1,0 +1,298 @@
+// The engine: by any schedule, split and number of stages, the bits of one process that accumulates the same micro-batches.
+#include <doctest/doctest.h>
+
+#include "optim/clip.h"
+#include "optim/optim.h"
+#include "parallel/buckets.h"
+#include "pipeline/engine.h"
+#include "tensor/ops.h"
+#include "tests/parallel/util.h"
+
+using namespace lockstep;
+using namespace testing;
+using namespace lockstep::pipeline;
+
+namespace {
+
+constexpr int64_t vocab = 11, width = 8, micro_batch = 4;
+
+Values one(Variable v) { return {std::move(v)}; }
+
+/// A small language model: a table that is tied to the head, layers with dropout, and two that pass a second tensor by.
+std::vector<LayerSpec> model(double p = 0.25) {
+  const nn::Linear::Options linear{.in = width, .out = width};
+  const auto with_dropout = [p](nn::Module* m, const Values& in) { return one(dropout(gelu(m->call(in[0])), p, m->is_training())); };
+  std::vector<LayerSpec> layers;
+  layers.push_back(layer<nn::Embedding>({.num = vocab, .dim = width}).tie("table"));
+  layers.push_back(layer<nn::Linear>(linear).with(with_dropout));
+  layers.push_back(layer("split", LayerSpec::Forward([](nn::Module*, const Values& in) {  // several tensors, not all with a gradient
+    return Values{in[0], in[0] * 0.5, Tensor::from(std::vector<int64_t>{3, 1, 2}, {3}), Variable(in[0].tensor().to(boolean))};
+  })));
+  layers.push_back(layer<nn::Linear>(linear).with([](nn::Module* m, const Values& in) {
+    LOCKSTEP_CHECK(in.size() == 4 && in[2].dtype() == i64 && in[3].dtype() == boolean && in[2].tensor().to_vector<int64_t>()[0] == 3, "what was sent did not arrive");
+    return Values{m->call(in[0]), in[1]};
+  }));
+  layers.push_back(layer("join", LayerSpec::Forward([](nn::Module*, const Values& in) { return one(add(in[0], in[1])); })));
+  layers.push_back(layer<nn::LayerNorm>({.shape = {width}}));
+  layers.push_back(layer<nn::Linear>(linear).with(with_dropout));
+  layers.push_back(layer<nn::Embedding>({.num = vocab, .dim = width}).tie("table").with([](nn::Module* m, const Values& in) {
+    return one(lockstep::linear(in[0], m->parameters()[0]));
+  }));
+  return layers;
+}
+
+Variable loss_of_tokens(const Values& outputs, const std::vector<Tensor>& targets) { return cross_entropy(outputs[0], targets[0]); }
+
+std::optional<Sample> sample_of(int step, int64_t micro, int64_t size = micro_batch) {
+  std::vector<int64_t> x, y;
+  for (int64_t i = 0; i < size; ++i) {
+    const auto words = philox({7, uint64_t(step)}, uint64_t(micro * 100 + i));
+    x.push_back(words[0] % vocab);
+    y.push_back(words[1] % vocab);
+  }
+  return Sample{{Tensor::from(x, {size})}, {Tensor::from(y, {size})}};
+}
+
+constexpr int steps = 3;
+
+/// For a stage that may have no parameters.
+struct Optimizer {
+  explicit Optimizer(nn::Module& m) { if (!m.parameters().empty()) adamw.emplace(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1}); }
+  void step() {
+    if (!adamw) return;
+    adamw->step();
+    adamw->zero_grad();
+  }
+  std::optional<optim::AdamW> adamw;
+};
+
+/// What one process makes of them that knows no pipeline; "loss" has the losses.
+Tensors reference(int micro_batches, const std::vector<LayerSpec>& layers = model(), double clip = 0) {
+  manual_seed(5);
+  StageModule net(layers, {{0, int(layers.size())}}, 0);
+  Optimizer optimizer(net);
+  parallel::GradientAccumulator sum(net.parameters());
+  std::vector<double> losses, norms;
+  for (int step = 0; step < steps; ++step) {
+    double total = 0;
+    for (int m = 0; m < micro_batches; ++m) {
+      set_random_step(uint64_t(step), uint64_t(m));
+      const Sample s = *sample_of(step, m);
+      const Variable loss = loss_of_tokens(net.forward(0, {s.inputs.begin(), s.inputs.end()}), s.targets);
+      loss.backward();
+      sum.add();
+      total += loss.item();
+    }
+    sum.finish();
+    for (const Variable& p : net.parameters()) mul_scalar_(p.grad(), 1. / micro_batches);
+    if (clip > 0) {  // the table first: it is the first layer
+      std::vector<Variable> in_order{net.tied_parameters("table")[0].variable};
+      for (auto& p : net.own_parameters(0)) in_order.push_back(p.variable);
+      norms.push_back(optim::clip_grad_norm(in_order, clip));
+    }
+    optimizer.step();
+    losses.push_back(total / micro_batches);
+  }
+  Tensors all = copy_parameters(net);
+  all["loss"] = Tensor::from(losses, {steps});
+  if (clip > 0) all["norms"] = Tensor::from(norms, {steps});
+  return all;
+}
+
+/// All ranks' parameters by name, after the same steps; those on several ranks must be equal.
+Tensors train(int ranks, const EngineOptions& options, const dist::SpawnOptions& spawn = {.timeout = dist::Seconds(60)}, const std::vector<LayerSpec>& layers = model(), double clip = 0) {
+  const auto all = on_ranks<Tensors>(ranks, [&](int) {
+    manual_seed(5);
+    Engine engine(layers, options, loss_of_tokens);
+    Optimizer optimizer(engine.module());
+    std::vector<double> losses, norms;
+    for (int step = 0; step < steps; ++step) {
+      losses.push_back(engine.train_batch([&](int64_t m) { return sample_of(step, m); }));
+      if (clip > 0) norms.push_back(engine.clip_grad_norm(clip));
+      optimizer.step();
+    }
+    Tensors mine = copy_parameters(engine.module());
+    if (clip > 0) mine["norms"] = Tensor::from(norms, {steps});
+    mine["loss"] = Tensor::from(losses, {steps});
+    return mine;
+  }, spawn);
+  Tensors merged;
+  for (const Tensors& mine : all) {
+    for (const auto& [name, tensor] : mine) {
+      if (merged.count(name)) CHECK_MESSAGE(equal(merged[name], tensor), name);
+      merged[name] = tensor;
+    }
+  }
+  return merged;
+}
+
+struct Plan { int ranks; EngineOptions options; };
+
+}  // namespace
+
+TEST_CASE("pipeline: random numbers that the data draw are the same at both ends, and dropout goes on behind them") {
+  const auto losses = [](int ranks) {
+    return on_ranks<std::vector<double>>(ranks, [](int) {
+      manual_seed(5);
+      const auto drop = [](const Variable& x) { return dropout(x, 0.5, true); };
+      Engine engine({layer("drop", drop), layer<nn::Linear>({.in = 4, .out = 4}), layer("drop again", drop)}, {.micro_batches = 2, .split = SplitBy::parse("uniform")},
+                    [](const Values& out, const std::vector<Tensor>& targets) { return mse_loss(out[0], targets[0]); });
+      std::vector<double> found;
+      for (int step = 0; step < 2; ++step) {
+        found.push_back(engine.train_batch([&](int64_t) {
+          const Tensor x = randn({3, 4});
+          manual_seed(6);  // and what else they do is theirs
+          return Sample{{x}, {x}};
+        }));
+        engine.module().zero_grad();
+      }
+      return found;
+    })[0];
+  };
+  const auto one = losses(1);
+  CHECK(losses(2) == one);
+  CHECK(losses(3) == one);
+}
+
+TEST_CASE("pipeline: the bits of one process, for every schedule, number of stages and copies, with dropout, tied layers and tensors of several dtypes") {
+  const Tensors one = reference(8);
+  CHECK(one.size() == 10);
+  const std::vector<Plan> plans{
+      {1, {.micro_batches = 8}},
+      {2, {.micro_batches = 8}},
+      {4, {.micro_batches = 8}},
+      {8, {.micro_batches = 8, .split = SplitBy::parse("uniform")}},
+      {3, {.micro_batches = 8, .schedule = Kind::gpipe, .split = SplitBy::parse("type:Linear")}},
+      {4, {.stages = 2, .micro_batches = 4}},
+      {4, {.stages = 1, .micro_batches = 2}},
+      {8, {.stages = 2, .micro_batches = 2, .schedule = Kind::gpipe}},
+      {8, {.stages = 4, .micro_batches = 4, .dynamic_shapes = true}},
+      {2, {.micro_batches = 8, .bounds = {0, 7, 8}}},
+      {2, {.micro_batches = 8, .schedule = Kind::interleaved, .split = SplitBy::parse("uniform")}},
+      {4, {.stages = 2, .micro_batches = 4, .schedule = Kind::interleaved, .chunks = 4, .split = SplitBy::parse("uniform")}},
+      {1, {.micro_batches = 8, .schedule = Kind::zb_h1}},
+      {2, {.micro_batches = 8, .schedule = Kind::zb_h1}},
+      {1, {.micro_batches = 8, .schedule = Kind::dualpipe_v}},
+      {2, {.micro_batches = 8, .schedule = Kind::dualpipe_v, .split = SplitBy::parse("uniform")}},
+      {4, {.micro_batches = 8, .schedule = Kind::dualpipe_v, .split = SplitBy::parse("uniform")}},
+  };
+  for (const Plan& plan : plans) {
+    CAPTURE(plan.ranks); CAPTURE(plan.options.stages); CAPTURE(name_of(plan.options.schedule)); CAPTURE(plan.options.chunks);
+    CHECK(differing(one, train(plan.ranks, plan.options)) == "");
+  }
+}
+
+TEST_CASE("pipeline: over tcp, and with clipping by the norm over all stages") {
+  CHECK(differing(reference(4), train(2, {.micro_batches = 4}, {.transport = "tcp", .timeout = dist::Seconds(60)})) == "");
+  const Tensors one = reference(4, model(), 0.05);
+  CHECK(one.count("norms") == 1);
+  for (const auto& [ranks, options] : {Plan{1, {.micro_batches = 4}}, Plan{4, {.micro_batches = 4}}, Plan{4, {.stages = 2, .micro_batches = 2}},
+                                       Plan{2, {.micro_batches = 4, .schedule = Kind::dualpipe_v, .split = SplitBy::parse("uniform")}}}) {
+    CHECK(differing(one, train(ranks, options, {.timeout = dist::Seconds(60)}, model(), 0.05)) == "");
+  }
+}
+
+TEST_CASE("pipeline: any number of micro-batches, also fewer than stages") {
+  for (const int m : {1, 2, 3, 7}) {
+    const Tensors one = reference(m);
+    for (const int ranks : {1, 3, 5}) CHECK(differing(one, train(ranks, {.micro_batches = m})) == "");
+    CHECK(differing(one, train(4, {.micro_batches = m, .schedule = Kind::zb_h1})) == "");
+  }
+}
+
+TEST_CASE("pipeline: activation checkpointing gives the same bits") {
+  std::vector<LayerSpec> layers = model();
+  layers.erase(layers.begin() + 2, layers.begin() + 5);  // one tensor from layer to layer
+  const Tensors one = reference(4, layers);
+  for (const int interval : {1, 2, 100}) {
+    for (const Kind kind : {Kind::one_f_one_b, Kind::zb_h1}) {
+      CAPTURE(interval); CAPTURE(name_of(kind));
+      CHECK(differing(one, train(2, {.micro_batches = 4, .schedule = kind, .checkpoint_interval = interval}, {.timeout = dist::Seconds(60)}, layers)) == "");
+    }
+  }
+  CHECK(contains(message([] { train(1, {.micro_batches = 2, .checkpoint_interval = 3}); }), "layers 0 to 2 give 4 tensors, expected one: activation checkpointing"));
+}
+
+TEST_CASE("pipeline: evaluation of any number of micro-batches of any size, on every rank, leaves training as it is") {
+  manual_seed(5);
+  StageModule whole(model(), {{0, 8}}, 0);
+  whole.eval();
+  const Tensors one = reference(4);
+  for (const auto& [ranks, options] : {Plan{1, {.micro_batches = 4}}, Plan{3, {.micro_batches = 4}}, Plan{4, {.stages = 2, .micro_batches = 2}},
+                                       Plan{2, {.micro_batches = 4, .schedule = Kind::interleaved, .split = SplitBy::parse("uniform")}},
+                                       Plan{2, {.micro_batches = 4, .schedule = Kind::dualpipe_v, .split = SplitBy::parse("uniform")}}}) {
+    const int copies = options.stages > 0 ? ranks / options.stages : 1;
+    const auto all = on_ranks<Tensors>(ranks, [&, &options = options](int) {
+      manual_seed(5);
+      Engine engine(model(), options, loss_of_tokens);
+      Optimizer optimizer(engine.module());
+      Tensors mine;
+      for (int step = 0; step < steps; ++step) {
+        for (const int each : {1, 5}) {
+          const auto losses = engine.eval_batch([&](int64_t m) { return sample_of(50, m, 1 + m % 3); }, each);
+          if (step == 0) mine[str("eval ", each)] = Tensor::from(losses, {int64_t(losses.size())});
+        }
+        engine.train_batch([&](int64_t m) { return sample_of(step, m); });
+        optimizer.step();
+      }
+      for (auto& [name, tensor] : copy_parameters(engine.module())) mine[name] = tensor;
+      return mine;
+    });
+    for (const Tensors& mine : all) {
+      for (const int each : {1, 5}) {
+        const auto losses = mine.at(str("eval ", each)).to_vector<double>();
+        REQUIRE(losses.size() == size_t(each * copies));
+        for (size_t m = 0; m < losses.size(); ++m) {
+          const NoGrad no_grad;
+          const Sample s = *sample_of(50, int64_t(m), 1 + int64_t(m) % 3);
+          CHECK(losses[m] == loss_of_tokens(whole.forward(0, {s.inputs.begin(), s.inputs.end()}), s.targets).item());
+        }
+      }
+      for (const auto& [name, tensor] : mine) if (!name.starts_with("eval")) CHECK_MESSAGE(equal(tensor, one.at(name)), name);
+    }
+  }
+}
+
+TEST_CASE("pipeline: what moves between stages is the activations and their gradients, shapes once") {
+  const nn::Linear::Options linear{.in = 32, .out = 32};
+  const auto sent = on_ranks<std::vector<int64_t>>(3, [&](int) {
+    Engine engine({layer<nn::Linear>(linear), layer<nn::Linear>(linear), layer<nn::Linear>(linear)}, {.micro_batches = 4}, [](const Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
+    std::vector<int64_t> bytes;
+    for (int step = 0; step < 3; ++step) {
+      engine.train_batch([](int64_t) { return Sample{{ones({16, 32})}, {}}; });
+      for (Variable& p : engine.module().parameters()) p.clear_grad();
+      bytes.push_back(engine.bytes_sent());
+    }
+    return bytes;
+  });
+  const int64_t one = 4 * 16 * 32 * 4;  // micro-batches x activation
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto& bytes = sent[size_t(rank)];
+    const int64_t step = one * (rank == 1 ? 2 : 1);
+    CHECK(bytes[2] - bytes[1] == step);
+    CHECK(bytes[1] - bytes[0] == step);
+    CHECK(bytes[0] >= step);
+    CHECK(bytes[0] - step <= 2000);
+    CHECK((bytes[0] > step) == (rank < 2));  // the shapes of what goes on
+  }
+}
+
+TEST_CASE("pipeline: a model lies where it is built, tied layers everywhere with one start, and names are those of the whole model") {
+  const auto names = on_ranks<std::string>(4, [](int) {
+    manual_seed(5);
+    Engine engine(model(), {.micro_batches = 1, .split = SplitBy::parse("uniform")}, loss_of_tokens);
+    std::string all;
+    for (auto& p : engine.module().named_parameters()) all += p.name + " ";
+    CHECK(engine.bounds() == std::vector<int>{0, 2, 4, 6, 8});
+    CHECK(engine.is_first() == (engine.stage() == 0));
+    CHECK(engine.is_last() == (engine.stage() == 3));
+    CHECK(engine.data_parallel() == nullptr);
+    CHECK(engine.pipeline()->size() == 4);
+    return all;
+  });
+  CHECK(names == std::vector<std::string>{"1.weight 1.bias tied.table.weight ", "3.weight 3.bias ", "5.weight 5.bias ", "6.weight 6.bias tied.table.weight "});
+  const auto seconds = measure(model(), sample_of(0, 0)->inputs, 1);
+  CHECK(seconds.size() == 8);
+  for (const double s : seconds) CHECK(s > 0);
+  CHECK(parameters_of(model()) == std::vector<double>{88, 72, 0, 72, 0, 16, 72, 0});
+}

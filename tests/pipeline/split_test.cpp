@@ -1,0 +1,89 @@
+// Layers cut into stages: the smallest largest part, against every cut there is.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "pipeline/split.h"
+#include "tensor/random.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+using namespace lockstep::pipeline;
+
+namespace {
+
+double largest(const std::vector<double>& w, const std::vector<int>& bounds) {
+  double most = 0;
+  for (size_t k = 0; k + 1 < bounds.size(); ++k) {
+    double sum = 0;
+    for (int i = bounds[k]; i < bounds[k + 1]; ++i) sum += w[size_t(i)];
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+double best_of_all(const std::vector<double>& w, int parts) {
+  double best = INFINITY;
+  std::vector<int> bounds{0};
+  const std::function<void()> cut = [&] {
+    if (int(bounds.size()) == parts) {
+      bounds.push_back(int(w.size()));
+      best = std::min(best, largest(w, bounds));
+      bounds.pop_back();
+      return;
+    }
+    for (int at = bounds.back() + 1; at <= int(w.size()) - (parts - int(bounds.size())); ++at) {
+      bounds.push_back(at);
+      cut();
+      bounds.pop_back();
+    }
+  };
+  cut();
+  return best;
+}
+
+}  // namespace
+
+TEST_CASE("split: no cut is better, no part is empty") {
+  uint64_t draw = 0;
+  const auto random = [&](uint64_t below) { return philox({1, 2}, draw++)[0] % below; };
+  for (int n = 1; n <= 9; ++n) {
+    for (int parts = 1; parts <= n; ++parts) {
+      for (int round = 0; round < 12; ++round) {
+        std::vector<double> w;
+        for (int i = 0; i < n; ++i) w.push_back(round % 3 == 0 ? double(random(3)) : double(random(1000)) / 7);  // zeros and ties too
+        const std::vector<int> bounds = balance(w, parts);
+        REQUIRE(int(bounds.size()) == parts + 1);
+        CHECK(bounds[0] == 0);
+        CHECK(bounds.back() == n);
+        for (int k = 0; k < parts; ++k) CHECK(bounds[size_t(k)] < bounds[size_t(k) + 1]);
+        CHECK(largest(w, bounds) == doctest::Approx(best_of_all(w, parts)));
+      }
+    }
+  }
+  CHECK(balance({1, 1, 1, 1, 1, 1, 1, 1}, 4) == std::vector<int>{0, 2, 4, 6, 8});
+  CHECK(balance(std::vector<double>(2000, 1), 16)[8] == 1000);
+}
+
+TEST_CASE("split: by what") {
+  const std::vector<std::string> kinds{"Embedding", "TransformerBlock", "TransformerBlock", "LayerNorm", "function"};
+  CHECK(weights_of(SplitBy::parse("uniform"), kinds, {}) == std::vector<double>{1, 1, 1, 1, 1});
+  CHECK(weights_of(SplitBy::parse("parameters"), kinds, {5, 4, 3, 2, 1}) == std::vector<double>{5, 4, 3, 2, 1});
+  CHECK(weights_of(SplitBy::parse("best"), kinds, {5, 4, 3, 2, 1}) == std::vector<double>{5, 4, 3, 2, 1});
+  CHECK(weights_of(SplitBy::parse("type:block|norm$"), kinds, {}) == std::vector<double>{0, 1, 1, 1, 0});
+  CHECK(balance(weights_of(SplitBy::parse("type:transformer"), kinds, {}), 2) == std::vector<int>{0, 2, 5});
+  CHECK(weights_of({SplitBy::Method::time, {}, {1, 2, 3, 4, 5}}, kinds, {}) == std::vector<double>{1, 2, 3, 4, 5});
+  CHECK(to_string(SplitBy::parse("type:x")) == "type:x");
+  CHECK(contains(message([&] { weights_of(SplitBy::parse("type:Conv"), kinds, {}); }), "matches no layer; their kinds are Embedding, TransformerBlock, LayerNorm, function"));
+  CHECK(contains(message([&] { weights_of(SplitBy::parse("type:("), kinds, {}); }), "no regular expression"));
+  CHECK(contains(message([&] { weights_of({SplitBy::Method::time, {}, {1}}, kinds, {}); }), "a time for each of 5 layers, got 1"));
+  CHECK(contains(message([] { SplitBy::parse("parameter"); }), "did you mean parameters?"));
+  CHECK(contains(message([] { SplitBy::parse("type:"); }), "type:PATTERN"));
+  CHECK(contains(message([] { balance({1, 2, 3}, 4); }), "at least one layer for each of 4 stages, got 3 layers; use at most 3 stages"));
+  CHECK(contains(message([] { balance({}, 1); }), "got 0 layers"));
+  CHECK(contains(message([] { balance({1, 2}, 0); }), "1 stage or more, got 0"));
+  CHECK(contains(message([] { balance({1, -2}, 1); }), "weights of 0 or more, got -2"));
+  CHECK(contains(message([] { balance({1, NAN}, 1); }), "weights of 0 or more"));
+}
