@@ -1,0 +1,175 @@
+#include "parallel/mesh.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <optional>
+
+#include "tensor/check.h"
+#include "tensor/suggest.h"
+
+namespace lockstep::parallel {
+
+namespace {
+
+struct Axis { const char* name; int Plan::* size; };
+constexpr Axis axes[] = {{"dp", &Plan::dp}, {"pp", &Plan::pp}, {"cp", &Plan::cp}, {"tp", &Plan::tp}};
+constexpr Axis experts{"ep", &Plan::ep};
+constexpr int most = 1 << 20;
+
+/// "dp2" -> "dp" and 2; nothing when it is not letters and a number.
+std::optional<std::pair<std::string, int>> word_of(std::string_view text) {
+  size_t letters = 0;
+  while (letters < text.size() && std::isalpha(static_cast<unsigned char>(text[letters]))) ++letters;
+  const std::string_view digits = text.substr(letters);
+  const bool number = !digits.empty() && digits.size() < 8 && std::all_of(digits.begin(), digits.end(), [](unsigned char c) { return std::isdigit(c); });
+  if (letters == 0 || !number) return {};
+  return std::pair(std::string(text.substr(0, letters)), std::stoi(std::string(digits)));
+}
+
+std::vector<std::string_view> words_of(std::string_view text) {
+  std::vector<std::string_view> words;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find('+', at), text.size());
+    words.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return words;
+}
+
+/// How far a plan is from another: first by how many words change, then by how much. Slices and stages are kept where copies can give way.
+std::pair<int, double> distance(const Plan& from, const Plan& to) {
+  int changes = from.zero != to.zero;
+  double steps = from.zero == to.zero ? 0 : 1;
+  const auto add = [&](int a, int b, double weight) {
+    changes += a != b;
+    steps += weight * std::abs(std::log2(double(a) / b));
+  };
+  add(from.dp, to.dp, 1);
+  add(from.pp, to.pp, 1.3);
+  add(from.tp, to.tp, 1.2);
+  add(from.cp, to.cp, 1.1);
+  add(from.ep, to.ep, 1.1);
+  return {changes, steps};
+}
+
+std::vector<int> divisors(int64_t n) {
+  std::vector<int> all;
+  for (int64_t d = 1; d <= n; ++d) if (n % d == 0) all.push_back(int(d));
+  return all;
+}
+
+}  // namespace
+
+Plan parse_plan(std::string_view text) {
+  Plan plan;
+  std::vector<std::string> seen;
+  for (const std::string_view one : words_of(text)) {
+    const auto word = word_of(one);
+    const auto set = [&](int& to, int least, int largest) {
+      LOCKSTEP_CHECK(word->second >= least && word->second <= largest, "[plan] \"", text, "\": expected ", word->first, " with a number from ", least, " to ", largest, ", got ", one);
+      LOCKSTEP_CHECK(std::find(seen.begin(), seen.end(), word->first) == seen.end(), "[plan] \"", text, "\": expected ", word->first, " once, got it twice");
+      seen.push_back(word->first);
+      to = word->second;
+    };
+    const Axis* found = nullptr;
+    for (const Axis& axis : axes) if (word && word->first == axis.name) found = &axis;
+    if (word && word->first == experts.name) found = &experts;
+    if (found) set(plan.*(found->size), 1, most);
+    else if (word && word->first == "zero") set(plan.zero, 0, 3);
+    else fail(str("[plan] \"", text, "\": expected dpN (copies), ppN (stages), tpN (slices), cpN (parts of a sequence), epN (experts) and zeroN, joined by +, such as dp2+pp2+tp2+zero1; got \"", one, "\"",
+                  word ? suggestion(word->first, {"dp", "pp", "tp", "cp", "ep", "zero"}) : ""));
+  }
+  LOCKSTEP_CHECK(double(plan.dp) * plan.pp * plan.cp * plan.tp <= most, "[plan] \"", text, "\": expected at most ", most, " ranks");
+  return plan;
+}
+
+std::string to_string(const Plan& plan) {
+  std::string text;
+  const auto add = [&](const std::string& word) { text += (text.empty() ? "" : "+") + word; };
+  for (const Axis& axis : axes) if (plan.*(axis.size) > 1) add(axis.name + std::to_string(plan.*(axis.size)));
+  if (plan.ep > 1) add("ep" + std::to_string(plan.ep));
+  if (text.empty()) add("dp1");
+  if (plan.zero >= 0) add("zero" + std::to_string(plan.zero));
+  return text;
+}
+
+Coordinates coordinates_of(const Plan& plan, int rank) {
+  LOCKSTEP_CHECK(rank >= 0 && rank < plan.ranks(), "[plan] expected a rank from 0 to ", plan.ranks() - 1, ", got ", rank);
+  Coordinates at;
+  at.tp = rank % plan.tp;
+  at.cp = rank / plan.tp % plan.cp;
+  at.pp = rank / plan.tp / plan.cp % plan.pp;
+  at.dp = rank / plan.tp / plan.cp / plan.pp;
+  at.ep = at.dp % plan.ep;
+  return at;
+}
+
+int rank_of(const Plan& plan, const Coordinates& at) { return ((at.dp * plan.pp + at.pp) * plan.cp + at.cp) * plan.tp + at.tp; }
+
+std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& sizes) {
+  std::vector<std::string> reasons;
+  const auto require = [&](bool holds, const std::string& reason) { if (!holds) reasons.push_back(reason); };
+  require(sizes.ranks == 0 || sizes.ranks == plan.ranks(), str("it is for ", plan.ranks(), plan.ranks() == 1 ? " rank" : " ranks", ", and there ", sizes.ranks == 1 ? "is " : "are ", sizes.ranks));
+  const int64_t parts = int64_t(plan.pp) * std::max<int64_t>(1, plan.pp > 1 ? sizes.chunks : 1);
+  require(sizes.layers == 0 || parts <= sizes.layers, str(plan.pp, " stages", parts > plan.pp ? str(" of ", sizes.chunks, " chunks") : "", " need ", parts, " layers, the model has ", sizes.layers));
+  const auto divides = [&](const char* what, int64_t size, int by, const char* name) {
+    require(size == 0 || size % by == 0, str(name, by, " does not divide the ", size, " ", what));
+  };
+  divides("attention heads", sizes.heads, plan.tp, "tp");
+  divides("key and value heads", sizes.kv_heads, plan.tp, "tp");
+  divides("columns of the model (width)", sizes.width, plan.tp, "tp");
+  divides("columns inside the MLP", sizes.inner, plan.tp, "tp");
+  require(sizes.vocab == 0 || plan.tp <= sizes.vocab, str("tp", plan.tp, " slices a vocabulary of ", sizes.vocab, " words"));
+  divides("tokens of a sample (context)", sizes.context, plan.cp, "cp");
+  divides("experts", sizes.experts, plan.ep, "ep");
+  divides("copies (experts are dealt over them)", plan.dp, plan.ep, "ep");
+  divides("micro-batches of a step", sizes.micro_batches, plan.dp, "dp");
+  const auto whole = [&](const char* what) {
+    require(plan.zero < 2, str("zero", plan.zero, " keeps gradients in parts after every micro-batch, ", what, "; take zero1"));
+  };
+  if (plan.pp > 1) whole("and a pipeline sums those of all micro-batches first");
+  else if (plan.tp > 1 || plan.cp > 1) whole("and slices sum those of all micro-batches first");
+  return reasons;
+}
+
+std::unique_ptr<Plan> nearest_plan(const Plan& plan, const PlanSizes& sizes) {
+  const int64_t ranks = sizes.ranks > 0 ? sizes.ranks : plan.ranks();
+  PlanSizes fixed = sizes;
+  fixed.ranks = ranks;
+  std::unique_ptr<Plan> best;
+  const auto consider = [&](const Plan& other) {
+    if (!reasons_against(other, fixed).empty()) return;
+    if (!best || distance(plan, other) < distance(plan, *best)) best = std::make_unique<Plan>(other);
+  };
+  for (const int tp : divisors(ranks)) {
+    for (const int cp : plan.cp == 1 ? std::vector<int>{1} : divisors(ranks / tp)) {
+      for (const int pp : divisors(ranks / tp / cp)) {
+        const int dp = int(ranks / tp / cp / pp);
+        for (const int ep : plan.ep == 1 ? std::vector<int>{1} : divisors(dp)) {
+          consider({dp, pp, cp, tp, ep, plan.zero});
+          if (plan.zero >= 2) consider({dp, pp, cp, tp, ep, 1});
+        }
+      }
+    }
+  }
+  return best;
+}
+
+void check_plan(const Plan& plan, const PlanSizes& sizes) {
+  const std::vector<std::string> reasons = reasons_against(plan, sizes);
+  if (reasons.empty()) return;
+  std::string text;
+  for (const std::string& reason : reasons) text += (text.empty() ? "" : "; ") + reason;
+  const auto near = nearest_plan(plan, sizes);
+  fail(str("[plan] ", to_string(plan), " cannot be: ", text, near ? ". The nearest plan that can: " + to_string(*near) : ". No plan can on these ranks"));
+}
+
+Mesh::Mesh(const Plan& plan, dist::ProcessGroup& world)
+    : plan_((check_plan(plan, {.ranks = world.size()}), plan)), world_(&world), at_(coordinates_of(plan, world.rank())),
+      axes_(world, {{"dp", plan.dp}, {"pp", plan.pp}, {"cp", plan.cp}, {"tp", plan.tp}}),
+      experts_(axes_.group("dp"), {{"edp", plan.dp / plan.ep}, {"ep", plan.ep}}) {
+  model_ = world.split(at_.dp, world.rank(), "model");
+}
+
+}  // namespace lockstep::parallel
