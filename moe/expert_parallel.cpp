@@ -1,0 +1,120 @@
+#include "moe/expert_parallel.h"
+
+#include <cmath>
+
+#include "nn/init.h"
+#include "optim/clip.h"
+#include "tensor/random.h"
+
+namespace lockstep::moe {
+
+Groups make_groups(dist::ProcessGroup& all, int expert_parallel) {
+  LOCKSTEP_CHECK(expert_parallel >= 1 && all.size() % expert_parallel == 0, "[moe] expected expert-parallel ranks that divide the ", all.size(),
+                 " ranks of group ", all.name(), ", got ", expert_parallel);
+  Groups groups;
+  groups.expert = all.split(all.rank() / expert_parallel, all.rank(), "experts");
+  groups.data = all.split(all.rank() % expert_parallel, all.rank(), "expert data");
+  return groups;
+}
+
+std::set<std::string> expert_names(nn::Module& model) {
+  std::set<std::string> names;
+  for (const auto& [prefix, module] : model.named_modules()) {
+    auto* layer = dynamic_cast<Layer*>(module);
+    if (!layer || !layer->group || layer->group->size() == 1) continue;
+    for (size_t i = 0; i < layer->experts.size(); ++i) {
+      const std::string start = str(prefix.empty() ? "" : prefix + ".", "experts.", layer->first_expert() + int64_t(i), ".");
+      for (const auto& p : layer->experts[i]->named_parameters()) names.insert(start + p.name);
+      for (const auto& b : layer->experts[i]->named_buffers()) names.insert(start + b.name);
+    }
+  }
+  return names;
+}
+
+DataParallel::DataParallel(nn::Module& model, const Groups& groups, dist::ProcessGroup& all, const parallel::DdpOptions& options) : groups_(groups) {
+  LOCKSTEP_CHECK(groups.expert && groups.data && groups.expert->size() * groups.data->size() == all.size(),
+                 "[moe] expected the groups that make_groups() made of ", all.name());
+  LOCKSTEP_CHECK(!options.ignore, "[moe] expected DDP without `ignore`, which this sets itself");
+  const auto names = std::make_shared<const std::set<std::string>>(expert_names(model));
+  for (const auto& p : model.named_parameters()) if (p.variable.requires_grad()) (names->count(p.name) ? own_ : common_).push_back(p.variable);
+  parallel::DdpOptions rest = options;
+  if (!names->empty()) rest.ignore = [names](const std::string& name) { return names->count(name) > 0; };
+  shared_ = std::make_unique<parallel::DistributedDataParallel>(model, rest, &all);
+  if (own_.empty()) return;
+  rest.ignore = [names](const std::string& name) { return names->count(name) == 0; };
+  experts_ = std::make_unique<parallel::DistributedDataParallel>(model, rest, groups.data.get());
+  const double share = 1 / double(groups.expert->size());
+  for (Variable& p : own_) hooks_.push_back(p.on_grad([share](const Tensor& grad) { return mul_scalar(grad, share); }));
+}
+
+DataParallel::~DataParallel() {
+  for (size_t i = 0; i < hooks_.size(); ++i) own_[i].remove_hook(hooks_[i]);
+}
+
+DataParallel::NoSync::NoSync(DataParallel& parallel) : shared(std::make_unique<parallel::DistributedDataParallel::NoSync>(*parallel.shared_)) {
+  if (parallel.experts_) experts = std::make_unique<parallel::DistributedDataParallel::NoSync>(*parallel.experts_);
+}
+
+double DataParallel::clip_grad_norm(double max_norm) {
+  LOCKSTEP_CHECK(max_norm >= 0, "[clip_grad_norm] expected max_norm >= 0, got ", max_norm);
+  const double common = optim::grad_norm(common_), own = optim::grad_norm(own_);
+  const Tensor squares = Tensor::from({own * own}, {1}).to(cpu);
+  if (experts_) groups_.expert->all_reduce(squares, {.tag = "norm of experts' gradients"}).wait();
+  const double norm = std::sqrt(common * common + squares.item()), factor = max_norm / (norm + 1e-6);
+  if (factor >= 1) return norm;
+  for (const auto* list : {&common_, &own_}) for (const Variable& p : *list) if (p.grad().defined()) mul_scalar_(p.grad(), factor);
+  return norm;
+}
+
+void copy_whole(nn::Module& whole, nn::Module& model) {
+  const std::vector<Layer*> all = layers_of(whole), parts = layers_of(model);
+  LOCKSTEP_CHECK(all.size() == parts.size(), "[moe] expected two forms of one model, got ", all.size(), " and ", parts.size(), " layers of experts");
+  whole.load_state(model.state(), false);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Layer &to = *all[i], &from = *parts[i];
+    LOCKSTEP_CHECK(int64_t(to.experts.size()) == from.o.experts, "[moe] expected a model with all ", from.o.experts, " experts, got ",
+                   to.experts.size());
+    if (!from.group || from.group->size() == 1) continue;
+    for (int64_t e = 0; e < from.o.experts; ++e) {
+      const int owner = from.owner(e);
+      for (auto& [name, tensor] : to.experts[size_t(e)]->state()) {
+        const Tensor dense = tensor.contiguous();
+        from.group->broadcast(dense, owner, {.tag = str("expert ", e, ", ", name)}).wait();
+        if (dense.storage() != tensor.storage()) tensor.copy_(dense);
+      }
+    }
+  }
+}
+
+void add_experts(nn::GPT& model, Options options, int64_t every, const std::shared_ptr<dist::ProcessGroup>& group) {
+  LOCKSTEP_CHECK(every >= 1 && every <= int64_t(model.blocks.size()), "[moe] expected experts in every 1st to every ", model.blocks.size(),
+                 ". block, got every ", every, ".");
+  LOCKSTEP_CHECK(!model.o.checkpoint_blocks, "[moe] expected a model without checkpoint_blocks: a block that is run again gives its aux_loss no gradient");
+  for (int64_t i = every - 1; i < int64_t(model.blocks.size()); i += every) {
+    nn::TransformerBlock& block = model.blocks[size_t(i)];
+    const nn::Mlp::Options sizes{
+        .width = model.o.width, .inner = model.o.inner == 0 ? 4 * model.o.width : model.o.inner, .gelu = model.o.gelu, .bias = model.o.bias};
+    const double deep = 0.02 / std::sqrt(2 * double(model.o.layers));
+    const auto start = [deep](nn::Mlp& mlp) {
+      nn::init::normal(mlp.up.weight, 0, 0.02);
+      nn::init::normal(mlp.down.weight, 0, deep);
+      for (const Variable& bias : {mlp.up.bias, mlp.down.bias}) if (bias.defined()) nn::init::zeros(bias);
+    };
+    options.width = model.o.width;
+    options.inner = sizes.inner;
+    options.make = [sizes, start](int64_t) {
+      auto mlp = std::make_unique<nn::Mlp>(sizes);
+      start(*mlp);
+      return mlp;
+    };
+    const auto layer = std::make_shared<Layer>(options, group);
+    nn::init::normal(layer->gate, 0, 0.02);
+    if (layer->residual) start(*layer->residual);
+    layer->to(model.tokens_table.weight.dtype());
+    layer->to(model.tokens_table.weight.device());
+    block.feed_forward = layer;
+    for (Variable* unused : {&block.mlp.up.weight, &block.mlp.up.bias, &block.mlp.down.weight, &block.mlp.down.bias}) *unused = {};  // memory
+  }
+}
+
+}  // namespace lockstep::moe
