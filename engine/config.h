@@ -1,0 +1,202 @@
+#pragma once
+// DeepSpeed's configuration file as plain structs. A field has the name and the place of its key: "zero_optimization": {"stage": 2} is
+// config.zero_optimization.stage. Defaults stand here and nowhere else; where they differ from DeepSpeed's, config_keys.inc says so. That
+// file is the one table of all keys: types, ranges, what works, what is accepted and does nothing, what is refused, with a reason each.
+//
+//   engine::Config config = engine::resolve(engine::read_config("ds_config.json"), dist::world().size());
+//   engine::Config small{.train_micro_batch_size_per_gpu = 4, .zero_optimization = {.stage = 2}};        // the same without a file
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/json.h"
+#include "nn/module.h"
+#include "optim/loss_scaler.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
+#include "zero/zero.h"
+
+namespace lockstep::engine {
+
+/// What to build by name: "AdamW" and its params. Without a type there is none.
+struct NamedConfig {
+  std::string type;
+  data::Json params = data::Json::Object();
+};
+
+struct Fp16Config {
+  bool enabled = false;
+  bool auto_cast = false;  ///< cast floating inputs of forward
+  double loss_scale = 0;   ///< 0: dynamic
+  int64_t initial_scale_power = 16, loss_scale_window = 1000, hysteresis = 2;
+  bool consecutive_hysteresis = false;
+  double min_loss_scale = 1;
+};
+
+struct Bf16Config {
+  bool enabled = false;
+  bool auto_cast = false;
+  bool check_grad_overflow = true;  ///< a step with NaN or infinity is skipped
+};
+
+struct OffloadOptimizerConfig {
+  std::string device = "none";  ///< or "cpu", "nvme"
+  std::string nvme_path;
+  bool pin_memory = true;
+  int64_t buffer_count = 4;
+  bool pipeline_read = true, pipeline_write = true, fast_init = false;
+  double ratio = 1;  ///< of the optimizer's work that is done at the CPU
+};
+
+struct OffloadParamConfig {
+  std::string device = "none";
+  std::string nvme_path;
+  bool pin_memory = true;
+  int64_t buffer_count = 5, buffer_size = 100'000'000, max_in_cpu = 1'000'000'000;
+};
+
+/// Sizes count elements.
+struct ZeroConfig {
+  int64_t stage = 0;
+  std::optional<bool> overlap_comm;  ///< not given: yes
+  bool reduce_scatter = true;
+  int64_t reduce_bucket_size = 6'500'000;
+  bool ignore_unused_parameters = true;
+  int64_t sub_group_size = 1 << 21;  ///< the optimizer steps over so many at a time
+  int64_t stage3_prefetch_bucket_size = 5'000'000;
+  int64_t stage3_param_persistence_threshold = 1000;
+  int64_t stage3_model_persistence_threshold = std::numeric_limits<int64_t>::max();
+  int64_t stage3_max_live_parameters = 1'000'000'000;
+  int64_t stage3_max_reuse_distance = 0;
+  int64_t stage3_module_granularity_threshold = 0;
+  bool stage3_gather_16bit_weights_on_model_save = false;
+  OffloadOptimizerConfig offload_optimizer;
+  OffloadParamConfig offload_param;
+};
+
+struct AioConfig {
+  int64_t block_size = 1 << 20;  ///< bytes
+  int64_t queue_depth = 8, thread_count = 1;
+  bool single_submit = false, overlap_events = true;
+};
+
+struct ActivationCheckpointingConfig {
+  bool enabled = false;  ///< checkpoint every block, whether or not the model asks for it
+  bool partition_activations = false, cpu_checkpointing = false, contiguous_memory_optimization = false;
+  std::optional<int64_t> number_checkpoints;
+  bool synchronize_checkpoint_boundary = false, profile = false;
+};
+
+struct FlopsProfilerConfig {
+  bool enabled = false;
+  int64_t profile_step = 1, module_depth = -1, top_modules = 1;
+  bool detailed = true;
+  std::optional<std::string> output_file;
+};
+
+struct MonitorConfig {
+  bool enabled = false;
+  std::string output_path;
+  std::string job_name = "DeepSpeedJobName";
+};
+
+struct CommsLoggerConfig {
+  bool enabled = false, verbose = false, prof_all = true, debug = false;
+  std::vector<std::string> prof_ops;
+};
+
+struct CheckpointWriterConfig {
+  bool decoupled = false;  ///< save while training goes on
+};
+
+struct CheckpointConfig {
+  std::string tag_validation = "warn";  ///< "ignore", "warn" or "fail" when ranks save under different tags
+  CheckpointWriterConfig writer;
+};
+
+struct PipelineConfig {
+  int64_t stages = 1;
+  std::string partition = "best";          ///< as pipeline::SplitBy::parse() reads it
+  int64_t activation_checkpoint_interval = 0;  ///< layers; 0: none
+  std::string schedule = "1f1b";           ///< as pipeline::parse_kind() reads it
+  int64_t chunks = 0;                      ///< of layers at each stage; 0: as the schedule has by default
+};
+
+struct DataTypesConfig {
+  std::optional<std::string> grad_accum_dtype;  ///< "fp32", "fp16", "bf16"; not given: that of the parameters
+};
+
+struct Config {
+  // train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * ranks; resolve() fills in what is missing.
+  std::optional<int64_t> train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps;
+  bool managed_gradient_accumulation = true;  ///< false: step() is called at boundaries only, and the caller knows where these are
+
+  NamedConfig optimizer, scheduler;
+  double gradient_clipping = 1;  ///< 0: none
+  bool prescale_gradients = false;
+  double gradient_predivide_factor = 1;
+  std::optional<std::string> communication_data_type;  ///< "fp32", "fp16", "bf16"
+
+  Fp16Config fp16;
+  Bf16Config bf16;
+  DataTypesConfig data_types;
+  ZeroConfig zero_optimization;
+  AioConfig aio;
+  ActivationCheckpointingConfig activation_checkpointing;
+  CheckpointConfig checkpoint;
+  PipelineConfig pipeline;
+
+  bool dataloader_drop_last = false;
+  int64_t seed = 1234;
+  std::optional<int64_t> steps_per_print;  ///< not given: never
+  bool wall_clock_breakdown = false, memory_breakdown = false, dump_state = false;
+  FlopsProfilerConfig flops_profiler;
+  MonitorConfig tensorboard, csv_monitor;
+  CommsLoggerConfig comms_logger;
+
+  std::string origin = "config";            ///< the file, for messages
+  std::set<std::string> given;              ///< keys that the file names: "zero_optimization.stage"
+  std::map<std::string, data::Json> inert;  ///< those of them that do nothing here
+  std::vector<std::string> warnings;        ///< keys that would do something elsewhere, deprecated keys, doubtful values
+
+  bool has(std::string_view path) const { return given.count(std::string(path)) != 0; }
+};
+
+/// A file's name, JSON text (begins with '{'), or that in base64 (URL-safe or not), as DeepSpeed takes them. JSON may have comments and
+/// trailing commas. One Error lists everything that is wrong.
+Config read_config(const std::string& source);
+Config config_from_json(std::string_view text, const std::string& origin = "config");
+
+/// The config that `dp_world` data-parallel ranks train with: batch sizes filled in, ranges and pairs of keys checked. One Error lists
+/// everything that is wrong; what is only doubtful is added to warnings.
+Config resolve(Config config, int dp_world);
+
+/// Every key with its value, a line each, and where it comes from: "(from file)", "(default)", "(default here; DeepSpeed: 5e8)".
+std::string to_text(const Config& config);
+/// The same as an object of objects that read_config() takes.
+data::Json to_json(const Config& config);
+/// docs/config.md
+std::string config_reference();
+
+// What the config asks for, as objects of the library.
+zero::ZeroOptions zero_options(const Config& config);
+/// f32, or what fp16 or bf16 ask for: the dtype of parameters.
+DType parameter_dtype(const Config& config);
+/// nullopt without fp16. A static loss scale is one whose window never ends.
+std::optional<optim::DynamicLossScaler::Options> loss_scaler_options(const Config& config);
+
+using NamedParameters = std::vector<nn::NamedParameter>;  // nn::Module::named_parameters()
+/// The optimizers that optimizer.type asks for: one, or two for Muon (matrices; AdamW for the rest). Empty without a type. Collective for
+/// the 1-bit ones, whose ranks are `group`, default dist::world().
+std::vector<std::unique_ptr<optim::Optimizer>> make_optimizers(const Config& config, const NamedParameters& parameters, dist::ProcessGroup* group = nullptr);
+/// The schedule that scheduler.type asks for; null without a type.
+std::unique_ptr<optim::Schedule> make_schedule(const Config& config, optim::Optimizer& optimizer);
+
+}  // namespace lockstep::engine

@@ -1,0 +1,141 @@
+// A config as text, as JSON, and docs/config.md.
+#include <algorithm>
+
+#include "engine/config_table.h"
+#include "tensor/check.h"
+
+namespace lockstep::engine {
+
+using data::Json;
+
+namespace {
+
+struct Line { std::string key, value, mark; };
+
+std::string mark_of(const Key& key, const Config& config, const Json& value) {
+  if (config.has(key.path)) return "(from file)";
+  if (value != key.fallback) return key.automatic ? "(inferred)" : "(set by the program)";
+  return key.theirs.empty() ? "(default)" : "(default here; DeepSpeed: " + key.theirs + ")";
+}
+
+/// The type and its params, in place of the two keys.
+void add_named(std::vector<Line>& lines, const Config& config, Kind kind) {
+  const std::string name = kind == Kind::optimizer ? "optimizer" : "scheduler";
+  const NamedConfig& named = kind == Kind::optimizer ? config.optimizer : config.scheduler;
+  lines.push_back({name + ".type", named.type.empty() ? "none" : shown(named.type), config.has(name + ".type") ? "(from file)" : named.type.empty() ? "(default)" : "(set by the program)"});
+  std::vector<std::string> problems, warnings;
+  for (const ParamInfo& p : check_params(kind, named, problems, warnings)) {
+    if (p.given || p.doc.empty()) lines.push_back({name + ".params." + p.name, shown(p.value), !p.given ? "(default)" : p.doc.empty() ? "(from file)" : "(no effect: " + p.doc + ")"});
+  }
+}
+
+/// Text for a cell of a table.
+std::string cell(std::string text) {
+  for (size_t at = 0; (at = text.find('|', at)) != text.npos; at += 2) text.insert(at, "\\");
+  return text;
+}
+
+/// 500000000 as 5e8.
+std::string brief(const Json& value) {
+  if (value == Json("")) return "`\"\"`";
+  if (value.is_int() && std::abs(value.as_int()) >= 1'000'000) {
+    if (value.as_int() == std::numeric_limits<int64_t>::max()) return "no limit";
+    int64_t mantissa = value.as_int(), zeros = 0;
+    while (mantissa % 10 == 0) mantissa /= 10, ++zeros;
+    const std::string digits = str(mantissa);
+    if (zeros >= 5) return "`" + digits.substr(0, 1) + (digits.size() > 1 ? "." + digits.substr(1) : "") + "e" + str(zeros + int64_t(digits.size()) - 1) + "`";
+  }
+  return "`" + shown(value) + "`";
+}
+
+void put_at(Json& root, const std::string& path, const Json& value) {
+  Json* at = &root;
+  for (size_t begin = 0; begin <= path.size();) {
+    const size_t end = std::min(path.find('.', begin), path.size());
+    at = &(*at)[path.substr(begin, end - begin)];
+    begin = end + 1;
+  }
+  *at = value;
+}
+
+void add_types(std::string& out, const std::string& title, Kind kind) {
+  out += "\n## " + title + "\n\n| type | | params, with their defaults | |\n|---|---|---|---|\n";
+  for (const TypeInfo& type : types_of(kind)) {
+    std::string working, idle;
+    for (const ParamInfo& p : type.params) {
+      const std::string text = "`" + p.name + "`" + (p.value == Json("required") ? " (required)" : " " + shown(p.value));
+      std::string& list = p.doc.empty() ? working : idle;
+      list += (list.empty() ? "" : ", ") + (p.doc.empty() ? text : "`" + p.name + "`");
+    }
+    out += "| `" + type.type + "` | " + cell(type.doc) + " | " + cell(working) + " | " + (idle.empty() ? "" : "without effect: " + idle) + " |\n";
+  }
+}
+
+}  // namespace
+
+std::string to_text(const Config& config) {
+  std::vector<Line> lines;
+  for (const Key& key : config_keys()) {
+    if (key.path == "optimizer.type") add_named(lines, config, Kind::optimizer);
+    else if (key.path == "scheduler.type") add_named(lines, config, Kind::schedule);
+    else if (key.status == Status::works && key.path != "optimizer.params" && key.path != "scheduler.params") {
+      const Json value = value_of(key, config);
+      lines.push_back({key.path, shown(value), mark_of(key, config, value)});
+    } else if (const auto found = config.inert.find(key.path); found != config.inert.end()) {
+      lines.push_back({key.path, shown(found->second), "(no effect: " + key.doc + ")"});
+    }
+  }
+  size_t width = 0, value_width = 0;
+  for (const Line& line : lines) {
+    width = std::max(width, line.key.size());
+    value_width = std::max(value_width, std::min<size_t>(line.value.size(), 30));
+  }
+  std::string out;
+  for (const Line& line : lines) {
+    const auto pad = [](const std::string& text, size_t to) { return text + std::string(text.size() < to ? to - text.size() : 0, ' '); };
+    out += pad(line.key, width) + "  " + pad(line.value, value_width) + "  " + line.mark + "\n";
+  }
+  return out;
+}
+
+Json to_json(const Config& config) {
+  Json root = Json::Object();
+  for (const Key& key : config_keys()) {
+    if (key.status == Status::works) put_at(root, key.path, value_of(key, config));
+    else if (const auto found = config.inert.find(key.path); found != config.inert.end()) put_at(root, key.path, found->second);
+  }
+  for (const char* name : {"optimizer", "scheduler"}) {
+    Json& section = root[name];
+    if (section.at("type").as_string().empty()) section = Json();
+  }
+  return root;
+}
+
+std::string config_reference() {
+  std::string out =
+      "# The configuration file\n\n"
+      "DeepSpeed's configuration file is read as it is. Comments (`//`, `/* */`, `#`) and commas before a closing bracket are accepted, so is `1e9` for an integer. A key that\n"
+      "nobody knows, a key that stands twice, a wrong type, a value out of range and keys that do not go together are errors before a rank starts, all of them at once.\n"
+      "`lockstep config FILE --ranks N` prints what a file means; this page is `lockstep config --reference`.\n\n"
+      "`train_batch_size` is `train_micro_batch_size_per_gpu` times `gradient_accumulation_steps` times the number of data-parallel ranks. Two of them give the third; one of the\n"
+      "first two is enough (the others: 1 accumulation step). `\"auto\"` is for the keys marked so; elsewhere it is an error that says what to write.\n\n"
+      "## Keys\n\nSizes count elements, not bytes.\n\n| key | is | default | |\n|---|---|---|---|\n";
+  for (const Key& key : config_keys()) {
+    if (key.status != Status::works) continue;
+    out += "| `" + key.path + "` | " + cell(expected(key)) + (key.automatic ? ", or auto" : "") + " | " + brief(key.fallback) + (key.theirs.empty() ? "" : " (DeepSpeed: " + key.theirs + ")") + " | " + cell(key.doc) + " |\n";
+  }
+  add_types(out, "Optimizers", Kind::optimizer);
+  add_types(out, "Schedules", Kind::schedule);
+  const auto list = [&](const char* title, const char* text, Status status, auto&& last) {
+    out += str("\n## ", title, "\n\n", text, "\n\n");
+    for (const Key& key : config_keys()) if (key.status == status) out += "- `" + key.path + "`" + last(key) + "\n";
+  };
+  list("Accepted, without effect", "A value other than the default is also a warning.", Status::inert, [](const Key& key) { return ": " + key.doc; });
+  list("Accepted as long as they ask for nothing", "The value shown, `false`, `null`, an empty object or one with `\"enabled\": false`; anything else is an error.", Status::off,
+       [](const Key& key) { return " " + brief(key.fallback) + ": " + key.doc; });
+  list("Removed from DeepSpeed", "Likewise, with what to do instead.", Status::removed, [](const Key& key) { return ": " + key.doc; });
+  list("Deprecated names", "Accepted, with a warning.", Status::renamed, [](const Key& key) { return " is `" + key.fallback.as_string() + "`" + (key.path.ends_with("cpu_offload") || key.path.ends_with("cpu_offload_param") ? " = `cpu`" : ""); });
+  return out;
+}
+
+}  // namespace lockstep::engine

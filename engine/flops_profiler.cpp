@@ -1,0 +1,140 @@
+#include "engine/flops_profiler.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+#include "data/files.h"
+
+namespace lockstep::engine {
+
+namespace {
+
+/// 12.3 M
+std::string short_number(double value) {
+  const char* const units[] = {"", " K", " M", " G", " T", " P"};
+  int unit = 0;
+  for (; value >= 1000 && unit < 5; ++unit) value /= 1000;
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 && value == double(int64_t(value)) ? "%.0f%s" : "%.2f%s", value, units[unit]);
+  return text;
+}
+std::string milliseconds(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f ms", value);
+  return text;
+}
+std::string part(double value, double of) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f%%", of > 0 ? 100 * value / of : 0);
+  return text;
+}
+double per_second(double flops, double ms) { return ms > 0 ? flops / ms * 1000 : 0; }
+
+}  // namespace
+
+FlopsProfiler::FlopsProfiler(nn::Module& model, FlopsProfilerConfig config) : model_(model), config_(std::move(config)) {
+  for (auto& [name, module] : model.named_modules()) {
+    const size_t row = rows_.size();
+    rows_.push_back({.name = name, .kind = module->kind(), .options = module->options(), .depth = name.empty() ? 0 : int(std::count(name.begin(), name.end(), '.')) + 1,
+                     .parameters = module->parameter_count()});
+    hooks_.emplace_back(module, module->before_forward([this, row](nn::Module&, const std::vector<Variable>&) { enter(row); }));
+    hooks_.emplace_back(module, module->after_forward([this, row](nn::Module&, const std::vector<Variable>&, const Variable&) { leave(row); }));
+  }
+}
+
+FlopsProfiler::~FlopsProfiler() { for (auto& [module, id] : hooks_) module->remove_hook(id); }
+
+void FlopsProfiler::start() {
+  if (done_) return;
+  running_ = true;
+  counter_.emplace();
+}
+
+void FlopsProfiler::enter(size_t row) {
+  if (running_) open_.push_back({row, counter_->count(), std::chrono::steady_clock::now()});
+}
+
+void FlopsProfiler::leave(size_t row) {
+  if (!running_) return;
+  while (!open_.empty()) {  // those above it gave back something that is not one variable: they are not seen to end
+    const Open ended = open_.back();
+    open_.pop_back();
+    rows_[ended.row].macs += counter_->count() - ended.macs;
+    rows_[ended.row].milliseconds += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - ended.start).count();
+    if (ended.row == row) return;
+  }
+}
+
+void FlopsProfiler::stop(double spent) {
+  if (!running_) return;
+  leave(SIZE_MAX);
+  rows_[0].macs = counter_->count();
+  rows_[0].milliseconds = spent;
+  counter_.reset();
+  running_ = false;
+  done_ = true;
+}
+
+std::string FlopsProfiler::report(double step) const {
+  const ModuleProfile& all = rows_[0];
+  const double flops = 2.0 * double(all.macs), backward = std::max(backward_, 0.0);
+  std::string text = str("flops profiler: ", all.kind, ", one micro-batch at rank 0, step ", config_.profile_step, "\n");
+  const auto line = [&](const char* what, const std::string& value) {
+    char row[160];
+    std::snprintf(row, sizeof row, "  %-32s%s\n", what, value.c_str());
+    text += row;
+  };
+  line("params", short_number(double(all.parameters)));
+  line("fwd MACs", short_number(double(all.macs)) + "MACs");
+  line("fwd flops", short_number(flops));
+  line("fwd + bwd flops", short_number(3 * flops));
+  line("fwd latency", milliseconds(all.milliseconds));
+  line("bwd latency", milliseconds(backward));
+  line("fwd FLOPS", short_number(per_second(flops, all.milliseconds)) + "FLOPS");
+  line("bwd FLOPS (flops: 2 x fwd)", short_number(per_second(2 * flops, backward)) + "FLOPS");
+  line("fwd + bwd FLOPS", short_number(per_second(3 * flops, all.milliseconds + backward)) + "FLOPS");
+  line("step latency", milliseconds(step));
+
+  int deepest = 0;
+  for (const ModuleProfile& row : rows_) deepest = std::max(deepest, row.depth);
+  const int last = config_.module_depth < 0 ? deepest : int(std::min<int64_t>(deepest, config_.module_depth));
+  text += str("  top ", config_.top_modules, " kinds of modules by depth\n");
+  for (int depth = 0; depth <= last; ++depth) {
+    std::map<std::string, ModuleProfile> kinds;
+    for (const ModuleProfile& row : rows_) {
+      if (row.depth != depth) continue;
+      ModuleProfile& kind = kinds[row.kind];
+      kind.parameters += row.parameters;
+      kind.macs += row.macs;
+      kind.milliseconds += row.milliseconds;
+    }
+    const auto top = [&](auto value, auto print) {
+      std::vector<std::pair<double, std::string>> order;
+      for (const auto& [name, kind] : kinds) order.emplace_back(-double(value(kind)), name);
+      std::sort(order.begin(), order.end());
+      std::string list;
+      for (size_t i = 0; i < order.size() && int64_t(i) < config_.top_modules; ++i) list += (i ? ", " : "") + order[i].second + ": " + print(-order[i].first);
+      return "{" + list + "}";
+    };
+    text += str("    depth ", depth, ": params ", top([](const ModuleProfile& m) { return m.parameters; }, short_number), ", MACs ",
+                top([](const ModuleProfile& m) { return m.macs; }, short_number), ", fwd latency ", top([](const ModuleProfile& m) { return m.milliseconds; }, milliseconds), "\n");
+  }
+  if (config_.detailed) {
+    text += "  modules: params, MACs, fwd latency (each with its part of all), fwd FLOPS\n";
+    for (const ModuleProfile& row : rows_) {
+      if (row.depth > last) continue;
+      const std::string name = row.name.substr(row.name.rfind('.') + 1);
+      text += std::string(4 + 2 * size_t(row.depth), ' ') + (name.empty() ? "" : "(" + name + ") ") + row.kind + ": " + short_number(double(row.parameters)) + " " +
+              part(double(row.parameters), double(all.parameters)) + ", " + short_number(double(row.macs)) + "MACs " + part(double(row.macs), double(all.macs)) + ", " +
+              milliseconds(row.milliseconds) + " " + part(row.milliseconds, all.milliseconds) + ", " + short_number(per_second(2 * double(row.macs), row.milliseconds)) + "FLOPS" +
+              (row.options.empty() ? "" : "  [" + row.options + "]") + "\n";
+    }
+  }
+  text.pop_back();
+  return text;
+}
+
+void write_report(const std::string& path, const std::string& text) { data::write_atomically(path, text + "\n"); }
+
+}  // namespace lockstep::engine

@@ -1,0 +1,40 @@
+#pragma once
+// Where a run writes its curves: TensorBoard's event files, and CSV. Rank 0 only.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/config.h"
+
+namespace lockstep::engine {
+
+struct Event {
+  std::string tag;      ///< "Train/Samples/train_loss"
+  double value = 0;
+  int64_t samples = 0;  ///< the x axis
+};
+
+/// Each event is with the system when write() returns: a kill loses nothing, a power cut what the system had not written. When writing
+/// fails (a full disk) training goes on without, and `warn` is told once.
+class Monitor {
+ public:
+  virtual ~Monitor() = default;
+  virtual void write(const std::vector<Event>& events) = 0;
+};
+
+/// Those that the config enables. Error when a folder cannot be made.
+std::vector<std::unique_ptr<Monitor>> make_monitors(const Config& config, const std::function<void(const std::string&)>& warn);
+
+/// FOLDER/events.out.tfevents.<time>.<host>.<process>
+std::unique_ptr<Monitor> tensorboard_monitor(const std::string& folder, const std::function<void(const std::string&)>& warn);
+/// FOLDER/Train_Samples_lr.csv and so on, a line an event; a run that goes on appends.
+std::unique_ptr<Monitor> csv_monitor(const std::string& folder, const std::function<void(const std::string&)>& warn);
+
+/// CRC-32C (Castagnoli), and as TFRecord files keep it.
+uint32_t crc32c(std::string_view bytes);
+uint32_t masked_crc32c(std::string_view bytes);
+
+}  // namespace lockstep::engine

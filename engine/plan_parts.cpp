@@ -1,0 +1,126 @@
+#include "engine/plan_parts.h"
+
+#include <algorithm>
+
+#include "dist/shard.h"
+#include "pipeline/simulate.h"
+#include "pipeline/split.h"
+#include "tensor/check.h"
+
+namespace lockstep::engine {
+
+namespace {
+
+/// The parameters of each layer, as gpt cuts them; of a tied head none of its own.
+std::vector<std::vector<ModelShape::Parameter>> layers_of(const ModelShape& model) {
+  std::vector<std::vector<ModelShape::Parameter>> layers(size_t(model.layers) + 4);
+  for (const ModelShape::Parameter& p : model.parameters) {
+    size_t at = layers.size() - 1;  // head
+    if (p.name.starts_with("tokens")) at = 0;
+    else if (p.name.starts_with("positions")) at = 1;
+    else if (p.name.starts_with("blocks.")) at = 2 + size_t(std::stoll(p.name.substr(7)));
+    else if (p.name.starts_with("norm")) at = layers.size() - 2;
+    layers[at].push_back(p);
+  }
+  return layers;
+}
+
+/// What the first of `tp` slices has of it.
+ModelShape::Parameter sliced(ModelShape::Parameter p, int tp) {
+  const auto has = [&](const char* part) { return p.name.find(part) != p.name.npos; };
+  const auto cut = [&](size_t dim) { p.shape[int(dim)] = dist::shard_range(p.shape[int(dim)], tp, 0).size(); };
+  if (has("in_proj") || has("mlp.up")) cut(0);
+  else if (p.name == "tokens.weight" || p.name == "head") cut(0);
+  else if (has("out_proj.weight") || has("mlp.down.weight")) cut(1);
+  return p;
+}
+
+}  // namespace
+
+PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads, const parallel::Plan& plan) {
+  PartsPlan p{.plan = plan, .config = asked, .model = model};
+  Config& c = p.config;
+  LOCKSTEP_CHECK(plan.cp == 1 && plan.ep == 1, "[plan] expected dp, pp, tp and zero, got ", to_string(plan), ": cp and ep are not counted yet");
+  LOCKSTEP_CHECK(!c.has("pipeline.stages") || c.pipeline.stages == plan.pp, "[plan] ", to_string(plan), " contradicts ", c.origin, ", where pipeline.stages is ", c.pipeline.stages);
+  LOCKSTEP_CHECK(plan.zero < 0 || !c.has("zero_optimization.stage") || c.zero_optimization.stage == plan.zero, "[plan] ", to_string(plan), " contradicts ", c.origin, ", where zero_optimization.stage is ",
+                 c.zero_optimization.stage);
+  c.pipeline.stages = plan.pp;
+  if (plan.zero >= 0) c.zero_optimization.stage = plan.zero;
+  if (c.zero_optimization.stage > 0) p.plan.zero = int(c.zero_optimization.stage);
+  const pipeline::Schedule schedule = [&] {
+    const Config sized = resolve(c, plan.dp);
+    check_plan(p.plan, {.ranks = plan.ranks(), .layers = model.layers + 4, .chunks = std::max<int64_t>(1, c.pipeline.chunks), .heads = heads, .width = model.width, .inner = 4 * model.width, .vocab = model.vocab});
+    return pipeline::make_schedule({pipeline::parse_kind(c.pipeline.schedule), plan.pp, int(*sized.gradient_accumulation_steps), int(c.pipeline.chunks)});
+  }();
+  const auto layers = layers_of(model);
+  const bool tied = layers.back().empty();
+  std::vector<double> weights;
+  std::vector<std::string> kinds;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    double n = 0;
+    for (const auto& one : layers[i]) n += double(one.numel());
+    weights.push_back(n);
+    kinds.push_back(i == 0 ? "Embedding" : i == 1 ? "Positions" : i + 2 < layers.size() ? "TransformerBlock" : i + 1 < layers.size() ? "LayerNorm" : "Head");
+  }
+  p.bounds = pipeline::balance(pipeline::weights_of(pipeline::SplitBy::parse(c.pipeline.partition), kinds, weights), schedule.virtual_stages());
+
+  const int m = schedule.request.micro_batches, last = schedule.virtual_stages() - 1;
+  for (int rank = 0; rank < plan.pp; ++rank) {
+    ModelShape part = model;
+    part.parameters.clear();
+    part.layers = 0;
+    double products = 0, activations = 0, gradients = 0, reduces = 0;
+    for (int chunk = 0; chunk < schedule.request.chunks; ++chunk) {
+      const int stage = schedule.virtual_stage(rank, chunk);
+      for (int i = p.bounds[size_t(stage)]; i < p.bounds[size_t(stage) + 1]; ++i) {
+        for (const auto& one : layers[size_t(i)]) part.parameters.push_back(sliced(one, plan.tp));
+        const bool block = kinds[size_t(i)] == "TransformerBlock", head = kinds[size_t(i)] == "Head";
+        if (block) ++part.layers;
+        if (block) for (const auto& one : layers[size_t(i)]) if (one.shape.size() == 2) products += double(sliced(one, plan.tp).numel());
+        if (head) products += double(model.vocab) * double(model.width) / plan.tp;
+        if (head && tied && stage > 0 && std::none_of(part.parameters.begin(), part.parameters.end(), [](const auto& one) { return one.name == "tokens.weight"; })) {
+          part.parameters.push_back(sliced(layers[0][0], plan.tp));
+        }
+        reduces += block ? 4 : i == 0 || head ? 1 : 0;  // forward and backward of a block's two halves; the lookup; the head's input
+      }
+      if (stage < last && schedule.place(stage + 1).rank != rank) ++activations;
+      if (stage > 0 && schedule.place(stage - 1).rank != rank) ++gradients;
+    }
+    p.stages.push_back(engine::plan(c, part, plan.dp));
+    const Plan& own = p.stages.back();
+    const double tokens = double(*own.config.train_micro_batch_size_per_gpu) * double(model.context), bytes = tokens * double(model.width) * double(size_of(own.parameter_dtype));
+    double between = (activations + gradients) * bytes * m;
+    if (tied && rank == schedule.place(last).rank && rank != schedule.place(0).rank) between += m * double(sliced(layers[0][0], plan.tp).numel()) * double(size_of(own.parameter_dtype));
+    p.stage_traffic.push_back(between);
+    const double others = double(plan.tp - 1) / plan.tp;
+    p.slice_traffic.push_back(plan.tp == 1 ? 0 : m * (reduces * 2 * others * bytes + (rank == schedule.place(last).rank ? 2 * tokens * 4 * (plan.tp - 1) : 0)));
+    p.flops.push_back(2 * products + double(part.layers) * 2 * double(model.context) * double(model.width) / plan.tp);
+  }
+  c = p.stages[0].config;
+  // In time a step is as long as its slowest stage makes it; ranks are then idle for the formula's part, and for what their stages lack.
+  const double most = *std::max_element(p.flops.begin(), p.flops.end());
+  p.formula = plan.pp == 1 ? 0 : pipeline::formula(schedule.request).bubble;
+  double busy = 0;
+  for (const double f : p.flops) busy += f / most;
+  p.bubble = 1 - busy / double(plan.pp) * (1 - p.formula);
+  return p;
+}
+
+PredictedTime predict(const PartsPlan& p, const Speeds& speeds) {
+  PredictedTime t;
+  const Config& c = p.config;
+  const double tokens = double(*c.train_batch_size) * double(p.model.context), own = tokens / p.plan.dp;
+  const double passes = c.pipeline.activation_checkpoint_interval > 0 ? 4 : 3;
+  for (size_t s = 0; s < p.stages.size(); ++s) {
+    t.compute = std::max(t.compute, passes * p.flops[s] * own / speeds.flops);
+    t.communication = std::max(t.communication, (p.copy_traffic(s) + p.slice_traffic[s]) / speeds.bandwidth);  // what goes between stages goes beside
+    double state = 0;
+    for (const RankBytes& b : p.stages[s].bytes) state = std::max(state, 2 * double(b.optimizer + b.optimizer_elsewhere));
+    t.optimizer = std::max(t.optimizer, state / speeds.memory);
+  }
+  t.step = t.compute / (1 - p.formula) + t.communication + t.optimizer;
+  t.tokens = tokens / t.step;
+  return t;
+}
+
+}  // namespace lockstep::engine

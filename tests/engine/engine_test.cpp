@@ -1,0 +1,394 @@
+// The engine's bits, its order of calls, and what it refuses.
+#include <fstream>
+
+#include "tests/engine/util.h"
+#include "zero/init.h"
+
+using namespace lockstep;
+using namespace testing;
+using engine::initialize;
+
+namespace {
+
+
+/// A small engine on `ranks` ranks; what body throws on any is the message.
+std::string error_of(int ranks, const Config& config, const std::function<void(engine::Engine<Net>&, Net&, int rank)>& body) {
+  return message([&] {
+    on_ranks<int>(ranks, [&](int rank) {
+      const auto net = make_net();
+      optim::SGD optimizer(net->parameters(), {.lr = 0.1});
+      auto made = initialize(*net, {.optimizer = &optimizer, .config = config, .log = quiet});
+      body(made.engine, *net, rank);
+      return 0;
+    });
+  });
+}
+
+Variable some_loss(const std::function<Variable(const Tensor&)>& forward, int64_t rows = 2) { return mean(square(forward(ones({rows, 6})))); }
+
+}  // namespace
+
+TEST_CASE("engine: the bits of a plain loop over DDP, in every stage, for any ranks, accumulation and dtype") {
+  for (const DType dtype : {f32, bf16, f16}) {
+    std::map<int64_t, Tensors> plain;
+    for (const int ranks : {1, 2, 4}) {
+      for (const int64_t accumulation : {1, 2, 4}) {
+        const int64_t count = ranks * accumulation;
+        if (!plain.count(count)) plain[count] = train_plain(ranks, accumulation, dtype);
+        for (const int stage : {0, 1, 2, 3}) {
+          CAPTURE(dtype); CAPTURE(ranks); CAPTURE(accumulation); CAPTURE(stage);
+          CHECK(differing(plain[count], train_engine({.ranks = ranks, .config = config_of(stage, accumulation, dtype)})) == "");
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("engine: clipping over shards is clipping of the whole") {
+  const Tensors plain = train_plain(1, 4, f32, 3, 0.05);
+  for (const int stage : {0, 1, 2, 3}) {
+    Config c = config_of(stage, 2);
+    c.gradient_clipping = 0.05;
+    CHECK(differing(plain, train_engine({.ranks = 2, .config = c, .steps = 3})) == "");
+  }
+}
+
+TEST_CASE("engine: dividing gradients before the sum changes the scale of what is sent, not the result") {
+  Config c = config_of(1, 2);
+  const Tensors after = train_engine({.ranks = 2, .config = c});
+  c.prescale_gradients = true;
+  CHECK(differing(after, train_engine({.ranks = 2, .config = c})) == "");
+  c.prescale_gradients = false;
+  c.gradient_predivide_factor = 8;
+  CHECK(differing(after, train_engine({.ranks = 2, .config = c})) == "");
+  c.gradient_predivide_factor = 3;
+  CHECK(distance(after, train_engine({.ranks = 2, .config = c})) < 0.05);
+}
+
+TEST_CASE("engine: an epoch that is no whole number of steps") {
+  for (const bool drop : {false, true}) {
+    Config c = config_of(2, 2);
+    c.dataloader_drop_last = drop;
+    const Tensors one = train_engine({.ranks = 1, .config = [&] { Config w = c; w.gradient_accumulation_steps = 4; return w; }(), .steps = 7, .dataset = 19});
+    CHECK(differing(one, train_engine({.ranks = 2, .config = c, .steps = 7, .dataset = 19})) == "");
+    const auto batches = on_ranks<int64_t>(2, [&](int) {
+      const auto net = make_net();
+      optim::SGD optimizer(net->parameters(), {.lr = 0.1});
+      auto made = initialize(*net, {.optimizer = &optimizer, .training_data = data::share(samples(19)), .config = c, .log = quiet});
+      return made.training_dataloader->size();
+    });
+    CHECK(batches == std::vector<int64_t>{drop ? 4 : 6, drop ? 4 : 6});  // micro-batches of 2 in steps of 8 samples: 2 steps, or 3
+  }
+}
+
+TEST_CASE("engine: losses weighted by tokens are the mean over all tokens, however they are dealt") {
+  // 24 rows in 4 micro-batches of different length are one batch of 24.
+  const std::vector<int64_t> lengths{1, 5, 11, 7};
+  const auto run = [&](int ranks, int stage) {
+    return on_ranks<Tensors>(ranks, [&](int) {
+      const auto net = make_net();
+      net->p = 0;
+      optim::SGD optimizer(net->parameters(), {.lr = 0.5});
+      Config c = config_of(stage, 4 / ranks);
+      auto [e, o, l, s] = initialize(*net, {.optimizer = &optimizer, .config = c, .log = quiet});
+      const auto data = samples(24);
+      for (int64_t i = 0; i < e.gradient_accumulation_steps(); ++i) {
+        int64_t begin = 0;
+        for (int64_t k = 0; k < e.micro_batch(); ++k) begin += lengths[size_t(k)];
+        const int64_t n = lengths[size_t(e.micro_batch())];
+        e.backward(cross_entropy(e(data.inputs().narrow(0, begin, n)), data.targets().narrow(0, begin, n), {.reduction = Reduction::sum}), n);
+        e.step();
+      }
+      Tensors all = whole_parameters(e, *net);
+      all["loss"] = Tensor::from({e.train_loss()}, {1});
+      return all;
+    })[0];
+  };
+  const auto net = make_net();
+  net->p = 0;
+  const auto data = samples(24);
+  const Variable loss = cross_entropy((*net)(data.inputs()), data.targets());
+  loss.backward();
+  optim::SGD(net->parameters(), {.lr = 0.5}).step();
+  Tensors whole = copy_parameters(*net);
+  whole["loss"] = Tensor::from({loss.item()}, {1});
+  const Tensors one = run(1, 0);
+  CHECK(distance(whole, one) < 1e-6);
+  for (const int stage : {0, 1, 2, 3}) for (const int ranks : {2, 4}) CHECK(differing(one, run(ranks, stage)) == "");
+}
+
+TEST_CASE("engine: counters, boundaries and getters") {
+  on_ranks<int>(2, [&](int rank) {
+    const auto net = make_net();
+    optim::SGD optimizer(net->parameters(), {.lr = 0.25});
+    Config c = config_of(2, 3);
+    c.steps_per_print = 5;
+    auto e = initialize(*net, optimizer, c);
+    CHECK(e.train_batch_size() == 12);
+    CHECK(e.train_micro_batch_size_per_gpu() == 2);
+    CHECK(e.gradient_accumulation_steps() == 3);
+    CHECK(e.steps_per_print() == 5);
+    CHECK(e.global_rank() == rank);
+    CHECK(e.world_size() == 2);
+    CHECK(e.zero_optimization_stage() == 2);
+    CHECK(e.get_lr() == std::vector<double>{0.25});
+    CHECK(e.loss_scale() == 1);
+    CHECK(std::isnan(e.get_global_grad_norm()));
+    for (int i = 0; i < 6; ++i) {
+      CHECK(e.is_gradient_accumulation_boundary() == (i % 3 == 2));
+      CHECK(e.micro_batch() == i % 3 * 2 + rank);
+      e.backward(some_loss([&](const Tensor& x) { return e(x); }));
+      CHECK(e.is_gradient_accumulation_boundary() == (i % 3 == 2));
+      e.step();
+      CHECK(e.micro_steps() == i + 1);
+      CHECK(e.global_steps() == (i + 1) / 3);
+    }
+    CHECK(e.global_samples() == 24);
+    CHECK(e.skipped_steps() == 0);
+    CHECK(e.get_global_grad_norm() > 0);
+    CHECK(e.train_loss() > 0);
+    e.set_lr(0.5);
+    CHECK(optimizer.lr() == 0.5);
+    e.eval();
+    CHECK(!net->is_training());
+    e.train();
+    CHECK(net->is_training());
+    return 0;
+  });
+}
+
+TEST_CASE("engine: the caller knows where boundaries are") {
+  // 2 ranks x 3 backwards = 6 equal micro-batches; their sum over gradient_accumulation_steps 3 is the mean.
+  const auto run = [](int stage, bool managed) {
+    return on_ranks<Tensors>(2, [&](int) {
+      const auto net = make_net();
+      net->p = 0;
+      optim::SGD optimizer(net->parameters(), {.lr = 0.1});
+      Config c = config_of(stage, 4);
+      c.managed_gradient_accumulation = managed;
+      auto e = initialize(*net, optimizer, c);
+      for (int step = 0; step < 2; ++step) {
+        for (int i = 0; i < 4; ++i) {
+          CHECK(e.is_gradient_accumulation_boundary() == (!managed || i == 3));
+          e.backward(some_loss([&](const Tensor& x) { return e(x); }, 1 + e.micro_batch() % 2));
+          if (managed) e.step();
+        }
+        if (!managed) e.step();
+        CHECK(e.global_steps() == step + 1);
+      }
+      return whole_parameters(e, *net);
+    })[0];
+  };
+  for (const int stage : {0, 1, 2, 3}) CHECK(distance(run(stage, false), run(stage, true)) < 1e-6);
+  for (const int stage : {1, 2, 3}) CHECK(differing(run(0, false), run(stage, false)) == "");
+}
+
+TEST_CASE("engine: several engines, one loss") {
+  for (const DType dtype : {f32, f16}) {
+    const auto run = [&](bool together) {
+      return on_ranks<Tensors>(2, [&](int) {
+        const auto a = make_net(), b = make_net(7);
+        a->p = b->p = 0;
+        optim::SGD oa(a->parameters(), {.lr = 0.1}), ob(b->parameters(), {.lr = 0.1});
+        Config ca = config_of(2, 1, dtype), cb = config_of(1, 1, dtype);
+        cb.fp16.initial_scale_power = 4;
+        auto ea = initialize(*a, oa, ca), eb = initialize(*b, ob, cb);
+        for (int step = 0; step < 2; ++step) {
+          const auto la = [&] { return mean(square(ea(ones({2, 6})))).to(f32); };
+          const auto lb = [&] { return mean(square(eb(ones({2, 6})))).to(f32) * 0.5; };
+          if (together) {
+            engine::scale(la() + lb(), {&ea, &eb}).backward();
+          } else {
+            ea.backward(la());
+            eb.backward(lb());
+          }
+          ea.step();
+          eb.step();
+        }
+        CHECK(ea.skipped_steps() + eb.skipped_steps() == 0);
+        Tensors all = whole_parameters(ea, *a);
+        for (auto& [name, tensor] : whole_parameters(eb, *b)) all["b." + name] = tensor;
+        return all;
+      })[0];
+    };
+    CHECK(distance(run(true), run(false)) < (dtype == f32 ? 1e-7 : 2e-3));
+  }
+  CHECK(contains(error_of(2, config_of(1, 1, f16), [](auto& e, Net&, int) { some_loss([&](const Tensor& x) { return e(x); }).backward(); }), "engine.scale(loss).backward()"));
+  // Without loss scaling whoever calls backward is right.
+  CHECK(error_of(2, config_of(1, 2), [](auto& e, Net&, int) {
+    for (int i = 0; i < 4; ++i) {
+      some_loss([&](const Tensor& x) { return e(x); }).backward();
+      e.step();
+    }
+    CHECK(e.global_steps() == 2);
+  }) == "(no error)");
+}
+
+TEST_CASE("engine: gradients summed and sent in f32, with 16-bit parameters") {
+  Config c = config_of(1, 4, bf16);
+  c.communication_data_type = "fp32";
+  const Tensors one = train_engine({.ranks = 1, .config = c});
+  CHECK(differing(one, train_engine({.ranks = 1, .config = config_of(1, 4, bf16)})) != "");
+  for (const int stage : {0, 1, 2, 3}) {
+    Config other = config_of(stage, 2, bf16);
+    other.communication_data_type = "fp32";
+    CHECK(differing(one, train_engine({.ranks = 2, .config = other})) == "");
+  }
+}
+
+TEST_CASE("engine: blocks computed again in backward, the same bits") {
+  for (const int stage : {1, 3}) {
+    const auto run = [&](const engine::ActivationCheckpointingConfig& again) {
+      return on_ranks<Tensors>(2, [&](int) {
+        manual_seed(1);
+        nn::GPT gpt({.vocab = 20, .context = 8, .layers = 2, .width = 16, .heads = 2, .dropout = 0.2});
+        optim::SGD optimizer(gpt.parameters(), {.lr = 0.1});
+        Config c = config_of(stage, 2);
+        c.activation_checkpointing = again;
+        auto e = initialize(gpt, optimizer, c);
+        for (int i = 0; i < 4; ++i) {
+          const Tensor x = full({2, 8}, double(i), {.dtype = i64});
+          e.backward(cross_entropy(e(x).view({-1, 20}), x.reshape({-1})));
+          e.step();
+        }
+        return whole_parameters(e, gpt);
+      })[0];
+    };
+    CHECK(differing(run({}), run({.enabled = true})) == "");
+    CHECK(differing(run({}), run({.enabled = true, .partition_activations = true, .cpu_checkpointing = true, .contiguous_memory_optimization = true, .number_checkpoints = 2,
+                                  .synchronize_checkpoint_boundary = true, .profile = true})) == "");
+  }
+  // The model is as before when the engine has ended, and another one can begin.
+  nn::Sequential model(nn::Linear({.in = 2, .out = 2}), nn::Linear({.in = 2, .out = 2}));
+  Config c = config_of(0, 1);
+  c.activation_checkpointing.enabled = true;
+  on_ranks<int>(1, [&](int) {
+    for (int i = 0; i < 2; ++i) {
+      optim::SGD optimizer(model.parameters(), {.lr = 0.1});
+      auto e = initialize(model, optimizer, c);
+    }
+    return 0;
+  });
+}
+
+TEST_CASE("engine: a model that never was whole") {
+  for (const DType dtype : {f32, bf16}) {
+    const auto run = [&](bool sharded) {
+      return on_ranks<Tensors>(2, [&](int) {
+        manual_seed(1);
+        std::optional<zero::Init> init;
+        if (sharded) init.emplace(zero::Init::Options{.dtype = dtype});
+        Net net;
+        optim::SGD optimizer(net.parameters(), {.lr = 0.1});
+        auto [e, o, l, s] = initialize(net, {.optimizer = &optimizer, .config = config_of(3, 1, dtype), .init = sharded ? &*init : nullptr, .log = quiet});
+        e.backward(mean(square(e(ones({2, 6})))));
+        e.step();
+        return whole_parameters(e, net);
+      })[0];
+    };
+    CHECK(differing(run(false), run(true)) == "");
+  }
+  CHECK(contains(message([&] {
+    on_ranks<int>(2, [&](int) {
+      zero::Init init;
+      Net net;
+      optim::SGD optimizer(net.parameters(), {.lr = 0.1});
+      initialize(net, {.optimizer = &optimizer, .config = config_of(3, 1, bf16), .init = &init, .log = quiet});
+      return 0;
+    });
+  }), "expected parameters of bf16"));
+}
+
+TEST_CASE("engine: calls in the wrong order") {
+  const auto loss = [](auto& e) { return some_loss([&](const Tensor& x) { return e(x); }); };
+  for (const int stage : {0, 2, 3}) {
+    CAPTURE(stage);
+    CHECK(contains(error_of(2, config_of(stage, 1), [](auto& e, Net&, int) { e.step(); }), "[step] expected a backward() since the last step(), got none"));
+    CHECK(contains(error_of(2, config_of(stage, 2), [&](auto& e, Net&, int) { e.backward(loss(e)); e.step(); e.step(); }), "expected a backward() since the last step()"));
+    CHECK(contains(error_of(2, config_of(stage, 2), [&](auto& e, Net&, int) { e.backward(loss(e)); e.backward(loss(e)); }), "expected step() after every backward()"));
+    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) {
+      const Variable l = loss(e);
+      e.backward(l);
+      e.step();
+      e.backward(l);
+    }), "was freed by an earlier backward"));
+    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) { e.close(); loss(e); }), "[forward] expected an engine that is open, got one after close()"));
+    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) { e.close(); e.close(); e.step(); }), "[step] expected an engine that is open"));
+    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) { e.backward(Variable(ones({1}), true)); }), "expected a loss that depends on the model's parameters"));
+    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) { e.backward(square(e(ones({2, 6})))); }), "expected a loss of one element, got (2, 3)"));
+    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) { e.backward(loss(e), -2); }), "expected a number of tokens >= 0, got -2"));
+    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) { e.backward(loss(e), 0); e.step(); }), "expected at least one token"));
+    CHECK(contains(error_of(2, config_of(stage, 2), [&](auto& e, Net&, int) { e.backward(loss(e)); e.step(); e.backward(loss(e), 3); }), "with a number of tokens, or all without; got both"));
+    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int rank) { rank == 0 ? e.backward(loss(e)) : e.backward(loss(e), 3); e.step(); }), "or all with backward(loss_sum, tokens); got both"));
+  }
+  CHECK(contains(error_of(2, config_of(1, 1), [&](auto& e, Net&, int) { const auto s = e.no_sync(); e.backward(loss(e)); e.step(); }), "[step] expected to be called outside of no_sync()"));
+  CHECK(contains(error_of(2, config_of(2, 1), [&](auto& e, Net&, int) { const auto s = e.no_sync(); }), "in stage 2 no rank keeps whole gradients"));
+}
+
+TEST_CASE("engine: after an exception inside a backward, zero_grad() starts the step again") {
+  for (const int stage : {0, 1, 2, 3}) {
+    const auto run = [&](bool fails) {
+      return on_ranks<Tensors>(2, [&](int) {
+        const auto net = make_net();
+        optim::SGD optimizer(net->parameters(), {.lr = 0.1});
+        auto e = initialize(*net, optimizer, config_of(stage, 2));
+        const auto loss = [&] { return some_loss([&](const Tensor& x) { return e(x); }); };
+        if (fails) {
+          e.backward(loss());
+          e.step();
+          const int hook = net->a.weight.on_grad([](const Tensor&) -> Tensor { fail("on purpose"); });
+          CHECK(contains(message([&] { e.backward(loss()); }), "on purpose"));
+          net->a.weight.remove_hook(hook);
+          CHECK(contains(message([&] { e.step(); }), "expected zero_grad() after a backward that ended with an exception"));
+          e.zero_grad();
+        }
+        for (int i = 0; i < 2; ++i) {
+          e.backward(loss());
+          e.step();
+        }
+        CHECK(e.global_steps() == 1);
+        return whole_parameters(e, *net);
+      })[0];
+    };
+    CHECK(differing(run(false), run(true)) == "");
+  }
+}
+
+TEST_CASE("engine: inputs of another dtype than the model") {
+  Config c = config_of(1, 1, bf16);
+  c.bf16.auto_cast = false;
+  const std::string error = error_of(1, c, [](auto& e, Net&, int) { e(ones({2, 6})); });
+  CHECK(contains(error, "expected one dtype, got f32 and bf16"));
+  CHECK(contains(error, "set bf16.auto_cast to true, or convert inputs with .to(bf16)"));
+  CHECK(error_of(1, c, [](auto& e, Net&, int) { e(ones({2, 6}).to(bf16)); }) == "(no error)");
+}
+
+TEST_CASE("engine: what initialize() refuses, and what it says") {
+  const auto net = make_net();
+  optim::SGD optimizer(net->parameters(), {.lr = 0.1});
+  on_ranks<int>(1, [&](int) {
+    CHECK(contains(message([&] { initialize(*net, {.optimizer = &optimizer}); }), "[initialize] expected a config, got none"));
+    const engine::Arguments args{.deepspeed_config = "a.json"};
+    CHECK(contains(message([&] { initialize(*net, {.optimizer = &optimizer, .config = config_of(0, 1), .args = &args}); }), "expected one config, got two: .config and --deepspeed_config a.json"));
+    CHECK(contains(message([&] { initialize(*net, {.config = config_of(0, 1), .log = quiet}); }), "expected an optimizer, got none"));
+    CHECK(contains(message([&] { initialize(*net, {.optimizer = &optimizer, .training_data = data::share(samples(0)), .config = config_of(0, 1), .log = quiet}); }), "expected training_data of at least train_batch_size 2 samples, got 0"));
+    Config drop = config_of(0, 8);
+    drop.dataloader_drop_last = true;
+    CHECK(contains(message([&] { initialize(*net, {.optimizer = &optimizer, .training_data = data::share(samples(15)), .config = drop, .log = quiet}); }), "at least train_batch_size 16 samples (dataloader_drop_last leaves out the rest), got 15"));
+    return 0;
+  });
+  on_ranks<int>(1, [&](int) {
+    Config c = config_of(0, 1);
+    c.activation_checkpointing.enabled = true;
+    CHECK(contains(message([&] { initialize(*net, {.optimizer = &optimizer, .config = c, .log = quiet}); }), "expected a module with blocks (a ModuleList or Sequential), got Net"));
+    return 0;
+  });
+  // What failed left no hook behind.
+  some_loss([&](const Tensor& x) { return (*net)(x); }).backward();
+  // Alone, without a launcher; asking twice is no error.
+  if (!engine::is_launched()) {
+    CHECK(engine::init_distributed().size() == 1);
+    CHECK(&engine::init_distributed() == &dist::world());
+    dist::shutdown();
+  }
+}

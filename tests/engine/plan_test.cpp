@@ -1,0 +1,241 @@
+// Plans made of shapes alone, against real models, optimizers and ranks.
+#include <doctest/doctest.h>
+
+#include "engine/plan.h"
+#include "engine/plan_parts.h"
+#include "optim/optim.h"
+#include "tensor/memory.h"
+#include "tests/parallel/util.h"
+
+using namespace lockstep;
+using namespace lockstep::engine;
+using namespace testing;
+
+namespace {
+
+const nn::GPT::Options small{.vocab = 301, .context = 16, .layers = 2, .width = 40, .heads = 4};
+
+Config config(const std::string& json) { return config_from_json(json); }
+
+/// A real model under a config: the backward of one batch, and what comes of it.
+struct Trained {
+  nn::GPT model;
+  std::vector<std::unique_ptr<optim::Optimizer>> optimizers;
+  std::unique_ptr<zero::Zero> zero;
+
+  Trained(const nn::GPT::Options& options, const Config& c) : model(options) {
+    model.to(parameter_dtype(c));
+    optimizers = make_optimizers(c, model.named_parameters());
+    std::vector<optim::Optimizer*> all;
+    for (const auto& o : optimizers) all.push_back(o.get());
+    zero = std::make_unique<zero::Zero>(model, all, zero_options(c));
+  }
+  void backward(const nn::GPT::Options& o) {
+    manual_seed(3);
+    const Tensor tokens = randint(0, o.vocab, {1, o.context});
+    model.loss(tokens, tokens).backward();
+  }
+};
+
+std::string text_of(const std::string& module, const std::vector<std::string>& names, const zero::Layout& l, bool persistent) {
+  std::string text = str(module, persistent ? " whole" : " gathered", " owner ", l.owner, " shard ", l.shard, ":");
+  for (size_t i = 0; i < names.size(); ++i) text += str(" ", names[i], " ", l.sizes[i], " at ", l.offsets[i]);
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("plan: the shapes of a GPT are those of nn::GPT") {
+  for (const nn::GPT::Options& o : {small, nn::GPT::Options{.layers = 1, .width = 8, .heads = 1, .inner = 5, .tied = false}, nn::GPT::Options{.layers = 3, .width = 12, .heads = 2, .bias = false}}) {
+    nn::GPT model(o);
+    const ModelShape shape = gpt_shape(o);
+    const auto real = model.named_parameters();
+    REQUIRE(shape.parameters.size() == real.size());
+    for (size_t i = 0; i < real.size(); ++i) {
+      CHECK(shape.parameters[i].name == real[i].name);
+      CHECK(shape.parameters[i].shape == real[i].variable.shape());
+    }
+  }
+  CHECK(parse_model("gpt:12x768x12", 50257, 1024).numel() == 124'439'808);  // GPT-2
+  CHECK(parse_model("gpt:96x12288x96", 50257, 2048).numel() / 1'000'000'000 == 174);
+  for (const char* bad : {"", "gpt", "gpt:", "gpt:1x2", "gpt:1x2x3x4", "gpt:ax2x2", "gpt:0x2x2", "gpt:1x2x", "bert:1x2x2", "gpt:1x-2x2", "gpt:99999999999999999999x1x1"}) {
+    CHECK(contains(message([&] { parse_model(bad, 10, 10); }), "expected a model as gpt:LAYERSxWIDTHxHEADS"));
+  }
+  CHECK(contains(message([] { parse_model("gpt:1x10x3", 10, 10); }), "multiple of heads"));
+}
+
+TEST_CASE("plan: units and owners are those of ZeRO") {
+  const std::string bodies[] = {
+      R"("optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 0})",
+      R"("optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 1, "reduce_bucket_size": 10000})",
+      R"("optimizer": {"type": "Lamb"}, "zero_optimization": {"stage": 1})",
+      R"("optimizer": {"type": "Muon"}, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2, "reduce_bucket_size": 3000})",
+      R"("optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 3})",
+      R"("optimizer": {"type": "Muon"}, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0})",
+      R"("optimizer": {"type": "SGD"}, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1e5, "stage3_model_persistence_threshold": 9000})",
+      R"("optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 3, "stage3_module_granularity_threshold": 20000, "stage3_param_persistence_threshold": 41})",
+  };
+  for (const std::string& body : bodies) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      CAPTURE(body); CAPTURE(ranks);
+      const Config c = config("{\"train_micro_batch_size_per_gpu\": 1, " + body + "}");
+      const Plan p = plan(c, gpt_shape(small), ranks);
+      std::vector<std::string> planned;
+      for (const PlannedUnit& u : p.units) {
+        std::vector<std::string> names;
+        for (const size_t i : u.parameters) names.push_back(p.model.parameters[i].name);
+        planned.push_back(text_of(u.module, names, u.layout, u.persistent));
+      }
+      on_ranks<int>(ranks, [&](int) {
+        Trained t(small, c);
+        std::vector<std::string> real;
+        for (const auto& u : t.zero->units()) real.push_back(text_of(u.module, u.names, u.layout, u.persistent));
+        LOCKSTEP_CHECK(real == planned, "units differ: ", real.size(), " and ", planned.size(), "\n", real.empty() ? "" : real[0], "\n", planned.empty() ? "" : planned[0]);
+        return 0;
+      });
+    }
+  }
+}
+
+TEST_CASE("plan: bytes of each rank are those of the ledger") {
+  const std::string bodies[] = {
+      R"("optimizer": {"type": "AdamW"}, "bf16": {"enabled": true}, "zero_optimization": {"stage": 0})",
+      R"("optimizer": {"type": "AdamW"}, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1})",
+      R"("optimizer": {"type": "SGD", "params": {"momentum": 0.9}}, "zero_optimization": {"stage": 2})",
+      R"("optimizer": {"type": "AdamW"}, "bf16": {"enabled": true}, "communication_data_type": "fp32", "zero_optimization": {"stage": 2})",
+      R"("optimizer": {"type": "AdamW"}, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3})",
+      R"("optimizer": {"type": "Lamb"}, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0})",
+      R"("optimizer": {"type": "AdamW"}, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}})",
+  };
+  for (const std::string& body : bodies) {
+    for (const int ranks : {1, 2, 3}) {
+      CAPTURE(body); CAPTURE(ranks);
+      const Config c = config("{\"train_micro_batch_size_per_gpu\": 1, " + body + "}");
+      const Plan p = plan(c, gpt_shape(small), ranks);
+      CHECK(message([&] {
+        dist::spawn(ranks, [&](int rank) {
+          const auto held = [](Memory kind) { return memory_report().category[int(kind)].current; };
+          const int64_t before[] = {held(Memory::parameter), held(Memory::gradient), held(Memory::optimizer), held(Memory::offload)};
+          Trained t(small, c);
+          t.backward(small);
+          t.zero->step();
+          t.backward(small);
+          const auto expect = [&](const char* what, int64_t got, int64_t wanted) { LOCKSTEP_CHECK(got == wanted, what, ": ", got, " bytes, planned ", wanted); };
+          const RankBytes& b = p.bytes[size_t(rank)];
+          expect("parameters", held(Memory::parameter) - before[0], b.parameters);
+          expect("gradients", held(Memory::gradient) - before[1], b.gradients);
+          expect("optimizer", held(Memory::optimizer) - before[2], b.optimizer);
+          expect("offload", held(Memory::offload) - before[3], b.parameters_elsewhere + b.optimizer_elsewhere);
+        }, {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
+      }) == "(no error)");
+    }
+  }
+}
+
+TEST_CASE("plan: traffic of a step is what ranks send") {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const int ranks : {1, 2, 4}) {
+      CAPTURE(stage); CAPTURE(ranks);
+      const Config c = config(str(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true, "check_grad_overflow": false}, "optimizer": {"type": "AdamW"}, "zero_optimization": {"ignore_unused_parameters": false, "stage": )", stage, "}}"));  // no checks, which would be sent too
+      const Plan p = plan(c, gpt_shape(small), ranks);
+      on_ranks<int>(ranks, [&](int) {
+        Trained t(small, c);
+        for (int step = 0; step < 3; ++step) {  // the first one agrees on an order
+          const dist::Traffic before = dist::world().traffic();
+          t.backward(small);
+          t.zero->step();
+          const double sent = double(dist::world().traffic().sent - before.sent);
+          if (step > 0) LOCKSTEP_CHECK(sent == p.gradient_traffic + p.parameter_traffic, "sent ", sent, ", planned ", p.gradient_traffic, " + ", p.parameter_traffic);
+        }
+        return 0;
+      });
+    }
+  }
+}
+
+TEST_CASE("plan: a model of 175 billion parameters on 1024 ranks, without its memory") {
+  const Config c = config(R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}})");
+  const Plan p = plan(c, parse_model("gpt:96x12288x96", 50257, 2048), 1024);
+  const double psi = double(p.model.numel());
+  CHECK(p.optimizer == "AdamW");
+  CHECK(p.formula.total() == doctest::Approx(16 * psi / 1024));
+  int64_t optimizer = 0;
+  for (const RankBytes& b : p.bytes) optimizer += b.optimizer;
+  CHECK(optimizer == 12 * p.model.numel());  // every element has one owner
+  CHECK(double(p.bytes[0].total() - p.bytes[0].buffers) < 1.05 * p.formula.total());
+  CHECK(p.gradient_traffic + p.parameter_traffic == doctest::Approx(2 * 3 * 2 * psi).epsilon(0.02));  // two micro-batches, 3 psi each, 2 bytes
+
+  const Speeds speeds{.flops = 1e14, .bandwidth = 1e11, .memory = 1e12};
+  const PredictedTime t = predict(p, speeds), faster = predict(p, {.flops = 2e14, .bandwidth = 2e11, .memory = 2e12});
+  CHECK(t.compute == doctest::Approx(6 * psi * 2048 * 2 / 1e14).epsilon(0.03));
+  CHECK(t.step == doctest::Approx(2 * faster.step));
+  Config checkpointed = c;
+  checkpointed.activation_checkpointing.enabled = true;
+  CHECK(predict(plan(checkpointed, p.model, 1024), speeds).compute == doctest::Approx(t.compute * 4 / 3));
+  CHECK(contains(message([&] { plan(config(R"({"train_batch_size": 7})"), p.model, 2); }), "train_batch_size 7 is not"));
+}
+
+TEST_CASE("plan: what optimizers keep") {
+  struct Row { const char* body; int64_t bytes; const char* name; };
+  const Row rows[] = {
+      {R"("optimizer": {"type": "AdamW"})", 8, "AdamW"},
+      {R"("optimizer": {"type": "AdamW", "params": {"amsgrad": true}})", 12, "AdamW"},
+      {R"("fp16": {"enabled": true}, "optimizer": {"type": "Adam"})", 12, "Adam"},
+      {R"("optimizer": {"type": "SGD"})", 0, "SGD"},
+      {R"("bf16": {"enabled": true}, "optimizer": {"type": "SGD", "params": {"momentum": 0.9}})", 8, "SGD"},
+      {R"("optimizer": {"type": "Lion"})", 4, "Lion"},
+      {R"("optimizer": {"type": "Lamb"})", 8, "LAMB"},
+      {R"("optimizer": {"type": "Muon"})", 4, "Muon and AdamW"},
+      {R"("optimizer": {"type": "OneBitAdam"})", 16, "AdamW with error feedback"},
+      {R"("seed": 1)", 8, "AdamW"},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(std::string(row.body));
+    const Plan p = plan(config(std::string("{\"train_batch_size\": 1, ") + row.body + "}"), gpt_shape(small), 1);
+    CHECK(p.optimizer == row.name);
+    CHECK(p.state_bytes[2 + 2] == row.bytes);  // blocks.0.attention.in_proj.weight
+  }
+}
+
+TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
+  const ModelShape model = engine::parse_model("gpt:4x32x4", 64, 16);
+  const Config c = engine::config_from_json(R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "optimizer": {"type": "AdamW"}})");
+  const auto made = [&](const char* text, const Config& config) { return engine::plan_parts(config, model, 4, parallel::parse_plan(text)); };
+  const double activation = 2 * 16 * 32 * 4, table = 64 * 32;
+
+  const auto two = made("pp2", c);
+  CHECK(two.bounds.size() == 3);
+  CHECK(two.stages[0].model.numel() + two.stages[1].model.numel() == model.numel() + int64_t(table));  // the tied table stands in both
+  CHECK(two.stage_traffic == std::vector<double>{4 * activation, 4 * activation + 4 * table * 4});
+  CHECK(two.copy_traffic(0) == 0);
+  CHECK(two.slice_traffic[1] == 0);
+  CHECK(two.formula == doctest::Approx(1. / 5));
+  CHECK(two.bubble >= two.formula);
+  CHECK(two.flops[0] + two.flops[1] == doctest::Approx(model.forward_flops()));
+
+  const auto sliced = made("tp2", c);
+  int64_t whole = 0;  // what slices have whole: positions, norms, biases behind rows
+  for (const auto& p : model.parameters) if (p.name.find("norm") != p.name.npos || p.name == "positions.weight" || p.name.ends_with("out_proj.bias") || p.name.ends_with("down.bias")) whole += p.numel();
+  CHECK(sliced.stages[0].model.numel() == whole + (model.numel() - whole) / 2);
+  CHECK(sliced.slice_traffic[0] == 4 * ((4 * 4 + 2) * 2 * 0.5 * activation + 2 * 2 * 16 * 4));
+  CHECK(sliced.flops[0] == doctest::Approx(model.forward_flops() / 2));
+
+  Config zero = c;
+  const auto all = made("dp2+pp2+tp2+zero1", zero);
+  CHECK(all.config.zero_optimization.stage == 1);
+  CHECK(all.stages[0].bytes.size() == 2);
+  CHECK(double(all.stages[1].bytes[0].optimizer) == doctest::Approx(double(all.stages[1].model.numel()) * 8 / 2).epsilon(0.1));  // shards are whole blocks
+  CHECK(all.copy_traffic(0) > 0);
+  const engine::Speeds speeds{.flops = 1e9, .bandwidth = 1e9, .memory = 1e9};
+  CHECK(engine::predict(all, speeds).compute < engine::predict(two, speeds).compute);
+  CHECK(engine::predict(two, speeds).step > engine::predict(two, speeds).compute);
+
+  for (const auto& [text, part] : std::vector<std::pair<const char*, const char*>>{{"tp3", "tp3 does not divide the 4 attention heads"}, {"pp9", "9 stages need 9 layers, the model has 8"}, {"pp2+zero3", "stages do not go with ZeRO 2 and 3"},
+                                                                                   {"cp2", "not counted yet"}}) {
+    const std::string found = message([&, t = text] { made(t, c); });
+    CHECK_MESSAGE(contains(found, part), found);
+  }
+  const Config other = engine::config_from_json(R"({"train_micro_batch_size_per_gpu": 2, "pipeline": {"stages": 4}, "zero_optimization": {"stage": 0}})");
+  CHECK(contains(message([&] { made("pp2", other); }), "contradicts config, where pipeline.stages is 4"));
+  CHECK(contains(message([&] { made("pp4+zero1", other); }), "contradicts config, where zero_optimization.stage is 0"));
+}

@@ -1,0 +1,319 @@
+// Checkpoints of an engine: resuming in any stage and any world, what is and is not loaded, and what is refused.
+#include <fstream>
+
+#include "data/safetensors.h"
+#include "tests/engine/util.h"
+
+using namespace lockstep;
+using namespace testing;
+using engine::initialize;
+
+namespace {
+
+struct Job {
+  int ranks = 1;
+  Config config;
+};
+
+/// An engine with everything that has a state: AdamW with a warm-up, loss scaling, a loader, dropout.
+struct Trainer {
+  std::unique_ptr<Net> net;
+  optim::AdamW optimizer;
+  optim::WarmupLR schedule;
+  std::vector<std::string> said;
+  engine::Engine<Net> e;
+
+  explicit Trainer(const Config& config, int64_t dataset = 40)
+      : net(make_net()), optimizer(net->parameters(), {.lr = 1e-2, .weight_decay = 0.1}), schedule(optimizer, {.warmup_max_lr = 2e-2, .warmup_num_steps = 8, .warmup_type = optim::Warmup::linear}),
+        e(*net, {.optimizer = &optimizer, .training_data = data::share(samples(dataset)), .lr_scheduler = &schedule, .config = config, .log = [this](const std::string& text) { said.push_back(text); }}) {}
+};
+
+Config saved_config(int stage, int64_t accumulation, DType dtype = f32) {
+  Config c = config_of(stage, accumulation, dtype);
+  c.gradient_clipping = 0.5;
+  c.fp16.loss_scale_window = 3;
+  return c;
+}
+
+Tensors uninterrupted(const Config& config, int64_t steps) {
+  return on_ranks<Tensors>(1, [&](int) {
+    Trainer t(config);
+    train_steps(t.e, steps);
+    return whole_parameters(t.e, *t.net);
+  })[0];
+}
+
+void save_after(const Job& job, const std::string& dir, int64_t steps, const engine::SaveArgs& args = {}) {
+  on_ranks<int>(job.ranks, [&](int) {
+    Trainer t(job.config);
+    train_steps(t.e, steps);
+    t.e.save_checkpoint(dir, args);
+    t.e.wait_for_checkpoint();
+    return 0;
+  });
+}
+
+std::string error_of(int ranks, const std::function<void(Trainer&, int rank)>& body, const Config& config, const dist::SpawnOptions& options = {.timeout = dist::Seconds(60)}) {
+  return message([&] {
+    on_ranks<int>(ranks, [&](int rank) {
+      Trainer t(config);
+      body(t, rank);
+      return 0;
+    }, options);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("engine: a run goes on from a checkpoint in any stage and world, bit for bit") {
+  struct Row { DType dtype; Job from, to; };
+  std::vector<Row> rows;
+  for (const DType dtype : {f32, bf16, f16}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      rows.push_back({dtype, {2, saved_config(stage, 2, dtype)}, {4, saved_config(3 - stage, 1, dtype)}});
+      rows.push_back({dtype, {1, saved_config(stage, 4, dtype)}, {2, saved_config((stage + 1) % 4, 2, dtype)}});
+      rows.push_back({dtype, {4, saved_config(stage, 1, dtype)}, {4, saved_config(stage, 1, dtype)}});
+    }
+  }
+  std::map<DType, Tensors> whole;
+  for (const DType dtype : {f32, bf16, f16}) whole[dtype] = uninterrupted(saved_config(1, 4, dtype), 12);
+  for (const Row& row : rows) {
+    const TempDir folder;
+    save_after(row.from, folder / "run", 7);  // 40 samples, 8 a step: in the middle of the second epoch
+    const auto after = on_ranks<Tensors>(row.to.ranks, [&](int) {
+      manual_seed(77);
+      Trainer t(row.to.config);
+      const auto loaded = t.e.load_checkpoint(folder / "run");
+      CHECK(loaded);
+      CHECK(t.e.global_steps() == 7);
+      CHECK(t.e.global_samples() == 56);
+      CHECK(t.schedule.last_step() == 7);
+      CHECK(t.e.training_dataloader()->epoch() == 1);
+      train_steps(t.e, 5);
+      return whole_parameters(t.e, *t.net);
+    });
+    CAPTURE(row.dtype); CAPTURE(row.from.ranks); CAPTURE(row.from.config.zero_optimization.stage); CAPTURE(row.to.ranks); CAPTURE(row.to.config.zero_optimization.stage);
+    for (const Tensors& one : after) CHECK(differing(whole[row.dtype], one) == "");
+  }
+}
+
+TEST_CASE("engine: with offload, the same bits, and checkpoints of and for it") {
+  const TempDir folder;
+  const auto offloaded = [&](int stage, int64_t accumulation, const std::string& device) {
+    Config c = saved_config(stage, accumulation, bf16);
+    c.zero_optimization.offload_optimizer = {.device = device, .nvme_path = folder.str()};
+    if (stage == 3) c.zero_optimization.offload_param = {.device = device, .nvme_path = folder.str()};
+    return c;
+  };
+  const Tensors whole = uninterrupted(saved_config(1, 4, bf16), 6);
+  for (const int stage : {1, 2, 3}) {
+    for (const char* device : {"cpu", "nvme"}) {
+      CAPTURE(stage); CAPTURE(device);
+      const std::string dir = folder / str(stage, device), back = dir + "-back";
+      save_after({2, offloaded(stage, 2, device)}, dir, 3);
+      const auto after = on_ranks<Tensors>(2, [&](int) {
+        {
+          Trainer t(saved_config(1, 2, bf16));
+          t.e.load_checkpoint(dir);
+          train_steps(t.e, 1);
+          t.e.save_checkpoint(back);
+        }
+        Trainer t(offloaded(stage, 2, device));
+        t.e.load_checkpoint(back);
+        train_steps(t.e, 2);
+        return whole_parameters(t.e, *t.net);
+      });
+      CHECK(differing(whole, after[0]) == "");
+    }
+  }
+}
+
+TEST_CASE("engine: tags, latest, client state, async, and an engine that saves and loads itself") {
+  const TempDir folder;
+  for (const bool async : {false, true}) {
+    on_ranks<int>(2, [&](int) {
+      const std::string dir = folder / (async ? "async" : "sync");
+      Config config = saved_config(2, 1);
+      config.checkpoint.writer.decoupled = async;
+      Trainer t(config);
+      CHECK(!t.e.load_checkpoint(dir));
+      train_steps(t.e, 2);
+      data::Json state{data::Json::Object{}};
+      state["epoch"] = 3;
+      t.e.save_checkpoint(dir, {.client_state = state});
+      train_steps(t.e, 1);  // what is being written is of step 2
+      t.e.save_checkpoint(dir, {.tag = "other", .save_latest = false, .async = async});
+      t.e.wait_for_checkpoint();
+      const Tensors third = whole_parameters(t.e, *t.net);
+      const auto latest = t.e.load_checkpoint(dir);
+      CHECK(latest->client_state.at("epoch").as_int() == 3);
+      CHECK(latest->path.ends_with("global_step2"));
+      CHECK(t.e.global_steps() == 2);
+      train_steps(t.e, 1);
+      CHECK(differing(third, whole_parameters(t.e, *t.net)) == "");
+      CHECK(t.e.load_checkpoint(dir, {.tag = "other"})->path.ends_with("other"));
+      CHECK(t.e.global_steps() == 3);
+      return 0;
+    });
+  }
+}
+
+TEST_CASE("engine: parts of a checkpoint") {
+  const TempDir folder;
+  save_after({2, saved_config(1, 1)}, folder / "run", 3);
+  for (const int stage : {0, 1, 2, 3}) {
+    on_ranks<int>(2, [&](int) {
+      const auto with = [&](const engine::LoadArgs& args) {
+        auto t = std::make_unique<Trainer>(saved_config(stage, 1));
+        train_steps(t->e, 1);
+        t->e.load_checkpoint(folder / "run", args);
+        return t;
+      };
+      const auto all = with({}), module = with({.load_module_only = true}), fresh = with({.load_optimizer_states = false}), rates = with({.load_lr_scheduler_states = false});
+      for (Trainer* t : {module.get(), fresh.get(), rates.get()}) CHECK(differing(whole_parameters(all->e, *all->net), whole_parameters(t->e, *t->net)) == "");
+      CHECK(module->e.global_steps() == 1);
+      CHECK(fresh->e.global_steps() == 3);
+      CHECK(rates->schedule.last_step() == 1);
+      CHECK(all->schedule.last_step() == 3);
+      for (const zero::StatePiece& piece : fresh->e.zero().state()) if (piece.name == "optimizer.exp_avg.b.weight") CHECK(max(abs(piece.tensor)).item() > 0);
+      CHECK(fresh->e.zero().numbers().at("optimizer.step.b.weight") == 1);
+      CHECK(all->e.zero().numbers().at("optimizer.step.b.weight") == 3);
+      return 0;
+    });
+  }
+}
+
+TEST_CASE("engine: between f32 and 16 bits the master weights are the f32 ones") {
+  for (const int stage : {0, 2, 3}) {
+    const TempDir folder;
+    on_ranks<int>(2, [&](int) {
+      Trainer low(saved_config(stage, 1, bf16));
+      train_steps(low.e, 2);
+      low.e.save_checkpoint(folder / "low");
+      Trainer wide(saved_config(stage, 1));
+      wide.e.load_checkpoint(folder / "low");
+      wide.e.save_checkpoint(folder / "wide");
+      Trainer back(saved_config(stage, 1, bf16));
+      back.e.load_checkpoint(folder / "wide");
+      train_steps(low.e, 2);
+      train_steps(back.e, 2);
+      CHECK(differing(whole_parameters(low.e, *low.net), whole_parameters(back.e, *back.net)) == "");
+      return 0;
+    });
+  }
+}
+
+TEST_CASE("engine: a model alone gives master weights to 16 bits") {
+  for (const int stage : {0, 1, 3}) {
+    const TempDir folder;
+    on_ranks<int>(2, [&](int) {
+      Trainer t(saved_config(stage, 1, bf16));
+      train_steps(t.e, 1);
+      t.e.save_checkpoint(folder / "run");
+      const Tensors saved = whole_parameters(t.e, *t.net);
+      train_steps(t.e, 3);
+      t.e.load_checkpoint(folder / "run", {.load_module_only = true});
+      CHECK(differing(saved, whole_parameters(t.e, *t.net)) == "");
+      t.e.set_lr(0);
+      for (auto& [x, y] : *t.e.training_dataloader()) {  // a step of nothing leaves them: the masters are the same
+        t.e.backward(cross_entropy(t.e(x), y));
+        t.e.step();
+        break;
+      }
+      CHECK(differing(saved, whole_parameters(t.e, *t.net)) == "");
+      return 0;
+    });
+  }
+}
+
+TEST_CASE("engine: frozen parameters, in the checkpoint and left out") {
+  for (const int stage : {0, 1, 3}) {
+    const TempDir folder;
+    on_ranks<int>(2, [&](int) {
+      const auto make = [&](uint64_t seed) {
+        auto net = make_net(int(seed));
+        net->b.weight.requires_grad_(false);
+        net->b.bias.requires_grad_(false);
+        return net;
+      };
+      const auto engine_of = [&](Net& net, std::unique_ptr<optim::SGD>& o) {
+        std::vector<Variable> trained;
+        for (const Variable& p : net.parameters()) if (p.requires_grad()) trained.push_back(p);
+        o = std::make_unique<optim::SGD>(trained, optim::SGDOptions{.lr = 0.1});
+        return initialize(net, *o, saved_config(stage, 1));
+      };
+      std::unique_ptr<optim::SGD> oa, ob;
+      const auto a = make(0), b = make(5);
+      auto ea = engine_of(*a, oa), eb = engine_of(*b, ob);
+      const Tensors pa = whole_parameters(ea, *a), pb = whole_parameters(eb, *b);
+      ea.save_checkpoint(folder / "all");
+      ea.save_checkpoint(folder / "trained", {.exclude_frozen_parameters = true});
+      eb.load_checkpoint(folder / "trained");
+      CHECK(equal(whole_parameters(eb, *b)["a.weight"], pa.at("a.weight")));
+      CHECK(equal(whole_parameters(eb, *b)["b.weight"], pb.at("b.weight")));
+      eb.load_checkpoint(folder / "all");
+      CHECK(differing(pa, whole_parameters(eb, *b)) == "");
+      return 0;
+    });
+  }
+}
+
+TEST_CASE("engine: the model as one file") {
+  const TempDir folder;
+  for (const int stage : {0, 2, 3}) {
+    for (const bool gather : {true, false}) {
+      Config c = saved_config(stage, 1, bf16);
+      c.zero_optimization.stage3_gather_16bit_weights_on_model_save = gather;
+      on_ranks<int>(2, [&](int rank) {
+        Trainer t(c);
+        train_steps(t.e, 1);
+        const std::string dir = folder / str(stage, gather);
+        CHECK(t.e.save_16bit_model(dir) == (gather || stage < 3));
+        if (stage == 3 && !gather) {
+          if (rank == 0) CHECK(contains(t.said.back(), "stage3_gather_16bit_weights_on_model_save to true"));
+          return 0;
+        }
+        const auto file = data::SafeTensors::open(dir + "/model.safetensors");
+        for (const auto& [name, tensor] : whole_parameters(t.e, *t.net)) CHECK(equal(tensor, file.tensor(name)));
+        return 0;
+      });
+    }
+  }
+  std::ofstream(folder / "file") << "x";
+  CHECK(contains(error_of(2, [&](Trainer& t, int) { t.e.save_16bit_model(folder / "file"); }, saved_config(1, 1)), "was not saved"));
+}
+
+TEST_CASE("engine: checkpoints that are refused") {
+  const TempDir folder;
+  CHECK(contains(error_of(2, [&](Trainer& t, int) {
+    const data::Example batch = *t.e.training_dataloader()->begin();
+    t.e.backward(cross_entropy(t.e(batch.input), batch.target));
+    t.e.step();
+    t.e.save_checkpoint(folder / "a");
+  }, saved_config(1, 2)), "expected a call after step() at a boundary, got one after 1 of 2 micro-batches"));
+  CHECK(contains(error_of(1, [&](Trainer& t, int) { t.e.save_checkpoint(""); }, saved_config(1, 1)), "expected a folder, got an empty name"));
+  CHECK(contains(error_of(1, [&](Trainer& t, int) { t.e.save_checkpoint(folder / "a", {.tag = "../up"}); }, saved_config(1, 1)), "../up"));
+  // A model with other parameters.
+  save_after({1, saved_config(1, 1)}, folder / "run", 1);
+  CHECK(contains(message([&] {
+    on_ranks<int>(1, [&](int) {
+      Mlp net;
+      optim::AdamW optimizer(net.parameters(), {});
+      auto e = initialize(net, optimizer, saved_config(1, 1));
+      e.load_checkpoint(folder / "run");
+      return 0;
+    });
+  }), "c.weight"));
+  CHECK(contains(error_of(1, [&](Trainer& t, int) { t.e.load_checkpoint(folder / "run", {.tag = "nothing"}); }, saved_config(1, 1)), "nothing"));
+}
+
+TEST_CASE("engine: a checkpoint that only one rank saves names those that are absent") {
+  const TempDir folder;
+  const std::string error = error_of(2, [&](Trainer& t, int rank) {
+    if (rank == 0) t.e.save_checkpoint(folder / "run");
+    else t.e.group().barrier(dist::Seconds(0), "the end");
+  }, saved_config(1, 1));
+  CAPTURE(error);
+  CHECK(contains(error, "rank 1"));
+  CHECK(contains(error, "checkpoint"));
+}
