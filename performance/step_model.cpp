@@ -1,0 +1,234 @@
+#include "performance/step_model.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "pipeline/simulate.h"
+#include "pipeline/split.h"
+#include "tensor/check.h"
+
+namespace lockstep::performance {
+namespace {
+
+using dist::Collective;
+using engine::ModelShape;
+
+std::string rounded_percent(double part) { return str(std::round(part * 1000) / 10, " %"); }
+
+bool is_block(const ModelShape::Parameter& p) { return p.name.starts_with("blocks."); }
+double block_flops(const ModelShape& m) { return (m.forward_flops() - 2 * double(m.vocab) * double(m.width)) / double(m.layers); }
+double head_flops(const ModelShape& m) { return 2 * double(m.vocab) * double(m.width); }
+
+/// The layers of a pipeline: the embedding, blocks, the head. Where each virtual stage begins.
+std::vector<int> cut(const ModelShape& m, const StepCosts& c, int stages) {
+  std::vector<double> weights(size_t(m.layers) + 2, c.block_forward + c.block_backward);
+  weights.front() = 0;
+  weights.back() = c.head_forward + c.head_backward;
+  return pipeline::balance(weights, stages);
+}
+
+/// What one stage of `layers` begin .. end has, cut by tensor parallelism: matrices in parts, vectors whole but those of cut outputs.
+ModelShape slice(const ModelShape& m, int begin, int end, int tp) {
+  ModelShape out = m;
+  out.parameters.clear();
+  const int64_t last = m.layers + 1;
+  for (ModelShape::Parameter p : m.parameters) {
+    int64_t layer = last;  // the norm and the head
+    if (is_block(p)) layer = 1 + std::stoll(p.name.substr(7));
+    else if (p.name.starts_with("tokens") || p.name.starts_with("positions")) layer = 0;
+    const bool tied = p.name == "tokens.weight" && end > last && begin > 0 && std::none_of(m.parameters.begin(), m.parameters.end(), [](const auto& q) { return q.name == "head"; });
+    if ((layer < begin || layer >= end) && !tied) continue;
+    const bool by_input = p.name.ends_with("out_proj.weight") || p.name.ends_with("down.weight");
+    const bool by_output = p.name.find("in_proj") != std::string::npos || p.name.find(".up.") != std::string::npos || p.name == "tokens.weight" || p.name == "head";
+    if (by_output) p.shape[0] = (p.shape[0] + tp - 1) / tp;  // a vocabulary is padded
+    else if (by_input) p.shape[1] /= tp;
+    out.parameters.push_back(std::move(p));
+  }
+  return out;
+}
+
+engine::Config config_of(const TrainingJob& job) {
+  const std::string type = job.dtype == bf16 ? ",\"bf16\":{\"enabled\":true}" : job.dtype == f16 ? ",\"fp16\":{\"enabled\":true}" : "";
+  return engine::config_from_json(str("{\"train_micro_batch_size_per_gpu\":", job.micro_batch, ",\"gradient_accumulation_steps\":", job.micro_batches, ",\"zero_optimization\":{\"stage\":", job.layout.zero, "}", type, "}"));
+}
+
+void check(const TrainingJob& job, const Cluster& cluster) {
+  const Layout& l = job.layout;
+  const auto& m = job.model;
+  LOCKSTEP_CHECK(l.dp >= 1 && l.pp >= 1 && l.tp >= 1 && l.zero >= 0 && l.zero <= 3, "[simulate] expected dp, pp, tp of 1 or more and zero from 0 to 3, got ", to_string(l));
+  LOCKSTEP_CHECK(l.ranks() <= 1 << 20, "[simulate] expected ", 1 << 20, " ranks or fewer, got ", l.ranks(), " (", to_string(l), ")");
+  LOCKSTEP_CHECK(job.micro_batch >= 1 && job.micro_batches >= 1, "[simulate] expected 1 micro-batch or more of 1 sample or more, got ", job.micro_batches, " of ", job.micro_batch);
+  LOCKSTEP_CHECK(cluster.ranks_per_host >= 1, "[simulate] expected 1 rank or more on a host, got ", cluster.ranks_per_host);
+  LOCKSTEP_CHECK(m.width % l.tp == 0 && m.layers >= 1, "[simulate] expected a width that tp divides, got ", m.width, " and tp", l.tp);
+  LOCKSTEP_CHECK(l.zero < 2 || l.pp == 1, "[simulate] expected ZeRO stage 0 or 1 with a pipeline, which accumulates gradients of all micro-batches, got ", to_string(l));
+}
+
+}  // namespace
+
+Layout parse_layout(const std::string& text) {
+  Layout l;
+  std::vector<std::string> seen;
+  bool good = !text.empty();
+  for (size_t begin = 0; good && begin <= text.size();) {
+    const size_t end = std::min(text.find('+', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
+    const size_t digit = std::min(word.find_first_of("0123456789"), word.size());
+    const std::string name = word.substr(0, digit);
+    int value = 0;
+    const auto [stop, error] = std::from_chars(word.data() + digit, word.data() + word.size(), value);
+    int* const field = name == "dp" || name == "ddp" ? &l.dp : name == "pp" ? &l.pp : name == "tp" ? &l.tp : name == "zero" ? &l.zero : nullptr;
+    good = field && error == std::errc() && stop == word.data() + word.size() && (value >= 1 || (field == &l.zero && value == 0)) && (field != &l.zero || value <= 3) &&
+           std::find(seen.begin(), seen.end(), name) == seen.end();
+    if (good) *field = value, seen.push_back(name);
+    begin = end + 1;
+  }
+  LOCKSTEP_CHECK(good, "[simulate] expected a plan such as dp8+pp4+tp2+zero1 (copies, stages, slices, stage of ZeRO, each at most once), got \"", text, "\"");
+  return l;
+}
+
+std::string to_string(const Layout& l) {
+  std::string text;
+  const auto add = [&](const char* name, int value, int without) { if (value != without) text += str(text.empty() ? "" : "+", name, value); };
+  add("dp", l.dp, 1), add("pp", l.pp, 1), add("tp", l.tp, 1), add("zero", l.zero, 0);
+  return text.empty() ? "dp1" : text;
+}
+
+double collective_seconds(Collective collective, int n, int stride, double bytes, const Cluster& cluster) {
+  if (n <= 1) return 0;
+  const dist::Link& between = cluster.network.between;
+  const dist::Link& within = cluster.network.within ? *cluster.network.within : between;
+  const int per_host = std::clamp(cluster.ranks_per_host / std::max(stride, 1), 1, n);
+  const double k = per_host, m = std::ceil(double(n) / k);  // ranks of a host, hosts
+  const double passes = collective == Collective::all_reduce ? 2 : 1;
+  const double local = (k - 1) * within.latency + (k - 1) / k * bytes / within.bandwidth;
+  const double far = (m - 1) * between.latency + (m - 1) / m * (bytes / k) / between.bandwidth;
+  return passes * (local + far);
+}
+
+StepCosts costs_of_flops(const ModelShape& model, int64_t micro_batch, double flops, double memory) {
+  LOCKSTEP_CHECK(flops > 0 && memory > 0, "[simulate] expected more than 0 FLOP/s and bytes/s, got ", flops, " and ", memory);
+  const double tokens = double(micro_batch) * double(model.context), block = block_flops(model) * tokens / flops, head = head_flops(model) * tokens / flops;
+  return {.block_forward = block, .block_backward = 2 * block, .head_forward = head, .head_backward = 2 * head, .memory = memory, .origin = "given"};
+}
+
+StepPrediction predict_step(const TrainingJob& job, const StepCosts& c, const Cluster& cluster) {
+  check(job, cluster);
+  const Layout& l = job.layout;
+  const ModelShape& model = job.model;
+  const double m = double(job.micro_batches), width = double(size_of(job.dtype));
+  const pipeline::Schedule schedule = pipeline::make_schedule({job.schedule, l.pp, int(job.micro_batches), job.chunks});
+  const int v = schedule.request.chunks, stages = schedule.virtual_stages();
+  LOCKSTEP_CHECK(model.layers + 2 >= stages, "[simulate] expected at least one layer for each of ", stages, " stages, got ", model.layers + 2, " layers (embedding, ", model.layers, " blocks, head)");
+  const std::vector<int> bounds = cut(model, c, stages);
+
+  // A rank's part of a micro-batch.
+  struct Rank { double forward = 0, backward = 0, blocks = 0; };
+  std::vector<Rank> ranks(size_t(l.pp), Rank{});
+  const double tp = l.tp, again = job.recompute ? c.block_forward : 0;
+  double most = 0, forward = 0, backward = 0;
+  for (int s = 0; s < stages; ++s) {
+    Rank& r = ranks[size_t(schedule.place(s).rank)];
+    for (int layer = bounds[size_t(s)]; layer < bounds[size_t(s) + 1]; ++layer) {
+      const bool head = layer == model.layers + 1, block = layer > 0 && !head;
+      r.forward += (head ? c.head_forward : block ? c.block_forward : 0) / tp;
+      r.backward += (head ? c.head_backward : block ? c.block_backward + again : 0) / tp;
+      r.blocks += block;
+    }
+  }
+  size_t slowest = 0;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    forward += ranks[i].forward / l.pp, backward += ranks[i].backward / l.pp;
+    if (ranks[i].forward + ranks[i].backward > most) most = ranks[i].forward + ranks[i].backward, slowest = i;
+  }
+  const Rank& slow = ranks[slowest];
+
+  StepPrediction p;
+  const auto add = [&](const char* name, double seconds, const std::string& how) { p.terms.push_back({name, how, std::max(0., seconds)}); };
+  add("compute", m * (forward + backward), str(job.micro_batches, " micro-batches, forward ", forward, " s and backward ", backward, " s in a rank"));
+  if (l.pp > 1) add("uneven stages", m * (most - forward - backward), str("the slowest rank takes ", most, " s for a micro-batch"));
+
+  // Tensor parallelism: an all-reduce of the activations after attention and after the MLP, and the same backward.
+  const double activation = double(job.micro_batch) * double(model.context) * double(model.width) * width;
+  const double reduce = collective_seconds(Collective::all_reduce, l.tp, 1, activation, cluster);
+  const double tensor_forward = 2 * slow.blocks * reduce, tensor_backward = (2 + (job.recompute ? 2 : 0)) * slow.blocks * reduce;
+  if (l.tp > 1) {
+    add("tensor parallel", m * (tensor_forward + tensor_backward), str(job.recompute ? 6 : 4, " all-reduces a block over ", l.tp, " ranks, ", reduce, " s each"));
+    p.tensor_bytes = m * (job.recompute ? 6 : 4) * slow.blocks * 2 * (tp - 1) / tp * activation;
+  }
+
+  // The pipeline: the schedule itself, with every rank as slow as the slowest.
+  if (l.pp > 1) {
+    const double whole_forward = slow.forward + tensor_forward, whole_backward = slow.backward + tensor_backward;
+    const int apart = l.tp * l.dp;  // of ranks with the same slice
+    const bool near = apart * l.pp <= cluster.ranks_per_host;
+    const dist::Link& link = near && cluster.network.within ? *cluster.network.within : cluster.network.between;
+    const double hop = link.latency + activation / link.bandwidth;
+    pipeline::Costs costs{.forward = whole_forward, .input = whole_backward / 2, .weight = whole_backward / 2};
+    const pipeline::Simulation ideal = pipeline::simulate(schedule, costs);
+    costs.latency = hop;
+    const pipeline::Simulation real = pipeline::simulate(schedule, costs);
+    const pipeline::Formula formula = pipeline::formula(schedule.request, {.forward = whole_forward, .input = whole_backward / 2, .weight = whole_backward / 2});
+    p.bubble = ideal.bubble;
+    add("idle (bubble)", ideal.seconds - m * (whole_forward + whole_backward), str(rounded_percent(ideal.bubble), " of the pipeline; ", formula.text, " = ", rounded_percent(formula.bubble)));
+    add("messages", real.seconds - ideal.seconds, str("activations and their gradients, ", hop, " s each"));
+    p.message_bytes = 2. * m * v * activation;
+  }
+
+  // Copies: what engine::plan() says of the heaviest rank's slice.
+  ModelShape heaviest;
+  for (int rank = 0; rank < l.pp; ++rank) {
+    ModelShape part;
+    for (int s = 0; s < stages; ++s) {
+      if (schedule.place(s).rank != rank) continue;
+      ModelShape more = slice(model, bounds[size_t(s)], bounds[size_t(s) + 1], l.tp);
+      for (const auto& p : part.parameters) {  // the first chunk and the last may share the tied table
+        if (std::none_of(more.parameters.begin(), more.parameters.end(), [&](const auto& q) { return q.name == p.name; })) more.parameters.push_back(p);
+      }
+      part = std::move(more);
+    }
+    if (part.numel() > heaviest.numel()) heaviest = std::move(part);
+  }
+  const engine::Plan plan = engine::plan(config_of(job), l.pp * l.tp == 1 ? model : heaviest, l.dp);
+  p.gradient_bytes = plan.gradient_traffic, p.parameter_bytes = plan.parameter_traffic;
+  double state = 0;
+  for (const engine::RankBytes& b : plan.bytes) {
+    if (b.total() > p.memory.total()) p.memory = b;
+    state = std::max(state, double(b.optimizer + b.optimizer_elsewhere));
+  }
+  if (l.dp > 1) {
+    const double sent = double(l.dp - 1) / l.dp;
+    const auto seconds = [&](Collective collective, double traffic) {  // of so many bytes sent by a rank
+      const double whole = traffic / sent / (collective == Collective::all_reduce ? 2 : 1);
+      return collective_seconds(collective, l.dp, l.tp, whole, cluster);
+    };
+    // Gradients: the last bucket is ready when the backward is done; those before it go on meanwhile.
+    const double passes = l.zero >= 2 ? m : 1;
+    const Collective kind = l.zero == 0 ? Collective::all_reduce : Collective::reduce_scatter;
+    const double one = seconds(kind, plan.gradient_traffic / passes);
+    const double window = job.overlap && l.pp == 1 ? slow.backward + tensor_backward : 0;
+    const double bytes = plan.gradient_traffic / passes / sent / (l.zero == 0 ? 2 : 1), tail = one * std::min(1., job.bucket_bytes / std::max(bytes, 1.));
+    add("gradients", passes * (window > 0 ? std::max(tail, one - window) : one),
+        str(name_of(kind), " over ", l.dp, " ranks, ", one, " s", passes > 1 ? str(", for each of ", job.micro_batches, " micro-batches") : "", window > 0 ? str(", beside ", window, " s of backward") : ""));
+    if (l.zero == 1 || l.zero == 2) {
+      const double gather = seconds(Collective::all_gather, plan.parameter_traffic);
+      add("parameters", gather, str("all_gather over ", l.dp, " ranks after the step"));
+    } else if (l.zero == 3) {  // gathered ahead, for each forward and each backward
+      const double gather = seconds(Collective::all_gather, plan.parameter_traffic / (2 * m)), first = gather / double(model.layers + 2);
+      const double under = job.overlap ? slow.forward + tensor_forward : 0, left = job.overlap ? std::max(0., slow.backward + tensor_backward - one) : 0;
+      add("parameters", m * (std::max(first, gather - under) + std::max(0., gather - left)), str("all_gather over ", l.dp, " ranks, ", gather, " s, before each forward and each backward"));
+    }
+  }
+  const double own = double(plan.model.numel()) / (l.zero == 0 ? 1 : l.dp);
+  const double moved = 2 * state + own * double(size_of(plan.parameter_dtype) + size_of(plan.gradient_dtype));
+  add("optimizer", moved / c.memory, str(plan.optimizer, ", ", moved, " bytes"));
+
+  for (const Term& t : p.terms) p.step += t.seconds;
+  p.bound = size_t(std::max_element(p.terms.begin(), p.terms.end(), [](const Term& a, const Term& b) { return a.seconds < b.seconds; }) - p.terms.begin());
+  const double tokens = m * double(job.micro_batch) * double(model.context) * l.dp;
+  p.tokens = p.step > 0 ? tokens / p.step : 0;
+  p.flops = 3 * model.forward_flops() * tokens;
+  return p;
+}
+
+}  // namespace lockstep::performance

@@ -1,0 +1,85 @@
+#pragma once
+// How long a training step takes on ranks that are not there: costs of the parts (given, measured or from a trace), put together by the
+// schedules' and the collectives' cost models.
+//
+//   step = compute + uneven stages + tensor parallel + idle + messages + gradients + parameters + optimizer
+//
+// Ranks lie as in a mesh pp x dp x tp, tp fastest: a tensor-parallel group is on one host where it fits, then come copies, then stages.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dist/simulate.h"
+#include "engine/plan.h"
+#include "performance/trace_file.h"
+#include "pipeline/schedule.h"
+
+namespace lockstep::performance {
+
+/// How ranks share the work.
+struct Layout {
+  int dp = 1, pp = 1, tp = 1, zero = 0;
+  int64_t ranks() const { return int64_t(dp) * pp * tp; }
+};
+/// "dp8+pp4+tp2+zero1", in any order; what is not named is 1 (zero: 0). Error that shows the form.
+Layout parse_layout(const std::string& text);
+std::string to_string(const Layout& layout);
+
+struct Cluster {
+  dist::Network network;      ///< `between` hosts, and `within` one (default: the same)
+  int ranks_per_host = 8;
+};
+
+struct TrainingJob {
+  engine::ModelShape model;
+  Layout layout;
+  int64_t micro_batch = 1;            ///< samples
+  int64_t micro_batches = 1;          ///< of a step, for each copy of the model
+  pipeline::Kind schedule = pipeline::Kind::one_f_one_b;
+  int chunks = 0;                     ///< 0: the schedule's own
+  DType dtype = f32;                  ///< of parameters, gradients and activations
+  bool recompute = false;             ///< every block's forward again in the backward
+  bool overlap = true;                ///< gradients are reduced while the backward runs (without a pipeline)
+  double bucket_bytes = 25 * 1048576.;
+};
+
+/// Seconds of a micro-batch in one rank that has whole layers, and what the rest stands on.
+struct StepCosts {
+  double block_forward = 0, block_backward = 0;   ///< of one transformer block
+  double head_forward = 0, head_backward = 0;     ///< the product with the table of tokens, and the loss
+  double memory = 0;                              ///< bytes/s that the optimizer reads and writes
+  std::string origin;                             ///< "given", "measured here", "trace of 2 ranks"
+};
+StepCosts costs_of_flops(const engine::ModelShape& model, int64_t micro_batch, double flops, double memory);
+/// Runs a block, the head and an optimizer step, on `ranks` threads at once that share the cores as ranks of a host do; about two seconds.
+StepCosts measure_costs(const engine::ModelShape& model, int heads, int64_t micro_batch, int ranks);
+/// Latency and bandwidth of ranks on this machine: a line through the times of all-reduces of several sizes.
+dist::Link measure_link(int ranks);
+/// From the traces of a run of gpt: its forwards, backwards and optimizer steps, scaled by FLOPs and bytes to `model`. Error when the run's
+/// settings or such records are missing.
+StepCosts costs_of_traces(const std::vector<RankTrace>& traces, const engine::ModelShape& model, int64_t micro_batch);
+/// The same of its collectives; Error when there are fewer than two sizes.
+dist::Link link_of_traces(const std::vector<RankTrace>& traces);
+
+struct Term {
+  std::string name, how;
+  double seconds = 0;   ///< of the step; what goes on beside computing is not in it
+};
+
+struct StepPrediction {
+  std::vector<Term> terms;           ///< they add up to the step
+  double step = 0;
+  size_t bound = 0;                  ///< the largest term
+  double tokens = 0;                 ///< of all ranks, each second
+  double bubble = 0;                 ///< idle part of the pipeline, without messages
+  double gradient_bytes = 0, parameter_bytes = 0, tensor_bytes = 0, message_bytes = 0;  ///< that the busiest rank sends in a step
+  engine::RankBytes memory;          ///< of the fullest rank, without activations
+  double flops = 0;                  ///< of the model in a step, all ranks, without what is computed again
+};
+/// Error for a layout that cannot be (more stages than blocks, heads or widths that do not divide, ...).
+StepPrediction predict_step(const TrainingJob& job, const StepCosts& costs, const Cluster& cluster);
+
+/// Seconds of a collective among `n` ranks that lie `stride` apart: a ring, or where several of them share a host, rings within and between hosts.
+double collective_seconds(dist::Collective collective, int n, int stride, double bytes, const Cluster& cluster);
+
+}  // namespace lockstep::performance
