@@ -14,8 +14,12 @@
 #include <sstream>
 
 #include "apps/build_info.h"
+#include "apps/checkpoint_command.h"
+#include "apps/config_command.h"
 #include "apps/common/cli.h"
 #include "apps/flight_command.h"
+#include "apps/plan_command.h"
+#include "apps/report_command.h"
 #include "apps/run_command.h"
 #include "apps/schedule.h"
 #include "apps/verify.h"
@@ -196,6 +200,11 @@ int main(int argc, char** argv) {
   apps::add_schedule_command(app);
   apps::add_simulate_command(app);
   apps::add_flight_command(app);
+  apps::add_report_command(app);
+  apps::add_trace_command(app);
+  apps::CheckpointCommand checkpoint(app);
+  apps::ConfigCommand config(app);
+  apps::PlanCommand plan(app);
   apps::VerifyCommand verify(app);
   apps::RunCommand run(app);
   std::vector<std::string> words = run.take_program(argc, argv);
@@ -203,5 +212,5 @@ int main(int argc, char** argv) {
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   const int usage = apps::run_cli(app, int(arguments.size()), arguments.data());
-  return usage ? usage : verify.exit_code() ? verify.exit_code() : run.exit_code();
+  return usage ? usage : checkpoint.exit_code() ? checkpoint.exit_code() : config.exit_code() ? config.exit_code() : plan.exit_code() ? plan.exit_code() : verify.exit_code() ? verify.exit_code() : run.exit_code();
 }

@@ -7,10 +7,13 @@
 #include <fstream>
 #include <memory>
 
+#include "apps/pipeline_schedule.h"
+#include "apps/step_command.h"
 #include "data/json.h"
 #include "dist/draw.h"
 #include "dist/schedule_check.h"
 #include "dist/simulate.h"
+#include "sequence/plan.h"
 #include "tensor/check.h"
 
 namespace apps {
@@ -109,9 +112,10 @@ Question understand(const Asked& asked) {
 }
 
 void add_question(CLI::App& command, Asked& asked, bool needs_algorithm) {
-  auto* algorithm = command.add_option("algorithm", asked.algorithm, "ring, direct, tree, halving_doubling, hierarchical, server or one_shot; also ring_all_reduce and so on");
+  const std::string pipelines = needs_algorithm ? "; of a pipeline: gpipe, 1f1b, interleaved, zb-h1 or dualpipe-v; ring-attention" : "";
+  auto* algorithm = command.add_option("algorithm", asked.algorithm, "ring, direct, tree, halving_doubling, hierarchical, server or one_shot; also ring_all_reduce and so on" + pipelines);
+  command.add_option("--ranks", asked.ranks, "number of ranks")->check(CLI::Range(1, 65536));
   if (needs_algorithm) algorithm->required();
-  command.add_option("--ranks", asked.ranks, "number of ranks")->required()->check(CLI::Range(1, 65536));
   command.add_option("--collective", asked.collective, "all_reduce (default), reduce_scatter, all_gather, broadcast, reduce, gather, scatter or all_to_all");
   command.add_option("--root", asked.root, "where a broadcast, reduce, gather or scatter begins or ends; where tree and server meet")->capture_default_str();
   command.add_option("--hosts", asked.hosts, "ranks of each host, for hierarchical: 4,4 or 512x8 (512 hosts of 8)");
@@ -153,6 +157,41 @@ void print_schedule(const Asked& asked, const std::string& svg) {
   std::fflush(stdout);
 }
 
+/// The steps of causal ring attention, in both orders of the tokens.
+void print_ring_attention(int ranks, const std::string& svg) {
+  using namespace lockstep::sequence;
+  if (!svg.empty()) {
+    const std::string picture = draw_svg(ranks);
+    std::ofstream out(svg, std::ios::binary);
+    out << picture;
+    out.close();
+    LOCKSTEP_CHECK(out.good(), "cannot write ", svg);
+    fmt::print("picture           {}\n", svg);
+  }
+  constexpr int64_t tokens = 1024;
+  for (const Order order : {Order::contiguous, Order::zigzag}) {
+    double done = 0, lasts = 0;
+    std::vector<std::string> rows(static_cast<size_t>(ranks));
+    for (int step = 0; step < ranks; ++step) {
+      double longest = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const double work = scores(piece(tokens, ranks, rank, step, order, true));
+        rows[size_t(rank)] += fmt::format(" {:>8}", work == 0 ? std::string(".") : fmt::format("{}:{:.2f}", owner(ranks, rank, step), work / double(tokens * tokens)));
+        longest = std::max(longest, work);
+        done += work;
+      }
+      lasts += longest;
+    }
+    if (svg.empty()) {
+      fmt::print("ring attention, causal, {}: a column per step, owner of the keys : part of the block's scores\n\n", name_of(order));
+      for (int rank = 0; rank < ranks && ranks <= 16; ++rank) fmt::print("rank {:<4}{}\n", rank, rows[size_t(rank)]);
+      fmt::print("\n");
+    }
+    fmt::print("{:<18}busy {:.2f} %\n", name_of(order), 100 * done / (lasts * ranks));
+  }
+  std::fflush(stdout);
+}
+
 std::string time_text(double seconds) {
   return seconds < 1e-3 ? fmt::format("{:.2f} us", seconds * 1e6) : seconds < 1 ? fmt::format("{:.3f} ms", seconds * 1e3) : fmt::format("{:.3f} s", seconds);
 }
@@ -163,6 +202,16 @@ struct SimulateOptions {
   bool json = false;
 };
 
+Network network_of(const SimulateOptions& o, bool has_hosts) {
+  Network network{{parse_quantity("--latency", o.latency, time_units), parse_quantity("--bandwidth", o.bandwidth, speed_units)}, {}};
+  if (o.host_latency.empty() && o.host_bandwidth.empty()) return network;
+  LOCKSTEP_CHECK(has_hosts, "--host-latency and --host-bandwidth are for --hosts: say which ranks share one");
+  network.within = network.between;
+  if (!o.host_latency.empty()) network.within->latency = parse_quantity("--host-latency", o.host_latency, time_units);
+  if (!o.host_bandwidth.empty()) network.within->bandwidth = parse_quantity("--host-bandwidth", o.host_bandwidth, speed_units);
+  return network;
+}
+
 void print_simulation(const SimulateOptions& o) {
   Asked asked = o.asked;
   const bool all = asked.algorithm.empty();
@@ -171,13 +220,7 @@ void print_simulation(const SimulateOptions& o) {
   const double size = parse_quantity("--bytes", o.bytes, byte_units);
   LOCKSTEP_CHECK(size <= 1e15, "--bytes expected 1000TB at most, got ", o.bytes);
   const auto bytes = int64_t(std::llround(size));
-  Network network{{parse_quantity("--latency", o.latency, time_units), parse_quantity("--bandwidth", o.bandwidth, speed_units)}, {}};
-  if (!o.host_latency.empty() || !o.host_bandwidth.empty()) {
-    LOCKSTEP_CHECK(!request.hosts.empty(), "--host-latency and --host-bandwidth are for --hosts: say which ranks share one");
-    network.within = network.between;
-    if (!o.host_latency.empty()) network.within->latency = parse_quantity("--host-latency", o.host_latency, time_units);
-    if (!o.host_bandwidth.empty()) network.within->bandwidth = parse_quantity("--host-bandwidth", o.host_bandwidth, speed_units);
-  }
+  const Network network = network_of(o, !request.hosts.empty());
   const bool one_link = !network.within.has_value();
 
   Json result(Json::Object{});
@@ -236,18 +279,34 @@ void print_simulation(const SimulateOptions& o) {
 }  // namespace
 
 void add_schedule_command(CLI::App& app) {
-  CLI::App& command = *app.add_subcommand("schedule", "print, check and draw the schedule of a collective");
+  CLI::App& command = *app.add_subcommand("schedule", "print, check and draw the schedule of a collective or of a pipeline");
   auto asked = std::make_shared<Asked>();
+  auto pipeline = std::make_shared<PipelineAsked>();
   auto svg = std::make_shared<std::string>();
   add_question(command, *asked, true);
   command.add_flag("--mean", asked->mean, "with the division that makes a sum a mean");
   command.add_option("--svg", *svg, "write a picture to this file instead of printing the steps (up to 16 ranks)");
-  command.callback([=] { print_schedule(*asked, *svg); });
+  add_pipeline_options(command, *pipeline);
+  command.callback([=, &command] {
+    const bool is_pipeline = names_pipeline(asked->algorithm, *pipeline);
+    for (const char* option : {"--ranks", "--collective", "--root", "--hosts", "--mean"}) {
+      LOCKSTEP_CHECK(!is_pipeline || command.get_option(option)->count() == 0, option, " is for collectives, ", asked->algorithm, " is a pipeline: it takes --stages, --micro-batches and --chunks");
+    }
+    if (asked->algorithm == "ring-attention") {
+      for (const char* option : {"--collective", "--root", "--hosts", "--mean"}) LOCKSTEP_CHECK(command.get_option(option)->count() == 0, option, " is for collectives, ring-attention takes --ranks");
+      LOCKSTEP_CHECK(asked->ranks <= 1024, "ring-attention expected --ranks up to 1024, got ", asked->ranks);
+      return print_ring_attention(asked->ranks, *svg);
+    }
+    if (is_pipeline) return print_pipeline(asked->algorithm, *pipeline, *svg);
+    LOCKSTEP_CHECK(command.get_option("--ranks")->count() > 0, asked->algorithm, " needs --ranks, such as --ranks 4");
+    print_schedule(*asked, *svg);
+  });
 }
 
 void add_simulate_command(CLI::App& app) {
-  CLI::App& command = *app.add_subcommand("simulate", "predict how long a collective takes on a network");
+  CLI::App& command = *app.add_subcommand("simulate", "predict how long a collective takes on a network, or a training step on many ranks");
   auto o = std::make_shared<SimulateOptions>();
+  auto step = std::make_shared<StepAsked>();
   add_question(command, o->asked, false);
   command.add_option("--bytes", o->bytes, "size of the data: 64KiB, 100MB (all_to_all: at each rank)")->capture_default_str();
   command.add_option("--latency", o->latency, "of a message: 5us")->capture_default_str();
@@ -255,7 +314,18 @@ void add_simulate_command(CLI::App& app) {
   command.add_option("--host-latency", o->host_latency, "between ranks of a host (--hosts); default: as --latency");
   command.add_option("--host-bandwidth", o->host_bandwidth, "between ranks of a host (--hosts); default: as --bandwidth");
   command.add_flag("--json", o->json, "one line, a JSON object");
-  command.callback([=] { print_simulation(*o); });
+  add_step_options(command, *step);
+  command.callback([=, &command] {
+    if (!names_step(*step)) {
+      LOCKSTEP_CHECK(command.get_option("--ranks")->count() > 0, "simulate needs --ranks for a collective, such as --ranks 4096, or --model and --plan for a training step");
+      return print_simulation(*o);
+    }
+    for (const char* option : {"algorithm", "--ranks", "--collective", "--root", "--hosts", "--bytes"}) {
+      LOCKSTEP_CHECK(command.get_option(option)->count() == 0, option, " is for a collective; the ranks of a step follow from --plan, those of a host are --ranks-per-host");
+    }
+    step->network_given = command.get_option("--latency")->count() + command.get_option("--bandwidth")->count() > 0;
+    print_step(*step, network_of(*o, true), o->json);
+  });
 }
 
 }  // namespace apps

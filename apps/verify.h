@@ -2,18 +2,25 @@
 // `lockstep verify`: trains one program by several plans and compares the bits of every parameter after every step.
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "parallel/mesh.h"
 
 namespace apps {
 
 /// One way to compute the same list of micro-batches: STRATEGY[@OPTION=VALUE,...]:RANKSxACCUMULATION.
 struct Plan {
-  std::string strategy;                                        ///< "ddp", "none"; several are joined by +
+  std::string strategy;                                        ///< "ddp", "zero0" to "zero3", "zero1-cpu", "zero3-nvme", ..., "none", "dp2+pp2+tp2+zero1"
   std::vector<std::pair<std::string, std::string>> options;    ///< bucket=MIB, overlap=on|off, transport=auto|threads|shm|tcp
   int ranks = 1;
   int64_t accumulate = 1;
+  std::optional<lockstep::parallel::Plan> parts;  ///< of "dp2+pp2": gpt train --plan
+  /// Slices split sums, so their bits are not those of others: their losses are compared.
+  bool is_close_only() const { return parts && parts->tp > 1; }
+  int64_t micro_batches() const { return int64_t(parts ? parts->dp : ranks) * accumulate; }
   std::string text() const;
   /// The value of an option, or empty.
   std::string option(const std::string& name) const;

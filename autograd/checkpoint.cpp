@@ -56,15 +56,19 @@ struct Outside {
   Saved tensor;
 };
 
-/// The second run must stop at such an output, so while a Lent lives it is a leaf.
+/// The second run must stop there, so while a Lent lives it is a leaf, and another one than outside, where hooks are that must run once.
 class Lent {
  public:
   explicit Lent(const Outside& outside) : variable_(outside.variable), was_{variable_.impl()->tensor, variable_.impl()->node, variable_.impl()->output, variable_.requires_grad()} {
-    const Tensor& tensor = outside.tensor.get("checkpoint");
-    lent_ = tensor.defined();
-    if (lent_) set({tensor, Ref<Node>(new Leaf(tensor)), 0, true});
+    const Tensor& kept = outside.tensor.get("checkpoint");
+    is_leaf_ = !kept.defined();
+    const Tensor& tensor = is_leaf_ ? was_.tensor : kept;
+    set({tensor, Ref<Node>(new Leaf(tensor)), 0, true});
   }
-  ~Lent() { if (lent_) set(was_); }
+  ~Lent() {
+    if (is_leaf_) was_.tensor = variable_.impl()->tensor;
+    set(was_);
+  }
   Lent(const Lent&) = delete;
 
  private:
@@ -79,13 +83,33 @@ class Lent {
 
   Variable variable_;
   Place was_;
-  bool lent_ = false;
+  bool is_leaf_ = false;
+};
+
+/// An input, as it is or as the keeper has it.
+struct Kept {
+  Saved saved;
+  std::function<Tensor()> elsewhere;
+  Tensor get() const { return elsewhere ? elsewhere() : saved.get("checkpoint"); }
+};
+
+/// begin() and end() of a keeper.
+class Around {
+ public:
+  Around(CheckpointKeeper* keeper, bool backward) : keeper_(keeper), backward_(backward) { if (keeper_) keeper_->begin(backward_); }
+  ~Around() { if (keeper_) keeper_->end(backward_); }
+  Around(const Around&) = delete;
+
+ private:
+  CheckpointKeeper* keeper_;
+  bool backward_;
 };
 
 /// What the node keeps of the first run.
 struct Recipe {
   Piece fn;
-  std::vector<Saved> inputs;
+  std::shared_ptr<CheckpointKeeper> keeper;
+  std::vector<Kept> inputs;
   std::vector<bool> wanted;      // which inputs want a gradient
   std::vector<Outside> outside;  // parameters that fn read
   RandomState random;
@@ -95,11 +119,12 @@ struct Recipe {
   DType dtype;
 
   void operator()(Backward& back) {
+    const Around around(keeper.get(), true);
     const RandomScope same_numbers(random);
     const Autocast same_precision(autocast_dtype, autocast);
     std::vector<Variable> again, sources;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const Tensor& tensor = inputs[i].get("checkpoint");
+      const Tensor tensor = inputs[i].get();
       again.push_back(tensor.defined() ? Variable(tensor, wanted[i]) : Variable());
       if (wanted[i]) sources.push_back(again.back());
     }
@@ -130,13 +155,16 @@ struct Recipe {
 
 }  // namespace
 
-Variable checkpoint(const Piece& fn, const std::vector<Variable>& inputs) {
+Variable checkpoint(const Piece& fn, const std::vector<Variable>& inputs, std::shared_ptr<CheckpointKeeper> keeper) {
   if (!NoGrad::grad_enabled()) return fn(inputs);
-  Recipe recipe{fn, {}, {}, {}, random_state(), Autocast::enabled(), Autocast::dtype(), {}, f32};
+  const Around around(keeper.get(), false);
+  Recipe recipe{fn, keeper, {}, {}, {}, random_state(), Autocast::enabled(), Autocast::dtype(), {}, f32};
   std::vector<Variable> off_tape;
   for (const Variable& input : inputs) {
     off_tape.push_back(input.defined() ? input.detach() : input);
-    recipe.inputs.push_back(input);
+    std::function<Tensor()> elsewhere = keeper && input.defined() ? keeper->keep(input.tensor(), recipe.inputs.size()) : nullptr;
+    if (elsewhere) recipe.inputs.push_back({{}, std::move(elsewhere)});
+    else recipe.inputs.push_back({input, {}});
     recipe.wanted.push_back(input.requires_grad());
   }
   LeafCollector collector;

@@ -80,7 +80,8 @@ Variable group_norm(const Variable& x, int64_t groups, const Variable& weight = 
 /// running_mean and running_var (may be undefined) are moved in place when training.
 Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean, const Tensor& running_var, bool training, double momentum = 0.1, double eps = 1e-5);
 /// Zeroes with probability p and scales by 1 / (1 - p); the identity when not training. Keyed by the generator (tensor/random.h).
-Variable dropout(const Variable& x, double p, bool training = true);
+/// `part`: x is a part of a tensor, of which the whole's elements are dropped.
+Variable dropout(const Variable& x, double p, bool training = true, const PartOf& part = {});
 /// softmax(q k^T scale + mask) v without the T x S matrix, forward or backward; see tensor/ops.h.
 Variable attention(const Variable& q, const Variable& k, const Variable& v, const Tensor& mask = {}, AttentionArgs args = {.scale = 0});
 /// The same on packed projections: qkv (B, T, 3 C) as (q | k | v), each split into `heads`; gives (B, T, C). One gradient, no copies.

@@ -164,13 +164,13 @@ Variable batch_norm(const Variable& input, const Variable& scale, const Variable
   });
 }
 
-Variable dropout(const Variable& x, double p, bool training) {
+Variable dropout(const Variable& x, double p, bool training, const PartOf& part) {
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[dropout] expected p in [0, 1], got ", p);
   if (!training || p == 0) return x;
   const PhiloxKey key = next_random_key();  // the key, not the mask, is kept for backward
-  Tensor out = dropout(x.tensor(), p, key);
+  Tensor out = dropout(x.tensor(), p, key, part);
   if (!needs_grad({&x})) return out;
-  return record("dropout", {&x}, std::move(out), [p, key](Backward& back) { back.give(0, dropout(back.grad(), p, key)); });
+  return record("dropout", {&x}, std::move(out), [p, key, part](Backward& back) { back.give(0, dropout(back.grad(), p, key, part)); });
 }
 
 Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_index) {

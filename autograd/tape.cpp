@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "tensor/ops.h"
+#include "trace/trace.h"
 
 namespace lockstep {
 
@@ -323,7 +324,11 @@ class Pass {
       if (wanted_) collect(node, i);
     }
     Backward backward(node, retain_graph_);
-    if (any_grad && !(wanted_ && node.is_leaf())) node.run(backward);
+    if (any_grad && !(wanted_ && node.is_leaf())) {
+      std::optional<trace::Scope> scope;
+      if (!node.is_leaf() && trace::on()) scope.emplace(node.name(), trace::Category::backward);
+      node.run(backward);
+    }
     clear(node);
     if (!retain_graph_ && !node.is_leaf()) {
       node.release_saved();
@@ -377,6 +382,7 @@ void run_pass(const char* op, const Variable& root, const Tensor& gradient, bool
   LOCKSTEP_CHECK(!gradient.defined() || gradient.device() == root.device(), "[", op, "] expected a gradient on ", root.device(), ", got one on ",
                  gradient.device(), " (move with .to(device))");
   const NoGrad no_grad;
+  const trace::Scope scope(op, trace::Category::backward);
   std::vector<std::function<void()>> callbacks;
   auto* const outer = end_callbacks;
   if (!outer) end_callbacks = &callbacks;

@@ -2,6 +2,7 @@
 // with --gemm, the share of the machine's own matrix-product ceiling that the step reaches.
 //   bench_train gpt-small --steps 12 --gemm
 //   lockstep run -n 2 -- bench_train gpt-small --steps 12       DDP; items are those of all ranks
+//   lockstep run -n 2 -- bench_train gpt-small --steps 12 --zero 3 --offload cpu
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "tensor/memory.h"
 #include "tensor/random.h"
 #include "tensor/threads.h"
+#include "zero/zero.h"
 
 using namespace lockstep;
 
@@ -30,12 +32,15 @@ constexpr const char* usage = R"(usage: bench_train MODEL [options]
   --batch N         default: the peer's
   --threads N       default: as OMP_NUM_THREADS says, else all cores
   --load FILE       start from weights that the peer's gpt.py --save wrote
+  --zero STAGE      with ranks: ZeRO in place of DDP
+  --offload WHERE   with --zero: optimizer state, and stage 3's parameters, in host memory (cpu) or in files (nvme:FOLDER)
   --gemm            measure oneDNN's sgemm between the steps, and print the share that the step reaches
 )";
 
 struct Options {
-  std::string model, load;
+  std::string model, load, offload = "none";
   int64_t steps = 0, batch = 0;
+  int zero = -1;
   double seconds = 5;
   bool gemm = false;
 };
@@ -53,6 +58,8 @@ Options parse(int argc, char** argv) {
     else if (arg == "--batch") o.batch = std::stoll(value());
     else if (arg == "--threads") set_threads(std::stoi(value()));
     else if (arg == "--load") o.load = value();
+    else if (arg == "--zero") o.zero = std::stoi(value());
+    else if (arg == "--offload") o.offload = value();
     else if (arg == "--gemm") o.gemm = true;
     else if (o.model.empty() && !arg.starts_with("-")) o.model = arg;
     else throw Error("[bench_train] unknown argument " + arg + "\n" + usage);
@@ -87,8 +94,20 @@ double rss_peak() {
 /// Seconds of every timed step, and of its parts.
 struct Times { std::vector<double> step, forward, backward, optimizer; };
 
+zero::ZeroOptions zero_options(const Options& o) {
+  zero::ZeroOptions z{.stage = o.zero};
+  if (o.offload == "none") return z;
+  const bool files = o.offload.starts_with("nvme:");
+  LOCKSTEP_CHECK(files || o.offload == "cpu", "[bench_train] expected --offload none, cpu or nvme:FOLDER, got ", o.offload);
+  z.offload_optimizer.device = z.offload_param.device = files ? zero::Offload::nvme : zero::Offload::cpu;
+  if (o.zero < 3) z.offload_param.device = zero::Offload::none;
+  if (files) z.offload_optimizer.nvme_path = z.offload_param.nvme_path = o.offload.substr(5);
+  return z;
+}
+
 /// `world`: the ranks of a job, or null.
 void run(const Options& o, dist::ProcessGroup* world) {
+  LOCKSTEP_CHECK(world || o.zero < 0, "[bench_train] expected ranks with --zero, as lockstep run -n 2 -- bench_train ... starts them");
   LOCKSTEP_CHECK(!world || (o.steps > 0 && !o.gemm), "[bench_train] expected --steps and no --gemm with ranks: all must run the same steps");
   constexpr int64_t warmup = 2, prepared = 64;  // batches that gpt models draw beforehand, then use again
   manual_seed(1234);
@@ -96,7 +115,9 @@ void run(const Options& o, dist::ProcessGroup* world) {
   const int64_t batches = o.steps > 0 ? o.steps + warmup : prepared;
   bench::Job job = bench::make_job(o.model, o.batch, batches, o.load);
   std::optional<parallel::DistributedDataParallel> ddp;
-  if (world) ddp.emplace(*job.model, parallel::DdpOptions{}, world);
+  std::optional<zero::Zero> sharded;
+  if (o.zero >= 0) sharded.emplace(*job.model, *job.optimizer, zero_options(o), world);
+  else if (world) ddp.emplace(*job.model, parallel::DdpOptions{}, world);
   std::optional<bench::GemmCeiling> ceiling;
   Times times;
   std::vector<double> losses;
@@ -108,8 +129,12 @@ void run(const Options& o, dist::ProcessGroup* world) {
     const double forward = since(t0);
     loss.backward();
     const double backward = since(t0);
-    job.optimizer->step();
-    job.optimizer->zero_grad();
+    if (sharded) {
+      sharded->step();
+    } else {
+      job.optimizer->step();
+      job.optimizer->zero_grad();
+    }
     const double all = since(t0);
     if (losses.size() < 8) losses.push_back(loss.item());
     if (i >= warmup) {
@@ -129,7 +154,7 @@ void run(const Options& o, dist::ProcessGroup* world) {
   std::vector<double> inference;
   const NoGrad no_grad;
   job.model->eval();
-  for (const auto start = Clock::now(); inference.size() < 3 || since(start) < o.seconds / 5;) {
+  for (const auto start = Clock::now(); !sharded && (inference.size() < 3 || since(start) < o.seconds / 5);) {
     const auto t = Clock::now();
     job.infer();
     inference.push_back(since(t));
@@ -144,13 +169,14 @@ void run(const Options& o, dist::ProcessGroup* world) {
   line["model"] = o.model;
   line["world"] = ranks;
   line["threads"] = get_threads();
+  if (sharded) line["stage"] = o.zero, line["offload"] = o.offload;
   line["params"] = job.model->parameter_count();
   line["ms"] = milliseconds(step);
   line["min_ms"] = milliseconds(fastest);
   line["fwd_ms"] = milliseconds(median(times.forward));
   line["bwd_ms"] = milliseconds(median(times.backward));
   line["opt_ms"] = milliseconds(median(times.optimizer));
-  line["infer_ms"] = milliseconds(median(inference));
+  if (!inference.empty()) line["infer_ms"] = milliseconds(median(inference));
   line[str(job.unit, "_s")] = std::round(double(job.items * ranks) / step);
   line["n"] = int64_t(times.step.size());
   line["rss_mib"] = trained_rss;

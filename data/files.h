@@ -27,7 +27,7 @@ class MappedFile {
   std::byte* data() const { return data_; }
   int64_t size() const { return size_; }
   Bytes bytes() const { return {data_, size_t(size_)}; }
-  /// Error when the file has another size or time of change than when it was mapped.
+  /// Error when the file has another size or time of change than when it was mapped, or some of it could not be read.
   void check() const;
 
  private:

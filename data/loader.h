@@ -120,6 +120,7 @@ class DataLoader {
     };
 
     void fetch() {
+      const trace::Scope scope("next batch", trace::Category::data);
       Run& run = *run_;
       run.batch.reset();
       if (run.prefetcher) run.batch = run.prefetcher->next();

@@ -1,7 +1,7 @@
 // Files in memory, and what happens when they change meanwhile: see files.h.
 //
 // The kernel answers a read past the end of a file that has shrunk with SIGBUS, which would end the process without a word. Our
-// handler puts zeros there instead, so that the read goes on, and check() finds out.
+// handler puts zeros there instead, so that the read goes on, and check() finds out. The same when a disk fails.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -21,12 +21,13 @@ namespace lockstep::data {
 struct MappedFile::Range {
   std::atomic<std::byte*> begin{nullptr};
   std::atomic<int64_t> size{0};
+  std::atomic<bool> lost{false};  // something could not be read
   Range* next = nullptr;
   MappedFile* file = nullptr;
 
   static std::atomic<Range*> first;
   static std::mutex mutex;
-  static Range* add(MappedFile* file);
+  static void add(MappedFile* file);
   static void remove(Range* range);
   static void on_bus_error(int signal, siginfo_t* info, void* context);
 };
@@ -54,11 +55,12 @@ void open_regular(OpenFile& file, const std::string& path, int64_t max_bytes) {
 
 void MappedFile::Range::on_bus_error(int signal, siginfo_t* info, void* context) {
   auto* const at = static_cast<std::byte*>(info->si_addr);
-  for (const Range* range = first.load(); range; range = range->next) {
+  for (Range* range = first.load(); range; range = range->next) {
     std::byte* const begin = range->begin.load();
     const int64_t size = range->size.load();
     if (!begin || at < begin || at >= begin + size) continue;
     const int64_t page = ::sysconf(_SC_PAGESIZE), offset = (at - begin) / page * page;
+    range->lost = true;
     if (::mmap(begin + offset, size_t(size - offset), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED) return;
   }
   // Not ours: as if we were not there.
@@ -67,7 +69,7 @@ void MappedFile::Range::on_bus_error(int signal, siginfo_t* info, void* context)
   else ::signal(signal, SIG_DFL);  // the same instruction meets it again
 }
 
-MappedFile::Range* MappedFile::Range::add(MappedFile* file) {
+void MappedFile::Range::add(MappedFile* file) {
   static const bool handled = [] {
     struct sigaction action {};
     action.sa_sigaction = on_bus_error;
@@ -86,8 +88,9 @@ MappedFile::Range* MappedFile::Range::add(MappedFile* file) {
   }
   free->file = file;
   free->size = file->size_;
+  free->lost = false;
   free->begin = file->data_;
-  return free;
+  file->range_ = free;  // under the lock: check_mapped_files of another thread reads it
 }
 
 void MappedFile::Range::remove(Range* range) {
@@ -109,7 +112,7 @@ std::shared_ptr<MappedFile> MappedFile::open(const std::string& path, int64_t ma
     mapped->size_ = file.size;
   }
   mapped->fd_ = std::exchange(file.fd, -1);
-  mapped->range_ = Range::add(mapped.get());
+  Range::add(mapped.get());
   return mapped;
 }
 
@@ -124,6 +127,7 @@ void MappedFile::check() const {
   if (::fstat(fd_, &info) != 0) fail_system("stat", path_);
   LOCKSTEP_CHECK(info.st_size == size_, "[file] expected ", path_, " to stay as it is while it is in use: it had ", size_, " bytes, now it has ", info.st_size, "; start again with the new file");
   LOCKSTEP_CHECK(nanoseconds(info.st_mtim) == changed_at_, "[file] expected ", path_, " to stay as it is while it is in use, but it was written to; start again with the new file");
+  LOCKSTEP_CHECK(!range_->lost, "[file] cannot read all of ", path_, ": the system reported an error of the disk");
 }
 
 void check_mapped_files() {

@@ -18,6 +18,7 @@
 
 #include "tensor/check.h"
 #include "tensor/threads.h"
+#include "trace/trace.h"
 
 namespace lockstep::data {
 
@@ -43,8 +44,9 @@ class Prefetcher {
     state_->at = std::vector<std::atomic<int64_t>>(size_t(options.workers));
     for (auto& at : state_->at) at = -1;
     for (int worker = 0; worker < options.workers; ++worker)
-      threads_.emplace_back([state = state_, worker, limit = get_threads()] {
+      threads_.emplace_back([state = state_, worker, limit = get_threads(), rank = trace::rank_of_thread()] {
         const ThreadLimit shared(limit);  // of whoever made this: a rank that is a thread has its share
+        const trace::ThreadScope traced(rank, str("data loader ", worker).c_str());
         work(*state, worker);
       });
   }
@@ -105,6 +107,7 @@ class Prefetcher {
       Result result;
       std::string what;
       try {
+        const trace::Scope scope("make batch", trace::Category::data, {{"batch", job}});
         result.item.emplace(s.make(job, at));
       } catch (const std::exception& error) {
         what = error.what();

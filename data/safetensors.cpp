@@ -205,46 +205,52 @@ Tensor SafeTensors::tensor(const SafeTensorsEntry& entry) const {
   return Tensor(std::move(storage), 0, entry.shape, contiguous_strides(entry.shape), entry.dtype);
 }
 
-void save_safetensors(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& tensors, const Metadata& metadata) {
-  const std::string where = "[save_safetensors] " + path;
-  std::vector<size_t> order(tensors.size());
-  std::iota(order.begin(), order.end(), 0u);
-  for (const auto& [name, tensor] : tensors) {
-    LOCKSTEP_CHECK(tensor.defined() && tensor.device().is_cpu(), where, ": expected tensors on the cpu, got \"", name, "\" ",
-                   tensor.defined() ? "elsewhere" : "undefined");
-    LOCKSTEP_CHECK(name != "__metadata__", where, ": a tensor cannot be called __metadata__");
-  }
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return size_of(tensors[a].second.dtype()) > size_of(tensors[b].second.dtype()); });
-
+std::string safetensors_start(std::vector<SafeTensorsEntry>& entries, const Metadata& metadata, const std::string& origin) {
+  std::stable_sort(entries.begin(), entries.end(), [](auto& a, auto& b) { return size_of(a.dtype) > size_of(b.dtype); });
   std::vector<std::pair<std::string, Json>> members;
-  std::vector<Tensor> keep;
-  std::vector<Bytes> chunks(1);
-  int64_t end = 0;
   if (!metadata.empty()) {
     Json::Object texts;
     for (const auto& [key, value] : metadata) texts.emplace_back(key, value);
     members.emplace_back("__metadata__", std::move(texts));
   }
-  for (const size_t i : order) {
-    const auto& [name, tensor] = tensors[i];
-    const Tensor& row_major = keep.emplace_back(tensor.contiguous());
-    const int64_t bytes = tensor.numel() * size_of(tensor.dtype());
-    Json::Array shape(tensor.shape().begin(), tensor.shape().end());
-    const auto known = std::find_if(std::begin(dtypes), std::end(dtypes), [dtype = tensor.dtype()](auto& row) { return row.second == dtype; });
-    members.emplace_back(name, Json::Object{{"dtype", std::string(known->first)}, {"shape", std::move(shape)}, {"data_offsets", Json::Array{end, end + bytes}}});
-    if (bytes) chunks.push_back({static_cast<const std::byte*>(row_major.raw_data()), size_t(bytes)});
-    end += bytes;
+  int64_t end = 0;
+  for (SafeTensorsEntry& entry : entries) {
+    LOCKSTEP_CHECK(entry.name != "__metadata__", origin, ": a tensor cannot be called __metadata__");
+    entry.offset = end;
+    entry.bytes = numel_of(entry.shape) * size_of(entry.dtype);
+    end += entry.bytes;
+    Json::Array shape(entry.shape.begin(), entry.shape.end());
+    const auto known = std::find_if(std::begin(dtypes), std::end(dtypes), [&](auto& row) { return row.second == entry.dtype; });
+    members.emplace_back(entry.name, Json::Object{{"dtype", std::string(known->first)}, {"shape", std::move(shape)}, {"data_offsets", Json::Array{entry.offset, end}}});
   }
   std::string header = Json(std::move(members)).dump();
   header.append((8 - header.size() % 8) % 8, ' ');
-  LOCKSTEP_CHECK(int64_t(header.size()) <= max_header, where, ": expected a header of at most ", max_header, " bytes, got ", header.size());
-  parse_header(header, end, where);  // what would not load is not written: a name twice or not in UTF-8
+  LOCKSTEP_CHECK(int64_t(header.size()) <= max_header, origin, ": expected a header of at most ", max_header, " bytes, got ", header.size());
+  parse_header(header, end, origin);  // what would not load is not written: a name twice or not in UTF-8
 
   const uint64_t length = header.size();
   std::string start(8, '\0');
   std::memcpy(start.data(), &length, 8);
   start += header;
-  chunks[0] = as_bytes(start);
+  for (SafeTensorsEntry& entry : entries) entry.offset += int64_t(start.size());
+  return start;
+}
+
+void save_safetensors(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& tensors, const Metadata& metadata) {
+  const std::string where = "[save_safetensors] " + path;
+  std::vector<Tensor> sorted;
+  std::vector<SafeTensorsEntry> entries;
+  for (const auto& [name, tensor] : tensors) {
+    LOCKSTEP_CHECK(tensor.defined() && tensor.device().is_cpu(), where, ": expected tensors on the cpu, got \"", name, "\" ",
+                   tensor.defined() ? "elsewhere" : "undefined");
+    sorted.push_back(tensor.contiguous());
+    entries.push_back({name, tensor.dtype(), tensor.shape()});
+  }
+  const std::string start = safetensors_start(entries, metadata, where);
+  std::stable_sort(sorted.begin(), sorted.end(), [](auto& a, auto& b) { return size_of(a.dtype()) > size_of(b.dtype()); });  // as the entries
+  std::vector<Bytes> chunks{as_bytes(start)};
+  for (const Tensor& tensor : sorted)
+    if (tensor.numel() > 0) chunks.push_back({static_cast<const std::byte*>(tensor.raw_data()), size_t(tensor.numel() * size_of(tensor.dtype()))});
   write_atomically(path, chunks);
 }
 

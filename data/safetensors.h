@@ -54,8 +54,11 @@ class SafeTensors {
   std::vector<uint32_t> by_name_;  // entries sorted by name
 };
 
-/// Writes tensors (on the CPU, any strides) atomically: see write_atomically(). Larger element types come first, as in
-/// the reference library, so that every tensor is aligned.
+/// The start of a file (length and header) that holds tensors of these names, dtypes and shapes; their data follow. Puts the
+/// entries into the order of the data and sets their places: larger element types come first, so that every tensor is aligned.
+std::string safetensors_start(std::vector<SafeTensorsEntry>& entries, const Metadata& metadata, const std::string& origin);
+
+/// Writes tensors (on the CPU, any strides) atomically: see write_atomically().
 void save_safetensors(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& tensors, const Metadata& metadata = {});
 
 }  // namespace lockstep::data

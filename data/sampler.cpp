@@ -62,18 +62,22 @@ MicroBatchSampler::MicroBatchSampler(MicroBatchOptions options) : options_(optio
                  options.micro_batch, " and ", options.micro_batches);
   LOCKSTEP_CHECK(options.micro_batches % options.world == 0, "[", op, "] expected micro_batches a multiple of world ", options.world, ", got ",
                  options.micro_batches);
-  LOCKSTEP_CHECK(options.samples / options.micro_batch >= options.micro_batches, "[", op, "] expected samples for one step, ",
+  LOCKSTEP_CHECK(options.drop_last ? options.samples / options.micro_batch >= options.micro_batches : options.samples > 0, "[", op, "] expected samples for one step, ",
                  options.micro_batch, " x ", options.micro_batches, ", got ", options.samples);
 }
 
 std::vector<int64_t> MicroBatchSampler::operator()(int64_t epoch) const {
-  const auto order = options_.shuffle ? permutation(options_.samples, options_.seed, epoch) : sequence(options_.samples);
+  auto order = options_.shuffle ? permutation(options_.samples, options_.seed, epoch) : sequence(options_.samples);
   const int64_t step = options_.micro_batch * options_.micro_batches, share = step / options_.world;
   std::vector<int64_t> mine;
   mine.reserve(size_t(steps() * share));
+  for (int64_t i = 0; int64_t(order.size()) < steps() * step; ++i) order.push_back(order[size_t(i)]);
   for (int64_t s = 0; s < steps(); ++s) {
-    const auto first = order.begin() + s * step + options_.rank * share;
-    mine.insert(mine.end(), first, first + share);
+    const auto first = order.begin() + s * step;
+    if (!options_.interleaved) mine.insert(mine.end(), first + options_.rank * share, first + (options_.rank + 1) * share);
+    for (int64_t m = options_.rank; options_.interleaved && m < options_.micro_batches; m += options_.world) {
+      mine.insert(mine.end(), first + m * options_.micro_batch, first + (m + 1) * options_.micro_batch);
+    }
   }
   return mine;
 }

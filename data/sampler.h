@@ -67,15 +67,20 @@ struct MicroBatchOptions {
   int64_t world = 1, rank = 0;
   bool shuffle = true;
   uint64_t seed = 0;
+  bool interleaved = false;    ///< rank r gets micro-batches r, r + world, ... of a step (ZeRO 2 and 3)
+  bool drop_last = true;       ///< false: the last step of an epoch is filled up from the epoch's head
 };
 
 /// Step s is micro-batches 0 .. M-1 of consecutive samples of the epoch's order; rank r gets those from r*M/world to
 /// (r+1)*M/world. Every world sees the same micro-batches, which keeps a run's bits. The tail short of a whole step is left
-/// out; another epoch leaves out others.
+/// out (another epoch leaves out others), or filled up.
 class MicroBatchSampler {
  public:
   explicit MicroBatchSampler(MicroBatchOptions options);
-  int64_t steps() const { return options_.samples / (options_.micro_batch * options_.micro_batches); }
+  int64_t steps() const {
+    const int64_t step = options_.micro_batch * options_.micro_batches;
+    return (options_.samples + (options_.drop_last ? 0 : step - 1)) / step;
+  }
   std::vector<int64_t> operator()(int64_t epoch) const;
 
  private:

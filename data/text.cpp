@@ -6,6 +6,7 @@
 #include "data/draw.h"
 #include "data/files.h"
 #include "tensor/ops.h"
+#include "trace/trace.h"
 
 namespace lockstep::data {
 namespace {
@@ -69,6 +70,7 @@ Example TokenBatches::sample(int64_t step, int64_t micro_batch, int64_t batch, i
   LOCKSTEP_CHECK(step >= 0 && micro_batch >= 0, "[TokenBatches] expected step and micro_batch >= 0, got ", step, " and ", micro_batch);
   LOCKSTEP_CHECK(batch >= 1 && context >= 1, "[TokenBatches] expected batch and context >= 1, got ", batch, " and ", context);
   LOCKSTEP_CHECK(tokens_.numel() > context, "[TokenBatches] expected more tokens than the context of ", context, ", got ", tokens_.numel());
+  const trace::Scope scope("sample", trace::Category::data);
   // The generator itself makes one stream of (step, micro-batch); the tag keeps it apart from dropout under the same seed.
   const auto words = philox({.seed = uint64_t(step), .stream = uint64_t(micro_batch)}, 0);
   Draws draws({.seed = seed_ ^ 0x746f6b656eull, .stream = uint64_t(words[1]) << 32 | words[0]});

@@ -21,7 +21,7 @@ bool same_kind(const Header& a, const Header& b) {
 // What two sides must agree on. Roots of messages differ by nature: each names the other.
 bool same_call(const Header& a, const Header& b) {
   return a.job == b.job && a.sequence == b.sequence && same_kind(a, b) && a.count == b.count && a.dtype == b.dtype && a.op == b.op &&
-         a.tag == b.tag && a.algorithm == b.algorithm && (is_message(Collective(a.kind)) || a.root == b.root);
+         a.tag == b.tag && a.algorithm == b.algorithm && a.on_device == b.on_device && (is_message(Collective(a.kind)) || a.root == b.root);
 }
 
 // By what `automatic` stands for: not worth a word.
@@ -81,6 +81,7 @@ Header header_of(const Call& call, uint64_t job, uint64_t sequence, int rank) {
   header.op = is_reduction(call.collective) ? uint8_t(call.op) : 0;
   header.algorithm = uint8_t(call.algorithm);
   header.root = int16_t(call.world_root);
+  header.on_device = call.work != nullptr;
   std::memcpy(header.tag_text, call.tag.data(), std::min(call.tag.size(), sizeof header.tag_text));
   return header;
 }
@@ -132,7 +133,8 @@ void check_same(const Header& mine, const Header& theirs, const std::string& gro
   // Calls of one number are told by number; when the numbers differ, each side gets its own.
   const bool unnamed = is_default(mine) && is_default(theirs) && mine.algorithm != theirs.algorithm && mine.count == theirs.count;
   const auto side = [&](const Header& h) {
-    return str("rank ", h.rank, " calls ", describe(h), unnamed ? str(" by ", name_of(Algorithm(h.algorithm))) : std::string(), mine.sequence == theirs.sequence ? std::string() : str(" as call ", h.sequence));
+    const char* where = mine.on_device == theirs.on_device ? "" : h.on_device ? " on a device" : " on the CPU";
+    return str("rank ", h.rank, " calls ", describe(h), where, unnamed ? str(" by ", name_of(Algorithm(h.algorithm))) : std::string(), mine.sequence == theirs.sequence ? std::string() : str(" as call ", h.sequence));
   };
   const std::string call = mine.sequence == theirs.sequence ? str(", call ", mine.sequence) : std::string();
   throw DistError(Fault::mismatch, -1, str("[", name_of(Collective(mine.kind)), "] ranks disagree in group ", group, call, ": ", side(first), "; ",

@@ -25,8 +25,9 @@ struct Header {
   uint8_t op = 0;         ///< ReduceOp
   uint8_t algorithm = 0;
   int16_t root = 0;       ///< or the other side of a send or receive
-  uint16_t payload_crc = 0;  ///< 1: a crc32c follows the payload (LOCKSTEP_COMM_CHECKSUM=1)
-  uint16_t in_place = 0;     ///< 1: a Placement follows, and the payload only if some other rank's tensor is not in shared memory
+  uint16_t payload_crc = 0;  ///< 1: a crc32c follows the payload (LOCKSTEP_COMM_CHECKSUM=1); of messages: half of it
+  uint8_t on_device = 0;     ///< 1: the tensor is on a device, and may be moved from there
+  uint8_t in_place = 0;      ///< 1: a Placement follows, and the payload only if some other rank's tensor is not in shared memory
   char tag_text[64] = {};    ///< the tag, cut to fit, so that the other side can name it
   uint32_t crc = 0;
 };

@@ -119,10 +119,23 @@ uint64_t Flight::start(std::string_view group, uint64_t sequence, std::string_vi
 }
 
 void Flight::finish(uint64_t ticket, std::string_view error) {
+  std::shared_ptr<const std::function<void(const Entry&)>> listener;
+  Entry ended;
+  {
+    const std::lock_guard lock(mutex_);
+    if (ticket >= next_ || next_ - ticket > uint64_t(capacity)) return;  // overwritten since
+    Entry& entry = ring_[ticket % capacity];
+    entry.ended_ns = now_ns();
+    entry.error = error;
+    listener = listener_;
+    if (listener) ended = entry;
+  }
+  if (listener) (*listener)(ended);
+}
+
+void Flight::listen(std::function<void(const Entry&)> listener) {
   const std::lock_guard lock(mutex_);
-  if (ticket >= next_ || next_ - ticket > uint64_t(capacity)) return;  // overwritten since
-  ring_[ticket % capacity].ended_ns = now_ns();
-  ring_[ticket % capacity].error = error;
+  listener_ = listener ? std::make_shared<const std::function<void(const Entry&)>>(std::move(listener)) : nullptr;
 }
 
 std::vector<Flight::Entry> Flight::entries() const {

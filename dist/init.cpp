@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "dist/device_engine.h"
 #include "dist/job.h"
 #include "dist/local_control.h"
 #include "dist/native_group.h"
@@ -37,15 +38,23 @@ World& the_world() {
 
 }  // namespace
 
+void check_backend(const char* op, const std::string& backend) {
+  LOCKSTEP_CHECK(backend == "auto" || backend == "native" || backend == "nccl", "[", op, "] expected backend auto, native, nccl",
+                 std::string(op) == "init" ? " or mpi" : "", ", got \"", backend, "\"");
+  LOCKSTEP_CHECK(backend != "nccl" || with_nccl, "[", op,
+                 "] this build was made without NCCL, got backend nccl: configure it with -Dcuda=enabled and -Dnccl=enabled, or take backend native");
+}
+
 std::shared_ptr<Control> make_control(const Rendezvous& rendezvous) {
   return rendezvous.world_size == 1 ? local_controls(1, rendezvous)[0] : Control::join(rendezvous);
 }
 
 void set_mpi(World (*make)()) { make_mpi_world = make; }
 
-World make_world(std::shared_ptr<Control> control) {
+World make_world(std::shared_ptr<Control> control, const std::string& backend) {
   World world;
   world.job = std::make_shared<Job>(std::move(control));
+  world.job->backend = backend;
   const Rendezvous& place = world.job->control->place();
   std::vector<int> ranks;
   for (int r = 0; r < place.world_size; ++r) ranks.push_back(r);
@@ -83,11 +92,11 @@ ProcessGroup& init(const std::string& url, const std::string& backend) {
 
 ProcessGroup& init(const Rendezvous& rendezvous, const std::string& backend) {
   LOCKSTEP_CHECK(backend != "mpi", "[init] expected a URL env:// with backend mpi, whose ranks mpirun places, got a rendezvous");
-  LOCKSTEP_CHECK(backend == "auto" || backend == "native", "[init] expected backend auto, native or mpi, got \"", backend, "\"");
+  check_backend("init", backend);
   LOCKSTEP_CHECK(rendezvous.world_size >= 1 && rendezvous.rank >= 0 && rendezvous.rank < rendezvous.world_size,
                  "[init] expected a rank from 0 to world size - 1, got rank ", rendezvous.rank, " of ", rendezvous.world_size);
   check_first();
-  return adopt(make_world(make_control(rendezvous)));
+  return adopt(make_world(make_control(rendezvous), backend));
 }
 
 bool is_initialized() { return current_world() != nullptr; }

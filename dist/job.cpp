@@ -32,6 +32,7 @@ DistError Job::fail(std::exception_ptr error) {
 }
 
 void Job::write_flight(const std::string& why) const noexcept {
+  const std::lock_guard lock(flight_mutex_);  // a group's caller and a watchdog may fail at once
   if (!flight_folder_.empty()) flight.write(flight_folder_, control->place().rank, control->place().world_size, why);
 }
 

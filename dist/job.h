@@ -35,10 +35,13 @@ struct Job {
   std::atomic<uint64_t> step{0};
   Algorithm forced = Algorithm::automatic;  ///< LOCKSTEP_ALGORITHM
   bool checksum = false;                    ///< LOCKSTEP_COMM_CHECKSUM
+  std::string backend = "auto";             ///< as init() was told
+  std::atomic<bool> told_sharing{false};    ///< that ranks share a device
+  std::shared_ptr<void> watchdog;           ///< of the engines for devices, made by the first of them (nccl_watchdog.h)
 
  private:
   std::string flight_folder_;  // LOCKSTEP_FLIGHT_DIR
-  std::mutex mutex_;
+  mutable std::mutex mutex_, flight_mutex_;
   std::vector<std::shared_ptr<void>> kept_;
   std::vector<int> hosts_;
 };
@@ -53,7 +56,9 @@ struct World {
 std::shared_ptr<Control> make_control(const Rendezvous& rendezvous);
 /// What makes a world of backend mpi (use_mpi()).
 void set_mpi(World (*make)());
-World make_world(std::shared_ptr<Control> control);
+/// Error unless it is auto, native, or nccl where this build has it.
+void check_backend(const char* op, const std::string& backend);
+World make_world(std::shared_ptr<Control> control, const std::string& backend = "auto");
 /// The world of this thread from here on (ranks that are threads); nullptr: that of the process.
 void set_thread_world(World* world);
 World* current_world();

@@ -53,7 +53,7 @@ size_t receive_some(Stream& s, const Mail& mail) {
     s.data_done += n;
     moved += n;
   }
-  if (s.data_done == m.data.size() && mail.checksum && s.theirs.payload_crc != crc32c(m.data.data(), m.data.size())) {
+  if (s.data_done == m.data.size() && mail.checksum && s.theirs.payload_crc != uint16_t(crc32c(m.data.data(), m.data.size()))) {
     throw DistError(Fault::protocol, peer, str("[receive] data of ", describe(s.theirs), " came damaged from rank ", peer,
                                                ": checksum differs (LOCKSTEP_COMM_CHECKSUM must be set on all ranks)"));
   }
@@ -68,7 +68,7 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
   for (Message& m : messages) {
     m.header.payload = m.data.size();
     if (m.is_send) {
-      m.header.payload_crc = mail.checksum ? crc32c(m.data.data(), m.data.size()) : 0;
+      m.header.payload_crc = mail.checksum ? uint16_t(crc32c(m.data.data(), m.data.size())) : 0;
       seal(m.header);
     }
     Channel* channel = &mail.transport.channel(m.peer);
@@ -110,7 +110,7 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
       slow = true;
       mail.slow();
     }
-    if (now - told > heartbeat) {  // a send is mostly done when the peer's side takes it, so what is to arrive is named first
+    if (now - told > heartbeat && (!mail.awaited || mail.awaited->load())) {  // a send is mostly done when the peer's side takes it, so what is to arrive is named first
       const auto blocked = std::min_element(streams.begin(), streams.end(), [](const Stream& a, const Stream& b) {
         return std::pair(a.done(), a.is_send) < std::pair(b.done(), b.is_send);
       });

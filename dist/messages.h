@@ -1,6 +1,7 @@
 #pragma once
 // Point to point: messages to and from several peers at once. Each is a header and its bytes; between two ranks messages
 // arrive in the order in which they were sent. Barriers are messages without bytes.
+#include <atomic>
 #include <functional>
 #include <span>
 #include <string>
@@ -27,6 +28,7 @@ struct Mail {
   const Activity* activity = nullptr;  ///< told again to the control plane when a wait that it knew of is over
   std::function<void()> slow;          ///< called once when nothing moved for 50 ms
   std::function<std::string()> late;   ///< text of the timeout; empty: what explain() says
+  const std::atomic<bool>* awaited = nullptr;  ///< while it is false, nobody is told of the wait
 };
 
 /// Moves all messages, those of one peer and direction in their order. Throws DistError.

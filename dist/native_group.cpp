@@ -1,10 +1,12 @@
 #include "dist/native_group.h"
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <optional>
 #include <tuple>
 
+#include "dist/device_engine.h"
 #include "dist/executor.h"
 #include "dist/messages.h"
 #include "dist/net.h"
@@ -32,6 +34,7 @@ struct Prepared {
 
 struct NativeGroup::Engine : Membership {
   Engine(std::shared_ptr<Job> job, Membership member, std::shared_ptr<Traffic> traffic);
+  ~Engine() { turns.drain(); }  // what is queued may need `device`
 
   Algorithm choose(const Call& call) const;
   const Prepared& plan(const Call& call);
@@ -41,7 +44,9 @@ struct NativeGroup::Engine : Membership {
   void learn_count(Call& call, uint64_t sequence);
   void messages(const Call& call);
   void barrier(const Call& call, uint64_t sequence);
-  Mail mail(const Call& call) { return {*transport, *job->control, name, world_ranks, turns.timeout_of(call), job->checksum, &turns.activity, {}, {}}; }
+  void agree(Call& call, uint64_t sequence);
+  void disseminate(const Mail& mail, const Call& call, uint64_t sequence);
+  Mail mail(const Call& call) { return {*transport, *job->control, name, world_ranks, turns.timeout_of(call), job->checksum, &turns.activity, {}, {}, call.awaited.get()}; }
   void book(const Moved& moved) {
     traffic->sent += moved.sent;
     traffic->received += moved.received;
@@ -53,13 +58,24 @@ struct NativeGroup::Engine : Membership {
   std::unique_ptr<Transport> transport;  // null when alone
   std::shared_ptr<Traffic> traffic;
   std::map<std::tuple<Collective, Algorithm, int, bool>, Prepared> plans;
-  Turns turns;  // last: its thread ends before what it uses
+  Turns turns;  // its thread ends before what it uses
+  std::unique_ptr<DeviceEngine> device;  // may be null
 };
 
 NativeGroup::Engine::Engine(std::shared_ptr<Job> job_, Membership member, std::shared_ptr<Traffic> traffic_)
     : Membership(std::move(member)), job(std::move(job_)), traffic(std::move(traffic_)),
       turns(*job, *this, traffic, [this](Call& call, uint64_t sequence) { move(call, sequence); }) {
   if (world_ranks.size() > 1) transport = make_transport(*job->control, id, rank, world_ranks);
+#ifdef LOCKSTEP_WITH_NCCL
+  if (job->backend == "native") return;
+  device = make_nccl_engine({.job = *job, .group = *this, .turns = turns, .traffic = *traffic,
+      .agree = [this](Call& call, uint64_t sequence) { agree(call, sequence); },
+      .move = [this](Call& call, uint64_t sequence) {
+        call.algorithm = choose(call);
+        collective(call, sequence);
+      },
+      .exchange = [this](const Call& call, std::vector<Message>& batch) { book(move_messages(mail(call), batch)); }});
+#endif
 }
 
 Algorithm NativeGroup::Engine::choose(const Call& call) const {
@@ -221,7 +237,22 @@ void NativeGroup::Engine::messages(const Call& call) {
   book(move_messages(mail(call), batch));
 }
 
-// Dissemination (Hensgen et al., 1988): in round k a rank tells the one 2^k further, so after log2(n) rounds all know of all.
+// Dissemination (Hensgen et al., 1988): in round k a rank tells the one 2^k further, so after log2(n) rounds all know of all. A rank
+// tells only after it has found nothing wrong, so they then also know that all call the same.
+void NativeGroup::Engine::disseminate(const Mail& mail, const Call& call, uint64_t sequence) {
+  const int n = int(world_ranks.size());
+  for (int step = 1; step < n; step *= 2) {
+    std::vector<Message> round{{true, (rank + step) % n, {}, turns.header(call, sequence)}, {false, (rank - step + n) % n, {}, turns.header(call, sequence)}};
+    move_messages(mail, round);
+  }
+}
+
+void NativeGroup::Engine::agree(Call& call, uint64_t sequence) {
+  const bool one_sided = call.collective == Collective::gather || call.collective == Collective::scatter;
+  if (one_sided) learn_count(call, sequence);
+  else disseminate(mail(call), call, sequence);
+}
+
 // Who waits longer says so in the store, and a timeout names those that did not.
 void NativeGroup::Engine::barrier(const Call& call, uint64_t sequence) {
   const int n = int(world_ranks.size());
@@ -241,14 +272,12 @@ void NativeGroup::Engine::barrier(const Call& call, uint64_t sequence) {
     return str("[barrier] waited ", mail.timeout.count(), " s in group ", name, ", call ", sequence, "; missing ranks: ", text_of(missing), " (of ",
                text_of(world_ranks), ")");
   };
-  for (int step = 1; step < n; step *= 2) {
-    std::vector<Message> round{{true, (rank + step) % n, {}, turns.header(call, sequence)}, {false, (rank - step + n) % n, {}, turns.header(call, sequence)}};
-    move_messages(mail, round);
-  }
+  disseminate(mail, call, sequence);
 }
 
 void NativeGroup::Engine::move(Call& call, uint64_t sequence) {
-  if (is_message(call.collective)) messages(call);
+  if (call.work) device->move(call, sequence);
+  else if (is_message(call.collective)) messages(call);
   else if (call.collective == Collective::barrier) barrier(call, sequence);
   else collective(call, sequence);
 }
@@ -257,7 +286,7 @@ NativeGroup::NativeGroup(std::shared_ptr<Job> job, Membership member)
     : ProcessGroup(member), engine_(std::make_shared<Engine>(std::move(job), std::move(member), traffic_)) {}
 
 NativeGroup::~NativeGroup() {
-  if (!engine_->turns.idle()) engine_->job->keep(engine_);
+  if (!engine_->turns.idle() || (engine_->device && !engine_->device->idle())) engine_->job->keep(engine_);
 }
 
 Tensor NativeGroup::shared_empty(const Shape& shape, DType dtype) {
@@ -268,7 +297,20 @@ Tensor NativeGroup::shared_empty(const Shape& shape, DType dtype) {
 
 Control& NativeGroup::control() { return *engine_->job->control; }
 
+const char* NativeGroup::device_engine() const { return engine_->device ? engine_->device->name() : "host"; }
+bool NativeGroup::moves_device_memory() const { return engine_->device != nullptr; }
+
 Work NativeGroup::run(Call call, bool async) {
+  const auto on_device = [](const Tensor& t) { return t.defined() && !t.device().is_cpu(); };
+  const bool any = on_device(call.input) || on_device(call.output) || std::any_of(call.batch.begin(), call.batch.end(), [&](const auto& p) { return on_device(p.tensor); });
+  if (any) {  // only where there is an engine for it: others get copies on the host
+    const bool by_host = std::strcmp(device_engine(), "host") == 0, queue = async && by_host;  // the host takes time
+    if (by_host) (void)engine_->choose(call);
+    const std::shared_ptr<DeviceWork> work = call.work = engine_->device->begin(call);
+    Work result(engine_->turns.run(std::move(call), queue), work);
+    if (!async) result.wait();
+    return result;
+  }
   call.algorithm = engine_->choose(call);
   return engine_->turns.run(std::move(call), async);
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "dist/staging.h"
 #include "tensor/ops.h"
 
 namespace lockstep::dist {
@@ -25,13 +26,13 @@ void check_pair(Collective c, const Tensor& output, const Tensor& input) {
   LOCKSTEP_CHECK(output.device() == input.device(), at(c), "expected output and input on one device, got ", output.device(), " and ", input.device());
 }
 
-int64_t bytes_of(const Tensor& t) { return t.numel() * size_of(t.dtype()); }
+int64_t size_in_bytes(const Tensor& t) { return t.numel() * size_of(t.dtype()); }
 
 // Two tensors share memory only where the call says that they may: `part` then starts at `allowed`.
 void check_overlap(Collective c, const Tensor& part, const Tensor& whole, const std::byte* allowed) {
   const auto* x = static_cast<const std::byte*>(part.raw_data());
   const auto* y = static_cast<const std::byte*>(whole.raw_data());
-  const bool apart = x + bytes_of(part) <= y || y + bytes_of(whole) <= x;
+  const bool apart = x + size_in_bytes(part) <= y || y + size_in_bytes(whole) <= x;
   LOCKSTEP_CHECK(apart || x == allowed, at(c),
                  "expected tensors that are apart in memory, or in place (the part at its own position in the whole), ",
                  "got two that overlap otherwise");
@@ -101,30 +102,19 @@ Work ProcessGroup::call(Collective collective, const Tensor& output, const Tenso
   call.count = count;
   call.dtype = (input.defined() ? input : output).dtype();
   call.tag = o.tag;
+  call.awaited = o.awaited;
   if (is_reduction(collective)) check_reduction(collective, o.op, call.dtype);
   if (output.defined() && collective != Collective::send) output.storage()->bump_version(name_of(collective).data());
   return run_anywhere(std::move(call), o.async);
 }
 
 Work ProcessGroup::run_anywhere(Call call, bool async) {
-  std::vector<std::pair<Tensor, Tensor>> results;  // on the device, and what it gets from the host
-  const auto on_host = [&](Tensor& t, bool receives) {
-    if (!t.defined() || t.device().is_cpu()) return;
-    const Tensor here = t.to(cpu);
-    if (receives) results.emplace_back(t, here);
-    t = here;
-  };
-  if (!moves_device_memory()) {
-    const bool in_place = call.output.defined() && call.input.defined() && call.output.raw_data() == call.input.raw_data() && call.output.numel() == call.input.numel();
-    on_host(call.output, call.collective != Collective::send);
-    if (in_place) call.input = call.output;
-    else on_host(call.input, false);
-    for (PointToPoint& p : call.batch) on_host(p.tensor, !p.is_send);
-  }
+  if (moves_device_memory()) return run(std::move(call), async);
+  const Staging staging(call);
   Work work = run(std::move(call), async);
-  if (results.empty()) return work;
+  if (!staging.is_needed()) return work;
   if (!async) work.wait();
-  work.then([results] { for (const auto& [there, here] : results) there.copy_(here); });
+  work.then([staging] { staging.finish(); });
   if (!async) work.wait();
   return work;
 }
@@ -183,6 +173,39 @@ Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input, const C
   return call(c, output, input, input.numel(), 0, o);
 }
 
+Work ProcessGroup::all_to_all(const Tensor& output, const std::vector<int64_t>& from_each, const Tensor& input, const std::vector<int64_t>& to_each,
+                              const CollectiveOptions& o) {
+  constexpr auto c = Collective::all_to_all;
+  check_pair(c, output, input);
+  const auto starts = [&](const char* role, const Tensor& t, const std::vector<int64_t>& rows) {
+    LOCKSTEP_CHECK(t.dim() >= 1 && int(rows.size()) == size(), at(c), "expected ", role, " with rows, and a number of them for each of ", size(),
+                   " ranks, got ", t.shape(), " and ", rows.size(), " numbers");
+    std::vector<int64_t> begin{0};
+    for (const int64_t n : rows) {
+      LOCKSTEP_CHECK(n >= 0, at(c), "expected 0 rows or more for a rank, got ", n);
+      begin.push_back(begin.back() + n);
+    }
+    LOCKSTEP_CHECK(begin.back() == t.size(0), at(c), "expected parts of ", role, " that add up to its ", t.size(0), " rows, got ", begin.back());
+    return begin;
+  };
+  const std::vector<int64_t> out = starts("output", output, from_each), in = starts("input", input, to_each);
+  const auto part = [](const Tensor& t, const std::vector<int64_t>& begin, int r) {
+    return t.narrow(0, begin[size_t(r)], begin[size_t(r) + 1] - begin[size_t(r)]);
+  };
+  const Tensor own_out = part(output, out, rank()), own_in = part(input, in, rank());
+  LOCKSTEP_CHECK(own_out.shape() == own_in.shape(), at(c), "expected the part that a rank keeps to have one shape at both ends, got ",
+                 own_out.shape(), " and ", own_in.shape());
+  if (input.numel() > 0 && output.numel() > 0) check_overlap(c, output, input, nullptr);
+  std::vector<PointToPoint> batch;
+  for (int step = 1; step < size(); ++step) {  // each at another peer
+    const int to = (rank() + step) % size(), from = (rank() + size() - step) % size();
+    if (to_each[size_t(to)] > 0) batch.push_back({.is_send = true, .tensor = part(input, in, to), .peer = to, .tag = std::string(o.tag)});
+    if (from_each[size_t(from)] > 0) batch.push_back({.is_send = false, .tensor = part(output, out, from), .peer = from, .tag = std::string(o.tag)});
+  }
+  own_out.copy_(own_in);
+  return batch.empty() ? Work() : exchange(std::move(batch), o);
+}
+
 Work ProcessGroup::send(const Tensor& data, int peer, const CollectiveOptions& o) {
   check_rank(Collective::send, "peer", peer);
   LOCKSTEP_CHECK(peer != rank(), "[send] expected another rank as peer, got this rank, ", peer);
@@ -212,9 +235,10 @@ Work ProcessGroup::exchange(std::vector<PointToPoint> batch, const CollectiveOpt
   return run_anywhere(std::move(call), o.async);
 }
 
-void ProcessGroup::barrier(Seconds timeout) {
+void ProcessGroup::barrier(Seconds timeout, std::string_view tag) {
   Call call;
   call.timeout = timeout;
+  call.tag = tag;
   run(std::move(call), false).wait();
 }
 

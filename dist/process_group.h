@@ -1,11 +1,12 @@
 #pragma once
-// Process groups: the ranks that take part in a collective, and the collectives. Native (threads, shared memory, TCP),
-// MPI, later NCCL: the same class, the same tests.
+// Process groups: the ranks that take part in a collective, and the collectives. Native (threads, shared memory, TCP; NCCL
+// for tensors on CUDA devices) or MPI: the same class, the same tests.
 //
 //   dist::init();                                  // RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 //   auto& world = dist::world();
 //   world.all_reduce(gradient, {.op = dist::ReduceOp::mean, .tag = "layer1.weight"});
 //   auto work = world.all_reduce(bucket, {.async = true});  ...  work.wait();
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -23,19 +24,25 @@
 
 namespace lockstep::dist {
 
+class DeviceWork;
+
 /// A collective that may still run. Every copy speaks of the same one.
 class Work {
  public:
   Work() = default;  ///< done
   bool done() const;
-  /// Returns when the collective is done here; throws what it threw. The tensors given to it are free again, and hold the
-  /// results: those on a device are copied there now, in the order of the thread's stream.
+  /// Returns when the tensors given to it hold the results and are free again; throws what the collective threw. For tensors
+  /// on a device that means: to what the thread's current stream is given from now on. This thread does not wait for the device.
   void wait();
+  /// The same, and waits until the device is done with it too.
+  void synchronize();
   /// What the first wait() does at its end; at once for a default Work.
   void then(std::function<void()> finish);
 
   struct State;
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  /// One whose host part is `host`.
+  Work(const Work& host, std::shared_ptr<DeviceWork> device);
 
  private:
   std::shared_ptr<State> state_;
@@ -46,6 +53,9 @@ struct CollectiveOptions {
   Algorithm algorithm = Algorithm::automatic;
   std::string_view tag = {};  ///< what is moved, part of the fingerprint: ranks that swap two collectives are told
   bool async = false;         ///< runs on the group's own thread, in the order of the calls
+  /// Send and receive: somebody waits for it only while this is true. A receive that was posted ahead, while its rank computes, then does not
+  /// count when ranks that wait in a circle are looked for.
+  std::shared_ptr<const std::atomic<bool>> awaited = {};
 };
 
 /// One half of a batched exchange.
@@ -79,7 +89,10 @@ struct Call {
   DType dtype = f32;
   std::string tag;
   std::vector<PointToPoint> batch;
+  std::shared_ptr<const std::atomic<bool>> awaited;
   Seconds timeout{0};
+  std::shared_ptr<DeviceWork> work;  ///< when a DeviceEngine moves its tensors
+  uint64_t ticket = 0;               ///< in the flight record
 
   std::string describe() const;  ///< "all_reduce f32 x 8, tag w1"
 };
@@ -103,10 +116,13 @@ class ProcessGroup {
   /// The rank in the world of a rank of this group.
   int world_rank(int rank) const { return member_.world_ranks.at(size_t(rank)); }
   const std::vector<int>& world_ranks() const { return member_.world_ranks; }
-  virtual const char* engine() const = 0;  ///< "native", "mpi", "nccl"
+  virtual const char* engine() const = 0;  ///< "native", "mpi"
+  /// What moves tensors that are not on the CPU: "nccl", or "host" where they go through its memory.
+  virtual const char* device_engine() const { return "host"; }
 
-  // Every tensor must be contiguous, of one dtype, on one device. One that is not on the CPU goes through a copy on the host,
-  // which waits for what its device still does. Results are equal on all ranks to the bit. A group of one
+  // Every tensor must be contiguous, of one dtype, on one device. With device_engine() nccl one on a device is moved there, in
+  // the order of the thread's current stream; all those of a group must be on one device of each rank. Otherwise it goes through
+  // a copy on the host, which waits for what its device still does. Results are equal on all ranks to the bit. A group of one
   // copies, and does nothing in place. Errors: Error for a wrong call (nothing was moved); DistError when ranks disagree,
   // fail or do not come: then the group is over.
   Work all_reduce(const Tensor& data, const CollectiveOptions& o = {}) { return all_reduce(data, data, o); }
@@ -122,12 +138,15 @@ class ProcessGroup {
   Work scatter(const Tensor& part, const Tensor& whole, int root, const CollectiveOptions& o = {});
   /// Part j of input goes to rank j; part i of output comes from rank i. Sizes must divide by size().
   Work all_to_all(const Tensor& output, const Tensor& input, const CollectiveOptions& o = {});
+  /// The same with parts of any size: `to_each` and `from_each` count rows of dim 0, a number for every rank. Both ends must agree
+  /// (ranks that do not get an error). An exchange of messages.
+  Work all_to_all(const Tensor& output, const std::vector<int64_t>& from_each, const Tensor& input, const std::vector<int64_t>& to_each, const CollectiveOptions& o = {});
   Work send(const Tensor& data, int peer, const CollectiveOptions& o = {});
   Work receive(const Tensor& data, int peer, const CollectiveOptions& o = {});
   /// Sends and receives at the same time, so that neighbours may swap in any order.
   Work exchange(std::vector<PointToPoint> batch, const CollectiveOptions& o = {});
-  /// Names who is missing when it takes longer than `timeout` (0: the group's).
-  void barrier(Seconds timeout = Seconds{0});
+  /// Names who is missing when it takes longer than `timeout` (0: the group's). `tag` as in CollectiveOptions.
+  void barrier(Seconds timeout = Seconds{0}, std::string_view tag = {});
 
   /// A tensor, uninitialised, on which all_reduce, reduce_scatter (its `whole`), all_gather (its `whole`) and broadcast work
   /// where it lies, without copies from rank to rank, when all ranks of the group are on one host and every rank (broadcast:
@@ -164,7 +183,8 @@ class ProcessGroup {
 };
 
 /// Joins the job that the environment names and makes its world group that of this process (of this thread, for ranks
-/// made by spawn()). Error when called twice. `backend`: auto, native, mpi.
+/// made by spawn()). Error when called twice. `backend`: auto (NCCL for tensors on CUDA devices, where this build has it and no
+/// two ranks share a device), nccl (the same, and an Error where that cannot be), native (they go through the host), mpi.
 ProcessGroup& init(const std::string& url = "env://", const std::string& backend = "auto");
 ProcessGroup& init(const Rendezvous& rendezvous, const std::string& backend = "auto");
 bool is_initialized();
@@ -195,6 +215,7 @@ class Mesh {
 struct SpawnOptions {
   enum class Kind { threads, processes } kind = Kind::threads;
   std::string transport = "auto";  ///< threads (threads only), shm, tcp
+  std::string backend = "auto";    ///< auto, native, nccl, as for init()
   Seconds timeout{600};
   Seconds heartbeat{5};
 };

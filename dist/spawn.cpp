@@ -39,7 +39,7 @@ void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions
   const auto body = [&](int rank) {
     const ThreadLimit limit(share);
     try {
-      World world = make_world(controls[size_t(rank)]);
+      World world = make_world(controls[size_t(rank)], options.backend);
       set_thread_world(&world);
       try {
         guard(world, [&] { fn(rank); });
@@ -68,7 +68,7 @@ struct Child {
   std::string said;
 };
 
-[[noreturn]] void run_child(const Rendezvous& place, const std::function<void(int)>& fn, int out, pid_t parent) {
+[[noreturn]] void run_child(const Rendezvous& place, const std::string& backend, const std::function<void(int)>& fn, int out, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it was gone before
   for (const int ending : {SIGTERM, SIGINT}) signal(ending, SIG_DFL);  // handlers of the parent are about the parent
@@ -81,7 +81,7 @@ struct Child {
   int rank = place.rank;
   Fault fault = Fault::rank_failed;
   try {
-    init(place);
+    init(place, backend);
     try {
       guard([&] { fn(place.rank); });
     } catch (...) {
@@ -125,7 +125,7 @@ class Children {
     for (const Child& c : children) if (c.pipe >= 0) close(c.pipe);
   }
 
-  void start(const Rendezvous& place, const std::function<void(int)>& fn) {
+  void start(const Rendezvous& place, const std::string& backend, const std::function<void(int)>& fn) {
     int ends[2];
     LOCKSTEP_CHECK(pipe2(ends, O_CLOEXEC) == 0, "[spawn] expected to make a pipe for rank ", place.rank, ", got: ", std::strerror(errno));
     const pid_t parent = getpid();
@@ -136,7 +136,7 @@ class Children {
       if (place.rank != 0 && place.listener >= 0) close(place.listener);
       Rendezvous own = place;
       if (place.rank != 0) own.listener = -1;
-      run_child(own, fn, ends[1], parent);
+      run_child(own, backend, fn, ends[1], parent);
     }
     const int error = errno;
     close(ends[1]);
@@ -215,7 +215,7 @@ void spawn_processes(int n, const std::function<void(int)>& fn, const SpawnOptio
     Children children;
     for (int rank = 0; rank < n; ++rank) {
       place.rank = place.local_rank = rank;
-      children.start(place, fn);
+      children.start(place, options.backend, fn);
     }
     if (place.listener >= 0) close(place.listener);
     place.listener = -1;
@@ -234,6 +234,7 @@ void spawn(int n, const std::function<void(int rank)>& fn, const SpawnOptions& o
   LOCKSTEP_CHECK(!is_initialized(), "[spawn] expected a process without a world, got one inside a job already");
   LOCKSTEP_CHECK(options.timeout.count() > 0 && options.heartbeat.count() > 0, "[spawn] expected a timeout and a heartbeat above 0 s, got ",
                  options.timeout.count(), " and ", options.heartbeat.count());
+  check_backend("spawn", options.backend);
   for (const char* known : {"auto", "threads", "shm", "tcp"}) {
     if (options.transport != known) continue;
     return options.kind == SpawnOptions::Kind::threads ? spawn_threads(n, fn, options) : spawn_processes(n, fn, options);

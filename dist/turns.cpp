@@ -1,10 +1,12 @@
 #include "dist/turns.h"
 
+#include <algorithm>
+
 namespace lockstep::dist {
 
 Turns::Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic, Move move)
     : job_(job), group_(group), hash_(hash_text(group.id, hash_text(job.control->place().job + "\n"))), traffic_(std::move(traffic)),
-      move_(std::move(move)), sent_(group.world_ranks.size()), received_(group.world_ranks.size()) {
+      move_(std::move(move)), row_(str("group ", group.name), job.control->place().rank), sent_(group.world_ranks.size()), received_(group.world_ranks.size()) {
   activity.group = group.name;
 }
 
@@ -21,6 +23,14 @@ Work Turns::run(Call call, bool async) {
   return work;
 }
 
+void Turns::note(const Call& call, int64_t begun, int64_t sent, int64_t received, std::string_view error) const {
+  int64_t bytes = std::max<int64_t>(call.count, 0) * size_of(call.dtype);
+  for (const PointToPoint& p : call.batch) bytes += p.tensor.numel() * size_of(p.tensor.dtype());
+  const trace::Arg what = error.empty() ? trace::Arg("call", activity.collective) : trace::Arg("error", error);
+  trace::record(name_of(call.collective), trace::Category::collective, begun, trace::now(), {{"bytes", bytes}, {"sent", traffic_->sent - sent}, {"received", traffic_->received - received},
+                {"ranks", group_.world_ranks.size()}, {"group", group_.name}, what}, &row_);
+}
+
 void Turns::perform(Call& call, uint64_t number) {
   {
     const std::lock_guard lock(failure_mutex_);
@@ -34,7 +44,9 @@ void Turns::perform(Call& call, uint64_t number) {
   activity.step = job_.step;
   activity.waiting = true;
   if (activity.is_collective) job_.control->begin(activity);
-  const uint64_t ticket = job_.flight.start(group_.name, number, activity.collective, activity.step);
+  call.ticket = job_.flight.start(group_.name, number, activity.collective, activity.step);
+  const bool traced = trace::on();
+  const int64_t begun = traced ? trace::now() : 0, sent = traffic_->sent, received = traffic_->received;
   try {
     if (job_.control->failed()) job_.control->raise();
     move_(call, number);
@@ -42,15 +54,38 @@ void Turns::perform(Call& call, uint64_t number) {
     const std::exception_ptr error = std::current_exception();
     std::string what = "unknown";
     try { std::rethrow_exception(error); } catch (const std::exception& e) { what = e.what(); } catch (...) {}
-    job_.flight.finish(ticket, what);
+    job_.flight.finish(call.ticket, what);
+    if (traced) note(call, begun, sent, received, what);
     const std::lock_guard lock(failure_mutex_);
     failure_ = std::make_exception_ptr(job_.fail(error));
     std::rethrow_exception(failure_);
   }
+  if (traced) note(call, begun, sent, received);
   if (number > 0) completed_ = number;
   ++traffic_->collectives;
-  job_.flight.finish(ticket);
+  if (!call.work) job_.flight.finish(call.ticket);  // else when the device is done
   job_.control->end();
+}
+
+bool Turns::tell_late(Activity late, int peer) {
+  const std::unique_lock lock(calls_, std::try_to_lock);
+  if (!lock || !worker_.idle()) return false;
+  job_.control->begin(late);
+  job_.control->waits(peer, 0, false);
+  return true;
+}
+
+bool Turns::tell_moved(Activity late) {
+  const std::unique_lock lock(calls_, std::try_to_lock);
+  if (!lock || !worker_.idle()) return false;
+  late.completed = completed_ - late.is_collective;  // end() counts one
+  job_.control->begin(late);
+  job_.control->end();
+  return true;
+}
+
+void Turns::drain() {
+  if (!worker_.idle()) worker_.submit([] {}).wait();
 }
 
 std::vector<Message> Turns::begin_messages(const Call& call) {
@@ -62,12 +97,13 @@ std::vector<Message> Turns::begin_messages(const Call& call) {
     one.count = tensor.numel();
     one.world_root = group_.world_ranks[size_t(peer)];
     one.tag = tag;
+    if (!tensor.device().is_cpu()) one.work = call.work;
     const std::span data(static_cast<std::byte*>(tensor.raw_data()), size_t(one.count * size_of(one.dtype)));
     batch.push_back({is_send, peer, data, header(one, ++(is_send ? sent_ : received_)[size_t(peer)])});
   };
   if (call.collective != Collective::batch) add(call.collective == Collective::send, call.input, call.root, call.tag);
   for (const PointToPoint& p : call.batch) add(p.is_send, p.tensor, p.peer, p.tag.empty() ? call.tag : p.tag);
-  for (size_t r = 0; r < sent_.size(); ++r) {
+  for (size_t r = 0; !call.awaited && r < sent_.size(); ++r) {  // other groups may move messages between the same ranks: no count
     if (sent_[r]) activity.sent_to.emplace_back(group_.world_ranks[r], sent_[r]);
     if (received_[r]) activity.taken_from.emplace_back(group_.world_ranks[r], received_[r]);
   }

@@ -10,6 +10,7 @@
 #include "dist/messages.h"
 #include "dist/process_group.h"
 #include "dist/work.h"
+#include "trace/trace.h"
 
 namespace lockstep::dist {
 
@@ -26,21 +27,31 @@ class Turns {
   Work run(Call call, bool async);
   bool idle() const { return worker_.idle(); }
   uint64_t completed() const { return completed_; }
+  const std::vector<int>& world_ranks() const { return group_.world_ranks; }
   Header header(const Call& call, uint64_t number) const { return header_of(call, hash_, number, group_.world_ranks[size_t(group_.rank)]); }
   /// The messages of a send, receive or batch, numbered; tells the control plane how many there have been.
   std::vector<Message> begin_messages(const Call& call);
   Seconds timeout_of(const Call& call) const { return call.timeout.count() > 0 ? call.timeout : job_.control->place().timeout; }
 
+  /// A call on a device, begun with `activity`, takes long there: tells the control plane that it needs `peer` (of the world), or
+  /// that it no longer does. Does nothing, and gives back false, while another call is under way.
+  bool tell_late(Activity activity, int peer);
+  bool tell_moved(Activity activity);
+  /// Returns when nothing is queued. Nothing may be added meanwhile.
+  void drain();
+
   Activity activity;  ///< of the call under way
 
  private:
   void perform(Call& call, uint64_t number);
+  void note(const Call& call, int64_t begun, int64_t sent, int64_t received, std::string_view error = {}) const;  // in the trace
 
   Job& job_;
   const Membership& group_;
   const uint64_t hash_;                    // of job and group
   const std::shared_ptr<Traffic> traffic_;
   const Move move_;
+  const trace::Row row_;
   std::vector<uint64_t> sent_, received_;  // messages so far, by rank of the group
   std::mutex calls_;                       // one call at a time enters
   uint64_t sequence_ = 0;                  // calls so far, messages not counted

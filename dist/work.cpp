@@ -2,20 +2,39 @@
 
 #include <utility>
 
+#include "trace/trace.h"
+
 namespace lockstep::dist {
+
+Work::Work(const Work& host, std::shared_ptr<DeviceWork> device) : state_(host.state_) {
+  if (!state_) {
+    state_ = std::make_shared<State>();
+    state_->done = true;
+  }
+  state_->device = std::move(device);
+}
 
 bool Work::done() const {
   if (!state_) return true;
   const std::lock_guard lock(state_->mutex);
-  return state_->done;
+  return state_->done && (!state_->device || state_->device->done());
 }
 
 void Work::wait() {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [&] { return state_->done; });  // the collective has the deadline
+  if (!state_->done) {
+    const trace::Scope scope("wait for a collective", trace::Category::wait);
+    state_->changed.wait(lock, [&] { return state_->done; });  // the collective has the deadline
+  }
   if (state_->error) std::rethrow_exception(state_->error);
   if (const auto finish = std::exchange(state_->finish, nullptr)) finish();
+  if (state_->device) state_->device->wait();
+}
+
+void Work::synchronize() {
+  wait();
+  if (state_ && state_->device) state_->device->synchronize();
 }
 
 void Work::then(std::function<void()> finish) {
@@ -37,7 +56,10 @@ Work Worker::submit(std::function<void()> task) {
   auto state = std::make_shared<Work::State>();
   const std::lock_guard lock(mutex_);
   queue_.emplace_back(std::move(task), state);
-  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  if (!thread_.joinable()) thread_ = std::thread([this, rank = trace::rank_of_thread()] {
+    const trace::ThreadScope traced(rank, "");
+    loop();
+  });
   changed_.notify_all();
   return Work(std::move(state));
 }

@@ -11,12 +11,22 @@
 
 namespace lockstep::dist {
 
+/// A call on a device.
+class DeviceWork {
+ public:
+  virtual ~DeviceWork() = default;
+  virtual bool done() const = 0;
+  virtual void wait() = 0;         ///< what the thread's current stream is given from now on runs after it
+  virtual void synchronize() = 0;  ///< returns when the device is done with it; both throw when the job has failed
+};
+
 struct Work::State {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
   std::exception_ptr error;
   std::function<void()> finish;  // for the first wait()
+  std::shared_ptr<DeviceWork> device;
 };
 
 class Worker {

@@ -57,9 +57,10 @@ struct Dropout : Layer<Dropout> {
   struct Options { double p = 0.5; };
   Dropout() : Dropout(Options{}) {}
   explicit Dropout(const Options& o) : p(o.p) { LOCKSTEP_CHECK(p >= 0 && p <= 1, "[Dropout] expected p in [0, 1], got ", p); }
-  Variable forward(const Variable& x) { return dropout(x, p, is_training()); }
+  Variable forward(const Variable& x) { return dropout(x, p, is_training(), part); }
   std::string options() const override { return str("p ", p); }
   double p;
+  PartOf part;  ///< when x is a part of a tensor (tensor_parallel/)
 };
 
 struct Flatten : Layer<Flatten> {

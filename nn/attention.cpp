@@ -12,6 +12,7 @@ int64_t projected(const MultiHeadAttention::Options& o) {
   LOCKSTEP_CHECK(o.heads > 0 && o.embed % o.heads == 0, "[MultiHeadAttention] expected heads to divide embed ", o.embed, ", got ", o.heads);
   const int64_t groups = o.kv_heads == 0 ? o.heads : o.kv_heads;
   LOCKSTEP_CHECK(groups > 0 && o.heads % groups == 0, "[MultiHeadAttention] expected kv_heads to divide ", o.heads, " heads, got ", groups);
+  LOCKSTEP_CHECK(o.head_size == 0 || o.head_size == o.embed / o.heads, "[MultiHeadAttention] expected head_size 0 or embed / heads = ", o.embed / o.heads, ", got ", o.head_size);
   return o.embed / o.heads * (o.heads + 2 * groups);
 }
 
@@ -20,6 +21,7 @@ int64_t projected(const MultiHeadAttention::Options& o) {
 MultiHeadAttention::MultiHeadAttention(const Options& options)
     : o(options), in_proj({.in = o.embed, .out = projected(o), .bias = o.bias}), out_proj({.in = o.embed, .out = o.embed, .bias = o.bias}) {
   if (o.kv_heads == 0) o.kv_heads = o.heads;
+  if (o.head_size == 0) o.head_size = o.embed / o.heads;
   LOCKSTEP_CHECK(!o.rotary || (o.embed / o.heads) % 2 == 0, "[MultiHeadAttention] rotary positions need an even head size, got ", o.embed / o.heads);
   init::xavier_uniform(in_proj.weight);
   if (o.bias) {
@@ -33,7 +35,7 @@ std::string MultiHeadAttention::options() const {
 }
 
 AttentionArgs MultiHeadAttention::args() {
-  AttentionArgs args{.scale = 0, .causal = o.causal};
+  AttentionArgs args{.scale = 0, .causal = o.causal, .first_head = o.first_head, .all_heads = o.all_heads};
   if (is_training() && o.dropout > 0) {
     args.dropout = o.dropout;
     args.key = next_random_key();
@@ -42,30 +44,38 @@ AttentionArgs MultiHeadAttention::args() {
 }
 
 MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& x, int64_t position) {
-  const int64_t batch = x.size(0), tokens = x.size(1), d = o.embed / o.heads;
-  const auto parts = in_proj(x).split({o.embed, o.kv_heads * d, o.kv_heads * d}, 2);
+  const Variable all = in_proj(x);
+  const int64_t batch = all.size(0), tokens = all.size(1), d = o.head_size;
+  const auto parts = all.split({o.heads * d, o.kv_heads * d, o.kv_heads * d}, 2);
   const auto by_head = [&](const Variable& part, int64_t heads) { return part.reshape({batch, tokens, heads, d}).transpose(1, 2); };
   Heads h{by_head(parts[0], o.heads), by_head(parts[1], o.kv_heads), by_head(parts[2], o.kv_heads)};
   if (!o.rotary) return h;
-  LOCKSTEP_CHECK(position + tokens <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context, " tokens (max_context), got ", position + tokens);
+  LOCKSTEP_CHECK(part || position + tokens <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context, " tokens (max_context), got ", position + tokens);
   if (!cosine_.defined() || cosine_.dtype() != x.dtype() || cosine_.device() != x.device()) {
     const Tensor frequency = exp(mul_scalar(arange(0, double(d) / 2, 1, {.dtype = f64}), -2 * std::log(o.rotary_base) / double(d)));
     const Tensor angle = outer(arange(0, double(o.max_context), 1, {.dtype = f64}), frequency);
     cosine_ = cos(angle).to(x.dtype()).to(x.device());
     sine_ = sin(angle).to(x.dtype()).to(x.device());
   }
-  const Tensor c = cosine_.narrow(0, position, tokens), s = sine_.narrow(0, position, tokens);
+  const auto angles = [&](const Tensor& table) { return part ? index_select(table, 0, part->positions) : table.narrow(0, position, tokens); };
+  const Tensor c = angles(cosine_), s = angles(sine_);
   h.q = rotary(h.q, c, s);
   h.k = rotary(h.k, c, s);
   return h;
 }
 
 Variable MultiHeadAttention::merge(const Variable& heads) {
-  return out_proj(heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), o.embed}));
+  return out_proj(heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), o.heads * o.head_size}));
 }
 
 Variable MultiHeadAttention::forward(const Variable& x, const Tensor& mask) {
   LOCKSTEP_CHECK(x.dim() == 3 && x.size(2) == o.embed, "[MultiHeadAttention] expected input (B, T, ", o.embed, "), got ", x.shape());
+  if (part) {
+    LOCKSTEP_CHECK(!mask.defined(), "[MultiHeadAttention] a sequence in parts is attended to without a mask, got one of shape ", mask.shape());
+    LOCKSTEP_CHECK(x.size(1) == part->positions.numel(), "[MultiHeadAttention] expected the ", part->positions.numel(), " tokens of this rank's part, got ", x.size(1));
+    const Heads h = split(x, 0);
+    return merge(part->attend(h.q, h.k, h.v, args()));
+  }
   if (!mask.defined() && !o.rotary && o.kv_heads == o.heads) return out_proj(attention_packed(in_proj(x), o.heads, args()));
   const Heads h = split(x, 0);
   return merge(attention(h.q, h.k, h.v, mask, args()));
@@ -73,12 +83,13 @@ Variable MultiHeadAttention::forward(const Variable& x, const Tensor& mask) {
 
 Variable MultiHeadAttention::forward(const Variable& x, KvCache& cache) {
   LOCKSTEP_CHECK(x.dim() == 3 && x.size(2) == o.embed, "[MultiHeadAttention] expected input (B, T, ", o.embed, "), got ", x.shape());
+  LOCKSTEP_CHECK(!part, "[MultiHeadAttention] a cache of keys needs whole sequences; take the model out of context parallelism first");
   LOCKSTEP_CHECK(o.causal, "[MultiHeadAttention] a cache of keys needs causal attention");
   const NoGrad no_grad;
   const Heads h = split(x, cache.length);
-  const int64_t tokens = x.size(1), length = cache.length + tokens;
+  const int64_t tokens = h.k.size(2), length = cache.length + tokens;
   if (!cache.keys.defined()) {
-    const Shape shape{x.size(0), o.kv_heads, std::max(o.max_context, length), o.embed / o.heads};
+    const Shape shape{x.size(0), o.kv_heads, std::max(o.max_context, length), o.head_size};
     cache.keys = empty(shape, {.dtype = x.dtype(), .device = x.device()});
     cache.values = empty(shape, {.dtype = x.dtype(), .device = x.device()});
   }
@@ -90,9 +101,10 @@ Variable MultiHeadAttention::forward(const Variable& x, KvCache& cache) {
 }
 
 Tensor MultiHeadAttention::weights(const Variable& x) {
+  LOCKSTEP_CHECK(o.all_heads == 0, "[MultiHeadAttention] expected all heads here to average their weights, got ", o.heads, " of ", o.all_heads);
   const NoGrad no_grad;
   const Heads h = split(x, 0);
-  const int64_t batch = x.size(0), tokens = x.size(1), d = o.embed / o.heads, share = o.heads / o.kv_heads;
+  const int64_t batch = x.size(0), tokens = x.size(1), d = o.head_size, share = o.heads / o.kv_heads;
   const Tensor keys = h.k.tensor().unsqueeze(2).expand({batch, o.kv_heads, share, tokens, d}).reshape({batch, o.heads, tokens, d});
   Tensor scores = mul_scalar(matmul(h.q.tensor(), keys.transpose(2, 3)), 1 / std::sqrt(double(d)));
   if (o.causal) scores = masked_fill(scores, logical_not(tril(ones({tokens, tokens}, {.dtype = boolean, .device = scores.device()}))), -INFINITY);

@@ -11,6 +11,13 @@ struct KvCache {
   int64_t length = 0;
 };
 
+/// A rank's part of a sequence that several share (sequence/context_parallel.h).
+struct SequencePart {
+  Tensor positions;  ///< of this rank's tokens, i64 (T)
+  /// In place of attention() on q (B, H, T, D) and k, v (B, G, T, D) of these tokens: sees all of the sequence.
+  std::function<Variable(const Variable& q, const Variable& k, const Variable& v, const AttentionArgs& args)> attend;
+};
+
 /// x (B, T, embed) gives (B, T, embed). in_proj makes queries, keys and values, in this order of rows.
 struct MultiHeadAttention : Layer<MultiHeadAttention> {
   struct Options {
@@ -21,6 +28,8 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
     bool rotary = false;           ///< rotary positions (Su et al., 2021)
     double rotary_base = 10000;
     int64_t max_context = 2048;    ///< longest T with rotary
+    int64_t head_size = 0;         ///< 0 means embed / heads
+    int64_t first_head = 0, all_heads = 0;  ///< set when these heads are part of so many (tensor_parallel/)
   };
   explicit MultiHeadAttention(const Options& options);
   /// mask: see attention() in tensor/ops.h
@@ -34,6 +43,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
 
   Options o;
   Linear in_proj, out_proj;
+  std::shared_ptr<SequencePart> part;  ///< null: x is a whole sequence
 
  private:
   struct Heads { Variable q, k, v; };  // (B, H, T, D), (B, G, T, D) twice

@@ -17,12 +17,12 @@ TransformerBlock::TransformerBlock(const Options& o)
 
 Variable TransformerBlock::forward(const Variable& x) {
   const Variable y = add(x, dropout(attention(norm1(x))));
-  return add(y, dropout(mlp(norm2(y))));
+  return add(y, dropout(second(norm2(y))));
 }
 
 Variable TransformerBlock::forward(const Variable& x, KvCache& cache) {
   const Variable y = add(x, attention(norm1(x), cache));
-  return add(y, mlp(norm2(y)));
+  return add(y, second(norm2(y)));
 }
 
 namespace {
@@ -60,21 +60,32 @@ std::string GPT::options() const {
 
 Variable GPT::embed(const Tensor& tokens, int64_t position) {
   LOCKSTEP_CHECK(tokens.dim() == 2, "[GPT] expected tokens (B, T), got ", tokens.shape());
+  if (part) {
+    LOCKSTEP_CHECK(tokens.size(1) == part->positions.numel(), "[GPT] expected the ", part->positions.numel(), " tokens of this rank's part of a sequence, got ", tokens.size(1));
+    return dropout(add(tokens_table(tokens), position_table(part->positions)));
+  }
   LOCKSTEP_CHECK(position + tokens.size(1) <= o.context, "[GPT] expected at most ", o.context, " tokens (context), got ", position + tokens.size(1));
   const Variable positions = position_table.weight.narrow(0, position, tokens.size(1));
   return dropout(add(tokens_table(tokens), positions));
 }
 
-Variable GPT::forward(const Tensor& tokens) {
+Variable GPT::stream(const Tensor& tokens) {
   Variable x = embed(tokens, 0);
   for (auto& block : blocks.items) {
     x = o.checkpoint_blocks ? checkpoint([&block](const Variable& in) { return (*block)(in); }, x) : (*block)(x);
   }
-  return logits(x);
+  return x;
+}
+
+Variable GPT::forward(const Tensor& tokens) { return logits(stream(tokens)); }
+
+Variable GPT::forward(const Tensor& tokens, const Tensor& targets) {
+  const Variable x = norm(stream(tokens));
+  return head_loss ? head_loss(x, table(), targets) : cross_entropy(linear(x, table()).view({-1, o.vocab}), targets.reshape({-1}));
 }
 
 Variable GPT::loss(const Tensor& tokens, const Tensor& targets) {
-  return cross_entropy((*this)(tokens).view({-1, o.vocab}), targets.reshape({-1}));
+  return (*this)(tokens, targets);
 }
 
 std::vector<Variable> GPT::hidden_states(const Tensor& tokens) {
@@ -121,7 +132,7 @@ Tensor GPT::generate(const Tensor& prompt, int64_t count, const Sampling& sampli
     }
     const int64_t position = caches[0].length;
     Variable x = embed(Tensor::from(std::span<const int64_t>(tokens).subspan(fed), {1, int64_t(tokens.size() - fed)}).to(prompt.device()), position);
-    for (size_t i = 0; i < blocks.size(); ++i) x = blocks[i].forward(x, caches[i]);
+    for (size_t i = 0; i < blocks.size(); ++i) x = blocks[i](x, caches[i]);
     fed = tokens.size();
     const int64_t next = choose(logits(x.narrow(1, x.size(1) - 1, 1)).tensor().reshape({-1}), sampling);
     tokens.push_back(next);

@@ -31,13 +31,17 @@ struct TransformerBlock : Layer<TransformerBlock> {
   explicit TransformerBlock(const Options& o);
   Variable forward(const Variable& x);
   Variable forward(const Variable& x, KvCache& cache);
-  void fields(Fields& f) override { f("norm1", norm1)("attention", attention)("norm2", norm2)("mlp", mlp)("dropout", dropout); }
+  void fields(Fields& f) override { f("norm1", norm1)("attention", attention)("norm2", norm2)("mlp", feed_forward ? *feed_forward : mlp)("dropout", dropout); }
 
   LayerNorm norm1;
   MultiHeadAttention attention;
   LayerNorm norm2;
   Mlp mlp;
   Dropout dropout;
+  std::shared_ptr<Module> feed_forward;  ///< in place of `mlp`, under its name, when there is one: experts, say
+
+ private:
+  Variable second(const Variable& x) { return feed_forward ? feed_forward->call(x) : mlp(x); }
 };
 
 /// How the next token is chosen. temperature 0 takes the likeliest.
@@ -59,6 +63,8 @@ struct GPT : Layer<GPT> {
   explicit GPT(const Options& options);
   /// tokens i64 (B, T), T <= context; gives logits (B, T, vocab).
   Variable forward(const Tensor& tokens);
+  /// The loss itself.
+  Variable forward(const Tensor& tokens, const Tensor& targets);
   /// Mean cross entropy of targets i64 (B, T).
   Variable loss(const Tensor& tokens, const Tensor& targets);
   /// The stream before each block and after the last, (B, T, width): hidden states as Transformers counts them
@@ -69,6 +75,7 @@ struct GPT : Layer<GPT> {
   Tensor generate(const Tensor& prompt, int64_t count, const Sampling& sampling = {}, const std::function<bool(int64_t)>& emit = {});
   void fields(Fields& f) override;
   std::string options() const override;
+  std::vector<Variable> reads() override { return {tokens_table.weight, position_table.weight}; }
 
   Options o;
   Embedding tokens_table, position_table;
@@ -76,10 +83,16 @@ struct GPT : Layer<GPT> {
   ModuleList<TransformerBlock> blocks;
   LayerNorm norm;
   Variable head;  ///< (vocab, width) when not tied, else undefined
+  /// Stand in for linear() and for cross_entropy() of it, when set: tensor_parallel/ puts some here that work on slices of the table.
+  std::function<Variable(const Variable& x, const Variable& table)> head_product;
+  std::function<Variable(const Variable& x, const Variable& table, const Tensor& targets)> head_loss;
+  std::shared_ptr<SequencePart> part;  ///< of which forward() gets the tokens; null: whole sequences
 
  private:
   Variable embed(const Tensor& tokens, int64_t position);
-  Variable logits(const Variable& x) { return linear(norm(x), head.defined() ? head : tokens_table.weight); }
+  Variable stream(const Tensor& tokens);  // after the last block
+  const Variable& table() const { return head.defined() ? head : tokens_table.weight; }
+  Variable logits(const Variable& x) { return head_product ? head_product(norm(x), table()) : linear(norm(x), table()); }
 };
 
 }  // namespace lockstep::nn

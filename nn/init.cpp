@@ -3,17 +3,25 @@
 
 #include <cmath>
 
+#include "nn/module.h"
 #include "tensor/ops.h"
 
 namespace lockstep::nn::init {
 
 namespace {
+
 double kaiming_gain(double a) { return std::sqrt(2 / (1 + a * a)); }
+
+const Tensor& tensor_of(const Variable& w) {
+  if (ParameterListener* listener = ParameterListener::current()) listener->initialises(w);
+  return w.tensor();
+}
+
 }  // namespace
 
-void uniform(const Variable& w, double low, double high) { uniform_(w.tensor(), low, high); }
-void normal(const Variable& w, double mean, double deviation) { normal_(w.tensor(), mean, deviation); }
-void constant(const Variable& w, double value) { w.tensor().fill_(value); }
+void uniform(const Variable& w, double low, double high) { uniform_(tensor_of(w), low, high); }
+void normal(const Variable& w, double mean, double deviation) { normal_(tensor_of(w), mean, deviation); }
+void constant(const Variable& w, double value) { tensor_of(w).fill_(value); }
 
 Fan fan(const Shape& shape) {
   LOCKSTEP_CHECK(shape.rank() >= 2, "[init] expected at least 2 dims to tell inputs from outputs, got ", shape);

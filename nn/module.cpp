@@ -15,6 +15,8 @@ namespace lockstep::nn {
 
 namespace {
 
+thread_local ParameterListener* listener = nullptr;
+
 /// Calls visit(name, entry) for every field below `module`, parents first, with dotted names.
 template <class Visit>
 void walk(Module& module, const std::string& prefix, const Visit& visit) {
@@ -196,6 +198,12 @@ void Module::apply(const std::function<void(Module&)>& fn) {
   for (auto& [name, module] : named_modules()) fn(*module);
 }
 
+void Module::wrap_call(CallHook hook) {
+  if (!hooks_) hooks_ = std::make_unique<Hooks>();
+  LOCKSTEP_CHECK(!hook || !hooks_->around, "[", kind(), "] expected a module whose calls are not wrapped yet");
+  hooks_->around = std::move(hook);
+}
+
 int Module::before_forward(ForwardHook hook) {
   if (!hooks_) hooks_ = std::make_unique<Hooks>();
   hooks_->before.emplace_back(++hooks_->last_id, std::move(hook));
@@ -214,14 +222,36 @@ void Module::remove_hook(int id) {
   std::erase_if(hooks_->after, [id](const auto& hook) { return hook.first == id; });
 }
 
+void Module::run_on(std::optional<RunOn> how) {
+  if (!hooks_) hooks_ = std::make_unique<Hooks>();
+  LOCKSTEP_CHECK(!how || !hooks_->run_on, "[", kind(), "] its calls run on ", hooks_->run_on ? hooks_->run_on->device : cpu, " already, by another device map; end that first");
+  hooks_->run_on = std::move(how);
+}
+
 void Module::copy_hooks(const Module& other) {
   if (hooks_ || other.hooks_) hooks_ = other.hooks_ ? std::make_unique<Hooks>(*other.hooks_) : nullptr;
 }
 
 Variable Module::parameter(const Shape& shape) {
   const MemoryScope scope(Memory::parameter);
-  return Variable(empty(shape), true);
+  if (listener) listener->making();
+  const Variable made(empty(shape), true);
+  if (listener) listener->made(made);
+  return made;
 }
+
+Variable Module::parameter(const Shape& shape, double value) {
+  const Variable made = parameter(shape);
+  made.tensor().fill_(value);
+  return made;
+}
+
+ParameterListener* ParameterListener::current() { return listener; }
+void ParameterListener::start() {
+  LOCKSTEP_CHECK(!listener, "[nn] another listener sees this thread's parameters already; end it first");
+  listener = this;
+}
+void ParameterListener::stop() { listener = nullptr; }
 
 std::string summary(Module& module) {
   struct Row { std::string name, kind, options; int64_t count, trained; };

@@ -7,10 +7,12 @@
 //     Variable forward(const Variable& x) { return head(relu(hidden(x))); }
 //     void fields(nn::Fields& f) override { f("hidden", hidden)("head", head); }
 //   };
+#include <concepts>
 #include <functional>
 #include <iosfwd>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +48,24 @@ using State = std::vector<std::pair<std::string, Tensor>>;
 /// What load_state did not find in either place (only when not strict).
 struct LoadReport { std::vector<std::string> missing, unexpected; };
 
+/// Sees parameters of this thread as they are made and initialised; zero::Init cuts them into shards there.
+class ParameterListener {
+ public:
+  virtual ~ParameterListener() = default;
+  /// A parameter is about to be made.
+  virtual void making() = 0;
+  /// Here it is; it will be initialised next.
+  virtual void made(const Variable& parameter) = 0;
+  /// init:: is about to overwrite all of it.
+  virtual void initialises(const Variable& parameter) = 0;
+  /// The one of this thread, or null.
+  static ParameterListener* current();
+
+ protected:
+  void start();  ///< becomes the current one. Error when there is another.
+  void stop();
+};
+
 class Module {
  public:
   Module() = default;
@@ -61,6 +81,8 @@ class Module {
   virtual std::string kind() const;
   /// One line of options: "in 784, out 512".
   virtual std::string options() const { return ""; }
+  /// Parameters of modules below that forward() reads itself, instead of calling them (a tied head): ZeRO 3 must know.
+  virtual std::vector<Variable> reads() { return {}; }
   /// Runs the module on one variable; Sequential and checkpoints use it. Error when forward() takes something else.
   virtual Variable call(const Variable& x);
 
@@ -90,21 +112,36 @@ class Module {
   /// Around every operator() call. `inputs` holds the Variables among the arguments.
   using ForwardHook = std::function<void(Module& module, const std::vector<Variable>& inputs)>;
   using OutputHook = std::function<void(Module& module, const std::vector<Variable>& inputs, const Variable& output)>;
+  /// In place of a call whose arguments are all variables: may run it, now or again later, and gives back what came out.
+  using CallHook = std::function<Variable(const std::vector<Variable>& inputs, const std::function<Variable(const std::vector<Variable>&)>& run)>;
+  /// At most one; an empty one takes it away. Error at a call with other arguments while gradients are recorded.
+  void wrap_call(CallHook hook);
   int before_forward(ForwardHook hook);
   int after_forward(OutputHook hook);
   void remove_hook(int id);
+  /// How calls run when parts of a model are on different devices: tensors among the arguments are moved to `device`, what comes out to
+  /// `output`, where given. `hold` is called before, and what it gives back kept until the call ends: parameters may come and go with it.
+  struct RunOn {
+    Device device;
+    std::optional<Device> output;
+    std::function<std::shared_ptr<void>()> hold;
+  };
+  void run_on(std::optional<RunOn> how);
   /// Takes over the hooks of `other` in place of its own (not those of children).
   void copy_hooks(const Module& other);
 
  protected:
   /// A parameter of this shape, uninitialised, booked as parameter memory.
   static Variable parameter(const Shape& shape);
+  static Variable parameter(const Shape& shape, double value);
   /// Called by train() after the flag of this module changed.
   virtual void on_train(bool) {}
 
   struct Hooks {
     std::vector<std::pair<int, ForwardHook>> before;
     std::vector<std::pair<int, OutputHook>> after;
+    CallHook around;
+    std::optional<RunOn> run_on;
     int last_id = 0;
   };
   std::unique_ptr<Hooks> hooks_;
@@ -120,13 +157,12 @@ class Layer : public Module {
   template <class... Args>
   auto operator()(Args&&... args) {
     if (!hooks_) [[likely]] return self().forward(std::forward<Args>(args)...);
-    std::vector<Variable> inputs;
-    const auto note = [&](const auto& arg) { if constexpr (std::is_convertible_v<decltype(arg), Variable>) inputs.push_back(arg); };
-    (note(args), ...);
-    for (auto& hook : hooks_->before) hook.second(*this, inputs);
-    auto output = self().forward(std::forward<Args>(args)...);
-    if constexpr (std::is_convertible_v<decltype(output), Variable>) for (auto& hook : hooks_->after) hook.second(*this, inputs, output);
-    return output;
+    if constexpr (takes_variables<Args...>()) {
+      if (hooks_->around) return hooks_->around({Variable(args)...}, [this](const std::vector<Variable>& in) { return call_with(in, std::index_sequence_for<Args...>()); });
+    } else {
+      LOCKSTEP_CHECK(!hooks_->around || !NoGrad::grad_enabled(), "[", kind(), "] its calls are wrapped (checkpointed): expected variables as arguments and as result");
+    }
+    return call_hooked(std::forward<Args>(args)...);
   }
 
   Variable call(const Variable& x) override {
@@ -135,6 +171,53 @@ class Layer : public Module {
   }
 
  private:
+  template <class>
+  using AsVariable = const Variable&;
+  template <class... Args>
+  static constexpr bool takes_variables() {
+    if constexpr (sizeof...(Args) > 0 && (std::is_convertible_v<Args, Variable> && ...)) {
+      return requires(Derived& d, AsVariable<Args>... x) { { d.forward(x...) } -> std::same_as<Variable>; };
+    } else {
+      return false;
+    }
+  }
+  template <size_t... i>
+  Variable call_with(const std::vector<Variable>& inputs, std::index_sequence<i...>) { return call_hooked(inputs[i]...); }
+
+  template <class... Args>
+  auto call_hooked(Args&&... args) {
+    std::vector<Variable> inputs;
+    const auto note = [&](const auto& arg) { if constexpr (std::is_convertible_v<decltype(arg), Variable>) inputs.push_back(arg); };
+    (note(args), ...);
+    for (auto& hook : hooks_->before) hook.second(*this, inputs);
+    const std::shared_ptr<void> held = hooks_->run_on && hooks_->run_on->hold ? hooks_->run_on->hold() : nullptr;
+    auto output = forward_moved(std::forward<Args>(args)...);
+    using Output = decltype(output);
+    if constexpr (std::is_same_v<Output, Variable> || std::is_same_v<Output, Tensor>) {
+      if (hooks_->run_on && hooks_->run_on->output && output.defined()) output = output.to(*hooks_->run_on->output);
+    }
+    if constexpr (std::is_convertible_v<decltype(output), Variable>) for (auto& hook : hooks_->after) hook.second(*this, inputs, output);
+    return output;
+  }
+  template <class... Args>
+  auto forward_moved(Args&&... args) {
+    if constexpr (requires(Derived& d) { d.forward(moved(std::forward<Args>(args))...); }) {
+      if (hooks_->run_on) return self().forward(moved(std::forward<Args>(args))...);
+    } else {
+      LOCKSTEP_CHECK(!hooks_->run_on, "[", kind(), "] its calls run on one device: expected a forward() that takes tensors by const reference or by value");
+    }
+    return self().forward(std::forward<Args>(args)...);
+  }
+  template <class T>
+  decltype(auto) moved(T&& arg) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<T>, Variable> || std::is_same_v<std::remove_cvref_t<T>, Tensor>) {
+      std::remove_cvref_t<T> here = arg;
+      if (here.defined() && !(here.device() == hooks_->run_on->device)) here = here.to(hooks_->run_on->device);
+      return here;
+    } else {
+      return std::forward<T>(arg);
+    }
+  }
   Derived& self() { return static_cast<Derived&>(*this); }
 };
 

@@ -6,36 +6,27 @@
 
 namespace lockstep::nn {
 
-namespace {
-
-Variable filled(const Shape& shape, double value) {
-  const MemoryScope scope(Memory::parameter);
-  return Variable(full(shape, value), true);
-}
-
-}  // namespace
-
 LayerNorm::LayerNorm(const Options& o) : shape(o.shape), eps(o.eps) {
   LOCKSTEP_CHECK(shape.rank() > 0, "[LayerNorm] expected a shape of at least one dim");
   if (!o.affine) return;
-  weight = filled(shape, 1);
-  if (o.bias) bias = filled(shape, 0);
+  weight = parameter(shape, 1);
+  if (o.bias) bias = parameter(shape, 0);
 }
 
-RMSNorm::RMSNorm(const Options& o) : eps(o.eps), weight(filled({o.size}, 1)) {}
+RMSNorm::RMSNorm(const Options& o) : eps(o.eps), weight(parameter({o.size}, 1)) {}
 
 GroupNorm::GroupNorm(const Options& o) : groups(o.groups), channels(o.channels), eps(o.eps) {
   LOCKSTEP_CHECK(groups > 0 && channels % groups == 0, "[GroupNorm] expected groups to divide ", channels, " channels, got ", groups);
   if (!o.affine) return;
-  weight = filled({channels}, 1);
-  bias = filled({channels}, 0);
+  weight = parameter({channels}, 1);
+  bias = parameter({channels}, 0);
 }
 
 BatchNorm::BatchNorm(const Options& options) : o(options) {
   LOCKSTEP_CHECK(o.channels > 0, "[BatchNorm] expected channels > 0, got ", o.channels);
   if (o.affine) {
-    weight = filled({o.channels}, 1);
-    bias = filled({o.channels}, 0);
+    weight = parameter({o.channels}, 1);
+    bias = parameter({o.channels}, 0);
   }
   if (!o.track) return;
   running_mean = zeros({o.channels});

@@ -33,6 +33,8 @@ Variable GradScaler::scale(const Variable& loss) const { return o_.enabled ? mul
 
 void GradScaler::unscale(Optimizer& optimizer) {
   if (!o_.enabled) return;
+  LOCKSTEP_CHECK(!optimizer.communicates(), "[GradScaler] ", optimizer.name(), " must agree with other ranks about overflow: give its step() skip_nonfinite and "
+                 "grad_scale = 1 / scale_value(), and update(skipped)");
   LOCKSTEP_CHECK(!stepped_.count(&optimizer), "[GradScaler] unscale() was called after step(); call update() first");
   LOCKSTEP_CHECK(unscaled_.insert(&optimizer).second, "[GradScaler] unscale() was called twice for one optimizer before update()");
   std::map<std::pair<int, int>, std::vector<Tensor>> on_device;  // one look at each
@@ -54,7 +56,12 @@ bool GradScaler::step(Optimizer& optimizer) {
 void GradScaler::update() {
   if (!o_.enabled) return;
   LOCKSTEP_CHECK(!unscaled_.empty(), "[GradScaler] update() needs an optimizer that was unscaled or stepped since the last update()");
-  if (overflow_) {
+  update(overflow_);
+}
+
+void GradScaler::update(bool found_overflow) {
+  if (!o_.enabled) return;
+  if (found_overflow) {
     scale_ *= o_.backoff_factor;
     tracker_ = 0;
   } else if (++tracker_ == o_.growth_interval) {

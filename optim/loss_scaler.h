@@ -25,6 +25,8 @@ class GradScaler {
   /// unscale() if it was not called, then optimizer.step() unless a gradient is NaN or infinite. True when it stepped.
   bool step(Optimizer& optimizer);
   void update();
+  /// The same after a step that was made, or skipped, elsewhere (zero::Zero).
+  void update(bool found_overflow);
   double scale_value() const { return scale_; }
   int64_t growth_tracker() const { return tracker_; }
   bool found_overflow() const { return overflow_; }

@@ -44,7 +44,10 @@ void LAMBOptions::check(const char* op) const {
   LOCKSTEP_CHECK(max_trust >= min_trust, "[", op, "] expected max_trust >= min_trust, got ", max_trust, " < ", min_trust);
 }
 void LAMB::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
-  const LAMBOptions& o = options_[group];
+  lamb_update(options_[group], p, grad, state, low, grad_scale);
+}
+
+double lamb_update(const LAMBOptions& o, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const Tensor g = signed_grad(grad, o.maximize, grad_scale);
   Tensor& m = state.zeros("exp_avg", p);
   Tensor& v = state.zeros("exp_avg_sq", p);
@@ -58,6 +61,7 @@ void LAMB::update(int group, Tensor& p, const Tensor& grad, ParameterState& stat
   const double trust = size > 0 && step > 0 ? std::clamp(size / step, o.min_trust, o.max_trust) : 1;
   add_(p, direction, -o.lr * trust);
   if (low.defined()) low.copy_(p);
+  return trust;
 }
 
 std::map<std::string, double*> MuonOptions::by_name() {

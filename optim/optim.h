@@ -11,7 +11,7 @@ namespace lockstep::optim {
 #define LOCKSTEP_OPTIMIZER(Class)                                                                                     \
  public:                                                                                                              \
   Class(std::vector<Variable> parameters, const Class##Options& options) { add_group(std::move(parameters), options); } \
-  explicit Class(const std::vector<Group>& groups) { for (const Group& g : groups) add_group(g.parameters, g.options); } \
+  explicit Class(const std::vector<Group>& groups) { add_groups(groups); } \
   const char* name() const override { return #Class; }                                                                \
   void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) override
 
@@ -72,6 +72,9 @@ struct LAMBOptions {
   void check(const char* op) const;
 };
 class LAMB : public OptimizerOf<LAMBOptions> { LOCKSTEP_OPTIMIZER(LAMB); public: bool is_elementwise() const override { return false; } };
+
+/// LAMB's rule on one parameter; gives back its trust ratio.
+double lamb_update(const LAMBOptions& o, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale);
 
 struct MuonOptions {
   double lr = 0.02, momentum = 0.95, weight_decay = 0, newton_schulz_steps = 5;

@@ -6,6 +6,7 @@
 
 #include "tensor/graph.h"
 #include "tensor/ops.h"
+#include "trace/trace.h"
 
 namespace lockstep::optim {
 
@@ -18,8 +19,8 @@ Tensor& ParameterState::zeros(const std::string& name, const Tensor& like) {
   return tensor;
 }
 
-void Optimizer::add_group_of(std::vector<Variable> parameters) {
-  LOCKSTEP_CHECK(!parameters.empty(), "[", name(), "] expected at least one parameter, got an empty list");
+void Optimizer::add_group_of(std::vector<Variable> parameters, bool may_be_empty) {
+  LOCKSTEP_CHECK(may_be_empty || !parameters.empty(), "[", name(), "] expected at least one parameter, got an empty list");
   std::set<const void*> known;
   for (const auto& group : groups_) for (const Variable& p : group) known.insert(p.impl().get());
   for (const Variable& p : parameters) {
@@ -31,26 +32,33 @@ void Optimizer::add_group_of(std::vector<Variable> parameters) {
   groups_.push_back(std::move(parameters));
 }
 
+Optimizer::Prepared Optimizer::prepare(Variable& parameter) {
+  ParameterState& state = states_[parameter.impl().get()];
+  Tensor p = parameter.tensor(), grad = parameter.grad(), low;
+  for (auto& [name, tensor] : state.tensors) tensor = tensor.defined() ? tensor.to(p.device()) : tensor;  // after Module::to(device)
+  if (size_of(p.dtype()) == 2) {  // the rule works on an f32 master copy, and rounds it into the parameter
+    Tensor& master = state.tensors["master"];
+    const MemoryScope scope(Memory::optimizer);
+    if (!master.defined()) master = p.to(f32);
+    if (grad.defined()) grad = grad.to(f32);
+    low = p;
+    p = master;
+  }
+  LOCKSTEP_CHECK(p.is_contiguous(), "[", name(), "] expected row-major parameters, got strides ", p.strides());
+  return {std::move(p), grad.defined() ? grad.contiguous() : grad, std::move(low), state};
+}
+
 void Optimizer::step(double grad_scale) {
   LOCKSTEP_CHECK(!Graph::is_capturing(), "[", name(), "] a step cannot be captured, its learning rate and step number would stay the same: capture forward and backward, and call step() after replay()");
   const NoGrad no_grad;
+  trace::memory();  // with gradients in it
+  const trace::Scope scope(name(), trace::Category::optimizer);
   for (int g = 0; g < group_count(); ++g) {
     for (Variable& parameter : groups_[g]) {
       if (!parameter.requires_grad() || !parameter.grad().defined()) continue;
-      ParameterState& state = states_[parameter.impl().get()];
-      Tensor p = parameter.tensor(), grad = parameter.grad(), low;
-      for (auto& [name, tensor] : state.tensors) tensor = tensor.defined() ? tensor.to(p.device()) : tensor;  // after Module::to(device)
-      if (size_of(p.dtype()) == 2) {  // the rule works on an f32 master copy, and rounds it into the parameter
-        Tensor& master = state.tensors["master"];
-        const MemoryScope scope(Memory::optimizer);
-        if (!master.defined()) master = p.to(f32);
-        grad = grad.to(f32);
-        low = p;
-        p = master;
-      }
-      LOCKSTEP_CHECK(p.is_contiguous(), "[", name(), "] expected row-major parameters, got strides ", p.strides());
-      ++state.step;
-      update(g, p, grad.contiguous(), state, low, grad_scale);
+      Prepared at = prepare(parameter);
+      ++at.state.step;
+      update(g, at.parameter, at.grad, at.state, at.low, grad_scale);
       parameter.tensor().storage()->bump_version(name());
     }
   }
@@ -113,6 +121,7 @@ OptimizerState Optimizer::state() const {
       const auto found = states_.find(parameter.impl().get());
       if (found == states_.end()) continue;
       saved.numbers[prefix + "step"] = double(found->second.step);
+      for (const auto& [key, number] : found->second.numbers) saved.numbers[prefix + key] = number;
       for (const auto& [key, tensor] : found->second.tensors) saved.tensors.emplace_back(prefix + key, tensor);
     }
   }
@@ -139,7 +148,9 @@ void Optimizer::load_state(const OptimizerState& saved) {
   std::vector<std::pair<double*, double>> values;
   for (const auto& [key, value] : saved.numbers) {
     if (key.starts_with("state.")) {
-      states[owner(key)->impl().get()].step = int64_t(value);
+      ParameterState& state = states[owner(key)->impl().get()];
+      if (key.ends_with(".step")) state.step = int64_t(value);
+      else state.numbers[key.substr(key.rfind('.') + 1)] = value;
       continue;
     }
     const size_t dot = key.find('.', 6);

@@ -15,6 +15,7 @@ namespace lockstep::optim {
 struct ParameterState {
   int64_t step = 0;
   std::map<std::string, Tensor> tensors;
+  std::map<std::string, double> numbers;  ///< what else it keeps ("step" is taken)
   /// The tensor of that name, made of zeros shaped like `like` at the first call.
   Tensor& zeros(const std::string& name, const Tensor& like);
 };
@@ -32,7 +33,7 @@ class Optimizer {
 
   /// Updates every parameter that has a gradient; gradients are multiplied by `grad_scale` on the way in (loss scaling,
   /// clipping). f16 and bf16 parameters get an f32 master copy in their state.
-  void step(double grad_scale = 1);
+  virtual void step(double grad_scale = 1);
   /// The one place that clears gradients: drops them, or fills them with zeros when `keep` is set.
   void zero_grad(bool keep = false);
 
@@ -40,6 +41,8 @@ class Optimizer {
   virtual void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) = 0;
   /// False for rules that look at a whole parameter (LAMB, Muon): these cannot run on a shard of one.
   virtual bool is_elementwise() const { return true; }
+  /// True for optimizers whose step() moves gradients between ranks itself (onebit/): no wrapper may have reduced them before.
+  virtual bool communicates() const { return false; }
   virtual const char* name() const = 0;
 
   int group_count() const { return int(groups_.size()); }
@@ -56,38 +59,54 @@ class Optimizer {
 
   /// Names for state(); without them parameters are called 0, 1, ... in order. Error when a parameter is not named.
   void name_parameters(const std::vector<std::pair<std::string, Variable>>& names);
-  OptimizerState state() const;
+  virtual OptimizerState state() const;
   /// Error listing what is missing, unexpected or of the wrong shape; then nothing was changed.
-  void load_state(const OptimizerState& state);
+  virtual void load_state(const OptimizerState& state);
 
  protected:
   Optimizer() = default;
-  /// Error for an empty list, a parameter that is undefined, not a leaf, or in two groups.
-  void add_group_of(std::vector<Variable> parameters);
+  /// Error for an empty list (unless it may be), a parameter that is undefined, not a leaf, or in two groups.
+  void add_group_of(std::vector<Variable> parameters, bool may_be_empty = false);
   /// The addresses of a group's options by name.
   virtual std::map<std::string, double*> options(int group) = 0;
 
- private:
+  /// A parameter as the rule sees it: its master copy where it has 16 bits, which is then `low`.
+  struct Prepared { Tensor parameter, grad, low; ParameterState& state; };
+  Prepared prepare(Variable& parameter);
+  /// What errors call the index-th parameter.
   std::string name_of(const Variable& parameter, int index) const;
+
+ private:
   std::vector<std::vector<Variable>> groups_;
   std::map<const void*, ParameterState> states_;
   std::map<const void*, std::string> names_;
 };
 
 /// Groups with typed options. Options has `std::map<std::string, double*> by_name()` and `void check(const char*) const`.
-template <class Options>
-class OptimizerOf : public Optimizer {
+template <class Options, class Base = Optimizer>
+class OptimizerOf : public Base {
  public:
   struct Group { std::vector<Variable> parameters; Options options; };
   /// Adds parameters with options of their own.
   void add_group(std::vector<Variable> parameters, const Options& options) {
-    options.check(name());
-    add_group_of(std::move(parameters));
+    options.check(this->name());
+    this->add_group_of(std::move(parameters));
     options_.push_back(options);
+  }
+  /// Several at once, of which some may be empty: a stage of a pipeline then has the groups of the whole model.
+  void add_groups(const std::vector<Group>& groups) {
+    bool any = false;
+    for (const Group& g : groups) any |= !g.parameters.empty();
+    for (const Group& g : groups) {
+      g.options.check(this->name());
+      this->add_group_of(g.parameters, any);
+      options_.push_back(g.options);
+    }
   }
   const Options& group_options(int group) const { return options_[group]; }
 
  protected:
+  using Base::Base;
   std::map<std::string, double*> options(int group) override { return options_[group].by_name(); }
   std::vector<Options> options_;
 };

@@ -8,12 +8,13 @@
 
 namespace lockstep::parallel {
 
-std::vector<std::string> describe_model(nn::Module& module) {
+std::vector<std::string> describe_model(nn::Module& module, const std::function<bool(const std::string& name)>& ignore) {
   std::vector<std::string> lines;
   for (const auto& p : module.named_parameters()) {
+    if (ignore && ignore(p.name)) continue;
     lines.push_back(str(p.variable.requires_grad() ? "parameter " : "frozen ", p.name, " ", p.variable.dtype(), " ", p.variable.shape()));
   }
-  for (const auto& b : module.named_buffers()) lines.push_back(str("buffer ", b.name, " ", b.tensor.dtype(), " ", b.tensor.shape()));
+  for (const auto& b : module.named_buffers()) if (!ignore || !ignore(b.name)) lines.push_back(str("buffer ", b.name, " ", b.tensor.dtype(), " ", b.tensor.shape()));
   return lines;
 }
 

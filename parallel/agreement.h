@@ -1,5 +1,6 @@
 #pragma once
 // Do all ranks have the same model? One small all-gather when they do; the first line that differs when they do not.
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -9,7 +10,7 @@
 namespace lockstep::parallel {
 
 /// One line a parameter and buffer: "parameter hidden.weight f32 (8, 4)", "frozen ...", "buffer ...".
-std::vector<std::string> describe_model(nn::Module& module);
+std::vector<std::string> describe_model(nn::Module& module, const std::function<bool(const std::string& name)>& ignore = {});
 
 /// Called by all ranks. When the lines differ, all ranks throw the same Error, which names the first line that differs and
 /// the ranks that have another there than rank 0.

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <mutex>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -24,22 +25,41 @@ namespace lockstep::parallel {
 
 using Impl = DistributedDataParallel::Impl;
 
+namespace {
+
+/// Parameters in a wrapper now, of all ranks of this process.
+struct Wrapped {
+  std::mutex mutex;
+  std::unordered_multiset<const void*> parameters;
+};
+Wrapped& wrapped() {
+  static Wrapped all;
+  return all;
+}
+
+}  // namespace
+
+bool is_reduced_by_ddp(const Variable& parameter) {
+  const std::lock_guard lock(wrapped().mutex);
+  return wrapped().parameters.count(parameter.impl().get()) > 0;
+}
+
 Impl::Impl(nn::Module& module, Options o, dist::ProcessGroup& group) : module(module), options(std::move(o)), group(group) {
   LOCKSTEP_CHECK(std::isfinite(options.bucket_mib) && options.bucket_mib > 0, "[ddp] expected bucket_mib > 0, got ", options.bucket_mib);
   std::vector<std::string> lines{str("options bucket_mib ", options.bucket_mib, ", find_unused_parameters ", options.find_unused_parameters, ", static_graph ",
                                      options.static_graph, ", broadcast_buffers ", options.broadcast_buffers, ", init_sync ", options.init_sync, ", algorithm ",
                                      name_of(options.algorithm), ", hook ", bool(options.hook))};
-  for (std::string& line : describe_model(module)) lines.push_back(std::move(line));
+  for (std::string& line : describe_model(module, options.ignore)) lines.push_back(std::move(line));
   check_agreement("ddp", lines, group);
   int64_t largest = 0;
   for (const auto& p : module.named_parameters()) {
-    if (!p.variable.requires_grad()) continue;
+    if (!p.variable.requires_grad() || (options.ignore && options.ignore(p.name))) continue;
     largest = std::max(largest, p.variable.numel() * size_of(p.variable.dtype()));
     parameters.push_back({.name = p.name, .variable = p.variable});
   }
   LOCKSTEP_CHECK(!parameters.empty(), "[ddp] expected a module with parameters that require grad, got none in ", module.kind(),
                  "; a model that is not trained needs no wrapper");
-  if (options.init_sync) broadcast_module(module, group);
+  if (options.init_sync) broadcast_module(module, group, 0, options.ignore);
   Ref<Storage> emptied = Storage::allocate(largest, parameters[0].variable.device());
   emptied->empty();
   placeholder_ = Tensor(emptied, 0, {0}, {1}, u8);
@@ -50,6 +70,8 @@ Impl::Impl(nn::Module& module, Options o, dist::ProcessGroup& group) : module(mo
     parameters[i].hooks[0] = parameters[i].variable.on_grad([this, i](const Tensor&) { before_add(i); return Tensor(); });
     parameters[i].hooks[1] = parameters[i].variable.on_grad_complete([this, i](Tensor&) { arrived(i); });
   }
+  const std::lock_guard lock(wrapped().mutex);
+  for (const Parameter& p : parameters) wrapped().parameters.insert(p.variable.impl().get());
 }
 
 Impl::~Impl() {
@@ -57,6 +79,8 @@ Impl::~Impl() {
     for (const int hook : p.hooks) p.variable.remove_hook(hook);
     if (is_placeholder(p.variable.grad())) p.variable.clear_grad();
   }
+  const std::lock_guard lock(wrapped().mutex);
+  for (const Parameter& p : parameters) wrapped().parameters.erase(wrapped().parameters.find(p.variable.impl().get()));
 }
 
 void Impl::make_slots(const std::vector<size_t>& order) {
@@ -358,11 +382,11 @@ void Impl::look_at(const Variable& output) {
 }
 
 void Impl::sync_buffers() {
-  if (options.broadcast_buffers && !module.named_buffers().empty()) receive_buffers(join ? agree(Phase::buffers).active[0] : 0);
+  if (options.broadcast_buffers && !buffers().empty()) receive_buffers(join ? agree(Phase::buffers).active[0] : 0);
 }
 
 void Impl::receive_buffers(int root) {
-  const auto buffers = module.named_buffers();
+  const auto buffers = this->buffers();
   std::map<std::pair<int, std::string>, std::vector<Tensor>> kinds;  // one collective for each dtype and device
   for (const auto& b : buffers) kinds[{int(b.tensor.dtype()), str(b.tensor.device())}].push_back(b.tensor);
   for (const auto& [kind, tensors] : kinds) {

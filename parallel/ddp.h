@@ -40,6 +40,8 @@ struct DdpOptions {
   bool init_sync = true;
   dist::Algorithm algorithm = dist::Algorithm::automatic;
   CommHook hook;                     ///< empty: mean by all_reduce
+  /// Names of parameters and buffers that are left alone: not compared, copied or reduced (experts, of which ranks have different ones).
+  std::function<bool(const std::string& name)> ignore = {};
 };
 
 class DistributedDataParallel {
@@ -98,6 +100,9 @@ class DistributedDataParallel {
  private:
   std::unique_ptr<Impl> impl_;
 };
+
+/// Whether some DistributedDataParallel of this process reduces this parameter's gradients.
+bool is_reduced_by_ddp(const Variable& parameter);
 
 /// Takes one wrapper's prefix off, when every name has it; `stripped` tells.
 nn::State without_wrapper(const nn::State& state, const std::string& prefix = "module.", bool* stripped = nullptr);

@@ -77,6 +77,11 @@ struct DistributedDataParallel::Impl {
   std::vector<bool> agree_on_used();
   void rebuild();
   void look_at(const Variable& output);
+  std::vector<nn::NamedBuffer> buffers() const {
+    auto all = module.named_buffers();
+    if (options.ignore) std::erase_if(all, [this](const nn::NamedBuffer& b) { return options.ignore(b.name); });
+    return all;
+  }
   void sync_buffers();               // before a forward
   void receive_buffers(int root);
   [[noreturn]] void fail_everywhere(const std::string& message);

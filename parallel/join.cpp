@@ -52,7 +52,7 @@ void Impl::shadow_until_all_ended() {
     p.used = p.held = p.stashed = false;
   }
   // Ranks that ended early took fewer steps: everybody gets what the longest made. All know whether there is any.
-  if (join->active > 0 && join->active < group.size()) broadcast_module(module, group, join->authority);
+  if (join->active > 0 && join->active < group.size()) broadcast_module(module, group, join->authority, options.ignore);
 }
 
 /// The collectives of a backward in which this rank has nothing but what it may have collected before.

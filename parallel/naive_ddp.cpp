@@ -2,8 +2,9 @@
 
 namespace lockstep::parallel {
 
-void broadcast_module(nn::Module& module, dist::ProcessGroup& group, int root) {
+void broadcast_module(nn::Module& module, dist::ProcessGroup& group, int root, const std::function<bool(const std::string& name)>& ignore) {
   const auto send = [&](const std::string& name, const Tensor& tensor) {
+    if (ignore && ignore(name)) return;
     const Tensor dense = tensor.contiguous();
     group.broadcast(dense, root, {.tag = name});
     if (dense.storage() != tensor.storage()) tensor.copy_(dense);

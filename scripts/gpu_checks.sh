@@ -125,6 +125,9 @@ step emulator-card 150 bash -c emulator_card
 for ranks in 1 2; do
   step "ranks-$ranks" 60 "$build/apps/lockstep" run -n "$ranks" -- "$build/apps/gpt" train --device cuda --steps 5 --layers 1 --width 32 --heads 2 --context 32 --batch 2 --json
 done
+# NCCL between two processes on one card, which to it are two hosts.
+step nccl-one-card 120 "$build/apps/lockstep" run -n 2 -- bash -c 'NCCL_HOSTID=host$RANK NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=1 exec "$@"' -- \
+  "$build/apps/gpt" train --device cuda --steps 5 --layers 1 --width 32 --heads 2 --context 32 --batch 2 --json
 
 # --- speed ---
 if step bench_cuda 90 "$build/bench/bench_cuda"; then

@@ -28,6 +28,7 @@ struct Backend {
   /// stream. With `wait`, host memory on either side may be used again when it returns; else when the copy is done.
   void (*copy_bytes)(void* to, Device to_device, const void* from, Device from_device, size_t bytes, bool wait);
   void (*synchronize)(int device);          ///< waits for all streams; raises what went wrong in them
+  void (*distrust)(int device, const char* why);  ///< see stream.h; nullptr: no more
 
   void* (*pin)(size_t bytes);               ///< host memory that copies to and from devices need not stage
   void (*unpin)(void* data) noexcept;

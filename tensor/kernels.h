@@ -6,6 +6,7 @@
 // Kernels trust their arguments: shapes fit, outputs are allocated and row-major unless said otherwise, dtypes are
 // floating and equal unless said otherwise. f16 and bf16 are computed in f32 and rounded once.
 // Optional tensors are undefined Tensors. Letters: B batch, T tokens, C channels, H heads, D head size, N images.
+#include "tensor/observer.h"
 #include "tensor/random.h"
 #include "tensor/tensor.h"
 
@@ -56,11 +57,18 @@ struct AttentionArgs {
   bool causal = false;
   double dropout = 0;   // probability; element (b, h, i, j) is keyed by its flat index and `key`
   PhiloxKey key;
+  int64_t first_head = 0, all_heads = 0;  // of dropout's index, when these heads are part of so many; 0: these are all
+};
+
+/// Where the elements of a part lie in the whole tensor: runs of `run` elements, `stride` apart, from `first` on. run 0: it is the whole.
+struct Place {
+  int64_t first = 0, run = 0, stride = 0;
 };
 
 struct CrossEntropyArgs {
   int64_t ignore_index = -100;
   double label_smoothing = 0;
+  bool elsewhere = false;  // the gradient's: lse is of more columns than are here, and targets of -1 (unless that is ignore_index) are among the others
 };
 
 /// One optimizer step on flat, contiguous f32 (or f64) tensors. `grad` is multiplied by grad_scale first.
@@ -89,7 +97,7 @@ struct Kernels {
   void (*uniform)(Tensor& out, double low, double high, PhiloxKey key);
   void (*normal)(Tensor& out, double mean, double deviation, PhiloxKey key);
   void (*randint)(Tensor& out, int64_t low, int64_t high, PhiloxKey key);
-  void (*dropout)(const Tensor& x, double p, PhiloxKey key, Tensor& out);  // keeps with 1 - p, scales by 1 / (1 - p)
+  void (*dropout)(const Tensor& x, double p, PhiloxKey key, const Place& place, Tensor& out);  // keeps with 1 - p, scales by 1 / (1 - p)
 
   // Reductions over the dims whose bit is set. x any strides; out contiguous, with those dims of size 1.
   // var uses `parameter` as correction. Sums of f16, bf16 in f32; fixed order, whatever the number of threads. out of sum_squares may be f64.
@@ -172,9 +180,11 @@ extern const Kernels cpu_kernels;
 /// The table of a device, which this thread's next kernels then run on. Error when this build has no such device.
 const Kernels& table(Device device);
 
-/// kernels(device).x with a check that the entry exists: call LOCKSTEP_KERNEL(device, softmax)(...).
+/// kernels(device).x with a check that the entry exists, under `name` for the observer until the end of the statement: call
+/// LOCKSTEP_KERNEL(device, softmax)(...).
 [[noreturn]] void fail_no_kernel(const char* name, Device device);
-#define LOCKSTEP_KERNEL(device, name) \
-  (::lockstep::table(device).name ? ::lockstep::table(device).name : (::lockstep::fail_no_kernel(#name, device), nullptr))
+#define LOCKSTEP_KERNEL_AS(device, entry, name) \
+  (::lockstep::KernelScope(name), ::lockstep::table(device).entry ? ::lockstep::table(device).entry : (::lockstep::fail_no_kernel(#entry, device), nullptr))
+#define LOCKSTEP_KERNEL(device, entry) LOCKSTEP_KERNEL_AS(device, entry, #entry)
 
 }  // namespace lockstep

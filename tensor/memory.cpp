@@ -17,6 +17,7 @@
 
 #include "tensor/backend.h"
 #include "tensor/check.h"
+#include "tensor/device_memory.h"
 
 namespace lockstep {
 namespace {
@@ -55,6 +56,33 @@ struct Ledger {
 constexpr int most_ledgers = 1 + 64;
 Ledger ledgers[most_ledgers];
 Ledger& ledger(Device device) { return ledgers[device.is_cpu() ? 0 : 1 + std::min<int>(device.index, most_ledgers - 2)]; }
+// Virtual CPU devices: each but the first has a ledger of its own, the first has what is left.
+constexpr int most_virtual = 64;
+Ledger virtual_ledgers[most_virtual], beyond_first;
+std::atomic<bool> first_is_watched{false};  // for its peak
+std::atomic<int64_t> limits[most_ledgers + most_virtual];
+std::atomic<bool> has_limits{false};
+std::atomic<int64_t>& limit_of(Device device) { return limits[device.is_cpu() ? std::min<int>(device.index, most_virtual - 1) : most_virtual + std::min<int>(device.index, most_ledgers - 1)]; }
+
+int64_t current_of(const Account& account) { return account.current.load(std::memory_order_relaxed); }
+int64_t first_holds(Memory category) { return category == Memory::offload ? 0 : current_of(ledgers[0].category[int(category)]) - current_of(beyond_first.category[int(category)]); }
+int64_t first_holds() { return current_of(ledgers[0].total) - current_of(ledgers[0].category[int(Memory::offload)]) - current_of(beyond_first.total); }
+void raise_peak(Account& account, int64_t now) { account.peak = std::max(account.peak.load(), now); }
+
+void book_virtual(Memory category, int64_t bytes, int index) {
+  if (category == Memory::offload) return;
+  if (index == 0) {
+    raise_peak(virtual_ledgers[0].category[int(category)], first_holds(category));
+    raise_peak(virtual_ledgers[0].total, first_holds());
+    return;
+  }
+  first_is_watched.store(true, std::memory_order_relaxed);
+  for (Ledger* book : {&virtual_ledgers[std::min(index, most_virtual - 1)], &beyond_first}) {
+    book->category[int(category)].book(bytes);
+    book->total.book(bytes);
+  }
+}
+
 thread_local constinit Memory current_category = Memory::other;
 std::atomic<int64_t> allocations_until_failure{0};
 
@@ -229,7 +257,7 @@ void maybe_fail(size_t bytes) {
 }  // namespace
 
 std::string_view name_of(Memory category) {
-  constexpr std::string_view names[] = {"parameter", "gradient", "optimizer", "activation", "communication", "other"};
+  constexpr std::string_view names[] = {"parameter", "gradient", "optimizer", "activation", "communication", "other", "offload"};
   return names[int(category)];
 }
 
@@ -307,7 +335,49 @@ void deallocate_cpu(void* data, size_t bytes) noexcept {
   std::free(data);
 }
 
+MemoryReport device_memory(Device device) {
+  MemoryReport report = memory_report(device);
+  if (!device.is_cpu()) return report;
+  const Ledger& book = virtual_ledgers[std::min<int>(device.index, most_virtual - 1)];
+  const auto use = [&](const Account& account, int64_t first) {
+    MemoryUse of = account.use();
+    if (device.index == 0) of = {first, std::max(of.peak, first)};
+    return of;
+  };
+  for (int i = 0; i < memory_categories; ++i) report.category[i] = use(book.category[i], first_holds(Memory(i)));
+  report.total = use(book.total, first_holds());
+  return report;
+}
+
+void reset_peak_device_memory(Device device) {
+  if (!device.is_cpu()) return reset_peak_memory(device);
+  first_is_watched = true;
+  const MemoryReport now = device_memory(device);
+  Ledger& book = virtual_ledgers[std::min<int>(device.index, most_virtual - 1)];
+  for (int i = 0; i < memory_categories; ++i) book.category[i].peak = now.category[i].current;
+  book.total.peak = now.total.current;
+}
+
+void set_memory_limit(Device device, int64_t bytes) {
+  check_device("set_memory_limit", device);
+  LOCKSTEP_CHECK(bytes >= 0, "[set_memory_limit] expected bytes >= 0 for ", device, ", got ", bytes);
+  limit_of(device) = bytes;
+  has_limits = std::any_of(std::begin(limits), std::end(limits), [](const auto& limit) { return limit.load() > 0; });
+}
+int64_t memory_limit(Device device) { return limit_of(device); }
+
+namespace {
+void check_limit(size_t bytes, Device device) {
+  const int64_t limit = limit_of(device);
+  if (limit == 0 || MemoryScope::current() == Memory::offload) return;
+  const int64_t held = device_memory(device).total.current;
+  if (held + int64_t(bytes) <= limit) return;
+  fail(str("[memory] ", device, " is limited to ", limit, " bytes: ", held, " are held, and ", bytes, " more were wanted, ", held + int64_t(bytes) - limit, " too many"));
+}
+}  // namespace
+
 void* allocate(size_t bytes, Device device) {
+  if (has_limits.load(std::memory_order_relaxed)) [[unlikely]] check_limit(bytes, device);
   const Backend* other = backend(device);
   if (!other) return allocate_cpu(bytes);
   maybe_fail(bytes);
@@ -323,6 +393,7 @@ void book_memory(Memory category, int64_t bytes, Device device) noexcept {
   Ledger& book = ledger(device);
   book.category[int(category)].book(bytes);
   book.total.book(bytes);
+  if (device.is_cpu() && (device.index > 0 || first_is_watched.load(std::memory_order_relaxed))) [[unlikely]] book_virtual(category, bytes, device.index);
 }
 
 void fail_allocation_after(int64_t n) { allocations_until_failure = std::max<int64_t>(n, 0); }

@@ -11,8 +11,9 @@
 
 namespace lockstep {
 
-enum class Memory : uint8_t { parameter, gradient, optimizer, activation, communication, other };
-inline constexpr int memory_categories = 6;
+/// offload: what ZeRO moved out of the way, and buffers on the way there.
+enum class Memory : uint8_t { parameter, gradient, optimizer, activation, communication, other, offload };
+inline constexpr int memory_categories = 7;
 std::string_view name_of(Memory category);
 
 /// Storage allocated by this thread while the scope lives is booked under `category` (default: activation inside a

@@ -76,7 +76,7 @@ Tensor amin(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 Tensor var(const Tensor& x, const Dims& dims = {}, double correction = 1, bool keepdim = false);
 Tensor stddev(const Tensor& x, const Dims& dims = {}, double correction = 1, bool keepdim = false);
 Tensor norm(const Tensor& x, const Dims& dims = {}, bool keepdim = false);  ///< Euclidean
-Tensor sum_squares(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+Tensor sum_squares(const Tensor& x, const Dims& dims = {}, bool keepdim = false, std::optional<DType> dtype = {});  ///< dtype: x's, or f64
 Tensor any(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 Tensor all(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim = false);
@@ -143,7 +143,10 @@ CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, 
 Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args, bool in_place);
 /// What a mean over the rows divides by: the sum of the weights of the targets that are not ignored.
 double cross_entropy_weight_sum(const Tensor& target, const Tensor& weight = {}, const CrossEntropyArgs& args = {});
-Tensor dropout(const Tensor& x, double p, PhiloxKey key);
+/// That a tensor is the index-th of `count` equal parts of one cut along `dim`.
+struct PartOf { int64_t dim = 0, index = 0, count = 1; };
+/// Drops what the whole tensor would lose in this part of it.
+Tensor dropout(const Tensor& x, double p, PhiloxKey key, const PartOf& part = {});
 struct AttentionResult { Tensor out, lse; };
 /// softmax(q k^T scale + mask) v without the T x S matrix. q (B, H, T, D), k v (B, G, S, D). out is (B, H, T, D), laid out as (B, T, H, D) so that merging heads is a view.
 /// mask: bool (true = attend) or floating (added), broadcastable to (B, H, T, S). causal: query i sees keys j <= i + S - T. scale 0 means 1/sqrt(D).

@@ -1,6 +1,8 @@
 // Attention and rotary position embedding: checks, allocation, and the call of the kernel.
+#include <algorithm>
 #include <cmath>
 
+#include "tensor/flops.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
 
@@ -56,6 +58,17 @@ Tensor empty_heads(const Shape& shape, const Tensor& like) {
   return empty({shape[0], shape[2], shape[1], shape[3]}, {like.dtype(), like.device()}).transpose(1, 2);
 }
 
+/// Scores and weighted values: two products of width D for every pair of a query and a key that it may see.
+int64_t macs_of(const Tensor& q, const Tensor& k, bool causal) {
+  const int64_t rows = q.shape()[2], keys = k.shape()[2];
+  int64_t pairs = rows * keys;
+  if (causal) {
+    pairs = 0;
+    for (int64_t i = 0; i < rows; ++i) pairs += std::clamp<int64_t>(keys - rows + i + 1, 0, keys);
+  }
+  return 2 * q.shape()[0] * q.shape()[1] * pairs * q.shape()[3];
+}
+
 DType lse_dtype(const Tensor& q) { return q.dtype() == f64 ? f64 : f32; }
 
 AttentionArgs check_attention_grad(const char* op, const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -83,6 +96,7 @@ AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, con
   args = check_attention("attention", q, k, v, mask, args);
   AttentionResult result{empty_heads(q.shape(), q),
                          empty({q.shape()[0], q.shape()[1], q.shape()[2]}, {lse_dtype(q), q.device()})};
+  MacCounter::add(macs_of(q, k, args.causal));
   LOCKSTEP_KERNEL(q.device(), attention)
   (with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), expand_mask(mask, q, k), args, result.out, result.lse);
   return result;

@@ -1,4 +1,5 @@
 // Convolution and pooling: checks, output sizes, layouts. See layout.h for channels-last images.
+#include "tensor/flops.h"
 #include "tensor/layout.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
@@ -66,6 +67,7 @@ Tensor conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvAr
   check_bias("conv2d", bias, x, w.size(0));
   const Tensor images = as_images(x);
   Tensor out = empty_images(shape, x, is_channels_last(images));
+  MacCounter::add(out.numel() * w.size(1) * w.size(2) * w.size(3));
   LOCKSTEP_KERNEL(x.device(), conv2d)(images, w.contiguous(), dense(bias), args, out);
   return out;
 }
@@ -120,6 +122,7 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, co
   check_bias(op, bias, x, shape[1]);
   const Tensor images = as_images(x);
   Tensor out = empty_images(shape, x, is_channels_last(images));
+  MacCounter::add(x.numel() * w.size(1) * w.size(2) * w.size(3));
   LOCKSTEP_KERNEL(x.device(), conv2d_grad_input)(images, w.contiguous(), args, out);
   if (bias.defined()) add_(out, bias.view({shape[1], 1, 1}));
   return out;

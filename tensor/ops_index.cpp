@@ -100,7 +100,7 @@ void masked_fill_into(const Tensor& x, const Tensor& mask, double value, Tensor&
   const Tensor condition = mask.expand(out.shape()), constant = full({}, value, options_of(x)).expand(out.shape());
   const Tensor source = x.expand(out.shape());
   const Tensor* in[] = {&condition, &constant, &source};
-  LOCKSTEP_KERNEL(x.device(), pointwise)(PointwiseOp::where, PointwisePart::value, {}, in, 3, out);
+  LOCKSTEP_KERNEL_AS(x.device(), pointwise, "where")(PointwiseOp::where, PointwisePart::value, {}, in, 3, out);
 }
 
 Shape check_mask(const char* op, const Tensor& x, const Tensor& mask) {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <string>
 
+#include "tensor/flops.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
 
@@ -34,7 +35,10 @@ bool rows_fold(const Tensor& x) {
 
 Tensor run(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, const Shape& shape) {
   Tensor out = empty(shape, {.dtype = a.dtype(), .device = a.device()});
-  const auto kernel = LOCKSTEP_KERNEL(a.device(), matmul);
+  MacCounter::add(out.numel() * a.size(-1));
+  const KernelScope scope("matmul");
+  const auto kernel = table(a.device()).matmul;
+  if (!kernel) fail_no_kernel("matmul", a.device());
   if (are_matrices(a) && are_matrices(b)) kernel(a, b, bias, args, pre, out);
   else kernel(as_matrices(a), as_matrices(b), bias, args, pre, out);
   return out;
@@ -82,6 +86,7 @@ Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, double beta, dou
                  shape, ", got ", c.shape());
   Tensor none, out = beta == 0 ? empty(shape, {.dtype = a.dtype(), .device = a.device()}) : c.expand(shape).clone();
   const MatmulArgs args{.alpha = alpha, .beta = beta};
+  MacCounter::add(out.numel() * a.size(1));
   LOCKSTEP_KERNEL(a.device(), matmul)(as_matrices(a), as_matrices(b), none, args, none, out);
   return out;
 }

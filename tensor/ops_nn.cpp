@@ -123,13 +123,15 @@ void check_rows(const char* op, const Tensor& logits, const Tensor& target, cons
   check_optional(op, "weight", weight, logits, {classes});
   LOCKSTEP_CHECK(args.label_smoothing >= 0 && args.label_smoothing <= 1, "[", op,
                  "] expected label_smoothing in [0, 1], got ", args.label_smoothing);
+  LOCKSTEP_CHECK(!args.elsewhere || (args.label_smoothing == 0 && !weight.defined()), "[", op,
+                 "] expected neither weights nor label_smoothing for a part of the classes, got label_smoothing ", args.label_smoothing);
 }
 
-void check_targets(const char* op, const Tensor& target, int64_t classes, int64_t ignore_index) {
+void check_targets(const char* op, const Tensor& target, int64_t classes, const CrossEntropyArgs& args) {
   if (!target.device().is_cpu()) return;  // reading them back would stall the device
   const int64_t* t = target.data<int64_t>();
   for (int64_t row = 0; row < target.numel(); ++row) {
-    LOCKSTEP_CHECK((t[row] >= 0 && t[row] < classes) || t[row] == ignore_index, "[", op, "] expected targets in [0, ",
+    LOCKSTEP_CHECK((t[row] >= 0 && t[row] < classes) || t[row] == args.ignore_index || (args.elsewhere && t[row] == -1), "[", op, "] expected targets in [0, ",
                    classes, "), got ", t[row], " in row ", row);
   }
 }
@@ -265,8 +267,9 @@ NormGrad batch_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& 
 CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, const Tensor& weight,
                                     const CrossEntropyArgs& args) {
   check_rows("cross_entropy", logits, target, weight, args);
+  LOCKSTEP_CHECK(!args.elsewhere, "[cross_entropy] expected targets in these classes: only the gradient knows of others");
   const Tensor t = target.contiguous();
-  check_targets("cross_entropy", t, logits.shape()[1], args.ignore_index);
+  check_targets("cross_entropy", t, logits.shape()[1], args);
   CrossEntropyRows result{statistics(logits, logits.shape()[0]), statistics(logits, logits.shape()[0])};
   LOCKSTEP_KERNEL(logits.device(), cross_entropy)
   (logits.contiguous(), t, contiguous_or_undefined(weight), args, result.loss, result.lse);
@@ -281,7 +284,7 @@ Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, co
   LOCKSTEP_CHECK(!in_place || logits.is_contiguous(),
                  "[cross_entropy_grad] expected contiguous logits to write into, got strides ", logits.strides());
   const Tensor t = target.contiguous();
-  check_targets("cross_entropy_grad", t, logits.shape()[1], args.ignore_index);
+  check_targets("cross_entropy_grad", t, logits.shape()[1], args);
   Tensor grad = in_place ? logits : empty_like(logits);
   LOCKSTEP_KERNEL(logits.device(), cross_entropy_grad)
   (grad_loss.contiguous(), logits.contiguous(), lse.contiguous(), t, contiguous_or_undefined(weight), args, grad);
@@ -305,11 +308,18 @@ double cross_entropy_weight_sum(const Tensor& target, const Tensor& weight, cons
   return sum;
 }
 
-Tensor dropout(const Tensor& x, double p, PhiloxKey key) {
+Tensor dropout(const Tensor& x, double p, PhiloxKey key, const PartOf& part) {
   check_floating("dropout", x);
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[dropout] expected p in [0, 1], got ", p);
+  LOCKSTEP_CHECK(part.count >= 1 && part.index >= 0 && part.index < part.count, "[dropout] expected a part from 0 to ", part.count - 1, ", got ", part.index, " of ", part.count);
+  Place place;
+  if (part.count > 1) {
+    int64_t run = 1;
+    for (int d = x.dim() - 1; d >= normalize_dim("dropout", part.dim, x.dim()); --d) run *= x.shape()[d];
+    place = {.first = part.index * run, .run = run, .stride = part.count * run};
+  }
   Tensor out = empty_like(x);
-  LOCKSTEP_KERNEL(x.device(), dropout)(x.contiguous(), p, key, out);
+  if (x.numel() > 0) LOCKSTEP_KERNEL(x.device(), dropout)(x.contiguous(), p, key, place, out);
   return out;
 }
 

@@ -1,5 +1,6 @@
 // Pointwise operations: checks, shapes and result, then the kernel. Most are generated from pointwise.def.
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "tensor/functors.h"
@@ -8,6 +9,16 @@
 
 namespace lockstep {
 namespace {
+
+constexpr const char* names[][2] = {  // of an operation and of its derivatives, by PointwiseOp
+#define LOCKSTEP_UNARY(name, functor, types) {#name, #name " derivative"},
+#define LOCKSTEP_UNARY1(name, functor, types, p, d) {#name, #name " derivative"},
+#define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e) {#name, #name " derivative"},
+#define LOCKSTEP_BINARY(name, functor, types) {#name, #name " derivative"},
+#define LOCKSTEP_COMPARE(name, functor) {#name, #name},
+#include "tensor/pointwise.def"
+  {"where", "where derivative"}, {"addcmul", "addcmul derivative"}, {"lerp", "lerp derivative"}};
+static_assert(std::size(names) == size_t(PointwiseOp::count));
 
 struct Kind { bool of_floats, of_integers, of_bool; const char* words; };
 constexpr Kind floats{true, false, false, "a floating dtype"}, numbers{true, true, false, "a floating or integer dtype"};
@@ -35,7 +46,7 @@ void check_parameter(const char* name, DType dtype, double value) {
 template <class... Inputs>
 void run(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, Tensor& out, const Inputs&... inputs) {
   const Tensor* in[] = {&inputs...};
-  LOCKSTEP_KERNEL(out.device(), pointwise)(op, part, args, in, int(sizeof...(inputs)), out);
+  LOCKSTEP_KERNEL_AS(out.device(), pointwise, names[size_t(op)][part != PointwisePart::value])(op, part, args, in, int(sizeof...(inputs)), out);
 }
 
 Tensor result(const Shape& shape, DType dtype, Device device) { return empty(shape, {.dtype = dtype, .device = device}); }

@@ -39,7 +39,7 @@ Tensor reduce(const char* op, ReduceOp kind, const Tensor& x, const Dims& dims, 
     }
   }
   Tensor out = empty(reduced_shape(x.shape(), bits, true), {.dtype = dtype, .device = x.device()});
-  LOCKSTEP_KERNEL(x.device(), reduce)(kind, x, bits, parameter, out);
+  LOCKSTEP_KERNEL_AS(x.device(), reduce, op)(kind, x, bits, parameter, out);
   return keepdim ? out : out.view(reduced_shape(x.shape(), bits, false));
 }
 
@@ -123,9 +123,10 @@ Tensor norm(const Tensor& x, const Dims& dims, bool keepdim) {
   return sqrt(reduce("norm", ReduceOp::sum_squares, x, dims, keepdim, f64)).to(x.dtype());
 }
 
-Tensor sum_squares(const Tensor& x, const Dims& dims, bool keepdim) {
+Tensor sum_squares(const Tensor& x, const Dims& dims, bool keepdim, std::optional<DType> dtype) {
   check_floating("sum_squares", x);
-  return reduce("sum_squares", ReduceOp::sum_squares, x, dims, keepdim, x.dtype());
+  LOCKSTEP_CHECK(!dtype || *dtype == x.dtype() || *dtype == f64, "[sum_squares] expected a result of ", x.dtype(), " or f64, got ", *dtype);
+  return reduce("sum_squares", ReduceOp::sum_squares, x, dims, keepdim, dtype.value_or(x.dtype()));
 }
 
 Tensor any(const Tensor& x, const Dims& dims, bool keepdim) {

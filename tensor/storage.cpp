@@ -46,8 +46,9 @@ Ref<Storage> Storage::adopt(void* data, int64_t bytes, Device device, std::funct
   return Ref<Storage>(storage);
 }
 
-void Storage::empty() {
+void Storage::empty(const char* whose) {
   if (!data_) return;
+  emptied_of_ = whose;
   if (release_) {
     std::exchange(release_, nullptr)();
   } else {

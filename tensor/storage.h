@@ -49,15 +49,19 @@ class Storage {
   }
 
   /// Frees the bytes; tensors on this storage stay, and must not be read until refill(). ZeRO 3 does this to parameters.
-  void empty();
+  /// `whose`: named in the Error of a reader; must outlive the emptiness.
+  void empty(const char* whose = "");
   /// Allocates the bytes again (uninitialised) after empty().
   void refill();
   bool is_empty() const { return data_ == nullptr && bytes_ > 0; }
+  const char* emptied_of() const { return emptied_of_; }
 
   /// Counts in-place writes. A tensor saved for backward remembers it; `writer` names the operation in the Error.
   uint32_t version() const { return version_; }
   const char* last_writer() const { return last_writer_; }
   void bump_version(const char* writer) { ++version_; last_writer_ = writer; }
+  /// After a refill with the very bytes that were there at that version.
+  void restore_version(uint32_t version) { version_ = version; }
 
   int use_count() const { return refs_.load(std::memory_order_acquire); }
   void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
@@ -74,6 +78,7 @@ class Storage {
   uint32_t version_ = 0;
   const char* last_writer_ = "";
   void* stream_ = nullptr;  // in whose order the bytes were allocated and will be freed; none on the CPU
+  const char* emptied_of_ = "";
   Device device_;
   Memory category_ = Memory::other;
   std::function<void()> release_;  // set for adopted memory only

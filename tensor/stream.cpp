@@ -70,6 +70,11 @@ void synchronize(Device device) {
   if (const Backend* b = backend(device)) b->synchronize(device.index);
 }
 
+void distrust(Device device, const std::string& why) {
+  check_device("distrust", device);
+  if (const Backend* b = backend(device)) b->distrust(device.index, why.empty() ? nullptr : why.c_str());
+}
+
 Tensor empty_pinned(const Shape& shape, DType dtype, Device device) {
   check_device("empty_pinned", device);
   const Backend* b = backend(device);

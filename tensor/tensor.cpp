@@ -79,7 +79,8 @@ void Tensor::check_data(DType wanted) const {
 }
 
 void Tensor::fail_emptied() const {
-  fail(str("[data] the storage is empty: its ", storage_->bytes(), " bytes were released (a parameter of ZeRO 3, a gradient inside no_sync) and are not back yet"));
+  fail(str("[data] the storage is empty: its ", storage_->bytes(), " bytes were released (", *storage_->emptied_of() ? storage_->emptied_of() : "a parameter of ZeRO 3, a gradient inside no_sync",
+           ") and are not back yet"));
 }
 
 template <class T>
@@ -142,7 +143,7 @@ void check_writable(const char* op, const Tensor& tensor) {
 
 void check_not_emptied(const char* op, const Tensor& tensor) {
   LOCKSTEP_CHECK(!tensor.storage()->is_empty(), "[", op, "] the storage is empty: its ", tensor.storage()->bytes(),
-                 " bytes were released (a parameter of ZeRO 3, a gradient inside no_sync) and are not back yet");
+                 " bytes were released (", *tensor.storage()->emptied_of() ? tensor.storage()->emptied_of() : "a parameter of ZeRO 3, a gradient inside no_sync", ") and are not back yet");
 }
 
 }  // namespace

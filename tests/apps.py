@@ -7,29 +7,28 @@ import hashlib
 import json
 import os
 import pathlib
+import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 
-from checks import check, finish
 from leftovers import left_behind
-
-APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"
-
-
-def run(*args, **kw):
-    return subprocess.run([str(APPS / args[0]), *map(str, args[1:])], capture_output=True, text=True, errors="replace", timeout=300, **kw)
+from programs import APPS, check, finish, refused, result, run
 
 
-def refused(name, args, *parts, code=1):
-    r = run(*args)
-    check(name, r.returncode == code and all(p in r.stderr for p in parts), f"exit {r.returncode}: {r.stderr}{r.stdout}")
-
-
-def result(r):
-    return json.loads(r.stdout.strip().splitlines()[-1])
+def write_chain(path, words=200, length=50_000):
+    """A text of a Markov chain: every word has four that may follow it."""
+    chance = random.Random(7)
+    names = ["".join(chance.choice("aeiou" if i % 2 else "bdfgklmnprst") for i in range(chance.randint(3, 6))) for _ in range(words)]
+    follow = [chance.sample(range(words), 4) for _ in range(words)]
+    at, said = 0, []
+    for _ in range(length):
+        said.append(names[at])
+        at = chance.choices(follow[at], (0.4, 0.3, 0.2, 0.1))[0]
+    path.write_text(" ".join(said))
 
 
 with tempfile.TemporaryDirectory() as folder:
@@ -47,6 +46,15 @@ with tempfile.TemporaryDirectory() as folder:
 
     r = run("lockstep", "schedule", "ring_all_reduce", "--ranks", 4, "--svg", d / "ring.svg")
     check("lockstep schedule", r.returncode == 0 and "(0+((1+2)+3))" in r.stdout and (d / "ring.svg").read_text().endswith("</svg>\n"), r.stdout + r.stderr)
+    r = run("lockstep", "schedule", "1f1b", "--stages", 4, "--micro-batches", 8)
+    check("lockstep schedule of a pipeline", r.returncode == 0 and "= 27.27 %" in r.stdout and "activations kept  4 3 2 1" in r.stdout and "rank 3   .  .  .  F0 B0 B0 F1" in r.stdout, r.stdout + r.stderr)
+    r = run("lockstep", "schedule", "zb-h1", "--stages", 8, "--micro-batches", 64, "--costs", "1,1,0.5,0.1", "--svg", d / "zb.svg")
+    check("lockstep schedule draws a pipeline", r.returncode == 0 and "without latency" in r.stdout and (d / "zb.svg").read_text().endswith("</svg>\n"), r.stdout + r.stderr)
+    refused("a pipeline without sizes", ["lockstep", "schedule", "1f1b", "--stages", 4], "needs --stages and --micro-batches")
+    refused("a misspelt pipeline", ["lockstep", "schedule", "1f1", "--stages", 4, "--micro-batches", 4], "did you mean 1f1b?")
+    refused("a pipeline with options of collectives", ["lockstep", "schedule", "1f1b", "--stages", 4, "--micro-batches", 8, "--ranks", 4], "--ranks is for collectives")
+    refused("a collective without ranks", ["lockstep", "schedule", "ring"], "ring needs --ranks")
+    refused("micro-batches that do not divide", ["lockstep", "schedule", "interleaved", "--stages", 4, "--micro-batches", 6], "use 4 or 8, or 1f1b")
     r = run("lockstep", "schedule", "direct", "--collective", "reduce", "--ranks", 6, "--root", 2, "--mean")
     check("lockstep schedule prints", r.returncode == 0 and "4[2] +> own[1]" in r.stdout and "mean(((0+1)+(2+3))+(4+5))" in r.stdout and "checked           right" in r.stdout, r.stdout + r.stderr)
     r = run("lockstep", "simulate", "ring", "--ranks", 4096, "--bytes", "100MB", "--latency", "5us", "--bandwidth", "25GB/s", "--json")
@@ -124,6 +132,14 @@ with tempfile.TemporaryDirectory() as folder:
     exported = run("gpt", "train", *tiny, "--steps", 2, "--export", d / "hf")
     evaluated = run("gpt", "eval", d / "hf", "--text", text, "--json")
     tuned = run("gpt", "train", "--text", text, "--init", d / "hf", "--batch", 4, "--steps", 3, "--checkpoint-blocks", "--json")
+    deep = [2 if before == "--layers" else word for before, word in zip(["", *tiny], tiny)]
+    plain = run("gpt", "train", *deep, "--steps", 6)
+    for options in ([], ["--checkpoint-every", 2], ["--checkpoint-cpu"], ["--checkpoint-contiguous", "--checkpoint-every", 2]):
+        kept = run("gpt", "train", *deep, "--steps", 6, "--checkpoint-blocks", *options)
+        check(f"checkpointed blocks {options}: the same loss", kept.returncode == 0 and result(kept)["val_loss"] == result(plain)["val_loss"], kept.stderr)
+    timed = run("gpt", "train", *tiny[:-1], "--steps", 3, "--checkpoint-blocks", "--checkpoint-profile")
+    check("--checkpoint-profile", timed.returncode == 0 and "backward ms" in timed.stdout and "blocks.0" in timed.stdout, timed.stdout + timed.stderr)
+    refused("--checkpoint-cpu without blocks", ["gpt", "train", "--text", text, "--checkpoint-cpu"], "--checkpoint-blocks", code=2)
     check("fine-tuning a folder", tuned.returncode == 0 and result(tuned)["steps"] == 3, tuned.stderr)
     check("export and eval", exported.returncode == 0 and evaluated.returncode == 0 and 0 < result(evaluated)["loss"] < 10, exported.stderr + evaluated.stderr)
 
@@ -137,8 +153,8 @@ with tempfile.TemporaryDirectory() as folder:
     check("mlp eval", tested.returncode == 0 and result(tested)["test_accuracy"] == result(whole)["test_accuracy"], tested.stderr)
 
     # Ranks. A fixed list of micro-batches gives the same bits whoever computes it: parameters, optimizer, metrics.
-    def on(ranks, *args, env=None):
-        return run("lockstep", "run", "-n", ranks, "--", APPS / args[0], *args[1:], env={**os.environ, "LOCKSTEP_TIMEOUT": "120", **(env or {})})
+    def on(ranks, *args, **variables):
+        return run("lockstep", "run", "-n", ranks, "--", APPS / args[0], *args[1:], LOCKSTEP_TIMEOUT="120", **variables)
 
     def same_run(name, other):
         return checkpoint(name) == checkpoint(other) and (d / name / "metrics.jsonl").read_text() == (d / other / "metrics.jsonl").read_text()
@@ -172,10 +188,24 @@ with tempfile.TemporaryDirectory() as folder:
     other = on(2, "gpt", "train", *tiny, "--steps", 32, "--out", d / "moved", "--resume")
     check("another list of micro-batches is said", other.returncode == 0 and "micro_batches was 4 and is now 2" in other.stderr, other.stderr)
 
+    # ZeRO writes the checkpoints of DDP, and goes on from them at any stage.
+    short = ["gpt", "train", "--text", text, "--layers", 1, "--width", 32, "--heads", 2, "--context", 32, "--batch", 2, "--warmup", 2, "--dropout", 0.1, "--ranks", 2]
+    run(*short, "--steps", 4, "--out", d / "ddp4")
+    shutil.copytree(d / "ddp4", d / "ddp7")
+    run(*short, "--steps", 7, "--out", d / "ddp7", "--resume")
+    for stage in range(4):
+        r = run(*short, "--steps", 4, "--zero", stage, "--out", d / f"zero{stage}")
+        check(f"ZeRO {stage}: the checkpoint of DDP", r.returncode == 0 and checkpoint(f"zero{stage}") == checkpoint("ddp4"), r.stderr)
+        shutil.copytree(d / "ddp4", d / f"on{stage}")
+        offload = ["none", "cpu", "cpu", f"nvme:{d}"][stage]
+        r = run(*short, "--steps", 7, "--zero", stage, "--offload", offload, "--out", d / f"on{stage}", "--resume")
+        check(f"ZeRO {stage} goes on from DDP's checkpoint", r.returncode == 0 and checkpoint(f"on{stage}") == checkpoint("ddp7") != checkpoint("ddp4"), r.stderr)
+
     mlp = ["mlp", "train", "--epochs", 2, "--samples", 613, "--batch", 32, "--json", "--seed", 3]  # 19.2 micro-batches: 9 or 4 steps, the rest is left out
     whole = run(*mlp, "--accumulate", 4, "--out", d / "mlp1x4")
     check("mlp with accumulation", whole.returncode == 0 and result(whole)["steps"] == 8, whole.stdout + whole.stderr)
-    for name, r in {"mlp2x2": on(2, *mlp, "--accumulate", 2, "--out", d / "mlp2x2"), "mlp4x1": run(*mlp, "--ranks", 4, "--out", d / "mlp4x1")}.items():
+    for name, r in {"mlp2x2": on(2, *mlp, "--accumulate", 2, "--out", d / "mlp2x2"), "mlp4x1": run(*mlp, "--ranks", 4, "--out", d / "mlp4x1"),
+                    "mlp zero2": run(*mlp, "--accumulate", 2, "--ranks", 2, "--zero", 2, "--out", d / "mlp zero2"), "mlp zero1": run(*mlp, "--accumulate", 2, "--ranks", 2, "--zero", 1, "--out", d / "mlp zero1")}.items():
         check(f"{name}: the bits of one process", r.returncode == 0 and same_run(name, "mlp1x4"), r.stdout + r.stderr)
     r = run("mlp", "train", "--samples", 300, "--batch", 64, "--steps", 3, "--json")
     check("mlp --steps", r.returncode == 0 and result(r)["steps"] == 3, r.stdout + r.stderr)
@@ -192,6 +222,43 @@ with tempfile.TemporaryDirectory() as folder:
 
     refused("ddp without ranks", ["gpt", "train", "--text", text, "--parallel", "ddp"], "lockstep run -n N")
     refused("dp with ranks", ["gpt", "train", "--text", text, "--parallel", "dp", "--ranks", 2], "--devices")
+    refused("zero without ranks", ["gpt", "train", "--text", text, "--zero", 1], "lockstep run -n N")
+    refused("zero with dp", ["gpt", "train", "--text", text, "--zero", 1, "--parallel", "dp", "--devices", 2], "leave out --parallel dp")
+    write_chain(d / "chain.txt")
+    chain = ["--text", d / "chain.txt", *tiny[2:], "--ranks", 2, "--steps", 1600]
+    exact = run("gpt", "train", *chain)
+    check("adamw learns the chain", exact.returncode == 0 and result(exact)["val_loss"] < 2.2, exact.stdout + exact.stderr)
+    for optimizer in ("onebit-adam", "onebit-lamb", "zero-one-adam", "onebit-sgd"):
+        args = ["gpt", "train", *tiny, "--optimizer", optimizer, "--accumulate", 2, "--freeze-step", 6, "--out", d / optimizer]
+        r = run(*args, "--steps", 12, "--ranks", 2, "--trace-bits", d / "bits")
+        check(f"{optimizer} on 2 ranks", r.returncode == 0 and result(r)["compressed_steps"] >= 6 and 0 < result(r)["bytes_of_compressed_step"] * 16 < result(r)["bytes_of_exact_step"], r.stdout + r.stderr)
+        r = on(2, *args, "--steps", 14, "--resume")
+        check(f"{optimizer} goes on", r.returncode == 0 and '"steps": 14' in r.stdout, r.stdout + r.stderr)
+    for precision in ("f32", "bf16", "f16"):
+        r = run("gpt", "train", *chain, "--optimizer", "onebit-adam", "--freeze-step", 320, "--precision", precision)
+        check(f"onebit-adam in {precision}: within 2 % of AdamW's loss, with a sixteenth of the bytes", r.returncode == 0 and result(r)["val_loss"] < 1.02 * result(exact)["val_loss"]
+              and 0 < result(r)["bytes_of_compressed_step"] * 16 <= result(r)["bytes_of_exact_step"], r.stdout + r.stderr + exact.stdout)
+    # By DeepSpeed's names in its configuration file.
+    config = d / "onebit.json"
+    for name, params in (("OneBitAdam", {"freeze_step": 6}), ("OneBitLamb", {"freeze_step": 6}), ("ZeroOneAdam", {"var_freeze_step": 6}), ("OneBitSGD", {"freeze_step": 6})):
+        config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "optimizer": {"type": name, "params": {"lr": 0.001, **params}}, "fp16": {"enabled": name == "OneBitAdam"}}))
+        args = ["gpt", "train", "--text", text, "--layers", 1, "--width", 32, "--heads", 2, "--context", 32, "--dropout", 0.1, "--json", "--config", config]
+        r = run(*args, "--steps", 12, "--ranks", 2, "--out", d / name)
+        least = 8 if name == "OneBitAdam" else 16  # its exact steps send 16 bits a number
+        check(f"{name} by --config", r.returncode == 0 and result(r)["compressed_steps"] >= 6 and 0 < result(r)["bytes_of_compressed_step"] * least < result(r)["bytes_of_exact_step"], r.stdout + r.stderr)
+        shutil.copytree(d / name, d / f"{name}2")
+        more = [run(*args, "--steps", 16, "--ranks", 2, "--out", d / out, "--resume") for out in (name, f"{name}2")]
+        check(f"{name} goes on", all(r.returncode == 0 and result(r)["steps"] == 16 for r in more) and checkpoint(name) == checkpoint(f"{name}2"), more[0].stdout + more[0].stderr)
+    r = run("mlp", "train", "--epochs", 10, "--samples", 600, "--json", "--ranks", 2, "--optimizer", "onebit-adam")
+    check("mlp with onebit-adam", r.returncode == 0 and result(r)["test_accuracy"] > 0.7 and result(r)["exact_steps"] > 0 < result(r)["compressed_steps"], r.stdout + r.stderr)
+    refused("onebit without ranks", ["gpt", "train", "--text", text, "--optimizer", "onebit-adam"], "lockstep run -n N")
+    refused("onebit with zero", ["gpt", "train", "--text", text, "--optimizer", "onebit-adam", "--ranks", 2, "--zero", 1], "use one of the two")
+    refused("--freeze-step of AdamW", ["gpt", "train", "--text", text, "--freeze-step", 3], "is for 1-bit optimizers")
+    refused("no such optimizer", ["gpt", "train", "--text", text, "--optimizer", "onebit"], "--optimizer", code=2)
+    refused("zero 4", ["gpt", "train", "--text", text, "--zero", 4, "--ranks", 2], "--zero", code=2)
+    refused("offload of what", ["gpt", "train", "--text", text, "--zero", 1, "--ranks", 2, "--offload", "disk"], "expected none, cpu or nvme:FOLDER, got 'disk'")
+    refused("offload without zero", ["gpt", "train", "--text", text, "--ranks", 2, "--offload", "cpu"], "needs --zero 1, 2 or 3")
+    refused("offload without a folder", ["gpt", "train", "--text", text, "--zero", 3, "--ranks", 2, "--offload", f"nvme:{d}/none"], "expected a folder where a file can be made", f"{d}/none")
     refused("devices without dp", ["gpt", "train", "--text", text, "--devices", 2], "--parallel dp")
     calm = tiny[: tiny.index("--dropout")] + ["--json"]  # (devices have dropout numbers of their own)
     plain = run("gpt", "train", *calm, "--steps", 5)
@@ -233,6 +300,8 @@ with tempfile.TemporaryDirectory() as folder:
     check("verify", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical" and r.stdout.count("same bits") == 9, r.stdout + r.stderr)
     r = run("lockstep", "verify", "--plans", "ddp:2x2,ddp@overlap=off,bucket=0.001:2x2", "--vary", "bucket=0.01,25", "--steps", 3, "--", *verify[:-2])
     check("verify with options", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical" and len(r.stdout.splitlines()) == 4, r.stdout + r.stderr)
+    r = run("lockstep", "verify", "--plans", "ddp:1x4,zero0:2x2,zero1:2x2,zero2:4x1,zero2@bucket=0.001:2x2,zero3:1x4,zero3:4x1,zero3@overlap=off:2x2,zero1-cpu:2x2,zero2-nvme:2x2,zero3-cpu:4x1,zero3-nvme:2x2", "--vary", "transport=threads", "--", *verify)
+    check("verify ZeRO", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical" and r.stdout.count("same bits") == 11, r.stdout + r.stderr)
     fake = d / "fake.py"  # differs from step 2 on when there are two ranks
     fake.write_text("""import os, sys
 a = sys.argv
@@ -244,7 +313,46 @@ if os.environ.get("RANK", "0") == "0":
 """)
     r = run("lockstep", "verify", "--plans", "ddp:1x4,ddp:4x1,ddp:2x2", "--", sys.executable, fake)
     check("verify finds a difference", r.returncode == 1 and r.stdout.splitlines()[-1] == "ddp:2x2 differs from ddp:1x4 first at step 2, b (1 of 2 parameters)", r.stdout + r.stderr)
-    refused("verify: unknown strategy", ["lockstep", "verify", "--plans", "zero9:1x4", "--", "true"], "zero9", "ddp and none")
+    def layers(n):
+        return [n if before == "--layers" else word for before, word in zip([None, *verify], verify[:-2])]
+
+    r = run("lockstep", "verify", "--plans", "ddp:1x4,pp2:2x4,pp4:4x4,dp2+pp2:4x2,pp2@transport=threads:2x4", "--steps", 3, "--", *layers(2))
+    check("verify pipelines", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical" and r.stdout.count("same bits") == 4, r.stdout + r.stderr)
+    r = run("lockstep", "verify", "--plans", "ddp:1x8,pp2@transport=threads:2x8", "--steps", 2, "--", *layers(3), "--schedule", "dualpipe-v", "--split", "uniform")
+    check("verify refuses what one plan does not know", r.returncode != 0 and "--schedule is of a pipeline" in r.stdout + r.stderr, r.stdout + r.stderr)
+    refused("verify: other numbers of ranks than stages", ["lockstep", "verify", "--plans", "dp2+pp2:2x2", "--", "true"], "it is for 4 ranks, and there are 2. The nearest plan that can: pp2")
+    refused("verify: pipeline with options of ddp", ["lockstep", "verify", "--plans", "pp2@bucket=1:2x4", "--", "true"], "take the option transport only")
+    for schedule in ("gpipe", "zb-h1", "interleaved", "dualpipe-v"):
+        r = run("gpt", "train", "--text", text, "--layers", 3, "--width", 16, "--heads", 2, "--context", 16, "--batch", 2, "--steps", 3, "--eval-every", 2, "--ranks", 4, "--pipeline", 2, "--accumulate", 4, "--schedule", schedule, "--json")
+        check(f"gpt train --pipeline, {schedule}", r.returncode == 0 and '"val_loss"' in r.stdout, r.stdout + r.stderr)
+    refused("a pipeline that does not divide the ranks", ["gpt", "train", "--text", text, "--ranks", 3, "--pipeline", 2], "--pipeline 2", "got 3")
+    refused("a pipeline with ZeRO 2", ["gpt", "train", "--text", text, "--ranks", 2, "--pipeline", 2, "--zero", 2], "a pipeline sums those of all micro-batches first", "The nearest plan that can: pp2+zero1")
+    refused("a plan of other ranks", ["gpt", "train", "--text", text, "--ranks", 8, "--plan", "dp2+pp2"], "it is for 4 ranks, and there are 8. The nearest plan that can: dp4+pp2")
+    refused("a plan of too many stages", ["gpt", "train", "--text", text, "--layers", 2, "--ranks", 8, "--plan", "pp8"], "8 stages need 8 layers, the model has 6. The nearest plan that can: dp2+pp4")
+    refused("a plan of slices without heads", ["gpt", "train", "--text", text, "--heads", 3, "--width", 48, "--ranks", 2, "--plan", "tp2"], "tp2 does not divide the 3 attention heads", "nearest plan that can: dp2")
+    refused("a plan of parts that gpt has not", ["gpt", "train", "--text", text, "--ranks", 2, "--plan", "cp2"], "leave cp and ep out")
+    refused("ZeRO said twice", ["gpt", "train", "--text", text, "--ranks", 2, "--plan", "dp2+zero1", "--zero", 1], "say the same thing")
+    refused("a pipeline's option without one", ["gpt", "train", "--text", text, "--ranks", 2, "--plan", "dp2", "--split", "uniform"], "--split is of a pipeline")
+
+    # One file, whoever wrote it: 3 steps by one plan and 3 by another are 6 of one process, to the byte.
+    parts = ["gpt", "train", "--text", text, "--layers", 2, "--width", 16, "--heads", 2, "--context", 16, "--batch", 2, "--dropout", 0.1, "--eval-every", 100, "--json"]
+    for precision in ("f32", "f16"):
+        whole, first = d / f"whole-{precision}", d / f"first-{precision}"
+        r = run(*parts, "--precision", precision, "--accumulate", 4, "--steps", 6, "--out", whole)
+        check(f"gpt train, one process, {precision}", r.returncode == 0, r.stderr)
+        for name, plan in (("pp2", ["--plan", "pp2", "--ranks", 2, "--accumulate", 4]), ("dp2+pp2+zero1", ["--plan", "dp2+pp2+zero1", "--ranks", 4, "--accumulate", 2]), ("one process", ["--accumulate", 4])):
+            out = d / f"{name}-{precision}"
+            for steps, more in ((3, ["--plan", "pp3", "--ranks", 3, "--accumulate", 4] if name == "one process" else plan), (6, plan)):
+                r = run(*parts, "--precision", precision, "--steps", steps, *(["--lr", 1e-3] if steps == 6 else ["--lr", 1e-3]), *more, "--out", out, *(["--resume"] if steps == 6 else []))
+                check(f"gpt train {name}, {precision}, to step {steps}", r.returncode == 0, r.stderr)
+            check(f"the file of {name}, {precision}", (out / "checkpoint.safetensors").read_bytes() == (whole / "checkpoint.safetensors").read_bytes(), name)
+        r = run("gpt", "eval", d / f"pp2-{precision}", "--text", text, "--json")
+        check("eval of a model that was trained in parts", r.returncode == 0, r.stderr)
+    r = run("lockstep", "verify", "--plans", "ddp:1x4,pp2+tp2@transport=threads:4x4,dp2+tp2@transport=threads:4x2", "--steps", 3, "--", *layers(2))
+    check("verify slices by their losses", r.returncode == 0 and r.stdout.count("losses within") == 2, r.stdout + r.stderr)
+    r = run("gpt", "train", "--text", text, "--layers", 2, "--width", 16, "--heads", 2, "--context", 16, "--batch", 2, "--steps", 3, "--ranks", 8, "--plan", "dp2+pp2+tp2+zero1", "--accumulate", 2, "--json")
+    check("gpt train dp2+pp2+tp2+zero1", r.returncode == 0 and '"plan":"dp2+pp2+tp2+zero1"' in r.stdout.replace(" ", ""), r.stdout + r.stderr)
+    refused("verify: unknown strategy", ["lockstep", "verify", "--plans", "zero9:1x4", "--", "true"], "zero9", "ddp, zero0 to zero3 (from zero1 on also with -cpu or -nvme), axes such as pp4 and dp2+pp2+tp2+zero1, and none")
     refused("verify: other batches", ["lockstep", "verify", "--plans", "ddp:1x4,ddp:2x4", "--", "true"], "ddp:2x4 = 8")
     refused("verify: no sizes", ["lockstep", "verify", "--plans", "ddp", "--", "true"], "ddp:2x4")
     refused("verify: option of ours", ["lockstep", "verify", "--", "gpt", "train", "--out", "x"], "--out")

@@ -8,15 +8,16 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
-from checks import check, finish
+from programs import check, finish
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 
 
-def run(*command, **variables):
+def run(*command, cwd=None, **variables):
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
-    return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=120, env={**env, **variables})
+    return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=120, cwd=cwd, env={**env, **variables})
 
 
 def example(name):
@@ -48,6 +49,29 @@ check("model_parallel", one.returncode == 0 and two.returncode == 0 and len(loss
 check("model_parallel, places", "net2.weight\t(5, 10)\tcpu:1" in two.stdout and "net1.weight\t(10, 10000)\tcpu:0" in two.stdout, two.stdout)
 check("model_parallel, label elsewhere", re.search(r"expected one device, got \(20, 5\) on cpu:1 and \(20, 5\) on cpu:0", two.stdout), two.stdout)
 
+# The batch in splits: sums of rows, so the same losses but for rounding.
+for devices in ("1", "2"):
+    r = run(example("model_parallel_pipelined"), LOCKSTEP_CPU_DEVICES=devices)
+    losses = [[float(x) for x in line.split("losses ")[1].split()] for line in r.stdout.splitlines() if "losses" in line]
+    check(f"model_parallel_pipelined, {devices} devices", r.returncode == 0 and len(losses) == 3 and all(len(row) == 3 and row[2] < row[0] for row in losses)
+          and all(abs(a - b) < 1e-5 * b for row in losses for a, b in zip(row, losses[0])), r.stdout + r.stderr)
+
+# Device maps: the same text wherever parts lie, and everything where the limits say.
+said = set()
+for devices, words in (("1", []), ("2", []), ("2", ["balanced_low_0"]), ("3", ["sequential", "cpu:0=64KiB", "cpu:1=40KiB", "cpu=30KiB"]), ("2", ["auto", "cpu:0=60000", "disk=1GB"])):
+    with tempfile.TemporaryDirectory() as d:
+        r = run(example("device_map"), *words, "--svg", f"{d}/map.svg", LOCKSTEP_CPU_DEVICES=devices, TMPDIR=d)
+        name = f"device_map {' '.join(words)} on {devices}"
+        check(f"{name}, ends well", r.returncode == 0 and len(re.findall(r"^\d+,\t\S+\tcpu(:\d)?\tf32$", r.stdout, re.M)) == 6 * 12 + 4, r.stdout + r.stderr)
+        check(f"{name}, draws", pathlib.Path(d, "map.svg").read_text().endswith("</svg>\n"))
+        check(f"{name}, leaves nothing", os.listdir(d) == ["map.svg"], os.listdir(d))
+        said |= set(re.findall(r"^says ([\d ]+);", r.stdout, re.M))
+        check(f"{name}, limits", ("kept free" in r.stdout) == any("=" in word for word in words) == ("parts came 0 times" not in r.stdout), r.stdout)
+check("device_map, one text", len(said) == 1, said)
+for words, text in ((["even"], "expected auto, balanced"), (["auto", "cpu:0=9KiB"], "limits are too small: cpu:0 may hold 9216 bytes"), (["auto", "cpu:7=1GiB"], "got cpu:7"), (["auto", "cpu:0=lots"], "expected bytes such as")):
+    r = run(example("device_map"), *words)
+    check(f"device_map refuses {words}", r.returncode == 1 and text in r.stderr, r.stdout + r.stderr)
+
 # DDP: started by itself, or by the launcher. 2048 samples in batches of 32 are 64 steps of one rank, 32 of each of two.
 lockstep = BUILD / "apps/lockstep"
 ways = [(n, [example("ddp_spawn"), "--world_size", n, *more]) for n in (1, 2, 3) for more in ([], ["--threads"])] + [(2, [lockstep, "run", "--nproc", 2, "--", example("ddp")])]
@@ -63,5 +87,46 @@ for ranks, command in ways:
     check(f"{name}, one model on all ranks", len(done) == ranks and len(set(done)) == 1, r.stdout)
 r = run(example("ddp"))
 check("ddp without a launcher", r.returncode == 1 and "WORLD_SIZE" in r.stderr, r.stdout + r.stderr)
+
+# The guide's configuration and training script: the same losses, to the last digit, for any number of ranks.
+config = pathlib.Path(__file__).resolve().parent.parent / "examples/guide_b/ds_config.json"
+finished = {}
+for ranks in (1, 2, 4):
+    with tempfile.TemporaryDirectory() as d:
+        r = run(lockstep, "run", "--nproc", ranks, "--", example("guide_b"), "--deepspeed_config", config, "--epochs", 3, cwd=d)
+        name = f"guide_b, {ranks} ranks"
+        check(f"{name}, ends well", r.returncode == 0 and "Training finished and model saved." in r.stdout, r.stdout + r.stderr)
+        check(f"{name}, all start", r.stdout.count("Starting training...") == ranks, r.stdout)
+        check(f"{name}, says what the guide's keys do here", "offload_param: ignored below stage 3" in r.stderr and "stage3_max_act_size" in r.stderr, r.stderr)
+        check(f"{name}, prints", "step=10, skipped=" in r.stderr, r.stderr)
+        finished[ranks] = re.findall(r"Epoch (\d) finished, loss of the last step (\S+)", r.stdout)
+        events = list((pathlib.Path(d) / "tensorboard_logs/my_deepspeed_experiment").glob("events.out.tfevents.*"))
+        check(f"{name}, one file for TensorBoard", len(events) == 1 and events[0].stat().st_size > 1000, str(events))
+        v = run(lockstep, "checkpoint", "verify", pathlib.Path(d) / "final_model_checkpoint")
+        check(f"{name}, the checkpoint is whole", v.returncode == 0, v.stdout + v.stderr)
+check("guide_b, the same losses", len(finished[1]) == 3 and finished[1] == finished[2] == finished[4], str(finished))
+with tempfile.TemporaryDirectory() as d:
+    r = run(example("guide_b"), "--deepspeed_config", config, "--epochs", 3, cwd=d)
+    check("guide_b, alone", r.returncode == 0 and "no launcher started this process" in r.stderr and re.findall(r"Epoch (\d) finished, loss of the last step (\S+)", r.stdout) == finished[1], r.stdout + r.stderr)
+    printed = pathlib.Path(d) / "printed.json"
+    printed.write_text(config.read_text().replace('"optimizer": {', '"gradient_accumulation_steps": 8, "optimizer": {', 1))
+    r = run(lockstep, "run", "--nproc", 4, "--", example("guide_b"), "--deepspeed_config", printed, cwd=d)
+    check("guide_b, its batch sizes on four ranks", r.returncode == 1 and "train_batch_size" in r.stderr and "64" in r.stderr, r.stderr)
+    r = run(example("guide_b"), "--deepspeed_config", pathlib.Path(d) / "none.json", cwd=d)
+    check("guide_b, no such file", r.returncode == 1 and "none.json" in r.stderr, r.stderr)
+
+# The guide's pipeline: the same losses with one copy and with two, and without stages.
+config = config.parent / "pipeline_config.json"
+finished = {}
+with tempfile.TemporaryDirectory() as d:
+    alone = pathlib.Path(d) / "alone.json"
+    alone.write_text(config.read_text().replace('"stages": 2', '"stages": 1'))
+    for ranks, file in ((1, alone), (2, config), (4, config)):
+        r = run(lockstep, "run", "--nproc", ranks, "--", example("guide_b_pipeline"), "--deepspeed_config", file, cwd=d)
+        check(f"guide_b pipeline, {ranks} ranks", r.returncode == 0 and r.stdout.count(": stage 0 of ") == max(1, ranks // 2), r.stdout + r.stderr)
+        finished[ranks] = re.findall(r"Step (\d+), Loss: (\S+)", r.stdout)
+    check("guide_b pipeline, the same losses", len(finished[1]) == 4 and finished[1] == finished[2] == finished[4] and float(finished[1][3][1]) < float(finished[1][0][1]), str(finished))
+    r = run(lockstep, "run", "--nproc", 3, "--", example("guide_b_pipeline"), "--deepspeed_config", config, cwd=d)
+    check("guide_b pipeline, on three ranks", r.returncode != 0 and "it is for 2 ranks, and there are 3" in r.stderr, r.stderr)
 
 finish()

@@ -8,22 +8,13 @@ import pathlib
 import re
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 
 from leftovers import left_behind
+from programs import APPS, check, finish
 
-APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"
 ENVIRONMENT = {**{k: v for k, v in os.environ.items() if not re.match(r"(PET_|LOCKSTEP_|RANK$|WORLD_SIZE$|MASTER_)", k)}, "LOCKSTEP_TIMEOUT": "60", "OMP_NUM_THREADS": "1"}
-passed = failed = 0
-
-
-def check(name, condition, shown=""):
-    global passed, failed
-    passed, failed = passed + bool(condition), failed + (not condition)
-    if not condition:
-        print(f"FAIL {name}\n{shown}", flush=True)
 
 
 def run(ranks, program, *args, **kw):
@@ -151,5 +142,4 @@ with tempfile.TemporaryDirectory() as folder:
         check(f"44: {variable}={value}", r.returncode == 1 and part in r.stderr, f"exit {r.returncode}: {r.stderr}")
     check("nothing is left", not left_behind(folder), left_behind(folder))
 
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed > 0)
+finish()

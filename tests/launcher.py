@@ -18,7 +18,7 @@ import tempfile
 import time
 import uuid
 
-from checks import check, finish
+from programs import check, finish
 
 LOCKSTEP = str(pathlib.Path(sys.argv[1]).resolve() / "apps/lockstep")
 LIMIT = 60  # seconds that nothing here should come near

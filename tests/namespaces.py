@@ -28,12 +28,12 @@ import threading
 import time
 
 from leftovers import left_behind
+from programs import check, finish
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 INSIDE = "LOCKSTEP_TEST_INSIDE"
 PR_SET_PDEATHSIG = 1
 libc = ctypes.CDLL(None)
-passed = failed = 0
 
 
 def skip(reason):
@@ -53,13 +53,6 @@ def enter():
             os.execvpe("unshare", ["unshare", flags, sys.executable, *sys.argv], {**os.environ, INSIDE: "1"})
         why = why or tried.stderr.strip()
     skip(f"network namespaces with veth are not permitted here: {why}")
-
-
-def check(name, condition, shown=""):
-    global passed, failed
-    passed, failed = passed + bool(condition), failed + (not condition)
-    if not condition:
-        print(f"FAIL {name}\n{shown}", flush=True)
 
 
 def die_with_us():
@@ -291,8 +284,7 @@ def main():
     hosts.close()
     devices = lambda: {line["ifname"] for line in json.loads(subprocess.run(["ip", "-j", "link"], check=True, capture_output=True, text=True).stdout)}
     check("no cable is left", settle(lambda: devices() == {"lo"}), devices())
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
+    finish()
 
 
 sys.exit(main())

@@ -15,26 +15,18 @@ import re
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
 
-APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"
+from programs import APPS, check, finish
+
 STEPS = int(os.environ.get("LOCKSTEP_SOAK_STEPS", 3000))
 SEED = int(os.environ.get("LOCKSTEP_SOAK_SEED", 1))
 RANKS, SAVE_EVERY, HEARTBEAT = 4, 20, 0.5
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MARK = "LOCKSTEP_TEST_MARK"
 mark = uuid.uuid4().hex
-passed = failed = 0
-
-
-def check(name, condition, shown=""):
-    global passed, failed
-    passed, failed = passed + bool(condition), failed + (not condition)
-    if not condition:
-        print(f"FAIL {name}\n{shown}", flush=True)
 
 
 def processes():
@@ -181,5 +173,4 @@ with tempfile.TemporaryDirectory() as folder:
     memory = [statistics.median(use[0] for step, r, _, *use in quiet.samples if r == 0 and lo * STEPS <= step < hi * STEPS) / 2**20 for lo, hi in ((0.25, 0.5), (0.75, 1))]
     print(f"soak: {STEPS} steps on {RANKS} ranks: calm {middle - start:.1f} s, disturbed {time.monotonic() - middle:.1f} s; rank 0 holds {memory[0]:.2f} MiB, then {memory[1]:.2f} MiB")
 
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed > 0)
+finish()

@@ -13,6 +13,7 @@
 #include "data/loader.h"
 #include "data/to_device.h"
 #include "optim/optim.h"
+#include "trace/trace.h"
 
 namespace apps {
 
@@ -70,18 +71,20 @@ void train(const std::string& name, const ClassifierOptions& o, const MakeModel&
   const auto model = make_model(training.inputs().size(1), training.inputs().size(2));
   data::ToDevice to_device(device_of(o.common, team));
   model->to(to_device.device());
-  optim::AdamW optimizer(model->parameters(), {.lr = o.lr, .weight_decay = o.weight_decay});
+  const int64_t all_steps = o.steps > 0 ? o.steps : training.size() / std::max<int64_t>(o.batch * o.common.parallel.accumulate * team.size(), 1) * o.epochs;
+  const std::unique_ptr<optim::Optimizer> made = make_optimizer(o.optimizer, {{model->parameters(), o.weight_decay}}, o.lr, {}, all_steps, team);
+  optim::Optimizer& optimizer = *made;
   optimizer.name_parameters([&] {
     std::vector<std::pair<std::string, Variable>> names;
     for (auto& p : model->named_parameters()) names.emplace_back(p.name, p.variable);
     return names;
   }());
   MaybeDataParallel devices(o.common.parallel, *model, [&] { return std::move(*make_model(training.inputs().size(1), training.inputs().size(2))); });
-  MicroBatches micro_batches(team, *model, o.common.parallel);
+  MicroBatches micro_batches(team, *model, optimizer, o.common.parallel);
   const int64_t samples_per_step = o.batch * micro_batches.count();
   LOCKSTEP_CHECK(samples_per_step <= training.size(), "--batch ", o.batch, " x ", micro_batches.count(), " micro-batches of a step are more than the ", training.size(), " training samples");
   // A step is M micro-batches of full size: the epoch's last samples short of that are left out, other ones every epoch.
-  const data::MicroBatchSampler sampler({.samples = training.size(), .micro_batch = o.batch, .micro_batches = micro_batches.count(), .world = team.size(), .rank = team.rank(), .seed = o.common.seed});
+  const data::MicroBatchSampler sampler({.samples = training.size(), .micro_batch = o.batch, .micro_batches = micro_batches.count(), .world = team.size(), .rank = team.rank(), .seed = o.common.seed, .interleaved = micro_batches.are_interleaved()});
   data::DataLoader loader(training, {.batch_size = o.batch, .sampler = sampler, .drop_last = true, .workers = o.workers, .seed = o.common.seed, .world = team.size()});
 
   Json config(Json::Object{});
@@ -90,6 +93,7 @@ void train(const std::string& name, const ClassifierOptions& o, const MakeModel&
   config["size"] = training.inputs().size(2);
   config["batch"] = o.batch;
   config["micro_batches"] = micro_batches.count();
+  config["optimizer"] = o.optimizer.name;
   config["lr"] = o.lr;
   config["weight_decay"] = o.weight_decay;
   config["seed"] = int64_t(o.common.seed);
@@ -97,7 +101,8 @@ void train(const std::string& name, const ClassifierOptions& o, const MakeModel&
   Run run(o.common, team, config, {"program", "channels", "size", "batch", "micro_batches"});
   int64_t step = 0;
   if (o.common.resume) {
-    const auto numbers = run.load(*model, optimizer);
+    std::map<std::string, double> numbers;
+    micro_batches.load([&] { numbers = run.load(*model, optimizer); });
     step = int64_t(numbers.at("step"));
     loader.load_state({.seed = uint64_t(numbers.at("loader.seed")), .epoch = int64_t(numbers.at("loader.epoch")), .samples = int64_t(numbers.at("loader.samples")), .dataset_size = int64_t(numbers.at("loader.dataset_size"))});
   }
@@ -106,7 +111,10 @@ void train(const std::string& name, const ClassifierOptions& o, const MakeModel&
 
   std::optional<Interrupt> interrupt;
   if (team.owns_process()) interrupt.emplace();
-  const auto save = [&] { set_random_step(uint64_t(step)); run.save(*model, optimizer, with_loader({{"step", double(step)}}, loader.state())); };
+  const auto save = [&] {
+    set_random_step(uint64_t(step));
+    if (run.has_folder()) micro_batches.save([&] { run.save(*model, optimizer, with_loader({{"step", double(step)}}, loader.state())); });
+  };
   Progress progress(step, sampler.steps() * o.epochs, "samples", double(samples_per_step), !team.leads());
   Score score;
   bool stopped = false;
@@ -114,24 +122,25 @@ void train(const std::string& name, const ClassifierOptions& o, const MakeModel&
     double sum_loss = 0;
     int64_t steps = 0;
     for (auto batch = loader.begin(); batch != loader.end() && !stopped;) {
-      optimizer.zero_grad();
-      const auto report = micro_batches.backward(step, [&](int64_t micro) {
+      const trace::Step traced(step, to_device.device());
+      const auto report = micro_batches.backward(step, [&, first = true](int64_t) mutable {
         // The step's first micro-batch is there already; the loader's position counts those that were given out.
-        if (micro > team.rank() * o.common.parallel.accumulate) ++batch;
+        if (!std::exchange(first, false)) ++batch;
         const data::Example there = to_device(*batch);
         return cross_entropy(devices([&](auto& net) { return net(there.input); }), there.target);
       });
-      optimizer.step();
+      micro_batches.step();
       ++step;
       ++steps;
       sum_loss += report.loss;
+      trace::counter("loss", {{"loss", report.loss}});
       micro_batches.trace(step, report.loss);
       progress.show(step, fmt::format("loss {:.4f}", sum_loss / double(steps)));
       if ((stopped = report.stop || step == o.steps)) save();
       else ++batch;
     }
     if (stopped) break;
-    score = evaluate(*model, test, team, to_device);
+    micro_batches.while_whole([&] { score = evaluate(*model, test, team, to_device); });
     Json line(Json::Object{});
     line["epoch"] = epoch + 1;
     line["step"] = step;
@@ -144,7 +153,7 @@ void train(const std::string& name, const ClassifierOptions& o, const MakeModel&
     save();
   }
   progress.clear();
-  if (stopped) score = evaluate(*model, test, team, to_device);
+  if (stopped) micro_batches.while_whole([&] { score = evaluate(*model, test, team, to_device); });
   if (!team.leads()) return;
   if (stopped && step != o.steps) std::cerr << "stopped at step " << step << (run.has_folder() ? "; the checkpoint is written, go on with --resume\n" : "; nothing was saved, as there is no --out\n");
   if (talks) std::cout << devices.report();
@@ -158,6 +167,7 @@ void train(const std::string& name, const ClassifierOptions& o, const MakeModel&
   result["samples_per_second"] = progress.rate();
   result["seconds"] = progress.seconds();
   result["peak_memory_mib"] = double(memory_report(to_device.device()).total.peak) / 1048576;
+  add_volume(result, optimizer);
   print_result(result, o.common.json);
 }
 
@@ -194,8 +204,9 @@ int classifier_main(int argc, char** argv, const std::string& name, const std::s
   training.add_option("--epochs", o.epochs, "passes over the training samples")->check(whole(1, most_steps))->capture_default_str();
   training.add_option("--steps", o.steps, "end after this many steps (0: all epochs)")->check(whole(0, most_steps))->capture_default_str();
   training.add_option("--batch", o.batch, "samples of a micro-batch")->check(whole(1, most_size))->capture_default_str();
-  training.add_option("--lr", o.lr, "learning rate of AdamW")->check(number(0, 1e6))->capture_default_str();
+  training.add_option("--lr", o.lr, "learning rate")->check(number(0, 1e6))->capture_default_str();
   training.add_option("--weight-decay", o.weight_decay, "decoupled weight decay")->check(number(0, 1e6))->capture_default_str();
+  add_optimizer_options(training, o.optimizer);
   training.add_option("--workers", o.workers, "threads that make batches ahead")->check(whole(0, 1024))->capture_default_str();
   testing.add_option("checkpoint", o.checkpoint, "checkpoint.safetensors, or the folder of a run")->required();
   training.callback([&] {

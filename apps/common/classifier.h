@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 
+#include "apps/common/optimizer.h"
 #include "apps/common/run.h"
 #include "nn/container.h"
 
@@ -10,6 +11,7 @@ namespace apps {
 
 struct ClassifierOptions {
   CommonOptions common;
+  OptimizerOptions optimizer;
   std::string data = "digits";   ///< "digits" (drawn by us), or a folder with MNIST's IDX files or CIFAR-10's binary batches
   int64_t epochs = 5, batch = 64, samples = 8000, steps = 0;
   int workers = 1;

@@ -8,6 +8,7 @@
 //   --accumulate 2        two ranks      0 1 | 2 3
 //   --accumulate 1        four ranks     0 | 1 | 2 | 3
 #include <CLI/CLI.hpp>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -15,7 +16,11 @@
 #include <vector>
 
 #include "dist/process_group.h"
+#include "engine/engine.h"
+#include "moe/expert_parallel.h"
 #include "nn/module.h"
+#include "optim/loss_scaler.h"
+#include "optim/optimizer.h"
 #include "parallel/data_parallel.h"
 
 namespace apps {
@@ -27,7 +32,13 @@ struct ParallelOptions {
   int64_t accumulate = 1;         ///< micro-batches of a step at each rank
   double bucket_mib = 25;
   bool overlap = true;
+  int zero = -1;                  ///< stage of ZeRO among the ranks; -1: DDP
+  std::string offload = "none";   ///< of ZeRO: cpu, or nvme:FOLDER
   std::string trace_bits;         ///< file for a line of hashes per step, for `lockstep verify`
+  int sharing = 1;                ///< neighbours that share each micro-batch (--context-parallel)
+  std::shared_ptr<const lockstep::moe::Groups> experts;  ///< when ranks have different ones (--expert-parallel)
+  std::string trace;              ///< a folder, or a file of one rank, for the timeline
+  double trace_mib = 1024;        ///< limit of its files
   std::string identity;           ///< what must be equal on all ranks: this build and the options
 };
 void add_parallel_options(CLI::App& app, ParallelOptions& options);
@@ -35,13 +46,15 @@ void add_parallel_options(CLI::App& app, ParallelOptions& options);
 /// The ranks that train together, as one of them sees them.
 class Team {
  public:
-  explicit Team(lockstep::dist::ProcessGroup* group, bool threads = false) : group_(group), threads_(threads) {}
+  explicit Team(lockstep::dist::ProcessGroup* group, bool threads = false) : group_(group), threads_(threads), leads_(!group || group->rank() == 0) {}
+  /// Some ranks of `whole`, for what only they share; nullptr: this rank alone.
+  Team(const Team& whole, lockstep::dist::ProcessGroup* group) : group_(group), threads_(whole.threads_), leads_(whole.leads_) {}
   int rank() const { return group_ ? group_->rank() : 0; }
   int size() const { return group_ ? group_->size() : 1; }
   /// Among the ranks of this machine.
   int local_rank() const;
   /// Rank 0 prints, and writes the files of a run.
-  bool leads() const { return rank() == 0; }
+  bool leads() const { return leads_; }
   /// The one rank of a process that may touch what belongs to the process (signals).
   bool owns_process() const { return !threads_ || leads(); }
   /// Null when this process trains alone.
@@ -57,7 +70,7 @@ class Team {
 
  private:
   lockstep::dist::ProcessGroup* group_;
-  bool threads_;
+  bool threads_, leads_;
 };
 
 /// Calls forward(model), or forward(DataParallel) with --parallel dp; at the end, report() says what went where.
@@ -98,14 +111,26 @@ std::string rank_prefix();
 /// Writes the error to LOCKSTEP_ERROR_FILE, where the launcher looks for it. Nothing when unset.
 void write_error_file(const std::string& message) noexcept;
 
+/// What --trace-bits writes: a hash of each parameter.
+uint64_t hash_of(const lockstep::Tensor& tensor);
+/// The hashes that ranks hold, 0 for parameters that a rank has not. Error when two hold different ones.
+std::vector<int64_t> merge_hashes(const Team& team, const std::vector<std::string>& names, const std::vector<int64_t>& mine, int64_t step);
+/// A line for the step, when `out` is open.
+void write_trace_line(std::ofstream& out, int64_t step, double loss, const std::vector<std::string>& names, const std::vector<int64_t>& hashes);
+
 /// The gradients of a step: micro-batch after micro-batch, summed over all of them in one fixed order.
 class MicroBatches {
  public:
-  /// With ranks, wraps `model` into DDP: from here on it has rank 0's values everywhere.
-  MicroBatches(const Team& team, lockstep::nn::Module& model, const ParallelOptions& options);
+  /// With ranks, wraps `model` into DDP or ZeRO: from here on it has rank 0's values everywhere. skip_overflow: step() leaves out
+  /// steps with NaN or infinity (ZeRO says so at once otherwise; DDP leaves it to the scaler).
+  MicroBatches(const Team& team, lockstep::nn::Module& model, lockstep::optim::Optimizer& optimizer, const ParallelOptions& options, bool skip_overflow = false);
+  /// All of it by an engine, and its configuration file.
+  MicroBatches(const Team& team, lockstep::nn::Module& model, lockstep::engine::EngineBase& engine, const ParallelOptions& options);
   ~MicroBatches();
   /// Of a step, over all ranks.
-  int64_t count() const { return options_.accumulate * team_.size(); }
+  int64_t count() const { return options_.accumulate * team_.size() / options_.sharing; }
+  /// Whether this rank takes every size()-th of them, instead of neighbours.
+  bool are_interleaved() const { return options_.zero >= 2; }
 
   struct Report {
     double loss = 0;    ///< mean over all micro-batches, the same on all ranks
@@ -113,18 +138,32 @@ class MicroBatches {
   };
   using Loss = std::function<lockstep::Variable(int64_t micro_batch)>;
   using Scale = std::function<lockstep::Variable(const lockstep::Variable& loss)>;
-  /// Runs `loss` and its backward for each micro-batch of this rank; .grad is then the mean over all ranks' micro-batches of
-  /// the gradient of scale(loss).
+  /// Runs `loss` and its backward for each micro-batch of this rank, with gradients of scale(loss).
   Report backward(int64_t step, const Loss& loss, const Scale& scale = {});
+  /// The optimizer's step with the mean gradient over all ranks' micro-batches, unscaled, and clipped to `clip` (0: not), unless the
+  /// scaler finds that it overflowed. Clears the gradients; gives back their norm (NaN without clipping).
+  double step(double clip = 0, lockstep::optim::GradScaler* scaler = nullptr);
+  /// Clips in place of optim::clip_grad_norm() (tensor parallelism: over all slices).
+  void clip_with(std::function<double(double max_norm)> clip) { clip_ = std::move(clip); }
+
+  /// Runs `fn` while the model is whole on every rank, for evaluation and export.
+  void while_whole(const std::function<void()>& fn);
+  /// The same with the optimizer's state in the optimizer: fn saves both, or loads both.
+  void save(const std::function<void()>& fn);
+  void load(const std::function<void()>& fn);
 
   /// After a step: writes its hashes (--trace-bits). Error when ranks hold different parameters.
   void trace(int64_t step, double loss);
 
  private:
   struct Impl;
+  void drop_tensors();  // the optimizer's own state: ZeRO has it
+  void open_trace();
+  int64_t number_of(int64_t i) const;  // of this rank's micro-batch i, when ranks share them
   const Team& team_;
   lockstep::nn::Module& model_;
   ParallelOptions options_;
+  std::function<double(double)> clip_;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -11,6 +11,7 @@
 #include "data/files.h"
 #include "data/safetensors.h"
 #include "tensor/random.h"
+#include "trace/trace.h"
 
 namespace apps {
 
@@ -68,6 +69,7 @@ Interrupt::~Interrupt() {
 bool Interrupt::requested() { return interrupts > 0; }
 
 Run::Run(const CommonOptions& options, const Team& team, const Json& config, const std::vector<std::string>& model_options) : team_(team), folder_(options.out) {
+  trace::note("settings", config.dump());
   if (folder_.empty()) return;
   std::error_code error;
   if (team.leads()) std::filesystem::create_directories(folder_, error);
@@ -102,10 +104,16 @@ void Run::metric(const Json& line) {
 
 void Run::save(nn::Module& model, const optim::Optimizer& optimizer, const std::map<std::string, double>& extra) const {
   if (folder_.empty()) return;
+  const trace::Scope scope("save checkpoint", trace::Category::checkpoint);
+  if (!team_.leads()) return team_.wait();
+  save(model.state(), optimizer.state(), extra);
+}
+
+void Run::save(const nn::State& model, const optim::OptimizerState& state, const std::map<std::string, double>& extra) const {
+  if (folder_.empty()) return;
   if (!team_.leads()) return team_.wait();
   std::vector<std::pair<std::string, Tensor>> tensors;
-  for (const auto& [name, tensor] : model.state()) tensors.emplace_back("model." + name, tensor.to(cpu));
-  const optim::OptimizerState state = optimizer.state();
+  for (const auto& [name, tensor] : model) tensors.emplace_back("model." + name, tensor.to(cpu));
   for (const auto& [name, tensor] : state.tensors) tensors.emplace_back("optimizer." + name, tensor.to(cpu));
   std::map<std::string, double> numbers = extra;
   for (const auto& [name, value] : state.numbers) numbers["optimizer." + name] = value;
@@ -121,11 +129,20 @@ void Run::save(nn::Module& model, const optim::Optimizer& optimizer, const std::
 }
 
 std::map<std::string, double> Run::load(nn::Module& model, optim::Optimizer& optimizer) const {
+  nn::State tensors;
+  optim::OptimizerState state;
+  const auto numbers = load(tensors, state);
+  model.load_state(tensors);
+  optimizer.load_state(state);
+  data::check_mapped_files();
+  return numbers;
+}
+
+std::map<std::string, double> Run::load(nn::State& model, optim::OptimizerState& state) const {
   const std::string file_path = path("checkpoint.safetensors");
   const auto file = data::SafeTensors::open(file_path);
   const Json json = data::parse_json(checked_checkpoint(file, file_path), file_path + ": numbers");
   std::map<std::string, double> numbers;
-  optim::OptimizerState state;
   for (const auto& [name, value] : json.as_object()) {
     if (name.starts_with("optimizer.")) state.numbers[name.substr(10)] = value.as_number(name);
     else numbers[name] = value.as_number(name);
@@ -134,9 +151,7 @@ std::map<std::string, double> Run::load(nn::Module& model, optim::Optimizer& opt
   for (const char* key : {"random.seed", "random.step", "random.micro_batch", "random.call"}) {
     LOCKSTEP_CHECK(numbers.count(std::string(key) + ".high") && numbers.count(std::string(key) + ".low"), file_path, ": the checkpoint has no '", key, "'");
   }
-  model.load_state(model_state(file));
-  optimizer.load_state(state);
-  data::check_mapped_files();
+  model = model_state(file);
   set_random_state({.seed = get_u64(numbers, "random.seed"), .step = get_u64(numbers, "random.step"), .micro_batch = get_u64(numbers, "random.micro_batch"), .call = get_u64(numbers, "random.call")});
   return numbers;
 }

@@ -42,8 +42,10 @@ class Run {
   /// Everything needed to go on, in one file, replaced atomically. All ranks call it, and return when it is written. The
   /// bytes do not depend on the number of ranks.
   void save(lockstep::nn::Module& model, const lockstep::optim::Optimizer& optimizer, const std::map<std::string, double>& numbers) const;
+  void save(const lockstep::nn::State& model, const lockstep::optim::OptimizerState& optimizer, const std::map<std::string, double>& numbers) const;
   /// Restores the checkpoint; gives back the numbers. Random numbers go on where they were.
   std::map<std::string, double> load(lockstep::nn::Module& model, lockstep::optim::Optimizer& optimizer) const;
+  std::map<std::string, double> load(lockstep::nn::State& model, lockstep::optim::OptimizerState& optimizer) const;
 
  private:
   const Team& team_;

@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "apps/gpt/hugging_face.h"
-#include "apps/gpt/options.h"
+#include "apps/gpt/sharing.h"
 #include "data/files.h"
 #include "data/safetensors.h"
 #include "data/text.h"
@@ -86,11 +86,12 @@ LoadedModel load_gpt(const std::string& path) {
       .vocab = c.at("vocab", config_path).as_int(), .context = c.at("context", config_path).as_int(), .layers = c.at("layers", config_path).as_int(),
       .width = c.at("width", config_path).as_int(), .heads = c.at("heads", config_path).as_int(), .inner = c.at("inner", config_path).as_int(),
       .norm_eps = c.at("norm_eps", config_path).as_number(), .gelu = c.at("gelu", config_path).as_string() == "tanh" ? Gelu::tanh : Gelu::erf, .tied = c.at("tied", config_path).as_bool()});
+  add_saved_experts(*model, c, config_path);
   load_model(*model, is_folder ? path + "/checkpoint.safetensors" : path);
   return {std::move(model), load_tokenizer(c.at("tokenizer", config_path).as_string())};
 }
 
-TextLoss evaluate_text(nn::GPT& model, const Tensor& tokens, int64_t batch, int64_t batches, const Team& team, data::ToDevice& to_device) {
+TextLoss evaluate_text(nn::GPT& model, const Tensor& tokens, int64_t batch, int64_t batches, const Team& team, data::ToDevice& to_device, bool in_step) {
   const NoGrad no_grad;
   const bool was_training = model.is_training();
   model.eval();
@@ -101,13 +102,15 @@ TextLoss evaluate_text(nn::GPT& model, const Tensor& tokens, int64_t batch, int6
   std::vector<double> losses(size_t((count + batch - 1) / batch));  // of each batch; rank r has r, r + ranks, ...
   std::vector<int64_t> indices;
   std::vector<std::pair<size_t, Tensor>> made;  // read when all are under way
-  for (int64_t b = team.rank(); b < int64_t(losses.size()); b += team.size()) {
-    const int64_t at = b * batch;
+  const int64_t rounds = (int64_t(losses.size()) + team.size() - 1) / team.size(), end = in_step ? rounds * team.size() : int64_t(losses.size());
+  for (int64_t turn = team.rank(); turn < end; turn += team.size()) {
+    const int64_t b = std::min(turn, int64_t(losses.size()) - 1), at = b * batch;
     indices.clear();
     // A part is spread evenly over the text.
     for (int64_t i = at; i < std::min(at + batch, count); ++i) indices.push_back(i * windows.size() / count);
     const auto pair = to_device(*windows.get_batch(indices));
-    made.emplace_back(size_t(b), model.loss(pair.input, pair.target).tensor());
+    const Variable loss = model.loss(pair.input, pair.target);
+    if (turn == b) made.emplace_back(size_t(b), loss.tensor());
   }
   for (const auto& [b, loss] : made) losses[b] = loss.item() * double(std::min(batch, count - int64_t(b) * batch) * context);
   team.sum(losses, "evaluation");

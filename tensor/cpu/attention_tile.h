@@ -44,10 +44,12 @@ struct AttentionPlan {
   Dims mask_strides;
   double dropout;
   PhiloxKey key;
+  int64_t first_head, all_heads;
 
   AttentionPlan(const Tensor& q, const Tensor& k, const Tensor& mask_tensor, const AttentionArgs& args)
       : batch(q.shape()[0]), heads(q.shape()[1]), groups(k.shape()[1]), queries(q.shape()[2]), keys(k.shape()[2]),
-        width(q.shape()[3]), scale(args.scale), causal(args.causal), dropout(args.dropout), key(args.key) {
+        width(q.shape()[3]), scale(args.scale), causal(args.causal), dropout(args.dropout), key(args.key), first_head(args.first_head),
+        all_heads(args.all_heads > 0 ? args.all_heads : heads) {
     if (!mask_tensor.defined()) return;
     mask = mask_tensor.raw_data();
     mask_dtype = mask_tensor.dtype();
@@ -175,11 +177,11 @@ void add_mask(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_
   }
 }
 
-/// The factors of dropout for query i and keys j0, ...: 0 or 1 / (1 - p), keyed by the place in (B, H, T, S).
+/// The factors of dropout for query i and keys j0, ...: 0 or 1 / (1 - p), keyed by the place in (B, H, T, S) of all heads.
 template <class A>
 void dropout_row(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_t j0, A* factors) {
   constexpr int counters = int(tile_keys) / 4 + 8;  // one more than a tile, in whole vectors
-  const uint64_t place = uint64_t(((b * plan.heads + h) * plan.queries + i) * plan.keys + j0);
+  const uint64_t place = uint64_t(((b * plan.all_heads + plan.first_head + h) * plan.queries + i) * plan.keys + j0);
   alignas(64) uint64_t words[4][counters];
   // philox() for many counters side by side; 64-bit words, because that is how GCC makes vectors of the products.
   for (int n = 0; n < counters; ++n) {

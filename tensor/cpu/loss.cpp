@@ -92,13 +92,14 @@ void loss_rows(const Tensor& logits, const Tensor& target, const Weights<Acc<T>>
   });
 }
 
-/// dx[c] = softmax(x)[c] * scale - w[c] * spread; `out` may be `x`. Returns the scale it used with exp(x - lse).
+/// dx[c] = softmax(x)[c] * scale - w[c] * spread; `out` may be `x`. Returns the scale it used with exp(x - lse). Not `whole`: x is a part
+/// of the columns that lse is of.
 template <class T>
-Acc<T> grad_row(const T* x, Acc<T> lse, Acc<T> scale, const Acc<T>* w, Acc<T> spread, int64_t n, T* out) {
+Acc<T> grad_row(const T* x, Acc<T> lse, Acc<T> scale, const Acc<T>* w, Acc<T> spread, int64_t n, bool whole, T* out) {
   using A = Acc<T>;
   // lse in f32 carries an error of |lse| 2^-24, which moves every probability by as much: beyond 16 divide by their
   // sum.
-  if (std::abs(lse) > A(16)) {
+  if (whole && std::abs(lse) > A(16)) {
     Lanes<A> sum[4] = {};
     each_vector<A>(n,
                    [&](int64_t i, auto count, auto k) { sum[k] += exp_lanes(load(x + i, count, -infinity<A>) - lse); });
@@ -134,12 +135,16 @@ void grad_rows(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse,
         std::fill(row, row + n, T(0.f));
         continue;
       }
+      if (args.elsewhere && t[r] == -1) {
+        grad_row<T>(x + r * n, sums[r], upstream[r], nullptr, A(0), n, false, row);
+        continue;
+      }
       const double g = double(upstream[r]), point = g * (1 - smoothing) * weight[t[r]];
       const double spread = g * smoothing / double(n);
       const double scale = point + spread * weight.total;
       const A* w = weight.values.empty() ? nullptr : weight.values.data();
       const A logit = A(x[r * n + t[r]]);  // read now: the row may be overwritten
-      const A used = grad_row<T>(x + r * n, sums[r], A(scale), w, A(spread), n, row);
+      const A used = grad_row<T>(x + r * n, sums[r], A(scale), w, A(spread), n, !args.elsewhere, row);
       row[t[r]] = T(A(std::exp(double(logit) - double(sums[r])) * double(used) - weight[t[r]] * spread - point));
     }
   });

@@ -116,7 +116,7 @@ void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
   });
 }
 
-void dropout(const Tensor& x, double p, PhiloxKey key, Tensor& out) {
+void dropout(const Tensor& x, double p, PhiloxKey key, const Place& place, Tensor& out) {
   const int64_t n = out.numel();
   // Element i stays when its word is at least p * 2^32; p == 1 is beyond every word.
   const uint64_t threshold = uint64_t(std::ceil(p * 0x1p32));
@@ -131,15 +131,32 @@ void dropout(const Tensor& x, double p, PhiloxKey key, Tensor& out) {
       std::fill_n(result, n, T(0));
       return;
     }
+    const auto keep = [&](int64_t start, int64_t count, const uint32_t* words) {
+      for (int64_t i = 0; i < count; ++i) {
+        const Compute value = Compute(in[start + i]) * scale;
+        result[start + i] = T(words[i] >= least ? value : Compute(0));
+      }
+    };
     parallel_for((n + words_per_block - 1) / words_per_block, 64, [&](int64_t begin, int64_t end) {
       alignas(64) uint32_t words[words_per_block];
-      for (int64_t b = begin; b < end; ++b) {
-        philox_block(key, uint64_t(b) * counters, words);
-        const int64_t start = b * words_per_block, count = std::min<int64_t>(words_per_block, n - start);
-        for (int64_t i = 0; i < count; ++i) {
-          const Compute value = Compute(in[start + i]) * scale;
-          result[start + i] = T(words[i] >= least ? value : Compute(0));
+      if (place.run == 0) {
+        for (int64_t b = begin; b < end; ++b) {
+          philox_block(key, uint64_t(b) * counters, words);
+          keep(b * words_per_block, std::min<int64_t>(words_per_block, n - b * words_per_block), words);
         }
+        return;
+      }
+      const int64_t last = std::min(n, end * words_per_block);
+      for (int64_t i = begin * words_per_block; i < last;) {  // as far as the run and the words go
+        const int64_t in_run = i % place.run, at = place.first + i / place.run * place.stride + in_run, skipped = at % 4;
+        const int64_t count = std::min({last - i, place.run - in_run, words_per_block - skipped});
+        if (count < 32) {
+          for (int64_t c = 0; c * 4 < skipped + count; ++c) std::ranges::copy(philox(key, uint64_t(at / 4 + c)), words + 4 * c);
+        } else {
+          philox_block(key, uint64_t(at / 4), words);
+        }
+        keep(i, count, words + skipped);
+        i += count;
       }
     });
   });

@@ -49,10 +49,11 @@ struct AttentionPlan {
   PhiloxKey key;
   uint64_t threshold = 0;  ///< words from here on keep their weight; 0: no dropout
   double kept = 1;         ///< what a kept weight is multiplied by
+  int64_t first_head, all_heads;
 
   AttentionPlan(const Tensor& q, const Tensor& k, const Tensor& mask_tensor, const AttentionArgs& args)
       : batch(q.shape()[0]), heads(q.shape()[1]), groups(k.shape()[1]), queries(q.shape()[2]), keys(k.shape()[2]), width(q.shape()[3]), scale(args.scale),
-        causal(args.causal), key(args.key) {
+        causal(args.causal), key(args.key), first_head(args.first_head), all_heads(args.all_heads > 0 ? args.all_heads : heads) {
     if (args.dropout > 0) {
       threshold = uint64_t(std::ceil(args.dropout * 0x1p32));  // as in dropout
       kept = args.dropout < 1 ? 1 / (1 - args.dropout) : 0;
@@ -83,10 +84,10 @@ struct AttentionPlan {
     if (kind == Mask::added) return score + load(static_cast<const T*>(mask) + place);
     return static_cast<const bool*>(mask)[place] ? score : -infinity<A>;
   }
-  /// What dropout multiplies the weight of query i and key j with, keyed by the place in (B, H, T, S).
+  /// What dropout multiplies the weight of query i and key j with, keyed by the place in (B, H, T, S) of all heads.
   template <class A>
   __device__ A factor(int64_t b, int64_t h, int64_t i, int64_t j) const {
-    const uint64_t place = uint64_t(((b * heads + h) * queries + i) * keys + j);
+    const uint64_t place = uint64_t(((b * all_heads + first_head + h) * queries + i) * keys + j);
     const auto words = philox(key, place / 4);
     const uint32_t low = place & 1 ? words[1] : words[0], high = place & 1 ? words[3] : words[2];
     return (place & 2 ? high : low) >= threshold ? A(kept) : A(0);

@@ -125,14 +125,29 @@ void release_cached(int device) {
   check("memory", cudaMemPoolTrimTo(pool_of(device), 0));
 }
 
+// In the order of both streams: `from` is written and freed in that of its device, `to` is allocated and read in that of the other.
+void copy_to_peer(void* to, int to_device, const void* from, int from_device, size_t bytes) {
+  const auto pass = [](int before, int after) {  // what `after` is given from here on runs after what `before` was given
+    cudaEvent_t event = nullptr;
+    select_device(before);
+    check("copy", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    const cudaError_t recorded = cudaEventRecord(event, stream_of(before));
+    select_device(after);
+    const cudaError_t waits = recorded == cudaSuccess ? cudaStreamWaitEvent(stream_of(after), event, 0) : recorded;
+    cudaEventDestroy(event);  // when it is no longer needed
+    check("copy", waits);
+  };
+  pass(from_device, to_device);
+  check("copy", cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream_of(to_device)));
+  pass(to_device, from_device);
+}
+
 void copy_bytes(void* to, Device to_device, const void* from, Device from_device, size_t bytes, bool wait) {
   const int device = from_device.is_cpu() ? to_device.index : from_device.index;
   select_device(device);
   const cudaStream_t stream = stream_of(device);
   if (!from_device.is_cpu() && !to_device.is_cpu() && from_device != to_device) {
-    check("copy", cudaMemcpyPeerAsync(to, to_device.index, from, from_device.index, bytes, stream));
-    check("copy", cudaStreamSynchronize(stream));  // the other device's stream does not know of it
-    return;
+    return copy_to_peer(to, to_device.index, from, from_device.index, bytes);
   }
   const cudaMemcpyKind kind = from_device.is_cpu() ? cudaMemcpyHostToDevice : to_device.is_cpu() ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice;
   check("copy", cudaMemcpyAsync(to, from, bytes, kind, stream));
@@ -250,6 +265,7 @@ const Backend cuda_backend{
     .release_cached = cuda::release_cached,
     .copy_bytes = cuda::copy_bytes,
     .synchronize = cuda::synchronize,
+    .distrust = cuda::distrust,
     .pin = cuda::pin,
     .unpin = cuda::unpin,
     .new_stream = cuda::new_stream,

@@ -25,6 +25,7 @@ struct Smoothing {
   double part;          // label smoothing
   const double* total;  // sum of the weights; null: C
   int64_t ignored;
+  bool elsewhere;  // targets of -1 are in columns that are not here
 };
 
 template <class T, int threads, int V, bool held>
@@ -80,7 +81,8 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
   for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
     const int64_t t = target[r];
     bool counts = t != smoothing.ignored;
-    if (counts && uint64_t(t) >= uint64_t(n)) {
+    const bool elsewhere = smoothing.elsewhere && t == -1;
+    if (counts && !elsewhere && uint64_t(t) >= uint64_t(n)) {
       if (threadIdx.x == 0) good(t, r);
       counts = false;
     }
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
     const A share = A(spread), l = lse[r];
     A scale = A(point + spread * (smoothing.total ? *smoothing.total : double(n)));
     Row<T, threads, V, held> row(x + r * n, n);
-    if (std::fabs(l) > exact) {
+    if (!smoothing.elsewhere && std::fabs(l) > exact) {
       A sum = 0;
       row.each([&](int64_t, const A* v) {
         for (int j = 0; j < V; ++j) sum += exp_of(v[j] - l);
@@ -121,7 +123,7 @@ void with_smoothing(const char* op, const Tensor& weight, const CrossEntropyArgs
   const bool needed = weight.defined() && args.label_smoothing > 0;
   const cuda::Scratch total(needed ? sizeof(double) : 0);
   if (needed) cuda::launch({op, dim3(1), dim3(sum_threads)}, weight_total_kernel<T>, weight.data<T>(), weight.numel(), total.as<double>());
-  fn(Smoothing{args.label_smoothing, needed ? total.as<double>() : nullptr, args.ignore_index});
+  fn(Smoothing{args.label_smoothing, needed ? total.as<double>() : nullptr, args.ignore_index, args.elsewhere});
 }
 
 }  // namespace

@@ -96,6 +96,17 @@ __global__ void __launch_bounds__(threads) dropout_kernel(const T* x, T* out, in
   }
 }
 
+/// The same for a part of a tensor: the word is that of the element's place in the whole.
+template <class T>
+__global__ void __launch_bounds__(threads) dropout_part_kernel(const T* x, T* out, int64_t n, PhiloxKey key, Place place, uint32_t least, Compute<T> scale, bool drop_all) {
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
+    const int64_t run = i / place.run, at = place.first + run * place.stride + (i - run * place.run);
+    const Words words = words_of(key, at / 4);
+    const uint32_t low = at & 1 ? words.w[1] : words.w[0], high = at & 1 ? words.w[3] : words.w[2];
+    out[i] = T((at & 2 ? high : low) >= least && !drop_all ? Compute<T>(load(x + i)) * scale : Compute<T>(0));
+  }
+}
+
 }  // namespace
 
 void iota(Tensor& out, double start, double step) {
@@ -123,16 +134,21 @@ void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
   });
 }
 
-void dropout(const Tensor& x, double p, PhiloxKey key, Tensor& out) {
+void dropout(const Tensor& x, double p, PhiloxKey key, const Place& place, Tensor& out) {
   const int64_t n = out.numel();
   const uint64_t threshold = uint64_t(std::ceil(p * 0x1p32));  // p == 1 is beyond every word
   const bool drop_all = threshold > 0xffffffffu;
   dispatch<float, double, Half, BFloat16>(out.dtype(), "dropout", [&]<class T> {
     const T* from = x.data<T>();
     T* to = out.data<T>();
+    const uint32_t least = uint32_t(std::min<uint64_t>(threshold, 0xffffffffu));
+    const auto scale = Compute<T>(drop_all ? 0 : 1 / (1 - p));
+    if (place.run > 0) {
+      cuda::launch({"dropout", dim3(cuda::blocks_for(n, threads)), dim3(threads)}, dropout_part_kernel<T>, from, to, n, key, place, least, scale, drop_all);
+      return;
+    }
     const Access access = is_aligned(from, 4) && is_aligned(to, 4) ? Access::run : Access::apart;
-    cuda::launch({"dropout", dim3(cuda::blocks_for(n, threads, 4)), dim3(threads)}, dropout_kernel<T>, from, to, n, key,
-                 uint32_t(std::min<uint64_t>(threshold, 0xffffffffu)), Compute<T>(drop_all ? 0 : 1 / (1 - p)), drop_all, access);
+    cuda::launch({"dropout", dim3(cuda::blocks_for(n, threads, 4)), dim3(threads)}, dropout_kernel<T>, from, to, n, key, least, scale, drop_all, access);
   });
 }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <mutex>
 #include <new>
+#include <string>
 
 #include "tensor/backend.h"
 #include "tensor/cuda/streams.h"
@@ -21,6 +22,9 @@ struct DeviceState {
   DeviceLimits limits;
   cudaStream_t stream = nullptr;  // where work goes that no StreamScope sends elsewhere
   Report* report = nullptr;
+  std::mutex mutex;
+  std::atomic<bool> distrusted{false};
+  std::string why;  // under mutex
 };
 DeviceState& state_of(int device) {
   static std::array<DeviceState, most_devices>& states = *new std::array<DeviceState, most_devices>;  // outlives static tensors
@@ -29,10 +33,14 @@ DeviceState& state_of(int device) {
     cudaDeviceProp properties{};
     check("device", cudaGetDeviceProperties(&properties, device));
     state.limits = {properties.multiProcessorCount, int(properties.sharedMemPerBlockOptin), properties.major, properties.minor};
+    int before = 0;  // who asks may have another device selected
+    check("device", cudaGetDevice(&before));
+    check("device", cudaSetDevice(device));
     check("device", cudaStreamCreateWithFlags(&state.stream, cudaStreamNonBlocking));
     void* pinned = nullptr;
     check("device", cudaMallocHost(&pinned, sizeof(Report)));
     state.report = new (pinned) Report;
+    check("device", cudaSetDevice(before));
   });
   return state;
 }
@@ -89,8 +97,19 @@ void set_stream(int device, cudaStream_t stream) { selected_stream[size_t(device
 
 const DeviceLimits& limits() { return state_of(current_device()).limits; }
 Report* report() { return state_of(current_device()).report; }
+void distrust(int device, const char* why) {
+  DeviceState& state = state_of(device);
+  const std::lock_guard lock(state.mutex);
+  state.why = why ? why : "";
+  state.distrusted = why != nullptr;
+}
 void raise_report(int device) {
-  Report& found = *state_of(device).report;
+  DeviceState& state = state_of(device);
+  if (state.distrusted) [[unlikely]] {
+    const std::lock_guard lock(state.mutex);
+    if (!state.why.empty()) fail(state.why);
+  }
+  Report& found = *state.report;
   if (!std::atomic_ref(found.complete).exchange(0, std::memory_order_acquire)) [[likely]] return;
   const Report first = found;
   std::atomic_ref(found.taken).store(0, std::memory_order_release);

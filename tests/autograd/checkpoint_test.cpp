@@ -97,6 +97,25 @@ TEST_CASE("a checkpoint reads variables of the outer tape that are no inputs") {
   check_same(gradients(false), gradients(true));
 }
 
+TEST_CASE("hooks of parameters run once a pass, with what comes out of the second run") {
+  const Variable x(randn({5, 8}), true);
+  const std::vector<Block> blocks(2);
+  int seen = 0;
+  Variable w = blocks[1].w1;
+  const int id = w.on_grad([&](const Tensor& grad) { return ++seen, mul_scalar(grad, 3); });
+  const auto forward = [&](bool again) {
+    return [&blocks, again](Variable y) {
+      for (const Block& block : blocks) y = again ? checkpoint([&block](const Variable& in) { return block(in); }, y) : block(y);
+      return y;
+    };
+  };
+  const auto plain = run(x, blocks, forward(false));
+  CHECK(seen == 1);
+  check_same(run(x, blocks, forward(true)), plain);
+  CHECK(seen == 2);
+  w.remove_hook(id);
+}
+
 TEST_CASE("checkpoint says what cannot be run again") {
   const Variable x(ones({3}), true);
   int calls = 0;

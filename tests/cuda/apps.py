@@ -3,27 +3,19 @@
 
     tests/cuda/apps.py BUILD_FOLDER [simulated]       ends with "N passed, N failed"
 """
+import functools
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
-APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+import programs
+from programs import APPS, check, finish, result
+
 simulated = "simulated" in sys.argv[2:]
-passed = failed = 0
-
-
-def check(name, condition, shown=""):
-    global passed, failed
-    passed, failed = passed + bool(condition), failed + (not condition)
-    if not condition:
-        print(f"FAIL {name}\n{shown}", flush=True)
-
-
-def run(*args, **env):
-    return subprocess.run([str(APPS / args[0]), *map(str, args[1:])], capture_output=True, text=True, errors="replace", timeout=600, env={**os.environ, **env})
+run = functools.partial(programs.run, timeout=600)  # a simulated device is slow
 
 
 def losses(folder):
@@ -32,10 +24,6 @@ def losses(folder):
 
 def close(a, b, tolerance=1e-4):
     return len(a) == len(b) > 0 and all(abs(x - y) < tolerance for x, y in zip(a, b))
-
-
-def result(r):
-    return json.loads(r.stdout.strip().splitlines()[-1])
 
 
 with tempfile.TemporaryDirectory() as folder:
@@ -47,8 +35,7 @@ with tempfile.TemporaryDirectory() as folder:
     if "no device" in r.stdout:
         r = run("mlp", "train", "--device", "cuda", "--steps", 1)
         check("without a device the reason is given", r.returncode == 1 and "there is no cuda device" in r.stderr, r.stderr)
-        print(f"{passed} passed, {failed} failed")
-        sys.exit(failed > 0)
+        finish()
 
     if simulated:
         for env, reason in (({"LOCKSTEP_FAKE_CUDA_NO_DRIVER": "1"}, "no NVIDIA driver is installed"), ({"LOCKSTEP_FAKE_CUDA_DRIVER": "12040"}, "the NVIDIA driver is for CUDA 12.4 and this build needs 13."),
@@ -75,6 +62,10 @@ with tempfile.TemporaryDirectory() as folder:
             check(f"{app}: checkpoints change devices", all(r.returncode == 0 for r in crossed) and all(abs(result(r)["test_loss"] - result(here)["test_loss"]) < 1e-4 for r in crossed),
                   "".join(r.stderr for r in crossed))
 
+    devices = "cpu", "cuda"
+    here, there = (run("mlp", "train", *tiny, "--device", device, "--parallel", "dp", LOCKSTEP_CPU_DEVICES="2") for device in devices)
+    check("mlp: all devices of one process", here.returncode == there.returncode == 0 and abs(result(here)["test_loss"] - result(there)["test_loss"]) < 1e-4, here.stderr + there.stderr)
+
     text = d / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
     tiny = ["--text", text, "--layers", 1, "--width", 32, "--heads", 2, "--context", 16, "--batch", 2, "--warmup", 2, "--validation", 0.1, "--eval-every", 100, "--json"]
@@ -98,8 +89,23 @@ with tempfile.TemporaryDirectory() as folder:
     one = run("gpt", "train", *tiny, "--steps", 3, "--accumulate", 2, "--device", "cuda", "--out", d / "one")
     two = run("lockstep", "run", "-n", 2, "--", APPS / "gpt", "train", *tiny, "--steps", 3, "--device", "cuda", "--out", d / "two")
     check("gpt: two ranks as one with twice the micro-batches", one.returncode == two.returncode == 0 and close(losses(d / "one"), losses(d / "two")), one.stderr + two.stderr)
+    check("gpt: with a device each no rank goes through the host", not simulated or "through the host" not in two.stderr, two.stderr)
+
+    def ranks(device, name, *more, **env):
+        return run("lockstep", "run", "-n", 2, "--", APPS / "gpt", "train", *tiny, "--steps", 5, "--device", device, "--out", d / name, *more, **env)
+
+    here, there = ranks("cpu", "ranks-cpu"), ranks("cuda", "ranks-cuda")
+    check("gpt: two ranks on devices: losses of two ranks on the CPU", here.returncode == there.returncode == 0 and close(losses(d / "ranks-cpu"), losses(d / "ranks-cuda")), here.stderr + there.stderr)
+    if simulated:
+        shared = ranks("cuda", "ranks-shared", LOCKSTEP_FAKE_CUDA_DEVICES="1")
+        check("gpt: two ranks on one device go through the host, and say so once", shared.returncode == 0 and shared.stderr.count("share the device at 0000:01:00.0") == 1 and close(losses(d / "ranks-cpu"), losses(d / "ranks-shared")),
+              shared.stderr)
+        exact = ranks("cuda", "ranks-exact", LOCKSTEP_NCCL_EXACT="1")
+        same = (d / "ranks-exact/checkpoint.safetensors").read_bytes() == (d / "ranks-shared/checkpoint.safetensors").read_bytes()
+        check("gpt: exact sums by NCCL have the bits of sums on the host", exact.returncode == 0 and same, exact.stderr)
+        broken = ranks("cuda", "ranks-broken", LOCKSTEP_FAKE_NCCL_FAIL="18")
+        check("gpt: an error of NCCL ends the job with the call", broken.returncode != 0 and "[nccl] call " in broken.stderr and "ddp bucket" in broken.stderr and "failed in group world: internal error" in broken.stderr, broken.stderr)
     threads = run("gpt", "train", *tiny, "--steps", 3, "--ranks", 2, "--device", "cuda", "--out", d / "threads")
     check("gpt: ranks as threads", threads.returncode == 0 and close(losses(d / "one"), losses(d / "threads")), threads.stderr)
 
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed > 0)
+finish()

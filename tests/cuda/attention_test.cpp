@@ -50,7 +50,7 @@ Tensor mask_of(const Case& c, DType dtype) {
 TEST_CASE("cuda: attention and its gradient") {
   for (const Case& c : cases) {
     for (const DType dtype : {f32, f64, f16, bf16}) {
-      const AttentionArgs args{.scale = c.width > 0 ? 1 / std::sqrt(double(c.width)) : 1, .causal = c.causal, .dropout = c.dropout, .key = {123, 456}};
+      const AttentionArgs args{.scale = c.width > 0 ? 1 / std::sqrt(double(c.width)) : 1, .causal = c.causal, .dropout = c.dropout, .key = {123, 456}, .first_head = c.mask, .all_heads = c.mask > 0 ? c.heads + 3 : 0};
       const Tensor q = heads_of(c, c.heads, c.queries, dtype, 1), k = heads_of(c, c.groups, c.keys, dtype, 2), v = heads_of(c, c.groups, c.keys, dtype, 3);
       const Tensor mask = mask_of(c, dtype), grad = heads_of(c, c.heads, c.queries, dtype, 4);
       Tensor out = heads_of(c, c.heads, c.queries, dtype, 5), lse = empty({c.batch, c.heads, c.queries}, {dtype == f64 ? f64 : f32, cpu});

@@ -108,7 +108,9 @@ TEST_CASE("cuda: random numbers have the CPU's bits") {
           against_cpu("normal " + what, {}, {out}, [&](const Kernels& k, const Arguments&, Arguments& to) { k.normal(to[0], mean, deviation, key); }, 0);
         const Tensor x = random_tensor({n}, dtype, 1);
         for (const double p : {0.0, 0.1, 0.5, 1.0})
-          against_cpu("dropout " + what, {x}, {out}, [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], p, key, to[0]); }, 0);
+          against_cpu("dropout " + what, {x}, {out}, [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], p, key, {}, to[0]); }, 0);
+        for (const Place& place : {Place{.first = 8, .run = 4, .stride = 12}, Place{.first = 3, .run = 7, .stride = 21}, Place{.first = 5, .run = 1, .stride = 2}})
+          against_cpu("dropout of a part " + what, {x}, {out}, [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], 0.4, key, place, to[0]); }, 0);
       }
       for (const DType dtype : numbers) {
         against_cpu(str("randint ", dtype), {}, {to_fill(dtype)}, [&](const Kernels& k, const Arguments&, Arguments& to) { k.randint(to[0], dtype == u8 ? 0 : -5, 100, key); }, 0);

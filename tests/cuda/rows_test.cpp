@@ -111,6 +111,23 @@ TEST_CASE("cuda: batch norm and its gradient in both layouts") {
   }
 }
 
+TEST_CASE("cuda: cross entropy of some of the classes, of targets that are elsewhere") {
+  for (const DType dtype : floats) {
+    for (const auto [rows, n] : row_shapes) {
+      const Tensor x = random_tensor({rows, n}, dtype, 1, 20);
+      Tensor target = random_integers({rows}, n);
+      target.narrow(0, 0, (rows + 1) / 2).fill_(-1);
+      if (rows > 2) target.narrow(0, 1, 1).fill_(-7);
+      const CrossEntropyArgs args{.ignore_index = -7, .elsewhere = true};
+      const std::string what = named("cross_entropy elsewhere", dtype, rows, n);
+      Tensor loss = statistics(rows, dtype), lse = statistics(rows, dtype);
+      table(cpu).cross_entropy(x, full_like(target, -7), {}, {.ignore_index = -7}, loss, lse);
+      against_cpu(what + " gradient", {random_tensor({rows}, loss.dtype(), 5), x, add_scalar(lse, 1), target}, {empty_like(x)},
+                  [&](const Kernels& k, const Arguments& in, Arguments& to) { k.cross_entropy_grad(in[0], in[1], in[2], in[3], {}, args, to[0]); }, bound_of(dtype, n));
+    }
+  }
+}
+
 TEST_CASE("cuda: cross entropy and its gradient, also in place") {
   for (const DType dtype : floats) {
     for (const auto [rows, n] : row_shapes) {

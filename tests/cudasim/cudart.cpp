@@ -184,6 +184,10 @@ cudaError_t cudaDeviceSynchronize() {
   finish_device(current_device());
   return result(sticky());
 }
+cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
+  if (!exists(device)) return result(cudaErrorInvalidDevice);
+  return result(std::snprintf(id, size_t(length), "0000:%02x:00.0", device + 1) < length ? cudaSuccess : cudaErrorInvalidValue);
+}
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   *can = exists(device) && exists(peer) && device != peer;
   return cudaSuccess;

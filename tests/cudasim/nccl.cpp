@@ -1,11 +1,13 @@
 // NCCL in miniature, for ranks that are threads or processes on one machine. Beyond the real one it compares what the ranks
 // ask for, and says so when they differ. As in the real one, calls return at once, errors show in ncclCommGetAsyncError, and
-// a rank whose peers do not come waits until it is aborted.
+// a rank whose peers do not come waits until it is aborted. What a non-blocking communicator is given now and then comes onto
+// its stream only after ncclCommGetAsyncError was asked, as where the real one makes connections first.
 #include <nccl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -23,7 +25,11 @@ struct ncclComm {
   uint64_t sent[fake::most_ranks] = {}, received[fake::most_ranks] = {};
   std::atomic<bool> aborted{false};
   std::atomic<int> error{ncclSuccess};
+  std::string id;
   std::function<bool()> begin;  // true when the communicator is there
+  std::function<void()> pending;  // will be put on its stream
+  int asked = 0;                  // since then
+  uint64_t begun = 0;
 };
 
 namespace {
@@ -32,10 +38,9 @@ using namespace fake;
 
 thread_local std::string last_error;
 std::atomic<int> injected{ncclSuccess};
-ncclResult_t refuse(ncclResult_t code, const std::string& why) {
-  last_error = why;
-  return code;
-}
+std::atomic<int64_t> calls_until_failure{-1};  // -1: not asked for yet
+std::atomic<bool> abort_hangs{false};
+ncclResult_t refuse(ncclResult_t code, const std::string& why) { return last_error = why, code; }
 
 size_t size_of(ncclDataType_t type) {
   switch (type) {
@@ -51,6 +56,10 @@ bool is_over(const ncclComm* c) { return c->aborted || c->error != ncclSuccess |
 void note_failure(ncclComm* c) {
   if (c->world->header().failed == 2 && c->error == ncclSuccess) c->error = ncclRemoteError;
 }
+/// What has failed does not end before it is aborted.
+void hold(ncclComm* c, cudaStream_t stream) {
+  enqueue(stream, [=] { note_failure(c); }, [=] { return c->aborted || !is_over(c); });
+}
 
 // --- groups: what is begun inside is put on its streams at the end, in order; sends and receives of a communicator together ---
 
@@ -61,42 +70,49 @@ struct Message {
   char* data;
   size_t bytes;
   int peer;
-  uint64_t number;
+  uint64_t number;  // among those of this peer and direction
+  int left;  // steps; a send is posted, and later taken
 };
 thread_local int depth = 0;
-thread_local std::vector<std::function<void()>> begun;
+thread_local std::vector<std::pair<ncclComm*, std::function<void()>>> begun;
 thread_local std::vector<Message> messages;
 
-// A send is done when it was received: two ranks that send first and receive then wait for each other, as in the real one.
+// Side by side, but those of one peer and direction in their order. A send is done when it was received: two ranks that send first
+// and receive then wait for each other, as in the real one.
 void put_messages(std::vector<Message> some) {
   ncclComm* const c = some[0].comm;
   const cudaStream_t stream = some[0].stream;
   const auto all = std::make_shared<std::vector<Message>>(std::move(some));
   const auto box = [c](const Message& m) -> Mailbox& { return m.sends ? c->world->header().mail[c->rank][m.peer] : c->world->header().mail[m.peer][c->rank]; };
-  const auto every = [=](bool sends, auto holds) {
-    return is_over(c) || std::all_of(all->begin(), all->end(), [&](const Message& m) { return m.sends != sends || holds(box(m), m); });
+  const auto may_go = [=](const Message& m) {
+    if (m.left == 0) return false;
+    const uint64_t posted = box(m).posted, consumed = box(m).consumed;
+    return m.sends ? m.left == 2 ? consumed == m.number - 1 : consumed >= m.number : posted >= m.number && consumed == m.number - 1;
   };
-  enqueue(stream, [=] {
-    for (const Message& m : *all) {
-      if (!m.sends || is_over(c)) continue;
+  const auto go = [=](Message& m) {
+    --m.left;
+    if (m.sends && m.left == 1) {
       std::memcpy(c->world->mail(c->rank, m.peer), m.data, m.bytes);
       box(m).bytes = m.bytes;
       simt::release(&box(m));
       box(m).posted = m.number;
-    }
-  }, [=] { return every(true, [](Mailbox& b, const Message& m) { return b.consumed.load() == m.number - 1; }); });
-  enqueue(stream, [=] {
-    for (const Message& m : *all) {
-      if (m.sends || is_over(c)) continue;
+    } else if (!m.sends) {
       simt::acquire(&box(m));
       if (box(m).bytes != m.bytes)
         c->world->fail("rank " + std::to_string(m.peer) + " sends " + std::to_string(box(m).bytes) + " bytes, rank " + std::to_string(c->rank) + " receives " + std::to_string(m.bytes));
       else std::memcpy(m.data, c->world->mail(m.peer, c->rank), m.bytes);
       box(m).consumed = m.number;
     }
-    note_failure(c);
-  }, [=] { return every(false, [](Mailbox& b, const Message& m) { return b.posted.load() >= m.number; }); });
-  enqueue(stream, [=] { note_failure(c); }, [=] { return every(true, [](Mailbox& b, const Message& m) { return b.consumed.load() >= m.number; }); });
+  };
+  const auto is_done = [](const Message& m) { return m.left == 0; };
+  size_t steps = 0;
+  for (const Message& m : *all) steps += size_t(m.left);
+  for (; steps > 0; --steps) {
+    enqueue(stream, [=] {
+      for (Message& m : *all) if (!is_over(c) && may_go(m)) go(m);
+    }, [=] { return is_over(c) || std::all_of(all->begin(), all->end(), is_done) || std::any_of(all->begin(), all->end(), may_go); });
+  }
+  hold(c, stream);
 }
 
 /// Whether all ranks have come.
@@ -112,16 +128,35 @@ ncclResult_t check_comm(ncclComm* c, cudaStream_t stream) {
   if (!c) return refuse(ncclInvalidArgument, "the communicator is null");
   if (!is_there(c)) return refuse(ncclInProgress, "the communicator is still being made");
   if (c->error != ncclSuccess) return refuse(ncclResult_t(c->error.load()), "the communicator has failed");
+  if (c->pending) return refuse(ncclInvalidArgument, "the communicator is still busy with what it was given last");
   if (!find_stream(stream) || find_stream(stream)->device != c->device) return refuse(ncclInvalidUsage, "the stream is not of the communicator's device");
   if (sticky() != cudaSuccess) return refuse(ncclUnhandledCudaError, "the device has failed");
   return ncclSuccess;
 }
 
-/// Runs it now, or at the end of the group.
-ncclResult_t submit(std::function<void()> fn) {
-  if (depth > 0) begun.push_back(std::move(fn));
-  else fn();
+ncclResult_t start(ncclComm* c, std::function<void()> fn) {
+  if (c->blocking || c->begun++ % 4 != 0) {
+    fn();
+    return ncclSuccess;
+  }
+  c->pending = std::move(fn);
+  c->asked = 0;
+  return ncclInProgress;
+}
+/// Now, or at the end of the group.
+ncclResult_t submit(ncclComm* c, std::function<void()> fn) {
+  if (depth == 0) return start(c, std::move(fn));
+  begun.emplace_back(c, std::move(fn));
   return ncclSuccess;
+}
+/// LOCKSTEP_FAKE_NCCL_FAIL: this collective of the process is to fail.
+bool fails_now() {
+  if (calls_until_failure < 0) {
+    const char* text = std::getenv("LOCKSTEP_FAKE_NCCL_FAIL");
+    int64_t unknown = -1;
+    calls_until_failure.compare_exchange_strong(unknown, text ? std::atol(text) : 0);
+  }
+  return calls_until_failure > 0 && --calls_until_failure == 0;
 }
 
 // Each rank shows what it has, waits until all have, and takes what is its own.
@@ -131,12 +166,13 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
   if ((in_bytes > 0 && !is_inside(in, in_bytes)) || (out_bytes > 0 && !is_inside(out, out_bytes)))
     return refuse(ncclInvalidArgument, std::string(name) + ": expected memory of the device that is large enough");
   if (in_bytes > most_collective) return refuse(ncclInternalError, "the fake one takes at most 64 MiB a rank");
-  if (const int code = injected.exchange(ncclSuccess); code != ncclSuccess) c->error = code;
+  const int failure = fails_now() ? int(ncclInternalError) : injected.exchange(ncclSuccess);
   CallText call{};
   std::snprintf(call.text, sizeof call.text, "%s %s", name, what.c_str());
-  return submit([=] {
+  return submit(c, [=] {
     const uint64_t number = ++c->calls;
     enqueue(stream, [=] {
+      if (failure != ncclSuccess) c->error = failure;
       if (is_over(c)) return;
       RankState& own = c->world->rank(c->rank);
       own.call = call;
@@ -158,12 +194,12 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
       }
       if (!is_over(c)) take(parts);
       c->world->rank(c->rank).consumed = number;
-      note_failure(c);
     }, [=] {
       if (is_over(c)) return true;
       for (int r = 0; r < c->size; ++r) if (c->world->rank(r).posted.load() < number) return false;
       return true;
     });
+    hold(c, stream);
   });
 }
 
@@ -187,6 +223,7 @@ void join(ncclComm* c) {
   c->begin = [c] {
     if (c->aborted || c->error != ncclSuccess) return true;
     for (int r = 0; r < c->size; ++r) if (!c->world->rank(r).joined) return false;
+    World::close(c->id);
     for (int a = 0; a < c->size; ++a)
       for (int b = 0; b < a; ++b)
         if (c->world->rank(a).device == c->world->rank(b).device) {
@@ -210,13 +247,13 @@ ncclResult_t wait_if_blocking(ncclComm* c) {
 
 namespace fake {
 void inject_nccl_error(int code) { injected = code; }
+void hang_nccl_abort(bool hangs) { abort_hangs = hangs; }
 }  // namespace fake
 
 extern "C" {
 
 ncclResult_t ncclGetVersion(int* version) {
-  *version = NCCL_VERSION_CODE;
-  return ncclSuccess;
+  return *version = NCCL_VERSION_CODE, ncclSuccess;
 }
 const char* ncclGetErrorString(ncclResult_t code) {
   switch (code) {
@@ -227,8 +264,7 @@ const char* ncclGetErrorString(ncclResult_t code) {
     case ncclInvalidArgument: return "invalid argument";
     case ncclInvalidUsage: return "invalid usage";
     case ncclRemoteError: return "remote process exited or there was a network error";
-    case ncclInProgress: return "NCCL operation in progress";
-    default: return "unknown result code";
+    default: return "NCCL operation in progress";
   }
 }
 const char* ncclGetLastError(ncclComm_t c) {
@@ -250,6 +286,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   if (!world->header().size.compare_exchange_strong(nobody, size) && nobody != size) return refuse(ncclInvalidArgument, "the ranks disagree on the size");
   ncclComm* c = make();
   c->world = world;
+  c->id = id.internal;
   c->rank = rank;
   c->size = size;
   c->device = current_device();
@@ -292,7 +329,8 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
     }
     if (!all_at(2 * number)) return false;
     if (color < 0) return true;
-    c->world = World::open(comm->world->rank(*step - 1).split_id);
+    c->id = comm->world->rank(*step - 1).split_id;
+    c->world = World::open(c->id);
     if (!c->world) {
       c->error = ncclSystemError;
       return true;
@@ -311,15 +349,15 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* code) {
   if (!c) return ncclInvalidArgument;
-  if (!is_there(c)) {
+  if (!is_there(c) || (c->pending && ++c->asked < 3 && !is_over(c))) {
     *code = ncclInProgress;
     return ncclSuccess;
   }
+  if (const auto fn = std::exchange(c->pending, nullptr); fn && !is_over(c)) fn();
   if (c->world) note_failure(c);
   *code = ncclResult_t(c->error.load());
   return ncclSuccess;
 }
-ncclResult_t ncclCommAbort(ncclComm_t c);
 ncclResult_t ncclCommFinalize(ncclComm_t c) { return c ? ncclSuccess : ncclInvalidArgument; }
 ncclResult_t ncclCommDestroy(ncclComm_t c) {
   if (!c) return ncclInvalidArgument;
@@ -330,40 +368,31 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
 }
 ncclResult_t ncclCommAbort(ncclComm_t c) {
   if (!c) return ncclInvalidArgument;
+  while (abort_hangs) usleep(1000);
   c->aborted = true;  // what is on its streams gives up
+  World::close(c->id);
   return ncclSuccess;
 }
-ncclResult_t ncclCommCount(const ncclComm_t c, int* count) {
-  *count = c->size;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommUserRank(const ncclComm_t c, int* rank) {
-  *rank = c->rank;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommCuDevice(const ncclComm_t c, int* device) {
-  *device = c->device;
-  return ncclSuccess;
-}
-
-ncclResult_t ncclGroupStart() {
-  ++depth;
-  return ncclSuccess;
-}
+ncclResult_t ncclGroupStart() { return ++depth, ncclSuccess; }
 ncclResult_t ncclGroupEnd() {
   if (depth == 0) return refuse(ncclInvalidUsage, "no group was started");
   if (--depth > 0) return ncclSuccess;
-  for (const auto& fn : std::exchange(begun, {})) fn();
-  std::vector<Message> left = std::exchange(messages, {});
-  while (!left.empty()) {
-    const Message first = left[0];
-    const auto same = [&](const Message& m) { return m.comm == first.comm && m.stream == first.stream; };
+  auto calls = std::exchange(begun, {});
+  for (std::vector<Message> left = std::exchange(messages, {}); !left.empty();) {
+    const auto same = [first = left[0]](const Message& m) { return m.comm == first.comm && m.stream == first.stream; };
     std::vector<Message> some;
     std::copy_if(left.begin(), left.end(), std::back_inserter(some), same);
+    calls.emplace_back(some[0].comm, [some] { put_messages(some); });
     std::erase_if(left, same);
-    put_messages(std::move(some));
   }
-  return ncclSuccess;
+  ncclResult_t result = ncclSuccess;
+  while (!calls.empty()) {  // those of one communicator at once
+    const auto others = std::stable_partition(calls.begin(), calls.end(), [c = calls[0].first](const auto& call) { return call.first == c; });
+    const decltype(calls) own(calls.begin(), others);
+    calls.erase(calls.begin(), others);
+    if (start(own[0].first, [own] { for (const auto& [c, fn] : own) fn(); }) != ncclSuccess) result = ncclInProgress;
+  }
+  return result;
 }
 
 ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t c, cudaStream_t stream) {
@@ -387,7 +416,6 @@ ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType
   return collective("broadcast", c, in, c && c->rank == root ? bytes : 0, out, bytes, shown(count, type, " from " + std::to_string(root)), stream,
                     [=](const auto& parts) { std::memcpy(out, parts[size_t(root)], bytes); });
 }
-ncclResult_t ncclBcast(void* data, size_t count, ncclDataType_t type, int root, ncclComm_t c, cudaStream_t stream) { return ncclBroadcast(data, data, count, type, root, c, stream); }
 ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t c, cudaStream_t stream) {
   if (!c) return ncclInvalidArgument;
   const size_t bytes = count * size_of(type);
@@ -407,9 +435,9 @@ static ncclResult_t message(ncclComm* c, bool sends, void* data, size_t bytes, i
   if (const ncclResult_t code = check_comm(c, stream); code != ncclSuccess) return code;
   if (peer < 0 || peer >= c->size) return refuse(ncclInvalidArgument, "expected a peer below the size");
   if (bytes > most_message || (bytes > 0 && !is_inside(data, bytes))) return refuse(ncclInvalidArgument, "expected memory of the device that is large enough");
-  const Message m{c, stream, sends, static_cast<char*>(data), bytes, peer, sends ? ++c->sent[peer] : ++c->received[peer]};
-  if (depth > 0) messages.push_back(m);
-  else put_messages({m});
+  const Message m{c, stream, sends, static_cast<char*>(data), bytes, peer, sends ? ++c->sent[peer] : ++c->received[peer], sends ? 2 : 1};
+  if (depth == 0) return start(c, [m] { put_messages({m}); });
+  messages.push_back(m);
   return ncclSuccess;
 }
 ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t stream) {

@@ -9,8 +9,11 @@
 
 #include <cstdio>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "tests/cudasim/fiber.h"
+#include "tests/cudasim/runtime.h"
 
 namespace fake {
 namespace {
@@ -35,11 +38,30 @@ void reduce(const std::vector<const char*>& parts, size_t first, size_t count, n
 }
 }  // namespace
 
+namespace {
+SpinLock made_lock;
+std::map<std::string, int>& made() {
+  static auto& all = *new std::map<std::string, int>;
+  return all;
+}
+}  // namespace
 
 std::string World::make() {
-  const int fd = memfd_create("lockstep-fake-nccl", MFD_CLOEXEC);
+  static std::atomic<int> number{0};  // descriptors are used again
+  const int fd = memfd_create("fake-nccl", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, off_t(bytes)) != 0) return "";
-  return "fake " + std::to_string(getpid()) + " " + std::to_string(fd);
+  const std::string id = "fake " + std::to_string(getpid()) + " " + std::to_string(fd) + " " + std::to_string(++number);
+  const std::lock_guard lock(made_lock);
+  made()[id] = fd;
+  return id;
+}
+
+void World::close(const std::string& id) {
+  const std::lock_guard lock(made_lock);
+  const auto found = made().find(id);
+  if (found == made().end() || id.find("fake " + std::to_string(getpid()) + " ") != 0) return;  // a forked process has the parent's list
+  ::close(found->second);
+  made().erase(found);
 }
 
 std::shared_ptr<World> World::open(const std::string& id) {
@@ -50,7 +72,7 @@ std::shared_ptr<World> World::open(const std::string& id) {
   simt::begin_ignore();
   void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   simt::end_ignore();
-  close(fd);
+  ::close(fd);
   if (base == MAP_FAILED) return nullptr;
   return std::shared_ptr<World>(new World(static_cast<char*>(base)));
 }

@@ -36,11 +36,13 @@ struct WorldHeader {
   Mailbox mail[most_ranks][most_ranks];  // [from][to]
 };
 
-/// One mapping of it. Nothing is left behind: the memory has no name, and is reached by way of its maker.
+/// One mapping of it. Nothing is left behind: the memory has no name, and is reached by way of its maker, while it keeps it open.
 class World {
  public:
-  /// The text of an id for a new world, which this process keeps open.
+  /// The text of an id for a new world, which this process keeps open until it closes the id.
   static std::string make();
+  /// Everybody has come, or nobody will. Does nothing in other processes, and the second time.
+  static void close(const std::string& id);
   /// nullptr when its maker is gone, or the text is none.
   static std::shared_ptr<World> open(const std::string& id);
   ~World();

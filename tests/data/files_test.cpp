@@ -6,8 +6,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <thread>
 
 #include "data/files.h"
 #include "data/json.h"
@@ -96,6 +98,21 @@ TEST_CASE("a process killed at the k-th file operation leaves the old or the new
   CHECK(runs > 6);
   write_atomically(dir / "a", old_text);
   CHECK(dir.files() == 1);
+}
+
+TEST_CASE("mapped files are opened and closed by some threads while another checks them all") {
+  TempDir dir;
+  const std::string path = dir.write("mapped", "12345");
+  std::atomic<int> running{2};
+  const auto open_often = [&] {
+    for (int i = 0; i < 200; ++i) MappedFile::open(path)->check();
+    --running;
+  };
+  std::thread first(open_often), second(open_often);
+  while (running) check_mapped_files();  // reads what the two are about to write: for ThreadSanitizer
+  first.join();
+  second.join();
+  CHECK_NOTHROW(check_mapped_files());
 }
 
 TEST_CASE("files 42: a mapped file that changes is told; what it loses reads as zeros, and nothing crashes") {

@@ -1,13 +1,12 @@
 #pragma once
 // For the tests of data/: golden files, temporary folders, and the message of an Error.
 #include <doctest/doctest.h>
-#include <stdlib.h>
 
 #include <filesystem>
-#include <fstream>
 #include <string>
 
 #include "tensor/check.h"
+#include "tests/temp_dir.h"
 
 /// tests/golden/NAME: by the define of the build, else beside this file.
 inline std::string golden(const std::string& name) {
@@ -18,20 +17,7 @@ inline std::string golden(const std::string& name) {
 #endif
 }
 
-struct TempDir {
-  std::filesystem::path path;
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "lockstep-XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~TempDir() { std::filesystem::remove_all(path); }
-  std::string operator/(const std::string& name) const { return (path / name).string(); }
-  std::string write(const std::string& name, const std::string& content) const {
-    std::ofstream(path / name, std::ios::binary) << content;
-    return *this / name;
-  }
-  int files() const { return int(std::distance(std::filesystem::directory_iterator(path), {})); }
-};
+using testing::TempDir;
 
 /// The message of the Error that fn throws; "" when it throws none.
 template <class Fn>

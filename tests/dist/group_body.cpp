@@ -40,12 +40,16 @@ double combine(DType dtype, ReduceOp op, double a, double b) {
   }
 }
 
+thread_local Device where;  // tensors of this rank
+template <class T> Tensor from(std::initializer_list<T> values) { return Tensor::from(values).to(where); }
+template <class T> Tensor from(const std::vector<T>& values, const Shape& shape) { return Tensor::from(values, shape).to(where); }
+
 template <class At>
 Tensor make(DType dtype, int64_t begin, int64_t end, At at) {
   std::vector<double> values;
   values.reserve(size_t(end - begin));
   for (int64_t i = begin; i < end; ++i) values.push_back(at(i));
-  return Tensor::from(values, {end - begin}).to(dtype);
+  return from(values, {end - begin}).to(dtype);
 }
 Tensor given(DType dtype, ReduceOp op, int rank, int64_t n) { return make(dtype, 0, n, [&](int64_t i) { return value(dtype, op, rank, i); }); }
 
@@ -66,11 +70,11 @@ void expect_equal(const Tensor& got, const Tensor& expected, const std::string& 
 
 class Body {
  public:
-  Body(ProcessGroup& group, const GroupBody& options) : g(group), options(options), n(group.size()), rank(group.rank()) {}
+  Body(ProcessGroup& group, const GroupBody& options) : g(group), options(options), n(group.size()), rank(group.rank()) { where = options.device; }
 
   void run() {
     for (const Algorithm algorithm : all_algorithms) {
-      if (!options.schedules && algorithm != Algorithm::automatic) continue;
+      if (!options.schedules && algorithm != Algorithm::automatic && algorithm != options.exact) continue;
       for (const DType dtype : all_types) {
         // Every dtype and operation with the default algorithm in small worlds; elsewhere those whose code differs.
         if (algorithm != Algorithm::automatic && dtype != f32 && dtype != bf16) continue;
@@ -120,7 +124,7 @@ class Body {
       expect_equal(input, untouched, what(Collective::all_reduce, "its input"));
     }
     if (has(a, Collective::reduce_scatter)) {
-      const Tensor whole = input.clone(), part = Tensor::from(std::vector<double>(size_t(own.size())), {own.size()}).to(dtype);
+      const Tensor whole = input.clone(), part = from(std::vector<double>(size_t(own.size())), {own.size()}).to(dtype);
       g.reduce_scatter(part, input, o);
       expect_equal(part, sum.narrow(0, own.begin, own.size()), what(Collective::reduce_scatter, "out of place"));
       expect_equal(input, untouched, what(Collective::reduce_scatter, "its input"));
@@ -188,6 +192,27 @@ class Body {
       expect_equal(copy, input, what(Collective::all_to_all, "its input"));
       g.all_to_all(copy, copy, o);
       expect_equal(copy, expected, what(Collective::all_to_all, "in place"));
+      // Parts of other sizes: rank `from` gives `to` (from + 2 to) % 3 rows of two elements, so none to some.
+      std::vector<int64_t> to_each, from_each;
+      int64_t given = 0, taken = 0;
+      for (int r = 0; r < n; ++r) {
+        to_each.push_back((rank + 2 * r) % 3);
+        from_each.push_back((r + 2 * rank) % 3);
+        given += to_each.back();
+        taken += from_each.back();
+      }
+      const auto element = [&](int from, int to, int64_t i) { return value(dtype, ReduceOp::sum, from * n + to, i); };
+      const auto rows = [&](const std::vector<int64_t>& each, int64_t total, bool sent) {
+        return make(dtype, 0, 2 * total, [&](int64_t i) {
+          int r = 0;
+          for (; i >= 2 * each[size_t(r)]; ++r) i -= 2 * each[size_t(r)];
+          return sent ? element(rank, r, i) : element(r, rank, i);
+        }).view({total, 2});
+      };
+      const Tensor some = rows(to_each, given, true), expected_rows = rows(from_each, taken, false), got = expected_rows.clone().zero_();
+      Work work = g.all_to_all(got, from_each, some, to_each, {.tag = "uneven", .async = o.async});
+      work.wait();
+      expect_equal(got, expected_rows, what(Collective::all_to_all, "uneven"));
     }
   }
 
@@ -225,7 +250,7 @@ class Body {
       }
     }
     // A chain: each rank adds one and passes it on.
-    const Tensor token = Tensor::from({0.f});
+    const Tensor token = from({0.f});
     if (rank > 0) g.receive(token, rank - 1, {.tag = "token"});
     token.fill_(token.item() + 1);
     if (rank + 1 < n) g.send(token, rank + 1, {.tag = "token"});
@@ -233,18 +258,18 @@ class Body {
     // Several messages between two ranks keep their order, in a batch or one by one, asynchronous or not.
     if (rank == 0) {
       std::vector<PointToPoint> batch;
-      for (int i = 0; i < 5; ++i) batch.push_back({true, Tensor::from({float(i), 0.f}), 1, str("m", i)});
+      for (int i = 0; i < 5; ++i) batch.push_back({true, from({float(i), 0.f}), 1, str("m", i)});
       g.exchange(batch);
-      Work w = g.send(Tensor::from({5.f}), 1, {.async = true});
-      g.send(Tensor::from({6.f}), 1);
+      Work w = g.send(from({5.f}), 1, {.async = true});
+      g.send(from({6.f}), 1);
       w.wait();
     } else if (rank == 1) {
       for (int i = 0; i < 5; ++i) {
-        const Tensor t = Tensor::from({-1.f, -1.f});
+        const Tensor t = from({-1.f, -1.f});
         g.receive(t, 0, {.tag = str("m", i)}).wait();
         expect(t.to_vector<float>()[0] == float(i), "message ", i, " of a batch");
       }
-      const Tensor a = Tensor::from({0.f}), b = Tensor::from({0.f});
+      const Tensor a = from({0.f}), b = from({0.f});
       g.exchange({{false, a, 0, ""}, {false, b, 0, ""}});
       expect(a.item() == 5 && b.item() == 6, "messages received as a batch");
     }
@@ -254,8 +279,8 @@ class Body {
 
   /// The host of every rank, numbered from 0.
   std::vector<int> hosts() {
-    const Tensor all = Tensor::from(std::vector<int64_t>(size_t(n)), {n});
-    g.all_gather(all, Tensor::from({int64_t(std::hash<std::string>()(g.control().host()))}));
+    const Tensor all = from(std::vector<int64_t>(size_t(n)), {n});
+    g.all_gather(all, from({int64_t(std::hash<std::string>()(g.control().host()))}));
     std::vector<int64_t> names;
     std::vector<int> numbers;
     for (const int64_t name : all.to_vector<int64_t>()) {
@@ -309,7 +334,7 @@ class Body {
     expect((evens != nullptr) == (rank % 2 == 0), "members of a group");
     if (evens) {
       expect(evens->size() == int(even.size()) && evens->rank() == rank / 2 && evens->name() == "even" && evens->world_rank(evens->rank()) == g.world_rank(rank), "places in a group");
-      const Tensor data = Tensor::from({float(rank)});
+      const Tensor data = from({float(rank)});
       evens->all_reduce(data);
       float sum = 0;
       for (const int r : even) sum += float(r);
@@ -322,12 +347,12 @@ class Body {
     const auto half = g.split(rank < n / 2 ? 0 : 1, -rank, "half");
     const int size = rank < n / 2 ? n / 2 : n - n / 2, last = rank < n / 2 ? n / 2 - 1 : n - 1;
     expect(half && half->size() == size && half->rank() == last - rank && half->name() == (rank < n / 2 ? "half.0" : "half.1"), "split");
-    const Tensor root = Tensor::from({float(rank)});
+    const Tensor root = from({float(rank)});
     half->broadcast(root, 0);
     expect(root.item() == last, "broadcast in a half");
     expect(g.split(-1, 0, "nobody") == nullptr, "split without colour");
     // Two groups at work at once, on threads of their own.
-    const Tensor a = Tensor::from({1.f}), b = Tensor::from({1.f});
+    const Tensor a = from({1.f}), b = from({1.f});
     Work x = g.all_reduce(a, {.async = true}), y = half->all_reduce(b, {.async = true});
     y.wait();
     x.wait();
@@ -342,7 +367,7 @@ class Body {
 
   // Wrong calls are told before anything moves, and the group goes on.
   void refusals() {
-    const Tensor x = Tensor::from({1.f, 2.f, 3.f, 4.f, 5.f, 6.f}), y = Tensor::from({1.0, 2.0});
+    const Tensor x = from({1.f, 2.f, 3.f, 4.f, 5.f, 6.f}), y = from({1.0, 2.0});
     const auto refused = [&](const char* part, const std::function<void()>& call) {
       const std::string got = message(call);
       expect(contains(got, part), "expected \"", part, "\", got \"", got, "\"");
@@ -352,17 +377,20 @@ class Body {
     refused("[all_reduce] expected output and input of one shape, got (6) and (5)", [&] { g.all_reduce(x, x.narrow(0, 0, 5).clone(), {}); });
     refused("[all_reduce] expected output and input of one dtype, got f32 and f64", [&] { g.all_reduce(x, y, {}); });
     refused("[all_reduce] expected tensors that are apart in memory", [&] { g.all_reduce(x.narrow(0, 0, 4), x.narrow(0, 1, 4), {}); });
-    refused("got mean", [&] { g.all_reduce(Tensor::from({true}), {.op = ReduceOp::mean}); });
+    refused("got mean", [&] { g.all_reduce(from({true}), {.op = ReduceOp::mean}); });
     refused(n == 1 ? "[broadcast] expected a root from 0 to 0" : "[broadcast] expected a root from 0 to", [&] { g.broadcast(x, n); });
     refused("[reduce] expected a root from 0 to", [&] { g.reduce(x, -1); });
-    refused("[all_gather] expected a part of", [&] { g.all_gather(x, Tensor::from(std::vector<float>(7), {7})); });
+    refused("[all_gather] expected a part of", [&] { g.all_gather(x, from(std::vector<float>(7), {7})); });
     refused("[reduce_scatter] expected output and input of one dtype", [&] { g.reduce_scatter(y, x); });
     refused("[send] expected another rank as peer", [&] { g.send(x, rank); });
     refused("[receive] expected a peer from 0 to", [&] { g.receive(x, n + 3); });
     refused("[new_group] expected each rank once", [&] { g.new_group({0, 0}, "twice"); });
     refused("[new_group] expected at least one rank", [&] { g.new_group({}, "empty"); });
     refused("[new_group] expected ranks from 0 to", [&] { g.new_group({n}, "outside"); });
-    if (n > 1) refused("[all_to_all] expected a number of elements that divides by", [&] { const Tensor t = Tensor::from(std::vector<float>(size_t(n + 1)), {n + 1}); g.all_to_all(t, t); });
+    const std::vector<int64_t> none(size_t(n), 0);
+    refused("[all_to_all] expected parts of input that add up to its 3 rows, got 0", [&] { g.all_to_all(from(std::vector<float>{}, {0}), none, from(std::vector<float>(3), {3}), none); });
+    refused("numbers", [&] { g.all_to_all(from(std::vector<float>{}, {0}), {}, from(std::vector<float>{}, {0}), none); });
+    if (n > 1) refused("[all_to_all] expected a number of elements that divides by", [&] { const Tensor t = from(std::vector<float>(size_t(n + 1)), {n + 1}); g.all_to_all(t, t); });
     if (options.schedules && !has_schedule(Algorithm::halving_doubling, Collective::gather))
       refused("[gather] expected an algorithm that has a schedule", [&] { g.gather(x, x.narrow(0, 0, shard_range(6, n, rank).size()).clone(), rank, {.algorithm = Algorithm::halving_doubling}); });
   }

@@ -238,7 +238,7 @@ TEST_CASE("group: worlds of this process and of its threads") {
   CHECK(contains(message([] { world(); }), "expected dist::init() (or spawn()) before"));
   CHECK(contains(message([] { init("mars://x"); }), "mars"));
   CHECK(contains(message([] { init(Rendezvous{.rank = 2, .world_size = 2}); }), "got rank 2 of 2"));
-  CHECK(contains(message([] { init(Rendezvous{}, "gloo"); }), "[init] expected backend auto, native or mpi, got \"gloo\""));
+  CHECK(contains(message([] { init(Rendezvous{}, "gloo"); }), "[init] expected backend auto, native, nccl or mpi, got \"gloo\""));
   ProcessGroup& alone = init(Rendezvous{.port = 1});  // needs no store, so no port
   CHECK(&alone == &world());
   CHECK(alone.size() == 1);

@@ -8,9 +8,11 @@
 
 #include "dist/launcher/launch.h"
 #include "tests/messages.h"
+#include "tests/temp_dir.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
+using testing::TempDir;
 
 namespace {
 
@@ -31,16 +33,6 @@ std::string text_of(const std::vector<Host>& hosts) {
 }
 
 const std::vector<Host> abc = {{"a", up_to(4)}, {"b", up_to(4)}, {"c", up_to(2)}};
-
-struct Folder {
-  std::filesystem::path path;
-  Folder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "launcher-test-XXXXXX").string();
-    REQUIRE(mkdtemp(pattern.data()));
-    path = pattern;
-  }
-  ~Folder() { std::filesystem::remove_all(path); }
-};
 
 }  // namespace
 
@@ -65,7 +57,7 @@ TEST_CASE("a hostfile has one host a line") {
     CHECK_MESSAGE(contains(said, row.expected), said);
   }
   CHECK(contains(message([] { read_hostfile("/nonexistent/hosts"); }), "cannot read the hostfile '/nonexistent/hosts': No such file"));
-  const Folder folder;
+  const TempDir folder;
   std::ofstream(folder.path / "empty");
   CHECK(contains(message([&] { read_hostfile(folder.path / "empty"); }), "at least one line"));
 }
@@ -169,7 +161,7 @@ TEST_CASE("the environment of a rank") {
 }
 
 TEST_CASE("tokens") {
-  const Folder folder;
+  const TempDir folder;
   const std::string file = folder.path / "token";
   CHECK(contains(message([&] { read_token(file); }), "No such file"));
   std::ofstream(file) << "0123456789abcdef\n";
@@ -231,7 +223,7 @@ TEST_CASE("what is said through ssh") {
   const std::vector<std::string> local = agent_command(o, attempt, 1, "/bin/lockstep", "/work dir");
   CHECK(local.front() == "/bin/lockstep");
   CHECK(std::vector<std::string>(local.end() - 3, local.end()) == o.command);
-  const Folder folder;  // a stand-in for ssh, so that the test does not need one
+  const TempDir folder;  // a stand-in for ssh, so that the test does not need one
   std::ofstream(folder.path / "ssh") << "#!/bin/sh\n";
   std::filesystem::permissions(folder.path / "ssh", std::filesystem::perms::owner_all);
   const std::string path = getenv("PATH") ? getenv("PATH") : "";
@@ -247,7 +239,7 @@ TEST_CASE("what is said through ssh") {
 }
 
 TEST_CASE("error files") {
-  const Folder folder;
+  const TempDir folder;
   const std::string file = folder.path / "error.json";
   CHECK(read_error_file(file).empty());
   const struct { const char *text, *expected; } rows[] = {
@@ -261,7 +253,7 @@ TEST_CASE("error files") {
 }
 
 TEST_CASE("the first cause is the rank that all errors name, if it failed") {
-  const Folder folder;
+  const TempDir folder;
   const LaunchOptions o{.ranks = 3};
   const Attempt attempt{.folder = folder.path};
   const struct { const char* error; bool other_failed, other_stopped; int cause; } rows[] = {

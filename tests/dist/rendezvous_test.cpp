@@ -17,9 +17,11 @@
 #include "tests/dist/job.h"
 #include "tests/dist/proxy.h"
 #include "tests/messages.h"
+#include "tests/temp_dir.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
+using testing::TempDir;
 
 namespace {
 
@@ -57,15 +59,6 @@ Variables operator+(Variables a, const Variables& b) {
 std::string join_says(const Rendezvous& place) {
   return message([&] { Control::join(place); });
 }
-
-struct Folder {
-  Folder() {
-    char name[] = "/tmp/lockstep-test-XXXXXX";
-    path = ::mkdtemp(name);
-  }
-  ~Folder() { std::filesystem::remove_all(path); }
-  std::string path;
-};
 
 // Something that listens and is not ours: says what it is given to say to each who comes, then nothing.
 class Listener {
@@ -372,8 +365,8 @@ TEST_CASE("rendezvous 29: another version of the protocol is refused, by the sto
 }
 
 TEST_CASE("rendezvous: over a file, whatever lies there from earlier runs") {
-  Folder folder;
-  const std::string path = folder.path + "/rendezvous";
+  TempDir folder;
+  const std::string path = folder / "rendezvous";
   const auto run = [&](int world) {
     std::vector<std::thread> threads;
     std::vector<std::string> said;

@@ -2,7 +2,6 @@
 // What the tests of data parallelism share: small models, and a run of a few steps cut over ranks and accumulation.
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "parallel/ddp.h"
 #include "tensor/random.h"
 #include "tests/messages.h"
+#include "tests/ranks.h"
 
 namespace testing {
 
@@ -76,19 +76,6 @@ inline double distance(const Tensors& a, const Tensors& b) {
   double most = a.size() == b.size() ? 0 : 1e9;
   for (const auto& [name, tensor] : a) most = b.count(name) ? std::max(most, max(abs(sub(tensor, b.at(name)))).item()) : 1e9;
   return most;
-}
-
-/// Runs fn on n ranks and gives back what each returned. Throws what the first failing rank threw.
-template <class Result>
-std::vector<Result> on_ranks(int n, const std::function<Result(int rank)>& fn, const dist::SpawnOptions& options = {.timeout = dist::Seconds(60)}) {
-  std::vector<Result> results(static_cast<size_t>(n));
-  std::mutex mutex;
-  dist::spawn(n, [&](int rank) {
-    Result result = fn(rank);
-    const std::lock_guard lock(mutex);
-    results[size_t(rank)] = std::move(result);
-  }, options);
-  return results;
 }
 
 }  // namespace testing

@@ -240,6 +240,23 @@ TEST_CASE("dropout keeps about 1 - p of the weights and depends on its key") {
   CHECK_FALSE(same_bits(out, attention(q, k, v, {}, args).out));
 }
 
+TEST_CASE("some of the heads lose the weights that they lose among all") {
+  const Tensor q = random_tensor({2, 6, 9, 4}, f64, 1), k = random_tensor({2, 6, 13, 4}, f64, 2), v = random_tensor({2, 6, 13, 4}, f64, 3), grad = random_tensor({2, 6, 9, 4}, f64, 4);
+  const AttentionArgs args{.scale = 0.5, .dropout = 0.4, .key = {1, 2}};
+  const AttentionResult all = attention(q, k, v, {}, args);
+  const AttentionGrad grads = attention_grad(grad, q, k, v, {}, all, args);
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 3}, {3, 3}, {5, 1}, {0, 6}}) {
+    const auto some = [&, first = first, count = count](const Tensor& x) { return x.narrow(1, first, count); };
+    AttentionArgs part = args;
+    part.first_head = first, part.all_heads = 6;
+    const AttentionResult mine = attention(some(q), some(k), some(v), {}, part);
+    CHECK(same_bits(mine.out, some(all.out)));
+    const AttentionGrad g = attention_grad(some(grad), some(q), some(k), some(v), {}, mine, part);
+    CHECK(same_bits(g.q, some(grads.q)));
+    CHECK(same_bits(g.v, some(grads.v)));
+  }
+}
+
 TEST_CASE("attention holds no T x S matrix") {
   const int64_t T = 2048, D = 16;
   const Tensor q = random_tensor({1, 2, T, D}, f32, 1);

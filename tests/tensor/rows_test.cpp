@@ -384,6 +384,27 @@ TEST_CASE("wrong calls of row operations are named") {
   CHECK_THROWS_AS(softmax(Tensor(), 0), Error);
 }
 
+TEST_CASE("a part of a tensor loses the elements that the whole loses there") {
+  const PhiloxKey key{3, 4};
+  for (const DType dtype : {f32, f64, bf16}) {
+    for (const Shape& shape : {Shape{12}, {2, 24, 5}, {3, 4, 6, 2}, {2, 12, 700}, {1, 840, 3}, {0, 4}}) {
+      const Tensor x = random_tensor(shape, dtype, 1), whole = dropout(x, 0.3, key);
+      for (int64_t dim = -shape.rank(); dim < shape.rank(); ++dim) {
+        for (const int64_t count : {1, 2, 3, 4}) {
+          const int64_t size = x.size(dim);
+          if (size % count != 0) continue;
+          for (int64_t index = 0; index < count; ++index) {
+            const auto own = [&](const Tensor& t) { return t.narrow(dim, index * size / count, size / count); };
+            CHECK(same_bits(dropout(own(x), 0.3, key, {.dim = dim, .index = index, .count = count}), own(whole).contiguous()));
+          }
+        }
+      }
+    }
+  }
+  CHECK_THROWS_WITH_AS(dropout(ones({4}), 0.3, key, {.index = 2, .count = 2}), "[dropout] expected a part from 0 to 1, got 2 of 2", Error);
+  CHECK_THROWS_AS(dropout(ones({4}), 0.3, key, {.dim = 1, .index = 0, .count = 2}), Error);
+}
+
 // --- optimizers ---
 
 namespace {

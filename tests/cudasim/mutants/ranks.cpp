@@ -105,13 +105,17 @@ bool all_collectives(const Rank& r, size_t count) {
   if (!holds(0, n, float(other + 1))) return false;
   ncclComm_t alone = nullptr;
   ncclResult_t code = ncclCommSplit(r.comm, r.rank, 0, &alone, nullptr);
-  for (int i = 0; i < 30000 && alone; ++i) {
-    ncclCommGetAsyncError(alone, &code);
-    if (code != ncclInProgress) break;
-    usleep(100);
-  }
-  if (code != ncclSuccess) return false;
+  const auto is_settled = [&] {
+    for (int i = 0; i < 30000 && alone; ++i) {
+      ncclCommGetAsyncError(alone, &code);
+      if (code != ncclInProgress) break;
+      usleep(100);
+    }
+    return code == ncclSuccess;
+  };
+  if (!is_settled()) return false;
   ncclAllReduce(x, out, n, ncclFloat32, ncclSum, alone, r.stream);
+  if (!is_settled()) return false;
   const bool good = holds(0, n, float(r.rank + 1));
   ncclCommDestroy(alone);
   return good;

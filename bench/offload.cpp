@@ -1,0 +1,167 @@
+// What offload costs: the optimizer's step with its state in memory and in files, and files against plain reads and writes.
+//   bench_offload --folder /nvme [--elements 50000000] [--tile 2097152] [--dtype bf16]
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include "dist/process_group.h"
+#include "nn/nn.h"
+#include "optim/optim.h"
+#include "tensor/threads.h"
+#include "zero/tile_ring.h"
+#include "zero/zero.h"
+
+using namespace lockstep;
+using zero::Offload;
+
+namespace {
+
+struct Options {
+  std::string folder = ".";
+  int64_t elements = 50'000'000, tile = 1 << 21, mib = 1024;
+  int repeat = 5, buffers = 4, threads = 0;
+  std::string dtype = "f32";
+  zero::AioOptions aio;
+};
+
+double seconds(const std::function<void()>& fn) {
+  const auto start = std::chrono::steady_clock::now();
+  fn();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> all) {
+  std::nth_element(all.begin(), all.begin() + int64_t(all.size() / 2), all.end());
+  return all[all.size() / 2];
+}
+
+/// The whole file by pread or pwrite in block_size requests, `depth` threads at a time: what the disk gives.
+void plain(const zero::SwapFile& file, const Tensor& memory, int64_t block, int depth, bool writes) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < depth; ++t) {
+    threads.emplace_back([&, t] {
+      for (int64_t at = t * block; at < file.bytes(); at += depth * block) {
+        auto* const data = static_cast<std::byte*>(memory.raw_data()) + at % memory.numel();
+        const auto n = size_t(std::min(block, file.bytes() - at));
+        const ssize_t done = writes ? pwrite(file.descriptor(), data, n, at) : pread(file.descriptor(), data, n, at);
+        LOCKSTEP_CHECK(done == ssize_t(n), "the disk gave ", done, " of ", n, " bytes: ", std::strerror(errno));
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+/// Alternating: ours, one plain request after the other, and as many plain ones at a time as ours has.
+void files(const Options& o) {
+  const zero::SwapFile file(o.folder, "a benchmark", o.mib << 20, true);
+  zero::FileQueue queue(o.aio);
+  const Tensor memory = zero::aligned_bytes(64 << 20, false);
+  const auto ours = [&](bool writes) {
+    std::vector<zero::FileQueue::Transfer> on_their_way;
+    for (int64_t at = 0; at < file.bytes(); at += 16 << 20) {  // four transfers at a time
+      auto* const data = static_cast<std::byte*>(memory.raw_data()) + at % memory.numel();
+      const int64_t n = std::min<int64_t>(16 << 20, file.bytes() - at);
+      if (on_their_way.size() >= 4) on_their_way[on_their_way.size() - 4].wait();
+      on_their_way.push_back(writes ? queue.write(file, at, data, n) : queue.read(file, at, data, n));
+    }
+    for (auto& t : on_their_way) t.wait();
+  };
+  const int depth = o.aio.queue_depth * o.aio.thread_count;
+  fmt::print("{} MiB in {}, {}, {}, blocks of {} KiB, {} at a time\n", o.mib, o.folder, file.is_direct() ? "O_DIRECT" : "through the page cache", queue.engine(), o.aio.block_size >> 10, depth);
+  for (const bool writes : {false, true}) {
+    std::vector<double> mine, one, many;
+    for (int i = 0; i < o.repeat; ++i) {
+      mine.push_back(seconds([&] { ours(writes); }));
+      one.push_back(seconds([&] { plain(file, memory, o.aio.block_size, 1, writes); }));
+      many.push_back(seconds([&] { plain(file, memory, o.aio.block_size, depth, writes); }));
+    }
+    const auto speed = [&](const std::vector<double>& s) { return double(o.mib << 20) / 1e6 / median(s); };
+    fmt::print("  {:5} {:7.0f} MB/s   {} one at a time {:7.0f} MB/s   {} at a time {:7.0f} MB/s   ours {:.0f} %\n", writes ? "write" : "read", speed(mine), writes ? "pwrite" : "pread", speed(one), depth,
+               speed(many), 100 * speed(mine) / std::max(speed(one), speed(many)));
+  }
+}
+
+/// Matrices of about a million elements.
+struct Stack : nn::Layer<Stack> {
+  std::vector<nn::Linear> layers;
+  explicit Stack(int64_t elements) {
+    const nn::Linear::Options options{.in = 1024, .out = 1024, .bias = false};
+    for (int64_t i = 0; i < std::max<int64_t>(1, elements >> 20); ++i) layers.emplace_back(options);
+  }
+  Variable forward(const Variable& input) {
+    Variable x = input;
+    for (nn::Linear& layer : layers) x = layer(x);
+    return x;
+  }
+  void fields(nn::Fields& f) override { for (size_t i = 0; i < layers.size(); ++i) f(std::to_string(i), layers[i]); }
+};
+
+void steps(const Options& o) {
+  const DType dtype = o.dtype == "bf16" ? bf16 : f32;
+  struct Place { const char* name; Offload device; bool overlap; };
+  const std::vector<Place> places{{"none", Offload::none, true}, {"cpu", Offload::cpu, true}, {"nvme", Offload::nvme, true}, {"nvme, nothing overlaps", Offload::nvme, false}};
+  for (const Place& place : places) {
+    dist::spawn(1, [&](int) {
+      if (o.threads > 0) set_threads(o.threads);
+      Stack model(o.elements);
+      model.to(dtype);
+      optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
+      zero::ZeroOptions options;
+      options.nonfinite = zero::NonFinite::propagate;
+      options.sub_group_size = o.tile;
+      options.aio = o.aio;
+      zero::OffloadOptimizer& offload = options.offload_optimizer;
+      offload.device = place.device;
+      offload.nvme_path = o.folder;
+      offload.buffer_count = o.buffers;
+      offload.pipeline_read = offload.pipeline_write = place.overlap;
+      zero::Zero z(model, optimizer, options);
+      std::vector<double> times;
+      for (int i = 0; i < o.repeat + 2; ++i) {
+        sum(model(ones({1, 1024}).to(dtype))).backward();
+        const double t = seconds([&] { z.step(); });
+        if (i >= 2) times.push_back(t);
+      }
+      const int64_t n = model.parameter_count();
+      fmt::print("  step of {:.1f} M in {}, {:22} {:8.1f} ms", double(n) / 1e6, o.dtype, place.name, 1e3 * median(times));
+      if (place.device == Offload::nvme) fmt::print("   {:.0f} MB/s read and as much written", double(n) * (dtype == f32 ? 8 : 12) / 1e6 / median(times));
+      fmt::print("\n");
+    });
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options o;
+  CLI::App app("offload: files and steps");
+  app.add_option("--folder", o.folder)->capture_default_str();
+  app.add_option("--mib", o.mib, "size of the file that is read and written; 0: not")->capture_default_str();
+  app.add_option("--elements", o.elements, "parameters of the step; 0: no step")->capture_default_str();
+  app.add_option("--tile", o.tile)->capture_default_str();
+  app.add_option("--buffers", o.buffers)->capture_default_str();
+  app.add_option("--threads", o.threads)->capture_default_str();
+  app.add_option("--repeat", o.repeat)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--dtype", o.dtype)->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
+  app.add_option("--block", o.aio.block_size)->capture_default_str();
+  app.add_option("--depth", o.aio.queue_depth)->capture_default_str();
+  app.add_option("--io-threads", o.aio.thread_count)->capture_default_str();
+  bool no_uring = false;
+  app.add_flag("--no-uring", no_uring, "pread and pwrite in threads");
+  CLI11_PARSE(app, argc, argv);
+  if (no_uring) o.aio.engine = zero::AioOptions::Engine::threads;
+  try {
+    if (o.mib > 0) files(o);
+    if (o.elements > 0) steps(o);
+  } catch (const Error& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+}

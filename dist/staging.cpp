@@ -1,0 +1,23 @@
+#include "dist/staging.h"
+
+namespace lockstep::dist {
+
+Staging::Staging(Call& call) {
+  const auto on_host = [&](Tensor& t, bool receives) {
+    if (!t.defined() || t.device().is_cpu()) return;
+    const Tensor here = t.to(cpu);
+    if (receives) results_.emplace_back(t, here);
+    t = here;
+  };
+  const bool in_place = call.output.defined() && call.input.defined() && call.output.raw_data() == call.input.raw_data() && call.output.numel() == call.input.numel();
+  on_host(call.output, call.collective != Collective::send);
+  if (in_place) call.input = call.output;
+  else on_host(call.input, false);
+  for (PointToPoint& p : call.batch) on_host(p.tensor, !p.is_send);
+}
+
+void Staging::finish() const {
+  for (const auto& [there, here] : results_) there.copy_(here);
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,57 @@
+// Model parallelism by a map: a GPT from a file over devices, host memory and disk, without ever being whole in one place.
+//   LOCKSTEP_CPU_DEVICES=2 device_map                                              half of it on each device
+//   LOCKSTEP_CPU_DEVICES=2 device_map sequential cpu:0=64KiB cpu:1=40KiB cpu=30KiB     limits; what is left lies on disk
+//   ... --svg FILE                                                                 draws it
+#include <lockstep.h>
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+
+namespace ls = lockstep;
+
+int main(int argc, char** argv) try {
+  std::string mode = "auto", svg;
+  ls::device_map::Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    const size_t equals = arg.find('=');
+    if (arg == "--svg" && i + 1 < argc) svg = argv[++i];
+    else if (equals != arg.npos) options.max_memory.emplace(arg.substr(0, equals), arg.substr(equals + 1));
+    else mode = arg;
+  }
+  const ls::nn::GPT::Options shape{.vocab = 65, .context = 32, .layers = 6, .width = 24, .heads = 2};
+  const std::filesystem::path file = std::filesystem::temp_directory_path() / ("device_map-" + std::to_string(::getpid()) + ".safetensors");
+  struct Remove { const std::filesystem::path& file; ~Remove() { std::filesystem::remove(file); } } at_end{file};
+  {
+    ls::manual_seed(1);
+    ls::nn::GPT trained(shape);  // stands for one that somebody has trained
+    ls::data::save_safetensors(file.string(), trained.state());
+  }
+
+  std::optional<ls::nn::GPT> model;
+  {
+    const ls::device_map::EmptyWeights scope;  // parameters without memory: they come from the file
+    model.emplace(shape);
+  }
+  const ls::device_map::Plan plan = ls::device_map::infer(*model, mode, options);
+  auto dispatched = ls::device_map::dispatch(*model, plan, {.weights = file.string()});
+  std::cout << plan.text();
+  if (!svg.empty()) std::ofstream(svg, std::ios::binary) << ls::device_map::draw_svg(plan);
+
+  int i = 0;
+  for (const auto& [name, parameter] : model->named_parameters()) std::cout << i++ << ",\t" << name << "\t" << parameter.device() << "\t" << parameter.dtype() << "\n";
+
+  const ls::NoGrad no_grad;
+  const auto own = dispatched.hold();  // generate() is no operator()
+  ls::manual_seed(2);
+  const ls::Tensor said = model->generate(ls::zeros({1, 1}, {.dtype = ls::i64, .device = model->tokens_table.weight.device()}), 8);
+  std::cout << "says";
+  for (const int64_t token : said.to(ls::cpu).view({-1}).to_vector<int64_t>()) std::cout << " " << token;
+  std::cout << "; parts came " << dispatched.loads() << " times\n";
+} catch (const std::exception& error) {
+  std::cerr << error.what() << "\n";
+  return 1;
+}

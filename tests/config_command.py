@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""`lockstep config`: the typical files of tests/golden/configs, what is printed of them, refusals, and docs/config.md, which it writes itself. And `lockstep plan`.
+
+    config_command.py BUILD
+"""
+import base64
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from programs import check, finish
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LOCKSTEP = pathlib.Path(sys.argv[1]).resolve() / "apps/lockstep"
+CONFIGS = ROOT / "tests/golden/configs"
+
+
+def run(*args, command="config"):
+    return subprocess.run([str(LOCKSTEP), command, *map(str, args)], capture_output=True, text=True, timeout=60)
+
+
+def plan(*args):
+    return run(*args, "--flops", "1e12", "--bandwidth", "1e10", "--memory-bandwidth", "1e10", command="plan")
+
+
+r = run("--reference")
+page = (ROOT / "docs/config.md").read_text()
+difference = next((f"the page has:    {a}\nthe program has: {b}" for a, b in zip(page.split("\n"), r.stdout.split("\n")) if a != b), "")
+check("docs/config.md is current (lockstep config --reference > docs/config.md)", r.returncode == 0 and r.stdout == page, difference)
+
+for name, ranks, lines, warnings in (
+        ("tutorial", 1, ('zero_optimization.stage  2  (from file)', 'zero_optimization.offload_optimizer.device  "cpu"  (from file)', "gradient_clipping  1.0  (default)"),
+         ("stage3_max_act_size: accepted, and has no effect", "offload_param: ignored below stage 3")),
+        ("nvme", 8, ("train_batch_size  64  (inferred)", "aio.queue_depth  32  (from file)", "scheduler.params.cycle_max_lr  0.001  (from file)"), ()),
+        ("old", 4, ("train_batch_size  16  (inferred)", "pipeline.stages  1  (default here; DeepSpeed: auto)", "optimizer.params.momentum  0.95  (default)"),
+         ("bfloat16: a deprecated name of bf16", "contiguous_gradients: accepted, and has no effect"))):
+    r = run(CONFIGS / f"{name}.config", "--ranks", ranks)
+    printed = [" ".join(line.split()) for line in r.stdout.splitlines()]
+    missing = [line for line in lines if " ".join(line.split()) not in printed]
+    check(name, r.returncode == 0 and not missing and all(w in r.stderr for w in warnings) and bool(r.stderr) == bool(warnings), f"missing {missing}\n{r.stdout}{r.stderr}")
+    again = json.loads(run(CONFIGS / f"{name}.config", "--ranks", ranks, "--json").stdout)
+    check(f"{name} --json, read again", json.loads(run(json.dumps(again), "--ranks", ranks, "--json").stdout) == again)
+
+r = run(CONFIGS / "tutorial.config", "--ranks", 4)
+check("batch sizes that do not fit", r.returncode == 2 and not r.stdout and "= 64; write one of\n" in r.stderr and "\n    \"train_batch_size\": 64\n" in r.stderr and "tutorial.config: " in r.stderr, r.stderr)
+r = run('{"optimzer": {}, "zero_optimization": {"stage": 7}}')
+check("all problems at once", r.returncode == 2 and "2 problems\n" in r.stderr and "did you mean optimizer?" in r.stderr and "from 0 to 3, got 7" in r.stderr, r.stderr)
+r = run(base64.urlsafe_b64encode(b'{"train_batch_size": 3}').decode(), "--ranks", 3)
+check("base64", r.returncode == 0 and "(inferred)" in r.stdout, r.stderr)
+with tempfile.TemporaryDirectory() as folder:
+    file = pathlib.Path(folder) / "broken.json"
+    file.write_text('{\n  "seed": 1\n  "fp16": {}\n}\n')
+    r = run(file)
+    check("a syntax error has a line", r.returncode == 2 and f"{file}:3:" in r.stderr, r.stderr)
+    r = run(folder)
+    check("a folder", r.returncode == 2 and "got a folder" in r.stderr, r.stderr)
+for args, text, code in ((["/nowhere/ds.json"], "/nowhere/ds.json", 2), ([], "expected a configuration file, got none", 2), (["{}", "--ranks", "0"], "from 1 to", 2)):
+    r = run(*args)
+    check(f"refused: {args}", r.returncode == code and text in r.stderr, f"exit {r.returncode}: {r.stderr}")
+
+r = plan("--config", CONFIGS / "nvme.config", "--model", "gpt:12x768x12", "--ranks", 8, "--units")
+words = ("124439808 parameters", "legal on 8 ranks; stage 3, bf16, AdamW (assumed: the file names none)", "formula ", "with padding, most ", "offloaded ", "Activations come on top", "3.0", "unit 0 ", "rank 7 ")
+check("plan", r.returncode == 0 and all(w in r.stdout for w in words), r.stdout + r.stderr)
+r = plan("--config", CONFIGS / "tutorial.config", "--model", "gpt:2x64x2", "--ranks", 1, "--vocab", 100, "--context", 32, "--json")
+p = json.loads(r.stdout)
+elements = 100 * 64 + 32 * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64
+check("plan --json", r.returncode == 0 and p["elements"] == elements and p["optimizer"] == "AdamW" and p["bytes"][0]["optimizer_elsewhere"] == 12 * elements and p["traffic"]["gradients"] == 0
+      and abs(p["seconds"]["compute"] - 3 * (2 * (2 * 12 * 64 * 64 + 100 * 64) + 2 * 2 * 32 * 64) * 16 * 32 / 1e12) < 1e-9, r.stdout + r.stderr)
+r = run("--config", '{"train_batch_size": 2}', "--model", "gpt:1x8x1", "--ranks", 2, "--vocab", 10, "--context", 4, command="plan")
+check("plan with speeds measured here", r.returncode == 0 and "FLOP/s a rank" in r.stdout, r.stdout + r.stderr)
+for args, text, code in ((("--config", CONFIGS / "tutorial.config", "--model", "gpt:2x64x2", "--ranks", 3), "= 48; write one of", 2), (("--config", "{}", "--model", "gpt:2x64", "--ranks", 3), "gpt:LAYERSxWIDTHxHEADS", 1),
+                         (("--config", "{}", "--model", "gpt:2x64x2"), "expected --ranks N, or --plan", 1)):
+    r = plan(*args)
+    check(f"plan refuses {args}", r.returncode == code and text in r.stderr, f"exit {r.returncode}: {r.stdout}{r.stderr}")
+finish()

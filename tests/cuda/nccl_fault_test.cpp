@@ -1,0 +1,167 @@
+// What goes wrong in collectives by NCCL: every rank is told the same, in time, with the call named; results are not to be believed.
+#include <doctest/doctest.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "tensor/ops.h"
+#include "tests/cuda/nccl_util.h"
+#include "tests/cudasim/fake.h"
+
+using namespace lockstep;
+using namespace lockstep::dist;
+using namespace testing;
+
+namespace {
+
+Tensor ones_on(int rank, int64_t n = 8, DType dtype = f32) { return full({n}, 1, {.dtype = dtype, .device = device_of(rank)}); }
+void warm_up(int rank) {  // beyond the calls that are all compared
+  for (int i = 0; i < 101; ++i) world().all_reduce(ones_on(rank, 3)).synchronize();
+}
+void until_failed() {
+  until([] { return world().control().failed(); });
+  world().barrier();  // raises it
+}
+
+struct Setting {
+  Setting(const char* name, const char* value) : name(name) { setenv(name, value, 1); }
+  ~Setting() { unsetenv(name); }
+  const char* name;
+};
+
+}  // namespace
+
+TEST_CASE("nccl 51: ranks that disagree are told before NCCL is called, all of them, with both sides named") {
+  struct Row { std::string expected; std::function<void(ProcessGroup&, int)> call; };
+  const Row rows[] = {
+      {"calls all_reduce f32 x 8 sum, tag w1; rank 2 calls all_reduce f32 x 9 sum, tag w1", [](auto& g, int r) { g.all_reduce(ones_on(r, r == 2 ? 9 : 8), {.tag = "w1"}); }},
+      {"rank 2 calls all_reduce i32 x 8 sum", [](auto& g, int r) { g.all_reduce(ones_on(r, 8, r == 2 ? i32 : f32)); }},
+      {"rank 2 calls all_reduce f32 x 8 max", [](auto& g, int r) { g.all_reduce(ones_on(r), {.op = r == 2 ? dist::ReduceOp::max : dist::ReduceOp::sum}); }},
+      {"rank 2 calls all_reduce f32 x 8 sum, tag b", [](auto& g, int r) { g.all_reduce(ones_on(r), {.tag = r == 2 ? "b" : "w"}); }},
+      {"sum by automatic; rank 2 calls all_reduce f32 x 8 sum by direct", [](auto& g, int r) { g.all_reduce(ones_on(r), {.algorithm = r == 2 ? Algorithm::direct : Algorithm::automatic}); }},
+      {"rank 2 calls broadcast f32 x 8 from rank 0", [](auto& g, int r) { r == 2 ? (void)g.broadcast(ones_on(r), 0) : (void)g.all_reduce(ones_on(r)); }},
+      {"rank 2 calls all_reduce f32 x 8 sum on the CPU", [](auto& g, int r) { g.all_reduce(r == 2 ? ones_on(r).to(cpu) : ones_on(r)); }},
+      {"rank 2 calls barrier on the CPU", [](auto& g, int r) { r == 2 ? g.barrier() : (void)g.all_reduce(ones_on(r)); }},
+      {"has 6 elements, 2 of them for rank 2, which has a part of 3", [](auto& g, int r) { const Tensor all = ones_on(r, 6); g.gather(r == 0 ? all : Tensor(), ones_on(r, r == 2 ? 3 : 2), 0); }},
+      {"rank 1 calls send f32 x 8 to rank 2, tag a; rank 2 calls receive f32 x 9 from rank 1, tag a",
+       [](auto& g, int r) { r == 1 ? (void)g.send(ones_on(r), 2, {.tag = "a"}) : r == 2 ? (void)g.receive(ones_on(r, 9), 1, {.tag = "a"}) : (void)0; g.barrier(); }},
+  };
+  for (const bool later : {false, true}) {
+    const Setting debug("LOCKSTEP_NCCL_DEBUG", later ? "1" : "0");
+    for (const Row& row : rows) {
+      const auto texts = outcomes(3, [&](int rank) {
+        if (later) warm_up(rank);
+        row.call(world(), rank);
+        world().barrier();
+        if (rank != 2) until_failed();
+      });
+      CAPTURE(later);
+      CAPTURE(texts[0]);
+      CAPTURE(row.expected);
+      CHECK(contains(texts[0], row.expected));
+      CHECK(contains(texts[0], "ranks disagree in group world"));
+      for (const std::string& text : texts) CHECK(text == texts[0]);
+    }
+  }
+}
+
+TEST_CASE("nccl 51: an error of NCCL reaches all ranks with the call, ends what is under way, and nobody sees its results") {
+  const std::string folder = (std::filesystem::temp_directory_path() / "nccl-flight").string();
+  std::filesystem::create_directory(folder);
+  const Setting flight("LOCKSTEP_FLIGHT_DIR", folder.c_str());
+  std::vector<std::string> read(2);
+  const auto texts = outcomes(2, [&](int rank) {
+    warm_up(rank);
+    world().barrier();
+    if (rank == 0) fake::inject_nccl_error(ncclInternalError);
+    world().barrier();
+    if (rank == 1) until([] { return world().control().failed(); });  // its error may not be taken for rank 0's
+    const Tensor x = ones_on(rank);
+    if (rank == 0) {
+      read[0] = message([&] { world().all_reduce(x, {.tag = "w7", .async = true}).synchronize(); });  // the call itself may find it already
+      read[1] = message([&] { until([&] { (void)x.to_vector<float>(); return false; }); });
+    }
+    world().barrier();
+  });
+  fake::inject_nccl_error(ncclSuccess);
+  CAPTURE(texts[0]);
+  CHECK(contains(texts[0], "(all_reduce f32 x 8, tag w7) failed in group world: internal error"));
+  CHECK(contains(texts[0], "[rank 0] [nccl] call 104"));
+  CHECK(texts[1] == texts[0]);
+  CHECK(read[0] == texts[0]);
+  CHECK(read[1] == texts[0]);
+  for (const char* name : {"/flight-0.json", "/flight-1.json"}) {
+    std::stringstream text;
+    text << std::ifstream(folder + name).rdbuf();
+    CHECK(contains(text.str(), "(all_reduce f32 x 8, tag w7) failed"));
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("nccl 51: a call that others do not make ends at its deadline, whoever waits for it") {
+  const auto start = now_seconds();
+  const auto texts = outcomes(3, [](int rank) {
+    warm_up(rank);
+    if (rank == 1) until_failed();
+    const Tensor x = ones_on(rank);
+    world().all_reduce(x, {.tag = "g"});
+    (void)x.to_vector<float>();  // the host waits for the device: ended by the abort, and not believed
+    FAIL("results of a collective that was given up");
+  }, 1.5);
+  CAPTURE(texts[0]);
+  CHECK(contains(texts[0], "[all_reduce] waited 1.5 s in group world for call 102 (all_reduce f32 x 8, tag g); "));
+  CHECK(contains(texts[0], "rank 1 is between collectives, after seq 101"));
+  for (const std::string& text : texts) CHECK(text == texts[0]);
+  CHECK(now_seconds() - start < 1.5 + 1 + 10 * slack());
+}
+
+TEST_CASE("nccl 51: a rank that throws, leaves, or does not come to the first call") {
+  const auto thrown = outcomes(2, [](int rank) {
+    warm_up(rank);
+    if (rank == 1) throw Error("the batch is empty");
+    Work work = world().all_reduce(ones_on(rank), {.async = true});
+    work.synchronize();
+  });
+  CHECK(contains(thrown[0], "the batch is empty"));
+  const auto left = outcomes(2, [](int rank) {
+    warm_up(rank);
+    if (rank == 0) world().all_reduce(ones_on(rank), {.tag = "more"}).synchronize();
+  });
+  CHECK(left[0] == "rank 0 waits in seq 102 (all_reduce f32 x 8, tag more); rank 1 has left after seq 101");
+  const auto late = outcomes(2, [](int rank) {
+    if (rank == 1) until_failed();
+    world().all_reduce(ones_on(rank), {.tag = "first"});
+  }, 1);
+  CHECK(contains(late[0], "[all_reduce] waited 1 s in group world for all_reduce f32 x 8 sum, tag first; "));
+  CHECK(contains(late[0], "rank 1 is in step 0, in no collective yet"));
+}
+
+TEST_CASE("nccl 13: two ranks that receive from each other") {
+  const auto texts = outcomes(2, [](int rank) { world().receive(ones_on(rank), 1 - rank, {.tag = rank == 0 ? "a" : "b"}); });
+  CHECK(texts[0] == "deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b)");
+}
+
+TEST_CASE("nccl 52: when an abort hangs the process ends, and says where") {
+  const Setting limit("LOCKSTEP_NCCL_ABORT_TIMEOUT", "1");
+  const std::string file = (std::filesystem::temp_directory_path() / "nccl-stderr").string();
+  const std::string text = message([&] {
+    spawn(2, [&](int rank) {
+      warm_up(rank);
+      if (rank == 1) until([] { return false; });  // it hears of nothing; ended by spawn()
+      REQUIRE(std::freopen(file.c_str(), "w", stderr));
+      fake::hang_nccl_abort(true);
+      world().all_reduce(ones_on(rank)).synchronize();
+    }, {.kind = SpawnOptions::Kind::processes, .timeout = Seconds(1), .heartbeat = Seconds(0.2)});
+  });
+  std::stringstream said;
+  said << std::ifstream(file).rdbuf();
+  std::filesystem::remove(file);
+  CAPTURE(said.str());
+  CHECK(contains(text, "waited 1 s in group world for call 102"));
+  CHECK(contains(said.str(), "[lockstep] ncclCommAbort of group world has not returned for 1 s: this process ends"));
+  CHECK(contains(said.str(), "[0x"));  // the stack
+}

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""gpt train --config: the same bits in every stage and world, resuming, and what is refused.
+
+    tests/gpt_config.py BUILD_FOLDER          ends with "N passed, N failed"
+"""
+import json
+import os
+import pathlib
+import tempfile
+
+from programs import APPS, check, finish, refused, run
+
+
+with tempfile.TemporaryDirectory() as folder:
+    os.environ["TMPDIR"] = folder
+    d = pathlib.Path(folder)
+    text = d / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    model = ["gpt", "train", "--text", text, "--layers", 1, "--width", 32, "--heads", 2, "--context", 32, "--dropout", 0.1, "--eval-every", 10, "--json"]
+
+    def config(name, **keys):
+        path = d / f"{name}.json"
+        path.write_text("// of a test\n" + json.dumps(keys))
+        return path
+
+    def train(name, plan, file, *more, launcher=False):
+        """plan: (ranks, accumulation). Gives back what --trace-bits wrote."""
+        ranks, accumulation = plan
+        trace = d / f"{name}.trace"
+        ours = [*model, "--config", file, "--accumulate", accumulation, "--trace-bits", trace, *more]
+        r = run("lockstep", "run", "-n", ranks, "--", APPS / "gpt", *ours[1:]) if launcher else run(*ours, "--ranks", ranks)
+        check(f"{name} ends well", r.returncode == 0, r.stdout + r.stderr)
+        return trace.read_text() if trace.exists() else "none"
+
+    # Nothing but the batch: the optimizer and its schedule are gpt's own, and the bits those of gpt without an engine.
+    plain = run(*model, "--batch", 2, "--steps", 5, "--warmup", 2, "--accumulate", 4, "--trace-bits", d / "plain.trace")
+    check("gpt without an engine", plain.returncode == 0, plain.stderr)
+    bare = config("bare", train_micro_batch_size_per_gpu=2)
+    for stage, plan in ((0, (1, 4)), (1, (2, 2)), (2, (4, 1)), (3, (2, 2))):
+        got = train(f"bare{stage}", plan, bare, "--steps", 5, "--warmup", 2, "--zero", stage)
+        check(f"stage {stage} on {plan[0]} ranks: the bits of gpt without an engine", got == (d / "plain.trace").read_text(), got)
+
+    # All of it from the file, with processes.
+    full = dict(train_batch_size=8, train_micro_batch_size_per_gpu=2, optimizer={"type": "AdamW", "params": {"lr": 3e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}},
+                scheduler={"type": "WarmupDecayLR", "params": {"warmup_max_lr": 3e-3, "warmup_num_steps": 3, "total_num_steps": 12}}, gradient_clipping=0.5, seed=7)
+    for precision in ({}, {"bf16": {"enabled": True}}, {"fp16": {"enabled": True, "initial_scale_power": 8}}):
+        which = next(iter(precision), "f32")
+        traces = {}
+        for stage, plan in ((0, (1, 4)), (3, (4, 1)), (1, (2, 2)), (2, (4, 1))):
+            file = config(f"{which}{stage}", zero_optimization={"stage": stage, "stage3_param_persistence_threshold": 500}, **full, **precision)
+            traces[stage] = train(f"{which} zero{stage} {plan[0]}x{plan[1]}", plan, file, "--steps", 6, launcher=which == "f32" and stage == 3)
+        for name, stage, plan, section in (("pp2", 0, (2, 4), {"stages": 2}), ("dp2+pp2+zero1", 1, (4, 2), {"stages": 2, "partition": "uniform", "schedule": "gpipe"})):
+            file = config(f"{which}{name}", zero_optimization={"stage": stage}, pipeline=section, **full, **precision)
+            traces[name] = train(f"{which} {name}", plan, file, "--steps", 6)
+        check(f"{which}: the same bits in every stage, with a pipeline too", len(set(traces.values())) == 1 and traces[0].count("\n") == 6, str(traces))
+
+    # Resume in another stage and world.
+    end = train("whole", (1, 4), d / "f320.json", "--steps", 8, "--out", d / "whole").splitlines()
+    train("first half", (4, 1), d / "f323.json", "--steps", 5, "--out", d / "half")
+    rest = train("second half", (2, 2), d / "f321.json", "--steps", 8, "--out", d / "half", "--resume").splitlines()
+    check("a resumed run has the bits of a whole one", len(rest) == 3 and rest == end[5:], "\n".join(rest))
+    train("first half, in a pipeline", (4, 2), d / "f32dp2+pp2+zero1.json", "--steps", 5, "--out", d / "half-pp")
+    rest = train("second half, without", (2, 2), d / "f323.json", "--steps", 8, "--out", d / "half-pp", "--resume").splitlines()
+    check("a pipeline's checkpoint goes on in one process each", len(rest) == 3 and rest == end[5:], "\n".join(rest))
+    metrics = [json.loads(line) for line in (d / "half/metrics.jsonl").read_text().splitlines()]
+    check("metrics go on", [m["step"] for m in metrics] == list(range(1, 9)) and all("grad_norm" in m and m["lr"] >= 0 for m in metrics), str(metrics))
+    r = run("gpt", "sample", d / "half", "--tokens", 5, "--json")
+    check("sample from an engine's run", r.returncode == 0, r.stderr)
+    r = run("lockstep", "checkpoint", "verify", d / "half/checkpoints")
+    check("its checkpoint is whole", r.returncode == 0, r.stdout + r.stderr)
+
+    r = run("lockstep", "verify", "--plans", "ddp:1x4,zero1:2x2,zero2:4x1,zero3@overlap=off:2x2", "--", APPS / "gpt", *model[1:-1], "--config", bare, "--steps", 3, "--warmup", 1)
+    check("verify with a config", r.returncode == 0 and "identical" in r.stdout, r.stdout + r.stderr)
+
+    file = d / "f323.json"
+    for flags, parts in ((["--lr", 1], ["--lr contradicts", "optimizer.type is AdamW"]), (["--warmup", 1], ["--warmup contradicts", "scheduler.type is WarmupDecayLR"]),
+                         (["--batch", 4], ["--batch 4 contradicts", "train_micro_batch_size_per_gpu is 2"]), (["--zero", 1], ["--zero 1 contradicts", "zero_optimization.stage is 3"]),
+                         (["--clip", 1], ["--clip 1 contradicts", "gradient_clipping is 0.5"]), (["--seed", 1], ["--seed 1 contradicts", "seed is 7"]),
+                         (["--precision", "bf16"], ["--precision contradicts"]), (["--parallel", "dp"], ["--parallel contradicts"]), (["--accumulate", 3], ["train_batch_size"])):
+        refused(f"contradiction {flags}", [*model, "--config", file, *flags, "--steps", 1], *parts)
+    refused("ZeRO 3 in a pipeline", [*model, "--config", file, "--pipeline", 2, "--ranks", 2, "--steps", 1], "pp2+zero3 cannot be", "The nearest plan that can: pp2+zero1")
+    refused("stages said twice", [*model, "--config", d / "f32pp2.json", "--pipeline", 3, "--ranks", 3, "--steps", 1], "--pipeline 3 contradicts", "pipeline.stages is 2")
+    refused("a plan of other stages", [*model, "--config", d / "f32pp2.json", "--plan", "pp3", "--ranks", 3, "--steps", 1], "--plan pp3 contradicts", "pipeline.stages is 2")
+    r = run(*model, "--config", file, "--batch", 2, "--zero", 3, "--steps", 1, "--seed", 7)
+    check("the same said twice, alone", r.returncode == 0, r.stderr)
+    refused("a misspelt key", [*model, "--config", config("typo", train_batch_size=4, optimzer={}), "--steps", 1], "optimzer", "optimizer")
+    refused("no such file", [*model, "--config", d / "none.json", "--steps", 1], "none.json")
+    refused("resume without a checkpoint", [*model, "--config", bare, "--steps", 1, "--out", d / "nothing", "--resume"], "config.json")
+
+finish()

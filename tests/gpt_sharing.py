@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""gpt train with shared sequences and experts: the losses of one process, ZeRO beside it, what is saved, what is refused.
+
+    tests/gpt_sharing.py BUILD_FOLDER          ends with "N passed, N failed"
+"""
+import json
+import os
+import pathlib
+import tempfile
+
+from programs import APPS, check, finish, refused, result, run
+
+
+with tempfile.TemporaryDirectory() as folder:
+    os.environ["TMPDIR"] = folder  # for what launchers keep of runs that fail
+    d = pathlib.Path(folder)
+    text = d / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    small = ["gpt", "train", "--text", text, "--layers", 2, "--width", 32, "--heads", 4, "--context", 32, "--batch", 2, "--warmup", 2, "--steps", 6, "--eval-every", 4, "--json"]
+
+    def near(name, r, expected, tolerance=2e-5):
+        close = r.returncode == 0 and all(abs(result(r)[key] / result(expected)[key] - 1) < tolerance for key in ("loss", "val_loss"))
+        check(name, close, r.stdout + r.stderr + expected.stdout)
+
+    # Sequences: one rank with two micro-batches, and 2 x 2 ranks with one each.
+    alone, two = run(*small), run(*small, "--accumulate", 2)
+    for options in ([], ["--context-attention", "ulysses"], ["--context-order", "contiguous"]):
+        near(f"context parallel {options}", run(*small, "--ranks", 2, "--context-parallel", 2, *options), alone)
+        near(f"data x context parallel {options}", run(*small, "--ranks", 4, "--context-parallel", 2, *options), two)
+    for stage in range(4):
+        near(f"context parallel, ZeRO {stage}", run(*small, "--ranks", 4, "--context-parallel", 2, "--zero", stage), two)
+        near(f"context parallel, ZeRO {stage}, accumulation", run(*small, "--ranks", 2, "--context-parallel", 2, "--accumulate", 2, "--zero", stage), two)
+    near("context parallel, accumulation, checkpointed blocks", run(*small, "--ranks", 2, "--context-parallel", 2, "--accumulate", 2, "--checkpoint-blocks"), two)
+    r = run(*small, "--ranks", 2, "--context-parallel", 2, "--dropout", 0.2, "--precision", "bf16", "--out", d / "cp")
+    check("context parallel, dropout, bf16", r.returncode == 0 and result(r)["loss"] < 6, r.stdout + r.stderr)
+    r = run(*small[: small.index("--steps")], "--steps", 9, "--json", "--out", d / "cp", "--resume")
+    check("its run goes on alone", r.returncode == 0 and result(r)["steps"] == 9, r.stdout + r.stderr)
+    r = run(APPS / "lockstep", "run", "-n", 2, "--", APPS / "gpt", *small[1:], "--context-parallel", 2)
+    check("context parallel, processes", r.returncode == 0 and abs(json.loads(next(line[line.index("{"):] for line in r.stdout.splitlines() if "{" in line))["loss"] / result(alone)["loss"] - 1) < 2e-5, r.stdout + r.stderr)
+    refused("ranks that do not divide", [*small, "--ranks", 3, "--context-parallel", 2], "--context-parallel 2 does not divide the 3 ranks")
+    refused("no ranks", [*small, "--context-parallel", 2], "--context-parallel 2 does not divide the 1 rank;", "lockstep run -n N")
+    refused("heads that cannot be shared", [*small, "--ranks", 8, "--context-parallel", 8, "--context-attention", "ulysses"], "Ulysses expected heads that divide by the 8 ranks, got 4; use ring")
+    refused("a context that cannot be cut", [*small, "--ranks", 3, "--context-parallel", 3], "--context 32 cannot be cut into 6 parts", "the next that can is 36")
+    refused("Ulysses in zigzag", [*small, "--ranks", 2, "--context-parallel", 2, "--context-attention", "ulysses", "--context-order", "zigzag"], "leave out --context-order zigzag")
+    refused("with a pipeline", [*small, "--ranks", 2, "--context-parallel", 2, "--pipeline", 2], "does not go with --pipeline")
+
+    # Experts
+    experts = [*small, "--experts", 4, "--top-k", 2, "--no-drop-tokens"]
+    alone, two = run(*experts), run(*experts, "--accumulate", 2)
+    check("experts train", alone.returncode == 0 and result(alone)["aux_loss"] > 0.009 and result(alone)["dropped"] == 0 and result(alone)["busiest_expert"] >= 1, alone.stdout + alone.stderr)
+    near("experts on 2 ranks, each with all", run(*experts, "--ranks", 2), two)
+    spread = run(*experts, "--ranks", 2, "--expert-parallel", 2, "--out", d / "moe")
+    near("experts over 2 ranks", spread, two)
+    check("as many parameters as in one process", result(spread)["parameters"] == result(alone)["parameters"], spread.stdout)
+    near("experts over 2 of 4 ranks, accumulation", run(*experts, "--ranks", 4, "--expert-parallel", 2, "--accumulate", 2), run(*experts, "--accumulate", 8))
+    near("experts under ZeRO 3", run(*experts, "--ranks", 2, "--zero", 3), two)
+    near("experts and shared sequences", run(*experts, "--ranks", 2, "--context-parallel", 2, "--balance-coef", 0), run(*experts, "--balance-coef", 0), 0.05)  # other draws of second experts
+    lines = [json.loads(line) for line in (d / "moe/metrics.jsonl").read_text().splitlines()]
+    check("tokens of every expert", len(lines) == 6 and all(sum(line["expert_tokens"]) == 2 * 2 * 32 * 2 and line["aux_loss"] > 0 for line in lines), str(lines[0]))
+    evaluated = run("gpt", "eval", d / "moe", "--text", text, "--json")
+    check("eval of a saved run", evaluated.returncode == 0 and 0 < result(evaluated)["loss"] < 6, evaluated.stdout + evaluated.stderr)
+    check("sample of a saved run", run("gpt", "sample", d / "moe", "--tokens", 20).returncode == 0)
+    run(*experts, "--out", d / "going")
+    r = run(*[9 if before == "--steps" else word for before, word in zip([None, *experts], experts)], "--out", d / "going", "--resume")
+    check("experts go on", r.returncode == 0 and result(r)["steps"] == 9, r.stdout + r.stderr)
+    other = run(*experts[:-3], "--top-k", 1, "--out", d / "going", "--resume")
+    check("with other experts it does not", other.returncode == 1 and "top_k was 2 and is now 1" in other.stderr, other.stderr)
+    r = run(*small, "--experts", 4, "--capacity-factor", 0.5, "--min-capacity", 1, "--gate-noise", "jitter", "--residual-experts", "--z-coef", 0.001, "--expert-every", 1, "--precision", "bf16")
+    check("experts that drop tokens", r.returncode == 0 and 0 < result(r)["dropped"] < 1, r.stdout + r.stderr)
+    refused("more choices than experts", [*small, "--experts", 2, "--top-k", 3], "--top-k 3 of --experts 2")
+    refused("experts that cannot be shared", [*small, "--experts", 3, "--ranks", 2, "--expert-parallel", 2], "cannot share --experts 3 evenly")
+    refused("ranks that cannot share", [*small, "--experts", 4, "--ranks", 2, "--expert-parallel", 4], "--expert-parallel 4 does not divide the 2 ranks")
+    refused("experts in a pipeline", [*small, "--experts", 4, "--ranks", 2, "--pipeline", 2], "does not go with --pipeline")
+    refused("experts in checkpointed blocks", [*small, "--experts", 4, "--checkpoint-blocks"], "does not go with --checkpoint-blocks")
+    refused("spread experts under ZeRO", [*small, "--experts", 4, "--ranks", 2, "--expert-parallel", 2, "--zero", 1], "does not go with --zero")
+    refused("experts in every 5th of 2 blocks", [*small, "--experts", 4, "--expert-every", 5], "every 5.")
+    r = run("lockstep", "schedule", "ring-attention", "--ranks", 4)
+    check("lockstep schedule ring-attention", r.returncode == 0 and "contiguous        busy 57" in r.stdout and "zigzag            busy 100.00 %" in r.stdout, r.stdout + r.stderr)
+    r = run("lockstep", "schedule", "ring-attention", "--ranks", 4, "--svg", d / "ring.svg")
+    check("and its picture", r.returncode == 0 and (d / "ring.svg").read_text().endswith("</svg>\n"), r.stdout + r.stderr)
+    refused("its options", ["lockstep", "schedule", "ring-attention", "--ranks", 4, "--mean"], "--mean is for collectives")
+
+finish()

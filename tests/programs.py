@@ -1,0 +1,39 @@
+"""For the tests of whole programs: how they are run, and counts of checks, of which those that fail are printed."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"  # of the build folder
+OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # variables that a launcher around a test would hand on
+passed = failed = 0
+
+
+def check(name, condition, shown=""):
+    global passed, failed
+    passed, failed = passed + bool(condition), failed + (not condition)
+    if not condition:
+        print(f"FAIL {name}\n{shown}", flush=True)
+
+
+def run(program, *args, timeout=300, **variables):
+    """Runs one of our programs to its end. Keywords in capitals are variables of its environment."""
+    env = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
+    return subprocess.run([str(APPS / program), *map(str, args)], capture_output=True, text=True, errors="replace", timeout=timeout, env={**env, **variables})
+
+
+def refused(name, args, *parts, code=1):
+    r = run(*args)
+    check(name, r.returncode == code and all(p in r.stderr for p in parts), f"exit {r.returncode}: {r.stderr}{r.stdout}")
+
+
+def result(r):
+    """What a program says with --json in its last line."""
+    return json.loads(r.stdout.strip().splitlines()[-1])
+
+
+def finish():
+    """The last line that tests/run_all.py counts, and the exit code."""
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(failed > 0)

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""--trace of the programs, `lockstep trace`, `report` and `simulate` as a user meets them, with ranks that are killed.
+
+    tests/trace_command.py BUILD_FOLDER          ends with "N passed, N failed"
+"""
+import html.parser
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+from leftovers import left_behind
+from programs import APPS, check, finish, refused, run
+
+
+def records(path, whole=True):
+    text = path.read_text()
+    return json.loads(text if whole else text[: text.rindex(",\n")] + "]")
+
+
+class Page(html.parser.HTMLParser):
+    """Text of a page, and what it would load from elsewhere."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.words, self.outside, self.open = "", [], []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        self.outside += [value for key, value in attrs if key in ("src", "href", "xlink:href")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.outside.append(f"</{tag}>")
+
+    def handle_data(self, data):
+        self.words += data
+
+
+with tempfile.TemporaryDirectory() as folder:
+    os.environ["TMPDIR"] = folder
+    d = pathlib.Path(folder)
+    text = d / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    gpt = ["gpt", "train", "--text", text, "--layers", 2, "--width", 32, "--heads", 2, "--context", 32, "--batch", 4, "--eval-every", 100, "--json"]
+
+    wide = [128 if word == 32 and before == "--width" else word for before, word in zip([None, *gpt], gpt)]  # shards are cut at blocks: small ones are mostly padding
+
+    # One rank: a file, a run's folder, its report.
+    r = run(*gpt, "--steps", 6, "--out", d / "run", "--trace", d / "run/trace/rank-0.json")
+    check("a file in a folder that is not there is refused", r.returncode == 1 and "[trace] expected to be able to write" in r.stderr, r.stderr)
+    r = run(*gpt, "--steps", 6, "--out", d / "run", "--trace", d / "run/trace")
+    all_ = records(d / "run/trace/rank-0.json")
+    names = {record["name"] for record in all_}
+    check("gpt --trace", r.returncode == 0 and {"step 5", "forward 0", "backward", "AdamW", "sample", "matmul", "layer_norm", "attention", "cross_entropy", "loss", "memory", "settings", "save checkpoint"} <= names, r.stderr + str(names))
+    check("an operation is within its step", all(s["ts"] <= o["ts"] and o["ts"] + o["dur"] <= s["ts"] + s["dur"] + 0.002 for s in all_ if s["name"] == "step 3" for o in all_ if o["name"] == "AdamW"
+                                                 and s["ts"] <= o["ts"] < s["ts"] + s["dur"]), "")
+    r = run("lockstep", "report", d / "run", "--json", "--svg", d / "t.svg")
+    figures = json.loads(r.stdout)
+    check("report", r.returncode == 0 and figures["steps"] == 6 and figures["loss"] > 0 and figures["warnings"] == [], r.stdout + r.stderr)
+    parameters = figures["memory"]["parameter"]
+    check("memory is the formula's", parameters["measured"] == parameters["formula"] and figures["memory"]["optimizer"]["measured"] == figures["memory"]["optimizer"]["formula"]
+          and figures["memory"]["gradient"]["measured"] == figures["memory"]["gradient"]["formula"], r.stdout)
+    page = Page(d / "run/report.html")
+    check("the page is whole and alone", not page.outside and not page.open and all(w in page.words for w in ("Loss", "Timeline", "Memory", "Operations", "Settings", "matmul")), str(page.outside) + str(page.open))
+    check("its timeline is a picture", (d / "t.svg").read_text().startswith("<svg xmlns"), "")
+
+    # Ranks: threads and processes.
+    for name, start, more in (("threads", [], ["--ranks", 2]), ("processes", ["lockstep", "run", "-q", "-n", 2, "--"], [])):
+        command = [*start, *([APPS / "gpt", *gpt[1:]] if start else gpt), *more]
+        r = run(*command, "--steps", 5, "--trace", d / name)
+        check(f"2 ranks as {name}", r.returncode == 0 and sorted(p.name for p in (d / name).iterdir()) == ["rank-0.json", "rank-1.json"], r.stdout + r.stderr)
+        r = run("lockstep", "trace", "merge", d / name)
+        merged = records(d / name / "trace.json")
+        check(f"{name}: merged", r.returncode == 0 and {record["pid"] for record in merged} == {0, 1} and "ui.perfetto.dev" in r.stdout, r.stdout + r.stderr)
+        r = run("lockstep", "report", d / name, "--json")
+        figures = json.loads(r.stdout)
+        check(f"{name}: traffic is the formula's", abs(figures["sent"] / figures["sent_formula"] - 1) < 0.02, r.stdout)
+        check(f"{name}: memory of a rank", abs(figures["memory"]["parameter"]["measured"] / figures["memory"]["parameter"]["formula"] - 1) < 0.01, r.stdout)
+    for zero in (1, 2, 3):
+        r = run(*wide, "--steps", 4, "--ranks", 2, "--zero", zero, "--accumulate", 2, "--trace", d / f"zero{zero}")
+        figures = json.loads(run("lockstep", "report", d / f"zero{zero}", "--json").stdout)
+        check(f"ZeRO {zero}: traffic is the formula's", r.returncode == 0 and abs(figures["sent"] / figures["sent_formula"] - 1) < 0.1, str(figures) + r.stderr)
+    r = run(*gpt, "--steps", 5, "--ranks", 2, "--pipeline", 2, "--accumulate", 4, "--trace", d / "pp")
+    figures = json.loads(run("lockstep", "report", d / "pp", "--json").stdout)
+    check("a pipeline's slots", r.returncode == 0 and figures["pipeline"]["stages"] == 2 and figures["pipeline"]["micro_batches"] == 4 and abs(figures["pipeline"]["idle_formula"] - 0.2) < 1e-9
+          and 0 < figures["pipeline"]["idle_measured"] < 1, str(figures))
+    for app, last in (("mlp", []), ("cnn", [])):
+        r = run(app, "train", "--epochs", 1, "--samples", 300, "--json", "--trace", d / app, *last)
+        names = {record["name"] for record in records(d / app / "rank-0.json")}
+        check(f"{app} --trace", r.returncode == 0 and {"step 0", "forward 0", "make batch", "next batch", "loss"} <= names, r.stderr + str(names))
+
+    # Killed runs, missing ranks, files that are none.
+    p = subprocess.Popen([str(w) for w in [APPS / "lockstep", "run", "-q", "-n", 2, "--", APPS / "gpt", *gpt[1:], "--steps", 100000, "--trace", d / "killed"]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    file = d / "killed/rank-1.json"
+    for _ in range(600):
+        if file.exists() and "step 20" in file.read_text():
+            break
+        time.sleep(0.05)
+    pid = [record for record in records(file, whole=False) if record["name"] == "trace"][0]["args"]["process"]
+    os.kill(pid, signal.SIGKILL)
+    p.wait(timeout=60)
+    r = run("lockstep", "report", d / "killed", "--json")
+    check("a killed run is reported", r.returncode == 0 and json.loads(r.stdout)["steps"] >= 20 and "the trace of rank 1 has no end" in r.stderr, r.stdout + r.stderr)
+    r = run("lockstep", "trace", "merge", d / "killed", "--out", d / "killed.json")
+    check("and merged", r.returncode == 0 and len(records(d / "killed.json")) > 100, r.stderr)
+    (d / "pp/rank-1.json").unlink()
+    r = run("lockstep", "report", d / "pp", "--json")
+    check("a missing rank is said", r.returncode == 0 and "no trace of rank 1 (of 0 to 1)" in r.stderr and "pipeline" not in json.loads(r.stdout), r.stdout + r.stderr)
+    (d / "empty").mkdir()
+    refused("an empty folder", ["lockstep", "report", d / "empty"], "an empty folder", "--out", "--trace")
+    refused("no folder", ["lockstep", "report", d / "none"], "which is not there")
+    refused("nothing to merge", ["lockstep", "trace", "merge", d / "empty"], "expected files rank-N.json")
+    (d / "empty/rank-0.json").write_text('{"not": "ours"}')
+    refused("a foreign file", ["lockstep", "report", d / "empty"], "rank-0.json: expected a trace that Lockstep wrote")
+    refused("one file for several ranks", [*gpt, "--steps", 2, "--ranks", 2, "--trace", d / "t.json"], "expected a folder for the traces of 2 ranks")
+    refused("a place that cannot be", [*gpt, "--steps", 2, "--trace", text], "expected a folder that can be made")
+    refused("a limit that is none", [*gpt, "--trace", d / "x", "--trace-mib", 0], "--trace-mib", code=2)
+    shutil.rmtree(d / "run")
+
+    # Predictions.
+    step = ["lockstep", "simulate", "--model", "gpt:12x768x12", "--micro-batches", 8]
+    given = ["--flops", "1e14", "--memory-bandwidth", "1e12"]
+    r = run(*step, "--plan", "dp64+pp4+tp4+zero1", *given, "--json")
+    p = json.loads(r.stdout)
+    check("simulate a step", r.returncode == 0 and p["ranks"] == 1024 and abs(sum(t["seconds"] for t in p["terms"]) / p["step"] - 1) < 1e-9 and p["bound"] in {t["name"] for t in p["terms"]}, r.stdout + r.stderr)
+    r = run(*step, "--plan", "dp64+pp4+tp4+zero1", *given, "--host-bandwidth", "300GB/s", "--dtype", "bf16", "--recompute")
+    check("its table", r.returncode == 0 and all(w in r.stdout for w in ("idle (bubble)", "bound by", "tokens/s", "tensor parallel", "within a host")), r.stdout + r.stderr)
+    small = ["lockstep", "simulate", "--model", "gpt:2x32x2", "--vocab", 256, "--context", 32, "--micro-batch", 4]
+    r = run(*small, "--plan", "dp2", "--ranks-per-host", 2, "--measure", "--json")
+    check("costs of this machine", r.returncode == 0 and "measured here" in json.loads(r.stdout)["costs"]["origin"] and json.loads(r.stdout)["step"] > 0, r.stdout + r.stderr)
+    r = run(*small, "--plan", "dp2", "--measure", d / "threads", "--json")
+    check("costs of a trace", r.returncode == 0 and json.loads(r.stdout)["costs"]["origin"] == "trace of 2 ranks", r.stdout + r.stderr)
+    refused("no costs", [*step, "--plan", "dp2"], "expected --flops, or --measure", "got neither")
+    refused("a plan that is none", [*step, "--plan", "dp2,pp2", *given], "such as dp8+pp4+tp2+zero1", '"dp2,pp2"')
+    refused("heads that do not divide", [*step, "--plan", "tp5", *given], "expected heads that tp divides, got 12")
+    refused("too many stages", [*step, "--plan", "pp15", *given], "at least one layer for each of 15 stages")
+    refused("both kinds of simulation", [*step, "--plan", "dp2", *given, "--ranks", 4], "--ranks is for a collective")
+    refused("neither kind", ["lockstep", "simulate"], "simulate needs --ranks")
+    refused("a folder without traces", [*small, "--plan", "dp2", "--measure", d / "none"], "found none")
+    check("nothing is left", not left_behind(folder), left_behind(folder))
+
+finish()
