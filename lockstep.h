@@ -52,6 +52,7 @@
 #include "parallel/sync_batch_norm.h"
 #include "pipeline/draw.h"
 #include "pipeline/engine.h"
+#include "pipeline/gpt.h"
 #include "pipeline/schedule_check.h"
 #include "sequence/context_parallel.h"
 #include "tensor/device_memory.h"

@@ -39,7 +39,7 @@ std::string peer_name(std::string name) {
 
 Job make_gpt(const nn::GPT::Options& o, int64_t batch, int64_t steps, const std::string& weights) {
   Job job;
-  auto model = std::make_unique<nn::GPT>(o);
+  auto model = std::make_shared<nn::GPT>(o);
   nn::GPT* const gpt = model.get();
   if (!weights.empty()) {
     const data::SafeTensors file = data::SafeTensors::open(weights);
@@ -47,11 +47,15 @@ Job make_gpt(const nn::GPT::Options& o, int64_t batch, int64_t steps, const std:
     for (const nn::NamedParameter& p : gpt->named_parameters()) state.emplace_back(p.name, file.tensor(peer_name(p.name)));
     gpt->load_state(state);
   }
-  job.optimizer = std::make_unique<optim::AdamW>(gpt->parameters(), optim::AdamWOptions{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1});
+  job.make_optimizer = [](nn::Module& m) { return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}); };
   std::vector<std::pair<Tensor, Tensor>> batches;
   for (int64_t s = 0; s < steps; ++s) batches.push_back(tokens(s, batch, o.context, o.vocab));
   job.infer = [gpt, x = batches[0].first] { (*gpt)(x); };
-  job.loss = [gpt, batches = std::move(batches)](int64_t step) { return gpt->loss(batches[step].first, batches[step].second); };
+  job.batch = [batches = std::move(batches)](int64_t step) { return batches[size_t(step)]; };
+  job.loss = [gpt, batch = job.batch](int64_t step) {
+    const auto [x, y] = batch(step);
+    return gpt->loss(x, y);
+  };
   job.items = batch * o.context;
   job.unit = "tokens";
   // 6 for every weight of a matrix product and token; 12 L T^2 C a sequence for attention's two products, of which a
@@ -75,7 +79,7 @@ void count_product(Job& job, int64_t rows, int64_t n, int64_t k, bool first = fa
 template <class Net>
 void finish(Job& job, std::unique_ptr<Net> net, const Shape& shape) {
   Net* const model = net.get();
-  job.optimizer = std::make_unique<optim::SGD>(model->parameters(), optim::SGDOptions{.lr = 0.01, .momentum = 0.9});
+  job.make_optimizer = [](nn::Module& m) { return std::make_unique<optim::SGD>(m.parameters(), optim::SGDOptions{.lr = 0.01, .momentum = 0.9}); };
   const Tensor x = randn(shape), y = randint(0, 10, {shape[0]});
   job.loss = [=](int64_t) { return cross_entropy((*model)(x), y); };
   job.infer = [=] { (*model)(x); };

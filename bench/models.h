@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/ceiling.h"
@@ -13,10 +14,11 @@ namespace bench {
 
 /// One model, ready to be trained.
 struct Job {
-  std::unique_ptr<lockstep::nn::Module> model;
-  std::unique_ptr<lockstep::optim::Optimizer> optimizer;
+  std::shared_ptr<lockstep::nn::Module> model;
+  std::function<std::unique_ptr<lockstep::optim::Optimizer>(lockstep::nn::Module&)> make_optimizer;
   std::function<lockstep::Variable(int64_t step)> loss;  ///< forward on the batch of a step
   std::function<void()> infer;                           ///< forward alone, nothing recorded
+  std::function<std::pair<lockstep::Tensor, lockstep::Tensor>(int64_t step)> batch;  ///< gpt: tokens and targets
   int64_t items = 0;                                     ///< tokens or samples a step
   const char* unit = "samples";
   double flops = 0;                                      ///< of a step's matrix products, convolutions and attention

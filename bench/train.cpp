@@ -3,6 +3,7 @@
 //   bench_train gpt-small --steps 12 --gemm
 //   lockstep run -n 2 -- bench_train gpt-small --steps 12       DDP; items are those of all ranks
 //   lockstep run -n 2 -- bench_train gpt-small --steps 12 --zero 3 --offload cpu
+//   lockstep run -n 2 -- bench_train gpt-small --steps 6 --pipeline 2 --micro-batches 8
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include "bench/models.h"
 #include "data/json.h"
 #include "parallel/ddp.h"
+#include "pipeline/gpt.h"
 #include "tensor/memory.h"
 #include "tensor/random.h"
 #include "tensor/threads.h"
@@ -34,13 +36,15 @@ constexpr const char* usage = R"(usage: bench_train MODEL [options]
   --load FILE       start from weights that the peer's gpt.py --save wrote
   --zero STAGE      with ranks: ZeRO in place of DDP
   --offload WHERE   with --zero: optimizer state, and stage 3's parameters, in host memory (cpu) or in files (nvme:FOLDER)
+  --pipeline N      on N ranks, a gpt model: N stages, 1F1B, in place of DDP
+  --micro-batches M with --pipeline: batches of a step (default 4)
   --gemm            measure oneDNN's sgemm between the steps, and print the share that the step reaches
 )";
 
 struct Options {
   std::string model, load, offload = "none";
   int64_t steps = 0, batch = 0;
-  int zero = -1;
+  int zero = -1, pipeline = 0, micro_batches = 4;
   double seconds = 5;
   bool gemm = false;
 };
@@ -60,6 +64,8 @@ Options parse(int argc, char** argv) {
     else if (arg == "--load") o.load = value();
     else if (arg == "--zero") o.zero = std::stoi(value());
     else if (arg == "--offload") o.offload = value();
+    else if (arg == "--pipeline") o.pipeline = std::stoi(value());
+    else if (arg == "--micro-batches") o.micro_batches = std::stoi(value());
     else if (arg == "--gemm") o.gemm = true;
     else if (o.model.empty() && !arg.starts_with("-")) o.model = arg;
     else throw Error("[bench_train] unknown argument " + arg + "\n" + usage);
@@ -108,35 +114,53 @@ zero::ZeroOptions zero_options(const Options& o) {
 /// `world`: the ranks of a job, or null.
 void run(const Options& o, dist::ProcessGroup* world) {
   LOCKSTEP_CHECK(world || o.zero < 0, "[bench_train] expected ranks with --zero, as lockstep run -n 2 -- bench_train ... starts them");
+  LOCKSTEP_CHECK(o.pipeline == 0 || (world && world->size() == o.pipeline && o.model.starts_with("gpt-")), "[bench_train] expected a gpt model with --pipeline, and as many ranks as stages");
   LOCKSTEP_CHECK(!world || (o.steps > 0 && !o.gemm), "[bench_train] expected --steps and no --gemm with ranks: all must run the same steps");
   constexpr int64_t warmup = 2, prepared = 64;  // batches that gpt models draw beforehand, then use again
   manual_seed(1234);
   const double base = rss_now();
-  const int64_t batches = o.steps > 0 ? o.steps + warmup : prepared;
+  const int64_t micro_batches = o.pipeline > 0 ? o.micro_batches : 1, batches = o.steps > 0 ? (o.steps + warmup) * micro_batches : prepared;
   bench::Job job = bench::make_job(o.model, o.batch, batches, o.load);
   std::optional<parallel::DistributedDataParallel> ddp;
   std::optional<zero::Zero> sharded;
-  if (o.zero >= 0) sharded.emplace(*job.model, *job.optimizer, zero_options(o), world);
-  else if (world) ddp.emplace(*job.model, parallel::DdpOptions{}, world);
+  std::unique_ptr<pipeline::Engine> stages;
+  if (o.pipeline > 0) {
+    const auto gpt = std::dynamic_pointer_cast<nn::GPT>(job.model);
+    stages = std::make_unique<pipeline::Engine>(pipeline::gpt_layers(gpt), pipeline::EngineOptions{.stages = o.pipeline, .micro_batches = o.micro_batches}, pipeline::gpt_loss(*gpt), world);
+  }
+  const auto optimizer = job.make_optimizer(stages ? stages->module() : *job.model);
+  if (o.zero >= 0) sharded.emplace(*job.model, *optimizer, zero_options(o), world);
+  else if (world && !stages) ddp.emplace(*job.model, parallel::DdpOptions{}, world);
   std::optional<bench::GemmCeiling> ceiling;
   Times times;
-  std::vector<double> losses;
+  std::vector<double> losses, bubbles;
   double trained_rss = 0, busy = 0;
   const auto more = [&](int64_t timed) { return o.steps > 0 ? timed < o.steps : timed < 8 || busy < o.seconds; };
   for (int64_t i = 0; more(i - warmup); ++i) {
     const auto t0 = Clock::now();
-    const Variable loss = ddp ? ddp->call([&] { return job.loss(i % batches); }) : job.loss(i % batches);
-    const double forward = since(t0);
-    loss.backward();
-    const double backward = since(t0);
+    double loss = 0, forward = 0, backward = 0;
+    if (stages) {
+      loss = stages->train_batch([&](int64_t m) -> std::optional<pipeline::Sample> {
+        const auto [x, y] = job.batch(i * micro_batches + m);
+        return pipeline::Sample{{x}, {y}};
+      });
+      backward = since(t0);
+      bubbles.push_back(stages->bubble());
+    } else {
+      const Variable l = ddp ? ddp->call([&] { return job.loss(i % batches); }) : job.loss(i % batches);
+      forward = since(t0);
+      l.backward();
+      backward = since(t0);
+      loss = l.item();
+    }
     if (sharded) {
       sharded->step();
     } else {
-      job.optimizer->step();
-      job.optimizer->zero_grad();
+      optimizer->step();
+      optimizer->zero_grad();
     }
     const double all = since(t0);
-    if (losses.size() < 8) losses.push_back(loss.item());
+    if (losses.size() < 8) losses.push_back(loss);
     if (i >= warmup) {
       times.step.push_back(all), times.forward.push_back(forward);
       times.backward.push_back(backward - forward), times.optimizer.push_back(all - backward);
@@ -154,7 +178,7 @@ void run(const Options& o, dist::ProcessGroup* world) {
   std::vector<double> inference;
   const NoGrad no_grad;
   job.model->eval();
-  for (const auto start = Clock::now(); !sharded && (inference.size() < 3 || since(start) < o.seconds / 5);) {
+  for (const auto start = Clock::now(); !sharded && !stages && (inference.size() < 3 || since(start) < o.seconds / 5);) {
     const auto t = Clock::now();
     job.infer();
     inference.push_back(since(t));
@@ -173,17 +197,22 @@ void run(const Options& o, dist::ProcessGroup* world) {
   line["params"] = job.model->parameter_count();
   line["ms"] = milliseconds(step);
   line["min_ms"] = milliseconds(fastest);
-  line["fwd_ms"] = milliseconds(median(times.forward));
-  line["bwd_ms"] = milliseconds(median(times.backward));
+  if (stages) {
+    line["stages"] = o.pipeline, line["micro_batches"] = o.micro_batches;
+    line["bubble"] = std::round(median(bubbles) * 1e4) / 1e4;
+  } else {
+    line["fwd_ms"] = milliseconds(median(times.forward));
+    line["bwd_ms"] = milliseconds(median(times.backward));
+  }
   line["opt_ms"] = milliseconds(median(times.optimizer));
   if (!inference.empty()) line["infer_ms"] = milliseconds(median(inference));
-  line[str(job.unit, "_s")] = std::round(double(job.items * ranks) / step);
+  line[str(job.unit, "_s")] = std::round(double(job.items * (stages ? micro_batches : ranks)) / step);
   line["n"] = int64_t(times.step.size());
   line["rss_mib"] = trained_rss;
   line["base_rss_mib"] = base;
   line["ledger_mib"] = mebibytes(memory.total.peak);
   for (int c = 0; c < memory_categories; ++c) line["ledger"][name_of(Memory(c))] = mebibytes(memory.category[c].peak);
-  line["gflops"] = std::round(job.flops / step / 1e8) / 10;
+  line["gflops"] = std::round(job.flops * double(micro_batches) / step / 1e8) / 10;
   if (ceiling) {
     line["ceiling_gflops"] = std::round(ceiling->median() * 10) / 10;
     line["share"] = std::round(job.flops / step / 1e9 / ceiling->median() * 1000) / 1000;

@@ -11,11 +11,11 @@
 #include "apps/gpt/hugging_face.h"
 #include "apps/gpt/training.h"
 #include "autograd/autocast.h"
-#include "autograd/checkpoint.h"
 #include "data/text.h"
 #include "engine/pipeline_engine.h"
 #include "optim/optim.h"
 #include "optim/schedule.h"
+#include "pipeline/gpt.h"
 #include "tensor/random.h"
 #include "tensor_parallel/apply.h"
 #include "trace/trace.h"
@@ -26,48 +26,6 @@ using namespace lockstep;
 using pipeline::LayerSpec, pipeline::Values;
 
 namespace {
-
-/// The whole model's layers. A rank that builds one takes it out of `model`; what nobody here takes goes with it.
-std::vector<LayerSpec> layers_of(const std::shared_ptr<nn::GPT>& model, bool recompute) {
-  const auto spec = [](const char* kind, const std::string& name, LayerSpec::Make make, LayerSpec::Forward forward, int64_t parameters) {
-    return LayerSpec{.kind = kind, .make = std::move(make), .forward = std::move(forward), .parameters = parameters, .key = {}, .name = name};
-  };
-  const auto on_one = [](auto fn) { return [fn](nn::Module* m, const Values& in) { return Values{fn(m, in.at(0))}; }; };
-  const nn::GPT::Options o = model->o;
-  std::vector<LayerSpec> layers;
-  const LayerSpec::Make tokens = [model] { return std::make_unique<nn::Embedding>(std::move(model->tokens_table)); };
-  layers.push_back(spec("Embedding", "tokens", tokens, {}, model->tokens_table.weight.numel()));
-  if (o.tied) layers.back().tie("tokens");
-  layers.push_back(spec("Positions", "positions", [model] { return std::make_unique<nn::Embedding>(std::move(model->position_table)); }, on_one([p = o.dropout](nn::Module* m, const Variable& x) {
-    const auto& table = static_cast<nn::Embedding&>(*m).weight;
-    LOCKSTEP_CHECK(x.size(1) <= table.size(0), "[GPT] expected at most ", table.size(0), " tokens (context), got ", x.size(1));
-    return dropout(add(x, table.narrow(0, 0, x.size(1))), p, m->is_training());
-  }), model->position_table.weight.numel()));
-  for (size_t i = 0; i < model->blocks.size(); ++i) {
-    layers.push_back(spec("TransformerBlock", str("blocks.", i), [model, i] { return std::move(model->blocks.items[i]); }, on_one([recompute](nn::Module* m, const Variable& x) {
-      return recompute ? checkpoint([m](const Variable& in) { return m->call(in); }, x) : m->call(x);
-    }), model->blocks[i].parameter_count()));
-  }
-  layers.push_back(spec("LayerNorm", "norm", [model] { return std::make_unique<nn::LayerNorm>(std::move(model->norm)); }, {}, model->norm.parameter_count()));
-  struct Head : nn::Module {
-    explicit Head(Variable w) : weight(std::move(w)) {}
-    void fields(nn::Fields& f) override { f("head", weight); }
-    Variable weight;
-  };
-  // With slices the loss wants the head's own: see loss_of().
-  layers.push_back(spec("Head", "", [model] { return std::make_unique<Head>(std::move(model->head)); }, [sliced = bool(model->head_loss)](nn::Module* m, const Values& in) {
-    const Variable weight = m->parameters().at(0);
-    return sliced ? Values{in.at(0), weight} : Values{linear(in.at(0), weight)};
-  }, o.vocab * o.width));
-  if (o.tied) layers.back().tie("tokens");
-  return layers;
-}
-
-pipeline::Loss loss_of(const nn::GPT& model) {
-  return [vocab = model.o.vocab, sliced = model.head_loss](const Values& out, const std::vector<Tensor>& targets) {
-    return sliced ? sliced(out[0], out.at(1), targets[0]) : cross_entropy(out[0].view({-1, vocab}), targets[0].reshape({-1}));
-  };
-}
 
 /// What the command line says, for the engine.
 engine::Config config_of_options(const GptOptions& o, const parallel::Plan& plan) {
@@ -149,11 +107,11 @@ void Training::make_engine(const std::optional<engine::Config>& config) {
     const auto sliced = tensor_parallel::apply(*whole_, tensor_parallel::gpt_plan(*whole_), mesh_->tp());
     for (const auto& s : sliced.slices()) args.slices[s.name] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, plan_.tp, mesh_->at().tp)};
   }
-  std::vector<LayerSpec> layers = layers_of(whole_, o_.checkpoint_blocks);
+  std::vector<LayerSpec> layers = pipeline::gpt_layers(whole_, o_.checkpoint_blocks);
   for (LayerSpec& layer : layers) {
     layer.with([this, forward = layer.forward](nn::Module* m, const Values& in) { return precise([&] { return forward ? forward(m, in) : Values{m->call(in.at(0))}; }); });
   }
-  const auto loss = [this, of = loss_of(*whole_)](const Values& out, const std::vector<Tensor>& targets) { return precise([&] { return of(out, targets); }); };
+  const auto loss = [this, of = pipeline::gpt_loss(*whole_)](const Values& out, const std::vector<Tensor>& targets) { return precise([&] { return of(out, targets); }); };
   if (!config || config->optimizer.type.empty()) {
     args.optimizer = [this](nn::Module& stage) { return make_optimizer(o_, stage, team_); };
     if (!config || config->scheduler.type.empty()) {

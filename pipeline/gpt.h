@@ -1,0 +1,17 @@
+#pragma once
+// nn::GPT as a list of layers.
+#include <memory>
+#include <vector>
+
+#include "nn/gpt.h"
+#include "pipeline/engine.h"
+
+namespace lockstep::pipeline {
+
+/// Token and position embeddings, blocks, final norm, head; the table is tied where the model's is. A rank that builds one takes it out of
+/// `model`; what no layer here takes goes with it. recompute: blocks keep only what goes in.
+std::vector<LayerSpec> gpt_layers(const std::shared_ptr<nn::GPT>& model, bool recompute = false);
+/// Mean cross entropy of targets i64 (B, T), on what the head gives.
+Loss gpt_loss(const nn::GPT& model);
+
+}  // namespace lockstep::pipeline
