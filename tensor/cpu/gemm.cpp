@@ -25,15 +25,21 @@ constexpr int64_t fork_work = 1 << 18;               // multiplications that are
 
 int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
 
-/// A few hundred multiplications: no packing, no padding.
+/// A few hundred multiplications: no packing, no padding. Sums side by side: g++ makes one sum of products that it rounds before it
+/// adds them, where the tuning of a processor says so, and then an element's bits would not be those of a tile.
 template <class T, class In>
 void tiny_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c, int64_t ldc) {
+  constexpr int64_t wide = 16;
   for (int64_t i = 0; i < m; ++i)
-    for (int64_t j = 0; j < n; ++j) {
-      T sum = 0;
-      for (int64_t p = 0; p < k; ++p) sum += T(a.data[i * a.row + p * a.col]) * T(b.data[p * b.row + j * b.col]);
-      T& to = c[i * ldc + j];
-      to = beta == 0 ? alpha * sum : alpha * sum + beta * to;
+    for (int64_t j = 0; j < n; j += wide) {
+      const int64_t columns = std::min(wide, n - j);
+      T sum[wide] = {};
+      for (int64_t p = 0; p < k; ++p)
+        for (int64_t l = 0; l < columns; ++l) sum[l] += T(a.data[i * a.row + p * a.col]) * T(b.data[p * b.row + (j + l) * b.col]);
+      for (int64_t l = 0; l < columns; ++l) {
+        T& to = c[i * ldc + j + l];
+        to = beta == 0 ? alpha * sum[l] : alpha * sum[l] + beta * to;
+      }
     }
 }
 
