@@ -24,8 +24,8 @@ void store(std::byte* p, int64_t i, T value) { std::memcpy(p + i * int64_t(sizeo
 // Operations on one number or on a vector of them. NaN wins: a != a takes a, a < b is false when b is NaN and takes b.
 struct Sum { template <class V> static V apply(V a, V b) { return a + b; } };
 struct Product { template <class V> static V apply(V a, V b) { return a * b; } };
-struct Min { template <class V> static V apply(V a, V b) { return (a < b) | (a != a) ? a : b; } };
-struct Max { template <class V> static V apply(V a, V b) { return (a > b) | (a != a) ? a : b; } };
+struct Min { template <class V> static V apply(V a, V b) { return choose((a < b) | (a != a), a, b); } };
+struct Max { template <class V> static V apply(V a, V b) { return choose((a > b) | (a != a), a, b); } };
 
 // Integers wrap around: arithmetic is done without sign, and not in the int that short types are promoted to.
 template <class Op, class T>

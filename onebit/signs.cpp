@@ -1,5 +1,6 @@
 #include "onebit/signs.h"
 
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -15,24 +16,35 @@ using namespace on_cpu;
 constexpr int64_t block = 4096;             // elements that are summed in one go, in f32 lanes
 constexpr int64_t grain = 1 << 14;          // elements worth a thread
 constexpr int w = lane_count<float>;        // 16: two bytes of signs
-constexpr Words bit_of_lane{1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 7, 1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
 
-Lanes<float> magnitude_of(Lanes<float> x) { return (Lanes<float>)((Words)x & 0x7fffffffu); }
+/// 1, 2, 4, ...
+Words bit_of_lane() {
+  constexpr auto bits = [] {
+    std::array<uint32_t, w> all{};
+    for (int l = 0; l < w; ++l) all[size_t(l)] = 1u << l;
+    return all;
+  }();
+  Words v;
+  copy_in(bits.data(), v);
+  return v;
+}
+
+[[gnu::always_inline]] inline Lanes<float> magnitude_of(Lanes<float> x) { return as<Lanes<float>>(as<Words>(x) & 0x7fffffffu); }
 
 /// Which lanes are not negative: -0 is one of them, NaN is not.
-uint32_t signs_of(Lanes<float> x) {
+[[gnu::always_inline]] inline uint32_t signs_of(Lanes<float> x) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
   return _mm512_cmp_ps_mask(__m512(x), _mm512_setzero_ps(), _CMP_GE_OQ);
 #else
-  const Words none{}, set = x >= 0.f ? bit_of_lane : none;
-  uint32_t all = 0;
-  for (int l = 0; l < w; ++l) all |= set[l];
+  uint32_t set[w], all = 0;
+  copy_out(choose(x >= 0.f, bit_of_lane(), Words{}), set);
+  for (const uint32_t bit : set) all |= bit;
   return all;
 #endif
 }
 
-Lanes<float> signed_scale(uint32_t bits, float scale) {
-  return ((Words{} + bits) & bit_of_lane) != 0u ? splat(scale) : splat(-scale);
+[[gnu::always_inline]] inline Lanes<float> signed_scale(uint32_t bits, float scale) {
+  return choose(((Words{} + bits) & bit_of_lane()) != 0u, splat(scale), splat(-scale));
 }
 
 uint32_t read_bits(const uint8_t* bits, int64_t n) { return n > 8 ? uint32_t(bits[0]) | uint32_t(bits[1]) << 8 : bits[0]; }

@@ -48,7 +48,7 @@ struct Adam {
     s[1] = s[1] * beta2 + g * g * weight2;
     V second = s[1];
     if constexpr (amsgrad) {  // the largest so far
-      s[2] = s[1] < s[2] ? s[2] : s[1];  // NaN in v passes on
+      s[2] = choose(s[1] < s[2], s[2], s[1]);  // NaN in v passes on
       second = s[2];
     }
     p -= s[0] * rate / (Root<V>::of(second) * root_of_bias + eps);
@@ -131,7 +131,7 @@ struct Lion {
     g = gradient(g, p);
     const V blend = s[0] * beta1 + g * weight1;
     const V up = V{} + rate, none = blend * A(0);  // 0, and NaN where blend is NaN
-    p = p * keep - (blend > 0 ? up : blend < 0 ? -up : none);
+    p = p * keep - choose(blend > A(0), up, choose(blend < A(0), -up, none));
     s[0] = s[0] * beta2 + g * weight2;
   }
 };

@@ -52,12 +52,12 @@ void soften(A* scores, const int64_t* n, int rows, Lanes<A>& top, Lanes<A>* sum,
     for (int j = 0; r < rows && j < vectors; ++j) {
       A* const at = scores + r * tile_keys + j * w;
       Lanes<A> x = load(at, full);
-      if (n[r] < tile_keys) store(at, x = number < A(n[r] - j * w) ? x : none, full);
+      if (n[r] < tile_keys) store(at, x = choose(number < A(n[r] - j * w), x, none), full);
       most[r] = max_of<A>(most[r], x);
     }
   }
   const Lanes<A> highest = max_of<A>(top, max_of_rows<A>(most));
-  const Lanes<A> base = highest == none ? Lanes<A>{} : highest;  // nothing seen so far: exp gives zeros, not NaN
+  const Lanes<A> base = choose(highest == none, Lanes<A>{}, highest);  // nothing seen so far: exp gives zeros, not NaN
   const Lanes<A> shrink = exp_lanes(top - base);
   top = highest;
   for (int r = 0; r < rows; ++r) {

@@ -42,8 +42,8 @@ void differentiate(A* weights, A* slopes, int64_t n, A lse, A delta, const A* ke
     Lanes<A> x = load(weights + j, full), slope = load(slopes + j, full);
     if (n < tile_keys) {
       const auto visible = number < A(n - j);
-      x = visible ? x : splat(-infinity<A>);
-      slope = visible ? slope : Lanes<A>{};
+      x = choose(visible, x, splat(-infinity<A>));
+      slope = choose(visible, slope, Lanes<A>{});
     }
     x = exp_lanes(x - lse);
     if (keep) {

@@ -9,16 +9,14 @@
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
+#include "tensor/cpu/registers.h"
 
 namespace lockstep::on_cpu {
 
 inline constexpr int64_t tile_keys = 64;  // keys in a tile: the row length of every tile of scores
 
-#if defined(__AVX512F__)
-inline constexpr int group_rows = 6, group_vectors = 4;  // 24 sums, a line of 4 and one factor: 29 of 32 registers
-#else
-inline constexpr int group_rows = 6, group_vectors = 1;  // 12 of 16 registers when a vector is two of them
-#endif
+// The sums of a product, a line of b and one factor: 29 of 32 registers, or 15 of 16.
+inline constexpr int group_rows = 6, group_vectors = vector_registers < 32 ? 2 : 4;
 
 /// A (B, heads, tokens, D) tensor; D has stride 1.
 template <class T>
@@ -78,37 +76,21 @@ void pack_rows(const T* in, int64_t stride, int64_t rows, int64_t width, A facto
   }
 }
 
-template <class A, int step, int... l>
-void swap_lanes(Lanes<A>& a, Lanes<A>& b, std::integer_sequence<int, l...>) {
-  constexpr int w = lane_count<A>;
-  const Lanes<A> low = __builtin_shufflevector(a, b, ((l & step) ? w + l - step : l)...);
-  b = __builtin_shufflevector(a, b, ((l & step) ? w + l : l + step)...);
-  a = low;
-}
-
-/// Transposes a square of vectors in registers: swaps halves, then quarters, and so on.
-template <class A, int step = lane_count<A> / 2>
-[[gnu::always_inline]] inline void transpose_square(Lanes<A>* rows) {
-  constexpr int w = lane_count<A>;
-#pragma GCC unroll 16
-  for (int i = 0; i < w; ++i)
-    if (!(i & step)) swap_lanes<A, step>(rows[i], rows[i + step], std::make_integer_sequence<int, w>());
-  if constexpr (step > 1) transpose_square<A, step / 2>(rows);
-}
-
 /// Copies `count` keys of D elements to D rows of tile_keys elements: out[d][j], zeros for the missing keys.
 template <class A, class T>
 void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, A* out) {
-  constexpr int w = lane_count<A>;
+  constexpr int w = lanes<A>;
   for (int64_t j = 0; j < tile_keys; j += w)
     for (int64_t d = 0; d < width; d += w) {
-      Lanes<A> square[w];
+      Vector<A> square[w];
       const int lines = int(std::clamp<int64_t>(count - j, 0, w)), columns = int(std::min<int64_t>(w, width - d));
       const T* from = in + j * stride + d;
-      for (int r = 0; r < w; ++r)
-        square[r] = r >= lines ? Lanes<A>{} : columns == w ? load(from + r * stride, Full<A>()) : load(from + r * stride, columns);
-      transpose_square<A>(square);
-      for (int c = 0; c < columns; ++c) store(out + (d + c) * tile_keys + j, square[c], Full<A>());
+#pragma GCC unroll 16
+      for (int r = 0; r < w; ++r) square[r] = r >= lines ? Vector<A>{} : columns == w ? read<A>(from + r * stride, w) : read<A>(from + r * stride, columns);
+      transpose<A>(square);
+#pragma GCC unroll 16
+      for (int c = 0; c < w; ++c)
+        if (c < columns) std::memcpy(out + (d + c) * tile_keys + j, &square[c], sizeof square[c]);
     }
 }
 
@@ -120,13 +102,15 @@ enum class Left { plain, transposed };
 template <class A, Left left, int rows, int vectors>
 void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A* __restrict b, int64_t ldb, const A* keep,
                       A* __restrict c, int64_t ldc) {
-  constexpr int w = lane_count<A>;
-  constexpr Full<A> full;
-  Lanes<A> sum[rows][vectors] = {};
+  constexpr int w = lanes<A>;
+  Vector<A> sum[rows][vectors] = {};
   for (int64_t p = 0; p < depth; ++p, b += ldb) {
-    Lanes<A> line[vectors];
+    Vector<A> line[vectors];
 #pragma GCC unroll 4
-    for (int j = 0; j < vectors; ++j) line[j] = load(b + j * w, full);
+    for (int j = 0; j < vectors; ++j) {
+      std::memcpy(&line[j], b + j * w, sizeof line[j]);
+      keep_in_register(line[j]);
+    }
 #pragma GCC unroll 6
     for (int i = 0; i < rows; ++i) {
       const A factor = left == Left::plain ? a[i * lda + p] : a[p * lda + i];
@@ -139,7 +123,9 @@ void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A
 #pragma GCC unroll 4
     for (int j = 0; j < vectors; ++j) {
       A* const to = c + i * ldc + j * w;
-      store(to, keep ? load(to, full) * keep[i] + sum[i][j] : sum[i][j], full);
+      Vector<A> v = sum[i][j], old;
+      if (keep) std::memcpy(&old, to, sizeof old), v = old * keep[i] + v;
+      std::memcpy(to, &v, sizeof v);
     }
 }
 
@@ -154,7 +140,7 @@ void group_product(int64_t rows, int64_t columns, int64_t depth, const A* a, int
   static constexpr auto table = []<int... n>(std::integer_sequence<int, n...>) {
     return std::array<Fn, sizeof...(n)>{register_product<A, left, n / group_vectors + 1, n % group_vectors + 1>...};
   }(std::make_integer_sequence<int, group_rows * group_vectors>());
-  constexpr int w = lane_count<A>;
+  constexpr int w = lanes<A>;
   for (int64_t j = 0; j < columns; j += group_vectors * w) {
     const int64_t vectors = std::min<int64_t>(group_vectors, (columns - j + w - 1) / w);
     table[size_t((rows - 1) * group_vectors + vectors - 1)](depth, a, lda, b + j, ldb, keep, c + j, ldc);
@@ -232,9 +218,8 @@ Lanes<A> fold_rows(Lanes<A> a, Lanes<A> b, std::integer_sequence<int, l...>) {
   return max_of<A>(low, high);
 }
 
-/// The maxima of eight vectors: row r in lane r * lane_count / 8.
 template <class A>
-Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
+Lanes<A> fold_eight(const Lanes<A> (&rows)[8]) {
   constexpr auto lanes = std::make_integer_sequence<int, lane_count<A>>();
   Lanes<A> two[4], four[2];
   for (int i = 0; i < 4; ++i) two[i] = fold_rows<A, 1>(rows[2 * i], rows[2 * i + 1], lanes);
@@ -246,11 +231,43 @@ Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
   return eight;
 }
 
+/// The maxima of eight vectors: row r in lane r * lane_count / 8.
+template <class A>
+Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
+  if constexpr (requires { Lanes<A>::parts; }) {
+    constexpr int w = lane_count<A>, side = lanes<A>;
+    Vector<A> v[8];
+    for (int r = 0; r < 8; ++r) {
+      v[r] = rows[r].part[0];
+      for (int i = 1; i < Lanes<A>::parts; ++i) v[r] = rows[r].part[i] > v[r] ? rows[r].part[i] : v[r];
+    }
+    A top[8], most[w];
+    if constexpr (side == 8) {
+      transpose<A>(v);
+      for (int r = 1; r < 8; ++r) v[0] = v[r] > v[0] ? v[r] : v[0];
+      std::memcpy(top, v, sizeof top);
+    } else {
+      for (int r = 0; r < 8; ++r) {
+        top[r] = v[r][0];
+        for (int l = 1; l < side; ++l) top[r] = v[r][l] > top[r] ? v[r][l] : top[r];
+      }
+    }
+    for (int l = 0; l < w; ++l) most[l] = top[l * 8 / w];
+    Lanes<A> all;
+    copy_in(most, all);
+    return all;
+  } else {
+    return fold_eight<A>(rows);
+  }
+}
+
 /// 0, 1, 2, ...
 template <class A>
 Lanes<A> lane_numbers() {
+  A numbers[lane_count<A>];
+  for (int l = 0; l < lane_count<A>; ++l) numbers[l] = A(l);
   Lanes<A> v;
-  for (int l = 0; l < lane_count<A>; ++l) v[l] = A(l);
+  copy_in(numbers, v);
   return v;
 }
 

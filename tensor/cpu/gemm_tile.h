@@ -14,64 +14,14 @@
 #include <utility>
 
 #include "tensor/cpu/lanes.h"
+#include "tensor/cpu/registers.h"
 
 namespace lockstep::on_cpu {
 
-// One vector register of the processor that is built for, and how many there are.
-#if defined(__AVX512F__)
-inline constexpr int vector_bytes = 64, vector_registers = 32;
-#elif defined(__AVX__)
-inline constexpr int vector_bytes = 32, vector_registers = 16;
-#elif defined(__aarch64__)
-inline constexpr int vector_bytes = 16, vector_registers = 32;
-#else
-inline constexpr int vector_bytes = 16, vector_registers = 16;
-#endif
-
-template <class T>
-struct VectorOf {
-  typedef T type __attribute__((vector_size(vector_bytes)));
-};
-template <class T> using Vector = typename VectorOf<T>::type;
-template <class T> inline constexpr int lanes = vector_bytes / int(sizeof(T));
-
 // The tile, a row of b and one number of a fill the registers. packing needs rows <= lanes or a multiple of them.
-template <class T> inline constexpr int tile_vectors = lanes<T> >= 14 ? 2 : 3;
-template <class T> inline constexpr int tile_rows = vector_registers < 32 ? 4 : lanes<T> >= 14 ? 14 : 8;
+template <class T> inline constexpr int tile_vectors = lanes<T> >= (vector_registers < 32 ? 6 : 14) ? 2 : 3;
+template <class T> inline constexpr int tile_rows = vector_registers < 32 ? lanes<T> >= 6 ? 6 : 4 : lanes<T> >= 14 ? 14 : 8;
 template <class T> inline constexpr int tile_columns = tile_vectors<T> * lanes<T>;
-
-/// The first `count` of lanes<T> numbers of p, converted; 0 behind them.
-template <class T, class In>
-[[gnu::always_inline]] inline Vector<T> read(const In* p, int count) {
-  constexpr int w = lanes<T>;
-  Vector<T> v{};
-  if constexpr (!std::is_same_v<T, In> && w == lane_count<float>) {
-    v = count == w ? load(p, Full<float>()) : load(p, count);
-  } else if (std::is_same_v<T, In> && count == w) {
-    std::memcpy(&v, p, sizeof v);
-  } else {
-    for (int l = 0; l < count; ++l) v[l] = T(p[l]);
-  }
-  return v;
-}
-
-template <class T, int s, int... l>
-[[gnu::always_inline]] inline void swap_lanes(Vector<T>& a, Vector<T>& b, std::integer_sequence<int, l...>) {
-  constexpr int w = lanes<T>;
-  const Vector<T> low = __builtin_shufflevector(a, b, (l & s ? w + l - s : l)...);
-  b = __builtin_shufflevector(a, b, (l & s ? w + l : l + s)...);
-  a = low;
-}
-
-/// Transposes a square of lanes<T> rows in registers: swaps halves, then quarters, ...
-template <class T, int s = lanes<T> / 2>
-[[gnu::always_inline]] inline void transpose(Vector<T>* rows) {
-  constexpr int w = lanes<T>;
-#pragma GCC unroll 16
-  for (int i = 0; i < w; ++i)
-    if (!(i & s)) swap_lanes<T, s>(rows[i], rows[i + s], std::make_integer_sequence<int, w>());
-  if constexpr (s > 1) transpose<T, s / 2>(rows);
-}
 
 /// A sliver's part of a square: `count` lines of `columns` numbers each, out[c * width + line]. Writes a whole vector for each c.
 template <int width, class T, class In>
@@ -140,10 +90,12 @@ void tile(int64_t depth, const T* __restrict a, const T* __restrict b, T alpha, 
   for (int64_t p = 0; p < depth; ++p, a += tile_rows<T>, b += tile_columns<T>) {
     Vector<T> line[vectors];
     __builtin_prefetch(a + 16 * tile_rows<T>);  // from L1 or L2
+    for (int j = 0; j < tile_columns<T>; j += 64 / int(sizeof(T))) __builtin_prefetch(b + 8 * tile_columns<T> + j);  // from L2
 #pragma GCC unroll 3
-    for (int j = 0; j < vectors; ++j) __builtin_prefetch(b + 8 * tile_columns<T> + j * w);  // from L2
-#pragma GCC unroll 3
-    for (int j = 0; j < vectors; ++j) std::memcpy(&line[j], b + j * w, sizeof line[j]);
+    for (int j = 0; j < vectors; ++j) {
+      std::memcpy(&line[j], b + j * w, sizeof line[j]);
+      keep_in_register(line[j]);
+    }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i)
 #pragma GCC unroll 3

@@ -1,6 +1,6 @@
 #pragma once
-// Vectors of 64 bytes for kernels that walk along rows, in GCC's vector extension (any processor; one register on
-// AVX-512). f16 and bf16 are loaded into f32 lanes and rounded once when stored. The end of a row runs through the same
+// Vectors of 64 bytes for kernels that walk along rows: GCC's vector extension where that is one register (AVX-512) or the compiler
+// is good at more (clang), else several registers (split_vector.h). f16 and bf16 are loaded into f32 lanes and rounded once when stored. The end of a row runs through the same
 // code as the rest, its missing lanes holding a neutral value.
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #include <immintrin.h>
@@ -11,6 +11,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "tensor/cpu/split_vector.h"
 #include "tensor/dtype.h"
 
 namespace lockstep::on_cpu {
@@ -19,10 +20,17 @@ namespace lockstep::on_cpu {
 template <class T>
 using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
+#if defined(__clang__) || defined(__AVX512F__)
 template <class A>
 struct LanesOf {
   typedef A type __attribute__((vector_size(64)));
 };
+#else
+template <class A>
+struct LanesOf {
+  using type = SplitVector<A, int(64 / sizeof(A))>;
+};
+#endif
 template <class A>
 using Lanes = typename LanesOf<A>::type;
 template <class A>
@@ -35,59 +43,59 @@ template <class A>
 using Full = std::integral_constant<int, lane_count<A>>;
 
 template <class A>
-Lanes<A> splat(A value) {
+[[gnu::always_inline]] inline Lanes<A> splat(A value) {
   return Lanes<A>{} + value;
 }
 
-using Words = uint32_t __attribute__((vector_size(64)));       // the bits of Lanes<float>
+using Words = Lanes<uint32_t>;                                 // the bits of Lanes<float>
 using ShortWords = uint16_t __attribute__((vector_size(32)));  // sixteen f16 or bf16
 
 // Half and BFloat16 (tensor/half.h) on sixteen numbers at once: the same bits, with choices in place of branches.
-inline Lanes<float> decode(ShortWords bits, BFloat16) {
-  return (Lanes<float>)(__builtin_convertvector(bits, Words) << 16);
+[[gnu::always_inline]] inline Lanes<float> decode(ShortWords bits, BFloat16) {
+  return as<Lanes<float>>(convert_lanes<Words>(bits) << 16);
 }
 
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 // The processor's own conversions, except that they change NaN: quiet in, with its payload out.
-inline Lanes<float> decode(ShortWords bits, Half) {
+[[gnu::always_inline]] inline Lanes<float> decode(ShortWords bits, Half) {
   const __mmask16 signalling = _mm256_cmplt_epu16_mask(__m256i((bits & 0x7fffu) - 0x7c01u), _mm256_set1_epi16(0x1ff));
   const __m512i f = _mm512_castps_si512(_mm512_maskz_cvtph_ps(0xffff, __m256i(bits)));
   return Lanes<float>(_mm512_mask_xor_epi32(f, signalling, f, _mm512_set1_epi32(0x400000)));
 }
-inline ShortWords encode(Lanes<float> v, Half) {
+[[gnu::always_inline]] inline ShortWords encode(Lanes<float> v, Half) {
   const __m256i h = _mm512_maskz_cvtps_ph(0xffff, __m512(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), sign = __m256i(ShortWords(h) & 0x8000u);
   const __mmask16 nan = _mm512_cmp_ps_mask(__m512(v), __m512(v), _CMP_UNORD_Q);
   return ShortWords(_mm256_mask_mov_epi16(h, nan, _mm256_or_si256(sign, _mm256_set1_epi16(0x7e00))));
 }
 #else
-inline Lanes<float> decode(ShortWords bits, Half) {
-  const Words h = __builtin_convertvector(bits, Words), magnitude = h & 0x7fffu;
-  const Words scaled = (Words)((Lanes<float>)(magnitude << 13) * 0x1p112f);
-  return (Lanes<float>)((magnitude >= 0x7c00u ? (0x7f800000u | magnitude << 13) : scaled) | (h & 0x8000u) << 16);
+[[gnu::always_inline]] inline Lanes<float> decode(ShortWords bits, Half) {
+  const Words h = convert_lanes<Words>(bits), magnitude = h & 0x7fffu;
+  const Words scaled = as<Words>(as<Lanes<float>>(magnitude << 13) * 0x1p112f);
+  return as<Lanes<float>>(choose(magnitude >= 0x7c00u, 0x7f800000u | magnitude << 13, scaled) | (h & 0x8000u) << 16);
 }
 
-inline ShortWords encode(Lanes<float> v, Half) {
-  const Words f = (Words)v, magnitude = f & 0x7fffffffu;
+[[gnu::always_inline]] inline ShortWords encode(Lanes<float> v, Half) {
+  const Words f = as<Words>(v), magnitude = f & 0x7fffffffu;
   const Words normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  const Words small = (Words)((Lanes<float>)magnitude + 0.5f) - 0x3f000000u;  // subnormal: the addition rounds
-  const Words none = {}, special = magnitude > 0x7f800000u ? none + 0x7e00u : none + 0x7c00u;
-  const Words result = magnitude >= 0x477ff000u ? special : magnitude < 0x38800000u ? small : normal;
-  return __builtin_convertvector(result | ((f >> 16) & 0x8000u), ShortWords);
+  const Words small = as<Words>(as<Lanes<float>>(magnitude) + 0.5f) - 0x3f000000u;  // subnormal: the addition rounds
+  const Words none = {}, special = choose(magnitude > 0x7f800000u, none + 0x7e00u, none + 0x7c00u);
+  const Words result = choose(magnitude >= 0x477ff000u, special, choose(magnitude < 0x38800000u, small, normal));
+  return convert_lanes<ShortWords>(result | ((f >> 16) & 0x8000u));
 }
 #endif
 
-inline ShortWords encode(Lanes<float> v, BFloat16) {
-  const Words f = (Words)v, rounded = f + 0x7fffu + ((f >> 16) & 1u);
-  return __builtin_convertvector(((f & 0x7fffffffu) > 0x7f800000u ? (f | 0x400000u) : rounded) >> 16, ShortWords);
+[[gnu::always_inline]] inline ShortWords encode(Lanes<float> v, BFloat16) {
+  const Words f = as<Words>(v), rounded = f + 0x7fffu + ((f >> 16) & 1u);
+  return convert_lanes<ShortWords>(choose((f & 0x7fffffffu) > 0x7f800000u, f | 0x400000u, rounded) >> 16);
 }
 
 /// p[0 .. count) and `fill` in the other lanes.
 template <class T, class Count>
-Lanes<Acc<T>> load(const T* p, Count count, Acc<T> fill = 0) {
+[[gnu::always_inline]] inline Lanes<Acc<T>> load(const T* p, Count count, Acc<T> fill = 0) {
   using A = Acc<T>;
   if constexpr (std::is_same_v<Count, Full<A>>) {
     std::conditional_t<std::is_same_v<T, A>, Lanes<A>, ShortWords> v;
-    std::memcpy(&v, p, sizeof v);
+    copy_in(p, v);
     if constexpr (std::is_same_v<T, A>)
       return v;
     else
@@ -99,26 +107,40 @@ Lanes<Acc<T>> load(const T* p, Count count, Acc<T> fill = 0) {
     } else {
       T part[lane_count<A>] = {};
       for (int l = 0; l < count; ++l) part[l] = p[l];
-      const Lanes<A> v = load(part, Full<A>());
-      std::memcpy(lanes, &v, sizeof v);
+      copy_out(load(part, Full<A>()), lanes);
       for (int l = count; l < lane_count<A>; ++l) lanes[l] = fill;
     }
     Lanes<A> v;
-    std::memcpy(&v, lanes, sizeof v);
+    copy_in(lanes, v);
     return v;
   }
 }
 
+/// One register: the first `count` of lanes<A> numbers of p, converted; 0 behind them.
+template <class A, class T>
+[[gnu::always_inline]] inline Vector<A> read(const T* p, int count) {
+  constexpr int w = lanes<A>;
+  Vector<A> v{};
+  if constexpr (!std::is_same_v<A, T> && w == lane_count<float>) {
+    v = count == w ? load(p, Full<float>()) : load(p, count);
+  } else if (std::is_same_v<A, T> && count == w) {
+    std::memcpy(&v, p, sizeof v);
+  } else {
+    for (int l = 0; l < count; ++l) v[l] = A(p[l]);
+  }
+  return v;
+}
+
 /// The first `count` lanes of v to p.
 template <class T, class Count>
-void store(T* p, Lanes<Acc<T>> v, Count count) {
+[[gnu::always_inline]] inline void store(T* p, Lanes<Acc<T>> v, Count count) {
   using A = Acc<T>;
   if constexpr (!std::is_same_v<Count, Full<A>>) {
     alignas(64) T part[lane_count<A>];
     store(part, v, Full<A>());
     for (int l = 0; l < count; ++l) p[l] = part[l];
   } else if constexpr (std::is_same_v<T, A>) {
-    std::memcpy(p, &v, sizeof v);
+    copy_out(v, p);
   } else {
     const ShortWords bits = encode(v, T());
     std::memcpy(static_cast<void*>(p), &bits, sizeof bits);
@@ -146,7 +168,7 @@ template <class A, class Fn>
 template <class A>
 A sum_lanes(Lanes<A> v) {
   A lanes[lane_count<A>];
-  std::memcpy(lanes, &v, sizeof v);
+  copy_out(v, lanes);
   for (int half = lane_count<A> / 2; half > 0; half /= 2)
     for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
   return lanes[0];
@@ -158,33 +180,31 @@ A sum_lanes(const Lanes<A> (&v)[4]) {
 }
 
 template <class A>
-Lanes<A> max_of(Lanes<A> a, Lanes<A> b) {
-  return a > b ? a : b;
+[[gnu::always_inline]] inline Lanes<A> max_of(Lanes<A> a, Lanes<A> b) {
+  return choose(a > b, a, b);
 }
 
 template <class A>
 A max_lanes(const Lanes<A> (&v)[4]) {
   A lanes[lane_count<A>];
-  const Lanes<A> most = max_of<A>(max_of<A>(v[0], v[1]), max_of<A>(v[2], v[3]));
-  std::memcpy(lanes, &most, sizeof most);
+  copy_out(max_of<A>(max_of<A>(v[0], v[1]), max_of<A>(v[2], v[3])), lanes);
   for (int half = lane_count<A> / 2; half > 0; half /= 2)
     for (int l = 0; l < half; ++l) lanes[l] = lanes[l] > lanes[l + half] ? lanes[l] : lanes[l + half];
   return lanes[0];
 }
 
 template <class A>
-Lanes<A> sqrt_lanes(Lanes<A> v) {
+[[gnu::always_inline]] inline Lanes<A> sqrt_lanes(Lanes<A> v) {
   alignas(64) A lanes[lane_count<A>];
-  std::memcpy(lanes, &v, sizeof v);
+  copy_out(v, lanes);
   for (int l = 0; l < lane_count<A>; ++l) lanes[l] = std::sqrt(lanes[l]);
-  std::memcpy(&v, lanes, sizeof v);
+  copy_in(lanes, v);
   return v;
 }
 
 /// exp(x) for x <= 88, to about one unit in the last place; results under 2^-126 become 0, NaN stays NaN. (math::exp in
 /// a loop over lanes takes three times as long: it also serves large x and denormal results.)
-inline Lanes<float> exp_lanes(Lanes<float> x) {
-  using Bits = unsigned __attribute__((vector_size(64)));  // wraps around where the result is not used
+[[gnu::always_inline]] inline Lanes<float> exp_lanes(Lanes<float> x) {
   // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 leaves the integer n in the low bits of t.
   const Lanes<float> t = x * 1.44269504f + 12582912.f;
   const Lanes<float> n = t - 12582912.f;
@@ -195,12 +215,15 @@ inline Lanes<float> exp_lanes(Lanes<float> x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.f;
-  const Lanes<float> power = (Lanes<float>)(((Bits)t << 23) + 0x3f800000u);  // 2^n
-  return x < -87.33654f ? splat(0.f) : p * power;
+  const Lanes<float> power = as<Lanes<float>>((as<Words>(t) << 23) + 0x3f800000u);  // 2^n; wraps around where it is not used
+  return choose(x < -87.33654f, splat(0.f), p * power);
 }
 
-inline Lanes<double> exp_lanes(Lanes<double> x) {  // f64 serves gradient checks, so the library's exp will do
-  for (int l = 0; l < lane_count<double>; ++l) x[l] = std::exp(x[l]);
+[[gnu::always_inline]] inline Lanes<double> exp_lanes(Lanes<double> x) {  // f64 serves gradient checks, so the library's exp will do
+  double lanes[lane_count<double>];
+  copy_out(x, lanes);
+  for (double& number : lanes) number = std::exp(number);
+  copy_in(lanes, x);
   return x;
 }
 

@@ -61,28 +61,28 @@ struct Max {  // NaN wins
   template <class T> using Lane = Same<T>;
   template <class A> static constexpr A identity = std::is_integral_v<A> ? std::numeric_limits<A>::lowest() : -infinity<A>;
   template <class A> static A neutral(A) { return identity<A>; }
-  template <class V> static V join(V a, V b) { return (b > a) | (b != b) ? b : a; }
+  template <class V> static V join(V a, V b) { return choose((b > a) | (b != b), b, a); }
   template <class V> static V step(V a, V x, V) { return join(a, x); }
 };
 struct Min {
   template <class T> using Lane = Same<T>;
   template <class A> static constexpr A identity = std::is_integral_v<A> ? std::numeric_limits<A>::max() : infinity<A>;
   template <class A> static A neutral(A) { return identity<A>; }
-  template <class V> static V join(V a, V b) { return (b < a) | (b != b) ? b : a; }
+  template <class V> static V join(V a, V b) { return choose((b < a) | (b != b), b, a); }
   template <class V> static V step(V a, V x, V) { return join(a, x); }
 };
 struct Any {
   template <class T> using Lane = Same<T>;
   template <class A> static constexpr A identity = 0;
   template <class A> static A neutral(A) { return 0; }
-  template <class V> static V join(V a, V b) { return b != 0 ? V{} + 1 : a; }
+  template <class V> static V join(V a, V b) { return choose(b != 0, V(V{} + 1), a); }
   template <class V> static V step(V a, V x, V) { return join(a, x); }
 };
 struct All {
   template <class T> using Lane = Same<T>;
   template <class A> static constexpr A identity = 1;
   template <class A> static A neutral(A) { return 1; }
-  template <class V> static V join(V a, V b) { return b == 0 ? V{} : a; }
+  template <class V> static V join(V a, V b) { return choose(b == 0, V{}, a); }
   template <class V> static V step(V a, V x, V) { return join(a, x); }
 };
 
@@ -115,9 +115,16 @@ const A* widen_run(const std::byte* from, int64_t stride, int64_t n, A* buffer) 
 
 // p[0 .. count) and `fill` in the other lanes. (lanes.h loads floats only.)
 template <class A, class Count>
-Lanes<A> take(const A* p, Count count, A fill = 0) {
-  Lanes<A> v = splat(fill);
-  std::memcpy(&v, p, sizeof(A) * size_t(count));
+[[gnu::always_inline]] inline Lanes<A> take(const A* p, Count count, A fill = 0) {
+  Lanes<A> v;
+  if constexpr (std::is_same_v<Count, Full<A>>) {
+    copy_in(p, v);
+  } else {
+    A lanes[lane_count<A>];
+    std::fill_n(lanes, lane_count<A>, fill);
+    std::copy_n(p, count, lanes);
+    copy_in(lanes, v);
+  }
   return v;
 }
 
@@ -125,7 +132,7 @@ template <class Op, class A>
 A join_lanes(const Lanes<A> (&v)[4]) {
   A lanes[lane_count<A>];
   const Lanes<A> all = Op::join(Op::join(v[0], v[1]), Op::join(v[2], v[3]));
-  std::memcpy(lanes, &all, sizeof all);
+  copy_out(all, lanes);
   for (int half = lane_count<A> / 2; half > 0; half /= 2)
     for (int l = 0; l < half; ++l) lanes[l] = Op::join(lanes[l], lanes[l + half]);
   return lanes[0];
@@ -211,10 +218,10 @@ void fold_columns(const ReducePlan& plan, const Source<A>& x, const A* center, T
         for (int j = 0; j < height; ++j, row.next()) from[j] = x.read(start + row.x, plan.x_stride, width, buffer[j]);
         const auto add = [&](int64_t i, auto count) {
           Lanes<A> v, center_lanes;
-          std::memcpy(&v, sum + i, sizeof v);
-          std::memcpy(&center_lanes, c_buffer + i, sizeof v);
+          copy_in(sum + i, v);
+          copy_in(c_buffer + i, center_lanes);
           for (int j = 0; j < height; ++j) v = Op::step(v, take(from[j] + i, count), center_lanes);
-          std::memcpy(sum + i, &v, sizeof v);
+          copy_out(v, sum + i);
         };
         int64_t i = 0;
         for (; i + lane_count<A> <= width; i += lane_count<A>) add(i, Full<A>());
