@@ -83,17 +83,40 @@ SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& 
   }
 }
 
+void SplitBackward::run(std::vector<Part> parts, std::vector<std::pair<Edge, Tensor>> list) {
+  for (Part& part : parts) {
+    for (size_t i = 0; i < part.grads.size(); ++i) if (part.grads[i].defined()) list.push_back({{part.node, int(i)}, std::move(part.grads[i])});
+  }
+  parts.clear();
+  if (!list.empty()) start_of(std::move(list)).backward();
+}
+
 void SplitBackward::finish(std::vector<std::pair<Variable, Tensor>> before) {
   std::vector<std::pair<Edge, Tensor>> list;
   for (auto& [leaf, grad] : before) {
     if (grad.defined()) list.push_back({{leaf.impl()->node, leaf.impl()->output}, std::move(grad)});
   }
   before.clear();
-  for (Part& part : rest_) {
-    for (size_t i = 0; i < part.grads.size(); ++i) if (part.grads[i].defined()) list.push_back({{part.node, int(i)}, std::move(part.grads[i])});
+  run(std::exchange(rest_, {}), std::move(list));
+}
+
+void SplitBackward::finish_but(const std::vector<Variable>& leaves) {
+  std::unordered_set<const Node*> later;
+  for (const Variable& leaf : leaves) later.insert(leaf.impl()->node.get());
+  std::vector<Part> now = std::exchange(rest_, {}), left;
+  for (bool grows = true; grows;) {  // a part that waits makes its other leaves wait: each gets its gradients in one go
+    grows = false;
+    for (Part& part : now) {
+      if (!part.node || std::none_of(part.node->inputs().begin(), part.node->inputs().end(), [&](const Edge& e) { return later.count(e.node.get()); })) continue;
+      for (const Edge& edge : part.node->inputs()) if (edge.node) later.insert(edge.node.get());
+      left.push_back(std::move(part));
+      grows = true;
+    }
   }
-  rest_.clear();
-  if (!list.empty()) start_of(std::move(list)).backward();
+  std::erase_if(now, [](const Part& part) { return !part.node; });
+  std::sort(left.begin(), left.end(), [](const Part& a, const Part& b) { return a.node->number() > b.node->number(); });
+  rest_ = std::move(left);
+  run(std::move(now), {});
 }
 
 }  // namespace lockstep

@@ -17,6 +17,8 @@ class SplitBackward {
   SplitBackward(const Variable& root, const std::vector<Variable>& first);
   /// Adds to .grad of all other leaves. `before` are gradients from elsewhere that count before those added here.
   void finish(std::vector<std::pair<Variable, Tensor>> before = {});
+  /// What of finish() has nothing to do with these leaves; they are left for it.
+  void finish_but(const std::vector<Variable>& leaves);
 
  private:
   struct Part {
@@ -24,6 +26,7 @@ class SplitBackward {
     std::vector<Edge> edges;    // to the leaves that wait
     std::vector<Tensor> grads;  // of its outputs
   };
+  static void run(std::vector<Part> parts, std::vector<std::pair<Edge, Tensor>> list);
   std::vector<Part> rest_;
 };
 

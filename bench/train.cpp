@@ -36,13 +36,14 @@ constexpr const char* usage = R"(usage: bench_train MODEL [options]
   --load FILE       start from weights that the peer's gpt.py --save wrote
   --zero STAGE      with ranks: ZeRO in place of DDP
   --offload WHERE   with --zero: optimizer state, and stage 3's parameters, in host memory (cpu) or in files (nvme:FOLDER)
-  --pipeline N      on N ranks, a gpt model: N stages, 1F1B, in place of DDP
+  --pipeline N      on N ranks, a gpt model: N stages in place of DDP
+  --schedule NAME   with --pipeline: gpipe, 1f1b (default), interleaved, zb-h1 or dualpipe-v
   --micro-batches M with --pipeline: batches of a step (default 4)
   --gemm            measure oneDNN's sgemm between the steps, and print the share that the step reaches
 )";
 
 struct Options {
-  std::string model, load, offload = "none";
+  std::string model, load, offload = "none", schedule = "1f1b";
   int64_t steps = 0, batch = 0;
   int zero = -1, pipeline = 0, micro_batches = 4;
   double seconds = 5;
@@ -65,6 +66,7 @@ Options parse(int argc, char** argv) {
     else if (arg == "--zero") o.zero = std::stoi(value());
     else if (arg == "--offload") o.offload = value();
     else if (arg == "--pipeline") o.pipeline = std::stoi(value());
+    else if (arg == "--schedule") o.schedule = value();
     else if (arg == "--micro-batches") o.micro_batches = std::stoi(value());
     else if (arg == "--gemm") o.gemm = true;
     else if (o.model.empty() && !arg.starts_with("-")) o.model = arg;
@@ -126,7 +128,8 @@ void run(const Options& o, dist::ProcessGroup* world) {
   std::unique_ptr<pipeline::Engine> stages;
   if (o.pipeline > 0) {
     const auto gpt = std::dynamic_pointer_cast<nn::GPT>(job.model);
-    stages = std::make_unique<pipeline::Engine>(pipeline::gpt_layers(gpt), pipeline::EngineOptions{.stages = o.pipeline, .micro_batches = o.micro_batches}, pipeline::gpt_loss(*gpt), world);
+    const pipeline::EngineOptions options{.stages = o.pipeline, .micro_batches = o.micro_batches, .schedule = pipeline::parse_kind(o.schedule)};
+    stages = std::make_unique<pipeline::Engine>(pipeline::gpt_layers(gpt), options, pipeline::gpt_loss(*gpt), world);
   }
   const auto optimizer = job.make_optimizer(stages ? stages->module() : *job.model);
   if (o.zero >= 0) sharded.emplace(*job.model, *optimizer, zero_options(o), world);
@@ -198,7 +201,7 @@ void run(const Options& o, dist::ProcessGroup* world) {
   line["ms"] = milliseconds(step);
   line["min_ms"] = milliseconds(fastest);
   if (stages) {
-    line["stages"] = o.pipeline, line["micro_batches"] = o.micro_batches;
+    line["stages"] = o.pipeline, line["micro_batches"] = o.micro_batches, line["schedule"] = o.schedule;
     line["bubble"] = std::round(median(bubbles) * 1e4) / 1e4;
   } else {
     line["fwd_ms"] = milliseconds(median(times.forward));

@@ -43,6 +43,7 @@ void Impl::run(const std::vector<Action>& actions, bool training) {
       case What::send_gradient: send_gradient(a); break;
     }
   }
+  collect_late(0);
   {
     const Stopwatch flushing(waited);
     for (auto& [road, link] : links) link->flush();
@@ -107,6 +108,7 @@ void Impl::backward(const Action& a) {
   const int stage = schedule.virtual_stage(rank, a.chunk);
   const bool last = stage + 1 == virtual_stages, whole = a.what == What::backward;
   Flight& f = flight(a);
+  if (whole) collect_late(0);  // in the order of the micro-batches
   auto before = whole ? take_tied(a) : std::vector<std::pair<Variable, Tensor>>();
   Variable root;
   if (last && before.empty()) {
@@ -145,10 +147,20 @@ void Impl::backward(const Action& a) {
   if (whole) collect(a);
 }
 
+// Gradients of tied layers, which come before this stage's own, may come long after the rest: the stage that makes them takes its time with
+// weights, too. So this stage's own wait for them, and it does not.
 void Impl::backward_weight(const Action& a) {
-  flight(a).split->finish(take_tied(a));
-  flight(a).split.reset();
-  collect(a);
+  std::vector<Variable> tied;
+  for (const Tie& tie : ties) tied.insert(tied.end(), tie.parameters.begin(), tie.parameters.end());
+  flight(a).split->finish_but(tied);
+  Late& now = late.emplace_back(Late{a, {}});
+  for (Variable& p : module->parameters()) {
+    if (!p.grad().defined()) continue;
+    now.gradients.emplace_back(p, p.grad());
+    p.clear_grad();
+  }
+  constexpr size_t most_late = 2;  // each holds the gradients of a chunk
+  collect_late(most_late);
 }
 
 // --- a step ---

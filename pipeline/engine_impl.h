@@ -41,6 +41,11 @@ struct Engine::Impl {
     std::vector<parallel::FlatGradients> buckets;
     std::vector<std::vector<bool>> used;
   };
+  /// Gradients of a micro-batch to which those of tied layers are still to come from the stage after.
+  struct Late {
+    Action action;
+    std::vector<std::pair<Variable, Tensor>> gradients;
+  };
   struct Expected { int stage, micro_batch, tie; };  // a message that comes over a link, from this stage
 
   // setup.cpp
@@ -56,6 +61,7 @@ struct Engine::Impl {
   void receive_gradient(const Action& a);
   bool post(Road road, int from_rank, bool must);
   std::vector<Tensor> fetch(Road road, int from, int micro_batch, int tie = 0);
+  bool has_come(Road road, int from, int micro_batch, int tie);
   std::string tag(Road road, int stage, int64_t micro_batch) const;
   Link& link(Road road, int from, int to) { return *links.at({road, from, to}); }
   void expect(const std::vector<std::vector<Action>>& all);
@@ -81,7 +87,9 @@ struct Engine::Impl {
 
   // gradients.cpp
   std::vector<std::pair<Variable, Tensor>> take_tied(const Action& a);  // from the stage after in each tie
+  bool tied_have_come(const Action& a);
   void collect(const Action& a);
+  void collect_late(size_t most);
   void reduce();
   double grad_norm();
   void abandon() noexcept;
@@ -111,6 +119,7 @@ struct Engine::Impl {
   int count = 1;                       // micro-batches of this run
   std::map<std::pair<int, int>, Flight> flights;  // by chunk and micro-batch
   std::map<std::tuple<Road, int, int, int>, std::vector<Tensor>> arrived;  // from stage, micro-batch, tie
+  std::deque<Late> late;
   std::map<int64_t, Held> samples;
   std::map<int64_t, Tensor> losses;
   bool training = false;

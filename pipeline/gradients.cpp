@@ -35,6 +35,29 @@ std::vector<std::pair<Variable, Tensor>> Impl::take_tied(const Action& a) {
   return before;
 }
 
+bool Impl::tied_have_come(const Action& a) {
+  const int stage = schedule.virtual_stage(rank, a.chunk);
+  for (size_t t = 0; t < ties.size(); ++t) {
+    const size_t i = index_in(ties[t].stages, stage);
+    if (i + 1 >= ties[t].stages.size()) continue;
+    const int from = ties[t].stages[i + 1];
+    if (schedule.place(from).rank == rank ? !ties[t].waiting.count({from, a.micro_batch}) : !has_come(Road::tied, from, a.micro_batch, int(t))) return false;
+  }
+  return true;
+}
+
+/// Goes on with the micro-batches whose tied gradients have come, in their order, and waits until no more than `most` are left.
+void Impl::collect_late(size_t most) {
+  while (!late.empty() && (late.size() > most || tied_have_come(late.front().action))) {
+    Late one = std::move(late.front());
+    late.pop_front();
+    for (auto& [p, gradient] : one.gradients) p.grad() = std::move(gradient);
+    flight(one.action).split->finish(take_tied(one.action));
+    flight(one.action).split.reset();
+    collect(one.action);
+  }
+}
+
 void Impl::collect(const Action& a) {
   const int stage = schedule.virtual_stage(rank, a.chunk);
   for (Tie& tie : ties) {
@@ -138,6 +161,7 @@ void Impl::abandon() noexcept {
   for (Tie& tie : ties) tie.waiting.clear();
   for (Variable& p : module->parameters()) p.clear_grad();
   flights.clear();
+  late.clear();
   samples.clear();
   losses.clear();
   arrived.clear();

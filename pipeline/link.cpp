@@ -92,6 +92,10 @@ std::vector<Tensor> Link::arrive() {
   return std::move(message.tensors);
 }
 
+bool Link::has_come() const {
+  return !posted_.empty() && std::all_of(posted_.front().work.begin(), posted_.front().work.end(), [](const dist::Work& w) { return w.done(); });
+}
+
 void Link::flush() {
   for (Message& message : sent_) wait(message);
   sent_.clear();

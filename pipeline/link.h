@@ -43,6 +43,8 @@ class Link {
   /// Starts to receive tensors of these shapes; arrive() waits for the oldest that was posted.
   void post(const std::vector<Shapes::One>& tensors, const std::string& tag);
   std::vector<Tensor> arrive();
+  /// Whether arrive() would not wait.
+  bool has_come() const;
   size_t posted() const { return posted_.size(); }
   /// Returns when everything is gone.
   void flush();

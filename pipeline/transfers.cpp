@@ -102,6 +102,16 @@ std::vector<Tensor> Impl::fetch(Road road, int from, int micro_batch, int tie) {
   return tensors;
 }
 
+/// Whether fetch() would give it back at once.
+bool Impl::has_come(Road road, int from, int micro_batch, int tie) {
+  if (arrived.count({road, from, micro_batch, tie})) return true;
+  const int from_rank = schedule.place(from).rank;
+  auto& order = posted[{road, from_rank}];
+  if (order.empty() && !post(road, from_rank, false)) return false;
+  const Expected& next = order.front();
+  return next.stage == from && next.micro_batch == micro_batch && next.tie == tie && link(road, from_rank, rank).has_come();
+}
+
 /// What will come over each link, from the lists of the ranks that send.
 void Impl::expect(const std::vector<std::vector<Action>>& all) {
   for (int from = 0; from < int(all.size()); ++from) {
