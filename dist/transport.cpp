@@ -98,8 +98,8 @@ class NativeTransport final : public Transport {
     } else if (by_tcp_) {
       poll_sockets();
     } else {
-      // Whoever waits longer looks less often, 2 % late at most: a look costs a core some microseconds, and others compute on it.
-      sleep_for_us(std::clamp((rounds - yields) * 5 / 2, 50, 500));
+      // Whoever waits longer looks less often, 1 % late or so: a look costs a core some microseconds, and others compute on it.
+      sleep_for_us(std::clamp((rounds - yields) / 2, 50, 500));
     }
   }
 

@@ -45,8 +45,8 @@ TEST_CASE("pipeline bubble: measured, it is the formula's") {
     // Other programs may take a core away for a while: one quiet step of some is enough.
     double nearest = 1;
     dist::spawn(row.stages * row.copies, [&](int rank) {
-      Engine engine(sleepers(row.stages, 0.004, row.tied), {.stages = row.stages, .micro_batches = row.micro_batches, .schedule = row.kind}, any_loss);
-      for (int step = 0; step < 12; ++step) {
+      Engine engine(sleepers(row.stages, 0.008, row.tied), {.stages = row.stages, .micro_batches = row.micro_batches, .schedule = row.kind}, any_loss);
+      for (int step = 0; step < 30; ++step) {
         engine.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
         for (const Variable& p : engine.module().parameters()) Variable(p).clear_grad();
         CHECK(engine.times().size() == size_t(row.stages * row.copies));
@@ -56,7 +56,7 @@ TEST_CASE("pipeline bubble: measured, it is the formula's") {
         if (off < 0.1) break;  // all ranks have the same numbers
       }
     }, {.timeout = dist::Seconds(60)});
-    CHECK_MESSAGE(nearest < 0.1, name_of(row.kind) << (row.tied ? ", tied, of " : " of ") << row.stages << " stages: " << nearest);
+    CHECK_MESSAGE(nearest < 0.1, str(name_of(row.kind), row.tied ? ", tied" : "", " of ", row.stages) << " stages: " << nearest);
   }
 }
 
