@@ -124,9 +124,9 @@ Slot* new_slot(DeviceMemory& m, size_t room) {
     if (pkey_mprotect(slot->begin, room, PROT_READ | PROT_WRITE, protection_key()) != 0) return nullptr;
     m.end += room + page;  // the page between stays closed
   } else {
+    const std::lock_guard lock(scopes_lock);
     m.end += room;  // one mapping, so that opening it is one change
-    if (scopes == 0) mprotect(slot->begin, room, PROT_NONE);
-    else mprotect(slot->begin, room, PROT_READ | PROT_WRITE);
+    mprotect(slot->begin, room, all_scopes == 0 ? PROT_NONE : PROT_READ | PROT_WRITE);  // open if anybody's scope is
   }
   m.slots[slot->begin] = slot;
   return slot;
