@@ -72,6 +72,9 @@ void open_pages(int protection) {
   }
 }
 
+/// Without keys all pages change at every scope: minutes where many devices have threads of their own, so then they stay open.
+bool closes() { return settings().devices <= 2; }
+
 std::string describe(const void* address) {
   const auto* p = static_cast<const unsigned char*>(address);
   for (int d = 0; d < most_devices; ++d) {
@@ -126,7 +129,7 @@ Slot* new_slot(DeviceMemory& m, size_t room) {
   } else {
     const std::lock_guard lock(scopes_lock);
     m.end += room;  // one mapping, so that opening it is one change
-    mprotect(slot->begin, room, all_scopes == 0 ? PROT_NONE : PROT_READ | PROT_WRITE);  // open if anybody's scope is
+    mprotect(slot->begin, room, all_scopes == 0 && closes() ? PROT_NONE : PROT_READ | PROT_WRITE);  // open if anybody's scope is
   }
   m.slots[slot->begin] = slot;
   return slot;
@@ -164,7 +167,7 @@ DeviceScope::~DeviceScope() {
     return;
   }
   const std::lock_guard lock(scopes_lock);
-  if (--all_scopes == 0) open_pages(PROT_NONE);
+  if (--all_scopes == 0 && closes()) open_pages(PROT_NONE);
 }
 
 int device_of(const void* p) {
