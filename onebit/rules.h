@@ -7,23 +7,15 @@
 #include <vector>
 
 #include "onebit/onebit.h"
+#include "optim/checks.h"
 #include "tensor/ops.h"
 
 namespace lockstep::onebit {
 
-inline void check_range(const char* op, const char* option, double value, double low, double high = INFINITY) {
-  LOCKSTEP_CHECK(value >= low && value < high, "[", op, "] expected ", option, " in [", low, ", ", high, "), got ", value);
-}
+using optim::check_adam, optim::check_range;
+
 inline void check_steps(const char* op, const char* option, double value, double least) {
   LOCKSTEP_CHECK(value >= least && value <= 0x1p53 && value == std::floor(value), "[", op, "] expected a whole number >= ", least, " for ", option, ", got ", value);
-}
-template <class Options>
-void check_adam(const char* op, const Options& o) {
-  check_range(op, "lr", o.lr, 0);
-  check_range(op, "beta1", o.beta1, 0, 1);
-  check_range(op, "beta2", o.beta2, 0, 1);
-  check_range(op, "eps", o.eps, 0);
-  check_range(op, "weight_decay", o.weight_decay, 0);
 }
 
 /// An option that counts steps for the whole optimizer. Error when groups differ.

@@ -1,26 +1,13 @@
 // The rules that are one fused kernel: SGD, Adam, AdamW, Adagrad, RMSprop, Lion.
 #include <cmath>
 
+#include "optim/checks.h"
 #include "optim/optim.h"
 #include "tensor/ops.h"
 
 namespace lockstep::optim {
 
 namespace {
-
-/// Checks that name's `value` is in [low, high).
-void check_range(const char* op, const char* option, double value, double low, double high = INFINITY) {
-  LOCKSTEP_CHECK(value >= low && value < high, "[", op, "] expected ", option, " in [", low, ", ", high, "), got ", value);
-}
-
-template <class Options>
-void check_adam(const char* op, const Options& o) {
-  check_range(op, "lr", o.lr, 0);
-  check_range(op, "beta1", o.beta1, 0, 1);
-  check_range(op, "beta2", o.beta2, 0, 1);
-  check_range(op, "eps", o.eps, 0);
-  check_range(op, "weight_decay", o.weight_decay, 0);
-}
 
 template <class Options>
 std::map<std::string, double*> adam_names(Options& o) {

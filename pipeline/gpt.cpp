@@ -31,7 +31,7 @@ std::vector<LayerSpec> gpt_layers(const std::shared_ptr<nn::GPT>& model, bool re
     void fields(nn::Fields& f) override { f("head", weight); }
     Variable weight;
   };
-  // With slices the loss wants the head's own: see loss_of().
+  // With slices the loss wants the head's own: see gpt_loss().
   layers.push_back(spec("Head", "", [model] { return std::make_unique<Head>(std::move(model->head)); }, [sliced = bool(model->head_loss)](nn::Module* m, const Values& in) {
     const Variable weight = m->parameters().at(0);
     return sliced ? Values{in.at(0), weight} : Values{linear(in.at(0), weight)};

@@ -213,6 +213,7 @@ class Stage1 : public Stage {
  protected:
   int shards() const override { return group.size(); }
   void place(Unit& unit) override;
+  void move_into_weights(Unit& unit);  // its parameters become views of unit.weights, with their values
   void reduce(Unit& unit, Tensor whole) override;
   void publish(Unit& unit) override;
 };

@@ -26,6 +26,10 @@ void Stage1::place(Unit& unit) {
     const MemoryScope scope(Memory::parameter);
     unit.weights = group.shared_empty({unit.layout.whole()}, unit.dtype);
   }
+  move_into_weights(unit);
+}
+
+void Stage1::move_into_weights(Unit& unit) {
   if (unit.layout.padding() > 0) unit.weights.zero_();
   for (size_t place = 0; place < unit.members.size(); ++place) {
     Parameter& p = parameters[unit.members[place]];

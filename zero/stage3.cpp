@@ -204,13 +204,7 @@ void Stage3::place(Unit& unit) {
   const MemoryScope scope(Memory::parameter);
   const dist::Range mine = unit.layout.range(rank());
   unit.weights = empty({unit.layout.whole()}, {.dtype = unit.dtype});
-  if (unit.layout.padding() > 0) unit.weights.zero_();
-  for (size_t place = 0; place < unit.members.size(); ++place) {
-    Parameter& p = parameters[unit.members[place]];
-    const Tensor view = unit.weights.narrow(0, unit.layout.offsets[place], p.variable.numel()).view(p.variable.shape());
-    view.copy_(value_of(p));
-    p.variable.set_tensor(view);
-  }
+  move_into_weights(unit);
   const Tensor shard = unit.weights.narrow(0, mine.begin, mine.size());
   if (unit.swapped) {
     on_files([&] { shard_of(unit).copy_(shard); });

@@ -74,25 +74,6 @@ const Row nvme_everywhere{"both in files", [](ZeroOptions& o) {
                             if (o.stage == 3) parameters_to(o, Offload::nvme, 0, 2);
                           }};
 
-/// Muon for matrices, AdamW for the rest, at the same time.
-Tensors train_muon(int ranks, const ZeroOptions& options) {
-  return on_ranks<Tensors>(ranks, [&](int) {
-    manual_seed(1);
-    Net net;
-    std::vector<Variable> matrices, others;
-    for (const Variable& p : net.parameters()) (p.dim() == 2 ? matrices : others).push_back(p);
-    optim::Muon muon(matrices, {.lr = 0.01});
-    optim::AdamW adam(others, {.lr = 0.01});
-    Zero zero(net, std::vector<optim::Optimizer*>{&muon, &adam}, options);
-    for (int step = 0; step < 3; ++step) {
-      backwards(zero, 4 / ranks, [&](int64_t micro) { loss_of_micro_batch(net, step, micro).backward(); });
-      zero.step({.grad_scale = ranks / 4.});
-    }
-    const auto whole = zero.gathered();
-    return copy_parameters(net);
-  })[0];
-}
-
 }  // namespace
 
 TEST_CASE("offload: every place, tile, engine and order of reading and writing: the bits of one process") {

@@ -114,4 +114,23 @@ inline Tensors train(const ZeroPlan& plan) {
   return all[0];
 }
 
+/// Muon for matrices, AdamW for the rest, at the same time.
+inline Tensors train_muon(int ranks, const zero::ZeroOptions& options, double max_norm = 0) {
+  return on_ranks<Tensors>(ranks, [&](int) {
+    manual_seed(1);
+    Net net;
+    std::vector<Variable> matrices, others;
+    for (const Variable& p : net.parameters()) (p.dim() == 2 ? matrices : others).push_back(p);
+    optim::Muon muon(matrices, {.lr = 0.01});
+    optim::AdamW adam(others, {.lr = 0.01});
+    Zero zero(net, std::vector<optim::Optimizer*>{&muon, &adam}, options);
+    for (int step = 0; step < 3; ++step) {
+      backwards(zero, 4 / ranks, [&](int64_t micro) { loss_of_micro_batch(net, step, micro).backward(); });
+      zero.step({.grad_scale = ranks / 4., .max_norm = max_norm});
+    }
+    const auto whole = zero.gathered();
+    return copy_parameters(net);
+  })[0];
+}
+
 }  // namespace testing

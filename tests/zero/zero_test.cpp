@@ -63,23 +63,7 @@ TEST_CASE("zero: every optimizer, cut into shards or owned whole") {
 }
 
 TEST_CASE("zero: two optimizers, Muon for matrices and AdamW for the rest") {
-  const auto run = [](int ranks, int stage) {
-    return on_ranks<Tensors>(ranks, [&](int) {
-      manual_seed(1);
-      Net net;
-      std::vector<Variable> matrices, others;
-      for (const Variable& p : net.parameters()) (p.dim() == 2 ? matrices : others).push_back(p);
-      optim::Muon muon(matrices, {.lr = 0.01});
-      optim::AdamW adam(others, {.lr = 0.01});
-      Zero zero(net, std::vector<optim::Optimizer*>{&muon, &adam}, at(stage));
-      for (int step = 0; step < 3; ++step) {
-        backwards(zero, 4 / ranks, [&](int64_t micro) { loss_of_micro_batch(net, step, micro).backward(); });
-        zero.step({.grad_scale = double(ranks) / 4, .max_norm = 0.1});
-      }
-      const auto whole = zero.gathered();
-      return copy_parameters(net);
-    })[0];
-  };
+  const auto run = [](int ranks, int stage) { return train_muon(ranks, at(stage), 0.1); };
   const Tensors one = run(1, 0);
   for (const int stage : {1, 2, 3}) for (const int ranks : {2, 4}) CHECK(differing(one, run(ranks, stage)) == "");
 }
