@@ -38,6 +38,8 @@ struct Slot {
   unsigned char* after() const { return data + bytes; }
   unsigned char* end() const { return begin + room; }
   bool pooled = false, used_before = false, retired = false;
+  Slot* next_open = nullptr;  // where there are no protection keys: among those that open_touched() opened
+  bool open = false;
   char order = 0;  // for ThreadSanitizer: the end of one life is before the next
 };
 
@@ -56,24 +58,39 @@ DeviceMemory& memory(int device) {
 
 // --- who may touch it ---
 
-// Protection keys open and close all device memory for one thread in a few cycles. Without them the pages change.
+// Protection keys open and close all device memory for one thread in a few cycles. Without them a slot opens when a thread
+// inside a scope first touches it, and all that did close when nobody is inside any more: opening all of it at every scope
+// would cost the kernel a visit to each of its pages.
 int protection_key() {
   static const int key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
   return key;
 }
 thread_local int scopes = 0;
-std::atomic<int> all_scopes{0};
-SpinLock scopes_lock;
+int all_scopes = 0;
+Slot* open_slots = nullptr;
+SpinLock scopes_lock;  // of the two above
 
-void open_pages(int protection) {
-  for (int d = 0; d < most_devices; ++d) {
-    DeviceMemory& m = memory(d);
-    if (m.base) mprotect(m.base, size_t(m.end - m.base), protection);
+/// A fault at `p` of a thread inside a scope: whether it may try again.
+bool open_touched(unsigned char* p) {
+  const int device = device_of(p);
+  if (scopes == 0 || protection_key() >= 0 || device < 0) return false;
+  DeviceMemory& m = memory(device);
+  Slot* slot = nullptr;
+  {
+    const std::lock_guard lock(m.lock);
+    const auto next = m.slots.upper_bound(p);
+    if (next != m.slots.begin()) slot = std::prev(next)->second;
   }
+  if (!slot || p >= slot->end()) return false;
+  const std::lock_guard lock(scopes_lock);
+  if (!slot->open) {
+    mprotect(slot->begin, slot->room, PROT_READ | PROT_WRITE);
+    slot->open = true;
+    slot->next_open = open_slots;
+    open_slots = slot;
+  }
+  return true;
 }
-
-/// Without keys all pages change at every scope: minutes where many devices have threads of their own, so then they stay open.
-bool closes() { return settings().devices <= 2; }
 
 std::string describe(const void* address) {
   const auto* p = static_cast<const unsigned char*>(address);
@@ -93,12 +110,22 @@ std::string describe(const void* address) {
 
 struct sigaction before_us;
 void on_fault(int, siginfo_t* info, void*) {
+  if (open_touched(static_cast<unsigned char*>(info->si_addr))) return;
   const std::string where = describe(info->si_addr), who = simt::running();
   if (!where.empty()) {
     const std::string text = "cudasim: " + (who.empty() ? "host code" : who) + " touched " + where + "\n";
     if (write(2, text.data(), text.size()) < 0) std::abort();
   }
   sigaction(SIGSEGV, &before_us, nullptr);  // the instruction runs again, and meets what was there before
+}
+
+/// A test framework takes the signal for itself at every test: where opening needs it, each scope takes it back.
+void take_faults() {
+  struct sigaction ours {}, theirs {};
+  ours.sa_sigaction = on_fault;
+  ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGSEGV, &ours, &theirs);
+  if (theirs.sa_sigaction != on_fault) before_us = theirs;
 }
 
 void open_arena(DeviceMemory& m) {
@@ -109,13 +136,7 @@ void open_arena(DeviceMemory& m) {
     std::abort();
   }
   m.base = m.end = static_cast<unsigned char*>(p);
-  static const bool installed = [] {
-    struct sigaction action {};
-    action.sa_sigaction = on_fault;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    return sigaction(SIGSEGV, &action, &before_us) == 0;
-  }();
-  (void)installed;
+  take_faults();
 }
 
 Slot* new_slot(DeviceMemory& m, size_t room) {
@@ -123,14 +144,8 @@ Slot* new_slot(DeviceMemory& m, size_t room) {
   Slot* slot = new Slot;
   slot->begin = m.end;
   slot->room = room;
-  if (protection_key() >= 0) {
-    if (pkey_mprotect(slot->begin, room, PROT_READ | PROT_WRITE, protection_key()) != 0) return nullptr;
-    m.end += room + page;  // the page between stays closed
-  } else {
-    const std::lock_guard lock(scopes_lock);
-    m.end += room;  // one mapping, so that opening it is one change
-    mprotect(slot->begin, room, all_scopes == 0 && closes() ? PROT_NONE : PROT_READ | PROT_WRITE);  // open if anybody's scope is
-  }
+  if (protection_key() >= 0 && pkey_mprotect(slot->begin, room, PROT_READ | PROT_WRITE, protection_key()) != 0) return nullptr;
+  m.end += room + page;  // the page between stays closed
   m.slots[slot->begin] = slot;
   return slot;
 }
@@ -158,7 +173,7 @@ DeviceScope::DeviceScope() {
     return;
   }
   const std::lock_guard lock(scopes_lock);
-  if (all_scopes++ == 0) open_pages(PROT_READ | PROT_WRITE);
+  if (all_scopes++ == 0) take_faults();
 }
 DeviceScope::~DeviceScope() {
   if (--scopes > 0) return;
@@ -167,7 +182,11 @@ DeviceScope::~DeviceScope() {
     return;
   }
   const std::lock_guard lock(scopes_lock);
-  if (--all_scopes == 0 && closes()) open_pages(PROT_NONE);
+  if (--all_scopes > 0) return;
+  for (; open_slots; open_slots = open_slots->next_open) {
+    mprotect(open_slots->begin, open_slots->room, PROT_NONE);
+    open_slots->open = false;
+  }
 }
 
 int device_of(const void* p) {
