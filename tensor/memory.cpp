@@ -199,8 +199,9 @@ class LargeCache {
   }
 
  private:
-  // What may be kept: some, and what was live before, because keeping that cannot raise the peak of the process.
-  size_t limit() const { return std::max({size_t(256) << 20, live_ / 2, most_live_ - live_}); }
+  // What may be kept: some, and what was live at most and an eighth, which is what size classes and blocks that fit badly waste:
+  // with less, every step would give pages back and have the system clear others.
+  size_t limit() const { return std::max({size_t(256) << 20, live_ / 2, most_live_ + most_live_ / 8 - live_}); }
 
   void* take(size_t size) {
     FreeBlock*& bin = bins_[class_index(size)];
