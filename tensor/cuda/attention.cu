@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
       __syncthreads();
       dot_rows(queries, keys, score);
     }
+    const uint32_t kept = plan.kept_of<4 * Z::vec>(b, h, [&](int e) { return QueryKey{i0 + 4 * ty + e / Z::vec, j0 + tx + e % Z::vec * 16}; });
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t row = i0 + 4 * ty + i;
@@ -57,10 +58,9 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
       total[i] *= shrink;
 #pragma unroll
       for (int j = 0; j < Z::vec; ++j) {
-        A p = exp_of(score[i][j] - base);
+        const A p = exp_of(score[i][j] - base);
         total[i] += p;
-        if (plan.threshold > 0) p *= plan.factor<A>(b, h, row, j0 + tx + 16 * j);
-        put(weights, i, j, p);
+        put(weights, i, j, p * plan.factor<A>(kept, i * Z::vec + j));
       }
 #pragma unroll
       for (int c = 0; c < chunks; ++c) {

@@ -76,12 +76,13 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads) grad_keys_kernel(Gr
       A score[4][Z::vec] = {}, slope[4][Z::vec] = {};  // of (key, query)
       multiply(plan.k, plan.k.row(b, g, j0), keys, A(1), plan.q, plan.q.row(b, h, i0), rows, scale, width, tile_a, tile_b, score);
       multiply(plan.v, plan.v.row(b, g, j0), keys, A(1), plan.grad, plan.grad.row(b, h, i0), rows, A(1), width, tile_a, tile_b, slope);
+      const uint32_t kept = plan.template kept_of<4 * Z::vec>(b, h, [&](int e) { return QueryKey{i0 + tx + e % Z::vec * 16, j0 + 4 * ty + e / Z::vec}; });
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
         for (int j = 0; j < Z::vec; ++j) {
           A weight, difference;
-          plan.differentiate(b, h, i0 + tx + 16 * j, j0 + 4 * ty + i, score[i][j], slope[i][j], weight, difference);
+          plan.differentiate(b, h, i0 + tx + 16 * j, j0 + 4 * ty + i, plan.template factor<A>(kept, i * Z::vec + j), score[i][j], slope[i][j], weight, difference);
           put(weights, i, j, weight);
           slope[i][j] = difference;
         }
@@ -126,12 +127,13 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads) grad_queries_kernel
     A score[4][Z::vec] = {}, slope[4][Z::vec] = {};  // of (query, key)
     multiply(plan.grad, plan.grad.row(b, h, i0), rows, A(1), plan.v, plan.v.row(b, g, j0), keys, A(1), width, tile_a, tile_b, slope);
     multiply(plan.q, plan.q.row(b, h, i0), rows, A(plan.scale), plan.k, plan.k.row(b, g, j0), keys, A(1), width, tile_a, tile_b, score);
+    const uint32_t kept = plan.template kept_of<4 * Z::vec>(b, h, [&](int e) { return QueryKey{i0 + 4 * ty + e / Z::vec, j0 + tx + e % Z::vec * 16}; });
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
       for (int j = 0; j < Z::vec; ++j) {
         A weight, difference;
-        plan.differentiate(b, h, i0 + 4 * ty + i, j0 + tx + 16 * j, score[i][j], slope[i][j], weight, difference);
+        plan.differentiate(b, h, i0 + 4 * ty + i, j0 + tx + 16 * j, plan.template factor<A>(kept, i * Z::vec + j), score[i][j], slope[i][j], weight, difference);
         put(weights, i, j, difference);
       }
     }

@@ -21,6 +21,18 @@ struct Lane {
   __device__ int column_of(int n, int e) const { return 8 * n + 2 * t + e % 2; }
 };
 
+/// Which score is number e of a lane, counted through its products: for queries by keys, or (turned) keys by queries. Not a
+/// lambda: nvcc 13.0 fails on one here.
+struct Scores {
+  Lane lane;
+  int64_t i0, j0;
+  bool turned = false;
+  __device__ QueryKey operator()(int e) const {
+    const int row = lane.row_of(e % 4), column = lane.column_of(e / 4, e % 4);
+    return turned ? QueryKey{i0 + column, j0 + row} : QueryKey{i0 + row, j0 + column};
+  }
+};
+
 /// Two products side by side, rounded, as a left operand.
 template <class T>
 __device__ inline void as_left(const float (&low)[4], const float (&high)[4], uint32_t (&a)[4]) {
@@ -91,6 +103,7 @@ template <class T, int depth>
 __global__ void __launch_bounds__(threads) attention_mma_kernel(AttentionPlan plan, Heads<const T> q, Heads<const T> k, Heads<const T> v, Heads<T> out, float* lse,
                                                                 int64_t tiles) {
   constexpr int count = forward_keys / 8;
+  if (!has_tensor_cores) return;
   LOCKSTEP_DYNAMIC_SHARED(uint32_t, shared);
   uint32_t* free = shared;
   RowTile<depth> queries = take<RowTile<depth>, block_rows>(free), keys = take<RowTile<depth>, forward_keys>(free);
@@ -128,13 +141,14 @@ __global__ void __launch_bounds__(threads) attention_mma_kernel(AttentionPlan pl
       top[r] = most[r];
       total[r] *= shrink[r];
     }
+    const uint32_t kept = plan.kept_of<forward_keys / 2>(b, h, Scores{lane, i0, j0});
 #pragma unroll
     for (int n = 0; n < count; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float p = exp_of(score[n][e] - base[e / 2]);
         total[e / 2] += p;
-        score[n][e] = plan.threshold > 0 ? p * plan.factor<float>(b, h, i0 + lane.row_of(e), j0 + lane.column_of(n, e)) : p;
+        score[n][e] = p * plan.factor<float>(kept, 4 * n + e);
       }
     }
 #pragma unroll
@@ -158,6 +172,7 @@ __global__ void __launch_bounds__(threads) attention_mma_kernel(AttentionPlan pl
 template <class T, int depth>
 __global__ void __launch_bounds__(threads) grad_keys_mma_kernel(GradPlan<T> plan, Heads<T> grad_k, Heads<T> grad_v, int64_t tiles) {
   constexpr int count = grad_step / 8;
+  if (!has_tensor_cores) return;
   LOCKSTEP_DYNAMIC_SHARED(uint32_t, shared);
   uint32_t* free = shared;
   RowTile<depth> keys = take<RowTile<depth>, block_rows>(free), values = take<RowTile<depth>, block_rows>(free);
@@ -179,12 +194,13 @@ __global__ void __launch_bounds__(threads) grad_keys_mma_kernel(GradPlan<T> plan
       float score[count][4] = {}, slope[count][4] = {};  // of (key, query)
       multiply<T>(keys, queries, score);
       multiply<T>(values, grads, slope);
+      const uint32_t kept = plan.template kept_of<grad_step / 2>(b, h, Scores{lane, i0, j0, true});
 #pragma unroll
       for (int n = 0; n < count; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float weight, difference;
-          plan.differentiate(b, h, i0 + lane.column_of(n, e), j0 + lane.row_of(e), score[n][e] * float(plan.scale), slope[n][e], weight, difference);
+          plan.differentiate(b, h, i0 + lane.column_of(n, e), j0 + lane.row_of(e), plan.template factor<float>(kept, 4 * n + e), score[n][e] * float(plan.scale), slope[n][e], weight, difference);
           score[n][e] = weight;
           slope[n][e] = difference;
         }
@@ -200,6 +216,7 @@ __global__ void __launch_bounds__(threads) grad_keys_mma_kernel(GradPlan<T> plan
 template <class T, int depth>
 __global__ void __launch_bounds__(threads) grad_queries_mma_kernel(GradPlan<T> plan, Heads<T> grad_q, int64_t tiles) {
   constexpr int count = grad_step / 8;
+  if (!has_tensor_cores) return;
   LOCKSTEP_DYNAMIC_SHARED(uint32_t, shared);
   uint32_t* free = shared;
   RowTile<depth> queries = take<RowTile<depth>, block_rows>(free), grads = take<RowTile<depth>, block_rows>(free);
@@ -221,12 +238,13 @@ __global__ void __launch_bounds__(threads) grad_queries_mma_kernel(GradPlan<T> p
     float score[count][4] = {}, slope[count][4] = {};  // of (query, key)
     multiply<T>(queries, keys, score);
     multiply<T>(grads, values, slope);
+    const uint32_t kept = plan.template kept_of<grad_step / 2>(b, h, Scores{lane, i0, j0});
 #pragma unroll
     for (int n = 0; n < count; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float weight, difference;
-        plan.differentiate(b, h, i0 + lane.row_of(e), j0 + lane.column_of(n, e), score[n][e] * float(plan.scale), slope[n][e], weight, difference);
+        plan.differentiate(b, h, i0 + lane.row_of(e), j0 + lane.column_of(n, e), plan.template factor<float>(kept, 4 * n + e), score[n][e] * float(plan.scale), slope[n][e], weight, difference);
         slope[n][e] = difference;
       }
     }

@@ -38,6 +38,8 @@ struct Heads {
 
 enum class Mask : uint8_t { none, choice, added };  // choice: bool; added: of q's dtype
 
+struct QueryKey { int64_t i, j; };
+
 /// Sizes, and what decides which query attends to which key.
 struct AttentionPlan {
   int64_t batch, heads, groups, queries, keys, width;
@@ -48,7 +50,7 @@ struct AttentionPlan {
   int64_t mask_stride[4] = {};
   PhiloxKey key;
   uint64_t threshold = 0;  ///< words from here on keep their weight; 0: no dropout
-  double kept = 1;         ///< what a kept weight is multiplied by
+  double kept = 1;         ///< what a kept weight is multiplied by; 1 without dropout
   int64_t first_head, all_heads;
 
   AttentionPlan(const Tensor& q, const Tensor& k, const Tensor& mask_tensor, const AttentionArgs& args)
@@ -84,13 +86,31 @@ struct AttentionPlan {
     if (kind == Mask::added) return score + load(static_cast<const T*>(mask) + place);
     return static_cast<const bool*>(mask)[place] ? score : -infinity<A>;
   }
-  /// What dropout multiplies the weight of query i and key j with, keyed by the place in (B, H, T, S) of all heads.
-  template <class A>
-  __device__ A factor(int64_t b, int64_t h, int64_t i, int64_t j) const {
+  /// Whether the weight of query i and key j survives dropout, keyed by the place in (B, H, T, S) of all heads.
+  __device__ bool keeps(int64_t b, int64_t h, int64_t i, int64_t j) const {
     const uint64_t place = uint64_t(((b * all_heads + first_head + h) * queries + i) * keys + j);
     const auto words = philox(key, place / 4);
     const uint32_t low = place & 1 ? words[1] : words[0], high = place & 1 ? words[3] : words[2];
-    return (place & 2 ? high : low) >= threshold ? A(kept) : A(0);
+    return (place & 2 ? high : low) >= threshold;
+  }
+  /// keeps() of n <= 32 places, one bit each; at(e) gives the QueryKey of bit e. All ones without dropout. A loop, and not part of the loops
+  /// that use the bits: unrolled, its rounds are most of a kernel.
+  template <int n, class At>
+  __device__ uint32_t kept_of(int64_t b, int64_t h, At&& at) const {
+    static_assert(n <= 32);
+    if (threshold == 0) return ~0u;
+    uint32_t bits = 0;
+#pragma unroll 1
+    for (int e = 0; e < n; ++e) {
+      const QueryKey place = at(e);
+      bits |= uint32_t(keeps(b, h, place.i, place.j)) << e;
+    }
+    return bits;
+  }
+  /// What a weight is multiplied by, given bit `e` of kept_of().
+  template <class A>
+  __device__ A factor(uint32_t bits, int e) const {
+    return bits >> e & 1 ? A(kept) : A(0);
   }
 };
 
@@ -100,8 +120,8 @@ struct GradPlan : AttentionPlan {
   Heads<const T> grad, q, k, v;
   const Compute<T>*lse, *delta;
 
-  /// dS of query i and key j, and P with dropout, from their products; zeros where i does not see j.
-  __device__ void differentiate(int64_t b, int64_t h, int64_t i, int64_t j, Compute<T> score, Compute<T> slope, Compute<T>& weight,
+  /// dS of query i and key j, and P with dropout's factor f, from their products; zeros where i does not see j.
+  __device__ void differentiate(int64_t b, int64_t h, int64_t i, int64_t j, Compute<T> f, Compute<T> score, Compute<T> slope, Compute<T>& weight,
                                 Compute<T>& difference) const {
     using A = Compute<T>;
     weight = difference = 0;
@@ -110,7 +130,6 @@ struct GradPlan : AttentionPlan {
     const A saved = lse[row];
     if (saved == -infinity<A>) return;  // a row that attends to nothing
     const A p = exp_of(masked<T>(score, b, h, i, j) - saved);
-    const A f = threshold > 0 ? factor<A>(b, h, i, j) : A(1);
     weight = p * f;
     difference = p * (slope * f - delta[row]);
   }

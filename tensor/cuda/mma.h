@@ -11,6 +11,13 @@
 
 namespace lockstep::on_cuda {
 
+// Kernels leave at once where there are none: compilers then skip what nobody calls (fits_mma() asks for the device).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr bool has_tensor_cores = false;
+#else
+constexpr bool has_tensor_cores = true;
+#endif
+
 /// Two numbers in one word, the first in the lower half.
 template <class T>
 __device__ inline uint32_t pack(float low, float high) {
