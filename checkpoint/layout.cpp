@@ -54,7 +54,6 @@ std::string check_piece(const Piece& p) {
     LOCKSTEP_CHECK(p.tensor.dtype() == p.dtype, where, "expected a tensor of ", name_of(p.dtype), ", got ", name_of(p.tensor.dtype()));
     LOCKSTEP_CHECK(p.tensor.numel() == p.end - p.begin, where, "expected a tensor of the ", p.end - p.begin, " elements [", p.begin, ", ", p.end, "), got ", p.tensor.numel());
     LOCKSTEP_CHECK(p.tensor.is_contiguous(), where, "expected a contiguous tensor, got shape ", p.tensor.shape(), " with strides ", p.tensor.strides(), "; use .contiguous()");
-    LOCKSTEP_CHECK(p.tensor.device().is_cpu(), where, "expected a tensor on cpu, got ", p.tensor.device(), "; use .to(cpu)");
   } catch (const Error& error) {
     return error.what();
   }

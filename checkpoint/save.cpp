@@ -153,7 +153,9 @@ Job Saver::State::open(const std::string& given_tag, const Contents& contents) {
       if (chunk.begin == chunk.end) continue;
       const Piece& piece = contents.pieces[chunk.piece];
       const int64_t element = size_of(piece.dtype);
-      bytes.emplace_back(static_cast<const std::byte*>(piece.tensor.raw_data()) + (chunk.begin - piece.begin) * element, size_t((chunk.end - chunk.begin) * element));
+      Tensor part = piece.tensor.view({-1}).narrow(0, chunk.begin - piece.begin, chunk.end - chunk.begin);
+      if (!part.device().is_cpu()) job.keep.push_back(part = part.to(cpu));
+      bytes.emplace_back(static_cast<const std::byte*>(part.raw_data()), size_t(part.numel() * element));
     }
   }
   return job;

@@ -289,10 +289,10 @@ NativeGroup::~NativeGroup() {
   if (!engine_->turns.idle() || (engine_->device && !engine_->device->idle())) engine_->job->keep(engine_);
 }
 
-Tensor NativeGroup::shared_empty(const Shape& shape, DType dtype) {
+Tensor NativeGroup::shared_empty(const Shape& shape, DType dtype, Device device) {
   const Rendezvous& place = engine_->job->control->place();
-  const bool useful = size() > 1 && place.local_world_size > 1 && place.transport != "tcp";
-  return useful ? shared_tensor(shape, dtype) : ProcessGroup::shared_empty(shape, dtype);
+  const bool useful = device.is_cpu() && size() > 1 && place.local_world_size > 1 && place.transport != "tcp";
+  return useful ? shared_tensor(shape, dtype) : ProcessGroup::shared_empty(shape, dtype, device);
 }
 
 Control& NativeGroup::control() { return *engine_->job->control; }

@@ -14,7 +14,7 @@ class NativeGroup final : public ProcessGroup {
   ~NativeGroup() override;
   const char* engine() const override { return "native"; }
   const char* device_engine() const override;
-  Tensor shared_empty(const Shape& shape, DType dtype = f32) override;
+  Tensor shared_empty(const Shape& shape, DType dtype = f32, Device device = cpu) override;
   Control& control() override;
 
  protected:

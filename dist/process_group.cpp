@@ -242,7 +242,7 @@ void ProcessGroup::barrier(Seconds timeout, std::string_view tag) {
   run(std::move(call), false).wait();
 }
 
-Tensor ProcessGroup::shared_empty(const Shape& shape, DType dtype) { return empty(shape, {.dtype = dtype, .device = cpu}); }
+Tensor ProcessGroup::shared_empty(const Shape& shape, DType dtype, Device device) { return empty(shape, {.dtype = dtype, .device = device}); }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks, const std::string& name) {
   LOCKSTEP_CHECK(!name.empty() && name.size() <= 256, "[new_group] expected a name of 1 to 256 bytes, got ", name.size());

@@ -26,7 +26,7 @@ void FlatGradients::make_flat() {
   const MemoryScope scope(Memory::gradient);
   const TensorOptions options{.dtype = parameters_[0].dtype(), .device = parameters_[0].device()};
   // The tree sums into the memory of its first leaf, and the next step begins with it: one shared tensor per bucket is enough.
-  flat_ = group_ && tree_.count() == 0 && options.device == cpu ? group_->shared_empty({numel()}, options.dtype) : empty({numel()}, options);
+  flat_ = group_ && tree_.count() == 0 ? group_->shared_empty({numel()}, options.dtype, options.device) : empty({numel()}, options);
 }
 
 bool FlatGradients::take(size_t i, bool skip) {

@@ -32,7 +32,7 @@ void Init::initialises(const Variable& parameter) {
   kept_.erase(found);
   const MemoryScope scope(Memory::parameter);
   whole_ = parameter;
-  whole_.set_tensor(empty(parameter.shape()));
+  whole_.set_tensor(empty(parameter.shape(), {.device = parameter.device()}));
 }
 
 void Init::cut() {
@@ -43,7 +43,7 @@ void Init::cut() {
   const MemoryScope scope(Memory::parameter);
   Tensor shard = tensor.view({tensor.numel()}).narrow(0, mine.begin, mine.size()).to(options_.dtype);
   if (shard.storage() == tensor.storage()) shard = shard.clone();
-  if (tensor.dtype() != options_.dtype) parameter.set_tensor(empty(tensor.shape(), {.dtype = options_.dtype}));
+  if (tensor.dtype() != options_.dtype) parameter.set_tensor(empty(tensor.shape(), {.dtype = options_.dtype, .device = tensor.device()}));
   parameter.tensor().storage()->empty();
   kept_[parameter.impl().get()] = {std::move(shard), parameter};
 }
@@ -52,7 +52,7 @@ Tensor Init::take(const Variable& parameter, const std::string& name) {
   const auto found = kept_.find(parameter.impl().get());
   LOCKSTEP_CHECK(found != kept_.end(), "[zero::Init] ", name, " was not made in this scope");
   const MemoryScope scope(Memory::parameter);
-  const Tensor whole = empty({parameter.numel()}, {.dtype = options_.dtype});
+  const Tensor whole = empty({parameter.numel()}, {.dtype = options_.dtype, .device = parameter.device()});
   if (whole.numel() > 0) group_.all_gather(whole, found->second.shard, {.tag = "zero::Init " + name});
   kept_.erase(found);
   return whole.view(parameter.shape());

@@ -121,7 +121,7 @@ int64_t Stage::plan_regions(Unit& unit, int64_t end) {
 Tensor Stage::shard_of(const Unit& unit) {
   const int64_t n = unit.layout.range(rank()).size();
   if (!unit.swapped) return unit.shard;
-  return n > 0 ? swap_.shards->map(unit.shard_at, n, unit.dtype) : empty({0}, {.dtype = unit.dtype});
+  return n > 0 ? swap_.shards->map(unit.shard_at, n, unit.dtype) : empty({0}, {.dtype = unit.dtype, .device = cpu});
 }
 
 /// To be gathered. Of one in a file: read by now, or read at last.
@@ -163,7 +163,7 @@ std::map<std::string, Tensor> Stage::make_kept(Unit& unit, Piece& piece) {
     const MemoryScope scope(piece.home == Offload::none ? Memory::optimizer : Memory::offload);
     for (const std::string& key : keys_of(parameters[piece.parameter])) {
       Tensor& tensor = piece.state[key];
-      if (!tensor.defined()) tensor = zeros({piece.range.size()}, {.dtype = unit.dtype == f64 ? f64 : f32});
+      if (!tensor.defined()) tensor = zeros({piece.range.size()}, {.dtype = unit.dtype == f64 ? f64 : f32, .device = home_of(piece)});
     }
   }
   const auto all = kept(unit, piece);

@@ -32,7 +32,8 @@ Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroO
   LOCKSTEP_CHECK(!o.communication_data_type || is_floating(*o.communication_data_type), "[zero] expected a floating communication_data_type, got ", *o.communication_data_type);
   for (const auto& p : module.named_parameters()) {
     parameters.push_back({.name = p.name, .variable = p.variable});
-    LOCKSTEP_CHECK(p.variable.device().is_cpu(), "[zero] expected parameters on cpu, got ", p.name, " on ", p.variable.device());
+    if (parameters.size() == 1) device_ = p.variable.device();
+    LOCKSTEP_CHECK(p.variable.device() == device_, "[zero] expected all parameters on one device, got ", parameters[0].name, " on ", device_, " and ", p.name, " on ", p.variable.device());
   }
   size_t trained = 0;
   for (optim::Optimizer* optimizer : optimizers) {
@@ -83,7 +84,7 @@ void Stage::build() {
   }
   int64_t largest = 0;
   for (const Parameter& p : parameters) if (p.trains()) largest = std::max(largest, p.variable.numel() * size_of(p.variable.dtype()));
-  Ref<Storage> emptied = Storage::allocate(largest, cpu);
+  Ref<Storage> emptied = Storage::allocate(largest, device_);
   emptied->empty("gradients of ZeRO are its own until Zero::step(), use that in place of the optimizer's");
   placeholder_ = Tensor(emptied, 0, {0}, {1}, u8);
   plan();
@@ -190,8 +191,8 @@ Tensor Stage::weight(Unit&, const Piece& piece) {
 Tensor Stage::gradient_memory(Unit& unit) {
   const MemoryScope scope(Memory::gradient);
   const int64_t n = unit.layout.whole();
-  if (unit.local.count() > 0) return empty({n}, {.dtype = unit.gradient_dtype});
-  if (!unit.buffer.defined()) unit.buffer = group.shared_empty({n}, unit.gradient_dtype);
+  if (unit.local.count() > 0) return empty({n}, {.dtype = unit.gradient_dtype, .device = device_});
+  if (!unit.buffer.defined()) unit.buffer = group.shared_empty({n}, unit.gradient_dtype, device_);
   return unit.buffer;
 }
 

@@ -158,6 +158,7 @@ class Stage {
   Tensor shard_in_memory(size_t unit);
   void read_shard(size_t unit);
 
+  Device device_ = cpu;  // of all parameters; what is offloaded is on the CPU
   bool in_pass_ = false;
   Swap swap_;
 
@@ -184,6 +185,7 @@ class Stage {
   // tiles.cpp, offload.cpp
   struct Tile;
   std::vector<std::string> keys_of(const Parameter& p) const;
+  Device home_of(const Piece& piece) const { return piece.home == Offload::none ? device_ : Device(cpu); }  // where it is updated
   void plan_offload();
   void find_homes();
   int64_t plan_regions(Unit& unit, int64_t end);

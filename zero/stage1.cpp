@@ -24,7 +24,7 @@ namespace lockstep::zero {
 void Stage1::place(Unit& unit) {
   {
     const MemoryScope scope(Memory::parameter);
-    unit.weights = group.shared_empty({unit.layout.whole()}, unit.dtype);
+    unit.weights = group.shared_empty({unit.layout.whole()}, unit.dtype, device_);
   }
   move_into_weights(unit);
 }

@@ -36,7 +36,7 @@ Tensor Stage2::gradient_memory(Unit& unit) {
     int64_t bytes = 0;
     for (const Unit& u : units) bytes = std::max(bytes, u.layout.whole() * size_of(u.gradient_dtype));
     const MemoryScope scope(Memory::communication);
-    for (int i = 0; i < (options.overlap_comm && units.size() > 1 ? 2 : 1); ++i) pool_.push_back({group.shared_empty({bytes}, u8)});
+    for (int i = 0; i < (options.overlap_comm && units.size() > 1 ? 2 : 1); ++i) pool_.push_back({group.shared_empty({bytes}, u8, device_)});
   }
   Lent& next = *std::min_element(pool_.begin(), pool_.end(), [](const Lent& a, const Lent& b) { return a.since < b.since; });
   if (next.unit) finish(*next.unit);
@@ -49,7 +49,7 @@ void Stage2::reduce(Unit& unit, Tensor whole) {
   const dist::Range mine = unit.layout.range(rank());
   {
     const MemoryScope scope(Memory::gradient);
-    unit.part = empty({mine.size()}, {.dtype = unit.gradient_dtype});
+    unit.part = empty({mine.size()}, {.dtype = unit.gradient_dtype, .device = device_});
   }
   const dist::CollectiveOptions o{.tag = unit.tag, .async = options.overlap_comm};
   if (whole.numel() == 0) return;

@@ -203,14 +203,15 @@ void Stage3::place(Unit& unit) {
   if (unit.persistent) return Stage1::place(unit);
   const MemoryScope scope(Memory::parameter);
   const dist::Range mine = unit.layout.range(rank());
-  unit.weights = empty({unit.layout.whole()}, {.dtype = unit.dtype});
+  unit.weights = empty({unit.layout.whole()}, {.dtype = unit.dtype, .device = device_});
   move_into_weights(unit);
   const Tensor shard = unit.weights.narrow(0, mine.begin, mine.size());
   if (unit.swapped) {
     on_files([&] { shard_of(unit).copy_(shard); });
   } else {
-    const MemoryScope home(options.offload_param.device == Offload::none ? Memory::parameter : Memory::offload);
-    unit.shard = shard.clone();
+    const bool stays = options.offload_param.device == Offload::none;
+    const MemoryScope home(stays ? Memory::parameter : Memory::offload);
+    unit.shard = stays || device_.is_cpu() ? shard.clone() : shard.to(cpu);
   }
   unit.weights.storage()->empty(unit.tag.c_str());
 }
@@ -235,7 +236,7 @@ void Stage3::fetch(Unit& unit) {
   live_ += unit.layout.whole();
   if (unit.layout.whole() == 0) return;
   const dist::CollectiveOptions o{.tag = unit.tag, .async = options.overlap_comm};
-  const Tensor shard = shard_in_memory(size_t(&unit - units.data()));
+  const Tensor shard = shard_in_memory(size_t(&unit - units.data())).to(device_);
   if (unit.layout.owner < 0) {
     unit.fetch = group.all_gather(unit.weights, shard, o);
   } else {

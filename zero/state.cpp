@@ -91,7 +91,7 @@ optim::OptimizerState Stage::whole_state() {
     std::set<std::string> keys;
     for (const size_t i : unit.members) if (parameters[i].steps > 0) for (const std::string& key : keys_of(parameters[i])) keys.insert(key);
     const dist::Range mine = unit.layout.range(shards() > 1 ? rank() : 0);
-    const TensorOptions like{.dtype = unit.dtype == f64 ? f64 : f32};
+    const TensorOptions like{.dtype = unit.dtype == f64 ? f64 : f32, .device = cpu};
     for (const std::string& key : keys) {
       const Tensor whole = zeros({unit.layout.whole()}, like), part = whole.narrow(0, mine.begin, mine.size());
       for (Piece& piece : unit.pieces) {

@@ -124,7 +124,7 @@ Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) {
 }
 
 double Stage::norm(const StepOptions& o, double scale, const std::vector<bool>& used) {
-  const Tensor squares = zeros({blocks_}, {.dtype = f64});
+  Tensor squares = zeros({blocks_}, {.dtype = f64, .device = device_});
   for (Unit& unit : units) {
     for (const Piece& piece : unit.pieces) {
       if (!used[piece.parameter]) continue;
@@ -134,6 +134,7 @@ double Stage::norm(const StepOptions& o, double scale, const std::vector<bool>& 
       if (n > full * norm_block) squares.narrow(0, first + full, 1).copy_(sum_squares(g.narrow(0, full * norm_block, n - full * norm_block), {}, false, f64));
     }
   }
+  squares = squares.to(cpu);
   if (shards() > 1) group.all_reduce(squares, {.tag = "zero squares of gradients"});
   const double* block = squares.data<double>();
   double total = 0;

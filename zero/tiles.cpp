@@ -32,7 +32,7 @@ struct Stage::Tile {
 /// What the optimizer keeps for a parameter. It alone knows, so it is asked with one of one element.
 std::vector<std::string> Stage::keys_of(const Parameter& p) const {
   const bool wide = size_of(p.variable.dtype()) >= 4;
-  const TensorOptions like{.dtype = wide ? p.variable.dtype() : f32};
+  const TensorOptions like{.dtype = wide ? p.variable.dtype() : f32, .device = cpu};
   Tensor one = zeros({1, 1}, like), low;
   optim::ParameterState state{.step = 1, .tensors = {}};
   p.optimizer->update(p.group, one, zeros({1, 1}, like), state, low, 1);
@@ -107,7 +107,7 @@ void Stage::update(const std::vector<bool>& used, double scale, double clip) {
         if (!used[piece.parameter] || part.begin >= part.end) continue;
         const Tensor g = gradient(unit, part.begin, part.size(), scale);
         if (!(clip >= 1)) mul_scalar_(g, clip);
-        update(unit, piece, part, g, *tile, buffer);
+        update(unit, piece, part, g.to(home_of(piece)), *tile, buffer);
       }
       if (buffer.defined()) on_files([&] { swap_.tiles->store(); });
     }
@@ -137,7 +137,9 @@ void Stage::update(Unit& unit, Piece& piece, dist::Range part, const Tensor& gra
     else for (const auto& [key, tensor] : piece.state) if (tensor.defined()) keys.push_back(key);
     for (const std::string& key : keys) state.tensors[key] = place(key);
   }
-  Tensor w = tile.shard_at >= 0 ? tile.view(buffer, tile.shard_at, part, unit.dtype) : weight(unit, piece).narrow(0, part.begin - piece.at, part.size()), low;
+  const Tensor lives = tile.shard_at >= 0 ? tile.view(buffer, tile.shard_at, part, unit.dtype) : weight(unit, piece).narrow(0, part.begin - piece.at, part.size());
+  const Tensor here = lives.to(home_of(piece));
+  Tensor w = here, low;
   const MemoryScope scope(piece.home == Offload::none ? Memory::optimizer : Memory::offload);
   if (size_of(unit.dtype) == 2) {
     Tensor& master = state.tensors["master"];
@@ -154,6 +156,7 @@ void Stage::update(Unit& unit, Piece& piece, dist::Range part, const Tensor& gra
   for (auto& [key, tensor] : state.tensors) if (tensor.defined()) tensor = tensor.view(w.shape());
   const std::map<std::string, Tensor> before = state.tensors;
   p.optimizer->update(p.group, w, g, state, low, 1);
+  if (here.storage() != lives.storage()) lives.copy_(here);  // on another device
   for (const auto& [key, tensor] : state.tensors) {
     const auto old = before.find(key);
     const bool is_new = tensor.defined() && (old == before.end() || !old->second.defined() || tensor.storage() != old->second.storage());
@@ -161,7 +164,7 @@ void Stage::update(Unit& unit, Piece& piece, dist::Range part, const Tensor& gra
     if (!tensor.defined()) continue;
     tensor.storage()->book_as(MemoryScope::current());
     if (in_file || !is_whole) {
-      if (!in_file && !piece.state[key].defined()) piece.state[key] = zeros({piece.range.size()}, {.dtype = tensor.dtype()});
+      if (!in_file && !piece.state[key].defined()) piece.state[key] = zeros({piece.range.size()}, {.dtype = tensor.dtype(), .device = tensor.device()});
       place(key).copy_(flat(tensor));
     } else {
       piece.state[key] = flat(tensor);

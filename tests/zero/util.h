@@ -41,10 +41,10 @@ inline void expect(const char* what, int64_t got, double wanted) { LOCKSTEP_CHEC
 
 /// The loss of one micro-batch of a step: data and dropout depend on these two numbers only.
 template <class Model>
-Variable loss_of_micro_batch(Model& net, int step, int64_t micro_batch, DType dtype = f32) {
+Variable loss_of_micro_batch(Model& net, int step, int64_t micro_batch, DType dtype = f32, Device device = cpu) {
   manual_seed(99);
   set_random_step(1000 + uint64_t(step), uint64_t(micro_batch));
-  const Tensor x = randn({4, 6}).to(dtype), y = randint(0, 3, {4});
+  const Tensor x = randn({4, 6}).to(dtype).to(device), y = randint(0, 3, {4}).to(device);
   manual_seed(5);
   set_random_step(uint64_t(step), uint64_t(micro_batch));
   return cross_entropy(net(x), y);
@@ -72,6 +72,7 @@ struct ZeroPlan {
   int steps = 4;
   bool no_sync = true;  // stages 0 and 1
   MakeOptimizer make = adamw;
+  std::function<Device(int rank)> device = [](int) { return cpu; };
 };
 
 /// Parameters after a few steps, the same on all ranks, and the norms of each step.
@@ -79,7 +80,9 @@ inline Tensors train(const ZeroPlan& plan) {
   const auto all = on_ranks<Tensors>(plan.ranks, [&](int rank) {
     manual_seed(1 + uint64_t(rank));  // rank 0's values count
     Net net;
+    const Device device = plan.device(rank);
     net.to(plan.dtype);
+    net.to(device);
     const auto optimizer = plan.make(net.parameters());
     std::optional<Zero> zero;
     std::optional<parallel::GradientAccumulator> sum;
@@ -88,7 +91,7 @@ inline Tensors train(const ZeroPlan& plan) {
     Tensors result;
     std::vector<double> norms;
     for (int step = 0; step < plan.steps; ++step) {
-      const auto backward = [&](int64_t micro) { loss_of_micro_batch(net, step, micro, plan.dtype).backward(); };
+      const auto backward = [&](int64_t micro) { loss_of_micro_batch(net, step, micro, plan.dtype, device).backward(); };
       if (zero) {
         backwards(*zero, plan.accumulation, backward, plan.no_sync);
         norms.push_back(zero->step({.grad_scale = 1. / plan.accumulation, .max_norm = plan.max_norm}).norm);
@@ -106,7 +109,7 @@ inline Tensors train(const ZeroPlan& plan) {
     }
     std::optional<Zero::Gathered> whole;
     if (zero) whole.emplace(*zero, net.parameters());
-    for (auto& [name, tensor] : copy_parameters(net)) result[name] = tensor;
+    for (auto& [name, tensor] : copy_parameters(net)) result[name] = tensor.to(cpu);
     if (plan.max_norm > 0) result["norms"] = Tensor::from(norms, {int64_t(norms.size())});
     return result;
   });
