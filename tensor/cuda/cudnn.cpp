@@ -1,9 +1,10 @@
 // Convolutions by cuDNN: handles, plans and workspaces. How a plan is chosen is in cudnn_graph.cpp.
 //
-// cuDNN is asked once for each call's shapes, layouts and dtype, which takes milliseconds, or seconds where it compiles a kernel;
-// the answer is kept, "not supported" too. The choice depends on nothing else, and engines that would not give the same bits
-// each time are passed over. In a graph's recording nothing new is asked, as loading a kernel may allocate and wait: Graph
-// runs its body once before, which leaves the plans here; for a shape that it did not meet our own kernel is recorded.
+// cuDNN is asked once for each call's shapes, layouts, alignment and dtype, which takes milliseconds (more where it loads a
+// library or compiles a kernel); the answer is kept, "not supported" too. The choice depends on nothing else, and engines that
+// would not give the same bits each time are passed over. While a graph is recorded nothing new is asked, as loading a kernel
+// may allocate and wait: Graph runs its body once before, which leaves the plans here; for what that did not meet our own
+// kernel is recorded.
 #include "tensor/cuda/cudnn.h"
 
 #if defined(LOCKSTEP_WITH_CUDNN)
@@ -68,8 +69,8 @@ IdleSessions& idle_sessions() {
   return all;
 }
 
-/// This thread's, for its current device.
-Session& session() {
+/// This thread's, for its current device; nullptr when it would have to be made while a graph is recorded.
+Session* session() {
   struct Mine {
     std::unique_ptr<Session> of_device[most_devices];
     ~Mine() {
@@ -81,18 +82,18 @@ Session& session() {
   };
   thread_local Mine sessions;
   std::unique_ptr<Session>& mine = sessions.of_device[current_device()];
-  if (mine) [[likely]] return *mine;
+  if (mine) [[likely]] return mine.get();
   IdleSessions& idle = idle_sessions();
   const std::lock_guard lock(idle.mutex);
   if (std::vector<std::unique_ptr<Session>>& left = idle.of_device[current_device()]; !left.empty()) {
     mine = std::move(left.back());
     left.pop_back();
-  } else {
+  } else if (!Graph::is_capturing()) {
     auto made = std::make_unique<Session>();
     check_cudnn("cudnnCreate", cudnnCreate(&made->handle));
     mine = std::move(made);
   }
-  return *mine;
+  return mine.get();
 }
 
 constexpr const char* op_names[] = {"conv2d", "conv2d_grad_input", "conv2d_grad_weight"};
@@ -122,7 +123,7 @@ void log_choice(const ConvProblem& problem, const ConvPlan& plan) {
 }
 
 /// The kept plan, or a new one; nullptr when there is none, and for what is new while a graph is recorded.
-const ConvPlan* plan_for(Session& mine, const ConvProblem& problem, int64_t most_workspace) {
+const ConvPlan* plan_for(Session& mine, const ConvProblem& problem) {
   const bool recording = Graph::is_capturing();
   auto known = mine.plans.find(problem);
   if (known == mine.plans.end()) {
@@ -131,7 +132,7 @@ const ConvPlan* plan_for(Session& mine, const ConvProblem& problem, int64_t most
       check("conv2d", cudaDeviceSynchronize());
       std::erase_if(mine.plans, [](const auto& entry) { return !entry.second.recorded; });
     }
-    known = mine.plans.emplace(problem, KeptPlan{plan_convolution(problem, {.handle = mine.handle}, most_workspace)}).first;
+    known = mine.plans.emplace(problem, KeptPlan{plan_convolution(problem, {.handle = mine.handle}, workspace_limit(problem))}).first;
     if (use() == Use::log) log_choice(problem, known->second.plan);
   }
   KeptPlan& kept = known->second;
@@ -146,14 +147,12 @@ bool run(ConvDirection direction, const Tensor& x, const Tensor& w, const Tensor
   const bool tf32 = dtype == f32 && float32_matmul_precision() == MatmulPrecision::tf32;
   const ConvProblem problem{direction, dtype, tf32, operand(x), operand(w), operand(y), {args.stride[0], args.stride[1]}, {args.padding[0], args.padding[1]},
                             {args.dilation[0], args.dilation[1]}};
-  // Room for images in another layout, with channels rounded up: a function of the shapes.
-  const int64_t most_workspace = (int64_t(64) << 20) + 2 * (x.numel() + w.numel() + y.numel()) * size_of(dtype);
-  Session& mine = session();
-  const ConvPlan* plan = plan_for(mine, problem, most_workspace);
+  Session* const mine = session();
+  const ConvPlan* const plan = mine ? plan_for(*mine, problem) : nullptr;
   if (!plan) return false;
-  check_cudnn("cudnnSetStream", cudnnSetStream(mine.handle, current_stream()));
+  check_cudnn("cudnnSetStream", cudnnSetStream(mine->handle, current_stream()));
   const Scratch workspace(size_t(plan->workspace));
-  const Descriptor done = execute(mine.handle, *plan, x.raw_data(), w.raw_data(), y.raw_data(), workspace.as<void>());
+  const Descriptor done = execute(mine->handle, *plan, x.raw_data(), w.raw_data(), y.raw_data(), workspace.as<void>());
   if (done.ok()) [[likely]] return true;
   const char* op = op_names[int(direction)];
   check(op, cudaPeekAtLastError());

@@ -150,6 +150,12 @@ bool accepts(const ConvProblem& problem, cudnnBackendNumericalNote_t note) {
   }
 }
 
+int64_t workspace_limit(const ConvProblem& problem) {
+  int64_t numbers = 0;
+  for (const ConvProblem::Operand* operand : {&problem.x, &problem.w, &problem.y}) numbers += operand->size[0] * operand->size[1] * operand->size[2] * operand->size[3];
+  return (int64_t(64) << 20) + 2 * numbers * size_of(problem.dtype);
+}
+
 ConvPlan plan_convolution(const ConvProblem& problem, const ConvTarget& target, int64_t most_workspace) {
   ConvPlan none;
   const Descriptor graph = graph_of(problem, target);

@@ -84,6 +84,8 @@ struct ConvPlan {
 /// Whether engines with this note may serve: results are sums of products, in f32 at least, and the same bits each time;
 /// without tf32 products of f32 are exact too.
 bool accepts(const ConvProblem& problem, cudnnBackendNumericalNote_t note);
+/// Bytes that a plan may ask for: room for the images in another layout, with channels rounded up.
+int64_t workspace_limit(const ConvProblem& problem);
 /// The first plan of the heuristics that we accept, that cuDNN can make, and that needs at most this workspace.
 ConvPlan plan_convolution(const ConvProblem& problem, const ConvTarget& target, int64_t most_workspace);
 /// Puts the convolution onto the stream of the handle; addresses as in the problem.
