@@ -75,7 +75,7 @@ if ! step configure 60 meson setup "$build" --buildtype release -Dcuda=enabled -
   [[ -f $build/build.ninja ]] || { say ""; say "Nothing could be built: see configure.log."; exit 1; }
 fi
 suites="tests/test_cuda tests/test_tensor tests/test_autograd tests/test_nn tests/test_optim"
-step build 300 ninja -C "$build" $suites tests/golden tests/cuda_dump apps/gpt apps/lockstep bench/bench_cuda
+step build 300 ninja -C "$build" $suites tests/golden tests/cuda_dump tests/cudnn_plans apps/gpt apps/lockstep bench/bench_cuda
 step env 30 "$build/apps/lockstep" env
 
 # --- tests on the card ---
@@ -84,6 +84,7 @@ for suite in $suites; do
   LOCKSTEP_TEST_DEVICE=cuda step "$name" 90 "$build/$suite"
 done
 LOCKSTEP_TEST_DEVICE=cuda step golden 60 "$build/tests/golden"
+step cudnn_plans 60 "$build/tests/cudnn_plans"
 # Convolutions by cuDNN (the log says which engine, and where our kernel had to) and by our kernels.
 for cudnn in log 0; do
   LOCKSTEP_CUDNN=$cudnn step "conv-cudnn-$cudnn" 60 "$build/tests/test_cuda" -tc="*convolution*"
