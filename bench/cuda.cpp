@@ -1,6 +1,8 @@
 // bench_cuda: what each kernel reaches on a device, against what its bytes and operations allow (docs/cuda.md).
 //
-//   bench_cuda [--device cuda:0] [--shrink N] [--gbps 4800] [--tflops 989]    a JSON object a line; N divides the sizes
+//   bench_cuda [--device cuda:0] [--shrink N] [--gbps 4800] [--tflops 989] [--only TEXT]
+//
+// A JSON object a line, for cases whose names contain TEXT; N divides the sizes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,6 +24,7 @@ struct Options {
   Device device{Device::Type::cuda, 0};
   int64_t shrink = 1;
   double gbps = 4800, tflops = 989;  // H200: HBM3e, dense bf16
+  std::string only;
 };
 
 /// Milliseconds: the median of runs, each long enough for the clock.
@@ -50,6 +53,7 @@ std::string one_line(std::string text) {
 }
 
 void report(const Options& o, const std::string& name, double bytes, double flops, const std::function<void()>& run) {
+  if (name.find(o.only) == std::string::npos) return;
   try {
     const double ms = time_of(run, o.device), bound = std::max(bytes / o.gbps * 1e-6, flops / o.tflops * 1e-9);
     fmt::print("{{\"name\": \"{}\", \"ms\": {:.4f}, \"gbps\": {:.0f}, \"tflops\": {:.1f}, \"of_bound\": {:.3f}}}\n", name, ms, bytes / ms * 1e-6, flops / ms * 1e-9, bound / ms);
@@ -108,6 +112,15 @@ void run_all(const Options& o) {
     const Tensor x = randn({tokens, width}, options(bf16)), w = randn({4 * width, width}, options(bf16)), b = zeros({4 * width}, options(bf16));
     report(o, "linear + gelu bf16 768 to 3072", 0, 8.0 * double(tokens * width * width), [&] { linear(x, w, b, Activation::gelu_tanh); });
   }
+  for (const DType dtype : {bf16, f32}) {
+    const int64_t batch = std::max<int64_t>(64 / o.shrink, 1);
+    const Tensor x = randn({batch, 56, 56, 64}, options(dtype)).permute({0, 3, 1, 2}), w = randn({64, 64, 3, 3}, options(dtype));  // channels last; y is like x
+    const ConvArgs args{.padding = {1, 1}};
+    const double bytes = 2.0 * double(x.numel() * size_of(dtype)), flops = 2.0 * 9 * 64 * double(x.numel());
+    report(o, fmt::format("conv2d {} 64", name_of(dtype)), bytes, flops, [&] { conv2d(x, w, {}, args); });
+    report(o, fmt::format("conv2d gradient of input {} 64", name_of(dtype)), bytes, flops, [&] { conv2d_grad_input(x, w, x.shape(), args); });
+    report(o, fmt::format("conv2d gradient of weight {} 64", name_of(dtype)), bytes, flops, [&] { conv2d_grad_weight(x, x, w.shape(), args, false); });
+  }
   {
     const int64_t batch = std::max<int64_t>(16 / o.shrink, 1), tokens = o.shrink > 1 ? 32 : 1024;
     const Tensor q = randn({batch, 12, tokens, 64}, options(bf16));
@@ -131,7 +144,8 @@ int main(int argc, char** argv) {
       else if (name == "--shrink") o.shrink = std::max(std::stoll(value), 1ll);
       else if (name == "--gbps") o.gbps = std::stod(value);
       else if (name == "--tflops") o.tflops = std::stod(value);
-      else fail("expected --device, --shrink, --gbps or --tflops, got " + name);
+      else if (name == "--only") o.only = value;
+      else fail("expected --device, --shrink, --gbps, --tflops or --only, got " + name);
     }
     check_device("bench_cuda", o.device);
     run_all(o);

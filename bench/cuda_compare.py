@@ -124,6 +124,14 @@ def _():
     return lambda: F.gelu(F.linear(x, w, b), approximate="tanh")
 
 
+for name, dtype in (("bf16", bf16), ("f32", torch.float32)):
+    @case(f"conv2d {name} 64")
+    def _(dtype=dtype):
+        x = torch.randn(64, 64, 56, 56, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+        w = torch.randn(64, 64, 3, 3, device=device).to(dtype)
+        return lambda: F.conv2d(x, w, padding=1)
+
+
 @case("attention causal bf16")
 def _():
     q = torch.randn(16, 12, 1024, 64, device=device).to(bf16)

@@ -75,7 +75,7 @@ if ! step configure 60 meson setup "$build" --buildtype release -Dcuda=enabled -
   [[ -f $build/build.ninja ]] || { say ""; say "Nothing could be built: see configure.log."; exit 1; }
 fi
 suites="tests/test_cuda tests/test_tensor tests/test_autograd tests/test_nn tests/test_optim"
-step build 300 ninja -C "$build" $suites tests/golden tests/cuda_dump apps/gpt apps/lockstep bench/bench_cuda
+step build 300 ninja -C "$build" $suites tests/golden tests/cuda_dump tests/cudnn_plans apps/gpt apps/lockstep bench/bench_cuda
 step env 30 "$build/apps/lockstep" env
 
 # --- tests on the card ---
@@ -84,6 +84,12 @@ for suite in $suites; do
   LOCKSTEP_TEST_DEVICE=cuda step "$name" 90 "$build/$suite"
 done
 LOCKSTEP_TEST_DEVICE=cuda step golden 60 "$build/tests/golden"
+step cudnn_plans 60 "$build/tests/cudnn_plans"
+# Convolutions by cuDNN (the log says which engine, and where our kernel had to) and by our kernels.
+for cudnn in log 0; do
+  LOCKSTEP_CUDNN=$cudnn step "conv-cudnn-$cudnn" 60 "$build/tests/test_cuda" -tc="*convolution*"
+  LOCKSTEP_CUDNN=$cudnn LOCKSTEP_TEST_DEVICE=cuda step "conv-tensor-cudnn-$cudnn" 60 "$build/tests/test_tensor" -tc="*conv*"
+done
 
 # --- compute-sanitizer ---
 sanitizer=$(command -v compute-sanitizer || echo "$cuda/bin/compute-sanitizer")
@@ -135,10 +141,12 @@ if step bench_cuda 90 "$build/bench/bench_cuda"; then
   if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then step pytorch 90 python3 bench/cuda_compare.py "$out/bench_cuda.jsonl"
   else skip pytorch "no PyTorch that sees the card"; fi
 fi
+# Convolutions once more by our kernels, to compare.
+for cudnn in 1 0; do LOCKSTEP_CUDNN=$cudnn step "bench-conv-cudnn-$cudnn" 30 "$build/bench/bench_cuda" --only conv2d; done
 step gpt2-124m 60 "$build/apps/gpt" train --device cuda --precision bf16 --layers 12 --width 768 --heads 12 --context 1024 --batch 16 --steps 20 --eval-every 1000 --eval-batches 1 --json
 
 say ""
-for log in bench_cuda pytorch gpt2-124m losses-cpu-card emulator-card; do
+for log in bench_cuda bench-conv-cudnn-1 bench-conv-cudnn-0 conv-cudnn-log pytorch gpt2-124m losses-cpu-card emulator-card; do
   [[ -s $out/$log.log ]] || continue
   say "## $log"
   say ""

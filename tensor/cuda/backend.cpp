@@ -9,6 +9,7 @@
 
 #include "tensor/check.h"
 #include "tensor/cuda/capture.h"
+#include "tensor/cuda/cudnn.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/cuda/streams.h"
 #include "tensor/kernels.h"
@@ -57,7 +58,7 @@ std::string describe() {
   int driver = 0, runtime = 0;
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
-  text += str("runtime ", version(runtime), ", driver ", driver ? version(driver) : "none", "\n");
+  text += str("runtime ", version(runtime), ", driver ", driver ? version(driver) : "none", cudnn_version().empty() ? "" : ", cuDNN ", cudnn_version(), "\n");
   if (device_count() == 0) return text + "no device: " + why_none() + "\n";
   for (int i = 0; i < device_count(); ++i) {
     cudaDeviceProp p{};

@@ -6,9 +6,12 @@
 //   grad_input    C           images H W           K R S                         grad (gathered) w: no atomics
 //   grad_weight   K           C R S                images P Q, in fixed pieces   grad, x (gathered); the pieces are added in order
 //
+// These serve where cuDNN (cudnn.h) is not built in, switched off, or refuses: f64, and what it has no engine for.
+//
 // Bound by arithmetic: 2 M N depth operations on f32 units (f64 for f64). A block makes 64 x 64 results in steps of 16 along the
 // depth, a thread 4 x 4 of them: 8 reads of shared memory for 16 multiplications.
 #include "tensor/cuda/cuda_kernels.h"
+#include "tensor/cuda/cudnn.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
 
@@ -220,7 +223,7 @@ void multiply(const char* op, const Problem& problem, int64_t rows, int64_t colu
 }  // namespace
 
 void conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, Tensor& out) {
-  if (out.numel() == 0) return;
+  if (out.numel() == 0 || cuda::cudnn_conv2d(x, w, bias, args, out)) return;
   const Sizes z(x, w, out, args);
   for_floats("conv2d", x, [&]<class T> {
     multiply("conv2d", Forward<T>{z, x.data<T>(), w.data<T>(), data_or_null<T>(bias), out.data<T>()}, z.k, z.places(), z.groups);
@@ -228,7 +231,7 @@ void conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs
 }
 
 void conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, Tensor& grad_x) {
-  if (grad_x.numel() == 0) return;
+  if (grad_x.numel() == 0 || cuda::cudnn_conv2d_grad_input(grad, w, args, grad_x)) return;
   const Sizes z(grad_x, w, grad, args);
   for_floats("conv2d_grad_input", grad, [&]<class T> {
     multiply("conv2d_grad_input", GradInput<T>{z, grad.data<T>(), w.data<T>(), grad_x.data<T>()}, z.c, z.n * z.h * z.w, z.groups);
@@ -237,15 +240,18 @@ void conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args
 
 void conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tensor& grad_w, Tensor& grad_bias) {
   const Sizes z(x, grad_w, grad, args);
+  const bool by_cudnn = cuda::cudnn_conv2d_grad_weight(grad, x, args, grad_w);
   // About 512 blocks, of at least 256 steps of the depth each: a function of the shape alone.
   const int64_t blocks = std::max<int64_t>(1, tiles_of(z.k) * tiles_of(z.depth()) * z.groups);
   const int64_t pieces = std::clamp<int64_t>(512 / blocks, 1, std::max<int64_t>(1, z.places() / 256));
   for_floats("conv2d_grad_weight", grad, [&]<class T> {
     using A = Compute<T>;
-    const cuda::Scratch sums(size_t(pieces * grad_w.numel()) * sizeof(A));
-    multiply("conv2d_grad_weight", GradWeight<T>{z, grad.data<T>(), x.data<T>(), sums.as<A>()}, z.k, z.depth(), z.groups, pieces);
-    cuda::launch({"conv2d_grad_weight", dim3(cuda::blocks_for(grad_w.numel(), threads)), dim3(threads)}, add_pieces_kernel<T>, sums.as<A>(), pieces,
-                 grad_w.numel(), grad_w.data<T>());
+    if (!by_cudnn) {
+      const cuda::Scratch sums(size_t(pieces * grad_w.numel()) * sizeof(A));
+      multiply("conv2d_grad_weight", GradWeight<T>{z, grad.data<T>(), x.data<T>(), sums.as<A>()}, z.k, z.depth(), z.groups, pieces);
+      cuda::launch({"conv2d_grad_weight", dim3(cuda::blocks_for(grad_w.numel(), threads)), dim3(threads)}, add_pieces_kernel<T>, sums.as<A>(), pieces,
+                   grad_w.numel(), grad_w.data<T>());
+    }
     if (grad_bias.defined())
       cuda::launch({"conv2d_grad_weight", dim3(unsigned(grad_bias.numel())), dim3(threads)}, bias_kernel<T>, grad.data<T>(), z, grad_bias.data<T>());
   });
