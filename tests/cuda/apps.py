@@ -96,6 +96,21 @@ with tempfile.TemporaryDirectory() as folder:
 
     here, there = ranks("cpu", "ranks-cpu"), ranks("cuda", "ranks-cuda")
     check("gpt: two ranks on devices: losses of two ranks on the CPU", here.returncode == there.returncode == 0 and close(losses(d / "ranks-cpu"), losses(d / "ranks-cuda")), here.stderr + there.stderr)
+    for stage, *more in ((1,), (2,), (3,), (3, "--offload", "cpu")):
+        name = f"zero{stage}{'-offload' if more else ''}"
+        zero = ranks("cuda", name, "--zero", stage, *more)
+        check(f"gpt: {name} on devices", zero.returncode == 0 and close(losses(d / name), losses(d / "ranks-cpu")), zero.stderr)
+    config = d / "zero3.json"
+    config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "bf16": {"enabled": True},
+                                  "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}))
+    def engine(device, name, steps, *more):
+        model = ["--text", text, "--layers", 1, "--width", 32, "--heads", 2, "--context", 16]  # the file has the rest
+        return run("lockstep", "run", "-n", 2, "--", APPS / "gpt", "train", *model, "--steps", steps, "--device", device, "--out", d / name, "--config", config, *more)
+
+    here, there = engine("cpu", "engine-cpu", 5), engine("cuda", "engine-cuda", 5)
+    check("gpt: the engine on devices, with checkpoints", here.returncode == there.returncode == 0 and close(losses(d / "engine-cpu"), losses(d / "engine-cuda"), 1e-2), here.stderr + there.stderr)
+    r = engine("cuda", "engine-cpu", 7, "--resume")
+    check("gpt: the engine goes on, on devices, from a checkpoint of the CPU", r.returncode == 0 and len(losses(d / "engine-cpu")) == 7, r.stderr)
     if simulated:
         shared = ranks("cuda", "ranks-shared", LOCKSTEP_FAKE_CUDA_DEVICES="1")
         check("gpt: two ranks on one device go through the host, and say so once", shared.returncode == 0 and shared.stderr.count("share the device at 0000:01:00.0") == 1 and close(losses(d / "ranks-cpu"), losses(d / "ranks-shared")),
