@@ -32,8 +32,9 @@ Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroO
   LOCKSTEP_CHECK(!o.communication_data_type || is_floating(*o.communication_data_type), "[zero] expected a floating communication_data_type, got ", *o.communication_data_type);
   for (const auto& p : module.named_parameters()) {
     parameters.push_back({.name = p.name, .variable = p.variable});
-    if (parameters.size() == 1) device_ = p.variable.device();
-    LOCKSTEP_CHECK(p.variable.device() == device_, "[zero] expected all parameters on one device, got ", parameters[0].name, " on ", device_, " and ", p.name, " on ", p.variable.device());
+    const Device first = parameters[0].variable.device(), here = p.variable.device();
+    LOCKSTEP_CHECK(here == first || (here.is_cpu() && first.is_cpu()), "[zero] expected all parameters on one device, got ", parameters[0].name, " on ", first, " and ", p.name, " on ", here);
+    if (!first.is_cpu()) device_ = first;
   }
   size_t trained = 0;
   for (optim::Optimizer* optimizer : optimizers) {

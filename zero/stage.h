@@ -158,7 +158,7 @@ class Stage {
   Tensor shard_in_memory(size_t unit);
   void read_shard(size_t unit);
 
-  Device device_ = cpu;  // of all parameters; what is offloaded is on the CPU
+  Device device_ = cpu;  // of all parameters (cpu for any of the CPU's); what is offloaded is on the CPU
   bool in_pass_ = false;
   Swap swap_;
 

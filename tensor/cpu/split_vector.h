@@ -117,7 +117,7 @@ template <class To, class E, int n>
 [[gnu::always_inline]] inline To convert_lanes(const SplitVector<E, n>& v) {  // to one vector that is shorter
   using S = std::remove_cvref_t<decltype(To{}[0])>;
   typedef S Piece __attribute__((vector_size(sizeof(S) * SplitVector<E, n>::each)));
-  To result;
+  To result{};
 #pragma GCC unroll 8
   for (int i = 0; i < v.parts; ++i) {
     const Piece piece = __builtin_convertvector(v.part[i], Piece);
