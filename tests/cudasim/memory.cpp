@@ -182,7 +182,8 @@ DeviceScope::~DeviceScope() {
     return;
   }
   const std::lock_guard lock(scopes_lock);
-  if (--all_scopes > 0) return;
+  // Where many devices have threads of their own, faults by turns would take minutes: what is open stays so.
+  if (--all_scopes > 0 || settings().devices > 2) return;
   for (; open_slots; open_slots = open_slots->next_open) {
     mprotect(open_slots->begin, open_slots->room, PROT_NONE);
     open_slots->open = false;
