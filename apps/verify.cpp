@@ -21,6 +21,7 @@
 
 #include "apps/common/run.h"
 #include "data/json.h"
+#include "dist/launcher/scratch.h"
 #include "tensor/check.h"
 
 namespace apps {
@@ -163,21 +164,6 @@ int run_command(const std::vector<std::string>& command, const std::vector<std::
   }
 }
 
-/// A folder that goes away with us.
-struct Scratch {
-  Scratch() {
-    std::string name = (fs::temp_directory_path() / "lockstep-verify-XXXXXX").string();
-    LOCKSTEP_CHECK(mkdtemp(name.data()), name, ": cannot make a folder for traces: ", strerror(errno));
-    path = name;
-  }
-  ~Scratch() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  Scratch(const Scratch&) = delete;
-  fs::path path;
-};
-
 Trace run_plan(const Plan& plan, const VerifyOptions& o, const fs::path& folder) {
   const std::string transport = plan.option("transport");
   std::vector<std::string> command;
@@ -308,13 +294,13 @@ int verify(const VerifyOptions& o) {
     LOCKSTEP_CHECK(o.steps == 0 || word.substr(0, word.find('=')) != "--steps", "--steps was given twice, to verify and in the command");
   }
   const Interrupt interrupt;
-  const Scratch scratch;
+  const lockstep::dist::Scratch scratch;
   size_t width = 0;
   for (const Plan& plan : plans) width = std::max(width, plan.text().size());
   std::optional<Trace> reference;
   std::string verdict = "identical";
   for (const Plan& plan : plans) {
-    const Trace trace = run_plan(plan, o, scratch.path);
+    const Trace trace = run_plan(plan, o, scratch.path());
     const bool by_loss = plan.is_close_only() || plans[0].is_close_only();
     double apart = 0;
     const std::string difference = !reference ? "" : by_loss ? loss_difference(*reference, trace, apart) : first_difference(*reference, trace);

@@ -6,7 +6,6 @@
 //   all     write, flush, tell rank 0 size and hash
 //   rank 0  manifest, flush | rename, flush | latest, flush | remove old ones
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <iostream>
 #include <mutex>
@@ -32,9 +31,8 @@ namespace fs = std::filesystem;
 struct Job {
   Manifest manifest;
   std::vector<Layout::Write> writes;
-  std::vector<std::vector<data::Bytes>> bytes;  // of each
-  std::vector<Tensor> keep;  // what they lie in
-  std::string error;         // why this rank cannot write
+  std::vector<std::vector<Tensor>> parts;  // of each, one behind the other
+  std::string error;                       // why this rank cannot write
 };
 
 }  // namespace
@@ -148,14 +146,11 @@ Job Saver::State::open(const std::string& given_tag, const Contents& contents) {
   job.writes = std::move(layout.writes[size_t(rank())]);
   // Pieces are numbered as in the offer, which holds all of them: one that is wrong would have been an error.
   for (const Layout::Write& w : job.writes) {
-    auto& bytes = job.bytes.emplace_back();
+    auto& parts = job.parts.emplace_back();
     for (const Layout::Chunk& chunk : w.chunks) {
       if (chunk.begin == chunk.end) continue;
       const Piece& piece = contents.pieces[chunk.piece];
-      const int64_t element = size_of(piece.dtype);
-      Tensor part = piece.tensor.view({-1}).narrow(0, chunk.begin - piece.begin, chunk.end - chunk.begin);
-      if (!part.device().is_cpu()) job.keep.push_back(part = part.to(cpu));
-      bytes.emplace_back(static_cast<const std::byte*>(part.raw_data()), size_t(part.numel() * element));
+      parts.push_back(piece.tensor.view({-1}).narrow(0, chunk.begin - piece.begin, chunk.end - chunk.begin));
     }
   }
   return job;
@@ -163,13 +158,8 @@ Job Saver::State::open(const std::string& given_tag, const Contents& contents) {
 
 /// Copies what is to be written, so that training may change it meanwhile.
 void Saver::State::snapshot(Job& job) {
-  for (auto& chunks : job.bytes) {
-    for (data::Bytes& bytes : chunks) {
-      const Tensor copy(Storage::allocate(int64_t(bytes.size()), cpu), 0, {int64_t(bytes.size())}, {1}, u8);
-      std::memcpy(copy.raw_data(), bytes.data(), bytes.size());
-      bytes = {static_cast<const std::byte*>(copy.raw_data()), bytes.size()};
-      job.keep.push_back(copy);
-    }
+  for (auto& parts : job.parts) {
+    for (Tensor& part : parts) part = part.device().is_cpu() ? part.clone() : part.to(cpu);
   }
 }
 
@@ -213,7 +203,10 @@ std::string Saver::State::write(const Job& job) {
   std::vector<uint32_t> crcs(entries.size());
   for (const auto& entry : entries) {
     const size_t i = index.at(entry.name);
-    for (const data::Bytes bytes : job.bytes[i]) file.append(bytes);
+    for (const Tensor& part : job.parts[i]) {
+      const Tensor here = part.to(cpu);
+      file.append({static_cast<const std::byte*>(here.raw_data()), size_t(here.numel() * size_of(here.dtype()))});
+    }
     crcs[i] = file.take_crc();
   }
   const FileSum sum = file.finish();

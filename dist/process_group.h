@@ -150,8 +150,9 @@ class ProcessGroup {
 
   /// A tensor, uninitialised, on which all_reduce, reduce_scatter (its `whole`), all_gather (its `whole`) and broadcast work
   /// where it lies, without copies from rank to rank, when all ranks of the group are on one host and every rank (broadcast:
-  /// the root) gives such a tensor or a part of one. Elsewhere, and on other devices, an ordinary tensor. The same results either way. No other rank
-  /// needs to make one at the same time. Each takes an open file; pages are as in a file, so it is meant for what lasts.
+  /// the root) gives such a tensor or a part of one. Elsewhere, and on other devices, an ordinary tensor. The same results either
+  /// way. No other rank needs to make one at the same time. Each takes an open file; pages are as in a file, so it is meant for
+  /// what lasts.
   virtual Tensor shared_empty(const Shape& shape, DType dtype = f32, Device device = cpu);
 
   /// New groups are made by all ranks of this one, in the same order. nullptr for ranks that are not in it.

@@ -61,7 +61,7 @@ std::vector<checkpoints::Piece> EngineBase::Impl::pieces(const std::set<std::str
     if (!part) all.push_back(as_piece(piece));
     else for (checkpoints::Piece& one : part->whole_pieces(as_piece(piece))) all.push_back(std::move(one));
   }
-  for (const auto& b : model.named_buffers()) all.push_back(checkpoints::whole("model." + b.name, b.tensor.to(cpu).contiguous()));
+  for (const auto& b : model.named_buffers()) all.push_back(checkpoints::whole("model." + b.name, b.tensor.contiguous()));
   return all;
 }
 
@@ -204,9 +204,9 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
     if (!part) wanted.push_back(std::move(piece));
     else for (checkpoints::Piece& one : part->whole_pieces(piece)) wanted.push_back(std::move(one));
   }
-  std::vector<std::pair<Tensor, Tensor>> buffers;  // on their way to a device
+  std::vector<std::pair<Tensor, Tensor>> buffers;  // on their way to another layout
   for (const auto& b : model.named_buffers()) {
-    const Tensor here = b.tensor.is_contiguous() && b.tensor.device().is_cpu() ? b.tensor : b.tensor.to(cpu).clone();
+    const Tensor here = b.tensor.contiguous();
     if (here.storage() != b.tensor.storage()) buffers.emplace_back(b.tensor, here);
     if (has("model." + b.name) || args.load_module_strict) wanted.push_back(checkpoints::whole("model." + b.name, here));
   }

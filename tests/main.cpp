@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "tests/devices.h"
+#include "tests/temp_dir.h"
 
 namespace {
 
@@ -46,14 +47,12 @@ int main(int argc, char** argv) {
   if (!use_test_device()) return 2;
   doctest::Context context(argc, argv);
   if (std::getenv("LOCKSTEP_TEST_CHILD")) return context.run();  // a rank of another test, which looks after it
-  std::string folder = (fs::temp_directory_path() / "lockstep-tests-XXXXXX").string();
-  if (!mkdtemp(folder.data())) return std::perror(folder.c_str()), 1;
-  setenv("TMPDIR", folder.c_str(), 1);
+  const testing::TempDir folder;
+  setenv("TMPDIR", folder.str().c_str(), 1);
   const auto before = descriptors();
   int code = context.run();
   std::string left;
-  for (int i = 0; i < 100 && !(left = left_behind(before, folder)).empty(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  fs::remove_all(folder);
+  for (int i = 0; i < 100 && !(left = left_behind(before, folder.path)).empty(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   if (!left.empty()) {
     std::printf("FAIL the tests have left behind:\n%s", left.c_str());
     code = 1;

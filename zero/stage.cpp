@@ -34,7 +34,7 @@ Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroO
     parameters.push_back({.name = p.name, .variable = p.variable});
     const Device first = parameters[0].variable.device(), here = p.variable.device();
     LOCKSTEP_CHECK(here == first || (here.is_cpu() && first.is_cpu()), "[zero] expected all parameters on one device, got ", parameters[0].name, " on ", first, " and ", p.name, " on ", here);
-    if (!first.is_cpu()) device_ = first;
+    if (parameters.size() == 1 && !here.is_cpu()) device_ = here;
   }
   size_t trained = 0;
   for (optim::Optimizer* optimizer : optimizers) {

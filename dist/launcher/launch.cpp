@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -13,6 +12,7 @@
 #include <optional>
 
 #include "dist/auth.h"
+#include "dist/launcher/scratch.h"
 #include "tensor/check.h"
 
 namespace lockstep::dist {
@@ -43,26 +43,6 @@ bool has_flight_records(const fs::path& folder) {
     if (entry.path().filename().string().starts_with("flight-")) return true;
   return false;
 }
-
-/// A folder for error files and flight records, removed unless there is something to read in it.
-class Scratch {
- public:
-  Scratch() {
-    std::string pattern = (fs::temp_directory_path() / "lockstep-XXXXXX").string();
-    LOCKSTEP_CHECK(mkdtemp(pattern.data()), "[run] cannot make a folder ", pattern, ": ", std::strerror(errno), "; set TMPDIR");
-    path_ = pattern;
-  }
-  ~Scratch() {
-    std::error_code none;
-    if (!keep) fs::remove_all(path_, none);
-  }
-  Scratch(const Scratch&) = delete;
-  const std::string& path() const { return path_; }
-  bool keep = false;
-
- private:
-  std::string path_;
-};
 
 /// The supervisor's work: attempts, until one succeeds or none is left.
 class Launch {
