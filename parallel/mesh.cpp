@@ -169,6 +169,8 @@ Mesh::Mesh(const Plan& plan, dist::ProcessGroup& world)
     : plan_((check_plan(plan, {.ranks = world.size()}), plan)), world_(&world), at_(coordinates_of(plan, world.rank())),
       axes_(world, {{"dp", plan.dp}, {"pp", plan.pp}, {"cp", plan.cp}, {"tp", plan.tp}}),
       experts_(axes_.group("dp"), {{"edp", plan.dp / plan.ep}, {"ep", plan.ep}}) {
+  copies_ = world.split(at_.pp * plan.tp + at_.tp, world.rank(), "copies");
+  edp_ = copies_->split(at_.ep, copies_->rank(), "edp");
   model_ = world.split(at_.dp, world.rank(), "model");
 }
 

@@ -72,8 +72,9 @@ class Mesh {
   dist::ProcessGroup& pp() const { return axes_.group("pp"); }
   dist::ProcessGroup& cp() const { return axes_.group("cp"); }
   dist::ProcessGroup& tp() const { return axes_.group("tp"); }
+  dist::ProcessGroup& copies() const { return *copies_; }  ///< dp and cp: ranks with the same parameters, whose gradients are summed
   dist::ProcessGroup& ep() const { return experts_.group("ep"); }
-  dist::ProcessGroup& edp() const { return experts_.group("edp"); }  ///< ranks with the same experts: their gradients are summed here
+  dist::ProcessGroup& edp() const { return *edp_; }      ///< of copies(), the ranks with the same experts: gradients of those are summed here
   dist::ProcessGroup& model() const { return *model_; }  ///< of one copy: all stages and slices
 
  private:
@@ -82,7 +83,7 @@ class Mesh {
   const Coordinates at_;
   const dist::Mesh axes_;
   const dist::Mesh experts_;  // of this rank's line along dp
-  std::shared_ptr<dist::ProcessGroup> model_;
+  std::shared_ptr<dist::ProcessGroup> copies_, edp_, model_;
 };
 
 }  // namespace lockstep::parallel

@@ -100,3 +100,14 @@ TEST_CASE("mesh: each axis is a group of its own") {
   CHECK(all[5].model == Ranks{4, 5, 6, 7});
   CHECK(contains(message([&] { on_ranks<int>(2, [&](int) { return parallel::Mesh(plan, dist::world()).plan().dp; }); }), "it is for 8 ranks, and there are 2. The nearest plan that can: dp2+ep2"));
 }
+
+TEST_CASE("mesh: gradients are summed over copies and parts of sequences, those of experts over who has the same") {
+  const Plan plan{.dp = 2, .pp = 1, .cp = 2, .tp = 2, .ep = 2};
+  using Ranks = std::vector<int>;
+  const auto all = on_ranks<std::array<Ranks, 3>>(8, [&](int) {
+    const parallel::Mesh mesh(plan, dist::world());
+    return std::array{mesh.copies().world_ranks(), mesh.ep().world_ranks(), mesh.edp().world_ranks()};
+  });
+  CHECK(all[3] == std::array{Ranks{1, 3, 5, 7}, Ranks{3, 7}, Ranks{1, 3}});  // rank = (dp·2 + cp)·2 + tp
+  CHECK(all[4] == std::array{Ranks{0, 2, 4, 6}, Ranks{0, 4}, Ranks{4, 6}});
+}
