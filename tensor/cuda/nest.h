@@ -70,12 +70,10 @@ struct Nest {
     int64_t inner = 0;
     if (narrow) {
       uint32_t rest = uint32_t(flat);
-#pragma unroll
-      for (int step = 0; step < Dims::max_rank; ++step) {
-        const int d = rank - 1 - step;
-        if (d < 0) break;
+#pragma unroll 1
+      for (int d = rank - 1; d >= 0; --d) {
         const uint32_t above = d == 0 ? 0 : divider[d].divide(rest), index = rest - above * divider[d].by;
-        if (step == 0) inner = index;
+        if (d == rank - 1) inner = index;
 #pragma unroll
         for (int i = 0; i < N; ++i) at[i] += index * stride[d][i];
         rest = above;

@@ -1,5 +1,6 @@
 // Layer norm and RMS norm along rows (rows, C), and their gradients. Bound by memory: forward reads x once and writes once,
-// backward reads x and the gradient once (rows of up to 8192 elements, which stay in registers; longer ones are read again).
+// backward reads x and the gradient once (rows of up to 8192 elements, which stay in registers; longer ones are read again, as
+// are those that lie badly from 2048 on, and f64 from 1024).
 // Gradients of weight and bias: each group of threads sums up the rows that it walks along, always the same ones whatever the
 // device, as every thread keeps to its own columns; then a second kernel adds the groups' sums in order.
 #include "tensor/cuda/cuda_kernels.h"

@@ -1,7 +1,7 @@
 #pragma once
 // out = fn(in...) element by element, for operands of any strides: every kernel of the pointwise family, copies, conversions and
 // fills are instances of this one. Bound by memory: a thread takes 16 bytes of each operand, found by the index of the vector in
-// the joined dims, and where an operand does not lie in one run it is read element by element.
+// the joined dims; where an operand lies in no run, all go element by element.
 #include <utility>
 
 #include "tensor/cuda/nest.h"
@@ -22,7 +22,7 @@ struct Walk {
   Nest<N> nest;        // its innermost dim counts vectors
   int64_t vectors = 0, inner = 1;
   int64_t stride[N];   // of neighbours
-  Access access[N];
+  bool in_runs = true; // neighbours lie beside each other, aligned; those of an input may also be one and the same
 };
 
 constexpr int pointwise_threads = 256;
@@ -33,16 +33,20 @@ __global__ void __launch_bounds__(pointwise_threads) pointwise_kernel(Fn fn, Wal
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < walk.vectors; i += int64_t(gridDim.x) * blockDim.x) {
     int64_t at[N] = {};
     const int64_t left = walk.inner - walk.nest.find(i, at) * V;
-    const int count = left < V ? int(left) : V;
-    Vector<Out, V> result;
-    const auto each = [&](const Vector<In, V>&... x) {
-#pragma unroll
-      for (int j = 0; j < V; ++j) result.v[j] = convert<Out>(fn(Computed<In>(x.v[j])...));
-    };
     [&]<size_t... k>(std::index_sequence<k...>) {
-      each(load_vector<V>(in + at[k], walk.access[k], walk.stride[k], count)...);
+      if (walk.in_runs && left >= V) {
+        Vector<Out, V> result;
+        const auto each = [&](const Vector<In, V>&... x) {
+#pragma unroll
+          for (int j = 0; j < V; ++j) result.v[j] = convert<Out>(fn(Computed<In>(x.v[j])...));
+        };
+        each(load_run<V>(in + at[k], walk.stride[k] == 0)...);
+        *reinterpret_cast<Vector<Out, V>*>(out + at[N - 1]) = result;
+      } else {  // in a loop, which takes nvcc a fraction of the time
+#pragma unroll 1
+        for (int j = 0; j < V && j < left; ++j) out[at[N - 1] + j * walk.stride[N - 1]] = convert<Out>(fn(Computed<In>(in[at[k] + j * walk.stride[k]])...));
+      }
     }(std::index_sequence_for<In...>());
-    store_vector<V>(out + at[N - 1], result, walk.access[N - 1], walk.stride[N - 1], count);
   }
 }
 
@@ -69,7 +73,7 @@ Walk<N> make_walk(const Tensor* const (&tensors)[N], int V) {
     walk.stride[i] = nest.stride[last][i];
     bool run = walk.stride[i] == 1 && reinterpret_cast<uintptr_t>(tensors[i]->raw_data()) % uintptr_t(V * bytes) == 0;
     for (int d = 0; d < last; ++d) run &= nest.stride[d][i] % V == 0;
-    walk.access[i] = run ? Access::run : walk.stride[i] == 0 && i + 1 < N ? Access::once : Access::apart;
+    walk.in_runs &= run || (walk.stride[i] == 0 && i + 1 < N);
     nest.stride[last][i] *= V;
   }
   nest.size[last] = (walk.inner + V - 1) / V;

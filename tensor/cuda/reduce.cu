@@ -270,7 +270,7 @@ Plan make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V) {
     for (int d = 0; d < rank; ++d) run &= nest.stride[d][0] % V == 0;
     return run;
   };
-  const auto access = [&](bool run) { return plan.x_stride == 1 && run ? Access::run : plan.x_stride == 0 ? Access::once : Access::apart; };
+  const auto access = [&](bool run) { return plan.x_stride == 1 && run ? Access::run : Access::apart; };
   if (plan.along_reduced) {
     Nest<1>& nest = plan.reduced;
     if (nest.rank == 0) nest.rank = 1, nest.size[0] = 1, nest.stride[0][0] = 1;

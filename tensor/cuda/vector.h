@@ -17,8 +17,22 @@ inline constexpr int vector_length = int(16 / std::max({sizeof(T)...}));
 template <class T>
 bool is_aligned(const T* p, int v) { return reinterpret_cast<uintptr_t>(p) % (size_t(v) * sizeof(T)) == 0; }
 
-/// How V neighbours of an inner loop lie in memory.
-enum class Access : uint8_t { run, once, apart };  // beside each other and aligned; the same for all; a stride apart
+/// V elements: beside each other and aligned, or one and the same.
+template <int V, class T>
+__device__ inline Vector<T, V> load_run(const T* p, bool once) {
+  Vector<T, V> x;
+  if (!once) {
+    x = *reinterpret_cast<const Vector<T, V>*>(p);
+  } else {
+    const T only = *p;
+#pragma unroll
+    for (int j = 0; j < V; ++j) x.v[j] = only;
+  }
+  return x;
+}
+
+/// How V neighbours lie in memory: beside each other and aligned; a stride apart.
+enum class Access : uint8_t { run, apart };
 
 /// The first `count` of V elements; the others are the last of those again.
 template <int V, class T>
@@ -26,10 +40,6 @@ __device__ inline Vector<T, V> load_vector(const T* p, Access access, int64_t st
   Vector<T, V> x;
   if (access == Access::run && count == V) {
     x = *reinterpret_cast<const Vector<T, V>*>(p);
-  } else if (access == Access::once) {
-    const T only = *p;
-#pragma unroll
-    for (int j = 0; j < V; ++j) x.v[j] = only;
   } else {
 #pragma unroll
     for (int j = 0; j < V; ++j) x.v[j] = p[(j < count ? j : count - 1) * stride];

@@ -158,14 +158,15 @@ void with_row_shape(int64_t n, std::initializer_list<const void*> pointers, Fn&&
   constexpr int wide = sizeof(T) == 8 ? 1 : int(16 / sizeof(T));
   bool aligned = n % wide == 0;
   for (const void* p : pointers) aligned &= reinterpret_cast<uintptr_t>(p) % 16 == 0;
-  const auto sized = [&]<int V> {
-    if (n <= 32 * held_values<T>) return fn.template operator()<32, V, true>();
-    if (n <= 128 * held_values<T>) return fn.template operator()<128, V, true>();
-    if (n <= 512 * held_values<T>) return fn.template operator()<512, V, true>();
-    return fn.template operator()<1024, V, false>();
-  };
-  if (aligned && wide > 1) return sized.template operator()<wide>();
-  sized.template operator()<1>();
+  if (aligned && wide > 1) {
+    if (n <= 32 * held_values<T>) return fn.template operator()<32, wide, true>();
+    if (n <= 128 * held_values<T>) return fn.template operator()<128, wide, true>();
+    if (n <= 512 * held_values<T>) return fn.template operator()<512, wide, true>();
+    return fn.template operator()<1024, wide, false>();
+  }
+  // Each form takes nvcc seconds for every architecture; rows that lie badly make do with two.
+  if (n <= 128 * held_values<T>) return fn.template operator()<128, 1, true>();
+  fn.template operator()<1024, 1, false>();
 }
 
 /// dispatch() over the floating types.
