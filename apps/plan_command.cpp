@@ -117,7 +117,7 @@ Json to_json(const engine::PartsPlan& p, const engine::PredictedTime& time) {
     Json::Array ranks;
     for (const RankBytes& b : p.stages[s].bytes) ranks.push_back(bytes_json(b));
     stages.push_back(Json::Object{{"elements", p.stages[s].model.numel()}, {"bytes", std::move(ranks)}, {"flops_of_token", p.flops[s]},
-                                  {"traffic", Json::Object{{"dp", p.copy_traffic(s)}, {"pp", p.stage_traffic[s]}, {"tp", p.slice_traffic[s]}}}});
+                                  {"traffic", Json::Object{{"dp", p.copy_traffic(s)}, {"pp", p.stage_traffic[s]}, {"cp", p.context_traffic[s]}, {"tp", p.slice_traffic[s]}}}});
   }
   return Json::Object{{"model", p.model.name}, {"plan", to_string(p.plan)}, {"ranks", p.plan.ranks()}, {"bounds", std::move(bounds)}, {"stages", std::move(stages)}, {"bubble", p.bubble}, {"bubble_of_equal_stages", p.formula},
                       {"seconds", Json::Object{{"compute", time.compute}, {"communication", time.communication}, {"optimizer", time.optimizer}, {"step", time.step}}}, {"tokens_per_second", time.tokens}};
@@ -126,7 +126,7 @@ Json to_json(const engine::PartsPlan& p, const engine::PredictedTime& time) {
 void print(const engine::PartsPlan& p, const engine::PredictedTime& time) {
   const engine::Config& c = p.config;
   fmt::print("{:<12}{}: {} parameters\n", "model", p.model.name, p.model.numel());
-  fmt::print("{:<12}{}: legal on {} ranks, numbered copy by copy, stage by stage, slice by slice\n", "plan", to_string(p.plan), p.plan.ranks());
+  fmt::print("{:<12}{}: legal on {} ranks, numbered copy by copy, stage by stage, part of a sequence by part, slice by slice\n", "plan", to_string(p.plan), p.plan.ranks());
   std::string cuts;
   for (const int b : p.bounds) cuts += fmt::format("{}{}", cuts.empty() ? "" : ", ", b);
   fmt::print("{:<12}{} of {} stages, cut at layers {} (tokens, positions, blocks, norm, head)\n", "pipeline", c.pipeline.schedule, p.plan.pp, cuts);
@@ -137,8 +137,8 @@ void print(const engine::PartsPlan& p, const engine::PredictedTime& time) {
     const auto most = std::max_element(bytes.begin(), bytes.end(), [](const RankBytes& a, const RankBytes& b) { return a.total() < b.total(); });
     print_row(fmt::format("stage {}", s).c_str(), double(most->parameters), double(most->gradients), double(most->optimizer), double(most->buffers));
   }
-  fmt::print("  Gradients are there twice while copies add them up. Activations come on top.\n\n  {:<20}{:>14}{:>14}{:>14}\n", "sent in a step", "to copies", "to stages", "to slices");
-  for (size_t s = 0; s < p.stages.size(); ++s) fmt::print("  {:<20}{:>14}{:>14}{:>14}\n", fmt::format("stage {}", s), bytes_text(p.copy_traffic(s)), bytes_text(p.stage_traffic[s]), bytes_text(p.slice_traffic[s]));
+  fmt::print("  Gradients are there twice while copies add them up. Activations come on top.\n\n  {:<20}{:>14}{:>14}{:>14}{:>14}\n", "sent in a step", "to copies", "to stages", "by the ring", "to slices");
+  for (size_t s = 0; s < p.stages.size(); ++s) fmt::print("  {:<20}{:>14}{:>14}{:>14}{:>14}\n", fmt::format("stage {}", s), bytes_text(p.copy_traffic(s)), bytes_text(p.stage_traffic[s]), bytes_text(p.context_traffic[s]), bytes_text(p.slice_traffic[s]));
   if (p.plan.pp > 1) fmt::print("\nbubble {:.2f} % with these stages, {:.2f} % with equal ones\n", 100 * p.bubble, 100 * p.formula);
   fmt::print("\ntime of a step: {}, {:.0f} tokens a second\n  compute {} at the slowest stage, communication {}, optimizer {}\n", seconds_text(time.step), time.tokens, seconds_text(time.compute), seconds_text(time.communication),
              seconds_text(time.optimizer));
@@ -151,7 +151,7 @@ PlanCommand::PlanCommand(CLI::App& app) {
   command.add_option("--config", config_, "configuration file (DeepSpeed's), or its text")->required();
   command.add_option("--model", model_, "gpt:LAYERSxWIDTHxHEADS")->required();
   auto* ranks = command.add_option("--ranks", ranks_, "data-parallel ranks")->check(whole(1, 65536));
-  auto* axes = command.add_option("--plan", plan_, "copies, stages, slices and ZeRO in place of --ranks: dp2+pp2+tp2+zero1")->excludes(ranks);
+  auto* axes = command.add_option("--plan", plan_, "copies, stages, parts of sequences, slices and ZeRO in place of --ranks: dp2+pp2+cp2+tp2+zero1")->excludes(ranks);
   command.add_option("--vocab", vocab_, "tokens that the model knows")->check(whole(1, 1 << 24))->capture_default_str();
   command.add_option("--context", context_, "tokens of a sample")->check(whole(1, 1 << 24))->capture_default_str();
   command.add_option("--flops", flops_, "FLOP/s of a rank; else measured here")->check(number(1, 1e18));

@@ -257,7 +257,7 @@ std::vector<Plan> parse_plans(const std::string& text) {
   }
   if (!item.empty()) parse_plan(item);  // says what is missing
   LOCKSTEP_CHECK(!plans.empty(), "--plans: expected at least one plan such as ddp:2x4");
-  const int64_t count = plans[0].micro_batches();  // stages and slices share them
+  const int64_t count = plans[0].micro_batches();  // stages, slices and parts of sequences share them
   for (const Plan& plan : plans) {
     LOCKSTEP_CHECK(plan.micro_batches() == count, "--plans: expected plans of the same number of micro-batches a step, got ", plans[0].text(), " = ", count, " and ", plan.text(), " = ", plan.micro_batches(), ": these train on different batches");
   }
@@ -322,7 +322,7 @@ VerifyCommand::VerifyCommand(CLI::App& app) {
   VerifyOptions& o = options_;
   CLI::App& sub = *app.add_subcommand("verify", "train by several plans, and compare the bits of every parameter after every step");
   sub.footer("usage: lockstep verify [OPTIONS] -- PROGRAM [ARGUMENTS...]");
-  sub.add_option("--plans", o.plans, "STRATEGY:RANKSxACCUMULATION, ...; strategies: ddp, zero0 to zero3, zero1-cpu to zero3-nvme (offload), axes as of gpt train --plan (dp2+pp2+tp2+zero1; losses of slices are compared, not bits), none; with options: ddp@bucket=0.1,overlap=off,transport=tcp:2x2")->capture_default_str();
+  sub.add_option("--plans", o.plans, "STRATEGY:RANKSxACCUMULATION, ...; strategies: ddp, zero0 to zero3, zero1-cpu to zero3-nvme (offload), axes as of gpt train --plan (dp2+pp2+tp2+zero1; losses of slices and shared sequences are compared, not bits), none; with options: ddp@bucket=0.1,overlap=off,transport=tcp:2x2")->capture_default_str();
   sub.add_option("--vary", o.vary, "run every ddp and zero plan with each value: bucket=0.1,1,25, overlap=on,off or transport=threads,shm,tcp (may be repeated)")->take_all();
   sub.add_option("--steps", o.steps, "optimizer steps (default: as the command says)")->check(CLI::PositiveNumber);
   sub.add_option("--timeout", o.timeout, "seconds that one plan may take")->check(CLI::PositiveNumber)->capture_default_str();

@@ -18,8 +18,8 @@ struct Plan {
   int ranks = 1;
   int64_t accumulate = 1;
   std::optional<lockstep::parallel::Plan> parts;  ///< of "dp2+pp2": gpt train --plan
-  /// Slices split sums, so their bits are not those of others: their losses are compared.
-  bool is_close_only() const { return parts && parts->tp > 1; }
+  /// Slices and shared sequences split sums, so their bits are not those of others: their losses are compared.
+  bool is_close_only() const { return parts && parts->tp * parts->cp > 1; }
   int64_t micro_batches() const { return int64_t(parts ? parts->dp : ranks) * accumulate; }
   std::string text() const;
   /// The value of an option, or empty.

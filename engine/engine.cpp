@@ -48,8 +48,12 @@ Config read(const InitializeArgs& args) {
 EngineBase::Impl::Impl(nn::Module& model_, InitializeArgs args) : part(args.part), model(model_) {
   log = args.log ? args.log : [](const std::string& text) { std::fprintf(stderr, "[engine] %s\n", text.c_str()); };
   Config given = read(args);
-  group = args.group ? args.group : &init_distributed();
-  config = resolve(std::move(given), group->size());
+  LOCKSTEP_CHECK(!args.group || !args.mesh, "[initialize] expected a group or a mesh, got both");
+  LOCKSTEP_CHECK(part || !args.mesh || args.mesh->plan().pp * args.mesh->plan().tp == 1, "[initialize] expected a mesh of whole models (dp, cp), got ", to_string(args.mesh ? args.mesh->plan() : parallel::Plan()),
+                 "; stages and slices are PipelineEngine's");
+  group = args.mesh ? &args.mesh->copies() : args.group ? args.group : &init_distributed();
+  sharing = args.mesh ? args.mesh->plan().cp : 1;
+  config = resolve(std::move(given), replicas());
   LOCKSTEP_CHECK(part || config.pipeline.stages == 1, "[initialize] ", config.origin, ": pipeline.stages is ", config.pipeline.stages, ", and a model is one stage; give a PipelineModule, a list of layers (engine/pipeline_engine.h)");
   for (const std::string& warning : config.warnings) say("warning: " + warning);
   if (config.dump_state) say("config\n" + to_text(config));
@@ -138,10 +142,10 @@ void EngineBase::Impl::make_loader(const InitializeArgs& args) {
   const int64_t micro = *config.train_micro_batch_size_per_gpu, samples = args.training_data->size();
   LOCKSTEP_CHECK(samples > 0 && (samples >= *config.train_batch_size || !config.dataloader_drop_last), "[initialize] expected training_data of at least train_batch_size ",
                  *config.train_batch_size, " samples", samples > 0 ? " (dataloader_drop_last leaves out the rest)" : "", ", got ", samples);
-  const data::MicroBatchSampler sampler({.samples = samples, .micro_batch = micro, .micro_batches = accumulation * group->size(), .world = group->size(), .rank = group->rank(),
-      .seed = uint64_t(config.seed), .interleaved = stage() >= 2 || !config.managed_gradient_accumulation, .drop_last = config.dataloader_drop_last});
+  const data::MicroBatchSampler sampler({.samples = samples, .micro_batch = micro, .micro_batches = accumulation * replicas(), .world = replicas(), .rank = group->rank() / sharing,
+      .seed = uint64_t(config.seed), .interleaved = are_interleaved(), .drop_last = config.dataloader_drop_last});
   loader = std::make_unique<Loader>(args.training_data, Loader::Options{.batch_size = micro, .sampler = sampler, .workers = args.loader_workers,
-      .seed = uint64_t(config.seed), .world = group->size()});
+      .seed = uint64_t(config.seed), .world = replicas()});
 }
 
 void EngineBase::Impl::watch() {
@@ -155,14 +159,13 @@ void EngineBase::Impl::watch() {
 }
 
 int64_t EngineBase::Impl::micro_batch() const {
-  const int64_t i = int64_t(micros.size());
-  if (!config.managed_gradient_accumulation) return i * group->size() + group->rank();
-  return zero ? zero->micro_batch(i % accumulation, accumulation) : group->rank() * accumulation + i % accumulation;
+  const int64_t done = int64_t(micros.size()), i = config.managed_gradient_accumulation ? done % accumulation : done, replica = group->rank() / sharing;
+  return are_interleaved() ? i * replicas() + replica : replica * accumulation + i;
 }
 
 void EngineBase::Impl::before_forward() {
   if (in_pass || closed || !model.is_training() || !NoGrad::grad_enabled()) return;
-  if (forwards++ == 0) set_random_step(uint64_t(global_steps), uint64_t(micro_batch()));
+  if (forwards++ == 0) set_random_step(uint64_t(global_steps), uint64_t(micro_batch() * sharing + group->rank() % sharing));  // ranks that share one have other tokens
   if (profiler && global_steps == config.flops_profiler.profile_step && micros.empty() && forwards == 1) profiler->start();
   timing_forward = true;
   forward_start = Clock::now();

@@ -26,6 +26,7 @@
 #include "onebit/optimizer.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
+#include "parallel/mesh.h"
 #include "zero/zero.h"
 
 namespace lockstep::engine {
@@ -75,6 +76,7 @@ struct InitializeArgs {
   ConfigSource config = {};
   const Arguments* args = nullptr;                 ///< their config, where `config` is not given
   dist::ProcessGroup* group = nullptr;             ///< of the ranks that share the work; default: all
+  const parallel::Mesh* mesh = nullptr;            ///< in its place: mesh->copies(), of which those along cp share each sample; must outlive the engine
   zero::Init* init = nullptr;                      ///< the scope in which the model was built, see zero/init.h
   int loader_workers = 0;                          ///< threads that make batches of training_data
   std::function<void(const std::string&)> log = {};  ///< what rank 0 has to say; empty: lines on stderr
@@ -105,7 +107,7 @@ class EngineBase {
   EngineBase(EngineBase&&) noexcept;
   ~EngineBase();  ///< close(), without errors
 
-  /// Gradients of a micro-batch's mean loss. Those of a step are averaged over all micro-batches of all ranks.
+  /// Gradients of a micro-batch's mean loss (of this rank's part of it). Those of a step are averaged over all micro-batches of all ranks.
   void backward(const Variable& loss);
   /// The same for a loss that is a sum over `tokens` tokens: a step's gradient is that of the mean over all tokens, also where
   /// micro-batches and ranks have different numbers of them.
@@ -169,7 +171,7 @@ class EngineBase {
   double get_global_grad_norm() const;  ///< of the last boundary, before clipping; NaN when it was skipped
   std::vector<double> get_lr() const;   ///< of each parameter group
   void set_lr(double lr);
-  /// Which of the step's train_batch_size / train_micro_batch_size_per_gpu micro-batches this rank does next.
+  /// Which of the step's train_batch_size / train_micro_batch_size_per_gpu micro-batches this rank does next; the same where ranks share sequences.
   int64_t micro_batch() const;
 
   dist::ProcessGroup& group() const;

@@ -49,6 +49,8 @@ struct EngineBase::Impl {
   void set_factor(double factor);
   double own_factor() const;                   // what a loss is multiplied by
   bool is_boundary() const { return !config.managed_gradient_accumulation || (micro_steps + 1) % accumulation == 0; }
+  int replicas() const { return group->size() / sharing; }  // that take different micro-batches
+  bool are_interleaved() const { return stage() >= 2 || !config.managed_gradient_accumulation; }  // one takes every replicas()-th of them, else neighbours
   int64_t micro_batch() const;
   int stage() const { return zero ? zero->stage() : 0; }
   void check_open(const char* call) const;
@@ -77,7 +79,8 @@ struct EngineBase::Impl {
   const std::shared_ptr<Part> part;            // goes last: it holds what the model is made of
   nn::Module& model;
   std::function<void(const std::string&)> log;
-  dist::ProcessGroup* group = nullptr;
+  dist::ProcessGroup* group = nullptr;         // whose gradients are summed
+  int sharing = 1;                             // neighbours in it that share each micro-batch
   Config config;
   int64_t accumulation = 1;
   DType dtype = f32;                           // that inputs are cast to

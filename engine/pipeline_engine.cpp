@@ -123,6 +123,7 @@ PipelineEngine::PipelineEngine(PipelineModule module, PipelineArgs args)
         LOCKSTEP_CHECK(plan.zero < 2, config.origin, ": zero_optimization.stage: ", plan.zero, " keeps gradients in parts after every micro-batch, and a pipeline sums those of all micro-batches first; write 1, "
                        "or train the model without stages");
         check_plan(plan, {.ranks = world.size(), .layers = int64_t(module.layers.size())});
+        LOCKSTEP_CHECK(plan.cp == 1 || !args.training_data, "[initialize] training_data gives whole sequences, and ", to_string(plan), " wants each rank's part of them; call train_batch() with data that sequence::slice() has cut");
         return std::make_shared<Stage>(std::move(module), args, std::move(config), args.mesh ? nullptr : std::make_unique<parallel::Mesh>(plan, world));
       }(), InitializeArgs{.training_data = args.training_data, .loader_workers = args.loader_workers, .log = args.log}) {}
 
@@ -131,7 +132,7 @@ PipelineEngine::PipelineEngine(std::shared_ptr<Stage> stage, InitializeArgs args
         args.optimizer = stage->optimizer.get();
         args.lr_scheduler = stage->schedule.get();
         args.config = stage->config;
-        args.group = &stage->mesh->dp();
+        args.mesh = stage->mesh;
         args.part = stage;
         return args;
       }()), stage_(std::move(stage)) {}

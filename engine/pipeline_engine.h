@@ -8,7 +8,8 @@
 // What pipeline::Engine (pipeline/engine.h) leaves to its caller happens here: optimizer and schedule from the config, fp16 with loss scaling, bf16,
 // ZeRO 1 among the copies of a stage, clipping over all stages and slices, checkpoints that any other plan loads.
 //
-// Bits: those of engine::Engine on one rank with the same micro-batches, for powers of two, any number of stages, schedule and cut.
+// Bits: those of engine::Engine on one rank with the same micro-batches, for powers of two, any number of stages, schedule and cut. Slices and
+// parts of sequences split sums: near them.
 #include "engine/engine.h"
 #include "engine/part.h"
 #include "pipeline/engine.h"
@@ -32,7 +33,7 @@ struct PipelineArgs {
   data::DatasetPtr<data::Example> training_data = nullptr;  ///< for train_batch() without data
   ConfigSource config = {};
   const Arguments* args = nullptr;          ///< their config, where `config` is not given
-  const parallel::Mesh* mesh = nullptr;     ///< who is where; must outlive the engine. Default: copies x stages of all ranks
+  const parallel::Mesh* mesh = nullptr;     ///< who is where; must outlive the engine. Default: copies x stages of all ranks. With cp data are this rank's parts of sequences
   dist::ProcessGroup* group = nullptr;      ///< all ranks, when there is no mesh; default: dist::world()
   std::map<std::string, Sliced> slices = {};   ///< parameters of which this rank has a slice
   optim::GradScaler* grad_scaler = nullptr;    ///< scales the loss where fp16 does not (autocast)

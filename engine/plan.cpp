@@ -242,8 +242,8 @@ void add_traffic(Plan& plan, const zero::ZeroOptions& o) {
 
 }  // namespace
 
-Plan plan(const Config& asked, const ModelShape& model, int ranks) {
-  Plan p{.config = resolve(asked, ranks), .model = model, .ranks = ranks};
+Plan plan(const Config& asked, const ModelShape& model, int ranks, int sharing) {
+  Plan p{.config = resolve(asked, ranks / sharing), .model = model, .ranks = ranks};
   const zero::ZeroOptions options = zero_options(p.config);
   p.parameter_dtype = parameter_dtype(p.config);
   p.gradient_dtype = options.communication_data_type.value_or(p.parameter_dtype);

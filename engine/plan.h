@@ -62,8 +62,8 @@ struct Plan {
   double gradient_traffic = 0, parameter_traffic = 0;  ///< bytes that a rank sends in a step
 };
 
-/// Error for a config that is not legal. `config` as read, not resolved.
-Plan plan(const Config& config, const ModelShape& model, int ranks);
+/// Error for a config that is not legal. `config` as read, not resolved. sharing: neighbouring ranks that have the same samples, each a part of them.
+Plan plan(const Config& config, const ModelShape& model, int ranks, int sharing = 1);
 
 /// Speeds that a prediction stands on.
 struct Speeds {

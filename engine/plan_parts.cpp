@@ -40,7 +40,7 @@ ModelShape::Parameter sliced(ModelShape::Parameter p, int tp) {
 PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads, const parallel::Plan& plan) {
   PartsPlan p{.plan = plan, .config = asked, .model = model};
   Config& c = p.config;
-  LOCKSTEP_CHECK(plan.cp == 1 && plan.ep == 1, "[plan] expected dp, pp, tp and zero, got ", to_string(plan), ": cp and ep are not counted yet");
+  LOCKSTEP_CHECK(plan.ep == 1, "[plan] expected dp, pp, cp, tp and zero, got ", to_string(plan), ": ep is not counted yet");
   LOCKSTEP_CHECK(!c.has("pipeline.stages") || c.pipeline.stages == plan.pp, "[plan] ", to_string(plan), " contradicts ", c.origin, ", where pipeline.stages is ", c.pipeline.stages);
   LOCKSTEP_CHECK(plan.zero < 0 || !c.has("zero_optimization.stage") || c.zero_optimization.stage == plan.zero, "[plan] ", to_string(plan), " contradicts ", c.origin, ", where zero_optimization.stage is ",
                  c.zero_optimization.stage);
@@ -49,7 +49,8 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
   if (c.zero_optimization.stage > 0) p.plan.zero = int(c.zero_optimization.stage);
   const pipeline::Schedule schedule = [&] {
     const Config sized = resolve(c, plan.dp);
-    check_plan(p.plan, {.ranks = plan.ranks(), .layers = model.layers + 4, .chunks = std::max<int64_t>(1, c.pipeline.chunks), .heads = heads, .width = model.width, .inner = 4 * model.width, .vocab = model.vocab});
+    check_plan(p.plan, {.ranks = plan.ranks(), .layers = model.layers + 4, .chunks = std::max<int64_t>(1, c.pipeline.chunks), .heads = heads, .width = model.width, .inner = 4 * model.width, .vocab = model.vocab,
+        .context = model.context, .context_parts = 2});
     return pipeline::make_schedule({pipeline::parse_kind(c.pipeline.schedule), plan.pp, int(*sized.gradient_accumulation_steps), int(c.pipeline.chunks)});
   }();
   const auto layers = layers_of(model);
@@ -86,14 +87,17 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
       if (stage < last && schedule.place(stage + 1).rank != rank) ++activations;
       if (stage > 0 && schedule.place(stage - 1).rank != rank) ++gradients;
     }
-    p.stages.push_back(engine::plan(c, part, plan.dp));
+    p.stages.push_back(engine::plan(c, part, plan.dp * plan.cp, plan.cp));
     const Plan& own = p.stages.back();
-    const double tokens = double(*own.config.train_micro_batch_size_per_gpu) * double(model.context), bytes = tokens * double(model.width) * double(size_of(own.parameter_dtype));
+    const double tokens = double(*own.config.train_micro_batch_size_per_gpu) * double(model.context) / plan.cp, bytes = tokens * double(model.width) * double(size_of(own.parameter_dtype));
     double between = (activations + gradients) * bytes * m;
     if (tied && rank == schedule.place(last).rank && rank != schedule.place(0).rank) between += m * double(sliced(layers[0][0], plan.tp).numel()) * double(size_of(own.parameter_dtype));
     p.stage_traffic.push_back(between);
     const double others = double(plan.tp - 1) / plan.tp;
     p.slice_traffic.push_back(plan.tp == 1 ? 0 : m * (reduces * 2 * others * bytes + (rank == schedule.place(last).rank ? 2 * tokens * 4 * (plan.tp - 1) : 0)));
+    // Keys and values go round in a forward, in each again that activations are recomputed in, and in the backward, with their gradients in 32 bits or more.
+    const double rounds = c.pipeline.activation_checkpoint_interval > 0 ? 3 : 2, keys = 2 * bytes / plan.tp, wide = std::max(4., double(size_of(own.parameter_dtype))) / double(size_of(own.parameter_dtype));
+    p.context_traffic.push_back(plan.cp == 1 ? 0 : m * double(part.layers) * keys * (rounds * (plan.cp - 1) + plan.cp * wide));
     p.flops.push_back(2 * products + double(part.layers) * 2 * double(model.context) * double(model.width) / plan.tp);
   }
   c = p.stages[0].config;
@@ -109,11 +113,11 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
 PredictedTime predict(const PartsPlan& p, const Speeds& speeds) {
   PredictedTime t;
   const Config& c = p.config;
-  const double tokens = double(*c.train_batch_size) * double(p.model.context), own = tokens / p.plan.dp;
+  const double tokens = double(*c.train_batch_size) * double(p.model.context), own = tokens / (p.plan.dp * p.plan.cp);
   const double passes = c.pipeline.activation_checkpoint_interval > 0 ? 4 : 3;
   for (size_t s = 0; s < p.stages.size(); ++s) {
     t.compute = std::max(t.compute, passes * p.flops[s] * own / speeds.flops);
-    t.communication = std::max(t.communication, (p.copy_traffic(s) + p.slice_traffic[s]) / speeds.bandwidth);  // what goes between stages goes beside
+    t.communication = std::max(t.communication, (p.copy_traffic(s) + p.slice_traffic[s] + p.context_traffic[s]) / speeds.bandwidth);  // what goes between stages goes beside
     double state = 0;
     for (const RankBytes& b : p.stages[s].bytes) state = std::max(state, 2 * double(b.optimizer + b.optimizer_elsewhere));
     t.optimizer = std::max(t.optimizer, state / speeds.memory);

@@ -13,9 +13,10 @@ struct PartsPlan {
   Config config;                  ///< resolved
   ModelShape model;
   std::vector<int> bounds;        ///< where each virtual stage begins, and the number of layers
-  std::vector<Plan> stages;       ///< what a rank of each stage has (of slices: the first, which is the largest), among the copies
+  std::vector<Plan> stages;       ///< what a rank of each stage has (of slices: the first, which is the largest), among copies and those that share sequences
   std::vector<double> flops;      ///< of a token's forward at a rank of each stage
   std::vector<double> stage_traffic, slice_traffic;  ///< bytes that such a rank sends in a step: to other stages; to other slices
+  std::vector<double> context_traffic;  ///< and to those that share its sequences, by ring attention (sequence/attention.h)
   double bubble = 0, formula = 0; ///< idle part: with these stages, and with equal ones
   double copy_traffic(size_t stage) const { return stages[stage].gradient_traffic + stages[stage].parameter_traffic; }
 };

@@ -39,11 +39,11 @@ void EngineBase::Impl::gather_losses() {
     group->all_gather(whole, Tensor::from(mine, {n}), {.tag = "losses of a step"});
     all = whole.to_vector<double>();
   }
-  const bool neighbours = config.managed_gradient_accumulation && stage() < 2;
   loss = tokens = 0;
   bool sums = false, means = false;
   for (int64_t k = 0; k < count * ranks; ++k) {
-    const int64_t rank = neighbours ? k / count : k % ranks, i = neighbours ? k % count : k / ranks;
+    const int64_t micro = k / sharing, replica = are_interleaved() ? micro % replicas() : micro / count, i = are_interleaved() ? micro / replicas() : micro % count;
+    const int64_t rank = replica * sharing + k % sharing;
     loss += all[size_t(rank * n + 2 * i)];
     const double of_micro = all[size_t(rank * n + 2 * i + 1)];
     (of_micro < 0 ? means : sums) = true;
@@ -95,7 +95,7 @@ void EngineBase::Impl::step(std::optional<double> metric) {
     for (optim::Schedule* schedule : schedules) metric ? schedule->step(*metric) : schedule->step();
   }
   ++global_steps;
-  global_samples += config.managed_gradient_accumulation ? *config.train_batch_size : backwards * group->size() * *config.train_micro_batch_size_per_gpu;
+  global_samples += config.managed_gradient_accumulation ? *config.train_batch_size : backwards * replicas() * *config.train_micro_batch_size_per_gpu;
   group->control().set_step(uint64_t(global_steps + 1));
   times.step = milliseconds_since(start);
   report(done, scale_before);

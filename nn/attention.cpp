@@ -50,14 +50,15 @@ MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& x, int64_t p
   const auto by_head = [&](const Variable& part, int64_t heads) { return part.reshape({batch, tokens, heads, d}).transpose(1, 2); };
   Heads h{by_head(parts[0], o.heads), by_head(parts[1], o.kv_heads), by_head(parts[2], o.kv_heads)};
   if (!o.rotary) return h;
-  LOCKSTEP_CHECK(part || position + tokens <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context, " tokens (max_context), got ", position + tokens);
+  const int64_t end = part ? tokens * part->ranks : position + tokens;
+  LOCKSTEP_CHECK(end <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context, " tokens (max_context), got ", end);
   if (!cosine_.defined() || cosine_.dtype() != x.dtype() || cosine_.device() != x.device()) {
     const Tensor frequency = exp(mul_scalar(arange(0, double(d) / 2, 1, {.dtype = f64}), -2 * std::log(o.rotary_base) / double(d)));
     const Tensor angle = outer(arange(0, double(o.max_context), 1, {.dtype = f64}), frequency);
     cosine_ = cos(angle).to(x.dtype()).to(x.device());
     sine_ = sin(angle).to(x.dtype()).to(x.device());
   }
-  const auto angles = [&](const Tensor& table) { return part ? index_select(table, 0, part->positions) : table.narrow(0, position, tokens); };
+  const auto angles = [&](const Tensor& table) { return part ? index_select(table, 0, part->positions(tokens).to(x.device())) : table.narrow(0, position, tokens); };
   const Tensor c = angles(cosine_), s = angles(sine_);
   h.q = rotary(h.q, c, s);
   h.k = rotary(h.k, c, s);
@@ -72,7 +73,6 @@ Variable MultiHeadAttention::forward(const Variable& x, const Tensor& mask) {
   LOCKSTEP_CHECK(x.dim() == 3 && x.size(2) == o.embed, "[MultiHeadAttention] expected input (B, T, ", o.embed, "), got ", x.shape());
   if (part) {
     LOCKSTEP_CHECK(!mask.defined(), "[MultiHeadAttention] a sequence in parts is attended to without a mask, got one of shape ", mask.shape());
-    LOCKSTEP_CHECK(x.size(1) == part->positions.numel(), "[MultiHeadAttention] expected the ", part->positions.numel(), " tokens of this rank's part, got ", x.size(1));
     const Heads h = split(x, 0);
     return merge(part->attend(h.q, h.k, h.v, args()));
   }

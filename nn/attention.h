@@ -13,7 +13,8 @@ struct KvCache {
 
 /// A rank's part of a sequence that several share (sequence/context_parallel.h).
 struct SequencePart {
-  Tensor positions;  ///< of this rank's tokens, i64 (T)
+  int ranks = 1;
+  std::function<Tensor(int64_t tokens)> positions;  ///< in the sequence, i64, when this rank has so many of its tokens
   /// In place of attention() on q (B, H, T, D) and k, v (B, G, T, D) of these tokens: sees all of the sequence.
   std::function<Variable(const Variable& q, const Variable& k, const Variable& v, const AttentionArgs& args)> attend;
 };

@@ -58,15 +58,15 @@ std::string GPT::options() const {
   return str("vocab ", o.vocab, ", context ", o.context, ", layers ", o.layers, ", width ", o.width, ", heads ", o.heads, o.tied ? ", tied head" : "");
 }
 
+Variable positions_of(Embedding& table, int64_t tokens, int64_t first, const SequencePart* part) {
+  const int64_t end = part ? tokens * part->ranks : first + tokens, context = table.weight.size(0);
+  LOCKSTEP_CHECK(end <= context, "[GPT] expected at most ", context, " tokens (context), got ", end, part ? str(", ", tokens, " on each of ", part->ranks, " ranks") : "");
+  return part ? table(part->positions(tokens).to(table.weight.device())) : table.weight.narrow(0, first, tokens);
+}
+
 Variable GPT::embed(const Tensor& tokens, int64_t position) {
   LOCKSTEP_CHECK(tokens.dim() == 2, "[GPT] expected tokens (B, T), got ", tokens.shape());
-  if (part) {
-    LOCKSTEP_CHECK(tokens.size(1) == part->positions.numel(), "[GPT] expected the ", part->positions.numel(), " tokens of this rank's part of a sequence, got ", tokens.size(1));
-    return dropout(add(tokens_table(tokens), position_table(part->positions)));
-  }
-  LOCKSTEP_CHECK(position + tokens.size(1) <= o.context, "[GPT] expected at most ", o.context, " tokens (context), got ", position + tokens.size(1));
-  const Variable positions = position_table.weight.narrow(0, position, tokens.size(1));
-  return dropout(add(tokens_table(tokens), positions));
+  return dropout(add(tokens_table(tokens), positions_of(position_table, tokens.size(1), position, part.get())));
 }
 
 Variable GPT::stream(const Tensor& tokens) {

@@ -51,6 +51,9 @@ struct Sampling {
   double top_p = 1;    ///< nucleus (Holtzman et al., 2020)
 };
 
+/// What the table has for `tokens` tokens: of positions from `first` on, or of those that `part` says.
+Variable positions_of(Embedding& table, int64_t tokens, int64_t first, const SequencePart* part);
+
 struct GPT : Layer<GPT> {
   struct Options {
     int64_t vocab = 256, context = 128, layers = 4, width = 128, heads = 4, inner = 0;

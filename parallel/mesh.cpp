@@ -121,7 +121,10 @@ std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& size
   divides("columns of the model (width)", sizes.width, plan.tp, "tp");
   divides("columns inside the MLP", sizes.inner, plan.tp, "tp");
   require(sizes.vocab == 0 || plan.tp <= sizes.vocab, str("tp", plan.tp, " slices a vocabulary of ", sizes.vocab, " words"));
-  divides("tokens of a sample (context)", sizes.context, plan.cp, "cp");
+  const int64_t parts_of_context = plan.cp == 1 ? 1 : plan.cp * sizes.context_parts;
+  require(sizes.context % parts_of_context == 0, str("cp", plan.cp, " does not divide the ", sizes.context, " tokens of a sample (context)", parts_of_context > plan.cp ? str(" into ", parts_of_context, " parts") : ""));
+  const bool heads_shared = !sizes.context_by_heads || sizes.heads % plan.tp != 0 || sizes.heads / plan.tp % plan.cp == 0;
+  require(heads_shared, str("cp", plan.cp, " does not divide the ", sizes.heads / plan.tp, " heads", plan.tp > 1 ? " of a slice" : "", " (Ulysses; ring takes any)"));
   divides("experts", sizes.experts, plan.ep, "ep");
   divides("copies (experts are dealt over them)", plan.dp, plan.ep, "ep");
   divides("micro-batches of a step", sizes.micro_batches, plan.dp, "dp");
@@ -129,7 +132,7 @@ std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& size
     require(plan.zero < 2, str("zero", plan.zero, " keeps gradients in parts after every micro-batch, ", what, "; take zero1"));
   };
   if (plan.pp > 1) whole("and a pipeline sums those of all micro-batches first");
-  else if (plan.tp > 1 || plan.cp > 1) whole("and slices sum those of all micro-batches first");
+  else if (plan.tp > 1) whole("and slices sum those of all micro-batches first");
   return reasons;
 }
 

@@ -51,6 +51,8 @@ struct PlanSizes {
   int64_t heads = 0, kv_heads = 0, width = 0, inner = 0;  ///< that slices cut evenly
   int64_t vocab = 0;          ///< that they cut as it comes
   int64_t context = 0;        ///< tokens of a sample, that cp cuts
+  int64_t context_parts = 1;  ///< of them at each of its ranks (zigzag: 2)
+  bool context_by_heads = false;  ///< its ranks share the heads, of each slice, too (Ulysses)
   int64_t experts = 0;
   int64_t micro_batches = 0;  ///< of a step, over all copies
 };

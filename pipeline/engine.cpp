@@ -58,7 +58,7 @@ void Impl::forward(const Action& a) {
   const int stage = schedule.virtual_stage(rank, a.chunk);
   const bool last = stage + 1 == virtual_stages;
   Flight& f = flights[{a.chunk, a.micro_batch}];
-  set_random_step(step, uint64_t(number(a.micro_batch)));
+  set_random_step(step, random_number(a.micro_batch));
   if (stage == 0) {
     const Held& one = sample(a.micro_batch);
     f.inputs.assign(one.sample.inputs.begin(), one.sample.inputs.end());
@@ -174,13 +174,13 @@ void Impl::fail_everywhere(const std::string& message) const {
 std::vector<double> Impl::gather_losses() {
   const size_t n = size_t(count) * size_t(dp_size), ranks = world ? size_t(world->size()) : 1, me = world ? size_t(world->rank()) : 0;
   std::vector<double> all(n + 2 * ranks);
-  const bool counts = !mesh || (mesh->at().tp == 0 && mesh->at().cp == 0);  // slices all have them
-  for (const auto& [micro_batch, loss] : losses) if (counts) all[size_t(number(int(micro_batch)))] = loss.item();
+  const bool counts = !mesh || mesh->at().tp == 0;  // slices all have them; parts of a sequence have as many tokens each
+  for (const auto& [micro_batch, loss] : losses) if (counts) all[size_t(number(int(micro_batch)))] = loss.item() / cp_size;
   losses.clear();
   all[n + 2 * me] = ran;
   all[n + 2 * me + 1] = waited;
   if (world) {
-    const Tensor sum = Tensor::from(all, {int64_t(all.size())});  // zeros but on one rank: exact
+    const Tensor sum = Tensor::from(all, {int64_t(all.size())});  // zeros but on one rank (with cp, on so many): exact
     world->all_reduce(sum, {.tag = "pipeline losses"});
     all = sum.to_vector<double>();
   }
@@ -288,7 +288,7 @@ const std::vector<int>& Engine::bounds() const { return impl_->bounds; }
 int Engine::stage() const { return impl_->rank; }
 bool Engine::is_first() const { return impl_->schedule.place(0).rank == impl_->rank; }
 bool Engine::is_last() const { return impl_->schedule.place(impl_->virtual_stages - 1).rank == impl_->rank; }
-dist::ProcessGroup* Engine::data_parallel() const { return impl_->dp; }
+dist::ProcessGroup* Engine::data_parallel() const { return impl_->copies; }
 dist::ProcessGroup* Engine::pipeline() const { return impl_->pp; }
 const parallel::Mesh* Engine::mesh() const { return impl_->mesh; }
 const std::vector<RankTime>& Engine::times() const { return impl_->times; }

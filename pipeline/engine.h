@@ -7,8 +7,9 @@
 //   optimizer.step();
 //   optimizer.zero_grad();
 //
-// Ranks form a mesh (parallel/mesh.h): copies of the pipeline, stages, slices of layers. A step has micro_batches x dp micro-batches; copy d
-// of dp has d·micro_batches and those after it.
+// Ranks form a mesh (parallel/mesh.h): copies of the pipeline, stages, parts of sequences, slices of layers. A step has micro_batches x dp
+// micro-batches; copy d of dp has d·micro_batches and those after it. Ranks along cp have the same ones, each its part of their tokens: cut by
+// Data, attended to by layers that know it (sequence/).
 // Bits: gradients are summed in the one order of dist/summation_tree.h, so with powers of two parameters have the bits of one process that
 // accumulates the same micro-batches, for any schedule, split and number of stages.
 #include <functional>
@@ -81,7 +82,7 @@ class Engine {
   int stage() const;           ///< this rank's, 0 .. stages - 1
   bool is_first() const;       ///< has the first layer, or the last
   bool is_last() const;
-  dist::ProcessGroup* data_parallel() const;  ///< null when there is one pipeline
+  dist::ProcessGroup* data_parallel() const;  ///< mesh()->copies(); null when there is one pipeline
   dist::ProcessGroup* pipeline() const;       ///< null when there is one stage
   const parallel::Mesh* mesh() const;         ///< null alone
   /// Of all ranks, by their number in the world; the same everywhere.

@@ -84,6 +84,7 @@ struct Engine::Impl {
   Flight& flight(const Action& a) { return flights.at({a.chunk, a.micro_batch}); }
   bool remote(int stage) const { return stage >= 0 && stage < virtual_stages && schedule.place(stage).rank != rank; }
   int64_t number(int micro_batch) const { return int64_t(dp_rank) * count + micro_batch; }
+  uint64_t random_number(int micro_batch) const { return uint64_t(number(micro_batch) * cp_size + cp_rank); }  // ranks that share one have other tokens
 
   // gradients.cpp
   std::vector<std::pair<Variable, Tensor>> take_tied(const Action& a);  // from the stage after in each tie
@@ -100,8 +101,8 @@ struct Engine::Impl {
   dist::ProcessGroup* const world;  // null alone
   std::unique_ptr<parallel::Mesh> own_mesh;
   const parallel::Mesh* mesh = nullptr;             // null alone
-  dist::ProcessGroup *pp = nullptr, *dp = nullptr;  // null of one
-  int rank = 0, dp_rank = 0, dp_size = 1, virtual_stages = 1;
+  dist::ProcessGroup *pp = nullptr, *copies = nullptr;  // null of one
+  int rank = 0, dp_rank = 0, dp_size = 1, cp_rank = 0, cp_size = 1, virtual_stages = 1;
   Schedule schedule;
   std::vector<int> bounds;
   std::unique_ptr<StageModule> module;

@@ -15,10 +15,8 @@ std::vector<LayerSpec> gpt_layers(const std::shared_ptr<nn::GPT>& model, bool re
   const LayerSpec::Make tokens = [model] { return std::make_unique<nn::Embedding>(std::move(model->tokens_table)); };
   layers.push_back(spec("Embedding", "tokens", tokens, {}, model->tokens_table.weight.numel()));
   if (o.tied) layers.back().tie("tokens");
-  layers.push_back(spec("Positions", "positions", [model] { return std::make_unique<nn::Embedding>(std::move(model->position_table)); }, on_one([p = o.dropout](nn::Module* m, const Variable& x) {
-    const auto& table = static_cast<nn::Embedding&>(*m).weight;
-    LOCKSTEP_CHECK(x.size(1) <= table.size(0), "[GPT] expected at most ", table.size(0), " tokens (context), got ", x.size(1));
-    return dropout(add(x, table.narrow(0, 0, x.size(1))), p, m->is_training());
+  layers.push_back(spec("Positions", "positions", [model] { return std::make_unique<nn::Embedding>(std::move(model->position_table)); }, on_one([p = o.dropout, part = model->part](nn::Module* m, const Variable& x) {
+    return dropout(add(x, nn::positions_of(static_cast<nn::Embedding&>(*m), x.size(1), 0, part.get())), p, m->is_training());
   }), model->position_table.weight.numel()));
   for (size_t i = 0; i < model->blocks.size(); ++i) {
     layers.push_back(spec("TransformerBlock", str("blocks.", i), [model, i] { return std::move(model->blocks.items[i]); }, on_one([recompute](nn::Module* m, const Variable& x) {

@@ -9,7 +9,7 @@
 namespace lockstep::pipeline {
 
 /// Token and position embeddings, blocks, final norm, head; the table is tied where the model's is. A rank that builds one takes it out of
-/// `model`; what no layer here takes goes with it. recompute: blocks keep only what goes in.
+/// `model`; what no layer here takes goes with it. Its SequencePart holds for the layers. recompute: blocks keep only what goes in.
 std::vector<LayerSpec> gpt_layers(const std::shared_ptr<nn::GPT>& model, bool recompute = false);
 /// Mean cross entropy of targets i64 (B, T), on what the head gives.
 Loss gpt_loss(const nn::GPT& model);

@@ -90,12 +90,12 @@ void Impl::reduce() {
     for (size_t b = 0; b < sums[c].buckets.size(); ++b) {
       const Tensor flat = sums[c].buckets[b].sum();
       const std::string name = str("pipeline gradients, stage ", rank, ", chunk ", c, ", bucket ", b);
-      sent.emplace_back(flat, dp && options.reduce ? dp->all_reduce(flat, {.op = dist::ReduceOp::mean, .tag = name, .async = true}) : dist::Work());
+      sent.emplace_back(flat, copies && options.reduce ? copies->all_reduce(flat, {.op = dist::ReduceOp::mean, .tag = name, .async = true}) : dist::Work());
       for (const bool one : sums[c].used[b]) used.push_back(one);
     }
   }
   const Tensor anywhere = Tensor::from(used, {int64_t(used.size())});
-  if (dp && !used.empty()) dp->all_reduce(anywhere, {.op = dist::ReduceOp::max, .tag = "pipeline used parameters"});
+  if (copies && !used.empty()) copies->all_reduce(anywhere, {.op = dist::ReduceOp::max, .tag = "pipeline used parameters"});
   for (auto& [flat, work] : sent) {
     work.wait();
     if (count > 1 && options.reduce) mul_scalar_(flat, 1 / double(count));
@@ -144,7 +144,7 @@ double Impl::grad_norm() {
 double Engine::clip_grad_norm(double max_norm) {
   LOCKSTEP_CHECK(max_norm >= 0, "[pipeline] expected max_norm >= 0, got ", max_norm);
   const parallel::Mesh* const mesh = impl_->mesh;
-  LOCKSTEP_CHECK(impl_->options.reduce && (!mesh || mesh->plan().tp * mesh->plan().cp == 1),
+  LOCKSTEP_CHECK(impl_->options.reduce && (!mesh || mesh->plan().tp == 1),
                  "[pipeline] clip_grad_norm() knows whole layers and the mean over all copies; with slices or ZeRO, engine::PipelineEngine clips (gradient_clipping)");
   const double norm = impl_->grad_norm(), factor = max_norm / (norm + 1e-6);
   if (factor >= 1) return norm;

@@ -56,10 +56,12 @@ Impl::Impl(std::vector<LayerSpec> layers_, Options options_, Loss loss, dist::Pr
       mesh = own_mesh.get();
     }
     if (stages > 1) pp = &mesh->pp();
-    if (ranks > stages) dp = &mesh->dp();
+    if (mesh->copies().size() > 1) copies = &mesh->copies();
     rank = mesh->at().pp;
     dp_rank = mesh->at().dp;
     dp_size = ranks / stages;
+    cp_rank = mesh->at().cp;
+    cp_size = mesh->plan().cp;
   }
   std::vector<StageModule::Chunk> chunks;
   for (int c = 0; c < schedule.request.chunks; ++c) {
@@ -68,9 +70,9 @@ Impl::Impl(std::vector<LayerSpec> layers_, Options options_, Loss loss, dist::Pr
   }
   module = std::make_unique<StageModule>(layers, chunks, options.checkpoint_interval);
   if (options.dtype) module->to(*options.dtype);
-  if (dp) {
-    parallel::check_agreement("pipeline", parallel::describe_model(*module), *dp);
-    parallel::broadcast_module(*module, *dp);
+  if (copies) {
+    parallel::check_agreement("pipeline", parallel::describe_model(*module), *copies);
+    parallel::broadcast_module(*module, *copies);
   }
   make_links();
   make_ties();
@@ -83,7 +85,7 @@ Impl::Impl(std::vector<LayerSpec> layers_, Options options_, Loss loss, dist::Pr
     for (const auto& members : parallel::plan_buckets(variables, cap, cap)) {
       std::vector<Variable> bucket;
       for (const size_t i : members) bucket.push_back(variables[i]);
-      sum.buckets.emplace_back(std::move(bucket), options.reduce ? dp : nullptr);
+      sum.buckets.emplace_back(std::move(bucket), options.reduce ? copies : nullptr);
       sum.used.emplace_back(members.size(), false);
     }
   }

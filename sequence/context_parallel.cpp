@@ -4,39 +4,44 @@ namespace lockstep::sequence {
 
 std::string_view name_of(Kind kind) { return kind == Kind::ring ? "ring" : "ulysses"; }
 
-ContextParallel::ContextParallel(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group, ContextOptions options)
-    : group_(std::move(group)),
-      order_(options.order.value_or(options.kind == Kind::ring ? Order::zigzag : Order::contiguous)),
-      part_(std::make_shared<nn::SequencePart>()) {
-  LOCKSTEP_CHECK(group_, "[ContextParallel] expected a process group, got none");
-  LOCKSTEP_CHECK(options.kind == Kind::ring || order_ == Order::contiguous,
-                 "[ContextParallel] Ulysses puts a sequence together in the order of the ranks: expected contiguous, got ",
-                 sequence::name_of(order_));
+namespace {
+
+void set_part(nn::Module& model, const std::shared_ptr<nn::SequencePart>& part) {
+  model.apply([&](nn::Module& module) {
+    if (auto* gpt = dynamic_cast<nn::GPT*>(&module)) gpt->part = part;
+    if (auto* layer = dynamic_cast<nn::MultiHeadAttention*>(&module)) layer->part = part;
+  });
+}
+
+}  // namespace
+
+std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group, ContextOptions options) {
+  LOCKSTEP_CHECK(group, "[ContextParallel] expected a process group, got none");
+  const Order order = options.order_or_default();
+  const bool ring = options.kind == Kind::ring;
+  LOCKSTEP_CHECK(ring || order == Order::contiguous, "[ContextParallel] Ulysses puts a sequence together in the order of the ranks: expected contiguous, got ",
+                 name_of(order));
+  bool attends = false;
   for (const auto& [name, module] : model.named_modules()) {
-    if (auto* gpt = dynamic_cast<nn::GPT*>(module)) models_.push_back(gpt);
-    auto* layer = dynamic_cast<nn::MultiHeadAttention*>(module);
+    const auto* layer = dynamic_cast<nn::MultiHeadAttention*>(module);
     if (!layer) continue;
-    LOCKSTEP_CHECK(options.kind == Kind::ring || layer->o.heads % group_->size() == 0, "[ContextParallel] ", name,
-                   ": Ulysses expected heads that divide by the ", group_->size(), " ranks, got ", layer->o.heads,
-                   "; use ring, or as many ranks as divide them");
-    layers_.push_back(layer);
+    LOCKSTEP_CHECK(ring || layer->o.heads % group->size() == 0, "[ContextParallel] ", name, ": Ulysses expected heads that divide by the ",
+                   group->size(), " ranks, got ", layer->o.heads, "; use ring, or as many ranks as divide them");
+    attends = true;
   }
-  LOCKSTEP_CHECK(!layers_.empty(), "[ContextParallel] expected a model with MultiHeadAttention, got none in ", model.kind());
-  part_->positions = empty({0}, {.dtype = i64});
-  if (options.kind == Kind::ring) part_->attend = [group = group_, order = order_](const auto&... x) { return ring_attention(x..., group, order); };
-  else part_->attend = [group = group_](const auto&... x) { return ulysses_attention(x..., group); };
-  set(part_);
+  LOCKSTEP_CHECK(attends, "[ContextParallel] expected a model with MultiHeadAttention, got none in ", model.kind());
+  const auto part = std::make_shared<nn::SequencePart>();
+  part->ranks = group->size();
+  part->positions = [ranks = group->size(), rank = group->rank(), order](int64_t tokens) { return positions(tokens * ranks, ranks, rank, order); };
+  if (ring) part->attend = [group, order](const auto&... x) { return ring_attention(x..., group, order); };
+  else part->attend = [group](const auto&... x) { return ulysses_attention(x..., group); };
+  set_part(model, part);
+  return part;
 }
 
-Tensor ContextParallel::slice(const Tensor& x, int64_t dim) {
-  const Tensor where = positions(x.size(dim), group_->size(), group_->rank(), order_).to(x.device());
-  part_->positions = where;
-  return index_select(x, dim, where);
-}
+ContextParallel::ContextParallel(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group, ContextOptions options)
+    : model_(model), group_(std::move(group)), order_(options.order_or_default()), part_(share_sequences(model, group_, options)) {}
 
-void ContextParallel::set(const std::shared_ptr<nn::SequencePart>& part) {
-  for (auto* layer : layers_) layer->part = part;
-  for (auto* model : models_) model->part = part;
-}
+void ContextParallel::set(const std::shared_ptr<nn::SequencePart>& part) { set_part(model_, part); }
 
 }  // namespace lockstep::sequence

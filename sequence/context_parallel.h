@@ -5,12 +5,11 @@
 //   auto mine = context.slice(tokens), targets = context.slice(labels);      // (B, T/P)
 //   model.loss(mine, targets).backward();                                    // mean over this rank's tokens; every rank has as many
 //
-// Gradients are then averaged over all ranks (DDP over data x context). Attention is the one place where tokens meet; all other layers
-// work on a part as they are. Unlike Megatron's sequence parallelism, which cuts up what lies between the parts of tensor parallelism.
+// Gradients are then averaged over all ranks (DDP over data x context; parallel::Mesh::copies()). Attention is the one place where tokens
+// meet; all other layers work on a part as they are. Unlike Megatron's sequence parallelism, which cuts up what lies between the parts of tensor parallelism.
 #include <memory>
 #include <optional>
 #include <string_view>
-#include <vector>
 
 #include "nn/gpt.h"
 #include "sequence/attention.h"
@@ -22,19 +21,23 @@ std::string_view name_of(Kind kind);
 
 struct ContextOptions {
   Kind kind = Kind::ring;
-  std::optional<Order> order;  ///< default: zigzag for the ring, contiguous for Ulysses (which takes no other)
+  std::optional<Order> order = {};  ///< default: zigzag for the ring, contiguous for Ulysses (which takes no other)
+  Order order_or_default() const { return order.value_or(kind == Kind::ring ? Order::zigzag : Order::contiguous); }
 };
 
+/// From here on, GPTs and attention layers below `model` take parts of sequences, wherever they go (a pipeline's stage takes them out); slice()
+/// of plan.h cuts. Error when there is no attention layer, or one whose heads Ulysses cannot share.
+std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group, ContextOptions options = {});
+
+/// The same for as long as this lives. The model outlives it.
 class ContextParallel {
  public:
-  /// From here on, GPTs and attention layers below `model` take parts of sequences. Error when there is no attention layer, or one whose
-  /// heads Ulysses cannot share. The model outlives this.
   ContextParallel(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group, ContextOptions options = {});
   ~ContextParallel() { set(nullptr); }
   ContextParallel(const ContextParallel&) = delete;
 
-  /// This rank's part of x along `dim`; the model's next forwards take tokens of these positions.
-  Tensor slice(const Tensor& x, int64_t dim = 1);
+  /// This rank's part of x along `dim`.
+  Tensor slice(const Tensor& x, int64_t dim = 1) const { return sequence::slice(x, dim, group_->size(), group_->rank(), order_); }
   Order order() const { return order_; }
   dist::ProcessGroup& group() const { return *group_; }
 
@@ -52,11 +55,10 @@ class ContextParallel {
  private:
   void set(const std::shared_ptr<nn::SequencePart>& part);
 
+  nn::Module& model_;
   std::shared_ptr<dist::ProcessGroup> group_;
   Order order_;
   std::shared_ptr<nn::SequencePart> part_;
-  std::vector<nn::MultiHeadAttention*> layers_;
-  std::vector<nn::GPT*> models_;
 };
 
 }  // namespace lockstep::sequence

@@ -42,7 +42,35 @@ with tempfile.TemporaryDirectory() as folder:
     refused("heads that cannot be shared", [*small, "--ranks", 8, "--context-parallel", 8, "--context-attention", "ulysses"], "Ulysses expected heads that divide by the 8 ranks, got 4; use ring")
     refused("a context that cannot be cut", [*small, "--ranks", 3, "--context-parallel", 3], "--context 32 cannot be cut into 6 parts", "the next that can is 36")
     refused("Ulysses in zigzag", [*small, "--ranks", 2, "--context-parallel", 2, "--context-attention", "ulysses", "--context-order", "zigzag"], "leave out --context-order zigzag")
-    refused("with a pipeline", [*small, "--ranks", 2, "--context-parallel", 2, "--pipeline", 2], "does not go with --pipeline")
+    # Shared sequences in plans: stages, slices, a configuration file.
+    small[small.index("--layers") + 1] = 1
+    alone, two = run(*small), run(*small, "--accumulate", 2)
+    plans = {"cp2": [], "pp2+cp2": [], "cp2+tp2": ["--context-attention", "ulysses"], "dp2+cp2": ["--context-order", "contiguous"], "dp2+cp2+zero3": [], "dp2+pp2+cp2+zero1": []}
+    for plan, options in plans.items():
+        r = run(*small, "--ranks", 8 if plan.count("2") > 2 else 4 if "+" in plan else 2, "--plan", plan, "--out", d / plan, *options)
+        near(f"plan {plan}", r, two if "dp2" in plan else alone)
+    near("context parallel in a pipeline", run(*small, "--ranks", 4, "--context-parallel", 2, "--pipeline", 2), alone)
+    near("context parallel of slices", run(*small, "--ranks", 8, "--context-parallel", 2, "--tensor-parallel", 2), two)
+    config = d / "config.json"
+    for stage in (1, 2):
+        config.write_text(json.dumps({"train_batch_size": 4, "train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1, "zero_optimization": {"stage": stage}}))
+        options = [*small[: small.index("--batch")], *small[small.index("--batch") + 2 :], "--ranks", 4, "--context-parallel", 2, "--config", config]
+        near(f"context parallel by the engine, ZeRO {stage}", run(*options, "--out", d / f"engine{stage}"), two)
+    nine = [9 if before == "--steps" else word for before, word in zip([None, *small], small)]
+    r, expected = run(*nine, "--ranks", 2, "--plan", "pp2", "--out", d / "pp2+cp2", "--resume"), run(*nine, "--ranks", 4, "--plan", "pp2+cp2", "--out", d / "cp2", "--resume")
+    near("one plan's run goes on with another", r, expected, 1e-4)
+    r = run("lockstep", "verify", "--plans", "pp2@transport=threads:2x2,pp2+cp2@transport=threads:4x2,dp2+cp2@transport=threads:4x1", "--", APPS / "gpt", *small[1:-1])
+    check("lockstep verify compares their losses", r.returncode == 0 and r.stdout.count("losses within") == 2, r.stdout + r.stderr)
+    for attention in ("ring", "ulysses"):
+        r = run(*small, "--ranks", 8, "--plan", "pp2+cp2+tp2", "--context-attention", attention, "--dropout", 0.2, "--precision", "bf16", "--checkpoint-blocks")
+        check(f"a plan with {attention}, dropout, bf16 and checkpointed blocks", r.returncode == 0 and result(r)["loss"] < 6, r.stdout + r.stderr)
+    refused("a plan whose slices have too few heads", [*small, "--ranks", 8, "--plan", "cp2+tp4", "--context-attention", "ulysses"], "cp2 does not divide the 1 heads of a slice", "The nearest plan that can: dp2+tp4")
+    refused("a plan whose context cannot be cut", [*small, "--ranks", 6, "--plan", "pp2+cp3"], "cp3 does not divide the 32 tokens of a sample (context) into 6 parts", "nearest plan that can: ")
+    refused("slices that share sequences in Megatron's way too", [*small, "--ranks", 4, "--context-parallel", 2, "--tensor-parallel", 2, "--sequence-parallel"], "leave out --sequence-parallel")
+    refused("sequences shared twice", [*small, "--ranks", 4, "--context-parallel", 2, "--plan", "pp2+cp2"], "--plan", code=2)
+    refused("attention of sequences that are not shared", [*small, "--context-attention", "ulysses"], "add --context-parallel N")
+    refused("ranks that stages and parts do not divide", [*small, "--ranks", 6, "--context-parallel", 2, "--pipeline", 2], "--pipeline 2 --context-parallel 2 expected a number of ranks that 4 divides, got 6")
+    small[small.index("--layers") + 1] = 2
 
     # Experts
     experts = [*small, "--experts", 4, "--top-k", 2, "--no-drop-tokens"]

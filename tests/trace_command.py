@@ -139,6 +139,7 @@ with tempfile.TemporaryDirectory() as folder:
     check("costs of a trace", r.returncode == 0 and json.loads(r.stdout)["costs"]["origin"] == "trace of 2 ranks", r.stdout + r.stderr)
     refused("no costs", [*step, "--plan", "dp2"], "expected --flops, or --measure", "got neither")
     refused("a plan that is none", [*step, "--plan", "dp2,pp2", *given], "such as dp8+pp4+tp2+zero1", '"dp2,pp2"')
+    refused("a plan of shared sequences", [*step, "--plan", "dp2+cp2", *given], "cp", "not modelled", "lockstep plan")
     refused("heads that do not divide", [*step, "--plan", "tp5", *given], "expected heads that tp divides, got 12")
     refused("too many stages", [*step, "--plan", "pp15", *given], "at least one layer for each of 15 stages")
     refused("both kinds of simulation", [*step, "--plan", "dp2", *given, "--ranks", 4], "--ranks is for a collective")

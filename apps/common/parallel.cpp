@@ -278,7 +278,7 @@ MicroBatches::Report MicroBatches::backward(int64_t step, const Loss& loss_of, c
     if (m.ddp && i + 1 < mine) no_sync.emplace(*m.ddp);
     if (m.experts && i + 1 < mine) experts_no_sync.emplace(*m.experts);
     if (m.zero && !are_interleaved() && i + 1 < mine) zero_no_sync.emplace(*m.zero);
-    const int64_t micro = options_.sharing > 1 ? number_of(i) : m.engine ? m.engine->micro_batch() : m.zero ? m.zero->micro_batch(i, mine) : team_.rank() * mine + i;
+    const int64_t micro = m.engine ? m.engine->micro_batch() : number_of(i);
     set_random_step(uint64_t(step), uint64_t(micro * options_.sharing + team_.rank() % options_.sharing));  // ranks that share one have other tokens
     std::optional<trace::Scope> forward(std::in_place, "forward", trace::Category::forward, trace::Args{{"micro_batch", micro}}, micro);
     const Variable loss = m.ddp ? m.ddp->call([&] { return loss_of(micro); }) : m.experts ? m.experts->call([&] { return loss_of(micro); }) : loss_of(micro);

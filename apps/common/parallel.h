@@ -159,7 +159,7 @@ class MicroBatches {
   struct Impl;
   void drop_tensors();  // the optimizer's own state: ZeRO has it
   void open_trace();
-  int64_t number_of(int64_t i) const;  // of this rank's micro-batch i, when ranks share them
+  int64_t number_of(int64_t i) const;  // of this rank's micro-batch i
   const Team& team_;
   lockstep::nn::Module& model_;
   ParallelOptions options_;

@@ -1,5 +1,5 @@
-// Training of gpt in parts: stages of a pipeline (--pipeline N, --plan ...ppN), slices of layers (tpN), and copies of both. The same steps as
-// train.cpp's; with stages the same bits.
+// Training of gpt in parts: stages of a pipeline (--pipeline N, --plan ...ppN), slices of layers (tpN), sequences that ranks share (cpN), and
+// copies of all. The same steps as train.cpp's; with stages the same bits.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 
 #include "apps/common/progress.h"
 #include "apps/gpt/hugging_face.h"
+#include "apps/gpt/sharing.h"
 #include "apps/gpt/training.h"
 #include "autograd/autocast.h"
 #include "data/text.h"
@@ -59,7 +60,7 @@ class Training {
     shape_ = whole_->o;
     parameters_ = whole_->parameter_count();
     for (auto& p : whole_->named_parameters()) names_.push_back(p.name), is_matrix_.push_back(p.variable.dim() >= 2);
-    check_plan(plan, {.ranks = team.size(), .layers = shape_.layers + 4, .chunks = std::max<int64_t>(o.chunks, 1), .heads = shape_.heads, .width = shape_.width, .inner = shape_.inner, .vocab = shape_.vocab});
+    check_plan(plan, sizes_of(o, shape_, team.size()));
     text_ = split_text(o, *tokenizer_, all, *whole_);
     team.check_same(o.text.empty() ? "the text" : o.text, {&all});
     dist::ProcessGroup& world = team.group() ? *team.group() : engine::init_distributed();
@@ -74,6 +75,7 @@ class Training {
   void make_engine(const std::optional<engine::Config>& config);
   void write_trace(int64_t step, double loss);
   double evaluate(int64_t most);
+  pipeline::Sample part_of(const data::Example& sample) const;
   engine::PipelineEngine::WholeState whole_state();
   void save(Run& run, int64_t step);
   int64_t resume(Run& run);
@@ -107,6 +109,7 @@ void Training::make_engine(const std::optional<engine::Config>& config) {
     const auto sliced = tensor_parallel::apply(*whole_, tensor_parallel::gpt_plan(*whole_), mesh_->tp());
     for (const auto& s : sliced.slices()) args.slices[s.name] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, plan_.tp, mesh_->at().tp)};
   }
+  if (plan_.cp > 1) sequence::share_sequences(*whole_, {std::shared_ptr<void>(), &mesh_->cp()}, context_options(o_));
   std::vector<LayerSpec> layers = pipeline::gpt_layers(whole_, o_.checkpoint_blocks);
   for (LayerSpec& layer : layers) {
     layer.with([this, forward = layer.forward](nn::Module* m, const Values& in) { return precise([&] { return forward ? forward(m, in) : Values{m->call(in.at(0))}; }); });
@@ -132,6 +135,12 @@ void Training::write_trace(int64_t step, double loss) {
   write_trace_line(trace_, step, loss, names_, merge_hashes(team_, names_, hashes, step));
 }
 
+/// This rank's tokens.
+pipeline::Sample Training::part_of(const data::Example& sample) const {
+  const auto part = [&](const Tensor& x) { return plan_.cp == 1 ? x : sequence::slice(x, 1, plan_.cp, mesh_->at().cp, context_options(o_).order_or_default()); };
+  return {{part(sample.input)}, {part(sample.target)}};
+}
+
 /// As evaluate_text(), with windows of whole batches as micro-batches.
 double Training::evaluate(int64_t most) {
   const int64_t context = std::min(shape_.context, text_.validation.numel() - 1), batch = engine_->train_micro_batch_size_per_gpu();
@@ -141,8 +150,7 @@ double Training::evaluate(int64_t most) {
     i = std::min(i, needed - 1);  // copies that have less to do repeat the last one, which is not counted
     std::vector<int64_t> indices;
     for (int64_t k = i * batch; k < std::min((i + 1) * batch, used); ++k) indices.push_back(k * windows.size() / used);
-    const auto pair = *windows.get_batch(indices);
-    return pipeline::Sample{{pair.input}, {pair.target}};
+    return part_of(*windows.get_batch(indices));
   };
   const std::vector<double> losses = engine_->pipeline().eval_batch(window, int(each));
   double sum = 0;
@@ -219,8 +227,7 @@ void Training::run() {
     const trace::Step traced(step);
     const double lr = engine_->get_lr()[0];
     const double loss = engine_->train_batch([&](int64_t micro) -> std::optional<pipeline::Sample> {
-      const auto sample = batches.sample(step, micro, batch, shape_.context);
-      return pipeline::Sample{{sample.input}, {sample.target}};
+      return part_of(batches.sample(step, micro, batch, shape_.context));
     });
     idle += engine_->pipeline().bubble();
     std::vector<double> stops{double(Interrupt::requested())};
@@ -279,7 +286,11 @@ void Training::run() {
 }  // namespace
 
 void gpt_train_parts(GptOptions o, const std::optional<engine::Config>& config, parallel::Plan plan) {
-  const std::string asked = o.plan.empty() ? str("--pipeline ", plan.pp) : "--plan " + o.plan;
+  std::string asked = o.plan.empty() ? "" : "--plan " + o.plan;
+  for (const auto& [option, n] : {std::pair("--pipeline", plan.pp), std::pair("--context-parallel", plan.cp), std::pair("--tensor-parallel", plan.tp)}) {
+    if (o.plan.empty() && (n > 1 || o.given.count(option))) asked += str(asked.empty() ? "" : " ", option, " ", n);
+  }
+  LOCKSTEP_CHECK(!o.sequence_parallel, asked, " keeps what lies between slices whole on each of them so far: leave out --sequence-parallel");
   LOCKSTEP_CHECK(o.common.device == "cpu", asked, " trains on the CPU so far, got --device ", o.common.device);
   LOCKSTEP_CHECK(o.optimizer.name == "adamw", "--optimizer ", o.optimizer.name, " sums gradients over all ranks, but those of ", asked, " hold different layers: leave one of them out");
   const bool plain = o.checkpoints.every == 1 && !o.checkpoints.cpu_checkpointing && !o.checkpoints.contiguous_memory_optimization && !o.checkpoints.profile;
@@ -291,8 +302,9 @@ void gpt_train_parts(GptOptions o, const std::optional<engine::Config>& config, 
   run_team(ranks, [&](Team& team) {
     parallel::Plan here = plan;
     if (here.dp == 0) {  // what is left
-      LOCKSTEP_CHECK(team.size() % plan.pp == 0 && team.size() >= plan.pp, asked, " expected a number of ranks that it divides, got ", team.size(), "; start it with lockstep run -n N -- ..., or give --ranks N");
-      here.dp = team.size() / plan.pp;
+      const int copy = plan.pp * plan.cp * plan.tp;
+      LOCKSTEP_CHECK(team.size() % copy == 0, asked, " expected a number of ranks that ", copy, " divides, got ", team.size(), "; start it with lockstep run -n N -- ..., or give --ranks N");
+      here.dp = team.size() / copy;
     }
     Training(o, config, here, team).run();
   });

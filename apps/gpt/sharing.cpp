@@ -10,22 +10,20 @@ using namespace lockstep;
 
 void add_sharing_options(CLI::App& train, GptOptions& o) {
   const std::string context = "Context parallelism";
-  auto* shared = train
-                     .add_option("--context-parallel", o.context_parallel,
-                                 "neighbouring ranks that share each sequence; the others train on other micro-batches")
-                     ->check(apps::whole(1, 4096))
-                     ->capture_default_str()
-                     ->group(context);
+  train
+      .add_option("--context-parallel", o.context_parallel, "ranks that share each sequence, cpN of --plan; the others train on other micro-batches")
+      ->check(apps::whole(1, 4096))
+      ->excludes(train.get_option("--plan"))
+      ->capture_default_str()
+      ->group(context);
   train
       .add_option("--context-attention", o.context_attention,
                   "how they attend to all of it: ring (keys and values go round) or ulysses (heads against tokens)")
       ->check(CLI::IsMember({"ring", "ulysses"}))
       ->capture_default_str()
-      ->needs(shared)
       ->group(context);
   train.add_option("--context-order", o.context_order, "which tokens a rank has: contiguous, or zigzag (ring: equal work; its default)")
       ->check(CLI::IsMember({"contiguous", "zigzag"}))
-      ->needs(shared)
       ->group(context);
   const std::string experts = "Experts";
   auto* number = train.add_option("--experts", o.experts, "experts in place of the MLP of some blocks (0: none)")
@@ -50,17 +48,22 @@ void add_sharing_options(CLI::App& train, GptOptions& o) {
   train.add_flag("--residual-experts", o.expert.use_residual, "an MLP for every token beside the experts")->needs(number)->group(experts);
 }
 
+sequence::ContextOptions context_options(const GptOptions& o) {
+  sequence::ContextOptions options{.kind = o.context_attention == "ring" ? sequence::Kind::ring : sequence::Kind::ulysses};
+  if (!o.context_order.empty()) options.order = o.context_order == "zigzag" ? sequence::Order::zigzag : sequence::Order::contiguous;
+  return options;
+}
+
 void check_sharing(const GptOptions& o) {
   const auto refuse = [](bool wrong, const auto&... message) { LOCKSTEP_CHECK(!wrong, message...); };
   const ParallelOptions& p = o.common.parallel;
-  if (o.context_parallel > 1) {
-    refuse(p.strategy == "dp" || p.strategy == "none", "--context-parallel ", o.context_parallel, " is for ranks, leave out --parallel ", p.strategy);
-    refuse(o.pipeline > 0 || !o.plan.empty(), "--context-parallel does not go with --pipeline and --plan so far; leave one of them out");
-    refuse(o.tensor_parallel > 0, "--context-parallel does not go with --tensor-parallel so far; leave one of them out");
-    refuse(!o.config.empty(),
-           "--context-parallel does not go with --config so far: the engine counts every rank as one of data parallelism; leave one of them out");
-    refuse(!p.trace_bits.empty(),
-           "--trace-bits compares runs bit for bit, and sequences in parts are summed in another order; leave out --context-parallel");
+  const bool by_plan = !o.plan.empty();
+  if (o.context_parallel == 1) {
+    for (const char* option : {"--context-attention", "--context-order"}) {
+      refuse(o.given.count(option), option, " is of shared sequences; add ", by_plan ? "cpN to --plan" : "--context-parallel N");
+    }
+  } else {
+    refuse(p.strategy == "dp" || p.strategy == "none", by_plan ? "--plan " + o.plan : str("--context-parallel ", o.context_parallel), " is for ranks, leave out --parallel ", p.strategy);
     refuse(o.context_attention == "ulysses" && o.context_order == "zigzag",
            "--context-attention ulysses puts sequences together in the order of the ranks, leave out --context-order zigzag");
   }
@@ -120,12 +123,10 @@ Sharing::Sharing(GptOptions& o, const Team& team, nn::GPT& model) : o_(o), team_
     o.common.parallel.experts = experts_;
   }
   if (o.context_parallel == 1) return;
-  const int64_t parts = o.context_parallel * (o.context_attention == "ring" && o.context_order != "contiguous" ? 2 : 1);
+  const int64_t parts = o.context_parallel * (context_options(o).order_or_default() == sequence::Order::zigzag ? 2 : 1);
   LOCKSTEP_CHECK(model.o.context % parts == 0, "--context ", model.o.context, " cannot be cut into ", parts, " parts for --context-parallel ",
                  o.context_parallel, "; the next that can is ", (model.o.context / parts + 1) * parts);
-  sequence::ContextOptions options{.kind = o.context_attention == "ring" ? sequence::Kind::ring : sequence::Kind::ulysses, .order = {}};
-  if (!o.context_order.empty()) options.order = o.context_order == "zigzag" ? sequence::Order::zigzag : sequence::Order::contiguous;
-  context_.emplace(model, team.group()->split(team.rank() / o.context_parallel, team.rank(), "context"), options);
+  context_.emplace(model, team.group()->split(team.rank() / o.context_parallel, team.rank(), "context"), context_options(o));
   o.common.parallel.sharing = o.context_parallel;
 }
 

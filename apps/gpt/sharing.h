@@ -11,6 +11,8 @@
 namespace apps {
 
 void add_sharing_options(CLI::App& train, GptOptions& o);
+/// How ranks attend to the sequences that they share.
+lockstep::sequence::ContextOptions context_options(const GptOptions& o);
 /// Error for options that contradict each other.
 void check_sharing(const GptOptions& o);
 /// Into config.json, what a saved model is made of; and experts in a model of that file.

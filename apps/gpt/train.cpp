@@ -94,12 +94,19 @@ Json config_of(const GptOptions& o, const nn::GPT& model, int64_t micro_batches)
   return c;
 }
 
+parallel::PlanSizes sizes_of(const GptOptions& o, const nn::GPT::Options& shape, int64_t ranks) {
+  const sequence::ContextOptions context = context_options(o);
+  return {.ranks = ranks, .layers = shape.layers + 4, .chunks = std::max<int64_t>(o.chunks, 1), .heads = shape.heads, .width = shape.width, .inner = shape.inner, .vocab = shape.vocab, .context = shape.context,
+          .context_parts = context.order_or_default() == sequence::Order::zigzag ? 2 : 1, .context_by_heads = context.kind == sequence::Kind::ulysses};
+}
+
 namespace {
 
 void train(GptOptions o, const std::optional<engine::Config>& config, const Team& team) {
   const auto tokenizer = load_tokenizer(o.tokenizer.empty() ? o.init : o.tokenizer);
   const Tensor all = tokenizer->encode_tensor(load_text(o.text));
   const auto model = make_gpt(o, tokenizer->vocab_size());
+  if (!o.plan.empty()) check_plan(parallel::parse_plan(o.plan), sizes_of(o, model->o, team.size()));
   data::ToDevice to_device(device_of(o.common, team));
   Sharing sharing(o, team, *model);
   model->to(to_device.device());
@@ -124,10 +131,13 @@ void train(GptOptions o, const std::optional<engine::Config>& config, const Team
   std::optional<parallel::ActivationCheckpoints> checkpoints;
   if (o.checkpoint_blocks) checkpoints = checkpoint_blocks(o, *model);
   MaybeDataParallel devices(o.common.parallel, *model, [&] { return nn::GPT(model->o); });
+  std::optional<parallel::Mesh> mesh;
   std::optional<engine::Engine<nn::GPT>> engine;
   if (config) {
     const bool own = config->optimizer.type.empty();
-    engine.emplace(*model, engine::InitializeArgs{.optimizer = own ? &optimizer : nullptr, .lr_scheduler = own && config->scheduler.type.empty() ? &schedule : nullptr, .config = *config, .group = team.group()});
+    if (o.context_parallel > 1) mesh.emplace(parallel::Plan{.dp = team.size() / o.context_parallel, .cp = o.context_parallel}, *team.group());
+    engine.emplace(*model, engine::InitializeArgs{.optimizer = own ? &optimizer : nullptr, .lr_scheduler = own && config->scheduler.type.empty() ? &schedule : nullptr, .config = *config,
+        .group = mesh ? nullptr : team.group(), .mesh = mesh ? &*mesh : nullptr});
     o.batch = engine->train_micro_batch_size_per_gpu();
   }
   MicroBatches micro_batches = engine ? MicroBatches(team, *model, *engine, o.common.parallel) : MicroBatches(copies, *model, optimizer, o.common.parallel, o.precision == "f16");
@@ -249,7 +259,8 @@ void gpt_train(GptOptions o) {
   parallel::Plan plan;
   if (!o.plan.empty()) {
     plan = parallel::parse_plan(o.plan);
-    LOCKSTEP_CHECK(plan.cp == 1 && plan.ep == 1, "--plan ", o.plan, ": gpt trains with copies (dp), stages (pp), slices (tp) and zero; leave cp and ep out");
+    LOCKSTEP_CHECK(plan.ep == 1, "--plan ", o.plan, ": gpt trains with copies (dp), stages (pp), parts of sequences (cp), slices (tp) and zero; leave ep out");
+    o.context_parallel = plan.cp;
     LOCKSTEP_CHECK(plan.zero < 0 || o.common.parallel.zero < 0, "--plan ", o.plan, " and --zero ", o.common.parallel.zero, " say the same thing; leave one of them out");
     if (plan.zero >= 0) o.common.parallel.zero = plan.zero, o.given.insert("--zero");
   }
@@ -261,17 +272,17 @@ void gpt_train(GptOptions o) {
                  config ? config->pipeline.stages : 1, "; leave one of them out");
   if (!planned) {
     plan.pp = std::max({1, o.pipeline, config ? int(config->pipeline.stages) : 1});
+    plan.cp = o.context_parallel;
     plan.dp = 0;
   }
+  const bool parts = plan.pp > 1 || plan.tp > 1 || o.given.count("--pipeline") || (o.tensor_parallel > 0 && plan.cp > 1);
+  if (parts && !planned) plan.tp = std::max(1, o.tensor_parallel);
   plan.zero = !config ? o.common.parallel.zero : config->zero_optimization.stage > 0 ? int(config->zero_optimization.stage) : plan.zero;
   apply_common_options(o.common);
-  if (plan.pp > 1 || plan.tp > 1 || o.given.count("--pipeline")) return gpt_train_parts(o, config, plan);
+  if (parts) return gpt_train_parts(o, config, plan);
   for (const char* option : {"--schedule", "--chunks", "--split"}) LOCKSTEP_CHECK(!o.given.count(option), option, " is of a pipeline; add --pipeline N, or ppN to --plan");
   if (o.tensor_parallel > 0) check_tensor_parallel(o);
-  run_team(o.common.parallel, [&](Team& team) {
-    if (planned) check_plan(plan, {.ranks = team.size()});
-    train(o, config, team);
-  });
+  run_team(o.common.parallel, [&](Team& team) { train(o, config, team); });
 }
 
 }  // namespace apps

@@ -24,7 +24,10 @@ TextParts split_text(const GptOptions& o, const lockstep::data::Tokenizer& token
 /// What config.json says of a run.
 Json config_of(const GptOptions& o, const lockstep::nn::GPT& model, int64_t micro_batches);
 
-/// gpt train with stages (pp) or slices (tp): `plan` says how many; its copies (dp) are 0 where no one has said.
+/// What a plan must fit.
+lockstep::parallel::PlanSizes sizes_of(const GptOptions& o, const lockstep::nn::GPT::Options& shape, int64_t ranks);
+
+/// gpt train with stages (pp) or slices (tp), and sequences that ranks share (cp): `plan` says how many; its copies (dp) are 0 where no one has said.
 void gpt_train_parts(GptOptions options, const std::optional<lockstep::engine::Config>& config, lockstep::parallel::Plan plan);
 
 /// gpt train --tensor-parallel N: the model's slices, and which ranks have the same ones.

@@ -226,12 +226,20 @@ TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
   CHECK(all.stages[0].bytes.size() == 2);
   CHECK(double(all.stages[1].bytes[0].optimizer) == doctest::Approx(double(all.stages[1].model.numel()) * 8 / 2).epsilon(0.1));  // shards are whole blocks
   CHECK(all.copy_traffic(0) > 0);
+  const auto shared = made("dp2+pp2+cp2+zero1", zero), copies = made("dp4+pp2+zero1", zero);
+  CHECK(*shared.config.train_batch_size == 16);
+  for (size_t s = 0; s < 2; ++s) {
+    CHECK(shared.stage_traffic[s] - 4 * s * table * 4 == (two.stage_traffic[s] - 4 * s * table * 4) / 2);
+    CHECK(shared.copy_traffic(s) == copies.copy_traffic(s));
+    CHECK(shared.context_traffic[s] == 4 * double(shared.stages[s].model.layers) * (2 * activation / 2) * (2 * 1 + 2));
+  }
   const engine::Speeds speeds{.flops = 1e9, .bandwidth = 1e9, .memory = 1e9};
+  CHECK(engine::predict(shared, speeds).compute == doctest::Approx(engine::predict(two, speeds).compute / 2));
   CHECK(engine::predict(all, speeds).compute < engine::predict(two, speeds).compute);
   CHECK(engine::predict(two, speeds).step > engine::predict(two, speeds).compute);
 
   for (const auto& [text, part] : std::vector<std::pair<const char*, const char*>>{{"tp3", "tp3 does not divide the 4 attention heads"}, {"pp9", "9 stages need 9 layers, the model has 8"}, {"pp2+zero3", "stages do not go with ZeRO 2 and 3"},
-                                                                                   {"cp2", "not counted yet"}}) {
+                                                                                   {"dp2+ep2", "ep is not counted yet"}, {"cp16", "cp16 does not divide the 16 tokens of a sample (context) into 32 parts"}}) {
     const std::string found = message([&, t = text] { made(t, c); });
     CHECK_MESSAGE(contains(found, part), found);
   }
