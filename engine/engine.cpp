@@ -14,6 +14,7 @@
 #include "autograd/ops.h"
 #include "engine/config_table.h"
 #include "engine/impl.h"
+#include "moe/expert_parallel.h"
 #include "nn/gpt.h"
 #include "tensor/random.h"
 #include "zero/init.h"
@@ -48,7 +49,7 @@ Config read(const InitializeArgs& args) {
 EngineBase::Impl::Impl(nn::Module& model_, InitializeArgs args) : part(args.part), model(model_) {
   log = args.log ? args.log : [](const std::string& text) { std::fprintf(stderr, "[engine] %s\n", text.c_str()); };
   Config given = read(args);
-  group = args.group ? args.group : &init_distributed();
+  group = args.group ? args.group : args.mesh ? &args.mesh->copies() : &init_distributed();
   config = resolve(std::move(given), group->size());
   LOCKSTEP_CHECK(part || config.pipeline.stages == 1, "[initialize] ", config.origin, ": pipeline.stages is ", config.pipeline.stages, ", and a model is one stage; give a PipelineModule, a list of layers (engine/pipeline_engine.h)");
   for (const std::string& warning : config.warnings) say("warning: " + warning);
@@ -96,6 +97,7 @@ EngineBase::Impl::Impl(nn::Module& model_, InitializeArgs args) : part(args.part
   zero::ZeroOptions options = zero_options(config);
   if (scaler || (part && part->grad_scaler)) options.nonfinite = zero::NonFinite::skip;
   options.init = args.init;
+  options.spread = spread_experts(args.mesh);
   watch();  // before ZeRO does, so that no_sync() is known when it sees the first gradient
   try {
     start(args, options);
@@ -124,10 +126,23 @@ void EngineBase::Impl::start(const InitializeArgs& args, const zero::ZeroOptions
   group->control().set_step(1);
 }
 
+/// Experts that only some ranks have.
+zero::Spread EngineBase::Impl::spread_experts(const parallel::Mesh* mesh) {
+  LOCKSTEP_CHECK(!mesh || part || mesh->plan().pp * mesh->plan().cp * mesh->plan().tp == 1, "[initialize] expected a mesh of copies (dp) and experts (ep), got ", to_string(mesh ? mesh->plan() : parallel::Plan()),
+                 "; stages and slices are PipelineEngine's");
+  const std::set<std::string> names = moe::expert_names(model);
+  has_spread_experts = !names.empty();
+  if (names.empty()) return {};
+  const int ranks = moe::expert_ranks(model);
+  LOCKSTEP_CHECK(mesh && mesh->plan().ep == ranks, "[initialize] the model's experts are shared by ", ranks, " ranks: expected .mesh of a plan with ep", ranks, ", got ", mesh ? to_string(mesh->plan()) : "none");
+  return {names, &mesh->edp()};
+}
+
 void EngineBase::Impl::start_one_bit(onebit::Optimizer& optimizer, const zero::ZeroOptions& options) {
   std::vector<std::string> problems, warnings;
   if (own_optimizers.empty()) check_one_bit(config, optimizer.name(), problems, warnings);  // else resolve() did
   if (part) problems.push_back(str("optimizer ", optimizer.name(), " does not go with a part of a model (a pipeline, slices of layers) so far; take AdamW"));
+  if (has_spread_experts) problems.push_back(str("optimizer ", optimizer.name(), " does not go with experts that ranks share: it sums gradients of all ranks itself; take AdamW"));
   fail_if_any(config.origin, problems);
   for (const std::string& warning : warnings) say("warning: " + warning);
   one_bit = std::make_unique<OneBit>(model, optimizer, *group, OneBit::Options{.nonfinite = options.nonfinite, .accumulates = accumulation > 1 || !config.managed_gradient_accumulation,

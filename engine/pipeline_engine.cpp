@@ -132,6 +132,7 @@ PipelineEngine::PipelineEngine(std::shared_ptr<Stage> stage, InitializeArgs args
         args.lr_scheduler = stage->schedule.get();
         args.config = stage->config;
         args.group = &stage->mesh->dp();
+        args.mesh = stage->mesh;
         args.part = stage;
         return args;
       }()), stage_(std::move(stage)) {}

@@ -1,5 +1,6 @@
 #include "moe/expert_parallel.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "nn/init.h"
@@ -29,6 +30,16 @@ std::set<std::string> expert_names(nn::Module& model) {
     }
   }
   return names;
+}
+
+int expert_ranks(nn::Module& model) {
+  int ranks = 0;
+  for (const Layer* layer : layers_of(model)) {
+    const int here = layer->group ? layer->group->size() : 1;
+    LOCKSTEP_CHECK(ranks == 0 || ranks == here, "[moe] expected all experts of a model to be shared by as many ranks, got ", ranks, " and ", here);
+    ranks = here;
+  }
+  return std::max(ranks, 1);
 }
 
 DataParallel::DataParallel(nn::Module& model, const Groups& groups, dist::ProcessGroup& all, const parallel::DdpOptions& options) : groups_(groups) {
