@@ -112,7 +112,7 @@ void EngineBase::Impl::start(const InitializeArgs& args, const zero::ZeroOptions
   if (a.enabled) {
     checkpoints.emplace(parallel::CheckpointOptions{.partition_activations = a.partition_activations, .cpu_checkpointing = a.cpu_checkpointing,
         .contiguous_memory_optimization = a.contiguous_memory_optimization, .number_checkpoints = a.number_checkpoints.value_or(0),
-        .synchronize_checkpoint_boundary = a.synchronize_checkpoint_boundary, .profile = a.profile});
+        .synchronize_checkpoint_boundary = a.synchronize_checkpoint_boundary, .profile = a.profile, .beside = moe::aux_losses});
     checkpoints->wrap_blocks(model);
     for (const std::string& note : checkpoints->notes()) say("note: activation_checkpointing: " + note);
   }

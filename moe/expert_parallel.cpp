@@ -100,7 +100,7 @@ void copy_whole(nn::Module& whole, nn::Module& model) {
 void add_experts(nn::GPT& model, Options options, int64_t every, const std::shared_ptr<dist::ProcessGroup>& group) {
   LOCKSTEP_CHECK(every >= 1 && every <= int64_t(model.blocks.size()), "[moe] expected experts in every 1st to every ", model.blocks.size(),
                  ". block, got every ", every, ".");
-  LOCKSTEP_CHECK(!model.o.checkpoint_blocks, "[moe] expected a model without checkpoint_blocks: a block that is run again gives its aux_loss no gradient");
+  LOCKSTEP_CHECK(!model.o.checkpoint_blocks, "[moe] expected a model without checkpoint_blocks: a block that is run again gives its aux_loss no gradient; use parallel::ActivationCheckpoints with .beside = moe::aux_losses");
   for (int64_t i = every - 1; i < int64_t(model.blocks.size()); i += every) {
     nn::TransformerBlock& block = model.blocks[size_t(i)];
     const nn::Mlp::Options sizes{

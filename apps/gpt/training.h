@@ -23,6 +23,8 @@ TextParts split_text(const GptOptions& o, const lockstep::data::Tokenizer& token
 
 /// What config.json says of a run.
 Json config_of(const GptOptions& o, const lockstep::nn::GPT& model, int64_t micro_batches);
+/// What of it must stay the same when a run goes on.
+std::vector<std::string> fixed_options(const GptOptions& o);
 
 /// gpt train with stages (pp) or slices (tp): `plan` says how many; its copies (dp) are 0 where no one has said.
 void gpt_train_parts(GptOptions options, const std::optional<lockstep::engine::Config>& config, lockstep::parallel::Plan plan);
