@@ -7,13 +7,14 @@
 #include <utility>
 
 #include "autograd/autocast.h"
+#include "autograd/split_backward.h"
 #include "autograd/tape.h"
 #include "tensor/ops.h"
 
 namespace lockstep {
 namespace {
 
-using Piece = std::function<Variable(const std::vector<Variable>&)>;
+using Piece = std::function<std::vector<Variable>(const std::vector<Variable>&)>;
 
 /// Puts this thread's random numbers somewhere else and back.
 class RandomScope {
@@ -34,8 +35,9 @@ struct Mark final : Node {
 };
 
 /// The second run must have read nothing of the outer tape but what the first one read: every other node is younger than it.
-void check_own_tape(const Variable& output, uint64_t first_number) {
-  std::vector<Node*> stack{output.impl()->node.get()};
+void check_own_tape(const std::vector<Variable>& outputs, uint64_t first_number) {
+  std::vector<Node*> stack;
+  for (const Variable& output : outputs) if (output.requires_grad()) stack.push_back(output.impl()->node.get());
   std::unordered_set<Node*> seen(stack.begin(), stack.end());
   while (!stack.empty()) {
     Node* node = stack.back();
@@ -115,8 +117,8 @@ struct Recipe {
   RandomState random;
   bool autocast;
   DType autocast_dtype;
-  Shape shape;
-  DType dtype;
+  struct Output { Shape shape; DType dtype; bool recorded; };
+  std::vector<Output> outputs;
 
   void operator()(Backward& back) {
     const Around around(keeper.get(), true);
@@ -133,18 +135,26 @@ struct Recipe {
       lent.emplace_back(o);
       sources.push_back(o.variable);
     }
-    Variable output;
+    std::vector<Variable> made;
     {
       const EnableGrad record;
       const uint64_t first = Mark().number();
-      output = fn(again);
-      LOCKSTEP_CHECK(output.defined() && output.shape() == shape && output.dtype() == dtype, "[checkpoint] the second run gave ",
-                     output.defined() ? str(output.shape(), " ", output.dtype()) : "nothing", ", the first ", shape, " ", dtype,
-                     "; fn must do the same both times");
-      if (!output.requires_grad()) return;
-      check_own_tape(output, first);
+      made = fn(again);
+      LOCKSTEP_CHECK(made.size() == outputs.size(), "[checkpoint] the second run gave ", made.size(), " variables, the first ", outputs.size(), "; fn must do the same both times");
+      for (size_t i = 0; i < made.size(); ++i) {
+        const auto& [shape, dtype, recorded] = outputs[i];
+        const Variable& output = made[i];
+        LOCKSTEP_CHECK(output.defined() && output.shape() == shape && output.dtype() == dtype, "[checkpoint] the second run gave ",
+                       output.defined() ? str(output.shape(), " ", output.dtype()) : "nothing", ", the first ", shape, " ", dtype,
+                       "; fn must do the same both times");
+      }
+      if (!needs_grad(made)) return;
+      check_own_tape(made, first);
     }
-    std::vector<Tensor> grads = grad(output, sources, std::move(back.grad()));
+    std::vector<Tensor> gradients;
+    int given = 0;
+    for (const Output& output : outputs) gradients.push_back(output.recorded ? std::move(back.grad(given++)) : Tensor());
+    std::vector<Tensor> grads = made.size() == 1 ? grad(made[0], sources, std::move(gradients[0])) : grad(joined(made, std::move(gradients)), sources);
     size_t next = 0;
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (wanted[i]) back.give(int(i), std::move(grads[next++]));
@@ -155,10 +165,10 @@ struct Recipe {
 
 }  // namespace
 
-Variable checkpoint(const Piece& fn, const std::vector<Variable>& inputs, std::shared_ptr<CheckpointKeeper> keeper) {
+std::vector<Variable> checkpoint_many(const Piece& fn, const std::vector<Variable>& inputs, std::shared_ptr<CheckpointKeeper> keeper) {
   if (!NoGrad::grad_enabled()) return fn(inputs);
   const Around around(keeper.get(), false);
-  Recipe recipe{fn, keeper, {}, {}, {}, random_state(), Autocast::enabled(), Autocast::dtype(), {}, f32};
+  Recipe recipe{fn, keeper, {}, {}, {}, random_state(), Autocast::enabled(), Autocast::dtype(), {}};
   std::vector<Variable> off_tape;
   for (const Variable& input : inputs) {
     off_tape.push_back(input.defined() ? input.detach() : input);
@@ -168,19 +178,31 @@ Variable checkpoint(const Piece& fn, const std::vector<Variable>& inputs, std::s
     recipe.wanted.push_back(input.requires_grad());
   }
   LeafCollector collector;
-  Variable result;
+  std::vector<Variable> results;
   {
     const NoGrad no_tape;
-    result = fn(off_tape);
+    results = fn(off_tape);
   }
-  LOCKSTEP_CHECK(result.defined(), "[checkpoint] expected fn to give a variable, got an undefined one");
+  std::vector<Tensor> tensors;
+  for (const Variable& result : results) {
+    LOCKSTEP_CHECK(result.defined(), "[checkpoint] expected fn to give a variable, got an undefined one");
+    const bool recorded = is_floating(result.dtype()) && !result.requires_grad();  // a parameter that fn gives back stays what it is
+    recipe.outputs.push_back({result.shape(), result.dtype(), recorded});
+    if (recorded) tensors.push_back(result.tensor());
+  }
   for (const Variable& v : collector.leaves) recipe.outside.push_back({v, v.is_leaf() ? Saved() : Saved(v)});
-  recipe.shape = result.shape();
-  recipe.dtype = result.dtype();
   std::vector<Variable> sources = inputs;
   sources.insert(sources.end(), collector.leaves.begin(), collector.leaves.end());
-  if (!needs_grad(sources)) return result;
-  return record("checkpoint", sources, {result.tensor()}, std::move(recipe))[0];
+  if (!needs_grad(sources) || tensors.empty()) return results;
+  const std::vector<Recipe::Output> outputs = recipe.outputs;
+  const std::vector<Variable> recorded = record("checkpoint", sources, std::move(tensors), std::move(recipe));
+  auto next = recorded.begin();
+  for (size_t i = 0; i < results.size(); ++i) if (outputs[i].recorded) results[i] = *next++;
+  return results;
+}
+
+Variable checkpoint(const std::function<Variable(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs, std::shared_ptr<CheckpointKeeper> keeper) {
+  return checkpoint_many([fn](const std::vector<Variable>& in) { return std::vector<Variable>{fn(in)}; }, inputs, std::move(keeper))[0];
 }
 
 Variable checkpoint(const std::function<Variable(const Variable&)>& fn, const Variable& input) {

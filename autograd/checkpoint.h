@@ -25,5 +25,8 @@ class CheckpointKeeper {
 Variable checkpoint(const std::function<Variable(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs,
                     std::shared_ptr<CheckpointKeeper> keeper = nullptr);
 Variable checkpoint(const std::function<Variable(const Variable&)>& fn, const Variable& input);
+/// The same for a piece that gives several.
+std::vector<Variable> checkpoint_many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs,
+                                      std::shared_ptr<CheckpointKeeper> keeper = nullptr);
 
 }  // namespace lockstep

@@ -14,6 +14,7 @@
 #include "autograd/ops.h"
 #include "engine/config_table.h"
 #include "engine/impl.h"
+#include "moe/expert_parallel.h"
 #include "nn/gpt.h"
 #include "tensor/random.h"
 #include "zero/init.h"
@@ -49,7 +50,7 @@ EngineBase::Impl::Impl(nn::Module& model_, InitializeArgs args) : part(args.part
   log = args.log ? args.log : [](const std::string& text) { std::fprintf(stderr, "[engine] %s\n", text.c_str()); };
   Config given = read(args);
   LOCKSTEP_CHECK(!args.group || !args.mesh, "[initialize] expected a group or a mesh, got both");
-  LOCKSTEP_CHECK(part || !args.mesh || args.mesh->plan().pp * args.mesh->plan().tp == 1, "[initialize] expected a mesh of whole models (dp, cp), got ", to_string(args.mesh ? args.mesh->plan() : parallel::Plan()),
+  LOCKSTEP_CHECK(part || !args.mesh || args.mesh->plan().pp * args.mesh->plan().tp == 1, "[initialize] expected a mesh of whole models (dp, cp, ep), got ", to_string(args.mesh ? args.mesh->plan() : parallel::Plan()),
                  "; stages and slices are PipelineEngine's");
   group = args.mesh ? &args.mesh->copies() : args.group ? args.group : &init_distributed();
   sharing = args.mesh ? args.mesh->plan().cp : 1;
@@ -100,6 +101,7 @@ EngineBase::Impl::Impl(nn::Module& model_, InitializeArgs args) : part(args.part
   zero::ZeroOptions options = zero_options(config);
   if (scaler || (part && part->grad_scaler)) options.nonfinite = zero::NonFinite::skip;
   options.init = args.init;
+  options.spread = spread_experts(args.mesh);
   watch();  // before ZeRO does, so that no_sync() is known when it sees the first gradient
   try {
     start(args, options);
@@ -114,7 +116,7 @@ void EngineBase::Impl::start(const InitializeArgs& args, const zero::ZeroOptions
   if (a.enabled) {
     checkpoints.emplace(parallel::CheckpointOptions{.partition_activations = a.partition_activations, .cpu_checkpointing = a.cpu_checkpointing,
         .contiguous_memory_optimization = a.contiguous_memory_optimization, .number_checkpoints = a.number_checkpoints.value_or(0),
-        .synchronize_checkpoint_boundary = a.synchronize_checkpoint_boundary, .profile = a.profile});
+        .synchronize_checkpoint_boundary = a.synchronize_checkpoint_boundary, .profile = a.profile, .beside = moe::aux_losses});
     checkpoints->wrap_blocks(model);
     for (const std::string& note : checkpoints->notes()) say("note: activation_checkpointing: " + note);
   }
@@ -128,10 +130,21 @@ void EngineBase::Impl::start(const InitializeArgs& args, const zero::ZeroOptions
   group->control().set_step(1);
 }
 
+/// Experts that only some ranks have.
+zero::Spread EngineBase::Impl::spread_experts(const parallel::Mesh* mesh) {
+  const std::set<std::string> names = moe::expert_names(model);
+  has_spread_experts = !names.empty();
+  if (names.empty()) return {};
+  const int ranks = moe::expert_ranks(model);
+  LOCKSTEP_CHECK(mesh && mesh->plan().ep == ranks, "[initialize] the model's experts are shared by ", ranks, " ranks: expected .mesh of a plan with ep", ranks, ", got ", mesh ? to_string(mesh->plan()) : "none");
+  return {names, &mesh->edp()};
+}
+
 void EngineBase::Impl::start_one_bit(onebit::Optimizer& optimizer, const zero::ZeroOptions& options) {
   std::vector<std::string> problems, warnings;
   if (own_optimizers.empty()) check_one_bit(config, optimizer.name(), problems, warnings);  // else resolve() did
   if (part) problems.push_back(str("optimizer ", optimizer.name(), " does not go with a part of a model (a pipeline, slices of layers) so far; take AdamW"));
+  if (has_spread_experts) problems.push_back(str("optimizer ", optimizer.name(), " does not go with experts that ranks share: it sums gradients of all ranks itself; take AdamW"));
   fail_if_any(config.origin, problems);
   for (const std::string& warning : warnings) say("warning: " + warning);
   one_bit = std::make_unique<OneBit>(model, optimizer, *group, OneBit::Options{.nonfinite = options.nonfinite, .accumulates = accumulation > 1 || !config.managed_gradient_accumulation,

@@ -76,7 +76,7 @@ struct InitializeArgs {
   ConfigSource config = {};
   const Arguments* args = nullptr;                 ///< their config, where `config` is not given
   dist::ProcessGroup* group = nullptr;             ///< of the ranks that share the work; default: all
-  const parallel::Mesh* mesh = nullptr;            ///< in its place: mesh->copies(), of which those along cp share each sample; must outlive the engine
+  const parallel::Mesh* mesh = nullptr;            ///< in its place: mesh->copies(), where those along cp share each sample, those along ep experts (moe::Layer on mesh->ep()); must outlive the engine
   zero::Init* init = nullptr;                      ///< the scope in which the model was built, see zero/init.h
   int loader_workers = 0;                          ///< threads that make batches of training_data
   std::function<void(const std::string&)> log = {};  ///< what rank 0 has to say; empty: lines on stderr

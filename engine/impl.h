@@ -39,6 +39,7 @@ struct EngineBase::Impl {
 
   // engine.cpp
   void start(const InitializeArgs& args, const zero::ZeroOptions& options);
+  zero::Spread spread_experts(const parallel::Mesh* mesh);
   void start_one_bit(onebit::Optimizer& optimizer, const zero::ZeroOptions& options);
   void make_loader(const InitializeArgs& args);
   void watch();                                // the hooks below
@@ -85,6 +86,7 @@ struct EngineBase::Impl {
   int64_t accumulation = 1;
   DType dtype = f32;                           // that inputs are cast to
   bool low_precision = false, auto_cast = false;
+  bool has_spread_experts = false;             // other ranks have other ones
   std::vector<std::unique_ptr<optim::Optimizer>> own_optimizers;
   std::vector<optim::Optimizer*> optimizers;
   std::vector<std::unique_ptr<optim::Schedule>> own_schedules;

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "data/json.h"
+#include "parallel/agreement.h"
 #include "tensor/ops.h"
 
 namespace lockstep::engine {
@@ -68,17 +69,11 @@ void Part::agree(zero::StepReport& report) {
   model.all_reduce(first, {.op = dist::ReduceOp::min, .tag = "first part with a gradient that is not finite"});
   const int64_t part = first.item<int64_t>();
   if (part == none) return;
-  constexpr int64_t length = 256;  // of a name, and the rank
-  std::vector<int64_t> words(length + 1, 0);
-  for (size_t i = 0; i < std::min<size_t>(report.first_nonfinite.size(), length); ++i) words[i] = static_cast<unsigned char>(report.first_nonfinite[i]);
-  words[length] = report.rank;
-  const Tensor found = Tensor::from(words, {length + 1});
-  model.broadcast(found, int(part), {.tag = "the gradient that is not finite"});
-  words = found.to_vector<int64_t>();
+  const Tensor rank = Tensor::from({int64_t(report.rank)}, {1});
+  model.broadcast(rank, int(part), {.tag = "rank of the gradient that is not finite"});
   report.skipped = true;
-  report.rank = int(words[length]);
-  report.first_nonfinite.clear();
-  for (int64_t i = 0; i < length && words[size_t(i)]; ++i) report.first_nonfinite += char(words[size_t(i)]);
+  report.rank = int(rank.item<int64_t>());
+  report.first_nonfinite = parallel::broadcast_text(report.first_nonfinite, int(part), model);
 }
 
 /// Slices are added up, tied parameters count once, and all are added in the order of the model: without slices the bits are those of one process.

@@ -143,7 +143,8 @@ bool EngineBase::save_16bit_model(const std::string& dir, const std::string& nam
   if (m.zero) whole.emplace(*m.zero, m.model.parameters());
   else m.one_bit->optimizer().synchronize();
   std::vector<std::pair<std::string, Tensor>> tensors;
-  if (m.part) {
+  const bool in_parts = m.part || m.has_spread_experts;
+  if (in_parts) {
     std::vector<checkpoints::Piece> own;
     for (checkpoints::Piece& p : m.pieces({})) if (p.name.starts_with("model.")) own.push_back(std::move(p));
     for (auto& [key, tensor] : gather_pieces(own, {}, m.everybody()).tensors) tensors.emplace_back(key.substr(6), std::move(tensor));
@@ -152,7 +153,7 @@ bool EngineBase::save_16bit_model(const std::string& dir, const std::string& nam
   if (m.everybody().rank() == 0) {
     try {
       std::filesystem::create_directories(dir);
-      if (!m.part) for (const auto& [key, tensor] : m.model.state()) tensors.emplace_back(key, tensor.to(cpu));
+      if (!in_parts) for (const auto& [key, tensor] : m.model.state()) tensors.emplace_back(key, tensor.to(cpu));
       data::save_safetensors(dir + "/" + name, tensors);
     } catch (const std::exception& failed) {
       error = failed.what();

@@ -1,5 +1,6 @@
 #include "moe/expert_parallel.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "nn/init.h"
@@ -29,6 +30,16 @@ std::set<std::string> expert_names(nn::Module& model) {
     }
   }
   return names;
+}
+
+int expert_ranks(nn::Module& model) {
+  int ranks = 0;
+  for (const Layer* layer : layers_of(model)) {
+    const int here = layer->group ? layer->group->size() : 1;
+    LOCKSTEP_CHECK(ranks == 0 || ranks == here, "[moe] expected all experts of a model to be shared by as many ranks, got ", ranks, " and ", here);
+    ranks = here;
+  }
+  return std::max(ranks, 1);
 }
 
 DataParallel::DataParallel(nn::Module& model, const Groups& groups, dist::ProcessGroup& all, const parallel::DdpOptions& options) : groups_(groups) {
@@ -89,7 +100,7 @@ void copy_whole(nn::Module& whole, nn::Module& model) {
 void add_experts(nn::GPT& model, Options options, int64_t every, const std::shared_ptr<dist::ProcessGroup>& group) {
   LOCKSTEP_CHECK(every >= 1 && every <= int64_t(model.blocks.size()), "[moe] expected experts in every 1st to every ", model.blocks.size(),
                  ". block, got every ", every, ".");
-  LOCKSTEP_CHECK(!model.o.checkpoint_blocks, "[moe] expected a model without checkpoint_blocks: a block that is run again gives its aux_loss no gradient");
+  LOCKSTEP_CHECK(!model.o.checkpoint_blocks, "[moe] expected a model without checkpoint_blocks: a block that is run again gives its aux_loss no gradient; use parallel::ActivationCheckpoints with .beside = moe::aux_losses");
   for (int64_t i = every - 1; i < int64_t(model.blocks.size()); i += every) {
     nn::TransformerBlock& block = model.blocks[size_t(i)];
     const nn::Mlp::Options sizes{

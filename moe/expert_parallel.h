@@ -55,6 +55,8 @@ class DataParallel {
 
 /// Names of the parameters and buffers of experts that only some ranks have.
 std::set<std::string> expert_names(nn::Module& model);
+/// How many ranks share the experts of a model; 1: each has all. Error when its layers differ.
+int expert_ranks(nn::Module& model);
 /// Copies `model` into `whole`, the same model with all experts in each of its layers. All ranks call it.
 void copy_whole(nn::Module& whole, nn::Module& model);
 

@@ -193,6 +193,12 @@ std::vector<Layer*> layers_of(nn::Module& model) {
   return layers;
 }
 
+std::vector<Variable*> aux_losses(nn::Module& model) {
+  std::vector<Variable*> all;
+  for (Layer* layer : layers_of(model)) all.push_back(&layer->aux_loss);
+  return all;
+}
+
 Variable aux_loss(nn::Module& model) {
   Variable total;
   for (Layer* layer : layers_of(model)) if (layer->aux_loss.defined()) total = total.defined() ? add(total, layer->aux_loss) : layer->aux_loss;

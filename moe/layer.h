@@ -86,5 +86,7 @@ struct Layer : nn::Layer<Layer> {
 std::vector<Layer*> layers_of(nn::Module& model);
 /// The sum of their aux_loss, of the last forward (so in a statement after it); undefined without any.
 Variable aux_loss(nn::Module& model);
+/// Theirs, for parallel::CheckpointOptions::beside.
+std::vector<Variable*> aux_losses(nn::Module& model);
 
 }  // namespace lockstep::moe

@@ -146,9 +146,13 @@ ActivationCheckpoints::ActivationCheckpoints(const Options& o) : state_(std::mak
 const std::vector<std::string>& ActivationCheckpoints::notes() const { return state_->notes; }
 
 Variable ActivationCheckpoints::operator()(const std::function<Variable(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs, const std::string& name) {
+  return many([fn](const std::vector<Variable>& in) { return std::vector<Variable>{fn(in)}; }, inputs, name)[0];
+}
+
+std::vector<Variable> ActivationCheckpoints::many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs, const std::string& name) {
   Device device = default_device();
   for (const Variable& input : inputs) if (input.defined()) { device = input.device(); break; }
-  return checkpoint(fn, inputs, std::make_shared<Keeper>(state_, name, device));
+  return checkpoint_many(fn, inputs, std::make_shared<Keeper>(state_, name, device));
 }
 
 std::vector<std::string> ActivationCheckpoints::wrap_blocks(nn::Module& module) {
@@ -169,8 +173,17 @@ std::vector<std::string> ActivationCheckpoints::wrap_blocks(nn::Module& module) 
   LOCKSTEP_CHECK(!blocks.empty(), "[checkpoint] expected a module with blocks (a ModuleList or Sequential), got ", module.kind(), " without; checkpoint pieces of it by hand");
   std::vector<std::string> names;
   for (auto& [name, block] : blocks) {
-    block->wrap_call([checkpoints = *this, name = name](const std::vector<Variable>& inputs, const std::function<Variable(const std::vector<Variable>&)>& run) mutable {
-      return checkpoints(run, inputs, name);
+    const std::vector<Variable*> beside = state_->o.beside ? state_->o.beside(*block) : std::vector<Variable*>();
+    block->wrap_call([checkpoints = *this, name = name, beside](const std::vector<Variable>& inputs, const std::function<Variable(const std::vector<Variable>&)>& run) mutable {
+      const std::vector<Variable> all = checkpoints.many([run, beside](const std::vector<Variable>& in) {
+        std::vector<Variable> before, made;
+        for (const Variable* v : beside) before.push_back(*v);
+        made.push_back(run(in));
+        for (size_t i = 0; i < beside.size(); ++i) made.push_back(std::exchange(*beside[i], before[i]));  // those of the second run are not the caller's
+        return made;
+      }, inputs, name);
+      for (size_t i = 0; i < beside.size(); ++i) *beside[i] = all[i + 1];
+      return all[0];
     });
     state_->wrapped.push_back(block);
     names.push_back(name);

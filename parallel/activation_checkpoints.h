@@ -27,6 +27,7 @@ struct CheckpointOptions {
   bool synchronize_checkpoint_boundary = false;  ///< wait for the device before and after each run
   bool profile = false;                ///< measure both runs: report()
   int64_t every = 1;                   ///< wrap_blocks(): the first of so many blocks
+  std::function<std::vector<Variable*>(nn::Module& block)> beside = {};  ///< wrap_blocks(): what a block's forward leaves beside its output, for a loss (moe::Layer::aux_loss)
   dist::ProcessGroup* group = nullptr; ///< ranks that have the same inputs (model parallel)
 };
 
@@ -38,6 +39,7 @@ class ActivationCheckpoints {
 
   /// fn(inputs), as checkpoint() in autograd/checkpoint.h. With partition_activations, backward is collective in `group`.
   Variable operator()(const std::function<Variable(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
+  std::vector<Variable> many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
   /// Checkpoints calls of blocks from now on, the first of every `every`: those of the outermost ModuleLists below `module`, or without one
   /// the layers of the outermost Sequential. Gives back their names; Error when there are none. The model must not move.
   std::vector<std::string> wrap_blocks(nn::Module& module);

@@ -74,4 +74,14 @@ void check_agreement(const char* op, const std::vector<std::string>& lines, dist
   }
 }
 
+std::string broadcast_text(const std::string& text, int root, dist::ProcessGroup& group) {
+  const Tensor length = Tensor::from({int64_t(text.size())}, {1}).to(cpu);
+  group.broadcast(length, root, {.tag = "length of a text"});
+  const Tensor bytes = empty({length.item<int64_t>()}, {.dtype = u8, .device = cpu});
+  char* const at = static_cast<char*>(bytes.raw_data());
+  if (group.rank() == root) std::copy(text.begin(), text.end(), at);
+  group.broadcast(bytes, root, {.tag = "text"});
+  return {at, size_t(bytes.numel())};
+}
+
 }  // namespace lockstep::parallel

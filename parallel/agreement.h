@@ -16,4 +16,7 @@ std::vector<std::string> describe_model(nn::Module& module, const std::function<
 /// the ranks that have another there than rank 0.
 void check_agreement(const char* op, const std::vector<std::string>& lines, dist::ProcessGroup& group);
 
+/// What rank `root` says, on all ranks, which call it.
+std::string broadcast_text(const std::string& text, int root, dist::ProcessGroup& group);
+
 }  // namespace lockstep::parallel

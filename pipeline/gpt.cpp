@@ -2,6 +2,7 @@
 
 #include "autograd/checkpoint.h"
 #include "autograd/ops.h"
+#include "moe/layer.h"
 
 namespace lockstep::pipeline {
 
@@ -19,11 +20,23 @@ std::vector<LayerSpec> gpt_layers(const std::shared_ptr<nn::GPT>& model, bool re
     return dropout(add(x, nn::positions_of(static_cast<nn::Embedding&>(*m), x.size(1), 0, part.get())), p, m->is_training());
   }), model->position_table.weight.numel()));
   for (size_t i = 0; i < model->blocks.size(); ++i) {
-    layers.push_back(spec("TransformerBlock", str("blocks.", i), [model, i] { return std::move(model->blocks.items[i]); }, on_one([recompute](nn::Module* m, const Variable& x) {
-      return recompute ? checkpoint([m](const Variable& in) { return m->call(in); }, x) : m->call(x);
-    }), model->blocks[i].parameter_count()));
+    // Experts' own loss goes along, added up as moe::aux_loss() of the whole model does.
+    layers.push_back(spec("TransformerBlock", str("blocks.", i), [model, i] { return std::move(model->blocks.items[i]); }, [recompute](nn::Module* m, const Values& in) {
+      const auto run = [m](const Values& in) {
+        Values out{m->call(in.at(0))};
+        const Variable aux = moe::aux_loss(*m);
+        if (aux.defined()) out.push_back(in.size() > 1 ? add(in[1], aux) : aux);
+        else out.insert(out.end(), in.begin() + 1, in.end());
+        return out;
+      };
+      return recompute ? checkpoint_many(run, in) : run(in);
+    }, model->blocks[i].parameter_count()));
   }
-  layers.push_back(spec("LayerNorm", "norm", [model] { return std::make_unique<nn::LayerNorm>(std::move(model->norm)); }, {}, model->norm.parameter_count()));
+  layers.push_back(spec("LayerNorm", "norm", [model] { return std::make_unique<nn::LayerNorm>(std::move(model->norm)); }, [](nn::Module* m, const Values& in) {
+    Values out = in;
+    out[0] = m->call(in.at(0));
+    return out;
+  }, model->norm.parameter_count()));
   struct Head : nn::Module {
     explicit Head(Variable w) : weight(std::move(w)) {}
     void fields(nn::Fields& f) override { f("head", weight); }
@@ -32,7 +45,9 @@ std::vector<LayerSpec> gpt_layers(const std::shared_ptr<nn::GPT>& model, bool re
   // With slices the loss wants the head's own: see gpt_loss().
   layers.push_back(spec("Head", "", [model] { return std::make_unique<Head>(std::move(model->head)); }, [sliced = bool(model->head_loss)](nn::Module* m, const Values& in) {
     const Variable weight = m->parameters().at(0);
-    return sliced ? Values{in.at(0), weight} : Values{linear(in.at(0), weight)};
+    Values out = sliced ? Values{in.at(0), weight} : Values{linear(in.at(0), weight)};
+    out.insert(out.end(), in.begin() + 1, in.end());
+    return out;
   }, o.vocab * o.width));
   if (o.tied) layers.back().tie("tokens");
   return layers;
@@ -40,7 +55,9 @@ std::vector<LayerSpec> gpt_layers(const std::shared_ptr<nn::GPT>& model, bool re
 
 Loss gpt_loss(const nn::GPT& model) {
   return [vocab = model.o.vocab, sliced = model.head_loss](const Values& out, const std::vector<Tensor>& targets) {
-    return sliced ? sliced(out[0], out.at(1), targets[0]) : cross_entropy(out[0].view({-1, vocab}), targets[0].reshape({-1}));
+    const Variable loss = sliced ? sliced(out[0], out.at(1), targets[0]) : cross_entropy(out[0].view({-1, vocab}), targets[0].reshape({-1}));
+    const size_t aux = sliced ? 2 : 1;  // of experts, in training
+    return out.size() > aux && NoGrad::grad_enabled() ? add(loss, out[aux].to(loss.dtype())) : loss;
   };
 }
 

@@ -121,13 +121,11 @@ Values StageModule::forward(size_t chunk, const Values& inputs) {
   }
   for (int first = begin; first < end; first += interval_) {
     const int last = std::min(end, first + interval_);
-    values = {checkpoint([run_named, first, last](const std::vector<Variable>& in) {
+    values = checkpoint_many([run_named, first, last](const std::vector<Variable>& in) {
       Values now = in;
       for (int i = first; i < last; ++i) now = run_named(i, now);
-      LOCKSTEP_CHECK(now.size() == 1, "[pipeline] layers ", first, " to ", last - 1, " give ", now.size(),
-                     " tensors, expected one: activation checkpointing keeps what goes in and makes one; choose another checkpoint_interval");
-      return now[0];
-    }, values)};
+      return now;
+    }, values);
   }
   return values;
 }

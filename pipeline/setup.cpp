@@ -4,6 +4,7 @@
 #include <set>
 
 #include "autograd/tape.h"
+#include "moe/expert_parallel.h"
 #include "parallel/agreement.h"
 #include "parallel/naive_ddp.h"
 #include "pipeline/engine_impl.h"
@@ -71,8 +72,15 @@ Impl::Impl(std::vector<LayerSpec> layers_, Options options_, Loss loss, dist::Pr
   module = std::make_unique<StageModule>(layers, chunks, options.checkpoint_interval);
   if (options.dtype) module->to(*options.dtype);
   if (copies) {
-    parallel::check_agreement("pipeline", parallel::describe_model(*module), *copies);
-    parallel::broadcast_module(*module, *copies);
+    const std::set<std::string> experts = moe::expert_names(*module);  // of which other copies have others
+    LOCKSTEP_CHECK(experts.empty() || !options.reduce, "[pipeline] expected experts that all copies have, got ", experts.size(), " parameters that only some have: engine::PipelineEngine adds up their gradients");
+    const auto same = [&](dist::ProcessGroup& ranks, bool spread) {
+      const auto ignore = [&](const std::string& name) { return (experts.count(name) > 0) != spread; };
+      parallel::check_agreement("pipeline", parallel::describe_model(*module, ignore), ranks);
+      parallel::broadcast_module(*module, ranks, 0, ignore);
+    };
+    same(*copies, false);
+    if (!experts.empty()) same(mesh->edp(), true);
   }
   make_links();
   make_ties();

@@ -278,6 +278,11 @@ Plan block_plan(bool sequence_parallel) {
 
 Plan gpt_plan(nn::GPT& model, bool sequence_parallel) {
   Plan plan = block_plan(sequence_parallel);
+  // Experts in place of an MLP stay whole: all slices compute them alike.
+  const auto sliced = [&model](const Rule& rule) {
+    return !rule.pattern.starts_with("mlp.") || std::any_of(model.blocks.items.begin(), model.blocks.items.end(), [](const auto& block) { return !block->feed_forward; });
+  };
+  std::erase_if(plan.rules, [&](const Rule& rule) { return !sliced(rule); });
   for (Rule& rule : plan.rules) rule.pattern = "blocks.*." + rule.pattern;
   plan.rules.push_back({"tokens", Style::vocabulary});
   if (model.head.defined()) plan.rules.push_back({"head", Style::vocabulary});

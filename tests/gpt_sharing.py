@@ -6,6 +6,7 @@
 import json
 import os
 import pathlib
+import shutil
 import tempfile
 
 from programs import APPS, check, finish, refused, result, run
@@ -98,9 +99,46 @@ with tempfile.TemporaryDirectory() as folder:
     refused("more choices than experts", [*small, "--experts", 2, "--top-k", 3], "--top-k 3 of --experts 2")
     refused("experts that cannot be shared", [*small, "--experts", 3, "--ranks", 2, "--expert-parallel", 2], "cannot share --experts 3 evenly")
     refused("ranks that cannot share", [*small, "--experts", 4, "--ranks", 2, "--expert-parallel", 4], "--expert-parallel 4 does not divide the 2 ranks")
-    refused("experts in a pipeline", [*small, "--experts", 4, "--ranks", 2, "--pipeline", 2], "does not go with --pipeline")
-    refused("experts in checkpointed blocks", [*small, "--experts", 4, "--checkpoint-blocks"], "does not go with --checkpoint-blocks")
-    refused("spread experts under ZeRO", [*small, "--experts", 4, "--ranks", 2, "--expert-parallel", 2, "--zero", 1], "does not go with --zero")
+    # Experts with everything else: the losses of one process
+    def same(name, r, expected):
+        check(name, r.returncode == 0 and result(r)["loss"] == result(expected)["loss"] and result(r)["val_loss"] == result(expected)["val_loss"], r.stdout + r.stderr + expected.stdout)
+
+    four = run(*experts, "--accumulate", 4)
+    same("experts in checkpointed blocks", run(*experts, "--accumulate", 4, "--checkpoint-blocks"), four)
+    same("experts in a pipeline", run(*experts, "--ranks", 2, "--pipeline", 2, "--accumulate", 4, "--checkpoint-blocks"), four)
+    for stage in range(4):
+        near(f"experts over ranks under ZeRO {stage}", run(*experts, "--ranks", 4, "--expert-parallel", 2, "--zero", stage), four)
+    near("experts over ranks, --plan", run(*experts, "--ranks", 4, "--plan", "dp4+ep4+zero1"), four)
+    staged = run(*experts, "--ranks", 4, "--plan", "dp2+pp2+ep2+zero1", "--accumulate", 2)
+    near("experts over ranks in a pipeline", staged, four)
+    check("and what is told of them", all(abs(result(staged)[key] / result(four)[key] - 1) < 1e-5 for key in ("aux_loss", "busiest_expert", "parameters")), staged.stdout + four.stdout)
+    near("experts over ranks in slices", run(*experts, "--ranks", 4, "--plan", "dp2+tp2+ep2", "--accumulate", 2), four)
+    # All of them at once. Every rank's tokens count for themselves in the balance.
+    one_each = [*small, "--experts", 4, "--top-k", 1, "--no-drop-tokens", "--balance-coef", 0]
+    pair = run(*one_each, "--accumulate", 2)
+    near("experts over ranks, and shared sequences", run(*one_each, "--ranks", 4, "--expert-parallel", 2, "--context-parallel", 2, "--zero", 2), pair)
+    for plan in ("dp2+cp2+ep2", "dp2+pp2+cp2+ep2+zero1", "dp2+cp2+tp2+ep2"):
+        near(f"experts, plan {plan}", run(*one_each, "--ranks", 4 if plan.count("2") == 3 else 8, "--plan", plan), pair)
+    near("experts over ranks in f16", run(*experts, "--ranks", 4, "--expert-parallel", 2, "--precision", "f16"), four, 1e-3)
+    nine = [9 if before == "--steps" else word for before, word in zip([None, *experts], experts)]
+    run(*experts, "--accumulate", 4, "--out", d / "one")
+    whole = run(*nine, "--accumulate", 4, "--out", d / "one", "--resume")
+    shared = ["--ranks", 4, "--expert-parallel", 2]
+    run(*experts, *shared, "--zero", 3, "--out", d / "on")
+    for name, options in (("shared", [*shared, "--zero", 2]), ("alone", ["--accumulate", 4]), ("staged", ["--ranks", 4, "--plan", "pp2+dp2+ep2+zero1", "--accumulate", 2])):
+        shutil.copytree(d / "on", d / name)
+        r = run(*nine, *options, "--out", d / name, "--resume")
+        check(f"experts over ranks go on, {name}", r.returncode == 0 and abs(result(r)["val_loss"] / result(whole)["val_loss"] - 1) < 1e-4, r.stdout + r.stderr)
+    (d / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}))
+    configured = [*experts, *shared, "--config", d / "ds.json"]
+    near("experts over ranks by a config", run(*configured, "--out", d / "ds"), four)
+    r = run(*[9 if before == "--steps" else word for before, word in zip([None, *configured], configured)], "--out", d / "ds", "--resume")
+    check("and they go on", r.returncode == 0 and result(r)["steps"] == 9, r.stdout + r.stderr)
+    check("eval of that run", run("gpt", "eval", d / "ds", "--text", text, "--json").returncode == 0)
+    refused("bits of experts over ranks", [*small, "--experts", 4, *shared, "--trace-bits", d / "bits"], "experts over ranks sum in another order")
+    refused("a plan without experts", [*small, "--ranks", 2, "--plan", "dp2+ep2"], "shares experts, and there are none")
+    refused("experts and --tensor-parallel", [*small, "--experts", 4, "--ranks", 2, "--tensor-parallel", 2], "with --plan dpN+tpN it does")
+    refused("a plan that contradicts", [*small, "--experts", 4, *shared, "--plan", "dp4+ep4"], "contradicts --expert-parallel 2")
     refused("experts in every 5th of 2 blocks", [*small, "--experts", 4, "--expert-every", 5], "every 5.")
     r = run("lockstep", "schedule", "ring-attention", "--ranks", 4)
     check("lockstep schedule ring-attention", r.returncode == 0 and "contiguous        busy 57" in r.stdout and "zigzag            busy 100.00 %" in r.stdout, r.stdout + r.stderr)

@@ -24,7 +24,7 @@ USES = {
     "parallel": ["dist", "nn"],
     "sequence": ["dist", "nn"],
     "moe": ["parallel", "optim"],
-    "pipeline": ["parallel"],
+    "pipeline": ["parallel", "moe"],
     "zero": ["parallel", "optim"],
     "onebit": ["parallel", "optim"],
     "checkpoint": ["data", "dist"],

@@ -62,7 +62,7 @@ void Stage::plan_offload() {
     if (!unit.swapped) continue;
     LOCKSTEP_CHECK(unit.layout.shard <= p.buffer_size, "[zero] offload_param.buffer_size ", p.buffer_size, " is too small for ", unit.tag, ": expected at least ", unit.layout.shard);
     unit.shard_at = shards;
-    const int64_t bytes = unit.layout.range(rank()).size() * size_of(unit.dtype);
+    const int64_t bytes = shard(unit).size() * size_of(unit.dtype);
     shards += round_to_block(bytes);
     longest = std::max(longest, unit.layout.shard * size_of(unit.dtype));
   }
@@ -119,7 +119,7 @@ int64_t Stage::plan_regions(Unit& unit, int64_t end) {
 }
 
 Tensor Stage::shard_of(const Unit& unit) {
-  const int64_t n = unit.layout.range(rank()).size();
+  const int64_t n = shard(unit).size();
   if (!unit.swapped) return unit.shard;
   return n > 0 ? swap_.shards->map(unit.shard_at, n, unit.dtype) : empty({0}, {.dtype = unit.dtype, .device = cpu});
 }
@@ -139,13 +139,13 @@ Tensor Stage::shard_in_memory(size_t u) {
   }
   Tensor bytes;
   on_files([&] { bytes = reader.wait(u); });
-  return Tensor(bytes.storage(), 0, {unit.layout.range(rank()).size()}, {1}, unit.dtype);
+  return Tensor(bytes.storage(), 0, {shard(unit).size()}, {1}, unit.dtype);
 }
 
 /// Starts to. A buffer must be free.
 void Stage::read_shard(size_t u) {
   const Unit& unit = units[u];
-  swap_.reader->take(u, swap_.shards ? &*swap_.shards : nullptr, unit.shard_at, unit.layout.range(rank()).size() * size_of(unit.dtype));
+  swap_.reader->take(u, swap_.shards ? &*swap_.shards : nullptr, unit.shard_at, shard(unit).size() * size_of(unit.dtype));
 }
 
 std::map<std::string, Tensor> Stage::kept(Unit& unit, Piece& piece) {

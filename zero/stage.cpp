@@ -31,7 +31,7 @@ Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroO
   check(o.aio);
   LOCKSTEP_CHECK(!o.communication_data_type || is_floating(*o.communication_data_type), "[zero] expected a floating communication_data_type, got ", *o.communication_data_type);
   for (const auto& p : module.named_parameters()) {
-    parameters.push_back({.name = p.name, .variable = p.variable});
+    parameters.push_back({.name = p.name, .variable = p.variable, .ranks = o.spread.names.count(p.name) ? o.spread.group : &group});
     const Device first = parameters[0].variable.device(), here = p.variable.device();
     LOCKSTEP_CHECK(here == first || (here.is_cpu() && first.is_cpu()), "[zero] expected all parameters on one device, got ", parameters[0].name, " on ", first, " and ", p.name, " on ", here);
     if (parameters.size() == 1 && !here.is_cpu()) device_ = here;
@@ -62,6 +62,19 @@ Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroO
   LOCKSTEP_CHECK(without.empty(), "[zero] expected every parameter that requires grad in an optimizer, got ", without.size(), " that are in none: ", list(without),
                  "; freeze them (requires_grad_(false)) or give them to one");
   LOCKSTEP_CHECK(trained > 0, "[zero] expected a module with parameters that require grad, got none in ", module.kind());
+  check_spread();
+}
+
+void Stage::check_spread() const {
+  const Spread& spread = options.spread;
+  if (spread.names.empty()) return;
+  LOCKSTEP_CHECK(spread.group && group.size() % spread.group->size() == 0, "[zero] expected spread.group to be of ranks that have the same parameters, a part of the ", group.size(), " ranks of ", group.name(),
+                 ", got ", spread.group ? str(spread.group->size(), " ranks") : "none");
+  LOCKSTEP_CHECK(!options.init, "[zero] expected spread parameters to be built without a zero::Init scope, which cuts them over all ranks; build the model without");
+  size_t known = 0;
+  for (const Parameter& p : parameters) known += spread.names.count(p.name);
+  for (const auto& b : module.named_buffers()) known += spread.names.count(b.name);
+  LOCKSTEP_CHECK(known == spread.names.size(), "[zero] expected spread.names to be of the module's parameters and buffers, got ", spread.names.size(), " names, of which it has ", known);
 }
 
 void Stage::build() {
@@ -72,16 +85,25 @@ void Stage::build() {
       options.model_persistence_threshold, ", max_live_parameters ", options.max_live_parameters, ", max_reuse_distance ", options.max_reuse_distance, ", module_size ",
       options.module_size, ", init_sync ", options.init_sync, ", init ", options.init != nullptr, ", offload_optimizer ", name_of(options.offload_optimizer.device),
       ", offload_param ", name_of(options.offload_param.device), ", max_in_cpu ", options.offload_param.max_in_cpu, ", buffer_count ", options.offload_param.buffer_count)};
-  for (std::string& line : parallel::describe_model(module)) lines.push_back(std::move(line));
-  for (const Parameter& p : parameters) if (p.trains()) lines.push_back(str("optimizer of ", p.name, " ", p.optimizer->name(), ", group ", p.group));
+  const std::set<std::string>& spread = options.spread.names;
+  std::vector<std::string> own;  // lines of what some ranks have
+  for (std::string& line : parallel::describe_model(module, [&](const std::string& name) { return spread.count(name) > 0; })) lines.push_back(std::move(line));
+  if (!spread.empty()) own = parallel::describe_model(module, [&](const std::string& name) { return spread.count(name) == 0; });
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = parameters[i];
+    const std::string rule = p.trains() ? str(p.optimizer->name(), ", group ", p.group) : "none";
+    if (is_spread(p)) lines.push_back(str("spread parameter at place ", i, " ", p.variable.dtype(), " ", p.variable.shape(), ", optimizer ", rule));
+    else if (p.trains()) lines.push_back(str("optimizer of ", p.name, " ", rule));
+  }
   parallel::check_agreement("zero", lines, group);
+  if (!spread.empty()) parallel::check_agreement("zero", own, *options.spread.group);
   if (options.init) options.init->end();
   if (options.init_sync) {
     for (const Parameter& p : parameters) {
       LOCKSTEP_CHECK(!p.variable.tensor().storage()->is_empty() || options.init, "[zero] ", p.name, " has no memory; a model built in a zero::Init scope needs .init = &scope");
-      if (!p.variable.tensor().storage()->is_empty()) group.broadcast(p.variable.tensor(), 0, {.tag = p.name});
+      if (!p.variable.tensor().storage()->is_empty()) p.ranks->broadcast(p.variable.tensor(), 0, {.tag = p.name});
     }
-    for (auto& b : module.named_buffers()) group.broadcast(b.tensor, 0, {.tag = b.name});
+    for (auto& b : module.named_buffers()) (spread.count(b.name) ? *options.spread.group : group).broadcast(b.tensor, 0, {.tag = b.name});
   }
   int64_t largest = 0;
   for (const Parameter& p : parameters) if (p.trains()) largest = std::max(largest, p.variable.numel() * size_of(p.variable.dtype()));
@@ -111,17 +133,26 @@ Stage::~Stage() {
 // --- units ---
 
 std::vector<int> Stage::owners() const {
-  std::vector<size_t> uncut;
-  std::vector<int64_t> sizes;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (!parameters[i].trains() || parameters[i].optimizer->is_elementwise()) continue;
-    uncut.push_back(i);
-    sizes.push_back(parameters[i].variable.numel());
-  }
   std::vector<int> owners(parameters.size(), -1);
-  const std::vector<int> assigned = assign_owners(sizes, shards());
-  for (size_t k = 0; k < uncut.size(); ++k) owners[uncut[k]] = assigned[k];
+  const auto assign = [&](const dist::ProcessGroup& ranks) {
+    std::vector<size_t> uncut;
+    std::vector<int64_t> sizes;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (!parameters[i].trains() || parameters[i].optimizer->is_elementwise() || parameters[i].ranks != &ranks) continue;
+      uncut.push_back(i);
+      sizes.push_back(parameters[i].variable.numel());
+    }
+    const std::vector<int> assigned = assign_owners(sizes, shards(ranks));
+    for (size_t k = 0; k < uncut.size(); ++k) owners[uncut[k]] = assigned[k];
+  };
+  assign(group);
+  if (!options.spread.names.empty()) assign(*options.spread.group);
   return owners;
+}
+
+std::string Stage::kind_of(size_t i, int owner) const {
+  const Parameter& p = parameters[i];
+  return str(p.variable.dtype(), p.trains() ? " trained" : " frozen", " of ", owner, is_spread(p) ? ", spread" : "");
 }
 
 /// Backward makes gradients in the reverse order of forward, roughly that of fields().
@@ -135,7 +166,7 @@ void Stage::plan() {
     if (!p.trains()) continue;
     trained.push_back(i);
     sizes.push_back(p.variable.numel());
-    kinds.push_back(str(p.variable.dtype(), " of ", owner[i]));
+    kinds.push_back(kind_of(i, owner[i]));
   }
   for (const std::vector<size_t>& places : plan_units(sizes, kinds, options.reduce_bucket_size)) {
     std::vector<size_t> members;
@@ -157,13 +188,14 @@ void Stage::add_unit(std::vector<size_t> members, int owner, const std::string& 
   unit.dtype = first.variable.dtype();
   unit.gradient_dtype = options.communication_data_type.value_or(unit.dtype);
   unit.trains = first.trains();
-  unit.layout = owner < 0 || shards() == 1 ? lay_out(sizes, shards()) : lay_out_at(sizes, shards(), owner);
+  unit.ranks = first.ranks;
+  const int parts = shards(*unit.ranks);
+  unit.layout = owner < 0 || parts == 1 ? lay_out(sizes, parts) : lay_out_at(sizes, parts, owner);
   unit.module = of;
   unit.tag = str("zero unit ", units.size(), of.empty() ? "" : " of module ", of, ", ", first.name, members.size() > 1 ? str(" to ", last.name) : "");
-  const int mine = shards() > 1 ? rank() : 0;
   for (size_t place = 0; place < members.size(); ++place) {
-    const dist::Range range = unit.layout.owned(place, mine);
-    if (unit.trains && range.size() > 0) unit.pieces.push_back({members[place], range, unit.layout.offsets[place] + range.begin - unit.layout.range(mine).begin});
+    const dist::Range range = unit.layout.owned(place, shard_number(unit));
+    if (unit.trains && range.size() > 0) unit.pieces.push_back({members[place], range, unit.layout.offsets[place] + range.begin - shard(unit).begin});
   }
   unit.members = std::move(members);
   units.push_back(std::move(unit));
@@ -193,13 +225,13 @@ Tensor Stage::gradient_memory(Unit& unit) {
   const MemoryScope scope(Memory::gradient);
   const int64_t n = unit.layout.whole();
   if (unit.local.count() > 0) return empty({n}, {.dtype = unit.gradient_dtype, .device = device_});
-  if (!unit.buffer.defined()) unit.buffer = group.shared_empty({n}, unit.gradient_dtype, device_);
+  if (!unit.buffer.defined()) unit.buffer = unit.ranks->shared_empty({n}, unit.gradient_dtype, device_);
   return unit.buffer;
 }
 
 void Stage::reduce(Unit& unit, Tensor whole) {
   unit.part = whole;
-  start(unit, group.all_reduce(whole, {.tag = unit.tag, .async = options.overlap_comm}));
+  start(unit, unit.ranks->all_reduce(whole, {.tag = unit.tag, .async = options.overlap_comm}));
 }
 
 void Stage::start(Unit& unit, dist::Work work, std::function<void()> then) {

@@ -24,6 +24,7 @@ struct Parameter {
   Variable variable;
   optim::Optimizer* optimizer = nullptr;  // none: frozen
   int group = 0;                          // of the optimizer
+  dist::ProcessGroup* ranks = nullptr;    // that have it
   size_t unit = SIZE_MAX, place = 0;      // no unit: frozen, below stage 3
   int64_t steps = 0;                      // updates so far
   int64_t first_block = 0;                // of its norm, among those of all
@@ -48,6 +49,7 @@ struct Piece {
 /// Parameters that travel together.
 struct Unit {
   std::string tag;                // of its collectives: ranks that disagree are told
+  dist::ProcessGroup* ranks = nullptr;  // that have its parameters
   std::vector<size_t> members;    // parameters, as in the layout
   Layout layout;
   DType dtype = f32, gradient_dtype = f32;
@@ -121,7 +123,7 @@ class Stage {
 
  protected:
   // What a stage decides.
-  virtual int shards() const { return 1; }                    // parts that a unit is cut into
+  virtual bool is_cut() const { return false; }               // units are, into a shard for each rank
   virtual void plan();                                        // makes the units
   virtual void place(Unit& unit);                             // puts the parameters where they are to live
   virtual Tensor weight(Unit& unit, const Piece& piece);      // the parameter's elements that a piece owns, flat
@@ -134,6 +136,10 @@ class Stage {
   virtual bool is_part_own() const { return false; }          // unit.part is memory of its own, not of unit.buffer
 
   int rank() const { return group.rank(); }
+  int shards(const dist::ProcessGroup& ranks) const { return is_cut() ? ranks.size() : 1; }
+  int shard_number(const Unit& unit) const { return is_cut() ? unit.ranks->rank() : 0; }
+  dist::Range shard(const Unit& unit) const { return unit.layout.range(shard_number(unit)); }  // this rank's, of the whole
+  bool is_spread(const Parameter& p) const { return p.ranks != &group; }
   std::string list(const std::vector<size_t>& indices) const;
   [[noreturn]] void fail_everywhere(const std::string& message);
   /// What fails at a disk fails at all ranks.
@@ -147,12 +153,14 @@ class Stage {
     }
     fail_everywhere(message);
   }
+  void check_spread() const;
   void begin_pass();
   void finish(Unit& unit) { if (unit.finish) std::exchange(unit.finish, nullptr)(); }
-  /// Starts a collective on the group, which unit.finish waits for; then() comes after it.
+  /// Starts a collective on the unit's ranks, which unit.finish waits for; then() comes after it.
   void start(Unit& unit, dist::Work work, std::function<void()> then = {});
   void add_unit(std::vector<size_t> members, int owner, const std::string& module = "");
-  std::vector<int> owners() const;        // of parameters that cannot be cut; -1 for the others
+  std::vector<int> owners() const;        // of parameters that cannot be cut, among the ranks that have them; -1 for the others
+  std::string kind_of(size_t parameter, int owner) const;  // a unit has parameters of one kind
   Tensor value_of(const Parameter& p);    // whole, also when it was built in an Init scope
 
   Tensor shard_in_memory(size_t unit);
@@ -178,6 +186,7 @@ class Stage {
 
   // step.cpp
   std::vector<bool> agree_on_used();
+  void add_from_others(std::map<std::string, Tensor>& tensors, std::map<std::string, double>& numbers);
   bool check_finite(const StepOptions& o, StepReport& report);
   Tensor gradient(Unit& unit, int64_t at, int64_t n, double scale);
   double norm(const StepOptions& o, double scale, const std::vector<bool>& used);
@@ -213,7 +222,7 @@ class Stage1 : public Stage {
   using Stage::Stage;
 
  protected:
-  int shards() const override { return group.size(); }
+  bool is_cut() const override { return true; }
   void place(Unit& unit) override;
   void move_into_weights(Unit& unit);  // its parameters become views of unit.weights, with their values
   void reduce(Unit& unit, Tensor whole) override;

@@ -24,7 +24,7 @@ namespace lockstep::zero {
 void Stage1::place(Unit& unit) {
   {
     const MemoryScope scope(Memory::parameter);
-    unit.weights = group.shared_empty({unit.layout.whole()}, unit.dtype, device_);
+    unit.weights = unit.ranks->shared_empty({unit.layout.whole()}, unit.dtype, device_);
   }
   move_into_weights(unit);
 }
@@ -40,22 +40,22 @@ void Stage1::move_into_weights(Unit& unit) {
 }
 
 void Stage1::reduce(Unit& unit, Tensor whole) {
-  const dist::Range mine = unit.layout.range(rank());
+  const dist::Range mine = shard(unit);
   const Tensor part = whole.narrow(0, mine.begin, mine.size());
   unit.part = part;
   const dist::CollectiveOptions o{.tag = unit.tag, .async = options.overlap_comm};
   if (whole.numel() == 0) return;
-  if (unit.layout.owner >= 0) start(unit, group.reduce(whole, unit.layout.owner, o));
-  else if (options.reduce_scatter) start(unit, group.reduce_scatter(part, whole, o));
-  else start(unit, group.all_reduce(whole, o));
+  if (unit.layout.owner >= 0) start(unit, unit.ranks->reduce(whole, unit.layout.owner, o));
+  else if (options.reduce_scatter) start(unit, unit.ranks->reduce_scatter(part, whole, o));
+  else start(unit, unit.ranks->all_reduce(whole, o));
 }
 
 void Stage1::publish(Unit& unit) {
   if (unit.layout.whole() == 0) return;
-  const dist::Range mine = unit.layout.range(rank());
+  const dist::Range mine = shard(unit);
   const dist::CollectiveOptions o{.tag = unit.tag, .async = options.overlap_comm};
-  if (unit.layout.owner >= 0) start(unit, group.broadcast(unit.weights, unit.layout.owner, o));
-  else start(unit, group.all_gather(unit.weights, unit.weights.narrow(0, mine.begin, mine.size()), o));
+  if (unit.layout.owner >= 0) start(unit, unit.ranks->broadcast(unit.weights, unit.layout.owner, o));
+  else start(unit, unit.ranks->all_gather(unit.weights, unit.weights.narrow(0, mine.begin, mine.size()), o));
 }
 
 }  // namespace lockstep::zero

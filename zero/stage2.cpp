@@ -46,15 +46,15 @@ Tensor Stage2::gradient_memory(Unit& unit) {
 }
 
 void Stage2::reduce(Unit& unit, Tensor whole) {
-  const dist::Range mine = unit.layout.range(rank());
+  const dist::Range mine = shard(unit);
   {
     const MemoryScope scope(Memory::gradient);
     unit.part = empty({mine.size()}, {.dtype = unit.gradient_dtype, .device = device_});
   }
   const dist::CollectiveOptions o{.tag = unit.tag, .async = options.overlap_comm};
   if (whole.numel() == 0) return;
-  if (unit.layout.owner < 0 && options.reduce_scatter) return start(unit, group.reduce_scatter(unit.part, whole, o));
-  const dist::Work work = unit.layout.owner >= 0 ? group.reduce(whole, unit.layout.owner, o) : group.all_reduce(whole, o);
+  if (unit.layout.owner < 0 && options.reduce_scatter) return start(unit, unit.ranks->reduce_scatter(unit.part, whole, o));
+  const dist::Work work = unit.layout.owner >= 0 ? unit.ranks->reduce(whole, unit.layout.owner, o) : unit.ranks->all_reduce(whole, o);
   start(unit, work, [part = unit.part, own = whole.narrow(0, mine.begin, mine.size())] { part.copy_(own); });
 }
 

@@ -128,8 +128,7 @@ void Stage3::claim(nn::Module& module, const std::string& name, std::vector<bool
   for (const size_t i : wanted) {
     if (taken[i]) continue;
     taken[i] = true;
-    const Parameter& p = parameters[i];
-    kinds[str(p.variable.dtype(), p.trains() ? " trained" : " frozen", " of ", owner[i])].push_back(i);
+    kinds[kind_of(i, owner[i])].push_back(i);
   }
   for (auto& [kind, members] : kinds) claims.push_back({members, owner[members[0]], name.empty() ? "(model)" : name});
   if (coarse) return;
@@ -153,7 +152,7 @@ void Stage3::plan() {
     if (!p.trains()) continue;
     small.push_back(i);
     sizes.push_back(n);
-    kinds.push_back(str(p.variable.dtype(), " of ", owner[i]));
+    kinds.push_back(kind_of(i, owner[i]));
   }
   std::vector<Claim> claims;
   claim(module, "", taken, claims);
@@ -202,7 +201,7 @@ void Stage3::register_external(nn::Module& m, const Variable& parameter) {
 void Stage3::place(Unit& unit) {
   if (unit.persistent) return Stage1::place(unit);
   const MemoryScope scope(Memory::parameter);
-  const dist::Range mine = unit.layout.range(rank());
+  const dist::Range mine = shard(unit);
   unit.weights = empty({unit.layout.whole()}, {.dtype = unit.dtype, .device = device_});
   move_into_weights(unit);
   const Tensor shard = unit.weights.narrow(0, mine.begin, mine.size());
@@ -238,10 +237,10 @@ void Stage3::fetch(Unit& unit) {
   const dist::CollectiveOptions o{.tag = unit.tag, .async = options.overlap_comm};
   const Tensor shard = shard_in_memory(size_t(&unit - units.data())).to(device_);
   if (unit.layout.owner < 0) {
-    unit.fetch = group.all_gather(unit.weights, shard, o);
+    unit.fetch = unit.ranks->all_gather(unit.weights, shard, o);
   } else {
-    if (unit.layout.owner == rank()) unit.weights.copy_(shard);
-    unit.fetch = group.broadcast(unit.weights, unit.layout.owner, o);
+    if (unit.layout.owner == unit.ranks->rank()) unit.weights.copy_(shard);
+    unit.fetch = unit.ranks->broadcast(unit.weights, unit.layout.owner, o);
   }
   storage.restore_version(version);  // the same bytes come back: what the tape saved is still right
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <set>
 
+#include "parallel/agreement.h"
 #include "tensor/ops.h"
 #include "zero/stage.h"
 
@@ -15,33 +16,32 @@ Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()}); }
 std::vector<StatePiece> Stage::state(bool to_load, bool make) {
   std::vector<StatePiece> all;
   // Where every rank has everything, each hands in its shard_range of it.
-  const auto add = [&](const std::string& name, const Shape& shape, dist::Range range, const Tensor& tensor, bool everywhere) {
+  const auto add = [&](const std::string& key, const Parameter& p, dist::Range range, const Tensor& tensor, bool everywhere) {
+    const std::string name = key + "." + p.name;
+    const Shape& shape = p.variable.shape();
     if (everywhere && !to_load) {
-      const dist::Range mine = dist::shard_range(range.size(), group.size(), rank());
+      const dist::Range mine = dist::shard_range(range.size(), p.ranks->size(), p.ranks->rank());
       if (mine.size() > 0) all.push_back({name, shape, mine, tensor.narrow(0, mine.begin, mine.size())});
     } else if (range.size() > 0) {
       all.push_back({name, shape, range, tensor});
     }
   };
-  const int mine = shards() > 1 ? rank() : 0;
-  const bool whole = shards() == 1 && options.stage < 3;  // stage 3 empties parameters at a single rank too
   for (Parameter& p : parameters) {
-    const Shape& shape = p.variable.shape();
-    if (p.unit == SIZE_MAX || whole) {
-      add("model." + p.name, shape, {0, p.variable.numel()}, flat(p.variable.tensor()), true);
+    if (p.unit == SIZE_MAX || !is_cut()) {
+      add("model", p, {0, p.variable.numel()}, flat(p.variable.tensor()), true);
     } else {
       Unit& unit = units[p.unit];
-      const dist::Range owned = unit.layout.owned(p.place, mine);
-      const int64_t at = unit.layout.offsets[p.place] + owned.begin - unit.layout.range(mine).begin;
+      const dist::Range owned = unit.layout.owned(p.place, shard_number(unit));
+      const int64_t at = unit.layout.offsets[p.place] + owned.begin - shard(unit).begin;
       const Piece piece{.parameter = size_t(&p - parameters.data()), .range = owned, .at = owned.size() > 0 ? at : 0};
-      if (owned.size() > 0) add("model." + p.name, shape, owned, weight(unit, piece), false);
+      if (owned.size() > 0) add("model", p, owned, weight(unit, piece), false);
     }
   }
   for (Unit& unit : units) {
     for (Piece& piece : unit.pieces) {
       const Parameter& p = parameters[piece.parameter];
       for (const auto& [key, tensor] : to_load && make ? make_kept(unit, piece) : kept(unit, piece)) {
-        if (tensor.defined()) add("optimizer." + key + "." + p.name, p.variable.shape(), piece.range, flat(tensor), whole);
+        if (tensor.defined()) add("optimizer." + key, p, piece.range, flat(tensor), !is_cut());
       }
     }
   }
@@ -90,7 +90,7 @@ optim::OptimizerState Stage::whole_state() {
     if (!unit.trains) continue;
     std::set<std::string> keys;
     for (const size_t i : unit.members) if (parameters[i].steps > 0) for (const std::string& key : keys_of(parameters[i])) keys.insert(key);
-    const dist::Range mine = unit.layout.range(shards() > 1 ? rank() : 0);
+    const dist::Range mine = shard(unit);
     const TensorOptions like{.dtype = unit.dtype == f64 ? f64 : f32, .device = cpu};
     for (const std::string& key : keys) {
       const Tensor whole = zeros({unit.layout.whole()}, like), part = whole.narrow(0, mine.begin, mine.size());
@@ -99,8 +99,8 @@ optim::OptimizerState Stage::whole_state() {
         const auto found = all.find(key);
         if (found != all.end() && found->second.defined()) part.narrow(0, piece.at, piece.range.size()).copy_(flat(found->second));
       }
-      if (unit.layout.owner >= 0) group.broadcast(whole, unit.layout.owner, {.tag = unit.tag});
-      else if (shards() > 1) group.all_gather(whole, part, {.tag = unit.tag});
+      if (unit.layout.owner >= 0) unit.ranks->broadcast(whole, unit.layout.owner, {.tag = unit.tag});
+      else if (is_cut()) unit.ranks->all_gather(whole, part, {.tag = unit.tag});
       for (size_t place = 0; place < unit.members.size(); ++place) {
         const Parameter& p = parameters[unit.members[place]];
         if (p.steps > 0) by_name["state." + p.name + "." + key] = whole.narrow(0, unit.layout.offsets[place], p.variable.numel()).view(p.variable.shape()).clone();
@@ -108,8 +108,32 @@ optim::OptimizerState Stage::whole_state() {
     }
   }
   for (const Parameter& p : parameters) if (p.trains() && p.steps > 0) saved.numbers["state." + p.name + ".step"] = double(p.steps);
+  if (!options.spread.names.empty()) add_from_others(by_name, saved.numbers);
   for (auto& [name, tensor] : by_name) saved.tensors.emplace_back(name, std::move(tensor));
   return saved;
+}
+
+/// What other ranks have of spread parameters: each of the first of those that have the same says it to all.
+void Stage::add_from_others(std::map<std::string, Tensor>& tensors, std::map<std::string, double>& numbers) {
+  const Tensor firsts = zeros({group.size()}, {.dtype = i64, .device = cpu});
+  firsts.data<int64_t>()[rank()] = options.spread.group->rank() == 0;
+  group.all_reduce(firsts, {.tag = "zero first ranks"});
+  for (int from = 0; from < group.size(); ++from) {
+    if (firsts.data<int64_t>()[from] == 0) continue;
+    for (const Parameter& p : parameters) {
+      if (!is_spread(p) || !p.trains()) continue;
+      const std::string start = "state." + parallel::broadcast_text(p.name, from, group) + ".";
+      const Tensor steps = Tensor::from({p.steps}, {1});
+      group.broadcast(steps, from, {.tag = "zero steps"});
+      if (steps.item<int64_t>() == 0) continue;
+      numbers[start + "step"] = double(steps.item<int64_t>());
+      for (const std::string& key : keys_of(p)) {
+        Tensor& tensor = tensors[start + key];
+        if (!tensor.defined()) tensor = zeros(p.variable.shape(), {.dtype = p.variable.dtype() == f64 ? f64 : f32, .device = cpu});
+        group.broadcast(tensor, from, {.tag = start + key});
+      }
+    }
+  }
 }
 
 void Stage::load_whole_state(const optim::OptimizerState& saved) {
@@ -150,15 +174,15 @@ void Stage::take_from(int from, const std::vector<size_t>& indices) {
   const NoGrad no_grad;
   for (const size_t i : indices) {
     Parameter& p = parameters[i];
+    LOCKSTEP_CHECK(!is_spread(p) || from == 0, "[gathered] expected modifier rank 0 for ", p.name, ", which only some ranks have: the first of those counts; got ", from);
     const Tensor dense = p.variable.tensor().contiguous();
-    group.broadcast(dense, from, {.tag = p.name});
+    p.ranks->broadcast(dense, from, {.tag = p.name});
     if (p.unit == SIZE_MAX) continue;
     Unit& unit = units[p.unit];
-    const int mine = shards() > 1 ? rank() : 0;
-    const dist::Range owned = unit.layout.owned(p.place, mine);
+    const dist::Range owned = unit.layout.owned(p.place, shard_number(unit));
     if (owned.size() == 0) continue;
     const Tensor now = flat(dense).narrow(0, owned.begin, owned.size());
-    if (unit.swapped || unit.shard.defined()) shard_of(unit).narrow(0, unit.layout.offsets[p.place] + owned.begin - unit.layout.range(mine).begin, owned.size()).copy_(now);
+    if (unit.swapped || unit.shard.defined()) shard_of(unit).narrow(0, unit.layout.offsets[p.place] + owned.begin - shard(unit).begin, owned.size()).copy_(now);
     for (Piece& piece : unit.pieces) {
       if (piece.parameter != i) continue;
       const auto all = kept(unit, piece);

@@ -4,9 +4,11 @@
 //
 // Bits. The scale holds all divisions at once (ranks, accumulation, loss scale), in f32 and after the sum, so they do not depend on how the
 // micro-batches were dealt. Norms are sums over fixed blocks of each parameter: a block lies on one rank, its sum is added into a list that
-// is zero on all others, so every rank adds up the same numbers in the same order as optim::clip_grad_norm().
+// is zero on all others, so every rank adds up the same numbers in the same order as optim::clip_grad_norm(). Blocks of spread parameters at the
+// same place are added up with them, so the norm is that of all there are.
 #include <cmath>
 
+#include "parallel/agreement.h"
 #include "tensor/ops.h"
 #include "trace/trace.h"
 #include "zero/stage.h"
@@ -75,10 +77,14 @@ std::vector<bool> Stage::agree_on_used() {
     fail_everywhere(str("[zero] ", unused.size(), " parameters got no gradient since the last step: ", list(unused),
                         ". The loss does not depend on them. Set ignore_unused_parameters = true, or freeze them (requires_grad_(false)) before"));
   }
-  const Tensor map = Tensor::from(mine, {int64_t(mine.size())});
-  group.all_reduce(map, {.op = dist::ReduceOp::max, .tag = "zero used parameters"});
-  const std::vector<int64_t> any = map.to_vector<int64_t>();
-  for (size_t i = 0; i < used.size(); ++i) used[i] = any[i] != 0;
+  const auto agree = [&](dist::ProcessGroup& ranks) {
+    const Tensor map = Tensor::from(mine, {int64_t(mine.size())});
+    ranks.all_reduce(map, {.op = dist::ReduceOp::max, .tag = "zero used parameters"});
+    const std::vector<int64_t> any = map.to_vector<int64_t>();
+    for (size_t i = 0; i < used.size(); ++i) if (parameters[i].ranks == &ranks) used[i] = any[i] != 0;
+  };
+  agree(group);
+  if (!options.spread.names.empty()) agree(*options.spread.group);
   return used;
 }
 
@@ -99,8 +105,10 @@ bool Stage::check_finite(const StepOptions& o, StepReport& report) {
   first = agreed.item<int64_t>();
   if (first != none) {
     report.skipped = true;
-    report.first_nonfinite = parameters[size_t(first / group.size() % count)].name;
-    report.rank = group.world_rank(int(first % group.size()));
+    const Parameter& found = parameters[size_t(first / group.size() % count)];
+    const int finder = int(first % group.size());
+    report.first_nonfinite = is_spread(found) ? parallel::broadcast_text(found.name, finder, group) : found.name;
+    report.rank = group.world_rank(finder);
   }
   if (o.others) o.others->agree(report);
   const std::string where = str("first in the gradient of ", report.first_nonfinite, " at rank ", report.rank, ", in step ", steps_);
@@ -125,7 +133,9 @@ Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) {
 
 double Stage::norm(const StepOptions& o, double scale, const std::vector<bool>& used) {
   Tensor squares = zeros({blocks_}, {.dtype = f64, .device = device_});
+  const bool spread = !options.spread.names.empty();
   for (Unit& unit : units) {
+    if (spread && !is_cut() && unit.ranks->rank() != 0) continue;  // the others have the same
     for (const Piece& piece : unit.pieces) {
       if (!used[piece.parameter]) continue;
       const Tensor g = gradient(unit, piece.at, piece.range.size(), scale);
@@ -135,7 +145,7 @@ double Stage::norm(const StepOptions& o, double scale, const std::vector<bool>& 
     }
   }
   squares = squares.to(cpu);
-  if (shards() > 1) group.all_reduce(squares, {.tag = "zero squares of gradients"});
+  if (shards(group) > 1 || spread) group.all_reduce(squares, {.tag = "zero squares of gradients"});
   const double* block = squares.data<double>();
   double total = 0;
   std::vector<std::pair<std::string, double>> all;

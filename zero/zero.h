@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,6 +43,14 @@ enum class NonFinite {
   error,      ///< an Error on all ranks that names the first parameter, and the rank where it was found
 };
 
+/// Parameters and buffers that only some ranks have: experts. Where one rank has some, every other rank has as many of the same shapes, by other
+/// names; what a rank keeps of them, and their gradients, go by `group`, the ranks that have the same ones. Gradients are still divided by all
+/// ranks (an expert has seen the tokens of several), and norms are of all there are.
+struct Spread {
+  std::set<std::string> names;
+  dist::ProcessGroup* group = nullptr;  ///< part of ZeRO's group
+};
+
 /// Names are those of DeepSpeed's keys where it has one. Sizes count elements.
 struct ZeroOptions {
   int stage = 1;                            ///< 0 to 3
@@ -55,6 +64,7 @@ struct ZeroOptions {
   int64_t sub_group_size = 1 << 21;         ///< elements that the optimizer takes at a time: a tile, see offload.h
   OffloadOptimizer offload_optimizer;       ///< any stage
   AioOptions aio;                           ///< how files of offload are read and written
+  Spread spread;                            ///< empty: all ranks have all parameters
 
   // Stage 3
   int64_t prefetch_bucket_size = 5'000'000;       ///< elements gathered ahead; 0: none
@@ -160,8 +170,8 @@ class Zero {
   void zero_grad();
 
   /// While this lives, the given parameters (default: all) are whole on every rank, for reading. With a modifier rank they may be
-  /// changed there; at the end everybody gets that rank's values, and master weights follow. Collective at both ends. An Error
-  /// when they were changed without one.
+  /// changed there; at the end everybody gets that rank's values, and master weights follow (of what is spread: those of the first rank that has
+  /// it, and the modifier rank is 0). Collective at both ends. An Error when they were changed without one.
   class Gathered {
    public:
     Gathered(Zero& zero, const std::vector<Variable>& parameters, int modifier_rank = -1);
@@ -188,7 +198,7 @@ class Zero {
   void load_numbers(const std::map<std::string, double>& numbers);
   /// Parameters become what the pieces say. Collective.
   void loaded();
-  /// The optimizer's whole state on every rank, as if it had taken the steps itself, and the way back. Collective, and not small.
+  /// The optimizer's whole state on every rank, also of what is spread, as if it had taken the steps itself, and the way back. Collective, and not small.
   optim::OptimizerState whole_state();
   void load_whole_state(const optim::OptimizerState& state);
 

@@ -8,11 +8,13 @@
 #include <cstring>
 #include <fstream>
 #include <optional>
+#include <set>
 
 #include "apps/common/cli.h"
 #include "apps/common/run.h"
 #include "apps/common/tracing.h"
 #include "data/json.h"
+#include "moe/expert_parallel.h"
 #include "onebit/optimizer.h"
 #include "parallel/buckets.h"
 #include "optim/clip.h"
@@ -201,7 +203,6 @@ struct MicroBatches::Impl {
   engine::EngineBase* engine = nullptr;
   onebit::Optimizer* onebit = nullptr;  // the optimizer, when it moves gradients itself
   std::unique_ptr<parallel::DistributedDataParallel> ddp;
-  std::unique_ptr<moe::DataParallel> experts;  // in place of ddp
   std::unique_ptr<zero::Zero> zero;
   std::optional<parallel::GradientAccumulator> sum;  // without DDP, for more than one micro-batch
   std::vector<nn::NamedParameter> parameters;
@@ -215,16 +216,15 @@ MicroBatches::MicroBatches(const Team& team, nn::Module& model, optim::Optimizer
   for (const auto& p : impl_->parameters) if (p.variable.requires_grad()) impl_->trained.push_back(p.variable);
   impl_->onebit = dynamic_cast<onebit::Optimizer*>(&optimizer);
   LOCKSTEP_CHECK(!impl_->onebit || o.zero < 0, "--zero ", o.zero, " cuts up what --optimizer ", optimizer.name(), " needs whole: use one of the two");
-  if (o.zero >= 0) {
-    zero::ZeroOptions z{.stage = o.zero, .overlap_comm = o.overlap, .reduce_bucket_size = std::max<int64_t>(1, int64_t(o.bucket_mib * (1 << 18))),
+  if (o.zero >= 0 || o.experts) {
+    zero::ZeroOptions z{.stage = std::max(o.zero, 0), .overlap_comm = o.overlap, .reduce_bucket_size = std::max<int64_t>(1, int64_t(o.bucket_mib * (1 << 18))),
                         .nonfinite = skip_overflow ? zero::NonFinite::skip : zero::NonFinite::error};
     set_offload(z, o.offload);
+    if (o.experts) z.spread = {moe::expert_names(model), &o.experts->edp()};
     impl_->zero = std::make_unique<zero::Zero>(model, optimizer, z, team.group());
   } else if (impl_->onebit) {
     parallel::broadcast_module(model, *team.group());
     if (o.accumulate > 1) impl_->sum.emplace(impl_->trained);
-  } else if (o.experts) {
-    impl_->experts = std::make_unique<moe::DataParallel>(model, *o.experts, *team.group(), parallel::DdpOptions{.bucket_mib = o.bucket_mib, .overlap = o.overlap});
   } else if (team.group()) impl_->ddp = std::make_unique<parallel::DistributedDataParallel>(model, parallel::DdpOptions{.bucket_mib = o.bucket_mib, .overlap = o.overlap}, team.group());
   else if (o.accumulate > 1) impl_->sum.emplace(impl_->trained);
   open_trace();
@@ -273,15 +273,13 @@ MicroBatches::Report MicroBatches::backward(int64_t step, const Loss& loss_of, c
   if (team_.group()) team_.group()->control().set_step(uint64_t(step + 1));  // for messages of others about this rank
   for (int64_t i = 0; i < mine; ++i) {
     std::optional<parallel::DistributedDataParallel::NoSync> no_sync;
-    std::optional<moe::DataParallel::NoSync> experts_no_sync;
     std::optional<zero::Zero::NoSync> zero_no_sync;
     if (m.ddp && i + 1 < mine) no_sync.emplace(*m.ddp);
-    if (m.experts && i + 1 < mine) experts_no_sync.emplace(*m.experts);
     if (m.zero && !are_interleaved() && i + 1 < mine) zero_no_sync.emplace(*m.zero);
     const int64_t micro = m.engine ? m.engine->micro_batch() : number_of(i);
     set_random_step(uint64_t(step), uint64_t(micro * options_.sharing + team_.rank() % options_.sharing));  // ranks that share one have other tokens
     std::optional<trace::Scope> forward(std::in_place, "forward", trace::Category::forward, trace::Args{{"micro_batch", micro}}, micro);
-    const Variable loss = m.ddp ? m.ddp->call([&] { return loss_of(micro); }) : m.experts ? m.experts->call([&] { return loss_of(micro); }) : loss_of(micro);
+    const Variable loss = m.ddp ? m.ddp->call([&] { return loss_of(micro); }) : loss_of(micro);
     forward.reset();
     kept.push_back(loss.tensor());
     if (m.engine) {
@@ -333,7 +331,7 @@ double MicroBatches::step(double clip, optim::GradScaler* scaler) {
   for (const Variable& parameter : m.trained) if (share < 1 && parameter.grad().defined()) mul_scalar_(parameter.grad(), share);
   // Gradients have the same bits on all ranks, so each finds the same overflow and the same norm.
   if (scaler) scaler->unscale(m.optimizer);
-  const double norm = clip <= 0 ? NAN : clip_ ? clip_(clip) : m.experts ? m.experts->clip_grad_norm(clip) : optim::clip_grad_norm(m.trained, clip);
+  const double norm = clip <= 0 ? NAN : clip_ ? clip_(clip) : optim::clip_grad_norm(m.trained, clip);
   if (scaler) {
     scaler->step(m.optimizer);
     scaler->update();
@@ -372,6 +370,20 @@ void MicroBatches::load(const std::function<void()>& fn) {
   }
   impl_->zero->load_whole_state(impl_->optimizer.state());
   drop_tensors();
+}
+
+optim::OptimizerState MicroBatches::whole_state() { return impl_->zero ? impl_->zero->whole_state() : optim::OptimizerState(); }
+
+void MicroBatches::load(const nn::State& model, const optim::OptimizerState& optimizer) {
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : model_.state()) names.insert(name);
+  nn::State own;
+  for (const auto& [name, tensor] : model) if (names.count(name)) own.emplace_back(name, tensor);
+  {
+    const auto whole = impl_->zero->gathered(0);
+    model_.load_state(own);
+  }
+  impl_->zero->load_whole_state(optimizer);
 }
 
 void MicroBatches::drop_tensors() {

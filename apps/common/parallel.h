@@ -17,11 +17,11 @@
 
 #include "dist/process_group.h"
 #include "engine/engine.h"
-#include "moe/expert_parallel.h"
 #include "nn/module.h"
 #include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
 #include "parallel/data_parallel.h"
+#include "parallel/mesh.h"
 
 namespace apps {
 
@@ -36,7 +36,7 @@ struct ParallelOptions {
   std::string offload = "none";   ///< of ZeRO: cpu, or nvme:FOLDER
   std::string trace_bits;         ///< file for a line of hashes per step, for `lockstep verify`
   int sharing = 1;                ///< neighbours that share each micro-batch (--context-parallel)
-  std::shared_ptr<const lockstep::moe::Groups> experts;  ///< when ranks have different ones (--expert-parallel)
+  std::shared_ptr<const lockstep::parallel::Mesh> experts;  ///< when ranks have different ones (--expert-parallel)
   std::string trace;              ///< a folder, or a file of one rank, for the timeline
   double trace_mib = 1024;        ///< limit of its files
   std::string identity;           ///< what must be equal on all ranks: this build and the options
@@ -151,6 +151,9 @@ class MicroBatches {
   /// The same with the optimizer's state in the optimizer: fn saves both, or loads both.
   void save(const std::function<void()>& fn);
   void load(const std::function<void()>& fn);
+  /// The same of a model of which other ranks have other parts (experts): the whole state of its optimizer; and what is this rank's of a whole state.
+  lockstep::optim::OptimizerState whole_state();
+  void load(const lockstep::nn::State& model, const lockstep::optim::OptimizerState& optimizer);
 
   /// After a step: writes its hashes (--trace-bits). Error when ranks hold different parameters.
   void trace(int64_t step, double loss);

@@ -53,18 +53,19 @@ engine::Config config_of_options(const GptOptions& o, const parallel::Plan& plan
 
 class Training {
  public:
-  Training(const GptOptions& o, const std::optional<engine::Config>& config, const parallel::Plan& plan, const Team& team)
+  Training(GptOptions& o, const std::optional<engine::Config>& config, const parallel::Plan& plan, const Team& team)
       : o_(o), has_config_(config.has_value()), plan_(plan), team_(team), tokenizer_(load_tokenizer(o.tokenizer.empty() ? o.init : o.tokenizer)) {
     const Tensor all = tokenizer_->encode_tensor(load_text(o.text));
     whole_ = make_gpt(o, tokenizer_->vocab_size());
     shape_ = whole_->o;
-    parameters_ = whole_->parameter_count();
-    for (auto& p : whole_->named_parameters()) names_.push_back(p.name), is_matrix_.push_back(p.variable.dim() >= 2);
     check_plan(plan, sizes_of(o, shape_, team.size()));
-    text_ = split_text(o, *tokenizer_, all, *whole_);
-    team.check_same(o.text.empty() ? "the text" : o.text, {&all});
     dist::ProcessGroup& world = team.group() ? *team.group() : engine::init_distributed();
     mesh_ = std::make_unique<parallel::Mesh>(plan, world);
+    sharing_.emplace(o, team, *whole_, mesh_.get());
+    parameters_ = sharing_->parameter_count();
+    for (auto& p : whole_->named_parameters()) names_.push_back(p.name), is_matrix_.push_back(p.variable.dim() >= 2);
+    text_ = split_text(o, *tokenizer_, all, *whole_);
+    team.check_same(o.text.empty() ? "the text" : o.text, {&all});
     make_engine(config);
     count_ = engine_->gradient_accumulation_steps() * plan.dp;
   }
@@ -98,6 +99,7 @@ class Training {
   std::vector<bool> is_matrix_;
   TextParts text_;
   std::unique_ptr<parallel::Mesh> mesh_;
+  std::optional<Sharing> sharing_;
   optim::GradScaler scaler_{{.enabled = o_.precision == "f16"}};
   std::unique_ptr<engine::PipelineEngine> engine_;
   std::ofstream trace_;
@@ -109,10 +111,13 @@ void Training::make_engine(const std::optional<engine::Config>& config) {
     const auto sliced = tensor_parallel::apply(*whole_, tensor_parallel::gpt_plan(*whole_), mesh_->tp());
     for (const auto& s : sliced.slices()) args.slices[s.name] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, plan_.tp, mesh_->at().tp)};
   }
-  if (plan_.cp > 1) sequence::share_sequences(*whole_, {std::shared_ptr<void>(), &mesh_->cp()}, context_options(o_));
   std::vector<LayerSpec> layers = pipeline::gpt_layers(whole_, o_.checkpoint_blocks);
   for (LayerSpec& layer : layers) {
-    layer.with([this, forward = layer.forward](nn::Module* m, const Values& in) { return precise([&] { return forward ? forward(m, in) : Values{m->call(in.at(0))}; }); });
+    layer.with([this, forward = layer.forward](nn::Module* m, const Values& in) {
+      Values out = precise([&] { return forward ? forward(m, in) : Values{m->call(in.at(0))}; });
+      if (NoGrad::grad_enabled() && mesh_->at().tp == 0) sharing_->count(*m);  // slices have the same experts; a second run is the one with gradients
+      return out;
+    });
   }
   const auto loss = [this, of = pipeline::gpt_loss(*whole_)](const Values& out, const std::vector<Tensor>& targets) { return precise([&] { return of(out, targets); }); };
   if (!config || config->optimizer.type.empty()) {
@@ -137,8 +142,8 @@ void Training::write_trace(int64_t step, double loss) {
 
 /// This rank's tokens.
 pipeline::Sample Training::part_of(const data::Example& sample) const {
-  const auto part = [&](const Tensor& x) { return plan_.cp == 1 ? x : sequence::slice(x, 1, plan_.cp, mesh_->at().cp, context_options(o_).order_or_default()); };
-  return {{part(sample.input)}, {part(sample.target)}};
+  const data::Example part = sharing_->part_of(sample);
+  return {{part.input}, {part.target}};
 }
 
 /// As evaluate_text(), with windows of whole batches as micro-batches.
@@ -201,7 +206,7 @@ int64_t Training::resume(Run& run) {
 
 void Training::run() {
   const data::TokenBatches batches(text_.training, o_.common.seed);
-  Run run(o_.common, team_, config_of(o_, *whole_, count_), {"program", "vocab", "context", "layers", "width", "heads", "tokenizer"});
+  Run run(o_.common, team_, config_of(o_, *whole_, count_), fixed_options(o_));
   const int64_t first = o_.common.resume ? resume(run) : 0;
   const bool talks = team_.leads() && !o_.common.json;
   const int64_t batch = engine_->train_micro_batch_size_per_gpu();
@@ -241,6 +246,7 @@ void Training::run() {
     line["step"] = step;
     line["loss"] = loss;
     line["lr"] = lr;
+    sharing_->report(line, count_ * plan_.cp);
     line["grad_norm"] = engine_->get_global_grad_norm();
     if (engine_->fp16_enabled()) line["loss_scale"] = engine_->loss_scale();
     if (step % o_.eval_every == 0 && step < o_.steps) {
@@ -278,6 +284,7 @@ void Training::run() {
   result["parameters"] = parameters_;
   result["tokens_per_second"] = double(step - first) * tokens_per_step / std::max(seconds, 1e-9);
   result["seconds"] = seconds;
+  sharing_->summarize(result);
   result["bubble"] = idle / double(std::max<int64_t>(step - first, 1));
   result["peak_memory_mib"] = double(memory_report(cpu).total.peak) / 1048576;
   print_result(result, o_.common.json);
@@ -306,7 +313,9 @@ void gpt_train_parts(GptOptions o, const std::optional<engine::Config>& config, 
       LOCKSTEP_CHECK(team.size() % copy == 0, asked, " expected a number of ranks that ", copy, " divides, got ", team.size(), "; start it with lockstep run -n N -- ..., or give --ranks N");
       here.dp = team.size() / copy;
     }
-    Training(o, config, here, team).run();
+    GptOptions own = o;  // Training writes into them, and ranks may be threads
+    own.context_parallel = plan.cp;
+    Training(own, config, here, team).run();
   });
 }
 

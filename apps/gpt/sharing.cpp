@@ -70,17 +70,11 @@ void check_sharing(const GptOptions& o) {
   if (o.experts == 0) return;
   refuse(o.expert.top_k > o.experts, "--top-k ", o.expert.top_k, " of --experts ", o.experts, ": a token cannot go to more experts than there are");
   refuse(o.experts % o.expert_parallel != 0, "--expert-parallel ", o.expert_parallel, " ranks cannot share --experts ", o.experts, " evenly");
-  refuse(o.pipeline > 0 || !o.plan.empty(), "--experts does not go with --pipeline and --plan so far; leave one of them out");
-  refuse(o.tensor_parallel > 0, "--experts does not go with --tensor-parallel so far; leave one of them out");
+  refuse(o.tensor_parallel > 0, "--experts does not go with --tensor-parallel; with --plan dpN+tpN it does");
   refuse(p.strategy == "dp", "--experts does not go with --parallel dp, which copies models by their options; use ranks");
-  refuse(o.checkpoint_blocks, "--experts does not go with --checkpoint-blocks so far: the loss of the gate would be lost; leave one of them out");
   refuse(!o.init.empty() || !o.export_to.empty(), "--experts does not go with --init and --export: Hugging Face's GPT-2 has none");
   if (o.expert_parallel == 1) return;
   refuse(p.strategy == "none", "--expert-parallel is for ranks, leave out --parallel none");
-  refuse(p.zero >= 0 || !o.config.empty(),
-         "--expert-parallel does not go with --zero and --config so far: they cut up what all ranks have; use --expert-parallel 1, or DDP");
-  refuse(o.precision == "f16", "--expert-parallel does not go with --precision f16 so far: ranks would skip different steps; use bf16");
-  refuse(o.common.resume, "--resume with --expert-parallel: the optimizer's state of experts is not saved so far; use --expert-parallel 1");
   refuse(!p.trace_bits.empty(), "--trace-bits compares runs bit for bit, and experts over ranks sum in another order; use --expert-parallel 1");
   refuse(std::set<std::string>{"sgd", "adam", "adamw"}.count(o.optimizer.name) == 0,
          "--expert-parallel goes with --optimizer sgd, adam and adamw, got ", o.optimizer.name, ", which moves gradients of all ranks itself");
@@ -108,49 +102,59 @@ void add_saved_experts(nn::GPT& model, const Json& c, const std::string& path) {
   moe::add_experts(model, options, c.at("expert_every", path).as_int());
 }
 
-Sharing::Sharing(GptOptions& o, const Team& team, nn::GPT& model) : o_(o), team_(team), model_(model) {
-  LOCKSTEP_CHECK(team.size() % o.context_parallel == 0, "--context-parallel ", o.context_parallel, " does not divide the ", team.size(),
+Sharing::Sharing(GptOptions& o, const Team& team, nn::GPT& model, const parallel::Mesh* mesh) : o_(o), team_(team), model_(model) {
+  const int samples = team.size() / o.context_parallel;
+  LOCKSTEP_CHECK(mesh || team.size() % o.context_parallel == 0, "--context-parallel ", o.context_parallel, " does not divide the ", team.size(),
                  team.size() == 1 ? " rank" : " ranks", "; start it with lockstep run -n N -- ..., or give --ranks N");
-  LOCKSTEP_CHECK(team.size() % o.expert_parallel == 0, "--expert-parallel ", o.expert_parallel, " does not divide the ", team.size(),
-                 team.size() == 1 ? " rank" : " ranks", "; start it with lockstep run -n N -- ..., or give --ranks N");
+  LOCKSTEP_CHECK(mesh || samples % o.expert_parallel == 0, "--expert-parallel ", o.expert_parallel, " does not divide the ", samples,
+                 samples == 1 ? " rank" : " ranks", o.context_parallel > 1 ? " that do not share sequences" : "", "; start it with lockstep run -n N -- ..., or give --ranks N");
+  if (mesh) mesh_ = {std::shared_ptr<void>(), mesh};
+  else if (o.context_parallel * o.expert_parallel > 1) {
+    mesh_ = std::make_shared<parallel::Mesh>(parallel::Plan{.dp = samples, .cp = o.context_parallel, .ep = o.expert_parallel}, *team.group());
+  }
   if (o.experts > 0) {
     o.expert.experts = o.experts;
     o.expert.noise = o.gate_noise == "jitter" ? moe::Noise::jitter : o.gate_noise == "rsample" ? moe::Noise::rsample : moe::Noise::none;
-    if (o.expert_parallel > 1) experts_ = std::make_shared<moe::Groups>(moe::make_groups(*team.group(), o.expert_parallel));
-    moe::add_experts(model, o.expert, o.expert_every, experts_ ? experts_->expert : nullptr);
-    layers_ = moe::layers_of(model);
+    if (o.expert_parallel > 1) o.common.parallel.experts = mesh_;
+    moe::add_experts(model, o.expert, o.expert_every, o.expert_parallel > 1 ? std::shared_ptr<dist::ProcessGroup>(mesh_, &mesh_->ep()) : nullptr);
     tokens_.assign(size_t(o.experts) + 2, 0);
-    o.common.parallel.experts = experts_;
   }
   if (o.context_parallel == 1) return;
   const int64_t parts = o.context_parallel * (context_options(o).order_or_default() == sequence::Order::zigzag ? 2 : 1);
   LOCKSTEP_CHECK(model.o.context % parts == 0, "--context ", model.o.context, " cannot be cut into ", parts, " parts for --context-parallel ",
                  o.context_parallel, "; the next that can is ", (model.o.context / parts + 1) * parts);
-  context_.emplace(model, team.group()->split(team.rank() / o.context_parallel, team.rank(), "context"), context_options(o));
+  const std::shared_ptr<dist::ProcessGroup> ranks(mesh_, &mesh_->cp());
+  if (mesh) sequence::share_sequences(model, ranks, context_options(o));
+  else context_.emplace(model, ranks, context_options(o));
   o.common.parallel.sharing = o.context_parallel;
 }
 
-data::Example Sharing::part_of(const data::Example& sample) {
-  return context_ ? data::Example{context_->slice(sample.input), context_->slice(sample.target)} : sample;
+data::Example Sharing::part_of(const data::Example& sample) const {
+  if (o_.context_parallel == 1) return sample;
+  const auto part = [&](const Tensor& x) { return sequence::slice(x, 1, o_.context_parallel, mesh_->at().cp, context_options(o_).order_or_default()); };
+  return {part(sample.input), part(sample.target)};
 }
 
 Variable Sharing::with_aux_loss(const Variable& loss) {
-  if (layers_.empty()) return loss;
-  const Variable aux = moe::aux_loss(model_);
-  aux_losses_.push_back(aux.tensor());
-  for (const moe::Layer* layer : layers_) {
+  if (o_.experts == 0) return loss;
+  count(model_);
+  return add(loss, moe::aux_loss(model_).to(loss.dtype()));
+}
+
+void Sharing::count(nn::Module& part) {
+  for (const moe::Layer* layer : moe::layers_of(part)) {
+    aux_losses_.push_back(layer->aux_loss.tensor());
     for (size_t e = 0; e < layer->routing.chosen.size(); ++e) tokens_[e] += double(layer->routing.chosen[e]);
     tokens_[size_t(o_.experts)] += double(layer->routing.token.size() + size_t(layer->routing.dropped()));
     tokens_.back() += double(layer->routing.dropped());
   }
-  return add(loss, aux.to(loss.dtype()));
 }
 
-void Sharing::report(Json& line) {
-  if (layers_.empty()) return;
+void Sharing::report(Json& line, int64_t times) {
+  if (o_.experts == 0) return;
   std::vector<double> all = tokens_;
   all.push_back(0);
-  for (const Tensor& aux : aux_losses_) all.back() += aux.item() / double(aux_losses_.size()) / team_.size();
+  for (const Tensor& aux : aux_losses_) all.back() += aux.item() / double(times);
   team_.sum(all, "experts");
   std::fill(tokens_.begin(), tokens_.end(), 0);
   aux_losses_.clear();
@@ -167,7 +171,7 @@ void Sharing::report(Json& line) {
 }
 
 void Sharing::summarize(Json& result) const {
-  if (layers_.empty()) return;
+  if (o_.experts == 0) return;
   result["aux_loss"] = last_aux_;
   result["busiest_expert"] = last_busiest_;  // its tokens, times those of an even share
   result["dropped"] = last_dropped_;
@@ -188,7 +192,7 @@ std::unique_ptr<nn::GPT> Sharing::whole() const {
 
 int64_t Sharing::parameter_count() const {
   int64_t count = model_.parameter_count();
-  for (const moe::Layer* layer : layers_) count += (layer->o.experts - int64_t(layer->experts.size())) * layer->experts[0]->parameter_count();
+  for (const moe::Layer* layer : moe::layers_of(model_)) count += (layer->o.experts - int64_t(layer->experts.size())) * layer->experts[0]->parameter_count();
   return count;
 }
 

@@ -32,6 +32,7 @@ namespace {
 
 parallel::ActivationCheckpoints checkpoint_blocks(const GptOptions& o, nn::GPT& model) {
   parallel::CheckpointOptions options = o.checkpoints;
+  options.beside = moe::aux_losses;
   LOCKSTEP_CHECK(!options.contiguous_memory_optimization || o.common.parallel.strategy != "dp", "--checkpoint-contiguous makes one buffer on one device; leave it out with --parallel dp");
   if (options.contiguous_memory_optimization) {  // no program has model-parallel ranks yet: whole inputs
     options.partition_activations = true;
@@ -62,6 +63,12 @@ TextParts split_text(const GptOptions& o, const data::Tokenizer& tokenizer, cons
   LOCKSTEP_CHECK(kept > context && all.numel() - kept > context, o.text.empty() ? "the text" : o.text, " has ", all.numel(), " tokens: too few for training and validation with --context ", context,
                  ", which takes ", context + 1, " of each");
   return {all.narrow(0, 0, kept), all.narrow(0, kept, all.numel() - kept)};
+}
+
+std::vector<std::string> fixed_options(const GptOptions& o) {
+  std::vector<std::string> fixed{"program", "vocab", "context", "layers", "width", "heads", "tokenizer"};
+  if (o.experts > 0) fixed.insert(fixed.end(), {"experts", "expert_every", "top_k", "residual_experts"});
+  return fixed;
 }
 
 Json config_of(const GptOptions& o, const nn::GPT& model, int64_t micro_batches) {
@@ -97,7 +104,7 @@ Json config_of(const GptOptions& o, const nn::GPT& model, int64_t micro_batches)
 parallel::PlanSizes sizes_of(const GptOptions& o, const nn::GPT::Options& shape, int64_t ranks) {
   const sequence::ContextOptions context = context_options(o);
   return {.ranks = ranks, .layers = shape.layers + 4, .chunks = std::max<int64_t>(o.chunks, 1), .heads = shape.heads, .width = shape.width, .inner = shape.inner, .vocab = shape.vocab, .context = shape.context,
-          .context_parts = context.order_or_default() == sequence::Order::zigzag ? 2 : 1, .context_by_heads = context.kind == sequence::Kind::ulysses};
+          .context_parts = context.order_or_default() == sequence::Order::zigzag ? 2 : 1, .context_by_heads = context.kind == sequence::Kind::ulysses, .experts = o.experts};
 }
 
 namespace {
@@ -131,27 +138,28 @@ void train(GptOptions o, const std::optional<engine::Config>& config, const Team
   std::optional<parallel::ActivationCheckpoints> checkpoints;
   if (o.checkpoint_blocks) checkpoints = checkpoint_blocks(o, *model);
   MaybeDataParallel devices(o.common.parallel, *model, [&] { return nn::GPT(model->o); });
-  std::optional<parallel::Mesh> mesh;
   std::optional<engine::Engine<nn::GPT>> engine;
   if (config) {
     const bool own = config->optimizer.type.empty();
-    if (o.context_parallel > 1) mesh.emplace(parallel::Plan{.dp = team.size() / o.context_parallel, .cp = o.context_parallel}, *team.group());
     engine.emplace(*model, engine::InitializeArgs{.optimizer = own ? &optimizer : nullptr, .lr_scheduler = own && config->scheduler.type.empty() ? &schedule : nullptr, .config = *config,
-        .group = mesh ? nullptr : team.group(), .mesh = mesh ? &*mesh : nullptr});
+        .group = sharing.mesh() ? nullptr : team.group(), .mesh = sharing.mesh()});
     o.batch = engine->train_micro_batch_size_per_gpu();
   }
   MicroBatches micro_batches = engine ? MicroBatches(team, *model, *engine, o.common.parallel) : MicroBatches(copies, *model, optimizer, o.common.parallel, o.precision == "f16");
   if (slices.sliced()) micro_batches.clip_with([&](double most) { return slices.sliced()->clip_grad_norm(most); });
-  std::vector<std::string> fixed{"program", "vocab", "context", "layers", "width", "heads", "tokenizer"};
-  if (o.experts > 0) fixed.insert(fixed.end(), {"experts", "expert_every", "top_k", "residual_experts"});
-  Run run(o.common, team, config_of(o, *model, micro_batches.count()), fixed);
+  Run run(o.common, team, config_of(o, *model, micro_batches.count()), fixed_options(o));
   int64_t first = 0;
   if (o.common.resume && engine) {
     LOCKSTEP_CHECK(engine->load_checkpoint(run.path("checkpoints")), run.path("checkpoints"), ": --resume found no checkpoint");
     first = engine->global_steps();
   } else if (o.common.resume) {
     std::map<std::string, double> numbers;
-    slices.while_whole(&optimizer, [&] { micro_batches.load([&] { numbers = run.load(*model, optimizer); }); });
+    if (sharing.has_spread_experts()) {
+      nn::State state;
+      optim::OptimizerState kept;
+      numbers = run.load(state, kept);
+      micro_batches.load(state, kept);
+    } else slices.while_whole(&optimizer, [&] { micro_batches.load([&] { numbers = run.load(*model, optimizer); }); });
     first = int64_t(numbers.at("step"));
     schedule.load_state({{"step", double(first)}, {"base.0", o.lr}, {"base.1", o.lr}});
     if (numbers.count("scaler.scale")) scaler.load_state({{"scale", numbers.at("scaler.scale")}, {"growth_tracker", numbers.at("scaler.growth_tracker")}});
@@ -172,19 +180,19 @@ void train(GptOptions o, const std::optional<engine::Config>& config, const Team
   const auto save = [&](int64_t step) {
     set_random_step(uint64_t(step));
     if (!run.has_folder()) return;
+    std::map<std::string, double> numbers{{"step", double(step)}};
     if (engine) {
       engine->save_checkpoint(run.path("checkpoints"));
       engine->wait_for_checkpoint();
-      micro_batches.while_whole([&] { run.save(*model, optimizer, {{"step", double(step)}}); });  // the model, for eval and sample
-      return;
+    } else {
+      numbers["scaler.scale"] = scaler.scale_value(), numbers["scaler.growth_tracker"] = double(scaler.growth_tracker());
     }
-    if (sharing.has_spread_experts()) {  // the model; what the optimizer knows of other ranks' experts is not there
-      const auto whole = sharing.whole();
-      return run.save(*whole, optim::SGD(whole->parameters(), {.lr = o.lr}), {{"step", double(step)}});
+    if (sharing.has_spread_experts()) {
+      const optim::OptimizerState state = micro_batches.whole_state();  // empty of an engine, which has saved it
+      return micro_batches.while_whole([&] { run.save(sharing.whole()->state(), state, numbers); });
     }
-    slices.while_whole(&optimizer, [&] {
-      micro_batches.save([&] { run.save(*model, optimizer, {{"step", double(step)}, {"scaler.scale", scaler.scale_value()}, {"scaler.growth_tracker", double(scaler.growth_tracker())}}); });
-    });
+    if (engine) return micro_batches.while_whole([&] { run.save(*model, optimizer, numbers); });  // the model, for eval and sample
+    slices.while_whole(&optimizer, [&] { micro_batches.save([&] { run.save(*model, optimizer, numbers); }); });
   };
   int64_t step = first;
   for (bool stop = false; step < o.steps && !stop;) {
@@ -211,7 +219,7 @@ void train(GptOptions o, const std::optional<engine::Config>& config, const Team
     line["step"] = step;
     line["loss"] = loss;
     line["lr"] = lr;
-    sharing.report(line);
+    sharing.report(line, micro_batches.count() * o.context_parallel);
     if (o.clip > 0 || engine) line["grad_norm"] = norm;
     if (engine && engine->fp16_enabled()) line["loss_scale"] = engine->loss_scale();
     if (step % o.eval_every == 0 && step < o.steps) {
@@ -259,8 +267,10 @@ void gpt_train(GptOptions o) {
   parallel::Plan plan;
   if (!o.plan.empty()) {
     plan = parallel::parse_plan(o.plan);
-    LOCKSTEP_CHECK(plan.ep == 1, "--plan ", o.plan, ": gpt trains with copies (dp), stages (pp), parts of sequences (cp), slices (tp) and zero; leave ep out");
+    LOCKSTEP_CHECK(plan.ep == 1 || o.experts > 0, "--plan ", o.plan, " shares experts, and there are none; add --experts N, or leave ep", plan.ep, " out");
+    LOCKSTEP_CHECK(!o.given.count("--expert-parallel") || o.expert_parallel == plan.ep, "--plan ", o.plan, " contradicts --expert-parallel ", o.expert_parallel, "; leave one of them out");
     o.context_parallel = plan.cp;
+    o.expert_parallel = plan.ep;
     LOCKSTEP_CHECK(plan.zero < 0 || o.common.parallel.zero < 0, "--plan ", o.plan, " and --zero ", o.common.parallel.zero, " say the same thing; leave one of them out");
     if (plan.zero >= 0) o.common.parallel.zero = plan.zero, o.given.insert("--zero");
   }
@@ -274,6 +284,7 @@ void gpt_train(GptOptions o) {
     plan.pp = std::max({1, o.pipeline, config ? int(config->pipeline.stages) : 1});
     plan.cp = o.context_parallel;
     plan.dp = 0;
+    plan.ep = o.expert_parallel;
   }
   const bool parts = plan.pp > 1 || plan.tp > 1 || o.given.count("--pipeline") || (o.tensor_parallel > 0 && plan.cp > 1);
   if (parts && !planned) plan.tp = std::max(1, o.tensor_parallel);

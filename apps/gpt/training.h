@@ -23,6 +23,8 @@ TextParts split_text(const GptOptions& o, const lockstep::data::Tokenizer& token
 
 /// What config.json says of a run.
 Json config_of(const GptOptions& o, const lockstep::nn::GPT& model, int64_t micro_batches);
+/// What of it must stay the same when a run goes on.
+std::vector<std::string> fixed_options(const GptOptions& o);
 
 /// What a plan must fit.
 lockstep::parallel::PlanSizes sizes_of(const GptOptions& o, const lockstep::nn::GPT::Options& shape, int64_t ranks);

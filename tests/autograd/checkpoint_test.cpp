@@ -170,3 +170,21 @@ TEST_CASE("autocast: matrix work in 16 bits, sensitive work in f32, gradients in
   CHECK(message_of([&] { linear(x, w) + linear(x, w).to(bf16); }) == "[add] expected operands of one dtype, got f32 and bf16; convert with .to(dtype)");
   CHECK(message_of([] { Autocast scope(f32); }) == "[autocast] expected bf16 or f16, got f32");
 }
+
+TEST_CASE("checkpoint_many: several outputs, of which some are not used, are numbers, or are what fn read: the same bits") {
+  for (const bool again : {false, true}) {
+    manual_seed(3);
+    Variable x(randn({4, 5}), true), y(randn({4, 5}), true), w(randn({5, 5}), true);
+    const auto fn = [&w](const std::vector<Variable>& in) {
+      const Variable h = matmul(in[0], w);
+      return std::vector<Variable>{tanh(h), in[1], Variable(argmax(h.tensor(), -1)), sum(mul(h, h)), w};
+    };
+    const auto out = again ? checkpoint_many(fn, {x, y}) : fn({x, y});
+    CHECK(out.size() == 5);
+    CHECK(out[2].dtype() == i64);
+    add(add(sum(mul(out[0], out[1])), out[3]), sum(mul(out[4], out[4]))).backward();
+    static std::vector<Tensor> first;
+    if (!again) first = {x.grad(), y.grad(), w.grad()};
+    else for (size_t i = 0; i < 3; ++i) CHECK(equal(first[i], (i == 0 ? x : i == 1 ? y : w).grad()));
+  }
+}

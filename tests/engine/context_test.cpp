@@ -247,7 +247,7 @@ TEST_CASE("context: data of the engine, and what is refused") {
     };
     CHECK(contains(refused({.group = &dist::world(), .mesh = &mesh}), "expected a group or a mesh, got both"));
     const parallel::Mesh stages(parallel::parse_plan("pp2+cp2"), dist::world());
-    CHECK(contains(refused({.mesh = &stages}), "expected a mesh of whole models (dp, cp), got pp2+cp2"));
+    CHECK(contains(refused({.mesh = &stages}), "expected a mesh of whole models (dp, cp, ep), got pp2+cp2"));
     const auto with_data = [&] {
       const auto model = make_gpt();
       PipelineArgs args{.training_data = data::share(samples()), .config = config_of(0, 2), .mesh = &stages, .log = quiet};

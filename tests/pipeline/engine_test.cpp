@@ -201,16 +201,14 @@ TEST_CASE("pipeline: any number of micro-batches, also fewer than stages") {
 }
 
 TEST_CASE("pipeline: activation checkpointing gives the same bits") {
-  std::vector<LayerSpec> layers = model();
-  layers.erase(layers.begin() + 2, layers.begin() + 5);  // one tensor from layer to layer
+  const std::vector<LayerSpec> layers = model();
   const Tensors one = reference(4, layers);
-  for (const int interval : {1, 2, 100}) {
+  for (const int interval : {1, 2, 3, 100}) {
     for (const Kind kind : {Kind::one_f_one_b, Kind::zb_h1}) {
       CAPTURE(interval); CAPTURE(name_of(kind));
       CHECK(differing(one, train(2, {.micro_batches = 4, .schedule = kind, .checkpoint_interval = interval}, {.timeout = dist::Seconds(60)}, layers)) == "");
     }
   }
-  CHECK(contains(message([] { train(1, {.micro_batches = 2, .checkpoint_interval = 3}); }), "layers 0 to 2 give 4 tensors, expected one: activation checkpointing"));
 }
 
 TEST_CASE("pipeline: evaluation of any number of micro-batches of any size, on every rank, leaves training as it is") {
