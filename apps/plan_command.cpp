@@ -117,7 +117,7 @@ Json to_json(const engine::PartsPlan& p, const engine::PredictedTime& time) {
     Json::Array ranks;
     for (const RankBytes& b : p.stages[s].bytes) ranks.push_back(bytes_json(b));
     stages.push_back(Json::Object{{"elements", p.stages[s].model.numel()}, {"bytes", std::move(ranks)}, {"flops_of_token", p.flops[s]},
-                                  {"traffic", Json::Object{{"dp", p.copy_traffic(s)}, {"pp", p.stage_traffic[s]}, {"cp", p.context_traffic[s]}, {"tp", p.slice_traffic[s]}}}});
+                                  {"traffic", Json::Object{{"dp", p.copy_traffic(s)}, {"pp", p.stage_traffic[s]}, {"cp", p.context_traffic[s]}, {"tp", p.slice_traffic[s]}, {"ep", p.expert_traffic[s]}}}});
   }
   return Json::Object{{"model", p.model.name}, {"plan", to_string(p.plan)}, {"ranks", p.plan.ranks()}, {"bounds", std::move(bounds)}, {"stages", std::move(stages)}, {"bubble", p.bubble}, {"bubble_of_equal_stages", p.formula},
                       {"seconds", Json::Object{{"compute", time.compute}, {"communication", time.communication}, {"optimizer", time.optimizer}, {"step", time.step}}}, {"tokens_per_second", time.tokens}};
@@ -137,8 +137,8 @@ void print(const engine::PartsPlan& p, const engine::PredictedTime& time) {
     const auto most = std::max_element(bytes.begin(), bytes.end(), [](const RankBytes& a, const RankBytes& b) { return a.total() < b.total(); });
     print_row(fmt::format("stage {}", s).c_str(), double(most->parameters), double(most->gradients), double(most->optimizer), double(most->buffers));
   }
-  fmt::print("  Gradients are there twice while copies add them up. Activations come on top.\n\n  {:<20}{:>14}{:>14}{:>14}{:>14}\n", "sent in a step", "to copies", "to stages", "by the ring", "to slices");
-  for (size_t s = 0; s < p.stages.size(); ++s) fmt::print("  {:<20}{:>14}{:>14}{:>14}{:>14}\n", fmt::format("stage {}", s), bytes_text(p.copy_traffic(s)), bytes_text(p.stage_traffic[s]), bytes_text(p.context_traffic[s]), bytes_text(p.slice_traffic[s]));
+  fmt::print("  Gradients are there twice while copies add them up. Activations come on top.\n\n  {:<20}{:>14}{:>14}{:>14}{:>14}{:>14}\n", "sent in a step", "to copies", "to stages", "by the ring", "to slices", "to experts");
+  for (size_t s = 0; s < p.stages.size(); ++s) fmt::print("  {:<20}{:>14}{:>14}{:>14}{:>14}{:>14}\n", fmt::format("stage {}", s), bytes_text(p.copy_traffic(s)), bytes_text(p.stage_traffic[s]), bytes_text(p.context_traffic[s]), bytes_text(p.slice_traffic[s]), bytes_text(p.expert_traffic[s]));
   if (p.plan.pp > 1) fmt::print("\nbubble {:.2f} % with these stages, {:.2f} % with equal ones\n", 100 * p.bubble, 100 * p.formula);
   fmt::print("\ntime of a step: {}, {:.0f} tokens a second\n  compute {} at the slowest stage, communication {}, optimizer {}\n", seconds_text(time.step), time.tokens, seconds_text(time.compute), seconds_text(time.communication),
              seconds_text(time.optimizer));
@@ -151,9 +151,12 @@ PlanCommand::PlanCommand(CLI::App& app) {
   command.add_option("--config", config_, "configuration file (DeepSpeed's), or its text")->required();
   command.add_option("--model", model_, "gpt:LAYERSxWIDTHxHEADS")->required();
   auto* ranks = command.add_option("--ranks", ranks_, "data-parallel ranks")->check(whole(1, 65536));
-  auto* axes = command.add_option("--plan", plan_, "copies, stages, parts of sequences, slices and ZeRO in place of --ranks: dp2+pp2+cp2+tp2+zero1")->excludes(ranks);
+  auto* axes = command.add_option("--plan", plan_, "copies, stages, parts of sequences, slices, experts and ZeRO in place of --ranks: dp2+pp2+cp2+tp2+ep2+zero1")->excludes(ranks);
   command.add_option("--vocab", vocab_, "tokens that the model knows")->check(whole(1, 1 << 24))->capture_default_str();
   command.add_option("--context", context_, "tokens of a sample")->check(whole(1, 1 << 24))->capture_default_str();
+  auto* experts = command.add_option("--experts", experts_.experts, "experts in place of the MLP of some blocks (0: none)")->check(whole(0, 65536))->capture_default_str();
+  command.add_option("--top-k", experts_.top_k, "experts of each token")->check(whole(1, 65536))->needs(experts)->capture_default_str();
+  command.add_option("--expert-every", experts_.every, "which blocks have experts: the last of every so many")->check(whole(1, 10000))->needs(experts)->capture_default_str();
   command.add_option("--flops", flops_, "FLOP/s of a rank; else measured here")->check(number(1, 1e18));
   command.add_option("--bandwidth", bandwidth_, "bytes/s that a rank sends; else a copy is measured here")->check(number(1, 1e18));
   command.add_option("--memory-bandwidth", memory_, "bytes/s of a rank's memory; else measured here")->check(number(1, 1e18));
@@ -163,7 +166,7 @@ PlanCommand::PlanCommand(CLI::App& app) {
 }
 
 void PlanCommand::run_parts() {
-  const engine::ModelShape model = engine::parse_model(model_, vocab_, context_);
+  const engine::ModelShape model = engine::parse_model(model_, vocab_, context_, experts_);
   const int64_t heads = std::stoll(model_.substr(model_.rfind('x') + 1));
   engine::PartsPlan plan;
   try {
@@ -188,7 +191,7 @@ void PlanCommand::run_parts() {
 void PlanCommand::run() {
   if (!plan_.empty()) return run_parts();
   LOCKSTEP_CHECK(ranks_ > 0, "lockstep plan: expected --ranks N, or --plan such as dp2+pp2+zero1");
-  const engine::ModelShape model = engine::parse_model(model_, vocab_, context_);
+  const engine::ModelShape model = engine::parse_model(model_, vocab_, context_, experts_);
   engine::Plan plan;
   try {
     plan = engine::plan(engine::read_config(config_), model, ranks_);

@@ -3,6 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <string>
 
+#include "engine/plan.h"
+
 namespace apps {
 
 class PlanCommand {
@@ -18,6 +20,7 @@ class PlanCommand {
   std::string config_, model_, plan_;
   int ranks_ = 0, exit_code_ = 0;
   int64_t vocab_ = 50257, context_ = 1024;
+  lockstep::engine::ExpertShape experts_;
   double flops_ = 0, bandwidth_ = 0, memory_ = 0;
   bool json_ = false, units_ = false;
 };

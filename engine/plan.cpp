@@ -26,22 +26,34 @@ int64_t ModelShape::numel() const {
   return n;
 }
 
-double ModelShape::forward_flops() const {
-  double products = double(vocab) * double(width);  // the head; its table is looked up, not multiplied, at the beginning
-  for (const Parameter& p : parameters) if (p.shape.size() == 2 && p.name.starts_with("blocks.")) products += double(p.numel());
-  return 2 * products + double(layers) * 2 * 2 * double(context) / 2 * double(width);
+double ModelShape::products(const Parameter& p) const {
+  if (p.shape.size() != 2) return 0;
+  return p.expert < 0 ? double(p.numel()) : double(p.numel()) * double(top_k) / double(experts);
 }
 
-ModelShape gpt_shape(const nn::GPT::Options& o) {
+double ModelShape::forward_flops() const {
+  double sum = double(vocab) * double(width);  // the head; its table is looked up, not multiplied, at the beginning
+  for (const Parameter& p : parameters) if (p.name.starts_with("blocks.")) sum += products(p);
+  return 2 * sum + double(layers) * 2 * 2 * double(context) / 2 * double(width);
+}
+
+ModelShape gpt_shape(const nn::GPT::Options& o, const ExpertShape& e) {
   LOCKSTEP_CHECK(o.vocab > 0 && o.context > 0 && o.layers > 0 && o.width > 0, "[GPT] expected vocab, context, layers and width > 0, got ", o.vocab, ", ", o.context, ", ", o.layers, ", ", o.width);
   LOCKSTEP_CHECK(o.heads > 0 && o.width % o.heads == 0, "[GPT] expected a width that is a multiple of heads, got ", o.width, " and ", o.heads);
-  ModelShape m{.name = str("GPT of ", o.layers, " layers, width ", o.width, ", ", o.heads, " heads, ", o.vocab, " tokens, context ", o.context), .parameters = {},
-               .layers = o.layers, .width = o.width, .context = o.context, .vocab = o.vocab};
+  LOCKSTEP_CHECK(e.experts == 0 || (e.top_k >= 1 && e.top_k <= e.experts && e.every >= 1 && e.every <= o.layers), "[GPT] expected top_k from 1 to the ", e.experts, " experts, in every 1st to ", o.layers, ". block, got top_k ",
+                 e.top_k, ", every ", e.every);
+  ModelShape m{.name = str("GPT of ", o.layers, " layers, width ", o.width, ", ", o.heads, " heads, ", o.vocab, " tokens, context ", o.context,
+                           e.experts ? str(", ", e.experts, " experts in every ", e.every, ". block, ", e.top_k, " a token") : ""), .parameters = {},
+               .layers = o.layers, .width = o.width, .context = o.context, .vocab = o.vocab, .experts = e.experts, .top_k = e.experts ? e.top_k : 0};
   const int64_t w = o.width, inner = o.inner == 0 ? 4 * w : o.inner;
-  const auto add = [&](const std::string& name, Shape shape) { m.parameters.push_back({name, std::move(shape)}); };
-  const auto layer = [&](const std::string& name, Shape weight) {
-    add(name + ".weight", weight);
-    if (o.bias) add(name + ".bias", {weight[0]});
+  const auto add = [&](const std::string& name, Shape shape, int64_t expert = -1) { m.parameters.push_back({name, std::move(shape), expert}); };
+  const auto layer = [&](const std::string& name, Shape weight, int64_t expert = -1) {
+    add(name + ".weight", weight, expert);
+    if (o.bias) add(name + ".bias", {weight[0]}, expert);
+  };
+  const auto mlp = [&](const std::string& name, int64_t expert = -1) {
+    layer(name + ".up", {inner, w}, expert);
+    layer(name + ".down", {w, inner}, expert);
   };
   add("tokens.weight", {o.vocab, w});
   add("positions.weight", {o.context, w});
@@ -51,15 +63,19 @@ ModelShape gpt_shape(const nn::GPT::Options& o) {
     layer(block + "attention.in_proj", {3 * w, w});
     layer(block + "attention.out_proj", {w, w});
     layer(block + "norm2", {w});
-    layer(block + "mlp.up", {inner, w});
-    layer(block + "mlp.down", {w, inner});
+    if (e.experts == 0 || (i + 1) % e.every != 0) {
+      mlp(block + "mlp");
+      continue;
+    }
+    add(block + "mlp.gate", {e.experts, w});
+    for (int64_t k = 0; k < e.experts; ++k) mlp(str(block, "mlp.experts.", k), k);
   }
   layer("norm", {w});
   if (!o.tied) add("head", {o.vocab, w});
   return m;
 }
 
-ModelShape parse_model(const std::string& text, int64_t vocab, int64_t context) {
+ModelShape parse_model(const std::string& text, int64_t vocab, int64_t context, const ExpertShape& experts) {
   std::vector<int64_t> numbers;
   bool good = text.starts_with("gpt:");
   for (size_t begin = 4; good && begin <= text.size();) {
@@ -71,7 +87,7 @@ ModelShape parse_model(const std::string& text, int64_t vocab, int64_t context) 
     begin = end + 1;
   }
   LOCKSTEP_CHECK(good && numbers.size() == 3, "expected a model as gpt:LAYERSxWIDTHxHEADS, such as gpt:12x768x12, got \"", text, "\"");
-  return gpt_shape({.vocab = vocab, .context = context, .layers = numbers[0], .width = numbers[1], .heads = numbers[2]});
+  return gpt_shape({.vocab = vocab, .context = context, .layers = numbers[0], .width = numbers[1], .heads = numbers[2]}, experts);
 }
 
 namespace {
@@ -119,13 +135,15 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
 
 class Planner {
  public:
-  Planner(const Plan& plan, const zero::ZeroOptions& options, const std::vector<bool>& elementwise)
-      : model_(plan.model.parameters), options_(options), world_(plan.ranks), shards_(options.stage == 0 ? 1 : plan.ranks), owners_(model_.size(), -1), taken_(model_.size(), false) {
-    std::vector<size_t> uncut;
-    std::vector<int64_t> sizes;
-    for (size_t i = 0; i < model_.size(); ++i) if (!elementwise[i]) uncut.push_back(i), sizes.push_back(model_[i].numel());
-    const std::vector<int> assigned = zero::assign_owners(sizes, shards_);
-    for (size_t k = 0; k < uncut.size(); ++k) owners_[uncut[k]] = assigned[k];
+  Planner(const Plan& plan, const zero::ZeroOptions& options, const std::vector<bool>& elementwise, int expert_parallel)
+      : model_(plan.model.parameters), options_(options), world_(plan.ranks), expert_parallel_(expert_parallel), owners_(model_.size(), -1), taken_(model_.size(), false) {
+    for (const int ranks : {world_, world_ / expert_parallel}) {
+      std::vector<size_t> uncut;
+      std::vector<int64_t> sizes;
+      for (size_t i = 0; i < model_.size(); ++i) if (!elementwise[i] && ranks_of(i) == ranks) uncut.push_back(i), sizes.push_back(model_[i].numel());
+      const std::vector<int> assigned = zero::assign_owners(sizes, shards(ranks));
+      for (size_t k = 0; k < uncut.size(); ++k) owners_[uncut[k]] = assigned[k];
+    }
   }
 
   std::vector<PlannedUnit> units() {
@@ -150,7 +168,7 @@ class Planner {
     std::vector<std::string> kinds;
     for (const size_t i : flat) {
       sizes.push_back(model_[i].numel());
-      kinds.push_back(str(owners_[i]));
+      kinds.push_back(kind_of(i));
     }
     for (const std::vector<size_t>& places : zero::plan_units(sizes, kinds, options_.reduce_bucket_size)) {
       std::vector<size_t> members;
@@ -165,9 +183,12 @@ class Planner {
   PlannedUnit unit(const std::vector<size_t>& members, const std::string& module) const {
     std::vector<int64_t> sizes;
     for (const size_t i : members) sizes.push_back(model_[i].numel());
-    const int owner = owners_[members[0]];
-    return {module, members, owner < 0 || shards_ == 1 ? zero::lay_out(sizes, shards_) : zero::lay_out_at(sizes, shards_, owner), false};
+    const int owner = owners_[members[0]], ranks = ranks_of(members[0]), parts = shards(ranks);
+    return {module, members, owner < 0 || parts == 1 ? zero::lay_out(sizes, parts) : zero::lay_out_at(sizes, parts, owner), false, ranks};
   }
+  int ranks_of(size_t i) const { return model_[i].expert < 0 ? world_ : world_ / expert_parallel_; }
+  int shards(int ranks) const { return options_.stage == 0 ? 1 : ranks; }
+  std::string kind_of(size_t i) const { return str(owners_[i], " of ", ranks_of(i)); }
 
   bool is_below(size_t i, const std::string& module) const { return module.empty() || model_[i].name.starts_with(module + "."); }
 
@@ -181,7 +202,7 @@ class Planner {
     for (size_t i = 0; i < model_.size(); ++i) {
       if (!is_below(i, module)) continue;
       if (coarse || model_[i].module() == module) {
-        if (!taken_[i]) kinds[str(owners_[i])].push_back(i);
+        if (!taken_[i]) kinds[kind_of(i)].push_back(i);
         taken_[i] = true;
       } else {
         const size_t begin = module.empty() ? 0 : module.size() + 1;
@@ -195,13 +216,13 @@ class Planner {
 
   const std::vector<ModelShape::Parameter>& model_;
   const zero::ZeroOptions& options_;
-  int world_, shards_;
+  int world_, expert_parallel_;
   std::vector<int> owners_;
   std::vector<bool> taken_;
   std::vector<PlannedUnit> units_;
 };
 
-void add_bytes(Plan& plan, const zero::ZeroOptions& o) {
+void add_bytes(Plan& plan, const zero::ZeroOptions& o, int sharing) {
   const int64_t width = size_of(plan.parameter_dtype), gradient_width = size_of(plan.gradient_dtype);
   int64_t largest = 0;
   for (const PlannedUnit& u : plan.units) largest = std::max(largest, u.layout.whole() * gradient_width);
@@ -209,7 +230,8 @@ void add_bytes(Plan& plan, const zero::ZeroOptions& o) {
     RankBytes& b = plan.bytes[size_t(rank)];
     int64_t in_memory = 0;
     for (const PlannedUnit& u : plan.units) {
-      const int64_t part = u.layout.range(o.stage == 0 ? 0 : rank).size();
+      const int among = rank / (plan.ranks / u.ranks * sharing) * sharing + rank % sharing, number = o.stage == 0 ? 0 : among;  // of those that have it
+      const int64_t part = u.layout.range(number).size();
       b.gradients += (o.stage >= 2 ? part : u.layout.whole()) * gradient_width;
       if (u.persistent) {
         b.parameters += (o.stage == 0 ? u.layout.numel() : u.layout.whole()) * width;
@@ -218,7 +240,7 @@ void add_bytes(Plan& plan, const zero::ZeroOptions& o) {
         const bool moved = o.offload_param.device == zero::Offload::cpu || (o.offload_param.device == zero::Offload::nvme && in_memory > o.offload_param.max_in_cpu);
         (moved ? b.parameters_elsewhere : b.parameters) += part * width;
       }
-      for (size_t place = 0; place < u.parameters.size(); ++place) b.optimizer += u.layout.owned(place, o.stage == 0 ? 0 : rank).size() * plan.state_bytes[u.parameters[place]];
+      for (size_t place = 0; place < u.parameters.size(); ++place) b.optimizer += u.layout.owned(place, number).size() * plan.state_bytes[u.parameters[place]];
     }
     if (o.offload_optimizer.device != zero::Offload::none) {
       b.optimizer_elsewhere = int64_t(double(b.optimizer) * o.offload_optimizer.ratio);
@@ -230,10 +252,10 @@ void add_bytes(Plan& plan, const zero::ZeroOptions& o) {
 
 /// A rank sends (N-1)/N of what is reduced and scattered, or gathered; twice that for an all-reduce.
 void add_traffic(Plan& plan, const zero::ZeroOptions& o) {
-  const double others = double(plan.ranks - 1) / plan.ranks, width = double(size_of(plan.parameter_dtype)), gradient_width = double(size_of(plan.gradient_dtype));
+  const double width = double(size_of(plan.parameter_dtype)), gradient_width = double(size_of(plan.gradient_dtype));
   const double passes = double(*plan.config.gradient_accumulation_steps);
   for (const PlannedUnit& u : plan.units) {
-    const double n = double(u.layout.whole()) * others;
+    const double n = double(u.layout.whole()) * double(u.ranks - 1) / double(u.ranks);
     const double times = (o.stage >= 2 ? passes : 1) * (o.stage == 0 || (!o.reduce_scatter && u.layout.owner < 0) ? 2 : 1);  // from stage 2 on every micro-batch is reduced
     plan.gradient_traffic += n * gradient_width * times;
     if (o.stage >= 1) plan.parameter_traffic += n * width * (u.persistent ? 1 : 2 * passes);
@@ -242,7 +264,7 @@ void add_traffic(Plan& plan, const zero::ZeroOptions& o) {
 
 }  // namespace
 
-Plan plan(const Config& asked, const ModelShape& model, int ranks, int sharing) {
+Plan plan(const Config& asked, const ModelShape& model, int ranks, int sharing, int expert_parallel) {
   Plan p{.config = resolve(asked, ranks / sharing), .model = model, .ranks = ranks};
   const zero::ZeroOptions options = zero_options(p.config);
   p.parameter_dtype = parameter_dtype(p.config);
@@ -250,7 +272,7 @@ Plan plan(const Config& asked, const ModelShape& model, int ranks, int sharing) 
   const Asked optimizer = ask_optimizer(p.config, model, p.parameter_dtype);
   p.optimizer = optimizer.name;
   p.state_bytes = optimizer.bytes;
-  p.units = Planner(p, options, optimizer.elementwise).units();
+  p.units = Planner(p, options, optimizer.elementwise, expert_parallel).units();
   for (const PlannedUnit& u : p.units) {
     p.padding += u.layout.padding();
     if (!u.persistent) p.largest_module = std::max(p.largest_module, u.layout.whole());
@@ -261,7 +283,7 @@ Plan plan(const Config& asked, const ModelShape& model, int ranks, int sharing) 
   p.formula = zero::model_state(options.stage, psi, ranks, double(size_of(p.parameter_dtype)), state / psi);
   p.formula.gradients *= double(size_of(p.gradient_dtype)) / double(size_of(p.parameter_dtype));
   p.bytes.resize(size_t(ranks));
-  add_bytes(p, options);
+  add_bytes(p, options, sharing);
   add_traffic(p, options);
   return p;
 }

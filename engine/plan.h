@@ -16,27 +16,36 @@ struct ModelShape {
   struct Parameter {
     std::string name;
     Shape shape;
+    int64_t expert = -1;         ///< which one it is of
     int64_t numel() const;
     std::string module() const;  ///< the name without its last part
   };
   std::string name;
   std::vector<Parameter> parameters;
   int64_t layers = 0, width = 0, context = 0, vocab = 0;
+  int64_t experts = 0, top_k = 0;  ///< of a layer that has them
   int64_t numel() const;
+  /// Multiplications of a token with a matrix: its elements; of an expert, those times the part of tokens that choose it.
+  double products(const Parameter& p) const;
   /// Multiplications and additions of one token's forward: two for each weight of a matrix product, and attention over half a context.
   double forward_flops() const;
 };
 
+/// Experts in place of the MLP of the last of every so many blocks, as moe::add_experts() puts them.
+struct ExpertShape {
+  int64_t experts = 0, top_k = 1, every = 2;
+};
 /// nn::GPT's parameters, without making one.
-ModelShape gpt_shape(const nn::GPT::Options& options);
+ModelShape gpt_shape(const nn::GPT::Options& options, const ExpertShape& experts = {});
 /// "gpt:12x768x12": layers, width, heads.
-ModelShape parse_model(const std::string& text, int64_t vocab, int64_t context);
+ModelShape parse_model(const std::string& text, int64_t vocab, int64_t context, const ExpertShape& experts = {});
 
 struct PlannedUnit {
   std::string module;               ///< stage 3: who gathers it
   std::vector<size_t> parameters;   ///< of the ModelShape
   zero::Layout layout;
   bool persistent = true;           ///< whole on every rank at all times
+  int ranks = 1;                    ///< that have its parameters, and sum their gradients
 };
 
 /// Of one rank, without activations.
@@ -63,7 +72,8 @@ struct Plan {
 };
 
 /// Error for a config that is not legal. `config` as read, not resolved. sharing: neighbouring ranks that have the same samples, each a part of them.
-Plan plan(const Config& config, const ModelShape& model, int ranks, int sharing = 1);
+/// expert_parallel: neighbouring samples' ranks that have different experts; the model then has those of one rank.
+Plan plan(const Config& config, const ModelShape& model, int ranks, int sharing = 1, int expert_parallel = 1);
 
 /// Speeds that a prediction stands on.
 struct Speeds {

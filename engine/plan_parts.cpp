@@ -40,7 +40,7 @@ ModelShape::Parameter sliced(ModelShape::Parameter p, int tp) {
 PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads, const parallel::Plan& plan) {
   PartsPlan p{.plan = plan, .config = asked, .model = model};
   Config& c = p.config;
-  LOCKSTEP_CHECK(plan.ep == 1, "[plan] expected dp, pp, cp, tp and zero, got ", to_string(plan), ": ep is not counted yet");
+  LOCKSTEP_CHECK(plan.ep == 1 || model.experts > 0, "[plan] ", to_string(plan), " shares experts, and the model has none; add --experts N, or leave ep", plan.ep, " out");
   LOCKSTEP_CHECK(!c.has("pipeline.stages") || c.pipeline.stages == plan.pp, "[plan] ", to_string(plan), " contradicts ", c.origin, ", where pipeline.stages is ", c.pipeline.stages);
   LOCKSTEP_CHECK(plan.zero < 0 || !c.has("zero_optimization.stage") || c.zero_optimization.stage == plan.zero, "[plan] ", to_string(plan), " contradicts ", c.origin, ", where zero_optimization.stage is ",
                  c.zero_optimization.stage);
@@ -50,7 +50,7 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
   const pipeline::Schedule schedule = [&] {
     const Config sized = resolve(c, plan.dp);
     check_plan(p.plan, {.ranks = plan.ranks(), .layers = model.layers + 4, .chunks = std::max<int64_t>(1, c.pipeline.chunks), .heads = heads, .width = model.width, .inner = 4 * model.width, .vocab = model.vocab,
-        .context = model.context, .context_parts = 2});
+        .context = model.context, .context_parts = 2, .experts = model.experts});
     return pipeline::make_schedule({pipeline::parse_kind(c.pipeline.schedule), plan.pp, int(*sized.gradient_accumulation_steps), int(c.pipeline.chunks)});
   }();
   const auto layers = layers_of(model);
@@ -59,7 +59,7 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
   std::vector<std::string> kinds;
   for (size_t i = 0; i < layers.size(); ++i) {
     double n = 0;
-    for (const auto& one : layers[i]) n += double(one.numel());
+    for (const auto& one : layers[i]) if (one.expert < model.experts / plan.ep) n += double(one.numel());
     weights.push_back(n);
     kinds.push_back(i == 0 ? "Embedding" : i == 1 ? "Positions" : i + 2 < layers.size() ? "TransformerBlock" : i + 1 < layers.size() ? "LayerNorm" : "Head");
   }
@@ -70,14 +70,15 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
     ModelShape part = model;
     part.parameters.clear();
     part.layers = 0;
-    double products = 0, activations = 0, gradients = 0, reduces = 0;
+    double products = 0, activations = 0, gradients = 0, reduces = 0, exchanges = 0;
     for (int chunk = 0; chunk < schedule.request.chunks; ++chunk) {
       const int stage = schedule.virtual_stage(rank, chunk);
       for (int i = p.bounds[size_t(stage)]; i < p.bounds[size_t(stage) + 1]; ++i) {
-        for (const auto& one : layers[size_t(i)]) part.parameters.push_back(sliced(one, plan.tp));
+        for (const auto& one : layers[size_t(i)]) if (one.expert < model.experts / plan.ep) part.parameters.push_back(sliced(one, plan.tp));
         const bool block = kinds[size_t(i)] == "TransformerBlock", head = kinds[size_t(i)] == "Head";
         if (block) ++part.layers;
-        if (block) for (const auto& one : layers[size_t(i)]) if (one.shape.size() == 2) products += double(sliced(one, plan.tp).numel());
+        if (block) for (const auto& one : layers[size_t(i)]) products += model.products(sliced(one, plan.tp));
+        if (block) exchanges += layers[size_t(i)].back().expert >= 0;
         if (head) products += double(model.vocab) * double(model.width) / plan.tp;
         if (head && tied && stage > 0 && std::none_of(part.parameters.begin(), part.parameters.end(), [](const auto& one) { return one.name == "tokens.weight"; })) {
           part.parameters.push_back(sliced(layers[0][0], plan.tp));
@@ -87,7 +88,7 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
       if (stage < last && schedule.place(stage + 1).rank != rank) ++activations;
       if (stage > 0 && schedule.place(stage - 1).rank != rank) ++gradients;
     }
-    p.stages.push_back(engine::plan(c, part, plan.dp * plan.cp, plan.cp));
+    p.stages.push_back(engine::plan(c, part, plan.dp * plan.cp, plan.cp, plan.ep));
     const Plan& own = p.stages.back();
     const double tokens = double(*own.config.train_micro_batch_size_per_gpu) * double(model.context) / plan.cp, bytes = tokens * double(model.width) * double(size_of(own.parameter_dtype));
     double between = (activations + gradients) * bytes * m;
@@ -98,6 +99,9 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
     // Keys and values go round in a forward, in each again that activations are recomputed in, and in the backward, with their gradients in 32 bits or more.
     const double rounds = c.pipeline.activation_checkpoint_interval > 0 ? 3 : 2, keys = 2 * bytes / plan.tp, wide = std::max(4., double(size_of(own.parameter_dtype))) / double(size_of(own.parameter_dtype));
     p.context_traffic.push_back(plan.cp == 1 ? 0 : m * double(part.layers) * keys * (rounds * (plan.cp - 1) + plan.cp * wide));
+    // Rows go to their experts and back, in the backward too, and how many come is said before (docs/moe.md).
+    const double forwards = rounds - 1, away = double(plan.ep - 1) / plan.ep;
+    p.expert_traffic.push_back(m * exchanges * away * (rounds * 2 * bytes * double(model.top_k) + forwards * 8 * double(model.experts)));
     p.flops.push_back(2 * products + double(part.layers) * 2 * double(model.context) * double(model.width) / plan.tp);
   }
   c = p.stages[0].config;
@@ -117,7 +121,7 @@ PredictedTime predict(const PartsPlan& p, const Speeds& speeds) {
   const double passes = c.pipeline.activation_checkpoint_interval > 0 ? 4 : 3;
   for (size_t s = 0; s < p.stages.size(); ++s) {
     t.compute = std::max(t.compute, passes * p.flops[s] * own / speeds.flops);
-    t.communication = std::max(t.communication, (p.copy_traffic(s) + p.slice_traffic[s] + p.context_traffic[s]) / speeds.bandwidth);  // what goes between stages goes beside
+    t.communication = std::max(t.communication, (p.copy_traffic(s) + p.slice_traffic[s] + p.context_traffic[s] + p.expert_traffic[s]) / speeds.bandwidth);  // what goes between stages goes beside
     double state = 0;
     for (const RankBytes& b : p.stages[s].bytes) state = std::max(state, 2 * double(b.optimizer + b.optimizer_elsewhere));
     t.optimizer = std::max(t.optimizer, state / speeds.memory);

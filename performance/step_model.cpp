@@ -75,7 +75,7 @@ Layout parse_layout(const std::string& text) {
     const std::string word = text.substr(begin, end - begin);
     const size_t digit = std::min(word.find_first_of("0123456789"), word.size());
     const std::string name = word.substr(0, digit);
-    LOCKSTEP_CHECK(name != "cp", "[simulate] \"", text, "\": times of shared sequences (cp) are not modelled; leave cp out, or ask lockstep plan what they send");
+    LOCKSTEP_CHECK(name != "cp" && name != "ep", "[simulate] \"", text, "\": times of shared sequences (cp) and experts (ep) are not modelled; leave ", name, " out, or ask lockstep plan what they send");
     int value = 0;
     const auto [stop, error] = std::from_chars(word.data() + digit, word.data() + word.size(), value);
     int* const field = name == "dp" || name == "ddp" ? &l.dp : name == "pp" ? &l.pp : name == "tp" ? &l.tp : name == "zero" ? &l.zero : nullptr;

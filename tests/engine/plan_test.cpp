@@ -233,13 +233,28 @@ TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
     CHECK(shared.copy_traffic(s) == copies.copy_traffic(s));
     CHECK(shared.context_traffic[s] == 4 * double(shared.stages[s].model.layers) * (2 * activation / 2) * (2 * 1 + 2));
   }
+  // Experts: a rank has its part of them, and ZeRO deals those over the ranks that have the same.
+  const ModelShape spread = gpt_shape({.vocab = 64, .context = 16, .layers = 4, .width = 32, .heads = 4}, {.experts = 4, .top_k = 2});
+  CHECK(spread.numel() == model.numel() + 2 * (3 * (2 * 4 * 32 * 32 + 5 * 32) + 4 * 32));  // in two blocks three more, and a gate
+  const auto dealt = engine::plan_parts(zero, spread, 4, parallel::parse_plan("dp4+ep2+zero1")), together = engine::plan_parts(zero, spread, 4, parallel::parse_plan("dp4+zero1"));
+  int64_t experts = 0;
+  for (const auto& p : spread.parameters) if (p.expert >= 0) experts += p.numel();
+  CHECK(dealt.stages[0].model.numel() == spread.numel() - experts / 2);
+  int64_t kept = 0, all_kept = 0;  // by every rank; of experts each has 2 x 1/2 of a half
+  for (const auto& b : dealt.stages[0].bytes) kept += b.optimizer;
+  for (const auto& b : together.stages[0].bytes) all_kept += b.optimizer;
+  CHECK(kept == all_kept);
+  CHECK(dealt.flops[0] == doctest::Approx(spread.forward_flops()));
+  CHECK(dealt.expert_traffic[0] == 4 * 2 * 0.5 * (2 * 2 * activation * 2 + 8 * 4));
+  CHECK(together.expert_traffic[0] == 0);
+  CHECK(dealt.copy_traffic(0) < together.copy_traffic(0));
   const engine::Speeds speeds{.flops = 1e9, .bandwidth = 1e9, .memory = 1e9};
   CHECK(engine::predict(shared, speeds).compute == doctest::Approx(engine::predict(two, speeds).compute / 2));
   CHECK(engine::predict(all, speeds).compute < engine::predict(two, speeds).compute);
   CHECK(engine::predict(two, speeds).step > engine::predict(two, speeds).compute);
 
   for (const auto& [text, part] : std::vector<std::pair<const char*, const char*>>{{"tp3", "tp3 does not divide the 4 attention heads"}, {"pp9", "9 stages need 9 layers, the model has 8"}, {"pp2+zero3", "stages do not go with ZeRO 2 and 3"},
-                                                                                   {"dp2+ep2", "ep is not counted yet"}, {"cp16", "cp16 does not divide the 16 tokens of a sample (context) into 32 parts"}}) {
+                                                                                   {"dp2+ep2", "dp2+ep2 shares experts, and the model has none"}, {"cp16", "cp16 does not divide the 16 tokens of a sample (context) into 32 parts"}}) {
     const std::string found = message([&, t = text] { made(t, c); });
     CHECK_MESSAGE(contains(found, part), found);
   }
