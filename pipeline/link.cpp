@@ -63,7 +63,7 @@ void Link::send(const std::vector<Tensor>& tensors, const std::string& tag, cons
   Message& message = sent_.emplace_back();
   message.awaited = std::make_shared<std::atomic<bool>>(false);
   const auto give = [&](const Tensor& tensor, const std::string& name) {
-    message.tensors.push_back(tensor.contiguous());
+    message.tensors.push_back(tensor.device().is_cpu() ? tensor.contiguous() : tensor.contiguous().to(cpu));
     message.work.push_back(group_->send(message.tensors.back(), peer(), {.tag = name, .async = true, .awaited = message.awaited}));
   };
   if (shapes) give(pack(*shapes), "shapes of " + tag);
@@ -80,7 +80,7 @@ void Link::post(const std::vector<Shapes::One>& tensors, const std::string& tag)
   Message& message = posted_.emplace_back();
   message.awaited = std::make_shared<std::atomic<bool>>(false);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    message.tensors.push_back(empty(tensors[i].shape, {.dtype = tensors[i].dtype, .device = device_}));
+    message.tensors.push_back(empty(tensors[i].shape, {.dtype = tensors[i].dtype, .device = device_.is_cpu() ? device_ : Device(cpu)}));
     message.work.push_back(group_->receive(message.tensors.back(), peer(), {.tag = i == 0 ? tag : str(tag, ", tensor ", i), .async = true, .awaited = message.awaited}));
   }
 }
@@ -89,6 +89,7 @@ std::vector<Tensor> Link::arrive() {
   Message message = std::move(posted_.front());
   posted_.pop_front();
   wait(message);
+  if (!device_.is_cpu()) for (Tensor& tensor : message.tensors) tensor = tensor.to(device_);
   return std::move(message.tensors);
 }
 

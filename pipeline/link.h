@@ -31,6 +31,7 @@ struct Shapes {
   std::string text() const;
 };
 
+/// Tensors of a CUDA device go through the host: NCCL wants both sides to call in one order, and receives are posted ahead of sends.
 class Link {
  public:
   /// `group` has the two ranks, this one too.

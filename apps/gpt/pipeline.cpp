@@ -54,7 +54,7 @@ engine::Config config_of_options(const GptOptions& o, const parallel::Plan& plan
 class Training {
  public:
   Training(GptOptions& o, const std::optional<engine::Config>& config, const parallel::Plan& plan, const Team& team)
-      : o_(o), has_config_(config.has_value()), plan_(plan), team_(team), tokenizer_(load_tokenizer(o.tokenizer.empty() ? o.init : o.tokenizer)) {
+      : o_(o), has_config_(config.has_value()), plan_(plan), team_(team), to_device_(device_of(o.common, team)), tokenizer_(load_tokenizer(o.tokenizer.empty() ? o.init : o.tokenizer)) {
     const Tensor all = tokenizer_->encode_tensor(load_text(o.text));
     whole_ = make_gpt(o, tokenizer_->vocab_size());
     shape_ = whole_->o;
@@ -62,6 +62,8 @@ class Training {
     dist::ProcessGroup& world = team.group() ? *team.group() : engine::init_distributed();
     mesh_ = std::make_unique<parallel::Mesh>(plan, world);
     sharing_.emplace(o, team, *whole_, mesh_.get());
+    whole_->to(to_device_.device());
+    set_float32_matmul_precision(o.precision == "tf32" ? MatmulPrecision::tf32 : MatmulPrecision::full);
     parameters_ = sharing_->parameter_count();
     for (auto& p : whole_->named_parameters()) names_.push_back(p.name), is_matrix_.push_back(p.variable.dim() >= 2);
     text_ = split_text(o, *tokenizer_, all, *whole_);
@@ -76,7 +78,7 @@ class Training {
   void make_engine(const std::optional<engine::Config>& config);
   void write_trace(int64_t step, double loss);
   double evaluate(int64_t most);
-  pipeline::Sample part_of(const data::Example& sample) const;
+  pipeline::Sample part_of(const data::Example& sample);
   engine::PipelineEngine::WholeState whole_state();
   void save(Run& run, int64_t step);
   int64_t resume(Run& run);
@@ -91,6 +93,7 @@ class Training {
   const bool has_config_;
   const parallel::Plan plan_;
   const Team& team_;
+  data::ToDevice to_device_;
   std::unique_ptr<data::Tokenizer> tokenizer_;
   std::shared_ptr<nn::GPT> whole_;  // its layers are taken out
   nn::GPT::Options shape_;
@@ -140,9 +143,9 @@ void Training::write_trace(int64_t step, double loss) {
   write_trace_line(trace_, step, loss, names_, merge_hashes(team_, names_, hashes, step));
 }
 
-/// This rank's tokens.
-pipeline::Sample Training::part_of(const data::Example& sample) const {
-  const data::Example part = sharing_->part_of(sample);
+/// This rank's tokens, on its device.
+pipeline::Sample Training::part_of(const data::Example& sample) {
+  const data::Example part = to_device_(sharing_->part_of(sample));
   return {{part.input}, {part.target}};
 }
 
@@ -229,7 +232,7 @@ void Training::run() {
   double shown_loss = NAN, evaluation_seconds = 0, idle = 0;
   int64_t step = first;
   for (bool stop = false; step < o_.steps && !stop;) {
-    const trace::Step traced(step);
+    const trace::Step traced(step, to_device_.device());
     const double lr = engine_->get_lr()[0];
     const double loss = engine_->train_batch([&](int64_t micro) -> std::optional<pipeline::Sample> {
       return part_of(batches.sample(step, micro, batch, shape_.context));
@@ -286,7 +289,7 @@ void Training::run() {
   result["seconds"] = seconds;
   sharing_->summarize(result);
   result["bubble"] = idle / double(std::max<int64_t>(step - first, 1));
-  result["peak_memory_mib"] = double(memory_report(cpu).total.peak) / 1048576;
+  result["peak_memory_mib"] = double(memory_report(to_device_.device()).total.peak) / 1048576;
   print_result(result, o_.common.json);
 }
 
@@ -298,7 +301,6 @@ void gpt_train_parts(GptOptions o, const std::optional<engine::Config>& config, 
     if (o.plan.empty() && (n > 1 || o.given.count(option))) asked += str(asked.empty() ? "" : " ", option, " ", n);
   }
   LOCKSTEP_CHECK(!o.sequence_parallel, asked, " keeps what lies between slices whole on each of them so far: leave out --sequence-parallel");
-  LOCKSTEP_CHECK(o.common.device == "cpu", asked, " trains on the CPU so far, got --device ", o.common.device);
   LOCKSTEP_CHECK(o.optimizer.name == "adamw", "--optimizer ", o.optimizer.name, " sums gradients over all ranks, but those of ", asked, " hold different layers: leave one of them out");
   const bool plain = o.checkpoints.every == 1 && !o.checkpoints.cpu_checkpointing && !o.checkpoints.contiguous_memory_optimization && !o.checkpoints.profile;
   LOCKSTEP_CHECK(plain, asked, " recomputes every block where it is: leave out --checkpoint-every, --checkpoint-cpu, --checkpoint-contiguous and --checkpoint-profile");

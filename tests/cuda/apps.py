@@ -111,6 +111,11 @@ with tempfile.TemporaryDirectory() as folder:
     check("gpt: the engine on devices, with checkpoints", here.returncode == there.returncode == 0 and close(losses(d / "engine-cpu"), losses(d / "engine-cuda"), 1e-2), here.stderr + there.stderr)
     r = engine("cuda", "engine-cpu", 7, "--resume")
     check("gpt: the engine goes on, on devices, from a checkpoint of the CPU", r.returncode == 0 and len(losses(d / "engine-cpu")) == 7, r.stderr)
+    experts = "--experts", 2, "--expert-every", 1
+    for plan, *more in (("pp2",), ("tp2",), ("cp2",), ("pp2", "--schedule", "zb-h1", "--accumulate", 2), ("dp2+ep2+zero1", *experts), ("pp2", *experts)):
+        name = "-".join(["plan", plan, *map(str, more)])
+        here, there = (ranks(device, f"{name}-{device}", "--plan", plan, *more) for device in devices)
+        check(f"gpt: {name} on devices", here.returncode == there.returncode == 0 and close(losses(d / f"{name}-cpu"), losses(d / f"{name}-cuda")), here.stderr + there.stderr)
     if simulated:
         shared = ranks("cuda", "ranks-shared", LOCKSTEP_FAKE_CUDA_DEVICES="1")
         check("gpt: two ranks on one device go through the host, and say so once", shared.returncode == 0 and shared.stderr.count("share the device at 0000:01:00.0") == 1 and close(losses(d / "ranks-cpu"), losses(d / "ranks-shared")),
