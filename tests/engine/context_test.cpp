@@ -12,6 +12,9 @@
 
 using namespace lockstep;
 using namespace testing;
+
+namespace shared_sequences {
+
 using engine::PipelineArgs, engine::PipelineEngine, engine::PipelineModule;
 using sequence::ContextOptions, sequence::Kind, sequence::Order;
 
@@ -257,3 +260,5 @@ TEST_CASE("context: data of the engine, and what is refused") {
     return 0;
   });
 }
+
+}  // namespace shared_sequences

@@ -13,6 +13,9 @@
 
 using namespace lockstep;
 using namespace testing;
+
+namespace spread_experts {
+
 using engine::Engine, engine::PipelineEngine;
 using pipeline::Sample;
 
@@ -287,3 +290,5 @@ TEST_CASE("engine: experts over ranks: what cannot be") {
   CHECK(contains(refusal({.pp = 2}, true), "expected a mesh of whole models (dp, cp, ep), got pp2"));
   CHECK(contains(refusal({.dp = 2, .ep = 2}, true, "OneBitAdam"), "does not go with experts that ranks share"));
 }
+
+}  // namespace spread_experts
