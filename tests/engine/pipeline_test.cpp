@@ -64,7 +64,6 @@ Config case_config(const Case& c) {
   return config;
 }
 
-std::unique_ptr<optim::Optimizer> make_adamw(nn::Module& m) { return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1}); }
 std::unique_ptr<optim::Schedule> make_warmup(optim::Optimizer& o) {
   return std::make_unique<optim::WarmupLR>(o, optim::WarmupLR::Options{.warmup_max_lr = 2e-2, .warmup_num_steps = 8, .warmup_type = optim::Warmup::linear});
 }

@@ -48,8 +48,6 @@ std::optional<pipeline::Sample> sample_of(int64_t step, int64_t micro) {
   return pipeline::Sample{{x}, {x.narrow(2, 0, 2)}};
 }
 
-std::unique_ptr<optim::Optimizer> make_adamw(nn::Module& m) { return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1}); }
-
 struct Run { std::string plan; int64_t accumulation = 4; DType dtype = f32; int64_t steps = 6; std::string load = {}, save = {}; };
 
 /// Loss, norm and loss scale of each step; the same on all ranks.

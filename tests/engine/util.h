@@ -35,6 +35,8 @@ inline std::unique_ptr<Net> make_net(int rank = 0) {
   return std::make_unique<Net>();
 }
 
+inline std::unique_ptr<optim::Optimizer> make_adamw(nn::Module& m) { return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1}); }
+
 inline Tensors whole_parameters(engine::EngineBase& e, nn::Module& net) {
   const auto whole = e.zero().gathered();
   return copy_parameters(net);
