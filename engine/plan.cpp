@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <set>
 
 #include "tensor/check.h"
 #include "tensor/ops.h"
@@ -137,7 +138,7 @@ class Planner {
  public:
   Planner(const Plan& plan, const zero::ZeroOptions& options, const std::vector<bool>& elementwise, int expert_parallel)
       : model_(plan.model.parameters), options_(options), world_(plan.ranks), expert_parallel_(expert_parallel), owners_(model_.size(), -1), taken_(model_.size(), false) {
-    for (const int ranks : {world_, world_ / expert_parallel}) {
+    for (const int ranks : std::set{world_, world_ / expert_parallel}) {
       std::vector<size_t> uncut;
       std::vector<int64_t> sizes;
       for (size_t i = 0; i < model_.size(); ++i) if (!elementwise[i] && ranks_of(i) == ranks) uncut.push_back(i), sizes.push_back(model_[i].numel());

@@ -21,10 +21,10 @@ std::vector<LayerSpec> gpt_layers(const std::shared_ptr<nn::GPT>& model, bool re
   }), model->position_table.weight.numel()));
   for (size_t i = 0; i < model->blocks.size(); ++i) {
     // Experts' own loss goes along, added up as moe::aux_loss() of the whole model does.
-    layers.push_back(spec("TransformerBlock", str("blocks.", i), [model, i] { return std::move(model->blocks.items[i]); }, [recompute](nn::Module* m, const Values& in) {
-      const auto run = [m](const Values& in) {
+    layers.push_back(spec("TransformerBlock", str("blocks.", i), [model, i] { return std::move(model->blocks.items[i]); }, [recompute, other = bool(model->blocks[i].feed_forward)](nn::Module* m, const Values& in) {
+      const auto run = [m, other](const Values& in) {
         Values out{m->call(in.at(0))};
-        const Variable aux = moe::aux_loss(*m);
+        const Variable aux = other ? moe::aux_loss(*m) : Variable();  // which looks through all that is below
         if (aux.defined()) out.push_back(in.size() > 1 ? add(in[1], aux) : aux);
         else out.insert(out.end(), in.begin() + 1, in.end());
         return out;

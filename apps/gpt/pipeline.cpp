@@ -316,7 +316,6 @@ void gpt_train_parts(GptOptions o, const std::optional<engine::Config>& config, 
       here.dp = team.size() / copy;
     }
     GptOptions own = o;  // Training writes into them, and ranks may be threads
-    own.context_parallel = plan.cp;
     Training(own, config, here, team).run();
   });
 }

@@ -142,6 +142,7 @@ Variable Sharing::with_aux_loss(const Variable& loss) {
 }
 
 void Sharing::count(nn::Module& part) {
+  if (o_.experts == 0) return;
   for (const moe::Layer* layer : moe::layers_of(part)) {
     aux_losses_.push_back(layer->aux_loss.tensor());
     for (size_t e = 0; e < layer->routing.chosen.size(); ++e) tokens_[e] += double(layer->routing.chosen[e]);
