@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
   for (const char* option : {"--checkpoint-every", "--checkpoint-cpu", "--checkpoint-contiguous", "--checkpoint-profile"}) train.get_option(option)->needs("--checkpoint-blocks");
   const std::string pipeline = "Pipeline";
   auto* stages = train.add_option("--pipeline", o.pipeline, "stages of the model, each on a rank; the other ranks train copies of them (--accumulate: micro-batches of each copy)")->check(apps::whole(1, 4096))->group(pipeline);
-  train.add_option("--plan", o.plan, "how ranks share the work: dpN copies, ppN stages, cpN parts of sequences, tpN slices of layers, zeroN among copies; dp2+pp2+tp2+zero1")->excludes(stages)->group(pipeline);
+  train.add_option("--plan", o.plan, "how ranks share the work: dpN copies, ppN stages, cpN parts of sequences, tpN slices of layers, epN of dp share experts, zeroN among copies; dp2+pp2+tp2+zero1")->excludes(stages)->group(pipeline);
   train.add_option("--schedule", o.schedule, "of the pipeline: gpipe, 1f1b, interleaved, zb-h1, dualpipe-v")->capture_default_str()->group(pipeline);
   train.add_option("--chunks", o.chunks, "of layers at each rank (interleaved; default 2)")->check(apps::whole(1, 64))->group(pipeline);
   train.add_option("--split", o.split, "where to cut: parameters, uniform, or type:PATTERN")->capture_default_str()->group(pipeline);
