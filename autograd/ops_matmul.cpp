@@ -90,17 +90,18 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, Acti
   const bool reads_pre = activation != Activation::none && activation != Activation::relu;
   Tensor pre;
   Tensor out = linear(x.tensor(), w.tensor(), b, activation, reads_pre ? &pre : nullptr);
-  const Saved kept = activation == Activation::relu ? Saved(out) : Saved(pre);
   const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
-  return record("linear", {&x, &w, &bias}, std::move(out), [x = kept_x, w = kept_w, kept, activation, shape = x.shape()](Backward& back) {
-    if (activation != Activation::none) {
-      constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::silu};
-      back.grad() = pointwise_grad(ops[int(activation)], PointwisePart::grad0, {}, back.grad(), kept.get("linear"), {});
-    }
+  const Variable product = record("linear", {&x, &w, &bias}, reads_pre ? pre : out, [x = kept_x, w = kept_w, shape = x.shape()](Backward& back) {
     const Tensor g = as_matrix(back.grad());
     if (back.needs(0)) back.give(0, matmul(g, w.get("linear")).view(shape));
     if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix(x.get("linear"))));
     if (back.needs(2)) back.give(2, sum(g, {0}));
+  });
+  if (activation == Activation::none) return product;
+  // A node of its own, though one kernel computed both: a backward in two parts needs its derivative once.
+  return record("activation", {&product}, out, [kept = Saved(reads_pre ? pre : out), activation](Backward& back) {
+    constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::silu};
+    back.give(0, pointwise_grad(ops[int(activation)], PointwisePart::grad0, {}, back.grad(), kept.get("linear"), {}));
   });
 }
 

@@ -63,7 +63,7 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
     weights.push_back(n);
     kinds.push_back(i == 0 ? "Embedding" : i == 1 ? "Positions" : i + 2 < layers.size() ? "TransformerBlock" : i + 1 < layers.size() ? "LayerNorm" : "Head");
   }
-  p.bounds = pipeline::balance(pipeline::weights_of(pipeline::SplitBy::parse(c.pipeline.partition), kinds, weights), schedule.virtual_stages());
+  p.bounds = pipeline::balance(pipeline::weights_of(pipeline::SplitBy::parse(c.pipeline.partition), kinds, weights), schedule);
 
   const int m = schedule.request.micro_batches, last = schedule.virtual_stages() - 1;
   for (int rank = 0; rank < plan.pp; ++rank) {

@@ -21,11 +21,11 @@ double block_flops(const ModelShape& m) { return (m.forward_flops() - 2 * double
 double head_flops(const ModelShape& m) { return 2 * double(m.vocab) * double(m.width); }
 
 /// The layers of a pipeline: the embedding, blocks, the head. Where each virtual stage begins.
-std::vector<int> cut(const ModelShape& m, const StepCosts& c, int stages) {
+std::vector<int> cut(const ModelShape& m, const StepCosts& c, const pipeline::Schedule& schedule) {
   std::vector<double> weights(size_t(m.layers) + 2, c.block_forward + c.block_backward);
   weights.front() = 0;
   weights.back() = c.head_forward + c.head_backward;
-  return pipeline::balance(weights, stages);
+  return pipeline::balance(weights, schedule);
 }
 
 /// What one stage of `layers` begin .. end has, cut by tensor parallelism: matrices in parts, vectors whole but those of cut outputs.
@@ -121,7 +121,7 @@ StepPrediction predict_step(const TrainingJob& job, const StepCosts& c, const Cl
   const pipeline::Schedule schedule = pipeline::make_schedule({job.schedule, l.pp, int(job.micro_batches), job.chunks});
   const int v = schedule.request.chunks, stages = schedule.virtual_stages();
   LOCKSTEP_CHECK(model.layers + 2 >= stages, "[simulate] expected at least one layer for each of ", stages, " stages, got ", model.layers + 2, " layers (embedding, ", model.layers, " blocks, head)");
-  const std::vector<int> bounds = cut(model, c, stages);
+  const std::vector<int> bounds = cut(model, c, schedule);
 
   // A rank's part of a micro-batch.
   struct Rank { double forward = 0, backward = 0, blocks = 0; };

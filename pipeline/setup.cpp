@@ -32,7 +32,7 @@ Impl::Impl(std::vector<LayerSpec> layers_, Options options_, Loss loss, dist::Pr
   if (options.bounds.empty()) {
     const bool by_type = options.split.method == SplitBy::Method::type, by_parameters = options.split.method == SplitBy::Method::parameters;
     const std::vector<std::string> kinds = by_type ? kinds_of(layers) : std::vector<std::string>(layers.size());
-    bounds = balance(weights_of(options.split, kinds, by_parameters ? parameters_of(layers) : std::vector<double>(layers.size())), virtual_stages);
+    bounds = balance(weights_of(options.split, kinds, by_parameters ? parameters_of(layers) : std::vector<double>(layers.size())), schedule);
   } else {
     bounds = options.bounds;
     const bool rising = std::adjacent_find(bounds.begin(), bounds.end(), [](int a, int b) { return a >= b; }) == bounds.end();

@@ -114,7 +114,7 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
       case What::backward_weight: cost = costs.weight; break;
       default: break;
     }
-    now = start + cost / s.request.chunks;
+    now = start + cost * (costs.weights.empty() ? 1 : costs.weights[size_t(stage)]) / s.request.chunks;
     if (is_compute(a.what)) {
       result.ranks[rank].push_back({a, start, now});
       result.busy[rank] += now - start;

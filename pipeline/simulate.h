@@ -16,6 +16,7 @@ struct Costs {
   /// dualpipe-v: a forward and the whole backward that follows it are one computation, as in the paper, whose two results come at its end.
   /// Our engine does one after the other.
   bool paired = false;
+  std::vector<double> weights = {};  ///< of each virtual stage, 1 being an even share; empty: all the same
 };
 
 struct Slot { Action action; double start, end; };

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <mutex>
+#include <numeric>
 #include <regex>
 
+#include "pipeline/simulate.h"
 #include "tensor/check.h"
 #include "tensor/suggest.h"
 
@@ -53,6 +56,43 @@ std::vector<int> balance(const std::vector<double>& weights, int parts) {
   std::vector<int> bounds(size_t(parts) + 1, n);
   for (int k = parts; k >= 1; --k) bounds[size_t(k) - 1] = from[size_t(k)][size_t(bounds[size_t(k)])];
   return bounds;
+}
+
+std::vector<int> balance(const std::vector<double>& weights, const Schedule& schedule) {
+  const int parts = schedule.virtual_stages();
+  std::vector<int> best = balance(weights, parts);
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  if (schedule.request.chunks == 1 || schedule.request.stages == 1 || total == 0) return best;
+  // A few rounds of micro-batches show what many do.
+  Request request = schedule.request;
+  request.micro_batches = std::min(request.micro_batches, 4 * request.stages);
+  const Schedule simulated = request.micro_batches == schedule.request.micro_batches ? schedule : make_schedule(request);
+  Costs costs;
+  costs.weights.resize(size_t(parts));
+  const auto seconds = [&](const std::vector<int>& bounds) {
+    for (size_t i = 0; i < size_t(parts); ++i) costs.weights[i] = std::accumulate(weights.begin() + bounds[i], weights.begin() + bounds[i + 1], 0.0) * parts / total;
+    return simulate(simulated, costs).seconds;
+  };
+  // The heavier parts first, or last.
+  const std::vector<int> mirrored = balance({weights.rbegin(), weights.rend()}, parts);
+  std::vector<int> last;
+  for (auto bound = mirrored.rbegin(); bound != mirrored.rend(); ++bound) last.push_back(int(weights.size()) - *bound);
+  double least = seconds(best);
+  if (const double other = seconds(last); other < least) least = other, best = last;
+  const double even = simulate(simulated).seconds;
+  int tries = (1 << 22) / (parts * request.micro_batches);  // a second at most
+  for (bool better = true; better && least > even * 1.001;) {
+    better = false;
+    for (int i = 1; i < parts; ++i)
+      for (int j = i; j < parts; ++j)
+        for (const int by : {-1, 1}) {  // part i - 1 gets a layer and part j gives one, or the other way round
+          std::vector<int> moved = best;
+          for (int k = i; k <= j; ++k) moved[size_t(k)] += by;
+          if (std::adjacent_find(moved.begin(), moved.end(), std::greater_equal()) != moved.end() || --tries < 0) continue;
+          if (const double one = seconds(moved); one < least * (1 - 1e-9)) least = one, best = moved, better = true;
+        }
+  }
+  return best;
 }
 
 std::vector<double> weights_of(const SplitBy& by, const std::vector<std::string>& kinds, const std::vector<double>& parameters) {

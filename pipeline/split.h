@@ -1,8 +1,11 @@
 #pragma once
-// Which layers a stage gets: consecutive ones, so that the heaviest stage is as light as can be.
+// Which layers a stage gets: consecutive ones, so that the heaviest stage is as light as can be. With several chunks a rank the sum of
+// a rank's chunks counts as well, and which of them are the heavier ones: there the schedule says how long a step takes.
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "pipeline/schedule.h"
 
 namespace lockstep::pipeline {
 
@@ -21,6 +24,9 @@ std::string to_string(const SplitBy& by);
 /// Where each of `parts` consecutive parts begins, and the end: n + 1 rising numbers. The largest sum of weights in a part is the smallest possible, and
 /// no part is empty. Error for fewer weights than parts, and for weights that are negative or not finite.
 std::vector<int> balance(const std::vector<double>& weights, int parts);
+/// The same for the virtual stages of `schedule`. With several chunks a rank: begins there and moves one or two bounds by a layer as long as that makes the
+/// simulated step shorter.
+std::vector<int> balance(const std::vector<double>& weights, const Schedule& schedule);
 
 /// The weights of layers under `by`. Error when no kind matches the pattern, or when the times are not those of the layers.
 std::vector<double> weights_of(const SplitBy& by, const std::vector<std::string>& kinds, const std::vector<double>& parameters);

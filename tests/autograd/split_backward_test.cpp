@@ -16,7 +16,7 @@ namespace {
 Variable body(const Variable& x, const std::vector<Variable>& w, bool recompute) {
   const auto piece = [&](const Variable& in) { return gelu(linear(layer_norm(in, {8}, w[2], w[3]), w[0], w[1])); };
   const Variable y = recompute ? checkpoint(piece, x) : piece(x);
-  const Variable z = add(mul(linear(relu(y), w[0], w[1]), y), w[4]);  // a leaf that is broadcast
+  const Variable z = add(mul(linear(linear(y, w[0], w[1], Activation::gelu_erf), w[0], w[1], Activation::relu), y), w[4]);  // a leaf that is broadcast
   return mean(mul(softmax(z, -1), z));
 }
 
@@ -49,6 +49,15 @@ TEST_CASE("split backward: the bits of one backward, for inputs at once and weig
     again.finish();
     for (size_t i = 0; i < whole.size(); ++i) CHECK(equal(whole[i].grad(), parts[i].grad()));
   }
+}
+
+TEST_CASE("split backward: an activation inside linear() is differentiated once") {
+  const auto w = weights();
+  const Variable out = linear(Variable(randn({5, 8}), true), w[0], w[1], Activation::silu);
+  const Ref<Node> after = out.impl()->node;  // holds no weights, so no part of it waits
+  CHECK(std::string(after->name()) == "activation");
+  REQUIRE(after->inputs().size() == 1);
+  CHECK(std::string(after->inputs()[0].node->name()) == "linear");
 }
 
 TEST_CASE("split backward: gradients from elsewhere, several roots, and nothing to do") {

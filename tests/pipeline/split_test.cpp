@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
+#include <numeric>
 
+#include "pipeline/simulate.h"
 #include "pipeline/split.h"
 #include "tensor/random.h"
 #include "tests/messages.h"
@@ -65,6 +68,47 @@ TEST_CASE("split: no cut is better, no part is empty") {
   }
   CHECK(balance({1, 1, 1, 1, 1, 1, 1, 1}, 4) == std::vector<int>{0, 2, 4, 6, 8});
   CHECK(balance(std::vector<double>(2000, 1), 16)[8] == 1000);
+}
+
+TEST_CASE("split: several chunks a rank, near the best that there is") {
+  for (const Kind kind : {Kind::interleaved, Kind::dualpipe_v}) {
+    for (const auto& [stages, layers] : {std::pair{2, 5}, {2, 6}, {2, 9}, {3, 8}, {3, 10}, {4, 9}, {4, 12}}) {
+      for (const double head : {1.0, 0.0, 2.5}) {
+        CAPTURE(name_of(kind));
+        CAPTURE(stages);
+        CAPTURE(layers);
+        CAPTURE(head);
+        const Schedule schedule = make_schedule({kind, stages, 2 * stages});
+        const int parts = schedule.virtual_stages();
+        std::vector<double> w(size_t(layers), 1);
+        w.back() = head;
+        const double total = std::accumulate(w.begin(), w.end(), 0.0);
+        const auto seconds = [&](const std::vector<int>& bounds) {
+          Costs costs;
+          for (size_t k = 0; k < size_t(parts); ++k) costs.weights.push_back(std::accumulate(w.begin() + bounds[k], w.begin() + bounds[k + 1], 0.0) * parts / total);
+          return simulate(schedule, costs).seconds;
+        };
+        double best = std::numeric_limits<double>::infinity();
+        std::vector<int> bounds(size_t(parts) + 1, 0);
+        const std::function<void(int)> all = [&](int k) {
+          if (k == parts) {
+            bounds.back() = layers;
+            best = std::min(best, seconds(bounds));
+            return;
+          }
+          for (int at = bounds[size_t(k) - 1] + 1; at <= layers - (parts - k); ++at) bounds[size_t(k)] = at, all(k + 1);
+        };
+        all(1);
+        const double ours = seconds(balance(w, schedule));
+        CHECK(ours <= seconds(balance(w, parts)));
+        CHECK(ours <= best * 1.03);
+      }
+    }
+  }
+  CHECK(balance(std::vector<double>(6, 1), make_schedule({Kind::dualpipe_v, 2, 8})) == std::vector<int>{0, 1, 2, 4, 6});    // both ranks 3 layers
+  CHECK(balance(std::vector<double>(16, 1), make_schedule({Kind::interleaved, 2, 8})) == std::vector<int>{0, 4, 8, 12, 16});
+  CHECK(balance(std::vector<double>(6, 1), make_schedule({Kind::one_f_one_b, 3, 8})) == std::vector<int>{0, 2, 4, 6});
+  CHECK(balance(std::vector<double>(5, 0), make_schedule({Kind::dualpipe_v, 2, 8})).size() == 5);
 }
 
 TEST_CASE("split: by what") {
