@@ -104,6 +104,7 @@ void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A
                       A* __restrict c, int64_t ldc) {
   constexpr int w = lanes<A>;
   Vector<A> sum[rows][vectors] = {};
+#pragma GCC unroll unrolled_depth
   for (int64_t p = 0; p < depth; ++p, b += ldb) {
     Vector<A> line[vectors];
 #pragma GCC unroll 4

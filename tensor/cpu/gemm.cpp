@@ -1,7 +1,7 @@
 // Matrix product in the classic layers, from the outside in:
 //
 //   columns of b    for some blocks of k: so many that they stay in L3. Packed by all threads, read by all
-//   rows of a       for one block of k: a few slivers. Each thread packs those of its own part of c
+//   rows of a       for one block of k: a few slivers. Each thread packs those of its own part of c, or reads them where they are
 //   a sliver        stays in L1 while it meets these columns, one tile of c each (gemm_tile.h)
 //
 // Packing also makes transposed and 16-bit operands free: they differ only in how they are copied. Where a thread's part
@@ -119,24 +119,31 @@ struct Product {
     for (int64_t i = i0; i < i1; i += rows)
       for (int64_t p = p0; p < p1; p += plan.depth) {
         const int64_t depth = std::min(plan.depth, p1 - p), end = std::min(i1, i + rows);
-        pack<high>(a.at(i, p).data, a.row, a.col, end - i, depth, packed_a);
+        if (!in_place()) pack<high>(a.at(i, p).data, a.row, a.col, end - i, depth, packed_a);
         for (int64_t y = i; y < end; y += high) {
           const int64_t height = std::min(high, end - y);
           for (int64_t x = x0; x < x1; x += wide)
-            one_tile(depth, packed_a + (y - i) * depth, packed_b + (p - p0) * ceil_div(columns, wide) * wide + x * depth, p == 0 ? beta : T(1),
+            one_tile(depth, lines(y, p, packed_a + (y - i) * depth), packed_b + (p - p0) * ceil_div(columns, wide) * wide + x * depth, p == 0 ? beta : T(1),
                      c + y * ldc + j + x, height, std::min(wide, x1 - x));
           if (p + depth == k && finish) finish(y, j + x0, height, x1 - x0);
         }
       }
   }
 
-  void one_tile(int64_t depth, const T* sliver_a, const T* sliver_b, T keep, T* to, int64_t rows, int64_t columns) const {
-    const Tile<T> run = tiles<T>[size_t(rows - 1)];
-    if (columns == wide) return run(depth, sliver_a, sliver_b, alpha, keep, to, ldc);
+  /// Whether rows of a are read where they are.
+  bool in_place() const { return std::is_same_v<T, In> && reads_rows<T> && a.col == 1; }
+  const T* lines(int64_t y, int64_t p, const T* sliver) const {
+    if constexpr (std::is_same_v<T, In>) return in_place() ? a.at(y, p).data : sliver;
+    return sliver;
+  }
+
+  void one_tile(int64_t depth, const T* lines_a, const T* sliver_b, T keep, T* to, int64_t rows, int64_t columns) const {
+    const Tile<T> run = (in_place() ? tiles<T, !reads_rows<T>> : tiles<T, true>)[size_t(rows - 1)];
+    if (columns == wide) return run(depth, lines_a, a.row, sliver_b, alpha, keep, to, ldc);
     T whole[high * wide] = {};  // the last columns: by way of a whole tile
     if (keep != 0)
       for (int64_t i = 0; i < rows; ++i) std::copy_n(to + i * ldc, columns, whole + i * wide);
-    run(depth, sliver_a, sliver_b, alpha, keep, whole, wide);
+    run(depth, lines_a, a.row, sliver_b, alpha, keep, whole, wide);
     for (int64_t i = 0; i < rows; ++i) std::copy_n(whole + i * wide, columns, to + i * ldc);
   }
 };

@@ -80,17 +80,26 @@ void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t dept
   }
 }
 
-/// c (rows x tile_columns, ldc apart) = alpha * a sliver * b sliver + beta * c; beta 0 does not read c.
-template <class T, int rows>
-void tile(int64_t depth, const T* __restrict a, const T* __restrict b, T alpha, T beta, T* __restrict c, int64_t ldc) {
+/// Rows of a matrix that few of are read at a time may stay where they are: each passes through L1 along its own lines. More rows that lie a
+/// power of two apart would meet in too few places of L1.
+template <class T> inline constexpr bool reads_rows = tile_rows<T> <= 8;
+
+/// c (rows x tile_columns, ldc apart) = alpha * a * b sliver + beta * c; beta 0 does not read c. a: a sliver, or, not
+/// `packed`, rows of a matrix that lie lda apart.
+template <class T, int rows, bool packed>
+void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict b, T alpha, T beta, T* __restrict c, int64_t ldc) {
   constexpr int w = lanes<T>, vectors = tile_vectors<T>;
+  const int64_t row = packed ? 1 : lda, step = packed ? tile_rows<T> : 1;
   Vector<T> sum[rows][vectors] = {};
   for (int i = 0; i < rows; ++i)
     for (int j = 0; j < vectors; ++j) __builtin_prefetch(c + i * ldc + j * w, 1);
-  for (int64_t p = 0; p < depth; ++p, a += tile_rows<T>, b += tile_columns<T>) {
+#pragma GCC unroll unrolled_depth
+  for (int64_t p = 0; p < depth; ++p, a += step, b += tile_columns<T>) {
     Vector<T> line[vectors];
-    __builtin_prefetch(a + 16 * tile_rows<T>);  // from L1 or L2
-    for (int j = 0; j < tile_columns<T>; j += 64 / int(sizeof(T))) __builtin_prefetch(b + 8 * tile_columns<T> + j);  // from L2
+    if constexpr (vector_registers >= 32) {
+      if constexpr (packed) __builtin_prefetch(a + 16 * tile_rows<T>);  // from L1 or L2
+      for (int j = 0; j < tile_columns<T>; j += 64 / int(sizeof(T))) __builtin_prefetch(b + 8 * tile_columns<T> + j);  // from L2
+    }
 #pragma GCC unroll 3
     for (int j = 0; j < vectors; ++j) {
       std::memcpy(&line[j], b + j * w, sizeof line[j]);
@@ -99,7 +108,7 @@ void tile(int64_t depth, const T* __restrict a, const T* __restrict b, T alpha, 
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i)
 #pragma GCC unroll 3
-      for (int j = 0; j < vectors; ++j) sum[i][j] += a[i] * line[j];
+      for (int j = 0; j < vectors; ++j) sum[i][j] += a[i * row] * line[j];
   }
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i)
@@ -112,12 +121,12 @@ void tile(int64_t depth, const T* __restrict a, const T* __restrict b, T alpha, 
     }
 }
 
-/// tile() for 1 to tile_rows rows.
+/// tile() for 1 to tile_rows rows of a sliver, then of a matrix.
 template <class T>
-using Tile = void (*)(int64_t, const T*, const T*, T, T, T*, int64_t);
-template <class T>
+using Tile = void (*)(int64_t, const T*, int64_t, const T*, T, T, T*, int64_t);
+template <class T, bool packed>
 inline constexpr auto tiles = []<int... rows>(std::integer_sequence<int, rows...>) {
-  return std::array<Tile<T>, sizeof...(rows)>{&tile<T, rows + 1>...};
+  return std::array<Tile<T>, sizeof...(rows)>{&tile<T, rows + 1, packed>...};
 }(std::make_integer_sequence<int, tile_rows<T>>());
 
 }  // namespace lockstep::on_cpu

@@ -57,39 +57,46 @@ void vector_times_matrix(int64_t n, int64_t k, T alpha, const T* x, int64_t step
   }
 }
 
-/// What follows the product, on `rows` rows of n values that lie `ld` apart.
+/// What follows the product, on `rows` rows of n values that lie `ld` apart, in one pass.
 template <class T>
 struct Epilogue {
   const T* bias;  // or null
   Activation activation;
-  T *out, *pre;   // pre or null, laid out like out
+  T *product, *out;  // the same, unless somebody wants what is before the activation
   int64_t ld;
 
-  bool empty() const { return !bias && !pre && activation == Activation::none; }
+  bool empty() const { return !bias && product == out && activation == Activation::none; }
 
   void operator()(int64_t i0, int64_t j0, int64_t rows, int64_t n) const {
-    for (int64_t i = i0; i < i0 + rows; ++i) {
-      T* row = out + i * ld + j0;
-      if (bias)
-        for (int64_t j = 0; j < n; ++j) row[j] += bias[j0 + j];
-      if (pre) std::copy_n(row, n, pre + i * ld + j0);
-      activate(row, n);
-    }
+    const T* const shift = bias ? bias + j0 : nullptr;
+    for (int64_t i = i0; i < i0 + rows; ++i) activate(product + i * ld + j0, shift, out + i * ld + j0, n);
   }
 
-  void activate(T* row, int64_t n) const {
+  void activate(T* from, const T* shift, T* to, int64_t n) const {
     switch (activation) {
-      case Activation::none: break;
-      case Activation::relu: apply<functor::Relu>(row, n); break;
-      case Activation::gelu_tanh: apply<functor::GeluTanh>(row, n); break;
-      case Activation::gelu_erf: apply<functor::GeluErf>(row, n); break;
-      case Activation::silu: apply<functor::Silu>(row, n); break;
+      case Activation::none: return apply(from, shift, to, n, [](T x) { return x; });
+      case Activation::relu: return apply(from, shift, to, n, value<functor::Relu>);
+      case Activation::gelu_tanh: return apply(from, shift, to, n, value<functor::GeluTanh>);
+      case Activation::gelu_erf: return apply(from, shift, to, n, value<functor::GeluErf>);
+      case Activation::silu: return apply(from, shift, to, n, value<functor::Silu>);
     }
   }
 
   template <class F>
-  static void apply(T* row, int64_t n) {
-    for (int64_t j = 0; j < n; ++j) row[j] = F::value(row[j], functor::Params<T>{});
+  static constexpr auto value = [](T x) { return F::value(x, functor::Params<T>{}); };
+
+  template <class F>
+  static void apply(T* from, const T* shift, T* to, int64_t n, F f) {
+    if (from == to) {
+      for (int64_t j = 0; j < n; ++j) to[j] = f(shift ? to[j] + shift[j] : to[j]);
+      return;
+    }
+#pragma GCC ivdep
+    for (int64_t j = 0; j < n; ++j) {
+      const T x = shift ? from[j] + shift[j] : from[j];
+      from[j] = x;
+      to[j] = f(x);
+    }
   }
 };
 
@@ -111,14 +118,12 @@ struct Products {
   MatrixView<In> view(const Tensor& x, int64_t index) const {
     return {x.data<In>() + batch_offset(index, out.shape(), x.strides()), x.strides()[out.dim() - 2], x.strides()[out.dim() - 1]};
   }
-  T* result(int64_t index) const { return out.data<T>() + index * m * n; }
-  Epilogue<T> epilogue(int64_t index) const {
-    return {bias.defined() ? bias.data<T>() : nullptr, args.activation, result(index), pre.defined() ? pre.data<T>() + index * m * n : nullptr, n};
-  }
+  T* product(int64_t index) const { return (pre.defined() ? pre : out).template data<T>() + index * m * n; }
+  Epilogue<T> epilogue(int64_t index) const { return {bias.defined() ? bias.data<T>() : nullptr, args.activation, product(index), out.data<T>() + index * m * n, n}; }
 
   void one(int64_t index, T* scratch) const {
     const Epilogue<T> after = epilogue(index);
-    gemm<T, In>(m, n, k, alpha, view(a, index), view(b, index), beta, result(index), n, after.empty() ? Finish() : Finish(std::cref(after)), scratch);
+    gemm<T, In>(m, n, k, alpha, view(a, index), view(b, index), beta, product(index), n, after.empty() ? Finish() : Finish(std::cref(after)), scratch);
   }
 
   void matrices() const {
@@ -144,7 +149,7 @@ struct Products {
         const int64_t index = unit / pieces, i = unit % pieces * piece, width = std::min(piece, length - i);
         MatrixView<T> x = view(a, index), y = view(b, index);
         if (n == 1) std::swap(x, y), x = {x.data, x.col, x.row}, y = {y.data, y.col, y.row};  // the transposed product
-        vector_times_matrix<T>(width, k, alpha, x.data, x.col, y.at(0, i), beta, result(index) + i, 1);
+        vector_times_matrix<T>(width, k, alpha, x.data, x.col, y.at(0, i), beta, product(index) + i, 1);
         if (const auto after = epilogue(index); !after.empty()) n == 1 ? after(i, 0, width, 1) : after(0, i, 1, width);
       }
     });

@@ -17,6 +17,10 @@ inline constexpr int vector_bytes = 16, vector_registers = 32;
 inline constexpr int vector_bytes = 16, vector_registers = 16;
 #endif
 
+/// How often the innermost loop of a product is unrolled. With 16 registers it is bound by the number of its instructions, above all
+/// where another thread shares the core: little counting, and no prefetches, since the processor's own do as well.
+inline constexpr int unrolled_depth = vector_registers < 32 ? 8 : 1;
+
 template <class T>
 struct VectorOf {
   typedef T type __attribute__((vector_size(vector_bytes)));
