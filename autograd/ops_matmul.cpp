@@ -89,9 +89,9 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, Acti
   // relu's derivative reads the output, which the next layer holds anyway; the others read the value before.
   const bool reads_pre = activation != Activation::none && activation != Activation::relu;
   Tensor pre;
-  Tensor out = linear(x.tensor(), w.tensor(), b, activation, reads_pre ? &pre : nullptr);
+  const Tensor out = linear(x.tensor(), w.tensor(), b, activation, reads_pre ? &pre : nullptr), &read = reads_pre ? pre : out;
   const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
-  const Variable product = record("linear", {&x, &w, &bias}, reads_pre ? pre : out, [x = kept_x, w = kept_w, shape = x.shape()](Backward& back) {
+  const Variable product = record("linear", {&x, &w, &bias}, read, [x = kept_x, w = kept_w, shape = x.shape()](Backward& back) {
     const Tensor g = as_matrix(back.grad());
     if (back.needs(0)) back.give(0, matmul(g, w.get("linear")).view(shape));
     if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix(x.get("linear"))));
@@ -99,7 +99,7 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, Acti
   });
   if (activation == Activation::none) return product;
   // A node of its own, though one kernel computed both: a backward in two parts needs its derivative once.
-  return record("activation", {&product}, out, [kept = Saved(reads_pre ? pre : out), activation](Backward& back) {
+  return record("activation", {&product}, out, [kept = Saved(read), activation](Backward& back) {
     constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::silu};
     back.give(0, pointwise_grad(ops[int(activation)], PointwisePart::grad0, {}, back.grad(), kept.get("linear"), {}));
   });

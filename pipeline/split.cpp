@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <mutex>
 #include <numeric>
@@ -80,15 +79,17 @@ std::vector<int> balance(const std::vector<double>& weights, const Schedule& sch
   double least = seconds(best);
   if (const double other = seconds(last); other < least) least = other, best = last;
   const double even = simulate(simulated).seconds;
-  int tries = (1 << 22) / (parts * request.micro_batches);  // a second at most
-  for (bool better = true; better && least > even * 1.001;) {
+  int tries = (1 << 22) / (parts * request.micro_batches);  // a second or two
+  for (bool better = true; better && tries > 0 && least > even * 1.001;) {
     better = false;
     for (int i = 1; i < parts; ++i)
       for (int j = i; j < parts; ++j)
-        for (const int by : {-1, 1}) {  // part i - 1 gets a layer and part j gives one, or the other way round
+        for (const int by : {-1, 1}) {  // part j gives a layer and part i - 1 gets one, or the other way round
+          const size_t giver = size_t(by > 0 ? j : i - 1);
+          if (best[giver + 1] - best[giver] == 1 || tries == 0) continue;
+          --tries;
           std::vector<int> moved = best;
           for (int k = i; k <= j; ++k) moved[size_t(k)] += by;
-          if (std::adjacent_find(moved.begin(), moved.end(), std::greater_equal()) != moved.end() || --tries < 0) continue;
           if (const double one = seconds(moved); one < least * (1 - 1e-9)) least = one, best = moved, better = true;
         }
   }

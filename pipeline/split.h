@@ -24,8 +24,8 @@ std::string to_string(const SplitBy& by);
 /// Where each of `parts` consecutive parts begins, and the end: n + 1 rising numbers. The largest sum of weights in a part is the smallest possible, and
 /// no part is empty. Error for fewer weights than parts, and for weights that are negative or not finite.
 std::vector<int> balance(const std::vector<double>& weights, int parts);
-/// The same for the virtual stages of `schedule`. With several chunks a rank: begins there and moves one or two bounds by a layer as long as that makes the
-/// simulated step shorter.
+/// The same for the virtual stages of `schedule`. With several chunks a rank: begins there, or at its mirror image, and moves a layer's place from one part to
+/// another as long as that makes the simulated step shorter, for a second or two.
 std::vector<int> balance(const std::vector<double>& weights, const Schedule& schedule);
 
 /// The weights of layers under `by`. Error when no kind matches the pattern, or when the times are not those of the layers.
