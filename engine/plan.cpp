@@ -27,6 +27,12 @@ int64_t ModelShape::numel() const {
   return n;
 }
 
+int64_t half_block_of(const std::string& name) {
+  if (!name.starts_with("blocks.")) return -1;
+  const bool second = name.find(".mlp.") != name.npos || name.find(".norm2.") != name.npos;
+  return 2 * std::stoll(name.substr(7)) + second;
+}
+
 double ModelShape::products(const Parameter& p) const {
   if (p.shape.size() != 2) return 0;
   return p.expert < 0 ? double(p.numel()) : double(p.numel()) * double(top_k) / double(experts);

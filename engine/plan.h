@@ -30,6 +30,8 @@ struct ModelShape {
   /// Multiplications and additions of one token's forward: two for each weight of a matrix product, and attention over half a context.
   double forward_flops() const;
 };
+/// The half of a block that has this parameter of a GPT, as pipelines cut them: 0 and 1 are the first block's attention and MLP, each with its norm; -1: none.
+int64_t half_block_of(const std::string& name);
 
 /// Experts in place of the MLP of the last of every so many blocks, as moe::add_experts() puts them.
 struct ExpertShape {

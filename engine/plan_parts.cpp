@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dist/shard.h"
+#include "pipeline/gpt.h"
 #include "pipeline/simulate.h"
 #include "pipeline/split.h"
 #include "tensor/check.h"
@@ -13,12 +14,12 @@ namespace {
 
 /// The parameters of each layer, as gpt cuts them; of a tied head none of its own.
 std::vector<std::vector<ModelShape::Parameter>> layers_of(const ModelShape& model) {
-  std::vector<std::vector<ModelShape::Parameter>> layers(size_t(model.layers) + 4);
+  std::vector<std::vector<ModelShape::Parameter>> layers(size_t(pipeline::gpt_layer_count(model.layers)));
   for (const ModelShape::Parameter& p : model.parameters) {
     size_t at = layers.size() - 1;  // head
     if (p.name.starts_with("tokens")) at = 0;
     else if (p.name.starts_with("positions")) at = 1;
-    else if (p.name.starts_with("blocks.")) at = 2 + size_t(std::stoll(p.name.substr(7)));
+    else if (const int64_t half = half_block_of(p.name); half >= 0) at = 2 + size_t(half);
     else if (p.name.starts_with("norm")) at = layers.size() - 2;
     layers[at].push_back(p);
   }
@@ -49,7 +50,7 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
   if (c.zero_optimization.stage > 0) p.plan.zero = int(c.zero_optimization.stage);
   const pipeline::Schedule schedule = [&] {
     const Config sized = resolve(c, plan.dp);
-    check_plan(p.plan, {.ranks = plan.ranks(), .layers = model.layers + 4, .chunks = std::max<int64_t>(1, c.pipeline.chunks), .heads = heads, .width = model.width, .inner = 4 * model.width, .vocab = model.vocab,
+    check_plan(p.plan, {.ranks = plan.ranks(), .layers = pipeline::gpt_layer_count(model.layers), .chunks = std::max<int64_t>(1, c.pipeline.chunks), .heads = heads, .width = model.width, .inner = 4 * model.width, .vocab = model.vocab,
         .context = model.context, .context_parts = 2, .experts = model.experts});
     return pipeline::make_schedule({pipeline::parse_kind(c.pipeline.schedule), plan.pp, int(*sized.gradient_accumulation_steps), int(c.pipeline.chunks)});
   }();
@@ -61,7 +62,7 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
     double n = 0;
     for (const auto& one : layers[i]) if (one.expert < model.experts / plan.ep) n += double(one.numel());
     weights.push_back(n);
-    kinds.push_back(i == 0 ? "Embedding" : i == 1 ? "Positions" : i + 2 < layers.size() ? "TransformerBlock" : i + 1 < layers.size() ? "LayerNorm" : "Head");
+    kinds.push_back(i == 0 ? "Embedding" : i == 1 ? "Positions" : i + 2 < layers.size() ? i % 2 == 0 ? "TransformerBlock.attention" : "TransformerBlock.mlp" : i + 1 < layers.size() ? "LayerNorm" : "Head");
   }
   p.bounds = pipeline::balance(pipeline::weights_of(pipeline::SplitBy::parse(c.pipeline.partition), kinds, weights), schedule);
 
@@ -75,15 +76,15 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
       const int stage = schedule.virtual_stage(rank, chunk);
       for (int i = p.bounds[size_t(stage)]; i < p.bounds[size_t(stage) + 1]; ++i) {
         for (const auto& one : layers[size_t(i)]) if (one.expert < model.experts / plan.ep) part.parameters.push_back(sliced(one, plan.tp));
-        const bool block = kinds[size_t(i)] == "TransformerBlock", head = kinds[size_t(i)] == "Head";
-        if (block) ++part.layers;
+        const bool attention = kinds[size_t(i)] == "TransformerBlock.attention", block = attention || kinds[size_t(i)] == "TransformerBlock.mlp", head = kinds[size_t(i)] == "Head";
+        if (attention) ++part.layers;
         if (block) for (const auto& one : layers[size_t(i)]) products += model.products(sliced(one, plan.tp));
         if (block) exchanges += layers[size_t(i)].back().expert >= 0;
         if (head) products += double(model.vocab) * double(model.width) / plan.tp;
         if (head && tied && stage > 0 && std::none_of(part.parameters.begin(), part.parameters.end(), [](const auto& one) { return one.name == "tokens.weight"; })) {
           part.parameters.push_back(sliced(layers[0][0], plan.tp));
         }
-        reduces += block ? 4 : i == 0 || head ? 1 : 0;  // forward and backward of a block's two halves; the lookup; the head's input
+        reduces += block ? 2 : i == 0 || head ? 1 : 0;  // forward and backward of half a block; the lookup; the head's input
       }
       if (stage < last && schedule.place(stage + 1).rank != rank) ++activations;
       if (stage > 0 && schedule.place(stage - 1).rank != rank) ++gradients;

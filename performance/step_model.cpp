@@ -16,26 +16,33 @@ using engine::ModelShape;
 
 std::string rounded_percent(double part) { return str(std::round(part * 1000) / 10, " %"); }
 
-bool is_block(const ModelShape::Parameter& p) { return p.name.starts_with("blocks."); }
 double block_flops(const ModelShape& m) { return (m.forward_flops() - 2 * double(m.vocab) * double(m.width)) / double(m.layers); }
 double head_flops(const ModelShape& m) { return 2 * double(m.vocab) * double(m.width); }
 
-/// The layers of a pipeline: the embedding, blocks, the head. Where each virtual stage begins.
-std::vector<int> cut(const ModelShape& m, const StepCosts& c, const pipeline::Schedule& schedule) {
-  std::vector<double> weights(size_t(m.layers) + 2, c.block_forward + c.block_backward);
-  weights.front() = 0;
-  weights.back() = c.head_forward + c.head_backward;
-  return pipeline::balance(weights, schedule);
+/// What a layer of a pipeline takes, and its all-reduces of activations in a forward with slices.
+struct Layer { double forward = 0, backward = 0, reduces = 0; };
+
+/// The embedding, the attention and the MLP of each block, the head.
+std::vector<Layer> layers_of(const ModelShape& m, const StepCosts& c, bool recompute, int tp) {
+  double mlp = 0;
+  for (const auto& p : m.parameters) if (p.name.find(".mlp.") != p.name.npos) mlp += 2 * m.products(p) / double(m.layers);
+  std::vector<Layer> layers(1);
+  for (const double share : {1 - mlp / block_flops(m), mlp / block_flops(m)}) {
+    layers.push_back({.forward = share * c.block_forward / tp, .backward = share * (c.block_backward + (recompute ? c.block_forward : 0)) / tp, .reduces = 1});
+  }
+  for (int64_t i = 1; i < m.layers; ++i) layers.insert(layers.end(), {layers[1], layers[2]});
+  layers.push_back({.forward = c.head_forward / tp, .backward = c.head_backward / tp});
+  return layers;
 }
 
 /// What one stage of `layers` begin .. end has, cut by tensor parallelism: matrices in parts, vectors whole but those of cut outputs.
 ModelShape slice(const ModelShape& m, int begin, int end, int tp) {
   ModelShape out = m;
   out.parameters.clear();
-  const int64_t last = m.layers + 1;
+  const int64_t last = 2 * m.layers + 1;
   for (ModelShape::Parameter p : m.parameters) {
     int64_t layer = last;  // the norm and the head
-    if (is_block(p)) layer = 1 + std::stoll(p.name.substr(7));
+    if (const int64_t half = engine::half_block_of(p.name); half >= 0) layer = 1 + half;
     else if (p.name.starts_with("tokens") || p.name.starts_with("positions")) layer = 0;
     const bool tied = p.name == "tokens.weight" && end > last && begin > 0 && std::none_of(m.parameters.begin(), m.parameters.end(), [](const auto& q) { return q.name == "head"; });
     if ((layer < begin || layer >= end) && !tied) continue;
@@ -120,29 +127,24 @@ StepPrediction predict_step(const TrainingJob& job, const StepCosts& c, const Cl
   const double m = double(job.micro_batches), width = double(size_of(job.dtype));
   const pipeline::Schedule schedule = pipeline::make_schedule({job.schedule, l.pp, int(job.micro_batches), job.chunks});
   const int v = schedule.request.chunks, stages = schedule.virtual_stages();
-  LOCKSTEP_CHECK(model.layers + 2 >= stages, "[simulate] expected at least one layer for each of ", stages, " stages, got ", model.layers + 2, " layers (embedding, ", model.layers, " blocks, head)");
-  const std::vector<int> bounds = cut(model, c, schedule);
+  const std::vector<Layer> layers = layers_of(model, c, job.recompute, l.tp);
+  LOCKSTEP_CHECK(int(layers.size()) >= stages, "[simulate] expected at least one layer for each of ", stages, " stages, got ", layers.size(), " layers (embedding, ", model.layers, " blocks of two halves, head)");
+  std::vector<double> weights;
+  for (const Layer& layer : layers) weights.push_back(layer.forward + layer.backward);
+  const std::vector<int> bounds = pipeline::balance(weights, schedule);
 
-  // A rank's part of a micro-batch.
-  struct Rank { double forward = 0, backward = 0, blocks = 0; };
-  std::vector<Rank> ranks(size_t(l.pp), Rank{});
-  const double tp = l.tp, again = job.recompute ? c.block_forward : 0;
-  double most = 0, forward = 0, backward = 0;
+  // Parts of a micro-batch: of each virtual stage, of a rank, and of the slowest.
+  std::vector<Layer> parts(size_t(stages), Layer{}), ranks(size_t(l.pp), Layer{});
+  double forward = 0, backward = 0;
   for (int s = 0; s < stages; ++s) {
-    Rank& r = ranks[size_t(schedule.place(s).rank)];
-    for (int layer = bounds[size_t(s)]; layer < bounds[size_t(s) + 1]; ++layer) {
-      const bool head = layer == model.layers + 1, block = layer > 0 && !head;
-      r.forward += (head ? c.head_forward : block ? c.block_forward : 0) / tp;
-      r.backward += (head ? c.head_backward : block ? c.block_backward + again : 0) / tp;
-      r.blocks += block;
+    Layer& rank = ranks[size_t(schedule.place(s).rank)];
+    for (int i = bounds[size_t(s)]; i < bounds[size_t(s) + 1]; ++i) {
+      for (Layer* sum : {&parts[size_t(s)], &rank}) sum->forward += layers[size_t(i)].forward, sum->backward += layers[size_t(i)].backward, sum->reduces += layers[size_t(i)].reduces;
+      forward += layers[size_t(i)].forward / l.pp, backward += layers[size_t(i)].backward / l.pp;
     }
   }
-  size_t slowest = 0;
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    forward += ranks[i].forward / l.pp, backward += ranks[i].backward / l.pp;
-    if (ranks[i].forward + ranks[i].backward > most) most = ranks[i].forward + ranks[i].backward, slowest = i;
-  }
-  const Rank& slow = ranks[slowest];
+  const Layer slow = *std::max_element(ranks.begin(), ranks.end(), [](const Layer& a, const Layer& b) { return a.forward + a.backward < b.forward + b.backward; });
+  const double most = slow.forward + slow.backward;
 
   StepPrediction p;
   const auto add = [&](const char* name, double seconds, const std::string& how) { p.terms.push_back({name, how, std::max(0., seconds)}); };
@@ -150,15 +152,15 @@ StepPrediction predict_step(const TrainingJob& job, const StepCosts& c, const Cl
   if (l.pp > 1) add("uneven stages", m * (most - forward - backward), str("the slowest rank takes ", most, " s for a micro-batch"));
 
   // Tensor parallelism: an all-reduce of the activations after attention and after the MLP, and the same backward.
-  const double activation = double(job.micro_batch) * double(model.context) * double(model.width) * width;
+  const double tp = l.tp, activation = double(job.micro_batch) * double(model.context) * double(model.width) * width;
   const double reduce = collective_seconds(Collective::all_reduce, l.tp, 1, activation, cluster);
-  const double tensor_forward = 2 * slow.blocks * reduce, tensor_backward = (2 + (job.recompute ? 2 : 0)) * slow.blocks * reduce;
+  const double again = job.recompute ? 2 : 1, tensor_forward = slow.reduces * reduce, tensor_backward = again * tensor_forward;
   if (l.tp > 1) {
-    add("tensor parallel", m * (tensor_forward + tensor_backward), str(job.recompute ? 6 : 4, " all-reduces a block over ", l.tp, " ranks, ", reduce, " s each"));
-    p.tensor_bytes = m * (job.recompute ? 6 : 4) * slow.blocks * 2 * (tp - 1) / tp * activation;
+    add("tensor parallel", m * (tensor_forward + tensor_backward), str(2 + 2 * again, " all-reduces a block over ", l.tp, " ranks, ", reduce, " s each"));
+    p.tensor_bytes = m * (1 + again) * slow.reduces * 2 * (tp - 1) / tp * activation;
   }
 
-  // The pipeline: the schedule itself, with every rank as slow as the slowest.
+  // The pipeline: the schedule itself, a part's cost against that of the slowest rank.
   if (l.pp > 1) {
     const double whole_forward = slow.forward + tensor_forward, whole_backward = slow.backward + tensor_backward;
     const int apart = l.tp * l.dp;  // of ranks with the same slice
@@ -166,13 +168,17 @@ StepPrediction predict_step(const TrainingJob& job, const StepCosts& c, const Cl
     const dist::Link& link = near && cluster.network.within ? *cluster.network.within : cluster.network.between;
     const double hop = link.latency + activation / link.bandwidth;
     pipeline::Costs costs{.forward = whole_forward, .input = whole_backward / 2, .weight = whole_backward / 2};
-    const pipeline::Simulation ideal = pipeline::simulate(schedule, costs);
+    const pipeline::Formula formula = pipeline::formula(schedule.request, costs);
+    for (const Layer& part : parts) {
+      const double own = part.forward + part.backward + part.reduces * (1 + again) * reduce, all = whole_forward + whole_backward;
+      costs.weights.push_back(all > 0 ? own / all * v : 1);
+    }
+    const double ideal = pipeline::simulate(schedule, costs).seconds, busy = m * (whole_forward + whole_backward);
     costs.latency = hop;
-    const pipeline::Simulation real = pipeline::simulate(schedule, costs);
-    const pipeline::Formula formula = pipeline::formula(schedule.request, {.forward = whole_forward, .input = whole_backward / 2, .weight = whole_backward / 2});
-    p.bubble = ideal.bubble;
-    add("idle (bubble)", ideal.seconds - m * (whole_forward + whole_backward), str(rounded_percent(ideal.bubble), " of the pipeline; ", formula.text, " = ", rounded_percent(formula.bubble)));
-    add("messages", real.seconds - ideal.seconds, str("activations and their gradients, ", hop, " s each"));
+    const double real = pipeline::simulate(schedule, costs).seconds;
+    p.bubble = ideal > 0 ? 1 - busy / ideal : 0;
+    add("idle (bubble)", ideal - busy, str(rounded_percent(p.bubble), " of the slowest rank's time; ", formula.text, " = ", rounded_percent(formula.bubble)));
+    add("messages", real - ideal, str("activations and their gradients, ", hop, " s each"));
     p.message_bytes = 2. * m * v * activation;
   }
 

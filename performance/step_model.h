@@ -71,12 +71,12 @@ struct StepPrediction {
   double step = 0;
   size_t bound = 0;                  ///< the largest term
   double tokens = 0;                 ///< of all ranks, each second
-  double bubble = 0;                 ///< idle part of the pipeline, without messages
+  double bubble = 0;                 ///< idle part of the slowest rank's time, without messages
   double gradient_bytes = 0, parameter_bytes = 0, tensor_bytes = 0, message_bytes = 0;  ///< that the busiest rank sends in a step
   engine::RankBytes memory;          ///< of the fullest rank, without activations
   double flops = 0;                  ///< of the model in a step, all ranks, without what is computed again
 };
-/// Error for a layout that cannot be (more stages than blocks, heads or widths that do not divide, ...).
+/// Error for a layout that cannot be (more stages than layers, heads or widths that do not divide, ...).
 StepPrediction predict_step(const TrainingJob& job, const StepCosts& costs, const Cluster& cluster);
 
 /// Seconds of a collective among `n` ranks that lie `stride` apart: a ring, or where several of them share a host, rings within and between hosts.

@@ -5,6 +5,29 @@
 #include "moe/layer.h"
 
 namespace lockstep::pipeline {
+namespace {
+
+/// x + attention(norm(x)), or x + mlp(norm(x)): taken out of a block.
+struct HalfBlock : nn::Layer<HalfBlock> {
+  HalfBlock(std::string name, nn::TransformerBlock& of, bool is_second)
+      : block(std::move(name)), second(is_second), norm(std::move(second ? of.norm2 : of.norm1)), dropout({.p = of.dropout.p}) {
+    if (!second) inner = std::make_shared<nn::MultiHeadAttention>(std::move(of.attention));
+    else if (of.feed_forward) inner = of.feed_forward;
+    else inner = std::make_shared<nn::Mlp>(std::move(of.mlp));
+    dropout.part = of.dropout.part;
+    dropout.train(of.dropout.is_training());
+  }
+  Variable forward(const Variable& x) { return add(x, dropout(inner->call(norm(x)))); }
+  void fields(nn::Fields& f) override { f(block + (second ? ".norm2" : ".norm1"), norm)(block + (second ? ".mlp" : ".attention"), *inner)(block + ".dropout", dropout); }
+
+  std::string block;
+  bool second;
+  nn::LayerNorm norm;
+  std::shared_ptr<nn::Module> inner;
+  nn::Dropout dropout;
+};
+
+}  // namespace
 
 std::vector<LayerSpec> gpt_layers(const std::shared_ptr<nn::GPT>& model, bool recompute) {
   const auto spec = [](const char* kind, const std::string& name, LayerSpec::Make make, LayerSpec::Forward forward, int64_t parameters) {
@@ -20,17 +43,23 @@ std::vector<LayerSpec> gpt_layers(const std::shared_ptr<nn::GPT>& model, bool re
     return dropout(add(x, nn::positions_of(static_cast<nn::Embedding&>(*m), x.size(1), 0, part.get())), p, m->is_training());
   }), model->position_table.weight.numel()));
   for (size_t i = 0; i < model->blocks.size(); ++i) {
-    // Experts' own loss goes along, added up as moe::aux_loss() of the whole model does.
-    layers.push_back(spec("TransformerBlock", str("blocks.", i), [model, i] { return std::move(model->blocks.items[i]); }, [recompute, other = bool(model->blocks[i].feed_forward)](nn::Module* m, const Values& in) {
-      const auto run = [m, other](const Values& in) {
-        Values out{m->call(in.at(0))};
-        const Variable aux = other ? moe::aux_loss(*m) : Variable();  // which looks through all that is below
-        if (aux.defined()) out.push_back(in.size() > 1 ? add(in[1], aux) : aux);
-        else out.insert(out.end(), in.begin() + 1, in.end());
-        return out;
-      };
-      return recompute ? checkpoint_many(run, in) : run(in);
-    }, model->blocks[i].parameter_count()));
+    nn::TransformerBlock& block = model->blocks[i];
+    const auto half = [&](const char* kind, bool second, nn::Module& norm, nn::Module& inner) {
+      const LayerSpec::Make make = [model, i, second] { return std::make_unique<HalfBlock>(str("blocks.", i), model->blocks[i], second); };
+      // Experts' own loss goes along, added up as moe::aux_loss() of the whole model does.
+      layers.push_back(spec(kind, "", make, [recompute, experts = second && block.feed_forward](nn::Module* m, const Values& in) {
+        const auto run = [m, experts](const Values& in) {
+          Values out{m->call(in.at(0))};
+          const Variable aux = experts ? moe::aux_loss(*m) : Variable();  // which looks through all that is below
+          if (aux.defined()) out.push_back(in.size() > 1 ? add(in[1], aux) : aux);
+          else out.insert(out.end(), in.begin() + 1, in.end());
+          return out;
+        };
+        return recompute ? checkpoint_many(run, in) : run(in);
+      }, norm.parameter_count() + inner.parameter_count()));
+    };
+    half("TransformerBlock.attention", false, block.norm1, block.attention);
+    half("TransformerBlock.mlp", true, block.norm2, block.feed_forward ? *block.feed_forward : block.mlp);
   }
   layers.push_back(spec("LayerNorm", "norm", [model] { return std::make_unique<nn::LayerNorm>(std::move(model->norm)); }, [](nn::Module* m, const Values& in) {
     Values out = in;

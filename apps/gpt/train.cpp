@@ -16,6 +16,7 @@
 #include "optim/loss_scaler.h"
 #include "optim/optim.h"
 #include "optim/schedule.h"
+#include "pipeline/gpt.h"
 #include "trace/trace.h"
 
 namespace apps {
@@ -103,7 +104,7 @@ Json config_of(const GptOptions& o, const nn::GPT& model, int64_t micro_batches)
 
 parallel::PlanSizes sizes_of(const GptOptions& o, const nn::GPT::Options& shape, int64_t ranks) {
   const sequence::ContextOptions context = context_options(o);
-  return {.ranks = ranks, .layers = shape.layers + 4, .chunks = std::max<int64_t>(o.chunks, 1), .heads = shape.heads, .width = shape.width, .inner = shape.inner, .vocab = shape.vocab, .context = shape.context,
+  return {.ranks = ranks, .layers = pipeline::gpt_layer_count(shape.layers), .chunks = std::max<int64_t>(o.chunks, 1), .heads = shape.heads, .width = shape.width, .inner = shape.inner, .vocab = shape.vocab, .context = shape.context,
           .context_parts = context.order_or_default() == sequence::Order::zigzag ? 2 : 1, .context_by_heads = context.kind == sequence::Kind::ulysses, .experts = o.experts};
 }
 
