@@ -4,7 +4,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
-#include "autograd/tape.h"
+#include "autograd/unary_grad.h"
 
 namespace lockstep {
 namespace {
@@ -93,16 +93,18 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, Acti
   const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
   const Variable product = record("linear", {&x, &w, &bias}, read, [x = kept_x, w = kept_w, shape = x.shape()](Backward& back) {
     const Tensor g = as_matrix(back.grad());
-    if (back.needs(0)) back.give(0, matmul(g, w.get("linear")).view(shape));
+    if (back.needs(0)) {
+      const Tensor& weight = w.get("linear");
+      const UnaryGrad* const before = back.fold(0);
+      back.give(0, (before ? matmul_unary_grad(g, weight, before->op, before->args, as_matrix(before->kept.get(before->name))) : matmul(g, weight)).view(shape));
+    }
     if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix(x.get("linear"))));
     if (back.needs(2)) back.give(2, sum(g, {0}));
   });
   if (activation == Activation::none) return product;
   // A node of its own, though one kernel computed both: a backward in two parts needs its derivative once.
-  return record("activation", {&product}, out, [kept = Saved(read), activation](Backward& back) {
-    constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::silu};
-    back.give(0, pointwise_grad(ops[int(activation)], PointwisePart::grad0, {}, back.grad(), kept.get("linear"), {}));
-  });
+  constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::silu};
+  return record("activation", {&product}, out, UnaryGrad{"linear", ops[int(activation)], {}, read});
 }
 
 // --- einsum: towards each operand it is an einsum again, of the gradient and the other operands ---

@@ -3,7 +3,7 @@
 // kernel write over the incoming gradient when nobody else holds it.
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
-#include "autograd/tape.h"
+#include "autograd/unary_grad.h"
 #include "tensor/functors.h"
 
 namespace lockstep {
@@ -18,23 +18,14 @@ struct Unary {
   PointwiseArgs args = {};
 };
 
-struct UnaryGrad {
-  Unary info;
-  Saved kept;
-
-  void operator()(Backward& back) {
-    if (info.reads == Reads::zero) return back.give(0, zeros_like(back.grad()));
-    if (info.op == PointwiseOp::add_scalar) return back.give(0, std::move(back.grad()));
-    back.give(0, pointwise_grad(info.op, PointwisePart::grad0, info.args, back.grad(), kept.get(info.name), {}));
-  }
-};
+UnaryGrad derivative(const Unary& info, Saved kept) { return {info.name, info.op, info.args, std::move(kept), info.reads == Reads::zero}; }
 
 Variable unary(const Unary& info, const Variable& x, Tensor out) {
   if (!needs_grad({&x})) return out;
   Saved kept;
   if (info.reads == Reads::input) kept = x;
   if (info.reads == Reads::output) kept = out;
-  return record(info.name, {&x}, std::move(out), UnaryGrad{info, std::move(kept)});
+  return record(info.name, {&x}, std::move(out), derivative(info, std::move(kept)));
 }
 
 /// In place: what must be kept of x before it is overwritten.
@@ -46,7 +37,7 @@ Saved before_write(const Unary& info, const Variable& x) {
 Variable& after_write(const Unary& info, Variable& x, Saved kept) {
   if (!needs_grad({&x})) return x;
   if (info.reads == Reads::output) kept = x;
-  rebase(x, record(info.name, {&x}, x.tensor(), UnaryGrad{info, std::move(kept)}));
+  rebase(x, record(info.name, {&x}, x.tensor(), derivative(info, std::move(kept))));
   return x;
 }
 

@@ -68,12 +68,10 @@ SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& 
       if (edge.node && edge.node->is_leaf() && !at_once.count(edge.node.get())) std::swap(edge, part.edges[size_t(i)]);
     }
     for (int i = 0; i < node->outputs().size(); ++i) {
-      auto& hooks = node->outputs()[i].hooks;
-      if (!hooks) hooks = std::make_unique<std::vector<std::pair<int, GradHook>>>();
-      hooks->emplace_back(-1, [&kept = part.grads[size_t(i)]](const Tensor& grad) {  // last, so it sees what other hooks made of it
+      node->outputs()[i].add_hook({-1, [&kept = part.grads[size_t(i)]](const Tensor& grad) {  // last, so it sees what other hooks made of it
         kept = grad;
         return Tensor();
-      });
+      }});
     }
   }
   root.backward({}, true);  // what is saved is still needed; the parts below hold it, all else goes with the root

@@ -81,6 +81,12 @@ void Variable::Impl::operator delete(void* impl, size_t bytes) { give_block(impl
 Node::Node(const char* name, int inputs, int outputs)
     : number_(next_number.fetch_add(1, std::memory_order_relaxed)), name_(name), inputs_(inputs), outputs_(outputs) {}
 
+int Node::Output::add_hook(Hook hook) {
+  if (!hooks) hooks = std::make_unique<std::vector<Hook>>();
+  hooks->push_back(std::move(hook));
+  return hooks->back().id;
+}
+
 Node::Node(LeafTag, const Tensor& tensor) : number_(0), name_("leaf"), outputs_(1) {
   outputs_[0].shape = tensor.shape();
   outputs_[0].dtype = tensor.dtype();
@@ -112,6 +118,17 @@ void Backward::give(int i, Tensor grad) const {
   if (!(grad.shape() == target.shape)) grad = sum_to(grad, target.shape);
   if (AnomalyMode::enabled()) check_no_nan(grad, "gradient", node_.name());
   accumulate(target.grad, std::move(grad));
+}
+
+const UnaryGrad* Backward::fold(int i) const {
+  const Edge& edge = node_.inputs()[i];
+  if (!folds_ || !edge.node || edge.node->uses_ != 1) return nullptr;
+  const Node::Output& target = edge.node->outputs()[edge.output];
+  const auto looks = [](const Node::Output::Hook& hook) { return hook.looks; };
+  if (target.grad.defined() || (target.hooks && std::any_of(target.hooks->begin(), target.hooks->end(), looks))) return nullptr;
+  const UnaryGrad* const found = edge.node->unary();
+  edge.node->folded_ = found;
+  return found;
 }
 
 Tensor Backward::partial(int i) const {
@@ -282,6 +299,7 @@ class Pass {
     }
     node->pass_ = id_;
     node->uses_ = 0;
+    node->folded_ = false;
     stack_.push_back(node);
   }
 
@@ -323,8 +341,10 @@ class Pass {
       if (output.hooks) run_hooks(output);
       if (wanted_) collect(node, i);
     }
-    Backward backward(node, retain_graph_);
-    if (any_grad && !(wanted_ && node.is_leaf())) {
+    Backward backward(node, retain_graph_, !wanted_ && !AnomalyMode::enabled());
+    if (any_grad && node.folded_) {
+      backward.give(0, std::move(node.outputs_[0].grad));
+    } else if (any_grad && !(wanted_ && node.is_leaf())) {
       std::optional<trace::Scope> scope;
       if (!node.is_leaf() && trace::on()) scope.emplace(node.name(), trace::Category::backward);
       node.run(backward);
@@ -347,7 +367,7 @@ class Pass {
   static void run_hooks(Node::Output& output) {
     // By index and over copies: a hook may add or remove hooks.
     for (size_t i = 0; i < output.hooks->size(); ++i) {
-      const GradHook hook = (*output.hooks)[i].second;
+      const GradHook hook = (*output.hooks)[i].call;
       Tensor changed = hook(output.grad);
       if (!changed.defined()) continue;
       LOCKSTEP_CHECK(changed.shape() == output.shape && changed.dtype() == output.dtype, "[on_grad] expected the hook to return shape ",

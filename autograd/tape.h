@@ -43,10 +43,13 @@ class ShortList {
   std::unique_ptr<T[]> more_;
 };
 
+/// The derivative of a unary operation.
+struct UnaryGrad;
+
 /// What a derivative sees: the gradients of its outputs, and where to put those of its inputs.
 class Backward {
  public:
-  Backward(Node& node, bool retains) : node_(node), retains_(retains) {}
+  Backward(Node& node, bool retains, bool folds) : node_(node), retains_(retains), folds_(folds) {}
   /// The graph is kept for another pass, so nothing saved may be overwritten.
   bool retains() const { return retains_; }
   /// Gradient of output i; undefined when nothing flowed back there (only in operations with several outputs). The
@@ -59,10 +62,13 @@ class Backward {
   /// What is already collected for input i when it may be added into in place, else undefined. For operations whose
   /// own gradient is mostly zeros (embedding): they add there instead of giving a dense tensor.
   Tensor partial(int i) const;
+  /// The unary operation that made input i, when its gradient comes from here alone and nobody looks at it in between: what is given must then
+  /// have gone through its derivative. Null else.
+  const UnaryGrad* fold(int i) const;
 
  private:
   Node& node_;
-  bool retains_;
+  bool retains_, folds_;
 };
 
 /// One recorded operation, or a leaf.
@@ -72,7 +78,9 @@ class Node {
     Shape shape;
     DType dtype = f32;
     Tensor grad;  // collected so far in the running backward pass
-    std::unique_ptr<std::vector<std::pair<int, GradHook>>> hooks;
+    struct Hook { int id; GradHook call; bool looks = true; };  // looks: at the gradient
+    std::unique_ptr<std::vector<Hook>> hooks;
+    int add_hook(Hook hook);  // gives back its id
   };
 
   Node(const char* name, int inputs, int outputs);
@@ -83,10 +91,14 @@ class Node {
   virtual void run(Backward& backward) = 0;
   /// Frees what was saved.
   virtual void release_saved() = 0;
+  /// What its only output is, when that is all: a unary operation, which a product may fold into the gradient that it makes. Null else.
+  virtual const UnaryGrad* unary() const { return nullptr; }
 
   const char* name() const { return name_; }
   uint64_t number() const { return number_; }
   bool is_leaf() const { return number_ == 0; }
+  /// In a pass: the gradient that waits here has gone through this node's derivative already (Backward::fold).
+  bool is_folded() const { return folded_; }
   ShortList<Edge, 3>& inputs() { return inputs_; }
   ShortList<Output, 1>& outputs() { return outputs_; }
 
@@ -101,10 +113,12 @@ class Node {
 
  private:
   friend class Pass;
+  friend class Backward;
   static void destroy(Node* node);
 
   std::atomic<int> refs_{0};
   bool released_ = false;
+  bool folded_ = false;    // see is_folded()
   Node* next_dying_ = nullptr;
   int uses_ = 0;           // gradients still to come in the pass below
   uint64_t pass_ = 0;      // the backward pass that counted them
@@ -132,6 +146,7 @@ class Saved {
   Saved(const Tensor& tensor) : tensor_(tensor), version_(tensor.defined() ? tensor.storage()->version() : 0) {}  // NOLINT
   Saved(const Variable& variable) : Saved(variable.defined() ? variable.tensor() : Tensor()) {}                   // NOLINT
   const Tensor& get(const char* reader = "backward") const;
+  bool defined() const { return tensor_.defined(); }
   /// Gives the tensor up, so that its reader may be the only holder and reuse its memory.
   Tensor take(const char* reader = "backward");
 
@@ -169,6 +184,10 @@ class Function final : public Node {
   Function(const char* name, int inputs, int outputs, Fn&& fn) : Node(name, inputs, outputs), fn_(std::move(fn)) {}
   void run(Backward& backward) override { (*fn_)(backward); }
   void release_saved() override { fn_.reset(); }
+  const UnaryGrad* unary() const override {
+    if constexpr (std::is_same_v<Fn, UnaryGrad>) return fn_->folds() ? &*fn_ : nullptr;
+    else return nullptr;
+  }
 
  private:
   std::optional<Fn> fn_;

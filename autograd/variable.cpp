@@ -91,10 +91,12 @@ void Variable::clear_grad() {
 
 int Variable::on_grad(GradHook hook) {
   LOCKSTEP_CHECK(requires_grad(), "[on_grad] expected a variable that requires grad");
-  auto& hooks = impl_->node->outputs()[impl_->output].hooks;
-  if (!hooks) hooks = std::make_unique<std::vector<std::pair<int, GradHook>>>();
-  hooks->emplace_back(next_hook_id++, std::move(hook));
-  return hooks->back().first;
+  return impl_->node->outputs()[impl_->output].add_hook({next_hook_id++, std::move(hook)});
+}
+
+int Variable::before_backward(std::function<void()> hook) {
+  LOCKSTEP_CHECK(requires_grad(), "[before_backward] expected a variable that requires grad");
+  return impl_->node->outputs()[impl_->output].add_hook({next_hook_id++, [fn = std::move(hook)](const Tensor&) { fn(); return Tensor(); }, false});
 }
 
 int Variable::on_grad_complete(LeafHook hook) {
@@ -106,9 +108,8 @@ int Variable::on_grad_complete(LeafHook hook) {
 
 void Variable::remove_hook(int id) {
   if (!impl_ || !impl_->node) return;
-  const auto is_it = [id](const auto& hook) { return hook.first == id; };
-  if (auto& hooks = impl_->node->outputs()[impl_->output].hooks) std::erase_if(*hooks, is_it);
-  if (impl_->node->is_leaf()) std::erase_if(leaf_of(*impl_).on_complete, is_it);
+  if (auto& hooks = impl_->node->outputs()[impl_->output].hooks) std::erase_if(*hooks, [id](const auto& hook) { return hook.id == id; });
+  if (impl_->node->is_leaf()) std::erase_if(leaf_of(*impl_).on_complete, [id](const auto& hook) { return hook.first == id; });
 }
 
 std::ostream& operator<<(std::ostream& out, const Variable& variable) {

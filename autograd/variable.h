@@ -56,6 +56,8 @@ class Variable {
 
   /// Returns an id for remove_hook. Called once a pass, with the whole gradient of this variable.
   int on_grad(GradHook hook);
+  /// The same without the gradient, which the operation before may then fold its derivative into.
+  int before_backward(std::function<void()> hook);
   int on_grad_complete(LeafHook hook);
   void remove_hook(int id);
 

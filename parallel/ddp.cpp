@@ -375,9 +375,8 @@ void Impl::look_at(const Variable& output) {
   }
   if (any || output.is_leaf()) return;
   // No gradient will arrive, yet the other ranks wait for this one's zeros.
-  Variable(output).on_grad([this, exists = std::weak_ptr<int>(alive)](const Tensor&) {
+  Variable(output).before_backward([this, exists = std::weak_ptr<int>(alive)] {
     if (!exists.expired() && !in_pass) begin_pass();
-    return Tensor();
   });
 }
 

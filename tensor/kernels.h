@@ -110,6 +110,8 @@ struct Kernels {
   // a (batch..., M, K), b (batch..., K, N), out (batch..., M, N) contiguous; the last two dims of a and b may be
   // transposed or have a row stride, batch dims may have stride 0. bias (N), pre like out.
   void (*matmul)(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, Tensor& out);
+  // One matrix of f32 or f64, times the derivative of a unary operation at `kept`, which is like out. May be empty: two kernels do it then.
+  void (*matmul_unary_grad)(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args, const Tensor& kept, Tensor& out);
 
   // x (N, C, H, W), w (K, C / groups, R, S), bias (K), out (N, K, P, Q)
   void (*conv2d)(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, Tensor& out);
@@ -168,7 +170,7 @@ struct Kernels {
 // The name of every entry, in their order.
 #define LOCKSTEP_KERNELS(X) \
   X(pointwise) X(copy) X(fill) X(iota) X(uniform) X(normal) X(randint) X(dropout) X(reduce) X(arg_reduce) \
-  X(cumulative) X(sort) X(topk) X(matmul) X(conv2d) X(conv2d_grad_input) X(conv2d_grad_weight) X(max_pool2d) \
+  X(cumulative) X(sort) X(topk) X(matmul) X(matmul_unary_grad) X(conv2d) X(conv2d_grad_input) X(conv2d_grad_weight) X(max_pool2d) \
   X(max_pool2d_grad) X(avg_pool2d) X(avg_pool2d_grad) X(adaptive_avg_pool2d) X(adaptive_avg_pool2d_grad) \
   X(softmax) X(softmax_grad) X(layer_norm) X(layer_norm_grad) X(rms_norm) X(rms_norm_grad) X(batch_norm) \
   X(batch_norm_grad) X(cross_entropy) X(cross_entropy_grad) X(embedding) X(embedding_grad) X(gather) \

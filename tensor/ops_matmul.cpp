@@ -76,6 +76,19 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   return a.dim() == 1 ? out.squeeze(b.dim() == 1 ? -1 : -2) : out;
 }
 
+Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args, const Tensor& kept) {
+  const auto kernel = table(a.device()).matmul_unary_grad;
+  const bool fits = a.dim() == 2 && b.dim() == 2 && are_matrices(a) && are_matrices(b) && kept.is_contiguous() && kept.dtype() == a.dtype() && kept.shape() == Shape{a.size(0), b.size(1)};
+  if (!kernel || !fits || a.dtype() == f16 || a.dtype() == bf16) return pointwise_grad(op, PointwisePart::grad0, args, matmul(a, b), kept, {});
+  check_product("matmul", a, b);
+  LOCKSTEP_CHECK(a.size(1) == b.size(0), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ", b.shape());
+  Tensor out = empty(kept.shape(), {.dtype = a.dtype(), .device = a.device()});
+  MacCounter::add(out.numel() * a.size(1));
+  const KernelScope scope("matmul");
+  kernel(a, b, op, args, kept, out);
+  return out;
+}
+
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, double beta, double alpha) {
   check_product("addmm", a, b);
   check_product("addmm", c, a);

@@ -370,9 +370,8 @@ void Stage3::leave(size_t c, const Variable& output) {
   if (grad && output.defined() && output.requires_grad() && !output.is_leaf()) {
     const uint64_t number = output.impl()->node->number();
     if (number > mark) {  // made by this call
-      Variable(output).on_grad([this, c, number, mark, exists = std::weak_ptr<int>(alive_)](const Tensor&) {
+      Variable(output).before_backward([this, c, number, mark, exists = std::weak_ptr<int>(alive_)] {
         if (!exists.expired()) before_backward(c, number, mark);
-        return Tensor();
       });
     }
   }

@@ -11,6 +11,7 @@
 #include "tensor/cpu/gemm.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
+#include "tensor/cpu/pointwise_blocks.h"
 #include "tensor/functors.h"
 #include "tensor/ops.h"
 #include "tensor/storage.h"
@@ -57,6 +58,27 @@ void vector_times_matrix(int64_t n, int64_t k, T alpha, const T* x, int64_t step
   }
 }
 
+/// A unary operation's derivative, which the product becomes the gradient of.
+struct UnaryGrad {
+  BlockFn run = nullptr;
+  const PointwiseArgs* args = nullptr;
+  const void* kept = nullptr;  // like out
+
+  /// g (n) becomes the gradient of the operation's input.
+  template <class T>
+  void operator()(T* g, const T* at, int64_t n) const {
+    const int64_t whole = n / block_step * block_step;
+    const void* in[] = {g, at};
+    if (whole > 0) run(in, g, whole, *args);
+    if (whole == n) return;
+    alignas(64) T last[2][block_step] = {};
+    std::copy_n(g + whole, n - whole, last[0]), std::copy_n(at + whole, n - whole, last[1]);
+    const void* rest[] = {last[0], last[1]};
+    run(rest, last[0], block_step, *args);
+    std::copy_n(last[0], n - whole, g + whole);
+  }
+};
+
 /// What follows the product, on `rows` rows of n values that lie `ld` apart, in one pass.
 template <class T>
 struct Epilogue {
@@ -64,10 +86,19 @@ struct Epilogue {
   Activation activation;
   T *product, *out;  // the same, unless somebody wants what is before the activation
   int64_t ld;
+  UnaryGrad unary = {};
 
-  bool empty() const { return !bias && product == out && activation == Activation::none; }
+  bool empty() const { return !bias && product == out && activation == Activation::none && !unary.run; }
 
   void operator()(int64_t i0, int64_t j0, int64_t rows, int64_t n) const {
+    if (unary.run) {
+      for (int64_t i = i0; i < i0 + rows; ++i) {
+        const T* const at = static_cast<const T*>(unary.kept) + i * ld + j0;
+        for (int64_t j = 0; j < n; j += 64 / int64_t(sizeof(T))) __builtin_prefetch(at + rows * ld + j, 0, 2);  // of the next rows, while their product is made
+        unary(out + i * ld + j0, at, n);
+      }
+      return;
+    }
     const T* const shift = bias ? bias + j0 : nullptr;
     for (int64_t i = i0; i < i0 + rows; ++i) activate(product + i * ld + j0, shift, out + i * ld + j0, n);
   }
@@ -112,6 +143,7 @@ template <class T, class In>
 struct Products {
   const Tensor &a, &b, &bias, &pre, &out;
   const MatmulArgs& args;
+  UnaryGrad unary = {};
   int64_t m = out.size(-2), n = out.size(-1), k = a.size(-1), count = out.numel() / (m * n);
   T alpha = T(args.alpha), beta = T(args.beta);
 
@@ -119,7 +151,7 @@ struct Products {
     return {x.data<In>() + batch_offset(index, out.shape(), x.strides()), x.strides()[out.dim() - 2], x.strides()[out.dim() - 1]};
   }
   T* product(int64_t index) const { return (pre.defined() ? pre : out).template data<T>() + index * m * n; }
-  Epilogue<T> epilogue(int64_t index) const { return {bias.defined() ? bias.data<T>() : nullptr, args.activation, product(index), out.data<T>() + index * m * n, n}; }
+  Epilogue<T> epilogue(int64_t index) const { return {bias.defined() ? bias.data<T>() : nullptr, args.activation, product(index), out.data<T>() + index * m * n, n, unary}; }
 
   void one(int64_t index, T* scratch) const {
     const Epilogue<T> after = epilogue(index);
@@ -164,12 +196,17 @@ Tensor to_f32(const Tensor& x) {
   return once.to(f32).expand(x.shape());
 }
 
+/// Whether it is a vector times a matrix, or a matrix times a vector.
+bool is_vector(const Tensor& out, int64_t k) {
+  const int64_t m = out.size(-2), n = out.size(-1);
+  return (m == 1 || n == 1) && m * n * k > 256;
+}
+
 }  // namespace
 
 void matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, Tensor& out) {
   if (out.numel() == 0) return;
-  const int64_t m = out.size(-2), n = out.size(-1);
-  const bool vectors = (m == 1 || n == 1) && m * n * a.size(-1) > 256;
+  const bool vectors = is_vector(out, a.size(-1));
   const auto run = [&]<class T>(const Tensor& x, const Tensor& y, const Tensor& shift, const Tensor& before, const Tensor& to) {
     const Products<T, T> products{x, y, shift, before, to, args};
     vectors ? products.vectors() : products.matrices();
@@ -186,6 +223,18 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulAr
   else Products<float, BFloat16>{a, b, shift, wide_pre, wide, args}.matrices();
   out.copy_(wide);
   if (pre.defined()) pre.copy_(wide_pre);
+}
+
+void matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args, const Tensor& kept, Tensor& out) {
+  if (out.numel() == 0) return;
+  const Tensor none;
+  const MatmulArgs plain;
+  const UnaryGrad unary{pointwise_entry(op).functions[int(PointwisePart::grad0)][int(compute_type(out.dtype()))], &args, kept.raw_data()};
+  const auto run = [&]<class T>() {
+    const Products<T, T> products{a, b, none, none, out, plain, unary};
+    is_vector(out, a.size(1)) ? products.vectors() : products.matrices();
+  };
+  out.dtype() == f64 ? run.operator()<double>() : run.operator()<float>();
 }
 
 }  // namespace lockstep::on_cpu

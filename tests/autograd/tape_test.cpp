@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <functional>
 #include <string>
 #include <thread>
 
@@ -115,6 +116,49 @@ TEST_CASE("hooks see, replace and are removed; leaves tell when they are complet
   Variable z = x * w;
   z.on_grad([](const Tensor&) { return zeros({7}); });
   CHECK(contains(message([&] { z.backward(); }), "[on_grad] expected the hook to return shape"));
+}
+
+TEST_CASE("a product folds the derivative before it into its gradient, unless somebody looks") {
+  struct Row {
+    const char* what;
+    bool folds;
+    std::function<void(Variable& hidden, Variable& loss)> change;
+  };
+  const Row rows[] = {
+      {"nothing", true, [](auto&, auto&) {}},
+      {"a hook that does not look", true, [](auto& hidden, auto&) { hidden.before_backward([] {}); }},
+      {"a hook", false, [](auto& hidden, auto&) { hidden.on_grad([](const Tensor&) { return Tensor(); }); }},
+      {"a second reader before", false, [](auto& hidden, auto& loss) { loss = loss + sum(hidden * 0.0); }},
+      {"a kept gradient", false, [](auto& hidden, auto&) { hidden.retain_grad(); }}};
+  for (const auto activate : {+[](const Variable& x, const Variable& w) { return linear(x, w, {}, Activation::gelu_tanh); }, +[](const Variable& x, const Variable& w) { return tanh(linear(x, w)); },
+                              +[](const Variable& x, const Variable& w) { return relu(linear(x, w)); }}) {
+    for (const DType dtype : {f32, f64, bf16}) {
+      manual_seed(8);
+      const Tensor data = randn({3, 5, 7}).to(dtype);
+      Variable up(randn({33, 7}).to(dtype), true), down(randn({4, 33}).to(dtype), true);
+      std::vector<Tensor> expected;  // of the first row
+      for (const Row& row : rows) {
+        CAPTURE(row.what);
+        Variable x(data, true), hidden = activate(x, up), loss = sum(linear(hidden, down));
+        row.change(hidden, loss);
+        const Node& node = *hidden.impl()->node;
+        for (const bool again : {true, false}) {  // the graph is kept, then freed
+          for (Variable* v : {&x, &up, &down}) v->clear_grad();
+          bool folded = false;
+          hidden.before_backward([&] { folded = node.is_folded(); });
+          loss.backward({}, again);
+          CHECK(folded == row.folds);
+          if (expected.empty()) expected = {x.grad().clone(), up.grad().clone(), down.grad().clone()};
+          CHECK(equal(x.grad(), expected[0]));
+          CHECK(equal(up.grad(), expected[1]));
+          CHECK(equal(down.grad(), expected[2]));
+        }
+      }
+      // Asked for its gradient; and where NaNs are looked for, the operation that made one is named.
+      const Variable hidden = activate(Variable(data, true), up), loss = sum(linear(hidden, down));
+      CHECK(equal(grad(loss, {hidden})[0], matmul(ones({15, 4}, {.dtype = dtype}), down.tensor()).view({3, 5, 33})));
+    }
+  }
 }
 
 TEST_CASE("retain_grad keeps the gradient of a result") {

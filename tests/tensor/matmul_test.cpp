@@ -260,6 +260,29 @@ TEST_CASE("linear with an activation has the bits of the two operations") {
   CHECK(same_bits(linear(x, w, bias, Activation::silu), silu(pre)));
 }
 
+TEST_CASE("matmul_unary_grad has the bits of the product and then the derivative") {
+  struct Row { int64_t m, n, k; };
+  for (const auto [m, n, k] : {Row{0, 5, 3}, {4, 0, 3}, {3, 5, 0}, {1, 1, 1}, {2, 3, 4}, {1, 97, 300}, {131, 1, 37}, {6, 16, 8}, {7, 31, 600}, {65, 33, 64}, {61, 1600, 17}}) {
+    for (const DType dtype : {f32, f64, bf16}) {
+      for (const bool turned : {false, true}) {
+        CAPTURE(m);
+        CAPTURE(n);
+        CAPTURE(k);
+        CAPTURE(turned);
+        const auto made = [&](int64_t rows, int64_t columns, uint32_t seed) { return turned ? values({columns, rows}, seed, dtype).t() : values({rows, columns}, seed, dtype); };
+        const Tensor a = made(m, k, 1), b = made(k, n, 2), kept = made(m, n, 3);
+        for (const PointwiseOp op : {PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::silu, PointwiseOp::tanh}) {
+          const Tensor expected = pointwise_grad(op, PointwisePart::grad0, {}, matmul(a, b), kept, {});
+          CHECK(same_bits(matmul_unary_grad(a, b, op, {}, kept), expected));
+          const Threads three(3);
+          CHECK(same_bits(matmul_unary_grad(a, b, op, {}, kept), expected));
+        }
+      }
+    }
+  }
+  CHECK(message_of([] { matmul_unary_grad(ones({2, 3}), ones({4, 5}), PointwiseOp::relu, {}, ones({2, 5})); }).find("expected the inner sizes to agree") != std::string::npos);
+}
+
 TEST_CASE("einsum") {
   const Tensor a = values({3, 4}, 1), b = values({4, 5}, 2), c = values({5, 2}, 3), s = values({4, 4}, 4), v = values({4}, 5);
   struct Row { const char* equation; std::vector<Tensor> in; Tensor wanted; };

@@ -262,9 +262,9 @@ TEST_CASE("pointwise: derivatives at kinks follow PyTorch") {
       {"pow 0.5", PointwiseOp::pow_scalar, {0.5, 0}, {0, 4}, {inf, 0.25f}},
       {"pow -1", PointwiseOp::pow_scalar, {-1, 0}, {2}, {-0.25f}},
       {"gelu_tanh", PointwiseOp::gelu_tanh, {}, {1e38f, -1e38f, 0, inf, -inf}, {1, 0, 0.5f, 1, 0}},
-      {"gelu_erf", PointwiseOp::gelu_erf, {}, {1e38f, -1e38f, 0}, {1, 0, 0.5f}},
-      {"silu", PointwiseOp::silu, {}, {1e38f, -1e38f, 0}, {1, 0, 0.5f}},
-      {"mish", PointwiseOp::mish, {}, {1e38f, -1e38f, 0}, {1, 0, 0.6f}},
+      {"gelu_erf", PointwiseOp::gelu_erf, {}, {1e38f, -1e38f, 0, inf, -inf}, {1, 0, 0.5f, 1, 0}},
+      {"silu", PointwiseOp::silu, {}, {1e38f, -1e38f, 0, inf, -inf, 84.9f}, {1, 0, 0.5f, 1, 0, 1}},
+      {"mish", PointwiseOp::mish, {}, {1e38f, -1e38f, 0, inf, -inf, 19.9f, -84.9f}, {1, 0, 0.6f, 1, 0, 1, 0}},
       {"hardsigmoid", PointwiseOp::hardsigmoid, {}, {-3, 3, 0}, {0, 0, 1 / 6.f}}};
   for (const Row& row : rows) {
     INFO(row.name);
