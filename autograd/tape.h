@@ -43,9 +43,7 @@ class ShortList {
   std::unique_ptr<T[]> more_;
 };
 
-/// The derivative of a unary operation.
 struct UnaryGrad;
-
 /// What a derivative sees: the gradients of its outputs, and where to put those of its inputs.
 class Backward {
  public:
@@ -62,8 +60,7 @@ class Backward {
   /// What is already collected for input i when it may be added into in place, else undefined. For operations whose
   /// own gradient is mostly zeros (embedding): they add there instead of giving a dense tensor.
   Tensor partial(int i) const;
-  /// The unary operation that made input i, when its gradient comes from here alone and nobody looks at it in between: what is given must then
-  /// have gone through its derivative. Null else.
+  /// The derivative of what made input i, when its gradient comes from here alone and nobody looks at it: what is given must have gone through it. Else null.
   const UnaryGrad* fold(int i) const;
 
  private:
@@ -91,14 +88,12 @@ class Node {
   virtual void run(Backward& backward) = 0;
   /// Frees what was saved.
   virtual void release_saved() = 0;
-  /// What its only output is, when that is all: a unary operation, which a product may fold into the gradient that it makes. Null else.
-  virtual const UnaryGrad* unary() const { return nullptr; }
+  virtual const UnaryGrad* unary() const { return nullptr; }  ///< the derivative, where a product may fold it into the gradient that it makes
 
   const char* name() const { return name_; }
   uint64_t number() const { return number_; }
   bool is_leaf() const { return number_ == 0; }
-  /// In a pass: the gradient that waits here has gone through this node's derivative already (Backward::fold).
-  bool is_folded() const { return folded_; }
+  bool is_folded() const { return folded_; }  ///< in a pass: its gradient has gone through its derivative already (Backward::fold)
   ShortList<Edge, 3>& inputs() { return inputs_; }
   ShortList<Output, 1>& outputs() { return outputs_; }
 
@@ -112,13 +107,11 @@ class Node {
   Node(LeafTag, const Tensor& tensor);
 
  private:
-  friend class Pass;
-  friend class Backward;
+  friend class Pass; friend class Backward;
   static void destroy(Node* node);
 
   std::atomic<int> refs_{0};
-  bool released_ = false;
-  bool folded_ = false;    // see is_folded()
+  bool released_ = false, folded_ = false;
   Node* next_dying_ = nullptr;
   int uses_ = 0;           // gradients still to come in the pass below
   uint64_t pass_ = 0;      // the backward pass that counted them

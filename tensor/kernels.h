@@ -61,9 +61,7 @@ struct AttentionArgs {
 };
 
 /// Where the elements of a part lie in the whole tensor: runs of `run` elements, `stride` apart, from `first` on. run 0: it is the whole.
-struct Place {
-  int64_t first = 0, run = 0, stride = 0;
-};
+struct Place { int64_t first = 0, run = 0, stride = 0; };
 
 struct CrossEntropyArgs {
   int64_t ignore_index = -100;
@@ -110,8 +108,7 @@ struct Kernels {
   // a (batch..., M, K), b (batch..., K, N), out (batch..., M, N) contiguous; the last two dims of a and b may be
   // transposed or have a row stride, batch dims may have stride 0. bias (N), pre like out.
   void (*matmul)(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, Tensor& out);
-  // One matrix of f32 or f64, times the derivative of a unary operation at `kept`, which is like out. May be empty: two kernels do it then.
-  void (*matmul_unary_grad)(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args, const Tensor& kept, Tensor& out);
+  void (*matmul_unary_grad)(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args, const Tensor& kept, Tensor& out);  // f32, f64; times the derivative at kept, which is like out. May be empty
 
   // x (N, C, H, W), w (K, C / groups, R, S), bias (K), out (N, K, P, Q)
   void (*conv2d)(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, Tensor& out);
