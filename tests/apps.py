@@ -328,7 +328,7 @@ if os.environ.get("RANK", "0") == "0":
     refused("a pipeline that does not divide the ranks", ["gpt", "train", "--text", text, "--ranks", 3, "--pipeline", 2], "--pipeline 2", "got 3")
     refused("a pipeline with ZeRO 2", ["gpt", "train", "--text", text, "--ranks", 2, "--pipeline", 2, "--zero", 2], "a pipeline sums those of all micro-batches first", "The nearest plan that can: pp2+zero1")
     refused("a plan of other ranks", ["gpt", "train", "--text", text, "--ranks", 8, "--plan", "dp2+pp2"], "it is for 4 ranks, and there are 8. The nearest plan that can: dp4+pp2")
-    refused("a plan of too many stages", ["gpt", "train", "--text", text, "--layers", 2, "--ranks", 8, "--plan", "pp8"], "8 stages need 8 layers, the model has 6. The nearest plan that can: dp2+pp4")
+    refused("a plan of too many stages", ["gpt", "train", "--text", text, "--layers", 1, "--ranks", 8, "--plan", "pp8"], "8 stages need 8 layers, the model has 6. The nearest plan that can: dp2+pp4")
     refused("a plan of slices without heads", ["gpt", "train", "--text", text, "--heads", 3, "--width", 48, "--ranks", 2, "--plan", "tp2"], "tp2 does not divide the 3 attention heads", "nearest plan that can: dp2")
     refused("a plan of experts that are not there", ["gpt", "train", "--text", text, "--ranks", 2, "--plan", "dp2+ep2"], "shares experts, and there are none")
     refused("ZeRO said twice", ["gpt", "train", "--text", text, "--ranks", 2, "--plan", "dp2+zero1", "--zero", 1], "say the same thing")

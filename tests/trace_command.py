@@ -141,7 +141,7 @@ with tempfile.TemporaryDirectory() as folder:
     refused("a plan that is none", [*step, "--plan", "dp2,pp2", *given], "such as dp8+pp4+tp2+zero1", '"dp2,pp2"')
     refused("a plan of shared sequences", [*step, "--plan", "dp2+cp2", *given], "cp", "not modelled", "lockstep plan")
     refused("heads that do not divide", [*step, "--plan", "tp5", *given], "expected heads that tp divides, got 12")
-    refused("too many stages", [*step, "--plan", "pp15", *given], "at least one layer for each of 15 stages")
+    refused("too many stages", [*step, "--plan", "pp27", *given], "at least one layer for each of 27 stages", "got 26 layers")
     refused("both kinds of simulation", [*step, "--plan", "dp2", *given, "--ranks", 4], "--ranks is for a collective")
     refused("neither kind", ["lockstep", "simulate"], "simulate needs --ranks")
     refused("a folder without traces", [*small, "--plan", "dp2", "--measure", d / "none"], "found none")
