@@ -108,9 +108,9 @@ Tensor matmul(const Tensor& a, const Tensor& b);                ///< NumPy's rul
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, double beta = 1, double alpha = 1);
 Tensor outer(const Tensor& a, const Tensor& b);
 Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands);
-/// activation(x w^T + bias): x (..., in), w (out, in), bias (out) or undefined. `pre`, when given, gets the value before the activation.
 /// pointwise_grad(op, grad0, args, matmul(a, b), kept, {}) of matrices, bit for bit; one pass where the kernels can. For autograd.
 Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args, const Tensor& kept);
+/// activation(x w^T + bias): x (..., in), w (out, in), bias (out) or undefined. `pre`, when given, gets the value before the activation.
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias = {}, Activation activation = Activation::none, Tensor* pre = nullptr);
 
 // --- layers (ops_nn.cpp) ---
