@@ -165,9 +165,9 @@ struct Softplus : Costly {  // p: beta, q: threshold
 };
 
 // --- activations ---
-/// A derivative times g that has long been 0 below -far and 1 above `far`, where `inside` may be 0 times infinity. It is chosen here at the end: an x that
+/// A derivative times g that has long been 0 below `low` and 1 above `high`, where `inside` may be 0 times infinity. It is chosen here at the end: an x that
 /// is clipped before is a constant there, with which compilers compute g's product for every element too, and denormal results are slow.
-template <class T> LOCKSTEP_HD T settled(T x, T far, T g, T inside) { return x > far ? g : x < -far ? T(0) : inside; }
+template <class T> LOCKSTEP_HD T settled(T x, T low, T high, T g, T inside) { return x > high ? g : x < low ? T(0) : inside; }
 
 struct Relu {
   LOCKSTEP_VALUE { return x < T(0) ? T(0) : x; }
@@ -185,7 +185,7 @@ struct Silu : Costly {
   LOCKSTEP_VALUE { return x * math::sigmoid(x); }
   LOCKSTEP_GRAD(input) {
     const T e = math::exp_normal(-input), s = T(1) / (T(1) + e);
-    return settled(input, T(85), g, g * (s + input * s * (e * s)));  // e s is 1 - s, without its rounding
+    return settled(input, T(-85), T(85), g, g * (s + input * s * (e * s)));  // e s is 1 - s, without its rounding
   }
 };
 struct Mish : Costly {  // x tanh(softplus(x)); with e = e^x and n = e (e + 2) the tanh is n / (n + 2)
@@ -196,15 +196,14 @@ struct Mish : Costly {  // x tanh(softplus(x)); with e = e^x and n = e (e + 2) t
   LOCKSTEP_GRAD(input) {
     const T e = math::exp_normal(input), n = e * (e + T(2)), d = T(1) / (n + T(2)), t = n * d;
     // 1 - t^2 = (1 + t) * 2 d, and the derivative of softplus is e / (1 + e)
-    const T slope = g * (t + input * ((T(1) + t) * (T(2) * d)) * (e / (T(1) + e)));
-    return input > T(20) ? g : settled(input, T(85), g, slope);
+    return settled(input, T(-85), T(20), g, g * (t + input * ((T(1) + t) * (T(2) * d)) * (e / (T(1) + e))));
   }
 };
 struct GeluErf : Costly {
   LOCKSTEP_VALUE { return x * (T(0.5) * (T(1) + math::erf(x * T(0.70710678118654752440)))); }
   LOCKSTEP_GRAD(input) {
     const T normal = T(0.39894228040143267794) * math::exp(T(-0.5) * input * input);  // 1 / sqrt(2 pi)
-    return settled(input, T(15), g, g * (T(0.5) * (T(1) + math::erf(input * T(0.70710678118654752440))) + input * normal));
+    return settled(input, T(-15), T(15), g, g * (T(0.5) * (T(1) + math::erf(input * T(0.70710678118654752440))) + input * normal));
   }
 };
 struct GeluTanh : Costly {  // x / 2 (1 + tanh u) = x / (1 + e^-2u) with 2u = 2 sqrt(2 / pi) (x + 0.044715 x^3)
@@ -215,7 +214,7 @@ struct GeluTanh : Costly {  // x / 2 (1 + tanh u) = x / (1 + e^-2u) with 2u = 2 
   LOCKSTEP_GRAD(input) {
     const T square = input * input, e = math::exp_normal(input * (T(-1.59576912160573071176) - T(0.07135481627260025) * square));
     const T s = T(1) / (T(1) + e), slope = T(1.59576912160573071176) + T(3 * 0.07135481627260025) * square;
-    return settled(input, T(10), g, g * (s + input * slope * s * (e * s)));
+    return settled(input, T(-10), T(10), g, g * (s + input * slope * s * (e * s)));
   }
 };
 struct Hardswish {

@@ -154,9 +154,15 @@ TEST_CASE("a product folds the derivative before it into its gradient, unless so
           CHECK(equal(down.grad(), expected[2]));
         }
       }
-      // Asked for its gradient; and where NaNs are looked for, the operation that made one is named.
-      const Variable hidden = activate(Variable(data, true), up), loss = sum(linear(hidden, down));
-      CHECK(equal(grad(loss, {hidden})[0], matmul(ones({15, 4}, {.dtype = dtype}), down.tensor()).view({3, 5, 33})));
+      // Asked for its gradient; and where NaNs are looked for, the operation that makes one is named.
+      Variable hidden = activate(Variable(data, true), up);
+      const Variable loss = sum(linear(hidden, down));
+      CHECK(equal(grad(loss, {hidden}, {}, true)[0], matmul(ones({15, 4}, {.dtype = dtype}), down.tensor()).view({3, 5, 33})));
+      const AnomalyMode anomaly;
+      bool folded = true;
+      hidden.before_backward([&folded, node = hidden.impl()->node.get()] { folded = node->is_folded(); });
+      loss.backward();
+      CHECK(!folded);
     }
   }
 }
