@@ -1,6 +1,7 @@
 #include "engine/plan_parts.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "dist/shard.h"
 #include "pipeline/gpt.h"
@@ -36,6 +37,9 @@ ModelShape::Parameter sliced(ModelShape::Parameter p, int tp) {
   return p;
 }
 
+/// Forwards that a step takes the time of: a backward takes two, and one more where activations are computed again.
+double passes(const Config& c) { return c.pipeline.activation_checkpoint_interval > 0 ? 4 : 3; }
+
 }  // namespace
 
 PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads, const parallel::Plan& plan) {
@@ -67,17 +71,20 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
   p.bounds = pipeline::balance(pipeline::weights_of(pipeline::SplitBy::parse(c.pipeline.partition), kinds, weights), schedule);
 
   const int m = schedule.request.micro_batches, last = schedule.virtual_stages() - 1;
+  std::vector<double> flops(size_t(last) + 1);  // of each virtual stage
   for (int rank = 0; rank < plan.pp; ++rank) {
     ModelShape part = model;
     part.parameters.clear();
     part.layers = 0;
-    double products = 0, activations = 0, gradients = 0, reduces = 0, exchanges = 0;
+    p.flops.push_back(0);
+    double activations = 0, gradients = 0, reduces = 0, exchanges = 0;
     for (int chunk = 0; chunk < schedule.request.chunks; ++chunk) {
       const int stage = schedule.virtual_stage(rank, chunk);
+      double products = 0, attentions = 0;
       for (int i = p.bounds[size_t(stage)]; i < p.bounds[size_t(stage) + 1]; ++i) {
         for (const auto& one : layers[size_t(i)]) if (one.expert < model.experts / plan.ep) part.parameters.push_back(sliced(one, plan.tp));
         const bool attention = kinds[size_t(i)] == "TransformerBlock.attention", block = attention || kinds[size_t(i)] == "TransformerBlock.mlp", head = kinds[size_t(i)] == "Head";
-        if (attention) ++part.layers;
+        if (attention) ++part.layers, ++attentions;
         if (block) for (const auto& one : layers[size_t(i)]) products += model.products(sliced(one, plan.tp));
         if (block) exchanges += layers[size_t(i)].back().expert >= 0;
         if (head) products += double(model.vocab) * double(model.width) / plan.tp;
@@ -86,6 +93,7 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
         }
         reduces += block ? 2 : i == 0 || head ? 1 : 0;  // forward and backward of half a block; the lookup; the head's input
       }
+      p.flops.back() += flops[size_t(stage)] = 2 * products + attentions * 2 * double(model.context) * double(model.width) / plan.tp;
       if (stage < last && schedule.place(stage + 1).rank != rank) ++activations;
       if (stage > 0 && schedule.place(stage - 1).rank != rank) ++gradients;
     }
@@ -103,15 +111,14 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
     // Rows go to their experts and back, in the backward too, and how many come is said before (docs/moe.md).
     const double forwards = rounds - 1, away = double(plan.ep - 1) / plan.ep;
     p.expert_traffic.push_back(m * exchanges * away * (rounds * 2 * bytes * double(model.top_k) + forwards * 8 * double(model.experts)));
-    p.flops.push_back(2 * products + double(part.layers) * 2 * double(model.context) * double(model.width) / plan.tp);
   }
   c = p.stages[0].config;
-  // In time a step is as long as its slowest stage makes it; ranks are then idle for the formula's part, and for what their stages lack.
-  const double most = *std::max_element(p.flops.begin(), p.flops.end());
-  p.formula = plan.pp == 1 ? 0 : pipeline::formula(schedule.request).bubble;
-  double busy = 0;
-  for (const double f : p.flops) busy += f / most;
-  p.bubble = 1 - busy / double(plan.pp) * (1 - p.formula);
+  if (plan.pp == 1) return p;
+  pipeline::Costs costs{.input = passes(c) - 2};
+  p.formula = pipeline::formula(schedule.request, costs).bubble;
+  const double even = std::accumulate(flops.begin(), flops.end(), 0.) / double(flops.size());
+  for (const double f : flops) costs.weights.push_back(f / even);
+  p.bubble = pipeline::simulate(schedule, costs).bubble;
   return p;
 }
 
@@ -119,15 +126,16 @@ PredictedTime predict(const PartsPlan& p, const Speeds& speeds) {
   PredictedTime t;
   const Config& c = p.config;
   const double tokens = double(*c.train_batch_size) * double(p.model.context), own = tokens / (p.plan.dp * p.plan.cp);
-  const double passes = c.pipeline.activation_checkpoint_interval > 0 ? 4 : 3;
+  double even = 0;  // compute of a rank, were stages equal
   for (size_t s = 0; s < p.stages.size(); ++s) {
-    t.compute = std::max(t.compute, passes * p.flops[s] * own / speeds.flops);
+    const double compute = passes(c) * p.flops[s] * own / speeds.flops;
+    t.compute = std::max(t.compute, compute), even += compute / double(p.stages.size());
     t.communication = std::max(t.communication, (p.copy_traffic(s) + p.slice_traffic[s] + p.context_traffic[s] + p.expert_traffic[s]) / speeds.bandwidth);  // what goes between stages goes beside
     double state = 0;
     for (const RankBytes& b : p.stages[s].bytes) state = std::max(state, 2 * double(b.optimizer + b.optimizer_elsewhere));
     t.optimizer = std::max(t.optimizer, state / speeds.memory);
   }
-  t.step = t.compute / (1 - p.formula) + t.communication + t.optimizer;
+  t.step = even / (1 - p.bubble) + t.communication + t.optimizer;
   t.tokens = tokens / t.step;
   return t;
 }

@@ -18,7 +18,7 @@ struct PartsPlan {
   std::vector<double> stage_traffic, slice_traffic;  ///< bytes that such a rank sends in a step: to other stages; to other slices
   std::vector<double> context_traffic;  ///< and to those that share its sequences, by ring attention (sequence/attention.h)
   std::vector<double> expert_traffic;   ///< and to those that have other experts, with tokens spread evenly
-  double bubble = 0, formula = 0; ///< idle part: with these stages, and with equal ones
+  double bubble = 0, formula = 0; ///< idle part of all ranks' time: simulated with these stages, and the formula of equal ones
   double copy_traffic(size_t stage) const { return stages[stage].gradient_traffic + stages[stage].parameter_traffic; }
 };
 

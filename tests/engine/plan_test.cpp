@@ -1,6 +1,8 @@
 // Plans made of shapes alone, against real models, optimizers and ranks.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "engine/plan.h"
 #include "engine/plan_parts.h"
 #include "optim/optim.h"
@@ -212,6 +214,17 @@ TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
   CHECK(two.formula == doctest::Approx(1. / 5));
   CHECK(two.bubble >= two.formula);
   CHECK(two.flops[0] + two.flops[1] == doctest::Approx(model.forward_flops()));
+  for (const char* schedule : {"1f1b", "zb-h1", "dualpipe-v"}) {  // of many micro-batches only what the slowest stage has more is idle, and the step is as long as that stage
+    Config many = engine::config_from_json(str(R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 400, "pipeline": {"schedule": ")", schedule, R"("}})"));
+    const auto plan = made("pp3", many);
+    const double most = *std::max_element(plan.flops.begin(), plan.flops.end()), mean = model.forward_flops() / 3, lost = 1 - mean / most;
+    CAPTURE(schedule);
+    CHECK(lost > 0.01);
+    CHECK(plan.bubble > lost - 1e-9);
+    CHECK(plan.bubble < lost + 0.01);
+    const auto time = engine::predict(plan, {.flops = 1e9, .bandwidth = 1e18, .memory = 1e18});
+    CHECK(time.step == doctest::Approx(time.compute).epsilon(0.02));
+  }
 
   const auto sliced = made("tp2", c);
   int64_t whole = 0;  // what slices have whole: positions, norms, biases behind rows
