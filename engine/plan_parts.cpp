@@ -80,20 +80,20 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
     double activations = 0, gradients = 0, reduces = 0, exchanges = 0;
     for (int chunk = 0; chunk < schedule.request.chunks; ++chunk) {
       const int stage = schedule.virtual_stage(rank, chunk);
-      double products = 0, attentions = 0;
+      double& work = flops[size_t(stage)];
       for (int i = p.bounds[size_t(stage)]; i < p.bounds[size_t(stage) + 1]; ++i) {
         for (const auto& one : layers[size_t(i)]) if (one.expert < model.experts / plan.ep) part.parameters.push_back(sliced(one, plan.tp));
         const bool attention = kinds[size_t(i)] == "TransformerBlock.attention", block = attention || kinds[size_t(i)] == "TransformerBlock.mlp", head = kinds[size_t(i)] == "Head";
-        if (attention) ++part.layers, ++attentions;
-        if (block) for (const auto& one : layers[size_t(i)]) products += model.products(sliced(one, plan.tp));
+        if (attention) ++part.layers, work += 2 * double(model.context) * double(model.width) / plan.tp;
+        if (block) for (const auto& one : layers[size_t(i)]) work += 2 * model.products(sliced(one, plan.tp));
         if (block) exchanges += layers[size_t(i)].back().expert >= 0;
-        if (head) products += double(model.vocab) * double(model.width) / plan.tp;
+        if (head) work += 2 * double(model.vocab) * double(model.width) / plan.tp;
         if (head && tied && stage > 0 && std::none_of(part.parameters.begin(), part.parameters.end(), [](const auto& one) { return one.name == "tokens.weight"; })) {
           part.parameters.push_back(sliced(layers[0][0], plan.tp));
         }
         reduces += block ? 2 : i == 0 || head ? 1 : 0;  // forward and backward of half a block; the lookup; the head's input
       }
-      p.flops.back() += flops[size_t(stage)] = 2 * products + attentions * 2 * double(model.context) * double(model.width) / plan.tp;
+      p.flops.back() += work;
       if (stage < last && schedule.place(stage + 1).rank != rank) ++activations;
       if (stage > 0 && schedule.place(stage - 1).rank != rank) ++gradients;
     }
@@ -106,7 +106,7 @@ PartsPlan plan_parts(const Config& asked, const ModelShape& model, int64_t heads
     const double others = double(plan.tp - 1) / plan.tp;
     p.slice_traffic.push_back(plan.tp == 1 ? 0 : m * (reduces * 2 * others * bytes + (rank == schedule.place(last).rank ? 2 * tokens * 4 * (plan.tp - 1) : 0)));
     // Keys and values go round in a forward, in each again that activations are recomputed in, and in the backward, with their gradients in 32 bits or more.
-    const double rounds = c.pipeline.activation_checkpoint_interval > 0 ? 3 : 2, keys = 2 * bytes / plan.tp, wide = std::max(4., double(size_of(own.parameter_dtype))) / double(size_of(own.parameter_dtype));
+    const double rounds = passes(c) - 1, keys = 2 * bytes / plan.tp, wide = std::max(4., double(size_of(own.parameter_dtype))) / double(size_of(own.parameter_dtype));
     p.context_traffic.push_back(plan.cp == 1 ? 0 : m * double(part.layers) * keys * (rounds * (plan.cp - 1) + plan.cp * wide));
     // Rows go to their experts and back, in the backward too, and how many come is said before (docs/moe.md).
     const double forwards = rounds - 1, away = double(plan.ep - 1) / plan.ep;
