@@ -1,12 +1,12 @@
-#include "apps/checkpoint_command.h"
-
+// `lockstep checkpoint`: looks at checkpoints, verifies, merges and exports them.
 #include <fmt/format.h>
 
 #include <iostream>
 
-#include "apps/gpt/hugging_face.h"
-#include "checkpoint/folder.h"
-#include "checkpoint/tools.h"
+#include "apps/commands.h"
+#include "engine/checkpoint/folder.h"
+#include "engine/checkpoint/tools.h"
+#include "nn/hugging_face/gpt2.h"
 
 namespace apps {
 
@@ -27,76 +27,57 @@ std::string text_of(int64_t bytes) {
 
 int64_t bytes_of(const checkpoints::LogicalTensor& tensor) { return tensor.numel() * size_of(tensor.dtype); }
 
-}  // namespace
+struct Asked {
+  std::string dir, tag, out, dtype = "f32", prefix = "model.";
+  bool json = false, hugging_face = false;
+};
 
-CheckpointCommand::CheckpointCommand(CLI::App& app) {
-  CLI::App& command = *app.add_subcommand("checkpoint", "looks at checkpoints, verifies them, merges and exports them");
-  command.require_subcommand(1);
-  const auto add = [&](const char* name, const char* what) {
-    CLI::App& sub = *command.add_subcommand(name, what);
-    sub.add_option("folder", dir_, "folder of checkpoints, or one of them")->required();
-    sub.add_option("--tag", tag_, "which of them; else the one that `latest` names");
-    return &sub;
-  };
-  CLI::App* inspect_command = add("inspect", "prints what is in a checkpoint");
-  inspect_command->add_flag("--json", json_, "one line, a JSON object");
-  inspect_command->callback([this] { inspect(); });
-  add("verify", "checks sizes, hashes and headers of all files; exit code 1 when one is damaged")->callback([this] { verify(); });
-  CLI::App* merge = add("merge", "saves the same as one file into another folder of checkpoints");
-  merge->add_option("out", out_, "that folder")->required();
-  merge->callback([this] {
-    auto opened = checkpoints::open_checkpoint(dir_, tag_, warn);
-    std::cout << checkpoints::merge_checkpoint(opened, out_, warn) << std::endl;
-  });
-  CLI::App* to_file = add("export", "writes the model as a plain safetensors file");
-  to_file->add_option("out", out_, "that file")->required();
-  to_file->add_option("--dtype", dtype_, "of floating tensors")->check(CLI::IsMember({"f32", "bf16", "f16", "f64"}))->capture_default_str();
-  to_file->add_option("--prefix", prefix_, "tensors whose names begin with this, without it")->capture_default_str();
-  to_file->add_flag("--hugging-face", hugging_face_, "names and layout of Transformers' GPT2LMHeadModel");
-  to_file->callback([this] {
-    auto opened = checkpoints::open_checkpoint(dir_, tag_, warn);
-    checkpoints::ExportOptions options{.prefix = prefix_, .dtype = parse_dtype(dtype_)};
-    if (hugging_face_) {
-      options.rename = [](const std::string& name) {
-        HuggingFaceName theirs = hugging_face_name(name);
-        return std::pair(std::move(theirs.name), theirs.transposed);
-      };
-    }
-    const int64_t tensors = checkpoints::export_checkpoint(opened, out_, options);
-    fmt::print("{}: {} tensors\n", out_, tensors);
-  });
-}
-
-void CheckpointCommand::inspect() const {
-  const auto opened = checkpoints::open_checkpoint(dir_, tag_, warn);
+void inspect(const Asked& o) {
+  const auto opened = checkpoints::open_checkpoint(o.dir, o.tag, warn);
   const checkpoints::Manifest& m = opened.manifest;
   int64_t bytes = 0, file_bytes = 0;
   for (const auto& [name, tensor] : m.tensors) bytes += bytes_of(tensor);
   for (const auto& [name, file] : m.files) file_bytes += file.bytes;
-  if (json_) {
+  if (o.json) {
     Json::Object tensors, aliases;
     for (const auto& [name, tensor] : m.tensors) {
-      tensors.emplace_back(name, Json::Object{{"dtype", std::string(name_of(tensor.dtype))}, {"shape", Json::Array(tensor.shape.begin(), tensor.shape.end())}, {"parts", int64_t(tensor.parts.size())}});
+      tensors.emplace_back(name, Json::Object{{"dtype", std::string(name_of(tensor.dtype))},
+                                              {"shape", Json::Array(tensor.shape.begin(), tensor.shape.end())},
+                                              {"parts", int64_t(tensor.parts.size())}});
     }
     for (const auto& [name, target] : m.aliases) aliases.emplace_back(name, target);
-    std::cout << Json(Json::Object{{"folder", opened.folder}, {"tag", m.tag}, {"sequence", m.sequence}, {"world", m.world}, {"plan", m.plan}, {"bytes", bytes}, {"files", int64_t(m.files.size())},
-                                   {"tensors", std::move(tensors)}, {"aliases", std::move(aliases)}, {"numbers", checkpoints::to_json(m.numbers)}, {"client_state", m.client_state}}).dump() << std::endl;
+    std::cout << Json(Json::Object{{"folder", opened.folder},
+                                   {"tag", m.tag},
+                                   {"sequence", m.sequence},
+                                   {"world", m.world},
+                                   {"plan", m.plan},
+                                   {"bytes", bytes},
+                                   {"files", int64_t(m.files.size())},
+                                   {"tensors", std::move(tensors)},
+                                   {"aliases", std::move(aliases)},
+                                   {"numbers", checkpoints::to_json(m.numbers)},
+                                   {"client_state", m.client_state}})
+                     .dump()
+              << std::endl;
     return;
   }
   fmt::print("{:<12}{} ({}), number {}\n", "checkpoint", m.tag, opened.folder, m.sequence);
-  fmt::print("{:<12}{} rank{}{}\n", "saved by", m.world, m.world == 1 ? "" : "s", m.plan.empty() ? "" : ", plan " + m.plan);
-  fmt::print("{:<12}{} in {} file{}, {}\n", "tensors", m.tensors.size(), m.files.size(), m.files.size() == 1 ? "" : "s", text_of(file_bytes));
+  fmt::print("{:<12}{} rank{}{}\n", "saved by", m.world, m.world == 1 ? "" : "s",
+             m.plan.empty() ? "" : ", plan " + m.plan);
+  fmt::print("{:<12}{} in {} file{}, {}\n", "tensors", m.tensors.size(), m.files.size(), m.files.size() == 1 ? "" : "s",
+             text_of(file_bytes));
   size_t width = 0;
   for (const auto& [name, tensor] : m.tensors) width = std::max(width, name.size());
   for (const auto& [name, tensor] : m.tensors) {
-    fmt::print("  {:<{}}  {:<5}{:<20}{:>12}{}\n", name, width, std::string(name_of(tensor.dtype)), str(tensor.shape), text_of(bytes_of(tensor)),
+    fmt::print("  {:<{}}  {:<5}{:<20}{:>12}{}\n", name, width, std::string(name_of(tensor.dtype)), str(tensor.shape),
+               text_of(bytes_of(tensor)),
                tensor.parts.size() > 1 ? fmt::format("  {} parts", tensor.parts.size()) : "");
   }
   for (const auto& [name, target] : m.aliases) fmt::print("  {:<{}}  is {}\n", name, width, target);
   if (!m.numbers.empty()) fmt::print("numbers\n");
   for (const auto& [name, value] : m.numbers) fmt::print("  {}  {}\n", name, checkpoints::text_of(value));
   if (!m.client_state.is_null()) fmt::print("{:<12}{}\n", "client_state", m.client_state.dump());
-  const auto all = checkpoints::list_checkpoints(dir_);
+  const auto all = checkpoints::list_checkpoints(o.dir);
   if (all.size() > 1) {
     std::string others;
     for (const auto& found : all) others += (others.empty() ? "" : ", ") + found.folder;
@@ -105,19 +86,64 @@ void CheckpointCommand::inspect() const {
   std::fflush(stdout);
 }
 
-void CheckpointCommand::verify() {
-  const auto opened = checkpoints::open_checkpoint(dir_, tag_, warn);
+void verify(const Asked& o) {
+  const auto opened = checkpoints::open_checkpoint(o.dir, o.tag, warn);
   const auto problems = checkpoints::verify_checkpoint(opened);
   for (const std::string& problem : problems) std::cout << problem << "\n";
-  exit_code_ = problems.empty() ? 0 : 1;
-  if (problems.empty()) {
-    int64_t bytes = 0;
-    for (const auto& [name, file] : opened.manifest.files) bytes += file.bytes;
-    fmt::print("{}: {} tensors in {} files, {}: all as they were saved\n", opened.folder, opened.manifest.tensors.size(), opened.manifest.files.size(), text_of(bytes));
-  } else {
+  if (!problems.empty()) {
     fmt::print("{}: {} problem{}\n", opened.folder, problems.size(), problems.size() == 1 ? "" : "s");
+    throw CLI::RuntimeError(1);
   }
+  int64_t bytes = 0;
+  for (const auto& [name, file] : opened.manifest.files) bytes += file.bytes;
+  fmt::print("{}: {} tensors in {} files, {}: all as they were saved\n", opened.folder, opened.manifest.tensors.size(),
+             opened.manifest.files.size(), text_of(bytes));
   std::fflush(stdout);
+}
+
+}  // namespace
+
+void add_checkpoint_command(CLI::App& app) {
+  const auto o = std::make_shared<Asked>();
+  CLI::App& command = *app.add_subcommand("checkpoint", "looks at checkpoints, verifies them, merges and exports them");
+  command.require_subcommand(1);
+  const auto add = [&](const char* name, const char* what) {
+    CLI::App& sub = *command.add_subcommand(name, what);
+    sub.add_option("folder", o->dir, "folder of checkpoints, or one of them")->required();
+    sub.add_option("--tag", o->tag, "which of them; else the one that `latest` names");
+    return &sub;
+  };
+  CLI::App* inspect_command = add("inspect", "prints what is in a checkpoint");
+  inspect_command->add_flag("--json", o->json, "one line, a JSON object");
+  inspect_command->callback([o] { inspect(*o); });
+  add("verify", "checks sizes, hashes and headers of all files; exit code 1 when one is damaged")->callback([o] {
+    verify(*o);
+  });
+  CLI::App* merge = add("merge", "saves the same as one file into another folder of checkpoints");
+  merge->add_option("out", o->out, "that folder")->required();
+  merge->callback([o] {
+    auto opened = checkpoints::open_checkpoint(o->dir, o->tag, warn);
+    std::cout << checkpoints::merge_checkpoint(opened, o->out, warn) << std::endl;
+  });
+  CLI::App* to_file = add("export", "writes the model as a plain safetensors file");
+  to_file->add_option("out", o->out, "that file")->required();
+  to_file->add_option("--dtype", o->dtype, "of floating tensors")
+      ->check(CLI::IsMember({"f32", "bf16", "f16", "f64"}))
+      ->capture_default_str();
+  to_file->add_option("--prefix", o->prefix, "tensors whose names begin with this, without it")->capture_default_str();
+  to_file->add_flag("--hugging-face", o->hugging_face, "names and layout of Transformers' GPT2LMHeadModel");
+  to_file->callback([o] {
+    auto opened = checkpoints::open_checkpoint(o->dir, o->tag, warn);
+    checkpoints::ExportOptions options{.prefix = o->prefix, .dtype = parse_dtype(o->dtype)};
+    if (o->hugging_face) {
+      options.rename = [](const std::string& name) {
+        lockstep::nn::HuggingFaceName theirs = lockstep::nn::hugging_face_name(name);
+        return std::pair(std::move(theirs.name), theirs.transposed);
+      };
+    }
+    const int64_t tensors = checkpoints::export_checkpoint(opened, o->out, options);
+    fmt::print("{}: {} tensors\n", o->out, tensors);
+  });
 }
 
 }  // namespace apps

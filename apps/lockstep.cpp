@@ -14,19 +14,13 @@
 #include <sstream>
 
 #include "apps/build_info.h"
-#include "apps/checkpoint_command.h"
-#include "apps/config_command.h"
-#include "apps/common/cli.h"
-#include "apps/flight_command.h"
-#include "apps/plan_command.h"
-#include "apps/report_command.h"
-#include "apps/run_command.h"
-#include "apps/schedule.h"
-#include "apps/verify.h"
+#include "apps/commands.h"
 #include "apps/version.h"
 #include "data/json.h"
 #include "tensor/backend.h"
+#include "tensor/environment.h"
 #include "tensor/threads.h"
+#include "train/cli.h"
 
 namespace {
 
@@ -54,12 +48,15 @@ std::string first_line(const char* file) {
 std::string cpu_instructions() {
   std::string all;
 #if defined(__x86_64__)
+// clang-format off
 #define LOCKSTEP_HAS(name) if (__builtin_cpu_supports(name)) all += all.empty() ? name : " " name;
   LOCKSTEP_HAS("sse4.2") LOCKSTEP_HAS("avx") LOCKSTEP_HAS("avx2") LOCKSTEP_HAS("fma") LOCKSTEP_HAS("avx512f")
-  LOCKSTEP_HAS("avx512bw") LOCKSTEP_HAS("avx512vl") LOCKSTEP_HAS("avx512vnni") LOCKSTEP_HAS("avx512bf16")
+  LOCKSTEP_HAS("avx512bw") LOCKSTEP_HAS("avx512vl") LOCKSTEP_HAS("avx512vnni") LOCKSTEP_HAS("avx512bf16");
 #undef LOCKSTEP_HAS
+  // clang-format on
   const std::string flags = " " + line_of("/proc/cpuinfo", "flags") + " ";
-  for (const char* name : {"avx512_fp16", "amx_bf16", "amx_int8"}) if (flags.find(std::string(" ") + name + " ") != std::string::npos) all += std::string(" ") + name;
+  for (const char* name : {"avx512_fp16", "amx_bf16", "amx_int8"})
+    if (flags.find(std::string(" ") + name + " ") != std::string::npos) all += std::string(" ") + name;
 #endif
   return all;
 }
@@ -101,11 +98,16 @@ std::string onednn_version() {
 /// What oneDNN makes of the processor; ONEDNN_MAX_CPU_ISA may lower it.
 std::string onednn_instructions() {
   const auto isa = dnnl_get_effective_cpu_isa();
-  const std::pair<dnnl_cpu_isa_t, const char*> names[] = {
-      {dnnl_cpu_isa_sse41, "sse4.1"}, {dnnl_cpu_isa_avx, "avx"}, {dnnl_cpu_isa_avx2, "avx2"}, {dnnl_cpu_isa_avx2_vnni, "avx2 with vnni"},
-      {dnnl_cpu_isa_avx512_core, "avx512"}, {dnnl_cpu_isa_avx512_core_vnni, "avx512 with vnni"}, {dnnl_cpu_isa_avx512_core_bf16, "avx512 with bf16"},
-      {dnnl_cpu_isa_avx512_core_amx, "avx512 with amx"}};
-  for (const auto& [value, name] : names) if (value == isa) return name;
+  const std::pair<dnnl_cpu_isa_t, const char*> names[] = {{dnnl_cpu_isa_sse41, "sse4.1"},
+                                                          {dnnl_cpu_isa_avx, "avx"},
+                                                          {dnnl_cpu_isa_avx2, "avx2"},
+                                                          {dnnl_cpu_isa_avx2_vnni, "avx2 with vnni"},
+                                                          {dnnl_cpu_isa_avx512_core, "avx512"},
+                                                          {dnnl_cpu_isa_avx512_core_vnni, "avx512 with vnni"},
+                                                          {dnnl_cpu_isa_avx512_core_bf16, "avx512 with bf16"},
+                                                          {dnnl_cpu_isa_avx512_core_amx, "avx512 with amx"}};
+  for (const auto& [value, name] : names)
+    if (value == isa) return name;
   return fmt::format("code {:#x}", unsigned(isa));
 }
 #endif
@@ -115,7 +117,8 @@ Json devices() {
   Json::Array all{Json("cpu")};
   const lockstep::Backend* cuda = lockstep::backend(lockstep::Device::Type::cuda);
   std::istringstream lines(cuda ? cuda->describe() : "no cuda in this build");
-  for (std::string line; std::getline(lines, line);) all.push_back(Json((cuda && !line.starts_with("cuda") ? "cuda: " : "") + line));
+  for (std::string line; std::getline(lines, line);)
+    all.push_back(Json((cuda && !line.starts_with("cuda") ? "cuda: " : "") + line));
   return all;
 }
 
@@ -193,24 +196,25 @@ void print_env(bool json) {
 int main(int argc, char** argv) {
   CLI::App app("Lockstep's command line", "lockstep");
   app.set_version_flag("--version", std::string("lockstep " LOCKSTEP_VERSION " (" LOCKSTEP_REVISION ")"));
-  bool json = false;
+  bool json = false, variables = false;
   CLI::App& env = *app.add_subcommand("env", "version, build, processor, libraries and threads");
   env.add_flag("--json", json, "one line, a JSON object");
-  env.callback([&] { print_env(json); });
+  env.add_flag("--variables", variables, "the LOCKSTEP_* variables instead: docs/environment.md");
+  env.callback([&] { variables ? void(std::cout << lockstep::environment_reference()) : print_env(json); });
+  apps::Program program;
   apps::add_schedule_command(app);
-  apps::add_simulate_command(app);
+  apps::add_simulate_command(app, program);
   apps::add_flight_command(app);
   apps::add_report_command(app);
   apps::add_trace_command(app);
-  apps::CheckpointCommand checkpoint(app);
-  apps::ConfigCommand config(app);
-  apps::PlanCommand plan(app);
-  apps::VerifyCommand verify(app);
-  apps::RunCommand run(app);
-  std::vector<std::string> words = run.take_program(argc, argv);
-  verify.take_program(words);
+  apps::add_checkpoint_command(app);
+  apps::add_config_command(app);
+  apps::add_plan_command(app, program);
+  apps::add_verify_command(app, program);
+  apps::add_run_command(app, program);
+  std::vector<std::string> words(argv, argv + argc);
+  program = apps::take_program(app, words);
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
-  const int usage = apps::run_cli(app, int(arguments.size()), arguments.data());
-  return usage ? usage : checkpoint.exit_code() ? checkpoint.exit_code() : config.exit_code() ? config.exit_code() : plan.exit_code() ? plan.exit_code() : verify.exit_code() ? verify.exit_code() : run.exit_code();
+  return lockstep::train::run_cli(app, int(arguments.size()), arguments.data());
 }

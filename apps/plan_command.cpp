@@ -1,72 +1,127 @@
-#include "apps/plan_command.h"
-
+// `lockstep plan`: what a configuration will cost, before a rank starts.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <iostream>
 
-#include "apps/common/cli.h"
-#include "engine/plan.h"
+#include "apps/commands.h"
+#include "apps/program.h"
 #include "engine/plan_parts.h"
+#include "report/page.h"
 #include "tensor/check.h"
+#include "train/cli.h"
 
 namespace apps {
 
 using namespace lockstep;
+using namespace lockstep::train;
 using data::Json;
-using engine::RankBytes;
+using engine::RankBytes, engine::PlanForecast;
+using report::bytes_text, report::seconds_text;
 
 namespace {
 
-std::string bytes_text(double bytes) {
-  const char* units[] = {"bytes", "KB", "MB", "GB", "TB", "PB"};
-  size_t unit = 0;
-  while (bytes >= 1000 && unit + 1 < std::size(units)) bytes /= 1000, ++unit;
-  return unit ? fmt::format("{:.2f} {}", bytes, units[unit]) : fmt::format("{:.0f} bytes", bytes);
+struct PlanAsked {
+  explicit PlanAsked(const Program& program) : model{.program = program} {}
+  std::string config, plan;
+  ModelAsked model;
+  int ranks = 0;
+  engine::Speeds speeds;  ///< 0: measured here
+  bool json = false, units = false;
+};
+
+void print_row(const std::string& name, const RankBytes& b) {
+  fmt::print("  {:<20}{:>14}{:>14}{:>14}{:>14}{:>14}\n", name, bytes_text(double(b.parameters)),
+             bytes_text(double(b.gradients)), bytes_text(double(b.optimizer)), bytes_text(double(b.buffers)),
+             bytes_text(double(b.total())));
 }
 
-std::string seconds_text(double seconds) {
-  return seconds < 1e-3 ? fmt::format("{:.1f} us", seconds * 1e6) : seconds < 1 ? fmt::format("{:.1f} ms", seconds * 1e3) : fmt::format("{:.2f} s", seconds);
-}
-
-void print_row(const char* name, double parameters, double gradients, double optimizer, double buffers) {
-  fmt::print("  {:<20}{:>14}{:>14}{:>14}{:>14}{:>14}\n", name, bytes_text(parameters), bytes_text(gradients), bytes_text(optimizer), buffers < 0 ? "" : bytes_text(buffers),
-             bytes_text(parameters + gradients + optimizer + std::max(buffers, 0.)));
+RankBytes formula_of(const engine::Forecast& stage) {
+  return {.parameters = int64_t(stage.formula.parameters),
+          .gradients = int64_t(stage.formula.gradients),
+          .optimizer = int64_t(stage.formula.optimizer)};
 }
 
 Json bytes_json(const RankBytes& b) {
-  return Json::Object{{"parameters", b.parameters}, {"gradients", b.gradients}, {"optimizer", b.optimizer}, {"buffers", b.buffers}, {"total", b.total()},
-                      {"parameters_elsewhere", b.parameters_elsewhere}, {"optimizer_elsewhere", b.optimizer_elsewhere}};
+  return Json::Object{{"parameters", b.parameters},
+                      {"gradients", b.gradients},
+                      {"optimizer", b.optimizer},
+                      {"buffers", b.buffers},
+                      {"total", b.total()},
+                      {"parameters_elsewhere", b.parameters_elsewhere},
+                      {"optimizer_elsewhere", b.optimizer_elsewhere}};
 }
 
-Json to_json(const engine::Plan& plan, const engine::Speeds& speeds, const engine::PredictedTime& time) {
-  Json::Array ranks, units;
-  for (const RankBytes& b : plan.bytes) ranks.push_back(bytes_json(b));
-  for (const engine::PlannedUnit& u : plan.units) {
+Json units_json(const engine::Forecast& stage) {
+  Json::Array units;
+  for (const zero::PlannedUnit& u : stage.units) {
     Json::Array names;
-    for (const size_t i : u.parameters) names.push_back(plan.model.parameters[i].name);
-    units.push_back(Json::Object{{"module", u.module}, {"parameters", std::move(names)}, {"elements", u.layout.numel()}, {"padding", u.layout.padding()}, {"shard", u.layout.shard}, {"owner", u.layout.owner},
+    for (const size_t i : u.parameters) names.push_back(stage.model.parameters[i].name);
+    units.push_back(Json::Object{{"module", u.module},
+                                 {"parameters", std::move(names)},
+                                 {"elements", u.layout.numel()},
+                                 {"padding", u.layout.padding()},
+                                 {"shard", u.layout.shard},
+                                 {"owner", u.layout.owner},
                                  {"persistent", u.persistent}});
   }
-  Json::Array warnings(plan.config.warnings.begin(), plan.config.warnings.end());
-  return Json::Object{{"model", plan.model.name}, {"elements", plan.model.numel()}, {"ranks", plan.ranks}, {"stage", plan.config.zero_optimization.stage}, {"optimizer", plan.optimizer},
-                      {"padding", plan.padding}, {"formula", Json::Object{{"parameters", plan.formula.parameters}, {"gradients", plan.formula.gradients}, {"optimizer", plan.formula.optimizer}}},
-                      {"bytes", std::move(ranks)}, {"traffic", Json::Object{{"gradients", plan.gradient_traffic}, {"parameters", plan.parameter_traffic}}},
-                      {"speeds", Json::Object{{"flops", speeds.flops}, {"bandwidth", speeds.bandwidth}, {"memory", speeds.memory}}},
-                      {"seconds", Json::Object{{"compute", time.compute}, {"communication", time.communication}, {"optimizer", time.optimizer}, {"step", time.step}}},
-                      {"tokens_per_second", time.tokens}, {"units", std::move(units)}, {"warnings", std::move(warnings)}};
+  return units;
+}
+
+Json to_json(const PlanForecast& p, const engine::Speeds& speeds, const engine::PredictedTime& time) {
+  Json::Array stages, bounds(p.bounds.begin(), p.bounds.end());
+  for (size_t s = 0; s < p.stages.size(); ++s) {
+    const engine::Forecast& stage = p.stages[s];
+    Json::Array ranks;
+    for (const RankBytes& b : stage.bytes) ranks.push_back(bytes_json(b));
+    stages.push_back(Json::Object{{"elements", stage.model.numel()},
+                                  {"padding", stage.padding},
+                                  {"formula", bytes_json(formula_of(stage))},
+                                  {"bytes", std::move(ranks)},
+                                  {"flops_of_token", p.flops[s]},
+                                  {"traffic", Json::Object{{"gradients", stage.gradient_traffic},
+                                                           {"parameters", stage.parameter_traffic},
+                                                           {"pp", p.stage_traffic[s]},
+                                                           {"cp", p.context_traffic[s]},
+                                                           {"tp", p.slice_traffic[s]},
+                                                           {"ep", p.expert_traffic[s]}}},
+                                  {"units", units_json(stage)}});
+  }
+  const engine::Config& c = p.config;
+  return Json::Object{
+      {"model", p.model.name},
+      {"elements", p.model.numel()},
+      {"plan", to_string(p.plan)},
+      {"ranks", p.plan.ranks()},
+      {"stage", c.zero_optimization.stage},
+      {"optimizer", p.stages[0].optimizer},
+      {"bounds", std::move(bounds)},
+      {"stages", std::move(stages)},
+      {"bubble", p.bubble},
+      {"bubble_of_equal_stages", p.formula},
+      {"speeds", Json::Object{{"flops", speeds.flops}, {"bandwidth", speeds.bandwidth}, {"memory", speeds.memory}}},
+      {"seconds", Json::Object{{"compute", time.compute},
+                               {"communication", time.communication},
+                               {"optimizer", time.optimizer},
+                               {"step", time.step}}},
+      {"tokens_per_second", time.tokens},
+      {"warnings", Json::Array(c.warnings.begin(), c.warnings.end())}};
 }
 
 /// Who has what of each unit. Of many ranks the first and the last.
-void print_units(const engine::Plan& plan) {
+void print_units(const engine::Forecast& plan) {
   fmt::print("\nwho owns what, elements\n");
   const int shown_ranks = plan.config.zero_optimization.stage == 0 ? 0 : std::min(plan.ranks, 4);
   for (size_t k = 0; k < plan.units.size(); ++k) {
-    const engine::PlannedUnit& u = plan.units[k];
+    const zero::PlannedUnit& u = plan.units[k];
     const auto& names = u.parameters;
-    fmt::print("  unit {:<4}{} elements, {} padding{}{}: {}{}\n", k, u.layout.numel(), u.layout.padding(), u.module.empty() ? "" : ", gathered by " + u.module,
-               plan.config.zero_optimization.stage == 3 && u.persistent ? ", whole everywhere" : "", plan.model.parameters[names.front()].name,
-               names.size() > 1 ? fmt::format(" and {} more to {}", names.size() - 1, plan.model.parameters[names.back()].name) : "");
+    fmt::print("  unit {:<4}{} elements, {} padding{}{}: {}{}\n", k, u.layout.numel(), u.layout.padding(),
+               u.module.empty() ? "" : ", gathered by " + u.module,
+               plan.config.zero_optimization.stage == 3 && u.persistent ? ", whole everywhere" : "",
+               plan.model.parameters[names.front()].name,
+               names.size() > 1
+                   ? fmt::format(" and {} more to {}", names.size() - 1, plan.model.parameters[names.back()].name)
+                   : "");
     for (int i = 0; i < shown_ranks; ++i) {
       const int rank = i + 1 == shown_ranks ? plan.ranks - 1 : i;
       std::string text;
@@ -74,7 +129,8 @@ void print_units(const engine::Plan& plan) {
         const dist::Range own = u.layout.owned(place, rank);
         if (own.size() == 0) continue;
         const bool whole = own.size() == u.layout.sizes[place];
-        text += (text.empty() ? "" : ", ") + plan.model.parameters[names[place]].name + (whole ? "" : fmt::format("[{}:{}]", own.begin, own.end));
+        text += (text.empty() ? "" : ", ") + plan.model.parameters[names[place]].name +
+                (whole ? "" : fmt::format("[{}:{}]", own.begin, own.end));
         if (text.size() > 200) {
           text += ", ...";
           break;
@@ -85,135 +141,142 @@ void print_units(const engine::Plan& plan) {
   }
 }
 
-void print(const engine::Plan& plan, const engine::Speeds& speeds, const engine::PredictedTime& time) {
-  const engine::Config& c = plan.config;
-  const int64_t stage = c.zero_optimization.stage, accumulation = *c.gradient_accumulation_steps;
-  fmt::print("{:<12}{}: {} parameters\n", "model", plan.model.name, plan.model.numel());
-  fmt::print("{:<12}{}: legal on {} rank{}; stage {}, {}, {}\n", "config", c.origin, plan.ranks, plan.ranks == 1 ? "" : "s", stage, std::string(name_of(plan.parameter_dtype)),
-             plan.optimizer + (c.optimizer.type.empty() ? " (assumed: the file names none)" : ""));
-  fmt::print("{:<12}{} samples a step = {} a micro-batch x {} micro-batches x {} ranks\n\n", "batch", *c.train_batch_size, *c.train_micro_batch_size_per_gpu, accumulation, plan.ranks);
+RankBytes fullest(const engine::Forecast& stage) {
+  return *std::max_element(stage.bytes.begin(), stage.bytes.end(),
+                           [](const RankBytes& a, const RankBytes& b) { return a.total() < b.total(); });
+}
 
-  const auto most = std::max_element(plan.bytes.begin(), plan.bytes.end(), [](const RankBytes& a, const RankBytes& b) { return a.total() < b.total(); });
-  fmt::print("  {:<20}{:>14}{:>14}{:>14}{:>14}{:>14}\n", "bytes of a rank", "parameters", "gradients", "optimizer", "buffers", "together");
-  print_row("formula", plan.formula.parameters, plan.formula.gradients, plan.formula.optimizer, -1);
-  print_row("with padding, most", double(most->parameters), double(most->gradients), double(most->optimizer), double(most->buffers));
-  if (most->parameters_elsewhere + most->optimizer_elsewhere > 0) print_row("offloaded", double(most->parameters_elsewhere), 0, double(most->optimizer_elsewhere), -1);
-  fmt::print("  Padding is {} elements in {} units. ", plan.padding, plan.units.size());
-  if (stage == 3) fmt::print("Up to {} elements of a module, and what is gathered ahead, are whole at a time. ", plan.largest_module);
+void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::PredictedTime& time) {
+  const engine::Config& c = p.config;
+  const engine::Forecast& first = p.stages[0];
+  const bool whole = p.plan.pp * p.plan.tp == 1;  // every rank has all layers
+  const int64_t zero = c.zero_optimization.stage, accumulation = *c.gradient_accumulation_steps;
+  fmt::print("{:<12}{}: {} parameters\n", "model", p.model.name, p.model.numel());
+  fmt::print("{:<12}{}, {}: legal on {} rank{}; stage {}, {}, {}\n", "plan", to_string(p.plan), c.origin,
+             p.plan.ranks(), p.plan.ranks() == 1 ? "" : "s", zero, std::string(name_of(first.parameter_dtype)),
+             first.optimizer + (c.optimizer.type.empty() ? " (assumed: the file names none)" : ""));
+  if (p.plan.pp > 1)
+    fmt::print("{:<12}{} of {} stages, cut at layers {}\n", "pipeline", c.pipeline.schedule, p.plan.pp,
+               fmt::join(p.bounds, ", "));
+  fmt::print("{:<12}{} samples a step = {} a micro-batch x {} micro-batches x {} replicas\n\n", "batch",
+             *c.train_batch_size, *c.train_micro_batch_size_per_gpu, accumulation, p.plan.dp);
+
+  const char* const row = "  {:<20}{:>14}{:>14}{:>14}{:>14}{:>14}";
+  fmt::print(fmt::runtime(row), "bytes of a rank", "parameters", "gradients", "optimizer", "buffers", "together");
+  fmt::print("\n");
+  int64_t padding = 0;
+  size_t units = 0;
+  for (size_t s = 0; s < p.stages.size(); ++s) {
+    const engine::Forecast& stage = p.stages[s];
+    padding += stage.padding, units += stage.units.size();
+    if (whole) print_row("formula", formula_of(stage));
+    const RankBytes most = fullest(stage);
+    print_row(whole ? "with padding, most" : fmt::format("stage {}", s), most);
+    if (most.parameters_elsewhere + most.optimizer_elsewhere > 0)
+      print_row("offloaded", {.parameters = most.parameters_elsewhere, .optimizer = most.optimizer_elsewhere});
+  }
+  fmt::print("  Padding is {} elements in {} units. ", padding, units);
+  if (zero == 3)
+    fmt::print("Up to {} elements of a module, and what is gathered ahead, are whole at a time. ",
+               first.largest_module);
   if (accumulation > 1) fmt::print("Sums of {} micro-batches take gradients more than once. ", accumulation);
   fmt::print("Activations come on top.\n\n");
 
-  const double psi_bytes = double(plan.model.numel()) * double(size_of(plan.parameter_dtype)) * (plan.ranks - 1) / plan.ranks;
-  fmt::print("sent by each rank in a step: gradients {}, parameters {}", bytes_text(plan.gradient_traffic), bytes_text(plan.parameter_traffic));
-  if (psi_bytes > 0) fmt::print("; together {:.2f} times the model's bytes, times {}/{}", (plan.gradient_traffic + plan.parameter_traffic) / psi_bytes, plan.ranks - 1, plan.ranks);
-  fmt::print("\n\ntime of a step: {}, {:.0f} tokens a second\n", seconds_text(time.step), time.tokens);
-  fmt::print("  compute {} at {:.3g} FLOP/s a rank, communication {} at {}/s{}, optimizer {} at {}/s\n", seconds_text(time.compute), speeds.flops, seconds_text(time.communication), bytes_text(speeds.bandwidth),
-             c.zero_optimization.overlap_comm.value_or(true) ? " meanwhile" : "", seconds_text(time.optimizer), bytes_text(speeds.memory));
+  fmt::print(fmt::runtime(std::string(row) + "{:>14}\n"), "sent in a step", "gradients", "parameters", "stages",
+             "context", "tensor", "experts");
+  for (size_t s = 0; s < p.stages.size(); ++s)
+    fmt::print(fmt::runtime(std::string(row) + "{:>14}\n"), whole ? "each rank" : fmt::format("stage {}", s),
+               bytes_text(p.stages[s].gradient_traffic), bytes_text(p.stages[s].parameter_traffic),
+               bytes_text(p.stage_traffic[s]), bytes_text(p.context_traffic[s]), bytes_text(p.slice_traffic[s]),
+               bytes_text(p.expert_traffic[s]));
+  const int n = first.ranks;
+  if (whole && n > 1)
+    fmt::print("  Gradients and parameters are {:.2f} times the model's bytes, times {}/{}.\n",
+               p.copy_traffic(0) * n / (double(p.model.numel()) * double(size_of(first.parameter_dtype)) * (n - 1)),
+               n - 1, n);
+  if (p.plan.pp > 1)
+    fmt::print("\nbubble {:.2f} % with these stages, {:.2f} % with equal ones\n", 100 * p.bubble, 100 * p.formula);
+  fmt::print("\ntime of a step: {}, {:.0f} {} a second\n", seconds_text(time.step), time.tokens, p.model.unit);
+  fmt::print("  compute {} at {:.3g} FLOP/s a rank, communication {} at {}/s{}, optimizer {} at {}/s\n",
+             seconds_text(time.compute), speeds.flops, seconds_text(time.communication), bytes_text(speeds.bandwidth),
+             engine::overlaps(p) ? " meanwhile" : "", seconds_text(time.optimizer), bytes_text(speeds.memory));
 }
 
-Json to_json(const engine::PartsPlan& p, const engine::PredictedTime& time) {
-  Json::Array stages, bounds(p.bounds.begin(), p.bounds.end());
-  for (size_t s = 0; s < p.stages.size(); ++s) {
-    Json::Array ranks;
-    for (const RankBytes& b : p.stages[s].bytes) ranks.push_back(bytes_json(b));
-    stages.push_back(Json::Object{{"elements", p.stages[s].model.numel()}, {"bytes", std::move(ranks)}, {"flops_of_token", p.flops[s]},
-                                  {"traffic", Json::Object{{"dp", p.copy_traffic(s)}, {"pp", p.stage_traffic[s]}, {"cp", p.context_traffic[s]}, {"tp", p.slice_traffic[s]}, {"ep", p.expert_traffic[s]}}}});
+void run(PlanAsked& o) {
+  const ModelFound found = find_model(o.model);
+  LOCKSTEP_CHECK(!o.config.empty() || !found.config.is_null(), "lockstep plan: expected --config FILE");
+  const engine::Config config = o.config.empty() ? engine::config_from_json(found.config.dump(), o.model.program[0])
+                                                 : engine::read_config(o.config);
+  if (o.plan.empty() && o.ranks == 0) o.plan = found.plan;
+  LOCKSTEP_CHECK(o.ranks > 0 || !o.plan.empty(), "lockstep plan: expected --ranks N, or --plan such as dp2+pp2+zero1");
+  const PlanForecast plan = engine::plan_parts(
+      config, found.shape, o.plan.empty() ? parallel::Plan{.dp = o.ranks} : parallel::parse_plan(o.plan));
+  engine::Speeds speeds = o.speeds;
+  if (!(speeds.flops > 0 && speeds.bandwidth > 0 && speeds.memory > 0)) {
+    const engine::Speeds here = engine::measure_speeds(plan.stages[0].parameter_dtype);
+    if (speeds.flops == 0) speeds.flops = here.flops;
+    if (speeds.bandwidth == 0) speeds.bandwidth = here.bandwidth;
+    if (speeds.memory == 0) speeds.memory = here.memory;
   }
-  return Json::Object{{"model", p.model.name}, {"plan", to_string(p.plan)}, {"ranks", p.plan.ranks()}, {"bounds", std::move(bounds)}, {"stages", std::move(stages)}, {"bubble", p.bubble}, {"bubble_of_equal_stages", p.formula},
-                      {"seconds", Json::Object{{"compute", time.compute}, {"communication", time.communication}, {"optimizer", time.optimizer}, {"step", time.step}}}, {"tokens_per_second", time.tokens}};
-}
-
-void print(const engine::PartsPlan& p, const engine::PredictedTime& time) {
-  const engine::Config& c = p.config;
-  fmt::print("{:<12}{}: {} parameters\n", "model", p.model.name, p.model.numel());
-  fmt::print("{:<12}{}: legal on {} ranks, numbered copy by copy, stage by stage, part of a sequence by part, slice by slice\n", "plan", to_string(p.plan), p.plan.ranks());
-  std::string cuts;
-  for (const int b : p.bounds) cuts += fmt::format("{}{}", cuts.empty() ? "" : ", ", b);
-  fmt::print("{:<12}{} of {} stages, cut at layers {} (tokens, positions, blocks, norm, head)\n", "pipeline", c.pipeline.schedule, p.plan.pp, cuts);
-  fmt::print("{:<12}{} samples a step = {} a micro-batch x {} micro-batches x {} copies\n\n", "batch", *c.train_batch_size, *c.train_micro_batch_size_per_gpu, *c.gradient_accumulation_steps, p.plan.dp);
-  fmt::print("  {:<20}{:>14}{:>14}{:>14}{:>14}{:>14}\n", "bytes of a rank", "parameters", "gradients", "optimizer", "buffers", "together");
-  for (size_t s = 0; s < p.stages.size(); ++s) {
-    const auto& bytes = p.stages[s].bytes;
-    const auto most = std::max_element(bytes.begin(), bytes.end(), [](const RankBytes& a, const RankBytes& b) { return a.total() < b.total(); });
-    print_row(fmt::format("stage {}", s).c_str(), double(most->parameters), double(most->gradients), double(most->optimizer), double(most->buffers));
-  }
-  fmt::print("  Gradients are there twice while copies add them up. Activations come on top.\n\n  {:<20}{:>14}{:>14}{:>14}{:>14}{:>14}\n", "sent in a step", "to copies", "to stages", "by the ring", "to slices", "to experts");
-  for (size_t s = 0; s < p.stages.size(); ++s) fmt::print("  {:<20}{:>14}{:>14}{:>14}{:>14}{:>14}\n", fmt::format("stage {}", s), bytes_text(p.copy_traffic(s)), bytes_text(p.stage_traffic[s]), bytes_text(p.context_traffic[s]), bytes_text(p.slice_traffic[s]), bytes_text(p.expert_traffic[s]));
-  if (p.plan.pp > 1) fmt::print("\nbubble {:.2f} % with these stages, {:.2f} % with equal ones\n", 100 * p.bubble, 100 * p.formula);
-  fmt::print("\ntime of a step: {}, {:.0f} tokens a second\n  compute {} at the slowest stage, communication {}, optimizer {}\n", seconds_text(time.step), time.tokens, seconds_text(time.compute), seconds_text(time.communication),
-             seconds_text(time.optimizer));
-}
-
-}  // namespace
-
-PlanCommand::PlanCommand(CLI::App& app) {
-  CLI::App& command = *app.add_subcommand("plan", "says what a configuration will cost: legality, memory of each rank, traffic and time of a step; starts no rank");
-  command.add_option("--config", config_, "configuration file (DeepSpeed's), or its text")->required();
-  command.add_option("--model", model_, "gpt:LAYERSxWIDTHxHEADS")->required();
-  auto* ranks = command.add_option("--ranks", ranks_, "data-parallel ranks")->check(whole(1, 65536));
-  auto* axes = command.add_option("--plan", plan_, "copies, stages, parts of sequences, slices, experts and ZeRO in place of --ranks: dp2+pp2+cp2+tp2+ep2+zero1")->excludes(ranks);
-  command.add_option("--vocab", vocab_, "tokens that the model knows")->check(whole(1, 1 << 24))->capture_default_str();
-  command.add_option("--context", context_, "tokens of a sample")->check(whole(1, 1 << 24))->capture_default_str();
-  auto* experts = command.add_option("--experts", experts_.experts, "experts in place of the MLP of some blocks (0: none)")->check(whole(0, 65536))->capture_default_str();
-  command.add_option("--top-k", experts_.top_k, "experts of each token")->check(whole(1, 65536))->needs(experts)->capture_default_str();
-  command.add_option("--expert-every", experts_.every, "which blocks have experts: the last of every so many")->check(whole(1, 10000))->needs(experts)->capture_default_str();
-  command.add_option("--flops", flops_, "FLOP/s of a rank; else measured here")->check(number(1, 1e18));
-  command.add_option("--bandwidth", bandwidth_, "bytes/s that a rank sends; else a copy is measured here")->check(number(1, 1e18));
-  command.add_option("--memory-bandwidth", memory_, "bytes/s of a rank's memory; else measured here")->check(number(1, 1e18));
-  command.add_flag("--units", units_, "who owns what, unit by unit")->excludes(axes);
-  command.add_flag("--json", json_, "one JSON object");
-  command.callback([this] { run(); });
-}
-
-void PlanCommand::run_parts() {
-  const engine::ModelShape model = engine::parse_model(model_, vocab_, context_, experts_);
-  const int64_t heads = std::stoll(model_.substr(model_.rfind('x') + 1));
-  engine::PartsPlan plan;
-  try {
-    plan = engine::plan_parts(engine::read_config(config_), model, heads, parallel::parse_plan(plan_));
-  } catch (const Error& error) {
-    std::cerr << "error: " << error.what() << "\n";
-    exit_code_ = 2;
-    return;
-  }
-  engine::Speeds speeds;
-  if (flops_ == 0 || bandwidth_ == 0 || memory_ == 0) speeds = engine::measure_speeds(plan.stages[0].parameter_dtype);
-  if (flops_ > 0) speeds.flops = flops_;
-  if (bandwidth_ > 0) speeds.bandwidth = bandwidth_;
-  if (memory_ > 0) speeds.memory = memory_;
   const engine::PredictedTime time = engine::predict(plan, speeds);
   for (const std::string& warning : plan.config.warnings) std::cerr << "warning: " << warning << "\n";
-  if (json_) std::cout << to_json(plan, time).dump() << std::endl;
-  else print(plan, time);
-  std::fflush(stdout);
-}
-
-void PlanCommand::run() {
-  if (!plan_.empty()) return run_parts();
-  LOCKSTEP_CHECK(ranks_ > 0, "lockstep plan: expected --ranks N, or --plan such as dp2+pp2+zero1");
-  const engine::ModelShape model = engine::parse_model(model_, vocab_, context_, experts_);
-  engine::Plan plan;
-  try {
-    plan = engine::plan(engine::read_config(config_), model, ranks_);
-  } catch (const Error& error) {
-    std::cerr << "error: " << error.what() << "\n";
-    exit_code_ = 2;
-    return;
-  }
-  engine::Speeds speeds;
-  if (flops_ == 0 || bandwidth_ == 0 || memory_ == 0) speeds = engine::measure_speeds(plan.parameter_dtype);
-  if (flops_ > 0) speeds.flops = flops_;
-  if (bandwidth_ > 0) speeds.bandwidth = bandwidth_;
-  if (memory_ > 0) speeds.memory = memory_;
-  const engine::PredictedTime time = engine::predict(plan, speeds);
-  for (const std::string& warning : plan.config.warnings) std::cerr << "warning: " << warning << "\n";
-  if (json_) {
+  if (o.json) {
     std::cout << to_json(plan, speeds, time).dump() << std::endl;
     return;
   }
   print(plan, speeds, time);
-  if (units_) print_units(plan);
+  for (const engine::Forecast& stage : plan.stages)
+    if (o.units) print_units(stage);
   std::fflush(stdout);
+}
+
+}  // namespace
+
+void add_plan_command(CLI::App& app, const Program& program) {
+  const auto o = std::make_shared<PlanAsked>(program);
+  CLI::App& command = *app.add_subcommand(
+      "plan",
+      "says what a configuration will cost: legality, memory of each rank, traffic and time of a step; starts no rank");
+  command.footer("of a program: lockstep plan [OPTIONS] -- PROGRAM [ARGUMENTS...], with its model and configuration");
+  command.add_option("--config", o->config, "configuration file (DeepSpeed's), or its text; default: the program's");
+  command.add_option("--model", o->model.name, "gpt:LAYERSxWIDTHxHEADS, in place of a program");
+  auto* ranks = command.add_option("--ranks", o->ranks, "data-parallel ranks")->check(whole(1, 65536));
+  command
+      .add_option("--plan", o->plan,
+                  "replicas (dp), pipeline stages (pp), context (cp), tensor (tp) and expert (ep) "
+                  "parallelism and ZeRO, in place of --ranks: dp2+pp2+cp2+tp2+ep2+zero1")
+      ->excludes(ranks);
+  command.add_option("--vocab", o->model.vocab, "tokens that the model knows")
+      ->check(whole(1, 1 << 24))
+      ->capture_default_str();
+  command.add_option("--context", o->model.context, "tokens of a sample")
+      ->check(whole(1, 1 << 24))
+      ->capture_default_str();
+  auto* experts =
+      command.add_option("--experts", o->model.experts.experts, "experts in place of the MLP of some blocks (0: none)")
+          ->check(whole(0, 65536))
+          ->capture_default_str();
+  command.add_option("--top-k", o->model.experts.top_k, "experts of each token")
+      ->check(whole(1, 65536))
+      ->needs(experts)
+      ->capture_default_str();
+  command.add_option("--expert-every", o->model.experts.every, "which blocks have experts: the last of every so many")
+      ->check(whole(1, 10000))
+      ->needs(experts)
+      ->capture_default_str();
+  command.add_option("--flops", o->speeds.flops, "FLOP/s of a rank; else measured here")->check(number(1, 1e18));
+  command.add_option("--bandwidth", o->speeds.bandwidth, "bytes/s that a rank sends; else a copy is measured here")
+      ->check(number(1, 1e18));
+  command.add_option("--memory-bandwidth", o->speeds.memory, "bytes/s of a rank's memory; else measured here")
+      ->check(number(1, 1e18));
+  command.add_flag("--units", o->units, "who owns what, unit by unit");
+  command.add_flag("--json", o->json, "one JSON object");
+  command.callback([o, &command] {
+    as_usage([&] {
+      refuse_beside_program(command, {"--vocab", "--context", "--experts"}, o->model);
+      run(*o);
+    });
+  });
 }
 
 }  // namespace apps

@@ -1,73 +1,93 @@
-#include "apps/run_command.h"
-
+// `lockstep run`: the options of torchrun and of DeepSpeed's launcher, for dist/launcher.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 
+#include "apps/commands.h"
 #include "dist/launcher/launch.h"
+#include "dist/launcher/scratch.h"
 #include "tensor/check.h"
+#include "tensor/environment.h"
+#include "train/cli.h"
 
 namespace apps {
+
+using namespace lockstep::train;
 
 using lockstep::dist::Host;
 namespace dist = lockstep::dist;
 
-struct RunCommand::Options {
-  std::string nodes, ranks, backend = "c10d", endpoint, job, conf, address, launcher = "ssh", binding, core_list, hostfile, include, exclude, filter, each_rank_log,
-      ssh_arguments, ranks_per_node, start_method, monitor_interval, local_address;
+namespace {
+
+struct Options {
+  std::string nodes, ranks, backend = "c10d", endpoint, job, conf, address, launcher = "ssh", binding, core_list,
+                            hostfile, include, exclude, filter, each_rank_log, ssh_arguments, ranks_per_node,
+                            start_method, monitor_interval, local_address;
   int node = -1, num_nodes = 0, num_ranks = 0, port = 0;
   bool standalone = false, no_python = false, bind = false, no_ssh = false, no_local_rank = false, save_pid = false;
   dist::LaunchOptions launch;
 };
 
-namespace {
-
 constexpr const char* default_hostfile = "/job/hostfile";
 
 // Options of other launchers that would promise what does not happen here.
 constexpr std::pair<const char*, const char*> refused[] = {
-    {"-m,--module", "there are no Python modules to run; for one, start Python itself: lockstep run -n 4 -- python3 -m MODULE"},
-    {"--run-path", "there is no Python script to run; for one, start Python itself: lockstep run -n 4 -- python3 SCRIPT"},
+    {"-m,--module",
+     "there are no Python modules to run; for one, start Python itself: lockstep run -n 4 -- python3 -m MODULE"},
+    {"--run-path",
+     "there is no Python script to run; for one, start Python itself: lockstep run -n 4 -- python3 SCRIPT"},
     {"--virtual-local-rank", "every rank sees its own LOCAL_RANK; a program chooses its device by it"},
-    {"--elastic-training", "the number of ranks is fixed for a run; --max-restarts starts all of them again after a failure"},
+    {"--elastic-training",
+     "the number of ranks is fixed for a run; --max-restarts starts all of them again after a failure"},
     {"--autotuning", "nothing is tuned by the launcher; vary the program's options instead"},
 };
 
 // And those of rendezvous that have no meaning for ours.
-constexpr const char* idle_settings[] = {"read_timeout", "last_call_timeout", "close_timeout", "keep_alive_interval", "keep_alive_max_attempt",
-                                         "is_host", "store_type", "use_agent_store"};
+constexpr const char* idle_settings[] = {"read_timeout",        "last_call_timeout",      "close_timeout",
+                                         "keep_alive_interval", "keep_alive_max_attempt", "is_host",
+                                         "store_type",          "use_agent_store"};
 
-int number(const std::string& text, const char* option, const char* expected) {
+int parsed_number(const std::string& text, const char* option, const char* expected) {
   int n = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  LOCKSTEP_CHECK(error == std::errc() && end == text.data() + text.size(), "[run] expected ", option, " to be ", expected, ", got '", text, "'");
+  LOCKSTEP_CHECK(error == std::errc() && end == text.data() + text.size(), "[run] expected ", option, " to be ",
+                 expected, ", got '", text, "'");
   return n;
 }
 
 std::vector<int> numbers(const std::string& text, const char* option) {
   std::vector<int> all;
   std::string item;
-  for (std::istringstream in(text); std::getline(in, item, ',');) all.push_back(number(item, option, "numbers with commas between"));
+  for (std::istringstream in(text); std::getline(in, item, ',');)
+    all.push_back(parsed_number(item, option, "numbers with commas between"));
   return all;
 }
 
 int nodes_of(const std::string& text) {
   const size_t colon = text.find(':');
-  if (colon == std::string::npos) return number(text, "--nnodes", "a number, or MIN:MAX");
-  const int least = number(text.substr(0, colon), "--nnodes", "a number, or MIN:MAX"), most = number(text.substr(colon + 1), "--nnodes", "a number, or MIN:MAX");
-  LOCKSTEP_CHECK(least == most, "[run] nodes cannot come and go during a run: expected --nnodes with one number, or both equal, got '", text, "'");
+  if (colon == std::string::npos) return parsed_number(text, "--nnodes", "a number, or MIN:MAX");
+  const int least = parsed_number(text.substr(0, colon), "--nnodes", "a number, or MIN:MAX"),
+            most = parsed_number(text.substr(colon + 1), "--nnodes", "a number, or MIN:MAX");
+  LOCKSTEP_CHECK(least == most,
+                 "[run] nodes cannot come and go during a run: expected --nnodes with one number, or both equal, got '",
+                 text, "'");
   return least;
 }
 
 int ranks_of(const std::string& text) {
   if (text == "auto" || text == "cpu") return dist::usable_cores();
-  LOCKSTEP_CHECK(text != "gpu", "[run] this build has no GPU to count: expected --nproc to be a number, auto or cpu, got 'gpu'");
-  const int n = number(text, "--nproc", "a number, auto, cpu or gpu");
+  LOCKSTEP_CHECK(text != "gpu",
+                 "[run] this build has no GPU to count: expected --nproc to be a number, auto or cpu, got 'gpu'");
+  const int n = parsed_number(text, "--nproc", "a number, auto, cpu or gpu");
   LOCKSTEP_CHECK(n >= 1, "[run] expected --nproc of 1 or more, got ", n);
   return n;
 }
@@ -80,11 +100,13 @@ void set_endpoint(const std::string& text, std::string& address, int& port) {
   std::string host = has_port ? text.substr(0, colon) : text;
   if (host.starts_with("[") && host.ends_with("]")) host = host.substr(1, host.size() - 2);
   LOCKSTEP_CHECK(!host.empty(), "[run] expected --rdzv-endpoint to be HOST:PORT, got '", text, "'");
-  LOCKSTEP_CHECK(address.empty() || address == host, "[run] expected one address of rank 0, got --master-addr ", address, " and --rdzv-endpoint ", text);
+  LOCKSTEP_CHECK(address.empty() || address == host, "[run] expected one address of rank 0, got --master-addr ",
+                 address, " and --rdzv-endpoint ", text);
   address = host;
   if (!has_port) return;
-  const int given = number(text.substr(colon + 1), "--rdzv-endpoint", "HOST:PORT");
-  LOCKSTEP_CHECK(port == 0 || port == given, "[run] expected one port of rank 0, got --master-port ", port, " and --rdzv-endpoint ", text);
+  const int given = parsed_number(text.substr(colon + 1), "--rdzv-endpoint", "HOST:PORT");
+  LOCKSTEP_CHECK(port == 0 || port == given, "[run] expected one port of rank 0, got --master-port ", port,
+                 " and --rdzv-endpoint ", text);
   port = given;
 }
 
@@ -98,51 +120,175 @@ std::string slots_text(const Host& host) {
 /// A file with the launcher's number, for as long as it runs.
 class PidFile {
  public:
-  PidFile() : path_(std::filesystem::temp_directory_path() / (std::to_string(getpid()) + ".lockstep")) {
-    LOCKSTEP_CHECK(std::ofstream(path_) << getpid() << "\n", "[run] cannot write ", path_.string());
-    std::cerr << "lockstep run: pid " << getpid() << " is in " << path_.string() << "\n";
+  PidFile() : path_(dist::temporary_folder() + "/" + std::to_string(getpid()) + ".lockstep") {
+    // Where everybody may write: never through a link, nor into a file of somebody else. One of our own number was left
+    // by a process that is gone.
+    const auto make = [&] { return open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644); };
+    int fd = make();
+    struct stat there;
+    if (fd < 0 && errno == EEXIST && lstat(path_.c_str(), &there) == 0 && S_ISREG(there.st_mode) &&
+        there.st_uid == geteuid() && unlink(path_.c_str()) == 0)
+      fd = make();
+    LOCKSTEP_CHECK(fd >= 0, "[run] --save-pid cannot make ", path_, ": ", std::strerror(errno));
+    const std::string text = std::to_string(getpid()) + "\n";
+    const bool written = write(fd, text.data(), text.size()) == ssize_t(text.size());
+    close(fd);
+    LOCKSTEP_CHECK(written, "[run] --save-pid cannot write ", path_);
+    std::cerr << "lockstep run: pid " << getpid() << " is in " << path_ << "\n";
   }
-  ~PidFile() {
-    std::error_code none;
-    std::filesystem::remove(path_, none);
-  }
+  ~PidFile() { unlink(path_.c_str()); }
   PidFile(const PidFile&) = delete;
 
  private:
-  std::filesystem::path path_;
+  std::string path_;
 };
+
+void read_options(Options& o, const Program& program) {
+  dist::LaunchOptions& l = o.launch;
+  const auto notice = [&](const std::string& text) {
+    if (!l.quiet) std::cerr << "lockstep run: " << text << std::endl;
+  };
+  l.command = program;
+  l.address = o.address, l.port = o.port, l.node = std::max(0, o.node);
+
+  if (!o.monitor_interval.empty()) notice("--monitor-interval has no effect: ends of ranks are noticed at once");
+  if (!o.start_method.empty()) notice("--start-method has no effect: ranks are programs of their own");
+  if (!o.local_address.empty()) notice("--local-addr has no effect: LOCKSTEP_INTERFACE chooses the network of ranks");
+  LOCKSTEP_CHECK(o.launcher == "ssh", "[run] expected --launcher ssh, got '", o.launcher, "'; with ",
+                 o.launcher == "slurm" ? "srun" : "mpirun",
+                 " start the program itself: it finds its rank in their variables");
+  LOCKSTEP_CHECK(o.backend == "static" || o.backend == "c10d",
+                 "[run] expected --rdzv-backend c10d or static (the meeting point is rank 0), got '", o.backend, "'");
+
+  for (std::istringstream settings(o.conf); !o.conf.empty() && settings;) {
+    std::string setting;
+    if (!std::getline(settings, setting, ',')) break;
+    const size_t equals = std::min(setting.find('='), setting.size());
+    const std::string key = setting.substr(0, equals), value = setting.substr(std::min(equals + 1, setting.size()));
+    if (key == "token_file") l.token = dist::read_token(value);
+    else if (key == "timeout" || key == "join_timeout") {
+      LOCKSTEP_CHECK(parsed_number(value, "timeout in --rdzv-conf", "whole seconds") > 0,
+                     "[run] expected a timeout above 0 in --rdzv-conf, got ", value);
+      l.exported["LOCKSTEP_TIMEOUT"] = value;
+    } else if (key == "rank") o.node = l.node = parsed_number(value, "rank in --rdzv-conf", "the number of this node");
+    else if (std::count(std::begin(idle_settings), std::end(idle_settings), key))
+      notice(key + " in --rdzv-conf has no effect");
+    else
+      lockstep::fail(lockstep::str("[run] expected token_file, timeout or rank in --rdzv-conf, got '", setting, "'"));
+  }
+  if (l.token.empty()) l.token = lockstep::environment("LOCKSTEP_TOKEN").value_or("");
+
+  l.nodes = o.nodes.empty() ? 1 : nodes_of(o.nodes);
+  LOCKSTEP_CHECK(!o.standalone || l.nodes == 1, "[run] --standalone is for one node, got --nnodes ", o.nodes);
+  if (o.standalone && !o.endpoint.empty()) notice("--standalone: --rdzv-endpoint has no effect");
+  else if (!o.endpoint.empty()) set_endpoint(o.endpoint, l.address, l.port);
+
+  LOCKSTEP_CHECK(o.each_rank_log.empty() || (l.log_dir.empty() && l.redirects.empty()),
+                 "[run] --enable-each-rank-log is --log-dir and --redirects in one; leave those out");
+  if (!o.each_rank_log.empty()) l.log_dir = o.each_rank_log, l.redirects = "3";
+  if (!o.filter.empty())
+    for (const int rank : numbers(o.filter, "--local-ranks-filter")) l.shown.insert(rank);
+  LOCKSTEP_CHECK(o.core_list.empty() || o.bind || !o.binding.empty() || l.agent,
+                 "[run] --bind-core-list needs --bind-cores-to-rank or --numa-binding");
+  LOCKSTEP_CHECK(!o.bind || o.binding.empty(), "[run] expected --bind-cores-to-rank or --numa-binding, got both");
+  if (o.bind) l.binding = dist::Binding::cores;
+  if (!o.binding.empty()) l.binding = dist::parse_binding(o.binding);
+  if (!o.core_list.empty()) l.cores = dist::parse_cores(o.core_list);
+  std::istringstream ssh_arguments(o.ssh_arguments);
+  for (std::string word; ssh_arguments >> word;) l.ssh_arguments.push_back(word);
+
+  // Which hosts: named ones, or filters on what this machine has.
+  std::error_code none;
+  const bool filtered = !o.include.empty() || !o.exclude.empty(), limited = o.num_nodes > 0 || o.num_ranks > 0;
+  LOCKSTEP_CHECK(!filtered || !limited,
+                 "[run] expected --include and --exclude, or --num-nodes and --num-gpus, got both kinds");
+  LOCKSTEP_CHECK(o.num_ranks == 0 || o.ranks.empty(), "[run] expected --nproc or --num-gpus, got both");
+  LOCKSTEP_CHECK(o.num_nodes == 0 || o.nodes.empty(), "[run] expected --nnodes or --num-nodes, got both");
+  if (o.hostfile.empty() && !l.agent && o.ranks.empty() && o.nodes.empty() && !o.standalone &&
+      std::filesystem::exists(default_hostfile, none)) {
+    o.hostfile = default_hostfile;
+    notice(std::string("hosts are those of ") + default_hostfile);
+  }
+  if (!o.hostfile.empty() || filtered || limited || l.force_ssh) {
+    std::vector<Host> hosts;
+    if (!o.hostfile.empty()) hosts = dist::read_hostfile(o.hostfile);
+    else {
+      LOCKSTEP_CHECK(o.nodes.empty(),
+                     "[run] --nnodes starts this node's part, --include, --exclude, --num-nodes and --num-gpus choose "
+                     "among hosts; give one kind, or a --hostfile");
+      hosts = {{"localhost", {}}};
+      for (int slot = 0; slot < dist::usable_cores(); ++slot) hosts[0].slots.push_back(slot);
+      if (!o.ranks.empty() && ranks_of(o.ranks) > int(hosts[0].slots.size()) && !filtered)
+        for (int slot = int(hosts[0].slots.size()); slot < ranks_of(o.ranks); ++slot) hosts[0].slots.push_back(slot);
+    }
+    hosts = dist::filter_hosts(hosts, o.include, o.exclude);
+    const bool all = o.ranks.empty() || o.ranks == "auto";
+    hosts = dist::limit_hosts(hosts, o.nodes.empty() ? o.num_nodes : l.nodes, all ? o.num_ranks : ranks_of(o.ranks));
+    const bool chosen = filtered || o.num_ranks > 0;
+    if (chosen && std::getenv("CUDA_VISIBLE_DEVICES")) notice("CUDA_VISIBLE_DEVICES is replaced by the slots chosen");
+    if (o.no_ssh) {
+      LOCKSTEP_CHECK(o.node >= 0 && o.node < int(hosts.size()), "[run] expected --node-rank from 0 to ",
+                     hosts.size() - 1, " with --no-ssh, got ", o.node < 0 ? "none" : std::to_string(o.node));
+      for (const Host& host : hosts) l.ranks_of_nodes.push_back(int(host.slots.size()));
+      l.nodes = int(hosts.size()), l.ranks = l.ranks_of_nodes[size_t(l.node)];
+      if (l.address.empty()) l.address = hosts[0].name;
+      if (chosen) l.devices = slots_text(hosts[size_t(l.node)]);
+    } else {
+      LOCKSTEP_CHECK(o.node < 0,
+                     "[run] --node-rank is for one launcher a node; a hostfile has its own order (or: --no-ssh)");
+      l.hosts = hosts, l.nodes = 1;
+      if (chosen) l.devices = slots_text(hosts[0]);
+    }
+  } else {
+    l.ranks = o.ranks.empty() ? 1 : ranks_of(o.ranks);
+    if (!o.ranks_per_node.empty()) l.ranks_of_nodes = numbers(o.ranks_per_node, "--ranks-per-node");
+    LOCKSTEP_CHECK(l.nodes == 1 || o.node >= 0, "[run] expected --node-rank, from 0 to ", l.nodes - 1,
+                   ", the number of this node, with --nnodes ", l.nodes);
+    LOCKSTEP_CHECK(!o.no_ssh || l.nodes > 1, "[run] --no-ssh needs --nnodes or a --hostfile");
+  }
+}
 
 }  // namespace
 
-RunCommand::RunCommand(CLI::App& app) : sub_(*app.add_subcommand("run", "start a program on many ranks, watch them, and end them together")), options_(std::make_unique<Options>()) {
-  Options& o = *options_;
+void add_run_command(CLI::App& app, const Program& program) {
+  CLI::App& sub = *app.add_subcommand("run", "start a program on many ranks, watch them, and end them together");
+  const auto options = std::make_shared<Options>();
+  Options& o = *options;
   dist::LaunchOptions& l = o.launch;
-  sub_.footer("lockstep run [OPTIONS] [--] PROGRAM [ARGUMENTS...]\n\nNames may be written with _ for -, and torchrun's options be given as PET_NNODES, PET_MAX_RESTARTS, ...");
+  sub.footer(
+      "lockstep run [OPTIONS] [--] PROGRAM [ARGUMENTS...]\n\nNames may be written with _ for -, and torchrun's options "
+      "be given as PET_NNODES, PET_MAX_RESTARTS, ...");
   const auto option = [&](const char* names, auto& value, const char* help, const char* variable = "") {
-    CLI::Option* made = sub_.add_option(names, value, help);
+    CLI::Option* made = sub.add_option(names, value, help);
     return *variable ? made->envname(std::string("PET_") + variable) : made;
   };
   const auto flag = [&](const char* names, bool& value, const char* help, const char* variable = "") {
-    CLI::Option* made = sub_.add_flag(names, value, help);
+    CLI::Option* made = sub.add_flag(names, value, help);
     return *variable ? made->envname(std::string("PET_") + variable) : made;
   };
   std::string group = "Ranks";
   const auto in = [&](CLI::Option* made) { return made->group(group); };
-  in(option("-n,--nproc,--nproc-per-node", o.ranks, "ranks on this node: a number; auto or cpu: one a core", "NPROC_PER_NODE")->type_name("N"));
+  in(option("-n,--nproc,--nproc-per-node", o.ranks, "ranks on this node: a number; auto or cpu: one a core",
+            "NPROC_PER_NODE")
+         ->type_name("N"));
   in(option("--max-restarts", l.max_restarts, "after a failure start all ranks again, this often", "MAX_RESTARTS"));
   in(option("--role", l.role, "name for --log-line-prefix-template", "ROLE"));
   in(flag("--bind-cores-to-rank", o.bind, "give every rank an equal part of the cores for itself"));
   in(option("--bind-core-list", o.core_list, "the cores to bind to, such as 0-3,8")->type_name("CORES"));
-  in(option("--numa-binding", o.binding, "give every rank its node, socket, exclusive (part of a node) or core-complex", "NUMA_BINDING"));
-  in(sub_.add_option("--grace", l.times.grace, "seconds that ranks have to end after Ctrl-C")->capture_default_str());
-  in(sub_.add_option("--stop-timeout", l.times.stop, "seconds between SIGTERM and SIGKILL when a rank has failed")->capture_default_str());
+  in(option("--numa-binding", o.binding, "give every rank its node, socket, exclusive (part of a node) or core-complex",
+            "NUMA_BINDING"));
+  in(sub.add_option("--grace", l.times.grace, "seconds that ranks have to end after Ctrl-C")->capture_default_str());
+  in(sub.add_option("--stop-timeout", l.times.stop, "seconds between SIGTERM and SIGKILL when a rank has failed")
+         ->capture_default_str());
   in(flag("-q,--quiet", l.quiet, "no notices, only failures"));
   group = "Output";
   in(option("--log-dir", l.log_dir, "DIR/RUN/attempt_0/RANK/{stdout,stderr}.log", "LOG_DIR")->type_name("DIR"));
-  in(option("-r,--redirects", l.redirects, "to files only: 0 none, 1 stdout, 2 stderr, 3 both, or RANK:VALUE,...", "REDIRECTS"));
+  in(option("-r,--redirects", l.redirects, "to files only: 0 none, 1 stdout, 2 stderr, 3 both, or RANK:VALUE,...",
+            "REDIRECTS"));
   in(option("-t,--tee", l.tee, "to files and here (the default with --log-dir: 3)", "TEE"));
   in(option("--local-ranks-filter", o.filter, "show only these local ranks, such as 0,1", "LOCAL_RANKS_FILTER"));
-  in(option("--log-line-prefix-template", l.prefix, "with ${rank}, ${local_rank}, ${role_name}; default '[rank ${rank}] '", "LOG_LINE_PREFIX_TEMPLATE"));
+  in(option("--log-line-prefix-template", l.prefix,
+            "with ${rank}, ${local_rank}, ${role_name}; default '[rank ${rank}] '", "LOG_LINE_PREFIX_TEMPLATE"));
   in(option("--enable-each-rank-log", o.each_rank_log, "as --log-dir DIR --redirects 3")->type_name("DIR"));
   group = "Several nodes, a launcher on each";
   in(option("--nnodes", o.nodes, "number of nodes (1)", "NNODES")->type_name("N"));
@@ -150,20 +296,25 @@ RunCommand::RunCommand(CLI::App& app) : sub_(*app.add_subcommand("run", "start a
   in(option("--master-addr", o.address, "address of node 0", "MASTER_ADDR"));
   in(option("--master-port", o.port, "port of rank 0; 0: any free one (one node), 29500 (several)", "MASTER_PORT"));
   in(option("--rdzv-endpoint", o.endpoint, "HOST:PORT instead of the two above", "RDZV_ENDPOINT"));
-  in(option("--rdzv-backend", o.backend, "c10d or static, which are the same here: rank 0 is the meeting point", "RDZV_BACKEND"));
+  in(option("--rdzv-backend", o.backend, "c10d or static, which are the same here: rank 0 is the meeting point",
+            "RDZV_BACKEND"));
   in(option("--rdzv-id", l.job, "name of the run; a process of another one is refused", "RDZV_ID"));
   in(option("--rdzv-conf", o.conf, "KEY=VALUE,...: token_file, timeout (seconds), rank", "RDZV_CONF"));
   in(flag("--standalone", o.standalone, "one node with a free port, which is the default", "STANDALONE"));
   group = "Several hosts through ssh";
-  in(option("-H,--hostfile", o.hostfile, "lines 'host slots=N' (default: /job/hostfile, if there is one)")->type_name("FILE"));
+  in(option("-H,--hostfile", o.hostfile, "lines 'host slots=N' (default: /job/hostfile, if there is one)")
+         ->type_name("FILE"));
   in(option("-i,--include", o.include, "only these: NAME[:SLOT[,SLOT...]][@NAME...]"));
   in(option("-e,--exclude", o.exclude, "all but these"));
-  in(sub_.add_option("--num-nodes", o.num_nodes, "the first N hosts")->check(CLI::PositiveNumber));
-  in(sub_.add_option("--num-gpus,--num-accelerators", o.num_ranks, "the first N slots of each host")->check(CLI::PositiveNumber));
+  in(sub.add_option("--num-nodes", o.num_nodes, "the first N hosts")->check(CLI::PositiveNumber));
+  in(sub.add_option("--num-gpus,--num-accelerators", o.num_ranks, "the first N slots of each host")
+         ->check(CLI::PositiveNumber));
   in(flag("--force-multi", l.force_ssh, "ssh even to a single host that is this machine"));
   in(flag("--no-ssh", o.no_ssh, "start this node's part only (with --node-rank)"));
-  in(sub_.add_option("--ssh-port", l.ssh_port, "")->check(CLI::Range(1, 65535)));
-  in(sub_.add_option("--connect-timeout", l.times.connect, "seconds for a host to answer")->capture_default_str()->check(CLI::PositiveNumber));
+  in(sub.add_option("--ssh-port", l.ssh_port, "")->check(CLI::Range(1, 65535)));
+  in(sub.add_option("--connect-timeout", l.times.connect, "seconds for a host to answer")
+         ->capture_default_str()
+         ->check(CLI::PositiveNumber));
   in(option("--launcher", o.launcher, "ssh, the only one"));
   in(option("--launcher-args", o.ssh_arguments, "more arguments of ssh"));
   in(flag("--save-pid", o.save_pid, "write the launcher's pid to a file in the folder for temporary files"));
@@ -179,132 +330,18 @@ RunCommand::RunCommand(CLI::App& app) : sub_(*app.add_subcommand("run", "start a
   in(option("--devices", l.devices, ""));
   for (const auto& [names, why] : refused) {
     const std::string name = std::string(names).substr(std::string(names).rfind("--")), text = why;
-    in(sub_.add_flag_callback(names, [name, text] { throw CLI::ValidationError(name, text); }, ""));
+    in(sub.add_flag_callback(
+        names, [name, text] { throw CLI::ValidationError(name, text); }, ""));
   }
-  sub_.callback([this] { run(); });
-}
-
-RunCommand::~RunCommand() = default;
-
-std::vector<std::string> RunCommand::take_program(int argc, char** argv) {
-  std::vector<std::string> words(argv, argv + argc);
-  if (argc < 2 || words[1] != sub_.get_name()) return words;
-  size_t at = 2;
-  for (; at < words.size(); ++at) {
-    std::string& word = words[at];
-    if (word == "--") {
-      program_.assign(words.begin() + long(at) + 1, words.end());
-      words.resize(at);
-      return words;
-    }
-    if (word.size() < 2 || word[0] != '-') break;
-    const size_t equals = std::min(word.find('='), word.size());
-    if (word.starts_with("--")) std::replace(word.begin() + 2, word.begin() + long(equals), '_', '-');
-    const bool is_short = word[1] != '-';
-    const CLI::Option* option = sub_.get_option_no_throw(is_short ? word.substr(0, 2) : word.substr(0, equals));
-    if (!option) {  // unknown: what comes after it may be its value or the program
-      words.resize(at + 1);
-      return words;
-    }
-    const bool has_value = is_short ? word.size() > 2 : equals < word.size();
-    if (option->get_items_expected_max() > 0 && !has_value) ++at;
-  }
-  if (at < words.size()) {
-    program_.assign(words.begin() + long(at), words.end());
-    words.resize(at);
-  }
-  return words;
-}
-
-void RunCommand::run() {
-  Options& o = *options_;
-  dist::LaunchOptions& l = o.launch;
-  const auto notice = [&](const std::string& text) { if (!l.quiet) std::cerr << "lockstep run: " << text << std::endl; };
-  l.command = program_;
-  l.address = o.address, l.port = o.port, l.node = std::max(0, o.node);
-
-  if (!o.monitor_interval.empty()) notice("--monitor-interval has no effect: ends of ranks are noticed at once");
-  if (!o.start_method.empty()) notice("--start-method has no effect: ranks are programs of their own");
-  if (!o.local_address.empty()) notice("--local-addr has no effect: LOCKSTEP_INTERFACE chooses the network of ranks");
-  LOCKSTEP_CHECK(o.launcher == "ssh", "[run] expected --launcher ssh, got '", o.launcher, "'; with ", o.launcher == "slurm" ? "srun" : "mpirun",
-                 " start the program itself: it finds its rank in their variables");
-  LOCKSTEP_CHECK(o.backend == "static" || o.backend == "c10d", "[run] expected --rdzv-backend c10d or static (the meeting point is rank 0), got '", o.backend, "'");
-
-  for (std::istringstream settings(o.conf); !o.conf.empty() && settings;) {
-    std::string setting;
-    if (!std::getline(settings, setting, ',')) break;
-    const size_t equals = std::min(setting.find('='), setting.size());
-    const std::string key = setting.substr(0, equals), value = setting.substr(std::min(equals + 1, setting.size()));
-    if (key == "token_file") l.token = dist::read_token(value);
-    else if (key == "timeout" || key == "join_timeout") {
-      LOCKSTEP_CHECK(number(value, "timeout in --rdzv-conf", "whole seconds") > 0, "[run] expected a timeout above 0 in --rdzv-conf, got ", value);
-      l.exported["LOCKSTEP_TIMEOUT"] = value;
-    } else if (key == "rank") o.node = l.node = number(value, "rank in --rdzv-conf", "the number of this node");
-    else if (std::count(std::begin(idle_settings), std::end(idle_settings), key)) notice(key + " in --rdzv-conf has no effect");
-    else lockstep::fail(lockstep::str("[run] expected token_file, timeout or rank in --rdzv-conf, got '", setting, "'"));
-  }
-  if (const char* token = std::getenv("LOCKSTEP_TOKEN"); token && *token && l.token.empty()) l.token = token;
-
-  l.nodes = o.nodes.empty() ? 1 : nodes_of(o.nodes);
-  LOCKSTEP_CHECK(!o.standalone || l.nodes == 1, "[run] --standalone is for one node, got --nnodes ", o.nodes);
-  if (o.standalone && !o.endpoint.empty()) notice("--standalone: --rdzv-endpoint has no effect");
-  else if (!o.endpoint.empty()) set_endpoint(o.endpoint, l.address, l.port);
-
-  LOCKSTEP_CHECK(o.each_rank_log.empty() || (l.log_dir.empty() && l.redirects.empty()), "[run] --enable-each-rank-log is --log-dir and --redirects in one; leave those out");
-  if (!o.each_rank_log.empty()) l.log_dir = o.each_rank_log, l.redirects = "3";
-  if (!o.filter.empty()) for (const int rank : numbers(o.filter, "--local-ranks-filter")) l.shown.insert(rank);
-  LOCKSTEP_CHECK(o.core_list.empty() || o.bind || !o.binding.empty() || l.agent, "[run] --bind-core-list needs --bind-cores-to-rank or --numa-binding");
-  LOCKSTEP_CHECK(!o.bind || o.binding.empty(), "[run] expected --bind-cores-to-rank or --numa-binding, got both");
-  if (o.bind) l.binding = dist::Binding::cores;
-  if (!o.binding.empty()) l.binding = dist::parse_binding(o.binding);
-  if (!o.core_list.empty()) l.cores = dist::parse_cores(o.core_list);
-  std::istringstream ssh_arguments(o.ssh_arguments);
-  for (std::string word; ssh_arguments >> word;) l.ssh_arguments.push_back(word);
-
-  // Which hosts: named ones, or filters on what this machine has.
-  std::error_code none;
-  const bool filtered = !o.include.empty() || !o.exclude.empty(), limited = o.num_nodes > 0 || o.num_ranks > 0;
-  LOCKSTEP_CHECK(!filtered || !limited, "[run] expected --include and --exclude, or --num-nodes and --num-gpus, got both kinds");
-  LOCKSTEP_CHECK(o.num_ranks == 0 || o.ranks.empty(), "[run] expected --nproc or --num-gpus, got both");
-  LOCKSTEP_CHECK(o.num_nodes == 0 || o.nodes.empty(), "[run] expected --nnodes or --num-nodes, got both");
-  if (o.hostfile.empty() && !l.agent && o.ranks.empty() && o.nodes.empty() && !o.standalone && std::filesystem::exists(default_hostfile, none)) {
-    o.hostfile = default_hostfile;
-    notice(std::string("hosts are those of ") + default_hostfile);
-  }
-  if (!o.hostfile.empty() || filtered || limited || l.force_ssh) {
-    std::vector<Host> hosts;
-    if (!o.hostfile.empty()) hosts = dist::read_hostfile(o.hostfile);
-    else {
-      LOCKSTEP_CHECK(o.nodes.empty(), "[run] --nnodes starts this node's part, --include, --exclude, --num-nodes and --num-gpus choose among hosts; give one kind, or a --hostfile");
-      hosts = {{"localhost", {}}};
-      for (int slot = 0; slot < dist::usable_cores(); ++slot) hosts[0].slots.push_back(slot);
-      if (!o.ranks.empty() && ranks_of(o.ranks) > int(hosts[0].slots.size()) && !filtered) for (int slot = int(hosts[0].slots.size()); slot < ranks_of(o.ranks); ++slot) hosts[0].slots.push_back(slot);
-    }
-    hosts = dist::filter_hosts(hosts, o.include, o.exclude);
-    const bool all = o.ranks.empty() || o.ranks == "auto";
-    hosts = dist::limit_hosts(hosts, o.nodes.empty() ? o.num_nodes : l.nodes, all ? o.num_ranks : ranks_of(o.ranks));
-    const bool chosen = filtered || o.num_ranks > 0;
-    if (chosen && std::getenv("CUDA_VISIBLE_DEVICES")) notice("CUDA_VISIBLE_DEVICES is replaced by the slots chosen");
-    if (o.no_ssh) {
-      LOCKSTEP_CHECK(o.node >= 0 && o.node < int(hosts.size()), "[run] expected --node-rank from 0 to ", hosts.size() - 1, " with --no-ssh, got ", o.node < 0 ? "none" : std::to_string(o.node));
-      for (const Host& host : hosts) l.ranks_of_nodes.push_back(int(host.slots.size()));
-      l.nodes = int(hosts.size()), l.ranks = l.ranks_of_nodes[size_t(l.node)];
-      if (l.address.empty()) l.address = hosts[0].name;
-      if (chosen) l.devices = slots_text(hosts[size_t(l.node)]);
-    } else {
-      LOCKSTEP_CHECK(o.node < 0, "[run] --node-rank is for one launcher a node; a hostfile has its own order (or: --no-ssh)");
-      l.hosts = hosts, l.nodes = 1;
-      if (chosen) l.devices = slots_text(hosts[0]);
-    }
-  } else {
-    l.ranks = o.ranks.empty() ? 1 : ranks_of(o.ranks);
-    if (!o.ranks_per_node.empty()) l.ranks_of_nodes = numbers(o.ranks_per_node, "--ranks-per-node");
-    LOCKSTEP_CHECK(l.nodes == 1 || o.node >= 0, "[run] expected --node-rank, from 0 to ", l.nodes - 1, ", the number of this node, with --nnodes ", l.nodes);
-    LOCKSTEP_CHECK(!o.no_ssh || l.nodes > 1, "[run] --no-ssh needs --nnodes or a --hostfile");
-  }
-  std::unique_ptr<PidFile> pid_file;
-  if (o.save_pid) pid_file = std::make_unique<PidFile>();
-  exit_code_ = dist::launch(l);
+  sub.callback([options, &program] {
+    as_usage([&] {
+      read_options(*options, program);
+      dist::check(options->launch);
+    });
+    std::unique_ptr<PidFile> pid_file;
+    if (options->save_pid) pid_file = std::make_unique<PidFile>();
+    if (const int code = dist::launch(options->launch)) throw CLI::RuntimeError(code);
+  });
 }
 
 }  // namespace apps

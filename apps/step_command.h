@@ -3,13 +3,16 @@
 #include <CLI/CLI.hpp>
 #include <string>
 
+#include "apps/program.h"
 #include "dist/simulate.h"
 
 namespace apps {
 
 struct StepAsked {
-  std::string model, plan, schedule = "1f1b", dtype = "f32", measure;  ///< measure: "here", or a folder of traces
-  int64_t vocab = 50257, context = 1024, micro_batch = 1, micro_batches = 1;
+  explicit StepAsked(const std::vector<std::string>& program) : model{.program = program} {}
+  ModelAsked model;
+  std::string plan, schedule = "1f1b", dtype = "f32", measure;  ///< measure: "here", or a folder of traces
+  int64_t micro_batch = 0, micro_batches = 0;                   ///< 0: the program's, or 1
   int chunks = 0, ranks_per_host = 8;
   double flops = 0, memory = 0, bucket_mib = 25;
   bool recompute = false, overlap = true, network_given = false;

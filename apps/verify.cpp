@@ -1,35 +1,55 @@
-#include "apps/verify.h"
-
-#include <fcntl.h>
+// `lockstep verify`: trains one program by several plans and compares the bits of every parameter after every step.
 #include <fmt/format.h>
-#include <poll.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <optional>
 #include <sstream>
 
-#include "apps/common/run.h"
+#include "apps/commands.h"
+#include "apps/program.h"
 #include "data/json.h"
 #include "dist/launcher/scratch.h"
+#include "parallel/mesh.h"
 #include "tensor/check.h"
+#include "train/cli.h"
+#include "train/interrupt.h"
 
 namespace apps {
-
 namespace {
 
+using namespace lockstep::train;
 using lockstep::data::Json;
 namespace fs = std::filesystem;
+
+/// One way to compute the same list of micro-batches: STRATEGY[@OPTION=VALUE,...]:RANKSxACCUMULATION.
+struct Variant {
+  std::string strategy;  ///< "ddp", "zero0" to "zero3", "zero1-cpu", "zero3-nvme", ..., "none", "dp2+pp2+tp2+zero1"
+  std::vector<std::pair<std::string, std::string>>
+      options;  ///< bucket=MIB, overlap=on|off, transport=auto|threads|shm|tcp
+  int ranks = 1;
+  int64_t accumulate = 1;
+  std::optional<lockstep::parallel::Plan> parts;  ///< of "dp2+pp2": gpt train --plan
+  /// Slices and shared sequences split sums, so their bits are not those of others: their losses are compared.
+  bool is_close_only() const { return parts && parts->tp * parts->cp > 1; }
+  int64_t micro_batches() const { return int64_t(parts ? parts->dp : ranks) * accumulate; }
+  std::string text() const;
+  /// The value of an option, or empty.
+  std::string option(const std::string& name) const;
+};
+
+struct VerifyOptions {
+  std::string plans = "none:1x4,ddp:1x4,ddp:2x2,ddp:4x1";
+  std::vector<std::string> vary;
+  int64_t steps = 0;      ///< 0: as the command says
+  double timeout = 3600;  ///< seconds for one plan
+  std::vector<std::string> command;
+};
 
 std::vector<std::string> split(const std::string& text, char at) {
   std::vector<std::string> parts;
@@ -40,19 +60,25 @@ std::vector<std::string> split(const std::string& text, char at) {
 }
 
 int64_t positive(const std::string& text, const std::string& plan) {
-  const bool digits = !text.empty() && text.size() < 7 && std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c); });
-  LOCKSTEP_CHECK(digits && std::stoll(text) > 0, "plan '", plan, "': expected STRATEGY:RANKSxACCUMULATION such as ddp:2x4, got '", text, "' for a number");
+  const bool digits = !text.empty() && text.size() < 7 && text.find_first_not_of("0123456789") == text.npos;
+  LOCKSTEP_CHECK(digits && std::stoll(text) > 0, "plan '", plan,
+                 "': expected STRATEGY:RANKSxACCUMULATION such as ddp:2x4, got '", text, "' for a number");
   return std::stoll(text);
 }
 
 void check_option(const std::string& name, const std::string& value, const std::string& where) {
-  if (name == "overlap") LOCKSTEP_CHECK(value == "on" || value == "off", where, ": expected overlap=on or overlap=off, got '", value, "'");
-  else if (name == "transport") LOCKSTEP_CHECK(value == "auto" || value == "threads" || value == "shm" || value == "tcp", where, ": expected transport=auto, threads, shm or tcp, got '", value, "'");
+  if (name == "overlap")
+    LOCKSTEP_CHECK(value == "on" || value == "off", where, ": expected overlap=on or overlap=off, got '", value, "'");
+  else if (name == "transport")
+    LOCKSTEP_CHECK(value == "auto" || value == "threads" || value == "shm" || value == "tcp", where,
+                   ": expected transport=auto, threads, shm or tcp, got '", value, "'");
   else if (name == "bucket") {
     char* end = nullptr;
     const double mib = std::strtod(value.c_str(), &end);
-    LOCKSTEP_CHECK(!value.empty() && *end == 0 && mib > 0, where, ": expected bucket=MIB, a number > 0, got '", value, "'");
-  } else lockstep::fail(lockstep::str(where, ": expected an option among bucket, overlap and transport, got '", name, "'"));
+    LOCKSTEP_CHECK(!value.empty() && *end == 0 && mib > 0, where, ": expected bucket=MIB, a number > 0, got '", value,
+                   "'");
+  } else
+    lockstep::fail(lockstep::str(where, ": expected an option among bucket, overlap and transport, got '", name, "'"));
 }
 
 std::pair<std::string, std::string> key_value(const std::string& text, const std::string& where) {
@@ -62,39 +88,44 @@ std::pair<std::string, std::string> key_value(const std::string& text, const std
 }
 
 bool is_parallel(const std::string& strategy) {
-  const std::string base = strategy.substr(0, strategy.find('-')), offload = strategy.substr(base.size());
-  if (base == "zero1" || base == "zero2" || base == "zero3") return offload.empty() || offload == "-cpu" || offload == "-nvme";
-  return strategy == "ddp" || strategy == "zero0";
+  if (strategy == "ddp" || strategy == "zero0") return true;
+  const std::string zero = strategy.substr(0, 5), offload = strategy.substr(zero.size());
+  return (zero == "zero1" || zero == "zero2" || zero == "zero3") &&
+         (offload.empty() || offload == "-cpu" || offload == "-nvme");
 }
 
-Plan parse_plan(const std::string& text) {
-  Plan plan;
+Variant parse_plan(const std::string& text) {
+  Variant plan;
   const size_t colon = text.rfind(':');
   LOCKSTEP_CHECK(colon != std::string::npos, "plan '", text, "': expected STRATEGY:RANKSxACCUMULATION such as ddp:2x4");
   const std::string head = text.substr(0, colon), sizes = text.substr(colon + 1);
   const size_t x = sizes.find('x'), at = head.find('@');
-  LOCKSTEP_CHECK(x != std::string::npos, "plan '", text, "': expected RANKSxACCUMULATION such as 2x4 after the colon, got '", sizes, "'");
+  LOCKSTEP_CHECK(x != std::string::npos, "plan '", text,
+                 "': expected RANKSxACCUMULATION such as 2x4 after the colon, got '", sizes, "'");
   plan.strategy = head.substr(0, at);
   plan.ranks = int(positive(sizes.substr(0, x), text));
   plan.accumulate = positive(sizes.substr(x + 1), text);
-  const bool by_axes = plan.strategy.size() > 2 && (std::isdigit(static_cast<unsigned char>(plan.strategy[2])) || plan.strategy.find('+') != std::string::npos);
+  const bool by_axes = plan.strategy.size() > 2 && (std::isdigit(static_cast<unsigned char>(plan.strategy[2])) ||
+                                                    plan.strategy.find('+') != std::string::npos);
   if (by_axes) {
     try {
       plan.parts = lockstep::parallel::parse_plan(plan.strategy);
-    } catch (const lockstep::Error& error) {
-      lockstep::fail(lockstep::str("plan '", text, "': ", error.what()));
-    }
+    } catch (const lockstep::Error& error) { lockstep::fail(lockstep::str("plan '", text, "': ", error.what())); }
     check_plan(*plan.parts, {.ranks = plan.ranks});
   }
   LOCKSTEP_CHECK(plan.parts || plan.strategy == "none" || is_parallel(plan.strategy), "plan '", text,
-                 "': expected a strategy among ddp, zero0 to zero3 (from zero1 on also with -cpu or -nvme), axes such as pp4 and dp2+pp2+tp2+zero1, and none, got '", plan.strategy, "'");
-  LOCKSTEP_CHECK(plan.strategy != "none" || plan.ranks == 1, "plan '", text, "': none trains on one rank; expected none:1x", plan.ranks * plan.accumulate);
+                 "': expected a strategy among ddp, zero0 to zero3 (from zero1 on also with -cpu or -nvme), axes such "
+                 "as pp4 and dp2+pp2+tp2+zero1, and none, got '",
+                 plan.strategy, "'");
+  LOCKSTEP_CHECK(plan.strategy != "none" || plan.ranks == 1, "plan '", text,
+                 "': none trains on one rank; expected none:1x", plan.ranks * plan.accumulate);
   if (at == std::string::npos) return plan;
   LOCKSTEP_CHECK(plan.strategy != "none", "plan '", text, "': none takes no options");
   for (const std::string& item : split(head.substr(at + 1), ',')) {
     plan.options.push_back(key_value(item, "plan '" + text + "'"));
     check_option(plan.options.back().first, plan.options.back().second, "plan '" + text + "'");
-    LOCKSTEP_CHECK(!plan.parts || plan.options.back().first == "transport", "plan '", text, "': plans of axes take the option transport only, got ", plan.options.back().first);
+    LOCKSTEP_CHECK(!plan.parts || plan.options.back().first == "transport", "plan '", text,
+                   "': plans of axes take the option transport only, got ", plan.options.back().first);
   }
   return plan;
 }
@@ -105,97 +136,59 @@ struct Trace {
   double seconds = 0;
 };
 
-Trace read_trace(const fs::path& file, const Plan& plan) {
+Trace read_trace(const fs::path& file, const Variant& plan) {
   std::ifstream in(file);
-  LOCKSTEP_CHECK(in, plan.text(), ": the program ended well but wrote no trace; verify needs one that knows --trace-bits, such as gpt, mlp and cnn train");
+  LOCKSTEP_CHECK(in, plan.text(),
+                 ": the program ended well but wrote no trace; verify needs one that knows --trace-bits, such as any "
+                 "that trains with train::run");
   Trace trace;
-  for (std::string line; std::getline(in, line);) trace.steps.push_back(lockstep::data::parse_json(line, plan.text() + ": trace"));
+  for (std::string line; std::getline(in, line);)
+    trace.steps.push_back(lockstep::data::parse_json(line, plan.text() + ": trace"));
   LOCKSTEP_CHECK(!trace.steps.empty(), plan.text(), ": the run made no step");
   return trace;
 }
 
-std::string last_lines(const fs::path& file, size_t count) {
-  std::ifstream in(file);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(in, line);) lines.push_back("  " + line);
-  std::string text;
-  for (size_t i = lines.size() > count ? lines.size() - count : 0; i < lines.size(); ++i) text += lines[i] + "\n";
-  return text;
-}
-
-/// Runs a command with its output in a file; gives back its exit code (128 + signal). It ends when we do.
-int run_command(const std::vector<std::string>& command, const std::vector<std::pair<std::string, std::string>>& environment, const fs::path& output, double timeout) {
-  std::vector<char*> argv;
-  for (const std::string& arg : command) argv.push_back(const_cast<char*>(arg.c_str()));
-  argv.push_back(nullptr);
-  const int out = open(output.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600);
-  LOCKSTEP_CHECK(out >= 0, output.string(), ": cannot be written");
-  const pid_t parent = getpid(), child = fork();
-  if (child == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent) _exit(1);
-    dup2(out, STDOUT_FILENO);
-    dup2(out, STDERR_FILENO);
-    for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
-    execvp(argv[0], argv.data());
-    dprintf(STDERR_FILENO, "%s: cannot be started: %s\n", argv[0], strerror(errno));
-    _exit(127);
-  }
-  close(out);
-  LOCKSTEP_CHECK(child > 0, "verify: no process can be started: ", strerror(errno));
-  const int handle = int(syscall(SYS_pidfd_open, child, 0));
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  bool told = false, late = false;
-  for (int status;;) {
-    if (waitpid(child, &status, WNOHANG) == child) {
-      if (handle >= 0) close(handle);
-      LOCKSTEP_CHECK(!late, "the run took longer than --timeout ", timeout, " s");
-      LOCKSTEP_CHECK(!Interrupt::requested(), "interrupted");
-      return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    }
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    if (seconds > timeout) late = true;
-    if ((late || Interrupt::requested()) && !told) kill(child, SIGTERM), told = true;  // the launcher ends its ranks
-    if (told && seconds > timeout + 40) kill(child, SIGKILL);
-    pollfd entry{handle, POLLIN, 0};
-    if (handle < 0) usleep(5000);
-    else poll(&entry, 1, 200);
-  }
-}
-
-Trace run_plan(const Plan& plan, const VerifyOptions& o, const fs::path& folder) {
+Trace run_plan(const Variant& plan, const VerifyOptions& o, const fs::path& folder) {
   const std::string transport = plan.option("transport");
   std::vector<std::string> command;
   std::vector<std::pair<std::string, std::string>> environment;
   if (plan.strategy != "none" && transport != "threads") {
-    command = {fs::read_symlink("/proc/self/exe").string(), "run", "--nproc-per-node", std::to_string(plan.ranks), "--"};
+    command = {fs::read_symlink("/proc/self/exe").string(), "run", "--nproc-per-node", std::to_string(plan.ranks),
+               "--"};
     if (!transport.empty()) environment.emplace_back("LOCKSTEP_TRANSPORT", transport);
   }
   const fs::path trace_file = folder / "trace.jsonl", output = folder / "output.txt";
   fs::remove(trace_file);
   command.insert(command.end(), o.command.begin(), o.command.end());
-  const auto add = [&](const std::string& option, const std::string& value) { command.push_back(option), command.push_back(value); };
+  const auto add = [&](const std::string& option, const std::string& value) {
+    command.push_back(option), command.push_back(value);
+  };
   add("--parallel", plan.strategy == "none" ? "none" : "ddp");
   if (plan.parts) add("--plan", plan.strategy);
-  else if (plan.strategy.starts_with("zero")) add("--zero", plan.strategy.substr(4, 1));
+  else if (plan.strategy.starts_with("zero")) add("--plan", plan.strategy.substr(0, 5));
   if (plan.strategy.ends_with("-cpu")) add("--offload", "cpu");
   if (plan.strategy.ends_with("-nvme")) add("--offload", "nvme:" + folder.string());
   add("--accumulate", std::to_string(plan.accumulate));
   add("--trace-bits", trace_file.string());
   if (transport == "threads") add("--ranks", std::to_string(plan.ranks));
   if (o.steps > 0) add("--steps", std::to_string(o.steps));
-  if (const std::string bucket = plan.option("bucket"); !bucket.empty()) add("--bucket-mib", bucket);
-  if (const std::string overlap = plan.option("overlap"); !overlap.empty()) command.push_back(overlap == "on" ? "--overlap" : "--no-overlap");
+  if (const std::string bucket = plan.option("bucket"); !bucket.empty())
+    add("--set", fmt::format("zero_optimization.reduce_bucket_size={}",
+                             std::max<int64_t>(1, int64_t(std::strtod(bucket.c_str(), nullptr) * (1 << 18)))));
+  if (const std::string overlap = plan.option("overlap"); !overlap.empty())
+    add("--set", fmt::format("zero_optimization.overlap_comm={}", overlap == "on"));
   const auto start = std::chrono::steady_clock::now();
   const int code = run_command(command, environment, output, o.timeout);
-  LOCKSTEP_CHECK(code == 0, plan.text(), ": the run failed with exit code ", code, "; its last lines:\n", last_lines(output, 20));
+  LOCKSTEP_CHECK(code == 0, plan.text(), ": the run failed with exit code ", code, "; its last lines:\n",
+                 last_lines(output, 20));
   Trace trace = read_trace(trace_file, plan);
   trace.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return trace;
 }
 
-double loss_of(const Json& step) { return std::bit_cast<double>(std::stoull(step.at("loss").as_string(), nullptr, 16)); }
+double loss_of(const Json& step) {
+  return std::bit_cast<double>(std::stoull(step.at("loss").as_string(), nullptr, 16));
+}
 
 constexpr double close = 1e-5;
 
@@ -204,8 +197,10 @@ std::string loss_difference(const Trace& a, const Trace& b, double& most) {
   most = 0;
   if (a.steps.size() != b.steps.size()) return fmt::format("the end: {} steps and {}", a.steps.size(), b.steps.size());
   for (size_t s = 0; s < a.steps.size(); ++s) {
-    const double x = loss_of(a.steps[s]), y = loss_of(b.steps[s]), part = std::abs(x - y) / std::max(std::abs(x), 1e-30);
-    if (!(part <= close)) return fmt::format("step {}, the loss: {} and {}, {:.1e} apart", a.steps[s].at("step").dump(), x, y, part);
+    const double x = loss_of(a.steps[s]), y = loss_of(b.steps[s]),
+                 part = std::abs(x - y) / std::max(std::abs(x), 1e-30);
+    if (!(part <= close))
+      return fmt::format("step {}, the loss: {} and {}, {:.1e} apart", a.steps[s].at("step").dump(), x, y, part);
     most = std::max(most, part);
   }
   return "";
@@ -217,14 +212,17 @@ std::string first_difference(const Trace& a, const Trace& b) {
     const Json &x = a.steps[s], &y = b.steps[s];
     if (x == y) continue;
     const std::string step = x.at("step").dump();
-    if (!(x.at("step") == y.at("step"))) return "step " + step + " stands where the other has step " + y.at("step").dump();
+    if (!(x.at("step") == y.at("step")))
+      return "step " + step + " stands where the other has step " + y.at("step").dump();
     const auto &left = x.at("parameters").as_object(), &right = y.at("parameters").as_object();
-    if (left.size() != right.size()) return fmt::format("step {}: {} parameters and {}", step, left.size(), right.size());
+    if (left.size() != right.size())
+      return fmt::format("step {}: {} parameters and {}", step, left.size(), right.size());
     int64_t different = 0;
     std::string first;
     for (size_t p = 0; p < left.size(); ++p) {
       if (left[p] == right[p]) continue;
-      if (different++ == 0) first = left[p].first == right[p].first ? left[p].first : left[p].first + " (there " + right[p].first + ")";
+      if (different++ == 0)
+        first = left[p].first == right[p].first ? left[p].first : left[p].first + " (there " + right[p].first + ")";
     }
     if (different == 0) return "step " + step + ", the loss (no parameter yet)";
     return fmt::format("step {}, {} ({} of {} parameters)", step, first, different, left.size());
@@ -233,21 +231,22 @@ std::string first_difference(const Trace& a, const Trace& b) {
   return "";
 }
 
-}  // namespace
-
-std::string Plan::text() const {
+std::string Variant::text() const {
   std::string all = strategy;
   for (size_t i = 0; i < options.size(); ++i) all += (i ? "," : "@") + options[i].first + "=" + options[i].second;
   return fmt::format("{}:{}x{}", all, ranks, accumulate);
 }
 
-std::string Plan::option(const std::string& name) const {
-  for (const auto& [key, value] : options) if (key == name) return value;
+std::string Variant::option(const std::string& name) const {
+  for (const auto& [key, value] : options)
+    if (key == name) return value;
   return "";
 }
 
-std::vector<Plan> parse_plans(const std::string& text) {
-  std::vector<Plan> plans;
+/// Plans separated by commas. Error that says what exists: an unknown strategy or option, sizes that are not numbers,
+/// or plans that compute another number of micro-batches than the first.
+std::vector<Variant> parse_plans(const std::string& text) {
+  std::vector<Variant> plans;
   std::string item;
   for (const std::string& part : split(text, ',')) {  // a comma may also stand between the options of one plan
     item += (item.empty() ? "" : ",") + part;
@@ -258,19 +257,23 @@ std::vector<Plan> parse_plans(const std::string& text) {
   if (!item.empty()) parse_plan(item);  // says what is missing
   LOCKSTEP_CHECK(!plans.empty(), "--plans: expected at least one plan such as ddp:2x4");
   const int64_t count = plans[0].micro_batches();  // stages, slices and parts of sequences share them
-  for (const Plan& plan : plans) {
-    LOCKSTEP_CHECK(plan.micro_batches() == count, "--plans: expected plans of the same number of micro-batches a step, got ", plans[0].text(), " = ", count, " and ", plan.text(), " = ", plan.micro_batches(), ": these train on different batches");
+  for (const Variant& plan : plans) {
+    LOCKSTEP_CHECK(plan.micro_batches() == count,
+                   "--plans: expected plans of the same number of micro-batches a step, got ", plans[0].text(), " = ",
+                   count, " and ", plan.text(), " = ", plan.micro_batches(), ": these train on different batches");
   }
   return plans;
 }
 
-std::vector<Plan> vary(const std::vector<Plan>& plans, const std::vector<std::string>& variations) {
-  std::vector<Plan> all = plans;
+/// Every plan with every combination of "OPTION=VALUE,VALUE,..."; plans that an option says nothing to stay as they
+/// are.
+std::vector<Variant> vary(const std::vector<Variant>& plans, const std::vector<std::string>& variations) {
+  std::vector<Variant> all = plans;
   for (const std::string& variation : variations) {
     const auto [name, values] = key_value(variation, "--vary " + variation);
-    std::vector<Plan> next;
+    std::vector<Variant> next;
     for (const std::string& value : split(values, ',')) check_option(name, value, "--vary " + variation);
-    for (const Plan& plan : all) {
+    for (const Variant& plan : all) {
       if (plan.strategy == "none" || (plan.parts && name != "transport") || !plan.option(name).empty()) {
         next.push_back(plan);
         continue;
@@ -285,58 +288,82 @@ std::vector<Plan> vary(const std::vector<Plan>& plans, const std::vector<std::st
   return all;
 }
 
-int verify(const VerifyOptions& o) {
-  const std::vector<Plan> plans = vary(parse_plans(o.plans), o.vary);
-  for (const std::string& word : o.command) {
-    for (const char* ours : {"--parallel", "--zero", "--offload", "--pipeline", "--plan", "--accumulate", "--ranks", "--trace-bits", "--bucket-mib", "--overlap", "--no-overlap", "--out", "--resume"}) {
-      LOCKSTEP_CHECK(word.substr(0, word.find('=')) != ours, ours, " in the command: expected a command without it, verify runs it once for every plan and sets this itself");
+/// Whether all plans gave the same bits.
+bool verify(const VerifyOptions& o) {
+  const std::vector<Variant> plans = as_usage([&] { return vary(parse_plans(o.plans), o.vary); });
+  as_usage([&] {
+    for (const std::string& word : o.command) {
+      for (const char* ours :
+           {"--parallel", "--offload", "--plan", "--accumulate", "--ranks", "--trace-bits", "--out", "--resume"}) {
+        LOCKSTEP_CHECK(
+            word.substr(0, word.find('=')) != ours, ours,
+            " in the command: expected a command without it, verify runs it once for every plan and sets this itself");
+      }
+      LOCKSTEP_CHECK(o.steps == 0 || word.substr(0, word.find('=')) != "--steps",
+                     "--steps was given twice, to verify and in the command");
     }
-    LOCKSTEP_CHECK(o.steps == 0 || word.substr(0, word.find('=')) != "--steps", "--steps was given twice, to verify and in the command");
-  }
+  });
   const Interrupt interrupt;
   const lockstep::dist::Scratch scratch;
   size_t width = 0;
-  for (const Plan& plan : plans) width = std::max(width, plan.text().size());
+  for (const Variant& plan : plans) width = std::max(width, plan.text().size());
   std::optional<Trace> reference;
   std::string verdict = "identical";
-  for (const Plan& plan : plans) {
+  for (const Variant& plan : plans) {
     const Trace trace = run_plan(plan, o, scratch.path());
     const bool by_loss = plan.is_close_only() || plans[0].is_close_only();
     double apart = 0;
-    const std::string difference = !reference ? "" : by_loss ? loss_difference(*reference, trace, apart) : first_difference(*reference, trace);
+    const std::string difference = !reference ? ""
+                                   : by_loss  ? loss_difference(*reference, trace, apart)
+                                              : first_difference(*reference, trace);
     const std::string same = by_loss ? fmt::format("  losses within {:.1e}", apart) : "  same bits";
     const double loss = loss_of(trace.steps.back());
-    fmt::print("{:<{}}  {} steps, {} parameters, last loss {:.6f}, {:.1f} s{}\n", plan.text(), width, trace.steps.size(), trace.steps.back().at("parameters").as_object().size(), loss, trace.seconds,
-               !reference ? "" : difference.empty() ? same : "  differs: " + difference);
+    fmt::print("{:<{}}  {} steps, {} parameters, last loss {:.6f}, {:.1f} s{}\n", plan.text(), width,
+               trace.steps.size(), trace.steps.back().at("parameters").as_object().size(), loss, trace.seconds,
+               !reference           ? ""
+               : difference.empty() ? same
+                                    : "  differs: " + difference);
     std::fflush(stdout);
-    if (!difference.empty() && verdict == "identical") verdict = fmt::format("{} differs from {} first at {}", plan.text(), plans[0].text(), difference);
+    if (!difference.empty() && verdict == "identical")
+      verdict = fmt::format("{} differs from {} first at {}", plan.text(), plans[0].text(), difference);
     if (!reference) reference = trace;
   }
   if (plans.size() == 1) verdict = "one plan only: nothing to compare";
   fmt::print("{}\n", verdict);
   std::fflush(stdout);
-  return verdict == "identical" ? 0 : 1;
+  return verdict == "identical";
 }
 
-VerifyCommand::VerifyCommand(CLI::App& app) {
-  VerifyOptions& o = options_;
-  CLI::App& sub = *app.add_subcommand("verify", "train by several plans, and compare the bits of every parameter after every step");
+}  // namespace
+
+void add_verify_command(CLI::App& app, const Program& program) {
+  const auto options = std::make_shared<VerifyOptions>();
+  VerifyOptions& o = *options;
+  CLI::App& sub =
+      *app.add_subcommand("verify", "train by several plans, and compare the bits of every parameter after every step");
   sub.footer("usage: lockstep verify [OPTIONS] -- PROGRAM [ARGUMENTS...]");
-  sub.add_option("--plans", o.plans, "STRATEGY:RANKSxACCUMULATION, ...; strategies: ddp, zero0 to zero3, zero1-cpu to zero3-nvme (offload), axes as of gpt train --plan (dp2+pp2+tp2+zero1; losses of slices and shared sequences are compared, not bits), none; with options: ddp@bucket=0.1,overlap=off,transport=tcp:2x2")->capture_default_str();
-  sub.add_option("--vary", o.vary, "run every ddp and zero plan with each value: bucket=0.1,1,25, overlap=on,off or transport=threads,shm,tcp (may be repeated)")->take_all();
+  sub.add_option("--plans", o.plans,
+                 "STRATEGY:RANKSxACCUMULATION, ...; strategies: ddp, zero0 to zero3, zero1-cpu to zero3-nvme "
+                 "(offload), axes as of gpt train --plan (dp2+pp2+tp2+zero1; losses with tp and cp are "
+                 "compared, not bits), none; with options: ddp@bucket=0.1,overlap=off,transport=tcp:2x2")
+      ->capture_default_str();
+  sub.add_option("--vary", o.vary,
+                 "run every ddp and zero plan with each value: bucket=0.1,1,25, overlap=on,off or "
+                 "transport=threads,shm,tcp (may be repeated)")
+      ->take_all();
   sub.add_option("--steps", o.steps, "optimizer steps (default: as the command says)")->check(CLI::PositiveNumber);
-  sub.add_option("--timeout", o.timeout, "seconds that one plan may take")->check(CLI::PositiveNumber)->capture_default_str();
-  sub.callback([this] {
-    LOCKSTEP_CHECK(!options_.command.empty(), "verify: expected a program after --, such as lockstep verify -- build/apps/gpt train --dropout 0.1");
-    exit_code_ = verify(options_);
+  sub.add_option("--timeout", o.timeout, "seconds that one plan may take")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  sub.callback([options, &program] {
+    options->command = program;
+    as_usage([&] {
+      LOCKSTEP_CHECK(
+          !program.empty(),
+          "verify: expected a program after --, such as lockstep verify -- build/apps/gpt train --dropout 0.1");
+    });
+    if (!verify(*options)) throw CLI::RuntimeError(1);
   });
-}
-
-void VerifyCommand::take_program(std::vector<std::string>& words) {
-  const auto dashes = std::find(words.begin(), words.end(), "--");
-  if (words.size() < 2 || words[1] != "verify" || dashes == words.end()) return;
-  options_.command.assign(dashes + 1, words.end());
-  words.erase(dashes, words.end());
 }
 
 }  // namespace apps

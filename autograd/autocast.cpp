@@ -24,8 +24,8 @@ struct Autocast::State {
 
 namespace {
 
-/// A cast can be used again unless the weight was changed since, or its node is gone: freed by a backward pass, or never
-/// made because recording was off.
+/// A cast can be used again unless the weight was changed since, or its node is gone: freed by a backward pass, or
+/// never made because recording was off.
 bool is_usable(const Variable& cast) {
   if (!NoGrad::grad_enabled()) return true;
   return cast.requires_grad() && cast.impl()->node->inputs()[0].node;
@@ -46,6 +46,18 @@ DType Autocast::dtype() { return State::current ? State::current->dtype : bf16; 
 DType Autocast::wider(DType a, DType b) {
   if (a == b) return a;
   return a == f64 || b == f64 ? f64 : f32;
+}
+
+std::optional<DType> Autocast::common(std::initializer_list<const Variable*> operands) {
+  const DType first = (*operands.begin())->dtype();
+  DType widest = first;
+  bool mixed = false;
+  for (const Variable* x : operands) {
+    if (!promotes(first, x->dtype())) return {};
+    mixed |= x->dtype() != first;
+    widest = wider(widest, x->dtype());
+  }
+  return mixed ? std::optional(widest) : std::nullopt;
 }
 
 Variable Autocast::low(const Variable& x) {

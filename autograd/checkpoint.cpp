@@ -34,34 +34,39 @@ struct Mark final : Node {
   void release_saved() override {}
 };
 
-/// The second run must have read nothing of the outer tape but what the first one read: every other node is younger than it.
+/// The second run must have read nothing of the outer tape but what the first one read: every other node is younger
+/// than it.
 void check_own_tape(const std::vector<Variable>& outputs, uint64_t first_number) {
   std::vector<Node*> stack;
-  for (const Variable& output : outputs) if (output.requires_grad()) stack.push_back(output.impl()->node.get());
+  for (const Variable& output : outputs)
+    if (output.requires_grad()) stack.push_back(output.impl()->node.get());
   std::unordered_set<Node*> seen(stack.begin(), stack.end());
   while (!stack.empty()) {
     Node* node = stack.back();
     stack.pop_back();
     LOCKSTEP_CHECK(node->is_leaf() || node->number() >= first_number,
-                   "[checkpoint] expected the second run to read what the first read, it read an output of '", node->name(),
-                   "' too; fn must do the same both times");
+                   "[checkpoint] expected the second run to read what the first read, it read an output of '",
+                   node->name(), "' too; fn must do the same both times");
     for (const Edge& edge : node->inputs()) {
       if (edge.node && seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
     }
   }
 }
 
-/// A variable that fn read by itself: a parameter, or an output of the outer tape (a replica's parameters are copies); then with the
-/// tensor it had.
+/// A variable that fn read by itself: a parameter, or an output of the outer tape (a replica's parameters are copies);
+/// then with the tensor it had.
 struct Outside {
   Variable variable;
   Saved tensor;
 };
 
-/// The second run must stop there, so while a Lent lives it is a leaf, and another one than outside, where hooks are that must run once.
+/// The second run must stop there, so while a Lent lives it is a leaf, and another one than outside, where hooks are
+/// that must run once.
 class Lent {
  public:
-  explicit Lent(const Outside& outside) : variable_(outside.variable), was_{variable_.impl()->tensor, variable_.impl()->node, variable_.impl()->output, variable_.requires_grad()} {
+  explicit Lent(const Outside& outside)
+      : variable_(outside.variable),
+        was_{variable_.impl()->tensor, variable_.impl()->node, variable_.impl()->output, variable_.requires_grad()} {
     const Tensor& kept = outside.tensor.get("checkpoint");
     is_leaf_ = !kept.defined();
     const Tensor& tensor = is_leaf_ ? was_.tensor : kept;
@@ -74,8 +79,13 @@ class Lent {
   Lent(const Lent&) = delete;
 
  private:
-  struct Place { Tensor tensor; Ref<Node> node; int output; bool requires_grad; };
-  void set(const Place& place) {
+  struct Position {
+    Tensor tensor;
+    Ref<Node> node;
+    int output;
+    bool requires_grad;
+  };
+  void set(const Position& place) {
     Variable::Impl& impl = *variable_.impl();
     impl.tensor = place.tensor;
     impl.node = place.node;
@@ -84,7 +94,7 @@ class Lent {
   }
 
   Variable variable_;
-  Place was_;
+  Position was_;
   bool is_leaf_ = false;
 };
 
@@ -98,8 +108,12 @@ struct Kept {
 /// begin() and end() of a keeper.
 class Around {
  public:
-  Around(CheckpointKeeper* keeper, bool backward) : keeper_(keeper), backward_(backward) { if (keeper_) keeper_->begin(backward_); }
-  ~Around() { if (keeper_) keeper_->end(backward_); }
+  Around(CheckpointKeeper* keeper, bool backward) : keeper_(keeper), backward_(backward) {
+    if (keeper_) keeper_->begin(backward_);
+  }
+  ~Around() {
+    if (keeper_) keeper_->end(backward_);
+  }
   Around(const Around&) = delete;
 
  private:
@@ -117,7 +131,11 @@ struct Recipe {
   RandomState random;
   bool autocast;
   DType autocast_dtype;
-  struct Output { Shape shape; DType dtype; bool recorded; };
+  struct Output {
+    Shape shape;
+    DType dtype;
+    bool recorded;
+  };
   std::vector<Output> outputs;
 
   void operator()(Backward& back) {
@@ -140,21 +158,25 @@ struct Recipe {
       const EnableGrad record;
       const uint64_t first = Mark().number();
       made = fn(again);
-      LOCKSTEP_CHECK(made.size() == outputs.size(), "[checkpoint] the second run gave ", made.size(), " variables, the first ", outputs.size(), "; fn must do the same both times");
+      LOCKSTEP_CHECK(made.size() == outputs.size(), "[checkpoint] the second run gave ", made.size(),
+                     " variables, the first ", outputs.size(), "; fn must do the same both times");
       for (size_t i = 0; i < made.size(); ++i) {
         const auto& [shape, dtype, recorded] = outputs[i];
         const Variable& output = made[i];
-        LOCKSTEP_CHECK(output.defined() && output.shape() == shape && output.dtype() == dtype, "[checkpoint] the second run gave ",
-                       output.defined() ? str(output.shape(), " ", output.dtype()) : "nothing", ", the first ", shape, " ", dtype,
-                       "; fn must do the same both times");
+        LOCKSTEP_CHECK(output.defined() && output.shape() == shape && output.dtype() == dtype,
+                       "[checkpoint] the second run gave ",
+                       output.defined() ? str(output.shape(), " ", output.dtype()) : "nothing", ", the first ", shape,
+                       " ", dtype, "; fn must do the same both times");
       }
       if (!needs_grad(made)) return;
       check_own_tape(made, first);
     }
     std::vector<Tensor> gradients;
     int given = 0;
-    for (const Output& output : outputs) gradients.push_back(output.recorded ? std::move(back.grad(given++)) : Tensor());
-    std::vector<Tensor> grads = made.size() == 1 ? grad(made[0], sources, std::move(gradients[0])) : grad(joined(made, std::move(gradients)), sources);
+    for (const Output& output : outputs)
+      gradients.push_back(output.recorded ? std::move(back.grad(given++)) : Tensor());
+    std::vector<Tensor> grads = made.size() == 1 ? grad(made[0], sources, std::move(gradients[0]))
+                                                 : grad(joined(made, std::move(gradients)), sources);
     size_t next = 0;
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (wanted[i]) back.give(int(i), std::move(grads[next++]));
@@ -165,14 +187,16 @@ struct Recipe {
 
 }  // namespace
 
-std::vector<Variable> checkpoint_many(const Piece& fn, const std::vector<Variable>& inputs, std::shared_ptr<CheckpointKeeper> keeper) {
+std::vector<Variable> checkpoint_many(const Piece& fn, const std::vector<Variable>& inputs,
+                                      std::shared_ptr<CheckpointKeeper> keeper) {
   if (!NoGrad::grad_enabled()) return fn(inputs);
   const Around around(keeper.get(), false);
   Recipe recipe{fn, keeper, {}, {}, {}, random_state(), Autocast::enabled(), Autocast::dtype(), {}};
   std::vector<Variable> off_tape;
   for (const Variable& input : inputs) {
     off_tape.push_back(input.defined() ? input.detach() : input);
-    std::function<Tensor()> elsewhere = keeper && input.defined() ? keeper->keep(input.tensor(), recipe.inputs.size()) : nullptr;
+    std::function<Tensor()> elsewhere =
+        keeper && input.defined() ? keeper->keep(input.tensor(), recipe.inputs.size()) : nullptr;
     if (elsewhere) recipe.inputs.push_back({{}, std::move(elsewhere)});
     else recipe.inputs.push_back({input, {}});
     recipe.wanted.push_back(input.requires_grad());
@@ -186,7 +210,8 @@ std::vector<Variable> checkpoint_many(const Piece& fn, const std::vector<Variabl
   std::vector<Tensor> tensors;
   for (const Variable& result : results) {
     LOCKSTEP_CHECK(result.defined(), "[checkpoint] expected fn to give a variable, got an undefined one");
-    const bool recorded = is_floating(result.dtype()) && !result.requires_grad();  // a parameter that fn gives back stays what it is
+    const bool recorded =
+        is_floating(result.dtype()) && !result.requires_grad();  // a parameter that fn gives back stays what it is
     recipe.outputs.push_back({result.shape(), result.dtype(), recorded});
     if (recorded) tensors.push_back(result.tensor());
   }
@@ -197,12 +222,15 @@ std::vector<Variable> checkpoint_many(const Piece& fn, const std::vector<Variabl
   const std::vector<Recipe::Output> outputs = recipe.outputs;
   const std::vector<Variable> recorded = record("checkpoint", sources, std::move(tensors), std::move(recipe));
   auto next = recorded.begin();
-  for (size_t i = 0; i < results.size(); ++i) if (outputs[i].recorded) results[i] = *next++;
+  for (size_t i = 0; i < results.size(); ++i)
+    if (outputs[i].recorded) results[i] = *next++;
   return results;
 }
 
-Variable checkpoint(const std::function<Variable(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs, std::shared_ptr<CheckpointKeeper> keeper) {
-  return checkpoint_many([fn](const std::vector<Variable>& in) { return std::vector<Variable>{fn(in)}; }, inputs, std::move(keeper))[0];
+Variable checkpoint(const std::function<Variable(const std::vector<Variable>&)>& fn,
+                    const std::vector<Variable>& inputs, std::shared_ptr<CheckpointKeeper> keeper) {
+  return checkpoint_many([fn](const std::vector<Variable>& in) { return std::vector<Variable>{fn(in)}; }, inputs,
+                         std::move(keeper))[0];
 }
 
 Variable checkpoint(const std::function<Variable(const Variable&)>& fn, const Variable& input) {

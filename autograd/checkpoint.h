@@ -9,24 +9,27 @@
 
 namespace lockstep {
 
-/// What one checkpoint does with its inputs between forward and backward, and around its work (parallel/activation_checkpoints.h).
+/// What one checkpoint does with its inputs between forward and backward, and around its work
+/// (parallel/activation_checkpoints.h).
 class CheckpointKeeper {
  public:
   virtual ~CheckpointKeeper() = default;
-  /// Takes input number i. The function gives it back, for every backward; dropping it frees what it holds. An empty one: kept as it is.
+  /// Takes input number i. The function gives it back, for every backward; dropping it frees what it holds. An empty
+  /// one: kept as it is.
   virtual std::function<Tensor()> keep(const Tensor& input, size_t i) = 0;
   /// Around the forward, and around the second run with its backward; end() also when they throw.
   virtual void begin(bool /*backward*/) {}
   virtual void end(bool /*backward*/) noexcept {}
 };
 
-/// fn(inputs), remembering nothing of what happens inside. Parameters and other variables that fn reads are found by themselves.
-/// Error in backward when the second run gives another shape or dtype.
-Variable checkpoint(const std::function<Variable(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs,
-                    std::shared_ptr<CheckpointKeeper> keeper = nullptr);
+/// fn(inputs), remembering nothing of what happens inside. Parameters and other variables that fn reads are found by
+/// themselves. Error in backward when the second run gives another shape or dtype.
+Variable checkpoint(const std::function<Variable(const std::vector<Variable>&)>& fn,
+                    const std::vector<Variable>& inputs, std::shared_ptr<CheckpointKeeper> keeper = nullptr);
 Variable checkpoint(const std::function<Variable(const Variable&)>& fn, const Variable& input);
 /// The same for a piece that gives several.
-std::vector<Variable> checkpoint_many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs,
+std::vector<Variable> checkpoint_many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn,
+                                      const std::vector<Variable>& inputs,
                                       std::shared_ptr<CheckpointKeeper> keeper = nullptr);
 
 }  // namespace lockstep

@@ -28,15 +28,16 @@ Tensor element_of(const Tensor& x, const Dims& place) {
 
 }  // namespace
 
-std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs,
-                      const GradcheckOptions& options) {
+std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
+                      const std::vector<Variable>& inputs, const GradcheckOptions& options) {
   std::vector<Variable> wanted;
   for (const Variable& input : inputs) {
     if (!input.requires_grad()) continue;
-    LOCKSTEP_CHECK(input.dtype() == f64 && input.is_leaf(), "[gradcheck] expected inputs that require grad to be f64 leaves, got ", input.dtype());
+    LOCKSTEP_CHECK(input.dtype() == f64 && input.is_leaf(),
+                   "[gradcheck] expected inputs that require grad to be f64 leaves, got ", input.dtype());
     for (int d = 0; d < input.dim(); ++d) {
-      LOCKSTEP_CHECK(input.size(d) <= 1 || input.tensor().strides()[d] != 0, "[gradcheck] expected inputs without repeated elements, got strides ",
-                     input.tensor().strides());
+      LOCKSTEP_CHECK(input.size(d) <= 1 || input.tensor().strides()[d] != 0,
+                     "[gradcheck] expected inputs without repeated elements, got strides ", input.tensor().strides());
     }
     wanted.push_back(input);
   }
@@ -59,7 +60,8 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
   for (size_t i = 0; i < wanted.size(); ++i) {
     const Tensor& x = wanted[i].tensor();
     const Tensor& analytic = grads[i];
-    if (analytic.defined() && !(analytic.shape() == x.shape())) return str("input ", i, ": gradient of shape ", analytic.shape(), " for ", x.shape());
+    if (analytic.defined() && !(analytic.shape() == x.shape()))
+      return str("input ", i, ": gradient of shape ", analytic.shape(), " for ", x.shape());
     for (int64_t flat = 0; flat < x.numel(); ++flat) {
       const Dims place = place_of(x.shape(), flat);
       const Tensor at = element_of(x, place);
@@ -69,7 +71,8 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
       at.fill_(kept - options.eps);
       const double down = value();
       at.fill_(kept);
-      const double numeric = (up - down) / (2 * options.eps), tape = analytic.defined() ? element_of(analytic, place).item() : 0;
+      const double numeric = (up - down) / (2 * options.eps),
+                   tape = analytic.defined() ? element_of(analytic, place).item() : 0;
       if (!(std::fabs(tape - numeric) <= options.atol + options.rtol * std::fabs(numeric)))
         return str("input ", i, ", element ", place, ": the tape gives ", tape, ", differences give ", numeric);
     }

@@ -8,10 +8,13 @@
 
 namespace lockstep {
 
-struct GradcheckOptions { double eps = 1e-6, atol = 1e-5, rtol = 1e-3; };
+struct GradcheckOptions {
+  double eps = 1e-6, atol = 1e-5, rtol = 1e-3;
+};
 
 /// Checks d fn / d inputs for every f64 input that requires grad, through a random weighting of the output. Returns an
 /// empty string when they agree, else which input and element differ and by how much.
-std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs, const GradcheckOptions& options = {});
+std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
+                      const std::vector<Variable>& inputs, const GradcheckOptions& options = {});
 
 }  // namespace lockstep

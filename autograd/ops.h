@@ -10,16 +10,26 @@
 namespace lockstep {
 
 // --- pointwise: every line of pointwise.def, and its in-place form (ops_pointwise.cpp) ---
-#define LOCKSTEP_UNARY(name, functor, types) Variable name(const Variable& x); Variable& name##_(Variable& x);
-#define LOCKSTEP_UNARY1(name, functor, types, p, d) Variable name(const Variable& x, double p d); Variable& name##_(Variable& x, double p d);
-#define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e) Variable name(const Variable& x, double p d, double q e); Variable& name##_(Variable& x, double p d, double q e);
-#define LOCKSTEP_BINARY(name, functor, types) Variable name(const Variable& a, const Variable& b); Variable& name##_(Variable& a, const Variable& b);
+#define LOCKSTEP_UNARY(name, functor, types) \
+  Variable name(const Variable& x);          \
+  Variable& name##_(Variable& x);
+#define LOCKSTEP_UNARY1(name, functor, types, p, d) \
+  Variable name(const Variable& x, double p d);     \
+  Variable& name##_(Variable& x, double p d);
+#define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e)   \
+  Variable name(const Variable& x, double p d, double q e); \
+  Variable& name##_(Variable& x, double p d, double q e);
+#define LOCKSTEP_BINARY(name, functor, types)          \
+  Variable name(const Variable& a, const Variable& b); \
+  Variable& name##_(Variable& a, const Variable& b);
 #define LOCKSTEP_COMPARE(name, functor) Tensor name(const Variable& a, const Variable& b);
 #include "tensor/pointwise.def"
 Variable where(const Tensor& condition, const Variable& a, const Variable& b);
 Variable addcmul(const Variable& a, const Variable& b, const Variable& c, double value = 1);
 Variable lerp(const Variable& a, const Variable& b, double weight);
-inline Variable gelu(const Variable& x, Gelu form = Gelu::erf) { return form == Gelu::erf ? gelu_erf(x) : gelu_tanh(x); }
+inline Variable gelu(const Variable& x, Gelu form = Gelu::erf) {
+  return form == Gelu::erf ? gelu_erf(x) : gelu_tanh(x);
+}
 
 inline Variable operator+(const Variable& a, const Variable& b) { return add(a, b); }
 inline Variable operator-(const Variable& a, const Variable& b) { return sub(a, b); }
@@ -39,13 +49,17 @@ inline Variable operator/(double s, const Variable& x) { return rdiv_scalar(x, s
 Variable sum(const Variable& x, const Dims& dims = {}, bool keepdim = false);
 Variable mean(const Variable& x, const Dims& dims = {}, bool keepdim = false);
 Variable prod(const Variable& x, const Dims& dims = {}, bool keepdim = false);
-Variable amax(const Variable& x, const Dims& dims = {}, bool keepdim = false);  ///< shares the gradient evenly among ties
+Variable amax(const Variable& x, const Dims& dims = {},
+              bool keepdim = false);  ///< shares the gradient evenly among ties
 Variable amin(const Variable& x, const Dims& dims = {}, bool keepdim = false);
 Variable var(const Variable& x, const Dims& dims = {}, double correction = 1, bool keepdim = false);
 Variable stddev(const Variable& x, const Dims& dims = {}, double correction = 1, bool keepdim = false);
 Variable norm(const Variable& x, const Dims& dims = {}, bool keepdim = false);
 Variable logsumexp(const Variable& x, const Dims& dims, bool keepdim = false);
-struct VariableIndices { Variable values; Tensor indices; };
+struct VariableIndices {
+  Variable values;
+  Tensor indices;
+};
 VariableIndices max(const Variable& x, int64_t dim, bool keepdim = false);  ///< the whole gradient to the first place
 VariableIndices min(const Variable& x, int64_t dim, bool keepdim = false);
 Variable max(const Variable& x);
@@ -54,8 +68,12 @@ Variable cumsum(const Variable& x, int64_t dim);
 Variable cumprod(const Variable& x, int64_t dim);
 VariableIndices sort(const Variable& x, int64_t dim = -1, bool descending = false);
 VariableIndices topk(const Variable& x, int64_t k, int64_t dim = -1, bool largest = true);
-inline Tensor argmax(const Variable& x, std::optional<int64_t> dim = {}, bool keepdim = false) { return argmax(x.tensor(), dim, keepdim); }
-inline Tensor argmin(const Variable& x, std::optional<int64_t> dim = {}, bool keepdim = false) { return argmin(x.tensor(), dim, keepdim); }
+inline Tensor argmax(const Variable& x, std::optional<int64_t> dim = {}, bool keepdim = false) {
+  return argmax(x.tensor(), dim, keepdim);
+}
+inline Tensor argmin(const Variable& x, std::optional<int64_t> dim = {}, bool keepdim = false) {
+  return argmin(x.tensor(), dim, keepdim);
+}
 
 // --- matrix products (ops_matmul.cpp) ---
 Variable matmul(const Variable& a, const Variable& b);
@@ -63,28 +81,36 @@ Variable addmm(const Variable& c, const Variable& a, const Variable& b, double b
 Variable outer(const Variable& a, const Variable& b);
 Variable einsum(const std::string& equation, const std::vector<Variable>& operands);
 /// activation(x w^T + bias) as one operation: x (..., in), w (out, in), bias (out) or undefined.
-Variable linear(const Variable& x, const Variable& w, const Variable& bias = {}, Activation activation = Activation::none);
+Variable linear(const Variable& x, const Variable& w, const Variable& bias = {},
+                Activation activation = Activation::none);
 
 // --- layers (ops_nn.cpp) ---
-Variable conv1d(const Variable& x, const Variable& w, const Variable& bias = {}, int64_t stride = 1, int64_t padding = 0, int64_t dilation = 1, int64_t groups = 1);
+Variable conv1d(const Variable& x, const Variable& w, const Variable& bias = {}, int64_t stride = 1,
+                int64_t padding = 0, int64_t dilation = 1, int64_t groups = 1);
 Variable conv2d(const Variable& x, const Variable& w, const Variable& bias = {}, const ConvArgs& args = {});
-Variable conv_transpose2d(const Variable& x, const Variable& w, const Variable& bias = {}, const ConvArgs& args = {}, const Dims& output_padding = {0, 0});
+Variable conv_transpose2d(const Variable& x, const Variable& w, const Variable& bias = {}, const ConvArgs& args = {},
+                          const Dims& output_padding = {0, 0});
 Variable max_pool2d(const Variable& x, const PoolArgs& args);
 Variable avg_pool2d(const Variable& x, const PoolArgs& args);
 Variable adaptive_avg_pool2d(const Variable& x, int64_t height, int64_t width);
 Variable softmax(const Variable& x, int64_t dim);
 Variable log_softmax(const Variable& x, int64_t dim);
-Variable layer_norm(const Variable& x, const Shape& normalized, const Variable& weight = {}, const Variable& bias = {}, double eps = 1e-5);
+Variable layer_norm(const Variable& x, const Shape& normalized, const Variable& weight = {}, const Variable& bias = {},
+                    double eps = 1e-5);
 Variable rms_norm(const Variable& x, const Variable& weight, double eps = 1e-6);
-Variable group_norm(const Variable& x, int64_t groups, const Variable& weight = {}, const Variable& bias = {}, double eps = 1e-5);
+Variable group_norm(const Variable& x, int64_t groups, const Variable& weight = {}, const Variable& bias = {},
+                    double eps = 1e-5);
 /// running_mean and running_var (may be undefined) are moved in place when training.
-Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean, const Tensor& running_var, bool training, double momentum = 0.1, double eps = 1e-5);
-/// Zeroes with probability p and scales by 1 / (1 - p); the identity when not training. Keyed by the generator (tensor/random.h).
-/// `part`: x is a part of a tensor, of which the whole's elements are dropped.
+Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
+                    const Tensor& running_var, bool training, double momentum = 0.1, double eps = 1e-5);
+/// Zeroes with probability p and scales by 1 / (1 - p); the identity when not training. Keyed by the generator
+/// (tensor/random.h). `part`: x is a part of a tensor, of which the whole's elements are dropped.
 Variable dropout(const Variable& x, double p, bool training = true, const PartOf& part = {});
 /// softmax(q k^T scale + mask) v without the T x S matrix, forward or backward; see tensor/ops.h.
-Variable attention(const Variable& q, const Variable& k, const Variable& v, const Tensor& mask = {}, AttentionArgs args = {.scale = 0});
-/// The same on packed projections: qkv (B, T, 3 C) as (q | k | v), each split into `heads`; gives (B, T, C). One gradient, no copies.
+Variable attention(const Variable& q, const Variable& k, const Variable& v, const Tensor& mask = {},
+                   AttentionArgs args = {.scale = 0});
+/// The same on packed projections: qkv (B, T, 3 C) as (q | k | v), each split into `heads`; gives (B, T, C). One
+/// gradient, no copies.
 Variable attention_packed(const Variable& qkv, int64_t heads, AttentionArgs args = {.scale = 0, .causal = true});
 Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine);
 Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_index = -1);
@@ -92,7 +118,7 @@ Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_
 // --- losses (ops_loss.cpp): x first, then target ---
 enum class Reduction { none, mean, sum };
 struct CrossEntropyOptions {
-  Tensor weight;                       ///< (classes), optional
+  Tensor weight;  ///< (classes), optional
   int64_t ignore_index = -100;
   double label_smoothing = 0;
   Reduction reduction = Reduction::mean;  ///< mean divides by the weights of the targets not ignored
@@ -101,14 +127,18 @@ struct CrossEntropyOptions {
 /// Against indices the loss is f32 for 16-bit logits, so that loss scaling does not overflow it.
 Variable cross_entropy(const Variable& logits, const Variable& target, const CrossEntropyOptions& options = {});
 Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options = {});
-Variable mse_loss(const Variable& x, const Variable& target, Reduction reduction = Reduction::mean);  ///< shapes must agree
+Variable mse_loss(const Variable& x, const Variable& target,
+                  Reduction reduction = Reduction::mean);  ///< shapes must agree
 Variable l1_loss(const Variable& x, const Variable& target, Reduction reduction = Reduction::mean);
-Variable smooth_l1_loss(const Variable& x, const Variable& target, double beta = 1, Reduction reduction = Reduction::mean);
+Variable smooth_l1_loss(const Variable& x, const Variable& target, double beta = 1,
+                        Reduction reduction = Reduction::mean);
 Variable huber_loss(const Variable& x, const Variable& target, double delta = 1, Reduction reduction = Reduction::mean);
-Variable bce_with_logits(const Variable& x, const Variable& target, const Tensor& weight = {}, const Tensor& pos_weight = {}, Reduction reduction = Reduction::mean);
+Variable bce_with_logits(const Variable& x, const Variable& target, const Tensor& weight = {},
+                         const Tensor& pos_weight = {}, Reduction reduction = Reduction::mean);
 enum class KlReduction { none, mean, sum, batchmean };
 /// target * (log target - x), x being log-probabilities; log_target: target already is a logarithm.
-Variable kl_div(const Variable& x, const Variable& target, KlReduction reduction = KlReduction::mean, bool log_target = false);
+Variable kl_div(const Variable& x, const Variable& target, KlReduction reduction = KlReduction::mean,
+                bool log_target = false);
 
 // --- indexing and joining (ops_index.cpp) ---
 Variable gather(const Variable& x, int64_t dim, const Tensor& index);
@@ -119,9 +149,15 @@ Variable masked_fill(const Variable& x, const Tensor& mask, double value);
 Variable cat(const std::vector<Variable>& variables, int64_t dim = 0);
 Variable stack(const std::vector<Variable>& variables, int64_t dim = 0);
 // Lists in braces are of tensors when all of them are.
-inline Tensor cat(std::initializer_list<Tensor> tensors, int64_t dim = 0) { return cat(std::vector<Tensor>(tensors), dim); }
-inline Tensor stack(std::initializer_list<Tensor> tensors, int64_t dim = 0) { return stack(std::vector<Tensor>(tensors), dim); }
-inline Tensor einsum(const std::string& equation, std::initializer_list<Tensor> operands) { return einsum(equation, std::vector<Tensor>(operands)); }
+inline Tensor cat(std::initializer_list<Tensor> tensors, int64_t dim = 0) {
+  return cat(std::vector<Tensor>(tensors), dim);
+}
+inline Tensor stack(std::initializer_list<Tensor> tensors, int64_t dim = 0) {
+  return stack(std::vector<Tensor>(tensors), dim);
+}
+inline Tensor einsum(const std::string& equation, std::initializer_list<Tensor> operands) {
+  return einsum(equation, std::vector<Tensor>(operands));
+}
 Variable pad(const Variable& x, const std::vector<int64_t>& pad, double value = 0);
 Variable flip(const Variable& x, const Dims& dims);
 Variable roll(const Variable& x, const Dims& shifts, const Dims& dims);

@@ -6,9 +6,9 @@
 namespace lockstep {
 namespace {
 
-/// Most of the gradient is zeros: `add_to(whole)` adds the rest, into what is collected already when there is something.
-template <class Fn>
-void give_places(Backward& back, const Shape& shape, Fn add_to) {
+/// Most of the gradient is zeros: `add_to(whole)` adds the rest, into what is collected already when there is
+/// something.
+template <class Fn> void give_places(Backward& back, const Shape& shape, Fn add_to) {
   const Tensor sum = back.partial(0);
   const Tensor whole = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
   add_to(whole);
@@ -35,30 +35,37 @@ Variable gather(const Variable& x, int64_t dim, const Tensor& index) {
 }
 
 Variable scatter(const Variable& x, int64_t dim, const Tensor& index, const Variable& source) {
+  if (const auto dtype = Autocast::common({&x, &source})) return scatter(x.to(*dtype), dim, index, source.to(*dtype));
   Tensor out = scatter(x.tensor(), dim, index, source.tensor());
   if (!needs_grad({&x, &source})) return out;
-  return record("scatter", {&x, &source}, std::move(out), [dim, at = Saved(index), shape = source.shape()](Backward& back) {
-    const Tensor& index = at.get("scatter");
-    const Tensor& grad = back.grad();
-    if (back.needs(0)) back.give(0, scatter(grad, dim, index, zeros(index.shape(), {grad.dtype(), grad.device()})));
-    if (back.needs(1)) back.give(1, gradient_of_source(grad, dim, index, shape));
-  });
+  return record("scatter", {&x, &source}, std::move(out),
+                [dim, at = Saved(index), shape = source.shape()](Backward& back) {
+                  const Tensor& index = at.get("scatter");
+                  const Tensor& grad = back.grad();
+                  if (back.needs(0))
+                    back.give(0, scatter(grad, dim, index, zeros(index.shape(), {grad.dtype(), grad.device()})));
+                  if (back.needs(1)) back.give(1, gradient_of_source(grad, dim, index, shape));
+                });
 }
 
 Variable scatter_add(const Variable& x, int64_t dim, const Tensor& index, const Variable& source) {
+  if (const auto dtype = Autocast::common({&x, &source}))
+    return scatter_add(x.to(*dtype), dim, index, source.to(*dtype));
   Tensor out = scatter_add(x.tensor(), dim, index, source.tensor());
   if (!needs_grad({&x, &source})) return out;
-  return record("scatter_add", {&x, &source}, std::move(out), [dim, at = Saved(index), shape = source.shape()](Backward& back) {
-    if (back.needs(1)) back.give(1, gradient_of_source(back.grad(), dim, at.get("scatter_add"), shape));
-    if (back.needs(0)) back.give(0, std::move(back.grad()));
-  });
+  return record("scatter_add", {&x, &source}, std::move(out),
+                [dim, at = Saved(index), shape = source.shape()](Backward& back) {
+                  if (back.needs(1)) back.give(1, gradient_of_source(back.grad(), dim, at.get("scatter_add"), shape));
+                  if (back.needs(0)) back.give(0, std::move(back.grad()));
+                });
 }
 
 Variable index_select(const Variable& x, int64_t dim, const Tensor& index) {
   Tensor out = index_select(x.tensor(), dim, index);
   if (!needs_grad({&x})) return out;
   return record("index_select", {&x}, std::move(out), [shape = x.shape(), dim, index = Saved(index)](Backward& back) {
-    give_places(back, shape, [&](const Tensor& whole) { index_add_(whole, dim, index.get("index_select"), back.grad()); });
+    give_places(back, shape,
+                [&](const Tensor& whole) { index_add_(whole, dim, index.get("index_select"), back.grad()); });
   });
 }
 
@@ -140,7 +147,8 @@ Variable roll(const Variable& x, const Dims& shifts, const Dims& dims) {
   if (!needs_grad({&x})) return out;
   Dims back_shifts = shifts;
   for (int64_t& shift : back_shifts) shift = -shift;
-  return record("roll", {&x}, std::move(out), [back_shifts, dims](Backward& back) { back.give(0, roll(back.grad(), back_shifts, dims)); });
+  return record("roll", {&x}, std::move(out),
+                [back_shifts, dims](Backward& back) { back.give(0, roll(back.grad(), back_shifts, dims)); });
 }
 
 Variable repeat(const Variable& x, const Dims& repeats) {
@@ -168,13 +176,15 @@ Variable repeat(const Variable& x, const Dims& repeats) {
 Variable tril(const Variable& x, int64_t diagonal) {
   Tensor out = tril(x.tensor(), diagonal);
   if (!needs_grad({&x})) return out;
-  return record("tril", {&x}, std::move(out), [diagonal](Backward& back) { back.give(0, tril(back.grad(), diagonal)); });
+  return record("tril", {&x}, std::move(out),
+                [diagonal](Backward& back) { back.give(0, tril(back.grad(), diagonal)); });
 }
 
 Variable triu(const Variable& x, int64_t diagonal) {
   Tensor out = triu(x.tensor(), diagonal);
   if (!needs_grad({&x})) return out;
-  return record("triu", {&x}, std::move(out), [diagonal](Backward& back) { back.give(0, triu(back.grad(), diagonal)); });
+  return record("triu", {&x}, std::move(out),
+                [diagonal](Backward& back) { back.give(0, triu(back.grad(), diagonal)); });
 }
 
 }  // namespace lockstep

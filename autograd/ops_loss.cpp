@@ -1,5 +1,5 @@
 // Losses. Cross entropy against class indices and mean squared error have derivatives of their own; the others are
-// composed from differentiable operations. Under autocast all of them compute in f32.
+// composed from differentiable operations. All of them compute in f32 where operands have 16 bits.
 #include <cstdio>
 
 #include "autograd/autocast.h"
@@ -15,9 +15,13 @@ Variable reduced(const Variable& losses, Reduction reduction) {
 }
 
 void check_one_shape(const char* op, const Variable& x, const Variable& target) {
-  LOCKSTEP_CHECK(x.shape() == target.shape(), "[", op, "] expected x and target of one shape, got ", x.shape(), " and ", target.shape());
-  LOCKSTEP_CHECK(is_floating(x.dtype()) && is_floating(target.dtype()), "[", op, "] expected floating x and target, got ", x.dtype(),
-                 " and ", target.dtype());
+  LOCKSTEP_CHECK(x.shape() == target.shape(), "[", op, "] expected x and target of one shape, got ", x.shape(), " and ",
+                 target.shape());
+  LOCKSTEP_CHECK(is_floating(x.dtype()) && is_floating(target.dtype()), "[", op,
+                 "] expected floating x and target, got ", x.dtype(), " and ", target.dtype());
+  LOCKSTEP_CHECK(x.dtype() == target.dtype() || Autocast::enabled(), "[", op,
+                 "] expected x and target of one dtype, got ", x.dtype(), " and ", target.dtype(),
+                 "; convert with .to(dtype)");
 }
 
 Tensor scalar_like(const Tensor& x, double value) { return full({}, value, {x.dtype(), x.device()}); }
@@ -40,22 +44,25 @@ Variable as_rows(const Variable& x) {
 }
 
 void check_options(const char* op, const Variable& x, const CrossEntropyOptions& options) {
-  LOCKSTEP_CHECK(x.dim() >= 1 && is_floating(x.dtype()), "[", op, "] expected floating logits (N, C, ...) or (C), got ", x.dtype(), " ", x.shape());
+  LOCKSTEP_CHECK(x.dim() >= 1 && is_floating(x.dtype()), "[", op, "] expected floating logits (N, C, ...) or (C), got ",
+                 x.dtype(), " ", x.shape());
   const int64_t classes = x.size(x.dim() == 1 ? 0 : 1);
-  LOCKSTEP_CHECK(!options.weight.defined() || options.weight.shape() == Shape{classes}, "[", op, "] expected a weight of shape ",
-                 Shape{classes}, ", one for each class, got ", options.weight.shape());
-  LOCKSTEP_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1, "[", op, "] expected label_smoothing in [0, 1], got ",
-                 options.label_smoothing);
+  LOCKSTEP_CHECK(!options.weight.defined() || options.weight.shape() == Shape{classes}, "[", op,
+                 "] expected a weight of shape ", Shape{classes}, ", one for each class, got ", options.weight.shape());
+  LOCKSTEP_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1, "[", op,
+                 "] expected label_smoothing in [0, 1], got ", options.label_smoothing);
 }
 
 void check_targets(const char* op, const Variable& x, const Tensor& target) {
   const Shape rest = without_classes(x.shape());
-  LOCKSTEP_CHECK(target.dtype() == i64, "[", op, "] expected class indices of dtype i64 or probabilities, got ", target.dtype());
-  LOCKSTEP_CHECK(target.shape() == rest, "[", op, "] expected class indices of shape ", rest, " for logits ", x.shape(), ", got ", target.shape());
+  LOCKSTEP_CHECK(target.dtype() == i64, "[", op, "] expected class indices of dtype i64 or probabilities, got ",
+                 target.dtype());
+  LOCKSTEP_CHECK(target.shape() == rest, "[", op, "] expected class indices of shape ", rest, " for logits ", x.shape(),
+                 ", got ", target.shape());
 }
 
-/// What the mean divides by, a scalar like `out`: the number of targets that count, or the sum of their weights. On a device it
-/// is made there, so that nobody waits for it.
+/// What the mean divides by, a scalar like `out`: the number of targets that count, or the sum of their weights. On a
+/// device it is made there, so that nobody waits for it.
 Tensor divisor_of(const Tensor& index, const Tensor& weight, const CrossEntropyArgs& args, const Tensor& out) {
   if (index.device().is_cpu()) return scalar_like(out, cross_entropy_weight_sum(index, weight, args));
   const Tensor ignored = eq(index, full({}, double(args.ignore_index), {i64, index.device()}));
@@ -68,7 +75,8 @@ Variable cross_entropy_indices(const Variable& logits, const Tensor& target, con
   const Variable rows = as_rows(logits);
   const int64_t count = rows.size(0);
   const Tensor index = target.reshape({count});
-  const Tensor weight = options.weight.defined() && Autocast::enabled() ? options.weight.to(rows.dtype()) : options.weight;
+  const Tensor weight =
+      options.weight.defined() && Autocast::enabled() ? options.weight.to(rows.dtype()) : options.weight;
   const CrossEntropyArgs args{options.ignore_index, options.label_smoothing};
   CrossEntropyRows result = cross_entropy_rows(rows.tensor(), index, weight, args);
   const bool none = options.reduction == Reduction::none;
@@ -79,32 +87,37 @@ Variable cross_entropy_indices(const Variable& logits, const Tensor& target, con
   }
   if (!needs_grad({&rows})) return out;
   return record("cross_entropy", {&rows}, std::move(out),
-                [logits = Saved(rows), lse = std::move(result.lse), index = Saved(index), weight = Saved(weight), args, none, divisor,
-                 count](Backward& back) mutable {
-    const char* const name = "cross_entropy";
-    Tensor grad = back.grad();
-    if (divisor.defined()) grad = div(grad, divisor.to(grad.dtype()));
-    grad = none ? grad.reshape({count}) : grad.expand({count});
-    // The logits are often the largest tensor of a model: their gradient takes their place when nobody else holds them.
-    const Tensor x = back.retains() ? logits.get(name) : logits.take(name);
-    const bool in_place = !back.retains() && x.is_exclusive() && x.is_contiguous();
-    back.give(0, cross_entropy_rows_grad(grad, x, lse, index.get(name), weight.get(name), args, in_place));
-  });
+                [logits = Saved(rows), lse = std::move(result.lse), index = Saved(index), weight = Saved(weight), args,
+                 none, divisor, count](Backward& back) mutable {
+                  const char* const name = "cross_entropy";
+                  Tensor grad = back.grad();
+                  if (divisor.defined()) grad = div(grad, divisor.to(grad.dtype()));
+                  grad = none ? grad.reshape({count}) : grad.expand({count});
+                  // The logits are often the largest tensor of a model: their gradient takes their place when nobody
+                  // else holds them.
+                  const Tensor x = back.retains() ? logits.get(name) : logits.take(name);
+                  const bool in_place = !back.retains() && x.is_exclusive() && x.is_contiguous();
+                  back.give(0,
+                            cross_entropy_rows_grad(grad, x, lse, index.get(name), weight.get(name), args, in_place));
+                });
 }
 
-Variable cross_entropy_probabilities(const Variable& logits, const Variable& target, const CrossEntropyOptions& options) {
-  const Variable x = as_rows(Autocast::high(logits));
+Variable cross_entropy_probabilities(const Variable& logits, const Variable& target,
+                                     const CrossEntropyOptions& options) {
+  const Wide wide(logits);
+  const Variable x = as_rows(wide(logits));
   const int64_t classes = x.size(1);
   if (classes == 1) {
-    static const bool warned = (std::fputs("[cross_entropy] warning: cross_entropy over 1 class is constant 0\n", stderr), true);
+    static const bool warned =
+        (std::fputs("[cross_entropy] warning: cross_entropy over 1 class is constant 0\n", stderr), true);
     (void)warned;
   }
-  Variable probabilities = as_rows(Autocast::high(target));
+  Variable probabilities = as_rows(wide(target));
   const double smoothing = options.label_smoothing;
   if (smoothing > 0) probabilities = add_scalar(mul_scalar(probabilities, 1 - smoothing), smoothing / double(classes));
   if (options.weight.defined()) probabilities = mul(probabilities, options.weight.to(x.dtype()));
   const Variable losses = rsub_scalar(sum(mul(log_softmax(x, 1), probabilities), {1}), 0);  // 0 - x: no -0
-  return reduced(losses.reshape(without_classes(logits.shape())), options.reduction);
+  return wide.round(reduced(losses.reshape(without_classes(logits.shape())), options.reduction));
 }
 
 }  // namespace
@@ -115,13 +128,15 @@ Variable cross_entropy(const Variable& logits, const Variable& target, const Cro
     check_targets("cross_entropy", logits, target.tensor());
     return cross_entropy_indices(logits, target.tensor(), options);
   }
-  LOCKSTEP_CHECK(target.shape() == logits.shape(), "[cross_entropy] expected probabilities of the logits' shape ", logits.shape(),
-                 " (or i64 class indices of shape ", without_classes(logits.shape()), "), got ", target.dtype(), " ", target.shape());
+  LOCKSTEP_CHECK(target.shape() == logits.shape(), "[cross_entropy] expected probabilities of the logits' shape ",
+                 logits.shape(), " (or i64 class indices of shape ", without_classes(logits.shape()), "), got ",
+                 target.dtype(), " ", target.shape());
   return cross_entropy_probabilities(logits, target, options);
 }
 
 Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options) {
-  const Variable input = Autocast::high(log_probabilities);
+  const Wide wide(log_probabilities);
+  const Variable input = wide(log_probabilities);
   check_options("nll_loss", input, options);
   check_targets("nll_loss", input, target);
   LOCKSTEP_CHECK(options.label_smoothing == 0, "[nll_loss] expected no label_smoothing, got ", options.label_smoothing);
@@ -132,66 +147,74 @@ Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const
   if (index.device().is_cpu()) {
     int64_t row = 0;
     for (int64_t t : safe.to_vector<int64_t>()) {
-      LOCKSTEP_CHECK(t >= 0 && t < x.size(1), "[nll_loss] expected targets in [0, ", x.size(1), "), got ", t, " in row ", row);
+      LOCKSTEP_CHECK(t >= 0 && t < x.size(1), "[nll_loss] expected targets in [0, ", x.size(1), "), got ", t,
+                     " in row ", row);
       ++row;
     }
   }
-  Tensor weights = options.weight.defined() ? index_select(options.weight.to(x.dtype()), 0, safe) : ones({x.size(0)}, {x.dtype(), x.device()});
+  Tensor weights = options.weight.defined() ? index_select(options.weight.to(x.dtype()), 0, safe)
+                                            : ones({x.size(0)}, {x.dtype(), x.device()});
   weights = masked_fill(weights, ignored, 0);
   const Variable picked = gather(x, 1, safe.unsqueeze(1)).squeeze(1);
   // An ignored row counts for nothing, even when its log-probability is -inf.
   const Variable losses = neg(mul(masked_fill(picked, ignored, 0), weights));
-  if (options.reduction == Reduction::none) return losses.reshape(without_classes(input.shape()));
+  if (options.reduction == Reduction::none) return wide.round(losses.reshape(without_classes(input.shape())));
   const Variable total = sum(losses);
-  return options.reduction == Reduction::sum ? total : div(total, sum(weights));
+  return wide.round(options.reduction == Reduction::sum ? total : div(total, sum(weights)));
 }
 
 Variable mse_loss(const Variable& input, const Variable& aim, Reduction reduction) {
   check_one_shape("mse_loss", input, aim);
-  const Variable x = Autocast::high(input), target = Autocast::high(aim);
-  if (reduction == Reduction::none) return square(sub(x, target));
+  if (const auto dtype = Autocast::common({&input, &aim})) return mse_loss(input.to(*dtype), aim.to(*dtype), reduction);
+  const Wide wide(input);
+  const Variable x = wide(input), target = wide(aim);
+  if (reduction == Reduction::none) return wide.round(square(sub(x, target)));
   Tensor difference = sub(x.tensor(), target.tensor());
-  const bool is_mean = reduction == Reduction::mean;
-  const double count = is_mean ? double(x.numel()) : 1;
-  Tensor out;
-  if (is_mean && size_of(x.dtype()) == 2) out = mean(square(difference));  // the sum alone may be too large for f16
-  else out = sum_squares(difference);
-  if (is_mean && size_of(x.dtype()) > 2) out = div(out, scalar_like(out, count));
-  if (!needs_grad({&x, &target})) return out;
-  return record("mse_loss", {&x, &target}, std::move(out), [difference = std::move(difference), count](Backward& back) mutable {
-    const Tensor scale = mul_scalar(back.grad(), 2 / count);
-    const Tensor grad = back.retains() ? mul(difference, scale) : mul_(difference, scale);
-    difference = back.retains() ? difference : Tensor();
-    if (back.needs(1)) back.give(1, neg(grad));
-    if (back.needs(0)) back.give(0, grad);
-  });
+  const double count = reduction == Reduction::mean ? double(x.numel()) : 1;
+  Tensor out = sum_squares(difference);
+  if (reduction == Reduction::mean) out = div(out, scalar_like(out, count));
+  if (!needs_grad({&x, &target})) return wide.round(out);
+  return wide.round(record("mse_loss", {&x, &target}, std::move(out),
+                           [difference = std::move(difference), count](Backward& back) mutable {
+                             const Tensor scale = mul_scalar(back.grad(), 2 / count);
+                             const Tensor grad = back.retains() ? mul(difference, scale) : mul_(difference, scale);
+                             difference = back.retains() ? difference : Tensor();
+                             if (back.needs(1)) back.give(1, neg(grad));
+                             if (back.needs(0)) back.give(0, grad);
+                           }));
 }
 
 Variable l1_loss(const Variable& x, const Variable& target, Reduction reduction) {
   check_one_shape("l1_loss", x, target);
-  return reduced(abs(sub(Autocast::high(x), Autocast::high(target))), reduction);
+  const Wide wide(x);
+  return wide.round(reduced(abs(sub(wide(x), wide(target))), reduction));
 }
 
 Variable smooth_l1_loss(const Variable& x, const Variable& target, double beta, Reduction reduction) {
   LOCKSTEP_CHECK(beta >= 0, "[smooth_l1_loss] expected beta >= 0, got ", beta);
   check_one_shape("smooth_l1_loss", x, target);
   if (beta == 0) return l1_loss(x, target, reduction);
-  const Variable d = abs(sub(Autocast::high(x), Autocast::high(target)));
+  const Wide wide(x);
+  const Variable d = abs(sub(wide(x), wide(target)));
   const Tensor near = lt(d.tensor(), scalar_like(d.tensor(), beta));
-  return reduced(where(near, mul_scalar(square(d), 0.5 / beta), add_scalar(d, -0.5 * beta)), reduction);
+  return wide.round(reduced(where(near, mul_scalar(square(d), 0.5 / beta), add_scalar(d, -0.5 * beta)), reduction));
 }
 
 Variable huber_loss(const Variable& x, const Variable& target, double delta, Reduction reduction) {
   LOCKSTEP_CHECK(delta > 0, "[huber_loss] expected delta > 0, got ", delta);
   check_one_shape("huber_loss", x, target);
-  const Variable d = abs(sub(Autocast::high(x), Autocast::high(target)));
+  const Wide wide(x);
+  const Variable d = abs(sub(wide(x), wide(target)));
   const Tensor near = le(d.tensor(), scalar_like(d.tensor(), delta));
-  return reduced(where(near, mul_scalar(square(d), 0.5), mul_scalar(add_scalar(d, -0.5 * delta), delta)), reduction);
+  return wide.round(
+      reduced(where(near, mul_scalar(square(d), 0.5), mul_scalar(add_scalar(d, -0.5 * delta), delta)), reduction));
 }
 
-Variable bce_with_logits(const Variable& input, const Variable& aim, const Tensor& weight, const Tensor& pos_weight, Reduction reduction) {
+Variable bce_with_logits(const Variable& input, const Variable& aim, const Tensor& weight, const Tensor& pos_weight,
+                         Reduction reduction) {
   check_one_shape("bce_with_logits", input, aim);
-  const Variable x = Autocast::high(input), target = Autocast::high(aim);
+  const Wide wide(input);
+  const Variable x = wide(input), target = wide(aim);
   for (const Tensor* tensor : {&weight, &pos_weight}) {
     LOCKSTEP_CHECK(!tensor->defined() || broadcast_shapes("bce_with_logits", tensor->shape(), x.shape()) == x.shape(),
                    "[bce_with_logits] expected weights that broadcast to ", x.shape(), ", got ", tensor->shape());
@@ -199,15 +222,19 @@ Variable bce_with_logits(const Variable& input, const Variable& aim, const Tenso
   // -t p log s(x) - (1 - t) log s(-x), with log s(-x) = log s(x) - x: (1 - t) x - (1 + (p - 1) t) log s(x).
   const Variable log_s = log_sigmoid(x);
   const Variable plain = mul(rsub_scalar(target, 1), x);
-  Variable losses = pos_weight.defined() ? sub(plain, mul(add_scalar(mul(target, add_scalar(pos_weight, -1)), 1), log_s)) : sub(plain, log_s);
-  if (weight.defined()) losses = mul(losses, weight);
-  return reduced(losses, reduction);
+  Variable losses = pos_weight.defined()
+                        ? sub(plain, mul(add_scalar(mul(target, add_scalar(pos_weight.to(x.dtype()), -1)), 1), log_s))
+                        : sub(plain, log_s);
+  if (weight.defined()) losses = mul(losses, weight.to(x.dtype()));
+  return wide.round(reduced(losses, reduction));
 }
 
 Variable kl_div(const Variable& input, const Variable& aim, KlReduction reduction, bool log_target) {
   check_one_shape("kl_div", input, aim);
-  LOCKSTEP_CHECK(reduction != KlReduction::batchmean || input.dim() >= 1, "[kl_div] expected at least 1 dim for batchmean, got a scalar");
-  const Variable x = Autocast::high(input), target = Autocast::high(aim);
+  LOCKSTEP_CHECK(reduction != KlReduction::batchmean || input.dim() >= 1,
+                 "[kl_div] expected at least 1 dim for batchmean, got a scalar");
+  const Wide wide(input);
+  const Variable x = wide(input), target = wide(aim);
   Variable losses;
   if (log_target) {
     losses = mul(exp(target), sub(target, x));
@@ -216,10 +243,10 @@ Variable kl_div(const Variable& input, const Variable& aim, KlReduction reductio
     losses = sub(mul(target, log(masked_fill(target, empty_class, 1))), mul(target, x));
   }
   switch (reduction) {
-    case KlReduction::none: return losses;
-    case KlReduction::sum: return sum(losses);
-    case KlReduction::batchmean: return mul_scalar(sum(losses), 1.0 / double(x.size(0)));
-    default: return mean(losses);
+    case KlReduction::none: return wide.round(losses);
+    case KlReduction::sum: return wide.round(sum(losses));
+    case KlReduction::batchmean: return wide.round(mul_scalar(sum(losses), 1.0 / double(x.size(0))));
+    default: return wide.round(mean(losses));
   }
 }
 

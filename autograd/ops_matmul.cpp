@@ -32,28 +32,30 @@ Variable matmul(const Variable& a, const Variable& b) {
   Tensor out = matmul(a.tensor(), b.tensor());
   if (!needs_grad({&a, &b})) return out;
   const Saved kept_a = b.requires_grad() ? Saved(a) : Saved(), kept_b = a.requires_grad() ? Saved(b) : Saved();
-  return record("matmul", {&a, &b}, std::move(out), [a = kept_a, b = kept_b, rank_a = a.dim(), rank_b = b.dim()](Backward& back) {
-    // Vectors become matrices of one row (a) or column (b), and g gets the dims back that they lost.
-    Tensor g = back.grad();
-    if (rank_b == 1) g = g.unsqueeze(-1);
-    if (rank_a == 1) g = g.unsqueeze(-2);
-    if (back.needs(0)) {
-      const Tensor& right = b.get("matmul");
-      const Tensor grad = left_grad(g, rank_b == 1 ? right.unsqueeze(-1) : right);
-      back.give(0, rank_a == 1 ? grad.squeeze(-2) : grad);
-    }
-    if (back.needs(1)) {
-      const Tensor& left = a.get("matmul");
-      const Tensor grad = right_grad(g, rank_a == 1 ? left.unsqueeze(0) : left, rank_b <= 2);
-      back.give(1, rank_b == 1 ? grad.squeeze(-1) : grad);
-    }
-  });
+  return record("matmul", {&a, &b}, std::move(out),
+                [a = kept_a, b = kept_b, rank_a = a.dim(), rank_b = b.dim()](Backward& back) {
+                  // Vectors become matrices of one row (a) or column (b), and g gets the dims back that they lost.
+                  Tensor g = back.grad();
+                  if (rank_b == 1) g = g.unsqueeze(-1);
+                  if (rank_a == 1) g = g.unsqueeze(-2);
+                  if (back.needs(0)) {
+                    const Tensor& right = b.get("matmul");
+                    const Tensor grad = left_grad(g, rank_b == 1 ? right.unsqueeze(-1) : right);
+                    back.give(0, rank_a == 1 ? grad.squeeze(-2) : grad);
+                  }
+                  if (back.needs(1)) {
+                    const Tensor& left = a.get("matmul");
+                    const Tensor grad = right_grad(g, rank_a == 1 ? left.unsqueeze(0) : left, rank_b <= 2);
+                    back.give(1, rank_b == 1 ? grad.squeeze(-1) : grad);
+                  }
+                });
 }
 
 Variable addmm(const Variable& c, const Variable& a, const Variable& b, double beta, double alpha) {
   if (Autocast::enabled()) {
     const Variable low_a = Autocast::low(a), low_b = Autocast::low(b), low_c = Autocast::low(c);
-    if (low_a.impl() != a.impl() || low_b.impl() != b.impl() || low_c.impl() != c.impl()) return addmm(low_c, low_a, low_b, beta, alpha);
+    if (low_a.impl() != a.impl() || low_b.impl() != b.impl() || low_c.impl() != c.impl())
+      return addmm(low_c, low_a, low_b, beta, alpha);
   }
   Tensor out = addmm(c.tensor(), a.tensor(), b.tensor(), beta, alpha);
   if (!needs_grad({&c, &a, &b})) return out;
@@ -89,21 +91,27 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, Acti
   // relu's derivative reads the output, which the next layer holds anyway; the others read the value before.
   const bool reads_pre = activation != Activation::none && activation != Activation::relu;
   Tensor pre;
-  const Tensor out = linear(x.tensor(), w.tensor(), b, activation, reads_pre ? &pre : nullptr), &read = reads_pre ? pre : out;
+  const Tensor out = linear(x.tensor(), w.tensor(), b, activation, reads_pre ? &pre : nullptr),
+               &read = reads_pre ? pre : out;
   const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
-  const Variable product = record("linear", {&x, &w, &bias}, read, [x = kept_x, w = kept_w, shape = x.shape()](Backward& back) {
-    const Tensor g = as_matrix(back.grad());
-    if (back.needs(0)) {
-      const Tensor& weight = w.get("linear");
-      const UnaryGrad* const before = back.fold(0);
-      back.give(0, (before ? matmul_unary_grad(g, weight, before->op, before->args, as_matrix(before->kept.get(before->name))) : matmul(g, weight)).view(shape));
-    }
-    if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix(x.get("linear"))));
-    if (back.needs(2)) back.give(2, sum(g, {0}));
-  });
+  const Variable product =
+      record("linear", {&x, &w, &bias}, read, [x = kept_x, w = kept_w, shape = x.shape()](Backward& back) {
+        const Tensor g = as_matrix(back.grad());
+        if (back.needs(0)) {
+          const Tensor& weight = w.get("linear");
+          const UnaryGrad* const before = back.fold(0);
+          back.give(0, (before ? matmul_unary_grad(g, weight, before->op, before->args,
+                                                   as_matrix(before->kept.get(before->name)))
+                               : matmul(g, weight))
+                           .view(shape));
+        }
+        if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix(x.get("linear"))));
+        if (back.needs(2)) back.give(2, sum(g, {0}));
+      });
   if (activation == Activation::none) return product;
   // A node of its own, though one kernel computed both: a backward in two parts needs its derivative once.
-  constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::silu};
+  constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf,
+                                 PointwiseOp::silu};
   return record("activation", {&product}, out, UnaryGrad{"linear", ops[int(activation)], {}, read});
 }
 
@@ -124,18 +132,21 @@ Equation parse(const std::string& text) {
     else if (c != ' ') e.inputs.back() += c;
   }
   if (arrow != std::string::npos) {
-    for (char c : text.substr(arrow + 2)) if (c != ' ') e.output += c;
+    for (char c : text.substr(arrow + 2))
+      if (c != ' ') e.output += c;
     return e;
   }
   std::string all;
   for (const std::string& input : e.inputs) all += input;
   std::sort(all.begin(), all.end());
-  for (char c : all) if (std::count(all.begin(), all.end(), c) == 1) e.output += c;
+  for (char c : all)
+    if (std::count(all.begin(), all.end(), c) == 1) e.output += c;
   return e;
 }
 
 /// Gradient towards operand `at`, given all operands.
-Tensor einsum_grad(const Equation& e, size_t at, const Tensor& grad, const std::vector<Tensor>& operands, const Shape& shape) {
+Tensor einsum_grad(const Equation& e, size_t at, const Tensor& grad, const std::vector<Tensor>& operands,
+                   const Shape& shape) {
   std::string equation = e.output, elsewhere = e.output, known;
   std::vector<Tensor> factors{grad};
   for (size_t i = 0; i < operands.size(); ++i) {
@@ -144,8 +155,8 @@ Tensor einsum_grad(const Equation& e, size_t at, const Tensor& grad, const std::
     elsewhere += e.inputs[i];
     factors.push_back(operands[i]);
   }
-  // A letter of this operand alone was summed: its gradient is the same along it. A letter that occurs twice in it was a
-  // diagonal: its gradient lies on that.
+  // A letter of this operand alone was summed: its gradient is the same along it. A letter that occurs twice in it was
+  // a diagonal: its gradient lies on that.
   const std::string& names = e.inputs[at];
   Shape with_ones, full;
   Strides diagonal;

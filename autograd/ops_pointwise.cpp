@@ -18,7 +18,9 @@ struct Unary {
   PointwiseArgs args = {};
 };
 
-UnaryGrad derivative(const Unary& info, Saved kept) { return {info.name, info.op, info.args, std::move(kept), info.reads == Reads::zero}; }
+UnaryGrad derivative(const Unary& info, Saved kept) {
+  return {info.name, info.op, info.args, std::move(kept), info.reads == Reads::zero};
+}
 
 Variable unary(const Unary& info, const Variable& x, Tensor out) {
   if (!needs_grad({&x})) return out;
@@ -77,8 +79,9 @@ int reads_of(const Binary& info, const Variable& a, const Variable& b) {
 Variable binary(const Binary& info, const Variable& a, const Variable& b, Tensor out) {
   if (!needs_grad({&a, &b})) return out;
   const int reads = reads_of(info, a, b);
-  return record(info.name, {&a, &b}, std::move(out),
-                BinaryGrad{info, reads & functor::reads_a ? Saved(a) : Saved(), reads & functor::reads_b ? Saved(b) : Saved()});
+  return record(
+      info.name, {&a, &b}, std::move(out),
+      BinaryGrad{info, reads & functor::reads_a ? Saved(a) : Saved(), reads & functor::reads_b ? Saved(b) : Saved()});
 }
 
 BinaryGrad before_write(const Binary& info, const Variable& a, const Variable& b) {
@@ -102,12 +105,18 @@ Variable& after_write(Variable& a, const Variable& b, BinaryGrad grad) {
 /// Autocast: operations whose results overflow or cancel in 16 bits.
 constexpr bool is_sensitive(PointwiseOp op) {
   switch (op) {
-    case PointwiseOp::exp: case PointwiseOp::expm1: case PointwiseOp::log: case PointwiseOp::log2: case PointwiseOp::log1p:
-    case PointwiseOp::rsqrt: case PointwiseOp::reciprocal: case PointwiseOp::pow: case PointwiseOp::pow_scalar:
-    case PointwiseOp::softplus: case PointwiseOp::log_sigmoid:
-      return true;
-    default:
-      return false;
+    case PointwiseOp::exp:
+    case PointwiseOp::expm1:
+    case PointwiseOp::log:
+    case PointwiseOp::log2:
+    case PointwiseOp::log1p:
+    case PointwiseOp::rsqrt:
+    case PointwiseOp::reciprocal:
+    case PointwiseOp::pow:
+    case PointwiseOp::pow_scalar:
+    case PointwiseOp::softplus:
+    case PointwiseOp::log_sigmoid: return true;
+    default: return false;
   }
 }
 
@@ -120,13 +129,20 @@ bool wants_promotion(PointwiseOp op, const Variable& a, const Variable& b) {
 }
 
 DType promoted(PointwiseOp op, const Variable& a, const Variable& b) {
-  return is_sensitive(op) ? f32 : Autocast::wider(a.dtype(), b.dtype());
+  const DType dtype = Autocast::wider(a.dtype(), b.dtype());
+  return is_sensitive(op) ? Autocast::wider(dtype, f32) : dtype;
 }
 
 }  // namespace
 
-#define LOCKSTEP_INFO(name, functor_, ...) Unary{#name, PointwiseOp::name, functor::functor_::reads, {__VA_ARGS__}}
-#define LOCKSTEP_INFO_(name, functor_, ...) Unary{#name "_", PointwiseOp::name, functor::functor_::reads, {__VA_ARGS__}}
+#define LOCKSTEP_INFO(name, functor_, ...)                              \
+  Unary {                                                               \
+#name, PointwiseOp::name, functor::functor_::reads, { __VA_ARGS__ } \
+  }
+#define LOCKSTEP_INFO_(name, functor_, ...)                                 \
+  Unary {                                                                   \
+#name "_", PointwiseOp::name, functor::functor_::reads, { __VA_ARGS__ } \
+  }
 
 #define LOCKSTEP_UNARY(name, functor_, types)                               \
   Variable name(const Variable& x) {                                        \
@@ -161,34 +177,35 @@ DType promoted(PointwiseOp op, const Variable& a, const Variable& b) {
     return after_write(LOCKSTEP_INFO_(name, functor_, p, q), x, std::move(kept)); \
   }
 
-#define LOCKSTEP_BINARY(name, functor_, types)                                                                        \
-  Variable name(const Variable& a, const Variable& b) {                                                               \
-    if (wants_promotion(PointwiseOp::name, a, b)) [[unlikely]] {                                                      \
-      const DType dtype = promoted(PointwiseOp::name, a, b);                                                          \
-      return name(a.to(dtype), b.to(dtype));                                                                          \
-    }                                                                                                                 \
-    const Binary info{#name, PointwiseOp::name, functor::functor_::reads_grad0, functor::functor_::reads_grad1};      \
-    return binary(info, a, b, name(a.tensor(), b.tensor()));                                                          \
-  }                                                                                                                   \
-  Variable& name##_(Variable& a, const Variable& b) {                                                                 \
-    const Binary info{#name "_", PointwiseOp::name, functor::functor_::reads_grad0, functor::functor_::reads_grad1};  \
-    BinaryGrad grad = before_write(info, a, b);                                                                       \
-    name##_(a.tensor(), b.tensor());                                                                                  \
-    return after_write(a, b, std::move(grad));                                                                        \
+#define LOCKSTEP_BINARY(name, functor_, types)                                                                       \
+  Variable name(const Variable& a, const Variable& b) {                                                              \
+    if (wants_promotion(PointwiseOp::name, a, b)) [[unlikely]] {                                                     \
+      const DType dtype = promoted(PointwiseOp::name, a, b);                                                         \
+      return name(a.to(dtype), b.to(dtype));                                                                         \
+    }                                                                                                                \
+    const Binary info{#name, PointwiseOp::name, functor::functor_::reads_grad0, functor::functor_::reads_grad1};     \
+    return binary(info, a, b, name(a.tensor(), b.tensor()));                                                         \
+  }                                                                                                                  \
+  Variable& name##_(Variable& a, const Variable& b) {                                                                \
+    if (a.dtype() != b.dtype() && Autocast::promotes(a.dtype(), b.dtype())) return name##_(a, b.to(a.dtype()));      \
+    const Binary info{#name "_", PointwiseOp::name, functor::functor_::reads_grad0, functor::functor_::reads_grad1}; \
+    BinaryGrad grad = before_write(info, a, b);                                                                      \
+    name##_(a.tensor(), b.tensor());                                                                                 \
+    return after_write(a, b, std::move(grad));                                                                       \
   }
 
-#define LOCKSTEP_COMPARE(name, functor_) \
-  Tensor name(const Variable& a, const Variable& b) { return name(a.tensor(), b.tensor()); }
+#define LOCKSTEP_COMPARE(name, functor_)                                                              \
+  Tensor name(const Variable& a, const Variable& b) {                                                 \
+    const auto dtype = Autocast::common({&a, &b});                                                    \
+    return dtype ? name(a.tensor().to(*dtype), b.tensor().to(*dtype)) : name(a.tensor(), b.tensor()); \
+  }
 
 #include "tensor/pointwise.def"
 #undef LOCKSTEP_INFO
 #undef LOCKSTEP_INFO_
 
 Variable where(const Tensor& condition, const Variable& a, const Variable& b) {
-  if (a.dtype() != b.dtype() && Autocast::promotes(a.dtype(), b.dtype())) {
-    const DType dtype = Autocast::wider(a.dtype(), b.dtype());
-    return where(condition, a.to(dtype), b.to(dtype));
-  }
+  if (const auto dtype = Autocast::common({&a, &b})) return where(condition, a.to(*dtype), b.to(*dtype));
   Tensor out = where(condition, a.tensor(), b.tensor());
   if (!needs_grad({&a, &b})) return out;
   return record("where", {&a, &b}, std::move(out), [condition = Saved(condition)](Backward& back) {
@@ -200,6 +217,8 @@ Variable where(const Tensor& condition, const Variable& a, const Variable& b) {
 }
 
 Variable addcmul(const Variable& a, const Variable& b, const Variable& c, double value) {
+  if (const auto dtype = Autocast::common({&a, &b, &c}))
+    return addcmul(a.to(*dtype), b.to(*dtype), c.to(*dtype), value);
   Tensor out = addcmul(a.tensor(), b.tensor(), c.tensor(), value);
   if (!needs_grad({&a, &b, &c})) return out;
   const Saved kept_b = c.requires_grad() ? Saved(b) : Saved(), kept_c = b.requires_grad() ? Saved(c) : Saved();
@@ -212,6 +231,7 @@ Variable addcmul(const Variable& a, const Variable& b, const Variable& c, double
 }
 
 Variable lerp(const Variable& a, const Variable& b, double weight) {
+  if (const auto dtype = Autocast::common({&a, &b})) return lerp(a.to(*dtype), b.to(*dtype), weight);
   Tensor out = lerp(a.tensor(), b.tensor(), weight);
   if (!needs_grad({&a, &b})) return out;
   return record("lerp", {&a, &b}, std::move(out), [weight](Backward& back) {

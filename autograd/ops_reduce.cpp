@@ -12,19 +12,23 @@ namespace {
 Shape kept_shape(const Shape& shape, const Dims& dims) {
   if (dims.empty()) return Dims::filled(shape.rank(), 1);
   Shape kept = shape;
-  for (int64_t dim : dims) if (shape.rank() > 0) kept[normalize_dim("reduce", dim, shape.rank())] = 1;
+  for (int64_t dim : dims)
+    if (shape.rank() > 0) kept[normalize_dim("reduce", dim, shape.rank())] = 1;
   return kept;
 }
 
 int64_t reduced_count(const Shape& shape, const Dims& dims) {
   const Shape kept = kept_shape(shape, dims);
   int64_t count = 1;
-  for (int d = 0; d < shape.rank(); ++d) if (kept[d] != shape[d]) count *= shape[d];
+  for (int d = 0; d < shape.rank(); ++d)
+    if (kept[d] != shape[d]) count *= shape[d];
   return count;
 }
 
 /// A gradient (or result) with the reduced dims put back as size 1, so that it broadcasts against x.
-Tensor put_back(const Tensor& grad, const Shape& shape, const Dims& dims) { return grad.reshape(kept_shape(shape, dims)); }
+Tensor put_back(const Tensor& grad, const Shape& shape, const Dims& dims) {
+  return grad.reshape(kept_shape(shape, dims));
+}
 
 /// Products of all elements but one, of rows: from the left times from the right. No division, so zeros are exact.
 Tensor products_of_others(const Tensor& rows) {
@@ -56,9 +60,11 @@ Variable extreme(const char* name, const Variable& x, const Dims& dims, Tensor o
   return record(name, {&x}, std::move(out), [name, x = Saved(x), out = std::move(kept), dims](Backward& back) {
     const Tensor& values = x.get(name);
     const Shape& shape = values.shape();
-    const Tensor at = eq(values, put_back(out.get(name), shape, dims)).to(values.dtype());
-    const Tensor ties = sum(at, dims, true);
-    back.give(0, mul_(at, div(put_back(back.grad(), shape, dims), ties)));
+    const Tensor at = eq(values, put_back(out.get(name), shape, dims));
+    const Tensor ties =
+        sum(at, dims, true).to(size_of(values.dtype()) == 2 ? f32 : values.dtype());  // more than f16 can count
+    const Tensor share = div(put_back(back.grad(), shape, dims).to(ties.dtype()), ties).to(values.dtype());
+    back.give(0, mul(at.to(values.dtype()), share));
   });
 }
 
@@ -66,14 +72,15 @@ Variable extreme(const char* name, const Variable& x, const Dims& dims, Tensor o
 VariableIndices picked(const char* name, const Variable& x, int64_t dim, bool keepdim, ValuesIndices result) {
   if (!needs_grad({&x})) return {std::move(result.values), std::move(result.indices)};
   const Tensor indices = result.indices;
-  Variable values = record(name, {&x}, std::move(result.values), [name, shape = x.shape(), dim, keepdim, at = Saved(indices)](Backward& back) {
-    Tensor grad = back.grad(), index = at.get(name);
-    if (shape.rank() > 0 && !keepdim) grad = grad.unsqueeze(dim), index = index.unsqueeze(dim);
-    const Tensor whole = zeros(shape, {grad.dtype(), grad.device()});
-    if (shape.rank() == 0) whole.copy_(grad);
-    else scatter_add_(whole, dim, index, grad);
-    back.give(0, whole);
-  });
+  Variable values = record(name, {&x}, std::move(result.values),
+                           [name, shape = x.shape(), dim, keepdim, at = Saved(indices)](Backward& back) {
+                             Tensor grad = back.grad(), index = at.get(name);
+                             if (shape.rank() > 0 && !keepdim) grad = grad.unsqueeze(dim), index = index.unsqueeze(dim);
+                             const Tensor whole = zeros(shape, {grad.dtype(), grad.device()});
+                             if (shape.rank() == 0) whole.copy_(grad);
+                             else scatter_add_(whole, dim, index, grad);
+                             back.give(0, whole);
+                           });
   return {std::move(values), indices};
 }
 
@@ -118,77 +125,95 @@ Variable mean(const Variable& input, const Dims& dims, bool keepdim) {
 }
 
 Variable prod(const Variable& input, const Dims& dims, bool keepdim) {
-  const Variable x = Autocast::high(input);
+  const Wide wide(input);
+  const Variable x = wide(input);
   Tensor out = prod(x.tensor(), dims, keepdim);
-  if (!needs_grad({&x})) return out;
-  return record("prod", {&x}, std::move(out), [x = Saved(x), dims](Backward& back) {
+  if (!needs_grad({&x})) return wide.round(out);
+  return wide.round(record("prod", {&x}, std::move(out), [x = Saved(x), dims](Backward& back) {
     back.give(0, prod_grad(back.grad(), x.get("prod"), dims));
-  });
+  }));
 }
 
-Variable amax(const Variable& x, const Dims& dims, bool keepdim) { return extreme("amax", x, dims, amax(x.tensor(), dims, keepdim)); }
-Variable amin(const Variable& x, const Dims& dims, bool keepdim) { return extreme("amin", x, dims, amin(x.tensor(), dims, keepdim)); }
+Variable amax(const Variable& x, const Dims& dims, bool keepdim) {
+  return extreme("amax", x, dims, amax(x.tensor(), dims, keepdim));
+}
+Variable amin(const Variable& x, const Dims& dims, bool keepdim) {
+  return extreme("amin", x, dims, amin(x.tensor(), dims, keepdim));
+}
 Variable max(const Variable& x) { return extreme("max", x, {}, max(x.tensor())); }
 Variable min(const Variable& x) { return extreme("min", x, {}, min(x.tensor())); }
 
 Variable var(const Variable& input, const Dims& dims, double correction, bool keepdim) {
-  const Variable x = Autocast::high(input);
+  const Wide wide(input);
+  const Variable x = wide(input);
   Tensor out = var(x.tensor(), dims, correction, keepdim);
-  if (!needs_grad({&x})) return out;
-  return record("var", {&x}, std::move(out), [x = Saved(x), dims, correction](Backward& back) {
+  if (!needs_grad({&x})) return wide.round(out);
+  return wide.round(record("var", {&x}, std::move(out), [x = Saved(x), dims, correction](Backward& back) {
     const Tensor& values = x.get("var");
     const double n = double(reduced_count(values.shape(), dims));
     const Tensor scale = mul_scalar(put_back(back.grad(), values.shape(), dims), 2 / (n - correction));
     back.give(0, mul_(sub(values, mean(values, dims, true)), scale));
-  });
+  }));
 }
 
 Variable stddev(const Variable& input, const Dims& dims, double correction, bool keepdim) {
-  const Variable x = Autocast::high(input);
+  const Wide wide(input);
+  const Variable x = wide(input);
   Tensor out = stddev(x.tensor(), dims, correction, keepdim);
-  if (!needs_grad({&x})) return out;
+  if (!needs_grad({&x})) return wide.round(out);
   Saved kept = out;
-  return record("stddev", {&x}, std::move(out), [x = Saved(x), out = std::move(kept), dims, correction](Backward& back) {
-    const Tensor& values = x.get("stddev");
-    const Tensor deviation = put_back(out.get("stddev"), values.shape(), dims);
-    const double n = double(reduced_count(values.shape(), dims));
-    const Tensor scale = mul_scalar(div(put_back(back.grad(), values.shape(), dims), deviation), 1 / (n - correction));
-    masked_fill_(scale, eq(deviation, zeros_like(deviation)), 0);  // all values equal: 0 as PyTorch, not NaN
-    back.give(0, mul_(sub(values, mean(values, dims, true)), scale));
-  });
+  return wide.round(
+      record("stddev", {&x}, std::move(out), [x = Saved(x), out = std::move(kept), dims, correction](Backward& back) {
+        const Tensor& values = x.get("stddev");
+        const Tensor deviation = put_back(out.get("stddev"), values.shape(), dims);
+        const double n = double(reduced_count(values.shape(), dims));
+        const Tensor scale =
+            mul_scalar(div(put_back(back.grad(), values.shape(), dims), deviation), 1 / (n - correction));
+        masked_fill_(scale, eq(deviation, zeros_like(deviation)), 0);  // all values equal: 0 as PyTorch, not NaN
+        back.give(0, mul_(sub(values, mean(values, dims, true)), scale));
+      }));
 }
 
 Variable norm(const Variable& input, const Dims& dims, bool keepdim) {
-  const Variable x = Autocast::high(input);
+  const Wide wide(input);
+  const Variable x = wide(input);
   Tensor out = norm(x.tensor(), dims, keepdim);
-  if (!needs_grad({&x})) return out;
+  if (!needs_grad({&x})) return wide.round(out);
   Saved kept = out;
-  return record("norm", {&x}, std::move(out), [x = Saved(x), out = std::move(kept), dims](Backward& back) {
+  return wide.round(record("norm", {&x}, std::move(out), [x = Saved(x), out = std::move(kept), dims](Backward& back) {
     const Tensor& values = x.get("norm");
     const Tensor length = put_back(out.get("norm"), values.shape(), dims);
     const Tensor scale = div(put_back(back.grad(), values.shape(), dims), length);
     masked_fill_(scale, eq(length, zeros_like(length)), 0);
     back.give(0, mul(values, scale));
-  });
+  }));
 }
 
 Variable logsumexp(const Variable& input, const Dims& dims, bool keepdim) {
-  const Variable x = Autocast::high(input);
+  const Wide wide(input);
+  const Variable x = wide(input);
   Tensor out = logsumexp(x.tensor(), dims, keepdim);
-  if (!needs_grad({&x})) return out;
+  if (!needs_grad({&x})) return wide.round(out);
   Saved kept = out;
-  return record("logsumexp", {&x}, std::move(out), [x = Saved(x), out = std::move(kept), dims](Backward& back) {
-    const Tensor& values = x.get("logsumexp");
-    const Tensor log = put_back(out.get("logsumexp"), values.shape(), dims);
-    const Tensor nothing = full({}, -std::numeric_limits<double>::infinity(), {log.dtype(), log.device()});
-    const Tensor finite = masked_fill(log, eq(log, nothing), 0);  // -inf everywhere: gradient 0
-    back.give(0, mul_(exp_(sub(values, finite)), put_back(back.grad(), values.shape(), dims)));
-  });
+  return wide.round(
+      record("logsumexp", {&x}, std::move(out), [x = Saved(x), out = std::move(kept), dims](Backward& back) {
+        const Tensor& values = x.get("logsumexp");
+        const Tensor log = put_back(out.get("logsumexp"), values.shape(), dims);
+        const Tensor nothing = full({}, -std::numeric_limits<double>::infinity(), {log.dtype(), log.device()});
+        const Tensor finite = masked_fill(log, eq(log, nothing), 0);  // -inf everywhere: gradient 0
+        back.give(0, mul_(exp_(sub(values, finite)), put_back(back.grad(), values.shape(), dims)));
+      }));
 }
 
-VariableIndices max(const Variable& x, int64_t dim, bool keepdim) { return picked("max", x, dim, keepdim, max(x.tensor(), dim, keepdim)); }
-VariableIndices min(const Variable& x, int64_t dim, bool keepdim) { return picked("min", x, dim, keepdim, min(x.tensor(), dim, keepdim)); }
-VariableIndices sort(const Variable& x, int64_t dim, bool descending) { return picked("sort", x, dim, true, sort(x.tensor(), dim, descending)); }
+VariableIndices max(const Variable& x, int64_t dim, bool keepdim) {
+  return picked("max", x, dim, keepdim, max(x.tensor(), dim, keepdim));
+}
+VariableIndices min(const Variable& x, int64_t dim, bool keepdim) {
+  return picked("min", x, dim, keepdim, min(x.tensor(), dim, keepdim));
+}
+VariableIndices sort(const Variable& x, int64_t dim, bool descending) {
+  return picked("sort", x, dim, true, sort(x.tensor(), dim, descending));
+}
 VariableIndices topk(const Variable& x, int64_t k, int64_t dim, bool largest) {
   return picked("topk", x, dim, true, topk(x.tensor(), k, dim, largest));
 }
@@ -197,16 +222,18 @@ Variable cumsum(const Variable& input, int64_t dim) {
   const Variable x = Autocast::high(input);
   Tensor out = cumsum(x.tensor(), dim);
   if (!needs_grad({&x})) return out;
-  return record("cumsum", {&x}, std::move(out), [dim](Backward& back) { back.give(0, scan(false, back.grad(), dim, true)); });
+  return record("cumsum", {&x}, std::move(out),
+                [dim](Backward& back) { back.give(0, scan(false, back.grad(), dim, true)); });
 }
 
 Variable cumprod(const Variable& input, int64_t dim) {
-  const Variable x = Autocast::high(input);
+  const Wide wide(input);
+  const Variable x = wide(input);
   Tensor out = cumprod(x.tensor(), dim);
-  if (!needs_grad({&x})) return out;
-  return record("cumprod", {&x}, std::move(out), [x = Saved(x), dim](Backward& back) {
+  if (!needs_grad({&x})) return wide.round(out);
+  return wide.round(record("cumprod", {&x}, std::move(out), [x = Saved(x), dim](Backward& back) {
     back.give(0, cumprod_grad(back.grad(), x.get("cumprod"), dim));
-  });
+  }));
 }
 
 }  // namespace lockstep

@@ -17,7 +17,8 @@ struct Join final : Node {
     }
   }
   void run(Backward& backward) override {
-    for (size_t i = 0; i < grads.size(); ++i) if (backward.needs(int(i))) backward.give(int(i), std::move(grads[i]));  // others may be asked for later
+    for (size_t i = 0; i < grads.size(); ++i)
+      if (backward.needs(int(i))) backward.give(int(i), std::move(grads[i]));  // others may be asked for later
   }
   void release_saved() override { grads.clear(); }
   std::vector<Tensor> grads;
@@ -32,7 +33,8 @@ Variable start_of(std::vector<std::pair<Edge, Tensor>> list) {
 Variable joined(const std::vector<Variable>& roots, std::vector<Tensor> grads) {
   std::vector<std::pair<Edge, Tensor>> list;
   for (size_t i = 0; i < roots.size(); ++i) {
-    if (roots[i].requires_grad() && grads.at(i).defined()) list.push_back({{roots[i].impl()->node, roots[i].impl()->output}, std::move(grads[i])});
+    if (roots[i].requires_grad() && grads.at(i).defined())
+      list.push_back({{roots[i].impl()->node, roots[i].impl()->output}, std::move(grads[i])});
   }
   return start_of(std::move(list));
 }
@@ -62,16 +64,18 @@ SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& 
   std::sort(nodes.begin(), nodes.end(), [](const Node* a, const Node* b) { return a->number() > b->number(); });
   rest_.reserve(nodes.size());
   for (Node* node : nodes) {
-    Part& part = rest_.emplace_back(Part{Ref<Node>(node), std::vector<Edge>(size_t(node->inputs().size())), std::vector<Tensor>(size_t(node->outputs().size()))});
+    Part& part = rest_.emplace_back(Part{Ref<Node>(node), std::vector<Edge>(size_t(node->inputs().size())),
+                                         std::vector<Tensor>(size_t(node->outputs().size()))});
     for (int i = 0; i < node->inputs().size(); ++i) {
       Edge& edge = node->inputs()[i];
       if (edge.node && edge.node->is_leaf() && !at_once.count(edge.node.get())) std::swap(edge, part.edges[size_t(i)]);
     }
     for (int i = 0; i < node->outputs().size(); ++i) {
-      node->outputs()[i].add_hook({-1, [&kept = part.grads[size_t(i)]](const Tensor& grad) {  // last, so it sees what other hooks made of it
-        kept = grad;
-        return Tensor();
-      }});
+      node->outputs()[i].add_hook(
+          {-1, [&kept = part.grads[size_t(i)]](const Tensor& grad) {  // last, so it sees what other hooks made of it
+             kept = grad;
+             return Tensor();
+           }});
     }
   }
   root.backward({}, true);  // what is saved is still needed; the parts below hold it, all else goes with the root
@@ -83,7 +87,8 @@ SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& 
 
 void SplitBackward::run(std::vector<Part> parts, std::vector<std::pair<Edge, Tensor>> list) {
   for (Part& part : parts) {
-    for (size_t i = 0; i < part.grads.size(); ++i) if (part.grads[i].defined()) list.push_back({{part.node, int(i)}, std::move(part.grads[i])});
+    for (size_t i = 0; i < part.grads.size(); ++i)
+      if (part.grads[i].defined()) list.push_back({{part.node, int(i)}, std::move(part.grads[i])});
   }
   parts.clear();
   if (!list.empty()) start_of(std::move(list)).backward();
@@ -105,8 +110,11 @@ void SplitBackward::finish_but(const std::vector<Variable>& leaves) {
   for (bool grows = true; grows;) {  // a part that waits makes its other leaves wait: each gets its gradients in one go
     grows = false;
     for (Part& part : now) {
-      if (!part.node || std::none_of(part.node->inputs().begin(), part.node->inputs().end(), [&](const Edge& e) { return later.count(e.node.get()); })) continue;
-      for (const Edge& edge : part.node->inputs()) if (edge.node) later.insert(edge.node.get());
+      if (!part.node || std::none_of(part.node->inputs().begin(), part.node->inputs().end(),
+                                     [&](const Edge& e) { return later.count(e.node.get()); }))
+        continue;
+      for (const Edge& edge : part.node->inputs())
+        if (edge.node) later.insert(edge.node.get());
       left.push_back(std::move(part));
       grows = true;
     }

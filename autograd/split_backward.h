@@ -1,9 +1,9 @@
 #pragma once
-// A backward in two parts, for pipelines: the gradients of a stage's inputs, which the stage before waits for, at once; those of its
-// weights later. The bits are those of backward().
+// A backward in two parts, for pipelines: the gradients of a stage's inputs, which the stage before waits for, at once;
+// those of its weights later. The bits are those of backward().
 //
-//   x ─▶ matmul ─▶ relu ─▶ matmul ─▶ loss       first part: what leads to x; each matmul keeps its gradient and what it had saved
-//   w1 ─────┘      w2 ────────┘                 finish(): the edges to w1 and w2
+//   x ─▶ matmul ─▶ relu ─▶ matmul ─▶ loss       first part: what leads to x; each matmul keeps its gradient and what it
+//   had saved w1 ─────┘      w2 ────────┘                 finish(): the edges to w1 and w2
 #include <utility>
 #include <vector>
 
@@ -30,7 +30,8 @@ class SplitBackward {
   std::vector<Part> rest_;
 };
 
-/// Starts several backwards at once: a variable of one element whose backward() gives `grads` to `roots`. Undefined ones are left out.
+/// Starts several backwards at once: a variable of one element whose backward() gives `grads` to `roots`. Undefined
+/// ones are left out.
 Variable joined(const std::vector<Variable>& roots, std::vector<Tensor> grads);
 
 }  // namespace lockstep

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "autograd/short_list.h"
 #include "autograd/variable.h"
 
 namespace lockstep {
@@ -21,26 +22,6 @@ namespace lockstep {
 struct Edge {
   Ref<Node> node;
   int output = 0;
-};
-
-/// A list whose length is set once; the first N elements lie in place.
-template <class T, int N>
-class ShortList {
- public:
-  ShortList() = default;
-  explicit ShortList(int size) : size_(size) { if (size > N) more_ = std::make_unique<T[]>(size); }
-  int size() const { return size_; }
-  T& operator[](int i) { return begin()[i]; }
-  const T& operator[](int i) const { return begin()[i]; }
-  T* begin() { return more_ ? more_.get() : first_; }
-  T* end() { return begin() + size_; }
-  const T* begin() const { return more_ ? more_.get() : first_; }
-  const T* end() const { return begin() + size_; }
-
- private:
-  int size_ = 0;
-  T first_[N];
-  std::unique_ptr<T[]> more_;
 };
 
 struct UnaryGrad;
@@ -60,7 +41,8 @@ class Backward {
   /// What is already collected for input i when it may be added into in place, else undefined. For operations whose
   /// own gradient is mostly zeros (embedding): they add there instead of giving a dense tensor.
   Tensor partial(int i) const;
-  /// The derivative of what made input i, when its gradient comes from here alone and nobody looks at it: what is given must have gone through it. Else null.
+  /// The derivative of what made input i, when its gradient comes from here alone and nobody looks at it: what is given
+  /// must have gone through it. Else null.
   const UnaryGrad* fold(int i) const;
 
  private:
@@ -75,9 +57,14 @@ class Node {
     Shape shape;
     DType dtype = f32;
     Tensor grad;  // collected so far in the running backward pass
-    struct Hook { int id; GradHook call; bool looks = true; };  // looks: at the gradient
+    struct Hook {
+      int id;
+      GradHook call;
+      bool looks = true;  // at the gradient
+    };
     std::unique_ptr<std::vector<Hook>> hooks;
     int add_hook(Hook hook);  // gives back its id
+    void run_hooks();
   };
 
   Node(const char* name, int inputs, int outputs);
@@ -88,17 +75,21 @@ class Node {
   virtual void run(Backward& backward) = 0;
   /// Frees what was saved.
   virtual void release_saved() = 0;
-  virtual const UnaryGrad* unary() const { return nullptr; }  ///< the derivative, where a product may fold it into the gradient that it makes
+  /// The derivative, where a product may fold it into the gradient that it makes.
+  virtual const UnaryGrad* unary() const { return nullptr; }
 
   const char* name() const { return name_; }
   uint64_t number() const { return number_; }
   bool is_leaf() const { return number_ == 0; }
-  bool is_folded() const { return folded_; }  ///< in a pass: its gradient has gone through its derivative already (Backward::fold)
+  /// In a pass: its gradient has gone through its derivative already (Backward::fold).
+  bool is_folded() const { return folded_; }
   ShortList<Edge, 3>& inputs() { return inputs_; }
   ShortList<Output, 1>& outputs() { return outputs_; }
 
   void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
-  void release() { if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy(this); }
+  void release() {
+    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy(this);
+  }
   static void* operator new(size_t bytes);  // from a free list: nodes come and go with every operation
   static void operator delete(void* node, size_t bytes);
 
@@ -107,15 +98,16 @@ class Node {
   Node(LeafTag, const Tensor& tensor);
 
  private:
-  friend class Pass; friend class Backward;
+  friend class Pass;
+  friend class Backward;
   static void destroy(Node* node);
 
   std::atomic<int> refs_{0};
   bool released_ = false, folded_ = false;
   Node* next_dying_ = nullptr;
-  int uses_ = 0;           // gradients still to come in the pass below
-  uint64_t pass_ = 0;      // the backward pass that counted them
-  uint64_t number_;        // grows with every operation; 0 for leaves
+  int uses_ = 0;       // gradients still to come in the pass below
+  uint64_t pass_ = 0;  // the backward pass that counted them
+  uint64_t number_;    // grows with every operation; 0 for leaves
   const char* name_;
   ShortList<Edge, 3> inputs_;
   ShortList<Output, 1> outputs_;
@@ -132,12 +124,14 @@ class Leaf final : public Node {
   std::vector<std::pair<int, LeafHook>> on_complete;
 };
 
-/// A tensor kept for backward, with the version it had. get() is an Error naming both operations when it was changed since.
+/// A tensor kept for backward, with the version it had. get() is an Error naming both operations when it was changed
+/// since.
 class Saved {
  public:
   Saved() = default;
-  Saved(const Tensor& tensor) : tensor_(tensor), version_(tensor.defined() ? tensor.storage()->version() : 0) {}  // NOLINT
-  Saved(const Variable& variable) : Saved(variable.defined() ? variable.tensor() : Tensor()) {}                   // NOLINT
+  Saved(const Tensor& tensor)
+      : tensor_(tensor), version_(tensor.defined() ? tensor.storage()->version() : 0) {}         // NOLINT
+  Saved(const Variable& variable) : Saved(variable.defined() ? variable.tensor() : Tensor()) {}  // NOLINT
   const Tensor& get(const char* reader = "backward") const;
   bool defined() const { return tensor_.defined(); }
   /// Gives the tensor up, so that its reader may be the only holder and reuse its memory.
@@ -148,8 +142,9 @@ class Saved {
   uint32_t version_ = 0;
 };
 
-/// Notes the variables wanting a gradient that operations read while recording is off: they come from outside, since nothing made
-/// inside wants one. Activation checkpointing finds its parameters with it. (While recording is on, leaves only.)
+/// Notes the variables wanting a gradient that operations read while recording is off: they come from outside, since
+/// nothing made inside wants one. Activation checkpointing finds its parameters with it. (While recording is on, leaves
+/// only.)
 class LeafCollector {
  public:
   LeafCollector();
@@ -171,8 +166,7 @@ namespace tape {
 Variable attach(Ref<Node> node, std::initializer_list<const Variable*> inputs, Tensor output);
 std::vector<Variable> attach(Ref<Node> node, const std::vector<Variable>& inputs, std::vector<Tensor> outputs);
 
-template <class Fn>
-class Function final : public Node {
+template <class Fn> class Function final : public Node {
  public:
   Function(const char* name, int inputs, int outputs, Fn&& fn) : Node(name, inputs, outputs), fn_(std::move(fn)) {}
   void run(Backward& backward) override { (*fn_)(backward); }
@@ -199,14 +193,20 @@ class Function final : public Node {
 ///   }
 template <class Fn>
 Variable record(const char* name, std::initializer_list<const Variable*> inputs, Tensor output, Fn derivative) {
-  return tape::attach(Ref<Node>(new tape::Function<Fn>(name, int(inputs.size()), 1, std::move(derivative))), inputs, std::move(output));
+  return tape::attach(Ref<Node>(new tape::Function<Fn>(name, int(inputs.size()), 1, std::move(derivative))), inputs,
+                      std::move(output));
 }
 /// The same for lists of inputs (cat) and several outputs (checkpoint).
 template <class Fn>
-std::vector<Variable> record(const char* name, const std::vector<Variable>& inputs, std::vector<Tensor> outputs, Fn derivative) {
+std::vector<Variable> record(const char* name, const std::vector<Variable>& inputs, std::vector<Tensor> outputs,
+                             Fn derivative) {
   const int count = int(outputs.size());
-  return tape::attach(Ref<Node>(new tape::Function<Fn>(name, int(inputs.size()), count, std::move(derivative))), inputs, std::move(outputs));
+  return tape::attach(Ref<Node>(new tape::Function<Fn>(name, int(inputs.size()), count, std::move(derivative))), inputs,
+                      std::move(outputs));
 }
+
+/// Error unless `root` wants a gradient and `gradient`, when given, is like it. For backward() and grad().
+void check_start(const char* op, const Variable& root, const Tensor& gradient);
 
 /// Notes that a result shares its input's storage (view operations), so that neither is changed in place.
 Variable as_view(const Variable& base, Variable result);

@@ -40,7 +40,9 @@ void Variable::set_tensor(Tensor tensor) {
   if (impl_->node) {
     Leaf& leaf = leaf_of(*impl_);
     Node::Output& output = leaf.outputs()[0];
-    if (!(output.shape == tensor.shape()) || output.dtype != tensor.dtype() || tensor.device() != impl_->tensor.device()) leaf.grad = {};
+    if (!(output.shape == tensor.shape()) || output.dtype != tensor.dtype() ||
+        tensor.device() != impl_->tensor.device())
+      leaf.grad = {};
     output.shape = tensor.shape();
     output.dtype = tensor.dtype();
   }
@@ -55,8 +57,10 @@ bool Variable::is_leaf() const {
 }
 
 Variable& Variable::requires_grad_(bool wanted) {
-  LOCKSTEP_CHECK(is_leaf(), "[requires_grad_] expected a leaf, got the output of '", impl_->node->name(), "'; use detach()");
-  LOCKSTEP_CHECK(!wanted || is_floating(dtype()), "[requires_grad_] only floating tensors can require gradients, got ", dtype());
+  LOCKSTEP_CHECK(is_leaf(), "[requires_grad_] expected a leaf, got the output of '", impl_->node->name(),
+                 "'; use detach()");
+  LOCKSTEP_CHECK(!wanted || is_floating(dtype()), "[requires_grad_] only floating tensors can require gradients, got ",
+                 dtype());
   if (wanted && !impl_->node) impl_->node = Ref<Node>(new Leaf(impl_->tensor));
   impl_->requires_grad = wanted;
   return *this;
@@ -68,7 +72,8 @@ Tensor& Variable::grad() const {
   static thread_local Tensor none;
   tensor();
   if (impl_->retained_grad) return *impl_->retained_grad;
-  LOCKSTEP_CHECK(is_leaf(), "[grad] expected a leaf, got the output of '", impl_->node->name(), "'; call retain_grad() on it before backward");
+  LOCKSTEP_CHECK(is_leaf(), "[grad] expected a leaf, got the output of '", impl_->node->name(),
+                 "'; call retain_grad() on it before backward");
   if (impl_->node) return leaf_of(*impl_).grad;
   none = {};
   return none;
@@ -84,9 +89,36 @@ void Variable::retain_grad() {
   });
 }
 
+const Tensor& Variable::checked_grad(const char* op) const {
+  const Tensor& grad = this->grad();
+  LOCKSTEP_CHECK(!grad.defined() || (grad.shape() == shape() && grad.dtype() == dtype() && grad.device() == device()),
+                 "[", op, "] expected a gradient like its parameter, ", dtype(), " ", shape(), " on ", device(),
+                 ", got ", grad.dtype(), " ", grad.shape(), " on ", grad.device(),
+                 "; set .grad to a tensor like the parameter, or clear it");
+  return grad;
+}
+
 void Variable::clear_grad() {
   if (impl_ && impl_->node && impl_->node->is_leaf()) leaf_of(*impl_).grad = {};
   if (impl_ && impl_->retained_grad) *impl_->retained_grad = {};
+}
+
+int Node::Output::add_hook(Hook hook) {
+  if (!hooks) hooks = std::make_unique<std::vector<Hook>>();
+  hooks->push_back(std::move(hook));
+  return hooks->back().id;
+}
+
+void Node::Output::run_hooks() {
+  // By index and over copies: a hook may add or remove hooks.
+  for (size_t i = 0; i < hooks->size(); ++i) {
+    const GradHook hook = (*hooks)[i].call;
+    Tensor changed = hook(grad);
+    if (!changed.defined()) continue;
+    LOCKSTEP_CHECK(changed.shape() == shape && changed.dtype() == dtype, "[on_grad] expected the hook to return shape ",
+                   shape, " and ", dtype, ", got ", changed.shape(), " and ", changed.dtype());
+    grad = std::move(changed);
+  }
 }
 
 int Variable::on_grad(GradHook hook) {
@@ -96,7 +128,12 @@ int Variable::on_grad(GradHook hook) {
 
 int Variable::before_backward(std::function<void()> hook) {
   LOCKSTEP_CHECK(requires_grad(), "[before_backward] expected a variable that requires grad");
-  return impl_->node->outputs()[impl_->output].add_hook({next_hook_id++, [fn = std::move(hook)](const Tensor&) { fn(); return Tensor(); }, false});
+  return impl_->node->outputs()[impl_->output].add_hook({next_hook_id++,
+                                                         [fn = std::move(hook)](const Tensor&) {
+                                                           fn();
+                                                           return Tensor();
+                                                         },
+                                                         false});
 }
 
 int Variable::on_grad_complete(LeafHook hook) {
@@ -108,8 +145,10 @@ int Variable::on_grad_complete(LeafHook hook) {
 
 void Variable::remove_hook(int id) {
   if (!impl_ || !impl_->node) return;
-  if (auto& hooks = impl_->node->outputs()[impl_->output].hooks) std::erase_if(*hooks, [id](const auto& hook) { return hook.id == id; });
-  if (impl_->node->is_leaf()) std::erase_if(leaf_of(*impl_).on_complete, [id](const auto& hook) { return hook.first == id; });
+  if (auto& hooks = impl_->node->outputs()[impl_->output].hooks)
+    std::erase_if(*hooks, [id](const auto& hook) { return hook.id == id; });
+  if (impl_->node->is_leaf())
+    std::erase_if(leaf_of(*impl_).on_complete, [id](const auto& hook) { return hook.first == id; });
 }
 
 std::ostream& operator<<(std::ostream& out, const Variable& variable) {
@@ -119,11 +158,28 @@ std::ostream& operator<<(std::ostream& out, const Variable& variable) {
   return variable.requires_grad() ? out << ", requires grad" : out;
 }
 
+void check_start(const char* op, const Variable& root, const Tensor& gradient) {
+  LOCKSTEP_CHECK(root.requires_grad(), "[", op,
+                 "] element 0 does not require grad: nothing that made this value wants a gradient");
+  LOCKSTEP_CHECK(gradient.defined() || root.numel() == 1, "[", op, "] expected a gradient for a result of shape ",
+                 root.shape(), " (only results of one element need none)");
+  LOCKSTEP_CHECK(!gradient.defined() || (gradient.shape() == root.shape() && gradient.dtype() == root.dtype()), "[", op,
+                 "] expected a gradient of shape ", root.shape(), " and ", root.dtype(), ", got ", gradient.shape(),
+                 " and ", gradient.dtype());
+  LOCKSTEP_CHECK(!gradient.defined() || gradient.device() == root.device(), "[", op, "] expected a gradient on ",
+                 root.device(), ", got one on ", gradient.device(), " (move with .to(device))");
+}
+
 bool NoGrad::grad_enabled() { return recording; }
 bool NoGrad::set(bool enabled) { return std::exchange(recording, enabled); }
 
 AnomalyMode::AnomalyMode() { ++anomaly_depth; }
 AnomalyMode::~AnomalyMode() { --anomaly_depth; }
 bool AnomalyMode::enabled() { return anomaly_depth > 0; }
+void AnomalyMode::check(const Tensor& tensor, const char* what, const char* name) {
+  if (!is_floating(tensor.dtype()) || all_finite(tensor)) return;
+  LOCKSTEP_CHECK(!any(isnan(tensor)).item<bool>(), "[anomaly] '", name, "' made the first NaN, in its ", what,
+                 " of shape ", tensor.shape());
+}
 
 }  // namespace lockstep

@@ -34,7 +34,8 @@ class Variable {
   DType dtype() const { return tensor().dtype(); }
   Device device() const { return tensor().device(); }
   template <class T = double> T item() const { return tensor().item<T>(); }
-  /// Puts another tensor under this leaf (Module::to, ZeRO); every handle sees it. Drops .grad when shape or dtype change.
+  /// Puts another tensor under this leaf (Module::to, ZeRO); every handle sees it. Drops .grad when shape or dtype
+  /// change.
   void set_tensor(Tensor tensor);
 
   bool requires_grad() const;
@@ -46,6 +47,9 @@ class Variable {
 
   /// The gradient collected so far; undefined before backward. Leaves only, unless retain_grad() was called.
   Tensor& grad() const;
+  /// The same for who computes with it: an Error of `op` when somebody has put in one of another shape, dtype or device
+  /// than this.
+  const Tensor& checked_grad(const char* op) const;
   void retain_grad();
   /// Drops the gradient (its memory goes back to the allocator).
   void clear_grad();
@@ -98,14 +102,16 @@ struct Variable::Impl {
   explicit Impl(Tensor t);
   ~Impl();
   Tensor tensor;
-  Ref<Node> node;          // its maker, or a Leaf; empty when no gradient was ever wanted
-  int output = 0;          // which of the maker's outputs
+  Ref<Node> node;  // its maker, or a Leaf; empty when no gradient was ever wanted
+  int output = 0;  // which of the maker's outputs
   bool requires_grad = false;
   bool is_aliased = false;  // shares storage with another variable of the tape
   std::shared_ptr<Tensor> retained_grad;
 
   void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
-  void release() { if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this; }
+  void release() {
+    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
   static void* operator new(size_t bytes);
   static void operator delete(void* impl, size_t bytes);
 
@@ -128,7 +134,10 @@ class NoGrad {
   bool previous_;
 };
 /// Records inside a NoGrad scope.
-class EnableGrad : NoGrad { public: EnableGrad() : NoGrad(true) {} };
+class EnableGrad : NoGrad {
+ public:
+  EnableGrad() : NoGrad(true) {}
+};
 
 /// While it lives, every recorded operation and every gradient is searched for NaN, and the first operation to make one
 /// is named in an Error.
@@ -138,11 +147,14 @@ class AnomalyMode {
   ~AnomalyMode();
   AnomalyMode(const AnomalyMode&) = delete;
   static bool enabled();
+  /// Error when this `what` of operation `name` holds a NaN.
+  static void check(const Tensor& tensor, const char* what, const char* name);
 };
 
 /// Gradients of `output` (times `gradient`) with respect to `inputs`, without touching any .grad. An input that the
 /// output does not depend on gives an undefined tensor.
-std::vector<Tensor> grad(const Variable& output, const std::vector<Variable>& inputs, const Tensor& gradient = {}, bool retain_graph = false);
+std::vector<Tensor> grad(const Variable& output, const std::vector<Variable>& inputs, const Tensor& gradient = {},
+                         bool retain_graph = false);
 
 /// Runs once, at the end of the backward pass that is running in this thread (DDP waits for its buckets there).
 void after_backward(std::function<void()> callback);

@@ -1,5 +1,6 @@
 // Views, copies and casts of variables. The gradient of a view is the same view turned around; where the view left
-// elements out, they get zeros, or rather nothing: when the input has collected a gradient already, the part is added in.
+// elements out, they get zeros, or rather nothing: when the input has collected a gradient already, the part is added
+// in.
 #include "autograd/ops.h"
 #include "autograd/tape.h"
 
@@ -7,16 +8,15 @@ namespace lockstep {
 namespace {
 
 /// Records an operation on one variable; it is a view when it shares x's storage.
-template <class Fn>
-Variable viewed(const char* name, const Variable& x, Tensor out, Fn derivative) {
+template <class Fn> Variable viewed(const char* name, const Variable& x, Tensor out, Fn derivative) {
   const bool shares = out.storage() == x.tensor().storage();
-  Variable result = needs_grad({&x}) ? record(name, {&x}, std::move(out), std::move(derivative)) : Variable(std::move(out));
+  Variable result =
+      needs_grad({&x}) ? record(name, {&x}, std::move(out), std::move(derivative)) : Variable(std::move(out));
   return shares ? as_view(x, std::move(result)) : result;
 }
 
 /// `region` picks the elements that the view showed out of a tensor like the input.
-template <class Fn>
-void give_region(Backward& back, const Shape& shape, Fn region) {
+template <class Fn> void give_region(Backward& back, const Shape& shape, Fn region) {
   const Tensor& grad = back.grad();
   if (const Tensor sum = back.partial(0); sum.defined()) {
     add_(region(sum), grad);
@@ -28,7 +28,8 @@ void give_region(Backward& back, const Shape& shape, Fn region) {
 }
 
 Variable reshaped(const char* name, const Variable& x, Tensor out) {
-  return viewed(name, x, std::move(out), [shape = x.shape()](Backward& back) { back.give(0, back.grad().reshape(shape)); });
+  return viewed(name, x, std::move(out),
+                [shape = x.shape()](Backward& back) { back.give(0, back.grad().reshape(shape)); });
 }
 
 Variable same(const char* name, const Variable& x, Tensor out) {
@@ -46,22 +47,23 @@ std::vector<Variable> parts(const Variable& x, std::vector<Tensor> tensors, int6
   std::vector<int64_t> sizes;
   for (const Tensor& tensor : tensors) sizes.push_back(tensor.size(dim));
   const TensorOptions like{x.dtype(), x.device()};
-  results = record("split", std::vector<Variable>{x}, std::move(tensors), [shape = x.shape(), like, sizes, dim](Backward& back) {
-    const Tensor sum = back.partial(0);
-    const Tensor whole = sum.defined() ? sum : empty(shape, like);
-    int64_t start = 0;
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      const Tensor part = whole.narrow(dim, start, sizes[i]);
-      const Tensor& grad = back.grad(int(i));
-      if (sum.defined()) {
-        if (grad.defined()) add_(part, grad);
-      } else {
-        grad.defined() ? part.copy_(grad) : part.zero_();
-      }
-      start += sizes[i];
-    }
-    if (!sum.defined()) back.give(0, whole);
-  });
+  results = record("split", std::vector<Variable>{x}, std::move(tensors),
+                   [shape = x.shape(), like, sizes, dim](Backward& back) {
+                     const Tensor sum = back.partial(0);
+                     const Tensor whole = sum.defined() ? sum : empty(shape, like);
+                     int64_t start = 0;
+                     for (size_t i = 0; i < sizes.size(); ++i) {
+                       const Tensor part = whole.narrow(dim, start, sizes[i]);
+                       const Tensor& grad = back.grad(int(i));
+                       if (sum.defined()) {
+                         if (grad.defined()) add_(part, grad);
+                       } else {
+                         grad.defined() ? part.copy_(grad) : part.zero_();
+                       }
+                       start += sizes[i];
+                     }
+                     if (!sum.defined()) back.give(0, whole);
+                   });
   for (Variable& result : results) result = as_view(x, std::move(result));
   return results;
 }
@@ -70,7 +72,9 @@ std::vector<Variable> parts(const Variable& x, std::vector<Tensor> tensors, int6
 
 Variable Variable::view(const Shape& shape) const { return reshaped("view", *this, tensor().view(shape)); }
 Variable Variable::reshape(const Shape& shape) const { return reshaped("reshape", *this, tensor().reshape(shape)); }
-Variable Variable::flatten(int64_t first, int64_t last) const { return reshaped("flatten", *this, tensor().flatten(first, last)); }
+Variable Variable::flatten(int64_t first, int64_t last) const {
+  return reshaped("flatten", *this, tensor().flatten(first, last));
+}
 Variable Variable::squeeze() const { return reshaped("squeeze", *this, tensor().squeeze()); }
 Variable Variable::squeeze(int64_t dim) const { return reshaped("squeeze", *this, tensor().squeeze(dim)); }
 Variable Variable::unsqueeze(int64_t dim) const { return reshaped("unsqueeze", *this, tensor().unsqueeze(dim)); }
@@ -79,11 +83,13 @@ Variable Variable::permute(const Dims& dims) const {
   Tensor out = tensor().permute(dims);
   Dims inverse = dims;
   for (int i = 0; i < dims.rank(); ++i) inverse[normalize_dim("permute", dims[i], dims.rank())] = i;
-  return viewed("permute", *this, std::move(out), [inverse](Backward& back) { back.give(0, back.grad().permute(inverse)); });
+  return viewed("permute", *this, std::move(out),
+                [inverse](Backward& back) { back.give(0, back.grad().permute(inverse)); });
 }
 
 Variable Variable::transpose(int64_t a, int64_t b) const {
-  return viewed("transpose", *this, tensor().transpose(a, b), [a, b](Backward& back) { back.give(0, back.grad().transpose(a, b)); });
+  return viewed("transpose", *this, tensor().transpose(a, b),
+                [a, b](Backward& back) { back.give(0, back.grad().transpose(a, b)); });
 }
 
 Variable Variable::t() const {
@@ -91,15 +97,17 @@ Variable Variable::t() const {
 }
 
 Variable Variable::slice(int64_t dim, int64_t start, int64_t end, int64_t step) const {
-  return viewed("slice", *this, tensor().slice(dim, start, end, step), [shape = shape(), dim, start, end, step](Backward& back) {
-    give_region(back, shape, [=](const Tensor& whole) { return whole.slice(dim, start, end, step); });
-  });
+  return viewed("slice", *this, tensor().slice(dim, start, end, step),
+                [shape = shape(), dim, start, end, step](Backward& back) {
+                  give_region(back, shape, [=](const Tensor& whole) { return whole.slice(dim, start, end, step); });
+                });
 }
 
 Variable Variable::narrow(int64_t dim, int64_t start, int64_t length) const {
-  return viewed("narrow", *this, tensor().narrow(dim, start, length), [shape = shape(), dim, start, length](Backward& back) {
-    give_region(back, shape, [=](const Tensor& whole) { return whole.narrow(dim, start, length); });
-  });
+  return viewed("narrow", *this, tensor().narrow(dim, start, length),
+                [shape = shape(), dim, start, length](Backward& back) {
+                  give_region(back, shape, [=](const Tensor& whole) { return whole.narrow(dim, start, length); });
+                });
 }
 
 Variable Variable::select(int64_t dim, int64_t index) const {
@@ -109,32 +117,43 @@ Variable Variable::select(int64_t dim, int64_t index) const {
 }
 
 Variable Variable::diagonal(int64_t offset, int64_t dim1, int64_t dim2) const {
-  return viewed("diagonal", *this, tensor().diagonal(offset, dim1, dim2), [shape = shape(), offset, dim1, dim2](Backward& back) {
-    give_region(back, shape, [=](const Tensor& whole) { return whole.diagonal(offset, dim1, dim2); });
-  });
+  return viewed("diagonal", *this, tensor().diagonal(offset, dim1, dim2),
+                [shape = shape(), offset, dim1, dim2](Backward& back) {
+                  give_region(back, shape, [=](const Tensor& whole) { return whole.diagonal(offset, dim1, dim2); });
+                });
 }
 
-Variable Variable::expand(const Shape& shape) const { return same("expand", *this, tensor().expand(shape)); }  // the engine sums
+Variable Variable::expand(const Shape& shape) const {
+  return same("expand", *this, tensor().expand(shape));
+}  // the engine sums
 
-std::vector<Variable> Variable::chunk(int64_t chunks, int64_t dim) const { return parts(*this, tensor().chunk(chunks, dim), dim); }
-std::vector<Variable> Variable::split(int64_t size, int64_t dim) const { return parts(*this, tensor().split(size, dim), dim); }
+std::vector<Variable> Variable::chunk(int64_t chunks, int64_t dim) const {
+  return parts(*this, tensor().chunk(chunks, dim), dim);
+}
+std::vector<Variable> Variable::split(int64_t size, int64_t dim) const {
+  return parts(*this, tensor().split(size, dim), dim);
+}
 std::vector<Variable> Variable::split(const std::vector<int64_t>& sizes, int64_t dim) const {
   return parts(*this, tensor().split(sizes, dim), dim);
 }
 
-Variable Variable::contiguous() const { return tensor().is_contiguous() ? *this : same("contiguous", *this, tensor().contiguous()); }
+Variable Variable::contiguous() const {
+  return tensor().is_contiguous() ? *this : same("contiguous", *this, tensor().contiguous());
+}
 Variable Variable::clone() const { return same("clone", *this, tensor().clone()); }
 
 Variable Variable::to(DType dtype) const {
   if (dtype == this->dtype()) return *this;
   Tensor out = tensor().to(dtype);
   if (!is_floating(dtype)) return out;
-  return viewed("to", *this, std::move(out), [was = this->dtype()](Backward& back) { back.give(0, back.grad().to(was)); });
+  return viewed("to", *this, std::move(out),
+                [was = this->dtype()](Backward& back) { back.give(0, back.grad().to(was)); });
 }
 
 Variable Variable::to(Device device) const {
   if (device == this->device()) return *this;
-  return viewed("to", *this, tensor().to(device), [was = this->device()](Backward& back) { back.give(0, back.grad().to(was)); });
+  return viewed("to", *this, tensor().to(device),
+                [was = this->device()](Backward& back) { back.give(0, back.grad().to(was)); });
 }
 
 }  // namespace lockstep

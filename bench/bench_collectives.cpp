@@ -1,5 +1,5 @@
-// Collectives in the units of nccl-tests: for every size the median time of a call, algbw = bytes / time, and busbw, which
-// corrects for the collective so that it can be held against the speed of the link whatever the number of ranks.
+// Collectives in the units of nccl-tests: for every size the median time of a call, algbw = bytes / time, and busbw,
+// which corrects for the collective so that it can be held against the speed of the link whatever the number of ranks.
 //   bench_collectives --transport shm --ranks 2 --op all_reduce --min 1K --max 64M
 //   mpirun -n 2 bench_collectives --backend mpi            ranks that a launcher started: the transport is the job's
 #include <fmt/format.h>
@@ -35,7 +35,8 @@ double bus_factor(const std::string& op, int n) {
 }
 
 DType dtype_named(const std::string& name) {
-  for (const DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8}) if (str(dtype) == name) return dtype;
+  for (const DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8})
+    if (str(dtype) == name) return dtype;
   fail("--dtype: expected f32, f64, f16, bf16, i64, i32, i8 or u8, got " + name);
 }
 
@@ -46,12 +47,16 @@ void measure(dist::ProcessGroup& world, const Options& o, const std::string& nam
   const DType dtype = dtype_named(o.dtype);
   const dist::CollectiveOptions options{.algorithm = dist::parse_algorithm(o.algorithm), .tag = "bench"};
   if (me == 0 && !o.json) {
-    fmt::print("# {} {}, {} ranks, {}, {}\n#{:>12} {:>12} {:>10} {:>10} {:>10} {:>8}\n", o.op, o.dtype, n, name, o.algorithm, "bytes", "time (us)", "min (us)", "algbw GB/s", "busbw GB/s", "calls");
+    fmt::print("# {} {}, {} ranks, {}, {}\n#{:>12} {:>12} {:>10} {:>10} {:>10} {:>8}\n", o.op, o.dtype, n, name,
+               o.algorithm, "bytes", "time (us)", "min (us)", "algbw GB/s", "busbw GB/s", "calls");
   }
   for (int64_t bytes = o.min;; bytes = std::min(bytes * o.factor, o.max)) {
-    const int64_t count = std::max<int64_t>(bytes / int64_t(size_of(dtype)) / n, 1) * n;  // a multiple of n, for all_to_all
+    const int64_t count =
+        std::max<int64_t>(bytes / int64_t(size_of(dtype)) / n, 1) * n;  // a multiple of n, for all_to_all
     // Zeros: a sum in place stays what it is, however often it runs.
-    const auto make = [&](int64_t size) { return o.ordinary ? zeros({size}, {.dtype = dtype}) : world.shared_empty({size}, dtype).zero_(); };
+    const auto make = [&](int64_t size) {
+      return o.ordinary ? zeros({size}, {.dtype = dtype}) : world.shared_empty({size}, dtype).zero_();
+    };
     const Tensor whole = make(count), other = make(count), part = make(count / n);
     const auto call = [&] {
       if (o.op == "all_reduce") world.all_reduce(whole, options).wait();
@@ -67,7 +72,8 @@ void measure(dist::ProcessGroup& world, const Options& o, const std::string& nam
     for (int i = 0; i < 3; ++i) call();
     const auto start = Clock::now();
     for (int i = 0; i < 3; ++i) call();
-    const Tensor calls = Tensor::from({int64_t(o.seconds * 3 / std::chrono::duration<double>(Clock::now() - start).count())});
+    const Tensor calls =
+        Tensor::from({int64_t(o.seconds * 3 / std::chrono::duration<double>(Clock::now() - start).count())});
     world.broadcast(calls, 0).wait();
     std::vector<double> times(size_t(std::clamp<int64_t>(calls.item<int64_t>(), 5, 20000)));
     for (double& us : times) {
@@ -76,7 +82,8 @@ void measure(dist::ProcessGroup& world, const Options& o, const std::string& nam
       us = std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
     }
     std::sort(times.begin(), times.end());
-    const double us = times[times.size() / 2], moved = double(count) * double(size_of(dtype)), algbw = o.op == "barrier" ? 0 : moved / us / 1e3;
+    const double us = times[times.size() / 2], moved = double(count) * double(size_of(dtype)),
+                 algbw = o.op == "barrier" ? 0 : moved / us / 1e3;
     if (me == 0 && o.json) {
       data::Json line(data::Json::Object{});
       line["bench"] = "collectives";
@@ -93,7 +100,8 @@ void measure(dist::ProcessGroup& world, const Options& o, const std::string& nam
       line["n"] = int64_t(times.size());
       fmt::print("{}\n", line.dump());
     } else if (me == 0) {
-      fmt::print(" {:>12} {:>12.2f} {:>10.2f} {:>10.3f} {:>10.3f} {:>8}\n", int64_t(moved), us, times[0], algbw, algbw * bus_factor(o.op, n), times.size());
+      fmt::print(" {:>12} {:>12.2f} {:>10.2f} {:>10.3f} {:>10.3f} {:>8}\n", int64_t(moved), us, times[0], algbw,
+                 algbw * bus_factor(o.op, n), times.size());
     }
     std::fflush(stdout);
     if (bytes >= o.max || o.op == "barrier") break;
@@ -106,16 +114,31 @@ int main(int argc, char** argv) {
   Options o;
   CLI::App app("Speed of collectives, in the units of nccl-tests", "bench_collectives");
   const auto size = CLI::AsSizeValue(false);  // 1K = 1024
-  app.add_option("--transport", o.transport, "shm, tcp (processes) or threads")->check(CLI::IsMember({"shm", "tcp", "threads"}))->capture_default_str();
+  app.add_option("--transport", o.transport, "shm, tcp (processes) or threads")
+      ->check(CLI::IsMember({"shm", "tcp", "threads"}))
+      ->capture_default_str();
   app.add_option("--ranks", o.ranks, "number of ranks")->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--op", o.op, "the collective")->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier"}))->capture_default_str();
+  app.add_option("--op", o.op, "the collective")
+      ->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter",
+                             "all_to_all", "barrier"}))
+      ->capture_default_str();
   app.add_option("--dtype", o.dtype)->capture_default_str();
-  app.add_option("--algorithm", o.algorithm, "automatic, ring, direct, tree, halving_doubling, hierarchical, server, one_shot")->capture_default_str();
+  app.add_option("--algorithm", o.algorithm,
+                 "automatic, ring, direct, tree, halving_doubling, hierarchical, server, one_shot, in_place")
+      ->capture_default_str();
   app.add_option("--backend", o.backend, "under a launcher: auto, native, mpi")->capture_default_str();
-  app.add_option("--min", o.min, "smallest size in bytes")->transform(size)->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--max", o.max, "largest size in bytes")->transform(size)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--min", o.min, "smallest size in bytes")
+      ->transform(size)
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--max", o.max, "largest size in bytes")
+      ->transform(size)
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--factor", o.factor, "from one size to the next")->check(CLI::Range(2, 1024))->capture_default_str();
-  app.add_option("--seconds", o.seconds, "about this long for each size")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--seconds", o.seconds, "about this long for each size")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_flag("--ordinary", o.ordinary, "tensors as they come, not ProcessGroup::shared_empty()");
   app.add_flag("--json", o.json, "a JSON object per size");
   CLI11_PARSE(app, argc, argv);
@@ -127,8 +150,10 @@ int main(int argc, char** argv) {
       dist::guard([&] { measure(world, o, world.engine()); });
       dist::shutdown();
     } else {
-      const auto kind = o.transport == "threads" ? dist::SpawnOptions::Kind::threads : dist::SpawnOptions::Kind::processes;
-      dist::spawn(o.ranks, [&](int) { measure(dist::world(), o, o.transport); }, {.kind = kind, .transport = o.transport});
+      const auto kind =
+          o.transport == "threads" ? dist::SpawnOptions::Kind::threads : dist::SpawnOptions::Kind::processes;
+      dist::spawn(o.ranks, [&](int) { measure(dist::world(), o, o.transport); },
+                  {.kind = kind, .transport = o.transport});
     }
   } catch (const std::exception& error) {
     std::cerr << "error: " << error.what() << "\n";

@@ -89,9 +89,11 @@ void add_case(const std::string& name, Cost cost, std::function<std::function<vo
 }
 
 int run_cases(int argc, char** argv, const char* bench, const char* key) {
-  const bool console = std::any_of(argv + 1, argv + argc, [](const std::string& arg) { return arg.starts_with("--benchmark_format"); });
+  const bool console =
+      std::any_of(argv + 1, argv + argc, [](const std::string& arg) { return arg.starts_with("--benchmark_format"); });
   std::string repetitions = "--benchmark_repetitions=11", min_time = "--benchmark_min_time=0.05";
-  std::vector<char*> args{argv[0], repetitions.data(), min_time.data()};  // defaults; what the user says comes later and counts
+  std::vector<char*> args{argv[0], repetitions.data(),
+                          min_time.data()};  // defaults; what the user says comes later and counts
   args.insert(args.end(), argv + 1, argv + argc);
   int count = int(args.size());
   benchmark::Initialize(&count, args.data());

@@ -6,7 +6,9 @@
 namespace bench {
 
 /// What a case costs, for the rates in its line; 0 leaves a rate out.
-struct Cost { double flops = 0, bytes = 0; };
+struct Cost {
+  double flops = 0, bytes = 0;
+};
 
 /// Adds a case. `make` builds the inputs when the case is first run, and returns what is timed.
 void add_case(const std::string& name, Cost cost, std::function<std::function<void()>()> make);

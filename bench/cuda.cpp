@@ -48,7 +48,8 @@ double time_of(const std::function<void()>& run, Device device) {
 
 /// What fits between quotes.
 std::string one_line(std::string text) {
-  for (char& c : text) if (c == '"' || c == '\\' || (unsigned char)c < ' ') c = ' ';
+  for (char& c : text)
+    if (c == '"' || c == '\\' || (unsigned char)c < ' ') c = ' ';
   return text.substr(0, 160);
 }
 
@@ -56,7 +57,8 @@ void report(const Options& o, const std::string& name, double bytes, double flop
   if (name.find(o.only) == std::string::npos) return;
   try {
     const double ms = time_of(run, o.device), bound = std::max(bytes / o.gbps * 1e-6, flops / o.tflops * 1e-9);
-    fmt::print("{{\"name\": \"{}\", \"ms\": {:.4f}, \"gbps\": {:.0f}, \"tflops\": {:.1f}, \"of_bound\": {:.3f}}}\n", name, ms, bytes / ms * 1e-6, flops / ms * 1e-9, bound / ms);
+    fmt::print("{{\"name\": \"{}\", \"ms\": {:.4f}, \"gbps\": {:.0f}, \"tflops\": {:.1f}, \"of_bound\": {:.3f}}}\n",
+               name, ms, bytes / ms * 1e-6, flops / ms * 1e-9, bound / ms);
   } catch (const std::exception& error) {
     fmt::print("{{\"name\": \"{}\", \"error\": \"{}\"}}\n", name, one_line(error.what()));
   }
@@ -74,61 +76,91 @@ void run_all(const Options& o) {
     report(o, "add bf16", 6 * count, 0, [&] { add(x, y); });
     report(o, "sum bf16", 2 * count, 0, [&] { sum(x); });
     const int64_t side = int64_t(std::sqrt(count));
-    const Tensor square = x.narrow(0, 0, side * side).view({side, side}), out = y.narrow(0, 0, side * side).view({side, side});
+    const Tensor square = x.narrow(0, 0, side * side).view({side, side}),
+                 out = y.narrow(0, 0, side * side).view({side, side});
     report(o, "transpose bf16", 4.0 * double(side * side), 0, [&] { out.copy_(square.t()); });
   }
   {
     const int64_t m = n / 4;
-    Tensor p = ones({m}, options(f32)), g = ones({m}, options(f32)), first = zeros({m}, options(f32)), second = zeros({m}, options(f32)), none, low = zeros({m}, options(bf16));
+    Tensor p = ones({m}, options(f32)), g = ones({m}, options(f32)), first = zeros({m}, options(f32)),
+           second = zeros({m}, options(f32)), none, low = zeros({m}, options(bf16));
     report(o, "adamw f32 + bf16 copy", 30 * double(m), 0, [&] {
-      LOCKSTEP_KERNEL(o.device, adam)(p, g, first, second, none, low, {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .decoupled = true, .bias1 = 0.5, .bias2 = 0.5});
+      LOCKSTEP_KERNEL(o.device, adam)
+      (p, g, first, second, none, low,
+       {.lr = 1e-3,
+        .beta1 = 0.9,
+        .beta2 = 0.95,
+        .eps = 1e-8,
+        .weight_decay = 0.1,
+        .decoupled = true,
+        .bias1 = 0.5,
+        .bias2 = 0.5});
     });
     report(o, "unscale f32", 8 * double(m), 0, [&] { unscale_({p}, 1); });
   }
   for (const int64_t columns : {768, 4096, 50304}) {
     const int64_t rows = std::max<int64_t>(n / 2 / columns, 1);
     const double cells = double(rows * columns);
-    const Tensor x = randn({rows, columns}, options(bf16)), w = ones({columns}, options(bf16)), b = zeros({columns}, options(bf16));
+    const Tensor x = randn({rows, columns}, options(bf16)), w = ones({columns}, options(bf16)),
+                 b = zeros({columns}, options(bf16));
     report(o, fmt::format("softmax bf16 {}", columns), 4 * cells, 0, [&] { softmax(x, -1); });
     if (columns < 10000) {
       const NormResult saved = layer_norm(x, {columns}, w, b);
       report(o, fmt::format("layer_norm bf16 {}", columns), 4 * cells, 0, [&] { layer_norm(x, {columns}, w, b); });
-      report(o, fmt::format("layer_norm backward bf16 {}", columns), 6 * cells, 0, [&] { layer_norm_grad(x, x, saved, {columns}, w, true); });
+      report(o, fmt::format("layer_norm backward bf16 {}", columns), 6 * cells, 0,
+             [&] { layer_norm_grad(x, x, saved, {columns}, w, true); });
     } else {
       const Tensor target = zeros({rows}, options(i64));
-      Tensor loss = empty({rows}, options(f32)), lse = empty({rows}, options(f32)), none, grad = empty(x.shape(), options(bf16));
+      Tensor loss = empty({rows}, options(f32)), lse = empty({rows}, options(f32)), none,
+             grad = empty(x.shape(), options(bf16));
       const Tensor upstream = ones({rows}, options(f32));
-      report(o, fmt::format("cross_entropy bf16 {}", columns), 2 * cells, 0, [&] { LOCKSTEP_KERNEL(o.device, cross_entropy)(x, target, none, {}, loss, lse); });
-      report(o, fmt::format("cross_entropy backward bf16 {}", columns), 4 * cells, 0, [&] { LOCKSTEP_KERNEL(o.device, cross_entropy_grad)(upstream, x, lse, target, none, {}, grad); });
+      report(o, fmt::format("cross_entropy bf16 {}", columns), 2 * cells, 0, [&] {
+        LOCKSTEP_KERNEL(o.device, cross_entropy)(x, target, none, {}, loss, lse);
+      });
+      report(o, fmt::format("cross_entropy backward bf16 {}", columns), 4 * cells, 0, [&] {
+        LOCKSTEP_KERNEL(o.device, cross_entropy_grad)(upstream, x, lse, target, none, {}, grad);
+      });
     }
   }
   const int64_t side = std::max<int64_t>(int64_t(8192 / std::sqrt(double(o.shrink))) / 8 * 8, 8);
   for (const DType dtype : {bf16, f16, f32}) {
     const Tensor a = randn({side, side}, options(dtype)), b = randn({side, side}, options(dtype));
-    report(o, fmt::format("matmul {} {}", name_of(dtype), side), 3.0 * double(side * side * size_of(dtype)), 2.0 * std::pow(double(side), 3), [&] { matmul(a, b); });
+    report(o, fmt::format("matmul {} {}", name_of(dtype), side), 3.0 * double(side * side * size_of(dtype)),
+           2.0 * std::pow(double(side), 3), [&] { matmul(a, b); });
   }
   {
     const int64_t tokens = std::max<int64_t>(16384 / o.shrink, 8), width = 768;
-    const Tensor x = randn({tokens, width}, options(bf16)), w = randn({4 * width, width}, options(bf16)), b = zeros({4 * width}, options(bf16));
-    report(o, "linear + gelu bf16 768 to 3072", 0, 8.0 * double(tokens * width * width), [&] { linear(x, w, b, Activation::gelu_tanh); });
+    const Tensor x = randn({tokens, width}, options(bf16)), w = randn({4 * width, width}, options(bf16)),
+                 b = zeros({4 * width}, options(bf16));
+    report(o, "linear + gelu bf16 768 to 3072", 0, 8.0 * double(tokens * width * width),
+           [&] { linear(x, w, b, Activation::gelu_tanh); });
   }
   for (const DType dtype : {bf16, f32}) {
     const int64_t batch = std::max<int64_t>(64 / o.shrink, 1);
-    const Tensor x = randn({batch, 56, 56, 64}, options(dtype)).permute({0, 3, 1, 2}), w = randn({64, 64, 3, 3}, options(dtype));  // channels last; y is like x
+    const Tensor x = randn({batch, 56, 56, 64}, options(dtype)).permute({0, 3, 1, 2}),
+                 w = randn({64, 64, 3, 3}, options(dtype));  // channels last; y is like x
     const ConvArgs args{.padding = {1, 1}};
     const double bytes = 2.0 * double(x.numel() * size_of(dtype)), flops = 2.0 * 9 * 64 * double(x.numel());
     report(o, fmt::format("conv2d {} 64", name_of(dtype)), bytes, flops, [&] { conv2d(x, w, {}, args); });
-    report(o, fmt::format("conv2d gradient of input {} 64", name_of(dtype)), bytes, flops, [&] { conv2d_grad_input(x, w, x.shape(), args); });
-    report(o, fmt::format("conv2d gradient of weight {} 64", name_of(dtype)), bytes, flops, [&] { conv2d_grad_weight(x, x, w.shape(), args, false); });
+    report(o, fmt::format("conv2d gradient of input {} 64", name_of(dtype)), bytes, flops,
+           [&] { conv2d_grad_input(x, w, x.shape(), args); });
+    report(o, fmt::format("conv2d gradient of weight {} 64", name_of(dtype)), bytes, flops,
+           [&] { conv2d_grad_weight(x, x, w.shape(), args, false); });
   }
   {
     const int64_t batch = std::max<int64_t>(16 / o.shrink, 1), tokens = o.shrink > 1 ? 32 : 1024;
     const Tensor q = randn({batch, 12, tokens, 64}, options(bf16));
     const double flops = 4.0 * double(batch * 12 * tokens * tokens * 64) / 2;
     const AttentionArgs args{.scale = 0.125, .causal = true};
-    Tensor none, out = empty(q.shape(), options(bf16)), lse = empty({batch, 12, tokens}, options(f32)), gq = empty(q.shape(), options(bf16)), gk = empty(q.shape(), options(bf16)), gv = empty(q.shape(), options(bf16));
-    report(o, "attention causal bf16", 0, flops, [&] { LOCKSTEP_KERNEL(o.device, attention)(q, q, q, none, args, out, lse); });
-    report(o, "attention causal backward bf16", 0, 2.5 * flops, [&] { LOCKSTEP_KERNEL(o.device, attention_grad)(q, q, q, q, none, out, lse, args, gq, gk, gv); });
+    Tensor none, out = empty(q.shape(), options(bf16)), lse = empty({batch, 12, tokens}, options(f32)),
+                 gq = empty(q.shape(), options(bf16)), gk = empty(q.shape(), options(bf16)),
+                 gv = empty(q.shape(), options(bf16));
+    report(o, "attention causal bf16", 0, flops, [&] {
+      LOCKSTEP_KERNEL(o.device, attention)(q, q, q, none, args, out, lse);
+    });
+    report(o, "attention causal backward bf16", 0, 2.5 * flops, [&] {
+      LOCKSTEP_KERNEL(o.device, attention_grad)(q, q, q, q, none, out, lse, args, gq, gk, gv);
+    });
   }
 }
 

@@ -27,8 +27,10 @@ std::pair<Tensor, Tensor> tokens(int64_t step, int64_t batch, int64_t length, in
 
 /// The peer's name of a parameter of ours: blocks.0.attention.in_proj.weight is its blocks.0.qkv.weight.
 std::string peer_name(std::string name) {
-  const std::pair<std::string, std::string> renamed[] = {{"tokens.", "wte."}, {"positions.", "wpe."}, {"norm1.", "ln1."}, {"norm2.", "ln2."},
-      {"attention.in_proj.", "qkv."}, {"attention.out_proj.", "proj."}, {"mlp.up.", "fc."}, {"mlp.down.", "out."}};
+  const std::pair<std::string, std::string> renamed[] = {
+      {"tokens.", "wte."}, {"positions.", "wpe."},         {"norm1.", "ln1."},
+      {"norm2.", "ln2."},  {"attention.in_proj.", "qkv."}, {"attention.out_proj.", "proj."},
+      {"mlp.up.", "fc."},  {"mlp.down.", "out."}};
   if (name.starts_with("norm.")) return "lnf." + name.substr(5);
   for (const auto& [ours, theirs] : renamed) {
     const size_t at = name.find(ours);
@@ -44,10 +46,14 @@ Job make_gpt(const nn::GPT::Options& o, int64_t batch, int64_t steps, const std:
   if (!weights.empty()) {
     const data::SafeTensors file = data::SafeTensors::open(weights);
     nn::State state;
-    for (const nn::NamedParameter& p : gpt->named_parameters()) state.emplace_back(p.name, file.tensor(peer_name(p.name)));
+    for (const nn::NamedParameter& p : gpt->named_parameters())
+      state.emplace_back(p.name, file.tensor(peer_name(p.name)));
     gpt->load_state(state);
   }
-  job.make_optimizer = [](nn::Module& m) { return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}); };
+  job.make_optimizer = [](nn::Module& m) {
+    return std::make_unique<optim::AdamW>(
+        m.parameters(), optim::AdamWOptions{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1});
+  };
   std::vector<std::pair<Tensor, Tensor>> batches;
   for (int64_t s = 0; s < steps; ++s) batches.push_back(tokens(s, batch, o.context, o.vocab));
   job.infer = [gpt, x = batches[0].first] { (*gpt)(x); };
@@ -62,24 +68,30 @@ Job make_gpt(const nn::GPT::Options& o, int64_t batch, int64_t steps, const std:
   // causal mask leaves half.
   const double matrices = double(o.layers) * 12 * o.width * o.width + double(o.vocab) * o.width;
   job.flops = 6 * matrices * double(job.items) + 12. * double(o.layers * o.context * o.context * o.width * batch) / 2;
-  for (const auto& [n, k] : {std::pair{3 * o.width, o.width}, {o.width, o.width}, {4 * o.width, o.width}, {o.width, 4 * o.width}, {o.vocab, o.width}}) {
+  for (const auto& [n, k] : {std::pair{3 * o.width, o.width},
+                             {o.width, o.width},
+                             {4 * o.width, o.width},
+                             {o.width, 4 * o.width},
+                             {o.vocab, o.width}}) {
     job.shapes.push_back({job.items, n, k});
   }
   job.model = std::move(model);
   return job;
 }
 
-/// Adds a matrix product of `rows` x n x k: forward, gradient of the weight, and, but for the first layer, of the input.
+/// Adds a matrix product of `rows` x n x k: forward, gradient of the weight, and, but for the first layer, of the
+/// input.
 void count_product(Job& job, int64_t rows, int64_t n, int64_t k, bool first = false) {
   job.shapes.push_back({rows, n, k});
   job.flops += (first ? 2 : 3) * job.shapes.back().flops();
 }
 
 /// A net on random images of `shape`, SGD with momentum as the peers'.
-template <class Net>
-void finish(Job& job, std::unique_ptr<Net> net, const Shape& shape) {
+template <class Net> void finish(Job& job, std::unique_ptr<Net> net, const Shape& shape) {
   Net* const model = net.get();
-  job.make_optimizer = [](nn::Module& m) { return std::make_unique<optim::SGD>(m.parameters(), optim::SGDOptions{.lr = 0.01, .momentum = 0.9}); };
+  job.make_optimizer = [](nn::Module& m) {
+    return std::make_unique<optim::SGD>(m.parameters(), optim::SGDOptions{.lr = 0.01, .momentum = 0.9});
+  };
   const Tensor x = randn(shape), y = randint(0, 10, {shape[0]});
   job.loss = [=](int64_t) { return cross_entropy((*model)(x), y); };
   job.infer = [=] { (*model)(x); };
@@ -89,7 +101,9 @@ void finish(Job& job, std::unique_ptr<Net> net, const Shape& shape) {
 
 Job make_mlp(int64_t batch) {
   Job job;
-  auto net = std::make_unique<nn::Sequential>(nn::Linear({.in = 784, .out = 512}), nn::ReLU(), nn::Linear({.in = 512, .out = 512}), nn::ReLU(), nn::Linear({.in = 512, .out = 10}));
+  auto net = std::make_unique<nn::Sequential>(nn::Linear({.in = 784, .out = 512}), nn::ReLU(),
+                                              nn::Linear({.in = 512, .out = 512}), nn::ReLU(),
+                                              nn::Linear({.in = 512, .out = 10}));
   count_product(job, batch, 512, 784, true);
   count_product(job, batch, 512, 512);
   count_product(job, batch, 10, 512);
@@ -99,8 +113,10 @@ Job make_mlp(int64_t batch) {
 
 Job make_lenet(int64_t batch) {
   Job job;
-  auto net = std::make_unique<nn::Sequential>(nn::Conv2d({.in = 1, .out = 32}), nn::ReLU(), nn::MaxPool2d(), nn::Conv2d({.in = 32, .out = 64}), nn::ReLU(), nn::MaxPool2d(),
-                                              nn::Flatten(), nn::Linear({.in = 64 * 5 * 5, .out = 128}), nn::ReLU(), nn::Linear({.in = 128, .out = 10}));
+  auto net = std::make_unique<nn::Sequential>(nn::Conv2d({.in = 1, .out = 32}), nn::ReLU(), nn::MaxPool2d(),
+                                              nn::Conv2d({.in = 32, .out = 64}), nn::ReLU(), nn::MaxPool2d(),
+                                              nn::Flatten(), nn::Linear({.in = 64 * 5 * 5, .out = 128}), nn::ReLU(),
+                                              nn::Linear({.in = 128, .out = 10}));
   count_product(job, batch * 26 * 26, 32, 9, true);
   count_product(job, batch * 11 * 11, 64, 32 * 9);
   count_product(job, batch, 128, 64 * 5 * 5);
@@ -112,14 +128,19 @@ Job make_lenet(int64_t batch) {
 /// Two 3x3 convolutions around a shortcut (He et al., 2016).
 struct Basic : nn::Layer<Basic> {
   Basic(int64_t in, int64_t out, int64_t stride)
-      : conv1({.in = in, .out = out, .stride = stride, .padding = 1, .bias = false}), norm1({.channels = out}),
-        conv2({.in = out, .out = out, .padding = 1, .bias = false}), norm2({.channels = out}) {
+      : conv1({.in = in, .out = out, .stride = stride, .padding = 1, .bias = false}),
+        norm1({.channels = out}),
+        conv2({.in = out, .out = out, .padding = 1, .bias = false}),
+        norm2({.channels = out}) {
     if (in != out || stride != 1) {
-      shortcut.add(nn::Conv2d({.in = in, .out = out, .kernel = 1, .stride = stride, .bias = false})).add(nn::BatchNorm2d({.channels = out}));
+      shortcut.add(nn::Conv2d({.in = in, .out = out, .kernel = 1, .stride = stride, .bias = false}))
+          .add(nn::BatchNorm2d({.channels = out}));
     }
   }
   Variable forward(const Variable& x) { return relu(norm2(conv2(relu(norm1(conv1(x))))) + shortcut(x)); }
-  void fields(nn::Fields& f) override { f("conv1", conv1)("norm1", norm1)("conv2", conv2)("norm2", norm2)("shortcut", shortcut); }
+  void fields(nn::Fields& f) override {
+    f("conv1", conv1)("norm1", norm1)("conv2", conv2)("norm2", norm2)("shortcut", shortcut);
+  }
 
   nn::Conv2d conv1;
   nn::BatchNorm2d norm1;
@@ -130,8 +151,10 @@ struct Basic : nn::Layer<Basic> {
 
 Job make_resnet(int64_t batch) {
   Job job;
-  auto net = std::make_unique<nn::Sequential>(nn::Conv2d({.in = 3, .out = 16, .padding = 1, .bias = false}), nn::BatchNorm2d({.channels = 16}), nn::ReLU(), Basic(16, 16, 1),
-                                              Basic(16, 32, 2), Basic(32, 64, 2), nn::AdaptiveAvgPool2d(), nn::Flatten(), nn::Linear({.in = 64, .out = 10}));
+  auto net = std::make_unique<nn::Sequential>(nn::Conv2d({.in = 3, .out = 16, .padding = 1, .bias = false}),
+                                              nn::BatchNorm2d({.channels = 16}), nn::ReLU(), Basic(16, 16, 1),
+                                              Basic(16, 32, 2), Basic(32, 64, 2), nn::AdaptiveAvgPool2d(),
+                                              nn::Flatten(), nn::Linear({.in = 64, .out = 10}));
   count_product(job, batch * 32 * 32, 16, 3 * 9, true);
   for (int i = 0; i < 2; ++i) count_product(job, batch * 32 * 32, 16, 16 * 9);
   for (const auto& [out, side] : {std::pair<int64_t, int64_t>{32, 16}, {64, 8}}) {
@@ -150,9 +173,12 @@ Job make_resnet(int64_t batch) {
 Job make_job(const std::string& name, int64_t batch, int64_t steps, const std::string& weights) {
   LOCKSTEP_CHECK(weights.empty() || name.starts_with("gpt-"), "[bench] expected --load with a gpt model, got ", name);
   const auto size = [&](int64_t usual) { return batch > 0 ? batch : usual; };
-  if (name == "gpt-tiny") return make_gpt({.vocab = 256, .context = 128, .layers = 4, .width = 128, .heads = 4}, size(8), steps, weights);
-  if (name == "gpt-small") return make_gpt({.vocab = 256, .context = 256, .layers = 6, .width = 384, .heads = 6}, size(12), steps, weights);
-  if (name == "gpt-124M") return make_gpt({.vocab = 50257, .context = 256, .layers = 12, .width = 768, .heads = 12}, size(2), steps, weights);
+  if (name == "gpt-tiny")
+    return make_gpt({.vocab = 256, .context = 128, .layers = 4, .width = 128, .heads = 4}, size(8), steps, weights);
+  if (name == "gpt-small")
+    return make_gpt({.vocab = 256, .context = 256, .layers = 6, .width = 384, .heads = 6}, size(12), steps, weights);
+  if (name == "gpt-124M")
+    return make_gpt({.vocab = 50257, .context = 256, .layers = 12, .width = 768, .heads = 12}, size(2), steps, weights);
   if (name == "mlp") return make_mlp(size(128));
   if (name == "lenet") return make_lenet(size(64));
   if (name == "resnet") return make_resnet(size(32));

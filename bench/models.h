@@ -19,14 +19,14 @@ struct Job {
   std::function<lockstep::Variable(int64_t step)> loss;  ///< forward on the batch of a step
   std::function<void()> infer;                           ///< forward alone, nothing recorded
   std::function<std::pair<lockstep::Tensor, lockstep::Tensor>(int64_t step)> batch;  ///< gpt: tokens and targets
-  int64_t items = 0;                                     ///< tokens or samples a step
+  int64_t items = 0;                                                                 ///< tokens or samples a step
   const char* unit = "samples";
-  double flops = 0;                                      ///< of a step's matrix products, convolutions and attention
-  std::vector<GemmShape> shapes;                         ///< of its matrix products
+  double flops = 0;               ///< of a step's matrix products, convolutions and attention
+  std::vector<GemmShape> shapes;  ///< of its matrix products
 };
 
-/// gpt-tiny, gpt-small, gpt-124M, mlp, lenet or resnet. batch 0 means the peer's. `weights`, for gpt: a safetensors file
-/// written by the peer's gpt.py --save, to start from the same numbers.
+/// gpt-tiny, gpt-small, gpt-124M, mlp, lenet or resnet. batch 0 means the peer's. `weights`, for gpt: a safetensors
+/// file written by the peer's gpt.py --save, to start from the same numbers.
 Job make_job(const std::string& name, int64_t batch, int64_t steps, const std::string& weights);
 
 }  // namespace bench

@@ -22,7 +22,9 @@ int main(int argc, char** argv) {
     else if (std::strcmp(argv[i], "--max") == 0 && (max = std::atoll(value)) > 0) ++i;
     else if (std::strcmp(argv[i], "--seconds") == 0 && (seconds = std::atof(value)) > 0) ++i;
     else {
-      if (rank == 0) std::fprintf(stderr, "mpi_allreduce: expected --min BYTES, --max BYTES or --seconds S, got %s %s\n", argv[i], value);
+      if (rank == 0)
+        std::fprintf(stderr, "mpi_allreduce: expected --min BYTES, --max BYTES or --seconds S, got %s %s\n", argv[i],
+                     value);
       MPI_Finalize();
       return 2;
     }
@@ -45,8 +47,10 @@ int main(int argc, char** argv) {
     std::sort(times.begin(), times.end());
     const double us = times[times.size() / 2], algbw = double(count) * 4 / us / 1e3;
     if (rank == 0) {
-      std::printf("{\"bench\": \"collectives\", \"op\": \"all_reduce\", \"how\": \"MPI\", \"ranks\": %d, \"bytes\": %lld, \"us\": %.2f, \"min_us\": %.2f, \"busbw_gbs\": %.3f, \"n\": %zu}\n", n,
-                  static_cast<long long>(count * 4), us, times[0], algbw * 2 * (n - 1) / n, times.size());
+      std::printf(
+          "{\"bench\": \"collectives\", \"op\": \"all_reduce\", \"how\": \"MPI\", \"ranks\": %d, \"bytes\": %lld, "
+          "\"us\": %.2f, \"min_us\": %.2f, \"busbw_gbs\": %.3f, \"n\": %zu}\n",
+          n, static_cast<long long>(count * 4), us, times[0], algbw * 2 * (n - 1) / n, times.size());
       std::fflush(stdout);
     }
   }

@@ -1,4 +1,5 @@
-// What offload costs: the optimizer's step with its state in memory and in files, and files against plain reads and writes.
+// What offload costs: the optimizer's step with its state in memory and in files, and files against plain reads and
+// writes.
 //   bench_offload --folder /nvme [--elements 50000000] [--tile 2097152] [--dtype bf16]
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -74,7 +75,8 @@ void files(const Options& o) {
     for (auto& t : on_their_way) t.wait();
   };
   const int depth = o.aio.queue_depth * o.aio.thread_count;
-  fmt::print("{} MiB in {}, {}, {}, blocks of {} KiB, {} at a time\n", o.mib, o.folder, file.is_direct() ? "O_DIRECT" : "through the page cache", queue.engine(), o.aio.block_size >> 10, depth);
+  fmt::print("{} MiB in {}, {}, {}, blocks of {} KiB, {} at a time\n", o.mib, o.folder,
+             file.is_direct() ? "O_DIRECT" : "through the page cache", queue.engine(), o.aio.block_size >> 10, depth);
   for (const bool writes : {false, true}) {
     std::vector<double> mine, one, many;
     for (int i = 0; i < o.repeat; ++i) {
@@ -83,8 +85,9 @@ void files(const Options& o) {
       many.push_back(seconds([&] { plain(file, memory, o.aio.block_size, depth, writes); }));
     }
     const auto speed = [&](const std::vector<double>& s) { return double(o.mib << 20) / 1e6 / median(s); };
-    fmt::print("  {:5} {:7.0f} MB/s   {} one at a time {:7.0f} MB/s   {} at a time {:7.0f} MB/s   ours {:.0f} %\n", writes ? "write" : "read", speed(mine), writes ? "pwrite" : "pread", speed(one), depth,
-               speed(many), 100 * speed(mine) / std::max(speed(one), speed(many)));
+    fmt::print("  {:5} {:7.0f} MB/s   {} one at a time {:7.0f} MB/s   {} at a time {:7.0f} MB/s   ours {:.0f} %\n",
+               writes ? "write" : "read", speed(mine), writes ? "pwrite" : "pread", speed(one), depth, speed(many),
+               100 * speed(mine) / std::max(speed(one), speed(many)));
   }
 }
 
@@ -100,13 +103,22 @@ struct Stack : nn::Layer<Stack> {
     for (nn::Linear& layer : layers) x = layer(x);
     return x;
   }
-  void fields(nn::Fields& f) override { for (size_t i = 0; i < layers.size(); ++i) f(std::to_string(i), layers[i]); }
+  void fields(nn::Fields& f) override {
+    for (size_t i = 0; i < layers.size(); ++i) f(std::to_string(i), layers[i]);
+  }
 };
 
 void steps(const Options& o) {
   const DType dtype = o.dtype == "bf16" ? bf16 : f32;
-  struct Place { const char* name; Offload device; bool overlap; };
-  const std::vector<Place> places{{"none", Offload::none, true}, {"cpu", Offload::cpu, true}, {"nvme", Offload::nvme, true}, {"nvme, nothing overlaps", Offload::nvme, false}};
+  struct Place {
+    const char* name;
+    Offload device;
+    bool overlap;
+  };
+  const std::vector<Place> places{{"none", Offload::none, true},
+                                  {"cpu", Offload::cpu, true},
+                                  {"nvme", Offload::nvme, true},
+                                  {"nvme, nothing overlaps", Offload::nvme, false}};
   for (const Place& place : places) {
     dist::spawn(1, [&](int) {
       if (o.threads > 0) set_threads(o.threads);
@@ -130,8 +142,11 @@ void steps(const Options& o) {
         if (i >= 2) times.push_back(t);
       }
       const int64_t n = model.parameter_count();
-      fmt::print("  step of {:.1f} M in {}, {:22} {:8.1f} ms", double(n) / 1e6, o.dtype, place.name, 1e3 * median(times));
-      if (place.device == Offload::nvme) fmt::print("   {:.0f} MB/s read and as much written", double(n) * (dtype == f32 ? 8 : 12) / 1e6 / median(times));
+      fmt::print("  step of {:.1f} M in {}, {:22} {:8.1f} ms", double(n) / 1e6, o.dtype, place.name,
+                 1e3 * median(times));
+      if (place.device == Offload::nvme)
+        fmt::print("   {:.0f} MB/s read and as much written",
+                   double(n) * (dtype == f32 ? 8 : 12) / 1e6 / median(times));
       fmt::print("\n");
     });
   }

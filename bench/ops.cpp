@@ -40,7 +40,8 @@ void both(const std::string& name, bench::Cost cost, std::function<Inputs()> inp
 }
 
 /// Forward as `name`, both ways as `name_fb` (the peer's names differ between the two).
-void each(const std::string& name, const std::string& name_fb, bench::Cost cost, std::function<Inputs()> inputs, Op op) {
+void each(const std::string& name, const std::string& name_fb, bench::Cost cost, std::function<Inputs()> inputs,
+          Op op) {
   forward(name, cost, inputs, op);
   both(name_fb, {3 * cost.flops, 0}, inputs, op);
 }
@@ -48,21 +49,54 @@ void each(const std::string& name, const std::string& name_fb, bench::Cost cost,
 void matrix_products() {
   const Op product = [](const Inputs& in) { return matmul(in[0], in[1]); };
   for (const int64_t n : {128, 256, 512, 1024, 2048}) {
-    forward(str("matmul_", n), {2. * n * n * n}, [=] { return Inputs{draw({n, n}), draw({n, n})}; }, product);
+    forward(
+        str("matmul_", n), {2. * n * n * n},
+        [=] {
+          return Inputs{draw({n, n}), draw({n, n})};
+        },
+        product);
   }
   const double cube = 2. * 1024 * 1024 * 1024;
-  forward("matmul_nt_1024", {cube}, [] { return Inputs{draw({1024, 1024}), draw({1024, 1024})}; }, [](const Inputs& in) { return matmul(in[0], in[1].t()); });
-  forward("matmul_bf16_1024", {cube}, [] { return Inputs{draw({1024, 1024}).to(bf16), draw({1024, 1024}).to(bf16)}; }, product);
-  forward("bmm_48x256x64x256", {2. * 48 * 256 * 64 * 256}, [] { return Inputs{draw({48, 256, 64}), draw({48, 64, 256})}; }, product);
-  each("linear_1024x768x3072", "linear_fb", {2. * 1024 * 768 * 3072}, [] { return Inputs{draw({1024, 768}), draw({3072, 768}), draw({3072})}; },
-       [](const Inputs& in) { return linear(in[0], in[1], in[2]); });
+  forward(
+      "matmul_nt_1024", {cube},
+      [] {
+        return Inputs{draw({1024, 1024}), draw({1024, 1024})};
+      },
+      [](const Inputs& in) { return matmul(in[0], in[1].t()); });
+  forward(
+      "matmul_bf16_1024", {cube},
+      [] {
+        return Inputs{draw({1024, 1024}).to(bf16), draw({1024, 1024}).to(bf16)};
+      },
+      product);
+  forward(
+      "bmm_48x256x64x256", {2. * 48 * 256 * 64 * 256},
+      [] {
+        return Inputs{draw({48, 256, 64}), draw({48, 64, 256})};
+      },
+      product);
+  each(
+      "linear_1024x768x3072", "linear_fb", {2. * 1024 * 768 * 3072},
+      [] {
+        return Inputs{draw({1024, 768}), draw({3072, 768}), draw({3072})};
+      },
+      [](const Inputs& in) { return linear(in[0], in[1], in[2]); });
 }
 
 void rows() {
   const int64_t r = 2048, c = 1024;
-  each("softmax_2048x1024", "softmax_fb", {0, 8. * r * c}, [=] { return Inputs{draw({r, c})}; }, [](const Inputs& in) { return softmax(in[0], -1); });
-  each("layernorm_2048x1024", "layernorm_fb", {0, 8. * r * c}, [=] { return Inputs{draw({r, c}), draw({c}), draw({c})}; },
-       [=](const Inputs& in) { return layer_norm(in[0], {c}, in[1], in[2]); });
+  each(
+      "softmax_2048x1024", "softmax_fb", {0, 8. * r * c},
+      [=] {
+        return Inputs{draw({r, c})};
+      },
+      [](const Inputs& in) { return softmax(in[0], -1); });
+  each(
+      "layernorm_2048x1024", "layernorm_fb", {0, 8. * r * c},
+      [=] {
+        return Inputs{draw({r, c}), draw({c}), draw({c})};
+      },
+      [=](const Inputs& in) { return layer_norm(in[0], {c}, in[1], in[2]); });
   bench::add_case("cross_entropy_512x50257", {0, 4. * 512 * 50257}, [] {
     return [x = draw({512, 50257}), target = randint(0, 50257, {512})] {
       const NoGrad no_grad;
@@ -70,7 +104,9 @@ void rows() {
     };
   });
   bench::add_case("cross_entropy_fb", {}, [] {
-    return [x = Variable(randn({512, 50257}), true), target = randint(0, 50257, {512})] { bench::keep(grad(cross_entropy(x, target), {x}, ones({}))); };
+    return [x = Variable(randn({512, 50257}), true), target = randint(0, 50257, {512})] {
+      bench::keep(grad(cross_entropy(x, target), {x}, ones({})));
+    };
   });
 }
 
@@ -83,7 +119,8 @@ void pointwise() {
   forward("exp_4M", {0, 8 * e}, one, [](const Inputs& in) { return exp(in[0]); });
   forward("relu_4M", {0, 8 * e}, one, [](const Inputs& in) { return relu(in[0]); });
   forward("add_4M", {0, 12 * e}, two, [](const Inputs& in) { return in[0] + in[1]; });
-  forward("add_inplace_4M", {0, 12 * e}, two, [](const Inputs& in) { return add_(in[0].tensor(), in[1].tensor(), 1e-9); });
+  forward("add_inplace_4M", {0, 12 * e}, two,
+          [](const Inputs& in) { return add_(in[0].tensor(), in[1].tensor(), 1e-9); });
   forward("add_bias_rows_4M", {0, 8 * e}, two, [](const Inputs& in) { return in[0] + in[1][0]; });
   forward("mul_add_chain_4M", {}, two, [](const Inputs& in) { return relu(in[0] * in[1] + in[0]); });
   forward("sum_all_4M", {0, 4 * e}, one, [](const Inputs& in) { return sum(in[0]); });
@@ -97,18 +134,36 @@ void pointwise() {
 void images() {
   const int64_t n = 16, c = 32, k = 64, h = 28, w = 28;
   const double elements = double(n * c * h * w);
-  each("conv2d_3x3", "conv2d_3x3_fb", {2. * n * k * c * 9 * h * w}, [=] { return Inputs{draw({n, c, h, w}), draw({k, c, 3, 3}), draw({k})}; },
-       [](const Inputs& in) { return conv2d(in[0], in[1], in[2], {.padding = {1, 1}}); });
-  forward("maxpool2x2", {0, 5 * elements}, [=] { return Inputs{draw({n, c, h, w})}; }, [](const Inputs& in) { return max_pool2d(in[0], {}); });
-  forward("batchnorm_train", {0, 8 * elements}, [=] { return Inputs{draw({n, c, h, w})}; },
-          [](const Inputs& in) { return batch_norm(in[0], {}, {}, {}, {}, true); });
+  each(
+      "conv2d_3x3", "conv2d_3x3_fb", {2. * n * k * c * 9 * h * w},
+      [=] {
+        return Inputs{draw({n, c, h, w}), draw({k, c, 3, 3}), draw({k})};
+      },
+      [](const Inputs& in) {
+        return conv2d(in[0], in[1], in[2], {.padding = {1, 1}});
+      });
+  forward(
+      "maxpool2x2", {0, 5 * elements},
+      [=] {
+        return Inputs{draw({n, c, h, w})};
+      },
+      [](const Inputs& in) { return max_pool2d(in[0], {}); });
+  forward(
+      "batchnorm_train", {0, 8 * elements},
+      [=] {
+        return Inputs{draw({n, c, h, w})};
+      },
+      [](const Inputs& in) { return batch_norm(in[0], {}, {}, {}, {}, true); });
 }
 
 void sequences() {
   const int64_t b = 4, heads = 12, t = 256, d = 64;
-  each("sdpa_causal", "sdpa_causal_fb", {4. * b * heads * t * t * d},
-       [=] { return Inputs{draw({b, heads, t, d}), draw({b, heads, t, d}), draw({b, heads, t, d})}; },
-       [](const Inputs& in) { return attention(in[0], in[1], in[2], {}, {.scale = 0, .causal = true}); });
+  each(
+      "sdpa_causal", "sdpa_causal_fb", {4. * b * heads * t * t * d},
+      [=] {
+        return Inputs{draw({b, heads, t, d}), draw({b, heads, t, d}), draw({b, heads, t, d})};
+      },
+      [](const Inputs& in) { return attention(in[0], in[1], in[2], {}, {.scale = 0, .causal = true}); });
   bench::add_case("embedding_2048x768", {0, 8. * 2048 * 768}, [] {
     return [w = draw({50257, 768}), index = randint(0, 50257, {2048})] {
       const NoGrad no_grad;
@@ -116,7 +171,9 @@ void sequences() {
     };
   });
   bench::add_case("embedding_fb", {}, [] {
-    return [w = Variable(randn({50257, 768}), true), index = randint(0, 50257, {2048}), ones = ones({2048, 768})] { bench::keep(grad(embedding(w, index), {w}, ones)); };
+    return [w = Variable(randn({50257, 768}), true), index = randint(0, 50257, {2048}), ones = ones({2048, 768})] {
+      bench::keep(grad(embedding(w, index), {w}, ones));
+    };
   });
 }
 
@@ -126,7 +183,8 @@ void optimizers() {
   bench::add_case("adamw_50M", {0, 28. * count}, [] {
     Variable parameter(randn({count}), true);
     parameter.grad() = randn({count});
-    auto optimizer = std::make_shared<optim::AdamW>(std::vector{parameter}, optim::AdamWOptions{.lr = 1e-3, .weight_decay = 0.01});
+    auto optimizer =
+        std::make_shared<optim::AdamW>(std::vector{parameter}, optim::AdamWOptions{.lr = 1e-3, .weight_decay = 0.01});
     return [optimizer] { optimizer->step(); };
   });
 }

@@ -1,4 +1,5 @@
-// The bubble of a pipeline that computes: measured, and by the formula of equal stages. Each stage wants a core of its own, and a quiet machine.
+// The bubble of a pipeline that computes: measured, and by the formula of equal stages. Each stage wants a core of its
+// own, and a quiet machine.
 //
 //   build/bench/bench_pipeline --stages 2 --micro-batches 2,4,8,16
 #include <fmt/format.h>
@@ -27,30 +28,45 @@ int main(int argc, char** argv) {
   app.add_option("--layers", layers, "linear layers of a stage")->check(CLI::Range(1, 1000))->capture_default_str();
   app.add_option("--width", width, "of a layer")->check(CLI::Range(1, 1 << 16))->capture_default_str();
   app.add_option("--rows", rows, "of a micro-batch")->check(CLI::Range(1, 1 << 16))->capture_default_str();
-  app.add_option("--steps", steps, "measured, after one that warms up; the median counts")->check(CLI::Range(1, 1000))->capture_default_str();
+  app.add_option("--steps", steps, "measured, after one that warms up; the median counts")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   const pipeline::Kind kind = pipeline::parse_kind(schedule);
-  fmt::print("{} of {} stages, {} layers of {} x {} each, {} rows a micro-batch\n{:>14}{:>12}{:>12}{:>12}{:>14}\n", schedule, stages, layers, width, width, rows, "micro-batches", "measured", "formula", "off by", "step");
+  fmt::print("{} of {} stages, {} layers of {} x {} each, {} rows a micro-batch\n{:>14}{:>12}{:>12}{:>12}{:>14}\n",
+             schedule, stages, layers, width, width, rows, "micro-batches", "measured", "formula", "off by", "step");
   std::fflush(stdout);
   for (const int m : micro_batches) {
-    dist::spawn(stages, [&](int rank) {
-      std::vector<pipeline::LayerSpec> all;
-      for (int i = 0; i < stages * layers; ++i) all.push_back(pipeline::layer<nn::Linear>({.in = width, .out = width}).with([](nn::Module* net, const pipeline::Values& in) { return pipeline::Values{gelu(net->call(in[0]))}; }));
-      pipeline::Engine engine(all, {.micro_batches = m, .schedule = kind, .split = pipeline::SplitBy::parse("uniform")}, [](const pipeline::Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
-      const Tensor x = randn({rows, width});
-      std::vector<double> bubbles, seconds;
-      for (int step = 0; step <= steps; ++step) {
-        engine.train_batch([&](int64_t) { return pipeline::Sample{{x}, {}}; });
-        engine.module().zero_grad();
-        if (step == 0) continue;
-        bubbles.push_back(engine.bubble());
-        seconds.push_back(engine.times()[0].busy + engine.times()[0].idle);
-      }
-      std::sort(bubbles.begin(), bubbles.end());
-      std::sort(seconds.begin(), seconds.end());
-      const double measured = bubbles[bubbles.size() / 2], formula = pipeline::formula(engine.schedule().request).bubble;
-      if (rank == 0) fmt::print("{:>14}{:>11.2f}%{:>11.2f}%{:>11.1f}%{:>11.1f} ms\n", m, 100 * measured, 100 * formula, formula > 0 ? 100 * std::abs(measured / formula - 1) : 0, 1e3 * seconds[seconds.size() / 2]);
-      std::fflush(stdout);
-    }, {.kind = dist::SpawnOptions::Kind::processes});
+    dist::spawn(stages,
+                [&](int rank) {
+                  std::vector<pipeline::LayerSpec> all;
+                  for (int i = 0; i < stages * layers; ++i)
+                    all.push_back(pipeline::layer<nn::Linear>({.in = width, .out = width})
+                                      .with([](nn::Module* net, const pipeline::Values& in) {
+                                        return pipeline::Values{gelu(net->call(in[0]))};
+                                      }));
+                  pipeline::Engine engine(
+                      all, {.micro_batches = m, .schedule = kind, .split = pipeline::SplitBy::parse("uniform")},
+                      [](const pipeline::Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
+                  const Tensor x = randn({rows, width});
+                  std::vector<double> bubbles, seconds;
+                  for (int step = 0; step <= steps; ++step) {
+                    engine.train_batch([&](int64_t) { return pipeline::Sample{{x}, {}}; });
+                    engine.module().zero_grad();
+                    if (step == 0) continue;
+                    bubbles.push_back(engine.bubble());
+                    seconds.push_back(engine.times()[0].busy + engine.times()[0].idle);
+                  }
+                  std::sort(bubbles.begin(), bubbles.end());
+                  std::sort(seconds.begin(), seconds.end());
+                  const double measured = bubbles[bubbles.size() / 2],
+                               formula = pipeline::formula(engine.schedule().request).bubble;
+                  if (rank == 0)
+                    fmt::print("{:>14}{:>11.2f}%{:>11.2f}%{:>11.1f}%{:>11.1f} ms\n", m, 100 * measured, 100 * formula,
+                               formula > 0 ? 100 * std::abs(measured / formula - 1) : 0,
+                               1e3 * seconds[seconds.size() / 2]);
+                  std::fflush(stdout);
+                },
+                {.kind = dist::SpawnOptions::Kind::processes});
   }
 }

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import tempfile
 
-PLANS = [("dp1", 1, []), ("dp2", 2, []), ("dp2+zero1", 2, ["--zero", "1"]), ("dp2+zero3", 2, ["--zero", "3"]), ("pp2", 2, ["--pipeline", "2"])]
+PLANS = [("dp1", 1, []), ("dp2", 2, []), ("dp2+zero1", 2, ["--plan", "zero1"]), ("dp2+zero3", 2, ["--plan", "zero3"]), ("pp2", 2, ["--plan", "pp2"])]
 
 
 def run(*command):
@@ -40,7 +40,7 @@ def main():
                              "--ranks-per-host", max(ranks, 1), "--plan", plan, "--measure", "--json")
                 predicted.setdefault(plan, []).append(json.loads(answer)["step"])
                 trace = pathlib.Path(folder) / f"{plan}-{_}"
-                command = [gpt, "train", "--text", text, "--layers", o.layers, "--width", o.width, "--heads", heads, "--context", context, "--batch", batch, "--accumulate", accumulate,
+                command = [gpt, "train", "--text", text, "--model", f"gpt:{o.layers}x{o.width}x{heads}", "--context", context, "--batch", batch, "--accumulate", accumulate,
                            "--steps", o.steps, "--eval-every", 100000, "--validation", 0.01, "--json", "--trace", trace, *options]
                 run(*([lockstep, "run", "-n", ranks, "-q", "--"] if ranks > 1 else []), *command)
                 measured.setdefault(plan, []).append(json.loads(run(lockstep, "report", trace, "--json").splitlines()[-1])["step_seconds"])

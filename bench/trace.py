@@ -9,7 +9,7 @@ import resource
 import subprocess
 import tempfile
 
-SIZES = {"small operations": ["--layers", 2, "--width", 32, "--context", 32, "--batch", 2, "--steps", 1500], "gpt 4x128": ["--layers", 4, "--width", 128, "--context", 128, "--batch", 8, "--steps", 60]}
+SIZES = {"small operations": ["--model", "gpt:2x32x4", "--context", 32, "--batch", 2, "--steps", 1500], "gpt 4x128": ["--model", "gpt:4x128x4", "--context", 128, "--batch", 8, "--steps", 60]}
 
 
 def main():

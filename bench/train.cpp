@@ -17,7 +17,7 @@
 #include "bench/models.h"
 #include "data/json.h"
 #include "parallel/ddp.h"
-#include "pipeline/gpt.h"
+#include "pipeline/layers.h"
 #include "tensor/memory.h"
 #include "tensor/random.h"
 #include "tensor/threads.h"
@@ -100,13 +100,16 @@ double rss_peak() {
 }
 
 /// Seconds of every timed step, and of its parts.
-struct Times { std::vector<double> step, forward, backward, optimizer; };
+struct Times {
+  std::vector<double> step, forward, backward, optimizer;
+};
 
 zero::ZeroOptions zero_options(const Options& o) {
   zero::ZeroOptions z{.stage = o.zero};
   if (o.offload == "none") return z;
   const bool files = o.offload.starts_with("nvme:");
-  LOCKSTEP_CHECK(files || o.offload == "cpu", "[bench_train] expected --offload none, cpu or nvme:FOLDER, got ", o.offload);
+  LOCKSTEP_CHECK(files || o.offload == "cpu", "[bench_train] expected --offload none, cpu or nvme:FOLDER, got ",
+                 o.offload);
   z.offload_optimizer.device = z.offload_param.device = files ? zero::Offload::nvme : zero::Offload::cpu;
   if (o.zero < 3) z.offload_param.device = zero::Offload::none;
   if (files) z.offload_optimizer.nvme_path = z.offload_param.nvme_path = o.offload.substr(5);
@@ -115,21 +118,26 @@ zero::ZeroOptions zero_options(const Options& o) {
 
 /// `world`: the ranks of a job, or null.
 void run(const Options& o, dist::ProcessGroup* world) {
-  LOCKSTEP_CHECK(world || o.zero < 0, "[bench_train] expected ranks with --zero, as lockstep run -n 2 -- bench_train ... starts them");
-  LOCKSTEP_CHECK(o.pipeline == 0 || (world && world->size() == o.pipeline && o.model.starts_with("gpt-")), "[bench_train] expected a gpt model with --pipeline, and as many ranks as stages");
-  LOCKSTEP_CHECK(!world || (o.steps > 0 && !o.gemm), "[bench_train] expected --steps and no --gemm with ranks: all must run the same steps");
+  LOCKSTEP_CHECK(world || o.zero < 0,
+                 "[bench_train] expected ranks with --zero, as lockstep run -n 2 -- bench_train ... starts them");
+  LOCKSTEP_CHECK(o.pipeline == 0 || (world && world->size() == o.pipeline && o.model.starts_with("gpt-")),
+                 "[bench_train] expected a gpt model with --pipeline, and as many ranks as stages");
+  LOCKSTEP_CHECK(!world || (o.steps > 0 && !o.gemm),
+                 "[bench_train] expected --steps and no --gemm with ranks: all must run the same steps");
   constexpr int64_t warmup = 2, prepared = 64;  // batches that gpt models draw beforehand, then use again
   manual_seed(1234);
   const double base = rss_now();
-  const int64_t micro_batches = o.pipeline > 0 ? o.micro_batches : 1, batches = o.steps > 0 ? (o.steps + warmup) * micro_batches : prepared;
+  const int64_t micro_batches = o.pipeline > 0 ? o.micro_batches : 1,
+                batches = o.steps > 0 ? (o.steps + warmup) * micro_batches : prepared;
   bench::Job job = bench::make_job(o.model, o.batch, batches, o.load);
   std::optional<parallel::DistributedDataParallel> ddp;
   std::optional<zero::Zero> sharded;
   std::unique_ptr<pipeline::Engine> stages;
   if (o.pipeline > 0) {
-    const auto gpt = std::dynamic_pointer_cast<nn::GPT>(job.model);
-    const pipeline::EngineOptions options{.stages = o.pipeline, .micro_batches = o.micro_batches, .schedule = pipeline::parse_kind(o.schedule)};
-    stages = std::make_unique<pipeline::Engine>(pipeline::gpt_layers(gpt), options, pipeline::gpt_loss(*gpt), world);
+    const auto [layers, loss] = pipeline::layers_of(job.model);
+    const pipeline::EngineOptions options{
+        .stages = o.pipeline, .micro_batches = o.micro_batches, .schedule = pipeline::parse_kind(o.schedule)};
+    stages = std::make_unique<pipeline::Engine>(layers, options, loss, world);
   }
   const auto optimizer = job.make_optimizer(stages ? stages->module() : *job.model);
   if (o.zero >= 0) sharded.emplace(*job.model, *optimizer, zero_options(o), world);
@@ -181,7 +189,8 @@ void run(const Options& o, dist::ProcessGroup* world) {
   std::vector<double> inference;
   const NoGrad no_grad;
   job.model->eval();
-  for (const auto start = Clock::now(); !sharded && !stages && (inference.size() < 3 || since(start) < o.seconds / 5);) {
+  for (const auto start = Clock::now();
+       !sharded && !stages && (inference.size() < 3 || since(start) < o.seconds / 5);) {
     const auto t = Clock::now();
     job.infer();
     inference.push_back(since(t));

@@ -18,12 +18,12 @@ TensorDataset read_all(const std::vector<std::string>& paths) {
   int64_t count = 0;
   for (const auto& path : paths) {
     const int64_t size = files.emplace_back(MappedFile::open(path, max_bytes))->size();
-    LOCKSTEP_CHECK(size > 0 && size % record == 0, "[cifar10] ", path, ": expected records of ", record, " bytes (label, 3 x 32 x 32 pixels), got ", size,
-                   " bytes, which is ", size % record, " too many");
+    LOCKSTEP_CHECK(size > 0 && size % record == 0, "[cifar10] ", path, ": expected records of ", record,
+                   " bytes (label, 3 x 32 x 32 pixels), got ", size, " bytes, which is ", size % record, " too many");
     count += size / record;
     for (int64_t at = 0; at < size; at += record)
-      LOCKSTEP_CHECK(int(files.back()->data()[at]) < 10, "[cifar10] ", path, ": expected labels from 0 to 9, got ", int(files.back()->data()[at]),
-                     " for record ", at / record);
+      LOCKSTEP_CHECK(int(files.back()->data()[at]) < 10, "[cifar10] ", path, ": expected labels from 0 to 9, got ",
+                     int(files.back()->data()[at]), " for record ", at / record);
   }
   Tensor images = empty({count, 3, 32, 32}, {.device = cpu}), labels = empty({count}, {.dtype = i64, .device = cpu});
   float* image = images.data<float>();
@@ -44,7 +44,8 @@ TensorDataset read_cifar10(const std::string& path) { return read_all({path}); }
 
 TensorDataset load_cifar10(const std::string& folder, bool train) {
   std::vector<std::string> names{"test_batch.bin"}, paths;
-  if (train) names = {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"};
+  if (train)
+    names = {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"};
   for (const auto& name : names) {
     paths.push_back((std::filesystem::path(folder) / name).string());
     LOCKSTEP_CHECK(std::filesystem::exists(paths.back()), "[cifar10] expected ", name, " in ", folder,

@@ -17,8 +17,7 @@ int64_t row_bytes(const Tensor& x) {
   return bytes;
 }
 
-template <class Part>
-Tensor collate_part(const auto& samples, Part part) {
+template <class Part> Tensor collate_part(const auto& samples, Part part) {
   std::vector<Tensor> tensors;
   for (const auto& sample : samples) tensors.push_back(part(sample));
   return collate(tensors);
@@ -27,12 +26,14 @@ Tensor collate_part(const auto& samples, Part part) {
 }  // namespace
 
 void check_index(const char* dataset, int64_t index, int64_t size) {
-  LOCKSTEP_CHECK(index >= 0 && index < size, "[", dataset, "] index ", index, " is outside the dataset of ", size, " samples");
+  LOCKSTEP_CHECK(index >= 0 && index < size, "[", dataset, "] index ", index, " is outside the dataset of ", size,
+                 " samples");
 }
 
 // Copies bytes by itself: it runs in loader threads, which should not each open a team of threads.
 Tensor take_rows(const Tensor& x, std::span<const int64_t> indices) {
-  LOCKSTEP_CHECK(x.defined() && x.dim() >= 1 && x.device().is_cpu(), "[take_rows] expected a tensor on the cpu with at least 1 dim");
+  LOCKSTEP_CHECK(x.defined() && x.dim() >= 1 && x.device().is_cpu(),
+                 "[take_rows] expected a tensor on the cpu with at least 1 dim");
   for (const int64_t index : indices) check_index("take_rows", index, x.size(0));
   const Tensor source = x.contiguous();
   Shape shape = x.shape();
@@ -51,9 +52,11 @@ Tensor collate(const std::vector<Tensor>& samples) {
   const Tensor& first = samples[0];
   for (size_t i = 0; i < samples.size(); ++i) {
     const Tensor& x = samples[i];
-    LOCKSTEP_CHECK(x.defined() && x.device().is_cpu(), "[collate] sample ", i, " of the batch has no tensor on the cpu");
-    LOCKSTEP_CHECK(x.shape() == first.shape() && x.dtype() == first.dtype(), "[collate] expected samples like the first, ", first.dtype(), first.shape(),
-                   ", got ", x.dtype(), x.shape(), " as sample ", i, " of the batch; give a collate of your own");
+    LOCKSTEP_CHECK(x.defined() && x.device().is_cpu(), "[collate] sample ", i,
+                   " of the batch has no tensor on the cpu");
+    LOCKSTEP_CHECK(x.shape() == first.shape() && x.dtype() == first.dtype(),
+                   "[collate] expected samples like the first, ", first.dtype(), first.shape(), ", got ", x.dtype(),
+                   x.shape(), " as sample ", i, " of the batch; give a collate of your own");
   }
   Shape shape = first.shape();
   shape.insert(0, int64_t(samples.size()));
@@ -66,22 +69,26 @@ Tensor collate(const std::vector<Tensor>& samples) {
 }
 
 Example collate(const std::vector<Example>& samples) {
-  return {collate_part(samples, [](const Example& e) { return e.input; }), collate_part(samples, [](const Example& e) { return e.target; })};
+  return {collate_part(samples, [](const Example& e) { return e.input; }),
+          collate_part(samples, [](const Example& e) { return e.target; })};
 }
 
 std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples) {
   LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample");
   for (size_t i = 0; i < samples.size(); ++i)
-    LOCKSTEP_CHECK(samples[i].size() == samples[0].size(), "[collate] expected ", samples[0].size(), " tensors in each sample, got ", samples[i].size(),
-                   " in sample ", i, " of the batch");
+    LOCKSTEP_CHECK(samples[i].size() == samples[0].size(), "[collate] expected ", samples[0].size(),
+                   " tensors in each sample, got ", samples[i].size(), " in sample ", i, " of the batch");
   std::vector<Tensor> batch;
-  for (size_t part = 0; part < samples[0].size(); ++part) batch.push_back(collate_part(samples, [&](const auto& sample) { return sample[part]; }));
+  for (size_t part = 0; part < samples[0].size(); ++part)
+    batch.push_back(collate_part(samples, [&](const auto& sample) { return sample[part]; }));
   return batch;
 }
 
 TensorDataset::TensorDataset(Tensor inputs, Tensor targets) {
-  LOCKSTEP_CHECK(inputs.defined() && targets.defined() && inputs.dim() >= 1 && targets.dim() >= 1, "[TensorDataset] expected tensors of at least 1 dim");
-  LOCKSTEP_CHECK(inputs.size(0) == targets.size(0), "[TensorDataset] expected as many targets as inputs, got ", inputs.shape(), " and ", targets.shape());
+  LOCKSTEP_CHECK(inputs.defined() && targets.defined() && inputs.dim() >= 1 && targets.dim() >= 1,
+                 "[TensorDataset] expected tensors of at least 1 dim");
+  LOCKSTEP_CHECK(inputs.size(0) == targets.size(0), "[TensorDataset] expected as many targets as inputs, got ",
+                 inputs.shape(), " and ", targets.shape());
   inputs_ = inputs.contiguous();
   targets_ = targets.contiguous();
 }

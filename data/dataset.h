@@ -17,8 +17,7 @@ struct Example {
   Tensor input, target;
 };
 
-template <class S = Example>
-class Dataset {
+template <class S = Example> class Dataset {
  public:
   using Sample = S;
   virtual ~Dataset() = default;
@@ -31,9 +30,12 @@ class Dataset {
 };
 
 template <class S> using DatasetPtr = std::shared_ptr<const Dataset<S>>;
-template <class D> concept IsDataset = std::derived_from<D, Dataset<typename D::Sample>>;
+template <class D>
+concept IsDataset = std::derived_from<D, Dataset<typename D::Sample>>;
 /// A copy of the dataset that others can hold; its tensors are shared.
-template <IsDataset D> DatasetPtr<typename D::Sample> share(const D& dataset) { return std::make_shared<const D>(dataset); }
+template <IsDataset D> DatasetPtr<typename D::Sample> share(const D& dataset) {
+  return std::make_shared<const D>(dataset);
+}
 
 /// Error that names the dataset's size when the index is outside of it.
 void check_index(const char* dataset, int64_t index, int64_t size);
@@ -64,12 +66,12 @@ class TensorDataset : public Dataset<Example> {
 TensorDataset to_tensors(const Dataset<Example>& dataset);
 
 /// Some samples of a dataset, in the given order.
-template <class S>
-class Subset : public Dataset<S> {
+template <class S> class Subset : public Dataset<S> {
  public:
   template <IsDataset D>
   Subset(const D& dataset, std::vector<int64_t> indices) : Subset(share(dataset), std::move(indices)) {}
-  Subset(DatasetPtr<S> dataset, std::vector<int64_t> indices) : dataset_(std::move(dataset)), indices_(std::move(indices)) {
+  Subset(DatasetPtr<S> dataset, std::vector<int64_t> indices)
+      : dataset_(std::move(dataset)), indices_(std::move(indices)) {
     for (const int64_t index : indices_) check_index("Subset", index, dataset_->size());
   }
   int64_t size() const override { return int64_t(indices_.size()); }
@@ -91,8 +93,7 @@ class Subset : public Dataset<S> {
 template <IsDataset D> Subset(const D&, std::vector<int64_t>) -> Subset<typename D::Sample>;
 
 /// Datasets one after the other.
-template <class S>
-class ConcatDataset : public Dataset<S> {
+template <class S> class ConcatDataset : public Dataset<S> {
  public:
   explicit ConcatDataset(std::vector<DatasetPtr<S>> parts) : parts_(std::move(parts)) {
     for (const auto& part : parts_) ends_.push_back(size() + part->size());
@@ -114,7 +115,8 @@ std::vector<std::vector<int64_t>> random_split(int64_t n, const std::vector<int6
 
 /// Disjoint random subsets: auto parts = random_split(all, {9000, 1000}, 1).
 template <IsDataset D>
-std::vector<Subset<typename D::Sample>> random_split(const D& dataset, const std::vector<int64_t>& lengths, uint64_t seed = 0) {
+std::vector<Subset<typename D::Sample>> random_split(const D& dataset, const std::vector<int64_t>& lengths,
+                                                     uint64_t seed = 0) {
   const auto shared = share(dataset);
   std::vector<Subset<typename D::Sample>> parts;
   for (auto& indices : random_split(dataset.size(), lengths, seed)) parts.emplace_back(shared, std::move(indices));

@@ -1,5 +1,5 @@
-// Draws digits. Strokes are lists of points in a unit square (y downward); a random affine map takes them to the picture,
-// where a pixel's grey falls off with its distance from the nearest stroke.
+// Draws digits. Strokes are lists of points in a unit square (y downward); a random affine map takes them to the
+// picture, where a pixel's grey falls off with its distance from the nearest stroke.
 #include "data/digits.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace lockstep::data {
 namespace {
 
-constexpr int side = 28, pixels = side * side;
+constexpr int side = 28, digit_pixels = side * side;
 
 struct Point {
   float x, y;
@@ -47,20 +47,31 @@ std::vector<Stroke> strokes_of(int digit, Draws& draws) {
       Stroke stroke{top, at(.5f, .9f)};
       return other_way ? std::vector<Stroke>{stroke, {at(.34f, .28f), top}} : std::vector<Stroke>{stroke};
     }
-    case 2: return {arc(at(.48f, .32f), about(.25f), about(.21f), 190, 390) + Stroke{at(.25f, .87f)}, {at(.25f, .87f), at(.78f, .87f)}};
-    case 3: return {arc(at(.46f, .3f), about(.23f), about(.19f), 205, 450) + arc(at(.46f, .69f), about(.26f), about(.2f), 270, 510)};
+    case 2:
+      return {arc(at(.48f, .32f), about(.25f), about(.21f), 190, 390) + Stroke{at(.25f, .87f)},
+              {at(.25f, .87f), at(.78f, .87f)}};
+    case 3:
+      return {arc(at(.46f, .3f), about(.23f), about(.19f), 205, 450) +
+              arc(at(.46f, .69f), about(.26f), about(.2f), 270, 510)};
     case 4: {
       const Point corner = at(.22f, .6f), top = other_way ? at(.62f, .1f) : at(.3f, .14f);
       return {{top, corner, at(.82f, .6f)}, {at(.64f, other_way ? .1f : .3f), at(.62f, .9f)}};
     }
-    case 5: return {{at(.75f, .13f), at(.33f, .13f), at(.3f, .47f)}, Stroke{at(.3f, .47f)} + arc(at(.47f, .66f), about(.26f), about(.22f), 235, 500)};
-    case 6: return {arc(at(.64f, .6f), about(.37f), about(.47f), 265, 185), arc(at(.5f, .68f), about(.23f), about(.2f), 0, 360)};
+    case 5:
+      return {{at(.75f, .13f), at(.33f, .13f), at(.3f, .47f)},
+              Stroke{at(.3f, .47f)} + arc(at(.47f, .66f), about(.26f), about(.22f), 235, 500)};
+    case 6:
+      return {arc(at(.64f, .6f), about(.37f), about(.47f), 265, 185),
+              arc(at(.5f, .68f), about(.23f), about(.2f), 0, 360)};
     case 7: {
       const Stroke stroke{at(.23f, .14f), at(.77f, .14f), at(.42f, .9f)};
       return other_way ? std::vector<Stroke>{stroke, {at(.36f, .52f), at(.7f, .52f)}} : std::vector<Stroke>{stroke};
     }
-    case 8: return {arc(at(.5f, .3f), about(.2f), about(.18f), 90, 450), arc(at(.5f, .69f), about(.24f), about(.2f), -90, 270)};
-    default: return {arc(at(.48f, .32f), about(.22f), about(.2f), 0, 360), {at(.7f, .32f), at(.69f, .6f), at(.58f, .9f)}};
+    case 8:
+      return {arc(at(.5f, .3f), about(.2f), about(.18f), 90, 450),
+              arc(at(.5f, .69f), about(.24f), about(.2f), -90, 270)};
+    default:
+      return {arc(at(.48f, .32f), about(.22f), about(.2f), 0, 360), {at(.7f, .32f), at(.69f, .6f), at(.58f, .9f)}};
   }
 }
 
@@ -79,9 +90,10 @@ void draw_digit(int64_t index, uint64_t seed, float* picture) {
   const float wide = draws.uniform(17, 23), high = draws.uniform(18, 24);
   const Point middle{13.5f + draws.uniform(-2.5f, 2.5f), 13.5f + draws.uniform(-2.5f, 2.5f)};
   const float c = std::cos(angle), s = std::sin(angle);
-  const float radius = draws.uniform(0.7f, 1.7f), edge = draws.uniform(0.7f, 1.1f), ink = draws.uniform(0.75f, 1), noise = draws.uniform(0, 0.12f);
+  const float radius = draws.uniform(0.7f, 1.7f), edge = draws.uniform(0.7f, 1.1f), ink = draws.uniform(0.75f, 1),
+              noise = draws.uniform(0, 0.12f);
 
-  std::fill_n(picture, pixels, 0.f);
+  std::fill_n(picture, digit_pixels, 0.f);
   for (auto& stroke : strokes) {
     for (auto& p : stroke) {
       const float x = (p.x - .5f + shear * (.5f - p.y)) * wide, y = (p.y - .5f) * high;
@@ -90,8 +102,10 @@ void draw_digit(int64_t index, uint64_t seed, float* picture) {
     for (size_t i = 0; i + 1 < stroke.size(); ++i) {
       const Point a = stroke[i], b = stroke[i + 1];
       const float reach = radius + edge;
-      const int left = std::max(0, int(std::min(a.x, b.x) - reach)), right = std::min(side - 1, int(std::max(a.x, b.x) + reach) + 1);
-      const int top = std::max(0, int(std::min(a.y, b.y) - reach)), bottom = std::min(side - 1, int(std::max(a.y, b.y) + reach) + 1);
+      const int left = std::max(0, int(std::min(a.x, b.x) - reach)),
+                right = std::min(side - 1, int(std::max(a.x, b.x) + reach) + 1);
+      const int top = std::max(0, int(std::min(a.y, b.y) - reach)),
+                bottom = std::min(side - 1, int(std::max(a.y, b.y) + reach) + 1);
       for (int y = top; y <= bottom; ++y) {
         for (int x = left; x <= right; ++x) {
           const float grey = ink * std::clamp((reach - distance({float(x), float(y)}, a, b)) / edge, 0.f, 1.f);
@@ -100,7 +114,7 @@ void draw_digit(int64_t index, uint64_t seed, float* picture) {
       }
     }
   }
-  for (int i = 0; i < pixels; i += 4) {  // four small noises from each draw
+  for (int i = 0; i < digit_pixels; i += 4) {  // four small noises from each draw
     const uint64_t bits = draws.next();
     for (int j = 0; j < 4; ++j) {
       const float value = picture[i + j] + noise * (float(bits >> (16 * j) & 0xffff) * 0x1p-15f - 1);
@@ -126,12 +140,13 @@ std::optional<Example> SyntheticDigits::get_batch(std::span<const int64_t> indic
   Example batch{empty({n, 1, side, side}, {.device = cpu}), empty({n}, {.dtype = i64, .device = cpu})};
   float* picture = batch.input.data<float>();
   int64_t* label = batch.target.data<int64_t>();
-  on_cpu::parallel_for(n, 256, [&](int64_t begin, int64_t end) {  // a whole set is drawn by all threads, a batch by its own
-    for (int64_t i = begin; i < end; ++i) {
-      draw_digit(indices[size_t(i)], seed_, picture + i * pixels);
-      label[i] = indices[size_t(i)] % 10;
-    }
-  });
+  on_cpu::parallel_for(n, 256,
+                       [&](int64_t begin, int64_t end) {  // a whole set is drawn by all threads, a batch by its own
+                         for (int64_t i = begin; i < end; ++i) {
+                           draw_digit(indices[size_t(i)], seed_, picture + i * digit_pixels);
+                           label[i] = indices[size_t(i)] % 10;
+                         }
+                       });
   return batch;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// Digits drawn by ourselves: strokes, bent, scaled and noisy, in the shape of MNIST, so that examples and tests need no file.
+// Digits drawn by ourselves: strokes, bent, scaled and noisy, in the shape of MNIST, so that examples and tests need no
+// file.
 #include "data/dataset.h"
 
 namespace lockstep::data {

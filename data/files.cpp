@@ -30,8 +30,7 @@ FileFault next_operation() {
 }
 
 /// Runs a system call that gives -1 on failure, again when a signal interrupts it.
-template <class Call>
-int64_t attempt(Call call) {
+template <class Call> int64_t attempt(Call call) {
   if (const FileFault fault = next_operation(); fault.error) return errno = fault.error, -1;
   int64_t result;
   do result = call();
@@ -39,15 +38,11 @@ int64_t attempt(Call call) {
   return result;
 }
 
-/// Removes the temporary files that ended processes of this host left: NAME.tmp-HOST-PID-N.
-void remove_stale(const fs::path& folder, const std::string& prefix) {
-  std::error_code ignored;
-  for (fs::directory_iterator it(folder, ignored), end; !ignored && it != end; it.increment(ignored)) {
-    const std::string name = it->path().filename();
-    if (name.rfind(prefix, 0) != 0) continue;
-    const long pid = std::strtol(name.c_str() + prefix.size(), nullptr, 10);
-    if (pid > 0 && pid != ::getpid() && ::kill(pid_t(pid), 0) != 0 && errno == ESRCH) fs::remove(it->path(), ignored);
-  }
+/// NAME.tmp-HOST-, before the process and a number.
+std::string temporary_prefix(const fs::path& target) {
+  char host[256] = "host";
+  ::gethostname(host, sizeof host - 1);
+  return str(target.filename().string(), ".tmp-", host, "-");
 }
 
 void write_all(int fd, Bytes chunk, const std::string& path) {
@@ -72,21 +67,33 @@ std::string read_file(const std::string& path, int64_t max_bytes) {
     const ssize_t got = ::read(file.fd, text.data() + done, text.size() - done);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail_system("read", path);
-    LOCKSTEP_CHECK(got > 0, "[file] expected ", file.size, " bytes, got ", done, " (the file shrank while it was read): ", path);
+    LOCKSTEP_CHECK(got > 0, "[file] expected ", file.size, " bytes, got ", done,
+                   " (the file shrank while it was read): ", path);
     done += size_t(got);
   }
   return text;
+}
+
+void remove_leftovers(const std::string& path) {
+  const fs::path target(path);
+  const std::string prefix = temporary_prefix(target);
+  std::error_code ignored;
+  for (fs::directory_iterator it(target.has_parent_path() ? target.parent_path() : fs::path("."), ignored), end;
+       !ignored && it != end; it.increment(ignored)) {
+    const std::string name = it->path().filename();
+    if (name.rfind(prefix, 0) != 0) continue;
+    const long pid = std::strtol(name.c_str() + prefix.size(), nullptr, 10);
+    if (pid > 0 && pid != ::getpid() && ::kill(pid_t(pid), 0) != 0 && errno == ESRCH) fs::remove(it->path(), ignored);
+  }
 }
 
 void write_atomically(const std::string& path, const std::vector<Bytes>& chunks) {
   static std::atomic<int64_t> counter{0};
   const fs::path target(path);
   const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
-  char host[256] = "host";
-  ::gethostname(host, sizeof host - 1);
-  const std::string prefix = str(target.filename().string(), ".tmp-", host, "-");
+  const std::string prefix = temporary_prefix(target);
   LOCKSTEP_CHECK(target.has_filename() && !fs::is_directory(target), "[file] expected a path to a file, got ", path);
-  remove_stale(folder, prefix);
+  remove_leftovers(path);
   const std::string temporary = (folder / str(prefix, ::getpid(), "-", counter++)).string();
 
   // 1. Content to a new file, flushed to the disk before anything points at it.
@@ -99,9 +106,11 @@ void write_atomically(const std::string& path, const std::vector<Bytes>& chunks)
     // Some file systems report a full disk only here. A descriptor is gone after close, whatever close says.
     const int fd = std::exchange(file.fd, -1);
     const FileFault fault = next_operation();
-    if (::close(fd) != 0 || (fault.error && (errno = fault.error))) fail_system("close", temporary, "; the old file is unchanged");
+    if (::close(fd) != 0 || (fault.error && (errno = fault.error)))
+      fail_system("close", temporary, "; the old file is unchanged");
     // 2. The new name, in one step.
-    if (attempt([&] { return ::rename(temporary.c_str(), path.c_str()); }) < 0) fail_system("rename to", path, "; the old file is unchanged");
+    if (attempt([&] { return ::rename(temporary.c_str(), path.c_str()); }) < 0)
+      fail_system("rename to", path, "; the old file is unchanged");
   } catch (...) {
     ::unlink(temporary.c_str());
     throw;
@@ -111,10 +120,13 @@ void write_atomically(const std::string& path, const std::vector<Bytes>& chunks)
   directory.fd = int(attempt([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
   const char* placed = "; the new file is in place, but a power cut may bring the old one back";
   if (directory.fd < 0) fail_system("open folder", folder, placed);
-  if (attempt([&] { return ::fsync(directory.fd); }) < 0 && errno != EINVAL) fail_system("flush folder", folder, placed);
+  if (attempt([&] { return ::fsync(directory.fd); }) < 0 && errno != EINVAL)
+    fail_system("flush folder", folder, placed);
 }
 
-void write_atomically(const std::string& path, std::string_view text) { write_atomically(path, std::vector<Bytes>{as_bytes(text)}); }
+void write_atomically(const std::string& path, std::string_view text) {
+  write_atomically(path, std::vector<Bytes>{as_bytes(text)});
+}
 
 void fail_file_operation(int64_t k, FileFault fault) {
   planned_fault = fault;

@@ -15,8 +15,8 @@ using Bytes = std::span<const std::byte>;
 /// Views the characters of a string as bytes.
 inline Bytes as_bytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
 
-/// A whole file in memory. Pages are private: writing to them never reaches the file. The file should not change meanwhile: what
-/// it loses reads as zeros, and check() tells.
+/// A whole file in memory. Pages are private: writing to them never reaches the file. The file should not change
+/// meanwhile: what it loses reads as zeros, and check() tells.
 class MappedFile {
  public:
   /// Error when the file is missing, unreadable, not a regular file or larger than `max_bytes`.
@@ -45,6 +45,9 @@ void check_mapped_files();
 
 /// The content of a file of at most `max_bytes`.
 std::string read_file(const std::string& path, int64_t max_bytes);
+
+/// Removes the temporary files that ended processes of this machine left for `path`.
+void remove_leftovers(const std::string& path);
 
 /// Writes the chunks, one after the other, as the new content of `path`: temporary file beside it, fsync, rename, fsync
 /// of the folder. After an Error the old file is as it was and the temporary file is gone. Temporary files that killed

@@ -18,7 +18,8 @@ Tensor labels_from_bytes(const Tensor& bytes, int classes, const std::string& or
   const Tensor source = bytes.to(cpu).contiguous();
   const uint8_t* from = source.data<uint8_t>();
   for (int64_t i = 0; i < source.numel(); ++i)
-    LOCKSTEP_CHECK(from[i] < classes, "[labels] ", origin, ": expected labels from 0 to ", classes - 1, ", got ", int(from[i]), " for sample ", i);
+    LOCKSTEP_CHECK(from[i] < classes, "[labels] ", origin, ": expected labels from 0 to ", classes - 1, ", got ",
+                   int(from[i]), " for sample ", i);
   Tensor out = empty(source.shape(), {.dtype = i64, .device = cpu});
   std::copy_n(from, source.numel(), out.data<int64_t>());
   return out;

@@ -50,7 +50,9 @@ class Builder final : public JsonEvents {
   bool put(Json value) {
     if (open_.empty()) root = std::move(value);
     else if (open_.back().value.is_array()) open_.back().value.push_back(std::move(value));
-    else const_cast<Json::Object&>(open_.back().value.as_object()).emplace_back(std::move(open_.back().key), std::move(value));
+    else
+      const_cast<Json::Object&>(open_.back().value.as_object())
+          .emplace_back(std::move(open_.back().key), std::move(value));
     return true;
   }
   bool open(Json value) {
@@ -82,8 +84,7 @@ void dump_string(std::string& out, const std::string& text) {
   out += '"';
 }
 
-template <class T, class V>
-const T& get(const V& value, const Json& json, std::string_view where, const char* wanted) {
+template <class T, class V> const T& get(const V& value, const Json& json, std::string_view where, const char* wanted) {
   const T* found = std::get_if<T>(&value);
   LOCKSTEP_CHECK(found, where, ": expected ", wanted, ", got ", json.kind());
   return *found;
@@ -101,9 +102,13 @@ int64_t Json::as_int(std::string_view where) const { return get<int64_t>(value_,
 double Json::as_number(std::string_view where) const {
   return is_int() ? double(as_int()) : get<double>(value_, *this, where, "a number");
 }
-const std::string& Json::as_string(std::string_view where) const { return get<std::string>(value_, *this, where, "a string"); }
+const std::string& Json::as_string(std::string_view where) const {
+  return get<std::string>(value_, *this, where, "a string");
+}
 const Json::Array& Json::as_array(std::string_view where) const { return get<Array>(value_, *this, where, "a list"); }
-const Json::Object& Json::as_object(std::string_view where) const { return get<Object>(value_, *this, where, "an object"); }
+const Json::Object& Json::as_object(std::string_view where) const {
+  return get<Object>(value_, *this, where, "an object");
+}
 
 const Json* Json::find(std::string_view key) const {
   if (const Object* object = std::get_if<Object>(&value_))
@@ -139,7 +144,9 @@ std::string Json::dump(int indent) const {
 }
 
 void Json::dump_to(std::string& out, int indent, int depth) const {
-  const auto new_line = [&](int level) { if (indent >= 0) (out += '\n').append(size_t(level) * size_t(indent), ' '); };
+  const auto new_line = [&](int level) {
+    if (indent >= 0) (out += '\n').append(size_t(level) * size_t(indent), ' ');
+  };
   char digits[32];
   if (is_null()) out += "null";
   else if (is_bool()) out += as_bool() ? "true" : "false";
@@ -176,12 +183,15 @@ void Json::dump_to(std::string& out, int indent, int depth) const {
 }
 
 Json parse_json(std::string_view text, std::string_view origin, JsonLimits limits) {
-  LOCKSTEP_CHECK(int64_t(text.size()) <= limits.bytes, origin, ": expected at most ", limits.bytes, " bytes of JSON, got ", text.size());
+  LOCKSTEP_CHECK(int64_t(text.size()) <= limits.bytes, origin, ": expected at most ", limits.bytes,
+                 " bytes of JSON, got ", text.size());
   Builder builder(text, origin, limits.depth);
   builder.run();
   return std::move(builder.root);
 }
 
-Json read_json(const std::string& path, JsonLimits limits) { return parse_json(read_file(path, limits.bytes), path, limits); }
+Json read_json(const std::string& path, JsonLimits limits) {
+  return parse_json(read_file(path, limits.bytes), path, limits);
+}
 
 }  // namespace lockstep::data

@@ -27,39 +27,53 @@ struct TrackedChar {
   const char* at;
   const char** furthest;
   reference operator*() const { return *at; }
-  TrackedChar& operator++() { *furthest = ++at; return *this; }
+  TrackedChar& operator++() {
+    *furthest = ++at;
+    return *this;
+  }
   friend bool operator==(const TrackedChar& a, const TrackedChar& b) { return a.at == b.at; }
   friend bool operator!=(const TrackedChar& a, const TrackedChar& b) { return a.at != b.at; }
 };
 
+/// A message about a value of any length: its beginning and its end.
+inline std::string shortened(const std::string& text) {
+  return text.size() <= 300 ? text : text.substr(0, 200) + "..." + text.substr(text.size() - 60);
+}
+
 /// Base of an event handler: depth limit, syntax errors, and the calls that a format refuses unless it overrides them.
 class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
-  JsonEvents(std::string_view text, std::string_view origin, int max_depth) : text_(text), origin_(origin), max_depth_(max_depth) {}
+  JsonEvents(std::string_view text, std::string_view origin, int max_depth)
+      : text_(text), origin_(origin), max_depth_(max_depth) {}
 
   void run() {
     // nlohmann takes a zero byte for the end of the text: what follows would go unread.
-    if (const size_t zero = text_.find('\0'); zero != text_.npos) lockstep::fail(str(place_of(text_, zero, origin_), ": unexpected zero byte"));
-    nlohmann::json::sax_parse(TrackedChar{text_.data(), &furthest_}, TrackedChar{text_.data() + text_.size(), &furthest_},
+    if (const size_t zero = text_.find('\0'); zero != text_.npos)
+      lockstep::fail(str(place_of(text_, zero, origin_), ": unexpected zero byte"));
+    nlohmann::json::sax_parse(TrackedChar{text_.data(), &furthest_},
+                              TrackedChar{text_.data() + text_.size(), &furthest_},
                               static_cast<nlohmann::json_sax<nlohmann::json>*>(this));
   }
 
-  template <class... Args>
-  [[noreturn]] void refuse(const Args&... args) const {
-    lockstep::fail(str(place_of(text_, size_t(furthest_ - text_.data()), origin_), ": ", args...));
+  template <class... Args> [[noreturn]] void refuse(const Args&... args) const {
+    lockstep::fail(str(place_of(text_, size_t(furthest_ - text_.data()), origin_), ": ", shortened(str(args...))));
   }
 
   bool binary(binary_t&) override { return false; }
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
     std::string what = error.what();  // "[json.exception...] parse error at line 1, column 2: syntax error ..."
     if (const size_t at = what.find("] "); at != std::string::npos) what = what.substr(at + 2);
-    if (const size_t at = what.find(": "); at != std::string::npos && what.rfind("parse error", 0) == 0) what = what.substr(at + 2);
-    if (const size_t at = what.find("; last read"); at != std::string::npos) what = what.substr(0, at) + what.substr(what.find('\'', at + 14) + 1);
-    lockstep::fail(str(place_of(text_, position ? position - 1 : 0, origin_), ": ", what));
+    if (const size_t at = what.find(": "); at != std::string::npos && what.rfind("parse error", 0) == 0)
+      what = what.substr(at + 2);
+    if (const size_t at = what.find("; last read"); at != std::string::npos)
+      what = what.substr(0, at) + what.substr(what.find('\'', at + 14) + 1);
+    lockstep::fail(str(place_of(text_, position ? position - 1 : 0, origin_), ": ", shortened(what)));
   }
 
  protected:
-  void enter() { if (++depth_ > max_depth_) refuse("nested deeper than ", max_depth_, " levels"); }
+  void enter() {
+    if (++depth_ > max_depth_) refuse("nested deeper than ", max_depth_, " levels");
+  }
   void leave() { --depth_; }
   int depth() const { return depth_; }
 

@@ -3,18 +3,27 @@
 
 namespace lockstep::data::detail {
 
-LoaderProgress::LoaderProgress(int64_t dataset_size, int64_t batch_size, bool shuffle, Sampler sampler, bool drop_last, int workers, int prefetch,
-                               bool in_order, std::optional<uint64_t> seed, double timeout, int64_t world)
-    : dataset_size_(dataset_size), batch_size_(batch_size), world_(world), drop_last_(drop_last), in_order_(in_order || workers == 0) {
+LoaderProgress::LoaderProgress(int64_t dataset_size, int64_t batch_size, bool shuffle, Sampler sampler, bool drop_last,
+                               int workers, int prefetch, bool in_order, std::optional<uint64_t> seed, double timeout,
+                               int64_t world)
+    : dataset_size_(dataset_size),
+      batch_size_(batch_size),
+      world_(world),
+      drop_last_(drop_last),
+      in_order_(in_order || workers == 0) {
   LOCKSTEP_CHECK(batch_size >= 1, "[DataLoader] expected batch_size >= 1, got ", batch_size);
   LOCKSTEP_CHECK(workers >= 0, "[DataLoader] expected workers >= 0, got ", workers);
   LOCKSTEP_CHECK(prefetch >= 0, "[DataLoader] expected prefetch >= 0, got ", prefetch);
-  LOCKSTEP_CHECK(prefetch == 0 || workers > 0, "[DataLoader] expected workers >= 1 for prefetch ", prefetch, ", got 0: without workers nothing is made ahead");
+  LOCKSTEP_CHECK(prefetch == 0 || workers > 0, "[DataLoader] expected workers >= 1 for prefetch ", prefetch,
+                 ", got 0: without workers nothing is made ahead");
   LOCKSTEP_CHECK(timeout >= 0, "[DataLoader] expected timeout >= 0, got ", timeout);
-  LOCKSTEP_CHECK(timeout == 0 || workers > 0, "[DataLoader] expected workers >= 1 for a timeout, got 0: nothing else is waited for");
+  LOCKSTEP_CHECK(timeout == 0 || workers > 0,
+                 "[DataLoader] expected workers >= 1 for a timeout, got 0: nothing else is waited for");
   LOCKSTEP_CHECK(world >= 1, "[DataLoader] expected world >= 1, got ", world);
-  LOCKSTEP_CHECK(!(sampler && shuffle), "[DataLoader] expected shuffle or a sampler, got both: the sampler decides the order");
-  LOCKSTEP_CHECK(world == 1 || sampler, "[DataLoader] expected a sampler that shares the epoch out for world ", world, ", got none");
+  LOCKSTEP_CHECK(!(sampler && shuffle),
+                 "[DataLoader] expected shuffle or a sampler, got both: the sampler decides the order");
+  LOCKSTEP_CHECK(world == 1 || sampler, "[DataLoader] expected a sampler that shares the epoch out for world ", world,
+                 ", got none");
   seed_ = seed ? *seed : random_state().seed;
   has_seeded_sampler_ = !sampler && shuffle;
   if (sampler) sampler_ = std::move(sampler);
@@ -26,7 +35,8 @@ int64_t LoaderProgress::start(std::vector<int64_t>& indices) {
   const int64_t epoch = fresh_ ? epoch_ : epoch_ + 1;
   indices = has_seeded_sampler_ ? permutation(dataset_size_, seed_, epoch) : sampler_(epoch);
   for (const int64_t index : indices) {
-    LOCKSTEP_CHECK(index >= 0 && index < dataset_size_, "[DataLoader] expected indices from 0 to ", dataset_size_ - 1, ", got ", index, " from the sampler");
+    LOCKSTEP_CHECK(index >= 0 && index < dataset_size_, "[DataLoader] expected indices from 0 to ", dataset_size_ - 1,
+                   ", got ", index, " from the sampler");
   }
   if (!fresh_) position_ = 0;
   epoch_ = epoch;
@@ -49,18 +59,23 @@ void LoaderProgress::set_epoch(int64_t epoch) {
 }
 
 LoaderState LoaderProgress::state() const {
-  LOCKSTEP_CHECK(in_order_, "[DataLoader] expected in_order for a state that can be resumed: batches given out as they are ready are no position");
+  LOCKSTEP_CHECK(in_order_,
+                 "[DataLoader] expected in_order for a state that can be resumed: batches given out as they are ready "
+                 "are no position");
   return {.seed = seed_, .epoch = epoch_, .samples = position_ * batch_size_ * world_, .dataset_size = dataset_size_};
 }
 
 void LoaderProgress::load_state(const LoaderState& state) {
   LOCKSTEP_CHECK(in_order_, "[DataLoader] expected in_order for a state to resume");
-  LOCKSTEP_CHECK(state.dataset_size == dataset_size_, "[DataLoader] expected the state of a dataset of ", dataset_size_, " samples, got one of ",
-                 state.dataset_size);
-  LOCKSTEP_CHECK(state.epoch >= 0 && state.samples >= 0, "[DataLoader] expected epoch and samples >= 0, got ", state.epoch, " and ", state.samples);
+  LOCKSTEP_CHECK(state.dataset_size == dataset_size_, "[DataLoader] expected the state of a dataset of ", dataset_size_,
+                 " samples, got one of ", state.dataset_size);
+  LOCKSTEP_CHECK(state.epoch >= 0 && state.samples >= 0, "[DataLoader] expected epoch and samples >= 0, got ",
+                 state.epoch, " and ", state.samples);
   const int64_t step = batch_size_ * world_;
   const bool at_end = state.samples / step >= batches_;
-  LOCKSTEP_CHECK(at_end || state.samples % step == 0, "[DataLoader] expected a state at a multiple of batch_size x world = ", step, " samples, got ", state.samples);
+  LOCKSTEP_CHECK(at_end || state.samples % step == 0,
+                 "[DataLoader] expected a state at a multiple of batch_size x world = ", step, " samples, got ",
+                 state.samples);
   set_epoch(state.epoch);
   seed_ = state.seed;
   position_ = std::min(state.samples / step, batches_);

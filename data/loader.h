@@ -14,19 +14,18 @@
 
 namespace lockstep::data {
 
-template <class S, class B = S>
-struct LoaderOptions {
+template <class S, class B = S> struct LoaderOptions {
   int64_t batch_size = 1;
   bool shuffle = false;
-  Sampler sampler;          ///< instead of shuffle: which samples, in which order
-  bool drop_last = false;   ///< leave out a last batch that is not full
-  int workers = 0;          ///< threads; 0 makes batches in the loop itself
-  int prefetch = 0;         ///< batches that each worker makes ahead; 0 means 2
+  Sampler sampler;                           ///< instead of shuffle: which samples, in which order
+  bool drop_last = false;                    ///< leave out a last batch that is not full
+  int workers = 0;                           ///< threads; 0 makes batches in the loop itself
+  int prefetch = 0;                          ///< batches that each worker makes ahead; 0 means 2
   std::function<B(std::vector<S>)> collate;  ///< samples to a batch; default: data::collate
-  bool in_order = true;     ///< false: batches come as they are ready, and there is no state to save
+  bool in_order = true;                      ///< false: batches come as they are ready, and there is no state to save
   std::optional<uint64_t> seed;  ///< of shuffling and of random numbers in get(); default: that of manual_seed()
-  double timeout = 0;       ///< seconds to wait for a batch from a worker; 0 is for ever
-  int64_t world = 1;        ///< ranks that read the same epoch through their samplers: the state counts samples of all
+  double timeout = 0;            ///< seconds to wait for a batch from a worker; 0 is for ever
+  int64_t world = 1;  ///< ranks that read the same epoch through their samplers: the state counts samples of all
 };
 
 /// Where a loader stands, after the batches that its loop has been given. Plain numbers, to be saved in a checkpoint.
@@ -43,8 +42,8 @@ namespace detail {
 /// What does not depend on the type of samples: options, epochs, positions. Shared by a loader and its loops.
 class LoaderProgress {
  public:
-  LoaderProgress(int64_t dataset_size, int64_t batch_size, bool shuffle, Sampler sampler, bool drop_last, int workers, int prefetch,
-                 bool in_order, std::optional<uint64_t> seed, double timeout, int64_t world);
+  LoaderProgress(int64_t dataset_size, int64_t batch_size, bool shuffle, Sampler sampler, bool drop_last, int workers,
+                 int prefetch, bool in_order, std::optional<uint64_t> seed, double timeout, int64_t world);
 
   int64_t batches() const { return batches_; }
   int64_t epoch() const { return epoch_; }
@@ -53,14 +52,18 @@ class LoaderProgress {
   /// Starts the next loop (or goes on with a loaded one); gives its number, and its indices.
   int64_t start(std::vector<int64_t>& indices);
   /// Loop number `loop` was given a batch, or came to its end. A loop that is not the newest changes nothing.
-  void advance(int64_t loop) { if (loop == loop_) ++position_; }
+  void advance(int64_t loop) {
+    if (loop == loop_) ++position_;
+  }
   void finish(int64_t loop);
   void set_epoch(int64_t epoch);
   LoaderState state() const;
   void load_state(const LoaderState& state);
 
  private:
-  int64_t count(int64_t samples) const { return drop_last_ ? samples / batch_size_ : (samples + batch_size_ - 1) / batch_size_; }
+  int64_t count(int64_t samples) const {
+    return drop_last_ ? samples / batch_size_ : (samples + batch_size_ - 1) / batch_size_;
+  }
 
   int64_t dataset_size_, batch_size_, world_;
   bool drop_last_, in_order_, has_seeded_sampler_;
@@ -83,20 +86,25 @@ class RandomScope {
 
 }  // namespace detail
 
-template <class S = Example, class B = S>
-class DataLoader {
+template <class S = Example, class B = S> class DataLoader {
  public:
   using Options = LoaderOptions<S, B>;
 
   template <IsDataset D>
-  explicit DataLoader(const D& dataset, Options options = {}) : DataLoader(DatasetPtr<S>(share(dataset)), std::move(options)) {}
-  explicit DataLoader(DatasetPtr<S> dataset, Options options = {}) : dataset_(std::move(dataset)), options_(std::move(options)) {
+  explicit DataLoader(const D& dataset, Options options = {})
+      : DataLoader(DatasetPtr<S>(share(dataset)), std::move(options)) {}
+  explicit DataLoader(DatasetPtr<S> dataset, Options options = {})
+      : dataset_(std::move(dataset)), options_(std::move(options)) {
     const Options& o = options_;
-    progress_ = std::make_shared<detail::LoaderProgress>(dataset_->size(), o.batch_size, o.shuffle, o.sampler, o.drop_last, o.workers, o.prefetch,
-                                                         o.in_order, o.seed, o.timeout, o.world);
-    constexpr bool has_default = requires(std::vector<S> samples) { { data::collate(samples) } -> std::same_as<B>; };
+    progress_ =
+        std::make_shared<detail::LoaderProgress>(dataset_->size(), o.batch_size, o.shuffle, o.sampler, o.drop_last,
+                                                 o.workers, o.prefetch, o.in_order, o.seed, o.timeout, o.world);
+    constexpr bool has_default = requires(std::vector<S> samples) {
+      { data::collate(samples) } -> std::same_as<B>;
+    };
     if constexpr (has_default) {
-      if (!options_.collate) options_.collate = [](std::vector<S> samples) { return data::collate(samples); }, default_collate_ = true;
+      if (!options_.collate)
+        options_.collate = [](std::vector<S> samples) { return data::collate(samples); }, default_collate_ = true;
     }
     LOCKSTEP_CHECK(options_.collate, "[DataLoader] expected a collate function: samples of this type have none");
   }
@@ -149,15 +157,18 @@ class DataLoader {
     run->last = progress_->batches();
     run->progress = progress_;
     // Owns all that it uses: a worker may outlive the loop and the loader when it is stuck.
-    run->make = [dataset = dataset_, collate = options_.collate, by_rows = default_collate_, size = options_.batch_size, indices,
-                 key = RandomState{.seed = progress_->seed() ^ 0x64617461u, .step = uint64_t(progress_->epoch())}](int64_t batch, std::atomic<int64_t>& at) {
+    run->make = [dataset = dataset_, collate = options_.collate, by_rows = default_collate_, size = options_.batch_size,
+                 indices,
+                 key = RandomState{.seed = progress_->seed() ^ 0x64617461u, .step = uint64_t(progress_->epoch())}](
+                    int64_t batch, std::atomic<int64_t>& at) {
       const auto wanted = std::span<const int64_t>(*indices).subspan(size_t(batch * size));
       return make_batch(*dataset, collate, by_rows, wanted.first(std::min(wanted.size(), size_t(size))), key, at);
     };
     const Options& o = options_;
     const int64_t ahead = int64_t(o.workers) * (o.prefetch ? o.prefetch : 2);
     if (o.workers > 0 && run->next < run->last)
-      run->prefetcher = std::make_unique<Prefetcher<B>>(run->make, run->next, run->last, PrefetchOptions{o.workers, ahead, o.in_order, o.timeout});
+      run->prefetcher = std::make_unique<Prefetcher<B>>(run->make, run->next, run->last,
+                                                        PrefetchOptions{o.workers, ahead, o.in_order, o.timeout});
     Iterator iterator;
     iterator.run_ = std::move(run);
     iterator.fetch();
@@ -165,8 +176,8 @@ class DataLoader {
   }
   std::default_sentinel_t end() const { return {}; }
 
-  int64_t size() const { return progress_->batches(); }    ///< batches of an epoch
-  int64_t epoch() const { return progress_->epoch(); }     ///< of the loop that runs or comes next
+  int64_t size() const { return progress_->batches(); }           ///< batches of an epoch
+  int64_t epoch() const { return progress_->epoch(); }            ///< of the loop that runs or comes next
   void set_epoch(int64_t epoch) { progress_->set_epoch(epoch); }  ///< of the next loop
   /// Counts the batches that a loop has been given, not those made ahead: resuming skips nothing and repeats nothing.
   LoaderState state() const { return progress_->state(); }
@@ -175,7 +186,8 @@ class DataLoader {
 
  private:
   template <class Collate>
-  static B make_batch(const Dataset<S>& dataset, const Collate& collate, bool by_rows, std::span<const int64_t> wanted, RandomState key, std::atomic<int64_t>& at) {
+  static B make_batch(const Dataset<S>& dataset, const Collate& collate, bool by_rows, std::span<const int64_t> wanted,
+                      RandomState key, std::atomic<int64_t>& at) {
     if constexpr (std::same_as<S, B>) {
       if (by_rows) {
         at = wanted[0];
@@ -208,10 +220,9 @@ class DataLoader {
 template <IsDataset D> DataLoader(const D&) -> DataLoader<typename D::Sample>;
 template <IsDataset D> DataLoader(const D&, LoaderOptions<typename D::Sample>) -> DataLoader<typename D::Sample>;
 
-/// Batches without end: after the last one of an epoch comes the first of the next. The loader must outlive it, and keeps
-/// the state.
-template <class S, class B = S>
-class RepeatingLoader {
+/// Batches without end: after the last one of an epoch comes the first of the next. The loader must outlive it, and
+/// keeps the state.
+template <class S, class B = S> class RepeatingLoader {
  public:
   explicit RepeatingLoader(DataLoader<S, B>& loader) : loader_(&loader) {
     LOCKSTEP_CHECK(loader.size() > 0, "[RepeatingLoader] expected a loader with at least one batch, got an empty one");

@@ -1,7 +1,8 @@
 // Files in memory, and what happens when they change meanwhile: see files.h.
 //
-// The kernel answers a read past the end of a file that has shrunk with SIGBUS, which would end the process without a word. Our
-// handler puts zeros there instead, so that the read goes on, and check() finds out. The same when a disk fails.
+// The kernel answers a read past the end of a file that has shrunk with SIGBUS, which would end the process without a
+// word. Our handler puts zeros there instead, so that the read goes on, and check() finds out. The same when a disk
+// fails.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -43,12 +44,14 @@ int64_t nanoseconds(const timespec& time) { return int64_t(time.tv_sec) * 1'000'
 }  // namespace
 
 void open_regular(OpenFile& file, const std::string& path, int64_t max_bytes) {
-  file.fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  file.fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe that nobody writes would make us wait
   if (file.fd < 0) fail_system("open", path);
   struct stat info;
   if (::fstat(file.fd, &info) != 0) fail_system("stat", path);
-  LOCKSTEP_CHECK(S_ISREG(info.st_mode), "[file] expected a regular file, got ", S_ISDIR(info.st_mode) ? "a folder: " : "a device or pipe: ", path);
-  LOCKSTEP_CHECK(info.st_size <= max_bytes, "[file] expected at most ", max_bytes, " bytes, got ", info.st_size, ": ", path);
+  LOCKSTEP_CHECK(S_ISREG(info.st_mode), "[file] expected a regular file, got ",
+                 S_ISDIR(info.st_mode) ? "a folder: " : "a device or pipe: ", path);
+  LOCKSTEP_CHECK(info.st_size <= max_bytes, "[file] expected at most ", max_bytes, " bytes, got ", info.st_size, ": ",
+                 path);
   file.size = info.st_size;
   file.changed_at = nanoseconds(info.st_mtim);
 }
@@ -61,11 +64,14 @@ void MappedFile::Range::on_bus_error(int signal, siginfo_t* info, void* context)
     if (!begin || at < begin || at >= begin + size) continue;
     const int64_t page = ::sysconf(_SC_PAGESIZE), offset = (at - begin) / page * page;
     range->lost = true;
-    if (::mmap(begin + offset, size_t(size - offset), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED) return;
+    if (::mmap(begin + offset, size_t(size - offset), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+               -1, 0) != MAP_FAILED)
+      return;
   }
   // Not ours: as if we were not there.
   if (previous_action.sa_flags & SA_SIGINFO) previous_action.sa_sigaction(signal, info, context);
-  else if (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN) previous_action.sa_handler(signal);
+  else if (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN)
+    previous_action.sa_handler(signal);
   else ::signal(signal, SIG_DFL);  // the same instruction meets it again
 }
 
@@ -125,14 +131,17 @@ MappedFile::~MappedFile() {
 void MappedFile::check() const {
   struct stat info;
   if (::fstat(fd_, &info) != 0) fail_system("stat", path_);
-  LOCKSTEP_CHECK(info.st_size == size_, "[file] expected ", path_, " to stay as it is while it is in use: it had ", size_, " bytes, now it has ", info.st_size, "; start again with the new file");
-  LOCKSTEP_CHECK(nanoseconds(info.st_mtim) == changed_at_, "[file] expected ", path_, " to stay as it is while it is in use, but it was written to; start again with the new file");
+  LOCKSTEP_CHECK(info.st_size == size_, "[file] expected ", path_, " to stay as it is while it is in use: it had ",
+                 size_, " bytes, now it has ", info.st_size, "; start again with the new file");
+  LOCKSTEP_CHECK(nanoseconds(info.st_mtim) == changed_at_, "[file] expected ", path_,
+                 " to stay as it is while it is in use, but it was written to; start again with the new file");
   LOCKSTEP_CHECK(!range_->lost, "[file] cannot read all of ", path_, ": the system reported an error of the disk");
 }
 
 void check_mapped_files() {
   const std::lock_guard lock(MappedFile::Range::mutex);
-  for (const MappedFile::Range* range = MappedFile::Range::first; range; range = range->next) if (range->file) range->file->check();
+  for (const MappedFile::Range* range = MappedFile::Range::first; range; range = range->next)
+    if (range->file) range->file->check();
 }
 
 }  // namespace lockstep::data

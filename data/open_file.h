@@ -13,12 +13,15 @@ namespace lockstep::data {
 
 [[noreturn]] inline void fail_system(const std::string& what, const std::string& path, const char* advice = "") {
   const int error = errno;
-  fail(str("[file] cannot ", what, " ", path, ": ", std::strerror(error), error == ENOSPC ? " (free space, then save again)" : "", advice));
+  fail(str("[file] cannot ", what, " ", path, ": ", std::strerror(error),
+           error == ENOSPC ? " (free space, then save again)" : "", advice));
 }
 
 struct Descriptor {
   int fd = -1;
-  ~Descriptor() { if (fd >= 0) ::close(fd); }
+  ~Descriptor() {
+    if (fd >= 0) ::close(fd);
+  }
 };
 
 struct OpenFile : Descriptor {

@@ -29,8 +29,7 @@ struct PrefetchOptions {
   double timeout = 0;    ///< seconds that the reader waits for an item; 0 is for ever
 };
 
-template <class Item>
-class Prefetcher {
+template <class Item> class Prefetcher {
  public:
   /// Makes item `job`, on any thread; stores in `at` the sample that it works on, for error messages.
   using Make = std::function<Item(int64_t job, std::atomic<int64_t>& at)>;
@@ -109,12 +108,11 @@ class Prefetcher {
       try {
         const trace::Scope scope("make batch", trace::Category::data, {{"batch", job}});
         result.item.emplace(s.make(job, at));
-      } catch (const std::exception& error) {
-        what = error.what();
-      } catch (...) {
+      } catch (const std::exception& error) { what = error.what(); } catch (...) {
         what = "an exception of unknown type";
       }
-      if (!result.item) result.error = str("[data loader] worker ", worker, ", batch ", job, ", sample ", at.load(), ": ", what);
+      if (!result.item)
+        result.error = str("[data loader] worker ", worker, ", batch ", job, ", sample ", at.load(), ": ", what);
       at = -1;
       lock.lock();
       s.ready.emplace(job, std::move(result));
@@ -134,8 +132,10 @@ class Prefetcher {
   [[noreturn]] void fail_late(std::unique_lock<std::mutex>& lock) {
     std::string busy;
     for (size_t worker = 0; worker < state_->at.size(); ++worker)
-      if (const int64_t sample = state_->at[worker]; sample >= 0) busy += str(busy.empty() ? "" : ", ", "worker ", worker, " at sample ", sample);
-    const std::string message = str("[data loader] no batch after ", state_->options.timeout, " s: ", busy.empty() ? "no worker is busy" : busy);
+      if (const int64_t sample = state_->at[worker]; sample >= 0)
+        busy += str(busy.empty() ? "" : ", ", "worker ", worker, " at sample ", sample);
+    const std::string message = str("[data loader] no batch after ", state_->options.timeout,
+                                    " s: ", busy.empty() ? "no worker is busy" : busy);
     lock.unlock();
     stop();
     for (auto& thread : threads_) thread.detach();

@@ -11,11 +11,12 @@ namespace lockstep::data {
 namespace {
 
 constexpr int64_t max_header = 100'000'000;  // the reference library's limit
-constexpr std::pair<std::string_view, DType> dtypes[] = {{"F32", f32}, {"F64", f64}, {"F16", f16}, {"BF16", bf16}, {"I64", i64},
-                                                         {"I32", i32}, {"I8", i8},   {"U8", u8},   {"BOOL", boolean}};
+constexpr std::pair<std::string_view, DType> dtypes[] = {{"F32", f32},   {"F64", f64}, {"F16", f16},
+                                                         {"BF16", bf16}, {"I64", i64}, {"I32", i32},
+                                                         {"I8", i8},     {"U8", u8},   {"BOOL", boolean}};
 
-/// Reads {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {"key": "value"}} as it comes,
-/// without a tree: a header may list a million tensors.
+/// Reads {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {"key": "value"}} as it
+/// comes, without a tree: a header may list a million tensors.
 class HeaderReader final : public JsonEvents {
  public:
   HeaderReader(std::string_view text, const std::string& origin) : JsonEvents(text, origin, 3) {}
@@ -53,13 +54,15 @@ class HeaderReader final : public JsonEvents {
   bool string(string_t& value) override {
     if (depth() != 2 || in_array_) refuse("expected ", wanted(), ", got a string");
     if (in_metadata_) {
-      if (!header.metadata.emplace(key_, std::move(value)).second) refuse("__metadata__: key \"", key_, "\" appears twice");
+      if (!header.metadata.emplace(key_, std::move(value)).second)
+        refuse("__metadata__: key \"", key_, "\" appears twice");
       return true;
     }
     if (field_ != 1) refuse("expected ", wanted(), ", got a string");
     for (const auto& [name, dtype] : dtypes)
       if (value == name) return header.entries.back().dtype = dtype, true;
-    refuse("tensor \"", header.entries.back().name, "\": expected dtype F32, F64, F16, BF16, I64, I32, I8, U8 or BOOL, got ", value);
+    refuse("tensor \"", header.entries.back().name,
+           "\": expected dtype F32, F64, F16, BF16, I64, I32, I8, U8 or BOOL, got ", value);
   }
   bool start_array(size_t) override {
     enter();
@@ -71,7 +74,8 @@ class HeaderReader final : public JsonEvents {
   bool end_array() override {
     leave();
     in_array_ = false;
-    if (field_ == 4 && count_ != 2) refuse("tensor \"", header.entries.back().name, "\": expected 2 data_offsets, got ", count_);
+    if (field_ == 4 && count_ != 2)
+      refuse("tensor \"", header.entries.back().name, "\": expected 2 data_offsets, got ", count_);
     return true;
   }
   bool number_unsigned(number_unsigned_t value) override {
@@ -79,7 +83,8 @@ class HeaderReader final : public JsonEvents {
     SafeTensorsEntry& entry = header.entries.back();
     if (value > uint64_t(INT64_MAX)) refuse("tensor \"", entry.name, "\": ", value, " does not fit in 63 bits");
     if (field_ == 4) (count_ == 0 ? entry.offset : entry.bytes) = int64_t(value);  // begin and end for now
-    else if (count_ == Dims::max_rank) refuse("tensor \"", entry.name, "\": expected at most ", Dims::max_rank, " dims");
+    else if (count_ == Dims::max_rank)
+      refuse("tensor \"", entry.name, "\": expected at most ", Dims::max_rank, " dims");
     else entry.shape.push_back(int64_t(value));
     ++count_;
     return true;
@@ -104,7 +109,8 @@ class HeaderReader final : public JsonEvents {
     if (!fits) refuse("tensor \"", entry.name, "\": shape ", entry.shape, " has more elements than 63 bits can count");
     const int64_t begin = entry.offset, end = entry.bytes;
     if (end < begin || end - begin != bytes)
-      refuse("tensor \"", entry.name, "\": expected ", bytes, " bytes for ", name_of(entry.dtype), entry.shape, ", got data_offsets [", begin, ", ", end, "]");
+      refuse("tensor \"", entry.name, "\": expected ", bytes, " bytes for ", name_of(entry.dtype), entry.shape,
+             ", got data_offsets [", begin, ", ", end, "]");
     entry.bytes = bytes;
   }
 
@@ -128,15 +134,17 @@ SafeTensorsHeader parse_header(std::string_view text, int64_t data_bytes, const 
   auto& entries = reader.header.entries;
   const auto order = sorted_by_name(entries);
   for (size_t i = 1; i < order.size(); ++i)
-    LOCKSTEP_CHECK(entries[order[i - 1]].name != entries[order[i]].name, origin, ": tensor \"", entries[order[i]].name, "\" appears twice");
+    LOCKSTEP_CHECK(entries[order[i - 1]].name != entries[order[i]].name, origin, ": tensor \"", entries[order[i]].name,
+                   "\" appears twice");
   // Without gaps, overlaps or unclaimed bytes: nothing can hide in the file, and no byte belongs to two tensors.
-  std::stable_sort(entries.begin(), entries.end(), [](auto& a, auto& b) { return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes); });
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](auto& a, auto& b) { return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes); });
   int64_t end = 0;
   for (const auto& entry : entries) {
-    LOCKSTEP_CHECK(entry.offset == end, origin, ": tensor \"", entry.name, "\": expected data at offset ", end, ", got ", entry.offset,
-                   entry.offset < end ? " (tensors overlap)" : " (a gap)");
-    LOCKSTEP_CHECK(entry.bytes <= data_bytes - end, origin, ": tensor \"", entry.name, "\": expected at least ", end, " + ", entry.bytes,
-                   " bytes of data, got ", data_bytes, " (is the file truncated?)");
+    LOCKSTEP_CHECK(entry.offset == end, origin, ": tensor \"", entry.name, "\": expected data at offset ", end,
+                   ", got ", entry.offset, entry.offset < end ? " (tensors overlap)" : " (a gap)");
+    LOCKSTEP_CHECK(entry.bytes <= data_bytes - end, origin, ": tensor \"", entry.name, "\": expected at least ", end,
+                   " + ", entry.bytes, " bytes of data, got ", data_bytes, " (is the file truncated?)");
     end += entry.bytes;
   }
   LOCKSTEP_CHECK(end == data_bytes, origin, ": expected ", end, " bytes of data, got ", data_bytes);
@@ -150,9 +158,10 @@ SafeTensorsHeader parse_safetensors(Bytes file, const std::string& origin) {
   LOCKSTEP_CHECK(file.size() >= 8, where, ": expected at least 8 bytes, got ", file.size());
   uint64_t length;
   std::memcpy(&length, file.data(), 8);
-  LOCKSTEP_CHECK(length <= uint64_t(max_header), where, ": expected a header of at most ", max_header, " bytes, got ", length,
-                 " (is this a safetensors file?)");
-  LOCKSTEP_CHECK(length <= file.size() - 8, where, ": expected a header of ", length, " bytes, got a file of ", file.size(), " bytes");
+  LOCKSTEP_CHECK(length <= uint64_t(max_header), where, ": expected a header of at most ", max_header, " bytes, got ",
+                 length, " (is this a safetensors file?)");
+  LOCKSTEP_CHECK(length <= file.size() - 8, where, ": expected a header of ", length, " bytes, got a file of ",
+                 file.size(), " bytes");
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + 8, length);
   const int64_t start = int64_t(8 + length);
   SafeTensorsHeader header = parse_header(text, int64_t(file.size()) - start, where);
@@ -176,7 +185,8 @@ std::vector<std::string> SafeTensors::names() const {
 }
 
 const SafeTensorsEntry* SafeTensors::find(const std::string& name) const {
-  const auto at = std::lower_bound(by_name_.begin(), by_name_.end(), name, [&](uint32_t i, const std::string& wanted) { return entries()[i].name < wanted; });
+  const auto at = std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                                   [&](uint32_t i, const std::string& wanted) { return entries()[i].name < wanted; });
   return at != by_name_.end() && entries()[*at].name == name ? &entries()[*at] : nullptr;
 }
 
@@ -185,7 +195,8 @@ Tensor SafeTensors::tensor(const std::string& name) const {
   if (!entry) {
     std::string known;
     for (size_t i = 0; i < std::min<size_t>(entries().size(), 8); ++i) known += (i ? ", " : "") + entries()[i].name;
-    fail(str("[safetensors] ", path_, ": no tensor \"", name, "\" among ", entries().size(), ": ", known, entries().size() > 8 ? ", ..." : ""));
+    fail(str("[safetensors] ", path_, ": no tensor \"", name, "\" among ", entries().size(), ": ", known,
+             entries().size() > 8 ? ", ..." : ""));
   }
   return tensor(*entry);
 }
@@ -194,7 +205,8 @@ Tensor SafeTensors::tensor(const SafeTensorsEntry& entry) const {
   std::byte* data = file_->data() + entry.offset;
   if (entry.dtype == boolean)
     for (int64_t i = 0; i < entry.bytes; ++i)
-      LOCKSTEP_CHECK(uint8_t(data[i]) <= 1, "[safetensors] ", path_, ": tensor \"", entry.name, "\": expected 0 or 1, got ", int(data[i]), " at ", i);
+      LOCKSTEP_CHECK(uint8_t(data[i]) <= 1, "[safetensors] ", path_, ": tensor \"", entry.name,
+                     "\": expected 0 or 1, got ", int(data[i]), " at ", i);
   Ref<Storage> storage;
   if (reinterpret_cast<uintptr_t>(data) % size_t(size_of(entry.dtype)) == 0 && entry.bytes > 0) {
     storage = Storage::adopt(data, entry.bytes, cpu, [keep = file_] {});
@@ -205,8 +217,10 @@ Tensor SafeTensors::tensor(const SafeTensorsEntry& entry) const {
   return Tensor(std::move(storage), 0, entry.shape, contiguous_strides(entry.shape), entry.dtype);
 }
 
-std::string safetensors_start(std::vector<SafeTensorsEntry>& entries, const Metadata& metadata, const std::string& origin) {
-  std::stable_sort(entries.begin(), entries.end(), [](auto& a, auto& b) { return size_of(a.dtype) > size_of(b.dtype); });
+std::string safetensors_start(std::vector<SafeTensorsEntry>& entries, const Metadata& metadata,
+                              const std::string& origin) {
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](auto& a, auto& b) { return size_of(a.dtype) > size_of(b.dtype); });
   std::vector<std::pair<std::string, Json>> members;
   if (!metadata.empty()) {
     Json::Object texts;
@@ -220,12 +234,16 @@ std::string safetensors_start(std::vector<SafeTensorsEntry>& entries, const Meta
     entry.bytes = numel_of(entry.shape) * size_of(entry.dtype);
     end += entry.bytes;
     Json::Array shape(entry.shape.begin(), entry.shape.end());
-    const auto known = std::find_if(std::begin(dtypes), std::end(dtypes), [&](auto& row) { return row.second == entry.dtype; });
-    members.emplace_back(entry.name, Json::Object{{"dtype", std::string(known->first)}, {"shape", std::move(shape)}, {"data_offsets", Json::Array{entry.offset, end}}});
+    const auto known =
+        std::find_if(std::begin(dtypes), std::end(dtypes), [&](auto& row) { return row.second == entry.dtype; });
+    members.emplace_back(entry.name, Json::Object{{"dtype", std::string(known->first)},
+                                                  {"shape", std::move(shape)},
+                                                  {"data_offsets", Json::Array{entry.offset, end}}});
   }
   std::string header = Json(std::move(members)).dump();
   header.append((8 - header.size() % 8) % 8, ' ');
-  LOCKSTEP_CHECK(int64_t(header.size()) <= max_header, origin, ": expected a header of at most ", max_header, " bytes, got ", header.size());
+  LOCKSTEP_CHECK(int64_t(header.size()) <= max_header, origin, ": expected a header of at most ", max_header,
+                 " bytes, got ", header.size());
   parse_header(header, end, origin);  // what would not load is not written: a name twice or not in UTF-8
 
   const uint64_t length = header.size();
@@ -236,21 +254,25 @@ std::string safetensors_start(std::vector<SafeTensorsEntry>& entries, const Meta
   return start;
 }
 
-void save_safetensors(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& tensors, const Metadata& metadata) {
+void save_safetensors(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
+                      const Metadata& metadata) {
   const std::string where = "[save_safetensors] " + path;
   std::vector<Tensor> sorted;
   std::vector<SafeTensorsEntry> entries;
   for (const auto& [name, tensor] : tensors) {
-    LOCKSTEP_CHECK(tensor.defined() && tensor.device().is_cpu(), where, ": expected tensors on the cpu, got \"", name, "\" ",
-                   tensor.defined() ? "elsewhere" : "undefined");
+    LOCKSTEP_CHECK(tensor.defined() && tensor.device().is_cpu(), where, ": expected tensors on the cpu, got \"", name,
+                   "\" ", tensor.defined() ? "elsewhere" : "undefined");
     sorted.push_back(tensor.contiguous());
     entries.push_back({name, tensor.dtype(), tensor.shape()});
   }
   const std::string start = safetensors_start(entries, metadata, where);
-  std::stable_sort(sorted.begin(), sorted.end(), [](auto& a, auto& b) { return size_of(a.dtype()) > size_of(b.dtype()); });  // as the entries
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](auto& a, auto& b) { return size_of(a.dtype()) > size_of(b.dtype()); });  // as the entries
   std::vector<Bytes> chunks{as_bytes(start)};
   for (const Tensor& tensor : sorted)
-    if (tensor.numel() > 0) chunks.push_back({static_cast<const std::byte*>(tensor.raw_data()), size_t(tensor.numel() * size_of(tensor.dtype()))});
+    if (tensor.numel() > 0)
+      chunks.push_back(
+          {static_cast<const std::byte*>(tensor.raw_data()), size_t(tensor.numel() * size_of(tensor.dtype()))});
   write_atomically(path, chunks);
 }
 

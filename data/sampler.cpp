@@ -28,21 +28,28 @@ std::vector<int64_t> permutation(int64_t n, uint64_t seed, int64_t epoch) {
   LOCKSTEP_CHECK(n >= 0, "[permutation] expected n >= 0, got ", n);
   auto indices = sequence(n);
   Draws draws({.seed = seed, .stream = uint64_t(epoch)});
-  for (int64_t i = n - 1; i > 0; --i) std::swap(indices[size_t(i)], indices[size_t(draws.below(i + 1))]);  // Fisher and Yates
+  for (int64_t i = n - 1; i > 0; --i)
+    std::swap(indices[size_t(i)], indices[size_t(draws.below(i + 1))]);  // Fisher and Yates
   return indices;
 }
 
-SequentialSampler::SequentialSampler(int64_t n) : n_(n) { LOCKSTEP_CHECK(n >= 0, "[SequentialSampler] expected n >= 0, got ", n); }
+SequentialSampler::SequentialSampler(int64_t n) : n_(n) {
+  LOCKSTEP_CHECK(n >= 0, "[SequentialSampler] expected n >= 0, got ", n);
+}
 std::vector<int64_t> SequentialSampler::operator()(int64_t) const { return sequence(n_); }
 
-RandomSampler::RandomSampler(int64_t n, uint64_t seed) : n_(n), seed_(seed) { LOCKSTEP_CHECK(n >= 0, "[RandomSampler] expected n >= 0, got ", n); }
+RandomSampler::RandomSampler(int64_t n, uint64_t seed) : n_(n), seed_(seed) {
+  LOCKSTEP_CHECK(n >= 0, "[RandomSampler] expected n >= 0, got ", n);
+}
 
 DistributedSampler::DistributedSampler(int64_t n, int64_t world, int64_t rank, DistributedOptions options)
     : n_(n), world_(world), rank_(rank), options_(options) {
   check_rank("DistributedSampler", n, world, rank);
-  LOCKSTEP_CHECK(options.pad || !options.drop_last, "[DistributedSampler] expected pad = false (every sample once) or drop_last, got both");
+  LOCKSTEP_CHECK(options.pad || !options.drop_last,
+                 "[DistributedSampler] expected pad = false (every sample once) or drop_last, got both");
   if (!options.pad) size_ = (n - rank + world - 1) / world;
-  else if (options.drop_last) size_ = n / world;  // PyTorch's ceil((n - world) / world) when n is no multiple of world, else n / world
+  else if (options.drop_last)
+    size_ = n / world;  // PyTorch's ceil((n - world) / world) when n is no multiple of world, else n / world
   else size_ = (n + world - 1) / world;
   if (size_ < 0) size_ = 0;
 }
@@ -51,19 +58,23 @@ std::vector<int64_t> DistributedSampler::operator()(int64_t epoch) const {
   const auto order = options_.shuffle ? permutation(n_, options_.seed, epoch) : sequence(n_);
   std::vector<int64_t> mine;
   mine.reserve(size_t(size_));
-  for (int64_t i = 0; i < size_; ++i) mine.push_back(order[size_t((rank_ + i * world_) % n_)]);  // past the end: again from the head
+  for (int64_t i = 0; i < size_; ++i)
+    mine.push_back(order[size_t((rank_ + i * world_) % n_)]);  // past the end: again from the head
   return mine;
 }
 
 MicroBatchSampler::MicroBatchSampler(MicroBatchOptions options) : options_(options) {
   const char* op = "MicroBatchSampler";
   check_rank(op, options.samples, options.world, options.rank);
-  LOCKSTEP_CHECK(options.micro_batch >= 1 && options.micro_batches >= 1, "[", op, "] expected micro_batch and micro_batches >= 1, got ",
-                 options.micro_batch, " and ", options.micro_batches);
-  LOCKSTEP_CHECK(options.micro_batches % options.world == 0, "[", op, "] expected micro_batches a multiple of world ", options.world, ", got ",
+  LOCKSTEP_CHECK(options.micro_batch >= 1 && options.micro_batches >= 1, "[", op,
+                 "] expected micro_batch and micro_batches >= 1, got ", options.micro_batch, " and ",
                  options.micro_batches);
-  LOCKSTEP_CHECK(options.drop_last ? options.samples / options.micro_batch >= options.micro_batches : options.samples > 0, "[", op, "] expected samples for one step, ",
-                 options.micro_batch, " x ", options.micro_batches, ", got ", options.samples);
+  LOCKSTEP_CHECK(options.micro_batches % options.world == 0, "[", op, "] expected micro_batches a multiple of world ",
+                 options.world, ", got ", options.micro_batches);
+  LOCKSTEP_CHECK(
+      options.drop_last ? options.samples / options.micro_batch >= options.micro_batches : options.samples > 0, "[", op,
+      "] expected samples for one step, ", options.micro_batch, " x ", options.micro_batches, ", got ",
+      options.samples);
 }
 
 std::vector<int64_t> MicroBatchSampler::operator()(int64_t epoch) const {
@@ -74,7 +85,8 @@ std::vector<int64_t> MicroBatchSampler::operator()(int64_t epoch) const {
   for (int64_t i = 0; int64_t(order.size()) < steps() * step; ++i) order.push_back(order[size_t(i)]);
   for (int64_t s = 0; s < steps(); ++s) {
     const auto first = order.begin() + s * step;
-    if (!options_.interleaved) mine.insert(mine.end(), first + options_.rank * share, first + (options_.rank + 1) * share);
+    if (!options_.interleaved)
+      mine.insert(mine.end(), first + options_.rank * share, first + (options_.rank + 1) * share);
     for (int64_t m = options_.rank; options_.interleaved && m < options_.micro_batches; m += options_.world) {
       mine.insert(mine.end(), first + m * options_.micro_batch, first + (m + 1) * options_.micro_batch);
     }

@@ -1,6 +1,8 @@
 // Text for language models: see text.h.
 #include "data/text.h"
 
+#include <algorithm>
+#include <filesystem>
 #include <vector>
 
 #include "data/draw.h"
@@ -12,9 +14,11 @@ namespace lockstep::data {
 namespace {
 
 Tensor check_tokens(const char* op, const Tensor& tokens) {
-  LOCKSTEP_CHECK(tokens.defined() && tokens.dim() == 1 && tokens.device().is_cpu(), "[", op, "] expected a list of tokens (1 dim, cpu), got ",
+  LOCKSTEP_CHECK(tokens.defined() && tokens.dim() == 1 && tokens.device().is_cpu(), "[", op,
+                 "] expected a list of tokens (1 dim, cpu), got ",
                  tokens.defined() ? str(tokens.shape()) : "an undefined tensor");
-  LOCKSTEP_CHECK(tokens.dtype() == u8 || tokens.dtype() == i32 || tokens.dtype() == i64, "[", op, "] expected u8, i32 or i64 tokens, got ", tokens.dtype());
+  LOCKSTEP_CHECK(tokens.dtype() == u8 || tokens.dtype() == i32 || tokens.dtype() == i64, "[", op,
+                 "] expected u8, i32 or i64 tokens, got ", tokens.dtype());
   return tokens.contiguous();
 }
 
@@ -43,9 +47,12 @@ Tensor read_bytes(const std::string& path, int64_t max_bytes) {
   return Tensor(Storage::adopt(file->data(), file->size(), cpu, [file] {}), 0, {file->size()}, {1}, u8);
 }
 
-TextDataset::TextDataset(Tensor tokens, TextOptions options) : tokens_(check_tokens("TextDataset", tokens)), options_(options) {
-  LOCKSTEP_CHECK(options.context >= 1 && options.stride >= 1, "[TextDataset] expected context and stride >= 1, got ", options.context, " and ", options.stride);
-  LOCKSTEP_CHECK(tokens_.numel() > options.context, "[TextDataset] expected more tokens than the context of ", options.context, ", got ", tokens_.numel());
+TextDataset::TextDataset(Tensor tokens, TextOptions options)
+    : tokens_(check_tokens("TextDataset", tokens)), options_(options) {
+  LOCKSTEP_CHECK(options.context >= 1 && options.stride >= 1, "[TextDataset] expected context and stride >= 1, got ",
+                 options.context, " and ", options.stride);
+  LOCKSTEP_CHECK(tokens_.numel() > options.context, "[TextDataset] expected more tokens than the context of ",
+                 options.context, ", got ", tokens_.numel());
 }
 
 Example TextDataset::get(int64_t index) const {
@@ -67,16 +74,52 @@ std::optional<Example> TextDataset::get_batch(std::span<const int64_t> indices) 
 TokenBatches::TokenBatches(Tensor tokens, uint64_t seed) : tokens_(check_tokens("TokenBatches", tokens)), seed_(seed) {}
 
 Example TokenBatches::sample(int64_t step, int64_t micro_batch, int64_t batch, int64_t context) const {
-  LOCKSTEP_CHECK(step >= 0 && micro_batch >= 0, "[TokenBatches] expected step and micro_batch >= 0, got ", step, " and ", micro_batch);
-  LOCKSTEP_CHECK(batch >= 1 && context >= 1, "[TokenBatches] expected batch and context >= 1, got ", batch, " and ", context);
-  LOCKSTEP_CHECK(tokens_.numel() > context, "[TokenBatches] expected more tokens than the context of ", context, ", got ", tokens_.numel());
+  LOCKSTEP_CHECK(step >= 0 && micro_batch >= 0, "[TokenBatches] expected step and micro_batch >= 0, got ", step,
+                 " and ", micro_batch);
+  LOCKSTEP_CHECK(batch >= 1 && context >= 1, "[TokenBatches] expected batch and context >= 1, got ", batch, " and ",
+                 context);
+  LOCKSTEP_CHECK(tokens_.numel() > context, "[TokenBatches] expected more tokens than the context of ", context,
+                 ", got ", tokens_.numel());
   const trace::Scope scope("sample", trace::Category::data);
-  // The generator itself makes one stream of (step, micro-batch); the tag keeps it apart from dropout under the same seed.
+  // The generator itself makes one stream of (step, micro-batch); the tag keeps it apart from dropout under the same
+  // seed.
   const auto words = philox({.seed = uint64_t(step), .stream = uint64_t(micro_batch)}, 0);
   Draws draws({.seed = seed_ ^ 0x746f6b656eull, .stream = uint64_t(words[1]) << 32 | words[0]});
   std::vector<int64_t> starts;
   for (int64_t row = 0; row < batch; ++row) starts.push_back(draws.below(tokens_.numel() - context));
   return windows(tokens_, starts, context);
+}
+
+std::pair<Tensor, Tensor> split_text(const Tensor& tokens, double part, int64_t context, const std::string& name) {
+  const int64_t all = tokens.numel(), first = int64_t(double(all) * (1 - part)), rest = all - first;
+  LOCKSTEP_CHECK(first > context && rest > context, name, " has ", all,
+                 " tokens: too few for training and validation with --context ", context, ", which takes ", context + 1,
+                 " of each");
+  return {tokens.narrow(0, 0, first), tokens.narrow(0, first, rest)};
+}
+
+std::string read_sources(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::vector<fs::path> places{folder};
+  for (fs::path at = fs::current_path(); at.has_relative_path(); at = at.parent_path()) places.push_back(at);
+  const auto root = std::find_if(places.begin(), places.end(), [](const fs::path& place) {
+    return fs::exists(place / "tensor/tensor.h") && fs::exists(place / "README.md");
+  });
+  LOCKSTEP_CHECK(root != places.end(),
+                 "no --text was given and the repository's own sources were not found; give --text FILE");
+  std::vector<fs::path> files;
+  for (const char* below : {"docs", "tensor", "autograd", "nn", "optim", "data", "apps", "examples"}) {
+    if (!fs::is_directory(*root / below)) continue;
+    for (const auto& entry : fs::recursive_directory_iterator(*root / below)) {
+      const std::string extension = entry.path().extension().string();
+      if (entry.is_regular_file() && (extension == ".h" || extension == ".cpp" || extension == ".md"))
+        files.push_back(entry.path());
+    }
+  }
+  std::sort(files.begin(), files.end());
+  std::string text;
+  for (const fs::path& file : files) text += read_file(file.string(), int64_t(1) << 30) + "\n";
+  return text;
 }
 
 }  // namespace lockstep::data

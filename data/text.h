@@ -11,7 +11,7 @@ Tensor read_bytes(const std::string& path, int64_t max_bytes = int64_t(1) << 32)
 
 struct TextOptions {
   int64_t context = 256;  ///< tokens of a sample
-  int64_t stride = 1;     ///< from the start of a sample to the next; the context's length for evaluation: each token once
+  int64_t stride = 1;  ///< from the start of a sample to the next; the context's length for evaluation: each token once
 };
 
 /// Sample i is (tokens[a .. a+T], tokens[a+1 .. a+T+1]) as i64, a = i * stride.
@@ -28,8 +28,14 @@ class TextDataset : public Dataset<Example> {
   TextOptions options_;
 };
 
-/// Random windows for training. Row r of micro-batch m in step s starts at a place that depends on (seed, s, m, r) only,
-/// so any rank can make any micro-batch, and a resumed run needs no state but its step.
+/// The first part of the tokens, and the last `part` of them, kept for validation. Error when one of them is too short
+/// for a sample of `context` tokens; `name` is of the text.
+std::pair<Tensor, Tensor> split_text(const Tensor& tokens, double part, int64_t context, const std::string& name);
+/// This repository's own sources and docs as one text, in a fixed order: from `folder`, or a folder above this one.
+std::string read_sources(const std::string& folder);
+
+/// Random windows for training. Row r of micro-batch m in step s starts at a place that depends on (seed, s, m, r)
+/// only, so any rank can make any micro-batch, and a resumed run needs no state but its step.
 class TokenBatches {
  public:
   explicit TokenBatches(Tensor tokens, uint64_t seed = 0);

@@ -85,9 +85,11 @@ std::vector<int32_t> Gpt2Tokenizer::encode(std::string_view text) const {
     bool starts[256] = {};
     for (const auto& special : specials_) starts[uint8_t(special.first[0])] = true;
     for (size_t i = 0; i < text.size();) {
-      const auto found = !starts[uint8_t(text[i])] ? specials_.end() : std::find_if(specials_.begin(), specials_.end(), [&](const auto& special) {
-        return text.substr(i, special.first.size()) == special.first;
-      });
+      const auto found = !starts[uint8_t(text[i])]
+                             ? specials_.end()
+                             : std::find_if(specials_.begin(), specials_.end(), [&](const auto& special) {
+                                 return text.substr(i, special.first.size()) == special.first;
+                               });
       if (found == specials_.end()) {
         ++i;
         continue;
@@ -104,7 +106,10 @@ std::vector<int32_t> Gpt2Tokenizer::encode(std::string_view text) const {
 // A queue of pairs, best rank first, then leftmost, over a linked list of pieces: n log n for a word of n bytes, where
 // searching all pairs again after every merge would take a second for one of 10,000.
 void Gpt2Tokenizer::encode_word(std::string_view word, std::vector<int32_t>& out) const {
-  struct Piece { int32_t id; int previous, next; };
+  struct Piece {
+    int32_t id;
+    int previous, next;
+  };
   struct Candidate {
     int32_t rank;
     int left;
@@ -114,7 +119,8 @@ void Gpt2Tokenizer::encode_word(std::string_view word, std::vector<int32_t>& out
   std::vector<Piece> pieces;
   for (size_t i = 0; i < word.size(); ++i) {
     const int32_t id = byte_ids_[uint8_t(word[i])];
-    LOCKSTEP_CHECK(id >= 0, "[tokenizer] the vocabulary has no token for byte ", int(uint8_t(word[i])), ", which the text contains");
+    LOCKSTEP_CHECK(id >= 0, "[tokenizer] the vocabulary has no token for byte ", int(uint8_t(word[i])),
+                   ", which the text contains");
     pieces.push_back({id, int(i) - 1, i + 1 < word.size() ? int(i) + 1 : -1});
   }
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
@@ -138,13 +144,15 @@ void Gpt2Tokenizer::encode_word(std::string_view word, std::vector<int32_t>& out
     propose(left.previous);
     propose(best.left);
   }
-  for (int at = 0; at >= 0 && at < int(pieces.size()); at = pieces[size_t(at)].next) out.push_back(pieces[size_t(at)].id);
+  for (int at = 0; at >= 0 && at < int(pieces.size()); at = pieces[size_t(at)].next)
+    out.push_back(pieces[size_t(at)].id);
 }
 
 std::string Gpt2Tokenizer::decode(std::span<const int32_t> ids) const {
   std::string text;
   for (const int32_t id : ids) {
-    LOCKSTEP_CHECK(id >= 0 && size_t(id) < tokens_.size() && known_[size_t(id)], "[tokenizer] expected ids from 0 to ", int64_t(tokens_.size()) - 1, ", got ", id);
+    LOCKSTEP_CHECK(id >= 0 && size_t(id) < tokens_.size() && known_[size_t(id)], "[tokenizer] expected ids from 0 to ",
+                   int64_t(tokens_.size()) - 1, ", got ", id);
     text += tokens_[size_t(id)];
   }
   return text;

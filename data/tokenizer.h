@@ -39,10 +39,12 @@ class ByteTokenizer : public Tokenizer {
   std::string decode(std::span<const int32_t> ids) const override;
 };
 
-/// GPT-2's pre-tokenisation, 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+, as views into text.
+/// GPT-2's pre-tokenisation, 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+, as views into
+/// text.
 std::vector<std::string_view> split_words(std::string_view text);
 
-/// Byte-level BPE, with the ids of Hugging Face's GPT2Tokenizer. Special tokens that stand in the text become their ids.
+/// Byte-level BPE, with the ids of Hugging Face's GPT2Tokenizer. Special tokens that stand in the text become their
+/// ids.
 class Gpt2Tokenizer : public Tokenizer {
  public:
   /// vocab.json and merges.txt.
@@ -69,12 +71,20 @@ class Gpt2Tokenizer : public Tokenizer {
   void set_token(int64_t id, std::string bytes, const std::string& where);
   void encode_word(std::string_view word, std::vector<int32_t>& out) const;
 
-  std::unordered_map<std::string, int32_t> ids_;     // by bytes; not the special ones
-  std::vector<std::string> tokens_;                  // bytes by id
-  std::vector<bool> known_;                          // ids that exist: there may be gaps
-  std::unordered_map<uint64_t, Merge> merges_;       // by pair of ids
+  std::unordered_map<std::string, int32_t> ids_;           // by bytes; not the special ones
+  std::vector<std::string> tokens_;                        // bytes by id
+  std::vector<bool> known_;                                // ids that exist: there may be gaps
+  std::unordered_map<uint64_t, Merge> merges_;             // by pair of ids
   std::vector<std::pair<std::string, int32_t>> specials_;  // longest first
   std::array<int32_t, 256> byte_ids_{};
 };
+
+/// The tokenizer in a folder, an Error when it has none; bytes when no folder is named ("").
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
+bool has_tokenizer(const std::string& folder);
+/// What is the same for the same tokenizer: "bytes", or sizes and checksums of its files.
+std::string tokenizer_identity(const std::string& folder);
+/// Copies its files, so that nothing depends on where they were.
+void copy_tokenizer(const std::string& from, const std::string& to);
 
 }  // namespace lockstep::data

@@ -1,4 +1,6 @@
 // Reads GPT-2 tokenizers: vocab.json and merges.txt, or tokenizer.json. Every name is checked; Errors say file and key.
+#include <zlib.h>
+
 #include <algorithm>
 #include <filesystem>
 
@@ -43,7 +45,8 @@ bool spelled(const std::string& token, std::string& bytes) {
 /// Refuses a setting that changes the ids unless it has its neutral value.
 void expect_neutral(const Json& settings, const char* key, const std::string& where) {
   const Json* value = settings.find(key);
-  const bool neutral = !value || value->is_null() || (value->is_bool() && !value->as_bool()) || (value->is_string() && value->as_string().empty());
+  const bool neutral = !value || value->is_null() || (value->is_bool() && !value->as_bool()) ||
+                       (value->is_string() && value->as_string().empty());
   LOCKSTEP_CHECK(neutral, where, ": ", key, " ", value->dump(), " is not supported, only GPT-2's byte-level BPE is");
 }
 
@@ -79,7 +82,8 @@ void Gpt2Tokenizer::add_vocab(const Json& vocab, const std::string& where) {
 
 void Gpt2Tokenizer::add_merge(const std::string& first, const std::string& second, const std::string& where) {
   std::string a, b;
-  LOCKSTEP_CHECK(spelled(first, a) && spelled(second, b), where, ": expected two tokens of GPT-2's byte alphabet, got \"", first, "\" and \"", second, "\"");
+  LOCKSTEP_CHECK(spelled(first, a) && spelled(second, b), where,
+                 ": expected two tokens of GPT-2's byte alphabet, got \"", first, "\" and \"", second, "\"");
   const auto id_of = [&](const std::string& bytes, const std::string& name) {
     const auto found = ids_.find(bytes);
     LOCKSTEP_CHECK(found != ids_.end(), where, ": token \"", name, "\" is not in the vocabulary");
@@ -94,7 +98,8 @@ void Gpt2Tokenizer::add_special(const std::string& token, int64_t id, const std:
   LOCKSTEP_CHECK(!token.empty(), where, ": expected a token, got an empty one");
   const bool in_vocab = id >= 0 && size_t(id) < known_.size() && known_[size_t(id)];
   if (in_vocab) {
-    LOCKSTEP_CHECK(tokens_[size_t(id)] == token, where, ": id ", id, " is used twice, for \"", tokens_[size_t(id)], "\" and \"", token, "\"");
+    LOCKSTEP_CHECK(tokens_[size_t(id)] == token, where, ": id ", id, " is used twice, for \"", tokens_[size_t(id)],
+                   "\" and \"", token, "\"");
   } else {
     set_token(id, token, where);
   }
@@ -107,7 +112,8 @@ void Gpt2Tokenizer::sort_specials(const std::string& where) {
     return a.first.size() != b.first.size() ? a.first.size() > b.first.size() : a < b;
   });
   for (size_t i = 1; i < specials_.size(); ++i)
-    LOCKSTEP_CHECK(specials_[i].first != specials_[i - 1].first, where, ": special token \"", specials_[i].first, "\" appears twice");
+    LOCKSTEP_CHECK(specials_[i].first != specials_[i - 1].first, where, ": special token \"", specials_[i].first,
+                   "\" appears twice");
 }
 
 Gpt2Tokenizer Gpt2Tokenizer::from_files(const std::string& vocab_path, const std::string& merges_path) {
@@ -125,10 +131,12 @@ Gpt2Tokenizer Gpt2Tokenizer::from_files(const std::string& vocab_path, const std
     if (line.empty() || line.rfind("#version", 0) == 0) continue;
     const std::string where = str(base_error(merges_path), ":", line_number);
     const size_t space = line.find(' ');
-    LOCKSTEP_CHECK(space != line.npos && line.find(' ', space + 1) == line.npos, where, ": expected two tokens with a space between, got \"", line, "\"");
+    LOCKSTEP_CHECK(space != line.npos && line.find(' ', space + 1) == line.npos, where,
+                   ": expected two tokens with a space between, got \"", line, "\"");
     result.add_merge(line.substr(0, space), line.substr(space + 1), where);
   }
-  if (const Json* end_of_text = vocab.find("<|endoftext|>")) result.add_special("<|endoftext|>", end_of_text->as_int(), base_error(vocab_path));
+  if (const Json* end_of_text = vocab.find("<|endoftext|>"))
+    result.add_special("<|endoftext|>", end_of_text->as_int(), base_error(vocab_path));
   return result;
 }
 
@@ -138,14 +146,17 @@ Gpt2Tokenizer Gpt2Tokenizer::from_tokenizer_json(const std::string& path) {
   const Json file = read_json(path, {.bytes = max_bytes});
   const Json& model = file.at("model", where);
   if (const Json* type = model.find("type"))
-    LOCKSTEP_CHECK(type->as_string(where + ": model.type") == "BPE", where, ": model.type: expected BPE, got ", type->as_string());
-  for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"}) expect_neutral(model, key, where + ": model");
+    LOCKSTEP_CHECK(type->as_string(where + ": model.type") == "BPE", where, ": model.type: expected BPE, got ",
+                   type->as_string());
+  for (const char* key :
+       {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"})
+    expect_neutral(model, key, where + ": model");
   expect_neutral(file, "normalizer", where);
   const Json& words = file.at("pre_tokenizer", where);
   const Json* type = words.find("type");
   const Json* regex = words.find("use_regex");
-  LOCKSTEP_CHECK(type && type->is_string() && type->as_string() == "ByteLevel" && (!regex || *regex == Json(true)), where,
-                 ": pre_tokenizer: expected type ByteLevel with use_regex, got ", words.dump().substr(0, 200));
+  LOCKSTEP_CHECK(type && type->is_string() && type->as_string() == "ByteLevel" && (!regex || *regex == Json(true)),
+                 where, ": pre_tokenizer: expected type ByteLevel with use_regex, got ", words.dump().substr(0, 200));
   expect_neutral(words, "add_prefix_space", where + ": pre_tokenizer");
 
   result.add_vocab(model.at("vocab", where + ": model"), where + ": model.vocab");
@@ -158,7 +169,8 @@ Gpt2Tokenizer Gpt2Tokenizer::from_tokenizer_json(const std::string& path) {
     } else {
       const std::string& both = merge.as_string(place);
       const size_t space = both.find(' ');
-      LOCKSTEP_CHECK(space != both.npos && both.find(' ', space + 1) == both.npos, place, ": expected two tokens with a space between, got \"", both, "\"");
+      LOCKSTEP_CHECK(space != both.npos && both.find(' ', space + 1) == both.npos, place,
+                     ": expected two tokens with a space between, got \"", both, "\"");
       result.add_merge(both.substr(0, space), both.substr(space + 1), place);
     }
   }
@@ -167,7 +179,8 @@ Gpt2Tokenizer Gpt2Tokenizer::from_tokenizer_json(const std::string& path) {
     for (const Json& token : added->as_array(where + ": added_tokens")) {
       const std::string place = str(where, ": added_tokens[", index++, "]");
       for (const char* key : {"single_word", "lstrip", "rstrip"}) expect_neutral(token, key, place);
-      result.add_special(token.at("content", place).as_string(place + ".content"), token.at("id", place).as_int(place + ".id"), place);
+      result.add_special(token.at("content", place).as_string(place + ".content"),
+                         token.at("id", place).as_int(place + ".id"), place);
     }
   }
   result.sort_specials(where);
@@ -176,10 +189,51 @@ Gpt2Tokenizer Gpt2Tokenizer::from_tokenizer_json(const std::string& path) {
 
 Gpt2Tokenizer Gpt2Tokenizer::from_folder(const std::string& folder) {
   namespace fs = std::filesystem;
-  const fs::path base(folder), whole = base / "tokenizer.json", vocab = base / "vocab.json", merges = base / "merges.txt";
+  const fs::path base(folder), whole = base / "tokenizer.json", vocab = base / "vocab.json",
+                               merges = base / "merges.txt";
   if (fs::exists(whole)) return from_tokenizer_json(whole.string());
-  LOCKSTEP_CHECK(fs::exists(vocab) && fs::exists(merges), "[tokenizer] expected tokenizer.json, or vocab.json and merges.txt, in ", folder, ", found neither");
+  LOCKSTEP_CHECK(fs::exists(vocab) && fs::exists(merges),
+                 "[tokenizer] expected tokenizer.json, or vocab.json and merges.txt, in ", folder, ", found neither");
   return from_files(vocab.string(), merges.string());
+}
+
+namespace {
+constexpr const char* kTokenizerFiles[] = {"tokenizer.json", "vocab.json", "merges.txt"};
+constexpr int64_t kTokenizerBytes = int64_t(1) << 30;
+}  // namespace
+
+bool has_tokenizer(const std::string& folder) {
+  namespace fs = std::filesystem;
+  return !folder.empty() && (fs::exists(folder + "/tokenizer.json") || fs::exists(folder + "/vocab.json"));
+}
+
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
+  if (folder.empty()) return std::make_unique<ByteTokenizer>();
+  LOCKSTEP_CHECK(std::filesystem::is_directory(folder), "[tokenizer] ", folder,
+                 ": expected a folder with tokenizer.json, or vocab.json and merges.txt; there is no such folder");
+  return std::make_unique<Gpt2Tokenizer>(Gpt2Tokenizer::from_folder(folder));
+}
+
+std::string tokenizer_identity(const std::string& folder) {
+  if (folder.empty()) return "bytes";
+  std::string all;
+  for (const char* file : kTokenizerFiles) {
+    if (!std::filesystem::exists(folder + "/" + file)) continue;
+    const std::string text = read_file(folder + "/" + file, kTokenizerBytes);
+    all += str(all.empty() ? "" : ", ", file, " ", text.size(), " bytes, crc ",
+               crc32_z(0, reinterpret_cast<const Bytef*>(text.data()), text.size()));
+  }
+  return all;
+}
+
+void copy_tokenizer(const std::string& from, const std::string& to) {
+  namespace fs = std::filesystem;
+  if (from.empty() || (fs::exists(to) && fs::equivalent(from, to))) return;
+  fs::create_directories(to);
+  for (const char* file : kTokenizerFiles) {
+    const std::string path = from + "/" + file;
+    if (fs::exists(path)) write_atomically(to + "/" + file, read_file(path, kTokenizerBytes));
+  }
 }
 
 }  // namespace lockstep::data

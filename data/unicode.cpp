@@ -12,12 +12,13 @@ struct CodeRange {
   uint32_t first, last;
 };
 #include "data/unicode_classes.inc"
-constexpr CodeRange spaces[] = {{0x9, 0xd}, {0x20, 0x20}, {0x85, 0x85}, {0xa0, 0xa0}, {0x1680, 0x1680}, {0x2000, 0x200a},
-                                {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}};
+constexpr CodeRange spaces[] = {{0x9, 0xd},       {0x20, 0x20},     {0x85, 0x85},     {0xa0, 0xa0},
+                                {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f},
+                                {0x205f, 0x205f}, {0x3000, 0x3000}};
 
-template <size_t N>
-bool contains(const CodeRange (&ranges)[N], uint32_t code) {
-  const auto after = std::upper_bound(std::begin(ranges), std::end(ranges), code, [](uint32_t c, CodeRange r) { return c < r.first; });
+template <size_t N> bool contains(const CodeRange (&ranges)[N], uint32_t code) {
+  const auto after =
+      std::upper_bound(std::begin(ranges), std::end(ranges), code, [](uint32_t c, CodeRange r) { return c < r.first; });
   return after != std::begin(ranges) && code <= std::prev(after)->last;
 }
 
@@ -49,8 +50,11 @@ Char decode_utf8(std::string_view text, size_t at) {
 void append_utf8(std::string& out, uint32_t code) {
   if (code < 0x80) out += char(code);
   else if (code < 0x800) (out += char(0xc0 | code >> 6)) += char(0x80 | (code & 0x3f));
-  else if (code < 0x10000) ((out += char(0xe0 | code >> 12)) += char(0x80 | (code >> 6 & 0x3f))) += char(0x80 | (code & 0x3f));
-  else (((out += char(0xf0 | code >> 18)) += char(0x80 | (code >> 12 & 0x3f))) += char(0x80 | (code >> 6 & 0x3f))) += char(0x80 | (code & 0x3f));
+  else if (code < 0x10000)
+    ((out += char(0xe0 | code >> 12)) += char(0x80 | (code >> 6 & 0x3f))) += char(0x80 | (code & 0x3f));
+  else
+    (((out += char(0xf0 | code >> 18)) += char(0x80 | (code >> 12 & 0x3f))) += char(0x80 | (code >> 6 & 0x3f))) +=
+        char(0x80 | (code & 0x3f));
 }
 
 CharClass class_of(uint32_t code) {

@@ -8,7 +8,8 @@ namespace lockstep::dist {
 namespace {
 
 void require_sodium() {
-  LOCKSTEP_CHECK(sodium_init() >= 0, "[auth] expected libsodium to start, got an error: the system has no source of random numbers");
+  LOCKSTEP_CHECK(sodium_init() >= 0,
+                 "[auth] expected libsodium to start, got an error: the system has no source of random numbers");
 }
 
 }  // namespace
@@ -28,7 +29,8 @@ std::string random_token() {
   return text;
 }
 
-Proof prove(std::string_view token, std::string_view role, const Nonce& challenge, const Nonce& number, std::string_view context) {
+Proof prove(std::string_view token, std::string_view role, const Nonce& challenge, const Nonce& number,
+            std::string_view context) {
   require_sodium();
   static_assert(sizeof(Proof) == crypto_auth_hmacsha256_BYTES);
   crypto_auth_hmacsha256_state state;

@@ -14,7 +14,8 @@ ClockOffset measure_clock(ProcessGroup& world, int rounds) {
   std::vector<int> all;
   for (int r = 0; r < world.size(); ++r) all.push_back(r);
   const auto group = world.new_group(all, "clock");  // its messages are not the world's
-  const Tensor question = Tensor::from(std::vector<int64_t>{0}, {1}), answer = Tensor::from(std::vector<int64_t>{0}, {1});
+  const Tensor question = Tensor::from(std::vector<int64_t>{0}, {1}),
+               answer = Tensor::from(std::vector<int64_t>{0}, {1});
   ClockOffset best;
   int64_t shortest = std::numeric_limits<int64_t>::max();
   if (group->rank() == 0) {
@@ -53,8 +54,13 @@ void start_trace(const std::string& folder, ProcessGroup& group, int64_t limit_b
   const Tensor facts = Tensor::from(std::vector<int64_t>{trace::now(), 0}, {2});
   facts.data<int64_t>()[1] = facts.data<int64_t>()[0];  // a number that no other run on this machine has
   group.broadcast(facts, 0, {.tag = "trace"});
-  trace::start(folder, {.rank = group.rank(), .ranks = group.size(), .offset_ns = clock.offset_ns, .error_ns = clock.error_ns, .zero_ns = facts.data<int64_t>()[0],
-                        .run = facts.data<int64_t>()[1], .limit_bytes = limit_bytes});
+  trace::start(folder, {.rank = group.rank(),
+                        .ranks = group.size(),
+                        .offset_ns = clock.offset_ns,
+                        .error_ns = clock.error_ns,
+                        .zero_ns = facts.data<int64_t>()[0],
+                        .run = facts.data<int64_t>()[1],
+                        .limit_bytes = limit_bytes});
   group.barrier({}, "trace");  // a rank that cannot write its file says so before anybody trains
 }
 

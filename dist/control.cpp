@@ -12,7 +12,8 @@
 namespace lockstep::dist {
 namespace {
 
-// exit() in the middle of a program runs no destructors of locals: the seats of this process are left in order all the same.
+// exit() in the middle of a program runs no destructors of locals: the seats of this process are left in order all the
+// same.
 struct Registry {
   std::mutex mutex;
   std::vector<std::weak_ptr<TcpControl>> seats;
@@ -48,19 +49,23 @@ struct Registry {
 
 std::shared_ptr<Control> Control::join(const Rendezvous& rendezvous) {
   Rendezvous place = rendezvous;
-  LOCKSTEP_CHECK(place.world_size >= 1 && place.world_size <= 65536, "[rendezvous] expected a world size from 1 to 65536, got ", place.world_size);
-  LOCKSTEP_CHECK(place.rank >= 0 && place.rank < place.world_size, "[rendezvous] expected a rank from 0 to ", place.world_size - 1, " (world size ",
-                 place.world_size, "), got ", place.rank);
-  LOCKSTEP_CHECK(place.timeout.count() > 0 && place.timeout.count() <= 1e8, "[rendezvous] expected a timeout of 0 to 1e8 s, got ",
-                 place.timeout.count());
-  LOCKSTEP_CHECK(place.heartbeat.count() >= 0.01 && place.heartbeat.count() <= 3600, "[rendezvous] expected a heartbeat of 0.01 to 3600 s, got ",
-                 place.heartbeat.count());
-  LOCKSTEP_CHECK(place.port >= 0 && place.port <= 65535, "[rendezvous] expected a port from 0 to 65535, got ", place.port);
-  LOCKSTEP_CHECK(place.port > 0 || place.rank == 0 || !place.file.empty(), "[rendezvous] expected the port of rank 0, got 0 at rank ", place.rank,
+  LOCKSTEP_CHECK(place.world_size >= 1 && place.world_size <= 65536,
+                 "[rendezvous] expected a world size from 1 to 65536, got ", place.world_size);
+  LOCKSTEP_CHECK(place.rank >= 0 && place.rank < place.world_size, "[rendezvous] expected a rank from 0 to ",
+                 place.world_size - 1, " (world size ", place.world_size, "), got ", place.rank);
+  LOCKSTEP_CHECK(place.timeout.count() > 0 && place.timeout.count() <= 1e8,
+                 "[rendezvous] expected a timeout of 0 to 1e8 s, got ", place.timeout.count());
+  LOCKSTEP_CHECK(place.heartbeat.count() >= 0.01 && place.heartbeat.count() <= 3600,
+                 "[rendezvous] expected a heartbeat of 0.01 to 3600 s, got ", place.heartbeat.count());
+  LOCKSTEP_CHECK(place.port >= 0 && place.port <= 65535, "[rendezvous] expected a port from 0 to 65535, got ",
+                 place.port);
+  LOCKSTEP_CHECK(place.port > 0 || place.rank == 0 || !place.file.empty(),
+                 "[rendezvous] expected the port of rank 0, got 0 at rank ", place.rank,
                  ": only rank 0 may choose any free port");
-  LOCKSTEP_CHECK(place.job.size() <= key_limit, "[rendezvous] expected a job name of at most ", key_limit, " bytes, got one of ", place.job.size());
-  LOCKSTEP_CHECK(place.identity.size() <= value_limit, "[rendezvous] expected an identity of at most ", value_limit, " bytes, got ",
-                 place.identity.size());
+  LOCKSTEP_CHECK(place.job.size() <= key_limit, "[rendezvous] expected a job name of at most ", key_limit,
+                 " bytes, got one of ", place.job.size());
+  LOCKSTEP_CHECK(place.identity.size() <= value_limit, "[rendezvous] expected an identity of at most ", value_limit,
+                 " bytes, got ", place.identity.size());
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(place.timeout);
   const Nonce random = random_nonce();
   Member member{place.rank, place.world_size, uint32_t(::getpid()), host_name(), place.identity, place.job, 0};
@@ -79,7 +84,9 @@ std::shared_ptr<Control> Control::join(const Rendezvous& rendezvous) {
   }
   struct Published {
     const Rendezvous* place = nullptr;
-    ~Published() { if (place) unpublish(*place); }
+    ~Published() {
+      if (place) unpublish(*place);
+    }
   } published;
   if (publishes) {
     publish(place);

@@ -28,14 +28,14 @@ struct Rendezvous {
   int local_world_size = 1;
   std::string address = "127.0.0.1";  ///< where rank 0 listens: a name, IPv4 or IPv6 address
   int port = 29500;                   ///< 0 at rank 0: any free port (tests, file://)
-  int listener = -1;                  ///< rank 0: a socket that listens already, taken over (open_listener(); survives fork)
-  std::string file;                   ///< file://: rank 0 writes address, port and a fresh token there
-  std::string job = "lockstep";       ///< a process of another job is refused
-  std::string token;                  ///< secret of the job; needed when `address` is not loopback
-  std::string interface;              ///< network interface name or subnet ("eth0", "10.0.0.0/8", "fd00::/8"); empty: chosen
-  std::string transport = "auto";     ///< auto, threads, shm, tcp
-  Seconds timeout{600};               ///< limit of one collective, and of rendezvous
-  Seconds heartbeat{5};               ///< a rank is silent after three
+  int listener = -1;             ///< rank 0: a socket that listens already, taken over (open_listener(); survives fork)
+  std::string file;              ///< file://: rank 0 writes address, port and a fresh token there
+  std::string job = "lockstep";  ///< a process of another job is refused
+  std::string token;             ///< secret of the job; needed when `address` is not loopback
+  std::string interface;         ///< network interface name or subnet ("eth0", "10.0.0.0/8", "fd00::/8"); empty: chosen
+  std::string transport = "auto";  ///< auto, threads, shm, tcp
+  Seconds timeout{600};            ///< limit of one collective, and of rendezvous
+  Seconds heartbeat{5};            ///< a rank is silent after three
   /// What must be equal on all ranks (build, protocol, command line); key=value lines, the first that differs is named.
   std::string identity;
 
@@ -48,30 +48,32 @@ struct Rendezvous {
 };
 
 /// A listening socket for rank 0, made before the ranks are (spawn(), tests): nobody else can take the port in between.
-/// `port`: 0 for any, the one found on return. Give the descriptor to Rendezvous::listener, or close it. Error: port in use.
+/// `port`: 0 for any, the one found on return. Give the descriptor to Rendezvous::listener, or close it. Error: port in
+/// use.
 int open_listener(const std::string& address, int& port);
 
 /// What a rank is doing: sent along with heartbeats, told to others when something goes wrong.
 struct Activity {
-  uint64_t step = 0;         ///< training step, when the program says so (set_step)
-  uint64_t completed = 0;    ///< collectives completed in `group`
-  std::string group;         ///< group of the collective that it is in, or was in last
-  std::string collective;    ///< "all_reduce f32 x 8, tag w1"; with `waiting` the one it is in
-  bool is_collective = true; ///< false: messages, which do not count in `completed`
+  uint64_t step = 0;          ///< training step, when the program says so (set_step)
+  uint64_t completed = 0;     ///< collectives completed in `group`
+  std::string group;          ///< group of the collective that it is in, or was in last
+  std::string collective;     ///< "all_reduce f32 x 8, tag w1"; with `waiting` the one it is in
+  bool is_collective = true;  ///< false: messages, which do not count in `completed`
   bool waiting = false;
-  int waits_for = -1;        ///< world rank that it needs something from
-  uint64_t messages = 0;     ///< point to point: how many from (receive) or taken by (send) that rank it needs; else 0
+  int waits_for = -1;     ///< world rank that it needs something from
+  uint64_t messages = 0;  ///< point to point: how many from (receive) or taken by (send) that rank it needs; else 0
   bool is_send = false;
-  /// Point to point messages so far, by world rank: begun to be sent to it, and to be taken from it. May be empty (not counted):
-  /// a circle of waits is then believed when nothing in it moves for three heartbeats.
+  /// Point to point messages so far, by world rank: begun to be sent to it, and to be taken from it. May be empty (not
+  /// counted): a circle of waits is then believed when nothing in it moves for three heartbeats.
   std::vector<std::pair<int, uint64_t>> sent_to, taken_from;
 };
 
 /// A rank's seat in the job. All methods may be called from any thread.
 class Control {
  public:
-  /// Joins the job; rank 0 also starts the store. Returns when all ranks are there. DistError: timeout naming the missing
-  /// ranks, refused (token, job, world size, rank twice, identity), protocol (something else listens on the port).
+  /// Joins the job; rank 0 also starts the store. Returns when all ranks are there. DistError: timeout naming the
+  /// missing ranks, refused (token, job, world size, rank twice, identity), protocol (something else listens on the
+  /// port).
   static std::shared_ptr<Control> join(const Rendezvous& rendezvous);
   virtual ~Control() = default;  ///< leaves, unless it failed
 
@@ -100,11 +102,11 @@ class Control {
   virtual DistError report(Fault fault, int rank, const std::string& message) = 0;
 
   // What this rank does; read by the heartbeat.
-  virtual void begin(const Activity& activity) = 0;    ///< enters a collective
+  virtual void begin(const Activity& activity) = 0;  ///< enters a collective
   /// Called after about a heartbeat without progress, and again every heartbeat while there is none: a wait that is not
   /// renewed for two heartbeats no longer counts. `messages`: see Activity; 0 inside collectives of a whole group.
   virtual void waits(int peer, uint64_t messages, bool is_send) = 0;
-  virtual void end() = 0;                              ///< the collective is done
+  virtual void end() = 0;  ///< the collective is done
   virtual void set_step(uint64_t step) = 0;
   /// One sentence about who is where, for a timeout: asks the store what the other ranks do.
   virtual std::string explain(const std::vector<int>& world_ranks) = 0;

@@ -50,7 +50,8 @@ std::vector<std::vector<Message>> messages_by_step(Algorithm algorithm, const Re
     if (steps.size() <= size_t(t.step)) steps.resize(size_t(t.step) + 1);
     auto& step = steps.back();
     const auto same = [&](const Message& m) {
-      return std::tuple(m.first.from, m.first.to, m.first.source.slot, m.first.target.slot, m.first.action) == std::tuple(t.from, t.to, t.source.slot, t.target.slot, t.action);
+      return std::tuple(m.first.from, m.first.to, m.first.source.slot, m.first.target.slot, m.first.action) ==
+             std::tuple(t.from, t.to, t.source.slot, t.target.slot, t.action);
     };
     if (step.empty() || !same(step.back())) step.push_back({t, {}});
     step.back().chunks.push_back(t.source.chunk);
@@ -63,8 +64,9 @@ constexpr size_t max_width = 180;
 std::string title(Algorithm algorithm, const Request& r, const Check& check) {
   const int64_t most = check.sent.empty() ? 0 : *std::max_element(check.sent.begin(), check.sent.end());
   const auto count = [](int64_t n, const char* what) { return str(n, " ", what, n == 1 ? "" : "s"); };
-  return str(name_of(algorithm), " ", name_of(r.collective), has_root(r.collective) ? str(", root ", r.root) : "", ": ", count(r.ranks, "rank"), ", ",
-             count(check.chunks, "chunk"), ", ", count(check.steps, "step"), check.joins > 0 ? str(" (", check.rounds, " between ranks)") : "", "; the busiest rank sends ",
+  return str(name_of(algorithm), " ", name_of(r.collective), has_root(r.collective) ? str(", root ", r.root) : "", ": ",
+             count(r.ranks, "rank"), ", ", count(check.chunks, "chunk"), ", ", count(check.steps, "step"),
+             check.joins > 0 ? str(" (", check.rounds, " between ranks)") : "", "; the busiest rank sends ",
              count(most, "chunk"));
 }
 
@@ -90,15 +92,18 @@ std::string draw_table(Algorithm algorithm, const Request& request) {
   }
   if (widths.empty() || total > max_width) {
     out += "  step    from  what\n";
-    for (size_t s = 0; s < steps.size(); ++s) for (const Message& m : steps[s]) out += format("%6zu  %6d  ", s, m.first.from) + m.text(request.ranks) + "\n";
+    for (size_t s = 0; s < steps.size(); ++s)
+      for (const Message& m : steps[s]) out += format("%6zu  %6d  ", s, m.first.from) + m.text(request.ranks) + "\n";
     return out;
   }
   const auto line = [&](std::string text, const auto& cell) {
-    for (int rank = 0; rank < request.ranks; ++rank) text += "   " + format("%-*s", int(widths[size_t(rank)]), cell(rank).c_str());
+    for (int rank = 0; rank < request.ranks; ++rank)
+      text += "   " + format("%-*s", int(widths[size_t(rank)]), cell(rank).c_str());
     return text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
   };
   out += line("  step", [](int rank) { return str("rank ", rank); });
-  for (size_t s = 0; s < rows.size(); ++s) out += line(format("%6zu", s), [&](int rank) { return rows[s][size_t(rank)]; });
+  for (size_t s = 0; s < rows.size(); ++s)
+    out += line(format("%6zu", s), [&](int rank) { return rows[s][size_t(rank)]; });
   return out;
 }
 
@@ -116,15 +121,19 @@ struct Square {
 /// The picture while it is made: where things go, and what every place holds.
 class Picture {
  public:
-  Picture(Algorithm algorithm, const Request& request) : r_(request), steps_(messages_by_step(algorithm, request)), check_(check_schedule(algorithm, request)) {
+  Picture(Algorithm algorithm, const Request& request)
+      : r_(request), steps_(messages_by_step(algorithm, request)), check_(check_schedule(algorithm, request)) {
     columns_ = int(check_.chunks <= r_.ranks ? check_.chunks : r_.ranks);
     lines_ = int(check_.chunks) / columns_;
     side_ = columns_ <= 2 ? 22 : columns_ <= 4 ? 18 : columns_ <= 8 ? 12 : 8;
     for (int rank = 0; rank < r_.ranks; ++rank) {
-      for (int32_t c = 0; c < check_.chunks; ++c) if (starts_with(r_, rank, c)) square(rank, {c, 0}).terms = 1;
+      for (int32_t c = 0; c < check_.chunks; ++c)
+        if (starts_with(r_, rank, c)) square(rank, {c, 0}).terms = 1;
     }
     used_ = squares_;
-    for (const auto& step : steps_) for (const Message& m : step) for (const int32_t c : m.chunks) used_[{m.first.to, c, m.first.target.slot}];
+    for (const auto& step : steps_)
+      for (const Message& m : step)
+        for (const int32_t c : m.chunks) used_[{m.first.to, c, m.first.target.slot}];
     block_ = columns_ * side_;
     row_ = (1 + check_.slots) * lines_ * side_ + 16 + 3 * check_.slots;
     title_ = title(algorithm, r_, check_);
@@ -133,16 +142,20 @@ class Picture {
   std::string draw() {
     const int count = int(steps_.size()), fit = std::max(1, int((page - left - block_) / (block_ + gap)));
     const int bands = std::max(1, (count + fit - 1) / fit), per_band = (count + bands - 1) / bands;
-    const std::string legend = std::string(is_reduction(r_.collective)
-                                               ? "A chunk is filled as far as its sum goes; + was added in this step; a dark frame: all ranks are in it."
-                                               : "A chunk is filled where a rank has it; a dark frame: it came in this step.") +
-                               (check_.slots > 0 ? " Below: scratch copies." : "");
+    const std::string legend =
+        std::string(is_reduction(r_.collective)
+                        ? "A chunk is filled as far as its sum goes; + was added in this step; a dark frame: all ranks "
+                          "are in it."
+                        : "A chunk is filled where a rank has it; a dark frame: it came in this step.") +
+        (check_.slots > 0 ? " Below: scratch copies." : "");
     const double words = 20 + std::max(7.6 * double(title_.size()), 6.1 * double(legend.size()));
-    const double band_height = 26 + r_.ranks * row_ + 10, width = std::max(left + block_ + per_band * (block_ + gap) + 16, words);
+    const double band_height = 26 + r_.ranks * row_ + 10,
+                 width = std::max(left + block_ + per_band * (block_ + gap) + 16, words);
     for (int band = 0; band < bands; ++band) {
       const double top = 56 + band * band_height;
       const int begin = band * per_band, end = std::min(count, begin + per_band);
-      for (int rank = 0; rank < r_.ranks; ++rank) text(8, y(top, rank, {0, 0}) + lines_ * side_ / 2. + 4, str("rank ", rank), 12, ink, "start");
+      for (int rank = 0; rank < r_.ranks; ++rank)
+        text(8, y(top, rank, {0, 0}) + lines_ * side_ / 2. + 4, str("rank ", rank), 12, ink, "start");
       state(top, 0, begin == 0 ? "start" : "");
       for (int s = begin; s < end; ++s) step(top, s - begin, s);
     }
@@ -150,15 +163,21 @@ class Picture {
     text(8, 20, title_, 14, ink, "start");
     text(8, 38, legend, 11.5, "#57606a", "start");
     flush();
-    return format("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" font-family=\"Helvetica,Arial,sans-serif\">\n", width, height,
-                  width, height) + style() + format("<rect width=\"%.0f\" height=\"%.0f\" fill=\"white\"/>\n", width, height) + parts_ + "</svg>\n";
+    return format(
+               "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "
+               "font-family=\"Helvetica,Arial,sans-serif\">\n",
+               width, height, width, height) +
+           style() + format("<rect width=\"%.0f\" height=\"%.0f\" fill=\"white\"/>\n", width, height) + parts_ +
+           "</svg>\n";
   }
 
  private:
   using Key = std::tuple<int, int32_t, int32_t>;  // rank, chunk, slot
   Square& square(int rank, const Place& p) { return squares_[{rank, p.chunk, p.slot}]; }
   double x(int column, const Place& p) const { return left + column * (block_ + gap) + p.chunk % columns_ * side_; }
-  double y(double top, int rank, const Place& p) const { return top + 26 + rank * row_ + p.slot * (lines_ * side_ + 3) + p.chunk / columns_ * side_; }
+  double y(double top, int rank, const Place& p) const {
+    return top + 26 + rank * row_ + p.slot * (lines_ * side_ + 3) + p.chunk / columns_ * side_;
+  }
   /// Paths of one look are written together: `look` is a class of the style sheet.
   void add(const std::string& look, const std::string& path) { paths_[look] += path; }
   void flush() {
@@ -167,7 +186,9 @@ class Picture {
     parts_ += texts_;
     texts_.clear();
   }
-  static std::string box(double px, double py, double w, double h) { return format("M%.5g %.5gh%.4gv%.4gh-%.4gz", px, py, w, h, w); }
+  static std::string box(double px, double py, double w, double h) {
+    return format("M%.5g %.5gh%.4gv%.4gh-%.4gz", px, py, w, h, w);
+  }
   /// All ranks' data of one time.
   void state(double top, int column, const std::string& name) {
     text(left + column * (block_ + gap) + block_ / 2, top + 14, name, 11.5, "#57606a", "middle");
@@ -180,7 +201,9 @@ class Picture {
       const bool marked = is_reduction(r_.collective) ? s.terms >= all : s.arrived;
       if (part > 0) add(str("f", color(chunk)), box(px, py + size * (1 - part), size, size * part));
       add(marked ? "m" : part > 0 ? str("o", color(chunk)) : "e", box(px, py, size, size));
-      if (s.added || s.divided) text(px + size / 2, py + size / 2 + side_ * 0.26, s.added ? "+" : "÷", side_ * 0.8, s.terms * 2 > all ? "white" : ink, "middle");
+      if (s.added || s.divided)
+        text(px + size / 2, py + size / 2 + side_ * 0.26, s.added ? "+" : "÷", side_ * 0.8,
+             s.terms * 2 > all ? "white" : ink, "middle");
     }
     flush();
   }
@@ -198,32 +221,45 @@ class Picture {
         Square& target = square(t.to, to);
         const auto source = before.find({t.from, chunk, t.source.slot});
         const int terms = source == before.end() ? 0 : source->second.terms;
-        target = {t.action == Action::reduce ? target.terms + terms : terms, t.action == Action::reduce, true, t.action == Action::scale};
+        target = {t.action == Action::reduce ? target.terms + terms : terms, t.action == Action::reduce, true,
+                  t.action == Action::scale};
         if (t.action == Action::scale) continue;
-        const double spread = std::min(3., lines_ * side_ / double(m.chunks.size())) * (double(i) - double(m.chunks.size() - 1) / 2);
-        const auto middle = [&](int rank, int slot) { return y(top, rank, {0, slot}) + lines_ * side_ / 2. - 1 + spread; };
-        arrow(left + column * (block_ + gap) + block_, middle(t.from, from.slot), left + (column + 1) * (block_ + gap) - 3, middle(t.to, to.slot), color(chunk));
+        const double spread =
+            std::min(3., lines_ * side_ / double(m.chunks.size())) * (double(i) - double(m.chunks.size() - 1) / 2);
+        const auto middle = [&](int rank, int slot) {
+          return y(top, rank, {0, slot}) + lines_ * side_ / 2. - 1 + spread;
+        };
+        arrow(left + column * (block_ + gap) + block_, middle(t.from, from.slot),
+              left + (column + 1) * (block_ + gap) - 3, middle(t.to, to.slot), color(chunk));
       }
       // A scratch copy that was added to its sibling is free again.
-      if (t.from == t.to && t.action == Action::reduce) for (const int32_t chunk : m.chunks) square(t.from, {chunk, t.source.slot}) = {};
+      if (t.from == t.to && t.action == Action::reduce)
+        for (const int32_t chunk : m.chunks) square(t.from, {chunk, t.source.slot}) = {};
     }
     state(top, column + 1, str("step ", s, crosses ? "" : " (own)"));
   }
   void arrow(double x1, double y1, double x2, double y2, int which) {
     const double bend = (x2 - x1) * 0.45, tip = 5;
-    add(str("a", which), format("M%.5g %.5gC%.5g %.5g %.5g %.5g %.5g %.5g", x1, y1, x1 + bend, y1, x2 - bend, y2, x2 - tip, y2));
+    add(str("a", which),
+        format("M%.5g %.5gC%.5g %.5g %.5g %.5g %.5g %.5g", x1, y1, x1 + bend, y1, x2 - bend, y2, x2 - tip, y2));
     add(str("f", which), format("M%.5g %.5gl-%.4g -3v6z", x2, y2, tip));
   }
   void text(double px, double py, const std::string& words, double size, const char* c, const char* anchor) {
-    if (!words.empty()) texts_ += format("<text x=\"%.5g\" y=\"%.5g\" font-size=\"%.4g\" fill=\"%s\" text-anchor=\"%s\">", px, py, size, c, anchor) + words + "</text>\n";
+    if (!words.empty())
+      texts_ += format("<text x=\"%.5g\" y=\"%.5g\" font-size=\"%.4g\" fill=\"%s\" text-anchor=\"%s\">", px, py, size,
+                       c, anchor) +
+                words + "</text>\n";
   }
   /// One look per rank that a chunk belongs to.
   int color(int32_t chunk) const { return chunk % columns_; }
   std::string style() const {
-    std::string all = format("<style>path{fill:none}.m{stroke:%s;stroke-width:1.3}.e{stroke:%s;stroke-width:.8}", ink, faint);
+    std::string all =
+        format("<style>path{fill:none}.m{stroke:%s;stroke-width:1.3}.e{stroke:%s;stroke-width:.8}", ink, faint);
     for (int i = 0; i < columns_; ++i) {
-      const std::string hsl = format("hsl(%.0f,62%%,%d%%)", std::fmod(212 + 360. * i / columns_, 360), i % 2 ? 42 : 56);  // lightness tells neighbours apart
-      all += format("path.f%d{fill:%s}.o%d{stroke:%s;stroke-width:.8}.a%d{stroke:%s;stroke-width:1.3}", i, hsl.c_str(), i, hsl.c_str(), i, hsl.c_str());
+      const std::string hsl = format("hsl(%.0f,62%%,%d%%)", std::fmod(212 + 360. * i / columns_, 360),
+                                     i % 2 ? 42 : 56);  // lightness tells neighbours apart
+      all += format("path.f%d{fill:%s}.o%d{stroke:%s;stroke-width:.8}.a%d{stroke:%s;stroke-width:1.3}", i, hsl.c_str(),
+                    i, hsl.c_str(), i, hsl.c_str());
     }
     return all + "</style>\n";
   }
@@ -241,7 +277,8 @@ class Picture {
 }  // namespace
 
 std::string draw_svg(Algorithm algorithm, const Request& request) {
-  LOCKSTEP_CHECK(request.ranks <= 16, "[draw] expected 16 ranks or fewer, got ", request.ranks, "; nobody can tell more arrows apart: the table shows them");
+  LOCKSTEP_CHECK(request.ranks <= 16, "[draw] expected 16 ranks or fewer, got ", request.ranks,
+                 "; nobody can tell more arrows apart: the table shows them");
   return Picture(algorithm, request).draw();
 }
 

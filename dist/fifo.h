@@ -5,7 +5,8 @@
 //
 //   control page │ data 0 .. capacity │ the same pages again │        [base + at & mask, + bytes) never wraps
 //
-// Each end keeps its own position; the writer also keeps what it last saw of the reader's, and looks again when nothing fits.
+// Each end keeps its own position; the writer also keeps what it last saw of the reader's, and looks again when nothing
+// fits.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -17,11 +18,11 @@ namespace lockstep::dist {
 
 /// What the two ends share. All zero is an empty ring, so fresh pages of a file need no construction.
 struct FifoControl {
-  static constexpr size_t bytes = 4096;           ///< of the control page, in front of the data
-  alignas(64) std::atomic<uint64_t> written{0};   ///< bytes ever written
-  alignas(64) std::atomic<uint64_t> read{0};      ///< bytes ever consumed
-  alignas(64) std::atomic<uint32_t> closed{0};    ///< the writer is done
-  std::atomic<uint32_t> abandoned{0};             ///< the reader is gone
+  static constexpr size_t bytes = 4096;          ///< of the control page, in front of the data
+  alignas(64) std::atomic<uint64_t> written{0};  ///< bytes ever written
+  alignas(64) std::atomic<uint64_t> read{0};     ///< bytes ever consumed
+  alignas(64) std::atomic<uint32_t> closed{0};   ///< the writer is done
+  std::atomic<uint32_t> abandoned{0};            ///< the reader is gone
 };
 static_assert(sizeof(FifoControl) <= FifoControl::bytes && std::atomic<uint64_t>::is_always_lock_free);
 
@@ -29,7 +30,10 @@ class FifoWriter {
  public:
   FifoWriter() = default;
   /// memory: control page, data and mirror; capacity: a power of two.
-  FifoWriter(void* memory, size_t capacity) : control_(static_cast<FifoControl*>(memory)), data_(static_cast<std::byte*>(memory) + FifoControl::bytes), capacity_(capacity) {}
+  FifoWriter(void* memory, size_t capacity)
+      : control_(static_cast<FifoControl*>(memory)),
+        data_(static_cast<std::byte*>(memory) + FifoControl::bytes),
+        capacity_(capacity) {}
 
   /// Copies as many bytes as fit; gives back how many.
   size_t write(const std::byte* from, size_t bytes) {
@@ -54,9 +58,13 @@ class FifoWriter {
 class FifoReader {
  public:
   FifoReader() = default;
-  FifoReader(void* memory, size_t capacity) : control_(static_cast<FifoControl*>(memory)), data_(static_cast<const std::byte*>(memory) + FifoControl::bytes), capacity_(capacity) {}
+  FifoReader(void* memory, size_t capacity)
+      : control_(static_cast<FifoControl*>(memory)),
+        data_(static_cast<const std::byte*>(memory) + FifoControl::bytes),
+        capacity_(capacity) {}
 
-  /// Everything that has been written and not consumed, in one piece; never longer than the ring, whatever the writer does.
+  /// Everything that has been written and not consumed, in one piece; never longer than the ring, whatever the writer
+  /// does.
   std::span<const std::byte> readable() const {
     const uint64_t written = control_->written.load(std::memory_order_acquire);
     return {data_ + (read_ & (capacity_ - 1)), std::min(size_t(written - read_), capacity_)};

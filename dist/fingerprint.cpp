@@ -20,12 +20,16 @@ bool same_kind(const Header& a, const Header& b) {
 
 // What two sides must agree on. Roots of messages differ by nature: each names the other.
 bool same_call(const Header& a, const Header& b) {
-  return a.job == b.job && a.sequence == b.sequence && same_kind(a, b) && a.count == b.count && a.dtype == b.dtype && a.op == b.op &&
-         a.tag == b.tag && a.algorithm == b.algorithm && a.on_device == b.on_device && (is_message(Collective(a.kind)) || a.root == b.root);
+  return a.job == b.job && a.sequence == b.sequence && same_kind(a, b) && a.count == b.count && a.dtype == b.dtype &&
+         a.op == b.op && a.tag == b.tag && a.algorithm == b.algorithm && a.on_device == b.on_device &&
+         (is_message(Collective(a.kind)) || a.root == b.root);
 }
 
 // By what `automatic` stands for: not worth a word.
-bool is_default(const Header& h) { return h.algorithm == uint8_t(Algorithm::automatic) || h.algorithm == uint8_t(Algorithm::direct) || h.algorithm == uint8_t(Algorithm::one_shot); }
+bool is_default(const Header& h) {
+  return h.algorithm == uint8_t(Algorithm::automatic) || h.algorithm == uint8_t(Algorithm::direct) ||
+         h.algorithm == uint8_t(Algorithm::one_shot);
+}
 
 #if !defined(__SSE4_2__)
 // Castagnoli's polynomial, reflected; eight tables so that eight bytes are taken at once.
@@ -90,21 +94,25 @@ void seal(Header& header) { header.crc = crc32c(&header, offsetof(Header, crc));
 
 void check_sealed(const Header& header, int peer) {
   const auto refuse = [&](const std::string& what) {
-    throw DistError(Fault::protocol, peer, str("[collective] damaged header from rank ", peer, ": ", what,
-                                               "; expected the header of a collective of this job. The link, or its memory, corrupts data"));
+    throw DistError(Fault::protocol, peer,
+                    str("[collective] damaged header from rank ", peer, ": ", what,
+                        "; expected the header of a collective of this job. The link, or its memory, corrupts data"));
   };
   if (header.magic != Header::magic_value) refuse(str("magic number is ", header.magic, ", not ", Header::magic_value));
   if (header.crc != crc32c(&header, offsetof(Header, crc))) refuse("its checksum does not match");
-  if (header.protocol != Header().protocol) refuse(str("protocol version ", header.protocol, ", this build speaks ", Header().protocol));
+  if (header.protocol != Header().protocol)
+    refuse(str("protocol version ", header.protocol, ", this build speaks ", Header().protocol));
 }
 
 std::string describe(const Header& header) {
   const auto kind = Collective(header.kind);
-  if (header.kind > uint8_t(Collective::batch) || header.dtype > uint8_t(boolean) || header.op > uint8_t(ReduceOp::max)) return "something unknown";
+  if (header.kind > uint8_t(Collective::batch) || header.dtype > uint8_t(boolean) || header.op > uint8_t(ReduceOp::max))
+    return "something unknown";
   std::string text(name_of(kind));
   if (kind != Collective::barrier) text += str(" ", lockstep::name_of(DType(header.dtype)));
   // Of a gather or scatter, only the root knows the count of the whole.
-  if (kind != Collective::barrier && kind != Collective::gather && kind != Collective::scatter) text += str(" x ", header.count);
+  if (kind != Collective::barrier && kind != Collective::gather && kind != Collective::scatter)
+    text += str(" x ", header.count);
   if (is_reduction(kind)) text += str(" ", name_of(ReduceOp(header.op)));
   const bool outward = kind == Collective::send || kind == Collective::reduce || kind == Collective::gather;
   if (has_root(kind) || is_message(kind)) text += str(outward ? " to rank " : " from rank ", header.root);
@@ -121,24 +129,30 @@ void check_same(const Header& mine, const Header& theirs, const std::string& gro
   const Header& first = mine.rank < theirs.rank ? mine : theirs;
   const Header& second = mine.rank < theirs.rank ? theirs : mine;
   if (mine.job != theirs.job) {
-    throw DistError(Fault::protocol, int(theirs.rank), str("[", name_of(Collective(mine.kind)), "] rank ", theirs.rank,
-                                                           " answers for another job or group than ", group,
-                                                           "; expected ranks that make the same groups in the same order"));
+    throw DistError(
+        Fault::protocol, int(theirs.rank),
+        str("[", name_of(Collective(mine.kind)), "] rank ", theirs.rank, " answers for another job or group than ",
+            group, "; expected ranks that make the same groups in the same order"));
   }
   if (same_call(mine, theirs)) {
-    throw DistError(Fault::mismatch, -1, str("[", name_of(Collective(mine.kind)), "] ranks disagree in group ", group, ", call ", mine.sequence, " (",
-                                             describe(mine), "): rank ", mine.rank, " expects ", mine.payload, " bytes from rank ", theirs.rank,
-                                             ", which sends ", theirs.payload));
+    throw DistError(Fault::mismatch, -1,
+                    str("[", name_of(Collective(mine.kind)), "] ranks disagree in group ", group, ", call ",
+                        mine.sequence, " (", describe(mine), "): rank ", mine.rank, " expects ", mine.payload,
+                        " bytes from rank ", theirs.rank, ", which sends ", theirs.payload));
   }
   // Calls of one number are told by number; when the numbers differ, each side gets its own.
-  const bool unnamed = is_default(mine) && is_default(theirs) && mine.algorithm != theirs.algorithm && mine.count == theirs.count;
+  const bool unnamed =
+      is_default(mine) && is_default(theirs) && mine.algorithm != theirs.algorithm && mine.count == theirs.count;
   const auto side = [&](const Header& h) {
     const char* where = mine.on_device == theirs.on_device ? "" : h.on_device ? " on a device" : " on the CPU";
-    return str("rank ", h.rank, " calls ", describe(h), where, unnamed ? str(" by ", name_of(Algorithm(h.algorithm))) : std::string(), mine.sequence == theirs.sequence ? std::string() : str(" as call ", h.sequence));
+    return str("rank ", h.rank, " calls ", describe(h), where,
+               unnamed ? str(" by ", name_of(Algorithm(h.algorithm))) : std::string(),
+               mine.sequence == theirs.sequence ? std::string() : str(" as call ", h.sequence));
   };
   const std::string call = mine.sequence == theirs.sequence ? str(", call ", mine.sequence) : std::string();
-  throw DistError(Fault::mismatch, -1, str("[", name_of(Collective(mine.kind)), "] ranks disagree in group ", group, call, ": ", side(first), "; ",
-                                           side(second)));
+  throw DistError(Fault::mismatch, -1,
+                  str("[", name_of(Collective(mine.kind)), "] ranks disagree in group ", group, call, ": ", side(first),
+                      "; ", side(second)));
 }
 
 }  // namespace lockstep::dist

@@ -14,7 +14,7 @@ struct Header {
   static constexpr uint32_t magic_value = 0x4b534c31;  // "1LSK"
   uint32_t magic = magic_value;
   uint16_t protocol = 1;
-  uint8_t kind = 0;       ///< Collective; a send meets a receive
+  uint8_t kind = 0;  ///< Collective; a send meets a receive
   uint8_t dtype = 0;
   uint64_t job = 0;       ///< hash of job and group name
   uint64_t sequence = 0;  ///< number of the call in its group; send and receive: of the message in its direction
@@ -24,11 +24,12 @@ struct Header {
   uint32_t rank = 0;      ///< sender
   uint8_t op = 0;         ///< ReduceOp
   uint8_t algorithm = 0;
-  int16_t root = 0;       ///< or the other side of a send or receive
+  int16_t root = 0;          ///< or the other side of a send or receive
   uint16_t payload_crc = 0;  ///< 1: a crc32c follows the payload (LOCKSTEP_COMM_CHECKSUM=1); of messages: half of it
   uint8_t on_device = 0;     ///< 1: the tensor is on a device, and may be moved from there
-  uint8_t in_place = 0;      ///< 1: a Placement follows, and the payload only if some other rank's tensor is not in shared memory
-  char tag_text[64] = {};    ///< the tag, cut to fit, so that the other side can name it
+  uint8_t in_place =
+      0;  ///< 1: a Placement follows, and the payload only if some other rank's tensor is not in shared memory
+  char tag_text[64] = {};  ///< the tag, cut to fit, so that the other side can name it
   uint32_t crc = 0;
 };
 static_assert(sizeof(Header) == 128);

@@ -18,7 +18,8 @@ namespace {
 using Json = nlohmann::json;
 
 int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 // One rank's file, as far as the verdict needs it.
@@ -31,7 +32,8 @@ struct Record {
   /// The call it is stuck in, if any: the last one that did not end well.
   const Flight::Entry* stuck() const { return !entries.empty() && waits(entries.back()) ? &entries.back() : nullptr; }
   const Flight::Entry* last(const std::string& group) const {
-    for (auto e = entries.rbegin(); e != entries.rend(); ++e) if (e->group == group && e->sequence > 0) return &*e;
+    for (auto e = entries.rbegin(); e != entries.rend(); ++e)
+      if (e->group == group && e->sequence > 0) return &*e;
     return nullptr;
   }
 };
@@ -42,7 +44,8 @@ std::string where(const Flight::Entry& e) {
 
 Record read_record(const std::filesystem::path& path, int& world) {
   const auto refuse = [&](const std::string& what) {
-    fail(str("[flight] expected a flight record in ", path.string(), ", got ", what, "; remove the file to read the others"));
+    fail(str("[flight] expected a flight record in ", path.string(), ", got ", what,
+             "; remove the file to read the others"));
   };
   std::ifstream in(path);
   Json json = Json::parse(in, nullptr, false);
@@ -53,13 +56,12 @@ Record read_record(const std::filesystem::path& path, int& world) {
     world = std::max(world, json.at("world").get<int>());
     record.why = json.at("why").get<std::string>();
     for (const Json& e : json.at("entries")) {
-      record.entries.push_back({e.at("group").get<std::string>(), e.at("sequence").get<uint64_t>(), e.at("call").get<std::string>(),
-                                e.at("step").get<uint64_t>(), e.at("started_ns").get<int64_t>(), e.at("ended_ns").get<int64_t>(),
+      record.entries.push_back({e.at("group").get<std::string>(), e.at("sequence").get<uint64_t>(),
+                                e.at("call").get<std::string>(), e.at("step").get<uint64_t>(),
+                                e.at("started_ns").get<int64_t>(), e.at("ended_ns").get<int64_t>(),
                                 e.at("error").get<std::string>()});
     }
-  } catch (const Json::exception& e) {
-    refuse(str("one that lacks something: ", e.what()));
-  }
+  } catch (const Json::exception& e) { refuse(str("one that lacks something: ", e.what())); }
   if (record.rank < 0 || world > 1 << 20) refuse("a rank or world size that cannot be");
   return record;
 }
@@ -67,7 +69,8 @@ Record read_record(const std::filesystem::path& path, int& world) {
 // Who is late in one group, seen from those that are stuck in its highest call; nothing when nobody is stuck there.
 std::optional<std::string> verdict_of(const std::string& group, const std::vector<Record>& records, bool& root_cause) {
   uint64_t newest = 0;
-  for (const Record& r : records) if (const auto* e = r.stuck(); e && e->group == group) newest = std::max(newest, e->sequence);
+  for (const Record& r : records)
+    if (const auto* e = r.stuck(); e && e->group == group) newest = std::max(newest, e->sequence);
   if (newest == 0) return {};
   std::map<std::string, std::vector<int>> calls;  // what is called as number `newest`, by whom
   std::string late;
@@ -91,13 +94,15 @@ std::optional<std::string> verdict_of(const std::string& group, const std::vecto
     std::string text = str("ranks disagree in seq ", newest, in_group, ": ");
     bool first = true;
     for (const auto& [call, ranks] : calls) {
-      text += str(first ? "" : "; ", named(ranks), ranks.size() == 1 ? " calls " : " call ", call.empty() ? "something later" : call);
+      text += str(first ? "" : "; ", named(ranks), ranks.size() == 1 ? " calls " : " call ",
+                  call.empty() ? "something later" : call);
       first = false;
     }
     return text;
   }
   const auto& [call, waiting] = *calls.begin();
-  const std::string wait = str(named(waiting), waiting.size() == 1 ? " waits" : " wait", " in seq ", newest, " (", call, ")", in_group);
+  const std::string wait =
+      str(named(waiting), waiting.size() == 1 ? " waits" : " wait", " in seq ", newest, " (", call, ")", in_group);
   return late.empty() ? wait : late + "; " + wait;
 }
 
@@ -149,8 +154,13 @@ void Flight::write(const std::string& folder, int rank, int world, const std::st
   try {
     Json json{{"rank", rank}, {"world", world}, {"why", why}, {"entries", Json::array()}};
     for (const Entry& e : entries()) {
-      json["entries"].push_back({{"group", e.group}, {"sequence", e.sequence}, {"call", e.call}, {"step", e.step},
-                                 {"started_ns", e.started_ns}, {"ended_ns", e.ended_ns}, {"error", e.error}});
+      json["entries"].push_back({{"group", e.group},
+                                 {"sequence", e.sequence},
+                                 {"call", e.call},
+                                 {"step", e.step},
+                                 {"started_ns", e.started_ns},
+                                 {"ended_ns", e.ended_ns},
+                                 {"error", e.error}});
     }
     std::filesystem::create_directories(folder);
     const std::string path = str(folder, "/flight-", rank, ".json"), fresh = path + ".tmp";
@@ -162,8 +172,7 @@ void Flight::write(const std::string& folder, int rank, int world, const std::st
     std::filesystem::rename(fresh, path);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "[flight] no record of rank %d in %s: %s\n", rank, folder.c_str(), e.what());
-  } catch (...) {
-  }
+  } catch (...) {}
 }
 
 std::string explain_flight(const std::string& folder) {
@@ -181,13 +190,15 @@ std::string explain_flight(const std::string& folder) {
 
   std::vector<std::string> groups, causes, effects;
   for (const Record& r : records)
-    for (const auto& e : r.entries) if (std::find(groups.begin(), groups.end(), e.group) == groups.end()) groups.push_back(e.group);
+    for (const auto& e : r.entries)
+      if (std::find(groups.begin(), groups.end(), e.group) == groups.end()) groups.push_back(e.group);
   for (const std::string& group : groups) {
     bool root_cause = false;
     if (const auto text = verdict_of(group, records, root_cause)) (root_cause ? causes : effects).push_back(*text);
   }
   for (const Record& r : records)  // messages have no place in the order of a group
-    if (const auto* e = r.stuck(); e && e->sequence == 0) effects.push_back(str("rank ", r.rank, " waits in ", e->call));
+    if (const auto* e = r.stuck(); e && e->sequence == 0)
+      effects.push_back(str("rank ", r.rank, " waits in ", e->call));
   std::vector<int> silent;
   for (int rank = 0, i = 0; rank < world; ++rank) {
     if (i < int(records.size()) && records[size_t(i)].rank == rank) ++i;

@@ -17,10 +17,10 @@ class Flight {
   struct Entry {
     std::string group;
     uint64_t sequence = 0;
-    std::string call;       ///< "all_reduce f32 x 8, tag w1"
+    std::string call;  ///< "all_reduce f32 x 8, tag w1"
     uint64_t step = 0;
-    int64_t started_ns = 0; ///< monotonic
-    int64_t ended_ns = 0;   ///< 0: still running
+    int64_t started_ns = 0;  ///< monotonic
+    int64_t ended_ns = 0;    ///< 0: still running
     std::string error;
   };
   /// Gives back a ticket for finish().
@@ -39,7 +39,8 @@ class Flight {
   std::shared_ptr<const std::function<void(const Entry&)>> listener_;
 };
 
-/// Reads DIR/flight-*.json; text for a person: a verdict, then one line per rank. Error when there is none, or it is damaged.
+/// Reads DIR/flight-*.json; text for a person: a verdict, then one line per rank. Error when there is none, or it is
+/// damaged.
 std::string explain_flight(const std::string& folder);
 
 }  // namespace lockstep::dist

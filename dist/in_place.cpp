@@ -1,11 +1,12 @@
-// Each rank's share of a collective on tensors that all ranks reach, in blocks that stay in the cache.
+// Each rank's share of the schedule, in blocks that stay in the cache.
 #include "dist/in_place.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <vector>
 
+#include "dist/links.h"
+#include "dist/patience.h"
 #include "dist/shard.h"
 
 namespace lockstep::dist {
@@ -13,68 +14,114 @@ namespace {
 
 constexpr int64_t block_bytes = 16 << 10;  // of one tensor: those of a few ranks fit into the second cache
 
-/// Adds up what terms point to, in the order in which the owner, terms[0], adds in `direct`: terms[s] is that of the rank
-/// `owner xor s`, null where there is none. The sum is in terms[0] at the end; other terms are left alone when `scratch` is
-/// given, memory for as many terms.
-void sum(const InPlace& call, std::vector<std::byte*>& terms, std::byte* scratch, int64_t bytes) {
-  const int64_t count = bytes / size_of(call.dtype);
-  for (size_t step = 1; step < terms.size(); step *= 2) {
-    for (size_t s = 0; s + step < terms.size(); s += 2 * step) {
-      std::byte *&left = terms[s], *right = terms[s + step];
-      if (!right) continue;
-      if (!left) { left = right; continue; }
-      if (s > 0 && scratch && left != scratch + s * size_t(block_bytes)) {
-        std::memcpy(scratch + s * size_t(block_bytes), left, size_t(bytes));
-        left = scratch + s * size_t(block_bytes);
-      }
-      reduce_into(call.dtype, call.op, left, right, count);
-    }
-  }
-  if (call.op == ReduceOp::mean) divide(call.dtype, terms[0], count, call.ranks);
-}
-
-void reduce(const InPlace& call, std::span<std::byte* const> wholes) {
-  const bool everywhere = call.collective == Collective::all_reduce;  // the sum goes into every tensor, which may so hold parts of it before
+/// This rank's share of the work. wholes: the tensors by rank, those that it needs.
+void work(const InPlace& call, std::span<std::byte* const> wholes) {
+  const Share& share = *call.share;
   const int64_t size = size_of(call.dtype);
-  const Range own = shard_range(call.count, call.ranks, call.rank);
-  std::vector<std::byte*> terms(std::bit_ceil(unsigned(call.ranks)));
-  std::vector<std::byte> scratch(everywhere || call.ranks == 2 ? 0 : terms.size() * size_t(block_bytes));
-  for (int64_t at = own.begin * size; at < own.end * size; at += block_bytes) {
-    const int64_t bytes = std::min(block_bytes, own.end * size - at);
-    for (size_t s = 0; s < terms.size(); ++s) {
-      const size_t peer = size_t(call.rank) ^ s;
-      terms[s] = peer < wholes.size() ? wholes[peer] + at : nullptr;
+  std::vector<std::byte> scratch(size_t(share.slots * block_bytes));
+  for (size_t first = 0, last = 0; first < share.transfers.size(); first = last) {  // one chunk after the other
+    const int32_t chunk = share.transfers[first].target.chunk;
+    while (last < share.transfers.size() && share.transfers[last].target.chunk == chunk) ++last;
+    const Range range = shard_range(call.count, share.chunks, chunk);
+    // A copy alone has nothing to keep in the cache.
+    const int64_t all = range.size() * size, longest = last - first == 1 ? all : block_bytes;
+    for (int64_t at = 0; at < all; at += longest) {
+      const int64_t bytes = std::min(longest, all - at);
+      const auto memory = [&](int rank, const Place& place) {
+        if (place.slot > 0) return scratch.data() + (place.slot - 1) * block_bytes;
+        if (call.part && rank == call.rank && chunk == rank) return call.part + at;
+        return wholes[size_t(rank)] + range.begin * size + at;
+      };
+      for (size_t i = first; i < last; ++i) {
+        const Transfer& t = share.transfers[i];
+        std::byte* const target = memory(t.to, t.target);
+        switch (t.action) {
+          case Action::copy: std::memcpy(target, memory(t.from, t.source), size_t(bytes)); break;
+          case Action::reduce: reduce_into(call.dtype, call.op, target, memory(t.from, t.source), bytes / size); break;
+          case Action::scale: divide(call.dtype, target, bytes / size, call.ranks); break;
+        }
+      }
     }
-    if (!everywhere) terms[0] = call.part + (at - own.begin * size);
-    sum(call, terms, scratch.empty() ? nullptr : scratch.data(), bytes);
-    if (!everywhere) continue;
-    for (int r = 0; r < call.ranks; ++r) if (r != call.rank) std::memcpy(wholes[size_t(r)] + at, wholes[size_t(call.rank)] + at, size_t(bytes));
   }
 }
 
 }  // namespace
 
 bool can_work_in_place(Collective c, Algorithm algorithm) {
-  return algorithm == Algorithm::direct && (c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::all_gather || c == Collective::broadcast);
+  // In `direct` every rank hears from every other; in a broadcast of `in_place` the root does not hear from those that
+  // read its tensor.
+  const bool all_hear =
+      algorithm == Algorithm::direct || (algorithm == Algorithm::in_place && c != Collective::broadcast);
+  return all_hear && has_schedule(Algorithm::in_place, c);
 }
 
-void work_in_place(const InPlace& call, std::span<std::byte* const> wholes) {
-  const auto fetch = [&](int from, Range range) {
-    const int64_t size = size_of(call.dtype), at = range.begin * size;
-    if (range.size() > 0) std::memcpy(call.whole + at, wholes[size_t(from)] + at, size_t(range.size() * size));
-  };
-  switch (call.collective) {
-    case Collective::broadcast:
-      if (call.rank != call.root) fetch(call.root, {0, call.count});
-      return;
-    case Collective::all_gather:  // from the next rank on, so that not all read from the same one
-      for (int s = 1; s < call.ranks; ++s) {
-        const int from = (call.rank + s) % call.ranks;
-        fetch(from, shard_range(call.count, call.ranks, from));
+Share share_in_place(const Request& request, int rank) {
+  Share share{.chunks = chunk_count(Algorithm::in_place, request)};
+  visit_schedule(Algorithm::in_place, request, [&](const Transfer& t) {
+    if ((request.collective == Collective::all_reduce ? t.target.chunk : t.to) != rank) return;
+    share.transfers.push_back(t);
+    share.slots = std::max(share.slots, t.target.slot);
+  });
+  return share;
+}
+
+std::optional<Moved> run_in_place(const Execution& e, const Program& program, std::vector<Link>& links,
+                                  Patience& patience) {
+  const InPlace& call = *e.in_place;
+  patience.until_done([&](bool& open) {
+    size_t moved = 0;
+    for (Link& link : links) {
+      if (!link.out.finished && !link.is_sent_open()) {
+        moved += link.send_opening(false);
+        open = true;
       }
-      return;
-    default: return reduce(call, wholes);
+      if (!link.in.finished && !link.is_received_open()) {
+        moved += link.receive_opening(e.group ? *e.group : "");
+        open = true;
+      }
+    }
+    return moved;
+  });
+  std::vector<std::byte*> wholes(size_t(program.ranks), nullptr);
+  wholes[size_t(program.rank)] = call.whole;
+  for (const Link& link : links)
+    if (!link.in.finished && call.needs(link.rank) && !link.theirs.in_place) return {};
+  for (Link& link : links)
+    if (!link.in.finished && call.needs(link.rank))
+      wholes[size_t(link.rank)] = link.channel->reach(link.placement, call.bytes());
+  work(call, wholes);
+
+  // Nobody goes on before all are done with its tensor.
+  Moved moved_by{.in_place = 1};
+  const auto mark = uint32_t(e.header.sequence);
+  for (Link& link : links) {
+    if (!link.out.finished) moved_by.sent += int64_t(link.out.header.payload);
+    if (!link.in.finished) moved_by.received += int64_t(link.in.header.payload);
+    moved_by.messages += int64_t(link.out.cursor.list.size());
+    link.out.crc = mark;
+    link.out.finished = link.in.finished = false;
   }
+  patience.until_done([&](bool& open) {
+    size_t moved = 0;
+    for (Link& link : links) {
+      if (!link.out.finished) {
+        moved += link.send_some(&link.out.crc, sizeof mark, link.out.trailer_done, false);
+        link.out.finished = link.out.trailer_done == sizeof mark;
+      }
+      if (!link.in.finished) {
+        moved += link.receive_some(&link.their_crc, sizeof mark, link.in.trailer_done);
+        link.in.finished = link.in.trailer_done == sizeof mark;
+        if (link.in.finished && link.their_crc != mark) {
+          throw DistError(
+              Fault::protocol, link.world_rank,
+              str("[", what(e), "] expected the mark ", mark, " of rank ", link.world_rank, ", got ", link.their_crc));
+        }
+      }
+      open |= !link.out.finished || !link.in.finished;
+    }
+    return moved;
+  });
+  return moved_by;
 }
 
 }  // namespace lockstep::dist

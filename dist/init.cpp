@@ -2,7 +2,6 @@
 #include <cstdlib>
 #include <optional>
 
-#include "dist/device_engine.h"
 #include "dist/job.h"
 #include "dist/local_control.h"
 #include "dist/native_group.h"
@@ -19,13 +18,18 @@ std::optional<World>& process_world() {
 thread_local World* thread_world = nullptr;
 World (*make_mpi_world)() = nullptr;
 
-bool launched_by_mpi() { return std::getenv("OMPI_COMM_WORLD_SIZE") && !std::getenv("MASTER_ADDR") && !std::getenv("WORLD_SIZE"); }
+bool launched_by_mpi() {
+  return std::getenv("OMPI_COMM_WORLD_SIZE") && !std::getenv("MASTER_ADDR") && !std::getenv("WORLD_SIZE");
+}
 
-void check_first() { LOCKSTEP_CHECK(!is_initialized(), "[init] expected one call, got a second one; shutdown() ends the first world"); }
+void check_first() {
+  LOCKSTEP_CHECK(!is_initialized(), "[init] expected one call, got a second one; shutdown() ends the first world");
+}
 
 ProcessGroup& adopt(World made) {
   static const int registered = std::atexit([] { shutdown(); });
-  LOCKSTEP_CHECK(registered == 0, "[init] expected to be able to register the end of the job, got an error of atexit()");
+  LOCKSTEP_CHECK(registered == 0,
+                 "[init] expected to be able to register the end of the job, got an error of atexit()");
   const std::lock_guard lock(process_mutex);
   return *process_world().emplace(std::move(made)).group;
 }
@@ -39,10 +43,12 @@ World& the_world() {
 }  // namespace
 
 void check_backend(const char* op, const std::string& backend) {
-  LOCKSTEP_CHECK(backend == "auto" || backend == "native" || backend == "nccl", "[", op, "] expected backend auto, native, nccl",
-                 std::string(op) == "init" ? " or mpi" : "", ", got \"", backend, "\"");
+  LOCKSTEP_CHECK(backend == "auto" || backend == "native" || backend == "nccl", "[", op,
+                 "] expected backend auto, native, nccl", std::string(op) == "init" ? " or mpi" : "", ", got \"",
+                 backend, "\"");
   LOCKSTEP_CHECK(backend != "nccl" || with_nccl, "[", op,
-                 "] this build was made without NCCL, got backend nccl: configure it with -Dcuda=enabled and -Dnccl=enabled, or take backend native");
+                 "] this build was made without NCCL, got backend nccl: configure it with -Dcuda=enabled and "
+                 "-Dnccl=enabled, or take backend native");
 }
 
 std::shared_ptr<Control> make_control(const Rendezvous& rendezvous) {
@@ -58,7 +64,9 @@ World make_world(std::shared_ptr<Control> control, const std::string& backend) {
   const Rendezvous& place = world.job->control->place();
   std::vector<int> ranks;
   for (int r = 0; r < place.world_size; ++r) ranks.push_back(r);
-  world.group = std::make_shared<NativeGroup>(world.job, Membership{"world", "world", place.rank, std::move(ranks)});
+  const Membership everybody{"world", "world", place.rank, std::move(ranks)};
+  if (with_nccl && backend != "native") world.group = make_nccl_group(world.job, everybody);
+  else world.group = std::make_shared<NativeGroup>(world.job, everybody);
   return world;
 }
 
@@ -85,16 +93,20 @@ ProcessGroup& init(const std::string& url, const std::string& backend) {
   const bool mpi = backend == "mpi" || (backend == "auto" && url == "env://" && make_mpi_world && launched_by_mpi());
   if (!mpi) return init(Rendezvous::from_url(url), backend);
   LOCKSTEP_CHECK(url == "env://", "[init] expected env:// with backend mpi, whose ranks mpirun places, got ", url);
-  LOCKSTEP_CHECK(make_mpi_world, "[init] expected a program that links lockstep_mpi and calls use_mpi() for backend mpi, got one that does not");
+  LOCKSTEP_CHECK(
+      make_mpi_world,
+      "[init] expected a program that links lockstep_mpi and calls use_mpi() for backend mpi, got one that does not");
   check_first();
   return adopt(make_mpi_world());
 }
 
 ProcessGroup& init(const Rendezvous& rendezvous, const std::string& backend) {
-  LOCKSTEP_CHECK(backend != "mpi", "[init] expected a URL env:// with backend mpi, whose ranks mpirun places, got a rendezvous");
+  LOCKSTEP_CHECK(backend != "mpi",
+                 "[init] expected a URL env:// with backend mpi, whose ranks mpirun places, got a rendezvous");
   check_backend("init", backend);
   LOCKSTEP_CHECK(rendezvous.world_size >= 1 && rendezvous.rank >= 0 && rendezvous.rank < rendezvous.world_size,
-                 "[init] expected a rank from 0 to world size - 1, got rank ", rendezvous.rank, " of ", rendezvous.world_size);
+                 "[init] expected a rank from 0 to world size - 1, got rank ", rendezvous.rank, " of ",
+                 rendezvous.world_size);
   check_first();
   return adopt(make_world(make_control(rendezvous), backend));
 }

@@ -4,13 +4,14 @@
 #include <cstdlib>
 
 #include "dist/executor.h"
+#include "tensor/environment.h"
 
 namespace lockstep::dist {
 
 Job::Job(std::shared_ptr<Control> seat) : control(std::move(seat)) {
-  if (const char* name = std::getenv("LOCKSTEP_ALGORITHM"); name && *name) forced = parse_algorithm(name);
-  if (const char* flag = std::getenv("LOCKSTEP_COMM_CHECKSUM"); flag && *flag) checksum = std::string(flag) != "0";
-  if (const char* folder = std::getenv("LOCKSTEP_FLIGHT_DIR")) flight_folder_ = folder;
+  if (const auto name = environment("LOCKSTEP_ALGORITHM")) forced = parse_algorithm(*name, "LOCKSTEP_ALGORITHM");
+  if (environment("LOCKSTEP_COMM_CHECKSUM")) checksum = environment_flag("LOCKSTEP_COMM_CHECKSUM");
+  flight_folder_ = environment("LOCKSTEP_FLIGHT_DIR").value_or("");
 }
 
 DistError Job::fail(std::exception_ptr error) {
@@ -42,7 +43,8 @@ const std::vector<int>& Job::hosts() {
     control->set(str("host/", place.rank), control->host());
     std::vector<std::string> names;
     for (int r = 0; r < place.world_size; ++r) names.push_back(control->get(str("host/", r), place.timeout));
-    for (const std::string& name : names) hosts_.push_back(int(std::find(names.begin(), names.end(), name) - names.begin()));
+    for (const std::string& name : names)
+      hosts_.push_back(int(std::find(names.begin(), names.end(), name) - names.begin()));
   }
   return hosts_;
 }

@@ -1,5 +1,6 @@
 #pragma once
-// What the groups of one rank share: its seat in the job, the flight record, and groups that ended with work on its way.
+// What the groups of one rank share: its seat in the job, the flight record, and groups that ended with work on its
+// way.
 #include <atomic>
 #include <exception>
 #include <functional>
@@ -19,8 +20,8 @@ class ProcessGroup;
 struct Job {
   explicit Job(std::shared_ptr<Control> seat);
 
-  /// What every rank raises for `error`, which left a collective here: reports it unless somebody failed before. Writes the
-  /// flight record.
+  /// What every rank raises for `error`, which left a collective here: reports it unless somebody failed before. Writes
+  /// the flight record.
   DistError fail(std::exception_ptr error);
   void write_flight(const std::string& why) const noexcept;
   /// Hosts by world rank, numbered from 0; asked from the store once. For hierarchical schedules.
@@ -37,7 +38,7 @@ struct Job {
   bool checksum = false;                    ///< LOCKSTEP_COMM_CHECKSUM
   std::string backend = "auto";             ///< as init() was told
   std::atomic<bool> told_sharing{false};    ///< that ranks share a device
-  std::shared_ptr<void> watchdog;           ///< of the engines for devices, made by the first of them (nccl_watchdog.h)
+  std::shared_ptr<void> watchdog;           ///< of the engines for devices, made by the first of them (nccl/watchdog.h)
 
  private:
   std::string flight_folder_;  // LOCKSTEP_FLIGHT_DIR

@@ -25,7 +25,9 @@ constexpr std::chrono::seconds handshake_time{5};
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
 /// May succeed when tried again.
-struct TryAgain { std::string why; };
+struct TryAgain {
+  std::string why;
+};
 
 // A connection used by one thread that waits for each answer.
 struct Dialog {
@@ -66,8 +68,9 @@ struct Dialog {
 };
 
 [[noreturn]] void stranger(const std::string& where, const std::string& why) {
-  throw DistError(Fault::protocol, 0, str("[rendezvous] peer at ", where, " does not speak our protocol (", why,
-                                          "): something else uses this port, choose another MASTER_PORT"));
+  throw DistError(Fault::protocol, 0,
+                  str("[rendezvous] peer at ", where, " does not speak our protocol (", why,
+                      "): something else uses this port, choose another MASTER_PORT"));
 }
 
 [[noreturn]] void refused(const std::string& where, Fields in, bool may_wait) {
@@ -84,7 +87,8 @@ void shake_hands(Dialog& dialog, const Rendezvous& place, const std::string& whe
     auto frame = dialog.read(limit);
     if (!frame) stranger(where, str("it accepts connections and is silent for ", handshake_time.count(), " s"));
     if (frame->kind == Kind::refused) refused(where, Fields(frame->body), false);
-    if (frame->kind != expected) stranger(where, str("expected a message of kind ", int(expected), ", got ", int(frame->kind)));
+    if (frame->kind != expected)
+      stranger(where, str("expected a message of kind ", int(expected), ", got ", int(frame->kind)));
     return std::move(*frame);
   };
   try {
@@ -92,16 +96,21 @@ void shake_hands(Dialog& dialog, const Rendezvous& place, const std::string& whe
     Fields in(greeting.body);
     const uint32_t protocol = in.u32();
     if (protocol != wire_protocol)
-      throw DistError(Fault::refused, 0, str("[rendezvous] ", where, " speaks protocol ", protocol, ", rank ", place.rank, " speaks ", wire_protocol,
-                                             ": all ranks need the same build"));
+      throw DistError(Fault::refused, 0,
+                      str("[rendezvous] ", where, " speaks protocol ", protocol, ", rank ", place.rank, " speaks ",
+                          wire_protocol, ": all ranks need the same build"));
     const Nonce challenge = in.bytes<32>(), number = random_nonce();
     in.end();
     const Proof proof = prove(place.token, "rank", challenge, number, "control");
-    dialog.write(Kind::hello, Writer().u32(wire_protocol).bytes(number.data(), number.size()).bytes(proof.data(), proof.size()).body, limit);
+    dialog.write(Kind::hello,
+                 Writer().u32(wire_protocol).bytes(number.data(), number.size()).bytes(proof.data(), proof.size()).body,
+                 limit);
     const Frame welcome = next(Kind::welcome);
     Fields answer(welcome.body);
     if (!same_proof(answer.bytes<32>(), prove(place.token, "store", challenge, number, "control")))
-      throw DistError(Fault::refused, 0, str("[rendezvous] ", where, " cannot prove that it knows our token: another program poses as rank 0"));
+      throw DistError(
+          Fault::refused, 0,
+          str("[rendezvous] ", where, " cannot prove that it knows our token: another program poses as rank 0"));
   } catch (const DistError& error) {
     if (!std::string_view(error.what()).starts_with("[wire]")) throw;
     stranger(where, error.what());
@@ -113,8 +122,10 @@ Seat attempt(const Rendezvous& place, const Member& member, Clock::time_point de
   std::string problems;
   Dialog dialog;
   for (const SocketAddress& address : resolve(place.address, place.port)) {
-    LOCKSTEP_CHECK(address.is_loopback() || !place.token.empty(), "[rendezvous] expected a token to join at ", address.text(),
-                   ", got none. `lockstep run` makes one; else set LOCKSTEP_TOKEN to the same secret on all ranks (openssl rand -hex 32)");
+    LOCKSTEP_CHECK(address.is_loopback() || !place.token.empty(), "[rendezvous] expected a token to join at ",
+                   address.text(),
+                   ", got none. `lockstep run` makes one; else set LOCKSTEP_TOKEN to the same secret on all ranks "
+                   "(openssl rand -hex 32)");
     int problem = 0;
     dialog.fd = connect_to(address, std::min(deadline, Clock::now() + handshake_time), problem);
     if (dialog.fd) break;
@@ -127,20 +138,26 @@ Seat attempt(const Rendezvous& place, const Member& member, Clock::time_point de
   dialog.in.set_limit(body_limit);
   const double patience = std::max(0.0, Seconds(deadline - Clock::now()).count());
   Writer join;
-  join.u32(uint32_t(member.rank)).u32(uint32_t(member.world_size)).u32(member.pid).u64(member.incarnation).text(member.host.substr(0, 256));
+  join.u32(uint32_t(member.rank))
+      .u32(uint32_t(member.world_size))
+      .u32(member.pid)
+      .u64(member.incarnation)
+      .text(member.host.substr(0, 256));
   join.text(member.job);
   dialog.write(Kind::join, join.seconds(patience).text(member.identity).body, deadline);
   for (;;) {
     // Rank 0 knows our deadline and says who is missing; a little later we say so ourselves.
     const auto frame = dialog.read(deadline + std::chrono::seconds(2));
     if (!frame)
-      throw DistError(Fault::timeout, -1, str("[rendezvous] rank ", place.rank, " waited ", text_of(place.timeout),
-                                              " for the other ranks; rank 0 at ", where, " does not answer any more"));
+      throw DistError(Fault::timeout, -1,
+                      str("[rendezvous] rank ", place.rank, " waited ", text_of(place.timeout),
+                          " for the other ranks; rank 0 at ", where, " does not answer any more"));
     if (frame->kind == Kind::heartbeat) continue;
     Fields in(frame->body);
     if (frame->kind == Kind::failure) throw read_failure(in);
     if (frame->kind == Kind::refused) refused(where, in, !place.file.empty());
-    if (frame->kind != Kind::joined) stranger(where, str("expected the start of the job, got a message of kind ", int(frame->kind)));
+    if (frame->kind != Kind::joined)
+      stranger(where, str("expected the start of the job, got a message of kind ", int(frame->kind)));
     Seat seat;
     seat.heartbeat = Seconds(in.seconds());
     const uint32_t pid = in.u32();
@@ -163,17 +180,20 @@ void read_published(Rendezvous& place) {
   if (!fd && errno == ENOENT) throw TryAgain{"the file is not there"};
   LOCKSTEP_CHECK(fd, "[rendezvous] cannot read ", place.file, ": ", std::strerror(errno));
   struct stat info {};
-  LOCKSTEP_CHECK(::fstat(fd.get(), &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == ::geteuid() && (info.st_mode & 077) == 0,
-                 "[rendezvous] expected ", place.file,
-                 " to be a file of this user that nobody else may read or write, as rank 0 makes it: somebody else has put it there; remove it");
+  LOCKSTEP_CHECK(
+      ::fstat(fd.get(), &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == ::geteuid() && (info.st_mode & 077) == 0,
+      "[rendezvous] expected ", place.file,
+      " to be a file of this user that nobody else may read or write, as rank 0 makes it: somebody else has put it "
+      "there; remove it");
   std::string text(4096, '\0');
   const ssize_t got = ::read(fd.get(), text.data(), text.size());
   text.resize(size_t(std::max<ssize_t>(got, 0)));
   std::istringstream lines(text);
   std::string head, host, port, token, end;
-  std::getline(lines, head) && std::getline(lines, host) && std::getline(lines, port) && std::getline(lines, token) && std::getline(lines, end);
-  const bool whole = head == "lockstep rendezvous 1" && host.starts_with("host=") && port.starts_with("port=") && token.starts_with("token=") &&
-      end == "end";
+  std::getline(lines, head) && std::getline(lines, host) && std::getline(lines, port) && std::getline(lines, token) &&
+      std::getline(lines, end);
+  const bool whole = head == "lockstep rendezvous 1" && host.starts_with("host=") && port.starts_with("port=") &&
+                     token.starts_with("token=") && end == "end";
   int number = 0;
   if (whole) std::from_chars(port.data() + 5, port.data() + port.size(), number);
   LOCKSTEP_CHECK(whole && number >= 1 && number <= 65535, "[rendezvous] expected ", place.file,
@@ -192,9 +212,7 @@ Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadli
     try {
       if (from_file) read_published(place);
       return attempt(place, member, deadline);
-    } catch (const TryAgain& again) {
-      last = again.why;
-    } catch (const DistError& error) {
+    } catch (const TryAgain& again) { last = again.why; } catch (const DistError& error) {
       // An address in a file may be that of a run that has ended: its port may belong to anything by now.
       const bool stale = from_file && (error.fault == Fault::protocol || contains(error.what(), "wrong token") ||
                                        contains(error.what(), "cannot prove"));
@@ -205,15 +223,17 @@ Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadli
     std::this_thread::sleep_for(pause);
   }
   const std::string where = from_file ? place.file : endpoint(place.address, place.port);
-  throw DistError(Fault::timeout, 0, str("[rendezvous] rank ", place.rank, " waited ", text_of(place.timeout), " for rank 0 at ", where, ": ", last,
-                                         ". Is rank 0 running, and are ", from_file ? "the file's path" : "MASTER_ADDR and MASTER_PORT",
-                                         " the same on all ranks?"));
+  throw DistError(Fault::timeout, 0,
+                  str("[rendezvous] rank ", place.rank, " waited ", text_of(place.timeout), " for rank 0 at ", where,
+                      ": ", last, ". Is rank 0 running, and are ",
+                      from_file ? "the file's path" : "MASTER_ADDR and MASTER_PORT", " the same on all ranks?"));
 }
 
 void publish(const Rendezvous& place) {
   const std::string temporary = str(place.file, ".", ::getpid(), ".", place.port), text = contents(place);
   const Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
-  const bool good = fd && ::write(fd.get(), text.data(), text.size()) == ssize_t(text.size()) && ::rename(temporary.c_str(), place.file.c_str()) == 0;
+  const bool good = fd && ::write(fd.get(), text.data(), text.size()) == ssize_t(text.size()) &&
+                    ::rename(temporary.c_str(), place.file.c_str()) == 0;
   const int problem = errno;
   if (!good) ::unlink(temporary.c_str());
   if (!good) check_descriptors(problem, "writing " + place.file);

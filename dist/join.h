@@ -1,5 +1,6 @@
 #pragma once
-// How a rank gets its seat: connect to the store, prove to each other that both know the token, say who one is, wait for all.
+// How a rank gets its seat: connect to the store, prove to each other that both know the token, say who one is, wait
+// for all.
 #include <string>
 
 #include "dist/net.h"
@@ -12,12 +13,13 @@ namespace lockstep::dist {
 struct Seat {
   Fd fd;
   FrameReader in{body_limit};
-  Seconds heartbeat{5};     ///< that of rank 0, for all
-  std::string store;        ///< "rank 0 (pid 12 on host)"
+  Seconds heartbeat{5};  ///< that of rank 0, for all
+  std::string store;     ///< "rank 0 (pid 12 on host)"
 };
 
 /// Resets and refused connections are tried again until the deadline; what will not change is thrown at once. With
-/// `place.file`, address, port and token are read from there (and read again: it may be of an earlier run); `place` gets them.
+/// `place.file`, address, port and token are read from there (and read again: it may be of an earlier run); `place`
+/// gets them.
 Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadline);
 
 /// Rank 0 with file://: writes where it listens, and the token, for the owner's eyes only. Replaces an older file.

@@ -63,7 +63,9 @@ class LocalControl final : public Control {
   std::string get(const std::string& key, Seconds timeout) override {
     std::unique_lock lock(job_->mutex);
     const bool there = wait(lock, timeout, [&] { return job_->values.contains(key); });
-    if (!there) throw DistError(Fault::timeout, -1, str("[store] waited ", timeout.count(), " s for the key \"", key, "\", which no rank has set"));
+    if (!there)
+      throw DistError(Fault::timeout, -1,
+                      str("[store] waited ", timeout.count(), " s for the key \"", key, "\", which no rank has set"));
     return job_->values[key];
   }
 
@@ -91,13 +93,17 @@ class LocalControl final : public Control {
     const auto all = [&] { return here.size() >= world_ranks.size(); };
     const auto gone = [&] {
       std::vector<int> ranks;
-      for (const int r : world_ranks) if (job_->roster.has_left(r) && !here.contains(r)) ranks.push_back(r);
+      for (const int r : world_ranks)
+        if (job_->roster.has_left(r) && !here.contains(r)) ranks.push_back(r);
       return ranks;
     };
     if (!wait(lock, timeout, [&] { return all() || !gone().empty(); })) {
       std::vector<int> missing;
-      for (const int r : world_ranks) if (!here.contains(r)) missing.push_back(r);
-      throw DistError(Fault::timeout, -1, str("[barrier] waited ", timeout.count(), " s at barrier '", name, "'; missing ranks: ", text_of(missing)));
+      for (const int r : world_ranks)
+        if (!here.contains(r)) missing.push_back(r);
+      throw DistError(
+          Fault::timeout, -1,
+          str("[barrier] waited ", timeout.count(), " s at barrier '", name, "'; missing ranks: ", text_of(missing)));
     }
     if (!all()) throw fail(job_->roster.gone_from("barrier '" + name + "'", place_.rank, gone()));
   }
@@ -169,8 +175,7 @@ class LocalControl final : public Control {
 
  private:
   // Waits with a deadline; throws the failure of the job.
-  template <class Ready>
-  bool wait(std::unique_lock<std::mutex>& lock, Seconds timeout, Ready ready) {
+  template <class Ready> bool wait(std::unique_lock<std::mutex>& lock, Seconds timeout, Ready ready) {
     const auto limit = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(timeout, Seconds(1e8)));
     const bool done = job_->changed.wait_until(lock, limit, [&] { return job_->failure || ready(); });
     if (job_->failure) throw *job_->failure;
@@ -180,7 +185,8 @@ class LocalControl final : public Control {
   DistError fail(const DistError& failure) {
     if (!job_->failure) {
       job_->failure = failure;
-      for (LocalControl* control : job_->controls) if (control) control->failed_.store(true, std::memory_order_release);
+      for (LocalControl* control : job_->controls)
+        if (control) control->failed_.store(true, std::memory_order_release);
       job_->changed.notify_all();
     }
     return *job_->failure;
@@ -205,7 +211,9 @@ std::vector<std::shared_ptr<Control>> local_controls(int ranks, Rendezvous place
   std::vector<std::shared_ptr<Control>> all;
   for (int r = 0; r < ranks; ++r) {
     place.rank = place.local_rank = r;
-    job->roster.sit({.rank = r, .world_size = ranks, .pid = uint32_t(getpid()), .host = "this process", .job = place.job}, job->now());
+    job->roster.sit(
+        {.rank = r, .world_size = ranks, .pid = uint32_t(getpid()), .host = "this process", .job = place.job},
+        job->now());
     auto control = std::make_shared<LocalControl>(job, place);
     job->controls[size_t(r)] = control.get();
     all.push_back(std::move(control));

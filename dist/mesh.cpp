@@ -21,21 +21,30 @@ Mesh::Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes) :
   std::string text;
   for (size_t i = 0; i < axes_.size(); ++i) {
     const auto& [name, size] = axes_[i];
-    LOCKSTEP_CHECK(!name.empty() && size >= 1, "[mesh] expected axes with a name and a size of at least 1, got \"", name, "\" of size ", size);
-    for (size_t j = 0; j < i; ++j) LOCKSTEP_CHECK(axes_[j].first != name, "[mesh] expected every axis once, got ", name, " twice");
+    LOCKSTEP_CHECK(!name.empty() && size >= 1, "[mesh] expected axes with a name and a size of at least 1, got \"",
+                   name, "\" of size ", size);
+    for (size_t j = 0; j < i; ++j)
+      LOCKSTEP_CHECK(axes_[j].first != name, "[mesh] expected every axis once, got ", name, " twice");
     product = std::min<int64_t>(product * size, INT32_MAX);
     text += str(i ? " x " : "", name, " ", size);
   }
-  LOCKSTEP_CHECK(product == world.size(), "[mesh] expected axes whose sizes multiply to the ", world.size(), " ranks of group ", world.name(),
-                 ", got ", text, " = ", product);
+  LOCKSTEP_CHECK(product == world.size(), "[mesh] expected axes whose sizes multiply to the ", world.size(),
+                 " ranks of group ", world.name(), ", got ", text, " = ", product);
 
   int rest = world.rank();
   coordinates_.resize(axes_.size());
   for (size_t i = axes_.size(); i-- > 0; rest /= axes_[i].second) coordinates_[i] = rest % axes_[i].second;
   int stride = world.size();
+  std::shared_ptr<ProcessGroup> alone;  // for all axes of size 1
   for (size_t i = 0; i < axes_.size(); ++i) {
     stride /= axes_[i].second;
-    groups_.push_back(world.split(world.rank() - coordinates_[i] * stride, coordinates_[i], axes_[i].first));  // colour: the first rank of the line
+    if (axes_[i].second == 1) {
+      if (!alone) alone = world.split(world.rank(), 0, "alone");
+      groups_.push_back(alone);
+      continue;
+    }
+    groups_.push_back(world.split(world.rank() - coordinates_[i] * stride, coordinates_[i],
+                                  axes_[i].first));  // colour: the first rank of the line
   }
 }
 

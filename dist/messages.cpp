@@ -10,22 +10,23 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t turn_bytes = 128 << 10;  // then the other peers get their turn
 
 // Messages in one direction between this rank and a peer.
-struct Stream {
+struct MessageStream {
   Channel* channel;
   bool is_send;
   std::vector<Message*> messages;
-  size_t next = 0;          // message under way
+  size_t next = 0;  // message under way
   size_t header_done = 0, data_done = 0;
   Header theirs;
 
   bool done() const { return next == messages.size(); }
 };
 
-size_t send_some(Stream& s) {
+size_t send_some(MessageStream& s) {
   Message& m = *s.messages[s.next];
   size_t moved = 0;
   if (s.header_done < sizeof(Header)) {
-    moved = s.channel->send(reinterpret_cast<const std::byte*>(&m.header) + s.header_done, sizeof(Header) - s.header_done);
+    moved =
+        s.channel->send(reinterpret_cast<const std::byte*>(&m.header) + s.header_done, sizeof(Header) - s.header_done);
     s.header_done += moved;
     if (s.header_done < sizeof(Header)) return moved;
   }
@@ -37,7 +38,7 @@ size_t send_some(Stream& s) {
   return moved;
 }
 
-size_t receive_some(Stream& s, const Mail& mail) {
+size_t receive_some(MessageStream& s, const Mail& mail) {
   Message& m = *s.messages[s.next];
   const int peer = mail.world_ranks[size_t(m.peer)];
   size_t moved = 0;
@@ -53,9 +54,11 @@ size_t receive_some(Stream& s, const Mail& mail) {
     s.data_done += n;
     moved += n;
   }
-  if (s.data_done == m.data.size() && mail.checksum && s.theirs.payload_crc != uint16_t(crc32c(m.data.data(), m.data.size()))) {
-    throw DistError(Fault::protocol, peer, str("[receive] data of ", describe(s.theirs), " came damaged from rank ", peer,
-                                               ": checksum differs (LOCKSTEP_COMM_CHECKSUM must be set on all ranks)"));
+  if (s.data_done == m.data.size() && mail.checksum &&
+      s.theirs.payload_crc != uint16_t(crc32c(m.data.data(), m.data.size()))) {
+    throw DistError(Fault::protocol, peer,
+                    str("[receive] data of ", describe(s.theirs), " came damaged from rank ", peer,
+                        ": checksum differs (LOCKSTEP_COMM_CHECKSUM must be set on all ranks)"));
   }
   return moved;
 }
@@ -64,7 +67,7 @@ size_t receive_some(Stream& s, const Mail& mail) {
 
 Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
   Moved moved;
-  std::vector<Stream> streams;
+  std::vector<MessageStream> streams;
   for (Message& m : messages) {
     m.header.payload = m.data.size();
     if (m.is_send) {
@@ -72,8 +75,9 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
       seal(m.header);
     }
     Channel* channel = &mail.transport.channel(m.peer);
-    auto stream = std::find_if(streams.begin(), streams.end(), [&](const Stream& s) { return s.channel == channel && s.is_send == m.is_send; });
-    if (stream == streams.end()) stream = streams.insert(stream, Stream{channel, m.is_send, {}, 0, 0, 0, {}});
+    auto stream = std::find_if(streams.begin(), streams.end(),
+                               [&](const MessageStream& s) { return s.channel == channel && s.is_send == m.is_send; });
+    if (stream == streams.end()) stream = streams.insert(stream, MessageStream{channel, m.is_send, {}, 0, 0, 0, {}});
     stream->messages.push_back(&m);
   }
 
@@ -83,7 +87,7 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
   size_t left = streams.size();
   for (int idle = 0; left > 0;) {
     bool progress = false;
-    for (Stream& s : streams) {
+    for (MessageStream& s : streams) {
       if (s.done()) continue;
       progress |= (s.is_send ? send_some(s) : receive_some(s, mail)) > 0;
       Message& m = *s.messages[s.next];
@@ -110,21 +114,27 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
       slow = true;
       mail.slow();
     }
-    if (now - told > heartbeat && (!mail.awaited || mail.awaited->load())) {  // a send is mostly done when the peer's side takes it, so what is to arrive is named first
-      const auto blocked = std::min_element(streams.begin(), streams.end(), [](const Stream& a, const Stream& b) {
-        return std::pair(a.done(), a.is_send) < std::pair(b.done(), b.is_send);
-      });
+    if (now - told > heartbeat &&
+        (!mail.awaited || mail.awaited->load())) {  // a send is mostly done when the peer's side takes it, so what is
+                                                    // to arrive is named first
+      const auto blocked =
+          std::min_element(streams.begin(), streams.end(), [](const MessageStream& a, const MessageStream& b) {
+            return std::pair(a.done(), a.is_send) < std::pair(b.done(), b.is_send);
+          });
       const Message& m = *blocked->messages[blocked->next];
-      const bool is_message = m.header.kind == uint8_t(Collective::send) || m.header.kind == uint8_t(Collective::receive);
+      const bool is_message =
+          m.header.kind == uint8_t(Collective::send) || m.header.kind == uint8_t(Collective::receive);
       mail.control.waits(mail.world_ranks[size_t(m.peer)], is_message ? m.header.sequence : 0, m.is_send);
       waits = true;
       told = now;
     }
     if (now - last > mail.timeout) {
       const Message& m = messages.front();
-      throw DistError(Fault::timeout, -1, mail.late ? mail.late() : str("[", name_of(Collective(m.header.kind)), "] waited ", mail.timeout.count(),
-                                                                        " s in group ", mail.group, " for ", describe(m.header), "; ",
-                                                                        mail.control.explain(mail.world_ranks)));
+      throw DistError(
+          Fault::timeout, -1,
+          mail.late ? mail.late()
+                    : str("[", name_of(Collective(m.header.kind)), "] waited ", mail.timeout.count(), " s in group ",
+                          mail.group, " for ", describe(m.header), "; ", mail.control.explain(mail.world_ranks)));
     }
   }
   return moved;

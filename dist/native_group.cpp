@@ -3,14 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
-#include <optional>
-#include <tuple>
 
-#include "dist/device_engine.h"
 #include "dist/executor.h"
-#include "dist/messages.h"
+#include "dist/native_engine.h"
 #include "dist/net.h"
-#include "dist/turns.h"
 
 namespace lockstep::dist {
 namespace {
@@ -21,80 +17,37 @@ void copy_bytes(std::byte* target, const std::byte* source, int64_t bytes) {
   if (bytes > 0 && target != source) std::memcpy(target, source, size_t(bytes));
 }
 
-constexpr int64_t one_shot_bytes = 4 << 10, one_shot_sent = 32 << 10;  // limits of one_shot: of an all_reduce, and of what a rank sends
-
-// A schedule as one rank runs it.
-struct Prepared {
-  std::optional<Plan> plan;
-  int64_t chunks = 1;
-  bool writes_others = false;  // uses chunks of others as working memory, so out of place it needs a copy
-};
+constexpr int64_t one_shot_bytes = 4 << 10,
+                  one_shot_sent = 32 << 10;  // limits of one_shot: of an all_reduce, and of what a rank sends
 
 }  // namespace
 
-struct NativeGroup::Engine : Membership {
-  Engine(std::shared_ptr<Job> job, Membership member, std::shared_ptr<Traffic> traffic);
-  ~Engine() { turns.drain(); }  // what is queued may need `device`
-
-  Algorithm choose(const Call& call) const;
-  const Prepared& plan(const Call& call);
-  void move(Call& call, uint64_t sequence);
-  void collective(Call& call, uint64_t sequence);
-  void alone(const Call& call);
-  void learn_count(Call& call, uint64_t sequence);
-  void messages(const Call& call);
-  void barrier(const Call& call, uint64_t sequence);
-  void agree(Call& call, uint64_t sequence);
-  void disseminate(const Mail& mail, const Call& call, uint64_t sequence);
-  Mail mail(const Call& call) { return {*transport, *job->control, name, world_ranks, turns.timeout_of(call), job->checksum, &turns.activity, {}, {}, call.awaited.get()}; }
-  void book(const Moved& moved) {
-    traffic->sent += moved.sent;
-    traffic->received += moved.received;
-    traffic->messages += moved.messages;
-    traffic->in_place += moved.in_place;
-  }
-
-  std::shared_ptr<Job> job;
-  std::unique_ptr<Transport> transport;  // null when alone
-  std::shared_ptr<Traffic> traffic;
-  std::map<std::tuple<Collective, Algorithm, int, bool>, Prepared> plans;
-  Turns turns;  // its thread ends before what it uses
-  std::unique_ptr<DeviceEngine> device;  // may be null
-};
-
-NativeGroup::Engine::Engine(std::shared_ptr<Job> job_, Membership member, std::shared_ptr<Traffic> traffic_)
-    : Membership(std::move(member)), job(std::move(job_)), traffic(std::move(traffic_)),
+NativeEngine::NativeEngine(std::shared_ptr<Job> job_, Membership member, std::shared_ptr<Traffic> traffic_)
+    : Membership(std::move(member)),
+      job(std::move(job_)),
+      traffic(std::move(traffic_)),
       turns(*job, *this, traffic, [this](Call& call, uint64_t sequence) { move(call, sequence); }) {
   if (world_ranks.size() > 1) transport = make_transport(*job->control, id, rank, world_ranks);
-#ifdef LOCKSTEP_WITH_NCCL
-  if (job->backend == "native") return;
-  device = make_nccl_engine({.job = *job, .group = *this, .turns = turns, .traffic = *traffic,
-      .agree = [this](Call& call, uint64_t sequence) { agree(call, sequence); },
-      .move = [this](Call& call, uint64_t sequence) {
-        call.algorithm = choose(call);
-        collective(call, sequence);
-      },
-      .exchange = [this](const Call& call, std::vector<Message>& batch) { book(move_messages(mail(call), batch)); }});
-#endif
 }
 
-Algorithm NativeGroup::Engine::choose(const Call& call) const {
+Algorithm NativeEngine::choose(const Call& call) const {
   if (int(call.collective) >= scheduled_collectives) return Algorithm::automatic;
   if (call.algorithm != Algorithm::automatic) {
-    LOCKSTEP_CHECK(has_schedule(call.algorithm, call.collective), "[", name_of(call.collective), "] expected an algorithm that has a schedule for it, such as direct, got ",
-                   name_of(call.algorithm));
+    LOCKSTEP_CHECK(has_schedule(call.algorithm, call.collective), "[", name_of(call.collective),
+                   "] expected an algorithm that has a schedule for it, such as direct, got ", name_of(call.algorithm));
     return call.algorithm;
   }
   if (job->forced != Algorithm::automatic && has_schedule(job->forced, call.collective)) return job->forced;
   // Both add in the same order.
   const int64_t bytes = call.count * size_of(call.dtype);
-  const bool small = call.collective == Collective::all_reduce && bytes <= one_shot_bytes && bytes * int64_t(world_ranks.size() - 1) <= one_shot_sent;
+  const bool small = call.collective == Collective::all_reduce && bytes <= one_shot_bytes &&
+                     bytes * int64_t(world_ranks.size() - 1) <= one_shot_sent;
   return small ? Algorithm::one_shot : Algorithm::direct;
 }
 
-const Prepared& NativeGroup::Engine::plan(const Call& call) {
+const Prepared& NativeEngine::plan(const Call& call) {
   const bool mean = is_reduction(call.collective) && call.op == ReduceOp::mean;
-  const auto [found, fresh] = plans.try_emplace({call.collective, call.algorithm, call.root, mean});
+  const auto [found, fresh] = plans_.try_emplace({call.collective, call.algorithm, call.root, mean});
   Prepared& plan = found->second;
   if (!fresh) return plan;
   Request request{call.collective, int(world_ranks.size()), has_root(call.collective) ? call.root : 0, mean, {}};
@@ -104,25 +57,28 @@ const Prepared& NativeGroup::Engine::plan(const Call& call) {
   }
   plan.chunks = chunk_count(call.algorithm, request);
   const auto program = program_of(call.algorithm, request, rank);
-  plan.plan.emplace(program, rank, request.ranks);
+  plan.program.emplace(program, rank, request.ranks);
+  if (can_work_in_place(call.collective, call.algorithm)) plan.in_place = share_in_place(request, rank);
   for (const Transfer& t : program) plan.writes_others |= t.to == rank && t.target.slot == 0 && t.target.chunk != rank;
   return plan;
 }
 
 // A world of one: what would be moved is there already.
-void NativeGroup::Engine::alone(const Call& call) {
-  if (call.input.defined() && call.output.defined()) copy_bytes(bytes_of(call.output), bytes_of(call.input), call.count * size_of(call.dtype));
+void NativeEngine::alone(const Call& call) {
+  if (call.input.defined() && call.output.defined())
+    copy_bytes(bytes_of(call.output), bytes_of(call.input), call.count * size_of(call.dtype));
 }
 
 // Of a gather or scatter by way of other ranks, everybody needs the sizes: the root tells.
-void NativeGroup::Engine::learn_count(Call& call, uint64_t sequence) {
+void NativeEngine::learn_count(Call& call, uint64_t sequence) {
   std::vector<Message> batch;
   const auto tell = [&](bool is_send, int peer) {
     batch.push_back({is_send, peer, std::as_writable_bytes(std::span(&call.count, 1)), turns.header(call, sequence)});
     batch.back().header.count = 0;
   };
   if (rank == call.root) {
-    for (int r = 0; r < int(world_ranks.size()); ++r) if (r != rank) tell(true, r);
+    for (int r = 0; r < int(world_ranks.size()); ++r)
+      if (r != rank) tell(true, r);
   } else {
     tell(false, call.root);
   }
@@ -130,12 +86,14 @@ void NativeGroup::Engine::learn_count(Call& call, uint64_t sequence) {
   const Tensor& part = call.collective == Collective::gather ? call.input : call.output;
   const int64_t expected = shard_range(call.count, int64_t(world_ranks.size()), rank).size();
   if (part.numel() != expected) {
-    throw DistError(Fault::mismatch, -1, str("[", name_of(call.collective), "] ranks disagree in group ", name, ", call ", sequence, " (", call.describe(), "): rank ", call.world_root,
-                                             " has ", call.count, " elements, ", expected, " of them for rank ", world_ranks[size_t(rank)], ", which has a part of ", part.numel()));
+    throw DistError(Fault::mismatch, -1,
+                    str("[", name_of(call.collective), "] ranks disagree in group ", name, ", call ", sequence, " (",
+                        call.describe(), "): rank ", call.world_root, " has ", call.count, " elements, ", expected,
+                        " of them for rank ", world_ranks[size_t(rank)], ", which has a part of ", part.numel()));
   }
 }
 
-void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
+void NativeEngine::collective(Call& call, uint64_t sequence) {
   const int n = int(world_ranks.size());
   if (n == 1) return alone(call);
   const Prepared& plan = this->plan(call);
@@ -155,7 +113,9 @@ void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
   std::byte* whole = nullptr;  // memory in which chunks lie where shard_range() says
   std::byte* part = nullptr;   // memory of this rank's own chunk, where that is somewhere else
   switch (call.collective) {
-    case Collective::all_reduce: case Collective::broadcast: case Collective::reduce:
+    case Collective::all_reduce:
+    case Collective::broadcast:
+    case Collective::reduce:
       whole = output;
       copy_bytes(output, input, count * size);
       break;
@@ -181,7 +141,8 @@ void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
   }
   const int64_t block = count / n * size;  // of all_to_all
   if (call.collective == Collective::all_to_all) {
-    if (input == output && count > 0) input = copy_to_scratch();  // in place, what leaves would be overwritten by what comes
+    if (input == output && count > 0)
+      input = copy_to_scratch();  // in place, what leaves would be overwritten by what comes
     copy_bytes(output + rank * block, input + rank * block, block);
   }
   const auto block_of = [&](int32_t chunk) -> std::span<std::byte> {
@@ -194,7 +155,8 @@ void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
   const Tensor& mine = call.collective == Collective::gather ? call.input : call.output;
   const int64_t part_bytes = one_sided ? mine.defined() ? mine.numel() * size : own.size() * size : 0;
   const auto chunk_bytes = [&](int32_t chunk) {
-    if (count < 0) return chunk == rank ? size_t(part_bytes) : 0;  // a direct gather or scatter touches no other chunk here
+    if (count < 0)
+      return chunk == rank ? size_t(part_bytes) : 0;  // a direct gather or scatter touches no other chunk here
     return size_t(shard_range(count, plan.chunks, chunk).size() * size);
   };
   const auto chunk_of = [&](int32_t chunk) -> std::span<std::byte> {
@@ -212,11 +174,20 @@ void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
   }
   InPlace in_place;
   if (can_work_in_place(call.collective, call.algorithm) && count > 0) {
-    in_place = {.collective = call.collective, .dtype = call.dtype, .op = call.op, .rank = rank, .ranks = n, .root = call.root, .count = count, .whole = whole, .part = part,
+    in_place = {.collective = call.collective,
+                .dtype = call.dtype,
+                .op = call.op,
+                .rank = rank,
+                .ranks = n,
+                .root = call.root,
+                .share = &plan.in_place,
+                .count = count,
+                .whole = whole,
+                .part = part,
                 .placement = placement_of({whole, size_t(count * size)})};
     e.in_place = &in_place;
   }
-  e.plan = &*plan.plan;
+  e.program = &*plan.program;
   e.transport = transport.get();
   e.checksum = job->checksum;
   e.dtype = call.dtype;
@@ -229,32 +200,43 @@ void NativeGroup::Engine::collective(Call& call, uint64_t sequence) {
   e.group = &name;
   e.world_ranks = world_ranks;
   book(execute(e));
-  if (call.collective == Collective::scatter && rank == call.root) copy_bytes(output, input + own.begin * size, own.size() * size);
+  if (call.collective == Collective::scatter && rank == call.root)
+    copy_bytes(output, input + own.begin * size, own.size() * size);
 }
 
-void NativeGroup::Engine::messages(const Call& call) {
-  std::vector<Message> batch = turns.begin_messages(call);
-  book(move_messages(mail(call), batch));
+Mail NativeEngine::mail(const Call& call) {
+  return {*transport,    *job->control,   name, world_ranks, turns.timeout_of(call),
+          job->checksum, &turns.activity, {},   {},          call.awaited.get()};
 }
 
-// Dissemination (Hensgen et al., 1988): in round k a rank tells the one 2^k further, so after log2(n) rounds all know of all. A rank
-// tells only after it has found nothing wrong, so they then also know that all call the same.
-void NativeGroup::Engine::disseminate(const Mail& mail, const Call& call, uint64_t sequence) {
+void NativeEngine::book(const Moved& moved) {
+  traffic->sent += moved.sent;
+  traffic->received += moved.received;
+  traffic->messages += moved.messages;
+  traffic->in_place += moved.in_place;
+}
+
+void NativeEngine::exchange(const Call& call, std::vector<Message>& batch) { book(move_messages(mail(call), batch)); }
+
+// Dissemination (Hensgen et al., 1988): in round k a rank tells the one 2^k further, so after log2(n) rounds all know
+// of all. A rank tells only after it has found nothing wrong, so they then also know that all call the same.
+void NativeEngine::disseminate(const Mail& mail, const Call& call, uint64_t sequence) {
   const int n = int(world_ranks.size());
   for (int step = 1; step < n; step *= 2) {
-    std::vector<Message> round{{true, (rank + step) % n, {}, turns.header(call, sequence)}, {false, (rank - step + n) % n, {}, turns.header(call, sequence)}};
+    std::vector<Message> round{{true, (rank + step) % n, {}, turns.header(call, sequence)},
+                               {false, (rank - step + n) % n, {}, turns.header(call, sequence)}};
     move_messages(mail, round);
   }
 }
 
-void NativeGroup::Engine::agree(Call& call, uint64_t sequence) {
+void NativeEngine::agree(Call& call, uint64_t sequence) {
   const bool one_sided = call.collective == Collective::gather || call.collective == Collective::scatter;
   if (one_sided) learn_count(call, sequence);
   else disseminate(mail(call), call, sequence);
 }
 
 // Who waits longer says so in the store, and a timeout names those that did not.
-void NativeGroup::Engine::barrier(const Call& call, uint64_t sequence) {
+void NativeEngine::barrier(const Call& call, uint64_t sequence) {
   const int n = int(world_ranks.size());
   if (n == 1) return;
   const auto key = [&](int r) { return str("barrier/", id, "/", world_ranks[size_t(r)]); };
@@ -269,24 +251,26 @@ void NativeGroup::Engine::barrier(const Call& call, uint64_t sequence) {
       const auto value = r == rank ? std::to_string(sequence) : job->control->try_get(key(r));
       if (!value || std::stoull(*value) < sequence) missing.push_back(world_ranks[size_t(r)]);
     }
-    return str("[barrier] waited ", mail.timeout.count(), " s in group ", name, ", call ", sequence, "; missing ranks: ", text_of(missing), " (of ",
-               text_of(world_ranks), ")");
+    return str("[barrier] waited ", mail.timeout.count(), " s in group ", name, ", call ", sequence,
+               "; missing ranks: ", text_of(missing), " (of ", text_of(world_ranks), ")");
   };
   disseminate(mail, call, sequence);
 }
 
-void NativeGroup::Engine::move(Call& call, uint64_t sequence) {
-  if (call.work) device->move(call, sequence);
-  else if (is_message(call.collective)) messages(call);
-  else if (call.collective == Collective::barrier) barrier(call, sequence);
+void NativeEngine::move(Call& call, uint64_t sequence) {
+  if (is_message(call.collective)) {
+    std::vector<Message> batch = turns.begin_messages(call);
+    exchange(call, batch);
+  } else if (call.collective == Collective::barrier) barrier(call, sequence);
   else collective(call, sequence);
 }
 
-NativeGroup::NativeGroup(std::shared_ptr<Job> job, Membership member)
-    : ProcessGroup(member), engine_(std::make_shared<Engine>(std::move(job), std::move(member), traffic_)) {}
+NativeGroup::NativeGroup(std::shared_ptr<Job> job, Membership member) : ProcessGroup(member) {
+  engine_ = std::make_shared<NativeEngine>(std::move(job), std::move(member), traffic_);
+}
 
 NativeGroup::~NativeGroup() {
-  if (!engine_->turns.idle() || (engine_->device && !engine_->device->idle())) engine_->job->keep(engine_);
+  if (!engine_->idle()) engine_->job->keep(engine_);
 }
 
 Tensor NativeGroup::shared_empty(const Shape& shape, DType dtype, Device device) {
@@ -297,20 +281,7 @@ Tensor NativeGroup::shared_empty(const Shape& shape, DType dtype, Device device)
 
 Control& NativeGroup::control() { return *engine_->job->control; }
 
-const char* NativeGroup::device_engine() const { return engine_->device ? engine_->device->name() : "host"; }
-bool NativeGroup::moves_device_memory() const { return engine_->device != nullptr; }
-
 Work NativeGroup::run(Call call, bool async) {
-  const auto on_device = [](const Tensor& t) { return t.defined() && !t.device().is_cpu(); };
-  const bool any = on_device(call.input) || on_device(call.output) || std::any_of(call.batch.begin(), call.batch.end(), [&](const auto& p) { return on_device(p.tensor); });
-  if (any) {  // only where there is an engine for it: others get copies on the host
-    const bool by_host = std::strcmp(device_engine(), "host") == 0, queue = async && by_host;  // the host takes time
-    if (by_host) (void)engine_->choose(call);
-    const std::shared_ptr<DeviceWork> work = call.work = engine_->device->begin(call);
-    Work result(engine_->turns.run(std::move(call), queue), work);
-    if (!async) result.wait();
-    return result;
-  }
   call.algorithm = engine_->choose(call);
   return engine_->turns.run(std::move(call), async);
 }

@@ -35,8 +35,10 @@ SocketAddress from(const sockaddr* address, socklen_t length) {
 
 // The bytes of the address itself, in network order.
 std::string raw_bytes(const sockaddr_storage& storage) {
-  if (storage.ss_family == AF_INET) return {reinterpret_cast<const char*>(&reinterpret_cast<const sockaddr_in&>(storage).sin_addr), 4};
-  if (storage.ss_family == AF_INET6) return {reinterpret_cast<const char*>(&reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr), 16};
+  if (storage.ss_family == AF_INET)
+    return {reinterpret_cast<const char*>(&reinterpret_cast<const sockaddr_in&>(storage).sin_addr), 4};
+  if (storage.ss_family == AF_INET6)
+    return {reinterpret_cast<const char*>(&reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr), 16};
   return {};
 }
 
@@ -85,7 +87,9 @@ bool SocketAddress::is_loopback() const {
 
 std::string SocketAddress::host() const {
   char text[NI_MAXHOST];
-  if (::getnameinfo(reinterpret_cast<const sockaddr*>(&storage), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) return "?";
+  if (::getnameinfo(reinterpret_cast<const sockaddr*>(&storage), length, text, sizeof text, nullptr, 0,
+                    NI_NUMERICHOST) != 0)
+    return "?";
   return text;
 }
 
@@ -106,12 +110,15 @@ std::vector<SocketAddress> resolve(const std::string& host, int port) {
   hints.ai_flags = AI_NUMERICSERV;
   const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
   if (code == EAI_SYSTEM) check_descriptors(errno, "looking up " + host);
-  LOCKSTEP_CHECK(code == 0, "[rendezvous] expected the name or address of a host, got '", host, "': ", ::gai_strerror(code));
+  LOCKSTEP_CHECK(code == 0, "[rendezvous] expected the name or address of a host, got '", host,
+                 "': ", ::gai_strerror(code));
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, &::freeaddrinfo);
   std::vector<SocketAddress> out;
   for (const addrinfo* entry = list; entry; entry = entry->ai_next)
-    if (entry->ai_family == AF_INET || entry->ai_family == AF_INET6) out.push_back(from(entry->ai_addr, entry->ai_addrlen));
-  LOCKSTEP_CHECK(!out.empty(), "[rendezvous] expected a host with an IPv4 or IPv6 address, got '", host, "' without one");
+    if (entry->ai_family == AF_INET || entry->ai_family == AF_INET6)
+      out.push_back(from(entry->ai_addr, entry->ai_addrlen));
+  LOCKSTEP_CHECK(!out.empty(), "[rendezvous] expected a host with an IPv4 or IPv6 address, got '", host,
+                 "' without one");
   return out;
 }
 
@@ -134,7 +141,8 @@ void check_descriptors(int problem, const std::string& what) {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
   if (problem == ENFILE) fail(str("[control] ", what, ": this machine has no open files left (fs.file-max)"));
-  fail(str("[control] ", what, ": this process has no open files left, its limit is ", limit.rlim_cur, ": raise it with ulimit -n"));
+  fail(str("[control] ", what, ": this process has no open files left, its limit is ", limit.rlim_cur,
+           ": raise it with ulimit -n"));
 }
 
 void prepare(int fd) {
@@ -149,12 +157,16 @@ Fd listen_at(const SocketAddress& address) {
   if (!fd) check_descriptors(errno, "listening at " + address.text());
   LOCKSTEP_CHECK(fd, "[rendezvous] cannot make a socket for ", address.text(), ": ", std::strerror(errno));
   const int on = 1;
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // ports of connections that have just ended are free
-  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 || ::listen(fd.get(), SOMAXCONN) != 0) {
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on,
+               sizeof on);  // ports of connections that have just ended are free
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 ||
+      ::listen(fd.get(), SOMAXCONN) != 0) {
     const int problem = errno;
-    LOCKSTEP_CHECK(problem != EADDRINUSE, "[rendezvous] port ", address.port(), " is used (by something else on this machine, at ", address.host(),
+    LOCKSTEP_CHECK(problem != EADDRINUSE, "[rendezvous] port ", address.port(),
+                   " is used (by something else on this machine, at ", address.host(),
                    "): choose another MASTER_PORT, or start with `lockstep run`, which finds a free one");
-    LOCKSTEP_CHECK(problem != EADDRNOTAVAIL, "[rendezvous] rank 0 expected MASTER_ADDR to be an address of its own machine, got ", address.host(),
+    LOCKSTEP_CHECK(problem != EADDRNOTAVAIL,
+                   "[rendezvous] rank 0 expected MASTER_ADDR to be an address of its own machine, got ", address.host(),
                    ": start rank 0 there, or name this machine");
     fail(str("[rendezvous] cannot listen at ", address.text(), ": ", std::strerror(problem)));
   }
@@ -212,8 +224,10 @@ std::string address_on(const std::string& interface) {
     if (::inet_pton(AF_INET, host.c_str(), raw) == 1) net.assign(reinterpret_cast<char*>(raw), 4);
     else if (::inet_pton(AF_INET6, host.c_str(), raw) == 1) net.assign(reinterpret_cast<char*>(raw), 16);
     const auto [end, code] = std::from_chars(size.data(), size.data() + size.size(), bits);
-    LOCKSTEP_CHECK(!net.empty() && code == std::errc() && end == size.data() + size.size() && bits >= 0 && bits <= int(net.size()) * 8,
-                   "[rendezvous] expected an interface or a subnet such as eth0, 10.0.0.0/8 or fd00::/8, got '", interface, "'");
+    LOCKSTEP_CHECK(!net.empty() && code == std::errc() && end == size.data() + size.size() && bits >= 0 &&
+                       bits <= int(net.size()) * 8,
+                   "[rendezvous] expected an interface or a subnet such as eth0, 10.0.0.0/8 or fd00::/8, got '",
+                   interface, "'");
   }
 
   std::string found, all;
@@ -226,18 +240,19 @@ std::string address_on(const std::string& interface) {
     if (net.empty() ? interface != entry->ifa_name : !in_subnet(raw_bytes(address.storage), net, bits)) continue;
     // The first IPv4 address of an interface, else its first IPv6 address that is more than link-local.
     const bool better = found.empty() || (found.find(':') != std::string::npos && family == AF_INET) ||
-        (found.find('%') != std::string::npos && host.find('%') == std::string::npos);
+                        (found.find('%') != std::string::npos && host.find('%') == std::string::npos);
     if (better) found = host;
   }
-  LOCKSTEP_CHECK(!found.empty(), "[rendezvous] expected a network interface or subnet of this machine, got '", interface, "'; there are ", all);
+  LOCKSTEP_CHECK(!found.empty(), "[rendezvous] expected a network interface or subnet of this machine, got '",
+                 interface, "'; there are ", all);
   return found;
 }
 
 std::string host_identity() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return str(boot.empty() ? host_name() : boot, "/net ", inode_of("/proc/self/ns/net"), "/pid ", inode_of("/proc/self/ns/pid"), "/user ",
-             ::geteuid());
+  return str(boot.empty() ? host_name() : boot, "/net ", inode_of("/proc/self/ns/net"), "/pid ",
+             inode_of("/proc/self/ns/pid"), "/user ", ::geteuid());
 }
 
 std::string host_name() {

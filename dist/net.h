@@ -72,7 +72,8 @@ void prepare(int fd);
 /// Error with the limit when `problem` says that descriptors ran out; else returns.
 void check_descriptors(int problem, const std::string& what);
 
-/// Address of this machine on an interface ("eth0") or in a subnet ("10.0.0.0/8", "fd00::/8"). Error listing what there is.
+/// Address of this machine on an interface ("eth0") or in a subnet ("10.0.0.0/8", "fd00::/8"). Error listing what there
+/// is.
 std::string address_on(const std::string& interface);
 /// The same for two ranks that can share memory: boot, network and process namespaces, user.
 std::string host_identity();

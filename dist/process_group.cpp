@@ -14,16 +14,19 @@ std::string at(Collective collective) { return str("[", name_of(collective), "] 
 
 void check_tensor(Collective c, const char* role, const Tensor& t) {
   LOCKSTEP_CHECK(t.defined(), at(c), "expected a tensor as ", role, ", got an undefined one");
-  LOCKSTEP_CHECK(t.is_contiguous(), at(c), "expected ", role, " to be contiguous, got shape ", t.shape(), " with strides ", t.strides(),
-                 "; use .contiguous()");
-  LOCKSTEP_CHECK(!t.storage()->is_empty(), at(c), "expected ", role, " with memory, got a tensor whose storage was emptied");
+  LOCKSTEP_CHECK(t.is_contiguous(), at(c), "expected ", role, " to be contiguous, got shape ", t.shape(),
+                 " with strides ", t.strides(), "; use .contiguous()");
+  LOCKSTEP_CHECK(!t.storage()->is_empty(), at(c), "expected ", role,
+                 " with memory, got a tensor whose storage was emptied");
 }
 
 void check_pair(Collective c, const Tensor& output, const Tensor& input) {
   check_tensor(c, "output", output);
   check_tensor(c, "input", input);
-  LOCKSTEP_CHECK(output.dtype() == input.dtype(), at(c), "expected output and input of one dtype, got ", output.dtype(), " and ", input.dtype());
-  LOCKSTEP_CHECK(output.device() == input.device(), at(c), "expected output and input on one device, got ", output.device(), " and ", input.device());
+  LOCKSTEP_CHECK(output.dtype() == input.dtype(), at(c), "expected output and input of one dtype, got ", output.dtype(),
+                 " and ", input.dtype());
+  LOCKSTEP_CHECK(output.device() == input.device(), at(c), "expected output and input on one device, got ",
+                 output.device(), " and ", input.device());
 }
 
 int64_t size_in_bytes(const Tensor& t) { return t.numel() * size_of(t.dtype()); }
@@ -39,8 +42,10 @@ void check_overlap(Collective c, const Tensor& part, const Tensor& whole, const 
 }
 
 void check_reduction(Collective c, ReduceOp op, DType dtype) {
-  LOCKSTEP_CHECK(op <= ReduceOp::max, at(c), "expected a reduction sum, mean, product, min or max, got number ", int(op));
-  LOCKSTEP_CHECK(op != ReduceOp::mean || dtype != boolean, at(c), "expected sum (or), product (and), min or max of bool, got mean");
+  LOCKSTEP_CHECK(op <= ReduceOp::max, at(c), "expected a reduction sum, mean, product, min or max, got number ",
+                 int(op));
+  LOCKSTEP_CHECK(op != ReduceOp::mean || dtype != boolean, at(c),
+                 "expected sum (or), product (and), min or max of bool, got mean");
 }
 
 const std::byte* part_of(const Tensor& whole, int64_t begin) {
@@ -50,8 +55,8 @@ const std::byte* part_of(const Tensor& whole, int64_t begin) {
 void check_part(Collective c, const Tensor& part, const Tensor& whole, int rank, int size) {
   check_pair(c, part, whole);
   const Range range = shard_range(whole.numel(), size, rank);
-  LOCKSTEP_CHECK(part.numel() == range.size(), at(c), "expected a part of ", range.size(), " elements (shard_range of ", whole.numel(), " over ",
-                 size, " ranks, rank ", rank, "), got ", part.numel());
+  LOCKSTEP_CHECK(part.numel() == range.size(), at(c), "expected a part of ", range.size(), " elements (shard_range of ",
+                 whole.numel(), " over ", size, " ranks, rank ", rank, "), got ", part.numel());
   if (part.numel() > 0) check_overlap(c, part, whole, part_of(whole, range.begin));
 }
 
@@ -67,19 +72,22 @@ std::string Call::describe() const {
     for (size_t i = 0; i < batch.size(); ++i) {
       const PointToPoint& p = batch[i];
       if (i == 4) return text + ", and " + std::to_string(batch.size() - i) + " more";
-      text += std::string(i ? ", " : "") + (p.is_send ? "send " : "receive ") + std::string(lockstep::name_of(p.tensor.dtype())) + " x " +
-          std::to_string(p.tensor.numel()) +
-              (p.is_send ? " to rank " : " from rank ") + std::to_string(p.world_peer) + (p.tag.empty() ? "" : ", tag " + p.tag);
+      text += std::string(i ? ", " : "") + (p.is_send ? "send " : "receive ") +
+              std::string(lockstep::name_of(p.tensor.dtype())) + " x " + std::to_string(p.tensor.numel()) +
+              (p.is_send ? " to rank " : " from rank ") + std::to_string(p.world_peer) +
+              (p.tag.empty() ? "" : ", tag " + p.tag);
     }
     return text;
   }
-  const bool one_sided = collective == Collective::gather || collective == Collective::scatter;  // the count is the root's secret
+  const bool one_sided =
+      collective == Collective::gather || collective == Collective::scatter;  // the count is the root's secret
   text += ' ';
   text += lockstep::name_of(dtype);
   if (!one_sided) text += " x " + std::to_string(count);
   if (is_reduction(collective) && op != ReduceOp::sum) (text += ' ') += name_of(op);
   if (has_root(collective) || collective == Collective::send || collective == Collective::receive) {
-    const bool outward = collective == Collective::send || collective == Collective::reduce || collective == Collective::gather;
+    const bool outward =
+        collective == Collective::send || collective == Collective::reduce || collective == Collective::gather;
     text += (outward ? " to rank " : " from rank ") + std::to_string(world_root);
   }
   if (!tag.empty()) text += ", tag " + tag;
@@ -87,10 +95,12 @@ std::string Call::describe() const {
 }
 
 void ProcessGroup::check_rank(Collective c, const char* role, int rank) const {
-  LOCKSTEP_CHECK(rank >= 0 && rank < size(), at(c), "expected a ", role, " from 0 to ", size() - 1, " in group ", name(), ", got ", rank);
+  LOCKSTEP_CHECK(rank >= 0 && rank < size(), at(c), "expected a ", role, " from 0 to ", size() - 1, " in group ",
+                 name(), ", got ", rank);
 }
 
-Work ProcessGroup::call(Collective collective, const Tensor& output, const Tensor& input, int64_t count, int root, const CollectiveOptions& o) {
+Work ProcessGroup::call(Collective collective, const Tensor& output, const Tensor& input, int64_t count, int root,
+                        const CollectiveOptions& o) {
   Call call;
   call.collective = collective;
   call.input = input;
@@ -122,7 +132,8 @@ Work ProcessGroup::run_anywhere(Call call, bool async) {
 Work ProcessGroup::all_reduce(const Tensor& output, const Tensor& input, const CollectiveOptions& o) {
   constexpr auto c = Collective::all_reduce;
   check_pair(c, output, input);
-  LOCKSTEP_CHECK(output.shape() == input.shape(), at(c), "expected output and input of one shape, got ", output.shape(), " and ", input.shape());
+  LOCKSTEP_CHECK(output.shape() == input.shape(), at(c), "expected output and input of one shape, got ", output.shape(),
+                 " and ", input.shape());
   if (input.numel() > 0) check_overlap(c, output, input, part_of(input, 0));
   return call(c, output, input, input.numel(), 0, o);
 }
@@ -153,39 +164,44 @@ Work ProcessGroup::gather(const Tensor& whole, const Tensor& part, int root, con
   check_rank(Collective::gather, "root", root);
   if (rank() == root) check_part(Collective::gather, part, whole, rank(), size());
   else check_tensor(Collective::gather, "part", part);
-  return call(Collective::gather, rank() == root ? whole : Tensor(), part, rank() == root ? whole.numel() : -1, root, o);
+  return call(Collective::gather, rank() == root ? whole : Tensor(), part, rank() == root ? whole.numel() : -1, root,
+              o);
 }
 
 Work ProcessGroup::scatter(const Tensor& part, const Tensor& whole, int root, const CollectiveOptions& o) {
   check_rank(Collective::scatter, "root", root);
   if (rank() == root) check_part(Collective::scatter, part, whole, rank(), size());
   else check_tensor(Collective::scatter, "part", part);
-  return call(Collective::scatter, part, rank() == root ? whole : Tensor(), rank() == root ? whole.numel() : -1, root, o);
+  return call(Collective::scatter, part, rank() == root ? whole : Tensor(), rank() == root ? whole.numel() : -1, root,
+              o);
 }
 
 Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input, const CollectiveOptions& o) {
   constexpr auto c = Collective::all_to_all;
   check_pair(c, output, input);
-  LOCKSTEP_CHECK(output.numel() == input.numel(), at(c), "expected output and input of one size, got ", output.numel(), " and ", input.numel(),
-                 " elements");
-  LOCKSTEP_CHECK(input.numel() % size() == 0, at(c), "expected a number of elements that divides by ", size(), " ranks, got ", input.numel());
+  LOCKSTEP_CHECK(output.numel() == input.numel(), at(c), "expected output and input of one size, got ", output.numel(),
+                 " and ", input.numel(), " elements");
+  LOCKSTEP_CHECK(input.numel() % size() == 0, at(c), "expected a number of elements that divides by ", size(),
+                 " ranks, got ", input.numel());
   if (input.numel() > 0) check_overlap(c, output, input, part_of(input, 0));
   return call(c, output, input, input.numel(), 0, o);
 }
 
-Work ProcessGroup::all_to_all(const Tensor& output, const std::vector<int64_t>& from_each, const Tensor& input, const std::vector<int64_t>& to_each,
-                              const CollectiveOptions& o) {
+Work ProcessGroup::all_to_all(const Tensor& output, const std::vector<int64_t>& from_each, const Tensor& input,
+                              const std::vector<int64_t>& to_each, const CollectiveOptions& o) {
   constexpr auto c = Collective::all_to_all;
   check_pair(c, output, input);
   const auto starts = [&](const char* role, const Tensor& t, const std::vector<int64_t>& rows) {
-    LOCKSTEP_CHECK(t.dim() >= 1 && int(rows.size()) == size(), at(c), "expected ", role, " with rows, and a number of them for each of ", size(),
-                   " ranks, got ", t.shape(), " and ", rows.size(), " numbers");
+    LOCKSTEP_CHECK(t.dim() >= 1 && int(rows.size()) == size(), at(c), "expected ", role,
+                   " with rows, and a number of them for each of ", size(), " ranks, got ", t.shape(), " and ",
+                   rows.size(), " numbers");
     std::vector<int64_t> begin{0};
     for (const int64_t n : rows) {
       LOCKSTEP_CHECK(n >= 0, at(c), "expected 0 rows or more for a rank, got ", n);
       begin.push_back(begin.back() + n);
     }
-    LOCKSTEP_CHECK(begin.back() == t.size(0), at(c), "expected parts of ", role, " that add up to its ", t.size(0), " rows, got ", begin.back());
+    LOCKSTEP_CHECK(begin.back() == t.size(0), at(c), "expected parts of ", role, " that add up to its ", t.size(0),
+                   " rows, got ", begin.back());
     return begin;
   };
   const std::vector<int64_t> out = starts("output", output, from_each), in = starts("input", input, to_each);
@@ -193,14 +209,17 @@ Work ProcessGroup::all_to_all(const Tensor& output, const std::vector<int64_t>& 
     return t.narrow(0, begin[size_t(r)], begin[size_t(r) + 1] - begin[size_t(r)]);
   };
   const Tensor own_out = part(output, out, rank()), own_in = part(input, in, rank());
-  LOCKSTEP_CHECK(own_out.shape() == own_in.shape(), at(c), "expected the part that a rank keeps to have one shape at both ends, got ",
-                 own_out.shape(), " and ", own_in.shape());
+  LOCKSTEP_CHECK(own_out.shape() == own_in.shape(), at(c),
+                 "expected the part that a rank keeps to have one shape at both ends, got ", own_out.shape(), " and ",
+                 own_in.shape());
   if (input.numel() > 0 && output.numel() > 0) check_overlap(c, output, input, nullptr);
   std::vector<PointToPoint> batch;
   for (int step = 1; step < size(); ++step) {  // each at another peer
     const int to = (rank() + step) % size(), from = (rank() + size() - step) % size();
-    if (to_each[size_t(to)] > 0) batch.push_back({.is_send = true, .tensor = part(input, in, to), .peer = to, .tag = std::string(o.tag)});
-    if (from_each[size_t(from)] > 0) batch.push_back({.is_send = false, .tensor = part(output, out, from), .peer = from, .tag = std::string(o.tag)});
+    if (to_each[size_t(to)] > 0)
+      batch.push_back({.is_send = true, .tensor = part(input, in, to), .peer = to, .tag = std::string(o.tag)});
+    if (from_each[size_t(from)] > 0)
+      batch.push_back({.is_send = false, .tensor = part(output, out, from), .peer = from, .tag = std::string(o.tag)});
   }
   own_out.copy_(own_in);
   return batch.empty() ? Work() : exchange(std::move(batch), o);
@@ -227,7 +246,8 @@ Work ProcessGroup::exchange(std::vector<PointToPoint> batch, const CollectiveOpt
     check_tensor(Collective::batch, "tensor", p.tensor);
     p.world_peer = world_rank(p.peer);
   }
-  for (const PointToPoint& p : batch) if (!p.is_send) p.tensor.storage()->bump_version("exchange");
+  for (const PointToPoint& p : batch)
+    if (!p.is_send) p.tensor.storage()->bump_version("exchange");
   Call call;
   call.collective = Collective::batch;
   call.batch = std::move(batch);
@@ -242,15 +262,19 @@ void ProcessGroup::barrier(Seconds timeout, std::string_view tag) {
   run(std::move(call), false).wait();
 }
 
-Tensor ProcessGroup::shared_empty(const Shape& shape, DType dtype, Device device) { return empty(shape, {.dtype = dtype, .device = device}); }
+Tensor ProcessGroup::shared_empty(const Shape& shape, DType dtype, Device device) {
+  return empty(shape, {.dtype = dtype, .device = device});
+}
 
 std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks, const std::string& name) {
-  LOCKSTEP_CHECK(!name.empty() && name.size() <= 256, "[new_group] expected a name of 1 to 256 bytes, got ", name.size());
+  LOCKSTEP_CHECK(!name.empty() && name.size() <= 256, "[new_group] expected a name of 1 to 256 bytes, got ",
+                 name.size());
   LOCKSTEP_CHECK(!ranks.empty(), "[new_group] expected at least one rank in group ", name, ", got none");
   std::vector<bool> seen(size_t(size()), false);
   std::string list;
   for (const int r : ranks) {
-    LOCKSTEP_CHECK(r >= 0 && r < size(), "[new_group] expected ranks from 0 to ", size() - 1, " of group ", this->name(), ", got ", r);
+    LOCKSTEP_CHECK(r >= 0 && r < size(), "[new_group] expected ranks from 0 to ", size() - 1, " of group ",
+                   this->name(), ", got ", r);
     LOCKSTEP_CHECK(!seen[size_t(r)], "[new_group] expected each rank once in group ", name, ", got ", r, " twice");
     seen[size_t(r)] = true;
     if (!list.empty()) list += ',';
@@ -269,11 +293,13 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const std::string& name) {
-  const Tensor mine = Tensor::from<int64_t>({int64_t(color), int64_t(key)}).to(cpu), all = empty({2 * size()}, {.dtype = i64, .device = cpu});
+  const Tensor mine = Tensor::from<int64_t>({int64_t(color), int64_t(key)}).to(cpu),
+               all = empty({2 * size()}, {.dtype = i64, .device = cpu});
   all_gather(all, mine, {.tag = "split " + name}).wait();
   const auto* values = all.data<int64_t>();
   std::map<int64_t, std::vector<int>> members;  // every rank makes every group, in order of colour
-  for (int r = 0; r < size(); ++r) if (values[2 * r] >= 0) members[values[2 * r]].push_back(r);
+  for (int r = 0; r < size(); ++r)
+    if (values[2 * r] >= 0) members[values[2 * r]].push_back(r);
   std::shared_ptr<ProcessGroup> own;
   for (auto& [value, ranks] : members) {
     std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return values[2 * a + 1] < values[2 * b + 1]; });

@@ -1,6 +1,6 @@
 #pragma once
-// Process groups: the ranks that take part in a collective, and the collectives. Native (threads, shared memory, TCP; NCCL
-// for tensors on CUDA devices) or MPI: the same class, the same tests.
+// Process groups: the ranks that take part in a collective, and the collectives. Native (threads, shared memory, TCP;
+// NCCL for tensors on CUDA devices) or MPI: the same class, the same tests.
 //
 //   dist::init();                                  // RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 //   auto& world = dist::world();
@@ -31,8 +31,9 @@ class Work {
  public:
   Work() = default;  ///< done
   bool done() const;
-  /// Returns when the tensors given to it hold the results and are free again; throws what the collective threw. For tensors
-  /// on a device that means: to what the thread's current stream is given from now on. This thread does not wait for the device.
+  /// Returns when the tensors given to it hold the results and are free again; throws what the collective threw. For
+  /// tensors on a device that means: to what the thread's current stream is given from now on. This thread does not
+  /// wait for the device.
   void wait();
   /// The same, and waits until the device is done with it too.
   void synchronize();
@@ -53,8 +54,8 @@ struct CollectiveOptions {
   Algorithm algorithm = Algorithm::automatic;
   std::string_view tag = {};  ///< what is moved, part of the fingerprint: ranks that swap two collectives are told
   bool async = false;         ///< runs on the group's own thread, in the order of the calls
-  /// Send and receive: somebody waits for it only while this is true. A receive that was posted ahead, while its rank computes, then does not
-  /// count when ranks that wait in a circle are looked for.
+  /// Send and receive: somebody waits for it only while this is true. A receive that was posted ahead, while its rank
+  /// computes, then does not count when ranks that wait in a circle are looked for.
   std::shared_ptr<const std::atomic<bool>> awaited = {};
 };
 
@@ -73,25 +74,26 @@ struct Traffic {
   int64_t received = 0;
   int64_t messages = 0;
   int64_t collectives = 0;
-  int64_t in_place = 0;  ///< collectives done on tensors in shared memory; the bytes are counted as if they had been sent
+  int64_t in_place =
+      0;  ///< collectives done on tensors in shared memory; the bytes are counted as if they had been sent
 };
 
 /// One call, checked, as engines see it.
 struct Call {
   Collective collective = Collective::barrier;
-  Tensor input;    ///< what this rank gives; undefined where it gives nothing
-  Tensor output;   ///< where the result goes; the same tensor as input when in place
+  Tensor input;   ///< what this rank gives; undefined where it gives nothing
+  Tensor output;  ///< where the result goes; the same tensor as input when in place
   ReduceOp op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
-  int root = 0;    ///< or the peer of send and receive
+  int root = 0;        ///< or the peer of send and receive
   int world_root = 0;  ///< its rank in the world, for messages and fingerprints
-  int64_t count = 0;  ///< elements of the whole; -1 for gather and scatter where only the root knows
+  int64_t count = 0;   ///< elements of the whole; -1 for gather and scatter where only the root knows
   DType dtype = f32;
   std::string tag;
   std::vector<PointToPoint> batch;
   std::shared_ptr<const std::atomic<bool>> awaited;
   Seconds timeout{0};
-  std::shared_ptr<DeviceWork> work;  ///< when a DeviceEngine moves its tensors
+  std::shared_ptr<DeviceWork> work;  ///< when NCCL moves its tensors
   uint64_t ticket = 0;               ///< in the flight record
 
   std::string describe() const;  ///< "all_reduce f32 x 8, tag w1"
@@ -120,11 +122,11 @@ class ProcessGroup {
   /// What moves tensors that are not on the CPU: "nccl", or "host" where they go through its memory.
   virtual const char* device_engine() const { return "host"; }
 
-  // Every tensor must be contiguous, of one dtype, on one device. With device_engine() nccl one on a device is moved there, in
-  // the order of the thread's current stream; all those of a group must be on one device of each rank. Otherwise it goes through
-  // a copy on the host, which waits for what its device still does. Results are equal on all ranks to the bit. A group of one
-  // copies, and does nothing in place. Errors: Error for a wrong call (nothing was moved); DistError when ranks disagree,
-  // fail or do not come: then the group is over.
+  // Every tensor must be contiguous, of one dtype, on one device. With device_engine() nccl one on a device is moved
+  // there, in the order of the thread's current stream; all those of a group must be on one device of each rank.
+  // Otherwise it goes through a copy on the host, which waits for what its device still does. Results are equal on all
+  // ranks to the bit. A group of one copies, and does nothing in place. Errors: Error for a wrong call (nothing was
+  // moved); DistError when ranks disagree, fail or do not come: then the group is over.
   Work all_reduce(const Tensor& data, const CollectiveOptions& o = {}) { return all_reduce(data, data, o); }
   Work all_reduce(const Tensor& output, const Tensor& input, const CollectiveOptions& o);
   Work broadcast(const Tensor& data, int root, const CollectiveOptions& o = {});
@@ -138,9 +140,10 @@ class ProcessGroup {
   Work scatter(const Tensor& part, const Tensor& whole, int root, const CollectiveOptions& o = {});
   /// Part j of input goes to rank j; part i of output comes from rank i. Sizes must divide by size().
   Work all_to_all(const Tensor& output, const Tensor& input, const CollectiveOptions& o = {});
-  /// The same with parts of any size: `to_each` and `from_each` count rows of dim 0, a number for every rank. Both ends must agree
-  /// (ranks that do not get an error). An exchange of messages.
-  Work all_to_all(const Tensor& output, const std::vector<int64_t>& from_each, const Tensor& input, const std::vector<int64_t>& to_each, const CollectiveOptions& o = {});
+  /// The same with parts of any size: `to_each` and `from_each` count rows of dim 0, a number for every rank. Both ends
+  /// must agree (ranks that do not get an error). An exchange of messages.
+  Work all_to_all(const Tensor& output, const std::vector<int64_t>& from_each, const Tensor& input,
+                  const std::vector<int64_t>& to_each, const CollectiveOptions& o = {});
   Work send(const Tensor& data, int peer, const CollectiveOptions& o = {});
   Work receive(const Tensor& data, int peer, const CollectiveOptions& o = {});
   /// Sends and receives at the same time, so that neighbours may swap in any order.
@@ -148,11 +151,11 @@ class ProcessGroup {
   /// Names who is missing when it takes longer than `timeout` (0: the group's). `tag` as in CollectiveOptions.
   void barrier(Seconds timeout = Seconds{0}, std::string_view tag = {});
 
-  /// A tensor, uninitialised, on which all_reduce, reduce_scatter (its `whole`), all_gather (its `whole`) and broadcast work
-  /// where it lies, without copies from rank to rank, when all ranks of the group are on one host and every rank (broadcast:
-  /// the root) gives such a tensor or a part of one. Elsewhere, and on other devices, an ordinary tensor. The same results either
-  /// way. No other rank needs to make one at the same time. Each takes an open file; pages are as in a file, so it is meant for
-  /// what lasts.
+  /// A tensor, uninitialised, on which all_reduce, reduce_scatter (its `whole`), all_gather (its `whole`) and broadcast
+  /// work where it lies, without copies from rank to rank, when all ranks of the group are on one host and every rank
+  /// (broadcast: the root) gives such a tensor or a part of one. Elsewhere, and on other devices, an ordinary tensor.
+  /// The same results either way. No other rank needs to make one at the same time. Each takes an open file; pages are
+  /// as in a file, so it is meant for what lasts.
   virtual Tensor shared_empty(const Shape& shape, DType dtype = f32, Device device = cpu);
 
   /// New groups are made by all ranks of this one, in the same order. nullptr for ranks that are not in it.
@@ -172,20 +175,23 @@ class ProcessGroup {
   /// The last part of new_group(), on its members: all have agreed on the same `ranks` of this group.
   virtual std::shared_ptr<ProcessGroup> make_group(Membership member, const std::vector<int>& ranks) = 0;
 
-  std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();  // shared with what still runs when the group is gone
+  std::shared_ptr<Traffic> traffic_ =
+      std::make_shared<Traffic>();  // shared with what still runs when the group is gone
 
  private:
   void check_rank(Collective collective, const char* role, int rank) const;
   Work run_anywhere(Call call, bool async);
-  Work call(Collective collective, const Tensor& output, const Tensor& input, int64_t count, int root, const CollectiveOptions& o);
+  Work call(Collective collective, const Tensor& output, const Tensor& input, int64_t count, int root,
+            const CollectiveOptions& o);
 
   Membership member_;
   uint64_t groups_ = 0;  // made of this one so far
 };
 
 /// Joins the job that the environment names and makes its world group that of this process (of this thread, for ranks
-/// made by spawn()). Error when called twice. `backend`: auto (NCCL for tensors on CUDA devices, where this build has it and no
-/// two ranks share a device), nccl (the same, and an Error where that cannot be), native (they go through the host), mpi.
+/// made by spawn()). Error when called twice. `backend`: auto (NCCL for tensors on CUDA devices, where this build has
+/// it and no two ranks share a device), nccl (the same, and an Error where that cannot be), native (they go through the
+/// host), mpi.
 ProcessGroup& init(const std::string& url = "env://", const std::string& backend = "auto");
 ProcessGroup& init(const Rendezvous& rendezvous, const std::string& backend = "auto");
 bool is_initialized();
@@ -220,9 +226,9 @@ struct SpawnOptions {
   Seconds timeout{600};
   Seconds heartbeat{5};
 };
-/// Runs fn(rank) on n ranks that form a world: threads of this process, or forked processes. The first failure stops the
-/// rest and is thrown here with its rank. Threads share the threads that operations may use. Processes use one each (the
-/// OpenMP runtime does not survive a fork), and are to be made before this process starts threads of its own.
+/// Runs fn(rank) on n ranks that form a world: threads of this process, or forked processes. The first failure stops
+/// the rest and is thrown here with its rank. Threads share the threads that operations may use. Processes use one each
+/// (the OpenMP runtime does not survive a fork), and are to be made before this process starts threads of its own.
 void spawn(int n, const std::function<void(int rank)>& fn, const SpawnOptions& options = {});
 
 }  // namespace lockstep::dist

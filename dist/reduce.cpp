@@ -1,5 +1,5 @@
-// Sums and the like on raw bytes: plain loops over elements that memcpy loads from any address, which the compiler turns
-// into vector code. f16 and bf16 go sixteen at a time through f32.
+// Sums and the like on raw bytes: plain loops over elements that memcpy loads from any address, which the compiler
+// turns into vector code. f16 and bf16 go sixteen at a time through f32.
 #include "dist/reduce.h"
 
 #include <cmath>
@@ -12,24 +12,31 @@
 namespace lockstep::dist {
 namespace {
 
-template <class T>
-T load(const std::byte* p, int64_t i) {
+template <class T> T load(const std::byte* p, int64_t i) {
   T value;
   std::memcpy(&value, p + i * int64_t(sizeof(T)), sizeof(T));
   return value;
 }
-template <class T>
-void store(std::byte* p, int64_t i, T value) { std::memcpy(p + i * int64_t(sizeof(T)), &value, sizeof(T)); }
+template <class T> void store(std::byte* p, int64_t i, T value) {
+  std::memcpy(p + i * int64_t(sizeof(T)), &value, sizeof(T));
+}
 
 // Operations on one number or on a vector of them. NaN wins: a != a takes a, a < b is false when b is NaN and takes b.
-struct Sum { template <class V> static V apply(V a, V b) { return a + b; } };
-struct Product { template <class V> static V apply(V a, V b) { return a * b; } };
-struct Min { template <class V> static V apply(V a, V b) { return choose((a < b) | (a != a), a, b); } };
-struct Max { template <class V> static V apply(V a, V b) { return choose((a > b) | (a != a), a, b); } };
+struct Sum {
+  template <class V> static V apply(V a, V b) { return a + b; }
+};
+struct Product {
+  template <class V> static V apply(V a, V b) { return a * b; }
+};
+struct Min {
+  template <class V> static V apply(V a, V b) { return choose((a < b) | (a != a), a, b); }
+};
+struct Max {
+  template <class V> static V apply(V a, V b) { return choose((a > b) | (a != a), a, b); }
+};
 
 // Integers wrap around: arithmetic is done without sign, and not in the int that short types are promoted to.
-template <class Op, class T>
-T apply(T a, T b) {
+template <class Op, class T> T apply(T a, T b) {
   if constexpr (std::is_integral_v<T> && (std::is_same_v<Op, Sum> || std::is_same_v<Op, Product>)) {
     using U = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
     return T(Op::apply(U(a), U(b)));
@@ -75,15 +82,13 @@ void reduce(std::byte* __restrict target, const std::byte* __restrict source, in
   }
 }
 
-template <class T>
-void divide_by(std::byte* target, int64_t count, int64_t divisor) {
+template <class T> void divide_by(std::byte* target, int64_t count, int64_t divisor) {
   const bool power_of_two = (divisor & (divisor - 1)) == 0;
   if constexpr (is_half<T>) {
     const float by = float(divisor), inverse = 1 / by;
     if (power_of_two)
       each_half<T>(target, nullptr, count, [inverse](on_cpu::Lanes<float> a, auto) { return a * inverse; });
-    else
-      each_half<T>(target, nullptr, count, [by](on_cpu::Lanes<float> a, auto) { return a / by; });
+    else each_half<T>(target, nullptr, count, [by](on_cpu::Lanes<float> a, auto) { return a / by; });
   } else if constexpr (std::is_floating_point_v<T>) {
     const T by = T(divisor), inverse = 1 / by;
     if (power_of_two)
@@ -103,7 +108,8 @@ const char* name_of(ReduceOp op) {
 }
 
 void reduce_into(DType dtype, ReduceOp op, std::byte* target, const std::byte* source, int64_t count) {
-  LOCKSTEP_CHECK(op != ReduceOp::mean || dtype != boolean, "[reduce_into] expected a number type for mean, got bool; use min or max");
+  LOCKSTEP_CHECK(op != ReduceOp::mean || dtype != boolean,
+                 "[reduce_into] expected a number type for mean, got bool; use min or max");
   dispatch_all(dtype, "reduce_into", [&]<class T> {
     switch (op) {
       case ReduceOp::sum:

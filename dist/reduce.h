@@ -11,7 +11,8 @@ namespace lockstep::dist {
 enum class ReduceOp : uint8_t { sum, mean, product, min, max };
 const char* name_of(ReduceOp op);
 
-/// target[i] = target[i] op source[i]; mean adds. f16 and bf16 are computed in f32 and rounded once. NaN wins in min and max.
+/// target[i] = target[i] op source[i]; mean adds. f16 and bf16 are computed in f32 and rounded once. NaN wins in min
+/// and max.
 void reduce_into(DType dtype, ReduceOp op, std::byte* target, const std::byte* source, int64_t count);
 /// target[i] /= divisor; multiplies by the exact inverse when divisor is a power of two.
 void divide(DType dtype, std::byte* target, int64_t count, int64_t divisor);

@@ -1,4 +1,5 @@
-// Where a rank finds its job: the environment of a launcher (ours, torchrun's, Open MPI's, SLURM's) or a URL. See control.h.
+// Where a rank finds its job: the environment of a launcher (ours, torchrun's, Open MPI's, SLURM's) or a URL. See
+// control.h.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -9,6 +10,7 @@
 
 #include "dist/control.h"
 #include "dist/net.h"
+#include "tensor/environment.h"
 
 namespace lockstep::dist {
 namespace {
@@ -22,17 +24,9 @@ std::optional<std::string> variable(const char* name) {
 int integer(const std::string& name, const std::string& text, int64_t low, int64_t high) {
   int64_t value = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  LOCKSTEP_CHECK(code == std::errc() && end == text.data() + text.size() && value >= low && value <= high, "[init] expected ", name,
-                 " to be an integer from ", low, " to ", high, ", got '", text, "'");
+  LOCKSTEP_CHECK(code == std::errc() && end == text.data() + text.size() && value >= low && value <= high,
+                 "[init] expected ", name, " to be an integer from ", low, " to ", high, ", got '", text, "'");
   return int(value);
-}
-
-Seconds seconds(const std::string& name, const std::string& text, double low, double high) {
-  double value = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  LOCKSTEP_CHECK(code == std::errc() && end == text.data() + text.size() && std::isfinite(value) && value >= low && value <= high, "[init] expected ",
-                 name, " to be a number of seconds from ", low, " to ", high, ", got '", text, "'");
-  return Seconds(value);
 }
 
 // "node[03-07,9],other" -> "node03".
@@ -44,7 +38,8 @@ std::string first_host(const std::string& list) {
   LOCKSTEP_CHECK(end != std::string::npos && close != std::string::npos,
                  "[init] expected a list of hosts such as node[01-04] in SLURM_JOB_NODELIST, got '", list, "'");
   const size_t rest = list.find(',', close);
-  return list.substr(0, open) + list.substr(open + 1, end - open - 1) + list.substr(close + 1, rest == std::string::npos ? rest : rest - close - 1);
+  return list.substr(0, open) + list.substr(open + 1, end - open - 1) +
+         list.substr(close + 1, rest == std::string::npos ? rest : rest - close - 1);
 }
 
 // Entry `node` of "4(x2),3".
@@ -67,19 +62,18 @@ struct Dialect {
   const char *rank, *world, *local_rank, *local_world;
 };
 constexpr Dialect ours{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
-constexpr Dialect dialects[] = {ours,
-                                {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-                                {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""}};
+constexpr Dialect dialects[] = {
+    ours,
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""}};
 
 void read_settings(Rendezvous& place) {
-  if (const auto v = variable("LOCKSTEP_TOKEN")) place.token = *v;
-  if (const auto v = variable("LOCKSTEP_JOB")) place.job = *v;
-  if (const auto v = variable("LOCKSTEP_TIMEOUT")) place.timeout = seconds("LOCKSTEP_TIMEOUT", *v, 0.001, 1e7);
-  if (const auto v = variable("LOCKSTEP_HEARTBEAT")) place.heartbeat = seconds("LOCKSTEP_HEARTBEAT", *v, 0.01, 3600);
-  if (const auto v = variable("LOCKSTEP_INTERFACE")) place.interface = *v;
-  if (const auto v = variable("LOCKSTEP_TRANSPORT")) place.transport = *v;
-  LOCKSTEP_CHECK(place.transport == "auto" || place.transport == "threads" || place.transport == "shm" || place.transport == "tcp",
-                 "[init] expected LOCKSTEP_TRANSPORT to be auto, threads, shm or tcp, got '", place.transport, "'");
+  if (const auto v = environment("LOCKSTEP_TOKEN")) place.token = *v;
+  if (const auto v = environment("LOCKSTEP_JOB")) place.job = *v;
+  if (const auto v = environment("LOCKSTEP_TIMEOUT")) place.timeout = Seconds(std::stod(*v));
+  if (const auto v = environment("LOCKSTEP_HEARTBEAT")) place.heartbeat = Seconds(std::stod(*v));
+  if (const auto v = environment("LOCKSTEP_INTERFACE")) place.interface = *v;
+  if (const auto v = environment("LOCKSTEP_TRANSPORT")) place.transport = *v;
 }
 
 using Given = std::map<std::string, std::string>;
@@ -88,7 +82,10 @@ using Given = std::map<std::string, std::string>;
 const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std::string>& unset) {
   const Dialect* speaks = &ours;
   for (const Dialect& dialect : dialects)
-    if (variable(dialect.rank) && variable(dialect.world)) { speaks = &dialect; break; }
+    if (variable(dialect.rank) && variable(dialect.world)) {
+      speaks = &dialect;
+      break;
+    }
   // Half of our own variables is a mistake, not somebody else's launcher.
   if (variable("RANK") || variable("WORLD_SIZE")) speaks = &ours;
   const auto find = [&](const char* key, const char* name) -> std::optional<std::pair<std::string, std::string>> {
@@ -102,14 +99,18 @@ const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std
   if (world) place.world_size = integer(world->first, world->second, 1, most_ranks);
   if (rank) place.rank = integer(rank->first, rank->second, 0, world ? place.world_size - 1 : most_ranks - 1);
   if (!rank || !world) return speaks;
-  const auto local_world = find("local_world_size", speaks->local_world), local_rank = find("local_rank", speaks->local_rank);
-  // Without a word about hosts all ranks are taken to be on this one, unless they meet at another address (read_address).
+  const auto local_world = find("local_world_size", speaks->local_world),
+             local_rank = find("local_rank", speaks->local_rank);
+  // Without a word about hosts all ranks are taken to be on this one, unless they meet at another address
+  // (read_address).
   place.local_world_size = local_world ? integer(local_world->first, local_world->second, 1, place.world_size) : 0;
   if (!local_world && speaks == &dialects[2]) {
-    const auto list = variable("SLURM_STEP_TASKS_PER_NODE") ? variable("SLURM_STEP_TASKS_PER_NODE") : variable("SLURM_TASKS_PER_NODE");
+    const auto list = variable("SLURM_STEP_TASKS_PER_NODE") ? variable("SLURM_STEP_TASKS_PER_NODE")
+                                                            : variable("SLURM_TASKS_PER_NODE");
     const auto node = variable("SLURM_NODEID");
     if (list && node)
-      place.local_world_size = std::clamp(tasks_of(*list, integer("SLURM_NODEID", *node, 0, most_ranks)).value_or(0), 0, place.world_size);
+      place.local_world_size =
+          std::clamp(tasks_of(*list, integer("SLURM_NODEID", *node, 0, most_ranks)).value_or(0), 0, place.world_size);
   }
   const int highest = (local_world ? place.local_world_size : place.world_size) - 1;
   place.local_rank = local_rank ? integer(local_rank->first, local_rank->second, 0, highest) : -1;
@@ -131,13 +132,16 @@ void read_address(Rendezvous& place, const Dialect* speaks, std::vector<std::str
   const auto nodes = slurm ? variable("SLURM_NNODES") : std::nullopt;
   const bool one_host = place.local_world_size == place.world_size || (nodes && *nodes == "1");
   if (one_host) return;  // 127.0.0.1
-  const auto list = slurm ? variable("SLURM_STEP_NODELIST") ? variable("SLURM_STEP_NODELIST") : variable("SLURM_JOB_NODELIST") : std::nullopt;
+  const auto list =
+      slurm ? variable("SLURM_STEP_NODELIST") ? variable("SLURM_STEP_NODELIST") : variable("SLURM_JOB_NODELIST")
+            : std::nullopt;
   if (list) place.address = first_host(*list);
   else unset.emplace_back("MASTER_ADDR");
 }
 
 void finish(Rendezvous& place) {
-  const bool here = place.world_size == 1 || place.address == "localhost" || place.address == "::1" || place.address.starts_with("127.");
+  const bool here = place.world_size == 1 || place.address == "localhost" || place.address == "::1" ||
+                    place.address.starts_with("127.");
   if (place.local_world_size == 0) place.local_world_size = here ? place.world_size : 1;
   if (place.local_rank < 0) place.local_rank = here ? place.rank % place.local_world_size : 0;
   place.local_world_size = std::max(place.local_world_size, place.local_rank + 1);
@@ -147,8 +151,8 @@ void check_unset(const std::vector<std::string>& unset, const std::string& url_h
   if (unset.empty()) return;
   std::string names;
   for (const auto& name : unset) names += (names.empty() ? "" : ", ") + name;
-  fail(str("[init] expected the environment to say where this rank belongs; unset: ", names, ". Start with `lockstep run -n N -- program`, or set ",
-           unset.size() == 1 ? "it" : "them", url_hint));
+  fail(str("[init] expected the environment to say where this rank belongs; unset: ", names,
+           ". Start with `lockstep run -n N -- program`, or set ", unset.size() == 1 ? "it" : "them", url_hint));
 }
 
 }  // namespace
@@ -158,8 +162,10 @@ Rendezvous Rendezvous::from_environment() { return from_url("env://"); }
 Rendezvous Rendezvous::from_url(const std::string& url) {
   const size_t colon = url.find("://");
   const std::string scheme = url.substr(0, colon == std::string::npos ? 0 : colon);
-  LOCKSTEP_CHECK(scheme == "env" || scheme == "tcp" || scheme == "file",
-                 "[init] expected env://, tcp://HOST:PORT?rank=R&world_size=N or file:///PATH?rank=R&world_size=N, got '", url, "'");
+  LOCKSTEP_CHECK(
+      scheme == "env" || scheme == "tcp" || scheme == "file",
+      "[init] expected env://, tcp://HOST:PORT?rank=R&world_size=N or file:///PATH?rank=R&world_size=N, got '", url,
+      "'");
   std::string place_text = url.substr(colon + 3), query;
   if (const size_t mark = place_text.find('?'); mark != std::string::npos) {
     query = place_text.substr(mark + 1);
@@ -172,8 +178,10 @@ Rendezvous Rendezvous::from_url(const std::string& url) {
     const size_t equals = item.find('=');
     const std::string key = item.substr(0, equals);
     LOCKSTEP_CHECK(key != "token", "[init] expected no token in a URL, where others can see it: set LOCKSTEP_TOKEN");
-    LOCKSTEP_CHECK(equals != std::string::npos && (key == "rank" || key == "world_size" || key == "local_rank" || key == "local_world_size"),
-                   "[init] expected rank, world_size, local_rank or local_world_size after '?' in '", url, "', got '", item, "'");
+    LOCKSTEP_CHECK(equals != std::string::npos &&
+                       (key == "rank" || key == "world_size" || key == "local_rank" || key == "local_world_size"),
+                   "[init] expected rank, world_size, local_rank or local_world_size after '?' in '", url, "', got '",
+                   item, "'");
     LOCKSTEP_CHECK(given.emplace(key, item.substr(equals + 1)).second, "[init] expected ", key, " once in '", url, "'");
     begin = end + 1;
   }
@@ -199,7 +207,8 @@ Rendezvous Rendezvous::from_url(const std::string& url) {
     place.port = integer("the port of '" + url + "'", place_text.substr(at + 1), 1, 65535);
   }
   if (scheme == "file") {
-    LOCKSTEP_CHECK(place_text.starts_with("/") && place_text.size() > 1, "[init] expected file:/// and an absolute path, got '", url, "'");
+    LOCKSTEP_CHECK(place_text.starts_with("/") && place_text.size() > 1,
+                   "[init] expected file:/// and an absolute path, got '", url, "'");
     place.file = place_text;
     place.port = 0;
     place.address = "127.0.0.1";

@@ -31,8 +31,9 @@ uint64_t count_for(const std::vector<std::pair<int, uint64_t>>& counts, int rank
 }
 
 bool same_wait(const Activity& a, const Activity& b) {
-  return a.waiting && b.waiting && a.step == b.step && a.completed == b.completed && a.group == b.group && a.collective == b.collective &&
-         a.waits_for == b.waits_for && a.messages == b.messages && a.is_send == b.is_send && a.sent_to == b.sent_to && a.taken_from == b.taken_from;
+  return a.waiting && b.waiting && a.step == b.step && a.completed == b.completed && a.group == b.group &&
+         a.collective == b.collective && a.waits_for == b.waits_for && a.messages == b.messages &&
+         a.is_send == b.is_send && a.sent_to == b.sent_to && a.taken_from == b.taken_from;
 }
 
 }  // namespace
@@ -40,18 +41,22 @@ bool same_wait(const Activity& a, const Activity& b) {
 std::optional<std::string> Roster::objection(const Member& host, const Member& member) const {
   const std::string them = str("rank ", member.rank, " (pid ", member.pid, " on ", member.host, ")");
   const std::string us = str("rank 0 (pid ", host.pid, " on ", host.host, ")");
-  if (member.job != host.job) return str("this is job '", host.job, "', ", them, " is of job '", member.job, "': another job listens on this port");
+  if (member.job != host.job)
+    return str("this is job '", host.job, "', ", them, " is of job '", member.job,
+               "': another job listens on this port");
   if (member.world_size != host.world_size)
     return str(us, " has world size ", host.world_size, ", ", them, " has world size ", member.world_size,
                ": start all ranks with the same WORLD_SIZE");
   if (member.rank < 0 || member.rank >= host.world_size)
-    return str(us, " has world size ", host.world_size, ", so ranks 0 to ", host.world_size - 1, "; ", them, " is not one of them");
+    return str(us, " has world size ", host.world_size, ", so ranks 0 to ", host.world_size - 1, "; ", them,
+               " is not one of them");
   const Seat& seat = seats_[size_t(member.rank)];
   if (seat.state != State::empty && seat.member.incarnation != member.incarnation)
-    return str("rank ", member.rank, " is taken by ", who(member.rank), "; ", them, " came second: every process needs a RANK of its own");
+    return str("rank ", member.rank, " is taken by ", who(member.rank), "; ", them,
+               " came second: every process needs a RANK of its own");
   if (member.identity != host.identity)
-    return str("ranks must run the same program with the same configuration; first difference: ", first_difference(host.identity, member.identity),
-               " at ", them);
+    return str("ranks must run the same program with the same configuration; first difference: ",
+               first_difference(host.identity, member.identity), " at ", them);
   return std::nullopt;
 }
 
@@ -105,7 +110,8 @@ std::string Roster::who(int rank) const {
   return str("rank ", rank, " (pid ", member.pid, " on ", member.host, ")");
 }
 
-// "seq 9 (all_reduce f32 x 8, tag w1)", with the group unless it is the world. Messages of two ranks have no number there.
+// "seq 9 (all_reduce f32 x 8, tag w1)", with the group unless it is the world. Messages of two ranks have no number
+// there.
 std::string Roster::place_of(const Activity& a) const {
   if (a.messages > 0) return a.collective;
   return str("seq ", a.completed + 1, a.group.empty() || a.group == "world" ? "" : " of group " + a.group,
@@ -114,8 +120,10 @@ std::string Roster::place_of(const Activity& a) const {
 
 DistError Roster::died(int rank) const {
   const Activity& a = seats_[size_t(rank)].activity;
-  const std::string where = a.waiting ? ", in " + place_of(a) : a.group.empty() ? ", before its first collective" : str(", after seq ", a.completed);
-  return {Fault::rank_failed, rank, str(who(rank), " died in step ", a.step, where)};
+  const std::string where = a.waiting         ? ", in " + place_of(a)
+                            : a.group.empty() ? ", before its first collective"
+                                              : str(", after seq ", a.completed);
+  return {Fault::rank_failed, rank, str(who(rank), " died; it was last seen in step ", a.step, where)};
 }
 
 DistError Roster::gone(int who, const std::vector<int>& ranks) const {
@@ -124,31 +132,37 @@ DistError Roster::gone(int who, const std::vector<int>& ranks) const {
   for (const int rank : ranks) {
     const Seat& seat = seats_[size_t(rank)];
     const auto found = seat.completed.find(a.group);
-    const std::string at = found == seat.completed.end() || found->second == 0 ? "before its first call there" : str("after seq ", found->second);
+    const std::string at = found == seat.completed.end() || found->second == 0 ? "before its first call there"
+                                                                               : str("after seq ", found->second);
     if (after.empty()) after = at;
     else if (after != at) after = "before it";
   }
-  return {Fault::rank_left, ranks.front(), str("rank ", who, " waits in ", place_of(a), "; ", named(ranks),
-                                               ranks.size() == 1 ? " has left " : " have left ", after)};
+  return {Fault::rank_left, ranks.front(),
+          str("rank ", who, " waits in ", place_of(a), "; ", named(ranks),
+              ranks.size() == 1 ? " has left " : " have left ", after)};
 }
 
 DistError Roster::gone(int who, int rank) const {
   std::vector<int> ranks = left_behind(who);
-  if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.insert(std::upper_bound(ranks.begin(), ranks.end(), rank), rank);
+  if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
+    ranks.insert(std::upper_bound(ranks.begin(), ranks.end(), rank), rank);
   return gone(who, ranks);
 }
 
 DistError Roster::gone_from(const std::string& what, int who, const std::vector<int>& ranks) const {
-  return {Fault::rank_left, ranks.front(), str("rank ", who, " waits at ", what, "; ", named(ranks), ranks.size() == 1 ? " has left" : " have left",
-                                               " the group in step ", seats_[size_t(ranks.front())].activity.step)};
+  return {Fault::rank_left, ranks.front(),
+          str("rank ", who, " waits at ", what, "; ", named(ranks), ranks.size() == 1 ? " has left" : " have left",
+              " the group in step ", seats_[size_t(ranks.front())].activity.step)};
 }
 
 // Whether this rank said lately that it waits, and has said the same since.
 bool Roster::waits(const Seat& seat, double now) const {
-  return seat.state == State::seated && seat.activity.waiting && seat.activity.waits_for >= 0 && now - seat.renewed <= 2 * heartbeat_;
+  return seat.state == State::seated && seat.activity.waiting && seat.activity.waits_for >= 0 &&
+         now - seat.renewed <= 2 * heartbeat_;
 }
 
-// Ranks that left without having begun the collective that `rank` is in; or the one that it waits for, which cannot send any more.
+// Ranks that left without having begun the collective that `rank` is in; or the one that it waits for, which cannot
+// send any more.
 std::vector<int> Roster::left_behind(int rank) const {
   const Activity& a = seats_[size_t(rank)].activity;
   std::vector<int> out;
@@ -178,19 +192,23 @@ std::optional<DistError> Roster::silent(double now) const {
     const Seat& seat = seats_[size_t(rank)];
     if (seat.state != State::seated || now - seat.heard <= 3 * heartbeat_) continue;
     const Activity& a = seat.activity;
-    return DistError{Fault::rank_silent, rank, str(who(rank), " is silent: no heartbeat for ", text_of(Seconds(now - seat.heard)),
-                                                   " (stopped, swapped out, or cut off); it was in step ", a.step,
-                                                   a.waiting ? ", in " + place_of(a) : a.group.empty() ? "" : str(", after seq ", a.completed))};
+    return DistError{Fault::rank_silent, rank,
+                     str(who(rank), " is silent: no heartbeat for ", text_of(Seconds(now - seat.heard)),
+                         " (stopped, swapped out, or cut off); it was in step ", a.step,
+                         a.waiting         ? ", in " + place_of(a)
+                         : a.group.empty() ? ""
+                                           : str(", after seq ", a.completed))};
   }
   return std::nullopt;
 }
 
-// Follows who waits for whom, point to point, from every rank; a circle in which nothing has moved for a while is a deadlock.
+// Follows who waits for whom, point to point, from every rank; a circle in which nothing has moved for a while is a
+// deadlock.
 std::optional<DistError> Roster::circle(double now) const {
   const auto next = [&](int rank) {
     const Seat& seat = seats_[size_t(rank)];
     const bool stands = waits(seat, now) && seat.activity.messages > 0 && now - seat.waits_since >= 3 * heartbeat_ &&
-        seat.activity.waits_for < size();
+                        seat.activity.waits_for < size();
     return stands && is_real(rank, seats_[size_t(seat.activity.waits_for)]) ? seat.activity.waits_for : -1;
   };
   for (int first = 0; first < size(); ++first) {
@@ -201,7 +219,8 @@ std::optional<DistError> Roster::circle(double now) const {
     std::string text = "deadlock: ";
     for (const int rank : path) {
       const Activity& a = seats_[size_t(rank)].activity;
-      text += str(rank == first ? "" : ", ", "rank ", rank, a.is_send ? " waits to send to rank " : " waits to receive from rank ", a.waits_for, " (",
+      text += str(rank == first ? "" : ", ", "rank ", rank,
+                  a.is_send ? " waits to send to rank " : " waits to receive from rank ", a.waits_for, " (",
                   tag_of(a.collective), ")");
     }
     return DistError{Fault::deadlock, -1, text};
@@ -216,7 +235,8 @@ std::optional<DistError> Roster::judge(double now) const {
     if (!waits(seat, now) || now - seat.waits_since < heartbeat_) continue;
     const std::vector<int> ranks = left_behind(rank);
     // What they sent last may still be on its way.
-    const bool settled = std::any_of(ranks.begin(), ranks.end(), [&](int other) { return now - seats_[size_t(other)].left_at >= heartbeat_; });
+    const bool settled = std::any_of(ranks.begin(), ranks.end(),
+                                     [&](int other) { return now - seats_[size_t(other)].left_at >= heartbeat_; });
     if (settled) return gone(rank, ranks);
   }
   return circle(now);
@@ -230,12 +250,15 @@ std::string Roster::explain(const std::vector<int>& ranks) const {
     const Activity& a = seat.activity;
     text += str(text.empty() ? "" : "; ", "rank ", rank);
     if (seat.state == State::empty) text += " has not come";
-    else if (seat.state == State::left) text += a.group.empty() ? " has left" : str(" has left after seq ", a.completed);
+    else if (seat.state == State::left)
+      text += a.group.empty() ? " has left" : str(" has left after seq ", a.completed);
     else if (a.waiting)
-      text += str(a.waits_for >= 0 ? " waits in " : " is in ", place_of(a), a.waits_for >= 0 ? str(" for rank ", a.waits_for) : "", ", step ",
-                  a.step);
+      text += str(a.waits_for >= 0 ? " waits in " : " is in ", place_of(a),
+                  a.waits_for >= 0 ? str(" for rank ", a.waits_for) : "", ", step ", a.step);
     else if (a.group.empty()) text += str(" is in step ", a.step, ", in no collective yet");
-    else text += str(" is between collectives, after seq ", a.completed, a.group == "world" ? "" : " of group " + a.group, ", step ", a.step);
+    else
+      text += str(" is between collectives, after seq ", a.completed, a.group == "world" ? "" : " of group " + a.group,
+                  ", step ", a.step);
   }
   return text;
 }

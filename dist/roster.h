@@ -1,6 +1,6 @@
 #pragma once
-// What the store knows about the ranks, and what it concludes: who is silent, who waits for a rank that has left, who waits
-// in a circle. No sockets and no clock in here; `now` is a number of seconds that the caller counts.
+// What the store knows about the ranks, and what it concludes: who is silent, who waits for a rank that has left, who
+// waits in a circle. No sockets and no clock in here; `now` is a number of seconds that the caller counts.
 #include <map>
 #include <optional>
 #include <string>
@@ -26,10 +26,13 @@ class Roster {
  public:
   Roster(int world_size, double heartbeat) : heartbeat_(heartbeat), seats_(size_t(world_size)) {}
 
-  /// Why this member cannot take its seat, or nothing. `host` is the member of rank 0's process, that the others must agree with.
+  /// Why this member cannot take its seat, or nothing. `host` is the member of rank 0's process, that the others must
+  /// agree with.
   std::optional<std::string> objection(const Member& host, const Member& member) const;
   void sit(const Member& member, double now);
-  void stand_up(int rank) { seats_[size_t(rank)].state = State::empty; }  ///< before the job has begun: it may come again
+  void stand_up(int rank) {
+    seats_[size_t(rank)].state = State::empty;
+  }  ///< before the job has begun: it may come again
   void heard(int rank, double now) { seats_[size_t(rank)].heard = now; }
   void doing(int rank, const Activity& activity, bool renewed, double now);
   void left(int rank, const std::map<std::string, uint64_t>& completed, double now);

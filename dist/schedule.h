@@ -17,18 +17,37 @@
 
 namespace lockstep::dist {
 
-enum class Collective : uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all,
-                                  barrier, send, receive, batch };  // from barrier on: not made of schedules
+enum class Collective : uint8_t {
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
+  barrier,
+  send,
+  receive,
+  batch
+};  // from barrier on: not made of schedules
 inline constexpr int scheduled_collectives = 8;
-enum class Algorithm : uint8_t { automatic, ring, direct, tree, halving_doubling, hierarchical, server, one_shot };
-inline constexpr Algorithm last_algorithm = Algorithm::one_shot;
+enum class Algorithm : uint8_t {
+  automatic,
+#define ALGORITHM(x) x,
+#include "dist/schedules/algorithms.def"
+#undef ALGORITHM
+};
+/// All but automatic, which is none but a choice among them.
+std::vector<Algorithm> all_algorithms();
+std::vector<std::string> names_of_algorithms();
 enum class Action : uint8_t { copy, reduce, scale };  ///< scale: local; divides by the number of ranks (mean)
 
 std::string_view name_of(Collective collective);
 std::string_view name_of(Algorithm algorithm);
 /// Error with the known names and the nearest one.
 Collective parse_collective(std::string_view name);
-Algorithm parse_algorithm(std::string_view name);
+Algorithm parse_algorithm(std::string_view name, const char* what = "algorithm");
 
 struct Place {
   int32_t chunk = 0;
@@ -58,13 +77,15 @@ struct Request {
   std::vector<int> hosts;  ///< hierarchical: host of each rank; empty: one host
 };
 
+/// Error when this cannot be asked of `algorithm`.
+void check_request(Algorithm algorithm, const Request& request);
 /// Whether `algorithm` has a schedule for this collective.
 bool has_schedule(Algorithm algorithm, Collective collective);
 int64_t chunk_count(Algorithm algorithm, const Request& request);
 bool is_reduction(Collective collective);  ///< all_reduce, reduce_scatter, reduce
 bool has_root(Collective collective);      ///< broadcast, reduce, gather, scatter
-/// Whether the ranks' terms are added in the order of summation_tree.h: `direct` always, others for shapes that are easy
-/// to tell. All that do give the same bits.
+/// Whether the ranks' terms are added in the order of summation_tree.h: `direct` always, others for shapes that are
+/// easy to tell. All that do give the same bits.
 bool adds_in_tree_order(Algorithm algorithm, const Request& request);
 
 using Emit = std::function<void(const Transfer&)>;
@@ -74,14 +95,5 @@ void visit_schedule(Algorithm algorithm, const Request& request, const Emit& emi
 std::vector<Transfer> make_schedule(Algorithm algorithm, const Request& request);
 /// The part of a schedule that concerns one rank (as sender or receiver), in order.
 std::vector<Transfer> program_of(Algorithm algorithm, const Request& request, int rank);
-
-// The algorithms, one per file in schedules/. Each handles the collectives that has_schedule() names.
-void ring(const Request& request, const Emit& emit);
-void direct(const Request& request, const Emit& emit);
-void tree(const Request& request, const Emit& emit);
-void halving_doubling(const Request& request, const Emit& emit);
-void hierarchical(const Request& request, const Emit& emit);
-void server(const Request& request, const Emit& emit);
-void one_shot(const Request& request, const Emit& emit);
 
 }  // namespace lockstep::dist

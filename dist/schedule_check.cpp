@@ -17,12 +17,12 @@ struct Cell {
   int32_t reader = -1, writer = -1;  // the rank at the other side
 };
 
-template <class Visit>
-void visit_required(const Request& r, int rank, int64_t chunks, const Visit& visit) {
+template <class Visit> void visit_required(const Request& r, int rank, int64_t chunks, const Visit& visit) {
   if (r.collective == Collective::all_to_all) {
     for (int64_t i = 0; i < r.ranks; ++i) visit(i * r.ranks + rank);
   } else {
-    for (int64_t c = 0; c < chunks; ++c) if (ends_with(r, rank, c)) visit(c);
+    for (int64_t c = 0; c < chunks; ++c)
+      if (ends_with(r, rank, c)) visit(c);
   }
 }
 
@@ -34,7 +34,8 @@ int origin(const Request& r, int64_t chunk) {
 
 class Checker {
  public:
-  Checker(const Request& request, int64_t chunks) : request_(request), n_(request.ranks), places_(request.ranks, chunks) {
+  Checker(const Request& request, int64_t chunks)
+      : request_(request), n_(request.ranks), places_(request.ranks, chunks) {
     check_.chunks = chunks;
     check_.computed_from = n_ * chunks;
     check_.sent.resize(size_t(n_));
@@ -59,18 +60,22 @@ class Checker {
     if (read < 0) return error(t, "reads a place where nothing was put yet");
     if (t.action != Action::scale) {
       Cell& source = places_.at(t.from, t.source);
-      if (source.written == t.step) return error(t, str("reads what rank ", source.writer, " writes in the same step: they wait for each other"));
+      if (source.written == t.step)
+        return error(t, str("reads what rank ", source.writer, " writes in the same step: they wait for each other"));
       source.read = t.step;
       source.reader = t.to;
     }
     Cell& target = places_.at(t.to, t.target);
-    if (target.read == t.step) return error(t, str("writes what rank ", target.reader, " reads in the same step: they wait for each other"));
+    if (target.read == t.step)
+      return error(t, str("writes what rank ", target.reader, " reads in the same step: they wait for each other"));
     if (target.written == t.step) return error(t, str("writes where rank ", target.writer, " writes in the same step"));
     const int64_t old = value(target, t.to, t.target);
     if (t.action == Action::reduce && old < 0) return error(t, "adds to a place where nothing was put yet");
     target.written = t.step;
     target.writer = t.from;
-    target.value = t.action == Action::copy ? read : t.action == Action::reduce ? sum(old, read) : node(read, -1, lowest(read));
+    target.value = t.action == Action::copy     ? read
+                   : t.action == Action::reduce ? sum(old, read)
+                                                : node(read, -1, lowest(read));
   }
 
   Check finish() {
@@ -81,25 +86,30 @@ class Checker {
         const int64_t found = value(places_.at(rank, place), rank, place);
         if (is_reduction(request_.collective)) return check_sum(rank, chunk, found);
         const int64_t expected = origin(request_, chunk) * check_.chunks + chunk;
-        if (found != expected) error(str("at the end rank ", rank, " should have ", text(expected), " as chunk ", chunk, ", but has ", text(found)));
+        if (found != expected)
+          error(str("at the end rank ", rank, " should have ", text(expected), " as chunk ", chunk, ", but has ",
+                    text(found)));
       });
     }
     check_.in_tree_order.resize(check_.results.size());
-    for (size_t c = 0; c < check_.results.size(); ++c) check_.in_tree_order[c] = check_.right() && is_tree(check_.results[c]);
+    for (size_t c = 0; c < check_.results.size(); ++c)
+      check_.in_tree_order[c] = check_.right() && is_tree(check_.results[c]);
     return std::move(check_);
   }
 
  private:
   bool well_formed(const Transfer& t) {
     const auto rank = [&](int r) { return r >= 0 && r < n_; };
-    const auto place = [&](const Place& p) { return p.chunk >= 0 && p.chunk < check_.chunks && p.slot >= 0 && p.slot <= PlaceMap<Cell>::max_slot; };
+    const auto place = [&](const Place& p) {
+      return p.chunk >= 0 && p.chunk < check_.chunks && p.slot >= 0 && p.slot <= PlaceMap<Cell>::max_slot;
+    };
     const bool same = t.from == t.to && t.source == t.target;
-    const char* wrong = !rank(t.from) || !rank(t.to)                ? "names a rank that is not there"
-                        : !place(t.source) || !place(t.target)      ? "names a place that is not there"
-                        : t.step < std::max(step_, 0)               ? "comes after a later step"
-                        : t.action == Action::scale && !same        ? "divides: that happens in one place"
-                        : t.action != Action::scale && same         ? "waits for itself"
-                                                                    : nullptr;
+    const char* wrong = !rank(t.from) || !rank(t.to)           ? "names a rank that is not there"
+                        : !place(t.source) || !place(t.target) ? "names a place that is not there"
+                        : t.step < std::max(step_, 0)          ? "comes after a later step"
+                        : t.action == Action::scale && !same   ? "divides: that happens in one place"
+                        : t.action != Action::scale && same    ? "waits for itself"
+                                                               : nullptr;
     if (wrong != nullptr) error(t, wrong);
     return wrong == nullptr;
   }
@@ -109,7 +119,8 @@ class Checker {
     return rank * check_.chunks + p.chunk;
   }
   int lowest(int64_t value) const {
-    return value < check_.computed_from ? int(value / check_.chunks) : check_.nodes[size_t(value - check_.computed_from)].lowest;
+    return value < check_.computed_from ? int(value / check_.chunks)
+                                        : check_.nodes[size_t(value - check_.computed_from)].lowest;
   }
   int64_t node(int64_t left, int64_t right, int low) {
     check_.nodes.push_back({left, right, low});
@@ -124,7 +135,8 @@ class Checker {
       const auto [a, b] = stack.back();
       stack.pop_back();
       if (a == b) continue;
-      if (a < check_.computed_from || b < check_.computed_from || (nodes(a).right < 0) != (nodes(b).right < 0)) return false;
+      if (a < check_.computed_from || b < check_.computed_from || (nodes(a).right < 0) != (nodes(b).right < 0))
+        return false;
       stack.emplace_back(nodes(a).left, nodes(b).left);
       if (nodes(a).right >= 0) stack.emplace_back(nodes(a).right, nodes(b).right);
     }
@@ -136,13 +148,17 @@ class Checker {
     if (result == found && found >= 0) return;  // looked at already
     if (result >= 0) {
       if (found >= 0 && (!check_.right() || same(result, found))) return;
-      return error(str("at the end chunk ", chunk, " differs between ranks: rank ", rank, " has ", text(found), ", another ", text(result)));
+      return error(str("at the end chunk ", chunk, " differs between ranks: rank ", rank, " has ", text(found),
+                       ", another ", text(result)));
     }
     result = found;
-    const auto wrong = [&](const std::string& what) { error(str("at the end chunk ", chunk, " of rank ", rank, " ", what, ": ", text(found))); };
+    const auto wrong = [&](const std::string& what) {
+      error(str("at the end chunk ", chunk, " of rank ", rank, " ", what, ": ", text(found)));
+    };
     if (found < 0) return wrong("is missing");
     const bool divided = found >= check_.computed_from && nodes(found).right < 0;
-    if (divided != request_.mean) return wrong(divided ? "was divided, but no mean was asked for" : "was not divided by the number of ranks");
+    if (divided != request_.mean)
+      return wrong(divided ? "was divided, but no mean was asked for" : "was not divided by the number of ranks");
     seen_.assign(size_t(n_), false);
     int64_t terms = 0;
     std::vector<int64_t> stack{divided ? nodes(found).left : found};
@@ -165,7 +181,9 @@ class Checker {
   }
 
   bool is_tree(int64_t result) const {
-    struct Part { int64_t value, begin, end; };
+    struct Part {
+      int64_t value, begin, end;
+    };
     std::vector<Part> stack{{request_.mean ? nodes(result).left : result, 0, n_}};
     while (!stack.empty()) {
       const Part p = stack.back();
@@ -182,8 +200,9 @@ class Checker {
 
   std::string text(int64_t value) const;
   void error(const Transfer& t, const std::string& what) {
-    error(str("step ", t.step, ": rank ", t.from, " -> rank ", t.to, " (chunk ", t.source.chunk, t.source.slot ? str(" slot ", t.source.slot) : "", " to chunk ",
-              t.target.chunk, t.target.slot ? str(" slot ", t.target.slot) : "", ") ", what));
+    error(str("step ", t.step, ": rank ", t.from, " -> rank ", t.to, " (chunk ", t.source.chunk,
+              t.source.slot ? str(" slot ", t.source.slot) : "", " to chunk ", t.target.chunk,
+              t.target.slot ? str(" slot ", t.target.slot) : "", ") ", what));
   }
   void error(std::string text) {
     if (check_.errors.size() < max_errors) check_.errors.push_back(std::move(text));
@@ -198,10 +217,12 @@ class Checker {
 };
 
 /// "((0+1)+(2+3))", "mean(0+1)"; the names of terms come from `name`.
-template <class Name>
-std::string write_sum(const Check& check, int64_t value, size_t longest, const Name& name) {
+template <class Name> std::string write_sum(const Check& check, int64_t value, size_t longest, const Name& name) {
   std::string out;
-  struct Item { int64_t value; const char* text; };
+  struct Item {
+    int64_t value;
+    const char* text;
+  };
   std::vector<Item> stack{{value, nullptr}};
   while (!stack.empty()) {
     if (out.size() > longest) return out + "...";
@@ -263,14 +284,16 @@ Check check_schedule(Algorithm algorithm, const Request& request) {
 }
 
 Check check_transfers(std::span<const Transfer> transfers, const Request& request, int64_t chunks) {
-  LOCKSTEP_CHECK(request.ranks >= 1 && chunks >= 1, "[schedule] expected 1 rank and 1 chunk or more, got ", request.ranks, " and ", chunks);
+  LOCKSTEP_CHECK(request.ranks >= 1 && chunks >= 1, "[schedule] expected 1 rank and 1 chunk or more, got ",
+                 request.ranks, " and ", chunks);
   Checker checker(request, chunks);
   for (const Transfer& t : transfers) checker.add(t);
   return checker.finish();
 }
 
 bool Check::all_in_tree_order() const {
-  return !in_tree_order.empty() && std::all_of(in_tree_order.begin(), in_tree_order.end(), [](bool yes) { return yes; });
+  return !in_tree_order.empty() &&
+         std::all_of(in_tree_order.begin(), in_tree_order.end(), [](bool yes) { return yes; });
 }
 
 std::string Check::order(int64_t chunk) const {

@@ -15,11 +15,11 @@ namespace lockstep::dist {
 struct Check {
   std::vector<std::string> errors;  ///< the first few, each naming step, ranks and place
   int64_t steps = 0;
-  int64_t rounds = 0;               ///< steps in which something moves between ranks
-  int64_t transfers = 0;            ///< between ranks
-  int64_t joins = 0;                ///< inside a rank: partial sums joined, means divided
-  int slots = 0;                    ///< scratch copies in use (the highest slot)
-  std::vector<int64_t> sent;        ///< by each rank, in chunks
+  int64_t rounds = 0;         ///< steps in which something moves between ranks
+  int64_t transfers = 0;      ///< between ranks
+  int64_t joins = 0;          ///< inside a rank: partial sums joined, means divided
+  int slots = 0;              ///< scratch copies in use (the highest slot)
+  std::vector<int64_t> sent;  ///< by each rank, in chunks
   std::vector<int64_t> received;
   std::vector<bool> in_tree_order;  ///< by chunk, reductions: added in the order of summation_tree.h
 
@@ -29,9 +29,12 @@ struct Check {
   std::string order(int64_t chunk) const;
 
   // Values: a term is rank * chunks + chunk; what is computed counts from `computed_from`.
-  struct Node { int64_t left, right; int32_t lowest; };  ///< right -1: left, divided; lowest: rank with the first term
+  struct Node {
+    int64_t left, right;
+    int32_t lowest;
+  };  ///< right -1: left, divided; lowest: rank with the first term
   std::vector<Node> nodes;
-  std::vector<int64_t> results;     ///< value of each chunk at the end, reductions
+  std::vector<int64_t> results;  ///< value of each chunk at the end, reductions
   int64_t chunks = 0, computed_from = 0;
 };
 

@@ -20,14 +20,14 @@ namespace lockstep::dist {
 namespace {
 
 constexpr uint64_t magic_value = 0x31474553'4b43'4f4c;  // "LOCKSEG1"
-constexpr size_t page = 4096;                             // of control; the bytes begin after it
+constexpr size_t page = 4096;                           // of control; the bytes begin after it
 
 /// The first bytes of a segment's file.
-struct Control {
+struct ControlPage {
   uint64_t magic, serial;
   std::atomic<uint32_t> released;  ///< its owner has given the bytes back
 };
-static_assert(sizeof(Control) <= page && std::atomic<uint32_t>::is_always_lock_free);
+static_assert(sizeof(ControlPage) <= page && std::atomic<uint32_t>::is_always_lock_free);
 
 std::string reason(int error) { return std::generic_category().message(error); }
 
@@ -66,8 +66,9 @@ void give_back(const std::byte* data) {
     all.by_address.erase(found);
   }
   if (segment.owner == getpid()) {  // else a forked copy: the bytes are the parent's
-    reinterpret_cast<Control*>(segment.base)->released.store(1, std::memory_order_release);
-    fallocate(segment.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(page), off_t(segment.bytes));  // also where peers still map it
+    reinterpret_cast<ControlPage*>(segment.base)->released.store(1, std::memory_order_release);
+    fallocate(segment.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(page),
+              off_t(segment.bytes));  // also where peers still map it
   }
   munmap(segment.base, page + segment.bytes);
   close(segment.fd);
@@ -75,17 +76,24 @@ void give_back(const std::byte* data) {
 
 Segment make_segment(size_t bytes) {
   LOCKSTEP_CHECK(sodium_init() >= 0, "[shared_empty] expected libsodium to start, got an error");
-  Segment s{.serial = 0, .fd = memfd_create("lockstep-tensor", MFD_CLOEXEC | MFD_ALLOW_SEALING), .base = nullptr, .bytes = bytes, .owner = getpid()};
-  LOCKSTEP_CHECK(s.fd >= 0, "[shared_empty] expected a file in memory for ", bytes, " bytes, got: ", reason(errno), errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
+  Segment s{.serial = 0,
+            .fd = memfd_create("lockstep-tensor", MFD_CLOEXEC | MFD_ALLOW_SEALING),
+            .base = nullptr,
+            .bytes = bytes,
+            .owner = getpid()};
+  LOCKSTEP_CHECK(s.fd >= 0, "[shared_empty] expected a file in memory for ", bytes, " bytes, got: ", reason(errno),
+                 errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
   randombytes_buf(&s.serial, sizeof s.serial);
   // Sealed at its size, so that no peer can be hit by a page that has gone.
-  const bool made = ftruncate(s.fd, off_t(page + bytes)) == 0 && fcntl(s.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0 && (s.base = map_file(s.fd, page + bytes));
+  const bool made = ftruncate(s.fd, off_t(page + bytes)) == 0 &&
+                    fcntl(s.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0 &&
+                    (s.base = map_file(s.fd, page + bytes));
   if (!made) {
     const int error = errno;
     close(s.fd);
     fail(str("[shared_empty] expected ", bytes, " bytes of memory to share with other ranks, got: ", reason(error)));
   }
-  auto* control = reinterpret_cast<Control*>(s.base);
+  auto* control = reinterpret_cast<ControlPage*>(s.base);
   control->magic = magic_value;
   control->serial = s.serial;
   return s;
@@ -96,7 +104,8 @@ Segment make_segment(size_t bytes) {
 Tensor shared_tensor(const Shape& shape, DType dtype) {
   check_shape("shared_empty", shape);
   int64_t bytes = 0;
-  LOCKSTEP_CHECK(!__builtin_mul_overflow(numel_of(shape), size_of(dtype), &bytes) && bytes < INT64_MAX / 2, "[shared_empty] expected fewer than 2^62 bytes, got shape ", shape);
+  LOCKSTEP_CHECK(!__builtin_mul_overflow(numel_of(shape), size_of(dtype), &bytes) && bytes < INT64_MAX / 2,
+                 "[shared_empty] expected fewer than 2^62 bytes, got shape ", shape);
   if (bytes == 0) return empty(shape, {.dtype = dtype});
   const Segment segment = make_segment(size_t(bytes));
   std::byte* const data = segment.base + page;
@@ -105,7 +114,8 @@ Tensor shared_tensor(const Shape& shape, DType dtype) {
     const std::lock_guard lock(all.mutex);
     all.by_address.emplace(data, segment);
   }
-  return Tensor(Storage::adopt(data, bytes, cpu, [data] { give_back(data); }), 0, shape, contiguous_strides(shape), dtype);
+  return Tensor(Storage::adopt(data, bytes, cpu, [data] { give_back(data); }), 0, shape, contiguous_strides(shape),
+                dtype);
 }
 
 Placement placement_of(std::span<const std::byte> bytes) {
@@ -125,7 +135,9 @@ struct PeerSegments::Mapped {
   Mapped(uint64_t serial, std::byte* base, size_t bytes) : serial(serial), base(base), bytes(bytes) {}
   ~Mapped() { munmap(base, page + bytes); }
   Mapped(const Mapped&) = delete;
-  bool is_released() const { return reinterpret_cast<const Control*>(base)->released.load(std::memory_order_acquire) != 0; }
+  bool is_released() const {
+    return reinterpret_cast<const ControlPage*>(base)->released.load(std::memory_order_acquire) != 0;
+  }
 
   const uint64_t serial;
   std::byte* const base;
@@ -138,21 +150,30 @@ std::byte* PeerSegments::reach(const Placement& placement, size_t bytes) {
   if (found == mapped_.end()) {
     const std::string path = str("/proc/", pid_, "/fd/", placement.fd);
     const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
-    LOCKSTEP_CHECK(fd >= 0, "[transport] expected to share a tensor's memory with rank ", peer_, " through ", path, ", got: ", reason(errno),
-                   errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
-    const struct Close { int fd; ~Close() { close(fd); } } close_at_end{fd};
+    LOCKSTEP_CHECK(fd >= 0, "[transport] expected to share a tensor's memory with rank ", peer_, " through ", path,
+                   ", got: ", reason(errno), errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
+    const struct Close {
+      int fd;
+      ~Close() { close(fd); }
+    } close_at_end{fd};
     uint64_t head[2] = {};
     struct stat status {};
-    const bool same = fstat(fd, &status) == 0 && status.st_size > off_t(page) && pread(fd, head, sizeof head, 0) == sizeof head && head[0] == magic_value && head[1] == placement.serial;
-    LOCKSTEP_CHECK(same, "[transport] expected the tensor of rank ", peer_, " at ", path, ", got another file: that rank has let go of a tensor that is in use");
+    const bool same = fstat(fd, &status) == 0 && status.st_size > off_t(page) &&
+                      pread(fd, head, sizeof head, 0) == sizeof head && head[0] == magic_value &&
+                      head[1] == placement.serial;
+    LOCKSTEP_CHECK(same, "[transport] expected the tensor of rank ", peer_, " at ", path,
+                   ", got another file: that rank has let go of a tensor that is in use");
     std::byte* const base = map_file(fd, size_t(status.st_size));
-    LOCKSTEP_CHECK(base, "[transport] expected to map ", status.st_size, " bytes that rank ", peer_, " shares, got: ", reason(errno));
+    LOCKSTEP_CHECK(base, "[transport] expected to map ", status.st_size, " bytes that rank ", peer_,
+                   " shares, got: ", reason(errno));
     mapped_.push_back(std::make_shared<Mapped>(placement.serial, base, size_t(status.st_size) - page));
     found = std::prev(mapped_.end());
   }
   const Mapped& segment = **found;
   if (placement.offset > segment.bytes || bytes > segment.bytes - placement.offset) {
-    throw DistError(Fault::protocol, peer_, str("[transport] expected ", bytes, " bytes at offset ", placement.offset, " of a tensor of rank ", peer_, ", which has ", segment.bytes));
+    throw DistError(Fault::protocol, peer_,
+                    str("[transport] expected ", bytes, " bytes at offset ", placement.offset, " of a tensor of rank ",
+                        peer_, ", which has ", segment.bytes));
   }
   return segment.base + page + placement.offset;
 }

@@ -1,10 +1,11 @@
 #pragma once
 // Tensors in memory that the ranks of a host share, so that collectives work on them where they lie (in_place.h).
 //
-//   a file in memory, without a name:   │ control page │ bytes of the tensor │      its owner and its peers map all of it
+//   a file in memory, without a name:   │ control page │ bytes of the tensor │      its owner and its peers map all of
+//   it
 //
-// A peer opens /proc/PID/fd/N of the owner. The bytes are given back when the owner lets go of the tensor, whoever still maps
-// the file; peers drop their mapping when they next look. When a process is killed nothing is left.
+// A peer opens /proc/PID/fd/N of the owner. The bytes are given back when the owner lets go of the tensor, whoever
+// still maps the file; peers drop their mapping when they next look. When a process is killed nothing is left.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -25,7 +26,8 @@ struct Placement {
 };
 static_assert(sizeof(Placement) == 24);
 
-/// A tensor with a segment of its own, uninitialised; an ordinary one when it has no elements. Booked as other tensors are.
+/// A tensor with a segment of its own, uninitialised; an ordinary one when it has no elements. Booked as other tensors
+/// are.
 Tensor shared_tensor(const Shape& shape, DType dtype);
 /// Where these bytes lie; false when they are not in a segment of this process, or too many for it.
 Placement placement_of(std::span<const std::byte> bytes);
@@ -35,8 +37,8 @@ class PeerSegments {
  public:
   /// peer: world rank, for messages.
   PeerSegments(int64_t pid, int peer) : pid_(pid), peer_(peer) {}
-  /// The bytes at a placement; maps the segment at its first use, and drops those that their owner has given back. Error
-  /// when the memory cannot be shared, DistError protocol when the segment has no such bytes.
+  /// The bytes at a placement; maps the segment at its first use, and drops those that their owner has given back.
+  /// Error when the memory cannot be shared, DistError protocol when the segment has no such bytes.
   std::byte* reach(const Placement& placement, size_t bytes);
   size_t size() const { return mapped_.size(); }
 

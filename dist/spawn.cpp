@@ -18,6 +18,7 @@
 #include "dist/job.h"
 #include "dist/local_control.h"
 #include "dist/process_group.h"
+#include "tensor/random.h"
 #include "tensor/threads.h"
 
 namespace lockstep::dist {
@@ -36,7 +37,9 @@ void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions
   const auto controls = local_controls(n, place);
   const int share = std::max(1, get_threads() / n);  // OpenMP would start a whole team for every rank
   std::vector<std::thread> threads;
+  const uint64_t seed = random_state().seed;
   const auto body = [&](int rank) {
+    set_random_state({.seed = seed});
     const ThreadLimit limit(share);
     try {
       World world = make_world(controls[size_t(rank)], options.backend);
@@ -48,14 +51,13 @@ void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions
       set_thread_world(nullptr);
       world.group.reset();
       world.job->finish();
-    } catch (const std::exception& e) {
-      controls[size_t(rank)]->report(Fault::rank_failed, rank, e.what());
-    }
+    } catch (const std::exception& e) { controls[size_t(rank)]->report(Fault::rank_failed, rank, e.what()); }
   };
   try {
     for (int rank = 0; rank < n; ++rank) threads.emplace_back(body, rank);
   } catch (const std::exception& e) {
-    controls[0]->report(Fault::rank_failed, int(threads.size()), str("cannot start thread ", threads.size(), " of ", n, ": ", e.what()));
+    controls[0]->report(Fault::rank_failed, int(threads.size()),
+                        str("cannot start thread ", threads.size(), " of ", n, ": ", e.what()));
   }
   for (std::thread& thread : threads) thread.join();
   if (controls[0]->failed()) controls[0]->raise();
@@ -63,14 +65,15 @@ void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions
 
 struct Child {
   pid_t pid = -1;
-  int pipe = -1;     // what it has to say about its failure
+  int pipe = -1;  // what it has to say about its failure
   bool closed = false;
   std::string said;
 };
 
-[[noreturn]] void run_child(const Rendezvous& place, const std::string& backend, const std::function<void(int)>& fn, int out, pid_t parent) {
+[[noreturn]] void run_child(const Rendezvous& place, const std::string& backend, const std::function<void(int)>& fn,
+                            int out, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(1);  // it was gone before
+  if (getppid() != parent) _exit(1);                                   // it was gone before
   for (const int ending : {SIGTERM, SIGINT}) signal(ending, SIG_DFL);  // handlers of the parent are about the parent
   set_threads(1);  // libgomp's threads are not there after a fork; it does not know
 #if defined(_OPENMP)
@@ -94,9 +97,7 @@ struct Child {
     fault = e.fault;
     rank = e.rank;
     what = e.what();
-  } catch (const std::exception& e) {
-    what = e.what();
-  } catch (...) {
+  } catch (const std::exception& e) { what = e.what(); } catch (...) {
     what = "an exception that is no std::exception";
   }
   if (code) {
@@ -105,29 +106,33 @@ struct Child {
     if (write(out, what.data(), what.size()) < 0) code = 2;
     try {
       shutdown();  // last words of rank 0's store
-    } catch (...) {
-    }
+    } catch (...) {}
   }
   std::fflush(nullptr);
   _exit(code);  // not exit(): what the parent registered is its own
 }
 
 std::string end_of(int status) {
-  if (WIFSIGNALED(status)) return str("was killed by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")");
+  if (WIFSIGNALED(status))
+    return str("was killed by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")");
   return str("ended with exit code ", WEXITSTATUS(status));
 }
 
 class Children {
  public:
   ~Children() {  // when start() throws
-    for (const Child& c : children) if (c.pid > 0) kill(c.pid, SIGKILL);
-    for (const Child& c : children) if (c.pid > 0) waitpid(c.pid, nullptr, 0);
-    for (const Child& c : children) if (c.pipe >= 0) close(c.pipe);
+    for (const Child& c : children)
+      if (c.pid > 0) kill(c.pid, SIGKILL);
+    for (const Child& c : children)
+      if (c.pid > 0) waitpid(c.pid, nullptr, 0);
+    for (const Child& c : children)
+      if (c.pipe >= 0) close(c.pipe);
   }
 
   void start(const Rendezvous& place, const std::string& backend, const std::function<void(int)>& fn) {
     int ends[2];
-    LOCKSTEP_CHECK(pipe2(ends, O_CLOEXEC) == 0, "[spawn] expected to make a pipe for rank ", place.rank, ", got: ", std::strerror(errno));
+    LOCKSTEP_CHECK(pipe2(ends, O_CLOEXEC) == 0, "[spawn] expected to make a pipe for rank ", place.rank,
+                   ", got: ", std::strerror(errno));
     const pid_t parent = getpid();
     const pid_t pid = fork();
     if (pid == 0) {
@@ -171,11 +176,18 @@ class Children {
         if (waitpid(c.pid, &status, WNOHANG) != c.pid) continue;
         c.pid = -1;
         --left;
+        pollfd rest{c.pipe, POLLIN, 0};  // what it said after poll() had looked
+        char last[4096];
+        for (ssize_t n; !c.closed && poll(&rest, 1, 0) > 0 && (n = read(c.pipe, last, sizeof last)) > 0;)
+          c.said.append(last, size_t(n));
         if (status == 0 || first) continue;
         first = failure_of(int(r), c.said, status);
         failed = Clock::now();
       }
-      const int due = !first ? 0 : Clock::now() > failed + grace + after_term ? 2 : Clock::now() > failed + grace ? 1 : 0;
+      const int due = !first                                       ? 0
+                      : Clock::now() > failed + grace + after_term ? 2
+                      : Clock::now() > failed + grace              ? 1
+                                                                   : 0;
       if (due > signals) {
         signals = due;
         for (const Child& c : children) {
@@ -191,7 +203,8 @@ class Children {
  private:
   static DistError failure_of(int rank, const std::string& said, int status) {
     int fault = 0, at_fault = 0, length = 0;
-    if (std::sscanf(said.c_str(), "%d %d %n", &fault, &at_fault, &length) == 2) return DistError(Fault(fault), at_fault, said.substr(size_t(length)));
+    if (std::sscanf(said.c_str(), "%d %d %n", &fault, &at_fault, &length) == 2)
+      return DistError(Fault(fault), at_fault, said.substr(size_t(length)));
     return DistError(Fault::rank_failed, rank, str("[spawn] rank ", rank, " ", end_of(status)));
   }
 
@@ -199,7 +212,8 @@ class Children {
 };
 
 void spawn_processes(int n, const std::function<void(int)>& fn, const SpawnOptions& options) {
-  LOCKSTEP_CHECK(options.transport != "threads", "[spawn] expected transport auto, shm or tcp between processes, got threads");
+  LOCKSTEP_CHECK(options.transport != "threads",
+                 "[spawn] expected transport auto, shm or tcp between processes, got threads");
   Rendezvous place;
   place.world_size = place.local_world_size = n;
   place.job = "spawn " + random_token().substr(0, 16);
@@ -232,12 +246,14 @@ void spawn_processes(int n, const std::function<void(int)>& fn, const SpawnOptio
 void spawn(int n, const std::function<void(int rank)>& fn, const SpawnOptions& options) {
   LOCKSTEP_CHECK(n >= 1 && n <= 4096, "[spawn] expected 1 to 4096 ranks, got ", n);
   LOCKSTEP_CHECK(!is_initialized(), "[spawn] expected a process without a world, got one inside a job already");
-  LOCKSTEP_CHECK(options.timeout.count() > 0 && options.heartbeat.count() > 0, "[spawn] expected a timeout and a heartbeat above 0 s, got ",
-                 options.timeout.count(), " and ", options.heartbeat.count());
+  LOCKSTEP_CHECK(options.timeout.count() > 0 && options.heartbeat.count() > 0,
+                 "[spawn] expected a timeout and a heartbeat above 0 s, got ", options.timeout.count(), " and ",
+                 options.heartbeat.count());
   check_backend("spawn", options.backend);
   for (const char* known : {"auto", "threads", "shm", "tcp"}) {
     if (options.transport != known) continue;
-    return options.kind == SpawnOptions::Kind::threads ? spawn_threads(n, fn, options) : spawn_processes(n, fn, options);
+    return options.kind == SpawnOptions::Kind::threads ? spawn_threads(n, fn, options)
+                                                       : spawn_processes(n, fn, options);
   }
   fail(str("[spawn] expected transport auto, threads, shm or tcp, got \"", options.transport, "\""));
 }

@@ -9,7 +9,8 @@ Staging::Staging(Call& call) {
     if (receives) results_.emplace_back(t, here);
     t = here;
   };
-  const bool in_place = call.output.defined() && call.input.defined() && call.output.raw_data() == call.input.raw_data() && call.output.numel() == call.input.numel();
+  const bool in_place = call.output.defined() && call.input.defined() &&
+                        call.output.raw_data() == call.input.raw_data() && call.output.numel() == call.input.numel();
   on_host(call.output, call.collective != Collective::send);
   if (in_place) call.input = call.output;
   else on_host(call.input, false);

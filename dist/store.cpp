@@ -1,4 +1,5 @@
-// The store's connections: the poll loop, strangers, rendezvous, failures. Requests are in store_requests.cpp. See store.h.
+// The store's connections: the poll loop, strangers, failures. Joining is in store_join.cpp, requests are in
+// store_requests.cpp. See store.h.
 #include "dist/store.h"
 
 #include <poll.h>
@@ -28,8 +29,9 @@ int64_t room_for_strangers(int world_size) {
   std::error_code ignored;
   const int64_t open = std::distance(std::filesystem::directory_iterator("/proc/self/fd", ignored), {});
   const int64_t needed = open + world_size + 16;
-  LOCKSTEP_CHECK(int64_t(limit.rlim_cur) >= needed, "[control] rank 0 needs about ", needed, " open files for a world of ", world_size,
-                 ", its limit is ", limit.rlim_cur, ": raise it with ulimit -n");
+  LOCKSTEP_CHECK(int64_t(limit.rlim_cur) >= needed, "[control] rank 0 needs about ", needed,
+                 " open files for a world of ", world_size, ", its limit is ", limit.rlim_cur,
+                 ": raise it with ulimit -n");
   return std::min(most_strangers, int64_t(limit.rlim_cur) - needed + 8);
 }
 
@@ -44,10 +46,12 @@ Store::Store(const Rendezvous& rendezvous, const Member& host)
     listener_ = listen_at(resolve(place_.address, place_.port).front());
   }
   const SocketAddress at = local_address(listener_.get());
-  LOCKSTEP_CHECK(at.length > 0, "[rendezvous] expected a listening socket in `listener`, got descriptor ", place_.listener);
-  LOCKSTEP_CHECK(at.is_loopback() || !place_.token.empty(), "[rendezvous] expected a token to listen at ", at.text(),
-                 ", got none: anybody who reaches that address could join. ",
-                 "`lockstep run` makes one; else set LOCKSTEP_TOKEN to the same secret on all ranks (openssl rand -hex 32)");
+  LOCKSTEP_CHECK(at.length > 0, "[rendezvous] expected a listening socket in `listener`, got descriptor ",
+                 place_.listener);
+  LOCKSTEP_CHECK(
+      at.is_loopback() || !place_.token.empty(), "[rendezvous] expected a token to listen at ", at.text(),
+      ", got none: anybody who reaches that address could join. ",
+      "`lockstep run` makes one; else set LOCKSTEP_TOKEN to the same secret on all ranks (openssl rand -hex 32)");
   address_ = at.host();
   port_ = at.port();
   strangers_ = room_for_strangers(place_.world_size);
@@ -60,13 +64,12 @@ Store::Store(const Rendezvous& rendezvous, const Member& host)
   try {
     thread_ = std::thread([this] { serve(); });
   } catch (const std::system_error& error) {
-    lockstep::fail(str("[control] cannot start the store's thread: ", error.what(), ": the limit of processes and threads is reached (ulimit -u)"));
+    lockstep::fail(str("[control] cannot start the store's thread: ", error.what(),
+                       ": the limit of processes and threads is reached (ulimit -u)"));
   }
 }
 
-Store::~Store() {
-  finish();
-}
+Store::~Store() { finish(); }
 
 void Store::finish() {
   {
@@ -79,8 +82,8 @@ void Store::finish() {
 }
 
 void Store::serve() {
-  const auto tick = std::clamp(std::chrono::duration_cast<std::chrono::milliseconds>(place_.heartbeat / 4), std::chrono::milliseconds(5),
-                               std::chrono::milliseconds(100));
+  const auto tick = std::clamp(std::chrono::duration_cast<std::chrono::milliseconds>(place_.heartbeat / 4),
+                               std::chrono::milliseconds(5), std::chrono::milliseconds(100));
   std::vector<pollfd> polled;
   std::vector<Connection*> order;
   for (;;) {
@@ -103,7 +106,10 @@ void Store::serve() {
     turn();
     // Whoever broke off is dealt with after all that arrived: a goodbye may lie in another buffer.
     for (auto it = connections_.begin(); it != connections_.end();) {
-      if (!it->dead) { ++it; continue; }
+      if (!it->dead) {
+        ++it;
+        continue;
+      }
       lost(*it);
       waiters_.remove_if([&](const Waiter& waiter) { return waiter.connection == &*it; });
       it = connections_.erase(it);
@@ -143,7 +149,9 @@ void Store::accept_all() {
         if (exhausted) continue;
       } else if (exhausted) {  // the program itself has used them up
         accept_again_ = Clock::now() + std::chrono::milliseconds(200);
-        try { check_descriptors(problem, "accepting a connection"); } catch (const Error& error) { log(error.what()); }
+        try {
+          check_descriptors(problem, "accepting a connection");
+        } catch (const Error& error) { log(error.what()); }
         return;
       }
     }
@@ -154,7 +162,8 @@ void Store::accept_all() {
     connection.peer = peer_address(fd);
     connection.deadline = Clock::now() + stranger_time;
     connection.challenge = random_nonce();
-    send(connection, Kind::challenge, 0, Writer().u32(wire_protocol).bytes(connection.challenge.data(), connection.challenge.size()).body);
+    send(connection, Kind::challenge, 0,
+         Writer().u32(wire_protocol).bytes(connection.challenge.data(), connection.challenge.size()).body);
   }
 }
 
@@ -181,7 +190,8 @@ void Store::read(Connection& connection) {
       }
     } catch (const DistError& error) {  // bytes that are not ours
       if (connection.state == State::seated) {
-        fail({Fault::protocol, connection.rank, str(roster_.who(connection.rank), " sent a message that is damaged: ", error.what())});
+        fail({Fault::protocol, connection.rank,
+              str(roster_.who(connection.rank), " sent a message that is damaged: ", error.what())});
         connection.state = State::closing;  // once it has read that
         connection.deadline = Clock::now() + last_words_time;
       } else {
@@ -201,82 +211,6 @@ void Store::handle(Connection& connection, const Frame& frame) {
     case State::proved: return handle_join(connection, frame);
     case State::seated: return handle_request(connection, frame);
     case State::closing: return;
-  }
-}
-
-void Store::handle_stranger(Connection& connection, const Frame& frame) {
-  if (frame.kind != Kind::hello) throw DistError(Fault::protocol, -1, "expected a hello");
-  Fields in(frame.body);
-  const uint32_t protocol = in.u32();
-  const Nonce number = in.bytes<32>();
-  const Proof proof = in.bytes<32>();
-  in.end();
-  if (protocol != wire_protocol)
-    return refuse(connection, str("the store speaks protocol ", wire_protocol, ", you speak ", protocol, ": all ranks need the same build"));
-  if (!same_proof(proof, prove(place_.token, "rank", connection.challenge, number, "control"))) {
-    log(str("refused a connection from ", connection.peer.host(), ": it does not know the token of job '", place_.job, "'"));
-    return refuse(connection, place_.token.empty()
-        ? "this job has no token, you have one: unset LOCKSTEP_TOKEN, or set it on all ranks"
-        : "wrong token: LOCKSTEP_TOKEN must be the same secret on all ranks of a job; perhaps another job listens on this port");
-  }
-  connection.state = State::proved;
-  connection.in.set_limit(body_limit);
-  const Proof ours = prove(place_.token, "store", connection.challenge, number, "control");
-  send(connection, Kind::welcome, 0, Writer().bytes(ours.data(), ours.size()).body);
-}
-
-void Store::handle_join(Connection& connection, const Frame& frame) {
-  if (frame.kind != Kind::join) throw DistError(Fault::protocol, -1, "expected a join");
-  Fields in(frame.body);
-  Member member;
-  member.rank = int(in.u32());
-  member.world_size = int(in.u32());
-  member.pid = in.u32();
-  member.incarnation = in.u64();
-  member.host = in.text(256);
-  member.job = in.text(key_limit);
-  const double patience = in.seconds();
-  member.identity = in.text(value_limit);
-  in.end();
-  if (failure_) {
-    Writer out;
-    write_failure(out, failure_->fault, failure_->rank, failure_->what());
-    send(connection, Kind::failure, 0, out.body);
-    connection.state = State::closing;
-    return;
-  }
-  if (const auto why = roster_.objection(host_, member)) {
-    const bool of_this_job = member.job == host_.job;
-    const bool taken = of_this_job && member.world_size == host_.world_size && member.rank >= 0 && member.rank < host_.world_size &&
-        member.identity == host_.identity;
-    log(str("refused a rank: ", *why));
-    refuse(connection, *why, taken || begun_);
-    // A rank of this job that is set up differently means that the job cannot start; somebody who came second changes nothing.
-    if (of_this_job && !taken && !begun_)
-      fail({Fault::refused, member.rank >= 0 && member.rank < host_.world_size ? member.rank : -1, "[rendezvous] " + *why});
-    return;
-  }
-  if (begun_)
-    return refuse(connection, str("rank ", member.rank, " has joined before and lost its connection: the job goes on without a second try"), true);
-  for (Connection& other : connections_) {  // its earlier connection broke, and this one came before we noticed
-    if (&other == &connection || other.rank != member.rank) continue;
-    other.rank = -1;
-    other.dead = true;
-  }
-  roster_.sit(member, attended_);
-  connection.state = State::seated;
-  connection.rank = member.rank;
-  const auto give_up = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(std::min(patience, 1e8)));
-  if (give_up < rendezvous_deadline_) {
-    rendezvous_deadline_ = give_up;
-    rendezvous_waited_ = Seconds(patience);
-  }
-  if (!roster_.complete()) return;
-  begun_ = true;
-  roster_.begin(attended_);
-  for (Connection& other : connections_) {
-    if (other.state != State::seated || other.dead) continue;
-    send(other, Kind::joined, 0, Writer().seconds(place_.heartbeat.count()).u32(host_.pid).text(host_.host).body);
   }
 }
 
@@ -319,31 +253,39 @@ void Store::check_deadlines() {
   for (Connection& connection : connections_) {
     if (connection.state == State::seated || connection.dead || now < connection.deadline) continue;
     if (connection.state == State::greeted)
-      log(str("dropped a connection from ", connection.peer.host(), " that did not say who it is within ", stranger_time.count(), " s"));
+      log(str("dropped a connection from ", connection.peer.host(), " that did not say who it is within ",
+              stranger_time.count(), " s"));
     connection.dead = true;
   }
   if (!begun_ && !failure_ && now >= rendezvous_deadline_)
-    fail({Fault::timeout, -1, str("[rendezvous] waited ", text_of(rendezvous_waited_), "; missing ranks: ", text_of(roster_.missing()), " (of ",
-                                  text_of(roster_.everybody()), ")")});
+    fail({Fault::timeout, -1,
+          str("[rendezvous] waited ", text_of(rendezvous_waited_), "; missing ranks: ", text_of(roster_.missing()),
+              " (of ", text_of(roster_.everybody()), ")")});
   for (auto it = waiters_.begin(); it != waiters_.end();) {
-    if (now < it->deadline) { ++it; continue; }
+    if (now < it->deadline) {
+      ++it;
+      continue;
+    }
     const Waiter waiter = *it;
     it = waiters_.erase(it);
     if (waiter.ranks.empty()) {
       send_error(*waiter.connection, waiter.request,
-                 {Fault::timeout, -1, str("[store] waited ", text_of(waiter.deadline - waiter.started), " for key '", waiter.key,
-                                          "', which nobody has set")});
+                 {Fault::timeout, -1,
+                  str("[store] waited ", text_of(waiter.deadline - waiter.started), " for key '", waiter.key,
+                      "', which nobody has set")});
       continue;
     }
     std::vector<int> missing;
     for (const int rank : waiter.ranks) {
       const auto same = [&](const Waiter& other) { return other.key == waiter.key && other.connection->rank == rank; };
-      if (rank != waiter.connection->rank && std::none_of(waiters_.begin(), waiters_.end(), same)) missing.push_back(rank);
+      if (rank != waiter.connection->rank && std::none_of(waiters_.begin(), waiters_.end(), same))
+        missing.push_back(rank);
     }
     const std::string doing = roster_.explain(missing);
-    send_error(*waiter.connection, waiter.request, {Fault::timeout, missing.empty() ? -1 : missing.front(),
-               str("[barrier '", waiter.key, "'] waited ", text_of(waiter.deadline - waiter.started), "; missing ranks: ", text_of(missing), " (of ",
-                   text_of(waiter.ranks), "): ", doing)});
+    send_error(*waiter.connection, waiter.request,
+               {Fault::timeout, missing.empty() ? -1 : missing.front(),
+                str("[barrier '", waiter.key, "'] waited ", text_of(waiter.deadline - waiter.started),
+                    "; missing ranks: ", text_of(missing), " (of ", text_of(waiter.ranks), "): ", doing)});
   }
 }
 
@@ -374,15 +316,17 @@ bool Store::may_stop() {
   const std::lock_guard lock(mutex_);
   if (!finishing_) return false;
   const auto now = Clock::now();
-  const bool someone = std::any_of(connections_.begin(), connections_.end(), [](const Connection& c) { return c.state == State::seated; });
+  const bool someone = std::any_of(connections_.begin(), connections_.end(),
+                                   [](const Connection& c) { return c.state == State::seated; });
   if (!begun_ && !failure_) return true;  // rank 0 itself gave up
   if (failure_ || roster_.all_left()) return !someone || now - *finishing_ > last_words_time;
   if (now - *finishing_ > place_.timeout) {
     std::vector<int> others;
     for (const int rank : roster_.everybody())
       if (!roster_.has_left(rank)) others.push_back(rank);
-    fail({Fault::rank_left, 0, str("rank 0, which hosts the store, has left and waited ", text_of(place_.timeout), " for ", named(others),
-                                   " to leave as well")});
+    fail({Fault::rank_left, 0,
+          str("rank 0, which hosts the store, has left and waited ", text_of(place_.timeout), " for ", named(others),
+              " to leave as well")});
     finishing_ = now;
   }
   return false;

@@ -1,6 +1,7 @@
 #pragma once
-// The store: a server in the process of rank 0. Holds keys and values, seats the ranks, listens to their heartbeats, and
-// tells everybody the first failure. One thread, one poll loop, bounded buffers; strangers cost a connection for 5 s at most.
+// The store: a server in the process of rank 0. Holds keys and values, seats the ranks, listens to their heartbeats,
+// and tells everybody the first failure. One thread, one poll loop, bounded buffers; strangers cost a connection for 5
+// s at most.
 #include <deque>
 #include <list>
 #include <map>
@@ -27,8 +28,8 @@ class Store {
   Store(const Store&) = delete;
   int port() const { return port_; }
   const std::string& address() const { return address_; }
-  /// Rank 0 is done. Returns when nobody needs the store any more: all have left, or closed after a failure (2 s at most);
-  /// after `timeout` those that have not left are told that it goes away.
+  /// Rank 0 is done. Returns when nobody needs the store any more: all have left, or closed after a failure (2 s at
+  /// most); after `timeout` those that have not left are told that it goes away.
   void finish();
 
  private:
@@ -88,11 +89,17 @@ class Store {
   bool begun_ = false;
   Clock::time_point started_, rendezvous_deadline_, next_heartbeat_, last_turn_, accept_again_;
   Seconds rendezvous_waited_;
-  // Seconds that this thread attended to its sockets: time in which the whole process was stopped says nothing about others.
+  // Seconds that this thread attended to its sockets: time in which the whole process was stopped says nothing about
+  // others.
   double attended_ = 0;
   std::optional<DistError> failure_;
-  struct Held { DistError failure; int reporter; Clock::time_point until; };
-  std::optional<Held> held_;  // "rank 2 closed its connection": a moment later rank 2 itself may say why, or be seen to be dead
+  struct Held {
+    DistError failure;
+    int reporter;
+    Clock::time_point until;
+  };
+  std::optional<Held>
+      held_;  // "rank 2 closed its connection": a moment later rank 2 itself may say why, or be seen to be dead
   std::map<std::string, std::pair<Clock::time_point, int>> logged_;
   std::mutex mutex_;
   std::optional<Clock::time_point> finishing_;  // under mutex_

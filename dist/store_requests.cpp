@@ -64,8 +64,9 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
       const auto [end, code] = std::from_chars(before.data(), before.data() + before.size(), value);
       if (code != std::errc() || end != before.data() + before.size() || __builtin_add_overflow(value, delta, &value))
         return send_error(connection, frame.request,
-                          {Fault::refused, rank, str("[store] expected a number in key '", key, "' to add ", delta, " to, got '",
-                                                     before.substr(0, 40), "'")});
+                          {Fault::refused, rank,
+                           str("[store] expected a number in key '", key, "' to add ", delta, " to, got '",
+                               before.substr(0, 40), "'")});
       const std::string text = std::to_string(value);
       if (put(connection, frame.request, key, text)) send(connection, Kind::reply, frame.request, text);
       return;
@@ -73,7 +74,8 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
     case Kind::barrier: return handle_barrier(connection, frame);
     case Kind::cancel:
       in.end();
-      waiters_.remove_if([&](const Waiter& waiter) { return waiter.connection == &connection && waiter.request == frame.request; });
+      waiters_.remove_if(
+          [&](const Waiter& waiter) { return waiter.connection == &connection && waiter.request == frame.request; });
       return;
     case Kind::explain: {
       std::vector<int> ranks(in.count(4));
@@ -111,13 +113,17 @@ bool Store::put(Connection& connection, uint32_t request, const std::string& key
   const size_t now = key.size() + value.size(), before = found == values_.end() ? 0 : key.size() + found->second.size();
   if (stored_ - before + now > most_stored) {
     send_error(connection, request,
-               {Fault::refused, connection.rank, str("[store] is full: it holds at most ", most_stored >> 20, " MiB of keys and values")});
+               {Fault::refused, connection.rank,
+                str("[store] is full: it holds at most ", most_stored >> 20, " MiB of keys and values")});
     return false;
   }
   stored_ += now - before;
   values_[key] = value;
   for (auto it = waiters_.begin(); it != waiters_.end();) {
-    if (!it->ranks.empty() || it->key != key) { ++it; continue; }
+    if (!it->ranks.empty() || it->key != key) {
+      ++it;
+      continue;
+    }
     send(*it->connection, Kind::reply, it->request, value);
     it = waiters_.erase(it);
   }
@@ -133,13 +139,16 @@ void Store::handle_barrier(Connection& connection, const Frame& frame) {
   in.end();
   for (const int rank : ranks)
     if (rank < 0 || rank >= roster_.size())
-      throw DistError(Fault::protocol, connection.rank, str("expected ranks below ", roster_.size(), " at a barrier, got ", rank));
+      throw DistError(Fault::protocol, connection.rank,
+                      str("expected ranks below ", roster_.size(), " at a barrier, got ", rank));
   if (waiters_.size() >= most_waiters)
-    return send_error(connection, frame.request, {Fault::refused, connection.rank, "[store] has too many waiting requests"});
+    return send_error(connection, frame.request,
+                      {Fault::refused, connection.rank, "[store] has too many waiting requests"});
   for (const Waiter& waiter : waiters_) {
     if (waiter.ranks.empty() || waiter.key != name || waiter.ranks == ranks) continue;
-    return fail({Fault::mismatch, -1, str("ranks disagree on who meets at barrier '", name, "': rank ", waiter.connection->rank, " expects ",
-                                          named(waiter.ranks), ", rank ", connection.rank, " expects ", named(ranks))});
+    return fail({Fault::mismatch, -1,
+                 str("ranks disagree on who meets at barrier '", name, "': rank ", waiter.connection->rank, " expects ",
+                     named(waiter.ranks), ", rank ", connection.rank, " expects ", named(ranks))});
   }
   std::vector<int> left;
   std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(left), [&](int rank) { return roster_.has_left(rank); });
@@ -152,9 +161,14 @@ void Store::handle_barrier(Connection& connection, const Frame& frame) {
 void Store::answer_barrier(const std::string& name, const std::vector<int>& ranks) {
   const auto here = [&](const Waiter& waiter) { return !waiter.ranks.empty() && waiter.key == name; };
   for (const int rank : ranks)
-    if (std::none_of(waiters_.begin(), waiters_.end(), [&](const Waiter& waiter) { return here(waiter) && waiter.connection->rank == rank; })) return;
+    if (std::none_of(waiters_.begin(), waiters_.end(),
+                     [&](const Waiter& waiter) { return here(waiter) && waiter.connection->rank == rank; }))
+      return;
   for (auto it = waiters_.begin(); it != waiters_.end();) {
-    if (!here(*it)) { ++it; continue; }
+    if (!here(*it)) {
+      ++it;
+      continue;
+    }
     send(*it->connection, Kind::reply, it->request, {});
     it = waiters_.erase(it);
   }
@@ -167,11 +181,13 @@ void Store::handle_report(Connection& connection, const Frame& frame) {
   if (said.rank < -1 || said.rank >= roster_.size()) said.rank = -1;
   const int rank = said.rank;
   const DistError failure{said.fault, rank, str("[rank ", connection.rank, "] ", said.what())};
-  const bool about_another = rank >= 0 && rank != connection.rank && (said.fault == Fault::rank_failed || said.fault == Fault::rank_silent);
+  const bool about_another =
+      rank >= 0 && rank != connection.rank && (said.fault == Fault::rank_failed || said.fault == Fault::rank_silent);
   if (!about_another) return fail(failure);
   if (roster_.has_left(rank)) return fail(roster_.gone(connection.rank, rank));
   if (!held_)
-    held_ = Held{failure, connection.rank, Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(place_.heartbeat, Seconds(0.3)))};
+    held_ = Held{failure, connection.rank,
+                 Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(place_.heartbeat, Seconds(0.3)))};
 }
 
 }  // namespace lockstep::dist

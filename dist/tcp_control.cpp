@@ -18,7 +18,11 @@ constexpr Seconds answer_time{5};  // beyond three heartbeats, after which a sto
 }  // namespace
 
 TcpControl::TcpControl(Rendezvous place, Seat seat, std::unique_ptr<Store> store)
-    : place_(std::move(place)), store_name_(std::move(seat.store)), fd_(std::move(seat.fd)), in_(std::move(seat.in)), store_(std::move(store)) {
+    : place_(std::move(place)),
+      store_name_(std::move(seat.store)),
+      fd_(std::move(seat.fd)),
+      in_(std::move(seat.in)),
+      store_(std::move(store)) {
   place_.heartbeat = seat.heartbeat;
   own_address_ = place_.interface.empty() ? local_address(fd_.get()).host() : address_on(place_.interface);
   wake_ = Fd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
@@ -28,7 +32,8 @@ TcpControl::TcpControl(Rendezvous place, Seat seat, std::unique_ptr<Store> store
   try {
     thread_ = std::make_unique<std::thread>([this] { run(); });
   } catch (const std::system_error& error) {
-    fail(str("[control] cannot start the heartbeat's thread: ", error.what(), ": the limit of processes and threads is reached (ulimit -u)"));
+    fail(str("[control] cannot start the heartbeat's thread: ", error.what(),
+             ": the limit of processes and threads is reached (ulimit -u)"));
   }
 }
 
@@ -59,13 +64,15 @@ void TcpControl::close() {
 }
 
 void TcpControl::check_key(const std::string& key) const {
-  LOCKSTEP_CHECK(key.size() <= key_limit, "[store] expected a key of at most ", key_limit, " bytes, got one of ", key.size());
+  LOCKSTEP_CHECK(key.size() <= key_limit, "[store] expected a key of at most ", key_limit, " bytes, got one of ",
+                 key.size());
 }
 
 // Asks the store and waits for its answer, for a failure, or for the deadline; the store keeps `timeout`, we add some.
 Frame TcpControl::request(Kind kind, const std::string& body, Seconds timeout) {
   // What others are told when this rank does not come, or dies now, is up to date.
-  const std::string doing = kind == Kind::barrier || kind == Kind::explain ? encode(Kind::heartbeat, 0, activity_body()) : "";
+  const std::string doing =
+      kind == Kind::barrier || kind == Kind::explain ? encode(Kind::heartbeat, 0, activity_body()) : "";
   std::unique_lock lock(mutex_);
   if (failure_) throw DistError(*failure_);
   LOCKSTEP_CHECK(!left_, "[control] expected a rank that is in the job, got a call after leave()");
@@ -73,14 +80,16 @@ Frame TcpControl::request(Kind kind, const std::string& body, Seconds timeout) {
   Reply reply;
   waiting_[number] = &reply;
   send_locked(doing + encode(kind, number, body));
-  const auto limit = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(timeout, Seconds(1e8)) + 3 * place_.heartbeat + answer_time);
+  const auto limit = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(timeout, Seconds(1e8)) +
+                                                                                3 * place_.heartbeat + answer_time);
   changed_.wait_until(lock, limit, [&] { return reply.done || failure_; });
   waiting_.erase(number);
   if (!reply.done && failure_) throw DistError(*failure_);
   if (!reply.done) {
     send_locked(encode(Kind::cancel, number, {}));
-    throw DistError(Fault::timeout, 0, str("[control] the store at ", endpoint(place_.address, place_.port), " did not answer within ",
-                                           text_of(timeout + 3 * place_.heartbeat + answer_time)));
+    throw DistError(Fault::timeout, 0,
+                    str("[control] the store at ", endpoint(place_.address, place_.port), " did not answer within ",
+                        text_of(timeout + 3 * place_.heartbeat + answer_time)));
   }
   if (reply.frame.kind == Kind::error) {
     Fields in(reply.frame.body);
@@ -98,7 +107,8 @@ void TcpControl::send_locked(const std::string& bytes) {
 
 void TcpControl::set(const std::string& key, const std::string& value) {
   check_key(key);
-  LOCKSTEP_CHECK(value.size() <= value_limit, "[store] expected a value of at most ", value_limit, " bytes for key '", key, "', got ", value.size());
+  LOCKSTEP_CHECK(value.size() <= value_limit, "[store] expected a value of at most ", value_limit, " bytes for key '",
+                 key, "', got ", value.size());
   request(Kind::set, Writer().text(key).text(value).body, {});
 }
 
@@ -126,10 +136,11 @@ int64_t TcpControl::add(const std::string& key, int64_t delta) {
 void TcpControl::barrier(const std::string& name, const std::vector<int>& world_ranks, Seconds timeout) {
   check_key(name);
   LOCKSTEP_CHECK(timeout.count() >= 0, "[barrier '", name, "'] expected a timeout >= 0, got ", timeout.count());
-  LOCKSTEP_CHECK(std::find(world_ranks.begin(), world_ranks.end(), place_.rank) != world_ranks.end(), "[barrier '", name,
-                 "'] expected to be called by one of ", named(world_ranks), ", got rank ", place_.rank);
+  LOCKSTEP_CHECK(std::find(world_ranks.begin(), world_ranks.end(), place_.rank) != world_ranks.end(), "[barrier '",
+                 name, "'] expected to be called by one of ", named(world_ranks), ", got rank ", place_.rank);
   for (const int rank : world_ranks)
-    LOCKSTEP_CHECK(rank >= 0 && rank < place_.world_size, "[barrier '", name, "'] expected ranks from 0 to ", place_.world_size - 1, ", got ", rank);
+    LOCKSTEP_CHECK(rank >= 0 && rank < place_.world_size, "[barrier '", name, "'] expected ranks from 0 to ",
+                   place_.world_size - 1, ", got ", rank);
   Writer out;
   out.text(name).seconds(std::min(timeout.count(), 1e8)).u32(uint32_t(world_ranks.size()));
   for (const int rank : world_ranks) out.u32(uint32_t(rank));
@@ -263,8 +274,8 @@ void TcpControl::fail_locked(const DistError& failure) {
 }
 
 void TcpControl::run() {
-  const auto pause = std::clamp(std::chrono::duration_cast<std::chrono::milliseconds>(place_.heartbeat / 4), std::chrono::milliseconds(5),
-                                std::chrono::milliseconds(250));
+  const auto pause = std::clamp(std::chrono::duration_cast<std::chrono::milliseconds>(place_.heartbeat / 4),
+                                std::chrono::milliseconds(5), std::chrono::milliseconds(250));
   auto last = Clock::now(), next_heartbeat = last;
   double attended = 0, heard = 0;  // as in the store: time in which this process was stopped does not count
   for (;;) {
@@ -289,14 +300,16 @@ void TcpControl::run() {
     if (stopping_ || left_) return;
     if (!open) {
       if (!failure_)
-        fail_locked({Fault::store_lost, 0, str("the store at ", endpoint(place_.address, place_.port), " is lost: ", store_name_,
-                                               " died or is cut off")});
+        fail_locked({Fault::store_lost, 0,
+                     str("the store at ", endpoint(place_.address, place_.port), " is lost: ", store_name_,
+                         " died or is cut off")});
       return;
     }
     if (failure_) continue;  // reads until the store closes
     if (attended - heard > 3 * place_.heartbeat.count()) {
-      fail_locked({Fault::rank_silent, 0, str(store_name_, ", which hosts the store, is silent: no heartbeat for ",
-                                              text_of(Seconds(attended - heard)), " (stopped, swapped out, or cut off)")});
+      fail_locked({Fault::rank_silent, 0,
+                   str(store_name_, ", which hosts the store, is silent: no heartbeat for ",
+                       text_of(Seconds(attended - heard)), " (stopped, swapped out, or cut off)")});
       Writer out;
       write_failure(out, Fault::rank_silent, 0, failure_->what());
       send_locked(encode(Kind::report, 0, out.body));
@@ -324,8 +337,9 @@ bool TcpControl::read_all() {
       while (const auto frame = in_.next()) take(*frame);
     } catch (const DistError& error) {
       const std::lock_guard lock(mutex_);
-      fail_locked({Fault::protocol, 0, str("the store at ", endpoint(place_.address, place_.port), " sent a message that is damaged: ",
-                                           error.what())});
+      fail_locked({Fault::protocol, 0,
+                   str("the store at ", endpoint(place_.address, place_.port),
+                       " sent a message that is damaged: ", error.what())});
       return false;
     }
   }

@@ -1,5 +1,6 @@
 #pragma once
-// A rank's seat: one connection to the store, one thread that reads it, sends heartbeats, and notices when the store is gone.
+// A rank's seat: one connection to the store, one thread that reads it, sends heartbeats, and notices when the store is
+// gone.
 #include <sys/types.h>
 
 #include <condition_variable>
@@ -40,7 +41,10 @@ class TcpControl final : public Control {
   void close();
 
  private:
-  struct Reply { bool done = false; Frame frame; };
+  struct Reply {
+    bool done = false;
+    Frame frame;
+  };
   /// A collective of one thread; a rank may be in several at once, in groups with threads of their own.
   struct Call {
     std::thread::id thread;

@@ -38,7 +38,8 @@ struct Whereabouts {
   DoorAddress door;    // port 0: none
 
   std::string text() const {
-    return str(host, '\n', door.host, '\n', door.port, ' ', inbox.pid, ' ', inbox.process, ' ', inbox.nonce, ' ', inbox.fd, ' ', inbox.capacity);
+    return str(host, '\n', door.host, '\n', door.port, ' ', inbox.pid, ' ', inbox.process, ' ', inbox.nonce, ' ',
+               inbox.fd, ' ', inbox.capacity);
   }
   static Whereabouts parse(const std::string& text, int rank) {
     Whereabouts w;
@@ -46,9 +47,11 @@ struct Whereabouts {
     std::getline(in, w.host);
     std::getline(in, w.door.host);
     in >> w.door.port >> w.inbox.pid >> w.inbox.process >> w.inbox.nonce >> w.inbox.fd >> w.inbox.capacity;
-    const bool valid = w.inbox.capacity == 0 || (w.inbox.capacity >= 4096 && (w.inbox.capacity & (w.inbox.capacity - 1)) == 0);
+    const bool valid =
+        w.inbox.capacity == 0 || (w.inbox.capacity >= 4096 && (w.inbox.capacity & (w.inbox.capacity - 1)) == 0);
     if (!in || !valid)
-      throw DistError(Fault::protocol, rank, str("[transport] expected the address of rank ", rank, " in the store, got \"", text, "\""));
+      throw DistError(Fault::protocol, rank,
+                      str("[transport] expected the address of rank ", rank, " in the store, got \"", text, "\""));
     return w;
   }
 };
@@ -56,10 +59,16 @@ struct Whereabouts {
 class NativeTransport final : public Transport {
  public:
   NativeTransport(Control& control, const std::string& group, int rank, const std::vector<int>& world_ranks)
-      : control_(control), group_(group), rank_(rank), world_ranks_(world_ranks), channels_(world_ranks.size()), forced_(control.place().transport) {
+      : control_(control),
+        group_(group),
+        rank_(rank),
+        world_ranks_(world_ranks),
+        channels_(world_ranks.size()),
+        forced_(control.place().transport) {
     LOCKSTEP_CHECK(forced_ == "auto" || forced_ == "threads" || forced_ == "shm" || forced_ == "tcp",
                    "[transport] expected auto, threads, shm or tcp, got \"", forced_, "\"");
-    LOCKSTEP_CHECK(rank >= 0 && size_t(rank) < world_ranks.size(), "[transport] expected a rank below ", world_ranks.size(), ", got ", rank);
+    LOCKSTEP_CHECK(rank >= 0 && size_t(rank) < world_ranks.size(), "[transport] expected a rank below ",
+                   world_ranks.size(), ", got ", rank);
     const Rendezvous& place = control.place();
     crowded_ = place.local_world_size > sysconf(_SC_NPROCESSORS_ONLN);
     mine_.host = control.host();
@@ -82,13 +91,14 @@ class NativeTransport final : public Transport {
 
   Channel& channel(int peer) override {
     auto& channel = channels_.at(size_t(peer));
-    if (!channel) [[unlikely]] channel = connect(peer);
+    if (!channel) [[unlikely]]
+      channel = connect(peer);
     return *channel;
   }
 
   void idle(int rounds) override {
-    // With a core for each rank a peer answers within microseconds; it may have lost its core, though, and without one for
-    // each the core is better lent to it at once.
+    // With a core for each rank a peer answers within microseconds; it may have lost its core, though, and without one
+    // for each the core is better lent to it at once.
     if (rounds == 0) idle_polls_ = 0;
     const int spins = crowded_ ? 0 : 40, yields = spins + (by_tcp_ ? 20 : 400);
     if (rounds < spins) {
@@ -98,7 +108,8 @@ class NativeTransport final : public Transport {
     } else if (by_tcp_) {
       poll_sockets();
     } else {
-      // Whoever waits longer looks less often, 1 % late or so: a look costs a core some microseconds, and others compute on it.
+      // Whoever waits longer looks less often, 1 % late or so: a look costs a core some microseconds, and others
+      // compute on it.
       sleep_for_us(std::clamp((rounds - yields) / 2, 50, 500));
     }
   }
@@ -112,17 +123,20 @@ class NativeTransport final : public Transport {
     const Whereabouts theirs = Whereabouts::parse(control_.get(key(peer), control_.place().timeout), world_rank);
     const bool same_process = theirs.inbox.process == process_nonce();
     if (forced_ == "threads" || (forced_ == "auto" && same_process)) {
-      LOCKSTEP_CHECK(same_process, "[transport] expected ranks that are threads of one process (transport \"threads\"), got rank ", world_rank,
-                     " in process ", theirs.inbox.pid, "; choose auto, shm or tcp");
+      LOCKSTEP_CHECK(same_process,
+                     "[transport] expected ranks that are threads of one process (transport \"threads\"), got rank ",
+                     world_rank, " in process ", theirs.inbox.pid, "; choose auto, shm or tcp");
       return make_memory_channel(inbox_, rank_, peer, world_rank, theirs.inbox, false);
     }
     if (forced_ == "shm" || (forced_ == "auto" && theirs.host == mine_.host)) {
-      LOCKSTEP_CHECK(theirs.host == mine_.host, "[transport] expected ranks of one host (transport \"shm\"), got rank ", world_rank, " on ",
-                     theirs.host, " and this one on ", mine_.host, "; choose auto or tcp");
+      LOCKSTEP_CHECK(theirs.host == mine_.host, "[transport] expected ranks of one host (transport \"shm\"), got rank ",
+                     world_rank, " on ", theirs.host, " and this one on ", mine_.host, "; choose auto or tcp");
       return make_memory_channel(inbox_, rank_, peer, world_rank, theirs.inbox, true);
     }
-    LOCKSTEP_CHECK(door_ && theirs.door.port > 0, "[transport] expected all ranks on one host, as LOCAL_WORLD_SIZE says, got rank ", world_rank,
-                   " on ", theirs.host, " and this one on ", mine_.host, "; correct LOCAL_WORLD_SIZE, or choose LOCKSTEP_TRANSPORT=tcp");
+    LOCKSTEP_CHECK(door_ && theirs.door.port > 0,
+                   "[transport] expected all ranks on one host, as LOCAL_WORLD_SIZE says, got rank ", world_rank,
+                   " on ", theirs.host, " and this one on ", mine_.host,
+                   "; correct LOCAL_WORLD_SIZE, or choose LOCKSTEP_TRANSPORT=tcp");
     auto channel = make_tcp_channel(control_, door_, group_, world_ranks_[size_t(rank_)], world_rank, theirs.door);
     by_tcp_ = true;
     return channel;
@@ -139,7 +153,8 @@ class NativeTransport final : public Transport {
       elsewhere |= before == descriptors_.size();
     }
     entries_.clear();
-    for (const Descriptor& d : descriptors_) entries_.push_back({d.fd, short(d.for_writing ? POLLIN | POLLOUT : POLLIN), 0});
+    for (const Descriptor& d : descriptors_)
+      entries_.push_back({d.fd, short(d.for_writing ? POLLIN | POLLOUT : POLLIN), 0});
     const timespec time{0, elsewhere ? 100'000 : 20'000'000};
     const bool ready = ppoll(entries_.data(), entries_.size(), &time, nullptr) > 0;
     if (ready && ++idle_polls_ > 1000) sleep_for_us(50);  // what lies there waits for something else
@@ -164,7 +179,8 @@ class NativeTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_transport(Control& control, const std::string& group, int rank, const std::vector<int>& world_ranks) {
+std::unique_ptr<Transport> make_transport(Control& control, const std::string& group, int rank,
+                                          const std::vector<int>& world_ranks) {
   return std::make_unique<NativeTransport>(control, group, rank, world_ranks);
 }
 

@@ -15,7 +15,10 @@ namespace lockstep::dist {
 
 class Control;
 
-struct Descriptor { int fd = -1; bool for_writing = false; };
+struct Descriptor {
+  int fd = -1;
+  bool for_writing = false;
+};
 
 /// Both directions between this rank and one peer: two ordered streams of bytes. Throws DistError when the peer closed
 /// it (rank_failed) or sends what it must not (protocol).
@@ -61,6 +64,7 @@ class Transport {
 /// The transport of a group: threads of one process share memory as it is, processes of one host share memory through a
 /// file without a name, hosts are linked by TCP; Rendezvous::transport forces one of them (threads, shm, tcp).
 /// `group` must be unique in the job: all its ranks meet under that name in the store. Collective, but does not wait.
-std::unique_ptr<Transport> make_transport(Control& control, const std::string& group, int rank, const std::vector<int>& world_ranks);
+std::unique_ptr<Transport> make_transport(Control& control, const std::string& group, int rank,
+                                          const std::vector<int>& world_ranks);
 
 }  // namespace lockstep::dist

@@ -5,8 +5,14 @@
 namespace lockstep::dist {
 
 Turns::Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic, Move move)
-    : job_(job), group_(group), hash_(hash_text(group.id, hash_text(job.control->place().job + "\n"))), traffic_(std::move(traffic)),
-      move_(std::move(move)), row_(str("group ", group.name), job.control->place().rank), sent_(group.world_ranks.size()), received_(group.world_ranks.size()) {
+    : job_(job),
+      group_(group),
+      hash_(hash_text(group.id, hash_text(job.control->place().job + "\n"))),
+      traffic_(std::move(traffic)),
+      move_(std::move(move)),
+      row_(str("group ", group.name), job.control->place().rank),
+      sent_(group.world_ranks.size()),
+      received_(group.world_ranks.size()) {
   activity.group = group.name;
 }
 
@@ -27,8 +33,14 @@ void Turns::note(const Call& call, int64_t begun, int64_t sent, int64_t received
   int64_t bytes = std::max<int64_t>(call.count, 0) * size_of(call.dtype);
   for (const PointToPoint& p : call.batch) bytes += p.tensor.numel() * size_of(p.tensor.dtype());
   const trace::Arg what = error.empty() ? trace::Arg("call", activity.collective) : trace::Arg("error", error);
-  trace::record(name_of(call.collective), trace::Category::collective, begun, trace::now(), {{"bytes", bytes}, {"sent", traffic_->sent - sent}, {"received", traffic_->received - received},
-                {"ranks", group_.world_ranks.size()}, {"group", group_.name}, what}, &row_);
+  trace::record(name_of(call.collective), trace::Category::collective, begun, trace::now(),
+                {{"bytes", bytes},
+                 {"sent", traffic_->sent - sent},
+                 {"received", traffic_->received - received},
+                 {"ranks", group_.world_ranks.size()},
+                 {"group", group_.name},
+                 what},
+                &row_);
 }
 
 void Turns::perform(Call& call, uint64_t number) {
@@ -53,7 +65,10 @@ void Turns::perform(Call& call, uint64_t number) {
   } catch (...) {
     const std::exception_ptr error = std::current_exception();
     std::string what = "unknown";
-    try { std::rethrow_exception(error); } catch (const std::exception& e) { what = e.what(); } catch (...) {}
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception& e) { what = e.what(); } catch (...) {
+    }
     job_.flight.finish(call.ticket, what);
     if (traced) note(call, begun, sent, received, what);
     const std::lock_guard lock(failure_mutex_);
@@ -103,7 +118,8 @@ std::vector<Message> Turns::begin_messages(const Call& call) {
   };
   if (call.collective != Collective::batch) add(call.collective == Collective::send, call.input, call.root, call.tag);
   for (const PointToPoint& p : call.batch) add(p.is_send, p.tensor, p.peer, p.tag.empty() ? call.tag : p.tag);
-  for (size_t r = 0; !call.awaited && r < sent_.size(); ++r) {  // other groups may move messages between the same ranks: no count
+  for (size_t r = 0; !call.awaited && r < sent_.size();
+       ++r) {  // other groups may move messages between the same ranks: no count
     if (sent_[r]) activity.sent_to.emplace_back(group_.world_ranks[r], sent_[r]);
     if (received_[r]) activity.taken_from.emplace_back(group_.world_ranks[r], received_[r]);
   }

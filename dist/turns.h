@@ -1,6 +1,7 @@
 #pragma once
 // The calls of a group, one at a time and in order, whatever engine moves the data: on the thread of the caller while
-// nothing is queued, else on the group's own. Around each: flight record, control plane, and what happens when it fails.
+// nothing is queued, else on the group's own. Around each: flight record, control plane, and what happens when it
+// fails.
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -14,12 +15,14 @@
 
 namespace lockstep::dist {
 
-inline bool is_message(Collective c) { return c == Collective::send || c == Collective::receive || c == Collective::batch; }
+inline bool is_message(Collective c) {
+  return c == Collective::send || c == Collective::receive || c == Collective::batch;
+}
 
 class Turns {
  public:
-  /// `move(call, number)` does the work and throws what goes wrong; number counts the calls of the group, 0 for messages.
-  /// Messages are begun by begin_messages(), collectives before.
+  /// `move(call, number)` does the work and throws what goes wrong; number counts the calls of the group, 0 for
+  /// messages. Messages are begun by begin_messages(), collectives before.
   using Move = std::function<void(Call&, uint64_t)>;
   /// `group` outlives it.
   Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic, Move move);
@@ -28,13 +31,17 @@ class Turns {
   bool idle() const { return worker_.idle(); }
   uint64_t completed() const { return completed_; }
   const std::vector<int>& world_ranks() const { return group_.world_ranks; }
-  Header header(const Call& call, uint64_t number) const { return header_of(call, hash_, number, group_.world_ranks[size_t(group_.rank)]); }
+  Header header(const Call& call, uint64_t number) const {
+    return header_of(call, hash_, number, group_.world_ranks[size_t(group_.rank)]);
+  }
   /// The messages of a send, receive or batch, numbered; tells the control plane how many there have been.
   std::vector<Message> begin_messages(const Call& call);
-  Seconds timeout_of(const Call& call) const { return call.timeout.count() > 0 ? call.timeout : job_.control->place().timeout; }
+  Seconds timeout_of(const Call& call) const {
+    return call.timeout.count() > 0 ? call.timeout : job_.control->place().timeout;
+  }
 
-  /// A call on a device, begun with `activity`, takes long there: tells the control plane that it needs `peer` (of the world), or
-  /// that it no longer does. Does nothing, and gives back false, while another call is under way.
+  /// A call on a device, begun with `activity`, takes long there: tells the control plane that it needs `peer` (of the
+  /// world), or that it no longer does. Does nothing, and gives back false, while another call is under way.
   bool tell_late(Activity activity, int peer);
   bool tell_moved(Activity activity);
   /// Returns when nothing is queued. Nothing may be added meanwhile.
@@ -44,11 +51,12 @@ class Turns {
 
  private:
   void perform(Call& call, uint64_t number);
-  void note(const Call& call, int64_t begun, int64_t sent, int64_t received, std::string_view error = {}) const;  // in the trace
+  void note(const Call& call, int64_t begun, int64_t sent, int64_t received,
+            std::string_view error = {}) const;  // in the trace
 
   Job& job_;
   const Membership& group_;
-  const uint64_t hash_;                    // of job and group
+  const uint64_t hash_;  // of job and group
   const std::shared_ptr<Traffic> traffic_;
   const Move move_;
   const trace::Row row_;
@@ -56,9 +64,9 @@ class Turns {
   std::mutex calls_;                       // one call at a time enters
   uint64_t sequence_ = 0;                  // calls so far, messages not counted
   std::mutex failure_mutex_;
-  std::exception_ptr failure_;             // the group is over
-  uint64_t completed_ = 0;                 // of whoever performs: the caller while nothing is queued, else the worker
-  Worker worker_;                          // last: ends before what it uses
+  std::exception_ptr failure_;  // the group is over
+  uint64_t completed_ = 0;      // of whoever performs: the caller while nothing is queued, else the worker
+  Worker worker_;               // last: ends before what it uses
 };
 
 }  // namespace lockstep::dist

@@ -65,7 +65,8 @@ std::string Fields::text(size_t limit) {
 
 uint32_t Fields::count(size_t bytes_each) {
   const uint32_t count = u32();
-  if (count > rest_.size() / bytes_each) damaged(str("expected ", count, " entries in a message, got bytes for ", rest_.size() / bytes_each));
+  if (count > rest_.size() / bytes_each)
+    damaged(str("expected ", count, " entries in a message, got bytes for ", rest_.size() / bytes_each));
   return count;
 }
 
@@ -76,7 +77,14 @@ void Fields::end() const {
 std::string encode(Kind kind, uint32_t request, std::string_view body) {
   Writer out;
   out.body.reserve(wire_header + body.size());
-  out.u32(wire_magic).u32(uint32_t(body.size())).u32(request).u8(uint8_t(kind)).u8(0).u8(0).u8(0).bytes(body.data(), body.size());
+  out.u32(wire_magic)
+      .u32(uint32_t(body.size()))
+      .u32(request)
+      .u8(uint8_t(kind))
+      .u8(0)
+      .u8(0)
+      .u8(0)
+      .bytes(body.data(), body.size());
   return std::move(out.body);
 }
 
@@ -129,7 +137,8 @@ void write_failure(Writer& out, Fault fault, int rank, std::string_view message)
 
 DistError read_failure(Fields& in) {
   const uint8_t fault = in.u8();
-  if (fault > uint8_t(Fault::refused)) damaged(str("expected a fault from 0 to ", int(Fault::refused), ", got ", int(fault)));
+  if (fault > uint8_t(Fault::refused))
+    damaged(str("expected a fault from 0 to ", int(Fault::refused), ", got ", int(fault)));
   const int rank = int(in.u32());
   return {Fault(fault), rank, in.text(message_limit)};
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Messages between a rank and the store: frames of a fixed header and a body of typed fields. Everything that arrives is
-// bounded before memory is taken for it, and refused with DistError protocol when it is not what it claims to be.
+// Messages between a rank and the store: frames of a fixed header and a body of typed fields. Everything that arrives
+// is bounded before memory is taken for it, and refused with DistError protocol when it is not what it claims to be.
 //
 //   | magic "LSc1" | length of the body | request | kind | 0 0 0 | body ...       little-endian, 16 bytes and the body
 #include <array>
@@ -17,15 +17,33 @@ namespace lockstep::dist {
 inline constexpr uint32_t wire_protocol = 1;
 inline constexpr uint32_t wire_magic = 0x3163534c;
 inline constexpr size_t wire_header = 16;
-inline constexpr size_t stranger_limit = 4096;          ///< bytes before a peer has proved that it knows the token
+inline constexpr size_t stranger_limit = 4096;  ///< bytes before a peer has proved that it knows the token
 inline constexpr size_t key_limit = size_t(8) << 10;
 inline constexpr size_t value_limit = size_t(8) << 20;
 inline constexpr size_t body_limit = key_limit + value_limit + 64;
 
 enum class Kind : uint8_t {
-  challenge = 1, hello, welcome, refused,                        // who is there
-  join, joined, heartbeat, activity, failure, report, leave,     // the job
-  set, get, try_get, add, barrier, cancel, explain, reply, no_reply, error,  // the store
+  challenge = 1,
+  hello,
+  welcome,
+  refused,  // who is there
+  join,
+  joined,
+  heartbeat,
+  activity,
+  failure,
+  report,
+  leave,  // the job
+  set,
+  get,
+  try_get,
+  add,
+  barrier,
+  cancel,
+  explain,
+  reply,
+  no_reply,
+  error,  // the store
 };
 inline constexpr uint8_t last_kind = uint8_t(Kind::error);
 
@@ -38,13 +56,23 @@ struct Frame {
 /// Appends fields to a body.
 class Writer {
  public:
-  Writer& u8(uint8_t value) { body.push_back(char(value)); return *this; }
+  Writer& u8(uint8_t value) {
+    body.push_back(char(value));
+    return *this;
+  }
   Writer& u32(uint32_t value) { return integer(value, 4); }
   Writer& u64(uint64_t value) { return integer(value, 8); }
   Writer& i64(int64_t value) { return integer(uint64_t(value), 8); }
   Writer& seconds(double value);
-  Writer& text(std::string_view value) { u32(uint32_t(value.size())); body.append(value); return *this; }
-  Writer& bytes(const void* data, size_t size) { body.append(static_cast<const char*>(data), size); return *this; }
+  Writer& text(std::string_view value) {
+    u32(uint32_t(value.size()));
+    body.append(value);
+    return *this;
+  }
+  Writer& bytes(const void* data, size_t size) {
+    body.append(static_cast<const char*>(data), size);
+    return *this;
+  }
   std::string body;
 
  private:

@@ -56,10 +56,11 @@ Work Worker::submit(std::function<void()> task) {
   auto state = std::make_shared<Work::State>();
   const std::lock_guard lock(mutex_);
   queue_.emplace_back(std::move(task), state);
-  if (!thread_.joinable()) thread_ = std::thread([this, rank = trace::rank_of_thread()] {
-    const trace::ThreadScope traced(rank, "");
-    loop();
-  });
+  if (!thread_.joinable())
+    thread_ = std::thread([this, rank = trace::rank_of_thread()] {
+      const trace::ThreadScope traced(rank, "");
+      loop();
+    });
   changed_.notify_all();
   return Work(std::move(state));
 }
@@ -81,9 +82,7 @@ void Worker::loop() {
     std::exception_ptr error;
     try {
       task();
-    } catch (...) {
-      error = std::current_exception();
-    }
+    } catch (...) { error = std::current_exception(); }
     task = nullptr;  // lets go of the tensors before anybody hears that they are free
     lock.lock();
     running_ = false;

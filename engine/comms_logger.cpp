@@ -22,7 +22,8 @@ Parsed parse(const std::string& call) {
   if (at == std::string::npos) return p;
   const size_t name = call.rfind(' ', at - 1) + 1;
   const std::string dtype = call.substr(name, at - name);
-  for (const DType d : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean}) if (name_of(d) == dtype) p.bytes = std::atoll(call.c_str() + at + 3) * size_of(d);
+  for (const DType d : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean})
+    if (name_of(d) == dtype) p.bytes = std::atoll(call.c_str() + at + 3) * size_of(d);
   return p;
 }
 
@@ -33,10 +34,12 @@ struct CommsLogger::State {
   int ranks = 1;
   std::function<void(const std::string&)> log;
   std::mutex mutex;  // collectives end on the group's thread too
-  std::map<std::pair<std::string, int64_t>, std::vector<double>> seconds;  // by collective and bytes, in the order of the calls
+  std::map<std::pair<std::string, int64_t>, std::vector<double>>
+      seconds;  // by collective and bytes, in the order of the calls
 
   bool wants(const std::string& collective) const {
-    return config.prof_all || std::find(config.prof_ops.begin(), config.prof_ops.end(), collective) != config.prof_ops.end();
+    return config.prof_all ||
+           std::find(config.prof_ops.begin(), config.prof_ops.end(), collective) != config.prof_ops.end();
   }
   void note(const dist::Flight::Entry& entry) {
     if (!entry.error.empty()) return;
@@ -50,8 +53,10 @@ struct CommsLogger::State {
     if (!config.verbose) return;
     char line[256];
     const double algorithm = time > 0 ? double(p.bytes) / time * 1e-9 : 0;
-    std::snprintf(line, sizeof line, "comm op: %s | time (ms): %.3f | msg size: %lld | algbw (GB/s): %.3f | busbw (GB/s): %.3f", p.collective.c_str(), time * 1e3,
-                  static_cast<long long>(p.bytes), algorithm, algorithm * bus_factor(p.collective, ranks));
+    std::snprintf(line, sizeof line,
+                  "comm op: %s | time (ms): %.3f | msg size: %lld | algbw (GB/s): %.3f | busbw (GB/s): %.3f",
+                  p.collective.c_str(), time * 1e3, static_cast<long long>(p.bytes), algorithm,
+                  algorithm * bus_factor(p.collective, ranks));
     log(config.debug ? line + (" | " + entry.call) : line);
   }
 };
@@ -62,7 +67,8 @@ double CommsLogger::bus_factor(const std::string& c, int ranks) {
   return c == "all_gather" || c == "reduce_scatter" || c == "all_to_all" ? (n - 1) / n : 1;
 }
 
-CommsLogger::CommsLogger(const CommsLoggerConfig& config, dist::ProcessGroup& group, std::function<void(const std::string&)> log)
+CommsLogger::CommsLogger(const CommsLoggerConfig& config, dist::ProcessGroup& group,
+                         std::function<void(const std::string&)> log)
     : state_(std::make_shared<State>()), group_(group) {
   state_->config = config;
   state_->ranks = group.size();
@@ -72,7 +78,9 @@ CommsLogger::CommsLogger(const CommsLoggerConfig& config, dist::ProcessGroup& gr
   world->job->flight.listen([state = state_](const dist::Flight::Entry& entry) { state->note(entry); });
 }
 
-CommsLogger::~CommsLogger() { if (dist::World* const world = dist::current_world()) world->job->flight.listen({}); }
+CommsLogger::~CommsLogger() {
+  if (dist::World* const world = dist::current_world()) world->job->flight.listen({});
+}
 
 std::string CommsLogger::summary(bool show_straggler) {
   std::map<std::pair<std::string, int64_t>, std::vector<double>> rows;
@@ -98,8 +106,8 @@ std::string CommsLogger::summary(bool show_straggler) {
     least = shortest.to_vector<double>();
   }
   char line[256];
-  std::snprintf(line, sizeof line, "%-16s%14s%8s%14s%14s%14s%14s%14s\n", "comm op", "bytes", "count", "total (ms)", "avg (ms)", "algbw (GB/s)", "busbw (GB/s)",
-                show_straggler ? "waited (ms)" : "");
+  std::snprintf(line, sizeof line, "%-16s%14s%8s%14s%14s%14s%14s%14s\n", "comm op", "bytes", "count", "total (ms)",
+                "avg (ms)", "algbw (GB/s)", "busbw (GB/s)", show_straggler ? "waited (ms)" : "");
   std::string text = line;
   size_t at = 0;
   for (const auto& [call, seconds] : rows) {
@@ -111,8 +119,9 @@ std::string CommsLogger::summary(bool show_straggler) {
     const double mean = total / double(seconds.size()), algorithm = mean > 0 ? double(call.second) / mean * 1e-9 : 0;
     char wait[32] = "";
     if (show_straggler) std::snprintf(wait, sizeof wait, same ? "%.3f" : "-", waited * 1e3);
-    std::snprintf(line, sizeof line, "%-16s%14lld%8zu%14.3f%14.3f%14.3f%14.3f%14s\n", call.first.c_str(), static_cast<long long>(call.second), seconds.size(), total * 1e3, mean * 1e3,
-                  algorithm, algorithm * bus_factor(call.first, group_.size()), wait);
+    std::snprintf(line, sizeof line, "%-16s%14lld%8zu%14.3f%14.3f%14.3f%14.3f%14s\n", call.first.c_str(),
+                  static_cast<long long>(call.second), seconds.size(), total * 1e3, mean * 1e3, algorithm,
+                  algorithm * bus_factor(call.first, group_.size()), wait);
     text += line;
   }
   return text;

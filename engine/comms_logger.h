@@ -21,8 +21,8 @@ class CommsLogger {
   ~CommsLogger();
   CommsLogger(const CommsLogger&) = delete;
 
-  /// A table of what this rank did; with what it waited for others (the sum over calls of its time less the shortest of all
-  /// ranks'), when all ranks made the same calls. Collective.
+  /// A table of what this rank did; with what it waited for others (the sum over calls of its time less the shortest of
+  /// all ranks'), when all ranks made the same calls. Collective.
   std::string summary(bool show_straggler);
 
   static double bus_factor(const std::string& collective, int ranks);

@@ -12,16 +12,14 @@ using data::Json;
 
 namespace {
 
-template <class T>
-void put(T& to, const Json& value) {
+template <class T> void put(T& to, const Json& value) {
   if constexpr (std::is_same_v<T, bool>) to = value.as_bool();
   else if constexpr (std::is_same_v<T, int64_t>) to = value.as_int();
   else if constexpr (std::is_same_v<T, double>) to = value.as_number();
   else if constexpr (std::is_same_v<T, std::string>) to = value.is_null() ? "" : value.as_string();
   else to = value;
 }
-template <class T>
-void put(std::optional<T>& to, const Json& value) {
+template <class T> void put(std::optional<T>& to, const Json& value) {
   if (value.is_null()) to.reset();
   else put(to.emplace(), value);
 }
@@ -31,7 +29,10 @@ void put(std::vector<std::string>& to, const Json& value) {
 }
 
 /// What a value of the type that a slot holds looks like, and whether null is one.
-struct Shape { Json sample; bool nullable; };
+struct Shape {
+  Json sample;
+  bool nullable;
+};
 template <class T> Shape shape_of(const T& value) { return {Json(value), false}; }
 template <class T> Shape shape_of(const std::optional<T>&) { return {Json(T{}), true}; }
 Shape shape_of(const std::vector<std::string>&) { return {Json(Json::Array{}), false}; }
@@ -54,25 +55,33 @@ class Reader {
     if (key) return take(*key, value, path);
     if (name.find('.') == name.npos && is_section(path)) {
       if (value.is_object()) walk(value, path + ".");
-      else if (!value.is_null()) problems.push_back(str(path, ": expected an object {...}, got ", shown(value), path == "zero_optimization" && value.is_bool() ? "; write {\"stage\": 1} for true" : ""));
+      else if (!value.is_null())
+        problems.push_back(
+            str(path, ": expected an object {...}, got ", shown(value),
+                path == "zero_optimization" && value.is_bool() ? "; write {\"stage\": 1} for true" : ""));
       return;
     }
     std::vector<std::string> known;
     std::string elsewhere;
     for (const Key& other : config_keys()) {
       const size_t last = other.path.rfind('.') + 1;
-      if (other.path.substr(last) == name && elsewhere.empty() && name != "enabled" && name != "type") elsewhere = other.path;
-      if (other.path.compare(0, prefix.size(), prefix) == 0) known.push_back(other.path.substr(prefix.size(), other.path.find('.', prefix.size()) - prefix.size()));
+      if (other.path.substr(last) == name && elsewhere.empty() && name != "enabled" && name != "type")
+        elsewhere = other.path;
+      if (other.path.compare(0, prefix.size(), prefix) == 0)
+        known.push_back(other.path.substr(prefix.size(), other.path.find('.', prefix.size()) - prefix.size()));
     }
     std::string hint = suggestion(name, known);
-    if (hint.empty() && find_key(name)) hint = "; it belongs to the top level";
-    else if (hint.empty() && !elsewhere.empty()) hint = "; it belongs into " + elsewhere.substr(0, elsewhere.rfind('.'));
+    if (hint.empty() && (find_key(name) || (!prefix.empty() && is_section(name))))
+      hint = "; it belongs to the top level";
+    else if (hint.empty() && !elsewhere.empty())
+      hint = "; it belongs into " + elsewhere.substr(0, elsewhere.rfind('.'));
     else if (name.find('.') != name.npos) hint = "; keys inside keys are objects inside objects";
     problems.push_back(str(shown(Json(path)).substr(1, shown(Json(path)).size() - 2), ": no such key", hint));
   }
 
   static bool is_section(const std::string& path) {
-    return std::any_of(config_keys().begin(), config_keys().end(), [&](const Key& key) { return key.path.compare(0, path.size() + 1, path + ".") == 0; });
+    return std::any_of(config_keys().begin(), config_keys().end(),
+                       [&](const Key& key) { return key.path.compare(0, path.size() + 1, path + ".") == 0; });
   }
 
   void take(const Key& key, const Json& value, const std::string& as) {
@@ -83,31 +92,44 @@ class Reader {
         if (asks_for_nothing(value)) return;
         return problems.push_back(str(as, ": DeepSpeed has removed this key; ", key.doc));
       case Status::off:
-        if (asks_for_nothing(value) || value == key.fallback || (value.is_number() && key.fallback.is_number() && value.as_number() == key.fallback.as_number())) return;
-        return problems.push_back(str(as, ": expected ", shown(key.fallback), " or nothing, got ", shown(value), "; ", key.doc));
+        if (asks_for_nothing(value) || value == key.fallback ||
+            (value.is_number() && key.fallback.is_number() && value.as_number() == key.fallback.as_number()))
+          return;
+        return problems.push_back(
+            str(as, ": expected ", shown(key.fallback), " or nothing, got ", shown(value), "; ", key.doc));
       case Status::inert: {
         const auto good = automatic ? std::optional(key.fallback) : coerced(value, key.fallback, key.range);
-        if (!good) return problems.push_back(str(as, ": expected ", expected(key), ", got ", shown(value), key.range.bounds() && value.is_number() ? "; " + key.doc : ""));
+        if (!good)
+          return problems.push_back(str(as, ": expected ", expected(key), ", got ", shown(value),
+                                        key.range.bounds() && value.is_number() ? "; " + key.doc : ""));
         config_.inert.emplace(key.path, *good);
         if (*good != key.fallback) config_.warnings.push_back(str(as, ": accepted, and has no effect: ", key.doc));
         return;
       }
       case Status::works: break;
     }
-    if (!config_.given.insert(key.path).second) return problems.push_back(str(as, ": the file says ", key.path, " already"));
+    if (!config_.given.insert(key.path).second)
+      return problems.push_back(str(as, ": the file says ", key.path, " already"));
     if (automatic && key.automatic) {
       config_.given.erase(key.path);
       return;
     }
-    std::visit([&](auto* slot) {
-      const Shape shape = shape_of(*slot);
-      const auto good = coerced(value, shape.sample, key.range, shape.nullable);
-      if (good) return put(*slot, *good);
-      std::string cure;
-      if (automatic) cure = str(", which Hugging Face's Trainer fills in; write the value", key.fallback.is_null() || key.fallback == Json("") ? "" : ", such as " + shown(key.fallback) + " (the default)");
-      else if (!key.range.words.empty() && value.is_string()) cure = suggestion(value.as_string(), key.range.words);
-      problems.push_back(str(as, ": expected ", expected(key), ", got ", shown(value), cure));
-    }, key.slot(config_));
+    std::visit(
+        [&](auto* slot) {
+          const Shape shape = shape_of(*slot);
+          const bool never = key.range.inf_is_null && value.is_string() && value.as_string() == "inf";
+          const auto good = coerced(never ? Json() : value, shape.sample, key.range, shape.nullable);
+          if (good) return put(*slot, *good);
+          std::string cure;
+          if (automatic)
+            cure = str(", which Hugging Face's Trainer fills in; write the value",
+                       key.fallback.is_null() || key.fallback == Json("")
+                           ? ""
+                           : ", such as " + shown(key.fallback) + " (the default)");
+          else if (!key.range.words.empty() && value.is_string()) cure = suggestion(value.as_string(), key.range.words);
+          problems.push_back(str(as, ": expected ", expected(key), ", got ", shown(value), cure));
+        },
+        key.slot(config_));
   }
 
   void rename(const Key& key, const Json& value, const std::string& as) {

@@ -1,10 +1,12 @@
 #pragma once
-// DeepSpeed's configuration file as plain structs. A field has the name and the place of its key: "zero_optimization": {"stage": 2} is
-// config.zero_optimization.stage. Defaults stand here and nowhere else; where they differ from DeepSpeed's, config_keys.inc says so. That
-// file is the one table of all keys: types, ranges, what works, what is accepted and does nothing, what is refused, with a reason each.
+// DeepSpeed's configuration file as plain structs. A field has the name and the place of its key: "zero_optimization":
+// {"stage": 2} is config.zero_optimization.stage. Defaults stand here and nowhere else; where they differ from
+// DeepSpeed's, config_keys.inc says so. That file is the one table of all keys: types, ranges, what works, what is
+// accepted and does nothing, what is refused, with a reason each.
 //
 //   engine::Config config = engine::resolve(engine::read_config("ds_config.json"), dist::world().size());
-//   engine::Config small{.train_micro_batch_size_per_gpu = 4, .zero_optimization = {.stage = 2}};        // the same without a file
+//   engine::Config small{.train_micro_batch_size_per_gpu = 4, .zero_optimization = {.stage = 2}};        // the same
+//   without a file
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -116,17 +118,31 @@ struct CheckpointWriterConfig {
   bool decoupled = false;  ///< save while training goes on
 };
 
+/// An exponential moving average of the parameters, kept with the optimizer's state.
+struct EmaConfig {
+  double decay = 0;  ///< 0: none
+};
+
 struct CheckpointConfig {
+  int64_t keep = 0;                     ///< so many stay, the newest; 0: all
   std::string tag_validation = "warn";  ///< "ignore", "warn" or "fail" when ranks save under different tags
   CheckpointWriterConfig writer;
 };
 
+/// Plans with tp and cp (train/).
+struct TensorParallelConfig {
+  bool sequence_parallel = false;
+};
+struct ContextParallelConfig {
+  std::string attention = "ring";  ///< tokens in zigzag; "ring-contiguous"; "ulysses": heads against tokens
+};
+
 struct PipelineConfig {
   int64_t stages = 1;
-  std::string partition = "best";          ///< as pipeline::SplitBy::parse() reads it
+  std::string partition = "best";              ///< as pipeline::SplitBy::parse() reads it
   int64_t activation_checkpoint_interval = 0;  ///< layers; 0: none
-  std::string schedule = "1f1b";           ///< as pipeline::parse_kind() reads it
-  int64_t chunks = 0;                      ///< of layers at each stage; 0: as the schedule has by default
+  std::string schedule = "1f1b";               ///< as pipeline::parse_kind() reads it
+  int64_t chunks = 0;                          ///< of layers at each stage; 0: as the schedule has by default
 };
 
 struct DataTypesConfig {
@@ -134,11 +150,14 @@ struct DataTypesConfig {
 };
 
 struct Config {
-  // train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * ranks; resolve() fills in what is missing.
+  // train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * ranks; resolve() fills in what is
+  // missing.
   std::optional<int64_t> train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps;
-  bool managed_gradient_accumulation = true;  ///< false: step() is called at boundaries only, and the caller knows where these are
+  bool managed_gradient_accumulation =
+      true;  ///< false: step() is called at boundaries only, and the caller knows where these are
 
   NamedConfig optimizer, scheduler;
+  EmaConfig ema;
   double gradient_clipping = 1;  ///< 0: none
   bool prescale_gradients = false;
   double gradient_predivide_factor = 1;
@@ -152,6 +171,8 @@ struct Config {
   ActivationCheckpointingConfig activation_checkpointing;
   CheckpointConfig checkpoint;
   PipelineConfig pipeline;
+  TensorParallelConfig tensor_parallel;
+  ContextParallelConfig context_parallel;
 
   bool dataloader_drop_last = false;
   int64_t seed = 1234;
@@ -164,21 +185,24 @@ struct Config {
   std::string origin = "config";            ///< the file, for messages
   std::set<std::string> given;              ///< keys that the file names: "zero_optimization.stage"
   std::map<std::string, data::Json> inert;  ///< those of them that do nothing here
-  std::vector<std::string> warnings;        ///< keys that would do something elsewhere, deprecated keys, doubtful values
+  std::vector<std::string> warnings;  ///< keys that would do something elsewhere, deprecated keys, doubtful values
 
   bool has(std::string_view path) const { return given.count(std::string(path)) != 0; }
 };
 
-/// A file's name, JSON text (begins with '{'), or that in base64 (URL-safe or not), as DeepSpeed takes them. JSON may have comments and
-/// trailing commas. One Error lists everything that is wrong.
+/// A file's name, JSON text (begins with '{'), or that in base64 (URL-safe or not), as DeepSpeed takes them. JSON may
+/// have comments and trailing commas. One Error lists everything that is wrong.
 Config read_config(const std::string& source);
 Config config_from_json(std::string_view text, const std::string& origin = "config");
+/// The same source as JSON that config_from_json() takes; nothing of it is checked yet.
+data::Json read_config_json(const std::string& source);
 
-/// The config that `dp_world` data-parallel ranks train with: batch sizes filled in, ranges and pairs of keys checked. One Error lists
-/// everything that is wrong; what is only doubtful is added to warnings.
+/// The config that `dp_world` data-parallel ranks train with: batch sizes filled in, ranges and pairs of keys checked.
+/// One Error lists everything that is wrong; what is only doubtful is added to warnings.
 Config resolve(Config config, int dp_world);
 
-/// Every key with its value, a line each, and where it comes from: "(from file)", "(default)", "(default here; DeepSpeed: 5e8)".
+/// Every key with its value, a line each, and where it comes from: "(from file)", "(default)", "(default here;
+/// DeepSpeed: 5e8)".
 std::string to_text(const Config& config);
 /// The same as an object of objects that read_config() takes.
 data::Json to_json(const Config& config);
@@ -193,9 +217,10 @@ DType parameter_dtype(const Config& config);
 std::optional<optim::DynamicLossScaler::Options> loss_scaler_options(const Config& config);
 
 using NamedParameters = std::vector<nn::NamedParameter>;  // nn::Module::named_parameters()
-/// The optimizers that optimizer.type asks for: one, or two for Muon (matrices; AdamW for the rest). Empty without a type. Collective for
-/// the 1-bit ones, whose ranks are `group`, default dist::world().
-std::vector<std::unique_ptr<optim::Optimizer>> make_optimizers(const Config& config, const NamedParameters& parameters, dist::ProcessGroup* group = nullptr);
+/// The optimizers that optimizer.type asks for: one, or two for Muon (matrices; AdamW for the rest). Empty without a
+/// type. Collective for the 1-bit ones, whose ranks are `group`, default dist::world().
+std::vector<std::unique_ptr<optim::Optimizer>> make_optimizers(const Config& config, const NamedParameters& parameters,
+                                                               dist::ProcessGroup* group = nullptr);
 /// The schedule that scheduler.type asks for; null without a type.
 std::unique_ptr<optim::Schedule> make_schedule(const Config& config, optim::Optimizer& optimizer);
 

@@ -10,7 +10,9 @@ using data::Json;
 
 namespace {
 
-struct Line { std::string key, value, mark; };
+struct Line {
+  std::string key, value, mark;
+};
 
 std::string mark_of(const Key& key, const Config& config, const Json& value) {
   if (config.has(key.path)) return "(from file)";
@@ -22,10 +24,17 @@ std::string mark_of(const Key& key, const Config& config, const Json& value) {
 void add_named(std::vector<Line>& lines, const Config& config, Kind kind) {
   const std::string name = kind == Kind::optimizer ? "optimizer" : "scheduler";
   const NamedConfig& named = kind == Kind::optimizer ? config.optimizer : config.scheduler;
-  lines.push_back({name + ".type", named.type.empty() ? "none" : shown(named.type), config.has(name + ".type") ? "(from file)" : named.type.empty() ? "(default)" : "(set by the program)"});
+  lines.push_back({name + ".type", named.type.empty() ? "none" : shown(named.type),
+                   config.has(name + ".type") ? "(from file)"
+                   : named.type.empty()       ? "(default)"
+                                              : "(set by the program)"});
   std::vector<std::string> problems, warnings;
   for (const ParamInfo& p : check_params(kind, named, problems, warnings)) {
-    if (p.given || p.doc.empty()) lines.push_back({name + ".params." + p.name, shown(p.value), !p.given ? "(default)" : p.doc.empty() ? "(from file)" : "(no effect: " + p.doc + ")"});
+    if (p.given || p.doc.empty())
+      lines.push_back({name + ".params." + p.name, shown(p.value),
+                       !p.given        ? "(default)"
+                       : p.doc.empty() ? "(from file)"
+                                       : "(no effect: " + p.doc + ")"});
   }
 }
 
@@ -43,7 +52,9 @@ std::string brief(const Json& value) {
     int64_t mantissa = value.as_int(), zeros = 0;
     while (mantissa % 10 == 0) mantissa /= 10, ++zeros;
     const std::string digits = str(mantissa);
-    if (zeros >= 5) return "`" + digits.substr(0, 1) + (digits.size() > 1 ? "." + digits.substr(1) : "") + "e" + str(zeros + int64_t(digits.size()) - 1) + "`";
+    if (zeros >= 5)
+      return "`" + digits.substr(0, 1) + (digits.size() > 1 ? "." + digits.substr(1) : "") + "e" +
+             str(zeros + int64_t(digits.size()) - 1) + "`";
   }
   return "`" + shown(value) + "`";
 }
@@ -63,11 +74,13 @@ void add_types(std::string& out, const std::string& title, Kind kind) {
   for (const TypeInfo& type : types_of(kind)) {
     std::string working, idle;
     for (const ParamInfo& p : type.params) {
-      const std::string text = "`" + p.name + "`" + (p.value == Json("required") ? " (required)" : " " + shown(p.value));
+      const std::string text =
+          "`" + p.name + "`" + (p.value == Json("required") ? " (required)" : " " + shown(p.value));
       std::string& list = p.doc.empty() ? working : idle;
       list += (list.empty() ? "" : ", ") + (p.doc.empty() ? text : "`" + p.name + "`");
     }
-    out += "| `" + type.type + "` | " + cell(type.doc) + " | " + cell(working) + " | " + (idle.empty() ? "" : "without effect: " + idle) + " |\n";
+    out += "| `" + type.type + "` | " + cell(type.doc) + " | " + cell(working) + " | " +
+           (idle.empty() ? "" : "without effect: " + idle) + " |\n";
   }
 }
 
@@ -92,7 +105,9 @@ std::string to_text(const Config& config) {
   }
   std::string out;
   for (const Line& line : lines) {
-    const auto pad = [](const std::string& text, size_t to) { return text + std::string(text.size() < to ? to - text.size() : 0, ' '); };
+    const auto pad = [](const std::string& text, size_t to) {
+      return text + std::string(text.size() < to ? to - text.size() : 0, ' ');
+    };
     out += pad(line.key, width) + "  " + pad(line.value, value_width) + "  " + line.mark + "\n";
   }
   return out;
@@ -102,7 +117,8 @@ Json to_json(const Config& config) {
   Json root = Json::Object();
   for (const Key& key : config_keys()) {
     if (key.status == Status::works) put_at(root, key.path, value_of(key, config));
-    else if (const auto found = config.inert.find(key.path); found != config.inert.end()) put_at(root, key.path, found->second);
+    else if (const auto found = config.inert.find(key.path); found != config.inert.end())
+      put_at(root, key.path, found->second);
   }
   for (const char* name : {"optimizer", "scheduler"}) {
     Json& section = root[name];
@@ -113,28 +129,45 @@ Json to_json(const Config& config) {
 
 std::string config_reference() {
   std::string out =
-      "# The configuration file\n\n"
-      "DeepSpeed's configuration file is read as it is. Comments (`//`, `/* */`, `#`) and commas before a closing bracket are accepted, so is `1e9` for an integer. A key that\n"
-      "nobody knows, a key that stands twice, a wrong type, a value out of range and keys that do not go together are errors before a rank starts, all of them at once.\n"
-      "`lockstep config FILE --ranks N` prints what a file means; this page is `lockstep config --reference`.\n\n"
-      "`train_batch_size` is `train_micro_batch_size_per_gpu` times `gradient_accumulation_steps` times the number of data-parallel ranks. Two of them give the third; one of the\n"
-      "first two is enough (the others: 1 accumulation step). `\"auto\"` is for the keys marked so; elsewhere it is an error that says what to write.\n\n"
+      R"(# The configuration file
+
+DeepSpeed's configuration file is read as it is. Comments (`//`, `/* */`, `#`) and commas before a
+closing bracket are accepted, so is `1e9` for an integer. A key that nobody knows, a key that stands
+twice, a wrong type, a value out of range and keys that do not go together are errors before a rank
+starts, all of them at once. `lockstep config FILE --ranks N` prints what a file means; this page is
+`lockstep config --reference`.
+
+`train_batch_size` is `train_micro_batch_size_per_gpu` times `gradient_accumulation_steps` times the
+number of data-parallel ranks. Two of them give the third; one of the first two is enough (the
+others: 1 accumulation step). `"auto"` is for the keys marked so; elsewhere it is an error that says
+what to write.
+
+)"
       "## Keys\n\nSizes count elements, not bytes.\n\n| key | is | default | |\n|---|---|---|---|\n";
   for (const Key& key : config_keys()) {
     if (key.status != Status::works) continue;
-    out += "| `" + key.path + "` | " + cell(expected(key)) + (key.automatic ? ", or auto" : "") + " | " + brief(key.fallback) + (key.theirs.empty() ? "" : " (DeepSpeed: " + key.theirs + ")") + " | " + cell(key.doc) + " |\n";
+    out += "| `" + key.path + "` | " + cell(expected(key)) + (key.automatic ? ", or auto" : "") + " | " +
+           brief(key.fallback) + (key.theirs.empty() ? "" : " (DeepSpeed: " + key.theirs + ")") + " | " +
+           cell(key.doc) + " |\n";
   }
   add_types(out, "Optimizers", Kind::optimizer);
   add_types(out, "Schedules", Kind::schedule);
   const auto list = [&](const char* title, const char* text, Status status, auto&& last) {
     out += str("\n## ", title, "\n\n", text, "\n\n");
-    for (const Key& key : config_keys()) if (key.status == status) out += "- `" + key.path + "`" + last(key) + "\n";
+    for (const Key& key : config_keys())
+      if (key.status == status) out += "- `" + key.path + "`" + last(key) + "\n";
   };
-  list("Accepted, without effect", "A value other than the default is also a warning.", Status::inert, [](const Key& key) { return ": " + key.doc; });
-  list("Accepted as long as they ask for nothing", "The value shown, `false`, `null`, an empty object or one with `\"enabled\": false`; anything else is an error.", Status::off,
-       [](const Key& key) { return " " + brief(key.fallback) + ": " + key.doc; });
-  list("Removed from DeepSpeed", "Likewise, with what to do instead.", Status::removed, [](const Key& key) { return ": " + key.doc; });
-  list("Deprecated names", "Accepted, with a warning.", Status::renamed, [](const Key& key) { return " is `" + key.fallback.as_string() + "`" + (key.path.ends_with("cpu_offload") || key.path.ends_with("cpu_offload_param") ? " = `cpu`" : ""); });
+  list("Accepted, without effect", "A value other than the default is also a warning.", Status::inert,
+       [](const Key& key) { return ": " + key.doc; });
+  list("Accepted as long as they ask for nothing",
+       "The value shown, `false`, `null`, an empty object or one with `\"enabled\": false`; anything else is an error.",
+       Status::off, [](const Key& key) { return " " + brief(key.fallback) + ": " + key.doc; });
+  list("Removed from DeepSpeed", "Likewise, with what to do instead.", Status::removed,
+       [](const Key& key) { return ": " + key.doc; });
+  list("Deprecated names", "Accepted, with a warning.", Status::renamed, [](const Key& key) {
+    return " is `" + key.fallback.as_string() + "`" +
+           (key.path.ends_with("cpu_offload") || key.path.ends_with("cpu_offload_param") ? " = `cpu`" : "");
+  });
   return out;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// Internal to engine/config*.cpp: the table of all keys (config_keys.inc) as data. Reading, checking, printing and docs/config.md walk it.
+// Internal to engine/config*.cpp: the table of all keys (config_keys.inc) as data. Reading, checking, printing and
+// docs/config.md walk it.
 #include <cmath>
 #include <string>
 #include <variant>
@@ -18,13 +19,14 @@ enum class Status {
 };
 
 /// Where a value lies in a Config. Its type is the key's type; optional: null is accepted.
-using Slot = std::variant<bool*, int64_t*, double*, std::string*, std::optional<bool>*, std::optional<int64_t>*, std::optional<std::string>*, std::vector<std::string>*,
-                          data::Json*>;
+using Slot = std::variant<bool*, int64_t*, double*, std::string*, std::optional<bool>*, std::optional<int64_t>*,
+                          std::optional<std::string>*, std::vector<std::string>*, data::Json*>;
 
 /// What a value must be, beyond its type.
 struct Range {
   double least = -INFINITY, most = INFINITY;
   bool above = false;              ///< least itself is too small
+  bool inf_is_null = false;        ///< "inf" says the same as null, as accelerate writes it
   std::vector<std::string> words;  ///< one of these, in lower case
 
   bool bounds() const { return least > -INFINITY || most < INFINITY; }
@@ -33,6 +35,7 @@ struct Range {
 inline Range any() { return {}; }
 inline Range least(double value) { return {.least = value}; }
 inline Range between(double low, double high) { return {.least = low, .most = high}; }
+inline Range or_inf(Range range) { return range.inf_is_null = true, range; }
 inline Range positive() { return {.least = 0, .above = true}; }
 inline Range words(std::vector<std::string> list) { return {.words = std::move(list)}; }
 
@@ -42,9 +45,9 @@ struct Key {
   Slot (*slot)(Config& config);  ///< of those that work
   data::Json fallback;           ///< the default; what an `off` key may say
   Range range;
-  std::string theirs;            ///< DeepSpeed's default, where ours is another
-  std::string doc;               ///< what it does; or why it does nothing, or what to do instead
-  bool automatic;                ///< "auto" leaves the choice to us
+  std::string theirs;  ///< DeepSpeed's default, where ours is another
+  std::string doc;     ///< what it does; or why it does nothing, or what to do instead
+  bool automatic;      ///< "auto" leaves the choice to us
 };
 
 const std::vector<Key>& config_keys();
@@ -56,9 +59,11 @@ std::string expected(const Key& key);
 /// What a value of the file looks like in a message: short, on one line.
 std::string shown(const data::Json& value);
 /// nullopt: the value is of another type. Numbers such as 1e9 are integers; `auto` and words compare without case.
-std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const Range& range, bool nullable = false);
+std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const Range& range,
+                                  bool nullable = false);
 data::Json value_of(const Key& key, const Config& config);
-/// Whether the file asks for nothing: false, null, 0 or less, "none", an empty list or object, or one that is not "enabled".
+/// Whether the file asks for nothing: false, null, 0 or less, "none", an empty list or object, or one that is not
+/// "enabled".
 bool asks_for_nothing(const data::Json& value);
 
 /// "config.json: 2 problems\n  ...\n  ..." as an Error; nothing when there are none.
@@ -67,15 +72,16 @@ void fail_if_any(const std::string& origin, const std::vector<std::string>& prob
 /// Text of a config, blanked where JSON would not have it: comments and trailing commas. Error with line and column.
 std::string plain_json(std::string_view text, const std::string& origin);
 
-/// Problems of values that are out of range, of params, and of keys that do not go together. Warnings are added to the config, once.
+/// Problems of values that are out of range, of params, and of keys that do not go together. Warnings are added to the
+/// config, once.
 void check_values(Config& config, std::vector<std::string>& problems);
 
 /// The params of an optimizer or a schedule (factories.cpp): one row each.
 struct ParamInfo {
   std::string name;
-  data::Json value;     ///< effective; the default when not given
+  data::Json value;  ///< effective; the default when not given
   bool given = false;
-  std::string doc;      ///< why it has no effect
+  std::string doc;  ///< why it has no effect
 };
 enum class Kind { optimizer, schedule };
 struct TypeInfo {
@@ -85,9 +91,7 @@ struct TypeInfo {
 };
 std::vector<TypeInfo> types_of(Kind kind);
 /// The type's params with the values of `config`; problems and notes as they are found.
-std::vector<ParamInfo> check_params(Kind kind, const NamedConfig& config, std::vector<std::string>& problems, std::vector<std::string>& warnings);
-
-/// Adds what does not go with an optimizer that moves gradients between ranks itself.
-void check_one_bit(const Config& config, const std::string& optimizer, std::vector<std::string>& problems, std::vector<std::string>& warnings);
+std::vector<ParamInfo> check_params(Kind kind, const NamedConfig& config, std::vector<std::string>& problems,
+                                    std::vector<std::string>& warnings);
 
 }  // namespace lockstep::engine

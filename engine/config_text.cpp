@@ -24,7 +24,8 @@ std::string place(std::string_view text, size_t at, const std::string& origin) {
 
 /// Where the string that begins at `at` ends: behind its closing quote, or at the end of a text that lacks it.
 size_t end_of_string(std::string_view text, size_t at) {
-  for (++at; at < text.size() && text[at] != '"'; ++at) if (text[at] == '\\') ++at;
+  for (++at; at < text.size() && text[at] != '"'; ++at)
+    if (text[at] == '\\') ++at;
   return std::min(at + 1, text.size());
 }
 
@@ -34,7 +35,9 @@ std::string from_base64(const std::string& text) {
     const size_t size = std::min(text.find('='), text.size());
     std::string bytes(size, '\0');
     size_t length = 0;
-    if (sodium_base642bin(reinterpret_cast<unsigned char*>(bytes.data()), bytes.size(), text.data(), size, "\n\r ", &length, nullptr, variant) == 0) return bytes.substr(0, length);
+    if (sodium_base642bin(reinterpret_cast<unsigned char*>(bytes.data()), bytes.size(), text.data(), size, "\n\r ",
+                          &length, nullptr, variant) == 0)
+      return bytes.substr(0, length);
   }
   return "";
 }
@@ -50,7 +53,8 @@ bool looks_like_json(std::string_view text) {
 std::string plain_json(std::string_view text, const std::string& origin) {
   std::string out(text);
   const auto blank = [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) if (out[i] != '\n') out[i] = ' ';
+    for (size_t i = begin; i < end; ++i)
+      if (out[i] != '\n') out[i] = ' ';
   };
   size_t comma = text.npos;  // the last thing that was no blank and no comment, if it is a comma behind a value
   char last = 0;
@@ -74,8 +78,12 @@ std::string plain_json(std::string_view text, const std::string& origin) {
       const std::string_view word = text.substr(i, end - i);
       const bool inside_number = i > 0 && ((text[i - 1] >= '0' && text[i - 1] <= '9') || text[i - 1] == '.');  // 1e9
       if (!inside_number && word != "true" && word != "false" && word != "null") {
-        const char* cure = word == "True" ? "write true" : word == "False" ? "write false" : word == "None" ? "write null"
-                           : word == "NaN" || word == "nan" || word == "Infinity" || word == "inf" ? "a config has finite numbers only" : "strings and names of keys stand in double quotes";
+        const char* cure = word == "True"    ? "write true"
+                           : word == "False" ? "write false"
+                           : word == "None"  ? "write null"
+                           : word == "NaN" || word == "nan" || word == "Infinity" || word == "inf"
+                               ? "a config has finite numbers only"
+                               : "strings and names of keys stand in double quotes";
         fail(str(place(text, i, origin), ": expected JSON, got ", word, "; ", cure));
       }
       i = end;
@@ -92,18 +100,36 @@ std::string plain_json(std::string_view text, const std::string& origin) {
   return out;
 }
 
-Config read_config(const std::string& source) {
+namespace {
+
+/// The text of a source, and its name.
+std::pair<std::string, std::string> text_of(const std::string& source) {
   std::error_code error;
   const bool exists = std::filesystem::exists(source, error);  // false for what is too long for a name
-  if (looks_like_json(source) && !exists) return config_from_json(source);
+  if (looks_like_json(source) && !exists) return {source, "config"};
   if (exists) {
-    LOCKSTEP_CHECK(!std::filesystem::is_directory(source, error), source, ": expected a configuration file, got a folder");
-    return config_from_json(data::read_file(source, most_bytes), source);
+    LOCKSTEP_CHECK(!std::filesystem::is_directory(source, error), source,
+                   ": expected a configuration file, got a folder");
+    return {data::read_file(source, most_bytes), source};
   }
   const std::string decoded = from_base64(source);
-  LOCKSTEP_CHECK(looks_like_json(decoded), "expected a configuration file, JSON text or that in base64, got \"", source.substr(0, 80), source.size() > 80 ? "..." : "",
-                 "\", which is none of them");
-  return config_from_json(decoded, "config in base64");
+  LOCKSTEP_CHECK(looks_like_json(decoded), "expected a configuration file, JSON text or that in base64, got \"",
+                 source.substr(0, 80), source.size() > 80 ? "..." : "", "\", which is none of them");
+  return {decoded, "config in base64"};
+}
+
+}  // namespace
+
+Config read_config(const std::string& source) {
+  const auto [text, origin] = text_of(source);
+  return config_from_json(text, origin);
+}
+
+data::Json read_config_json(const std::string& source) {
+  const auto [text, origin] = text_of(source);
+  const data::Json json = data::parse_json(plain_json(text, origin), origin);
+  LOCKSTEP_CHECK(json.is_object(), origin, ": expected an object {...}, got ", json.kind());
+  return json;
 }
 
 }  // namespace lockstep::engine

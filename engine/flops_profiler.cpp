@@ -16,7 +16,8 @@ std::string short_number(double value) {
   int unit = 0;
   for (; value >= 1000 && unit < 5; ++unit) value /= 1000;
   char text[32];
-  std::snprintf(text, sizeof text, unit == 0 && value == double(int64_t(value)) ? "%.0f%s" : "%.2f%s", value, units[unit]);
+  std::snprintf(text, sizeof text, unit == 0 && value == double(int64_t(value)) ? "%.0f%s" : "%.2f%s", value,
+                units[unit]);
   return text;
 }
 std::string milliseconds(double value) {
@@ -33,17 +34,25 @@ double per_second(double flops, double ms) { return ms > 0 ? flops / ms * 1000 :
 
 }  // namespace
 
-FlopsProfiler::FlopsProfiler(nn::Module& model, FlopsProfilerConfig config) : model_(model), config_(std::move(config)) {
+FlopsProfiler::FlopsProfiler(nn::Module& model, FlopsProfilerConfig config)
+    : model_(model), config_(std::move(config)) {
   for (auto& [name, module] : model.named_modules()) {
     const size_t row = rows_.size();
-    rows_.push_back({.name = name, .kind = module->kind(), .options = module->options(), .depth = name.empty() ? 0 : int(std::count(name.begin(), name.end(), '.')) + 1,
+    rows_.push_back({.name = name,
+                     .kind = module->kind(),
+                     .options = module->options(),
+                     .depth = name.empty() ? 0 : int(std::count(name.begin(), name.end(), '.')) + 1,
                      .parameters = module->parameter_count()});
-    hooks_.emplace_back(module, module->before_forward([this, row](nn::Module&, const std::vector<Variable>&) { enter(row); }));
-    hooks_.emplace_back(module, module->after_forward([this, row](nn::Module&, const std::vector<Variable>&, const Variable&) { leave(row); }));
+    hooks_.emplace_back(module,
+                        module->before_forward([this, row](nn::Module&, const std::vector<Variable>&) { enter(row); }));
+    hooks_.emplace_back(module, module->after_forward([this, row](nn::Module&, const std::vector<Variable>&,
+                                                                  const Variable&) { leave(row); }));
   }
 }
 
-FlopsProfiler::~FlopsProfiler() { for (auto& [module, id] : hooks_) module->remove_hook(id); }
+FlopsProfiler::~FlopsProfiler() {
+  for (auto& [module, id] : hooks_) module->remove_hook(id);
+}
 
 void FlopsProfiler::start() {
   if (done_) return;
@@ -61,7 +70,8 @@ void FlopsProfiler::leave(size_t row) {
     const Open ended = open_.back();
     open_.pop_back();
     rows_[ended.row].macs += counter_->count() - ended.macs;
-    rows_[ended.row].milliseconds += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - ended.start).count();
+    rows_[ended.row].milliseconds +=
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - ended.start).count();
     if (ended.row == row) return;
   }
 }
@@ -79,7 +89,8 @@ void FlopsProfiler::stop(double spent) {
 std::string FlopsProfiler::report(double step) const {
   const ModuleProfile& all = rows_[0];
   const double flops = 2.0 * double(all.macs), backward = std::max(backward_, 0.0);
-  std::string text = str("flops profiler: ", all.kind, ", one micro-batch at rank 0, step ", config_.profile_step, "\n");
+  std::string text =
+      str("flops profiler: ", all.kind, ", one micro-batch at rank 0, step ", config_.profile_step, "\n");
   const auto line = [&](const char* what, const std::string& value) {
     char row[160];
     std::snprintf(row, sizeof row, "  %-32s%s\n", what, value.c_str());
@@ -114,20 +125,25 @@ std::string FlopsProfiler::report(double step) const {
       for (const auto& [name, kind] : kinds) order.emplace_back(-double(value(kind)), name);
       std::sort(order.begin(), order.end());
       std::string list;
-      for (size_t i = 0; i < order.size() && int64_t(i) < config_.top_modules; ++i) list += (i ? ", " : "") + order[i].second + ": " + print(-order[i].first);
+      for (size_t i = 0; i < order.size() && int64_t(i) < config_.top_modules; ++i)
+        list += (i ? ", " : "") + order[i].second + ": " + print(-order[i].first);
       return "{" + list + "}";
     };
-    text += str("    depth ", depth, ": params ", top([](const ModuleProfile& m) { return m.parameters; }, short_number), ", MACs ",
-                top([](const ModuleProfile& m) { return m.macs; }, short_number), ", fwd latency ", top([](const ModuleProfile& m) { return m.milliseconds; }, milliseconds), "\n");
+    text +=
+        str("    depth ", depth, ": params ", top([](const ModuleProfile& m) { return m.parameters; }, short_number),
+            ", MACs ", top([](const ModuleProfile& m) { return m.macs; }, short_number), ", fwd latency ",
+            top([](const ModuleProfile& m) { return m.milliseconds; }, milliseconds), "\n");
   }
   if (config_.detailed) {
     text += "  modules: params, MACs, fwd latency (each with its part of all), fwd FLOPS\n";
     for (const ModuleProfile& row : rows_) {
       if (row.depth > last) continue;
       const std::string name = row.name.substr(row.name.rfind('.') + 1);
-      text += std::string(4 + 2 * size_t(row.depth), ' ') + (name.empty() ? "" : "(" + name + ") ") + row.kind + ": " + short_number(double(row.parameters)) + " " +
-              part(double(row.parameters), double(all.parameters)) + ", " + short_number(double(row.macs)) + "MACs " + part(double(row.macs), double(all.macs)) + ", " +
-              milliseconds(row.milliseconds) + " " + part(row.milliseconds, all.milliseconds) + ", " + short_number(per_second(2 * double(row.macs), row.milliseconds)) + "FLOPS" +
+      text += std::string(4 + 2 * size_t(row.depth), ' ') + (name.empty() ? "" : "(" + name + ") ") + row.kind + ": " +
+              short_number(double(row.parameters)) + " " + part(double(row.parameters), double(all.parameters)) + ", " +
+              short_number(double(row.macs)) + "MACs " + part(double(row.macs), double(all.macs)) + ", " +
+              milliseconds(row.milliseconds) + " " + part(row.milliseconds, all.milliseconds) + ", " +
+              short_number(per_second(2 * double(row.macs), row.milliseconds)) + "FLOPS" +
               (row.options.empty() ? "" : "  [" + row.options + "]") + "\n";
     }
   }

@@ -1,8 +1,8 @@
 #pragma once
 // The flops_profiler: parameters, multiply-accumulates and time of every module in the forward of one micro-batch.
 //
-// MACs are counted where matrix products, convolutions and attention are dispatched (tensor/flops.h); one is two flops. Other
-// operations count nothing. Causal attention counts the pairs that it looks at. Backward is twice the forward.
+// MACs are counted where matrix products, convolutions and attention are dispatched (tensor/flops.h); one is two flops.
+// Other operations count nothing. Causal attention counts the pairs that it looks at. Backward is twice the forward.
 #include <chrono>
 #include <optional>
 #include <string>
@@ -30,22 +30,28 @@ class FlopsProfiler {
   ~FlopsProfiler();
   FlopsProfiler(const FlopsProfiler&) = delete;
 
-  void start();                                    ///< the coming forward is the one
-  void stop(double milliseconds);                  ///< it has ended
-  void backward(double milliseconds) { if (is_done() && backward_ < 0) backward_ = milliseconds; }
+  void start();                    ///< the coming forward is the one
+  void stop(double milliseconds);  ///< it has ended
+  void backward(double milliseconds) {
+    if (is_done() && backward_ < 0) backward_ = milliseconds;
+  }
   bool is_running() const { return running_; }
   bool is_done() const { return done_; }
   const std::vector<ModuleProfile>& modules() const { return rows_; }
   std::string report(double step_milliseconds) const;
 
  private:
-  struct Open { size_t row; int64_t macs; std::chrono::steady_clock::time_point start; };
+  struct Open {
+    size_t row;
+    int64_t macs;
+    std::chrono::steady_clock::time_point start;
+  };
   void enter(size_t row);
   void leave(size_t row);
 
   nn::Module& model_;
   FlopsProfilerConfig config_;
-  std::vector<ModuleProfile> rows_;                // in the order of fields()
+  std::vector<ModuleProfile> rows_;  // in the order of fields()
   std::vector<std::pair<nn::Module*, int>> hooks_;
   std::vector<Open> open_;
   std::optional<MacCounter> counter_;

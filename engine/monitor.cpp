@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <array>
 #include <bit>
 #include <cerrno>
 #include <chrono>
@@ -11,6 +10,7 @@
 #include <filesystem>
 #include <map>
 
+#include "dist/fingerprint.h"
 #include "tensor/check.h"
 
 namespace lockstep::engine {
@@ -22,10 +22,15 @@ using Warn = std::function<void(const std::string&)>;
 /// A file that bytes are added to, without a buffer.
 class Appender {
  public:
-  Appender(std::string path, Warn warn) : path_(std::move(path)), warn_(std::move(warn)), file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)) {
+  Appender(std::string path, Warn warn)
+      : path_(std::move(path)),
+        warn_(std::move(warn)),
+        file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)) {
     LOCKSTEP_CHECK(file_ >= 0, "[monitor] ", path_, ": cannot be written: ", std::strerror(errno));
   }
-  ~Appender() { if (file_ >= 0) ::close(file_); }
+  ~Appender() {
+    if (file_ >= 0) ::close(file_);
+  }
   Appender(const Appender&) = delete;
 
   bool is_empty() const { return ::lseek(file_, 0, SEEK_END) == 0; }
@@ -59,8 +64,7 @@ void make_folder(const std::string& folder) {
 
 enum Wire { varint = 0, fixed64 = 1, bytes = 2, fixed32 = 5 };
 
-template <class T>
-std::string little_endian(T value) {
+template <class T> std::string little_endian(T value) {
   std::string out;
   for (size_t i = 0; i < sizeof value; ++i) out += char(value >> (8 * i) & 0xff);
   return out;
@@ -71,12 +75,18 @@ std::string varint_of(uint64_t value) {
   return out + char(value);
 }
 std::string key(int field, Wire wire) { return varint_of(uint64_t(field) << 3 | wire); }
-std::string field(int number, double value) { return key(number, fixed64) + little_endian(std::bit_cast<uint64_t>(value)); }
-std::string field(int number, float value) { return key(number, fixed32) + little_endian(std::bit_cast<uint32_t>(value)); }
+std::string field(int number, double value) {
+  return key(number, fixed64) + little_endian(std::bit_cast<uint64_t>(value));
+}
+std::string field(int number, float value) {
+  return key(number, fixed32) + little_endian(std::bit_cast<uint32_t>(value));
+}
 std::string field(int number, int64_t value) { return key(number, varint) + varint_of(uint64_t(value)); }
 std::string field(int number, const std::string& value) { return key(number, bytes) + varint_of(value.size()) + value; }
 
-double seconds_now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 std::string file_name(const std::string& folder) {
   char host[256] = "localhost";
@@ -86,7 +96,9 @@ std::string file_name(const std::string& folder) {
 
 class TensorBoard final : public Monitor {
  public:
-  TensorBoard(const std::string& folder, const Warn& warn) : file_(file_name(folder), warn) { add(field(1, seconds_now()) + field(3, std::string("brain.Event:2"))); }
+  TensorBoard(const std::string& folder, const Warn& warn) : file_(file_name(folder), warn) {
+    add(field(1, seconds_now()) + field(3, std::string("brain.Event:2")));
+  }
   void write(const std::vector<Event>& events) override {
     for (const Event& e : events) {
       const std::string value = field(1, e.tag) + field(2, float(e.value));
@@ -110,7 +122,8 @@ class Csv final : public Monitor {
       auto found = files_.find(e.tag);
       if (found == files_.end()) {
         std::string name = e.tag;
-        for (char& c : name) if (c == '/') c = '_';
+        for (char& c : name)
+          if (c == '/') c = '_';
         found = files_.try_emplace(e.tag, std::make_unique<Appender>(folder_ + "/" + name + ".csv", warn_)).first;
         if (found->second->is_empty()) found->second->add("step," + e.tag.substr(e.tag.rfind('/') + 1) + "\n");
       }
@@ -128,21 +141,8 @@ class Csv final : public Monitor {
 
 }  // namespace
 
-uint32_t crc32c(std::string_view bytes) {
-  static const auto table = [] {
-    std::array<uint32_t, 256> made{};
-    for (uint32_t i = 0; i < 256; ++i) {
-      made[i] = i;
-      for (int bit = 0; bit < 8; ++bit) made[i] = made[i] >> 1 ^ (made[i] & 1 ? 0x82f63b78u : 0);
-    }
-    return made;
-  }();
-  uint32_t crc = ~0u;
-  for (const char c : bytes) crc = crc >> 8 ^ table[(crc ^ uint8_t(c)) & 0xff];
-  return ~crc;
-}
 uint32_t masked_crc32c(std::string_view bytes) {
-  const uint32_t crc = crc32c(bytes);
+  const uint32_t crc = dist::crc32c(bytes.data(), bytes.size());
   return (crc >> 15 | crc << 17) + 0xa282ead8u;
 }
 
@@ -156,7 +156,9 @@ std::unique_ptr<Monitor> csv_monitor(const std::string& folder, const Warn& warn
 }
 
 std::vector<std::unique_ptr<Monitor>> make_monitors(const Config& config, const Warn& warn) {
-  const auto folder = [](const MonitorConfig& c) { return (std::filesystem::path(c.output_path) / c.job_name).string(); };
+  const auto folder = [](const MonitorConfig& c) {
+    return (std::filesystem::path(c.output_path) / c.job_name).string();
+  };
   std::vector<std::unique_ptr<Monitor>> all;
   if (config.tensorboard.enabled) all.push_back(tensorboard_monitor(folder(config.tensorboard), warn));
   if (config.csv_monitor.enabled) all.push_back(csv_monitor(folder(config.csv_monitor), warn));

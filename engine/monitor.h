@@ -12,13 +12,13 @@
 namespace lockstep::engine {
 
 struct Event {
-  std::string tag;      ///< "Train/Samples/train_loss"
+  std::string tag;  ///< "Train/Samples/train_loss"
   double value = 0;
   int64_t samples = 0;  ///< the x axis
 };
 
-/// Each event is with the system when write() returns: a kill loses nothing, a power cut what the system had not written. When writing
-/// fails (a full disk) training goes on without, and `warn` is told once.
+/// Each event is with the system when write() returns: a kill loses nothing, a power cut what the system had not
+/// written. When writing fails (a full disk) training goes on without, and `warn` is told once.
 class Monitor {
  public:
   virtual ~Monitor() = default;
@@ -26,15 +26,16 @@ class Monitor {
 };
 
 /// Those that the config enables. Error when a folder cannot be made.
-std::vector<std::unique_ptr<Monitor>> make_monitors(const Config& config, const std::function<void(const std::string&)>& warn);
+std::vector<std::unique_ptr<Monitor>> make_monitors(const Config& config,
+                                                    const std::function<void(const std::string&)>& warn);
 
 /// FOLDER/events.out.tfevents.<time>.<host>.<process>
-std::unique_ptr<Monitor> tensorboard_monitor(const std::string& folder, const std::function<void(const std::string&)>& warn);
+std::unique_ptr<Monitor> tensorboard_monitor(const std::string& folder,
+                                             const std::function<void(const std::string&)>& warn);
 /// FOLDER/Train_Samples_lr.csv and so on, a line an event; a run that goes on appends.
 std::unique_ptr<Monitor> csv_monitor(const std::string& folder, const std::function<void(const std::string&)>& warn);
 
-/// CRC-32C (Castagnoli), and as TFRecord files keep it.
-uint32_t crc32c(std::string_view bytes);
+/// CRC-32C (Castagnoli), as TFRecord files keep it.
 uint32_t masked_crc32c(std::string_view bytes);
 
 }  // namespace lockstep::engine

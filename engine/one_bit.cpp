@@ -1,7 +1,10 @@
 #include "engine/one_bit.h"
 
 #include <algorithm>
+#include <set>
 
+#include "engine/part.h"
+#include "nn/build_empty.h"
 #include "parallel/naive_ddp.h"
 #include "tensor/memory.h"
 #include "tensor/ops.h"
@@ -15,38 +18,28 @@ const std::string worker = std::string(OneBit::owed) + "worker", server = std::s
 
 Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()}); }
 
-// "state.h.0.weight.exp_avg" here is "optimizer.exp_avg.h.0.weight" in a checkpoint, and "group.0.lr" is "optimizer.group.0.lr".
-std::string saved_name(const std::string& name) {
-  if (!name.starts_with("state.")) return "optimizer." + name;
-  const size_t dot = name.rfind('.');
-  return "optimizer." + name.substr(dot + 1) + "." + name.substr(6, dot - 6);
-}
-/// What a name of a checkpoint says: of which parameter, and which of its tensors or numbers. Nothing for other names.
-std::optional<std::pair<std::string, std::string>> parse(const std::string& saved) {
-  if (!saved.starts_with("optimizer.")) return std::nullopt;
-  const size_t dot = saved.find('.', 10);
-  if (dot == saved.npos) return std::nullopt;
-  return std::pair(saved.substr(dot + 1), saved.substr(10, dot - 10));
-}
-
 }  // namespace
 
-OneBit::OneBit(nn::Module& model, onebit::Optimizer& optimizer, dist::ProcessGroup& group, Options options) : model_(model), optimizer_(optimizer), group_(group), options_(std::move(options)) {
-  LOCKSTEP_CHECK(&optimizer.group() == &group, "[engine] expected ", optimizer.name(), " with the engine's group of ", group.size(), " ranks, got one with another, of ", optimizer.group().size());
+OneBit::OneBit(nn::Module& model, onebit::Optimizer& optimizer, dist::ProcessGroup& group, Options options)
+    : model_(model), optimizer_(optimizer), group_(group), options_(std::move(options)) {
+  LOCKSTEP_CHECK(&optimizer.group() == &group, "[engine] expected ", optimizer.name(), " with the engine's group of ",
+                 group.size(), " ranks, got one with another, of ", optimizer.group().size());
   const std::vector<Variable> in_optimizer = optimizer.parameters();
   std::vector<std::pair<std::string, Variable>> names;
   std::vector<Variable> variables;
   std::string without;
   for (const nn::NamedParameter& p : model.named_parameters()) {
-    LOCKSTEP_CHECK(!p.variable.tensor().storage()->is_empty() || p.variable.numel() == 0, "[engine] expected whole parameters for ", optimizer.name(), ", got ", p.name,
-                   " in shards; build the model without zero::Init");
+    nn::fill(p.variable);
     names.emplace_back(p.name, p.variable);
     if (!p.variable.requires_grad()) continue;
-    if (std::none_of(in_optimizer.begin(), in_optimizer.end(), [&](const Variable& v) { return v.impl() == p.variable.impl(); })) without += (without.empty() ? "" : ", ") + p.name;
+    if (std::none_of(in_optimizer.begin(), in_optimizer.end(),
+                     [&](const Variable& v) { return v.impl() == p.variable.impl(); }))
+      without += (without.empty() ? "" : ", ") + p.name;
     trained_.push_back(p);
     variables.push_back(p.variable);
   }
-  LOCKSTEP_CHECK(without.empty(), "[engine] expected every parameter that requires grad in ", optimizer.name(), ", got these that are not: ", without, "; add them, or freeze them (requires_grad_(false))");
+  LOCKSTEP_CHECK(without.empty(), "[engine] expected every parameter that requires grad in ", optimizer.name(),
+                 ", got these that are not: ", without, "; add them, or freeze them (requires_grad_(false))");
   optimizer.name_parameters(names);
   parallel::broadcast_module(model, group);
   if (options_.accumulates) sum_.emplace(variables);
@@ -60,7 +53,8 @@ int64_t OneBit::first_nonfinite() const {
   return none;
 }
 
-/// The first, in the order of the model, that any rank had; of those where only the ranks' sum is too large, what is seen now.
+/// The first, in the order of the model, that any rank had; of those where only the ranks' sum is too large, what is
+/// seen now.
 void OneBit::name_nonfinite(int64_t mine, zero::StepReport& report) const {
   const int64_t count = int64_t(trained_.size()), ranks = group_.size();
   if (mine == none) {
@@ -72,7 +66,8 @@ void OneBit::name_nonfinite(int64_t mine, zero::StepReport& report) const {
   const Tensor agreed = Tensor::from({mine}, {1});
   group_.all_reduce(agreed, {.op = dist::ReduceOp::min, .tag = "first gradient that is not finite"});
   const int64_t first = agreed.item<int64_t>();
-  report.first_nonfinite = first / ranks < 2 * count ? trained_[size_t(first / ranks % count)].name : "all parameters together";
+  report.first_nonfinite =
+      first / ranks < 2 * count ? trained_[size_t(first / ranks % count)].name : "all parameters together";
   report.rank = group_.world_rank(int(first % ranks));
 }
 
@@ -81,34 +76,41 @@ zero::StepReport OneBit::step(const zero::StepOptions& o) {
   if (sum_) sum_->finish();
   const bool check = options_.nonfinite != zero::NonFinite::propagate;
   const int64_t bad = check ? first_nonfinite() : none;  // an exact step puts the mean over ranks in their place
-  const onebit::StepReport done = optimizer_.step({.grad_scale = o.scaler ? o.grad_scale / o.scaler->scale() : o.grad_scale, .max_norm = o.max_norm, .skip_nonfinite = check, .want_norm = o.want_norm});
+  const onebit::StepReport done =
+      optimizer_.step({.grad_scale = o.scaler ? o.grad_scale / o.scaler->scale() : o.grad_scale,
+                       .max_norm = o.max_norm,
+                       .skip_nonfinite = check,
+                       .want_norm = o.want_norm});
   zero::StepReport report;
   report.skipped = done.skipped;
   if (!done.skipped) report.norm = done.norm;
   if (done.skipped) name_nonfinite(bad, report);
   optimizer_.zero_grad();
-  const std::string where = str("first in the gradient of ", report.first_nonfinite, " at rank ", report.rank, ", in step ", optimizer_.steps() + 1);
+  const std::string where = str("first in the gradient of ", report.first_nonfinite, " at rank ", report.rank,
+                                ", in step ", optimizer_.steps() + 1);
   if (o.scaler) {
     try {
       o.scaler->update(report.skipped);
-    } catch (const Error& error) {
-      fail(str(error.what(), "; ", where));
-    }
+    } catch (const Error& error) { fail(str(error.what(), "; ", where)); }
   }
-  LOCKSTEP_CHECK(!report.skipped || options_.nonfinite == zero::NonFinite::skip, "[engine] a gradient is NaN or infinite, ", where, "; AnomalyMode names the operation that made it. Nothing was changed");
+  LOCKSTEP_CHECK(!report.skipped || options_.nonfinite == zero::NonFinite::skip,
+                 "[engine] a gradient is NaN or infinite, ", where,
+                 "; AnomalyMode names the operation that made it. Nothing was changed");
   return report;
 }
 
 std::vector<zero::StatePiece> OneBit::model_state() const {
   std::vector<zero::StatePiece> all;
-  for (const nn::NamedParameter& p : model_.named_parameters()) all.push_back({"model." + p.name, p.variable.shape(), {0, p.variable.numel()}, flat(p.variable.tensor())});
+  for (const nn::NamedParameter& p : model_.named_parameters())
+    all.push_back({"model." + p.name, p.variable.shape(), {0, p.variable.numel()}, flat(p.variable.tensor())});
   return all;
 }
 
 std::vector<zero::StatePiece> OneBit::state() {
   optimizer_.synchronize();
   std::vector<zero::StatePiece> all = model_state();
-  for (const auto& [name, tensor] : optimizer_.state().tensors) all.push_back({saved_name(name), tensor.shape(), {0, tensor.numel()}, flat(tensor)});
+  for (const auto& [name, tensor] : optimizer_.state().tensors)
+    all.push_back({saved_name(name), tensor.shape(), {0, tensor.numel()}, flat(tensor)});
   const onebit::Errors errors = optimizer_.errors();
   if (errors.worker.defined()) {
     const int64_t rank = group_.rank(), n = errors.worker.numel(), part = errors.server.numel();
@@ -140,19 +142,22 @@ std::vector<zero::StatePiece> OneBit::state_to_load(const checkpoints::Info& sav
     const std::string master = "optimizer.master." + name;
     auto& tensors = optimizer_.state_of(p).tensors;
     if (with_optimizer && size_of(p.dtype()) < 4) add(master, p.shape(), f32, p.device());
-    else if (!with_optimizer && tensors.count("master")) all.push_back({master, p.shape(), {0, p.numel()}, flat(tensors.at("master"))});
+    else if (!with_optimizer && tensors.count("master"))
+      all.push_back({master, p.shape(), {0, p.numel()}, flat(tensors.at("master"))});
   }
   if (!with_optimizer) return all;
   for (const auto& [name, info] : saved.tensors) {
-    const auto what = parse(name);
-    const auto p = what ? by_name.find(what->first) : by_name.end();
-    if (p != by_name.end() && what->second != "master") add(name, p->second.shape(), info.dtype, p->second.device());
+    if (!name.starts_with("optimizer.") || name.starts_with("optimizer.master.")) continue;
+    const auto p = by_name.find(parameter_of(name));
+    if (p != by_name.end()) add(name, p->second.shape(), info.dtype, p->second.device());
   }
   const auto errors = saved.tensors.find(worker);
   if (errors == saved.tensors.end()) return all;
   const Shape& shape = errors->second.shape;
   if (shape.size() != 2 || shape[0] != group_.size() || shape[1] != optimizer_.error_size()) {
-    options_.note(str("note: ", saved.path, " was saved by ", shape[0], " ranks: what compression owed them is forgotten, as ", group_.size(), " ranks cut gradients elsewhere"));
+    options_.note(str("note: ", saved.path, " was saved by ", shape[0],
+                      " ranks: what compression owed them is forgotten, as ", group_.size(),
+                      " ranks cut gradients elsewhere"));
     return all;
   }
   const int64_t rank = group_.rank(), n = shape[1], part = n / group_.size();
@@ -165,19 +170,13 @@ std::vector<zero::StatePiece> OneBit::state_to_load(const checkpoints::Info& sav
 
 void OneBit::load_state(const std::map<std::string, double>& numbers) {
   optim::OptimizerState state;
-  std::map<std::string, bool> trained;
-  for (const nn::NamedParameter& p : trained_) trained[p.name] = true;
-  for (const auto& [name, value] : numbers) {
-    if (name.starts_with("optimizer.group.")) {
-      state.numbers[name.substr(10)] = value;
-    } else if (const auto what = parse(name); what && trained.count(what->first)) {
-      state.numbers["state." + what->first + "." + what->second] = value;
-    }
-  }
+  std::set<std::string> trained;
+  for (const nn::NamedParameter& p : trained_) trained.insert(p.name);
+  for (const auto& [name, value] : numbers)
+    if (name.starts_with("optimizer.group.") || (name.starts_with("optimizer.") && trained.count(parameter_of(name))))
+      state.numbers[state_name(name)] = value;
   for (const auto& [name, tensor] : loading_) {
-    if (name.starts_with(owed)) continue;
-    const auto what = parse(name);
-    state.tensors.emplace_back("state." + what->first + "." + what->second, tensor);
+    if (!name.starts_with(owed)) state.tensors.emplace_back(state_name(name), tensor);
   }
   optimizer_.load_state(state);
   if (loading_.count(worker)) optimizer_.load_errors({loading_.at(worker), loading_.at(server)});
@@ -192,7 +191,8 @@ double OneBit::bytes_per_parameter() const {
   double bytes = 0, elements = 0;
   for (const nn::NamedParameter& p : trained_) {
     elements += double(p.variable.numel());
-    for (const auto& [key, tensor] : optimizer_.state_of(p.variable).tensors) bytes += double(tensor.numel() * size_of(tensor.dtype()));
+    for (const auto& [key, tensor] : optimizer_.state_of(p.variable).tensors)
+      bytes += double(tensor.numel() * size_of(tensor.dtype()));
   }
   const onebit::Errors errors = optimizer_.errors();
   if (errors.worker.defined()) bytes += 4 * double(errors.worker.numel() + errors.server.numel());

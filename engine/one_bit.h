@@ -1,17 +1,19 @@
 #pragma once
-// What an engine does in ZeRO's place when its optimizer moves gradients between ranks itself (onebit/). Internal to engine/.
+// What an engine does in ZeRO's place when its optimizer moves gradients between ranks itself (parallel/onebit/).
+// Internal to engine/.
 //
-//   backward ─▶ sum of this rank's micro-batches ─▶ onebit::Optimizer::step(): unscale, find overflow, clip, exchange, update
+//   backward ─▶ sum of this rank's micro-batches ─▶ onebit::Optimizer::step(): unscale, find overflow, clip, exchange,
+//   update
 #include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "nn/module.h"
-#include "onebit/optimizer.h"
 #include "parallel/buckets.h"
+#include "parallel/onebit/optimizer.h"
 #include "zero/zero.h"
 
 namespace lockstep::engine {
@@ -23,17 +25,23 @@ class OneBit {
     bool accumulates = false;  ///< several micro-batches a step
     std::function<void(const std::string&)> note;
   };
-  /// Rank 0's frozen parameters and buffers go everywhere, as the trained ones did when the optimizer was made. Collective.
+  /// Rank 0's frozen parameters and buffers go everywhere, as the trained ones did when the optimizer was made.
+  /// Collective.
   OneBit(nn::Module& model, onebit::Optimizer& optimizer, dist::ProcessGroup& group, Options options);
 
   onebit::Optimizer& optimizer() { return optimizer_; }
   /// The gradients of a micro-batch are there.
-  void add() { if (sum_) sum_->add(); }
-  void discard() { if (sum_) sum_->discard(); }
+  void add() {
+    if (sum_) sum_->add();
+  }
+  void discard() {
+    if (sum_) sum_->discard();
+  }
   /// As zero::Zero::step(). Collective.
   zero::StepReport step(const zero::StepOptions& options);
 
-  // Checkpoints, by the names that ZeRO gives. What compression owes each rank lies in two tensors that only as many ranks can load.
+  // Checkpoints, by the names that ZeRO gives. What compression owes each rank lies in two tensors that only as many
+  // ranks can load.
   static constexpr const char* owed = "optimizer.onebit.";
   /// This rank's tensors. Collective: 0/1 Adam's ranks exchange first.
   std::vector<zero::StatePiece> state();

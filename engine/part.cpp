@@ -5,14 +5,123 @@
 #include <cstring>
 #include <limits>
 
-#include "data/json.h"
+#include "autograd/autocast.h"
+#include "engine/checkpoint/exchange.h"
+#include "engine/checkpoint/layout.h"
+#include "optim/clip.h"
 #include "parallel/agreement.h"
+#include "pipeline/layers.h"
 #include "tensor/ops.h"
+#include "tensor/random.h"
 
 namespace lockstep::engine {
 
 using checkpoints::Piece;
-using data::Json;
+
+namespace {
+
+/// What a stage without parameters trains, so that it takes part in every step.
+struct Nothing : nn::Module {
+  Variable none = parameter({1}, 0);
+  void fields(nn::Fields& f) override { f("none", none); }
+};
+
+/// Layers and loss under Autocast.
+void cast_all(PipelineModule& module, DType to) {
+  const auto precise = [to](const auto& fn) {
+    return [to, fn](const auto&... in) {
+      const Autocast scope(to);
+      return fn(in...);
+    };
+  };
+  for (pipeline::LayerSpec& layer : module.layers) {
+    const pipeline::LayerSpec::Forward call = [](nn::Module* m, const pipeline::Values& in) {
+      return pipeline::Values{m->call(in.at(0))};
+    };
+    layer.with(precise(layer.forward ? layer.forward : call));
+  }
+  module.loss_fn = precise(module.loss_fn);
+}
+
+}  // namespace
+
+Part::Part(PipelineModule module, const Config& config, const parallel::Mesh& mesh_, const InitializeArgs& args)
+    : mesh(&mesh_), partial(args.partial) {
+  manual_seed(uint64_t(config.seed));  // before layers are built
+  if (module.model) {
+    auto [layers, loss] = pipeline::layers_of(module.model, module.recompute);
+    module.layers = std::move(layers);
+    if (!module.loss_fn) module.loss_fn = std::move(loss);
+  }
+  if (module.autocast) cast_all(module, *module.autocast);
+  const PipelineConfig& p = config.pipeline;
+  pipeline::EngineOptions options{
+      .stages = mesh->plan().pp,
+      .micro_batches = int(*config.gradient_accumulation_steps),
+      .schedule = pipeline::parse_kind(p.schedule),
+      .chunks = int(p.chunks),
+      .split = pipeline::SplitBy::parse(module.partition_method.empty() ? p.partition : module.partition_method),
+      .bounds = module.bounds,
+      .checkpoint_interval = module.activation_checkpoint_interval.value_or(int(p.activation_checkpoint_interval)),
+      .custom = module.schedule,
+      .mesh = mesh,
+      .reduce = false};
+  if (config.fp16.enabled || config.bf16.enabled) options.dtype = parameter_dtype(config);
+  text = str(p.schedule, ", ", to_string(mesh->plan()));
+  engine =
+      std::make_unique<pipeline::Engine>(std::move(module.layers), options, std::move(module.loss_fn), &mesh->world());
+  for (const auto& place : engine->places()) places[place.name] = {place.layer, place.place, place.leads};
+  bool trains = false;
+  for (const auto& one : engine->module().named_parameters()) {
+    places.at(one.name).is_double = one.variable.dtype() == f64;
+    trains |= one.variable.requires_grad();
+  }
+  for (const auto& [name, slice] : args.slices)
+    if (places.count(name)) sliced.emplace(name, slice);
+  has_data = engine->is_first() || engine->is_last();
+  if (trains) return;
+  nothing = std::make_unique<Nothing>();
+  if (options.dtype) nothing->to(*options.dtype);
+}
+
+Part::~Part() = default;
+
+nn::Module& Part::model() { return nothing ? *nothing : engine->module(); }
+
+std::pair<std::vector<Variable>, std::vector<Tensor>> Part::take_gradients() {
+  std::vector<Variable> parameters;
+  std::vector<Tensor> gradients;
+  for (auto& [name, p, unused] : model().named_parameters()) {
+    if (!p.requires_grad()) continue;
+    if (nothing) p.grad() = zeros_like(p.tensor());
+    if (!p.grad().defined()) continue;
+    if (partial.count(name)) mesh->tp().all_reduce(p.grad(), {.tag = name}).wait();
+    parameters.push_back(p);
+    gradients.push_back(p.grad());
+    p.clear_grad();
+  }
+  LOCKSTEP_CHECK(!parameters.empty(), "[train_batch] no parameter of stage ", engine->stage(),
+                 " got a gradient: the loss does not depend on them");
+  return {std::move(parameters), std::move(gradients)};
+}
+
+// --- names ---
+
+std::string parameter_of(const std::string& saved) {
+  const size_t dot = saved.find('.');
+  return saved.substr((saved.starts_with("optimizer.") ? saved.find('.', dot + 1) : dot) + 1);
+}
+
+std::string saved_name(const std::string& of_state) {
+  if (!of_state.starts_with("state.")) return "optimizer." + of_state;
+  const size_t dot = of_state.rfind('.');
+  return "optimizer." + of_state.substr(dot + 1) + "." + of_state.substr(6, dot - 6);
+}
+
+std::string state_name(const std::string& saved) {
+  if (saved.starts_with("optimizer.group.")) return saved.substr(10);
+  return "state." + parameter_of(saved) + "." + saved.substr(10, saved.find('.', 10) - 10);
+}
 
 // --- slices ---
 
@@ -32,9 +141,15 @@ std::vector<Piece> of_whole(const Piece& piece, const Sliced& sliced) {
         const int64_t at = (outer * whole[int(sliced.dim)] + r.begin) * inner + begin - here;
         if (!all.empty() && all.back().end == at) {  // goes on where the last one ended
           all.back().end += end - begin;
-          all.back().tensor = flat.narrow(0, end - piece.begin - (all.back().end - all.back().begin), all.back().end - all.back().begin);
+          all.back().tensor = flat.narrow(0, end - piece.begin - (all.back().end - all.back().begin),
+                                          all.back().end - all.back().begin);
         } else {
-          all.push_back({.name = piece.name, .shape = whole, .dtype = piece.dtype, .begin = at, .end = at + end - begin, .tensor = flat.narrow(0, begin - piece.begin, end - begin)});
+          all.push_back({.name = piece.name,
+                         .shape = whole,
+                         .dtype = piece.dtype,
+                         .begin = at,
+                         .end = at + end - begin,
+                         .tensor = flat.narrow(0, begin - piece.begin, end - begin)});
         }
       }
       here += r.size() * inner;
@@ -43,13 +158,8 @@ std::vector<Piece> of_whole(const Piece& piece, const Sliced& sliced) {
   return all;
 }
 
-std::string Part::parameter_of(const std::string& piece) {
-  const size_t dot = piece.find('.');
-  return piece.starts_with("optimizer.") ? piece.substr(piece.find('.', dot + 1) + 1) : piece.substr(dot + 1);
-}
-
 bool Part::leads(const std::string& piece) const {
-  if (is_empty) return false;
+  if (nothing) return false;
   const auto found = places.find(parameter_of(piece));
   return found == places.end() || found->second.leads;
 }
@@ -76,107 +186,72 @@ void Part::agree(zero::StepReport& report) {
   report.first_nonfinite = parallel::broadcast_text(report.first_nonfinite, int(part), model);
 }
 
-/// Slices are added up, tied parameters count once, and all are added in the order of the model: without slices the bits are those of one process.
+/// Slices are added up, tied parameters count once, and all are added in the order of the model: without slices the
+/// bits are those of one process.
 double Part::norm(const std::vector<std::pair<std::string, double>>& squares_) {
-  std::vector<std::pair<std::string, double>> squares = is_empty ? std::vector<std::pair<std::string, double>>{} : squares_;
+  std::vector<std::pair<std::string, double>> squares =
+      nothing ? std::vector<std::pair<std::string, double>>{} : squares_;
   if (mesh->plan().tp > 1 && !squares.empty()) {
     std::vector<double> cut;
     for (const auto& [name, sum] : squares) cut.push_back(sliced.count(name) ? sum : 0);
     const Tensor sums = Tensor::from(cut, {int64_t(cut.size())});
     mesh->tp().all_reduce(sums, {.tag = "squares of slices"});
-    for (size_t i = 0; i < squares.size(); ++i) if (sliced.count(squares[i].first)) squares[i].second = sums.data<double>()[i];
+    for (size_t i = 0; i < squares.size(); ++i)
+      if (sliced.count(squares[i].first)) squares[i].second = sums.data<double>()[i];
   }
-  std::map<std::pair<int, int>, double> norms;
+  pipeline::NumberedNorms norms;
   for (const auto& [name, sum] : squares) {
-    const Place& place = places.at(name);
-    if (place.leads) norms[{place.layer, place.place}] = place.is_double ? std::sqrt(sum) : double(float(std::sqrt(sum)));
+    const Member& place = places.at(name);
+    if (place.leads) norms[{place.layer, place.place}] = optim::norm_of_squares(sum, place.is_double ? f64 : f32);
   }
-  if (dist::ProcessGroup& pp = mesh->pp(); pp.size() > 1) {
-    const Tensor most = Tensor::from({int64_t(norms.size())}, {1});
-    pp.all_reduce(most, {.op = dist::ReduceOp::max, .tag = "count of norms"});
-    const int64_t length = 3 * most.item<int64_t>();
-    std::vector<double> mine(size_t(length), -1);
-    size_t at = 0;
-    for (const auto& [where, value] : norms) mine[at++] = where.first, mine[at++] = where.second, mine[at++] = value;
-    const Tensor all = empty({length * pp.size()}, {.dtype = f64});
-    pp.all_gather(all, Tensor::from(mine, {length}), {.tag = "norms"});
-    const std::vector<double> words = all.to_vector<double>();
-    for (size_t i = 0; i + 2 < words.size(); i += 3) if (words[i] >= 0) norms[{int(words[i]), int(words[i + 1])}] = words[i + 2];
-  }
-  double total = 0;
-  for (const auto& [where, value] : norms) total += value * value;
-  return std::sqrt(total);
+  return pipeline::norm_of_stages(std::move(norms), &mesh->pp());
 }
 
 // --- whole tensors at one rank ---
 
-namespace {
-
-Tensor bytes_of(const std::string& text) {
-  const Tensor tensor = empty({int64_t(text.size())}, {.dtype = u8});
-  std::memcpy(tensor.raw_data(), text.data(), text.size());
-  return tensor;
-}
-
-}  // namespace
-
-WholeTensors gather_pieces(const std::vector<Piece>& mine, const checkpoints::Numbers& numbers, dist::ProcessGroup& group) {
-  // A list of what comes, then the bytes of all pieces, one after another.
-  WholeTensors whole;
-  const auto put = [&](const std::string& name, DType dtype, const Shape& shape, int64_t begin, int64_t end, const std::byte* from) {
-    auto [place, is_new] = whole.tensors.try_emplace(name);
-    if (is_new) place->second = zeros(shape, {.dtype = dtype});
-    LOCKSTEP_CHECK(place->second.dtype() == dtype && place->second.shape() == shape, "[gather] ", name, " is ", dtype, " ", shape, " at one rank and ", place->second.dtype(), " ", place->second.shape(), " at another");
-    std::memcpy(static_cast<std::byte*>(place->second.raw_data()) + begin * size_of(dtype), from, size_t(end - begin) * size_t(size_of(dtype)));
+WholeTensors gather_pieces(const std::vector<Piece>& mine, const checkpoints::Numbers& numbers,
+                           dist::ProcessGroup& group) {
+  using checkpoints::Offer;
+  const auto bytes_of = [](const Offer::Held& held) { return (held.end - held.begin) * size_of(held.dtype); };
+  const auto size = [&](const Offer& offer) {
+    int64_t bytes = 0;
+    for (const Offer::Held& held : offer.pieces) bytes += bytes_of(held);
+    return empty({bytes}, {.dtype = u8});
   };
-  if (group.rank() == 0) {
-    whole.numbers = numbers;
-    for (const Piece& p : mine) put(p.name, p.dtype, p.shape, p.begin, p.end, static_cast<const std::byte*>(p.tensor.to(cpu).contiguous().raw_data()));
-    for (int rank = 1; rank < group.size(); ++rank) {
-      const Tensor sizes = empty({2}, {.dtype = i64});
-      group.receive(sizes, rank, {.tag = "sizes of the state"});
-      const Tensor list = empty({sizes.data<int64_t>()[0]}, {.dtype = u8}), payload = empty({sizes.data<int64_t>()[1]}, {.dtype = u8});
-      group.receive(list, rank, {.tag = "list of the state"});
-      group.receive(payload, rank, {.tag = "state"});
-      const Json what = data::parse_json(std::string_view(static_cast<const char*>(list.raw_data()), size_t(list.numel())), "state of a rank", {.bytes = int64_t(1) << 32});
-      const auto* at = static_cast<const std::byte*>(payload.raw_data());
-      for (const Json& one : what.at("pieces").as_array()) {
-        const Json::Array& words = one.as_array();
-        const DType dtype = DType(words[1].as_int());
-        std::vector<int64_t> dims;
-        for (const Json& d : words[4].as_array()) dims.push_back(d.as_int());
-        const int64_t begin = words[2].as_int(), end = words[3].as_int();
-        put(words[0].as_string(), dtype, Shape(dims.data(), dims.data() + dims.size()), begin, end, at);
-        at += (end - begin) * size_of(dtype);
-      }
-      for (const auto& [key, value] : what.at("numbers").as_object()) {
-        if (value.is_string()) whole.numbers[key] = value.as_string();
-        else if (value.is_int()) whole.numbers[key] = value.as_int();
-        else whole.numbers[key] = value.as_number();
-      }
-    }
+  const Offer own = checkpoints::offer_of({.pieces = mine, .numbers = numbers});
+  const std::vector<std::string> lists = checkpoints::gather_texts(&group, to_text(own), "list of the state");
+  std::vector<Offer> offers;
+  for (size_t rank = 0; rank < lists.size(); ++rank) {
+    offers.push_back(checkpoints::parse_offer(lists[rank], str("state of rank ", rank)));
+    LOCKSTEP_CHECK(offers.back().error.empty(), "[gather] rank ", rank, ": ", offers.back().error);
+  }
+  // The bytes of all pieces, one after another.
+  const Tensor payload = size(own);
+  auto* to = static_cast<std::byte*>(payload.raw_data());
+  for (size_t i = 0; i < mine.size(); to += bytes_of(own.pieces[i++]))
+    std::memcpy(to, mine[i].tensor.to(cpu).contiguous().raw_data(), size_t(bytes_of(own.pieces[i])));
+  WholeTensors whole;
+  if (group.rank() != 0) {
+    group.send(payload, 0, {.tag = "state"});
     return whole;
   }
-  Json::Array pieces;
-  int64_t bytes = 0;
-  for (const Piece& p : mine) {
-    Json::Array dims;
-    for (int d = 0; d < p.shape.rank(); ++d) dims.push_back(p.shape[d]);
-    pieces.push_back(Json::Array{p.name, int64_t(p.dtype), p.begin, p.end, std::move(dims)});
-    bytes += (p.end - p.begin) * size_of(p.dtype);
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const Offer& offer = offers[size_t(rank)];
+    const Tensor theirs = rank == 0 ? payload : size(offer);
+    if (rank > 0) group.receive(theirs, rank, {.tag = "state"});
+    const auto* at = static_cast<const std::byte*>(theirs.raw_data());
+    for (const Offer::Held& held : offer.pieces) {
+      const auto [place, is_new] = whole.tensors.try_emplace(held.name);
+      if (is_new) place->second = zeros(held.shape, {.dtype = held.dtype});
+      LOCKSTEP_CHECK(place->second.dtype() == held.dtype && place->second.shape() == held.shape, "[gather] ", held.name,
+                     " is ", held.dtype, " ", held.shape, " at one rank and ", place->second.dtype(), " ",
+                     place->second.shape(), " at another");
+      auto* const first = static_cast<std::byte*>(place->second.raw_data()) + held.begin * size_of(held.dtype);
+      std::memcpy(first, at, size_t(bytes_of(held)));
+      at += bytes_of(held);
+    }
+    for (const auto& [key, value] : offer.numbers) whole.numbers[key] = value;
   }
-  Json::Object named;
-  for (const auto& [key, value] : numbers) named.emplace_back(key, std::visit([](const auto& v) { return Json(v); }, value));
-  const Tensor list = bytes_of(Json(Json::Object{{"pieces", std::move(pieces)}, {"numbers", std::move(named)}}).dump()), payload = empty({bytes}, {.dtype = u8});
-  auto* at = static_cast<std::byte*>(payload.raw_data());
-  for (const Piece& p : mine) {
-    const size_t n = size_t(p.end - p.begin) * size_t(size_of(p.dtype));
-    std::memcpy(at, p.tensor.to(cpu).contiguous().raw_data(), n);
-    at += n;
-  }
-  group.send(Tensor::from({list.numel(), payload.numel()}, {2}), 0, {.tag = "sizes of the state"});
-  group.send(list, 0, {.tag = "list of the state"});
-  group.send(payload, 0, {.tag = "state"});
   return whole;
 }
 

@@ -1,53 +1,60 @@
 #pragma once
-// What an engine must know when its model is a part of one: a stage of a pipeline, slices of layers. Not for users: they see pipeline_engine.h.
+// What a rank has of a model that is cut: a stage of a pipeline, slices of layers. Not for users: they see engine.h.
 #include <map>
+#include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
-#include "optim/loss_scaler.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/engine.h"
 #include "parallel/mesh.h"
+#include "pipeline/engine.h"
 #include "zero/zero.h"
 
 namespace lockstep::engine {
 
-/// A parameter that slices of layers have in parts: which elements along one dim of the whole this rank has, in its order.
-struct Sliced {
-  Shape whole;
-  int64_t dim = 0;
-  std::vector<dist::Range> ranges;
-};
+// Names of a checkpoint are "model.NAME", "optimizer.KEY.NAME" (of tensors and "step") and "optimizer.group.0.lr"; of
+// an optimizer's state "state.NAME.KEY" and "group.0.lr".
+/// The parameter that a name of a checkpoint is of.
+std::string parameter_of(const std::string& saved);
+std::string saved_name(const std::string& of_state);
+std::string state_name(const std::string& saved);
 
 /// `piece` is of this rank's slice: the pieces of the whole tensor that it consists of. Their tensors share its memory.
 std::vector<checkpoints::Piece> of_whole(const checkpoints::Piece& piece, const Sliced& sliced);
 
 struct Part : zero::OtherParts {
   /// A parameter of this part, in the order of the whole model.
-  struct Place {
+  struct Member {
     int layer = 0, place = 0;
     bool leads = true;       // this part counts it, and writes it into checkpoints; a tied one stands in several
     bool is_double = false;  // f64
   };
 
-  explicit Part(const parallel::Mesh& mesh) : mesh(&mesh) {}
+  /// Builds this rank's layers. Collective.
+  Part(PipelineModule module, const Config& config, const parallel::Mesh& mesh, const InitializeArgs& args);
+  ~Part() override;
   void agree(zero::StepReport& report) override;
   double norm(const std::vector<std::pair<std::string, double>>& squares) override;
-  dist::ProcessGroup& everybody() const { return mesh->world(); }
-  /// The parameter that a piece ("model.NAME", "optimizer.KEY.NAME") is of.
-  static std::string parameter_of(const std::string& piece);
+  /// What the engine trains.
+  nn::Module& model();
+  /// Takes the gradients away that a run of the schedule left, to give them to the tape as those of one backward.
+  std::pair<std::vector<Variable>, std::vector<Tensor>> take_gradients();
   bool leads(const std::string& piece) const;
   /// In whole tensors.
   std::vector<checkpoints::Piece> whole_pieces(const checkpoints::Piece& piece) const;
 
   const parallel::Mesh* mesh;
-  std::map<std::string, Place> places;
+  std::unique_ptr<pipeline::Engine> engine;
+  std::map<std::string, Member> places;
   std::map<std::string, Sliced> sliced;
-  bool is_empty = false;                 // nothing to train here: the engine's model stands for it, and is not saved
-  bool has_data = true;                  // this part reads the training data
-  optim::GradScaler* grad_scaler = nullptr;
-  std::string text;                      // "1f1b, dp2+pp2", for people
-  int loads = 0;                         // of checkpoints: the training data go on elsewhere
+  std::set<std::string> partial;        // of whose gradients each slice has a part
+  std::unique_ptr<nn::Module> nothing;  // in place of parameters, where there is nothing to train; it is not saved
+  bool has_data = true;                 // this part reads the training data
+  std::string text;                     // "1f1b, dp2+pp2", for people
 };
 
 /// Everybody's pieces as whole tensors at rank 0 of `group`, and everybody's numbers; empty elsewhere. Collective.
@@ -55,6 +62,7 @@ struct WholeTensors {
   std::map<std::string, Tensor> tensors;
   checkpoints::Numbers numbers;
 };
-WholeTensors gather_pieces(const std::vector<checkpoints::Piece>& mine, const checkpoints::Numbers& numbers, dist::ProcessGroup& group);
+WholeTensors gather_pieces(const std::vector<checkpoints::Piece>& mine, const checkpoints::Numbers& numbers,
+                           dist::ProcessGroup& group);
 
 }  // namespace lockstep::engine

@@ -1,6 +1,7 @@
 // Checkpoints of an engine: what goes into them, and the way back.
 //
-//   model.NAME, optimizer.KEY.NAME   pieces, as ZeRO has them         numbers: engine.*, schedule*.*, scaler.*, random.*, data.*, optimizer.*
+//   model.NAME, optimizer.KEY.NAME   pieces, as ZeRO has them         numbers: engine.*, schedule*.*, scaler.*,
+//   random.*, data.*, optimizer.*
 #include <algorithm>
 #include <filesystem>
 #include <set>
@@ -35,12 +36,18 @@ std::map<std::string, std::string> tied_names(nn::Module& model) {
 /// The name under which model.parameters() knows each: the first in the order of fields().
 std::set<std::string> frozen_names(nn::Module& model) {
   std::set<std::string> names;
-  for (const auto& p : model.named_parameters()) if (!p.variable.requires_grad()) names.insert("model." + p.name);
+  for (const auto& p : model.named_parameters())
+    if (!p.variable.requires_grad()) names.insert("model." + p.name);
   return names;
 }
 
 checkpoints::Piece as_piece(const zero::StatePiece& p) {
-  return {.name = p.name, .shape = p.shape, .dtype = p.tensor.dtype(), .begin = p.range.begin, .end = p.range.end, .tensor = p.tensor};
+  return {.name = p.name,
+          .shape = p.shape,
+          .dtype = p.tensor.dtype(),
+          .begin = p.range.begin,
+          .end = p.range.end,
+          .tensor = p.tensor};
 }
 
 void put(checkpoints::Numbers& to, const std::string& prefix, const std::map<std::string, double>& values) {
@@ -48,7 +55,8 @@ void put(checkpoints::Numbers& to, const std::string& prefix, const std::map<std
 }
 std::map<std::string, double> with_prefix(const checkpoints::Numbers& numbers, const std::string& prefix) {
   std::map<std::string, double> found;
-  for (const auto& [key, value] : numbers) if (key.starts_with(prefix)) found[key.substr(prefix.size())] = checkpoints::number(numbers, key);
+  for (const auto& [key, value] : numbers)
+    if (key.starts_with(prefix)) found[key.substr(prefix.size())] = checkpoints::number(numbers, key);
   return found;
 }
 
@@ -59,37 +67,26 @@ std::vector<checkpoints::Piece> EngineBase::Impl::pieces(const std::set<std::str
   for (const zero::StatePiece& piece : zero ? zero->state() : one_bit->state()) {
     if (without.count(piece.name) || (part && !part->leads(piece.name))) continue;
     if (!part) all.push_back(as_piece(piece));
-    else for (checkpoints::Piece& one : part->whole_pieces(as_piece(piece))) all.push_back(std::move(one));
-  }
-  for (const auto& b : model.named_buffers()) all.push_back(checkpoints::whole("model." + b.name, b.tensor.contiguous()));
-  return all;
-}
-
-std::vector<checkpoints::Piece> EngineBase::Impl::wanted_pieces(bool with_optimizer) {
-  std::vector<checkpoints::Piece> all;
-  if (!part->is_empty) {
-    for (const zero::StatePiece& piece : zero->state(true, with_optimizer)) {
-      if (!with_optimizer && piece.name.starts_with("optimizer.")) continue;
+    else
       for (checkpoints::Piece& one : part->whole_pieces(as_piece(piece))) all.push_back(std::move(one));
-    }
   }
-  for (const auto& b : model.named_buffers()) all.push_back(checkpoints::whole("model." + b.name, b.tensor));
+  for (const auto& b : model.named_buffers())
+    all.push_back(checkpoints::whole("model." + b.name, b.tensor.contiguous()));
   return all;
 }
 
 checkpoints::Numbers EngineBase::Impl::own_numbers() const {
   checkpoints::Numbers numbers;
-  if (!part || !part->is_empty) put(numbers, "", zero ? zero->numbers() : one_bit->numbers());
+  if (has_state()) put(numbers, "", zero ? zero->numbers() : one_bit->numbers());
   return numbers;
 }
-
-std::map<std::string, double> EngineBase::Impl::plain_numbers(const checkpoints::Numbers& numbers) { return with_prefix(numbers, ""); }
 
 checkpoints::Contents EngineBase::Impl::contents(const SaveArgs& args) {
   checkpoints::Contents c;
   const std::set<std::string> frozen = args.exclude_frozen_parameters ? frozen_names(model) : std::set<std::string>{};
   c.pieces = pieces(frozen);
-  for (const auto& [name, to] : tied_names(model)) if (!frozen.count(to)) c.aliases[name] = to;
+  for (const auto& [name, to] : tied_names(model))
+    if (!frozen.count(to)) c.aliases[name] = to;
   c.numbers = own_numbers();
   for (size_t i = 0; i < schedules.size(); ++i) put(c.numbers, str("schedule", i, "."), schedules[i]->state());
   if (scaler) put(c.numbers, "scaler.", scaler->state());
@@ -99,7 +96,8 @@ checkpoints::Contents EngineBase::Impl::contents(const SaveArgs& args) {
   c.numbers["engine.global_samples"] = global_samples;
   const RandomState random = random_state();
   c.numbers["random.seed"] = int64_t(random.seed);
-  c.numbers["random.step"] = global_steps;  // the next micro-batch starts there; where a rank's last one was is no one else's
+  c.numbers["random.step"] =
+      global_steps;  // the next micro-batch starts there; where a rank's last one was is no one else's
   if (loader && (!part || part->has_data)) {
     const data::LoaderState at = loader->state();
     c.numbers["data.seed"] = int64_t(at.seed);
@@ -108,7 +106,8 @@ checkpoints::Contents EngineBase::Impl::contents(const SaveArgs& args) {
     c.numbers["data.dataset_size"] = at.dataset_size;
   }
   c.client_state = args.client_state;
-  c.plan = part ? str(part->text, ":", everybody().size(), "x", accumulation) : str(zero ? str("zero", zero->stage()) : "onebit", ":", group->size(), "x", accumulation);
+  c.plan = part ? str(part->text, ":", world.size(), "x", accumulation)
+                : str(zero ? str("zero", zero->stage()) : "onebit", ":", group->size(), "x", accumulation);
   return c;
 }
 
@@ -116,17 +115,25 @@ void EngineBase::save_checkpoint(const std::string& dir, const SaveArgs& args) {
   Impl& m = *impl_;
   m.check_open("save_checkpoint");
   LOCKSTEP_CHECK(!dir.empty(), "[save_checkpoint] expected a folder, got an empty name");
-  LOCKSTEP_CHECK(m.micros.empty() && m.pending == 0, "[save_checkpoint] expected a call after step() at a boundary, got one after ", m.micros.size(), " of ", m.accumulation,
-                 " micro-batches: their gradients would be lost");
+  LOCKSTEP_CHECK(m.micros.empty() && m.pending == 0,
+                 "[save_checkpoint] expected a call after step() at a boundary, got one after ", m.micros.size(),
+                 " of ", m.accumulation, " micro-batches: their gradients would be lost");
   const bool async = args.async || m.config.checkpoint.writer.decoupled;
   const std::string key = str(dir, "\n", args.save_latest, async);
   if (!m.saver || m.saver_key != key) {
     if (m.saver) m.saver->wait();
     m.saver.reset();
     const auto& validation = m.config.checkpoint.tag_validation;
-    m.saver = std::make_unique<checkpoints::Saver>(dir, &m.everybody(), checkpoints::SaveOptions{.async = async, .share = true, .latest = args.save_latest,
-        .tag_validation = validation == "fail" ? checkpoints::TagValidation::fail : validation == "warn" ? checkpoints::TagValidation::warn : checkpoints::TagValidation::ignore,
-        .warn = [out = m.log](const std::string& text) { out("warning: " + text); }});
+    m.saver = std::make_unique<checkpoints::Saver>(
+        dir, &m.world,
+        checkpoints::SaveOptions{.async = async,
+                                 .share = true,
+                                 .keep = int(m.config.checkpoint.keep),
+                                 .latest = args.save_latest,
+                                 .tag_validation = validation == "fail"   ? checkpoints::TagValidation::fail
+                                                   : validation == "warn" ? checkpoints::TagValidation::warn
+                                                                          : checkpoints::TagValidation::ignore,
+                                 .warn = [out = m.log](const std::string& text) { out("warning: " + text); }});
     m.saver_key = key;
   }
   m.saver->save(args.tag.empty() ? str("global_step", m.global_steps) : args.tag, m.contents(args));
@@ -136,37 +143,34 @@ bool EngineBase::save_16bit_model(const std::string& dir, const std::string& nam
   Impl& m = *impl_;
   m.check_open("save_16bit_model");
   if (m.stage() == 3 && !m.config.zero_optimization.stage3_gather_16bit_weights_on_model_save) {
-    m.say("warning: save_16bit_model() saved nothing: at stage 3 no rank has the whole model; set zero_optimization.stage3_gather_16bit_weights_on_model_save to true, or use save_checkpoint()");
+    m.say(
+        "warning: save_16bit_model() saved nothing: at stage 3 no rank has the whole model; set "
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save to true, or use save_checkpoint()");
     return false;
   }
-  std::optional<zero::Zero::Gathered> whole;
-  if (m.zero) whole.emplace(*m.zero, m.model.parameters());
-  else m.one_bit->optimizer().synchronize();
+  std::vector<checkpoints::Piece> own = m.pieces({});
+  std::erase_if(own, [](const checkpoints::Piece& p) { return !p.name.starts_with("model."); });
   std::vector<std::pair<std::string, Tensor>> tensors;
-  const bool in_parts = m.part || m.has_spread_experts;
-  if (in_parts) {
-    std::vector<checkpoints::Piece> own;
-    for (checkpoints::Piece& p : m.pieces({})) if (p.name.starts_with("model.")) own.push_back(std::move(p));
-    for (auto& [key, tensor] : gather_pieces(own, {}, m.everybody()).tensors) tensors.emplace_back(key.substr(6), std::move(tensor));
-  }
+  for (auto& [key, tensor] : gather_pieces(own, {}, m.world).tensors)
+    tensors.emplace_back(parameter_of(key), std::move(tensor));
   std::string error;
-  if (m.everybody().rank() == 0) {
+  if (m.world.rank() == 0) {
     try {
       std::filesystem::create_directories(dir);
-      if (!in_parts) for (const auto& [key, tensor] : m.model.state()) tensors.emplace_back(key, tensor.to(cpu));
       data::save_safetensors(dir + "/" + name, tensors);
-    } catch (const std::exception& failed) {
-      error = failed.what();
-    }
+    } catch (const std::exception& failed) { error = failed.what(); }
   }
   // All know how it went: none may go on believing in a file that is not there.
   const Tensor ok = Tensor::from({int32_t(error.empty())}, {1});
-  m.everybody().broadcast(ok, 0, {.tag = "save_16bit_model"});
-  LOCKSTEP_CHECK(ok.item<int64_t>() == 1, "[save_16bit_model] ", dir, "/", name, " was not saved", error.empty() ? str(": rank ", m.everybody().world_rank(0), " says why") : ": " + error);
+  m.world.broadcast(ok, 0, {.tag = "save_16bit_model"});
+  LOCKSTEP_CHECK(ok.item<int64_t>() == 1, "[save_16bit_model] ", dir, "/", name, " was not saved",
+                 error.empty() ? str(": rank ", m.world.world_rank(0), " says why") : ": " + error);
   return true;
 }
 
-void EngineBase::wait_for_checkpoint() { if (impl_->saver) impl_->saver->wait(); }
+void EngineBase::wait_for_checkpoint() {
+  if (impl_->saver) impl_->saver->wait();
+}
 
 std::optional<Loaded> EngineBase::load_checkpoint(const std::string& dir, const LoadArgs& args) {
   impl_->check_open("load_checkpoint");
@@ -175,23 +179,28 @@ std::optional<Loaded> EngineBase::load_checkpoint(const std::string& dir, const 
 }
 
 std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadArgs& args) {
-  checkpoints::LoadOptions options{.tag = args.tag, .convert = true, .strict = args.load_module_strict, .warn = [this](const std::string& text) { say("warning: " + text); }};
-  dist::ProcessGroup* const all = &everybody();
+  checkpoints::LoadOptions options{
+      .tag = args.tag, .convert = true, .strict = args.load_module_strict, .warn = [this](const std::string& text) {
+        say("warning: " + text);
+      }};
+  dist::ProcessGroup* const all = &world;
   const auto info = checkpoints::inspect(dir, all, options);
   if (!info) return {};
   options.tag.clear();
   const auto has = [&](const std::string& name) { return info->tensors.count(name) || info->aliases.count(name); };
-  const bool has_optimizer = std::any_of(info->tensors.begin(), info->tensors.end(), [](const auto& t) { return t.first.starts_with("optimizer."); });
+  const bool has_optimizer = std::any_of(info->tensors.begin(), info->tensors.end(),
+                                         [](const auto& t) { return t.first.starts_with("optimizer."); });
   const bool with_optimizer = args.load_optimizer_states && !args.load_module_only && has_optimizer;
   if (!with_optimizer) options.skip.push_back("optimizer.");
-  for (const auto& [name, tensor] : info->tensors) if (!low_precision && name.starts_with("optimizer.master.")) options.skip.push_back("model." + name.substr(17));
+  for (const auto& [name, tensor] : info->tensors)
+    if (!low_precision && name.starts_with("optimizer.master.")) options.skip.push_back("model." + name.substr(17));
 
   forget();
   const std::string master = "optimizer.master.";
   const std::set<std::string> frozen = frozen_names(model);
   options.skip.push_back(OneBit::owed);
   std::vector<zero::StatePiece> pieces;
-  if (!part || !part->is_empty) pieces = zero ? zero->state(true, with_optimizer) : one_bit->state_to_load(*info, with_optimizer);
+  if (has_state()) pieces = zero ? zero->state(true, with_optimizer) : one_bit->state_to_load(*info, with_optimizer);
   std::vector<checkpoints::Piece> wanted;
   for (const zero::StatePiece& own : pieces) {
     checkpoints::Piece piece = as_piece(own);
@@ -200,16 +209,19 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
     if (frozen.count(own.name) && !has(own.name)) continue;  // saved with exclude_frozen_parameters
     // 16-bit parameters have master weights, f32 ones are their own.
     if (own.name.starts_with(master) && !has(own.name)) piece.name = "model." + own.name.substr(master.size());
-    if (is_model && own.tensor.dtype() == f32 && has(master + own.name.substr(6))) piece.name = master + own.name.substr(6);
+    if (is_model && own.tensor.dtype() == f32 && has(master + own.name.substr(6)))
+      piece.name = master + own.name.substr(6);
     if (!has(piece.name) && !args.load_module_strict) continue;
     if (!part) wanted.push_back(std::move(piece));
-    else for (checkpoints::Piece& one : part->whole_pieces(piece)) wanted.push_back(std::move(one));
+    else
+      for (checkpoints::Piece& one : part->whole_pieces(piece)) wanted.push_back(std::move(one));
   }
   std::vector<std::pair<Tensor, Tensor>> buffers;  // on their way to another layout
   for (const auto& b : model.named_buffers()) {
     const Tensor here = b.tensor.contiguous();
     if (here.storage() != b.tensor.storage()) buffers.emplace_back(b.tensor, here);
-    if (has("model." + b.name) || args.load_module_strict) wanted.push_back(checkpoints::whole("model." + b.name, here));
+    if (has("model." + b.name) || args.load_module_strict)
+      wanted.push_back(checkpoints::whole("model." + b.name, here));
   }
   const auto found = checkpoints::load(info->path, wanted, all, options);
   LOCKSTEP_CHECK(found, "[load_checkpoint] ", info->path, " was there a moment ago, and is gone");
@@ -217,30 +229,34 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
   for (const zero::StatePiece& own : pieces) {  // master weights follow the model where they were not loaded
     if (with_optimizer || !own.name.starts_with(master)) continue;
     for (const zero::StatePiece& weight : pieces) {
-      if (weight.name == "model." + own.name.substr(master.size())) own.tensor.copy_(weight.tensor.view(own.tensor.shape()));
+      if (weight.name == "model." + own.name.substr(master.size()))
+        own.tensor.copy_(weight.tensor.view(own.tensor.shape()));
     }
   }
   if (!args.load_module_only) load_numbers(*found, args, with_optimizer);
   if (zero) zero->loaded();
   else one_bit->loaded();
-  if (part) ++part->loads;
+  batches.reset();  // the training data go on elsewhere
   return Loaded{found->path, found->client_state};
 }
 
 void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer) {
   const checkpoints::Numbers& numbers = found.numbers;
-  if (args.load_optimizer_states && zero && !(part && part->is_empty)) zero->load_numbers(plain_numbers(numbers));
-  if (with_optimizer && one_bit) one_bit->load_state(plain_numbers(numbers));
+  const std::map<std::string, double> own = with_prefix(numbers, "");
+  if (args.load_optimizer_states && zero && has_state()) zero->load_numbers(own);
+  if (with_optimizer && one_bit) one_bit->load_state(own);
   if (args.load_lr_scheduler_states) {
     for (size_t i = 0; i < schedules.size(); ++i) {
       const auto state = with_prefix(numbers, str("schedule", i, "."));
-      LOCKSTEP_CHECK(!state.empty(), "[load_checkpoint] ", found.path, " was saved without a schedule, and this engine has one; give load_lr_scheduler_states = false");
+      LOCKSTEP_CHECK(!state.empty(), "[load_checkpoint] ", found.path,
+                     " was saved without a schedule, and this engine has one; give load_lr_scheduler_states = false");
       schedules[i]->load_state(state);
     }
   }
   if (scaler) {
     const auto state = with_prefix(numbers, "scaler.");
-    if (state.empty()) say("warning: " + found.path + " was saved without loss scaling; it starts at " + str(scaler->scale()));
+    if (state.empty())
+      say("warning: " + found.path + " was saved without loss scaling; it starts at " + str(scaler->scale()));
     else scaler->load_state(state);
   }
   global_steps = integer(numbers, "engine.global_steps");
@@ -248,13 +264,32 @@ void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const Load
   if (!config.managed_gradient_accumulation) micro_steps = integer(numbers, "engine.micro_steps");
   skipped_steps = integer(numbers, "engine.skipped_steps");
   global_samples = integer(numbers, "engine.global_samples");
-  RandomState random{.seed = uint64_t(integer(numbers, "random.seed")), .step = uint64_t(integer(numbers, "random.step"))};
+  RandomState random{.seed = uint64_t(integer(numbers, "random.seed")),
+                     .step = uint64_t(integer(numbers, "random.step"))};
   set_random_state(random);
   if (loader && numbers.count("data.samples")) {
-    loader->load_state({.seed = uint64_t(integer(numbers, "data.seed")), .epoch = integer(numbers, "data.epoch"), .samples = integer(numbers, "data.samples"),
+    loader->load_state({.seed = uint64_t(integer(numbers, "data.seed")),
+                        .epoch = integer(numbers, "data.epoch"),
+                        .samples = integer(numbers, "data.samples"),
                         .dataset_size = integer(numbers, "data.dataset_size")});
   }
   group->control().set_step(uint64_t(global_steps + 1));
+}
+
+EngineBase::WholeState EngineBase::whole_state() {
+  Impl& m = *impl_;
+  m.check_open("whole_state");
+  WholeTensors whole = gather_pieces(m.pieces({}), m.own_numbers(), m.world);
+  WholeState state;
+  for (auto& [name, tensor] : whole.tensors) {
+    if (name.starts_with("model.")) state.model.emplace_back(parameter_of(name), tensor);
+    else state.optimizer.tensors.emplace_back(state_name(name), tensor);
+  }
+  for (const auto& [key, value] : whole.numbers) {
+    const double number = checkpoints::number(whole.numbers, key);
+    if (number > 0 || !key.starts_with("optimizer.step.")) state.optimizer.numbers[state_name(key)] = number;
+  }
+  return state;
 }
 
 }  // namespace lockstep::engine

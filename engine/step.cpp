@@ -1,9 +1,10 @@
 // What happens at a boundary:
 //
-//   losses and tokens of all ranks ─▶ ZeRO's step: unscale, find overflow, clip, update ─▶ next learning rate ─▶ counters, print, monitors
+//   losses and tokens of all ranks ─▶ ZeRO's step: unscale, find overflow, clip, update ─▶ next learning rate ─▶
+//   counters, print, monitors
 //
-// All divisions that backward() has not made ahead come at once, after the sum, and in f32. So a gradient's bits do not depend on
-// how the micro-batches of a step were dealt.
+// All divisions that backward() has not made ahead come at once, after the sum, and in f32. So a gradient's bits do not
+// depend on how the micro-batches of a step were dealt.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -23,50 +24,64 @@ std::string fixed(double value, int digits) {
   return text;
 }
 
+struct BreakdownName {
+  const char *key, *name;  // of the monitors, and of the line
+  double Breakdown::*of;
+};
+constexpr BreakdownName breakdown_names[] = {
+    {"elapsed_time_ms_forward", "fwd", &Breakdown::forward},
+    {"elapsed_time_ms_backward", "bwd", &Breakdown::backward},
+    {"elapsed_time_ms_backward_inner", "bwd_inner", &Breakdown::inner},
+    {"elapsed_time_ms_backward_allreduce", "bwd_allreduce", &Breakdown::reduce},
+    {"elapsed_time_ms_step", "step", &Breakdown::step}};
+
 }  // namespace
+
+std::vector<double> EngineBase::Impl::sum_of_ranks(const std::vector<double>& mine, const char* tag) const {
+  if (group->size() == 1) return mine;
+  const Tensor sum = Tensor::from(mine, {int64_t(mine.size())});
+  group->all_reduce(sum, {.tag = tag});
+  return sum.to_vector<double>();
+}
 
 /// The step's loss, and the number of its tokens: added up in the order of the micro-batches, whoever had them.
 void EngineBase::Impl::gather_losses() {
-  std::vector<double> mine;
-  for (const Micro& micro : micros) {
-    mine.push_back(micro.loss.defined() ? micro.loss.item() : NAN);
-    mine.push_back(double(micro.tokens));
+  const int64_t count = int64_t(micros.size()), shares = count * group->size(), replica = group->rank() / sharing;
+  std::vector<double> all(size_t(2 * shares));  // a place for each share of a micro-batch: zeros but on one rank
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t number = are_interleaved() ? i * replicas() + replica : replica * count + i,
+                  at = number * sharing + group->rank() % sharing;
+    const Micro& micro = micros[size_t(i)];
+    all[size_t(at)] = micro.loss.defined() ? micro.loss.item() : NAN;
+    all[size_t(shares + at)] = double(micro.tokens);
   }
-  const int64_t n = int64_t(mine.size()), count = n / 2, ranks = group->size();
-  std::vector<double> all = mine;
-  if (ranks > 1) {
-    const Tensor whole = empty({n * ranks}, {.dtype = f64});
-    group->all_gather(whole, Tensor::from(mine, {n}), {.tag = "losses of a step"});
-    all = whole.to_vector<double>();
-  }
+  all = sum_of_ranks(all, "losses of a step");
   loss = tokens = 0;
   bool sums = false, means = false;
-  for (int64_t k = 0; k < count * ranks; ++k) {
-    const int64_t micro = k / sharing, replica = are_interleaved() ? micro % replicas() : micro / count, i = are_interleaved() ? micro / replicas() : micro % count;
-    const int64_t rank = replica * sharing + k % sharing;
-    loss += all[size_t(rank * n + 2 * i)];
-    const double of_micro = all[size_t(rank * n + 2 * i + 1)];
+  for (int64_t at = 0; at < shares; ++at) {
+    loss += all[size_t(at)];
+    const double of_micro = all[size_t(shares + at)];
     (of_micro < 0 ? means : sums) = true;
     tokens += std::max(of_micro, 0.0);
   }
-  LOCKSTEP_CHECK(!(sums && means), "[step] expected all ranks with backward(loss), or all with backward(loss_sum, tokens); got both");
-  LOCKSTEP_CHECK(!sums || tokens > 0, "[step] expected at least one token in the micro-batches of a step, got 0 at all ranks");
-  loss /= sums ? tokens : double(count * ranks);
-}
-
-double EngineBase::Impl::mean_over_ranks(double value) {
-  const Tensor sum = Tensor::from({value}, {1});
-  group->all_reduce(sum, {.tag = "metric of a step"});
-  return sum.item() / group->size();
+  LOCKSTEP_CHECK(!(sums && means),
+                 "[step] expected all ranks with backward(loss), or all with backward(loss_sum, tokens); got both");
+  LOCKSTEP_CHECK(!sums || tokens > 0,
+                 "[step] expected at least one token in the micro-batches of a step, got 0 at all ranks");
+  loss /= sums ? tokens : double(shares);
 }
 
 void EngineBase::Impl::step(std::optional<double> metric) {
   check_open("step");
-  LOCKSTEP_CHECK(no_sync_depth == 0, "[step] expected to be called outside of no_sync(): the last micro-batch's backward must reduce");
+  LOCKSTEP_CHECK(no_sync_depth == 0,
+                 "[step] expected to be called outside of no_sync(): the last micro-batch's backward must reduce");
   LOCKSTEP_CHECK(pending > 0, "[step] expected a backward() since the last step(), got none");
   const bool boundary = is_boundary();
-  const bool wants_metric = std::any_of(schedules.begin(), schedules.end(), [](const optim::Schedule* s) { return dynamic_cast<const optim::ReduceLROnPlateau*>(s); });
-  LOCKSTEP_CHECK(!boundary || !wants_metric || metric, "[step] expected step(metric) at a boundary: ReduceLROnPlateau needs to know what is to improve");
+  const bool wants_metric = std::any_of(schedules.begin(), schedules.end(), [](const optim::Schedule* s) {
+    return dynamic_cast<const optim::ReduceLROnPlateau*>(s);
+  });
+  LOCKSTEP_CHECK(!boundary || !wants_metric || metric,
+                 "[step] expected step(metric) at a boundary: ReduceLROnPlateau needs to know what is to improve");
   pending = forwards = 0;
   ++micro_steps;
   if (!boundary) return;
@@ -81,21 +96,27 @@ void EngineBase::Impl::step(std::optional<double> metric) {
   factor.reset();
   zero::StepReport done;
   try {
-    const zero::StepOptions options{.grad_scale = share * scale_before / multiplied, .max_norm = config.gradient_clipping, .want_norm = true, .scaler = scaler ? &*scaler : nullptr, .others = part.get()};
+    const zero::StepOptions options{.grad_scale = share * scale_before / multiplied,
+                                    .max_norm = config.gradient_clipping,
+                                    .want_norm = true,
+                                    .scaler = scaler ? &*scaler : nullptr,
+                                    .others = part.get()};
     done = zero ? zero->step(options) : one_bit->step(options);
   } catch (...) {
     failed = true;
     throw;
   }
-  if (part && part->grad_scaler) part->grad_scaler->update(done.skipped);
+  if (grad_scaler) grad_scaler->update(done.skipped);
   norm = done.norm;
   skipped_steps += done.skipped;
-  if (!done.skipped || (part && part->grad_scaler)) {  // a GradScaler knows of no schedule
-    if (wants_metric) *metric = mean_over_ranks(*metric);
+  if (!done.skipped || grad_scaler) {  // a GradScaler knows of no schedule
+    if (wants_metric) *metric = sum_of_ranks({*metric}, "metric of a step")[0] / group->size();
     for (optim::Schedule* schedule : schedules) metric ? schedule->step(*metric) : schedule->step();
   }
   ++global_steps;
-  global_samples += config.managed_gradient_accumulation ? *config.train_batch_size : backwards * replicas() * *config.train_micro_batch_size_per_gpu;
+  global_samples += config.managed_gradient_accumulation
+                        ? *config.train_batch_size
+                        : backwards * replicas() * *config.train_micro_batch_size_per_gpu;
   group->control().set_step(uint64_t(global_steps + 1));
   times.step = milliseconds_since(start);
   report(done, scale_before);
@@ -103,40 +124,32 @@ void EngineBase::Impl::step(std::optional<double> metric) {
 
 void EngineBase::Impl::report(const zero::StepReport& done, double scale_before) {
   if (done.skipped) {
-    say(str("step ", global_steps, " is skipped: the gradient of ", done.first_nonfinite, " is not finite, first at rank ", done.rank,
+    say(str("step ", global_steps, " is skipped: the gradient of ", done.first_nonfinite,
+            " is not finite, first at rank ", done.rank,
             scaler ? str("; the loss scale was ", scale_before, " and is now ", loss_scale()) : std::string()));
   }
-  const std::vector<double> rate = [&] {
-    std::vector<double> rates;
-    for (const optim::Optimizer* o : optimizers) for (int g = 0; g < o->group_count(); ++g) rates.push_back(o->lr(g));
-    return rates;
-  }();
+  const std::vector<double> rate = learning_rates();
   std::vector<Event> events;
-  const auto event = [&](const char* tag, double value) { events.push_back({std::string("Train/Samples/") + tag, value, global_samples}); };
+  const auto event = [&](const char* tag, double value) {
+    events.push_back({std::string("Train/Samples/") + tag, value, global_samples});
+  };
   event("train_loss", loss);
   event("lr", rate[0]);
   if (scaler) event("loss_scale", loss_scale());
   if (config.wall_clock_breakdown) {
-    event("elapsed_time_ms_forward", times.forward);
-    event("elapsed_time_ms_backward", times.backward);
-    event("elapsed_time_ms_backward_inner", times.inner);
-    event("elapsed_time_ms_backward_allreduce", times.reduce);
-    event("elapsed_time_ms_step", times.step);
+    for (const auto& [key, name, of] : breakdown_names) event(key, times.*of);
   }
   for (const auto& monitor : monitors) monitor->write(events);
 
-  shown_times.forward += times.forward;
-  shown_times.backward += times.backward;
-  shown_times.inner += times.inner;
-  shown_times.reduce += times.reduce;
-  shown_times.step += times.step;
+  for (const auto& [key, name, of] : breakdown_names) shown_times.*of += times.*of;
   ++timed_steps;
   const int64_t every = config.steps_per_print.value_or(0);
   const bool print = every > 0 && global_steps % every == 0;
   if (print) {
     std::string rates;
     for (const double r : rate) rates += str(rates.empty() ? "" : ", ", r);
-    say(str("step=", global_steps, ", skipped=", skipped_steps, ", lr=[", rates, "], loss=", loss, ", grad_norm=", norm, scaler ? str(", loss_scale=", loss_scale()) : std::string()));
+    say(str("step=", global_steps, ", skipped=", skipped_steps, ", lr=[", rates, "], loss=", loss, ", grad_norm=", norm,
+            scaler ? str(", loss_scale=", loss_scale()) : std::string()));
     if (config.memory_breakdown) say(memory_text());
   }
   if (checkpoints && config.activation_checkpointing.profile && (print || every == 0)) {
@@ -144,9 +157,10 @@ void EngineBase::Impl::report(const zero::StepReport& done, double scale_before)
     checkpoints->reset_times();
   }
   if (config.wall_clock_breakdown && (print || every == 0)) {
-    const double n = double(timed_steps);
-    say("time (ms) | fwd: " + fixed(shown_times.forward / n, 2) + " | bwd: " + fixed(shown_times.backward / n, 2) + " | bwd_inner: " + fixed(shown_times.inner / n, 2) +
-        " | bwd_allreduce: " + fixed(shown_times.reduce / n, 2) + " | step: " + fixed(shown_times.step / n, 2));
+    std::string line = "time (ms)";
+    for (const auto& [key, name, of] : breakdown_names)
+      line += str(" | ", name, ": ", fixed(shown_times.*of / double(timed_steps), 2));
+    say(line);
     shown_times = {};
     timed_steps = 0;
   }
@@ -167,25 +181,35 @@ std::string EngineBase::Impl::memory_text() {
   int64_t psi = 0;
   for (const Variable& p : model.parameters()) psi += p.numel();
   std::vector<std::string> kinds;
-  if (zero) for (const zero::StatePiece& piece : zero->state()) {
-    if (!piece.name.starts_with("optimizer.")) continue;
-    const std::string kind = piece.name.substr(10, piece.name.find('.', 10) - 10);
-    if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
-  }
-  const zero::ModelState formula = zero::model_state(stage(), double(psi), group->size(), double(size_of(model.parameters().at(0).dtype())), zero ? 4.0 * double(kinds.size()) : one_bit->bytes_per_parameter());
+  if (zero)
+    for (const zero::StatePiece& piece : zero->state()) {
+      if (!piece.name.starts_with("optimizer.")) continue;
+      const std::string kind = piece.name.substr(10, piece.name.find('.', 10) - 10);
+      if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
+    }
+  const zero::ModelState formula =
+      zero::model_state(stage(), double(psi), group->size(), double(size_of(model.parameters().at(0).dtype())),
+                        zero ? 4.0 * double(kinds.size()) : one_bit->bytes_per_parameter());
   const MemoryReport ledger = memory_report(model.parameters().at(0).device());
-  std::string text = str("memory of this process after step ", global_steps, ", bytes; the formula is for one rank of ", group->size(), " at stage ", stage(), " with ", psi, " parameters\n");
-  const auto line = [&](const std::string& name, const std::string& held, const std::string& peak, const std::string& by_formula) {
+  std::string text = str("memory of this process after step ", global_steps, ", bytes; the formula is for one rank of ",
+                         group->size(), " at stage ", stage(), " with ", psi, " parameters\n");
+  const auto line = [&](const std::string& name, const std::string& held, const std::string& peak,
+                        const std::string& by_formula) {
     char row[160];
-    std::snprintf(row, sizeof row, "  %-14s%18s%18s%18s\n", name.c_str(), held.c_str(), peak.c_str(), by_formula.c_str());
+    std::snprintf(row, sizeof row, "  %-14s%18s%18s%18s\n", name.c_str(), held.c_str(), peak.c_str(),
+                  by_formula.c_str());
     text += row;
   };
   line("", "held", "peak", "formula");
   for (int c = 0; c < memory_categories; ++c) {
     const MemoryUse& use = ledger.category[size_t(c)];
     const Memory category = Memory(c);
-    const double expected = category == Memory::parameter ? formula.parameters : category == Memory::gradient ? formula.gradients : category == Memory::optimizer ? formula.optimizer : -1;
-    line(std::string(name_of(category)), std::to_string(use.current), std::to_string(use.peak), expected < 0 ? "" : fixed(expected, 0));
+    const double expected = category == Memory::parameter   ? formula.parameters
+                            : category == Memory::gradient  ? formula.gradients
+                            : category == Memory::optimizer ? formula.optimizer
+                                                            : -1;
+    line(std::string(name_of(category)), std::to_string(use.current), std::to_string(use.peak),
+         expected < 0 ? "" : fixed(expected, 0));
   }
   line("total", std::to_string(ledger.total.current), std::to_string(ledger.total.peak), fixed(formula.total(), 0));
   text.pop_back();

@@ -1,5 +1,6 @@
-// nn.DataParallel: one process, several devices. Each forward cuts the batch, copies the model to every device, and joins the
-// outputs on the first one, where backward sums the gradients. Here the devices are virtual: LOCKSTEP_CPU_DEVICES=2 data_parallel
+// nn.DataParallel: one process, several devices. Each forward cuts the batch, copies the model to every device, and
+// joins the outputs on the first one, where backward sums the gradients. Here the devices are virtual:
+// LOCKSTEP_CPU_DEVICES=2 data_parallel
 #include <lockstep.h>
 
 #include <iostream>
@@ -7,7 +8,8 @@
 namespace ls = lockstep;
 
 struct RandomDataset : ls::data::Dataset<ls::data::Example> {
-  RandomDataset(int64_t length, int64_t in, int64_t out) : inputs(ls::randn({length, in})), targets(ls::randn({length, out})) {}
+  RandomDataset(int64_t length, int64_t in, int64_t out)
+      : inputs(ls::randn({length, in})), targets(ls::randn({length, out})) {}
   int64_t size() const override { return inputs.size(0); }
   ls::data::Example get(int64_t i) const override { return {inputs[i], targets[i]}; }
 
@@ -18,7 +20,8 @@ struct Model : ls::nn::Layer<Model> {
   Model(int64_t in, int64_t out) : fc({.in = in, .out = out}) {}
   ls::Variable forward(const ls::Variable& input) {
     const ls::Variable output = fc(input);
-    std::cout << ls::str("\tIn Model: input size ", input.shape(), " output size ", output.shape(), "\n");  // one write: replicas print at the same time
+    std::cout << ls::str("\tIn Model: input size ", input.shape(), " output size ", output.shape(),
+                         "\n");  // one write: replicas print at the same time
     return output;
   }
   void fields(ls::nn::Fields& f) override { f("fc", fc); }
@@ -33,12 +36,15 @@ int main() {
   else std::cout << "Let's use " << ls::device_count() << " devices.\n";
 
   Model model(input_size, output_size);
-  ls::parallel::DataParallel parallel(model, [&] { return Model(input_size, output_size); });  // all devices; the factory makes replicas
+  ls::parallel::DataParallel parallel(
+      model, [&] { return Model(input_size, output_size); });  // all devices; the factory makes replicas
   const ls::Device device = ls::all_devices()[0];
-  parallel.to(device);  // the parameters belong on the first of the devices; a module moves in place, a tensor's .to() gives a copy
+  parallel.to(device);  // the parameters belong on the first of the devices; a module moves in place, a tensor's .to()
+                        // gives a copy
   ls::optim::SGD optimizer(parallel.parameters(), {.lr = 0.01});
 
-  ls::data::DataLoader loader(RandomDataset(data_size, input_size, output_size), {.batch_size = batch_size, .shuffle = true});
+  ls::data::DataLoader loader(RandomDataset(data_size, input_size, output_size),
+                              {.batch_size = batch_size, .shuffle = true});
   for (auto& [x, y] : loader) {
     const ls::Variable output = parallel(x.to(device));
     std::cout << "Outside: input size " << x.shape() << " output size " << output.shape() << "\n";

@@ -1,4 +1,5 @@
-// DistributedDataParallel under a launcher, which says in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT who we are.
+// DistributedDataParallel under a launcher, which says in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT who
+// we are.
 //   lockstep run --nproc 2 -- build/examples/ddp --max_epochs 5 --batch_size 32
 #include <CLI/CLI.hpp>
 

@@ -1,6 +1,8 @@
-// Model parallelism by a map: a GPT from a file over devices, host memory and disk, without ever being whole in one place.
+// Model parallelism by a map: a GPT from a file over devices, host memory and disk, without ever being whole in one
+// place.
 //   LOCKSTEP_CPU_DEVICES=2 device_map                                              half of it on each device
-//   LOCKSTEP_CPU_DEVICES=2 device_map sequential cpu:0=64KiB cpu:1=40KiB cpu=30KiB     limits; what is left lies on disk
+//   LOCKSTEP_CPU_DEVICES=2 device_map sequential cpu:0=64KiB cpu:1=40KiB cpu=30KiB     limits; what is left lies on
+//   disk
 //   ... --svg FILE                                                                 draws it
 #include <lockstep.h>
 
@@ -23,8 +25,12 @@ int main(int argc, char** argv) try {
     else mode = arg;
   }
   const ls::nn::GPT::Options shape{.vocab = 65, .context = 32, .layers = 6, .width = 24, .heads = 2};
-  const std::filesystem::path file = std::filesystem::temp_directory_path() / ("device_map-" + std::to_string(::getpid()) + ".safetensors");
-  struct Remove { const std::filesystem::path& file; ~Remove() { std::filesystem::remove(file); } } at_end{file};
+  const std::filesystem::path file =
+      std::filesystem::temp_directory_path() / ("device_map-" + std::to_string(::getpid()) + ".safetensors");
+  struct Remove {
+    const std::filesystem::path& file;
+    ~Remove() { std::filesystem::remove(file); }
+  } at_end{file};
   {
     ls::manual_seed(1);
     ls::nn::GPT trained(shape);  // stands for one that somebody has trained
@@ -33,21 +39,23 @@ int main(int argc, char** argv) try {
 
   std::optional<ls::nn::GPT> model;
   {
-    const ls::device_map::EmptyWeights scope;  // parameters without memory: they come from the file
+    const ls::nn::BuildEmpty scope;  // parameters without memory: they come from the file
     model.emplace(shape);
   }
-  const ls::device_map::Plan plan = ls::device_map::infer(*model, mode, options);
+  const ls::device_map::Placement plan = ls::device_map::infer(*model, mode, options);
   auto dispatched = ls::device_map::dispatch(*model, plan, {.weights = file.string()});
   std::cout << plan.text();
   if (!svg.empty()) std::ofstream(svg, std::ios::binary) << ls::device_map::draw_svg(plan);
 
   int i = 0;
-  for (const auto& [name, parameter] : model->named_parameters()) std::cout << i++ << ",\t" << name << "\t" << parameter.device() << "\t" << parameter.dtype() << "\n";
+  for (const auto& p : model->named_parameters())
+    std::cout << i++ << ",\t" << p.name << "\t" << p.variable.device() << "\t" << p.variable.dtype() << "\n";
 
   const ls::NoGrad no_grad;
   const auto own = dispatched.hold();  // generate() is no operator()
   ls::manual_seed(2);
-  const ls::Tensor said = model->generate(ls::zeros({1, 1}, {.dtype = ls::i64, .device = model->tokens_table.weight.device()}), 8);
+  const ls::Tensor said =
+      model->generate(ls::zeros({1, 1}, {.dtype = ls::i64, .device = model->tokens_table.weight.device()}), 8);
   std::cout << "says";
   for (const int64_t token : said.to(ls::cpu).view({-1}).to_vector<int64_t>()) std::cout << " " << token;
   std::cout << "; parts came " << dispatched.loads() << " times\n";

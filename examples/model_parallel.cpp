@@ -25,7 +25,8 @@ int main() {
   ls::manual_seed(1);
   const std::vector<ls::Device> devices = ls::all_devices();
   ToyModel model(devices.front(), devices.back());
-  for (auto& [name, parameter] : model.named_parameters()) std::cout << name << "\t" << parameter.shape() << "\t" << parameter.device() << "\n";
+  for (auto& p : model.named_parameters())
+    std::cout << p.name << "\t" << p.variable.shape() << "\t" << p.variable.device() << "\n";
 
   ls::optim::SGD optimizer(model.parameters(), {.lr = 0.001});
   const ls::Tensor inputs = ls::randn({20, 10000}), labels = ls::randn({20, 5});

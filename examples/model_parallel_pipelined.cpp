@@ -1,7 +1,8 @@
-// Model parallelism by hand, with the batch in splits: while the second device works on one split, the first works on the next.
+// Model parallelism by hand, with the batch in splits: while the second device works on one split, the first works on
+// the next.
 //   LOCKSTEP_CPU_DEVICES=2 model_parallel_pipelined
-// Operations on a GPU are only enqueued, so one thread keeps two of them busy; virtual CPU devices take turns. For ranks, schedules and
-// larger models see docs/pipeline.md.
+// Operations on a GPU are only enqueued, so one thread keeps two of them busy; virtual CPU devices take turns. For
+// ranks, schedules and larger models see docs/pipeline.md.
 #include <lockstep.h>
 
 #include <iostream>
@@ -9,7 +10,8 @@
 namespace ls = lockstep;
 
 struct ToyModel : ls::nn::Layer<ToyModel> {
-  ToyModel(ls::Device first, ls::Device second, int64_t split_size) : first(first), second(second), split_size(split_size) {
+  ToyModel(ls::Device first, ls::Device second, int64_t split_size)
+      : first(first), second(second), split_size(split_size) {
     ls::manual_seed(1);
     net1 = ls::nn::Linear({.in = 1000, .out = 10});
     net2 = ls::nn::Linear({.in = 10, .out = 5});

@@ -35,20 +35,21 @@ class Trainer {
       batch_size = std::max(batch_size, x.size(0));
       loss += run_batch(x, y);
     }
-    say("Epoch: ", epoch, " | Batchsize: ", batch_size, " | Steps: ", loader_.size(), " | Loss: ", loss / double(loader_.size()));
+    say("Epoch: ", epoch, " | Batchsize: ", batch_size, " | Steps: ", loader_.size(),
+        " | Loss: ", loss / double(loader_.size()));
   }
 
   double run_batch(const lockstep::Tensor& x, const lockstep::Tensor& y) {
     optimizer_.zero_grad();
-    // Mean squared error: the targets are numbers. (Cross entropy over a single class is constant 0, and trains nothing.)
+    // Mean squared error: the targets are numbers. (Cross entropy over a single class is constant 0, and trains
+    // nothing.)
     const lockstep::Variable loss = lockstep::mse_loss(ddp_(x), y);
     loss.backward();  // gradients are averaged over the ranks when it returns
     optimizer_.step();
     return loss.item();
   }
 
-  template <class... Args>
-  void say(const Args&... args) {  // in one write: other ranks print too
+  template <class... Args> void say(const Args&... args) {  // in one write: other ranks print too
     std::cout << lockstep::str("[Rank: ", rank_, "] ", args..., "\n") << std::flush;
   }
 
@@ -64,7 +65,9 @@ inline void train_rank(int64_t max_epochs, int64_t batch_size) {
   const ls::dist::ProcessGroup& world = ls::dist::world();
   ls::manual_seed(1);
   const MyTrainDataset dataset(2048);
-  Trainer::Loader loader(dataset, {.batch_size = batch_size, .sampler = ls::data::DistributedSampler(dataset.size(), world.size(), world.rank())});
+  Trainer::Loader loader(
+      dataset,
+      {.batch_size = batch_size, .sampler = ls::data::DistributedSampler(dataset.size(), world.size(), world.rank())});
   ls::nn::Linear model({.in = 20, .out = 1});
   ls::optim::SGD optimizer(model.parameters(), {.lr = 1e-3});
   Trainer(model, loader, optimizer).train(max_epochs);

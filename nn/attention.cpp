@@ -9,20 +9,27 @@ namespace lockstep::nn {
 namespace {
 
 int64_t projected(const MultiHeadAttention::Options& o) {
-  LOCKSTEP_CHECK(o.heads > 0 && o.embed % o.heads == 0, "[MultiHeadAttention] expected heads to divide embed ", o.embed, ", got ", o.heads);
+  LOCKSTEP_CHECK(o.heads > 0 && o.embed % o.heads == 0, "[MultiHeadAttention] expected heads to divide embed ", o.embed,
+                 ", got ", o.heads);
   const int64_t groups = o.kv_heads == 0 ? o.heads : o.kv_heads;
-  LOCKSTEP_CHECK(groups > 0 && o.heads % groups == 0, "[MultiHeadAttention] expected kv_heads to divide ", o.heads, " heads, got ", groups);
-  LOCKSTEP_CHECK(o.head_size == 0 || o.head_size == o.embed / o.heads, "[MultiHeadAttention] expected head_size 0 or embed / heads = ", o.embed / o.heads, ", got ", o.head_size);
+  LOCKSTEP_CHECK(groups > 0 && o.heads % groups == 0, "[MultiHeadAttention] expected kv_heads to divide ", o.heads,
+                 " heads, got ", groups);
+  LOCKSTEP_CHECK(o.head_size == 0 || o.head_size == o.embed / o.heads,
+                 "[MultiHeadAttention] expected head_size 0 or embed / heads = ", o.embed / o.heads, ", got ",
+                 o.head_size);
   return o.embed / o.heads * (o.heads + 2 * groups);
 }
 
 }  // namespace
 
 MultiHeadAttention::MultiHeadAttention(const Options& options)
-    : o(options), in_proj({.in = o.embed, .out = projected(o), .bias = o.bias}), out_proj({.in = o.embed, .out = o.embed, .bias = o.bias}) {
+    : o(options),
+      in_proj({.in = o.embed, .out = projected(o), .bias = o.bias}),
+      out_proj({.in = o.embed, .out = o.embed, .bias = o.bias}) {
   if (o.kv_heads == 0) o.kv_heads = o.heads;
   if (o.head_size == 0) o.head_size = o.embed / o.heads;
-  LOCKSTEP_CHECK(!o.rotary || (o.embed / o.heads) % 2 == 0, "[MultiHeadAttention] rotary positions need an even head size, got ", o.embed / o.heads);
+  LOCKSTEP_CHECK(!o.rotary || (o.embed / o.heads) % 2 == 0,
+                 "[MultiHeadAttention] rotary positions need an even head size, got ", o.embed / o.heads);
   init::xavier_uniform(in_proj.weight);
   if (o.bias) {
     init::zeros(in_proj.bias);
@@ -31,7 +38,16 @@ MultiHeadAttention::MultiHeadAttention(const Options& options)
 }
 
 std::string MultiHeadAttention::options() const {
-  return str("embed ", o.embed, ", heads ", o.heads, o.kv_heads != o.heads ? str(", kv heads ", o.kv_heads) : "", o.causal ? ", causal" : "", o.rotary ? ", rotary" : "");
+  return str("embed ", o.embed, ", heads ", o.heads, o.kv_heads != o.heads ? str(", kv heads ", o.kv_heads) : "",
+             o.causal ? ", causal" : "", o.rotary ? ", rotary" : "");
+}
+
+void MultiHeadAttention::sliced(const PartOf& of) {
+  if (of.dim != -1) return;
+  o.all_heads = o.heads;
+  o.heads /= of.count;
+  o.kv_heads /= of.count;
+  o.first_head = of.index * o.heads;
 }
 
 AttentionArgs MultiHeadAttention::args() {
@@ -47,18 +63,24 @@ MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& x, int64_t p
   const Variable all = in_proj(x);
   const int64_t batch = all.size(0), tokens = all.size(1), d = o.head_size;
   const auto parts = all.split({o.heads * d, o.kv_heads * d, o.kv_heads * d}, 2);
-  const auto by_head = [&](const Variable& part, int64_t heads) { return part.reshape({batch, tokens, heads, d}).transpose(1, 2); };
+  const auto by_head = [&](const Variable& part, int64_t heads) {
+    return part.reshape({batch, tokens, heads, d}).transpose(1, 2);
+  };
   Heads h{by_head(parts[0], o.heads), by_head(parts[1], o.kv_heads), by_head(parts[2], o.kv_heads)};
   if (!o.rotary) return h;
   const int64_t end = part ? tokens * part->ranks : position + tokens;
-  LOCKSTEP_CHECK(end <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context, " tokens (max_context), got ", end);
+  LOCKSTEP_CHECK(end <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context,
+                 " tokens (max_context), got ", end);
   if (!cosine_.defined() || cosine_.dtype() != x.dtype() || cosine_.device() != x.device()) {
-    const Tensor frequency = exp(mul_scalar(arange(0, double(d) / 2, 1, {.dtype = f64}), -2 * std::log(o.rotary_base) / double(d)));
+    const Tensor frequency =
+        exp(mul_scalar(arange(0, double(d) / 2, 1, {.dtype = f64}), -2 * std::log(o.rotary_base) / double(d)));
     const Tensor angle = outer(arange(0, double(o.max_context), 1, {.dtype = f64}), frequency);
     cosine_ = cos(angle).to(x.dtype()).to(x.device());
     sine_ = sin(angle).to(x.dtype()).to(x.device());
   }
-  const auto angles = [&](const Tensor& table) { return part ? index_select(table, 0, part->positions(tokens).to(x.device())) : table.narrow(0, position, tokens); };
+  const auto angles = [&](const Tensor& table) {
+    return part ? index_select(table, 0, part->positions(tokens).to(x.device())) : table.narrow(0, position, tokens);
+  };
   const Tensor c = angles(cosine_), s = angles(sine_);
   h.q = rotary(h.q, c, s);
   h.k = rotary(h.k, c, s);
@@ -70,20 +92,27 @@ Variable MultiHeadAttention::merge(const Variable& heads) {
 }
 
 Variable MultiHeadAttention::forward(const Variable& x, const Tensor& mask) {
-  LOCKSTEP_CHECK(x.dim() == 3 && x.size(2) == o.embed, "[MultiHeadAttention] expected input (B, T, ", o.embed, "), got ", x.shape());
+  LOCKSTEP_CHECK(x.dim() == 3 && x.size(2) == o.embed, "[MultiHeadAttention] expected input (B, T, ", o.embed,
+                 "), got ", x.shape());
   if (part) {
-    LOCKSTEP_CHECK(!mask.defined(), "[MultiHeadAttention] a sequence in parts is attended to without a mask, got one of shape ", mask.shape());
+    LOCKSTEP_CHECK(!mask.defined(),
+                   "[MultiHeadAttention] a sequence in parts is attended to without a mask, got one of shape ",
+                   mask.shape());
     const Heads h = split(x, 0);
     return merge(part->attend(h.q, h.k, h.v, args()));
   }
-  if (!mask.defined() && !o.rotary && o.kv_heads == o.heads) return out_proj(attention_packed(in_proj(x), o.heads, args()));
+  if (!mask.defined() && !o.rotary && o.kv_heads == o.heads)
+    return out_proj(attention_packed(in_proj(x), o.heads, args()));
   const Heads h = split(x, 0);
   return merge(attention(h.q, h.k, h.v, mask, args()));
 }
 
 Variable MultiHeadAttention::forward(const Variable& x, KvCache& cache) {
-  LOCKSTEP_CHECK(x.dim() == 3 && x.size(2) == o.embed, "[MultiHeadAttention] expected input (B, T, ", o.embed, "), got ", x.shape());
-  LOCKSTEP_CHECK(!part, "[MultiHeadAttention] a cache of keys needs whole sequences; take the model out of context parallelism first");
+  LOCKSTEP_CHECK(x.dim() == 3 && x.size(2) == o.embed, "[MultiHeadAttention] expected input (B, T, ", o.embed,
+                 "), got ", x.shape());
+  LOCKSTEP_CHECK(
+      !part,
+      "[MultiHeadAttention] a cache of keys needs whole sequences; take the model out of context parallelism first");
   LOCKSTEP_CHECK(o.causal, "[MultiHeadAttention] a cache of keys needs causal attention");
   const NoGrad no_grad;
   const Heads h = split(x, cache.length);
@@ -93,21 +122,27 @@ Variable MultiHeadAttention::forward(const Variable& x, KvCache& cache) {
     cache.keys = empty(shape, {.dtype = x.dtype(), .device = x.device()});
     cache.values = empty(shape, {.dtype = x.dtype(), .device = x.device()});
   }
-  LOCKSTEP_CHECK(length <= cache.keys.size(2), "[MultiHeadAttention] the cache holds ", cache.keys.size(2), " tokens, ", length, " are needed");
+  LOCKSTEP_CHECK(length <= cache.keys.size(2), "[MultiHeadAttention] the cache holds ", cache.keys.size(2), " tokens, ",
+                 length, " are needed");
   cache.keys.narrow(2, cache.length, tokens).copy_(h.k.tensor());
   cache.values.narrow(2, cache.length, tokens).copy_(h.v.tensor());
   cache.length = length;
-  return merge(attention(h.q, cache.keys.narrow(2, 0, length), cache.values.narrow(2, 0, length), {}, AttentionArgs{.scale = 0, .causal = true}));
+  return merge(attention(h.q, cache.keys.narrow(2, 0, length), cache.values.narrow(2, 0, length), {},
+                         AttentionArgs{.scale = 0, .causal = true}));
 }
 
 Tensor MultiHeadAttention::weights(const Variable& x) {
-  LOCKSTEP_CHECK(o.all_heads == 0, "[MultiHeadAttention] expected all heads here to average their weights, got ", o.heads, " of ", o.all_heads);
+  LOCKSTEP_CHECK(o.all_heads == 0, "[MultiHeadAttention] expected all heads here to average their weights, got ",
+                 o.heads, " of ", o.all_heads);
   const NoGrad no_grad;
   const Heads h = split(x, 0);
   const int64_t batch = x.size(0), tokens = x.size(1), d = o.head_size, share = o.heads / o.kv_heads;
-  const Tensor keys = h.k.tensor().unsqueeze(2).expand({batch, o.kv_heads, share, tokens, d}).reshape({batch, o.heads, tokens, d});
+  const Tensor keys =
+      h.k.tensor().unsqueeze(2).expand({batch, o.kv_heads, share, tokens, d}).reshape({batch, o.heads, tokens, d});
   Tensor scores = mul_scalar(matmul(h.q.tensor(), keys.transpose(2, 3)), 1 / std::sqrt(double(d)));
-  if (o.causal) scores = masked_fill(scores, logical_not(tril(ones({tokens, tokens}, {.dtype = boolean, .device = scores.device()}))), -INFINITY);
+  if (o.causal)
+    scores = masked_fill(
+        scores, logical_not(tril(ones({tokens, tokens}, {.dtype = boolean, .device = scores.device()}))), -INFINITY);
   return mean(softmax(scores, -1), {1});
 }
 

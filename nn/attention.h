@@ -11,7 +11,7 @@ struct KvCache {
   int64_t length = 0;
 };
 
-/// A rank's part of a sequence that several share (sequence/context_parallel.h).
+/// A rank's part of a sequence that several share (parallel/sequence/context_parallel.h).
 struct SequencePart {
   int ranks = 1;
   std::function<Tensor(int64_t tokens)> positions;  ///< in the sequence, i64, when this rank has so many of its tokens
@@ -23,14 +23,14 @@ struct SequencePart {
 struct MultiHeadAttention : Layer<MultiHeadAttention> {
   struct Options {
     int64_t embed, heads;
-    int64_t kv_heads = 0;          ///< fewer than heads: grouped-query attention (Ainslie et al., 2023); 0 means heads
+    int64_t kv_heads = 0;  ///< fewer than heads: grouped-query attention (Ainslie et al., 2023); 0 means heads
     bool causal = true, bias = true;
-    double dropout = 0;            ///< of attention weights
-    bool rotary = false;           ///< rotary positions (Su et al., 2021)
+    double dropout = 0;   ///< of attention weights
+    bool rotary = false;  ///< rotary positions (Su et al., 2021)
     double rotary_base = 10000;
-    int64_t max_context = 2048;    ///< longest T with rotary
-    int64_t head_size = 0;         ///< 0 means embed / heads
-    int64_t first_head = 0, all_heads = 0;  ///< set when these heads are part of so many (tensor_parallel/)
+    int64_t max_context = 2048;             ///< longest T with rotary
+    int64_t head_size = 0;                  ///< 0 means embed / heads
+    int64_t first_head = 0, all_heads = 0;  ///< set by sliced(): these heads are part of so many
   };
   explicit MultiHeadAttention(const Options& options);
   /// mask: see attention() in tensor/ops.h
@@ -39,7 +39,14 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   Variable forward(const Variable& x, KvCache& cache);
   /// The weights averaged over heads, (B, T, T). For looking at: this one does hold the matrix.
   Tensor weights(const Variable& x);
-  void fields(Fields& f) override { f("in_proj", in_proj)("out_proj", out_proj); }
+  void fields(Fields& f) override {
+    f("in_proj", in_proj, cut::heads(o.heads, o.kv_heads))("out_proj", out_proj, cut::rows);
+  }
+  void sliced(const PartOf& of) override;
+  int64_t share_sequence(const std::shared_ptr<SequencePart>& of) override { return part = of, o.heads; }
+  double flops_beside(int64_t tokens) const override {
+    return (o.causal ? 2. : 4.) * double(tokens) * double(o.heads * o.head_size);
+  }
   std::string options() const override;
 
   Options o;
@@ -47,11 +54,13 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   std::shared_ptr<SequencePart> part;  ///< null: x is a whole sequence
 
  private:
-  struct Heads { Variable q, k, v; };  // (B, H, T, D), (B, G, T, D) twice
+  struct Heads {
+    Variable q, k, v;
+  };  // (B, H, T, D), (B, G, T, D) twice
   Heads split(const Variable& x, int64_t position);
   Variable merge(const Variable& heads);
   AttentionArgs args();
-  Tensor cosine_, sine_;               // (max_context, D / 2), made when first needed
+  Tensor cosine_, sine_;  // (max_context, D / 2), made when first needed
 };
 
 }  // namespace lockstep::nn

@@ -10,7 +10,8 @@ namespace {
 
 void check_channels(const char* layer, int64_t in, int64_t out, int64_t groups) {
   LOCKSTEP_CHECK(in > 0 && out > 0, "[", layer, "] expected channels > 0, got in ", in, " and out ", out);
-  LOCKSTEP_CHECK(groups > 0 && in % groups == 0 && out % groups == 0, "[", layer, "] expected groups to divide in ", in, " and out ", out, ", got ", groups);
+  LOCKSTEP_CHECK(groups > 0 && in % groups == 0 && out % groups == 0, "[", layer, "] expected groups to divide in ", in,
+                 " and out ", out, ", got ", groups);
 }
 
 /// PyTorch's initialisation of a convolution's weight and bias.
@@ -33,7 +34,8 @@ Conv2d::Conv2d(const Options& o) : args(args_of(o.stride, o.padding, o.dilation,
   init_conv(weight, bias);
 }
 std::string Conv2d::options() const {
-  return str("in ", weight.size(1) * args.groups, ", out ", weight.size(0), ", kernel ", Dims{weight.size(2), weight.size(3)}, ", stride ", args.stride, ", padding ", args.padding);
+  return str("in ", weight.size(1) * args.groups, ", out ", weight.size(0), ", kernel ",
+             Dims{weight.size(2), weight.size(3)}, ", stride ", args.stride, ", padding ", args.padding);
 }
 
 Conv1d::Conv1d(const Options& options) : o(options) {
@@ -42,9 +44,12 @@ Conv1d::Conv1d(const Options& options) : o(options) {
   if (o.bias) bias = parameter({o.out});
   init_conv(weight, bias);
 }
-std::string Conv1d::options() const { return str("in ", o.in, ", out ", o.out, ", kernel ", o.kernel, ", stride ", o.stride, ", padding ", o.padding); }
+std::string Conv1d::options() const {
+  return str("in ", o.in, ", out ", o.out, ", kernel ", o.kernel, ", stride ", o.stride, ", padding ", o.padding);
+}
 
-ConvTranspose2d::ConvTranspose2d(const Options& o) : args(args_of(o.stride, o.padding, o.dilation, o.groups)), output_padding(o.output_padding) {
+ConvTranspose2d::ConvTranspose2d(const Options& o)
+    : args(args_of(o.stride, o.padding, o.dilation, o.groups)), output_padding(o.output_padding) {
   check_channels("ConvTranspose2d", o.in, o.out, o.groups);
   weight = parameter({o.in, o.out / o.groups, o.kernel.height, o.kernel.width});
   if (o.bias) bias = parameter({o.out});
@@ -52,9 +57,17 @@ ConvTranspose2d::ConvTranspose2d(const Options& o) : args(args_of(o.stride, o.pa
 }
 
 MaxPool2d::MaxPool2d(const Options& o)
-    : args{.kernel = o.kernel, .stride = o.stride.value_or(o.kernel), .padding = o.padding, .dilation = o.dilation, .ceil_mode = o.ceil_mode} {}
+    : args{.kernel = o.kernel,
+           .stride = o.stride.value_or(o.kernel),
+           .padding = o.padding,
+           .dilation = o.dilation,
+           .ceil_mode = o.ceil_mode} {}
 
 AvgPool2d::AvgPool2d(const Options& o)
-    : args{.kernel = o.kernel, .stride = o.stride.value_or(o.kernel), .padding = o.padding, .ceil_mode = o.ceil_mode, .count_include_pad = o.count_include_pad} {}
+    : args{.kernel = o.kernel,
+           .stride = o.stride.value_or(o.kernel),
+           .padding = o.padding,
+           .ceil_mode = o.ceil_mode,
+           .count_include_pad = o.count_include_pad} {}
 
 }  // namespace lockstep::nn

@@ -8,15 +8,20 @@ namespace lockstep::nn {
 
 /// One size for both dims, or (height, width).
 struct Pair {
-  Pair(int64_t both) : height(both), width(both) {}                    // NOLINT: implicit on purpose
+  Pair(int64_t both) : height(both), width(both) {}  // NOLINT: implicit on purpose
   Pair(int64_t h, int64_t w) : height(h), width(w) {}
   int64_t height, width;
-  operator Dims() const { return {height, width}; }                   // NOLINT
+  operator Dims() const { return {height, width}; }  // NOLINT
 };
 
 /// weight (out, in / groups, height, width), PyTorch's initialisation.
 struct Conv2d : Layer<Conv2d> {
-  struct Options { int64_t in, out; Pair kernel = 3, stride = 1, padding = 0, dilation = 1; int64_t groups = 1; bool bias = true; };
+  struct Options {
+    int64_t in, out;
+    Pair kernel = 3, stride = 1, padding = 0, dilation = 1;
+    int64_t groups = 1;
+    bool bias = true;
+  };
   explicit Conv2d(const Options& options);
   Variable forward(const Variable& x) { return conv2d(x, weight, bias, args); }
   void fields(Fields& f) override { f("weight", weight)("bias", bias); }
@@ -27,7 +32,10 @@ struct Conv2d : Layer<Conv2d> {
 };
 
 struct Conv1d : Layer<Conv1d> {
-  struct Options { int64_t in, out, kernel = 3, stride = 1, padding = 0, dilation = 1, groups = 1; bool bias = true; };
+  struct Options {
+    int64_t in, out, kernel = 3, stride = 1, padding = 0, dilation = 1, groups = 1;
+    bool bias = true;
+  };
   explicit Conv1d(const Options& options);
   Variable forward(const Variable& x) { return conv1d(x, weight, bias, o.stride, o.padding, o.dilation, o.groups); }
   void fields(Fields& f) override { f("weight", weight)("bias", bias); }
@@ -39,7 +47,12 @@ struct Conv1d : Layer<Conv1d> {
 
 /// The gradient of a convolution as a layer: weight (in, out / groups, height, width).
 struct ConvTranspose2d : Layer<ConvTranspose2d> {
-  struct Options { int64_t in, out; Pair kernel = 3, stride = 1, padding = 0, output_padding = 0, dilation = 1; int64_t groups = 1; bool bias = true; };
+  struct Options {
+    int64_t in, out;
+    Pair kernel = 3, stride = 1, padding = 0, output_padding = 0, dilation = 1;
+    int64_t groups = 1;
+    bool bias = true;
+  };
   explicit ConvTranspose2d(const Options& options);
   Variable forward(const Variable& x) { return conv_transpose2d(x, weight, bias, args, output_padding); }
   void fields(Fields& f) override { f("weight", weight)("bias", bias); }
@@ -50,7 +63,12 @@ struct ConvTranspose2d : Layer<ConvTranspose2d> {
 };
 
 struct MaxPool2d : Layer<MaxPool2d> {
-  struct Options { Pair kernel = 2; std::optional<Pair> stride; Pair padding = 0, dilation = 1; bool ceil_mode = false; };
+  struct Options {
+    Pair kernel = 2;
+    std::optional<Pair> stride;
+    Pair padding = 0, dilation = 1;
+    bool ceil_mode = false;
+  };
   MaxPool2d() : MaxPool2d(Options{}) {}
   explicit MaxPool2d(const Options& o);
   Variable forward(const Variable& x) { return max_pool2d(x, args); }
@@ -59,7 +77,12 @@ struct MaxPool2d : Layer<MaxPool2d> {
 };
 
 struct AvgPool2d : Layer<AvgPool2d> {
-  struct Options { Pair kernel = 2; std::optional<Pair> stride; Pair padding = 0; bool ceil_mode = false, count_include_pad = true; };
+  struct Options {
+    Pair kernel = 2;
+    std::optional<Pair> stride;
+    Pair padding = 0;
+    bool ceil_mode = false, count_include_pad = true;
+  };
   AvgPool2d() : AvgPool2d(Options{}) {}
   explicit AvgPool2d(const Options& o);
   Variable forward(const Variable& x) { return avg_pool2d(x, args); }
@@ -68,7 +91,9 @@ struct AvgPool2d : Layer<AvgPool2d> {
 };
 
 struct AdaptiveAvgPool2d : Layer<AdaptiveAvgPool2d> {
-  struct Options { Pair output = 1; };
+  struct Options {
+    Pair output = 1;
+  };
   AdaptiveAvgPool2d() : AdaptiveAvgPool2d(Options{}) {}
   explicit AdaptiveAvgPool2d(const Options& o) : output(o.output) {}
   Variable forward(const Variable& x) { return adaptive_avg_pool2d(x, output.height, output.width); }

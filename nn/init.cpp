@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "nn/module.h"
+#include "nn/build_empty.h"
 #include "tensor/ops.h"
 
 namespace lockstep::nn::init {
@@ -12,16 +12,19 @@ namespace {
 
 double kaiming_gain(double a) { return std::sqrt(2 / (1 + a * a)); }
 
-const Tensor& tensor_of(const Variable& w) {
-  if (ParameterListener* listener = ParameterListener::current()) listener->initialises(w);
-  return w.tensor();
-}
-
 }  // namespace
 
-void uniform(const Variable& w, double low, double high) { uniform_(tensor_of(w), low, high); }
-void normal(const Variable& w, double mean, double deviation) { normal_(tensor_of(w), mean, deviation); }
-void constant(const Variable& w, double value) { tensor_of(w).fill_(value); }
+void uniform(const Variable& w, double low, double high) {
+  apply(
+      w, [=](const Tensor& x) { uniform_(x, low, high); }, 1);
+}
+void normal(const Variable& w, double mean, double deviation) {
+  apply(
+      w, [=](const Tensor& x) { normal_(x, mean, deviation); }, 1);
+}
+void constant(const Variable& w, double value) {
+  apply(w, [=](const Tensor& x) { x.fill_(value); });
+}
 
 Fan fan(const Shape& shape) {
   LOCKSTEP_CHECK(shape.rank() >= 2, "[init] expected at least 2 dims to tell inputs from outputs, got ", shape);
@@ -35,7 +38,9 @@ void kaiming_uniform(const Variable& w, double a) {
   const double bound = in > 0 ? kaiming_gain(a) * std::sqrt(3 / double(in)) : 0;
   uniform(w, -bound, bound);
 }
-void kaiming_normal(const Variable& w, double a) { normal(w, 0, kaiming_gain(a) / std::sqrt(double(fan(w.shape()).in))); }
+void kaiming_normal(const Variable& w, double a) {
+  normal(w, 0, kaiming_gain(a) / std::sqrt(double(fan(w.shape()).in)));
+}
 void xavier_uniform(const Variable& w, double gain) {
   const Fan f = fan(w.shape());
   const double bound = gain * std::sqrt(6 / double(f.in + f.out));

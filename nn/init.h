@@ -11,10 +11,13 @@ inline void zeros(const Variable& w) { constant(w, 0); }
 inline void ones(const Variable& w) { constant(w, 1); }
 
 /// Inputs and outputs of one unit: (out, in, ...kernel). Error for fewer than 2 dims.
-struct Fan { int64_t in, out; };
+struct Fan {
+  int64_t in, out;
+};
 Fan fan(const Shape& shape);
 
-/// U(-b, b), b = gain sqrt(3 / fan_in), gain = sqrt(2 / (1 + a^2)) (He et al., 2015). PyTorch's Linear and Conv use a = sqrt(5).
+/// U(-b, b), b = gain sqrt(3 / fan_in), gain = sqrt(2 / (1 + a^2)) (He et al., 2015). PyTorch's Linear and Conv use a =
+/// sqrt(5).
 void kaiming_uniform(const Variable& w, double a = 0);
 void kaiming_normal(const Variable& w, double a = 0);
 /// U(-b, b), b = gain sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010)

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "nn/build_empty.h"
 #include "nn/init.h"
 
 namespace lockstep::nn {
@@ -22,12 +23,23 @@ std::string Linear::options() const {
 
 Embedding::Embedding(const Options& o) : padding_index(o.padding_index) {
   LOCKSTEP_CHECK(o.num > 0 && o.dim > 0, "[Embedding] expected sizes > 0, got num ", o.num, " and dim ", o.dim);
-  LOCKSTEP_CHECK(o.padding_index < o.num, "[Embedding] expected padding_index below ", o.num, ", got ", o.padding_index);
+  LOCKSTEP_CHECK(o.padding_index < o.num, "[Embedding] expected padding_index below ", o.num, ", got ",
+                 o.padding_index);
   weight = parameter({o.num, o.dim});
   init::normal(weight);
-  if (padding_index >= 0) weight.tensor()[padding_index].zero_();
+  if (padding_index >= 0)
+    init::apply(
+        weight, [row = padding_index](const Tensor& w) { w[row].zero_(); }, 0, true);
 }
 
 std::string Embedding::options() const { return str("num ", weight.size(0), ", dim ", weight.size(1)); }
+
+Head::Head(const Options& o) {
+  LOCKSTEP_CHECK(o.num > 0 && o.dim > 0, "[Head] expected sizes > 0, got num ", o.num, " and dim ", o.dim);
+  weight = parameter({o.num, o.dim});
+  init::normal(weight, 0, 0.02);
+}
+
+std::string Head::options() const { return str("num ", weight.size(0), ", dim ", weight.size(1)); }
 
 }  // namespace lockstep::nn

@@ -1,36 +1,92 @@
 #pragma once
-// Linear and Embedding.
+// Linear, two of them as an Mlp, Embedding and Head.
 #include "nn/module.h"
 
 namespace lockstep::nn {
 
 /// y = x w^T + b. weight (out, in), bias (out); both start U(-1/sqrt(in), 1/sqrt(in)) as PyTorch's.
 struct Linear : Layer<Linear> {
-  struct Options { int64_t in, out; bool bias = true; };
+  struct Options {
+    int64_t in, out;
+    bool bias = true;
+  };
   explicit Linear(const Options& options);
   Variable forward(const Variable& x) { return forward(x, Activation::none); }
   /// The same with an activation fused behind.
-  Variable forward(const Variable& x, Activation activation) { return product ? product(x, weight, bias, activation) : linear(x, weight, bias, activation); }
+  Variable forward(const Variable& x, Activation activation) {
+    return product ? product(x, weight, bias, activation) : linear(x, weight, bias, activation);
+  }
   void fields(Fields& f) override { f("weight", weight)("bias", bias); }
   std::string options() const override;
 
+  using Product =
+      std::function<Variable(const Variable& x, const Variable& weight, const Variable& bias, Activation activation)>;
   Variable weight, bias;
-  /// Stands in for linear(), when set: tensor_parallel/ puts one here that works on slices.
-  std::function<Variable(const Variable& x, const Variable& weight, const Variable& bias, Activation activation)> product;
+  Product product;  ///< stands in for linear(), when set: parallel/tensor/ puts one here that works on slices
+};
+
+/// Two linear layers with GELU between.
+struct Mlp : Layer<Mlp> {
+  struct Options {
+    int64_t width, inner;
+    Gelu gelu = Gelu::tanh;
+    bool bias = true;
+  };
+  explicit Mlp(const Options& o)
+      : up({.in = o.width, .out = o.inner, .bias = o.bias}),
+        down({.in = o.inner, .out = o.width, .bias = o.bias}),
+        activation(o.gelu == Gelu::tanh ? Activation::gelu_tanh : Activation::gelu_erf) {}
+  Variable forward(const Variable& x) { return down(up(x, activation)); }
+  void fields(Fields& f) override { f("up", up, cut::columns)("down", down, cut::rows); }
+
+  Linear up, down;
+  Activation activation;
 };
 
 /// Rows of a table: index i64 (...) gives (..., dim). weight (num, dim) starts N(0, 1). The padding row stays as it is.
 struct Embedding : Layer<Embedding> {
-  struct Options { int64_t num, dim, padding_index = -1; };
+  struct Options {
+    int64_t num, dim, padding_index = -1;
+  };
   explicit Embedding(const Options& options);
-  Variable forward(const Tensor& index) { return lookup ? lookup(weight, index) : embedding(weight, index, padding_index); }
+  Variable forward(const Tensor& index) {
+    return lookup ? lookup(weight, index) : embedding(weight, index, padding_index);
+  }
   Variable forward(const Variable& index) { return forward(index.tensor()); }
   void fields(Fields& f) override { f("weight", weight); }
+  Table table() const override { return Table::picked; }
   std::string options() const override;
 
   Variable weight;
   int64_t padding_index;
   std::function<Variable(const Variable& weight, const Tensor& index)> lookup;  ///< stands in for embedding(), when set
+};
+
+/// Scores of the rows of a table, its own (num, dim), which starts N(0, 0.02), or an Embedding's (Press and Wolf,
+/// 2017): x (..., dim) gives (..., num).
+struct Head : Layer<Head> {
+  struct Options {
+    int64_t num, dim;
+  };
+  explicit Head(const Options& options);
+  explicit Head(const Embedding& tied) : weight(tied.weight) {}
+  Variable forward(const Variable& x) { return gather ? gather(scores(x)) : scores(x); }
+  /// Their mean cross entropy with targets i64 (...).
+  Variable forward(const Variable& x, const Tensor& targets) { return loss(scores(x), targets); }
+  /// In two steps; the scores are those of the rows that are here.
+  Variable scores(const Variable& x) { return product ? product(x, weight, {}, Activation::none) : linear(x, weight); }
+  Variable loss(const Variable& scores, const Tensor& targets) {
+    return entropy ? entropy(scores, targets) : cross_entropy(scores.view({-1, weight.size(0)}), targets.reshape({-1}));
+  }
+  void fields(Fields& f) override { f("weight", weight); }
+  Table table() const override { return Table::scored; }
+  std::string options() const override;
+
+  Variable weight;
+  Linear::Product product;  ///< stands in for linear(), when set; then gather makes its scores whole, and entropy
+                            ///< stands in for cross_entropy()
+  std::function<Variable(const Variable& scores)> gather;
+  std::function<Variable(const Variable& scores, const Tensor& targets)> entropy;
 };
 
 }  // namespace lockstep::nn

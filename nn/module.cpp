@@ -11,19 +11,20 @@
 #include <cxxabi.h>
 #endif
 
+#include "nn/build_empty.h"
+
 namespace lockstep::nn {
 
 namespace {
 
-thread_local ParameterListener* listener = nullptr;
-
 /// Calls visit(name, entry) for every field below `module`, parents first, with dotted names.
-template <class Visit>
-void walk(Module& module, const std::string& prefix, const Visit& visit) {
+template <class Visit> void walk(Module& module, const std::string& prefix, const Visit& visit) {
   Fields fields;
   module.fields(fields);
   for (Fields::Entry& entry : fields.entries) {
     const std::string name = prefix + entry.name;
+    entry.is_table =
+        entry.parameter && (entry.cut.kind == Cut::Kind::vocabulary || module.table() != Module::Table::none);
     visit(name, entry);
     if (entry.module) walk(*entry.module, name + ".", visit);
   }
@@ -35,8 +36,7 @@ std::string with_commas(int64_t n) {
   return digits;
 }
 
-template <class Item>
-std::string join(const std::vector<Item>& items) {
+template <class Item> std::string join(const std::vector<Item>& items) {
   std::ostringstream out;
   for (size_t i = 0; i < items.size() && i < 20; ++i) out << "\n  " << items[i];
   if (items.size() > 20) out << "\n  ... and " << items.size() - 20 << " more";
@@ -45,16 +45,16 @@ std::string join(const std::vector<Item>& items) {
 
 }  // namespace
 
-Fields& Fields::operator()(const std::string& name, Variable& parameter) {
-  if (parameter.defined()) entries.push_back({.name = name, .parameter = &parameter});
+Fields& Fields::operator()(const std::string& name, Variable& parameter, const Cut& cut) {
+  if (parameter.defined()) entries.push_back({.name = name, .parameter = &parameter, .cut = cut});
   return *this;
 }
 Fields& Fields::operator()(const std::string& name, Tensor& buffer) {
   if (buffer.defined()) entries.push_back({.name = name, .buffer = &buffer});
   return *this;
 }
-Fields& Fields::operator()(const std::string& name, Module& module) {
-  entries.push_back({.name = name, .module = &module});
+Fields& Fields::operator()(const std::string& name, Module& module, const Cut& cut) {
+  entries.push_back({.name = name, .module = &module, .cut = cut});
   return *this;
 }
 
@@ -71,15 +71,12 @@ std::string Module::kind() const {
   return colon == std::string::npos ? name : name.substr(colon + 2);
 }
 
-Variable Module::call(const Variable&) {
-  fail(str("[", kind(), "] expected a module whose forward() takes one variable and gives one back; this one does not"));
-}
-
 std::vector<NamedParameter> Module::named_parameters() {
   std::vector<NamedParameter> all;
   std::set<const void*> seen;
   walk(*this, "", [&](const std::string& name, Fields::Entry& entry) {
-    if (entry.parameter && seen.insert(entry.parameter->impl().get()).second) all.push_back({name, *entry.parameter});
+    if (entry.parameter && seen.insert(entry.parameter->impl().get()).second)
+      all.push_back({name, *entry.parameter, entry.is_table});
   });
   return all;
 }
@@ -92,13 +89,17 @@ std::vector<Variable> Module::parameters() {
 
 std::vector<NamedBuffer> Module::named_buffers() {
   std::vector<NamedBuffer> all;
-  walk(*this, "", [&](const std::string& name, Fields::Entry& entry) { if (entry.buffer) all.push_back({name, *entry.buffer}); });
+  walk(*this, "", [&](const std::string& name, Fields::Entry& entry) {
+    if (entry.buffer) all.push_back({name, *entry.buffer});
+  });
   return all;
 }
 
 std::vector<std::pair<std::string, Module*>> Module::named_modules() {
   std::vector<std::pair<std::string, Module*>> all{{"", this}};
-  walk(*this, "", [&](const std::string& name, Fields::Entry& entry) { if (entry.module) all.emplace_back(name, entry.module); });
+  walk(*this, "", [&](const std::string& name, Fields::Entry& entry) {
+    if (entry.module) all.emplace_back(name, entry.module);
+  });
   return all;
 }
 
@@ -106,7 +107,8 @@ std::vector<std::pair<std::string, Module*>> Module::children() {
   Fields fields;
   this->fields(fields);
   std::vector<std::pair<std::string, Module*>> all;
-  for (auto& entry : fields.entries) if (entry.module) all.emplace_back(entry.name, entry.module);
+  for (auto& entry : fields.entries)
+    if (entry.module) all.emplace_back(entry.name, entry.module);
   return all;
 }
 
@@ -120,7 +122,8 @@ State Module::state() {
   State state;
   std::set<const void*> seen;
   walk(*this, "", [&](const std::string& name, Fields::Entry& entry) {
-    if (entry.parameter && seen.insert(entry.parameter->impl().get()).second) state.emplace_back(name, entry.parameter->tensor());
+    if (entry.parameter && seen.insert(entry.parameter->impl().get()).second)
+      state.emplace_back(name, entry.parameter->tensor());
     if (entry.buffer) state.emplace_back(name, *entry.buffer);
   });
   return state;
@@ -145,35 +148,55 @@ LoadReport Module::load_state(const State& state, bool strict) {
     if (found == given.end()) return;
     used.insert(name);
     const Tensor& source = *found->second;
-    if (!(source.shape() == place.shape())) wrong.push_back(str(name, ": expected shape ", place.shape(), ", got ", source.shape()));
-    else if (is_floating(source.dtype()) != is_floating(place.dtype())) wrong.push_back(str(name, ": expected ", place.dtype(), ", got ", source.dtype()));
+    if (!(source.shape() == place.shape()))
+      wrong.push_back(str(name, ": expected shape ", place.shape(), ", got ", source.shape()));
+    else if (is_floating(source.dtype()) != is_floating(place.dtype()))
+      wrong.push_back(str(name, ": expected ", place.dtype(), ", got ", source.dtype()));
     else copies.emplace_back(place, &source);
   });
   LoadReport report;
-  for (const auto& [key, done] : filled) if (!done) report.missing.push_back(first_name[key]);
-  for (const auto& [name, tensor] : state) if (!used.count(name)) report.unexpected.push_back(name);
+  for (const auto& [key, done] : filled)
+    if (!done) report.missing.push_back(first_name[key]);
+  for (const auto& [name, tensor] : state)
+    if (!used.count(name)) report.unexpected.push_back(name);
   std::sort(report.missing.begin(), report.missing.end());
   std::string problems;
   if (!wrong.empty()) problems += "\n wrong:" + join(wrong);
   if (strict && !report.missing.empty()) problems += "\n missing:" + join(report.missing);
   if (strict && !report.unexpected.empty()) problems += "\n unexpected:" + join(report.unexpected);
-  LOCKSTEP_CHECK(problems.empty(), "[load_state] the state does not fit this ", kind(), "; nothing was changed", problems);
-  for (auto& [place, source] : copies) place.copy_(*source);
+  LOCKSTEP_CHECK(problems.empty(), "[load_state] the state does not fit this ", kind(), "; nothing was changed",
+                 problems);
+  for (auto& [place, source] : copies) {
+    if (place.storage()->origin()) place.storage()->refill();  // built empty
+    place.copy_(*source);
+  }
   return report;
 }
 
 Module& Module::to(DType dtype) {
   LOCKSTEP_CHECK(is_floating(dtype), "[Module::to] expected a floating dtype, got ", dtype);
   const MemoryScope scope(Memory::parameter);
-  for (NamedParameter& p : named_parameters()) p.variable.set_tensor(p.variable.tensor().to(dtype));
-  walk(*this, "", [&](const std::string&, Fields::Entry& entry) { if (entry.buffer && is_floating(entry.buffer->dtype())) *entry.buffer = entry.buffer->to(dtype); });
+  for (NamedParameter& p : named_parameters()) {
+    if (is_built_empty(p.variable))
+      change_start(p.variable, p.variable.shape(), {.dtype = dtype, .device = p.variable.device()});
+    else p.variable.set_tensor(p.variable.tensor().to(dtype));
+  }
+  walk(*this, "", [&](const std::string&, Fields::Entry& entry) {
+    if (entry.buffer && is_floating(entry.buffer->dtype())) *entry.buffer = entry.buffer->to(dtype);
+  });
   return *this;
 }
 
 Module& Module::to(Device device) {
   const MemoryScope scope(Memory::parameter);
-  for (NamedParameter& p : named_parameters()) p.variable.set_tensor(p.variable.tensor().to(device));
-  walk(*this, "", [&](const std::string&, Fields::Entry& entry) { if (entry.buffer) *entry.buffer = entry.buffer->to(device); });
+  for (NamedParameter& p : named_parameters()) {
+    if (is_built_empty(p.variable))
+      change_start(p.variable, p.variable.shape(), {.dtype = p.variable.dtype(), .device = device});
+    else p.variable.set_tensor(p.variable.tensor().to(device));
+  }
+  walk(*this, "", [&](const std::string&, Fields::Entry& entry) {
+    if (entry.buffer) *entry.buffer = entry.buffer->to(device);
+  });
   return *this;
 }
 
@@ -224,7 +247,8 @@ void Module::remove_hook(int id) {
 
 void Module::run_on(std::optional<RunOn> how) {
   if (!hooks_) hooks_ = std::make_unique<Hooks>();
-  LOCKSTEP_CHECK(!how || !hooks_->run_on, "[", kind(), "] its calls run on ", hooks_->run_on ? hooks_->run_on->device : cpu, " already, by another device map; end that first");
+  LOCKSTEP_CHECK(!how || !hooks_->run_on, "[", kind(), "] its calls run on ",
+                 hooks_->run_on ? hooks_->run_on->device : cpu, " already, by another device map; end that first");
   hooks_->run_on = std::move(how);
 }
 
@@ -232,29 +256,11 @@ void Module::copy_hooks(const Module& other) {
   if (hooks_ || other.hooks_) hooks_ = other.hooks_ ? std::make_unique<Hooks>(*other.hooks_) : nullptr;
 }
 
-Variable Module::parameter(const Shape& shape) {
-  const MemoryScope scope(Memory::parameter);
-  if (listener) listener->making();
-  const Variable made(empty(shape), true);
-  if (listener) listener->made(made);
-  return made;
-}
-
-Variable Module::parameter(const Shape& shape, double value) {
-  const Variable made = parameter(shape);
-  made.tensor().fill_(value);
-  return made;
-}
-
-ParameterListener* ParameterListener::current() { return listener; }
-void ParameterListener::start() {
-  LOCKSTEP_CHECK(!listener, "[nn] another listener sees this thread's parameters already; end it first");
-  listener = this;
-}
-void ParameterListener::stop() { listener = nullptr; }
-
 std::string summary(Module& module) {
-  struct Row { std::string name, kind, options; int64_t count, trained; };
+  struct Row {
+    std::string name, kind, options;
+    int64_t count, trained;
+  };
   std::vector<Row> rows;
   std::set<const void*> seen;
   int64_t total = 0, trained_total = 0, bytes = 0;
@@ -280,7 +286,8 @@ std::string summary(Module& module) {
   }
   std::ostringstream out;
   const auto line = [&](const std::string& a, const std::string& b, const std::string& c, const std::string& d) {
-    out << std::left << std::setw(int(name_width) + 2) << a << std::setw(int(kind_width) + 2) << b << std::setw(int(options_width) + 2) << c << std::right << std::setw(14) << d << "\n";
+    out << std::left << std::setw(int(name_width) + 2) << a << std::setw(int(kind_width) + 2) << b
+        << std::setw(int(options_width) + 2) << c << std::right << std::setw(14) << d << "\n";
   };
   line("name", "kind", "options", "parameters");
   for (const Row& row : rows) {
@@ -288,7 +295,8 @@ std::string summary(Module& module) {
     if (row.count > row.trained) count += row.trained == 0 ? " frozen" : " part frozen";
     line(row.name, row.kind, row.options, count);
   }
-  out << "total " << with_commas(total) << " parameters (" << with_commas(trained_total) << " trained), " << std::fixed << std::setprecision(1) << double(bytes) / 1048576 << " MiB\n";
+  out << "total " << with_commas(total) << " parameters (" << with_commas(trained_total) << " trained), " << std::fixed
+      << std::setprecision(1) << double(bytes) / 1048576 << " MiB\n";
   return out.str();
 }
 

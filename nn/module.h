@@ -18,52 +18,50 @@
 #include <vector>
 
 #include "autograd/ops.h"
+#include "nn/cut.h"
 
 namespace lockstep::nn {
 
+class LayerList;
+struct Mlp;
+struct SequencePart;
 class Module;
 
-/// What fields() fills: f("weight", weight) for parameters (Variable) and buffers (Tensor), f("head", head) for modules.
-/// Undefined parameters and buffers (a layer without bias) are skipped.
+/// What fields() fills: f("weight", weight) for parameters (Variable) and buffers (Tensor), f("head", head) for
+/// modules. Undefined parameters and buffers (a layer without bias) are skipped. With a Cut: how ranks may share it.
 class Fields {
  public:
-  Fields& operator()(const std::string& name, Variable& parameter);
+  Fields& operator()(const std::string& name, Variable& parameter, const Cut& cut = {});
   Fields& operator()(const std::string& name, Tensor& buffer);
-  Fields& operator()(const std::string& name, Module& module);
+  Fields& operator()(const std::string& name, Module& module, const Cut& cut = {});
 
   struct Entry {
     std::string name;
     Variable* parameter = nullptr;
     Tensor* buffer = nullptr;
     Module* module = nullptr;
+    Cut cut = {};
+    bool is_table = false;  ///< found out by those who walk
   };
   std::vector<Entry> entries;
 };
 
-struct NamedParameter { std::string name; Variable variable; };
-struct NamedBuffer { std::string name; Tensor tensor; };
-/// Tensors by dotted name, in the order of fields(). A parameter shared by two modules stands once, under its first name.
+struct NamedParameter {
+  std::string name;
+  Variable variable;
+  bool is_table = false;
+};
+struct NamedBuffer {
+  std::string name;
+  Tensor tensor;
+};
+/// Tensors by dotted name, in the order of fields(). A parameter shared by two modules stands once, under its first
+/// name.
 using State = std::vector<std::pair<std::string, Tensor>>;
 
 /// What load_state did not find in either place (only when not strict).
-struct LoadReport { std::vector<std::string> missing, unexpected; };
-
-/// Sees parameters of this thread as they are made and initialised; zero::Init cuts them into shards there.
-class ParameterListener {
- public:
-  virtual ~ParameterListener() = default;
-  /// A parameter is about to be made.
-  virtual void making() = 0;
-  /// Here it is; it will be initialised next.
-  virtual void made(const Variable& parameter) = 0;
-  /// init:: is about to overwrite all of it.
-  virtual void initialises(const Variable& parameter) = 0;
-  /// The one of this thread, or null.
-  static ParameterListener* current();
-
- protected:
-  void start();  ///< becomes the current one. Error when there is another.
-  void stop();
+struct LoadReport {
+  std::vector<std::string> missing, unexpected;
 };
 
 class Module {
@@ -81,9 +79,34 @@ class Module {
   virtual std::string kind() const;
   /// One line of options: "in 784, out 512".
   virtual std::string options() const { return ""; }
-  /// Parameters of modules below that forward() reads itself, instead of calling them (a tied head): ZeRO 3 must know.
+  /// Parameters of modules below that forward() reads itself, instead of calling them, or wants to have all along (a
+  /// tied table): ZeRO 3 must know.
   virtual std::vector<Variable> reads() { return {}; }
-  /// Runs the module on one variable; Sequential and checkpoints use it. Error when forward() takes something else.
+  /// Told once, after it was cut: what goes through it is part `index` of `count`, of features (dim -1) or of the
+  /// sequence (dim -2).
+  virtual void sliced(const PartOf&) {}
+  /// From here on its tokens are a part of a sequence, or (null) all of it. Gives how many heads attend to other
+  /// tokens; 0: none do.
+  virtual int64_t share_sequence(const std::shared_ptr<SequencePart>&) { return 0; }
+  /// Itself as a list of layers (nn/layer_list.h), for pipelines. Default: one layer, call().
+  virtual LayerList layers();
+  /// A loss that its last forward made, to be added to the model's (of experts); else undefined.
+  virtual Variable own_loss() { return {}; }
+  /// Where a block has a feed-forward layer, and what stands in for it when set (experts), under its name. Null: it has
+  /// none.
+  struct FeedForward {
+    Mlp* mlp = nullptr;
+    std::shared_ptr<Module>* other = nullptr;
+  };
+  virtual FeedForward feed_forward_place() { return {}; }
+  /// Whether its own parameters are tables with a row for each token, whose rows it picks by index, or scores:
+  /// optimizers and FLOPs want to know.
+  enum class Table { none, picked, scored };
+  virtual Table table() const { return Table::none; }
+  /// Multiplications and additions for one token of a sequence of so many, beside products with parameters.
+  virtual double flops_beside(int64_t) const { return 0; }
+  /// Runs the module on one variable; Sequential and checkpoints use it. Without a forward() that takes one (or a
+  /// tensor of tokens): its layers().
   virtual Variable call(const Variable& x);
 
   std::vector<Variable> parameters();  ///< each once, also when shared
@@ -98,7 +121,8 @@ class Module {
   /// first: an Error lists every missing and unexpected name and every wrong shape, and then nothing was changed.
   LoadReport load_state(const State& state, bool strict = true);
 
-  /// In place; variables keep their identity, so an optimizer made before stays valid. Buffers of integers keep their dtype.
+  /// In place; variables keep their identity, so an optimizer made before stays valid. Buffers of integers keep their
+  /// dtype.
   Module& to(DType dtype);
   Module& to(Device device);
   Module& train(bool training = true);
@@ -112,15 +136,18 @@ class Module {
   /// Around every operator() call. `inputs` holds the Variables among the arguments.
   using ForwardHook = std::function<void(Module& module, const std::vector<Variable>& inputs)>;
   using OutputHook = std::function<void(Module& module, const std::vector<Variable>& inputs, const Variable& output)>;
-  /// In place of a call whose arguments are all variables: may run it, now or again later, and gives back what came out.
-  using CallHook = std::function<Variable(const std::vector<Variable>& inputs, const std::function<Variable(const std::vector<Variable>&)>& run)>;
+  /// In place of a call whose arguments are all variables: may run it, now or again later, and gives back what came
+  /// out.
+  using CallHook = std::function<Variable(const std::vector<Variable>& inputs,
+                                          const std::function<Variable(const std::vector<Variable>&)>& run)>;
   /// At most one; an empty one takes it away. Error at a call with other arguments while gradients are recorded.
   void wrap_call(CallHook hook);
   int before_forward(ForwardHook hook);
   int after_forward(OutputHook hook);
   void remove_hook(int id);
-  /// How calls run when parts of a model are on different devices: tensors among the arguments are moved to `device`, what comes out to
-  /// `output`, where given. `hold` is called before, and what it gives back kept until the call ends: parameters may come and go with it.
+  /// How calls run when parts of a model are on different devices: tensors among the arguments are moved to `device`,
+  /// what comes out to `output`, where given. `hold` is called before, and what it gives back kept until the call ends:
+  /// parameters may come and go with it.
   struct RunOn {
     Device device;
     std::optional<Device> output;
@@ -151,43 +178,55 @@ class Module {
 };
 
 /// Gives a module its operator(): hooks, then Derived::forward(args...), then hooks.
-template <class Derived>
-class Layer : public Module {
+template <class Derived> class Layer : public Module {
  public:
-  template <class... Args>
-  auto operator()(Args&&... args) {
-    if (!hooks_) [[likely]] return self().forward(std::forward<Args>(args)...);
+  template <class... Args> auto operator()(Args&&... args) {
+    if (!hooks_) [[likely]]
+      return self().forward(std::forward<Args>(args)...);
     if constexpr (takes_variables<Args...>()) {
-      if (hooks_->around) return hooks_->around({Variable(args)...}, [this](const std::vector<Variable>& in) { return call_with(in, std::index_sequence_for<Args...>()); });
+      if (hooks_->around)
+        return hooks_->around({Variable(args)...}, [this](const std::vector<Variable>& in) {
+          return call_with(in, std::index_sequence_for<Args...>());
+        });
     } else {
-      LOCKSTEP_CHECK(!hooks_->around || !NoGrad::grad_enabled(), "[", kind(), "] its calls are wrapped (checkpointed): expected variables as arguments and as result");
+      LOCKSTEP_CHECK(!hooks_->around || !NoGrad::grad_enabled(), "[", kind(),
+                     "] its calls are wrapped (checkpointed): expected variables as arguments and as result");
     }
     return call_hooked(std::forward<Args>(args)...);
   }
 
   Variable call(const Variable& x) override {
-    if constexpr (requires(Derived& d) { { d.forward(x) } -> std::convertible_to<Variable>; }) return (*this)(x);
+    if constexpr (requires(Derived & d) {
+                    { d.forward(x) } -> std::convertible_to<Variable>;
+                  })
+      return (*this)(x);
+    else if constexpr (requires(Derived & d) {
+                         { d.forward(x.tensor()) } -> std::convertible_to<Variable>;
+                       })
+      return (*this)(x.tensor());  // tokens
     else return Module::call(x);
   }
 
  private:
-  template <class>
-  using AsVariable = const Variable&;
-  template <class... Args>
-  static constexpr bool takes_variables() {
+  template <class> using AsVariable = const Variable&;
+  template <class... Args> static constexpr bool takes_variables() {
     if constexpr (sizeof...(Args) > 0 && (std::is_convertible_v<Args, Variable> && ...)) {
-      return requires(Derived& d, AsVariable<Args>... x) { { d.forward(x...) } -> std::same_as<Variable>; };
+      return requires(Derived & d, AsVariable<Args>... x) {
+        { d.forward(x...) } -> std::same_as<Variable>;
+      };
     } else {
       return false;
     }
   }
-  template <size_t... i>
-  Variable call_with(const std::vector<Variable>& inputs, std::index_sequence<i...>) { return call_hooked(inputs[i]...); }
+  template <size_t... i> Variable call_with(const std::vector<Variable>& inputs, std::index_sequence<i...>) {
+    return call_hooked(inputs[i]...);
+  }
 
-  template <class... Args>
-  auto call_hooked(Args&&... args) {
+  template <class... Args> auto call_hooked(Args&&... args) {
     std::vector<Variable> inputs;
-    const auto note = [&](const auto& arg) { if constexpr (std::is_convertible_v<decltype(arg), Variable>) inputs.push_back(arg); };
+    const auto note = [&](const auto& arg) {
+      if constexpr (std::is_convertible_v<decltype(arg), Variable>) inputs.push_back(arg);
+    };
     (note(args), ...);
     for (auto& hook : hooks_->before) hook.second(*this, inputs);
     const std::shared_ptr<void> held = hooks_->run_on && hooks_->run_on->hold ? hooks_->run_on->hold() : nullptr;
@@ -196,20 +235,21 @@ class Layer : public Module {
     if constexpr (std::is_same_v<Output, Variable> || std::is_same_v<Output, Tensor>) {
       if (hooks_->run_on && hooks_->run_on->output && output.defined()) output = output.to(*hooks_->run_on->output);
     }
-    if constexpr (std::is_convertible_v<decltype(output), Variable>) for (auto& hook : hooks_->after) hook.second(*this, inputs, output);
+    if constexpr (std::is_convertible_v<decltype(output), Variable>)
+      for (auto& hook : hooks_->after) hook.second(*this, inputs, output);
     return output;
   }
-  template <class... Args>
-  auto forward_moved(Args&&... args) {
-    if constexpr (requires(Derived& d) { d.forward(moved(std::forward<Args>(args))...); }) {
+  template <class... Args> auto forward_moved(Args&&... args) {
+    if constexpr (requires(Derived & d) { d.forward(moved(std::forward<Args>(args))...); }) {
       if (hooks_->run_on) return self().forward(moved(std::forward<Args>(args))...);
     } else {
-      LOCKSTEP_CHECK(!hooks_->run_on, "[", kind(), "] its calls run on one device: expected a forward() that takes tensors by const reference or by value");
+      LOCKSTEP_CHECK(
+          !hooks_->run_on, "[", kind(),
+          "] its calls run on one device: expected a forward() that takes tensors by const reference or by value");
     }
     return self().forward(std::forward<Args>(args)...);
   }
-  template <class T>
-  decltype(auto) moved(T&& arg) {
+  template <class T> decltype(auto) moved(T&& arg) {
     if constexpr (std::is_same_v<std::remove_cvref_t<T>, Variable> || std::is_same_v<std::remove_cvref_t<T>, Tensor>) {
       std::remove_cvref_t<T> here = arg;
       if (here.defined() && !(here.device() == hooks_->run_on->device)) here = here.to(hooks_->run_on->device);
@@ -220,6 +260,9 @@ class Layer : public Module {
   }
   Derived& self() { return static_cast<Derived&>(*this); }
 };
+
+/// The sum of own_loss() of all modules below; undefined without any.
+Variable own_loss(Module& model);
 
 /// A table of the modules below `module`: name, kind, options, parameters, and how many of them are trained.
 std::string summary(Module& module);

@@ -16,7 +16,8 @@ LayerNorm::LayerNorm(const Options& o) : shape(o.shape), eps(o.eps) {
 RMSNorm::RMSNorm(const Options& o) : eps(o.eps), weight(parameter({o.size}, 1)) {}
 
 GroupNorm::GroupNorm(const Options& o) : groups(o.groups), channels(o.channels), eps(o.eps) {
-  LOCKSTEP_CHECK(groups > 0 && channels % groups == 0, "[GroupNorm] expected groups to divide ", channels, " channels, got ", groups);
+  LOCKSTEP_CHECK(groups > 0 && channels % groups == 0, "[GroupNorm] expected groups to divide ", channels,
+                 " channels, got ", groups);
   if (!o.affine) return;
   weight = parameter({channels}, 1);
   bias = parameter({channels}, 0);
@@ -35,8 +36,9 @@ BatchNorm::BatchNorm(const Options& options) : o(options) {
 }
 
 Variable BatchNorm::forward(const Variable& x) {
-  LOCKSTEP_CHECK(std::count(allowed_ranks.begin(), allowed_ranks.end(), x.dim()) && x.size(1) == o.channels, "[", kind(), "] expected ",
-                 allowed_ranks, "-dimensional input with ", o.channels, " channels in dim 1, got ", x.shape());
+  LOCKSTEP_CHECK(std::count(allowed_ranks.begin(), allowed_ranks.end(), x.dim()) && x.size(1) == o.channels, "[",
+                 kind(), "] expected ", allowed_ranks, "-dimensional input with ", o.channels,
+                 " channels in dim 1, got ", x.shape());
   const bool from_batch = is_training() || !o.track;
   double momentum = o.momentum.value_or(0);
   if (is_training() && o.track) {
@@ -45,7 +47,8 @@ Variable BatchNorm::forward(const Variable& x) {
   }
   const bool move = is_training() && o.track;
   if (is_training() && over_batch) return over_batch(x, weight, bias, running_mean, running_var, momentum, o.eps);
-  return batch_norm(x, weight, bias, move || !from_batch ? running_mean : Tensor(), move || !from_batch ? running_var : Tensor(), from_batch, momentum, o.eps);
+  return batch_norm(x, weight, bias, move || !from_batch ? running_mean : Tensor(),
+                    move || !from_batch ? running_var : Tensor(), from_batch, momentum, o.eps);
 }
 
 }  // namespace lockstep::nn

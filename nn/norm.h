@@ -8,7 +8,11 @@ namespace lockstep::nn {
 
 /// Over the trailing dims `shape` (Ba et al., 2016).
 struct LayerNorm : Layer<LayerNorm> {
-  struct Options { Shape shape; double eps = 1e-5; bool affine = true, bias = true; };
+  struct Options {
+    Shape shape;
+    double eps = 1e-5;
+    bool affine = true, bias = true;
+  };
   explicit LayerNorm(const Options& options);
   explicit LayerNorm(int64_t size) : LayerNorm(Options{.shape = {size}}) {}
   Variable forward(const Variable& x) { return layer_norm(x, shape, weight, bias, eps); }
@@ -22,7 +26,10 @@ struct LayerNorm : Layer<LayerNorm> {
 
 /// Over the last dim, without mean and bias (Zhang and Sennrich, 2019).
 struct RMSNorm : Layer<RMSNorm> {
-  struct Options { int64_t size; double eps = 1e-6; };
+  struct Options {
+    int64_t size;
+    double eps = 1e-6;
+  };
   explicit RMSNorm(const Options& options);
   Variable forward(const Variable& x) { return rms_norm(x, weight, eps); }
   void fields(Fields& f) override { f("weight", weight); }
@@ -34,7 +41,11 @@ struct RMSNorm : Layer<RMSNorm> {
 
 /// Over groups of channels of each sample (Wu and He, 2018). x (N, C, ...).
 struct GroupNorm : Layer<GroupNorm> {
-  struct Options { int64_t groups, channels; double eps = 1e-5; bool affine = true; };
+  struct Options {
+    int64_t groups, channels;
+    double eps = 1e-5;
+    bool affine = true;
+  };
   explicit GroupNorm(const Options& options);
   Variable forward(const Variable& x) { return group_norm(x, groups, weight, bias, eps); }
   void fields(Fields& f) override { f("weight", weight)("bias", bias); }
@@ -45,13 +56,21 @@ struct GroupNorm : Layer<GroupNorm> {
   Variable weight, bias;
 };
 
-/// Over the batch, per channel (Ioffe and Szegedy, 2015). Trains with the batch's biased variance and keeps the unbiased
-/// one in running_var; momentum nullopt keeps the plain average of all batches.
+/// Over the batch, per channel (Ioffe and Szegedy, 2015). Trains with the batch's biased variance and keeps the
+/// unbiased one in running_var; momentum nullopt keeps the plain average of all batches.
 struct BatchNorm : Layer<BatchNorm> {
-  struct Options { int64_t channels; double eps = 1e-5; std::optional<double> momentum = 0.1; bool affine = true, track = true; };
+  struct Options {
+    int64_t channels;
+    double eps = 1e-5;
+    std::optional<double> momentum = 0.1;
+    bool affine = true, track = true;
+  };
   explicit BatchNorm(const Options& options);
   Variable forward(const Variable& x);
-  void fields(Fields& f) override { f("weight", weight)("bias", bias)("running_mean", running_mean)("running_var", running_var)("num_batches_tracked", num_batches_tracked); }
+  void fields(Fields& f) override {
+    f("weight", weight)("bias", bias)("running_mean", running_mean)("running_var", running_var)("num_batches_tracked",
+                                                                                                num_batches_tracked);
+  }
   std::string options() const override { return str("channels ", o.channels); }
 
   Options o;
@@ -59,12 +78,18 @@ struct BatchNorm : Layer<BatchNorm> {
   Tensor running_mean, running_var, num_batches_tracked;
   /// Stands in for batch_norm() while training, when set: (x, weight, bias, running_mean, running_var, momentum, eps).
   /// parallel/sync_batch_norm.h puts one here that looks at all ranks.
-  std::function<Variable(const Variable&, const Variable&, const Variable&, const Tensor&, const Tensor&, double, double)> over_batch;
+  std::function<Variable(const Variable&, const Variable&, const Variable&, const Tensor&, const Tensor&, double,
+                         double)>
+      over_batch;
   Dims allowed_ranks{2, 3, 4};
 };
 /// x (N, C) or (N, C, L)
-struct BatchNorm1d : BatchNorm { explicit BatchNorm1d(const Options& o) : BatchNorm(o) { allowed_ranks = {2, 3}; } };
+struct BatchNorm1d : BatchNorm {
+  explicit BatchNorm1d(const Options& o) : BatchNorm(o) { allowed_ranks = {2, 3}; }
+};
 /// x (N, C, H, W)
-struct BatchNorm2d : BatchNorm { explicit BatchNorm2d(const Options& o) : BatchNorm(o) { allowed_ranks = {4}; } };
+struct BatchNorm2d : BatchNorm {
+  explicit BatchNorm2d(const Options& o) : BatchNorm(o) { allowed_ranks = {4}; }
+};
 
 }  // namespace lockstep::nn

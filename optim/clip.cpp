@@ -30,17 +30,27 @@ std::vector<double> values_of(const std::vector<Tensor>& scalars) {
 
 }  // namespace
 
+double norm_of_squares(double sum, DType dtype) {
+  return dtype == f64 ? std::sqrt(sum) : double(float(std::sqrt(sum)));
+}
+
 double grad_norm(const std::vector<Variable>& parameters, double norm_type) {
   LOCKSTEP_CHECK(norm_type > 0, "[grad_norm] expected norm_type > 0, got ", norm_type);
   // Read when all are under way: a device then need not wait for this thread between them.
   std::vector<Tensor> parts;
+  std::vector<DType> dtypes;
   for (const Variable& parameter : parameters) {
-    const Tensor& grad = parameter.grad();
+    const Tensor& grad = parameter.checked_grad("grad_norm");
     if (!grad.defined() || grad.numel() == 0) continue;
-    parts.push_back(norm_type == 2 ? norm(grad) : std::isinf(norm_type) ? amax(abs(grad)) : sum(pow_scalar(abs(grad.to(f64)), norm_type)));
+    dtypes.push_back(grad.dtype());
+    parts.push_back(norm_type == 2          ? sum_squares(grad, {}, false, f64)
+                    : std::isinf(norm_type) ? amax(abs(grad))
+                                            : sum(pow_scalar(abs(grad.to(f64)), norm_type)));
   }
+  const std::vector<double> values = values_of(parts);
   double total = 0;
-  for (const double value : values_of(parts)) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double value = norm_type == 2 ? norm_of_squares(values[i], dtypes[i]) : values[i];
     if (norm_type == 2) total += value * value;  // squares of huge f32 fit f64 only
     else if (std::isinf(norm_type)) total = std::isnan(value) || value > total ? value : total;
     else total += value;
@@ -49,10 +59,8 @@ double grad_norm(const std::vector<Variable>& parameters, double norm_type) {
   return std::isinf(norm_type) ? total : std::pow(total, 1 / norm_type);
 }
 
-double clip_grad_norm(const std::vector<Variable>& parameters, double max_norm, double norm_type, bool error_if_nonfinite) {
+double clip_to_norm(const std::vector<Variable>& parameters, double norm, double max_norm) {
   LOCKSTEP_CHECK(max_norm >= 0, "[clip_grad_norm] expected max_norm >= 0, got ", max_norm);
-  const double norm = grad_norm(parameters, norm_type);
-  LOCKSTEP_CHECK(!error_if_nonfinite || std::isfinite(norm), "[clip_grad_norm] the norm of the gradients is ", norm);
   const double factor = max_norm / (norm + 1e-6);
   if (factor >= 1) return norm;
   for (const Variable& parameter : parameters) {
@@ -61,10 +69,18 @@ double clip_grad_norm(const std::vector<Variable>& parameters, double max_norm, 
   return norm;
 }
 
+double clip_grad_norm(const std::vector<Variable>& parameters, double max_norm, double norm_type,
+                      bool error_if_nonfinite) {
+  LOCKSTEP_CHECK(max_norm >= 0, "[clip_grad_norm] expected max_norm >= 0, got ", max_norm);
+  const double norm = grad_norm(parameters, norm_type);
+  LOCKSTEP_CHECK(!error_if_nonfinite || std::isfinite(norm), "[clip_grad_norm] the norm of the gradients is ", norm);
+  return clip_to_norm(parameters, norm, max_norm);
+}
+
 void clip_grad_value(const std::vector<Variable>& parameters, double clip_value) {
   LOCKSTEP_CHECK(clip_value >= 0, "[clip_grad_value] expected clip_value >= 0, got ", clip_value);
   for (const Variable& parameter : parameters) {
-    if (parameter.grad().defined()) clamp_(parameter.grad(), -clip_value, clip_value);
+    if (parameter.checked_grad("clip_grad_value").defined()) clamp_(parameter.grad(), -clip_value, clip_value);
   }
 }
 

@@ -19,13 +19,16 @@ double saved(const char* name, const std::map<std::string, double>& state, const
 }  // namespace
 
 bool has_overflow(const std::vector<Variable>& parameters) {
-  return std::any_of(parameters.begin(), parameters.end(), [](const Variable& p) { return p.grad().defined() && !all_finite(p.grad()); });
+  return std::any_of(parameters.begin(), parameters.end(), [](const Variable& p) {
+    return p.checked_grad("has_overflow").defined() && !all_finite(p.grad());
+  });
 }
 
 GradScaler::GradScaler(const Options& options) : o_(options), scale_(options.init_scale) {
   LOCKSTEP_CHECK(o_.init_scale > 0, "[GradScaler] expected init_scale > 0, got ", o_.init_scale);
   LOCKSTEP_CHECK(o_.growth_factor > 1, "[GradScaler] expected growth_factor > 1, got ", o_.growth_factor);
-  LOCKSTEP_CHECK(o_.backoff_factor > 0 && o_.backoff_factor < 1, "[GradScaler] expected backoff_factor in (0, 1), got ", o_.backoff_factor);
+  LOCKSTEP_CHECK(o_.backoff_factor > 0 && o_.backoff_factor < 1, "[GradScaler] expected backoff_factor in (0, 1), got ",
+                 o_.backoff_factor);
   LOCKSTEP_CHECK(o_.growth_interval > 0, "[GradScaler] expected growth_interval > 0, got ", o_.growth_interval);
 }
 
@@ -33,20 +36,26 @@ Variable GradScaler::scale(const Variable& loss) const { return o_.enabled ? mul
 
 void GradScaler::unscale(Optimizer& optimizer) {
   if (!o_.enabled) return;
-  LOCKSTEP_CHECK(!optimizer.communicates(), "[GradScaler] ", optimizer.name(), " must agree with other ranks about overflow: give its step() skip_nonfinite and "
+  LOCKSTEP_CHECK(!optimizer.communicates(), "[GradScaler] ", optimizer.name(),
+                 " must agree with other ranks about overflow: give its step() skip_nonfinite and "
                  "grad_scale = 1 / scale_value(), and update(skipped)");
   LOCKSTEP_CHECK(!stepped_.count(&optimizer), "[GradScaler] unscale() was called after step(); call update() first");
-  LOCKSTEP_CHECK(unscaled_.insert(&optimizer).second, "[GradScaler] unscale() was called twice for one optimizer before update()");
+  LOCKSTEP_CHECK(unscaled_.insert(&optimizer).second,
+                 "[GradScaler] unscale() was called twice for one optimizer before update()");
   std::map<std::pair<int, int>, std::vector<Tensor>> on_device;  // one look at each
   for (const Variable& p : optimizer.parameters()) {
-    if (p.grad().defined()) on_device[{int(p.device().type), p.device().index}].push_back(p.grad());
+    if (p.checked_grad("GradScaler").defined()) on_device[{int(p.device().type), p.device().index}].push_back(p.grad());
   }
   for (const auto& [device, grads] : on_device) overflow_ |= !unscale_(grads, 1 / scale_);
 }
 
 bool GradScaler::step(Optimizer& optimizer) {
-  if (!o_.enabled) { optimizer.step(); return true; }
-  LOCKSTEP_CHECK(stepped_.count(&optimizer) == 0, "[GradScaler] step() was called twice for one optimizer before update()");
+  if (!o_.enabled) {
+    optimizer.step();
+    return true;
+  }
+  LOCKSTEP_CHECK(stepped_.count(&optimizer) == 0,
+                 "[GradScaler] step() was called twice for one optimizer before update()");
   if (!unscaled_.count(&optimizer)) unscale(optimizer);
   stepped_.insert(&optimizer);
   if (!overflow_) optimizer.step();
@@ -55,7 +64,8 @@ bool GradScaler::step(Optimizer& optimizer) {
 
 void GradScaler::update() {
   if (!o_.enabled) return;
-  LOCKSTEP_CHECK(!unscaled_.empty(), "[GradScaler] update() needs an optimizer that was unscaled or stepped since the last update()");
+  LOCKSTEP_CHECK(!unscaled_.empty(),
+                 "[GradScaler] update() needs an optimizer that was unscaled or stepped since the last update()");
   update(overflow_);
 }
 
@@ -74,15 +84,19 @@ void GradScaler::update(bool found_overflow) {
   stepped_.clear();
 }
 
-std::map<std::string, double> GradScaler::state() const { return {{"scale", scale_}, {"growth_tracker", double(tracker_)}}; }
+std::map<std::string, double> GradScaler::state() const {
+  return {{"scale", scale_}, {"growth_tracker", double(tracker_)}};
+}
 void GradScaler::load_state(const std::map<std::string, double>& state) {
   const double scale = saved("GradScaler", state, "scale"), tracker = saved("GradScaler", state, "growth_tracker");
   scale_ = scale;
   tracker_ = int64_t(tracker);
 }
 
-DynamicLossScaler::DynamicLossScaler(const Options& options) : o_(options), scale_(options.init_scale), left_(options.hysteresis) {
-  LOCKSTEP_CHECK(o_.init_scale > 0 && std::isfinite(o_.init_scale), "[DynamicLossScaler] expected init_scale > 0, got ", o_.init_scale);
+DynamicLossScaler::DynamicLossScaler(const Options& options)
+    : o_(options), scale_(options.init_scale), left_(options.hysteresis) {
+  LOCKSTEP_CHECK(o_.init_scale > 0 && std::isfinite(o_.init_scale), "[DynamicLossScaler] expected init_scale > 0, got ",
+                 o_.init_scale);
   LOCKSTEP_CHECK(o_.scale_factor > 1, "[DynamicLossScaler] expected scale_factor > 1, got ", o_.scale_factor);
   LOCKSTEP_CHECK(o_.scale_window > 0, "[DynamicLossScaler] expected scale_window > 0, got ", o_.scale_window);
   LOCKSTEP_CHECK(o_.min_scale > 0, "[DynamicLossScaler] expected min_scale > 0, got ", o_.min_scale);
@@ -92,8 +106,11 @@ DynamicLossScaler::DynamicLossScaler(const Options& options) : o_(options), scal
 void DynamicLossScaler::update(bool overflow) {
   if (overflow) {
     if (left_ == 1) {
-      LOCKSTEP_CHECK(scale_ > o_.min_scale || !o_.raise_error_at_min_scale, "[DynamicLossScaler] a gradient overflowed although the loss scale is already at its minimum ",
-                     o_.min_scale, "; look for a NaN or infinity in the model (AnomalyMode names the operation), lower the learning rate, or train in bf16");
+      LOCKSTEP_CHECK(scale_ > o_.min_scale || !o_.raise_error_at_min_scale,
+                     "[DynamicLossScaler] a gradient overflowed although the loss scale is already at its minimum ",
+                     o_.min_scale,
+                     "; look for a NaN or infinity in the model (AnomalyMode names the operation), lower the learning "
+                     "rate, or train in bf16");
       scale_ = std::max(scale_ / o_.scale_factor, o_.min_scale);
     } else {
       --left_;
@@ -109,11 +126,16 @@ void DynamicLossScaler::update(bool overflow) {
 }
 
 std::map<std::string, double> DynamicLossScaler::state() const {
-  return {{"scale", scale_}, {"iteration", double(iteration_)}, {"last_overflow", double(last_overflow_)}, {"hysteresis", double(left_)}};
+  return {{"scale", scale_},
+          {"iteration", double(iteration_)},
+          {"last_overflow", double(last_overflow_)},
+          {"hysteresis", double(left_)}};
 }
 void DynamicLossScaler::load_state(const std::map<std::string, double>& state) {
-  const double scale = saved("DynamicLossScaler", state, "scale"), iteration = saved("DynamicLossScaler", state, "iteration");
-  const double last = saved("DynamicLossScaler", state, "last_overflow"), left = saved("DynamicLossScaler", state, "hysteresis");
+  const double scale = saved("DynamicLossScaler", state, "scale"),
+               iteration = saved("DynamicLossScaler", state, "iteration");
+  const double last = saved("DynamicLossScaler", state, "last_overflow"),
+               left = saved("DynamicLossScaler", state, "hysteresis");
   scale_ = scale;
   iteration_ = int64_t(iteration);
   last_overflow_ = int64_t(last);

@@ -15,7 +15,11 @@ namespace lockstep::optim {
 ///   scaler.scale(loss).backward(); scaler.unscale(opt); clip_grad_norm(...); scaler.step(opt); scaler.update();
 class GradScaler {
  public:
-  struct Options { double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5; int64_t growth_interval = 2000; bool enabled = true; };
+  struct Options {
+    double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
+    int64_t growth_interval = 2000;
+    bool enabled = true;
+  };
   explicit GradScaler(const Options& options);
   GradScaler() : GradScaler(Options{}) {}
 
@@ -48,7 +52,7 @@ class DynamicLossScaler {
     double init_scale = 65536, scale_factor = 2;
     int64_t scale_window = 1000;
     double min_scale = 1;
-    int64_t hysteresis = 1;             ///< DeepSpeed's delayed_shift
+    int64_t hysteresis = 1;               ///< DeepSpeed's delayed_shift
     bool consecutive_hysteresis = false;  ///< refill the hysteresis at every clean step
     bool raise_error_at_min_scale = true;
   };

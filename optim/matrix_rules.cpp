@@ -10,7 +10,8 @@ namespace lockstep::optim {
 namespace {
 
 void check_at_least_0(const char* op, std::initializer_list<std::pair<const char*, double>> options) {
-  for (const auto& [option, value] : options) LOCKSTEP_CHECK(value >= 0, "[", op, "] expected ", option, " >= 0, got ", value);
+  for (const auto& [option, value] : options)
+    LOCKSTEP_CHECK(value >= 0, "[", op, "] expected ", option, " >= 0, got ", value);
 }
 
 Tensor signed_grad(const Tensor& grad, bool maximize, double grad_scale) {
@@ -36,25 +37,39 @@ Tensor orthogonalize(const Tensor& g, int steps) {
 }  // namespace
 
 std::map<std::string, double*> LAMBOptions::by_name() {
-  return {{"lr", &lr}, {"beta1", &beta1}, {"beta2", &beta2}, {"eps", &eps}, {"weight_decay", &weight_decay}, {"min_trust", &min_trust}, {"max_trust", &max_trust}};
+  return {{"lr", &lr},
+          {"beta1", &beta1},
+          {"beta2", &beta2},
+          {"eps", &eps},
+          {"weight_decay", &weight_decay},
+          {"min_trust", &min_trust},
+          {"max_trust", &max_trust}};
 }
 void LAMBOptions::check(const char* op) const {
-  check_at_least_0(op, {{"lr", lr}, {"beta1", beta1}, {"beta2", beta2}, {"eps", eps}, {"weight_decay", weight_decay}, {"min_trust", min_trust}});
+  check_at_least_0(op, {{"lr", lr},
+                        {"beta1", beta1},
+                        {"beta2", beta2},
+                        {"eps", eps},
+                        {"weight_decay", weight_decay},
+                        {"min_trust", min_trust}});
   LOCKSTEP_CHECK(beta1 < 1 && beta2 < 1, "[", op, "] expected betas below 1, got ", beta1, " and ", beta2);
-  LOCKSTEP_CHECK(max_trust >= min_trust, "[", op, "] expected max_trust >= min_trust, got ", max_trust, " < ", min_trust);
+  LOCKSTEP_CHECK(max_trust >= min_trust, "[", op, "] expected max_trust >= min_trust, got ", max_trust, " < ",
+                 min_trust);
 }
 void LAMB::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   lamb_update(options_[group], p, grad, state, low, grad_scale);
 }
 
-double lamb_update(const LAMBOptions& o, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
+double lamb_update(const LAMBOptions& o, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
+                   double grad_scale) {
   const Tensor g = signed_grad(grad, o.maximize, grad_scale);
   Tensor& m = state.zeros("exp_avg", p);
   Tensor& v = state.zeros("exp_avg_sq", p);
   add_(mul_scalar_(m, o.beta1), g, 1 - o.beta1);
   add_(mul_scalar_(v, o.beta2), square(g), 1 - o.beta2);
   const double t = double(state.step);
-  const double bias1 = o.bias_correction ? 1 - std::pow(o.beta1, t) : 1, bias2 = o.bias_correction ? 1 - std::pow(o.beta2, t) : 1;
+  const double bias1 = o.bias_correction ? 1 - std::pow(o.beta1, t) : 1,
+               bias2 = o.bias_correction ? 1 - std::pow(o.beta2, t) : 1;
   const Tensor direction = div(mul_scalar(m, 1 / bias1), add_scalar_(sqrt_(mul_scalar(v, 1 / bias2)), o.eps));
   if (o.weight_decay != 0) add_(direction, p, o.weight_decay);
   const double size = norm(p).item(), step = norm(direction).item();
@@ -65,7 +80,10 @@ double lamb_update(const LAMBOptions& o, Tensor& p, const Tensor& grad, Paramete
 }
 
 std::map<std::string, double*> MuonOptions::by_name() {
-  return {{"lr", &lr}, {"momentum", &momentum}, {"weight_decay", &weight_decay}, {"newton_schulz_steps", &newton_schulz_steps}};
+  return {{"lr", &lr},
+          {"momentum", &momentum},
+          {"weight_decay", &weight_decay},
+          {"newton_schulz_steps", &newton_schulz_steps}};
 }
 void MuonOptions::check(const char* op) const {
   check_at_least_0(op, {{"lr", lr}, {"momentum", momentum}, {"weight_decay", weight_decay}});
@@ -73,12 +91,14 @@ void MuonOptions::check(const char* op) const {
   LOCKSTEP_CHECK(newton_schulz_steps >= 1, "[", op, "] expected newton_schulz_steps >= 1, got ", newton_schulz_steps);
 }
 void Muon::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
-  LOCKSTEP_CHECK(p.dim() == 2, "[Muon] expected matrices, got a parameter of shape ", p.shape(), "; give the others to AdamW");
+  LOCKSTEP_CHECK(p.dim() == 2, "[Muon] expected matrices, got a parameter of shape ", p.shape(),
+                 "; give the others to AdamW");
   const MuonOptions& o = options_[group];
   const Tensor g = signed_grad(grad, o.maximize, grad_scale);
   Tensor& momentum = state.zeros("momentum_buffer", p);
   add_(mul_scalar_(momentum, o.momentum), g, 1 - o.momentum);
-  const Tensor direction = orthogonalize(o.nesterov ? lerp(g, momentum, o.momentum) : momentum, int(o.newton_schulz_steps));
+  const Tensor direction =
+      orthogonalize(o.nesterov ? lerp(g, momentum, o.momentum) : momentum, int(o.newton_schulz_steps));
   const double shape_factor = std::sqrt(std::max(1.0, double(p.size(0)) / double(p.size(1))));
   if (o.weight_decay != 0) mul_scalar_(p, 1 - o.lr * o.weight_decay);
   add_(p, direction, -o.lr * shape_factor);

@@ -1,6 +1,6 @@
 #pragma once
-// The optimizers. Formulas are PyTorch's (SGD, Adam, AdamW, Adagrad, RMSprop), the papers' for Lion (Chen et al., 2023),
-// LAMB (You et al., 2020) and Muon (Jordan et al., 2024). Options are designated initialisers:
+// The optimizers. Formulas are PyTorch's (SGD, Adam, AdamW, Adagrad, RMSprop), the papers' for Lion (Chen et al.,
+// 2023), LAMB (You et al., 2020) and Muon (Jordan et al., 2024). Options are designated initialisers:
 //   optim::AdamW opt(net.parameters(), {.lr = 3e-4, .weight_decay = 0.1});
 //   opt.add_group(net.biases(), {.lr = 3e-4, .weight_decay = 0});
 #include "optim/optimizer.h"
@@ -8,12 +8,15 @@
 namespace lockstep::optim {
 
 /// Declares the two constructors and the overrides that every optimizer has.
-#define LOCKSTEP_OPTIMIZER(Class)                                                                                     \
- public:                                                                                                              \
-  Class(std::vector<Variable> parameters, const Class##Options& options) { add_group(std::move(parameters), options); } \
-  explicit Class(const std::vector<Group>& groups) { add_groups(groups); } \
-  const char* name() const override { return #Class; }                                                                \
-  void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) override
+#define LOCKSTEP_OPTIMIZER(Class)                                                                                      \
+ public:                                                                                                               \
+  Class(std::vector<Variable> parameters, const Class##Options& options) {                                             \
+    add_group(std::move(parameters), options);                                                                         \
+  }                                                                                                                    \
+  explicit Class(const std::vector<Group>& groups) { add_groups(groups); }                                             \
+  const char* name() const override { return #Class; }                                                                 \
+  void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) \
+      override
 
 struct SGDOptions {
   double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;
@@ -21,7 +24,9 @@ struct SGDOptions {
   std::map<std::string, double*> by_name();
   void check(const char* op) const;
 };
-class SGD : public OptimizerOf<SGDOptions> { LOCKSTEP_OPTIMIZER(SGD); };
+class SGD : public OptimizerOf<SGDOptions> {
+  LOCKSTEP_OPTIMIZER(SGD);
+};
 
 struct AdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
@@ -30,7 +35,9 @@ struct AdamOptions {
   void check(const char* op) const;
 };
 /// Adam with L2 decay (added to the gradient).
-class Adam : public OptimizerOf<AdamOptions> { LOCKSTEP_OPTIMIZER(Adam); };
+class Adam : public OptimizerOf<AdamOptions> {
+  LOCKSTEP_OPTIMIZER(Adam);
+};
 
 struct AdamWOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
@@ -39,7 +46,9 @@ struct AdamWOptions {
   void check(const char* op) const;
 };
 /// Adam with decoupled decay (Loshchilov and Hutter, 2019).
-class AdamW : public OptimizerOf<AdamWOptions> { LOCKSTEP_OPTIMIZER(AdamW); };
+class AdamW : public OptimizerOf<AdamWOptions> {
+  LOCKSTEP_OPTIMIZER(AdamW);
+};
 
 struct AdagradOptions {
   double lr = 1e-2, lr_decay = 0, weight_decay = 0, initial_accumulator = 0, eps = 1e-10;
@@ -47,7 +56,9 @@ struct AdagradOptions {
   std::map<std::string, double*> by_name();
   void check(const char* op) const;
 };
-class Adagrad : public OptimizerOf<AdagradOptions> { LOCKSTEP_OPTIMIZER(Adagrad); };
+class Adagrad : public OptimizerOf<AdagradOptions> {
+  LOCKSTEP_OPTIMIZER(Adagrad);
+};
 
 struct RMSpropOptions {
   double lr = 1e-2, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
@@ -55,7 +66,9 @@ struct RMSpropOptions {
   std::map<std::string, double*> by_name();
   void check(const char* op) const;
 };
-class RMSprop : public OptimizerOf<RMSpropOptions> { LOCKSTEP_OPTIMIZER(RMSprop); };
+class RMSprop : public OptimizerOf<RMSpropOptions> {
+  LOCKSTEP_OPTIMIZER(RMSprop);
+};
 
 struct LionOptions {
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
@@ -63,7 +76,9 @@ struct LionOptions {
   std::map<std::string, double*> by_name();
   void check(const char* op) const;
 };
-class Lion : public OptimizerOf<LionOptions> { LOCKSTEP_OPTIMIZER(Lion); };
+class Lion : public OptimizerOf<LionOptions> {
+  LOCKSTEP_OPTIMIZER(Lion);
+};
 
 struct LAMBOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0, min_trust = 0.01, max_trust = 10;
@@ -71,10 +86,16 @@ struct LAMBOptions {
   std::map<std::string, double*> by_name();
   void check(const char* op) const;
 };
-class LAMB : public OptimizerOf<LAMBOptions> { LOCKSTEP_OPTIMIZER(LAMB); public: bool is_elementwise() const override { return false; } };
+class LAMB : public OptimizerOf<LAMBOptions> {
+  LOCKSTEP_OPTIMIZER(LAMB);
+
+ public:
+  bool is_elementwise() const override { return false; }
+};
 
 /// LAMB's rule on one parameter; gives back its trust ratio.
-double lamb_update(const LAMBOptions& o, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale);
+double lamb_update(const LAMBOptions& o, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low,
+                   double grad_scale);
 
 struct MuonOptions {
   double lr = 0.02, momentum = 0.95, weight_decay = 0, newton_schulz_steps = 5;
@@ -83,7 +104,12 @@ struct MuonOptions {
   void check(const char* op) const;
 };
 /// Momentum orthogonalised by Newton-Schulz. Matrices only (Error otherwise): give the rest to AdamW.
-class Muon : public OptimizerOf<MuonOptions> { LOCKSTEP_OPTIMIZER(Muon); public: bool is_elementwise() const override { return false; } };
+class Muon : public OptimizerOf<MuonOptions> {
+  LOCKSTEP_OPTIMIZER(Muon);
+
+ public:
+  bool is_elementwise() const override { return false; }
+};
 
 #undef LOCKSTEP_OPTIMIZER
 

@@ -20,22 +20,26 @@ Tensor& ParameterState::zeros(const std::string& name, const Tensor& like) {
 }
 
 void Optimizer::add_group_of(std::vector<Variable> parameters, bool may_be_empty) {
-  LOCKSTEP_CHECK(may_be_empty || !parameters.empty(), "[", name(), "] expected at least one parameter, got an empty list");
+  LOCKSTEP_CHECK(may_be_empty || !parameters.empty(), "[", name(),
+                 "] expected at least one parameter, got an empty list");
   std::set<const void*> known;
-  for (const auto& group : groups_) for (const Variable& p : group) known.insert(p.impl().get());
+  for (const auto& group : groups_)
+    for (const Variable& p : group) known.insert(p.impl().get());
   for (const Variable& p : parameters) {
     LOCKSTEP_CHECK(p.defined() && p.is_leaf(), "[", name(), "] expected leaf variables as parameters, got ",
                    p.defined() ? "the output of an operation" : "an undefined one");
     LOCKSTEP_CHECK(is_floating(p.dtype()), "[", name(), "] expected floating parameters, got ", p.dtype());
-    LOCKSTEP_CHECK(known.insert(p.impl().get()).second, "[", name(), "] a parameter of shape ", p.shape(), " stands in two places");
+    LOCKSTEP_CHECK(known.insert(p.impl().get()).second, "[", name(), "] a parameter of shape ", p.shape(),
+                   " stands in two places");
   }
   groups_.push_back(std::move(parameters));
 }
 
 Optimizer::Prepared Optimizer::prepare(Variable& parameter) {
   ParameterState& state = states_[parameter.impl().get()];
-  Tensor p = parameter.tensor(), grad = parameter.grad(), low;
-  for (auto& [name, tensor] : state.tensors) tensor = tensor.defined() ? tensor.to(p.device()) : tensor;  // after Module::to(device)
+  Tensor p = parameter.tensor(), grad = parameter.checked_grad(name()), low;
+  for (auto& [name, tensor] : state.tensors)
+    tensor = tensor.defined() ? tensor.to(p.device()) : tensor;  // after Module::to(device)
   if (size_of(p.dtype()) == 2) {  // the rule works on an f32 master copy, and rounds it into the parameter
     Tensor& master = state.tensors["master"];
     const MemoryScope scope(Memory::optimizer);
@@ -49,7 +53,9 @@ Optimizer::Prepared Optimizer::prepare(Variable& parameter) {
 }
 
 void Optimizer::step(double grad_scale) {
-  LOCKSTEP_CHECK(!Graph::is_capturing(), "[", name(), "] a step cannot be captured, its learning rate and step number would stay the same: capture forward and backward, and call step() after replay()");
+  LOCKSTEP_CHECK(!Graph::is_capturing(), "[", name(),
+                 "] a step cannot be captured, its learning rate and step number would stay the same: capture forward "
+                 "and backward, and call step() after replay()");
   const NoGrad no_grad;
   trace::memory();  // with gradients in it
   const trace::Scope scope(name(), trace::Category::optimizer);
@@ -58,10 +64,23 @@ void Optimizer::step(double grad_scale) {
       if (!parameter.requires_grad() || !parameter.grad().defined()) continue;
       Prepared at = prepare(parameter);
       ++at.state.step;
-      update(g, at.parameter, at.grad, at.state, at.low, grad_scale);
+      advance(g, at.parameter, at.grad, at.state, at.low, grad_scale);
       parameter.tensor().storage()->bump_version(name());
     }
   }
+}
+
+void Optimizer::advance(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low,
+                        double grad_scale) {
+  update(group, parameter, grad, state, low, grad_scale);
+  if (average_decay_ == 0) return;
+  Tensor& average = state.zeros("ema", parameter);
+  average.copy_(state.step == 1 ? parameter : lerp(average, parameter, 1 - average_decay_));
+}
+
+void Optimizer::keep_average(double decay) {
+  LOCKSTEP_CHECK(decay >= 0 && decay < 1, "[", name(), "] expected a decay of the average in [0, 1), got ", decay);
+  average_decay_ = decay;
 }
 
 void Optimizer::zero_grad(bool keep) {
@@ -101,7 +120,8 @@ void Optimizer::name_parameters(const std::vector<std::pair<std::string, Variabl
   std::map<const void*, std::string> known;
   for (const auto& [name, variable] : names) known.emplace(variable.impl().get(), name);
   for (const Variable& p : parameters()) {
-    LOCKSTEP_CHECK(known.count(p.impl().get()), "[", name(), "] a parameter of shape ", p.shape(), " is not among the ", names.size(), " names given");
+    LOCKSTEP_CHECK(known.count(p.impl().get()), "[", name(), "] a parameter of shape ", p.shape(), " is not among the ",
+                   names.size(), " names given");
   }
   names_ = std::move(known);
 }
@@ -115,7 +135,8 @@ OptimizerState Optimizer::state() const {
   OptimizerState saved;
   int index = 0;
   for (int g = 0; g < group_count(); ++g) {
-    for (const auto& [option, value] : const_cast<Optimizer*>(this)->options(g)) saved.numbers["group." + std::to_string(g) + "." + option] = *value;
+    for (const auto& [option, value] : const_cast<Optimizer*>(this)->options(g))
+      saved.numbers["group." + std::to_string(g) + "." + option] = *value;
     for (const Variable& parameter : groups_[g]) {
       const std::string prefix = "state." + name_of(parameter, index++) + ".";
       const auto found = states_.find(parameter.impl().get());
@@ -133,15 +154,18 @@ void Optimizer::load_state(const OptimizerState& saved) {
   std::map<const void*, ParameterState> states;
   std::map<std::string, const Variable*> by_name;
   int index = 0;
-  for (const auto& group : groups_) for (const Variable& parameter : group) by_name["state." + name_of(parameter, index++) + "."] = &parameter;
+  for (const auto& group : groups_)
+    for (const Variable& parameter : group) by_name["state." + name_of(parameter, index++) + "."] = &parameter;
   const auto owner = [&](const std::string& key) {
     const auto found = by_name.find(key.substr(0, key.rfind('.') + 1));
-    LOCKSTEP_CHECK(found != by_name.end(), "[", name(), "] the saved state has '", key, "', which belongs to none of this optimizer's ", by_name.size(), " parameters");
+    LOCKSTEP_CHECK(found != by_name.end(), "[", name(), "] the saved state has '", key,
+                   "', which belongs to none of this optimizer's ", by_name.size(), " parameters");
     return found->second;
   };
   for (const auto& [key, tensor] : saved.tensors) {
     const Variable& parameter = *owner(key);
-    LOCKSTEP_CHECK(tensor.shape() == parameter.shape(), "[", name(), "] expected '", key, "' of shape ", parameter.shape(), ", got ", tensor.shape());
+    LOCKSTEP_CHECK(tensor.shape() == parameter.shape(), "[", name(), "] expected '", key, "' of shape ",
+                   parameter.shape(), ", got ", tensor.shape());
     const MemoryScope scope(Memory::optimizer);
     states[parameter.impl().get()].tensors[key.substr(key.rfind('.') + 1)] = tensor.clone();
   }
@@ -154,12 +178,15 @@ void Optimizer::load_state(const OptimizerState& saved) {
       continue;
     }
     const size_t dot = key.find('.', 6);
-    LOCKSTEP_CHECK(key.starts_with("group.") && dot != std::string::npos, "[", name(), "] unexpected entry '", key, "' in the saved state");
+    LOCKSTEP_CHECK(key.starts_with("group.") && dot != std::string::npos, "[", name(), "] unexpected entry '", key,
+                   "' in the saved state");
     const int group = std::atoi(key.c_str() + 6);
-    LOCKSTEP_CHECK(group < group_count(), "[", name(), "] the saved state has group ", group, ", this optimizer has ", group_count());
+    LOCKSTEP_CHECK(group < group_count(), "[", name(), "] the saved state has group ", group, ", this optimizer has ",
+                   group_count());
     const auto all = options(group);
     const auto found = all.find(key.substr(dot + 1));
-    LOCKSTEP_CHECK(found != all.end(), "[", name(), "] the saved state has option '", key, "', which ", name(), " does not know; was it saved by another optimizer?");
+    LOCKSTEP_CHECK(found != all.end(), "[", name(), "] the saved state has option '", key, "', which ", name(),
+                   " does not know; was it saved by another optimizer?");
     values.emplace_back(found->second, value);
   }
   states_ = std::move(states);

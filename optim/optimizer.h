@@ -37,11 +37,19 @@ class Optimizer {
   /// The one place that clears gradients: drops them, or fills them with zeros when `keep` is set.
   void zero_grad(bool keep = false);
 
-  /// The rule itself: one parameter, contiguous, f32 or f64, in its own shape. `low`, when defined, gets a rounded copy.
-  virtual void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) = 0;
+  /// The rule itself: one parameter, contiguous, f32 or f64, in its own shape. `low`, when defined, gets a rounded
+  /// copy.
+  virtual void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low,
+                      double grad_scale) = 0;
+  /// update(), and the average when one is kept: what all who make steps call.
+  void advance(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale);
+  /// Keeps an exponential moving average of the parameters (of their f32 copies) in the state, as "ema": average +=
+  /// (1 - decay) (parameter - average) after every step, from the first step's parameters on. 0: none.
+  void keep_average(double decay);
   /// False for rules that look at a whole parameter (LAMB, Muon): these cannot run on a shard of one.
   virtual bool is_elementwise() const { return true; }
-  /// True for optimizers whose step() moves gradients between ranks itself (onebit/): no wrapper may have reduced them before.
+  /// True for optimizers whose step() moves gradients between ranks itself (parallel/onebit/): no wrapper may have
+  /// reduced them before.
   virtual bool communicates() const { return false; }
   virtual const char* name() const = 0;
 
@@ -54,7 +62,9 @@ class Optimizer {
   double get(int group, const std::string& option) const;
   void set(int group, const std::string& option, double value);
   double lr(int group = 0) const { return get(group, "lr"); }
-  void set_lr(double lr) { for (int g = 0; g < group_count(); ++g) set(g, "lr", lr); }
+  void set_lr(double lr) {
+    for (int g = 0; g < group_count(); ++g) set(g, "lr", lr);
+  }
   bool has(const std::string& option) const;
 
   /// Names for state(); without them parameters are called 0, 1, ... in order. Error when a parameter is not named.
@@ -71,7 +81,10 @@ class Optimizer {
   virtual std::map<std::string, double*> options(int group) = 0;
 
   /// A parameter as the rule sees it: its master copy where it has 16 bits, which is then `low`.
-  struct Prepared { Tensor parameter, grad, low; ParameterState& state; };
+  struct Prepared {
+    Tensor parameter, grad, low;
+    ParameterState& state;
+  };
   Prepared prepare(Variable& parameter);
   /// What errors call the index-th parameter.
   std::string name_of(const Variable& parameter, int index) const;
@@ -80,13 +93,17 @@ class Optimizer {
   std::vector<std::vector<Variable>> groups_;
   std::map<const void*, ParameterState> states_;
   std::map<const void*, std::string> names_;
+  double average_decay_ = 0;
 };
 
-/// Groups with typed options. Options has `std::map<std::string, double*> by_name()` and `void check(const char*) const`.
-template <class Options, class Base = Optimizer>
-class OptimizerOf : public Base {
+/// Groups with typed options. Options has `std::map<std::string, double*> by_name()` and `void check(const char*)
+/// const`.
+template <class Options, class Base = Optimizer> class OptimizerOf : public Base {
  public:
-  struct Group { std::vector<Variable> parameters; Options options; };
+  struct Group {
+    std::vector<Variable> parameters;
+    Options options;
+  };
   /// Adds parameters with options of their own.
   void add_group(std::vector<Variable> parameters, const Options& options) {
     options.check(this->name());

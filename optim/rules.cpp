@@ -9,26 +9,38 @@ namespace lockstep::optim {
 
 namespace {
 
-template <class Options>
-std::map<std::string, double*> adam_names(Options& o) {
+template <class Options> std::map<std::string, double*> adam_names(Options& o) {
   return {{"lr", &o.lr}, {"beta1", &o.beta1}, {"beta2", &o.beta2}, {"eps", &o.eps}, {"weight_decay", &o.weight_decay}};
 }
 
 template <class Options>
-void adam_update(const Options& o, bool decoupled, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
+void adam_update(const Options& o, bool decoupled, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
+                 double grad_scale) {
   Tensor& m = state.zeros("exp_avg", p);
   Tensor& v = state.zeros("exp_avg_sq", p);
   Tensor v_max;
   if (o.amsgrad) v_max = state.zeros("max_exp_avg_sq", p);
   const double t = double(state.step);
-  const double bias1 = o.bias_correction ? 1 - std::pow(o.beta1, t) : 1, bias2 = o.bias_correction ? 1 - std::pow(o.beta2, t) : 1;
-  LOCKSTEP_KERNEL(p.device(), adam)(p, grad, m, v, v_max, low,
-      {.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .eps = o.eps, .weight_decay = o.weight_decay, .decoupled = decoupled,
-       .bias1 = bias1, .bias2 = bias2, .maximize = o.maximize, .grad_scale = grad_scale});
+  const double bias1 = o.bias_correction ? 1 - std::pow(o.beta1, t) : 1,
+               bias2 = o.bias_correction ? 1 - std::pow(o.beta2, t) : 1;
+  LOCKSTEP_KERNEL(p.device(), adam)
+  (p, grad, m, v, v_max, low,
+   {.lr = o.lr,
+    .beta1 = o.beta1,
+    .beta2 = o.beta2,
+    .eps = o.eps,
+    .weight_decay = o.weight_decay,
+    .decoupled = decoupled,
+    .bias1 = bias1,
+    .bias2 = bias2,
+    .maximize = o.maximize,
+    .grad_scale = grad_scale});
 }
 
 /// For rules whose kernel does not round into a 16-bit parameter by itself.
-void round_into(Tensor& low, const Tensor& p) { if (low.defined()) low.copy_(p); }
+void round_into(Tensor& low, const Tensor& p) {
+  if (low.defined()) low.copy_(p);
+}
 
 }  // namespace
 
@@ -39,16 +51,24 @@ void SGDOptions::check(const char* op) const {
   check_range(op, "lr", lr, 0);
   check_range(op, "momentum", momentum, 0);
   check_range(op, "weight_decay", weight_decay, 0);
-  LOCKSTEP_CHECK(!nesterov || (momentum > 0 && dampening == 0), "[", op, "] nesterov needs momentum > 0 and dampening 0, got ", momentum, " and ", dampening);
+  LOCKSTEP_CHECK(!nesterov || (momentum > 0 && dampening == 0), "[", op,
+                 "] nesterov needs momentum > 0 and dampening 0, got ", momentum, " and ", dampening);
 }
 void SGD::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const SGDOptions& o = options_[group];
   const bool first = state.tensors.count("momentum_buffer") == 0;
   Tensor momentum;
   if (o.momentum != 0) momentum = state.zeros("momentum_buffer", p);
-  LOCKSTEP_KERNEL(p.device(), sgd)(p, grad, momentum, low,
-      {.lr = o.lr, .momentum = o.momentum, .dampening = o.dampening, .weight_decay = o.weight_decay, .nesterov = o.nesterov,
-       .first = first, .maximize = o.maximize, .grad_scale = grad_scale});
+  LOCKSTEP_KERNEL(p.device(), sgd)
+  (p, grad, momentum, low,
+   {.lr = o.lr,
+    .momentum = o.momentum,
+    .dampening = o.dampening,
+    .weight_decay = o.weight_decay,
+    .nesterov = o.nesterov,
+    .first = first,
+    .maximize = o.maximize,
+    .grad_scale = grad_scale});
 }
 
 std::map<std::string, double*> AdamOptions::by_name() { return adam_names(*this); }
@@ -64,7 +84,11 @@ void AdamW::update(int group, Tensor& p, const Tensor& grad, ParameterState& sta
 }
 
 std::map<std::string, double*> AdagradOptions::by_name() {
-  return {{"lr", &lr}, {"lr_decay", &lr_decay}, {"weight_decay", &weight_decay}, {"initial_accumulator", &initial_accumulator}, {"eps", &eps}};
+  return {{"lr", &lr},
+          {"lr_decay", &lr_decay},
+          {"weight_decay", &weight_decay},
+          {"initial_accumulator", &initial_accumulator},
+          {"eps", &eps}};
 }
 void AdagradOptions::check(const char* op) const {
   check_range(op, "lr", lr, 0);
@@ -78,8 +102,13 @@ void Adagrad::update(int group, Tensor& p, const Tensor& grad, ParameterState& s
   const bool first = state.tensors.count("sum") == 0;
   Tensor& sum = state.zeros("sum", p);
   if (first && o.initial_accumulator != 0) sum.fill_(o.initial_accumulator);
-  LOCKSTEP_KERNEL(p.device(), adagrad)(p, grad, sum,
-      {.lr = o.lr / (1 + double(state.step - 1) * o.lr_decay), .eps = o.eps, .weight_decay = o.weight_decay, .maximize = o.maximize, .grad_scale = grad_scale});
+  LOCKSTEP_KERNEL(p.device(), adagrad)
+  (p, grad, sum,
+   {.lr = o.lr / (1 + double(state.step - 1) * o.lr_decay),
+    .eps = o.eps,
+    .weight_decay = o.weight_decay,
+    .maximize = o.maximize,
+    .grad_scale = grad_scale});
   round_into(low, p);
 }
 
@@ -99,9 +128,16 @@ void RMSprop::update(int group, Tensor& p, const Tensor& grad, ParameterState& s
   Tensor average, momentum;
   if (o.centered) average = state.zeros("grad_avg", p);
   if (o.momentum > 0) momentum = state.zeros("momentum_buffer", p);
-  LOCKSTEP_KERNEL(p.device(), rmsprop)(p, grad, square, average, momentum,
-      {.lr = o.lr, .alpha = o.alpha, .eps = o.eps, .weight_decay = o.weight_decay, .momentum = o.momentum, .centered = o.centered,
-       .maximize = o.maximize, .grad_scale = grad_scale});
+  LOCKSTEP_KERNEL(p.device(), rmsprop)
+  (p, grad, square, average, momentum,
+   {.lr = o.lr,
+    .alpha = o.alpha,
+    .eps = o.eps,
+    .weight_decay = o.weight_decay,
+    .momentum = o.momentum,
+    .centered = o.centered,
+    .maximize = o.maximize,
+    .grad_scale = grad_scale});
   round_into(low, p);
 }
 
@@ -117,8 +153,14 @@ void LionOptions::check(const char* op) const {
 void Lion::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const LionOptions& o = options_[group];
   Tensor& m = state.zeros("exp_avg", p);
-  LOCKSTEP_KERNEL(p.device(), lion)(p, grad, m,
-      {.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .weight_decay = o.weight_decay, .maximize = o.maximize, .grad_scale = grad_scale});
+  LOCKSTEP_KERNEL(p.device(), lion)
+  (p, grad, m,
+   {.lr = o.lr,
+    .beta1 = o.beta1,
+    .beta2 = o.beta2,
+    .weight_decay = o.weight_decay,
+    .maximize = o.maximize,
+    .grad_scale = grad_scale});
   round_into(low, p);
 }
 

@@ -1,4 +1,5 @@
-// Learning-rate schedules as closed formulas of the step, so that any step can be asked for and resuming needs only a number.
+// Learning-rate schedules as closed formulas of the step, so that any step can be asked for and resuming needs only a
+// number.
 #include "optim/schedule.h"
 
 #include <algorithm>
@@ -19,8 +20,10 @@ void check_positive(const char* name, const char* option, double value) {
 
 /// The option that schedules with a momentum cycle turn: SGD's momentum, or Adam's beta1.
 std::string momentum_option(const char* name, const Optimizer& optimizer) {
-  for (const char* option : {"momentum", "beta1"}) if (optimizer.has(option)) return option;
-  fail(str("[", name, "] cycle_momentum needs an optimizer with momentum or beta1, got ", optimizer.name(), "; set cycle_momentum = false"));
+  for (const char* option : {"momentum", "beta1"})
+    if (optimizer.has(option)) return option;
+  fail(str("[", name, "] cycle_momentum needs an optimizer with momentum or beta1, got ", optimizer.name(),
+           "; set cycle_momentum = false"));
 }
 
 double warmup(Warmup kind, int64_t t, int64_t steps) {
@@ -53,7 +56,8 @@ void Schedule::load_state(const std::map<std::string, double>& state) {
   std::vector<double> base;
   for (size_t g = 0; g < base_.size(); ++g) {
     const auto found = state.find("base." + std::to_string(g));
-    LOCKSTEP_CHECK(found != state.end(), "[schedule] expected a saved base rate for each of ", base_.size(), " groups, group ", g, " has none");
+    LOCKSTEP_CHECK(found != state.end(), "[schedule] expected a saved base rate for each of ", base_.size(),
+                   " groups, group ", g, " has none");
     base.push_back(found->second);
   }
   base_ = base;
@@ -61,11 +65,22 @@ void Schedule::load_state(const std::map<std::string, double>& state) {
   apply();
 }
 void Schedule::check_groups(const char* name, const char* option, const PerGroup& values) const {
-  LOCKSTEP_CHECK(values.count() == 1 || values.count() == optimizer_.group_count(), "[", name, "] expected one ", option, " or one for each of ",
-                 optimizer_.group_count(), " groups, got ", values.count());
+  LOCKSTEP_CHECK(values.count() == 1 || values.count() == optimizer_.group_count(), "[", name, "] expected one ",
+                 option, " or one for each of ", optimizer_.group_count(), " groups, got ", values.count());
 }
 
-LambdaLR::LambdaLR(Optimizer& optimizer, std::function<double(int64_t)> factor) : Schedule(optimizer), factor_(std::move(factor)) { apply(); }
+std::function<double(int64_t)> warmup_cosine(int64_t warmup, int64_t steps, double last) {
+  return [=](int64_t t) {
+    if (t < warmup) return double(t + 1) / double(warmup);
+    const double progress = double(t - warmup) / double(std::max<int64_t>(steps - warmup, 1));
+    return last + (1 - last) * 0.5 * (1 + std::cos(std::numbers::pi * std::min(progress, 1.0)));
+  };
+}
+
+LambdaLR::LambdaLR(Optimizer& optimizer, std::function<double(int64_t)> factor)
+    : Schedule(optimizer), factor_(std::move(factor)) {
+  apply();
+}
 double LambdaLR::value(int g, int64_t t) const { return base_[g] * factor_(t); }
 
 StepLR::StepLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(options) {
@@ -74,9 +89,12 @@ StepLR::StepLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(
 }
 double StepLR::value(int g, int64_t t) const { return base_[g] * std::pow(o_.gamma, double(t / o_.step_size)); }
 
-MultiStepLR::MultiStepLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) { apply(); }
+MultiStepLR::MultiStepLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
+  apply();
+}
 double MultiStepLR::value(int g, int64_t t) const {
-  return base_[g] * std::pow(o_.gamma, double(std::count_if(o_.milestones.begin(), o_.milestones.end(), [t](int64_t m) { return m <= t; })));
+  return base_[g] * std::pow(o_.gamma, double(std::count_if(o_.milestones.begin(), o_.milestones.end(),
+                                                            [t](int64_t m) { return m <= t; })));
 }
 
 ExponentialLR::ExponentialLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(options) { apply(); }
@@ -90,7 +108,8 @@ double CosineAnnealingLR::value(int g, int64_t t) const {
   return o_.eta_min + (base_[g] - o_.eta_min) * (1 + std::cos(pi * double(t) / double(o_.T_max))) / 2;
 }
 
-CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(options) {
+CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(Optimizer& optimizer, Options options)
+    : Schedule(optimizer), o_(options) {
   check_positive("CosineAnnealingWarmRestarts", "T_0", double(o_.T_0));
   LOCKSTEP_CHECK(o_.T_mult >= 1, "[CosineAnnealingWarmRestarts] expected T_mult >= 1, got ", o_.T_mult);
   apply();
@@ -98,18 +117,22 @@ CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(Optimizer& optimizer, O
 double CosineAnnealingWarmRestarts::value(int g, int64_t t) const {
   int64_t period = o_.T_0, inside = t;
   if (o_.T_mult == 1) inside %= period;
-  else for (; inside >= period; period *= o_.T_mult) inside -= period;
+  else
+    for (; inside >= period; period *= o_.T_mult) inside -= period;
   return o_.eta_min + (base_[g] - o_.eta_min) * (1 + std::cos(pi * double(inside) / double(period))) / 2;
 }
 
 LinearLR::LinearLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(options) {
-  LOCKSTEP_CHECK(o_.start_factor > 0 && o_.start_factor <= 1, "[LinearLR] expected start_factor in (0, 1], got ", o_.start_factor);
-  LOCKSTEP_CHECK(o_.end_factor >= 0 && o_.end_factor <= 1, "[LinearLR] expected end_factor in [0, 1], got ", o_.end_factor);
+  LOCKSTEP_CHECK(o_.start_factor > 0 && o_.start_factor <= 1, "[LinearLR] expected start_factor in (0, 1], got ",
+                 o_.start_factor);
+  LOCKSTEP_CHECK(o_.end_factor >= 0 && o_.end_factor <= 1, "[LinearLR] expected end_factor in [0, 1], got ",
+                 o_.end_factor);
   check_positive("LinearLR", "total_iters", double(o_.total_iters));
   apply();
 }
 double LinearLR::value(int g, int64_t t) const {
-  return base_[g] * (o_.start_factor + (o_.end_factor - o_.start_factor) * double(std::min(t, o_.total_iters)) / double(o_.total_iters));
+  return base_[g] * (o_.start_factor +
+                     (o_.end_factor - o_.start_factor) * double(std::min(t, o_.total_iters)) / double(o_.total_iters));
 }
 
 ConstantLR::ConstantLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(options) {
@@ -130,39 +153,53 @@ double PolynomialLR::value(int g, int64_t t) const {
 OneCycleLR::OneCycleLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
   check_groups("OneCycleLR", "max_lr", o_.max_lr);
   check_positive("OneCycleLR", "total_steps", double(o_.total_steps));
-  LOCKSTEP_CHECK(o_.pct_start >= 0 && o_.pct_start <= 1, "[OneCycleLR] expected pct_start in [0, 1], got ", o_.pct_start);
-  LOCKSTEP_CHECK(o_.anneal_strategy == "cos" || o_.anneal_strategy == "linear", "[OneCycleLR] expected anneal_strategy 'cos' or 'linear', got '", o_.anneal_strategy, "'");
+  LOCKSTEP_CHECK(o_.pct_start >= 0 && o_.pct_start <= 1, "[OneCycleLR] expected pct_start in [0, 1], got ",
+                 o_.pct_start);
+  LOCKSTEP_CHECK(o_.anneal_strategy == "cos" || o_.anneal_strategy == "linear",
+                 "[OneCycleLR] expected anneal_strategy 'cos' or 'linear', got '", o_.anneal_strategy, "'");
   if (o_.cycle_momentum) momentum_ = momentum_option("OneCycleLR", optimizer);
   const double up = o_.pct_start * double(o_.total_steps) - 1, last = double(o_.total_steps) - 1;
-  if (o_.three_phase) phases_ = {{up, 0, 1, 0, 1}, {2 * o_.pct_start * double(o_.total_steps) - 2, 1, 0, 1, 0}, {last, 0, 2, 0, 0}};
+  if (o_.three_phase)
+    phases_ = {{up, 0, 1, 0, 1}, {2 * o_.pct_start * double(o_.total_steps) - 2, 1, 0, 1, 0}, {last, 0, 2, 0, 0}};
   else phases_ = {{up, 0, 1, 0, 1}, {last, 1, 2, 1, 0}};
   apply();
 }
 void OneCycleLR::step() {
-  LOCKSTEP_CHECK(step_ + 1 < o_.total_steps, "[OneCycleLR] expected at most ", o_.total_steps - 1, " steps (total_steps ", o_.total_steps, "), got one more");
+  LOCKSTEP_CHECK(step_ + 1 < o_.total_steps, "[OneCycleLR] expected at most ", o_.total_steps - 1,
+                 " steps (total_steps ", o_.total_steps, "), got one more");
   Schedule::step();
 }
 double OneCycleLR::anneal(int64_t t, bool momentum, int g) const {
   const double start_lr = o_.max_lr[g] / o_.div_factor;
-  const double rates[] = {start_lr, o_.max_lr[g], start_lr / o_.final_div_factor}, momenta[] = {o_.max_momentum, o_.base_momentum};
+  const double rates[] = {start_lr, o_.max_lr[g], start_lr / o_.final_div_factor},
+               momenta[] = {o_.max_momentum, o_.base_momentum};
   double begin = 0;
   for (size_t i = 0;; ++i) {
     const Phase& p = phases_[i];
-    if (double(t) > p.end && i + 1 < phases_.size()) { begin = p.end; continue; }
+    if (double(t) > p.end && i + 1 < phases_.size()) {
+      begin = p.end;
+      continue;
+    }
     const double part = (double(t) - begin) / (p.end - begin);
-    const double from = momentum ? momenta[p.from_momentum] : rates[p.from_lr], to = momentum ? momenta[p.to_momentum] : rates[p.to_lr];
-    return o_.anneal_strategy == "linear" ? from + (to - from) * part : to + (from - to) / 2 * (1 + std::cos(pi * part));
+    const double from = momentum ? momenta[p.from_momentum] : rates[p.from_lr],
+                 to = momentum ? momenta[p.to_momentum] : rates[p.to_lr];
+    return o_.anneal_strategy == "linear" ? from + (to - from) * part
+                                          : to + (from - to) / 2 * (1 + std::cos(pi * part));
   }
 }
 double OneCycleLR::value(int g, int64_t t) const { return anneal(t, false, g); }
 void OneCycleLR::apply() {
   Schedule::apply();
-  if (o_.cycle_momentum) for (int g = 0; g < optimizer_.group_count(); ++g) optimizer_.set(g, momentum_, anneal(step_, true, g));
+  if (o_.cycle_momentum)
+    for (int g = 0; g < optimizer_.group_count(); ++g) optimizer_.set(g, momentum_, anneal(step_, true, g));
 }
 
-ReduceLROnPlateau::ReduceLROnPlateau(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
-  LOCKSTEP_CHECK(o_.mode == "min" || o_.mode == "max", "[ReduceLROnPlateau] expected mode 'min' or 'max', got '", o_.mode, "'");
-  LOCKSTEP_CHECK(o_.threshold_mode == "rel" || o_.threshold_mode == "abs", "[ReduceLROnPlateau] expected threshold_mode 'rel' or 'abs', got '", o_.threshold_mode, "'");
+ReduceLROnPlateau::ReduceLROnPlateau(Optimizer& optimizer, Options options)
+    : Schedule(optimizer), o_(std::move(options)) {
+  LOCKSTEP_CHECK(o_.mode == "min" || o_.mode == "max", "[ReduceLROnPlateau] expected mode 'min' or 'max', got '",
+                 o_.mode, "'");
+  LOCKSTEP_CHECK(o_.threshold_mode == "rel" || o_.threshold_mode == "abs",
+                 "[ReduceLROnPlateau] expected threshold_mode 'rel' or 'abs', got '", o_.threshold_mode, "'");
   LOCKSTEP_CHECK(o_.factor < 1, "[ReduceLROnPlateau] expected factor < 1, got ", o_.factor);
   check_groups("ReduceLROnPlateau", "min_lr", o_.min_lr);
   best_ = o_.mode == "min" ? INFINITY : -INFINITY;
@@ -172,12 +209,19 @@ bool ReduceLROnPlateau::is_better(double metric) const {
   const double target = o_.threshold_mode == "rel" ? best_ * (1 + sign * o_.threshold) : best_ + sign * o_.threshold;
   return o_.mode == "min" ? metric < target : metric > target;
 }
-void ReduceLROnPlateau::step() { fail("[ReduceLROnPlateau] expected step(metric), got step(): this schedule needs the metric that it watches"); }
+void ReduceLROnPlateau::step() {
+  fail("[ReduceLROnPlateau] expected step(metric), got step(): this schedule needs the metric that it watches");
+}
 void ReduceLROnPlateau::step(double metric) {
   ++step_;
-  if (is_better(metric)) { best_ = metric; bad_ = 0; }
-  else ++bad_;
-  if (cooling_ > 0) { --cooling_; bad_ = 0; }
+  if (is_better(metric)) {
+    best_ = metric;
+    bad_ = 0;
+  } else ++bad_;
+  if (cooling_ > 0) {
+    --cooling_;
+    bad_ = 0;
+  }
   if (bad_ <= o_.patience) return;
   for (int g = 0; g < optimizer_.group_count(); ++g) {
     const double old = optimizer_.lr(g), next = std::max(old * o_.factor, o_.min_lr[g]);
@@ -196,7 +240,8 @@ std::map<std::string, double> ReduceLROnPlateau::state() const {
   return state;
 }
 void ReduceLROnPlateau::load_state(const std::map<std::string, double>& state) {
-  for (const char* key : {"best", "bad", "cooling"}) LOCKSTEP_CHECK(state.count(key), "[ReduceLROnPlateau] the saved state has no '", key, "'");
+  for (const char* key : {"best", "bad", "cooling"})
+    LOCKSTEP_CHECK(state.count(key), "[ReduceLROnPlateau] the saved state has no '", key, "'");
   Schedule::load_state(state);
   best_ = state.at("best");
   bad_ = int64_t(state.at("bad"));
@@ -219,14 +264,18 @@ WarmupLR::WarmupLR(Optimizer& optimizer, Options options) : Schedule(optimizer),
   o_.warmup_num_steps = std::max<int64_t>(o_.warmup_num_steps, 2);
   apply();
 }
-double WarmupLR::factor(int64_t t) const { return t < o_.warmup_num_steps ? warmup(o_.warmup_type, t, o_.warmup_num_steps) : 1; }
+double WarmupLR::factor(int64_t t) const {
+  return t < o_.warmup_num_steps ? warmup(o_.warmup_type, t, o_.warmup_num_steps) : 1;
+}
 double WarmupLR::value(int g, int64_t t) const {
   const double low = o_.warmup_min_lr[g], high = o_.warmup_max_lr ? (*o_.warmup_max_lr)[g] : base_[g];
   return low + (high - low) * factor(deepspeed_step(t));
 }
 
 WarmupDecayLR::WarmupDecayLR(Optimizer& optimizer, Options options)
-    : WarmupLR(optimizer, {options.warmup_min_lr, options.warmup_max_lr, options.warmup_num_steps, options.warmup_type}), total_(options.total_num_steps) {
+    : WarmupLR(optimizer,
+               {options.warmup_min_lr, options.warmup_max_lr, options.warmup_num_steps, options.warmup_type}),
+      total_(options.total_num_steps) {
   check_positive("WarmupDecayLR", "total_num_steps", double(total_));
   apply();
 }
@@ -237,11 +286,13 @@ double WarmupDecayLR::factor(int64_t t) const {
 
 WarmupCosineLR::WarmupCosineLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(options) {
   check_positive("WarmupCosineLR", "total_num_steps", double(o_.total_num_steps));
-  LOCKSTEP_CHECK(o_.warmup_num_steps >= 0, "[WarmupCosineLR] expected warmup_num_steps >= 0, got ", o_.warmup_num_steps);
+  LOCKSTEP_CHECK(o_.warmup_num_steps >= 0, "[WarmupCosineLR] expected warmup_num_steps >= 0, got ",
+                 o_.warmup_num_steps);
   o_.warmup_num_steps = std::max<int64_t>(o_.warmup_num_steps, 2);
   apply();
 }
 double WarmupCosineLR::value(int g, int64_t step) const {
+  if (step == 0) return 0;  // whatever warmup_min_ratio says, as DeepSpeed
   const int64_t t = deepspeed_step(step), n = o_.warmup_num_steps;
   if (t < n) return base_[g] * (o_.warmup_min_ratio + (1 - o_.warmup_min_ratio) * warmup(o_.warmup_type, t, n));
   const double progress = std::min(1.0, double(t - n + 1) / std::max(1.0, double(o_.total_num_steps - n)));
@@ -255,11 +306,15 @@ LRRangeTest::LRRangeTest(Optimizer& optimizer, Options options) : Schedule(optim
 }
 double LRRangeTest::value(int g, int64_t t) const {
   const double part = double(t) / double(o_.lr_range_test_step_size);
-  return o_.lr_range_test_min_lr[g] * (1 + o_.lr_range_test_step_rate * (o_.lr_range_test_staircase ? std::floor(part) : part));
+  return o_.lr_range_test_min_lr[g] *
+         (1 + o_.lr_range_test_step_rate * (o_.lr_range_test_staircase ? std::floor(part) : part));
 }
 
 OneCycle::OneCycle(Optimizer& optimizer, Options options)
-    : Schedule(optimizer), o_(std::move(options)), first_(o_.cycle_first_step_size), total_(first_ + o_.cycle_second_step_size.value_or(first_)) {
+    : Schedule(optimizer),
+      o_(std::move(options)),
+      first_(o_.cycle_first_step_size),
+      total_(first_ + o_.cycle_second_step_size.value_or(first_)) {
   check_groups("OneCycle", "cycle_min_lr", o_.cycle_min_lr);
   check_groups("OneCycle", "cycle_max_lr", o_.cycle_max_lr);
   check_positive("OneCycle", "cycle_first_step_size", double(first_));
@@ -282,7 +337,8 @@ void OneCycle::apply() {
   Schedule::apply();
   if (!o_.cycle_momentum) return;
   const double low = o_.cycle_min_mom, high = o_.cycle_max_mom;
-  const double momentum = step_ <= total_ ? high - (high - low) * triangle(step_) : high * decay(step_, o_.decay_mom_rate);
+  const double momentum =
+      step_ <= total_ ? high - (high - low) * triangle(step_) : high * decay(step_, o_.decay_mom_rate);
   for (int g = 0; g < optimizer_.group_count(); ++g) optimizer_.set(g, momentum_, momentum);
 }
 

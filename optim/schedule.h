@@ -14,7 +14,7 @@ namespace lockstep::optim {
 /// One value for all parameter groups, or one for each.
 class PerGroup {
  public:
-  PerGroup(double value = 0) : values_{value} {}                     // NOLINT: implicit on purpose
+  PerGroup(double value = 0) : values_{value} {}                        // NOLINT: implicit on purpose
   PerGroup(std::vector<double> values) : values_(std::move(values)) {}  // NOLINT
   double operator[](int group) const { return values_.size() == 1 ? values_[0] : values_[group]; }
   int count() const { return int(values_.size()); }
@@ -55,19 +55,29 @@ class Schedule {
 class LambdaLR : public Schedule {
  public:
   LambdaLR(Optimizer& optimizer, std::function<double(int64_t t)> factor);
+
  protected:
   double value(int group, int64_t t) const override;
+
  private:
   std::function<double(int64_t)> factor_;
 };
 
+/// For LambdaLR: up to 1 in `warmup` steps, then down along half a cosine to `last` at the end of `steps` (as nanoGPT).
+std::function<double(int64_t t)> warmup_cosine(int64_t warmup, int64_t steps, double last);
+
 /// base * gamma ^ floor(t / step_size)
 class StepLR : public Schedule {
  public:
-  struct Options { int64_t step_size; double gamma = 0.1; };
+  struct Options {
+    int64_t step_size;
+    double gamma = 0.1;
+  };
   StepLR(Optimizer& optimizer, Options options);
+
  protected:
   double value(int group, int64_t t) const override;
+
  private:
   Options o_;
 };
@@ -75,10 +85,15 @@ class StepLR : public Schedule {
 /// base * gamma ^ (number of milestones reached)
 class MultiStepLR : public Schedule {
  public:
-  struct Options { std::vector<int64_t> milestones; double gamma = 0.1; };
+  struct Options {
+    std::vector<int64_t> milestones;
+    double gamma = 0.1;
+  };
   MultiStepLR(Optimizer& optimizer, Options options);
+
  protected:
   double value(int group, int64_t t) const override;
+
  private:
   Options o_;
 };
@@ -86,10 +101,14 @@ class MultiStepLR : public Schedule {
 /// base * gamma ^ t
 class ExponentialLR : public Schedule {
  public:
-  struct Options { double gamma; };
+  struct Options {
+    double gamma;
+  };
   ExponentialLR(Optimizer& optimizer, Options options);
+
  protected:
   double value(int group, int64_t t) const override;
+
  private:
   Options o_;
 };
@@ -97,10 +116,15 @@ class ExponentialLR : public Schedule {
 /// eta_min + (base - eta_min) (1 + cos(pi t / T_max)) / 2
 class CosineAnnealingLR : public Schedule {
  public:
-  struct Options { int64_t T_max; double eta_min = 0; };
+  struct Options {
+    int64_t T_max;
+    double eta_min = 0;
+  };
   CosineAnnealingLR(Optimizer& optimizer, Options options);
+
  protected:
   double value(int group, int64_t t) const override;
+
  private:
   Options o_;
 };
@@ -108,10 +132,15 @@ class CosineAnnealingLR : public Schedule {
 /// Cosine from base to eta_min over T_0 steps, then again over T_0 T_mult, ... (Loshchilov and Hutter, SGDR)
 class CosineAnnealingWarmRestarts : public Schedule {
  public:
-  struct Options { int64_t T_0, T_mult = 1; double eta_min = 0; };
+  struct Options {
+    int64_t T_0, T_mult = 1;
+    double eta_min = 0;
+  };
   CosineAnnealingWarmRestarts(Optimizer& optimizer, Options options);
+
  protected:
   double value(int group, int64_t t) const override;
+
  private:
   Options o_;
 };
@@ -119,10 +148,15 @@ class CosineAnnealingWarmRestarts : public Schedule {
 /// A factor that goes linearly from start_factor to end_factor.
 class LinearLR : public Schedule {
  public:
-  struct Options { double start_factor = 1.0 / 3, end_factor = 1; int64_t total_iters = 5; };
+  struct Options {
+    double start_factor = 1.0 / 3, end_factor = 1;
+    int64_t total_iters = 5;
+  };
   LinearLR(Optimizer& optimizer, Options options);
+
  protected:
   double value(int group, int64_t t) const override;
+
  private:
   Options o_;
 };
@@ -130,10 +164,15 @@ class LinearLR : public Schedule {
 /// base * factor until total_iters, then base
 class ConstantLR : public Schedule {
  public:
-  struct Options { double factor = 1.0 / 3; int64_t total_iters = 5; };
+  struct Options {
+    double factor = 1.0 / 3;
+    int64_t total_iters = 5;
+  };
   ConstantLR(Optimizer& optimizer, Options options);
+
  protected:
   double value(int group, int64_t t) const override;
+
  private:
   Options o_;
 };
@@ -141,10 +180,15 @@ class ConstantLR : public Schedule {
 /// base * (1 - t / total_iters) ^ power
 class PolynomialLR : public Schedule {
  public:
-  struct Options { int64_t total_iters = 5; double power = 1; };
+  struct Options {
+    int64_t total_iters = 5;
+    double power = 1;
+  };
   PolynomialLR(Optimizer& optimizer, Options options);
+
  protected:
   double value(int group, int64_t t) const override;
+
  private:
   Options o_;
 };
@@ -163,11 +207,16 @@ class OneCycleLR : public Schedule {
   };
   OneCycleLR(Optimizer& optimizer, Options options);
   void step() override;
+
  protected:
   double value(int group, int64_t t) const override;
   void apply() override;
+
  private:
-  struct Phase { double end; int from_lr, to_lr, from_momentum, to_momentum; };
+  struct Phase {
+    double end;
+    int from_lr, to_lr, from_momentum, to_momentum;
+  };
   double anneal(int64_t t, bool momentum, int group) const;
   Options o_;
   std::vector<Phase> phases_;
@@ -192,8 +241,10 @@ class ReduceLROnPlateau : public Schedule {
   void step(double metric) override;
   std::map<std::string, double> state() const override;
   void load_state(const std::map<std::string, double>& state) override;
+
  protected:
   double value(int group, int64_t t) const override;
+
  private:
   bool is_better(double metric) const;
   Options o_;
@@ -210,8 +261,14 @@ Warmup parse_warmup(const std::string& name);
 /// From warmup_min_lr to warmup_max_lr (the optimizer's rate when not given) over warmup_num_steps, then constant.
 class WarmupLR : public Schedule {
  public:
-  struct Options { PerGroup warmup_min_lr = 0; std::optional<PerGroup> warmup_max_lr; int64_t warmup_num_steps = 1000; Warmup warmup_type = Warmup::log; };
+  struct Options {
+    PerGroup warmup_min_lr = 0;
+    std::optional<PerGroup> warmup_max_lr;
+    int64_t warmup_num_steps = 1000;
+    Warmup warmup_type = Warmup::log;
+  };
   WarmupLR(Optimizer& optimizer, Options options);
+
  protected:
   double value(int group, int64_t t) const override;
   virtual double factor(int64_t t) const;  ///< 0 at warmup_min_lr, 1 at warmup_max_lr
@@ -221,10 +278,18 @@ class WarmupLR : public Schedule {
 /// WarmupLR, then linearly to 0 at total_num_steps.
 class WarmupDecayLR : public WarmupLR {
  public:
-  struct Options { int64_t total_num_steps; PerGroup warmup_min_lr = 0; std::optional<PerGroup> warmup_max_lr; int64_t warmup_num_steps = 1000; Warmup warmup_type = Warmup::log; };
+  struct Options {
+    int64_t total_num_steps;
+    PerGroup warmup_min_lr = 0;
+    std::optional<PerGroup> warmup_max_lr;
+    int64_t warmup_num_steps = 1000;
+    Warmup warmup_type = Warmup::log;
+  };
   WarmupDecayLR(Optimizer& optimizer, Options options);
+
  protected:
   double factor(int64_t t) const override;
+
  private:
   int64_t total_;
 };
@@ -232,10 +297,18 @@ class WarmupDecayLR : public WarmupLR {
 /// Ratios of the optimizer's rate: warm-up from warmup_min_ratio to 1, cosine down to cos_min_ratio at total_num_steps.
 class WarmupCosineLR : public Schedule {
  public:
-  struct Options { int64_t total_num_steps; double warmup_min_ratio = 0; int64_t warmup_num_steps = 1000; double cos_min_ratio = 1e-4; Warmup warmup_type = Warmup::log; };
+  struct Options {
+    int64_t total_num_steps;
+    double warmup_min_ratio = 0;
+    int64_t warmup_num_steps = 1000;
+    double cos_min_ratio = 1e-4;
+    Warmup warmup_type = Warmup::log;
+  };
   WarmupCosineLR(Optimizer& optimizer, Options options);
+
  protected:
   double value(int group, int64_t t) const override;
+
  private:
   Options o_;
 };
@@ -243,10 +316,17 @@ class WarmupCosineLR : public Schedule {
 /// min_lr (1 + step_rate t / step_size), for finding a good rate (Smith, 2017).
 class LRRangeTest : public Schedule {
  public:
-  struct Options { PerGroup lr_range_test_min_lr = 1e-3; int64_t lr_range_test_step_size = 2000; double lr_range_test_step_rate = 1; bool lr_range_test_staircase = false; };
+  struct Options {
+    PerGroup lr_range_test_min_lr = 1e-3;
+    int64_t lr_range_test_step_size = 2000;
+    double lr_range_test_step_rate = 1;
+    bool lr_range_test_staircase = false;
+  };
   LRRangeTest(Optimizer& optimizer, Options options);
+
  protected:
   double value(int group, int64_t t) const override;
+
  private:
   Options o_;
 };
@@ -264,9 +344,11 @@ class OneCycle : public Schedule {
     double cycle_min_mom = 0.8, cycle_max_mom = 0.9, decay_mom_rate = 0;
   };
   OneCycle(Optimizer& optimizer, Options options);
+
  protected:
   double value(int group, int64_t t) const override;
   void apply() override;
+
  private:
   double triangle(int64_t t) const;
   double decay(int64_t t, double rate) const;

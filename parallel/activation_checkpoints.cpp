@@ -28,23 +28,26 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
     const bool is_free = std::find(used_.begin(), used_.end(), true) == used_.end();
     const bool fits = memory_.defined() && memory_.dtype() == dtype && memory_.device() == device && numel <= slot_;
     if (!fits) {
-      LOCKSTEP_CHECK(is_free, "[checkpoint] contiguous_memory_optimization expects checkpoints of one size: the buffer has slots of ", slot_, " ", memory_.dtype(),
-                     " elements, got one of ", numel, " ", dtype);
+      LOCKSTEP_CHECK(
+          is_free,
+          "[checkpoint] contiguous_memory_optimization expects checkpoints of one size: the buffer has slots of ",
+          slot_, " ", memory_.dtype(), " elements, got one of ", numel, " ", dtype);
       const MemoryScope scope(category);
       slot_ = numel;
       memory_ = {};
       memory_ = empty({numel * int64_t(used_.size())}, {.dtype = dtype, .device = device});
     }
     const auto place = std::find(used_.begin(), used_.end(), false);
-    LOCKSTEP_CHECK(place != used_.end(), "[checkpoint] number_checkpoints ", used_.size(), " is too small: that many checkpoints wait for their backward, and here is one more; "
+    LOCKSTEP_CHECK(place != used_.end(), "[checkpoint] number_checkpoints ", used_.size(),
+                   " is too small: that many checkpoints wait for their backward, and here is one more; "
                    "set it to the number of checkpoints in a forward, times the forwards before a backward");
     *place = true;
     const size_t i = size_t(place - used_.begin());
     return {new Tensor(memory_.narrow(0, int64_t(i) * slot_, numel)), [self = shared_from_this(), i](Tensor* tensor) {
-      delete tensor;
-      const std::lock_guard lock(self->mutex_);
-      self->used_[i] = false;
-    }};
+              delete tensor;
+              const std::lock_guard lock(self->mutex_);
+              self->used_[i] = false;
+            }};
   }
 
  private:
@@ -82,7 +85,8 @@ struct ActivationCheckpoints::State {
 
 class ActivationCheckpoints::Keeper final : public CheckpointKeeper {
  public:
-  Keeper(std::shared_ptr<State> state, std::string name, Device device) : state_(std::move(state)), name_(std::move(name)), device_(device) {}
+  Keeper(std::shared_ptr<State> state, std::string name, Device device)
+      : state_(std::move(state)), name_(std::move(name)), device_(device) {}
 
   std::function<Tensor()> keep(const Tensor& input, size_t i) override {
     const Options& o = state_->o;
@@ -117,7 +121,8 @@ class ActivationCheckpoints::Keeper final : public CheckpointKeeper {
   void end(bool backward) noexcept override {
     try {
       if (waits()) synchronize(device_);
-      if (state_->o.profile) state_->add_time(name_, backward, std::chrono::duration<double, std::milli>(Clock::now() - start_).count());
+      if (state_->o.profile)
+        state_->add_time(name_, backward, std::chrono::duration<double, std::milli>(Clock::now() - start_).count());
     } catch (...) {}  // NOLINT: the device's error comes again with its next use
   }
 
@@ -132,26 +137,38 @@ class ActivationCheckpoints::Keeper final : public CheckpointKeeper {
 
 ActivationCheckpoints::ActivationCheckpoints(const Options& o) : state_(std::make_shared<State>()) {
   LOCKSTEP_CHECK(o.every >= 1, "[checkpoint] expected every >= 1, got ", o.every);
-  LOCKSTEP_CHECK(o.number_checkpoints >= 0, "[checkpoint] expected number_checkpoints >= 0, got ", o.number_checkpoints);
-  LOCKSTEP_CHECK(!o.contiguous_memory_optimization || o.partition_activations, "[checkpoint] contiguous_memory_optimization needs partition_activations; set that too");
-  LOCKSTEP_CHECK(!o.contiguous_memory_optimization || o.number_checkpoints > 0, "[checkpoint] contiguous_memory_optimization needs number_checkpoints, "
+  LOCKSTEP_CHECK(o.number_checkpoints >= 0, "[checkpoint] expected number_checkpoints >= 0, got ",
+                 o.number_checkpoints);
+  LOCKSTEP_CHECK(!o.contiguous_memory_optimization || o.partition_activations,
+                 "[checkpoint] contiguous_memory_optimization needs partition_activations; set that too");
+  LOCKSTEP_CHECK(!o.contiguous_memory_optimization || o.number_checkpoints > 0,
+                 "[checkpoint] contiguous_memory_optimization needs number_checkpoints, "
                  "the number of checkpoints that wait for their backward at once");
   state_->o = o;
   if (o.partition_activations && state_->ranks() == 1) {
-    state_->notes.push_back(str("partition_activations: there are no model-parallel ranks ", o.group ? "but this one" : "(no group)", ", so inputs stay whole"));
+    state_->notes.push_back(str("partition_activations: there are no model-parallel ranks ",
+                                o.group ? "but this one" : "(no group)", ", so inputs stay whole"));
   }
-  if (o.number_checkpoints > 0 && !o.contiguous_memory_optimization) state_->notes.push_back("number_checkpoints is for contiguous_memory_optimization, which is off");
+  if (o.number_checkpoints > 0 && !o.contiguous_memory_optimization)
+    state_->notes.push_back("number_checkpoints is for contiguous_memory_optimization, which is off");
 }
 
 const std::vector<std::string>& ActivationCheckpoints::notes() const { return state_->notes; }
 
-Variable ActivationCheckpoints::operator()(const std::function<Variable(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs, const std::string& name) {
+Variable ActivationCheckpoints::operator()(const std::function<Variable(const std::vector<Variable>&)>& fn,
+                                           const std::vector<Variable>& inputs, const std::string& name) {
   return many([fn](const std::vector<Variable>& in) { return std::vector<Variable>{fn(in)}; }, inputs, name)[0];
 }
 
-std::vector<Variable> ActivationCheckpoints::many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs, const std::string& name) {
+std::vector<Variable> ActivationCheckpoints::many(
+    const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs,
+    const std::string& name) {
   Device device = default_device();
-  for (const Variable& input : inputs) if (input.defined()) { device = input.device(); break; }
+  for (const Variable& input : inputs)
+    if (input.defined()) {
+      device = input.device();
+      break;
+    }
   return checkpoint_many(fn, inputs, std::make_shared<Keeper>(state_, name, device));
 }
 
@@ -160,7 +177,9 @@ std::vector<std::string> ActivationCheckpoints::wrap_blocks(nn::Module& module) 
   for (const char* kind : {"ModuleList", "Sequential"}) {
     std::vector<std::string> lists;  // outermost ones
     for (const auto& [name, list] : module.named_modules()) {
-      const auto holds = [&name = name](const std::string& outer) { return outer.empty() || name.starts_with(outer + "."); };
+      const auto holds = [&name = name](const std::string& outer) {
+        return outer.empty() || name.starts_with(outer + ".");
+      };
       if (list->kind() != kind || std::any_of(lists.begin(), lists.end(), holds)) continue;
       lists.push_back(name);
       int64_t i = 0;
@@ -170,18 +189,24 @@ std::vector<std::string> ActivationCheckpoints::wrap_blocks(nn::Module& module) 
     }
     if (!blocks.empty()) break;
   }
-  LOCKSTEP_CHECK(!blocks.empty(), "[checkpoint] expected a module with blocks (a ModuleList or Sequential), got ", module.kind(), " without; checkpoint pieces of it by hand");
+  LOCKSTEP_CHECK(!blocks.empty(), "[checkpoint] expected a module with blocks (a ModuleList or Sequential), got ",
+                 module.kind(), " without; checkpoint pieces of it by hand");
   std::vector<std::string> names;
   for (auto& [name, block] : blocks) {
     const std::vector<Variable*> beside = state_->o.beside ? state_->o.beside(*block) : std::vector<Variable*>();
-    block->wrap_call([checkpoints = *this, name = name, beside](const std::vector<Variable>& inputs, const std::function<Variable(const std::vector<Variable>&)>& run) mutable {
-      const std::vector<Variable> all = checkpoints.many([run, beside](const std::vector<Variable>& in) {
-        std::vector<Variable> before, made;
-        for (const Variable* v : beside) before.push_back(*v);
-        made.push_back(run(in));
-        for (size_t i = 0; i < beside.size(); ++i) made.push_back(std::exchange(*beside[i], before[i]));  // those of the second run are not the caller's
-        return made;
-      }, inputs, name);
+    block->wrap_call([checkpoints = *this, name = name, beside](
+                         const std::vector<Variable>& inputs,
+                         const std::function<Variable(const std::vector<Variable>&)>& run) mutable {
+      const std::vector<Variable> all = checkpoints.many(
+          [run, beside](const std::vector<Variable>& in) {
+            std::vector<Variable> before, made;
+            for (const Variable* v : beside) before.push_back(*v);
+            made.push_back(run(in));
+            for (size_t i = 0; i < beside.size(); ++i)
+              made.push_back(std::exchange(*beside[i], before[i]));  // those of the second run are not the caller's
+            return made;
+          },
+          inputs, name);
       for (size_t i = 0; i < beside.size(); ++i) *beside[i] = all[i + 1];
       return all[0];
     });
@@ -210,9 +235,13 @@ std::string ActivationCheckpoints::report() const {
   size_t width = 10;
   for (const Times& t : all) width = std::max(width, t.name.size());
   std::ostringstream out;
-  out << std::left << std::setw(int(width)) << "checkpoint" << std::right << std::setw(10) << "calls" << std::setw(14) << "forward ms" << std::setw(14) << "backward ms" << "\n" << std::fixed << std::setprecision(3);
+  out << std::left << std::setw(int(width)) << "checkpoint" << std::right << std::setw(10) << "calls" << std::setw(14)
+      << "forward ms" << std::setw(14) << "backward ms"
+      << "\n"
+      << std::fixed << std::setprecision(3);
   for (const Times& t : all) {
-    out << std::left << std::setw(int(width)) << t.name << std::right << std::setw(10) << t.forwards << std::setw(14) << t.forward_ms / double(std::max<int64_t>(t.forwards, 1)) << std::setw(14)
+    out << std::left << std::setw(int(width)) << t.name << std::right << std::setw(10) << t.forwards << std::setw(14)
+        << t.forward_ms / double(std::max<int64_t>(t.forwards, 1)) << std::setw(14)
         << t.backward_ms / double(std::max<int64_t>(t.backwards, 1)) << "\n";
   }
   return out.str();

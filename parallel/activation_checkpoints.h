@@ -1,6 +1,6 @@
 #pragma once
-// Activation checkpointing with DeepSpeed's options: which pieces of a model are run again in backward instead of keeping what they computed,
-// and where their inputs stay until then.
+// Activation checkpointing with DeepSpeed's options: which pieces of a model are run again in backward instead of
+// keeping what they computed, and where their inputs stay until then.
 //
 //   parallel::ActivationCheckpoints checkpoints({.cpu_checkpointing = true});
 //   checkpoints.wrap_blocks(model);                                        // every block of it; or piece by piece:
@@ -20,15 +20,18 @@ namespace lockstep::parallel {
 
 /// Names are those of DeepSpeed's keys where it has one.
 struct CheckpointOptions {
-  bool partition_activations = false;  ///< each rank of `group` keeps a part of an input; they are gathered before the second run
-  bool cpu_checkpointing = false;      ///< inputs stay in host memory, booked as Memory::offload
-  bool contiguous_memory_optimization = false;  ///< in one buffer made in advance; needs partition_activations, as in DeepSpeed
-  int64_t number_checkpoints = 0;      ///< how many inputs the buffer has room for
+  bool partition_activations =
+      false;  ///< each rank of `group` keeps a part of an input; they are gathered before the second run
+  bool cpu_checkpointing = false;  ///< inputs stay in host memory, booked as Memory::offload
+  bool contiguous_memory_optimization =
+      false;                       ///< in one buffer made in advance; needs partition_activations, as in DeepSpeed
+  int64_t number_checkpoints = 0;  ///< how many inputs the buffer has room for
   bool synchronize_checkpoint_boundary = false;  ///< wait for the device before and after each run
-  bool profile = false;                ///< measure both runs: report()
-  int64_t every = 1;                   ///< wrap_blocks(): the first of so many blocks
-  std::function<std::vector<Variable*>(nn::Module& block)> beside = {};  ///< wrap_blocks(): what a block's forward leaves beside its output, for a loss (moe::Layer::aux_loss)
-  dist::ProcessGroup* group = nullptr; ///< ranks that have the same inputs (model parallel)
+  bool profile = false;                          ///< measure both runs: report()
+  int64_t every = 1;                             ///< wrap_blocks(): the first of so many blocks
+  std::function<std::vector<Variable*>(nn::Module& block)> beside =
+      {};  ///< wrap_blocks(): what a block's forward leaves beside its output, for a loss (moe::Layer::aux_loss)
+  dist::ProcessGroup* group = nullptr;  ///< ranks that have the same inputs (model parallel)
 };
 
 class ActivationCheckpoints {
@@ -37,11 +40,15 @@ class ActivationCheckpoints {
   /// Error when contiguous_memory_optimization lacks what it needs.
   explicit ActivationCheckpoints(const Options& options = {});
 
-  /// fn(inputs), as checkpoint() in autograd/checkpoint.h. With partition_activations, backward is collective in `group`.
-  Variable operator()(const std::function<Variable(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
-  std::vector<Variable> many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
-  /// Checkpoints calls of blocks from now on, the first of every `every`: those of the outermost ModuleLists below `module`, or without one
-  /// the layers of the outermost Sequential. Gives back their names; Error when there are none. The model must not move.
+  /// fn(inputs), as checkpoint() in autograd/checkpoint.h. With partition_activations, backward is collective in
+  /// `group`.
+  Variable operator()(const std::function<Variable(const std::vector<Variable>&)>& fn,
+                      const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
+  std::vector<Variable> many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn,
+                             const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
+  /// Checkpoints calls of blocks from now on, the first of every `every`: those of the outermost ModuleLists below
+  /// `module`, or without one the layers of the outermost Sequential. Gives back their names; Error when there are
+  /// none. The model must not move.
   std::vector<std::string> wrap_blocks(nn::Module& module);
   /// Takes all of that back. The models must still be there.
   void unwrap_blocks();
@@ -49,7 +56,11 @@ class ActivationCheckpoints {
   /// Options that change nothing here, and why.
   const std::vector<std::string>& notes() const;
 
-  struct Times { std::string name; int64_t forwards = 0, backwards = 0; double forward_ms = 0, backward_ms = 0; };
+  struct Times {
+    std::string name;
+    int64_t forwards = 0, backwards = 0;
+    double forward_ms = 0, backward_ms = 0;
+  };
   /// With `profile`: all calls by name since the last reset_times(). A backward's time holds its second forward.
   std::vector<Times> times() const;
   void reset_times();

@@ -4,17 +4,23 @@
 #include <cstring>
 
 #include "dist/fingerprint.h"
+#include "nn/build_empty.h"
 #include "tensor/ops.h"
 
 namespace lockstep::parallel {
 
-std::vector<std::string> describe_model(nn::Module& module, const std::function<bool(const std::string& name)>& ignore) {
+std::vector<std::string> describe_model(nn::Module& module,
+                                        const std::function<bool(const std::string& name)>& ignore) {
   std::vector<std::string> lines;
   for (const auto& p : module.named_parameters()) {
     if (ignore && ignore(p.name)) continue;
-    lines.push_back(str(p.variable.requires_grad() ? "parameter " : "frozen ", p.name, " ", p.variable.dtype(), " ", p.variable.shape()));
+    lines.push_back(str(p.variable.requires_grad() ? "parameter " : "frozen ", p.name, " ", p.variable.dtype(), " ",
+                        p.variable.shape()) +
+                    nn::origin_of(p.variable));
   }
-  for (const auto& b : module.named_buffers()) if (!ignore || !ignore(b.name)) lines.push_back(str("buffer ", b.name, " ", b.tensor.dtype(), " ", b.tensor.shape()));
+  for (const auto& b : module.named_buffers())
+    if (!ignore || !ignore(b.name))
+      lines.push_back(str("buffer ", b.name, " ", b.tensor.dtype(), " ", b.tensor.shape()));
   return lines;
 }
 
@@ -22,7 +28,8 @@ namespace {
 
 /// The text of every rank, on every rank.
 std::vector<std::string> gather_texts(const std::string& mine, int64_t longest, dist::ProcessGroup& group) {
-  const Tensor part = zeros({longest}, {.dtype = u8, .device = cpu}), whole = empty({longest * group.size()}, {.dtype = u8, .device = cpu});
+  const Tensor part = zeros({longest}, {.dtype = u8, .device = cpu}),
+               whole = empty({longest * group.size()}, {.dtype = u8, .device = cpu});
   std::memcpy(part.raw_data(), mine.data(), mine.size());
   group.all_gather(whole, part, {.tag = "description of the model"});
   std::vector<std::string> texts;
@@ -63,15 +70,37 @@ void check_agreement(const char* op, const std::vector<std::string>& lines, dist
   std::vector<std::vector<std::string>> models;
   for (const std::string& text : gather_texts(mine, longest, group)) models.push_back(lines_of(text));
   for (size_t i = 0;; ++i) {
-    const auto line = [&](int rank) { return i < models[size_t(rank)].size() ? "'" + models[size_t(rank)][i] + "'" : std::string("nothing"); };
+    const auto line = [&](int rank) {
+      return i < models[size_t(rank)].size() ? "'" + models[size_t(rank)][i] + "'" : std::string("nothing");
+    };
     std::string differ;
     for (int rank = 1; rank < group.size(); ++rank) {
-      if (line(rank) != line(0)) differ += str(differ.empty() ? "" : ", ", "rank ", group.world_rank(rank), " has ", line(rank));
+      if (line(rank) != line(0))
+        differ += str(differ.empty() ? "" : ", ", "rank ", group.world_rank(rank), " has ", line(rank));
     }
-    LOCKSTEP_CHECK(differ.empty(), "[", op, "] expected the same model and options on all ranks; line ", i + 1, " is the first that differs: rank ",
-                   group.world_rank(0), " has ", line(0), ", ", differ);
+    LOCKSTEP_CHECK(differ.empty(), "[", op, "] expected the same model and options on all ranks; line ", i + 1,
+                   " is the first that differs: rank ", group.world_rank(0), " has ", line(0), ", ", differ);
     LOCKSTEP_CHECK(i < models[0].size(), "[", op, "] the models of the ranks differ");  // cannot be: the hashes did
   }
+}
+
+void fail_everywhere(dist::ProcessGroup& group, const std::string& message) {
+  if (group.size() == 1) fail(message);
+  throw group.control().report(dist::Fault::rank_failed, group.world_rank(group.rank()), message);
+}
+
+std::string list_names(const std::vector<std::string>& names) {
+  constexpr size_t most = 20;
+  std::string list;
+  for (size_t k = 0; k < names.size() && k < most; ++k) list += (k ? ", " : "") + names[k];
+  return names.size() > most ? str(list, " and ", names.size() - most, " more") : list;
+}
+
+std::vector<bool> used_by_any(const std::vector<bool>& mine, dist::ProcessGroup& group) {
+  const Tensor map = Tensor::from(std::vector<int32_t>(mine.begin(), mine.end()), {int64_t(mine.size())});
+  group.all_reduce(map, {.op = dist::ReduceOp::max, .tag = "used parameters"});
+  const std::vector<int64_t> any = map.to_vector<int64_t>();
+  return {any.begin(), any.end()};
 }
 
 std::string broadcast_text(const std::string& text, int root, dist::ProcessGroup& group) {

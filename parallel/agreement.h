@@ -10,11 +10,21 @@
 namespace lockstep::parallel {
 
 /// One line a parameter and buffer: "parameter hidden.weight f32 (8, 4)", "frozen ...", "buffer ...".
-std::vector<std::string> describe_model(nn::Module& module, const std::function<bool(const std::string& name)>& ignore = {});
+std::vector<std::string> describe_model(nn::Module& module,
+                                        const std::function<bool(const std::string& name)>& ignore = {});
 
-/// Called by all ranks. When the lines differ, all ranks throw the same Error, which names the first line that differs and
-/// the ranks that have another there than rank 0.
+/// Called by all ranks. When the lines differ, all ranks throw the same Error, which names the first line that differs
+/// and the ranks that have another there than rank 0.
 void check_agreement(const char* op, const std::vector<std::string>& lines, dist::ProcessGroup& group);
+
+/// Every rank of the group raises this, wherever it waits.
+[[noreturn]] void fail_everywhere(dist::ProcessGroup& group, const std::string& message);
+
+/// Some names for a message: "a, b and 3 more".
+std::string list_names(const std::vector<std::string>& names);
+
+/// Which of some things any rank of the group used; each says it of the same ones.
+std::vector<bool> used_by_any(const std::vector<bool>& mine, dist::ProcessGroup& group);
 
 /// What rank `root` says, on all ranks, which call it.
 std::string broadcast_text(const std::string& text, int root, dist::ProcessGroup& group);

@@ -4,41 +4,67 @@
 #include <map>
 #include <utility>
 
-#include "tensor/ops.h"
+#include "parallel/agreement.h"
 
 namespace lockstep::parallel {
 
-FlatGradients::FlatGradients(std::vector<Variable> parameters, dist::ProcessGroup* group) : parameters_(std::move(parameters)), group_(group), offsets_{0} {
-  LOCKSTEP_CHECK(!parameters_.empty(), "[FlatGradients] expected at least one parameter, got none");
+FlatGradients::FlatGradients(std::vector<Variable> parameters, dist::ProcessGroup* group, std::optional<Offsets> layout)
+    : parameters_(std::move(parameters)), group_(group), layout_(layout.value_or(Offsets{})) {
+  const Variable& first = parameters_.at(0);
+  dtype_ = first.dtype();
   for (const Variable& p : parameters_) {
-    LOCKSTEP_CHECK(p.dtype() == parameters_[0].dtype() && p.device() == parameters_[0].device(), "[FlatGradients] expected parameters of ",
-                   parameters_[0].dtype(), " on ", parameters_[0].device(), ", got ", p.dtype(), " on ", p.device());
-    offsets_.push_back(offsets_.back() + p.numel());
+    if (layout) break;
+    LOCKSTEP_CHECK(p.dtype() == first.dtype() && p.device() == first.device(),
+                   "[FlatGradients] expected parameters of ", first.dtype(), " on ", first.device(), ", got ",
+                   p.dtype(), " on ", p.device());
+    layout_.offsets.push_back(layout_.whole);
+    layout_.whole += p.numel();
   }
+  if (!layout) layout_.options = {.dtype = first.dtype(), .device = first.device()};
 }
 
 Tensor FlatGradients::view(const Tensor& flat, size_t i) const {
-  return flat.narrow(0, offsets_[i], offsets_[i + 1] - offsets_[i]).view(parameters_[i].shape());
+  return flat.narrow(0, layout_.offsets[i], parameters_[i].numel()).view(parameters_[i].shape());
 }
 
-void FlatGradients::make_flat() {
-  if (flat_.defined()) return;
+void FlatGradients::offer(size_t i) {
+  const Tensor& grad = parameters_[i].grad();
+  if (size() != 1 || (group_ && group_->size() > 1) || !grad.defined() || grad.numel() != numel() ||
+      grad.dtype() != layout_.options.dtype || !grad.is_contiguous() || !grad.is_exclusive())
+    return;
+  offered_ = parameters_[i].checked_grad("reducer").view({numel()});
+}
+
+Tensor FlatGradients::own_memory() {
+  if (offered_.defined()) return std::exchange(offered_, {});
   const MemoryScope scope(Memory::gradient);
-  const TensorOptions options{.dtype = parameters_[0].dtype(), .device = parameters_[0].device()};
-  // The tree sums into the memory of its first leaf, and the next step begins with it: one shared tensor per bucket is enough.
-  flat_ = group_ && tree_.count() == 0 ? group_->shared_empty({numel()}, options.dtype, options.device) : empty({numel()}, options);
+  if (tree_.count() > 0) return empty({numel()}, layout_.options);
+  if (!buffer_.defined())
+    buffer_ = group_ ? group_->shared_empty({numel()}, layout_.options.dtype, layout_.options.device)
+                     : empty({numel()}, layout_.options);
+  return buffer_;
+}
+
+void FlatGradients::open(Tensor memory) {
+  flat_ = std::move(memory);
+  for (size_t i = 0; i < size(); ++i) {
+    const int64_t end = layout_.offsets[i] + parameters_[i].numel(),
+                  next = i + 1 < size() ? layout_.offsets[i + 1] : numel();
+    if (next > end) flat_.narrow(0, end, next - end).zero_();
+  }
 }
 
 bool FlatGradients::take(size_t i, bool skip) {
-  make_flat();
+  if (!is_open()) open(own_memory());
   const Tensor part = view(flat_, i);
   Tensor& grad = parameters_[i].grad();
   if (skip || !grad.defined()) {
     part.zero_();
     return false;
   }
-  LOCKSTEP_CHECK(grad.dtype() == part.dtype() && grad.shape() == part.shape(), "[ddp] expected a gradient of ", part.dtype(), " ", part.shape(), ", got ",
-                 grad.dtype(), " ", grad.shape(), "; change the dtype of a model (Module::to) before it is wrapped");
+  LOCKSTEP_CHECK(grad.dtype() == dtype_, "[reducer] expected a gradient of ", dtype_, ", got ", grad.dtype(),
+                 "; change the dtype of a model (Module::to) before it is wrapped");
+  parameters_[i].checked_grad("reducer");
   const bool in_place = grad.storage() == part.storage() && grad.offset() == part.offset() && grad.is_contiguous();
   if (!in_place) part.copy_(grad);  // else the tape added to it where it lies
   grad = part;
@@ -46,18 +72,14 @@ bool FlatGradients::take(size_t i, bool skip) {
 }
 
 void FlatGradients::fold() {
-  make_flat();
-  tree_.add(std::move(flat_));
-  flat_ = Tensor();
+  LOCKSTEP_CHECK(is_open(), "[FlatGradients] expected gradients to fold, got none");
+  tree_.add(std::exchange(flat_, {}));
 }
 
-const Tensor& FlatGradients::sum() {
-  if (tree_.count() > 0) {
-    if (flat_.defined()) fold();
-    flat_ = tree_.take();
-  }
-  make_flat();
-  return flat_;
+Tensor FlatGradients::sum() {
+  if (tree_.count() == 0) return std::exchange(flat_, {});
+  if (is_open()) fold();
+  return tree_.take();
 }
 
 void FlatGradients::discard() {
@@ -66,74 +88,100 @@ void FlatGradients::discard() {
 }
 
 void FlatGradients::discard(size_t i) {
-  for (const Tensor& level : tree_.levels()) if (level.defined()) view(level, i).zero_();
+  for (const Tensor& level : tree_.levels())
+    if (level.defined()) view(level, i).zero_();
+}
+
+std::vector<std::vector<size_t>> plan_units(const std::vector<int64_t>& sizes, const std::vector<std::string>& kinds,
+                                            int64_t cap, int64_t first_cap) {
+  LOCKSTEP_CHECK(cap > 0 && sizes.size() == kinds.size(), "[plan_units] expected a size above 0 for units, got ", cap);
+  struct Open {
+    std::vector<size_t> members;
+    int64_t size = 0, cap = 0;
+  };
+  std::map<std::string, Open> open;
+  std::vector<std::vector<size_t>> units;
+  const auto close = [&](Open& o) {
+    if (!o.members.empty()) units.push_back(std::move(o.members));
+    o = {.members = {}, .cap = cap};
+  };
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    Open& o = open.try_emplace(kinds[i], Open{.members = {}, .cap = first_cap > 0 ? first_cap : cap}).first->second;
+    if (!o.members.empty() && o.size + sizes[i] > o.cap) close(o);
+    o.members.push_back(i);
+    o.size += sizes[i];
+    if (o.size >= o.cap) close(o);
+  }
+  std::vector<Open*> rest;  // in the order of their first members
+  for (auto& [kind, o] : open)
+    if (!o.members.empty()) rest.push_back(&o);
+  std::sort(rest.begin(), rest.end(), [](const Open* a, const Open* b) { return a->members[0] < b->members[0]; });
+  for (Open* o : rest) close(*o);
+  return units;
 }
 
 std::vector<std::vector<size_t>> plan_buckets(const std::vector<Variable>& parameters, int64_t cap, int64_t first_cap) {
-  struct Open { std::vector<size_t> members; int64_t bytes = 0; bool first = true; };
-  std::map<std::pair<int, std::string>, Open> open;  // by dtype and device
-  std::vector<std::vector<size_t>> buckets;
-  const auto close = [&](Open& o) {
-    if (!o.members.empty()) buckets.push_back(std::exchange(o.members, {}));
-    o.bytes = 0;
-    o.first = false;
-  };
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const Variable& p = parameters[i];
-    Open& o = open[{int(p.dtype()), str(p.device())}];
-    const int64_t bytes = p.numel() * size_of(p.dtype());
-    if (!o.members.empty() && o.bytes + bytes > (o.first ? first_cap : cap)) close(o);
-    o.members.push_back(i);
-    o.bytes += bytes;
-    if (o.bytes >= (o.first ? first_cap : cap)) close(o);
+  std::vector<int64_t> bytes;
+  std::vector<std::string> kinds;
+  for (const Variable& p : parameters) {
+    bytes.push_back(p.numel() * size_of(p.dtype()));
+    kinds.push_back(str(p.dtype(), " on ", p.device()));
   }
-  // What is left open, in the order of its first member.
-  std::vector<Open*> rest;
-  for (auto& [key, o] : open) if (!o.members.empty()) rest.push_back(&o);
-  std::sort(rest.begin(), rest.end(), [](const Open* a, const Open* b) { return a->members[0] < b->members[0]; });
-  for (Open* o : rest) close(*o);
-  return buckets;
+  return plan_units(bytes, kinds, cap, first_cap);
 }
 
-GradientAccumulator::GradientAccumulator(const std::vector<Variable>& parameters) {
+GradientAccumulator::GradientAccumulator(const std::vector<Variable>& parameters, dist::ProcessGroup* group)
+    : group_(group) {
   std::vector<Variable> trained;
-  for (const Variable& p : parameters) if (p.requires_grad()) trained.push_back(p);
-  LOCKSTEP_CHECK(!trained.empty(), "[GradientAccumulator] expected parameters that require grad, got none among ", parameters.size());
+  for (const Variable& p : parameters)
+    if (p.requires_grad()) trained.push_back(p);
+  LOCKSTEP_CHECK(!trained.empty(), "[GradientAccumulator] expected parameters that require grad, got none among ",
+                 parameters.size());
   constexpr int64_t cap = 25 << 20;  // pieces that caches and the allocator like; the bits do not depend on it
   for (const std::vector<size_t>& members : plan_buckets(trained, cap, cap)) {
     std::vector<Variable> bucket;
     for (const size_t i : members) bucket.push_back(trained[i]);
-    buckets_.emplace_back(std::move(bucket));
-    used_.emplace_back(members.size(), false);
+    buckets_.emplace_back(std::move(bucket), group);
   }
+  used_.assign(trained.size(), false);
 }
 
 void GradientAccumulator::add() {
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    for (size_t i = 0; i < buckets_[b].size(); ++i) {
-      if (buckets_[b].take(i)) used_[b][i] = true;
-      Variable(buckets_[b].parameter(i)).clear_grad();
+  size_t next = 0;
+  for (FlatGradients& bucket : buckets_) {
+    for (size_t i = 0; i < bucket.size(); ++i) {
+      if (bucket.take(i)) used_[next] = true;
+      ++next;
+      Variable(bucket.parameter(i)).clear_grad();
     }
-    buckets_[b].fold();
+    bucket.fold();
   }
   ++count_;
 }
 
-void GradientAccumulator::finish() {
+void GradientAccumulator::finish(dist::ProcessGroup* agree) {
   LOCKSTEP_CHECK(count_ > 0, "[GradientAccumulator] expected add() after a backward before finish(), got none");
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    buckets_[b].sum();
-    for (size_t i = 0; i < buckets_[b].size(); ++i) if (used_[b][i]) buckets_[b].point(i);
-    used_[b].assign(used_[b].size(), false);
+  std::vector<Tensor> sums;
+  std::vector<dist::Work> works;
+  for (FlatGradients& bucket : buckets_) {
+    sums.push_back(bucket.sum());
+    if (group_)
+      works.push_back(group_->all_reduce(
+          sums.back(), {.op = dist::ReduceOp::mean, .tag = str("gradients ", works.size()), .async = true}));
   }
-  count_ = 0;
+  const std::vector<bool> used = agree ? used_by_any(used_, *agree) : used_;
+  for (dist::Work& work : works) work.wait();
+  size_t next = 0;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    for (size_t i = 0; i < buckets_[b].size(); ++i)
+      if (used[next++]) Variable(buckets_[b].parameter(i)).grad() = buckets_[b].view(sums[b], i);
+  }
+  discard();
 }
 
 void GradientAccumulator::discard() {
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    buckets_[b].discard();
-    used_[b].assign(used_[b].size(), false);
-  }
+  for (FlatGradients& bucket : buckets_) bucket.discard();
+  used_.assign(used_.size(), false);
   count_ = 0;
 }
 

@@ -12,11 +12,14 @@ namespace lockstep::parallel {
 namespace {
 
 std::string tag_of(const char* hook, const Bucket& bucket) {
-  return str("ddp ", hook, " bucket ", bucket.index, " of ", bucket.count, ", ", bucket.names.front(), " to ", bucket.names.back());
+  return str("ddp ", hook, " bucket ", bucket.index, " of ", bucket.count, ", ", bucket.names.front(), " to ",
+             bucket.names.back());
 }
 
 std::function<void()> mean_of(const Tensor& flat, dist::ProcessGroup& group, const std::string& tag) {
-  return [work = group.all_reduce(flat, {.op = dist::ReduceOp::mean, .tag = tag, .async = true})]() mutable { work.wait(); };
+  return [work = group.all_reduce(flat, {.op = dist::ReduceOp::mean, .tag = tag, .async = true})]() mutable {
+    work.wait();
+  };
 }
 
 CommHook compress_hook(DType low, const char* name) {
@@ -87,7 +90,8 @@ struct PowerSgd::State {
 PowerSgd::PowerSgd(const Options& options) : state_(std::make_shared<State>()) {
   LOCKSTEP_CHECK(options.rank >= 1, "[PowerSgd] expected rank >= 1, got ", options.rank);
   LOCKSTEP_CHECK(options.start_step >= 0, "[PowerSgd] expected start_step >= 0, got ", options.start_step);
-  LOCKSTEP_CHECK(options.min_compression > 0 && std::isfinite(options.min_compression), "[PowerSgd] expected min_compression > 0, got ", options.min_compression);
+  LOCKSTEP_CHECK(options.min_compression > 0 && std::isfinite(options.min_compression),
+                 "[PowerSgd] expected min_compression > 0, got ", options.min_compression);
   state_->o = options;
 }
 
@@ -106,7 +110,10 @@ CommHook PowerSgd::hook() const {
       s.volume.sent += bucket.gradients.numel();
       return mean_of(bucket.gradients, group, tag_of("powersgd", bucket));
     }
-    struct Matrix { std::string name; Tensor place, m, p, q; };
+    struct Matrix {
+      std::string name;
+      Tensor place, m, p, q;
+    };
     std::vector<Matrix> matrices;
     std::vector<Tensor> plain;  // vectors and small matrices go as they are
     int64_t p_size = 0, q_size = 0;
@@ -117,9 +124,11 @@ CommHook PowerSgd::hook() const {
         continue;
       }
       const int64_t rows = gradient.size(0), columns = gradient.numel() / rows, r = s.rank_of(rows, columns);
-      Matrix x{.name = bucket.names[i], .place = gradient.view({rows, columns}), .q = s.start(bucket.names[i], columns, r)};
+      Matrix x{
+          .name = bucket.names[i], .place = gradient.view({rows, columns}), .q = s.start(bucket.names[i], columns, r)};
       x.m = x.place.to(f32);
-      if (const auto owed = s.errors.find(x.name); s.o.error_feedback && owed != s.errors.end()) x.m = add(x.m, owed->second);
+      if (const auto owed = s.errors.find(x.name); s.o.error_feedback && owed != s.errors.end())
+        x.m = add(x.m, owed->second);
       else x.m = x.m.clone();
       p_size += rows * r;
       q_size += columns * r;
@@ -135,7 +144,8 @@ CommHook PowerSgd::hook() const {
     int64_t p_at = 0, q_at = 0;
     for (Matrix& x : matrices) {
       const int64_t r = x.q.size(1);
-      const Tensor p = all_p.narrow(0, p_at, x.m.size(0) * r).view({x.m.size(0), r}), q = all_q.narrow(0, q_at, x.m.size(1) * r).view({x.m.size(1), r});
+      const Tensor p = all_p.narrow(0, p_at, x.m.size(0) * r).view({x.m.size(0), r}),
+                   q = all_q.narrow(0, q_at, x.m.size(1) * r).view({x.m.size(1), r});
       p.copy_(matmul(x.m, x.q));
       x.p = p;
       x.q = q;

@@ -4,8 +4,9 @@
 //   DistributedDataParallel ddp(model, {.hook = parallel::bf16_compress_hook()});
 //
 //   fp16, bf16    half the bytes of f32; each rank's gradients are rounded once, sums in f32 per addition
-//   PowerSgd      a matrix (n, m) as P Q^T of rank r: r (n + m) numbers for n m (Vogels, Karimireddy, Jaggi, NeurIPS 2019)
-//   PostLocalSgd  no gradients at all after the first steps, parameters are averaged now and then (Lin et al., ICLR 2020)
+//   PowerSgd      a matrix (n, m) as P Q^T of rank r: r (n + m) numbers for n m (Vogels, Karimireddy, Jaggi, NeurIPS
+//   2019) PostLocalSgd  no gradients at all after the first steps, parameters are averaged now and then (Lin et al.,
+//   ICLR 2020)
 //
 // They trade promise 1 for bytes: results depend on the number of ranks.
 #include <memory>
@@ -20,11 +21,11 @@ CommHook fp16_compress_hook();
 CommHook bf16_compress_hook();
 
 struct PowerSgdOptions {
-  int64_t rank = 1;             ///< of the approximation
-  int64_t start_step = 2;       ///< steps reduced exactly before compression starts
-  double min_compression = 2;   ///< a matrix that would not shrink by this factor is sent as it is
-  bool error_feedback = true;   ///< what was lost is added to the next gradient
-  bool warm_start = true;       ///< Q of the last step; off: a random one each time
+  int64_t rank = 1;            ///< of the approximation
+  int64_t start_step = 2;      ///< steps reduced exactly before compression starts
+  double min_compression = 2;  ///< a matrix that would not shrink by this factor is sent as it is
+  bool error_feedback = true;  ///< what was lost is added to the next gradient
+  bool warm_start = true;      ///< Q of the last step; off: a random one each time
   uint64_t seed = 0;
 };
 
@@ -38,7 +39,9 @@ class PowerSgd {
   /// What this rank still owes to the sum of a parameter's gradients; undefined where nothing was compressed.
   Tensor error(const std::string& parameter) const;
   /// Numbers sent per step by this rank, and what they stand for, since the start.
-  struct Volume { int64_t sent = 0, full = 0; };
+  struct Volume {
+    int64_t sent = 0, full = 0;
+  };
   Volume volume() const;
 
  private:
@@ -49,7 +52,8 @@ class PowerSgd {
 struct PostLocalSgdOptions {
   int64_t start_step = 100;  ///< plain DDP until then
   int64_t period = 4;        ///< steps between two averagings
-  dist::ProcessGroup* subgroup = nullptr;  ///< gradients are still averaged here (the ranks of one host, say); null: not at all
+  dist::ProcessGroup* subgroup =
+      nullptr;  ///< gradients are still averaged here (the ranks of one host, say); null: not at all
 };
 
 /// Give hook() to DDP, and call step() after each optimizer step.

@@ -41,7 +41,9 @@ std::vector<NamedField> fields_of(nn::Module& module) {
   return list;
 }
 
-Device device_of(const NamedField& field) { return field.parameter ? field.parameter->device() : field.buffer->device(); }
+Device device_of(const NamedField& field) {
+  return field.parameter ? field.parameter->device() : field.buffer->device();
+}
 std::string describe(const NamedField& field) {
   return field.parameter ? str("parameter ", field.name, " ", field.parameter->shape()) : str("buffer ", field.name);
 }
@@ -82,7 +84,9 @@ Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
   for (size_t c = 0; c < n; ++c) {
     const dist::Range range = dist::shard_range(flat.numel(), int64_t(n), int64_t(c));
     if (range.size() == 0) continue;
-    const auto chunk = [&](size_t member) { return parts[member].gradient.reshape({-1}).narrow(0, range.begin, range.size()); };
+    const auto chunk = [&](size_t member) {
+      return parts[member].gradient.reshape({-1}).narrow(0, range.begin, range.size());
+    };
     size_t at = (c + 1) % n;
     Tensor sum = chunk(at);
     for (size_t step = 1; step < n; ++step) {
@@ -96,9 +100,10 @@ Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
   return whole;
 }
 
-/// x on places 0 .. count-1 as one operation, whose derivative adds the gradients of the copies. [0] is x itself: its gradient is
-/// on the first device already, and is taken into the sum where it lies.
-std::vector<Variable> replicate(const Variable& x, size_t count, Reduce reduce, const std::shared_ptr<Traffic>& traffic) {
+/// x on places 0 .. count-1 as one operation, whose derivative adds the gradients of the copies. [0] is x itself: its
+/// gradient is on the first device already, and is taken into the sum where it lies.
+std::vector<Variable> replicate(const Variable& x, size_t count, Reduce reduce,
+                                const std::shared_ptr<Traffic>& traffic) {
   std::vector<Tensor> tensors = spread(x.tensor(), count, reduce, *traffic);
   tensors.erase(tensors.begin());
   std::vector<Variable> copies;
@@ -110,9 +115,11 @@ std::vector<Variable> replicate(const Variable& x, size_t count, Reduce reduce, 
       const Tensor own = back.partial(0);
       std::vector<Part> parts;
       if (own.defined()) parts.push_back({0, own});
-      for (size_t i = 1; i < count; ++i) if (back.grad(int(i) - 1).defined()) parts.push_back({i, back.grad(int(i) - 1)});
+      for (size_t i = 1; i < count; ++i)
+        if (back.grad(int(i) - 1).defined()) parts.push_back({i, back.grad(int(i) - 1)});
       if (reduce == Reduce::root && own.defined()) {
-        for (size_t i = 1; i < parts.size(); ++i) add_(own, traffic->copy(parts[i].gradient, parts[i].place, 0, Load::gradients));
+        for (size_t i = 1; i < parts.size(); ++i)
+          add_(own, traffic->copy(parts[i].gradient, parts[i].place, 0, Load::gradients));
         return;
       }
       const Tensor sum = sum_of(parts, reduce, *traffic);
@@ -143,8 +150,10 @@ struct Replicas::Impl {
   /// Error naming the first field that a replica has otherwise.
   void check_alike(const std::vector<NamedField>& mine, const std::vector<NamedField>& theirs, size_t i) const {
     for (size_t j = 0; j < std::max(mine.size(), theirs.size()); ++j) {
-      const std::string a = j < mine.size() ? describe(mine[j]) : "nothing more", b = j < theirs.size() ? describe(theirs[j]) : "nothing more";
-      LOCKSTEP_CHECK(a == b, "[DataParallel] expected the factory to make a module like the one given: it has ", a, ", the replica for ", o.devices[i], " has ", b);
+      const std::string a = j < mine.size() ? describe(mine[j]) : "nothing more",
+                        b = j < theirs.size() ? describe(theirs[j]) : "nothing more";
+      LOCKSTEP_CHECK(a == b, "[DataParallel] expected the factory to make a module like the one given: it has ", a,
+                     ", the replica for ", o.devices[i], " has ", b);
     }
   }
 };
@@ -156,7 +165,9 @@ Replicas::Replicas(nn::Module& module, DataParallelOptions options, const Make& 
   }
   for (size_t i = 0; i < options.devices.size(); ++i) {
     check_device("DataParallel", options.devices[i]);
-    for (size_t j = 0; j < i; ++j) LOCKSTEP_CHECK(!(options.devices[i] == options.devices[j]), "[DataParallel] expected every device once, got ", options.devices[i], " twice");
+    for (size_t j = 0; j < i; ++j)
+      LOCKSTEP_CHECK(!(options.devices[i] == options.devices[j]), "[DataParallel] expected every device once, got ",
+                     options.devices[i], " twice");
   }
   if (options.output) check_device("DataParallel", *options.output);
   impl_.reset(new Impl{module, std::move(options), nullptr, {}});
@@ -180,8 +191,9 @@ void Replicas::update(size_t count) {
   const std::vector<NamedField> mine = fields_of(impl_->module);
   const Device first = impl_->o.devices[0];
   for (const NamedField& field : mine) {
-    LOCKSTEP_CHECK(device_of(field) == first, "[DataParallel] expected the module on ", first, ", the first of the devices, got ", describe(field), " on ",
-                   device_of(field), " (move it with module.to(device))");
+    LOCKSTEP_CHECK(device_of(field) == first, "[DataParallel] expected the module on ", first,
+                   ", the first of the devices, got ", describe(field), " on ", device_of(field),
+                   " (move it with module.to(device))");
   }
   if (count == 1) return;
   std::vector<std::vector<NamedField>> theirs;
@@ -190,7 +202,8 @@ void Replicas::update(size_t count) {
     impl_->check_alike(mine, theirs.back(), i);
     const auto from = impl_->module.named_modules(), to = (*this)[i].named_modules();
     for (size_t m = 0; m < from.size() && m < to.size(); ++m) {  // parents first
-      if (to[m].second->is_training() != from[m].second->is_training()) to[m].second->train(from[m].second->is_training());
+      if (to[m].second->is_training() != from[m].second->is_training())
+        to[m].second->train(from[m].second->is_training());
       to[m].second->copy_hooks(*from[m].second);
     }
   }
@@ -204,7 +217,8 @@ void Replicas::update(size_t count) {
     }
     auto& list = copies[mine[j].parameter->impl().get()];
     if (list.empty()) list = replicate(*mine[j].parameter, count, impl_->o.reduce, impl_->traffic);
-    for (size_t i = 1; i < count; ++i) rebase(*theirs[i - 1][j].parameter, list[i]);  // every handle of the replica sees it
+    for (size_t i = 1; i < count; ++i)
+      rebase(*theirs[i - 1][j].parameter, list[i]);  // every handle of the replica sees it
   }
 }
 
@@ -218,10 +232,9 @@ void Replicas::run(const Cut& cut, const std::function<void(size_t)>& call) {
     const auto start = std::chrono::steady_clock::now();
     try {
       call(i);
-    } catch (...) {
-      errors[i] = std::current_exception();
-    }
-    impl_->traffic->count_forward(i, cut.sizes[i], std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    } catch (...) { errors[i] = std::current_exception(); }
+    impl_->traffic->count_forward(i, cut.sizes[i],
+                                  std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   };
   const auto random_of = [&](size_t i) {
     RandomState state = modes.random;
@@ -269,21 +282,26 @@ std::string to_string(const std::vector<DeviceTraffic>& traffic) {
   const DeviceTraffic* busiest = nullptr;
   int64_t sum = 0;
   for (const DeviceTraffic& row : traffic) {
-    out << "\n" << std::left << std::setw(8) << row.device << std::right << std::setw(9) << row.samples << std::setw(10) << std::fixed << std::setprecision(3) << row.seconds;
-    for (const Moved& moved : {row.parameters, row.gradients, row.batch}) out << std::setw(13) << moved.sent << std::setw(13) << moved.received;
+    out << "\n"
+        << std::left << std::setw(8) << row.device << std::right << std::setw(9) << row.samples << std::setw(10)
+        << std::fixed << std::setprecision(3) << row.seconds;
+    for (const Moved& moved : {row.parameters, row.gradients, row.batch})
+      out << std::setw(13) << moved.sent << std::setw(13) << moved.received;
     sum += row.received();
     if (!busiest || row.sent() + row.received() > busiest->sent() + busiest->received()) busiest = &row;
   }
   if (busiest && sum > 0) {
     const int64_t through = busiest->sent() + busiest->received();
-    out << "\nbusiest: " << busiest->device << ", " << through << " of " << sum << " bytes moved pass through it (" << 100 * through / sum << " %)";
+    out << "\nbusiest: " << busiest->device << ", " << through << " of " << sum << " bytes moved pass through it ("
+        << 100 * through / sum << " %)";
   }
   out << "\n";
   return out.str();
 }
 
 Variable weighted_mean(const Variable& values, const std::vector<int64_t>& samples) {
-  LOCKSTEP_CHECK(values.dim() == 1 && values.size(0) == int64_t(samples.size()), "[weighted_mean] expected one value per piece, ", samples.size(), ", got shape ", values.shape());
+  LOCKSTEP_CHECK(values.dim() == 1 && values.size(0) == int64_t(samples.size()),
+                 "[weighted_mean] expected one value per piece, ", samples.size(), ", got shape ", values.shape());
   double sum = 0;
   std::vector<double> weights;
   for (const int64_t n : samples) {
@@ -291,12 +309,15 @@ Variable weighted_mean(const Variable& values, const std::vector<int64_t>& sampl
     sum += double(n);
   }
   for (const int64_t n : samples) weights.push_back(double(n) / sum);
-  return lockstep::sum(values * Variable(Tensor::from(weights, {int64_t(samples.size())}).to(values.dtype()).to(values.device())));
+  return lockstep::sum(
+      values * Variable(Tensor::from(weights, {int64_t(samples.size())}).to(values.dtype()).to(values.device())));
 }
 
 void average_gradients(const std::vector<nn::Module*>& replicas, const std::vector<int64_t>& samples) {
   LOCKSTEP_CHECK(!replicas.empty(), "[average_gradients] expected at least one replica, got none");
-  LOCKSTEP_CHECK(samples.empty() || samples.size() == replicas.size(), "[average_gradients] expected a number of samples for each of ", replicas.size(), " replicas, got ", samples.size());
+  LOCKSTEP_CHECK(samples.empty() || samples.size() == replicas.size(),
+                 "[average_gradients] expected a number of samples for each of ", replicas.size(), " replicas, got ",
+                 samples.size());
   double total = 0;
   for (const int64_t n : samples) {
     LOCKSTEP_CHECK(n >= 0, "[average_gradients] expected numbers of samples >= 0, got ", n);
@@ -306,11 +327,14 @@ void average_gradients(const std::vector<nn::Module*>& replicas, const std::vect
   std::vector<std::vector<nn::NamedParameter>> all;
   for (nn::Module* replica : replicas) {
     all.push_back(replica->named_parameters());
-    LOCKSTEP_CHECK(all.back().size() == all[0].size(), "[average_gradients] expected replicas alike, got ", all[0].size(), " and ", all.back().size(), " parameters");
+    LOCKSTEP_CHECK(all.back().size() == all[0].size(), "[average_gradients] expected replicas alike, got ",
+                   all[0].size(), " and ", all.back().size(), " parameters");
     for (size_t p = 0; p < all[0].size(); ++p) {
       const nn::NamedParameter &a = all[0][p], &b = all.back()[p];
-      LOCKSTEP_CHECK(a.name == b.name && a.variable.shape() == b.variable.shape() && a.variable.dtype() == b.variable.dtype(), "[average_gradients] expected replicas alike, got ",
-                     a.name, " ", a.variable.shape(), " ", a.variable.dtype(), " and ", b.name, " ", b.variable.shape(), " ", b.variable.dtype());
+      LOCKSTEP_CHECK(
+          a.name == b.name && a.variable.shape() == b.variable.shape() && a.variable.dtype() == b.variable.dtype(),
+          "[average_gradients] expected replicas alike, got ", a.name, " ", a.variable.shape(), " ", a.variable.dtype(),
+          " and ", b.name, " ", b.variable.shape(), " ", b.variable.dtype());
     }
   }
   const NoGrad no_grad;
@@ -322,7 +346,8 @@ void average_gradients(const std::vector<nn::Module*>& replicas, const std::vect
     for (size_t r = 0; r < replicas.size(); ++r) {
       const Tensor& grad = all[r][p].variable.grad();
       if (!grad.defined()) continue;
-      const Tensor part = mul_scalar(grad.to(root.device()), samples.empty() ? 1.0 / double(replicas.size()) : double(samples[r]) / total);
+      const Tensor part = mul_scalar(grad.to(root.device()),
+                                     samples.empty() ? 1.0 / double(replicas.size()) : double(samples[r]) / total);
       sum = sum.defined() ? add_(sum, part) : part;
     }
     if (sum.defined()) root.grad() = sum;

@@ -1,7 +1,7 @@
 #pragma once
 // DataParallel: one process, several devices. Every forward cuts the batch, copies the parameters to
-// each device, runs the replicas in threads and joins the outputs on the first device; backward sums the gradients there.
-// Devices may be virtual CPU devices (cpu:0 .. cpu:k), so it runs anywhere.
+// each device, runs the replicas in threads and joins the outputs on the first device; backward sums the gradients
+// there. Devices may be virtual CPU devices (cpu:0 .. cpu:k), so it runs anywhere.
 //
 //                 cut          parameters             join               backward: gradients of the copies
 //      batch ──┬─────► cpu:0 ── the module ──► y0 ──┬──► y          root  all to cpu:0, which adds them
@@ -12,8 +12,8 @@
 //   parallel::DataParallel model(net, [] { return Net(5, 2); });   // all devices
 //   auto loss = mse_loss(model(x), y);                             // then as with net itself
 //
-// The parameters are copied as an operation on the tape (one input, a copy per device), so the sum of their gradients is its
-// derivative. Per step, S bytes of parameters and n devices move:
+// The parameters are copied as an operation on the tape (one input, a copy per device), so the sum of their gradients
+// is its derivative. Per step, S bytes of parameters and n devices move:
 //
 //   reduce   first device sends, receives     any other sends, receives    host sends, receives
 //   root     (n-1) S, (n-1) S                 S, S                         -
@@ -41,15 +41,17 @@ struct DataParallelOptions {
   Reduce reduce = Reduce::root;
 };
 
-struct Moved { int64_t sent = 0, received = 0; };
+struct Moved {
+  int64_t sent = 0, received = 0;
+};
 
 /// What went through one device since the start, or reset_bytes_moved().
 struct DeviceTraffic {
-  std::string device;               ///< "cpu:1"; the last is "host", also for tensors that come from a device not in the list
-  Moved parameters, gradients;      ///< copies of parameters and buffers; gradients of parameters
-  Moved batch;                      ///< inputs, outputs, and their gradients
-  int64_t samples = 0;              ///< that its replica was given
-  double seconds = 0;               ///< that its replica's forwards took
+  std::string device;  ///< "cpu:1"; the last is "host", also for tensors that come from a device not in the list
+  Moved parameters, gradients;  ///< copies of parameters and buffers; gradients of parameters
+  Moved batch;                  ///< inputs, outputs, and their gradients
+  int64_t samples = 0;          ///< that its replica was given
+  double seconds = 0;           ///< that its replica's forwards took
   int64_t sent() const { return parameters.sent + gradients.sent + batch.sent; }
   int64_t received() const { return parameters.received + gradients.received + batch.received; }
 };
@@ -68,7 +70,8 @@ class Replicas {
   nn::Module& operator[](size_t i) const;
   /// Gives replicas 1 .. count-1 the module's parameters (on the tape), buffers, hooks and training flags.
   void update(size_t count);
-  /// call(i) for every piece of the cut, each in a thread of its own with the caller's modes; the first exception, with its replica's name.
+  /// call(i) for every piece of the cut, each in a thread of its own with the caller's modes; the first exception, with
+  /// its replica's name.
   void run(const Cut& cut, const std::function<void(size_t)>& call);
   std::vector<DeviceTraffic> traffic() const;
   void reset_traffic();
@@ -81,27 +84,27 @@ class Replicas {
 }  // namespace detail
 
 /// M: a module with forward(). What differs from calling it directly:
-/// - Inputs and outputs are cut and joined by the rules of scatter.h. Scalars become a vector of one value per piece: take
+/// - Inputs and outputs are cut and joined by the rules of scatter.h. Scalars become a vector of one value per piece:
+/// take
 ///   weighted_mean() of it, since a last piece may be smaller. A short batch may use fewer devices.
 /// - The module itself is replica 0. Buffers (running means) and plain fields that other replicas change are lost.
 /// - Replica i draws random numbers as micro-batch micro_batch * devices + i of the step (tensor/random.h).
 /// - Hooks and prints run in the replicas' threads, at the same time.
-template <class M>
-class DataParallel : public nn::Layer<DataParallel<M>> {
+template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
  public:
   using Options = DataParallelOptions;
-  /// `make` gives another module of the same structure, which becomes a replica; its values do not matter. `module` must
-  /// outlive this, and be on devices[0] when it is called.
+  /// `make` gives another module of the same structure, which becomes a replica; its values do not matter. `module`
+  /// must outlive this, and be on devices[0] when it is called.
   template <class Make>
-    requires std::same_as<std::invoke_result_t<Make>, M>
-  DataParallel(M& module, const Make& make, Options options = {})
-      : module_(&module), replicas_(module, std::move(options), [&make] { return std::unique_ptr<nn::Module>(new M(make())); }) {}
-  explicit DataParallel(M& module, Options options = {})
-    requires std::default_initializable<M>
-      : DataParallel(module, [] { return M(); }, std::move(options)) {}
+  requires std::same_as<std::invoke_result_t<Make>, M> DataParallel(M& module, const Make& make, Options options = {})
+      : module_(&module),
+        replicas_(module, std::move(options), [&make] { return std::unique_ptr<nn::Module>(new M(make())); }) {}
+  explicit DataParallel(M& module, Options options = {}) requires std::default_initializable<M>
+      : DataParallel(
+            module, [] { return M(); }, std::move(options)) {}
 
   template <class... Args>
-    requires requires(M& m, Args&... args) { m.forward(std::declval<detail::Part<Args>>()...); }
+  requires requires(M& m, Args&... args) { m.forward(std::declval<detail::Part<Args>>()...); }
   auto forward(Args&&... args) {
     using Output = std::decay_t<decltype((*module_)(std::declval<detail::Part<Args>>()...))>;
     detail::Cut cut = replicas_.cut();
@@ -115,7 +118,8 @@ class DataParallel : public nn::Layer<DataParallel<M>> {
       std::apply([&](auto&... part) { outputs[i].emplace(replica(part[i]...)); }, parts);
     });
     const DataParallelOptions& o = replicas_.options();
-    if (o.devices.size() == 1 && o.output.value_or(o.devices[0]) == o.devices[0]) return std::move(*outputs[0]);  // a plain call
+    if (o.devices.size() == 1 && o.output.value_or(o.devices[0]) == o.devices[0])
+      return std::move(*outputs[0]);  // a plain call
     std::vector<Output> all;
     for (auto& output : outputs) all.push_back(std::move(*output));
     return detail::join(cut, all, o.output.value_or(o.devices[0]));
@@ -145,10 +149,11 @@ Variable weighted_mean(const Variable& values, const std::vector<int64_t>& sampl
 /// of all, weighted by `samples` when given. A parameter without a gradient counts as zero. The others keep theirs.
 void average_gradients(const std::vector<nn::Module*>& replicas, const std::vector<int64_t>& samples = {});
 /// Error: backward through DataParallel has summed the gradients already; a second sum would be wrong.
-template <class M>
-[[noreturn]] void average_gradients(DataParallel<M>&) {
-  fail("[average_gradients] expected replicas made by hand, got a DataParallel: its backward has summed the gradients on the first device already; "
-       "leave this call out");
+template <class M> [[noreturn]] void average_gradients(DataParallel<M>&) {
+  fail(
+      "[average_gradients] expected replicas made by hand, got a DataParallel: its backward has summed the gradients "
+      "on the first device already; "
+      "leave this call out");
 }
 
 }  // namespace lockstep::parallel

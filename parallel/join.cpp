@@ -1,5 +1,5 @@
-// Uneven inputs. Before its collectives a rank asks all what comes next: ranks with data say where they are, ranks without
-// say nothing, and do the same collectives with zeros. When no rank has data left, all are done together.
+// Uneven inputs. Before its collectives a rank asks all what comes next: ranks with data say where they are, ranks
+// without say nothing, and do the same collectives with zeros. When no rank has data left, all are done together.
 //
 //   rank 0   f b s  f b s  f b s  ┐             f  buffers        b  backward: all buckets       s  optimizer step
 //   rank 1   f b s  f b s  · z    ┘ all ended   z  the same collectives with zeros, no step
@@ -28,9 +28,12 @@ Impl::Agreed Impl::agree(Phase mine) {
     if (row[size_t(rank)]) agreed.active.push_back(rank);
     else ended += str(ended.empty() ? "" : ", ", group.world_rank(rank));
   }
-  LOCKSTEP_CHECK(row[size_t(n)] == 0 || row[size_t(n + 1)] == 0, "[join] expected all ranks to be in the same place, got ", row[size_t(n)], " before a forward and ",
-                 row[size_t(n + 1)], " in a backward; all must use ddp.call() or none, and call no_sync() for the same micro-batches");
-  LOCKSTEP_CHECK(!join->throw_on_early_end || agreed.active.empty() || ended.empty(), "[join] rank ", ended, " has no data left while others have; ",
+  LOCKSTEP_CHECK(row[size_t(n)] == 0 || row[size_t(n + 1)] == 0,
+                 "[join] expected all ranks to be in the same place, got ", row[size_t(n)], " before a forward and ",
+                 row[size_t(n + 1)],
+                 " in a backward; all must use ddp.call() or none, and call no_sync() for the same micro-batches");
+  LOCKSTEP_CHECK(!join->throw_on_early_end || agreed.active.empty() || ended.empty(), "[join] rank ", ended,
+                 " has no data left while others have; ",
                  "give all ranks as many batches, or do not set throw_on_early_end");
   if (!agreed.active.empty()) {
     join->active = int(agreed.active.size());
@@ -46,11 +49,7 @@ void Impl::shadow_until_all_ended() {
     if (agreed.phase == Phase::backward) shadow_backward();
     else receive_buffers(agreed.active[0]);
   }
-  for (Slot& slot : slots) slot.gradients.discard();
-  for (Parameter& p : parameters) {
-    if (is_placeholder(p.variable.grad())) p.variable.clear_grad();
-    p.used = p.held = p.stashed = false;
-  }
+  reducer->forget();
   // Ranks that ended early took fewer steps: everybody gets what the longest made. All know whether there is any.
   if (join->active > 0 && join->active < group.size()) broadcast_module(module, group, join->authority, options.ignore);
 }
@@ -58,17 +57,12 @@ void Impl::shadow_until_all_ended() {
 /// The collectives of a backward in which this rank has nothing but what it may have collected before.
 void Impl::shadow_backward() {
   const NoGrad no_grad;
-  arrivals.clear();
-  syncing = true;
-  next_launch = 0;
-  notice_cleared();
-  for (Parameter& p : parameters) {
-    if (!is_placeholder(p.variable.grad())) p.variable.clear_grad();
-    p.seen = 0;
-  }
-  for (Slot& slot : slots) slot.waiting = 1;
-  reduce_all();
-  for (Parameter& p : parameters) p.variable.clear_grad();
+  for (Reducer::Parameter& p : reducer->parameters)
+    if (!reducer->is_placeholder(p.variable.grad())) p.variable.clear_grad();
+  answering = true;
+  reducer->answer();
+  answering = false;
+  for (Reducer::Parameter& p : reducer->parameters) p.variable.clear_grad();
 }
 
 DistributedDataParallel::Join::Join(DistributedDataParallel& ddp, bool divide_by_active, bool throw_on_early_end)
@@ -79,7 +73,10 @@ DistributedDataParallel::Join::Join(DistributedDataParallel& ddp, bool divide_by
 
 DistributedDataParallel::Join::~Join() noexcept(false) {
   Impl& impl = *ddp_.impl_;
-  const struct End { Impl& impl; ~End() { impl.join.reset(); } } end{impl};
+  const struct End {
+    Impl& impl;
+    ~End() { impl.join.reset(); }
+  } end{impl};
   if (std::uncaught_exceptions() == exceptions_) impl.shadow_until_all_ended();
 }
 

@@ -12,7 +12,10 @@ namespace lockstep::parallel {
 
 namespace {
 
-struct Axis { const char* name; int Plan::* size; };
+struct Axis {
+  const char* name;
+  int Plan::*size;
+};
 constexpr Axis axes[] = {{"dp", &Plan::dp}, {"pp", &Plan::pp}, {"cp", &Plan::cp}, {"tp", &Plan::tp}};
 constexpr Axis experts{"ep", &Plan::ep};
 constexpr int most = 1 << 20;
@@ -22,7 +25,8 @@ std::optional<std::pair<std::string, int>> word_of(std::string_view text) {
   size_t letters = 0;
   while (letters < text.size() && std::isalpha(static_cast<unsigned char>(text[letters]))) ++letters;
   const std::string_view digits = text.substr(letters);
-  const bool number = !digits.empty() && digits.size() < 8 && std::all_of(digits.begin(), digits.end(), [](unsigned char c) { return std::isdigit(c); });
+  const bool number = !digits.empty() && digits.size() < 8 &&
+                      std::all_of(digits.begin(), digits.end(), [](unsigned char c) { return std::isdigit(c); });
   if (letters == 0 || !number) return {};
   return std::pair(std::string(text.substr(0, letters)), std::stoi(std::string(digits)));
 }
@@ -37,7 +41,8 @@ std::vector<std::string_view> words_of(std::string_view text) {
   return words;
 }
 
-/// How far a plan is from another: first by how many words change, then by how much. Slices and stages are kept where copies can give way.
+/// How far a plan is from another: first by how many words change, then by how much. Slices and stages are kept where
+/// copies can give way.
 std::pair<int, double> distance(const Plan& from, const Plan& to) {
   int changes = from.zero != to.zero;
   double steps = from.zero == to.zero ? 0 : 1;
@@ -55,7 +60,8 @@ std::pair<int, double> distance(const Plan& from, const Plan& to) {
 
 std::vector<int> divisors(int64_t n) {
   std::vector<int> all;
-  for (int64_t d = 1; d <= n; ++d) if (n % d == 0) all.push_back(int(d));
+  for (int64_t d = 1; d <= n; ++d)
+    if (n % d == 0) all.push_back(int(d));
   return all;
 }
 
@@ -67,27 +73,35 @@ Plan parse_plan(std::string_view text) {
   for (const std::string_view one : words_of(text)) {
     const auto word = word_of(one);
     const auto set = [&](int& to, int least, int largest) {
-      LOCKSTEP_CHECK(word->second >= least && word->second <= largest, "[plan] \"", text, "\": expected ", word->first, " with a number from ", least, " to ", largest, ", got ", one);
-      LOCKSTEP_CHECK(std::find(seen.begin(), seen.end(), word->first) == seen.end(), "[plan] \"", text, "\": expected ", word->first, " once, got it twice");
+      LOCKSTEP_CHECK(word->second >= least && word->second <= largest, "[plan] \"", text, "\": expected ", word->first,
+                     " with a number from ", least, " to ", largest, ", got ", one);
+      LOCKSTEP_CHECK(std::find(seen.begin(), seen.end(), word->first) == seen.end(), "[plan] \"", text, "\": expected ",
+                     word->first, " once, got it twice");
       seen.push_back(word->first);
       to = word->second;
     };
     const Axis* found = nullptr;
-    for (const Axis& axis : axes) if (word && word->first == axis.name) found = &axis;
+    for (const Axis& axis : axes)
+      if (word && word->first == axis.name) found = &axis;
     if (word && word->first == experts.name) found = &experts;
     if (found) set(plan.*(found->size), 1, most);
     else if (word && word->first == "zero") set(plan.zero, 0, 3);
-    else fail(str("[plan] \"", text, "\": expected dpN (copies), ppN (stages), tpN (slices), cpN (parts of a sequence), epN (experts) and zeroN, joined by +, such as dp2+pp2+tp2+zero1; got \"", one, "\"",
-                  word ? suggestion(word->first, {"dp", "pp", "tp", "cp", "ep", "zero"}) : ""));
+    else
+      fail(str("[plan] \"", text,
+               "\": expected dpN (replicas), ppN (stages), tpN (tensor), cpN (context), epN (expert parallelism) and "
+               "zeroN, joined by +, such as dp2+pp2+tp2+zero1; got \"",
+               one, "\"", word ? suggestion(word->first, {"dp", "pp", "tp", "cp", "ep", "zero"}) : ""));
   }
-  LOCKSTEP_CHECK(double(plan.dp) * plan.pp * plan.cp * plan.tp <= most, "[plan] \"", text, "\": expected at most ", most, " ranks");
+  LOCKSTEP_CHECK(double(plan.dp) * plan.pp * plan.cp * plan.tp <= most, "[plan] \"", text, "\": expected at most ",
+                 most, " ranks");
   return plan;
 }
 
 std::string to_string(const Plan& plan) {
   std::string text;
   const auto add = [&](const std::string& word) { text += (text.empty() ? "" : "+") + word; };
-  for (const Axis& axis : axes) if (plan.*(axis.size) > 1) add(axis.name + std::to_string(plan.*(axis.size)));
+  for (const Axis& axis : axes)
+    if (plan.*(axis.size) > 1) add(axis.name + std::to_string(plan.*(axis.size)));
   if (plan.ep > 1) add("ep" + std::to_string(plan.ep));
   if (text.empty()) add("dp1");
   if (plan.zero >= 0) add("zero" + std::to_string(plan.zero));
@@ -95,7 +109,8 @@ std::string to_string(const Plan& plan) {
 }
 
 Coordinates coordinates_of(const Plan& plan, int rank) {
-  LOCKSTEP_CHECK(rank >= 0 && rank < plan.ranks(), "[plan] expected a rank from 0 to ", plan.ranks() - 1, ", got ", rank);
+  LOCKSTEP_CHECK(rank >= 0 && rank < plan.ranks(), "[plan] expected a rank from 0 to ", plan.ranks() - 1, ", got ",
+                 rank);
   Coordinates at;
   at.tp = rank % plan.tp;
   at.cp = rank / plan.tp % plan.cp;
@@ -105,14 +120,22 @@ Coordinates coordinates_of(const Plan& plan, int rank) {
   return at;
 }
 
-int rank_of(const Plan& plan, const Coordinates& at) { return ((at.dp * plan.pp + at.pp) * plan.cp + at.cp) * plan.tp + at.tp; }
+int rank_of(const Plan& plan, const Coordinates& at) {
+  return ((at.dp * plan.pp + at.pp) * plan.cp + at.cp) * plan.tp + at.tp;
+}
 
 std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& sizes) {
   std::vector<std::string> reasons;
-  const auto require = [&](bool holds, const std::string& reason) { if (!holds) reasons.push_back(reason); };
-  require(sizes.ranks == 0 || sizes.ranks == plan.ranks(), str("it is for ", plan.ranks(), plan.ranks() == 1 ? " rank" : " ranks", ", and there ", sizes.ranks == 1 ? "is " : "are ", sizes.ranks));
+  const auto require = [&](bool holds, const std::string& reason) {
+    if (!holds) reasons.push_back(reason);
+  };
+  require(sizes.ranks == 0 || sizes.ranks == plan.ranks(),
+          str("it is for ", plan.ranks(), plan.ranks() == 1 ? " rank" : " ranks", ", and there ",
+              sizes.ranks == 1 ? "is " : "are ", sizes.ranks));
   const int64_t parts = int64_t(plan.pp) * std::max<int64_t>(1, plan.pp > 1 ? sizes.chunks : 1);
-  require(sizes.layers == 0 || parts <= sizes.layers, str(plan.pp, " stages", parts > plan.pp ? str(" of ", sizes.chunks, " chunks") : "", " need ", parts, " layers, the model has ", sizes.layers));
+  require(sizes.layers == 0 || parts <= sizes.layers,
+          str(plan.pp, " stages", parts > plan.pp ? str(" of ", sizes.chunks, " chunks") : "", " need ", parts,
+              " layers, the model has ", sizes.layers));
   const auto divides = [&](const char* what, int64_t size, int by, const char* name) {
     require(size == 0 || size % by == 0, str(name, by, " does not divide the ", size, " ", what));
   };
@@ -120,19 +143,25 @@ std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& size
   divides("key and value heads", sizes.kv_heads, plan.tp, "tp");
   divides("columns of the model (width)", sizes.width, plan.tp, "tp");
   divides("columns inside the MLP", sizes.inner, plan.tp, "tp");
-  require(sizes.vocab == 0 || plan.tp <= sizes.vocab, str("tp", plan.tp, " slices a vocabulary of ", sizes.vocab, " words"));
+  require(sizes.vocab == 0 || plan.tp <= sizes.vocab,
+          str("tp", plan.tp, " ranks share a vocabulary of ", sizes.vocab, " words"));
   const int64_t parts_of_context = plan.cp == 1 ? 1 : plan.cp * sizes.context_parts;
-  require(sizes.context % parts_of_context == 0, str("cp", plan.cp, " does not divide the ", sizes.context, " tokens of a sample (context)", parts_of_context > plan.cp ? str(" into ", parts_of_context, " parts") : ""));
-  const bool heads_shared = !sizes.context_by_heads || sizes.heads % plan.tp != 0 || sizes.heads / plan.tp % plan.cp == 0;
-  require(heads_shared, str("cp", plan.cp, " does not divide the ", sizes.heads / plan.tp, " heads", plan.tp > 1 ? " of a slice" : "", " (Ulysses; ring takes any)"));
+  require(sizes.context % parts_of_context == 0,
+          str("cp", plan.cp, " does not divide the ", sizes.context, " tokens of a sample (context)",
+              parts_of_context > plan.cp ? str(" into ", parts_of_context, " parts") : ""));
+  const bool heads_shared =
+      !sizes.context_by_heads || sizes.heads % plan.tp != 0 || sizes.heads / plan.tp % plan.cp == 0;
+  require(heads_shared, str("cp", plan.cp, " does not divide the ", sizes.heads / plan.tp, " heads",
+                            plan.tp > 1 ? " of a tensor-parallel rank" : "", " (Ulysses; ring takes any)"));
   divides("experts", sizes.experts, plan.ep, "ep");
-  divides("copies (experts are dealt over them)", plan.dp, plan.ep, "ep");
+  divides("replicas (experts are dealt over them)", plan.dp, plan.ep, "ep");
   divides("micro-batches of a step", sizes.micro_batches, plan.dp, "dp");
   const auto whole = [&](const char* what) {
-    require(plan.zero < 2, str("zero", plan.zero, " keeps gradients in parts after every micro-batch, ", what, "; take zero1"));
+    require(plan.zero < 2,
+            str("zero", plan.zero, " keeps gradients in parts after every micro-batch, ", what, "; take zero1"));
   };
   if (plan.pp > 1) whole("and a pipeline sums those of all micro-batches first");
-  else if (plan.tp > 1) whole("and slices sum those of all micro-batches first");
+  else if (plan.tp > 1) whole("and tensor parallelism sums those of all micro-batches first");
   return reasons;
 }
 
@@ -165,16 +194,28 @@ void check_plan(const Plan& plan, const PlanSizes& sizes) {
   std::string text;
   for (const std::string& reason : reasons) text += (text.empty() ? "" : "; ") + reason;
   const auto near = nearest_plan(plan, sizes);
-  fail(str("[plan] ", to_string(plan), " cannot be: ", text, near ? ". The nearest plan that can: " + to_string(*near) : ". No plan can on these ranks"));
+  fail(str("[plan] ", to_string(plan), " cannot be: ", text,
+           near ? ". The nearest plan that can: " + to_string(*near) : ". No plan can on these ranks"));
 }
 
 Mesh::Mesh(const Plan& plan, dist::ProcessGroup& world)
-    : plan_((check_plan(plan, {.ranks = world.size()}), plan)), world_(&world), at_(coordinates_of(plan, world.rank())),
-      axes_(world, {{"dp", plan.dp}, {"pp", plan.pp}, {"cp", plan.cp}, {"tp", plan.tp}}),
-      experts_(axes_.group("dp"), {{"edp", plan.dp / plan.ep}, {"ep", plan.ep}}) {
-  copies_ = world.split(at_.pp * plan.tp + at_.tp, world.rank(), "copies");
-  edp_ = copies_->split(at_.ep, copies_->rank(), "edp");
-  model_ = world.split(at_.dp, world.rank(), "model");
+    : plan_((check_plan(plan, {.ranks = world.size()}), plan)),
+      world_(&world),
+      at_(coordinates_of(plan, world.rank())),
+      axes_(world, {{"dp", plan.dp}, {"pp", plan.pp}, {"cp", plan.cp}, {"tp", plan.tp}}) {
+  // Groups cost memory and round trips: where no one else talks, the same ranks in the same order are one group.
+  const auto same = [](dist::ProcessGroup& group) {
+    return std::shared_ptr<dist::ProcessGroup>(std::shared_ptr<void>(), &group);
+  };
+  copies_ = plan.pp * plan.tp == 1 ? same(world)
+            : plan.cp == 1         ? same(dp())
+                                   : world.split(at_.pp * plan.tp + at_.tp, world.rank(), "copies");
+  model_ = plan.dp == 1             ? same(world)
+           : plan.cp * plan.tp == 1 ? same(pp())
+           : plan.pp * plan.cp == 1 ? same(tp())
+                                    : world.split(at_.dp, world.rank(), "model");
+  ep_ = dp().split(at_.dp / plan.ep, at_.ep, "ep");
+  edp_ = plan.ep == 1 ? copies_ : copies_->split(at_.ep, copies_->rank(), "edp");
 }
 
 }  // namespace lockstep::parallel

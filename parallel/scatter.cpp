@@ -28,20 +28,27 @@ std::vector<Variable> scatter(const Variable& x, const std::vector<Device>& devi
 
 Variable gather(const std::vector<Variable>& parts, Device target, int64_t dim) {
   check_device("gather", target);
-  detail::Cut cut{.devices = {target}, .dim = dim, .traffic = std::make_shared<detail::Traffic>(std::vector<Device>{target})};
+  detail::Cut cut{
+      .devices = {target}, .dim = dim, .traffic = std::make_shared<detail::Traffic>(std::vector<Device>{target})};
   return cut.join(parts, target);
 }
 
 namespace detail {
 
-void fail_gather(const std::string& what) { fail("[DataParallel] expected " + what + " from every replica, got others from some"); }
+void fail_gather(const std::string& what) {
+  fail("[DataParallel] expected " + what + " from every replica, got others from some");
+}
 
 void Cut::measure(const Tensor& x) {
-  LOCKSTEP_CHECK(x.dim() > 0, "[DataParallel] expected inputs with a batch in dim ", dim, ", got a scalar tensor (give every replica the whole of it with shared(x))");
-  LOCKSTEP_CHECK(dim >= -x.dim() && dim < x.dim(), "[DataParallel] expected inputs with a batch in dim ", dim, ", got shape ", x.shape());
+  LOCKSTEP_CHECK(x.dim() > 0, "[DataParallel] expected inputs with a batch in dim ", dim,
+                 ", got a scalar tensor (give every replica the whole of it with shared(x))");
+  LOCKSTEP_CHECK(dim >= -x.dim() && dim < x.dim(), "[DataParallel] expected inputs with a batch in dim ", dim,
+                 ", got shape ", x.shape());
   const int64_t n = x.size(dim);
-  LOCKSTEP_CHECK(n > 0, "[DataParallel] expected at least one sample, got an empty batch: shape ", x.shape(), ", dim ", dim);
-  LOCKSTEP_CHECK(batch < 0 || n == batch, "[DataParallel] expected all inputs to have the same size in dim ", dim, ", got ", batch, " and ", n,
+  LOCKSTEP_CHECK(n > 0, "[DataParallel] expected at least one sample, got an empty batch: shape ", x.shape(), ", dim ",
+                 dim);
+  LOCKSTEP_CHECK(batch < 0 || n == batch, "[DataParallel] expected all inputs to have the same size in dim ", dim,
+                 ", got ", batch, " and ", n,
                  " (an input that is no batch goes whole to every replica with shared(x))");
   batch = n;
 }
@@ -63,7 +70,9 @@ std::vector<Tensor> Cut::pieces(const Tensor& x) const {
   return parts;
 }
 
-Variable Cut::on(size_t replica, const Variable& x) const { return Traffic::move(traffic, x, devices[replica], Load::batch); }
+Variable Cut::on(size_t replica, const Variable& x) const {
+  return Traffic::move(traffic, x, devices[replica], Load::batch);
+}
 
 Variable Cut::join(const std::vector<Variable>& parts, Device target) const {
   LOCKSTEP_CHECK(!parts.empty(), "[gather] expected at least one part, got none");
@@ -75,18 +84,24 @@ Variable Cut::join(const std::vector<Variable>& parts, Device target) const {
   if (all([](const Variable& part) { return !part.defined(); })) return {};
   const bool scalars = all([](const Variable& part) { return part.dim() == 0; });
   if (scalars) {
-    static const bool warned = (std::fputs("[DataParallel] warning: replicas gave scalars, which are joined to a vector of one value per device; take "
-                                           "weighted_mean() of it, or mean() when all pieces are of one size\n", stderr), true);
+    static const bool warned = (std::fputs("[DataParallel] warning: replicas gave scalars, which are joined to a "
+                                           "vector of one value per device; take "
+                                           "weighted_mean() of it, or mean() when all pieces are of one size\n",
+                                           stderr),
+                                true);
     (void)warned;
   }
   std::vector<Variable> moved;
-  for (const Variable& part : parts) moved.push_back(Traffic::move(traffic, scalars ? part.unsqueeze(0) : part, target, Load::batch));
+  for (const Variable& part : parts)
+    moved.push_back(Traffic::move(traffic, scalars ? part.unsqueeze(0) : part, target, Load::batch));
   return cat(moved, scalars ? 0 : dim);
 }
 
 // --- counting ---
 
-size_t Traffic::place_of(Device device) const { return size_t(std::find(devices_.begin(), devices_.end(), device) - devices_.begin()); }
+size_t Traffic::place_of(Device device) const {
+  return size_t(std::find(devices_.begin(), devices_.end(), device) - devices_.begin());
+}
 
 Tensor Traffic::copy(const Tensor& x, size_t from, size_t to, Load load) {
   const int64_t bytes = x.numel() * size_of(x.dtype());
@@ -104,7 +119,9 @@ Variable Traffic::move(const std::shared_ptr<Traffic>& traffic, const Variable& 
   };
   Tensor out = carry(x.tensor(), here, there, to);
   if (!needs_grad({&x})) return out;
-  return record("to", {&x}, std::move(out), [carry, here, there, was = x.device()](Backward& back) { back.give(0, carry(back.grad(), there, here, was)); });
+  return record("to", {&x}, std::move(out), [carry, here, there, was = x.device()](Backward& back) {
+    back.give(0, carry(back.grad(), there, here, was));
+  });
 }
 
 void Traffic::count_forward(size_t place, int64_t samples, double seconds) {
@@ -117,15 +134,16 @@ std::vector<DeviceTraffic> Traffic::report() const {
   for (size_t i = 0; i < rows_.size(); ++i) {
     const Row& row = rows_[i];
     const auto moved = [&row](Load load) { return Moved{row.sent[int(load)].load(), row.received[int(load)].load()}; };
-    report.push_back({i < devices_.size() ? str(devices_[i]) : "host", moved(Load::parameters), moved(Load::gradients), moved(Load::batch),
-                      row.samples.load(), double(row.nanoseconds.load()) * 1e-9});
+    report.push_back({i < devices_.size() ? str(devices_[i]) : "host", moved(Load::parameters), moved(Load::gradients),
+                      moved(Load::batch), row.samples.load(), double(row.nanoseconds.load()) * 1e-9});
   }
   return report;
 }
 
 void Traffic::reset() {
   for (Row& row : rows_) {
-    for (auto* list : {row.sent, row.received}) for (int i = 0; i < 3; ++i) list[i] = 0;
+    for (auto* list : {row.sent, row.received})
+      for (int i = 0; i < 3; ++i) list[i] = 0;
     row.samples = row.nanoseconds = 0;
   }
 }

@@ -64,8 +64,9 @@ Shape per_channel(const Tensor& x) {
 
 }  // namespace
 
-Variable sync_batch_norm(const Variable& input, const Variable& scale, const Variable& shift, const Tensor& running_mean, const Tensor& running_var,
-                         double momentum, double eps, std::shared_ptr<dist::ProcessGroup> group) {
+Variable sync_batch_norm(const Variable& input, const Variable& scale, const Variable& shift,
+                         const Tensor& running_mean, const Tensor& running_var, double momentum, double eps,
+                         std::shared_ptr<dist::ProcessGroup> group) {
   LOCKSTEP_CHECK(group, "[sync_batch_norm] expected a process group, got none");
   LOCKSTEP_CHECK(input.dim() >= 2, "[sync_batch_norm] expected x (N, C, ...), got ", input.shape());
   if (group->size() == 1) return batch_norm(input, scale, shift, running_mean, running_var, true, momentum, eps);
@@ -74,40 +75,47 @@ Variable sync_batch_norm(const Variable& input, const Variable& scale, const Var
   const double count = moments.count;
   LOCKSTEP_CHECK(count > 1, "[sync_batch_norm] expected more than one value per channel over all ranks, got ", count);
   const DType dtype = in_f32(empty({0}, {.dtype = x.dtype()})).dtype();
-  const Tensor mean = channel_tensor(moments.mean, 1, dtype, x.device()), var = channel_tensor(moments.m2, 1 / count, dtype, x.device());
+  const Tensor mean = channel_tensor(moments.mean, 1, dtype, x.device()),
+               var = channel_tensor(moments.m2, 1 / count, dtype, x.device());
   const auto tensor_of = [](const Variable& v) { return v.defined() ? v.tensor() : Tensor(); };
   NormResult result = batch_norm(x.tensor(), tensor_of(weight), tensor_of(bias), mean, var, false, 0, eps);
   if (running_mean.defined()) {
     running_mean.copy_(lerp(running_mean.to(dtype), mean, momentum));
-    running_var.copy_(lerp(running_var.to(dtype), channel_tensor(moments.m2, 1 / (count - 1), dtype, x.device()), momentum));
+    running_var.copy_(
+        lerp(running_var.to(dtype), channel_tensor(moments.m2, 1 / (count - 1), dtype, x.device()), momentum));
   }
   if (!needs_grad({&x, &weight, &bias})) return std::move(result.out);
   Tensor out = std::move(result.out);
   result.out = {};
-  return record("sync_batch_norm", {&x, &weight, &bias}, std::move(out),
-                [x = Saved(x), weight = Saved(weight), result = std::move(result), group = std::move(group), count, dtype](Backward& back) {
-    const Tensor& data = x.get("sync_batch_norm");
-    const int64_t channels = data.size(1);
-    const Tensor& kept = weight.get("sync_batch_norm");
-    const Tensor w = kept.defined() ? kept : ones({channels}, {.dtype = data.dtype(), .device = data.device()});
-    // With fixed statistics: dx = dy w rstd, and the two sums that the statistics' own derivative needs.
-    NormGrad grads = batch_norm_grad(back.grad(), data, result, w, true, false);
-    back.give(1, grads.weight);
-    back.give(2, grads.bias);
-    if (!back.needs(0)) return;
-    const Tensor sums = cat({grads.bias.to(f64), grads.weight.to(f64)});
-    group->all_reduce(sums, {.tag = "batch norm gradients"});
-    // dx = w rstd (dy - mean(dy) - x̂ mean(dy x̂)) = dy w rstd + (x - mean) a + b
-    const Tensor grad_mean = mul_scalar(sums.narrow(0, 0, channels), 1 / count), slope = mul_scalar(sums.narrow(0, channels, channels), 1 / count);
-    const Tensor rstd = result.rstd.to(f64), scale = mul(w.to(f64), rstd), a = neg(mul(mul(scale, rstd), slope));
-    const Tensor b = neg(mul(scale, grad_mean));
-    const Shape shape = per_channel(data);
-    const Tensor correction = add(mul(sub(in_f32(data), result.mean.view(shape)), a.to(dtype).view(shape)), b.to(dtype).view(shape));
-    back.give(0, add(in_f32(grads.x), correction).to(data.dtype()));
-  });
+  return record(
+      "sync_batch_norm", {&x, &weight, &bias}, std::move(out),
+      [x = Saved(x), weight = Saved(weight), result = std::move(result), group = std::move(group), count,
+       dtype](Backward& back) {
+        const Tensor& data = x.get("sync_batch_norm");
+        const int64_t channels = data.size(1);
+        const Tensor& kept = weight.get("sync_batch_norm");
+        const Tensor w = kept.defined() ? kept : ones({channels}, {.dtype = data.dtype(), .device = data.device()});
+        // With fixed statistics: dx = dy w rstd, and the two sums that the statistics' own derivative needs.
+        NormGrad grads = batch_norm_grad(back.grad(), data, result, w, true, false);
+        back.give(1, grads.weight);
+        back.give(2, grads.bias);
+        if (!back.needs(0)) return;
+        const Tensor sums = cat({grads.bias.to(f64), grads.weight.to(f64)});
+        group->all_reduce(sums, {.tag = "batch norm gradients"});
+        // dx = w rstd (dy - mean(dy) - x̂ mean(dy x̂)) = dy w rstd + (x - mean) a + b
+        const Tensor grad_mean = mul_scalar(sums.narrow(0, 0, channels), 1 / count),
+                     slope = mul_scalar(sums.narrow(0, channels, channels), 1 / count);
+        const Tensor rstd = result.rstd.to(f64), scale = mul(w.to(f64), rstd), a = neg(mul(mul(scale, rstd), slope));
+        const Tensor b = neg(mul(scale, grad_mean));
+        const Shape shape = per_channel(data);
+        const Tensor correction =
+            add(mul(sub(in_f32(data), result.mean.view(shape)), a.to(dtype).view(shape)), b.to(dtype).view(shape));
+        back.give(0, add(in_f32(grads.x), correction).to(data.dtype()));
+      });
 }
 
-SyncBatchNorm::SyncBatchNorm(const Options& options, std::shared_ptr<dist::ProcessGroup> group) : nn::BatchNorm(options) {
+SyncBatchNorm::SyncBatchNorm(const Options& options, std::shared_ptr<dist::ProcessGroup> group)
+    : nn::BatchNorm(options) {
   LOCKSTEP_CHECK(group, "[SyncBatchNorm] expected a process group, got none");
   over_batch = [group = std::move(group)](const auto&... arguments) { return sync_batch_norm(arguments..., group); };
 }
@@ -115,11 +123,14 @@ SyncBatchNorm::SyncBatchNorm(const Options& options, std::shared_ptr<dist::Proce
 int convert_sync_batch_norm(nn::Module& module, dist::ProcessGroup* given) {
   dist::ProcessGroup& parent = given ? *given : dist::world();
   std::vector<nn::BatchNorm*> layers;
-  module.apply([&](nn::Module& m) { if (auto* layer = dynamic_cast<nn::BatchNorm*>(&m)) layers.push_back(layer); });
+  module.apply([&](nn::Module& m) {
+    if (auto* layer = dynamic_cast<nn::BatchNorm*>(&m)) layers.push_back(layer);
+  });
   std::vector<int> ranks(static_cast<size_t>(parent.size()));
   for (size_t r = 0; r < ranks.size(); ++r) ranks[r] = int(r);
   const std::shared_ptr<dist::ProcessGroup> group = parent.new_group(ranks, parent.name() + ".sync_batch_norm");
-  for (nn::BatchNorm* layer : layers) layer->over_batch = [group](const auto&... arguments) { return sync_batch_norm(arguments..., group); };
+  for (nn::BatchNorm* layer : layers)
+    layer->over_batch = [group](const auto&... arguments) { return sync_batch_norm(arguments..., group); };
   return int(layers.size());
 }
 

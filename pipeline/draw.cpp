@@ -15,7 +15,9 @@ std::string format(const char* pattern, auto... values) {
   return text;
 }
 
-char letter(What what) { return what == What::forward ? 'F' : what == What::backward ? 'B' : what == What::backward_input ? 'I' : 'W'; }
+char letter(What what) {
+  return what == What::forward ? 'F' : what == What::backward ? 'B' : what == What::backward_input ? 'I' : 'W';
+}
 
 }  // namespace
 
@@ -23,8 +25,12 @@ std::string draw_grid(const Schedule& s) {
   const double unit = s.request.chunks;  // a chunk's part of a forward takes one column
   const Simulation run = simulate(s, {.forward = unit, .input = unit, .weight = unit});
   size_t width = 2;
-  const auto name = [&](const Action& a) { return letter(a.what) + std::to_string(a.micro_batch) + (s.request.chunks > 1 ? std::string(1, char('a' + a.chunk % 26)) : ""); };
-  for (const auto& rank : run.ranks) for (const Slot& slot : rank) width = std::max(width, name(slot.action).size());
+  const auto name = [&](const Action& a) {
+    return letter(a.what) + std::to_string(a.micro_batch) +
+           (s.request.chunks > 1 ? std::string(1, char('a' + a.chunk % 26)) : "");
+  };
+  for (const auto& rank : run.ranks)
+    for (const Slot& slot : rank) width = std::max(width, name(slot.action).size());
   std::string out;
   for (size_t rank = 0; rank < run.ranks.size(); ++rank) {
     std::string row = format("rank %-3zu", rank);
@@ -44,7 +50,8 @@ std::string draw_grid(const Schedule& s) {
 }
 
 std::string draw_svg(const Schedule& s, const Costs& costs) {
-  LOCKSTEP_CHECK(s.request.stages <= 32, "[draw] expected 32 ranks or fewer, got ", s.request.stages, "; nobody can tell more rows apart: the grid shows them");
+  LOCKSTEP_CHECK(s.request.stages <= 32, "[draw] expected 32 ranks or fewer, got ", s.request.stages,
+                 "; nobody can tell more rows apart: the grid shows them");
   const Simulation run = simulate(s, costs);
   LOCKSTEP_CHECK(run.seconds > 0, "[draw] expected costs of more than 0");
   const Request& r = s.request;
@@ -52,19 +59,32 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   const double columns = run.seconds / std::max((costs.forward + costs.input + costs.weight) / 3 / r.chunks, 1e-300);
   const double width = std::clamp(columns * 17, 460., 1600.), scale = width / run.seconds;
   const double height = top + row * r.stages + 34, page = left + width + 16;
-  std::string out = format("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" font-family=\"Helvetica,Arial,sans-serif\">\n", page,
-                           height, page, height);
+  std::string out = format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "
+      "font-family=\"Helvetica,Arial,sans-serif\">\n",
+      page, height, page, height);
   out += format("<rect width=\"%.0f\" height=\"%.0f\" fill=\"white\"/>\n", page, height);
-  const auto text = [&](double x, double y, const std::string& words, double size, const char* color, const char* anchor = "start") {
-    out += format("<text x=\"%.5g\" y=\"%.5g\" font-size=\"%.4g\" fill=\"%s\" text-anchor=\"%s\">", x, y, size, color, anchor) + words + "</text>\n";
+  const auto text = [&](double x, double y, const std::string& words, double size, const char* color,
+                        const char* anchor = "start") {
+    out += format("<text x=\"%.5g\" y=\"%.5g\" font-size=\"%.4g\" fill=\"%s\" text-anchor=\"%s\">", x, y, size, color,
+                  anchor) +
+           words + "</text>\n";
   };
   const char *ink = "#24292f", *soft = "#57606a";
-  text(8, 20, str(name_of(r.kind), ": ", r.stages, r.stages == 1 ? " stage, " : " stages, ", r.micro_batches, r.micro_batches == 1 ? " micro-batch" : " micro-batches",
-                  r.chunks > 1 ? str(", ", r.chunks, " chunks a rank (later ones darker)") : "", format("; idle %.1f %%", 100 * run.bubble)), 14, ink);
+  text(8, 20,
+       str(name_of(r.kind), ": ", r.stages, r.stages == 1 ? " stage, " : " stages, ", r.micro_batches,
+           r.micro_batches == 1 ? " micro-batch" : " micro-batches",
+           r.chunks > 1 ? str(", ", r.chunks, " chunks a rank (later ones darker)") : "",
+           format("; idle %.1f %%", 100 * run.bubble)),
+       14, ink);
   // What is not covered by a box is idle.
-  out += format("<rect x=\"%.5g\" y=\"%.5g\" width=\"%.5g\" height=\"%.5g\" fill=\"#f1f3f5\"/>\n", left, top - 2, width, row * r.stages);
+  out += format("<rect x=\"%.5g\" y=\"%.5g\" width=\"%.5g\" height=\"%.5g\" fill=\"#f1f3f5\"/>\n", left, top - 2, width,
+                row * r.stages);
   const auto color = [&](const Action& a) {
-    const int hue = a.what == What::forward ? 212 : a.what == What::backward ? 140 : a.what == What::backward_input ? 175 : 35;
+    const int hue = a.what == What::forward          ? 212
+                    : a.what == What::backward       ? 140
+                    : a.what == What::backward_input ? 175
+                                                     : 35;
     const int dark = r.chunks > 1 ? 26 * a.chunk / (r.chunks - 1) : 0;
     return format("hsl(%d,55%%,%d%%)", hue, 78 - dark);
   };
@@ -74,18 +94,26 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
     for (const Slot& slot : run.ranks[rank]) {
       const double x = left + slot.start * scale, w = (slot.end - slot.start) * scale;
       if (w <= 0) continue;
-      out += format("<rect x=\"%.5g\" y=\"%.5g\" width=\"%.4g\" height=\"%.4g\" fill=\"%s\" stroke=\"white\" stroke-width=\"1\"/>\n", x, y, w, box, color(slot.action).c_str());
+      out += format(
+          "<rect x=\"%.5g\" y=\"%.5g\" width=\"%.4g\" height=\"%.4g\" fill=\"%s\" stroke=\"white\" "
+          "stroke-width=\"1\"/>\n",
+          x, y, w, box, color(slot.action).c_str());
       const std::string number = std::to_string(slot.action.micro_batch);
       const double size = std::min(11., w / (0.62 * double(number.size()) + 0.2));
-      if (size >= 5) text(x + w / 2, y + box * 0.5 + size * 0.36, number, size, r.chunks > 1 && 2 * slot.action.chunk >= r.chunks ? "#ffffff" : ink, "middle");
+      if (size >= 5)
+        text(x + w / 2, y + box * 0.5 + size * 0.36, number, size,
+             r.chunks > 1 && 2 * slot.action.chunk >= r.chunks ? "#ffffff" : ink, "middle");
     }
   }
-  const bool split = std::any_of(run.ranks[0].begin(), run.ranks[0].end(), [](const Slot& slot) { return slot.action.what == What::backward_weight; });
-  const bool whole = std::any_of(run.ranks[0].begin(), run.ranks[0].end(), [](const Slot& slot) { return slot.action.what == What::backward; });
+  const bool split = std::any_of(run.ranks[0].begin(), run.ranks[0].end(),
+                                 [](const Slot& slot) { return slot.action.what == What::backward_weight; });
+  const bool whole = std::any_of(run.ranks[0].begin(), run.ranks[0].end(),
+                                 [](const Slot& slot) { return slot.action.what == What::backward; });
   double x = left;
   const auto key = [&](What what, const char* words, double advance) {
     const double y = top + row * r.stages + 10;
-    out += format("<rect x=\"%.5g\" y=\"%.5g\" width=\"13\" height=\"13\" fill=\"%s\"/>\n", x, y, color({what, 0, 0}).c_str());
+    out += format("<rect x=\"%.5g\" y=\"%.5g\" width=\"13\" height=\"13\" fill=\"%s\"/>\n", x, y,
+                  color({what, 0, 0}).c_str());
     text(x + 18, y + 11, words, 12, soft);
     x += advance;
   };

@@ -1,5 +1,6 @@
 #pragma once
-// What pipeline::Engine holds; setup.cpp makes it, engine.cpp runs it, transfers.cpp moves, gradients.cpp adds up. Not for users.
+// What pipeline::Engine holds; setup.cpp makes it, engine.cpp runs it, transfers.cpp moves, gradients.cpp adds up. Not
+// for users.
 #include <chrono>
 #include <deque>
 #include <map>
@@ -25,28 +26,26 @@ struct Engine::Impl {
     Values inputs, outputs;         // leaves; what the next stage gets, or the loss
     std::vector<Tensor> gradients;  // of the outputs
     std::optional<SplitBackward> split;
-    uint64_t random_call = 0;       // drawn when it came, then when it goes
+    uint64_t random_call = 0;  // drawn when it came, then when it goes
   };
   enum class Road : uint8_t { activation, gradient, tied };
   /// A layer key that several virtual stages have. Gradients go from the last to the first, which adds up.
   struct Tie {
     std::string key;
-    std::vector<int> stages;                     // rising
-    std::vector<Variable> parameters;            // empty where this rank has none
-    std::shared_ptr<dist::ProcessGroup> ranks;   // that have it; null when it is one, or not this one
-    std::map<std::pair<int, int64_t>, std::vector<Tensor>> waiting;  // by stage that gave it and micro-batch: for a chunk of this rank
-  };
-  /// What the gradients of a chunk are collected in.
-  struct Sum {
-    std::vector<parallel::FlatGradients> buckets;
-    std::vector<std::vector<bool>> used;
+    std::vector<int> stages;                    // rising
+    std::vector<Variable> parameters;           // empty where this rank has none
+    std::shared_ptr<dist::ProcessGroup> ranks;  // that have it; null when it is one, or not this one
+    std::map<std::pair<int, int64_t>, std::vector<Tensor>>
+        waiting;  // by stage that gave it and micro-batch: for a chunk of this rank
   };
   /// Gradients of a micro-batch to which those of tied layers are still to come from the stage after.
   struct Late {
     Action action;
     std::vector<std::pair<Variable, Tensor>> gradients;
   };
-  struct Expected { int stage, micro_batch, tie; };  // a message that comes over a link, from this stage
+  struct Expected {
+    int stage, micro_batch, tie;
+  };  // a message that comes over a link, from this stage
 
   // setup.cpp
   void agree();
@@ -55,8 +54,8 @@ struct Engine::Impl {
   Ties tie_pairs() const;
 
   // transfers.cpp
-  void send_activation(const Action& a, bool training);
-  void receive_activation(const Action& a, bool training);
+  void send_activation(const Action& a);
+  void receive_activation(const Action& a);
   void send_gradient(const Action& a);
   void receive_gradient(const Action& a);
   bool post(Road road, int from_rank, bool must);
@@ -65,9 +64,15 @@ struct Engine::Impl {
   std::string tag(Road road, int stage, int64_t micro_batch) const;
   Link& link(Road road, int from, int to) { return *links.at({road, from, to}); }
   void expect(const std::vector<std::vector<Action>>& all);
+  std::vector<double> gather_losses();
+  [[noreturn]] void fail_everywhere(const std::string& message) const;
 
   // engine.cpp
-  void run(const std::vector<Action>& actions, bool training);
+  void begin(const Data& of, int micro_batches) {
+    data = &of, count = micro_batches;
+    scale = nullptr, measure = nullptr, values = 1, training = false;
+  }
+  void run(const std::vector<std::vector<Action>>& all);
   void forward(const Action& a);
   void backward(const Action& a);
   void backward_weight(const Action& a);
@@ -77,14 +82,13 @@ struct Engine::Impl {
     uint64_t random_call = 0;  // numbers that were drawn for it
   };
   const Held& sample(int64_t micro_batch);
-  std::vector<double> gather_losses();
-  template <class Fn>
-  auto together(const Fn& fn);
-  [[noreturn]] void fail_everywhere(const std::string& message) const;
+  template <class Fn> auto together(const Fn& fn);
   Flight& flight(const Action& a) { return flights.at({a.chunk, a.micro_batch}); }
   bool remote(int stage) const { return stage >= 0 && stage < virtual_stages && schedule.place(stage).rank != rank; }
   int64_t number(int micro_batch) const { return int64_t(dp_rank) * count + micro_batch; }
-  uint64_t random_number(int micro_batch) const { return uint64_t(number(micro_batch) * cp_size + cp_rank); }  // ranks that share one have other tokens
+  uint64_t random_number(int micro_batch) const {
+    return uint64_t(number(micro_batch) * cp_size + cp_rank);
+  }  // ranks that share one have other tokens
 
   // gradients.cpp
   std::vector<std::pair<Variable, Tensor>> take_tied(const Action& a);  // from the stage after in each tie
@@ -98,9 +102,11 @@ struct Engine::Impl {
   const std::vector<LayerSpec> layers;
   const Options options;
   const Loss loss_of;
+  const Loss* measure = nullptr;  // what evaluation wants in place of the loss, so many `values`
+  int values = 1;
   dist::ProcessGroup* const world;  // null alone
   std::unique_ptr<parallel::Mesh> own_mesh;
-  const parallel::Mesh* mesh = nullptr;             // null alone
+  const parallel::Mesh* mesh = nullptr;                 // null alone
   dist::ProcessGroup *pp = nullptr, *copies = nullptr;  // null of one
   int rank = 0, dp_rank = 0, dp_size = 1, cp_rank = 0, cp_size = 1, virtual_stages = 1;
   Schedule schedule;
@@ -110,21 +116,23 @@ struct Engine::Impl {
   std::map<std::tuple<Road, int, int>, std::unique_ptr<Link>> links;  // by ranks, that of the sender first
   std::vector<std::shared_ptr<dist::ProcessGroup>> link_groups;
   std::vector<Tie> ties;
-  std::vector<Sum> sums;               // by chunk
-  std::map<int, Shapes> shapes_sent;                    // of training, by virtual stage
-  std::map<std::pair<int, int>, Shapes> shapes_known;   // by virtual stage that sends, and micro-batch (-1: all of training)
-  std::map<std::pair<Road, int>, std::deque<Expected>> expected, posted;  // by the rank that sends: what is still to be posted, and what was
+  std::vector<std::optional<parallel::GradientAccumulator>> sums;  // by chunk; none: nothing in it is trained
+  std::map<int, Shapes> shapes_sent;                               // of training, by virtual stage
+  std::map<std::pair<int, int>, Shapes>
+      shapes_known;  // by virtual stage that sends, and micro-batch (-1: all of training)
+  std::map<std::pair<Road, int>, std::deque<Expected>> expected,
+      posted;  // by the rank that sends: what is still to be posted, and what was
 
   // A step
   uint64_t step = 0;
-  int count = 1;                       // micro-batches of this run
-  std::map<std::pair<int, int>, Flight> flights;  // by chunk and micro-batch
+  int count = 1;                                                           // micro-batches of this run
+  std::map<std::pair<int, int>, Flight> flights;                           // by chunk and micro-batch
   std::map<std::tuple<Road, int, int, int>, std::vector<Tensor>> arrived;  // from stage, micro-batch, tie
   std::deque<Late> late;
   std::map<int64_t, Held> samples;
   std::map<int64_t, Tensor> losses;
   bool training = false;
-  double waited = 0, ran = 0;          // seconds of this rank's run: for messages, altogether
+  double waited = 0, ran = 0;  // seconds of this rank's run: for messages, altogether
   std::vector<RankTime> times;
   const Data* data = nullptr;
   const std::function<Variable(const Variable&)>* scale = nullptr;
@@ -136,6 +144,7 @@ class Stopwatch {
   explicit Stopwatch(double& to) : to_(to) {}
   ~Stopwatch() { to_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
   Stopwatch(const Stopwatch&) = delete;
+
  private:
   double& to_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();

@@ -38,7 +38,8 @@ Shapes unpack(const Tensor& packed) {
 }  // namespace
 
 Shapes Shapes::of(const Values& values, uint64_t random_call) {
-  LOCKSTEP_CHECK(values.size() <= most_tensors, "[pipeline] expected at most ", most_tensors, " tensors between two stages, got ", values.size(), "; put some together");
+  LOCKSTEP_CHECK(values.size() <= most_tensors, "[pipeline] expected at most ", most_tensors,
+                 " tensors between two stages, got ", values.size(), "; put some together");
   Shapes shapes{{}, random_call};
   for (const Variable& v : values) shapes.tensors.push_back({v.dtype(), v.shape(), v.requires_grad()});
   return shapes;
@@ -46,7 +47,8 @@ Shapes Shapes::of(const Values& values, uint64_t random_call) {
 
 std::string Shapes::text() const {
   std::string all;
-  for (const One& one : tensors) all += str(all.empty() ? "" : ", ", one.dtype, " ", one.shape, one.wants_grad ? "" : " without gradient");
+  for (const One& one : tensors)
+    all += str(all.empty() ? "" : ", ", one.dtype, " ", one.shape, one.wants_grad ? "" : " without gradient");
   return str(all, " after ", random_call, " random calls");
 }
 
@@ -56,7 +58,8 @@ void Link::wait(Message& message) {
 }
 
 void Link::send(const std::vector<Tensor>& tensors, const std::string& tag, const Shapes* shapes) {
-  while (!sent_.empty() && std::all_of(sent_.front().work.begin(), sent_.front().work.end(), [](const dist::Work& w) { return w.done(); })) {
+  while (!sent_.empty() && std::all_of(sent_.front().work.begin(), sent_.front().work.end(),
+                                       [](const dist::Work& w) { return w.done(); })) {
     wait(sent_.front());
     sent_.pop_front();
   }
@@ -64,7 +67,8 @@ void Link::send(const std::vector<Tensor>& tensors, const std::string& tag, cons
   message.awaited = std::make_shared<std::atomic<bool>>(false);
   const auto give = [&](const Tensor& tensor, const std::string& name) {
     message.tensors.push_back(tensor.device().is_cpu() ? tensor.contiguous() : tensor.contiguous().to(cpu));
-    message.work.push_back(group_->send(message.tensors.back(), peer(), {.tag = name, .async = true, .awaited = message.awaited}));
+    message.work.push_back(
+        group_->send(message.tensors.back(), peer(), {.tag = name, .async = true, .awaited = message.awaited}));
   };
   if (shapes) give(pack(*shapes), "shapes of " + tag);
   for (size_t i = 0; i < tensors.size(); ++i) give(tensors[i], i == 0 ? tag : str(tag, ", tensor ", i));
@@ -80,8 +84,11 @@ void Link::post(const std::vector<Shapes::One>& tensors, const std::string& tag)
   Message& message = posted_.emplace_back();
   message.awaited = std::make_shared<std::atomic<bool>>(false);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    message.tensors.push_back(empty(tensors[i].shape, {.dtype = tensors[i].dtype, .device = device_.is_cpu() ? device_ : Device(cpu)}));
-    message.work.push_back(group_->receive(message.tensors.back(), peer(), {.tag = i == 0 ? tag : str(tag, ", tensor ", i), .async = true, .awaited = message.awaited}));
+    message.tensors.push_back(
+        empty(tensors[i].shape, {.dtype = tensors[i].dtype, .device = device_.is_cpu() ? device_ : Device(cpu)}));
+    message.work.push_back(
+        group_->receive(message.tensors.back(), peer(),
+                        {.tag = i == 0 ? tag : str(tag, ", tensor ", i), .async = true, .awaited = message.awaited}));
   }
 }
 
@@ -89,12 +96,14 @@ std::vector<Tensor> Link::arrive() {
   Message message = std::move(posted_.front());
   posted_.pop_front();
   wait(message);
-  if (!device_.is_cpu()) for (Tensor& tensor : message.tensors) tensor = tensor.to(device_);
+  if (!device_.is_cpu())
+    for (Tensor& tensor : message.tensors) tensor = tensor.to(device_);
   return std::move(message.tensors);
 }
 
 bool Link::has_come() const {
-  return !posted_.empty() && std::all_of(posted_.front().work.begin(), posted_.front().work.end(), [](const dist::Work& w) { return w.done(); });
+  return !posted_.empty() && std::all_of(posted_.front().work.begin(), posted_.front().work.end(),
+                                         [](const dist::Work& w) { return w.done(); });
 }
 
 void Link::flush() {

@@ -1,6 +1,6 @@
 #pragma once
-// Messages one way between two ranks, on a thread of their own: sending never waits for the other side, and receives are posted
-// ahead, so both go on while the rank computes.
+// Messages one way between two ranks, on a thread of their own: sending never waits for the other side, and receives
+// are posted ahead, so both go on while the rank computes.
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -13,8 +13,8 @@
 
 namespace lockstep::pipeline {
 
-/// What the two ranks agree on before data moves: shapes and dtypes, who wants a gradient, and how many random numbers the micro-batch
-/// has drawn so far (the next stage goes on from there).
+/// What the two ranks agree on before data moves: shapes and dtypes, who wants a gradient, and how many random numbers
+/// the micro-batch has drawn so far (the next stage goes on from there).
 struct Shapes {
   struct One {
     DType dtype;
@@ -31,7 +31,8 @@ struct Shapes {
   std::string text() const;
 };
 
-/// Tensors of a CUDA device go through the host: NCCL wants both sides to call in one order, and receives are posted ahead of sends.
+/// Tensors of a CUDA device go through the host: NCCL wants both sides to call in one order, and receives are posted
+/// ahead of sends.
 class Link {
  public:
   /// `group` has the two ranks, this one too.
@@ -52,7 +53,11 @@ class Link {
 
  private:
   using Flag = std::shared_ptr<std::atomic<bool>>;
-  struct Message { std::vector<dist::Work> work; std::vector<Tensor> tensors; Flag awaited; };
+  struct Message {
+    std::vector<dist::Work> work;
+    std::vector<Tensor> tensors;
+    Flag awaited;
+  };
   int peer() const { return 1 - group_->rank(); }
   static void wait(Message& message);
 

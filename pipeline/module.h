@@ -3,20 +3,27 @@
 //
 //   std::vector<pipeline::LayerSpec> layers{pipeline::layer<nn::Embedding>({.num = 256, .dim = 64}).tie("table"), ...};
 //
-// A layer takes the tensors that the one before gives, of any dtype. Layers with the same tie are one module wherever they stand: its
-// gradients are summed over all stages that have it, and it starts with the same values everywhere.
+// A layer takes the tensors that the one before gives, of any dtype. Layers with the same tie are one module wherever
+// they stand: its gradients are summed over all stages that have it, and it starts with the same values everywhere.
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
-#include "nn/module.h"
+#include "nn/layer_list.h"
 
 namespace lockstep::pipeline {
 
-using Values = std::vector<Variable>;
+using nn::Values;
+
+/// A model whose layers are listed (layers_of()): a stage has some of its modules, no others.
+struct WholeModel {
+  std::shared_ptr<nn::Module> model;
+  std::map<std::string, int> places = {};  ///< of its parameters in the order of named_parameters()
+};
 
 struct LayerSpec {
   using Make = std::function<std::unique_ptr<nn::Module>()>;
@@ -27,17 +34,33 @@ struct LayerSpec {
   Forward forward;          ///< empty: module.call() on the one input
   int64_t parameters = -1;  ///< -1: is built once on every rank to count them, and dropped
   std::string key;          ///< of tied layers; empty: not tied
-  std::optional<std::string> name = {};  ///< before its parameters' names: "blocks.3"; "": nothing is; not given: its number (tied: "tied.KEY")
+  std::optional<std::string> name =
+      {};  ///< before its parameters' names: "blocks.3"; "": nothing is; not given: its number (tied: "tied.KEY")
 
-  LayerSpec& named(std::string text) { name = std::move(text); return *this; }
-  LayerSpec& tie(std::string name) { key = std::move(name); return *this; }
-  LayerSpec& with(Forward fn) { forward = std::move(fn); return *this; }
+  std::shared_ptr<const WholeModel> whole = {};  ///< where this layer is one of a model
+  std::vector<std::string> shared = {};  ///< of its parameters: names of those that other layers of that model use too
+
+  LayerSpec& named(std::string text) {
+    name = std::move(text);
+    return *this;
+  }
+  LayerSpec& tie(std::string name) {
+    key = std::move(name);
+    return *this;
+  }
+  LayerSpec& with(Forward fn) {
+    forward = std::move(fn);
+    return *this;
+  }
 };
 
 /// A layer of type L, made from its options.
-template <class L>
-LayerSpec layer(const typename L::Options& options) {
-  LayerSpec spec{.kind = {}, .make = [options] { return std::make_unique<L>(options); }, .forward = {}, .parameters = -1, .key = {}};
+template <class L> LayerSpec layer(const typename L::Options& options) {
+  LayerSpec spec{.kind = {},
+                 .make = [options] { return std::make_unique<L>(options); },
+                 .forward = {},
+                 .parameters = -1,
+                 .key = {}};
   return spec;
 }
 /// A layer without parameters.
@@ -49,12 +72,16 @@ struct TiedLayerSpec : LayerSpec {
   TiedLayerSpec(std::string key, LayerSpec spec) : LayerSpec(std::move(spec)) { tie(std::move(key)); }
 };
 
-/// The layers of one rank. Parameters are called by LayerSpec::name, or the number of their layer in the whole model, "3.weight"; tied ones
-/// by the first name, or "tied.KEY.weight": the names of all ranks together are those of the whole model.
+/// The layers of one rank. Parameters are called by LayerSpec::name, or the number of their layer in the whole model,
+/// "3.weight"; tied ones by the first name, or "tied.KEY.weight": the names of all ranks together are those of the
+/// whole model.
 class StageModule : public nn::Module {
  public:
-  struct Chunk { int begin = 0, end = 0; };  ///< layers
-  /// Builds the layers of these chunks. A layer's start depends on the seed and its number (tied: of the first) only, not on the split.
+  struct Chunk {
+    int begin = 0, end = 0;
+  };  ///< layers
+  /// Builds the layers of these chunks. A layer's start depends on the seed and its number (tied: of the first) only,
+  /// not on the split.
   StageModule(const std::vector<LayerSpec>& layers, std::vector<Chunk> chunks, int checkpoint_interval);
 
   /// Runs a chunk. With a checkpoint interval, every so many layers keep only what goes in.
@@ -67,7 +94,7 @@ class StageModule : public nn::Module {
     std::string name;
     Variable variable;
     int layer = 0, place = 0;
-    std::string key = {};  ///< when it is tied
+    std::string key = {};  ///< when it is tied: LayerSpec::key, or its name
   };
   std::vector<Numbered> numbered_parameters();
   /// Trained parameters of a chunk, without tied ones; and those of a tie.
@@ -76,6 +103,14 @@ class StageModule : public nn::Module {
 
   void fields(nn::Fields& f) override;
   std::string kind() const override { return "StageModule"; }
+
+  /// Those whose layers are in the list.
+  std::set<const WholeModel*> models() const;
+
+ protected:
+  void on_train(bool training) override {
+    for (const WholeModel* one : models()) one->model->train(training);
+  }
 
  private:
   int first_of(const std::string& key) const;
@@ -87,6 +122,8 @@ class StageModule : public nn::Module {
   std::map<std::string, std::unique_ptr<nn::Module>> tied_;
 };
 
+/// The keys of what a layer shares with others.
+std::vector<std::string> keys_of(const LayerSpec& layer);
 /// Makes layer i as every rank makes it.
 std::unique_ptr<nn::Module> build(const std::vector<LayerSpec>& layers, int i);
 /// Kinds and numbers of parameters; a tied layer's count at its first place.

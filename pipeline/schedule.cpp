@@ -2,90 +2,137 @@
 
 #include <algorithm>
 
+#include "pipeline/schedules/rules.h"
 #include "tensor/check.h"
 #include "tensor/suggest.h"
 
 namespace lockstep::pipeline {
 namespace {
 
-constexpr std::string_view kinds[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe-v"};
-constexpr std::string_view whats[] = {"forward", "backward", "backward of the input", "backward of the weights", "sending the activation", "receiving the activation",
-                                      "sending the gradient", "receiving the gradient"};
+const Rules* const kinds[] = {
+#define KIND(x) &rules::x,
+#include "pipeline/schedules/kinds.def"
+#undef KIND
+};
+const Rules& rules_of(Kind kind) { return *kinds[size_t(kind)]; }
+
+constexpr std::string_view whats[] = {"forward",
+                                      "backward",
+                                      "backward of the input",
+                                      "backward of the weights",
+                                      "sending the activation",
+                                      "receiving the activation",
+                                      "sending the gradient",
+                                      "receiving the gradient"};
 constexpr int most_stages = 4096, most_micro_batches = 1 << 20, most_chunks = 64;
 
 /// Fills in the chunks; Error when there is no schedule for these numbers.
 Request checked(Request r) {
-  const bool has_chunks = r.kind == Kind::interleaved || r.kind == Kind::dualpipe_v;
+  const Rules& rules = rules_of(r.kind);
   const std::string what = str("[schedule] ", name_of(r.kind), ": expected ");
-  if (r.chunks == 0) r.chunks = has_chunks ? 2 : 1;
+  if (r.chunks == 0) r.chunks = rules.chunks;
   LOCKSTEP_CHECK(r.stages >= 1 && r.stages <= most_stages, what, "1 to ", most_stages, " stages, got ", r.stages);
-  LOCKSTEP_CHECK(r.micro_batches >= 1 && r.micro_batches <= most_micro_batches, what, "1 to ", most_micro_batches, " micro-batches, got ", r.micro_batches);
-  LOCKSTEP_CHECK(r.chunks >= 1 && r.chunks <= most_chunks, what, "1 to ", most_chunks, " chunks a rank, got ", r.chunks);
-  LOCKSTEP_CHECK(has_chunks || r.chunks == 1, what, "1 chunk a rank, got ", r.chunks, "; interleaved has several");
-  if (r.kind == Kind::interleaved) {
-    const int below = r.micro_batches / r.stages * r.stages, above = below + r.stages;
-    LOCKSTEP_CHECK(r.micro_batches % r.stages == 0, what, "micro-batches in groups of as many as there are stages (", r.stages, "), got ", r.micro_batches, "; use ",
-                   below > 0 ? str(below, " or ", above) : str(above), ", or 1f1b, which takes any number");
-  }
-  if (r.kind == Kind::dualpipe_v) {
-    LOCKSTEP_CHECK(r.chunks == 2, what, "2 chunks a rank, got ", r.chunks);
-    LOCKSTEP_CHECK(r.micro_batches >= 2 * r.stages, what, "at least two micro-batches a stage (", 2 * r.stages, "), got ", r.micro_batches, "; zb-h1 and 1f1b take any number");
-  }
+  LOCKSTEP_CHECK(r.micro_batches >= 1 && r.micro_batches <= most_micro_batches, what, "1 to ", most_micro_batches,
+                 " micro-batches, got ", r.micro_batches);
+  LOCKSTEP_CHECK(r.chunks >= 1 && r.chunks <= most_chunks, what, "1 to ", most_chunks, " chunks a rank, got ",
+                 r.chunks);
+  LOCKSTEP_CHECK(rules.any_chunks || r.chunks == rules.chunks, what, rules.chunks, " chunk",
+                 rules.chunks > 1 ? "s" : "", " a rank, got ", r.chunks,
+                 rules.chunks == 1 ? "; interleaved has several" : "");
+  const std::string refusal = rules.refusal ? rules.refusal(r) : "";
+  LOCKSTEP_CHECK(refusal.empty(), what, refusal);
   return r;
-}
-
-std::vector<Action> computations(const Request& r, int rank) {
-  switch (r.kind) {
-    case Kind::gpipe: return gpipe(r, rank);
-    case Kind::one_f_one_b: return one_f_one_b(r, rank);
-    case Kind::interleaved: return interleaved(r, rank);
-    case Kind::zb_h1: return zb_h1(r, rank);
-    case Kind::dualpipe_v: return dualpipe_v(r, rank);
-  }
-  fail("[schedule] unknown kind");
 }
 
 }  // namespace
 
-std::string_view name_of(Kind kind) { return kinds[size_t(kind)]; }
-std::string_view name_of(What what) { return whats[size_t(what)]; }
-bool is_kind(std::string_view name) { return std::find(std::begin(kinds), std::end(kinds), name) != std::end(kinds); }
-
-Kind parse_kind(std::string_view name) {
-  const auto found = std::find(std::begin(kinds), std::end(kinds), name);
-  if (found != std::end(kinds)) return Kind(found - std::begin(kinds));
-  fail(str("[schedule] expected one of gpipe, 1f1b, interleaved, zb-h1 and dualpipe-v, got \"", name, "\"", suggestion(name, {std::begin(kinds), std::end(kinds)})));
+std::vector<Kind> all_kinds() {
+  std::vector<Kind> all;
+  for (size_t i = 0; i < std::size(kinds); ++i) all.push_back(Kind(i));
+  return all;
 }
 
-std::string to_string(const Action& a) { return str(name_of(a.what), " of micro-batch ", a.micro_batch, a.chunk > 0 ? str(", chunk ", a.chunk) : ""); }
+std::vector<std::string> names_of_kinds() {
+  std::vector<std::string> names;
+  for (const Rules* rules : kinds) names.emplace_back(rules->name);
+  return names;
+}
+
+std::string_view name_of(Kind kind) { return rules_of(kind).name; }
+std::string_view name_of(What what) { return whats[size_t(what)]; }
+bool is_kind(std::string_view name) {
+  return std::any_of(std::begin(kinds), std::end(kinds), [&](const Rules* rules) { return rules->name == name; });
+}
+
+Kind parse_kind(std::string_view name) {
+  const std::vector<std::string> known = names_of_kinds();
+  const auto found = std::find(known.begin(), known.end(), name);
+  LOCKSTEP_CHECK(found != known.end(), "[schedule] expected ", listed(known), ", got \"", name, "\"",
+                 suggestion(name, known));
+  return Kind(found - known.begin());
+}
+
+std::string to_string(const Action& a) {
+  return str(name_of(a.what), " of micro-batch ", a.micro_batch, a.chunk > 0 ? str(", chunk ", a.chunk) : "");
+}
 
 int Schedule::virtual_stage(int rank, int chunk) const {
-  if (request.kind == Kind::dualpipe_v && chunk == 1) return 2 * request.stages - 1 - rank;
+  if (rules_of(request.kind).is_v && chunk == 1) return 2 * request.stages - 1 - rank;
   return chunk * request.stages + rank;
 }
 
-Schedule::Place Schedule::place(int stage) const {
+Schedule::Position Schedule::place(int stage) const {
   const int chunk = stage / request.stages, rank = stage % request.stages;
-  return {request.kind == Kind::dualpipe_v && chunk == 1 ? request.stages - 1 - rank : rank, chunk};
+  return {rules_of(request.kind).is_v && chunk == 1 ? request.stages - 1 - rank : rank, chunk};
 }
+
+namespace {
+
+/// The computations of a rank, with what it receives before and sends after each.
+std::vector<Action> with_transfers(const Schedule& s, int rank, const std::vector<Action>& computations) {
+  std::vector<Action> list;
+  for (const Action& a : computations) {
+    const int stage = s.virtual_stage(rank, a.chunk);
+    const bool before = stage > 0 && s.place(stage - 1).rank != rank,
+               after = stage + 1 < s.virtual_stages() && s.place(stage + 1).rank != rank;
+    const bool is_forward = a.what == What::forward, is_weight = a.what == What::backward_weight;
+    const auto transfer = [&](What what) { list.push_back({what, a.micro_batch, a.chunk}); };
+    if (is_forward && before) transfer(What::receive_activation);
+    if (!is_forward && !is_weight && after) transfer(What::receive_gradient);
+    list.push_back(a);
+    if (is_forward && after) transfer(What::send_activation);
+    if (!is_forward && !is_weight && before) transfer(What::send_gradient);
+  }
+  return list;
+}
+
+}  // namespace
 
 Schedule make_schedule(const Request& request) {
   Schedule s{checked(request), {}};
-  for (int rank = 0; rank < s.request.stages; ++rank) {
-    std::vector<Action>& list = s.ranks.emplace_back();
-    for (const Action& a : computations(s.request, rank)) {
-      const int stage = s.virtual_stage(rank, a.chunk);
-      const bool before = stage > 0 && s.place(stage - 1).rank != rank, after = stage + 1 < s.virtual_stages() && s.place(stage + 1).rank != rank;
-      const bool is_forward = a.what == What::forward, is_weight = a.what == What::backward_weight;
-      const auto transfer = [&](What what) { list.push_back({what, a.micro_batch, a.chunk}); };
-      if (is_forward && before) transfer(What::receive_activation);
-      if (!is_forward && !is_weight && after) transfer(What::receive_gradient);
-      list.push_back(a);
-      if (is_forward && after) transfer(What::send_activation);
-      if (!is_forward && !is_weight && before) transfer(What::send_gradient);
-    }
-  }
+  for (int rank = 0; rank < s.request.stages; ++rank)
+    s.ranks.push_back(with_transfers(s, rank, rules_of(request.kind).computations(s.request, rank)));
   return s;
+}
+
+int activations_kept(const Schedule& s, int rank) { return rules_of(s.request.kind).kept(s.request, rank); }
+
+Formula formula(const Request& request, const Costs& costs) {
+  return rules_of(request.kind).bubble(checked(request), costs);
+}
+
+/// Groups of as many micro-batches as there are ranks pass the chunks in turn.
+std::vector<std::vector<Action>> forwards_of(const Schedule& s, int micro_batches) {
+  std::vector<std::vector<Action>> all;
+  for (int rank = 0; rank < s.request.stages; ++rank) {
+    std::vector<Action> forwards;
+    for (int first = 0; first < micro_batches; first += s.request.stages)
+      for (int chunk = 0; chunk < s.request.chunks; ++chunk)
+        for (int i = first; i < std::min(first + s.request.stages, micro_batches); ++i)
+          forwards.push_back({What::forward, i, chunk});
+    all.push_back(with_transfers(s, rank, forwards));
+  }
+  return all;
 }
 
 }  // namespace lockstep::pipeline

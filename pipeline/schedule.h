@@ -1,10 +1,10 @@
 #pragma once
-// A pipeline as data: for each rank a list of actions. One list is checked (schedule_check.h), simulated (simulate.h), printed
-// and drawn (draw.h), and executed (engine.h).
+// A pipeline as data: for each rank a list of actions. One list is checked (schedule_check.h), simulated (simulate.h),
+// printed and drawn (draw.h), and executed (engine.h).
 //
-// Vocabulary. p ranks ("stages") share the layers; a batch is m micro-batches. A rank holds v chunks of layers; all p·v chunks in
-// the order of the model are the virtual stages. Backward may be split: the gradient of a stage's input, which the stage before
-// waits for, and that of its weights, which nobody waits for.
+// Vocabulary. p ranks ("stages") share the layers; a batch is m micro-batches. A rank holds v chunks of layers; all p·v
+// chunks in the order of the model are the virtual stages. Backward may be split: the gradient of a stage's input,
+// which the stage before waits for, and that of its weights, which nobody waits for.
 //
 //   1F1B, 4 ranks, 4 micro-batches (a column is the time of a forward; a backward takes two):
 //
@@ -19,19 +19,29 @@
 
 namespace lockstep::pipeline {
 
+/// gpipe: all forwards, then all backwards. one_f_one_b: a backward as soon as one can be. interleaved: that with v
+/// chunks a rank. zb_h1: split backwards fill the bubble. dualpipe_v: two chunks a rank, in a V.
 enum class Kind : uint8_t {
-  gpipe,        ///< all forwards, then all backwards (Huang et al., 2019)
-  one_f_one_b,  ///< a backward as soon as one can be: the same bubble, p activations instead of m (Narayanan et al., 2019)
-  interleaved,  ///< 1F1B with v chunks a rank: a bubble v times smaller, v times the messages (Narayanan et al., 2021)
-  zb_h1,        ///< 1F1B with split backwards, the weights' part fills the bubble (Qi et al., arXiv:2401.10241)
-  dualpipe_v,   ///< two chunks a rank, in a V: the first rank holds both ends (DeepSeek-AI, 2024; Qi et al., arXiv:2405.15362)
+#define KIND(x) x,
+#include "pipeline/schedules/kinds.def"
+#undef KIND
 };
-inline constexpr Kind last_kind = Kind::dualpipe_v;
-std::string_view name_of(Kind kind);      ///< "gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe-v"
+std::vector<Kind> all_kinds();
+std::vector<std::string> names_of_kinds();
+std::string_view name_of(Kind kind);  ///< "gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe-v"
 bool is_kind(std::string_view name);
-Kind parse_kind(std::string_view name);   ///< Error with the known names and the nearest one
+Kind parse_kind(std::string_view name);  ///< Error with the known names and the nearest one
 
-enum class What : uint8_t { forward, backward, backward_input, backward_weight, send_activation, receive_activation, send_gradient, receive_gradient };
+enum class What : uint8_t {
+  forward,
+  backward,
+  backward_input,
+  backward_weight,
+  send_activation,
+  receive_activation,
+  send_gradient,
+  receive_gradient
+};
 std::string_view name_of(What what);
 inline bool is_compute(What what) { return what <= What::backward_weight; }
 inline bool is_send(What what) { return what == What::send_activation || what == What::send_gradient; }
@@ -48,7 +58,7 @@ struct Request {
   Kind kind = Kind::one_f_one_b;
   int stages = 1;
   int micro_batches = 1;
-  int chunks = 0;  ///< a rank; 0: 1, or 2 for interleaved and dualpipe-v
+  int chunks = 0;  ///< a rank; 0: as the kind has it (1, or 2 for interleaved and dualpipe-v)
 };
 
 /// The list for each rank, and where the virtual stages lie.
@@ -56,20 +66,18 @@ struct Schedule {
   Request request;  ///< chunks filled in
   std::vector<std::vector<Action>> ranks;
 
-  struct Place { int rank, chunk; };
+  struct Position {
+    int rank, chunk;
+  };
   int virtual_stages() const { return request.stages * request.chunks; }
   int virtual_stage(int rank, int chunk) const;  ///< round and round, or in a V
-  Place place(int virtual_stage) const;
+  Position place(int virtual_stage) const;
 };
 
 /// Error when there is none for these numbers, with the nearest that there is. Pure: depends on its arguments only.
 Schedule make_schedule(const Request& request);
 
-// The computations of one rank in order; make_schedule() adds the transfers. schedules/ has a file for each.
-std::vector<Action> gpipe(const Request& request, int rank);
-std::vector<Action> one_f_one_b(const Request& request, int rank);
-std::vector<Action> interleaved(const Request& request, int rank);
-std::vector<Action> zb_h1(const Request& request, int rank);
-std::vector<Action> dualpipe_v(const Request& request, int rank);
+/// The forwards alone of so many micro-batches, in the same stages: for evaluation.
+std::vector<std::vector<Action>> forwards_of(const Schedule& schedule, int micro_batches);
 
 }  // namespace lockstep::pipeline

@@ -15,7 +15,9 @@ constexpr int kinds_of_action = int(What::receive_gradient) + 1;
 
 Check check_schedule(const Schedule& s, const Ties& ties) {
   Check check;
-  const auto error = [&](const std::string& text) { if (check.errors.size() < most_errors) check.errors.push_back(text); };
+  const auto error = [&](const std::string& text) {
+    if (check.errors.size() < most_errors) check.errors.push_back(text);
+  };
   const int p = s.request.stages, v = s.request.chunks, m = s.request.micro_batches, last = s.virtual_stages() - 1;
   if (int(s.ranks.size()) != p) error(str("expected a list for each of ", p, " ranks, got ", s.ranks.size()));
   for (int rank = 0; rank < int(s.ranks.size()) && check.right(); ++rank) {
@@ -31,7 +33,8 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
       auto& seen = of(a.chunk, a.micro_batch);
       const auto has = [&](What what) { return seen[size_t(what)] > 0; };
       const int stage = s.virtual_stage(rank, a.chunk);
-      const bool before = stage > 0 && s.place(stage - 1).rank != rank, after = stage < last && s.place(stage + 1).rank != rank;
+      const bool before = stage > 0 && s.place(stage - 1).rank != rank,
+                 after = stage < last && s.place(stage + 1).rank != rank;
       if (++seen[size_t(a.what)] > 1) wrong("stands there twice");
       switch (a.what) {
         case What::forward:
@@ -64,16 +67,21 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
           break;
       }
       // Gradients are summed in the order of the micro-batches on every rank: only so have they the same bits.
-      if ((a.what == What::backward || a.what == What::backward_weight) && weights_done[size_t(a.chunk)]++ != a.micro_batch) {
-        wrong(str("expected the weights' gradients in the order of the micro-batches, ", weights_done[size_t(a.chunk)] - 1, " is next"));
+      if ((a.what == What::backward || a.what == What::backward_weight) &&
+          weights_done[size_t(a.chunk)]++ != a.micro_batch) {
+        wrong(str("expected the weights' gradients in the order of the micro-batches, ",
+                  weights_done[size_t(a.chunk)] - 1, " is next"));
       }
     }
     for (int chunk = 0; chunk < v; ++chunk) {
       const int stage = s.virtual_stage(rank, chunk);
-      const bool before = stage > 0 && s.place(stage - 1).rank != rank, after = stage < last && s.place(stage + 1).rank != rank;
+      const bool before = stage > 0 && s.place(stage - 1).rank != rank,
+                 after = stage < last && s.place(stage + 1).rank != rank;
       for (int micro = 0; micro < m; ++micro) {
         const auto& seen = of(chunk, micro);
-        const auto expect = [&](bool there, What what) { if (!there) error(str("rank ", rank, ", stage ", stage, ": there is no ", to_string({what, micro, chunk}))); };
+        const auto expect = [&](bool there, What what) {
+          if (!there) error(str("rank ", rank, ", stage ", stage, ": there is no ", to_string({what, micro, chunk})));
+        };
         expect(seen[size_t(What::forward)], What::forward);
         expect(seen[size_t(What::backward)] || seen[size_t(What::backward_input)], What::backward);
         expect(seen[size_t(What::backward)] || seen[size_t(What::backward_weight)], What::backward_weight);
@@ -88,7 +96,8 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
   const Simulation run = simulate(s, {}, ties);
   check.buffers = run.kept;
   for (const auto& stuck : run.stuck) {
-    error(str("deadlock: rank ", stuck.rank, ", stage ", s.virtual_stage(stuck.rank, stuck.action.chunk), ", waits in ", to_string(stuck.action), " for rank ", stuck.waits_for));
+    error(str("deadlock: rank ", stuck.rank, ", stage ", s.virtual_stage(stuck.rank, stuck.action.chunk), ", waits in ",
+              to_string(stuck.action), " for rank ", stuck.waits_for));
   }
   return check;
 }

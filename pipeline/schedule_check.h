@@ -1,6 +1,6 @@
 #pragma once
-// Proves a pipeline schedule right before a rank starts: every computation once and in an order that can be, every transfer at both
-// ends, no deadlock with receives that block. It takes any lists, which may be wrong in any way.
+// Proves a pipeline schedule right before a rank starts: every computation once and in an order that can be, every
+// transfer at both ends, no deadlock with receives that block. It takes any lists, which may be wrong in any way.
 #include <string>
 #include <vector>
 

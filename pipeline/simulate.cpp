@@ -14,8 +14,11 @@ enum Event : int { forward_done, input_done, weight_done, activation_sent, gradi
 /// When things happened, as far as they have.
 class Times {
  public:
-  Times(int stages, int micro_batches) : micro_batches_(size_t(micro_batches)), at_(size_t(stages) * micro_batches_ * events, never) {}
-  double& at(Event event, int stage, int micro) { return at_.at((size_t(stage) * micro_batches_ + size_t(micro)) * events + event); }
+  Times(int stages, int micro_batches)
+      : micro_batches_(size_t(micro_batches)), at_(size_t(stages) * micro_batches_ * events, never) {}
+  double& at(Event event, int stage, int micro) {
+    return at_.at((size_t(stage) * micro_batches_ + size_t(micro)) * events + event);
+  }
 
   static constexpr double never = std::numeric_limits<double>::infinity();
 
@@ -24,13 +27,14 @@ class Times {
   std::vector<double> at_;
 };
 
-/// Whether the list is a forward and a whole backward with nothing but transfers between them, to be done as one. The last rank's first
-/// pair is not: its backward begins the other ranks'.
+/// Whether the list is a forward and a whole backward with nothing but transfers between them, to be done as one. The
+/// last rank's first pair is not: its backward begins the other ranks'.
 bool starts_pair(const Schedule& s, size_t rank, size_t at, size_t& backward) {
   const auto& list = s.ranks[rank];
   if (list[at].what != What::forward) return false;
   for (backward = at + 1; backward < list.size() && !is_compute(list[backward].what);) ++backward;
-  return backward < list.size() && list[backward].what == What::backward && (int(rank) + 1 < s.request.stages || list[backward].micro_batch > 0 || list[backward].chunk != 1);
+  return backward < list.size() && list[backward].what == What::backward &&
+         (int(rank) + 1 < s.request.stages || list[backward].micro_batch > 0 || list[backward].chunk != 1);
 }
 
 /// The same with both receives of a pair before it and both sends after it; `first` marks its forwards.
@@ -44,12 +48,14 @@ Schedule pair_up(const Schedule& s, std::vector<std::vector<bool>>& first) {
         out.push_back(list[i]);
         continue;
       }
-      for (size_t j = i; j < end; ++j) if (!is_compute(list[j].what) && !is_send(list[j].what)) out.push_back(list[j]);
+      for (size_t j = i; j < end; ++j)
+        if (!is_compute(list[j].what) && !is_send(list[j].what)) out.push_back(list[j]);
       first[rank].resize(out.size() + 1);
       first[rank].back() = true;
       out.push_back(list[i]);
       out.push_back(list[end]);
-      for (size_t j = i; j < end; ++j) if (is_send(list[j].what)) out.push_back(list[j]);
+      for (size_t j = i; j < end; ++j)
+        if (is_send(list[j].what)) out.push_back(list[j]);
       i = end;
     }
     first[rank].resize(out.size());
@@ -80,7 +86,8 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
   const auto step = [&](size_t rank) {
     const Action a = s.ranks[rank][next[rank]];
     const int stage = s.virtual_stage(int(rank), a.chunk), m = a.micro_batch;
-    const bool remote_before = stage > 0 && s.place(stage - 1).rank != int(rank), remote_after = stage < last && s.place(stage + 1).rank != int(rank);
+    const bool remote_before = stage > 0 && s.place(stage - 1).rank != int(rank),
+               remote_after = stage < last && s.place(stage + 1).rank != int(rank);
     double& now = clock[rank];
     double start = now;
     int waits_for = stage;
@@ -92,7 +99,9 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
     switch (a.what) {
       case What::receive_activation: need(activation_sent, stage - 1); break;
       case What::receive_gradient: need(gradient_sent, stage + 1); break;
-      case What::forward: if (stage > 0 && !remote_before) need(forward_done, stage - 1); break;
+      case What::forward:
+        if (stage > 0 && !remote_before) need(forward_done, stage - 1);
+        break;
       case What::backward:
       case What::backward_input:
         need(forward_done, stage);
@@ -102,9 +111,12 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
       case What::send_activation: need(forward_done, stage); break;
       case What::send_gradient: need(input_done, stage); break;
     }
-    if (weights) for (const auto& [from, to] : ties) if (to == stage) need(weight_done, from);
+    if (weights)
+      for (const auto& [from, to] : ties)
+        if (to == stage) need(weight_done, from);
     if (start == Times::never) return waits_for;
-    const bool pair = !first[rank].empty() && first[rank][next[rank]], pair_ends = next[rank] > 0 && !first[rank].empty() && first[rank][next[rank] - 1];
+    const bool pair = !first[rank].empty() && first[rank][next[rank]],
+               pair_ends = next[rank] > 0 && !first[rank].empty() && first[rank][next[rank] - 1];
     ++next[rank];
     double cost = 0;
     switch (a.what) {
@@ -119,7 +131,8 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
       result.ranks[rank].push_back({a, start, now});
       result.busy[rank] += now - start;
     }
-    if (a.what == What::forward) times.at(forward_done, stage, m) = now, result.kept[rank] = std::max(result.kept[rank], ++kept[rank]);
+    if (a.what == What::forward)
+      times.at(forward_done, stage, m) = now, result.kept[rank] = std::max(result.kept[rank], ++kept[rank]);
     if (a.what == What::backward || a.what == What::backward_input) times.at(input_done, stage, m) = now;
     if (weights) times.at(weight_done, stage, m) = now, --kept[rank];
     if (a.what == What::send_activation) times.at(activation_sent, stage, m) = now + costs.latency;
@@ -136,30 +149,13 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
     result.seconds = std::max(result.seconds, clock[rank]);
     if (next[rank] == s.ranks[rank].size()) continue;
     const int stage = step(rank);
-    result.stuck.push_back({int(rank), s.ranks[rank][next[rank]], stage >= 0 && stage <= last ? s.place(stage).rank : -1});
+    result.stuck.push_back(
+        {int(rank), s.ranks[rank][next[rank]], stage >= 0 && stage <= last ? s.place(stage).rank : -1});
   }
   double busy = 0;
   for (const double one : result.busy) busy += one;
   if (result.seconds > 0) result.bubble = 1 - busy / (result.seconds * double(p));
   return result;
-}
-
-Formula formula(const Request& r, const Costs& c) {
-  const double p = r.stages, m = r.micro_batches, v = r.chunks == 0 ? (r.kind == Kind::interleaved || r.kind == Kind::dualpipe_v ? 2 : 1) : r.chunks;
-  const auto idle = [&](const char* text, double one) {
-    const double all = one + m * (c.forward + c.input + c.weight);
-    return Formula{text, all > 0 ? one / all : 0};
-  };
-  switch (r.kind) {
-    case Kind::gpipe:
-    case Kind::one_f_one_b: return {"(p-1)/(m+p-1)", (p - 1) / (m + p - 1)};
-    case Kind::interleaved: return {"(p-1)/(m·v+p-1)", (p - 1) / (m * v + p - 1)};
-    case Kind::zb_h1: return idle("i/(i+m(F+I+W)), i = (p-1)(F+I-W)", (p - 1) * (c.forward + c.input - c.weight));
-    case Kind::dualpipe_v:
-      if (c.paired) return idle("i/(i+m(F+I+W)), i = (p-1)(F&B+B-3W)/2, F&B = F+B, B = I+W", (p - 1) * (c.forward + 2 * c.input - c.weight) / 2);
-      return idle("i/(i+m(F+I+W)), i = (p-1)(F+I-W)/2", (p - 1) * (c.forward + c.input - c.weight) / 2);
-  }
-  return {};
 }
 
 }  // namespace lockstep::pipeline

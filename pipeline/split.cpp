@@ -19,7 +19,8 @@ SplitBy SplitBy::parse(std::string_view text) {
   if (text == "uniform") return {Method::uniform, {}, {}};
   if (text == "parameters" || text == "best") return {Method::parameters, {}, {}};
   if (text.starts_with("type:") && text.size() > 5) return {Method::type, std::string(text.substr(5)), {}};
-  fail(str("[split] expected uniform, parameters, best or type:PATTERN such as type:Block, got \"", text, "\"", suggestion(text, {"uniform", "parameters", "best", "type:"})));
+  fail(str("[split] expected uniform, parameters, best or type:PATTERN such as type:Block, got \"", text, "\"",
+           suggestion(text, {"uniform", "parameters", "best", "type:"})));
 }
 
 std::string to_string(const SplitBy& by) {
@@ -30,9 +31,13 @@ std::string to_string(const SplitBy& by) {
 std::vector<int> balance(const std::vector<double>& weights, int parts) {
   const int n = int(weights.size());
   LOCKSTEP_CHECK(parts >= 1, "[split] expected 1 stage or more, got ", parts);
-  LOCKSTEP_CHECK(n >= parts, "[split] expected at least one layer for each of ", parts, " stages, got ", n, n == 1 ? " layer" : " layers", "; use ", n == 0 ? "a model with layers" : str("at most ", n, " stages"));
-  for (const double w : weights) LOCKSTEP_CHECK(std::isfinite(w) && w >= 0, "[split] expected weights of 0 or more, got ", w);
-  // largest[k][j]: smallest possible largest part of the first j layers in k parts; from[k][j]: where its last part begins.
+  LOCKSTEP_CHECK(n >= parts, "[split] expected at least one layer for each of ", parts, " stages, got ", n,
+                 n == 1 ? " layer" : " layers", "; use ",
+                 n == 0 ? "a model with layers" : str("at most ", n, " stages"));
+  for (const double w : weights)
+    LOCKSTEP_CHECK(std::isfinite(w) && w >= 0, "[split] expected weights of 0 or more, got ", w);
+  // largest[k][j]: smallest possible largest part of the first j layers in k parts; from[k][j]: where its last part
+  // begins.
   std::vector<double> before(size_t(n) + 1, std::numeric_limits<double>::infinity()), now;
   before[0] = 0;
   std::vector<std::vector<int>> from(size_t(parts) + 1, std::vector<int>(size_t(n) + 1, -1));
@@ -65,11 +70,14 @@ std::vector<int> balance(const std::vector<double>& weights, const Schedule& sch
   // A few rounds of micro-batches show what many do.
   Request request = schedule.request;
   request.micro_batches = std::min(request.micro_batches, 4 * request.stages);
-  const Schedule simulated = request.micro_batches == schedule.request.micro_batches ? schedule : make_schedule(request);
+  const Schedule simulated =
+      request.micro_batches == schedule.request.micro_batches ? schedule : make_schedule(request);
   Costs costs;
   costs.weights.resize(size_t(parts));
   const auto seconds = [&](const std::vector<int>& bounds) {
-    for (size_t i = 0; i < size_t(parts); ++i) costs.weights[i] = std::accumulate(weights.begin() + bounds[i], weights.begin() + bounds[i + 1], 0.0) * parts / total;
+    for (size_t i = 0; i < size_t(parts); ++i)
+      costs.weights[i] =
+          std::accumulate(weights.begin() + bounds[i], weights.begin() + bounds[i + 1], 0.0) * parts / total;
     return simulate(simulated, costs).seconds;
   };
   // The heavier parts first, or last.
@@ -96,12 +104,14 @@ std::vector<int> balance(const std::vector<double>& weights, const Schedule& sch
   return best;
 }
 
-std::vector<double> weights_of(const SplitBy& by, const std::vector<std::string>& kinds, const std::vector<double>& parameters) {
+std::vector<double> weights_of(const SplitBy& by, const std::vector<std::string>& kinds,
+                               const std::vector<double>& parameters) {
   switch (by.method) {
     case Method::uniform: return std::vector<double>(kinds.size(), 1);
     case Method::parameters: return parameters;
     case Method::time:
-      LOCKSTEP_CHECK(by.seconds.size() == kinds.size(), "[split] expected a time for each of ", kinds.size(), " layers, got ", by.seconds.size());
+      LOCKSTEP_CHECK(by.seconds.size() == kinds.size(), "[split] expected a time for each of ", kinds.size(),
+                     " layers, got ", by.seconds.size());
       return by.seconds;
     case Method::type: break;
   }
@@ -120,7 +130,8 @@ std::vector<double> weights_of(const SplitBy& by, const std::vector<std::string>
     weights.push_back(std::regex_search(kind, pattern));
     if (known.find(kind) == std::string::npos && known.size() < 300) known += (known.empty() ? "" : ", ") + kind;
   }
-  LOCKSTEP_CHECK(std::any_of(weights.begin(), weights.end(), [](double w) { return w > 0; }), "[split] type:", by.pattern, " matches no layer; their kinds are ", known);
+  LOCKSTEP_CHECK(std::any_of(weights.begin(), weights.end(), [](double w) { return w > 0; }),
+                 "[split] type:", by.pattern, " matches no layer; their kinds are ", known);
   return weights;
 }
 

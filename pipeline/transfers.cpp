@@ -1,7 +1,9 @@
-// What moves between stages: who sends what in which order follows from the schedule, so receives are posted ahead in that order.
+// What moves between stages: who sends what in which order follows from the schedule, so receives are posted ahead in
+// that order. And what all ranks learn of a step: losses, times, errors.
 #include <tuple>
 #include <utility>
 
+#include "parallel/agreement.h"
 #include "pipeline/engine_impl.h"
 
 namespace lockstep::pipeline {
@@ -13,7 +15,7 @@ std::string Impl::tag(Road road, int stage, int64_t micro_batch) const {
   return str(names[int(road)], " of micro-batch ", micro_batch, ", stage ", stage);
 }
 
-void Impl::send_activation(const Action& a, bool training) {
+void Impl::send_activation(const Action& a) {
   const int stage = schedule.virtual_stage(rank, a.chunk);
   const Flight& f = flight(a);
   const Shapes shapes = Shapes::of(f.outputs, f.random_call);
@@ -21,18 +23,19 @@ void Impl::send_activation(const Action& a, bool training) {
   const bool tell = !once || !shapes_sent.count(stage);
   if (once) {
     const Shapes& before = shapes_sent.emplace(stage, shapes).first->second;
-    LOCKSTEP_CHECK(before == shapes, "[pipeline] stage ", stage, " gives ", shapes.text(), " for micro-batch ", a.micro_batch, ", it gave ", before.text(),
+    LOCKSTEP_CHECK(before == shapes, "[pipeline] stage ", stage, " gives ", shapes.text(), " for micro-batch ",
+                   a.micro_batch, ", it gave ", before.text(),
                    " for the first one; make all micro-batches alike, or set dynamic_shapes");
   }
   std::vector<Tensor> tensors;
   for (const Variable& v : f.outputs) tensors.push_back(v.tensor());
-  link(Road::activation, rank, schedule.place(stage + 1).rank).send(tensors, tag(Road::activation, stage, a.micro_batch), tell ? &shapes : nullptr);
+  link(Road::activation, rank, schedule.place(stage + 1).rank)
+      .send(tensors, tag(Road::activation, stage, a.micro_batch), tell ? &shapes : nullptr);
   if (!training) flight(a).outputs.clear();
 }
 
-void Impl::receive_activation(const Action& a, bool training) {
+void Impl::receive_activation(const Action& a) {
   const int from = schedule.virtual_stage(rank, a.chunk) - 1;
-  this->training = training;
   const auto tensors = fetch(Road::activation, from, a.micro_batch);
   const auto shapes = shapes_known.find({from, training && !options.dynamic_shapes ? -1 : a.micro_batch});
   Flight& f = flights[{a.chunk, a.micro_batch}];
@@ -43,15 +46,16 @@ void Impl::receive_activation(const Action& a, bool training) {
 
 void Impl::send_gradient(const Action& a) {
   const int stage = schedule.virtual_stage(rank, a.chunk);
-  link(Road::gradient, rank, schedule.place(stage - 1).rank).send(std::exchange(flight(a).gradients, {}), tag(Road::gradient, stage, a.micro_batch));
+  link(Road::gradient, rank, schedule.place(stage - 1).rank)
+      .send(std::exchange(flight(a).gradients, {}), tag(Road::gradient, stage, a.micro_batch));
 }
 
 void Impl::receive_gradient(const Action& a) {
   flight(a).gradients = fetch(Road::gradient, schedule.virtual_stage(rank, a.chunk) + 1, a.micro_batch);
 }
 
-/// Posts the next receive of a link, in the order in which the other side sends. Gives back whether it could: before the first message of a
-/// stage its shapes are not known, and only who must waits for them.
+/// Posts the next receive of a link, in the order in which the other side sends. Gives back whether it could: before
+/// the first message of a stage its shapes are not known, and only who must waits for them.
 bool Impl::post(Road road, int from_rank, bool must) {
   auto& queue = expected[{road, from_rank}];
   if (queue.empty()) return false;
@@ -71,7 +75,8 @@ bool Impl::post(Road road, int from_rank, bool must) {
   } else if (road == Road::gradient) {
     const auto found = flights.find({schedule.place(e.stage - 1).chunk, e.micro_batch});
     if (found == flights.end() || found->second.outputs.empty()) return false;
-    for (const Shapes::One& one : Shapes::of(found->second.outputs, 0).tensors) if (one.wants_grad) tensors.push_back(one);
+    for (const Shapes::One& one : Shapes::of(found->second.outputs, 0).tensors)
+      if (one.wants_grad) tensors.push_back(one);
   } else {
     for (const Variable& p : ties[size_t(e.tie)].parameters) tensors.push_back({p.dtype(), p.shape(), true});
   }
@@ -86,7 +91,8 @@ std::vector<Tensor> Impl::fetch(Road road, int from, int micro_batch, int tie) {
   const std::tuple key{road, from, micro_batch, tie};
   auto& order = posted[{road, from_rank}];
   while (!arrived.count(key)) {
-    if (order.empty()) LOCKSTEP_CHECK(post(road, from_rank, true), "[pipeline] nothing is known of ", tag(road, from, micro_batch));
+    if (order.empty())
+      LOCKSTEP_CHECK(post(road, from_rank, true), "[pipeline] nothing is known of ", tag(road, from, micro_batch));
     const Expected e = order.front();
     order.pop_front();
     std::vector<Tensor> tensors;
@@ -109,7 +115,8 @@ bool Impl::has_come(Road road, int from, int micro_batch, int tie) {
   auto& order = posted[{road, from_rank}];
   if (order.empty() && !post(road, from_rank, false)) return false;
   const Expected& next = order.front();
-  return next.stage == from && next.micro_batch == micro_batch && next.tie == tie && link(road, from_rank, rank).has_come();
+  return next.stage == from && next.micro_batch == micro_batch && next.tie == tie &&
+         link(road, from_rank, rank).has_come();
 }
 
 /// What will come over each link, from the lists of the ranks that send.
@@ -118,15 +125,59 @@ void Impl::expect(const std::vector<std::vector<Action>>& all) {
     if (from == rank) continue;
     for (const Action& a : all[size_t(from)]) {
       const int stage = schedule.virtual_stage(from, a.chunk);
-      const auto add = [&](Road road, int to_stage, int tie) { if (schedule.place(to_stage).rank == rank) expected[{road, from}].push_back({stage, a.micro_batch, tie}); };
+      const auto add = [&](Road road, int to_stage, int tie) {
+        if (schedule.place(to_stage).rank == rank) expected[{road, from}].push_back({stage, a.micro_batch, tie});
+      };
       if (a.what == What::send_activation) add(Road::activation, stage + 1, 0);
       if (a.what == What::send_gradient) add(Road::gradient, stage - 1, 0);
       if (a.what != What::backward && a.what != What::backward_weight) continue;
       for (size_t t = 0; t < ties.size(); ++t) {
-        for (size_t i = 1; i < ties[t].stages.size(); ++i) if (ties[t].stages[i] == stage) add(Road::tied, ties[t].stages[i - 1], int(t));
+        for (size_t i = 1; i < ties[t].stages.size(); ++i)
+          if (ties[t].stages[i] == stage) add(Road::tied, ties[t].stages[i - 1], int(t));
       }
     }
   }
+}
+
+// --- at the end of a step ---
+
+/// Of all micro-batches; and everybody's times come along.
+std::vector<double> Impl::gather_losses() {
+  const size_t n = size_t(count) * size_t(dp_size) * size_t(values), ranks = world ? size_t(world->size()) : 1,
+               me = world ? size_t(world->rank()) : 0;
+  std::vector<double> all(n + 2 * ranks);
+  const bool counts =
+      !mesh || mesh->at().tp == 0;  // slices all have them; parts of a sequence have as many tokens each
+  for (const auto& [micro_batch, loss] : losses) {
+    const std::vector<double> numbers = loss.to_vector<double>();
+    for (size_t i = 0; i < numbers.size() && counts; ++i)
+      all[size_t(number(int(micro_batch))) * numbers.size() + i] = numbers[i] / cp_size;
+  }
+  losses.clear();
+  all[n + 2 * me] = ran;
+  all[n + 2 * me + 1] = waited;
+  if (world) {
+    const Tensor sum = Tensor::from(all, {int64_t(all.size())});  // zeros but on one rank (with cp, on so many): exact
+    world->all_reduce(sum, {.tag = "pipeline losses"});
+    all = sum.to_vector<double>();
+  }
+  if (training) {
+    std::map<int, double> longest;  // of each pipeline
+    const auto copy = [&](size_t rank) { return mesh ? parallel::coordinates_of(mesh->plan(), int(rank)).dp : 0; };
+    for (size_t r = 0; r < ranks; ++r) longest[copy(r)] = std::max(longest[copy(r)], all[n + 2 * r]);
+    times.clear();
+    for (size_t r = 0; r < ranks; ++r) {
+      const double busy = all[n + 2 * r] - all[n + 2 * r + 1];
+      times.push_back({busy, longest[copy(r)] - busy});
+    }
+  }
+  all.resize(n);
+  return all;
+}
+
+void Impl::fail_everywhere(const std::string& message) const {
+  if (!world) fail(message);
+  parallel::fail_everywhere(*world, message);
 }
 
 }  // namespace lockstep::pipeline

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/build.sh apps/gpt apps/lockstep
 seconds=${DEMO_SECONDS:-95}
-shape=(--layers 4 --width 128 --heads 4 --context 128 --batch 8 --lr 2e-3 --warmup 50 --weight-decay 0.1 --betas 0.9,0.99 --clip 1.0 --seed 1)
+shape=(--model gpt:4x128x4 --context 128 --batch 8 --lr 2e-3 --warmup 50 --seed 1)
 
 # How fast is this machine? Twenty steps tell how many fit.
 train=(build/apps/lockstep run -n 2 -- build/apps/gpt train "${shape[@]}")

@@ -103,7 +103,7 @@ train() {
   local device=$1 folder=$2
   shift 2
   rm -rf "$folder"
-  "$build/apps/gpt" train --device "$device" --steps 20 --layers 2 --width 64 --heads 2 --context 64 --batch 4 --eval-every 100 --out "$folder" --json "$@"
+  "$build/apps/gpt" train --device "$device" --steps 20 --model gpt:2x64x2 --context 64 --batch 4 --eval-every 100 --out "$folder" --json "$@"
 }
 compare_losses() {
   train cpu "$out/run-cpu" && train cuda "$out/run-cuda" && python3 - "$out" <<'PYTHON'
@@ -129,11 +129,11 @@ step emulator-card 150 bash -c emulator_card
 
 # --- NCCL: one rank, and two (on two cards, or sharing one through the host) ---
 for ranks in 1 2; do
-  step "ranks-$ranks" 60 "$build/apps/lockstep" run -n "$ranks" -- "$build/apps/gpt" train --device cuda --steps 5 --layers 1 --width 32 --heads 2 --context 32 --batch 2 --json
+  step "ranks-$ranks" 60 "$build/apps/lockstep" run -n "$ranks" -- "$build/apps/gpt" train --device cuda --steps 5 --model gpt:1x32x2 --context 32 --batch 2 --json
 done
 # NCCL between two processes on one card, which to it are two hosts.
 step nccl-one-card 120 "$build/apps/lockstep" run -n 2 -- bash -c 'NCCL_HOSTID=host$RANK NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=1 exec "$@"' -- \
-  "$build/apps/gpt" train --device cuda --steps 5 --layers 1 --width 32 --heads 2 --context 32 --batch 2 --json
+  "$build/apps/gpt" train --device cuda --steps 5 --model gpt:1x32x2 --context 32 --batch 2 --json
 
 # --- speed ---
 if step bench_cuda 90 "$build/bench/bench_cuda"; then
@@ -143,7 +143,7 @@ if step bench_cuda 90 "$build/bench/bench_cuda"; then
 fi
 # Convolutions once more by our kernels, to compare.
 for cudnn in 1 0; do LOCKSTEP_CUDNN=$cudnn step "bench-conv-cudnn-$cudnn" 30 "$build/bench/bench_cuda" --only conv2d; done
-step gpt2-124m 60 "$build/apps/gpt" train --device cuda --precision bf16 --layers 12 --width 768 --heads 12 --context 1024 --batch 16 --steps 20 --eval-every 1000 --eval-batches 1 --json
+step gpt2-124m 60 "$build/apps/gpt" train --device cuda --precision bf16 --model gpt:12x768x12 --context 1024 --batch 16 --steps 20 --eval-every 1000 --eval-batches 1 --json
 
 say ""
 for log in bench_cuda bench-conv-cudnn-1 bench-conv-cudnn-0 conv-cudnn-log pytorch gpt2-124m losses-cpu-card emulator-card; do

@@ -1,6 +1,6 @@
 #pragma once
-// What a device other than the CPU brings beside its table of kernels: memory, copies, streams and events. One struct of
-// function pointers, filled in tensor/cuda/backend.cpp; a build without CUDA has none.
+// What a device other than the CPU brings beside its table of kernels: memory, copies, streams and events. One struct
+// of function pointers, filled in tensor/cuda/backend.cpp; a build without CUDA has none.
 #include <cstddef>
 #include <string>
 
@@ -14,23 +14,23 @@ struct Kernels;
 /// marked noexcept. `device` is the index among the devices of this type.
 struct Backend {
   const Kernels* kernels;
-  int (*device_count)();                    ///< 0 when there is none that works
-  std::string (*why_none)();                ///< for the user, when device_count() is 0
-  std::string (*describe)();                ///< several lines for `lockstep env`
-  void (*select)(int device);               ///< what this thread does next goes to this device
-  /// Memory in the order of the thread's current stream: it may be used there at once. It is freed in the order of that same
-  /// stream; who uses it on another one keeps it until the first has waited for the other's event.
+  int (*device_count)();       ///< 0 when there is none that works
+  std::string (*why_none)();   ///< for the user, when device_count() is 0
+  std::string (*describe)();   ///< several lines for `lockstep env`
+  void (*select)(int device);  ///< what this thread does next goes to this device
+  /// Memory in the order of the thread's current stream: it may be used there at once. It is freed in the order of that
+  /// same stream; who uses it on another one keeps it until the first has waited for the other's event.
   void* (*allocate)(size_t bytes, int device);
   void (*deallocate)(void* data, size_t bytes, int device, void* stream) noexcept;
-  size_t (*cached_bytes)(int device);       ///< kept by the pool, not held by any storage
+  size_t (*cached_bytes)(int device);  ///< kept by the pool, not held by any storage
   void (*release_cached)(int device);
   /// Copies bytes that lie in one piece on both sides, one of them on this type of device, in the order of the current
   /// stream. With `wait`, host memory on either side may be used again when it returns; else when the copy is done.
   void (*copy_bytes)(void* to, Device to_device, const void* from, Device from_device, size_t bytes, bool wait);
-  void (*synchronize)(int device);          ///< waits for all streams; raises what went wrong in them
+  void (*synchronize)(int device);                ///< waits for all streams; raises what went wrong in them
   void (*distrust)(int device, const char* why);  ///< see stream.h; nullptr: no more
 
-  void* (*pin)(size_t bytes);               ///< host memory that copies to and from devices need not stage
+  void* (*pin)(size_t bytes);  ///< host memory that copies to and from devices need not stage
   void (*unpin)(void* data) noexcept;
   void* (*new_stream)(int device, bool urgent);
   void (*free_stream)(void* stream, int device) noexcept;
@@ -40,7 +40,7 @@ struct Backend {
   void* (*new_event)(int device, bool timed);
   void (*free_event)(void* event, int device) noexcept;
   void (*record)(void* event, void* stream, int device);
-  void (*wait)(void* stream, void* event, int device);   ///< what is put on the stream later runs after the event
+  void (*wait)(void* stream, void* event, int device);  ///< what is put on the stream later runs after the event
   bool (*done)(void* event, int device);
   void (*synchronize_event)(void* event, int device);
   double (*milliseconds)(void* start, void* end, int device);  ///< between two timed events that are done

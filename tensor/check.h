@@ -14,8 +14,7 @@ class Error : public std::runtime_error {
 };
 
 /// Joins its arguments with operator<<: str("expected ", 3, ", got ", shape).
-template <class... Args>
-std::string str(const Args&... args) {
+template <class... Args> std::string str(const Args&... args) {
   std::ostringstream out;
   (out << ... << args);
   return out.str();
@@ -25,7 +24,8 @@ std::string str(const Args&... args) {
 
 }  // namespace lockstep
 
-#define LOCKSTEP_CHECK(condition, ...)                                               \
-  do {                                                                               \
-    if (!(condition)) [[unlikely]] ::lockstep::fail(::lockstep::str(__VA_ARGS__));   \
+#define LOCKSTEP_CHECK(condition, ...)                \
+  do {                                                \
+    if (!(condition)) [[unlikely]]                    \
+      ::lockstep::fail(::lockstep::str(__VA_ARGS__)); \
   } while (0)

@@ -1,6 +1,7 @@
 #pragma once
-// Conversion between element types, defined for every value: floats become integers by truncation, clamped to the range,
-// NaN is 0; integers become narrower integers by dropping bits; bool is "not zero". Internal to the tensor library.
+// Conversion between element types, defined for every value: floats become integers by truncation, clamped to the
+// range, NaN is 0; integers become narrower integers by dropping bits; bool is "not zero". Internal to the tensor
+// library.
 #include <limits>
 #include <type_traits>
 
@@ -8,11 +9,9 @@
 
 namespace lockstep {
 
-template <class T>
-inline constexpr bool is_half = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
+template <class T> inline constexpr bool is_half = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
 
-template <class To, class From>
-LOCKSTEP_HD inline To convert(From value) {
+template <class To, class From> LOCKSTEP_HD inline To convert(From value) {
   if constexpr (std::is_same_v<To, From>) {
     return value;
   } else if constexpr (is_half<From>) {
@@ -33,8 +32,7 @@ LOCKSTEP_HD inline To convert(From value) {
 }
 
 /// dispatch() over every element type.
-template <class Fn>
-void dispatch_all(DType dtype, const char* op, Fn&& fn) {
+template <class Fn> void dispatch_all(DType dtype, const char* op, Fn&& fn) {
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t, bool>(dtype, op, fn);
 }
 

@@ -9,6 +9,7 @@
 
 #include "tensor/backend.h"
 #include "tensor/check.h"
+#include "tensor/environment.h"
 
 namespace lockstep {
 namespace {
@@ -17,16 +18,7 @@ constexpr int most_devices = 64;
 std::atomic<int> cpu_devices{0};  // 0: not asked yet
 std::atomic<Device> where_new_tensors_go{cpu};
 
-int cpu_devices_from_environment() {
-  const char* text = std::getenv("LOCKSTEP_CPU_DEVICES");
-  if (!text || !*text) return 1;
-  const std::string_view view = text;
-  int n = 0;
-  const auto [end, error] = std::from_chars(text, text + view.size(), n);
-  LOCKSTEP_CHECK(error == std::errc() && end == text + view.size() && n >= 1 && n <= most_devices,
-                 "[device] expected LOCKSTEP_CPU_DEVICES to be a number from 1 to ", most_devices, ", got \"", view, "\"");
-  return n;
-}
+int cpu_devices_from_environment() { return std::stoi(environment("LOCKSTEP_CPU_DEVICES").value_or("1")); }
 
 }  // namespace
 
@@ -78,19 +70,25 @@ std::vector<Device> all_devices(Device::Type type) {
 }
 
 void set_virtual_devices(int n) {
-  LOCKSTEP_CHECK(n >= 1 && n <= most_devices, "[set_virtual_devices] expected a number from 1 to ", most_devices, ", got ", n);
+  LOCKSTEP_CHECK(n >= 1 && n <= most_devices, "[set_virtual_devices] expected a number from 1 to ", most_devices,
+                 ", got ", n);
   cpu_devices.store(n, std::memory_order_relaxed);
 }
 
 void check_device(const char* op, Device device) {
-  if (device == cpu) [[likely]] return;
-  if (device.index >= 0 && device.index < device_count(device.type)) [[likely]] return;
+  if (device == cpu) [[likely]]
+    return;
+  if (device.index >= 0 && device.index < device_count(device.type)) [[likely]]
+    return;
   const Backend* other = backend(device);
-  LOCKSTEP_CHECK(device.is_cpu() || other, "[", op, "] this build has no cuda backend, got ", device, " (configure it with -Dcuda=enabled)");
-  LOCKSTEP_CHECK(device.is_cpu() || device_count(device.type) > 0, "[", op, "] there is no cuda device, got ", device, ": ", other->why_none());
+  LOCKSTEP_CHECK(device.is_cpu() || other, "[", op, "] this build has no cuda backend, got ", device,
+                 " (configure it with -Dcuda=enabled)");
+  LOCKSTEP_CHECK(device.is_cpu() || device_count(device.type) > 0, "[", op, "] there is no cuda device, got ", device,
+                 ": ", other->why_none());
   std::string known;
   for (const Device& d : all_devices(device.type)) known += str(known.empty() ? "" : ", ", d);
-  fail(str("[", op, "] expected one of the devices ", known, ", got ", device, device.is_cpu() ? " (LOCKSTEP_CPU_DEVICES or set_virtual_devices() makes more)" : ""));
+  fail(str("[", op, "] expected one of the devices ", known, ", got ", device,
+           device.is_cpu() ? " (LOCKSTEP_CPU_DEVICES or set_virtual_devices() makes more)" : ""));
 }
 
 std::ostream& operator<<(std::ostream& out, Device device) {

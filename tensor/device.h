@@ -27,12 +27,13 @@ void set_default_device(Device device);
 /// "cpu", "cpu:2", "cuda", "cuda:0". Error names what is known. Whether the device is there is checked when it is used.
 Device parse_device(std::string_view name);
 
-/// How many devices there are. CPU: the virtual ones, LOCKSTEP_CPU_DEVICES or 1. CUDA: 0 in a build or on a machine without.
+/// How many devices there are. CPU: the virtual ones, LOCKSTEP_CPU_DEVICES or 1. CUDA: 0 in a build or on a machine
+/// without.
 int device_count(Device::Type type = Device::Type::cpu);
 /// All of them, by index: cpu:0, cpu:1, ...
 std::vector<Device> all_devices(Device::Type type = Device::Type::cpu);
-/// Cuts the CPU into `n` devices, 1 to 64. They share memory and cores, but an operation on two of them is an Error, and only
-/// .to(device) carries data across: a program for several GPUs can be tried, and tested, without any.
+/// Cuts the CPU into `n` devices, 1 to 64. They share memory and cores, but an operation on two of them is an Error,
+/// and only .to(device) carries data across: a program for several GPUs can be tried, and tested, without any.
 void set_virtual_devices(int n);
 /// Error listing the devices, or saying why there is none, unless this one is there.
 void check_device(const char* op, Device device);

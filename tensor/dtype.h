@@ -34,7 +34,11 @@ DType parse_dtype(std::string_view name);
 std::ostream& operator<<(std::ostream& out, DType dtype);
 
 /// The DType of a C++ type.
-template <class T> inline constexpr DType dtype_of = [] { static_assert(sizeof(T) == 0, "not an element type"); return DType::f32; }();
+template <class T>
+inline constexpr DType dtype_of = [] {
+  static_assert(sizeof(T) == 0, "not an element type");
+  return DType::f32;
+}();
 template <> inline constexpr DType dtype_of<float> = DType::f32;
 template <> inline constexpr DType dtype_of<double> = DType::f64;
 template <> inline constexpr DType dtype_of<Half> = DType::f16;
@@ -49,8 +53,7 @@ template <> inline constexpr DType dtype_of<bool> = DType::boolean;
 
 /// Calls fn.template operator()<T>() with the T of `dtype`, which must be one of Types:
 /// dispatch<float, double>(x.dtype(), "softmax", [&]<class T> { ... }).
-template <class... Types, class Fn>
-void dispatch(DType dtype, const char* op, Fn&& fn) {
+template <class... Types, class Fn> void dispatch(DType dtype, const char* op, Fn&& fn) {
   const bool done = ((dtype == dtype_of<Types> ? (fn.template operator()<Types>(), true) : false) || ...);
   if (!done) {
     constexpr DType expected[] = {dtype_of<Types>...};

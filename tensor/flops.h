@@ -14,7 +14,9 @@ class MacCounter {
   }
   MacCounter(const MacCounter&) = delete;
   int64_t count() const { return count_; }
-  static void add(int64_t macs) { if (current_) current_->count_ += macs; }
+  static void add(int64_t macs) {
+    if (current_) current_->count_ += macs;
+  }
 
  private:
   inline static thread_local MacCounter* current_ = nullptr;

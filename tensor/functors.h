@@ -1,7 +1,8 @@
 #pragma once
 // Pointwise operations: the value of each, and beside it the derivative times the incoming gradient g. CPU and CUDA
-// kernels, and through `reads` what autograd keeps, follow from here. T is float, double, int64_t, int32_t, or uint8_t for bool.
-// Conventions at kinks are PyTorch's. NaN goes through every function: that is why comparisons are turned the way they are.
+// kernels, and through `reads` what autograd keeps, follow from here. T is float, double, int64_t, int32_t, or uint8_t
+// for bool. Conventions at kinks are PyTorch's. NaN goes through every function: that is why comparisons are turned the
+// way they are.
 #include <type_traits>
 
 #include "tensor/math.h"
@@ -18,11 +19,12 @@ enum class Reads : uint8_t { none, input, output, zero };
 inline constexpr int nothing = 0, reads_a = 1, reads_b = 2, both = 3;
 
 /// Operations that cost more than moving their operands: worth a second thread earlier.
-struct Costly { static constexpr bool costly = true; };
+struct Costly {
+  static constexpr bool costly = true;
+};
 
 /// Integers wrap around.
-template <class T, class Fn>
-LOCKSTEP_HD T wrapping(T a, T b, Fn fn) {
+template <class T, class Fn> LOCKSTEP_HD T wrapping(T a, T b, Fn fn) {
   if constexpr (std::is_integral_v<T>) {
     using U = std::make_unsigned_t<T>;
     return T(fn(U(a), U(b)));
@@ -30,9 +32,15 @@ LOCKSTEP_HD T wrapping(T a, T b, Fn fn) {
     return fn(a, b);
   }
 }
-template <class T> LOCKSTEP_HD T plus(T a, T b) { return wrapping(a, b, [](auto x, auto y) { return x + y; }); }
-template <class T> LOCKSTEP_HD T minus(T a, T b) { return wrapping(a, b, [](auto x, auto y) { return x - y; }); }
-template <class T> LOCKSTEP_HD T times(T a, T b) { return wrapping(a, b, [](auto x, auto y) { return x * y; }); }
+template <class T> LOCKSTEP_HD T plus(T a, T b) {
+  return wrapping(a, b, [](auto x, auto y) { return x + y; });
+}
+template <class T> LOCKSTEP_HD T minus(T a, T b) {
+  return wrapping(a, b, [](auto x, auto y) { return x - y; });
+}
+template <class T> LOCKSTEP_HD T times(T a, T b) {
+  return wrapping(a, b, [](auto x, auto y) { return x * y; });
+}
 
 template <class T> LOCKSTEP_HD T clip(T x, T low, T high) {
   x = x < low ? low : x;
@@ -40,17 +48,24 @@ template <class T> LOCKSTEP_HD T clip(T x, T low, T high) {
 }
 
 #define LOCKSTEP_VALUE template <class T> LOCKSTEP_HD static T value([[maybe_unused]] T x, [[maybe_unused]] Params<T> a)
-#define LOCKSTEP_GRAD(kept) \
+#define LOCKSTEP_GRAD(kept)                   \
   static constexpr Reads reads = Reads::kept; \
-  template <class T> LOCKSTEP_HD static T grad([[maybe_unused]] T g, [[maybe_unused]] T kept, [[maybe_unused]] Params<T> a)
+  template <class T>                          \
+  LOCKSTEP_HD static T grad([[maybe_unused]] T g, [[maybe_unused]] T kept, [[maybe_unused]] Params<T> a)
 
 // --- arithmetic ---
 struct Neg {
-  LOCKSTEP_VALUE { if constexpr (std::is_integral_v<T>) return minus(T(0), x); else return -x; }
+  LOCKSTEP_VALUE {
+    if constexpr (std::is_integral_v<T>) return minus(T(0), x);
+    else return -x;
+  }
   LOCKSTEP_GRAD(none) { return -g; }
 };
 struct Abs {
-  LOCKSTEP_VALUE { if constexpr (std::is_integral_v<T>) return x < 0 ? minus(T(0), x) : x; else return std::fabs(x); }
+  LOCKSTEP_VALUE {
+    if constexpr (std::is_integral_v<T>) return x < 0 ? minus(T(0), x) : x;
+    else return std::fabs(x);
+  }
   LOCKSTEP_GRAD(input) { return input > T(0) ? g : input < T(0) ? -g : input * T(0); }
 };
 struct Sign {
@@ -95,11 +110,26 @@ struct Clamp {
 };
 
 // --- rounding; round goes to even ---
-struct Floor { LOCKSTEP_VALUE { return std::floor(x); } LOCKSTEP_GRAD(zero) { return T(0); } };
-struct Ceil { LOCKSTEP_VALUE { return std::ceil(x); } LOCKSTEP_GRAD(zero) { return T(0); } };
-struct Round { LOCKSTEP_VALUE { return std::rint(x); } LOCKSTEP_GRAD(zero) { return T(0); } };
-struct Trunc { LOCKSTEP_VALUE { return std::trunc(x); } LOCKSTEP_GRAD(zero) { return T(0); } };
-struct LogicalNot { LOCKSTEP_VALUE { return T(x == T(0)); } LOCKSTEP_GRAD(zero) { return T(0); } };
+struct Floor {
+  LOCKSTEP_VALUE { return std::floor(x); }
+  LOCKSTEP_GRAD(zero) { return T(0); }
+};
+struct Ceil {
+  LOCKSTEP_VALUE { return std::ceil(x); }
+  LOCKSTEP_GRAD(zero) { return T(0); }
+};
+struct Round {
+  LOCKSTEP_VALUE { return std::rint(x); }
+  LOCKSTEP_GRAD(zero) { return T(0); }
+};
+struct Trunc {
+  LOCKSTEP_VALUE { return std::trunc(x); }
+  LOCKSTEP_GRAD(zero) { return T(0); }
+};
+struct LogicalNot {
+  LOCKSTEP_VALUE { return T(x == T(0)); }
+  LOCKSTEP_GRAD(zero) { return T(0); }
+};
 
 // --- exponentials and logarithms ---
 struct Exp : Costly {
@@ -165,9 +195,12 @@ struct Softplus : Costly {  // p: beta, q: threshold
 };
 
 // --- activations ---
-/// A derivative times g that has long been 0 below `low` and 1 above `high`, where `inside` may be 0 times infinity. It is chosen here at the end: an x that
-/// is clipped before is a constant there, with which compilers compute g's product for every element too, and denormal results are slow.
-template <class T> LOCKSTEP_HD T settled(T x, T low, T high, T g, T inside) { return x > high ? g : x < low ? T(0) : inside; }
+/// A derivative times g that has long been 0 below `low` and 1 above `high`, where `inside` may be 0 times infinity. It
+/// is chosen here at the end: an x that is clipped before is a constant there, with which compilers compute g's product
+/// for every element too, and denormal results are slow.
+template <class T> LOCKSTEP_HD T settled(T x, T low, T high, T g, T inside) {
+  return x > high ? g : x < low ? T(0) : inside;
+}
 
 struct Relu {
   LOCKSTEP_VALUE { return x < T(0) ? T(0) : x; }
@@ -203,7 +236,8 @@ struct GeluErf : Costly {
   LOCKSTEP_VALUE { return x * (T(0.5) * (T(1) + math::erf(x * T(0.70710678118654752440)))); }
   LOCKSTEP_GRAD(input) {
     const T normal = T(0.39894228040143267794) * math::exp(T(-0.5) * input * input);  // 1 / sqrt(2 pi)
-    return settled(input, T(-15), T(15), g, g * (T(0.5) * (T(1) + math::erf(input * T(0.70710678118654752440))) + input * normal));
+    return settled(input, T(-15), T(15), g,
+                   g * (T(0.5) * (T(1) + math::erf(input * T(0.70710678118654752440))) + input * normal));
   }
 };
 struct GeluTanh : Costly {  // x / 2 (1 + tanh u) = x / (1 + e^-2u) with 2u = 2 sqrt(2 / pi) (x + 0.044715 x^3)
@@ -212,7 +246,8 @@ struct GeluTanh : Costly {  // x / 2 (1 + tanh u) = x / (1 + e^-2u) with 2u = 2 
     return x / (T(1) + math::exp_coarse(minus_2u));
   }
   LOCKSTEP_GRAD(input) {
-    const T square = input * input, e = math::exp_normal(input * (T(-1.59576912160573071176) - T(0.07135481627260025) * square));
+    const T square = input * input,
+            e = math::exp_normal(input * (T(-1.59576912160573071176) - T(0.07135481627260025) * square));
     const T s = T(1) / (T(1) + e), slope = T(1.59576912160573071176) + T(3 * 0.07135481627260025) * square;
     return settled(input, T(-10), T(10), g, g * (s + input * slope * s * (e * s)));
   }
@@ -236,7 +271,7 @@ struct PowScalar : Costly {
 
 // --- of two operands: grad0 is towards a, grad1 towards b ---
 #define LOCKSTEP_VALUE2 template <class T> LOCKSTEP_HD static T value(T a, T b)
-#define LOCKSTEP_GRAD2(part, kept) \
+#define LOCKSTEP_GRAD2(part, kept)          \
   static constexpr int reads_##part = kept; \
   template <class T> LOCKSTEP_HD static T part([[maybe_unused]] T g, [[maybe_unused]] T a, [[maybe_unused]] T b)
 
@@ -279,14 +314,30 @@ struct Minimum {
 #undef LOCKSTEP_GRAD2
 
 // --- comparisons ---
-struct Eq { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a == b; } };
-struct Ne { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a != b; } };
-struct Lt { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a < b; } };
-struct Le { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a <= b; } };
-struct Gt { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a > b; } };
-struct Ge { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a >= b; } };
-struct LogicalAnd { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return (a != T(0)) & (b != T(0)); } };
-struct LogicalOr { template <class T> LOCKSTEP_HD static bool value(T a, T b) { return (a != T(0)) | (b != T(0)); } };
+struct Eq {
+  template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a == b; }
+};
+struct Ne {
+  template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a != b; }
+};
+struct Lt {
+  template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a < b; }
+};
+struct Le {
+  template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a <= b; }
+};
+struct Gt {
+  template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a > b; }
+};
+struct Ge {
+  template <class T> LOCKSTEP_HD static bool value(T a, T b) { return a >= b; }
+};
+struct LogicalAnd {
+  template <class T> LOCKSTEP_HD static bool value(T a, T b) { return (a != T(0)) & (b != T(0)); }
+};
+struct LogicalOr {
+  template <class T> LOCKSTEP_HD static bool value(T a, T b) { return (a != T(0)) | (b != T(0)); }
+};
 
 // --- without a line in pointwise.def ---
 struct Addcmul {

@@ -21,7 +21,10 @@ struct Capturing {
 
 bool Graph::is_capturing() { return capturing; }
 
-Graph::Graph(Graph&& other) noexcept : device_(other.device_), handle_(std::exchange(other.handle_, nullptr)), body_(std::exchange(other.body_, nullptr)) {}
+Graph::Graph(Graph&& other) noexcept
+    : device_(other.device_),
+      handle_(std::exchange(other.handle_, nullptr)),
+      body_(std::exchange(other.body_, nullptr)) {}
 Graph& Graph::operator=(Graph&& other) noexcept {
   std::swap(device_, other.device_);
   std::swap(handle_, other.handle_);

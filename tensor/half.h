@@ -1,6 +1,6 @@
 #pragma once
-// 16-bit floats as storage: the same bits as CUDA's __half and __nv_bfloat16. Arithmetic is done in f32. On the card one
-// instruction converts.
+// 16-bit floats as storage: the same bits as CUDA's __half and __nv_bfloat16. Arithmetic is done in f32. On the card
+// one instruction converts.
 #include <bit>
 #include <cstdint>
 
@@ -42,7 +42,7 @@ struct Half {
     const uint32_t magnitude = f & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return uint16_t(sign | 0x7e00u);   // NaN
     if (magnitude >= 0x477ff000u) return uint16_t(sign | 0x7c00u);  // rounds to infinity
-    if (magnitude < 0x38800000u) {                                 // subnormal: let float addition round
+    if (magnitude < 0x38800000u) {                                  // subnormal: let float addition round
       const float rounded = std::bit_cast<float>(magnitude) + 0.5f;
       return uint16_t(sign | (std::bit_cast<uint32_t>(rounded) - 0x3f000000u));
     }

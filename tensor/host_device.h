@@ -9,7 +9,8 @@
 namespace lockstep {
 
 /// condition ? a : b, for numbers and lane by lane; tensor/cpu/split_vector.h adds its vectors.
-template <class Condition, class V>
-LOCKSTEP_HD inline V choose(const Condition& condition, const V& a, const V& b) { return condition ? a : b; }
+template <class Condition, class V> LOCKSTEP_HD inline V choose(const Condition& condition, const V& a, const V& b) {
+  return condition ? a : b;
+}
 
 }  // namespace lockstep

@@ -6,7 +6,8 @@
 namespace lockstep {
 
 const Kernels& table(Device device) {
-  if (device.is_cpu()) [[likely]] return cpu_kernels;
+  if (device.is_cpu()) [[likely]]
+    return cpu_kernels;
   const Backend* other = backend(device);
   LOCKSTEP_CHECK(other, "[device] this build has no cuda backend, got a tensor on ", device);
   other->select(device.index);

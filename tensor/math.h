@@ -1,7 +1,8 @@
 #pragma once
-// Elementary functions for kernels, for f32 and f64, on CPU and GPU. The f32 versions have no branches and call nothing, so a
-// compiler turns a loop over them into vector code; errors are at most 2 to 3 units in the last place, over the whole range
-// with denormals, infinities and NaN. The polynomials are minimax fits of our own. f64 serves checks and goes to std.
+// Elementary functions for kernels, for f32 and f64, on CPU and GPU. The f32 versions have no branches and call
+// nothing, so a compiler turns a loop over them into vector code; errors are at most 2 to 3 units in the last place,
+// over the whole range with denormals, infinities and NaN. The polynomials are minimax fits of our own. f64 serves
+// checks and goes to std.
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -18,7 +19,11 @@ LOCKSTEP_HD constexpr float float_of(int32_t bits) { return std::bit_cast<float>
 LOCKSTEP_HD inline float power_of_two(int32_t n) { return float_of(int32_t(uint32_t(n + 127) << 23)); }
 
 /// x = n ln 2 + r with |r| <= ln 2 / 2. Good for |x| < 1000.
-struct ExpParts { float r; float n; int32_t n_bits; };
+struct ExpParts {
+  float r;
+  float n;
+  int32_t n_bits;
+};
 LOCKSTEP_HD inline ExpParts split_exp(float x) {
   // Adding 1.5 * 2^23 rounds to a whole number and leaves it in the low bits.
   constexpr float shift = 12582912.f;
@@ -70,7 +75,9 @@ LOCKSTEP_HD inline float expm1(float x) {
 LOCKSTEP_HD inline double expm1(double x) { return std::expm1(x); }
 
 /// x = 2^e (1 + f) with 1 + f from sqrt(1/2) to sqrt(2), for finite x > 0.
-struct LogParts { float f, e; };
+struct LogParts {
+  float f, e;
+};
 LOCKSTEP_HD inline LogParts split_log(float x) {
   const bool denormal = x < 1.17549435e-38f;
   const int32_t bits = bits_of(denormal ? x * 8388608.f : x);
@@ -136,8 +143,7 @@ LOCKSTEP_HD inline float tanh(float x) {
 LOCKSTEP_HD inline double tanh(double x) { return std::tanh(x); }
 
 /// 1 / (1 + e^-x), without overflow and with denormal results.
-template <class T>
-LOCKSTEP_HD inline T sigmoid(T x) {
+template <class T> LOCKSTEP_HD inline T sigmoid(T x) {
   const T e = exp(-std::fabs(x));
   return (x < T(0) ? e : T(1)) / (T(1) + e);
 }

@@ -1,13 +1,10 @@
-// The caching allocator and the ledger. Small blocks come from lists of the thread (no lock, no atomic), large ones from
-// one list per size class under a mutex. Under AddressSanitizer nothing is cached, so that it sees every use after free.
+// The caching allocator and the ledger. Small blocks come from lists of the thread (no lock, no atomic), large ones
+// from one list per size class under a mutex. Under AddressSanitizer nothing is cached, so that it sees every use after
+// free.
 #include "tensor/memory.h"
-
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cstdlib>
 #include <iomanip>
 #include <mutex>
@@ -18,18 +15,13 @@
 #include "tensor/backend.h"
 #include "tensor/check.h"
 #include "tensor/device_memory.h"
+#include "tensor/pages.h"
 
 namespace lockstep {
+
+using namespace pages;
+
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool caching = false;
-#else
-constexpr bool caching = true;
-#endif
-
-constexpr size_t alignment = 64;
-constexpr size_t huge_page = size_t(2) << 20;
 
 // A free block holds the link to the next one.
 struct FreeBlock {
@@ -55,18 +47,30 @@ struct Ledger {
 // One for the CPU, then one for each device of another type.
 constexpr int most_ledgers = 1 + 64;
 Ledger ledgers[most_ledgers];
-Ledger& ledger(Device device) { return ledgers[device.is_cpu() ? 0 : 1 + std::min<int>(device.index, most_ledgers - 2)]; }
+Ledger& ledger(Device device) {
+  return ledgers[device.is_cpu() ? 0 : 1 + std::min<int>(device.index, most_ledgers - 2)];
+}
 // Virtual CPU devices: each but the first has a ledger of its own, the first has what is left.
 constexpr int most_virtual = 64;
 Ledger virtual_ledgers[most_virtual], beyond_first;
 std::atomic<bool> first_is_watched{false};  // for its peak
 std::atomic<int64_t> limits[most_ledgers + most_virtual];
 std::atomic<bool> has_limits{false};
-std::atomic<int64_t>& limit_of(Device device) { return limits[device.is_cpu() ? std::min<int>(device.index, most_virtual - 1) : most_virtual + std::min<int>(device.index, most_ledgers - 1)]; }
+std::atomic<int64_t>& limit_of(Device device) {
+  return limits[device.is_cpu() ? std::min<int>(device.index, most_virtual - 1)
+                                : most_virtual + std::min<int>(device.index, most_ledgers - 1)];
+}
 
 int64_t current_of(const Account& account) { return account.current.load(std::memory_order_relaxed); }
-int64_t first_holds(Memory category) { return category == Memory::offload ? 0 : current_of(ledgers[0].category[int(category)]) - current_of(beyond_first.category[int(category)]); }
-int64_t first_holds() { return current_of(ledgers[0].total) - current_of(ledgers[0].category[int(Memory::offload)]) - current_of(beyond_first.total); }
+int64_t first_holds(Memory category) {
+  return category == Memory::offload
+             ? 0
+             : current_of(ledgers[0].category[int(category)]) - current_of(beyond_first.category[int(category)]);
+}
+int64_t first_holds() {
+  return current_of(ledgers[0].total) - current_of(ledgers[0].category[int(Memory::offload)]) -
+         current_of(beyond_first.total);
+}
 void raise_peak(Account& account, int64_t now) { account.peak = std::max(account.peak.load(), now); }
 
 void book_virtual(Memory category, int64_t bytes, int index) {
@@ -117,35 +121,6 @@ thread_local SmallCacheCloser small_cache_closer;
 size_t small_bin(size_t bytes) { return bytes == 0 ? 0 : (bytes - 1) / alignment; }
 
 // --- large blocks ---
-
-// Eight size classes to a power of two, so that rounding up wastes at most 1/8.
-size_t class_size(size_t bytes) {
-  const size_t step = std::bit_floor(bytes) / 8;
-  return (bytes + step - 1) / step * step;
-}
-int class_index(size_t size) {  // of a size that class_size() returned
-  const int power = std::bit_width(size) - 1;
-  return power * 8 + int((size >> (power - 3)) & 7);
-}
-
-void* system_allocate(size_t size) noexcept {
-  if (!caching || size < huge_page) return std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-  // Map a huge page more than needed and cut both ends off, so that huge pages fit.
-  const size_t mapped = size + huge_page;
-  void* map = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (map == MAP_FAILED) return nullptr;
-  auto* begin = static_cast<std::byte*>(map);
-  const size_t head = (huge_page - reinterpret_cast<uintptr_t>(map) % huge_page) % huge_page;
-  if (head) munmap(begin, head);
-  munmap(begin + head + size, mapped - head - size);
-  madvise(begin + head, size, MADV_HUGEPAGE);  // a wish; nothing is lost when the system refuses
-  return begin + head;
-}
-
-void system_free(void* data, size_t size) noexcept {
-  if (!caching || size < huge_page) return std::free(data);
-  munmap(data, size);
-}
 
 class LargeCache {
  public:
@@ -199,8 +174,8 @@ class LargeCache {
   }
 
  private:
-  // What may be kept: some, and what was live at most and an eighth, which is what size classes and blocks that fit badly waste:
-  // with less, every step would give pages back and have the system clear others.
+  // What may be kept: some, and what was live at most and an eighth, which is what size classes and blocks that fit
+  // badly waste: with less, every step would give pages back and have the system clear others.
   size_t limit() const { return std::max({size_t(256) << 20, live_ / 2, most_live_ + most_live_ / 8 - live_}); }
 
   void* take(size_t size) {
@@ -251,14 +226,16 @@ LargeCache& large_cache() {
 }
 
 void maybe_fail(size_t bytes) {
-  if (allocations_until_failure.load(std::memory_order_relaxed) == 0) [[likely]] return;
+  if (allocations_until_failure.load(std::memory_order_relaxed) == 0) [[likely]]
+    return;
   if (allocations_until_failure.fetch_sub(1, std::memory_order_relaxed) == 1) fail_allocation(bytes);
 }
 
 }  // namespace
 
 std::string_view name_of(Memory category) {
-  constexpr std::string_view names[] = {"parameter", "gradient", "optimizer", "activation", "communication", "other", "offload"};
+  constexpr std::string_view names[] = {"parameter",     "gradient", "optimizer", "activation",
+                                        "communication", "other",    "offload"};
   return names[int(category)];
 }
 
@@ -272,7 +249,8 @@ MemoryReport memory_report(Device device) {
   for (int i = 0; i < memory_categories; ++i) report.category[i] = book.category[i].use();
   report.total = book.total.use();
   const Backend* other = backend(device);
-  report.cached = other ? int64_t(other->cached_bytes(device.index)) : large_cache().cached() + int64_t(small_cache.bytes);
+  report.cached =
+      other ? int64_t(other->cached_bytes(device.index)) : large_cache().cached() + int64_t(small_cache.bytes);
   return report;
 }
 
@@ -373,12 +351,14 @@ void check_limit(size_t bytes, Device device) {
   if (limit == 0 || MemoryScope::current() == Memory::offload) return;
   const int64_t held = device_memory(device).total.current;
   if (held + int64_t(bytes) <= limit) return;
-  fail(str("[memory] ", device, " is limited to ", limit, " bytes: ", held, " are held, and ", bytes, " more were wanted, ", held + int64_t(bytes) - limit, " too many"));
+  fail(str("[memory] ", device, " is limited to ", limit, " bytes: ", held, " are held, and ", bytes,
+           " more were wanted, ", held + int64_t(bytes) - limit, " too many"));
 }
 }  // namespace
 
 void* allocate(size_t bytes, Device device) {
-  if (has_limits.load(std::memory_order_relaxed)) [[unlikely]] check_limit(bytes, device);
+  if (has_limits.load(std::memory_order_relaxed)) [[unlikely]]
+    check_limit(bytes, device);
   const Backend* other = backend(device);
   if (!other) return allocate_cpu(bytes);
   maybe_fail(bytes);
@@ -394,7 +374,8 @@ void book_memory(Memory category, int64_t bytes, Device device) noexcept {
   Ledger& book = ledger(device);
   book.category[int(category)].book(bytes);
   book.total.book(bytes);
-  if (device.is_cpu() && (device.index > 0 || first_is_watched.load(std::memory_order_relaxed))) [[unlikely]] book_virtual(category, bytes, device.index);
+  if (device.is_cpu() && (device.index > 0 || first_is_watched.load(std::memory_order_relaxed))) [[unlikely]]
+    book_virtual(category, bytes, device.index);
 }
 
 void fail_allocation_after(int64_t n) { allocations_until_failure = std::max<int64_t>(n, 0); }

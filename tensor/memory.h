@@ -49,8 +49,8 @@ void reset_peak_memory(Device device = cpu);
 /// Gives cached blocks back to the system.
 void release_cached_memory(Device device = cpu);
 
-/// Low level, for Storage: at least 64-byte aligned; Error "[memory] ..." with the ledger when the device has none left.
-/// On other devices in the order of a stream, see Backend::allocate.
+/// Low level, for Storage: at least 64-byte aligned; Error "[memory] ..." with the ledger when the device has none
+/// left. On other devices in the order of a stream, see Backend::allocate.
 void* allocate(size_t bytes, Device device);
 void deallocate(void* data, size_t bytes, Device device, void* stream) noexcept;
 void* allocate_cpu(size_t bytes);

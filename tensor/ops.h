@@ -11,7 +11,10 @@
 
 namespace lockstep {
 
-struct TensorOptions { DType dtype = f32; Device device = default_device(); };
+struct TensorOptions {
+  DType dtype = f32;
+  Device device = default_device();
+};
 
 // --- creation (ops_create.cpp) ---
 Tensor empty(const Shape& shape, TensorOptions options = {});  ///< uninitialised
@@ -29,26 +32,36 @@ Tensor eye(int64_t n, int64_t m = -1, TensorOptions options = {});
 Tensor rand(const Shape& shape, TensorOptions options = {});   ///< uniform in [0, 1)
 Tensor randn(const Shape& shape, TensorOptions options = {});  ///< standard normal
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options = {.dtype = i64});  ///< [low, high)
-Tensor randperm(int64_t n);                                    ///< i64, drawn on the CPU, then moved to the default device
+Tensor randperm(int64_t n);  ///< i64, drawn on the CPU, then moved to the default device
 Tensor bernoulli(const Shape& shape, double p, TensorOptions options = {});  ///< 1 with probability p
 const Tensor& uniform_(const Tensor& x, double low, double high);
 const Tensor& normal_(const Tensor& x, double mean, double deviation);
 
 // --- pointwise (ops_pointwise.cpp): every line of pointwise.def, and its in-place form ---
-#define LOCKSTEP_UNARY(name, functor, types) Tensor name(const Tensor& x); const Tensor& name##_(const Tensor& x);
-#define LOCKSTEP_UNARY1(name, functor, types, p, d) Tensor name(const Tensor& x, double p d); const Tensor& name##_(const Tensor& x, double p d);
-#define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e) Tensor name(const Tensor& x, double p d, double q e); const Tensor& name##_(const Tensor& x, double p d, double q e);
-#define LOCKSTEP_BINARY(name, functor, types) Tensor name(const Tensor& a, const Tensor& b); const Tensor& name##_(const Tensor& a, const Tensor& b);
+#define LOCKSTEP_UNARY(name, functor, types) \
+  Tensor name(const Tensor& x);              \
+  const Tensor& name##_(const Tensor& x);
+#define LOCKSTEP_UNARY1(name, functor, types, p, d) \
+  Tensor name(const Tensor& x, double p d);         \
+  const Tensor& name##_(const Tensor& x, double p d);
+#define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e) \
+  Tensor name(const Tensor& x, double p d, double q e);   \
+  const Tensor& name##_(const Tensor& x, double p d, double q e);
+#define LOCKSTEP_BINARY(name, functor, types)    \
+  Tensor name(const Tensor& a, const Tensor& b); \
+  const Tensor& name##_(const Tensor& a, const Tensor& b);
 #define LOCKSTEP_COMPARE(name, functor) Tensor name(const Tensor& a, const Tensor& b);
 #include "tensor/pointwise.def"
-Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);  ///< condition is bool; broadcasts
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);              ///< condition is bool; broadcasts
 Tensor addcmul(const Tensor& a, const Tensor& b, const Tensor& c, double value = 1);  ///< a + value * b * c
-Tensor lerp(const Tensor& a, const Tensor& b, double weight);             ///< a + weight * (b - a)
-const Tensor& add_(const Tensor& a, const Tensor& b, double alpha);       ///< a += alpha * b
+Tensor lerp(const Tensor& a, const Tensor& b, double weight);                         ///< a + weight * (b - a)
+const Tensor& add_(const Tensor& a, const Tensor& b, double alpha);                   ///< a += alpha * b
 Tensor isnan(const Tensor& x);
 Tensor isfinite(const Tensor& x);
-/// Part of a pointwise operation's derivative, for autograd: gradient times d out / d operand. May reuse `grad`'s storage when it is exclusive.
-Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor& grad, const Tensor& a, const Tensor& b);
+/// Part of a pointwise operation's derivative, for autograd: gradient times d out / d operand. May reuse `grad`'s
+/// storage when it is exclusive.
+Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor& grad,
+                      const Tensor& a, const Tensor& b);
 
 enum class Gelu { erf, tanh };
 inline Tensor gelu(const Tensor& x, Gelu form = Gelu::erf) { return form == Gelu::erf ? gelu_erf(x) : gelu_tanh(x); }
@@ -76,11 +89,14 @@ Tensor amin(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 Tensor var(const Tensor& x, const Dims& dims = {}, double correction = 1, bool keepdim = false);
 Tensor stddev(const Tensor& x, const Dims& dims = {}, double correction = 1, bool keepdim = false);
 Tensor norm(const Tensor& x, const Dims& dims = {}, bool keepdim = false);  ///< Euclidean
-Tensor sum_squares(const Tensor& x, const Dims& dims = {}, bool keepdim = false, std::optional<DType> dtype = {});  ///< dtype: x's, or f64
+Tensor sum_squares(const Tensor& x, const Dims& dims = {}, bool keepdim = false,
+                   std::optional<DType> dtype = {});  ///< dtype: x's, or f64
 Tensor any(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 Tensor all(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim = false);
-struct ValuesIndices { Tensor values, indices; };
+struct ValuesIndices {
+  Tensor values, indices;
+};
 ValuesIndices max(const Tensor& x, int64_t dim, bool keepdim = false);  ///< first place on ties
 ValuesIndices min(const Tensor& x, int64_t dim, bool keepdim = false);
 Tensor max(const Tensor& x);
@@ -100,26 +116,37 @@ bool allclose(const Tensor& a, const Tensor& b, double rtol = 1e-5, double atol 
 bool equal(const Tensor& a, const Tensor& b);  ///< same shape, dtype and values bit for bit (NaN equals itself)
 
 // --- matrix products (ops_matmul.cpp) ---
-/// How f32 products are computed where the device has a faster way: exactly, or with operands rounded to tf32's 10 bits of mantissa.
+/// How f32 products are computed where the device has a faster way: exactly, or with operands rounded to tf32's 10 bits
+/// of mantissa.
 enum class MatmulPrecision : uint8_t { full, tf32 };
-void set_float32_matmul_precision(MatmulPrecision precision);   ///< for all threads; full until said otherwise. The CPU is always exact
+void set_float32_matmul_precision(
+    MatmulPrecision precision);  ///< for all threads; full until said otherwise. The CPU is always exact
 MatmulPrecision float32_matmul_precision();
-Tensor matmul(const Tensor& a, const Tensor& b);                ///< NumPy's rules: vectors, batches, broadcasting
+Tensor matmul(const Tensor& a, const Tensor& b);  ///< NumPy's rules: vectors, batches, broadcasting
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, double beta = 1, double alpha = 1);
 Tensor outer(const Tensor& a, const Tensor& b);
 Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands);
-/// pointwise_grad(op, grad0, args, matmul(a, b), kept, {}) of matrices, bit for bit; one pass where the kernels can. For autograd.
-Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args, const Tensor& kept);
-/// activation(x w^T + bias): x (..., in), w (out, in), bias (out) or undefined. `pre`, when given, gets the value before the activation.
-Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias = {}, Activation activation = Activation::none, Tensor* pre = nullptr);
+/// pointwise_grad(op, grad0, args, matmul(a, b), kept, {}) of matrices, bit for bit; one pass where the kernels can.
+/// For autograd.
+Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args,
+                         const Tensor& kept);
+/// activation(x w^T + bias): x (..., in), w (out, in), bias (out) or undefined. `pre`, when given, gets the value
+/// before the activation.
+Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias = {}, Activation activation = Activation::none,
+              Tensor* pre = nullptr);
 
 // --- layers (ops_nn.cpp) ---
-Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& bias = {}, int64_t stride = 1, int64_t padding = 0, int64_t dilation = 1, int64_t groups = 1);
+Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& bias = {}, int64_t stride = 1, int64_t padding = 0,
+              int64_t dilation = 1, int64_t groups = 1);
 Tensor conv2d(const Tensor& x, const Tensor& w, const Tensor& bias = {}, const ConvArgs& args = {});
 Tensor conv2d_grad_input(const Tensor& grad, const Tensor& w, const Shape& input_shape, const ConvArgs& args);
-struct WeightBiasGrad { Tensor weight, bias; };
-WeightBiasGrad conv2d_grad_weight(const Tensor& grad, const Tensor& x, const Shape& weight_shape, const ConvArgs& args, bool with_bias);
-Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias = {}, const ConvArgs& args = {}, const Dims& output_padding = {0, 0});
+struct WeightBiasGrad {
+  Tensor weight, bias;
+};
+WeightBiasGrad conv2d_grad_weight(const Tensor& grad, const Tensor& x, const Shape& weight_shape, const ConvArgs& args,
+                                  bool with_bias);
+Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias = {}, const ConvArgs& args = {},
+                        const Dims& output_padding = {0, 0});
 ValuesIndices max_pool2d(const Tensor& x, const PoolArgs& args);
 Tensor max_pool2d_grad(const Tensor& grad, const Tensor& indices, const Shape& input_shape);
 Tensor avg_pool2d(const Tensor& x, const PoolArgs& args);
@@ -129,40 +156,67 @@ Tensor adaptive_avg_pool2d_grad(const Tensor& grad, const Shape& input_shape);
 Tensor softmax(const Tensor& x, int64_t dim);
 Tensor log_softmax(const Tensor& x, int64_t dim);
 Tensor softmax_grad(bool log, const Tensor& grad, const Tensor& y, int64_t dim);
-struct NormResult { Tensor out, mean, rstd; };
+struct NormResult {
+  Tensor out, mean, rstd;
+};
 /// Normalises over the trailing dims that `weight_shape` covers.
-NormResult layer_norm(const Tensor& x, const Shape& normalized, const Tensor& weight = {}, const Tensor& bias = {}, double eps = 1e-5);
-struct NormGrad { Tensor x, weight, bias; };
-NormGrad layer_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& saved, const Shape& normalized, const Tensor& weight, bool with_bias);
+NormResult layer_norm(const Tensor& x, const Shape& normalized, const Tensor& weight = {}, const Tensor& bias = {},
+                      double eps = 1e-5);
+struct NormGrad {
+  Tensor x, weight, bias;
+};
+NormGrad layer_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& saved, const Shape& normalized,
+                         const Tensor& weight, bool with_bias);
 NormResult rms_norm(const Tensor& x, const Tensor& weight, double eps = 1e-6);  ///< over the last dim
 NormGrad rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight);
-/// x (N, C, ...); out has x's layout when that is channels-last. training: statistics of the batch, and running_mean / running_var (unbiased) move by `momentum`.
-NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean, const Tensor& running_var, bool training, double momentum = 0.1, double eps = 1e-5);
-NormGrad batch_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& saved, const Tensor& weight, bool with_bias, bool training);
-struct CrossEntropyRows { Tensor loss, lse; };  ///< both (rows)
-CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, const Tensor& weight = {}, const CrossEntropyArgs& args = {});
+/// x (N, C, ...); out has x's layout when that is channels-last. training: statistics of the batch, and running_mean /
+/// running_var (unbiased) move by `momentum`.
+NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
+                      const Tensor& running_var, bool training, double momentum = 0.1, double eps = 1e-5);
+NormGrad batch_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& saved, const Tensor& weight,
+                         bool with_bias, bool training);
+struct CrossEntropyRows {
+  Tensor loss, lse;
+};  ///< both (rows)
+CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, const Tensor& weight = {},
+                                    const CrossEntropyArgs& args = {});
 /// Writes into `logits` when `in_place`, else into a new tensor.
-Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args, bool in_place);
+Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target,
+                               const Tensor& weight, const CrossEntropyArgs& args, bool in_place);
 /// What a mean over the rows divides by: the sum of the weights of the targets that are not ignored.
 double cross_entropy_weight_sum(const Tensor& target, const Tensor& weight = {}, const CrossEntropyArgs& args = {});
 /// That a tensor is the index-th of `count` equal parts of one cut along `dim`.
-struct PartOf { int64_t dim = 0, index = 0, count = 1; };
+struct PartOf {
+  int64_t dim = 0, index = 0, count = 1;
+};
 /// Drops what the whole tensor would lose in this part of it.
 Tensor dropout(const Tensor& x, double p, PhiloxKey key, const PartOf& part = {});
-struct AttentionResult { Tensor out, lse; };
-/// softmax(q k^T scale + mask) v without the T x S matrix. q (B, H, T, D), k v (B, G, S, D). out is (B, H, T, D), laid out as (B, T, H, D) so that merging heads is a view.
-/// mask: bool (true = attend) or floating (added), broadcastable to (B, H, T, S). causal: query i sees keys j <= i + S - T. scale 0 means 1/sqrt(D).
-AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask = {}, AttentionArgs args = {.scale = 0});
-struct AttentionGrad { Tensor q, k, v; };
-AttentionGrad attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionResult& saved, AttentionArgs args);
-/// The same into given tensors, any views with D of stride 1: the three parts of a packed (B, T, 3, H, D) gradient, say.
-void attention_grad_into(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionResult& saved, AttentionArgs args, Tensor& grad_q, Tensor& grad_k, Tensor& grad_v);
-/// Rotary position embedding (Su et al., RoFormer; half-split form). x (..., T, D), cosine and sine (T, D / 2) of x's dtype or f32.
+struct AttentionResult {
+  Tensor out, lse;
+};
+/// softmax(q k^T scale + mask) v without the T x S matrix. q (B, H, T, D), k v (B, G, S, D). out is (B, H, T, D), laid
+/// out as (B, T, H, D) so that merging heads is a view. mask: bool (true = attend) or floating (added), broadcastable
+/// to (B, H, T, S). causal: query i sees keys j <= i + S - T. scale 0 means 1/sqrt(D).
+AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask = {},
+                          AttentionArgs args = {.scale = 0});
+struct AttentionGrad {
+  Tensor q, k, v;
+};
+AttentionGrad attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
+                             const AttentionResult& saved, AttentionArgs args);
+/// The same into given tensors, any views with D of stride 1: the three parts of a packed (B, T, 3, H, D) gradient,
+/// say.
+void attention_grad_into(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
+                         const AttentionResult& saved, AttentionArgs args, Tensor& grad_q, Tensor& grad_k,
+                         Tensor& grad_v);
+/// Rotary position embedding (Su et al., RoFormer; half-split form). x (..., T, D), cosine and sine (T, D / 2) of x's
+/// dtype or f32.
 Tensor rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse = false);
 
 // --- indexing and joining (ops_index.cpp): index tensors are i64; out-of-range values are named in the Error ---
 Tensor embedding(const Tensor& weight, const Tensor& index);
-const Tensor& embedding_grad_(const Tensor& grad_weight, const Tensor& grad, const Tensor& index, int64_t padding_index = -1);  ///< adds
+const Tensor& embedding_grad_(const Tensor& grad_weight, const Tensor& grad, const Tensor& index,
+                              int64_t padding_index = -1);  ///< adds
 Tensor gather(const Tensor& x, int64_t dim, const Tensor& index);
 Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
 Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
@@ -173,7 +227,8 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
 const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, double value);
 Tensor cat(const std::vector<Tensor>& tensors, int64_t dim = 0);
 Tensor stack(const std::vector<Tensor>& tensors, int64_t dim = 0);
-Tensor pad(const Tensor& x, const std::vector<int64_t>& pad, double value = 0);  ///< PyTorch's order: last dim first, (before, after) pairs
+Tensor pad(const Tensor& x, const std::vector<int64_t>& pad,
+           double value = 0);  ///< PyTorch's order: last dim first, (before, after) pairs
 Tensor flip(const Tensor& x, const Dims& dims);
 Tensor roll(const Tensor& x, const Dims& shifts, const Dims& dims);
 Tensor repeat(const Tensor& x, const Dims& repeats);

@@ -24,30 +24,34 @@ AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, 
   LOCKSTEP_CHECK(q.dim() == 4 && k.dim() == 4, "[", op, "] expected q (B, H, T, D) and k (B, G, S, D), got ", q.shape(),
                  " and ", k.shape());
   const int64_t heads = q.shape()[1], groups = k.shape()[1], width = q.shape()[3];
-  LOCKSTEP_CHECK(groups > 0 && heads % groups == 0, "[", op, "] expected the heads of q to be a multiple of the heads of k, got ",
-                 heads, " and ", groups);
+  LOCKSTEP_CHECK(groups > 0 && heads % groups == 0, "[", op,
+                 "] expected the heads of q to be a multiple of the heads of k, got ", heads, " and ", groups);
   check_operand(op, "k", k, q, {q.shape()[0], groups, k.shape()[2], width});
   check_operand(op, "v", v, q, k.shape());
-  LOCKSTEP_CHECK(args.dropout >= 0 && args.dropout <= 1, "[", op, "] expected a dropout probability from 0 to 1, got ", args.dropout);
+  LOCKSTEP_CHECK(args.dropout >= 0 && args.dropout <= 1, "[", op, "] expected a dropout probability from 0 to 1, got ",
+                 args.dropout);
   LOCKSTEP_CHECK(std::isfinite(args.scale), "[", op, "] expected a finite scale, got ", args.scale);
   if (mask.defined()) {
     const Shape scores{q.shape()[0], heads, q.shape()[2], k.shape()[2]};
     check_same_device(op, q, mask);
-    LOCKSTEP_CHECK(mask.dtype() == boolean || mask.dtype() == q.dtype(), "[", op, "] expected a mask of dtype bool or ", q.dtype(),
-                   ", got ", mask.dtype());
+    LOCKSTEP_CHECK(mask.dtype() == boolean || mask.dtype() == q.dtype(), "[", op, "] expected a mask of dtype bool or ",
+                   q.dtype(), ", got ", mask.dtype());
     bool fits = mask.dim() <= 4;
     for (int d = 1; fits && d <= mask.dim(); ++d) {
       const int64_t size = mask.shape()[mask.dim() - d];
       fits = size == 1 || size == scores[4 - d];
     }
-    LOCKSTEP_CHECK(fits, "[", op, "] expected a mask that broadcasts to (B, H, T, S) = ", scores, ", got ", mask.shape());
+    LOCKSTEP_CHECK(fits, "[", op, "] expected a mask that broadcasts to (B, H, T, S) = ", scores, ", got ",
+                   mask.shape());
   }
   if (args.scale == 0) args.scale = 1 / std::sqrt(double(std::max<int64_t>(width, 1)));
   return args;
 }
 
 /// The kernels read rows of D neighbouring elements; every other stride is free.
-Tensor with_unit_stride(const Tensor& x) { return x.shape().back() <= 1 || x.strides().back() == 1 ? x : x.contiguous(); }
+Tensor with_unit_stride(const Tensor& x) {
+  return x.shape().back() <= 1 || x.strides().back() == 1 ? x : x.contiguous();
+}
 
 Tensor expand_mask(const Tensor& mask, const Tensor& q, const Tensor& k) {
   return mask.defined() ? mask.expand({q.shape()[0], q.shape()[1], q.shape()[2], k.shape()[2]}) : mask;
@@ -71,20 +75,23 @@ int64_t macs_of(const Tensor& q, const Tensor& k, bool causal) {
 
 DType lse_dtype(const Tensor& q) { return q.dtype() == f64 ? f64 : f32; }
 
-AttentionArgs check_attention_grad(const char* op, const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
-                                   const Tensor& mask, const AttentionResult& saved, AttentionArgs args) {
+AttentionArgs check_attention_grad(const char* op, const Tensor& grad, const Tensor& q, const Tensor& k,
+                                   const Tensor& v, const Tensor& mask, const AttentionResult& saved,
+                                   AttentionArgs args) {
   args = check_attention(op, q, k, v, mask, args);
   check_operand(op, "grad", grad, q, q.shape());
   check_operand(op, "the saved out", saved.out, q, q.shape());
   check_defined(op, saved.lse);
   const Shape rows{q.shape()[0], q.shape()[1], q.shape()[2]};
-  LOCKSTEP_CHECK(saved.lse.shape() == rows && saved.lse.dtype() == lse_dtype(q), "[", op, "] expected the saved lse of shape ",
-                 rows, " and dtype ", lse_dtype(q), ", got ", saved.lse.shape(), " and ", saved.lse.dtype());
+  LOCKSTEP_CHECK(saved.lse.shape() == rows && saved.lse.dtype() == lse_dtype(q), "[", op,
+                 "] expected the saved lse of shape ", rows, " and dtype ", lse_dtype(q), ", got ", saved.lse.shape(),
+                 " and ", saved.lse.dtype());
   return args;
 }
 
 void run_attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
-                        const AttentionResult& saved, const AttentionArgs& args, Tensor& grad_q, Tensor& grad_k, Tensor& grad_v) {
+                        const AttentionResult& saved, const AttentionArgs& args, Tensor& grad_q, Tensor& grad_k,
+                        Tensor& grad_v) {
   LOCKSTEP_KERNEL(q.device(), attention_grad)
   (with_unit_stride(grad), with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), expand_mask(mask, q, k),
    with_unit_stride(saved.out), saved.lse.contiguous(), args, grad_q, grad_k, grad_v);
@@ -98,7 +105,8 @@ AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, con
                          empty({q.shape()[0], q.shape()[1], q.shape()[2]}, {lse_dtype(q), q.device()})};
   MacCounter::add(macs_of(q, k, args.causal));
   LOCKSTEP_KERNEL(q.device(), attention)
-  (with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), expand_mask(mask, q, k), args, result.out, result.lse);
+  (with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), expand_mask(mask, q, k), args, result.out,
+   result.lse);
   return result;
 }
 
@@ -111,7 +119,8 @@ AttentionGrad attention_grad(const Tensor& grad, const Tensor& q, const Tensor& 
 }
 
 void attention_grad_into(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
-                         const AttentionResult& saved, AttentionArgs args, Tensor& grad_q, Tensor& grad_k, Tensor& grad_v) {
+                         const AttentionResult& saved, AttentionArgs args, Tensor& grad_q, Tensor& grad_k,
+                         Tensor& grad_v) {
   const char* const op = "attention_grad_into";
   args = check_attention_grad(op, grad, q, k, v, mask, saved, args);
   check_operand(op, "grad_q", grad_q, q, q.shape());
@@ -126,14 +135,17 @@ void attention_grad_into(const Tensor& grad, const Tensor& q, const Tensor& k, c
 
 Tensor rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse) {
   check_floating("rotary", x);
-  LOCKSTEP_CHECK(x.dim() >= 2 && x.shape().back() % 2 == 0, "[rotary] expected x of shape (..., T, D) with D even, got ", x.shape());
+  LOCKSTEP_CHECK(x.dim() >= 2 && x.shape().back() % 2 == 0,
+                 "[rotary] expected x of shape (..., T, D) with D even, got ", x.shape());
   const Shape table{x.shape()[x.dim() - 2], x.shape().back() / 2};
   for (const Tensor* angle : {&cosine, &sine}) {
     check_defined("rotary", *angle);
     check_same_device("rotary", x, *angle);
-    LOCKSTEP_CHECK(angle->shape() == table, "[rotary] expected cosine and sine of shape (T, D / 2) = ", table, ", got ", angle->shape());
+    LOCKSTEP_CHECK(angle->shape() == table, "[rotary] expected cosine and sine of shape (T, D / 2) = ", table, ", got ",
+                   angle->shape());
     LOCKSTEP_CHECK(angle->dtype() == x.dtype() || (angle->dtype() == f32 && x.dtype() != f64),
-                   "[rotary] expected cosine and sine of dtype ", x.dtype(), x.dtype() == f64 ? "" : " or f32", ", got ", angle->dtype());
+                   "[rotary] expected cosine and sine of dtype ", x.dtype(), x.dtype() == f64 ? "" : " or f32",
+                   ", got ", angle->dtype());
   }
   check_same_dtype("rotary", cosine, sine);
   Tensor out = empty_like(x);

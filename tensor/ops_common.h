@@ -14,13 +14,16 @@ inline void check_same_dtype(const char* op, const Tensor& a, const Tensor& b) {
 }
 
 inline void check_same_device(const char* op, const Tensor& a, const Tensor& b) {
-  LOCKSTEP_CHECK(a.device() == b.device(), "[", op, "] expected one device, got ", a.shape(), " on ", a.device(), " and ",
-                 b.shape(), " on ", b.device(), " (move with .to(device))");
+  LOCKSTEP_CHECK(a.device() == b.device(), "[", op, "] expected one device, got ", a.shape(), " on ", a.device(),
+                 " and ", b.shape(), " on ", b.device(), " (move with .to(device))");
 }
 
 inline void check_floating(const char* op, const Tensor& tensor) {
   check_defined(op, tensor);
   LOCKSTEP_CHECK(is_floating(tensor.dtype()), "[", op, "] expected a floating dtype, got ", tensor.dtype());
 }
+
+/// Of a dim; a scalar has one of size 1.
+inline int64_t size_at(const Tensor& x, int dim) { return x.dim() == 0 ? 1 : x.shape()[dim]; }
 
 }  // namespace lockstep

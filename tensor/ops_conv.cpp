@@ -19,8 +19,8 @@ void check_images(const char* op, const Tensor& x) {
 }
 
 void check_pair(const char* op, const char* name, const Dims& pair, int64_t least) {
-  LOCKSTEP_CHECK(pair.rank() == 2 && pair[0] >= least && pair[1] >= least, "[", op, "] expected 2 values >= ", least, " for ", name,
-                 ", got ", pair);
+  LOCKSTEP_CHECK(pair.rank() == 2 && pair[0] >= least && pair[1] >= least, "[", op, "] expected 2 values >= ", least,
+                 " for ", name, ", got ", pair);
 }
 
 /// Shape of conv2d's result, after all checks.
@@ -28,17 +28,18 @@ Shape conv_shape(const char* op, const Shape& x, const Shape& w, const ConvArgs&
   check_pair(op, "stride", args.stride, 1);
   check_pair(op, "padding", args.padding, 0);
   check_pair(op, "dilation", args.dilation, 1);
-  LOCKSTEP_CHECK(x.rank() == 4 && w.rank() == 4, "[", op, "] expected an input (N, C, H, W) and a weight (K, C / groups, R, S), got ", x,
-                 " and ", w);
+  LOCKSTEP_CHECK(x.rank() == 4 && w.rank() == 4, "[", op,
+                 "] expected an input (N, C, H, W) and a weight (K, C / groups, R, S), got ", x, " and ", w);
   LOCKSTEP_CHECK(args.groups >= 1 && w[0] % args.groups == 0, "[", op, "] expected groups that divide the ", w[0],
                  " output channels, got ", args.groups);
-  LOCKSTEP_CHECK(x[1] == w[1] * args.groups, "[", op, "] expected an input with ", w[1] * args.groups, " channels (weight ", w, ", groups ",
-                 args.groups, "), got ", x);
+  LOCKSTEP_CHECK(x[1] == w[1] * args.groups, "[", op, "] expected an input with ", w[1] * args.groups,
+                 " channels (weight ", w, ", groups ", args.groups, "), got ", x);
   Shape out{x[0], w[0]};
   for (int d = 0; d < 2; ++d) {
     const int64_t padded = x[d + 2] + 2 * args.padding[d], reach = args.dilation[d] * (w[d + 2] - 1) + 1;
-    LOCKSTEP_CHECK(w[d + 2] >= 1 && reach <= padded, "[", op, "] expected a kernel that fits the padded input, got weight ", w, ", dilation ",
-                   args.dilation, ", padding ", args.padding, " for input ", x);
+    LOCKSTEP_CHECK(w[d + 2] >= 1 && reach <= padded, "[", op,
+                   "] expected a kernel that fits the padded input, got weight ", w, ", dilation ", args.dilation,
+                   ", padding ", args.padding, " for input ", x);
     out.push_back((padded - reach) / args.stride[d] + 1);
   }
   return out;
@@ -54,7 +55,8 @@ void check_operands(const char* op, const Tensor& a, const Tensor& b) {
 void check_bias(const char* op, const Tensor& bias, const Tensor& x, int64_t channels) {
   if (!bias.defined()) return;
   check_operands(op, bias, x);
-  LOCKSTEP_CHECK(bias.shape() == Shape{channels}, "[", op, "] expected a bias ", Shape{channels}, ", got ", bias.shape());
+  LOCKSTEP_CHECK(bias.shape() == Shape{channels}, "[", op, "] expected a bias ", Shape{channels}, ", got ",
+                 bias.shape());
 }
 
 Tensor dense(const Tensor& x) { return x.defined() ? x.contiguous() : x; }
@@ -72,10 +74,12 @@ Tensor conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvAr
   return out;
 }
 
-Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& bias, int64_t stride, int64_t padding, int64_t dilation, int64_t groups) {
+Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& bias, int64_t stride, int64_t padding, int64_t dilation,
+              int64_t groups) {
   check_operands("conv1d", x, w);
-  LOCKSTEP_CHECK(x.dim() == 3 && w.dim() == 3, "[conv1d] expected an input (N, C, L) and a weight (K, C / groups, S), got ", x.shape(),
-                 " and ", w.shape());
+  LOCKSTEP_CHECK(x.dim() == 3 && w.dim() == 3,
+                 "[conv1d] expected an input (N, C, L) and a weight (K, C / groups, S), got ", x.shape(), " and ",
+                 w.shape());
   const ConvArgs args{.stride = {1, stride}, .padding = {0, padding}, .dilation = {1, dilation}, .groups = groups};
   return conv2d(x.unsqueeze(2), w.unsqueeze(2), bias, args).squeeze(2);
 }
@@ -90,7 +94,8 @@ Tensor conv2d_grad_input(const Tensor& grad, const Tensor& w, const Shape& input
   return out;
 }
 
-WeightBiasGrad conv2d_grad_weight(const Tensor& grad, const Tensor& x, const Shape& weight_shape, const ConvArgs& args, bool with_bias) {
+WeightBiasGrad conv2d_grad_weight(const Tensor& grad, const Tensor& x, const Shape& weight_shape, const ConvArgs& args,
+                                  bool with_bias) {
   check_operands("conv2d_grad_weight", grad, x);
   const Shape shape = conv_shape("conv2d_grad_weight", x.shape(), weight_shape, args);
   LOCKSTEP_CHECK(grad.shape() == shape, "[conv2d_grad_weight] expected a gradient ", shape, ", got ", grad.shape());
@@ -100,26 +105,32 @@ WeightBiasGrad conv2d_grad_weight(const Tensor& grad, const Tensor& x, const Sha
   return out;
 }
 
-Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, const Dims& output_padding) {
+Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args,
+                        const Dims& output_padding) {
   const char* op = "conv_transpose2d";
   check_operands(op, x, w);
   check_pair(op, "stride", args.stride, 1);
   check_pair(op, "padding", args.padding, 0);
   check_pair(op, "dilation", args.dilation, 1);
   check_pair(op, "output_padding", output_padding, 0);
-  LOCKSTEP_CHECK(x.dim() == 4 && w.dim() == 4, "[", op, "] expected an input (N, C, H, W) and a weight (C, K / groups, R, S), got ", x.shape(),
-                 " and ", w.shape());
-  LOCKSTEP_CHECK(x.size(1) == w.size(0) && args.groups >= 1 && x.size(1) % args.groups == 0, "[", op, "] expected an input with ", w.size(0),
-                 " channels (weight ", w.shape(), ", groups ", args.groups, "), got ", x.shape());
+  LOCKSTEP_CHECK(x.dim() == 4 && w.dim() == 4, "[", op,
+                 "] expected an input (N, C, H, W) and a weight (C, K / groups, R, S), got ", x.shape(), " and ",
+                 w.shape());
+  LOCKSTEP_CHECK(x.size(1) == w.size(0) && args.groups >= 1 && x.size(1) % args.groups == 0, "[", op,
+                 "] expected an input with ", w.size(0), " channels (weight ", w.shape(), ", groups ", args.groups,
+                 "), got ", x.shape());
   Shape shape{x.size(0), w.size(1) * args.groups};
   for (int d = 0; d < 2; ++d) {
     LOCKSTEP_CHECK(output_padding[d] < std::max(args.stride[d], args.dilation[d]), "[", op,
                    "] expected output_padding below stride or dilation, got ", output_padding);
-    shape.push_back((x.size(d + 2) - 1) * args.stride[d] - 2 * args.padding[d] + args.dilation[d] * (w.size(d + 2) - 1) + output_padding[d] + 1);
-    LOCKSTEP_CHECK(x.size(d + 2) >= 1 && shape[d + 2] >= 1, "[", op, "] expected a result of at least one pixel, got ", shape, " for input ",
-                   x.shape());
+    shape.push_back((x.size(d + 2) - 1) * args.stride[d] - 2 * args.padding[d] +
+                    args.dilation[d] * (w.size(d + 2) - 1) + output_padding[d] + 1);
+    LOCKSTEP_CHECK(x.size(d + 2) >= 1 && shape[d + 2] >= 1, "[", op, "] expected a result of at least one pixel, got ",
+                   shape, " for input ", x.shape());
   }
   check_bias(op, bias, x, shape[1]);
+  if (bias.defined() && size_of(x.dtype()) == 2)
+    return conv_transpose2d(x.to(f32), w.to(f32), bias.to(f32), args, output_padding).to(x.dtype());  // rounded once
   const Tensor images = as_images(x);
   Tensor out = empty_images(shape, x, is_channels_last(images));
   MacCounter::add(x.numel() * w.size(1) * w.size(2) * w.size(3));
@@ -141,10 +152,10 @@ Shape pool_shape(const char* op, const Shape& x, const PoolArgs& args) {
   Shape out{x[0], x[1]};
   for (int d = 0; d < 2; ++d) {
     const int64_t reach = args.dilation[d] * (args.kernel[d] - 1) + 1, free = x[d + 2] + 2 * args.padding[d] - reach;
-    LOCKSTEP_CHECK(args.padding[d] <= reach / 2, "[", op, "] expected padding of at most half the kernel, got ", args.padding, " for kernel ",
-                   args.kernel);
-    LOCKSTEP_CHECK(free >= 0, "[", op, "] expected a kernel that fits the padded input, got kernel ", args.kernel, ", padding ", args.padding,
-                   " for input ", x);
+    LOCKSTEP_CHECK(args.padding[d] <= reach / 2, "[", op, "] expected padding of at most half the kernel, got ",
+                   args.padding, " for kernel ", args.kernel);
+    LOCKSTEP_CHECK(free >= 0, "[", op, "] expected a kernel that fits the padded input, got kernel ", args.kernel,
+                   ", padding ", args.padding, " for input ", x);
     int64_t size = (free + (args.ceil_mode ? args.stride[d] - 1 : 0)) / args.stride[d] + 1;
     if (args.ceil_mode && (size - 1) * args.stride[d] >= x[d + 2] + args.padding[d]) --size;
     out.push_back(size);
@@ -164,7 +175,8 @@ Tensor grad_images(const char* op, const Tensor& grad, const Shape& shape) {
 ValuesIndices max_pool2d(const Tensor& x, const PoolArgs& args) {
   check_images("max_pool2d", x);
   const Shape shape = pool_shape("max_pool2d", x.shape(), args);
-  LOCKSTEP_CHECK(x.size(2) * x.size(3) <= INT32_MAX, "[max_pool2d] expected planes of fewer than 2^31 places, got ", x.shape());
+  LOCKSTEP_CHECK(x.size(2) * x.size(3) <= INT32_MAX, "[max_pool2d] expected planes of fewer than 2^31 places, got ",
+                 x.shape());
   const Tensor images = as_images(x);
   const bool last = is_channels_last(images);
   ValuesIndices out{empty_images(shape, x, last), {}};
@@ -177,10 +189,10 @@ ValuesIndices max_pool2d(const Tensor& x, const PoolArgs& args) {
 Tensor max_pool2d_grad(const Tensor& grad, const Tensor& indices, const Shape& input_shape) {
   check_images("max_pool2d_grad", grad);
   check_defined("max_pool2d_grad", indices);
-  LOCKSTEP_CHECK(grad.shape() == indices.shape() && indices.dtype() == i32 && input_shape.rank() == 4 && grad.size(0) == input_shape[0] &&
-                     grad.size(1) == input_shape[1],
-                 "[max_pool2d_grad] expected a gradient like the i32 indices of an input ", input_shape, ", got ", grad.shape(), " and ",
-                 indices.dtype(), " ", indices.shape());
+  LOCKSTEP_CHECK(grad.shape() == indices.shape() && indices.dtype() == i32 && input_shape.rank() == 4 &&
+                     grad.size(0) == input_shape[0] && grad.size(1) == input_shape[1],
+                 "[max_pool2d_grad] expected a gradient like the i32 indices of an input ", input_shape, ", got ",
+                 grad.shape(), " and ", indices.dtype(), " ", indices.shape());
   const Tensor places = as_images(indices);
   const bool last = is_channels_last(places);
   Tensor images = grad;
@@ -213,7 +225,8 @@ Tensor avg_pool2d_grad(const Tensor& grad, const Shape& input_shape, const PoolA
 Tensor adaptive_avg_pool2d(const Tensor& x, int64_t height, int64_t width) {
   check_images("adaptive_avg_pool2d", x);
   LOCKSTEP_CHECK(height >= 1 && width >= 1, "[adaptive_avg_pool2d] expected sizes >= 1, got ", height, " and ", width);
-  LOCKSTEP_CHECK(x.size(2) >= 1 && x.size(3) >= 1, "[adaptive_avg_pool2d] expected at least one pixel, got ", x.shape());
+  LOCKSTEP_CHECK(x.size(2) >= 1 && x.size(3) >= 1, "[adaptive_avg_pool2d] expected at least one pixel, got ",
+                 x.shape());
   const Tensor images = as_images(x);
   Tensor out = empty_images({x.size(0), x.size(1), height, width}, x, is_channels_last(images));
   LOCKSTEP_KERNEL(x.device(), adaptive_avg_pool2d)(images, out);
@@ -222,8 +235,10 @@ Tensor adaptive_avg_pool2d(const Tensor& x, int64_t height, int64_t width) {
 
 Tensor adaptive_avg_pool2d_grad(const Tensor& grad, const Shape& input_shape) {
   check_images("adaptive_avg_pool2d_grad", grad);
-  LOCKSTEP_CHECK(input_shape.rank() == 4, "[adaptive_avg_pool2d_grad] expected an input shape (N, C, H, W), got ", input_shape);
-  const Tensor images = grad_images("adaptive_avg_pool2d_grad", grad, {input_shape[0], input_shape[1], grad.size(2), grad.size(3)});
+  LOCKSTEP_CHECK(input_shape.rank() == 4, "[adaptive_avg_pool2d_grad] expected an input shape (N, C, H, W), got ",
+                 input_shape);
+  const Tensor images =
+      grad_images("adaptive_avg_pool2d_grad", grad, {input_shape[0], input_shape[1], grad.size(2), grad.size(3)});
   Tensor out = empty_images(input_shape, grad, is_channels_last(images));
   LOCKSTEP_KERNEL(grad.device(), adaptive_avg_pool2d_grad)(images, out);
   return out;

@@ -40,8 +40,8 @@ Tensor arange(double start, double end, double step, TensorOptions options) {
   LOCKSTEP_CHECK(options.dtype != boolean, "[arange] expected a number dtype, got bool");
   LOCKSTEP_CHECK(std::isfinite(start) && std::isfinite(end) && std::isfinite(step) && step != 0,
                  "[arange] expected finite ends and a step other than 0, got ", start, ", ", end, ", ", step);
-  LOCKSTEP_CHECK((end - start) * step >= 0, "[arange] expected a step that leads from start to end, got ", start, ", ", end,
-                 ", ", step);
+  LOCKSTEP_CHECK((end - start) * step >= 0, "[arange] expected a step that leads from start to end, got ", start, ", ",
+                 end, ", ", step);
   const double count = std::ceil((end - start) / step);
   LOCKSTEP_CHECK(count < 0x1p62, "[arange] expected fewer than 2^62 elements, got ", count);
   Tensor out = empty({int64_t(count)}, options);
@@ -119,7 +119,7 @@ Tensor randperm(int64_t n) {
   for (int64_t i = n - 1; i > 0; --i) {
     const auto words = philox(key, uint64_t(i));
     const uint64_t draw = uint64_t(words[1]) << 32 | words[0];
-    std::swap(values[i], values[int64_t((unsigned __int128)(draw) * uint64_t(i + 1) >> 64)]);
+    std::swap(values[i], values[int64_t((unsigned __int128)(draw)*uint64_t(i + 1) >> 64)]);
   }
   return out.to(default_device());
 }

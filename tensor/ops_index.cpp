@@ -7,11 +7,12 @@ namespace {
 
 TensorOptions options_of(const Tensor& x) { return {.dtype = x.dtype(), .device = x.device()}; }
 
-// An index of i64 on x's device with all values in [0, size). Reading it back from another device would stall that: there
-// the kernels check, and the Error comes from the next synchronisation.
+// An index of i64 on x's device with all values in [0, size). Reading it back from another device would stall that:
+// there the kernels check, and the Error comes from the next synchronisation.
 void check_index(const char* op, const Tensor& index, int64_t size, const Tensor& x) {
   check_defined(op, index);
-  LOCKSTEP_CHECK(index.dtype() == i64, "[", op, "] expected an index of i64, got ", index.dtype(), " (convert with .to(i64))");
+  LOCKSTEP_CHECK(index.dtype() == i64, "[", op, "] expected an index of i64, got ", index.dtype(),
+                 " (convert with .to(i64))");
   check_same_device(op, index, x);
   if (!index.device().is_cpu()) return;
   const Tensor values = index.contiguous();
@@ -24,15 +25,13 @@ void check_index(const char* op, const Tensor& index, int64_t size, const Tensor
   fail(str("[", op, "] expected indices in [0, ", size, "), got ", p[at], " at position ", at));
 }
 
-int64_t size_at(const Tensor& x, int d) { return x.dim() == 0 ? 1 : x.shape()[d]; }
-
 // gather and scatter: `index` has the rank of x and, but for `dim`, at most its sizes.
 void check_places(const char* op, const Tensor& x, int d, const Tensor& index) {
   check_defined(op, index);
   bool fits = index.dim() == x.dim();
   for (int i = 0; fits && i < x.dim(); ++i) fits = i == d || index.shape()[i] <= x.shape()[i];
-  LOCKSTEP_CHECK(fits, "[", op, "] expected an index of the rank of ", x.shape(), " and at most its sizes outside dim ", d,
-                 ", got ", index.shape());
+  LOCKSTEP_CHECK(fits, "[", op, "] expected an index of the rank of ", x.shape(), " and at most its sizes outside dim ",
+                 d, ", got ", index.shape());
   check_index(op, index, size_at(x, d), x);
 }
 
@@ -42,12 +41,12 @@ void check_source(const char* op, const Tensor& x, const Tensor& index, const Te
   check_same_device(op, x, source);
   bool fits = source.dim() == index.dim();
   for (int i = 0; fits && i < index.dim(); ++i) fits = index.shape()[i] <= source.shape()[i];
-  LOCKSTEP_CHECK(fits, "[", op, "] expected a source of at least the index's sizes ", index.shape(), ", got ", source.shape());
+  LOCKSTEP_CHECK(fits, "[", op, "] expected a source of at least the index's sizes ", index.shape(), ", got ",
+                 source.shape());
 }
 
 // Runs fn on x when it is row-major, else on a copy that is then written back.
-template <class Fn>
-const Tensor& in_place(const char* op, const Tensor& x, Fn&& fn) {
+template <class Fn> const Tensor& in_place(const char* op, const Tensor& x, Fn&& fn) {
   Tensor out = x.contiguous();
   fn(out);
   if (!x.is_contiguous()) LOCKSTEP_KERNEL(x.device(), copy)(out, const_cast<Tensor&>(x));
@@ -56,7 +55,7 @@ const Tensor& in_place(const char* op, const Tensor& x, Fn&& fn) {
 }
 
 // A source that does not change while x is written.
-Tensor apart_from(const Tensor& source, const Tensor& x) {
+Tensor apart_from_own(const Tensor& source, const Tensor& x) {
   return source.storage() == x.storage() ? source.clone() : source;
 }
 
@@ -125,7 +124,8 @@ Tensor embedding(const Tensor& weight, const Tensor& index) {
   return out;
 }
 
-const Tensor& embedding_grad_(const Tensor& grad_weight, const Tensor& grad, const Tensor& index, int64_t padding_index) {
+const Tensor& embedding_grad_(const Tensor& grad_weight, const Tensor& grad, const Tensor& index,
+                              int64_t padding_index) {
   check_floating("embedding_grad_", grad_weight);
   check_defined("embedding_grad_", grad);
   LOCKSTEP_CHECK(grad_weight.dim() == 2, "[embedding_grad_] expected a gradient of shape (rows, columns), got ",
@@ -135,8 +135,9 @@ const Tensor& embedding_grad_(const Tensor& grad_weight, const Tensor& grad, con
   check_index("embedding_grad_", index, grad_weight.shape()[0], grad_weight);
   Shape shape = index.shape();
   shape.push_back(grad_weight.shape()[1]);
-  LOCKSTEP_CHECK(grad.shape() == shape, "[embedding_grad_] expected a gradient of shape ", shape, ", got ", grad.shape());
-  const Tensor rows = apart_from(grad, grad_weight).reshape({index.numel(), shape.back()});
+  LOCKSTEP_CHECK(grad.shape() == shape, "[embedding_grad_] expected a gradient of shape ", shape, ", got ",
+                 grad.shape());
+  const Tensor rows = apart_from_own(grad, grad_weight).reshape({index.numel(), shape.back()});
   const Tensor places = index.reshape({index.numel()});
   return in_place("embedding_grad_", grad_weight, [&](Tensor& out) {
     LOCKSTEP_KERNEL(out.device(), embedding_grad)(rows, places, padding_index, out);
@@ -168,7 +169,7 @@ const Tensor& scatter_add_(const Tensor& x, int64_t dim, const Tensor& index, co
   LOCKSTEP_CHECK(x.dtype() != boolean, "[scatter_add_] expected a number dtype, got bool");
   check_places("scatter_add_", x, d, index);
   check_source("scatter_add_", x, index, source);
-  const Tensor from = apart_from(source, x);
+  const Tensor from = apart_from_own(source, x);
   // Only as much of the source as the index covers.
   const Tensor part = from.as_strided(index.shape(), from.strides(), from.offset());
   return in_place("scatter_add_", x, [&](Tensor& out) {
@@ -205,7 +206,7 @@ const Tensor& index_add_(const Tensor& x, int64_t dim, const Tensor& index, cons
   Shape shape = x.shape();
   shape[d] = index.numel();
   LOCKSTEP_CHECK(source.shape() == shape, "[index_add_] expected a source of shape ", shape, ", got ", source.shape());
-  const Tensor from = apart_from(source, x);
+  const Tensor from = apart_from_own(source, x);
   return in_place("index_add_", x, [&](Tensor& out) { LOCKSTEP_KERNEL(out.device(), index_add)(from, d, index, out); });
 }
 
@@ -219,7 +220,7 @@ const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, double value) {
   LOCKSTEP_CHECK(check_mask("masked_fill_", x, mask) == x.shape(), "[masked_fill_] expected a mask that broadcasts to ",
                  x.shape(), ", got ", mask.shape());
   Tensor out = x;
-  masked_fill_into(x, apart_from(mask, x), value, out);
+  masked_fill_into(x, apart_from_own(mask, x), value, out);
   x.storage()->bump_version("masked_fill_");
   return x;
 }
@@ -261,8 +262,8 @@ Tensor stack(const std::vector<Tensor>& tensors, int64_t dim) {
 Tensor pad(const Tensor& x, const std::vector<int64_t>& pad, double value) {
   check_defined("pad", x);
   LOCKSTEP_CHECK(pad.size() % 2 == 0 && int64_t(pad.size()) <= 2 * x.dim(),
-                 "[pad] expected (before, after) pairs for at most ", x.dim(), " dims, got ", pad.size(), " numbers for shape ",
-                 x.shape());
+                 "[pad] expected (before, after) pairs for at most ", x.dim(), " dims, got ", pad.size(),
+                 " numbers for shape ", x.shape());
   Shape shape = x.shape();
   for (size_t i = 0; i < pad.size(); ++i) shape[x.dim() - 1 - int(i / 2)] += pad[i];
   for (int64_t size : shape) {
@@ -273,7 +274,8 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& pad, double value) {
   Tensor source = x, target = out;
   for (int pair = 0; pair < int(pad.size() / 2); ++pair) {
     const int d = x.dim() - 1 - pair;
-    const int64_t before = pad[size_t(2 * pair)], from = std::max<int64_t>(0, -before), to = std::max<int64_t>(0, before);
+    const int64_t before = pad[size_t(2 * pair)], from = std::max<int64_t>(0, -before),
+                  to = std::max<int64_t>(0, before);
     const int64_t length = std::max<int64_t>(0, std::min(x.shape()[d] - from, shape[d] - to));
     if (length == 0) return out;
     source = source.narrow(d, from, length);
@@ -321,8 +323,8 @@ Tensor roll(const Tensor& x, const Dims& shifts, const Dims& dims) {
 
 Tensor repeat(const Tensor& x, const Dims& repeats) {
   check_defined("repeat", x);
-  LOCKSTEP_CHECK(repeats.size() >= x.dim(), "[repeat] expected at least ", x.dim(), " counts for shape ", x.shape(), ", got ",
-                 repeats);
+  LOCKSTEP_CHECK(repeats.size() >= x.dim(), "[repeat] expected at least ", x.dim(), " counts for shape ", x.shape(),
+                 ", got ", repeats);
   for (int64_t count : repeats) LOCKSTEP_CHECK(count >= 0, "[repeat] expected counts >= 0, got ", repeats);
   Shape shape = x.shape();
   while (shape.rank() < repeats.size()) shape.insert(0, 1);
@@ -345,7 +347,8 @@ Tensor one_hot(const Tensor& index, int64_t classes) {
   check_defined("one_hot", index);
   if (classes == -1) {
     LOCKSTEP_CHECK(index.numel() > 0, "[one_hot] expected classes >= 0 for an empty index, got -1");
-    LOCKSTEP_CHECK(index.dtype() == i64, "[one_hot] expected an index of i64, got ", index.dtype(), " (convert with .to(i64))");
+    LOCKSTEP_CHECK(index.dtype() == i64, "[one_hot] expected an index of i64, got ", index.dtype(),
+                   " (convert with .to(i64))");
     classes = std::max<int64_t>(0, max(index).item<int64_t>()) + 1;
   }
   LOCKSTEP_CHECK(classes >= 0, "[one_hot] expected classes >= 0, or -1 to infer them, got ", classes);
@@ -356,7 +359,8 @@ Tensor one_hot(const Tensor& index, int64_t classes) {
   if (out.numel() == 0) return out;
   const Shape column{index.numel(), 1};
   Tensor rows = out.view({index.numel(), classes});
-  LOCKSTEP_KERNEL(out.device(), scatter)(false, full({}, 1, options_of(out)).expand(column), 1, index.reshape(column), rows);
+  LOCKSTEP_KERNEL(out.device(), scatter)
+  (false, full({}, 1, options_of(out)).expand(column), 1, index.reshape(column), rows);
   return out;
 }
 

@@ -33,7 +33,8 @@ bool rows_fold(const Tensor& x) {
   return true;
 }
 
-Tensor run(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, const Shape& shape) {
+Tensor run(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre,
+           const Shape& shape) {
   Tensor out = empty(shape, {.dtype = a.dtype(), .device = a.device()});
   MacCounter::add(out.numel() * a.size(-1));
   const KernelScope scope("matmul");
@@ -48,7 +49,9 @@ std::atomic<MatmulPrecision> f32_products{MatmulPrecision::full};
 
 }  // namespace
 
-void set_float32_matmul_precision(MatmulPrecision precision) { f32_products.store(precision, std::memory_order_relaxed); }
+void set_float32_matmul_precision(MatmulPrecision precision) {
+  f32_products.store(precision, std::memory_order_relaxed);
+}
 MatmulPrecision float32_matmul_precision() { return f32_products.load(std::memory_order_relaxed); }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
@@ -57,7 +60,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
                  " (multiply by a scalar with *)");
   const Tensor left = a.dim() == 1 ? a.unsqueeze(0) : a, right = b.dim() == 1 ? b.unsqueeze(1) : b;
   const int64_t m = left.size(-2), k = left.size(-1), n = right.size(-1);
-  LOCKSTEP_CHECK(k == right.size(-2), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ", b.shape());
+  LOCKSTEP_CHECK(k == right.size(-2), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ",
+                 b.shape());
   Tensor none, out;
   if (a.dim() == 2 && b.dim() == 2) return run(a, b, none, {}, none, {m, n});
   Shape batch = broadcast_shapes("matmul", Shape(left.shape().begin(), left.shape().end() - 2),
@@ -76,12 +80,16 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   return a.dim() == 1 ? out.squeeze(b.dim() == 1 ? -1 : -2) : out;
 }
 
-Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args, const Tensor& kept) {
+Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args,
+                         const Tensor& kept) {
   const auto kernel = table(a.device()).matmul_unary_grad;
-  const bool fits = a.dim() == 2 && b.dim() == 2 && are_matrices(a) && are_matrices(b) && kept.is_contiguous() && kept.dtype() == a.dtype() && kept.shape() == Shape{a.size(0), b.size(1)};
-  if (!kernel || !fits || a.dtype() == f16 || a.dtype() == bf16) return pointwise_grad(op, PointwisePart::grad0, args, matmul(a, b), kept, {});
+  const bool fits = a.dim() == 2 && b.dim() == 2 && are_matrices(a) && are_matrices(b) && kept.is_contiguous() &&
+                    kept.dtype() == a.dtype() && kept.shape() == Shape{a.size(0), b.size(1)};
+  if (!kernel || !fits || a.dtype() == f16 || a.dtype() == bf16)
+    return pointwise_grad(op, PointwisePart::grad0, args, matmul(a, b), kept, {});
   check_product("matmul", a, b);
-  LOCKSTEP_CHECK(a.size(1) == b.size(0), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ", b.shape());
+  LOCKSTEP_CHECK(a.size(1) == b.size(0), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ",
+                 b.shape());
   Tensor out = empty(kept.shape(), {.dtype = a.dtype(), .device = a.device()});
   MacCounter::add(out.numel() * a.size(1));
   const KernelScope scope("matmul");
@@ -93,10 +101,11 @@ Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, double beta, dou
   check_product("addmm", a, b);
   check_product("addmm", c, a);
   LOCKSTEP_CHECK(a.dim() == 2 && b.dim() == 2, "[addmm] expected two matrices, got ", a.shape(), " and ", b.shape());
-  LOCKSTEP_CHECK(a.size(1) == b.size(0), "[addmm] expected the inner sizes to agree, got ", a.shape(), " and ", b.shape());
+  LOCKSTEP_CHECK(a.size(1) == b.size(0), "[addmm] expected the inner sizes to agree, got ", a.shape(), " and ",
+                 b.shape());
   const Shape shape{a.size(0), b.size(1)};
-  LOCKSTEP_CHECK(c.dim() <= 2 && broadcast_shapes("addmm", c.shape(), shape) == shape, "[addmm] expected a c that broadcasts to ",
-                 shape, ", got ", c.shape());
+  LOCKSTEP_CHECK(c.dim() <= 2 && broadcast_shapes("addmm", c.shape(), shape) == shape,
+                 "[addmm] expected a c that broadcasts to ", shape, ", got ", c.shape());
   Tensor none, out = beta == 0 ? empty(shape, {.dtype = a.dtype(), .device = a.device()}) : c.expand(shape).clone();
   const MatmulArgs args{.alpha = alpha, .beta = beta};
   MacCounter::add(out.numel() * a.size(1));
@@ -113,11 +122,12 @@ Tensor outer(const Tensor& a, const Tensor& b) {
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation, Tensor* pre) {
   check_product("linear", x, w);
   LOCKSTEP_CHECK(w.dim() == 2, "[linear] expected a weight (out, in), got ", w.shape());
-  LOCKSTEP_CHECK(x.dim() >= 1 && x.size(-1) == w.size(1), "[linear] expected an input (..., ", w.size(1), ") for weight ",
-                 w.shape(), ", got ", x.shape());
+  LOCKSTEP_CHECK(x.dim() >= 1 && x.size(-1) == w.size(1), "[linear] expected an input (..., ", w.size(1),
+                 ") for weight ", w.shape(), ", got ", x.shape());
   if (bias.defined()) {
     check_product("linear", bias, x);
-    LOCKSTEP_CHECK(bias.shape() == Shape{w.size(0)}, "[linear] expected a bias ", Shape{w.size(0)}, ", got ", bias.shape());
+    LOCKSTEP_CHECK(bias.shape() == Shape{w.size(0)}, "[linear] expected a bias ", Shape{w.size(0)}, ", got ",
+                   bias.shape());
   }
   Shape shape = x.shape();
   shape[x.dim() - 1] = w.size(0);
@@ -125,7 +135,8 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, Activation a
   Tensor values;
   if (pre) values = empty({rows, w.size(0)}, {.dtype = x.dtype(), .device = x.device()});
   const Tensor shift = bias.defined() ? bias.contiguous() : bias;
-  const Tensor out = run(x.reshape({rows, w.size(1)}), w.t(), shift, {.activation = activation}, values, {rows, w.size(0)});
+  const Tensor out =
+      run(x.reshape({rows, w.size(1)}), w.t(), shift, {.activation = activation}, values, {rows, w.size(0)});
   if (pre) *pre = values.view(shape);
   return out.view(shape);
 }
@@ -183,13 +194,15 @@ Named contract(const Named& a, const Named& b, const std::string& wanted) {
   if (inner.empty()) {  // nothing to sum: a broadcast multiplication
     for (char name : rows) left.push_back(a.size(name)), right.push_back(1);
     for (char name : columns) left.push_back(1), right.push_back(b.size(name));
-    return {mul(a.arranged(batch + rows).reshape(left), b.arranged(batch + columns).reshape(right)), batch + rows + columns};
+    return {mul(a.arranged(batch + rows).reshape(left), b.arranged(batch + columns).reshape(right)),
+            batch + rows + columns};
   }
   left.push_back(m), left.push_back(k);
   right.push_back(k), right.push_back(n);
   for (char name : rows) result.push_back(a.size(name));
   for (char name : columns) result.push_back(b.size(name));
-  const Tensor out = matmul(a.arranged(batch + rows + inner).reshape(left), b.arranged(batch + inner + columns).reshape(right));
+  const Tensor out =
+      matmul(a.arranged(batch + rows + inner).reshape(left), b.arranged(batch + inner + columns).reshape(right));
   return {out.reshape(result), batch + rows + columns};
 }
 
@@ -208,8 +221,8 @@ std::pair<std::vector<std::string>, std::string> parse(const std::string& equati
     } else if (c == ',' && !arrow) {
       inputs.emplace_back();
     } else {
-      LOCKSTEP_CHECK((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'), "[einsum] expected letters, commas and one ->, got \"",
-                     equation, "\"");
+      LOCKSTEP_CHECK((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'),
+                     "[einsum] expected letters, commas and one ->, got \"", equation, "\"");
       (arrow ? output : inputs.back()) += c;
     }
   }
@@ -221,10 +234,10 @@ std::pair<std::vector<std::string>, std::string> parse(const std::string& equati
       if (all.find(all[i]) == all.rfind(all[i])) output += all[i];
   }
   for (char name : output) {
-    LOCKSTEP_CHECK(all.find(name) != std::string::npos, "[einsum] expected output letters that occur in an operand, got ", name,
-                   " in \"", equation, "\"");
-    LOCKSTEP_CHECK(output.find(name) == output.rfind(name), "[einsum] expected each output letter once, got ", name, " twice in \"",
-                   equation, "\"");
+    LOCKSTEP_CHECK(all.find(name) != std::string::npos,
+                   "[einsum] expected output letters that occur in an operand, got ", name, " in \"", equation, "\"");
+    LOCKSTEP_CHECK(output.find(name) == output.rfind(name), "[einsum] expected each output letter once, got ", name,
+                   " twice in \"", equation, "\"");
   }
   return {inputs, output};
 }
@@ -233,19 +246,19 @@ std::pair<std::vector<std::string>, std::string> parse(const std::string& equati
 
 Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) {
   const auto [inputs, output] = parse(equation);
-  LOCKSTEP_CHECK(inputs.size() == operands.size(), "[einsum] expected ", inputs.size(), " operands for \"", equation, "\", got ",
-                 operands.size());
+  LOCKSTEP_CHECK(inputs.size() == operands.size(), "[einsum] expected ", inputs.size(), " operands for \"", equation,
+                 "\", got ", operands.size());
   int64_t sizes[128];
   std::fill_n(sizes, 128, -1);
   std::vector<Named> named;
   for (size_t i = 0; i < operands.size(); ++i) {
     check_product("einsum", operands[0], operands[i]);
-    LOCKSTEP_CHECK(size_t(operands[i].dim()) == inputs[i].size(), "[einsum] expected operand ", i, " to have ", inputs[i].size(),
-                   " dims (\"", inputs[i], "\"), got ", operands[i].shape());
+    LOCKSTEP_CHECK(size_t(operands[i].dim()) == inputs[i].size(), "[einsum] expected operand ", i, " to have ",
+                   inputs[i].size(), " dims (\"", inputs[i], "\"), got ", operands[i].shape());
     for (int d = 0; d < operands[i].dim(); ++d) {
       int64_t& size = sizes[int(inputs[i][size_t(d)])];
-      LOCKSTEP_CHECK(size == -1 || size == operands[i].shape()[d], "[einsum] expected ", inputs[i][size_t(d)], " to have size ", size,
-                     " everywhere, got ", operands[i].shape(), " for \"", inputs[i], "\"");
+      LOCKSTEP_CHECK(size == -1 || size == operands[i].shape()[d], "[einsum] expected ", inputs[i][size_t(d)],
+                     " to have size ", size, " everywhere, got ", operands[i].shape(), " for \"", inputs[i], "\"");
       size = operands[i].shape()[d];
     }
     named.push_back({operands[i], inputs[i]});

@@ -43,8 +43,6 @@ Tensor as_rows(const Tensor& x, int64_t columns) {
 /// x with `dim` moved to the end (and back again: the swap is its own inverse).
 Tensor swap_to_end(const Tensor& x, int dim) { return dim >= x.dim() - 1 ? x : x.transpose(dim, -1); }
 
-int64_t size_at(const Tensor& x, int dim) { return x.dim() == 0 ? 1 : x.shape()[dim]; }
-
 Tensor softmax_along(const char* op, bool log, const Tensor& x, int64_t dim) {
   check_floating(op, x);
   const int d = normalize_dim(op, dim, x.dim());
@@ -85,7 +83,7 @@ Tensor channels_from_end(const Tensor& x) {
   return x.permute(order);
 }
 
-bool is_channels_last(const Tensor& x) { return !x.is_contiguous() && channels_to_end(x).is_contiguous(); }
+bool lies_channels_last(const Tensor& x) { return !x.is_contiguous() && channels_to_end(x).is_contiguous(); }
 
 Tensor as_planes(const Tensor& x, bool channels_last) {
   int64_t plane = 1;
@@ -124,15 +122,16 @@ void check_rows(const char* op, const Tensor& logits, const Tensor& target, cons
   LOCKSTEP_CHECK(args.label_smoothing >= 0 && args.label_smoothing <= 1, "[", op,
                  "] expected label_smoothing in [0, 1], got ", args.label_smoothing);
   LOCKSTEP_CHECK(!args.elsewhere || (args.label_smoothing == 0 && !weight.defined()), "[", op,
-                 "] expected neither weights nor label_smoothing for a part of the classes, got label_smoothing ", args.label_smoothing);
+                 "] expected neither weights nor label_smoothing for a part of the classes, got label_smoothing ",
+                 args.label_smoothing);
 }
 
 void check_targets(const char* op, const Tensor& target, int64_t classes, const CrossEntropyArgs& args) {
   if (!target.device().is_cpu()) return;  // reading them back would stall the device
   const int64_t* t = target.data<int64_t>();
   for (int64_t row = 0; row < target.numel(); ++row) {
-    LOCKSTEP_CHECK((t[row] >= 0 && t[row] < classes) || t[row] == args.ignore_index || (args.elsewhere && t[row] == -1), "[", op, "] expected targets in [0, ",
-                   classes, "), got ", t[row], " in row ", row);
+    LOCKSTEP_CHECK((t[row] >= 0 && t[row] < classes) || t[row] == args.ignore_index || (args.elsewhere && t[row] == -1),
+                   "[", op, "] expected targets in [0, ", classes, "), got ", t[row], " in row ", row);
   }
 }
 
@@ -223,7 +222,7 @@ NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
       check_same_device("batch_norm", x, *tensor);
     }
   }
-  const bool last = is_channels_last(x);
+  const bool last = lies_channels_last(x);
   const DType dtype = statistics_dtype(x);
   NormResult result{empty_in_layout(x, last), {}, {}};
   Tensor var;
@@ -253,7 +252,7 @@ NormGrad batch_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& 
   check_optional("batch_norm_grad", "weight", weight, x, {channels});
   check_statistics("batch_norm_grad", "mean", saved.mean, x, channels);
   check_statistics("batch_norm_grad", "rstd", saved.rstd, x, channels);
-  const bool last = is_channels_last(x);
+  const bool last = lies_channels_last(x);
   const TensorOptions like{x.dtype(), x.device()};
   NormGrad result{empty_in_layout(x, last), weight.defined() ? empty({channels}, like) : Tensor(),
                   with_bias ? empty({channels}, like) : Tensor()};
@@ -267,7 +266,8 @@ NormGrad batch_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& 
 CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, const Tensor& weight,
                                     const CrossEntropyArgs& args) {
   check_rows("cross_entropy", logits, target, weight, args);
-  LOCKSTEP_CHECK(!args.elsewhere, "[cross_entropy] expected targets in these classes: only the gradient knows of others");
+  LOCKSTEP_CHECK(!args.elsewhere,
+                 "[cross_entropy] expected targets in these classes: only the gradient knows of others");
   const Tensor t = target.contiguous();
   check_targets("cross_entropy", t, logits.shape()[1], args);
   CrossEntropyRows result{statistics(logits, logits.shape()[0]), statistics(logits, logits.shape()[0])};
@@ -311,8 +311,9 @@ double cross_entropy_weight_sum(const Tensor& target, const Tensor& weight, cons
 Tensor dropout(const Tensor& x, double p, PhiloxKey key, const PartOf& part) {
   check_floating("dropout", x);
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[dropout] expected p in [0, 1], got ", p);
-  LOCKSTEP_CHECK(part.count >= 1 && part.index >= 0 && part.index < part.count, "[dropout] expected a part from 0 to ", part.count - 1, ", got ", part.index, " of ", part.count);
-  Place place;
+  LOCKSTEP_CHECK(part.count >= 1 && part.index >= 0 && part.index < part.count, "[dropout] expected a part from 0 to ",
+                 part.count - 1, ", got ", part.index, " of ", part.count);
+  Region place;
   if (part.count > 1) {
     int64_t run = 1;
     for (int d = x.dim() - 1; d >= normalize_dim("dropout", part.dim, x.dim()); --d) run *= x.shape()[d];

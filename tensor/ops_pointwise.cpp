@@ -17,14 +17,20 @@ constexpr const char* names[][2] = {  // of an operation and of its derivatives,
 #define LOCKSTEP_BINARY(name, functor, types) {#name, #name " derivative"},
 #define LOCKSTEP_COMPARE(name, functor) {#name, #name},
 #include "tensor/pointwise.def"
-  {"where", "where derivative"}, {"addcmul", "addcmul derivative"}, {"lerp", "lerp derivative"}};
+    {"where", "where derivative"},
+    {"addcmul", "addcmul derivative"},
+    {"lerp", "lerp derivative"}};
 static_assert(std::size(names) == size_t(PointwiseOp::count));
 
-struct Kind { bool of_floats, of_integers, of_bool; const char* words; };
-constexpr Kind floats{true, false, false, "a floating dtype"}, numbers{true, true, false, "a floating or integer dtype"};
-constexpr Kind logic{false, false, true, "dtype bool"}, everything{true, true, true, "any dtype"};
+struct Operands {
+  bool of_floats, of_integers, of_bool;
+  const char* words;
+};
+constexpr Operands floats{true, false, false, "a floating dtype"},
+    numbers{true, true, false, "a floating or integer dtype"};
+constexpr Operands logic{false, false, true, "dtype bool"}, everything{true, true, true, "any dtype"};
 
-void check_kind(const char* name, const Kind& kind, DType dtype) {
+void check_kind(const char* name, const Operands& kind, DType dtype) {
   const bool fits = is_floating(dtype) ? kind.of_floats : dtype == boolean ? kind.of_bool : kind.of_integers;
   LOCKSTEP_CHECK(fits, "[", name, "] expected ", kind.words, ", got ", dtype);
 }
@@ -32,24 +38,27 @@ void check_kind(const char* name, const Kind& kind, DType dtype) {
 void check_pair(const char* name, const Tensor& a, const Tensor& b) {
   check_defined(name, a);
   check_defined(name, b);
-  LOCKSTEP_CHECK(a.dtype() == b.dtype(), "[", name, "] expected operands of one dtype, got ", a.dtype(), " and ", b.dtype(),
-                 "; convert with .to(dtype)");
+  LOCKSTEP_CHECK(a.dtype() == b.dtype(), "[", name, "] expected operands of one dtype, got ", a.dtype(), " and ",
+                 b.dtype(), "; convert with .to(dtype)");
   check_same_device(name, a, b);
 }
 
 // A parameter of an integer operation must be an integer itself: nothing is promoted. (clamp accepts infinities.)
 void check_parameter(const char* name, DType dtype, double value) {
-  LOCKSTEP_CHECK(is_floating(dtype) || std::rint(value) == value, "[", name, "] expected a whole number for ", dtype, ", got ",
-                 value, "; convert the tensor with .to(f32)");
+  LOCKSTEP_CHECK(is_floating(dtype) || std::rint(value) == value, "[", name, "] expected a whole number for ", dtype,
+                 ", got ", value, "; convert the tensor with .to(f32)");
 }
 
 template <class... Inputs>
 void run(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, Tensor& out, const Inputs&... inputs) {
   const Tensor* in[] = {&inputs...};
-  LOCKSTEP_KERNEL_AS(out.device(), pointwise, names[size_t(op)][part != PointwisePart::value])(op, part, args, in, int(sizeof...(inputs)), out);
+  LOCKSTEP_KERNEL_AS(out.device(), pointwise, names[size_t(op)][part != PointwisePart::value])
+  (op, part, args, in, int(sizeof...(inputs)), out);
 }
 
-Tensor result(const Shape& shape, DType dtype, Device device) { return empty(shape, {.dtype = dtype, .device = device}); }
+Tensor result(const Shape& shape, DType dtype, Device device) {
+  return empty(shape, {.dtype = dtype, .device = device});
+}
 
 // --- in place ---
 
@@ -85,7 +94,7 @@ void check_broadcast_to(const char* name, const Tensor& x, const Tensor& b) {
 
 // --- the four forms ---
 
-Tensor unary(const char* name, PointwiseOp op, const Kind& kind, const Tensor& x, const PointwiseArgs& args = {}) {
+Tensor unary(const char* name, PointwiseOp op, const Operands& kind, const Tensor& x, const PointwiseArgs& args = {}) {
   check_defined(name, x);
   check_kind(name, kind, x.dtype());
   check_parameter(name, x.dtype(), args.p);
@@ -95,7 +104,8 @@ Tensor unary(const char* name, PointwiseOp op, const Kind& kind, const Tensor& x
   return out;
 }
 
-const Tensor& unary_in_place(const char* name, PointwiseOp op, const Kind& kind, const Tensor& x, const PointwiseArgs& args = {}) {
+const Tensor& unary_in_place(const char* name, PointwiseOp op, const Operands& kind, const Tensor& x,
+                             const PointwiseArgs& args = {}) {
   check_defined(name, x);
   check_kind(name, kind, x.dtype());
   check_parameter(name, x.dtype(), args.p);
@@ -107,7 +117,8 @@ const Tensor& unary_in_place(const char* name, PointwiseOp op, const Kind& kind,
   return x;
 }
 
-Tensor binary(const char* name, PointwiseOp op, const Kind& kind, const Tensor& a, const Tensor& b, bool to_bool = false) {
+Tensor binary(const char* name, PointwiseOp op, const Operands& kind, const Tensor& a, const Tensor& b,
+              bool to_bool = false) {
   check_pair(name, a, b);
   check_kind(name, kind, a.dtype());
   const DType dtype = to_bool ? boolean : a.dtype();
@@ -117,7 +128,8 @@ Tensor binary(const char* name, PointwiseOp op, const Kind& kind, const Tensor& 
   return out;
 }
 
-const Tensor& binary_in_place(const char* name, PointwiseOp op, const Kind& kind, const Tensor& x, const Tensor& b) {
+const Tensor& binary_in_place(const char* name, PointwiseOp op, const Operands& kind, const Tensor& x,
+                              const Tensor& b) {
   check_pair(name, x, b);
   check_kind(name, kind, x.dtype());
   check_broadcast_to(name, x, b);
@@ -146,10 +158,12 @@ template <class F> constexpr GradInfo binary_info(const char* name) {
 
 GradInfo grad_info(PointwiseOp op) {
   switch (op) {
+// clang-format off
 #define LOCKSTEP_UNARY(name, F, types) case PointwiseOp::name: return unary_info<functor::F>(#name);
 #define LOCKSTEP_UNARY1(name, F, types, p, d) case PointwiseOp::name: return unary_info<functor::F>(#name);
 #define LOCKSTEP_UNARY2(name, F, types, p, d, q, e) case PointwiseOp::name: return unary_info<functor::F>(#name);
 #define LOCKSTEP_BINARY(name, F, types) case PointwiseOp::name: return binary_info<functor::F>(#name);
+// clang-format on
 #include "tensor/pointwise.def"
     default: return {};
   }
@@ -157,18 +171,24 @@ GradInfo grad_info(PointwiseOp op) {
 
 }  // namespace
 
-#define LOCKSTEP_UNARY(name, functor, types)                                                             \
-  Tensor name(const Tensor& x) { return unary(#name, PointwiseOp::name, types, x); }                     \
+#define LOCKSTEP_UNARY(name, functor, types)                                         \
+  Tensor name(const Tensor& x) { return unary(#name, PointwiseOp::name, types, x); } \
   const Tensor& name##_(const Tensor& x) { return unary_in_place(#name "_", PointwiseOp::name, types, x); }
-#define LOCKSTEP_UNARY1(name, functor, types, p, d)                                                      \
-  Tensor name(const Tensor& x, double p) { return unary(#name, PointwiseOp::name, types, x, {p, 0}); }   \
-  const Tensor& name##_(const Tensor& x, double p) { return unary_in_place(#name "_", PointwiseOp::name, types, x, {p, 0}); }
-#define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e)                                                \
+#define LOCKSTEP_UNARY1(name, functor, types, p, d)                                                    \
+  Tensor name(const Tensor& x, double p) { return unary(#name, PointwiseOp::name, types, x, {p, 0}); } \
+  const Tensor& name##_(const Tensor& x, double p) {                                                   \
+    return unary_in_place(#name "_", PointwiseOp::name, types, x, {p, 0});                             \
+  }
+#define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e)                                                        \
   Tensor name(const Tensor& x, double p, double q) { return unary(#name, PointwiseOp::name, types, x, {p, q}); } \
-  const Tensor& name##_(const Tensor& x, double p, double q) { return unary_in_place(#name "_", PointwiseOp::name, types, x, {p, q}); }
-#define LOCKSTEP_BINARY(name, functor, types)                                                            \
+  const Tensor& name##_(const Tensor& x, double p, double q) {                                                   \
+    return unary_in_place(#name "_", PointwiseOp::name, types, x, {p, q});                                       \
+  }
+#define LOCKSTEP_BINARY(name, functor, types)                                                             \
   Tensor name(const Tensor& a, const Tensor& b) { return binary(#name, PointwiseOp::name, types, a, b); } \
-  const Tensor& name##_(const Tensor& a, const Tensor& b) { return binary_in_place(#name "_", PointwiseOp::name, types, a, b); }
+  const Tensor& name##_(const Tensor& a, const Tensor& b) {                                               \
+    return binary_in_place(#name "_", PointwiseOp::name, types, a, b);                                    \
+  }
 #define LOCKSTEP_COMPARE(name, functor) \
   Tensor name(const Tensor& a, const Tensor& b) { return binary(#name, PointwiseOp::name, everything, a, b, true); }
 #include "tensor/pointwise.def"
@@ -229,12 +249,13 @@ Tensor isfinite(const Tensor& x) {
   return lt(abs(x), full({}, infinity, {.dtype = x.dtype(), .device = x.device()}));
 }
 
-Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor& grad, const Tensor& a,
-                      const Tensor& b) {
+Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor& grad,
+                      const Tensor& a, const Tensor& b) {
   const GradInfo info = grad_info(op);
   LOCKSTEP_CHECK(info.form != Form::other && part != PointwisePart::value &&
                      (info.form == Form::binary || part == PointwisePart::grad0),
-                 "[pointwise_grad] expected an operation and part with a derivative, got operation ", int(op), " part ", int(part));
+                 "[pointwise_grad] expected an operation and part with a derivative, got operation ", int(op), " part ",
+                 int(part));
   check_floating("pointwise_grad", grad);
   // The derivative of these is 1.
   if (op == PointwiseOp::add || op == PointwiseOp::add_scalar) return grad;
@@ -242,11 +263,13 @@ Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& a
 
   const bool unary_form = info.form == Form::unary;
   const int mask = part == PointwisePart::grad0 ? info.reads0 : info.reads1;
-  const bool reads_a = unary_form ? info.reads == functor::Reads::input || info.reads == functor::Reads::output : mask & functor::reads_a;
+  const bool reads_a = unary_form ? info.reads == functor::Reads::input || info.reads == functor::Reads::output
+                                  : mask & functor::reads_a;
   const bool reads_b = !unary_form && (mask & functor::reads_b);
   if (reads_a) check_pair(info.name, grad, a), check_broadcast_to(info.name, grad, a);
   if (reads_b) check_pair(info.name, grad, b), check_broadcast_to(info.name, grad, b);
-  // What is not read still needs a place in the list. A binary operation's gradient serves twice, so it is not overwritten.
+  // What is not read still needs a place in the list. A binary operation's gradient serves twice, so it is not
+  // overwritten.
   const Tensor &first = reads_a ? a : grad, &second = reads_b ? b : grad;
   const bool reuse = unary_form && grad.is_exclusive() && grad.is_contiguous();
   Tensor out = reuse ? grad : result(grad.shape(), grad.dtype(), grad.device());

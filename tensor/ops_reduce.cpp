@@ -30,7 +30,8 @@ Shape reduced_shape(const Shape& shape, uint32_t bits, bool keepdim) {
   return out;
 }
 
-Tensor reduce(const char* op, ReduceOp kind, const Tensor& x, const Dims& dims, bool keepdim, DType dtype, double parameter = 0) {
+Tensor reduce(const char* op, ReduceOp kind, const Tensor& x, const Dims& dims, bool keepdim, DType dtype,
+              double parameter = 0) {
   const uint32_t bits = dim_bits(op, x, dims);
   if (kind == ReduceOp::max || kind == ReduceOp::min) {
     for (int i = 0; i < x.dim(); ++i) {
@@ -48,8 +49,8 @@ DType sum_dtype(const Tensor& x) { return is_floating(x.dtype()) ? x.dtype() : i
 ValuesIndices arg_reduce(const char* op, bool largest, const Tensor& x, int64_t dim, bool keepdim) {
   check_defined(op, x);
   const int d = normalize_dim(op, dim, x.dim());
-  LOCKSTEP_CHECK(x.dim() == 0 || x.shape()[d] > 0, "[", op, "] expected at least one element along dim ", d, ", got shape ",
-                 x.shape());
+  LOCKSTEP_CHECK(x.dim() == 0 || x.shape()[d] > 0, "[", op, "] expected at least one element along dim ", d,
+                 ", got shape ", x.shape());
   const uint32_t bits = x.dim() == 0 ? 0 : 1u << d;
   const Shape shape = reduced_shape(x.shape(), bits, keepdim);
   Tensor values = empty(shape, {.dtype = x.dtype(), .device = x.device()});
@@ -76,7 +77,8 @@ Tensor cumulative(const char* op, bool product, const Tensor& x, int64_t dim) {
 
 int64_t line_length(const char* op, const Tensor& x, int d) {
   const int64_t n = x.dim() == 0 ? 1 : x.shape()[d];
-  LOCKSTEP_CHECK(n < int64_t(1) << 32, "[", op, "] expected fewer than 2^32 elements along dim ", d, ", got shape ", x.shape());
+  LOCKSTEP_CHECK(n < int64_t(1) << 32, "[", op, "] expected fewer than 2^32 elements along dim ", d, ", got shape ",
+                 x.shape());
   return n;
 }
 
@@ -114,7 +116,7 @@ Tensor var(const Tensor& x, const Dims& dims, double correction, bool keepdim) {
 
 Tensor stddev(const Tensor& x, const Dims& dims, double correction, bool keepdim) {
   check_floating("stddev", x);
-  return sqrt(reduce("stddev", ReduceOp::var, x, dims, keepdim, x.dtype(), correction));
+  return sqrt(reduce("stddev", ReduceOp::var, x, dims, keepdim, f64, correction)).to(x.dtype());  // as norm()
 }
 
 Tensor norm(const Tensor& x, const Dims& dims, bool keepdim) {
@@ -125,7 +127,8 @@ Tensor norm(const Tensor& x, const Dims& dims, bool keepdim) {
 
 Tensor sum_squares(const Tensor& x, const Dims& dims, bool keepdim, std::optional<DType> dtype) {
   check_floating("sum_squares", x);
-  LOCKSTEP_CHECK(!dtype || *dtype == x.dtype() || *dtype == f64, "[sum_squares] expected a result of ", x.dtype(), " or f64, got ", *dtype);
+  LOCKSTEP_CHECK(!dtype || *dtype == x.dtype() || *dtype == f64, "[sum_squares] expected a result of ", x.dtype(),
+                 " or f64, got ", *dtype);
   return reduce("sum_squares", ReduceOp::sum_squares, x, dims, keepdim, dtype.value_or(x.dtype()));
 }
 
@@ -157,8 +160,12 @@ Tensor min(const Tensor& x) {
   return reduce("min", ReduceOp::min, x, {}, false, x.dtype());
 }
 
-Tensor argmax(const Tensor& x, std::optional<int64_t> dim, bool keepdim) { return arg_of("argmax", true, x, dim, keepdim); }
-Tensor argmin(const Tensor& x, std::optional<int64_t> dim, bool keepdim) { return arg_of("argmin", false, x, dim, keepdim); }
+Tensor argmax(const Tensor& x, std::optional<int64_t> dim, bool keepdim) {
+  return arg_of("argmax", true, x, dim, keepdim);
+}
+Tensor argmin(const Tensor& x, std::optional<int64_t> dim, bool keepdim) {
+  return arg_of("argmin", false, x, dim, keepdim);
+}
 
 Tensor cumsum(const Tensor& x, int64_t dim) { return cumulative("cumsum", false, x, dim); }
 Tensor cumprod(const Tensor& x, int64_t dim) { return cumulative("cumprod", true, x, dim); }
@@ -177,7 +184,8 @@ ValuesIndices topk(const Tensor& x, int64_t k, int64_t dim, bool largest) {
   LOCKSTEP_CHECK(x.dim() > 0, "[topk] expected a tensor of at least one dim, got a scalar");
   const int d = normalize_dim("topk", dim, x.dim());
   const int64_t n = line_length("topk", x, d);
-  LOCKSTEP_CHECK(k >= 0 && k <= n, "[topk] expected k from 0 to ", n, " (the size of dim ", d, " of ", x.shape(), "), got ", k);
+  LOCKSTEP_CHECK(k >= 0 && k <= n, "[topk] expected k from 0 to ", n, " (the size of dim ", d, " of ", x.shape(),
+                 "), got ", k);
   Shape shape = x.shape();
   shape[d] = k;
   Tensor values = empty(shape, {.dtype = x.dtype(), .device = x.device()});

@@ -1,6 +1,7 @@
 #pragma once
-// Optimizer steps on one element, or on a vector of the CPU's lanes: PyTorch's formulas in PyTorch's order, the same source for
-// every device. A step is made in the type A of computation and called with the parameter, its gradient and its states. Internal.
+// Optimizer steps on one element, or on a vector of the CPU's lanes: PyTorch's formulas in PyTorch's order, the same
+// source for every device. A step is made in the type A of computation and called with the parameter, its gradient and
+// its states. Internal.
 #include <cmath>
 
 #include "tensor/host_device.h"
@@ -9,45 +10,50 @@
 namespace lockstep::optim_steps {
 
 /// The square root of numbers; vectors bring their own.
-template <class V>
-struct Root {
+template <class V> struct Root {
   LOCKSTEP_HD static V of(V x) { return std::sqrt(x); }
 };
 
 /// What every step does to a gradient first.
-template <class A>
-struct Gradient {
+template <class A> struct Gradient {
   A scale, decay;
   bool l2;
 
   template <class Args>
-  Gradient(const Args& args, bool l2) : scale(A(args.maximize ? -args.grad_scale : args.grad_scale)), decay(A(args.weight_decay)), l2(l2 && args.weight_decay != 0) {}
-  template <class V>
-  LOCKSTEP_HD V operator()(V g, const V& p) const {
+  Gradient(const Args& args, bool l2)
+      : scale(A(args.maximize ? -args.grad_scale : args.grad_scale)),
+        decay(A(args.weight_decay)),
+        l2(l2 && args.weight_decay != 0) {}
+  template <class V> LOCKSTEP_HD V operator()(V g, const V& p) const {
     g *= scale;
     if (l2) g += p * decay;
     return g;
   }
 };
 
-template <class A, bool amsgrad>
-struct Adam {
+template <class A, bool amsgrad> struct Adam {
   static constexpr int states = amsgrad ? 3 : 2;
   Gradient<A> gradient;
   A keep, weight1, beta2, weight2, eps, rate, root_of_bias;
   bool decoupled;
 
   explicit Adam(const AdamArgs& args)
-      : gradient(args, !args.decoupled), keep(A(1 - args.lr * args.weight_decay)), weight1(A(1 - args.beta1)), beta2(A(args.beta2)), weight2(A(1 - args.beta2)),
-        eps(A(args.eps)), rate(A(args.lr / args.bias1)), root_of_bias(A(1 / std::sqrt(args.bias2))), decoupled(args.decoupled && args.weight_decay != 0) {}
-  template <class V>
-  LOCKSTEP_HD void operator()(V& p, V g, V* s) const {
+      : gradient(args, !args.decoupled),
+        keep(A(1 - args.lr * args.weight_decay)),
+        weight1(A(1 - args.beta1)),
+        beta2(A(args.beta2)),
+        weight2(A(1 - args.beta2)),
+        eps(A(args.eps)),
+        rate(A(args.lr / args.bias1)),
+        root_of_bias(A(1 / std::sqrt(args.bias2))),
+        decoupled(args.decoupled && args.weight_decay != 0) {}
+  template <class V> LOCKSTEP_HD void operator()(V& p, V g, V* s) const {
     g = gradient(g, p);
     if (decoupled) p *= keep;
     s[0] += (g - s[0]) * weight1;
     s[1] = s[1] * beta2 + g * g * weight2;
     V second = s[1];
-    if constexpr (amsgrad) {  // the largest so far
+    if constexpr (amsgrad) {                   // the largest so far
       s[2] = choose(s[1] < s[2], s[2], s[1]);  // NaN in v passes on
       second = s[2];
     }
@@ -55,17 +61,20 @@ struct Adam {
   }
 };
 
-template <class A, bool moving>
-struct Sgd {
+template <class A, bool moving> struct Sgd {
   static constexpr int states = moving;
   Gradient<A> gradient;
   A rate, keep, take;
   bool first, nesterov;
 
   explicit Sgd(const SgdArgs& args)
-      : gradient(args, true), rate(A(args.lr)), keep(A(args.momentum)), take(A(1 - args.dampening)), first(args.first), nesterov(args.nesterov) {}
-  template <class V>
-  LOCKSTEP_HD void operator()(V& p, V g, [[maybe_unused]] V* s) const {
+      : gradient(args, true),
+        rate(A(args.lr)),
+        keep(A(args.momentum)),
+        take(A(1 - args.dampening)),
+        first(args.first),
+        nesterov(args.nesterov) {}
+  template <class V> LOCKSTEP_HD void operator()(V& p, V g, [[maybe_unused]] V* s) const {
     g = gradient(g, p);
     if constexpr (moving) {
       s[0] = first ? g : s[0] * keep + g * take;
@@ -75,16 +84,19 @@ struct Sgd {
   }
 };
 
-template <class A, bool centered, bool moving>
-struct Rmsprop {
+template <class A, bool centered, bool moving> struct Rmsprop {
   static constexpr int states = 1 + centered + moving;
   Gradient<A> gradient;
   A rate, alpha, take, eps, keep;
 
   explicit Rmsprop(const RmspropArgs& args)
-      : gradient(args, true), rate(A(args.lr)), alpha(A(args.alpha)), take(A(1 - args.alpha)), eps(A(args.eps)), keep(A(args.momentum)) {}
-  template <class V>
-  LOCKSTEP_HD void operator()(V& p, V g, V* s) const {
+      : gradient(args, true),
+        rate(A(args.lr)),
+        alpha(A(args.alpha)),
+        take(A(1 - args.alpha)),
+        eps(A(args.eps)),
+        keep(A(args.momentum)) {}
+  template <class V> LOCKSTEP_HD void operator()(V& p, V g, V* s) const {
     g = gradient(g, p);
     s[0] = s[0] * alpha + g * g * take;
     V square = s[0];
@@ -102,32 +114,33 @@ struct Rmsprop {
   }
 };
 
-template <class A>
-struct Adagrad {
+template <class A> struct Adagrad {
   static constexpr int states = 1;
   Gradient<A> gradient;
   A rate, eps;
 
   explicit Adagrad(const AdagradArgs& args) : gradient(args, true), rate(A(args.lr)), eps(A(args.eps)) {}
-  template <class V>
-  LOCKSTEP_HD void operator()(V& p, V g, V* s) const {
+  template <class V> LOCKSTEP_HD void operator()(V& p, V g, V* s) const {
     g = gradient(g, p);
     s[0] += g * g;
     p -= g * rate / (Root<V>::of(s[0]) + eps);
   }
 };
 
-template <class A>
-struct Lion {
+template <class A> struct Lion {
   static constexpr int states = 1;
   Gradient<A> gradient;
   A rate, keep, beta1, weight1, beta2, weight2;
 
   explicit Lion(const LionArgs& args)
-      : gradient(args, false), rate(A(args.lr)), keep(A(1 - args.lr * args.weight_decay)), beta1(A(args.beta1)), weight1(A(1 - args.beta1)), beta2(A(args.beta2)),
+      : gradient(args, false),
+        rate(A(args.lr)),
+        keep(A(1 - args.lr * args.weight_decay)),
+        beta1(A(args.beta1)),
+        weight1(A(1 - args.beta1)),
+        beta2(A(args.beta2)),
         weight2(A(1 - args.beta2)) {}
-  template <class V>
-  LOCKSTEP_HD void operator()(V& p, V g, V* s) const {
+  template <class V> LOCKSTEP_HD void operator()(V& p, V g, V* s) const {
     g = gradient(g, p);
     const V blend = s[0] * beta1 + g * weight1;
     const V up = V{} + rate, none = blend * A(0);  // 0, and NaN where blend is NaN

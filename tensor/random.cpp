@@ -2,6 +2,7 @@
 #include "tensor/random.h"
 
 #include <atomic>
+#include <thread>
 
 #include "tensor/check.h"
 #include "tensor/graph.h"
@@ -9,13 +10,18 @@
 namespace lockstep {
 namespace {
 
-std::atomic<uint64_t> default_seed{0};
+std::atomic<uint64_t> default_seed{0}, other_threads{0};
+const std::thread::id main_thread = std::this_thread::get_id();
 thread_local bool seeded = false;
 thread_local RandomState state;
 
 RandomState& this_threads_state() {
   if (!seeded) [[unlikely]] {
     state = {.seed = default_seed.load(std::memory_order_relaxed)};
+    if (std::this_thread::get_id() != main_thread) {  // a stream of its own, where no training has a step
+      state.step = ~uint64_t(0) - 1;
+      state.micro_batch = 1 + other_threads.fetch_add(1, std::memory_order_relaxed);
+    }
     seeded = true;
   }
   return state;
@@ -41,7 +47,9 @@ void set_random_state(const RandomState& wanted) {
 }
 
 PhiloxKey next_random_key() {
-  LOCKSTEP_CHECK(!Graph::is_capturing(), "[Graph] random numbers cannot be captured, they would be the same in every replay: draw them outside, or set dropout to 0");
+  LOCKSTEP_CHECK(!Graph::is_capturing(),
+                 "[Graph] random numbers cannot be captured, they would be the same in every replay: draw them "
+                 "outside, or set dropout to 0");
   RandomState& now = this_threads_state();
   // Three numbers become one stream by the generator itself: (step, micro-batch) is its key, the call its counter.
   const auto words = philox({.seed = now.step, .stream = now.micro_batch}, now.call++);

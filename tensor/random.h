@@ -39,7 +39,10 @@ struct RandomState {
   friend bool operator==(const RandomState&, const RandomState&) = default;
 };
 
-/// Seeds this thread's generator and is the default of threads that start later.
+/// Seeds this thread's generator: threads that call it with one seed draw the same numbers (ranks as threads do:
+/// dist::spawn() gives each the caller's seed). A thread that never does has a stream of its own under the seed last
+/// given anywhere, numbered in the order in which such threads first draw: what must be reproducible seeds its threads
+/// itself, say with manual_seed(seed + i).
 void manual_seed(uint64_t seed);
 /// Enters a training step and micro-batch; the call counter starts again at 0.
 void set_random_step(uint64_t step, uint64_t micro_batch = 0);

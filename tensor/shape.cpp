@@ -37,8 +37,8 @@ Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b) {
   for (int i = 1; i <= result.rank(); ++i) {
     const int64_t of_a = i <= a.rank() ? a[a.rank() - i] : 1;
     const int64_t of_b = i <= b.rank() ? b[b.rank() - i] : 1;
-    LOCKSTEP_CHECK(of_a == of_b || of_a == 1 || of_b == 1, "[", op, "] expected shapes that broadcast, got ", a, " and ",
-                   b);
+    LOCKSTEP_CHECK(of_a == of_b || of_a == 1 || of_b == 1, "[", op, "] expected shapes that broadcast, got ", a,
+                   " and ", b);
     result[result.rank() - i] = of_a == 1 ? of_b : of_a;
   }
   return result;

@@ -7,11 +7,9 @@
 
 namespace lockstep {
 
-template <class T>
-using SortKey = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+template <class T> using SortKey = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
-template <class T>
-LOCKSTEP_HD inline SortKey<T> sort_key(T value) {
+template <class T> LOCKSTEP_HD inline SortKey<T> sort_key(T value) {
   using K = SortKey<T>;
   constexpr K top = K(1) << (sizeof(K) * 8 - 1);
   if constexpr (std::is_integral_v<T>) {

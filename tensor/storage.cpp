@@ -33,8 +33,8 @@ Ref<Storage> Storage::allocate(int64_t bytes, Device device) {
 
 Ref<Storage> Storage::adopt(void* data, int64_t bytes, Device device, std::function<void()> release) {
   check_device("storage", device);
-  LOCKSTEP_CHECK(bytes >= 0 && (data || bytes == 0), "[storage] expected data of a size >= 0, got ", bytes, " bytes at ",
-                 data);
+  LOCKSTEP_CHECK(bytes >= 0 && (data || bytes == 0), "[storage] expected data of a size >= 0, got ", bytes,
+                 " bytes at ", data);
   auto* storage = new (allocate_small(sizeof(Storage))) Storage;
   storage->data_ = static_cast<std::byte*>(data);
   storage->bytes_ = bytes;
@@ -44,6 +44,15 @@ Ref<Storage> Storage::adopt(void* data, int64_t bytes, Device device, std::funct
   storage->release_ = release ? std::move(release) : [] {};
   book_memory(storage->category_, bytes, device);
   return Ref<Storage>(storage);
+}
+
+Ref<Storage> Storage::reserve(int64_t bytes, Device device, const char* whose, std::shared_ptr<void> origin) {
+  Ref<Storage> storage = allocate(0, device);
+  LOCKSTEP_CHECK(bytes >= 0, "[storage] expected a size >= 0, got ", bytes);
+  storage->bytes_ = bytes;
+  storage->emptied_of_ = whose;
+  storage->origin_ = std::move(origin);
+  return storage;
 }
 
 void Storage::empty(const char* whose) {
@@ -62,6 +71,7 @@ void Storage::refill() {
   if (!is_empty()) return;
   data_ = static_cast<std::byte*>(lockstep::allocate(size_t(bytes_), device_));
   stream_ = stream_of(device_);
+  origin_ = nullptr;
   book_memory(category_, bytes_, device_);
 }
 

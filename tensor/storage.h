@@ -2,6 +2,7 @@
 // The bytes under a tensor: reference counted, versioned, and able to be emptied and refilled in place.
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <utility>
 
 #include "tensor/device.h"
@@ -10,15 +11,21 @@
 namespace lockstep {
 
 /// Intrusive pointer: one word, no control block. T has `retain()` and `release()`.
-template <class T>
-class Ref {
+template <class T> class Ref {
  public:
   Ref() = default;
-  explicit Ref(T* object) : object_(object) { if (object_) object_->retain(); }
+  explicit Ref(T* object) : object_(object) {
+    if (object_) object_->retain();
+  }
   Ref(const Ref& other) : Ref(other.object_) {}
   Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
-  Ref& operator=(Ref other) noexcept { std::swap(object_, other.object_); return *this; }
-  ~Ref() { if (object_) object_->release(); }
+  Ref& operator=(Ref other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Ref() {
+    if (object_) object_->release();
+  }
 
   T* get() const { return object_; }
   T* operator->() const { return object_; }
@@ -37,6 +44,10 @@ class Storage {
   /// Memory of somebody else (a mapped file, a vector); `release` runs when the last tensor is gone.
   static Ref<Storage> adopt(void* data, int64_t bytes, Device device, std::function<void()> release);
 
+  /// Bytes that are not there yet, as after empty(). `origin` is kept until refill(), for whoever knows how to fill
+  /// them.
+  static Ref<Storage> reserve(int64_t bytes, Device device, const char* whose, std::shared_ptr<void> origin);
+
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   Device device() const { return device_; }
@@ -44,28 +55,37 @@ class Storage {
   /// Moves these bytes to another category of the ledger.
   void book_as(Memory category) {
     if (category == category_) return;
-    if (!is_empty()) { book_memory(category_, -bytes_, device_); book_memory(category, bytes_, device_); }
+    if (!is_empty()) {
+      book_memory(category_, -bytes_, device_);
+      book_memory(category, bytes_, device_);
+    }
     category_ = category;
   }
 
-  /// Frees the bytes; tensors on this storage stay, and must not be read until refill(). ZeRO 3 does this to parameters.
-  /// `whose`: named in the Error of a reader; must outlive the emptiness.
+  /// Frees the bytes; tensors on this storage stay, and must not be read until refill(). ZeRO 3 does this to
+  /// parameters. `whose`: named in the Error of a reader; must outlive the emptiness.
   void empty(const char* whose = "");
   /// Allocates the bytes again (uninitialised) after empty().
   void refill();
   bool is_empty() const { return data_ == nullptr && bytes_ > 0; }
   const char* emptied_of() const { return emptied_of_; }
+  const std::shared_ptr<void>& origin() const { return origin_; }
 
   /// Counts in-place writes. A tensor saved for backward remembers it; `writer` names the operation in the Error.
   uint32_t version() const { return version_; }
   const char* last_writer() const { return last_writer_; }
-  void bump_version(const char* writer) { ++version_; last_writer_ = writer; }
+  void bump_version(const char* writer) {
+    ++version_;
+    last_writer_ = writer;
+  }
   /// After a refill with the very bytes that were there at that version.
   void restore_version(uint32_t version) { version_ = version; }
 
   int use_count() const { return refs_.load(std::memory_order_acquire); }
   void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
-  void release() { if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy(); }
+  void release() {
+    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy();
+  }
 
  private:
   Storage() = default;
@@ -82,6 +102,7 @@ class Storage {
   Device device_;
   Memory category_ = Memory::other;
   std::function<void()> release_;  // set for adopted memory only
+  std::shared_ptr<void> origin_;   // of reserve()
 };
 
 }  // namespace lockstep

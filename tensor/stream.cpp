@@ -61,7 +61,8 @@ void Event::synchronize() const {
   if (handle_) backend(device_)->synchronize_event(handle_, device_.index);
 }
 double Event::milliseconds_since(const Event& start) const {
-  LOCKSTEP_CHECK(start.device_ == device_, "[event] expected two events of one device, got ", start.device_, " and ", device_);
+  LOCKSTEP_CHECK(start.device_ == device_, "[event] expected two events of one device, got ", start.device_, " and ",
+                 device_);
   return handle_ ? backend(device_)->milliseconds(start.handle_, handle_, device_.index) : 0;
 }
 
@@ -81,14 +82,17 @@ Tensor empty_pinned(const Shape& shape, DType dtype, Device device) {
   const int64_t bytes = numel_of(shape) * size_of(dtype);
   if (!b || bytes == 0) return empty(shape, {.dtype = dtype, .device = cpu});
   void* data = b->pin(size_t(bytes));
-  return Tensor(Storage::adopt(data, bytes, cpu, [b, data] { b->unpin(data); }), 0, shape, contiguous_strides(shape), dtype);
+  return Tensor(Storage::adopt(data, bytes, cpu, [b, data] { b->unpin(data); }), 0, shape, contiguous_strides(shape),
+                dtype);
 }
 
 void copy_async(const Tensor& source, const Tensor& target) {
   check_defined("copy_async", source);
   check_defined("copy_async", target);
-  LOCKSTEP_CHECK(source.shape() == target.shape() && source.dtype() == target.dtype() && source.is_contiguous() && target.is_contiguous(),
-                 "[copy_async] expected two contiguous tensors of one shape and dtype, got ", source.shape(), " ", source.dtype(), " and ", target.shape(), " ", target.dtype());
+  LOCKSTEP_CHECK(source.shape() == target.shape() && source.dtype() == target.dtype() && source.is_contiguous() &&
+                     target.is_contiguous(),
+                 "[copy_async] expected two contiguous tensors of one shape and dtype, got ", source.shape(), " ",
+                 source.dtype(), " and ", target.shape(), " ", target.dtype());
   const Backend* b = backend(source.device().is_cpu() ? target.device() : source.device());
   target.storage()->bump_version("copy_async");
   const size_t bytes = size_t(source.numel() * size_of(source.dtype()));

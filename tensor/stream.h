@@ -1,6 +1,7 @@
 #pragma once
-// Streams and events: the order in which a device works, and how one stream waits for another. On the CPU every operation
-// is done when it returns, so that there all of this is free and does nothing: code with streams is the same for both.
+// Streams and events: the order in which a device works, and how one stream waits for another. On the CPU every
+// operation is done when it returns, so that there all of this is free and does nothing: code with streams is the same
+// for both.
 #include <string>
 
 #include "tensor/tensor.h"
@@ -63,15 +64,17 @@ class Event {
 /// Waits until everything on the device is done, and raises what went wrong there.
 void synchronize(Device device);
 
-/// What the device computes from here on is not to be believed (a collective was given up in the middle): whoever waits for it, or
-/// copies from it to the host, gets this as an Error. Until it is taken back with an empty `why`. From any thread.
+/// What the device computes from here on is not to be believed (a collective was given up in the middle): whoever waits
+/// for it, or copies from it to the host, gets this as an Error. Until it is taken back with an empty `why`. From any
+/// thread.
 void distrust(Device device, const std::string& why);
 
-/// An uninitialised tensor on the CPU whose memory the backend of `device` has pinned, so that copies to and from that type of
-/// device are asynchronous and fast; plain memory when `device` is the CPU.
+/// An uninitialised tensor on the CPU whose memory the backend of `device` has pinned, so that copies to and from that
+/// type of device are asynchronous and fast; plain memory when `device` is the CPU.
 Tensor empty_pinned(const Shape& shape, DType dtype, Device device);
-/// Starts to copy between two contiguous tensors of one shape and dtype, in the order of the current stream, and returns at
-/// once: a side on the CPU must be pinned, and must be left alone until an event recorded after this is done.
+/// Starts to copy between two contiguous tensors of one shape and dtype, in the order of the current stream, and
+/// returns at once: a side on the CPU must be pinned, and must be left alone until an event recorded after this is
+/// done.
 void copy_async(const Tensor& source, const Tensor& target);
 
 }  // namespace lockstep

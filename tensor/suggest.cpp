@@ -35,4 +35,10 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& kn
   return nearest ? "; did you mean " + *nearest + "?" : "";
 }
 
+std::string listed(const std::vector<std::string>& names) {
+  std::string all;
+  for (size_t i = 0; i < names.size(); ++i) all += (i == 0 ? "" : i + 1 == names.size() ? " or " : ", ") + names[i];
+  return all;
+}
+
 }  // namespace lockstep

@@ -9,4 +9,7 @@ namespace lockstep {
 /// "; did you mean NAME?" with the known name that is nearest to `word`; "" when none is near.
 std::string suggestion(std::string_view word, const std::vector<std::string>& known);
 
+/// "a, b or c".
+std::string listed(const std::vector<std::string>& names);
+
 }  // namespace lockstep

@@ -79,12 +79,12 @@ void Tensor::check_data(DType wanted) const {
 }
 
 void Tensor::fail_emptied() const {
-  fail(str("[data] the storage is empty: its ", storage_->bytes(), " bytes were released (", *storage_->emptied_of() ? storage_->emptied_of() : "a parameter of ZeRO 3, a gradient inside no_sync",
+  fail(str("[data] the storage is empty: its ", storage_->bytes(), " bytes were released (",
+           *storage_->emptied_of() ? storage_->emptied_of() : "a parameter of ZeRO 3, a gradient inside no_sync",
            ") and are not back yet"));
 }
 
-template <class T>
-Tensor Tensor::from(std::span<const T> values, const Shape& shape) {
+template <class T> Tensor Tensor::from(std::span<const T> values, const Shape& shape) {
   check_shape("from", shape);
   LOCKSTEP_CHECK(int64_t(values.size()) == numel_of(shape), "[from] expected ", numel_of(shape), " values for shape ",
                  shape, ", got ", values.size());
@@ -93,8 +93,7 @@ Tensor Tensor::from(std::span<const T> values, const Shape& shape) {
   return result.to(default_device());
 }
 
-template <class T>
-std::vector<T> Tensor::to_vector() const {
+template <class T> std::vector<T> Tensor::to_vector() const {
   check_defined("to_vector", *this);
   const Tensor source = to(cpu).contiguous();
   std::vector<T> values(static_cast<size_t>(numel_));
@@ -105,7 +104,7 @@ std::vector<T> Tensor::to_vector() const {
   return values;
 }
 
-#define LOCKSTEP_ELEMENT(T)                                                     \
+#define LOCKSTEP_ELEMENT(T)                                                       \
   template Tensor Tensor::from<T>(std::span<const T> values, const Shape& shape); \
   template std::vector<T> Tensor::to_vector<T>() const;
 LOCKSTEP_ELEMENT(float)
@@ -121,8 +120,7 @@ LOCKSTEP_ELEMENT(bool)
 
 namespace {
 
-template <class T>
-T item_of(const Tensor& tensor) {
+template <class T> T item_of(const Tensor& tensor) {
   check_defined("item", tensor);
   LOCKSTEP_CHECK(tensor.numel() == 1, "[item] expected a tensor of one element, got shape ", tensor.shape());
   T value{};
@@ -143,7 +141,10 @@ void check_writable(const char* op, const Tensor& tensor) {
 
 void check_not_emptied(const char* op, const Tensor& tensor) {
   LOCKSTEP_CHECK(!tensor.storage()->is_empty(), "[", op, "] the storage is empty: its ", tensor.storage()->bytes(),
-                 " bytes were released (", *tensor.storage()->emptied_of() ? tensor.storage()->emptied_of() : "a parameter of ZeRO 3, a gradient inside no_sync", ") and are not back yet");
+                 " bytes were released (",
+                 *tensor.storage()->emptied_of() ? tensor.storage()->emptied_of()
+                                                 : "a parameter of ZeRO 3, a gradient inside no_sync",
+                 ") and are not back yet");
 }
 
 }  // namespace
@@ -158,7 +159,8 @@ void copy_between(const Tensor& source, Tensor& out) {
   const bool direct = out.is_contiguous();
   Tensor landed = direct ? out : empty(out.shape(), {.dtype = out.dtype(), .device = to});
   const size_t bytes = size_t(packed.numel() * size_of(packed.dtype()));
-  if (bytes > 0) backend(from.is_cpu() ? to : from)->copy_bytes(landed.raw_data(), to, packed.raw_data(), from, bytes, true);
+  if (bytes > 0)
+    backend(from.is_cpu() ? to : from)->copy_bytes(landed.raw_data(), to, packed.raw_data(), from, bytes, true);
   if (!direct) LOCKSTEP_KERNEL(to, copy)(landed, out);
 }
 

@@ -25,9 +25,15 @@ class Tensor {
 
   /// Copies `values` into a new tensor on the default device: Tensor::from({1.f, 2.f}, {2}).
   template <class T> static Tensor from(std::span<const T> values, const Shape& shape);
-  template <class T> static Tensor from(const std::vector<T>& values, const Shape& shape) { return from(std::span<const T>(values), shape); }
-  template <class T> static Tensor from(std::initializer_list<T> values, const Shape& shape) { return from(std::span<const T>(values.begin(), values.size()), shape); }
-  template <class T> static Tensor from(std::initializer_list<T> values) { return from(values, Shape{int64_t(values.size())}); }
+  template <class T> static Tensor from(const std::vector<T>& values, const Shape& shape) {
+    return from(std::span<const T>(values), shape);
+  }
+  template <class T> static Tensor from(std::initializer_list<T> values, const Shape& shape) {
+    return from(std::span<const T>(values.begin(), values.size()), shape);
+  }
+  template <class T> static Tensor from(std::initializer_list<T> values) {
+    return from(values, Shape{int64_t(values.size())});
+  }
 
   bool defined() const { return bool(storage_); }
   const Shape& shape() const { return shape_; }
@@ -44,10 +50,14 @@ class Tensor {
   bool is_exclusive() const { return storage_ && storage_->use_count() == 1; }
 
   /// Pointer to the first element, in the memory of its device. Error when T is not the dtype or the storage is empty.
-  template <class T> T* data() const { check_data(dtype_of<T>); return static_cast<T*>(raw_data()); }
+  template <class T> T* data() const {
+    check_data(dtype_of<T>);
+    return static_cast<T*>(raw_data());
+  }
   /// The same without a type. Error when the storage is empty.
   void* raw_data() const {
-    if (storage_->is_empty()) [[unlikely]] fail_emptied();
+    if (storage_->is_empty()) [[unlikely]]
+      fail_emptied();
     return storage_->data() + offset_ * size_of(dtype_);
   }
 
@@ -60,17 +70,17 @@ class Tensor {
   template <class T> std::vector<T> to_vector() const;
 
   // Views: no copy, O(1). Negative dims count from the end.
-  Tensor view(const Shape& shape) const;       ///< one size may be -1; Error when strides do not allow it
-  Tensor reshape(const Shape& shape) const;    ///< a view where possible, else a copy
+  Tensor view(const Shape& shape) const;     ///< one size may be -1; Error when strides do not allow it
+  Tensor reshape(const Shape& shape) const;  ///< a view where possible, else a copy
   Tensor flatten(int64_t first = 0, int64_t last = -1) const;
   Tensor permute(const Dims& dims) const;
   Tensor transpose(int64_t a, int64_t b) const;
-  Tensor t() const;                            ///< transpose of the last two dims (of a matrix)
+  Tensor t() const;  ///< transpose of the last two dims (of a matrix)
   Tensor slice(int64_t dim, int64_t start, int64_t end = end_of_dim, int64_t step = 1) const;  ///< step >= 1
   Tensor narrow(int64_t dim, int64_t start, int64_t length) const;
   Tensor select(int64_t dim, int64_t index) const;
   Tensor operator[](int64_t index) const { return select(0, index); }
-  Tensor expand(const Shape& shape) const;     ///< -1 keeps a size; new dims go in front
+  Tensor expand(const Shape& shape) const;  ///< -1 keeps a size; new dims go in front
   Tensor squeeze() const;
   Tensor squeeze(int64_t dim) const;
   Tensor unsqueeze(int64_t dim) const;
@@ -82,9 +92,9 @@ class Tensor {
   Tensor as_strided(const Shape& shape, const Strides& strides, int64_t offset) const;
 
   // Copies
-  Tensor contiguous() const;                   ///< itself when already row-major
-  Tensor clone() const;                        ///< always a new row-major tensor
-  Tensor to(DType dtype) const;                ///< itself when already so; integers truncate, no check of range
+  Tensor contiguous() const;     ///< itself when already row-major
+  Tensor clone() const;          ///< always a new row-major tensor
+  Tensor to(DType dtype) const;  ///< itself when already so; integers truncate, no check of range
   Tensor to(Device device) const;
   /// Copies `source` (broadcast, converted) into this tensor, and returns this.
   const Tensor& copy_(const Tensor& source) const;

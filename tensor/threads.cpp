@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "tensor/check.h"
+#include "tensor/environment.h"
 
 namespace lockstep {
 namespace {
@@ -26,7 +27,8 @@ std::optional<int> parse_threads(std::string_view text) {
   return n;
 }
 
-// Cores that the container may use (cgroup v2 "quota period", in microseconds); containers often see every core but may use few.
+// Cores that the container may use (cgroup v2 "quota period", in microseconds); containers often see every core but may
+// use few.
 int cgroup_cores() {
   std::ifstream file("/sys/fs/cgroup/cpu.max");
   std::string quota;
@@ -51,11 +53,8 @@ std::atomic<int> threads{0};
 
 int default_threads() {
   int n = 0;
-  if (const char* text = std::getenv("LOCKSTEP_THREADS"); text && *text) {
-    const auto parsed = parse_threads(text);
-    LOCKSTEP_CHECK(parsed, "[threads] expected LOCKSTEP_THREADS to be a number from 1 to ", most_threads, ", got \"", text,
-                   "\"");
-    n = *parsed;
+  if (const auto text = environment("LOCKSTEP_THREADS")) {
+    n = std::stoi(*text);
   } else if (const char* openmp = std::getenv("OMP_NUM_THREADS"); openmp && *openmp) {
     // OpenMP's own variable may be a list with one number per nesting level, and is its to complain about.
     const std::string_view list = openmp;

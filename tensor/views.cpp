@@ -32,8 +32,8 @@ Shape infer_size(const char* op, const Tensor& tensor, const Shape& wanted) {
   return shape;
 }
 
-// Strides that show a tensor with another shape, if there are any. Dims of the old shape that lie one behind the other in
-// memory form a run; the sizes of the new shape must cut the runs without remainder.
+// Strides that show a tensor with another shape, if there are any. Dims of the old shape that lie one behind the other
+// in memory form a run; the sizes of the new shape must cut the runs without remainder.
 std::optional<Strides> strides_for(const Tensor& tensor, const Shape& shape) {
   if (tensor.is_contiguous()) return contiguous_strides(shape);
   const Shape& old_shape = tensor.shape();
@@ -55,8 +55,8 @@ std::optional<Strides> strides_for(const Tensor& tensor, const Shape& shape) {
 }
 
 int64_t wrap_index(const char* op, int64_t index, int64_t size) {
-  LOCKSTEP_CHECK(index >= -size && index < size, "[", op, "] expected an index from ", -size, " to ", size - 1, ", got ",
-                 index);
+  LOCKSTEP_CHECK(index >= -size && index < size, "[", op, "] expected an index from ", -size, " to ", size - 1,
+                 ", got ", index);
   return index < 0 ? index + size : index;
 }
 
@@ -258,7 +258,8 @@ std::vector<Tensor> Tensor::split(const std::vector<int64_t>& sizes, int64_t dim
   int64_t sum = 0;
   bool good = true;
   for (int64_t size : sizes) good = good && size >= 0 && !__builtin_add_overflow(sum, size, &sum);
-  LOCKSTEP_CHECK(good && sum == shape_[d], "[split] expected sizes >= 0 that sum to ", shape_[d], ", got a sum of ", sum);
+  LOCKSTEP_CHECK(good && sum == shape_[d], "[split] expected sizes >= 0 that sum to ", shape_[d], ", got a sum of ",
+                 sum);
   std::vector<Tensor> pieces;
   int64_t start = 0;
   for (int64_t size : sizes) {

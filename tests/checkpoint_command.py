@@ -78,7 +78,7 @@ with tempfile.TemporaryDirectory() as name:
     d = pathlib.Path(name)
     attention = [float(i) for i in range(12)]
     tensors = {"model.tokens.weight": ([2, 2], [1.0, 2.0, 3.0, 4.0]), "model.blocks.0.attention.in_proj.weight": ([6, 2], attention), "optimizer.exp_avg": ([1], [0.5])}
-    write_checkpoint(d / "run/step-1", tensors, [0, 3, 4], aliases={"model.head": "model.tokens.weight"}, numbers={"step": 1, "lr": 0.1, "best": {"double": "inf"}}, client_state={"epoch": 2})
+    write_checkpoint(d / "run/step-1", tensors, [0, 3, 4], aliases={"model.head.weight": "model.tokens.weight"}, numbers={"step": 1, "lr": 0.1, "best": {"double": "inf"}}, client_state={"epoch": 2})
     (d / "run/latest").write_text("step-1\n")
 
     r = run("inspect", d / "run")
@@ -100,7 +100,7 @@ with tempfile.TemporaryDirectory() as name:
 
     r = run("export", d / "run", d / "model.safetensors")
     metadata, plain = read_safetensors(d / "model.safetensors")
-    check("export", r.returncode == 0 and metadata == {"format": "pt", "head": "tokens.weight"} and set(plain) == {"tokens.weight", "blocks.0.attention.in_proj.weight"}, f"{r.stderr} {metadata} {plain}")
+    check("export", r.returncode == 0 and metadata == {"format": "pt", "head.weight": "tokens.weight"} and set(plain) == {"tokens.weight", "blocks.0.attention.in_proj.weight"}, f"{r.stderr} {metadata} {plain}")
     r = run("export", d / "run", d / "model.safetensors", "--dtype", "bf16", "--hugging-face")
     metadata, plain = read_safetensors(d / "model.safetensors")
     turned = [attention[2 * column + row] for row in range(2) for column in range(6)]

@@ -22,7 +22,8 @@ struct OnCpu {
   const lockstep::Device before = lockstep::default_device();
 };
 
-/// LOCKSTEP_TEST_DEVICE=cuda makes that the default device, so that the tests run there. False, with a text, when there is none.
+/// LOCKSTEP_TEST_DEVICE=cuda makes that the default device, so that the tests run there. False, with a text, when there
+/// is none.
 inline bool use_test_device() {
   const char* name = std::getenv("LOCKSTEP_TEST_DEVICE");
   if (!name) return true;

@@ -41,7 +41,7 @@ for devices, pieces in (("1", {30: [30], 10: [10]}), ("2", {30: [15, 15], 10: [5
 
 for bad in ("0", "two", "65"):
     r = run(example("data_parallel"), LOCKSTEP_CPU_DEVICES=bad)
-    check(f"LOCKSTEP_CPU_DEVICES={bad}", r.returncode != 0 and f'expected LOCKSTEP_CPU_DEVICES to be a number from 1 to 64, got "{bad}"' in r.stderr, r.stderr)
+    check(f"LOCKSTEP_CPU_DEVICES={bad}", r.returncode != 0 and f"expected LOCKSTEP_CPU_DEVICES to be a number from 1 to 64, got '{bad}'" in r.stderr, r.stderr)
 
 one, two = run(example("model_parallel")), run(example("model_parallel"), LOCKSTEP_CPU_DEVICES="2")
 losses = [re.findall(r"step \d loss (\S+)", r.stdout) for r in (one, two)]

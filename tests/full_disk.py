@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 from leftovers import left_behind
-from programs import check, finish, run
+from programs import check, finish, run, saved
 
 INSIDE = "LOCKSTEP_TEST_INSIDE"
 
@@ -39,11 +39,6 @@ def files(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def tensors(folder):
-    """The data of a checkpoint's files, without their headers, which name the run."""
-    return {name: data[8 + int.from_bytes(data[:8], "little"):] for name, data in files(folder).items() if name.endswith(".safetensors")}
-
-
 def tests(d):
     disk = d / "disk"
     disk.mkdir()
@@ -57,50 +52,35 @@ def tests(d):
 
     text = d / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
-    gpt = ["gpt", "train", "--text", text, "--layers", 1, "--width", 32, "--heads", 2, "--context", 32, "--batch", 2, "--warmup", 2, "--json"]
+    gpt = ["gpt", "train", "--text", text, "--model", "gpt:1x32x2", "--context", 32, "--batch", 2, "--warmup", 2, "--json"]
     resize(16384, "")
 
-    # A run's checkpoint: the file is whole or the old one.
-    run(*gpt, "--steps", 6, "--out", d / "calm")
-    calm = run(*gpt, "--steps", 12, "--out", d / "calm", "--resume")
-    check("a calm run", calm.returncode == 0, calm.stderr)
-    first = run(*gpt, "--steps", 6, "--out", disk / "run")
-    check("the first checkpoint", first.returncode == 0, first.stderr)
-    before = files(disk)
-    resize(used() + 40)  # less than another one
-    r = run(*gpt, "--steps", 12, "--out", disk / "run", "--resume")
-    check("full disk: the error names the file", r.returncode == 1 and "checkpoint.safetensors" in r.stderr and "No space left on device (free space, then save again)" in r.stderr, f"{r.returncode}: {r.stderr}")
-    now = files(disk)
-    check("full disk: the old checkpoint is there, and no half of a new one", now.keys() == before.keys() and now["run/checkpoint.safetensors"] == before["run/checkpoint.safetensors"], list(now))
-    resize(16384)
-    r = run(*gpt, "--steps", 12, "--out", disk / "run", "--resume")
-    check("with space again: it goes on, to the bits of a calm run", r.returncode == 0 and (disk / "run/checkpoint.safetensors").read_bytes() == (d / "calm/checkpoint.safetensors").read_bytes(), r.stderr)
-
-    # The engine's checkpoints, of two ranks.
+    # A run's checkpoint is whole, or the old one: of one process, and of two ranks.
     config = d / "config.json"
     config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": 1}}))
-    gpt = [*gpt[:2], "--config", config, "--text", text, "--layers", 1, "--width", 32, "--heads", 2, "--context", 32, "--json", "--ranks", 2]
-    run(*gpt, "--steps", 6, "--out", d / "calm2")
-    calm = run(*gpt, "--steps", 12, "--out", d / "calm2", "--resume")
-    check("a calm run of an engine", calm.returncode == 0, calm.stderr)
-    first = run(*gpt, "--steps", 6, "--out", disk / "engine")
-    check("the engine's first checkpoint", first.returncode == 0, first.stderr)
-    before = files(disk / "engine/checkpoints")
-    resize(used() + 60)
-    r = run(*gpt, "--steps", 12, "--out", disk / "engine", "--resume")
-    check("full disk, engine: the error names the file", r.returncode == 1 and "engine/checkpoints/" in r.stderr and "No space left on device (free space, then save again)" in r.stderr, f"{r.returncode}: {r.stderr}")
-    now = files(disk / "engine/checkpoints")
-    check("full disk, engine: the old checkpoint is there, and no half of a new one", now == before, [list(before), list(now)])
-    v = run("lockstep", "checkpoint", "verify", disk / "engine/checkpoints")
-    check("full disk, engine: the old one is whole", v.returncode == 0, v.stdout + v.stderr)
-    resize(16384)
-    r = run(*gpt, "--steps", 12, "--out", disk / "engine", "--resume")
-    check("with space again, engine: the bits of a calm run", r.returncode == 0 and tensors(disk / "engine/checkpoints/global_step12") == tensors(d / "calm2/checkpoints/global_step12") != {}, r.stderr + str(list(files(disk / "engine/checkpoints"))))
+    shape = gpt[2:gpt.index("--batch")]
+    for name, program, room in (("run", gpt, 40), ("engine", ["gpt", "train", "--config", config, *shape, "--json", "--ranks", 2], 60)):
+        run(*program, "--steps", 6, "--out", d / name)
+        calm = run(*program, "--steps", 12, "--out", d / name, "--resume")
+        check(f"{name}: calm", calm.returncode == 0, calm.stderr)
+        first = run(*program, "--steps", 6, "--out", disk / name)
+        check(f"{name}: the first checkpoint", first.returncode == 0, first.stderr)
+        before = files(disk / name / "checkpoints")
+        resize(used() + room)  # less than another one
+        r = run(*program, "--steps", 12, "--out", disk / name, "--resume")
+        check(f"{name}, full disk: the error names the file", r.returncode == 1 and f"{name}/checkpoints/" in r.stderr and "No space left on device (free space, then save again)" in r.stderr, f"{r.returncode}: {r.stderr}")
+        now = files(disk / name / "checkpoints")
+        check(f"{name}, full disk: the old checkpoint is there, and no half of a new one", now == before, [list(before), list(now)])
+        v = run("lockstep", "checkpoint", "verify", disk / name / "checkpoints")
+        check(f"{name}, full disk: the old one is whole", v.returncode == 0, v.stdout + v.stderr)
+        resize(16384)
+        r = run(*program, "--steps", 12, "--out", disk / name, "--resume")
+        check(f"{name}, with space again: the bits of a calm run", r.returncode == 0 and saved(disk / name) == saved(d / name) != [], r.stderr + str(list(files(disk / name / "checkpoints"))))
 
     # Offload: the file is made whole at the start, or not at all.
     swap = disk / "swap"
     swap.mkdir()
-    offload = ["gpt", "train", "--text", text, "--layers", 1, "--width", 32, "--heads", 2, "--context", 32, "--batch", 2, "--steps", 3, "--json", "--ranks", 2, "--zero", 3, "--offload", f"nvme:{swap}"]
+    offload = ["gpt", "train", "--text", text, "--model", "gpt:1x32x2", "--context", 32, "--batch", 2, "--steps", 3, "--json", "--ranks", 2, "--plan", "zero3", "--offload", f"nvme:{swap}"]
     calm = run(*offload)
     check("offload with space", calm.returncode == 0 and not files(swap), calm.stderr)
     kept = used()

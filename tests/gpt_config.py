@@ -16,7 +16,7 @@ with tempfile.TemporaryDirectory() as folder:
     d = pathlib.Path(folder)
     text = d / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
-    model = ["gpt", "train", "--text", text, "--layers", 1, "--width", 32, "--heads", 2, "--context", 32, "--dropout", 0.1, "--eval-every", 10, "--json"]
+    model = ["gpt", "train", "--text", text, "--model", "gpt:1x32x2", "--context", 32, "--dropout", 0.1, "--eval-every", 10, "--json"]
 
     def config(name, **keys):
         path = d / f"{name}.json"
@@ -32,13 +32,13 @@ with tempfile.TemporaryDirectory() as folder:
         check(f"{name} ends well", r.returncode == 0, r.stdout + r.stderr)
         return trace.read_text() if trace.exists() else "none"
 
-    # Nothing but the batch: the optimizer and its schedule are gpt's own, and the bits those of gpt without an engine.
+    # Nothing but the batch: the optimizer and its schedule are gpt's own, and the bits those of gpt without a configuration.
     plain = run(*model, "--batch", 2, "--steps", 5, "--warmup", 2, "--accumulate", 4, "--trace-bits", d / "plain.trace")
-    check("gpt without an engine", plain.returncode == 0, plain.stderr)
+    check("gpt without a configuration", plain.returncode == 0, plain.stderr)
     bare = config("bare", train_micro_batch_size_per_gpu=2)
     for stage, plan in ((0, (1, 4)), (1, (2, 2)), (2, (4, 1)), (3, (2, 2))):
-        got = train(f"bare{stage}", plan, bare, "--steps", 5, "--warmup", 2, "--zero", stage)
-        check(f"stage {stage} on {plan[0]} ranks: the bits of gpt without an engine", got == (d / "plain.trace").read_text(), got)
+        got = train(f"bare{stage}", plan, bare, "--steps", 5, "--warmup", 2, "--plan", f"zero{stage}")
+        check(f"stage {stage} on {plan[0]} ranks: the bits of gpt without a configuration", got == (d / "plain.trace").read_text(), got)
 
     # All of it from the file, with processes.
     full = dict(train_batch_size=8, train_micro_batch_size_per_gpu=2, optimizer={"type": "AdamW", "params": {"lr": 3e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}},
@@ -65,7 +65,7 @@ with tempfile.TemporaryDirectory() as folder:
     metrics = [json.loads(line) for line in (d / "half/metrics.jsonl").read_text().splitlines()]
     check("metrics go on", [m["step"] for m in metrics] == list(range(1, 9)) and all("grad_norm" in m and m["lr"] >= 0 for m in metrics), str(metrics))
     r = run("gpt", "sample", d / "half", "--tokens", 5, "--json")
-    check("sample from an engine's run", r.returncode == 0, r.stderr)
+    check("sample from that run", r.returncode == 0, r.stderr)
     r = run("lockstep", "checkpoint", "verify", d / "half/checkpoints")
     check("its checkpoint is whole", r.returncode == 0, r.stdout + r.stderr)
 
@@ -73,18 +73,18 @@ with tempfile.TemporaryDirectory() as folder:
     check("verify with a config", r.returncode == 0 and "identical" in r.stdout, r.stdout + r.stderr)
 
     file = d / "f323.json"
-    for flags, parts in ((["--lr", 1], ["--lr contradicts", "optimizer.type is AdamW"]), (["--warmup", 1], ["--warmup contradicts", "scheduler.type is WarmupDecayLR"]),
-                         (["--batch", 4], ["--batch 4 contradicts", "train_micro_batch_size_per_gpu is 2"]), (["--zero", 1], ["--zero 1 contradicts", "zero_optimization.stage is 3"]),
-                         (["--clip", 1], ["--clip 1 contradicts", "gradient_clipping is 0.5"]), (["--seed", 1], ["--seed 1 contradicts", "seed is 7"]),
-                         (["--precision", "bf16"], ["--precision contradicts"]), (["--parallel", "dp"], ["--parallel contradicts"]), (["--accumulate", 3], ["train_batch_size"])):
-        refused(f"contradiction {flags}", [*model, "--config", file, *flags, "--steps", 1], *parts)
-    refused("ZeRO 3 in a pipeline", [*model, "--config", file, "--pipeline", 2, "--ranks", 2, "--steps", 1], "pp2+zero3 cannot be", "The nearest plan that can: pp2+zero1")
-    refused("stages said twice", [*model, "--config", d / "f32pp2.json", "--pipeline", 3, "--ranks", 3, "--steps", 1], "--pipeline 3 contradicts", "pipeline.stages is 2")
-    refused("a plan of other stages", [*model, "--config", d / "f32pp2.json", "--plan", "pp3", "--ranks", 3, "--steps", 1], "--plan pp3 contradicts", "pipeline.stages is 2")
-    r = run(*model, "--config", file, "--batch", 2, "--zero", 3, "--steps", 1, "--seed", 7)
-    check("the same said twice, alone", r.returncode == 0, r.stderr)
-    refused("a misspelt key", [*model, "--config", config("typo", train_batch_size=4, optimzer={}), "--steps", 1], "optimzer", "optimizer")
-    refused("no such file", [*model, "--config", d / "none.json", "--steps", 1], "none.json")
-    refused("resume without a checkpoint", [*model, "--config", bare, "--steps", 1, "--out", d / "nothing", "--resume"], "config.json")
+    for flags, *parts in ((["--lr", 1], "--lr contradicts", "optimizer.type is AdamW"), (["--warmup", 1], "--warmup contradicts", "scheduler.type is WarmupDecayLR"),
+                          (["--batch", 4], "--batch 4 contradicts", "train_micro_batch_size_per_gpu is 2"), (["--plan", "zero1", "--ranks", 1], "ZeRO stage 1 contradicts", "zero_optimization.stage is 3"),
+                          (["--seed", 1], "--seed 1 contradicts", "seed is 7"), (["--precision", "bf16", "--config", d / "bf160.json"], "--precision bf16 contradicts", "bf16.enabled"),
+                          (["--accumulate", 3], "train_batch_size"), (["--plan", "pp2", "--config", d / "f32dp2+pp2+zero1.json", "--set", "pipeline.stages=3"], "stages 2 contradicts", "pipeline.stages is 3")):
+        refused(f"contradiction {flags}", [*model, *(["--config", file] if "--config" not in flags else []), *flags, "--steps", 1], *parts, code=1 if flags[0] == "--accumulate" else 2)
+    refused("ZeRO 3 in a pipeline", [*model, "--config", file, "--plan", "pp2", "--ranks", 2, "--steps", 1], "pp2+zero3 cannot be", "The nearest plan that can: pp2+zero1", code=2)
+    r = run(*model, "--config", file, "--batch", 2, "--plan", "zero3", "--ranks", 1, "--steps", 1, "--seed", 7)
+    check("the same said twice", r.returncode == 0, r.stderr)
+    refused("a misspelt key", [*model, "--config", config("typo", train_batch_size=4, optimzer={}), "--steps", 1], "optimzer", "optimizer", code=2)
+    refused("no such file", [*model, "--config", d / "none.json", "--steps", 1], "none.json", code=2)
+    refused("no such key", [*model, "--set", "zero_optimization", "--steps", 1], "--set zero_optimization: expected KEY=VALUE", code=2)
+    r = run(*model, "--config", bare, "--steps", 1, "--out", d / "nothing", "--resume")
+    check("resume without a checkpoint begins", r.returncode == 0 and "nothing holds no checkpoint, so --resume begins at step 0" in r.stderr, r.stderr)
 
 finish()

@@ -148,37 +148,37 @@ with tempfile.TemporaryDirectory() as folder:
     words = lambda text: text.split()
     for name, args, code, parts in (
         ("unknown option", words("--nprocs 2 true"), 2, ["--nprocs", "did you mean --nproc?"]),
-        ("no program", ["-n", 2], 1, ["expected a program"]),
+        ("no program", ["-n", 2], 2, ["expected a program"]),
         ("missing program", ["nosuch-program"], 1, ["no program 'nosuch-program' in PATH"]),
         ("a folder", [d], 1, ["it is a folder"]),
         ("a path that is not there", [d / "none"], 1, ["cannot run", "No such file"]),
-        ("word for a number", words("-n two true"), 1, ["--nproc", "'two'"]),
-        ("no ranks", words("-n 0 true"), 1, ["1 or more"]),
-        ("gpu", words("-n gpu true"), 1, ["no GPU"]),
+        ("word for a number", words("-n two true"), 2, ["--nproc", "'two'"]),
+        ("no ranks", words("-n 0 true"), 2, ["1 or more"]),
+        ("gpu", words("-n gpu true"), 2, ["no GPU"]),
         ("module", words("-m x true"), 2, ["python3 -m MODULE"]),
-        ("elastic nodes", words("--nnodes 1:4 true"), 1, ["cannot come and go"]),
+        ("elastic nodes", words("--nnodes 1:4 true"), 2, ["cannot come and go"]),
         ("port in use", ["--master-port", port, "true"], 1, [f"port {port} is used"]),
         ("foreign address", words("--master-addr 192.0.2.1 true"), 1, ["not an address of this machine"]),
-        ("standalone with nodes", words("--standalone --nnodes 2 true"), 1, ["--standalone is for one node"]),
-        ("nodes without a number", words("--nnodes 2 --master-addr 127.0.0.1 true"), 1, ["--node-rank"]),
-        ("node out of range", words("--nnodes 2 --node-rank 2 --master-addr 127.0.0.1 true"), 1, ["from 0 to 1"]),
-        ("nodes without an address", words("--nnodes 2 --node-rank 0 true"), 1, ["--master-addr"]),
-        ("nodes without a secret", words("--nnodes 2 --node-rank 0 --master-addr 127.0.0.1 true"), 1, ["token_file"]),
-        ("two addresses", words("--master-addr a --rdzv-endpoint b:1 true"), 1, ["one address"]),
-        ("etcd", words("--rdzv-backend etcd true"), 1, ["c10d or static", "'etcd'"]),
-        ("rendezvous setting", words("--rdzv-conf foo=1 true"), 1, ["'foo=1'"]),
-        ("pdsh", words("--launcher pdsh true"), 1, ["--launcher ssh", "mpirun"]),
-        ("redirects", words("-n 2 --redirects 4 true"), 1, ["--redirects", "'4'"]),
-        ("tee of a rank that is not there", words("-n 2 --tee 2:1 true"), 1, ["--tee names local rank 2"]),
-        ("prefix", ["--log-line-prefix-template", "${host} ", "true"], 1, ["'${host}'"]),
-        ("filter", words("-n 2 --local-ranks-filter 0,5 true"), 1, ["local rank 5"]),
+        ("standalone with nodes", words("--standalone --nnodes 2 true"), 2, ["--standalone is for one node"]),
+        ("nodes without a number", words("--nnodes 2 --master-addr 127.0.0.1 true"), 2, ["--node-rank"]),
+        ("node out of range", words("--nnodes 2 --node-rank 2 --master-addr 127.0.0.1 true"), 2, ["from 0 to 1"]),
+        ("nodes without an address", words("--nnodes 2 --node-rank 0 true"), 2, ["--master-addr"]),
+        ("nodes without a secret", words("--nnodes 2 --node-rank 0 --master-addr 127.0.0.1 true"), 2, ["token_file"]),
+        ("two addresses", words("--master-addr a --rdzv-endpoint b:1 true"), 2, ["one address"]),
+        ("etcd", words("--rdzv-backend etcd true"), 2, ["c10d or static", "'etcd'"]),
+        ("rendezvous setting", words("--rdzv-conf foo=1 true"), 2, ["'foo=1'"]),
+        ("pdsh", words("--launcher pdsh true"), 2, ["--launcher ssh", "mpirun"]),
+        ("redirects", words("-n 2 --redirects 4 true"), 2, ["--redirects", "'4'"]),
+        ("tee of a rank that is not there", words("-n 2 --tee 2:1 true"), 2, ["--tee names local rank 2"]),
+        ("prefix", ["--log-line-prefix-template", "${host} ", "true"], 2, ["'${host}'"]),
+        ("filter", words("-n 2 --local-ranks-filter 0,5 true"), 2, ["local rank 5"]),
         ("more ranks than cores to bind", ["-n", cores + 1, "--bind-cores-to-rank", "true"], 1, ["at least one core a rank"]),
         ("core that is not there", words("--bind-cores-to-rank --bind-core-list 4000 true"), 1, ["core 4000"]),
-        ("core list alone", words("--bind-core-list 0 true"), 1, ["--bind-cores-to-rank"]),
-        ("hostfile that is not there", ["-H", d / "none", "true"], 1, ["cannot read the hostfile", "No such file"]),
-        ("slots", words("--num-gpus 100000 true"), 1, ["--num-gpus", "localhost"]),
-        ("include and num-gpus", words("-i localhost --num-gpus 1 true"), 1, ["got both kinds"]),
-        ("include and exclude", words("-i localhost -e localhost true"), 1, ["got both"]),
+        ("core list alone", words("--bind-core-list 0 true"), 2, ["--bind-cores-to-rank"]),
+        ("hostfile that is not there", ["-H", d / "none", "true"], 2, ["cannot read the hostfile", "No such file"]),
+        ("slots", words("--num-gpus 100000 true"), 2, ["--num-gpus", "localhost"]),
+        ("include and num-gpus", words("-i localhost --num-gpus 1 true"), 2, ["got both kinds"]),
+        ("include and exclude", words("-i localhost -e localhost true"), 2, ["got both"]),
         ("agent by hand", words("--agent true"), 1, ["for launchers only"]),
     ):
         expect(name, run(name, *args), code, *parts, absent=["rank 0 ended"])
@@ -290,6 +290,10 @@ with tempfile.TemporaryDirectory() as folder:
         listed = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         return int(listed[0])
 
+    # Which rank a signal reached is not known: a rank says by its exit code that the job was asked to stop.
+    said = run("asked to stop", "-n", 2, "--max-restarts", 3, "sh", "-c", "test $RANK = 1 || sleep 0.2; exit 143")
+    expect("46: ranks that stop", said, 143, "rank 1 ended with exit code 143, which says that SIGTERM stopped the job: the other rank has 30 s to end too", absent=["rank 1 ended after", "starting all ranks again"])
+
     for victim in ("launcher", "supervisor"):
         process = begin("-n", 3, "sh", "-c", "trap '' TERM HUP INT; " + litter + "while :; do sleep 1; done")
         check(f"kill -9 {victim}: starts", ready(process, 3))
@@ -355,9 +359,9 @@ with tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     node = lambda k, *more: ["--nnodes", 2, "--node-rank", k, "-n", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", f"token_file={d / 'token'}", *more, "--", "sh", "-c", show]
-    expect("a token that others can read", run("open token", *node(0)), 1, "can be read by others", "chmod 600")
+    expect("a token that others can read", run("open token", *node(0)), 2, "can be read by others", "chmod 600")
     (d / "token").chmod(0o600)
-    expect("restarts of one node alone", run("alone", *node(0, "--max-restarts", 1)), 1, "--hostfile")
+    expect("restarts of one node alone", run("alone", *node(0, "--max-restarts", 1)), 2, "--hostfile")
     ranks = variables(run("node 1", *node(1)).stdout)
     want = dict(WORLD_SIZE="4", GROUP_RANK="1", LOCAL_WORLD_SIZE="2", CROSS_SIZE="2", MASTER_PORT=str(port), LOCKSTEP_TOKEN="0123456789abcdef0123456789abcdef")
     check("ranks of the second node", sorted(ranks) == [2, 3] and all(ranks[2][n] == w for n, w in want.items()) and ranks[3]["LOCAL_RANK"] == "1", ranks)
@@ -411,6 +415,11 @@ cd / && FAKE_HOST=$host exec sh -c "$*"
     for left in temporary():
         if (d / left).is_dir() and not any((d / left).rglob("flight-*")):
             subprocess.run(["rm", "-r", str(d / left)], check=True)
+    trap = d / "trap"  # a link where the file will be: the launcher's number is that of its shell
+    r = subprocess.run(["sh", "-c", f'ln -s {trap} {d}/$$.lockstep && exec "$@"', "sh", str(LOCKSTEP), "run", "--save-pid", "true"], capture_output=True, text=True, env=os.environ)
+    check("--save-pid follows no link", r.returncode == 1 and "--save-pid cannot make" in r.stderr and not trap.exists(), r.stderr)
+    for link in d.glob("*.lockstep"):
+        link.unlink()
     r = run("pid", "--save-pid", "sh", "-c", f"cat {d}/*.lockstep")
     check("--save-pid", re.fullmatch(r"\d+\n", r.stdout) and temporary() == [], r.stdout + str(temporary()))
 

@@ -1,4 +1,5 @@
-// The main() of every suite of tests: when they are done, no process, descriptor, shared memory or temporary file of theirs is left.
+// The main() of every suite of tests: when they are done, no process, descriptor, shared memory or temporary file of
+// theirs is left.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 #include <sys/wait.h>
@@ -33,10 +34,14 @@ std::map<std::string, std::string> descriptors() {
 
 std::string left_behind(const std::map<std::string, std::string>& before, const fs::path& folder) {
   std::string left;
-  if (const pid_t child = waitpid(-1, nullptr, WNOHANG); child >= 0) left += child ? "a process that was not waited for, " + std::to_string(child) + "\n" : "a process that still runs\n";
-  for (const auto& [number, what] : descriptors()) if (!before.count(number)) left += "descriptor " + number + ", " + what + "\n";
+  if (const pid_t child = waitpid(-1, nullptr, WNOHANG); child >= 0)
+    left +=
+        child ? "a process that was not waited for, " + std::to_string(child) + "\n" : "a process that still runs\n";
+  for (const auto& [number, what] : descriptors())
+    if (!before.count(number)) left += "descriptor " + number + ", " + what + "\n";
   std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) if (line.find("/memfd:lockstep") != line.npos) left += "shared memory " + line + "\n";
+  for (std::string line; std::getline(maps, line);)
+    if (line.find("/memfd:lockstep") != line.npos) left += "shared memory " + line + "\n";
   for (const auto& entry : fs::directory_iterator(folder)) left += "file " + entry.path().string() + "\n";
   return left;
 }
@@ -52,7 +57,8 @@ int main(int argc, char** argv) {
   const auto before = descriptors();
   int code = context.run();
   std::string left;
-  for (int i = 0; i < 100 && !(left = left_behind(before, folder.path)).empty(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  for (int i = 0; i < 100 && !(left = left_behind(before, folder.path)).empty(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
   if (!left.empty()) {
     std::printf("FAIL the tests have left behind:\n%s", left.c_str());
     code = 1;

@@ -1,12 +1,15 @@
 """For the tests of whole programs: how they are run, and counts of checks, of which those that fail are printed."""
+import hashlib
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"  # of the build folder
 OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # variables that a launcher around a test would hand on
+RECOMPUTE = ["--set", "activation_checkpointing.enabled=true"]  # blocks run again in backward
 passed = failed = 0
 
 
@@ -31,6 +34,14 @@ def refused(name, args, *parts, code=1):
 def result(r):
     """What a program says with --json in its last line."""
     return json.loads(r.stdout.strip().splitlines()[-1])
+
+
+def saved(folder):
+    """Hashes of all tensors in the last checkpoint of a run, whichever ranks had what of them."""
+    with tempfile.TemporaryDirectory() as merged:
+        run("lockstep", "checkpoint", "merge", pathlib.Path(folder) / "checkpoints", pathlib.Path(merged) / "one")
+        files = [f.read_bytes() for f in sorted(pathlib.Path(merged).rglob("*.safetensors"))]
+    return [hashlib.sha256(f[8 + int.from_bytes(f[:8], "little"):]).hexdigest() for f in files]  # the header has the checkpoint's id
 
 
 def finish():

@@ -7,7 +7,6 @@ and nothing grows: memory and descriptors of ranks over a calm run, and of the l
 LOCKSTEP_SOAK_STEPS (3000: about a minute on 2 cores) is the number of steps, LOCKSTEP_SOAK_SEED (1) what faults follow from.
 """
 import collections
-import hashlib
 import os
 import pathlib
 import random
@@ -19,7 +18,7 @@ import tempfile
 import time
 import uuid
 
-from programs import APPS, check, finish
+from programs import APPS, check, finish, saved
 
 STEPS = int(os.environ.get("LOCKSTEP_SOAK_STEPS", 3000))
 SEED = int(os.environ.get("LOCKSTEP_SOAK_SEED", 1))
@@ -57,8 +56,8 @@ class Training:
         self.out, self.metrics, self.samples, self.rounds = folder, folder / "metrics.jsonl", [], 0
         text = folder.parent / "text.txt"
         kept = {k: v for k, v in os.environ.items() if not re.match(r"(PET_|LOCKSTEP_|OMP_|RANK$|WORLD_SIZE$|MASTER_)", k)}
-        command = [APPS / "lockstep", "run", "-n", RANKS, "--max-restarts", restarts, "--", APPS / "gpt", "train", "--text", text, "--layers", 1, "--width", 16, "--heads", 2, "--context", 16, "--batch", 2,
-                   "--warmup", 5, "--dropout", 0.1, "--bucket-mib", 0.005, "--eval-every", 1 << 30, "--steps", STEPS, "--save-every", SAVE_EVERY, "--out", folder, "--json"]
+        command = [APPS / "lockstep", "run", "-n", RANKS, "--max-restarts", restarts, "--", APPS / "gpt", "train", "--text", text, "--model", "gpt:1x16x2", "--context", 16, "--batch", 2,
+                   "--warmup", 5, "--dropout", 0.1, "--set", "zero_optimization.reduce_bucket_size=1310", "--eval-every", 1 << 30, "--steps", STEPS, "--save-every", SAVE_EVERY, "--out", folder, "--json"]
         self.log = open(folder.parent / (folder.name + ".log"), "w+")
         self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
                                         env={**kept, MARK: mark, "OMP_NUM_THREADS": "1", "LOCKSTEP_TIMEOUT": "60", "LOCKSTEP_HEARTBEAT": str(heartbeat)})
@@ -87,7 +86,7 @@ class Training:
         return code, self.log.read()
 
     def checkpoint(self):
-        return hashlib.sha256((self.out / "checkpoint.safetensors").read_bytes()).hexdigest()
+        return saved(self.out)
 
 
 def check_flat(name, uses):
@@ -104,7 +103,7 @@ def calm(folder):
     training = Training(folder, 0, 5)
     while training.process.poll() is None:
         training.sample()
-        time.sleep(0.1)
+        time.sleep(0.01)  # a fast machine needs a second for all steps
     code, said = training.end()
     check("the calm run", code == 0, said)
     for rank in range(RANKS):
@@ -165,7 +164,7 @@ with tempfile.TemporaryDirectory() as folder:
     quiet = calm(d / "calm")
     middle = time.monotonic()
     wild = chaos(d / "chaos")
-    check("53: killed, stopped and resumed, it ends with the bits of the calm run", quiet.checkpoint() == wild.checkpoint())
+    check("53: killed, stopped and resumed, it ends with the bits of the calm run", quiet.checkpoint() == wild.checkpoint() != [])
     for rank in range(RANKS):
         before_restarts, after = usual_files(quiet, rank), usual_files(wild, rank)
         check(f"rank {rank} inherits no open files by being restarted", after <= before_restarts, (before_restarts, after))

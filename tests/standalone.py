@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "standalone"
@@ -57,13 +58,47 @@ def main(build):
             run(["ninja", "-C", str(work / "build")], env=env)
             check_trained(run([str(work / "build" / "example")]))
 
+        def own_models():
+            """A project of a user's own: two models, each under several plans, a kill -9, and the same bits."""
+            run(["meson", "setup", str(work / "models"), str(ROOT / "examples" / "my_model")], env=env)
+            run(["ninja", "-C", str(work / "models")], env=env)
+            lockstep, vit, characters = str(prefix / "bin" / "lockstep"), str(work / "models" / "vit"), str(work / "models" / "characters")
+            for program in ([vit, "--batch", "8"], [characters]):
+                said = run([lockstep, "verify", "--plans", "ddp:1x4,ddp:4x1,zero3:2x2,pp2:2x4", "--steps", "3", "--", *program])
+                if "identical" not in said:
+                    raise RuntimeError(said)
+            run([vit, "--ranks", "2", "--plan", "tp2", "--steps", "2"])
+            for program, plan in ((vit, "dp2+pp2+tp2+zero1"), (characters, "dp4+pp2")):
+                # Bytes and traffic of what the program would train, before a rank starts.
+                said = json.loads(run([lockstep, "plan", "--json", "--flops", "1e12", "--bandwidth", "1e10", "--memory-bandwidth", "1e10", "--", program, "--batch", "8", "--plan", plan]))
+                if said["plan"] != plan or len(said["stages"]) != 2 or min(stage["traffic"]["gradients"] for stage in said["stages"]) <= 0:
+                    raise RuntimeError(f"plan: {said}")
+                said = json.loads(run([lockstep, "simulate", "--json", "--micro-batches", "4", "--", program, "--batch", "8", "--plan", plan]))
+                if not 0 < said["step"] < 10 or said["bubble"] <= 0 or "measured here" not in said["costs"]["origin"]:
+                    raise RuntimeError(f"simulate: {said}")
+            run([vit, "--batch", "8", "--steps", "6", "--ranks", "2", "--out", str(work / "seen"), "--trace", str(work / "seen")])
+            run([lockstep, "report", str(work / "seen"), "--out", str(work / "seen.html")])
+            said = json.loads(run([lockstep, "simulate", "--json", "--plan", "dp8", "--measure", str(work / "seen"), "--", vit, "--batch", "8"]))
+            if said["costs"]["origin"] != "trace of 2 ranks":
+                raise RuntimeError(f"simulate: {said}")
+            common = [vit, "--batch", "8", "--accumulate", "2", "--steps", "40", "--save-every", "2", "--json"]
+            run([*common, "--out", str(work / "calm"), "--trace-bits", str(work / "calm.bits")])
+            killed = subprocess.Popen([*common, "--out", str(work / "killed")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            while not (work / "killed/checkpoints/latest").exists() and killed.poll() is None:
+                time.sleep(0.001)
+            killed.kill()
+            killed.wait()
+            run([lockstep, "run", "-n", "2", "--", vit, "--batch", "8", "--steps", "40", "--plan", "dp2+zero3", "--out", str(work / "killed"), "--resume", "--trace-bits", str(work / "killed.bits")])
+            if (work / "calm.bits").read_text().splitlines()[-1] != (work / "killed.bits").read_text().splitlines()[-1]:
+                raise RuntimeError("a killed run ended with other bits")
+
         def programs_run():
             run([str(prefix / "bin" / "lockstep"), "env", "--json"])
             for name in ("mlp", "cnn", "gpt"):
                 run([str(prefix / "bin" / name), "--help"])
 
         passed = failed = 0
-        for check in (headers_alone, one_line, meson_project, programs_run):
+        for check in (headers_alone, one_line, meson_project, own_models, programs_run):
             try:
                 check()
                 passed += 1

@@ -22,7 +22,8 @@ struct TempDir {
   std::filesystem::path path;
   explicit TempDir(const std::filesystem::path& in = std::filesystem::temp_directory_path()) {
     std::string name = (in / "lockstep-XXXXXX").string();
-    if (!::mkdtemp(name.data())) throw std::filesystem::filesystem_error("mkdtemp", name, std::error_code(errno, std::generic_category()));
+    if (!::mkdtemp(name.data()))
+      throw std::filesystem::filesystem_error("mkdtemp", name, std::error_code(errno, std::generic_category()));
     path = name;
   }
   ~TempDir() { std::filesystem::remove_all(path); }
@@ -41,7 +42,8 @@ struct TempDir {
   /// Names in it, sorted, with blanks between.
   std::string list(const std::string& below = "") const {
     std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(path / below)) names.push_back(entry.path().filename());
+    for (const auto& entry : std::filesystem::directory_iterator(path / below))
+      names.push_back(entry.path().filename());
     std::sort(names.begin(), names.end());
     std::string text;
     for (const std::string& name : names) text += (text.empty() ? "" : " ") + name;

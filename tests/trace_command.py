@@ -48,9 +48,9 @@ with tempfile.TemporaryDirectory() as folder:
     d = pathlib.Path(folder)
     text = d / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
-    gpt = ["gpt", "train", "--text", text, "--layers", 2, "--width", 32, "--heads", 2, "--context", 32, "--batch", 4, "--eval-every", 100, "--json"]
+    gpt = ["gpt", "train", "--text", text, "--model", "gpt:2x32x2", "--context", 32, "--batch", 4, "--eval-every", 100, "--json"]
 
-    wide = [128 if word == 32 and before == "--width" else word for before, word in zip([None, *gpt], gpt)]  # shards are cut at blocks: small ones are mostly padding
+    wide = ["gpt:2x128x2" if before == "--model" else word for before, word in zip([None, *gpt], gpt)]  # shards are cut at blocks: small ones are mostly padding
 
     # One rank: a file, a run's folder, its report.
     r = run(*gpt, "--steps", 6, "--out", d / "run", "--trace", d / "run/trace/rank-0.json")
@@ -58,8 +58,8 @@ with tempfile.TemporaryDirectory() as folder:
     r = run(*gpt, "--steps", 6, "--out", d / "run", "--trace", d / "run/trace")
     all_ = records(d / "run/trace/rank-0.json")
     names = {record["name"] for record in all_}
-    check("gpt --trace", r.returncode == 0 and {"step 5", "forward 0", "backward", "AdamW", "sample", "matmul", "layer_norm", "attention", "cross_entropy", "loss", "memory", "settings", "save checkpoint"} <= names, r.stderr + str(names))
-    check("an operation is within its step", all(s["ts"] <= o["ts"] and o["ts"] + o["dur"] <= s["ts"] + s["dur"] + 0.002 for s in all_ if s["name"] == "step 3" for o in all_ if o["name"] == "AdamW"
+    check("gpt --trace", r.returncode == 0 and {"step 5", "forward 0", "backward", "zero step", "adam", "sample", "matmul", "layer_norm", "attention", "cross_entropy", "loss", "memory", "settings", "save checkpoint"} <= names, r.stderr + str(names))
+    check("an operation is within its step", all(s["ts"] <= o["ts"] and o["ts"] + o["dur"] <= s["ts"] + s["dur"] + 0.002 for s in all_ if s["name"] == "step 3" for o in all_ if o["name"] == "adam"
                                                  and s["ts"] <= o["ts"] < s["ts"] + s["dur"]), "")
     r = run("lockstep", "report", d / "run", "--json", "--svg", d / "t.svg")
     figures = json.loads(r.stdout)
@@ -84,10 +84,10 @@ with tempfile.TemporaryDirectory() as folder:
         check(f"{name}: traffic is the formula's", abs(figures["sent"] / figures["sent_formula"] - 1) < 0.02, r.stdout)
         check(f"{name}: memory of a rank", abs(figures["memory"]["parameter"]["measured"] / figures["memory"]["parameter"]["formula"] - 1) < 0.01, r.stdout)
     for zero in (1, 2, 3):
-        r = run(*wide, "--steps", 4, "--ranks", 2, "--zero", zero, "--accumulate", 2, "--trace", d / f"zero{zero}")
+        r = run(*wide, "--steps", 4, "--ranks", 2, "--plan", f"zero{zero}", "--accumulate", 2, "--trace", d / f"zero{zero}")
         figures = json.loads(run("lockstep", "report", d / f"zero{zero}", "--json").stdout)
         check(f"ZeRO {zero}: traffic is the formula's", r.returncode == 0 and abs(figures["sent"] / figures["sent_formula"] - 1) < 0.1, str(figures) + r.stderr)
-    r = run(*gpt, "--steps", 5, "--ranks", 2, "--pipeline", 2, "--accumulate", 4, "--trace", d / "pp")
+    r = run(*gpt, "--steps", 5, "--ranks", 2, "--plan", "pp2", "--accumulate", 4, "--trace", d / "pp")
     figures = json.loads(run("lockstep", "report", d / "pp", "--json").stdout)
     check("a pipeline's slots", r.returncode == 0 and figures["pipeline"]["stages"] == 2 and figures["pipeline"]["micro_batches"] == 4 and abs(figures["pipeline"]["idle_formula"] - 0.2) < 1e-9
           and 0 < figures["pipeline"]["idle_measured"] < 1, str(figures))
@@ -95,6 +95,9 @@ with tempfile.TemporaryDirectory() as folder:
         r = run(app, "train", "--epochs", 1, "--samples", 300, "--json", "--trace", d / app, *last)
         names = {record["name"] for record in records(d / app / "rank-0.json")}
         check(f"{app} --trace", r.returncode == 0 and {"step 0", "forward 0", "make batch", "next batch", "loss"} <= names, r.stderr + str(names))
+    r = run("mlp", "train", "--samples", 256, "--steps", 3, "--batch", 16, "--ranks", 2, "--plan", "zero2", "--accumulate", 2, "--trace", d / "own")
+    figures = json.loads(run("lockstep", "report", d / "own", "--json").stdout)
+    check("a program of the Trainer: traffic is the formula's", r.returncode == 0 and abs(figures["sent"] / figures["sent_formula"] - 1) < 0.1, str(figures) + r.stderr)
 
     # Killed runs, missing ranks, files that are none.
     p = subprocess.Popen([str(w) for w in [APPS / "lockstep", "run", "-q", "-n", 2, "--", APPS / "gpt", *gpt[1:], "--steps", 100000, "--trace", d / "killed"]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -121,7 +124,8 @@ with tempfile.TemporaryDirectory() as folder:
     refused("a foreign file", ["lockstep", "report", d / "empty"], "rank-0.json: expected a trace that Lockstep wrote")
     refused("one file for several ranks", [*gpt, "--steps", 2, "--ranks", 2, "--trace", d / "t.json"], "expected a folder for the traces of 2 ranks")
     refused("a place that cannot be", [*gpt, "--steps", 2, "--trace", text], "expected a folder that can be made")
-    refused("a limit that is none", [*gpt, "--trace", d / "x", "--trace-mib", 0], "--trace-mib", code=2)
+    r = run(*gpt, "--trace", d / "x", LOCKSTEP_TRACE_MIB="0")
+    check("a limit that is none", r.returncode == 2 and "LOCKSTEP_TRACE_MIB" in r.stderr, r.stderr)
     shutil.rmtree(d / "run")
 
     # Predictions.
@@ -137,14 +141,19 @@ with tempfile.TemporaryDirectory() as folder:
     check("costs of this machine", r.returncode == 0 and "measured here" in json.loads(r.stdout)["costs"]["origin"] and json.loads(r.stdout)["step"] > 0, r.stdout + r.stderr)
     r = run(*small, "--plan", "dp2", "--measure", d / "threads", "--json")
     check("costs of a trace", r.returncode == 0 and json.loads(r.stdout)["costs"]["origin"] == "trace of 2 ranks", r.stdout + r.stderr)
-    refused("no costs", [*step, "--plan", "dp2"], "expected --flops, or --measure", "got neither")
-    refused("a plan that is none", [*step, "--plan", "dp2,pp2", *given], "such as dp8+pp4+tp2+zero1", '"dp2,pp2"')
-    refused("a plan of shared sequences", [*step, "--plan", "dp2+cp2", *given], "cp", "not modelled", "lockstep plan")
-    refused("heads that do not divide", [*step, "--plan", "tp5", *given], "expected heads that tp divides, got 12")
-    refused("too many stages", [*step, "--plan", "pp27", *given], "at least one layer for each of 27 stages", "got 26 layers")
-    refused("both kinds of simulation", [*step, "--plan", "dp2", *given, "--ranks", 4], "--ranks is for a collective")
-    refused("neither kind", ["lockstep", "simulate"], "simulate needs --ranks")
-    refused("a folder without traces", [*small, "--plan", "dp2", "--measure", d / "none"], "found none")
+    refused("no costs", [*step, "--plan", "dp2"], "expected --flops, or --measure", "got neither", code=2)
+    refused("a plan that is none", [*step, "--plan", "dp2,pp2", *given], "such as dp2+pp2+tp2+zero1", '"dp2,pp2"', code=2)
+    refused("a plan of shared sequences", [*step, "--plan", "dp2+cp2", *given], "cp", "not modelled", "lockstep plan", code=2)
+    refused("heads that do not divide", [*step, "--plan", "tp5", *given], "expected heads that tp divides, got 12", code=2)
+    # As many layers for whoever counts them.
+    config = '{"train_micro_batch_size_per_gpu": 1}'
+    for args, code, *words in ((["lockstep", "simulate", "--model", "gpt:1x32x4", *given], 2, "at least one layer for each of 7 stages", "got 6 layers"),
+                               (["lockstep", "plan", "--config", config, "--model", "gpt:1x32x4"], 2, "7 stages need 7 layers, the model has 6"),
+                               (["gpt", "train", "--text", text, "--model", "gpt:1x128x4", "--ranks", 7], 1, "7 stages need 7 layers, the model has 6")):
+        refused(f"too many stages: {' '.join(args[:2])}", [*args, "--plan", "pp7"], *words, code=code)
+    refused("both kinds of simulation", [*step, "--plan", "dp2", *given, "--ranks", 4], "--ranks is for a collective", code=2)
+    refused("neither kind", ["lockstep", "simulate"], "simulate needs --ranks", code=2)
+    refused("a folder without traces", [*small, "--plan", "dp2", "--measure", d / "none"], "found none", code=2)
     check("nothing is left", not left_behind(folder), left_behind(folder))
 
 finish()

@@ -35,7 +35,8 @@ size_t utf8_length(std::string_view text, size_t at) {
     return good ? 3 : 0;
   }
   if (b >= 0xf0 && b < 0xf5) {
-    const bool good = tail(1) && tail(2) && tail(3) && !(b == 0xf0 && byte(1) < 0x90) && !(b == 0xf4 && byte(1) >= 0x90);
+    const bool good =
+        tail(1) && tail(2) && tail(3) && !(b == 0xf0 && byte(1) < 0x90) && !(b == 0xf4 && byte(1) >= 0x90);
     return good ? 4 : 0;
   }
   return 0;
@@ -49,7 +50,8 @@ void append_args(std::string& out, const Arg* args, size_t count) {
     append_quoted(out, args[i].key);
     out += ':';
     if (const auto* number = std::get_if<int64_t>(&args[i].value)) append(out, *number);
-    else if (const auto* real = std::get_if<double>(&args[i].value)) std::isfinite(*real) ? append(out, *real) : void(out += "null");
+    else if (const auto* real = std::get_if<double>(&args[i].value))
+      std::isfinite(*real) ? append(out, *real) : void(out += "null");
     else append_quoted(out, std::get<std::string_view>(args[i].value));
   }
   out += '}';
@@ -90,15 +92,20 @@ std::string Sink::time(int64_t ns) const {  // microseconds, as the format wants
   return text;
 }
 
-Sink::Sink(std::string path, const Options& options) : path_(std::move(path)), options_(options), owner_(int(getpid())) {
+Sink::Sink(std::string path, const Options& options)
+    : path_(std::move(path)), options_(options), owner_(int(getpid())) {
   file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   LOCKSTEP_CHECK(file_ >= 0, "[trace] expected to be able to write ", path_, ", got: ", std::strerror(errno));
   held_ = "[\n";
-  std::string name = str("{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":0,\"args\":{\"name\":\"rank ", rank(), "\"}}");
+  std::string name = str("{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":", rank(),
+                         ",\"tid\":0,\"args\":{\"name\":\"rank ", rank(), "\"}}");
   put(name);
-  put(str("{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":0,\"args\":{\"sort_index\":", rank(), "}}"));
-  put(str("{\"name\":\"trace\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":0,\"args\":{\"format\":\"lockstep-trace-1\",\"rank\":", rank(), ",\"ranks\":", options_.ranks, ",\"run\":", options_.run,
-          ",\"process\":", owner_, ",\"offset_ns\":", options_.offset_ns, ",\"error_ns\":", options_.error_ns, "}}"));
+  put(str("{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":", rank(),
+          ",\"tid\":0,\"args\":{\"sort_index\":", rank(), "}}"));
+  put(str("{\"name\":\"trace\",\"ph\":\"M\",\"pid\":", rank(),
+          ",\"tid\":0,\"args\":{\"format\":\"lockstep-trace-1\",\"rank\":", rank(), ",\"ranks\":", options_.ranks,
+          ",\"run\":", options_.run, ",\"process\":", owner_, ",\"offset_ns\":", options_.offset_ns,
+          ",\"error_ns\":", options_.error_ns, "}}"));
   flush();
 }
 
@@ -112,10 +119,12 @@ int Sink::row(uint64_t id, std::string_view name) {
     number = found->second;
     if (!fresh) return number;
   }
-  std::string record = str("{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":", number, ",\"args\":{\"name\":");
+  std::string record =
+      str("{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":", number, ",\"args\":{\"name\":");
   append_quoted(record, name);
   put(record + "}}");
-  put(str("{\"name\":\"thread_sort_index\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":", number, ",\"args\":{\"sort_index\":", number, "}}"));
+  put(str("{\"name\":\"thread_sort_index\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":", number,
+          ",\"args\":{\"sort_index\":", number, "}}"));
   return number;
 }
 
@@ -138,7 +147,8 @@ int Sink::thread_row(uint64_t id) {
   return row(id, str("thread ", count));
 }
 
-void Sink::complete(std::string_view name, Category category, int64_t number, int64_t begun, int64_t ended, const Arg* args, size_t count, int row) {
+void Sink::complete(std::string_view name, Category category, int64_t number, int64_t begun, int64_t ended,
+                    const Arg* args, size_t count, int row) {
   thread_local std::string record;  // its memory is used again
   record.assign("{\"name\":");
   append_quoted(record, name);
@@ -185,7 +195,8 @@ void Sink::note(std::string_view name, std::string_view json) {
   append_quoted(record, name);
   record += str(",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":0,\"ts\":", time(now()), ",\"args\":");
   (record += json) += '}';
-  for (char& c : record) if (c == '\n') c = ' ';  // a record is a line
+  for (char& c : record)
+    if (c == '\n') c = ' ';  // a record is a line
   put(record);
   flush();
 }
@@ -195,9 +206,11 @@ void Sink::put(std::string_view record) {
   if (over_) return;
   if (bytes_ + int64_t(record.size()) > options_.limit_bytes - kept_free) {
     over_ = true;
-    held_ += str("{\"name\":\"the trace ends here: it has its ", options_.limit_bytes, " bytes\",\"ph\":\"i\",\"s\":\"g\",\"ts\":", time(now()), ",\"pid\":", rank(), ",\"tid\":0},\n");
+    held_ += str("{\"name\":\"the trace ends here: it has its ", options_.limit_bytes,
+                 " bytes\",\"ph\":\"i\",\"s\":\"g\",\"ts\":", time(now()), ",\"pid\":", rank(), ",\"tid\":0},\n");
     write_out();
-    std::fprintf(stderr, "[trace] %s has its %lld bytes; the run goes on without\n", path_.c_str(), static_cast<long long>(options_.limit_bytes));
+    std::fprintf(stderr, "[trace] %s has its %lld bytes; the run goes on without\n", path_.c_str(),
+                 static_cast<long long>(options_.limit_bytes));
     return;
   }
   bytes_ += int64_t(record.size()) + 2;
@@ -215,7 +228,8 @@ void Sink::write_out() {
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) {
       over_ = true;
-      std::fprintf(stderr, "[trace] cannot write %s: %s; the run goes on without\n", path_.c_str(), std::strerror(errno));
+      std::fprintf(stderr, "[trace] cannot write %s: %s; the run goes on without\n", path_.c_str(),
+                   std::strerror(errno));
       break;
     }
     data += done;
@@ -232,7 +246,9 @@ void Sink::flush() {
 void Sink::close() {
   const std::lock_guard lock(mutex_);
   if (file_ < 0) return;
-  if (!over_) held_ += str("{\"name\":\"trace ends\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":0,\"args\":{\"whole\":true}}\n]\n");
+  if (!over_)
+    held_ +=
+        str("{\"name\":\"trace ends\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":0,\"args\":{\"whole\":true}}\n]\n");
   if (!over_) write_out();
   over_ = true;
   ::close(file_);

@@ -26,7 +26,8 @@ class Sink {
   int named_row(const std::string& name);
   /// Of a thread that nobody named.
   int thread_row(uint64_t id);
-  void complete(std::string_view name, Category category, int64_t number, int64_t begun, int64_t ended, const Arg* args, size_t count, int row);
+  void complete(std::string_view name, Category category, int64_t number, int64_t begun, int64_t ended, const Arg* args,
+                size_t count, int row);
   void counter(std::string_view name, const Arg* args, size_t count);
   void instant(std::string_view name, const Arg* args, size_t count, int row);
   void note(std::string_view name, std::string_view json);

@@ -24,11 +24,14 @@ struct Sinks {
   std::vector<SinkPtr> all;
   std::atomic<uint64_t> generation{1};  // grows with every change
 };
-// Never destroyed: threads may record while static objects go. What is held back is written by stop() or the process's end.
+// Never destroyed: threads may record while static objects go. What is held back is written by stop() or the process's
+// end.
 Sinks& sinks() {
   static const pid_t owner = getpid();
   static Sinks* const made = [] {
-    std::atexit([] { if (getpid() == owner) flush(); });  // a fork may have inherited a locked mutex
+    std::atexit([] {
+      if (getpid() == owner) flush();
+    });  // a fork may have inherited a locked mutex
     return new Sinks;
   }();
   return *made;
@@ -72,43 +75,56 @@ Sink* here() {
 }
 
 constexpr KernelObserver observer{.begin = []() noexcept { return now(); },
-                                  .end = [](const char* kernel, int64_t begun) noexcept {
-                                    try {
-                                      record(kernel, Category::operation, begun, now());
-                                    } catch (...) {}  // NOLINT: without memory there is no record
-                                  }};
+                                  .end =
+                                      [](const char* kernel, int64_t begun) noexcept {
+                                        try {
+                                          record(kernel, Category::operation, begun, now());
+                                        } catch (...) {}  // NOLINT: without memory there is no record
+                                      }};
 
 std::string file_of(const std::string& path, const Options& o) {
   if (!path.ends_with(".json")) {
     std::error_code error;
     std::filesystem::create_directories(path, error);
-    LOCKSTEP_CHECK(!error && std::filesystem::is_directory(path), "[trace] expected a folder that can be made, got ", path, ": ", error ? error.message() : "a file");
+    LOCKSTEP_CHECK(!error && std::filesystem::is_directory(path), "[trace] expected a folder that can be made, got ",
+                   path, ": ", error ? error.message() : "a file");
     return str(path, "/rank-", o.rank, ".json");
   }
-  LOCKSTEP_CHECK(o.ranks == 1, "[trace] expected a folder for the traces of ", o.ranks, " ranks, got the file ", path, "; `lockstep trace merge FOLDER` makes one file of them");
+  LOCKSTEP_CHECK(o.ranks == 1, "[trace] expected a folder for the traces of ", o.ranks, " ranks, got the file ", path,
+                 "; `lockstep trace merge FOLDER` makes one file of them");
   return path;
 }
 
 }  // namespace
 
 std::string_view name_of(Category category) {
-  constexpr std::string_view names[] = {"step", "forward", "backward", "operation", "collective", "wait", "pipeline", "optimizer", "data", "checkpoint", "other"};
+  constexpr std::string_view names[] = {"step",     "forward",   "backward", "operation",  "collective", "wait",
+                                        "pipeline", "optimizer", "data",     "checkpoint", "other"};
   static_assert(std::size(names) == categories);
   return names[size_t(category)];
 }
 
-int64_t now() { return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+int64_t now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
-Row::Row(std::string name, int rank) : name_(std::move(name)), rank_(rank), id_(next_row.fetch_add(1, std::memory_order_relaxed)) {}
+Row::Row(std::string name, int rank)
+    : name_(std::move(name)), rank_(rank), id_(next_row.fetch_add(1, std::memory_order_relaxed)) {}
 
 void start(const std::string& path, const Options& asked) {
   LOCKSTEP_CHECK(!path.empty(), "[trace] expected a folder or a file, got an empty path");
-  LOCKSTEP_CHECK(asked.rank >= 0 && asked.rank < asked.ranks, "[trace] expected a rank from 0 to ", asked.ranks - 1, ", got ", asked.rank);
-  LOCKSTEP_CHECK(asked.limit_bytes >= 1 << 16, "[trace] expected a limit of ", 1 << 16, " bytes or more, got ", asked.limit_bytes);
-  LOCKSTEP_CHECK(!find(asked.rank), "[trace] expected one trace of a rank at a time, rank ", asked.rank, " has one already: stop() ends it");
+  LOCKSTEP_CHECK(asked.rank >= 0 && asked.rank < asked.ranks, "[trace] expected a rank from 0 to ", asked.ranks - 1,
+                 ", got ", asked.rank);
+  LOCKSTEP_CHECK(asked.limit_bytes >= 1 << 16, "[trace] expected a limit of ", 1 << 16, " bytes or more, got ",
+                 asked.limit_bytes);
+  LOCKSTEP_CHECK(!find(asked.rank), "[trace] expected one trace of a rank at a time, rank ", asked.rank,
+                 " has one already: stop() ends it");
   Options o = asked;
   if (o.zero_ns == 0) o.zero_ns = now() + o.offset_ns;
-  if (o.run == 0) o.run = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  if (o.run == 0)
+    o.run = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+                .count();
   auto sink = std::make_shared<Sink>(file_of(path, o), o);
   Thread& t = thread();
   t.rank = o.rank;
@@ -152,19 +168,23 @@ void Scope::begin(std::string_view name, Category category, Args args, int64_t n
 
 void Scope::end() noexcept {
   try {
-    if (Sink* const sink = here()) sink->complete(name_, category_, number_, begun_, now(), args_.data(), count_, thread().row);
+    if (Sink* const sink = here())
+      sink->complete(name_, category_, number_, begun_, now(), args_.data(), count_, thread().row);
   } catch (...) {}  // NOLINT: without memory there is no record
 }
 
 void record(std::string_view name, Category category, int64_t begun, int64_t ended, Args args, const Row* row) {
   if (!on()) return;
   if (!row) {
-    if (Sink* const sink = here()) sink->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), most_args), thread().row);
+    if (Sink* const sink = here())
+      sink->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), most_args), thread().row);
     return;
   }
   const SinkPtr sink = find(row->rank());
   const SinkPtr used = sink ? sink : find(-1);  // a group of a trace that was started without saying its rank
-  if (used) used->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), most_args), used->row(row->id(), row->name()));
+  if (used)
+    used->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), most_args),
+                   used->row(row->id(), row->name()));
 }
 
 void counter(std::string_view name, Args values) {

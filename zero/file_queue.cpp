@@ -31,9 +31,9 @@ struct FileQueue::Transfer::State {
   FileQueue& queue;
   const SwapFile& file;
   bool writes;
-  int64_t left = 0;        // requests; all below under the queue's mutex
+  int64_t left = 0;  // requests; all below under the queue's mutex
   bool failed = false;
-  int error = 0;           // 0: the file ended
+  int error = 0;                              // 0: the file ended
   int64_t offset = 0, expected = 0, got = 0;  // of the request that failed first
 };
 
@@ -50,7 +50,9 @@ struct FileQueue::Ring {
 #if defined(LOCKSTEP_WITH_URING)
   io_uring ring{};
   std::vector<Request> slots;  // on their way; a free one has no transfer
-  ~Ring() { if (!slots.empty()) io_uring_queue_exit(&ring); }
+  ~Ring() {
+    if (!slots.empty()) io_uring_queue_exit(&ring);
+  }
 #endif
 };
 
@@ -70,10 +72,13 @@ FileQueue::FileQueue(const AioOptions& o) : options_(o) {
     rings_.push_back(std::move(ring));
   }
 #endif
-  LOCKSTEP_CHECK(o.engine != AioOptions::Engine::uring || !rings_.empty(), "[aio] expected io_uring, got: ", why, "; engine automatic or threads works without");
+  LOCKSTEP_CHECK(o.engine != AioOptions::Engine::uring || !rings_.empty(), "[aio] expected io_uring, got: ", why,
+                 "; engine automatic or threads works without");
   try {
     for (auto& ring : rings_) threads_.emplace_back([this, &ring] { run_ring(*ring); });
-    if (rings_.empty()) for (int i = 0; i < std::min(64, o.thread_count * o.queue_depth); ++i) threads_.emplace_back([this] { run_thread(); });
+    if (rings_.empty())
+      for (int i = 0; i < std::min(64, o.thread_count * o.queue_depth); ++i)
+        threads_.emplace_back([this] { run_thread(); });
   } catch (const std::system_error& error) {
     end();
     fail(str("[aio] expected to start a thread, got: ", error.what(), "; make thread_count or queue_depth smaller"));
@@ -91,9 +96,12 @@ void FileQueue::end() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-FileQueue::Transfer FileQueue::start(const SwapFile& file, int64_t offset, std::byte* data, int64_t bytes, bool writes) {
-  LOCKSTEP_CHECK(offset % file_block == 0 && bytes % file_block == 0 && reinterpret_cast<uintptr_t>(data) % size_t(file_block) == 0 && offset + bytes <= file.bytes(),
-                 "[aio] expected multiples of ", file_block, " inside the file's ", file.bytes(), " bytes, got ", bytes, " bytes at offset ", offset);
+FileQueue::Transfer FileQueue::start(const SwapFile& file, int64_t offset, std::byte* data, int64_t bytes,
+                                     bool writes) {
+  LOCKSTEP_CHECK(offset % file_block == 0 && bytes % file_block == 0 &&
+                     reinterpret_cast<uintptr_t>(data) % size_t(file_block) == 0 && offset + bytes <= file.bytes(),
+                 "[aio] expected multiples of ", file_block, " inside the file's ", file.bytes(), " bytes, got ", bytes,
+                 " bytes at offset ", offset);
   Transfer transfer;
   transfer.state_ = std::make_shared<Transfer::State>(Transfer::State{.queue = *this, .file = file, .writes = writes});
   {
@@ -112,17 +120,22 @@ void FileQueue::Transfer::wait() {
   std::unique_lock lock(s->queue.mutex_);
   s->queue.done_.wait(lock, [&] { return s->left == 0; });
   if (!s->failed) return;
-  const std::string what = s->error != 0 ? std::strerror(s->error) : str(s->got, s->writes ? " written" : ": the file is shorter than it was made");
-  fail(str("[offload] ", s->file.what(), ", offset ", s->offset, ": expected to ", s->writes ? "write " : "read ", s->expected, " bytes, got ", what));
+  const std::string what = s->error != 0
+                               ? std::strerror(s->error)
+                               : str(s->got, s->writes ? " written" : ": the file is shorter than it was made");
+  fail(str("[offload] ", s->file.what(), ", offset ", s->offset, ": expected to ", s->writes ? "write " : "read ",
+           s->expected, " bytes, got ", what));
 }
 
 /// result: bytes, or an errno below zero.
 void FileQueue::finish(Request request, int64_t result) {
-  if (requests_until_failure.load(std::memory_order_relaxed) > 0 && requests_until_failure.fetch_sub(1) == 1) result = -failure.load();
+  if (requests_until_failure.load(std::memory_order_relaxed) > 0 && requests_until_failure.fetch_sub(1) == 1)
+    result = -failure.load();
   const std::lock_guard lock(mutex_);
   Transfer::State& transfer = *request.of;
   if (result > 0) request.done += result;
-  const bool again = result == -EINTR || result == -EAGAIN || (result > 0 && request.done < request.bytes && request.done % file_block == 0);
+  const bool again = result == -EINTR || result == -EAGAIN ||
+                     (result > 0 && request.done < request.bytes && request.done % file_block == 0);
   if (again) {
     waiting_.push_front(std::move(request));
     work_.notify_one();
@@ -150,7 +163,8 @@ void FileQueue::run_thread() {
     }
     const int fd = r.of->file.descriptor();
     const auto size = size_t(r.bytes - r.done);
-    const ssize_t n = r.of->writes ? pwrite(fd, r.data + r.done, size, r.offset + r.done) : pread(fd, r.data + r.done, size, r.offset + r.done);
+    const ssize_t n = r.of->writes ? pwrite(fd, r.data + r.done, size, r.offset + r.done)
+                                   : pread(fd, r.data + r.done, size, r.offset + r.done);
     finish(std::move(r), n < 0 ? -errno : n);
   }
 }
@@ -164,7 +178,9 @@ void FileQueue::run_ring(Ring& ring) {
       std::unique_lock lock(mutex_);
       if (on_their_way == 0) work_.wait(lock, [&] { return stopping_ || !waiting_.empty(); });
       if (on_their_way == 0 && waiting_.empty()) return;
-      for (size_t k = 0; k < ring.slots.size() && !waiting_.empty() && (options_.overlap_events || on_their_way == fresh.size()); ++k) {
+      for (size_t k = 0;
+           k < ring.slots.size() && !waiting_.empty() && (options_.overlap_events || on_their_way == fresh.size());
+           ++k) {
         if (ring.slots[k].of) continue;
         ring.slots[k] = std::move(waiting_.front());
         waiting_.pop_front();
@@ -185,14 +201,16 @@ void FileQueue::run_ring(Ring& ring) {
       const Request& r = ring.slots[k];
       io_uring_sqe* const entry = io_uring_get_sqe(&ring.ring);  // there are as many as slots
       const int fd = r.of->file.descriptor();
-      if (r.of->writes) io_uring_prep_write(entry, fd, r.data + r.done, unsigned(r.bytes - r.done), uint64_t(r.offset + r.done));
+      if (r.of->writes)
+        io_uring_prep_write(entry, fd, r.data + r.done, unsigned(r.bytes - r.done), uint64_t(r.offset + r.done));
       else io_uring_prep_read(entry, fd, r.data + r.done, unsigned(r.bytes - r.done), uint64_t(r.offset + r.done));
       io_uring_sqe_set_data64(entry, k);
       ++prepared;
       if (options_.single_submit) submit();
     }
     submit();
-    for (size_t i = submitted; broken != 0 && i < fresh.size(); ++i, --on_their_way) finish(std::exchange(ring.slots[fresh[i]], {}), broken);
+    for (size_t i = submitted; broken != 0 && i < fresh.size(); ++i, --on_their_way)
+      finish(std::exchange(ring.slots[fresh[i]], {}), broken);
     if (broken != 0 && on_their_way == 0) return run_thread();  // the kernel takes no more from this ring
     if (on_their_way == 0) continue;
     io_uring_cqe* event = nullptr;

@@ -1,6 +1,7 @@
 #pragma once
-// Reads and writes of files that go on while others compute. A transfer of any size is cut into requests of block_size bytes; threads keep
-// queue_depth of them on their way, by io_uring, or by pread and pwrite in as many threads (64 at most) where the system has no io_uring (or forbids it).
+// Reads and writes of files that go on while others compute. A transfer of any size is cut into requests of block_size
+// bytes; threads keep queue_depth of them on their way, by io_uring, or by pread and pwrite in as many threads (64 at
+// most) where the system has no io_uring (or forbids it).
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -24,7 +25,8 @@ class FileQueue {
   /// A read or write that was started; copies stand for the same one.
   class Transfer {
    public:
-    /// Returns when it is done: the bytes are in memory, or handed to the disk. Error with file, offset, what was expected and what came.
+    /// Returns when it is done: the bytes are in memory, or handed to the disk. Error with file, offset, what was
+    /// expected and what came.
     void wait();
     explicit operator bool() const { return state_ != nullptr; }
 
@@ -34,8 +36,12 @@ class FileQueue {
     std::shared_ptr<State> state_;
   };
   /// Memory, offset and size are multiples of file_block, and the memory must be left alone until wait() returns.
-  Transfer read(const SwapFile& file, int64_t offset, std::byte* to, int64_t bytes) { return start(file, offset, to, bytes, false); }
-  Transfer write(const SwapFile& file, int64_t offset, const std::byte* from, int64_t bytes) { return start(file, offset, const_cast<std::byte*>(from), bytes, true); }
+  Transfer read(const SwapFile& file, int64_t offset, std::byte* to, int64_t bytes) {
+    return start(file, offset, to, bytes, false);
+  }
+  Transfer write(const SwapFile& file, int64_t offset, const std::byte* from, int64_t bytes) {
+    return start(file, offset, const_cast<std::byte*>(from), bytes, true);
+  }
 
   /// "io_uring" or "threads".
   const char* engine() const { return rings_.empty() ? "threads" : "io_uring"; }

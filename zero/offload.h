@@ -6,7 +6,8 @@
 //   cpu                      host memory, Memory::offload                     host memory, Memory::offload
 //   nvme                     a file; buffer_count tiles in memory             a file; buffer_count shards in memory
 //
-// Names are those of DeepSpeed's keys. Sizes count elements, if nothing else is said. Bits are the same with every choice.
+// Names are those of DeepSpeed's keys. Sizes count elements, if nothing else is said. Bits are the same with every
+// choice.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -31,9 +32,9 @@ struct OffloadParam {
   Offload device = Offload::none;
   std::string nvme_path = "";
   bool pin_memory = true;
-  int buffer_count = 5;                  ///< nvme: shards in memory at a time, on their way to be gathered
-  int64_t buffer_size = 100'000'000;     ///< nvme: the most that one of these shards may have
-  int64_t max_in_cpu = 1'000'000'000;    ///< nvme: so many elements of this rank's shards stay in memory
+  int buffer_count = 5;                ///< nvme: shards in memory at a time, on their way to be gathered
+  int64_t buffer_size = 100'000'000;   ///< nvme: the most that one of these shards may have
+  int64_t max_in_cpu = 1'000'000'000;  ///< nvme: so many elements of this rank's shards stay in memory
 };
 
 /// How files are read and written.
@@ -42,9 +43,10 @@ struct AioOptions {
   int64_t block_size = 1 << 20;  ///< bytes of one request, a multiple of 4096
   int queue_depth = 8;           ///< requests on their way at a time, for each thread
   int thread_count = 1;
-  bool single_submit = false;    ///< one system call for each request, not for all that are ready
-  bool overlap_events = true;    ///< false: the next requests wait until all those before them are done
-  Engine engine = Engine::automatic;  ///< uring: io_uring; threads: pread and pwrite; automatic: io_uring where the system has it
+  bool single_submit = false;  ///< one system call for each request, not for all that are ready
+  bool overlap_events = true;  ///< false: the next requests wait until all those before them are done
+  Engine engine =
+      Engine::automatic;  ///< uring: io_uring; threads: pread and pwrite; automatic: io_uring where the system has it
 };
 
 /// Errors that say what was expected.

@@ -1,7 +1,6 @@
 #include "zero/partition.h"
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 
 #include "tensor/check.h"
@@ -20,7 +19,8 @@ bool place(Layout& layout, int64_t shard) {
     int64_t start = round_up(end, alignment);
     const int64_t cut = (start / shard + 1) * shard;  // the first behind its start
     if (start + n > cut) {
-      start = cut - (cut - start) / norm_block * norm_block;  // that cut now falls on a block boundary, perhaps the very first
+      start = cut - (cut - start) / norm_block *
+                        norm_block;  // that cut now falls on a block boundary, perhaps the very first
       if (start + n > cut + shard && shard % norm_block != 0) return false;  // the next ones would not
     }
     layout.offsets.push_back(start);
@@ -30,7 +30,8 @@ bool place(Layout& layout, int64_t shard) {
 }
 
 Layout of(std::vector<int64_t> sizes, int world, int owner) {
-  LOCKSTEP_CHECK(world >= 1 && owner < world, "[partition] expected at least one rank and an owner among them, got ", world, " and ", owner);
+  LOCKSTEP_CHECK(world >= 1 && owner < world, "[partition] expected at least one rank and an owner among them, got ",
+                 world, " and ", owner);
   for (const int64_t n : sizes) LOCKSTEP_CHECK(n >= 0, "[partition] expected sizes >= 0, got ", n);
   Layout layout;
   layout.world = world;
@@ -50,7 +51,8 @@ dist::Range Layout::range(int rank) const {
 
 dist::Range Layout::owned(size_t i, int rank) const {
   const dist::Range mine = range(rank);
-  const int64_t begin = std::clamp(mine.begin - offsets[i], int64_t(0), sizes[i]), end = std::clamp(mine.end - offsets[i], int64_t(0), sizes[i]);
+  const int64_t begin = std::clamp(mine.begin - offsets[i], int64_t(0), sizes[i]),
+                end = std::clamp(mine.end - offsets[i], int64_t(0), sizes[i]);
   return begin < end ? dist::Range{begin, end} : dist::Range{0, 0};
 }
 
@@ -86,28 +88,6 @@ std::vector<int> assign_owners(const std::vector<int64_t>& sizes, int world) {
     *least += sizes[i];
   }
   return owners;
-}
-
-std::vector<std::vector<size_t>> plan_units(const std::vector<int64_t>& sizes, const std::vector<std::string>& kinds, int64_t cap) {
-  LOCKSTEP_CHECK(cap > 0 && sizes.size() == kinds.size(), "[partition] expected a size above 0 for units, got ", cap);
-  struct Open { std::vector<size_t> members; int64_t numel = 0; };
-  std::map<std::string, Open> open;
-  std::vector<std::vector<size_t>> units;
-  const auto close = [&](Open& o) {
-    if (!o.members.empty()) units.push_back(std::move(o.members));
-    o = {};
-  };
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    Open& o = open[kinds[i]];
-    if (o.numel + sizes[i] > cap) close(o);
-    o.members.push_back(i);
-    o.numel += sizes[i];
-  }
-  std::vector<Open*> rest;  // in the order of their first members
-  for (auto& [kind, o] : open) if (!o.members.empty()) rest.push_back(&o);
-  std::sort(rest.begin(), rest.end(), [](const Open* a, const Open* b) { return a->members[0] < b->members[0]; });
-  for (Open* o : rest) close(*o);
-  return units;
 }
 
 ModelState model_state(int stage, double psi, int world, double bytes, double k) {

@@ -8,13 +8,14 @@
 //   rank 2    g g g g             . . G .                    . . w s           w w w w
 //   rank 3    g g g g             . . . G                    . . . w s         w w w w
 //
-// DDP's all-reduce is a reduce_scatter and an all_gather of gradients. Here the update comes between the two, so parameters are gathered
-// in place of gradients: the same bytes, and 1/N of the work and of the state. Optimizer states never move.
+// DDP's all-reduce is a reduce_scatter and an all_gather of gradients. Here the update comes between the two, so
+// parameters are gathered in place of gradients: the same bytes, and 1/N of the work and of the state. Optimizer states
+// never move.
 //
-// Vocabulary: whole, all elements of a unit; shard, what one rank owns of it; master weights, the f32 copy of 16-bit parameters that
-// the optimizer updates, kept for the shard alone.
-// Cost: 2(N-1)/N times the bytes of the model a step, as DDP. Memory for psi parameters of 16 bits with Adam: 4 psi + 12 psi / N bytes.
-// Paper: Rajbhandari et al., SC 2020, section 5.1 (P_os).
+// Vocabulary: whole, all elements of a unit; shard, what one rank owns of it; master weights, the f32 copy of 16-bit
+// parameters that the optimizer updates, kept for the shard alone. Cost: 2(N-1)/N times the bytes of the model a step,
+// as DDP. Memory for psi parameters of 16 bits with Adam: 4 psi + 12 psi / N bytes. Paper: Rajbhandari et al., SC 2020,
+// section 5.1 (P_os).
 #include "tensor/ops.h"
 #include "zero/stage.h"
 
@@ -24,7 +25,7 @@ namespace lockstep::zero {
 void Stage1::place(Unit& unit) {
   {
     const MemoryScope scope(Memory::parameter);
-    unit.weights = unit.ranks->shared_empty({unit.layout.whole()}, unit.dtype, device_);
+    unit.weights = unit.ranks->shared_empty({unit.layout.whole()}, unit.dtype, device);
   }
   move_into_weights(unit);
 }
@@ -39,23 +40,31 @@ void Stage1::move_into_weights(Unit& unit) {
   }
 }
 
-void Stage1::reduce(Unit& unit, Tensor whole) {
-  const dist::Range mine = shard(unit);
-  const Tensor part = whole.narrow(0, mine.begin, mine.size());
-  unit.part = part;
-  const dist::CollectiveOptions o{.tag = unit.tag, .async = options.overlap_comm};
-  if (whole.numel() == 0) return;
-  if (unit.layout.owner >= 0) start(unit, unit.ranks->reduce(whole, unit.layout.owner, o));
-  else if (options.reduce_scatter) start(unit, unit.ranks->reduce_scatter(part, whole, o));
-  else start(unit, unit.ranks->all_reduce(whole, o));
+dist::Work Stage1::reduce_to_owners(const Unit& unit, const Tensor& whole, const Tensor& part) {
+  const dist::CollectiveOptions o{.tag = unit.tag, .async = true};
+  if (whole.numel() == 0) return {};
+  if (unit.layout.owner < 0 && options.reduce_scatter) return unit.ranks->reduce_scatter(part, whole, o);
+  dist::Work work =
+      unit.layout.owner >= 0 ? unit.ranks->reduce(whole, unit.layout.owner, o) : unit.ranks->all_reduce(whole, o);
+  if (part.storage() != whole.storage())
+    work.then([part, own = whole.narrow(0, shard(unit).begin, part.numel())] { part.copy_(own); });
+  return work;
+}
+
+/// Each rank's part is where it was in the whole.
+std::function<void()> Stage1::start(size_t u, const Tensor& sum) {
+  Unit& unit = units[u];
+  unit.part = sum.narrow(0, shard(unit).begin, shard(unit).size());
+  return [work = reduce_to_owners(unit, sum, unit.part)]() mutable { work.wait(); };
 }
 
 void Stage1::publish(Unit& unit) {
   if (unit.layout.whole() == 0) return;
   const dist::Range mine = shard(unit);
   const dist::CollectiveOptions o{.tag = unit.tag, .async = options.overlap_comm};
-  if (unit.layout.owner >= 0) start(unit, unit.ranks->broadcast(unit.weights, unit.layout.owner, o));
-  else start(unit, unit.ranks->all_gather(unit.weights, unit.weights.narrow(0, mine.begin, mine.size()), o));
+  unit.published = unit.layout.owner >= 0
+                       ? unit.ranks->broadcast(unit.weights, unit.layout.owner, o)
+                       : unit.ranks->all_gather(unit.weights, unit.weights.narrow(0, mine.begin, mine.size()), o);
 }
 
 }  // namespace lockstep::zero

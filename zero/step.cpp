@@ -1,16 +1,23 @@
 // The optimizer step over shards, in every stage:
 //
-//   gradients x scale (f32) ─▶ all finite? agreed ─▶ norm, if wanted ─▶ clip ─▶ update every tile (tiles.cpp) ─▶ publish (stage 1: all_gather)
+//   gradients x scale (f32) ─▶ squares, if a norm is wanted ─▶ all finite? agreed ─▶ norm ─▶ clip ─▶ update every tile
+//   (sharded_optimizer.cpp) ─▶ publish (stage 1: all_gather)
 //
-// Bits. The scale holds all divisions at once (ranks, accumulation, loss scale), in f32 and after the sum, so they do not depend on how the
-// micro-batches were dealt. Norms are sums over fixed blocks of each parameter: a block lies on one rank, its sum is added into a list that
-// is zero on all others, so every rank adds up the same numbers in the same order as optim::clip_grad_norm(). Blocks of spread parameters at the
-// same place are added up with them, so the norm is that of all there are.
+// Gradients are read once: squares whose sums are finite are of finite gradients. Only where one is not, or no norm is
+// wanted, are elements looked at for NaN and infinity.
+//
+// Bits. The scale holds all divisions at once (ranks, accumulation, loss scale), in f32 and after the sum, so they do
+// not depend on how the micro-batches were dealt. Norms are sums over fixed blocks of each parameter: a block lies on
+// one rank, its sum is added into a list that is zero on all others, so every rank adds up the same numbers in the same
+// order as optim::clip_grad_norm(). Blocks of spread parameters at the same place are added up with them, so the norm
+// is that of all there are.
 #include <cmath>
 
+#include "optim/clip.h"
 #include "parallel/agreement.h"
 #include "tensor/ops.h"
 #include "trace/trace.h"
+#include "zero/sharded_optimizer.h"
 #include "zero/stage.h"
 
 namespace lockstep::zero {
@@ -22,19 +29,29 @@ bool is_wide(DType dtype) { return size_of(dtype) >= 4; }
 
 StepReport Stage::step(const StepOptions& o) {
   const NoGrad no_grad;
-  LOCKSTEP_CHECK(!in_pass_, "[zero] step() was called inside a backward");
-  LOCKSTEP_CHECK(o.max_norm >= 0 && std::isfinite(o.grad_scale), "[zero] expected max_norm >= 0 and a finite grad_scale, got ", o.max_norm, " and ", o.grad_scale);
-  LOCKSTEP_CHECK(!o.scaler || options.nonfinite == NonFinite::skip, "[zero] loss scaling needs .nonfinite = NonFinite::skip");
-  notice_cleared();
+  LOCKSTEP_CHECK(!reducer_->in_pass(), "[zero] step() was called inside a backward");
+  LOCKSTEP_CHECK(o.max_norm >= 0 && std::isfinite(o.grad_scale),
+                 "[zero] expected max_norm >= 0 and a finite grad_scale, got ", o.max_norm, " and ", o.grad_scale);
+  LOCKSTEP_CHECK(!o.scaler || options.nonfinite == NonFinite::skip,
+                 "[zero] loss scaling needs .nonfinite = NonFinite::skip");
+  reducer_->notice_cleared();
   trace::memory();  // with gradients in it
   const trace::Scope scope("zero step", trace::Category::optimizer);
-  for (const Unit& unit : units) {
-    LOCKSTEP_CHECK(unit.pins == 0, "[zero] step() was called while gathered() holds ", parameters[unit.members[0]].name, "; end that scope first");
+  for (size_t u = 0; u < units.size(); ++u) {
+    const Unit& unit = units[u];
+    LOCKSTEP_CHECK(!is_pinned(u), "[zero] step() was called while gathered() holds ", parameters[unit.members[0]].name,
+                   "; end that scope first");
     if (!unit.trains) continue;
-    if (unit.local.count() > 0) fail_everywhere("[zero] step() after a backward inside no_sync(): the last micro-batch's backward must run outside of it, for it reduces the sum of all");
+    if (reducer_->units[u].gradients.count() > 0)
+      fail_everywhere(
+          "[zero] step() after a backward inside no_sync(): the last micro-batch's backward must run outside of it, "
+          "for it reduces the sum of all");
     if (!unit.part.defined()) fail_everywhere("[zero] step() expected a backward since the last step");
   }
-  struct Forget { Stage& stage; ~Forget() { stage.forget(); } } at_end{*this};
+  struct Forget {
+    Stage& stage;
+    ~Forget() { stage.forget(); }
+  } at_end{*this};
   const std::vector<bool> used = agree_on_used();
   double scale = o.grad_scale / group.size();
   if (o.scaler) scale /= o.scaler->scale();
@@ -48,56 +65,62 @@ StepReport Stage::step(const StepOptions& o) {
   }
   StepReport report;
   ++steps_;
-  if (options.nonfinite != NonFinite::propagate && !check_finite(o, report)) return report;
-  double clip = 1;
-  if (o.max_norm > 0 || o.want_norm) {
-    report.norm = norm(o, scale, used);
-    if (o.max_norm > 0) clip = o.max_norm / (report.norm + 1e-6);
-  }
+  Tensor squares;
+  if (o.max_norm > 0 || o.want_norm) squares = squares_of_blocks(scale, used);
+  if (options.nonfinite != NonFinite::propagate && !check_finite(o, squares, report)) return report;
+  if (squares.defined()) report.norm = norm(o, squares);
+  const double clip = o.max_norm > 0 ? o.max_norm / (report.norm + 1e-6) : 1;
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += used[i];
-  update(used, scale, clip);
-  for (Unit& unit : units) finish(unit);
-  for (const Parameter& p : parameters) if (p.trains()) p.variable.tensor().storage()->bump_version(p.optimizer->name());
+  optimizer_->update({.used = used,
+                      .clip = clip,
+                      .weight = [this](Unit& unit, const Piece& piece) { return weight(unit, piece); },
+                      .gradient = [&](Unit& unit, int64_t at, int64_t n) { return gradient(unit, at, n, scale); },
+                      .updated = [this](Unit& unit) { publish(unit); }});
+  for (Unit& unit : units) unit.published.wait();
+  for (const Parameter& p : parameters)
+    if (p.trains()) p.variable.tensor().storage()->bump_version(p.optimizer->name());
   return report;
 }
 
 /// A parameter that no rank used is left alone (weight decay, momentum), as one without .grad is.
 std::vector<bool> Stage::agree_on_used() {
   std::vector<bool> used(parameters.size());
-  std::vector<size_t> unused;
-  std::vector<int32_t> mine;
+  std::vector<std::string> unused;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
-    used[i] = p.used;
-    mine.push_back(p.used);
-    if (p.trains() && !p.used) unused.push_back(i);
+    used[i] = reducer_->parameters[i].used;
+    if (p.trains() && !used[i]) unused.push_back(p.name);
   }
   if (!options.ignore_unused_parameters) {
     if (unused.empty()) return used;
-    fail_everywhere(str("[zero] ", unused.size(), " parameters got no gradient since the last step: ", list(unused),
-                        ". The loss does not depend on them. Set ignore_unused_parameters = true, or freeze them (requires_grad_(false)) before"));
+    fail_everywhere(str("[zero] ", unused.size(),
+                        " parameters got no gradient since the last step: ", parallel::list_names(unused),
+                        ". The loss does not depend on them. Set ignore_unused_parameters = true, or freeze them "
+                        "(requires_grad_(false)) before"));
   }
+  const std::vector<bool> mine = used;
   const auto agree = [&](dist::ProcessGroup& ranks) {
-    const Tensor map = Tensor::from(mine, {int64_t(mine.size())});
-    ranks.all_reduce(map, {.op = dist::ReduceOp::max, .tag = "zero used parameters"});
-    const std::vector<int64_t> any = map.to_vector<int64_t>();
-    for (size_t i = 0; i < used.size(); ++i) if (parameters[i].ranks == &ranks) used[i] = any[i] != 0;
+    const std::vector<bool> any = parallel::used_by_any(mine, ranks);
+    for (size_t i = 0; i < used.size(); ++i)
+      if (parameters[i].ranks == &ranks) used[i] = any[i];
   };
   agree(group);
   if (!options.spread.names.empty()) agree(*options.spread.group);
   return used;
 }
 
-/// False when the step is to be skipped. What is not finite is found in the gradients of each rank, as they were collected, or, when
-/// only their sum is too large, in the shard of its owner.
-bool Stage::check_finite(const StepOptions& o, StepReport& report) {
+/// False when the step is to be skipped. What is not finite is found in the gradients of each rank, as they were
+/// collected, or, when only their sum is too large, in the shard of its owner.
+bool Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport& report) {
   constexpr int64_t none = std::numeric_limits<int64_t>::max();
   const int64_t count = int64_t(parameters.size());
   int64_t first = first_bad_;
+  const bool known = squares.defined() && has_all_squares() && all_finite(squares);
   for (Unit& unit : units) {
-    if (!unit.trains || all_finite(unit.part)) continue;
+    if (known || !unit.trains || all_finite(unit.part)) continue;
     for (const Piece& piece : unit.pieces) {
-      if (!all_finite(unit.part.narrow(0, piece.at, piece.range.size()))) first = std::min(first, (count + int64_t(piece.parameter)) * group.size() + rank());
+      if (!all_finite(unit.part.narrow(0, piece.at, piece.range.size())))
+        first = std::min(first, (count + int64_t(piece.parameter)) * group.size() + rank());
     }
   }
   const Tensor agreed = Tensor::from({first}, {1});
@@ -111,16 +134,15 @@ bool Stage::check_finite(const StepOptions& o, StepReport& report) {
     report.rank = group.world_rank(finder);
   }
   if (o.others) o.others->agree(report);
-  const std::string where = str("first in the gradient of ", report.first_nonfinite, " at rank ", report.rank, ", in step ", steps_);
+  const std::string where =
+      str("first in the gradient of ", report.first_nonfinite, " at rank ", report.rank, ", in step ", steps_);
   if (o.scaler) {
     try {
       o.scaler->update(report.skipped);
-    } catch (const Error& error) {
-      fail(str(error.what(), "; ", where));
-    }
+    } catch (const Error& error) { fail(str(error.what(), "; ", where)); }
   }
-  LOCKSTEP_CHECK(!report.skipped || options.nonfinite == NonFinite::skip, "[zero] a gradient is NaN or infinite, ", where,
-                 "; AnomalyMode names the operation that made it. Nothing was changed");
+  LOCKSTEP_CHECK(!report.skipped || options.nonfinite == NonFinite::skip, "[zero] a gradient is NaN or infinite, ",
+                 where, "; AnomalyMode names the operation that made it. Nothing was changed");
   return !report.skipped;
 }
 
@@ -131,21 +153,34 @@ Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) {
   return is_wide(unit.gradient_dtype) || scale == 1 ? wide : mul_scalar_(wide, scale);
 }
 
-double Stage::norm(const StepOptions& o, double scale, const std::vector<bool>& used) {
-  Tensor squares = zeros({blocks_}, {.dtype = f64, .device = device_});
-  const bool spread = !options.spread.names.empty();
+/// Whether squares_of_blocks() are of all gradients that this rank has: where all ranks have the same ones of what is
+/// spread, one of them counts them.
+bool Stage::has_all_squares() const { return options.spread.names.empty() || is_cut(); }
+
+/// The sum of squares of every block that this rank has; zeros elsewhere.
+Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
+  const Tensor squares = zeros({norm_blocks_of_all}, {.dtype = f64, .device = device});
   for (Unit& unit : units) {
-    if (spread && !is_cut() && unit.ranks->rank() != 0) continue;  // the others have the same
+    if (!has_all_squares() && unit.ranks->rank() != 0) continue;
     for (const Piece& piece : unit.pieces) {
       if (!used[piece.parameter]) continue;
       const Tensor g = gradient(unit, piece.at, piece.range.size(), scale);
-      const int64_t n = g.numel(), full = n / norm_block, first = parameters[piece.parameter].first_block + piece.range.begin / norm_block;
-      if (full > 0) squares.narrow(0, first, full).copy_(sum_squares(g.narrow(0, 0, full * norm_block).view({full, norm_block}), {1}, false, f64));
-      if (n > full * norm_block) squares.narrow(0, first + full, 1).copy_(sum_squares(g.narrow(0, full * norm_block, n - full * norm_block), {}, false, f64));
+      const int64_t n = g.numel(), full = n / norm_block,
+                    first = parameters[piece.parameter].first_block + piece.range.begin / norm_block;
+      if (full > 0)
+        squares.narrow(0, first, full)
+            .copy_(sum_squares(g.narrow(0, 0, full * norm_block).view({full, norm_block}), {1}, false, f64));
+      if (n > full * norm_block)
+        squares.narrow(0, first + full, 1)
+            .copy_(sum_squares(g.narrow(0, full * norm_block, n - full * norm_block), {}, false, f64));
     }
   }
-  squares = squares.to(cpu);
-  if (shards(group) > 1 || spread) group.all_reduce(squares, {.tag = "zero squares of gradients"});
+  return squares.to(cpu);
+}
+
+double Stage::norm(const StepOptions& o, const Tensor& squares) {
+  if ((is_cut() && group.size() > 1) || !options.spread.names.empty())
+    group.all_reduce(squares, {.tag = "zero squares of gradients"});
   const double* block = squares.data<double>();
   double total = 0;
   std::vector<std::pair<std::string, double>> all;
@@ -153,7 +188,7 @@ double Stage::norm(const StepOptions& o, double scale, const std::vector<bool>& 
     if (!p.trains()) continue;
     double sum = 0;
     for (int64_t b = 0; b < norm_blocks(p.variable.numel()); ++b) sum += *block++;
-    const double n = p.variable.dtype() == f64 ? std::sqrt(sum) : double(float(std::sqrt(sum)));
+    const double n = optim::norm_of_squares(sum, p.variable.dtype());
     total += n * n;
     if (o.others) all.emplace_back(p.name, sum);
   }

@@ -40,19 +40,23 @@ int64_t free_bytes(int fd) {
 
 }  // namespace
 
-SwapFile::SwapFile(const std::string& folder, std::string what, int64_t bytes, bool write) : bytes_(round_to_block(bytes)), what_(what + " in " + folder) {
+SwapFile::SwapFile(const std::string& folder, std::string what, int64_t bytes, bool write)
+    : bytes_(round_to_block(bytes)), what_(what + " in " + folder) {
   descriptor_ = open_nameless(folder, O_DIRECT);
   direct_ = descriptor_ >= 0;
   if (!direct_ && errno == EINVAL) descriptor_ = open_nameless(folder, 0);
-  LOCKSTEP_CHECK(descriptor_ >= 0, "[offload] expected a folder where a file can be made for ", what, ", got '", folder, "': ", reason(errno), "; give nvme_path a folder on a local disk");
+  LOCKSTEP_CHECK(descriptor_ >= 0, "[offload] expected a folder where a file can be made for ", what, ", got '", folder,
+                 "': ", reason(errno), "; give nvme_path a folder on a local disk");
   const auto give_up = [&](const std::string& message) {
     close(descriptor_);
     fail(message);
   };
   const int64_t room = free_bytes(descriptor_);
-  if (room < bytes_) give_up(str("[offload] ", what, " needs ", bytes_, " bytes, but in ", folder, " only ", room, " are free"));
+  if (room < bytes_)
+    give_up(str("[offload] ", what, " needs ", bytes_, " bytes, but in ", folder, " only ", room, " are free"));
   if (const int error = posix_fallocate(descriptor_, 0, std::max<int64_t>(bytes_, 1))) {
-    give_up(str("[offload] ", what, " needs ", bytes_, " bytes, but in ", folder, " they cannot be reserved: ", reason(error), "; ", free_bytes(descriptor_), " are free"));
+    give_up(str("[offload] ", what, " needs ", bytes_, " bytes, but in ", folder,
+                " they cannot be reserved: ", reason(error), "; ", free_bytes(descriptor_), " are free"));
   }
   if (!write) return;
   constexpr int64_t chunk = 1 << 20;
@@ -61,7 +65,9 @@ SwapFile::SwapFile(const std::string& folder, std::string what, int64_t bytes, b
   for (int64_t at = 0; at < bytes_;) {
     const ssize_t n = pwrite(descriptor_, zeros.raw_data(), size_t(std::min(chunk, bytes_ - at)), at);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) give_up(str("[offload] ", what_, ", offset ", at, ": expected to write ", std::min(chunk, bytes_ - at), " bytes, got: ", n == 0 ? "none written" : reason(errno)));
+    if (n <= 0)
+      give_up(str("[offload] ", what_, ", offset ", at, ": expected to write ", std::min(chunk, bytes_ - at),
+                  " bytes, got: ", n == 0 ? "none written" : reason(errno)));
     at += n;
   }
 }
@@ -72,9 +78,11 @@ Tensor SwapFile::map(int64_t offset, int64_t numel, DType dtype) const {
   const int64_t begin = offset / file_block * file_block, size = numel * size_of(dtype), length = offset - begin + size;
   if (size == 0) return empty({0}, {.dtype = dtype, .device = cpu});
   struct stat now;
-  LOCKSTEP_CHECK(fstat(descriptor_, &now) == 0 && now.st_size >= bytes_, "[offload] ", what_, ": expected a file of ", bytes_, " bytes, got ", now.st_size, "; was it truncated?");
+  LOCKSTEP_CHECK(fstat(descriptor_, &now) == 0 && now.st_size >= bytes_, "[offload] ", what_, ": expected a file of ",
+                 bytes_, " bytes, got ", now.st_size, "; was it truncated?");
   void* const data = mmap(nullptr, size_t(length), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, begin);
-  LOCKSTEP_CHECK(data != MAP_FAILED, "[offload] ", what_, ", offset ", begin, ": expected to map ", length, " bytes, got: ", reason(errno));
+  LOCKSTEP_CHECK(data != MAP_FAILED, "[offload] ", what_, ", offset ", begin, ": expected to map ", length,
+                 " bytes, got: ", reason(errno));
   const MemoryScope scope(Memory::offload);
   Ref<Storage> storage = Storage::adopt(data, length, cpu, [data, length] { munmap(data, size_t(length)); });
   return Tensor(std::move(storage), (offset - begin) / size_of(dtype), {numel}, {1}, dtype);
@@ -83,13 +91,16 @@ Tensor SwapFile::map(int64_t offset, int64_t numel, DType dtype) const {
 Tensor aligned_bytes(int64_t bytes, bool pin) {
   const int64_t size = std::max(round_to_block(bytes), file_block);
   void* const data = std::aligned_alloc(size_t(file_block), size_t(size));
-  LOCKSTEP_CHECK(data, "[offload] expected memory for a buffer of ", size, " bytes, got none; make sub_group_size, buffer_size or buffer_count smaller");
+  LOCKSTEP_CHECK(data, "[offload] expected memory for a buffer of ", size,
+                 " bytes, got none; make sub_group_size, buffer_size or buffer_count smaller");
   const bool pinned = pin && mlock(data, size_t(size)) == 0;
   const MemoryScope scope(Memory::offload);
-  return Tensor(Storage::adopt(data, size, cpu, [data, size, pinned] {
-    if (pinned) munlock(data, size_t(size));
-    std::free(data);
-  }), 0, {bytes}, {1}, u8);
+  return Tensor(Storage::adopt(data, size, cpu,
+                               [data, size, pinned] {
+                                 if (pinned) munlock(data, size_t(size));
+                                 std::free(data);
+                               }),
+                0, {bytes}, {1}, u8);
 }
 
 }  // namespace lockstep::zero

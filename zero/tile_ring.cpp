@@ -27,7 +27,8 @@ void TileRing::read_until(size_t end) {
     Buffer& b = buffer(read_);
     wait(b);
     auto* const data = static_cast<std::byte*>(b.bytes.raw_data());
-    for (const Extent& e : tiles_[read_]) if (e.reads) b.transfers.push_back(queue_.read(*e.file, e.offset, data + e.at, e.bytes));
+    for (const Extent& e : tiles_[read_])
+      if (e.reads) b.transfers.push_back(queue_.read(*e.file, e.offset, data + e.at, e.bytes));
   }
 }
 

@@ -24,8 +24,8 @@ struct Extent {
 class TileRing {
  public:
   struct Options {
-    int count = 4;           ///< buffers
-    int64_t bytes = 0;       ///< of a buffer: of the largest tile
+    int count = 4;      ///< buffers
+    int64_t bytes = 0;  ///< of a buffer: of the largest tile
     bool pin = true, read_ahead = true, write_behind = true;
   };
   TileRing(FileQueue& queue, const Options& options);

@@ -10,11 +10,13 @@ namespace lockstep::zero {
 
 Zero::Zero(nn::Module& module, optim::Optimizer& optimizer, const Options& options, dist::ProcessGroup* group)
     : Zero(module, std::vector<optim::Optimizer*>{&optimizer}, options, group) {}
-Zero::Zero(nn::Module& module, std::vector<optim::Optimizer*> optimizers, const Options& options, dist::ProcessGroup* group)
+Zero::Zero(nn::Module& module, std::vector<optim::Optimizer*> optimizers, const Options& options,
+           dist::ProcessGroup* group)
     : impl_(make_stage(module, std::move(optimizers), options, group ? *group : dist::world())) {}
 Zero::~Zero() = default;
 
-std::unique_ptr<Stage> make_stage(nn::Module& module, std::vector<optim::Optimizer*> optimizers, const ZeroOptions& o, dist::ProcessGroup& group) {
+std::unique_ptr<Stage> make_stage(nn::Module& module, std::vector<optim::Optimizer*> optimizers, const ZeroOptions& o,
+                                  dist::ProcessGroup& group) {
   std::unique_ptr<Stage> stage;
   switch (o.stage) {
     case 0: stage = std::make_unique<Stage>(module, std::move(optimizers), o, group); break;
@@ -43,7 +45,9 @@ Zero::Pause::~Pause() { stage_.pause(false); }
 
 StepReport Zero::step(const StepOptions& options) { return impl_->step(options); }
 void Zero::zero_grad() { impl_->forget(); }
-void Zero::register_external(nn::Module& module, const Variable& parameter) { impl_->register_external(module, parameter); }
+void Zero::register_external(nn::Module& module, const Variable& parameter) {
+  impl_->register_external(module, parameter);
+}
 
 // --- gathered ---
 
@@ -52,7 +56,8 @@ namespace {
 /// Units of these parameters, each once.
 std::vector<size_t> units_of(const Stage& stage, const std::vector<size_t>& parameters) {
   std::vector<size_t> units;
-  for (const size_t i : parameters) if (stage.parameters[i].unit != SIZE_MAX) units.push_back(stage.parameters[i].unit);
+  for (const size_t i : parameters)
+    if (stage.parameters[i].unit != SIZE_MAX) units.push_back(stage.parameters[i].unit);
   std::sort(units.begin(), units.end());
   units.erase(std::unique(units.begin(), units.end()), units.end());
   return units;
@@ -65,7 +70,8 @@ Zero::Gathered Zero::gathered(int modifier_rank) { return gathered(impl_->module
 Zero::Gathered::Gathered(Zero& zero, const std::vector<Variable>& parameters, int modifier_rank)
     : stage_(*zero.impl_), modifier_rank_(modifier_rank), exceptions_(std::uncaught_exceptions()) {
   Stage& stage = stage_;
-  LOCKSTEP_CHECK(modifier_rank >= -1 && modifier_rank < stage.group.size(), "[gathered] expected a modifier rank from 0 to ", stage.group.size() - 1, ", or -1 for none, got ",
+  LOCKSTEP_CHECK(modifier_rank >= -1 && modifier_rank < stage.group.size(),
+                 "[gathered] expected a modifier rank from 0 to ", stage.group.size() - 1, ", or -1 for none, got ",
                  modifier_rank);
   for (const Variable& v : parameters) parameters_.push_back(stage.index_of(v));
   for (const size_t u : units_of(stage, parameters_)) stage.pin(u);
@@ -73,7 +79,9 @@ Zero::Gathered::Gathered(Zero& zero, const std::vector<Variable>& parameters, in
 }
 
 Zero::Gathered::~Gathered() noexcept(false) {
-  const auto unpin = [&] { for (const size_t u : units_of(stage_, parameters_)) stage_.unpin(u); };
+  const auto unpin = [&] {
+    for (const size_t u : units_of(stage_, parameters_)) stage_.unpin(u);
+  };
   const bool failed = std::uncaught_exceptions() > exceptions_;
   if (!failed && modifier_rank_ >= 0) stage_.take_from(modifier_rank_, parameters_);
   const Parameter* changed = nullptr;
@@ -82,14 +90,21 @@ Zero::Gathered::~Gathered() noexcept(false) {
     if (p.variable.tensor().storage()->version() != versions_[k]) changed = &p;
   }
   unpin();
-  LOCKSTEP_CHECK(!changed, "[gathered] ", changed->name, " was changed (by '", changed->variable.tensor().storage()->last_writer(),
-                 "'), but the scope has no modifier rank: other ranks would not see it. Name the rank that changes it: gathered(parameters, 0)");
+  LOCKSTEP_CHECK(!changed, "[gathered] ", changed->name, " was changed (by '",
+                 changed->variable.tensor().storage()->last_writer(),
+                 "'), but the scope has no modifier rank: other ranks would not see it. Name the rank that changes it: "
+                 "gathered(parameters, 0)");
 }
 
 std::vector<UnitInfo> Zero::units() const {
   std::vector<UnitInfo> all;
   for (const Unit& unit : impl_->units) {
-    UnitInfo info{.module = unit.module, .names = {}, .layout = unit.layout, .dtype = unit.dtype, .trains = unit.trains, .persistent = unit.persistent};
+    UnitInfo info{.module = unit.module,
+                  .names = {},
+                  .layout = unit.layout,
+                  .dtype = unit.dtype,
+                  .trains = unit.trains,
+                  .persistent = unit.persistent};
     for (const size_t i : unit.members) info.names.push_back(impl_->parameters[i].name);
     all.push_back(std::move(info));
   }

@@ -32,10 +32,12 @@ std::map<int, int> nodes_of_cores() {
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator(sys + "node", none)) {
     const std::string name = entry.path().filename();
-    if (!name.starts_with("node") || name.find_first_not_of("0123456789", 4) != std::string::npos || name.size() == 4) continue;
+    if (!name.starts_with("node") || name.find_first_not_of("0123456789", 4) != std::string::npos || name.size() == 4)
+      continue;
     std::ifstream in(entry.path() / "cpulist");
     std::string list;
-    if (in >> list) for (const int core : parse_cores(list)) nodes[core] = std::atoi(name.c_str() + 4);
+    if (in >> list)
+      for (const int core : parse_cores(list)) nodes[core] = std::atoi(name.c_str() + 4);
   }
   return nodes;
 }
@@ -52,8 +54,10 @@ std::vector<Core> allowed_cores() {
     if (!CPU_ISSET(id, &set)) continue;
     const std::string of = sys + "cpu/cpu" + std::to_string(id) + "/";
     const auto node = nodes.find(id);
-    cores.push_back({.id = id, .unit = number_in(of + "topology/thread_siblings_list", id),
-                     .socket = number_in(of + "topology/physical_package_id", 0), .node = node == nodes.end() ? 0 : node->second,
+    cores.push_back({.id = id,
+                     .unit = number_in(of + "topology/thread_siblings_list", id),
+                     .socket = number_in(of + "topology/physical_package_id", 0),
+                     .node = node == nodes.end() ? 0 : node->second,
                      .cache = number_in(of + "cache/index3/shared_cpu_list", 0)});
   }
   return cores;
@@ -64,7 +68,8 @@ int usable_cores() {
   std::string quota;
   double period = 0;
   int most = most_cores;
-  if (file >> quota >> period && quota != "max" && period > 0) most = std::max(1, int(std::strtod(quota.c_str(), nullptr) / period + 0.5));
+  if (file >> quota >> period && quota != "max" && period > 0)
+    most = std::max(1, int(std::strtod(quota.c_str(), nullptr) / period + 0.5));
   return std::min(most, int(allowed_cores().size()));
 }
 
@@ -92,7 +97,8 @@ std::vector<int> parse_cores(std::string_view text) {
     if (!text.starts_with(",")) wrong();
     text.remove_prefix(1);
   }
-  LOCKSTEP_CHECK(std::set<int>(cores.begin(), cores.end()).size() == cores.size(), "[run] expected every core once, got '", whole, "'");
+  LOCKSTEP_CHECK(std::set<int>(cores.begin(), cores.end()).size() == cores.size(),
+                 "[run] expected every core once, got '", whole, "'");
   return cores;
 }
 
@@ -110,10 +116,13 @@ std::string format_cores(const std::vector<int>& cores) {
 }
 
 Binding parse_binding(const std::string& text) {
-  const std::map<std::string, Binding> known = {
-      {"node", Binding::node}, {"socket", Binding::socket}, {"exclusive", Binding::exclusive}, {"core-complex", Binding::core_complex}};
+  const std::map<std::string, Binding> known = {{"node", Binding::node},
+                                                {"socket", Binding::socket},
+                                                {"exclusive", Binding::exclusive},
+                                                {"core-complex", Binding::core_complex}};
   const auto found = known.find(text);
-  LOCKSTEP_CHECK(found != known.end(), "[run] expected --numa-binding to be node, socket, exclusive or core-complex, got '", text, "'");
+  LOCKSTEP_CHECK(found != known.end(),
+                 "[run] expected --numa-binding to be node, socket, exclusive or core-complex, got '", text, "'");
   return found->second;
 }
 
@@ -125,8 +134,10 @@ std::vector<std::vector<int>> deal_cores(Binding binding, int ranks, std::vector
   });
   std::vector<std::pair<int, std::vector<int>>> groups;  // by what the binding looks at, in the order of cores
   for (const Core& core : cores) {
-    const int key = binding == Binding::socket ? core.socket : binding == Binding::core_complex ? core.cache :
-                    binding == Binding::cores ? 0 : core.node;
+    const int key = binding == Binding::socket         ? core.socket
+                    : binding == Binding::core_complex ? core.cache
+                    : binding == Binding::cores        ? 0
+                                                       : core.node;
     auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == key; });
     if (group == groups.end()) group = groups.insert(groups.end(), {key, {}});
     group->second.push_back(core.id);
@@ -143,8 +154,8 @@ std::vector<std::vector<int>> deal_cores(Binding binding, int ranks, std::vector
         if (group_of(other) != group_of(rank)) continue;
         sharing += 1, before += other < rank;
       }
-      LOCKSTEP_CHECK(sharing <= int(group.size()), "[run] expected at least one core a rank to bind to, got ", group.size(), " for ", sharing,
-                     " ranks; start fewer ranks, or leave them unbound");
+      LOCKSTEP_CHECK(sharing <= int(group.size()), "[run] expected at least one core a rank to bind to, got ",
+                     group.size(), " for ", sharing, " ranks; start fewer ranks, or leave them unbound");
       const auto part = shard_range(int64_t(group.size()), sharing, before);
       mine.assign(group.begin() + part.begin, group.begin() + part.end);
     }

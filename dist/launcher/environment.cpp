@@ -19,7 +19,9 @@
 namespace lockstep::dist {
 namespace {
 
-int ranks_of(const LaunchOptions& o, int node) { return o.ranks_of_nodes.empty() ? o.ranks : o.ranks_of_nodes[size_t(node)]; }
+int ranks_of(const LaunchOptions& o, int node) {
+  return o.ranks_of_nodes.empty() ? o.ranks : o.ranks_of_nodes[size_t(node)];
+}
 
 }  // namespace
 
@@ -37,15 +39,18 @@ int world_size(const LaunchOptions& o) {
 
 int threads_of_rank(int cores, int ranks) { return std::max(1, cores / std::max(1, ranks)); }
 
-Environment rank_environment(const LaunchOptions& o, const Attempt& attempt, int local_rank, const Environment& base, int threads) {
+Environment rank_environment(const LaunchOptions& o, const Attempt& attempt, int local_rank, const Environment& base,
+                             int threads) {
   Environment all = base;
   const auto set = [&](const char* name, const auto& value) { all[name] = str(value); };
   const int rank = first_rank(o) + local_rank, world = world_size(o);
   set("RANK", rank), set("WORLD_SIZE", world), set("LOCAL_RANK", local_rank), set("LOCAL_WORLD_SIZE", o.ranks);
-  set("GROUP_RANK", o.node), set("GROUP_WORLD_SIZE", o.nodes), set("ROLE_RANK", rank), set("ROLE_WORLD_SIZE", world), set("ROLE_NAME", o.role);
+  set("GROUP_RANK", o.node), set("GROUP_WORLD_SIZE", o.nodes), set("ROLE_RANK", rank), set("ROLE_WORLD_SIZE", world),
+      set("ROLE_NAME", o.role);
   set("CROSS_RANK", o.node), set("CROSS_SIZE", o.nodes), set("LOCAL_SIZE", o.ranks);  // DeepSpeed's names
   set("MASTER_ADDR", attempt.address), set("MASTER_PORT", attempt.port);
-  set("TORCHELASTIC_RESTART_COUNT", attempt.number), set("TORCHELASTIC_MAX_RESTARTS", o.max_restarts), set("TORCHELASTIC_RUN_ID", attempt.job);
+  set("TORCHELASTIC_RESTART_COUNT", attempt.number), set("TORCHELASTIC_MAX_RESTARTS", o.max_restarts),
+      set("TORCHELASTIC_RUN_ID", attempt.job);
   set("LOCKSTEP_JOB", attempt.job), set("LOCKSTEP_TOKEN", attempt.token);
   const std::string errors = attempt.folder + "/" + std::to_string(rank) + "/error.json";
   set("LOCKSTEP_ERROR_FILE", errors), set("TORCHELASTIC_ERROR_FILE", errors);
@@ -58,13 +63,14 @@ Environment rank_environment(const LaunchOptions& o, const Attempt& attempt, int
 
 std::string read_token(const std::string& file) {
   struct stat info;
-  LOCKSTEP_CHECK(stat(file.c_str(), &info) == 0, "[run] cannot read the token file '", file, "': ", std::strerror(errno));
+  LOCKSTEP_CHECK(stat(file.c_str(), &info) == 0, "[run] cannot read the token file '", file,
+                 "': ", std::strerror(errno));
   LOCKSTEP_CHECK((info.st_mode & 077) == 0, "[run] the token file '", file, "' can be read by others; chmod 600 it");
   std::ifstream in(file);
   std::string token, more;
   in >> token;
-  LOCKSTEP_CHECK(token.size() >= 16 && token.size() <= 1024 && !(in >> more), "[run] expected one word of 16 to 1024 characters in the token file '",
-                 file, "'");
+  LOCKSTEP_CHECK(token.size() >= 16 && token.size() <= 1024 && !(in >> more),
+                 "[run] expected one word of 16 to 1024 characters in the token file '", file, "'");
   return token;
 }
 
@@ -78,8 +84,8 @@ Port::Port(const std::string& address, int wanted) {
   sockaddr_storage place{};
   socklen_t size = list->ai_addrlen;
   std::memcpy(&place, list->ai_addr, size);
-  (place.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&place)->sin6_port : reinterpret_cast<sockaddr_in*>(&place)->sin_port) =
-      htons(uint16_t(wanted));
+  (place.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&place)->sin6_port
+                               : reinterpret_cast<sockaddr_in*>(&place)->sin_port) = htons(uint16_t(wanted));
   const auto bound = [&] {
     Fd made(socket(place.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     LOCKSTEP_CHECK(made, "[run] cannot make a socket for ", address, ": ", std::strerror(errno));
@@ -91,14 +97,16 @@ Port::Port(const std::string& address, int wanted) {
   {  // To listen is the test: with SO_REUSEADDR two may bind, but not beside one that listens.
     Fd test = bound();
     if (!test || listen(test.get(), 1) != 0) {
-      LOCKSTEP_CHECK(errno != EADDRNOTAVAIL, "[run] ", address, " is not an address of this machine, where rank 0 runs");
-      LOCKSTEP_CHECK(errno != EADDRINUSE, "[run] port ", wanted, " is used; name another one, or 0 for any that is free");
+      LOCKSTEP_CHECK(errno != EADDRNOTAVAIL, "[run] ", address,
+                     " is not an address of this machine, where rank 0 runs");
+      LOCKSTEP_CHECK(errno != EADDRINUSE, "[run] port ", wanted,
+                     " is used; name another one, or 0 for any that is free");
       fail(str("[run] cannot use port ", wanted, " of ", address, ": ", std::strerror(errno)));
     }
     getsockname(test.get(), reinterpret_cast<sockaddr*>(&place), &size);
   }
   number_ = ntohs(place.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&place)->sin6_port
-                  : reinterpret_cast<sockaddr_in*>(&place)->sin_port);
+                                              : reinterpret_cast<sockaddr_in*>(&place)->sin_port);
   socket_ = bound();
 }
 

@@ -30,9 +30,11 @@ int pass_signals_on(int supervisor, const sigset_t& watched) {
     if (waitpid(supervisor, &status, WNOHANG) != supervisor) continue;
     const auto left = kill_children(5);
     if (WIFEXITED(status)) return WEXITSTATUS(status);
-    std::cerr << "lockstep run: the supervisor (pid " << supervisor << ") was killed by " << signal_name(WTERMSIG(status))
-              << "; its ranks were ended";
-    if (!left.empty()) std::cerr << ", and " << left.size() << (left.size() == 1 ? " process" : " processes") << " that they had started";
+    std::cerr << "lockstep run: the supervisor (pid " << supervisor << ") was killed by "
+              << signal_name(WTERMSIG(status)) << "; its ranks were ended";
+    if (!left.empty())
+      std::cerr << ", and " << left.size() << (left.size() == 1 ? " process" : " processes")
+                << " that they had started";
     std::cerr << std::endl;
     return 128 + WTERMSIG(status);
   }
@@ -64,9 +66,7 @@ int guarded(const std::function<int(int signals)>& body) {
       const Fd signals(signalfd(-1, &watched, SFD_NONBLOCK | SFD_CLOEXEC));
       LOCKSTEP_CHECK(signals, "[run] cannot watch signals: ", std::strerror(errno));
       code = body(signals.get());
-    } catch (const std::exception& error) {
-      std::cerr << "error: " << error.what() << std::endl;
-    }
+    } catch (const std::exception& error) { std::cerr << "error: " << error.what() << std::endl; }
     std::fflush(nullptr);
     _exit(code);
   }

@@ -1,6 +1,7 @@
 #include "dist/launcher/hostfile.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -36,6 +37,14 @@ std::vector<std::string> split(const std::string& text, char at) {
   return parts;
 }
 
+/// It becomes an argument of ssh, which must not take it for an option. USER@ may stand before it.
+void check_host(const std::string& name, const std::string& where) {
+  const bool plain =
+      std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || std::strchr("._:-@", c); });
+  LOCKSTEP_CHECK(plain && name[0] != '-' && name.find("@-") == name.npos, "[run] ", where,
+                 ": expected a host's name of letters, digits, '.', '_', ':' and '-', not first, got '", name, "'");
+}
+
 std::string names_of(const std::vector<Host>& hosts) {
   std::string all;
   for (const Host& host : hosts) all += (all.empty() ? "" : ", ") + host.name;
@@ -43,23 +52,29 @@ std::string names_of(const std::vector<Host>& hosts) {
 }
 
 /// What a filter names: per host its slots, none for all of them.
-std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& hosts, const std::string& text, const char* option) {
+std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& hosts, const std::string& text,
+                                                     const char* option) {
   std::map<std::string, std::vector<int>> named;
   for (const std::string& part : split(text, '@')) {
     const size_t colon = part.find(':');
     const std::string name(trim(part.substr(0, colon)));
-    LOCKSTEP_CHECK(!name.empty(), "[run] expected ", option, " to be NAME[:SLOT[,SLOT...]][@NAME...], got '", text, "'");
+    LOCKSTEP_CHECK(!name.empty(), "[run] expected ", option, " to be NAME[:SLOT[,SLOT...]][@NAME...], got '", text,
+                   "'");
     const auto host = std::find_if(hosts.begin(), hosts.end(), [&](const Host& h) { return h.name == name; });
-    LOCKSTEP_CHECK(host != hosts.end(), "[run] ", option, " names host '", name, "', which is not among: ", names_of(hosts));
-    LOCKSTEP_CHECK(!named.contains(name), "[run] ", option, " names host '", name, "' twice; put its slots into one list");
+    LOCKSTEP_CHECK(host != hosts.end(), "[run] ", option, " names host '", name,
+                   "', which is not among: ", names_of(hosts));
+    LOCKSTEP_CHECK(!named.contains(name), "[run] ", option, " names host '", name,
+                   "' twice; put its slots into one list");
     std::vector<int>& slots = named[name];
     if (colon == std::string::npos) continue;
     for (const std::string& item : split(part.substr(colon + 1), ',')) {
       const int slot = number(trim(item));
-      LOCKSTEP_CHECK(slot >= 0, "[run] expected ", option, " to be NAME[:SLOT[,SLOT...]][@NAME...], got slot '", item, "' of host '", name, "'");
-      LOCKSTEP_CHECK(std::count(host->slots.begin(), host->slots.end(), slot), "[run] ", option, " names slot ", slot, " of host '", name,
-                     "', which has slots 0 to ", host->slots.size() - 1);
-      LOCKSTEP_CHECK(!std::count(slots.begin(), slots.end(), slot), "[run] ", option, " names slot ", slot, " of host '", name, "' twice");
+      LOCKSTEP_CHECK(slot >= 0, "[run] expected ", option, " to be NAME[:SLOT[,SLOT...]][@NAME...], got slot '", item,
+                     "' of host '", name, "'");
+      LOCKSTEP_CHECK(std::count(host->slots.begin(), host->slots.end(), slot), "[run] ", option, " names slot ", slot,
+                     " of host '", name, "', which has slots 0 to ", host->slots.size() - 1);
+      LOCKSTEP_CHECK(!std::count(slots.begin(), slots.end(), slot), "[run] ", option, " names slot ", slot,
+                     " of host '", name, "' twice");
       slots.push_back(slot);
     }
     std::sort(slots.begin(), slots.end());
@@ -81,9 +96,11 @@ std::vector<Host> parse_hostfile(std::string_view text, const std::string& file)
     const size_t blank = std::min(rest.find_first_of(" \t"), rest.size());
     const std::string name(rest.substr(0, blank));
     const std::string_view slots = trim(rest.substr(blank));
+    check_host(name, str(file, ":", line));
     const int n = slots.starts_with("slots=") ? number(slots.substr(6)) : -1;
     LOCKSTEP_CHECK(n >= 0, "[run] ", file, ":", line, ": expected 'host slots=N', got '", rest, "'");
-    LOCKSTEP_CHECK(n >= 1 && n <= most_slots, "[run] ", file, ":", line, ": expected 1 to ", most_slots, " slots for host '", name, "', got ", n);
+    LOCKSTEP_CHECK(n >= 1 && n <= most_slots, "[run] ", file, ":", line, ": expected 1 to ", most_slots,
+                   " slots for host '", name, "', got ", n);
     const auto [first, fresh] = line_of.emplace(name, line);
     LOCKSTEP_CHECK(fresh, "[run] ", file, ":", line, ": host '", name, "' is there already, in line ", first->second,
                    "; give it one line with all slots");
@@ -105,7 +122,8 @@ std::vector<Host> read_hostfile(const std::string& file) {
 std::vector<Host> filter_hosts(const std::vector<Host>& hosts, const std::string& include, const std::string& exclude) {
   LOCKSTEP_CHECK(include.empty() || exclude.empty(), "[run] expected --include or --exclude, got both");
   if (include.empty() && exclude.empty()) return hosts;
-  const auto named = parse_filter(hosts, include.empty() ? exclude : include, include.empty() ? "--exclude" : "--include");
+  const auto named =
+      parse_filter(hosts, include.empty() ? exclude : include, include.empty() ? "--exclude" : "--include");
   std::vector<Host> kept;
   for (const Host& host : hosts) {
     const auto found = named.find(host.name);
@@ -122,11 +140,12 @@ std::vector<Host> filter_hosts(const std::vector<Host>& hosts, const std::string
 }
 
 std::vector<Host> limit_hosts(std::vector<Host> hosts, int nodes, int ranks) {
-  LOCKSTEP_CHECK(nodes <= int(hosts.size()), "[run] expected --num-nodes of at most ", hosts.size(), " (hosts: ", names_of(hosts), "), got ", nodes);
+  LOCKSTEP_CHECK(nodes <= int(hosts.size()), "[run] expected --num-nodes of at most ", hosts.size(),
+                 " (hosts: ", names_of(hosts), "), got ", nodes);
   if (nodes > 0) hosts.resize(size_t(nodes));
   for (Host& host : hosts) {
-    LOCKSTEP_CHECK(ranks <= int(host.slots.size()), "[run] expected --num-gpus of at most ", host.slots.size(), ", the slots of host '", host.name,
-                   "', got ", ranks);
+    LOCKSTEP_CHECK(ranks <= int(host.slots.size()), "[run] expected --num-gpus of at most ", host.slots.size(),
+                   ", the slots of host '", host.name, "', got ", ranks);
     if (ranks > 0) host.slots.resize(size_t(ranks));
   }
   return hosts;

@@ -64,15 +64,21 @@ class Launch {
       port_.reset();
       code = finish(attempt, members, outcome);
       if (code == 0 || outcome.interrupted || o_.agent || number >= o_.max_restarts) break;
-      console_.say("starting all ranks again (restart " + std::to_string(number + 1) + " of " + std::to_string(o_.max_restarts) + ")");
+      console_.say("starting all ranks again (restart " + std::to_string(number + 1) + " of " +
+                   std::to_string(o_.max_restarts) + ")");
     }
     console_.drain(o_.times.signals);
-    return code;
+    if (code != 0 || !console_.lost()) return code;
+    console_.say(console_.why_lost());
+    console_.drain(o_.times.signals);
+    return console_.lost_code();
   }
 
  private:
   bool remote() const { return !o_.hosts.empty(); }
-  bool logged(int local_rank, int stream) const { return redirects_.covers(local_rank, stream) || tee_.covers(local_rank, stream); }
+  bool logged(int local_rank, int stream) const {
+    return redirects_.covers(local_rank, stream) || tee_.covers(local_rank, stream);
+  }
 
   void notice(const std::string& text) {
     if (!o_.quiet) console_.say(text);
@@ -86,13 +92,14 @@ class Launch {
       if (o_.redirects.empty() && o_.tee.empty()) tee_ = Streams(3);
       folder_ = fs::absolute(o_.log_dir) / o_.job;
       // Several nodes write to one folder, and so do the attempts; a run of its own does not write over another.
-      for (int i = 2; o_.nodes == 1 && !o_.agent && fs::exists(folder_); ++i) folder_ = fs::absolute(o_.log_dir) / (o_.job + "-" + std::to_string(i));
+      for (int i = 2; o_.nodes == 1 && !o_.agent && fs::exists(folder_); ++i)
+        folder_ = fs::absolute(o_.log_dir) / (o_.job + "-" + std::to_string(i));
       return;
     }
     scratch_.emplace();
     folder_ = scratch_->path();
     if (!redirects_.any() && !tee_.any()) return;
-    scratch_->keep = true;
+    scratch_->keep(false);
     notice("logs are written to " + folder_.string() + " (--log-dir chooses)");
   }
 
@@ -101,8 +108,8 @@ class Launch {
     std::vector<Core> cores = allowed_cores();
     if (!o_.cores.empty()) {
       for (const int core : o_.cores)
-        LOCKSTEP_CHECK(std::any_of(cores.begin(), cores.end(), [&](const Core& c) { return c.id == core; }), "[run] --bind-core-list names core ",
-                       core, ", which this process may not use");
+        LOCKSTEP_CHECK(std::any_of(cores.begin(), cores.end(), [&](const Core& c) { return c.id == core; }),
+                       "[run] --bind-core-list names core ", core, ", which this process may not use");
       std::erase_if(cores, [&](const Core& c) { return std::count(o_.cores.begin(), o_.cores.end(), c.id) == 0; });
     }
     cores_ = deal_cores(o_.binding, o_.ranks, cores);
@@ -115,17 +122,25 @@ class Launch {
   }
 
   int threads(int local_rank) const {
-    return o_.binding == Binding::none ? threads_of_rank(usable_cores(), o_.ranks) : int(cores_[size_t(local_rank)].size());
+    return o_.binding == Binding::none ? threads_of_rank(usable_cores(), o_.ranks)
+                                       : int(cores_[size_t(local_rank)].size());
   }
 
   Attempt prepare(int number, std::vector<Launched>& members) {
-    Attempt attempt{.number = number, .address = o_.address, .token = o_.token.empty() ? random_token() : o_.token, .job = o_.job, .port = o_.port,
-                    .folder = (folder_ / ("attempt_" + std::to_string(number))).string(), .keep = !scratch_ || scratch_->keep};
+    Attempt attempt{.number = number,
+                    .address = o_.address,
+                    .token = o_.token.empty() ? random_token() : o_.token,
+                    .job = o_.job,
+                    .port = o_.port,
+                    .folder = (folder_ / ("attempt_" + std::to_string(number))).string(),
+                    .keep = !scratch_ || scratch_->is_kept()};
     if (remote()) {
       attempt.folder.clear();
       const std::string launcher = fs::read_symlink("/proc/self/exe"), here = fs::current_path();
       for (int node = 0; node < int(o_.hosts.size()); ++node) {
-        Process process{.name = "host " + o_.hosts[size_t(node)].name, .argv = agent_command(o_, attempt, node, launcher, here), .environment = base_,
+        Process process{.name = "host " + o_.hosts[size_t(node)].name,
+                        .argv = agent_command(o_, attempt, node, launcher, here),
+                        .environment = base_,
                         .input = Input::pipe};
         process.environment.erase("LOCKSTEP_TOKEN");
         members.push_back({.process = process, .remote = true, .greeting = agent_greeting(o_, attempt, base_)});
@@ -146,15 +161,19 @@ class Launch {
       fs::create_directories(folder, failed);
       LOCKSTEP_CHECK(!failed, "[run] cannot make the folder ", folder.string(), ": ", failed.message());
       fs::remove(folder / "error.json", failed);
-      Launched member{.process = {.name = "rank " + std::to_string(rank), .argv = argv,
-                                .environment = rank_environment(o_, attempt, i, base_, threads(i)), .cores = cores_[size_t(i)]}};
+      Launched member{.process = {.name = "rank " + std::to_string(rank),
+                                  .argv = argv,
+                                  .environment = rank_environment(o_, attempt, i, base_, threads(i)),
+                                  .cores = cores_[size_t(i)]}};
       // Input from a terminal would stop a rank, which is in the background.
       if (rank == 0 && !o_.agent && !isatty(STDIN_FILENO)) member.process.input = Input::inherited;
       if (rank == 0 && console_.terminal(2)) member.process.environment["LOCKSTEP_TERMINAL"] = "1";
       else member.process.environment.erase("LOCKSTEP_TERMINAL");
       if (!alone) member.prefix = line_prefix(o_.prefix, rank, i, o_.role);
       const bool listed = o_.shown.empty() || o_.shown.contains(i);
-      const auto shown = [&](int stream) { return listed && (!redirects_.covers(i, stream) || tee_.covers(i, stream)); };
+      const auto shown = [&](int stream) {
+        return listed && (!redirects_.covers(i, stream) || tee_.covers(i, stream));
+      };
       member.show_output = shown(1), member.show_error = shown(2);
       if (logged(i, 1)) member.output_file = folder / "stdout.log";
       if (logged(i, 2)) member.error_file = folder / "stderr.log";
@@ -164,17 +183,20 @@ class Launch {
   }
 
   int finish(const Attempt& attempt, const std::vector<Launched>& members, const Outcome& outcome) {
-    const auto failed = std::find_if(outcome.members.begin(), outcome.members.end(), [](const Ended& e) { return e.failed(); });
+    const auto failed =
+        std::find_if(outcome.members.begin(), outcome.members.end(), [](const Ended& e) { return e.failed(); });
     if (outcome.first >= 0) {
       console_.say(describe_failure(o_, attempt, members, outcome));
       if (scratch_ && has_flight_records(attempt.folder)) {
-        scratch_->keep = true;
+        scratch_->keep(true);
         console_.say("flight records: lockstep flight " + attempt.folder);
       }
       return outcome.members[size_t(find_cause(o_, attempt, outcome))].code();
     }
     if (failed == outcome.members.end()) return 0;
-    return outcome.interrupted ? 128 + outcome.interrupted : failed->code();
+    return outcome.interrupted == SIGPIPE ? console_.lost_code()
+           : outcome.interrupted          ? 128 + outcome.interrupted
+                                          : failed->code();
   }
 
   LaunchOptions o_;
@@ -187,24 +209,43 @@ class Launch {
   std::vector<std::vector<int>> cores_;
 };
 
-void check(LaunchOptions& o) {
-  LOCKSTEP_CHECK(!o.command.empty(), "[run] expected a program to run, got none: lockstep run -n 4 -- PROGRAM ARGUMENTS");
+}  // namespace
+
+void check(const LaunchOptions& o) {
+  LOCKSTEP_CHECK(!o.command.empty(),
+                 "[run] expected a program to run, got none: lockstep run -n 4 -- PROGRAM ARGUMENTS");
   LOCKSTEP_CHECK(o.ranks >= 1 && o.ranks <= 4096, "[run] expected 1 to 4096 ranks on a node, got ", o.ranks);
   LOCKSTEP_CHECK(o.nodes >= 1 && o.nodes <= 65536, "[run] expected 1 to 65536 nodes, got ", o.nodes);
-  LOCKSTEP_CHECK(o.node >= 0 && o.node < o.nodes, "[run] expected --node-rank from 0 to ", o.nodes - 1, " (--nnodes is ", o.nodes, "), got ", o.node);
+  LOCKSTEP_CHECK(o.node >= 0 && o.node < o.nodes, "[run] expected --node-rank from 0 to ", o.nodes - 1,
+                 " (--nnodes is ", o.nodes, "), got ", o.node);
   LOCKSTEP_CHECK(o.max_restarts >= 0, "[run] expected --max-restarts of 0 or more, got ", o.max_restarts);
   LOCKSTEP_CHECK(o.port >= 0 && o.port <= 65535, "[run] expected a port from 0 (any) to 65535, got ", o.port);
   LOCKSTEP_CHECK(o.ranks_of_nodes.empty() || int(o.ranks_of_nodes.size()) == o.nodes, "[run] expected ", o.nodes,
                  " numbers of ranks, one a node, got ", o.ranks_of_nodes.size());
   for (const int rank : o.shown)
-    LOCKSTEP_CHECK(rank >= 0 && (rank < o.ranks || !o.hosts.empty()), "[run] --local-ranks-filter names local rank ", rank, "; there are ranks 0 to ",
-                   o.ranks - 1, " here");
-  LOCKSTEP_CHECK(o.times.grace >= 0 && o.times.stop >= 0, "[run] expected --grace and --stop-timeout of 0 or more seconds");
+    LOCKSTEP_CHECK(rank >= 0 && (rank < o.ranks || !o.hosts.empty()), "[run] --local-ranks-filter names local rank ",
+                   rank, "; there are ranks 0 to ", o.ranks - 1, " here");
+  LOCKSTEP_CHECK(o.times.grace >= 0 && o.times.stop >= 0,
+                 "[run] expected --grace and --stop-timeout of 0 or more seconds");
+  for (const auto& [text, option] : {std::pair(&o.redirects, "--redirects"), std::pair(&o.tee, "--tee")}) {
+    if (!text->empty() && o.hosts.empty())
+      Streams::parse(*text, o.ranks, option);  // hosts have numbers of ranks of their own
+  }
   line_prefix(o.prefix, 0, 0, o.role);
   check_job(o.job);
+  if (o.nodes == 1 || !o.hosts.empty() || o.agent) return;
+  LOCKSTEP_CHECK(!o.address.empty(),
+                 "[run] expected --master-addr (or --rdzv-endpoint HOST:PORT), the address of node 0, with --nnodes ",
+                 o.nodes);
+  LOCKSTEP_CHECK(!o.token.empty(),
+                 "[run] several nodes need a secret that they share: make one with "
+                 "`head -c 32 /dev/urandom | xxd -p -c 64 > token; chmod 600 token`, copy it to each node, "
+                 "and give --rdzv-conf token_file=token there (or LOCKSTEP_TOKEN); with --hostfile the launcher does "
+                 "this through ssh");
+  LOCKSTEP_CHECK(o.max_restarts == 0,
+                 "[run] --max-restarts over several nodes needs one launcher that sees all of them: use --hostfile, or "
+                 "leave it out");
 }
-
-}  // namespace
 
 int launch(LaunchOptions o) {
   check(o);
@@ -225,12 +266,6 @@ int launch(LaunchOptions o) {
       o.address = o.hosts.size() > 1 && is_this_machine(o.hosts[0].name) ? name : o.hosts[0].name;
     }
   } else if (several && !o.agent) {
-    LOCKSTEP_CHECK(!o.address.empty(), "[run] expected --master-addr (or --rdzv-endpoint HOST:PORT), the address of node 0, with --nnodes ", o.nodes);
-    LOCKSTEP_CHECK(!o.token.empty(), "[run] several nodes need a secret that they share: make one with "
-                   "`head -c 32 /dev/urandom | xxd -p -c 64 > token; chmod 600 token`, copy it to each node, "
-                   "and give --rdzv-conf token_file=token there (or LOCKSTEP_TOKEN); with --hostfile the launcher does this through ssh");
-    LOCKSTEP_CHECK(o.max_restarts == 0,
-                   "[run] --max-restarts over several nodes needs one launcher that sees all of them: use --hostfile, or leave it out");
     if (o.job.empty()) o.job = "lockstep";
   } else if (!o.agent) {
     o.token.clear();  // a fresh one each time

@@ -30,31 +30,33 @@ struct LaunchOptions {
   std::string role = "default";
   int max_restarts = 0;
 
-  std::string token;                 ///< several nodes without hosts: the same secret everywhere
-  std::vector<Host> hosts;           ///< not empty: through ssh
-  bool force_ssh = false;            ///< also to a single host that is this machine
+  std::string token;        ///< several nodes without hosts: the same secret everywhere
+  std::vector<Host> hosts;  ///< not empty: through ssh
+  bool force_ssh = false;   ///< also to a single host that is this machine
   int ssh_port = 0;
   std::vector<std::string> ssh_arguments;
-  std::string devices;               ///< for CUDA_VISIBLE_DEVICES; empty: as it is
+  std::string devices;  ///< for CUDA_VISIBLE_DEVICES; empty: as it is
 
   std::string log_dir;
-  std::string redirects, tee;        ///< as torchrun: 0 to 3, or RANK:VALUE,...; both empty with a log_dir: all is teed
-  std::set<int> shown;               ///< local ranks whose output reaches the console; empty: all
+  std::string redirects, tee;  ///< as torchrun: 0 to 3, or RANK:VALUE,...; both empty with a log_dir: all is teed
+  std::set<int> shown;         ///< local ranks whose output reaches the console; empty: all
   std::string prefix = "[rank ${rank}] ";
-  bool quiet = false;                ///< no notices, only failures
+  bool quiet = false;  ///< no notices, only failures
 
   Binding binding = Binding::none;
-  std::vector<int> cores;            ///< to bind to; empty: all that this process may use
+  std::vector<int> cores;  ///< to bind to; empty: all that this process may use
   Supervision times;
 
-  bool agent = false;                ///< started by another launcher: the rest of the job comes through stdin
-  int attempt = 0;                   ///< of the launcher above
-  Environment exported;              ///< and what it wants to be set
+  bool agent = false;    ///< started by another launcher: the rest of the job comes through stdin
+  int attempt = 0;       ///< of the launcher above
+  Environment exported;  ///< and what it wants to be set
 };
 
 /// Runs the job to its end; the exit code: 0, that of the first rank that failed, or 128 + signal. Error when it cannot
 /// start. Call it from a process without other threads, and without children of its own.
 int launch(LaunchOptions options);
+/// Error when the options contradict each other or name what cannot be; launch() begins with it.
+void check(const LaunchOptions& options);
 
 // Its parts, for tests and for each other.
 
@@ -69,14 +71,16 @@ struct Attempt {
 
 int world_size(const LaunchOptions& options);
 int first_rank(const LaunchOptions& options);  ///< of this node
-Environment rank_environment(const LaunchOptions& options, const Attempt& attempt, int local_rank, const Environment& base, int threads);
+Environment rank_environment(const LaunchOptions& options, const Attempt& attempt, int local_rank,
+                             const Environment& base, int threads);
 /// Threads of a rank when OMP_NUM_THREADS does not say.
 int threads_of_rank(int cores, int ranks);
 
 /// A token from a file that nobody else can read.
 std::string read_token(const std::string& file);
 
-/// A port that was free a moment ago, kept from being given to somebody else until this object ends: bound, not listened to.
+/// A port that was free a moment ago, kept from being given to somebody else until this object ends: bound, not
+/// listened to.
 class Port {
  public:
   /// Error "port N is used" at once when `wanted` is not 0.
@@ -89,8 +93,8 @@ class Port {
 };
 
 /// ssh and its arguments that start this launcher on a host; or, for this machine, the launcher itself.
-std::vector<std::string> agent_command(const LaunchOptions& options, const Attempt& attempt, int node, const std::string& launcher,
-                                       const std::string& folder);
+std::vector<std::string> agent_command(const LaunchOptions& options, const Attempt& attempt, int node,
+                                       const std::string& launcher, const std::string& folder);
 bool is_this_machine(const std::string& host);
 /// What goes through its input: token, attempt, variables.
 std::string agent_greeting(const LaunchOptions& options, const Attempt& attempt, const Environment& base);
@@ -98,11 +102,12 @@ std::string agent_greeting(const LaunchOptions& options, const Attempt& attempt,
 void read_greeting(LaunchOptions& options, double seconds);
 std::string shell_quote(const std::string& text);
 
-/// The member whose failure came first. Who ends first is not always that one: it may still have been writing down why, while
-/// the others ended with the error that it told them.
+/// The member whose failure came first. Who ends first is not always that one: it may still have been writing down why,
+/// while the others ended with the error that it told them.
 int find_cause(const LaunchOptions& options, const Attempt& attempt, const Outcome& outcome);
 /// What happened, for a person. Files of errors are looked up in attempt.folder.
-std::string describe_failure(const LaunchOptions& options, const Attempt& attempt, const std::vector<Launched>& members, const Outcome& outcome);
+std::string describe_failure(const LaunchOptions& options, const Attempt& attempt, const std::vector<Launched>& members,
+                             const Outcome& outcome);
 /// Text of an error file: plain, or JSON with "message".
 std::string read_error_file(const std::string& file);
 

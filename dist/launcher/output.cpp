@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <charconv>
 #include <climits>
+#include <csignal>
 #include <cstring>
 
 #include "tensor/check.h"
@@ -26,7 +27,8 @@ bool whole_number(std::string_view text, int& n) {
 
 Streams Streams::parse(const std::string& text, int ranks, const char* option) {
   const auto wrong = [&](const std::string& got) {
-    fail(str("[run] expected ", option, " to be 0 (none), 1 (stdout), 2 (stderr), 3 (both), or RANK:VALUE,..., got '", got, "'"));
+    fail(str("[run] expected ", option, " to be 0 (none), 1 (stdout), 2 (stderr), 3 (both), or RANK:VALUE,..., got '",
+             got, "'"));
   };
   Streams streams;
   if (text.find(':') == std::string::npos) {
@@ -38,9 +40,11 @@ Streams Streams::parse(const std::string& text, int ranks, const char* option) {
     const std::string item = text.substr(at, end - at);
     const size_t colon = item.find(':');
     int rank = -1, value = -1;
-    if (colon == std::string::npos || !whole_number(item.substr(0, colon), rank) || !whole_number(item.substr(colon + 1), value) || value > 3)
+    if (colon == std::string::npos || !whole_number(item.substr(0, colon), rank) ||
+        !whole_number(item.substr(colon + 1), value) || value > 3)
       wrong(text);
-    LOCKSTEP_CHECK(rank < ranks, "[run] ", option, " names local rank ", rank, "; there are ranks 0 to ", ranks - 1, " here");
+    LOCKSTEP_CHECK(rank < ranks, "[run] ", option, " names local rank ", rank, "; there are ranks 0 to ", ranks - 1,
+                   " here");
     LOCKSTEP_CHECK(streams.some_.emplace(rank, value).second, "[run] ", option, " names local rank ", rank, " twice");
     at = end + 1;
   }
@@ -53,7 +57,8 @@ bool Streams::covers(int local_rank, int stream) const {
 }
 
 std::string line_prefix(const std::string& pattern, int rank, int local_rank, const std::string& role) {
-  const std::map<std::string, std::string> values = {{"rank", std::to_string(rank)}, {"local_rank", std::to_string(local_rank)}, {"role_name", role}};
+  const std::map<std::string, std::string> values = {
+      {"rank", std::to_string(rank)}, {"local_rank", std::to_string(local_rank)}, {"role_name", role}};
   std::string text;
   for (size_t at = 0; at < pattern.size(); ++at) {
     const size_t end = pattern.compare(at, 2, "${") == 0 ? pattern.find('}', at) : std::string::npos;
@@ -63,7 +68,9 @@ std::string line_prefix(const std::string& pattern, int rank, int local_rank, co
     }
     const std::string name = pattern.substr(at + 2, end - at - 2);
     const auto found = values.find(name);
-    LOCKSTEP_CHECK(found != values.end(), "[run] expected ${rank}, ${local_rank} or ${role_name} in --log-line-prefix-template, got '${", name, "}'");
+    LOCKSTEP_CHECK(found != values.end(),
+                   "[run] expected ${rank}, ${local_rank} or ${role_name} in --log-line-prefix-template, got '${", name,
+                   "}'");
     text += found->second;
     at = end;
   }
@@ -78,7 +85,8 @@ void Console::put(int fd, std::string_view text) {
   if (text.empty() || (fd == 1 && lost_)) return;
   bytes_ += text.size();
   // Small pieces are joined: one write for many lines.
-  if (queue_.size() > 1 && queue_.back().fd == fd && queue_.back().text.size() + text.size() < 65536) queue_.back().text += text;
+  if (queue_.size() > 1 && queue_.back().fd == fd && queue_.back().text.size() + text.size() < 65536)
+    queue_.back().text += text;
   else queue_.push_back({fd, std::string(text)});
 }
 
@@ -104,9 +112,10 @@ void Console::pump() {
     if (written < 0 && errno == EINTR) continue;
     if (written < 0 && errno == EAGAIN) return;
     if (written < 0) {  // the reader is gone, or the disk is full
-      if (item.fd == 1) lost_ = true;
+      if (item.fd == 1) lost_ = errno;
       const int fd = item.fd;
-      for (const Item& other : queue_) if (other.fd == fd) bytes_ -= other.text.size() - other.done;
+      for (const Item& other : queue_)
+        if (other.fd == fd) bytes_ -= other.text.size() - other.done;
       std::erase_if(queue_, [&](const Item& other) { return other.fd == fd; });
       continue;
     }
@@ -114,6 +123,14 @@ void Console::pump() {
     if (item.done == item.text.size()) queue_.pop_front();
   }
 }
+
+std::string Console::why_lost() const {
+  return lost_ == EPIPE
+             ? "nobody reads the output any more"
+             : str("standard output cannot be written (", std::strerror(lost_), "), so the end of it is lost");
+}
+
+int Console::lost_code() const { return lost_ == EPIPE ? 128 + SIGPIPE : 1; }
 
 void Console::drain(int stop) {
   for (pump(); !queue_.empty(); pump()) {
@@ -191,7 +208,8 @@ std::string Relay::tail(int lines) const {
   end = end.substr(end.size() - std::min(end.size(), kept));
   while (!end.empty() && (end.back() == '\n' || end.back() == '\r')) end.remove_suffix(1);
   size_t start = end.size();
-  for (int i = 0; i < lines && start != std::string_view::npos; ++i) start = start == 0 ? std::string_view::npos : end.rfind('\n', start - 1);
+  for (int i = 0; i < lines && start != std::string_view::npos; ++i)
+    start = start == 0 ? std::string_view::npos : end.rfind('\n', start - 1);
   return std::string(start == std::string_view::npos ? end : end.substr(start + 1));
 }
 

@@ -46,16 +46,24 @@ class Console {
   bool full() const { return bytes_ > (size_t(1) << 20); }
   /// Writes what can be written without waiting.
   void pump();
-  /// Nobody reads stdout any more.
-  bool lost() const { return lost_; }
+  /// stdout could not be written.
+  bool lost() const { return lost_ != 0; }
+  std::string why_lost() const;
+  /// The launcher's exit code then: as if SIGPIPE had ended it, or 1.
+  int lost_code() const;
   /// Waits until all is written, or `stop` (a file descriptor) becomes readable.
   void drain(int stop);
 
  private:
-  struct Item { int fd; std::string text; size_t done = 0; };
+  struct Item {
+    int fd;
+    std::string text;
+    size_t done = 0;
+  };
   std::deque<Item> queue_;
   size_t bytes_ = 0;
-  bool terminal_[2], lost_ = false;
+  bool terminal_[2];
+  int lost_ = 0;                // errno of stdout
   const void* open_ = nullptr;  ///< whose line is not finished
   int open_fd_ = 2;
 };

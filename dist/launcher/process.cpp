@@ -25,8 +25,9 @@ namespace {
 
 void make_pipe(Fd& read_end, Fd& write_end) {
   int ends[2];
-  LOCKSTEP_CHECK(pipe2(ends, O_CLOEXEC) == 0, "[run] cannot make a pipe: ", std::strerror(errno),
-                 errno == EMFILE || errno == ENFILE ? "; raise the limit of open files (ulimit -n), a rank needs 4" : "");
+  LOCKSTEP_CHECK(
+      pipe2(ends, O_CLOEXEC) == 0, "[run] cannot make a pipe: ", std::strerror(errno),
+      errno == EMFILE || errno == ENFILE ? "; raise the limit of open files (ulimit -n), a rank needs 4" : "");
   read_end = Fd(ends[0]), write_end = Fd(ends[1]);
 }
 
@@ -38,8 +39,11 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 }
 
 /// What the child could not do, sent back through a pipe that a successful exec closes.
-struct Failure { int step = 0, error = 0; };
-constexpr const char* steps[] = {"", "be tied to its launcher", "be given its input and output", "run on the cores given", "run"};
+struct Failure {
+  int step = 0, error = 0;
+};
+constexpr const char* steps[] = {"", "be tied to its launcher", "be given its input and output",
+                                 "run on the cores given", "run"};
 
 }  // namespace
 
@@ -93,7 +97,8 @@ Started start(const Process& process) {
   const std::vector<char*> arguments = pointers(process.argv), environment = pointers(variables);
   cpu_set_t cores;
   CPU_ZERO(&cores);
-  for (const int core : process.cores) if (core < CPU_SETSIZE) CPU_SET(core, &cores);
+  for (const int core : process.cores)
+    if (core < CPU_SETSIZE) CPU_SET(core, &cores);
   const int parent = getpid();
 
   s.pid = fork();
@@ -108,7 +113,7 @@ Started start(const Process& process) {
     setpgid(0, 0);
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) give_up(1);
     if (getppid() != parent) _exit(127);  // it died before the line above
-    for (const int ignored : {SIGPIPE, SIGTTOU, SIGTTIN}) signal(ignored, SIG_DFL);
+    for (const int ignored : {SIGPIPE, SIGTTOU, SIGTTIN, SIGXFSZ}) signal(ignored, SIG_DFL);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -126,7 +131,8 @@ Started start(const Process& process) {
   while (got < 0 && errno == EINTR);
   if (got == ssize_t(sizeof failure)) {
     waitpid(s.pid, nullptr, 0);
-    fail(str("[run] ", process.name, " could not ", steps[failure.step], ": ", process.argv[0], ": ", std::strerror(failure.error),
+    fail(str("[run] ", process.name, " could not ", steps[failure.step], ": ", process.argv[0], ": ",
+             std::strerror(failure.error),
              failure.error == ENOEXEC ? "; a script needs a first line such as #!/usr/bin/env python3" : ""));
   }
   s.exited = Fd(int(syscall(SYS_pidfd_open, s.pid, 0)));
@@ -134,7 +140,8 @@ Started start(const Process& process) {
     const int error_code = errno;
     kill(-s.pid, SIGKILL);
     waitpid(s.pid, nullptr, 0);
-    fail(str("[run] cannot watch ", process.name, " (pidfd_open: ", std::strerror(error_code), "); Linux 5.3 or later is needed"));
+    fail(str("[run] cannot watch ", process.name, " (pidfd_open: ", std::strerror(error_code),
+             "); Linux 5.3 or later is needed"));
   }
   return s;
 }
@@ -167,7 +174,8 @@ std::vector<Child> kill_children(double seconds) {
     // The children of a child that dies become ours, so look again until there is nobody.
     for (const Child& child : children()) {
       kill(child.pid, SIGKILL);
-      if (std::none_of(killed.begin(), killed.end(), [&](const Child& k) { return k.pid == child.pid; })) killed.push_back(child);
+      if (std::none_of(killed.begin(), killed.end(), [&](const Child& k) { return k.pid == child.pid; }))
+        killed.push_back(child);
     }
     poll(nullptr, 0, 1);
   }

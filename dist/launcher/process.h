@@ -19,7 +19,7 @@ struct Process {
   std::string name;               ///< "rank 3", "host b"
   std::vector<std::string> argv;  ///< argv[0] is a path
   Environment environment;
-  std::vector<int> cores;         ///< to run on; empty: as this process
+  std::vector<int> cores;  ///< to run on; empty: as this process
   Input input = Input::nothing;
 };
 
@@ -36,9 +36,13 @@ std::string find_program(const std::string& name);
 Started start(const Process& process);
 
 /// Children of this process (zombies not counted). With PR_SET_CHILD_SUBREAPER also what their parents left behind.
-struct Child { int pid; std::string name; };
+struct Child {
+  int pid;
+  std::string name;
+};
 std::vector<Child> children();
-/// Kills and reaps all children, and theirs. Gives back the names of those that were still running; gives up after `seconds`.
+/// Kills and reaps all children, and theirs. Gives back the names of those that were still running; gives up after
+/// `seconds`.
 std::vector<Child> kill_children(double seconds);
 
 /// "SIGKILL".

@@ -15,7 +15,8 @@ namespace lockstep::dist {
 namespace {
 
 // Variables that a program started by hand on that host would have, too.
-constexpr const char* exported_prefixes[] = {"LOCKSTEP_", "OMP_", "GOMP_", "KMP_", "NCCL_", "UCX_", "OMPI_MCA_", "DNNL_", "ONEDNN_"};
+constexpr const char* exported_prefixes[] = {"LOCKSTEP_", "OMP_",      "GOMP_", "KMP_",   "NCCL_",
+                                             "UCX_",      "OMPI_MCA_", "DNNL_", "ONEDNN_"};
 constexpr const char* exported_names[] = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES"};
 constexpr size_t longest_greeting = size_t(1) << 20;
 
@@ -28,14 +29,17 @@ std::string with_commas(const std::vector<int>& numbers) {
 
 bool is_exported(const std::string& name) {
   if (name == "LOCKSTEP_TOKEN" || name == "LOCKSTEP_TERMINAL") return false;
-  return std::any_of(std::begin(exported_prefixes), std::end(exported_prefixes), [&](const char* p) { return name.starts_with(p); }) ||
+  return std::any_of(std::begin(exported_prefixes), std::end(exported_prefixes),
+                     [&](const char* p) { return name.starts_with(p); }) ||
          std::any_of(std::begin(exported_names), std::end(exported_names), [&](const char* n) { return name == n; });
 }
 
 }  // namespace
 
 std::string shell_quote(const std::string& text) {
-  if (!text.empty() && text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%") == std::string::npos)
+  if (!text.empty() &&
+      text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%") ==
+          std::string::npos)
     return text;
   std::string quoted = "'";
   for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
@@ -48,16 +52,39 @@ bool is_this_machine(const std::string& host) {
   return host == "localhost" || host == "127.0.0.1" || host == "::1" || host == name;
 }
 
-std::vector<std::string> agent_command(const LaunchOptions& o, const Attempt& attempt, int node, const std::string& launcher,
-                                       const std::string& folder) {
+std::vector<std::string> agent_command(const LaunchOptions& o, const Attempt& attempt, int node,
+                                       const std::string& launcher, const std::string& folder) {
   const Host& host = o.hosts[size_t(node)];
   std::vector<int> counts;
   for (const Host& one : o.hosts) counts.push_back(int(one.slots.size()));
-  std::vector<std::string> run = {launcher, "run", "--agent", "--nnodes", std::to_string(o.hosts.size()), "--node-rank", std::to_string(node),
-                                  "--ranks-per-node", with_commas(counts), "--nproc", std::to_string(host.slots.size()), "--master-addr",
-                                  attempt.address, "--master-port", std::to_string(attempt.port), "--rdzv-id", attempt.job, "--role", o.role,
-                                  "--log-line-prefix-template", o.prefix, "--grace", str(o.times.grace), "--stop-timeout", str(o.times.stop)};
-  const auto add = [&](const char* option, const std::string& value) { if (!value.empty()) run.insert(run.end(), {option, value}); };
+  std::vector<std::string> run = {launcher,
+                                  "run",
+                                  "--agent",
+                                  "--nnodes",
+                                  std::to_string(o.hosts.size()),
+                                  "--node-rank",
+                                  std::to_string(node),
+                                  "--ranks-per-node",
+                                  with_commas(counts),
+                                  "--nproc",
+                                  std::to_string(host.slots.size()),
+                                  "--master-addr",
+                                  attempt.address,
+                                  "--master-port",
+                                  std::to_string(attempt.port),
+                                  "--rdzv-id",
+                                  attempt.job,
+                                  "--role",
+                                  o.role,
+                                  "--log-line-prefix-template",
+                                  o.prefix,
+                                  "--grace",
+                                  str(o.times.grace),
+                                  "--stop-timeout",
+                                  str(o.times.stop)};
+  const auto add = [&](const char* option, const std::string& value) {
+    if (!value.empty()) run.insert(run.end(), {option, value});
+  };
   add("--log-dir", o.log_dir), add("--redirects", o.redirects), add("--tee", o.tee);
   add("--local-ranks-filter", with_commas({o.shown.begin(), o.shown.end()}));
   if (!o.devices.empty()) add("--devices", with_commas(host.slots));
@@ -65,7 +92,8 @@ std::vector<std::string> agent_command(const LaunchOptions& o, const Attempt& at
   else if (o.binding != Binding::none)
     add("--numa-binding", o.binding == Binding::node        ? "node"
                           : o.binding == Binding::socket    ? "socket"
-                          : o.binding == Binding::exclusive ? "exclusive" : "core-complex");
+                          : o.binding == Binding::exclusive ? "exclusive"
+                                                            : "core-complex");
   add("--bind-core-list", format_cores(o.cores));
   if (o.quiet) run.push_back("--quiet");
   run.push_back("--");
@@ -75,17 +103,20 @@ std::vector<std::string> agent_command(const LaunchOptions& o, const Attempt& at
   std::string line = "cd " + shell_quote(folder) + " && exec";
   for (const std::string& word : run) line += " " + shell_quote(word);
   // No questions: there is nobody to answer them.
-  std::vector<std::string> ssh = {find_program("ssh"), "-T", "-o", "BatchMode=yes", "-o",
-                                  "ConnectTimeout=" + std::to_string(std::max(1, int(o.times.connect)))};
+  std::vector<std::string> ssh = {
+      find_program("ssh"), "-T", "-o",
+      "BatchMode=yes",     "-o", "ConnectTimeout=" + std::to_string(std::max(1, int(o.times.connect)))};
   if (o.ssh_port > 0) ssh.insert(ssh.end(), {"-p", std::to_string(o.ssh_port)});
   ssh.insert(ssh.end(), o.ssh_arguments.begin(), o.ssh_arguments.end());
-  ssh.insert(ssh.end(), {host.name, line});
+  ssh.insert(ssh.end(), {"--", host.name, line});
   return ssh;
 }
 
 std::string agent_greeting(const LaunchOptions& o, const Attempt& attempt, const Environment& base) {
-  std::string text = "token " + attempt.token + "\nattempt " + std::to_string(attempt.number) + "\nrestarts " + std::to_string(o.max_restarts) + "\n";
-  for (const auto& [name, value] : base) if (is_exported(name) && value.find('\n') == std::string::npos) text += "env " + name + "=" + value + "\n";
+  std::string text = "token " + attempt.token + "\nattempt " + std::to_string(attempt.number) + "\nrestarts " +
+                     std::to_string(o.max_restarts) + "\n";
+  for (const auto& [name, value] : base)
+    if (is_exported(name) && value.find('\n') == std::string::npos) text += "env " + name + "=" + value + "\n";
   return text + "go\n";
 }
 
@@ -96,12 +127,14 @@ void read_greeting(LaunchOptions& o, double seconds) {
     pollfd ready{STDIN_FILENO, POLLIN, 0};
     const double left = deadline - monotonic_seconds();
     LOCKSTEP_CHECK(left > 0 && poll(&ready, 1, int(left * 1000) + 1) >= 0,
-                   "[run] --agent: the launcher that started this one did not say what to do within ", seconds, " s; --agent is for launchers only");
+                   "[run] --agent: the launcher that started this one did not say what to do within ", seconds,
+                   " s; --agent is for launchers only");
     if (!ready.revents) continue;
     char c;  // byte by byte: what follows is not ours to read here
     const ssize_t got = read(STDIN_FILENO, &c, 1);
     if (got < 0 && errno == EINTR) continue;
-    LOCKSTEP_CHECK(got == 1, "[run] --agent: the launcher that started this one is gone; --agent is for launchers only");
+    LOCKSTEP_CHECK(got == 1,
+                   "[run] --agent: the launcher that started this one is gone; --agent is for launchers only");
     if (c != '\n') {
       line += c;
       continue;
@@ -111,9 +144,12 @@ void read_greeting(LaunchOptions& o, double seconds) {
     if (key == "token") o.token = value;
     else if (key == "attempt") o.attempt = std::atoi(value.c_str());
     else if (key == "restarts") o.max_restarts = std::atoi(value.c_str());
-    else if (key == "env" && value.find('=') != std::string::npos) o.exported[value.substr(0, value.find('='))] = value.substr(value.find('=') + 1);
+    else if (key == "env" && value.find('=') != std::string::npos)
+      o.exported[value.substr(0, value.find('='))] = value.substr(value.find('=') + 1);
     else if (key == "go") return;
-    else fail(str("[run] --agent: expected token, attempt, restarts, env or go, got '", key, "'; is the same version of lockstep on all hosts?"));
+    else
+      fail(str("[run] --agent: expected token, attempt, restarts, env or go, got '", key,
+               "'; is the same version of lockstep on all hosts?"));
     line.clear();
   }
   fail("[run] --agent: the launcher that started this one says too much");

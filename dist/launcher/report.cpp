@@ -19,7 +19,8 @@ constexpr size_t longest_error = 8192;
 std::string how(const Ended& ended) {
   if (ended.status < 0) return "did not end even when killed";
   if (WIFSIGNALED(ended.status))
-    return "was killed by " + signal_name(WTERMSIG(ended.status)) + " (signal " + std::to_string(WTERMSIG(ended.status)) + ")";
+    return "was killed by " + signal_name(WTERMSIG(ended.status)) + " (signal " +
+           std::to_string(WTERMSIG(ended.status)) + ")";
   return "ended with exit code " + std::to_string(WEXITSTATUS(ended.status));
 }
 
@@ -37,13 +38,16 @@ std::string seconds_text(double seconds) {
 }
 
 std::string error_of(const LaunchOptions& o, const Attempt& attempt, int member) {
-  return o.hosts.empty() ? read_error_file(attempt.folder + "/" + std::to_string(first_rank(o) + member) + "/error.json") : "";
+  return o.hosts.empty()
+             ? read_error_file(attempt.folder + "/" + std::to_string(first_rank(o) + member) + "/error.json")
+             : "";
 }
 
 /// The rank that a message blames: all ranks raise the error of the first, as "[rank 2] ..." or "rank 2 (pid ...) ...",
 /// with "rank 0: " before it, the one that says so.
 int blamed(std::string message) {
-  if (const size_t colon = message.find(": "); message.starts_with("rank ") && message.find_first_not_of("0123456789", 5) == colon)
+  if (const size_t colon = message.find(": ");
+      message.starts_with("rank ") && message.find_first_not_of("0123456789", 5) == colon)
     message.erase(0, colon + 2);
   const size_t at = message.starts_with("[rank ") ? 6 : message.starts_with("rank ") ? 5 : 0;
   char* end = nullptr;
@@ -60,7 +64,9 @@ std::string read_error_file(const std::string& file) {
   text.resize(size_t(in.gcount()));
   const auto json = nlohmann::json::parse(text, nullptr, false);
   if (json.is_object() && json.contains("message")) {  // torch's: {"message": {"message": "..."}}
-    const auto& message = json["message"].is_object() && json["message"].contains("message") ? json["message"]["message"] : json["message"];
+    const auto& message = json["message"].is_object() && json["message"].contains("message")
+                              ? json["message"]["message"]
+                              : json["message"];
     text = message.is_string() ? message.get<std::string>() : message.dump();
   }
   text.erase(text.find_last_not_of(" \n\r\t") + 1);
@@ -74,7 +80,8 @@ int find_cause(const LaunchOptions& o, const Attempt& attempt, const Outcome& ou
   return ended.failed() && !ended.stopped ? other : outcome.first;
 }
 
-std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, const std::vector<Launched>& members, const Outcome& outcome) {
+std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, const std::vector<Launched>& members,
+                             const Outcome& outcome) {
   const bool hosts = members[0].remote;
   const int first = find_cause(o, attempt, outcome);
   std::string error = error_of(o, attempt, first);
@@ -86,17 +93,24 @@ std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, con
 
   std::string text;
   if (hosts) {
-    const std::string heard = cause.status >= 0 && !WIFSIGNALED(cause.status) ? "ssh " + how(cause) : "nothing in " + seconds_text(o.times.connect);
-    text = cause.unreachable ? name + ": no launcher answered: " + heard + "; try: ssh " + o.hosts[size_t(first)].name + " true"
-                             : name + ": its launcher " + how(cause) + " after " + seconds_text(cause.after);
+    const std::string heard = cause.status >= 0 && !WIFSIGNALED(cause.status)
+                                  ? "ssh " + how(cause)
+                                  : "nothing in " + seconds_text(o.times.connect);
+    text = cause.unreachable
+               ? name + ": no launcher answered: " + heard + "; try: ssh " + o.hosts[size_t(first)].name + " true"
+               : name + ": its launcher " + how(cause) + " after " + seconds_text(cause.after);
     if (cause.code() == 127) text += "; lockstep and the working folder must be at the same place on every host";
     if (cause.unreachable && !cause.last_lines.empty()) text += "\n  its last lines:" + indented(cause.last_lines);
   } else {
-    text = name + " " + how(cause) + " after " + seconds_text(cause.after) + " (pid " + std::to_string(cause.pid) + " on " + host +
-           (o.max_restarts > 0 ? ", restart " + std::to_string(attempt.number) + " of " + std::to_string(o.max_restarts) : "") + ")";
+    text = name + " " + how(cause) + " after " + seconds_text(cause.after) + " (pid " + std::to_string(cause.pid) +
+           " on " + host +
+           (o.max_restarts > 0 ? ", restart " + std::to_string(attempt.number) + " of " + std::to_string(o.max_restarts)
+                               : "") +
+           ")";
     if (!error.empty()) text += "\n  its error:" + indented(error);
     // What was shown a moment ago without anything in between need not be shown again.
-    if (!cause.last_lines.empty() && members.size() > 1) text += "\n  the last lines of its stderr:" + indented(cause.last_lines);
+    if (!cause.last_lines.empty() && members.size() > 1)
+      text += "\n  the last lines of its stderr:" + indented(cause.last_lines);
   }
   std::string stopped, others;
   for (size_t i = 0; i < members.size(); ++i) {

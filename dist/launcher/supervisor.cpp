@@ -25,8 +25,8 @@ struct Running {
   Started process;
   Relay output, error;
   bool alive = false;
-  bool connected = true;   // remote: has said hello
-  std::string hello;       // what came before it
+  bool connected = true;  // remote: has said hello
+  std::string hello;      // what came before it
   Ended ended;
 };
 
@@ -67,7 +67,9 @@ class Supervisor {
     running_.push_back(std::move(r));
   }
 
-  int alive() const { return int(std::count_if(running_.begin(), running_.end(), [](const auto& r) { return r->alive; })); }
+  int alive() const {
+    return int(std::count_if(running_.begin(), running_.end(), [](const auto& r) { return r->alive; }));
+  }
 
   // Sends a signal to all processes of every member; those who left their leader behind too.
   void signal_all(int signal) {
@@ -94,15 +96,16 @@ class Supervisor {
   // `told`: by a launcher above, which has said so already.
   void interrupt(int signal, bool told = false) {
     if (outcome_.interrupted || signal == parent_died) {
-      if (signal != parent_died && give_up_at_ == never && !told) console_.say(signal_name(signal) + " again: killing what is left");
+      if (signal != parent_died && give_up_at_ == never && !told)
+        console_.say(signal_name(signal) + " again: killing what is left");
       if (!outcome_.interrupted) outcome_.interrupted = signal;
       return kill_all();
     }
     outcome_.interrupted = signal;
     if (!told)
-      console_.say((signal == SIGPIPE ? "nobody reads the output any more: SIGPIPE" : signal_name(signal)) + ": passed on to " +
-                   std::to_string(alive()) + (alive() == 1 ? " process" : " processes") + ", which have " + std::to_string(int(options_.grace)) +
-                   " s to end; once more kills them");
+      console_.say((signal == SIGPIPE ? console_.why_lost() + ": SIGPIPE" : signal_name(signal)) + ": passed on to " +
+                   std::to_string(alive()) + (alive() == 1 ? " process" : " processes") + ", which have " +
+                   std::to_string(int(options_.grace)) + " s to end; once more kills them");
     for (const auto& r : running_) r->ended.stopped |= r->alive;
     signal_all(signal);
     term_at_ = never, kill_at_ = monotonic_seconds() + options_.grace;
@@ -148,7 +151,8 @@ class Supervisor {
       const size_t at = r.hello.find(remote_hello);
       if (at == std::string::npos) return;
       r.connected = true;
-      console_.say(r.member->process.name + ": connected after " + std::to_string(int((monotonic_seconds() - started_) * 1000)) + " ms");
+      console_.say(r.member->process.name + ": connected after " +
+                   std::to_string(int((monotonic_seconds() - started_) * 1000)) + " ms");
       r.output.take(r.hello.substr(0, at) + r.hello.substr(at + std::string_view(remote_hello).size()));
       return r.hello.clear();
     }
@@ -167,7 +171,10 @@ class Supervisor {
 
   void wait() {
     enum Kind { signals, control, console, exited, output, error };
-    struct Source { Kind kind; Running* r; };
+    struct Source {
+      Kind kind;
+      Running* r;
+    };
     std::vector<pollfd> fds;
     std::vector<Source> sources;
     const auto add = [&](int fd, Kind kind, Running* r = nullptr) {
@@ -185,7 +192,8 @@ class Supervisor {
       add(r->process.error.get(), error, r.get());
     }
     double until = std::min({term_at_, kill_at_, give_up_at_});
-    for (const auto& r : running_) if (r->alive && !r->connected) until = std::min(until, started_ + options_.connect);
+    for (const auto& r : running_)
+      if (r->alive && !r->connected) until = std::min(until, started_ + options_.connect);
     const double left = until - monotonic_seconds();
     const int ms = until == never ? -1 : int(std::clamp(left * 1000 + 1, 0.0, 1e6));
     if (poll(fds.data(), fds.size(), ms) < 0) {
@@ -209,11 +217,13 @@ class Supervisor {
 
   // What follows from what was seen, and from the time.
   void advance() {
-    // Several may have ended since the last look. Then one that was killed is the likelier cause: others notice, and exit.
+    // Several may have ended since the last look. Then one that was killed is the likelier cause: others notice, and
+    // exit.
     std::vector<int> failed;
     for (Running* r : ended_) {
       take_end(*r);
-      if (!r->alive && r->ended.failed() && !r->ended.stopped) failed.push_back(index_of(*r));
+      if (!r->alive && r->ended.stop_signal() && !r->ended.stopped) ends_by_itself(*r);
+      else if (!r->alive && r->ended.failed() && !r->ended.stopped) failed.push_back(index_of(*r));
     }
     ended_.clear();
     const double now = monotonic_seconds();
@@ -224,7 +234,8 @@ class Supervisor {
       failed.push_back(index_of(*r));
     }
     if (!failed.empty() && outcome_.first < 0) {
-      outcome_.first = *std::max_element(failed.begin(), failed.end(), [&](int a, int b) { return was_killed(a) < was_killed(b); });
+      outcome_.first =
+          *std::max_element(failed.begin(), failed.end(), [&](int a, int b) { return was_killed(a) < was_killed(b); });
       if (!outcome_.interrupted) term_at_ = now + options_.notice;
     }
     if (console_.lost() && !outcome_.interrupted) interrupt(SIGPIPE);
@@ -241,8 +252,22 @@ class Supervisor {
     }
   }
 
+  // A training that a signal reached at one rank stops at all of them: the others are about to end too.
+  void ends_by_itself(const Running& r) {
+    if (outcome_.interrupted) return;
+    outcome_.interrupted = r.ended.stop_signal();
+    kill_at_ = monotonic_seconds() + options_.grace;
+    if (alive() > 0)  // (the signal may have reached another one)
+      console_.say(r.member->process.name + " ended with exit code " + std::to_string(r.ended.code()) +
+                   ", which says that " + signal_name(outcome_.interrupted) + " stopped the job: the other " +
+                   (alive() == 1 ? "rank has " : "ranks have ") + std::to_string(int(options_.grace)) +
+                   " s to end too");
+    for (const auto& other : running_) other->ended.stopped |= other->alive;
+  }
+
   int index_of(const Running& r) const {
-    return int(std::find_if(running_.begin(), running_.end(), [&](const auto& other) { return other.get() == &r; }) - running_.begin());
+    return int(std::find_if(running_.begin(), running_.end(), [&](const auto& other) { return other.get() == &r; }) -
+               running_.begin());
   }
   bool was_killed(int index) const { return WIFSIGNALED(running_[size_t(index)]->ended.status); }
 
@@ -250,11 +275,13 @@ class Supervisor {
     for (const auto& r : running_) {
       kill(-r->process.pid, SIGKILL);
       if (r->alive)
-        console_.say(r->member->process.name + " (pid " + std::to_string(r->process.pid) + ") does not end even when killed; it is left behind");
+        console_.say(r->member->process.name + " (pid " + std::to_string(r->process.pid) +
+                     ") does not end even when killed; it is left behind");
       else waitpid(r->process.pid, nullptr, 0);
     }
     for (const Child& child : kill_children(last_wait))
-      console_.say("ended a process that a rank had left behind: " + child.name + " (pid " + std::to_string(child.pid) + ")");
+      console_.say("ended a process that a rank had left behind: " + child.name + " (pid " + std::to_string(child.pid) +
+                   ")");
     // Everybody who could write is gone; what is in the pipes is the rest.
     for (const auto& r : running_) {
       for (const bool error : {false, true}) {
@@ -285,7 +312,14 @@ class Supervisor {
 
 }  // namespace
 
-int Ended::code() const { return unreachable || status < 0 ? 1 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+int Ended::stop_signal() const {
+  const int code = status >= 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+  return code == 128 + SIGINT || code == 128 + SIGTERM ? code - 128 : 0;
+}
+
+int Ended::code() const {
+  return unreachable || status < 0 ? 1 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
 
 Outcome supervise(const std::vector<Launched>& members, const Supervision& supervision, Console& console) {
   return Supervisor(members, supervision, console).run();

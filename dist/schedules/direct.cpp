@@ -10,10 +10,11 @@
 //
 // Cost of all_reduce of S bytes: 2(n-1) messages and 2(n-1)/n·S bytes sent by each rank, as the ring, but chunks do not
 // wait for one another; n(n-1)/2 links, log2(n) scratch copies of a chunk.
-// The exchange in pairs: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005;
-// the order of addition is ours.
+// The exchange in pairs: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH,
+// 2005; the order of addition is ours.
 #include <algorithm>
 
+#include "dist/schedules/rules.h"
 #include "dist/schedules/writer.h"
 
 namespace lockstep::dist {
@@ -29,8 +30,11 @@ struct Arrival {
 
 Arrival arrive(int owner, int s, int n) {
   const int peer = owner ^ s;
-  const auto terms = [n](int position, int level) { return std::clamp(n - (position >> level << level), 0, 1 << level); };
-  int level = std::bit_width(unsigned(s)) - 1;  // the peer is in the owner's sibling among subtrees of 2^level positions
+  const auto terms = [n](int position, int level) {
+    return std::clamp(n - (position >> level << level), 0, 1 << level);
+  };
+  int level =
+      std::bit_width(unsigned(s)) - 1;  // the peer is in the owner's sibling among subtrees of 2^level positions
   if (terms(peer, level) == 1) return {};
   Arrival a{1, Action::copy, 1};
   while (terms(peer, level) > 1) {  // down to the peer; the half on the owner's side of things comes first
@@ -77,7 +81,8 @@ void sum_at_owners(StepWriter& w, const Teams& teams) {
       each([&](const Team& team, int owner, const Arrival& a) {
         if (j >= a.joins) return;
         const int rank = team.ranks[size_t(owner)];
-        for (const int32_t chunk : team.chunks[size_t(owner)]) w.move(Action::reduce, rank, {chunk, a.slot - j}, rank, {chunk, a.slot - j - 1});
+        for (const int32_t chunk : team.chunks[size_t(owner)])
+          w.move(Action::reduce, rank, {chunk, a.slot - j}, rank, {chunk, a.slot - j - 1});
       });
     }
   }
@@ -88,17 +93,22 @@ void share_from_owners(StepWriter& w, const Teams& teams, int skip) {
     for (const Team& team : teams) {
       for (int owner = 0; owner < team.size() && s < team.size(); ++owner) {
         const int from = team.ranks[size_t(owner)], to = team.ranks[size_t((owner + s) % team.size())];
-        for (const int32_t chunk : team.chunks[size_t(owner)]) if (to != skip) w.copy(from, to, chunk);
+        for (const int32_t chunk : team.chunks[size_t(owner)])
+          if (to != skip) w.copy(from, to, chunk);
       }
     }
   }
 }
 
-void direct(const Request& request, const Emit& emit) {
+static void directly(const Request& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
   StepWriter w(emit);
-  const auto scatter = [&] { for (int s = 1; s < n; ++s, w.next()) w.copy(root, (root + s) % n, (root + s) % n); };
-  const auto gather = [&] { for (int s = 1; s < n; ++s, w.next()) w.copy((root + s) % n, root, (root + s) % n); };
+  const auto scatter = [&] {
+    for (int s = 1; s < n; ++s, w.next()) w.copy(root, (root + s) % n, (root + s) % n);
+  };
+  const auto gather = [&] {
+    for (int s = 1; s < n; ++s, w.next()) w.copy((root + s) % n, root, (root + s) % n);
+  };
   const auto sum = [&] {
     sum_at_owners(w, one_team(n));
     for (int rank = 0; request.mean && rank < n; ++rank) w.scale(rank, rank);
@@ -120,5 +130,15 @@ void direct(const Request& request, const Emit& emit) {
     default: return;
   }
 }
+
+const Rules rules::direct{
+    .visit = directly,
+    .is_whole = [](Collective) { return false; },
+    .adds_in_tree_order = [](const Request&) { return true; },
+    .costs = [](const Request& r) -> std::optional<Costs> {
+      if (is_reduction(r.collective) && !is_power_of_two(r.ranks)) return std::nullopt;
+      return shares(r, moves_all(r.collective) || r.collective == Collective::all_reduce ? 2 : 1);
+    },
+};
 
 }  // namespace lockstep::dist

@@ -9,20 +9,23 @@
 //   step 2     0 ──▶ 2       1 ──▶ 3       2 ──▶ 0       3 ──▶ 1
 //   step 3   0,2 ──▶ 1     1,3 ──▶ 0     0,2 ──▶ 3     1,3 ──▶ 2
 //
-// Cost of all_reduce of S bytes: 2·log2(n) steps, 2(n-1)/n·S bytes sent by each rank. The nearest partner comes first, so
-// for powers of two the order of addition is that of summation_tree.h. Otherwise the ranks from p = 2^floor(log2 n) on
-// hand their data to rank - p first and get theirs last: two steps and up to 2·S bytes more.
-// Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
+// Cost of all_reduce of S bytes: 2·log2(n) steps, 2(n-1)/n·S bytes sent by each rank. The nearest partner comes first,
+// so for powers of two the order of addition is that of summation_tree.h. Otherwise the ranks from p = 2^floor(log2 n)
+// on hand their data to rank - p first and get theirs last: two steps and up to 2·S bytes more. Thakur, Rabenseifner
+// and Gropp, Optimization of collective communication operations in MPICH, 2005.
+#include "dist/schedules/rules.h"
 #include "dist/schedules/writer.h"
 
 namespace lockstep::dist {
 
-void halving_doubling(const Request& request, const Emit& emit) {
+static void by_halves(const Request& request, const Emit& emit) {
   const int n = request.ranks, p = int(std::bit_floor(unsigned(n)));
   StepWriter w(emit);
-  // Chunk i belongs to rank i mod p until the end; with distance d still to go, a rank cares for chunks equal to it mod 2d.
+  // Chunk i belongs to rank i mod p until the end; with distance d still to go, a rank cares for chunks equal to it mod
+  // 2d.
   const auto halve = [&] {
-    for (int extra = p; extra < n; ++extra) for (int32_t c = 0; c < n; ++c) w.reduce(extra, extra - p, c);
+    for (int extra = p; extra < n; ++extra)
+      for (int32_t c = 0; c < n; ++c) w.reduce(extra, extra - p, c);
     w.next();
     for (int d = 1; d < p; d *= 2, w.next()) {
       for (int rank = 0; rank < p; ++rank) {
@@ -39,19 +42,35 @@ void halving_doubling(const Request& request, const Emit& emit) {
       }
     }
   };
-  const auto own_to_extras = [&] { for (int extra = p; extra < n; ++extra) w.copy(extra - p, extra, extra); w.next(); };
-  const auto own_from_extras = [&] { for (int extra = p; extra < n; ++extra) w.copy(extra, extra - p, extra); w.next(); };
+  const auto own_to_extras = [&] {
+    for (int extra = p; extra < n; ++extra) w.copy(extra - p, extra, extra);
+    w.next();
+  };
+  const auto own_from_extras = [&] {
+    for (int extra = p; extra < n; ++extra) w.copy(extra, extra - p, extra);
+    w.next();
+  };
   const auto all_to_extras = [&](bool but_own) {
-    for (int extra = p; extra < n; ++extra) for (int32_t c = 0; c < n; ++c) if (!but_own || c != extra) w.copy(extra - p, extra, c);
+    for (int extra = p; extra < n; ++extra)
+      for (int32_t c = 0; c < n; ++c)
+        if (!but_own || c != extra) w.copy(extra - p, extra, c);
     w.next();
   };
   // A binomial tree cuts the data for broadcast, and puts it together for reduce.
   const Teams teams{{all_ranks(n, request.root)}};
-  const auto move_subtree = [&](const Edge& e, int from, int to) { for (int i = e.begin; i < e.end; ++i) w.copy(from, to, e.team.ranks[size_t(i)]); };
+  const auto move_subtree = [&](const Edge& e, int from, int to) {
+    for (int i = e.begin; i < e.end; ++i) w.copy(from, to, e.team.ranks[size_t(i)]);
+  };
   switch (request.collective) {
-    case Collective::all_reduce: halve(); double_up(); return all_to_extras(false);
+    case Collective::all_reduce:
+      halve();
+      double_up();
+      return all_to_extras(false);
     case Collective::reduce_scatter: halve(); return own_to_extras();
-    case Collective::all_gather: own_from_extras(); double_up(); return all_to_extras(true);
+    case Collective::all_gather:
+      own_from_extras();
+      double_up();
+      return all_to_extras(true);
     case Collective::broadcast:
       down_the_tree(w, teams, [&](const Edge& e) { move_subtree(e, e.parent, e.child); });
       own_from_extras();
@@ -64,5 +83,20 @@ void halving_doubling(const Request& request, const Emit& emit) {
     default: return;
   }
 }
+
+const Rules rules::halving_doubling{
+    .visit = by_halves,
+    .has =
+        [](Collective c) { return c != Collective::gather && c != Collective::scatter && c != Collective::all_to_all; },
+    .is_whole = [](Collective) { return false; },
+    .adds_in_tree_order = [](const Request& r) { return is_power_of_two(r.ranks); },
+    .costs = [](const Request& r) -> std::optional<Costs> {
+      const double n = r.ranks, log = log2_of(r.ranks);
+      if (!is_power_of_two(r.ranks)) return std::nullopt;
+      if (r.collective == Collective::reduce_scatter || r.collective == Collective::all_gather)
+        return Costs{log, (n - 1) / n, "log₂n·α + (n-1)/n·S/β"};
+      return Costs{2 * log, 2 * (n - 1) / n, "2·log₂n·α + 2(n-1)/n·S/β"};
+    },
+};
 
 }  // namespace lockstep::dist

@@ -10,25 +10,26 @@
 //   step 2   chunk 0, 1 ──────▶ 2, 3           chunk 2, 3 ──────▶ 0, 1          all_gather between hosts
 //   step 3   chunks 0,2 ─▶ 1   1,3 ─▶ 0        chunks 0,2 ─▶ 3   1,3 ─▶ 2       all_gather within a host
 //
-// Cost of all_reduce of S bytes, m hosts of k ranks: 2(k-1) + 2(m-1) messages, 2(k-1)/k·S bytes within and 2(m-1)/(mk)·S
-// between hosts by each rank. Both levels add as `direct` does, so with whole hosts of 2^i neighbours the order of
-// addition is that of summation_tree.h. Hosts of different sizes work through the first rank of each, their leader.
-// Mikami et al., Massively distributed SGD: ImageNet/ResNet-50 training in a flash, arXiv:1811.05233.
+// Cost of all_reduce of S bytes, m hosts of k ranks: 2(k-1) + 2(m-1) messages, 2(k-1)/k·S bytes within and
+// 2(m-1)/(mk)·S between hosts by each rank. Both levels add as `direct` does, so with whole hosts of 2^i neighbours the
+// order of addition is that of summation_tree.h. Hosts of different sizes work through the first rank of each, their
+// leader. Mikami et al., Massively distributed SGD: ImageNet/ResNet-50 training in a flash, arXiv:1811.05233.
 #include <algorithm>
 #include <map>
 
+#include "dist/schedules/rules.h"
 #include "dist/schedules/writer.h"
 
 namespace lockstep::dist {
 namespace {
 
 /// Who is where.
-struct Layout {
+struct HostGroups {
   std::vector<std::vector<int>> hosts;  // ranks of each host, in order of first appearance
   std::vector<int> host_of, position_of;
-  bool equal = true;                    // all hosts have as many ranks
+  bool equal = true;  // all hosts have as many ranks
 
-  explicit Layout(const Request& request) {
+  explicit HostGroups(const Request& request) {
     std::map<int, int> index;
     for (int rank = 0; rank < request.ranks; ++rank) {
       const int name = request.hosts.empty() ? 0 : request.hosts[size_t(rank)];
@@ -73,7 +74,8 @@ struct Layout {
     for (const auto& ranks : hosts) {
       teams.push_back({ranks});
       auto& list = teams.back().ranks;
-      if (const auto at = std::find(list.begin(), list.end(), root); at != list.end()) std::rotate(list.begin(), at, list.end());
+      if (const auto at = std::find(list.begin(), list.end(), root); at != list.end())
+        std::rotate(list.begin(), at, list.end());
     }
     std::rotate(teams.begin(), teams.begin() + host_of[size_t(root)], teams.end());
     return teams;
@@ -91,18 +93,23 @@ struct Layout {
 
 }  // namespace
 
-void hierarchical(const Request& request, const Emit& emit) {
+static void by_hosts(const Request& request, const Emit& emit) {
   const int n = request.ranks;
-  const Layout layout(request);
+  const HostGroups groups(request);
   const auto chunks = int32_t(chunk_count(Algorithm::hierarchical, request));
   const int root = has_root(request.collective) ? request.root : 0;
-  const Teams trees = layout.trees_within(root), leaders = Layout::leaders(trees);
+  const Teams trees = groups.trees_within(root), leaders = HostGroups::leaders(trees);
   StepWriter w(emit);
-  const EachEdge sum_all = [&](const Edge& e) { for (int32_t c = 0; c < chunks; ++c) w.reduce(e.child, e.parent, c); };
-  const EachEdge copy_all = [&](const Edge& e) { for (int32_t c = 0; c < chunks; ++c) w.copy(e.parent, e.child, c); };
+  const EachEdge sum_all = [&](const Edge& e) {
+    for (int32_t c = 0; c < chunks; ++c) w.reduce(e.child, e.parent, c);
+  };
+  const EachEdge copy_all = [&](const Edge& e) {
+    for (int32_t c = 0; c < chunks; ++c) w.copy(e.parent, e.child, c);
+  };
   const auto scale_owned = [&](const Teams& teams) {
     for (const Team& team : teams) {
-      for (int i = 0; request.mean && i < team.size(); ++i) for (const int32_t c : team.chunks[size_t(i)]) w.scale(team.ranks[size_t(i)], c);
+      for (int i = 0; request.mean && i < team.size(); ++i)
+        for (const int32_t c : team.chunks[size_t(i)]) w.scale(team.ranks[size_t(i)], c);
     }
     w.next();
   };
@@ -111,22 +118,32 @@ void hierarchical(const Request& request, const Emit& emit) {
   const bool whole = request.collective != Collective::gather && request.collective != Collective::scatter;
   const auto place = [&](int rank, int32_t chunk) { return Place{chunk, !whole && rank != root && rank != chunk}; };
   const auto move = [&](int from, int to, int32_t c) { w.move(Action::copy, from, place(from, c), to, place(to, c)); };
-  const EachEdge part_up = [&](const Edge& e) { for (int p = e.begin; p < e.end; ++p) move(e.child, e.parent, e.team.ranks[size_t(p)]); };
-  const EachEdge part_down = [&](const Edge& e) { for (int p = e.begin; p < e.end; ++p) move(e.parent, e.child, e.team.ranks[size_t(p)]); };
-  const EachEdge hosts_up = [&](const Edge& e) { for (int p = e.begin; p < e.end; ++p) for (const int c : trees[size_t(p)].ranks) move(e.child, e.parent, c); };
-  const EachEdge hosts_down = [&](const Edge& e) { for (int p = e.begin; p < e.end; ++p) for (const int c : trees[size_t(p)].ranks) move(e.parent, e.child, c); };
+  const EachEdge part_up = [&](const Edge& e) {
+    for (int p = e.begin; p < e.end; ++p) move(e.child, e.parent, e.team.ranks[size_t(p)]);
+  };
+  const EachEdge part_down = [&](const Edge& e) {
+    for (int p = e.begin; p < e.end; ++p) move(e.parent, e.child, e.team.ranks[size_t(p)]);
+  };
+  const EachEdge hosts_up = [&](const Edge& e) {
+    for (int p = e.begin; p < e.end; ++p)
+      for (const int c : trees[size_t(p)].ranks) move(e.child, e.parent, c);
+  };
+  const EachEdge hosts_down = [&](const Edge& e) {
+    for (int p = e.begin; p < e.end; ++p)
+      for (const int c : trees[size_t(p)].ranks) move(e.parent, e.child, c);
+  };
 
   switch (request.collective) {
     case Collective::all_reduce:
     case Collective::reduce_scatter: {
       const bool scatter = request.collective == Collective::reduce_scatter;
-      if (layout.equal) {
-        sum_at_owners(w, layout.within());
-        sum_at_owners(w, layout.between());
-        scale_owned(layout.between());
+      if (groups.equal) {
+        sum_at_owners(w, groups.within());
+        sum_at_owners(w, groups.between());
+        scale_owned(groups.between());
         if (scatter) return;
-        share_from_owners(w, layout.between());
-        return share_from_owners(w, layout.within());
+        share_from_owners(w, groups.between());
+        return share_from_owners(w, groups.within());
       }
       up_the_tree(w, trees, sum_all);
       sum_at_owners(w, leaders);
@@ -136,15 +153,16 @@ void hierarchical(const Request& request, const Emit& emit) {
       return down_the_tree(w, trees, copy_all);
     }
     case Collective::all_gather:
-      if (layout.equal) {
-        share_from_owners(w, layout.between());
-        return share_from_owners(w, layout.within());
+      if (groups.equal) {
+        share_from_owners(w, groups.between());
+        return share_from_owners(w, groups.within());
       }
       up_the_tree(w, trees, part_up);
       share_from_owners(w, leaders);
       return down_the_tree(w, trees, [&](const Edge& e) {  // all but what the child's subtree gave
         const auto gave = std::vector<int>(e.team.ranks.begin() + e.begin, e.team.ranks.begin() + e.end);
-        for (int32_t c = 0; c < n; ++c) if (std::find(gave.begin(), gave.end(), c) == gave.end()) w.copy(e.parent, e.child, c);
+        for (int32_t c = 0; c < n; ++c)
+          if (std::find(gave.begin(), gave.end(), c) == gave.end()) w.copy(e.parent, e.child, c);
       });
     case Collective::broadcast: down_the_tree(w, leaders, copy_all); return down_the_tree(w, trees, copy_all);
     case Collective::reduce:
@@ -155,25 +173,28 @@ void hierarchical(const Request& request, const Emit& emit) {
     case Collective::gather: up_the_tree(w, trees, part_up); return up_the_tree(w, leaders, hosts_up);
     case Collective::scatter: down_the_tree(w, leaders, hosts_down); return down_the_tree(w, trees, part_down);
     case Collective::all_to_all: {
-      // Rank i gives what is for rank j of another host to its neighbour at about j's position, who sends it on together
-      // with what the other neighbours gave: few, large messages between hosts.
+      // Rank i gives what is for rank j of another host to its neighbour at about j's position, who sends it on
+      // together with what the other neighbours gave: few, large messages between hosts.
       const auto via = [&](int i, int j) {
-        const auto& near = layout.hosts[size_t(layout.host_of[size_t(i)])];
-        return layout.host_of[size_t(i)] == layout.host_of[size_t(j)] ? j : near[size_t(layout.position_of[size_t(j)]) % near.size()];
+        const auto& near = groups.hosts[size_t(groups.host_of[size_t(i)])];
+        return groups.host_of[size_t(i)] == groups.host_of[size_t(j)]
+                   ? j
+                   : near[size_t(groups.position_of[size_t(j)]) % near.size()];
       };
       for (int s = 1; s < n; ++s, w.next()) {
         for (int i = 0; i < n; ++i) {
-          const auto& near = layout.hosts[size_t(layout.host_of[size_t(i)])];
+          const auto& near = groups.hosts[size_t(groups.host_of[size_t(i)])];
           if (size_t(s) >= near.size()) continue;
-          const int to = near[(size_t(layout.position_of[size_t(i)]) + size_t(s)) % near.size()];
-          for (int j = 0; j < n; ++j) if (via(i, j) == to) w.move(Action::copy, i, {i * n + j, 0}, to, {i * n + j, to != j});
+          const int to = near[(size_t(groups.position_of[size_t(i)]) + size_t(s)) % near.size()];
+          for (int j = 0; j < n; ++j)
+            if (via(i, j) == to) w.move(Action::copy, i, {i * n + j, 0}, to, {i * n + j, to != j});
         }
       }
-      const int m = int(layout.hosts.size());
+      const int m = int(groups.hosts.size());
       for (int h = 1; h < m; ++h, w.next()) {  // host by host; a rank's receivers there lie side by side
         for (int rank = 0; rank < n; ++rank) {
-          const auto& near = layout.hosts[size_t(layout.host_of[size_t(rank)])];
-          for (const int j : layout.hosts[size_t((layout.host_of[size_t(rank)] + h) % m)]) {
+          const auto& near = groups.hosts[size_t(groups.host_of[size_t(rank)])];
+          for (const int j : groups.hosts[size_t((groups.host_of[size_t(rank)] + h) % m)]) {
             if (via(rank, j) != rank) continue;
             for (const int i : near) w.move(Action::copy, rank, {i * n + j, i != rank}, j, {i * n + j, 0});
           }
@@ -184,5 +205,38 @@ void hierarchical(const Request& request, const Emit& emit) {
     default: return;
   }
 }
+
+const Rules rules::hierarchical{
+    .visit = by_hosts,
+    .adds_in_tree_order =
+        [](const Request& r) {  // hosts of 2^i neighbours each, all alike
+          if (r.collective == Collective::reduce && r.root != 0) return false;
+          const auto size =
+              r.hosts.empty() ? std::ptrdiff_t(r.ranks) : std::count(r.hosts.begin(), r.hosts.end(), r.hosts[0]);
+          if (size == r.ranks) return true;
+          if (r.ranks % size != 0 || !is_power_of_two(int(size))) return false;
+          std::map<int, int> seen;
+          for (int rank = 0; rank < r.ranks; ++rank) {
+            const int host = int(seen.try_emplace(r.hosts[size_t(rank)], int(seen.size())).first->second);
+            if (host != rank / size) return false;
+          }
+          return true;
+        },
+    .costs = [](const Request& r) -> std::optional<Costs> {
+      std::map<int, int> sizes;  // of the hosts
+      for (const int host : r.hosts) ++sizes[host];
+      for (const auto& [host, size] : sizes)
+        if (size != sizes.begin()->second || !is_power_of_two(size)) return std::nullopt;
+      if (r.collective != Collective::all_gather && !is_power_of_two(r.ranks)) return std::nullopt;
+      const double n = r.ranks, m = r.hosts.empty() ? 1 : double(sizes.size()), steps = n / m - 1 + m - 1;
+      switch (r.collective) {
+        case Collective::all_reduce:
+          return Costs{2 * steps, 2 * (n - 1) / n, "2(k+m-2)·α + 2(n-1)/n·S/β, m hosts of k"};
+        case Collective::all_gather:
+        case Collective::reduce_scatter: return Costs{steps, (n - 1) / n, "(k+m-2)·α + (n-1)/n·S/β, m hosts of k"};
+        default: return std::nullopt;
+      }
+    },
+};
 
 }  // namespace lockstep::dist

@@ -9,15 +9,18 @@
 //   step 3       slot 2 + into slot 0          slot 2 + into slot 1           slot 0 + into slot 1
 //   step 4                                     slot 1 ──▶ slot 0              slot 1 ──▶ slot 0
 //
-// Slot 0 is a rank's own tensor. Each + has its terms in the order of ranks, so that all make the same bits, also of NaN.
-// Cost of all_reduce of S bytes: n-1 messages and (n-1)·S bytes sent by each rank, n-1 scratch copies.
+// Slot 0 is a rank's own tensor. Each + has its terms in the order of ranks, so that all make the same bits, also of
+// NaN. Cost of all_reduce of S bytes: n-1 messages and (n-1)·S bytes sent by each rank, n-1 scratch copies.
+#include "dist/schedules/rules.h"
 #include "dist/schedules/writer.h"
 
 namespace lockstep::dist {
 
-void one_shot(const Request& request, const Emit& emit) {
+static void at_once(const Request& request, const Emit& emit) {
   const int n = request.ranks;
-  const auto slot_of = [](int rank, int term) { return term == rank ? 0 : term < rank ? term + 1 : term; };  // of a term, at a rank
+  const auto slot_of = [](int rank, int term) {
+    return term == rank ? 0 : term < rank ? term + 1 : term;
+  };  // of a term, at a rank
   StepWriter w(emit);
   for (int s = 1; s < n; ++s, w.next()) {
     for (int rank = 0; rank < n; ++rank) {
@@ -27,12 +30,21 @@ void one_shot(const Request& request, const Emit& emit) {
   }
   for (int step = 1; step < n; step *= 2, w.next()) {
     for (int rank = 0; rank < n; ++rank) {
-      for (int term = 0; term + step < n; term += 2 * step) w.move(Action::reduce, rank, {0, slot_of(rank, term + step)}, rank, {0, slot_of(rank, term)});
+      for (int term = 0; term + step < n; term += 2 * step)
+        w.move(Action::reduce, rank, {0, slot_of(rank, term + step)}, rank, {0, slot_of(rank, term)});
     }
   }
   for (int rank = 1; rank < n; ++rank) w.move(Action::copy, rank, {0, slot_of(rank, 0)}, rank, {0, 0});
   w.next();
   for (int rank = 0; request.mean && rank < n; ++rank) w.scale(rank, 0);
 }
+
+const Rules rules::one_shot{
+    .visit = at_once,
+    .has = [](Collective c) { return c == Collective::all_reduce; },
+    .is_whole = [](Collective) { return true; },
+    .adds_in_tree_order = [](const Request&) { return true; },
+    .costs = [](const Request& r) -> std::optional<Costs> { return wholes(r); },
+};
 
 }  // namespace lockstep::dist

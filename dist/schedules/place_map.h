@@ -9,8 +9,7 @@
 namespace lockstep::dist {
 
 /// Hash table with open addressing. A key may be anything but all ones. References hold until the next call.
-template <class T>
-class FlatMap {
+template <class T> class FlatMap {
  public:
   T& operator[](uint64_t key) {
     if (2 * (used_ + 1) > cells_.size()) grow();
@@ -35,26 +34,29 @@ class FlatMap {
   void grow() {
     std::vector<Cell> old(cells_.empty() ? 64 : cells_.size() * 2);
     old.swap(cells_);
-    for (const Cell& cell : old) if (cell.key != none) find(cell.key) = cell;
+    for (const Cell& cell : old)
+      if (cell.key != none) find(cell.key) = cell;
   }
   std::vector<Cell> cells_;
   size_t used_ = 0;
 };
 
 /// Slot 0 lies in a table when there are no more chunks than ranks, by (chunk - rank) first: neighbours in a ring, and
-/// owners, so most algorithms walk along its rows. Scratch copies and n·n chunks are hashed. References as in FlatMap.
-template <class T>
-class PlaceMap {
+/// owners, so most algorithms walk along its rows. Scratch copies and n·n chunks are hashed, and all places when few of
+/// them are used (`sparse`). References as in FlatMap.
+template <class T> class PlaceMap {
  public:
   static constexpr int max_slot = 4095;
-  PlaceMap(int64_t ranks, int64_t chunks) : ranks_(ranks), chunks_(chunks) {
-    if (chunks != 1 && chunks != ranks) return;
+  PlaceMap(int64_t ranks, int64_t chunks, bool sparse = false) : ranks_(ranks), chunks_(chunks) {
+    if (sparse || (chunks != 1 && chunks != ranks)) return;
     const int64_t bytes = ranks * chunks * int64_t(sizeof(T)), most = int64_t(4) << 30;
-    LOCKSTEP_CHECK(bytes <= most, "[schedule] ", ranks, " ranks of ", chunks, " chunks take ", bytes >> 30, " GiB to look at; expected what fits into 4 GiB, fewer ranks");
+    LOCKSTEP_CHECK(bytes <= most, "[schedule] ", ranks, " ranks of ", chunks, " chunks take ", bytes >> 30,
+                   " GiB to look at; expected what fits into 4 GiB, fewer ranks");
     table_.resize(size_t(ranks * chunks));
   }
   T& at(int32_t rank, const Place& p) {
-    if (table_.empty() || p.slot != 0) return rest_[uint64_t(rank * chunks_ + p.chunk) * (max_slot + 1) + uint64_t(p.slot)];
+    if (table_.empty() || p.slot != 0)
+      return rest_[uint64_t(rank * chunks_ + p.chunk) * (max_slot + 1) + uint64_t(p.slot)];
     const int64_t row = chunks_ == 1 ? 0 : p.chunk >= rank ? p.chunk - rank : p.chunk - rank + ranks_;
     return table_[size_t(row * ranks_ + rank)];
   }

@@ -9,14 +9,15 @@
 //   step 2   ──chunk 1──▶  ──chunk 2──▶  ──chunk 3──▶  ──chunk 0──▶
 //   now has  sum of 0      sum of 1      sum of 2      sum of 3
 //
-// Cost of all_reduce of S bytes: 2(n-1) steps, 2(n-1)/n·S bytes sent by each rank: the least possible, and no bottleneck.
-// Chunk i is added in the order i+1, i+2, .., i: fixed for n ranks, another one for another n.
-// Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
+// Cost of all_reduce of S bytes: 2(n-1) steps, 2(n-1)/n·S bytes sent by each rank: the least possible, and no
+// bottleneck. Chunk i is added in the order i+1, i+2, .., i: fixed for n ranks, another one for another n. Patarasuk
+// and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
+#include "dist/schedules/rules.h"
 #include "dist/schedules/writer.h"
 
 namespace lockstep::dist {
 
-void ring(const Request& request, const Emit& emit) {
+static void by_ring(const Request& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
   const auto at = [n](int64_t position) { return int((position % n + n) % n); };  // around the ring
   StepWriter w(emit);
@@ -42,7 +43,7 @@ void ring(const Request& request, const Emit& emit) {
       for (int s = 1; s < n; ++s, w.next()) w.reduce(at(root + s), at(root + s + 1), 0);
       if (request.mean) w.scale(root, 0);
       break;
-    case Collective::gather:  // every chunk goes right until it is at the root; on the way it lies in a scratch copy
+    case Collective::gather:   // every chunk goes right until it is at the root; on the way it lies in a scratch copy
     case Collective::scatter:  // the one with the longest way leaves first
       for (int s = 0; s < n - 1; ++s, w.next()) {
         for (int distance = 1; distance < n; ++distance) {
@@ -57,5 +58,13 @@ void ring(const Request& request, const Emit& emit) {
     default: break;
   }
 }
+
+const Rules rules::ring{
+    .visit = by_ring,
+    .has = [](Collective c) { return c != Collective::all_to_all; },  // would pass everything on many times
+    .costs = [](const Request& r) -> std::optional<Costs> {
+      return moves_all(r.collective) ? wholes(r) : shares(r, r.collective == Collective::all_reduce ? 2 : 1);
+    },
+};
 
 }  // namespace lockstep::dist

@@ -10,14 +10,15 @@
 //   step 4                  ────────────────────▶
 //   step 5                  ──────────────────────────────▶
 //
-// Cost of all_reduce of S bytes: 2(n-1) messages of S bytes, all through the server: (n-1)·S each way at one rank, where
-// the ring has 2(n-1)/n·S at each. The server adds in the order of the ranks.
-// Li et al., Scaling distributed machine learning with the parameter server, 2014.
+// Cost of all_reduce of S bytes: 2(n-1) messages of S bytes, all through the server: (n-1)·S each way at one rank,
+// where the ring has 2(n-1)/n·S at each. The server adds in the order of the ranks. Li et al., Scaling distributed
+// machine learning with the parameter server, 2014.
+#include "dist/schedules/rules.h"
 #include "dist/schedules/writer.h"
 
 namespace lockstep::dist {
 
-void server(const Request& request, const Emit& emit) {
+static void by_server(const Request& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
   const auto chunks = int32_t(chunk_count(Algorithm::server, request));
   StepWriter w(emit);
@@ -25,7 +26,8 @@ void server(const Request& request, const Emit& emit) {
     for (int rank = 0; rank < n; ++rank) {
       if (rank == root) continue;
       const bool before = rank < root && root > 1;  // terms that come before the server's own are added beside it
-      for (int32_t c = 0; c < chunks; ++c) w.move(before && rank == 0 ? Action::copy : Action::reduce, rank, {c, 0}, root, {c, before});
+      for (int32_t c = 0; c < chunks; ++c)
+        w.move(before && rank == 0 ? Action::copy : Action::reduce, rank, {c, 0}, root, {c, before});
       w.next();
       if (!before || rank != root - 1) continue;
       for (int32_t c = 0; c < chunks; ++c) w.move(Action::reduce, root, {c, 1}, root, {c, 0});
@@ -43,7 +45,10 @@ void server(const Request& request, const Emit& emit) {
   const auto gather = [&] { each_other([&](int rank) { w.copy(rank, root, rank); }); };
   const auto scatter = [&] { each_other([&](int rank) { w.copy(root, rank, rank); }); };
   const auto all_back = [&](bool but_own) {
-    each_other([&](int rank) { for (int32_t c = 0; c < chunks; ++c) if (!but_own || c != rank) w.copy(root, rank, c); });
+    each_other([&](int rank) {
+      for (int32_t c = 0; c < chunks; ++c)
+        if (!but_own || c != rank) w.copy(root, rank, c);
+    });
   };
   switch (request.collective) {
     case Collective::all_reduce: sum(); return all_back(false);
@@ -54,11 +59,29 @@ void server(const Request& request, const Emit& emit) {
     case Collective::gather: return gather();
     case Collective::scatter: return scatter();
     case Collective::all_to_all:  // what is for others lies in scratch copies at the server
-      each_other([&](int i) { for (int j = 0; j < n; ++j) if (j != i) w.move(Action::copy, i, {i * n + j, 0}, root, {i * n + j, j != root}); });
-      each_other([&](int j) { for (int i = 0; i < n; ++i) if (i != j) w.move(Action::copy, root, {i * n + j, i != root}, j, {i * n + j, 0}); });
+      each_other([&](int i) {
+        for (int j = 0; j < n; ++j)
+          if (j != i) w.move(Action::copy, i, {i * n + j, 0}, root, {i * n + j, j != root});
+      });
+      each_other([&](int j) {
+        for (int i = 0; i < n; ++i)
+          if (i != j) w.move(Action::copy, root, {i * n + j, i != root}, j, {i * n + j, 0});
+      });
       return;
     default: return;
   }
 }
+
+const Rules rules::server{
+    .visit = by_server,
+    .is_whole = [](Collective) { return true; },
+    .adds_in_tree_order = [](const Request& r) { return r.ranks == 3; },
+    .costs = [](const Request& r) -> std::optional<Costs> {
+      if (moves_all(r.collective)) return wholes(r);
+      if (r.collective == Collective::all_reduce) return wholes(r, 2);
+      if (r.collective == Collective::gather || r.collective == Collective::scatter) return shares(r);
+      return std::nullopt;
+    },
+};
 
 }  // namespace lockstep::dist

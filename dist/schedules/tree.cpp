@@ -8,11 +8,12 @@
 //   step 2          ─────────────────▶
 //   step 3          ────▶                     ────▶
 //
-// Cost of all_reduce of S bytes: 2·log2(n) steps, S bytes each on the way that counts; the root sends log2(n)·S. With root
-// 0 the order of addition is that of summation_tree.h for every n.
-// Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
+// Cost of all_reduce of S bytes: 2·log2(n) steps, S bytes each on the way that counts; the root sends log2(n)·S. With
+// root 0 the order of addition is that of summation_tree.h for every n. Thakur, Rabenseifner and Gropp, Optimization of
+// collective communication operations in MPICH, 2005.
 #include <algorithm>
 
+#include "dist/schedules/rules.h"
 #include "dist/schedules/writer.h"
 
 namespace lockstep::dist {
@@ -42,7 +43,7 @@ void down_the_tree(StepWriter& w, const Teams& teams, const EachEdge& each) {
   for (int level = height(teams) - 1; level >= 0; --level, w.next()) visit_level(teams, 1 << level, each);
 }
 
-void tree(const Request& request, const Emit& emit) {
+static void by_tree(const Request& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
   const Teams teams{{all_ranks(n, root)}};
   const auto chunks = int32_t(chunk_count(Algorithm::tree, request));
@@ -51,10 +52,15 @@ void tree(const Request& request, const Emit& emit) {
   const auto place = [&](int rank, int32_t chunk) { return Place{chunk, !whole && rank != root && rank != chunk}; };
   StepWriter w(emit);
 
-  const EachEdge sum_all = [&](const Edge& e) { for (int32_t c = 0; c < chunks; ++c) w.reduce(e.child, e.parent, c); };
-  const EachEdge copy_all = [&](const Edge& e) { for (int32_t c = 0; c < chunks; ++c) w.copy(e.parent, e.child, c); };
+  const EachEdge sum_all = [&](const Edge& e) {
+    for (int32_t c = 0; c < chunks; ++c) w.reduce(e.child, e.parent, c);
+  };
+  const EachEdge copy_all = [&](const Edge& e) {
+    for (int32_t c = 0; c < chunks; ++c) w.copy(e.parent, e.child, c);
+  };
   const EachEdge copy_missing = [&](const Edge& e) {  // the child has its own subtree already
-    for (int p = 0; p < n; ++p) if (p < e.begin || p >= e.end) w.copy(e.parent, e.child, e.team.ranks[size_t(p)]);
+    for (int p = 0; p < n; ++p)
+      if (p < e.begin || p >= e.end) w.copy(e.parent, e.child, e.team.ranks[size_t(p)]);
   };
   const EachEdge subtree_up = [&](const Edge& e) {
     for (int p = e.begin; p < e.end; ++p) {
@@ -84,5 +90,25 @@ void tree(const Request& request, const Emit& emit) {
     default: return;
   }
 }
+
+const Rules rules::tree{
+    .visit = by_tree,
+    .has = [](Collective c) { return c != Collective::all_to_all; },  // would pass everything on many times
+    .is_whole = [](Collective) { return true; },
+    .adds_in_tree_order = [](const Request& r) { return r.root == 0; },
+    .costs = [](const Request& r) -> std::optional<Costs> {
+      const double n = r.ranks, log = log2_of(r.ranks);
+      switch (r.collective) {
+        case Collective::all_reduce: return Costs{2 * log, 2 * log, "2·log₂n·α + 2·log₂n·S/β"};
+        case Collective::broadcast:
+        case Collective::reduce: return Costs{log, log, "log₂n·α + log₂n·S/β"};
+        case Collective::gather:
+        case Collective::scatter:
+          if (is_power_of_two(r.ranks)) return Costs{log, (n - 1) / n, "log₂n·α + (n-1)/n·S/β"};
+          return std::nullopt;
+        default: return std::nullopt;
+      }
+    },
+};
 
 }  // namespace lockstep::dist

@@ -40,7 +40,8 @@ std::shared_ptr<Door> Door::of(Control& control) {
 Door::Door(Control& control) : host_(control.own_address()), token_(control.place().token), job_(control.place().job) {
   const SocketAddress address = resolve(host_, 0).front();
   LOCKSTEP_CHECK(address.is_loopback() || !token_.empty(), "[transport] expected a token to listen at ", host_,
-                 ", which others can reach, got none; `lockstep run` makes one, or set LOCKSTEP_TOKEN to the same secret on all ranks");
+                 ", which others can reach, got none; `lockstep run` makes one, or set LOCKSTEP_TOKEN to the same "
+                 "secret on all ranks");
   listener_ = listen_at(address);
   port_ = local_address(listener_.get()).port();
   wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -59,7 +60,8 @@ std::vector<Fd> Door::claim(const std::string& purpose) {
   const std::lock_guard lock(mutex_);
   const auto found = admitted_.find(purpose);
   if (found == admitted_.end()) return {};
-  for (const Fd& fd : found->second) if (!fd) return {};
+  for (const Fd& fd : found->second)
+    if (!fd) return {};
   std::vector<Fd> all = std::move(found->second);
   admitted_.erase(found);
   return all;
@@ -72,7 +74,9 @@ void Door::run() {
     entries.assign({{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}});
     for (const Visitor& v : visitors) entries.push_back({v.fd.get(), POLLIN, 0});
     int wait = -1;
-    if (!visitors.empty()) wait = int(std::max<int64_t>(0, std::chrono::ceil<std::chrono::milliseconds>(visitors.front().deadline - Clock::now()).count()));
+    if (!visitors.empty())
+      wait = int(std::max<int64_t>(
+          0, std::chrono::ceil<std::chrono::milliseconds>(visitors.front().deadline - Clock::now()).count()));
     if (::poll(entries.data(), entries.size(), wait) < 0 && errno != EINTR) {
       std::fprintf(stderr, "[transport] the door for data connections closed: %s\n", std::strerror(errno));
       return;
@@ -82,7 +86,10 @@ void Door::run() {
     for (size_t i = visitors.size(); i-- > 0;) {
       bool keep = true;
       if (entries[i + 2].revents) keep = listen_to(visitors[i]);
-      if (keep && visitors[i].deadline <= now) { turn_away(visitors[i], "it did not prove the token within 5 s"); keep = false; }
+      if (keep && visitors[i].deadline <= now) {
+        turn_away(visitors[i], "it did not prove the token within 5 s");
+        keep = false;
+      }
       if (!keep) visitors.erase(visitors.begin() + ptrdiff_t(i));
     }
     if (entries[1].revents) enter(visitors);
@@ -103,12 +110,14 @@ void Door::enter(std::vector<Visitor>& visitors) {
   }
   Visitor visitor{.fd = std::move(fd), .deadline = Clock::now() + patience, .challenge = random_nonce(), .heard = {}};
   const std::string hello = handshake::hello(visitor.challenge);
-  if (::send(visitor.fd.get(), hello.data(), hello.size(), MSG_NOSIGNAL) == ssize_t(hello.size())) visitors.push_back(std::move(visitor));
+  if (::send(visitor.fd.get(), hello.data(), hello.size(), MSG_NOSIGNAL) == ssize_t(hello.size()))
+    visitors.push_back(std::move(visitor));
 }
 
 bool Door::listen_to(Visitor& visitor) {
   char bytes[1024];
-  const size_t wanted = handshake::wanted(visitor.heard);  // never more than the answer: what follows it is for the channel
+  const size_t wanted =
+      handshake::wanted(visitor.heard);  // never more than the answer: what follows it is for the channel
   const ssize_t n = ::recv(visitor.fd.get(), bytes, std::min(sizeof bytes, wanted), 0);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   if (n <= 0) {
@@ -133,7 +142,8 @@ bool Door::listen_to(Visitor& visitor) {
     return false;
   }
   const std::string reply = handshake::reply(prove(token_, "store", visitor.challenge, answer.number, answer.purpose));
-  if (::send(visitor.fd.get(), reply.data(), reply.size(), MSG_NOSIGNAL) == ssize_t(reply.size())) admit(visitor, purpose.what, purpose.stripe, purpose.stripes);
+  if (::send(visitor.fd.get(), reply.data(), reply.size(), MSG_NOSIGNAL) == ssize_t(reply.size()))
+    admit(visitor, purpose.what, purpose.stripe, purpose.stripes);
   return false;
 }
 
@@ -148,7 +158,8 @@ void Door::turn_away(const Visitor& visitor, const std::string& why) {
   const auto now = Clock::now();
   if (logged_ != Clock::time_point() && now - logged_ < log_pause) return;
   logged_ = now;
-  std::fprintf(stderr, "[transport] dropped a connection from %s: %s (said once a minute at most)\n", peer_address(visitor.fd.get()).text().c_str(), why.c_str());
+  std::fprintf(stderr, "[transport] dropped a connection from %s: %s (said once a minute at most)\n",
+               peer_address(visitor.fd.get()).text().c_str(), why.c_str());
 }
 
 }  // namespace lockstep::dist

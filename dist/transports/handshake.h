@@ -16,10 +16,13 @@
 namespace lockstep::dist::handshake {
 
 inline constexpr std::string_view magic = "LSKDATA1";
-inline constexpr size_t hello_bytes = 8 + sizeof(Nonce), fixed_bytes = sizeof(Nonce) + sizeof(Proof) + 2, longest_purpose = 2048;
+inline constexpr size_t hello_bytes = 8 + sizeof(Nonce), fixed_bytes = sizeof(Nonce) + sizeof(Proof) + 2,
+                        longest_purpose = 2048;
 inline constexpr size_t too_long = size_t(-1);
 
-inline std::string text_of_bytes(const auto& array) { return std::string(reinterpret_cast<const char*>(array.data()), array.size()); }
+inline std::string text_of_bytes(const auto& array) {
+  return std::string(reinterpret_cast<const char*>(array.data()), array.size());
+}
 
 inline std::string hello(const Nonce& challenge) { return std::string(magic) + text_of_bytes(challenge); }
 inline std::string reply(const Proof& proof) { return text_of_bytes(proof); }
@@ -28,7 +31,9 @@ inline std::string reply(const Proof& proof) { return text_of_bytes(proof); }
 struct Purpose {
   std::string job, what;
   size_t stripe = 0, stripes = 0;
-  std::string text() const { return job + '\n' + what + '\n' + std::to_string(stripe) + '\n' + std::to_string(stripes); }
+  std::string text() const {
+    return job + '\n' + what + '\n' + std::to_string(stripe) + '\n' + std::to_string(stripes);
+  }
 };
 
 struct Answer {

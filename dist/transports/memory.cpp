@@ -30,13 +30,22 @@ Registry& registry() {
 
 class MemoryChannel final : public Channel {
  public:
-  MemoryChannel(std::shared_ptr<Inbox> mine, int rank, int peer, int peer_world_rank, const InboxAddress& theirs, bool mapped)
-      : mine_(std::move(mine)), address_(theirs), rank_(rank), peer_(peer_world_rank), mapped_(mapped),
-        in_(mine_->fifo(peer), mine_->address().capacity), segments_(theirs.pid, peer_world_rank) {}
-  ~MemoryChannel() override { if (out_) out_.close(); }
+  MemoryChannel(std::shared_ptr<Inbox> mine, int rank, int peer, int peer_world_rank, const InboxAddress& theirs,
+                bool mapped)
+      : mine_(std::move(mine)),
+        address_(theirs),
+        rank_(rank),
+        peer_(peer_world_rank),
+        mapped_(mapped),
+        in_(mine_->fifo(peer), mine_->address().capacity),
+        segments_(theirs.pid, peer_world_rank) {}
+  ~MemoryChannel() override {
+    if (out_) out_.close();
+  }
 
   size_t send(const std::byte* data, size_t bytes, bool /*more*/) override {
-    if (!out_) [[unlikely]] attach();  // not before: a peer that only sends may be gone when its bytes are read
+    if (!out_) [[unlikely]]
+      attach();  // not before: a peer that only sends may be gone when its bytes are read
     const size_t n = out_.write(data, bytes);
     if (n == 0 && bytes > 0 && out_.is_abandoned()) gone();
     return n;
@@ -57,7 +66,9 @@ class MemoryChannel final : public Channel {
 
  private:
   [[noreturn]] void gone() const {
-    throw DistError(Fault::rank_failed, peer_, str("[transport] rank ", peer_, " closed its side of the group while this rank still waits for it"));
+    throw DistError(
+        Fault::rank_failed, peer_,
+        str("[transport] rank ", peer_, " closed its side of the group while this rank still waits for it"));
   }
   void attach();
   void attach_mapped();
@@ -65,7 +76,7 @@ class MemoryChannel final : public Channel {
   std::shared_ptr<Inbox> mine_, theirs_;  // keep the mappings alive; theirs_ only when the peer is a thread
   FifoMapping mapping_;                   // of the peer's fifo, when it is a process
   const InboxAddress address_;
-  const int rank_, peer_;                 // this rank in the group, the peer's in the world
+  const int rank_, peer_;  // this rank in the group, the peer's in the world
   const bool mapped_;
   FifoReader in_;
   FifoWriter out_;
@@ -86,14 +97,20 @@ void MemoryChannel::attach_mapped() {
     const int error = errno;
     if (error == ENOENT) gone();
     fail(str("[transport] expected to share memory with rank ", peer_, " through ", path, ", got: ", reason(error),
-             "; ranks of one host need the same user and pid namespace to share memory; LOCKSTEP_TRANSPORT=tcp does without"));
+             "; ranks of one host need the same user and pid namespace to share memory; LOCKSTEP_TRANSPORT=tcp does "
+             "without"));
   }
-  const struct Close { int fd; ~Close() { ::close(fd); } } close_at_end{fd};
+  const struct Close {
+    int fd;
+    ~Close() { ::close(fd); }
+  } close_at_end{fd};
   std::string nonce(address_.nonce.size(), ' ');
   struct stat status {};
-  const bool same = fstat(fd, &status) == 0 && status.st_size >= off_t(Inbox::offset_of_fifo(rank_ + 1, address_.capacity)) &&
+  const bool same = fstat(fd, &status) == 0 &&
+                    status.st_size >= off_t(Inbox::offset_of_fifo(rank_ + 1, address_.capacity)) &&
                     pread(fd, nonce.data(), nonce.size(), 0) == ssize_t(nonce.size()) && nonce == address_.nonce;
-  LOCKSTEP_CHECK(same, "[transport] expected the memory of rank ", peer_, " at ", path, ", got another file: that rank has closed the group, or runs ",
+  LOCKSTEP_CHECK(same, "[transport] expected the memory of rank ", peer_, " at ", path,
+                 ", got another file: that rank has closed the group, or runs ",
                  "in another pid namespace, where LOCKSTEP_TRANSPORT=tcp helps");
   mapping_ = FifoMapping(fd, Inbox::offset_of_fifo(rank_, address_.capacity), address_.capacity);
   out_ = FifoWriter(mapping_.address(), address_.capacity);
@@ -107,7 +124,8 @@ FifoMapping::FifoMapping(int fd, size_t offset, size_t capacity) : bytes_(FifoCo
     if (p == MAP_FAILED) {
       const int error = errno;
       if (address_) munmap(address_, bytes_);
-      fail(str("[transport] expected to map ", bytes, " bytes of memory shared with another rank, got: ", reason(error)));
+      fail(str("[transport] expected to map ", bytes,
+               " bytes of memory shared with another rank, got: ", reason(error)));
     }
     return static_cast<std::byte*>(p);
   };
@@ -118,17 +136,25 @@ FifoMapping::FifoMapping(int fd, size_t offset, size_t capacity) : bytes_(FifoCo
   map(base + FifoControl::bytes + capacity, capacity, both, over, fd, offset + FifoControl::bytes);
 }
 
-FifoMapping::~FifoMapping() { if (address_) munmap(address_, bytes_); }
+FifoMapping::~FifoMapping() {
+  if (address_) munmap(address_, bytes_);
+}
 
 std::shared_ptr<Inbox> Inbox::create(int senders, size_t capacity) {
   std::shared_ptr<Inbox> inbox(new Inbox);
   InboxAddress& address = inbox->address_;
-  address = {.pid = getpid(), .process = process_nonce(), .nonce = random_token(), .fd = memfd_create("lockstep", MFD_CLOEXEC), .capacity = capacity};
-  LOCKSTEP_CHECK(address.fd >= 0, "[transport] expected a file in memory for the inbox of this rank, got: ", reason(errno),
+  address = {.pid = getpid(),
+             .process = process_nonce(),
+             .nonce = random_token(),
+             .fd = memfd_create("lockstep", MFD_CLOEXEC),
+             .capacity = capacity};
+  LOCKSTEP_CHECK(address.fd >= 0,
+                 "[transport] expected a file in memory for the inbox of this rank, got: ", reason(errno),
                  errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
   LOCKSTEP_CHECK(ftruncate(address.fd, off_t(offset_of_fifo(senders, capacity))) == 0 &&
                      pwrite(address.fd, address.nonce.data(), address.nonce.size(), 0) == ssize_t(address.nonce.size()),
-                 "[transport] expected ", offset_of_fifo(senders, capacity), " bytes for the inbox of this rank, got: ", reason(errno));
+                 "[transport] expected ", offset_of_fifo(senders, capacity),
+                 " bytes for the inbox of this rank, got: ", reason(errno));
   inbox->fifos_.resize(size_t(senders));
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
@@ -155,7 +181,8 @@ Inbox::~Inbox() {
 void* Inbox::fifo(int sender) {
   const std::lock_guard lock(mutex_);
   FifoMapping& mapping = fifos_.at(size_t(sender));
-  if (!mapping.address()) mapping = FifoMapping(address_.fd, offset_of_fifo(sender, address_.capacity), address_.capacity);
+  if (!mapping.address())
+    mapping = FifoMapping(address_.fd, offset_of_fifo(sender, address_.capacity), address_.capacity);
   return mapping.address();
 }
 
@@ -177,7 +204,8 @@ const std::string& process_nonce() {
   return name;
 }
 
-std::unique_ptr<Channel> make_memory_channel(std::shared_ptr<Inbox> mine, int rank, int peer, int peer_world_rank, const InboxAddress& theirs, bool mapped) {
+std::unique_ptr<Channel> make_memory_channel(std::shared_ptr<Inbox> mine, int rank, int peer, int peer_world_rank,
+                                             const InboxAddress& theirs, bool mapped) {
   return std::make_unique<MemoryChannel>(std::move(mine), rank, peer, peer_world_rank, theirs, mapped);
 }
 

@@ -1,9 +1,9 @@
 #pragma once
 // Channels over memory, for ranks that are threads of one process and for processes of one host alike.
 //
-// Every rank of a group owns an inbox: a file in memory, without a name, that holds one fifo for each rank it may hear from.
-// A sender finds the inbox of a thread by its nonce, and opens /proc/PID/fd/N of another process. Nothing is left behind
-// when a process is killed: the pages live as long as somebody maps them.
+// Every rank of a group owns an inbox: a file in memory, without a name, that holds one fifo for each rank it may hear
+// from. A sender finds the inbox of a thread by its nonce, and opens /proc/PID/fd/N of another process. Nothing is left
+// behind when a process is killed: the pages live as long as somebody maps them.
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -57,7 +57,9 @@ class Inbox {
   void* fifo(int sender);
   /// The owner reads no more: senders are told when they next find no room.
   void abandon() noexcept;
-  static size_t offset_of_fifo(int sender, size_t capacity) { return FifoControl::bytes + size_t(sender) * (FifoControl::bytes + capacity); }
+  static size_t offset_of_fifo(int sender, size_t capacity) {
+    return FifoControl::bytes + size_t(sender) * (FifoControl::bytes + capacity);
+  }
 
  private:
   Inbox() = default;
@@ -69,9 +71,10 @@ class Inbox {
 /// Random text that names this process.
 const std::string& process_nonce();
 
-/// One side of a pair: reads from a fifo of its own inbox, writes to one of the peer's. `mapped`: through a mapping of its own
-/// even when the peer is a thread of this process. Finds the peer's at the first send: Error when the memory cannot be shared,
-/// DistError when the peer is gone.
-std::unique_ptr<Channel> make_memory_channel(std::shared_ptr<Inbox> mine, int rank, int peer, int peer_world_rank, const InboxAddress& theirs, bool mapped);
+/// One side of a pair: reads from a fifo of its own inbox, writes to one of the peer's. `mapped`: through a mapping of
+/// its own even when the peer is a thread of this process. Finds the peer's at the first send: Error when the memory
+/// cannot be shared, DistError when the peer is gone.
+std::unique_ptr<Channel> make_memory_channel(std::shared_ptr<Inbox> mine, int rank, int peer, int peer_world_rank,
+                                             const InboxAddress& theirs, bool mapped);
 
 }  // namespace lockstep::dist

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "dist/transports/handshake.h"
+#include "tensor/environment.h"
 
 namespace lockstep::dist {
 namespace {
@@ -18,17 +19,14 @@ constexpr size_t together = 128;            // bytes that arrived() promises to 
 
 /// How many connections a pair opens.
 size_t streams_to(const SocketAddress& address) {
-  const char* text = std::getenv("LOCKSTEP_TCP_STREAMS");
-  if (!text || !*text) return address.is_loopback() ? 1 : 4;
-  size_t n = 0;
-  const auto [end, code] = std::from_chars(text, text + std::strlen(text), n);
-  LOCKSTEP_CHECK(code == std::errc() && !*end && n >= 1 && n <= 64, "[transport] expected LOCKSTEP_TCP_STREAMS from 1 to 64, got \"", text, "\"");
-  return n;
+  const auto text = environment("LOCKSTEP_TCP_STREAMS");
+  return text ? size_t(std::stoi(*text)) : address.is_loopback() ? 1 : 4;
 }
 
 class TcpChannel final : public Channel {
  public:
-  TcpChannel(std::shared_ptr<Door> door, std::string purpose, int peer) : door_(std::move(door)), purpose_(std::move(purpose)), peer_(peer) {}
+  TcpChannel(std::shared_ptr<Door> door, std::string purpose, int peer)
+      : door_(std::move(door)), purpose_(std::move(purpose)), peer_(peer) {}
 
   void connected(std::vector<Fd> fds) {
     fds_ = std::move(fds);
@@ -40,8 +38,10 @@ class TcpChannel final : public Channel {
     full_ = -1;
     size_t done = 0;
     while (done < bytes) {
-      const size_t stripe = sent_ / stripe_bytes % fds_.size(), n = std::min(bytes - done, stripe_bytes - sent_ % stripe_bytes);
-      const ssize_t taken = ::send(fds_[stripe].get(), data + done, n, MSG_NOSIGNAL | MSG_DONTWAIT | (more && done + n == bytes ? MSG_MORE : 0));
+      const size_t stripe = sent_ / stripe_bytes % fds_.size(),
+                   n = std::min(bytes - done, stripe_bytes - sent_ % stripe_bytes);
+      const ssize_t taken = ::send(fds_[stripe].get(), data + done, n,
+                                   MSG_NOSIGNAL | MSG_DONTWAIT | (more && done + n == bytes ? MSG_MORE : 0));
       if (taken < 0) {
         if (errno == EINTR) continue;
         if (errno != EAGAIN && errno != EWOULDBLOCK) lost(errno);
@@ -96,7 +96,8 @@ class TcpChannel final : public Channel {
 
  private:
   bool ready() {
-    if (!fds_.empty()) [[likely]] return true;
+    if (!fds_.empty()) [[likely]]
+      return true;
     if (auto fds = door_->claim(purpose_); !fds.empty()) connected(std::move(fds));
     return !fds_.empty();
   }
@@ -107,7 +108,8 @@ class TcpChannel final : public Channel {
     while (done < bytes && !ended_) {
       const size_t stripe = received_ / stripe_bytes % fds_.size();
       // A single connection has no blocks to keep apart.
-      const size_t n = fds_.size() == 1 ? bytes - done : std::min(bytes - done, stripe_bytes - received_ % stripe_bytes);
+      const size_t n =
+          fds_.size() == 1 ? bytes - done : std::min(bytes - done, stripe_bytes - received_ % stripe_bytes);
       const ssize_t got = ::recv(fds_[stripe].get(), target + done, n, MSG_DONTWAIT);
       if (got < 0) {
         if (errno == EINTR) continue;
@@ -117,15 +119,19 @@ class TcpChannel final : public Channel {
       } else if (got == 0) {
         ended_ = true;
       }
-      if (got > 0) { received_ += size_t(got); done += size_t(got); }
+      if (got > 0) {
+        received_ += size_t(got);
+        done += size_t(got);
+      }
       if (got > 0 && fds_.size() == 1 && size_t(got) < n) break;  // no more for now: saves a call that says so
     }
     return done;
   }
 
   [[noreturn]] void lost(int error) const {
-    throw DistError(Fault::rank_failed, peer_, str("[transport] rank ", peer_, " closed its connection while this rank still waits for it",
-                                                   error ? str(" (", std::strerror(error), ")") : std::string()));
+    throw DistError(Fault::rank_failed, peer_,
+                    str("[transport] rank ", peer_, " closed its connection while this rank still waits for it",
+                        error ? str(" (", std::strerror(error), ")") : std::string()));
   }
 
   const std::shared_ptr<Door> door_;
@@ -142,7 +148,8 @@ class TcpChannel final : public Channel {
 /// Bytes of the handshake, waiting for them; looks for failures of others while it does.
 class Caller {
  public:
-  Caller(Control& control, Fd fd, int peer, std::string where) : control_(control), fd_(std::move(fd)), peer_(peer), where_(std::move(where)) {}
+  Caller(Control& control, Fd fd, int peer, std::string where)
+      : control_(control), fd_(std::move(fd)), peer_(peer), where_(std::move(where)) {}
 
   std::string read(size_t bytes) {
     std::string text;
@@ -165,7 +172,8 @@ class Caller {
     }
   }
   [[noreturn]] void refused(const std::string& why) const {
-    throw DistError(Fault::refused, peer_, str("[transport] expected rank ", peer_, " at ", where_, " to take a data connection: ", why));
+    throw DistError(Fault::refused, peer_,
+                    str("[transport] expected rank ", peer_, " at ", where_, " to take a data connection: ", why));
   }
   Fd take() { return std::move(fd_); }
 
@@ -196,8 +204,12 @@ Fd call(Control& control, const SocketAddress& address, int peer, const handshak
     if (fd) break;
     check_descriptors(problem, "connecting to rank " + std::to_string(peer));
     if (problem == ECONNREFUSED || Clock::now() >= until) {
-      throw DistError(Fault::rank_failed, peer, str("[transport] rank ", peer, " cannot be reached at ", address.text(), ": ", std::strerror(problem),
-                                                    problem == ECONNREFUSED ? "" : "; is this the right network? LOCKSTEP_INTERFACE names the interface or subnet to use"));
+      throw DistError(
+          Fault::rank_failed, peer,
+          str("[transport] rank ", peer, " cannot be reached at ", address.text(), ": ", std::strerror(problem),
+              problem == ECONNREFUSED
+                  ? ""
+                  : "; is this the right network? LOCKSTEP_INTERFACE names the interface or subnet to use"));
     }
     std::this_thread::sleep_for(pause);
   }
@@ -207,27 +219,34 @@ Fd call(Control& control, const SocketAddress& address, int peer, const handshak
   Nonce challenge;
   std::memcpy(challenge.data(), hello.data() + handshake::magic.size(), sizeof challenge);
   handshake::Answer answer{.number = random_nonce(), .proof = {}, .purpose = purpose.text()};
-  LOCKSTEP_CHECK(answer.purpose.size() <= handshake::longest_purpose, "[transport] expected names of job and group of less than 2,000 bytes together, got ", answer.purpose.size());
+  LOCKSTEP_CHECK(answer.purpose.size() <= handshake::longest_purpose,
+                 "[transport] expected names of job and group of less than 2,000 bytes together, got ",
+                 answer.purpose.size());
   const std::string& token = control.place().token;
   answer.proof = prove(token, "rank", challenge, answer.number, answer.purpose);
   caller.write(answer.text());
   const std::string reply = caller.read(sizeof(Proof));
   Proof proof;
   std::memcpy(proof.data(), reply.data(), sizeof proof);
-  if (!same_proof(proof, prove(token, "store", challenge, answer.number, answer.purpose))) caller.refused("it does not know the token of this job");
+  if (!same_proof(proof, prove(token, "store", challenge, answer.number, answer.purpose)))
+    caller.refused("it does not know the token of this job");
   return caller.take();
 }
 
 }  // namespace
 
-std::unique_ptr<Channel> make_tcp_channel(Control& control, std::shared_ptr<Door> door, const std::string& group, int world_rank, int peer_world_rank, const DoorAddress& theirs) {
-  handshake::Purpose purpose{.job = control.place().job, .what = str(group, " ", std::min(world_rank, peer_world_rank), "-", std::max(world_rank, peer_world_rank))};
+std::unique_ptr<Channel> make_tcp_channel(Control& control, std::shared_ptr<Door> door, const std::string& group,
+                                          int world_rank, int peer_world_rank, const DoorAddress& theirs) {
+  handshake::Purpose purpose{
+      .job = control.place().job,
+      .what = str(group, " ", std::min(world_rank, peer_world_rank), "-", std::max(world_rank, peer_world_rank))};
   auto channel = std::make_unique<TcpChannel>(std::move(door), purpose.what, peer_world_rank);
   if (world_rank > peer_world_rank) return channel;
   const SocketAddress address = resolve(theirs.host, theirs.port).front();
   purpose.stripes = streams_to(address);
   std::vector<Fd> fds;
-  for (purpose.stripe = 0; purpose.stripe < purpose.stripes; ++purpose.stripe) fds.push_back(call(control, address, peer_world_rank, purpose));
+  for (purpose.stripe = 0; purpose.stripe < purpose.stripes; ++purpose.stripe)
+    fds.push_back(call(control, address, peer_world_rank, purpose));
   channel->connected(std::move(fds));
   return channel;
 }

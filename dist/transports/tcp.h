@@ -1,11 +1,11 @@
 #pragma once
-// Channels over TCP, for ranks on different hosts: one connection for each pair of ranks of a group, or several, over which
-// the stream is dealt in blocks of 64 KiB (LOCKSTEP_TCP_STREAMS; 1 on loopback, else 4).
+// Channels over TCP, for ranks on different hosts: one connection for each pair of ranks of a group, or several, over
+// which the stream is dealt in blocks of 64 KiB (LOCKSTEP_TCP_STREAMS; 1 on loopback, else 4).
 //
 //   lower rank ── connects ──▶ door of the higher rank       challenge ◀──, proof and purpose ──▶, proof ◀── (auth.h)
 //
-// A door is a listening socket and a thread that lets in those who know the job's token; nobody else gets further than one
-// message, 5 seconds and 4 KiB. What a connection is for (job, group, ranks, stripe) is part of the proof.
+// A door is a listening socket and a thread that lets in those who know the job's token; nobody else gets further than
+// one message, 5 seconds and 4 KiB. What a connection is for (job, group, ranks, stripe) is part of the proof.
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -23,7 +23,8 @@ namespace lockstep::dist {
 
 class Door {
  public:
-  /// The door of a rank, shared by its groups. Listens on the address under which others reach this rank, at any free port.
+  /// The door of a rank, shared by its groups. Listens on the address under which others reach this rank, at any free
+  /// port.
   static std::shared_ptr<Door> of(Control& control);
   ~Door();
   Door(const Door&) = delete;
@@ -57,9 +58,9 @@ struct DoorAddress {
   int port = 0;
 };
 
-/// Connects to the door of `peer` when this rank is the lower one, else waits (without blocking) until it comes. DistError
-/// when it is gone, or somebody else is there.
-std::unique_ptr<Channel> make_tcp_channel(Control& control, std::shared_ptr<Door> door, const std::string& group, int world_rank, int peer_world_rank,
-                                          const DoorAddress& theirs);
+/// Connects to the door of `peer` when this rank is the lower one, else waits (without blocking) until it comes.
+/// DistError when it is gone, or somebody else is there.
+std::unique_ptr<Channel> make_tcp_channel(Control& control, std::shared_ptr<Door> door, const std::string& group,
+                                          int world_rank, int peer_world_rank, const DoorAddress& theirs);
 
 }  // namespace lockstep::dist

@@ -2,8 +2,9 @@
 //
 //   lockstep run -n 2 -- pipeline --deepspeed_config pipeline_config.json
 //
-// What the guide's script does otherwise: it asks the model for parameters before it is cut (here the engine makes the optimizer of what
-// each rank has), and names no number of stages; its "micro_batch_size" is train_micro_batch_size_per_gpu.
+// What the guide's script does otherwise: it asks the model for parameters before it is cut (here the engine makes the
+// optimizer of what each rank has), and names no number of stages; its "micro_batch_size" is
+// train_micro_batch_size_per_gpu.
 #include <lockstep.h>
 
 #include <CLI/CLI.hpp>
@@ -16,8 +17,12 @@ using ls::pipeline::layer;
 /// The layers of each stage are built on its rank only.
 ls::engine::PipelineModule my_pipeline_model() {
   const auto relu = [](const ls::Variable& x) { return ls::relu(x); };
-  return {.layers = {layer<ls::nn::Linear>({.in = 10, .out = 20}), layer("ReLU", relu), layer<ls::nn::Linear>({.in = 20, .out = 30}), layer("ReLU", relu), layer<ls::nn::Linear>({.in = 30, .out = 1})},
-          .loss_fn = [](const ls::pipeline::Values& outputs, const std::vector<ls::Tensor>& labels) { return ls::mse_loss(outputs[0].to(ls::f32), labels[0]); }};
+  return {.layers = {layer<ls::nn::Linear>({.in = 10, .out = 20}), layer("ReLU", relu),
+                     layer<ls::nn::Linear>({.in = 20, .out = 30}), layer("ReLU", relu),
+                     layer<ls::nn::Linear>({.in = 30, .out = 1})},
+          .loss_fn = [](const ls::pipeline::Values& outputs, const std::vector<ls::Tensor>& labels) {
+            return ls::mse_loss(outputs[0].to(ls::f32), labels[0]);
+          }};
 }
 
 int run(const ls::engine::Arguments& args, int64_t steps) {
@@ -26,11 +31,14 @@ int run(const ls::engine::Arguments& args, int64_t steps) {
   const ls::data::TensorDataset dataset(inputs, ls::sum(inputs, {1}, true));
 
   auto engine = ls::engine::initialize(my_pipeline_model(), {.training_data = ls::data::share(dataset), .args = &args});
-  std::cout << ls::str("Rank ", engine.global_rank(), ": stage ", engine.pipeline().stage(), " of ", engine.mesh().plan().pp, ", ", engine.pipeline().module().parameter_count(), " parameters\n") << std::flush;
+  std::cout << ls::str("Rank ", engine.global_rank(), ": stage ", engine.pipeline().stage(), " of ", engine.plan().pp,
+                       ", ", engine.pipeline().module().parameter_count(), " parameters\n")
+            << std::flush;
 
   for (int64_t step = 1; step <= steps; ++step) {
     const double loss = engine.train_batch();  // all micro-batches, and the update; the loss is known on every rank
-    if (engine.global_rank() == 0 && step % 10 == 0) std::cout << "Step " << step << ", Loss: " << std::setprecision(12) << loss << std::endl;
+    if (engine.global_rank() == 0 && step % 10 == 0)
+      std::cout << "Step " << step << ", Loss: " << std::setprecision(12) << loss << std::endl;
   }
   engine.save_checkpoint("pipeline_checkpoint");
   engine.wait_for_checkpoint();

@@ -2,8 +2,9 @@
 //
 //   lockstep run -n 4 -- train --deepspeed_config ds_config.json
 //
-// What the guide's script does otherwise: a DataLoader of its own, which gives every rank the same samples (here the engine makes
-// one that deals micro-batches to ranks), and save_checkpoint() at local_rank 0 only, where the others would be waited for.
+// What the guide's script does otherwise: a DataLoader of its own, which gives every rank the same samples (here the
+// engine makes one that deals micro-batches to ranks), and save_checkpoint() at local_rank 0 only, where the others
+// would be waited for.
 #include <lockstep.h>
 
 #include <CLI/CLI.hpp>
@@ -25,7 +26,8 @@ int run(const ls::engine::Arguments& args, int64_t epochs) {
   const ls::data::TensorDataset dataset(ls::randn({100, 10}), ls::randn({100, 1}));
 
   // 2. The engine
-  auto [engine, optimizer, loader, schedule] = ls::engine::initialize(model, {.training_data = ls::data::share(dataset), .args = &args});
+  auto [engine, optimizer, loader, schedule] =
+      ls::engine::initialize(model, {.training_data = ls::data::share(dataset), .args = &args});
   std::cout << ls::str("Rank ", engine.global_rank(), ": Starting training...\n") << std::flush;
 
   // 3. Training loop
@@ -37,10 +39,14 @@ int run(const ls::engine::Arguments& args, int64_t epochs) {
       engine.backward(loss);
       engine.step();
       if (++i % engine.steps_per_print() == 0) {
-        std::cout << ls::str("Rank ", engine.global_rank(), ", Epoch [", epoch + 1, "/", epochs, "], Step [", i, "/", loader->size(), "], Loss: ", loss.item(), "\n") << std::flush;
+        std::cout << ls::str("Rank ", engine.global_rank(), ", Epoch [", epoch + 1, "/", epochs, "], Step [", i, "/",
+                             loader->size(), "], Loss: ", loss.item(), "\n")
+                  << std::flush;
       }
     }
-    if (engine.global_rank() == 0) std::cout << "Epoch " << epoch + 1 << " finished, loss of the last step " << std::setprecision(12) << engine.train_loss() << std::endl;
+    if (engine.global_rank() == 0)
+      std::cout << "Epoch " << epoch + 1 << " finished, loss of the last step " << std::setprecision(12)
+                << engine.train_loss() << std::endl;
   }
 
   // 4. All ranks save: each has a part.

@@ -11,7 +11,8 @@ int main() {
   ls::manual_seed(1);
   const ls::Tensor number = ls::arange(256).to(ls::f32), side = ls::floor(number * (1.0 / 128));  // half 0, half 1
   const ls::Tensor angle = ls::rand({256}) * std::numbers::pi, sign = side * -2.0 + 1.0;
-  const ls::Tensor x = ls::stack({ls::cos(angle) * sign + side, ls::sin(angle) * sign + side * 0.5}, 1) + ls::randn({256, 2}) * 0.05;
+  const ls::Tensor x =
+      ls::stack({ls::cos(angle) * sign + side, ls::sin(angle) * sign + side * 0.5}, 1) + ls::randn({256, 2}) * 0.05;
   const ls::Tensor y = side.to(ls::i64);
 
   ls::nn::Sequential net(ls::nn::Linear({.in = 2, .out = 32}), ls::nn::Tanh(), ls::nn::Linear({.in = 32, .out = 2}));

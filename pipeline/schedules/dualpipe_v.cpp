@@ -1,6 +1,6 @@
-// DualPipe-V (DeepSeek-AI, 2024, cut in half by Qi et al.): each rank holds two chunks of the model, placed as a V, so the first rank has
-// the first chunk and the last. The backward of the second chunk begins while forwards of the first still come in: the ranks
-// are busy with both directions at once.
+// DualPipe-V (DeepSeek-AI, 2024, cut in half by Qi et al.): each rank holds two chunks of the model, placed as a V, so
+// the first rank has the first chunk and the last. The backward of the second chunk begins while forwards of the first
+// still come in: the ranks are busy with both directions at once.
 //
 //   rank 0   chunk 0 ─▶ ... ─▶ chunk 7        rank r: chunks r and 2p-1-r
 //   rank 1     chunk 1 ─▶ ... ─▶ chunk 6
@@ -8,13 +8,14 @@
 //   rank 3         chunk 3 ─▶ chunk 4
 //
 // Eight phases; a and b are the two chunks, B a whole backward, I and W its parts. Needs m >= 2p.
-// Cost, with F, I and W of one chunk: rank idle for (p-1)(F+I-W), or, when F and B run as one of length F&B, (p-1)(F&B+B-3W); the
-// activations of 2p+1 chunks kept at most.
-#include "pipeline/schedule.h"
+// Cost, with F, I and W of one chunk: rank idle for (p-1)(F+I-W), or, when F and B run as one of length F&B,
+// (p-1)(F&B+B-3W); the activations of 2p+1 chunks kept at most.
+#include "pipeline/schedules/rules.h"
+#include "tensor/check.h"
 
 namespace lockstep::pipeline {
 
-std::vector<Action> dualpipe_v(const Request& r, int rank) {
+static std::vector<Action> both_directions(const Request& r, int rank) {
   const int p = r.stages, later = p - rank - 1;
   std::vector<Action> list;
   int forwards[2] = {0, 0}, backwards[2] = {0, 0};
@@ -28,19 +29,41 @@ std::vector<Action> dualpipe_v(const Request& r, int rank) {
   };
   const auto weight = [&] { list.push_back(postponed.at(done++)); };
 
-  for (int i = 0; i < 2 * later; ++i) forward(0);                                     // Fa
-  for (int i = 0; i <= rank; ++i) forward(0), forward(1);                             // Fa Fb
-  for (int i = 0; i < later; ++i) backward(1, true), weight(), forward(1);            // Ib Wb Fb
-  for (int i = 0; i < r.micro_batches - 2 * p + rank + 1; ++i) forward(0), backward(1), forward(1), backward(0);  // Fa Bb Fb Ba
-  for (int i = 0; i < later; ++i) backward(1), forward(1), backward(0);               // Bb Fb Ba
+  for (int i = 0; i < 2 * later; ++i) forward(0);                           // Fa
+  for (int i = 0; i <= rank; ++i) forward(0), forward(1);                   // Fa Fb
+  for (int i = 0; i < later; ++i) backward(1, true), weight(), forward(1);  // Ib Wb Fb
+  for (int i = 0; i < r.micro_batches - 2 * p + rank + 1; ++i)
+    forward(0), backward(1), forward(1), backward(0);                    // Fa Bb Fb Ba
+  for (int i = 0; i < later; ++i) backward(1), forward(1), backward(0);  // Bb Fb Ba
   const int half = (rank + 1) / 2;
-  for (int i = 0; i <= rank; ++i) {                                                   // Bb Ba, the second half Ib Ia
+  for (int i = 0; i <= rank; ++i) {  // Bb Ba, the second half Ib Ia
     backward(1, i > half || (i == half && rank % 2 == 1));
     backward(0, i >= half);
   }
-  for (int i = 0; i < later; ++i) weight(), backward(0, true);                        // W Ia
-  while (done < postponed.size()) weight();                                           // W
+  for (int i = 0; i < later; ++i) weight(), backward(0, true);  // W Ia
+  while (done < postponed.size()) weight();                     // W
   return list;
 }
+
+const Rules rules::dualpipe_v{
+    .name = "dualpipe-v",
+    .computations = both_directions,
+    .kept = [](const Request& r, int) { return 2 * r.stages + 1; },
+    .bubble =
+        [](const Request& r, const Costs& c) {
+          const double others = r.stages - 1;
+          if (c.paired)
+            return idle("i/(i+m(F+I+W)), i = (p-1)(F&B+B-3W)/2, F&B = F+B, B = I+W",
+                        others * (c.forward + 2 * c.input - c.weight) / 2, r, c);
+          return idle("i/(i+m(F+I+W)), i = (p-1)(F+I-W)/2", others * (c.forward + c.input - c.weight) / 2, r, c);
+        },
+    .refusal = [](const Request& r) -> std::string {
+      if (r.micro_batches >= 2 * r.stages) return "";
+      return str("at least two micro-batches a stage (", 2 * r.stages, "), got ", r.micro_batches,
+                 "; zb-h1 and 1f1b take any number");
+    },
+    .chunks = 2,
+    .is_v = true,
+};
 
 }  // namespace lockstep::pipeline

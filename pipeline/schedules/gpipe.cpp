@@ -3,15 +3,22 @@
 //   rank 0   F0 F1 F2 .  .  .  .  .  .  B0 B0 B1 B1 B2 B2        bubble (p-1)/(m+p-1); m activations kept at every rank
 //   rank 1   .  F0 F1 F2 .  .  .  B0 B0 B1 B1 B2 B2 .  .
 //   rank 2   .  .  F0 F1 F2 B0 B0 B1 B1 B2 B2 .  .  .  .
-#include "pipeline/schedule.h"
+#include "pipeline/schedules/rules.h"
 
 namespace lockstep::pipeline {
 
-std::vector<Action> gpipe(const Request& r, int) {
+static std::vector<Action> all_then_all(const Request& r, int) {
   std::vector<Action> list;
   for (int m = 0; m < r.micro_batches; ++m) list.push_back({What::forward, m, 0});
   for (int m = 0; m < r.micro_batches; ++m) list.push_back({What::backward, m, 0});
   return list;
 }
+
+const Rules rules::gpipe{
+    .name = "gpipe",
+    .computations = all_then_all,
+    .kept = [](const Request& r, int) { return r.micro_batches; },
+    .bubble = bubble_of_1f1b,
+};
 
 }  // namespace lockstep::pipeline

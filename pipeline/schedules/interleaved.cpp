@@ -1,17 +1,18 @@
-// Interleaved 1F1B (Narayanan et al., 2021): rank r holds the chunks r, p+r, 2p+r, ... of the model. Micro-batches go in groups
-// of p: a group passes the first chunk of every rank, then the second, ..., and comes back the other way round.
+// Interleaved 1F1B (Narayanan et al., 2021): rank r holds the chunks r, p+r, 2p+r, ... of the model. Micro-batches go
+// in groups of p: a group passes the first chunk of every rank, then the second, ..., and comes back the other way
+// round.
 //
 //   p = 2, v = 2 (a: first chunk, b: second):      rank 0   F0a F1a F0b F1b F2a .   B0b B0b F3a B1b ...
 //                                                  rank 1   .   F0a F1a F0b B0b B0b F1b B1b B1b F2a ...
 //
-// Cost: bubble (p-1)/(m·v+p-1); v messages where 1F1B has one; activations of min(2(p-r-1) + (v-1)p + 1, m·v) chunks kept.
-#include <algorithm>
-
-#include "pipeline/schedule.h"
+// Cost: bubble (p-1)/(m·v+p-1); v messages where 1F1B has one; activations of min(2(p-r-1) + (v-1)p + 1, m·v) chunks
+// kept.
+#include "pipeline/schedules/rules.h"
+#include "tensor/check.h"
 
 namespace lockstep::pipeline {
 
-std::vector<Action> interleaved(const Request& r, int rank) {
+static std::vector<Action> in_groups(const Request& r, int rank) {
   const int p = r.stages, v = r.chunks, total = r.micro_batches * v;
   const auto at = [&](What what, int i) {  // the i-th forward or backward of this rank
     const int in_round = i % (p * v), chunk = in_round / p;
@@ -28,5 +29,25 @@ std::vector<Action> interleaved(const Request& r, int rank) {
   while (backwards < total) list.push_back(at(What::backward, backwards++));
   return list;
 }
+
+const Rules rules::interleaved{
+    .name = "interleaved",
+    .computations = in_groups,
+    .kept =
+        [](const Request& r, int rank) {
+          return std::min(2 * (r.stages - rank - 1) + (r.chunks - 1) * r.stages + 1, r.micro_batches * r.chunks);
+        },
+    .bubble = [](const Request& r, const Costs&) -> Formula {
+      return {"(p-1)/(m·v+p-1)", double(r.stages - 1) / (r.micro_batches * r.chunks + r.stages - 1)};
+    },
+    .refusal = [](const Request& r) -> std::string {
+      if (r.micro_batches % r.stages == 0) return "";
+      const int below = r.micro_batches / r.stages * r.stages, above = below + r.stages;
+      return str("micro-batches in groups of as many as there are stages (", r.stages, "), got ", r.micro_batches,
+                 "; use ", below > 0 ? str(below, " or ", above) : str(above), ", or 1f1b, which takes any number");
+    },
+    .chunks = 2,
+    .any_chunks = true,
+};
 
 }  // namespace lockstep::pipeline

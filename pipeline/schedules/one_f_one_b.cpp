@@ -1,14 +1,12 @@
-// 1F1B (PipeDream-flush; Narayanan et al., 2019): rank s begins with p-s-1 forwards, then does one forward and one backward by
-// turns, then the backwards that are left. Picture in schedule.h.
+// 1F1B (PipeDream-flush; Narayanan et al., 2019): rank s begins with p-s-1 forwards, then does one forward and one
+// backward by turns, then the backwards that are left. Picture in schedule.h.
 //
 // Cost: bubble (p-1)/(m+p-1); min(p-s, m) activations kept at rank s.
-#include <algorithm>
-
-#include "pipeline/schedule.h"
+#include "pipeline/schedules/rules.h"
 
 namespace lockstep::pipeline {
 
-std::vector<Action> one_f_one_b(const Request& r, int rank) {
+static std::vector<Action> by_turns(const Request& r, int rank) {
   std::vector<Action> list;
   int forwards = 0, backwards = 0;
   const int warm_up = std::min(r.stages - rank - 1, r.micro_batches);
@@ -20,5 +18,12 @@ std::vector<Action> one_f_one_b(const Request& r, int rank) {
   while (backwards < r.micro_batches) list.push_back({What::backward, backwards++, 0});
   return list;
 }
+
+const Rules rules::one_f_one_b{
+    .name = "1f1b",
+    .computations = by_turns,
+    .kept = [](const Request& r, int rank) { return std::min(r.stages - rank, r.micro_batches); },
+    .bubble = bubble_of_1f1b,
+};
 
 }  // namespace lockstep::pipeline

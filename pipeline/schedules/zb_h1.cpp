@@ -1,18 +1,17 @@
-// ZB-H1 (Qi et al., arXiv:2401.10241): 1F1B whose backward is split. Rank s does the weights' part s micro-batches later than the
-// input's, so the last ranks, which begin their backwards first, send gradients early and have weights left to fill the end with.
+// ZB-H1 (Qi et al., arXiv:2401.10241): 1F1B whose backward is split. Rank s does the weights' part s micro-batches
+// later than the input's, so the last ranks, which begin their backwards first, send gradients early and have weights
+// left to fill the end with.
 //
 //   rank 0   F0 F1 F2 F3 .  .  .  I0 W0 F4 I1 W1 ...
 //   rank 3   .  .  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 ...
 //
-// Cost, with forward F, input I and weight W: rank idle for (p-1)(F+I-W) instead of 1F1B's (p-1)(F+I+W); min(p, m) activations kept at
-// every rank, as many as 1F1B keeps at its first.
-#include <algorithm>
-
-#include "pipeline/schedule.h"
+// Cost, with forward F, input I and weight W: rank idle for (p-1)(F+I-W) instead of 1F1B's (p-1)(F+I+W); min(p, m)
+// activations kept at every rank, as many as 1F1B keeps at its first.
+#include "pipeline/schedules/rules.h"
 
 namespace lockstep::pipeline {
 
-std::vector<Action> zb_h1(const Request& r, int rank) {
+static std::vector<Action> weights_later(const Request& r, int rank) {
   std::vector<Action> list;
   int forwards = 0, inputs = 0, weights = 0;
   const int m = r.micro_batches, warm_up = std::min(r.stages - rank - 1, m);
@@ -25,5 +24,15 @@ std::vector<Action> zb_h1(const Request& r, int rank) {
   while (weights < m) list.push_back({What::backward_weight, weights++, 0});
   return list;
 }
+
+const Rules rules::zb_h1{
+    .name = "zb-h1",
+    .computations = weights_later,
+    .kept = [](const Request& r, int) { return std::min(r.stages, r.micro_batches); },
+    .bubble =
+        [](const Request& r, const Costs& c) {
+          return idle("i/(i+m(F+I+W)), i = (p-1)(F+I-W)", (r.stages - 1) * (c.forward + c.input - c.weight), r, c);
+        },
+};
 
 }  // namespace lockstep::pipeline

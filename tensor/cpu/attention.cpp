@@ -1,8 +1,9 @@
 // Attention forward, in tiles (Dao et al., FlashAttention): the T x S matrix of scores is never held.
 //
 //            keys ->  tile 0   tile 1   tile 2
-//   query block     +--------+--------+--------+     A thread walks along a block's key tiles. Each row keeps its maximum
-//   (256 rows)      |  ....  |  ....  |        |     m, the sum l of exp(score - m) and the unfinished output; when a tile
+//   query block     +--------+--------+--------+     A thread walks along a block's key tiles. Each row keeps its
+//   maximum (256 rows)      |  ....  |  ....  |        |     m, the sum l of exp(score - m) and the unfinished output;
+//   when a tile
 //                   |  ....  |  ....  | causal:|     raises m, l and the output are scaled by exp(old m - new m).
 //                   |  ....  |  ....  | skipped|     At the end out /= l, and lse = m + log l is saved for backward.
 //                   +--------+--------+--------+
@@ -18,14 +19,14 @@ constexpr int64_t block_queries = 252;  // in whole groups; keys are packed agai
 
 constexpr int64_t block_groups = block_queries / group_rows;
 
-template <class A>
-struct Block {
+template <class A> struct Block {
   int64_t width;  // padded
   A *q, *out, *key, *value, *scores;
   Lanes<A>*sum, *top;  // a row's sum of exp(score - top), by lane; a group's maxima, as in max_of_rows
 
   static int64_t elements(int64_t width) {
-    return 2 * (block_queries + tile_keys) * width + group_rows * tile_keys + (block_queries + block_groups) * lane_count<A>;
+    return 2 * (block_queries + tile_keys) * width + group_rows * tile_keys +
+           (block_queries + block_groups) * lane_count<A>;
   }
   Block(A* scratch, int64_t padded_width) : width(padded_width) {
     const auto take = [&](int64_t n) { return std::exchange(scratch, scratch + n); };
@@ -39,10 +40,9 @@ struct Block {
   }
 };
 
-/// Scores of a group become exp(score - top), with n[r] of the keys of row r visible; top and sum move along. keep[r] is
-/// the factor for what row r has summed up so far.
-template <class A>
-void soften(A* scores, const int64_t* n, int rows, Lanes<A>& top, Lanes<A>* sum, A* keep) {
+/// Scores of a group become exp(score - top), with n[r] of the keys of row r visible; top and sum move along. keep[r]
+/// is the factor for what row r has summed up so far.
+template <class A> void soften(A* scores, const int64_t* n, int rows, Lanes<A>& top, Lanes<A>* sum, A* keep) {
   constexpr int w = lane_count<A>, vectors = int(tile_keys) / w, apart = w / 8;
   constexpr Full<A> full;
   const Lanes<A> none = splat(-infinity<A>), number = lane_numbers<A>();
@@ -73,8 +73,7 @@ void soften(A* scores, const int64_t* n, int rows, Lanes<A>& top, Lanes<A>* sum,
   }
 }
 
-template <class T>
-struct Forward {
+template <class T> struct Forward {
   using A = Acc<T>;
   const AttentionPlan& plan;
   Heads<const T> q, k, v;
@@ -82,21 +81,24 @@ struct Forward {
   A* lse;
   int64_t width = padded<A>(plan.width), blocks = (plan.queries + block_queries - 1) / block_queries;
 
-  struct Place { int64_t b, h, g, i0, rows; };
-  Place place(int64_t unit) const {
+  struct RowBlock {
+    int64_t b, h, g, i0, rows;
+  };
+  RowBlock place(int64_t unit) const {
     const int64_t i0 = unit % blocks * block_queries, h = unit / blocks % plan.heads;
-    return {unit / blocks / plan.heads, h, h / (plan.heads / plan.groups), i0, std::min(block_queries, plan.queries - i0)};
+    return {unit / blocks / plan.heads, h, h / (plan.heads / plan.groups), i0,
+            std::min(block_queries, plan.queries - i0)};
   }
 
-  void group(const Block<A>& block, const Place& at, int64_t i, int64_t j0, int64_t keys) const {
+  void group(const Block<A>& block, const RowBlock& at, int64_t i, int64_t j0, int64_t keys) const {
     const int64_t rows = std::min<int64_t>(group_rows, at.rows - i), first = at.i0 + i;
     const int64_t seen = std::min(keys, plan.limit(first + rows - 1) - j0);  // by the group's last row
     if (seen <= 0) return;
     int64_t n[group_rows];
     A keep[group_rows];
     A* const scores = block.scores;
-    group_product<A, Left::plain>(rows, seen, plan.width, block.q + i * width, width, block.key, tile_keys, nullptr, scores,
-                                  tile_keys);
+    group_product<A, Left::plain>(rows, seen, plan.width, block.q + i * width, width, block.key, tile_keys, nullptr,
+                                  scores, tile_keys);
     for (int64_t r = 0; r < rows; ++r) {
       n[r] = std::min(keys, plan.limit(first + r) - j0);
       if (plan.mask) add_mask(plan, at.b, at.h, first + r, j0, n[r], scores + r * tile_keys);
@@ -104,10 +106,11 @@ struct Forward {
     soften(scores, n, int(rows), block.top[i / group_rows], block.sum + i, keep);
     if (plan.dropout > 0)
       for (int64_t r = 0; r < rows; ++r) drop(plan, at.b, at.h, first + r, j0, scores + r * tile_keys);
-    group_product<A, Left::plain>(rows, width, seen, scores, tile_keys, block.value, width, keep, block.out + i * width, width);
+    group_product<A, Left::plain>(rows, width, seen, scores, tile_keys, block.value, width, keep, block.out + i * width,
+                                  width);
   }
 
-  void unit(const Place& at, A* scratch) const {
+  void unit(const RowBlock& at, A* scratch) const {
     const Block<A> block(scratch, width);
     pack_rows(q.row(at.b, at.h, at.i0), q.token, at.rows, plan.width, A(plan.scale), block.q);
     std::fill_n(block.out, at.rows * width, A(0));
@@ -137,8 +140,8 @@ struct Forward {
 
 }  // namespace
 
-void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionArgs& args, Tensor& out,
-               Tensor& lse) {
+void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionArgs& args,
+               Tensor& out, Tensor& lse) {
   const AttentionPlan plan(q, k, mask, args);
   dispatch<float, double, Half, BFloat16>(q.dtype(), "attention", [&]<class T> {
     using In = Heads<const T>;

@@ -5,8 +5,8 @@
 //   grad_v += P^T grad     grad_k += dS^T q scale     grad_q += dS k scale
 //
 // A unit is one key head with the query heads that share it. It goes over the key tiles, and for each over the query
-// tiles that see it, so sums of grad_k and grad_v stay in one tile. The unit's q, grad and sums of grad_q are packed once,
-// into scratch as large as they are. The order of every sum depends on the shape alone.
+// tiles that see it, so sums of grad_k and grad_v stay in one tile. The unit's q, grad and sums of grad_q are packed
+// once, into scratch as large as they are. The order of every sum depends on the shape alone.
 #include "tensor/cpu/attention_tile.h"
 
 namespace lockstep::on_cpu {
@@ -14,8 +14,7 @@ namespace {
 
 constexpr int64_t tile_queries = 60;  // in whole groups
 
-template <class A>
-struct Tiles {
+template <class A> struct Tiles {
   A *weights, *slopes;                         // tile_queries rows: P, and first dP, then dS
   A *key, *key_t, *value_t, *grad_k, *grad_v;  // tile_keys rows, or columns
   A *q, *grad, *grad_q, *delta;                // all queries of all heads of the unit
@@ -33,8 +32,7 @@ struct Tiles {
 };
 
 /// Scores and dP of one row, n of the keys visible, become P and dS. keep: dropout's factors, or null.
-template <class A>
-void differentiate(A* weights, A* slopes, int64_t n, A lse, A delta, const A* keep) {
+template <class A> void differentiate(A* weights, A* slopes, int64_t n, A lse, A delta, const A* keep) {
   constexpr int w = lane_count<A>;
   constexpr Full<A> full;
   const Lanes<A> number = lane_numbers<A>();
@@ -58,15 +56,13 @@ void differentiate(A* weights, A* slopes, int64_t n, A lse, A delta, const A* ke
 }
 
 /// The rows of out and its gradient that belong to one query, as a dot product.
-template <class A, class T>
-A row_delta(const T* grad, const T* out, int64_t width) {
+template <class A, class T> A row_delta(const T* grad, const T* out, int64_t width) {
   Lanes<A> sum[4] = {};
   each_vector<A>(width, [&](int64_t d, auto count, auto k) { sum[k] += load(grad + d, count) * load(out + d, count); });
   return sum_lanes<A>(sum);
 }
 
-template <class T>
-struct Backward {
+template <class T> struct Backward {
   using A = Acc<T>;
   const AttentionPlan& plan;
   Heads<const T> grad, q, k, v, out;
@@ -74,17 +70,18 @@ struct Backward {
   Heads<T> grad_q, grad_k, grad_v;
   int64_t width = padded<A>(plan.width), shared = plan.heads / plan.groups;
 
-  /// P and dS for a group of queries from i on and the keys of the tile at j0; `at` is the group's first row in the unit,
-  /// `row` in the tile.
-  void queries(const Tiles<A>& tile, int64_t b, int64_t h, int64_t i, int64_t at, int64_t row, int64_t rows, int64_t j0) const {
+  /// P and dS for a group of queries from i on and the keys of the tile at j0; `at` is the group's first row in the
+  /// unit, `row` in the tile.
+  void queries(const Tiles<A>& tile, int64_t b, int64_t h, int64_t i, int64_t at, int64_t row, int64_t rows,
+               int64_t j0) const {
     const int64_t keys = std::min(tile_keys, plan.keys - j0);
     const int64_t seen = std::min(keys, plan.limit(i + rows - 1) - j0);  // by the group's last row
     A *const weights = tile.weights + row * tile_keys, *const slopes = tile.slopes + row * tile_keys;
     if (seen > 0) {
-      group_product<A, Left::plain>(rows, seen, plan.width, tile.q + at * width, width, tile.key_t, tile_keys, nullptr, weights,
-                                    tile_keys);
-      group_product<A, Left::plain>(rows, seen, plan.width, tile.grad + at * width, width, tile.value_t, tile_keys, nullptr,
-                                    slopes, tile_keys);
+      group_product<A, Left::plain>(rows, seen, plan.width, tile.q + at * width, width, tile.key_t, tile_keys, nullptr,
+                                    weights, tile_keys);
+      group_product<A, Left::plain>(rows, seen, plan.width, tile.grad + at * width, width, tile.value_t, tile_keys,
+                                    nullptr, slopes, tile_keys);
     }
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t n = std::min(keys, plan.limit(i + r) - j0);
@@ -97,11 +94,12 @@ struct Backward {
                     tile.delta[at + r], plan.dropout > 0 ? keep : nullptr);
     }
     if (seen > 0)
-      group_product<A, Left::plain>(rows, width, seen, slopes, tile_keys, tile.key, width, keep_all<A>, tile.grad_q + at * width,
-                                    width);
+      group_product<A, Left::plain>(rows, width, seen, slopes, tile_keys, tile.key, width, keep_all<A>,
+                                    tile.grad_q + at * width, width);
   }
 
-  /// What the tile of queries from i0 on gives grad_k and grad_v of a group of keys; `at` is the tile's first row in the unit.
+  /// What the tile of queries from i0 on gives grad_k and grad_v of a group of keys; `at` is the tile's first row in
+  /// the unit.
   void keys(const Tiles<A>& tile, int64_t i0, int64_t at, int64_t j0, int64_t j) const {
     const int64_t count = std::min<int64_t>(group_rows, std::min(tile_keys, plan.keys - j0) - j);
     const int64_t rows = std::min(tile_queries, plan.queries - i0);
@@ -109,9 +107,11 @@ struct Backward {
     if (first >= rows) return;
     const int64_t weight = first * tile_keys + j;
     group_product<A, Left::transposed>(count, width, rows - first, tile.weights + weight, tile_keys,
-                                       tile.grad + (at + first) * width, width, keep_all<A>, tile.grad_v + j * width, width);
+                                       tile.grad + (at + first) * width, width, keep_all<A>, tile.grad_v + j * width,
+                                       width);
     group_product<A, Left::transposed>(count, width, rows - first, tile.slopes + weight, tile_keys,
-                                       tile.q + (at + first) * width, width, keep_all<A>, tile.grad_k + j * width, width);
+                                       tile.q + (at + first) * width, width, keep_all<A>, tile.grad_k + j * width,
+                                       width);
   }
 
   void pack_queries(const Tiles<A>& tile, int64_t b, int64_t h, int64_t at) const {
@@ -166,8 +166,16 @@ void attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const 
   const AttentionPlan plan(q, k, mask, args);
   dispatch<float, double, Half, BFloat16>(q.dtype(), "attention_grad", [&]<class T> {
     using In = Heads<const T>;
-    const Backward<T> backward{plan, In(grad), In(q), In(k), In(v), In(out), lse.data<Acc<T>>(), Heads<T>(grad_q),
-                               Heads<T>(grad_k), Heads<T>(grad_v)};
+    const Backward<T> backward{plan,
+                               In(grad),
+                               In(q),
+                               In(k),
+                               In(v),
+                               In(out),
+                               lse.data<Acc<T>>(),
+                               Heads<T>(grad_q),
+                               Heads<T>(grad_k),
+                               Heads<T>(grad_v)};
     backward.run();
   });
 }

@@ -1,6 +1,7 @@
 #pragma once
 // What both directions of attention share: the problem as pointers and strides, packing of tiles, the product of two
-// tiles in registers, masks and dropout of one row of scores. All tiles are f32 (f64 for f64) whatever the tensors hold.
+// tiles in registers, masks and dropout of one row of scores. All tiles are f32 (f64 for f64) whatever the tensors
+// hold.
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -19,8 +20,7 @@ inline constexpr int64_t tile_keys = 64;  // keys in a tile: the row length of e
 inline constexpr int group_rows = 6, group_vectors = vector_registers < 32 ? 2 : 4;
 
 /// A (B, heads, tokens, D) tensor; D has stride 1.
-template <class T>
-struct Heads {
+template <class T> struct Heads {
   T* data;
   int64_t batch, head, token;
 
@@ -45,8 +45,17 @@ struct AttentionPlan {
   int64_t first_head, all_heads;
 
   AttentionPlan(const Tensor& q, const Tensor& k, const Tensor& mask_tensor, const AttentionArgs& args)
-      : batch(q.shape()[0]), heads(q.shape()[1]), groups(k.shape()[1]), queries(q.shape()[2]), keys(k.shape()[2]),
-        width(q.shape()[3]), scale(args.scale), causal(args.causal), dropout(args.dropout), key(args.key), first_head(args.first_head),
+      : batch(q.shape()[0]),
+        heads(q.shape()[1]),
+        groups(k.shape()[1]),
+        queries(q.shape()[2]),
+        keys(k.shape()[2]),
+        width(q.shape()[3]),
+        scale(args.scale),
+        causal(args.causal),
+        dropout(args.dropout),
+        key(args.key),
+        first_head(args.first_head),
         all_heads(args.all_heads > 0 ? args.all_heads : heads) {
     if (!mask_tensor.defined()) return;
     mask = mask_tensor.raw_data();
@@ -55,9 +64,7 @@ struct AttentionPlan {
   }
 
   /// Keys before this one may be seen by query i: the causal limit, from 0 to keys.
-  int64_t limit(int64_t i) const {
-    return causal ? std::clamp<int64_t>(i + 1 + keys - queries, 0, keys) : keys;
-  }
+  int64_t limit(int64_t i) const { return causal ? std::clamp<int64_t>(i + 1 + keys - queries, 0, keys) : keys; }
   /// The first query that may see key j.
   int64_t first_query(int64_t j) const { return causal ? std::clamp<int64_t>(j - keys + queries, 0, queries) : 0; }
 };
@@ -66,8 +73,7 @@ struct AttentionPlan {
 template <class A> int64_t padded(int64_t width) { return round_up(width, lane_count<A>); }
 
 /// Copies rows of D elements, times `factor`, to rows of padded<A>(D) elements, zeros at the end.
-template <class A, class T>
-void pack_rows(const T* in, int64_t stride, int64_t rows, int64_t width, A factor, A* out) {
+template <class A, class T> void pack_rows(const T* in, int64_t stride, int64_t rows, int64_t width, A factor, A* out) {
   constexpr int w = lane_count<A>;
   for (int64_t i = 0; i < rows; ++i, in += stride) {
     int64_t d = 0;
@@ -77,8 +83,7 @@ void pack_rows(const T* in, int64_t stride, int64_t rows, int64_t width, A facto
 }
 
 /// Copies `count` keys of D elements to D rows of tile_keys elements: out[d][j], zeros for the missing keys.
-template <class A, class T>
-void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, A* out) {
+template <class A, class T> void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, A* out) {
   constexpr int w = lanes<A>;
   for (int64_t j = 0; j < tile_keys; j += w)
     for (int64_t d = 0; d < width; d += w) {
@@ -86,7 +91,10 @@ void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, 
       const int lines = int(std::clamp<int64_t>(count - j, 0, w)), columns = int(std::min<int64_t>(w, width - d));
       const T* from = in + j * stride + d;
 #pragma GCC unroll 16
-      for (int r = 0; r < w; ++r) square[r] = r >= lines ? Vector<A>{} : columns == w ? read<A>(from + r * stride, w) : read<A>(from + r * stride, columns);
+      for (int r = 0; r < w; ++r)
+        square[r] = r >= lines     ? Vector<A>{}
+                    : columns == w ? read<A>(from + r * stride, w)
+                                   : read<A>(from + r * stride, columns);
       transpose<A>(square);
 #pragma GCC unroll 16
       for (int c = 0; c < w; ++c)
@@ -97,11 +105,11 @@ void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, 
 /// How the left factor of a product lies: element (i, p) at a[i * lda + p], or transposed at a[p * lda + i].
 enum class Left { plain, transposed };
 
-/// c (rows x vectors) = keep c + a (rows x depth) b (depth x vectors), with one factor `keep` a row, or just the product
-/// when keep is null. The sums stay in registers.
+/// c (rows x vectors) = keep c + a (rows x depth) b (depth x vectors), with one factor `keep` a row, or just the
+/// product when keep is null. The sums stay in registers.
 template <class A, Left left, int rows, int vectors>
-void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A* __restrict b, int64_t ldb, const A* keep,
-                      A* __restrict c, int64_t ldc) {
+void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A* __restrict b, int64_t ldb,
+                      const A* keep, A* __restrict c, int64_t ldc) {
   constexpr int w = lanes<A>;
   Vector<A> sum[rows][vectors] = {};
 #pragma GCC unroll unrolled_depth
@@ -140,7 +148,8 @@ void group_product(int64_t rows, int64_t columns, int64_t depth, const A* a, int
   using Fn = void (*)(int64_t, const A*, int64_t, const A*, int64_t, const A*, A*, int64_t);
   static constexpr auto table = []<int... n>(std::integer_sequence<int, n...>) {
     return std::array<Fn, sizeof...(n)>{register_product<A, left, n / group_vectors + 1, n % group_vectors + 1>...};
-  }(std::make_integer_sequence<int, group_rows * group_vectors>());
+  }
+  (std::make_integer_sequence<int, group_rows * group_vectors>());
   constexpr int w = lanes<A>;
   for (int64_t j = 0; j < columns; j += group_vectors * w) {
     const int64_t vectors = std::min<int64_t>(group_vectors, (columns - j + w - 1) / w);
@@ -164,7 +173,8 @@ void add_mask(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_
   }
 }
 
-/// The factors of dropout for query i and keys j0, ...: 0 or 1 / (1 - p), keyed by the place in (B, H, T, S) of all heads.
+/// The factors of dropout for query i and keys j0, ...: 0 or 1 / (1 - p), keyed by the place in (B, H, T, S) of all
+/// heads.
 template <class A>
 void dropout_row(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_t j0, A* factors) {
   constexpr int counters = int(tile_keys) / 4 + 8;  // one more than a tile, in whole vectors
@@ -194,47 +204,45 @@ void dropout_row(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int
 }
 
 /// Multiplies a row of tile_keys weights by those factors.
-template <class A>
-void drop(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_t j0, A* weights) {
+template <class A> void drop(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_t j0, A* weights) {
   alignas(64) A factors[tile_keys];
   dropout_row(plan, b, h, i, j0, factors);
   for (int j = 0; j < tile_keys; ++j) weights[j] *= factors[j];
 }
 
 /// Writes one row of D elements, times `factor`, from a padded row.
-template <class A, class T>
-void write_row(const A* in, A factor, int64_t width, T* out) {
+template <class A, class T> void write_row(const A* in, A factor, int64_t width, T* out) {
   constexpr int w = lane_count<A>;
   int64_t d = 0;
   for (; d + w <= width; d += w) store(out + d, load(in + d, Full<A>()) * factor, Full<A>());
   if (d < width) store(out + d, load(in + d, Full<A>()) * factor, int(width - d));
 }
 
-/// a and b hold n rows each, in equal parts of their lanes; the result holds all 2 n, each as the maximum of its halves.
-template <class A, int n, int... l>
-Lanes<A> fold_rows(Lanes<A> a, Lanes<A> b, std::integer_sequence<int, l...>) {
+/// a and b hold n rows each, in equal parts of their lanes; the result holds all 2 n, each as the maximum of its
+/// halves.
+template <class A, int n, int... l> Lanes<A> fold_rows(Lanes<A> a, Lanes<A> b, std::integer_sequence<int, l...>) {
   constexpr int w = lane_count<A>, part = w / (2 * n);  // lane l of the result belongs to row l / part
   const Lanes<A> low = __builtin_shufflevector(a, b, (l / part / n * w + l / part % n * 2 * part + l % part)...);
-  const Lanes<A> high = __builtin_shufflevector(a, b, (l / part / n * w + l / part % n * 2 * part + l % part + part)...);
+  const Lanes<A> high =
+      __builtin_shufflevector(a, b, (l / part / n * w + l / part % n * 2 * part + l % part + part)...);
   return max_of<A>(low, high);
 }
 
-template <class A>
-Lanes<A> fold_eight(const Lanes<A> (&rows)[8]) {
+template <class A> Lanes<A> fold_eight(const Lanes<A> (&rows)[8]) {
   constexpr auto lanes = std::make_integer_sequence<int, lane_count<A>>();
   Lanes<A> two[4], four[2];
   for (int i = 0; i < 4; ++i) two[i] = fold_rows<A, 1>(rows[2 * i], rows[2 * i + 1], lanes);
   for (int i = 0; i < 2; ++i) four[i] = fold_rows<A, 2>(two[2 * i], two[2 * i + 1], lanes);
   Lanes<A> eight = fold_rows<A, 4>(four[0], four[1], lanes);
   if constexpr (lane_count<A> == 16) {
-    eight = max_of<A>(eight, __builtin_shufflevector(eight, eight, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15));
+    eight =
+        max_of<A>(eight, __builtin_shufflevector(eight, eight, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15));
   }
   return eight;
 }
 
 /// The maxima of eight vectors: row r in lane r * lane_count / 8.
-template <class A>
-Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
+template <class A> Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
   if constexpr (requires { Lanes<A>::parts; }) {
     constexpr int w = lane_count<A>, side = lanes<A>;
     Vector<A> v[8];
@@ -263,8 +271,7 @@ Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
 }
 
 /// 0, 1, 2, ...
-template <class A>
-Lanes<A> lane_numbers() {
+template <class A> Lanes<A> lane_numbers() {
   A numbers[lane_count<A>];
   for (int l = 0; l < lane_count<A>; ++l) numbers[l] = A(l);
   Lanes<A> v;
@@ -272,10 +279,9 @@ Lanes<A> lane_numbers() {
   return v;
 }
 
-/// Runs fn(unit, scratch) for all units, each on the next free thread; scratch holds `count` elements of A. `work` is the
-/// number of multiplications of all units: too few are not worth a fork.
-template <class A, class Fn>
-void each_unit(int64_t units, int64_t count, double work, Fn&& fn) {
+/// Runs fn(unit, scratch) for all units, each on the next free thread; scratch holds `count` elements of A. `work` is
+/// the number of multiplications of all units: too few are not worth a fork.
+template <class A, class Fn> void each_unit(int64_t units, int64_t count, double work, Fn&& fn) {
   if (units == 0) return;
   const int64_t slots = work < 1e5 ? 1 : std::min<int64_t>(units, get_threads());
   const int64_t size = round_up(count, 64);

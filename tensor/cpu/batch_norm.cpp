@@ -21,8 +21,8 @@ struct Moments {
   }
 };
 
-struct Layout {
-  explicit Layout(const Tensor& x)
+struct Geometry {
+  explicit Geometry(const Tensor& x)
       : images(x.size(0)),
         channels(x.size(1)),
         plane(x.size(2)),
@@ -38,8 +38,7 @@ struct Layout {
   int64_t blocks() const { return (rows() + row_block - 1) / row_block; }
 };
 
-template <class T>
-Moments channel_moments(const T* x, const Layout& at) {
+template <class T> Moments channel_moments(const T* x, const Geometry& at) {
   using A = Acc<T>;
   Moments all;
   for (int64_t first = 0; first < at.images; first += at.group()) {
@@ -65,8 +64,7 @@ Moments channel_moments(const T* x, const Layout& at) {
   return all;
 }
 
-template <class T>
-std::vector<Moments> column_moments(const T* x, const Layout& at) {
+template <class T> std::vector<Moments> column_moments(const T* x, const Geometry& at) {
   using A = Acc<T>;
   const int64_t channels = at.channels, rows = at.rows(), blocks = at.blocks();
   std::vector<A> partial(size_t(blocks * 2 * channels), 0);  // (block, {mean, deviation}, C)
@@ -99,7 +97,7 @@ template <class T>
 void batch_norm_values(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, bool training,
                        Tensor& mean, Tensor& rstd, Tensor& var, Tensor& out) {
   using A = Acc<T>;
-  const Layout at(x);
+  const Geometry at(x);
   const int64_t channels = at.channels, plane = at.plane;
   const std::vector<A> w = widen<A>(weight, channels, 1), b = widen<A>(bias, channels, 0);
   const T* source = static_cast<const T*>(x.raw_data());
@@ -152,7 +150,7 @@ template <class T>
 void batch_norm_grads(const Tensor& grad, const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
                       bool training, Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias) {
   using A = Acc<T>;
-  const Layout at(x);
+  const Geometry at(x);
   const int64_t channels = at.channels, plane = at.plane, rows = at.rows();
   const std::vector<A> w = widen<A>(weight, channels, 1);
   const T *g = static_cast<const T*>(grad.raw_data()), *source = static_cast<const T*>(x.raw_data());

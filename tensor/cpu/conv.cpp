@@ -23,16 +23,24 @@ struct Sizes {
   ConvArgs args;
 
   Sizes(const Tensor& x, const Tensor& weight, const Tensor& y, const ConvArgs& a)
-      : n(x.size(0)), c(x.size(1) / a.groups), h(x.size(2)), w(x.size(3)), k(y.size(1) / a.groups), r(weight.size(2)),
-        s(weight.size(3)), p(y.size(2)), q(y.size(3)), groups(a.groups), args(a) {}
+      : n(x.size(0)),
+        c(x.size(1) / a.groups),
+        h(x.size(2)),
+        w(x.size(3)),
+        k(y.size(1) / a.groups),
+        r(weight.size(2)),
+        s(weight.size(3)),
+        p(y.size(2)),
+        q(y.size(3)),
+        groups(a.groups),
+        args(a) {}
 
   int64_t depth() const { return c * r * s; }
   int64_t places() const { return p * q; }
 
-  /// Calls fn(column row, first place, first x element, outputs, x step) for every line of the unfolded image that meets x:
-  /// `outputs` neighbouring places read x elements `x step` apart.
-  template <class Fn>
-  void each_line(Fn&& fn) const {
+  /// Calls fn(column row, first place, first x element, outputs, x step) for every line of the unfolded image that
+  /// meets x: `outputs` neighbouring places read x elements `x step` apart.
+  template <class Fn> void each_line(Fn&& fn) const {
     for (int64_t ci = 0, row = 0; ci < c; ++ci)
       for (int64_t ri = 0; ri < r; ++ri)
         for (int64_t si = 0; si < s; ++si, ++row) {
@@ -47,15 +55,13 @@ struct Sizes {
         }
   }
 
-  template <class T>
-  void unfold(const T* image, T* columns) const {
+  template <class T> void unfold(const T* image, T* columns) const {
     std::fill_n(columns, depth() * places(), T(0));
     each_line([&](int64_t row, int64_t place, int64_t from, int64_t count, int64_t step) {
       for (int64_t i = 0; i < count; ++i) columns[row * places() + place + i] = image[from + i * step];
     });
   }
-  template <class T>
-  void fold_add(const T* columns, T* image) const {
+  template <class T> void fold_add(const T* columns, T* image) const {
     each_line([&](int64_t row, int64_t place, int64_t to, int64_t count, int64_t step) {
       for (int64_t i = 0; i < count; ++i) image[to + i * step] += columns[row * places() + place + i];
     });
@@ -81,19 +87,19 @@ void forward(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArg
     const int64_t group = unit % z.groups;
     T* const to = out.data<T>() + unit * z.k * z.places();
     z.unfold(x.data<T>() + unit * z.c * z.h * z.w, columns);
-    gemm<T, T>(z.k, z.places(), z.depth(), 1, {w.data<T>() + group * z.k * z.depth(), z.depth(), 1}, {columns, z.places(), 1}, 0, to, z.places(), {}, scratch);
+    gemm<T, T>(z.k, z.places(), z.depth(), 1, {w.data<T>() + group * z.k * z.depth(), z.depth(), 1},
+               {columns, z.places(), 1}, 0, to, z.places(), {}, scratch);
     if (bias.defined())
       for (int64_t k = 0; k < z.k; ++k)
         for (int64_t i = 0; i < z.places(); ++i) to[k * z.places() + i] += bias.data<T>()[group * z.k + k];
   });
 }
 
-template <class T>
-void grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, Tensor& grad_x) {
+template <class T> void grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, Tensor& grad_x) {
   const Sizes z(grad_x, w, grad, args);
   with_columns<T>(z.n * z.groups, z, z.depth(), z.places(), z.k, [&](int64_t unit, T* columns, T* scratch) {
     gemm<T, T>(z.depth(), z.places(), z.k, 1, {w.data<T>() + unit % z.groups * z.k * z.depth(), 1, z.depth()},
-            {grad.data<T>() + unit * z.k * z.places(), z.places(), 1}, 0, columns, z.places(), {}, scratch);
+               {grad.data<T>() + unit * z.k * z.places(), z.places(), 1}, 0, columns, z.places(), {}, scratch);
     T* const image = grad_x.data<T>() + unit * z.c * z.h * z.w;
     std::fill_n(image, z.c * z.h * z.w, T(0));
     z.fold_add(columns, image);
@@ -114,7 +120,8 @@ void grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tens
     for (int64_t n = begin; n < end; ++n) {
       const T* const g = grad.data<T>() + (n * z.groups + group) * z.k * z.places();
       z.unfold(x.data<T>() + (n * z.groups + group) * z.c * z.h * z.w, columns);
-      gemm<T, T>(z.k, z.depth(), z.places(), 1, {g, z.places(), 1}, {columns, 1, z.places()}, n == begin ? 0 : 1, part + group * weights, z.depth(), {}, scratch);
+      gemm<T, T>(z.k, z.depth(), z.places(), 1, {g, z.places(), 1}, {columns, 1, z.places()}, n == begin ? 0 : 1,
+                 part + group * weights, z.depth(), {}, scratch);
       if (grad_bias.defined())
         for (int64_t k = 0; k < z.k; ++k)
           for (int64_t i = 0; i < z.places(); ++i) sums[k] += g[k * z.places() + i];
@@ -160,7 +167,8 @@ void conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args
   }
   if (grad.dtype() == f32 && onednn_conv2d_grad_input(grad, w, args, grad_x)) return;
   Tensor plain = grad_x.is_contiguous() ? grad_x : empty_like(grad_x);
-  dispatch<float, double>(grad.dtype(), "conv2d_grad_input", [&]<class T> { grad_input<T>(grad.contiguous(), w, args, plain); });
+  dispatch<float, double>(grad.dtype(), "conv2d_grad_input",
+                          [&]<class T> { grad_input<T>(grad.contiguous(), w, args, plain); });
   if (!grad_x.is_contiguous()) grad_x.copy_(plain);
 }
 

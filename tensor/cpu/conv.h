@@ -7,6 +7,7 @@ namespace lockstep::on_cpu {
 
 bool onednn_conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, Tensor& out);
 bool onednn_conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, Tensor& grad_x);
-bool onednn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tensor& grad_w, Tensor& grad_bias);
+bool onednn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tensor& grad_w,
+                               Tensor& grad_bias);
 
 }  // namespace lockstep::on_cpu

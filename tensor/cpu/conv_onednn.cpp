@@ -1,6 +1,6 @@
-// Convolution by oneDNN. It has its own blocked layouts, so a call converts pieces that fit the cache: a chunk of images
-// goes x -> blocked x -> convolution -> blocked y -> y on one thread. Chunks depend on the shape alone and partial weight
-// gradients are added in their order, so the bits do not depend on the number of threads.
+// Convolution by oneDNN. It has its own blocked layouts, so a call converts pieces that fit the cache: a chunk of
+// images goes x -> blocked x -> convolution -> blocked y -> y on one thread. Chunks depend on the shape alone and
+// partial weight gradients are added in their order, so the bits do not depend on the number of threads.
 #include "tensor/cpu/conv.h"
 
 #if defined(LOCKSTEP_WITH_ONEDNN)
@@ -39,56 +39,81 @@ struct Problem {
   bool bias, channels_last;
 
   std::array<int64_t, 19> key() const {
-    return {int64_t(kind), n, c, h, w, k, r, s, p, q, args.stride[0], args.stride[1], args.padding[0], args.padding[1],
-            args.dilation[0], args.dilation[1], args.groups, bias, channels_last};
+    return {int64_t(kind),
+            n,
+            c,
+            h,
+            w,
+            k,
+            r,
+            s,
+            p,
+            q,
+            args.stride[0],
+            args.stride[1],
+            args.padding[0],
+            args.padding[1],
+            args.dilation[0],
+            args.dilation[1],
+            args.groups,
+            bias,
+            channels_last};
   }
   memory::dims weight_dims() const {
-    return args.groups == 1 ? memory::dims{k, c, r, s} : memory::dims{args.groups, k / args.groups, c / args.groups, r, s};
+    return args.groups == 1 ? memory::dims{k, c, r, s}
+                            : memory::dims{args.groups, k / args.groups, c / args.groups, r, s};
   }
-  Desc weight() const { return {weight_dims(), type, args.groups == 1 ? memory::format_tag::oihw : memory::format_tag::goihw}; }
+  Desc weight() const {
+    return {weight_dims(), type, args.groups == 1 ? memory::format_tag::oihw : memory::format_tag::goihw};
+  }
 };
 
 /// A primitive and the layouts it wants. Without a primitive oneDNN has no fast one.
-struct Plan {
+struct Primitive {
   dnnl::primitive primitive;
   Desc x, w, y, scratch;
 };
 
-Plan make_plan(const Problem& t) {
+Primitive make_plan(const Problem& t) {
   using dnnl::algorithm, dnnl::prop_kind;
   const auto tag = t.channels_last ? memory::format_tag::nhwc : memory::format_tag::any;
   const Desc x({t.n, t.c, t.h, t.w}, type, tag), y({t.n, t.k, t.p, t.q}, type, tag);
   const Desc w(t.weight_dims(), type, memory::format_tag::any);
   const Desc b = t.bias ? Desc({t.k}, type, memory::format_tag::a) : Desc();
-  const memory::dims stride(t.args.stride.begin(), t.args.stride.end()), pad(t.args.padding.begin(), t.args.padding.end());
+  const memory::dims stride(t.args.stride.begin(), t.args.stride.end()),
+      pad(t.args.padding.begin(), t.args.padding.end());
   const memory::dims dilation{t.args.dilation[0] - 1, t.args.dilation[1] - 1};
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);  // so that threads may share the primitive
   const dnnl::convolution_forward::primitive_desc forward(
-      {prop_kind::forward_training, algorithm::convolution_direct, x, w, b, y, stride, dilation, pad, pad}, attributes, engine());
+      {prop_kind::forward_training, algorithm::convolution_direct, x, w, b, y, stride, dilation, pad, pad}, attributes,
+      engine());
   const auto slow = [](const auto& pd) { return std::string(pd.impl_info_str()).find("ref") != std::string::npos; };
   if (t.kind == Kind::forward) {
     if (slow(forward)) return {};
-    return {dnnl::convolution_forward(forward), forward.src_desc(), forward.weights_desc(), forward.dst_desc(), forward.scratchpad_desc()};
+    return {dnnl::convolution_forward(forward), forward.src_desc(), forward.weights_desc(), forward.dst_desc(),
+            forward.scratchpad_desc()};
   }
   if (t.kind == Kind::grad_input) {
     const dnnl::convolution_backward_data::primitive_desc pd(
         {algorithm::convolution_direct, x, w, y, stride, dilation, pad, pad}, attributes, engine(), forward);
     if (slow(pd)) return {};
-    return {dnnl::convolution_backward_data(pd), pd.diff_src_desc(), pd.weights_desc(), pd.diff_dst_desc(), pd.scratchpad_desc()};
+    return {dnnl::convolution_backward_data(pd), pd.diff_src_desc(), pd.weights_desc(), pd.diff_dst_desc(),
+            pd.scratchpad_desc()};
   }
   const dnnl::convolution_backward_weights::primitive_desc pd(
       {algorithm::convolution_direct, x, w, b, y, stride, dilation, pad, pad}, attributes, engine(), forward);
   if (slow(pd)) return {};
-  return {dnnl::convolution_backward_weights(pd), pd.src_desc(), pd.diff_weights_desc(), pd.diff_dst_desc(), pd.scratchpad_desc()};
+  return {dnnl::convolution_backward_weights(pd), pd.src_desc(), pd.diff_weights_desc(), pd.diff_dst_desc(),
+          pd.scratchpad_desc()};
 }
 
 /// Plans are kept, the least recently used of 256 making room: making one takes as long as a small convolution.
-std::shared_ptr<const Plan> plan_for(const Problem& problem) {
+std::shared_ptr<const Primitive> plan_for(const Problem& problem) {
   using Key = std::array<int64_t, 19>;
   struct Cache {
     std::mutex mutex;
-    std::list<std::pair<Key, std::shared_ptr<const Plan>>> order;
+    std::list<std::pair<Key, std::shared_ptr<const Primitive>>> order;
     std::map<Key, decltype(order)::iterator> places;
   };
   static Cache& cache = *new Cache;  // never destroyed: threads may outlive main
@@ -99,11 +124,11 @@ std::shared_ptr<const Plan> plan_for(const Problem& problem) {
     return found->second->second;
   }
   const SingleThread single;
-  std::shared_ptr<const Plan> plan;
+  std::shared_ptr<const Primitive> plan;
   try {
-    plan = std::make_shared<const Plan>(make_plan(problem));
+    plan = std::make_shared<const Primitive>(make_plan(problem));
   } catch (const dnnl::error&) {
-    plan = std::make_shared<const Plan>();  // oneDNN has no kernel for this: remembered, so that our own does it
+    plan = std::make_shared<const Primitive>();  // oneDNN has no kernel for this: remembered, so that our own does it
   }
   cache.order.emplace_front(key, plan);
   cache.places[key] = cache.order.begin();
@@ -130,7 +155,8 @@ void reorder(dnnl::stream& stream, const memory& from, const memory& to) {
 /// One call: full chunks with plan 0, the last one (fewer images) with plan 1.
 class Call {
  public:
-  Call(Kind kind, const Tensor& x, const Tensor& y, const Shape& weight, bool bias, const ConvArgs& args) : x_(x), y_(y) {
+  Call(Kind kind, const Tensor& x, const Tensor& y, const Shape& weight, bool bias, const ConvArgs& args)
+      : x_(x), y_(y) {
     const Shape &s = x.shape(), &o = y.shape();
     const bool last = is_channels_last(x) && is_channels_last(y);
     problem_ = {kind, 0, s[1], s[2], s[3], o[1], weight[2], weight[3], o[2], o[3], args, bias, last};
@@ -145,15 +171,15 @@ class Call {
   bool usable() const { return plans_[0]->primitive && plans_[1]->primitive; }
   int64_t count() const { return count_; }
   const Problem& problem() const { return problem_; }
-  const Plan& plan(int64_t chunk) const { return *plans_[chunk == count_ - 1]; }
+  const Primitive& plan(int64_t chunk) const { return *plans_[chunk == count_ - 1]; }
 
   /// Runs fn(chunk, stream, memory of x, memory of y, scratch memory) for all chunks. x and y are in the plan's layout:
   /// converted before where read, after where written.
-  template <class Fn>
-  void run(bool write_x, bool write_y, Fn&& fn) {
+  template <class Fn> void run(bool write_x, bool write_y, Fn&& fn) {
     size_t bytes = 0;
     for (const auto& plan : plans_)
-      bytes = std::max(bytes, padded(plan->x.get_size()) + padded(plan->y.get_size()) + padded(plan->scratch.get_size()));
+      bytes =
+          std::max(bytes, padded(plan->x.get_size()) + padded(plan->y.get_size()) + padded(plan->scratch.get_size()));
     const int64_t slots = std::min<int64_t>(get_threads(), count_);
     const Tensor buffers = empty({slots, int64_t(bytes)}, {.dtype = u8});
     std::atomic<int64_t> taken{0};
@@ -164,11 +190,12 @@ class Call {
         const SingleThread single;
         dnnl::stream stream(engine());
         for (int64_t chunk = begin; chunk < end; ++chunk) {
-          const Plan& plan = this->plan(chunk);
+          const Primitive& plan = this->plan(chunk);
           uint8_t* free = buffer;
           const auto place = [&](const Tensor& tensor, const Desc& wanted) {
             const int64_t images = wanted.dims()[0];
-            const memory user = over(layout(tensor, images), tensor.data<float>() + chunk * size_ * tensor.strides()[0]);
+            const memory user =
+                over(layout(tensor, images), tensor.data<float>() + chunk * size_ * tensor.strides()[0]);
             if (user.get_desc() == wanted) return std::pair(user, user);
             const memory own = over(wanted, free);
             free += padded(wanted.get_size());
@@ -182,9 +209,7 @@ class Call {
           if (write_x && x != user_x) reorder(stream, x, user_x);
           if (write_y && y != user_y) reorder(stream, y, user_y);
         }
-      } catch (const dnnl::error&) {
-        failed = true;
-      }
+      } catch (const dnnl::error&) { failed = true; }
     });
     LOCKSTEP_CHECK(!failed, "[conv2d] oneDNN failed for input ", x_.shape(), " and output ", y_.shape());
   }
@@ -213,7 +238,7 @@ class Call {
   Tensor x_, y_;
   Problem problem_;
   int64_t size_, count_;
-  std::shared_ptr<const Plan> plans_[2];
+  std::shared_ptr<const Primitive> plans_[2];
 };
 
 }  // namespace
@@ -223,12 +248,16 @@ bool onednn_conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const C
   if (!call.usable()) return false;
   std::array<Tensor, 2> keep;
   const auto weights = call.weights(w, keep);
-  call.run(false, true, [&](int64_t chunk, dnnl::stream& stream, const memory& from, const memory& to, const memory& scratch) {
-    std::unordered_map<int, memory> list{{DNNL_ARG_SRC, from}, {DNNL_ARG_WEIGHTS, weights[chunk == call.count() - 1]},
-                                         {DNNL_ARG_DST, to}, {DNNL_ARG_SCRATCHPAD, scratch}};
-    if (bias.defined()) list[DNNL_ARG_BIAS] = over({{bias.numel()}, type, memory::format_tag::a}, bias.raw_data());
-    call.plan(chunk).primitive.execute(stream, list);
-  });
+  call.run(false, true,
+           [&](int64_t chunk, dnnl::stream& stream, const memory& from, const memory& to, const memory& scratch) {
+             std::unordered_map<int, memory> list{{DNNL_ARG_SRC, from},
+                                                  {DNNL_ARG_WEIGHTS, weights[chunk == call.count() - 1]},
+                                                  {DNNL_ARG_DST, to},
+                                                  {DNNL_ARG_SCRATCHPAD, scratch}};
+             if (bias.defined())
+               list[DNNL_ARG_BIAS] = over({{bias.numel()}, type, memory::format_tag::a}, bias.raw_data());
+             call.plan(chunk).primitive.execute(stream, list);
+           });
   return true;
 }
 
@@ -237,14 +266,18 @@ bool onednn_conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArg
   if (!call.usable()) return false;
   std::array<Tensor, 2> keep;
   const auto weights = call.weights(w, keep);
-  call.run(true, false, [&](int64_t chunk, dnnl::stream& stream, const memory& to, const memory& from, const memory& scratch) {
-    call.plan(chunk).primitive.execute(stream, {{DNNL_ARG_DIFF_DST, from}, {DNNL_ARG_WEIGHTS, weights[chunk == call.count() - 1]},
-                                                {DNNL_ARG_DIFF_SRC, to}, {DNNL_ARG_SCRATCHPAD, scratch}});
-  });
+  call.run(true, false,
+           [&](int64_t chunk, dnnl::stream& stream, const memory& to, const memory& from, const memory& scratch) {
+             call.plan(chunk).primitive.execute(stream, {{DNNL_ARG_DIFF_DST, from},
+                                                         {DNNL_ARG_WEIGHTS, weights[chunk == call.count() - 1]},
+                                                         {DNNL_ARG_DIFF_SRC, to},
+                                                         {DNNL_ARG_SCRATCHPAD, scratch}});
+           });
   return true;
 }
 
-bool onednn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tensor& grad_w, Tensor& grad_bias) {
+bool onednn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tensor& grad_w,
+                               Tensor& grad_bias) {
   Call call(Kind::grad_weight, x, grad, grad_w.shape(), grad_bias.defined(), args);
   // Partial sums of different layouts cannot be added, and chunks have one layout but in odd cases.
   if (!call.usable() || !(call.plan(0).w == call.plan(call.count() - 1).w)) return false;
@@ -252,13 +285,17 @@ bool onednn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvAr
   const int64_t k = grad.size(1), floats = int64_t(padded(w.get_size()) / 4), each = floats + (k + 15) / 16 * 16;
   const Tensor partial = empty({call.count(), each});
   float* const parts = partial.data<float>();
-  call.run(false, false, [&](int64_t chunk, dnnl::stream& stream, const memory& from, const memory& to, const memory& scratch) {
-    float* const part = parts + chunk * each;
-    std::unordered_map<int, memory> list{{DNNL_ARG_SRC, from}, {DNNL_ARG_DIFF_DST, to}, {DNNL_ARG_DIFF_WEIGHTS, over(w, part)},
-                                         {DNNL_ARG_SCRATCHPAD, scratch}};
-    if (grad_bias.defined()) list[DNNL_ARG_DIFF_BIAS] = over({{k}, type, memory::format_tag::a}, part + floats);
-    call.plan(chunk).primitive.execute(stream, list);
-  });
+  call.run(false, false,
+           [&](int64_t chunk, dnnl::stream& stream, const memory& from, const memory& to, const memory& scratch) {
+             float* const part = parts + chunk * each;
+             std::unordered_map<int, memory> list{{DNNL_ARG_SRC, from},
+                                                  {DNNL_ARG_DIFF_DST, to},
+                                                  {DNNL_ARG_DIFF_WEIGHTS, over(w, part)},
+                                                  {DNNL_ARG_SCRATCHPAD, scratch}};
+             if (grad_bias.defined())
+               list[DNNL_ARG_DIFF_BIAS] = over({{k}, type, memory::format_tag::a}, part + floats);
+             call.plan(chunk).primitive.execute(stream, list);
+           });
   parallel_for(each, 1 << 14, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = 1; chunk < call.count(); ++chunk)
       for (int64_t i = begin; i < end; ++i) parts[i] += parts[chunk * each + i];

@@ -1,5 +1,6 @@
-// Copies between any strides and dtypes, and filling. A copy is first simplified: dims of size 1 go, dims are ordered by the
-// stride of the output, and neighbours that lie one behind the other become one. Most copies end as one run or a transpose.
+// Copies between any strides and dtypes, and filling. A copy is first simplified: dims of size 1 go, dims are ordered
+// by the stride of the output, and neighbours that lie one behind the other become one. Most copies end as one run or a
+// transpose.
 #include <bit>
 #include <cstring>
 #include <tuple>
@@ -17,7 +18,7 @@ using BitsOf = std::tuple_element_t<std::bit_width(width) - 1, std::tuple<uint8_
 
 constexpr int64_t grain = 1 << 15;  // elements for which a second thread pays
 
-struct Plan {
+struct CopyLoop {
   int rank = 0;
   int64_t size[Dims::max_rank] = {}, from[Dims::max_rank] = {}, to[Dims::max_rank] = {};  // outermost first
 
@@ -28,8 +29,8 @@ struct Plan {
   }
 };
 
-Plan make_plan(const Shape& shape, const Strides& from, const Strides& to) {
-  Plan plan;
+CopyLoop make_plan(const Shape& shape, const Strides& from, const Strides& to) {
+  CopyLoop plan;
   for (int i = 0; i < shape.rank(); ++i) {
     if (shape[i] == 1) continue;
     int at = plan.rank++;
@@ -54,8 +55,7 @@ Plan make_plan(const Shape& shape, const Strides& from, const Strides& to) {
 }
 
 // Calls fn(from, to) for rows [begin, end) of the dims outside the last `inner`, with the offsets of each row.
-template <class Fn>
-void for_rows(const Plan& plan, int inner, int64_t begin, int64_t end, Fn&& fn) {
+template <class Fn> void for_rows(const CopyLoop& plan, int inner, int64_t begin, int64_t end, Fn&& fn) {
   const int outer = plan.rank - inner;
   int64_t index[Dims::max_rank] = {}, from = 0, to = 0;
   int64_t rest = begin;
@@ -103,10 +103,9 @@ constexpr int widest = 32;
 constexpr int widest = 16;
 #endif
 
-// A square of `side` x `side` elements is one register a row: it is read, transposed and written without touching a cache in
-// between, so rows that are a power of two apart do no harm.
-template <class T>
-struct Square {
+// A square of `side` x `side` elements is one register a row: it is read, transposed and written without touching a
+// cache in between, so rows that are a power of two apart do no harm.
+template <class T> struct Square {
   static constexpr int side = std::min<int>(widest / sizeof(T), 16);
   typedef T Row __attribute__((vector_size(side * sizeof(T))));
 
@@ -118,8 +117,7 @@ struct Square {
   }
 
   // Exchanges the off-diagonal quarters of every block of 2 * Step rows and lanes.
-  template <int Step>
-  static void exchange(Row (&rows)[side]) {
+  template <int Step> static void exchange(Row (&rows)[side]) {
 #pragma GCC unroll 16
     for (int i = 0; i < side; ++i) {
       if (!(i & Step)) exchange_pair<Step>(rows[i], rows[i + Step], std::make_integer_sequence<int, side>());
@@ -153,15 +151,15 @@ void transpose_block(const T* from, int64_t from_stride, T* to, int64_t to_strid
     }
   }
   for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = i < full_rows ? full_columns : 0; j < columns; ++j) to[i * to_stride + j] = from[j * from_stride + i];
+    for (int64_t j = i < full_rows ? full_columns : 0; j < columns; ++j)
+      to[i * to_stride + j] = from[j * from_stride + i];
   }
 }
 
 // The last dim has stride 1 in the output, dim `across` has stride 1 in the source.
-template <class T>
-void copy_transposed(const Plan& original, int across, const T* from, T* to) {
+template <class T> void copy_transposed(const CopyLoop& original, int across, const T* from, T* to) {
   // Bring `across` next to the last dim; the order of the outer ones does not matter.
-  Plan plan;
+  CopyLoop plan;
   const auto take = [&](int d) {
     plan.size[plan.rank] = original.size[d], plan.from[plan.rank] = original.from[d];
     plan.to[plan.rank++] = original.to[d];
@@ -185,16 +183,15 @@ void copy_transposed(const Plan& original, int across, const T* from, T* to) {
         for (; at < stop; ++at) {
           const int64_t block = at - matrix * blocks, row = block % down * high, column = block / down * wide;
           transpose_block(from + from_offset + row + column * plan.from[column_dim], plan.from[column_dim],
-                          to + to_offset + row * plan.to[row_dim] + column, plan.to[row_dim], std::min(high, rows - row),
-                          std::min(wide, columns - column));
+                          to + to_offset + row * plan.to[row_dim] + column, plan.to[row_dim],
+                          std::min(high, rows - row), std::min(wide, columns - column));
         }
       });
     }
   });
 }
 
-template <class From, class To>
-void copy_plan(const Plan& plan, const From* from, To* to) {
+template <class From, class To> void copy_plan(const CopyLoop& plan, const From* from, To* to) {
   const int last = plan.rank - 1;
   if (plan.rank == 1) {
     parallel_for(plan.size[0], grain, [&](int64_t begin, int64_t end) {
@@ -218,7 +215,7 @@ void copy_plan(const Plan& plan, const From* from, To* to) {
 }
 
 // Same dtype: only the width of an element matters.
-void copy_same(const Plan& plan, int64_t width, const void* from, void* to) {
+void copy_same(const CopyLoop& plan, int64_t width, const void* from, void* to) {
   const auto as = [&]<class T>(T) { copy_plan(plan, static_cast<const T*>(from), static_cast<T*>(to)); };
   switch (width) {
     case 1: return as(uint8_t{});
@@ -228,11 +225,11 @@ void copy_same(const Plan& plan, int64_t width, const void* from, void* to) {
   }
 }
 
-template <class T>
-void fill_plan(const Plan& plan, T* to, T value) {
+template <class T> void fill_plan(const CopyLoop& plan, T* to, T value) {
   const int last = plan.rank - 1;
   if (plan.rank == 1 && plan.to[0] == 1) {
-    parallel_for(plan.size[0], 4 * grain, [&](int64_t begin, int64_t end) { std::fill_n(to + begin, end - begin, value); });
+    parallel_for(plan.size[0], 4 * grain,
+                 [&](int64_t begin, int64_t end) { std::fill_n(to + begin, end - begin, value); });
     return;
   }
   const int64_t length = plan.size[last], stride = plan.to[last];
@@ -247,7 +244,7 @@ void fill_plan(const Plan& plan, T* to, T value) {
 
 void copy(const Tensor& source, Tensor& out) {
   if (out.numel() == 0) return;
-  const Plan plan = make_plan(out.shape(), source.strides(), out.strides());
+  const CopyLoop plan = make_plan(out.shape(), source.strides(), out.strides());
   if (source.dtype() == out.dtype()) return copy_same(plan, size_of(out.dtype()), source.raw_data(), out.raw_data());
   dispatch_all(source.dtype(), "copy", [&]<class From> {
     dispatch_all(out.dtype(), "copy", [&]<class To> {
@@ -258,7 +255,7 @@ void copy(const Tensor& source, Tensor& out) {
 
 void fill(Tensor& out, double value) {
   if (out.numel() == 0) return;
-  const Plan plan = make_plan(out.shape(), out.strides(), out.strides());
+  const CopyLoop plan = make_plan(out.shape(), out.strides(), out.strides());
   dispatch_all(out.dtype(), "fill", [&]<class T> {
     // All dtypes of one width share code: the value is a pattern of bits.
     using Bits = BitsOf<sizeof(T)>;

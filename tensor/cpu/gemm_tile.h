@@ -1,6 +1,6 @@
 #pragma once
-// The two inner parts of a matrix product: copying lines of an operand into slivers that the innermost loop reads in order,
-// and that loop, which keeps a tile of the result in registers:
+// The two inner parts of a matrix product: copying lines of an operand into slivers that the innermost loop reads in
+// order, and that loop, which keeps a tile of the result in registers:
 //
 //                  b sliver   tile_columns = tile_vectors * lanes
 //                  +---------+
@@ -20,10 +20,14 @@ namespace lockstep::on_cpu {
 
 // The tile, a row of b and one number of a fill the registers. packing needs rows <= lanes or a multiple of them.
 template <class T> inline constexpr int tile_vectors = lanes<T> >= (vector_registers < 32 ? 6 : 14) ? 2 : 3;
-template <class T> inline constexpr int tile_rows = vector_registers < 32 ? lanes<T> >= 6 ? 6 : 4 : lanes<T> >= 14 ? 14 : 8;
-template <class T> inline constexpr int tile_columns = tile_vectors<T> * lanes<T>;
+template <class T>
+inline constexpr int tile_rows = vector_registers < 32 ? lanes<T> >= 6 ? 6 : 4
+                                 : lanes<T> >= 14      ? 14
+                                                       : 8;
+template <class T> inline constexpr int tile_columns = tile_vectors<T>* lanes<T>;
 
-/// A sliver's part of a square: `count` lines of `columns` numbers each, out[c * width + line]. Writes a whole vector for each c.
+/// A sliver's part of a square: `count` lines of `columns` numbers each, out[c * width + line]. Writes a whole vector
+/// for each c.
 template <int width, class T, class In>
 [[gnu::always_inline]] inline void pack_square(const In* in, int64_t apart, int count, int columns, T* out) {
   Vector<T> square[lanes<T>];
@@ -38,8 +42,9 @@ template <int width, class T, class In>
     if (c < columns) std::memcpy(out + c * width, &square[c], sizeof square[c]);
 }
 
-/// Copies `count` lines of length `depth` into slivers of `width` lines, out[line / width][p][line % width], zeros for missing
-/// lines. Element p of a line lies at in[line * apart + p * step]. May write less than a vector behind the last sliver.
+/// Copies `count` lines of length `depth` into slivers of `width` lines, out[line / width][p][line % width], zeros for
+/// missing lines. Element p of a line lies at in[line * apart + p * step]. May write less than a vector behind the last
+/// sliver.
 template <int width, class T, class In>
 void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t depth, T* out) {
   constexpr int w = lanes<T>, side = std::min(w, width);
@@ -50,7 +55,8 @@ void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t dept
         for (int first = 0; first < width; first += w) {
           const In* const from = in + (i + first) * apart + p;
           T* const to = out + i * depth + p * width + first;
-          const int lines = int(std::clamp<int64_t>(count - i - first, 0, side)), columns = int(std::min<int64_t>(w, depth - p));
+          const int lines = int(std::clamp<int64_t>(count - i - first, 0, side)),
+                    columns = int(std::min<int64_t>(w, depth - p));
           if (lines == side && columns == w) pack_square<width>(from, apart, side, w, to);
           else pack_square<width>(from, apart, lines, columns, to);
         }
@@ -80,14 +86,15 @@ void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t dept
   }
 }
 
-/// Rows of a matrix that few of are read at a time may stay where they are: each passes through L1 along its own lines. More rows that lie a
-/// power of two apart would meet in too few places of L1.
+/// Rows of a matrix that few of are read at a time may stay where they are: each passes through L1 along its own lines.
+/// More rows that lie a power of two apart would meet in too few places of L1.
 template <class T> inline constexpr bool reads_rows = tile_rows<T> <= 8;
 
 /// c (rows x tile_columns, ldc apart) = alpha * a * b sliver + beta * c; beta 0 does not read c. a: a sliver, or, not
 /// `packed`, rows of a matrix that lie lda apart.
 template <class T, int rows, bool packed>
-void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict b, T alpha, T beta, T* __restrict c, int64_t ldc) {
+void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict b, T alpha, T beta, T* __restrict c,
+          int64_t ldc) {
   constexpr int w = lanes<T>, vectors = tile_vectors<T>;
   const int64_t row = packed ? 1 : lda, step = packed ? tile_rows<T> : 1;
   Vector<T> sum[rows][vectors] = {};
@@ -98,7 +105,8 @@ void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict
     Vector<T> line[vectors];
     if constexpr (vector_registers >= 32) {
       if constexpr (packed) __builtin_prefetch(a + 16 * tile_rows<T>);  // from L1 or L2
-      for (int j = 0; j < tile_columns<T>; j += 64 / int(sizeof(T))) __builtin_prefetch(b + 8 * tile_columns<T> + j);  // from L2
+      for (int j = 0; j < tile_columns<T>; j += 64 / int(sizeof(T)))
+        __builtin_prefetch(b + 8 * tile_columns<T> + j);  // from L2
     }
 #pragma GCC unroll 3
     for (int j = 0; j < vectors; ++j) {
@@ -122,11 +130,10 @@ void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict
 }
 
 /// tile() for 1 to tile_rows rows of a sliver, then of a matrix.
-template <class T>
-using Tile = void (*)(int64_t, const T*, int64_t, const T*, T, T, T*, int64_t);
-template <class T, bool packed>
-inline constexpr auto tiles = []<int... rows>(std::integer_sequence<int, rows...>) {
+template <class T> using Tile = void (*)(int64_t, const T*, int64_t, const T*, T, T, T*, int64_t);
+template <class T, bool packed> inline constexpr auto tiles = []<int... rows>(std::integer_sequence<int, rows...>) {
   return std::array<Tile<T>, sizeof...(rows)>{&tile<T, rows + 1, packed>...};
-}(std::make_integer_sequence<int, tile_rows<T>>());
+}
+(std::make_integer_sequence<int, tile_rows<T>>());
 
 }  // namespace lockstep::on_cpu

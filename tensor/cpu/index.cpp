@@ -1,5 +1,5 @@
-// Moving elements by index: embedding, gather, scatter, index_select, index_add, and triangles. Indices were checked before.
-// Threads split what is written, never the indices, so that sums are made in the order of the indices.
+// Moving elements by index: embedding, gather, scatter, index_select, index_add, and triangles. Indices were checked
+// before. Threads split what is written, never the indices, so that sums are made in the order of the indices.
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -17,8 +17,7 @@ namespace {
 constexpr int64_t grain = 1 << 14;  // elements for which a second thread pays
 
 // Calls fn.operator()<T>() with an unsigned integer as wide as the dtype: moving needs no more.
-template <class Fn>
-void dispatch_width(DType dtype, Fn&& fn) {
+template <class Fn> void dispatch_width(DType dtype, Fn&& fn) {
   switch (size_of(dtype)) {
     case 1: return fn.template operator()<uint8_t>();
     case 2: return fn.template operator()<uint16_t>();
@@ -42,8 +41,7 @@ Split split_at(const Tensor& x, int dim) {
 // --- rows ---
 
 // out[o, i, :] = x[o, index[i], :], rows of `inner` elements.
-template <class T>
-void select_rows(const T* x, const Split& split, const int64_t* index, int64_t count, T* out) {
+template <class T> void select_rows(const T* x, const Split& split, const int64_t* index, int64_t count, T* out) {
   const int64_t inner = split.inner;
   parallel_for(split.outer * count, std::max<int64_t>(1, grain / inner), [&](int64_t begin, int64_t end) {
     int64_t o = begin / count, i = begin % count;
@@ -56,8 +54,9 @@ void select_rows(const T* x, const Split& split, const int64_t* index, int64_t c
   });
 }
 
-// out[o, index[i], :] += x[o, i, :] in the order of i, leaving out rows with index `skip`. A thread takes a range of columns.
-// Sums of f16 and bf16 are carried in f32 and rounded once, so their rows are visited one row of out at a time.
+// out[o, index[i], :] += x[o, i, :] in the order of i, leaving out rows with index `skip`. A thread takes a range of
+// columns. Sums of f16 and bf16 are carried in f32 and rounded once, so their rows are visited one row of out at a
+// time.
 template <class T>
 void add_rows(const T* x, const Split& split, const int64_t* index, int64_t count, int64_t skip, T* out) {
   const int64_t inner = split.inner;
@@ -116,10 +115,9 @@ void add_rows_of(const char* op, const Tensor& source, int dim, const Tensor& in
 
 // --- elements ---
 
-// For every element of `index`: fn(its value, place in a without the dim, place in b). Threads split a dim other than `dim`, so
-// elements that meet in one place of a belong to one thread, which visits them in order.
-template <class Fn>
-void each_index(const Tensor& index, int dim, const Strides& a, const Strides& b, Fn&& fn) {
+// For every element of `index`: fn(its value, place in a without the dim, place in b). Threads split a dim other than
+// `dim`, so elements that meet in one place of a belong to one thread, which visits them in order.
+template <class Fn> void each_index(const Tensor& index, int dim, const Strides& a, const Strides& b, Fn&& fn) {
   const int rank = index.dim();
   const int64_t* values = index.data<int64_t>();
   const Shape& shape = index.shape();

@@ -1,7 +1,8 @@
 #pragma once
-// Vectors of 64 bytes for kernels that walk along rows: GCC's vector extension where that is one register (AVX-512) or the compiler
-// is good at more (clang), else several registers (split_vector.h). f16 and bf16 are loaded into f32 lanes and rounded once when stored. The end of a row runs through the same
-// code as the rest, its missing lanes holding a neutral value.
+// Vectors of 64 bytes for kernels that walk along rows: GCC's vector extension where that is one register (AVX-512) or
+// the compiler is good at more (clang), else several registers (split_vector.h). f16 and bf16 are loaded into f32 lanes
+// and rounded once when stored. The end of a row runs through the same code as the rest, its missing lanes holding a
+// neutral value.
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #include <immintrin.h>
 #endif
@@ -17,35 +18,21 @@
 namespace lockstep::on_cpu {
 
 /// What a kernel computes in: double for double, float for everything else.
-template <class T>
-using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
+template <class T> using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 #if defined(__clang__) || defined(__AVX512F__)
-template <class A>
-struct LanesOf {
-  typedef A type __attribute__((vector_size(64)));
-};
+template <class A> struct LanesOf { typedef A type __attribute__((vector_size(64))); };
 #else
-template <class A>
-struct LanesOf {
-  using type = SplitVector<A, int(64 / sizeof(A))>;
-};
+template <class A> struct LanesOf { using type = SplitVector<A, int(64 / sizeof(A))>; };
 #endif
-template <class A>
-using Lanes = typename LanesOf<A>::type;
-template <class A>
-inline constexpr int lane_count = int(64 / sizeof(A));
-template <class A>
-inline constexpr A infinity = std::numeric_limits<A>::infinity();
+template <class A> using Lanes = typename LanesOf<A>::type;
+template <class A> inline constexpr int lane_count = int(64 / sizeof(A));
+template <class A> inline constexpr A infinity = std::numeric_limits<A>::infinity();
 
 /// A full vector, as a count known to the compiler.
-template <class A>
-using Full = std::integral_constant<int, lane_count<A>>;
+template <class A> using Full = std::integral_constant<int, lane_count<A>>;
 
-template <class A>
-[[gnu::always_inline]] inline Lanes<A> splat(A value) {
-  return Lanes<A>{} + value;
-}
+template <class A> [[gnu::always_inline]] inline Lanes<A> splat(A value) { return Lanes<A>{} + value; }
 
 using Words = Lanes<uint32_t>;                                 // the bits of Lanes<float>
 using ShortWords = uint16_t __attribute__((vector_size(32)));  // sixteen f16 or bf16
@@ -63,7 +50,8 @@ using ShortWords = uint16_t __attribute__((vector_size(32)));  // sixteen f16 or
   return Lanes<float>(_mm512_mask_xor_epi32(f, signalling, f, _mm512_set1_epi32(0x400000)));
 }
 [[gnu::always_inline]] inline ShortWords encode(Lanes<float> v, Half) {
-  const __m256i h = _mm512_maskz_cvtps_ph(0xffff, __m512(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), sign = __m256i(ShortWords(h) & 0x8000u);
+  const __m256i h = _mm512_maskz_cvtps_ph(0xffff, __m512(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+                sign = __m256i(ShortWords(h) & 0x8000u);
   const __mmask16 nan = _mm512_cmp_ps_mask(__m512(v), __m512(v), _CMP_UNORD_Q);
   return ShortWords(_mm256_mask_mov_epi16(h, nan, _mm256_or_si256(sign, _mm256_set1_epi16(0x7e00))));
 }
@@ -96,10 +84,8 @@ template <class T, class Count>
   if constexpr (std::is_same_v<Count, Full<A>>) {
     std::conditional_t<std::is_same_v<T, A>, Lanes<A>, ShortWords> v;
     copy_in(p, v);
-    if constexpr (std::is_same_v<T, A>)
-      return v;
-    else
-      return decode(v, T());
+    if constexpr (std::is_same_v<T, A>) return v;
+    else return decode(v, T());
   } else {
     alignas(64) A lanes[lane_count<A>];
     if constexpr (std::is_same_v<T, A>) {
@@ -117,8 +103,7 @@ template <class T, class Count>
 }
 
 /// One register: the first `count` of lanes<A> numbers of p, converted; 0 behind them.
-template <class A, class T>
-[[gnu::always_inline]] inline Vector<A> read(const T* p, int count) {
+template <class A, class T> [[gnu::always_inline]] inline Vector<A> read(const T* p, int count) {
   constexpr int w = lanes<A>;
   Vector<A> v{};
   if constexpr (!std::is_same_v<A, T> && w == lane_count<float>) {
@@ -132,8 +117,7 @@ template <class A, class T>
 }
 
 /// The first `count` lanes of v to p.
-template <class T, class Count>
-[[gnu::always_inline]] inline void store(T* p, Lanes<Acc<T>> v, Count count) {
+template <class T, class Count> [[gnu::always_inline]] inline void store(T* p, Lanes<Acc<T>> v, Count count) {
   using A = Acc<T>;
   if constexpr (!std::is_same_v<Count, Full<A>>) {
     alignas(64) T part[lane_count<A>];
@@ -149,8 +133,7 @@ template <class T, class Count>
 
 /// Calls fn(i, count, k) for the vectors of [0, n): k is 0, 1, 2, 3, 0, ... known to the compiler, so that a sum can be
 /// carried in four independent vectors; its order depends on n alone.
-template <class A, class Fn>
-[[gnu::always_inline]] inline void each_vector(int64_t n, Fn&& fn) {
+template <class A, class Fn> [[gnu::always_inline]] inline void each_vector(int64_t n, Fn&& fn) {
   constexpr int w = lane_count<A>;
   constexpr Full<A> full;
   int64_t i = 0;
@@ -165,8 +148,7 @@ template <class A, class Fn>
 }
 
 /// Adds the lanes in a fixed tree.
-template <class A>
-A sum_lanes(Lanes<A> v) {
+template <class A> A sum_lanes(Lanes<A> v) {
   A lanes[lane_count<A>];
   copy_out(v, lanes);
   for (int half = lane_count<A> / 2; half > 0; half /= 2)
@@ -174,18 +156,11 @@ A sum_lanes(Lanes<A> v) {
   return lanes[0];
 }
 
-template <class A>
-A sum_lanes(const Lanes<A> (&v)[4]) {
-  return sum_lanes<A>((v[0] + v[1]) + (v[2] + v[3]));
-}
+template <class A> A sum_lanes(const Lanes<A> (&v)[4]) { return sum_lanes<A>((v[0] + v[1]) + (v[2] + v[3])); }
 
-template <class A>
-[[gnu::always_inline]] inline Lanes<A> max_of(Lanes<A> a, Lanes<A> b) {
-  return choose(a > b, a, b);
-}
+template <class A> [[gnu::always_inline]] inline Lanes<A> max_of(Lanes<A> a, Lanes<A> b) { return choose(a > b, a, b); }
 
-template <class A>
-A max_lanes(const Lanes<A> (&v)[4]) {
+template <class A> A max_lanes(const Lanes<A> (&v)[4]) {
   A lanes[lane_count<A>];
   copy_out(max_of<A>(max_of<A>(v[0], v[1]), max_of<A>(v[2], v[3])), lanes);
   for (int half = lane_count<A> / 2; half > 0; half /= 2)
@@ -193,8 +168,7 @@ A max_lanes(const Lanes<A> (&v)[4]) {
   return lanes[0];
 }
 
-template <class A>
-[[gnu::always_inline]] inline Lanes<A> sqrt_lanes(Lanes<A> v) {
+template <class A> [[gnu::always_inline]] inline Lanes<A> sqrt_lanes(Lanes<A> v) {
   alignas(64) A lanes[lane_count<A>];
   copy_out(v, lanes);
   for (int l = 0; l < lane_count<A>; ++l) lanes[l] = std::sqrt(lanes[l]);
@@ -215,11 +189,13 @@ template <class A>
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.f;
-  const Lanes<float> power = as<Lanes<float>>((as<Words>(t) << 23) + 0x3f800000u);  // 2^n; wraps around where it is not used
+  const Lanes<float> power =
+      as<Lanes<float>>((as<Words>(t) << 23) + 0x3f800000u);  // 2^n; wraps around where it is not used
   return choose(x < -87.33654f, splat(0.f), p * power);
 }
 
-[[gnu::always_inline]] inline Lanes<double> exp_lanes(Lanes<double> x) {  // f64 serves gradient checks, so the library's exp will do
+[[gnu::always_inline]] inline Lanes<double> exp_lanes(
+    Lanes<double> x) {  // f64 serves gradient checks, so the library's exp will do
   double lanes[lane_count<double>];
   copy_out(x, lanes);
   for (double& number : lanes) number = std::exp(number);

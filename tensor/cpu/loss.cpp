@@ -18,8 +18,7 @@ struct RowSum {
   double max, log_sum;
 };
 
-template <class T>
-RowSum log_sum_exp(const T* x, int64_t n) {
+template <class T> RowSum log_sum_exp(const T* x, int64_t n) {
   using A = Acc<T>;
   A most = -infinity<A>;
   double total = 0;
@@ -42,8 +41,7 @@ RowSum log_sum_exp(const T* x, int64_t n) {
   return {double(most), std::log(total)};
 }
 
-template <class A>
-struct Weights {  // one per class, in A; empty when the caller gave none
+template <class A> struct Weights {  // one per class, in A; empty when the caller gave none
   explicit Weights(const Tensor& weight, int64_t classes) : total(double(classes)) {
     if (!weight.defined()) return;
     values = widen<A>(weight, classes, 1);
@@ -92,8 +90,8 @@ void loss_rows(const Tensor& logits, const Tensor& target, const Weights<Acc<T>>
   });
 }
 
-/// dx[c] = softmax(x)[c] * scale - w[c] * spread; `out` may be `x`. Returns the scale it used with exp(x - lse). Not `whole`: x is a part
-/// of the columns that lse is of.
+/// dx[c] = softmax(x)[c] * scale - w[c] * spread; `out` may be `x`. Returns the scale it used with exp(x - lse). Not
+/// `whole`: x is a part of the columns that lse is of.
 template <class T>
 Acc<T> grad_row(const T* x, Acc<T> lse, Acc<T> scale, const Acc<T>* w, Acc<T> spread, int64_t n, bool whole, T* out) {
   using A = Acc<T>;

@@ -1,7 +1,7 @@
 // Matrix product: out = activation(alpha * a b + beta * out + bias), batched.
 //
-// Large products use all threads for each matrix, small ones of a batch a thread for each: the bits are the same. What follows
-// the product (bias, activation) is done piece by piece while it is in cache.
+// Large products use all threads for each matrix, small ones of a batch a thread for each: the bits are the same. What
+// follows the product (bias, activation) is done piece by piece while it is in cache.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -23,13 +23,18 @@ constexpr int64_t small_product = 1 << 18;  // multiplications that are worth a 
 
 /// y (n) = alpha * x a + beta * y for a (k x n): a matrix times a vector, where blocked products are slow.
 template <class T>
-void vector_times_matrix(int64_t n, int64_t k, T alpha, const T* x, int64_t step, MatrixView<T> a, T beta, T* y, int64_t y_step) {
-  const auto put = [&](int64_t j, T sum) { T& to = y[j * y_step]; to = beta == 0 ? alpha * sum : alpha * sum + beta * to; };
+void vector_times_matrix(int64_t n, int64_t k, T alpha, const T* x, int64_t step, MatrixView<T> a, T beta, T* y,
+                         int64_t y_step) {
+  const auto put = [&](int64_t j, T sum) {
+    T& to = y[j * y_step];
+    to = beta == 0 ? alpha * sum : alpha * sum + beta * to;
+  };
   if (a.row == 1 && a.col != 1 && step == 1) {  // columns lie together: one dot product each
     for (int64_t j = 0; j < n; ++j) {
       Lanes<T> sums[4] = {};
       const T* column = a.data + j * a.col;
-      each_vector<T>(k, [&](int64_t p, auto count, auto slot) { sums[slot] += load(column + p, count) * load(x + p, count); });
+      each_vector<T>(
+          k, [&](int64_t p, auto count, auto slot) { sums[slot] += load(column + p, count) * load(x + p, count); });
       put(j, sum_lanes<T>(sums));
     }
     return;
@@ -65,8 +70,7 @@ struct UnaryGrad {
   const void* kept = nullptr;  // like out
 
   /// g (n) becomes the gradient of the operation's input.
-  template <class T>
-  void operator()(T* g, const T* at, int64_t n) const {
+  template <class T> void operator()(T* g, const T* at, int64_t n) const {
     const int64_t whole = n / block_step * block_step;
     const void* in[] = {g, at};
     if (whole > 0) run(in, g, whole, *args);
@@ -80,8 +84,7 @@ struct UnaryGrad {
 };
 
 /// What follows the product, on `rows` rows of n values that lie `ld` apart, in one pass.
-template <class T>
-struct Epilogue {
+template <class T> struct Epilogue {
   const T* bias;  // or null
   Activation activation;
   T *product, *out;  // the same, unless somebody wants what is before the activation
@@ -94,7 +97,8 @@ struct Epilogue {
     if (unary.run) {
       for (int64_t i = i0; i < i0 + rows; ++i) {
         const T* const at = static_cast<const T*>(unary.kept) + i * ld + j0;
-        for (int64_t j = 0; j < n; j += 64 / int64_t(sizeof(T))) __builtin_prefetch(at + rows * ld + j, 0, 2);  // of the next rows, while their product is made
+        for (int64_t j = 0; j < n; j += 64 / int64_t(sizeof(T)))
+          __builtin_prefetch(at + rows * ld + j, 0, 2);  // of the next rows, while their product is made
         unary(out + i * ld + j0, at, n);
       }
       return;
@@ -113,11 +117,9 @@ struct Epilogue {
     }
   }
 
-  template <class F>
-  static constexpr auto value = [](T x) { return F::value(x, functor::Params<T>{}); };
+  template <class F> static constexpr auto value = [](T x) { return F::value(x, functor::Params<T>{}); };
 
-  template <class F>
-  static void apply(T* from, const T* shift, T* to, int64_t n, F f) {
+  template <class F> static void apply(T* from, const T* shift, T* to, int64_t n, F f) {
     if (from == to) {
       for (int64_t j = 0; j < n; ++j) to[j] = f(shift ? to[j] + shift[j] : to[j]);
       return;
@@ -139,8 +141,7 @@ int64_t batch_offset(int64_t index, const Shape& shape, const Strides& strides) 
 }
 
 /// One operation on a batch of matrices.
-template <class T, class In>
-struct Products {
+template <class T, class In> struct Products {
   const Tensor &a, &b, &bias, &pre, &out;
   const MatmulArgs& args;
   UnaryGrad unary = {};
@@ -148,14 +149,23 @@ struct Products {
   T alpha = T(args.alpha), beta = T(args.beta);
 
   MatrixView<In> view(const Tensor& x, int64_t index) const {
-    return {x.data<In>() + batch_offset(index, out.shape(), x.strides()), x.strides()[out.dim() - 2], x.strides()[out.dim() - 1]};
+    return {x.data<In>() + batch_offset(index, out.shape(), x.strides()), x.strides()[out.dim() - 2],
+            x.strides()[out.dim() - 1]};
   }
   T* product(int64_t index) const { return (pre.defined() ? pre : out).template data<T>() + index * m * n; }
-  Epilogue<T> epilogue(int64_t index) const { return {bias.defined() ? bias.data<T>() : nullptr, args.activation, product(index), out.data<T>() + index * m * n, n, unary}; }
+  Epilogue<T> epilogue(int64_t index) const {
+    return {bias.defined() ? bias.data<T>() : nullptr,
+            args.activation,
+            product(index),
+            out.data<T>() + index * m * n,
+            n,
+            unary};
+  }
 
   void one(int64_t index, T* scratch) const {
     const Epilogue<T> after = epilogue(index);
-    gemm<T, In>(m, n, k, alpha, view(a, index), view(b, index), beta, product(index), n, after.empty() ? Finish() : Finish(std::cref(after)), scratch);
+    gemm<T, In>(m, n, k, alpha, view(a, index), view(b, index), beta, product(index), n,
+                after.empty() ? Finish() : Finish(std::cref(after)), scratch);
   }
 
   void matrices() const {
@@ -165,7 +175,8 @@ struct Products {
       return;
     }
     const int64_t size = gemm_scratch<T>(m, n, k);
-    const Ref<Storage> scratch = size ? Storage::allocate(std::min(threads, count) * size * int64_t(sizeof(T)), cpu) : Ref<Storage>();
+    const Ref<Storage> scratch =
+        size ? Storage::allocate(std::min(threads, count) * size * int64_t(sizeof(T)), cpu) : Ref<Storage>();
     std::atomic<int64_t> slot{0};
     parallel_for(count, small_product / work, [&](int64_t begin, int64_t end) {
       T* const own = scratch ? reinterpret_cast<T*>(scratch->data()) + slot++ * size : nullptr;
@@ -175,7 +186,8 @@ struct Products {
 
   /// m or n is 1: memory-bound, so pieces of the one long side.
   void vectors() const requires std::is_same_v<T, In> {
-    const int64_t length = std::max(m, n), piece = std::min<int64_t>(length, 512), pieces = (length + piece - 1) / piece;
+    const int64_t length = std::max(m, n), piece = std::min<int64_t>(length, 512),
+                  pieces = (length + piece - 1) / piece;
     parallel_for(count * pieces, std::max<int64_t>(1, (1 << 15) / (piece * k)), [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t index = unit / pieces, i = unit % pieces * piece, width = std::min(piece, length - i);
@@ -207,7 +219,8 @@ bool is_vector(const Tensor& out, int64_t k) {
 void matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, Tensor& out) {
   if (out.numel() == 0) return;
   const bool vectors = is_vector(out, a.size(-1));
-  const auto run = [&]<class T>(const Tensor& x, const Tensor& y, const Tensor& shift, const Tensor& before, const Tensor& to) {
+  const auto run = [&]<class T>(const Tensor& x, const Tensor& y, const Tensor& shift, const Tensor& before,
+                                const Tensor& to) {
     const Products<T, T> products{x, y, shift, before, to, args};
     vectors ? products.vectors() : products.matrices();
   };
@@ -225,11 +238,13 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulAr
   if (pre.defined()) pre.copy_(wide_pre);
 }
 
-void matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args, const Tensor& kept, Tensor& out) {
+void matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args, const Tensor& kept,
+                       Tensor& out) {
   if (out.numel() == 0) return;
   const Tensor none;
   const MatmulArgs plain;
-  const UnaryGrad unary{pointwise_entry(op).functions[int(PointwisePart::grad0)][int(compute_type(out.dtype()))], &args, kept.raw_data()};
+  const UnaryGrad unary{pointwise_entry(op).functions[int(PointwisePart::grad0)][int(compute_type(out.dtype()))], &args,
+                        kept.raw_data()};
   const auto run = [&]<class T>() {
     const Products<T, T> products{a, b, none, none, out, plain, unary};
     is_vector(out, a.size(1)) ? products.vectors() : products.matrices();

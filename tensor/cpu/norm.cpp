@@ -10,8 +10,7 @@ using namespace on_cpu;
 
 // --- softmax ---
 
-template <class T>
-void softmax_row(bool log, const T* x, int64_t n, T* out) {
+template <class T> void softmax_row(bool log, const T* x, int64_t n, T* out) {
   using A = Acc<T>;
   Lanes<A> top[4] = {splat(-infinity<A>), splat(-infinity<A>), splat(-infinity<A>), splat(-infinity<A>)};
   each_vector<A>(n,
@@ -42,8 +41,7 @@ void softmax_row(bool log, const T* x, int64_t n, T* out) {
 }
 
 /// softmax: dx = y (g - sum g y). log: dx = g - exp(y) sum g.
-template <class T>
-void softmax_grad_row(bool log, const T* g, const T* y, int64_t n, T* out) {
+template <class T> void softmax_grad_row(bool log, const T* g, const T* y, int64_t n, T* out) {
   using A = Acc<T>;
   Lanes<A> sum[4] = {};
   if (log) {
@@ -63,13 +61,9 @@ void softmax_grad_row(bool log, const T* g, const T* y, int64_t n, T* out) {
 
 // --- layer norm (centered) and RMS norm (not) ---
 
-template <class A>
-struct RowStatistics {
-  A mean, rest, rstd;
-};  // the mean is mean + rest, which one A could not hold
+template <class A> struct RowStatistics { A mean, rest, rstd; };  // the mean is mean + rest, which one A could not hold
 
-template <bool centered, class T>
-RowStatistics<Acc<T>> row_statistics(const T* x, int64_t n, double eps) {
+template <bool centered, class T> RowStatistics<Acc<T>> row_statistics(const T* x, int64_t n, double eps) {
   using A = Acc<T>;
   A mean = 0;
   if constexpr (centered) {

@@ -9,12 +9,10 @@
 
 namespace lockstep {
 
-template <>
-struct optim_steps::Root<on_cpu::Lanes<float>> {
+template <> struct optim_steps::Root<on_cpu::Lanes<float>> {
   static on_cpu::Lanes<float> of(on_cpu::Lanes<float> x) { return on_cpu::sqrt_lanes<float>(x); }
 };
-template <>
-struct optim_steps::Root<on_cpu::Lanes<double>> {
+template <> struct optim_steps::Root<on_cpu::Lanes<double>> {
   static on_cpu::Lanes<double> of(on_cpu::Lanes<double> x) { return on_cpu::sqrt_lanes<double>(x); }
 };
 
@@ -87,22 +85,20 @@ void update(const char* op, Tensor& p, const Tensor& grad, Tensor* const (&state
         }
       });
     };
-    if constexpr (std::is_same_v<A, float>)
-      dispatch<float, Half, BFloat16>(grad.dtype(), op, run);
-    else
-      dispatch<double>(grad.dtype(), op, run);
+    if constexpr (std::is_same_v<A, float>) dispatch<float, Half, BFloat16>(grad.dtype(), op, run);
+    else dispatch<double>(grad.dtype(), op, run);
   });
 }
 
 }  // namespace
 
-void on_cpu::adam(Tensor& p, const Tensor& grad, Tensor& m, Tensor& v, Tensor& v_max, Tensor& low, const AdamArgs& args) {
+void on_cpu::adam(Tensor& p, const Tensor& grad, Tensor& m, Tensor& v, Tensor& v_max, Tensor& low,
+                  const AdamArgs& args) {
   Tensor* const moments[] = {&m, &v, nullptr};
   Tensor* const with_max[] = {&m, &v, &v_max, nullptr};
   if (v_max.defined())
     update<3>("adam", p, grad, with_max, &low, [&](auto a) { return Adam<decltype(a), true>(args); });
-  else
-    update<2>("adam", p, grad, moments, &low, [&](auto a) { return Adam<decltype(a), false>(args); });
+  else update<2>("adam", p, grad, moments, &low, [&](auto a) { return Adam<decltype(a), false>(args); });
 }
 
 void on_cpu::sgd(Tensor& p, const Tensor& grad, Tensor& momentum, Tensor& low, const SgdArgs& args) {
@@ -110,8 +106,7 @@ void on_cpu::sgd(Tensor& p, const Tensor& grad, Tensor& momentum, Tensor& low, c
   Tensor* const with_momentum[] = {&momentum, nullptr};
   if (args.momentum != 0)
     update<1>("sgd", p, grad, with_momentum, &low, [&](auto a) { return Sgd<decltype(a), true>(args); });
-  else
-    update<0>("sgd", p, grad, none, &low, [&](auto a) { return Sgd<decltype(a), false>(args); });
+  else update<0>("sgd", p, grad, none, &low, [&](auto a) { return Sgd<decltype(a), false>(args); });
 }
 
 void on_cpu::rmsprop(Tensor& p, const Tensor& grad, Tensor& square_average, Tensor& grad_average, Tensor& momentum,
@@ -120,13 +115,12 @@ void on_cpu::rmsprop(Tensor& p, const Tensor& grad, Tensor& square_average, Tens
     Tensor* const state[] = {&square_average, centered ? &grad_average : &momentum, &momentum, nullptr};
     Tensor* used[2 + centered + moving] = {};
     std::copy(state, state + 1 + centered + moving, used);
-    update<1 + centered + moving>("rmsprop", p, grad, used, nullptr, [&](auto a) { return Rmsprop<decltype(a), centered, moving>(args); });
+    update<1 + centered + moving>("rmsprop", p, grad, used, nullptr,
+                                  [&](auto a) { return Rmsprop<decltype(a), centered, moving>(args); });
   };
   const bool moving = args.momentum != 0;
-  if (args.centered)
-    moving ? run.operator()<true, true>() : run.operator()<true, false>();
-  else
-    moving ? run.operator()<false, true>() : run.operator()<false, false>();
+  if (args.centered) moving ? run.operator()<true, true>() : run.operator()<true, false>();
+  else moving ? run.operator()<false, true>() : run.operator()<false, false>();
 }
 
 void on_cpu::adagrad(Tensor& p, const Tensor& grad, Tensor& sum, const AdagradArgs& args) {

@@ -1,6 +1,6 @@
 #pragma once
-// Splitting a loop over threads. Results must not depend on the number of threads: a piece computes its own outputs, and
-// sums that cross pieces are made of blocks of a fixed length, added in a fixed order afterwards.
+// Splitting a loop over threads. Results must not depend on the number of threads: a piece computes its own outputs,
+// and sums that cross pieces are made of blocks of a fixed length, added in a fixed order afterwards.
 #include <algorithm>
 #include <cstdint>
 
@@ -23,9 +23,9 @@
 namespace lockstep::on_cpu {
 
 /// Calls fn(begin, end) for disjoint ranges that cover [0, n), on up to get_threads() threads, each range at least
-/// `grain` long. Runs in the caller when there is only one range or when already inside a parallel region. fn must not throw.
-template <class Fn>
-void parallel_for(int64_t n, int64_t grain, Fn&& fn) {
+/// `grain` long. Runs in the caller when there is only one range or when already inside a parallel region. fn must not
+/// throw.
+template <class Fn> void parallel_for(int64_t n, int64_t grain, Fn&& fn) {
   if (n <= 0) return;
   const int64_t pieces = std::min<int64_t>(get_threads(), std::max<int64_t>(1, n / std::max<int64_t>(grain, 1)));
 #if defined(LOCKSTEP_TSAN)

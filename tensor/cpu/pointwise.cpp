@@ -1,6 +1,7 @@
-// Pointwise operations on the CPU: walks tensors of any strides in blocks and has a block function compute each. Operands
-// that are contiguous and of the type of computation are used where they lie; others are gathered into a buffer, and
-// results scattered from one, converted on the way. The end of a run is padded in a buffer to whole vectors.
+// Pointwise operations on the CPU: walks tensors of any strides in blocks and has a block function compute each.
+// Operands that are contiguous and of the type of computation are used where they lie; others are gathered into a
+// buffer, and results scattered from one, converted on the way. The end of a run is padded in a buffer to whole
+// vectors.
 #include <cstring>
 
 #include "tensor/convert.h"
@@ -79,7 +80,7 @@ struct Operand {
   int64_t stride[Dims::max_rank];
 };
 
-struct Plan {
+struct PointwiseLoop {
   BlockFn fn;
   const PointwiseArgs* args;
   int inputs, rank = 0;
@@ -96,8 +97,9 @@ int64_t broadcast_stride(const Tensor& tensor, int d, int rank) {
   return own < 0 || tensor.shape()[own] == 1 ? 0 : tensor.strides()[own];
 }
 
-// Fills in the space: out's dims without those of size 1, ordered by out's strides, neighbours joined where all allow it.
-void make_space(Plan& plan, const Tensor* const* tensors, const Tensor& out) {
+// Fills in the space: out's dims without those of size 1, ordered by out's strides, neighbours joined where all allow
+// it.
+void make_space(PointwiseLoop& plan, const Tensor* const* tensors, const Tensor& out) {
   const int operands = plan.inputs + 1, dims = out.dim();
   for (int d = 0; d < dims; ++d) {
     const int64_t size = out.shape()[d];
@@ -133,10 +135,12 @@ void make_space(Plan& plan, const Tensor* const* tensors, const Tensor& out) {
   plan.rank = last + 1;
 }
 
-struct Place { int64_t index[Dims::max_rank]; };
+struct LoopIndex {
+  int64_t index[Dims::max_rank];
+};
 
-Place place_of(const Plan& plan, int64_t flat) {
-  Place place;
+LoopIndex place_of(const PointwiseLoop& plan, int64_t flat) {
+  LoopIndex place;
   for (int d = plan.rank - 1; d > 0; --d) {
     place.index[d] = flat % plan.length[d];
     flat /= plan.length[d];
@@ -146,7 +150,8 @@ Place place_of(const Plan& plan, int64_t flat) {
 }
 
 // Moves n elements from `place` on between an operand and a buffer.
-void move_run(const Plan& plan, const Operand& operand, Place place, int64_t n, std::byte* buffer, bool load) {
+void move_run(const PointwiseLoop& plan, const Operand& operand, LoopIndex place, int64_t n, std::byte* buffer,
+              bool load) {
   const int last = plan.rank - 1;
   const int64_t inner = operand.stride[last];
   int64_t offset = 0;
@@ -179,7 +184,7 @@ void fill_periodic(const Operand& operand, std::byte* buffer, int64_t n) {
 }
 
 // Elements [begin, end) of the flat space.
-void run_range(const Plan& plan, int64_t begin, int64_t end) {
+void run_range(const PointwiseLoop& plan, int64_t begin, int64_t end) {
   alignas(64) Buffer buffers[most_operands];
   bool all_direct = plan.out().direct;
   for (int i = 0; i < plan.inputs; ++i) {
@@ -195,7 +200,7 @@ void run_range(const Plan& plan, int64_t begin, int64_t end) {
     if (partial && n > block_step && all_direct) n = n / block_step * block_step;
     const bool padded = n % block_step != 0;
     const void* in[most_operands];
-    Place place{};
+    LoopIndex place{};
     bool placed = false;
     const auto move = [&](const Operand& operand, std::byte* buffer, bool load) {
       if (operand.direct) {
@@ -260,7 +265,7 @@ bool is_across(const Tensor& tensor, int64_t n) {
 }
 
 // Decides how an operand of a planned space is reached.
-void choose_access(const Plan& plan, Operand& operand, bool input, DType dtype) {
+void choose_access(const PointwiseLoop& plan, Operand& operand, bool input, DType dtype) {
   int64_t expected = 1;
   int d = plan.rank - 1;
   for (; d >= 0 && operand.stride[d] == expected; --d) expected *= plan.length[d];
@@ -272,7 +277,7 @@ void choose_access(const Plan& plan, Operand& operand, bool input, DType dtype) 
 }
 
 // Plans a walk where not everything is contiguous, of one shape and of the type of computation.
-[[gnu::noinline]] void prepare(Plan& plan, const Tensor* const* in, const Tensor& out, Ref<Storage>* copies) {
+[[gnu::noinline]] void prepare(PointwiseLoop& plan, const Tensor* const* in, const Tensor& out, Ref<Storage>* copies) {
   const int64_t n = out.numel();
   const int count = plan.inputs;
   bool simple = out.is_contiguous();  // then a walk in row-major order may do, without looking at strides
@@ -309,11 +314,12 @@ void choose_access(const Plan& plan, Operand& operand, bool input, DType dtype) 
 
 }  // namespace
 
-void pointwise(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor* const* in, int count, Tensor& out) {
+void pointwise(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor* const* in, int count,
+               Tensor& out) {
   const int64_t n = out.numel();
   if (n == 0) return;
   const PointwiseEntry& entry = pointwise_entry(op);
-  Plan plan;
+  PointwiseLoop plan;
   plan.fn = entry.functions[int(part)][int(compute_type(in[count - 1]->dtype()))];
   plan.args = &args;
   plan.inputs = count;
@@ -327,9 +333,8 @@ void pointwise(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, co
   if (!all_direct) prepare(plan, in, out, copies);
   const int64_t grain = entry.costly ? 4 * block : 32 * block;
   if (n < 2 * grain) return run_range(plan, 0, n);
-  parallel_for((n + block - 1) / block, grain / block, [&](int64_t begin, int64_t end) {
-    run_range(plan, begin * block, std::min(n, end * block));
-  });
+  parallel_for((n + block - 1) / block, grain / block,
+               [&](int64_t begin, int64_t end) { run_range(plan, begin * block, std::min(n, end * block)); });
 }
 
 }  // namespace lockstep::on_cpu

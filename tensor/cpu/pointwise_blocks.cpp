@@ -1,4 +1,5 @@
-// The loops of pointwise operations. Each is a functor in a loop without branches that the compiler turns into vector code.
+// The loops of pointwise operations. Each is a functor in a loop without branches that the compiler turns into vector
+// code.
 #include "tensor/cpu/pointwise_blocks.h"
 
 #include <array>
@@ -12,38 +13,34 @@ namespace {
 using functor::Params;
 
 // Kinds of types in pointwise.def.
-struct Kind { bool of_floats, of_integers, of_bool; };
+struct Kind {
+  bool of_floats, of_integers, of_bool;
+};
 constexpr Kind floats{true, false, false}, numbers{true, true, false}, logic{false, false, true};
 
-template <class T>
-Params<T> params_of(const PointwiseArgs& args) { return {convert<T>(args.p), convert<T>(args.q)}; }
+template <class T> Params<T> params_of(const PointwiseArgs& args) { return {convert<T>(args.p), convert<T>(args.q)}; }
 
 // out[i] = fn(i) over whole vectors. `ivdep`: out may be an input itself, but is never shifted against it.
-template <class Out, class Fn>
-[[gnu::always_inline]] inline void each(void* out, int64_t n, Fn fn) {
+template <class Out, class Fn> [[gnu::always_inline]] inline void each(void* out, int64_t n, Fn fn) {
   Out* to = static_cast<Out*>(out);
   n = n / block_step * block_step;  // tells the compiler that there is no rest
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) to[i] = Out(fn(i));
 }
 
-template <class T>
-const T* input(const void* const* in, int i) { return static_cast<const T*>(in[i]); }
+template <class T> const T* input(const void* const* in, int i) { return static_cast<const T*>(in[i]); }
 
 // --- one operand ---
 
-template <class F, class T>
-constexpr bool has_large = std::is_same_v<T, float> && requires { F::large_value(0.0); };
+template <class F, class T> constexpr bool has_large = std::is_same_v<T, float>&& requires { F::large_value(0.0); };
 
-template <class F, class T>
-bool any_large(const T* x, int64_t n) {
+template <class F, class T> bool any_large(const T* x, int64_t n) {
   int large = 0;
   for (int64_t i = 0; i < n; ++i) large |= F::is_large(x[i]);
   return large != 0;
 }
 
-template <class F, class T>
-void value1(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
+template <class F, class T> void value1(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
   const T* x = input<T>(in, 0);
   const Params<T> params = params_of<T>(args);
   if constexpr (has_large<F, T>) {
@@ -56,8 +53,7 @@ void value1(const void* const* in, void* out, int64_t n, const PointwiseArgs& ar
   each<T>(out, n, [=](int64_t i) { return F::value(x[i], params); });
 }
 
-template <class F, class T>
-void grad1(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
+template <class F, class T> void grad1(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
   const T* g = input<T>(in, 0);
   const Params<T> params = params_of<T>(args);
   if constexpr (F::reads == functor::Reads::none || F::reads == functor::Reads::zero) {
@@ -77,8 +73,7 @@ void grad1(const void* const* in, void* out, int64_t n, const PointwiseArgs& arg
 }
 
 // x^2 and its like are exact and fast; the rest goes through std::pow.
-template <class T>
-void pow_value(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
+template <class T> void pow_value(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
   const T* x = input<T>(in, 0);
   if (args.p == 2) return each<T>(out, n, [=](int64_t i) { return x[i] * x[i]; });
   if (args.p == 3) return each<T>(out, n, [=](int64_t i) { return x[i] * x[i] * x[i]; });
@@ -88,8 +83,7 @@ void pow_value(const void* const* in, void* out, int64_t n, const PointwiseArgs&
   value1<functor::PowScalar, T>(in, out, n, args);
 }
 
-template <class T>
-void pow_grad(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
+template <class T> void pow_grad(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
   const T* g = input<T>(in, 0);
   const T* x = input<T>(in, 1);
   if (args.p == 1) return each<T>(out, n, [=](int64_t i) { return g[i]; });
@@ -102,14 +96,12 @@ void pow_grad(const void* const* in, void* out, int64_t n, const PointwiseArgs& 
 
 // --- two and three operands ---
 
-template <class F, class T, class Out>
-void value2(const void* const* in, void* out, int64_t n, const PointwiseArgs&) {
+template <class F, class T, class Out> void value2(const void* const* in, void* out, int64_t n, const PointwiseArgs&) {
   const T *a = input<T>(in, 0), *b = input<T>(in, 1);
   each<Out>(out, n, [=](int64_t i) { return F::value(a[i], b[i]); });
 }
 
-template <class F, class T, int part>
-void grad2(const void* const* in, void* out, int64_t n, const PointwiseArgs&) {
+template <class F, class T, int part> void grad2(const void* const* in, void* out, int64_t n, const PointwiseArgs&) {
   const T *g = input<T>(in, 0), *a = input<T>(in, 1), *b = input<T>(in, 2);
   each<T>(out, n, [=](int64_t i) {
     if constexpr (part == 0) return F::grad0(g[i], a[i], b[i]);
@@ -117,22 +109,19 @@ void grad2(const void* const* in, void* out, int64_t n, const PointwiseArgs&) {
   });
 }
 
-template <class F, class T>
-void value3(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
+template <class F, class T> void value3(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
   const T *a = input<T>(in, 0), *b = input<T>(in, 1), *c = input<T>(in, 2);
   const Params<T> params = params_of<T>(args);
   each<T>(out, n, [=](int64_t i) { return F::value(a[i], b[i], c[i], params); });
 }
 
-template <class T>
-void lerp2(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
+template <class T> void lerp2(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
   const T *a = input<T>(in, 0), *b = input<T>(in, 1);
   const Params<T> params = params_of<T>(args);
   each<T>(out, n, [=](int64_t i) { return functor::Lerp::value(a[i], b[i], params); });
 }
 
-template <class T>
-void where3(const void* const* in, void* out, int64_t n, const PointwiseArgs&) {
+template <class T> void where3(const void* const* in, void* out, int64_t n, const PointwiseArgs&) {
   const uint8_t* condition = input<uint8_t>(in, 0);
   const T *a = input<T>(in, 1), *b = input<T>(in, 2);
   each<T>(out, n, [=](int64_t i) { return condition[i] ? a[i] : b[i]; });
@@ -141,8 +130,7 @@ void where3(const void* const* in, void* out, int64_t n, const PointwiseArgs&) {
 // --- the table ---
 
 // Calls add.template operator()<T>(index) for the types of computation of a kind.
-template <Kind kind, class Fn>
-constexpr void each_type(Fn add) {
+template <Kind kind, class Fn> constexpr void each_type(Fn add) {
   if constexpr (kind.of_floats) {
     add.template operator()<float>(int(ComputeType::f32));
     add.template operator()<double>(int(ComputeType::f64));
@@ -154,11 +142,9 @@ constexpr void each_type(Fn add) {
   if constexpr (kind.of_bool) add.template operator()<uint8_t>(int(ComputeType::u8));
 }
 
-template <class F>
-constexpr bool is_costly = requires { F::costly; };
+template <class F> constexpr bool is_costly = requires { F::costly; };
 
-template <class F, Kind kind>
-constexpr PointwiseEntry unary() {
+template <class F, Kind kind> constexpr PointwiseEntry unary() {
   PointwiseEntry entry{.costly = is_costly<F>};
   each_type<kind>([&]<class T>(int type) {
     constexpr bool power = std::is_same_v<F, functor::PowScalar>;
@@ -170,8 +156,7 @@ constexpr PointwiseEntry unary() {
   return entry;
 }
 
-template <class F, Kind kind>
-constexpr PointwiseEntry binary() {
+template <class F, Kind kind> constexpr PointwiseEntry binary() {
   PointwiseEntry entry{.costly = is_costly<F>};
   each_type<kind>([&]<class T>(int type) {
     entry.functions[0][type] = value2<F, T, T>;
@@ -185,8 +170,7 @@ constexpr PointwiseEntry binary() {
 
 constexpr Kind everything{true, true, true};
 
-template <class F>
-constexpr PointwiseEntry compare() {
+template <class F> constexpr PointwiseEntry compare() {
   PointwiseEntry entry;
   each_type<everything>([&]<class T>(int type) { entry.functions[0][type] = value2<F, T, uint8_t>; });
   return entry;
@@ -202,7 +186,8 @@ constexpr auto make_table() {
 #define LOCKSTEP_COMPARE(name, F) at(PointwiseOp::name) = compare<functor::F>();
 #include "tensor/pointwise.def"
   each_type<everything>([&]<class T>(int type) { at(PointwiseOp::where).functions[0][type] = where3<T>; });
-  each_type<numbers>([&]<class T>(int type) { at(PointwiseOp::addcmul).functions[0][type] = value3<functor::Addcmul, T>; });
+  each_type<numbers>(
+      [&]<class T>(int type) { at(PointwiseOp::addcmul).functions[0][type] = value3<functor::Addcmul, T>; });
   each_type<floats>([&]<class T>(int type) { at(PointwiseOp::lerp).functions[0][type] = lerp2<T>; });
   return table;
 }

@@ -17,13 +17,17 @@ struct Units {
   int64_t count, channels, h, w, p, q;
 
   Units(const Tensor& x, const Tensor& y, bool last)
-      : count(last ? x.size(0) : x.size(0) * x.size(1)), channels(last ? x.size(1) : 1), h(x.size(2)), w(x.size(3)), p(y.size(2)), q(y.size(3)) {}
+      : count(last ? x.size(0) : x.size(0) * x.size(1)),
+        channels(last ? x.size(1) : 1),
+        h(x.size(2)),
+        w(x.size(3)),
+        p(y.size(2)),
+        q(y.size(3)) {}
 
   int64_t grain() const { return std::max<int64_t>(1, (1 << 14) / std::max<int64_t>(1, h * w * channels)); }
 
   /// Calls fn(unit, channels) for all units; channels is a constant where it is 1.
-  template <class Fn>
-  void each(Fn&& fn) const {
+  template <class Fn> void each(Fn&& fn) const {
     parallel_for(count, grain(), [&](int64_t begin, int64_t end) {
       if (channels == 1)
         for (int64_t u = begin; u < end; ++u) fn(u, std::integral_constant<int64_t, 1>());
@@ -34,8 +38,7 @@ struct Units {
 };
 
 /// The larger one wins, and NaN over all; an equal one does not, so the first place stays.
-template <class T>
-inline void take_larger(T value, int32_t place, T& best, int32_t& at) {
+template <class T> inline void take_larger(T value, int32_t place, T& best, int32_t& at) {
   const bool wins = (value > best) | (value != value);
   best = wins ? value : best;
   at = wins ? place : at;
@@ -59,11 +62,10 @@ void max_pool_2x2(const Units& z, const T* __restrict x, T* __restrict out, int3
   }
 }
 
-template <class T>
-void max_pool(const Tensor& x, const PoolArgs& args, Tensor& out, Tensor& indices) {
+template <class T> void max_pool(const Tensor& x, const PoolArgs& args, Tensor& out, Tensor& indices) {
   const Units z(x, out, is_channels_last(x));
-  const bool usual = args.kernel == Dims{2, 2} && args.stride == Dims{2, 2} && args.padding == Dims{0, 0} && args.dilation == Dims{1, 1} &&
-                     2 * z.p <= z.h && 2 * z.q <= z.w;
+  const bool usual = args.kernel == Dims{2, 2} && args.stride == Dims{2, 2} && args.padding == Dims{0, 0} &&
+                     args.dilation == Dims{1, 1} && 2 * z.p <= z.h && 2 * z.q <= z.w;
   const T* const from = x.data<T>();
   T* const to = out.data<T>();
   int32_t* const places = indices.data<int32_t>();
@@ -98,8 +100,7 @@ void max_pool(const Tensor& x, const PoolArgs& args, Tensor& out, Tensor& indice
   });
 }
 
-template <class T>
-void max_pool_grad(const Tensor& grad, const Tensor& indices, Tensor& grad_x) {
+template <class T> void max_pool_grad(const Tensor& grad, const Tensor& indices, Tensor& grad_x) {
   const Units z(grad_x, grad, is_channels_last(grad_x));
   const T* const from = grad.data<T>();
   const int32_t* const places = indices.data<int32_t>();
@@ -116,7 +117,9 @@ void max_pool_grad(const Tensor& grad, const Tensor& indices, Tensor& grad_x) {
 }
 
 /// The windows of averaging along one axis: [begin, end) of the input, and the length that counts for the mean.
-struct Window { int64_t begin, end, length; };
+struct Window {
+  int64_t begin, end, length;
+};
 using Windows = std::vector<Window>;
 
 Windows pool_windows(int64_t size, int64_t outputs, int d, const PoolArgs& args) {
@@ -139,8 +142,7 @@ Windows adaptive_windows(int64_t size, int64_t outputs) {
   return windows;
 }
 
-template <class T>
-void average(const Tensor& x, const Windows& rows, const Windows& columns, Tensor& out) {
+template <class T> void average(const Tensor& x, const Windows& rows, const Windows& columns, Tensor& out) {
   const Units z(x, out, is_channels_last(x));
   const T* const from = x.data<T>();
   T* const to = out.data<T>();
@@ -160,8 +162,7 @@ void average(const Tensor& x, const Windows& rows, const Windows& columns, Tenso
   });
 }
 
-template <class T>
-void average_grad(const Tensor& grad, const Windows& rows, const Windows& columns, Tensor& grad_x) {
+template <class T> void average_grad(const Tensor& grad, const Windows& rows, const Windows& columns, Tensor& grad_x) {
   const Units z(grad_x, grad, is_channels_last(grad_x));
   const T* const from = grad.data<T>();
   T* const to = grad_x.data<T>();
@@ -181,8 +182,7 @@ void average_grad(const Tensor& grad, const Windows& rows, const Windows& column
 }
 
 /// Runs fn<T>(input, output) on f32 copies for f16 and bf16, rounding the output once.
-template <class Fn>
-void in_compute_type(const Tensor& in, Tensor& out, Fn&& fn) {
+template <class Fn> void in_compute_type(const Tensor& in, Tensor& out, Fn&& fn) {
   if (out.numel() == 0) return;
   if (in.dtype() == f64) return fn.template operator()<double>(in, out);
   if (in.dtype() == f32) return fn.template operator()<float>(in, out);
@@ -206,12 +206,14 @@ void max_pool2d_grad(const Tensor& grad, const Tensor& indices, Tensor& grad_x) 
 }
 
 void avg_pool2d(const Tensor& x, const PoolArgs& args, Tensor& out) {
-  const Windows rows = pool_windows(x.size(2), out.size(2), 0, args), columns = pool_windows(x.size(3), out.size(3), 1, args);
+  const Windows rows = pool_windows(x.size(2), out.size(2), 0, args),
+                columns = pool_windows(x.size(3), out.size(3), 1, args);
   in_compute_type(x, out, [&]<class T>(const Tensor& in, Tensor& to) { average<T>(in, rows, columns, to); });
 }
 
 void avg_pool2d_grad(const Tensor& grad, const PoolArgs& args, Tensor& grad_x) {
-  const Windows rows = pool_windows(grad_x.size(2), grad.size(2), 0, args), columns = pool_windows(grad_x.size(3), grad.size(3), 1, args);
+  const Windows rows = pool_windows(grad_x.size(2), grad.size(2), 0, args),
+                columns = pool_windows(grad_x.size(3), grad.size(3), 1, args);
   in_compute_type(grad, grad_x, [&]<class T>(const Tensor& in, Tensor& to) { average_grad<T>(in, rows, columns, to); });
 }
 
@@ -221,7 +223,8 @@ void adaptive_avg_pool2d(const Tensor& x, Tensor& out) {
 }
 
 void adaptive_avg_pool2d_grad(const Tensor& grad, Tensor& grad_x) {
-  const Windows rows = adaptive_windows(grad_x.size(2), grad.size(2)), columns = adaptive_windows(grad_x.size(3), grad.size(3));
+  const Windows rows = adaptive_windows(grad_x.size(2), grad.size(2)),
+                columns = adaptive_windows(grad_x.size(3), grad.size(3));
   in_compute_type(grad, grad_x, [&]<class T>(const Tensor& in, Tensor& to) { average_grad<T>(in, rows, columns, to); });
 }
 

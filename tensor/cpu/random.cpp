@@ -1,5 +1,6 @@
-// Ranges and random numbers. Every element is a pure function of (key, its flat index), computed by the same instructions
-// wherever it lies, so neither threads nor the length of the tensor change a bit of it; nor does the device, see random_math.h.
+// Ranges and random numbers. Every element is a pure function of (key, its flat index), computed by the same
+// instructions wherever it lies, so neither threads nor the length of the tensor change a bit of it; nor does the
+// device, see random_math.h.
 #include <cmath>
 
 #include "tensor/convert.h"
@@ -40,8 +41,7 @@ void philox_block(PhiloxKey key, uint64_t first, uint32_t* __restrict out) {
 }
 
 // Fills out with blocks of `block` elements: make(words, values) turns 256 words into `block` values of type T.
-template <class T, int block, class Out, class Make>
-void fill_blocks(Out* out, int64_t n, PhiloxKey key, Make&& make) {
+template <class T, int block, class Out, class Make> void fill_blocks(Out* out, int64_t n, PhiloxKey key, Make&& make) {
   const int64_t blocks = (n + block - 1) / block;
   parallel_for(blocks, 64, [&](int64_t begin, int64_t end) {
     alignas(64) uint32_t words[words_per_block];
@@ -72,7 +72,8 @@ void uniform(Tensor& out, double low, double high, PhiloxKey key) {
     if constexpr (std::is_same_v<T, double>) {
       const double most = most_below<T>(low, high), width = high - low;
       fill_blocks<double, words_per_block / 2>(data, out.numel(), key, [=](const uint32_t* words, double* values) {
-        for (int i = 0; i < words_per_block / 2; ++i) values[i] = scaled(unit(words[2 * i], words[2 * i + 1]), low, width, most);
+        for (int i = 0; i < words_per_block / 2; ++i)
+          values[i] = scaled(unit(words[2 * i], words[2 * i + 1]), low, width, most);
       });
     } else {
       const float most = most_below<T>(low, high), base = float(low), width = float(high - low);
@@ -110,13 +111,15 @@ void normal(Tensor& out, double mean, double deviation, PhiloxKey key) {
 void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
   const uint64_t range = uint64_t(high) - uint64_t(low);
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(out.dtype(), "randint", [&]<class T> {
-    fill_blocks<int64_t, words_per_block / 2>(out.data<T>(), out.numel(), key, [=](const uint32_t* words, int64_t* values) {
-      for (int i = 0; i < words_per_block / 2; ++i) values[i] = whole(words[2 * i], words[2 * i + 1], low, range);
-    });
+    fill_blocks<int64_t, words_per_block / 2>(out.data<T>(), out.numel(), key,
+                                              [=](const uint32_t* words, int64_t* values) {
+                                                for (int i = 0; i < words_per_block / 2; ++i)
+                                                  values[i] = whole(words[2 * i], words[2 * i + 1], low, range);
+                                              });
   });
 }
 
-void dropout(const Tensor& x, double p, PhiloxKey key, const Place& place, Tensor& out) {
+void dropout(const Tensor& x, double p, PhiloxKey key, const Region& place, Tensor& out) {
   const int64_t n = out.numel();
   // Element i stays when its word is at least p * 2^32; p == 1 is beyond every word.
   const uint64_t threshold = uint64_t(std::ceil(p * 0x1p32));
@@ -148,10 +151,12 @@ void dropout(const Tensor& x, double p, PhiloxKey key, const Place& place, Tenso
       }
       const int64_t last = std::min(n, end * words_per_block);
       for (int64_t i = begin * words_per_block; i < last;) {  // as far as the run and the words go
-        const int64_t in_run = i % place.run, at = place.first + i / place.run * place.stride + in_run, skipped = at % 4;
+        const int64_t in_run = i % place.run, at = place.first + i / place.run * place.stride + in_run,
+                      skipped = at % 4;
         const int64_t count = std::min({last - i, place.run - in_run, words_per_block - skipped});
         if (count < 32) {
-          for (int64_t c = 0; c * 4 < skipped + count; ++c) std::ranges::copy(philox(key, uint64_t(at / 4 + c)), words + 4 * c);
+          for (int64_t c = 0; c * 4 < skipped + count; ++c)
+            std::ranges::copy(philox(key, uint64_t(at / 4 + c)), words + 4 * c);
         } else {
           philox_block(key, uint64_t(at / 4), words);
         }

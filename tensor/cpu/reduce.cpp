@@ -4,8 +4,8 @@
 //   along a reduced dim   a row becomes one number: four vectors run along it and are added in a tree at its end
 //   along a kept dim      a row of outputs is carried down the rows of x (column sums, as for a bias)
 //
-// Sums of f32 are carried in f32 over blocks of fixed length, and the sums of the blocks are added in f64, one after another.
-// Blocks depend on the shape alone, so the bits do not depend on threads. Variance and logsumexp read x twice.
+// Sums of f32 are carried in f32 over blocks of fixed length, and the sums of the blocks are added in f64, one after
+// another. Blocks depend on the shape alone, so the bits do not depend on threads. Variance and logsumexp read x twice.
 #include <atomic>
 #include <cmath>
 #include <memory>
@@ -19,14 +19,15 @@
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t run_block = 4096;   // elements of a row in one sum
-constexpr int64_t row_block = 64;     // rows in one column sum
+constexpr int64_t run_block = 4096;     // elements of a row in one sum
+constexpr int64_t row_block = 64;       // rows in one column sum
 constexpr int64_t column_block = 1024;  // also what fits a buffer
-constexpr int64_t grain = 1 << 15;    // elements for which a second thread pays
+constexpr int64_t grain = 1 << 15;      // elements for which a second thread pays
 
 // --- operations: what the lanes of each are, and how they take one more vector and join ---
 
-template <class T> using Same = std::conditional_t<std::is_integral_v<T>, std::conditional_t<sizeof(T) == 8, int64_t, int32_t>, Acc<T>>;
+template <class T>
+using Same = std::conditional_t<std::is_integral_v<T>, std::conditional_t<sizeof(T) == 8, int64_t, int32_t>, Acc<T>>;
 template <class T> using Wide = std::conditional_t<std::is_integral_v<T>, int64_t, double>;
 
 struct Sum {
@@ -59,7 +60,8 @@ struct Prod {
 };
 struct Max {  // NaN wins
   template <class T> using Lane = Same<T>;
-  template <class A> static constexpr A identity = std::is_integral_v<A> ? std::numeric_limits<A>::lowest() : -infinity<A>;
+  template <class A>
+  static constexpr A identity = std::is_integral_v<A> ? std::numeric_limits<A>::lowest() : -infinity<A>;
   template <class A> static A neutral(A) { return identity<A>; }
   template <class V> static V join(V a, V b) { return choose((b > a) | (b != b), b, a); }
   template <class V> static V step(V a, V x, V) { return join(a, x); }
@@ -91,18 +93,18 @@ struct All {
 template <class A> using Total = std::conditional_t<std::is_integral_v<A>, int64_t, double>;
 
 // Where a loop reads x. What is not already a run of A goes through a buffer, so that there is one loop for all dtypes.
-template <class A>
-struct Source {
+template <class A> struct Source {
   const std::byte* data;
   int64_t bytes;  // of one element
   const A* (*widen)(const std::byte* from, int64_t stride, int64_t n, A* buffer);
 
   /// n elements from place `at` on, as a run of A.
-  const A* read(int64_t at, int64_t stride, int64_t n, A* buffer) const { return widen(data + at * bytes, stride, n, buffer); }
+  const A* read(int64_t at, int64_t stride, int64_t n, A* buffer) const {
+    return widen(data + at * bytes, stride, n, buffer);
+  }
 };
 
-template <class T, class A>
-const A* widen_run(const std::byte* from, int64_t stride, int64_t n, A* buffer) {
+template <class T, class A> const A* widen_run(const std::byte* from, int64_t stride, int64_t n, A* buffer) {
   const T* p = reinterpret_cast<const T*>(from);
   if (stride == 1) {
     if constexpr (std::is_same_v<T, A>) return p;
@@ -114,8 +116,7 @@ const A* widen_run(const std::byte* from, int64_t stride, int64_t n, A* buffer) 
 }
 
 // p[0 .. count) and `fill` in the other lanes. (lanes.h loads floats only.)
-template <class A, class Count>
-[[gnu::always_inline]] inline Lanes<A> take(const A* p, Count count, A fill = 0) {
+template <class A, class Count> [[gnu::always_inline]] inline Lanes<A> take(const A* p, Count count, A fill = 0) {
   Lanes<A> v;
   if constexpr (std::is_same_v<Count, Full<A>>) {
     copy_in(p, v);
@@ -128,8 +129,7 @@ template <class A, class Count>
   return v;
 }
 
-template <class Op, class A>
-A join_lanes(const Lanes<A> (&v)[4]) {
+template <class Op, class A> A join_lanes(const Lanes<A> (&v)[4]) {
   A lanes[lane_count<A>];
   const Lanes<A> all = Op::join(Op::join(v[0], v[1]), Op::join(v[2], v[3]));
   copy_out(all, lanes);
@@ -143,7 +143,8 @@ template <class Op, class A>
 void fold_rows(const ReducePlan& plan, const Source<A>& x, const A* center, Total<A>* totals) {
   const int64_t n = plan.lanes, rows = plan.reduced.count(), outputs = plan.kept.count();
   // A block is a piece of a long row or several short ones.
-  const int64_t pieces = (n + run_block - 1) / run_block, rows_per_block = pieces > 1 ? 1 : std::max<int64_t>(1, run_block / n);
+  const int64_t pieces = (n + run_block - 1) / run_block,
+                rows_per_block = pieces > 1 ? 1 : std::max<int64_t>(1, run_block / n);
   const int64_t blocks = pieces > 1 ? rows * pieces : (rows + rows_per_block - 1) / rows_per_block;
   const auto fold_block = [&](int64_t start, A c, int64_t block) {
     alignas(64) A buffer[column_block];
@@ -174,7 +175,8 @@ void fold_rows(const ReducePlan& plan, const Source<A>& x, const A* center, Tota
   if (blocks == 1) {
     return parallel_for(outputs, grain / block_length, [&](int64_t begin, int64_t end) {
       Walk at(plan.kept, begin);
-      for (int64_t o = begin; o < end; ++o, at.next()) totals[at.out] = fold_block(at.x, center ? center[at.out] : A(0), 0);
+      for (int64_t o = begin; o < end; ++o, at.next())
+        totals[at.out] = fold_block(at.x, center ? center[at.out] : A(0), 0);
     });
   }
   const auto partial = std::make_unique_for_overwrite<Total<A>[]>(size_t(outputs * blocks));
@@ -199,14 +201,16 @@ template <class Op, class A>
 void fold_columns(const ReducePlan& plan, const Source<A>& x, const A* center, Total<A>* totals) {
   const int64_t columns = plan.lanes, rows = plan.reduced.count(), outer = plan.kept.count();
   const int64_t strips = (columns + column_block - 1) / column_block, blocks = (rows + row_block - 1) / row_block;
-  // Rows are cut into chunks of whole blocks, so that there are about 128 pieces of work whatever the number of threads.
+  // Rows are cut into chunks of whole blocks, so that there are about 128 pieces of work whatever the number of
+  // threads.
   const int64_t wanted = std::max<int64_t>(1, 128 / (outer * strips));
   const int64_t chunk_rows = (blocks + wanted - 1) / wanted * row_block, chunks = (rows + chunk_rows - 1) / chunk_rows;
 
   // Columns [first, first + width) of rows [begin, end) into total.
   const auto fold_strip = [&](int64_t start, const A* c, int64_t width, int64_t begin, int64_t end, Total<A>* total) {
     alignas(64) A sum[column_block], c_buffer[column_block] = {}, buffer[4][column_block];
-    if (c) for (int64_t i = 0; i < width; ++i) c_buffer[i] = c[i * plan.out_stride];
+    if (c)
+      for (int64_t i = 0; i < width; ++i) c_buffer[i] = c[i * plan.out_stride];
     std::fill_n(total, width, Total<A>(Op::template identity<A>));
     Walk row(plan.reduced, begin);
     for (int64_t first = begin; first < end; first += row_block) {
@@ -243,7 +247,8 @@ void fold_columns(const ReducePlan& plan, const Source<A>& x, const A* center, T
       const int64_t place = at.out + first * plan.out_stride;
       fold_strip(at.x + first * plan.x_stride, center ? center + place : nullptr, width, chunk * chunk_rows,
                  std::min(rows, (chunk + 1) * chunk_rows), to);
-      if (chunks == 1) for (int64_t i = 0; i < width; ++i) totals[place + i * plan.out_stride] = total[i];
+      if (chunks == 1)
+        for (int64_t i = 0; i < width; ++i) totals[place + i * plan.out_stride] = total[i];
     }
   });
   if (chunks == 1) return;
@@ -283,28 +288,24 @@ void finish(Tensor& out, const std::unique_ptr<V[]>& totals, Fn&& fn) {
   });
 }
 
-template <class V>
-void finish(Tensor& out, const std::unique_ptr<V[]>& totals) {
+template <class V> void finish(Tensor& out, const std::unique_ptr<V[]>& totals) {
   finish(out, totals, [](int64_t, V total) { return total; });
 }
 
-template <class T>
-void variance(const Tensor& x, uint32_t dims, double count, double correction, Tensor& out) {
+template <class T> void variance(const Tensor& x, uint32_t dims, double count, double correction, Tensor& out) {
   auto mean = fold<SumWide, T>(x, dims, out);
   for (int64_t i = 0; i < out.numel(); ++i) mean[i] /= count;
   const double divisor = std::max(0.0, count - correction);
   finish(out, fold<SumCentered, T>(x, dims, out, mean.get()), [=](int64_t, double total) { return total / divisor; });
 }
 
-template <class T>
-void log_sum_exp(const Tensor& x, uint32_t dims, Tensor& out) {
+template <class T> void log_sum_exp(const Tensor& x, uint32_t dims, Tensor& out) {
   const auto most = fold<Max, T>(x, dims, out);
   const auto center = std::make_unique_for_overwrite<Acc<T>[]>(size_t(out.numel()));
   for (int64_t i = 0; i < out.numel(); ++i) center[i] = std::isfinite(most[i]) ? Acc<T>(most[i]) : 0;
   // Where the largest is infinite or NaN, so is the result.
-  finish(out, fold<SumExp, T>(x, dims, out, center.get()), [&](int64_t i, double total) {
-    return std::isfinite(most[i]) ? std::log(total) + most[i] : most[i];
-  });
+  finish(out, fold<SumExp, T>(x, dims, out, center.get()),
+         [&](int64_t i, double total) { return std::isfinite(most[i]) ? std::log(total) + most[i] : most[i]; });
 }
 
 }  // namespace

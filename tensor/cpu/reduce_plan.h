@@ -1,6 +1,6 @@
 #pragma once
-// The order in which a reduction visits a tensor: its dims fall into a nest that is kept and one that is reduced, each ordered
-// by stride and simplified, and the lanes of the vectors lie along the best of them.
+// The order in which a reduction visits a tensor: its dims fall into a nest that is kept and one that is reduced, each
+// ordered by stride and simplified, and the lanes of the vectors lie along the best of them.
 #include "tensor/tensor.h"
 
 namespace lockstep::on_cpu {
@@ -19,7 +19,8 @@ struct Nest {
   void insert(int64_t s, int64_t x_stride, int64_t out_stride) {
     const auto key = [](int64_t stride) { return stride == 0 ? INT64_MAX : stride; };
     int at = rank++;
-    for (; at > 0 && key(x[at - 1]) < key(x_stride); --at) size[at] = size[at - 1], x[at] = x[at - 1], out[at] = out[at - 1];
+    for (; at > 0 && key(x[at - 1]) < key(x_stride); --at)
+      size[at] = size[at - 1], x[at] = x[at - 1], out[at] = out[at - 1];
     size[at] = s, x[at] = x_stride, out[at] = out_stride;
   }
   // Joins neighbours that lie one behind the other.

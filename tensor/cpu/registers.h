@@ -1,6 +1,6 @@
 #pragma once
-// The processor's own vector registers, for the innermost loops of products: there the 64 bytes of lanes.h would go through
-// memory where a register is smaller.
+// The processor's own vector registers, for the innermost loops of products: there the 64 bytes of lanes.h would go
+// through memory where a register is smaller.
 #include <cstdint>
 #include <utility>
 
@@ -17,21 +17,18 @@ inline constexpr int vector_bytes = 16, vector_registers = 32;
 inline constexpr int vector_bytes = 16, vector_registers = 16;
 #endif
 
-/// How often the innermost loop of a product is unrolled. With 16 registers it is bound by the number of its instructions, above all
-/// where another thread shares the core: little counting, and no prefetches, since the processor's own do as well.
+/// How often the innermost loop of a product is unrolled. With 16 registers it is bound by the number of its
+/// instructions, above all where another thread shares the core: little counting, and no prefetches, since the
+/// processor's own do as well.
 inline constexpr int unrolled_depth = vector_registers < 32 ? 8 : 1;
 
-template <class T>
-struct VectorOf {
-  typedef T type __attribute__((vector_size(vector_bytes)));
-};
+template <class T> struct VectorOf { typedef T type __attribute__((vector_size(vector_bytes))); };
 template <class T> using Vector = typename VectorOf<T>::type;
 template <class T> inline constexpr int lanes = vector_bytes / int(sizeof(T));
 
-/// Keeps v in a register. GCC otherwise reads it from memory again in every multiplication that it goes into: with two loads a
-/// cycle that halves the speed.
-template <class V>
-[[gnu::always_inline]] inline void keep_in_register(V& v) {
+/// Keeps v in a register. GCC otherwise reads it from memory again in every multiplication that it goes into: with two
+/// loads a cycle that halves the speed.
+template <class V> [[gnu::always_inline]] inline void keep_in_register(V& v) {
 #if defined(__x86_64__)
   asm("" : "+v"(v));
 #elif defined(__aarch64__)
@@ -50,8 +47,7 @@ template <class T, int s, int... l>
 }
 
 /// Transposes a square of lanes<T> rows in registers: swaps halves, then quarters, ...
-template <class T, int s = lanes<T> / 2>
-[[gnu::always_inline]] inline void transpose(Vector<T>* rows) {
+template <class T, int s = lanes<T> / 2> [[gnu::always_inline]] inline void transpose(Vector<T>* rows) {
   constexpr int w = lanes<T>;
 #pragma GCC unroll 16
   for (int i = 0; i < w; ++i)

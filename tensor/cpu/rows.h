@@ -14,14 +14,12 @@ inline constexpr int64_t row_block = 64;   // rows whose contributions to a sum 
 
 inline int64_t row_grain(int64_t columns) { return std::max<int64_t>(1, grain / std::max<int64_t>(columns, 1)); }
 
-template <class Fn>
-void for_floats(const char* op, const Tensor& x, Fn&& fn) {
+template <class Fn> void for_floats(const char* op, const Tensor& x, Fn&& fn) {
   dispatch<float, double, Half, BFloat16>(x.dtype(), op, fn);
 }
 
 /// A short floating tensor (a weight, a bias) in the type of computation; n times `missing` when it is undefined.
-template <class A>
-std::vector<A> widen(const Tensor& parameter, int64_t n, A missing) {
+template <class A> std::vector<A> widen(const Tensor& parameter, int64_t n, A missing) {
   std::vector<A> values(size_t(n), missing);
   if (!parameter.defined()) return values;
   for_floats("parameter", parameter, [&]<class T> {
@@ -32,8 +30,7 @@ std::vector<A> widen(const Tensor& parameter, int64_t n, A missing) {
 }
 
 /// total[c] = sum over blocks of partial[block * width + c], in order.
-template <class A>
-void sum_blocks(const std::vector<A>& partial, int64_t blocks, int64_t width, A* total) {
+template <class A> void sum_blocks(const std::vector<A>& partial, int64_t blocks, int64_t width, A* total) {
   parallel_for((width + 63) / 64, std::max<int64_t>(1, grain / 64 / std::max<int64_t>(blocks, 1)),
                [&](int64_t first, int64_t last) {
                  for (int64_t start = first * 64; start < std::min(last * 64, width); start += 64) {
@@ -49,8 +46,7 @@ void sum_blocks(const std::vector<A>& partial, int64_t blocks, int64_t width, A*
 }
 
 /// Rounds values into `out`, when somebody asked for it.
-template <class A>
-void narrow(const A* values, int64_t n, Tensor& out) {
+template <class A> void narrow(const A* values, int64_t n, Tensor& out) {
   if (!out.defined()) return;
   for_floats("norm", out, [&]<class T> {
     for (int64_t i = 0; i < n; ++i) out.data<T>()[i] = T(Acc<T>(values[i]));

@@ -30,8 +30,7 @@ Lines lines_of(const Tensor& x, int dim) {
   return lines;
 }
 
-template <class Fn>
-void dispatch_order(DType dtype, const char* op, Fn&& fn) {  // a bool orders as its byte
+template <class Fn> void dispatch_order(DType dtype, const char* op, Fn&& fn) {  // a bool orders as its byte
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype == boolean ? u8 : dtype, op, fn);
 }
 
@@ -40,14 +39,12 @@ void dispatch_order(DType dtype, const char* op, Fn&& fn) {  // a bool orders as
 // What values are compared as.
 template <class T> using Compared = std::conditional_t<std::is_integral_v<T>, T, Acc<T>>;
 
-template <bool largest, class C>
-bool better(C a, C b) {  // strictly, with NaN better than numbers
+template <bool largest, class C> bool better(C a, C b) {  // strictly, with NaN better than numbers
   return (largest ? a > b : a < b) | ((a != a) & (b == b));
 }
 
 // The first best of p[0 .. n). The best of each block is found in lanes; then one block is searched.
-template <bool largest, class T>
-int64_t best_of_run(const T* p, int64_t n) {
+template <bool largest, class T> int64_t best_of_run(const T* p, int64_t n) {
   using C = Compared<T>;
   constexpr int64_t block = 512;
   constexpr int width = 64;
@@ -100,8 +97,7 @@ void best_of_columns(const T* p, int64_t n, int64_t inner, int64_t width, T* val
   }
 }
 
-template <bool largest, class T>
-void arg_reduce_lines(const T* p, const Lines& lines, T* values, int64_t* indices) {
+template <bool largest, class T> void arg_reduce_lines(const T* p, const Lines& lines, T* values, int64_t* indices) {
   if (lines.inner == 1 && lines.outer == 1) {  // one long line: the best of pieces of fixed length, in order
     constexpr int64_t piece = 1 << 16;
     const int64_t pieces = (lines.n + piece - 1) / piece;
@@ -136,16 +132,15 @@ void arg_reduce_lines(const T* p, const Lines& lines, T* values, int64_t* indice
 
 // --- sorting ---
 
-template <class K>
-struct Entry {
+template <class K> struct Entry {
   K key;
   uint32_t at;
   friend bool operator<(const Entry& a, const Entry& b) { return a.key != b.key ? a.key < b.key : a.at < b.at; }
 };
 
-// Sorts entries that stand in order of `at`: stable. Long lines go digit by digit, skipping digits that are all the same.
-template <class K>
-void sort_entries(Entry<K>* entries, Entry<K>* spare, int64_t n) {
+// Sorts entries that stand in order of `at`: stable. Long lines go digit by digit, skipping digits that are all the
+// same.
+template <class K> void sort_entries(Entry<K>* entries, Entry<K>* spare, int64_t n) {
   if (n < 512) return std::sort(entries, entries + n);
   constexpr int digit_bits = 8, digits = sizeof(K) * 8 / digit_bits, buckets = 1 << digit_bits;
   std::vector<uint32_t> counts(digits * buckets);
@@ -164,10 +159,11 @@ void sort_entries(Entry<K>* entries, Entry<K>* spare, int64_t n) {
   if (from != entries) std::copy(from, from + n, entries);
 }
 
-// The k smallest entries of a line to entries[0 .. k), sorted. `flip` turns the order round: the k largest. What is not below
-// the k-th best so far is passed over block by block, so that most of a long line is only compared.
+// The k smallest entries of a line to entries[0 .. k), sorted. `flip` turns the order round: the k largest. What is not
+// below the k-th best so far is passed over block by block, so that most of a long line is only compared.
 template <class T>
-void select_entries(const T* p, int64_t stride, int64_t n, int64_t k, SortKey<T> flip, std::vector<Entry<SortKey<T>>>& entries) {
+void select_entries(const T* p, int64_t stride, int64_t n, int64_t k, SortKey<T> flip,
+                    std::vector<Entry<SortKey<T>>>& entries) {
   using K = SortKey<T>;
   constexpr int64_t block = 64;
   const size_t capacity = size_t(std::max<int64_t>(2 * k, k + 512));
@@ -190,7 +186,8 @@ void select_entries(const T* p, int64_t stride, int64_t n, int64_t k, SortKey<T>
       if (below == 0) continue;
     }
     for (int64_t i = 0; i < length; ++i) {
-      if (!full || keys[i] < limit) entries.push_back({keys[i], uint32_t(first + i)});  // an equal one comes later: it loses
+      if (!full || keys[i] < limit)
+        entries.push_back({keys[i], uint32_t(first + i)});  // an equal one comes later: it loses
     }
     if (entries.size() >= capacity) cut();
   }
@@ -266,7 +263,8 @@ void sort(const Tensor& x, int dim, bool descending, Tensor& values, Tensor& ind
       std::vector<Entry<K>> entries(size_t(lines.n)), spare(size_t(lines.n));
       for (int64_t line = begin; line < end; ++line) {
         const int64_t start = lines.start(line);
-        for (int64_t i = 0; i < lines.n; ++i) entries[i] = {K(sort_key(p[start + i * lines.inner]) ^ flip), uint32_t(i)};
+        for (int64_t i = 0; i < lines.n; ++i)
+          entries[i] = {K(sort_key(p[start + i * lines.inner]) ^ flip), uint32_t(i)};
         sort_entries(entries.data(), spare.data(), lines.n);
         for (int64_t i = 0; i < lines.n; ++i) {
           const int64_t at = start + i * lines.inner;

@@ -1,6 +1,6 @@
 #pragma once
-// A vector that is longer than the processor's registers, as several of them. g++ has such vectors too, but keeps sums of them in memory,
-// and compares, chooses and shuffles one number at a time: five to ten times slower.
+// A vector that is longer than the processor's registers, as several of them. g++ has such vectors too, but keeps sums
+// of them in memory, and compares, chooses and shuffles one number at a time: five to ten times slower.
 #include <cstring>
 #include <type_traits>
 
@@ -9,8 +9,7 @@
 
 namespace lockstep::on_cpu {
 
-template <class E, int n>
-struct SplitVector {
+template <class E, int n> struct SplitVector {
   static constexpr int each = lanes<E>, parts = n / each;
   Vector<E> part[parts];
 
@@ -29,18 +28,19 @@ template <class R, class Fn, class First, class... Others>
 // What a comparison gives: all bits of a lane, or none.
 template <class E> using MaskOf = std::conditional_t<sizeof(E) == 8, int64_t, int32_t>;
 
-#define LOCKSTEP_SPLIT(op, R)                                                                                              \
-  template <class E, int n>                                                                                                \
-  [[gnu::always_inline]] inline SplitVector<R, n> operator op(const SplitVector<E, n>& a, const SplitVector<E, n>& b) {                     \
-    return by_parts<SplitVector<R, n>>([](auto x, auto y) { return (Vector<R>)(x op y); }, a, b);                               \
-  }                                                                                                                        \
-  template <class E, int n>                                                                                                \
-  [[gnu::always_inline]] inline SplitVector<R, n> operator op(const SplitVector<E, n>& a, std::type_identity_t<E> b) {                \
-    return by_parts<SplitVector<R, n>>([b](auto x) { return (Vector<R>)(x op b); }, a);                                         \
-  }                                                                                                                        \
-  template <class E, int n>                                                                                                \
-  [[gnu::always_inline]] inline SplitVector<R, n> operator op(std::type_identity_t<E> a, const SplitVector<E, n>& b) {                \
-    return by_parts<SplitVector<R, n>>([a](auto y) { return (Vector<R>)(a op y); }, b);                                         \
+#define LOCKSTEP_SPLIT(op, R)                                                                                          \
+  template <class E, int n>                                                                                            \
+  [[gnu::always_inline]] inline SplitVector<R, n> operator op(const SplitVector<E, n>& a,                              \
+                                                              const SplitVector<E, n>& b) {                            \
+    return by_parts<SplitVector<R, n>>([](auto x, auto y) { return (Vector<R>)(x op y); }, a, b);                      \
+  }                                                                                                                    \
+  template <class E, int n>                                                                                            \
+  [[gnu::always_inline]] inline SplitVector<R, n> operator op(const SplitVector<E, n>& a, std::type_identity_t<E> b) { \
+    return by_parts<SplitVector<R, n>>([b](auto x) { return (Vector<R>)(x op b); }, a);                                \
+  }                                                                                                                    \
+  template <class E, int n>                                                                                            \
+  [[gnu::always_inline]] inline SplitVector<R, n> operator op(std::type_identity_t<E> a, const SplitVector<E, n>& b) { \
+    return by_parts<SplitVector<R, n>>([a](auto y) { return (Vector<R>)(a op y); }, b);                                \
   }
 LOCKSTEP_SPLIT(+, E)
 LOCKSTEP_SPLIT(-, E)
@@ -58,50 +58,58 @@ LOCKSTEP_SPLIT(==, MaskOf<E>)
 LOCKSTEP_SPLIT(!=, MaskOf<E>)
 #undef LOCKSTEP_SPLIT
 
-template <class E, int n>
-[[gnu::always_inline]] inline SplitVector<E, n> operator-(const SplitVector<E, n>& a) { return by_parts<SplitVector<E, n>>([](auto x) { return -x; }, a); }
+template <class E, int n> [[gnu::always_inline]] inline SplitVector<E, n> operator-(const SplitVector<E, n>& a) {
+  return by_parts<SplitVector<E, n>>([](auto x) { return -x; }, a);
+}
 template <class E, int n, class B>
-[[gnu::always_inline]] inline SplitVector<E, n>& operator+=(SplitVector<E, n>& a, const B& b) { return a = a + b; }
+[[gnu::always_inline]] inline SplitVector<E, n>& operator+=(SplitVector<E, n>& a, const B& b) {
+  return a = a + b;
+}
 template <class E, int n, class B>
-[[gnu::always_inline]] inline SplitVector<E, n>& operator-=(SplitVector<E, n>& a, const B& b) { return a = a - b; }
+[[gnu::always_inline]] inline SplitVector<E, n>& operator-=(SplitVector<E, n>& a, const B& b) {
+  return a = a - b;
+}
 template <class E, int n, class B>
-[[gnu::always_inline]] inline SplitVector<E, n>& operator*=(SplitVector<E, n>& a, const B& b) { return a = a * b; }
+[[gnu::always_inline]] inline SplitVector<E, n>& operator*=(SplitVector<E, n>& a, const B& b) {
+  return a = a * b;
+}
 
 using lockstep::choose;
 template <class M, class E, int n>
-[[gnu::always_inline]] inline SplitVector<E, n> choose(const SplitVector<M, n>& condition, const SplitVector<E, n>& a, const SplitVector<E, n>& b) {
+[[gnu::always_inline]] inline SplitVector<E, n> choose(const SplitVector<M, n>& condition, const SplitVector<E, n>& a,
+                                                       const SplitVector<E, n>& b) {
   return by_parts<SplitVector<E, n>>([](auto c, auto x, auto y) { return c ? x : y; }, condition, a, b);
 }
 
 // The same words for both kinds of vectors.
 
 /// The bits of v as a vector of another type, of the same size.
-template <class To, class V>
-[[gnu::always_inline]] inline To as(const V& v) { return (To)v; }
-template <class To, class E, int n>
-[[gnu::always_inline]] inline To as(const SplitVector<E, n>& v) { return by_parts<To>([](auto x) { return (decltype(To{}.part[0] + 0))x; }, v); }
-
-template <class V>
-[[gnu::always_inline]] inline void copy_in(const void* from, V& v) { std::memcpy(&v, from, sizeof v); }
-template <class E, int n>
-[[gnu::always_inline]] inline void copy_in(const void* from, SplitVector<E, n>& v) {
-#pragma GCC unroll 8
-  for (int i = 0; i < v.parts; ++i) std::memcpy(&v.part[i], static_cast<const char*>(from) + i * vector_bytes, vector_bytes);
+template <class To, class V> [[gnu::always_inline]] inline To as(const V& v) { return (To)v; }
+template <class To, class E, int n> [[gnu::always_inline]] inline To as(const SplitVector<E, n>& v) {
+  return by_parts<To>([](auto x) { return (decltype(To{}.part[0] + 0)) x; }, v);
 }
-template <class V>
-[[gnu::always_inline]] inline void copy_out(const V& v, void* to) { std::memcpy(to, &v, sizeof v); }
-template <class E, int n>
-[[gnu::always_inline]] inline void copy_out(const SplitVector<E, n>& v, void* to) {
+
+template <class V> [[gnu::always_inline]] inline void copy_in(const void* from, V& v) {
+  std::memcpy(&v, from, sizeof v);
+}
+template <class E, int n> [[gnu::always_inline]] inline void copy_in(const void* from, SplitVector<E, n>& v) {
+#pragma GCC unroll 8
+  for (int i = 0; i < v.parts; ++i)
+    std::memcpy(&v.part[i], static_cast<const char*>(from) + i * vector_bytes, vector_bytes);
+}
+template <class V> [[gnu::always_inline]] inline void copy_out(const V& v, void* to) { std::memcpy(to, &v, sizeof v); }
+template <class E, int n> [[gnu::always_inline]] inline void copy_out(const SplitVector<E, n>& v, void* to) {
 #pragma GCC unroll 8
   for (int i = 0; i < v.parts; ++i) std::memcpy(static_cast<char*>(to) + i * vector_bytes, &v.part[i], vector_bytes);
 }
 
 /// Each number converted.
+template <class To, class V> [[gnu::always_inline]] inline To convert_lanes(const V& v) {
+  return __builtin_convertvector(v, To);
+}
 template <class To, class V>
-[[gnu::always_inline]] inline To convert_lanes(const V& v) { return __builtin_convertvector(v, To); }
-template <class To, class V>
-  requires(requires { To::parts; })
-[[gnu::always_inline]] inline To convert_lanes(const V& v) {  // from one vector that is shorter
+requires(requires { To::parts; }) [[gnu::always_inline]] inline To
+    convert_lanes(const V& v) {  // from one vector that is shorter
   using E = std::remove_cvref_t<decltype(v[0])>;
   typedef E Piece __attribute__((vector_size(sizeof(E) * To::each)));
   To result;

@@ -1,15 +1,18 @@
 // Attention forward, in tiles (Dao et al., FlashAttention): the T x S matrix of scores is never held.
 //
 //            keys ->  tile 0   tile 1   tile 2
-//   query tile      +--------+--------+--------+     A block walks along the key tiles of its queries. Each row keeps its
-//   (a block)       |  ....  |  ....  |        |     maximum m, the sum l of exp(score - m) and the unfinished output in
+//   query tile      +--------+--------+--------+     A block walks along the key tiles of its queries. Each row keeps
+//   its (a block)       |  ....  |  ....  |        |     maximum m, the sum l of exp(score - m) and the unfinished
+//   output in
 //                   |  ....  |  ....  | causal:|     registers; when a tile raises m, l and the output are scaled by
-//                   |  ....  |  ....  | skipped|     exp(old m - new m). At the end out /= l, and lse = m + log l is saved.
+//                   |  ....  |  ....  | skipped|     exp(old m - new m). At the end out /= l, and lse = m + log l is
+//                   saved.
 //                   +--------+--------+--------+
 //
-// Bound by arithmetic: 4 B H T S D operations (half of it when causal) on f32 units, fed from shared memory with 16-byte reads:
-// 8 reads for 64 multiplications of a thread. Three tiles take 52 KB, so that two blocks of 256 threads fit a multiprocessor. A
-// head wider than a block's output (256; f64: 64) is done in slices, each with the scores computed again.
+// Bound by arithmetic: 4 B H T S D operations (half of it when causal) on f32 units, fed from shared memory with
+// 16-byte reads: 8 reads for 64 multiplications of a thread. Three tiles take 52 KB, so that two blocks of 256 threads
+// fit a multiprocessor. A head wider than a block's output (256; f64: 64) is done in slices, each with the scores
+// computed again.
 #include "tensor/cuda/attention_tile.h"
 
 namespace lockstep::on_cuda {
@@ -17,15 +20,18 @@ namespace {
 
 template <class T, int chunks>
 __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
-    attention_kernel(AttentionPlan plan, Heads<const T> q, Heads<const T> k, Heads<const T> v, Heads<T> out, Compute<T>* lse, int64_t tiles) {
+    attention_kernel(AttentionPlan plan, Heads<const T> q, Heads<const T> k, Heads<const T> v, Heads<T> out,
+                     Compute<T>* lse, int64_t tiles) {
   using A = Compute<T>;
   using Z = Tile<A>;
   LOCKSTEP_DYNAMIC_SHARED(A, queries);
-  A *const keys = queries + Z::size * Z::line, *const weights = keys + Z::size * Z::line;  // values take the place of keys
+  A *const keys = queries + Z::size * Z::line, *const weights =
+                                                   keys + Z::size * Z::line;  // values take the place of keys
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   // Blocks of the last queries come first: with a causal mask they have the most to do.
   const int64_t unit = blockIdx.x / tiles, i0 = (tiles - 1 - blockIdx.x % tiles) * Z::size;
-  const int64_t h = unit % plan.heads, b = unit / plan.heads % plan.batch, slice = unit / plan.heads / plan.batch * chunks * Z::size;
+  const int64_t h = unit % plan.heads, b = unit / plan.heads % plan.batch,
+                slice = unit / plan.heads / plan.batch * chunks * Z::size;
   const int64_t g = h / (plan.heads / plan.groups), rows = plan.queries - i0;
   const int64_t last = i0 + (rows < Z::size ? rows : Z::size) - 1, end = plan.limit(last);
 
@@ -35,12 +41,15 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
     A score[4][Z::vec] = {};
     for (int64_t d = 0; d < plan.width; d += Z::size) {
       __syncthreads();  // the last values and queries have been read
-      if (j0 == 0 || plan.width > Z::size) load_tile(q.row(b, h, i0), q.token, q.wide, rows, d, plan.width, A(plan.scale), queries);
+      if (j0 == 0 || plan.width > Z::size)
+        load_tile(q.row(b, h, i0), q.token, q.wide, rows, d, plan.width, A(plan.scale), queries);
       load_tile(k.row(b, g, j0), k.token, k.wide, plan.keys - j0, d, plan.width, A(1), keys);
       __syncthreads();
       dot_rows(queries, keys, score);
     }
-    const uint32_t kept = plan.kept_of<4 * Z::vec>(b, h, [&](int e) { return QueryKey{i0 + 4 * ty + e / Z::vec, j0 + tx + e % Z::vec * 16}; });
+    const uint32_t kept = plan.kept_of<4 * Z::vec>(b, h, [&](int e) {
+      return QueryKey{i0 + 4 * ty + e / Z::vec, j0 + tx + e % Z::vec * 16};
+    });
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t row = i0 + 4 * ty + i;
@@ -48,7 +57,8 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 #pragma unroll
       for (int j = 0; j < Z::vec; ++j) {
         const int64_t key = j0 + tx + 16 * j;
-        score[i][j] = row < plan.queries && key < plan.keys ? plan.masked<T>(score[i][j], b, h, row, key) : -infinity<A>;
+        score[i][j] =
+            row < plan.queries && key < plan.keys ? plan.masked<T>(score[i][j], b, h, row, key) : -infinity<A>;
         most = larger_of(score[i][j], most);
       }
       most = warp_max<16>(most);
@@ -85,13 +95,15 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
     if (tx == 0 && slice == 0) lse[(b * plan.heads + h) * plan.queries + row] = top[i] + log_of(all);
 #pragma unroll
     for (int c = 0; c < chunks; ++c)
-      store_part(out.row(b, h, row), out.wide, slice + c * Z::size + Z::vec * tx, plan.width, sum[c][i], all == 0 ? A(0) : A(1) / all);
+      store_part(out.row(b, h, row), out.wide, slice + c * Z::size + Z::vec * tx, plan.width, sum[c][i],
+                 all == 0 ? A(0) : A(1) / all);
   }
 }
 
 }  // namespace
 
-void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionArgs& args, Tensor& out, Tensor& lse) {
+void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionArgs& args,
+               Tensor& out, Tensor& lse) {
   const AttentionPlan plan(q, k, mask, args);
   if (attention_mma(plan, q, k, v, out, lse)) return;
   if (size_of(q.dtype()) == 2) {
@@ -103,7 +115,8 @@ void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
     using In = Heads<const T>;
     with_chunks<T, sizeof(T) == 8 ? 1 : 4>(plan.width, [&]<int chunks>(int64_t slices) {
       const int64_t tiles = (plan.queries + Tile<T>::size - 1) / Tile<T>::size;
-      cuda::launch({"attention", dim3(unsigned(tiles * plan.heads * plan.batch * slices)), dim3(Tile<T>::threads), 3 * Tile<T>::bytes},
+      cuda::launch({"attention", dim3(unsigned(tiles * plan.heads * plan.batch * slices)), dim3(Tile<T>::threads),
+                    3 * Tile<T>::bytes},
                    attention_kernel<T, chunks>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<T>(), tiles);
     });
   });

@@ -4,10 +4,10 @@
 //   dS = P (dP - delta)
 //   grad_v += P^T grad     grad_k += dS^T q scale     grad_q += dS k scale
 //
-// Three kernels: delta; then blocks that each own a tile of keys and go over the queries that see it (all heads that share the
-// key head, in order), with grad_k and grad_v in registers; then blocks that own a tile of queries and go over the keys, with
-// grad_q. Seven products of tiles where five would do, but every sum is made by one thread in one order, without atomics.
-// Bound by arithmetic: 14 B H T S D operations (half of it when causal) on f32 units.
+// Three kernels: delta; then blocks that each own a tile of keys and go over the queries that see it (all heads that
+// share the key head, in order), with grad_k and grad_v in registers; then blocks that own a tile of queries and go
+// over the keys, with grad_q. Seven products of tiles where five would do, but every sum is made by one thread in one
+// order, without atomics. Bound by arithmetic: 14 B H T S D operations (half of it when causal) on f32 units.
 #include "tensor/cuda/attention_tile.h"
 
 namespace lockstep::on_cuda {
@@ -15,8 +15,8 @@ namespace {
 
 /// delta: a warp for each row of (B, H, T).
 template <class T>
-__global__ void __launch_bounds__(128) delta_kernel(Heads<const T> grad, Heads<const T> out, int64_t rows, int64_t heads, int64_t queries, int64_t width,
-                                                    Compute<T>* delta) {
+__global__ void __launch_bounds__(128) delta_kernel(Heads<const T> grad, Heads<const T> out, int64_t rows,
+                                                    int64_t heads, int64_t queries, int64_t width, Compute<T>* delta) {
   for (int64_t n = int64_t(blockIdx.x) * 4 + threadIdx.y; n < rows; n += int64_t(gridDim.x) * 4) {
     const int64_t i = n % queries, h = n / queries % heads, b = n / queries / heads;
     const T *const g = grad.row(b, h, i), *const o = out.row(b, h, i);
@@ -29,8 +29,9 @@ __global__ void __launch_bounds__(128) delta_kernel(Heads<const T> grad, Heads<c
 
 /// sum += a b^T for tiles of tokens from (at, from) of a and b on, over the whole width.
 template <class T, class A>
-__device__ inline void multiply(const Heads<const T>& a, const T* row_a, int64_t rows_a, A scale_a, const Heads<const T>& b, const T* row_b, int64_t rows_b,
-                                A scale_b, int64_t width, A* tile_a, A* tile_b, A (&sum)[4][Tile<A>::vec]) {
+__device__ inline void multiply(const Heads<const T>& a, const T* row_a, int64_t rows_a, A scale_a,
+                                const Heads<const T>& b, const T* row_b, int64_t rows_b, A scale_b, int64_t width,
+                                A* tile_a, A* tile_b, A (&sum)[4][Tile<A>::vec]) {
   for (int64_t d = 0; d < width; d += Tile<A>::size) {
     __syncthreads();  // what the tiles held has been read
     load_tile(row_a, a.token, a.wide, rows_a, d, width, scale_a, tile_a);
@@ -42,8 +43,9 @@ __device__ inline void multiply(const Heads<const T>& a, const T* row_a, int64_t
 
 /// sum[c] += weights times the rows of x from column `slice` on; `there`: x's only chunk is in the tile already.
 template <int chunks, class T, class A>
-__device__ inline void accumulate(const A* weights, const Heads<const T>& x, const T* row, int64_t rows, A scale, int64_t slice, int64_t width, bool there,
-                                  A* tile, A (&sum)[chunks][4][Tile<A>::vec]) {
+__device__ inline void accumulate(const A* weights, const Heads<const T>& x, const T* row, int64_t rows, A scale,
+                                  int64_t slice, int64_t width, bool there, A* tile,
+                                  A (&sum)[chunks][4][Tile<A>::vec]) {
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     if (slice + c * Tile<A>::size >= width) break;
@@ -57,14 +59,16 @@ __device__ inline void accumulate(const A* weights, const Heads<const T>& x, con
 }
 
 template <class T, int chunks>
-__global__ void __launch_bounds__(Tile<Compute<T>>::threads) grad_keys_kernel(GradPlan<T> plan, Heads<T> grad_k, Heads<T> grad_v, int64_t tiles) {
+__global__ void __launch_bounds__(Tile<Compute<T>>::threads)
+    grad_keys_kernel(GradPlan<T> plan, Heads<T> grad_k, Heads<T> grad_v, int64_t tiles) {
   using A = Compute<T>;
   using Z = Tile<A>;
   LOCKSTEP_DYNAMIC_SHARED(A, tile_a);
   A *const tile_b = tile_a + Z::size * Z::line, *const weights = tile_b + Z::size * Z::line;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int64_t unit = blockIdx.x / tiles, j0 = blockIdx.x % tiles * Z::size;
-  const int64_t g = unit % plan.groups, b = unit / plan.groups % plan.batch, slice = unit / plan.groups / plan.batch * chunks * Z::size;
+  const int64_t g = unit % plan.groups, b = unit / plan.groups % plan.batch,
+                slice = unit / plan.groups / plan.batch * chunks * Z::size;
   const int64_t shared = plan.heads / plan.groups, keys = plan.keys - j0, width = plan.width;
   const A scale = A(plan.scale);
   const bool single = width <= Z::size;
@@ -74,15 +78,20 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads) grad_keys_kernel(Gr
     for (int64_t i0 = plan.first_query(j0) / Z::size * Z::size; i0 < plan.queries; i0 += Z::size) {
       const int64_t rows = plan.queries - i0;
       A score[4][Z::vec] = {}, slope[4][Z::vec] = {};  // of (key, query)
-      multiply(plan.k, plan.k.row(b, g, j0), keys, A(1), plan.q, plan.q.row(b, h, i0), rows, scale, width, tile_a, tile_b, score);
-      multiply(plan.v, plan.v.row(b, g, j0), keys, A(1), plan.grad, plan.grad.row(b, h, i0), rows, A(1), width, tile_a, tile_b, slope);
-      const uint32_t kept = plan.template kept_of<4 * Z::vec>(b, h, [&](int e) { return QueryKey{i0 + tx + e % Z::vec * 16, j0 + 4 * ty + e / Z::vec}; });
+      multiply(plan.k, plan.k.row(b, g, j0), keys, A(1), plan.q, plan.q.row(b, h, i0), rows, scale, width, tile_a,
+               tile_b, score);
+      multiply(plan.v, plan.v.row(b, g, j0), keys, A(1), plan.grad, plan.grad.row(b, h, i0), rows, A(1), width, tile_a,
+               tile_b, slope);
+      const uint32_t kept = plan.template kept_of<4 * Z::vec>(b, h, [&](int e) {
+        return QueryKey{i0 + tx + e % Z::vec * 16, j0 + 4 * ty + e / Z::vec};
+      });
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
         for (int j = 0; j < Z::vec; ++j) {
           A weight, difference;
-          plan.differentiate(b, h, i0 + tx + 16 * j, j0 + 4 * ty + i, plan.template factor<A>(kept, i * Z::vec + j), score[i][j], slope[i][j], weight, difference);
+          plan.differentiate(b, h, i0 + tx + 16 * j, j0 + 4 * ty + i, plan.template factor<A>(kept, i * Z::vec + j),
+                             score[i][j], slope[i][j], weight, difference);
           put(weights, i, j, weight);
           slope[i][j] = difference;
         }
@@ -110,14 +119,16 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads) grad_keys_kernel(Gr
 }
 
 template <class T, int chunks>
-__global__ void __launch_bounds__(Tile<Compute<T>>::threads) grad_queries_kernel(GradPlan<T> plan, Heads<T> grad_q, int64_t tiles) {
+__global__ void __launch_bounds__(Tile<Compute<T>>::threads)
+    grad_queries_kernel(GradPlan<T> plan, Heads<T> grad_q, int64_t tiles) {
   using A = Compute<T>;
   using Z = Tile<A>;
   LOCKSTEP_DYNAMIC_SHARED(A, tile_a);
   A *const tile_b = tile_a + Z::size * Z::line, *const weights = tile_b + Z::size * Z::line;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int64_t unit = blockIdx.x / tiles, i0 = (tiles - 1 - blockIdx.x % tiles) * Z::size;
-  const int64_t h = unit % plan.heads, b = unit / plan.heads % plan.batch, slice = unit / plan.heads / plan.batch * chunks * Z::size;
+  const int64_t h = unit % plan.heads, b = unit / plan.heads % plan.batch,
+                slice = unit / plan.heads / plan.batch * chunks * Z::size;
   const int64_t g = h / (plan.heads / plan.groups), rows = plan.queries - i0, width = plan.width;
   const int64_t last = i0 + (rows < Z::size ? rows : Z::size) - 1, end = plan.limit(last);
 
@@ -125,15 +136,20 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads) grad_queries_kernel
   for (int64_t j0 = 0; j0 < end; j0 += Z::size) {
     const int64_t keys = plan.keys - j0;
     A score[4][Z::vec] = {}, slope[4][Z::vec] = {};  // of (query, key)
-    multiply(plan.grad, plan.grad.row(b, h, i0), rows, A(1), plan.v, plan.v.row(b, g, j0), keys, A(1), width, tile_a, tile_b, slope);
-    multiply(plan.q, plan.q.row(b, h, i0), rows, A(plan.scale), plan.k, plan.k.row(b, g, j0), keys, A(1), width, tile_a, tile_b, score);
-    const uint32_t kept = plan.template kept_of<4 * Z::vec>(b, h, [&](int e) { return QueryKey{i0 + 4 * ty + e / Z::vec, j0 + tx + e % Z::vec * 16}; });
+    multiply(plan.grad, plan.grad.row(b, h, i0), rows, A(1), plan.v, plan.v.row(b, g, j0), keys, A(1), width, tile_a,
+             tile_b, slope);
+    multiply(plan.q, plan.q.row(b, h, i0), rows, A(plan.scale), plan.k, plan.k.row(b, g, j0), keys, A(1), width, tile_a,
+             tile_b, score);
+    const uint32_t kept = plan.template kept_of<4 * Z::vec>(b, h, [&](int e) {
+      return QueryKey{i0 + 4 * ty + e / Z::vec, j0 + tx + e % Z::vec * 16};
+    });
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
       for (int j = 0; j < Z::vec; ++j) {
         A weight, difference;
-        plan.differentiate(b, h, i0 + 4 * ty + i, j0 + tx + 16 * j, plan.template factor<A>(kept, i * Z::vec + j), score[i][j], slope[i][j], weight, difference);
+        plan.differentiate(b, h, i0 + 4 * ty + i, j0 + tx + 16 * j, plan.template factor<A>(kept, i * Z::vec + j),
+                           score[i][j], slope[i][j], weight, difference);
         put(weights, i, j, difference);
       }
     }
@@ -144,18 +160,22 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads) grad_queries_kernel
     const int64_t row = i0 + 4 * ty + i;
     if (row >= plan.queries) continue;
 #pragma unroll
-    for (int c = 0; c < chunks; ++c) store_part(grad_q.row(b, h, row), grad_q.wide, slice + c * Z::size + Z::vec * tx, width, sum[c][i], A(plan.scale));
+    for (int c = 0; c < chunks; ++c)
+      store_part(grad_q.row(b, h, row), grad_q.wide, slice + c * Z::size + Z::vec * tx, width, sum[c][i],
+                 A(plan.scale));
   }
 }
 
 }  // namespace
 
-void attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const Tensor& out, const Tensor& lse,
-                    const AttentionArgs& args, Tensor& grad_q, Tensor& grad_k, Tensor& grad_v) {
+void attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
+                    const Tensor& out, const Tensor& lse, const AttentionArgs& args, Tensor& grad_q, Tensor& grad_k,
+                    Tensor& grad_v) {
   if (size_of(q.dtype()) == 2 && !fits_mma({&q, &k, &v, &grad, &grad_q, &grad_k, &grad_v})) {
     const auto like = [](const Tensor& x) { return empty(x.shape(), {f32, x.device()}); };
     Tensor wide_q = like(grad_q), wide_k = like(grad_k), wide_v = like(grad_v);
-    attention_grad(grad.to(f32), q.to(f32), k.to(f32), v.to(f32), as_f32(mask), out.to(f32), lse, args, wide_q, wide_k, wide_v);
+    attention_grad(grad.to(f32), q.to(f32), k.to(f32), v.to(f32), as_f32(mask), out.to(f32), lse, args, wide_q, wide_k,
+                   wide_v);
     copy(wide_q, grad_q), copy(wide_k, grad_k), copy(wide_v, grad_v);
     return;
   }
@@ -165,17 +185,21 @@ void attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const 
     using In = Heads<const T>;
     const int64_t rows = lse.numel();
     const cuda::Scratch delta(size_t(rows) * sizeof(A));
-    const GradPlan<T> plan{AttentionPlan(q, k, mask, args), In(grad), In(q), In(k), In(v), lse.data<A>(), delta.as<A>()};
-    cuda::launch({"attention_grad", dim3(cuda::blocks_for(rows, 4)), dim3(warp, 4)}, delta_kernel<T>, In(grad), In(out), rows, plan.heads, plan.queries,
-                 plan.width, delta.as<A>());
+    const GradPlan<T> plan{
+        AttentionPlan(q, k, mask, args), In(grad), In(q), In(k), In(v), lse.data<A>(), delta.as<A>()};
+    cuda::launch({"attention_grad", dim3(cuda::blocks_for(rows, 4)), dim3(warp, 4)}, delta_kernel<T>, In(grad), In(out),
+                 rows, plan.heads, plan.queries, plan.width, delta.as<A>());
     if constexpr (sizeof(T) == 2) {
       attention_grad_mma(plan, grad, q, k, v, lse, delta.as<float>(), grad_q, grad_k, grad_v);
     } else {
       with_chunks<A, sizeof(A) == 8 ? 1 : 2>(plan.width, [&]<int chunks>(int64_t slices) {
-        const int64_t key_tiles = (plan.keys + Z::size - 1) / Z::size, query_tiles = (plan.queries + Z::size - 1) / Z::size;
-        cuda::launch({"attention_grad", dim3(unsigned(key_tiles * plan.groups * plan.batch * slices)), dim3(Z::threads), 3 * Z::bytes},
+        const int64_t key_tiles = (plan.keys + Z::size - 1) / Z::size,
+                      query_tiles = (plan.queries + Z::size - 1) / Z::size;
+        cuda::launch({"attention_grad", dim3(unsigned(key_tiles * plan.groups * plan.batch * slices)), dim3(Z::threads),
+                      3 * Z::bytes},
                      grad_keys_kernel<T, chunks>, plan, Heads<T>(grad_k), Heads<T>(grad_v), key_tiles);
-        cuda::launch({"attention_grad", dim3(unsigned(query_tiles * plan.heads * plan.batch * slices)), dim3(Z::threads), 3 * Z::bytes},
+        cuda::launch({"attention_grad", dim3(unsigned(query_tiles * plan.heads * plan.batch * slices)),
+                      dim3(Z::threads), 3 * Z::bytes},
                      grad_queries_kernel<T, chunks>, plan, Heads<T>(grad_q), query_tiles);
       });
     }

@@ -1,10 +1,12 @@
-// Attention of f16 and bf16 on tensor cores, both directions, for heads of up to 128 elements (in whole eights, aligned); the
-// algorithm is that of attention.cu and attention_grad.cu, with the same order of every sum in every run. Scores, softmax and
-// all sums are f32; weights and their slopes are rounded to 16 bits as factors of the second products.
+// Attention of f16 and bf16 on tensor cores, both directions, for heads of up to 128 elements (in whole eights,
+// aligned); the algorithm is that of attention.cu and attention_grad.cu, with the same order of every sum in every run.
+// Scores, softmax and all sums are f32; weights and their slopes are rounded to 16 bits as factors of the second
+// products.
 //
-// A warp owns 16 rows (of queries, or of keys for grad_k and grad_v), a block of four warps 64. A product of scores is in the
-// layout (mma.h) in which its pairs are the left operand of the next product, so that weights never leave registers.
-// Bound by tensor cores and by shared memory, which feeds them with two reads for each mma: about half of their rate.
+// A warp owns 16 rows (of queries, or of keys for grad_k and grad_v), a block of four warps 64. A product of scores is
+// in the layout (mma.h) in which its pairs are the left operand of the next product, so that weights never leave
+// registers. Bound by tensor cores and by shared memory, which feeds them with two reads for each mma: about half of
+// their rate.
 #include "tensor/cuda/attention_tile.h"
 #include "tensor/cuda/mma.h"
 
@@ -21,8 +23,8 @@ struct Lane {
   __device__ int column_of(int n, int e) const { return 8 * n + 2 * t + e % 2; }
 };
 
-/// Which score is number e of a lane, counted through its products: for queries by keys, or (turned) keys by queries. Not a
-/// lambda: nvcc 13.0 fails on one here.
+/// Which score is number e of a lane, counted through its products: for queries by keys, or (turned) keys by queries.
+/// Not a lambda: nvcc 13.0 fails on one here.
 struct Scores {
   Lane lane;
   int64_t i0, j0;
@@ -34,8 +36,7 @@ struct Scores {
 };
 
 /// Two products side by side, rounded, as a left operand.
-template <class T>
-__device__ inline void as_left(const float (&low)[4], const float (&high)[4], uint32_t (&a)[4]) {
+template <class T> __device__ inline void as_left(const float (&low)[4], const float (&high)[4], uint32_t (&a)[4]) {
   a[0] = pack<T>(low[0], low[1]);
   a[1] = pack<T>(low[2], low[3]);
   a[2] = pack<T>(high[0], high[1]);
@@ -43,8 +44,7 @@ __device__ inline void as_left(const float (&low)[4], const float (&high)[4], ui
 }
 
 /// Takes a tile out of shared memory.
-template <class Z, int rows>
-__device__ inline Z take(uint32_t*& words) {
+template <class Z, int rows> __device__ inline Z take(uint32_t*& words) {
   const Z tile{words};
   words += rows * Z::line;
   return tile;
@@ -68,7 +68,8 @@ __device__ inline void multiply(const RowTile<depth>& left, const RowTile<depth>
 
 /// sum[d] += weights (16 x 8 count) times columns 8 d on of `values`.
 template <class T, int depth, int count>
-__device__ inline void accumulate(const float (&weights)[count][4], const PairTile<depth>& values, float (&sum)[2 * depth][4]) {
+__device__ inline void accumulate(const float (&weights)[count][4], const PairTile<depth>& values,
+                                  float (&sum)[2 * depth][4]) {
 #pragma unroll
   for (int k = 0; k < count / 2; ++k) {
     uint32_t a[4], b[2];
@@ -83,8 +84,8 @@ __device__ inline void accumulate(const float (&weights)[count][4], const PairTi
 
 /// Writes the warp's rows: row_of(e) gets sum * factor[e / 2].
 template <class T, int depth>
-__device__ inline void store_rows(const Heads<T>& out, int64_t b, int64_t h, int64_t first, int64_t rows, int64_t width, const float (&sum)[2 * depth][4],
-                                  float low, float high) {
+__device__ inline void store_rows(const Heads<T>& out, int64_t b, int64_t h, int64_t first, int64_t rows, int64_t width,
+                                  const float (&sum)[2 * depth][4], float low, float high) {
   const Lane lane;
 #pragma unroll
   for (int e = 0; e < 4; e += 2) {
@@ -94,14 +95,16 @@ __device__ inline void store_rows(const Heads<T>& out, int64_t b, int64_t h, int
     T* const to = out.row(b, h, row);
 #pragma unroll
     for (int d = 0; d < 2 * depth; ++d) {
-      if (8 * d < width) *reinterpret_cast<uint32_t*>(to + lane.column_of(d, 0)) = pack<T>(sum[d][e] * factor, sum[d][e + 1] * factor);
+      if (8 * d < width)
+        *reinterpret_cast<uint32_t*>(to + lane.column_of(d, 0)) = pack<T>(sum[d][e] * factor, sum[d][e + 1] * factor);
     }
   }
 }
 
 template <class T, int depth>
-__global__ void __launch_bounds__(threads) attention_mma_kernel(AttentionPlan plan, Heads<const T> q, Heads<const T> k, Heads<const T> v, Heads<T> out, float* lse,
-                                                                int64_t tiles) {
+__global__ void __launch_bounds__(threads)
+    attention_mma_kernel(AttentionPlan plan, Heads<const T> q, Heads<const T> k, Heads<const T> v, Heads<T> out,
+                         float* lse, int64_t tiles) {
   constexpr int count = forward_keys / 8;
   if (!has_tensor_cores) return;
   LOCKSTEP_DYNAMIC_SHARED(uint32_t, shared);
@@ -111,7 +114,8 @@ __global__ void __launch_bounds__(threads) attention_mma_kernel(AttentionPlan pl
   RowTile<depth>* const no_rows = nullptr;
   const Lane lane;
   const int64_t unit = blockIdx.x / tiles, i0 = (tiles - 1 - blockIdx.x % tiles) * block_rows;
-  const int64_t h = unit % plan.heads, b = unit / plan.heads, g = h / (plan.heads / plan.groups), rows = plan.queries - i0;
+  const int64_t h = unit % plan.heads, b = unit / plan.heads, g = h / (plan.heads / plan.groups),
+                rows = plan.queries - i0;
   const int64_t end = plan.limit(i0 + (rows < block_rows ? rows : block_rows) - 1);
   load_tiles<threads, block_rows>(q.row(b, h, i0), q.token, rows, plan.width, &queries, no_pairs);
 
@@ -129,7 +133,8 @@ __global__ void __launch_bounds__(threads) attention_mma_kernel(AttentionPlan pl
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int64_t i = i0 + lane.row_of(e), j = j0 + lane.column_of(n, e);
-        score[n][e] = i < plan.queries && j < plan.keys ? plan.masked<T>(score[n][e] * float(plan.scale), b, h, i, j) : -infinity<float>;
+        score[n][e] = i < plan.queries && j < plan.keys ? plan.masked<T>(score[n][e] * float(plan.scale), b, h, i, j)
+                                                        : -infinity<float>;
         most[e / 2] = larger_of(score[n][e], most[e / 2]);
       }
     }
@@ -170,16 +175,19 @@ __global__ void __launch_bounds__(threads) attention_mma_kernel(AttentionPlan pl
 }
 
 template <class T, int depth>
-__global__ void __launch_bounds__(threads) grad_keys_mma_kernel(GradPlan<T> plan, Heads<T> grad_k, Heads<T> grad_v, int64_t tiles) {
+__global__ void __launch_bounds__(threads)
+    grad_keys_mma_kernel(GradPlan<T> plan, Heads<T> grad_k, Heads<T> grad_v, int64_t tiles) {
   constexpr int count = grad_step / 8;
   if (!has_tensor_cores) return;
   LOCKSTEP_DYNAMIC_SHARED(uint32_t, shared);
   uint32_t* free = shared;
   RowTile<depth> keys = take<RowTile<depth>, block_rows>(free), values = take<RowTile<depth>, block_rows>(free);
   RowTile<depth> queries = take<RowTile<depth>, grad_step>(free), grads = take<RowTile<depth>, grad_step>(free);
-  PairTile<depth> query_pairs = take<PairTile<depth>, grad_step / 2>(free), grad_pairs = take<PairTile<depth>, grad_step / 2>(free), *const no_pairs = nullptr;
+  PairTile<depth> query_pairs = take<PairTile<depth>, grad_step / 2>(free),
+                  grad_pairs = take<PairTile<depth>, grad_step / 2>(free), *const no_pairs = nullptr;
   const Lane lane;
-  const int64_t unit = blockIdx.x / tiles, j0 = blockIdx.x % tiles * block_rows, g = unit % plan.groups, b = unit / plan.groups;
+  const int64_t unit = blockIdx.x / tiles, j0 = blockIdx.x % tiles * block_rows, g = unit % plan.groups,
+                b = unit / plan.groups;
   const int64_t shared_by = plan.heads / plan.groups, width = plan.width;
   load_tiles<threads, block_rows>(plan.k.row(b, g, j0), plan.k.token, plan.keys - j0, width, &keys, no_pairs);
   load_tiles<threads, block_rows>(plan.v.row(b, g, j0), plan.v.token, plan.keys - j0, width, &values, no_pairs);
@@ -188,8 +196,10 @@ __global__ void __launch_bounds__(threads) grad_keys_mma_kernel(GradPlan<T> plan
   for (int64_t h = g * shared_by; h < (g + 1) * shared_by; ++h) {
     for (int64_t i0 = plan.first_query(j0) / grad_step * grad_step; i0 < plan.queries; i0 += grad_step) {
       __syncthreads();  // the last queries have been read
-      load_tiles<threads, grad_step>(plan.q.row(b, h, i0), plan.q.token, plan.queries - i0, width, &queries, &query_pairs);
-      load_tiles<threads, grad_step>(plan.grad.row(b, h, i0), plan.grad.token, plan.queries - i0, width, &grads, &grad_pairs);
+      load_tiles<threads, grad_step>(plan.q.row(b, h, i0), plan.q.token, plan.queries - i0, width, &queries,
+                                     &query_pairs);
+      load_tiles<threads, grad_step>(plan.grad.row(b, h, i0), plan.grad.token, plan.queries - i0, width, &grads,
+                                     &grad_pairs);
       __syncthreads();
       float score[count][4] = {}, slope[count][4] = {};  // of (key, query)
       multiply<T>(keys, queries, score);
@@ -200,7 +210,9 @@ __global__ void __launch_bounds__(threads) grad_keys_mma_kernel(GradPlan<T> plan
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float weight, difference;
-          plan.differentiate(b, h, i0 + lane.column_of(n, e), j0 + lane.row_of(e), plan.template factor<float>(kept, 4 * n + e), score[n][e] * float(plan.scale), slope[n][e], weight, difference);
+          plan.differentiate(b, h, i0 + lane.column_of(n, e), j0 + lane.row_of(e),
+                             plan.template factor<float>(kept, 4 * n + e), score[n][e] * float(plan.scale), slope[n][e],
+                             weight, difference);
           score[n][e] = weight;
           slope[n][e] = difference;
         }
@@ -224,7 +236,8 @@ __global__ void __launch_bounds__(threads) grad_queries_mma_kernel(GradPlan<T> p
   PairTile<depth> key_pairs = take<PairTile<depth>, grad_step / 2>(free), *const no_pairs = nullptr;
   const Lane lane;
   const int64_t unit = blockIdx.x / tiles, i0 = (tiles - 1 - blockIdx.x % tiles) * block_rows;
-  const int64_t h = unit % plan.heads, b = unit / plan.heads, g = h / (plan.heads / plan.groups), rows = plan.queries - i0, width = plan.width;
+  const int64_t h = unit % plan.heads, b = unit / plan.heads, g = h / (plan.heads / plan.groups),
+                rows = plan.queries - i0, width = plan.width;
   const int64_t end = plan.limit(i0 + (rows < block_rows ? rows : block_rows) - 1);
   load_tiles<threads, block_rows>(plan.q.row(b, h, i0), plan.q.token, rows, width, &queries, no_pairs);
   load_tiles<threads, block_rows>(plan.grad.row(b, h, i0), plan.grad.token, rows, width, &grads, no_pairs);
@@ -244,7 +257,9 @@ __global__ void __launch_bounds__(threads) grad_queries_mma_kernel(GradPlan<T> p
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float weight, difference;
-        plan.differentiate(b, h, i0 + lane.row_of(e), j0 + lane.column_of(n, e), plan.template factor<float>(kept, 4 * n + e), score[n][e] * float(plan.scale), slope[n][e], weight, difference);
+        plan.differentiate(b, h, i0 + lane.row_of(e), j0 + lane.column_of(n, e),
+                           plan.template factor<float>(kept, 4 * n + e), score[n][e] * float(plan.scale), slope[n][e],
+                           weight, difference);
         slope[n][e] = difference;
       }
     }
@@ -261,8 +276,7 @@ bool in_eights(const Tensor& x) {
 }
 
 /// Calls fn.template operator()<T, depth>() for tensors that fit.
-template <class Fn>
-void with_depth(const Tensor& q, Fn&& fn) {
+template <class Fn> void with_depth(const Tensor& q, Fn&& fn) {
   dispatch<Half, BFloat16>(q.dtype(), "attention", [&]<class T> {
     if (q.shape()[3] <= 64) fn.template operator()<T, 4>();
     else fn.template operator()<T, 8>();
@@ -271,8 +285,9 @@ void with_depth(const Tensor& q, Fn&& fn) {
 
 int64_t tiles_of(int64_t rows) { return (rows + block_rows - 1) / block_rows; }
 
-template <int depth>
-size_t bytes_of(int rows, int pairs) { return sizeof(uint32_t) * size_t(rows * RowTile<depth>::line + pairs * PairTile<depth>::line); }
+template <int depth> size_t bytes_of(int rows, int pairs) {
+  return sizeof(uint32_t) * size_t(rows * RowTile<depth>::line + pairs * PairTile<depth>::line);
+}
 
 }  // namespace
 
@@ -283,24 +298,28 @@ bool fits_mma(std::initializer_list<const Tensor*> tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [](const Tensor* x) { return in_eights(*x); });
 }
 
-bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out, Tensor& lse) {
+bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
+                   Tensor& lse) {
   if (!fits_mma({&q, &k, &v, &out})) return false;
   with_depth(q, [&]<class T, int depth> {
     using In = Heads<const T>;
     const int64_t tiles = tiles_of(plan.queries);
-    cuda::launch({"attention", dim3(unsigned(tiles * plan.heads * plan.batch)), dim3(threads), bytes_of<depth>(block_rows + forward_keys, forward_keys / 2)},
+    cuda::launch({"attention", dim3(unsigned(tiles * plan.heads * plan.batch)), dim3(threads),
+                  bytes_of<depth>(block_rows + forward_keys, forward_keys / 2)},
                  attention_mma_kernel<T, depth>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<float>(), tiles);
   });
   return true;
 }
 
-void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, const float* delta,
-                        Tensor& grad_q, Tensor& grad_k, Tensor& grad_v) {
+void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
+                        const Tensor& v, const Tensor& lse, const float* delta, Tensor& grad_q, Tensor& grad_k,
+                        Tensor& grad_v) {
   with_depth(q, [&]<class T, int depth> {
     using In = Heads<const T>;
     const GradPlan<T> all{plan, In(grad), In(q), In(k), In(v), lse.data<float>(), delta};
     const int64_t key_tiles = tiles_of(plan.keys), query_tiles = tiles_of(plan.queries);
-    cuda::launch({"attention_grad", dim3(unsigned(key_tiles * plan.groups * plan.batch)), dim3(threads), bytes_of<depth>(2 * block_rows + 2 * grad_step, grad_step)},
+    cuda::launch({"attention_grad", dim3(unsigned(key_tiles * plan.groups * plan.batch)), dim3(threads),
+                  bytes_of<depth>(2 * block_rows + 2 * grad_step, grad_step)},
                  grad_keys_mma_kernel<T, depth>, all, Heads<T>(grad_k), Heads<T>(grad_v), key_tiles);
     cuda::launch({"attention_grad", dim3(unsigned(query_tiles * plan.heads * plan.batch)), dim3(threads),
                   bytes_of<depth>(2 * block_rows + 2 * grad_step, grad_step / 2)},

@@ -1,9 +1,9 @@
 #pragma once
-// What both directions of attention share: the problem as pointers and strides, tiles in shared memory and their products,
-// masks and dropout of one score. Tiles hold what the tensors hold, f32 or f64.
+// What both directions of attention share: the problem as pointers and strides, tiles in shared memory and their
+// products, masks and dropout of one score. Tiles hold what the tensors hold, f32 or f64.
 //
-// A tile is size x size, its rows padded by 16 bytes, so that lanes that read 16 bytes of neighbouring rows meet different
-// banks. A block has 16 threads for each 4 rows of a tile: thread (tx, ty) works on rows 4 ty to 4 ty + 3.
+// A tile is size x size, its rows padded by 16 bytes, so that lanes that read 16 bytes of neighbouring rows meet
+// different banks. A block has 16 threads for each 4 rows of a tile: thread (tx, ty) works on rows 4 ty to 4 ty + 3.
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
@@ -15,15 +15,13 @@
 
 namespace lockstep::on_cuda {
 
-template <class A>
-struct Tile {
+template <class A> struct Tile {
   static constexpr int vec = 16 / sizeof(A), size = 16 * vec, line = size + vec, threads = 4 * size;
   static constexpr size_t bytes = sizeof(A) * size * line;
 };
 
 /// A (B, heads, tokens, D) tensor; D has stride 1. wide: rows begin where V elements may be read at once.
-template <class T>
-struct Heads {
+template <class T> struct Heads {
   T* data;
   int64_t batch, head, token;
   bool wide;
@@ -38,7 +36,9 @@ struct Heads {
 
 enum class Mask : uint8_t { none, choice, added };  // choice: bool; added: of q's dtype
 
-struct QueryKey { int64_t i, j; };
+struct QueryKey {
+  int64_t i, j;
+};
 
 /// Sizes, and what decides which query attends to which key.
 struct AttentionPlan {
@@ -54,8 +54,17 @@ struct AttentionPlan {
   int64_t first_head, all_heads;
 
   AttentionPlan(const Tensor& q, const Tensor& k, const Tensor& mask_tensor, const AttentionArgs& args)
-      : batch(q.shape()[0]), heads(q.shape()[1]), groups(k.shape()[1]), queries(q.shape()[2]), keys(k.shape()[2]), width(q.shape()[3]), scale(args.scale),
-        causal(args.causal), key(args.key), first_head(args.first_head), all_heads(args.all_heads > 0 ? args.all_heads : heads) {
+      : batch(q.shape()[0]),
+        heads(q.shape()[1]),
+        groups(k.shape()[1]),
+        queries(q.shape()[2]),
+        keys(k.shape()[2]),
+        width(q.shape()[3]),
+        scale(args.scale),
+        causal(args.causal),
+        key(args.key),
+        first_head(args.first_head),
+        all_heads(args.all_heads > 0 ? args.all_heads : heads) {
     if (args.dropout > 0) {
       threshold = uint64_t(std::ceil(args.dropout * 0x1p32));  // as in dropout
       kept = args.dropout < 1 ? 1 / (1 - args.dropout) : 0;
@@ -78,8 +87,7 @@ struct AttentionPlan {
   }
 
   /// The score of query i and key j, both in range, after the mask; minus infinity where i does not see j.
-  template <class T, class A>
-  __device__ A masked(A score, int64_t b, int64_t h, int64_t i, int64_t j) const {
+  template <class T, class A> __device__ A masked(A score, int64_t b, int64_t h, int64_t i, int64_t j) const {
     if (j >= limit(i)) return -infinity<A>;
     if (kind == Mask::none) return score;
     const int64_t place = b * mask_stride[0] + h * mask_stride[1] + i * mask_stride[2] + j * mask_stride[3];
@@ -93,10 +101,9 @@ struct AttentionPlan {
     const uint32_t low = place & 1 ? words[1] : words[0], high = place & 1 ? words[3] : words[2];
     return (place & 2 ? high : low) >= threshold;
   }
-  /// keeps() of n <= 32 places, one bit each; at(e) gives the QueryKey of bit e. All ones without dropout. A loop, and not part of the loops
-  /// that use the bits: unrolled, its rounds are most of a kernel.
-  template <int n, class At>
-  __device__ uint32_t kept_of(int64_t b, int64_t h, At&& at) const {
+  /// keeps() of n <= 32 places, one bit each; at(e) gives the QueryKey of bit e. All ones without dropout. A loop, and
+  /// not part of the loops that use the bits: unrolled, its rounds are most of a kernel.
+  template <int n, class At> __device__ uint32_t kept_of(int64_t b, int64_t h, At&& at) const {
     static_assert(n <= 32);
     if (threshold == 0) return ~0u;
     uint32_t bits = 0;
@@ -108,21 +115,17 @@ struct AttentionPlan {
     return bits;
   }
   /// What a weight is multiplied by, given bit `e` of kept_of().
-  template <class A>
-  __device__ A factor(uint32_t bits, int e) const {
-    return bits >> e & 1 ? A(kept) : A(0);
-  }
+  template <class A> __device__ A factor(uint32_t bits, int e) const { return bits >> e & 1 ? A(kept) : A(0); }
 };
 
 /// What the gradient needs besides.
-template <class T>
-struct GradPlan : AttentionPlan {
+template <class T> struct GradPlan : AttentionPlan {
   Heads<const T> grad, q, k, v;
   const Compute<T>*lse, *delta;
 
   /// dS of query i and key j, and P with dropout's factor f, from their products; zeros where i does not see j.
-  __device__ void differentiate(int64_t b, int64_t h, int64_t i, int64_t j, Compute<T> f, Compute<T> score, Compute<T> slope, Compute<T>& weight,
-                                Compute<T>& difference) const {
+  __device__ void differentiate(int64_t b, int64_t h, int64_t i, int64_t j, Compute<T> f, Compute<T> score,
+                                Compute<T> slope, Compute<T>& weight, Compute<T>& difference) const {
     using A = Compute<T>;
     weight = difference = 0;
     if (i >= queries || j >= keys || j >= limit(i)) return;
@@ -135,23 +138,26 @@ struct GradPlan : AttentionPlan {
   }
 };
 
-// Attention of f16 and bf16 on tensor cores (attention_mma.cu). What they do not take (odd widths, old cards) is converted and
-// done in f32: rare, and it halves the kernels that are compiled.
+// Attention of f16 and bf16 on tensor cores (attention_mma.cu). What they do not take (odd widths, old cards) is
+// converted and done in f32: rare, and it halves the kernels that are compiled.
 bool fits_mma(std::initializer_list<const Tensor*> tensors);
 /// False, and nothing done, where it does not fit.
-bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out, Tensor& lse);
+bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
+                   Tensor& lse);
 /// The tensors must fit.
-void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, const float* delta,
-                        Tensor& grad_q, Tensor& grad_k, Tensor& grad_v);
+void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
+                        const Tensor& v, const Tensor& lse, const float* delta, Tensor& grad_q, Tensor& grad_k,
+                        Tensor& grad_v);
 /// A mask to add, in f32; any other as it is.
 inline Tensor as_f32(const Tensor& mask) { return mask.defined() && mask.dtype() != boolean ? mask.to(f32) : mask; }
 
-template <class A>
-using TileVector = Vector<A, Tile<A>::vec>;
+template <class A> using TileVector = Vector<A, Tile<A>::vec>;
 
-/// Rows of `width` elements, times `factor`, from element `first` on, into a tile; zeros beyond the last row and element.
+/// Rows of `width` elements, times `factor`, from element `first` on, into a tile; zeros beyond the last row and
+/// element.
 template <class T, class A>
-__device__ inline void load_tile(const T* from, int64_t stride, bool wide, int64_t rows, int64_t first, int64_t width, A factor, A* tile) {
+__device__ inline void load_tile(const T* from, int64_t stride, bool wide, int64_t rows, int64_t first, int64_t width,
+                                 A factor, A* tile) {
   using Z = Tile<A>;
   for (int n = threadIdx.x; n < Z::size * 16; n += Z::threads) {
     const int row = n / 16, column = n % 16 * Z::vec;
@@ -174,8 +180,7 @@ __device__ inline void load_tile(const T* from, int64_t stride, bool wide, int64
 }
 
 /// sum[i][j] += row 4 ty + i of a times row tx + 16 j of b.
-template <class A>
-__device__ inline void dot_rows(const A* a, const A* b, A (&sum)[4][Tile<A>::vec]) {
+template <class A> __device__ inline void dot_rows(const A* a, const A* b, A (&sum)[4][Tile<A>::vec]) {
   using Z = Tile<A>;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 #pragma unroll 4
@@ -197,8 +202,7 @@ __device__ inline void dot_rows(const A* a, const A* b, A (&sum)[4][Tile<A>::vec
 }
 
 /// sum[i][f] += row 4 ty + i of weights times column vec tx + f of values.
-template <class A>
-__device__ inline void times_rows(const A* weights, const A* values, A (&sum)[4][Tile<A>::vec]) {
+template <class A> __device__ inline void times_rows(const A* weights, const A* values, A (&sum)[4][Tile<A>::vec]) {
   using Z = Tile<A>;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 #pragma unroll 4
@@ -219,14 +223,14 @@ __device__ inline void times_rows(const A* weights, const A* values, A (&sum)[4]
 }
 
 /// Stores element (4 ty + i, tx + 16 j) of a tile.
-template <class A>
-__device__ inline void put(A* tile, int i, int j, A value) {
+template <class A> __device__ inline void put(A* tile, int i, int j, A value) {
   tile[(4 * (threadIdx.x / 16) + i) * Tile<A>::line + threadIdx.x % 16 + 16 * j] = value;
 }
 
 /// Writes a thread's part of a row, times `factor`: the vec elements from `column` on that are below width.
 template <class T, class A>
-__device__ inline void store_part(T* row, bool wide, int64_t column, int64_t width, const A (&values)[Tile<A>::vec], A factor) {
+__device__ inline void store_part(T* row, bool wide, int64_t column, int64_t width, const A (&values)[Tile<A>::vec],
+                                  A factor) {
   A y[Tile<A>::vec];
 #pragma unroll
   for (int f = 0; f < Tile<A>::vec; ++f) y[f] = values[f] * factor;
@@ -240,9 +244,9 @@ __device__ inline void store_part(T* row, bool wide, int64_t column, int64_t wid
   }
 }
 
-/// Calls fn.template operator()<chunks>(slices): a block makes `chunks` tiles' width of the results, and there are `slices` of it.
-template <class A, int most, class Fn>
-void with_chunks(int64_t width, Fn&& fn) {
+/// Calls fn.template operator()<chunks>(slices): a block makes `chunks` tiles' width of the results, and there are
+/// `slices` of it.
+template <class A, int most, class Fn> void with_chunks(int64_t width, Fn&& fn) {
   const int64_t tiles = std::max<int64_t>(1, (width + Tile<A>::size - 1) / Tile<A>::size);
   if (tiles == 1) return fn.template operator()<1>(int64_t(1));
   if constexpr (most > 2) {

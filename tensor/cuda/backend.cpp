@@ -41,10 +41,14 @@ const Found& found() {
     int driver = 0, runtime = 0;
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
-    f.why = code == cudaErrorNoDevice || code == cudaSuccess ? "the driver sees no device (nvidia-smi -L lists them; CUDA_VISIBLE_DEVICES may hide them)"
-            : code == cudaErrorInsufficientDriver && driver == 0 ? "no NVIDIA driver is installed (nvidia-smi would show it)"
-            : code == cudaErrorInsufficientDriver ? str("the NVIDIA driver is for CUDA ", version(driver), " and this build needs ", version(runtime), ": update the driver")
-            : str(cudaGetErrorName(code), ": ", cudaGetErrorString(code));
+    f.why = code == cudaErrorNoDevice || code == cudaSuccess
+                ? "the driver sees no device (nvidia-smi -L lists them; CUDA_VISIBLE_DEVICES may hide them)"
+            : code == cudaErrorInsufficientDriver && driver == 0
+                ? "no NVIDIA driver is installed (nvidia-smi would show it)"
+            : code == cudaErrorInsufficientDriver
+                ? str("the NVIDIA driver is for CUDA ", version(driver), " and this build needs ", version(runtime),
+                      ": update the driver")
+                : str(cudaGetErrorName(code), ": ", cudaGetErrorString(code));
     return f;
   }();
   return result;
@@ -58,12 +62,14 @@ std::string describe() {
   int driver = 0, runtime = 0;
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
-  text += str("runtime ", version(runtime), ", driver ", driver ? version(driver) : "none", cudnn_version().empty() ? "" : ", cuDNN ", cudnn_version(), "\n");
+  text += str("runtime ", version(runtime), ", driver ", driver ? version(driver) : "none",
+              cudnn_version().empty() ? "" : ", cuDNN ", cudnn_version(), "\n");
   if (device_count() == 0) return text + "no device: " + why_none() + "\n";
   for (int i = 0; i < device_count(); ++i) {
     cudaDeviceProp p{};
     check("device", cudaGetDeviceProperties(&p, i));
-    text += str("cuda:", i, " ", p.name, ", compute capability ", p.major, ".", p.minor, ", ", p.multiProcessorCount, " multiprocessors, ", p.totalGlobalMem >> 20, " MiB\n");
+    text += str("cuda:", i, " ", p.name, ", compute capability ", p.major, ".", p.minor, ", ", p.multiProcessorCount,
+                " multiprocessors, ", p.totalGlobalMem >> 20, " MiB\n");
   }
   return text;
 }
@@ -77,7 +83,8 @@ cudaMemPool_t pool_of(int device) {
 void keep_memory(int device) {
   static std::atomic<uint64_t> done{0};
   const uint64_t bit = uint64_t(1) << device;
-  if (done.fetch_or(bit) & bit) [[likely]] return;
+  if (done.fetch_or(bit) & bit) [[likely]]
+    return;
   uint64_t threshold = UINT64_MAX;
   check("memory", cudaMemPoolSetAttribute(pool_of(device), cudaMemPoolAttrReleaseThreshold, &threshold));
 }
@@ -88,7 +95,8 @@ void* allocate(size_t bytes, int device) {
   if (void* captured = allocate_captured(bytes, device)) return captured;
   void* data = nullptr;
   cudaError_t code = cudaMallocAsync(&data, bytes, stream_of(device));
-  if (code == cudaSuccess) [[likely]] return data;
+  if (code == cudaSuccess) [[likely]]
+    return data;
   cudaGetLastError();
   if (code == cudaErrorMemoryAllocation) {  // what is on its way back, and what the pool keeps, may be enough
     cudaDeviceSynchronize();
@@ -101,7 +109,8 @@ void* allocate(size_t bytes, int device) {
   size_t available = 0, total = 0;
   cudaMemGetInfo(&available, &total);
   const Device at{Device::Type::cuda, int16_t(device)};
-  fail(str("[memory] could not allocate ", bytes, " bytes on ", at, ", which has ", available, " of ", total, " bytes free; held by this process:\n", memory_report(at),
+  fail(str("[memory] could not allocate ", bytes, " bytes on ", at, ", which has ", available, " of ", total,
+           " bytes free; held by this process:\n", memory_report(at),
            "A smaller batch, activation checkpointing, bf16, or ZeRO with offload need less."));
 }
 
@@ -119,16 +128,21 @@ size_t pool_attribute(int device, cudaMemPoolAttr what) {
   check("memory", cudaMemPoolGetAttribute(pool_of(device), what, &value));
   return size_t(value);
 }
-size_t cached_bytes(int device) { return pool_attribute(device, cudaMemPoolAttrReservedMemCurrent) - pool_attribute(device, cudaMemPoolAttrUsedMemCurrent); }
+size_t cached_bytes(int device) {
+  return pool_attribute(device, cudaMemPoolAttrReservedMemCurrent) -
+         pool_attribute(device, cudaMemPoolAttrUsedMemCurrent);
+}
 void release_cached(int device) {
   select_device(device);
   check("memory", cudaDeviceSynchronize());
   check("memory", cudaMemPoolTrimTo(pool_of(device), 0));
 }
 
-// In the order of both streams: `from` is written and freed in that of its device, `to` is allocated and read in that of the other.
+// In the order of both streams: `from` is written and freed in that of its device, `to` is allocated and read in that
+// of the other.
 void copy_to_peer(void* to, int to_device, const void* from, int from_device, size_t bytes) {
-  const auto pass = [](int before, int after) {  // what `after` is given from here on runs after what `before` was given
+  const auto pass = [](int before,
+                       int after) {  // what `after` is given from here on runs after what `before` was given
     cudaEvent_t event = nullptr;
     select_device(before);
     check("copy", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -150,7 +164,9 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
   if (!from_device.is_cpu() && !to_device.is_cpu() && from_device != to_device) {
     return copy_to_peer(to, to_device.index, from, from_device.index, bytes);
   }
-  const cudaMemcpyKind kind = from_device.is_cpu() ? cudaMemcpyHostToDevice : to_device.is_cpu() ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice;
+  const cudaMemcpyKind kind = from_device.is_cpu() ? cudaMemcpyHostToDevice
+                              : to_device.is_cpu() ? cudaMemcpyDeviceToHost
+                                                   : cudaMemcpyDeviceToDevice;
   check("copy", cudaMemcpyAsync(to, from, bytes, kind, stream));
   if (!wait || kind == cudaMemcpyDeviceToDevice) return;
   check("copy", cudaStreamSynchronize(stream));

@@ -1,9 +1,9 @@
-// Batch norm of x (N, C, S): every channel over its images and places. Bound by memory: in training x is read twice (for the
-// statistics, for the result), the gradient and x twice in backward. Two layouts, told apart by one number: `inner` is S in
-// planes (the places of a channel side by side) and 1 in columns (channels last; also plain (N, C)).
+// Batch norm of x (N, C, S): every channel over its images and places. Bound by memory: in training x is read twice
+// (for the statistics, for the result), the gradient and x twice in backward. Two layouts, told apart by one number:
+// `inner` is S in planes (the places of a channel side by side) and 1 in columns (channels last; also plain (N, C)).
 //
-// Sums over a channel: `parts` pieces of it, as the shape says, each by one block (planes) or by a column of threads (columns);
-// a last kernel joins the pieces in order, in f64.
+// Sums over a channel: `parts` pieces of it, as the shape says, each by one block (planes) or by a column of threads
+// (columns); a last kernel joins the pieces in order, in f64.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
@@ -14,8 +14,7 @@ namespace {
 constexpr int threads = 256, lanes = threads / warp;  // columns: 32 channels a block, 8 threads each
 
 /// Count, mean and sum of squared deviations, joined as in Chan, Golub & LeVeque 1979: no difference of large sums.
-template <class A>
-struct Moments {
+template <class A> struct Moments {
   A count, mean, deviation;
 
   __device__ void add(const Moments& other) {
@@ -26,7 +25,8 @@ struct Moments {
     count = sum;
   }
   __device__ Moments of_lane(int lane) const {
-    return {__shfl_sync(whole_warp, count, lane), __shfl_sync(whole_warp, mean, lane), __shfl_sync(whole_warp, deviation, lane)};
+    return {__shfl_sync(whole_warp, count, lane), __shfl_sync(whole_warp, mean, lane),
+            __shfl_sync(whole_warp, deviation, lane)};
   }
   __device__ static Moments of(const A* values, int n) {
     A sum = 0;
@@ -38,28 +38,32 @@ struct Moments {
 };
 
 /// The two sums of the gradient.
-template <class A>
-struct Sums {
+template <class A> struct Sums {
   A gy, g;
   __device__ void add(const Sums& other) {
     gy += other.gy;
     g += other.g;
   }
-  __device__ Sums of_lane(int lane) const { return {__shfl_sync(whole_warp, gy, lane), __shfl_sync(whole_warp, g, lane)}; }
+  __device__ Sums of_lane(int lane) const {
+    return {__shfl_sync(whole_warp, gy, lane), __shfl_sync(whole_warp, g, lane)};
+  }
 };
 
-struct Layout {
+struct Geometry {
   int64_t images, channels, plane, inner, parts;
   bool columns, narrow;
   Divider inner_by, channels_by;
 
-  explicit Layout(const Tensor& x)
-      : images(x.size(0)), channels(x.size(1)), plane(x.size(2)),
+  explicit Geometry(const Tensor& x)
+      : images(x.size(0)),
+        channels(x.size(1)),
+        plane(x.size(2)),
         // (N, C, 1) in rows is both.
         columns(channels > 0 && (x.strides()[1] == 1 || channels == 1) && (plane == 1 || x.strides()[2] == channels)) {
     inner = columns ? 1 : plane;
     // Pieces of at least 4096 elements, and about 1024 blocks.
-    const int64_t rows = images * plane, wanted = 1024 / std::max<int64_t>(1, columns ? (channels + warp - 1) / warp : channels);
+    const int64_t rows = images * plane,
+                  wanted = 1024 / std::max<int64_t>(1, columns ? (channels + warp - 1) / warp : channels);
     parts = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows / (columns ? 256 : 4096)));
     narrow = count() < most_narrow;
     if (narrow && count() > 0) inner_by = Divider(uint32_t(inner)), channels_by = Divider(uint32_t(channels));
@@ -70,10 +74,9 @@ struct Layout {
   dim3 grid() const { return dim3(unsigned(columns ? (channels + warp - 1) / warp : channels), unsigned(parts)); }
 };
 
-/// Calls fn(places, n) with up to 8 places of elements of this thread's channel, until its piece is done; returns the channel,
-/// or -1. Elements of a channel are numbered over images, then places.
-template <class Fn>
-__device__ inline int64_t each_place(const Layout& at, Fn fn) {
+/// Calls fn(places, n) with up to 8 places of elements of this thread's channel, until its piece is done; returns the
+/// channel, or -1. Elements of a channel are numbered over images, then places.
+template <class Fn> __device__ inline int64_t each_place(const Geometry& at, Fn fn) {
   constexpr int most = 8;
   const int64_t rows = at.rows(), begin = rows * blockIdx.y / at.parts, end = rows * (blockIdx.y + 1) / at.parts;
   const int64_t c = at.columns ? int64_t(blockIdx.x) * warp + threadIdx.x % warp : blockIdx.x;
@@ -97,8 +100,7 @@ __device__ inline int64_t each_place(const Layout& at, Fn fn) {
 }
 
 /// Joins what the threads of a channel have and stores it at (part, channel).
-template <class S>
-__device__ inline void store_piece(const Layout& at, S mine, S* pieces) {
+template <class S> __device__ inline void store_piece(const Geometry& at, S mine, S* pieces) {
   LOCKSTEP_SHARED(S, shared, [threads]);
   if (!at.columns) {  // one channel: a tree over each warp, then the warps in order
     for (int step = warp / 2; step > 0; step /= 2) {
@@ -115,7 +117,7 @@ __device__ inline void store_piece(const Layout& at, S mine, S* pieces) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads) moments_kernel(const T* x, Layout at, Moments<Compute<T>>* pieces) {
+__global__ void __launch_bounds__(threads) moments_kernel(const T* x, Geometry at, Moments<Compute<T>>* pieces) {
   using A = Compute<T>;
   Moments<A> mine{};
   each_place(at, [&](const int64_t* places, int n) {
@@ -130,7 +132,8 @@ __global__ void __launch_bounds__(threads) moments_kernel(const T* x, Layout at,
 }
 
 template <class A>
-__global__ void __launch_bounds__(threads) join_moments_kernel(const Moments<A>* pieces, Layout at, double eps, A* mean, A* rstd, A* var) {
+__global__ void __launch_bounds__(threads)
+    join_moments_kernel(const Moments<A>* pieces, Geometry at, double eps, A* mean, A* rstd, A* var) {
   const int64_t c = int64_t(blockIdx.x) * threads + threadIdx.x;
   if (c >= at.channels) return;
   Moments<double> all{};
@@ -145,10 +148,10 @@ __global__ void __launch_bounds__(threads) join_moments_kernel(const Moments<A>*
 }
 
 /// Calls fn(place, channel of the first element) for runs of V elements; V divides inner in planes, C in columns.
-template <int V, class Fn>
-__device__ inline void each_run(const Layout& at, Fn fn) {
+template <int V, class Fn> __device__ inline void each_run(const Geometry& at, Fn fn) {
   const int64_t count = at.count();
-  for (int64_t i = (int64_t(blockIdx.x) * threads + threadIdx.x) * V; i < count; i += int64_t(gridDim.x) * threads * V) {
+  for (int64_t i = (int64_t(blockIdx.x) * threads + threadIdx.x) * V; i < count;
+       i += int64_t(gridDim.x) * threads * V) {
     if (at.narrow) {
       const uint32_t plane = at.inner_by.divide(uint32_t(i));
       fn(i, int64_t(plane - at.channels_by.divide(plane) * at.channels_by.by));
@@ -160,8 +163,9 @@ __device__ inline void each_run(const Layout& at, Fn fn) {
 
 /// out = (x - mean) scale + offset in every channel.
 template <class T, int V>
-__global__ void __launch_bounds__(threads) batch_norm_kernel(const T* x, Layout at, const Compute<T>* mean, const Compute<T>* rstd,
-                                                             const T* weight, const T* bias, T* out) {
+__global__ void __launch_bounds__(threads)
+    batch_norm_kernel(const T* x, Geometry at, const Compute<T>* mean, const Compute<T>* rstd, const T* weight,
+                      const T* bias, T* out) {
   using A = Compute<T>;
   each_run<V>(at, [&](int64_t i, int64_t first) {
     A y[V];
@@ -178,8 +182,9 @@ __global__ void __launch_bounds__(threads) batch_norm_kernel(const T* x, Layout 
 
 /// With y = (x - mean) rstd: dw = sum g y, db = sum g.
 template <class T>
-__global__ void __launch_bounds__(threads) grad_sums_kernel(const T* grad, const T* x, Layout at, const Compute<T>* mean, const Compute<T>* rstd,
-                                                            Sums<Compute<T>>* pieces) {
+__global__ void __launch_bounds__(threads)
+    grad_sums_kernel(const T* grad, const T* x, Geometry at, const Compute<T>* mean, const Compute<T>* rstd,
+                     Sums<Compute<T>>* pieces) {
   using A = Compute<T>;
   Sums<A> mine{};
   const int64_t own = at.columns ? int64_t(blockIdx.x) * warp + threadIdx.x % warp : blockIdx.x;
@@ -197,12 +202,14 @@ __global__ void __launch_bounds__(threads) grad_sums_kernel(const T* grad, const
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads) join_sums_kernel(const Sums<Compute<T>>* pieces, Layout at, Sums<Compute<T>>* sums, T* grad_weight, T* grad_bias) {
+__global__ void __launch_bounds__(threads)
+    join_sums_kernel(const Sums<Compute<T>>* pieces, Geometry at, Sums<Compute<T>>* sums, T* grad_weight, T* grad_bias) {
   using A = Compute<T>;
   const int64_t c = int64_t(blockIdx.x) * threads + threadIdx.x;
   if (c >= at.channels) return;
   Sums<double> all{};
-  for (int64_t part = 0; part < at.parts; ++part) all.add({double(pieces[part * at.channels + c].gy), double(pieces[part * at.channels + c].g)});
+  for (int64_t part = 0; part < at.parts; ++part)
+    all.add({double(pieces[part * at.channels + c].gy), double(pieces[part * at.channels + c].g)});
   sums[c] = {A(all.gy), A(all.g)};
   if (grad_weight) store(grad_weight + c, A(all.gy));
   if (grad_bias) store(grad_bias + c, A(all.g));
@@ -210,8 +217,9 @@ __global__ void __launch_bounds__(threads) join_sums_kernel(const Sums<Compute<T
 
 /// dx = w rstd (g - share (db + y dw)); share is 1 / count in training, else 0.
 template <class T, int V>
-__global__ void __launch_bounds__(threads) batch_norm_grad_kernel(const T* grad, const T* x, Layout at, const Compute<T>* mean, const Compute<T>* rstd,
-                                                                  const T* weight, const Sums<Compute<T>>* sums, Compute<T> share, T* grad_x) {
+__global__ void __launch_bounds__(threads)
+    batch_norm_grad_kernel(const T* grad, const T* x, Geometry at, const Compute<T>* mean, const Compute<T>* rstd,
+                           const T* weight, const Sums<Compute<T>>* sums, Compute<T> share, T* grad_x) {
   using A = Compute<T>;
   each_run<V>(at, [&](int64_t i, int64_t first) {
     A g[V], v[V];
@@ -229,8 +237,7 @@ __global__ void __launch_bounds__(threads) batch_norm_grad_kernel(const T* grad,
 }
 
 /// Calls fn.template operator()<V>(grid) for the kernels that go over all elements.
-template <class T, class Fn>
-void with_runs(const Layout& at, std::initializer_list<const void*> pointers, Fn&& fn) {
+template <class T, class Fn> void with_runs(const Geometry& at, std::initializer_list<const void*> pointers, Fn&& fn) {
   constexpr int wide = sizeof(T) == 8 ? 1 : int(16 / sizeof(T));
   bool aligned = (at.columns ? at.channels : at.plane) % wide == 0;
   for (const void* p : pointers) aligned &= reinterpret_cast<uintptr_t>(p) % 16 == 0;
@@ -238,12 +245,13 @@ void with_runs(const Layout& at, std::initializer_list<const void*> pointers, Fn
   else fn.template operator()<1>(dim3(cuda::blocks_for(at.count(), threads)));
 }
 
-unsigned channel_blocks(const Layout& at) { return unsigned((at.channels + threads - 1) / threads); }
+unsigned channel_blocks(const Geometry& at) { return unsigned((at.channels + threads - 1) / threads); }
 
 }  // namespace
 
-void batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, bool training, Tensor& mean, Tensor& rstd, Tensor& var, Tensor& out) {
-  const Layout at(x);
+void batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, bool training, Tensor& mean,
+                Tensor& rstd, Tensor& var, Tensor& out) {
+  const Geometry at(x);
   for_floats("batch_norm", x, [&]<class T> {
     using A = Compute<T>;
     const T* const source = static_cast<const T*>(x.raw_data());
@@ -251,30 +259,34 @@ void batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, doubl
     if (training) {
       const cuda::Scratch pieces(size_t(at.parts * at.channels) * sizeof(Moments<A>));
       cuda::launch({"batch_norm", at.grid(), dim3(threads)}, moments_kernel<T>, source, at, pieces.as<Moments<A>>());
-      cuda::launch({"batch_norm", dim3(channel_blocks(at)), dim3(threads)}, join_moments_kernel<A>, pieces.as<Moments<A>>(), at, eps, mean.data<A>(),
-                   rstd.data<A>(), var.data<A>());
+      cuda::launch({"batch_norm", dim3(channel_blocks(at)), dim3(threads)}, join_moments_kernel<A>,
+                   pieces.as<Moments<A>>(), at, eps, mean.data<A>(), rstd.data<A>(), var.data<A>());
     }
     with_runs<T>(at, {source, result}, [&]<int V>(dim3 grid) {
-      cuda::launch({"batch_norm", grid, dim3(threads)}, batch_norm_kernel<T, V>, source, at, mean.data<A>(), rstd.data<A>(),
-                   data_or_null<T>(weight), data_or_null<T>(bias), result);
+      cuda::launch({"batch_norm", grid, dim3(threads)}, batch_norm_kernel<T, V>, source, at, mean.data<A>(),
+                   rstd.data<A>(), data_or_null<T>(weight), data_or_null<T>(bias), result);
     });
   });
 }
 
-void batch_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd, bool training, Tensor& grad_x,
-                     Tensor& grad_weight, Tensor& grad_bias) {
-  const Layout at(x);
+void batch_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
+                     bool training, Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias) {
+  const Geometry at(x);
   for_floats("batch_norm_grad", x, [&]<class T> {
     using A = Compute<T>;
     const T *const g = static_cast<const T*>(grad.raw_data()), *const source = static_cast<const T*>(x.raw_data());
     T* const result = static_cast<T*>(grad_x.raw_data());
-    const cuda::Scratch pieces(size_t(at.parts * at.channels) * sizeof(Sums<A>)), sums(size_t(at.channels) * sizeof(Sums<A>));
-    cuda::launch({"batch_norm_grad", at.grid(), dim3(threads)}, grad_sums_kernel<T>, g, source, at, mean.data<A>(), rstd.data<A>(), pieces.as<Sums<A>>());
-    cuda::launch({"batch_norm_grad", dim3(channel_blocks(at)), dim3(threads)}, join_sums_kernel<T>, pieces.as<Sums<A>>(), at, sums.as<Sums<A>>(),
-                 data_or_null<T>(grad_weight), data_or_null<T>(grad_bias));
+    const cuda::Scratch pieces(size_t(at.parts * at.channels) * sizeof(Sums<A>)),
+        sums(size_t(at.channels) * sizeof(Sums<A>));
+    cuda::launch({"batch_norm_grad", at.grid(), dim3(threads)}, grad_sums_kernel<T>, g, source, at, mean.data<A>(),
+                 rstd.data<A>(), pieces.as<Sums<A>>());
+    cuda::launch({"batch_norm_grad", dim3(channel_blocks(at)), dim3(threads)}, join_sums_kernel<T>,
+                 pieces.as<Sums<A>>(), at, sums.as<Sums<A>>(), data_or_null<T>(grad_weight),
+                 data_or_null<T>(grad_bias));
     with_runs<T>(at, {g, source, result}, [&]<int V>(dim3 grid) {
-      cuda::launch({"batch_norm_grad", grid, dim3(threads)}, batch_norm_grad_kernel<T, V>, g, source, at, mean.data<A>(), rstd.data<A>(),
-                   data_or_null<T>(weight), sums.as<Sums<A>>(), training ? A(1) / A(at.rows()) : A(0), result);
+      cuda::launch({"batch_norm_grad", grid, dim3(threads)}, batch_norm_grad_kernel<T, V>, g, source, at,
+                   mean.data<A>(), rstd.data<A>(), data_or_null<T>(weight), sums.as<Sums<A>>(),
+                   training ? A(1) / A(at.rows()) : A(0), result);
     });
   });
 }

@@ -1,15 +1,16 @@
-// Convolution as matrix products whose operands are gathered on the way into shared memory, for every shape, stride of memory
-// and dtype; nothing is unfolded in memory. With C, K the channels of one group:
+// Convolution as matrix products whose operands are gathered on the way into shared memory, for every shape, stride of
+// memory and dtype; nothing is unfolded in memory. With C, K the channels of one group:
 //
 //                 rows (M)    columns (N)          depth                         sums over
 //   forward       K           images P Q           C R S                         x (gathered) w
 //   grad_input    C           images H W           K R S                         grad (gathered) w: no atomics
-//   grad_weight   K           C R S                images P Q, in fixed pieces   grad, x (gathered); the pieces are added in order
+//   grad_weight   K           C R S                images P Q, in fixed pieces   grad, x (gathered); the pieces are
+//   added in order
 //
 // These serve where cuDNN (cudnn.h) is not built in, switched off, or refuses: f64, and what it has no engine for.
 //
-// Bound by arithmetic: 2 M N depth operations on f32 units (f64 for f64). A block makes 64 x 64 results in steps of 16 along the
-// depth, a thread 4 x 4 of them: 8 reads of shared memory for 16 multiplications.
+// Bound by arithmetic: 2 M N depth operations on f32 units (f64 for f64). A block makes 64 x 64 results in steps of 16
+// along the depth, a thread 4 x 4 of them: 8 reads of shared memory for 16 multiplications.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/cudnn.h"
 #include "tensor/cuda/nest.h"
@@ -26,7 +27,8 @@ struct AnyDivider {
   bool narrow;
   Divider fast;
 
-  AnyDivider(int64_t by, bool narrow) : by(std::max<int64_t>(by, 1)), narrow(narrow), fast(narrow ? Divider(uint32_t(this->by)) : Divider()) {}
+  AnyDivider(int64_t by, bool narrow)
+      : by(std::max<int64_t>(by, 1)), narrow(narrow), fast(narrow ? Divider(uint32_t(this->by)) : Divider()) {}
   __device__ int64_t divide(int64_t n) const { return narrow ? int64_t(fast.divide(uint32_t(n))) : n / by; }
 };
 
@@ -45,25 +47,41 @@ struct Sizes {
 
  private:
   Sizes(const Tensor& x, const Tensor& weight, const Tensor& y, const ConvArgs& args, bool narrow)
-      : n(x.size(0)), c(x.size(1) / args.groups), h(x.size(2)), w(x.size(3)), k(y.size(1) / args.groups), r(weight.size(2)), s(weight.size(3)), p(y.size(2)),
-        q(y.size(3)), groups(args.groups), by_s(s, narrow), by_rs(r * s, narrow), by_q(q, narrow), by_pq(p * q, narrow), by_w(w, narrow), by_hw(h * w, narrow) {
-    for (int d = 0; d < 2; ++d) stride[d] = args.stride[d], padding[d] = args.padding[d], dilation[d] = args.dilation[d];
+      : n(x.size(0)),
+        c(x.size(1) / args.groups),
+        h(x.size(2)),
+        w(x.size(3)),
+        k(y.size(1) / args.groups),
+        r(weight.size(2)),
+        s(weight.size(3)),
+        p(y.size(2)),
+        q(y.size(3)),
+        groups(args.groups),
+        by_s(s, narrow),
+        by_rs(r * s, narrow),
+        by_q(q, narrow),
+        by_pq(p * q, narrow),
+        by_w(w, narrow),
+        by_hw(h * w, narrow) {
+    for (int d = 0; d < 2; ++d)
+      stride[d] = args.stride[d], padding[d] = args.padding[d], dilation[d] = args.dilation[d];
     for (int d = 0; d < 4; ++d) x_stride[d] = x.strides()[d], y_stride[d] = y.strides()[d];
   }
 };
 
-// A problem says where its operands are. along(d) decodes a place in the depth, column(j) a column: both once for several
-// elements. a(m, along) is the left operand; b(along, column) the right one; store(m, column, sum).
+// A problem says where its operands are. along(d) decodes a place in the depth, column(j) a column: both once for
+// several elements. a(m, along) is the left operand; b(along, column) the right one; store(m, column, sum).
 
-struct Triple { int64_t outer, y, x; };  // (image, row, column) or (channel, r, s)
+struct Triple {
+  int64_t outer, y, x;
+};  // (image, row, column) or (channel, r, s)
 
 __device__ inline Triple split(int64_t n, const AnyDivider& by_inner, const AnyDivider& by_both) {
   const int64_t outer = by_both.divide(n), rest = n - outer * by_both.by, y = by_inner.divide(rest);
   return {outer, y, rest - y * by_inner.by};
 }
 
-template <class T>
-struct Forward {
+template <class T> struct Forward {
   using A = Compute<T>;
   Sizes z;
   const T *x, *w, *bias;
@@ -74,20 +92,24 @@ struct Forward {
   __device__ int64_t depth() const { return z.c * z.r * z.s; }
   __device__ Triple along(int64_t d) const { return split(d, z.by_s, z.by_rs); }
   __device__ Triple column(int64_t j) const { return split(j, z.by_q, z.by_pq); }
-  __device__ A a(int64_t group, int64_t m, int64_t d, const Triple&) const { return load(w + (group * z.k + m) * (z.c * z.r * z.s) + d); }
+  __device__ A a(int64_t group, int64_t m, int64_t d, const Triple&) const {
+    return load(w + (group * z.k + m) * (z.c * z.r * z.s) + d);
+  }
   __device__ A b(int64_t group, const Triple& d, const Triple& at) const {
-    const int64_t y = at.y * z.stride[0] + d.y * z.dilation[0] - z.padding[0], column = at.x * z.stride[1] + d.x * z.dilation[1] - z.padding[1];
+    const int64_t y = at.y * z.stride[0] + d.y * z.dilation[0] - z.padding[0],
+                  column = at.x * z.stride[1] + d.x * z.dilation[1] - z.padding[1];
     if (y < 0 || y >= z.h || column < 0 || column >= z.w) return 0;
-    return load(x + at.outer * z.x_stride[0] + (group * z.c + d.outer) * z.x_stride[1] + y * z.x_stride[2] + column * z.x_stride[3]);
+    return load(x + at.outer * z.x_stride[0] + (group * z.c + d.outer) * z.x_stride[1] + y * z.x_stride[2] +
+                column * z.x_stride[3]);
   }
   __device__ void put(int64_t, int64_t group, int64_t m, int64_t, const Triple& at, A sum) const {
     const int64_t k = group * z.k + m;
-    store(out + at.outer * z.y_stride[0] + k * z.y_stride[1] + at.y * z.y_stride[2] + at.x * z.y_stride[3], bias ? sum + load(bias + k) : sum);
+    store(out + at.outer * z.y_stride[0] + k * z.y_stride[1] + at.y * z.y_stride[2] + at.x * z.y_stride[3],
+          bias ? sum + load(bias + k) : sum);
   }
 };
 
-template <class T>
-struct GradInput {
+template <class T> struct GradInput {
   using A = Compute<T>;
   Sizes z;
   const T *grad, *w;
@@ -107,15 +129,17 @@ struct GradInput {
     if (y < 0 || x < 0) return 0;
     const int64_t p = z.stride[0] == 1 ? y : y / z.stride[0], q = z.stride[1] == 1 ? x : x / z.stride[1];
     if (p >= z.p || q >= z.q || p * z.stride[0] != y || q * z.stride[1] != x) return 0;
-    return load(grad + at.outer * z.y_stride[0] + (group * z.k + d.outer) * z.y_stride[1] + p * z.y_stride[2] + q * z.y_stride[3]);
+    return load(grad + at.outer * z.y_stride[0] + (group * z.k + d.outer) * z.y_stride[1] + p * z.y_stride[2] +
+                q * z.y_stride[3]);
   }
   __device__ void put(int64_t, int64_t group, int64_t m, int64_t, const Triple& at, A sum) const {
-    store(grad_x + at.outer * z.x_stride[0] + (group * z.c + m) * z.x_stride[1] + at.y * z.x_stride[2] + at.x * z.x_stride[3], sum);
+    store(grad_x + at.outer * z.x_stride[0] + (group * z.c + m) * z.x_stride[1] + at.y * z.x_stride[2] +
+              at.x * z.x_stride[3],
+          sum);
   }
 };
 
-template <class T>
-struct GradWeight {
+template <class T> struct GradWeight {
   using A = Compute<T>;
   Sizes z;
   const T *grad, *x;
@@ -127,38 +151,45 @@ struct GradWeight {
   __device__ Triple along(int64_t d) const { return split(d, z.by_q, z.by_pq); }
   __device__ Triple column(int64_t j) const { return split(j, z.by_s, z.by_rs); }
   __device__ A a(int64_t group, int64_t m, int64_t, const Triple& d) const {
-    return load(grad + d.outer * z.y_stride[0] + (group * z.k + m) * z.y_stride[1] + d.y * z.y_stride[2] + d.x * z.y_stride[3]);
+    return load(grad + d.outer * z.y_stride[0] + (group * z.k + m) * z.y_stride[1] + d.y * z.y_stride[2] +
+                d.x * z.y_stride[3]);
   }
   __device__ A b(int64_t group, const Triple& d, const Triple& at) const {
-    const int64_t y = d.y * z.stride[0] + at.y * z.dilation[0] - z.padding[0], column = d.x * z.stride[1] + at.x * z.dilation[1] - z.padding[1];
+    const int64_t y = d.y * z.stride[0] + at.y * z.dilation[0] - z.padding[0],
+                  column = d.x * z.stride[1] + at.x * z.dilation[1] - z.padding[1];
     if (y < 0 || y >= z.h || column < 0 || column >= z.w) return 0;
-    return load(x + d.outer * z.x_stride[0] + (group * z.c + at.outer) * z.x_stride[1] + y * z.x_stride[2] + column * z.x_stride[3]);
+    return load(x + d.outer * z.x_stride[0] + (group * z.c + at.outer) * z.x_stride[1] + y * z.x_stride[2] +
+                column * z.x_stride[3]);
   }
   __device__ void put(int64_t piece, int64_t group, int64_t m, int64_t j, const Triple&, A sum) const {
     pieces[((piece * z.groups + group) * z.k + m) * columns() + j] = sum;
   }
 };
 
-/// A block makes the results of rows from tile * blockIdx.y and columns from tile * blockIdx.x on, of one group and one piece of
-/// the depth (blockIdx.z).
+/// A block makes the results of rows from tile * blockIdx.y and columns from tile * blockIdx.x on, of one group and one
+/// piece of the depth (blockIdx.z).
 template <class Problem>
 __global__ void __launch_bounds__(threads) product_kernel(Problem problem, int64_t row_tiles, int64_t pieces) {
   using A = typename Problem::A;
   LOCKSTEP_SHARED(A, left, [step][line]);
   LOCKSTEP_SHARED(A, right, [step][line]);
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-  const int64_t column_tiles = (problem.columns() + tile - 1) / tile, unit = blockIdx.x / column_tiles, j0 = blockIdx.x % column_tiles * tile;
+  const int64_t column_tiles = (problem.columns() + tile - 1) / tile, unit = blockIdx.x / column_tiles,
+                j0 = blockIdx.x % column_tiles * tile;
   const int64_t m0 = unit % row_tiles * tile, piece = unit / row_tiles % pieces, group = unit / row_tiles / pieces;
   const int64_t depth = problem.depth(), begin = depth * piece / pieces, end = depth * (piece + 1) / pieces;
 
   Triple at[4];  // of columns tx + 16 i: those that this thread loads, and those that it makes
 #pragma unroll
-  for (int i = 0; i < 4; ++i) at[i] = j0 + tx + 16 * i < problem.columns() ? problem.column(j0 + tx + 16 * i) : Triple{0, 0, 0};
+  for (int i = 0; i < 4; ++i)
+    at[i] = j0 + tx + 16 * i < problem.columns() ? problem.column(j0 + tx + 16 * i) : Triple{0, 0, 0};
   A sum[4][4] = {};
   for (int64_t d0 = begin; d0 < end; d0 += step) {
     __syncthreads();  // the last step's operands have been read
-    const int64_t da = d0 + tx, db = d0 + ty;  // neighbouring lanes: along the depth of the left, along columns of the right
-    const Triple place_a = da < end ? problem.along(da) : Triple{0, 0, 0}, place_b = db < end ? problem.along(db) : Triple{0, 0, 0};
+    const int64_t da = d0 + tx,
+                  db = d0 + ty;  // neighbouring lanes: along the depth of the left, along columns of the right
+    const Triple place_a = da < end ? problem.along(da) : Triple{0, 0, 0},
+                 place_b = db < end ? problem.along(db) : Triple{0, 0, 0};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t m = m0 + ty + 16 * i, j = j0 + tx + 16 * i;
@@ -190,7 +221,8 @@ __global__ void __launch_bounds__(threads) product_kernel(Problem problem, int64
 
 /// to[i] = sum over pieces, in order.
 template <class T>
-__global__ void __launch_bounds__(threads) add_pieces_kernel(const Compute<T>* from, int64_t pieces, int64_t count, T* to) {
+__global__ void __launch_bounds__(threads)
+    add_pieces_kernel(const Compute<T>* from, int64_t pieces, int64_t count, T* to) {
   for (int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x; i < count; i += int64_t(gridDim.x) * threads) {
     Compute<T> sum = 0;
     for (int64_t piece = 0; piece < pieces; ++piece) sum += from[piece * count + i];
@@ -199,8 +231,7 @@ __global__ void __launch_bounds__(threads) add_pieces_kernel(const Compute<T>* f
 }
 
 /// grad_bias: a block for each channel, which it reads in runs of neighbours where there are such.
-template <class T>
-__global__ void __launch_bounds__(threads) bias_kernel(const T* grad, Sizes z, T* grad_bias) {
+template <class T> __global__ void __launch_bounds__(threads) bias_kernel(const T* grad, Sizes z, T* grad_bias) {
   const int64_t k = blockIdx.x, count = z.n * z.p * z.q;
   Compute<T> sum = 0;
   for (int64_t i = threadIdx.x; i < count; i += threads) {
@@ -214,7 +245,8 @@ __global__ void __launch_bounds__(threads) bias_kernel(const T* grad, Sizes z, T
 int64_t tiles_of(int64_t n) { return (n + tile - 1) / tile; }
 
 template <class Problem>
-void multiply(const char* op, const Problem& problem, int64_t rows, int64_t columns, int64_t groups, int64_t pieces = 1) {
+void multiply(const char* op, const Problem& problem, int64_t rows, int64_t columns, int64_t groups,
+              int64_t pieces = 1) {
   const int64_t blocks = tiles_of(rows) * tiles_of(columns) * groups * pieces;
   if (blocks == 0) return;
   cuda::launch({op, dim3(unsigned(blocks)), dim3(threads)}, product_kernel<Problem>, problem, tiles_of(rows), pieces);
@@ -226,7 +258,8 @@ void conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs
   if (out.numel() == 0 || cuda::cudnn_conv2d(x, w, bias, args, out)) return;
   const Sizes z(x, w, out, args);
   for_floats("conv2d", x, [&]<class T> {
-    multiply("conv2d", Forward<T>{z, x.data<T>(), w.data<T>(), data_or_null<T>(bias), out.data<T>()}, z.k, z.places(), z.groups);
+    multiply("conv2d", Forward<T>{z, x.data<T>(), w.data<T>(), data_or_null<T>(bias), out.data<T>()}, z.k, z.places(),
+             z.groups);
   });
 }
 
@@ -234,7 +267,8 @@ void conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args
   if (grad_x.numel() == 0 || cuda::cudnn_conv2d_grad_input(grad, w, args, grad_x)) return;
   const Sizes z(grad_x, w, grad, args);
   for_floats("conv2d_grad_input", grad, [&]<class T> {
-    multiply("conv2d_grad_input", GradInput<T>{z, grad.data<T>(), w.data<T>(), grad_x.data<T>()}, z.c, z.n * z.h * z.w, z.groups);
+    multiply("conv2d_grad_input", GradInput<T>{z, grad.data<T>(), w.data<T>(), grad_x.data<T>()}, z.c, z.n * z.h * z.w,
+             z.groups);
   });
 }
 
@@ -248,12 +282,14 @@ void conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& arg
     using A = Compute<T>;
     if (!by_cudnn) {
       const cuda::Scratch sums(size_t(pieces * grad_w.numel()) * sizeof(A));
-      multiply("conv2d_grad_weight", GradWeight<T>{z, grad.data<T>(), x.data<T>(), sums.as<A>()}, z.k, z.depth(), z.groups, pieces);
-      cuda::launch({"conv2d_grad_weight", dim3(cuda::blocks_for(grad_w.numel(), threads)), dim3(threads)}, add_pieces_kernel<T>, sums.as<A>(), pieces,
-                   grad_w.numel(), grad_w.data<T>());
+      multiply("conv2d_grad_weight", GradWeight<T>{z, grad.data<T>(), x.data<T>(), sums.as<A>()}, z.k, z.depth(),
+               z.groups, pieces);
+      cuda::launch({"conv2d_grad_weight", dim3(cuda::blocks_for(grad_w.numel(), threads)), dim3(threads)},
+                   add_pieces_kernel<T>, sums.as<A>(), pieces, grad_w.numel(), grad_w.data<T>());
     }
     if (grad_bias.defined())
-      cuda::launch({"conv2d_grad_weight", dim3(unsigned(grad_bias.numel())), dim3(threads)}, bias_kernel<T>, grad.data<T>(), z, grad_bias.data<T>());
+      cuda::launch({"conv2d_grad_weight", dim3(unsigned(grad_bias.numel())), dim3(threads)}, bias_kernel<T>,
+                   grad.data<T>(), z, grad_bias.data<T>());
   });
 }
 

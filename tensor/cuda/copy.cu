@@ -1,5 +1,6 @@
-// Copies between any strides and dtypes, and filling. Bound by memory: a copy moves 16 bytes a thread where both sides lie in
-// runs, and transposes go through tiles of shared memory, so that both sides are read and written in whole sectors.
+// Copies between any strides and dtypes, and filling. Bound by memory: a copy moves 16 bytes a thread where both sides
+// lie in runs, and transposes go through tiles of shared memory, so that both sides are read and written in whole
+// sectors.
 #include <bit>
 
 #include "tensor/cuda/cuda_kernels.h"
@@ -10,15 +11,13 @@ namespace {
 
 constexpr int64_t worth_a_copy = 1 << 16;  // elements
 
-template <class T>
-struct Constant {
+template <class T> struct Constant {
   T value;
   __device__ T operator()() const { return value; }
 };
 
 // Calls fn.operator()<T>() with an unsigned integer as wide as the dtype.
-template <class Fn>
-void dispatch_width(DType dtype, Fn&& fn) {
+template <class Fn> void dispatch_width(DType dtype, Fn&& fn) {
   switch (size_of(dtype)) {
     case 1: return fn.template operator()<uint8_t>();
     case 2: return fn.template operator()<uint16_t>();
@@ -28,22 +27,20 @@ void dispatch_width(DType dtype, Fn&& fn) {
 }
 
 struct Moved {
-  template <class C>
-  __device__ C operator()(C x) const { return x; }
+  template <class C> __device__ C operator()(C x) const { return x; }
 };
 
-/// to[.., i, j] = from[.., j, i]: `tall` elements i lie beside each other in the source, `wide` elements j in the output.
+/// to[.., i, j] = from[.., j, i]: `tall` elements i lie beside each other in the source, `wide` elements j in the
+/// output.
 struct Transpose {
   Nest<2> matrices;
   int64_t tall, wide, from_stride, to_stride;  // of j in the source, of i in the output
   int64_t tiles_down, tiles_across, tiles;
 };
 
-template <class T>
-inline constexpr int tile_side = sizeof(T) <= 2 ? 64 : 32;
+template <class T> inline constexpr int tile_side = sizeof(T) <= 2 ? 64 : 32;
 
-template <class T>
-__global__ void __launch_bounds__(256) transpose_kernel(const T* from, T* to, Transpose how) {
+template <class T> __global__ void __launch_bounds__(256) transpose_kernel(const T* from, T* to, Transpose how) {
   constexpr int side = tile_side<T>, rows = 256 / side;
   constexpr int padded = side + (sizeof(T) < 4 ? 4 / sizeof(T) : 1);  // columns fall into different banks
   LOCKSTEP_SHARED(T, tile, [side][padded]);
@@ -91,15 +88,14 @@ bool find_transpose(const Tensor& source, const Tensor& out, Transpose& how) {
   return false;
 }
 
-template <class T>
-void copy_same(const Tensor& source, const Tensor& out) {
+template <class T> void copy_same(const Tensor& source, const Tensor& out) {
   Transpose how;
   if (!find_transpose(source, out, how)) return run_pointwise<T, T>("copy", Moved(), out, source);
   how.tiles_down = (how.tall + tile_side<T> - 1) / tile_side<T>;
   how.tiles_across = (how.wide + tile_side<T> - 1) / tile_side<T>;
   how.tiles = how.tiles_down * how.tiles_across * how.matrices.count();
-  cuda::launch({"copy", dim3(cuda::blocks_for(how.tiles, 1)), dim3(256)}, transpose_kernel<T>, static_cast<const T*>(source.raw_data()),
-               static_cast<T*>(out.raw_data()), how);
+  cuda::launch({"copy", dim3(cuda::blocks_for(how.tiles, 1)), dim3(256)}, transpose_kernel<T>,
+               static_cast<const T*>(source.raw_data()), static_cast<T*>(out.raw_data()), how);
 }
 
 }  // namespace
@@ -123,7 +119,8 @@ void fill(Tensor& out, double value) {
   dispatch_all(out.dtype(), "fill", [&]<class T> {
     // All dtypes of one width share a kernel: the value is a pattern of bits.
     dispatch_width(out.dtype(), [&]<class Bits> {
-      if constexpr (sizeof(Bits) == sizeof(T)) run_pointwise<Bits>("fill", Constant<Bits>{std::bit_cast<Bits>(convert<T>(value))}, out);
+      if constexpr (sizeof(Bits) == sizeof(T))
+        run_pointwise<Bits>("fill", Constant<Bits>{std::bit_cast<Bits>(convert<T>(value))}, out);
     });
   });
 }

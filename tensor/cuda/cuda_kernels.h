@@ -1,5 +1,6 @@
 #pragma once
-// The CUDA kernels, one function for each entry of Kernels, in namespace lockstep::on_cuda; a family is a file, as in cpu/.
+// The CUDA kernels, one function for each entry of Kernels, in namespace lockstep::on_cuda; a family is a file, as in
+// cpu/.
 #include <type_traits>
 
 #include "tensor/kernels.h"
@@ -7,6 +8,7 @@
 namespace lockstep::on_cuda {
 
 // Those that exist. Each family has lines of its own.
+// clang-format off
 #define LOCKSTEP_CUDA_KERNELS(X) \
   /* copy.cu */ \
   X(copy) X(fill) \
@@ -29,6 +31,7 @@ namespace lockstep::on_cuda {
   X(attention) X(attention_grad) X(rotary) \
   /* optim.cu, unscale.cu */ \
   X(adam) X(sgd) X(rmsprop) X(adagrad) X(lion) X(all_finite) X(unscale)
+// clang-format on
 
 // Each has the type of its entry.
 #define LOCKSTEP_DECLARE(name) std::remove_pointer_t<decltype(Kernels::name)> name;

@@ -1,10 +1,10 @@
 // Convolutions by cuDNN: handles, plans and workspaces. How a plan is chosen is in cudnn_graph.cpp.
 //
-// cuDNN is asked once for each call's shapes, layouts, alignment and dtype, which takes milliseconds (more where it loads a
-// library or compiles a kernel); the answer is kept, "not supported" too. The choice depends on nothing else, and engines that
-// would not give the same bits each time are passed over. While a graph is recorded nothing new is asked, as loading a kernel
-// may allocate and wait: Graph runs its body once before, which leaves the plans here; for what that did not meet our own
-// kernel is recorded.
+// cuDNN is asked once for each call's shapes, layouts, alignment and dtype, which takes milliseconds (more where it
+// loads a library or compiles a kernel); the answer is kept, "not supported" too. The choice depends on nothing else,
+// and engines that would not give the same bits each time are passed over. While a graph is recorded nothing new is
+// asked, as loading a kernel may allocate and wait: Graph runs its body once before, which leaves the plans here; for
+// what that did not meet our own kernel is recorded.
 #include "tensor/cuda/cudnn.h"
 
 #if defined(LOCKSTEP_WITH_CUDNN)
@@ -21,6 +21,7 @@
 #include "tensor/cuda/cudnn_graph.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/cuda/streams.h"
+#include "tensor/environment.h"
 #include "tensor/graph.h"
 #include "tensor/layout.h"
 #include "tensor/ops.h"
@@ -33,17 +34,15 @@ enum class Use : uint8_t { off, on, log };
 /// Log: each new plan is said on stderr, with the engine or the reason why there is none.
 Use use() {
   static const Use chosen = [] {
-    const char* text = std::getenv("LOCKSTEP_CUDNN");
-    if (!text || !*text || !std::strcmp(text, "1")) return Use::on;
-    if (!std::strcmp(text, "0")) return Use::off;
-    LOCKSTEP_CHECK(!std::strcmp(text, "log"), "[conv2d] expected LOCKSTEP_CUDNN to be 0 (Lockstep's own kernels), 1 (cuDNN where it can) or log, got ", text);
-    return Use::log;
+    const std::string text = environment("LOCKSTEP_CUDNN").value_or("1");
+    return text == "1" ? Use::on : text == "0" ? Use::off : Use::log;
   }();
   return chosen;
 }
 
 void check_cudnn(const char* call, cudnnStatus_t status) {
-  if (status == CUDNN_STATUS_SUCCESS) [[likely]] return;
+  if (status == CUDNN_STATUS_SUCCESS) [[likely]]
+    return;
   check("conv2d", cudaPeekAtLastError());  // says more, where there is one
   fail(str("[conv2d] ", call, ": ", cudnnGetErrorString(status), "; LOCKSTEP_CUDNN=0 does without cuDNN"));
 }
@@ -53,7 +52,8 @@ struct KeptPlan {
   bool recorded = false;  ///< a graph starts its kernels: they have to stay loaded
 };
 
-/// A handle and what was planned with it. It serves one thread at a time: NVIDIA does not promise that threads may share plans.
+/// A handle and what was planned with it. It serves one thread at a time: NVIDIA does not promise that threads may
+/// share plans.
 struct Session {
   cudnnHandle_t handle = nullptr;
   std::map<ConvProblem, KeptPlan> plans;
@@ -82,7 +82,8 @@ Session* session() {
   };
   thread_local Mine sessions;
   std::unique_ptr<Session>& mine = sessions.of_device[current_device()];
-  if (mine) [[likely]] return mine.get();
+  if (mine) [[likely]]
+    return mine.get();
   IdleSessions& idle = idle_sessions();
   const std::lock_guard lock(idle.mutex);
   if (std::vector<std::unique_ptr<Session>>& left = idle.of_device[current_device()]; !left.empty()) {
@@ -99,17 +100,21 @@ Session* session() {
 constexpr const char* op_names[] = {"conv2d", "conv2d_grad_input", "conv2d_grad_weight"};
 
 std::string text_of(const ConvProblem& p) {
-  const auto sizes = [](const ConvProblem::Operand& o) { return str("(", o.size[0], ", ", o.size[1], ", ", o.size[2], ", ", o.size[3], ")", o.stride[1] == 1 ? " channels last" : ""); };
+  const auto sizes = [](const ConvProblem::Operand& o) {
+    return str("(", o.size[0], ", ", o.size[1], ", ", o.size[2], ", ", o.size[3], ")",
+               o.stride[1] == 1 ? " channels last" : "");
+  };
   const auto pair = [](const std::array<int64_t, 2>& v) { return str("(", v[0], ", ", v[1], ")"); };
-  return str(p.dtype, p.tf32 ? " as tf32" : "", ", input ", sizes(p.x), ", weight ", sizes(p.w), ", output ", sizes(p.y), ", stride ", pair(p.stride), ", padding ",
-             pair(p.padding), ", dilation ", pair(p.dilation));
+  return str(p.dtype, p.tf32 ? " as tf32" : "", ", input ", sizes(p.x), ", weight ", sizes(p.w), ", output ",
+             sizes(p.y), ", stride ", pair(p.stride), ", padding ", pair(p.padding), ", dilation ", pair(p.dilation));
 }
 
 /// Sizes and strides as cuDNN is to see them: strides of dims of size 1, which may be anything, as the layout has them.
 ConvProblem::Operand operand(const Tensor& x) {
   const std::array<int64_t, 4> s{x.size(0), x.size(1), x.size(2), x.size(3)};
   const uint64_t address = reinterpret_cast<uint64_t>(x.raw_data());
-  ConvProblem::Operand made{s, {s[1] * s[2] * s[3], s[2] * s[3], s[3], 1}, int64_t(std::min<uint64_t>(16, address & -address))};
+  ConvProblem::Operand made{
+      s, {s[1] * s[2] * s[3], s[2] * s[3], s[3], 1}, int64_t(std::min<uint64_t>(16, address & -address))};
   if (is_channels_last(x)) made.stride = {s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]};
   return made;
 }
@@ -118,7 +123,9 @@ bool is_images(const Tensor& x) { return x.is_contiguous() || is_channels_last(x
 
 /// Says on stderr what serves the problem from now on.
 void log_choice(const ConvProblem& problem, const ConvPlan& plan) {
-  const std::string choice = plan.supported() ? str("cuDNN's engine ", plan.engine, ", ", plan.workspace, " bytes of workspace") : str("our kernel: ", plan.refusal);
+  const std::string choice = plan.supported()
+                                 ? str("cuDNN's engine ", plan.engine, ", ", plan.workspace, " bytes of workspace")
+                                 : str("our kernel: ", plan.refusal);
   std::fprintf(stderr, "[%s] %s: %s\n", op_names[int(problem.direction)], text_of(problem).c_str(), choice.c_str());
 }
 
@@ -132,7 +139,10 @@ const ConvPlan* plan_for(Session& mine, const ConvProblem& problem) {
       check("conv2d", cudaDeviceSynchronize());
       std::erase_if(mine.plans, [](const auto& entry) { return !entry.second.recorded; });
     }
-    known = mine.plans.emplace(problem, KeptPlan{plan_convolution(problem, {.handle = mine.handle}, workspace_limit(problem))}).first;
+    known =
+        mine.plans
+            .emplace(problem, KeptPlan{plan_convolution(problem, {.handle = mine.handle}, workspace_limit(problem))})
+            .first;
     if (use() == Use::log) log_choice(problem, known->second.plan);
   }
   KeptPlan& kept = known->second;
@@ -143,9 +153,17 @@ const ConvPlan* plan_for(Session& mine, const ConvProblem& problem) {
 bool run(ConvDirection direction, const Tensor& x, const Tensor& w, const Tensor& y, const ConvArgs& args) {
   const DType dtype = x.dtype();
   if (use() == Use::off || (dtype != f32 && dtype != f16 && dtype != bf16)) return false;
-  if (x.numel() == 0 || w.numel() == 0 || y.numel() == 0 || !is_images(x) || !w.is_contiguous() || !is_images(y)) return false;
+  if (x.numel() == 0 || w.numel() == 0 || y.numel() == 0 || !is_images(x) || !w.is_contiguous() || !is_images(y))
+    return false;
   const bool tf32 = dtype == f32 && float32_matmul_precision() == MatmulPrecision::tf32;
-  const ConvProblem problem{direction, dtype, tf32, operand(x), operand(w), operand(y), {args.stride[0], args.stride[1]}, {args.padding[0], args.padding[1]},
+  const ConvProblem problem{direction,
+                            dtype,
+                            tf32,
+                            operand(x),
+                            operand(w),
+                            operand(y),
+                            {args.stride[0], args.stride[1]},
+                            {args.padding[0], args.padding[1]},
                             {args.dilation[0], args.dilation[1]}};
   Session* const mine = session();
   const ConvPlan* const plan = mine ? plan_for(*mine, problem) : nullptr;
@@ -153,10 +171,12 @@ bool run(ConvDirection direction, const Tensor& x, const Tensor& w, const Tensor
   check_cudnn("cudnnSetStream", cudnnSetStream(mine->handle, current_stream()));
   const Scratch workspace(size_t(plan->workspace));
   const Descriptor done = execute(mine->handle, *plan, x.raw_data(), w.raw_data(), y.raw_data(), workspace.as<void>());
-  if (done.ok()) [[likely]] return true;
+  if (done.ok()) [[likely]]
+    return true;
   const char* op = op_names[int(direction)];
   check(op, cudaPeekAtLastError());
-  fail(str("[", op, "] cuDNN's engine ", plan->engine, " failed for ", text_of(problem), ": ", done.why(), "; LOCKSTEP_CUDNN=0 does without cuDNN"));
+  fail(str("[", op, "] cuDNN's engine ", plan->engine, " failed for ", text_of(problem), ": ", done.why(),
+           "; LOCKSTEP_CUDNN=0 does without cuDNN"));
 }
 
 }  // namespace

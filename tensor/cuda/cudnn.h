@@ -6,8 +6,8 @@
 
 namespace lockstep::cuda {
 
-/// As the entries of Kernels (grad_weight without the bias). False when cuDNN does not do this call: nothing has been written,
-/// and our own kernel has to. Error when it was to do it and failed.
+/// As the entries of Kernels (grad_weight without the bias). False when cuDNN does not do this call: nothing has been
+/// written, and our own kernel has to. Error when it was to do it and failed.
 bool cudnn_conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, const Tensor& out);
 bool cudnn_conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, const Tensor& grad_x);
 bool cudnn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, const Tensor& grad_w);

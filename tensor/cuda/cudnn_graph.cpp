@@ -1,9 +1,10 @@
 // cuDNN's backend API is one kind of object, the descriptor, with attributes by name. A convolution takes these:
 //
-//   tensors x, w, y --> operation --> graph --> heuristics --> engine configurations --> execution plan --> (variant pack) execute
-//   padding, stride --/
+//   tensors x, w, y --> operation --> graph --> heuristics --> engine configurations --> execution plan --> (variant
+//   pack) execute padding, stride --/
 //
-// Heuristics propose configurations, the fastest first; each belongs to an engine, whose numerical notes say how it rounds.
+// Heuristics propose configurations, the fastest first; each belongs to an engine, whose numerical notes say how it
+// rounds.
 #include "tensor/cuda/cudnn_graph.h"
 
 #include <algorithm>
@@ -27,7 +28,8 @@ void Descriptor::note(const char* call, cudnnStatus_t status) {
   why_ = str(call, ": ", cudnnGetErrorString(status), *details ? str(" (", details, ")") : std::string());
 }
 
-Descriptor& Descriptor::set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count, const void* values) {
+Descriptor& Descriptor::set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
+                            const void* values) {
   if (ok()) note("cudnnBackendSetAttribute", cudnnBackendSetAttribute(get(), name, type, count, values));
   return *this;
 }
@@ -46,7 +48,8 @@ Descriptor& Descriptor::finalize() {
   return *this;
 }
 
-int64_t Descriptor::get(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count, void* values) {
+int64_t Descriptor::get(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
+                        void* values) {
   int64_t found = 0;
   if (ok()) note("cudnnBackendGetAttribute", cudnnBackendGetAttribute(get(), name, type, count, &found, values));
   return ok() ? (values ? std::min(found, count) : found) : 0;
@@ -66,8 +69,10 @@ enum Id : int64_t { id_x = 'x', id_w = 'w', id_y = 'y' };  // by which the varia
 Descriptor tensor(Id id, DType dtype, const ConvProblem::Operand& operand) {
   const cudnnDataType_t type = dtype == f32 ? CUDNN_DATA_FLOAT : dtype == f16 ? CUDNN_DATA_HALF : CUDNN_DATA_BFLOAT16;
   Descriptor made(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-  made.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, int64_t(id)).set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, type);
-  made.set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, operand.size.data()).set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, operand.stride.data());
+  made.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, int64_t(id))
+      .set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, type);
+  made.set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, operand.size.data())
+      .set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, operand.stride.data());
   made.set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, operand.alignment).finalize();
   return made;
 }
@@ -78,23 +83,28 @@ struct Names {
   cudnnBackendAttributeName_t x, w, y, convolution, alpha, beta;
 };
 constexpr Names names[] = {
-    {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
-     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+    {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
      CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA},
-    {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
-     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+    {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA},
-    {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
-     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+    {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA},
 };
 
 /// Groups are not said: cuDNN sees them in the channels of x and w.
 Descriptor graph_of(const ConvProblem& p, const ConvTarget& target) {
   Descriptor convolution(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
-  convolution.set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, int64_t(2)).set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
+  convolution.set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, int64_t(2))
+      .set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
   convolution.set(CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, CUDNN_CROSS_CORRELATION);
-  convolution.set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, p.padding.data()).set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, p.padding.data());
+  convolution.set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, p.padding.data())
+      .set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, p.padding.data());
   convolution.set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, p.stride.data());
   convolution.set(CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, p.dilation.data()).finalize();
 
@@ -116,8 +126,10 @@ Descriptor graph_of(const ConvProblem& p, const ConvTarget& target) {
 /// What the heuristics propose, the best first. Without an answer there is none.
 std::vector<Descriptor> configurations(const Descriptor& graph, const ConvTarget& target, cudnnBackendHeurMode_t mode) {
   Descriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
-  heuristics.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, {&graph}).set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
-  if (target.description) heuristics.set(CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, target.description);
+  heuristics.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, {&graph})
+      .set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
+  if (target.description)
+    heuristics.set(CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, target.description);
   heuristics.finalize();
   int64_t count = heuristics.get(CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, nullptr);
   std::vector<Descriptor> found;
@@ -135,7 +147,8 @@ void describe_engine(Descriptor& configuration, ConvPlan& plan) {
   configuration.get(CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &handle);
   engine.get(CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &plan.engine);
   plan.notes.resize(CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
-  plan.notes.resize(size_t(engine.get(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, CUDNN_NUMERICAL_NOTE_TYPE_COUNT, plan.notes.data())));
+  plan.notes.resize(size_t(engine.get(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                                      CUDNN_NUMERICAL_NOTE_TYPE_COUNT, plan.notes.data())));
   if (!engine.ok()) plan.refusal = engine.why();  // whose notes are not known
 }
 
@@ -146,13 +159,16 @@ bool accepts(const ConvProblem& problem, cudnnBackendNumericalNote_t note) {
     case CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP: return true;
     case CUDNN_NUMERICAL_NOTE_TENSOR_CORE:
     case CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS: return problem.dtype != f32 || problem.tf32;
-    default: return false;  // not the same bits each time, sums in less than f32, Fourier and Winograd transforms, and what is not known here
+    default:
+      return false;  // not the same bits each time, sums in less than f32, Fourier and Winograd transforms, and what is
+                     // not known here
   }
 }
 
 int64_t workspace_limit(const ConvProblem& problem) {
   int64_t numbers = 0;
-  for (const ConvProblem::Operand* operand : {&problem.x, &problem.w, &problem.y}) numbers += operand->size[0] * operand->size[1] * operand->size[2] * operand->size[3];
+  for (const ConvProblem::Operand* operand : {&problem.x, &problem.w, &problem.y})
+    numbers += operand->size[0] * operand->size[1] * operand->size[2] * operand->size[3];
   return (int64_t(64) << 20) + 2 * numbers * size_of(problem.dtype);
 }
 
@@ -177,10 +193,12 @@ ConvPlan plan_convolution(const ConvProblem& problem, const ConvTarget& target, 
       plan.plan = Descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
       plan.plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, {&configuration});
       if (target.handle) plan.plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, target.handle);
-      if (target.description) plan.plan.set(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, target.description);
+      if (target.description)
+        plan.plan.set(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, target.description);
       plan.plan.finalize().get(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &plan.workspace);
       if (!plan.plan.ok()) last = str("; engine ", plan.engine, ": ", plan.plan.why());
-      else if (plan.workspace > most_workspace) last = str("; engine ", plan.engine, " needs ", plan.workspace, " bytes of workspace");
+      else if (plan.workspace > most_workspace)
+        last = str("; engine ", plan.engine, " needs ", plan.workspace, " bytes of workspace");
       else return plan;
     }
   }
@@ -188,11 +206,13 @@ ConvPlan plan_convolution(const ConvProblem& problem, const ConvTarget& target, 
   return none;
 }
 
-Descriptor execute(cudnnHandle_t handle, const ConvPlan& plan, const void* x, const void* w, const void* y, void* workspace) {
+Descriptor execute(cudnnHandle_t handle, const ConvPlan& plan, const void* x, const void* w, const void* y,
+                   void* workspace) {
   const int64_t ids[] = {id_x, id_w, id_y};
   const void* const pointers[] = {x, w, y};
   Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-  pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, ids).set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers);
+  pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, ids)
+      .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers);
   pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, workspace).finalize().execute(handle, plan.plan);
   return pack;
 }

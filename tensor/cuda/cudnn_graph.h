@@ -1,7 +1,7 @@
 #pragma once
-// Convolutions as cuDNN's backend API sees them: a graph of one operation, the engines that its heuristics propose, and an
-// execution plan of the first one that we accept. No tensors and no CUDA runtime here, so that a test can ask cuDNN without
-// a device (tests/cudnn/). Internal.
+// Convolutions as cuDNN's backend API sees them: a graph of one operation, the engines that its heuristics propose, and
+// an execution plan of the first one that we accept. No tensors and no CUDA runtime here, so that a test can ask cuDNN
+// without a device (tests/cudnn/). Internal.
 #include <cudnn_graph.h>
 
 #include <array>
@@ -22,9 +22,12 @@ class Descriptor {
   Descriptor() = default;
   explicit Descriptor(cudnnBackendDescriptorType_t type);
 
-  Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count, const void* values);
+  Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
+                  const void* values);
   template <class T>
-  Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const T& value) { return set(name, type, 1, &value); }
+  Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const T& value) {
+    return set(name, type, 1, &value);
+  }
   /// Other descriptors, whose failure is passed on.
   Descriptor& set(cudnnBackendAttributeName_t name, std::initializer_list<const Descriptor*> others);
   Descriptor& finalize();
@@ -39,7 +42,9 @@ class Descriptor {
   const std::string& why() const { return why_; }
 
  private:
-  struct Destroy { void operator()(void* handle) const { cudnnBackendDestroyDescriptor(handle); } };
+  struct Destroy {
+    void operator()(void* handle) const { cudnnBackendDestroyDescriptor(handle); }
+  };
   void note(const char* call, cudnnStatus_t status);
 
   std::unique_ptr<void, Destroy> handle_;
@@ -50,7 +55,8 @@ class Descriptor {
 enum class ConvDirection : uint8_t { forward, grad_input, grad_weight };
 
 /// All that the choice of an engine depends on, and the key that a plan is kept under. Images x (N, C, H, W) and
-/// y (N, K, P, Q), weights w (K, C / groups, R, S), with strides in elements and the alignment of their addresses in bytes.
+/// y (N, K, P, Q), weights w (K, C / groups, R, S), with strides in elements and the alignment of their addresses in
+/// bytes.
 struct ConvProblem {
   ConvDirection direction;
   DType dtype;
@@ -64,7 +70,8 @@ struct ConvProblem {
   auto operator<=>(const ConvProblem&) const = default;
 };
 
-/// What a plan is made for: the device of a handle, or one that is only described (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).
+/// What a plan is made for: the device of a handle, or one that is only described
+/// (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).
 struct ConvTarget {
   cudnnHandle_t handle = nullptr;
   cudnnBackendDescriptor_t description = nullptr;
@@ -81,14 +88,15 @@ struct ConvPlan {
   bool supported() const { return refusal.empty(); }
 };
 
-/// Whether engines with this note may serve: results are sums of products, in f32 at least, and the same bits each time;
-/// without tf32 products of f32 are exact too.
+/// Whether engines with this note may serve: results are sums of products, in f32 at least, and the same bits each
+/// time; without tf32 products of f32 are exact too.
 bool accepts(const ConvProblem& problem, cudnnBackendNumericalNote_t note);
 /// Bytes that a plan may ask for: room for the images in another layout, with channels rounded up.
 int64_t workspace_limit(const ConvProblem& problem);
 /// The first plan of the heuristics that we accept, that cuDNN can make, and that needs at most this workspace.
 ConvPlan plan_convolution(const ConvProblem& problem, const ConvTarget& target, int64_t most_workspace);
 /// Puts the convolution onto the stream of the handle; addresses as in the problem.
-Descriptor execute(cudnnHandle_t handle, const ConvPlan& plan, const void* x, const void* w, const void* y, void* workspace);
+Descriptor execute(cudnnHandle_t handle, const ConvPlan& plan, const void* x, const void* w, const void* y,
+                   void* workspace);
 
 }  // namespace lockstep::cuda

@@ -1,6 +1,7 @@
-// CUDA graphs. A replay uses the addresses of the recording, so a graph owns the memory that was allocated in it: what is
-// freed there is given out again inside the recording only, and all of it goes back when the graph and the tensors that
-// came out of it are gone. Memory from before that the recorded function frees is kept too, as replays may read it.
+// CUDA graphs. A replay uses the addresses of the recording, so a graph owns the memory that was allocated in it: what
+// is freed there is given out again inside the recording only, and all of it goes back when the graph and the tensors
+// that came out of it are gone. Memory from before that the recorded function frees is kept too, as replays may read
+// it.
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -42,8 +43,8 @@ class Arena {
     const cudaError_t code = cudaMalloc(&data, bytes);
     if (code != cudaSuccess) {
       cudaGetLastError();
-      fail(str("[Graph] could not allocate ", bytes, " bytes on cuda:", device_, " for what is captured (", cudaGetErrorString(code), "); the graph holds ", held_,
-               " bytes so far. A smaller batch needs less."));
+      fail(str("[Graph] could not allocate ", bytes, " bytes on cuda:", device_, " for what is captured (",
+               cudaGetErrorString(code), "); the graph holds ", held_, " bytes so far. A smaller batch needs less."));
     }
     held_ += bytes;
     all_[data] = bytes;
@@ -174,7 +175,8 @@ void free_graph(void* graph, int device) noexcept {
 }
 
 void* allocate_captured(size_t bytes, int device) {
-  if (!recording || recording->device() != device) [[likely]] return nullptr;
+  if (!recording || recording->device() != device) [[likely]]
+    return nullptr;
   const std::lock_guard lock(pieces().mutex);
   void* data = recording->allocate(bytes, stream_of(device));
   pieces().owner[data] = recording;
@@ -183,7 +185,8 @@ void* allocate_captured(size_t bytes, int device) {
 }
 
 bool deallocate_captured(void* data, int, void* stream) noexcept {
-  if (pieces().count.load(std::memory_order_acquire) == 0 && !recording) [[likely]] return false;
+  if (pieces().count.load(std::memory_order_acquire) == 0 && !recording) [[likely]]
+    return false;
   std::shared_ptr<Arena> arena;  // destroyed unlocked
   const std::lock_guard lock(pieces().mutex);
   const auto found = pieces().owner.find(data);

@@ -1,6 +1,7 @@
-// Moving elements by index. Sums are made in the order of the indices, without atomics: positions are sorted by the place they
-// add to (merge_sort.h, stable), then one thread adds all that meets in an element. Of elements that are written to one place the
-// last stays, found by an integer maximum. Bound by memory. A wrong index is reported and passed over.
+// Moving elements by index. Sums are made in the order of the indices, without atomics: positions are sorted by the
+// place they add to (merge_sort.h, stable), then one thread adds all that meets in an element. Of elements that are
+// written to one place the last stays, found by an integer maximum. Bound by memory. A wrong index is reported and
+// passed over.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/lines.h"
 #include "tensor/cuda/merge_sort.h"
@@ -14,8 +15,7 @@ namespace {
 
 constexpr int threads = 256;
 
-template <class Fn>
-void dispatch_width(DType dtype, Fn&& fn) {
+template <class Fn> void dispatch_width(DType dtype, Fn&& fn) {
   switch (size_of(dtype)) {
     case 1: return fn.template operator()<uint8_t>();
     case 2: return fn.template operator()<uint16_t>();
@@ -23,8 +23,7 @@ void dispatch_width(DType dtype, Fn&& fn) {
     default: return fn.template operator()<uint64_t>();
   }
 }
-template <class Fn>
-void dispatch_numbers(DType dtype, const char* op, Fn&& fn) {
+template <class Fn> void dispatch_numbers(DType dtype, const char* op, Fn&& fn) {
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype, op, fn);
 }
 
@@ -36,12 +35,15 @@ __device__ inline int64_t item_step() { return int64_t(gridDim.x) * blockDim.x; 
 
 // --- rows ---
 
-struct Word16 { alignas(16) uint32_t w[4]; };
+struct Word16 {
+  alignas(16) uint32_t w[4];
+};
 
 /// out[o, i, :] = x[o, index[i], :] in words; a row has `width`.
 template <class Word>
-__global__ void __launch_bounds__(threads) select_kernel(const Word* x, int64_t n, const int64_t* index, int64_t count, int64_t width, Divider by_width, Word* out,
-                                                         int64_t total, cuda::RangeCheck good) {
+__global__ void __launch_bounds__(threads)
+    select_kernel(const Word* x, int64_t n, const int64_t* index, int64_t count, int64_t width, Divider by_width,
+                  Word* out, int64_t total, cuda::RangeCheck good) {
   const bool narrow = total < most_narrow;
   for (int64_t i = first_item(); i < total; i += item_step()) {
     const int64_t row = narrow ? by_width.divide(uint32_t(i)) : i / width, column = i - row * width;
@@ -57,18 +59,19 @@ void select_rows(const char* op, const Tensor& x, int dim, const Tensor& index, 
   const int64_t bytes = lines.inner * size_of(x.dtype());
   const auto run = [&]<class Word> {
     const int64_t width = bytes / int64_t(sizeof(Word)), total = lines.outer * places.numel() * width;
-    cuda::launch({op, dim3(cuda::blocks_for(total, threads)), dim3(threads)}, select_kernel<Word>, static_cast<const Word*>(rows.raw_data()), lines.n,
-                 places.data<int64_t>(), places.numel(), width, width < most_narrow ? Divider(uint32_t(width)) : Divider(), static_cast<Word*>(out.raw_data()),
-                 total, cuda::check_indices(op, lines.n));
+    cuda::launch({op, dim3(cuda::blocks_for(total, threads)), dim3(threads)}, select_kernel<Word>,
+                 static_cast<const Word*>(rows.raw_data()), lines.n, places.data<int64_t>(), places.numel(), width,
+                 width < most_narrow ? Divider(uint32_t(width)) : Divider(), static_cast<Word*>(out.raw_data()), total,
+                 cuda::check_indices(op, lines.n));
   };
-  const uintptr_t together = uintptr_t(bytes) | reinterpret_cast<uintptr_t>(rows.raw_data()) | reinterpret_cast<uintptr_t>(out.raw_data());
+  const uintptr_t together =
+      uintptr_t(bytes) | reinterpret_cast<uintptr_t>(rows.raw_data()) | reinterpret_cast<uintptr_t>(out.raw_data());
   if (together % 16 == 0) run.template operator()<Word16>();
   else dispatch_width(x.dtype(), run);
 }
 
 /// Positions of an index in the order of what they point to. Those to leave out come last, with key ~0.
-template <class K>
-struct ByIndex {
+template <class K> struct ByIndex {
   const int64_t* index;
   int64_t skip;
   cuda::RangeCheck good;
@@ -99,14 +102,15 @@ __device__ void each_of_run(const Entries<K>& sorted, int64_t head, int64_t n, L
     at += have;
   }
 }
-template <class K>
-__device__ bool is_head(const Entries<K>& sorted, int64_t at) {
+template <class K> __device__ bool is_head(const Entries<K>& sorted, int64_t at) {
   return sorted.key[at] != ~K(0) && (at == 0 || sorted.key[at - 1] != sorted.key[at]);
 }
 
-/// out[o, index[i], :] += x[o, i, :]. A thread adds into V columns of a row of out; the thread of a run's head does all of it.
+/// out[o, index[i], :] += x[o, i, :]. A thread adds into V columns of a row of out; the thread of a run's head does all
+/// of it.
 template <int V, class T, class K>
-__global__ void __launch_bounds__(threads) add_rows_kernel(const T* x, Lines lines, int64_t count, Entries<K> sorted, T* out, Access access) {
+__global__ void __launch_bounds__(threads)
+    add_rows_kernel(const T* x, Lines lines, int64_t count, Entries<K> sorted, T* out, Access access) {
   const int64_t pieces = (lines.inner + V - 1) / V, work = lines.outer * count * pieces;
   for (int64_t item = first_item(); item < work; item += item_step()) {
     const int64_t row = item / pieces, column = (item - row * pieces) * V, o = row / count, at = row - o * count;
@@ -119,10 +123,12 @@ __global__ void __launch_bounds__(threads) add_rows_kernel(const T* x, Lines lin
     Carried<T> sum[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = Carried<T>(result.v[j]);
-    each_of_run(sorted, at, count, [&](int64_t i) { return load_vector<V>(from + i * lines.inner, access, 1, width); }, [&](const Vector<T, V>& v) {
+    each_of_run(
+        sorted, at, count, [&](int64_t i) { return load_vector<V>(from + i * lines.inner, access, 1, width); },
+        [&](const Vector<T, V>& v) {
 #pragma unroll
-      for (int j = 0; j < V; ++j) sum[j] = functor::plus(sum[j], Carried<T>(v.v[j]));
-    });
+          for (int j = 0; j < V; ++j) sum[j] = functor::plus(sum[j], Carried<T>(v.v[j]));
+        });
 #pragma unroll
     for (int j = 0; j < V; ++j) result.v[j] = T(sum[j]);
     store_vector<V>(to, result, access, 1, width);
@@ -130,8 +136,9 @@ __global__ void __launch_bounds__(threads) add_rows_kernel(const T* x, Lines lin
 }
 
 /// Calls fn with a key wide enough for places below n, of which ~0 is none.
-template <class Fn>
-void dispatch_key(int64_t n, Fn&& fn) { n < int64_t(UINT32_MAX) ? fn(uint32_t(0)) : fn(uint64_t(0)); }
+template <class Fn> void dispatch_key(int64_t n, Fn&& fn) {
+  n < int64_t(UINT32_MAX) ? fn(uint32_t(0)) : fn(uint64_t(0));
+}
 
 void check_count(const char* op, int64_t count) {
   LOCKSTEP_CHECK(count < int64_t(1) << 32, "[", op, "] expected fewer than 2^32 indices on cuda, got ", count);
@@ -145,28 +152,29 @@ void add_rows(const char* op, const Tensor& source, int dim, const Tensor& index
   check_count(op, count);
   dispatch_key(lines.n, [&]<class K>(K) {
     SortBuffers<K> buffers(count);
-    const Entries<K> sorted = sort_lines(op, ByIndex<K>{places.data<int64_t>(), skip, cuda::check_indices(op, lines.n)}, {1, count}, buffers);
+    const Entries<K> sorted =
+        sort_lines(op, ByIndex<K>{places.data<int64_t>(), skip, cuda::check_indices(op, lines.n)}, {1, count}, buffers);
     dispatch_numbers(out.dtype(), op, [&]<class T> {
       constexpr int V = std::min(4, vector_length<T>);
       T* to = out.data<T>();
       const T* from = rows.data<T>();
       const bool run = lines.inner % V == 0 && is_aligned(to, V) && is_aligned(from, V);
       const int64_t work = lines.outer * count * ((lines.inner + V - 1) / V);
-      cuda::launch({op, dim3(cuda::blocks_for(work, threads)), dim3(threads)}, add_rows_kernel<V, T, K>, from, lines, count, sorted, to,
-                   run ? Access::run : Access::apart);
+      cuda::launch({op, dim3(cuda::blocks_for(work, threads)), dim3(threads)}, add_rows_kernel<V, T, K>, from, lines,
+                   count, sorted, to, run ? Access::run : Access::apart);
     });
   });
 }
 
 // --- elements ---
 
-/// The elements of an index: places in it, in the tensor read, in the tensor written, and along `dim`, each without what the
-/// index adds.
+/// The elements of an index: places in it, in the tensor read, in the tensor written, and along `dim`, each without
+/// what the index adds.
 enum { in_index, in_source, in_out, along, places };
 struct ElementWalk {
   Nest<places> nest;
   int64_t count;
-  int64_t stride;        // of what the index counts
+  int64_t stride;  // of what the index counts
 };
 
 ElementWalk make_element_walk(const Tensor& index, int dim, const Strides& source, const Strides& out, int64_t stride) {
@@ -191,7 +199,8 @@ int64_t stride_at(const Tensor& x, int dim) { return x.dim() == 0 ? 1 : x.stride
 int64_t size_at(const Tensor& x, int dim) { return x.dim() == 0 ? 1 : x.shape()[dim]; }
 
 template <class T>
-__global__ void __launch_bounds__(threads) gather_kernel(ElementWalk walk, const int64_t* index, const T* x, T* out, cuda::RangeCheck good) {
+__global__ void __launch_bounds__(threads)
+    gather_kernel(ElementWalk walk, const int64_t* index, const T* x, T* out, cuda::RangeCheck good) {
   for (int64_t i = first_item(); i < walk.count; i += item_step()) {
     int64_t at[places] = {};
     walk.nest.find(i, at);
@@ -201,7 +210,8 @@ __global__ void __launch_bounds__(threads) gather_kernel(ElementWalk walk, const
 }
 
 /// The largest position along the dim that writes to each place of out, which is counted in row-major order.
-__global__ void __launch_bounds__(threads) find_last_kernel(ElementWalk walk, const int64_t* index, int* last, cuda::RangeCheck good) {
+__global__ void __launch_bounds__(threads)
+    find_last_kernel(ElementWalk walk, const int64_t* index, int* last, cuda::RangeCheck good) {
   for (int64_t i = first_item(); i < walk.count; i += item_step()) {
     int64_t at[places] = {};
     walk.nest.find(i, at);
@@ -210,8 +220,8 @@ __global__ void __launch_bounds__(threads) find_last_kernel(ElementWalk walk, co
   }
 }
 template <class T>
-__global__ void __launch_bounds__(threads) scatter_kernel(ElementWalk walk, ElementWalk dense, const int64_t* index, const int* last, const T* source, T* out,
-                                                          int64_t limit) {
+__global__ void __launch_bounds__(threads) scatter_kernel(ElementWalk walk, ElementWalk dense, const int64_t* index,
+                                                          const int* last, const T* source, T* out, int64_t limit) {
   for (int64_t i = first_item(); i < walk.count; i += item_step()) {
     int64_t at[places] = {}, row_major[places] = {};
     walk.nest.find(i, at);
@@ -222,8 +232,7 @@ __global__ void __launch_bounds__(threads) scatter_kernel(ElementWalk walk, Elem
   }
 }
 
-template <class K>
-struct ByPlace {
+template <class K> struct ByPlace {
   ElementWalk dense;
   const int64_t* index;
   cuda::RangeCheck good;
@@ -237,7 +246,8 @@ struct ByPlace {
 };
 
 template <class T, class K>
-__global__ void __launch_bounds__(threads) add_elements_kernel(ElementWalk walk, const int64_t* index, Entries<K> sorted, const T* source, T* out) {
+__global__ void __launch_bounds__(threads)
+    add_elements_kernel(ElementWalk walk, const int64_t* index, Entries<K> sorted, const T* source, T* out) {
   for (int64_t s = first_item(); s < walk.count; s += item_step()) {
     if (!is_head(sorted, s)) continue;
     int64_t head[places] = {};
@@ -257,7 +267,8 @@ __global__ void __launch_bounds__(threads) add_elements_kernel(ElementWalk walk,
 // --- triangles ---
 
 template <class T>
-__global__ void __launch_bounds__(threads) triangle_kernel(const T* x, T* out, int64_t count, int64_t n, int64_t m, int64_t diagonal, bool upper) {
+__global__ void __launch_bounds__(threads)
+    triangle_kernel(const T* x, T* out, int64_t count, int64_t n, int64_t m, int64_t diagonal, bool upper) {
   for (int64_t i = first_item(); i < count; i += item_step()) {
     const int64_t row = i / m, above = i - row * m - row % n;  // of the main diagonal
     out[i] = (upper ? above >= diagonal : above <= diagonal) ? x[i] : T(0);
@@ -268,13 +279,17 @@ dim3 grid_for(int64_t n) { return dim3(cuda::blocks_for(n, threads)); }
 
 }  // namespace
 
-void embedding(const Tensor& weight, const Tensor& index, Tensor& out) { select_rows("embedding", weight, 0, index, out); }
+void embedding(const Tensor& weight, const Tensor& index, Tensor& out) {
+  select_rows("embedding", weight, 0, index, out);
+}
 
 void embedding_grad(const Tensor& grad, const Tensor& index, int64_t padding_index, Tensor& grad_weight) {
   add_rows("embedding_grad_", grad, 0, index, padding_index, grad_weight);
 }
 
-void index_select(const Tensor& x, int dim, const Tensor& index, Tensor& out) { select_rows("index_select", x, dim, index, out); }
+void index_select(const Tensor& x, int dim, const Tensor& index, Tensor& out) {
+  select_rows("index_select", x, dim, index, out);
+}
 
 void index_add(const Tensor& source, int dim, const Tensor& index, Tensor& out) {
   add_rows("index_add_", source, dim, index, INT64_MIN, out);  // no index is that
@@ -284,8 +299,9 @@ void gather(const Tensor& x, int dim, const Tensor& index, Tensor& out) {
   if (out.numel() == 0) return;
   const ElementWalk walk = make_element_walk(index, dim, without(x.strides(), dim), out.strides(), stride_at(x, dim));
   dispatch_width(x.dtype(), [&]<class T> {
-    cuda::launch({"gather", grid_for(walk.count), dim3(threads)}, gather_kernel<T>, walk, index.data<int64_t>(), static_cast<const T*>(x.raw_data()),
-                 static_cast<T*>(out.raw_data()), cuda::check_indices("gather", size_at(x, dim)));
+    cuda::launch({"gather", grid_for(walk.count), dim3(threads)}, gather_kernel<T>, walk, index.data<int64_t>(),
+                 static_cast<const T*>(x.raw_data()), static_cast<T*>(out.raw_data()),
+                 cuda::check_indices("gather", size_at(x, dim)));
   });
 }
 
@@ -293,18 +309,21 @@ void scatter(bool add, const Tensor& source, int dim, const Tensor& index, Tenso
   if (index.numel() == 0) return;
   const char* op = add ? "scatter_add_" : "scatter";
   const Strides row_major = contiguous_strides(out.shape());
-  const ElementWalk walk = make_element_walk(index, dim, source.strides(), without(out.strides(), dim), stride_at(out, dim));
-  const ElementWalk dense = make_element_walk(index, dim, source.strides(), without(row_major, dim), out.dim() == 0 ? 1 : row_major[dim]);
+  const ElementWalk walk =
+      make_element_walk(index, dim, source.strides(), without(out.strides(), dim), stride_at(out, dim));
+  const ElementWalk dense =
+      make_element_walk(index, dim, source.strides(), without(row_major, dim), out.dim() == 0 ? 1 : row_major[dim]);
   const cuda::RangeCheck good = cuda::check_indices(op, size_at(out, dim));
   const int64_t* values = index.data<int64_t>();
   if (!add) {
-    LOCKSTEP_CHECK(size_at(index, dim) < int64_t(1) << 31, "[scatter] expected fewer than 2^31 indices along dim ", dim, " on cuda, got ", index.shape());
+    LOCKSTEP_CHECK(size_at(index, dim) < int64_t(1) << 31, "[scatter] expected fewer than 2^31 indices along dim ", dim,
+                   " on cuda, got ", index.shape());
     const cuda::Scratch last(size_t(out.numel()) * sizeof(int));
     cuda::check(op, cudaMemsetAsync(last.as<int>(), 0xff, size_t(out.numel()) * sizeof(int), cuda::current_stream()));
     cuda::launch({op, grid_for(dense.count), dim3(threads)}, find_last_kernel, dense, values, last.as<int>(), good);
     return dispatch_width(out.dtype(), [&]<class T> {
-      cuda::launch({op, grid_for(walk.count), dim3(threads)}, scatter_kernel<T>, walk, dense, values, last.as<int>(), static_cast<const T*>(source.raw_data()),
-                   static_cast<T*>(out.raw_data()), size_at(out, dim));
+      cuda::launch({op, grid_for(walk.count), dim3(threads)}, scatter_kernel<T>, walk, dense, values, last.as<int>(),
+                   static_cast<const T*>(source.raw_data()), static_cast<T*>(out.raw_data()), size_at(out, dim));
     });
   }
   check_count(op, walk.count);
@@ -312,7 +331,8 @@ void scatter(bool add, const Tensor& source, int dim, const Tensor& index, Tenso
     SortBuffers<K> buffers(walk.count);
     const Entries<K> sorted = sort_lines(op, ByPlace<K>{dense, values, good}, {1, walk.count}, buffers);
     dispatch_numbers(out.dtype(), op, [&]<class T> {
-      cuda::launch({op, grid_for(walk.count), dim3(threads)}, add_elements_kernel<T, K>, walk, values, sorted, source.data<T>(), out.data<T>());
+      cuda::launch({op, grid_for(walk.count), dim3(threads)}, add_elements_kernel<T, K>, walk, values, sorted,
+                   source.data<T>(), out.data<T>());
     });
   });
 }
@@ -321,8 +341,9 @@ void triangle(const Tensor& x, int64_t diagonal, bool upper, Tensor& out) {
   if (x.numel() == 0) return;
   const Tensor rows = x.contiguous();
   dispatch_width(x.dtype(), [&]<class T> {
-    cuda::launch({"triangle", grid_for(x.numel()), dim3(threads)}, triangle_kernel<T>, static_cast<const T*>(rows.raw_data()), static_cast<T*>(out.raw_data()),
-                 x.numel(), x.size(-2), x.size(-1), diagonal, upper);
+    cuda::launch({"triangle", grid_for(x.numel()), dim3(threads)}, triangle_kernel<T>,
+                 static_cast<const T*>(rows.raw_data()), static_cast<T*>(out.raw_data()), x.numel(), x.size(-2),
+                 x.size(-1), diagonal, upper);
   });
 }
 

@@ -16,7 +16,9 @@ struct Lines {
   }
   LOCKSTEP_HD int64_t count() const { return outer * inner; }
   /// First element of a line.
-  LOCKSTEP_HD int64_t start(int64_t line) const { return inner == 1 ? line * n : line / inner * n * inner + line % inner; }
+  LOCKSTEP_HD int64_t start(int64_t line) const {
+    return inner == 1 ? line * n : line / inner * n * inner + line % inner;
+  }
 };
 
 }  // namespace lockstep::on_cuda

@@ -1,6 +1,6 @@
-// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary; softmax exists only in the gradient. Bound by
-// memory: forward reads the logits once (maximum and sum of exponentials together, online), backward reads them once and
-// writes the gradient, which may take their place: every thread reads its own elements before it writes them.
+// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary; softmax exists only in the gradient. Bound
+// by memory: forward reads the logits once (maximum and sum of exponentials together, online), backward reads them once
+// and writes the gradient, which may take their place: every thread reads its own elements before it writes them.
 //
 //   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])        s: label smoothing, t: target
 #include "tensor/cuda/cuda_kernels.h"
@@ -30,8 +30,8 @@ struct Smoothing {
 
 template <class T, int threads, int V, bool held>
 __global__ void __launch_bounds__(threads == warp ? 128 : threads)
-    loss_kernel(const T* x, const int64_t* target, const T* weight, Smoothing smoothing, cuda::RangeCheck good, Compute<T>* loss, Compute<T>* lse, int64_t rows,
-                int64_t n) {
+    loss_kernel(const T* x, const int64_t* target, const T* weight, Smoothing smoothing, cuda::RangeCheck good,
+                Compute<T>* loss, Compute<T>* lse, int64_t rows, int64_t n) {
   using A = Compute<T>;
   for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
     Row<T, threads, V, held> row(x + r * n, n);
@@ -64,7 +64,9 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
     if (t == smoothing.ignored || !good(t, r)) continue;
     const double point = (double(top) - double(load(x + r * n + t))) + double(log_sum);
     double result = (1 - smoothing.part) * (weight ? double(load(weight + t)) : 1) * point;
-    if (smoothing.part > 0) result += smoothing.part / double(n) * (double(distance) + (smoothing.total ? *smoothing.total : double(n)) * double(log_sum));
+    if (smoothing.part > 0)
+      result += smoothing.part / double(n) *
+                (double(distance) + (smoothing.total ? *smoothing.total : double(n)) * double(log_sum));
     loss[r] = A(result);
   }
 }
@@ -72,11 +74,11 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
 /// dx[c] = softmax(x)[c] scale - w[c] spread, and - point at the target.
 template <class T, int threads, int V, bool held>
 __global__ void __launch_bounds__(threads == warp ? 128 : threads)
-    loss_grad_kernel(const Compute<T>* grad_loss, const T* x, const Compute<T>* lse, const int64_t* target, const T* weight, Smoothing smoothing,
-                     cuda::RangeCheck good, T* out, int64_t rows, int64_t n) {
+    loss_grad_kernel(const Compute<T>* grad_loss, const T* x, const Compute<T>* lse, const int64_t* target,
+                     const T* weight, Smoothing smoothing, cuda::RangeCheck good, T* out, int64_t rows, int64_t n) {
   using A = Compute<T>;
-  // lse in f32 carries an error of |lse| 2^-24, which moves every probability by as much: where that shows in T, divide by
-  // their sum.
+  // lse in f32 carries an error of |lse| 2^-24, which moves every probability by as much: where that shows in T, divide
+  // by their sum.
   constexpr A exact = sizeof(T) == 2 ? A(2048) : A(16);
   for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
     const int64_t t = target[r];
@@ -88,7 +90,8 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
     }
     if (!counts) {
       const A zeros[V] = {};
-      for (int64_t i = int64_t(threadIdx.x) * V; i < n; i += int64_t(threads) * V) store_values<V>(out + r * n + i, zeros);
+      for (int64_t i = int64_t(threadIdx.x) * V; i < n; i += int64_t(threads) * V)
+        store_values<V>(out + r * n + i, zeros);
       continue;
     }
     const double g = double(grad_loss[r]), wt = weight ? double(load(weight + t)) : 1;
@@ -122,13 +125,16 @@ template <class T, class Fn>
 void with_smoothing(const char* op, const Tensor& weight, const CrossEntropyArgs& args, Fn&& fn) {
   const bool needed = weight.defined() && args.label_smoothing > 0;
   const cuda::Scratch total(needed ? sizeof(double) : 0);
-  if (needed) cuda::launch({op, dim3(1), dim3(sum_threads)}, weight_total_kernel<T>, weight.data<T>(), weight.numel(), total.as<double>());
+  if (needed)
+    cuda::launch({op, dim3(1), dim3(sum_threads)}, weight_total_kernel<T>, weight.data<T>(), weight.numel(),
+                 total.as<double>());
   fn(Smoothing{args.label_smoothing, needed ? total.as<double>() : nullptr, args.ignore_index, args.elsewhere});
 }
 
 }  // namespace
 
-void cross_entropy(const Tensor& logits, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args, Tensor& loss, Tensor& lse) {
+void cross_entropy(const Tensor& logits, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args,
+                   Tensor& loss, Tensor& lse) {
   const int64_t rows = logits.size(0), n = logits.size(1);
   for_floats("cross_entropy", logits, [&]<class T> {
     using A = Compute<T>;
@@ -136,15 +142,16 @@ void cross_entropy(const Tensor& logits, const Tensor& target, const Tensor& wei
     with_smoothing<T>("cross_entropy", weight, args, [&](const Smoothing& smoothing) {
       with_row_shape<T>(n, {logits.raw_data(), w}, [&]<int threads, int V, bool held> {
         using Blocks = RowBlocks<threads>;
-        cuda::launch({"cross_entropy", Blocks::grid(rows), Blocks::block()}, loss_kernel<T, threads, V, held>, logits.data<T>(), target.data<int64_t>(), w,
-                     smoothing, cuda::check_targets("cross_entropy", n), loss.data<A>(), lse.data<A>(), rows, n);
+        cuda::launch({"cross_entropy", Blocks::grid(rows), Blocks::block()}, loss_kernel<T, threads, V, held>,
+                     logits.data<T>(), target.data<int64_t>(), w, smoothing, cuda::check_targets("cross_entropy", n),
+                     loss.data<A>(), lse.data<A>(), rows, n);
       });
     });
   });
 }
 
-void cross_entropy_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target, const Tensor& weight,
-                        const CrossEntropyArgs& args, Tensor& grad) {
+void cross_entropy_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target,
+                        const Tensor& weight, const CrossEntropyArgs& args, Tensor& grad) {
   const int64_t rows = logits.size(0), n = logits.size(1);
   for_floats("cross_entropy_grad", logits, [&]<class T> {
     using A = Compute<T>;
@@ -152,8 +159,9 @@ void cross_entropy_grad(const Tensor& grad_loss, const Tensor& logits, const Ten
     with_smoothing<T>("cross_entropy_grad", weight, args, [&](const Smoothing& smoothing) {
       with_row_shape<T>(n, {logits.raw_data(), grad.raw_data(), w}, [&]<int threads, int V, bool held> {
         using Blocks = RowBlocks<threads>;
-        cuda::launch({"cross_entropy_grad", Blocks::grid(rows), Blocks::block()}, loss_grad_kernel<T, threads, V, held>, grad_loss.data<A>(), logits.data<T>(),
-                     lse.data<A>(), target.data<int64_t>(), w, smoothing, cuda::check_targets("cross_entropy_grad", n), grad.data<T>(), rows, n);
+        cuda::launch({"cross_entropy_grad", Blocks::grid(rows), Blocks::block()}, loss_grad_kernel<T, threads, V, held>,
+                     grad_loss.data<A>(), logits.data<T>(), lse.data<A>(), target.data<int64_t>(), w, smoothing,
+                     cuda::check_targets("cross_entropy_grad", n), grad.data<T>(), rows, n);
       });
     });
   });

@@ -1,10 +1,10 @@
-// Matrix products by cuBLASLt. It is column-major: out (M, N) in rows is out^T = b^T a^T in columns, so that the operands
-// change places and nothing is copied. Bound: 2 M N K operations at the tensor cores' rate (f16, bf16, tf32), and for thin
-// ones, as in decoding, the bytes of the larger operand.
+// Matrix products by cuBLASLt. It is column-major: out (M, N) in rows is out^T = b^T a^T in columns, so that the
+// operands change places and nothing is copied. Bound: 2 M N K operations at the tensor cores' rate (f16, bf16, tf32),
+// and for thin ones, as in decoding, the bytes of the larger operand.
 //
-// cuBLASLt is asked once for each shape which algorithm it would take, and the answer is kept. It may sum in pieces, but
-// always in f32 and in a fixed order: the same product gives the same bits. What follows the product is fused where the
-// library has it (bias, relu, gelu_tanh and the value before it); the rest is our pointwise kernel afterwards.
+// cuBLASLt is asked once for each shape which algorithm it would take, and the answer is kept. It may sum in pieces,
+// but always in f32 and in a fixed order: the same product gives the same bits. What follows the product is fused where
+// the library has it (bias, relu, gelu_tanh and the value before it); the rest is our pointwise kernel afterwards.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -24,32 +24,37 @@
 namespace lockstep::on_cuda {
 namespace {
 
-template <class Handle, auto destroy>
-struct Destroy {
+template <class Handle, auto destroy> struct Destroy {
   void operator()(Handle handle) const { destroy(handle); }
 };
 template <class Handle, auto destroy>
 using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Destroy<Handle, destroy>>;
 using Description = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
-using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using MatrixLayout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
 void check_blas(const char* what, cublasStatus_t status) {
-  if (status == CUBLAS_STATUS_SUCCESS) [[likely]] return;
+  if (status == CUBLAS_STATUS_SUCCESS) [[likely]]
+    return;
   cuda::check("matmul", cudaPeekAtLastError());  // says more, where there is one
   fail(str("[matmul] ", what, ": ", cublasLtGetStatusName(status), " (", cublasLtGetStatusString(status), ")"));
 }
 
 /// Of the current device; may be used by any number of threads, and lives as long as the process.
 cublasLtHandle_t handle() {
-  struct Once { std::once_flag flag; cublasLtHandle_t handle = nullptr; };
+  struct Once {
+    std::once_flag flag;
+    cublasLtHandle_t handle = nullptr;
+  };
   static auto& handles = *new std::array<Once, cuda::most_devices>;
   Once& mine = handles[size_t(cuda::current_device())];
   std::call_once(mine.flag, [&] { check_blas("cublasLtCreate", cublasLtCreate(&mine.handle)); });
   return mine.handle;
 }
 
-cudaDataType_t type_of(DType dtype) { return dtype == f64 ? CUDA_R_64F : dtype == f32 ? CUDA_R_32F : dtype == f16 ? CUDA_R_16F : CUDA_R_16BF; }
+cudaDataType_t type_of(DType dtype) {
+  return dtype == f64 ? CUDA_R_64F : dtype == f32 ? CUDA_R_32F : dtype == f16 ? CUDA_R_16F : CUDA_R_16BF;
+}
 
 /// A matrix as cuBLASLt sees it: `lead` elements from column to column, taken transposed or as it is.
 struct Operand {
@@ -58,19 +63,23 @@ struct Operand {
 };
 Operand operand(const Tensor& x) {
   const int r = x.dim();
-  const int64_t rows = x.shape()[r - 2], columns = x.shape()[r - 1], row = x.strides()[r - 2], column = x.strides()[r - 1];
+  const int64_t rows = x.shape()[r - 2], columns = x.shape()[r - 1], row = x.strides()[r - 2],
+                column = x.strides()[r - 1];
   if (column == 1 && (rows <= 1 || row >= columns)) return {rows <= 1 ? columns : row, false};
   return {columns <= 1 ? rows : column, true};
 }
 
 /// The batch: dims that one stride can count are one. The innermost is given to the library, the others are walked.
-struct BatchDim { int64_t size, a, b; };
+struct BatchDim {
+  int64_t size, a, b;
+};
 std::vector<BatchDim> batch_dims(const Tensor& a, const Tensor& b, const Tensor& out) {
   std::vector<BatchDim> dims;  // from the inside
   for (int d = out.dim() - 3; d >= 0; --d) {
     const BatchDim next{out.shape()[d], a.strides()[d], b.strides()[d]};
     if (next.size == 1) continue;
-    if (!dims.empty() && next.a == dims.back().a * dims.back().size && next.b == dims.back().b * dims.back().size) dims.back().size *= next.size;
+    if (!dims.empty() && next.a == dims.back().a * dims.back().size && next.b == dims.back().b * dims.back().size)
+      dims.back().size *= next.size;
     else dims.push_back(next);
   }
   if (dims.empty()) dims.push_back({1, 0, 0});
@@ -90,30 +99,32 @@ struct Problem {
   auto operator<=>(const Problem&) const = default;
 };
 
-struct Plan {
+struct Product {
   Description description;
-  Layout a, b, c;
+  MatrixLayout a, b, c;
   cublasLtMatmulAlgo_t algorithm;
   size_t workspace = 0;
 };
 
-template <class T>
-void set(const Description& description, cublasLtMatmulDescAttributes_t attribute, const T& value) {
-  check_blas("cublasLtMatmulDescSetAttribute", cublasLtMatmulDescSetAttribute(description.get(), attribute, &value, sizeof value));
+template <class T> void set(const Description& description, cublasLtMatmulDescAttributes_t attribute, const T& value) {
+  check_blas("cublasLtMatmulDescSetAttribute",
+             cublasLtMatmulDescSetAttribute(description.get(), attribute, &value, sizeof value));
 }
-template <class T>
-void set(const Layout& layout, cublasLtMatrixLayoutAttribute_t attribute, const T& value) {
-  check_blas("cublasLtMatrixLayoutSetAttribute", cublasLtMatrixLayoutSetAttribute(layout.get(), attribute, &value, sizeof value));
+template <class T> void set(const MatrixLayout& layout, cublasLtMatrixLayoutAttribute_t attribute, const T& value) {
+  check_blas("cublasLtMatrixLayoutSetAttribute",
+             cublasLtMatrixLayoutSetAttribute(layout.get(), attribute, &value, sizeof value));
 }
 template <class T>
 void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
-  check_blas("cublasLtMatmulPreferenceSetAttribute", cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof value));
+  check_blas("cublasLtMatmulPreferenceSetAttribute",
+             cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof value));
 }
 
-Layout layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t lead, int64_t batch, int64_t stride) {
+MatrixLayout layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t lead, int64_t batch, int64_t stride) {
   cublasLtMatrixLayout_t made = nullptr;
-  check_blas("cublasLtMatrixLayoutCreate", cublasLtMatrixLayoutCreate(&made, type, uint64_t(rows), uint64_t(columns), lead));
-  Layout result(made);
+  check_blas("cublasLtMatrixLayoutCreate",
+             cublasLtMatrixLayoutCreate(&made, type, uint64_t(rows), uint64_t(columns), lead));
+  MatrixLayout result(made);
   if (batch > 1) {
     set(result, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, int32_t(batch));
     set(result, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
@@ -124,27 +135,33 @@ Layout layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t lead, 
 bool keeps_pre(uint32_t epilogue) { return (epilogue & CUBLASLT_EPILOGUE_GELU_AUX) == CUBLASLT_EPILOGUE_GELU_AUX; }
 
 /// Nothing when the library cannot do this.
-std::optional<Plan> make_plan(const Problem& p) {
+std::optional<Product> make_plan(const Problem& p) {
   const DType dtype = DType(p.dtype);
   const cudaDataType_t type = type_of(dtype);
-  const cublasComputeType_t compute = dtype == f64 ? CUBLAS_COMPUTE_64F : p.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-  Plan plan;
+  const cublasComputeType_t compute = dtype == f64 ? CUBLAS_COMPUTE_64F
+                                      : p.tf32     ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                   : CUBLAS_COMPUTE_32F;
+  Product plan;
   cublasLtMatmulDesc_t made = nullptr;
-  check_blas("cublasLtMatmulDescCreate", cublasLtMatmulDescCreate(&made, compute, dtype == f64 ? CUDA_R_64F : CUDA_R_32F));
+  check_blas("cublasLtMatmulDescCreate",
+             cublasLtMatmulDescCreate(&made, compute, dtype == f64 ? CUDA_R_64F : CUDA_R_32F));
   plan.description.reset(made);
   // Our b is the library's A, our a its B.
   set(plan.description, CUBLASLT_MATMUL_DESC_TRANSA, int32_t(p.transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N));
   set(plan.description, CUBLASLT_MATMUL_DESC_TRANSB, int32_t(p.transposed_a ? CUBLAS_OP_T : CUBLAS_OP_N));
   set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE, uint32_t(p.epilogue));
   // Only their alignment is read here.
-  if (p.epilogue & CUBLASLT_EPILOGUE_BIAS) set(plan.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(p.align_bias));
+  if (p.epilogue & CUBLASLT_EPILOGUE_BIAS)
+    set(plan.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(p.align_bias));
   if (keeps_pre(uint32_t(p.epilogue))) {
     set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, reinterpret_cast<void*>(p.align_pre));
     set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.n);
     if (p.batch > 1) set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, p.m * p.n);
   }
-  plan.a = p.transposed_b ? layout(type, p.k, p.n, p.lead_b, p.batch, p.stride_b) : layout(type, p.n, p.k, p.lead_b, p.batch, p.stride_b);
-  plan.b = p.transposed_a ? layout(type, p.m, p.k, p.lead_a, p.batch, p.stride_a) : layout(type, p.k, p.m, p.lead_a, p.batch, p.stride_a);
+  plan.a = p.transposed_b ? layout(type, p.k, p.n, p.lead_b, p.batch, p.stride_b)
+                          : layout(type, p.n, p.k, p.lead_b, p.batch, p.stride_b);
+  plan.b = p.transposed_a ? layout(type, p.m, p.k, p.lead_a, p.batch, p.stride_a)
+                          : layout(type, p.k, p.m, p.lead_a, p.batch, p.stride_a);
   plan.c = layout(type, p.n, p.m, p.n, p.batch, p.m * p.n);
 
   cublasLtMatmulPreference_t made_preference = nullptr;
@@ -159,8 +176,9 @@ std::optional<Plan> make_plan(const Problem& p) {
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t(p.align_d));
   cublasLtMatmulHeuristicResult_t found{};
   int count = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle(), plan.description.get(), plan.a.get(), plan.b.get(), plan.c.get(), plan.c.get(),
-                                                               preference.get(), 1, &found, &count);
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(handle(), plan.description.get(), plan.a.get(), plan.b.get(), plan.c.get(),
+                                     plan.c.get(), preference.get(), 1, &found, &count);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0)) return std::nullopt;
   check_blas("cublasLtMatmulAlgoGetHeuristic", status);
   plan.algorithm = found.algo;
@@ -169,8 +187,8 @@ std::optional<Plan> make_plan(const Problem& p) {
 }
 
 /// Plans hold pointers while they run: each thread has its own.
-const Plan* plan_for(const Problem& problem) {
-  thread_local std::map<Problem, std::optional<Plan>> plans;
+const Product* plan_for(const Problem& problem) {
+  thread_local std::map<Problem, std::optional<Product>> plans;
   const auto known = plans.find(problem);
   if (known != plans.end()) return known->second ? &*known->second : nullptr;
   if (plans.size() >= 1024) plans.clear();  // shapes that never come again
@@ -192,7 +210,8 @@ struct Fused {
 };
 
 /// result = fused(alpha * a b + beta * out). False when the library cannot do it: nothing has been written then.
-bool product(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, const Fused& fused, const Tensor& pre, const Tensor& out, const Tensor& result) {
+bool product(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, const Fused& fused,
+             const Tensor& pre, const Tensor& out, const Tensor& result) {
   const int64_t width = size_of(out.dtype()), m = out.size(-2), n = out.size(-1);
   const std::vector<BatchDim> dims = batch_dims(a, b, out);
   const Operand left = operand(a), right = operand(b);
@@ -200,13 +219,32 @@ bool product(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulA
   uint64_t places_a = address(a), places_b = address(b);
   for (const BatchDim& d : dims) places_a |= uint64_t(d.a * width), places_b |= uint64_t(d.b * width);
   const bool strided = out.numel() > m * n;
-  const auto of_result = [&](const Tensor& x) { return x.defined() ? alignment(address(x) | (strided ? uint64_t(m * n * width) : 0)) : 256; };
-  const Problem problem{cuda::current_device(), int64_t(out.dtype()), out.dtype() == f32 && float32_matmul_precision() == MatmulPrecision::tf32, m, n, a.size(-1),
-                        left.lead, right.lead, left.transposed, right.transposed, dims[0].size, dims[0].a, dims[0].b,
-                        alignment(places_a), alignment(places_b), of_result(out), of_result(result),
-                        fused.bias ? alignment(address(bias)) : 256, of_result(pre), fused.epilogue(), args.beta != 0};
+  const auto of_result = [&](const Tensor& x) {
+    return x.defined() ? alignment(address(x) | (strided ? uint64_t(m * n * width) : 0)) : 256;
+  };
+  const Problem problem{cuda::current_device(),
+                        int64_t(out.dtype()),
+                        out.dtype() == f32 && float32_matmul_precision() == MatmulPrecision::tf32,
+                        m,
+                        n,
+                        a.size(-1),
+                        left.lead,
+                        right.lead,
+                        left.transposed,
+                        right.transposed,
+                        dims[0].size,
+                        dims[0].a,
+                        dims[0].b,
+                        alignment(places_a),
+                        alignment(places_b),
+                        of_result(out),
+                        of_result(result),
+                        fused.bias ? alignment(address(bias)) : 256,
+                        of_result(pre),
+                        fused.epilogue(),
+                        args.beta != 0};
   if (fused.keeps_pre && (n % 8 != 0 || problem.align_pre < 16)) return false;  // the library's rule
-  const Plan* plan = plan_for(problem);
+  const Product* plan = plan_for(problem);
   if (!plan) return false;
 
   const cuda::Scratch workspace(plan->workspace);
@@ -216,13 +254,20 @@ bool product(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulA
   const int64_t matrices = out.numel() / (m * n);
   for (int64_t first = 0; first < matrices; first += dims[0].size) {
     int64_t at_a = 0, at_b = 0, index = first / dims[0].size;
-    for (size_t d = 1; d < dims.size(); index /= dims[d++].size) at_a += index % dims[d].size * dims[d].a, at_b += index % dims[d].size * dims[d].b;
-    const auto place = [&](const Tensor& x, int64_t elements) { return static_cast<char*>(x.raw_data()) + elements * width; };
-    if (fused.bias) set(plan->description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.raw_data()));
-    if (fused.keeps_pre) set(plan->description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(place(pre, first * m * n)));
-    check_blas("cublasLtMatmul", cublasLtMatmul(handle(), plan->description.get(), alpha, place(b, at_b), plan->a.get(), place(a, at_a), plan->b.get(), beta,
-                                                place(out, first * m * n), plan->c.get(), place(result, first * m * n), plan->c.get(), &plan->algorithm,
-                                                workspace.as<void>(), plan->workspace, cuda::current_stream()));
+    for (size_t d = 1; d < dims.size(); index /= dims[d++].size)
+      at_a += index % dims[d].size * dims[d].a, at_b += index % dims[d].size * dims[d].b;
+    const auto place = [&](const Tensor& x, int64_t elements) {
+      return static_cast<char*>(x.raw_data()) + elements * width;
+    };
+    if (fused.bias)
+      set(plan->description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.raw_data()));
+    if (fused.keeps_pre)
+      set(plan->description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(place(pre, first * m * n)));
+    check_blas(
+        "cublasLtMatmul",
+        cublasLtMatmul(handle(), plan->description.get(), alpha, place(b, at_b), plan->a.get(), place(a, at_a),
+                       plan->b.get(), beta, place(out, first * m * n), plan->c.get(), place(result, first * m * n),
+                       plan->c.get(), &plan->algorithm, workspace.as<void>(), plan->workspace, cuda::current_stream()));
   }
   return true;
 }
@@ -233,7 +278,8 @@ void pointwise_into(PointwiseOp op, const std::vector<const Tensor*>& in, Tensor
 
 /// out = activation(x + bias) with the value before it in `pre`; x is out or pre.
 void finish(const Tensor& x, const Tensor& bias, Activation activation, Tensor& pre, Tensor& out) {
-  constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::silu};
+  constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf,
+                                 PointwiseOp::silu};
   Tensor before = x;
   if (bias.defined()) pointwise_into(PointwiseOp::add, {&before, &bias}, before);
   if (pre.defined() && pre.storage() != before.storage()) pre.copy_(before);
@@ -246,20 +292,23 @@ void finish(const Tensor& x, const Tensor& bias, Activation activation, Tensor& 
 void matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, Tensor& out) {
   if (out.numel() == 0) return;
   const DType dtype = out.dtype();
-  LOCKSTEP_CHECK(dtype == f64 || dtype == f32 || dtype == f16 || dtype == bf16, "[matmul] expected a floating dtype, got ", dtype);
+  LOCKSTEP_CHECK(dtype == f64 || dtype == f32 || dtype == f16 || dtype == bf16,
+                 "[matmul] expected a floating dtype, got ", dtype);
   if (a.size(-1) == 0) {  // sums of nothing
     if (args.beta == 0) out.fill_(0);
     else if (args.beta != 1) pointwise_into(PointwiseOp::mul_scalar, {&out}, out, args.beta);
     return finish(out, bias, args.activation, pre, out);
   }
   // As much as possible in one launch. f64 is for checking: there the library knows few ways to end.
-  const bool fusable = dtype != f64 && (args.activation == Activation::gelu_tanh || (args.activation == Activation::relu && !pre.defined()));
+  const bool fusable = dtype != f64 && (args.activation == Activation::gelu_tanh ||
+                                        (args.activation == Activation::relu && !pre.defined()));
   if (fusable && product(a, b, bias, args, {bias.defined(), args.activation, pre.defined()}, pre, out, out)) return;
   const Tensor before = pre.defined() ? pre : out;
-  if (dtype != f64 && bias.defined() && product(a, b, bias, args, {.bias = true}, pre, out, before)) return finish(before, {}, args.activation, pre, out);
+  if (dtype != f64 && bias.defined() && product(a, b, bias, args, {.bias = true}, pre, out, before))
+    return finish(before, {}, args.activation, pre, out);
   if (product(a, b, bias, args, {}, pre, out, before)) return finish(before, bias, args.activation, pre, out);
-  LOCKSTEP_CHECK(dtype == f16 || dtype == bf16, "[matmul] cuBLASLt has no way to multiply ", a.shape(), " by ", b.shape(), " in ", dtype, " with strides ", a.strides(),
-                 " and ", b.strides());
+  LOCKSTEP_CHECK(dtype == f16 || dtype == bf16, "[matmul] cuBLASLt has no way to multiply ", a.shape(), " by ",
+                 b.shape(), " in ", dtype, " with strides ", a.strides(), " and ", b.strides());
   // Cards that are older than the dtype: in f32, rounded once.
   Tensor wide = args.beta != 0 ? out.to(f32) : empty(out.shape(), {.dtype = f32, .device = out.device()});
   Tensor wide_pre = pre.defined() ? empty(pre.shape(), {.dtype = f32, .device = out.device()}) : Tensor();

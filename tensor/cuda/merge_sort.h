@@ -1,28 +1,31 @@
 #pragma once
-// Sorting on the device: lines of entries (key, place) go in order of the key and, where keys are equal, of the place, so that the
-// order is stable and does not depend on how threads run. A block sorts a tile in shared memory; then runs are merged in pairs,
-// each thread finding by bisection where its piece begins. Bound by memory: one pass over keys and places for every doubling.
+// Sorting on the device: lines of entries (key, place) go in order of the key and, where keys are equal, of the place,
+// so that the order is stable and does not depend on how threads run. A block sorts a tile in shared memory; then runs
+// are merged in pairs, each thread finding by bisection where its piece begins. Bound by memory: one pass over keys and
+// places for every doubling.
 #include "tensor/cuda/simt.h"
 
 namespace lockstep::on_cuda {
 
 inline constexpr int sort_threads = 256, sort_tile = 1024;  // entries of a block
 
-template <class K>
-struct Entries {
+template <class K> struct Entries {
   K* key;
   uint32_t* place;
 };
 
 /// Lines of n entries, one behind the other.
-struct SortLines { int64_t lines, n; };
+struct SortLines {
+  int64_t lines, n;
+};
 
-template <class K>
-__device__ inline bool is_before(K a, uint32_t a_place, K b, uint32_t b_place) { return a != b ? a < b : a_place < b_place; }
+template <class K> __device__ inline bool is_before(K a, uint32_t a_place, K b, uint32_t b_place) {
+  return a != b ? a < b : a_place < b_place;
+}
 
-/// Sorts keys[0 .. size) in shared memory; size is a power of two. All threads of the block call it; it begins and ends with a barrier.
-template <class K>
-__device__ inline void sort_shared(K* keys, uint32_t* places, int size) {
+/// Sorts keys[0 .. size) in shared memory; size is a power of two. All threads of the block call it; it begins and ends
+/// with a barrier.
+template <class K> __device__ inline void sort_shared(K* keys, uint32_t* places, int size) {
   for (int length = 2; length <= size; length *= 2) {
     for (int step = length / 2; step > 0; step /= 2) {
       __syncthreads();
@@ -38,10 +41,11 @@ __device__ inline void sort_shared(K* keys, uint32_t* places, int size) {
   __syncthreads();
 }
 
-/// Sorts every tile of every line and writes the first `keep` entries of each, one tile behind the other. load(line, i, key, place)
-/// gives an entry.
+/// Sorts every tile of every line and writes the first `keep` entries of each, one tile behind the other. load(line, i,
+/// key, place) gives an entry.
 template <class K, class Load>
-__global__ void __launch_bounds__(sort_threads) sort_tiles_kernel(Load load, SortLines from, int keep, int64_t out_n, Entries<K> out) {
+__global__ void __launch_bounds__(sort_threads)
+    sort_tiles_kernel(Load load, SortLines from, int keep, int64_t out_n, Entries<K> out) {
   LOCKSTEP_SHARED(K, keys, [sort_tile]);
   LOCKSTEP_SHARED(uint32_t, places, [sort_tile]);
   const int64_t tiles = (from.n + sort_tile - 1) / sort_tile;
@@ -66,13 +70,17 @@ __global__ void __launch_bounds__(sort_threads) sort_tiles_kernel(Load load, Sor
 
 /// Merges runs of `run` entries in pairs. A thread makes `piece` entries.
 template <class K>
-__global__ void __launch_bounds__(sort_threads) merge_kernel(Entries<K> from, Entries<K> to, SortLines lines, int64_t run) {
+__global__ void __launch_bounds__(sort_threads)
+    merge_kernel(Entries<K> from, Entries<K> to, SortLines lines, int64_t run) {
   constexpr int piece = 8;
   const int64_t pieces = (lines.n + piece - 1) / piece;
-  for (int64_t item = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; item < lines.lines * pieces; item += int64_t(gridDim.x) * blockDim.x) {
+  for (int64_t item = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; item < lines.lines * pieces;
+       item += int64_t(gridDim.x) * blockDim.x) {
     const int64_t line = item / pieces, at = (item - line * pieces) * piece, start = line * lines.n;
-    // The two runs, and how far this piece begins into their merger. A piece lies in one pair: runs are multiples of it.
-    const int64_t pair = at / (2 * run) * 2 * run, middle = min(pair + run, lines.n), end = min(pair + 2 * run, lines.n), into = at - pair;
+    // The two runs, and how far this piece begins into their merger. A piece lies in one pair: runs are multiples of
+    // it.
+    const int64_t pair = at / (2 * run) * 2 * run, middle = min(pair + run, lines.n),
+                  end = min(pair + 2 * run, lines.n), into = at - pair;
     const K *a = from.key + start + pair, *b = from.key + start + middle;
     const uint32_t *pa = from.place + start + pair, *pb = from.place + start + middle;
     const int64_t na = middle - pair, nb = end - middle;
@@ -94,11 +102,12 @@ __global__ void __launch_bounds__(sort_threads) merge_kernel(Entries<K> from, En
 }
 
 /// Memory for entries, twice: passes go to and fro.
-template <class K>
-struct SortBuffers {
+template <class K> struct SortBuffers {
   explicit SortBuffers(int64_t count)
-      : key_memory(size_t(2 * count) * sizeof(K)), place_memory(size_t(2 * count) * sizeof(uint32_t)),
-        first{key_memory.template as<K>(), place_memory.template as<uint32_t>()}, second{first.key + count, first.place + count} {}
+      : key_memory(size_t(2 * count) * sizeof(K)),
+        place_memory(size_t(2 * count) * sizeof(uint32_t)),
+        first{key_memory.template as<K>(), place_memory.template as<uint32_t>()},
+        second{first.key + count, first.place + count} {}
   cuda::Scratch key_memory, place_memory;
   Entries<K> first, second;
 };
@@ -107,11 +116,13 @@ struct SortBuffers {
 template <class K, class Load>
 Entries<K> sort_lines(const char* op, const Load& load, const SortLines& lines, SortBuffers<K>& buffers) {
   const int64_t tiles = (lines.n + sort_tile - 1) / sort_tile;
-  cuda::launch({op, dim3(cuda::blocks_for(lines.lines * tiles, 1)), dim3(sort_threads)}, sort_tiles_kernel<K, Load>, load, lines, sort_tile, lines.n, buffers.first);
+  cuda::launch({op, dim3(cuda::blocks_for(lines.lines * tiles, 1)), dim3(sort_threads)}, sort_tiles_kernel<K, Load>,
+               load, lines, sort_tile, lines.n, buffers.first);
   Entries<K> from = buffers.first, to = buffers.second;
   for (int64_t run = sort_tile; run < lines.n; run *= 2) {
     const int64_t pieces = lines.lines * ((lines.n + 7) / 8);
-    cuda::launch({op, dim3(cuda::blocks_for(pieces, sort_threads)), dim3(sort_threads)}, merge_kernel<K>, from, to, lines, run);
+    cuda::launch({op, dim3(cuda::blocks_for(pieces, sort_threads)), dim3(sort_threads)}, merge_kernel<K>, from, to,
+                 lines, run);
     std::swap(from, to);
   }
   return from;

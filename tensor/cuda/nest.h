@@ -1,7 +1,8 @@
 #pragma once
-// The loops over the elements of N tensors of one shape and any strides, as a kernel needs them: dims of size 1 are gone, dims
-// are ordered by the strides of one of the tensors, and neighbours that lie one behind the other in all of them are joined.
-// A kernel then finds the places of an element from its flat index, with multiplications in place of divisions below 2^31.
+// The loops over the elements of N tensors of one shape and any strides, as a kernel needs them: dims of size 1 are
+// gone, dims are ordered by the strides of one of the tensors, and neighbours that lie one behind the other in all of
+// them are joined. A kernel then finds the places of an element from its flat index, with multiplications in place of
+// divisions below 2^31.
 #include "tensor/cuda/simt.h"
 #include "tensor/tensor.h"
 
@@ -21,8 +22,7 @@ struct Divider {
 
 inline constexpr int64_t most_narrow = int64_t(1) << 31;  // flat indices below this are divided in 32 bits
 
-template <int N>
-struct Nest {
+template <int N> struct Nest {
   int rank = 0;
   bool narrow = true;
   int64_t size[Dims::max_rank];  // outermost first

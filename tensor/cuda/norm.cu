@@ -1,8 +1,8 @@
-// Layer norm and RMS norm along rows (rows, C), and their gradients. Bound by memory: forward reads x once and writes once,
-// backward reads x and the gradient once (rows of up to 8192 elements, which stay in registers; longer ones are read again, as
-// are those that lie badly from 2048 on, and f64 from 1024).
-// Gradients of weight and bias: each group of threads sums up the rows that it walks along, always the same ones whatever the
-// device, as every thread keeps to its own columns; then a second kernel adds the groups' sums in order.
+// Layer norm and RMS norm along rows (rows, C), and their gradients. Bound by memory: forward reads x once and writes
+// once, backward reads x and the gradient once (rows of up to 8192 elements, which stay in registers; longer ones are
+// read again, as are those that lie badly from 2048 on, and f64 from 1024). Gradients of weight and bias: each group of
+// threads sums up the rows that it walks along, always the same ones whatever the device, as every thread keeps to its
+// own columns; then a second kernel adds the groups' sums in order.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/warp.h"
 
@@ -12,7 +12,8 @@ namespace {
 /// The mean is kept as mean + rest, which one A could not hold. Variances are taken around the mean.
 template <bool centered, class T, int threads, int V, bool held>
 __global__ void __launch_bounds__(threads == warp ? 128 : threads)
-    norm_kernel(const T* x, const T* weight, const T* bias, Compute<T> eps, T* out, Compute<T>* means, Compute<T>* rstds, int64_t rows, int64_t n) {
+    norm_kernel(const T* x, const T* weight, const T* bias, Compute<T> eps, T* out, Compute<T>* means,
+                Compute<T>* rstds, int64_t rows, int64_t n) {
   using A = Compute<T>;
   for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
     Row<T, threads, V, held> row(x + r * n, n);
@@ -56,12 +57,12 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
   }
 }
 
-/// With y = (x - mean) rstd and h = g w: dx = rstd (h - mean(h) - y mean(h y)). sums, if wanted: (groups, {dw, db}, C), what the
-/// rows of each group add to dw = sum of g y and db = sum of g.
+/// With y = (x - mean) rstd and h = g w: dx = rstd (h - mean(h) - y mean(h y)). sums, if wanted: (groups, {dw, db}, C),
+/// what the rows of each group add to dw = sum of g y and db = sum of g.
 template <bool centered, class T, int threads, int V, bool held>
 __global__ void __launch_bounds__(threads == warp ? 128 : threads)
-    norm_grad_kernel(const T* grad, const T* x, const Compute<T>* means, const Compute<T>* rstds, const T* weight, T* grad_x, Compute<T>* sums, int64_t rows,
-                     int64_t n) {
+    norm_grad_kernel(const T* grad, const T* x, const Compute<T>* means, const Compute<T>* rstds, const T* weight,
+                     T* grad_x, Compute<T>* sums, int64_t rows, int64_t n) {
   using A = Compute<T>;
   using Walk = Row<T, threads, V, held>;
   constexpr int kept = held ? held_values<T> : 1;
@@ -115,9 +116,11 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
   }
 }
 
-/// to[c] = sum over groups of sums[group * 2 n + c], 32 columns a block. Sixteen threads take turns at the groups of a column.
+/// to[c] = sum over groups of sums[group * 2 n + c], 32 columns a block. Sixteen threads take turns at the groups of a
+/// column.
 template <class T>
-__global__ void __launch_bounds__(512) add_groups_kernel(const Compute<T>* sums, int64_t groups, int64_t n, T* grad_weight, T* grad_bias) {
+__global__ void __launch_bounds__(512)
+    add_groups_kernel(const Compute<T>* sums, int64_t groups, int64_t n, T* grad_weight, T* grad_bias) {
   LOCKSTEP_SHARED(double, part, [16][warp]);
   const int64_t column = int64_t(blockIdx.x) * warp + threadIdx.x;
   const bool bias = blockIdx.y == 1;
@@ -134,20 +137,21 @@ __global__ void __launch_bounds__(512) add_groups_kernel(const Compute<T>* sums,
 }
 
 template <bool centered, class T>
-void norm(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Tensor& out, Tensor* mean, Tensor& rstd) {
+void norm(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Tensor& out,
+          Tensor* mean, Tensor& rstd) {
   using A = Compute<T>;
   const int64_t rows = x.size(0), n = x.size(1);
   const T *const w = data_or_null<T>(weight), *const b = data_or_null<T>(bias);
   with_row_shape<T>(n, {x.raw_data(), out.raw_data(), w, b}, [&]<int threads, int V, bool held> {
     using Blocks = RowBlocks<threads>;
-    cuda::launch({op, Blocks::grid(rows), Blocks::block()}, norm_kernel<centered, T, threads, V, held>, x.data<T>(), w, b, A(eps), out.data<T>(),
-                 mean ? mean->data<A>() : nullptr, rstd.data<A>(), rows, n);
+    cuda::launch({op, Blocks::grid(rows), Blocks::block()}, norm_kernel<centered, T, threads, V, held>, x.data<T>(), w,
+                 b, A(eps), out.data<T>(), mean ? mean->data<A>() : nullptr, rstd.data<A>(), rows, n);
   });
 }
 
 template <bool centered, class T>
-void norm_grad(const char* op, const Tensor& grad, const Tensor& x, const Tensor* mean, const Tensor& rstd, const Tensor& weight, Tensor& grad_x,
-               Tensor& grad_weight, Tensor* grad_bias) {
+void norm_grad(const char* op, const Tensor& grad, const Tensor& x, const Tensor* mean, const Tensor& rstd,
+               const Tensor& weight, Tensor& grad_x, Tensor& grad_weight, Tensor* grad_bias) {
   using A = Compute<T>;
   const int64_t rows = x.size(0), n = x.size(1);
   const T* const w = data_or_null<T>(weight);
@@ -156,35 +160,43 @@ void norm_grad(const char* op, const Tensor& grad, const Tensor& x, const Tensor
   with_row_shape<T>(n, {grad.raw_data(), x.raw_data(), grad_x.raw_data(), w}, [&]<int threads, int V, bool held> {
     using Blocks = RowBlocks<threads>;
     // About 16 rows a group, but no more groups than keep a large device busy: a function of the shape alone.
-    const int64_t blocks = std::min<int64_t>((rows + 16 * Blocks::in_block - 1) / (16 * Blocks::in_block), 512), groups = blocks * Blocks::in_block;
+    const int64_t blocks = std::min<int64_t>((rows + 16 * Blocks::in_block - 1) / (16 * Blocks::in_block), 512),
+                  groups = blocks * Blocks::in_block;
     const cuda::Scratch sums(wanted ? size_t(groups * 2 * n) * sizeof(A) : 0);
     A* const scratch = wanted ? sums.as<A>() : nullptr;
     // The first warps of a last block may have no row; their sums are then zeros, but only held rows write those.
-    cuda::launch({op, dim3(unsigned(blocks)), Blocks::block()}, norm_grad_kernel<centered, T, threads, V, held>, grad.data<T>(), x.data<T>(),
-                 mean ? mean->data<A>() : nullptr, rstd.data<A>(), w, grad_x.data<T>(), scratch, rows, n);
+    cuda::launch({op, dim3(unsigned(blocks)), Blocks::block()}, norm_grad_kernel<centered, T, threads, V, held>,
+                 grad.data<T>(), x.data<T>(), mean ? mean->data<A>() : nullptr, rstd.data<A>(), w, grad_x.data<T>(),
+                 scratch, rows, n);
     if (!wanted) return;
-    cuda::launch({op, dim3(unsigned((n + warp - 1) / warp), db ? 2 : 1), dim3(warp, 16)}, add_groups_kernel<T>, scratch, groups, n, dw, db);
+    cuda::launch({op, dim3(unsigned((n + warp - 1) / warp), db ? 2 : 1), dim3(warp, 16)}, add_groups_kernel<T>, scratch,
+                 groups, n, dw, db);
   });
 }
 
 }  // namespace
 
-void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Tensor& out, Tensor& mean, Tensor& rstd) {
+void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Tensor& out, Tensor& mean,
+                Tensor& rstd) {
   for_floats("layer_norm", x, [&]<class T> { norm<true, T>("layer_norm", x, weight, bias, eps, out, &mean, rstd); });
 }
 
-void layer_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& mean, const Tensor& rstd, const Tensor& weight, Tensor& grad_x, Tensor& grad_weight,
-                     Tensor& grad_bias) {
-  for_floats("layer_norm_grad", x,
-             [&]<class T> { norm_grad<true, T>("layer_norm_grad", grad, x, &mean, rstd, weight, grad_x, grad_weight, &grad_bias); });
+void layer_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& mean, const Tensor& rstd, const Tensor& weight,
+                     Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias) {
+  for_floats("layer_norm_grad", x, [&]<class T> {
+    norm_grad<true, T>("layer_norm_grad", grad, x, &mean, rstd, weight, grad_x, grad_weight, &grad_bias);
+  });
 }
 
 void rms_norm(const Tensor& x, const Tensor& weight, double eps, Tensor& out, Tensor& rstd) {
   for_floats("rms_norm", x, [&]<class T> { norm<false, T>("rms_norm", x, weight, {}, eps, out, nullptr, rstd); });
 }
 
-void rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight, Tensor& grad_x, Tensor& grad_weight) {
-  for_floats("rms_norm_grad", x, [&]<class T> { norm_grad<false, T>("rms_norm_grad", grad, x, nullptr, rstd, weight, grad_x, grad_weight, nullptr); });
+void rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight, Tensor& grad_x,
+                   Tensor& grad_weight) {
+  for_floats("rms_norm_grad", x, [&]<class T> {
+    norm_grad<false, T>("rms_norm_grad", grad, x, nullptr, rstd, weight, grad_x, grad_weight, nullptr);
+  });
 }
 
 }  // namespace lockstep::on_cuda

@@ -1,5 +1,5 @@
-// Optimizer steps (tensor/optim_steps.h) on flat memory, and the search for infinities. Bound by memory: a thread takes 16 bytes of
-// the parameter, its gradient and each state, and writes the 16-bit copy of the parameter beside it.
+// Optimizer steps (tensor/optim_steps.h) on flat memory, and the search for infinities. Bound by memory: a thread takes
+// 16 bytes of the parameter, its gradient and each state, and writes the 16-bit copy of the parameter beside it.
 #include "tensor/backend.h"
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/vector.h"
@@ -13,11 +13,10 @@ namespace {
 
 constexpr int threads = 256;
 
-template <class A>
-struct Flat {
+template <class A> struct Flat {
   A* p;
   A* state[3];
-  void* low;        // of low_type, or null
+  void* low;  // of low_type, or null
   DType low_type;
   int64_t n;
   Access access;
@@ -34,7 +33,8 @@ __device__ void store_low(void* low, int64_t at, const Vector<A, V>& p, Access a
 template <class Step, class A, class G>
 __global__ void __launch_bounds__(threads) step_kernel(Step step, Flat<A> flat, const G* grad) {
   constexpr int V = vector_length<A>, states = Step::states;
-  for (int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * V; i < flat.n; i += int64_t(gridDim.x) * blockDim.x * V) {
+  for (int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * V; i < flat.n;
+       i += int64_t(gridDim.x) * blockDim.x * V) {
     const int count = flat.n - i < V ? int(flat.n - i) : V;
     Vector<A, V> p = load_vector<V>(flat.p + i, flat.access, 1, count), s[states + 1];
     const Vector<G, V> g = load_vector<V>(grad + i, flat.access, 1, count);
@@ -60,9 +60,12 @@ __global__ void __launch_bounds__(threads) step_kernel(Step step, Flat<A> flat, 
 
 /// make.template operator()<A>() is the step; the gradient may be of 16 bits where p is f32.
 template <class Make>
-void update(const char* op, Tensor& p, const Tensor& grad, std::initializer_list<const Tensor*> states, const Tensor* low, const Make& make) {
+void update(const char* op, Tensor& p, const Tensor& grad, std::initializer_list<const Tensor*> states,
+            const Tensor* low, const Make& make) {
   if (low && !low->defined()) low = nullptr;
-  if (low) LOCKSTEP_CHECK(low->dtype() == f16 || low->dtype() == bf16, "[", op, "] expected a copy of f16 or bf16, got ", low->dtype());
+  if (low)
+    LOCKSTEP_CHECK(low->dtype() == f16 || low->dtype() == bf16, "[", op, "] expected a copy of f16 or bf16, got ",
+                   low->dtype());
   dispatch<float, double>(p.dtype(), op, [&]<class A> {
     constexpr int V = vector_length<A>;
     const auto step = make.template operator()<A>();
@@ -76,7 +79,8 @@ void update(const char* op, Tensor& p, const Tensor& grad, std::initializer_list
     const auto run = [&]<class G> {
       const G* gradient = grad.data<G>();
       flat.access = aligned && is_aligned(gradient, V) ? Access::run : Access::apart;
-      cuda::launch({op, dim3(cuda::blocks_for(flat.n, threads, V)), dim3(threads)}, step_kernel<std::decay_t<decltype(step)>, A, G>, step, flat, gradient);
+      cuda::launch({op, dim3(cuda::blocks_for(flat.n, threads, V)), dim3(threads)},
+                   step_kernel<std::decay_t<decltype(step)>, A, G>, step, flat, gradient);
     };
     if constexpr (std::is_same_v<A, float>) dispatch<float, Half, BFloat16>(grad.dtype(), op, run);
     else dispatch<double>(grad.dtype(), op, run);
@@ -85,10 +89,12 @@ void update(const char* op, Tensor& p, const Tensor& grad, std::initializer_list
 
 /// A number is not finite when all bits of its exponent are set.
 template <class Bits>
-__global__ void __launch_bounds__(threads) find_infinite_kernel(const Bits* x, int64_t n, Bits exponent, Access access, int* found) {
+__global__ void __launch_bounds__(threads)
+    find_infinite_kernel(const Bits* x, int64_t n, Bits exponent, Access access, int* found) {
   constexpr int V = vector_length<Bits>;
   int bad = 0;
-  for (int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * V; i < n; i += int64_t(gridDim.x) * blockDim.x * V) {
+  for (int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * V; i < n;
+       i += int64_t(gridDim.x) * blockDim.x * V) {
     const Vector<Bits, V> v = load_vector<V>(x + i, access, 1, n - i < V ? int(n - i) : V);
 #pragma unroll
     for (int j = 0; j < V; ++j) bad |= (v.v[j] & exponent) == exponent;
@@ -108,12 +114,20 @@ void sgd(Tensor& p, const Tensor& grad, Tensor& momentum, Tensor& low, const Sgd
   else update("sgd", p, grad, {}, &low, [&]<class A>() { return Sgd<A, false>(args); });
 }
 
-void rmsprop(Tensor& p, const Tensor& grad, Tensor& square_average, Tensor& grad_average, Tensor& momentum, const RmspropArgs& args) {
+void rmsprop(Tensor& p, const Tensor& grad, Tensor& square_average, Tensor& grad_average, Tensor& momentum,
+             const RmspropArgs& args) {
   const bool moving = args.momentum != 0;
-  if (args.centered && moving) update("rmsprop", p, grad, {&square_average, &grad_average, &momentum}, nullptr, [&]<class A>() { return Rmsprop<A, true, true>(args); });
-  else if (args.centered) update("rmsprop", p, grad, {&square_average, &grad_average}, nullptr, [&]<class A>() { return Rmsprop<A, true, false>(args); });
-  else if (moving) update("rmsprop", p, grad, {&square_average, &momentum}, nullptr, [&]<class A>() { return Rmsprop<A, false, true>(args); });
-  else update("rmsprop", p, grad, {&square_average}, nullptr, [&]<class A>() { return Rmsprop<A, false, false>(args); });
+  if (args.centered && moving)
+    update("rmsprop", p, grad, {&square_average, &grad_average, &momentum}, nullptr,
+           [&]<class A>() { return Rmsprop<A, true, true>(args); });
+  else if (args.centered)
+    update("rmsprop", p, grad, {&square_average, &grad_average}, nullptr,
+           [&]<class A>() { return Rmsprop<A, true, false>(args); });
+  else if (moving)
+    update("rmsprop", p, grad, {&square_average, &momentum}, nullptr,
+           [&]<class A>() { return Rmsprop<A, false, true>(args); });
+  else
+    update("rmsprop", p, grad, {&square_average}, nullptr, [&]<class A>() { return Rmsprop<A, false, false>(args); });
 }
 
 void adagrad(Tensor& p, const Tensor& grad, Tensor& sum, const AdagradArgs& args) {
@@ -132,7 +146,8 @@ bool all_finite(const Tensor& x) {
   const auto search = [&]<class Bits>(Bits exponent) {
     const Bits* p = static_cast<const Bits*>(values.raw_data());
     constexpr int V = vector_length<Bits>;
-    cuda::launch({"all_finite", dim3(cuda::blocks_for(values.numel(), threads, V)), dim3(threads)}, find_infinite_kernel<Bits>, p, values.numel(), exponent,
+    cuda::launch({"all_finite", dim3(cuda::blocks_for(values.numel(), threads, V)), dim3(threads)},
+                 find_infinite_kernel<Bits>, p, values.numel(), exponent,
                  is_aligned(p, V) ? Access::run : Access::apart, found.as<int>());
   };
   switch (x.dtype()) {

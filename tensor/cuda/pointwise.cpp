@@ -7,8 +7,8 @@ namespace {
 
 constexpr int64_t worth_a_copy = 1 << 16;  // elements
 
-// All elements are there once and their neighbours lie apart, while those of out do not: a tiled transpose into a row-major copy
-// moves less than a walk across.
+// All elements are there once and their neighbours lie apart, while those of out do not: a tiled transpose into a
+// row-major copy moves less than a walk across.
 bool is_across(const Tensor& x, const Tensor& out) {
   if (out.numel() < worth_a_copy || !out.is_contiguous() || x.is_contiguous() || x.numel() != out.numel()) return false;
   int last = x.dim() - 1;
@@ -22,7 +22,8 @@ bool is_across(const Tensor& x, const Tensor& out) {
 
 }  // namespace
 
-void pointwise(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor* const* in, int count, Tensor& out) {
+void pointwise(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor* const* in, int count,
+               Tensor& out) {
   if (out.numel() == 0) return;
   const int dtype = int(in[count - 1]->dtype());
   const auto find = [&](const PointwiseTable& unary, const PointwiseTable& binary) {
@@ -32,7 +33,8 @@ void pointwise(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, co
   const PointwiseFn fn = part == PointwisePart::value   ? find(unary_values, binary_values)
                          : part == PointwisePart::grad0 ? find(unary_grads, binary_grads0)
                                                         : binary_grads1[size_t(op)][dtype];
-  LOCKSTEP_CHECK(fn, "[pointwise] no cuda kernel for operation ", int(op), " part ", int(part), " of ", in[count - 1]->dtype());
+  LOCKSTEP_CHECK(fn, "[pointwise] no cuda kernel for operation ", int(op), " part ", int(part), " of ",
+                 in[count - 1]->dtype());
   const Tensor* straight[3];
   Tensor copies[3];
   for (int i = 0; i < count; ++i) {

@@ -1,7 +1,7 @@
 #pragma once
-// out = fn(in...) element by element, for operands of any strides: every kernel of the pointwise family, copies, conversions and
-// fills are instances of this one. Bound by memory: a thread takes 16 bytes of each operand, found by the index of the vector in
-// the joined dims; where an operand lies in no run, all go element by element.
+// out = fn(in...) element by element, for operands of any strides: every kernel of the pointwise family, copies,
+// conversions and fills are instances of this one. Bound by memory: a thread takes 16 bytes of each operand, found by
+// the index of the vector in the joined dims; where an operand lies in no run, all go element by element.
 #include <utility>
 
 #include "tensor/cuda/nest.h"
@@ -17,20 +17,21 @@ template <> struct ComputedAs<bool> { using type = uint8_t; };
 template <class T> using Computed = typename ComputedAs<T>::type;
 
 /// Vectors of the innermost dim of a nest of N operands, of which the last is the output.
-template <int N>
-struct Walk {
-  Nest<N> nest;        // its innermost dim counts vectors
+template <int N> struct Walk {
+  Nest<N> nest;  // its innermost dim counts vectors
   int64_t vectors = 0, inner = 1;
-  int64_t stride[N];   // of neighbours
-  bool in_runs = true; // neighbours lie beside each other, aligned; those of an input may also be one and the same
+  int64_t stride[N];    // of neighbours
+  bool in_runs = true;  // neighbours lie beside each other, aligned; those of an input may also be one and the same
 };
 
 constexpr int pointwise_threads = 256;
 
 template <class Fn, class Out, class... In>
-__global__ void __launch_bounds__(pointwise_threads) pointwise_kernel(Fn fn, Walk<sizeof...(In) + 1> walk, Out* out, const In*... in) {
+__global__ void __launch_bounds__(pointwise_threads)
+    pointwise_kernel(Fn fn, Walk<sizeof...(In) + 1> walk, Out* out, const In*... in) {
   constexpr int N = sizeof...(In) + 1, V = vector_length<Out, In...>;
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < walk.vectors; i += int64_t(gridDim.x) * blockDim.x) {
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < walk.vectors;
+       i += int64_t(gridDim.x) * blockDim.x) {
     int64_t at[N] = {};
     const int64_t left = walk.inner - walk.nest.find(i, at) * V;
     [&]<size_t... k>(std::index_sequence<k...>) {
@@ -44,15 +45,16 @@ __global__ void __launch_bounds__(pointwise_threads) pointwise_kernel(Fn fn, Wal
         *reinterpret_cast<Vector<Out, V>*>(out + at[N - 1]) = result;
       } else {  // in a loop, which takes nvcc a fraction of the time
 #pragma unroll 1
-        for (int j = 0; j < V && j < left; ++j) out[at[N - 1] + j * walk.stride[N - 1]] = convert<Out>(fn(Computed<In>(in[at[k] + j * walk.stride[k]])...));
+        for (int j = 0; j < V && j < left; ++j)
+          out[at[N - 1] + j * walk.stride[N - 1]] = convert<Out>(fn(Computed<In>(in[at[k] + j * walk.stride[k]])...));
       }
-    }(std::index_sequence_for<In...>());
+    }
+    (std::index_sequence_for<In...>());
   }
 }
 
 /// tensors: the inputs, then the output. V elements make a vector.
-template <int N>
-Walk<N> make_walk(const Tensor* const (&tensors)[N], int V) {
+template <int N> Walk<N> make_walk(const Tensor* const (&tensors)[N], int V) {
   const Tensor& out = *tensors[N - 1];
   Walk<N> walk;
   for (int d = 0; d < out.dim(); ++d) {
@@ -89,8 +91,9 @@ void run_pointwise(const char* op, const Fn& fn, const Tensor& out, const Inputs
   if (out.numel() == 0) return;
   const Tensor* const tensors[] = {&inputs..., &out};
   const auto walk = make_walk(tensors, vector_length<Out, In...>);
-  cuda::launch({op, dim3(cuda::blocks_for(walk.vectors, pointwise_threads)), dim3(pointwise_threads)}, pointwise_kernel<Fn, Out, In...>, fn, walk,
-               static_cast<Out*>(out.raw_data()), static_cast<const In*>(inputs.raw_data())...);
+  cuda::launch({op, dim3(cuda::blocks_for(walk.vectors, pointwise_threads)), dim3(pointwise_threads)},
+               pointwise_kernel<Fn, Out, In...>, fn, walk, static_cast<Out*>(out.raw_data()),
+               static_cast<const In*>(inputs.raw_data())...);
 }
 
 }  // namespace lockstep::on_cuda

@@ -5,14 +5,12 @@
 namespace lockstep::on_cuda {
 namespace {
 
-template <class F, class C>
-struct Value {
+template <class F, class C> struct Value {
   __device__ auto operator()(C a, C b) const { return F::value(a, b); }
 };
 
 /// part 0 or 1; what is not read is not passed.
-template <class F, class C, int part>
-struct Grad {
+template <class F, class C, int part> struct Grad {
   static constexpr int reads = part == 0 ? F::reads_grad0 : F::reads_grad1;
   __device__ static C call(C g, C a, C b) {
     if constexpr (part == 0) return F::grad0(g, a, b);
@@ -23,51 +21,42 @@ struct Grad {
   __device__ C operator()(C g, C a, C b) const { return call(g, a, b); }
 };
 
-template <class C>
-struct Where {
+template <class C> struct Where {
   __device__ C operator()(uint8_t condition, C a, C b) const { return condition ? a : b; }
 };
-template <class C>
-struct Addcmul {
+template <class C> struct Addcmul {
   functor::Params<C> p;
   __device__ C operator()(C a, C b, C c) const { return functor::Addcmul::value(a, b, c, p); }
 };
-template <class C>
-struct Lerp {
+template <class C> struct Lerp {
   functor::Params<C> p;
   __device__ C operator()(C a, C b) const { return functor::Lerp::value(a, b, p); }
 };
 
-template <class F, class T>
-void value(const PointwiseArgs&, const Tensor* const* in, Tensor& out) {
+template <class F, class T> void value(const PointwiseArgs&, const Tensor* const* in, Tensor& out) {
   run_pointwise<T, T, T>("pointwise", Value<F, Computed<T>>{}, out, *in[0], *in[1]);
 }
-template <class F, class T>
-void compare(const PointwiseArgs&, const Tensor* const* in, Tensor& out) {
+template <class F, class T> void compare(const PointwiseArgs&, const Tensor* const* in, Tensor& out) {
   run_pointwise<bool, T, T>("pointwise", Value<F, Computed<T>>{}, out, *in[0], *in[1]);
 }
-template <class F, class T, int part>
-void grad(const PointwiseArgs&, const Tensor* const* in, Tensor& out) {
+template <class F, class T, int part> void grad(const PointwiseArgs&, const Tensor* const* in, Tensor& out) {
   const Grad<F, Computed<T>, part> fn;
   if constexpr (fn.reads == functor::nothing) run_pointwise<T, T>("pointwise_grad", fn, out, *in[0]);
-  else if constexpr (fn.reads == functor::both) run_pointwise<T, T, T, T>("pointwise_grad", fn, out, *in[0], *in[1], *in[2]);
+  else if constexpr (fn.reads == functor::both)
+    run_pointwise<T, T, T, T>("pointwise_grad", fn, out, *in[0], *in[1], *in[2]);
   else run_pointwise<T, T, T>("pointwise_grad", fn, out, *in[0], *in[fn.reads == functor::reads_a ? 1 : 2]);
 }
-template <class T>
-void where(const PointwiseArgs&, const Tensor* const* in, Tensor& out) {
+template <class T> void where(const PointwiseArgs&, const Tensor* const* in, Tensor& out) {
   run_pointwise<T, bool, T, T>("where", Where<Computed<T>>{}, out, *in[0], *in[1], *in[2]);
 }
-template <class T>
-void addcmul(const PointwiseArgs& args, const Tensor* const* in, Tensor& out) {
+template <class T> void addcmul(const PointwiseArgs& args, const Tensor* const* in, Tensor& out) {
   run_pointwise<T, T, T, T>("addcmul", Addcmul<Computed<T>>{params_of<Computed<T>>(args)}, out, *in[0], *in[1], *in[2]);
 }
-template <class T>
-void lerp(const PointwiseArgs& args, const Tensor* const* in, Tensor& out) {
+template <class T> void lerp(const PointwiseArgs& args, const Tensor* const* in, Tensor& out) {
   run_pointwise<T, T, T>("lerp", Lerp<Computed<T>>{params_of<Computed<T>>(args)}, out, *in[0], *in[1]);
 }
 
-template <PointwiseKind kind, class Make>
-constexpr PointwiseRow row(Make make) {
+template <PointwiseKind kind, class Make> constexpr PointwiseRow row(Make make) {
   PointwiseRow row{};
   each_type<kind>([&]<class T>(int dtype) { row[dtype] = make.template operator()<T>(); });
   return row;
@@ -75,8 +64,10 @@ constexpr PointwiseRow row(Make make) {
 
 constexpr PointwiseTable make_values() {
   PointwiseTable table{};
-#define LOCKSTEP_BINARY(name, F, types) table[size_t(PointwiseOp::name)] = row<types>([]<class T>() { return PointwiseFn(value<functor::F, T>); });
-#define LOCKSTEP_COMPARE(name, F) table[size_t(PointwiseOp::name)] = row<everything>([]<class T>() { return PointwiseFn(compare<functor::F, T>); });
+#define LOCKSTEP_BINARY(name, F, types) \
+  table[size_t(PointwiseOp::name)] = row<types>([]<class T>() { return PointwiseFn(value<functor::F, T>); });
+#define LOCKSTEP_COMPARE(name, F) \
+  table[size_t(PointwiseOp::name)] = row<everything>([]<class T>() { return PointwiseFn(compare<functor::F, T>); });
 #include "tensor/pointwise.def"
   table[size_t(PointwiseOp::where)] = row<everything>([]<class T>() { return PointwiseFn(where<T>); });
   table[size_t(PointwiseOp::addcmul)] = row<numbers>([]<class T>() { return PointwiseFn(addcmul<T>); });
@@ -84,10 +75,10 @@ constexpr PointwiseTable make_values() {
   return table;
 }
 
-template <int part>
-constexpr PointwiseTable make_grads() {
+template <int part> constexpr PointwiseTable make_grads() {
   PointwiseTable table{};
-#define LOCKSTEP_BINARY(name, F, types) table[size_t(PointwiseOp::name)] = row<floats>([]<class T>() { return PointwiseFn(grad<functor::F, T, part>); });
+#define LOCKSTEP_BINARY(name, F, types) \
+  table[size_t(PointwiseOp::name)] = row<floats>([]<class T>() { return PointwiseFn(grad<functor::F, T, part>); });
 #include "tensor/pointwise.def"
   return table;
 }

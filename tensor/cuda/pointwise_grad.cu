@@ -5,8 +5,7 @@
 namespace lockstep::on_cuda {
 namespace {
 
-template <class F, class C>
-struct Grad {
+template <class F, class C> struct Grad {
   functor::Params<C> a;
   __device__ C operator()(C g) const { return F::grad(g, C(0), a); }
   __device__ C operator()(C g, C kept) const {
@@ -19,8 +18,7 @@ struct Grad {
   }
 };
 
-template <class C>
-struct Grad<functor::PowScalar, C> {
+template <class C> struct Grad<functor::PowScalar, C> {
   functor::Params<C> a;
   __device__ C operator()(C g, C x) const {
     if (a.p == C(1)) return g;
@@ -32,15 +30,14 @@ struct Grad<functor::PowScalar, C> {
   }
 };
 
-template <class F, class T>
-void run(const PointwiseArgs& args, const Tensor* const* in, Tensor& out) {
+template <class F, class T> void run(const PointwiseArgs& args, const Tensor* const* in, Tensor& out) {
   const Grad<F, Computed<T>> fn{params_of<Computed<T>>(args)};
-  if constexpr (F::reads == functor::Reads::none || F::reads == functor::Reads::zero) run_pointwise<T, T>("pointwise_grad", fn, out, *in[0]);
+  if constexpr (F::reads == functor::Reads::none || F::reads == functor::Reads::zero)
+    run_pointwise<T, T>("pointwise_grad", fn, out, *in[0]);
   else run_pointwise<T, T, T>("pointwise_grad", fn, out, *in[0], *in[1]);
 }
 
-template <class F>
-constexpr PointwiseRow row() {
+template <class F> constexpr PointwiseRow row() {
   PointwiseRow row{};
   each_type<floats>([&]<class T>(int dtype) { row[dtype] = run<F, T>; });
   return row;

@@ -5,8 +5,7 @@
 namespace lockstep::on_cuda {
 namespace {
 
-template <class F, class C>
-struct Value {
+template <class F, class C> struct Value {
   functor::Params<C> a;
   __device__ C operator()(C x) const {
 #if !defined(__CUDACC__)
@@ -19,8 +18,7 @@ struct Value {
 };
 
 // x^2 and its like are exact and fast.
-template <class C>
-struct Value<functor::PowScalar, C> {
+template <class C> struct Value<functor::PowScalar, C> {
   functor::Params<C> a;
   __device__ C operator()(C x) const {
     if (a.p == C(2)) return x * x;
@@ -32,13 +30,11 @@ struct Value<functor::PowScalar, C> {
   }
 };
 
-template <class F, class T>
-void run(const PointwiseArgs& args, const Tensor* const* in, Tensor& out) {
+template <class F, class T> void run(const PointwiseArgs& args, const Tensor* const* in, Tensor& out) {
   run_pointwise<T, T>("pointwise", Value<F, Computed<T>>{params_of<Computed<T>>(args)}, out, *in[0]);
 }
 
-template <class F, PointwiseKind kind>
-constexpr PointwiseRow row() {
+template <class F, PointwiseKind kind> constexpr PointwiseRow row() {
   PointwiseRow row{};
   each_type<kind>([&]<class T>(int dtype) { row[dtype] = run<F, T>; });
   return row;

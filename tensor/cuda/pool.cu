@@ -1,7 +1,7 @@
-// Pooling of images in both layouts (tensor/layout.h). A unit is a plane of single elements (row-major), or an image whose
-// places hold all its channels (channels last): element (unit, y, x, c) is at ((unit h + y) w + x) channels + c.
-// Bound by memory. A thread makes one element of the result: gradients gather from the windows that cover their place, in the
-// order of windows, so that there is one sum of one order and no atomics.
+// Pooling of images in both layouts (tensor/layout.h). A unit is a plane of single elements (row-major), or an image
+// whose places hold all its channels (channels last): element (unit, y, x, c) is at ((unit h + y) w + x) channels + c.
+// Bound by memory. A thread makes one element of the result: gradients gather from the windows that cover their place,
+// in the order of windows, so that there is one sum of one order and no atomics.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
@@ -19,13 +19,20 @@ struct Images {
   Divider by_channels, by_w, by_h;
 
   Images(const Tensor& x, bool last)
-      : units(last ? x.size(0) : x.size(0) * x.size(1)), h(x.size(2)), w(x.size(3)), channels(last ? x.size(1) : 1), narrow(x.numel() < most_narrow) {
-    if (narrow && x.numel() > 0) by_channels = Divider(uint32_t(channels)), by_w = Divider(uint32_t(w)), by_h = Divider(uint32_t(h));
+      : units(last ? x.size(0) : x.size(0) * x.size(1)),
+        h(x.size(2)),
+        w(x.size(3)),
+        channels(last ? x.size(1) : 1),
+        narrow(x.numel() < most_narrow) {
+    if (narrow && x.numel() > 0)
+      by_channels = Divider(uint32_t(channels)), by_w = Divider(uint32_t(w)), by_h = Divider(uint32_t(h));
   }
   LOCKSTEP_HD int64_t count() const { return units * h * w * channels; }
 
-  struct Place { int64_t unit, y, x, c; };
-  __device__ Place place(int64_t i) const {
+  struct Pixel {
+    int64_t unit, y, x, c;
+  };
+  __device__ Pixel place(int64_t i) const {
     if (narrow) {
       const uint32_t pixel = by_channels.divide(uint32_t(i)), line = by_w.divide(pixel), unit = by_h.divide(line);
       return {unit, line - unit * by_h.by, pixel - line * by_w.by, uint32_t(i) - pixel * by_channels.by};
@@ -33,11 +40,12 @@ struct Images {
     const int64_t pixel = i / channels, line = pixel / w;
     return {line / h, line % h, pixel % w, i % channels};
   }
-  __device__ int64_t at(int64_t unit, int64_t y, int64_t x, int64_t c) const { return ((unit * h + y) * w + x) * channels + c; }
+  __device__ int64_t at(int64_t unit, int64_t y, int64_t x, int64_t c) const {
+    return ((unit * h + y) * w + x) * channels + c;
+  }
 };
 
-template <class Fn>
-__device__ inline void each_element(int64_t count, Fn fn) {
+template <class Fn> __device__ inline void each_element(int64_t count, Fn fn) {
   for (int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x; i < count; i += int64_t(gridDim.x) * threads) fn(i);
 }
 template <class... P, class... Args>
@@ -50,7 +58,9 @@ struct Axis {
   int64_t size, outputs, kernel = 0, stride = 0, padding = 0, dilation = 1;
   bool adaptive = false, count_padding = true;
 
-  struct Range { int64_t begin, end; };
+  struct Range {
+    int64_t begin, end;
+  };
   __device__ Range window(int64_t i) const {
     if (adaptive) return {i * size / outputs, ((i + 1) * size + outputs - 1) / outputs};
     const int64_t start = i * stride - padding, end = start + kernel;
@@ -72,14 +82,18 @@ struct Axis {
 };
 
 Axis axis(const Tensor& x, const Tensor& out, int d, const PoolArgs& args) {
-  return {x.size(d + 2), out.size(d + 2), args.kernel[d], args.stride[d], args.padding[d], args.dilation[d], false, args.count_include_pad};
+  return {x.size(d + 2),   out.size(d + 2),  args.kernel[d], args.stride[d],
+          args.padding[d], args.dilation[d], false,          args.count_include_pad};
 }
-Axis adaptive_axis(const Tensor& x, const Tensor& out, int d) { return {.size = x.size(d + 2), .outputs = out.size(d + 2), .adaptive = true}; }
+Axis adaptive_axis(const Tensor& x, const Tensor& out, int d) {
+  return {.size = x.size(d + 2), .outputs = out.size(d + 2), .adaptive = true};
+}
 
 // --- maximum ---
 
 template <class T>
-__global__ void __launch_bounds__(threads) max_pool_kernel(const T* x, Images in, Images result, Axis rows, Axis columns, T* out, int32_t* indices) {
+__global__ void __launch_bounds__(threads)
+    max_pool_kernel(const T* x, Images in, Images result, Axis rows, Axis columns, T* out, int32_t* indices) {
   using A = Compute<T>;
   each_element(result.count(), [&](int64_t n) {
     const auto [unit, p, q, c] = result.place(n);
@@ -107,9 +121,9 @@ __global__ void __launch_bounds__(threads) max_pool_kernel(const T* x, Images in
   });
 }
 
-// The gradient knows no windows, only places: which rows of the input hold places that a row of outputs chose is found first,
-// over all images (`reach`, the same for columns), then turned round (`chosen`): outputs [begin, end) may have chosen a place in
-// this row. Reach is kept as {-first, last}, so that maxima alone make it: of integers, in any order.
+// The gradient knows no windows, only places: which rows of the input hold places that a row of outputs chose is found
+// first, over all images (`reach`, the same for columns), then turned round (`chosen`): outputs [begin, end) may have
+// chosen a place in this row. Reach is kept as {-first, last}, so that maxima alone make it: of integers, in any order.
 
 constexpr int64_t units_together = 64;
 
@@ -118,13 +132,16 @@ __global__ void __launch_bounds__(threads) clear_reach_kernel(int64_t count, int
 }
 
 /// A block takes row p of `units_together` units. reach: of all rows, then of all columns.
-__global__ void __launch_bounds__(threads) reach_kernel(const int32_t* indices, Images result, Divider width, int2* reach) {
-  const int64_t p = blockIdx.x, first = blockIdx.y * units_together, wanted = first + units_together, end = wanted < result.units ? wanted : result.units;
+__global__ void __launch_bounds__(threads)
+    reach_kernel(const int32_t* indices, Images result, Divider width, int2* reach) {
+  const int64_t p = blockIdx.x, first = blockIdx.y * units_together, wanted = first + units_together,
+                end = wanted < result.units ? wanted : result.units;
   int low_row = INT32_MIN, high_row = -1;
   for (int64_t t = threadIdx.x; t < result.w * result.channels; t += threads) {
     int low = INT32_MIN, high = -1;
     for (int64_t unit = first; unit < end; ++unit) {
-      const int place = indices[(unit * result.h + p) * result.w * result.channels + t], row = int(width.divide(uint32_t(place))), column = place - row * int(width.by);
+      const int place = indices[(unit * result.h + p) * result.w * result.channels + t],
+                row = int(width.divide(uint32_t(place))), column = place - row * int(width.by);
       low_row = larger_of(low_row, -row);
       high_row = larger_of(high_row, row);
       low = larger_of(low, -column);
@@ -142,7 +159,8 @@ __global__ void __launch_bounds__(threads) reach_kernel(const int32_t* indices, 
 }
 
 /// chosen[y] for all rows, then for all columns.
-__global__ void __launch_bounds__(threads) chosen_kernel(const int2* reach, int64_t p, int64_t q, int64_t h, int64_t w, int2* chosen) {
+__global__ void __launch_bounds__(threads)
+    chosen_kernel(const int2* reach, int64_t p, int64_t q, int64_t h, int64_t w, int2* chosen) {
   each_element(h + w, [&](int64_t n) {
     const bool column = n >= h;
     const int64_t own = column ? n - h : n, outputs = column ? q : p;
@@ -158,7 +176,8 @@ __global__ void __launch_bounds__(threads) chosen_kernel(const int2* reach, int6
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads) max_pool_grad_kernel(const T* grad, const int32_t* indices, Images in, Images result, const int2* chosen, T* grad_x) {
+__global__ void __launch_bounds__(threads) max_pool_grad_kernel(const T* grad, const int32_t* indices, Images in,
+                                                                Images result, const int2* chosen, T* grad_x) {
   using A = Compute<T>;
   each_element(in.count(), [&](int64_t n) {
     const auto [unit, y, x, c] = in.place(n);
@@ -178,7 +197,8 @@ __global__ void __launch_bounds__(threads) max_pool_grad_kernel(const T* grad, c
 // --- average ---
 
 template <class T>
-__global__ void __launch_bounds__(threads) average_kernel(const T* x, Images in, Images result, Axis rows, Axis columns, T* out) {
+__global__ void __launch_bounds__(threads)
+    average_kernel(const T* x, Images in, Images result, Axis rows, Axis columns, T* out) {
   using A = Compute<T>;
   each_element(result.count(), [&](int64_t n) {
     const auto [unit, p, q, c] = result.place(n);
@@ -193,7 +213,8 @@ __global__ void __launch_bounds__(threads) average_kernel(const T* x, Images in,
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads) average_grad_kernel(const T* grad, Images in, Images result, Axis rows, Axis columns, T* grad_x) {
+__global__ void __launch_bounds__(threads)
+    average_grad_kernel(const T* grad, Images in, Images result, Axis rows, Axis columns, T* grad_x) {
   using A = Compute<T>;
   each_element(in.count(), [&](int64_t n) {
     const auto [unit, y, x, c] = in.place(n);
@@ -201,7 +222,8 @@ __global__ void __launch_bounds__(threads) average_grad_kernel(const T* grad, Im
     const auto [left, right] = columns.covering(x);
     A sum = 0;
     for (int64_t p = top; p < bottom; ++p) {
-      for (int64_t q = left; q < right; ++q) sum += load(grad + result.at(unit, p, q, c)) / A(rows.length(p) * columns.length(q));
+      for (int64_t q = left; q < right; ++q)
+        sum += load(grad + result.at(unit, p, q, c)) / A(rows.length(p) * columns.length(q));
     }
     store(grad_x + n, sum);
   });
@@ -210,12 +232,16 @@ __global__ void __launch_bounds__(threads) average_grad_kernel(const T* grad, Im
 void average(const char* op, const Tensor& x, const Axis& rows, const Axis& columns, Tensor& out) {
   const bool last = is_channels_last(x);
   const Images in(x, last), result(out, last);
-  for_floats(op, x, [&]<class T> { launch_over(op, result.count(), average_kernel<T>, x.data<T>(), in, result, rows, columns, out.data<T>()); });
+  for_floats(op, x, [&]<class T> {
+    launch_over(op, result.count(), average_kernel<T>, x.data<T>(), in, result, rows, columns, out.data<T>());
+  });
 }
 void average_grad(const char* op, const Tensor& grad, const Axis& rows, const Axis& columns, Tensor& grad_x) {
   const bool last = is_channels_last(grad_x);
   const Images in(grad_x, last), result(grad, last);
-  for_floats(op, grad, [&]<class T> { launch_over(op, in.count(), average_grad_kernel<T>, grad.data<T>(), in, result, rows, columns, grad_x.data<T>()); });
+  for_floats(op, grad, [&]<class T> {
+    launch_over(op, in.count(), average_grad_kernel<T>, grad.data<T>(), in, result, rows, columns, grad_x.data<T>());
+  });
 }
 
 }  // namespace
@@ -224,8 +250,8 @@ void max_pool2d(const Tensor& x, const PoolArgs& args, Tensor& out, Tensor& indi
   const bool last = is_channels_last(x);
   const Images in(x, last), result(out, last);
   for_floats("max_pool2d", x, [&]<class T> {
-    launch_over("max_pool2d", result.count(), max_pool_kernel<T>, x.data<T>(), in, result, axis(x, out, 0, args), axis(x, out, 1, args), out.data<T>(),
-                indices.data<int32_t>());
+    launch_over("max_pool2d", result.count(), max_pool_kernel<T>, x.data<T>(), in, result, axis(x, out, 0, args),
+                axis(x, out, 1, args), out.data<T>(), indices.data<int32_t>());
   });
 }
 
@@ -237,15 +263,19 @@ void max_pool2d_grad(const Tensor& grad, const Tensor& indices, Tensor& grad_x) 
   const cuda::Scratch reach(size_t(result.h + result.w) * sizeof(int2)), chosen(size_t(in.h + in.w) * sizeof(int2));
   launch_over(op, result.h + result.w, clear_reach_kernel, result.h + result.w, reach.as<int2>());
   if (grad.numel() > 0)
-    cuda::launch({op, dim3(unsigned(result.h), unsigned((result.units + units_together - 1) / units_together)), dim3(threads)}, reach_kernel, places, result,
-                 Divider(uint32_t(in.w)), reach.as<int2>());
+    cuda::launch(
+        {op, dim3(unsigned(result.h), unsigned((result.units + units_together - 1) / units_together)), dim3(threads)},
+        reach_kernel, places, result, Divider(uint32_t(in.w)), reach.as<int2>());
   launch_over(op, in.h + in.w, chosen_kernel, reach.as<int2>(), result.h, result.w, in.h, in.w, chosen.as<int2>());
   for_floats(op, grad, [&]<class T> {
-    launch_over(op, in.count(), max_pool_grad_kernel<T>, grad.data<T>(), places, in, result, chosen.as<int2>(), grad_x.data<T>());
+    launch_over(op, in.count(), max_pool_grad_kernel<T>, grad.data<T>(), places, in, result, chosen.as<int2>(),
+                grad_x.data<T>());
   });
 }
 
-void avg_pool2d(const Tensor& x, const PoolArgs& args, Tensor& out) { average("avg_pool2d", x, axis(x, out, 0, args), axis(x, out, 1, args), out); }
+void avg_pool2d(const Tensor& x, const PoolArgs& args, Tensor& out) {
+  average("avg_pool2d", x, axis(x, out, 0, args), axis(x, out, 1, args), out);
+}
 void avg_pool2d_grad(const Tensor& grad, const PoolArgs& args, Tensor& grad_x) {
   average_grad("avg_pool2d_grad", grad, axis(grad_x, grad, 0, args), axis(grad_x, grad, 1, args), grad_x);
 }
@@ -253,7 +283,8 @@ void adaptive_avg_pool2d(const Tensor& x, Tensor& out) {
   average("adaptive_avg_pool2d", x, adaptive_axis(x, out, 0), adaptive_axis(x, out, 1), out);
 }
 void adaptive_avg_pool2d_grad(const Tensor& grad, Tensor& grad_x) {
-  average_grad("adaptive_avg_pool2d_grad", grad, adaptive_axis(grad_x, grad, 0), adaptive_axis(grad_x, grad, 1), grad_x);
+  average_grad("adaptive_avg_pool2d_grad", grad, adaptive_axis(grad_x, grad, 0), adaptive_axis(grad_x, grad, 1),
+               grad_x);
 }
 
 }  // namespace lockstep::on_cuda

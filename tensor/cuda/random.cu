@@ -1,5 +1,6 @@
-// Ranges and random numbers: the bits that the CPU gives, see random_math.h. A thread turns the four words of one counter into
-// two or four elements; bound by the integer products of the generator, and by memory where elements are wide.
+// Ranges and random numbers: the bits that the CPU gives, see random_math.h. A thread turns the four words of one
+// counter into two or four elements; bound by the integer products of the generator, and by memory where elements are
+// wide.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/vector.h"
 #include "tensor/random_math.h"
@@ -12,14 +13,15 @@ namespace {
 
 constexpr int threads = 256;
 
-struct Words { uint32_t w[4]; };
+struct Words {
+  uint32_t w[4];
+};
 __device__ inline Words words_of(PhiloxKey key, int64_t counter) {
   const auto words = philox(key, uint64_t(counter));
   return {{words[0], words[1], words[2], words[3]}};
 }
 
-template <class T, int each>
-Access access_of(const T* p) { return is_aligned(p, each) ? Access::run : Access::apart; }
+template <class T, int each> Access access_of(const T* p) { return is_aligned(p, each) ? Access::run : Access::apart; }
 
 /// out[i * each ..] = make(words of counter i).
 template <int each, class T, class Make>
@@ -38,11 +40,11 @@ template <int each, class T, class Make>
 void fill_random(const char* op, Tensor& out, PhiloxKey key, const Make& make) {
   T* data = out.data<T>();
   const int64_t n = out.numel();
-  cuda::launch({op, dim3(cuda::blocks_for(n, threads, each)), dim3(threads)}, fill_kernel<each, T, Make>, make, key, data, n, access_of<T, each>(data));
+  cuda::launch({op, dim3(cuda::blocks_for(n, threads, each)), dim3(threads)}, fill_kernel<each, T, Make>, make, key,
+               data, n, access_of<T, each>(data));
 }
 
-template <class T>
-struct Uniform {
+template <class T> struct Uniform {
   Compute<T> base, width, most;
   __device__ void operator()(const uint32_t* w, T* values) const {
     if constexpr (std::is_same_v<T, double>) {
@@ -53,8 +55,7 @@ struct Uniform {
   }
 };
 
-template <class T>
-struct Normal {
+template <class T> struct Normal {
   Compute<T> mean, deviation;
   __device__ void operator()(const uint32_t* w, T* values) const {
     if constexpr (std::is_same_v<T, double>) {
@@ -69,8 +70,7 @@ struct Normal {
   }
 };
 
-template <class T>
-struct Whole {
+template <class T> struct Whole {
   int64_t low;
   uint64_t range;
   __device__ void operator()(const uint32_t* w, T* values) const {
@@ -80,25 +80,30 @@ struct Whole {
 
 template <class T>
 __global__ void __launch_bounds__(threads) iota_kernel(T* out, int64_t n, double start, double step) {
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) out[i] = convert<T>(start + double(i) * step);
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
+    out[i] = convert<T>(start + double(i) * step);
 }
 
 /// Element i stays when its word is at least `least`.
 template <class T>
-__global__ void __launch_bounds__(threads) dropout_kernel(const T* x, T* out, int64_t n, PhiloxKey key, uint32_t least, Compute<T> scale, bool drop_all, Access access) {
+__global__ void __launch_bounds__(threads) dropout_kernel(const T* x, T* out, int64_t n, PhiloxKey key, uint32_t least,
+                                                          Compute<T> scale, bool drop_all, Access access) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i * 4 < n; i += int64_t(gridDim.x) * blockDim.x) {
     const int count = n - i * 4 < 4 ? int(n - i * 4) : 4;
     Vector<T, 4> values = load_vector<4>(x + i * 4, access, 1, count);
     const Words words = words_of(key, i);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) values.v[j] = T(words.w[j] >= least && !drop_all ? Compute<T>(values.v[j]) * scale : Compute<T>(0));
+    for (int j = 0; j < 4; ++j)
+      values.v[j] = T(words.w[j] >= least && !drop_all ? Compute<T>(values.v[j]) * scale : Compute<T>(0));
     store_vector<4>(out + i * 4, values, access, 1, count);
   }
 }
 
 /// The same for a part of a tensor: the word is that of the element's place in the whole.
 template <class T>
-__global__ void __launch_bounds__(threads) dropout_part_kernel(const T* x, T* out, int64_t n, PhiloxKey key, Place place, uint32_t least, Compute<T> scale, bool drop_all) {
+__global__ void __launch_bounds__(threads)
+    dropout_part_kernel(const T* x, T* out, int64_t n, PhiloxKey key, Region place, uint32_t least, Compute<T> scale,
+                        bool drop_all) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
     const int64_t run = i / place.run, at = place.first + run * place.stride + (i - run * place.run);
     const Words words = words_of(key, at / 4);
@@ -111,14 +116,16 @@ __global__ void __launch_bounds__(threads) dropout_part_kernel(const T* x, T* ou
 
 void iota(Tensor& out, double start, double step) {
   dispatch_all(out.dtype(), "iota", [&]<class T> {
-    cuda::launch({"iota", dim3(cuda::blocks_for(out.numel(), threads)), dim3(threads)}, iota_kernel<T>, out.data<T>(), out.numel(), start, step);
+    cuda::launch({"iota", dim3(cuda::blocks_for(out.numel(), threads)), dim3(threads)}, iota_kernel<T>, out.data<T>(),
+                 out.numel(), start, step);
   });
 }
 
 void uniform(Tensor& out, double low, double high, PhiloxKey key) {
   dispatch<float, double, Half, BFloat16>(out.dtype(), "uniform", [&]<class T> {
     using C = Compute<T>;
-    fill_random<sizeof(T) == 8 ? 2 : 4, T>("uniform", out, key, Uniform<T>{C(low), C(high - low), most_below<T>(low, high)});
+    fill_random<sizeof(T) == 8 ? 2 : 4, T>("uniform", out, key,
+                                           Uniform<T>{C(low), C(high - low), most_below<T>(low, high)});
   });
 }
 
@@ -134,7 +141,7 @@ void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
   });
 }
 
-void dropout(const Tensor& x, double p, PhiloxKey key, const Place& place, Tensor& out) {
+void dropout(const Tensor& x, double p, PhiloxKey key, const Region& place, Tensor& out) {
   const int64_t n = out.numel();
   const uint64_t threshold = uint64_t(std::ceil(p * 0x1p32));  // p == 1 is beyond every word
   const bool drop_all = threshold > 0xffffffffu;
@@ -144,11 +151,13 @@ void dropout(const Tensor& x, double p, PhiloxKey key, const Place& place, Tenso
     const uint32_t least = uint32_t(std::min<uint64_t>(threshold, 0xffffffffu));
     const auto scale = Compute<T>(drop_all ? 0 : 1 / (1 - p));
     if (place.run > 0) {
-      cuda::launch({"dropout", dim3(cuda::blocks_for(n, threads)), dim3(threads)}, dropout_part_kernel<T>, from, to, n, key, place, least, scale, drop_all);
+      cuda::launch({"dropout", dim3(cuda::blocks_for(n, threads)), dim3(threads)}, dropout_part_kernel<T>, from, to, n,
+                   key, place, least, scale, drop_all);
       return;
     }
     const Access access = is_aligned(from, 4) && is_aligned(to, 4) ? Access::run : Access::apart;
-    cuda::launch({"dropout", dim3(cuda::blocks_for(n, threads, 4)), dim3(threads)}, dropout_kernel<T>, from, to, n, key, least, scale, drop_all, access);
+    cuda::launch({"dropout", dim3(cuda::blocks_for(n, threads, 4)), dim3(threads)}, dropout_kernel<T>, from, to, n, key,
+                 least, scale, drop_all, access);
   });
 }
 

@@ -1,10 +1,12 @@
 // Reductions over any dims of tensors of any strides, in two ways, whichever reads neighbours together:
 //
 //   along a reduced dim   threads share the elements behind an output; 1 to 32 threads, or a block, for each
-//   along a kept dim      threads lie along the outputs, and the rows of a block are joined at its end (sums for a bias)
+//   along a kept dim      threads lie along the outputs, and the rows of a block are joined at its end (sums for a
+//   bias)
 //
-// Where outputs are few their elements are cut into chunks, whose totals a second kernel joins. All of it follows from the shape
-// alone, and so does the order of every sum. A thread sums f32 over 64 vectors at most, then goes on in f64. Bound by memory.
+// Where outputs are few their elements are cut into chunks, whose totals a second kernel joins. All of it follows from
+// the shape alone, and so does the order of every sum. A thread sums f32 over 64 vectors at most, then goes on in f64.
+// Bound by memory.
 #include <cmath>
 
 #include "tensor/cuda/cuda_kernels.h"
@@ -28,8 +30,7 @@ struct Finish {
   void* out;
   DType dtype;
 
-  template <class Total>
-  __device__ void operator()(int64_t at, Total total) const {
+  template <class Total> __device__ void operator()(int64_t at, Total total) const {
     switch (how) {
       case How::plain: return put(at, total);
       case How::divide: return put(at, double(total) / divisor);
@@ -39,8 +40,7 @@ struct Finish {
       }
     }
   }
-  template <class V>
-  __device__ void put(int64_t at, V value) const {
+  template <class V> __device__ void put(int64_t at, V value) const {
     switch (dtype) {
       case f32: static_cast<float*>(out)[at] = convert<float>(value); break;
       case f64: static_cast<double*>(out)[at] = convert<double>(value); break;
@@ -55,33 +55,31 @@ struct Finish {
   }
 };
 
-struct Plan {
-  Nest<2> kept;     // strides of x and of out
+struct Reduction {
+  Nest<2> kept;  // strides of x and of out
   Nest<1> reduced;
   bool along_reduced;
-  // The dim along which neighbours are read, taken out of its nest: for a kept dim `lanes` columns, for a reduced one it stays
-  // the innermost of `reduced`, in vectors.
+  // The dim along which neighbours are read, taken out of its nest: for a kept dim `lanes` columns, for a reduced one
+  // it stays the innermost of `reduced`, in vectors.
   int64_t lanes = 1, x_stride = 1, out_stride = 1;
   Access access;
-  int64_t outputs, items;   // items: vectors behind an output, or rows
-  int64_t chunk, chunks;    // of items
-  int shared;               // threads for one output and chunk, or, along a kept dim, threads along the columns
-  bool finite_centers;      // centers that are not finite count as 0
-  const double* centers;    // one for each output, or null
+  int64_t outputs, items;  // items: vectors behind an output, or rows
+  int64_t chunk, chunks;   // of items
+  int shared;              // threads for one output and chunk, or, along a kept dim, threads along the columns
+  bool finite_centers;     // centers that are not finite count as 0
+  const double* centers;   // one for each output, or null
 };
 
-template <class T>
-inline constexpr int width = std::min(8, int(16 / sizeof(T)));
+template <class T> inline constexpr int width = std::min(8, int(16 / sizeof(T)));
 
-__device__ inline double center_of(const Plan& plan, int64_t output) {
+__device__ inline double center_of(const Reduction& plan, int64_t output) {
   if (!plan.centers) return 0;
   const double c = plan.centers[output];
   return plan.finite_centers && !std::isfinite(c) ? 0 : c;
 }
 
 /// Sums of one output, in the narrow type for run_vectors, then in the wide one.
-template <class Op, class A, int parts>
-struct Sums {
+template <class Op, class A, int parts> struct Sums {
   A narrow[parts];
   Total<A> wide[parts];
   int held = 0;
@@ -92,7 +90,8 @@ struct Sums {
   }
   __device__ void flush() {
 #pragma unroll
-    for (int k = 0; k < parts; ++k) wide[k] = Op::join(wide[k], Total<A>(narrow[k])), narrow[k] = Op::template identity<A>;
+    for (int k = 0; k < parts; ++k)
+      wide[k] = Op::join(wide[k], Total<A>(narrow[k])), narrow[k] = Op::template identity<A>;
     held = 0;
   }
   __device__ void count() {
@@ -103,7 +102,8 @@ struct Sums {
 // --- along a reduced dim ---
 
 template <class Op, class T>
-__global__ void __launch_bounds__(threads) fold_rows_kernel(const T* x, Plan plan, Total<typename Op::template Lane<T>>* partial, Finish finish) {
+__global__ void __launch_bounds__(threads)
+    fold_rows_kernel(const T* x, Reduction plan, Total<typename Op::template Lane<T>>* partial, Finish finish) {
   using A = typename Op::template Lane<T>;
   using Sum = Total<A>;
   constexpr int V = width<T>, parts = V < 4 ? V : 4;
@@ -126,7 +126,8 @@ __global__ void __launch_bounds__(threads) fold_rows_kernel(const T* x, Plan pla
         const int count = left < V ? int(left) : V;
         const Vector<T, V> v = load_vector<V>(x + at[0], plan.access, plan.x_stride, count);
 #pragma unroll
-        for (int j = 0; j < V; ++j) sums.narrow[j % parts] = Op::step(sums.narrow[j % parts], j < count ? widen<A>(v.v[j]) : neutral, center);
+        for (int j = 0; j < V; ++j)
+          sums.narrow[j % parts] = Op::step(sums.narrow[j % parts], j < count ? widen<A>(v.v[j]) : neutral, center);
         sums.count();
       }
     }
@@ -134,7 +135,8 @@ __global__ void __launch_bounds__(threads) fold_rows_kernel(const T* x, Plan pla
     Sum total = sums.wide[0];
 #pragma unroll
     for (int k = 1; k < parts; ++k) total = Op::join(total, sums.wide[k]);
-    for (int step = min(plan.shared, 32) / 2; step > 0; step /= 2) total = Op::join(total, __shfl_xor_sync(whole_warp, total, step));
+    for (int step = min(plan.shared, 32) / 2; step > 0; step /= 2)
+      total = Op::join(total, __shfl_xor_sync(whole_warp, total, step));
     if (plan.shared == threads) {
       LOCKSTEP_SHARED(Sum, of_warp, [threads / 32]);
       __syncthreads();
@@ -154,13 +156,15 @@ __global__ void __launch_bounds__(threads) fold_rows_kernel(const T* x, Plan pla
 // --- along a kept dim ---
 
 template <class Op, class T>
-__global__ void __launch_bounds__(threads) fold_columns_kernel(const T* x, Plan plan, Total<typename Op::template Lane<T>>* partial, Finish finish) {
+__global__ void __launch_bounds__(threads)
+    fold_columns_kernel(const T* x, Reduction plan, Total<typename Op::template Lane<T>>* partial, Finish finish) {
   using A = typename Op::template Lane<T>;
   using Sum = Total<A>;
   constexpr int V = width<T>;
   LOCKSTEP_SHARED(Sum, of_row, [threads * V]);
   const int across = plan.shared, down = threads / across, column = threadIdx.x % across, row = threadIdx.x / across;
-  const int64_t strips = (plan.lanes + int64_t(across) * V - 1) / (int64_t(across) * V), outer = plan.outputs / plan.lanes;
+  const int64_t strips = (plan.lanes + int64_t(across) * V - 1) / (int64_t(across) * V),
+                outer = plan.outputs / plan.lanes;
   const int64_t work = outer * strips * plan.chunks;
   for (int64_t item = blockIdx.x; item < work; item += gridDim.x) {
     const int64_t strip = item % strips, rest = item / strips, o = rest % outer, chunk = rest / outer;
@@ -172,7 +176,8 @@ __global__ void __launch_bounds__(threads) fold_columns_kernel(const T* x, Plan 
     if (count > 0) {
       A center[V];
 #pragma unroll
-      for (int j = 0; j < V; ++j) center[j] = A(center_of(plan, start[1] + (first + (j < count ? j : count - 1)) * plan.out_stride));
+      for (int j = 0; j < V; ++j)
+        center[j] = A(center_of(plan, start[1] + (first + (j < count ? j : count - 1)) * plan.out_stride));
       const int64_t last = chunk + 1 < plan.chunks ? (chunk + 1) * plan.chunk : plan.items;
       for (int64_t i = chunk * plan.chunk + row; i < last; i += down) {
         int64_t at[1] = {start[0] + first * plan.x_stride};
@@ -215,7 +220,8 @@ __global__ void __launch_bounds__(threads) fold_columns_kernel(const T* x, Plan 
 
 // A warp takes 32 neighbouring outputs of a slice of the chunks; its block joins the slices in order.
 template <class Op, class Sum>
-__global__ void __launch_bounds__(threads) join_kernel(const Sum* partial, int64_t outputs, int64_t chunks, Finish finish) {
+__global__ void __launch_bounds__(threads)
+    join_kernel(const Sum* partial, int64_t outputs, int64_t chunks, Finish finish) {
   constexpr int slices = threads / 32;
   LOCKSTEP_SHARED(Sum, of_slice, [slices][32]);
   const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
@@ -249,8 +255,8 @@ int power_of_two_from(int64_t n, int most) {
   return p;
 }
 
-Plan make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V) {
-  Plan plan{};
+Reduction make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V) {
+  Reduction plan{};
   for (int d = 0; d < x.dim(); ++d) {
     if (dims >> d & 1) plan.reduced.insert(x.shape()[d], {x.strides()[d]}, 0);
     else plan.kept.insert(x.shape()[d], {x.strides()[d], out.strides()[d]}, 0);
@@ -301,22 +307,27 @@ Plan make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V) {
 
 /// finish(output, its total over `dims`). centers: one for each output, or null.
 template <class Op, class T>
-void fold(const Tensor& x, uint32_t dims, const Tensor& out, const Finish& finish, const double* centers = nullptr, bool finite_centers = false) {
+void fold(const Tensor& x, uint32_t dims, const Tensor& out, const Finish& finish, const double* centers = nullptr,
+          bool finite_centers = false) {
   using Raw = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
   using Sum = Total<typename Op::template Lane<Raw>>;
   const dim3 block(threads);
   if (x.numel() == 0) {
-    return cuda::launch({"reduce", dim3(cuda::blocks_for(out.numel(), 32)), block}, join_kernel<Op, Sum>, nullptr, out.numel(), 0, finish);
+    return cuda::launch({"reduce", dim3(cuda::blocks_for(out.numel(), 32)), block}, join_kernel<Op, Sum>, nullptr,
+                        out.numel(), 0, finish);
   }
-  Plan plan = make_plan(x, dims, out, width<Raw>);
+  Reduction plan = make_plan(x, dims, out, width<Raw>);
   plan.centers = centers, plan.finite_centers = finite_centers;
   const cuda::Scratch scratch(plan.chunks > 1 ? size_t(plan.chunks * plan.outputs) * sizeof(Sum) : 0);
-  const int64_t work = plan.along_reduced ? divided(plan.outputs * plan.chunks, threads / plan.shared)
-                                          : plan.outputs / plan.lanes * divided(plan.lanes, plan.shared * width<Raw>) * plan.chunks;
-  cuda::launch({"reduce", dim3(cuda::blocks_for(work, 1)), block}, plan.along_reduced ? fold_rows_kernel<Op, Raw> : fold_columns_kernel<Op, Raw>,
+  const int64_t work = plan.along_reduced
+                           ? divided(plan.outputs * plan.chunks, threads / plan.shared)
+                           : plan.outputs / plan.lanes * divided(plan.lanes, plan.shared * width<Raw>) * plan.chunks;
+  cuda::launch({"reduce", dim3(cuda::blocks_for(work, 1)), block},
+               plan.along_reduced ? fold_rows_kernel<Op, Raw> : fold_columns_kernel<Op, Raw>,
                static_cast<const Raw*>(x.raw_data()), plan, scratch.as<Sum>(), finish);
   if (plan.chunks == 1) return;
-  cuda::launch({"reduce", dim3(cuda::blocks_for(plan.outputs, 32)), block}, join_kernel<Op, Sum>, scratch.as<Sum>(), plan.outputs, plan.chunks, finish);
+  cuda::launch({"reduce", dim3(cuda::blocks_for(plan.outputs, 32)), block}, join_kernel<Op, Sum>, scratch.as<Sum>(),
+               plan.outputs, plan.chunks, finish);
 }
 
 }  // namespace
@@ -326,7 +337,9 @@ void reduce(ReduceOp op, const Tensor& x, uint32_t dims, double parameter, Tenso
   double count = 1;  // elements behind each output
   for (int i = 0; i < x.dim(); ++i) count *= dims >> i & 1 ? double(x.shape()[i]) : 1;
   Finish finish{.out = out.raw_data(), .dtype = out.dtype()};
-  const auto over_all = [&]<class Op>(Op) { dispatch_all(x.dtype(), "reduce", [&]<class T> { fold<Op, T>(x, dims, out, finish); }); };
+  const auto over_all = [&]<class Op>(Op) {
+    dispatch_all(x.dtype(), "reduce", [&]<class T> { fold<Op, T>(x, dims, out, finish); });
+  };
   const auto over_floats = [&](auto&& fn) { dispatch<float, double, Half, BFloat16>(x.dtype(), "reduce", fn); };
   // What is worked out first for each output.
   const auto first = [&] { return cuda::Scratch(size_t(out.numel()) * sizeof(double)); };

@@ -1,5 +1,6 @@
 #pragma once
-// What reductions do to their elements: the type that sums are carried in, how it takes one more element, and how two join.
+// What reductions do to their elements: the type that sums are carried in, how it takes one more element, and how two
+// join.
 #include <limits>
 
 #include "tensor/cuda/element.h"
@@ -7,16 +8,16 @@
 
 namespace lockstep::on_cuda {
 
-template <class T> using Same = std::conditional_t<std::is_integral_v<T>, std::conditional_t<sizeof(T) == 8, int64_t, int32_t>, Compute<T>>;
+template <class T>
+using Same =
+    std::conditional_t<std::is_integral_v<T>, std::conditional_t<sizeof(T) == 8, int64_t, int32_t>, Compute<T>>;
 template <class T> using Wide = std::conditional_t<std::is_integral_v<T>, int64_t, double>;
 /// What the sums of many elements are joined in.
 template <class A> using Total = std::conditional_t<std::is_integral_v<A>, int64_t, double>;
 
-template <class A, class T>
-__device__ inline A widen(T x) { return A(Same<T>(x)); }
+template <class A, class T> __device__ inline A widen(T x) { return A(Same<T>(x)); }
 
-template <class A>
-inline constexpr A infinite = std::numeric_limits<A>::infinity();
+template <class A> inline constexpr A infinite = std::numeric_limits<A>::infinity();
 
 struct Sum {
   template <class T> using Lane = std::conditional_t<std::is_integral_v<T>, int64_t, Compute<T>>;
@@ -48,7 +49,8 @@ struct Prod {
 };
 struct Max {  // NaN wins
   template <class T> using Lane = Same<T>;
-  template <class A> static constexpr A identity = std::is_integral_v<A> ? std::numeric_limits<A>::lowest() : -infinite<A>;
+  template <class A>
+  static constexpr A identity = std::is_integral_v<A> ? std::numeric_limits<A>::lowest() : -infinite<A>;
   template <class A> __device__ static A neutral(A) { return identity<A>; }
   template <class A> __device__ static A join(A a, A b) { return (b > a) | (b != b) ? b : a; }
   template <class A> __device__ static A step(A a, A x, A) { return join(a, x); }

@@ -1,5 +1,5 @@
-// Rotary position embedding: turns each pair (x[i], x[i + D/2]) of a token by the angle of its position (Su et al., RoFormer).
-// Bound by memory: reads and writes x once; the tables stay in cache.
+// Rotary position embedding: turns each pair (x[i], x[i + D/2]) of a token by the angle of its position (Su et al.,
+// RoFormer). Bound by memory: reads and writes x once; the tables stay in cache.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
@@ -11,12 +11,14 @@ constexpr int threads = 256;
 
 /// One thread turns V pairs. rows: where rows (..., T) begin in x and out; the last dim of `tokens` is T.
 template <class T, class Table, int V>
-__global__ void __launch_bounds__(threads) rotary_kernel(const T* x, const Table* cosine, const Table* sine, Compute<T> sign, Nest<2> rows, Divider in_row,
-                                                         Divider tokens, int64_t count, T* out) {
+__global__ void __launch_bounds__(threads)
+    rotary_kernel(const T* x, const Table* cosine, const Table* sine, Compute<T> sign, Nest<2> rows, Divider in_row,
+                  Divider tokens, int64_t count, T* out) {
   using A = Compute<T>;
   const int64_t half = int64_t(in_row.by) * V;
   for (int64_t n = int64_t(blockIdx.x) * threads + threadIdx.x; n < count; n += int64_t(gridDim.x) * threads) {
-    const int64_t row = rows.narrow ? int64_t(in_row.divide(uint32_t(n))) : n / in_row.by, i = (n - row * in_row.by) * V;
+    const int64_t row = rows.narrow ? int64_t(in_row.divide(uint32_t(n))) : n / in_row.by,
+                  i = (n - row * in_row.by) * V;
     const int64_t token = rows.narrow ? int64_t(row - tokens.divide(uint32_t(row)) * tokens.by) : row % tokens.by;
     int64_t at[2] = {0, 0};
     rows.find(row, at);
@@ -39,15 +41,17 @@ __global__ void __launch_bounds__(threads) rotary_kernel(const T* x, const Table
 template <class T, class Table, int V>
 void turn(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, const Nest<2>& rows, Tensor& out) {
   const int64_t tokens = x.shape()[x.dim() - 2], in_row = x.shape().back() / 2 / V, count = x.numel() / 2 / V;
-  cuda::launch({"rotary", dim3(cuda::blocks_for(count, threads)), dim3(threads)}, rotary_kernel<T, Table, V>, x.data<T>(), cosine.data<Table>(),
-               sine.data<Table>(), Compute<T>(inverse ? -1 : 1), rows, Divider(uint32_t(in_row)), Divider(uint32_t(tokens)), count, out.data<T>());
+  cuda::launch({"rotary", dim3(cuda::blocks_for(count, threads)), dim3(threads)}, rotary_kernel<T, Table, V>,
+               x.data<T>(), cosine.data<Table>(), sine.data<Table>(), Compute<T>(inverse ? -1 : 1), rows,
+               Divider(uint32_t(in_row)), Divider(uint32_t(tokens)), count, out.data<T>());
 }
 
 }  // namespace
 
 void rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, Tensor& out) {
   if (x.numel() == 0) return;
-  // The rows as a nest of loops in row-major order; its dims are joined, but not ordered, as a row's number tells its token.
+  // The rows as a nest of loops in row-major order; its dims are joined, but not ordered, as a row's number tells its
+  // token.
   Nest<2> rows;
   for (int d = 0; d < x.dim() - 1; ++d) {
     rows.size[d] = x.shape()[d];
@@ -61,8 +65,8 @@ void rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inve
   const int64_t half = x.shape().back() / 2;
   const auto run = [&]<class T, class Table> {
     constexpr int wide = vector_length<T, Table>;
-    bool aligned = half % wide == 0 && is_aligned(x.data<T>(), wide) && is_aligned(out.data<T>(), wide) && is_aligned(cosine.data<Table>(), wide) &&
-                   is_aligned(sine.data<Table>(), wide);
+    bool aligned = half % wide == 0 && is_aligned(x.data<T>(), wide) && is_aligned(out.data<T>(), wide) &&
+                   is_aligned(cosine.data<Table>(), wide) && is_aligned(sine.data<Table>(), wide);
     for (int d = 0; d < x.dim() - 1; ++d) aligned &= x.strides()[d] % wide == 0 && out.strides()[d] % wide == 0;
     if (aligned) turn<T, Table, wide>(x, cosine, sine, inverse, rows, out);
     else turn<T, Table, 1>(x, cosine, sine, inverse, rows, out);

@@ -27,12 +27,14 @@ struct DeviceState {
   std::string why;  // under mutex
 };
 DeviceState& state_of(int device) {
-  static std::array<DeviceState, most_devices>& states = *new std::array<DeviceState, most_devices>;  // outlives static tensors
+  static std::array<DeviceState, most_devices>& states =
+      *new std::array<DeviceState, most_devices>;  // outlives static tensors
   DeviceState& state = states[size_t(device)];
   std::call_once(state.once, [&] {
     cudaDeviceProp properties{};
     check("device", cudaGetDeviceProperties(&properties, device));
-    state.limits = {properties.multiProcessorCount, int(properties.sharedMemPerBlockOptin), properties.major, properties.minor};
+    state.limits = {properties.multiProcessorCount, int(properties.sharedMemPerBlockOptin), properties.major,
+                    properties.minor};
     int before = 0;  // who asks may have another device selected
     check("device", cudaGetDevice(&before));
     check("device", cudaSetDevice(device));
@@ -47,9 +49,18 @@ DeviceState& state_of(int device) {
 
 /// Errors after which every call of this process fails.
 bool is_sticky(cudaError_t code) {
-  constexpr cudaError_t codes[] = {cudaErrorIllegalAddress, cudaErrorLaunchTimeout, cudaErrorHardwareStackError, cudaErrorIllegalInstruction, cudaErrorMisalignedAddress,
-                                   cudaErrorInvalidAddressSpace, cudaErrorInvalidPc, cudaErrorLaunchFailure, cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable,
-                                   cudaErrorAssert, cudaErrorMpsClientTerminated};
+  constexpr cudaError_t codes[] = {cudaErrorIllegalAddress,
+                                   cudaErrorLaunchTimeout,
+                                   cudaErrorHardwareStackError,
+                                   cudaErrorIllegalInstruction,
+                                   cudaErrorMisalignedAddress,
+                                   cudaErrorInvalidAddressSpace,
+                                   cudaErrorInvalidPc,
+                                   cudaErrorLaunchFailure,
+                                   cudaErrorECCUncorrectable,
+                                   cudaErrorNvlinkUncorrectable,
+                                   cudaErrorAssert,
+                                   cudaErrorMpsClientTerminated};
   return std::find(std::begin(codes), std::end(codes), code) != std::end(codes);
 }
 
@@ -57,8 +68,11 @@ bool is_sticky(cudaError_t code) {
 [[noreturn]] void fail_with(const std::string& where, cudaError_t code) {
   const std::string text = str(where, cudaGetErrorName(code), ": ", cudaGetErrorString(code));
   cudaGetLastError();
-  if (code == cudaErrorStreamCaptureUnsupported || code == cudaErrorStreamCaptureInvalidated || code == cudaErrorStreamCaptureImplicit) {
-    fail(str(text, " (while a graph is captured nothing can be read, copied to the host or waited for: do that before or after)"));
+  if (code == cudaErrorStreamCaptureUnsupported || code == cudaErrorStreamCaptureInvalidated ||
+      code == cudaErrorStreamCaptureImplicit) {
+    fail(str(
+        text,
+        " (while a graph is captured nothing can be read, copied to the host or waited for: do that before or after)"));
   }
   if (!is_sticky(code)) fail(text);
   static std::mutex mutex;
@@ -66,7 +80,9 @@ bool is_sticky(cudaError_t code) {
   const std::lock_guard lock(mutex);
   const bool again = !first.empty();
   if (!again) first = text;
-  fail(str(text, ". A kernel that was started earlier has failed, and this process cannot use its devices any more: start it again, from its last checkpoint. ",
+  fail(str(text,
+           ". A kernel that was started earlier has failed, and this process cannot use its devices any more: start it "
+           "again, from its last checkpoint. ",
            again ? str("The first error was: ", first) : "With CUDA_LAUNCH_BLOCKING=1 the error names the operation"));
 }
 
@@ -75,12 +91,15 @@ bool is_sticky(cudaError_t code) {
 void fail_cuda(const char* op, cudaError_t code) { fail_with(str("[", op, "] cuda: "), code); }
 
 void fail_launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStream_t stream, cudaError_t code) {
-  fail_with(str("[", op, "] could not start a kernel of ", grid.x, "x", grid.y, "x", grid.z, " blocks of ", block.x, "x", block.y, "x", block.z, " threads with ",
-           shared, " bytes of shared memory on cuda:", current_device(), ", stream ", static_cast<const void*>(stream), ": "), code);
+  fail_with(str("[", op, "] could not start a kernel of ", grid.x, "x", grid.y, "x", grid.z, " blocks of ", block.x,
+                "x", block.y, "x", block.z, " threads with ", shared, " bytes of shared memory on cuda:",
+                current_device(), ", stream ", static_cast<const void*>(stream), ": "),
+            code);
 }
 
 void select_device(int device) {
-  if (device == selected_device) [[likely]] return;
+  if (device == selected_device) [[likely]]
+    return;
   check("device", cudaSetDevice(device));
   selected_device = device;
   state_of(device);
@@ -110,10 +129,12 @@ void raise_report(int device) {
     if (!state.why.empty()) fail(state.why);
   }
   Report& found = *state.report;
-  if (!std::atomic_ref(found.complete).exchange(0, std::memory_order_acquire)) [[likely]] return;
+  if (!std::atomic_ref(found.complete).exchange(0, std::memory_order_acquire)) [[likely]]
+    return;
   const Report first = found;
   std::atomic_ref(found.taken).store(0, std::memory_order_release);
-  fail(str("[", first.op, "] expected ", first.what, " in [0, ", first.limit, "), got ", first.value, " ", first.place_name, " ", first.place));
+  fail(str("[", first.op, "] expected ", first.what, " in [0, ", first.limit, "), got ", first.value, " ",
+           first.place_name, " ", first.place));
 }
 int64_t most_blocks() { return int64_t(limits().multiprocessors) * 16; }
 

@@ -11,9 +11,11 @@ namespace lockstep::cuda {
 /// Throws "[op] ..." with the name and text of the code, and what to do where there is something.
 [[noreturn]] void fail_cuda(const char* op, cudaError_t code);
 inline void check(const char* op, cudaError_t code) {
-  if (code != cudaSuccess) [[unlikely]] fail_cuda(op, code);
+  if (code != cudaSuccess) [[unlikely]]
+    fail_cuda(op, code);
 }
-[[noreturn]] void fail_launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStream_t stream, cudaError_t code);
+[[noreturn]] void fail_launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                              cudaError_t code);
 
 /// Of this thread.
 int current_device();

@@ -1,5 +1,6 @@
-// Arg max and running sums along a dim. Where lines are few they are cut into chunks, which a second kernel joins in order; all
-// of it follows from the shape. Short lines, and lines whose neighbours lie in others, are a thread's; else a warp or a block shares one.
+// Arg max and running sums along a dim. Where lines are few they are cut into chunks, which a second kernel joins in
+// order; all of it follows from the shape. Short lines, and lines whose neighbours lie in others, are a thread's; else
+// a warp or a block shares one.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/element.h"
 #include "tensor/cuda/lines.h"
@@ -19,7 +20,8 @@ struct Chunks {
 // `sharers` threads work on a chunk, which is at least `least` long.
 Chunks cut(const Lines& lines, int64_t sharers, int64_t least) {
   Chunks chunks;
-  chunks.count = std::clamp<int64_t>(wanted / (lines.count() * sharers), 1, std::min<int64_t>(1024, (lines.n + least - 1) / least));
+  chunks.count = std::clamp<int64_t>(wanted / (lines.count() * sharers), 1,
+                                     std::min<int64_t>(1024, (lines.n + least - 1) / least));
   chunks.length = (lines.n + chunks.count - 1) / chunks.count;
   chunks.count = (lines.n + chunks.length - 1) / chunks.length;
   return chunks;
@@ -28,8 +30,7 @@ Chunks cut(const Lines& lines, int64_t sharers, int64_t least) {
 // --- arg max ---
 
 /// An element and where it is; at < 0: none.
-template <class C>
-struct Found {
+template <class C> struct Found {
   C value;
   int64_t at;
 };
@@ -43,11 +44,13 @@ __device__ bool is_better(const Found<C>& a, const Found<C>& b) {  // NaN is bet
 
 /// `shared` threads (1 or 32) search a chunk. With one chunk the result is written, else kept for join_best_kernel.
 template <bool largest, class T, int shared>
-__global__ void __launch_bounds__(threads) best_kernel(const T* x, Lines lines, Chunks chunks, Found<Compute<T>>* partial, T* values, int64_t* indices) {
+__global__ void __launch_bounds__(threads)
+    best_kernel(const T* x, Lines lines, Chunks chunks, Found<Compute<T>>* partial, T* values, int64_t* indices) {
   using C = Compute<T>;
   const int lane = threadIdx.x % shared;
   const int64_t work = lines.count() * chunks.count;
-  for (int64_t first = int64_t(blockIdx.x) * (threads / shared); first < work; first += int64_t(gridDim.x) * (threads / shared)) {
+  for (int64_t first = int64_t(blockIdx.x) * (threads / shared); first < work;
+       first += int64_t(gridDim.x) * (threads / shared)) {
     const int64_t item = first + threadIdx.x / shared;
     if (item >= work) continue;  // all lanes of a warp that share, or no exchange follows
     const int64_t chunk = item / lines.count(), line = item - chunk * lines.count();
@@ -62,7 +65,8 @@ __global__ void __launch_bounds__(threads) best_kernel(const T* x, Lines lines, 
 #pragma unroll
       for (int step = shared / 2; step > 0; step /= 2) {
         // + makes an int of a small integer: shuffles move 4 or 8 bytes.
-        const Found<C> other{C(__shfl_xor_sync(whole_warp, +best.value, step)), __shfl_xor_sync(whole_warp, best.at, step)};
+        const Found<C> other{C(__shfl_xor_sync(whole_warp, +best.value, step)),
+                             __shfl_xor_sync(whole_warp, best.at, step)};
         if (is_better<largest>(other, best)) best = other;
       }
       if (lane > 0) continue;
@@ -73,8 +77,10 @@ __global__ void __launch_bounds__(threads) best_kernel(const T* x, Lines lines, 
 }
 
 template <bool largest, class T>
-__global__ void join_best_kernel(const T* x, Lines lines, Chunks chunks, const Found<Compute<T>>* partial, T* values, int64_t* indices) {
-  for (int64_t line = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; line < lines.count(); line += int64_t(gridDim.x) * blockDim.x) {
+__global__ void join_best_kernel(const T* x, Lines lines, Chunks chunks, const Found<Compute<T>>* partial, T* values,
+                                 int64_t* indices) {
+  for (int64_t line = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; line < lines.count();
+       line += int64_t(gridDim.x) * blockDim.x) {
     Found<Compute<T>> best = partial[line];
     for (int64_t c = 1; c < chunks.count; ++c) {
       const Found<Compute<T>> other = partial[c * lines.count() + line];
@@ -84,8 +90,7 @@ __global__ void join_best_kernel(const T* x, Lines lines, Chunks chunks, const F
   }
 }
 
-template <bool largest, class T>
-void find_best(const Tensor& x, const Lines& lines, Tensor& values, Tensor& indices) {
+template <bool largest, class T> void find_best(const Tensor& x, const Lines& lines, Tensor& values, Tensor& indices) {
   const T* p = static_cast<const T*>(x.raw_data());
   T* to = static_cast<T*>(values.raw_data());
   const bool shares = lines.inner == 1 && lines.n > 4;
@@ -94,10 +99,11 @@ void find_best(const Tensor& x, const Lines& lines, Tensor& values, Tensor& indi
   const auto partial = scratch.as<Found<Compute<T>>>();
   const int64_t work = lines.count() * chunks.count;
   cuda::launch({"arg_reduce", dim3(cuda::blocks_for(work, shares ? threads / 32 : threads)), dim3(threads)},
-               shares ? best_kernel<largest, T, 32> : best_kernel<largest, T, 1>, p, lines, chunks, partial, to, indices.data<int64_t>());
-  if (chunks.count == 1) return;
-  cuda::launch({"arg_reduce", dim3(cuda::blocks_for(lines.count(), 64)), dim3(64)}, join_best_kernel<largest, T>, p, lines, chunks, partial, to,
+               shares ? best_kernel<largest, T, 32> : best_kernel<largest, T, 1>, p, lines, chunks, partial, to,
                indices.data<int64_t>());
+  if (chunks.count == 1) return;
+  cuda::launch({"arg_reduce", dim3(cuda::blocks_for(lines.count(), 64)), dim3(64)}, join_best_kernel<largest, T>, p,
+               lines, chunks, partial, to, indices.data<int64_t>());
 }
 
 // --- running sums and products ---
@@ -105,8 +111,7 @@ void find_best(const Tensor& x, const Lines& lines, Tensor& values, Tensor& indi
 /// Sums are carried in f64, so that long ones stay exact.
 template <class T> using Carried = std::conditional_t<std::is_integral_v<T>, T, double>;
 
-template <bool product, class A>
-__device__ A joined(A a, A b) {
+template <bool product, class A> __device__ A joined(A a, A b) {
   if constexpr (product) return functor::times(a, b);
   else return functor::plus(a, b);
 }
@@ -115,8 +120,7 @@ __device__ A joined(A a, A b) {
 __device__ inline int64_t visited(const Lines& lines, bool reverse, int64_t i) { return reverse ? lines.n - 1 - i : i; }
 
 /// What a block works out together for each thread's value: the join of those before it, and of all.
-template <bool product, class A>
-__device__ A scan_block(A value, A& all) {
+template <bool product, class A> __device__ A scan_block(A value, A& all) {
   LOCKSTEP_SHARED(A, of_warp, [threads / 32]);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   A sum = value;
@@ -139,10 +143,11 @@ __device__ A scan_block(A value, A& all) {
   return lane == 0 ? base : joined<product>(base, before);
 }
 
-/// A block walks along a chunk of a line of neighbours, some elements a thread at a time. Without `out` it only writes the total of
-/// the chunk; else `totals` holds what comes before each chunk, or is null.
+/// A block walks along a chunk of a line of neighbours, some elements a thread at a time. Without `out` it only writes
+/// the total of the chunk; else `totals` holds what comes before each chunk, or is null.
 template <bool product, class T>
-__global__ void __launch_bounds__(threads) scan_rows_kernel(const T* x, Lines lines, Chunks chunks, bool reverse, Carried<T>* totals, T* out) {
+__global__ void __launch_bounds__(threads)
+    scan_rows_kernel(const T* x, Lines lines, Chunks chunks, bool reverse, Carried<T>* totals, T* out) {
   using A = Carried<T>;
   constexpr int each = 8;
   for (int64_t item = blockIdx.x; item < lines.count() * chunks.count; item += gridDim.x) {
@@ -172,10 +177,12 @@ __global__ void __launch_bounds__(threads) scan_rows_kernel(const T* x, Lines li
 
 /// The same, a thread for each chunk: neighbouring threads have neighbouring lines.
 template <bool product, class T>
-__global__ void __launch_bounds__(threads) scan_columns_kernel(const T* x, Lines lines, Chunks chunks, bool reverse, Carried<T>* totals, T* out) {
+__global__ void __launch_bounds__(threads)
+    scan_columns_kernel(const T* x, Lines lines, Chunks chunks, bool reverse, Carried<T>* totals, T* out) {
   using A = Carried<T>;
   const int64_t work = lines.count() * chunks.count;
-  for (int64_t item = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; item < work; item += int64_t(gridDim.x) * blockDim.x) {
+  for (int64_t item = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; item < work;
+       item += int64_t(gridDim.x) * blockDim.x) {
     const int64_t chunk = item / lines.count(), line = item - chunk * lines.count(), start = lines.start(line);
     const int64_t first = chunk * chunks.length, end = min(lines.n, first + chunks.length);
     A sum = out && totals ? totals[item] : A(product);
@@ -189,9 +196,9 @@ __global__ void __launch_bounds__(threads) scan_columns_kernel(const T* x, Lines
 }
 
 /// Turns the totals of chunks into what comes before each.
-template <bool product, class A>
-__global__ void scan_totals_kernel(A* totals, int64_t lines, int64_t chunks) {
-  for (int64_t line = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; line < lines; line += int64_t(gridDim.x) * blockDim.x) {
+template <bool product, class A> __global__ void scan_totals_kernel(A* totals, int64_t lines, int64_t chunks) {
+  for (int64_t line = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; line < lines;
+       line += int64_t(gridDim.x) * blockDim.x) {
     A before = A(product);
     for (int64_t c = 0; c < chunks; ++c) {
       const A total = totals[c * lines + line];
@@ -201,19 +208,21 @@ __global__ void scan_totals_kernel(A* totals, int64_t lines, int64_t chunks) {
   }
 }
 
-template <bool product, class T>
-void scan(const Tensor& x, const Lines& lines, bool reverse, Tensor& out) {
+template <bool product, class T> void scan(const Tensor& x, const Lines& lines, bool reverse, Tensor& out) {
   using A = Carried<T>;
   const bool rows = lines.inner == 1 && lines.n > 64;
   const Chunks chunks = cut(lines, rows ? threads : 1, rows ? threads * 32 : 64);
   const cuda::Scratch scratch(chunks.count > 1 ? size_t(lines.count() * chunks.count) * sizeof(A) : 0);
   const auto run = [&](T* to) {
-    cuda::launch({"cumulative", dim3(cuda::blocks_for(lines.count() * chunks.count, rows ? 1 : threads)), dim3(threads)},
-                 rows ? scan_rows_kernel<product, T> : scan_columns_kernel<product, T>, x.data<T>(), lines, chunks, reverse, scratch.as<A>(), to);
+    cuda::launch(
+        {"cumulative", dim3(cuda::blocks_for(lines.count() * chunks.count, rows ? 1 : threads)), dim3(threads)},
+        rows ? scan_rows_kernel<product, T> : scan_columns_kernel<product, T>, x.data<T>(), lines, chunks, reverse,
+        scratch.as<A>(), to);
   };
   if (chunks.count > 1) {
     run(nullptr);
-    cuda::launch({"cumulative", dim3(cuda::blocks_for(lines.count(), 64)), dim3(64)}, scan_totals_kernel<product, A>, scratch.as<A>(), lines.count(), chunks.count);
+    cuda::launch({"cumulative", dim3(cuda::blocks_for(lines.count(), 64)), dim3(64)}, scan_totals_kernel<product, A>,
+                 scratch.as<A>(), lines.count(), chunks.count);
   }
   run(out.data<T>());
 }
@@ -225,9 +234,10 @@ void arg_reduce(bool largest, const Tensor& x, int dim, Tensor& values, Tensor& 
   const Tensor rows = x.contiguous();
   const Lines lines(x, dim);
   // A bool orders as its byte.
-  dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(x.dtype() == boolean ? u8 : x.dtype(), "arg_reduce", [&]<class T> {
-    largest ? find_best<true, T>(rows, lines, values, indices) : find_best<false, T>(rows, lines, values, indices);
-  });
+  dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(
+      x.dtype() == boolean ? u8 : x.dtype(), "arg_reduce", [&]<class T> {
+        largest ? find_best<true, T>(rows, lines, values, indices) : find_best<false, T>(rows, lines, values, indices);
+      });
 }
 
 void cumulative(bool product, const Tensor& x, int dim, bool reverse, Tensor& out) {

@@ -10,7 +10,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #define LOCKSTEP_SHARED(T, name, ...) __shared__ T name __VA_ARGS__
-#define LOCKSTEP_DYNAMIC_SHARED(T, name)                          \
+#define LOCKSTEP_DYNAMIC_SHARED(T, name)                           \
   extern __shared__ __align__(16) unsigned char dynamic_shared_[]; \
   T* name = reinterpret_cast<T*>(dynamic_shared_)
 #else
@@ -36,13 +36,16 @@ void launch(const Launch& how, void (*kernel)(Parameters...), Args&&... args) {
   const cudaStream_t stream = current_stream();
 #if defined(__CUDACC__)
   // More than 48 KiB has to be asked for.
-  if (how.shared > 48 * 1024) check(how.op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared)));
+  if (how.shared > 48 * 1024)
+    check(how.op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared)));
   kernel<<<how.grid, how.block, how.shared, stream>>>(Parameters(args)...);
   const cudaError_t code = cudaGetLastError();
 #else
-  const cudaError_t code = simt::launch(how.op, how.grid, how.block, how.shared, stream, kernel, std::forward<Args>(args)...);
+  const cudaError_t code =
+      simt::launch(how.op, how.grid, how.block, how.shared, stream, kernel, std::forward<Args>(args)...);
 #endif
-  if (code != cudaSuccess) [[unlikely]] fail_launch(how.op, how.grid, how.block, how.shared, stream, code);
+  if (code != cudaSuccess) [[unlikely]]
+    fail_launch(how.op, how.grid, how.block, how.shared, stream, code);
 }
 
 /// Blocks of `threads` for n elements, at most as many as keep the device busy: kernels stride over the rest.

@@ -1,6 +1,6 @@
-// Softmax and its gradient along rows (rows, C). Bound by memory: a row that fits in the registers of a block (8192 elements)
-// is read once and written once. A longer one is read twice, its maximum and sum of exponentials taken together in the first
-// pass (online softmax, Milakov & Gimelshein 2018).
+// Softmax and its gradient along rows (rows, C). Bound by memory: a row that fits in the registers of a block (8192
+// elements) is read once and written once. A longer one is read twice, its maximum and sum of exponentials taken
+// together in the first pass (online softmax, Milakov & Gimelshein 2018).
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/warp.h"
 
@@ -8,7 +8,8 @@ namespace lockstep::on_cuda {
 namespace {
 
 template <class T, int threads, int V, bool held>
-__global__ void __launch_bounds__(threads == warp ? 128 : threads) softmax_kernel(bool log, const T* x, T* out, int64_t rows, int64_t n) {
+__global__ void __launch_bounds__(threads == warp ? 128 : threads)
+    softmax_kernel(bool log, const T* x, T* out, int64_t rows, int64_t n) {
   using A = Compute<T>;
   for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
     Row<T, threads, V, held> row(x + r * n, n);
@@ -53,7 +54,8 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads) softmax_kerne
 
 /// softmax: dx = y (g - sum g y). log: dx = g - exp(y) sum g.
 template <class T, int threads, int V, bool held>
-__global__ void __launch_bounds__(threads == warp ? 128 : threads) softmax_grad_kernel(bool log, const T* grad, const T* y, T* out, int64_t rows, int64_t n) {
+__global__ void __launch_bounds__(threads == warp ? 128 : threads)
+    softmax_grad_kernel(bool log, const T* grad, const T* y, T* out, int64_t rows, int64_t n) {
   using A = Compute<T>;
   for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
     Row<T, threads, V, held> row(y + r * n, n), from(grad + r * n, n);
@@ -77,7 +79,8 @@ void softmax(bool log, const Tensor& x, Tensor& out) {
   for_floats("softmax", x, [&]<class T> {
     with_row_shape<T>(n, {x.raw_data(), out.raw_data()}, [&]<int threads, int V, bool held> {
       using Blocks = RowBlocks<threads>;
-      cuda::launch({"softmax", Blocks::grid(rows), Blocks::block()}, softmax_kernel<T, threads, V, held>, log, x.data<T>(), out.data<T>(), rows, n);
+      cuda::launch({"softmax", Blocks::grid(rows), Blocks::block()}, softmax_kernel<T, threads, V, held>, log,
+                   x.data<T>(), out.data<T>(), rows, n);
     });
   });
 }
@@ -87,8 +90,8 @@ void softmax_grad(bool log, const Tensor& grad, const Tensor& y, Tensor& grad_x)
   for_floats("softmax_grad", y, [&]<class T> {
     with_row_shape<T>(n, {grad.raw_data(), y.raw_data(), grad_x.raw_data()}, [&]<int threads, int V, bool held> {
       using Blocks = RowBlocks<threads>;
-      cuda::launch({"softmax_grad", Blocks::grid(rows), Blocks::block()}, softmax_grad_kernel<T, threads, V, held>, log, grad.data<T>(), y.data<T>(),
-                   grad_x.data<T>(), rows, n);
+      cuda::launch({"softmax_grad", Blocks::grid(rows), Blocks::block()}, softmax_grad_kernel<T, threads, V, held>, log,
+                   grad.data<T>(), y.data<T>(), grad_x.data<T>(), rows, n);
     });
   });
 }

@@ -10,14 +10,12 @@ namespace {
 
 constexpr int threads = 256;
 
-template <class Fn>
-void dispatch_order(DType dtype, const char* op, Fn&& fn) {  // a bool orders as its byte
+template <class Fn> void dispatch_order(DType dtype, const char* op, Fn&& fn) {  // a bool orders as its byte
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype == boolean ? u8 : dtype, op, fn);
 }
 
 /// Entries of a tensor. `flip` turns the order round.
-template <class T>
-struct FromTensor {
+template <class T> struct FromTensor {
   const T* x;
   Lines lines;
   SortKey<T> flip;
@@ -27,8 +25,7 @@ struct FromTensor {
   }
 };
 
-template <class K>
-struct FromEntries {
+template <class K> struct FromEntries {
   Entries<K> from;
   int64_t n;
   __device__ void operator()(int64_t line, int64_t i, K& key, uint32_t& place) const {
@@ -39,10 +36,12 @@ struct FromEntries {
 
 /// The first out.n of the sorted places of each line, of from_n, and the values there.
 template <class T>
-__global__ void take_kernel(const T* x, Lines lines, const uint32_t* place, int64_t from_n, Lines out, T* values, int64_t* indices) {
+__global__ void take_kernel(const T* x, Lines lines, const uint32_t* place, int64_t from_n, Lines out, T* values,
+                            int64_t* indices) {
   const int64_t n = out.count() * out.n;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
-    const int64_t outer = i / (out.n * out.inner), rest = i - outer * out.n * out.inner, k = rest / out.inner, line = outer * out.inner + rest % out.inner;
+    const int64_t outer = i / (out.n * out.inner), rest = i - outer * out.n * out.inner, k = rest / out.inner,
+                  line = outer * out.inner + rest % out.inner;
     const int64_t at = place[line * from_n + k];
     indices[i] = at;
     values[i] = x[lines.start(line) + at * lines.inner];
@@ -50,9 +49,10 @@ __global__ void take_kernel(const T* x, Lines lines, const uint32_t* place, int6
 }
 
 template <class T>
-void take(const char* op, const T* x, const Lines& lines, const uint32_t* place, int64_t from_n, const Lines& out, Tensor& values, Tensor& indices) {
-  cuda::launch({op, dim3(cuda::blocks_for(values.numel(), threads)), dim3(threads)}, take_kernel<T>, x, lines, place, from_n, out,
-               static_cast<T*>(values.raw_data()), indices.data<int64_t>());
+void take(const char* op, const T* x, const Lines& lines, const uint32_t* place, int64_t from_n, const Lines& out,
+          Tensor& values, Tensor& indices) {
+  cuda::launch({op, dim3(cuda::blocks_for(values.numel(), threads)), dim3(threads)}, take_kernel<T>, x, lines, place,
+               from_n, out, static_cast<T*>(values.raw_data()), indices.data<int64_t>());
 }
 
 }  // namespace
@@ -65,7 +65,8 @@ void sort(const Tensor& x, int dim, bool descending, Tensor& values, Tensor& ind
     using K = SortKey<T>;
     const T* p = static_cast<const T*>(source.raw_data());
     SortBuffers<K> buffers(x.numel());
-    const Entries<K> sorted = sort_lines("sort", FromTensor<T>{p, lines, descending ? ~K(0) : K(0)}, {lines.count(), lines.n}, buffers);
+    const Entries<K> sorted =
+        sort_lines("sort", FromTensor<T>{p, lines, descending ? ~K(0) : K(0)}, {lines.count(), lines.n}, buffers);
     take("sort", p, lines, sorted.place, lines.n, lines, values, indices);
   });
 }
@@ -88,8 +89,9 @@ void topk(const Tensor& x, int dim, int64_t k, bool largest, Tensor& values, Ten
     SortBuffers<K> buffers(lines.count() * n);
     const auto round = [&](const auto& from, int64_t from_n, const Entries<K>& to) {
       const int64_t tiles = lines.count() * ((from_n + sort_tile - 1) / sort_tile);
-      cuda::launch({"topk", dim3(cuda::blocks_for(tiles, 1)), dim3(sort_threads)}, sort_tiles_kernel<K, std::decay_t<decltype(from)>>, from,
-                   SortLines{lines.count(), from_n}, int(k), left_of(from_n), to);
+      cuda::launch({"topk", dim3(cuda::blocks_for(tiles, 1)), dim3(sort_threads)},
+                   sort_tiles_kernel<K, std::decay_t<decltype(from)>>, from, SortLines{lines.count(), from_n}, int(k),
+                   left_of(from_n), to);
     };
     Entries<K> now = buffers.first, next = buffers.second;
     round(load, lines.n, now);

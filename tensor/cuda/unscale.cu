@@ -11,8 +11,7 @@ namespace {
 
 constexpr int threads = 256, most_tensors = 64;
 
-template <class T>
-struct List {
+template <class T> struct List {
   T* data[most_tensors];
   int64_t n[most_tensors];
   bool aligned[most_tensors];
@@ -26,7 +25,8 @@ __global__ void __launch_bounds__(threads) unscale_kernel(List<T> list, Compute<
   const int64_t n = list.n[blockIdx.y];
   const Access access = list.aligned[blockIdx.y] ? Access::run : Access::apart;
   bool bad = false;
-  for (int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * V; i < n; i += int64_t(gridDim.x) * blockDim.x * V) {
+  for (int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * V; i < n;
+       i += int64_t(gridDim.x) * blockDim.x * V) {
     const int count = n - i < V ? int(n - i) : V;
     Vector<T, V> v = load_vector<V>(x + i, access, 1, count);
 #pragma unroll
@@ -40,8 +40,7 @@ __global__ void __launch_bounds__(threads) unscale_kernel(List<T> list, Compute<
   if (bad) atomicMax(found, 1);
 }
 
-template <class T>
-void unscale_all(const std::vector<Tensor>& tensors, double factor, int* found) {
+template <class T> void unscale_all(const std::vector<Tensor>& tensors, double factor, int* found) {
   for (size_t first = 0; first < tensors.size(); first += most_tensors) {
     List<T> list{};
     int64_t largest = 0;
@@ -53,7 +52,9 @@ void unscale_all(const std::vector<Tensor>& tensors, double factor, int* found) 
       list.aligned[i] = is_aligned(list.data[i], vector_length<T>);
       largest = std::max(largest, x.numel());
     }
-    cuda::launch({"unscale", dim3(cuda::blocks_for(largest, threads, vector_length<T>), unsigned(count)), dim3(threads)}, unscale_kernel<T>, list, Compute<T>(factor), found);
+    cuda::launch(
+        {"unscale", dim3(cuda::blocks_for(largest, threads, vector_length<T>), unsigned(count)), dim3(threads)},
+        unscale_kernel<T>, list, Compute<T>(factor), found);
   }
 }
 
@@ -72,7 +73,8 @@ bool unscale(const std::vector<Tensor>& tensors, double factor) {
   unscale_all<Half>(of[2], factor, found.as<int>());
   unscale_all<BFloat16>(of[3], factor, found.as<int>());
   int bad = 0;
-  backend(Device::Type::cuda)->copy_bytes(&bad, cpu, found.as<int>(), {Device::Type::cuda, int16_t(cuda::current_device())}, sizeof bad, true);
+  backend(Device::Type::cuda)
+      ->copy_bytes(&bad, cpu, found.as<int>(), {Device::Type::cuda, int16_t(cuda::current_device())}, sizeof bad, true);
   return bad == 0;
 }
 

@@ -5,21 +5,17 @@
 namespace lockstep::on_cuda {
 
 /// V elements beside each other.
-template <class T, int V>
-struct alignas(V * sizeof(T) <= 16 ? V * sizeof(T) : 16) Vector {
-  T v[V];
-};
+template <class T, int V> struct alignas(V * sizeof(T) <= 16 ? V * sizeof(T) : 16) Vector { T v[V]; };
 
 /// How many elements of each of these types fit in 16 bytes of the widest.
-template <class... T>
-inline constexpr int vector_length = int(16 / std::max({sizeof(T)...}));
+template <class... T> inline constexpr int vector_length = int(16 / std::max({sizeof(T)...}));
 
-template <class T>
-bool is_aligned(const T* p, int v) { return reinterpret_cast<uintptr_t>(p) % (size_t(v) * sizeof(T)) == 0; }
+template <class T> bool is_aligned(const T* p, int v) {
+  return reinterpret_cast<uintptr_t>(p) % (size_t(v) * sizeof(T)) == 0;
+}
 
 /// V elements: beside each other and aligned, or one and the same.
-template <int V, class T>
-__device__ inline Vector<T, V> load_run(const T* p, bool once) {
+template <int V, class T> __device__ inline Vector<T, V> load_run(const T* p, bool once) {
   Vector<T, V> x;
   if (!once) {
     x = *reinterpret_cast<const Vector<T, V>*>(p);

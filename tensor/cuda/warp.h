@@ -1,6 +1,6 @@
 #pragma once
-// What threads work out together: sums and maxima over a warp or a block, in an order that is fixed, so that every thread has
-// the same bits and every run too. And the walk along a row that a group of threads shares.
+// What threads work out together: sums and maxima over a warp or a block, in an order that is fixed, so that every
+// thread has the same bits and every run too. And the walk along a row that a group of threads shares.
 #include <cmath>
 #include <limits>
 
@@ -10,8 +10,7 @@ namespace lockstep::on_cuda {
 
 inline constexpr int warp = 32;
 inline constexpr unsigned whole_warp = 0xffffffffu;
-template <class A>
-inline constexpr A infinity = std::numeric_limits<A>::infinity();
+template <class A> inline constexpr A infinity = std::numeric_limits<A>::infinity();
 
 /// e^x to about one unit in the last place; on the card one instruction of the special function unit and a few others.
 __device__ inline float exp_of(float x) { return ::expf(x); }
@@ -20,26 +19,22 @@ __device__ inline float log_of(float x) { return ::logf(x); }
 __device__ inline double log_of(double x) { return ::log(x); }
 __device__ inline float root_of(float x) { return ::sqrtf(x); }
 __device__ inline double root_of(double x) { return ::sqrt(x); }
-template <class A>
-__device__ inline A larger_of(A a, A b) { return a > b ? a : b; }
+template <class A> __device__ inline A larger_of(A a, A b) { return a > b ? a : b; }
 
 /// Over `width` neighbouring lanes (a power of two); every lane of the warp calls it, each gets its group's.
-template <int width = warp, class A>
-__device__ inline A warp_sum(A x) {
+template <int width = warp, class A> __device__ inline A warp_sum(A x) {
 #pragma unroll
   for (int step = width / 2; step > 0; step /= 2) x += __shfl_xor_sync(whole_warp, x, step);
   return x;
 }
-template <int width = warp, class A>
-__device__ inline A warp_max(A x) {
+template <int width = warp, class A> __device__ inline A warp_max(A x) {
 #pragma unroll
   for (int step = width / 2; step > 0; step /= 2) x = larger_of(x, __shfl_xor_sync(whole_warp, x, step));
   return x;
 }
 
 /// Joins one value of each warp: `join` over shared memory, in the order of warps. All threads of the block call it.
-template <int threads, class A, class Join>
-__device__ inline A join_warps(A x, Join join) {
+template <int threads, class A, class Join> __device__ inline A join_warps(A x, Join join) {
   LOCKSTEP_SHARED(A, of_warp, [threads / warp]);
   __syncthreads();  // the last call's values have been read
   if (threadIdx.x % warp == 0) of_warp[threadIdx.x / warp] = x;
@@ -51,42 +46,37 @@ __device__ inline A join_warps(A x, Join join) {
 }
 
 /// Over the threads that share a row: a warp (threads == 32; blocks may hold several, in y), or a whole block along x.
-template <int threads, class A>
-__device__ inline A group_sum(A x) {
+template <int threads, class A> __device__ inline A group_sum(A x) {
   x = warp_sum(x);
   if constexpr (threads > warp) x = join_warps<threads>(x, [](A a, A b) { return a + b; });
   return x;
 }
-template <int threads, class A>
-__device__ inline A group_max(A x) {
+template <int threads, class A> __device__ inline A group_max(A x) {
   x = warp_max(x);
   if constexpr (threads > warp) x = join_warps<threads>(x, [](A a, A b) { return larger_of(a, b); });
   return x;
 }
 
 // --- rows ---
-// A row is walked by a group of threads, V neighbours at a time. Up to held_values elements a thread it is kept in registers,
-// so that it is read once from memory whatever is done with it; a longer one is read again in every pass (from L2, mostly).
+// A row is walked by a group of threads, V neighbours at a time. Up to held_values elements a thread it is kept in
+// registers, so that it is read once from memory whatever is done with it; a longer one is read again in every pass
+// (from L2, mostly).
 
-template <class T>
-inline constexpr int held_values = sizeof(Compute<T>) == 8 ? 8 : 16;
+template <class T> inline constexpr int held_values = sizeof(Compute<T>) == 8 ? 8 : 16;
 
-template <int V, class T, class A>
-__device__ inline void load_values(const T* from, A* values) {
+template <int V, class T, class A> __device__ inline void load_values(const T* from, A* values) {
   const Vector<T, V> x = *reinterpret_cast<const Vector<T, V>*>(from);
 #pragma unroll
   for (int j = 0; j < V; ++j) values[j] = A(Compute<T>(x.v[j]));
 }
-template <int V, class T, class A>
-__device__ inline void store_values(T* to, const A* values) {
+template <int V, class T, class A> __device__ inline void store_values(T* to, const A* values) {
   Vector<T, V> x;
 #pragma unroll
   for (int j = 0; j < V; ++j) x.v[j] = T(Compute<T>(values[j]));
   *reinterpret_cast<Vector<T, V>*>(to) = x;
 }
 
-template <class T, int threads, int V, bool held>
-struct Row {
+template <class T, int threads, int V, bool held> struct Row {
   using A = Compute<T>;
   static constexpr int steps = held ? held_values<T> / V : 1;
 
@@ -104,10 +94,9 @@ struct Row {
     }
   }
 
-  /// Calls fn(i, v) for this thread's parts: v[0] to v[V - 1] are elements i to i + V - 1. It may change v, and then, where the
-  /// row is held, finds it so in the next walk.
-  template <class Fn>
-  __device__ void each(Fn fn) {
+  /// Calls fn(i, v) for this thread's parts: v[0] to v[V - 1] are elements i to i + V - 1. It may change v, and then,
+  /// where the row is held, finds it so in the next walk.
+  template <class Fn> __device__ void each(Fn fn) {
     if constexpr (held) {
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
@@ -142,8 +131,7 @@ __device__ inline void both(Row<T, threads, V, held>& a, Row<T, threads, V, held
 }
 
 /// Blocks that walk along rows: `threads` a row; short rows share a block, one warp each.
-template <int threads>
-struct RowBlocks {
+template <int threads> struct RowBlocks {
   static constexpr int in_block = threads == warp ? 4 : 1;
   __device__ static int64_t first() { return int64_t(blockIdx.x) * in_block + threadIdx.y; }
   __device__ static int64_t step() { return int64_t(gridDim.x) * in_block; }
@@ -151,10 +139,9 @@ struct RowBlocks {
   static dim3 grid(int64_t rows) { return dim3(cuda::blocks_for(rows, in_block)); }
 };
 
-/// Calls fn.template operator()<threads, V, held>() for rows of n elements of T; `pointers` are where rows begin, of elements
-/// that are at most as wide as T.
-template <class T, class Fn>
-void with_row_shape(int64_t n, std::initializer_list<const void*> pointers, Fn&& fn) {
+/// Calls fn.template operator()<threads, V, held>() for rows of n elements of T; `pointers` are where rows begin, of
+/// elements that are at most as wide as T.
+template <class T, class Fn> void with_row_shape(int64_t n, std::initializer_list<const void*> pointers, Fn&& fn) {
   constexpr int wide = sizeof(T) == 8 ? 1 : int(16 / sizeof(T));
   bool aligned = n % wide == 0;
   for (const void* p : pointers) aligned &= reinterpret_cast<uintptr_t>(p) % 16 == 0;
@@ -170,13 +157,10 @@ void with_row_shape(int64_t n, std::initializer_list<const void*> pointers, Fn&&
 }
 
 /// dispatch() over the floating types.
-template <class Fn>
-void for_floats(const char* op, const Tensor& x, Fn&& fn) {
+template <class Fn> void for_floats(const char* op, const Tensor& x, Fn&& fn) {
   dispatch<float, double, Half, BFloat16>(x.dtype(), op, fn);
 }
-template <class T>
-const T* data_or_null(const Tensor& x) { return x.defined() ? x.data<T>() : nullptr; }
-template <class T>
-T* data_or_null(Tensor& x) { return x.defined() ? x.data<T>() : nullptr; }
+template <class T> const T* data_or_null(const Tensor& x) { return x.defined() ? x.data<T>() : nullptr; }
+template <class T> T* data_or_null(Tensor& x) { return x.defined() ? x.data<T>() : nullptr; }
 
 }  // namespace lockstep::on_cuda

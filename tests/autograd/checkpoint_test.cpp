@@ -21,11 +21,11 @@ struct Block {
 };
 
 /// Loss and gradients of x and all parameters.
-template <class Forward>
-std::vector<Tensor> run(const Variable& x, const std::vector<Block>& blocks, Forward forward) {
+template <class Forward> std::vector<Tensor> run(const Variable& x, const std::vector<Block>& blocks, Forward forward) {
   manual_seed(7);
   std::vector<Variable> leaves{x};
-  for (const Block& block : blocks) for (const Variable& p : block.parameters()) leaves.push_back(p);
+  for (const Block& block : blocks)
+    for (const Variable& p : block.parameters()) leaves.push_back(p);
   for (Variable& leaf : leaves) leaf.clear_grad();
   const Variable loss = sum(square(forward(x)));
   std::vector<Tensor> results{loss.tensor()};
@@ -41,7 +41,9 @@ void check_same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
 }
 
 std::string message_of(const std::function<void()>& fn) {
-  try { fn(); } catch (const Error& error) { return error.what(); }
+  try {
+    fn();
+  } catch (const Error& error) { return error.what(); }
   return "no error";
 }
 
@@ -51,19 +53,26 @@ TEST_CASE("a checkpointed model gives the same bits, dropout included") {
   manual_seed(1);
   const std::vector<Block> blocks(3);
   const Variable x(randn({5, 8}), true);
-  const auto plain = run(x, blocks, [&](Variable h) { for (const Block& b : blocks) h = b(h); return h; });
-  check_same(plain, run(x, blocks, [&](Variable h) {
-    for (const Block& b : blocks) h = checkpoint([&b](const Variable& h) { return b(h); }, h);
+  const auto plain = run(x, blocks, [&](Variable h) {
+    for (const Block& b : blocks) h = b(h);
     return h;
-  }));
+  });
+  check_same(plain, run(x, blocks, [&](Variable h) {
+               for (const Block& b : blocks) h = checkpoint([&b](const Variable& h) { return b(h); }, h);
+               return h;
+             }));
   // Nested: the outer piece checkpoints its own pieces.
-  check_same(plain, run(x, blocks, [&](const Variable& h) {
-    return checkpoint([&](const Variable& h) {
-      Variable y = checkpoint([&](const Variable& z) { return blocks[0](z); }, h);
-      y = checkpoint([&](const Variable& z) { return checkpoint([&](const Variable& u) { return blocks[1](u); }, z); }, y);
-      return blocks[2](y);
-    }, h);
-  }));
+  check_same(
+      plain, run(x, blocks, [&](const Variable& h) {
+        return checkpoint(
+            [&](const Variable& h) {
+              Variable y = checkpoint([&](const Variable& z) { return blocks[0](z); }, h);
+              y = checkpoint(
+                  [&](const Variable& z) { return checkpoint([&](const Variable& u) { return blocks[1](u); }, z); }, y);
+              return blocks[2](y);
+            },
+            h);
+      }));
 }
 
 TEST_CASE("checkpointing under autocast, with shared weights and several inputs") {
@@ -77,10 +86,10 @@ TEST_CASE("checkpointing under autocast, with shared weights and several inputs"
     return b(b(h)) * g;
   });
   check_same(plain, run(x, blocks, [&](const Variable& h) {
-    const Autocast scope(bf16);
-    linear(h.detach(), b.w1);  // the scope has the cast of w1 already: the checkpoint must still find w1
-    return checkpoint([&](const std::vector<Variable>& in) { return b(b(in[0])) * in[1]; }, {h, h * 2.0});
-  }));
+               const Autocast scope(bf16);
+               linear(h.detach(), b.w1);  // the scope has the cast of w1 already: the checkpoint must still find w1
+               return checkpoint([&](const std::vector<Variable>& in) { return b(b(in[0])) * in[1]; }, {h, h * 2.0});
+             }));
 }
 
 TEST_CASE("a checkpoint reads variables of the outer tape that are no inputs") {
@@ -88,7 +97,9 @@ TEST_CASE("a checkpoint reads variables of the outer tape that are no inputs") {
   const auto gradients = [&](bool checkpointed) {
     const Variable hidden = x * w, again = hidden * hidden;  // two outputs of the outer tape, each with other uses
     const auto piece = [&](const Variable& h) { return h * hidden + w * again; };
-    const auto nested = [&](const Variable& h) { return checkpoint([&](const Variable& z) { return checkpoint(piece, z) * hidden; }, h); };
+    const auto nested = [&](const Variable& h) {
+      return checkpoint([&](const Variable& z) { return checkpoint(piece, z) * hidden; }, h);
+    };
     const Variable y = checkpointed ? nested(x) : piece(x) * hidden;
     Variable(x).clear_grad(), Variable(w).clear_grad();
     sum(y + hidden + again).backward();
@@ -105,7 +116,8 @@ TEST_CASE("hooks of parameters run once a pass, with what comes out of the secon
   const int id = w.on_grad([&](const Tensor& grad) { return ++seen, mul_scalar(grad, 3); });
   const auto forward = [&](bool again) {
     return [&blocks, again](Variable y) {
-      for (const Block& block : blocks) y = again ? checkpoint([&block](const Variable& in) { return block(in); }, y) : block(y);
+      for (const Block& block : blocks)
+        y = again ? checkpoint([&block](const Variable& in) { return block(in); }, y) : block(y);
       return y;
     };
   };
@@ -120,11 +132,14 @@ TEST_CASE("checkpoint says what cannot be run again") {
   const Variable x(ones({3}), true);
   int calls = 0;
   const Variable changing = checkpoint([&](const Variable& h) { return ++calls == 1 ? h * 2.0 : sum(h); }, x);
-  CHECK(message_of([&] { sum(changing).backward(); }).find("[checkpoint] the second run gave () f32, the first (3") == 0);
+  CHECK(message_of([&] { sum(changing).backward(); }).find("[checkpoint] the second run gave () f32, the first (3") ==
+        0);
   const Variable hidden = x * 3.0;
   calls = 0;
   const Variable captured = checkpoint([&](const Variable& h) { return ++calls == 1 ? h * 2.0 : h * hidden; }, x);
-  CHECK(message_of([&] { sum(captured).backward(); }).find("[checkpoint] expected the second run to read what the first read") == 0);
+  CHECK(message_of([&] {
+          sum(captured).backward();
+        }).find("[checkpoint] expected the second run to read what the first read") == 0);
   const NoGrad scope;
   CHECK(!checkpoint([](const Variable& h) { return h * 2.0; }, x).requires_grad());
 }
@@ -146,8 +161,9 @@ TEST_CASE("autocast: matrix work in 16 bits, sensitive work in f32, gradients in
     CHECK(addmm(scale, x, w.t()).dtype() == dtype);
     CHECK(einsum("ij,kj->ik", std::vector<Variable>{x, w}).dtype() == dtype);
     CHECK(relu(low).dtype() == dtype);
-    for (const Variable& high : {exp(low), log(low), pow_scalar(low, 2), sum(low), mean(low), softmax(low, 1), log_softmax(low, 1),
-                                 cumsum(low, 0), prod(low), layer_norm(low, {6}, scale), mse_loss(low, low), low + scale, where(lt(low, low), low, scale),
+    for (const Variable& high : {exp(low), log(low), pow_scalar(low, 2), sum(low), mean(low), softmax(low, 1),
+                                 log_softmax(low, 1), cumsum(low, 0), prod(low), layer_norm(low, {6}, scale),
+                                 mse_loss(low, low), low + scale, where(lt(low, low), low, scale),
                                  cat(std::vector<Variable>{low, x.narrow(1, 0, 6)}, 0), norm(low), logsumexp(low, {1})})
       CHECK(high.dtype() == f32);
     const Variable loss = cross_entropy(layer_norm(y, {6}, scale), labels);
@@ -161,17 +177,25 @@ TEST_CASE("autocast: matrix work in 16 bits, sensitive work in f32, gradients in
     sum(linear(x, w)).backward();
     CHECK(w.grad().defined());
     w.grad() = {};
-    { const NoGrad none; linear(x, w); }
+    {
+      const NoGrad none;
+      linear(x, w);
+    }
     CHECK(linear(x, w).requires_grad());
-    { const Autocast off(dtype, false); CHECK(linear(x, w).dtype() == f32); }
+    {
+      const Autocast off(dtype, false);
+      CHECK(linear(x, w).dtype() == f32);
+    }
     CHECK(linear(x, w).dtype() == dtype);
   }
   CHECK(linear(x, w).dtype() == f32);
-  CHECK(message_of([&] { linear(x, w) + linear(x, w).to(bf16); }) == "[add] expected operands of one dtype, got f32 and bf16; convert with .to(dtype)");
+  CHECK(message_of([&] { linear(x, w) + linear(x, w).to(bf16); }) ==
+        "[add] expected operands of one dtype, got f32 and bf16; convert with .to(dtype)");
   CHECK(message_of([] { Autocast scope(f32); }) == "[autocast] expected bf16 or f16, got f32");
 }
 
-TEST_CASE("checkpoint_many: several outputs, of which some are not used, are numbers, or are what fn read: the same bits") {
+TEST_CASE(
+    "checkpoint_many: several outputs, of which some are not used, are numbers, or are what fn read: the same bits") {
   for (const bool again : {false, true}) {
     manual_seed(3);
     Variable x(randn({4, 5}), true), y(randn({4, 5}), true), w(randn({5, 5}), true);
@@ -185,6 +209,64 @@ TEST_CASE("checkpoint_many: several outputs, of which some are not used, are num
     add(add(sum(mul(out[0], out[1])), out[3]), sum(mul(out[4], out[4]))).backward();
     static std::vector<Tensor> first;
     if (!again) first = {x.grad(), y.grad(), w.grad()};
-    else for (size_t i = 0; i < 3; ++i) CHECK(equal(first[i], (i == 0 ? x : i == 1 ? y : w).grad()));
+    else
+      for (size_t i = 0; i < 3; ++i) CHECK(equal(first[i], (i == 0 ? x : i == 1 ? y : w).grad()));
   }
+}
+
+TEST_CASE("autocast: every operation with several operands promotes to the widest") {
+  struct Row {
+    std::string name;
+    std::function<Variable(const Variable&, const Variable&)> fn;
+    bool compares = false;
+  };
+  const Tensor index = Tensor::from<int64_t>({1, 0, 2, 1, 2, 0}, {2, 3}).to(default_device());
+  std::vector<Row> rows{
+#define LOCKSTEP_BINARY(name, functor, types) {#name, [](const Variable& a, const Variable& b) { return name(a, b); }},
+#define LOCKSTEP_COMPARE(name, functor) {#name, [](const Variable& a, const Variable& b) { return name(a, b); }, true},
+#include "tensor/pointwise.def"
+      {"where", [](const Variable& a, const Variable& b) { return where(gt(a, b), a, b); }},
+      {"addcmul", [](const Variable& a, const Variable& b) { return addcmul(a, b, a); }},
+      {"addcmul a", [](const Variable& a, const Variable& b) { return addcmul(a, a, b); }},
+      {"lerp", [](const Variable& a, const Variable& b) { return lerp(a, b, 0.3); }},
+      {"cat",
+       [](const Variable& a, const Variable& b) {
+         return cat(std::vector<Variable>{a, b});
+       }},
+      {"stack",
+       [](const Variable& a, const Variable& b) {
+         return stack(std::vector<Variable>{a, b});
+       }},
+      {"scatter", [&](const Variable& a, const Variable& b) { return scatter(a, 0, index.narrow(0, 0, 1), b); }},
+      {"scatter_add", [&](const Variable& a, const Variable& b) { return scatter_add(a, 0, index, b); }},
+      {"mse_loss", [](const Variable& a, const Variable& b) { return mse_loss(a, b); }},
+      {"l1_loss", [](const Variable& a, const Variable& b) { return l1_loss(a, b); }},
+      {"smooth_l1_loss", [](const Variable& a, const Variable& b) { return smooth_l1_loss(a, b); }},
+      {"huber_loss", [](const Variable& a, const Variable& b) { return huber_loss(a, b); }},
+      {"bce_with_logits", [](const Variable& a, const Variable& b) { return bce_with_logits(a, b); }},
+      {"kl_div", [](const Variable& a, const Variable& b) { return kl_div(a, b); }},
+  };
+  manual_seed(4);
+  const Tensor left = add_scalar(rand({3, 3}), 0.5), right = add_scalar(rand({3, 3}), 0.5);
+  const Autocast scope(bf16);
+  for (const Row& row : rows) {
+    for (const auto& [first, second] : {std::pair(f16, f32), {f32, bf16}, {f16, bf16}, {bf16, f64}, {f64, f32}}) {
+      CAPTURE(row.name);
+      CAPTURE(first);
+      CAPTURE(second);
+      if (row.name.starts_with("logical")) continue;  // of bools
+      const Variable a(left.to(first), true), b(right.to(second), true);
+      const DType wide = Autocast::wider(first, second);
+      const Variable y = row.fn(a, b);
+      CHECK(y.dtype() == (row.compares ? boolean : wide));
+      CHECK(allclose(y.tensor().to(f64), row.fn(left.to(first).to(f64), right.to(second).to(f64)).tensor().to(f64),
+                     1e-5, 1e-6));
+      if (row.compares) continue;
+      y.backward(ones_like(y.tensor()));
+      CHECK(a.grad().dtype() == first);
+    }
+  }
+  Variable sum = Variable(left.clone());
+  add_(sum, Variable(right.to(bf16)));
+  CHECK(sum.dtype() == f32);
 }

@@ -29,32 +29,95 @@ Inputs inputs_on(Device device) {
   return inputs;
 }
 
-#define OP(expression) {#expression, []([[maybe_unused]] const Inputs& x, [[maybe_unused]] const std::function<Tensor(Tensor)>& on) -> Variable { return expression; }}
+#define OP(expression)                                                                                            \
+  {                                                                                                               \
+#expression, []([[maybe_unused]] const Inputs& x,                                                             \
+                    [[maybe_unused]] const std::function <Tensor(Tensor)>& on) -> Variable { return expression; } \
+  }
 
 const Tensor places = Tensor::from<int64_t>({0, 2, 1, 3}, {4});
 const Tensor tokens = Tensor::from<int64_t>({3, 0, 0, 1, 2, 3}, {2, 3});
 
 const std::vector<Row> rows = {
-    OP(x[0] + x[2]), OP(x[0] * x[1] / x[2]), OP(2.0 - x[0]), OP(1.0 / x[0]), OP(exp(x[0]) + log(x[1]) + sqrt(x[1])), OP(relu(x[0]) + gelu(x[1]) + silu(x[0]) + tanh(x[1])),
-    OP(where(on(gt(x[0], x[1])), x[0], x[1])), OP(addcmul(x[0], x[1], x[2], 0.5)), OP(lerp(x[0], x[1], 0.3)), OP(maximum(x[0], x[1]) - minimum(x[0], x[1])),
-    OP(sum(x[0], {0})), OP(mean(x[0])), OP(prod(x[0], {1})), OP(amax(x[0], {0}) + amin(x[0], {0})), OP(var(x[0], {1})), OP(stddev(x[0])), OP(norm(x[0])),
-    OP(logsumexp(x[0], {1})), OP(max(x[0], 1).values), OP(min(x[0])), OP(cumsum(x[0], 1)), OP(cumprod(x[0], 1)), OP(sort(x[0], 1).values), OP(topk(x[0], 2, 1).values),
-    OP(matmul(x[0], x[1].t())), OP(addmm(x[2], x[0].t(), x[1])), OP(outer(x[2], x[2])), OP(einsum("ij,kj->ik", Inputs{x[0], x[1]})), OP(einsum("ij,kl->i", Inputs{x[0], x[1]})),
-    OP(linear(x[0], x[1], {}, Activation::gelu_tanh)), OP(linear(x[3], x[1])),
-    OP(conv1d(x[3][0].narrow(1, 0, 3), x[4][0])), OP(conv2d(x[3], x[4], x[2].narrow(0, 0, 4), {.padding = {1, 1}})), OP(conv_transpose2d(x[3], x[4])),
-    OP(max_pool2d(x[3], {.kernel = {2, 2}, .stride = {2, 2}})), OP(avg_pool2d(x[3], {.kernel = {2, 2}, .stride = {2, 2}})), OP(adaptive_avg_pool2d(x[3], 2, 3)),
-    OP(softmax(x[0], 1)), OP(log_softmax(x[0], 0)), OP(layer_norm(x[0], {6}, x[2], x[2])), OP(rms_norm(x[0], x[2])), OP(group_norm(x[3], 2, x[2].narrow(0, 0, 4))),
-    OP(batch_norm(x[3], x[2].narrow(0, 0, 4), {}, on(zeros({4})), on(ones({4})), true)), OP(dropout(x[0], 0.4)),
-    OP(attention(x[3], x[3], x[3])), OP(attention(x[3], x[3], x[3], on(tril(ones({6, 6}, {.dtype = boolean}))), {.scale = 0, .dropout = 0.2, .key = next_random_key()})),
-    OP(attention_packed(x[3][0], 2)), OP(rotary(x[3], on(ones({6, 3})), on(zeros({6, 3})))), OP(embedding(x[0], on(tokens))),
-    OP(cross_entropy(x[0], on(places))), OP(cross_entropy(x[0], on(places), {.weight = on(ones({6})), .label_smoothing = 0.1})), OP(cross_entropy(x[0], x[1].detach())),
-    OP(nll_loss(log_softmax(x[0], 1), on(places))), OP(mse_loss(x[0], x[1])), OP(l1_loss(x[0], x[1])), OP(smooth_l1_loss(x[0], x[1])), OP(huber_loss(x[0], x[1])),
-    OP(bce_with_logits(x[0], x[1], on(ones({6})), on(ones({6})))), OP(kl_div(log_softmax(x[0], 1), x[1])),
-    OP(gather(x[0], 1, on(places.view({4, 1})))), OP(scatter(x[0], 1, on(places.view({4, 1})), x[1].narrow(1, 0, 1))), OP(scatter_add(x[0], 1, on(places.view({4, 1})), x[1].narrow(1, 0, 1))),
-    OP(index_select(x[0], 0, on(places))), OP(masked_fill(x[0], on(gt(x[1], x[0])), 2)), OP(cat(Inputs{x[0], x[1]}, 1)), OP(stack(Inputs{x[0], x[1]})),
-    OP(pad(x[0], {1, -1})), OP(flip(x[0], {0, 1})), OP(roll(x[0], {2}, {1})), OP(repeat(x[0], {2, 1})), OP(tril(x[0]) + triu(x[1])),
-    OP(x[0].slice(1, 0, 5, 2)), OP(x[0].select(0, 1) + x[0].diagonal()[0]), OP(x[0].split(4, 1)[1]), OP(x[0].chunk(3, 0)[0].expand({2, 2, 6})), OP(x[0].t().contiguous()),
-    OP(x[0].to(f64)), OP(x[0].clone().view({2, 12}).transpose(0, 1).unsqueeze(0).squeeze()),
+    OP(x[0] + x[2]),
+    OP(x[0] * x[1] / x[2]),
+    OP(2.0 - x[0]),
+    OP(1.0 / x[0]),
+    OP(exp(x[0]) + log(x[1]) + sqrt(x[1])),
+    OP(relu(x[0]) + gelu(x[1]) + silu(x[0]) + tanh(x[1])),
+    OP(where(on(gt(x[0], x[1])), x[0], x[1])),
+    OP(addcmul(x[0], x[1], x[2], 0.5)),
+    OP(lerp(x[0], x[1], 0.3)),
+    OP(maximum(x[0], x[1]) - minimum(x[0], x[1])),
+    OP(sum(x[0], {0})),
+    OP(mean(x[0])),
+    OP(prod(x[0], {1})),
+    OP(amax(x[0], {0}) + amin(x[0], {0})),
+    OP(var(x[0], {1})),
+    OP(stddev(x[0])),
+    OP(norm(x[0])),
+    OP(logsumexp(x[0], {1})),
+    OP(max(x[0], 1).values),
+    OP(min(x[0])),
+    OP(cumsum(x[0], 1)),
+    OP(cumprod(x[0], 1)),
+    OP(sort(x[0], 1).values),
+    OP(topk(x[0], 2, 1).values),
+    OP(matmul(x[0], x[1].t())),
+    OP(addmm(x[2], x[0].t(), x[1])),
+    OP(outer(x[2], x[2])),
+    OP(einsum("ij,kj->ik", Inputs{x[0], x[1]})),
+    OP(einsum("ij,kl->i", Inputs{x[0], x[1]})),
+    OP(linear(x[0], x[1], {}, Activation::gelu_tanh)),
+    OP(linear(x[3], x[1])),
+    OP(conv1d(x[3][0].narrow(1, 0, 3), x[4][0])),
+    OP(conv2d(x[3], x[4], x[2].narrow(0, 0, 4), {.padding = {1, 1}})),
+    OP(conv_transpose2d(x[3], x[4])),
+    OP(max_pool2d(x[3], {.kernel = {2, 2}, .stride = {2, 2}})),
+    OP(avg_pool2d(x[3], {.kernel = {2, 2}, .stride = {2, 2}})),
+    OP(adaptive_avg_pool2d(x[3], 2, 3)),
+    OP(softmax(x[0], 1)),
+    OP(log_softmax(x[0], 0)),
+    OP(layer_norm(x[0], {6}, x[2], x[2])),
+    OP(rms_norm(x[0], x[2])),
+    OP(group_norm(x[3], 2, x[2].narrow(0, 0, 4))),
+    OP(batch_norm(x[3], x[2].narrow(0, 0, 4), {}, on(zeros({4})), on(ones({4})), true)),
+    OP(dropout(x[0], 0.4)),
+    OP(attention(x[3], x[3], x[3])),
+    OP(attention(x[3], x[3], x[3], on(tril(ones({6, 6}, {.dtype = boolean}))),
+                 {.scale = 0, .dropout = 0.2, .key = next_random_key()})),
+    OP(attention_packed(x[3][0], 2)),
+    OP(rotary(x[3], on(ones({6, 3})), on(zeros({6, 3})))),
+    OP(embedding(x[0], on(tokens))),
+    OP(cross_entropy(x[0], on(places))),
+    OP(cross_entropy(x[0], on(places), {.weight = on(ones({6})), .label_smoothing = 0.1})),
+    OP(cross_entropy(x[0], x[1].detach())),
+    OP(nll_loss(log_softmax(x[0], 1), on(places))),
+    OP(mse_loss(x[0], x[1])),
+    OP(l1_loss(x[0], x[1])),
+    OP(smooth_l1_loss(x[0], x[1])),
+    OP(huber_loss(x[0], x[1])),
+    OP(bce_with_logits(x[0], x[1], on(ones({6})), on(ones({6})))),
+    OP(kl_div(log_softmax(x[0], 1), x[1])),
+    OP(gather(x[0], 1, on(places.view({4, 1})))),
+    OP(scatter(x[0], 1, on(places.view({4, 1})), x[1].narrow(1, 0, 1))),
+    OP(scatter_add(x[0], 1, on(places.view({4, 1})), x[1].narrow(1, 0, 1))),
+    OP(index_select(x[0], 0, on(places))),
+    OP(masked_fill(x[0], on(gt(x[1], x[0])), 2)),
+    OP(cat(Inputs{x[0], x[1]}, 1)),
+    OP(stack(Inputs{x[0], x[1]})),
+    OP(pad(x[0], {1, -1})),
+    OP(flip(x[0], {0, 1})),
+    OP(roll(x[0], {2}, {1})),
+    OP(repeat(x[0], {2, 1})),
+    OP(tril(x[0]) + triu(x[1])),
+    OP(x[0].slice(1, 0, 5, 2)),
+    OP(x[0].select(0, 1) + x[0].diagonal()[0]),
+    OP(x[0].split(4, 1)[1]),
+    OP(x[0].chunk(3, 0)[0].expand({2, 2, 6})),
+    OP(x[0].t().contiguous()),
+    OP(x[0].to(f64)),
+    OP(x[0].clone().view({2, 12}).transpose(0, 1).unsqueeze(0).squeeze()),
 };
 
 }  // namespace
@@ -100,7 +163,9 @@ TEST_CASE("moving a variable is an operation: its gradient moves back") {
   CHECK(w.grad().to_vector<float>() == std::vector<float>{8, 20, 36});
   CHECK(v.grad().device() == second);
   CHECK(v.grad().to_vector<float>() == std::vector<float>{1, 4, 9});
-  CHECK(message([&] { w * v; }) == "[mul] expected one device, got (3) on cpu:0 and (3) on cpu:1 (move with .to(device))");
+  CHECK(message([&] { w* v; }) ==
+        "[mul] expected one device, got (3) on cpu:0 and (3) on cpu:1 (move with .to(device))");
   CHECK(message([&] { mse_loss(v * 1.0, w); }).find("cpu:1") != std::string::npos);
-  CHECK(message([&] { (v * 2.0).backward(ones({3})); }) == "[backward] expected a gradient on cpu:1, got one on cpu:0 (move with .to(device))");
+  CHECK(message([&] { (v * 2.0).backward(ones({3})); }) ==
+        "[backward] expected a gradient on cpu:1, got one on cpu:0 (move with .to(device))");
 }

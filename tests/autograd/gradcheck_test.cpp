@@ -32,12 +32,15 @@ TEST_CASE("gradcheck accepts what is right and names what is wrong") {
   CHECK(gradcheck([](const Inputs& x) { return triple(x[0], 3); }, x) == "");
   const std::string wrong = gradcheck([](const Inputs& x) { return triple(x[0], 2.9); }, x);
   CHECK(wrong.find("input 0, element (0, 0): the tape gives") == 0);
-  CHECK(gradcheck([](const Inputs& x) { return triple(x[0], 0); }, x).find("the tape gives 0, differences give") != std::string::npos);
+  CHECK(gradcheck([](const Inputs& x) { return triple(x[0], 0); }, x).find("the tape gives 0, differences give") !=
+        std::string::npos);
   // One wrong element among many.
-  const std::string one = gradcheck([](const Inputs& x) {
-    const Variable rest = x[0].narrow(1, 0, 2) * 1.0;
-    return sum(rest) + sum(triple(x[0][1].narrow(0, 2, 1), 1)) + x[0][0][2];
-  }, x);
+  const std::string one = gradcheck(
+      [](const Inputs& x) {
+        const Variable rest = x[0].narrow(1, 0, 2) * 1.0;
+        return sum(rest) + sum(triple(x[0][1].narrow(0, 2, 1), 1)) + x[0][0][2];
+      },
+      x);
   CHECK(one.find("input 0, element (1, 2)") == 0);
 }
 
@@ -52,10 +55,14 @@ TEST_CASE("gradcheck replays random numbers and leaves inputs as they were") {
 
 TEST_CASE("gradcheck wants f64 leaves without repeated elements") {
   const auto message = [](const Inputs& inputs) {
-    try { gradcheck([](const Inputs& x) { return x[0] * 2.0; }, inputs); } catch (const Error& error) { return std::string(error.what()); }
+    try {
+      gradcheck([](const Inputs& x) { return x[0] * 2.0; }, inputs);
+    } catch (const Error& error) { return std::string(error.what()); }
     return std::string("no error");
   };
-  CHECK(message({Variable(ones({2}), true)}).find("[gradcheck] expected inputs that require grad to be f64 leaves, got f32") == 0);
-  CHECK(message({Variable(ones({1}, {.dtype = f64}).expand({3}), true)}).find("[gradcheck] expected inputs without repeated elements") == 0);
+  CHECK(message({Variable(ones({2}), true)})
+            .find("[gradcheck] expected inputs that require grad to be f64 leaves, got f32") == 0);
+  CHECK(message({Variable(ones({1}, {.dtype = f64}).expand({3}), true)})
+            .find("[gradcheck] expected inputs without repeated elements") == 0);
   CHECK(message({Variable(ones({2}, {.dtype = f64}))}) == "[gradcheck] expected an input that requires grad, got none");
 }

@@ -16,7 +16,8 @@ namespace {
 Variable body(const Variable& x, const std::vector<Variable>& w, bool recompute) {
   const auto piece = [&](const Variable& in) { return gelu(linear(layer_norm(in, {8}, w[2], w[3]), w[0], w[1])); };
   const Variable y = recompute ? checkpoint(piece, x) : piece(x);
-  const Variable z = add(mul(linear(linear(y, w[0], w[1], Activation::gelu_erf), w[0], w[1], Activation::relu), y), w[4]);  // a leaf that is broadcast
+  const Variable z = add(mul(linear(linear(y, w[0], w[1], Activation::gelu_erf), w[0], w[1], Activation::relu), y),
+                         w[4]);  // a leaf that is broadcast
   return mean(mul(softmax(z, -1), z));
 }
 
@@ -77,6 +78,7 @@ TEST_CASE("split backward: gradients from elsewhere, several roots, and nothing 
   none.finish();
   CHECK(x.grad().to_vector<float>() == std::vector<float>{2, 2});
   joined({}, {}).backward();
-  CHECK(contains(message([&] { SplitBackward(sum(Variable(ones({2}))), {}); }), "nothing that made this value wants a gradient"));
+  CHECK(contains(message([&] { SplitBackward(sum(Variable(ones({2}))), {}); }),
+                 "nothing that made this value wants a gradient"));
   CHECK(contains(message([&] { SplitBackward(sum(x), {sum(x)}); }), "expected leaves"));
 }

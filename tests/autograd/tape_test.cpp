@@ -98,7 +98,10 @@ TEST_CASE("hooks see, replace and are removed; leaves tell when they are complet
   Variable x = leaf({1}), w = leaf({5});
   Variable y = x * w;
   std::vector<std::string> events;
-  const int id = y.on_grad([&](const Tensor& g) { events.push_back("y " + std::to_string(int(g.item()))); return mul_scalar(g, 10); });
+  const int id = y.on_grad([&](const Tensor& g) {
+    events.push_back("y " + std::to_string(int(g.item())));
+    return mul_scalar(g, 10);
+  });
   w.on_grad_complete([&](Tensor& g) { events.push_back("w " + std::to_string(int(g.item()))); });
   (y * 2.0 + w).backward();
   CHECK(events == std::vector<std::string>{"y 2", "w 21"});
@@ -130,8 +133,10 @@ TEST_CASE("a product folds the derivative before it into its gradient, unless so
       {"a hook", false, [](auto& hidden, auto&) { hidden.on_grad([](const Tensor&) { return Tensor(); }); }},
       {"a second reader before", false, [](auto& hidden, auto& loss) { loss = loss + sum(hidden * 0.0); }},
       {"a kept gradient", false, [](auto& hidden, auto&) { hidden.retain_grad(); }}};
-  for (const auto activate : {+[](const Variable& x, const Variable& w) { return linear(x, w, {}, Activation::gelu_tanh); }, +[](const Variable& x, const Variable& w) { return tanh(linear(x, w)); },
-                              +[](const Variable& x, const Variable& w) { return relu(linear(x, w)); }}) {
+  for (const auto activate :
+       {+[](const Variable&x, const Variable&w) { return linear(x, w, {}, Activation::gelu_tanh); },
+        +[](const Variable&x, const Variable&w) { return tanh(linear(x, w)); },
+        +[](const Variable&x, const Variable&w) { return relu(linear(x, w)); }}) {
     for (const DType dtype : {f32, f64, bf16}) {
       manual_seed(8);
       const Tensor data = randn({3, 5, 7}).to(dtype);
@@ -157,7 +162,8 @@ TEST_CASE("a product folds the derivative before it into its gradient, unless so
       // Asked for its gradient; and where NaNs are looked for, the operation that makes one is named.
       Variable hidden = activate(Variable(data, true), up);
       const Variable loss = sum(linear(hidden, down));
-      CHECK(equal(grad(loss, {hidden}, {}, true)[0], matmul(ones({15, 4}, {.dtype = dtype}), down.tensor()).view({3, 5, 33})));
+      CHECK(equal(grad(loss, {hidden}, {}, true)[0],
+                  matmul(ones({15, 4}, {.dtype = dtype}), down.tensor()).view({3, 5, 33})));
       const AnomalyMode anomaly;
       bool folded = true;
       hidden.before_backward([&folded, node = hidden.impl()->node.get()] { folded = node->is_folded(); });
@@ -184,7 +190,11 @@ TEST_CASE("changing a saved value in place is an error that names both operation
   const std::string text = message([&] { y.backward(); });
   CHECK(contains(text, "mul"));
   CHECK(contains(text, "add_scalar_"));
-  CHECK(contains(message([&] { Variable copy = x; add_scalar_(copy, 1); }), "a leaf that requires grad cannot be changed in place"));
+  CHECK(contains(message([&] {
+                   Variable copy = x;
+                   add_scalar_(copy, 1);
+                 }),
+                 "a leaf that requires grad cannot be changed in place"));
   Variable fine = x * 2.0;
   add_scalar_(fine, 1);
   sum(fine * fine).backward();
@@ -195,7 +205,10 @@ TEST_CASE("an error inside a pass leaves no gradients behind") {
   Variable x = leaf({1});
   Variable a = x * 2.0, b = x * 3.0;
   bool fail_now = true;
-  a.on_grad([&](const Tensor&) -> Tensor { if (fail_now) throw Error("stop"); return {}; });
+  a.on_grad([&](const Tensor&) -> Tensor {
+    if (fail_now) throw Error("stop");
+    return {};
+  });
   const Variable y = a + b;
   CHECK_THROWS_AS(y.backward({}, true), Error);
   CHECK(!x.grad().defined());
@@ -255,7 +268,13 @@ TEST_CASE("after_backward runs once, at the end of the pass") {
   int calls = 0;
   bool complete = false;
   Variable y = x * 2.0;
-  y.on_grad([&](const Tensor&) { after_backward([&] { ++calls; complete = x.grad().defined(); }); return Tensor(); });
+  y.on_grad([&](const Tensor&) {
+    after_backward([&] {
+      ++calls;
+      complete = x.grad().defined();
+    });
+    return Tensor();
+  });
   y.backward();
   CHECK(calls == 1);
   CHECK(complete);

@@ -1,6 +1,6 @@
 #pragma once
-// Runs a kernel on the CPU and on the device with the same arguments and compares what it writes; on the simulated device in
-// three orders of threads, which must agree in every bit.
+// Runs a kernel on the CPU and on the device with the same arguments and compares what it writes; on the simulated
+// device in three orders of threads, which must agree in every bit.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -34,7 +34,9 @@ inline Tensor random_integers(const Shape& shape, int64_t end, uint32_t seed = 1
 }
 
 /// One unit in the last place of results around 1, roughly, with what sums lose.
-inline double tolerance(DType dtype) { return dtype == f64 ? 1e-12 : dtype == f32 ? 2e-5 : dtype == f16 ? 2e-3 : 1.6e-2; }
+inline double tolerance(DType dtype) {
+  return dtype == f64 ? 1e-12 : dtype == f32 ? 2e-5 : dtype == f16 ? 2e-3 : 1.6e-2;
+}
 
 /// x on a device, with the same strides; an undefined tensor stays one.
 inline Tensor like_on(const Tensor& x, Device device) {
@@ -50,7 +52,8 @@ inline void check_close(const Tensor& got, const Tensor& expected, double bound,
   for (size_t i = 0; i < a.size(); ++i) {
     const bool same = a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]));
     if (same || std::abs(a[i] - b[i]) <= bound * std::max(1.0, std::abs(b[i]))) continue;
-    FAIL_CHECK(what << ": element " << i << " of " << expected.shape() << " " << expected.dtype() << " is " << a[i] << ", expected " << b[i]);
+    FAIL_CHECK(what << ": element " << i << " of " << expected.shape() << " " << expected.dtype() << " is " << a[i]
+                    << ", expected " << b[i]);
     return;
   }
 }
@@ -66,13 +69,15 @@ using Arguments = std::vector<Tensor>;
 
 /// run(kernels, inputs, outputs) on both devices. `outputs` are made like the given ones, and hold NaN (or -1) before.
 inline void against_cpu(const std::string& what, const Arguments& inputs, const Arguments& outputs,
-                        const std::function<void(const Kernels&, const Arguments&, Arguments&)>& run, double bound = -1) {
+                        const std::function<void(const Kernels&, const Arguments&, Arguments&)>& run,
+                        double bound = -1) {
   const auto poisoned = [&](Device device) {
     Arguments to;
     for (const Tensor& x : outputs) {
       Tensor fresh = x;
       if (x.defined()) {
-        fresh = Tensor(Storage::allocate(std::max<int64_t>(x.storage()->bytes(), 1), device), x.offset(), x.shape(), x.strides(), x.dtype());
+        fresh = Tensor(Storage::allocate(std::max<int64_t>(x.storage()->bytes(), 1), device), x.offset(), x.shape(),
+                       x.strides(), x.dtype());
         fresh.fill_(is_floating(x.dtype()) ? std::nan("") : -1);
       }
       to.push_back(fresh);
@@ -98,11 +103,14 @@ inline void against_cpu(const std::string& what, const Arguments& inputs, const 
     run(table(cuda0), there, got);
     synchronize(cuda0);
     std::vector<std::vector<unsigned char>> bits;
-    for (size_t i = 0; i < got.size(); ++i) bits.push_back(got[i].defined() ? bytes_of(got[i]) : std::vector<unsigned char>());
+    for (size_t i = 0; i < got.size(); ++i)
+      bits.push_back(got[i].defined() ? bytes_of(got[i]) : std::vector<unsigned char>());
     if (first.empty()) {
       first = bits;
       for (size_t i = 0; i < got.size(); ++i) {
-        if (expected[i].defined()) check_close(got[i], expected[i], bound >= 0 ? bound : tolerance(expected[i].dtype()), what + ", result " + std::to_string(i));
+        if (expected[i].defined())
+          check_close(got[i], expected[i], bound >= 0 ? bound : tolerance(expected[i].dtype()),
+                      what + ", result " + std::to_string(i));
       }
     }
     CHECK_MESSAGE(bits == first, what << ": the order of threads shows in the result");

@@ -34,7 +34,9 @@ const Case cases[] = {
 
 Tensor heads_of(const Case& c, int64_t heads, int64_t tokens, DType dtype, uint32_t seed) {
   if (!c.transposed) return random_tensor({c.batch, heads, tokens, c.width}, dtype, seed);
-  return random_tensor({c.batch, tokens, heads, c.width + (c.width % 16 == 0 ? 8 : 4)}, dtype, seed).narrow(3, 0, c.width).transpose(1, 2);
+  return random_tensor({c.batch, tokens, heads, c.width + (c.width % 16 == 0 ? 8 : 4)}, dtype, seed)
+      .narrow(3, 0, c.width)
+      .transpose(1, 2);
 }
 
 Tensor mask_of(const Case& c, DType dtype) {
@@ -50,34 +52,54 @@ Tensor mask_of(const Case& c, DType dtype) {
 TEST_CASE("cuda: attention and its gradient") {
   for (const Case& c : cases) {
     for (const DType dtype : {f32, f64, f16, bf16}) {
-      const AttentionArgs args{.scale = c.width > 0 ? 1 / std::sqrt(double(c.width)) : 1, .causal = c.causal, .dropout = c.dropout, .key = {123, 456}, .first_head = c.mask, .all_heads = c.mask > 0 ? c.heads + 3 : 0};
-      const Tensor q = heads_of(c, c.heads, c.queries, dtype, 1), k = heads_of(c, c.groups, c.keys, dtype, 2), v = heads_of(c, c.groups, c.keys, dtype, 3);
+      const AttentionArgs args{.scale = c.width > 0 ? 1 / std::sqrt(double(c.width)) : 1,
+                               .causal = c.causal,
+                               .dropout = c.dropout,
+                               .key = {123, 456},
+                               .first_head = c.mask,
+                               .all_heads = c.mask > 0 ? c.heads + 3 : 0};
+      const Tensor q = heads_of(c, c.heads, c.queries, dtype, 1), k = heads_of(c, c.groups, c.keys, dtype, 2),
+                   v = heads_of(c, c.groups, c.keys, dtype, 3);
       const Tensor mask = mask_of(c, dtype), grad = heads_of(c, c.heads, c.queries, dtype, 4);
-      Tensor out = heads_of(c, c.heads, c.queries, dtype, 5), lse = empty({c.batch, c.heads, c.queries}, {dtype == f64 ? f64 : f32, cpu});
-      const std::string what = str("attention ", dtype, " ", q.shape(), " ", k.shape(), c.causal ? " causal" : "", c.mask ? " mask" : "", c.dropout > 0 ? " dropout" : "");
-      against_cpu(what, {q, k, v, mask}, {out, lse},
-                  [&](const Kernels& kernels, const Arguments& in, Arguments& to) { kernels.attention(in[0], in[1], in[2], in[3], args, to[0], to[1]); });
+      Tensor out = heads_of(c, c.heads, c.queries, dtype, 5),
+             lse = empty({c.batch, c.heads, c.queries}, {dtype == f64 ? f64 : f32, cpu});
+      const std::string what = str("attention ", dtype, " ", q.shape(), " ", k.shape(), c.causal ? " causal" : "",
+                                   c.mask ? " mask" : "", c.dropout > 0 ? " dropout" : "");
+      against_cpu(what, {q, k, v, mask}, {out, lse}, [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
+        kernels.attention(in[0], in[1], in[2], in[3], args, to[0], to[1]);
+      });
       table(cpu).attention(q, k, v, mask, args, out, lse);
-      against_cpu(what + " gradient", {grad, q, k, v, mask, out, lse}, {q, k, v}, [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
-        kernels.attention_grad(in[0], in[1], in[2], in[3], in[4], in[5], in[6], args, to[0], to[1], to[2]);
-      }, tolerance(dtype) * 3);
+      against_cpu(
+          what + " gradient", {grad, q, k, v, mask, out, lse}, {q, k, v},
+          [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
+            kernels.attention_grad(in[0], in[1], in[2], in[3], in[4], in[5], in[6], args, to[0], to[1], to[2]);
+          },
+          tolerance(dtype) * 3);
     }
   }
 }
 
 TEST_CASE("cuda: rotary, of any rows") {
-  struct Rows { Shape shape; bool transposed; };
-  for (const auto& [shape, transposed] : {Rows{{1, 2}, false}, Rows{{0, 4}, false}, Rows{{5, 0}, false}, Rows{{3, 31, 6}, false}, Rows{{2, 3, 33, 64}, true}, Rows{{2, 5, 7, 8}, true}, Rows{{2, 2, 3, 17, 16}, false}}) {
+  struct Rows {
+    Shape shape;
+    bool transposed;
+  };
+  for (const auto& [shape, transposed] :
+       {Rows{{1, 2}, false}, Rows{{0, 4}, false}, Rows{{5, 0}, false}, Rows{{3, 31, 6}, false},
+        Rows{{2, 3, 33, 64}, true}, Rows{{2, 5, 7, 8}, true}, Rows{{2, 2, 3, 17, 16}, false}}) {
     for (const DType dtype : {f32, f64, f16, bf16}) {
       for (const DType of_table : {dtype, f32}) {
         if (dtype == f64 && of_table != f64) continue;
         const int64_t tokens = shape[shape.rank() - 2], half = shape.back() / 2;
         Tensor x = random_tensor(shape, dtype, 1);
         if (transposed) x = random_tensor({shape[0], shape[2], shape[1], shape[3]}, dtype, 1).transpose(1, 2);
-        const Tensor cosine = random_tensor({tokens, half}, of_table, 2), sine = random_tensor({tokens, half}, of_table, 3);
+        const Tensor cosine = random_tensor({tokens, half}, of_table, 2),
+                     sine = random_tensor({tokens, half}, of_table, 3);
         for (const bool inverse : {false, true})
           against_cpu(str("rotary ", dtype, " ", shape), {x, cosine, sine}, {random_tensor(shape, dtype)},
-                      [&](const Kernels& k, const Arguments& in, Arguments& to) { k.rotary(in[0], in[1], in[2], inverse, to[0]); });
+                      [&](const Kernels& k, const Arguments& in, Arguments& to) {
+                        k.rotary(in[0], in[1], in[2], inverse, to[0]);
+                      });
       }
     }
   }

@@ -59,7 +59,10 @@ TEST_CASE("cuda: the ledger counts what the device holds") {
 }
 
 TEST_CASE("cuda: errors name the device, the operation and what would help") {
-  CHECK(contains(message([] { empty({1}, {.device = {Device::Type::cuda, 63}}); }), "expected one of the devices cuda:0"));
+  CHECK(contains(message([] {
+                   empty({1}, {.device = {Device::Type::cuda, 63}});
+                 }),
+                 "expected one of the devices cuda:0"));
   const Tensor x = full({2}, 1, {.device = cuda0});
   CHECK(contains(message([&] { copy_async(x, empty({2}, {.dtype = f64, .device = cpu})); }), "one shape and dtype"));
 }

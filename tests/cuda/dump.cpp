@@ -1,5 +1,5 @@
-// dump: runs every family of kernels on fixed inputs on the device, and writes the results to a file; or compares two such
-// files, case by case: the simulated device's against a card's.
+// dump: runs every family of kernels on fixed inputs on the device, and writes the results to a file; or compares two
+// such files, case by case: the simulated device's against a card's.
 //
 //   dump OUT.safetensors            dump --compare A.safetensors B.safetensors [TOLERANCE]
 #include <cmath>
@@ -40,50 +40,86 @@ Results run_all() {
   Results all;
   const auto add_case = [&](const std::string& name, const std::function<Results()>& run) {
     try {
-      for (const auto& [part, tensor] : run()) all.emplace_back(part.empty() ? name : name + "." + part, tensor.to(cpu).contiguous());
-    } catch (const Error& error) {
-      std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
-    }
+      for (const auto& [part, tensor] : run())
+        all.emplace_back(part.empty() ? name : name + "." + part, tensor.to(cpu).contiguous());
+    } catch (const Error& error) { std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what()); }
   };
   for (const DType dtype : {f32, f16, bf16}) {
     for (const Shape& shape : {Shape{33, 31}, Shape{4, 1000}, Shape{3, 4099}}) {
       const std::string end = str(" ", dtype, " ", shape);
       const int64_t rows = shape[0], columns = shape[1];
-      const Tensor x = values(shape, 1, dtype), y = values(shape, 2, dtype), positive = abs(x) + 0.1, w = values({columns}, 3, dtype), b = values({columns}, 4, dtype);
+      const Tensor x = values(shape, 1, dtype), y = values(shape, 2, dtype), positive = abs(x) + 0.1,
+                   w = values({columns}, 3, dtype), b = values({columns}, 4, dtype);
       add_case("pointwise" + end, [&]() -> Results {
-        return {{"add", add(x, y)}, {"mul", mul(x, w)}, {"div", div(x, positive)}, {"exp", exp(x)}, {"log", log(positive)}, {"tanh", tanh(x)}, {"gelu", gelu(x)}, {"silu", silu(x)}, {"sigmoid", sigmoid(x)},
-                {"sqrt", sqrt(positive)}, {"sin", sin(x)}, {"max", maximum(x, y)}, {"transposed", x.t().contiguous()}, {"where", where(gt(x, y), x, y)}};
+        return {{"add", add(x, y)},
+                {"mul", mul(x, w)},
+                {"div", div(x, positive)},
+                {"exp", exp(x)},
+                {"log", log(positive)},
+                {"tanh", tanh(x)},
+                {"gelu", gelu(x)},
+                {"silu", silu(x)},
+                {"sigmoid", sigmoid(x)},
+                {"sqrt", sqrt(positive)},
+                {"sin", sin(x)},
+                {"max", maximum(x, y)},
+                {"transposed", x.t().contiguous()},
+                {"where", where(gt(x, y), x, y)}};
       });
       add_case("reduce" + end, [&]() -> Results {
-        return {{"sum", sum(x)}, {"rows", sum(x, {1})}, {"columns", mean(x, {0})}, {"max", amax(x, {1})}, {"var", var(x, {1})}, {"argmax", argmax(x, 1)}, {"logsumexp", logsumexp(x, {1})}, {"cumsum", cumsum(x, 1)},
-                {"sort", sort(x, 1).indices}, {"topk", topk(x, 5, 1).values}};
+        return {{"sum", sum(x)},
+                {"rows", sum(x, {1})},
+                {"columns", mean(x, {0})},
+                {"max", amax(x, {1})},
+                {"var", var(x, {1})},
+                {"argmax", argmax(x, 1)},
+                {"logsumexp", logsumexp(x, {1})},
+                {"cumsum", cumsum(x, 1)},
+                {"sort", sort(x, 1).indices},
+                {"topk", topk(x, 5, 1).values}};
       });
       add_case("rows" + end, [&]() -> Results {
         const NormResult norm = layer_norm(x, {columns}, w, b), rms = rms_norm(x, w);
         const NormGrad grad = layer_norm_grad(y, x, norm, {columns}, w, true);
         const Tensor s = softmax(x, 1), target = numbers({rows}, columns);
         const CrossEntropyRows loss = cross_entropy_rows(x, target);
-        return {{"softmax", s}, {"softmax_grad", softmax_grad(false, y, s, 1)}, {"log_softmax", log_softmax(x, 1)}, {"layer_norm", norm.out}, {"layer_norm_grad", grad.x}, {"layer_norm_weight", grad.weight},
-                {"rms_norm", rms.out}, {"cross_entropy", loss.loss},
-                {"cross_entropy_grad", cross_entropy_rows_grad(ones({rows}, {.dtype = loss.loss.dtype(), .device = cuda0}), x, loss.lse, target, {}, {}, false)}};
+        return {
+            {"softmax", s},
+            {"softmax_grad", softmax_grad(false, y, s, 1)},
+            {"log_softmax", log_softmax(x, 1)},
+            {"layer_norm", norm.out},
+            {"layer_norm_grad", grad.x},
+            {"layer_norm_weight", grad.weight},
+            {"rms_norm", rms.out},
+            {"cross_entropy", loss.loss},
+            {"cross_entropy_grad", cross_entropy_rows_grad(ones({rows}, {.dtype = loss.loss.dtype(), .device = cuda0}),
+                                                           x, loss.lse, target, {}, {}, false)}};
       });
-      add_case("matmul" + end, [&]() -> Results { return {{"product", matmul(x, y.t())}, {"linear", linear(x, y, {}, Activation::gelu_tanh)}}; });
+      add_case("matmul" + end, [&]() -> Results {
+        return {{"product", matmul(x, y.t())}, {"linear", linear(x, y, {}, Activation::gelu_tanh)}};
+      });
       add_case("index" + end, [&]() -> Results {
         const Tensor index = numbers({50}, rows), table = zeros(shape, {.dtype = dtype, .device = cuda0});
         embedding_grad_(table, values({50, columns}, 5, dtype), index);
-        return {{"embedding", embedding(x, index)}, {"embedding_grad", table}, {"gather", gather(x, 1, numbers({rows, 9}, columns))}, {"tril", tril(x)}};
+        return {{"embedding", embedding(x, index)},
+                {"embedding_grad", table},
+                {"gather", gather(x, 1, numbers({rows, 9}, columns))},
+                {"tril", tril(x)}};
       });
     }
     const std::string end = str(" ", dtype);
     add_case("conv" + end, [&]() -> Results {
-      const Tensor x = values({2, 4, 9, 11}, 6, dtype), w = values({6, 2, 3, 3}, 7, dtype), g = values({2, 6, 5, 6}, 8, dtype);
+      const Tensor x = values({2, 4, 9, 11}, 6, dtype), w = values({6, 2, 3, 3}, 7, dtype),
+                   g = values({2, 6, 5, 6}, 8, dtype);
       const ConvArgs args{.stride = {2, 2}, .padding = {1, 1}, .groups = 2};
       const WeightBiasGrad grad = conv2d_grad_weight(g, x, w.shape(), args, true);
-      return {{"forward", conv2d(x, w, {}, args)}, {"grad_input", conv2d_grad_input(g, w, x.shape(), args)}, {"grad_weight", grad.weight}, {"grad_bias", grad.bias}, {"max_pool", max_pool2d(x, {}).values},
-              {"avg_pool", avg_pool2d(x, {})}};
+      return {{"forward", conv2d(x, w, {}, args)},    {"grad_input", conv2d_grad_input(g, w, x.shape(), args)},
+              {"grad_weight", grad.weight},           {"grad_bias", grad.bias},
+              {"max_pool", max_pool2d(x, {}).values}, {"avg_pool", avg_pool2d(x, {})}};
     });
     add_case("attention" + end, [&]() -> Results {
-      const Tensor q = values({2, 4, 37, 32}, 9, dtype), k = values({2, 2, 37, 32}, 10, dtype), v = values({2, 2, 37, 32}, 11, dtype), g = values({2, 4, 37, 32}, 12, dtype);
+      const Tensor q = values({2, 4, 37, 32}, 9, dtype), k = values({2, 2, 37, 32}, 10, dtype),
+                   v = values({2, 2, 37, 32}, 11, dtype), g = values({2, 4, 37, 32}, 12, dtype);
       const AttentionArgs args{.scale = 0.2, .causal = true};
       const AttentionResult result = attention(q, k, v, {}, args);
       const AttentionGrad grad = attention_grad(g, q, k, v, {}, result, args);
@@ -92,7 +128,9 @@ Results run_all() {
     add_case("random" + end, [&]() -> Results {
       manual_seed(5);
       const TensorOptions there{.dtype = dtype, .device = cuda0};
-      return {{"rand", rand({1001}, there)}, {"randn", randn({1001}, there)}, {"dropout", dropout(values({1001}, 13, dtype), 0.3, next_random_key())}};
+      return {{"rand", rand({1001}, there)},
+              {"randn", randn({1001}, there)},
+              {"dropout", dropout(values({1001}, 13, dtype), 0.3, next_random_key())}};
     });
   }
   return all;
@@ -118,10 +156,16 @@ int compare(const std::string& first, const std::string& second, double toleranc
     for (size_t i = 0; i < u.size() && i < v.size(); ++i) {
       largest = std::max(largest, std::abs(u[i]));
       const double difference = std::abs(u[i] - v[i]);
-      worst = std::isnan(u[i]) && std::isnan(v[i]) ? worst : std::isnan(difference) ? INFINITY : std::max(worst, difference);
+      worst = std::isnan(u[i]) && std::isnan(v[i]) ? worst
+              : std::isnan(difference)             ? INFINITY
+                                                   : std::max(worst, difference);
     }
-    const double unit = x.dtype() == f16 ? 0x1p-10 : x.dtype() == bf16 ? 0x1p-7 : 0x1p-20, allowed = tolerance * unit * std::max(largest, 1.0);
-    std::printf("%-50s largest difference %.3g of values up to %.3g%s\n", name.c_str(), worst, largest, worst <= allowed ? "" : "  TOO LARGE");
+    const double unit = x.dtype() == f16    ? 0x1p-10
+                        : x.dtype() == bf16 ? 0x1p-7
+                                            : 0x1p-20,
+                 allowed = tolerance * unit * std::max(largest, 1.0);
+    std::printf("%-50s largest difference %.3g of values up to %.3g%s\n", name.c_str(), worst, largest,
+                worst <= allowed ? "" : "  TOO LARGE");
     wrong += worst > allowed;
   }
   std::printf("%d cases, %d with equal bits, %d too far apart\n", count, equal_bits, wrong);
@@ -132,7 +176,8 @@ int compare(const std::string& first, const std::string& second, double toleranc
 
 int main(int argc, char** argv) {
   try {
-    if (argc >= 4 && !std::strcmp(argv[1], "--compare")) return compare(argv[2], argv[3], argc > 4 ? std::stod(argv[4]) : 4);
+    if (argc >= 4 && !std::strcmp(argv[1], "--compare"))
+      return compare(argv[2], argv[3], argc > 4 ? std::stod(argv[4]) : 4);
     LOCKSTEP_CHECK(argc == 2 && argv[1][0] != '-', "expected: dump OUT.safetensors, or dump --compare A B [TOLERANCE]");
     data::save_safetensors(argv[1], run_all());
   } catch (const std::exception& error) {

@@ -1,4 +1,5 @@
-// What the device does wrong, made to happen by the fake runtime: every error says what failed, where, and what would help.
+// What the device does wrong, made to happen by the fake runtime: every error says what failed, where, and what would
+// help.
 #include <doctest/doctest.h>
 
 #include "tensor/ops.h"
@@ -38,11 +39,14 @@ struct Clean {
 TEST_CASE("cuda errors: out of memory names the request, the device and who holds what") {
   const Clean clean;
   const Tensor held = full({1000}, 1, there);
-  CHECK(contains_all(message([] { empty({int64_t(1) << 40}, there); }), {"[memory] could not allocate 4398046511104 bytes on cuda:0", "bytes free", "held by this process", "activation checkpointing"}));
+  CHECK(contains_all(message([] { empty({int64_t(1) << 40}, there); }),
+                     {"[memory] could not allocate 4398046511104 bytes on cuda:0", "bytes free", "held by this process",
+                      "activation checkpointing"}));
   CHECK(full({2}, 3, there).to_vector<float>()[1] == 3);  // nothing is broken
   const int64_t before = memory_report(cuda0).total.current;
   const size_t allocations = fake::held().allocations;
-  for (int64_t nth = 1;; ++nth) {  // whichever allocation fails, the next try works: what the pool keeps has been given back
+  for (int64_t nth = 1;;
+       ++nth) {  // whichever allocation fails, the next try works: what the pool keeps has been given back
     fake::fail_allocation(nth);
     const std::string text = message([&] { matmul(full({70, 70}, 1, there), full({70, 70}, 2, there)); });
     CHECK(text == "(no error)");
@@ -59,7 +63,9 @@ TEST_CASE("cuda errors: a launch that fails names operation, shape and stream, a
   const Tensor x = full({1000}, 1, there);
   synchronize(cuda0);
   fake::fail_launch(1);
-  CHECK(contains_all(message([&] { x.fill_(2); }), {"[fill] could not start a kernel of", "threads", "bytes of shared memory on cuda:0, stream", "cudaErrorLaunchOutOfResources"}));
+  CHECK(contains_all(message([&] { x.fill_(2); }),
+                     {"[fill] could not start a kernel of", "threads", "bytes of shared memory on cuda:0, stream",
+                      "cudaErrorLaunchOutOfResources"}));
   x.fill_(3);
   CHECK(x.to_vector<float>()[0] == 3);
   fake::fail_launch(1);
@@ -72,8 +78,11 @@ TEST_CASE("cuda errors: after a sticky one every call says that the process must
   synchronize(cuda0);
   fake::fail_run(1);
   const std::string first = message([&] { x.fill_(2), synchronize(cuda0); });
-  CHECK(contains_all(first, {"cudaErrorIllegalAddress", "this process cannot use its devices any more", "last checkpoint", "CUDA_LAUNCH_BLOCKING=1"}));
-  for (const auto& call : std::initializer_list<std::function<void()>>{[&] { x.fill_(3); }, [&] { x.to(cpu); }, [] { empty({5000}, there); }, [] { synchronize(cuda0); }, [&] { x.to_vector<float>(); }}) {
+  CHECK(contains_all(first, {"cudaErrorIllegalAddress", "this process cannot use its devices any more",
+                             "last checkpoint", "CUDA_LAUNCH_BLOCKING=1"}));
+  for (const auto& call : std::initializer_list<std::function<void()>>{
+           [&] { x.fill_(3); }, [&] { x.to(cpu); }, [] { empty({5000}, there); }, [] { synchronize(cuda0); },
+           [&] { x.to_vector<float>(); }}) {
     CHECK(contains_all(message(call), {"cudaErrorIllegalAddress", "last checkpoint", "The first error was: ["}));
   }
 }

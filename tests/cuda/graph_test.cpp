@@ -16,7 +16,9 @@ namespace {
 const Device cuda0{Device::Type::cuda, 0};
 const TensorOptions there{.dtype = f32, .device = cuda0};
 
-Tensor numbers(const Shape& shape, double start) { return arange(start, start + double(numel_of(shape)), 1, {.dtype = f32, .device = cpu}).view(shape); }
+Tensor numbers(const Shape& shape, double start) {
+  return arange(start, start + double(numel_of(shape)), 1, {.dtype = f32, .device = cpu}).view(shape);
+}
 
 }  // namespace
 
@@ -28,7 +30,7 @@ TEST_CASE("graph: replays follow the values of the inputs") {
   CHECK(!graph.is_captured());
   graph.capture([&] {
     ++calls;
-    const Tensor a = matmul(x, w);     // made and dropped inside: its memory serves b
+    const Tensor a = matmul(x, w);  // made and dropped inside: its memory serves b
     const Tensor b = matmul(x, w);
     y = matmul(a, b.t().contiguous());
   });
@@ -102,8 +104,18 @@ TEST_CASE("graph: what a replay would get wrong is an error, and a capture can b
   CHECK(contains(message([&] { graph.capture([&] { x.to(cpu); }); }), "while a graph is captured"));
   CHECK(contains(message([&] { graph.capture([&] { synchronize(cuda0); }); }), "while a graph is captured"));
   CHECK(contains(message([&] { graph.capture([&] { next_random_key(); }); }), "random numbers cannot be captured"));
-  CHECK(contains(message([&] { graph.capture([&] { if (Graph::is_capturing()) fail("mine"); }); }), "mine"));
-  CHECK(contains(message([&] { graph.capture([&] { if (Graph::is_capturing()) Graph(cuda0).capture([] {}); }); }), "one inside another"));
+  CHECK(contains(message([&] {
+                   graph.capture([&] {
+                     if (Graph::is_capturing()) fail("mine");
+                   });
+                 }),
+                 "mine"));
+  CHECK(contains(message([&] {
+                   graph.capture([&] {
+                     if (Graph::is_capturing()) Graph(cuda0).capture([] {});
+                   });
+                 }),
+                 "one inside another"));
   CHECK(!graph.is_captured());
   CHECK(!Graph::is_capturing());
   x.fill_(2);  // the stream works as before
@@ -121,5 +133,6 @@ TEST_CASE("graph: on the CPU the function itself runs again") {
   x.fill_(5);
   graph.replay();
   CHECK(y.to_vector<float>()[2] == 6);
-  CHECK(contains(message([&] { Graph(cpu).capture([&] { rand({2}, {.device = cpu}); }); }), "random numbers cannot be captured"));
+  CHECK(contains(message([&] { Graph(cpu).capture([&] { rand({2}, {.device = cpu}); }); }),
+                 "random numbers cannot be captured"));
 }

@@ -9,7 +9,8 @@ namespace {
 constexpr DType floats[] = {f32, f64, f16, bf16};
 
 Tensor images(const Shape& s, DType dtype, uint32_t seed, bool last) {
-  return last ? random_tensor({s[0], s[2], s[3], s[1]}, dtype, seed).permute({0, 3, 1, 2}) : random_tensor(s, dtype, seed);
+  return last ? random_tensor({s[0], s[2], s[3], s[1]}, dtype, seed).permute({0, 3, 1, 2})
+              : random_tensor(s, dtype, seed);
 }
 
 int64_t outputs(int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation, bool ceil = false) {
@@ -22,7 +23,10 @@ int64_t outputs(int64_t size, int64_t kernel, int64_t stride, int64_t padding, i
 }  // namespace
 
 TEST_CASE("cuda: convolution and its gradients") {
-  struct Case { Shape x, w; ConvArgs args; };
+  struct Case {
+    Shape x, w;
+    ConvArgs args;
+  };
   const Case cases[] = {
       {{1, 1, 1, 1}, {1, 1, 1, 1}, {}},
       {{0, 2, 3, 3}, {4, 2, 1, 1}, {}},
@@ -34,32 +38,50 @@ TEST_CASE("cuda: convolution and its gradients") {
   };
   for (const auto& [xs, ws, args] : cases) {
     Shape ys{xs[0], ws[0]};
-    for (int d = 0; d < 2; ++d) ys.push_back(outputs(xs[d + 2], ws[d + 2], args.stride[d], args.padding[d], args.dilation[d]));
+    for (int d = 0; d < 2; ++d)
+      ys.push_back(outputs(xs[d + 2], ws[d + 2], args.stride[d], args.padding[d], args.dilation[d]));
     for (const DType dtype : floats) {
       for (const bool last : {false, true}) {
-        const Tensor x = images(xs, dtype, 1, last), w = random_tensor(ws, dtype, 2), bias = random_tensor({ws[0]}, dtype, 3), g = images(ys, dtype, 4, last);
+        const Tensor x = images(xs, dtype, 1, last), w = random_tensor(ws, dtype, 2),
+                     bias = random_tensor({ws[0]}, dtype, 3), g = images(ys, dtype, 4, last);
         const std::string what = str("conv2d ", dtype, " ", xs, " ", ws, last ? " channels last" : "");
         const double bound = tolerance(dtype) * 3;
         for (const bool biased : {true, false})
-          against_cpu(what, {x, w, biased ? bias : Tensor()}, {g}, [&](const Kernels& k, const Arguments& in, Arguments& to) { k.conv2d(in[0], in[1], in[2], args, to[0]); }, bound);
-        against_cpu(what + " gradient of input", {g, w}, {x}, [&](const Kernels& k, const Arguments& in, Arguments& to) { k.conv2d_grad_input(in[0], in[1], args, to[0]); }, bound);
+          against_cpu(
+              what, {x, w, biased ? bias : Tensor()}, {g},
+              [&](const Kernels& k, const Arguments& in, Arguments& to) { k.conv2d(in[0], in[1], in[2], args, to[0]); },
+              bound);
+        against_cpu(
+            what + " gradient of input", {g, w}, {x},
+            [&](const Kernels& k, const Arguments& in, Arguments& to) {
+              k.conv2d_grad_input(in[0], in[1], args, to[0]);
+            },
+            bound);
         for (const bool biased : {true, false})
-          against_cpu(what + " gradient of weight", {g, x}, {w, biased ? bias : Tensor()},
-                      [&](const Kernels& k, const Arguments& in, Arguments& to) { k.conv2d_grad_weight(in[0], in[1], args, to[0], to[1]); }, bound);
+          against_cpu(
+              what + " gradient of weight", {g, x}, {w, biased ? bias : Tensor()},
+              [&](const Kernels& k, const Arguments& in, Arguments& to) {
+                k.conv2d_grad_weight(in[0], in[1], args, to[0], to[1]);
+              },
+              bound);
       }
     }
   }
 }
 
 TEST_CASE("cuda: pooling and its gradients") {
-  struct Case { Shape x; PoolArgs args; };
+  struct Case {
+    Shape x;
+    PoolArgs args;
+  };
   const Case cases[] = {
       {{1, 1, 1, 1}, {.kernel = {1, 1}, .stride = {1, 1}}},
       {{0, 2, 4, 4}, {}},
       {{2, 3, 8, 8}, {}},
       {{70, 2, 7, 9}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}}},
       {{2, 5, 31, 33}, {.kernel = {3, 2}, .stride = {1, 3}, .padding = {0, 1}, .ceil_mode = true}},
-      {{1, 4, 12, 5}, {.kernel = {4, 5}, .stride = {3, 5}, .padding = {2, 2}, .ceil_mode = true, .count_include_pad = false}},
+      {{1, 4, 12, 5},
+       {.kernel = {4, 5}, .stride = {3, 5}, .padding = {2, 2}, .ceil_mode = true, .count_include_pad = false}},
   };
   for (const auto& [xs, plain] : cases) {
     for (const bool dilated : {false, true}) {
@@ -67,19 +89,30 @@ TEST_CASE("cuda: pooling and its gradients") {
       if (dilated) args.dilation = {2, 1};
       if (xs[2] + 2 * args.padding[0] < args.dilation[0] * (args.kernel[0] - 1) + 1) continue;
       Shape ys{xs[0], xs[1]};
-      for (int d = 0; d < 2; ++d) ys.push_back(outputs(xs[d + 2], args.kernel[d], args.stride[d], args.padding[d], args.dilation[d], args.ceil_mode));
+      for (int d = 0; d < 2; ++d)
+        ys.push_back(
+            outputs(xs[d + 2], args.kernel[d], args.stride[d], args.padding[d], args.dilation[d], args.ceil_mode));
       for (const DType dtype : floats) {
         for (const bool last : {false, true}) {
           Tensor x = images(xs, dtype, 1, last), g = images(ys, dtype, 2, last), places = images(ys, i32, 3, last);
-          if (x.numel() > 20) x.narrow(3, 1, 1).fill_(0.5), x.narrow(2, 2, 1).narrow(3, 3, 1).fill_(std::nan(""));  // ties, and NaN
+          if (x.numel() > 20)
+            x.narrow(3, 1, 1).fill_(0.5), x.narrow(2, 2, 1).narrow(3, 3, 1).fill_(std::nan(""));  // ties, and NaN
           const std::string what = str("pool ", dtype, " ", xs, " ", args.kernel, last ? " channels last" : "");
-          against_cpu("max " + what, {x}, {g, places}, [&](const Kernels& k, const Arguments& in, Arguments& to) { k.max_pool2d(in[0], args, to[0], to[1]); }, 0);
+          against_cpu(
+              "max " + what, {x}, {g, places},
+              [&](const Kernels& k, const Arguments& in, Arguments& to) { k.max_pool2d(in[0], args, to[0], to[1]); },
+              0);
           Tensor y = images(ys, dtype, 3, last);
           table(cpu).max_pool2d(x, args, y, places);
-          against_cpu("max " + what + " gradient", {g, places}, {x}, [&](const Kernels& k, const Arguments& in, Arguments& to) { k.max_pool2d_grad(in[0], in[1], to[0]); });
+          against_cpu(
+              "max " + what + " gradient", {g, places}, {x},
+              [&](const Kernels& k, const Arguments& in, Arguments& to) { k.max_pool2d_grad(in[0], in[1], to[0]); });
           if (dilated) continue;
-          against_cpu("average " + what, {images(xs, dtype, 5, last)}, {g}, [&](const Kernels& k, const Arguments& in, Arguments& to) { k.avg_pool2d(in[0], args, to[0]); });
-          against_cpu("average " + what + " gradient", {g}, {x}, [&](const Kernels& k, const Arguments& in, Arguments& to) { k.avg_pool2d_grad(in[0], args, to[0]); });
+          against_cpu("average " + what, {images(xs, dtype, 5, last)}, {g},
+                      [&](const Kernels& k, const Arguments& in, Arguments& to) { k.avg_pool2d(in[0], args, to[0]); });
+          against_cpu(
+              "average " + what + " gradient", {g}, {x},
+              [&](const Kernels& k, const Arguments& in, Arguments& to) { k.avg_pool2d_grad(in[0], args, to[0]); });
         }
       }
     }
@@ -87,14 +120,21 @@ TEST_CASE("cuda: pooling and its gradients") {
 }
 
 TEST_CASE("cuda: adaptive average pooling and its gradient") {
-  struct Case { Shape x; int64_t p, q; };
-  for (const auto& [xs, p, q] : {Case{{1, 1, 1, 1}, 3, 2}, Case{{2, 3, 7, 9}, 1, 1}, Case{{2, 5, 10, 7}, 3, 4}, Case{{0, 2, 4, 4}, 2, 2}, Case{{1, 2, 5, 6}, 8, 6}}) {
+  struct Case {
+    Shape x;
+    int64_t p, q;
+  };
+  for (const auto& [xs, p, q] : {Case{{1, 1, 1, 1}, 3, 2}, Case{{2, 3, 7, 9}, 1, 1}, Case{{2, 5, 10, 7}, 3, 4},
+                                 Case{{0, 2, 4, 4}, 2, 2}, Case{{1, 2, 5, 6}, 8, 6}}) {
     for (const DType dtype : floats) {
       for (const bool last : {false, true}) {
         const Tensor x = images(xs, dtype, 1, last), g = images({xs[0], xs[1], p, q}, dtype, 2, last);
         const std::string what = str("adaptive_avg_pool2d ", dtype, " ", xs, " to ", p, "x", q);
-        against_cpu(what, {x}, {g}, [&](const Kernels& k, const Arguments& in, Arguments& to) { k.adaptive_avg_pool2d(in[0], to[0]); });
-        against_cpu(what + " gradient", {g}, {x}, [&](const Kernels& k, const Arguments& in, Arguments& to) { k.adaptive_avg_pool2d_grad(in[0], to[0]); });
+        against_cpu(what, {x}, {g},
+                    [&](const Kernels& k, const Arguments& in, Arguments& to) { k.adaptive_avg_pool2d(in[0], to[0]); });
+        against_cpu(what + " gradient", {g}, {x}, [&](const Kernels& k, const Arguments& in, Arguments& to) {
+          k.adaptive_avg_pool2d_grad(in[0], to[0]);
+        });
       }
     }
   }

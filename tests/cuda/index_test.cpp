@@ -19,34 +19,50 @@ TEST_CASE("cuda: rows by index, and what is added to them") {
   for (const DType dtype : numbers) {
     for (const int64_t columns : {1, 3, 8, 33, 256}) {
       for (const int64_t count : {0, 1, 31, 700}) {
-        const Tensor weight = values({40, columns}, dtype, 1), index = random_integers({count}, 40, 2), grad = values({count, columns}, dtype, 3);
-        against_cpu(str("embedding ", dtype, " ", count, " ", columns), {weight, index}, {grad}, [](const Kernels& k, const Arguments& a, Arguments& to) { k.embedding(a[0], a[1], to[0]); }, 0);
+        const Tensor weight = values({40, columns}, dtype, 1), index = random_integers({count}, 40, 2),
+                     grad = values({count, columns}, dtype, 3);
+        against_cpu(
+            str("embedding ", dtype, " ", count, " ", columns), {weight, index}, {grad},
+            [](const Kernels& k, const Arguments& a, Arguments& to) { k.embedding(a[0], a[1], to[0]); }, 0);
         for (const int64_t padding : {-1, 7})
-          against_cpu(str("embedding_grad ", dtype, " ", count, " ", columns), {weight, index, grad}, {weight}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
-            k.copy(a[0], to[0]);
-            k.embedding_grad(a[2], a[1], padding, to[0]);
-          }, 0);
+          against_cpu(
+              str("embedding_grad ", dtype, " ", count, " ", columns), {weight, index, grad}, {weight},
+              [&](const Kernels& k, const Arguments& a, Arguments& to) {
+                k.copy(a[0], to[0]);
+                k.embedding_grad(a[2], a[1], padding, to[0]);
+              },
+              0);
       }
     }
     for (int dim = 0; dim < 3; ++dim) {
-      const Tensor x = values({6, 10, 9}, dtype, 1), index = random_integers({25}, x.shape()[dim], 2).slice(0, 0, 25, 2);
+      const Tensor x = values({6, 10, 9}, dtype, 1),
+                   index = random_integers({25}, x.shape()[dim], 2).slice(0, 0, 25, 2);
       Shape shape = x.shape();
       shape[dim] = index.numel();
       const Tensor part = values(shape, dtype, 3), turned = values({9, 10, 6}, dtype, 4).permute({2, 1, 0});
       for (const Tensor& from : {x, turned})
-        against_cpu(str("index_select ", dtype, " ", dim), {from, index}, {part}, [&](const Kernels& k, const Arguments& a, Arguments& to) { k.index_select(a[0], dim, a[1], to[0]); }, 0);
-      against_cpu(str("index_add ", dtype, " ", dim), {x, index, part}, {x}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
-        k.copy(a[0], to[0]);
-        k.index_add(a[2], dim, a[1], to[0]);
-      }, 0);
+        against_cpu(
+            str("index_select ", dtype, " ", dim), {from, index}, {part},
+            [&](const Kernels& k, const Arguments& a, Arguments& to) { k.index_select(a[0], dim, a[1], to[0]); }, 0);
+      against_cpu(
+          str("index_add ", dtype, " ", dim), {x, index, part}, {x},
+          [&](const Kernels& k, const Arguments& a, Arguments& to) {
+            k.copy(a[0], to[0]);
+            k.index_add(a[2], dim, a[1], to[0]);
+          },
+          0);
     }
   }
   // Long runs of one index, and more indices than a block sorts.
-  const Tensor weight = values({3, 20}, bf16, 1), index = random_integers({5000}, 3, 2), grad = values({5000, 20}, bf16, 3);
-  against_cpu("few rows", {weight, index, grad}, {weight}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
-    k.copy(a[0], to[0]);
-    k.embedding_grad(a[2], a[1], -1, to[0]);
-  }, 0);
+  const Tensor weight = values({3, 20}, bf16, 1), index = random_integers({5000}, 3, 2),
+               grad = values({5000, 20}, bf16, 3);
+  against_cpu(
+      "few rows", {weight, index, grad}, {weight},
+      [&](const Kernels& k, const Arguments& a, Arguments& to) {
+        k.copy(a[0], to[0]);
+        k.embedding_grad(a[2], a[1], -1, to[0]);
+      },
+      0);
 }
 
 TEST_CASE("cuda: gather and scatter") {
@@ -56,29 +72,43 @@ TEST_CASE("cuda: gather and scatter") {
         Shape longer = shape;
         if (shape.rank() > 0) longer[dim] = 2 * shape[dim] + 1;
         const int64_t size = shape.rank() > 0 ? shape[dim] : 1;
-        const Tensor x = values(shape, dtype, 1), index = random_integers(longer, size, 2), source = values(longer, dtype, 3);
+        const Tensor x = values(shape, dtype, 1), index = random_integers(longer, size, 2),
+                     source = values(longer, dtype, 3);
         const std::string what = str(dtype, " ", shape, " ", dim);
-        against_cpu("gather " + what, {x, index}, {source}, [&](const Kernels& k, const Arguments& a, Arguments& to) { k.gather(a[0], dim, a[1], to[0]); }, 0);
+        against_cpu(
+            "gather " + what, {x, index}, {source},
+            [&](const Kernels& k, const Arguments& a, Arguments& to) { k.gather(a[0], dim, a[1], to[0]); }, 0);
         for (const bool add : {false, true})
-          against_cpu((add ? "scatter_add " : "scatter ") + what, {x, index, source}, {x}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
-            k.copy(a[0], to[0]);
-            k.scatter(add, a[2], dim, a[1], to[0]);
-          }, 0);
+          against_cpu((add ? "scatter_add " : "scatter ") + what, {x, index, source}, {x},
+                      [&](const Kernels& k, const Arguments& a, Arguments& to) {
+                        k.copy(a[0], to[0]);
+                        k.scatter(add, a[2], dim, a[1], to[0]);
+                      },
+                      0);
       }
     }
   }
   // Strides of their own, an index smaller than the tensors, one place for all.
-  const Tensor x = values({9, 8}, f32, 1).t(), index = random_integers({6, 5}, 8, 2).t(), source = values({9, 7}, f32, 3).t(), all_to_one = full({3000}, 2, {i64, cpu});
-  against_cpu("gather of strides", {x, index}, {empty({5, 6}, {f32, cpu})}, [](const Kernels& k, const Arguments& a, Arguments& to) { k.gather(a[0], 0, a[1], to[0]); }, 0);
+  const Tensor x = values({9, 8}, f32, 1).t(), index = random_integers({6, 5}, 8, 2).t(),
+               source = values({9, 7}, f32, 3).t(), all_to_one = full({3000}, 2, {i64, cpu});
+  against_cpu(
+      "gather of strides", {x, index}, {empty({5, 6}, {f32, cpu})},
+      [](const Kernels& k, const Arguments& a, Arguments& to) { k.gather(a[0], 0, a[1], to[0]); }, 0);
   for (const bool add : {false, true}) {
-    against_cpu("scatter of strides", {x, index, source}, {x}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
-      k.copy(a[0], to[0]);
-      k.scatter(add, a[2], 0, a[1], to[0]);
-    }, 0);
-    against_cpu("scatter to one place", {values({4}, f16, 1), all_to_one, values({3000}, f16, 2)}, {values({4}, f16, 1)}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
-      k.copy(a[0], to[0]);
-      k.scatter(add, a[2], 0, a[1], to[0]);
-    }, 0);
+    against_cpu(
+        "scatter of strides", {x, index, source}, {x},
+        [&](const Kernels& k, const Arguments& a, Arguments& to) {
+          k.copy(a[0], to[0]);
+          k.scatter(add, a[2], 0, a[1], to[0]);
+        },
+        0);
+    against_cpu(
+        "scatter to one place", {values({4}, f16, 1), all_to_one, values({3000}, f16, 2)}, {values({4}, f16, 1)},
+        [&](const Kernels& k, const Arguments& a, Arguments& to) {
+          k.copy(a[0], to[0]);
+          k.scatter(add, a[2], 0, a[1], to[0]);
+        },
+        0);
   }
 }
 
@@ -88,7 +118,10 @@ TEST_CASE("cuda: triangles") {
       const Tensor x = values(shape, dtype, 1);
       for (const int64_t diagonal : {-10, -2, 0, 1, 10}) {
         for (const bool upper : {false, true})
-          against_cpu(str("triangle ", shape, " ", diagonal), {x}, {x}, [&](const Kernels& k, const Arguments& a, Arguments& to) { k.triangle(a[0], diagonal, upper, to[0]); }, 0);
+          against_cpu(
+              str("triangle ", shape, " ", diagonal), {x}, {x},
+              [&](const Kernels& k, const Arguments& a, Arguments& to) { k.triangle(a[0], diagonal, upper, to[0]); },
+              0);
       }
     }
   }
@@ -102,21 +135,41 @@ TEST_CASE("cuda: random numbers have the CPU's bits") {
       for (const DType dtype : floats) {
         const Tensor out = to_fill(dtype);
         const std::string what = str(dtype, " ", n, " ", shift);
-        for (const auto& [low, high] : {std::pair{0.0, 1.0}, std::pair{-3.3, 7.1}, std::pair{2.0, 2.0}, std::pair{1.0, 1.001}})
-          against_cpu("uniform " + what, {}, {out}, [&](const Kernels& k, const Arguments&, Arguments& to) { k.uniform(to[0], low, high, key); }, 0);
+        for (const auto& [low, high] :
+             {std::pair{0.0, 1.0}, std::pair{-3.3, 7.1}, std::pair{2.0, 2.0}, std::pair{1.0, 1.001}})
+          against_cpu(
+              "uniform " + what, {}, {out},
+              [&](const Kernels& k, const Arguments&, Arguments& to) { k.uniform(to[0], low, high, key); }, 0);
         for (const auto& [mean, deviation] : {std::pair{0.0, 1.0}, std::pair{-1.7, 0.02}, std::pair{3.0, 0.0}})
-          against_cpu("normal " + what, {}, {out}, [&](const Kernels& k, const Arguments&, Arguments& to) { k.normal(to[0], mean, deviation, key); }, 0);
+          against_cpu(
+              "normal " + what, {}, {out},
+              [&](const Kernels& k, const Arguments&, Arguments& to) { k.normal(to[0], mean, deviation, key); }, 0);
         const Tensor x = random_tensor({n}, dtype, 1);
         for (const double p : {0.0, 0.1, 0.5, 1.0})
-          against_cpu("dropout " + what, {x}, {out}, [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], p, key, {}, to[0]); }, 0);
-        for (const Place& place : {Place{.first = 8, .run = 4, .stride = 12}, Place{.first = 3, .run = 7, .stride = 21}, Place{.first = 5, .run = 1, .stride = 2}})
-          against_cpu("dropout of a part " + what, {x}, {out}, [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], 0.4, key, place, to[0]); }, 0);
+          against_cpu(
+              "dropout " + what, {x}, {out},
+              [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], p, key, {}, to[0]); }, 0);
+        for (const Region& place :
+             {Region{.first = 8, .run = 4, .stride = 12}, Region{.first = 3, .run = 7, .stride = 21},
+              Region{.first = 5, .run = 1, .stride = 2}})
+          against_cpu(
+              "dropout of a part " + what, {x}, {out},
+              [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], 0.4, key, place, to[0]); }, 0);
       }
       for (const DType dtype : numbers) {
-        against_cpu(str("randint ", dtype), {}, {to_fill(dtype)}, [&](const Kernels& k, const Arguments&, Arguments& to) { k.randint(to[0], dtype == u8 ? 0 : -5, 100, key); }, 0);
-        against_cpu(str("iota ", dtype), {}, {to_fill(dtype)}, [&](const Kernels& k, const Arguments&, Arguments& to) { k.iota(to[0], 0.3, 0.1); }, 0);
+        against_cpu(
+            str("randint ", dtype), {}, {to_fill(dtype)},
+            [&](const Kernels& k, const Arguments&, Arguments& to) {
+              k.randint(to[0], dtype == u8 ? 0 : -5, 100, key);
+            },
+            0);
+        against_cpu(
+            str("iota ", dtype), {}, {to_fill(dtype)},
+            [&](const Kernels& k, const Arguments&, Arguments& to) { k.iota(to[0], 0.3, 0.1); }, 0);
       }
     }
   }
-  against_cpu("randint over everything", {}, {empty({999}, {i64, cpu})}, [&](const Kernels& k, const Arguments&, Arguments& to) { k.randint(to[0], INT64_MIN, INT64_MAX, key); }, 0);
+  against_cpu(
+      "randint over everything", {}, {empty({999}, {i64, cpu})},
+      [&](const Kernels& k, const Arguments&, Arguments& to) { k.randint(to[0], INT64_MIN, INT64_MAX, key); }, 0);
 }

@@ -1,5 +1,6 @@
-// Matrix products on the device against the CPU's: layouts, batches, what follows the product. Plans are kept, so that every
-// case runs twice. (Shapes and dtypes at large: tests/tensor/matmul_test.cpp, run with LOCKSTEP_TEST_DEVICE=cuda.)
+// Matrix products on the device against the CPU's: layouts, batches, what follows the product. Plans are kept, so that
+// every case runs twice. (Shapes and dtypes at large: tests/tensor/matmul_test.cpp, run with
+// LOCKSTEP_TEST_DEVICE=cuda.)
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -38,13 +39,24 @@ bool close(const Tensor& there, const Tensor& here) {
 }  // namespace
 
 TEST_CASE("cuda matmul: layouts and batches") {
-  struct Row { Shape a, b; bool a_t, b_t; Shape expand; };  // a_t: stored transposed; expand: a repeated over these batch dims
-  const Row rows[] = {{{1, 1}, {1, 1}, 0, 0, {}}, {{33, 31}, {31, 5}, 0, 0, {}}, {{33, 31}, {31, 5}, 1, 0, {}}, {{33, 31}, {31, 5}, 0, 1, {}}, {{33, 31}, {31, 5}, 1, 1, {}},
-                      {{1, 64}, {64, 40}, 1, 1, {}}, {{40, 64}, {64, 1}, 1, 1, {}}, {{7, 1}, {1, 9}, 1, 1, {}}, {{3, 4, 5}, {3, 5, 6}, 0, 0, {}}, {{3, 4, 5}, {3, 5, 6}, 1, 1, {}},
-                      {{4, 5}, {3, 2, 5, 6}, 0, 1, {3, 2}}, {{2, 1, 4, 5}, {1, 3, 5, 6}, 0, 0, {}}, {{3, 0, 5}, {3, 5, 6}, 0, 0, {}}, {{3, 4, 0}, {3, 0, 6}, 0, 0, {}}};
+  struct Row {
+    Shape a, b;
+    bool a_t, b_t;
+    Shape expand;
+  };  // a_t: stored transposed; expand: a repeated over these batch dims
+  const Row rows[] = {
+      {{1, 1}, {1, 1}, 0, 0, {}},       {{33, 31}, {31, 5}, 0, 0, {}},        {{33, 31}, {31, 5}, 1, 0, {}},
+      {{33, 31}, {31, 5}, 0, 1, {}},    {{33, 31}, {31, 5}, 1, 1, {}},        {{1, 64}, {64, 40}, 1, 1, {}},
+      {{40, 64}, {64, 1}, 1, 1, {}},    {{7, 1}, {1, 9}, 1, 1, {}},           {{3, 4, 5}, {3, 5, 6}, 0, 0, {}},
+      {{3, 4, 5}, {3, 5, 6}, 1, 1, {}}, {{4, 5}, {3, 2, 5, 6}, 0, 1, {3, 2}}, {{2, 1, 4, 5}, {1, 3, 5, 6}, 0, 0, {}},
+      {{3, 0, 5}, {3, 5, 6}, 0, 0, {}}, {{3, 4, 0}, {3, 0, 6}, 0, 0, {}}};
   for (const Row& r : rows) {
     for (const DType dtype : {f32, f64, f16, bf16}) {
-      CAPTURE(r.a); CAPTURE(r.b); CAPTURE(dtype); CAPTURE(r.a_t); CAPTURE(r.b_t);
+      CAPTURE(r.a);
+      CAPTURE(r.b);
+      CAPTURE(dtype);
+      CAPTURE(r.a_t);
+      CAPTURE(r.b_t);
       Tensor a = values(r.a, 1, dtype), b = values(r.b, 2, dtype);
       Tensor a1 = a.to(cuda0), b1 = b.to(cuda0);
       if (r.a_t) a1 = a1.t().contiguous().t();
@@ -58,24 +70,36 @@ TEST_CASE("cuda matmul: heads of a fused projection, rows far apart, addresses t
   for (const DType dtype : {f32, bf16}) {
     CAPTURE(dtype);
     const Tensor qkv = values({2, 9, 3 * 4 * 8}, 3, dtype), there = qkv.to(cuda0);
-    const auto head = [](const Tensor& x, int part) { return x.narrow(2, part * 32, 32).reshape({2, 9, 4, 8}).transpose(1, 2); };
+    const auto head = [](const Tensor& x, int part) {
+      return x.narrow(2, part * 32, 32).reshape({2, 9, 4, 8}).transpose(1, 2);
+    };
     CHECK(close(matmul(head(there, 0), head(there, 1).t()), matmul(head(qkv, 0), head(qkv, 1).t())));
     const Tensor x = values({50, 61}, 4, dtype), y = values({61, 50}, 5, dtype), x1 = x.to(cuda0), y1 = y.to(cuda0);
-    CHECK(close(matmul(x1.slice(1, 1, 40).slice(0, 1, 50, 3), y1.slice(0, 3, 42).slice(1, 5, 44)), matmul(x.slice(1, 1, 40).slice(0, 1, 50, 3), y.slice(0, 3, 42).slice(1, 5, 44))));
+    CHECK(close(matmul(x1.slice(1, 1, 40).slice(0, 1, 50, 3), y1.slice(0, 3, 42).slice(1, 5, 44)),
+                matmul(x.slice(1, 1, 40).slice(0, 1, 50, 3), y.slice(0, 3, 42).slice(1, 5, 44))));
   }
 }
 
 TEST_CASE("cuda matmul: bias, activation and the value before it") {
-  for (const auto& [rows, in, out] : {std::array<int64_t, 3>{5, 16, 24}, {33, 31, 13}, {1, 8, 8}, {4, 0, 8}, {0, 8, 8}}) {
+  for (const auto& [rows, in, out] :
+       {std::array<int64_t, 3>{5, 16, 24}, {33, 31, 13}, {1, 8, 8}, {4, 0, 8}, {0, 8, 8}}) {
     for (const DType dtype : {f32, f64, f16, bf16}) {
-      for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::gelu_erf, Activation::silu}) {
+      for (const Activation activation :
+           {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::gelu_erf, Activation::silu}) {
         for (const bool with_bias : {true, false}) {
           for (const bool with_pre : {false, true}) {
-            CAPTURE(rows); CAPTURE(out); CAPTURE(dtype); CAPTURE(int(activation)); CAPTURE(with_bias); CAPTURE(with_pre);
-            const Tensor x = values({rows, in}, 6, dtype), w = values({out, in}, 7, dtype), bias = with_bias ? values({out}, 8, dtype) : Tensor();
+            CAPTURE(rows);
+            CAPTURE(out);
+            CAPTURE(dtype);
+            CAPTURE(int(activation));
+            CAPTURE(with_bias);
+            CAPTURE(with_pre);
+            const Tensor x = values({rows, in}, 6, dtype), w = values({out, in}, 7, dtype),
+                         bias = with_bias ? values({out}, 8, dtype) : Tensor();
             Tensor pre, pre1;
             const Tensor y = linear(x, w, bias, activation, with_pre ? &pre : nullptr);
-            const Tensor y1 = linear(x.to(cuda0), w.to(cuda0), with_bias ? bias.to(cuda0) : bias, activation, with_pre ? &pre1 : nullptr);
+            const Tensor y1 = linear(x.to(cuda0), w.to(cuda0), with_bias ? bias.to(cuda0) : bias, activation,
+                                     with_pre ? &pre1 : nullptr);
             CHECK(close(y1, y));
             if (with_pre) CHECK(close(pre1, pre));
           }
@@ -89,8 +113,12 @@ TEST_CASE("cuda matmul: alpha and beta; beta 0 does not read what was there") {
   for (const DType dtype : {f32, f64, f16, bf16}) {
     for (const int64_t k : {6, 0}) {
       for (const auto& [alpha, beta] : {std::pair{2.0, 0.5}, {1.0, 1.0}, {-1.0, 0.0}, {0.0, 1.0}}) {
-        CAPTURE(dtype); CAPTURE(k); CAPTURE(alpha); CAPTURE(beta);
-        const Tensor c = beta == 0 ? full({4, 5}, NAN, {.dtype = dtype, .device = cpu}) : values({4, 5}, 9, dtype), a = values({4, k}, 10, dtype), b = values({k, 5}, 11, dtype);
+        CAPTURE(dtype);
+        CAPTURE(k);
+        CAPTURE(alpha);
+        CAPTURE(beta);
+        const Tensor c = beta == 0 ? full({4, 5}, NAN, {.dtype = dtype, .device = cpu}) : values({4, 5}, 9, dtype),
+                     a = values({4, k}, 10, dtype), b = values({k, 5}, 11, dtype);
         CHECK(close(addmm(c.to(cuda0), a.to(cuda0), b.to(cuda0), beta, alpha), addmm(c, a, b, beta, alpha)));
       }
     }
@@ -98,8 +126,10 @@ TEST_CASE("cuda matmul: alpha and beta; beta 0 does not read what was there") {
 }
 
 TEST_CASE("cuda matmul: NaN goes through relu, and tf32 is a choice") {
-  const Tensor x = full({2, 8}, std::numeric_limits<double>::quiet_NaN(), {.dtype = f32, .device = cuda0}), w = full({8, 8}, 1, {.dtype = f32, .device = cuda0});
-  for (const Activation activation : {Activation::relu, Activation::gelu_tanh}) CHECK(std::isnan(linear(x, w, {}, activation).to_vector<float>()[0]));
+  const Tensor x = full({2, 8}, std::numeric_limits<double>::quiet_NaN(), {.dtype = f32, .device = cuda0}),
+               w = full({8, 8}, 1, {.dtype = f32, .device = cuda0});
+  for (const Activation activation : {Activation::relu, Activation::gelu_tanh})
+    CHECK(std::isnan(linear(x, w, {}, activation).to_vector<float>()[0]));
   CHECK(float32_matmul_precision() == MatmulPrecision::full);
   const Tensor a = values({32, 32}, 12, f32), b = values({32, 32}, 13, f32);
   set_float32_matmul_precision(MatmulPrecision::tf32);

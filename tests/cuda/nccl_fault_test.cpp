@@ -1,4 +1,5 @@
-// What goes wrong in collectives by NCCL: every rank is told the same, in time, with the call named; results are not to be believed.
+// What goes wrong in collectives by NCCL: every rank is told the same, in time, with the call named; results are not to
+// be believed.
 #include <doctest/doctest.h>
 #include <nccl.h>
 
@@ -18,7 +19,9 @@ using namespace testing;
 
 namespace {
 
-Tensor ones_on(int rank, int64_t n = 8, DType dtype = f32) { return full({n}, 1, {.dtype = dtype, .device = device_of(rank)}); }
+Tensor ones_on(int rank, int64_t n = 8, DType dtype = f32) {
+  return full({n}, 1, {.dtype = dtype, .device = device_of(rank)});
+}
 void warm_up(int rank) {  // beyond the calls that are all compared
   for (int i = 0; i < 101; ++i) world().all_reduce(ones_on(rank, 3)).synchronize();
 }
@@ -36,19 +39,40 @@ struct Setting {
 }  // namespace
 
 TEST_CASE("nccl 51: ranks that disagree are told before NCCL is called, all of them, with both sides named") {
-  struct Row { std::string expected; std::function<void(ProcessGroup&, int)> call; };
+  struct Row {
+    std::string expected;
+    std::function<void(ProcessGroup&, int)> call;
+  };
   const Row rows[] = {
-      {"calls all_reduce f32 x 8 sum, tag w1; rank 2 calls all_reduce f32 x 9 sum, tag w1", [](auto& g, int r) { g.all_reduce(ones_on(r, r == 2 ? 9 : 8), {.tag = "w1"}); }},
+      {"calls all_reduce f32 x 8 sum, tag w1; rank 2 calls all_reduce f32 x 9 sum, tag w1",
+       [](auto& g, int r) { g.all_reduce(ones_on(r, r == 2 ? 9 : 8), {.tag = "w1"}); }},
       {"rank 2 calls all_reduce i32 x 8 sum", [](auto& g, int r) { g.all_reduce(ones_on(r, 8, r == 2 ? i32 : f32)); }},
-      {"rank 2 calls all_reduce f32 x 8 max", [](auto& g, int r) { g.all_reduce(ones_on(r), {.op = r == 2 ? dist::ReduceOp::max : dist::ReduceOp::sum}); }},
-      {"rank 2 calls all_reduce f32 x 8 sum, tag b", [](auto& g, int r) { g.all_reduce(ones_on(r), {.tag = r == 2 ? "b" : "w"}); }},
-      {"sum by automatic; rank 2 calls all_reduce f32 x 8 sum by direct", [](auto& g, int r) { g.all_reduce(ones_on(r), {.algorithm = r == 2 ? Algorithm::direct : Algorithm::automatic}); }},
-      {"rank 2 calls broadcast f32 x 8 from rank 0", [](auto& g, int r) { r == 2 ? (void)g.broadcast(ones_on(r), 0) : (void)g.all_reduce(ones_on(r)); }},
-      {"rank 2 calls all_reduce f32 x 8 sum on the CPU", [](auto& g, int r) { g.all_reduce(r == 2 ? ones_on(r).to(cpu) : ones_on(r)); }},
-      {"rank 2 calls barrier on the CPU", [](auto& g, int r) { r == 2 ? g.barrier() : (void)g.all_reduce(ones_on(r)); }},
-      {"has 6 elements, 2 of them for rank 2, which has a part of 3", [](auto& g, int r) { const Tensor all = ones_on(r, 6); g.gather(r == 0 ? all : Tensor(), ones_on(r, r == 2 ? 3 : 2), 0); }},
+      {"rank 2 calls all_reduce f32 x 8 max",
+       [](auto& g, int r) { g.all_reduce(ones_on(r), {.op = r == 2 ? dist::ReduceOp::max : dist::ReduceOp::sum}); }},
+      {"rank 2 calls all_reduce f32 x 8 sum, tag b",
+       [](auto& g, int r) { g.all_reduce(ones_on(r), {.tag = r == 2 ? "b" : "w"}); }},
+      {"sum by automatic; rank 2 calls all_reduce f32 x 8 sum by direct",
+       [](auto& g, int r) {
+         g.all_reduce(ones_on(r), {.algorithm = r == 2 ? Algorithm::direct : Algorithm::automatic});
+       }},
+      {"rank 2 calls broadcast f32 x 8 from rank 0",
+       [](auto& g, int r) { r == 2 ? (void)g.broadcast(ones_on(r), 0) : (void)g.all_reduce(ones_on(r)); }},
+      {"rank 2 calls all_reduce f32 x 8 sum on the CPU",
+       [](auto& g, int r) { g.all_reduce(r == 2 ? ones_on(r).to(cpu) : ones_on(r)); }},
+      {"rank 2 calls barrier on the CPU",
+       [](auto& g, int r) { r == 2 ? g.barrier() : (void)g.all_reduce(ones_on(r)); }},
+      {"has 6 elements, 2 of them for rank 2, which has a part of 3",
+       [](auto& g, int r) {
+         const Tensor all = ones_on(r, 6);
+         g.gather(r == 0 ? all : Tensor(), ones_on(r, r == 2 ? 3 : 2), 0);
+       }},
       {"rank 1 calls send f32 x 8 to rank 2, tag a; rank 2 calls receive f32 x 9 from rank 1, tag a",
-       [](auto& g, int r) { r == 1 ? (void)g.send(ones_on(r), 2, {.tag = "a"}) : r == 2 ? (void)g.receive(ones_on(r, 9), 1, {.tag = "a"}) : (void)0; g.barrier(); }},
+       [](auto& g, int r) {
+         r == 1   ? (void)g.send(ones_on(r), 2, {.tag = "a"})
+         : r == 2 ? (void)g.receive(ones_on(r, 9), 1, {.tag = "a"})
+                  : (void)0;
+         g.barrier();
+       }},
   };
   for (const bool later : {false, true}) {
     const Setting debug("LOCKSTEP_NCCL_DEBUG", later ? "1" : "0");
@@ -69,7 +93,8 @@ TEST_CASE("nccl 51: ranks that disagree are told before NCCL is called, all of t
   }
 }
 
-TEST_CASE("nccl 51: an error of NCCL reaches all ranks with the call, ends what is under way, and nobody sees its results") {
+TEST_CASE(
+    "nccl 51: an error of NCCL reaches all ranks with the call, ends what is under way, and nobody sees its results") {
   const std::string folder = (std::filesystem::temp_directory_path() / "nccl-flight").string();
   std::filesystem::create_directory(folder);
   const Setting flight("LOCKSTEP_FLIGHT_DIR", folder.c_str());
@@ -82,8 +107,15 @@ TEST_CASE("nccl 51: an error of NCCL reaches all ranks with the call, ends what 
     if (rank == 1) until([] { return world().control().failed(); });  // its error may not be taken for rank 0's
     const Tensor x = ones_on(rank);
     if (rank == 0) {
-      read[0] = message([&] { world().all_reduce(x, {.tag = "w7", .async = true}).synchronize(); });  // the call itself may find it already
-      read[1] = message([&] { until([&] { (void)x.to_vector<float>(); return false; }); });
+      read[0] = message([&] {
+        world().all_reduce(x, {.tag = "w7", .async = true}).synchronize();
+      });  // the call itself may find it already
+      read[1] = message([&] {
+        until([&] {
+          (void)x.to_vector<float>();
+          return false;
+        });
+      });
     }
     world().barrier();
   });
@@ -104,14 +136,17 @@ TEST_CASE("nccl 51: an error of NCCL reaches all ranks with the call, ends what 
 
 TEST_CASE("nccl 51: a call that others do not make ends at its deadline, whoever waits for it") {
   const auto start = now_seconds();
-  const auto texts = outcomes(3, [](int rank) {
-    warm_up(rank);
-    if (rank == 1) until_failed();
-    const Tensor x = ones_on(rank);
-    world().all_reduce(x, {.tag = "g"});
-    (void)x.to_vector<float>();  // the host waits for the device: ended by the abort, and not believed
-    FAIL("results of a collective that was given up");
-  }, 1.5);
+  const auto texts = outcomes(
+      3,
+      [](int rank) {
+        warm_up(rank);
+        if (rank == 1) until_failed();
+        const Tensor x = ones_on(rank);
+        world().all_reduce(x, {.tag = "g"});
+        (void)x.to_vector<float>();  // the host waits for the device: ended by the abort, and not believed
+        FAIL("results of a collective that was given up");
+      },
+      1.5);
   CAPTURE(texts[0]);
   CHECK(contains(texts[0], "[all_reduce] waited 1.5 s in group world for call 102 (all_reduce f32 x 8, tag g); "));
   CHECK(contains(texts[0], "rank 1 is between collectives, after seq 101"));
@@ -132,30 +167,37 @@ TEST_CASE("nccl 51: a rank that throws, leaves, or does not come to the first ca
     if (rank == 0) world().all_reduce(ones_on(rank), {.tag = "more"}).synchronize();
   });
   CHECK(left[0] == "rank 0 waits in seq 102 (all_reduce f32 x 8, tag more); rank 1 has left after seq 101");
-  const auto late = outcomes(2, [](int rank) {
-    if (rank == 1) until_failed();
-    world().all_reduce(ones_on(rank), {.tag = "first"});
-  }, 1);
+  const auto late = outcomes(
+      2,
+      [](int rank) {
+        if (rank == 1) until_failed();
+        world().all_reduce(ones_on(rank), {.tag = "first"});
+      },
+      1);
   CHECK(contains(late[0], "[all_reduce] waited 1 s in group world for all_reduce f32 x 8 sum, tag first; "));
   CHECK(contains(late[0], "rank 1 is in step 0, in no collective yet"));
 }
 
 TEST_CASE("nccl 13: two ranks that receive from each other") {
-  const auto texts = outcomes(2, [](int rank) { world().receive(ones_on(rank), 1 - rank, {.tag = rank == 0 ? "a" : "b"}); });
-  CHECK(texts[0] == "deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b)");
+  const auto texts =
+      outcomes(2, [](int rank) { world().receive(ones_on(rank), 1 - rank, {.tag = rank == 0 ? "a" : "b"}); });
+  CHECK(texts[0] ==
+        "deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b)");
 }
 
 TEST_CASE("nccl 52: when an abort hangs the process ends, and says where") {
   const Setting limit("LOCKSTEP_NCCL_ABORT_TIMEOUT", "1");
   const std::string file = (std::filesystem::temp_directory_path() / "nccl-stderr").string();
   const std::string text = message([&] {
-    spawn(2, [&](int rank) {
-      warm_up(rank);
-      if (rank == 1) until([] { return false; });  // it hears of nothing; ended by spawn()
-      REQUIRE(std::freopen(file.c_str(), "w", stderr));
-      fake::hang_nccl_abort(true);
-      world().all_reduce(ones_on(rank)).synchronize();
-    }, {.kind = SpawnOptions::Kind::processes, .timeout = Seconds(1), .heartbeat = Seconds(0.2)});
+    spawn(2,
+          [&](int rank) {
+            warm_up(rank);
+            if (rank == 1) until([] { return false; });  // it hears of nothing; ended by spawn()
+            REQUIRE(std::freopen(file.c_str(), "w", stderr));
+            fake::hang_nccl_abort(true);
+            world().all_reduce(ones_on(rank)).synchronize();
+          },
+          {.kind = SpawnOptions::Kind::processes, .timeout = Seconds(1), .heartbeat = Seconds(0.2)});
   });
   std::stringstream said;
   said << std::ifstream(file).rdbuf();

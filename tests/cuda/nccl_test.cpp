@@ -1,5 +1,5 @@
-// Collectives of tensors on devices by NCCL: the shared body over threads and processes, bits of the exact sums, order with the work
-// of streams, ranks that share a device, DDP.
+// Collectives of tensors on devices by NCCL: the shared body over threads and processes, bits of the exact sums, order
+// with the work of streams, ranks that share a device, DDP.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -77,30 +77,33 @@ TEST_CASE("nccl: exact sums have the bits of the CPU's; NCCL's own are near them
   for (const int n : {2, 3, 5, 8}) {
     CAPTURE(n);
     CHECK(outcome(n, [n](int rank) {
-      for (const DType dtype : {f32, f64, f16, bf16}) {
-        for (const dist::ReduceOp op : {dist::ReduceOp::sum, dist::ReduceOp::mean, dist::ReduceOp::product, dist::ReduceOp::max}) {
-          for (const int64_t count : {1, 7, 1000}) {
-            const Tensor given = noise(rank, count, dtype), there = given.to(device_of(rank)), expected = given.clone(), fast = there.clone();
-            const std::string what = str(dtype, " ", name_of(op), " x ", count, " on ", n);
-            world().all_reduce(expected, {.op = op});
-            const Tensor sum = empty_like(there);
-            world().all_reduce(sum, there, {.op = op, .algorithm = Algorithm::direct});
-            require(bits(sum) == bits(expected), "all_reduce, " + what);
-            require(bits(there) == bits(given), "its input, " + what);
-            const Range own = shard_range(count, n, rank);
-            const Tensor part = empty({own.size()}, {.dtype = dtype, .device = there.device()});
-            world().reduce_scatter(part, there, {.op = op, .algorithm = Algorithm::direct});
-            require(bits(part) == bits(expected.narrow(0, own.begin, own.size())), "reduce_scatter, " + what);
-            world().reduce(there, n - 1, {.op = op, .algorithm = Algorithm::direct});
-            if (rank == n - 1) require(bits(there) == bits(expected), "reduce, " + what);
-            world().all_reduce(fast, {.op = op});
-            const Tensor everywhere = empty({n * count}, {.dtype = dtype, .device = cpu});
-            world().all_gather(everywhere, fast.to(cpu));
-            for (int r = 1; r < n; ++r) require(bits(everywhere.narrow(0, r * count, count)) == bits(fast), "ranks differ, " + what);
-          }
-        }
-      }
-    }) == "(no error)");
+            for (const DType dtype : {f32, f64, f16, bf16}) {
+              for (const dist::ReduceOp op :
+                   {dist::ReduceOp::sum, dist::ReduceOp::mean, dist::ReduceOp::product, dist::ReduceOp::max}) {
+                for (const int64_t count : {1, 7, 1000}) {
+                  const Tensor given = noise(rank, count, dtype), there = given.to(device_of(rank)),
+                               expected = given.clone(), fast = there.clone();
+                  const std::string what = str(dtype, " ", name_of(op), " x ", count, " on ", n);
+                  world().all_reduce(expected, {.op = op});
+                  const Tensor sum = empty_like(there);
+                  world().all_reduce(sum, there, {.op = op, .algorithm = Algorithm::direct});
+                  require(bits(sum) == bits(expected), "all_reduce, " + what);
+                  require(bits(there) == bits(given), "its input, " + what);
+                  const Range own = shard_range(count, n, rank);
+                  const Tensor part = empty({own.size()}, {.dtype = dtype, .device = there.device()});
+                  world().reduce_scatter(part, there, {.op = op, .algorithm = Algorithm::direct});
+                  require(bits(part) == bits(expected.narrow(0, own.begin, own.size())), "reduce_scatter, " + what);
+                  world().reduce(there, n - 1, {.op = op, .algorithm = Algorithm::direct});
+                  if (rank == n - 1) require(bits(there) == bits(expected), "reduce, " + what);
+                  world().all_reduce(fast, {.op = op});
+                  const Tensor everywhere = empty({n * count}, {.dtype = dtype, .device = cpu});
+                  world().all_gather(everywhere, fast.to(cpu));
+                  for (int r = 1; r < n; ++r)
+                    require(bits(everywhere.narrow(0, r * count, count)) == bits(fast), "ranks differ, " + what);
+                }
+              }
+            }
+          }) == "(no error)");
   }
 }
 
@@ -110,100 +113,115 @@ TEST_CASE("nccl: a call returns before the other ranks make theirs, and streams 
     const Streams streams(seed == 0 ? fake::Policy::lazy : fake::Policy::random, seed);
     std::atomic<bool> returned{false};
     CHECK(outcome(2, [&](int rank) {
-      const TensorOptions there{.dtype = f32, .device = device_of(rank)};
-      for (int i = 0; i < 100; ++i) world().all_reduce(full({3}, 1, there));  // from here on ranks compare every 64th
-      if (rank == 1) until([&] { return returned.load(); });
-      std::vector<Tensor> results;
-      std::vector<Work> works;
-      for (int i = 0; i < 5; ++i) {
-        const Tensor x = mul_scalar(full({1000}, rank + 1, there), i + 1);  // on the caller's stream, maybe later
-        works.push_back(world().all_reduce(x, {.async = true}));
-        results.push_back(x);
-        if (rank == 0 && i == 1) returned = true;
-      }
-      std::vector<Tensor> doubled;
-      for (int i = 0; i < 5; ++i) {
-        works[size_t(i)].wait();
-        doubled.push_back(mul_scalar(results[size_t(i)], 2));
-      }
-      results.clear();  // memory may go while NCCL is at work
-      for (int i = 0; i < 5; ++i) for (const float v : doubled[size_t(i)].to_vector<float>()) require(v == float(6 * (i + 1)), str("sum ", i, " is ", v));
-      const Tensor y = full({7}, 1, there);
-      Work last = world().all_reduce(y, {.async = true});
-      last.synchronize();
-      require(last.done(), "done after synchronize()");
-    }) == "(no error)");
+            const TensorOptions there{.dtype = f32, .device = device_of(rank)};
+            for (int i = 0; i < 100; ++i)
+              world().all_reduce(full({3}, 1, there));  // from here on ranks compare every 64th
+            if (rank == 1) until([&] { return returned.load(); });
+            std::vector<Tensor> results;
+            std::vector<Work> works;
+            for (int i = 0; i < 5; ++i) {
+              const Tensor x = mul_scalar(full({1000}, rank + 1, there), i + 1);  // on the caller's stream, maybe later
+              works.push_back(world().all_reduce(x, {.async = true}));
+              results.push_back(x);
+              if (rank == 0 && i == 1) returned = true;
+            }
+            std::vector<Tensor> doubled;
+            for (int i = 0; i < 5; ++i) {
+              works[size_t(i)].wait();
+              doubled.push_back(mul_scalar(results[size_t(i)], 2));
+            }
+            results.clear();  // memory may go while NCCL is at work
+            for (int i = 0; i < 5; ++i)
+              for (const float v : doubled[size_t(i)].to_vector<float>())
+                require(v == float(6 * (i + 1)), str("sum ", i, " is ", v));
+            const Tensor y = full({7}, 1, there);
+            Work last = world().all_reduce(y, {.async = true});
+            last.synchronize();
+            require(last.done(), "done after synchronize()");
+          }) == "(no error)");
   }
 }
 
 TEST_CASE("nccl: ranks that share a device go through the host, others do not") {
   CHECK(outcome(3, [](int rank) {
-    const Device device{Device::Type::cuda, int16_t(rank == 2 ? 1 : 0)};  // ranks 0 and 1 share
-    const TensorOptions there{.dtype = f32, .device = device};
-    check_group(world(), {.device = device});
-    require(std::string(world().device_engine()) == "host", "expected the host");
-    const auto pair = world().new_group({0, 2}, "pair");
-    if (!pair) return;
-    const Tensor x = full({5}, rank + 1, there);
-    pair->all_reduce(x);
-    require(x.to_vector<float>()[4] == 4 && std::string(pair->device_engine()) == "nccl", "two ranks with devices of their own");
-  }) == "(no error)");
-  const std::string refused = outcome(2, [](int) { world().all_reduce(full({3}, 1, {.dtype = f32, .device = device_of(0)})); }, {.backend = "nccl"});
-  CHECK(contains(refused, "expected a device for each rank with backend nccl, but ranks 0, 1 share the device at 0000:01:00.0"));
-  CHECK(outcome(2, [](int rank) {
-    const Tensor x = full({3}, rank, {.dtype = f32, .device = device_of(rank)});
-    world().all_reduce(x);
-    require(x.to_vector<float>()[0] == 1 && std::string(world().device_engine()) == "host", "backend native");
-  }, {.backend = "native"}) == "(no error)");
+          const Device device{Device::Type::cuda, int16_t(rank == 2 ? 1 : 0)};  // ranks 0 and 1 share
+          const TensorOptions there{.dtype = f32, .device = device};
+          check_group(world(), {.device = device});
+          require(std::string(world().device_engine()) == "host", "expected the host");
+          const auto pair = world().new_group({0, 2}, "pair");
+          if (!pair) return;
+          const Tensor x = full({5}, rank + 1, there);
+          pair->all_reduce(x);
+          require(x.to_vector<float>()[4] == 4 && std::string(pair->device_engine()) == "nccl",
+                  "two ranks with devices of their own");
+        }) == "(no error)");
+  const std::string refused = outcome(
+      2, [](int) { world().all_reduce(full({3}, 1, {.dtype = f32, .device = device_of(0)})); }, {.backend = "nccl"});
+  CHECK(contains(refused,
+                 "expected a device for each rank with backend nccl, but ranks 0, 1 share the device at 0000:01:00.0"));
+  CHECK(outcome(2,
+                [](int rank) {
+                  const Tensor x = full({3}, rank, {.dtype = f32, .device = device_of(rank)});
+                  world().all_reduce(x);
+                  require(x.to_vector<float>()[0] == 1 && std::string(world().device_engine()) == "host",
+                          "backend native");
+                },
+                {.backend = "native"}) == "(no error)");
 }
 
 TEST_CASE("nccl: what cannot be called is refused, and the group goes on") {
   CHECK(outcome(2, [](int rank) {
-    const Device device = device_of(rank);
-    const Tensor x = full({4}, 1, {.dtype = f32, .device = device}), elsewhere = full({4}, 1, {.dtype = f32, .device = device_of(rank + 2)});
-    world().all_reduce(x);
-    const auto refused = [&](const char* part, const std::function<void()>& call) {
-      const std::string got = message(call);
-      require(contains(got, part), str("expected \"", part, "\", got \"", got, "\""));
-    };
-    refused("make another group for it", [&] { world().all_reduce(elsewhere); });
-    refused("expected algorithm automatic (NCCL chooses), or direct", [&] { world().all_reduce(x, {.algorithm = Algorithm::ring}); });
-    refused("a collective cannot be captured", [&] { Graph(device).capture([&] { if (Graph::is_capturing()) world().all_reduce(x); }); });
-    world().all_reduce(x);
-    require(x.to_vector<float>()[3] == 4, "after refusals");
-  }) == "(no error)");
+          const Device device = device_of(rank);
+          const Tensor x = full({4}, 1, {.dtype = f32, .device = device}),
+                       elsewhere = full({4}, 1, {.dtype = f32, .device = device_of(rank + 2)});
+          world().all_reduce(x);
+          const auto refused = [&](const char* part, const std::function<void()>& call) {
+            const std::string got = message(call);
+            require(contains(got, part), str("expected \"", part, "\", got \"", got, "\""));
+          };
+          refused("make another group for it", [&] { world().all_reduce(elsewhere); });
+          refused("expected algorithm automatic (NCCL chooses), or direct",
+                  [&] { world().all_reduce(x, {.algorithm = Algorithm::ring}); });
+          refused("a collective cannot be captured", [&] {
+            Graph(device).capture([&] {
+              if (Graph::is_capturing()) world().all_reduce(x);
+            });
+          });
+          world().all_reduce(x);
+          require(x.to_vector<float>()[3] == 4, "after refusals");
+        }) == "(no error)");
 }
 
 TEST_CASE("nccl: DDP gives the bits of one device when sums are exact, and nearly so when they are not") {
   const auto train = [](int ranks, parallel::DdpOptions options, bool accumulator = false) {
     std::vector<Tensors> all(static_cast<size_t>(ranks));
     CHECK(outcome(ranks, [&](int rank) {
-      const Device device = device_of(rank);
-      manual_seed(1 + uint64_t(rank));
-      Mlp net;
-      net.to(device);
-      std::optional<parallel::DistributedDataParallel> ddp;
-      std::optional<parallel::GradientAccumulator> sum;
-      if (accumulator) sum.emplace(net.parameters());
-      else ddp.emplace(net, options);
-      optim::AdamW opt(net.parameters(), {.lr = 1e-2, .weight_decay = 0.1});
-      const int accumulation = 4 / ranks;
-      for (int step = 0; step < 3; ++step) {
-        opt.zero_grad();
-        for (int m = 0; m < accumulation; ++m) {
-          std::optional<parallel::DistributedDataParallel::NoSync> local;
-          if (ddp && m + 1 < accumulation) local.emplace(*ddp);
-          manual_seed(uint64_t(1000 * step + rank * accumulation + m));
-          const Tensor x = randn({4, 6}).to(device), y = randint(0, 3, {4}).to(device);
-          const Variable loss = cross_entropy(ddp ? (*ddp)(Variable(x)) : net(Variable(x)), y);
-          (loss * (1. / accumulation)).backward();
-          if (sum) sum->add();
-        }
-        if (sum) sum->finish();
-        opt.step();
-      }
-      for (auto& [name, tensor] : copy_parameters(net)) all[size_t(rank)][name] = tensor.to(cpu);
-    }) == "(no error)");
+            const Device device = device_of(rank);
+            manual_seed(1 + uint64_t(rank));
+            Mlp net;
+            net.to(device);
+            std::optional<parallel::DistributedDataParallel> ddp;
+            std::optional<parallel::GradientAccumulator> sum;
+            if (accumulator) sum.emplace(net.parameters());
+            else ddp.emplace(net, options);
+            optim::AdamW opt(net.parameters(), {.lr = 1e-2, .weight_decay = 0.1});
+            const int accumulation = 4 / ranks;
+            for (int step = 0; step < 3; ++step) {
+              opt.zero_grad();
+              for (int m = 0; m < accumulation; ++m) {
+                std::optional<parallel::DistributedDataParallel::NoSync> local;
+                if (ddp && m + 1 < accumulation) local.emplace(*ddp);
+                manual_seed(uint64_t(1000 * step + rank * accumulation + m));
+                const Tensor x = randn({4, 6}).to(device), y = randint(0, 3, {4}).to(device);
+                const Variable loss = cross_entropy(ddp ? (*ddp)(Variable(x)) : net(Variable(x)), y);
+                (loss * (1. / accumulation)).backward();
+                if (sum) sum->add();
+              }
+              if (sum) sum->finish();
+              opt.step();
+            }
+            for (auto& [name, tensor] : copy_parameters(net)) all[size_t(rank)][name] = tensor.to(cpu);
+          }) == "(no error)");
     for (const Tensors& other : all) CHECK(differing(all[0], other) == "");
     return all[0];
   };
@@ -211,7 +229,8 @@ TEST_CASE("nccl: DDP gives the bits of one device when sums are exact, and nearl
   for (const int ranks : {2, 4}) {
     CAPTURE(ranks);
     for (const bool overlap : {true, false}) {
-      CHECK(differing(one, train(ranks, {.bucket_mib = 0.002, .overlap = overlap, .algorithm = Algorithm::direct})) == "");
+      CHECK(differing(one, train(ranks, {.bucket_mib = 0.002, .overlap = overlap, .algorithm = Algorithm::direct})) ==
+            "");
       CHECK(distance(one, train(ranks, {.overlap = overlap})) < 1e-5);
     }
   }

@@ -21,27 +21,29 @@ inline void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
 }
 
-inline std::string outcome(int n, const std::function<void(int)>& fn, const lockstep::dist::SpawnOptions& options = {}) {
+inline std::string outcome(int n, const std::function<void(int)>& fn,
+                           const lockstep::dist::SpawnOptions& options = {}) {
   return message([&] { lockstep::dist::spawn(n, fn, options); });
 }
 
 /// What each rank throws.
 inline std::vector<std::string> outcomes(int n, const std::function<void(int)>& fn, double timeout = 20) {
   std::vector<std::string> texts(size_t(n), "(no error)");
-  (void)outcome(n, [&](int rank) {
-    try {
-      fn(rank);
-    } catch (const lockstep::Error& e) {
-      texts[size_t(rank)] = e.what();
-      throw;
-    }
-  }, {.timeout = lockstep::dist::Seconds(timeout), .heartbeat = lockstep::dist::Seconds(0.2)});
+  (void)outcome(n,
+                [&](int rank) {
+                  try {
+                    fn(rank);
+                  } catch (const lockstep::Error& e) {
+                    texts[size_t(rank)] = e.what();
+                    throw;
+                  }
+                },
+                {.timeout = lockstep::dist::Seconds(timeout), .heartbeat = lockstep::dist::Seconds(0.2)});
   return texts;
 }
 
 /// Waits, 60 s at most.
-template <class Condition>
-void until(Condition condition) {
+template <class Condition> void until(Condition condition) {
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (!condition()) {
     require(std::chrono::steady_clock::now() < limit, "waited 60 s for what does not come");

@@ -20,7 +20,8 @@ struct Exact {  // sums in the order of the CPU's engine
 };
 
 ZeroOptions options(int stage, Offload state = Offload::none, Offload shards = Offload::none) {
-  ZeroOptions o{.stage = stage, .reduce_bucket_size = 5000, .prefetch_bucket_size = 20000, .param_persistence_threshold = 100};
+  ZeroOptions o{
+      .stage = stage, .reduce_bucket_size = 5000, .prefetch_bucket_size = 20000, .param_persistence_threshold = 100};
   o.offload_optimizer = {.device = state, .nvme_path = folder};
   o.offload_param = {.device = shards, .nvme_path = folder, .max_in_cpu = 0};
   return o;
@@ -28,45 +29,58 @@ ZeroOptions options(int stage, Offload state = Offload::none, Offload shards = O
 
 }  // namespace
 
-TEST_CASE("nccl: every stage of ZeRO, with state and shards on the device, on the host and in files: the bits of one device") {
+TEST_CASE(
+    "nccl: every stage of ZeRO, with state and shards on the device, on the host and in files: the bits of one "
+    "device") {
   const Exact exact;
   for (const DType dtype : {f32, bf16}) {
     // In 16 bits only a plan's own kind has its bits: master weights are ZeRO's.
-    const ZeroPlan one{.options = dtype == f32 ? std::nullopt : std::optional(options(0)), .dtype = dtype, .max_norm = 0.5, .steps = 2, .device = device_of};
+    const ZeroPlan one{.options = dtype == f32 ? std::nullopt : std::optional(options(0)),
+                       .dtype = dtype,
+                       .max_norm = 0.5,
+                       .steps = 2,
+                       .device = device_of};
     const Tensors wanted = train(one);
     const auto check = [&](int ranks, const ZeroOptions& o) {
-      CAPTURE(dtype); CAPTURE(ranks); CAPTURE(o.stage); CAPTURE(zero::name_of(o.offload_optimizer.device)); CAPTURE(zero::name_of(o.offload_param.device));
+      CAPTURE(dtype);
+      CAPTURE(ranks);
+      CAPTURE(o.stage);
+      CAPTURE(zero::name_of(o.offload_optimizer.device));
+      CAPTURE(zero::name_of(o.offload_param.device));
       ZeroPlan plan = one;
       plan.ranks = ranks;
       plan.accumulation = 8 / ranks;
       plan.options = o;
       CHECK(differing(wanted, train(plan)) == "");
     };
-    for (int stage = 0; stage <= 3; ++stage) for (const int ranks : {1, 2, 4}) check(ranks, options(stage));
-    for (const Offload state : {Offload::cpu, Offload::nvme}) for (int stage = 1; stage <= 3; ++stage) check(2, options(stage, state));
-    for (const Offload state : {Offload::none, Offload::cpu, Offload::nvme}) for (const Offload shards : {Offload::cpu, Offload::nvme}) check(2, options(3, state, shards));
+    for (int stage = 0; stage <= 3; ++stage)
+      for (const int ranks : {1, 2, 4}) check(ranks, options(stage));
+    for (const Offload state : {Offload::cpu, Offload::nvme})
+      for (int stage = 1; stage <= 3; ++stage) check(2, options(stage, state));
+    for (const Offload state : {Offload::none, Offload::cpu, Offload::nvme})
+      for (const Offload shards : {Offload::cpu, Offload::nvme}) check(2, options(3, state, shards));
   }
 }
 
 TEST_CASE("nccl: ZeRO's ledger on devices: shards there, and nothing of what is offloaded") {
   for (const Offload place : {Offload::none, Offload::cpu}) {
     CHECK(outcome(4, [&](int rank) {
-      const Device device = device_of(rank);
-      Even net;
-      net.to(device);
-      const auto optimizer = adamw(net.parameters());
-      ZeroOptions o = options(3, place, place);
-      o.param_persistence_threshold = 0;
-      Zero zero(net, *optimizer, o);
-      sum(net(Variable(randn({2, 64}).to(device)))).backward();
-      zero.step();
-      const MemoryReport report = memory_report(device);
-      const auto held = [&](Memory category) { return report.category[size_t(category)].current; };
-      const bool here = place == Offload::none;
-      expect("parameters", held(Memory::parameter), here ? psi * 4 / 4. : 0);
-      expect("optimizer", held(Memory::optimizer), here ? psi * 8 / 4. : 0);
-      expect("offload", held(Memory::offload), 0);
-    }) == "(no error)");
+            const Device device = device_of(rank);
+            Even net;
+            net.to(device);
+            const auto optimizer = adamw(net.parameters());
+            ZeroOptions o = options(3, place, place);
+            o.param_persistence_threshold = 0;
+            Zero zero(net, *optimizer, o);
+            sum(net(Variable(randn({2, 64}).to(device)))).backward();
+            zero.step();
+            const MemoryReport report = memory_report(device);
+            const auto held = [&](Memory category) { return report.category[size_t(category)].current; };
+            const bool here = place == Offload::none;
+            expect("parameters", held(Memory::parameter), here ? psi * 4 / 4. : 0);
+            expect("optimizer", held(Memory::optimizer), here ? psi * 8 / 4. : 0);
+            expect("offload", held(Memory::offload), 0);
+          }) == "(no error)");
   }
 }
 
@@ -77,5 +91,7 @@ TEST_CASE("nccl: what ZeRO refuses about devices") {
     const auto optimizer = adamw(net.parameters());
     Zero zero(net, *optimizer, {.stage = 1});
   });
-  CHECK_MESSAGE(text.find("expected all parameters on one device, got a.weight on cpu:0 and c.weight on cuda:0") != std::string::npos, text);
+  CHECK_MESSAGE(text.find("expected all parameters on one device, got a.weight on cpu:0 and c.weight on cuda:0") !=
+                    std::string::npos,
+                text);
 }

@@ -1,5 +1,5 @@
-// Pointwise operations, copies, fills and optimizer steps of the device against the CPU's: every operation, part and dtype,
-// shapes that end within a vector, operands that are broadcast, transposed, sliced and shifted.
+// Pointwise operations, copies, fills and optimizer steps of the device against the CPU's: every operation, part and
+// dtype, shapes that end within a vector, operands that are broadcast, transposed, sliced and shifted.
 #include "tensor/convert.h"
 #include "tensor/functors.h"
 #include "tests/cuda/against_cpu.h"
@@ -13,13 +13,20 @@ constexpr DType floats[] = {f32, f64, f16, bf16};
 constexpr DType integers[] = {i64, i32, i8, u8};
 constexpr DType all_dtypes[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
 
-struct Row { std::string name; PointwiseOp op; int inputs; std::string types; bool grad0 = false, grad1 = false, positive = false; };
+struct Row {
+  std::string name;
+  PointwiseOp op;
+  int inputs;
+  std::string types;
+  bool grad0 = false, grad1 = false, positive = false;
+};
 
 std::vector<Row> all_rows() {
   std::vector<Row> rows;
   const auto add = [&](std::string name, PointwiseOp op, int inputs, std::string types, bool grads) {
     const bool positive = name.find("log") == 0 || name.find("sqrt") != std::string::npos || name.find("pow") == 0;
-    rows.push_back({name, op, inputs, types, grads && types != "logic", grads && inputs == 2, positive && name != "logical_not"});
+    rows.push_back(
+        {name, op, inputs, types, grads && types != "logic", grads && inputs == 2, positive && name != "logical_not"});
   };
 #define LOCKSTEP_UNARY(name, F, types) add(#name, PointwiseOp::name, 1, #types, true);
 #define LOCKSTEP_UNARY1(name, F, types, p, d) add(#name, PointwiseOp::name, 1, #types, true);
@@ -48,7 +55,8 @@ Tensor values(const Shape& shape, DType dtype, uint32_t seed, bool positive) {
   return x.to(dtype);
 }
 
-void run_kernel(const Kernels& kernels, PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Arguments& in, Tensor& out) {
+void run_kernel(const Kernels& kernels, PointwiseOp op, PointwisePart part, const PointwiseArgs& args,
+                const Arguments& in, Tensor& out) {
   std::vector<const Tensor*> list;
   for (const Tensor& x : in) list.push_back(&x);
   kernels.pointwise(op, part, args, list.data(), int(list.size()), out);
@@ -67,15 +75,21 @@ TEST_CASE("cuda: every pointwise operation, part and dtype") {
         const std::string what = str(row.name, " ", dtype, " (", n, ")");
         // f32's functions are the same polynomials, fused differently.
         const double bound = tolerance(dtype) * (dtype == f32 ? 0.2 : 1);
-        against_cpu(what, in, {out}, [&](const Kernels& k, const Arguments& a, Arguments& to) { run_kernel(k, row.op, PointwisePart::value, args, a, to[0]); },
-                    is_floating(dtype) ? bound : 0);
+        against_cpu(
+            what, in, {out},
+            [&](const Kernels& k, const Arguments& a, Arguments& to) {
+              run_kernel(k, row.op, PointwisePart::value, args, a, to[0]);
+            },
+            is_floating(dtype) ? bound : 0);
         if (!is_floating(dtype)) continue;
         for (const auto part : {PointwisePart::grad0, PointwisePart::grad1}) {
           if (part == PointwisePart::grad0 ? !row.grad0 : !row.grad1) continue;
           Arguments with_grad{values({n}, dtype, 9, false)};
           with_grad.insert(with_grad.end(), in.begin(), in.end());
-          against_cpu(what + " grad", with_grad, {out}, [&](const Kernels& k, const Arguments& a, Arguments& to) { run_kernel(k, row.op, part, args, a, to[0]); },
-                      bound * 4);
+          against_cpu(
+              what + " grad", with_grad, {out},
+              [&](const Kernels& k, const Arguments& a, Arguments& to) { run_kernel(k, row.op, part, args, a, to[0]); },
+              bound * 4);
         }
       }
     }
@@ -85,41 +99,78 @@ TEST_CASE("cuda: every pointwise operation, part and dtype") {
 TEST_CASE("cuda: powers that are shortened, and large angles") {
   const Tensor x = values({1001}, f32, 1, true), g = values({1001}, f32, 2, false);
   for (const double p : {-1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 2.5}) {
-    against_cpu(str("x^", p), {x}, {x}, [&](const Kernels& k, const Arguments& a, Arguments& to) { run_kernel(k, PointwiseOp::pow_scalar, PointwisePart::value, {p, 0}, a, to[0]); });
-    against_cpu(str("x^", p, " grad"), {g, x}, {x}, [&](const Kernels& k, const Arguments& a, Arguments& to) { run_kernel(k, PointwiseOp::pow_scalar, PointwisePart::grad0, {p, 0}, a, to[0]); });
+    against_cpu(str("x^", p), {x}, {x}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
+      run_kernel(k, PointwiseOp::pow_scalar, PointwisePart::value, {p, 0}, a, to[0]);
+    });
+    against_cpu(str("x^", p, " grad"), {g, x}, {x}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
+      run_kernel(k, PointwiseOp::pow_scalar, PointwisePart::grad0, {p, 0}, a, to[0]);
+    });
   }
   for (const auto op : {PointwiseOp::sin, PointwiseOp::cos}) {
     const Tensor angles = random_tensor({500}, f32, 3, 1e30);
-    against_cpu("large angles", {angles}, {angles}, [&](const Kernels& k, const Arguments& a, Arguments& to) { run_kernel(k, op, PointwisePart::value, {}, a, to[0]); });
+    against_cpu("large angles", {angles}, {angles}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
+      run_kernel(k, op, PointwisePart::value, {}, a, to[0]);
+    });
     against_cpu("large angles, grad", {values({500}, f32, 2, false), angles}, {angles},
-                [&](const Kernels& k, const Arguments& a, Arguments& to) { run_kernel(k, op, PointwisePart::grad0, {}, a, to[0]); });
+                [&](const Kernels& k, const Arguments& a, Arguments& to) {
+                  run_kernel(k, op, PointwisePart::grad0, {}, a, to[0]);
+                });
   }
 }
 
 TEST_CASE("cuda: pointwise operands of any strides") {
   for (const DType dtype : {f32, bf16, i8}) {
     const Tensor x = values({6, 35, 7}, dtype, 1, false), y = values({7, 35, 6}, dtype, 2, false).permute({2, 1, 0});
-    const Tensor bias = values({7}, dtype, 3, false), column = values({35, 1}, dtype, 4, false), scalar = values({}, dtype, 5, false);
+    const Tensor bias = values({7}, dtype, 3, false), column = values({35, 1}, dtype, 4, false),
+                 scalar = values({}, dtype, 5, false);
     const Tensor shifted = values({6 * 35 * 7 + 3}, dtype, 6, false).narrow(0, 3, 6 * 35 * 7).view({6, 35, 7});
-    const Tensor sliced = values({6, 35, 14}, dtype, 7, false).slice(2, 0, 14, 2), repeated = values({6, 1, 1}, dtype, 8, false).expand({6, 35, 7});
-    const Tensor large = values({300, 256}, dtype, 9, false), across = values({256, 300}, dtype, 10, false).t(), wide_bias = values({256}, dtype, 11, false);
-    const Tensor turned_out = empty({7, 35, 6}, {dtype, cpu}).permute({2, 1, 0}), part_of_out = empty({6, 35, 9}, {dtype, cpu}).narrow(2, 1, 7);
-    struct Case { const char* name; Tensor a, b, out; };
-    const Case cases[] = {{"transposed", x, y, x},      {"bias", x, bias, x},         {"column", x, column, x},  {"scalar", x, scalar, x},
-                          {"both scalars", scalar, scalar, scalar}, {"shifted", shifted, x, x}, {"sliced", sliced, x, x}, {"repeated", repeated, x, x},
-                          {"into a transposed", x, y, turned_out},  {"into a part", x, shifted, part_of_out}, {"broadcast both", bias, column, empty({35, 7}, {dtype, cpu})},
-                          {"large across", large, across, large},   {"large bias", large, wide_bias, large}, {"expanded", scalar.expand({6, 35, 7}), x, x}};
+    const Tensor sliced = values({6, 35, 14}, dtype, 7, false).slice(2, 0, 14, 2),
+                 repeated = values({6, 1, 1}, dtype, 8, false).expand({6, 35, 7});
+    const Tensor large = values({300, 256}, dtype, 9, false), across = values({256, 300}, dtype, 10, false).t(),
+                 wide_bias = values({256}, dtype, 11, false);
+    const Tensor turned_out = empty({7, 35, 6}, {dtype, cpu}).permute({2, 1, 0}),
+                 part_of_out = empty({6, 35, 9}, {dtype, cpu}).narrow(2, 1, 7);
+    struct Case {
+      const char* name;
+      Tensor a, b, out;
+    };
+    const Case cases[] = {{"transposed", x, y, x},
+                          {"bias", x, bias, x},
+                          {"column", x, column, x},
+                          {"scalar", x, scalar, x},
+                          {"both scalars", scalar, scalar, scalar},
+                          {"shifted", shifted, x, x},
+                          {"sliced", sliced, x, x},
+                          {"repeated", repeated, x, x},
+                          {"into a transposed", x, y, turned_out},
+                          {"into a part", x, shifted, part_of_out},
+                          {"broadcast both", bias, column, empty({35, 7}, {dtype, cpu})},
+                          {"large across", large, across, large},
+                          {"large bias", large, wide_bias, large},
+                          {"expanded", scalar.expand({6, 35, 7}), x, x}};
     for (const Case& c : cases) {
-      against_cpu(str(c.name, " ", dtype), {c.a, c.b}, {c.out}, [](const Kernels& k, const Arguments& a, Arguments& to) { run_kernel(k, PointwiseOp::sub, PointwisePart::value, {}, a, to[0]); }, 0);
-      against_cpu(str(c.name, " where ", dtype), {gt(c.a, c.b), c.a, c.b}, {c.out},
-                  [](const Kernels& k, const Arguments& a, Arguments& to) { run_kernel(k, PointwiseOp::where, PointwisePart::value, {}, a, to[0]); }, 0);
+      against_cpu(
+          str(c.name, " ", dtype), {c.a, c.b}, {c.out},
+          [](const Kernels& k, const Arguments& a, Arguments& to) {
+            run_kernel(k, PointwiseOp::sub, PointwisePart::value, {}, a, to[0]);
+          },
+          0);
+      against_cpu(
+          str(c.name, " where ", dtype), {gt(c.a, c.b), c.a, c.b}, {c.out},
+          [](const Kernels& k, const Arguments& a, Arguments& to) {
+            run_kernel(k, PointwiseOp::where, PointwisePart::value, {}, a, to[0]);
+          },
+          0);
     }
   }
   const Tensor start = random_tensor({999}, f32, 4), other = random_tensor({999}, f32, 5);
-  against_cpu("in place", {start, other}, {start}, [](const Kernels& k, const Arguments& a, Arguments& to) {
-    k.copy(a[0], to[0]);
-    run_kernel(k, PointwiseOp::mul, PointwisePart::value, {}, {to[0], a[1]}, to[0]);
-  }, 0);
+  against_cpu(
+      "in place", {start, other}, {start},
+      [](const Kernels& k, const Arguments& a, Arguments& to) {
+        k.copy(a[0], to[0]);
+        run_kernel(k, PointwiseOp::mul, PointwisePart::value, {}, {to[0], a[1]}, to[0]);
+      },
+      0);
 }
 
 TEST_CASE("cuda: copies between all dtypes, transposes, parts, fills") {
@@ -128,25 +179,40 @@ TEST_CASE("cuda: copies between all dtypes, transposes, parts, fills") {
       Tensor x = is_floating(from) ? random_tensor({4, 41}, f64, 3, 300).to(from) : values({4, 41}, from, 3, false);
       if (is_floating(from)) x.select(0, 0).fill_(from == f16 ? 65504 : 1e30), x.select(0, 1).fill_(std::nan(""));
       for (const Tensor& source : {x, x.t(), x.slice(1, 1, 40, 3), x.select(0, 2).expand({3, 41})}) {
-        against_cpu(str(from, " to ", to), {source}, {empty(source.shape(), {to, cpu})}, [](const Kernels& k, const Arguments& a, Arguments& out) { k.copy(a[0], out[0]); }, 0);
+        against_cpu(
+            str(from, " to ", to), {source}, {empty(source.shape(), {to, cpu})},
+            [](const Kernels& k, const Arguments& a, Arguments& out) { k.copy(a[0], out[0]); }, 0);
       }
     }
   }
   for (const DType dtype : {u8, bf16, f32, f64}) {
     for (const Shape& shape : {Shape{0, 3}, Shape{1, 1}, Shape{4, 4}, Shape{33, 70}, Shape{129, 65}, Shape{257, 300}}) {
       const Tensor x = values(shape, dtype, 2, false), out = empty({shape[1], shape[0]}, {dtype, cpu});
-      against_cpu(str("transpose ", shape, " ", dtype), {x.t()}, {out}, [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
-      against_cpu(str("into a transposed ", shape, " ", dtype), {x}, {out.t()}, [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
-      against_cpu(str("transpose and convert ", shape, " ", dtype), {x.t()}, {out.to(f16)}, [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
-      against_cpu(str("convert into a transposed ", shape, " ", dtype), {x}, {out.to(f16).t()}, [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
+      against_cpu(
+          str("transpose ", shape, " ", dtype), {x.t()}, {out},
+          [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
+      against_cpu(
+          str("into a transposed ", shape, " ", dtype), {x}, {out.t()},
+          [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
+      against_cpu(
+          str("transpose and convert ", shape, " ", dtype), {x.t()}, {out.to(f16)},
+          [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
+      against_cpu(
+          str("convert into a transposed ", shape, " ", dtype), {x}, {out.to(f16).t()},
+          [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
     }
-    const Tensor heads = values({3, 37, 4, 20}, dtype, 5, false).permute({0, 2, 1, 3}), batches = values({3, 5, 40, 36}, dtype, 6, false).transpose(2, 3);
+    const Tensor heads = values({3, 37, 4, 20}, dtype, 5, false).permute({0, 2, 1, 3}),
+                 batches = values({3, 5, 40, 36}, dtype, 6, false).transpose(2, 3);
     for (const Tensor& x : {heads, batches, batches.transpose(0, 1), batches.narrow(2, 3, 20)})
-      against_cpu(str("permuted ", dtype), {x}, {empty(x.shape(), {dtype, cpu})}, [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
+      against_cpu(
+          str("permuted ", dtype), {x}, {empty(x.shape(), {dtype, cpu})},
+          [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
     for (const int64_t n : {0, 1, 31, 4099}) {
       const Tensor out = empty({n, 3}, {dtype, cpu});
       for (const Tensor& to : {out, out.t(), out.narrow(1, 1, 1)})
-        against_cpu(str("fill ", n, " ", dtype), {}, {to}, [](const Kernels& k, const Arguments&, Arguments& a) { k.fill(a[0], 7.5); }, 0);
+        against_cpu(
+            str("fill ", n, " ", dtype), {}, {to},
+            [](const Kernels& k, const Arguments&, Arguments& a) { k.fill(a[0], 7.5); }, 0);
     }
   }
 }
@@ -158,34 +224,51 @@ TEST_CASE("cuda: optimizer steps have the CPU's bits") {
         if (dtype == f64 && grad_dtype != f64) continue;
         for (const int64_t shift : {0, 1}) {  // aligned to 16 bytes, and not
           const auto state = [&](uint32_t seed) { return random_tensor({n + shift}, dtype, seed).narrow(0, shift, n); };
-          const auto positive = [&](uint32_t seed) { return abs(random_tensor({n + shift}, dtype, seed)).narrow(0, shift, n); };
-          const Tensor p = state(1), g = random_tensor({n}, grad_dtype, 2), m = state(3), v = positive(4), v2 = positive(5);
+          const auto positive = [&](uint32_t seed) {
+            return abs(random_tensor({n + shift}, dtype, seed)).narrow(0, shift, n);
+          };
+          const Tensor p = state(1), g = random_tensor({n}, grad_dtype, 2), m = state(3), v = positive(4),
+                       v2 = positive(5);
           const Tensor low = dtype == f32 ? p.to(grad_dtype == f32 ? bf16 : grad_dtype) : Tensor();
           const Arguments in{p, g, m, v, v2}, out{p, m, v, v2, low};
           const std::string what = str(dtype, " ", n, " gradient ", grad_dtype, " shift ", shift);
-          const auto compare = [&](const char* name, const std::function<void(const Kernels&, const Tensor& g, Arguments&)>& step) {
-            against_cpu(str(name, " ", what), in, out, [&](const Kernels& k, const Arguments& a, Arguments& to) {
-              k.copy(a[0], to[0]), k.copy(a[2], to[1]), k.copy(a[3], to[2]), k.copy(a[4], to[3]);
-              step(k, a[1], to);
-            }, 0);
+          const auto compare = [&](const char* name,
+                                   const std::function<void(const Kernels&, const Tensor& g, Arguments&)>& step) {
+            against_cpu(
+                str(name, " ", what), in, out,
+                [&](const Kernels& k, const Arguments& a, Arguments& to) {
+                  k.copy(a[0], to[0]), k.copy(a[2], to[1]), k.copy(a[3], to[2]), k.copy(a[4], to[3]);
+                  step(k, a[1], to);
+                },
+                0);
           };
           Tensor none;
           for (const bool decoupled : {false, true}) {
             const AdamArgs args{1e-2, 0.9, 0.99, 1e-8, 0.1, decoupled, 0.5, 0.3, decoupled, 0.7};
-            compare("adam", [&](const Kernels& k, const Tensor& g, Arguments& to) { k.adam(to[0], g, to[1], to[2], none, to[4], args); });
-            compare("amsgrad", [&](const Kernels& k, const Tensor& g, Arguments& to) { k.adam(to[0], g, to[1], to[2], to[3], to[4], args); });
+            compare("adam", [&](const Kernels& k, const Tensor& g, Arguments& to) {
+              k.adam(to[0], g, to[1], to[2], none, to[4], args);
+            });
+            compare("amsgrad", [&](const Kernels& k, const Tensor& g, Arguments& to) {
+              k.adam(to[0], g, to[1], to[2], to[3], to[4], args);
+            });
           }
           for (const double momentum : {0.0, 0.9}) {
             for (const bool first : {true, false})
-              compare("sgd", [&](const Kernels& k, const Tensor& g, Arguments& to) { k.sgd(to[0], g, to[1], to[4], {0.1, momentum, 0.1, 0.01, !first, first, first, 2}); });
+              compare("sgd", [&](const Kernels& k, const Tensor& g, Arguments& to) {
+                k.sgd(to[0], g, to[1], to[4], {0.1, momentum, 0.1, 0.01, !first, first, first, 2});
+              });
             for (const bool centered : {true, false})
               compare("rmsprop", [&](const Kernels& k, const Tensor& g, Arguments& to) {
                 to[2].fill_(1);  // so that the variance is positive
                 k.rmsprop(to[0], g, to[2], to[1], to[3], {1e-2, 0.9, 1e-3, 0.1, momentum, centered});
               });
           }
-          compare("adagrad", [&](const Kernels& k, const Tensor& g, Arguments& to) { k.adagrad(to[0], g, to[2], {0.1, 1e-8, 0.1}); });
-          compare("lion", [&](const Kernels& k, const Tensor& g, Arguments& to) { k.lion(to[0], g, to[1], {0.1, 0.9, 0.99, 0.1}); });
+          compare("adagrad", [&](const Kernels& k, const Tensor& g, Arguments& to) {
+            k.adagrad(to[0], g, to[2], {0.1, 1e-8, 0.1});
+          });
+          compare("lion", [&](const Kernels& k, const Tensor& g, Arguments& to) {
+            k.lion(to[0], g, to[1], {0.1, 0.9, 0.99, 0.1});
+          });
         }
       }
     }

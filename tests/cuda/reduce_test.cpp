@@ -1,5 +1,5 @@
-// Reductions, arg max, running sums, sorts and top k of the device against the CPU's: every operation and dtype, dims in all
-// combinations, few long lines and many short ones, any strides, and the order of equal values.
+// Reductions, arg max, running sums, sorts and top k of the device against the CPU's: every operation and dtype, dims
+// in all combinations, few long lines and many short ones, any strides, and the order of equal values.
 #include "tests/cuda/against_cpu.h"
 
 using namespace lockstep;
@@ -10,10 +10,21 @@ namespace {
 constexpr DType floats[] = {f32, f64, f16, bf16};
 constexpr DType all_dtypes[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
 
-struct Op { const char* name; ReduceOp op; bool of_all; };
-constexpr Op ops[] = {{"sum", ReduceOp::sum, true}, {"prod", ReduceOp::prod, true}, {"max", ReduceOp::max, true}, {"min", ReduceOp::min, true},
-                      {"any", ReduceOp::any, true}, {"all", ReduceOp::all, true}, {"mean", ReduceOp::mean, false}, {"sum_squares", ReduceOp::sum_squares, false},
-                      {"logsumexp", ReduceOp::logsumexp, false}, {"var", ReduceOp::var, false}};
+struct Op {
+  const char* name;
+  ReduceOp op;
+  bool of_all;
+};
+constexpr Op ops[] = {{"sum", ReduceOp::sum, true},
+                      {"prod", ReduceOp::prod, true},
+                      {"max", ReduceOp::max, true},
+                      {"min", ReduceOp::min, true},
+                      {"any", ReduceOp::any, true},
+                      {"all", ReduceOp::all, true},
+                      {"mean", ReduceOp::mean, false},
+                      {"sum_squares", ReduceOp::sum_squares, false},
+                      {"logsumexp", ReduceOp::logsumexp, false},
+                      {"var", ReduceOp::var, false}};
 
 Tensor values(const Shape& shape, DType dtype, uint32_t seed) {
   if (dtype == boolean) return random_integers(shape, 2, seed).to(boolean);
@@ -33,8 +44,11 @@ void check_reduce(const Op& op, const Tensor& x, uint32_t dims) {
   if (x.numel() == 0 && numel_of(shape) > 0 && (op.op == ReduceOp::max || op.op == ReduceOp::min)) return;
   const DType dtype = result_of(op.op, x.dtype());
   // A product of many is small or large; a sum of many in f32 may lose a little.
-  against_cpu(str(op.name, " ", x.dtype(), " ", x.shape(), " strides ", x.strides(), " dims ", dims), {x}, {empty(shape, {dtype, cpu})},
-              [&](const Kernels& k, const Arguments& a, Arguments& to) { k.reduce(op.op, a[0], dims, 1, to[0]); }, tolerance(dtype) * (is_floating(dtype) ? 1 : 0));
+  against_cpu(
+      str(op.name, " ", x.dtype(), " ", x.shape(), " strides ", x.strides(), " dims ", dims), {x},
+      {empty(shape, {dtype, cpu})},
+      [&](const Kernels& k, const Arguments& a, Arguments& to) { k.reduce(op.op, a[0], dims, 1, to[0]); },
+      tolerance(dtype) * (is_floating(dtype) ? 1 : 0));
 }
 
 }  // namespace
@@ -55,11 +69,15 @@ TEST_CASE("cuda: every reduction and dtype") {
 }
 
 TEST_CASE("cuda: reductions of any strides") {
-  struct Case { Op op; DType dtype; };
+  struct Case {
+    Op op;
+    DType dtype;
+  };
   for (const auto& [op, dtype] : {Case{ops[0], bf16}, Case{ops[9], f32}}) {
     const Tensor x = values({3, 10, 8, 5}, dtype, 1);
-    for (const Tensor& y : {x, x.permute({3, 1, 0, 2}), x.slice(1, 1, 10, 3), x.select(2, 3), x.narrow(3, 1, 3), x.narrow(0, 0, 1).expand({4, 10, 8, 5}),
-                            x.select(0, 0).unsqueeze(-1).expand({10, 8, 5, 3})}) {
+    for (const Tensor& y :
+         {x, x.permute({3, 1, 0, 2}), x.slice(1, 1, 10, 3), x.select(2, 3), x.narrow(3, 1, 3),
+          x.narrow(0, 0, 1).expand({4, 10, 8, 5}), x.select(0, 0).unsqueeze(-1).expand({10, 8, 5, 3})}) {
       for (uint32_t dims = 0; dims < 1u << y.dim(); ++dims) check_reduce(op, y, dims);
     }
     const Tensor shifted = values({3 * 1000 + 1}, dtype, 2).narrow(0, 1, 3000).view({3, 1000});
@@ -76,49 +94,71 @@ TEST_CASE("cuda: reductions cut into chunks") {
       check_reduce(op, values({9, 700, 17}, dtype, 4), 2);
     }
   }
-  for (const Op& op : {ops[8], ops[9]}) check_reduce(op, values({100003}, f32, 5), 1), check_reduce(op, values({4000, 20}, f32, 6), 1);
+  for (const Op& op : {ops[8], ops[9]})
+    check_reduce(op, values({100003}, f32, 5), 1), check_reduce(op, values({4000, 20}, f32, 6), 1);
 }
 
 TEST_CASE("cuda: reductions of infinities and NaN") {
   const double inf = INFINITY;
   Tensor x = values({6, 100}, f32, 1);
-  x.select(0, 1).fill_(-inf), x.select(0, 2).narrow(0, 50, 1).fill_(std::nan("")), x.select(0, 3).narrow(0, 99, 1).fill_(inf), x.select(0, 4).fill_(inf), x.select(0, 5).fill_(0);
+  x.select(0, 1).fill_(-inf), x.select(0, 2).narrow(0, 50, 1).fill_(std::nan("")),
+      x.select(0, 3).narrow(0, 99, 1).fill_(inf), x.select(0, 4).fill_(inf), x.select(0, 5).fill_(0);
   for (const Op& op : ops) check_reduce(op, x, 2), check_reduce(op, x.t().contiguous(), 1), check_reduce(op, x, 3);
   // Squares of large f32 numbers fit the f64 of the sum only.
   const Tensor large = random_tensor({1000}, f32, 2, 1e30);
-  against_cpu("sum of squares in f64", {large}, {empty({1}, {f64, cpu})}, [](const Kernels& k, const Arguments& a, Arguments& to) { k.reduce(ReduceOp::sum_squares, a[0], 1, 0, to[0]); }, 1e-12);
+  against_cpu(
+      "sum of squares in f64", {large}, {empty({1}, {f64, cpu})},
+      [](const Kernels& k, const Arguments& a, Arguments& to) { k.reduce(ReduceOp::sum_squares, a[0], 1, 0, to[0]); },
+      1e-12);
 }
 
 TEST_CASE("cuda: arg max and arg min, first place on ties, NaN wins") {
   for (const DType dtype : all_dtypes) {
-    for (const Shape& shape : {Shape{1}, Shape{4, 3}, Shape{3, 1000}, Shape{1000, 3}, Shape{5, 33, 7}, Shape{4099}, Shape{100001}, Shape{0, 3}}) {
-      Tensor x = dtype == i8 || dtype == u8 || dtype == boolean ? values(shape, dtype, 1) : round(random_tensor(shape, f64, 1, 20)).to(dtype);
+    for (const Shape& shape : {Shape{1}, Shape{4, 3}, Shape{3, 1000}, Shape{1000, 3}, Shape{5, 33, 7}, Shape{4099},
+                               Shape{100001}, Shape{0, 3}}) {
+      Tensor x = dtype == i8 || dtype == u8 || dtype == boolean ? values(shape, dtype, 1)
+                                                                : round(random_tensor(shape, f64, 1, 20)).to(dtype);
       if (is_floating(dtype) && x.numel() > 20) x.view({x.numel()}).narrow(0, x.numel() / 2, 2).fill_(std::nan(""));
       for (int dim = 0; dim < shape.rank(); ++dim) {
         if (shape[dim] == 0) continue;
         Shape kept = shape;
         kept.erase(dim);
         for (const bool largest : {true, false})
-          against_cpu(str("arg ", dtype, " ", shape, " ", dim), {x}, {empty(kept, {dtype, cpu}), empty(kept, {i64, cpu})},
-                      [&](const Kernels& k, const Arguments& a, Arguments& to) { k.arg_reduce(largest, a[0], dim, to[0], to[1]); }, 0);
+          against_cpu(
+              str("arg ", dtype, " ", shape, " ", dim), {x}, {empty(kept, {dtype, cpu}), empty(kept, {i64, cpu})},
+              [&](const Kernels& k, const Arguments& a, Arguments& to) {
+                k.arg_reduce(largest, a[0], dim, to[0], to[1]);
+              },
+              0);
       }
     }
   }
   const Tensor scalar = random_tensor({}, f32, 1), turned = random_tensor({20, 30}, f32, 2).t();
-  against_cpu("arg of a scalar", {scalar}, {scalar, scalar.to(i64)}, [](const Kernels& k, const Arguments& a, Arguments& to) { k.arg_reduce(true, a[0], 0, to[0], to[1]); }, 0);
-  against_cpu("arg of a transposed", {turned}, {empty({30}, {f32, cpu}), empty({30}, {i64, cpu})}, [](const Kernels& k, const Arguments& a, Arguments& to) { k.arg_reduce(true, a[0], 1, to[0], to[1]); }, 0);
+  against_cpu(
+      "arg of a scalar", {scalar}, {scalar, scalar.to(i64)},
+      [](const Kernels& k, const Arguments& a, Arguments& to) { k.arg_reduce(true, a[0], 0, to[0], to[1]); }, 0);
+  against_cpu(
+      "arg of a transposed", {turned}, {empty({30}, {f32, cpu}), empty({30}, {i64, cpu})},
+      [](const Kernels& k, const Arguments& a, Arguments& to) { k.arg_reduce(true, a[0], 1, to[0], to[1]); }, 0);
 }
 
 TEST_CASE("cuda: running sums and products") {
   for (const DType dtype : {f32, f64, f16, bf16, i64}) {
-    for (const Shape& shape : {Shape{}, Shape{0}, Shape{1}, Shape{3, 31}, Shape{33, 5}, Shape{2, 4099}, Shape{999, 2}, Shape{4, 50, 3}, Shape{20000}}) {
-      const Tensor x = dtype == i64 ? random_integers(shape, 9, 1) : add_scalar(random_tensor(shape, f64, 1, 0.01), 1).to(dtype);
+    for (const Shape& shape : {Shape{}, Shape{0}, Shape{1}, Shape{3, 31}, Shape{33, 5}, Shape{2, 4099}, Shape{999, 2},
+                               Shape{4, 50, 3}, Shape{20000}}) {
+      const Tensor x =
+          dtype == i64 ? random_integers(shape, 9, 1) : add_scalar(random_tensor(shape, f64, 1, 0.01), 1).to(dtype);
       for (int dim = 0; dim < std::max(1, shape.rank()); ++dim) {
         for (const bool product : {false, true}) {
           for (const bool reverse : {false, true})
-            against_cpu(str("cumulative ", product, " ", dtype, " ", shape, " ", dim), {x}, {x},
-                        [&](const Kernels& k, const Arguments& a, Arguments& to) { k.cumulative(product, a[0], dim, reverse, to[0]); },
-                        dtype == i64 ? 0 : dtype == f32 ? 1e-6 : tolerance(dtype));
+            against_cpu(
+                str("cumulative ", product, " ", dtype, " ", shape, " ", dim), {x}, {x},
+                [&](const Kernels& k, const Arguments& a, Arguments& to) {
+                  k.cumulative(product, a[0], dim, reverse, to[0]);
+                },
+                dtype == i64   ? 0
+                : dtype == f32 ? 1e-6
+                               : tolerance(dtype));
         }
       }
     }
@@ -136,20 +176,29 @@ TEST_CASE("cuda: stable sort and top k") {
       if (is_floating(dtype) && x.numel() > 40) x.reshape({x.numel()}).slice(0, 3, x.numel(), 37).fill_(std::nan(""));
       for (int dim = 0; dim < std::max(1, shape.rank()); ++dim) {
         for (const bool descending : {false, true}) {
-          against_cpu(str("sort ", dtype, " ", shape, " ", dim), {x}, {x, empty(shape, {i64, cpu})},
-                      [&](const Kernels& k, const Arguments& a, Arguments& to) { k.sort(a[0], dim, descending, to[0], to[1]); }, 0);
+          against_cpu(
+              str("sort ", dtype, " ", shape, " ", dim), {x}, {x, empty(shape, {i64, cpu})},
+              [&](const Kernels& k, const Arguments& a, Arguments& to) { k.sort(a[0], dim, descending, to[0], to[1]); },
+              0);
           if (shape.rank() == 0) continue;
           for (const int64_t k : {int64_t(0), int64_t(1), int64_t(5), int64_t(513), shape[dim]}) {
             if (k > shape[dim]) continue;
             Shape best = shape;
             best[dim] = k;
-            against_cpu(str("topk ", k, " ", dtype, " ", shape, " ", dim), {x}, {empty(best, {dtype, cpu}), empty(best, {i64, cpu})},
-                        [&](const Kernels& kernels, const Arguments& a, Arguments& to) { kernels.topk(a[0], dim, k, descending, to[0], to[1]); }, 0);
+            against_cpu(
+                str("topk ", k, " ", dtype, " ", shape, " ", dim), {x},
+                {empty(best, {dtype, cpu}), empty(best, {i64, cpu})},
+                [&](const Kernels& kernels, const Arguments& a, Arguments& to) {
+                  kernels.topk(a[0], dim, k, descending, to[0], to[1]);
+                },
+                0);
           }
         }
       }
     }
   }
   const Tensor wide = random_tensor({9, 70}, f32, 2).t();
-  against_cpu("sort of a transposed", {wide}, {empty({70, 9}, {f32, cpu}), empty({70, 9}, {i64, cpu})}, [](const Kernels& k, const Arguments& a, Arguments& to) { k.sort(a[0], 0, false, to[0], to[1]); }, 0);
+  against_cpu(
+      "sort of a transposed", {wide}, {empty({70, 9}, {f32, cpu}), empty({70, 9}, {i64, cpu})},
+      [](const Kernels& k, const Arguments& a, Arguments& to) { k.sort(a[0], 0, false, to[0], to[1]); }, 0);
 }

@@ -1,5 +1,5 @@
-// Softmax, norms, batch norm and cross entropy of the device against the CPU's: every way in which rows are dealt to threads
-// (a warp, blocks, rows too long to hold), aligned and not, every dtype.
+// Softmax, norms, batch norm and cross entropy of the device against the CPU's: every way in which rows are dealt to
+// threads (a warp, blocks, rows too long to hold), aligned and not, every dtype.
 #include "tests/cuda/against_cpu.h"
 
 using namespace lockstep;
@@ -7,12 +7,17 @@ using namespace lockstep::testing;
 
 namespace {
 
-struct Rows { int64_t rows, n; };
-constexpr Rows row_shapes[] = {{0, 8}, {1, 1}, {3, 2}, {5, 31}, {7, 33}, {130, 64}, {3, 1000}, {2, 4099}, {2, 8192}, {1, 20003}};
+struct Rows {
+  int64_t rows, n;
+};
+constexpr Rows row_shapes[] = {{0, 8},    {1, 1},    {3, 2},    {5, 31},   {7, 33},
+                               {130, 64}, {3, 1000}, {2, 4099}, {2, 8192}, {1, 20003}};
 constexpr DType floats[] = {f32, f64, f16, bf16};
 
 Tensor statistics(int64_t n, DType dtype) { return empty({n}, {dtype == f64 ? f64 : f32, cpu}); }
-std::string named(const char* op, DType dtype, int64_t rows, int64_t n) { return str(op, " ", dtype, " (", rows, ", ", n, ")"); }
+std::string named(const char* op, DType dtype, int64_t rows, int64_t n) {
+  return str(op, " ", dtype, " (", rows, ", ", n, ")");
+}
 
 /// Longer rows lose more digits in 16 bits' sums only through the result's rounding; in f32 with the length.
 double bound_of(DType dtype, int64_t n) { return tolerance(dtype) * (dtype == f32 && n > 1000 ? 4 : 1); }
@@ -23,13 +28,18 @@ TEST_CASE("cuda: softmax and its gradient") {
   for (const DType dtype : floats) {
     for (const auto [rows, n] : row_shapes) {
       for (const bool log : {false, true}) {
-        const Tensor x = random_tensor({rows, n}, dtype, 1, 5), g = random_tensor({rows, n}, dtype, 2), out = empty_like(x);
-        against_cpu(named(log ? "log_softmax" : "softmax", dtype, rows, n), {x}, {out},
-                    [&](const Kernels& k, const Arguments& in, Arguments& to) { k.softmax(log, in[0], to[0]); }, bound_of(dtype, n));
+        const Tensor x = random_tensor({rows, n}, dtype, 1, 5), g = random_tensor({rows, n}, dtype, 2),
+                     out = empty_like(x);
+        against_cpu(
+            named(log ? "log_softmax" : "softmax", dtype, rows, n), {x}, {out},
+            [&](const Kernels& k, const Arguments& in, Arguments& to) { k.softmax(log, in[0], to[0]); },
+            bound_of(dtype, n));
         Tensor y = empty_like(x);
         table(cpu).softmax(log, x, y);
-        against_cpu(named(log ? "log_softmax_grad" : "softmax_grad", dtype, rows, n), {g, y}, {out},
-                    [&](const Kernels& k, const Arguments& in, Arguments& to) { k.softmax_grad(log, in[0], in[1], to[0]); }, bound_of(dtype, n) * 2);
+        against_cpu(
+            named(log ? "log_softmax_grad" : "softmax_grad", dtype, rows, n), {g, y}, {out},
+            [&](const Kernels& k, const Arguments& in, Arguments& to) { k.softmax_grad(log, in[0], in[1], to[0]); },
+            bound_of(dtype, n) * 2);
       }
     }
   }
@@ -45,7 +55,8 @@ TEST_CASE("cuda: softmax of masked, huge and NaN rows") {
     x.select(0, 4).fill_(0), x.select(0, 4).narrow(0, n - 1, 1).fill_(std::nan(""));
     x.select(0, 5).narrow(0, n / 2, 1).fill_(inf);
     for (const bool log : {false, true})
-      against_cpu(str("hard rows of ", n), {x}, {empty_like(x)}, [&](const Kernels& k, const Arguments& in, Arguments& to) { k.softmax(log, in[0], to[0]); });
+      against_cpu(str("hard rows of ", n), {x}, {empty_like(x)},
+                  [&](const Kernels& k, const Arguments& in, Arguments& to) { k.softmax(log, in[0], to[0]); });
   }
 }
 
@@ -53,21 +64,38 @@ TEST_CASE("cuda: layer norm, rms norm and their gradients") {
   for (const DType dtype : floats) {
     for (const auto [rows, n] : row_shapes) {
       for (const bool affine : {true, false}) {
-        const Tensor x = random_tensor({rows, n}, dtype, 1), g = random_tensor({rows, n}, dtype, 2), out = empty_like(x);
-        const Tensor w = affine ? random_tensor({n}, dtype, 3) : Tensor(), b = affine ? random_tensor({n}, dtype, 4) : Tensor();
+        const Tensor x = random_tensor({rows, n}, dtype, 1), g = random_tensor({rows, n}, dtype, 2),
+                     out = empty_like(x);
+        const Tensor w = affine ? random_tensor({n}, dtype, 3) : Tensor(),
+                     b = affine ? random_tensor({n}, dtype, 4) : Tensor();
         const double bound = bound_of(dtype, n) * (n < 4 ? 50 : 1);
-        against_cpu(named("layer_norm", dtype, rows, n), {x, w, b}, {out, statistics(rows, dtype), statistics(rows, dtype)},
-                    [&](const Kernels& k, const Arguments& in, Arguments& to) { k.layer_norm(in[0], in[1], in[2], 1e-3, to[0], to[1], to[2]); }, bound);
-        against_cpu(named("rms_norm", dtype, rows, n), {x, w}, {out, statistics(rows, dtype)},
-                    [&](const Kernels& k, const Arguments& in, Arguments& to) { k.rms_norm(in[0], in[1], 1e-3, to[0], to[1]); }, bound);
-        Tensor y = empty_like(x), mean = statistics(rows, dtype), rstd = statistics(rows, dtype), root = statistics(rows, dtype);
+        against_cpu(
+            named("layer_norm", dtype, rows, n), {x, w, b}, {out, statistics(rows, dtype), statistics(rows, dtype)},
+            [&](const Kernels& k, const Arguments& in, Arguments& to) {
+              k.layer_norm(in[0], in[1], in[2], 1e-3, to[0], to[1], to[2]);
+            },
+            bound);
+        against_cpu(
+            named("rms_norm", dtype, rows, n), {x, w}, {out, statistics(rows, dtype)},
+            [&](const Kernels& k, const Arguments& in, Arguments& to) { k.rms_norm(in[0], in[1], 1e-3, to[0], to[1]); },
+            bound);
+        Tensor y = empty_like(x), mean = statistics(rows, dtype), rstd = statistics(rows, dtype),
+               root = statistics(rows, dtype);
         table(cpu).layer_norm(x, w, b, 1e-3, y, mean, rstd);
         table(cpu).rms_norm(x, w, 1e-3, y, root);
-        against_cpu(named("layer_norm_grad", dtype, rows, n), {g, x, mean, rstd, w}, {out, affine ? empty_like(w) : w, affine ? empty_like(b) : b},
-                    [&](const Kernels& k, const Arguments& in, Arguments& to) { k.layer_norm_grad(in[0], in[1], in[2], in[3], in[4], to[0], to[1], to[2]); },
-                    bound * 2);
-        against_cpu(named("rms_norm_grad", dtype, rows, n), {g, x, root, w}, {out, affine ? empty_like(w) : w},
-                    [&](const Kernels& k, const Arguments& in, Arguments& to) { k.rms_norm_grad(in[0], in[1], in[2], in[3], to[0], to[1]); }, bound * 2);
+        against_cpu(
+            named("layer_norm_grad", dtype, rows, n), {g, x, mean, rstd, w},
+            {out, affine ? empty_like(w) : w, affine ? empty_like(b) : b},
+            [&](const Kernels& k, const Arguments& in, Arguments& to) {
+              k.layer_norm_grad(in[0], in[1], in[2], in[3], in[4], to[0], to[1], to[2]);
+            },
+            bound * 2);
+        against_cpu(
+            named("rms_norm_grad", dtype, rows, n), {g, x, root, w}, {out, affine ? empty_like(w) : w},
+            [&](const Kernels& k, const Arguments& in, Arguments& to) {
+              k.rms_norm_grad(in[0], in[1], in[2], in[3], to[0], to[1]);
+            },
+            bound * 2);
       }
     }
   }
@@ -75,13 +103,20 @@ TEST_CASE("cuda: layer norm, rms norm and their gradients") {
 
 TEST_CASE("cuda: layer norm around a large mean") {
   const Tensor x = add_scalar(random_tensor({3, 700}, f32, 1), 1e4);
-  against_cpu("large mean", {x}, {empty_like(x), statistics(3, f32), statistics(3, f32)},
-              [&](const Kernels& k, const Arguments& in, Arguments& to) { k.layer_norm(in[0], {}, {}, 0, to[0], to[1], to[2]); }, 1e-4);
+  against_cpu(
+      "large mean", {x}, {empty_like(x), statistics(3, f32), statistics(3, f32)},
+      [&](const Kernels& k, const Arguments& in, Arguments& to) {
+        k.layer_norm(in[0], {}, {}, 0, to[0], to[1], to[2]);
+      },
+      1e-4);
 }
 
 TEST_CASE("cuda: batch norm and its gradient in both layouts") {
-  struct Images { int64_t n, c, s; };
-  for (const auto [n, c, s] : {Images{2, 1, 1}, Images{0, 3, 4}, Images{2, 0, 4}, Images{4, 3, 5}, Images{33, 40, 1}, Images{3, 31, 33}, Images{2, 8, 64}, Images{1, 2, 9001}, Images{40, 16, 31}}) {
+  struct Images {
+    int64_t n, c, s;
+  };
+  for (const auto [n, c, s] : {Images{2, 1, 1}, Images{0, 3, 4}, Images{2, 0, 4}, Images{4, 3, 5}, Images{33, 40, 1},
+                               Images{3, 31, 33}, Images{2, 8, 64}, Images{1, 2, 9001}, Images{40, 16, 31}}) {
     for (const DType dtype : floats) {
       for (const bool last : {false, true}) {
         for (const bool training : {true, false}) {
@@ -90,21 +125,27 @@ TEST_CASE("cuda: batch norm and its gradient in both layouts") {
             return last ? random_tensor({n, s, c}, dtype, seed).transpose(1, 2) : random_tensor({n, c, s}, dtype, seed);
           };
           const Tensor x = images(1), g = images(2), w = random_tensor({c}, dtype, 3), b = random_tensor({c}, dtype, 4);
-          Tensor mean = random_tensor({c}, dtype == f64 ? f64 : f32, 5, 0.1), rstd = add_scalar(random_tensor({c}, dtype == f64 ? f64 : f32, 6, 0.5), 1.5);
+          Tensor mean = random_tensor({c}, dtype == f64 ? f64 : f32, 5, 0.1),
+                 rstd = add_scalar(random_tensor({c}, dtype == f64 ? f64 : f32, 6, 0.5), 1.5);
           const Tensor out = images(7), of_channel = statistics(c, dtype);
           const std::string what = str("batch_norm ", dtype, " (", n, ", ", c, ", ", s, last ? ") channels last" : ")");
           if (training) {
             against_cpu(what, {x, w, b}, {out, of_channel, of_channel, of_channel},
-                        [&](const Kernels& k, const Arguments& in, Arguments& to) { k.batch_norm(in[0], in[1], in[2], 1e-3, true, to[1], to[2], to[3], to[0]); });
+                        [&](const Kernels& k, const Arguments& in, Arguments& to) {
+                          k.batch_norm(in[0], in[1], in[2], 1e-3, true, to[1], to[2], to[3], to[0]);
+                        });
           } else {
             against_cpu(what, {x, w, mean, rstd}, {out}, [&](const Kernels& k, const Arguments& in, Arguments& to) {
               Tensor m = in[2], r = in[3], none;
               k.batch_norm(in[0], in[1], {}, 1e-3, false, m, r, none, to[0]);
             });
           }
-          against_cpu(what + " gradient", {g, x, w, mean, rstd}, {out, empty_like(w), empty_like(b)},
-                      [&](const Kernels& k, const Arguments& in, Arguments& to) { k.batch_norm_grad(in[0], in[1], in[2], in[3], in[4], training, to[0], to[1], to[2]); },
-                      tolerance(dtype) * 4);
+          against_cpu(
+              what + " gradient", {g, x, w, mean, rstd}, {out, empty_like(w), empty_like(b)},
+              [&](const Kernels& k, const Arguments& in, Arguments& to) {
+                k.batch_norm_grad(in[0], in[1], in[2], in[3], in[4], training, to[0], to[1], to[2]);
+              },
+              tolerance(dtype) * 4);
         }
       }
     }
@@ -122,8 +163,12 @@ TEST_CASE("cuda: cross entropy of some of the classes, of targets that are elsew
       const std::string what = named("cross_entropy elsewhere", dtype, rows, n);
       Tensor loss = statistics(rows, dtype), lse = statistics(rows, dtype);
       table(cpu).cross_entropy(x, full_like(target, -7), {}, {.ignore_index = -7}, loss, lse);
-      against_cpu(what + " gradient", {random_tensor({rows}, loss.dtype(), 5), x, add_scalar(lse, 1), target}, {empty_like(x)},
-                  [&](const Kernels& k, const Arguments& in, Arguments& to) { k.cross_entropy_grad(in[0], in[1], in[2], in[3], {}, args, to[0]); }, bound_of(dtype, n));
+      against_cpu(
+          what + " gradient", {random_tensor({rows}, loss.dtype(), 5), x, add_scalar(lse, 1), target}, {empty_like(x)},
+          [&](const Kernels& k, const Arguments& in, Arguments& to) {
+            k.cross_entropy_grad(in[0], in[1], in[2], in[3], {}, args, to[0]);
+          },
+          bound_of(dtype, n));
     }
   }
 }
@@ -134,21 +179,27 @@ TEST_CASE("cuda: cross entropy and its gradient, also in place") {
       for (const double smoothing : {0.0, 0.1}) {
         for (const bool weighted : {false, true}) {
           for (const double scale : {1.0, 60.0}) {
-            const Tensor x = random_tensor({rows, n}, dtype, 1, scale), w = weighted ? add_scalar(random_tensor({n}, dtype, 2, 0.5), 1) : Tensor();
+            const Tensor x = random_tensor({rows, n}, dtype, 1, scale),
+                         w = weighted ? add_scalar(random_tensor({n}, dtype, 2, 0.5), 1) : Tensor();
             Tensor target = random_integers({rows}, n);
             if (rows > 2) target.narrow(0, 1, 1).fill_(-7);
             const CrossEntropyArgs args{.ignore_index = -7, .label_smoothing = smoothing};
             const std::string what = named("cross_entropy", dtype, rows, n);
-            against_cpu(what, {x, target, w}, {statistics(rows, dtype), statistics(rows, dtype)},
-                        [&](const Kernels& k, const Arguments& in, Arguments& to) { k.cross_entropy(in[0], in[1], in[2], args, to[0], to[1]); },
-                        dtype == f64 ? 1e-11 : 5e-5);
+            against_cpu(
+                what, {x, target, w}, {statistics(rows, dtype), statistics(rows, dtype)},
+                [&](const Kernels& k, const Arguments& in, Arguments& to) {
+                  k.cross_entropy(in[0], in[1], in[2], args, to[0], to[1]);
+                },
+                dtype == f64 ? 1e-11 : 5e-5);
             Tensor loss = statistics(rows, dtype), lse = statistics(rows, dtype);
             table(cpu).cross_entropy(x, target, w, args, loss, lse);
-            against_cpu(what + " gradient", {random_tensor({rows}, loss.dtype(), 5), x, lse, target, w}, {empty_like(x)},
-                        [&](const Kernels& k, const Arguments& in, Arguments& to) {
-                          to[0] = in[1].clone();
-                          k.cross_entropy_grad(in[0], to[0], in[2], in[3], in[4], args, to[0]);
-                        }, bound_of(dtype, n));
+            against_cpu(
+                what + " gradient", {random_tensor({rows}, loss.dtype(), 5), x, lse, target, w}, {empty_like(x)},
+                [&](const Kernels& k, const Arguments& in, Arguments& to) {
+                  to[0] = in[1].clone();
+                  k.cross_entropy_grad(in[0], to[0], in[2], in[3], in[4], args, to[0]);
+                },
+                bound_of(dtype, n));
           }
         }
       }
@@ -163,13 +214,15 @@ TEST_CASE("cuda: cross entropy reports a target outside the classes and leaves i
     try {
       fn();
       synchronize(cuda0);
-    } catch (const Error& error) {
-      return error.what();
-    }
+    } catch (const Error& error) { return error.what(); }
     return "(no error)";
   };
-  CHECK(raised([&] { table(cuda0).cross_entropy(x, target, {}, {}, loss, lse); }).find("[cross_entropy] expected targets in [0, 5), got 5 in row 1") == 0);
-  CHECK(raised([&] { table(cuda0).cross_entropy_grad(loss, x, lse, target, {}, {}, grad); }).find("[cross_entropy_grad] expected targets in [0, 5), got 5 in row 1") == 0);
+  CHECK(raised([&] {
+          table(cuda0).cross_entropy(x, target, {}, {}, loss, lse);
+        }).find("[cross_entropy] expected targets in [0, 5), got 5 in row 1") == 0);
+  CHECK(raised([&] {
+          table(cuda0).cross_entropy_grad(loss, x, lse, target, {}, {}, grad);
+        }).find("[cross_entropy_grad] expected targets in [0, 5), got 5 in row 1") == 0);
   CHECK(loss.to(cpu).to_vector<float>()[1] == 0);
   CHECK(grad.to(cpu).to_vector<float>()[7] == 0);
 }

@@ -22,10 +22,13 @@ TEST_CASE("unscale_: as the CPU does it, for any number, size and mix of dtypes"
           const bool marked = bad != 0 && i == at && x.numel() > 0;
           if (marked) x.slice(0, x.numel() - 1).fill_(bad);
           here.push_back(x);
-          there.push_back(i % 5 == 4 && x.numel() > 1 ? cat({x, x}).to(cuda0).slice(0, 1, x.numel()) : x.to(cuda0));  // not aligned
+          there.push_back(i % 5 == 4 && x.numel() > 1 ? cat({x, x}).to(cuda0).slice(0, 1, x.numel())
+                                                      : x.to(cuda0));  // not aligned
           if (i % 5 == 4 && x.numel() > 1) here.back() = cat({x, x}).slice(0, 1, x.numel());
         }
-        CAPTURE(count); CAPTURE(bad); CAPTURE(at);
+        CAPTURE(count);
+        CAPTURE(bad);
+        CAPTURE(at);
         CHECK(unscale_(there, 1.0 / 3) == unscale_(here, 1.0 / 3));
         for (size_t i = 0; i < here.size(); ++i) CHECK(equal(there[i].to(cpu), here[i]));
       }

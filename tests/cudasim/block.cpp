@@ -57,7 +57,10 @@ struct WarpState {
   unsigned arrived = 0, exited = 0;  // lanes
   char order = 0;                    // what __syncwarp releases
 };
-struct Shared { const void* key; void* data; };
+struct Shared {
+  const void* key;
+  void* data;
+};
 
 // Inline copies: memcpy would be seen by ThreadSanitizer as the kernel's own.
 void copy(void* to, const void* from, unsigned bytes) {
@@ -77,7 +80,9 @@ class Block {
   void* shared_array(const void* key, size_t bytes, size_t align, const char* name);
   void* dynamic_shared();
   char& warp_order() { return warps_[current->place.warp].order; }
-  std::string running() const { return op ? str(op, ", block ", triple(blockIdx), ", thread ", triple(threadIdx)) : ""; }
+  std::string running() const {
+    return op ? str(op, ", block ", triple(blockIdx), ", thread ", triple(threadIdx)) : "";
+  }
 
   Thread* current = nullptr;
   const char* op = nullptr;  // nullptr: no kernel runs
@@ -122,7 +127,8 @@ Block& block() {
 Block::Block() : threads_(new Thread[1024]) {
   for (auto* list : {&ready_, &batch_}) list->reserve(2048);  // so that no thread of a kernel allocates
   shared_.reserve(256);
-  arena_ = static_cast<unsigned char*>(mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  arena_ = static_cast<unsigned char*>(
+      mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   poison(arena_, arena_bytes);
 }
 Block::~Block() {
@@ -174,7 +180,8 @@ void Block::work() {
 }
 
 void Block::start_threads() {
-  if (idle_.empty()) idle_.push_back(fibers_.emplace_back(std::make_unique<Fiber>(&Block::work, unsigned(fibers_.size()))).get());
+  if (idle_.empty())
+    idle_.push_back(fibers_.emplace_back(std::make_unique<Fiber>(&Block::work, unsigned(fibers_.size()))).get());
   starter_ = idle_.back();
   idle_.pop_back();
   ++counts().switches;
@@ -204,7 +211,8 @@ void Block::wait(State state) {
 
 int Block::barrier(const char* file, int line, bool predicate) {
   if (waiting_ > 0 && (barrier_line_ != line || std::strcmp(barrier_file_, file) != 0))
-    fault(str("barrier divergence: this thread is at ", file, ":", line, ", others wait at ", barrier_file_, ":", barrier_line_));
+    fault(str("barrier divergence: this thread is at ", file, ":", line, ", others wait at ", barrier_file_, ":",
+              barrier_line_));
   barrier_file_ = file;
   barrier_line_ = line;
   if (waiting_++ == 0) true_ = 0;
@@ -228,13 +236,15 @@ void Block::meet(unsigned mask, unsigned op) {
   Thread& self = *current;
   WarpState& warp = warps_[self.place.warp];
   const unsigned first = self.place.warp * warp_size, lanes = std::min(warp_size, size_ - first);
-  const unsigned existing = lanes < warp_size ? (1u << lanes) - 1 : ~0u, wanted = mask & existing, own = 1u << self.place.lane;
+  const unsigned existing = lanes < warp_size ? (1u << lanes) - 1 : ~0u, wanted = mask & existing,
+                 own = 1u << self.place.lane;
   if (!(mask & own)) fault("warp operation: the calling lane is not in its own mask");
   if (mask != wanted && mask != ~0u) fault("warp operation: the mask names lanes that do not exist");
   if (warp.exited & wanted) fault("warp operation: a lane of the mask has exited");
   for (unsigned left = warp.arrived & wanted; left; left &= left - 1) {
     const Thread& other = threads_[first + unsigned(__builtin_ctz(left))];
-    if (other.mask != mask || other.op != op) fault("warp operation: the lanes disagree on the mask or on the operation");
+    if (other.mask != mask || other.op != op)
+      fault("warp operation: the lanes disagree on the mask or on the operation");
   }
   self.mask = mask;
   self.op = op;
@@ -251,7 +261,8 @@ void Block::meet(unsigned mask, unsigned op) {
     Thread& thread = threads_[first + lane];
     thread.ballot = ballot;
     if (thread.bytes > 0) {
-      if (!(wanted >> thread.source & 1)) fault(str("shuffle: lane ", lane, " reads lane ", thread.source, ", which is not in the mask"));
+      if (!(wanted >> thread.source & 1))
+        fault(str("shuffle: lane ", lane, " reads lane ", thread.source, ", which is not in the mask"));
       copy(thread.received, threads_[first + unsigned(thread.source)].sent, thread.bytes);
     }
     if (lane != self.place.lane) make_ready(thread);
@@ -265,10 +276,12 @@ bool Block::stuck() {
       release_barrier();
       return true;
     }
-    fault_ = str("barrier divergence: ", waiting_, " threads wait at ", barrier_file_, ":", barrier_line_, ", but ", done_, " threads of the block have exited");
+    fault_ = str("barrier divergence: ", waiting_, " threads wait at ", barrier_file_, ":", barrier_line_, ", but ",
+                 done_, " threads of the block have exited");
   } else {
-    fault_ = str("deadlock: ", waiting_, " threads wait at a barrier", waiting_ > 0 ? str(" (", barrier_file_, ":", barrier_line_, ")") : "", ", ",
-                 size_ - waiting_ - done_, " for other lanes in a warp operation, ", done_, " have exited");
+    fault_ = str("deadlock: ", waiting_, " threads wait at a barrier",
+                 waiting_ > 0 ? str(" (", barrier_file_, ":", barrier_line_, ")") : "", ", ", size_ - waiting_ - done_,
+                 " for other lanes in a warp operation, ", done_, " have exited");
   }
   fault_ = str(op, ", block ", triple(blockIdx), ": ", fault_);
   return false;
@@ -279,7 +292,8 @@ bool Block::stuck() {
 void* Block::allocate(size_t bytes, size_t align, const char* name) {
   const size_t begin = (arena_used_ + red_zone + align - 1) / align * align;
   if (static_bytes_ + dynamic_bytes_ > most_shared() || begin + bytes + red_zone > arena_bytes)
-    fault(str("shared memory: ", static_bytes_, " bytes and ", dynamic_bytes_, " dynamic ones are more than the device has (at ", name, ")"));
+    fault(str("shared memory: ", static_bytes_, " bytes and ", dynamic_bytes_,
+              " dynamic ones are more than the device has (at ", name, ")"));
   arena_used_ = begin + bytes;
   unsigned char* data = arena_ + begin;
   unpoison(data, bytes);
@@ -291,7 +305,8 @@ void* Block::shared_array(const void* key, size_t bytes, size_t align, const cha
   for (const Shared& known : shared_)
     if (known.key == key) return known.data;
   static_bytes_ += bytes;
-  if (static_bytes_ > most_static) fault(str("shared memory: ", static_bytes_, " static bytes, ptxas allows ", most_static, " (at ", name, ")"));
+  if (static_bytes_ > most_static)
+    fault(str("shared memory: ", static_bytes_, " static bytes, ptxas allows ", most_static, " (at ", name, ")"));
   return shared_.emplace_back(Shared{key, allocate(bytes, std::max<size_t>(align, 16), name)}).data;
 }
 
@@ -380,7 +395,10 @@ Options& options() {
   static Options made = [] {
     Options o;
     const char *order = std::getenv("LOCKSTEP_FAKE_CUDA_ORDER"), *seed = std::getenv("LOCKSTEP_FAKE_CUDA_SEED");
-    if (order) o.order = !std::strcmp(order, "reverse") ? Order::reverse : !std::strcmp(order, "random") ? Order::random : Order::forward;
+    if (order)
+      o.order = !std::strcmp(order, "reverse")  ? Order::reverse
+                : !std::strcmp(order, "random") ? Order::random
+                                                : Order::forward;
     if (seed) o.seed = std::strtoull(seed, nullptr, 10);
     return o;
   }();
@@ -398,12 +416,15 @@ void fence() {
   acquire(&block().fence_order);
   release(&block().fence_order);
 }
-void* shared_array(const void* key, size_t bytes, size_t align, const char* name) { return block().shared_array(key, bytes, align, name); }
+void* shared_array(const void* key, size_t bytes, size_t align, const char* name) {
+  return block().shared_array(key, bytes, align, name);
+}
 void* dynamic_shared() { return block().dynamic_shared(); }
 
 void warp_exchange(unsigned mask, Warp op, const void* sent, void* received, unsigned bytes, int source, int width) {
   Thread& self = *block().current;
-  if (width < 1 || width > int(warp_size) || (width & (width - 1)) != 0) fault(str("shuffle: expected a width of 1, 2, 4, 8, 16 or 32, got ", width));
+  if (width < 1 || width > int(warp_size) || (width & (width - 1)) != 0)
+    fault(str("shuffle: expected a width of 1, 2, 4, 8, 16 or 32, got ", width));
   copy(self.sent, sent, bytes);
   self.bytes = bytes;
   self.source = source;
@@ -431,7 +452,8 @@ void warp_sync(unsigned mask) {
 
 cudaError_t check_launch(dim3 grid, dim3 block, size_t shared) {
   const uint64_t threads = uint64_t(block.x) * block.y * block.z;
-  const bool fits = threads >= 1 && threads <= 1024 && block.z <= 64 && grid.x >= 1 && grid.x <= 0x7fffffffu && grid.y >= 1 && grid.y <= 65535 && grid.z >= 1 && grid.z <= 65535;
+  const bool fits = threads >= 1 && threads <= 1024 && block.z <= 64 && grid.x >= 1 && grid.x <= 0x7fffffffu &&
+                    grid.y >= 1 && grid.y <= 65535 && grid.z >= 1 && grid.z <= 65535;
   if (!fits) return cudaErrorInvalidConfiguration;
   return shared > most_shared() ? cudaErrorInvalidValue : cudaSuccess;
 }

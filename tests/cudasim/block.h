@@ -1,9 +1,9 @@
 #pragma once
-// The block emulator: runs the threads of a block as fibers of one OS thread, checks how they synchronise, and can vary the
-// order in which they run. Blocks of a grid run one after the other.
+// The block emulator: runs the threads of a block as fibers of one OS thread, checks how they synchronise, and can vary
+// the order in which they run. Blocks of a grid run one after the other.
 //
-// A thread that never waits runs without a switch: a fiber takes the next thread of the block as long as those before it
-// ended. One that waits keeps its fiber, and another fiber goes on with the rest.
+// A thread that never waits runs without a switch: a fiber takes the next thread of the block as long as those before
+// it ended. One that waits keeps its fiber, and another fiber goes on with the rest.
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -14,25 +14,32 @@
 namespace simt {
 
 enum class Order { forward, reverse, random };
-/// How kernels run, for the whole process; change it only while none runs. From the environment: LOCKSTEP_FAKE_CUDA_ORDER
-/// (forward, reverse, random) and LOCKSTEP_FAKE_CUDA_SEED. A kernel whose result depends on the order has a race.
+/// How kernels run, for the whole process; change it only while none runs. From the environment:
+/// LOCKSTEP_FAKE_CUDA_ORDER (forward, reverse, random) and LOCKSTEP_FAKE_CUDA_SEED. A kernel whose result depends on
+/// the order has a race.
 struct Options {
   Order order = Order::forward;
   uint64_t seed = 1;
 };
 Options& options();
 
-struct Counts { uint64_t blocks = 0, threads = 0, switches = 0; };
+struct Counts {
+  uint64_t blocks = 0, threads = 0, switches = 0;
+};
 /// Of this OS thread.
 Counts& counts();
 
 /// A kernel that did what it must not; thrown by run_grid().
-struct Fault { std::string what; };
+struct Fault {
+  std::string what;
+};
 
 // --- for kernels, by way of simt_cpu.h ---
 
 /// Where the running thread is in its block.
-struct Place { unsigned linear, lane, warp; };
+struct Place {
+  unsigned linear, lane, warp;
+};
 extern constinit thread_local const Place* here;
 
 enum class Warp : unsigned { shfl, shfl_xor, shfl_down, shfl_up, ballot, sync };

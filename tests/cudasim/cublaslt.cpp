@@ -1,5 +1,5 @@
-// cuBLASLt in miniature: D = epilogue(alpha op(A) op(B) + beta C), column-major, summed in f64, with the checks of arguments
-// that its documentation names.
+// cuBLASLt in miniature: D = epilogue(alpha op(A) op(B) + beta C), column-major, summed in f64, with the checks of
+// arguments that its documentation names.
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -48,8 +48,7 @@ Description& at(cublasLtMatmulDesc_t d) { return *reinterpret_cast<Description*>
 Layout& at(cublasLtMatrixLayout_t l) { return *reinterpret_cast<Layout*>(l); }
 Preference& at(cublasLtMatmulPreference_t p) { return *reinterpret_cast<Preference*>(p); }
 
-template <class T>
-cublasStatus_t assign(T& to, const void* from, size_t bytes) {
+template <class T> cublasStatus_t assign(T& to, const void* from, size_t bytes) {
   if (bytes != sizeof to) return CUBLAS_STATUS_INVALID_VALUE;
   std::memcpy(&to, from, bytes);
   return CUBLAS_STATUS_SUCCESS;
@@ -72,8 +71,7 @@ void put(void* p, cudaDataType_t type, int64_t i, double value) {
     default: static_cast<__nv_bfloat16*>(p)[i] = __float2bfloat16(float(value));
   }
 }
-template <class T>
-T* place(T* p, cudaDataType_t type, int64_t elements) {
+template <class T> T* place(T* p, cudaDataType_t type, int64_t elements) {
   return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(p) + size_t(elements) * size_of(type));
 }
 /// TF32 keeps 10 bits of the mantissa.
@@ -92,13 +90,26 @@ double gelu_grad(double x) {
 
 // The bits of an epilogue: RELU 2, BIAS 4, an activation's gradient 8, BGRAD 16, GELU 32 and its gradient 64, AUX 128,
 // BGRADA 256, BGRADB 512.
-constexpr uint32_t relu_bit = 2, bias_bit = 4, drelu_bit = 8, bgrad_bit = 16, gelu_bit = 32, dgelu_bit = 64, aux_bit = 128, bgrada_bit = 256, bgradb_bit = 512;
+constexpr uint32_t relu_bit = 2, bias_bit = 4, drelu_bit = 8, bgrad_bit = 16, gelu_bit = 32, dgelu_bit = 64,
+                   aux_bit = 128, bgrada_bit = 256, bgradb_bit = 512;
 bool is_epilogue(uint32_t e) {
   switch (e) {
-    case CUBLASLT_EPILOGUE_DEFAULT: case CUBLASLT_EPILOGUE_RELU: case CUBLASLT_EPILOGUE_BIAS: case CUBLASLT_EPILOGUE_RELU_BIAS: case CUBLASLT_EPILOGUE_GELU:
-    case CUBLASLT_EPILOGUE_GELU_BIAS: case CUBLASLT_EPILOGUE_RELU_AUX: case CUBLASLT_EPILOGUE_RELU_AUX_BIAS: case CUBLASLT_EPILOGUE_GELU_AUX:
-    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS: case CUBLASLT_EPILOGUE_DRELU: case CUBLASLT_EPILOGUE_DRELU_BGRAD: case CUBLASLT_EPILOGUE_DGELU:
-    case CUBLASLT_EPILOGUE_DGELU_BGRAD: case CUBLASLT_EPILOGUE_BGRADA: case CUBLASLT_EPILOGUE_BGRADB: return true;
+    case CUBLASLT_EPILOGUE_DEFAULT:
+    case CUBLASLT_EPILOGUE_RELU:
+    case CUBLASLT_EPILOGUE_BIAS:
+    case CUBLASLT_EPILOGUE_RELU_BIAS:
+    case CUBLASLT_EPILOGUE_GELU:
+    case CUBLASLT_EPILOGUE_GELU_BIAS:
+    case CUBLASLT_EPILOGUE_RELU_AUX:
+    case CUBLASLT_EPILOGUE_RELU_AUX_BIAS:
+    case CUBLASLT_EPILOGUE_GELU_AUX:
+    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+    case CUBLASLT_EPILOGUE_DRELU:
+    case CUBLASLT_EPILOGUE_DRELU_BGRAD:
+    case CUBLASLT_EPILOGUE_DGELU:
+    case CUBLASLT_EPILOGUE_DGELU_BGRAD:
+    case CUBLASLT_EPILOGUE_BGRADA:
+    case CUBLASLT_EPILOGUE_BGRADB: return true;
     default: return false;
   }
 }
@@ -108,7 +119,8 @@ struct Problem {
   Layout a, b, c, out;
   int64_t m, n, k;
 };
-cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out) {
+cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                            cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out) {
   if (!d || !a || !b || !c || !out) return CUBLAS_STATUS_INVALID_VALUE;
   p = {at(d), at(a), at(b), at(c), at(out), 0, 0, 0};
   for (const Layout* l : {&p.a, &p.b, &p.c, &p.out}) {
@@ -121,16 +133,20 @@ cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLa
   p.k = p.d.transposed_a ? ar : ac;
   p.n = p.d.transposed_b ? br : bc;
   // What a call in the wrong order of rows and columns runs into.
-  if ((p.d.transposed_b ? bc : br) != p.k || int64_t(p.out.rows) != p.m || int64_t(p.out.columns) != p.n || p.c.rows != p.out.rows || p.c.columns != p.out.columns)
+  if ((p.d.transposed_b ? bc : br) != p.k || int64_t(p.out.rows) != p.m || int64_t(p.out.columns) != p.n ||
+      p.c.rows != p.out.rows || p.c.columns != p.out.columns)
     return CUBLAS_STATUS_INVALID_VALUE;
   if (p.m == 0 || p.n == 0 || p.k == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
 
   const cudaDataType_t type = p.a.type;
   const bool half = type == CUDA_R_16F || type == CUDA_R_16BF;
-  if (p.b.type != type || p.c.type != p.out.type || (p.out.type != type && !(half && p.out.type == CUDA_R_32F))) return CUBLAS_STATUS_NOT_SUPPORTED;
-  if (p.d.compute == CUBLAS_COMPUTE_64F ? type != CUDA_R_64F || p.d.scale != CUDA_R_64F
-      : p.d.compute == CUBLAS_COMPUTE_32F ? type == CUDA_R_64F || p.d.scale != CUDA_R_32F
-      : p.d.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? type != CUDA_R_32F || p.d.scale != CUDA_R_32F : true) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (p.b.type != type || p.c.type != p.out.type || (p.out.type != type && !(half && p.out.type == CUDA_R_32F)))
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (p.d.compute == CUBLAS_COMPUTE_64F             ? type != CUDA_R_64F || p.d.scale != CUDA_R_64F
+      : p.d.compute == CUBLAS_COMPUTE_32F           ? type == CUDA_R_64F || p.d.scale != CUDA_R_32F
+      : p.d.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? type != CUDA_R_32F || p.d.scale != CUDA_R_32F
+                                                    : true)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
   const uint32_t e = p.d.epilogue;
   if (!is_epilogue(e)) return CUBLAS_STATUS_INVALID_VALUE;
   if (type == CUDA_R_64F && e != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -142,17 +158,23 @@ cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLa
   if (e & aux_bit) {
     // relu keeps a bit for each element, gelu the value before it
     const int64_t unit = (e & (relu_bit | drelu_bit)) ? 128 : 8;
-    if (!p.d.aux || p.d.aux_lead < p.m || p.d.aux_lead % unit != 0 || p.d.aux_stride % unit != 0 || reinterpret_cast<uintptr_t>(p.d.aux) % 16 != 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!p.d.aux || p.d.aux_lead < p.m || p.d.aux_lead % unit != 0 || p.d.aux_stride % unit != 0 ||
+        reinterpret_cast<uintptr_t>(p.d.aux) % 16 != 0)
+      return CUBLAS_STATUS_NOT_SUPPORTED;
   }
   return CUBLAS_STATUS_SUCCESS;
 }
 
 /// Row-major copies of op(A) by k and op(B) by n: sums run over k, in order.
-void multiply(const Problem& p, double alpha, const void* a, const void* b, double beta, const void* c, void* out, int64_t batch) {
+void multiply(const Problem& p, double alpha, const void* a, const void* b, double beta, const void* c, void* out,
+              int64_t batch) {
   const auto [m, n, k] = std::tuple(p.m, p.n, p.k);
-  std::vector<double> left(size_t(m * k)), sum(static_cast<size_t>(m)), bias_grad(p.d.epilogue & (bgrad_bit | bgrada_bit) ? size_t(m) : 0);
+  std::vector<double> left(size_t(m * k)), sum(static_cast<size_t>(m)),
+      bias_grad(p.d.epilogue & (bgrad_bit | bgrada_bit) ? size_t(m) : 0);
   for (int64_t q = 0; q < k; ++q)
-    for (int64_t i = 0; i < m; ++i) left[size_t(q * m + i)] = rounded(get(a, p.a.type, p.d.transposed_a ? q + i * p.a.lead : i + q * p.a.lead), p.d.compute);
+    for (int64_t i = 0; i < m; ++i)
+      left[size_t(q * m + i)] =
+          rounded(get(a, p.a.type, p.d.transposed_a ? q + i * p.a.lead : i + q * p.a.lead), p.d.compute);
   const uint32_t e = p.d.epilogue;
   const cudaDataType_t type = p.out.type, bias_type = p.d.bias_type < 0 ? type : cudaDataType_t(p.d.bias_type);
   auto* bits = static_cast<unsigned char*>(p.d.aux);
@@ -160,7 +182,8 @@ void multiply(const Problem& p, double alpha, const void* a, const void* b, doub
     std::fill(sum.begin(), sum.end(), 0.0);
     double column = 0;
     for (int64_t q = 0; q < k; ++q) {
-      const double right = rounded(get(b, p.b.type, p.d.transposed_b ? j + q * p.b.lead : q + j * p.b.lead), p.d.compute);
+      const double right =
+          rounded(get(b, p.b.type, p.d.transposed_b ? j + q * p.b.lead : q + j * p.b.lead), p.d.compute);
       column += right;
       const double* row = left.data() + q * m;
       for (int64_t i = 0; i < m; ++i) sum[size_t(i)] += row[i] * right;
@@ -176,7 +199,9 @@ void multiply(const Problem& p, double alpha, const void* a, const void* b, doub
       } else if (e & dgelu_bit) {
         value *= gelu_grad(get(p.d.aux, type, place_of_aux));
       } else if (e & relu_bit) {
-        if (e & aux_bit) bits[place_of_aux / 8] = (unsigned char)((bits[place_of_aux / 8] & ~(1 << place_of_aux % 8)) | (value > 0) << place_of_aux % 8);
+        if (e & aux_bit)
+          bits[place_of_aux / 8] =
+              (unsigned char)((bits[place_of_aux / 8] & ~(1 << place_of_aux % 8)) | (value > 0) << place_of_aux % 8);
         value = value < 0 ? 0 : value;  // NaN stays
       } else if (e & gelu_bit) {
         if (e & aux_bit) put(p.d.aux, type, place_of_aux, value);
@@ -226,7 +251,8 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
   delete &at(d);
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, const void* value, size_t bytes) {
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, size_t bytes) {
   Description& d = at(desc);
   switch (attribute) {
     case CUBLASLT_MATMUL_DESC_TRANSA: return assign(d.transposed_a, value, bytes);
@@ -240,8 +266,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
     default: return CUBLAS_STATUS_NOT_SUPPORTED;
   }
 }
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows, uint64_t columns, int64_t lead) {
-  if (type != CUDA_R_64F && type != CUDA_R_32F && type != CUDA_R_16F && type != CUDA_R_16BF) return CUBLAS_STATUS_NOT_SUPPORTED;
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows,
+                                          uint64_t columns, int64_t lead) {
+  if (type != CUDA_R_64F && type != CUDA_R_32F && type != CUDA_R_16F && type != CUDA_R_16BF)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
   *layout = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, columns, lead});
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -249,7 +277,9 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
   delete &at(layout);
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute, const void* value, size_t bytes) {
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void* value,
+                                                size_t bytes) {
   Layout& l = at(layout);
   switch (attribute) {
     case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return assign(l.batch, value, bytes);
@@ -266,7 +296,9 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
   delete &at(preference);
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, const void* value, size_t bytes) {
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
+                                                    size_t bytes) {
   Preference& p = at(preference);
   switch (attribute) {
     case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return assign(p.workspace, value, bytes);
@@ -279,8 +311,10 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   }
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-                                              cublasLtMatrixLayout_t out, cublasLtMatmulPreference_t preference, int wanted, cublasLtMatmulHeuristicResult_t* found, int* count) {
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                              cublasLtMatrixLayout_t out, cublasLtMatmulPreference_t preference,
+                                              int wanted, cublasLtMatmulHeuristicResult_t* found, int* count) {
   *count = 0;
   if (!preference || wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
   Problem p;
@@ -297,29 +331,39 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, const void* alpha, const void* a, cublasLtMatrixLayout_t layout_a, const void* b, cublasLtMatrixLayout_t layout_b,
-                              const void* beta, const void* c, cublasLtMatrixLayout_t layout_c, void* out, cublasLtMatrixLayout_t layout_out, const cublasLtMatmulAlgo_t* algo, void* workspace,
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, const void* alpha, const void* a,
+                              cublasLtMatrixLayout_t layout_a, const void* b, cublasLtMatrixLayout_t layout_b,
+                              const void* beta, const void* c, cublasLtMatrixLayout_t layout_c, void* out,
+                              cublasLtMatrixLayout_t layout_out, const cublasLtMatmulAlgo_t* algo, void* workspace,
                               size_t workspace_bytes, cudaStream_t stream) {
   if (!handle || fake::step() != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
   Problem p;
-  if (const cublasStatus_t status = make_problem(p, d, layout_a, layout_b, layout_c, layout_out); status != CUBLAS_STATUS_SUCCESS) return status;
+  if (const cublasStatus_t status = make_problem(p, d, layout_a, layout_b, layout_c, layout_out);
+      status != CUBLAS_STATUS_SUCCESS)
+    return status;
   Algorithm algorithm{};
   if (algo) std::memcpy(&algorithm, algo, sizeof algorithm);
-  if (workspace_bytes < algorithm.workspace || (algorithm.workspace > 0 && reinterpret_cast<uintptr_t>(workspace) % 256 != 0)) return CUBLAS_STATUS_INVALID_VALUE;
+  if (workspace_bytes < algorithm.workspace ||
+      (algorithm.workspace > 0 && reinterpret_cast<uintptr_t>(workspace) % 256 != 0))
+    return CUBLAS_STATUS_INVALID_VALUE;
   const void* pointers[] = {a, b, c, out};
   for (int i = 0; i < 4; ++i) {
     const size_t needed = std::max<size_t>(algorithm.alignment[i], size_of(i < 2 ? p.a.type : p.out.type));
-    if (device_of(pointers[i]) != fake::current_device() || reinterpret_cast<uintptr_t>(pointers[i]) % needed != 0) return CUBLAS_STATUS_INVALID_VALUE;
+    if (device_of(pointers[i]) != fake::current_device() || reinterpret_cast<uintptr_t>(pointers[i]) % needed != 0)
+      return CUBLAS_STATUS_INVALID_VALUE;
   }
   const bool with_bias = p.d.epilogue & (bias_bit | bgrad_bit | bgrada_bit | bgradb_bit);
-  for (const void* optional : {p.d.epilogue & aux_bit ? p.d.aux : nullptr, with_bias ? p.d.bias : nullptr, algorithm.workspace > 0 ? workspace : nullptr})
+  for (const void* optional : {p.d.epilogue & aux_bit ? p.d.aux : nullptr, with_bias ? p.d.bias : nullptr,
+                               algorithm.workspace > 0 ? workspace : nullptr})
     if (optional && device_of(optional) < 0) return CUBLAS_STATUS_INVALID_VALUE;
   if (const cudaError_t code = fake::launch_failure.next(); code != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
-  const double first = get(alpha, p.d.scale, 0), second = get(beta, p.d.scale, 0);  // read by the call, not by the device
+  const double first = get(alpha, p.d.scale, 0),
+               second = get(beta, p.d.scale, 0);  // read by the call, not by the device
   fake::enqueue(stream, [=] {
     if (algorithm.workspace > 0) std::memset(workspace, 0xff, algorithm.workspace);
     for (int64_t i = 0; i < p.out.batch; ++i)
-      multiply(p, first, place(a, p.a.type, i * p.a.stride), place(b, p.b.type, i * p.b.stride), second, place(c, p.c.type, i * p.c.stride), place(out, p.out.type, i * p.out.stride), i);
+      multiply(p, first, place(a, p.a.type, i * p.a.stride), place(b, p.b.type, i * p.b.stride), second,
+               place(c, p.c.type, i * p.c.stride), place(out, p.out.type, i * p.out.stride), i);
   });
   return CUBLAS_STATUS_SUCCESS;
 }

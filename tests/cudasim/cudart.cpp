@@ -18,7 +18,8 @@ cudaError_t result(cudaError_t code) {
   return code;
 }
 /// What a function that puts work on a stream begins with.
-#define STEP_OR_RETURN() if (const cudaError_t stuck = step(); stuck != cudaSuccess) return result(stuck)
+#define STEP_OR_RETURN() \
+  if (const cudaError_t stuck = step(); stuck != cudaSuccess) return result(stuck)
 
 bool exists(int device) { return device >= 0 && device < settings().devices; }
 
@@ -34,9 +35,13 @@ bool is_pinned(const void* p) {
   return next != pinned().begin() && static_cast<const char*>(p) < std::prev(next)->first + std::prev(next)->second;
 }
 
-double now() { return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
-cudaError_t check_stream(cudaStream_t stream) { return find_stream(stream) ? cudaSuccess : cudaErrorInvalidResourceHandle; }
+cudaError_t check_stream(cudaStream_t stream) {
+  return find_stream(stream) ? cudaSuccess : cudaErrorInvalidResourceHandle;
+}
 /// A host function that waits may not be used while a stream captures.
 cudaError_t check_not_capturing(cudaStream_t stream) {
   CUstream_st* s = find_stream(stream);
@@ -63,13 +68,17 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, 
   if (check_stream(stream) != cudaSuccess) return cudaErrorInvalidResourceHandle;
   if (bytes == 0) return cudaSuccess;
   const bool to_device = device_of(to) >= 0, from_device = device_of(from) >= 0;
-  if (kind == cudaMemcpyDefault) kind = to_device ? from_device ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice : from_device ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost;
+  if (kind == cudaMemcpyDefault)
+    kind = to_device     ? from_device ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice
+           : from_device ? cudaMemcpyDeviceToHost
+                         : cudaMemcpyHostToHost;
   if (to_device != (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice)) return cudaErrorInvalidValue;
   if (from_device != (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice)) return cudaErrorInvalidValue;
   if ((to_device && !is_inside(to, bytes)) || (from_device && !is_inside(from, bytes))) return cudaErrorInvalidValue;
   CUstream_st* s = find_stream(stream);
   if (!from_device && !is_pinned(from) && !s->capture) {
-    enqueue(stream, [=, staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes)] {
+    enqueue(stream, [=, staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from),
+                                                                     static_cast<const char*>(from) + bytes)] {
       std::memcpy(to, staged->data(), bytes);
     });
   } else {
@@ -105,36 +114,38 @@ cudaError_t cudaGetLastError() {
   return sticky() != cudaSuccess ? sticky() : code;
 }
 cudaError_t cudaPeekAtLastError() { return sticky() != cudaSuccess ? sticky() : last_error; }
-#define NAMES(X)                                                                                                                        \
-  X(cudaSuccess, "no error")                                                                                                            \
-  X(cudaErrorInvalidValue, "invalid argument")                                                                                          \
-  X(cudaErrorMemoryAllocation, "out of memory")                                                                                         \
-  X(cudaErrorInitializationError, "initialization error")                                                                               \
-  X(cudaErrorInvalidConfiguration, "invalid configuration argument")                                                                    \
-  X(cudaErrorInvalidDevice, "invalid device ordinal")                                                                                   \
-  X(cudaErrorInvalidResourceHandle, "invalid resource handle")                                                                          \
-  X(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version")                                        \
-  X(cudaErrorNoDevice, "no CUDA-capable device is detected")                                                                            \
-  X(cudaErrorNotReady, "device not ready")                                                                                              \
-  X(cudaErrorIllegalAddress, "an illegal memory access was encountered")                                                                \
-  X(cudaErrorLaunchOutOfResources, "too many resources requested for launch")                                                           \
-  X(cudaErrorLaunchTimeout, "the launch timed out and was terminated")                                                                  \
-  X(cudaErrorLaunchFailure, "unspecified launch failure")                                                                               \
-  X(cudaErrorECCUncorrectable, "uncorrectable ECC error encountered")                                                                   \
-  X(cudaErrorNotSupported, "operation not supported")                                                                                   \
-  X(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing")                                              \
-  X(cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture")                                       \
-  X(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work")                                                               \
-  X(cudaErrorStreamCaptureWrongThread, "attempt to terminate a thread-local capture sequence from another thread")                      \
+#define NAMES(X)                                                                                                   \
+  X(cudaSuccess, "no error")                                                                                       \
+  X(cudaErrorInvalidValue, "invalid argument")                                                                     \
+  X(cudaErrorMemoryAllocation, "out of memory")                                                                    \
+  X(cudaErrorInitializationError, "initialization error")                                                          \
+  X(cudaErrorInvalidConfiguration, "invalid configuration argument")                                               \
+  X(cudaErrorInvalidDevice, "invalid device ordinal")                                                              \
+  X(cudaErrorInvalidResourceHandle, "invalid resource handle")                                                     \
+  X(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version")                   \
+  X(cudaErrorNoDevice, "no CUDA-capable device is detected")                                                       \
+  X(cudaErrorNotReady, "device not ready")                                                                         \
+  X(cudaErrorIllegalAddress, "an illegal memory access was encountered")                                           \
+  X(cudaErrorLaunchOutOfResources, "too many resources requested for launch")                                      \
+  X(cudaErrorLaunchTimeout, "the launch timed out and was terminated")                                             \
+  X(cudaErrorLaunchFailure, "unspecified launch failure")                                                          \
+  X(cudaErrorECCUncorrectable, "uncorrectable ECC error encountered")                                              \
+  X(cudaErrorNotSupported, "operation not supported")                                                              \
+  X(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing")                         \
+  X(cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture")                  \
+  X(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work")                                          \
+  X(cudaErrorStreamCaptureWrongThread, "attempt to terminate a thread-local capture sequence from another thread") \
   X(cudaErrorIllegalState, "the operation cannot be performed in the present state")
 const char* cudaGetErrorName(cudaError_t code) {
-#define NAME(name, text) if (code == name) return #name;
+#define NAME(name, text) \
+  if (code == name) return #name;
   NAMES(NAME)
 #undef NAME
   return "cudaError";
 }
 const char* cudaGetErrorString(cudaError_t code) {
-#define TEXT(name, text) if (code == name) return text;
+#define TEXT(name, text) \
+  if (code == name) return text;
   NAMES(TEXT)
 #undef TEXT
   return "an error that the fake runtime has no text for";
@@ -157,7 +168,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->warpSize = 32;
   p->maxThreadsPerBlock = 1024;
   p->sharedMemPerBlock = 48 * 1024;
-  p->sharedMemPerBlockOptin = size_t(capability >= 90 ? 227 : capability == 80 ? 163 : capability > 80 ? 99 : 64) * 1024;
+  p->sharedMemPerBlockOptin = size_t(capability >= 90   ? 227
+                                     : capability == 80 ? 163
+                                     : capability > 80  ? 99
+                                                        : 64) *
+                              1024;
   p->regsPerBlock = 65536;
   p->major = capability / 10;
   p->minor = capability % 10;
@@ -186,13 +201,16 @@ cudaError_t cudaDeviceSynchronize() {
 }
 cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
   if (!exists(device)) return result(cudaErrorInvalidDevice);
-  return result(std::snprintf(id, size_t(length), "0000:%02x:00.0", device + 1) < length ? cudaSuccess : cudaErrorInvalidValue);
+  return result(std::snprintf(id, size_t(length), "0000:%02x:00.0", device + 1) < length ? cudaSuccess
+                                                                                         : cudaErrorInvalidValue);
 }
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   *can = exists(device) && exists(peer) && device != peer;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) { return result(exists(peer) ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  return result(exists(peer) ? cudaSuccess : cudaErrorInvalidDevice);
+}
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 
 // --- memory ---
@@ -238,7 +256,8 @@ cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
   const Usage u = usage(device_of_pool(pool));
-  if (attribute != cudaMemPoolAttrReservedMemCurrent && attribute != cudaMemPoolAttrUsedMemCurrent) return result(cudaErrorInvalidValue);
+  if (attribute != cudaMemPoolAttrReservedMemCurrent && attribute != cudaMemPoolAttrUsedMemCurrent)
+    return result(cudaErrorInvalidValue);
   *static_cast<uint64_t*>(value) = u.pool_used + (attribute == cudaMemPoolAttrReservedMemCurrent ? u.pool_cached : 0);
   return cudaSuccess;
 }
@@ -276,7 +295,9 @@ cudaError_t cudaFreeHost(void* p) {
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* p) {
   *attributes = {};
   attributes->device = device_of(p);
-  attributes->type = attributes->device >= 0 ? cudaMemoryTypeDevice : is_pinned(p) ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+  attributes->type = attributes->device >= 0 ? cudaMemoryTypeDevice
+                     : is_pinned(p)          ? cudaMemoryTypeHost
+                                             : cudaMemoryTypeUnregistered;
   if (attributes->device >= 0) attributes->devicePointer = const_cast<void*>(p);
   return cudaSuccess;
 }
@@ -291,7 +312,8 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
   finish(nullptr);
   return result(code != cudaSuccess ? code : sticky());
 }
-cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, size_t bytes, cudaStream_t stream) {
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, size_t bytes,
+                                cudaStream_t stream) {
   STEP_OR_RETURN();
   if (device_of(to) != to_device || device_of(from) != from_device) return result(cudaErrorInvalidValue);
   return result(copy(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
@@ -324,8 +346,12 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
   *stream = make_stream();
   return cudaSuccess;
 }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) { return cudaStreamCreateWithPriority(stream, flags, 0); }
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0);
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   if (!stream || check_stream(stream) != cudaSuccess) return result(cudaErrorInvalidResourceHandle);
   destroy_stream(stream);
@@ -390,7 +416,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   }
   if (s->capture) return result(cudaErrorStreamCaptureIsolation);
   const auto mark = event->mark;
-  enqueue(stream, [mark] { simt::acquire(&mark->order); }, [mark] { return mark->passed.load(); });
+  enqueue(
+      stream, [mark] { simt::acquire(&mark->order); }, [mark] { return mark->passed.load(); });
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -411,7 +438,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   return result(sticky());
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
-  if (!start || !end || !start->alive || !end->alive || !start->timed || !end->timed || !start->mark || !end->mark) return result(cudaErrorInvalidResourceHandle);
+  if (!start || !end || !start->alive || !end->alive || !start->timed || !end->timed || !start->mark || !end->mark)
+    return result(cudaErrorInvalidResourceHandle);
   if (!start->mark->passed || !end->mark->passed) return result(cudaErrorNotReady);
   *milliseconds = float(end->mark->milliseconds - start->mark->milliseconds);
   return cudaSuccess;

@@ -41,7 +41,8 @@ void renew(void* pages, size_t bytes) {
 }
 
 Fiber::Fiber(void (*body)(), unsigned number) : body_(body), number_(number) {
-  void* p = mmap(nullptr, stack_bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* p =
+      mmap(nullptr, stack_bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED || mprotect(p, page, PROT_NONE) != 0) {
     std::perror("cudasim: mmap of a stack");
     std::abort();

@@ -1,6 +1,6 @@
 #pragma once
-// Fibers: stacks that one OS thread switches between, and what the sanitizers must be told about them. All of this, and the
-// emulator, is compiled without sanitizers; their functions are found at run time when the program has them.
+// Fibers: stacks that one OS thread switches between, and what the sanitizers must be told about them. All of this, and
+// the emulator, is compiled without sanitizers; their functions are found at run time when the program has them.
 #include <cstddef>
 
 extern "C" {
@@ -26,11 +26,19 @@ namespace simt {
 
 inline bool with_asan() { return __asan_poison_memory_region != nullptr; }
 inline bool with_tsan() { return __tsan_create_fiber != nullptr; }
-inline void poison(const volatile void* p, size_t n) { if (with_asan()) __asan_poison_memory_region(p, n); }
-inline void unpoison(const volatile void* p, size_t n) { if (with_asan()) __asan_unpoison_memory_region(p, n); }
+inline void poison(const volatile void* p, size_t n) {
+  if (with_asan()) __asan_poison_memory_region(p, n);
+}
+inline void unpoison(const volatile void* p, size_t n) {
+  if (with_asan()) __asan_unpoison_memory_region(p, n);
+}
 /// What happened before release(x) happens before what follows acquire(x).
-inline void acquire(void* x) { if (with_tsan()) __tsan_acquire(x); }
-inline void release(void* x) { if (with_tsan()) __tsan_release(x); }
+inline void acquire(void* x) {
+  if (with_tsan()) __tsan_acquire(x);
+}
+inline void release(void* x) {
+  if (with_tsan()) __tsan_release(x);
+}
 
 /// Between them ThreadSanitizer does not look at what the current clock does: bookkeeping of our own.
 inline void begin_ignore() {
@@ -47,17 +55,26 @@ inline void end_ignore() {
 /// Zeros in these pages; to ThreadSanitizer they look as if nobody had been there.
 void renew(void* pages, size_t bytes);
 
-/// ThreadSanitizer's idea of a thread. Switching to one says nothing about order: two of them stay concurrent until they
-/// release and acquire.
+/// ThreadSanitizer's idea of a thread. Switching to one says nothing about order: two of them stay concurrent until
+/// they release and acquire.
 class Clock {
  public:
   Clock() = default;
   Clock(const Clock&) = delete;
   /// A new one, after everything that the current one has done.
-  void create() { if (with_tsan()) clock_ = __tsan_create_fiber(0); }
-  void current() { if (with_tsan()) clock_ = __tsan_get_current_fiber(); }
-  void destroy() { if (clock_) __tsan_destroy_fiber(clock_); clock_ = nullptr; }
-  void enter() const { if (clock_) __tsan_switch_to_fiber(clock_, 1); }
+  void create() {
+    if (with_tsan()) clock_ = __tsan_create_fiber(0);
+  }
+  void current() {
+    if (with_tsan()) clock_ = __tsan_get_current_fiber();
+  }
+  void destroy() {
+    if (clock_) __tsan_destroy_fiber(clock_);
+    clock_ = nullptr;
+  }
+  void enter() const {
+    if (clock_) __tsan_switch_to_fiber(clock_, 1);
+  }
   explicit operator bool() const { return clock_; }
 
  private:

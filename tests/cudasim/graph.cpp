@@ -1,4 +1,5 @@
-// CUDA graphs on the fake devices: a capture is the list of what streams were given, a launch puts it on a stream again.
+// CUDA graphs on the fake devices: a capture is the list of what streams were given, a launch puts it on a stream
+// again.
 #include "tests/cudasim/runtime.h"
 
 namespace {
@@ -34,7 +35,9 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   CUstream_st* s = find_stream(stream);
   if (!s) return cudaErrorInvalidResourceHandle;
-  *status = !s->capture ? cudaStreamCaptureStatusNone : s->spoiled ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+  *status = !s->capture  ? cudaStreamCaptureStatusNone
+            : s->spoiled ? cudaStreamCaptureStatusInvalidated
+                         : cudaStreamCaptureStatusActive;
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {

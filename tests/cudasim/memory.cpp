@@ -1,5 +1,5 @@
-// Memory of the fake devices: closed to the host, each allocation before a page that nobody may touch, filled with NaN when
-// its life begins and when it ends. Pages are used again, oldest first.
+// Memory of the fake devices: closed to the host, each allocation before a page that nobody may touch, filled with NaN
+// when its life begins and when it ends. Pages are used again, oldest first.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -24,7 +24,8 @@ constexpr unsigned char nothing = 0xff, edge = 0xfd;
 // Filled without memset, which ThreadSanitizer would take for an access by whoever runs it.
 void fill(unsigned char* p, unsigned char value, size_t n) {
   if (!simt::with_tsan()) std::memset(p, value, n);
-  else for (volatile unsigned char* q = p; q < p + n; ++q) *q = value;
+  else
+    for (volatile unsigned char* q = p; q < p + n; ++q) *q = value;
 }
 bool holds(const unsigned char* p, unsigned char value, size_t n) {
   return n == 0 || (*p == value && std::memcmp(p, p + 1, n - 1) == 0);
@@ -58,9 +59,9 @@ DeviceMemory& memory(int device) {
 
 // --- who may touch it ---
 
-// Protection keys open and close all device memory for one thread in a few cycles. Without them a slot opens when a thread
-// inside a scope first touches it, and all that did close when nobody is inside any more: opening all of it at every scope
-// would cost the kernel a visit to each of its pages.
+// Protection keys open and close all device memory for one thread in a few cycles. Without them a slot opens when a
+// thread inside a scope first touches it, and all that did close when nobody is inside any more: opening all of it at
+// every scope would cost the kernel a visit to each of its pages.
 int protection_key() {
   static const int key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
   return key;
@@ -100,10 +101,13 @@ std::string describe(const void* address) {
     auto next = m.slots.upper_bound(p);
     if (next == m.slots.begin()) return "device memory of cuda:" + std::to_string(d);
     const Slot& slot = *std::prev(next)->second;
-    const std::string which = (slot.bytes == 0 ? "freed memory" : "an allocation of " + std::to_string(slot.bytes) + " bytes") + " on cuda:" + std::to_string(d);
+    const std::string which =
+        (slot.bytes == 0 ? "freed memory" : "an allocation of " + std::to_string(slot.bytes) + " bytes") +
+        " on cuda:" + std::to_string(d);
     const ptrdiff_t at = p - slot.data;
     if (!slot.data || (at >= 0 && at < ptrdiff_t(slot.bytes))) return which;
-    return std::to_string(at < 0 ? -at : at - ptrdiff_t(slot.bytes)) + " bytes " + (at < 0 ? "before " : "after ") + which;
+    return std::to_string(at < 0 ? -at : at - ptrdiff_t(slot.bytes)) + " bytes " + (at < 0 ? "before " : "after ") +
+           which;
   }
   return "";
 }
@@ -121,7 +125,8 @@ void on_fault(int, siginfo_t* info, void*) {
 
 /// A test framework takes the signal for itself at every test: where opening needs it, each scope takes it back.
 void take_faults() {
-  struct sigaction ours {}, theirs {};
+  struct sigaction ours {
+  }, theirs{};
   ours.sa_sigaction = on_fault;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigaction(SIGSEGV, &ours, &theirs);
@@ -144,7 +149,8 @@ Slot* new_slot(DeviceMemory& m, size_t room) {
   Slot* slot = new Slot;
   slot->begin = m.end;
   slot->room = room;
-  if (protection_key() >= 0 && pkey_mprotect(slot->begin, room, PROT_READ | PROT_WRITE, protection_key()) != 0) return nullptr;
+  if (protection_key() >= 0 && pkey_mprotect(slot->begin, room, PROT_READ | PROT_WRITE, protection_key()) != 0)
+    return nullptr;
   m.end += room + page;  // the page between stays closed
   m.slots[slot->begin] = slot;
   return slot;
@@ -237,7 +243,8 @@ void begin_memory(void* p) {
       pkey_mprotect(slot.begin, slot.room, PROT_READ | PROT_WRITE, protection_key());
     }
   } else if (slot.used_before && !simt::with_asan()) {
-    if (!holds(slot.edge, nothing, size_t(slot.end() - slot.edge))) fail_device(cudaErrorIllegalAddress, "freed device memory was written to");
+    if (!holds(slot.edge, nothing, size_t(slot.end() - slot.edge)))
+      fail_device(cudaErrorIllegalAddress, "freed device memory was written to");
   }
   slot.edge = std::max(slot.begin, slot.data - page);
   simt::unpoison(slot.begin, slot.room);
@@ -261,8 +268,10 @@ void end_memory(void* p) {
   {
     const DeviceScope open;
     simt::unpoison(slot.begin, slot.room);
-    if (!holds(slot.edge, edge, size_t(slot.data - slot.edge)) || !holds(slot.after(), edge, size_t(slot.end() - slot.after())))
-      fail_device(cudaErrorIllegalAddress, "an allocation of " + std::to_string(slot.bytes) + " bytes was written to outside its bounds");
+    if (!holds(slot.edge, edge, size_t(slot.data - slot.edge)) ||
+        !holds(slot.after(), edge, size_t(slot.end() - slot.after())))
+      fail_device(cudaErrorIllegalAddress,
+                  "an allocation of " + std::to_string(slot.bytes) + " bytes was written to outside its bounds");
     fill(slot.edge, nothing, size_t(slot.end() - slot.edge));
     simt::poison(slot.begin, slot.room);
     simt::release(&slot.order);

@@ -1,7 +1,8 @@
-// NCCL in miniature, for ranks that are threads or processes on one machine. Beyond the real one it compares what the ranks
-// ask for, and says so when they differ. As in the real one, calls return at once, errors show in ncclCommGetAsyncError, and
-// a rank whose peers do not come waits until it is aborted. What a non-blocking communicator is given now and then comes onto
-// its stream only after ncclCommGetAsyncError was asked, as where the real one makes connections first.
+// NCCL in miniature, for ranks that are threads or processes on one machine. Beyond the real one it compares what the
+// ranks ask for, and says so when they differ. As in the real one, calls return at once, errors show in
+// ncclCommGetAsyncError, and a rank whose peers do not come waits until it is aborted. What a non-blocking communicator
+// is given now and then comes onto its stream only after ncclCommGetAsyncError was asked, as where the real one makes
+// connections first.
 #include <nccl.h>
 #include <unistd.h>
 
@@ -26,7 +27,7 @@ struct ncclComm {
   std::atomic<bool> aborted{false};
   std::atomic<int> error{ncclSuccess};
   std::string id;
-  std::function<bool()> begin;  // true when the communicator is there
+  std::function<bool()> begin;    // true when the communicator is there
   std::function<void()> pending;  // will be put on its stream
   int asked = 0;                  // since then
   uint64_t begun = 0;
@@ -44,9 +45,13 @@ ncclResult_t refuse(ncclResult_t code, const std::string& why) { return last_err
 
 size_t size_of(ncclDataType_t type) {
   switch (type) {
-    case ncclInt8: case ncclUint8: return 1;
-    case ncclFloat16: case ncclBfloat16: return 2;
-    case ncclInt32: case ncclUint32: case ncclFloat32: return 4;
+    case ncclInt8:
+    case ncclUint8: return 1;
+    case ncclFloat16:
+    case ncclBfloat16: return 2;
+    case ncclInt32:
+    case ncclUint32:
+    case ncclFloat32: return 4;
     default: return 8;
   }
 }
@@ -58,10 +63,12 @@ void note_failure(ncclComm* c) {
 }
 /// What has failed does not end before it is aborted.
 void hold(ncclComm* c, cudaStream_t stream) {
-  enqueue(stream, [=] { note_failure(c); }, [=] { return c->aborted || !is_over(c); });
+  enqueue(
+      stream, [=] { note_failure(c); }, [=] { return c->aborted || !is_over(c); });
 }
 
-// --- groups: what is begun inside is put on its streams at the end, in order; sends and receives of a communicator together ---
+// --- groups: what is begun inside is put on its streams at the end, in order; sends and receives of a communicator
+// together ---
 
 struct Message {
   ncclComm* comm;
@@ -71,23 +78,26 @@ struct Message {
   size_t bytes;
   int peer;
   uint64_t number;  // among those of this peer and direction
-  int left;  // steps; a send is posted, and later taken
+  int left;         // steps; a send is posted, and later taken
 };
 thread_local int depth = 0;
 thread_local std::vector<std::pair<ncclComm*, std::function<void()>>> begun;
 thread_local std::vector<Message> messages;
 
-// Side by side, but those of one peer and direction in their order. A send is done when it was received: two ranks that send first
-// and receive then wait for each other, as in the real one.
+// Side by side, but those of one peer and direction in their order. A send is done when it was received: two ranks that
+// send first and receive then wait for each other, as in the real one.
 void put_messages(std::vector<Message> some) {
   ncclComm* const c = some[0].comm;
   const cudaStream_t stream = some[0].stream;
   const auto all = std::make_shared<std::vector<Message>>(std::move(some));
-  const auto box = [c](const Message& m) -> Mailbox& { return m.sends ? c->world->header().mail[c->rank][m.peer] : c->world->header().mail[m.peer][c->rank]; };
+  const auto box = [c](const Message& m) -> Mailbox& {
+    return m.sends ? c->world->header().mail[c->rank][m.peer] : c->world->header().mail[m.peer][c->rank];
+  };
   const auto may_go = [=](const Message& m) {
     if (m.left == 0) return false;
     const uint64_t posted = box(m).posted, consumed = box(m).consumed;
-    return m.sends ? m.left == 2 ? consumed == m.number - 1 : consumed >= m.number : posted >= m.number && consumed == m.number - 1;
+    return m.sends ? m.left == 2 ? consumed == m.number - 1 : consumed >= m.number
+                   : posted >= m.number && consumed == m.number - 1;
   };
   const auto go = [=](Message& m) {
     --m.left;
@@ -99,7 +109,8 @@ void put_messages(std::vector<Message> some) {
     } else if (!m.sends) {
       simt::acquire(&box(m));
       if (box(m).bytes != m.bytes)
-        c->world->fail("rank " + std::to_string(m.peer) + " sends " + std::to_string(box(m).bytes) + " bytes, rank " + std::to_string(c->rank) + " receives " + std::to_string(m.bytes));
+        c->world->fail("rank " + std::to_string(m.peer) + " sends " + std::to_string(box(m).bytes) + " bytes, rank " +
+                       std::to_string(c->rank) + " receives " + std::to_string(m.bytes));
       else std::memcpy(m.data, c->world->mail(m.peer, c->rank), m.bytes);
       box(m).consumed = m.number;
     }
@@ -108,9 +119,16 @@ void put_messages(std::vector<Message> some) {
   size_t steps = 0;
   for (const Message& m : *all) steps += size_t(m.left);
   for (; steps > 0; --steps) {
-    enqueue(stream, [=] {
-      for (Message& m : *all) if (!is_over(c) && may_go(m)) go(m);
-    }, [=] { return is_over(c) || std::all_of(all->begin(), all->end(), is_done) || std::any_of(all->begin(), all->end(), may_go); });
+    enqueue(
+        stream,
+        [=] {
+          for (Message& m : *all)
+            if (!is_over(c) && may_go(m)) go(m);
+        },
+        [=] {
+          return is_over(c) || std::all_of(all->begin(), all->end(), is_done) ||
+                 std::any_of(all->begin(), all->end(), may_go);
+        });
   }
   hold(c, stream);
 }
@@ -129,7 +147,8 @@ ncclResult_t check_comm(ncclComm* c, cudaStream_t stream) {
   if (!is_there(c)) return refuse(ncclInProgress, "the communicator is still being made");
   if (c->error != ncclSuccess) return refuse(ncclResult_t(c->error.load()), "the communicator has failed");
   if (c->pending) return refuse(ncclInvalidArgument, "the communicator is still busy with what it was given last");
-  if (!find_stream(stream) || find_stream(stream)->device != c->device) return refuse(ncclInvalidUsage, "the stream is not of the communicator's device");
+  if (!find_stream(stream) || find_stream(stream)->device != c->device)
+    return refuse(ncclInvalidUsage, "the stream is not of the communicator's device");
   if (sticky() != cudaSuccess) return refuse(ncclUnhandledCudaError, "the device has failed");
   return ncclSuccess;
 }
@@ -161,7 +180,8 @@ bool fails_now() {
 
 // Each rank shows what it has, waits until all have, and takes what is its own.
 using Take = std::function<void(const std::vector<const char*>& parts)>;
-ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in_bytes, void* out, size_t out_bytes, const std::string& what, cudaStream_t stream, Take take) {
+ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in_bytes, void* out, size_t out_bytes,
+                        const std::string& what, cudaStream_t stream, Take take) {
   if (const ncclResult_t code = check_comm(c, stream); code != ncclSuccess) return code;
   if ((in_bytes > 0 && !is_inside(in, in_bytes)) || (out_bytes > 0 && !is_inside(out, out_bytes)))
     return refuse(ncclInvalidArgument, std::string(name) + ": expected memory of the device that is large enough");
@@ -171,39 +191,50 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
   std::snprintf(call.text, sizeof call.text, "%s %s", name, what.c_str());
   return submit(c, [=] {
     const uint64_t number = ++c->calls;
-    enqueue(stream, [=] {
-      if (failure != ncclSuccess) c->error = failure;
-      if (is_over(c)) return;
-      RankState& own = c->world->rank(c->rank);
-      own.call = call;
-      if (in_bytes > 0) std::memcpy(c->world->data(c->rank), in, in_bytes);
-      simt::release(&own.posted);
-      own.posted = number;
-    }, [=] {  // all have taken what was shown before
-      if (is_over(c)) return true;
-      for (int r = 0; r < c->size; ++r) if (c->world->rank(r).consumed.load() < number - 1) return false;
-      return true;
-    });
-    enqueue(stream, [=] {
-      std::vector<const char*> parts;
-      for (int r = 0; r < c->size && !is_over(c); ++r) {
-        simt::acquire(&c->world->rank(r).posted);
-        if (std::strcmp(c->world->rank(r).call.text, call.text) != 0)
-          c->world->fail("call " + std::to_string(number) + ": rank " + std::to_string(c->rank) + " asks for " + call.text + ", rank " + std::to_string(r) + " for " + c->world->rank(r).call.text);
-        parts.push_back(c->world->data(r));
-      }
-      if (!is_over(c)) take(parts);
-      c->world->rank(c->rank).consumed = number;
-    }, [=] {
-      if (is_over(c)) return true;
-      for (int r = 0; r < c->size; ++r) if (c->world->rank(r).posted.load() < number) return false;
-      return true;
-    });
+    enqueue(
+        stream,
+        [=] {
+          if (failure != ncclSuccess) c->error = failure;
+          if (is_over(c)) return;
+          RankState& own = c->world->rank(c->rank);
+          own.call = call;
+          if (in_bytes > 0) std::memcpy(c->world->data(c->rank), in, in_bytes);
+          simt::release(&own.posted);
+          own.posted = number;
+        },
+        [=] {  // all have taken what was shown before
+          if (is_over(c)) return true;
+          for (int r = 0; r < c->size; ++r)
+            if (c->world->rank(r).consumed.load() < number - 1) return false;
+          return true;
+        });
+    enqueue(
+        stream,
+        [=] {
+          std::vector<const char*> parts;
+          for (int r = 0; r < c->size && !is_over(c); ++r) {
+            simt::acquire(&c->world->rank(r).posted);
+            if (std::strcmp(c->world->rank(r).call.text, call.text) != 0)
+              c->world->fail("call " + std::to_string(number) + ": rank " + std::to_string(c->rank) + " asks for " +
+                             call.text + ", rank " + std::to_string(r) + " for " + c->world->rank(r).call.text);
+            parts.push_back(c->world->data(r));
+          }
+          if (!is_over(c)) take(parts);
+          c->world->rank(c->rank).consumed = number;
+        },
+        [=] {
+          if (is_over(c)) return true;
+          for (int r = 0; r < c->size; ++r)
+            if (c->world->rank(r).posted.load() < number) return false;
+          return true;
+        });
     hold(c, stream);
   });
 }
 
-std::string shown(size_t count, ncclDataType_t type, const std::string& rest = "") { return std::to_string(count) + " of type " + std::to_string(int(type)) + rest; }
+std::string shown(size_t count, ncclDataType_t type, const std::string& rest = "") {
+  return std::to_string(count) + " of type " + std::to_string(int(type)) + rest;
+}
 
 // --- beginning ---
 
@@ -222,12 +253,14 @@ void join(ncclComm* c) {
   if (own.joined.exchange(1) != 0) c->world->fail("rank " + std::to_string(c->rank) + " came twice");
   c->begin = [c] {
     if (c->aborted || c->error != ncclSuccess) return true;
-    for (int r = 0; r < c->size; ++r) if (!c->world->rank(r).joined) return false;
+    for (int r = 0; r < c->size; ++r)
+      if (!c->world->rank(r).joined) return false;
     World::close(c->id);
     for (int a = 0; a < c->size; ++a)
       for (int b = 0; b < a; ++b)
         if (c->world->rank(a).device == c->world->rank(b).device) {
-          last_error = "Duplicate GPU detected: rank " + std::to_string(b) + " and rank " + std::to_string(a) + " both on device " + std::to_string(c->world->rank(a).device);
+          last_error = "Duplicate GPU detected: rank " + std::to_string(b) + " and rank " + std::to_string(a) +
+                       " both on device " + std::to_string(c->world->rank(a).device);
           c->error = ncclInvalidUsage;
         }
     if (c->world->header().failed == 2) c->error = ncclInvalidUsage;
@@ -252,9 +285,7 @@ void hang_nccl_abort(bool hangs) { abort_hangs = hangs; }
 
 extern "C" {
 
-ncclResult_t ncclGetVersion(int* version) {
-  return *version = NCCL_VERSION_CODE, ncclSuccess;
-}
+ncclResult_t ncclGetVersion(int* version) { return *version = NCCL_VERSION_CODE, ncclSuccess; }
 const char* ncclGetErrorString(ncclResult_t code) {
   switch (code) {
     case ncclSuccess: return "no error";
@@ -279,11 +310,13 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 }
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
   *comm = nullptr;
-  if (size < 1 || size > most_ranks || rank < 0 || rank >= size) return refuse(ncclInvalidArgument, "expected a rank below the size, and at most 8 ranks");
+  if (size < 1 || size > most_ranks || rank < 0 || rank >= size)
+    return refuse(ncclInvalidArgument, "expected a rank below the size, and at most 8 ranks");
   const auto world = World::open(id.internal);
   if (!world) return refuse(ncclSystemError, "the maker of the id is gone");
   int nobody = 0;
-  if (!world->header().size.compare_exchange_strong(nobody, size) && nobody != size) return refuse(ncclInvalidArgument, "the ranks disagree on the size");
+  if (!world->header().size.compare_exchange_strong(nobody, size) && nobody != size)
+    return refuse(ncclInvalidArgument, "the ranks disagree on the size");
   ncclComm* c = make();
   c->world = world;
   c->id = id.internal;
@@ -295,7 +328,9 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   *comm = c;
   return wait_if_blocking(c);
 }
-ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int rank) { return ncclCommInitRankConfig(comm, size, id, rank, nullptr); }
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int rank) {
+  return ncclCommInitRankConfig(comm, size, id, rank, nullptr);
+}
 
 // All ranks show color and key; the lowest of each color makes a world, whose id it puts where its data would be.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
@@ -310,7 +345,8 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
   own->key = key;
   own->split_posted = 2 * number - 1;
   const auto all_at = [comm](uint64_t wanted) {
-    for (int r = 0; r < comm->size; ++r) if (comm->world->rank(r).split_posted.load() < wanted) return false;
+    for (int r = 0; r < comm->size; ++r)
+      if (comm->world->rank(r).split_posted.load() < wanted) return false;
     return true;
   };
   const auto step = std::make_shared<int>(0);
@@ -319,8 +355,10 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
     if (*step == 0) {
       if (!all_at(2 * number - 1)) return false;
       std::vector<int> members;
-      for (int r = 0; r < comm->size; ++r) if (comm->world->rank(r).color == color) members.push_back(r);
-      std::stable_sort(members.begin(), members.end(), [&](int a, int b) { return comm->world->rank(a).key < comm->world->rank(b).key; });
+      for (int r = 0; r < comm->size; ++r)
+        if (comm->world->rank(r).color == color) members.push_back(r);
+      std::stable_sort(members.begin(), members.end(),
+                       [&](int a, int b) { return comm->world->rank(a).key < comm->world->rank(b).key; });
       c->size = int(members.size());
       c->rank = int(std::find(members.begin(), members.end(), comm->rank) - members.begin());
       if (color >= 0 && c->rank == 0) std::snprintf(own->split_id, sizeof own->split_id, "%s", World::make().c_str());
@@ -387,62 +425,92 @@ ncclResult_t ncclGroupEnd() {
   }
   ncclResult_t result = ncclSuccess;
   while (!calls.empty()) {  // those of one communicator at once
-    const auto others = std::stable_partition(calls.begin(), calls.end(), [c = calls[0].first](const auto& call) { return call.first == c; });
+    const auto others = std::stable_partition(calls.begin(), calls.end(),
+                                              [c = calls[0].first](const auto& call) { return call.first == c; });
     const decltype(calls) own(calls.begin(), others);
     calls.erase(calls.begin(), others);
-    if (start(own[0].first, [own] { for (const auto& [c, fn] : own) fn(); }) != ncclSuccess) result = ncclInProgress;
+    if (start(own[0].first, [own] {
+          for (const auto& [c, fn] : own) fn();
+        }) != ncclSuccess)
+      result = ncclInProgress;
   }
   return result;
 }
 
-ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t c, cudaStream_t stream) {
+ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t c,
+                           cudaStream_t stream) {
   const size_t bytes = count * size_of(type);
-  return collective("all_reduce", c, in, bytes, out, bytes, shown(count, type, " by " + std::to_string(int(op))), stream, [=](const auto& parts) { reduce(type, parts, 0, count, op, out); });
+  return collective("all_reduce", c, in, bytes, out, bytes, shown(count, type, " by " + std::to_string(int(op))),
+                    stream, [=](const auto& parts) { reduce(type, parts, 0, count, op, out); });
 }
-ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t c, cudaStream_t stream) {
+ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                        ncclComm_t c, cudaStream_t stream) {
   const size_t bytes = count * size_of(type);
   const bool takes = c && c->rank == root;
-  return collective("reduce", c, in, bytes, out, takes ? bytes : 0, shown(count, type, " by " + std::to_string(int(op)) + " to " + std::to_string(root)), stream,
-                    [=](const auto& parts) { if (takes) reduce(type, parts, 0, count, op, out); });
+  return collective("reduce", c, in, bytes, out, takes ? bytes : 0,
+                    shown(count, type, " by " + std::to_string(int(op)) + " to " + std::to_string(root)), stream,
+                    [=](const auto& parts) {
+                      if (takes) reduce(type, parts, 0, count, op, out);
+                    });
 }
-ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t c, cudaStream_t stream) {
+ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t c, cudaStream_t stream) {
   if (!c) return ncclInvalidArgument;
   const size_t bytes = count * size_of(type);
-  return collective("reduce_scatter", c, in, bytes * size_t(c->size), out, bytes, shown(count, type, " by " + std::to_string(int(op))), stream,
+  return collective("reduce_scatter", c, in, bytes * size_t(c->size), out, bytes,
+                    shown(count, type, " by " + std::to_string(int(op))), stream,
                     [=](const auto& parts) { reduce(type, parts, size_t(c->rank) * count, count, op, out); });
 }
-ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t c, cudaStream_t stream) {
+ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t c,
+                           cudaStream_t stream) {
   const size_t bytes = count * size_of(type);
-  return collective("broadcast", c, in, c && c->rank == root ? bytes : 0, out, bytes, shown(count, type, " from " + std::to_string(root)), stream,
+  return collective("broadcast", c, in, c && c->rank == root ? bytes : 0, out, bytes,
+                    shown(count, type, " from " + std::to_string(root)), stream,
                     [=](const auto& parts) { std::memcpy(out, parts[size_t(root)], bytes); });
 }
-ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t c, cudaStream_t stream) {
+ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t c,
+                           cudaStream_t stream) {
   if (!c) return ncclInvalidArgument;
   const size_t bytes = count * size_of(type);
-  return collective("all_gather", c, in, bytes, out, bytes * size_t(c->size), shown(count, type), stream, [=](const auto& parts) {
-    for (size_t r = 0; r < parts.size(); ++r) std::memcpy(static_cast<char*>(out) + r * bytes, parts[r], bytes);
-  });
+  return collective("all_gather", c, in, bytes, out, bytes * size_t(c->size), shown(count, type), stream,
+                    [=](const auto& parts) {
+                      for (size_t r = 0; r < parts.size(); ++r)
+                        std::memcpy(static_cast<char*>(out) + r * bytes, parts[r], bytes);
+                    });
 }
-ncclResult_t ncclAlltoAll(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t c, cudaStream_t stream) {
+ncclResult_t ncclAlltoAll(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t c,
+                          cudaStream_t stream) {
   if (!c) return ncclInvalidArgument;
   const size_t bytes = count * size_of(type), all = bytes * size_t(c->size);
   return collective("all_to_all", c, in, all, out, all, shown(count, type), stream, [=](const auto& parts) {
-    for (size_t r = 0; r < parts.size(); ++r) std::memcpy(static_cast<char*>(out) + r * bytes, parts[r] + size_t(c->rank) * bytes, bytes);
+    for (size_t r = 0; r < parts.size(); ++r)
+      std::memcpy(static_cast<char*>(out) + r * bytes, parts[r] + size_t(c->rank) * bytes, bytes);
   });
 }
 
 static ncclResult_t message(ncclComm* c, bool sends, void* data, size_t bytes, int peer, cudaStream_t stream) {
   if (const ncclResult_t code = check_comm(c, stream); code != ncclSuccess) return code;
   if (peer < 0 || peer >= c->size) return refuse(ncclInvalidArgument, "expected a peer below the size");
-  if (bytes > most_message || (bytes > 0 && !is_inside(data, bytes))) return refuse(ncclInvalidArgument, "expected memory of the device that is large enough");
-  const Message m{c, stream, sends, static_cast<char*>(data), bytes, peer, sends ? ++c->sent[peer] : ++c->received[peer], sends ? 2 : 1};
+  if (bytes > most_message || (bytes > 0 && !is_inside(data, bytes)))
+    return refuse(ncclInvalidArgument, "expected memory of the device that is large enough");
+  const Message m{c,
+                  stream,
+                  sends,
+                  static_cast<char*>(data),
+                  bytes,
+                  peer,
+                  sends ? ++c->sent[peer] : ++c->received[peer],
+                  sends ? 2 : 1};
   if (depth == 0) return start(c, [m] { put_messages({m}); });
   messages.push_back(m);
   return ncclSuccess;
 }
-ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t stream) {
+ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t c,
+                      cudaStream_t stream) {
   return message(c, true, const_cast<void*>(data), count * size_of(type), peer, stream);
 }
-ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t stream) { return message(c, false, data, count * size_of(type), peer, stream); }
+ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t stream) {
+  return message(c, false, data, count * size_of(type), peer, stream);
+}
 
 }  // extern "C"

@@ -18,8 +18,7 @@
 namespace fake {
 namespace {
 
-template <class T>
-T combine(T a, T b, ncclRedOp_t op) {
+template <class T> T combine(T a, T b, ncclRedOp_t op) {
   switch (op) {
     case ncclProd: return T(a * b);
     case ncclMax: return a < b ? b : a;
@@ -59,7 +58,8 @@ std::string World::make() {
 void World::close(const std::string& id) {
   const std::lock_guard lock(made_lock);
   const auto found = made().find(id);
-  if (found == made().end() || id.find("fake " + std::to_string(getpid()) + " ") != 0) return;  // a forked process has the parent's list
+  if (found == made().end() || id.find("fake " + std::to_string(getpid()) + " ") != 0)
+    return;  // a forked process has the parent's list
   ::close(found->second);
   made().erase(found);
 }
@@ -67,7 +67,8 @@ void World::close(const std::string& id) {
 std::shared_ptr<World> World::open(const std::string& id) {
   int process = 0, number = 0;
   if (std::sscanf(id.c_str(), "fake %d %d", &process, &number) != 2) return nullptr;
-  const int fd = ::open(("/proc/" + std::to_string(process) + "/fd/" + std::to_string(number)).c_str(), O_RDWR | O_CLOEXEC);
+  const int fd =
+      ::open(("/proc/" + std::to_string(process) + "/fd/" + std::to_string(number)).c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return nullptr;
   simt::begin_ignore();
   void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
@@ -87,7 +88,8 @@ void World::fail(const std::string& why) {
   header().failed = 2;
 }
 
-void reduce(ncclDataType_t type, const std::vector<const char*>& parts, size_t first, size_t count, ncclRedOp_t op, void* out) {
+void reduce(ncclDataType_t type, const std::vector<const char*>& parts, size_t first, size_t count, ncclRedOp_t op,
+            void* out) {
   switch (type) {
     case ncclInt8: return reduce<int8_t>(parts, first, count, op, out);
     case ncclUint8: return reduce<uint8_t>(parts, first, count, op, out);

@@ -19,7 +19,8 @@
 
 namespace fake {
 
-/// Not seen by ThreadSanitizer, to which a mutex would order whatever two threads do around it; nor what happens inside.
+/// Not seen by ThreadSanitizer, to which a mutex would order whatever two threads do around it; nor what happens
+/// inside.
 class SpinLock {
  public:
   void lock() {
@@ -51,7 +52,8 @@ void select_device(int device);
 
 // --- memory ---
 
-/// While it lives this thread may touch the memory of devices. Kernels and copies run inside one; other host code faults.
+/// While it lives this thread may touch the memory of devices. Kernels and copies run inside one; other host code
+/// faults.
 class DeviceScope {
  public:
   DeviceScope();
@@ -59,8 +61,8 @@ class DeviceScope {
   DeviceScope(const DeviceScope&) = delete;
 };
 
-/// Takes memory, whose life begins with begin_memory() and ends with end_memory(), both in the order of a stream. nullptr when
-/// there is not enough.
+/// Takes memory, whose life begins with begin_memory() and ends with end_memory(), both in the order of a stream.
+/// nullptr when there is not enough.
 void* reserve_memory(size_t bytes, int device, bool pooled);
 void begin_memory(void* p);
 void end_memory(void* p);
@@ -68,14 +70,19 @@ void end_memory(void* p);
 bool retire_memory(void* p);
 /// Whether all of it lies in one live allocation.
 bool is_inside(const void* p, size_t bytes);
-struct Usage { size_t used = 0, pool_used = 0, pool_cached = 0; };
+struct Usage {
+  size_t used = 0, pool_used = 0, pool_cached = 0;
+};
 Usage usage(int device);
 void trim_pool(int device);
 
 /// The n-th call from its setting on is true, once.
 class Countdown {
  public:
-  void set(int64_t nth, cudaError_t code) { code_ = code; left_ = nth; }
+  void set(int64_t nth, cudaError_t code) {
+    code_ = code;
+    left_ = nth;
+  }
   /// cudaSuccess but for that call.
   cudaError_t next() { return left_ > 0 && --left_ == 0 ? code_ : cudaSuccess; }
 
@@ -87,7 +94,8 @@ extern Countdown allocation_failure, launch_failure, run_failure;
 
 // --- streams ---
 
-/// Something on a stream. `ready` is asked before, until it says yes: what is waited for may need pushing, which it may do.
+/// Something on a stream. `ready` is asked before, until it says yes: what is waited for may need pushing, which it may
+/// do.
 struct Op {
   std::function<void()> run;
   std::function<bool()> ready;
@@ -116,8 +124,12 @@ cudaError_t sticky();
 }  // namespace fake
 
 /// A list of work, run again and again.
-struct CUgraph_st { std::vector<fake::Op> ops; };
-struct CUgraphExec_st { std::vector<fake::Op> ops; };
+struct CUgraph_st {
+  std::vector<fake::Op> ops;
+};
+struct CUgraphExec_st {
+  std::vector<fake::Op> ops;
+};
 
 // Streams and events are never freed, so that a stale handle is known for one.
 struct CUstream_st {
@@ -128,9 +140,10 @@ struct CUstream_st {
   std::atomic<uint64_t> done{0};
   std::atomic_flag running;
   CUgraph_st* capture = nullptr;  // what it adds to instead of running
-  bool joined = false, spoiled = false;       // it captures since it waited for an event of one that does; the capture failed
-  uint64_t captured = 0, awaited = 0;         // of its captured work, what others wait for
-  char progress = 0;  // for ThreadSanitizer: what the stream has done
+  bool joined = false,
+       spoiled = false;                // it captures since it waited for an event of one that does; the capture failed
+  uint64_t captured = 0, awaited = 0;  // of its captured work, what others wait for
+  char progress = 0;                   // for ThreadSanitizer: what the stream has done
   simt::Clock clock;
   std::unique_ptr<simt::Fiber> fiber;
   uint64_t polls = 0;

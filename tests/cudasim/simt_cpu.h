@@ -1,6 +1,7 @@
 #pragma once
-// CUDA's C++ for the host compiler: what a .cu file uses of the language and of the device's functions, run by the block
-// emulator in block.cpp. NVIDIA's own headers give the types, so kernels and host code are checked against the real API.
+// CUDA's C++ for the host compiler: what a .cu file uses of the language and of the device's functions, run by the
+// block emulator in block.cpp. NVIDIA's own headers give the types, so kernels and host code are checked against the
+// real API.
 #if !defined(SIMT_CPU)
 #error "a .cu file compiled by the host compiler needs -Dcuda=simulated (-DSIMT_CPU)"
 #endif
@@ -48,7 +49,8 @@ namespace simt {
 
 /// Starts a kernel, or says what the driver would say of such a launch. The arguments are copied, as in a real one.
 template <class... Parameters, class... Args>
-cudaError_t launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStream_t stream, void (*kernel)(Parameters...), Args&&... args) {
+cudaError_t launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                   void (*kernel)(Parameters...), Args&&... args) {
   const cudaError_t refused = check_launch(grid, block, shared);
   if (refused != cudaSuccess) return refused;
   std::tuple<std::decay_t<Parameters>...> copies(std::forward<Args>(args)...);
@@ -58,10 +60,10 @@ cudaError_t launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStr
 }  // namespace simt
 
 // --- shared memory: one array a block, filled with NaN, red zones around it ---
-#define LOCKSTEP_SHARED(T, name, ...)                                                   \
-  using simt_type_of_##name = T __VA_ARGS__;                                            \
-  static const char simt_key_of_##name = 0;                                             \
-  simt_type_of_##name& name = *static_cast<simt_type_of_##name*>(                       \
+#define LOCKSTEP_SHARED(T, name, ...)                             \
+  using simt_type_of_##name = T __VA_ARGS__;                      \
+  static const char simt_key_of_##name = 0;                       \
+  simt_type_of_##name& name = *static_cast<simt_type_of_##name*>( \
       simt::shared_array(&simt_key_of_##name, sizeof(simt_type_of_##name), alignof(simt_type_of_##name), #name))
 #define LOCKSTEP_DYNAMIC_SHARED(T, name) T* name = static_cast<T*>(simt::dynamic_shared())
 
@@ -79,35 +81,30 @@ inline void __threadfence_system() { simt::fence(); }
 namespace simt {
 
 template <class T>
-concept Shuffled = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, __half2> || std::is_same_v<T, __nv_bfloat162> ||
-                   (std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
+concept Shuffled = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, __half2> ||
+    std::is_same_v<T, __nv_bfloat162> ||(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
 
 // The lane to read from, which is the own one where the step leads out of the group of `width`.
-template <Shuffled T>
-T shuffle(unsigned mask, Warp op, T value, int source, int width, bool inside) {
+template <Shuffled T> T shuffle(unsigned mask, Warp op, T value, int source, int width, bool inside) {
   T result;
   warp_exchange(mask, op, &value, &result, sizeof(T), inside ? source : int(here->lane), width);
   return result;
 }
 
 }  // namespace simt
-template <class T>
-T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+template <class T> T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
   const int first = int(simt::here->lane) & ~(width - 1);
   return simt::shuffle(mask, simt::Warp::shfl, value, first + (source & (width - 1)), width, true);
 }
-template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
+template <class T> T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
   const int lane = int(simt::here->lane), source = lane ^ lanes;
   return simt::shuffle(mask, simt::Warp::shfl_xor, value, source, width, source < (lane & ~(width - 1)) + width);
 }
-template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+template <class T> T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
   const int lane = int(simt::here->lane), source = lane + int(delta);
   return simt::shuffle(mask, simt::Warp::shfl_down, value, source, width, source < (lane & ~(width - 1)) + width);
 }
-template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+template <class T> T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
   const int lane = int(simt::here->lane), source = lane - int(delta);
   return simt::shuffle(mask, simt::Warp::shfl_up, value, source, width, source >= (lane & ~(width - 1)));
 }
@@ -117,33 +114,50 @@ inline int __all_sync(unsigned mask, int predicate) { return simt::warp_ballot(m
 
 // --- atomics: relaxed, as the hardware's are ---
 namespace simt {
-template <class T, class Fn>
-T atomic_update(T* p, Fn next) {
+template <class T, class Fn> T atomic_update(T* p, Fn next) {
   T old;
   __atomic_load(p, &old, __ATOMIC_RELAXED);
-  for (T wanted = next(old); !__atomic_compare_exchange(p, &old, &wanted, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED); wanted = next(old)) {
-  }
+  for (T wanted = next(old); !__atomic_compare_exchange(p, &old, &wanted, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+       wanted = next(old)) {}
   return old;
 }
 // NVIDIA has a function for each type; the second argument converts to the type of the first.
-template <class T>
-using Same = std::type_identity_t<T>;
+template <class T> using Same = std::type_identity_t<T>;
 }  // namespace simt
-template <class T> T atomicAdd(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T old) { return T(old + value); }); }
-template <class T> T atomicSub(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T old) { return T(old - value); }); }
-template <class T> T atomicMax(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T old) { return old < value ? value : old; }); }
-template <class T> T atomicMin(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T old) { return value < old ? value : old; }); }
-template <class T> T atomicAnd(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T old) { return T(old & value); }); }
-template <class T> T atomicOr(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T old) { return T(old | value); }); }
-template <class T> T atomicXor(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T old) { return T(old ^ value); }); }
-template <class T> T atomicExch(T* p, simt::Same<T> value) { return simt::atomic_update(p, [=](T) { return value; }); }
-template <class T>
-T atomicCAS(T* p, simt::Same<T> expected, simt::Same<T> value) {
+template <class T> T atomicAdd(T* p, simt::Same<T> value) {
+  return simt::atomic_update(p, [=](T old) { return T(old + value); });
+}
+template <class T> T atomicSub(T* p, simt::Same<T> value) {
+  return simt::atomic_update(p, [=](T old) { return T(old - value); });
+}
+template <class T> T atomicMax(T* p, simt::Same<T> value) {
+  return simt::atomic_update(p, [=](T old) { return old < value ? value : old; });
+}
+template <class T> T atomicMin(T* p, simt::Same<T> value) {
+  return simt::atomic_update(p, [=](T old) { return value < old ? value : old; });
+}
+template <class T> T atomicAnd(T* p, simt::Same<T> value) {
+  return simt::atomic_update(p, [=](T old) { return T(old & value); });
+}
+template <class T> T atomicOr(T* p, simt::Same<T> value) {
+  return simt::atomic_update(p, [=](T old) { return T(old | value); });
+}
+template <class T> T atomicXor(T* p, simt::Same<T> value) {
+  return simt::atomic_update(p, [=](T old) { return T(old ^ value); });
+}
+template <class T> T atomicExch(T* p, simt::Same<T> value) {
+  return simt::atomic_update(p, [=](T) { return value; });
+}
+template <class T> T atomicCAS(T* p, simt::Same<T> expected, simt::Same<T> value) {
   __atomic_compare_exchange(p, &expected, &value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return expected;
 }
-inline unsigned atomicInc(unsigned* p, unsigned limit) { return simt::atomic_update(p, [=](unsigned old) { return old >= limit ? 0u : old + 1; }); }
-inline unsigned atomicDec(unsigned* p, unsigned limit) { return simt::atomic_update(p, [=](unsigned old) { return old == 0 || old > limit ? limit : old - 1; }); }
+inline unsigned atomicInc(unsigned* p, unsigned limit) {
+  return simt::atomic_update(p, [=](unsigned old) { return old >= limit ? 0u : old + 1; });
+}
+inline unsigned atomicDec(unsigned* p, unsigned limit) {
+  return simt::atomic_update(p, [=](unsigned old) { return old == 0 || old > limit ? limit : old - 1; });
+}
 
 // --- device functions that <cmath> does not have ---
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
@@ -152,8 +166,14 @@ inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
-inline float __fadd_rn(float a, float b) { volatile float sum = a + b; return sum; }
-inline float __fmul_rn(float a, float b) { volatile float product = a * b; return product; }
+inline float __fadd_rn(float a, float b) {
+  volatile float sum = a + b;
+  return sum;
+}
+inline float __fmul_rn(float a, float b) {
+  volatile float product = a * b;
+  return product;
+}
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __saturatef(float x) { return x > 0 ? std::min(x, 1.0f) : 0; }
 inline int __popc(unsigned x) { return std::popcount(x); }
@@ -168,7 +188,9 @@ inline unsigned __brev(unsigned x) {
   return y;
 }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
-inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) { return (unsigned long long)((unsigned __int128)(a) * b >> 64); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return (unsigned long long)((unsigned __int128)(a)*b >> 64);
+}
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }

@@ -32,15 +32,18 @@ thread_local std::function<void()>* in_fiber_ = nullptr;
 // On the stream's own stack, so that ThreadSanitizer takes a stream for a thread.
 void run_in_fiber(CUstream_st& stream, std::function<void()> fn) {
   static thread_local CUstream_st* entered = nullptr;
-  if (!stream.fiber) stream.fiber = std::make_unique<simt::Fiber>([] {
-    CUstream_st* self = entered;
-    (*in_fiber_)();
-    self->fiber->leave(true);
-  }, unsigned(stream.device));
+  if (!stream.fiber)
+    stream.fiber = std::make_unique<simt::Fiber>(
+        [] {
+          CUstream_st* self = entered;
+          (*in_fiber_)();
+          self->fiber->leave(true);
+        },
+        unsigned(stream.device));
   if (!stream.clock) stream.clock.create();
   simt::Clock outer;
   outer.current();
-  auto *before = in_fiber_;
+  auto* before = in_fiber_;
   auto* entered_before = entered;
   std::function<void()> both = [&] {
     stream.clock.enter();
@@ -61,9 +64,7 @@ void run_op(CUstream_st& stream, Op& op) {
     const DeviceScope open;
     try {
       op.run();
-    } catch (const simt::Fault& fault) {
-      fail_device(cudaErrorLaunchFailure, fault.what);
-    }
+    } catch (const simt::Fault& fault) { fail_device(cudaErrorLaunchFailure, fault.what); }
     op.run = nullptr;  // here, where its values were read
     simt::release(&stream.progress);
   };
@@ -102,8 +103,7 @@ std::vector<CUstream_st*> busy_streams(int device) {
 }
 
 /// Goes on until done(). When its own stream cannot move, the others do: devices work without being asked.
-template <class Done>
-void drive(CUstream_st* stream, Done done) {
+template <class Done> void drive(CUstream_st* stream, Done done) {
   Clock::time_point last = Clock::now();
   while (!done()) {
     bool moved = advance(stream);
@@ -114,7 +114,8 @@ void drive(CUstream_st* stream, Done done) {
       continue;
     }
     std::this_thread::sleep_for(std::chrono::microseconds(50));
-    if (Clock::now() - last > std::chrono::seconds(300)) fail_device(cudaErrorLaunchTimeout, "a stream has not moved for 300 s");
+    if (Clock::now() - last > std::chrono::seconds(300))
+      fail_device(cudaErrorLaunchTimeout, "a stream has not moved for 300 s");
   }
 }
 
@@ -128,9 +129,11 @@ Settings& settings() {
       return text && *text ? std::atol(text) : fallback;
     };
     if (const char* text = std::getenv("LOCKSTEP_FAKE_CUDA_STREAMS")) {
-      const bool eager = !std::strcmp(text, "eager"), lazy = !std::strcmp(text, "lazy"), random = !std::strcmp(text, "random");
+      const bool eager = !std::strcmp(text, "eager"), lazy = !std::strcmp(text, "lazy"),
+                 random = !std::strcmp(text, "random");
       if (!eager && !lazy && !random) {
-        std::fprintf(stderr, "cudasim: expected LOCKSTEP_FAKE_CUDA_STREAMS to be eager, lazy or random, got %s\n", text);
+        std::fprintf(stderr, "cudasim: expected LOCKSTEP_FAKE_CUDA_STREAMS to be eager, lazy or random, got %s\n",
+                     text);
         std::abort();
       }
       s.policy = eager ? Policy::eager : lazy ? Policy::lazy : Policy::random;
@@ -139,7 +142,8 @@ Settings& settings() {
     s.devices = std::min(int(number("LOCKSTEP_FAKE_CUDA_DEVICES", 2)), most_devices);
     s.capability = int(number("LOCKSTEP_FAKE_CUDA_CAPABILITY", 90));
     s.memory = size_t(number("LOCKSTEP_FAKE_CUDA_MEMORY", 2048)) << 20;
-    s.driver_version = std::getenv("LOCKSTEP_FAKE_CUDA_NO_DRIVER") ? 0 : int(number("LOCKSTEP_FAKE_CUDA_DRIVER", CUDART_VERSION));
+    s.driver_version =
+        std::getenv("LOCKSTEP_FAKE_CUDA_NO_DRIVER") ? 0 : int(number("LOCKSTEP_FAKE_CUDA_DRIVER", CUDART_VERSION));
     if (s.driver_version < CUDART_VERSION) s.driver = cudaErrorInsufficientDriver;
     else if (s.devices <= 0) s.driver = cudaErrorNoDevice;
     for (int d = 0; d < most_devices; ++d) {
@@ -235,7 +239,8 @@ void enqueue(cudaStream_t handle, std::function<void()> run, std::function<bool(
     ++stream->issued;
   }
   // Eager: at once, unless it has to wait for others.
-  if (settings().policy == Policy::eager) while (advance(stream)) {}
+  if (settings().policy == Policy::eager)
+    while (advance(stream)) {}
 }
 
 void finish(cudaStream_t handle) {
@@ -258,7 +263,8 @@ void finish_mark(CUstream_st* stream, const std::shared_ptr<Mark>& mark) {
 void poll(CUstream_st* stream) {
   // Who asks again and again sees it happen, under every policy.
   if (settings().policy == Policy::random || ++stream->polls % 4 == 0 || settings().policy == Policy::eager)
-    if (!advance(stream)) for (CUstream_st* other : busy_streams(-1)) advance(other);
+    if (!advance(stream))
+      for (CUstream_st* other : busy_streams(-1)) advance(other);
 }
 
 cudaError_t step() {
@@ -276,7 +282,8 @@ cudaError_t step() {
     }
   } else if (settings().policy == Policy::lazy && usage(device_).used > settings().memory / 4) {
     // Memory that is on its way back: a device would have been done with it by now.
-    for (CUstream_st* stream : busy_streams(device_)) while (advance(stream)) {}
+    for (CUstream_st* stream : busy_streams(device_))
+      while (advance(stream)) {}
   }
   return sticky();
 }
@@ -291,7 +298,8 @@ cudaError_t enqueue_kernel(const char* op, cudaStream_t stream, std::function<vo
   if (fake::find_stream(stream)->device != fake::current_device()) return cudaErrorInvalidResourceHandle;
   if (const cudaError_t code = fake::launch_failure.next(); code != cudaSuccess) return code;
   fake::enqueue(stream, [op, run = std::move(run)] {
-    if (const cudaError_t code = fake::run_failure.next(); code != cudaSuccess) return fake::fail_device(code, std::string(op) + ": made to fail");
+    if (const cudaError_t code = fake::run_failure.next(); code != cudaSuccess)
+      return fake::fail_device(code, std::string(op) + ": made to fail");
     run();
   });
   return cudaSuccess;

@@ -1,18 +1,17 @@
-// What real cuDNN says of our convolutions on an H200, without one: given a description of a device it answers what it would
-// run there. Nothing is computed.
+// What real cuDNN says of our convolutions on an H200, without one: given a description of a device it answers what it
+// would run there. Nothing is computed.
 //
-//   cudnn_plans [--update]        compares with tests/golden/cudnn_plans.txt, or writes it; ends with "N passed, N failed"
+//   cudnn_plans [--update]        compares with tests/golden/cudnn_plans.txt, or writes it; ends with "N passed, N
+//   failed"
 //
-// For each shape, layout, dtype and direction: the plan's own engine says that it is deterministic and as exact as was asked
-// for, a second plan is the same to the letter, and whether there is a plan is what the golden file says.
+// For each shape, layout, dtype and direction: the plan's own engine says that it is deterministic and as exact as was
+// asked for, a second plan is the same to the letter, and whether there is a plan is what the golden file says.
 #include <cstdio>
 #include <cstring>
 
 #if !defined(LOCKSTEP_WITH_CUDNN)
 
-int main() {
-  std::puts("skipped: this build has no cuDNN (9.8 or newer; meson's option cudnn)\n0 passed, 0 failed");
-}
+int main() { std::puts("skipped: this build has no cuDNN (9.8 or newer; meson's option cudnn)\n0 passed, 0 failed"); }
 
 #else
 
@@ -28,7 +27,10 @@ using namespace lockstep::cuda;
 namespace {
 
 /// Square images and kernels, but for those of one row.
-struct Case { const char* name; int64_t n, c, h, w, k, r, s, stride, padding, dilation, groups; };
+struct Case {
+  const char* name;
+  int64_t n, c, h, w, k, r, s, stride, padding, dilation, groups;
+};
 constexpr Case cases[] = {
     {"LeNet 5x5, 1 to 6", 64, 1, 28, 28, 6, 5, 5, 1, 2, 1, 1},
     {"LeNet 5x5, 6 to 16", 64, 6, 14, 14, 16, 5, 5, 1, 0, 1, 1},
@@ -50,11 +52,17 @@ constexpr Case cases[] = {
     {"2^32 numbers", 1024, 64, 256, 256, 64, 3, 3, 1, 1, 1, 1},
     {"no images", 0, 8, 5, 5, 8, 3, 3, 1, 1, 1, 1},
 };
-struct Precision { const char* name; DType dtype; bool tf32; };
-constexpr Precision precisions[] = {{"f32", f32, false}, {"tf32", f32, true}, {"f16", f16, false}, {"bf16", bf16, false}};
+struct Precision {
+  const char* name;
+  DType dtype;
+  bool tf32;
+};
+constexpr Precision precisions[] = {
+    {"f32", f32, false}, {"tf32", f32, true}, {"f16", f16, false}, {"bf16", bf16, false}};
 constexpr ConvDirection directions[] = {ConvDirection::forward, ConvDirection::grad_input, ConvDirection::grad_weight};
 
-/// Of the images; weights are row-major always, as in the framework. Mixed: the input channels last, the output row-major.
+/// Of the images; weights are row-major always, as in the framework. Mixed: the input channels last, the output
+/// row-major.
 enum class Layout : uint8_t { row_major, channels_last, mixed };
 constexpr const char* layout_names[] = {"row-major", "channels last", "mixed"};
 
@@ -64,10 +72,19 @@ ConvProblem problem(const Case& t, const Precision& precision, ConvDirection dir
     if (last) made.stride = {b * c * d, 1, d * b, b};
     return made;
   };
-  const auto out = [&](int64_t size, int64_t kernel, int64_t padding) { return (size + 2 * padding - t.dilation * (kernel - 1) - 1) / t.stride + 1; };
+  const auto out = [&](int64_t size, int64_t kernel, int64_t padding) {
+    return (size + 2 * padding - t.dilation * (kernel - 1) - 1) / t.stride + 1;
+  };
   const std::array<int64_t, 2> padding{t.h == 1 ? 0 : t.padding, t.padding};
-  return {direction, precision.dtype, precision.tf32, operand(t.n, t.c, t.h, t.w, layout != Layout::row_major), operand(t.k, t.c / t.groups, t.r, t.s, false),
-          operand(t.n, t.k, out(t.h, t.r, padding[0]), out(t.w, t.s, padding[1]), layout == Layout::channels_last), {t.stride, t.stride}, padding, {t.dilation, t.dilation}};
+  return {direction,
+          precision.dtype,
+          precision.tf32,
+          operand(t.n, t.c, t.h, t.w, layout != Layout::row_major),
+          operand(t.k, t.c / t.groups, t.r, t.s, false),
+          operand(t.n, t.k, out(t.h, t.r, padding[0]), out(t.w, t.s, padding[1]), layout == Layout::channels_last),
+          {t.stride, t.stride},
+          padding,
+          {t.dilation, t.dilation}};
 }
 
 int passed = 0, failed = 0;
@@ -79,7 +96,8 @@ void expect(bool condition, const std::string& what) {
 /// All that cuDNN says of a plan: engine, knobs, tensors.
 std::string json_of(ConvPlan& plan) {
   std::string text(1 << 16, '\0');
-  text.resize(size_t(plan.plan.get(CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, int64_t(text.size()), text.data())));
+  text.resize(size_t(plan.plan.get(CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, int64_t(text.size()),
+                                   text.data())));
   return text;
 }
 
@@ -91,8 +109,10 @@ bool has_note(ConvPlan& plan, cudnnBackendNumericalNote_t wanted) {
   handle = engine.get();
   configuration.get(CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &handle);
   cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
-  const int64_t count = engine.get(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, CUDNN_NUMERICAL_NOTE_TYPE_COUNT, notes);
-  expect(plan.plan.ok() && configuration.ok() && engine.ok(), str("the plan does not name its engine: ", plan.plan.why(), configuration.why(), engine.why()));
+  const int64_t count =
+      engine.get(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, CUDNN_NUMERICAL_NOTE_TYPE_COUNT, notes);
+  expect(plan.plan.ok() && configuration.ok() && engine.ok(),
+         str("the plan does not name its engine: ", plan.plan.why(), configuration.why(), engine.why()));
   return std::find(notes, notes + count, wanted) != notes + count;
 }
 
@@ -102,15 +122,20 @@ char check_plan(const ConvProblem& p, const ConvTarget& target, const std::strin
   ConvPlan plan = plan_convolution(p, target, limit), again = plan_convolution(p, target, limit);
   expect(plan.supported() == again.supported(), what + ": another answer when asked again");
   if (!plan.supported()) {
-    expect(plan.refusal.find("CUDNN_STATUS") != std::string::npos || plan.refusal.find("engines proposed") != std::string::npos, what + ": refused without a reason");
+    expect(plan.refusal.find("CUDNN_STATUS") != std::string::npos ||
+               plan.refusal.find("engines proposed") != std::string::npos,
+           what + ": refused without a reason");
     return '-';
   }
   const std::string json = json_of(plan);
-  expect(!json.empty() && json == json_of(again) && plan.workspace == again.workspace, what + ": another plan when asked again");
+  expect(!json.empty() && json == json_of(again) && plan.workspace == again.workspace,
+         what + ": another plan when asked again");
   const bool tensor_cores = has_note(plan, CUDNN_NUMERICAL_NOTE_TENSOR_CORE);
   expect(!has_note(plan, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC), what + ": not the same bits each time");
   expect(!has_note(plan, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION), what + ": sums in less than f32");
-  if (p.dtype == f32 && !p.tf32) expect(!tensor_cores && !has_note(plan, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS), what + ": exact f32 rounded to tf32");
+  if (p.dtype == f32 && !p.tf32)
+    expect(!tensor_cores && !has_note(plan, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS),
+           what + ": exact f32 rounded to tf32");
   if (plan.workspace > 0) {  // one byte less: another engine or none, and no more than that
     const ConvPlan smaller = plan_convolution(p, target, plan.workspace - 1);
     expect(!smaller.supported() || smaller.workspace < plan.workspace, what + ": takes more workspace than allowed");
@@ -133,8 +158,9 @@ int main(int argc, char** argv) {
   const ConvTarget target{.description = h200.get()};
 
   const size_t version = cudnnGetVersion();
-  const std::string first = str("# cuDNN ", version / 10000, ".", version / 100 % 100, ".", version % 100,
-                                " on an H200: forward, gradient of input, gradient of weight. T on tensor cores, + without, - our kernel\n");
+  const std::string first =
+      str("# cuDNN ", version / 10000, ".", version / 100 % 100, ".", version % 100,
+          " on an H200: forward, gradient of input, gradient of weight. T on tensor cores, + without, - our kernel\n");
   std::string table = first;
   for (const Case& t : cases) {
     for (const Layout layout : {Layout::row_major, Layout::channels_last, Layout::mixed}) {
@@ -144,20 +170,25 @@ int main(int argc, char** argv) {
       for (const Precision& precision : precisions) {
         table += str("  ", precision.name, " ");
         for (const ConvDirection d : directions)
-          table += check_plan(problem(t, precision, d, layout), target, str(t.name, ", ", layout_names[int(layout)], ", ", precision.name, ", direction ", int(d)));
+          table +=
+              check_plan(problem(t, precision, d, layout), target,
+                         str(t.name, ", ", layout_names[int(layout)], ", ", precision.name, ", direction ", int(d)));
       }
       table += '\n';
     }
   }
   ConvProblem wrong = problem(cases[0], precisions[0], ConvDirection::forward, Layout::row_major);
   ++wrong.y.size[2];
-  expect(plan_convolution(wrong, target, 0).refusal.find("CUDNN_STATUS_BAD_PARAM") != std::string::npos, "an output of the wrong size is refused with cuDNN's status");
+  expect(plan_convolution(wrong, target, 0).refusal.find("CUDNN_STATUS_BAD_PARAM") != std::string::npos,
+         "an output of the wrong size is refused with cuDNN's status");
 
   if (argc > 1 && !std::strcmp(argv[1], "--update")) {
     std::ofstream(LOCKSTEP_PLANS) << table;
-  } else if (const std::string golden = read(LOCKSTEP_PLANS); golden.compare(0, golden.find(" on"), first, 0, first.find(" on")) != 0) {
+  } else if (const std::string golden = read(LOCKSTEP_PLANS);
+             golden.compare(0, golden.find(" on"), first, 0, first.find(" on")) != 0) {
     // Another version may know other engines: the checks above hold all the same.
-    std::printf("The golden file is of %s; what this version says is not compared:\n%s", golden.substr(2, golden.find(" on") - 2).c_str(), table.c_str());
+    std::printf("The golden file is of %s; what this version says is not compared:\n%s",
+                golden.substr(2, golden.find(" on") - 2).c_str(), table.c_str());
   } else {
     expect(table == golden, str("differs from ", LOCKSTEP_PLANS, "; when it is meant so: --update\n", table));
   }

@@ -44,7 +44,9 @@ TEST_CASE("the k-th file operation fails: an Error, the old file, no temporary f
       CAPTURE(k);
       write_atomically(dir / "a", old_text);
       fail_file_operation(k, fault);
-      const std::string error = error_of([&] { write_atomically(dir / "a", std::vector<Bytes>{as_bytes(new_text), as_bytes("!")}); });
+      const std::string error = error_of([&] {
+        write_atomically(dir / "a", std::vector<Bytes>{as_bytes(new_text), as_bytes("!")});
+      });
       const bool done = file_operations() < k;
       fail_file_operation(0);
       const std::string now = read_file(dir / "a", 2000);
@@ -127,7 +129,8 @@ TEST_CASE("files 42: a mapped file that changes is told; what it loses reads as 
     int64_t rest = 0;
     for (const std::byte byte : file->bytes()) rest += byte == std::byte('x');
     CHECK(rest == left);
-    CHECK_ERROR(file->check(), "mapped to stay as it is while it is in use: it had 12388 bytes, now it has " + std::to_string(left));
+    CHECK_ERROR(file->check(),
+                "mapped to stay as it is while it is in use: it had 12388 bytes, now it has " + std::to_string(left));
     CHECK_ERROR(check_mapped_files(), "it had 12388 bytes");
     CHECK_NOTHROW(other->check());
     file->data()[size - 1] = std::byte('y');  // still memory
@@ -172,7 +175,9 @@ TEST_CASE("files 42: files that cannot be read are named") {
 }
 
 TEST_CASE("json: values, order, and the way back") {
-  const Json json = parse_json(R"({"b": [1, -2.5, 1e3, true, null], "a": {"text": "\u00e9\n\"\ud83d\ude00"}, "big": 9223372036854775807})", "c.json");
+  const Json json = parse_json(
+      R"({"b": [1, -2.5, 1e3, true, null], "a": {"text": "\u00e9\n\"\ud83d\ude00"}, "big": 9223372036854775807})",
+      "c.json");
   CHECK(json.as_object()[0].first == "b");
   CHECK(json.at("b").as_array()[0].is_int());
   CHECK(json.at("b").as_array()[1].as_number() == -2.5);
@@ -191,7 +196,10 @@ TEST_CASE("json: values, order, and the way back") {
 
 TEST_CASE("json: what is refused, with line and column") {
   const std::string deep(65, '['), bomb(1'000'000, '[');
-  const struct { std::string text; const char* message; } rows[] = {
+  const struct {
+    std::string text;
+    const char* message;
+  } rows[] = {
       {"", "c.json:1:1: syntax error"},
       {"{\n  \"lr\": 1,\n  \"lr\": 2\n}", "c.json:3:7: key \"lr\" appears twice"},
       {"{\"a\": 1,}", "c.json:1:9: syntax error"},

@@ -54,7 +54,10 @@ TEST_CASE("idx 42: hostile idx files") {
   const std::string good = header(8, {2, 3}) + "123456";
   std::string wrong_sum = gzip(good), bomb = gzip(header(8, {60, 60}) + std::string(1 << 20, '\0'));
   wrong_sum[wrong_sum.size() - 6] ^= 1;
-  const struct { std::string file; const char* message; } rows[] = {
+  const struct {
+    std::string file;
+    const char* message;
+  } rows[] = {
       {"", "fewer than 4 bytes"},
       {"PK\3\4", "expected a file that starts with 0 0, got 80 75"},
       {header(11, {3}) + "123456", "expected dtype 8 (u8)"},
@@ -107,7 +110,8 @@ TEST_CASE("a folder of MNIST") {
 
 TEST_CASE("CIFAR-10") {
   TempDir dir;
-  const std::string folder = dir.path.string(), record = '\3' + std::string(1024, '\0') + std::string(1024, char(51)) + std::string(1024, char(255));
+  const std::string folder = dir.path.string(), record = '\3' + std::string(1024, '\0') + std::string(1024, char(51)) +
+                                                         std::string(1024, char(255));
   const auto set = read_cifar10(dir.write("test_batch.bin", record + '\1' + record.substr(1)));
   CHECK(set.inputs().shape() == Shape{2, 3, 32, 32});
   CHECK(set.inputs()[1][1].to_vector<double>()[5] == doctest::Approx(0.2));
@@ -119,7 +123,8 @@ TEST_CASE("CIFAR-10") {
   CHECK(load_cifar10(folder, true).size() == 5);
   CHECK_ERROR(read_cifar10(dir.write("bad", record.substr(1))), "expected records of 3073 bytes");
   CHECK_ERROR(read_cifar10(dir.write("bad", "")), "got 0 bytes");
-  CHECK_ERROR(read_cifar10(dir.write("bad", '\12' + record.substr(1))), "expected labels from 0 to 9, got 10 for record 0");
+  CHECK_ERROR(read_cifar10(dir.write("bad", '\12' + record.substr(1))),
+              "expected labels from 0 to 9, got 10 for record 0");
 }
 
 TEST_CASE("drawn digits depend on seed and index only") {

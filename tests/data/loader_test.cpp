@@ -28,13 +28,13 @@ struct Slow : Dataset<Example> {
     if (index == bad) throw std::runtime_error("disk on fire");
     if (seconds > 0 && index % 3 == 0) std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
     const PhiloxKey key = random ? next_random_key() : PhiloxKey{};
-    const Tensor value = random ? Tensor::from<int64_t>({int64_t((key.stream ^ key.seed) >> 1)}) : arange(double(index), double(index + 1));
+    const Tensor value = random ? Tensor::from<int64_t>({int64_t((key.stream ^ key.seed) >> 1)})
+                                : arange(double(index), double(index + 1));
     return {value, Tensor::from({index}, {})};
   }
 };
 
-template <class Loader>
-std::vector<int64_t> epoch_of(Loader&& loader) {
+template <class Loader> std::vector<int64_t> epoch_of(Loader&& loader) {
   std::vector<int64_t> seen;
   for (auto& [x, y] : loader)
     for (const int64_t value : x.template to_vector<int64_t>()) seen.push_back(value);
@@ -65,8 +65,10 @@ TEST_CASE("workers, prefetch and dataset type change nothing; epochs differ; eac
     for (const int workers : {0, 1, 2, 5}) {
       for (const int prefetch : {0, 1, 7}) {
         if (prefetch && !workers) continue;
-        DataLoader fast(train, {.batch_size = 4, .shuffle = shuffle, .workers = workers, .prefetch = prefetch, .seed = 7});
-        DataLoader one_by_one(slow, {.batch_size = 4, .shuffle = shuffle, .workers = workers, .prefetch = prefetch, .seed = 7});
+        DataLoader fast(train,
+                        {.batch_size = 4, .shuffle = shuffle, .workers = workers, .prefetch = prefetch, .seed = 7});
+        DataLoader one_by_one(
+            slow, {.batch_size = 4, .shuffle = shuffle, .workers = workers, .prefetch = prefetch, .seed = 7});
         for (const auto& epoch : want) {
           CHECK(epoch_of(fast) == epoch);
           CHECK(epoch_of(one_by_one) == epoch);
@@ -116,7 +118,9 @@ TEST_CASE("operations in workers use as many threads as those of their maker") {
 TEST_CASE("a state saved after any batch resumes without a sample skipped or repeated") {
   const auto train = numbers(22);
   for (const int workers : {0, 2}) {
-    const auto make = [&](uint64_t seed) { return DataLoader(train, {.batch_size = 4, .shuffle = true, .workers = workers, .seed = seed}); };
+    const auto make = [&](uint64_t seed) {
+      return DataLoader(train, {.batch_size = 4, .shuffle = true, .workers = workers, .seed = seed});
+    };
     auto whole = make(5);
     std::vector<int64_t> want;
     for (int epoch = 0; epoch < 3; ++epoch)
@@ -146,7 +150,10 @@ TEST_CASE("a state saved after any batch resumes without a sample skipped or rep
 TEST_CASE("a state holds for another number of ranks") {
   const auto train = numbers(48);
   const auto make = [&](int64_t world, int64_t rank) {
-    return DataLoader(train, {.batch_size = 2, .sampler = MicroBatchSampler({.samples = 48, .micro_batch = 2, .micro_batches = 4, .world = world, .rank = rank}), .world = world});
+    return DataLoader(train, {.batch_size = 2,
+                              .sampler = MicroBatchSampler(
+                                  {.samples = 48, .micro_batch = 2, .micro_batches = 4, .world = world, .rank = rank}),
+                              .world = world});
   };
   auto one = make(1, 0);
   int count = 0;
@@ -188,7 +195,8 @@ TEST_CASE("loader 45: an exception in get() comes out of the loop with its place
   for (const int workers : {0, 2}) {
     std::vector<int64_t> seen;
     const std::string error = error_of([&] {
-      for (auto& [x, y] : DataLoader(slow, {.batch_size = 2, .workers = workers})) seen.push_back(x.to_vector<int64_t>()[0]);
+      for (auto& [x, y] : DataLoader(slow, {.batch_size = 2, .workers = workers}))
+        seen.push_back(x.to_vector<int64_t>()[0]);
     });
     CHECK(error.find("[data loader]") == 0);
     CHECK(error.find("batch 2, sample 5: disk on fire") != error.npos);
@@ -201,14 +209,17 @@ TEST_CASE("loader 45: a stuck worker is named after the timeout") {
   Slow slow(10);
   slow.seconds = 0.5;
   const auto start = std::chrono::steady_clock::now();
-  CHECK_ERROR(epoch_of(DataLoader(slow, {.workers = 1, .timeout = 0.05})), "no batch after 0.05 s: worker 0 at sample 0");
+  CHECK_ERROR(epoch_of(DataLoader(slow, {.workers = 1, .timeout = 0.05})),
+              "no batch after 0.05 s: worker 0 at sample 0");
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::milliseconds(900));
   std::this_thread::sleep_for(std::chrono::milliseconds(600));  // let the worker end before the test does
 }
 
 TEST_CASE("samplers and collate of one's own") {
   const auto train = numbers(6);
-  CHECK(epoch_of(DataLoader(train, {.batch_size = 2, .sampler = [](int64_t epoch) { return std::vector<int64_t>{5, epoch, 3}; }})) == std::vector<int64_t>{5, 0, 3});
+  CHECK(epoch_of(DataLoader(train, {.batch_size = 2, .sampler = [](int64_t epoch) {
+                                      return std::vector<int64_t>{5, epoch, 3};
+                                    }})) == std::vector<int64_t>{5, 0, 3});
   DataLoader<Example, int64_t> sums(train, {.batch_size = 3, .collate = [](std::vector<Example> samples) {
                                               int64_t total = 0;
                                               for (const auto& sample : samples) total += sample.input.item<int64_t>();
@@ -221,7 +232,8 @@ TEST_CASE("samplers and collate of one's own") {
 
 TEST_CASE("RepeatingLoader goes on for ever, over epochs and after a state at the end of one") {
   const auto train = numbers(3);
-  DataLoader loader(train, {.batch_size = 2, .shuffle = true, .seed = 2}), plain(train, {.batch_size = 2, .shuffle = true, .seed = 2});
+  DataLoader loader(train, {.batch_size = 2, .shuffle = true, .seed = 2}),
+      plain(train, {.batch_size = 2, .shuffle = true, .seed = 2});
   RepeatingLoader repeating(loader);
   std::vector<int64_t> seen, want;
   for (int i = 0; i < 6; ++i)
@@ -264,17 +276,21 @@ TEST_CASE("wrong datasets and options") {
   const auto train = numbers(10);
   CHECK_ERROR(TensorDataset(arange(3), arange(4)), "expected as many targets as inputs, got (3) and (4)");
   CHECK_ERROR(train.get(10), "[TensorDataset] index 10 is outside the dataset of 10 samples");
-  CHECK_ERROR(collate(std::vector<Tensor>{arange(3), arange(3), arange(4)}), "expected samples like the first, i64(3), got i64(4) as sample 2");
+  CHECK_ERROR(collate(std::vector<Tensor>{arange(3), arange(3), arange(4)}),
+              "expected samples like the first, i64(3), got i64(4) as sample 2");
   CHECK_ERROR(DataLoader(train, {.batch_size = 0}), "expected batch_size >= 1, got 0");
   CHECK_ERROR(DataLoader(train, {.workers = -1}), "expected workers >= 0, got -1");
   CHECK_ERROR(DataLoader(train, {.prefetch = 2}), "expected workers >= 1 for prefetch 2, got 0");
   CHECK_ERROR(DataLoader(train, {.timeout = 1}), "expected workers >= 1 for a timeout");
-  CHECK_ERROR(DataLoader(train, {.shuffle = true, .sampler = RandomSampler(10)}), "expected shuffle or a sampler, got both");
+  CHECK_ERROR(DataLoader(train, {.shuffle = true, .sampler = RandomSampler(10)}),
+              "expected shuffle or a sampler, got both");
   CHECK_ERROR(DataLoader(train, {.world = 2}), "expected a sampler that shares the epoch out for world 2");
-  CHECK_ERROR(epoch_of(DataLoader(train, {.sampler = SequentialSampler(11)})), "expected indices from 0 to 9, got 10 from the sampler");
+  CHECK_ERROR(epoch_of(DataLoader(train, {.sampler = SequentialSampler(11)})),
+              "expected indices from 0 to 9, got 10 from the sampler");
   DataLoader loader(train, {.batch_size = 2});
   CHECK_ERROR(loader.load_state({.dataset_size = 11}), "expected the state of a dataset of 10 samples, got one of 11");
-  CHECK_ERROR(loader.load_state({.samples = 3, .dataset_size = 10}), "multiple of batch_size x world = 2 samples, got 3");
+  CHECK_ERROR(loader.load_state({.samples = 3, .dataset_size = 10}),
+              "multiple of batch_size x world = 2 samples, got 3");
   CHECK_ERROR(DataLoader(train, {.workers = 1, .in_order = false}).state(), "expected in_order");
 }
 
@@ -285,7 +301,8 @@ TEST_CASE("text: windows, and batches that depend on step, micro-batch and row o
   CHECK(text.get(15).input.to_vector<int64_t>() == std::vector<int64_t>{15, 16, 17, 18});
   CHECK(text.get(15).target.to_vector<int64_t>() == std::vector<int64_t>{16, 17, 18, 19});
   CHECK(TextDataset(tokens, {.context = 4, .stride = 4}).size() == 4);
-  CHECK(epoch_of(DataLoader(TextDataset(tokens, {.context = 4, .stride = 4}), {.batch_size = 3})) == arange(16).to_vector<int64_t>());
+  CHECK(epoch_of(DataLoader(TextDataset(tokens, {.context = 4, .stride = 4}), {.batch_size = 3})) ==
+        arange(16).to_vector<int64_t>());
 
   for (const DType dtype : {u8, i32, i64}) {
     const TokenBatches batches(arange(20).to(dtype), 1);
@@ -301,7 +318,8 @@ TEST_CASE("text: windows, and batches that depend on step, micro-batch and row o
   // The last window is drawn too.
   int64_t last = 0;
   for (int64_t step = 0; step < 20; ++step)
-    for (const int64_t start : TokenBatches(tokens).sample(step, 0, 16, 18).input.select(1, 0).to_vector<int64_t>()) last = std::max(last, start);
+    for (const int64_t start : TokenBatches(tokens).sample(step, 0, 16, 18).input.select(1, 0).to_vector<int64_t>())
+      last = std::max(last, start);
   CHECK(last == 1);
 
   CHECK_ERROR(TextDataset(arange(4), {.context = 4}), "expected more tokens than the context of 4, got 4");
@@ -322,7 +340,8 @@ TEST_CASE("text 42: a file that shrinks while batches are made of it ends in an 
     DataLoader loader(TextDataset(tokens, {.context = 4, .stride = 4}), {.batch_size = 16, .workers = workers});
     CHECK(batches.sample(0, 0, 64, 4).input.size(0) == 64);
     std::filesystem::resize_file(path, 10);
-    CHECK_ERROR(batches.sample(1, 0, 64, 4), "corpus to stay as it is while it is in use: it had 100000 bytes, now it has 10");
+    CHECK_ERROR(batches.sample(1, 0, 64, 4),
+                "corpus to stay as it is while it is in use: it had 100000 bytes, now it has 10");
     CHECK_ERROR(epoch_of(loader), "it had 100000 bytes, now it has 10");
     std::filesystem::resize_file(path, 100'000);
   }

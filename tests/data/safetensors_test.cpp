@@ -23,7 +23,8 @@ std::string file_of(const std::string& header, const std::string& data) {
 
 bool same_bytes(const Tensor& a, const Tensor& b) {
   return a.shape() == b.shape() && a.dtype() == b.dtype() &&
-         (a.numel() == 0 || std::memcmp(a.contiguous().raw_data(), b.contiguous().raw_data(), size_t(a.numel() * size_of(a.dtype()))) == 0);
+         (a.numel() == 0 || std::memcmp(a.contiguous().raw_data(), b.contiguous().raw_data(),
+                                        size_t(a.numel() * size_of(a.dtype()))) == 0);
 }
 
 }  // namespace
@@ -45,7 +46,8 @@ TEST_CASE("tensors of every dtype, odd shapes and views come back bit for bit") 
   for (const auto& [name, tensor] : tensors) {
     CAPTURE(name);
     CHECK(same_bytes(file.tensor(name), tensor));
-    if (tensor.numel()) CHECK(reinterpret_cast<uintptr_t>(file.tensor(name).raw_data()) % size_t(size_of(tensor.dtype())) == 0);
+    if (tensor.numel())
+      CHECK(reinterpret_cast<uintptr_t>(file.tensor(name).raw_data()) % size_t(size_of(tensor.dtype())) == 0);
   }
   CHECK(file.contains("bool"));
   CHECK_ERROR(file.tensor("none"), "no tensor \"none\" among");
@@ -66,20 +68,32 @@ TEST_CASE("tensors at odd addresses are copied") {
   std::string data(9, '\1');
   const float value = 2.5f;
   std::memcpy(data.data() + 1, &value, 4);
-  const auto path = dir.write("a", file_of(R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"f":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}} )", data));
+  const auto path = dir.write(
+      "a",
+      file_of(
+          R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"f":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}} )",
+          data));
   CHECK(SafeTensors::open(path).tensor("f").data<float>()[0] == 2.5f);
 }
 
 TEST_CASE("hostile files are refused") {
   TempDir dir;
-  const auto entry = [](const std::string& name, const std::string& dtype, const std::string& shape, const std::string& offsets) {
+  const auto entry = [](const std::string& name, const std::string& dtype, const std::string& shape,
+                        const std::string& offsets) {
     return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
   };
   const std::string a = entry("a", "U8", "[4]", "[0,4]"), four = "1234";
-  const auto number = [](uint64_t n) { std::string s(8, '\0'); std::memcpy(s.data(), &n, 8); return s; };
+  const auto number = [](uint64_t n) {
+    std::string s(8, '\0');
+    std::memcpy(s.data(), &n, 8);
+    return s;
+  };
   std::string deep = "{\"a\":";
   deep += std::string(100000, '[');
-  const struct { std::string file; const char* message; } rows[] = {
+  const struct {
+    std::string file;
+    const char* message;
+  } rows[] = {
       {"", "expected at least 8 bytes, got 0"},
       {"1234567", "expected at least 8 bytes, got 7"},
       {number(0), "expected a header that starts with '{'"},
@@ -126,9 +140,11 @@ TEST_CASE("hostile files are refused") {
     CHECK_ERROR(SafeTensors::open(path), row.message);
     CHECK_ERROR(SafeTensors::open(path), path);
   }
-  const auto path = dir.write("bool", file_of("{" + entry("a", "BOOL", "[4]", "[0,4]") + "}", std::string("\0\1\2\1", 4)));
+  const auto path =
+      dir.write("bool", file_of("{" + entry("a", "BOOL", "[4]", "[0,4]") + "}", std::string("\0\1\2\1", 4)));
   CHECK_ERROR(SafeTensors::open(path).tensor("a"), "expected 0 or 1, got 2 at 2");
-  CHECK_NOTHROW(SafeTensors::open(dir.write("zero", file_of("{" + entry("z", "U8", "[0]", "[0,0]") + "," + a + "}", four))));
+  CHECK_NOTHROW(
+      SafeTensors::open(dir.write("zero", file_of("{" + entry("z", "U8", "[0]", "[0,0]") + "," + a + "}", four))));
   CHECK_NOTHROW(SafeTensors::open(dir.write("none", file_of("{}   ", ""))));
 }
 

@@ -85,11 +85,13 @@ TEST_CASE("sampler 43: MicroBatchSampler: the same micro-batches for every world
     const int64_t m = 8, size = 3;
     std::vector<std::vector<int64_t>> ranks;
     for (int64_t rank = 0; rank < world; ++rank)
-      ranks.push_back(MicroBatchSampler({.samples = 100, .micro_batch = size, .micro_batches = m, .world = world, .rank = rank, .seed = 3})(epoch));
+      ranks.push_back(MicroBatchSampler(
+          {.samples = 100, .micro_batch = size, .micro_batches = m, .world = world, .rank = rank, .seed = 3})(epoch));
     std::vector<int64_t> all;
     const int64_t share = m / world * size;
     for (int64_t step = 0; step < 100 / (m * size); ++step)
-      for (const auto& mine : ranks) all.insert(all.end(), mine.begin() + step * share, mine.begin() + (step + 1) * share);
+      for (const auto& mine : ranks)
+        all.insert(all.end(), mine.begin() + step * share, mine.begin() + (step + 1) * share);
     return all;
   };
   for (const int64_t world : {2, 4, 8}) CHECK(micro_batches(world, 1) == micro_batches(1, 1));
@@ -102,7 +104,9 @@ TEST_CASE("wrong samplers") {
   CHECK_ERROR(DistributedSampler(10, 2, -1), "expected a rank from 0 to 1, got -1");
   CHECK_ERROR(DistributedSampler(10, 0, 0), "expected world >= 1, got 0");
   CHECK_ERROR(DistributedSampler(10, 2, 0, {.drop_last = true, .pad = false}), "got both");
-  CHECK_ERROR(MicroBatchSampler({.samples = 10, .micro_batches = 3, .world = 2}), "expected micro_batches a multiple of world 2, got 3");
-  CHECK_ERROR(MicroBatchSampler({.samples = 10, .micro_batch = 6, .micro_batches = 2}), "expected samples for one step, 6 x 2, got 10");
+  CHECK_ERROR(MicroBatchSampler({.samples = 10, .micro_batches = 3, .world = 2}),
+              "expected micro_batches a multiple of world 2, got 3");
+  CHECK_ERROR(MicroBatchSampler({.samples = 10, .micro_batch = 6, .micro_batches = 2}),
+              "expected samples for one step, 6 x 2, got 10");
   CHECK_ERROR(RandomSampler(-1), "expected n >= 0, got -1");
 }

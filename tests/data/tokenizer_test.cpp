@@ -1,8 +1,8 @@
 // Tokenizers: the ids of Hugging Face's tokenizers library (tests/golden/tokenizer), round trips, corrupt files.
 // The golden files were made by training a byte-level BPE of 640 tokens with `tokenizers` 0.23.3.
-#include "data/json.h"
 #include "data/tokenizer.h"
 #include "data/draw.h"
+#include "data/json.h"
 #include "util.h"
 
 using namespace lockstep;
@@ -56,8 +56,17 @@ TEST_CASE("words of the pre-tokenisation") {
     for (const auto word : split_words(text)) (joined += word) += '|';
     return joined;
   };
-  const char* rows[][2] = {{"", ""}, {"the cat", "the| cat|"}, {"it's we'll I'd", "it|'s| we|'ll| I|'d|"}, {"a  b", "a| | b|"}, {"a   ", "a|   |"},
-                           {"a\n\nb", "a|\n|\n|b|"}, {" 's", " '|s|"}, {"x1y", "x|1|y|"}, {"!? 12", "!?| 12|"}, {" ", " |"}, {"é½ 你", "é|½| 你|"}};
+  const char* rows[][2] = {{"", ""},
+                           {"the cat", "the| cat|"},
+                           {"it's we'll I'd", "it|'s| we|'ll| I|'d|"},
+                           {"a  b", "a| | b|"},
+                           {"a   ", "a|   |"},
+                           {"a\n\nb", "a|\n|\n|b|"},
+                           {" 's", " '|s|"},
+                           {"x1y", "x|1|y|"},
+                           {"!? 12", "!?| 12|"},
+                           {" ", " |"},
+                           {"é½ 你", "é|½| 你|"}};
   for (const auto& row : rows) CHECK(words(row[0]) == row[1]);
 }
 
@@ -75,7 +84,9 @@ TEST_CASE("special tokens, and ids that are none") {
 
 TEST_CASE("corrupt files are refused with file and key") {
   TempDir dir;
-  const struct { const char *vocab, *merges, *message; } files[] = {
+  const struct {
+    const char *vocab, *merges, *message;
+  } files[] = {
       {"{", "", "vocab.json:1:2: syntax error"},
       {"[]", "", "vocab.json: expected an object, got a list"},
       {"{}", "", "expected tokens, got none"},
@@ -85,7 +96,8 @@ TEST_CASE("corrupt files are refused with file and key") {
       {R"({"a": -1})", "", "expected an id from 0 to 1000000, got -1"},
       {R"({"a": 4000000000})", "", "got 4000000000"},
       {"{\"\xff\": 1}", "", "vocab.json:1:3: syntax error"},
-      {R"({"a": 0, "b": 1, "ab": 2})", "#version: 0.2\na b\na c\n", "merges.txt:3: token \"c\" is not in the vocabulary"},
+      {R"({"a": 0, "b": 1, "ab": 2})", "#version: 0.2\na b\na c\n",
+       "merges.txt:3: token \"c\" is not in the vocabulary"},
       {R"({"a": 0, "b": 1})", "a b\n", "merges.txt:1: token \"ab\" is not in the vocabulary"},
       {R"({"a": 0, "b": 1, "ab": 2})", "a b\na b\n", "merges.txt:2: the pair \"a b\" appears twice"},
       {R"({"a": 0, "b": 1, "ab": 2})", "ab\n", "expected two tokens with a space between, got \"ab\""},
@@ -98,8 +110,13 @@ TEST_CASE("corrupt files are refused with file and key") {
     CHECK_ERROR(Gpt2Tokenizer::from_files(vocab, merges), row.message);
   }
   const std::string words = R"("pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false})";
-  const auto whole = [&](const std::string& model, const std::string& rest = "") { return "{" + words + rest + ", \"model\": {" + model + "}}"; };
-  const struct { std::string text; const char* message; } jsons[] = {
+  const auto whole = [&](const std::string& model, const std::string& rest = "") {
+    return "{" + words + rest + ", \"model\": {" + model + "}}";
+  };
+  const struct {
+    std::string text;
+    const char* message;
+  } jsons[] = {
       {"{}", "expected a key \"model\", found none"},
       {whole(R"("type": "WordPiece")"), "model.type: expected BPE, got WordPiece"},
       {whole(R"("vocab": {"a": 0})"), "model: expected a key \"merges\""},
@@ -107,16 +124,23 @@ TEST_CASE("corrupt files are refused with file and key") {
       {whole(R"("vocab": {"a": 0}, "merges": [["a"]])"), "model.merges[0]: expected two tokens, got 1"},
       {whole(R"("vocab": {"a": 0}, "merges": [], "byte_fallback": true)"), "byte_fallback true is not supported"},
       {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "normalizer": {"type": "NFC"})"), "normalizer"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 0, "content": "<s>"}])"), "id 0 is used twice"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 1, "content": "<s>", "lstrip": true}])"), "added_tokens[0]: lstrip true is not supported"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 1, "content": "<s>"}, {"id": 2, "content": "<s>"}])"), "appears twice"},
-      {R"({"pre_tokenizer": {"type": "Sequence"}, "model": {"vocab": {"a": 0}, "merges": []}})", "expected type ByteLevel"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 0, "content": "<s>"}])"),
+       "id 0 is used twice"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])",
+             R"(, "added_tokens": [{"id": 1, "content": "<s>", "lstrip": true}])"),
+       "added_tokens[0]: lstrip true is not supported"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])",
+             R"(, "added_tokens": [{"id": 1, "content": "<s>"}, {"id": 2, "content": "<s>"}])"),
+       "appears twice"},
+      {R"({"pre_tokenizer": {"type": "Sequence"}, "model": {"vocab": {"a": 0}, "merges": []}})",
+       "expected type ByteLevel"},
   };
   for (const auto& row : jsons) {
     CAPTURE(row.message);
     CHECK_ERROR(Gpt2Tokenizer::from_tokenizer_json(dir.write("t.json", row.text)), row.message);
   }
-  const auto pairs = Gpt2Tokenizer::from_tokenizer_json(dir.write("t.json", whole(R"("vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]])")));
+  const auto pairs = Gpt2Tokenizer::from_tokenizer_json(
+      dir.write("t.json", whole(R"("vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]])")));
   CHECK(pairs.encode("abab") == std::vector<int32_t>{2, 2});
   CHECK_ERROR(pairs.encode("c"), "the vocabulary has no token for byte 99");
   CHECK_ERROR(Gpt2Tokenizer::from_folder(dir / "none"), "expected tokenizer.json, or vocab.json and merges.txt");

@@ -20,14 +20,13 @@ inline std::string golden(const std::string& name) {
 using testing::TempDir;
 
 /// The message of the Error that fn throws; "" when it throws none.
-template <class Fn>
-std::string error_of(Fn&& fn) {
+template <class Fn> std::string error_of(Fn&& fn) {
   try {
     fn();
-  } catch (const lockstep::Error& error) {
-    return error.what();
-  }
+  } catch (const lockstep::Error& error) { return error.what(); }
   return "";
 }
 
-#define CHECK_ERROR(expression, text) CHECK_MESSAGE(error_of([&] { (void)(expression); }).find(text) != std::string::npos, error_of([&] { (void)(expression); }))
+#define CHECK_ERROR(expression, text)                                                  \
+  CHECK_MESSAGE(error_of([&] { (void)(expression); }).find(text) != std::string::npos, \
+                error_of([&] { (void)(expression); }))

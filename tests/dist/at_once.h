@@ -7,8 +7,7 @@
 #include <vector>
 
 /// fn(row) for every row, on at most `threads` threads. What it throws fails the test.
-template <class Rows, class Fn>
-void at_once(const Rows& rows, const Fn& fn, size_t threads = 16) {
+template <class Rows, class Fn> void at_once(const Rows& rows, const Fn& fn, size_t threads = 16) {
   std::atomic<size_t> next{0};
   std::vector<std::thread> workers;
   for (size_t i = 0; i < std::min(threads, std::size(rows)); ++i) {

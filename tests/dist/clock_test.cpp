@@ -17,16 +17,21 @@ using testing::TempDir;
 TEST_CASE("clock: ranks of one machine differ by no more than the error") {
   for (const char* transport : {"threads", "tcp"}) {
     for (const int ranks : {1, 2, 3}) {
-      dist::spawn(ranks, [&](int rank) {
-        const dist::ClockOffset measured = dist::measure_clock(dist::world(), 8), used = dist::clock_of(dist::world());
-        LOCKSTEP_CHECK(std::abs(measured.offset_ns) <= measured.error_ns, "offset ", measured.offset_ns, " error ", measured.error_ns);
-        LOCKSTEP_CHECK((measured.error_ns > 0) == (rank > 0), "error ", measured.error_ns);
-        LOCKSTEP_CHECK(used.offset_ns == 0 && used.error_ns == 0, "offset ", used.offset_ns);
-        LOCKSTEP_CHECK(dist::world().traffic().sent == 0, "the world sent ", dist::world().traffic().sent);
-      }, {.transport = transport});
+      dist::spawn(ranks,
+                  [&](int rank) {
+                    const dist::ClockOffset measured = dist::measure_clock(dist::world(), 8),
+                                            used = dist::clock_of(dist::world());
+                    LOCKSTEP_CHECK(std::abs(measured.offset_ns) <= measured.error_ns, "offset ", measured.offset_ns,
+                                   " error ", measured.error_ns);
+                    LOCKSTEP_CHECK((measured.error_ns > 0) == (rank > 0), "error ", measured.error_ns);
+                    LOCKSTEP_CHECK(used.offset_ns == 0 && used.error_ns == 0, "offset ", used.offset_ns);
+                    LOCKSTEP_CHECK(dist::world().traffic().sent == 0, "the world sent ", dist::world().traffic().sent);
+                  },
+                  {.transport = transport});
     }
   }
-  CHECK(contains(message([] { dist::spawn(1, [](int) { dist::measure_clock(dist::world(), 0); }); }), "expected 1 round or more, got 0"));
+  CHECK(contains(message([] { dist::spawn(1, [](int) { dist::measure_clock(dist::world(), 0); }); }),
+                 "expected 1 round or more, got 0"));
 }
 
 TEST_CASE("clock: a trace of every rank, with its collectives on rows of their own") {
@@ -71,6 +76,7 @@ TEST_CASE("clock: a trace of every rank, with its collectives on rows of their o
 }
 
 TEST_CASE("clock: a rank that cannot write its trace stops all") {
-  const std::string said = message([] { dist::spawn(2, [](int) { dist::start_trace("/proc/no/such/place", dist::world()); }); });
+  const std::string said =
+      message([] { dist::spawn(2, [](int) { dist::start_trace("/proc/no/such/place", dist::world()); }); });
   CHECK_MESSAGE(contains(said, "[trace] expected a folder that can be made, got /proc/no/such/place"), said);
 }

@@ -1,4 +1,5 @@
-// A job's control plane as its ranks see it: the store, failures of every kind with their texts and time limits, leaving.
+// A job's control plane as its ranks see it: the store, failures of every kind with their texts and time limits,
+// leaving.
 #include "dist/control.h"
 
 #include <doctest/doctest.h>
@@ -49,7 +50,8 @@ Activity message_to(const std::string& text) {
 
 // Says that it waits, again and again, as an executor does; throws the failure.
 void wait_for(Control& control, int peer, uint64_t messages, bool is_send) {
-  for (const double end = now_seconds() + 20; now_seconds() < end; std::this_thread::sleep_for(control.place().heartbeat / 2)) {
+  for (const double end = now_seconds() + 20; now_seconds() < end;
+       std::this_thread::sleep_for(control.place().heartbeat / 2)) {
     control.waits(peer, messages, is_send);
     if (control.failed()) control.raise();
   }
@@ -69,7 +71,8 @@ TEST_CASE("control: keys, values, counters and barriers, worlds 1 to 8") {
       const std::string value(size_t(rank) * 70001, char('a' + rank));
       control.set("value " + std::to_string(rank), value);
       const int next = (rank + 1) % world;
-      CHECK(control.get("value " + std::to_string(next), Seconds(10)) == std::string(size_t(next) * 70001, char('a' + next)));
+      CHECK(control.get("value " + std::to_string(next), Seconds(10)) ==
+            std::string(size_t(next) * 70001, char('a' + next)));
       control.add("sum", rank + 1);
       control.barrier("a", job.all(), Seconds(10));
       CHECK(control.add("sum", 0) == world * (world + 1) / 2);
@@ -96,14 +99,18 @@ TEST_CASE("control: sizes of keys and values") {
     const std::string binary("\0\xff\n", 3);
     control.set(binary, binary);
     CHECK(*control.try_get(binary) == binary);
-    CHECK(contains(message([&] { control.set(std::string(key_limit + 1, 'k'), ""); }), "[store] expected a key of at most 8192 bytes, got one of 8193"));
-    CHECK(contains(message([&] { control.set("k", std::string(value_limit + 1, 'v')); }), "[store] expected a value of at most 8388608 bytes for key 'k', got 8388609"));
+    CHECK(contains(message([&] { control.set(std::string(key_limit + 1, 'k'), ""); }),
+                   "[store] expected a key of at most 8192 bytes, got one of 8193"));
+    CHECK(contains(message([&] { control.set("k", std::string(value_limit + 1, 'v')); }),
+                   "[store] expected a value of at most 8388608 bytes for key 'k', got 8388609"));
     control.set("k", "12x");
-    CHECK(contains(message([&] { control.add("k", 1); }), "[store] expected a number in key 'k' to add 1 to, got '12x'"));
+    CHECK(
+        contains(message([&] { control.add("k", 1); }), "[store] expected a number in key 'k' to add 1 to, got '12x'"));
     control.set("k", "9223372036854775807");
     CHECK(contains(message([&] { control.add("k", 1); }), "[store] expected a number in key 'k'"));
     CHECK(control.add("k", -1) == 9223372036854775806);
-    CHECK(contains(message([&] { control.get("none", Seconds(0.05)); }), "[store] waited 0.05 s for key 'none', which nobody has set"));
+    CHECK(contains(message([&] { control.get("none", Seconds(0.05)); }),
+                   "[store] waited 0.05 s for key 'none', which nobody has set"));
     CHECK(contains(message([&] { control.get("none", Seconds(-1)); }), "expected a timeout >= 0"));
     CHECK(contains(message([&] { control.raise(); }), "expected a failure, got none"));
     CHECK(!control.failed());
@@ -121,7 +128,9 @@ TEST_CASE("control: the store holds 256 MiB and then says so" * doctest::skip(sa
     std::string said;
     int kept = 0;
     for (; kept < 200 && said.empty(); ++kept) {
-      try { control.set(str("key ", kept), value); } catch (const DistError& error) { said = error.what(); }
+      try {
+        control.set(str("key ", kept), value);
+      } catch (const DistError& error) { said = error.what(); }
     }
     CHECK(kept == 31);
     CHECK(contains(said, "[store] is full: it holds at most 256 MiB"));
@@ -146,10 +155,15 @@ TEST_CASE("control: a barrier names who is missing, and may be tried again") {
       return control.barrier("b", job.all(), Seconds(20));
     }
     const std::string said = message([&] { control.barrier("b", {0, 1, 2}, Seconds(0.3)); });
-    CHECK(contains(said, "[barrier 'b'] waited 0.3 s; missing ranks: 1, 2 (of 0-2): rank 1 is between collectives, after seq 9, step 0"));
+    CHECK(contains(said,
+                   "[barrier 'b'] waited 0.3 s; missing ranks: 1, 2 (of 0-2): rank 1 is between collectives, after seq "
+                   "9, step 0"));
     control.set("timed out", "");
     control.barrier("b", {0, 1, 2}, Seconds(20));
-    CHECK(contains(message([&] { control.barrier("b", {1, 2}, Seconds(1)); }), "[barrier 'b'] expected to be called by one of ranks 1, 2, got rank 0"));
+    CHECK(contains(message([&] {
+                     control.barrier("b", {1, 2}, Seconds(1));
+                   }),
+                   "[barrier 'b'] expected to be called by one of ranks 1, 2, got rank 0"));
     CHECK(contains(message([&] { control.barrier("b", {0, 3}, Seconds(1)); }), "expected ranks from 0 to 2, got 3"));
   }));
   Job other(2);
@@ -175,7 +189,8 @@ TEST_CASE("control: the first report is what every rank raises") {
         first = won.rank;
         CHECK(contains(message([&] { control.set("k", "v"); }), won.what()));
       }
-      if (rank == 0) CHECK(contains(message([&] { control.get("never", Seconds(20)); }), "broken by"));  // a wait ends too
+      if (rank == 0)
+        CHECK(contains(message([&] { control.get("never", Seconds(20)); }), "broken by"));  // a wait ends too
       until_failed(control);
     });
     check_all(said, str("[rank ", first, "] broken by ", first));
@@ -199,7 +214,8 @@ TEST_CASE("control 1: a rank that is killed is named to all within a second") {
       throw;
     }
   });
-  check_all(said, str("rank 1 (pid ", child.pid(), " on ", host_name(), ") died in step 3, in seq 9 (all_reduce f32 x 8, tag w1)"));
+  check_all(said, str("rank 1 (pid ", child.pid(), " on ", host_name(),
+                      ") died; it was last seen in step 3, in seq 9 (all_reduce f32 x 8, tag w1)"));
   CHECK(slowest < slack());
   CHECK(child.wait() == 128 + SIGKILL);
 }
@@ -218,7 +234,8 @@ TEST_CASE("control 2: the store is lost when rank 0 is killed") {
       throw;
     }
   });
-  check_all(said, str("the store at 127.0.0.1:", job.base.port, " is lost: rank 0 (pid ", child.pid(), " on ", host_name(), ") died or is cut off"));
+  check_all(said, str("the store at 127.0.0.1:", job.base.port, " is lost: rank 0 (pid ", child.pid(), " on ",
+                      host_name(), ") died or is cut off"));
 }
 
 TEST_CASE("control 3: a rank that is stopped is silent after three heartbeats") {
@@ -237,7 +254,9 @@ TEST_CASE("control 3: a rank that is stopped is silent after three heartbeats") 
         throw;
       }
     });
-    check_all(said, stopped == 1 ? str("rank 1 (pid ", child.pid(), " on ", host_name(), ") is silent: no heartbeat for 0.") : str("rank 0 (pid ", child.pid()));
+    check_all(said, stopped == 1
+                        ? str("rank 1 (pid ", child.pid(), " on ", host_name(), ") is silent: no heartbeat for 0.")
+                        : str("rank 0 (pid ", child.pid()));
     check_all(said, "(stopped, swapped out, or cut off)");
     if (stopped == 1) check_all(said, "it was in step 3, after seq 8");
     child.signal(SIGCONT);  // finds the failure when it goes on, and blames nobody else for its own absence
@@ -301,7 +320,9 @@ TEST_CASE("control 12: one collective more at the end") {
     control.begin(in_seq(8));
     control.end();
     if (control.place().rank > 0) return control.leave();
-    while (control.explain(job.all()).find("rank 1 has left after seq 8; rank 2 has left after seq 8") == std::string::npos) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    while (control.explain(job.all()).find("rank 1 has left after seq 8; rank 2 has left after seq 8") ==
+           std::string::npos)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
     control.begin(in_seq(9));
     wait_for(control, 2, 0, false);
   });
@@ -315,19 +336,33 @@ TEST_CASE("control: a rank that left after its part of a collective is not blame
   check_calm(job.run(job.all(), [&](Control& control) {
     control.begin(in_seq(9));
     if (control.place().rank == 1) return control.end();
-    for (int i = 0; i < 20; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(50))) control.waits(1, 0, false);  // its bytes are still on their way
+    for (int i = 0; i < 20; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(50)))
+      control.waits(1, 0, false);  // its bytes are still on their way
     CHECK(!control.failed());
     control.end();
   }));
 }
 
 TEST_CASE("control 13: ranks that wait for each other in a circle") {
-  struct Row { int world; std::vector<std::pair<int, bool>> waits; std::string text; };
+  struct Row {
+    int world;
+    std::vector<std::pair<int, bool>> waits;
+    std::string text;
+  };
   const Row rows[] = {
-      {2, {{1, false}, {0, false}}, "deadlock: rank 0 waits to receive from rank 1 (tag t0), rank 1 waits to receive from rank 0 (tag t1)"},
-      {2, {{1, true}, {0, true}}, "deadlock: rank 0 waits to send to rank 1 (tag t0), rank 1 waits to send to rank 0 (tag t1)"},
-      {4, {{1, false}, {3, false}, {-1, false}, {1, true}}, "deadlock: rank 1 waits to receive from rank 3 (tag t1), rank 3 waits to send to rank 1 (tag t3)"},
-      {3, {{1, false}, {2, false}, {0, false}}, "deadlock: rank 0 waits to receive from rank 1 (tag t0), rank 1 waits to receive from rank 2 (tag t1), rank 2 waits to receive from rank 0 (tag t2)"},
+      {2,
+       {{1, false}, {0, false}},
+       "deadlock: rank 0 waits to receive from rank 1 (tag t0), rank 1 waits to receive from rank 0 (tag t1)"},
+      {2,
+       {{1, true}, {0, true}},
+       "deadlock: rank 0 waits to send to rank 1 (tag t0), rank 1 waits to send to rank 0 (tag t1)"},
+      {4,
+       {{1, false}, {3, false}, {-1, false}, {1, true}},
+       "deadlock: rank 1 waits to receive from rank 3 (tag t1), rank 3 waits to send to rank 1 (tag t3)"},
+      {3,
+       {{1, false}, {2, false}, {0, false}},
+       "deadlock: rank 0 waits to receive from rank 1 (tag t0), rank 1 waits to receive from rank 2 (tag t1), rank 2 "
+       "waits to receive from rank 0 (tag t2)"},
   };
   at_once(rows, [](const Row& row) {
     Job job(row.world, 0.2);
@@ -351,7 +386,11 @@ TEST_CASE("control: leaving in any order, also rank 0 first, keeps the store for
       if (control.place().rank == first) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
       CHECK(control.add("n", 1) <= 2);
-      control.barrier("rest", first == 0 ? std::vector<int>{1, 2} : first == 1 ? std::vector<int>{0, 2} : std::vector<int>{0, 1}, Seconds(20));
+      control.barrier("rest",
+                      first == 0   ? std::vector<int>{1, 2}
+                      : first == 1 ? std::vector<int>{0, 2}
+                                   : std::vector<int>{0, 1},
+                      Seconds(20));
       CHECK(!control.failed());
     }));
   });
@@ -389,9 +428,7 @@ TEST_CASE("control 20: a cut cable is silence on both sides, a reset connection 
         const auto control = Control::join(far);
         control->barrier("meet", {0, 1}, Seconds(20));
         until_failed(*control);
-      } catch (const Error& error) {
-        said[1] = error.what();
-      }
+      } catch (const Error& error) { said[1] = error.what(); }
     });
     const auto near = job.run({0}, [&](Control& control) {
       control.barrier("meet", {0, 1}, Seconds(20));
@@ -400,7 +437,8 @@ TEST_CASE("control 20: a cut cable is silence on both sides, a reset connection 
       until_failed(control);
     });
     other.join();
-    CHECK(contains(near.at(0), unplugged ? "is silent: no heartbeat for 0." : "died in step 0, before its first collective"));
+    CHECK(contains(near.at(0), unplugged ? "is silent: no heartbeat for 0."
+                                         : "died; it was last seen in step 0, before its first collective"));
     if (unplugged) CHECK(contains(said[1], "rank 0 (pid "));
     CHECK(contains(said[1], unplugged ? "which hosts the store, is silent: no heartbeat for 0." : "is lost: rank 0"));
   });
@@ -478,7 +516,8 @@ TEST_CASE("control 30: too few descriptors is an error that names the limit") {
   CHECK(contains(other.output(), "this process has no open files left, its limit is 3: raise it with ulimit -n"));
 }
 
-TEST_CASE("control 30: too few threads is an error that says so" * doctest::skip(sanitized)) {  // whose own memory is larger than any limit
+TEST_CASE("control 30: too few threads is an error that says so" *
+          doctest::skip(sanitized)) {  // whose own memory is larger than any limit
   for (const int rank : {0, 1}) {
     Job job(2, 1, 5);
     Child child("no_threads", job.place(rank));
@@ -493,7 +532,8 @@ TEST_CASE("control 30: too few threads is an error that says so" * doctest::skip
 
 TEST_CASE("roster 49: conclusions depend on the time they are given, not on a clock") {
   Roster roster(3, 1.0);
-  for (int rank = 0; rank < 3; ++rank) roster.sit({rank, 3, uint32_t(100 + rank), "host", "", "job", uint64_t(rank)}, 0);
+  for (int rank = 0; rank < 3; ++rank)
+    roster.sit({rank, 3, uint32_t(100 + rank), "host", "", "job", uint64_t(rank)}, 0);
   roster.begin(10);
   CHECK(!roster.judge(12.9));
   roster.heard(0, 12);
@@ -522,7 +562,9 @@ TEST_CASE("roster 49: conclusions depend on the time they are given, not on a cl
   for (int rank = 0; rank < 3; ++rank) roster.heard(rank, 35);
   CHECK(!roster.judge(35));  // not renewed: it may have gone on
 
-  CHECK(roster.explain({0, 1, 2, 7}) == "rank 0 waits in receive f32 x 8, tag a for rank 1, step 0; rank 1 waits in receive f32 x 8, tag b for rank 0, step 0; rank 2 is in step 0, in no collective yet");
+  CHECK(roster.explain({0, 1, 2, 7}) ==
+        "rank 0 waits in receive f32 x 8, tag a for rank 1, step 0; rank 1 waits in receive f32 x 8, tag b for rank 0, "
+        "step 0; rank 2 is in step 0, in no collective yet");
   CHECK(text_of(std::vector<int>{0, 1, 2, 4, 6, 7}) == "0-2, 4, 6, 7");
   CHECK(text_of(std::vector<int>{}) == "");
 }

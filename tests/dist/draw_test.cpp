@@ -1,4 +1,5 @@
-// What a schedule looks like: the table is what the transfers say, the picture is whole, and those in the documents are true.
+// What a schedule looks like: the table is what the transfers say, the picture is whole, and those in the documents are
+// true.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -21,10 +22,12 @@ TEST_CASE("the table of a schedule") {
         "     2   0 / 3    1 / 3    2 / 3\n"
         "     3   0 -> 1   1 -> 2   2 -> 0\n"
         "     4   2 -> 1   0 -> 2   1 -> 0\n");
-  CHECK(contains(draw_table(Algorithm::direct, {Collective::reduce_scatter, 4}), "     1   2 -> 2[1]     3 -> 3[1]     0 -> 0[1]     1 -> 1[1]\n"));
+  CHECK(contains(draw_table(Algorithm::direct, {Collective::reduce_scatter, 4}),
+                 "     1   2 -> 2[1]     3 -> 3[1]     0 -> 0[1]     1 -> 1[1]\n"));
   CHECK(contains(draw_table(Algorithm::direct, {Collective::reduce_scatter, 4}), "     3   0[1] +> own"));
   CHECK(contains(draw_table(Algorithm::halving_doubling, {Collective::all_reduce, 5}), "0-4 +> 0"));
-  CHECK(contains(draw_table(Algorithm::tree, {Collective::gather, 20, 3}), "  step    from  what\n     0       4  4 -> 3\n"));  // too wide: lines
+  CHECK(contains(draw_table(Algorithm::tree, {Collective::gather, 20, 3}),
+                 "  step    from  what\n     0       4  4 -> 3\n"));  // too wide: lines
   CHECK(draw_table(Algorithm::ring, {Collective::all_reduce, 1}) == "  step   rank 0\n");
 }
 
@@ -47,42 +50,56 @@ static bool well_formed(const std::string& svg) {
 }
 
 TEST_CASE("the picture of a schedule") {
-  for (int a = int(Algorithm::ring); a <= int(last_algorithm); ++a) {
+  for (const Algorithm a : all_algorithms()) {
     for (int c = 0; c < scheduled_collectives; ++c) {
-      if (!has_schedule(Algorithm(a), Collective(c))) continue;
+      if (!has_schedule(a, Collective(c))) continue;
       for (const int n : {1, 2, 4, 5, 8}) {
-        CAPTURE(name_of(Algorithm(a)));
+        CAPTURE(name_of(a));
         CAPTURE(name_of(Collective(c)));
         CAPTURE(n);
         const Request r{Collective(c), n, n / 2, is_reduction(Collective(c)), {}};
-        const std::string svg = draw_svg(Algorithm(a), r);
+        const std::string svg = draw_svg(a, r);
         CHECK(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 "));
         CHECK(well_formed(svg));
         CHECK(svg.size() < 120000);
         CHECK(svg.find("nan") == std::string::npos);
         // An arrow for every transfer: its curve is in one of the paths. Squares have none.
-        const Check check = check_schedule(Algorithm(a), r);
-        CHECK(std::count(svg.begin(), svg.end(), 'C') == check.transfers + check.joins - (r.mean ? std::count_if(check.nodes.begin(), check.nodes.end(), [](const auto& node) { return node.right < 0; }) : 0));
+        const Check check = check_schedule(a, r);
+        CHECK(std::count(svg.begin(), svg.end(), 'C') ==
+              check.transfers + check.joins -
+                  (r.mean ? std::count_if(check.nodes.begin(), check.nodes.end(),
+                                          [](const auto& node) { return node.right < 0; })
+                          : 0));
       }
     }
   }
   CHECK(draw_svg(Algorithm::ring, {Collective::all_reduce, 4}).size() < 12000);
-  CHECK(contains(message([] { draw_svg(Algorithm::ring, {Collective::all_reduce, 17}); }), "expected 16 ranks or fewer, got 17"));
+  CHECK(contains(message([] {
+                   draw_svg(Algorithm::ring, {Collective::all_reduce, 17});
+                 }),
+                 "expected 16 ranks or fewer, got 17"));
 }
 
 TEST_CASE("the pictures in the documents are those that `lockstep schedule --svg` draws") {
   const auto folder = std::filesystem::path(LOCKSTEP_GOLDEN).parent_path().parent_path() / "docs" / "images";
-  struct Row { const char* file; Algorithm algorithm; Request request; };
+  struct Row {
+    const char* file;
+    Algorithm algorithm;
+    Request request;
+  };
   const Row rows[] = {{"ring_all_reduce.svg", Algorithm::ring, {Collective::all_reduce, 4}},
                       {"server_all_reduce.svg", Algorithm::server, {Collective::all_reduce, 4}},
                       {"direct_reduce_scatter.svg", Algorithm::direct, {Collective::reduce_scatter, 4}},
                       {"tree_all_reduce.svg", Algorithm::tree, {Collective::all_reduce, 8}},
                       {"halving_doubling_all_reduce.svg", Algorithm::halving_doubling, {Collective::all_reduce, 8}},
-                      {"hierarchical_all_reduce.svg", Algorithm::hierarchical, {Collective::all_reduce, 6, 0, false, {0, 0, 0, 1, 1, 1}}}};
+                      {"hierarchical_all_reduce.svg",
+                       Algorithm::hierarchical,
+                       {Collective::all_reduce, 6, 0, false, {0, 0, 0, 1, 1, 1}}}};
   for (const Row& row : rows) {
     std::ifstream in(folder / row.file, std::ios::binary);
     std::stringstream text;
     text << in.rdbuf();
-    CHECK_MESSAGE(text.str() == draw_svg(row.algorithm, row.request), row.file, " is not what is drawn now: see docs/collectives.md for how to make it");
+    CHECK_MESSAGE(text.str() == draw_svg(row.algorithm, row.request), row.file,
+                  " is not what is drawn now: see docs/collectives.md for how to make it");
   }
 }

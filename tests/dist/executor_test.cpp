@@ -1,4 +1,5 @@
-// The executor: what plans demand, results and traffic over every transport, and what happens when a rank does not play along.
+// The executor: what plans demand, results and traffic over every transport, and what happens when a rank does not play
+// along.
 #include "dist/executor.h"
 
 #include <doctest/doctest.h>
@@ -7,7 +8,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "dist/plan.h"
+#include "dist/program.h"
 #include "dist/shard.h"
 #include "tests/dist/at_once.h"
 #include "tests/dist/ranks.h"
@@ -18,7 +19,6 @@ using namespace lockstep::dist;
 
 namespace {
 
-constexpr Algorithm all_algorithms[] = {Algorithm::ring, Algorithm::direct, Algorithm::tree, Algorithm::halving_doubling, Algorithm::hierarchical, Algorithm::server, Algorithm::one_shot};
 constexpr const char* transports[] = {"threads", "shm"};
 
 Rendezvous brisk() {
@@ -28,24 +28,26 @@ Rendezvous brisk() {
 }
 
 /// An execution over one flat tensor, cut by shard_range.
-template <class T>
-struct Job {
-  Plan plan;
+template <class T> struct Job {
+  Program program;
   std::vector<int> world;
   std::string describe = "all_reduce of a test", group = "world";
   Execution execution;
 
-  Job(Algorithm algorithm, const Request& request, int rank, std::vector<T>& data, DType dtype, Control& control, Transport& transport, uint64_t sequence)
-      : plan(program_of(algorithm, request, rank), rank, request.ranks) {
+  Job(Algorithm algorithm, const Request& request, int rank, std::vector<T>& data, DType dtype, Control& control,
+      Transport& transport, uint64_t sequence)
+      : program(program_of(algorithm, request, rank), rank, request.ranks) {
     const int64_t chunks = chunk_count(algorithm, request), count = int64_t(data.size());
-    execution.plan = &plan;
+    execution.program = &program;
     execution.transport = &transport;
     execution.dtype = dtype;
     execution.memory = [&data, chunks, count](int32_t chunk) {
       const Range r = shard_range(count, chunks, chunk);
       return std::span(reinterpret_cast<std::byte*>(data.data() + r.begin), size_t(r.size()) * sizeof(T));
     };
-    execution.chunk_bytes = [chunks, count](int32_t chunk) { return size_t(shard_range(count, chunks, chunk).size()) * sizeof(T); };
+    execution.chunk_bytes = [chunks, count](int32_t chunk) {
+      return size_t(shard_range(count, chunks, chunk).size()) * sizeof(T);
+    };
     execution.header.kind = uint8_t(request.collective);
     execution.header.dtype = uint8_t(dtype);
     execution.header.sequence = sequence;
@@ -62,86 +64,108 @@ struct Job {
 
 }  // namespace
 
-TEST_CASE("plan: a transfer waits for what earlier steps do with its places, and for nothing else") {
+TEST_CASE("program: a transfer waits for what earlier steps do with its places, and for nothing else") {
   const Place a{0, 0}, b{1, 0}, scratch{0, 1};
   const std::vector<Transfer> program = {
-      {.step = 0, .from = 0, .to = 1, .source = a, .target = a},                             // 0: reads a
-      {.step = 0, .from = 1, .to = 0, .source = b, .target = scratch},                       // 1: writes scratch
-      {.step = 1, .from = 0, .to = 0, .source = scratch, .target = a, .action = Action::reduce},  // 2: after 1 (its source), and 0 (reads its target)
-      {.step = 2, .from = 0, .to = 1, .source = a, .target = a},                             // 3: after 2
-      {.step = 2, .from = 1, .to = 0, .source = b, .target = b},                             // 4: nothing
-      {.step = 3, .from = 2, .to = 0, .source = a, .target = a},                             // 5: after 3 (reads), not after 2 again
-      {.step = 4, .from = 0, .to = 0, .source = a, .target = a, .action = Action::scale},    // 6: after 5
+      {.step = 0, .from = 0, .to = 1, .source = a, .target = a},        // 0: reads a
+      {.step = 0, .from = 1, .to = 0, .source = b, .target = scratch},  // 1: writes scratch
+      {.step = 1,
+       .from = 0,
+       .to = 0,
+       .source = scratch,
+       .target = a,
+       .action = Action::reduce},                                 // 2: after 1 (its source), and 0 (reads its target)
+      {.step = 2, .from = 0, .to = 1, .source = a, .target = a},  // 3: after 2
+      {.step = 2, .from = 1, .to = 0, .source = b, .target = b},  // 4: nothing
+      {.step = 3, .from = 2, .to = 0, .source = a, .target = a},  // 5: after 3 (reads), not after 2 again
+      {.step = 4, .from = 0, .to = 0, .source = a, .target = a, .action = Action::scale},  // 6: after 5
   };
-  const Plan plan(program, 0, 3);
+  const Program prepared(program, 0, 3);
   const std::vector<std::vector<uint32_t>> expected = {{}, {}, {0, 1}, {2}, {}, {3}, {5}};
   for (size_t i = 0; i < expected.size(); ++i) {
-    const auto needs = plan.needs(plan.items[i]);
+    const auto needs = prepared.needs(prepared.items[i]);
     CHECK(std::vector<uint32_t>(needs.begin(), needs.end()) == expected[i]);
   }
-  REQUIRE(plan.peers.size() == 2);
-  CHECK(plan.peers[0].sends == std::vector<uint32_t>{0, 3});
-  CHECK(plan.peers[0].receives == std::vector<uint32_t>{1, 4});
-  CHECK(plan.locals == std::vector<uint32_t>{2, 6});
+  REQUIRE(prepared.peers.size() == 2);
+  CHECK(prepared.peers[0].sends == std::vector<uint32_t>{0, 3});
+  CHECK(prepared.peers[0].receives == std::vector<uint32_t>{1, 4});
+  CHECK(prepared.locals == std::vector<uint32_t>{2, 6});
 }
 
-TEST_CASE("plan: programs that break a rule are refused") {
+TEST_CASE("program: programs that break a rule are refused") {
   const Place a{0, 0}, b{1, 0};
-  const auto refusal = [](std::vector<Transfer> program) { return message([&] { Plan(program, 0, 2); }); };
-  CHECK(contains(refusal({{.step = 0, .from = 1, .to = 1, .source = a, .target = b}}), "expected transfers of rank 0 only, got one from rank 1 to 1"));
-  CHECK(contains(refusal({{.step = 0, .from = 0, .to = 2, .source = a, .target = b}}), "expected ranks from 0 to 1, got a transfer with rank 2"));
-  CHECK(contains(refusal({{.step = 1, .from = 0, .to = 1, .source = a, .target = b}, {.step = 0, .from = 0, .to = 1, .source = a, .target = b}}), "expected ascending steps"));
-  CHECK(contains(refusal({{.step = 0, .from = 0, .to = 1, .source = a, .target = a}, {.step = 0, .from = 1, .to = 0, .source = a, .target = a}}), "read and written, or written twice, in step 0"));
+  const auto refusal = [](std::vector<Transfer> program) { return message([&] { Program(program, 0, 2); }); };
+  CHECK(contains(refusal({{.step = 0, .from = 1, .to = 1, .source = a, .target = b}}),
+                 "expected transfers of rank 0 only, got one from rank 1 to 1"));
+  CHECK(contains(refusal({{.step = 0, .from = 0, .to = 2, .source = a, .target = b}}),
+                 "expected ranks from 0 to 1, got a transfer with rank 2"));
+  CHECK(contains(refusal({{.step = 1, .from = 0, .to = 1, .source = a, .target = b},
+                          {.step = 0, .from = 0, .to = 1, .source = a, .target = b}}),
+                 "expected ascending steps"));
+  CHECK(contains(refusal({{.step = 0, .from = 0, .to = 1, .source = a, .target = a},
+                          {.step = 0, .from = 1, .to = 0, .source = a, .target = a}}),
+                 "read and written, or written twice, in step 0"));
   CHECK(contains(refusal({{.step = 0, .from = 0, .to = 0, .source = a, .target = a}}), "expected two places"));
-  CHECK(contains(refusal({{.step = 0, .from = 0, .to = 0, .source = a, .target = b, .action = Action::scale}}), "expected scale to work on one place"));
-  CHECK(contains(refusal({{.step = 0, .from = 0, .to = 1, .source = {-1, 0}, .target = b}}), "expected a chunk and a slot of at least 0"));
+  CHECK(contains(refusal({{.step = 0, .from = 0, .to = 0, .source = a, .target = b, .action = Action::scale}}),
+                 "expected scale to work on one place"));
+  CHECK(contains(refusal({{.step = 0, .from = 0, .to = 1, .source = {-1, 0}, .target = b}}),
+                 "expected a chunk and a slot of at least 0"));
 }
 
-TEST_CASE("executor: all_reduce by every algorithm, of sizes around the blocks, over memory; bytes as the formula says") {
-  for (const char* transport : transports) for (int n = 1; n <= 8; ++n) {
-    CAPTURE(transport);
-    CAPTURE(n);
-    Seats seats(n, transport);
-    std::vector<std::vector<std::string>> wrong(static_cast<size_t>(n));
-    const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
-      uint64_t sequence = 0;
-      for (const Algorithm algorithm : all_algorithms) {
-        if (!has_schedule(algorithm, Collective::all_reduce)) continue;
-        for (const int64_t count : {0, 1, 2, 7, 1009, 16384 * 2 + 1, 150001}) {
-          std::vector<float> data(static_cast<size_t>(count));
-          for (int64_t i = 0; i < count; ++i) data[size_t(i)] = float((i * 7 + rank) % 1000);
-          Job<float> job(algorithm, {.collective = Collective::all_reduce, .ranks = n}, rank, data, f32, control, link, ++sequence);
-          const Moved moved = execute(job.execution);
-          int64_t differ = 0;
-          for (int64_t i = 0; i < count; ++i) {
-            float sum = 0;
-            for (int r = 0; r < n; ++r) sum += float((i * 7 + r) % 1000);
-            differ += data[size_t(i)] != sum;
-          }
-          if (differ) wrong[size_t(rank)].push_back(str(name_of(algorithm), " of ", count, ": ", differ, " differ"));
-          if (algorithm == Algorithm::ring || algorithm == Algorithm::direct) {  // 2 (n-1)/n of the bytes each way; shares differ by an element
-            int64_t sent = 0, received = 0;
-            for (int r = 0; r < n; ++r) {
-              const int64_t chunk = shard_range(count, n, r).size() * 4;
-              if (algorithm == Algorithm::ring) {
-                sent += chunk * (2 - (r == rank) - (r == (rank + 1) % n));
-                received += chunk * (2 - (r == rank) - (r == (rank - 1 + n) % n));
-              } else {
-                sent += r == rank ? chunk * (n - 1) : chunk;
-                received += r == rank ? chunk * (n - 1) : chunk;
-              }
+TEST_CASE(
+    "executor: all_reduce by every algorithm, of sizes around the blocks, over memory; bytes as the formula says") {
+  for (const char* transport : transports)
+    for (int n = 1; n <= 8; ++n) {
+      CAPTURE(transport);
+      CAPTURE(n);
+      Seats seats(n, transport);
+      std::vector<std::vector<std::string>> wrong(static_cast<size_t>(n));
+      const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
+        uint64_t sequence = 0;
+        for (const Algorithm algorithm : all_algorithms()) {
+          if (!has_schedule(algorithm, Collective::all_reduce)) continue;
+          for (const int64_t count : {0, 1, 2, 7, 1009, 16384 * 2 + 1, 150001}) {
+            std::vector<float> data(static_cast<size_t>(count));
+            for (int64_t i = 0; i < count; ++i) data[size_t(i)] = float((i * 7 + rank) % 1000);
+            Job<float> job(algorithm, {.collective = Collective::all_reduce, .ranks = n}, rank, data, f32, control,
+                           link, ++sequence);
+            const Moved moved = execute(job.execution);
+            int64_t differ = 0;
+            for (int64_t i = 0; i < count; ++i) {
+              float sum = 0;
+              for (int r = 0; r < n; ++r) sum += float((i * 7 + r) % 1000);
+              differ += data[size_t(i)] != sum;
             }
-            if (n == 1) sent = received = 0;
-            const bool ring_differs = algorithm == Algorithm::ring && std::abs(moved.sent - sent) <= 8 && std::abs(moved.received - received) <= 8;
-            if (!ring_differs && (moved.sent != sent || moved.received != received)) wrong[size_t(rank)].push_back(str(name_of(algorithm), " of ", count, ": moved ", moved.sent, " and ", moved.received));
-            if (moved.messages != 2 * (n - 1)) wrong[size_t(rank)].push_back(str(name_of(algorithm), ": ", moved.messages, " messages"));
+            if (differ) wrong[size_t(rank)].push_back(str(name_of(algorithm), " of ", count, ": ", differ, " differ"));
+            if (algorithm == Algorithm::ring ||
+                algorithm == Algorithm::direct) {  // 2 (n-1)/n of the bytes each way; shares differ by an element
+              int64_t sent = 0, received = 0;
+              for (int r = 0; r < n; ++r) {
+                const int64_t chunk = shard_range(count, n, r).size() * 4;
+                if (algorithm == Algorithm::ring) {
+                  sent += chunk * (2 - (r == rank) - (r == (rank + 1) % n));
+                  received += chunk * (2 - (r == rank) - (r == (rank - 1 + n) % n));
+                } else {
+                  sent += r == rank ? chunk * (n - 1) : chunk;
+                  received += r == rank ? chunk * (n - 1) : chunk;
+                }
+              }
+              if (n == 1) sent = received = 0;
+              const bool ring_differs = algorithm == Algorithm::ring && std::abs(moved.sent - sent) <= 8 &&
+                                        std::abs(moved.received - received) <= 8;
+              if (!ring_differs && (moved.sent != sent || moved.received != received))
+                wrong[size_t(rank)].push_back(
+                    str(name_of(algorithm), " of ", count, ": moved ", moved.sent, " and ", moved.received));
+              if (moved.messages != 2 * (n - 1))
+                wrong[size_t(rank)].push_back(str(name_of(algorithm), ": ", moved.messages, " messages"));
+            }
           }
         }
-      }
-    });
-    for (const auto& e : errors) CHECK(e == "");
-    for (const auto& w : wrong) for (const std::string& text : w) CHECK(text == "");
-  }
+      });
+      for (const auto& e : errors) CHECK(e == "");
+      for (const auto& w : wrong)
+        for (const std::string& text : w) CHECK(text == "");
+    }
 }
 
 TEST_CASE("executor: two-byte elements at odd places, mean, and checksums") {
@@ -151,7 +175,8 @@ TEST_CASE("executor: two-byte elements at odd places, mean, and checksums") {
       uint64_t sequence = 0;
       for (const int64_t count : {1, 5, 100003}) {
         std::vector<uint16_t> data(size_t(count), BFloat16(float(3 * rank)).bits);
-        Job<uint16_t> job(Algorithm::direct, {.collective = Collective::all_reduce, .ranks = 3, .mean = true}, rank, data, bf16, control, link, ++sequence);
+        Job<uint16_t> job(Algorithm::direct, {.collective = Collective::all_reduce, .ranks = 3, .mean = true}, rank,
+                          data, bf16, control, link, ++sequence);
         job.execution.op = ReduceOp::mean;
         job.execution.checksum = checksum;
         execute(job.execution);
@@ -166,7 +191,8 @@ TEST_CASE("executor: ranks that disagree all raise the same, naming both sides")
   Seats seats(3);
   const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
     std::vector<float> data(rank == 2 ? 9 : 8);
-    Job<float> job(Algorithm::direct, {.collective = Collective::all_reduce, .ranks = 3}, rank, data, f32, control, link, 9);
+    Job<float> job(Algorithm::direct, {.collective = Collective::all_reduce, .ranks = 3}, rank, data, f32, control,
+                   link, 9);
     execute(job.execution);
   });
   for (const auto& e : errors) {
@@ -178,11 +204,17 @@ TEST_CASE("executor: ranks that disagree all raise the same, naming both sides")
 }
 
 TEST_CASE("executor 16, 17: bytes that are not ours, damaged or announced wrongly are refused before they are used") {
-  struct Row { const char* what; std::function<void(Header&)> spoil; bool reseal; const char* expected; };
+  struct Row {
+    const char* what;
+    std::function<void(Header&)> spoil;
+    bool reseal;
+    const char* expected;
+  };
   const Row rows[] = {
       {"magic", [](Header& h) { h.magic = 7; }, false, "magic number"},
       {"flipped bit", [](Header& h) { h.count ^= 1; }, false, "its checksum does not match"},
-      {"length of 2^62", [](Header& h) { h.payload = uint64_t(1) << 62; }, true, "rank 0 expects 16 bytes from rank 1, which sends 4611686018427387904"},
+      {"length of 2^62", [](Header& h) { h.payload = uint64_t(1) << 62; }, true,
+       "rank 0 expects 16 bytes from rank 1, which sends 4611686018427387904"},
       {"length", [](Header& h) { h.payload += 4; }, true, "rank 0 expects 16 bytes from rank 1, which sends 20"},
   };
   for (const Row& row : rows) {
@@ -190,11 +222,18 @@ TEST_CASE("executor 16, 17: bytes that are not ours, damaged or announced wrongl
     Seats seats(2);
     const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
       std::vector<float> data(8);
-      Job<float> job(Algorithm::direct, {.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, f32, control, link, 1);
+      Job<float> job(Algorithm::direct, {.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, f32,
+                     control, link, 1);
       if (rank == 0) return void(execute(job.execution));
       Header header = job.execution.header;
       header.payload = 16;
-      if (row.reseal) { row.spoil(header); seal(header); } else { seal(header); row.spoil(header); }
+      if (row.reseal) {
+        row.spoil(header);
+        seal(header);
+      } else {
+        seal(header);
+        row.spoil(header);
+      }
       link.channel(0).send(reinterpret_cast<const std::byte*>(&header), sizeof header);
       while (!control.failed()) std::this_thread::yield();
       control.raise();
@@ -207,7 +246,8 @@ TEST_CASE("executor 16: flipped payload is found by the checksum") {
   Seats seats(2);
   const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
     std::vector<float> data(8, 1.0f);
-    Job<float> job(Algorithm::direct, {.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, f32, control, link, 1);
+    Job<float> job(Algorithm::direct, {.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, f32, control,
+                   link, 1);
     if (rank == 0) return void(execute(job.execution));
     Header header = job.execution.header;
     header.payload = 16;
@@ -229,7 +269,8 @@ TEST_CASE("executor: a rank that does not come is named at the timeout") {
   Seats seats(3, "threads", brisk());
   const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
     std::vector<float> data(8);
-    Job<float> job(Algorithm::direct, {.collective = Collective::all_reduce, .ranks = 3}, rank, data, f32, control, link, 1);
+    Job<float> job(Algorithm::direct, {.collective = Collective::all_reduce, .ranks = 3}, rank, data, f32, control,
+                   link, 1);
     job.execution.timeout = Seconds(0.3);
     if (rank == 2) {
       while (!control.failed()) std::this_thread::yield();
@@ -246,9 +287,13 @@ TEST_CASE("executor 15: a rank whose side closes is named, also in the middle of
     Seats seats(2, "threads", brisk());
     const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
       std::vector<float> data(8);
-      Job<float> job(Algorithm::direct, {.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, f32, control, link, 1);
+      Job<float> job(Algorithm::direct, {.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, f32,
+                     control, link, 1);
       if (rank == 0) return void(execute(job.execution));
-      struct { Header header; std::byte data[16] = {}; } stream{.header = job.execution.header};
+      struct {
+        Header header;
+        std::byte data[16] = {};
+      } stream{.header = job.execution.header};
       stream.header.payload = 16;
       seal(stream.header);
       link.channel(0).send(reinterpret_cast<const std::byte*>(&stream), bytes);
@@ -262,11 +307,13 @@ TEST_CASE("executor: memory that does not fit the chunks is refused before anyth
   Seats seats(2);
   const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
     std::vector<float> data(8);
-    Job<float> job(Algorithm::direct, {.collective = Collective::all_reduce, .ranks = 2}, rank, data, f32, control, link, 1);
+    Job<float> job(Algorithm::direct, {.collective = Collective::all_reduce, .ranks = 2}, rank, data, f32, control,
+                   link, 1);
     job.execution.memory = [&](int32_t) { return std::span<std::byte>(); };
     CHECK(contains(message([&] { execute(job.execution); }), "expected 16 bytes of memory for chunk 0, got 0"));
     job.execution.chunk_bytes = [&](int32_t) { return size_t(3); };
-    CHECK(contains(message([&] { execute(job.execution); }), "expected whole elements of 4 bytes, got a chunk of 3 bytes"));
+    CHECK(contains(message([&] { execute(job.execution); }),
+                   "expected whole elements of 4 bytes, got a chunk of 3 bytes"));
     job.execution.transport = nullptr;
   });
   for (const auto& e : errors) CHECK(e == "");

@@ -11,10 +11,10 @@
 #include <filesystem>
 #include <thread>
 
-#include "tests/dist/job.h"
-#include "tests/messages.h"
 #include "dist/flight.h"
 #include "dist/process_group.h"
+#include "tests/dist/job.h"
+#include "tests/messages.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
@@ -33,13 +33,18 @@ void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms
 
 /// What ranks write down, in memory that outlives them.
 struct Notes {
-  struct Rank { char text[1024]; double told; std::atomic<pid_t> pid; };
+  struct Rank {
+    char text[1024];
+    double told;
+    std::atomic<pid_t> pid;
+  };
   Rank rank[ranks];
   std::atomic<double> fault;  // when it happened
 };
 
 struct Shared {
-  Notes* notes = static_cast<Notes*>(mmap(nullptr, sizeof(Notes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  Notes* notes =
+      static_cast<Notes*>(mmap(nullptr, sizeof(Notes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   ~Shared() { munmap(notes, sizeof(Notes)); }
   Notes* operator->() const { return notes; }
   std::string text(int r) const { return notes->rank[r].text; }
@@ -57,17 +62,22 @@ std::string run(const Shared& shared, const std::function<void(int)>& fn, double
   std::memset(static_cast<void*>(shared.notes), 0, sizeof(Notes));
   const size_t files = open_files();
   const std::string text = message([&] {
-    spawn(ranks, [&](int rank) {
-      Notes::Rank& note = shared->rank[rank];
-      note.pid = getpid();
-      try {
-        fn(rank);
-      } catch (const std::exception& e) {
-        std::strncpy(note.text, e.what(), sizeof note.text - 1);
-        note.told = now();
-        throw;
-      }
-    }, {.kind = SpawnOptions::Kind::processes, .transport = "shm", .timeout = Seconds(timeout), .heartbeat = Seconds(0.5)});
+    spawn(ranks,
+          [&](int rank) {
+            Notes::Rank& note = shared->rank[rank];
+            note.pid = getpid();
+            try {
+              fn(rank);
+            } catch (const std::exception& e) {
+              std::strncpy(note.text, e.what(), sizeof note.text - 1);
+              note.told = now();
+              throw;
+            }
+          },
+          {.kind = SpawnOptions::Kind::processes,
+           .transport = "shm",
+           .timeout = Seconds(timeout),
+           .heartbeat = Seconds(0.5)});
   });
   CHECK(open_files() == files);
   CHECK((waitpid(-1, nullptr, WNOHANG) == -1 && errno == ECHILD));  // every rank is gone
@@ -110,14 +120,16 @@ TEST_CASE("faults 1: a rank is killed in the middle of an all_reduce of 64 MiB")
   const Shared shared;
   const FlightFolder folder;
   const std::string text = run(shared, [&](int rank) {
-    reduce_for_ever([&] { if (rank == 1) signal_soon(shared, SIGKILL); });
+    reduce_for_ever([&] {
+      if (rank == 1) signal_soon(shared, SIGKILL);
+    });
   });
   CAPTURE(text);
   CHECK(contains(text, "rank 1"));
   for (const int r : {0, 2}) {
     CAPTURE(shared.text(r));
     CHECK(contains(shared.text(r), str("rank 1 (pid ", shared->rank[1].pid.load())));
-    CHECK(contains(shared.text(r), "died in step "));
+    CHECK(contains(shared.text(r), "died; it was last seen in step "));
     CHECK(contains(shared.text(r), "in seq "));
     CHECK(contains(shared.text(r), str("all_reduce f32 x ", large, " max, tag g")));
     CHECK(shared.delay(r) < slack());
@@ -130,7 +142,9 @@ TEST_CASE("faults 1: a rank is killed in the middle of an all_reduce of 64 MiB")
 TEST_CASE("faults 2: the rank that hosts the store is killed") {
   const Shared shared;
   const std::string text = run(shared, [&](int rank) {
-    reduce_for_ever([&] { if (rank == 0) signal_soon(shared, SIGKILL); });
+    reduce_for_ever([&] {
+      if (rank == 0) signal_soon(shared, SIGKILL);
+    });
   });
   CHECK(contains(text, "rank 0"));
   for (const int r : {1, 2}) {
@@ -165,27 +179,27 @@ TEST_CASE("faults 3: a stopped rank is silent") {
 TEST_CASE("faults 4: a rank that is stopped for a moment goes on") {
   const Shared shared;
   CHECK(run(shared, [&](int rank) {
-    const Tensor data = ones(1000);
-    std::thread helper;
-    if (rank == 0) {
-      helper = std::thread([&] {
-        while (!shared->rank[1].told) sleep_ms(1);
-        sleep_ms(300);
-        kill(shared->rank[1].pid, SIGCONT);
-      });
-    }
-    for (int i = 0; i < 20; ++i) {
-      if (rank == 1 && i == 7) {
-        shared->rank[1].told = now();
-        raise(SIGSTOP);
-      }
-      world().all_reduce(data, {.op = ReduceOp::mean});
-      world().all_reduce(data);
-      for (float* x = data.data<float>(); x < data.data<float>() + 1000; ++x) *x = *x / ranks + 1;
-    }
-    if (helper.joinable()) helper.join();
-    if (data.to_vector<float>()[999] != 21) throw Error(str("wrong result: ", data.to_vector<float>()[999]));
-  }) == "(no error)");
+          const Tensor data = ones(1000);
+          std::thread helper;
+          if (rank == 0) {
+            helper = std::thread([&] {
+              while (!shared->rank[1].told) sleep_ms(1);
+              sleep_ms(300);
+              kill(shared->rank[1].pid, SIGCONT);
+            });
+          }
+          for (int i = 0; i < 20; ++i) {
+            if (rank == 1 && i == 7) {
+              shared->rank[1].told = now();
+              raise(SIGSTOP);
+            }
+            world().all_reduce(data, {.op = ReduceOp::mean});
+            world().all_reduce(data);
+            for (float* x = data.data<float>(); x < data.data<float>() + 1000; ++x) *x = *x / ranks + 1;
+          }
+          if (helper.joinable()) helper.join();
+          if (data.to_vector<float>()[999] != 21) throw Error(str("wrong result: ", data.to_vector<float>()[999]));
+        }) == "(no error)");
 }
 
 TEST_CASE("faults 5: a rank throws in a step") {
@@ -238,15 +252,24 @@ TEST_CASE("faults 12: one collective more at the end, between processes") {
 
 TEST_CASE("faults 7, 10, 11, 13: processes that disagree, or wait for each other") {
   const Shared shared;
-  const struct { const char* expected; std::function<void(int)> call; } rows[] = {
-      {"calls all_reduce f32 x 8 sum, tag w1; rank 2 calls all_reduce f32 x 9 sum, tag w1", [](int r) { world().all_reduce(ones(r == 2 ? 9 : 8), {.tag = "w1"}); }},
-      {"rank 2 calls all_reduce f32 x 8 sum, tag b1", [](int r) {
+  const struct {
+    const char* expected;
+    std::function<void(int)> call;
+  } rows[] = {
+      {"calls all_reduce f32 x 8 sum, tag w1; rank 2 calls all_reduce f32 x 9 sum, tag w1",
+       [](int r) { world().all_reduce(ones(r == 2 ? 9 : 8), {.tag = "w1"}); }},
+      {"rank 2 calls all_reduce f32 x 8 sum, tag b1",
+       [](int r) {
          world().all_reduce(ones(8), {.tag = r == 2 ? "b1" : "w1"});
          world().all_reduce(ones(8), {.tag = r == 2 ? "w1" : "b1"});
        }},
-      {"rank 2 calls broadcast f32 x 8 from rank 0", [](int r) { r == 2 ? world().broadcast(ones(8), 0) : world().all_reduce(ones(8)); }},
+      {"rank 2 calls broadcast f32 x 8 from rank 0",
+       [](int r) { r == 2 ? world().broadcast(ones(8), 0) : world().all_reduce(ones(8)); }},
       {"deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b)",
-       [](int r) { if (r < 2) world().receive(ones(8), 1 - r, {.tag = r == 0 ? "a" : "b"}); else world().barrier(); }},
+       [](int r) {
+         if (r < 2) world().receive(ones(8), 1 - r, {.tag = r == 0 ? "a" : "b"});
+         else world().barrier();
+       }},
   };
   for (const auto& row : rows) {
     const double start = now();
@@ -266,7 +289,8 @@ TEST_CASE("faults 5: a rank that hears nobody is ended by spawn()") {
   const double start = now();
   const std::string text = run(shared, [&](int rank) {
     if (rank == 1) throw Error("stop");
-    if (rank == 2) while (true) sleep_ms(1000);  // calls no collective
+    if (rank == 2)
+      while (true) sleep_ms(1000);  // calls no collective
     world().barrier();
   });
   CHECK(text == "[rank 1] stop");

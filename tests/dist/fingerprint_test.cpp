@@ -30,7 +30,8 @@ TEST_CASE("fingerprint: crc32c") {
   CHECK(crc32c("123456789", 9) == 0xe3069283);  // the check value of the catalogue
   const std::string zeros(32, '\0');
   CHECK(crc32c(zeros.data(), 32) == 0x8a9136aa);  // RFC 3720, B.4
-  for (size_t cut = 0; cut <= 9; ++cut) CHECK(crc32c("123456789" + cut, 9 - cut, crc32c("123456789", cut)) == 0xe3069283);
+  for (size_t cut = 0; cut <= 9; ++cut)
+    CHECK(crc32c("123456789" + cut, 9 - cut, crc32c("123456789", cut)) == 0xe3069283);
 }
 
 TEST_CASE("fingerprint: every flipped bit of a header is found") {
@@ -52,30 +53,54 @@ TEST_CASE("fingerprint: every flipped bit of a header is found") {
 TEST_CASE("fingerprint: differences are named from both sides") {
   const Header mine = make();
   check_same(mine, make(Collective::all_reduce, 2), "world");
-  const struct { const char* expected; void (*change)(Header&); } rows[] = {
+  const struct {
+    const char* expected;
+    void (*change)(Header&);
+  } rows[] = {
       {"rank 2 calls all_reduce f32 x 9 sum, tag w1", [](Header& h) { h.count = 9; }},
       {"rank 2 calls all_reduce i32 x 8 sum, tag w1", [](Header& h) { h.dtype = uint8_t(i32); }},
       {"rank 2 calls all_reduce f32 x 8 max, tag w1", [](Header& h) { h.op = uint8_t(ReduceOp::max); }},
-      {"rank 2 calls all_reduce f32 x 8 sum, tag b1", [](Header& h) { h.tag = hash_text("b1"); std::memcpy(h.tag_text, "b1", 2); }},
-      {"rank 2 calls broadcast f32 x 8 from rank 1, tag w1", [](Header& h) { h.kind = uint8_t(Collective::broadcast); h.root = 1; }},
-      {"rank 2 calls all_reduce f32 x 8 sum by ring, tag w1", [](Header& h) { h.algorithm = uint8_t(Algorithm::ring); }},
-      {"rank 2 calls barrier", [](Header& h) { h.kind = uint8_t(Collective::barrier); h.tag = 0; std::memset(h.tag_text, 0, sizeof h.tag_text); }},
+      {"rank 2 calls all_reduce f32 x 8 sum, tag b1",
+       [](Header& h) {
+         h.tag = hash_text("b1");
+         std::memcpy(h.tag_text, "b1", 2);
+       }},
+      {"rank 2 calls broadcast f32 x 8 from rank 1, tag w1",
+       [](Header& h) {
+         h.kind = uint8_t(Collective::broadcast);
+         h.root = 1;
+       }},
+      {"rank 2 calls all_reduce f32 x 8 sum by ring, tag w1",
+       [](Header& h) { h.algorithm = uint8_t(Algorithm::ring); }},
+      {"rank 2 calls barrier",
+       [](Header& h) {
+         h.kind = uint8_t(Collective::barrier);
+         h.tag = 0;
+         std::memset(h.tag_text, 0, sizeof h.tag_text);
+       }},
       {"rank 2 calls something unknown", [](Header& h) { h.kind = 200; }},
   };
   for (const auto& row : rows) {
     Header theirs = make(Collective::all_reduce, 2);
     row.change(theirs);
-    CHECK(message([&] { check_same(mine, theirs, "world"); }) == str("[all_reduce] ranks disagree in group world, call 9: rank 0 calls all_reduce f32 x 8 sum, tag w1; ", row.expected));
-    CHECK(contains(message([&] { check_same(theirs, mine, "world"); }), str("call 9: rank 0 calls all_reduce f32 x 8 sum, tag w1; ", row.expected)));
+    CHECK(message([&] { check_same(mine, theirs, "world"); }) ==
+          str("[all_reduce] ranks disagree in group world, call 9: rank 0 calls all_reduce f32 x 8 sum, tag w1; ",
+              row.expected));
+    CHECK(contains(message([&] { check_same(theirs, mine, "world"); }),
+                   str("call 9: rank 0 calls all_reduce f32 x 8 sum, tag w1; ", row.expected)));
   }
   Header theirs = make(Collective::all_reduce, 2);
   theirs.sequence = 10;
-  CHECK(contains(message([&] { check_same(mine, theirs, "dp"); }), "in group dp: rank 0 calls all_reduce f32 x 8 sum, tag w1 as call 9; rank 2 calls all_reduce f32 x 8 sum, tag w1 as call 10"));
+  CHECK(contains(message([&] { check_same(mine, theirs, "dp"); }),
+                 "in group dp: rank 0 calls all_reduce f32 x 8 sum, tag w1 as call 9; rank 2 calls all_reduce f32 x 8 "
+                 "sum, tag w1 as call 10"));
   theirs = make(Collective::all_reduce, 2);
   theirs.payload = 36;
-  CHECK(contains(message([&] { check_same(mine, theirs, "world"); }), "rank 0 expects 32 bytes from rank 2, which sends 36"));
+  CHECK(contains(message([&] { check_same(mine, theirs, "world"); }),
+                 "rank 0 expects 32 bytes from rank 2, which sends 36"));
   theirs.job = 78;
-  CHECK(contains(message([&] { check_same(mine, theirs, "world"); }), "rank 2 answers for another job or group than world"));
+  CHECK(contains(message([&] { check_same(mine, theirs, "world"); }),
+                 "rank 2 answers for another job or group than world"));
 }
 
 TEST_CASE("fingerprint: a send meets a receive") {
@@ -83,9 +108,11 @@ TEST_CASE("fingerprint: a send meets a receive") {
   send.root = 1;
   receive.root = 0;
   check_same(receive, send, "world");
-  CHECK(contains(message([&] { check_same(make(Collective::receive, 1), make(Collective::receive, 0), "world"); }), "ranks disagree"));
+  CHECK(contains(message([&] { check_same(make(Collective::receive, 1), make(Collective::receive, 0), "world"); }),
+                 "ranks disagree"));
   send.count = 9;
-  CHECK(contains(message([&] { check_same(receive, send, "world"); }), "rank 0 calls send f32 x 9 to rank 1, tag w1; rank 1 calls receive f32 x 8 from rank 0, tag w1"));
+  CHECK(contains(message([&] { check_same(receive, send, "world"); }),
+                 "rank 0 calls send f32 x 9 to rank 1, tag w1; rank 1 calls receive f32 x 8 from rank 0, tag w1"));
   // Tags longer than their place differ by their hash.
   Call call;
   call.tag = std::string(100, 'x') + "1";

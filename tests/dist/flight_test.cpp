@@ -20,7 +20,12 @@ struct Folder {
   ~Folder() { std::filesystem::remove_all(path); }
 };
 
-struct Row { const char* group; uint64_t sequence; const char* call; bool ended; };
+struct Row {
+  const char* group;
+  uint64_t sequence;
+  const char* call;
+  bool ended;
+};
 void record(const Folder& folder, int rank, int world, const std::vector<Row>& rows) {
   Flight flight;
   for (const Row& row : rows) {
@@ -47,27 +52,41 @@ TEST_CASE("flight: keeps the last 1,024") {
 TEST_CASE("flight: several threads may record") {
   Flight flight;
   std::vector<std::thread> threads;
-  for (int t = 0; t < 3; ++t) threads.emplace_back([&] { for (int i = 0; i < 500; ++i) flight.finish(flight.start("g", 1, "c", 0), "e"); });
+  for (int t = 0; t < 3; ++t)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 500; ++i) flight.finish(flight.start("g", 1, "c", 0), "e");
+    });
   for (auto& t : threads) t.join();
   CHECK(flight.entries().size() == 1024);
 }
 
 TEST_CASE("flight: says who is late, where") {
-  const struct { const char* expected; std::vector<std::vector<Row>> ranks; } rows[] = {
-      {"rank 2 is late: it is in seq 8 (broadcast f32 x 4 from rank 0); ranks 0, 1, 3 wait in seq 9 (all_reduce f32 x 8, tag w1)\n",
+  const struct {
+    const char* expected;
+    std::vector<std::vector<Row>> ranks;
+  } rows[] = {
+      {"rank 2 is late: it is in seq 8 (broadcast f32 x 4 from rank 0); ranks 0, 1, 3 wait in seq 9 (all_reduce f32 x "
+       "8, tag w1)\n",
        {{{"world", 9, "all_reduce f32 x 8, tag w1", false}},
         {{"world", 8, "broadcast f32 x 4 from rank 0", true}, {"world", 9, "all_reduce f32 x 8, tag w1", false}},
         {{"world", 7, "barrier", true}, {"world", 8, "broadcast f32 x 4 from rank 0", false}},
         {{"world", 9, "all_reduce f32 x 8, tag w1", false}}}},
-      {"rank 1 is late: it left seq 4 (barrier) and is in no collective; rank 0 waits in seq 5 (barrier)\n", {{{"world", 5, "barrier", false}}, {{"world", 4, "barrier", true}}}},
+      {"rank 1 is late: it left seq 4 (barrier) and is in no collective; rank 0 waits in seq 5 (barrier)\n",
+       {{{"world", 5, "barrier", false}}, {{"world", 4, "barrier", true}}}},
       {"ranks disagree in seq 5: ranks 0, 2 call all_reduce f32 x 8; rank 1 calls all_reduce f32 x 9\n",
-       {{{"world", 5, "all_reduce f32 x 8", false}}, {{"world", 5, "all_reduce f32 x 9", false}}, {{"world", 5, "all_reduce f32 x 8", false}}}},
+       {{{"world", 5, "all_reduce f32 x 8", false}},
+        {{"world", 5, "all_reduce f32 x 9", false}},
+        {{"world", 5, "all_reduce f32 x 8", false}}}},
       // Rank 2 is late in dp because rank 1 is late in pp: the cause comes first.
       {"rank 1 is late: it left seq 2 (barrier) and is in no collective; rank 2 waits in seq 3 (barrier) of group pp\n"
-       "rank 2 is late: it left seq 6 (barrier) and is in seq 3 (barrier) of group pp; rank 0 waits in seq 7 (all_reduce f32 x 1) of group dp\n",
-       {{{"dp", 7, "all_reduce f32 x 1", false}}, {{"pp", 2, "barrier", true}}, {{"dp", 6, "barrier", true}, {"pp", 3, "barrier", false}}}},
+       "rank 2 is late: it left seq 6 (barrier) and is in seq 3 (barrier) of group pp; rank 0 waits in seq 7 "
+       "(all_reduce f32 x 1) of group dp\n",
+       {{{"dp", 7, "all_reduce f32 x 1", false}},
+        {{"pp", 2, "barrier", true}},
+        {{"dp", 6, "barrier", true}, {"pp", 3, "barrier", false}}}},
       {"rank 0 waits in receive f32 x 8 from rank 1, tag a\nrank 1 waits in receive f32 x 8 from rank 0, tag b\n",
-       {{{"world", 0, "receive f32 x 8 from rank 1, tag a", false}}, {{"world", 0, "receive f32 x 8 from rank 0, tag b", false}}}},
+       {{{"world", 0, "receive f32 x 8 from rank 1, tag a", false}},
+        {{"world", 0, "receive f32 x 8 from rank 0, tag b", false}}}},
       {"no rank waits for another\n", {{{"world", 5, "barrier", true}}, {{"world", 5, "barrier", true}}, {}}},
   };
   for (const auto& row : rows) {
@@ -89,7 +108,9 @@ TEST_CASE("flight: missing and damaged records") {
   CHECK(contains(explain_flight(folder.path), "seq 6"));
   std::string good;
   std::getline(std::ifstream(folder.path + "/flight-1.json"), good, '\0');
-  for (const std::string& bad : {std::string(), good.substr(0, good.size() / 2), std::string("[]"), std::string("{\"rank\": 0}"), std::string(R"({"rank":-1,"world":1,"why":"","entries":[]})")}) {
+  for (const std::string& bad :
+       {std::string(), good.substr(0, good.size() / 2), std::string("[]"), std::string("{\"rank\": 0}"),
+        std::string(R"({"rank":-1,"world":1,"why":"","entries":[]})")}) {
     std::ofstream(folder.path + "/flight-0.json") << bad;
     CHECK(contains(message([&] { explain_flight(folder.path); }), "expected a flight record in"));
   }

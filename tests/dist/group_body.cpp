@@ -13,15 +13,18 @@ using namespace lockstep::dist;
 
 namespace {
 
-template <class... Args>
-void expect(bool condition, const Args&... what) {
+std::vector<Algorithm> choices() {
+  std::vector<Algorithm> all = all_algorithms();
+  all.insert(all.begin(), Algorithm::automatic);
+  return all;
+}
+
+template <class... Args> void expect(bool condition, const Args&... what) {
   if (!condition) throw std::runtime_error(str(what...));
 }
 
 constexpr DType all_types[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
 constexpr ReduceOp all_ops[] = {ReduceOp::sum, ReduceOp::mean, ReduceOp::product, ReduceOp::min, ReduceOp::max};
-constexpr Algorithm all_algorithms[] = {Algorithm::automatic, Algorithm::ring,         Algorithm::direct, Algorithm::tree,
-                                        Algorithm::halving_doubling, Algorithm::hierarchical, Algorithm::server, Algorithm::one_shot};
 
 // Small whole numbers, so that every order of summation and every dtype gives the same.
 double value(DType dtype, ReduceOp op, int rank, int64_t i) {
@@ -42,16 +45,19 @@ double combine(DType dtype, ReduceOp op, double a, double b) {
 
 thread_local Device where;  // tensors of this rank
 template <class T> Tensor from(std::initializer_list<T> values) { return Tensor::from(values).to(where); }
-template <class T> Tensor from(const std::vector<T>& values, const Shape& shape) { return Tensor::from(values, shape).to(where); }
+template <class T> Tensor from(const std::vector<T>& values, const Shape& shape) {
+  return Tensor::from(values, shape).to(where);
+}
 
-template <class At>
-Tensor make(DType dtype, int64_t begin, int64_t end, At at) {
+template <class At> Tensor make(DType dtype, int64_t begin, int64_t end, At at) {
   std::vector<double> values;
   values.reserve(size_t(end - begin));
   for (int64_t i = begin; i < end; ++i) values.push_back(at(i));
   return from(values, {end - begin}).to(dtype);
 }
-Tensor given(DType dtype, ReduceOp op, int rank, int64_t n) { return make(dtype, 0, n, [&](int64_t i) { return value(dtype, op, rank, i); }); }
+Tensor given(DType dtype, ReduceOp op, int rank, int64_t n) {
+  return make(dtype, 0, n, [&](int64_t i) { return value(dtype, op, rank, i); });
+}
 
 Tensor reduced(DType dtype, ReduceOp op, int ranks, int64_t n) {
   return make(dtype, 0, n, [&](int64_t i) {
@@ -70,10 +76,13 @@ void expect_equal(const Tensor& got, const Tensor& expected, const std::string& 
 
 class Body {
  public:
-  Body(ProcessGroup& group, const GroupBody& options) : g(group), options(options), n(group.size()), rank(group.rank()) { where = options.device; }
+  Body(ProcessGroup& group, const GroupBody& options)
+      : g(group), options(options), n(group.size()), rank(group.rank()) {
+    where = options.device;
+  }
 
   void run() {
-    for (const Algorithm algorithm : all_algorithms) {
+    for (const Algorithm algorithm : choices()) {
       if (!options.schedules && algorithm != Algorithm::automatic && algorithm != options.exact) continue;
       for (const DType dtype : all_types) {
         // Every dtype and operation with the default algorithm in small worlds; elsewhere those whose code differs.
@@ -102,7 +111,9 @@ class Body {
     movements(algorithm, dtype, count);
   }
 
-  bool has(Algorithm algorithm, Collective collective) const { return algorithm == Algorithm::automatic || has_schedule(algorithm, collective); }
+  bool has(Algorithm algorithm, Collective collective) const {
+    return algorithm == Algorithm::automatic || has_schedule(algorithm, collective);
+  }
 
   std::string text(Collective c, Algorithm a, DType dtype, int64_t count, const char* place) const {
     return str("rank ", rank, " of ", n, ": ", name_of(c), " by ", name_of(a), ", ", dtype, " x ", count, ", ", place);
@@ -114,7 +125,9 @@ class Body {
     Tensor& sum = sums_[{dtype, op, count}];  // the same for every algorithm
     if (!sum.defined()) sum = reduced(dtype, op, n, count);
     const Range own = shard_range(count, n, rank);
-    const auto what = [&](Collective c, const char* place) { return text(c, a, dtype, count, place) + ", " + name_of(op); };
+    const auto what = [&](Collective c, const char* place) {
+      return text(c, a, dtype, count, place) + ", " + name_of(op);
+    };
     if (has(a, Collective::all_reduce)) {
       const Tensor inside = input.clone(), outside = input.clone().zero_();
       g.all_reduce(inside, o);
@@ -129,7 +142,8 @@ class Body {
       expect_equal(part, sum.narrow(0, own.begin, own.size()), what(Collective::reduce_scatter, "out of place"));
       expect_equal(input, untouched, what(Collective::reduce_scatter, "its input"));
       g.reduce_scatter(whole.narrow(0, own.begin, own.size()), whole, o);
-      expect_equal(whole.narrow(0, own.begin, own.size()), sum.narrow(0, own.begin, own.size()), what(Collective::reduce_scatter, "in place"));
+      expect_equal(whole.narrow(0, own.begin, own.size()), sum.narrow(0, own.begin, own.size()),
+                   what(Collective::reduce_scatter, "in place"));
     }
     if (has(a, Collective::reduce)) {
       const int root = int(count % n);
@@ -183,7 +197,9 @@ class Body {
     }
     if (has(a, Collective::all_to_all)) {
       const int64_t block = count / n, all = block * n;
-      const auto cell = [&](int from, int to) { return [&, from, to](int64_t i) { return value(dtype, ReduceOp::sum, from * n + to, i); }; };
+      const auto cell = [&](int from, int to) {
+        return [&, from, to](int64_t i) { return value(dtype, ReduceOp::sum, from * n + to, i); };
+      };
       const Tensor input = make(dtype, 0, all, [&](int64_t i) { return cell(rank, int(i / block))(i % block); });
       const Tensor expected = make(dtype, 0, all, [&](int64_t i) { return cell(int(i / block), rank)(i % block); });
       const Tensor output = input.clone().zero_(), copy = input.clone();
@@ -203,13 +219,16 @@ class Body {
       }
       const auto element = [&](int from, int to, int64_t i) { return value(dtype, ReduceOp::sum, from * n + to, i); };
       const auto rows = [&](const std::vector<int64_t>& each, int64_t total, bool sent) {
-        return make(dtype, 0, 2 * total, [&](int64_t i) {
-          int r = 0;
-          for (; i >= 2 * each[size_t(r)]; ++r) i -= 2 * each[size_t(r)];
-          return sent ? element(rank, r, i) : element(r, rank, i);
-        }).view({total, 2});
+        return make(dtype, 0, 2 * total,
+                    [&](int64_t i) {
+                      int r = 0;
+                      for (; i >= 2 * each[size_t(r)]; ++r) i -= 2 * each[size_t(r)];
+                      return sent ? element(rank, r, i) : element(r, rank, i);
+                    })
+            .view({total, 2});
       };
-      const Tensor some = rows(to_each, given, true), expected_rows = rows(from_each, taken, false), got = expected_rows.clone().zero_();
+      const Tensor some = rows(to_each, given, true), expected_rows = rows(from_each, taken, false),
+                   got = expected_rows.clone().zero_();
       Work work = g.all_to_all(got, from_each, some, to_each, {.tag = "uneven", .async = o.async});
       work.wait();
       expect_equal(got, expected_rows, what(Collective::all_to_all, "uneven"));
@@ -243,10 +262,12 @@ class Body {
     const int next = (rank + 1) % n, before = (rank + n - 1) % n;
     for (const int64_t count : {0, 1, 1000, 400009}) {  // the last one is larger than a ring between ranks
       for (const bool send_first : {true, false}) {
-        const Tensor out = make(i32, 0, count, [&](int64_t i) { return double(rank * 10 + i % 7); }), in = make(i32, 0, count, [](int64_t) { return -1; });
+        const Tensor out = make(i32, 0, count, [&](int64_t i) { return double(rank * 10 + i % 7); }),
+                     in = make(i32, 0, count, [](int64_t) { return -1; });
         PointToPoint a{true, out, next, "ring"}, b{false, in, before, "ring"};
         g.exchange(send_first ? std::vector{a, b} : std::vector{b, a}).wait();
-        expect_equal(in, make(i32, 0, count, [&](int64_t i) { return double(before * 10 + i % 7); }), str("exchange of ", count));
+        expect_equal(in, make(i32, 0, count, [&](int64_t i) { return double(before * 10 + i % 7); }),
+                     str("exchange of ", count));
       }
     }
     // A chain: each rank adds one and passes it on.
@@ -296,7 +317,7 @@ class Body {
     const int64_t count = 5040;  // divides by 1 to 10
     const std::vector<int> places = hosts();
     const Tensor data = given(f32, ReduceOp::sum, rank, count);
-    for (const Algorithm a : all_algorithms) {
+    for (const Algorithm a : choices()) {
       if (a == Algorithm::automatic) continue;
       if (!has_schedule(a, Collective::all_reduce)) continue;
       const Request request{.collective = Collective::all_reduce, .ranks = n, .hosts = places};
@@ -313,13 +334,16 @@ class Body {
       const Traffic before = g.traffic();
       g.all_reduce(data, {.algorithm = a});
       const Traffic& after = g.traffic();
-      expect(after.sent - before.sent == sent && after.received - before.received == received, name_of(a), " sent ", after.sent - before.sent, " and received ",
-             after.received - before.received, " bytes, its schedule says ", sent, " and ", received);
-      expect(after.messages - before.messages == messages, name_of(a), " sent ", after.messages - before.messages, " messages, its schedule says ", messages);
+      expect(after.sent - before.sent == sent && after.received - before.received == received, name_of(a), " sent ",
+             after.sent - before.sent, " and received ", after.received - before.received, " bytes, its schedule says ",
+             sent, " and ", received);
+      expect(after.messages - before.messages == messages, name_of(a), " sent ", after.messages - before.messages,
+             " messages, its schedule says ", messages);
       expect(after.collectives == before.collectives + 1, "one collective");
       if (a == Algorithm::direct || a == Algorithm::ring) {
         const int64_t formula = 2 * (n - 1) * count * 4 / n;
-        expect(sent == formula && received == formula, name_of(a), " moves ", sent, " bytes, the formula says ", formula);
+        expect(sent == formula && received == formula, name_of(a), " moves ", sent, " bytes, the formula says ",
+               formula);
       }
     }
     const Traffic before = g.traffic();
@@ -333,7 +357,9 @@ class Body {
     const auto evens = g.new_group(even, "even");
     expect((evens != nullptr) == (rank % 2 == 0), "members of a group");
     if (evens) {
-      expect(evens->size() == int(even.size()) && evens->rank() == rank / 2 && evens->name() == "even" && evens->world_rank(evens->rank()) == g.world_rank(rank), "places in a group");
+      expect(evens->size() == int(even.size()) && evens->rank() == rank / 2 && evens->name() == "even" &&
+                 evens->world_rank(evens->rank()) == g.world_rank(rank),
+             "places in a group");
       const Tensor data = from({float(rank)});
       evens->all_reduce(data);
       float sum = 0;
@@ -346,7 +372,9 @@ class Body {
     // Halves, in reversed order of ranks.
     const auto half = g.split(rank < n / 2 ? 0 : 1, -rank, "half");
     const int size = rank < n / 2 ? n / 2 : n - n / 2, last = rank < n / 2 ? n / 2 - 1 : n - 1;
-    expect(half && half->size() == size && half->rank() == last - rank && half->name() == (rank < n / 2 ? "half.0" : "half.1"), "split");
+    expect(half && half->size() == size && half->rank() == last - rank &&
+               half->name() == (rank < n / 2 ? "half.0" : "half.1"),
+           "split");
     const Tensor root = from({float(rank)});
     half->broadcast(root, 0);
     expect(root.item() == last, "broadcast in a half");
@@ -359,10 +387,18 @@ class Body {
     expect(a.item() == n && b.item() == size, "two groups at once");
     std::vector<std::pair<std::string, int>> axes{{"pp", n % 2 == 0 ? 2 : 1}, {"dp", n % 2 == 0 ? n / 2 : n}};
     const Mesh mesh(g, axes);
-    expect(mesh.coordinate("pp") == rank / axes[1].second && mesh.coordinate("dp") == rank % axes[1].second && mesh.size("dp") == axes[1].second, "coordinates in a mesh");
-    expect(mesh.group("dp").size() == axes[1].second && mesh.group("dp").rank() == mesh.coordinate("dp") && mesh.group("pp").rank() == mesh.coordinate("pp"), "groups of a mesh");
+    expect(mesh.coordinate("pp") == rank / axes[1].second && mesh.coordinate("dp") == rank % axes[1].second &&
+               mesh.size("dp") == axes[1].second,
+           "coordinates in a mesh");
+    expect(mesh.group("dp").size() == axes[1].second && mesh.group("dp").rank() == mesh.coordinate("dp") &&
+               mesh.group("pp").rank() == mesh.coordinate("pp"),
+           "groups of a mesh");
     expect(contains(message([&] { mesh.group("tp"); }), "expected one of the axes pp, dp"), "unknown axis");
-    expect(contains(message([&] { Mesh(g, {{"dp", n + 1}}); }), "expected axes whose sizes multiply to"), "axes that do not fit");
+    expect(contains(message([&] {
+                      Mesh(g, {{"dp", n + 1}});
+                    }),
+                    "expected axes whose sizes multiply to"),
+           "axes that do not fit");
   }
 
   // Wrong calls are told before anything moves, and the group goes on.
@@ -372,13 +408,18 @@ class Body {
       const std::string got = message(call);
       expect(contains(got, part), "expected \"", part, "\", got \"", got, "\"");
     };
-    refused("[all_reduce] expected input to be contiguous, got shape (3, 2) with strides", [&] { g.all_reduce(x.view({2, 3}).t().contiguous(), x.view({2, 3}).t(), {}); });
+    refused("[all_reduce] expected input to be contiguous, got shape (3, 2) with strides", [&] {
+      g.all_reduce(x.view({2, 3}).t().contiguous(), x.view({2, 3}).t(), {});
+    });
     refused("[all_reduce] expected a tensor as output, got an undefined one", [&] { g.all_reduce(Tensor()); });
-    refused("[all_reduce] expected output and input of one shape, got (6) and (5)", [&] { g.all_reduce(x, x.narrow(0, 0, 5).clone(), {}); });
+    refused("[all_reduce] expected output and input of one shape, got (6) and (5)",
+            [&] { g.all_reduce(x, x.narrow(0, 0, 5).clone(), {}); });
     refused("[all_reduce] expected output and input of one dtype, got f32 and f64", [&] { g.all_reduce(x, y, {}); });
-    refused("[all_reduce] expected tensors that are apart in memory", [&] { g.all_reduce(x.narrow(0, 0, 4), x.narrow(0, 1, 4), {}); });
+    refused("[all_reduce] expected tensors that are apart in memory",
+            [&] { g.all_reduce(x.narrow(0, 0, 4), x.narrow(0, 1, 4), {}); });
     refused("got mean", [&] { g.all_reduce(from({true}), {.op = ReduceOp::mean}); });
-    refused(n == 1 ? "[broadcast] expected a root from 0 to 0" : "[broadcast] expected a root from 0 to", [&] { g.broadcast(x, n); });
+    refused(n == 1 ? "[broadcast] expected a root from 0 to 0" : "[broadcast] expected a root from 0 to",
+            [&] { g.broadcast(x, n); });
     refused("[reduce] expected a root from 0 to", [&] { g.reduce(x, -1); });
     refused("[all_gather] expected a part of", [&] { g.all_gather(x, from(std::vector<float>(7), {7})); });
     refused("[reduce_scatter] expected output and input of one dtype", [&] { g.reduce_scatter(y, x); });
@@ -388,11 +429,20 @@ class Body {
     refused("[new_group] expected at least one rank", [&] { g.new_group({}, "empty"); });
     refused("[new_group] expected ranks from 0 to", [&] { g.new_group({n}, "outside"); });
     const std::vector<int64_t> none(size_t(n), 0);
-    refused("[all_to_all] expected parts of input that add up to its 3 rows, got 0", [&] { g.all_to_all(from(std::vector<float>{}, {0}), none, from(std::vector<float>(3), {3}), none); });
-    refused("numbers", [&] { g.all_to_all(from(std::vector<float>{}, {0}), {}, from(std::vector<float>{}, {0}), none); });
-    if (n > 1) refused("[all_to_all] expected a number of elements that divides by", [&] { const Tensor t = from(std::vector<float>(size_t(n + 1)), {n + 1}); g.all_to_all(t, t); });
+    refused("[all_to_all] expected parts of input that add up to its 3 rows, got 0",
+            [&] { g.all_to_all(from(std::vector<float>{}, {0}), none, from(std::vector<float>(3), {3}), none); });
+    refused("numbers",
+            [&] { g.all_to_all(from(std::vector<float>{}, {0}), {}, from(std::vector<float>{}, {0}), none); });
+    if (n > 1)
+      refused("[all_to_all] expected a number of elements that divides by", [&] {
+        const Tensor t = from(std::vector<float>(size_t(n + 1)), {n + 1});
+        g.all_to_all(t, t);
+      });
     if (options.schedules && !has_schedule(Algorithm::halving_doubling, Collective::gather))
-      refused("[gather] expected an algorithm that has a schedule", [&] { g.gather(x, x.narrow(0, 0, shard_range(6, n, rank).size()).clone(), rank, {.algorithm = Algorithm::halving_doubling}); });
+      refused("[gather] expected an algorithm that has a schedule", [&] {
+        g.gather(x, x.narrow(0, 0, shard_range(6, n, rank).size()).clone(), rank,
+                 {.algorithm = Algorithm::halving_doubling});
+      });
   }
 
   ProcessGroup& g;

@@ -6,7 +6,8 @@
 
 struct GroupBody {
   bool schedules = true;  ///< the group runs our schedules: every algorithm, and traffic counted to the byte
-  lockstep::dist::Algorithm exact = lockstep::dist::Algorithm::automatic;  ///< without: the one other algorithm that it has
+  lockstep::dist::Algorithm exact =
+      lockstep::dist::Algorithm::automatic;  ///< without: the one other algorithm that it has
   lockstep::Device device = lockstep::default_device();
 };
 

@@ -1,4 +1,5 @@
-// Tensors in memory that ranks share: segments and who maps them; collectives on them give the bits that they give on others.
+// Tensors in memory that ranks share: segments and who maps them; collectives on them give the bits that they give on
+// others.
 #include "dist/in_place.h"
 
 #include <doctest/doctest.h>
@@ -7,10 +8,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "dist/job.h"
@@ -26,9 +30,12 @@ namespace {
 
 using Kind = SpawnOptions::Kind;
 constexpr DType all_dtypes[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
-constexpr dist::ReduceOp all_ops[] = {dist::ReduceOp::sum, dist::ReduceOp::mean, dist::ReduceOp::product, dist::ReduceOp::min, dist::ReduceOp::max};
+constexpr dist::ReduceOp all_ops[] = {dist::ReduceOp::sum, dist::ReduceOp::mean, dist::ReduceOp::product,
+                                      dist::ReduceOp::min, dist::ReduceOp::max};
 
-std::span<std::byte> bytes_of(const Tensor& t) { return {static_cast<std::byte*>(t.raw_data()), size_t(t.numel() * size_of(t.dtype()))}; }
+std::span<std::byte> bytes_of(const Tensor& t) {
+  return {static_cast<std::byte*>(t.raw_data()), size_t(t.numel() * size_of(t.dtype()))};
+}
 
 int64_t blocks_of(int fd) {
   struct stat status {};
@@ -46,7 +53,8 @@ size_t mappings() {  // of segments, in this process
 Tensor random_bits(DType dtype, int64_t n, uint32_t seed) {
   const Tensor t = empty({n}, {.dtype = dtype});
   std::mt19937 random(seed);
-  for (std::byte& b : bytes_of(t)) b = std::byte(dtype == boolean ? random() & 1 : random() % 5 == 0 ? 0xff * (random() & 1) : random());
+  for (std::byte& b : bytes_of(t))
+    b = std::byte(dtype == boolean ? random() & 1 : random() % 5 == 0 ? 0xff * (random() & 1) : random());
   return t;
 }
 
@@ -58,12 +66,14 @@ Tensor home(ProcessGroup& g, const Tensor& t, bool shared, int64_t shift = 3) {
   return copy;
 }
 
-bool same_bits(const Tensor& a, const Tensor& b) { return a.numel() == b.numel() && (a.numel() == 0 || std::memcmp(a.raw_data(), b.raw_data(), bytes_of(a).size()) == 0); }
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.numel() == b.numel() && (a.numel() == 0 || std::memcmp(a.raw_data(), b.raw_data(), bytes_of(a).size()) == 0);
+}
 
 void expect(bool condition, const std::string& what) { LOCKSTEP_CHECK(condition, what); }
 
 /// The four collectives once on ordinary tensors and once on shared ones.
-void compare(ProcessGroup& g, DType dtype, dist::ReduceOp op, int64_t count) {
+void compare(ProcessGroup& g, DType dtype, dist::ReduceOp op, int64_t count, Algorithm algorithm = Algorithm::direct) {
   const int n = g.size(), rank = g.rank();
   const std::string what = str("rank ", rank, " of ", n, ": ", dtype, " x ", count, " ", name_of(op));
   const Tensor given = random_bits(dtype, count, uint32_t(count * 100 + rank));
@@ -71,7 +81,8 @@ void compare(ProcessGroup& g, DType dtype, dist::ReduceOp op, int64_t count) {
   Tensor results[2][7];
   for (const bool shared : {false, true}) {
     Tensor* result = results[shared];
-    const CollectiveOptions o{.op = op, .algorithm = Algorithm::direct};
+    // Over messages always `direct`: the reference.
+    const CollectiveOptions o{.op = op, .algorithm = shared ? algorithm : Algorithm::direct};
     const int64_t before = g.traffic().in_place;
     result[0] = home(g, given, shared);
     g.all_reduce(result[0], o);
@@ -91,16 +102,26 @@ void compare(ProcessGroup& g, DType dtype, dist::ReduceOp op, int64_t count) {
     g.broadcast(result[6], n - 1);
     expect(g.traffic().in_place - before == (shared && n > 1 && count > 0 ? 7 : 0), what + ": done in place, or not");
   }
-  const char* names[] = {"all_reduce", "all_reduce out of place", "reduce_scatter", "reduce_scatter in place", "all_gather", "broadcast from rank 0", "broadcast from the last rank"};
-  for (size_t i = 0; i < std::size(names); ++i) expect(same_bits(results[0][i], results[1][i]), what + ": " + names[i] + " has other bits");
+  const char* names[] = {"all_reduce",
+                         "all_reduce out of place",
+                         "reduce_scatter",
+                         "reduce_scatter in place",
+                         "all_gather",
+                         "broadcast from rank 0",
+                         "broadcast from the last rank"};
+  for (size_t i = 0; i < std::size(names); ++i)
+    expect(same_bits(results[0][i], results[1][i]), what + ": " + names[i] + " has other bits");
 }
 
 void compare_all(ProcessGroup& g) {
-  for (const DType dtype : all_dtypes) for (const dist::ReduceOp op : all_ops) {
-    if (dtype == boolean && op == dist::ReduceOp::mean) continue;
-    for (const int64_t count : {0, 1, 2, 13, 1009}) compare(g, dtype, op, count);
-  }
-  for (const DType dtype : {f32, bf16, i8}) compare(g, dtype, dist::ReduceOp::mean, 50021);  // more than a block of each rank's
+  for (const DType dtype : all_dtypes)
+    for (const dist::ReduceOp op : all_ops) {
+      if (dtype == boolean && op == dist::ReduceOp::mean) continue;
+      for (const int64_t count : {0, 1, 2, 13, 1009}) compare(g, dtype, op, count);
+    }
+  for (const int64_t count : {1, 13, 1009}) compare(g, bf16, dist::ReduceOp::mean, count, Algorithm::in_place);
+  for (const DType dtype : {f32, bf16, i8})
+    compare(g, dtype, dist::ReduceOp::mean, 50021);  // more than a block of each rank's
   g.barrier();
 }
 
@@ -124,9 +145,11 @@ TEST_CASE("segments: where bytes lie, and who has them") {
   CHECK(placement_of(bytes_of(other)).serial != whole.serial);
   CHECK(shared_tensor({0, 4}, f64).shape() == Shape{0, 4});
   CHECK(shared_tensor({}, f64).numel() == 1);
-  CHECK(contains(message([] { shared_tensor({int64_t(1) << 62}, f32); }), "[shared_empty] expected fewer than 2^62 bytes"));
+  CHECK(contains(message([] { shared_tensor({int64_t(1) << 62}, f32); }),
+                 "[shared_empty] expected fewer than 2^62 bytes"));
   CHECK(contains(message([] { shared_tensor({-1}, f32); }), "shared_empty"));
-  CHECK(contains(message([] { shared_tensor({int64_t(1) << 58}, u8); }), "[shared_empty] expected 288230376151711744 bytes of memory to share with other ranks, got: "));
+  CHECK(contains(message([] { shared_tensor({int64_t(1) << 58}, u8); }),
+                 "[shared_empty] expected 288230376151711744 bytes of memory to share with other ranks, got: "));
 }
 
 TEST_CASE("segments: a peer sees the same bytes, and lets go of what its owner has given back") {
@@ -145,12 +168,15 @@ TEST_CASE("segments: a peer sees the same bytes, and lets go of what its owner h
     peer.reach(placement_of(bytes_of(u)), 4);
     CHECK(peer.size() == 2);
     CHECK(mappings() == before + 4);
-    CHECK(contains(message([&] { peer.reach(at, 400000); }), "[transport] expected 400000 bytes at offset 40 of a tensor of rank 4, which has 400000"));
+    CHECK(contains(message([&] { peer.reach(at, 400000); }),
+                   "[transport] expected 400000 bytes at offset 40 of a tensor of rank 4, which has 400000"));
     Placement wrong = at;
     wrong.serial ^= 1;
-    CHECK(contains(message([&] { peer.reach(wrong, 4); }), "got another file: that rank has let go of a tensor that is in use"));
+    CHECK(contains(message([&] { peer.reach(wrong, 4); }),
+                   "got another file: that rank has let go of a tensor that is in use"));
     wrong.fd = 1 << 20;
-    CHECK(contains(message([&] { peer.reach(wrong, 4); }), "[transport] expected to share a tensor's memory with rank 4 through /proc/"));
+    CHECK(contains(message([&] { peer.reach(wrong, 4); }),
+                   "[transport] expected to share a tensor's memory with rank 4 through /proc/"));
   }
   const Tensor v = shared_tensor({1}, f32);
   peer.reach(placement_of(bytes_of(v)), 4);
@@ -199,6 +225,36 @@ TEST_CASE("in place: the same bits as on ordinary tensors, every dtype, worlds o
   CHECK(mappings() == 0);
 }
 
+TEST_CASE("in place: ranks share the schedule out so that none waits for another") {
+  for (const Collective c :
+       {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather, Collective::broadcast}) {
+    for (int n = 1; n <= 33; ++n) {
+      const Request request{c, n, has_root(c) ? n / 2 : 0, is_reduction(c), {}};
+      CAPTURE(name_of(c));
+      CAPTURE(n);
+      struct Use {
+        std::set<int> readers, writers;  // ranks that do the work
+      };
+      std::map<std::array<int, 3>, Use> places;
+      size_t transfers = 0;
+      for (int rank = 0; rank < n; ++rank) {
+        const Share share = share_in_place(request, rank);
+        transfers += share.transfers.size();
+        for (const Transfer& t : share.transfers) {
+          places[{t.from, t.source.chunk, t.source.slot}].readers.insert(rank);
+          places[{t.to, t.target.chunk, t.target.slot}].writers.insert(rank);
+        }
+      }
+      CHECK(transfers == make_schedule(Algorithm::in_place, request).size());
+      for (auto& [place, use] : places) {
+        if (use.writers.empty()) continue;
+        use.readers.merge(use.writers);
+        CHECK(use.readers.size() == 1);
+      }
+    }
+  }
+}
+
 TEST_CASE("in place: groups of some ranks, asynchronous calls, tensors that come and go") {
   const auto body = [](int) {
     ProcessGroup& g = world();
@@ -207,7 +263,8 @@ TEST_CASE("in place: groups of some ranks, asynchronous calls, tensors that come
       const Tensor a = g.shared_empty({1000 + round}), b = pairs->shared_empty({500});
       a.fill_(g.rank() + 1);
       b.fill_(g.rank() + 1);
-      Work x = g.all_reduce(a, {.algorithm = Algorithm::direct, .async = true}), y = pairs->all_reduce(b, {.op = dist::ReduceOp::max, .algorithm = Algorithm::direct, .async = true});
+      Work x = g.all_reduce(a, {.algorithm = Algorithm::direct, .async = true}),
+           y = pairs->all_reduce(b, {.op = dist::ReduceOp::max, .algorithm = Algorithm::direct, .async = true});
       x.wait();
       y.wait();
       expect(a.data<float>()[999 + round] == 10, "sum over 1 to 4");
@@ -221,57 +278,78 @@ TEST_CASE("in place: groups of some ranks, asynchronous calls, tensors that come
 }
 
 TEST_CASE("in place: only when every rank's tensor is there, no checksum is asked for, and memory can be shared") {
-  struct Row { const char* what; std::function<Tensor(ProcessGroup&)> make; Algorithm algorithm; std::string transport; };
+  struct Row {
+    const char* what;
+    std::function<Tensor(ProcessGroup&)> make;
+    Algorithm algorithm;
+    std::string transport;
+  };
   const Row rows[] = {
-      {"one rank has an ordinary tensor", [](auto& g) { return g.rank() == 1 ? zeros({999}) : g.shared_empty({999}); }, Algorithm::direct, "shm"},
-      {"one rank has a shared tensor", [](auto& g) { return g.rank() == 1 ? g.shared_empty({999}) : zeros({999}); }, Algorithm::direct, "shm"},
+      {"one rank has an ordinary tensor", [](auto& g) { return g.rank() == 1 ? zeros({999}) : g.shared_empty({999}); },
+       Algorithm::direct, "shm"},
+      {"one rank has a shared tensor", [](auto& g) { return g.rank() == 1 ? g.shared_empty({999}) : zeros({999}); },
+       Algorithm::direct, "shm"},
       {"another algorithm", [](auto& g) { return g.shared_empty({999}); }, Algorithm::ring, "shm"},
       {"sockets", [](auto& g) { return g.shared_empty({999}); }, Algorithm::direct, "tcp"},
       {"sockets, but shared tensors", [](auto&) { return shared_tensor({999}, f32); }, Algorithm::direct, "tcp"},
   };
   for (const Row& row : rows) {
     CAPTURE(row.what);
-    CHECK(outcome(3, [&](int rank) {
-      const Tensor t = row.make(world());
-      for (int i = 0; i < 3; ++i) {
-        t.fill_(rank + 1);
-        world().all_reduce(t, {.algorithm = row.algorithm});
-        expect(t.data<float>()[998] == 6, "sum over 1 to 3");
-      }
-      expect(world().traffic().in_place == 0, "not in place");
-      world().barrier();
-    }, {.kind = Kind::processes, .transport = row.transport}) == "(no error)");
+    CHECK(outcome(3,
+                  [&](int rank) {
+                    const Tensor t = row.make(world());
+                    for (int i = 0; i < 3; ++i) {
+                      t.fill_(rank + 1);
+                      world().all_reduce(t, {.algorithm = row.algorithm});
+                      expect(t.data<float>()[998] == 6, "sum over 1 to 3");
+                    }
+                    expect(world().traffic().in_place == 0, "not in place");
+                    world().barrier();
+                  },
+                  {.kind = Kind::processes, .transport = row.transport}) == "(no error)");
   }
   setenv("LOCKSTEP_COMM_CHECKSUM", "1", 1);
-  CHECK(outcome(2, [&](int) {
-    const Tensor t = world().shared_empty({99}).fill_(1);
-    world().all_reduce(t);
-    expect(t.data<float>()[98] == 2 && world().traffic().in_place == 0, "through the fifos, with a checksum");
-    world().barrier();
-  }, {.kind = Kind::processes, .transport = "shm"}) == "(no error)");
+  CHECK(outcome(2,
+                [&](int) {
+                  const Tensor t = world().shared_empty({99}).fill_(1);
+                  world().all_reduce(t);
+                  expect(t.data<float>()[98] == 2 && world().traffic().in_place == 0,
+                         "through the fifos, with a checksum");
+                  world().barrier();
+                },
+                {.kind = Kind::processes, .transport = "shm"}) == "(no error)");
   unsetenv("LOCKSTEP_COMM_CHECKSUM");
 }
 
 TEST_CASE("in place: ranks that disagree are told before anything is touched") {
   for (const bool other_size : {true, false}) {
     CAPTURE(other_size);
-    const std::string text = outcome(3, [&](int rank) {
-      const Tensor t = world().shared_empty({rank == 2 && other_size ? 50001 : 50000}).fill_(rank + 1);
-      const std::string told = message([&] { world().all_reduce(t, {.tag = rank == 2 && !other_size ? "b" : "a"}); });
-      const auto values = t.to_vector<float>();
-      expect(std::all_of(values.begin(), values.end(), [&](float x) { return x == float(rank + 1); }), "untouched");
-      fail(told);
-    }, {.kind = Kind::processes, .transport = "shm"});
-    CHECK_MESSAGE(contains(text, other_size ? "rank 2 calls all_reduce f32 x 50001 sum, tag a" : "rank 2 calls all_reduce f32 x 50000 sum, tag b"), text);
+    const std::string text = outcome(
+        3,
+        [&](int rank) {
+          const Tensor t = world().shared_empty({rank == 2 && other_size ? 50001 : 50000}).fill_(rank + 1);
+          const std::string told =
+              message([&] { world().all_reduce(t, {.tag = rank == 2 && !other_size ? "b" : "a"}); });
+          const auto values = t.to_vector<float>();
+          expect(std::all_of(values.begin(), values.end(), [&](float x) { return x == float(rank + 1); }), "untouched");
+          fail(told);
+        },
+        {.kind = Kind::processes, .transport = "shm"});
+    CHECK_MESSAGE(contains(text, other_size ? "rank 2 calls all_reduce f32 x 50001 sum, tag a"
+                                            : "rank 2 calls all_reduce f32 x 50000 sum, tag b"),
+                  text);
   }
 }
 
 TEST_CASE("in place: a rank that does not come is named") {
-  const std::string text = outcome(3, [&](int rank) {
-    const Tensor t = world().shared_empty({50000}).fill_(1);
-    world().barrier();
-    if (rank == 2) std::this_thread::sleep_for(std::chrono::seconds(2));
-    world().all_reduce(t);
-  }, {.kind = Kind::processes, .transport = "shm", .timeout = Seconds(0.5), .heartbeat = Seconds(0.2)});
+  const std::string text =
+      outcome(3,
+              [&](int rank) {
+                const Tensor t = world().shared_empty({50000}).fill_(1);
+                world().barrier();
+                if (rank == 2) std::this_thread::sleep_for(std::chrono::seconds(2));
+                world().all_reduce(t);
+              },
+              {.kind = Kind::processes, .transport = "shm", .timeout = Seconds(0.5), .heartbeat = Seconds(0.2)});
   CHECK_MESSAGE(contains(text, "this rank waits to hear from rank 2"), text);
 }

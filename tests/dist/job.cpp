@@ -59,9 +59,7 @@ std::map<int, std::string> Job::run(const std::vector<int>& ranks, const std::fu
       try {
         const auto control = Control::join(place);
         body(*control);
-      } catch (const std::exception& error) {
-        text = error.what();
-      }
+      } catch (const std::exception& error) { text = error.what(); }
       const std::lock_guard lock(mutex);
       said[rank] = text;
     });
@@ -71,7 +69,8 @@ std::map<int, std::string> Job::run(const std::vector<int>& ranks, const std::fu
 }
 
 void until_failed(Control& control) {
-  for (const double end = now_seconds() + 20; now_seconds() < end; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+  for (const double end = now_seconds() + 20; now_seconds() < end;
+       std::this_thread::sleep_for(std::chrono::milliseconds(1)))
     if (control.failed()) control.raise();
   throw Error("no failure within 20 s");
 }
@@ -88,10 +87,19 @@ double slack() {
 Child::Child(const std::string& script, const Rendezvous& place, int descriptors) {
   int ends[2];
   REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
-  std::map<std::string, std::string> extra{{"LOCKSTEP_TEST_CHILD", script}, {"LOCKSTEP_TEST_DESCRIPTORS", std::to_string(descriptors)}, {"RANK", std::to_string(place.rank)},
-      {"WORLD_SIZE", std::to_string(place.world_size)}, {"LOCAL_RANK", std::to_string(place.rank)}, {"LOCAL_WORLD_SIZE", std::to_string(place.world_size)},
-      {"MASTER_ADDR", place.address}, {"MASTER_PORT", std::to_string(place.port)}, {"LOCKSTEP_TOKEN", place.token}, {"LOCKSTEP_JOB", place.job},
-      {"LOCKSTEP_TIMEOUT", str(place.timeout.count())}, {"LOCKSTEP_HEARTBEAT", str(place.heartbeat.count())}, {"LOCKSTEP_TEST_LISTENER", place.listener >= 0 ? "9" : "-1"}};
+  std::map<std::string, std::string> extra{{"LOCKSTEP_TEST_CHILD", script},
+                                           {"LOCKSTEP_TEST_DESCRIPTORS", std::to_string(descriptors)},
+                                           {"RANK", std::to_string(place.rank)},
+                                           {"WORLD_SIZE", std::to_string(place.world_size)},
+                                           {"LOCAL_RANK", std::to_string(place.rank)},
+                                           {"LOCAL_WORLD_SIZE", std::to_string(place.world_size)},
+                                           {"MASTER_ADDR", place.address},
+                                           {"MASTER_PORT", std::to_string(place.port)},
+                                           {"LOCKSTEP_TOKEN", place.token},
+                                           {"LOCKSTEP_JOB", place.job},
+                                           {"LOCKSTEP_TIMEOUT", str(place.timeout.count())},
+                                           {"LOCKSTEP_HEARTBEAT", str(place.heartbeat.count())},
+                                           {"LOCKSTEP_TEST_LISTENER", place.listener >= 0 ? "9" : "-1"}};
   std::vector<std::string> texts;
   for (char** entry = environ; *entry; ++entry)
     if (!extra.contains(std::string(*entry).substr(0, std::string(*entry).find('=')))) texts.emplace_back(*entry);
@@ -99,7 +107,8 @@ Child::Child(const std::string& script, const Rendezvous& place, int descriptors
   std::vector<char*> environment;
   for (std::string& text : texts) environment.push_back(text.data());
   environment.push_back(nullptr);
-  std::string program = "/proc/self/exe", which = "--test-case=child of a test", skipped = "--no-skip", quiet = "--minimal";
+  std::string program = "/proc/self/exe", which = "--test-case=child of a test", skipped = "--no-skip",
+              quiet = "--minimal";
   char* arguments[] = {program.data(), which.data(), skipped.data(), quiet.data(), nullptr};
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);

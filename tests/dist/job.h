@@ -1,6 +1,7 @@
 #pragma once
-// Jobs for tests of the control plane: ranks that are threads of the test, and ranks that are processes of their own (the test
-// program started again, so that it has no threads yet) which do what a script says and may be killed or stopped.
+// Jobs for tests of the control plane: ranks that are threads of the test, and ranks that are processes of their own
+// (the test program started again, so that it has no threads yet) which do what a script says and may be killed or
+// stopped.
 #include <sys/types.h>
 
 #include <functional>
@@ -16,7 +17,8 @@ struct Job {
   ~Job();
   lockstep::dist::Rendezvous place(int rank);  ///< rank 0's has the listener; ask once
   /// Joins `ranks`, each in its own thread, and runs body there; gives back what each threw ("" when nothing).
-  std::map<int, std::string> run(const std::vector<int>& ranks, const std::function<void(lockstep::dist::Control&)>& body);
+  std::map<int, std::string> run(const std::vector<int>& ranks,
+                                 const std::function<void(lockstep::dist::Control&)>& body);
   std::vector<int> all() const;
 
   lockstep::dist::Rendezvous base;
@@ -59,5 +61,6 @@ inline constexpr bool sanitized = true;
 #else
 inline constexpr bool sanitized = thread_sanitized;
 #endif
-/// Seconds that a fault may take to be told: 3 on a free machine; more under sanitizers, and as much more as the machine is loaded.
+/// Seconds that a fault may take to be told: 3 on a free machine; more under sanitizers, and as much more as the
+/// machine is loaded.
 double slack();

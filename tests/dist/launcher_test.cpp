@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "dist/launcher/launch.h"
+#include "dist/launcher/scratch.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
 
@@ -38,7 +39,9 @@ const std::vector<Host> abc = {{"a", up_to(4)}, {"b", up_to(4)}, {"c", up_to(2)}
 
 TEST_CASE("a hostfile has one host a line") {
   CHECK(text_of(parse_hostfile("# all\n\n  a  slots=2 # two\r\nb\tslots=1\n   \nc slots=3", "f")) == "a:01 b:0 c:012 ");
-  const struct { const char *text, *expected; } wrong[] = {
+  const struct {
+    const char *text, *expected;
+  } wrong[] = {
       {"", "f: expected at least one line 'host slots=N'"},
       {"# nothing\n\n", "f: expected at least one line"},
       {"a slots=1\nb\n", "f:2: expected 'host slots=N', got 'b'"},
@@ -50,29 +53,34 @@ TEST_CASE("a hostfile has one host a line") {
       {"\na slots=0\n", "f:2: expected 1 to 4096 slots for host 'a', got 0"},
       {"a slots=4097\n", "f:1: expected 1 to 4096 slots"},
       {"a slots=1\nb slots=1\na slots=2\n", "f:3: host 'a' is there already, in line 1"},
+      {"-oProxyCommand=touch slots=1\n", "f:1: expected a host's name of letters, digits"},
+      {"a slots=1\n-v slots=1\n", "f:2: expected a host's name"},
+      {"user@-v slots=1\n", "f:1: expected a host's name"},
+      {"a;b slots=1\n", "f:1: expected a host's name of letters, digits, '.', '_', ':' and '-', not first, got 'a;b'"},
   };
   for (const auto& row : wrong) {
     CAPTURE(row.text);
     const std::string said = message([&] { parse_hostfile(row.text, "f"); });
     CHECK_MESSAGE(contains(said, row.expected), said);
   }
-  CHECK(contains(message([] { read_hostfile("/nonexistent/hosts"); }), "cannot read the hostfile '/nonexistent/hosts': No such file"));
+  CHECK(contains(message([] { read_hostfile("/nonexistent/hosts"); }),
+                 "cannot read the hostfile '/nonexistent/hosts': No such file"));
   const TempDir folder;
   std::ofstream(folder.path / "empty");
   CHECK(contains(message([&] { read_hostfile(folder.path / "empty"); }), "at least one line"));
 }
 
 TEST_CASE("include and exclude choose hosts and slots") {
-  const struct { const char *include, *exclude, *kept; } rows[] = {
-      {"", "", "a:0123 b:0123 c:01 "},
-      {"c@a", "", "a:0123 c:01 "},
-      {"a:2,0@c", "", "a:02 c:01 "},
-      {"", "b", "a:0123 c:01 "},
-      {"", "b:0,3@a", "b:12 c:01 "},
-      {"", "c:0,1", "a:0123 b:0123 "},
+  const struct {
+    const char *include, *exclude, *kept;
+  } rows[] = {
+      {"", "", "a:0123 b:0123 c:01 "}, {"c@a", "", "a:0123 c:01 "},   {"a:2,0@c", "", "a:02 c:01 "},
+      {"", "b", "a:0123 c:01 "},       {"", "b:0,3@a", "b:12 c:01 "}, {"", "c:0,1", "a:0123 b:0123 "},
   };
   for (const auto& row : rows) CHECK(text_of(filter_hosts(abc, row.include, row.exclude)) == row.kept);
-  const struct { const char *include, *exclude, *expected; } wrong[] = {
+  const struct {
+    const char *include, *exclude, *expected;
+  } wrong[] = {
       {"a", "b", "got both"},
       {"d", "", "--include names host 'd', which is not among: a, b, c"},
       {"", "d", "--exclude names host 'd'"},
@@ -110,7 +118,8 @@ TEST_CASE("lists of cores") {
 TEST_CASE("cores are dealt to ranks") {
   // Two sockets of two NUMA nodes of two physical cores with two threads each: threads of a core are 8 apart.
   std::vector<Core> cores;
-  for (int id = 0; id < 16; ++id) cores.push_back({.id = id, .unit = id % 8, .socket = id % 8 / 4, .node = id % 8 / 2, .cache = id % 8 / 4 * 4});
+  for (int id = 0; id < 16; ++id)
+    cores.push_back({.id = id, .unit = id % 8, .socket = id % 8 / 4, .node = id % 8 / 2, .cache = id % 8 / 4 * 4});
   const auto text = [&](Binding binding, int ranks) {
     std::string all;
     for (const auto& part : deal_cores(binding, ranks, cores)) all += format_cores(part) + " ";
@@ -142,12 +151,32 @@ TEST_CASE("cores are dealt to ranks") {
 TEST_CASE("the environment of a rank") {
   LaunchOptions o{.ranks = 2, .nodes = 3, .node = 1, .ranks_of_nodes = {3, 2, 1}, .role = "trainer", .max_restarts = 4};
   const Attempt attempt{.number = 1, .address = "host", .token = "secret", .job = "j", .port = 1234, .folder = "/logs"};
-  Environment e = rank_environment(o, attempt, 1, {{"RANK", "stale"}, {"OTHER", "kept"}, {"LOCKSTEP_FLIGHT_DIR", "/mine"}}, 7);
-  const Environment expected = {
-      {"RANK", "4"}, {"WORLD_SIZE", "6"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}, {"LOCAL_SIZE", "2"}, {"GROUP_RANK", "1"}, {"GROUP_WORLD_SIZE", "3"},
-      {"CROSS_RANK", "1"}, {"CROSS_SIZE", "3"}, {"ROLE_RANK", "4"}, {"ROLE_WORLD_SIZE", "6"}, {"ROLE_NAME", "trainer"}, {"MASTER_ADDR", "host"}, {"MASTER_PORT", "1234"},
-      {"TORCHELASTIC_RESTART_COUNT", "1"}, {"TORCHELASTIC_MAX_RESTARTS", "4"}, {"TORCHELASTIC_RUN_ID", "j"}, {"LOCKSTEP_JOB", "j"}, {"LOCKSTEP_TOKEN", "secret"},
-      {"LOCKSTEP_ERROR_FILE", "/logs/4/error.json"}, {"TORCHELASTIC_ERROR_FILE", "/logs/4/error.json"}, {"LOCKSTEP_FLIGHT_DIR", "/mine"}, {"OMP_NUM_THREADS", "7"}, {"OTHER", "kept"}};
+  Environment e =
+      rank_environment(o, attempt, 1, {{"RANK", "stale"}, {"OTHER", "kept"}, {"LOCKSTEP_FLIGHT_DIR", "/mine"}}, 7);
+  const Environment expected = {{"RANK", "4"},
+                                {"WORLD_SIZE", "6"},
+                                {"LOCAL_RANK", "1"},
+                                {"LOCAL_WORLD_SIZE", "2"},
+                                {"LOCAL_SIZE", "2"},
+                                {"GROUP_RANK", "1"},
+                                {"GROUP_WORLD_SIZE", "3"},
+                                {"CROSS_RANK", "1"},
+                                {"CROSS_SIZE", "3"},
+                                {"ROLE_RANK", "4"},
+                                {"ROLE_WORLD_SIZE", "6"},
+                                {"ROLE_NAME", "trainer"},
+                                {"MASTER_ADDR", "host"},
+                                {"MASTER_PORT", "1234"},
+                                {"TORCHELASTIC_RESTART_COUNT", "1"},
+                                {"TORCHELASTIC_MAX_RESTARTS", "4"},
+                                {"TORCHELASTIC_RUN_ID", "j"},
+                                {"LOCKSTEP_JOB", "j"},
+                                {"LOCKSTEP_TOKEN", "secret"},
+                                {"LOCKSTEP_ERROR_FILE", "/logs/4/error.json"},
+                                {"TORCHELASTIC_ERROR_FILE", "/logs/4/error.json"},
+                                {"LOCKSTEP_FLIGHT_DIR", "/mine"},
+                                {"OMP_NUM_THREADS", "7"},
+                                {"OTHER", "kept"}};
   CHECK(e == expected);
   CHECK(first_rank(o) == 3);
   o.ranks_of_nodes.clear();
@@ -218,7 +247,8 @@ TEST_CASE("what is said through ssh") {
   CHECK(shell_quote("it's $HOME; `x`") == "'it'\\''s $HOME; `x`'");
   LaunchOptions o{.command = {"train", "a b", "--x"}, .hosts = {{"far", {0, 2}}, {"localhost", {0}}}};
   Attempt attempt{.number = 2, .address = "far", .token = "secret", .job = "j", .port = 7};
-  const std::string greeting = agent_greeting(o, attempt, {{"LOCKSTEP_TIMEOUT", "9"}, {"LOCKSTEP_TOKEN", "old"}, {"HOME", "/h"}, {"OMP_X", "two\nlines"}});
+  const std::string greeting = agent_greeting(
+      o, attempt, {{"LOCKSTEP_TIMEOUT", "9"}, {"LOCKSTEP_TOKEN", "old"}, {"HOME", "/h"}, {"OMP_X", "two\nlines"}});
   CHECK(greeting == "token secret\nattempt 2\nrestarts 0\nenv LOCKSTEP_TIMEOUT=9\ngo\n");
   const std::vector<std::string> local = agent_command(o, attempt, 1, "/bin/lockstep", "/work dir");
   CHECK(local.front() == "/bin/lockstep");
@@ -233,7 +263,9 @@ TEST_CASE("what is said through ssh") {
   setenv("PATH", path.c_str(), 1);
   CHECK(ssh.front() == (folder.path / "ssh").string());
   CHECK(ssh[ssh.size() - 2] == "far");
-  CHECK(contains(ssh.back(), "cd '/work dir' && exec /bin/lockstep run --agent --nnodes 2 --node-rank 0 --ranks-per-node 2,1 --nproc 2 "));
+  CHECK(contains(
+      ssh.back(),
+      "cd '/work dir' && exec /bin/lockstep run --agent --nnodes 2 --node-rank 0 --ranks-per-node 2,1 --nproc 2 "));
   CHECK(contains(ssh.back(), " -- train 'a b' --x"));
   CHECK(!contains(ssh.back(), "secret"));
 }
@@ -242,8 +274,14 @@ TEST_CASE("error files") {
   const TempDir folder;
   const std::string file = folder.path / "error.json";
   CHECK(read_error_file(file).empty());
-  const struct { const char *text, *expected; } rows[] = {
-      {"plain\n\n", "plain"}, {"{\"message\": \"m\", \"rank\": 1}", "m"}, {"{\"message\": {\"message\": \"deep\"}}", "deep"}, {"{\"message\": 3}", "3"}, {"{broken", "{broken"}, {"[1]", "[1]"}};
+  const struct {
+    const char *text, *expected;
+  } rows[] = {{"plain\n\n", "plain"},
+              {"{\"message\": \"m\", \"rank\": 1}", "m"},
+              {"{\"message\": {\"message\": \"deep\"}}", "deep"},
+              {"{\"message\": 3}", "3"},
+              {"{broken", "{broken"},
+              {"[1]", "[1]"}};
   for (const auto& row : rows) {
     std::ofstream(file) << row.text;
     CHECK(read_error_file(file) == row.expected);
@@ -256,10 +294,24 @@ TEST_CASE("the first cause is the rank that all errors name, if it failed") {
   const TempDir folder;
   const LaunchOptions o{.ranks = 3};
   const Attempt attempt{.folder = folder.path};
-  const struct { const char* error; bool other_failed, other_stopped; int cause; } rows[] = {
-      {"", true, false, 0}, {"disk full", true, false, 0}, {"[rank 2] disk full", true, false, 2}, {"rank 2 (pid 7 on h) died in step 3", true, false, 2},
-      {"[rank 2] x", false, false, 0}, {"[rank 2] x", true, true, 0}, {"[rank 0] x", true, false, 0}, {"[rank 9] x", true, false, 0}, {"rank two", true, false, 0},
-      {"rank 0: [rank 2] x", true, false, 2}, {"rank 0: rank 2 (pid 7 on h) died", true, false, 2}, {"rank 2: x", true, false, 0}, {"rank 0: x: y", true, false, 0}, {"ranks 2", true, false, 0}};
+  const struct {
+    const char* error;
+    bool other_failed, other_stopped;
+    int cause;
+  } rows[] = {{"", true, false, 0},
+              {"disk full", true, false, 0},
+              {"[rank 2] disk full", true, false, 2},
+              {"rank 2 (pid 7 on h) died; it was last seen in step 3", true, false, 2},
+              {"[rank 2] x", false, false, 0},
+              {"[rank 2] x", true, true, 0},
+              {"[rank 0] x", true, false, 0},
+              {"[rank 9] x", true, false, 0},
+              {"rank two", true, false, 0},
+              {"rank 0: [rank 2] x", true, false, 2},
+              {"rank 0: rank 2 (pid 7 on h) died", true, false, 2},
+              {"rank 2: x", true, false, 0},
+              {"rank 0: x: y", true, false, 0},
+              {"ranks 2", true, false, 0}};
   for (const auto& row : rows) {
     CAPTURE(row.error);
     std::filesystem::create_directories(folder.path / "0");
@@ -269,4 +321,24 @@ TEST_CASE("the first cause is the rank that all errors name, if it failed") {
     outcome.members[2].status = row.other_failed ? 2 << 8 : 0, outcome.members[2].stopped = row.other_stopped;
     CHECK(find_cause(o, attempt, outcome) == row.cause);
   }
+}
+
+TEST_CASE(
+    "folders for temporary files: one that is not there is named, and of those that failed jobs keep the last ten "
+    "stay") {
+  const TempDir folder;
+  const char* before = std::getenv("TMPDIR");
+  const std::string kept = before ? before : "";
+  setenv("TMPDIR", "/no/such", 1);
+  CHECK(contains(message([] { Scratch scratch; }), "TMPDIR=/no/such: expected a folder for temporary files"));
+  setenv("TMPDIR", folder.path.c_str(), 1);
+  std::vector<std::string> all;
+  for (int i = 0; i < 13; ++i) {
+    Scratch scratch;
+    all.push_back(scratch.path());
+    if (i != 1) scratch.keep(i != 2);  // 2: logs that somebody asked for
+  }
+  before ? setenv("TMPDIR", kept.c_str(), 1) : unsetenv("TMPDIR");
+  for (int i = 0; i < 13; ++i) CHECK(std::filesystem::exists(all[size_t(i)]) == (i == 2 || i > 2));
+  CHECK(!std::filesystem::exists(all[0]));
 }

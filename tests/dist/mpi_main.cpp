@@ -1,8 +1,9 @@
-// Groups over MPI, one process of `mpirun -n N test_mpi CASE`: prints what it raises and ends with 1, or prints nothing.
+// Groups over MPI, one process of `mpirun -n N test_mpi CASE`: prints what it raises and ends with 1, or prints
+// nothing.
 #include <cstdio>
 #include <cstring>
 
-#include "dist/mpi_group.h"
+#include "dist/mpi/group.h"
 #include "group_body.h"
 
 using namespace lockstep;
@@ -21,7 +22,10 @@ void run(const std::string& name) {
     if (name == "count") g.all_reduce(ones(rank == 2 ? 9 : 8), {.tag = "w1"});
     if (name == "dtype") g.all_reduce(ones(8, rank == 2 ? i32 : f32), {.tag = "w1"});
     if (name == "gather") g.gather(rank == 0 ? ones(6) : Tensor(), ones(rank == 2 ? 3 : 2), 0);
-    if (name == "message") rank == 1 ? (void)g.send(ones(8), 2, {.tag = "a"}) : rank == 2 ? (void)g.receive(ones(9), 1, {.tag = "a"}) : (void)0;
+    if (name == "message")
+      rank == 1   ? (void)g.send(ones(8), 2, {.tag = "a"})
+      : rank == 2 ? (void)g.receive(ones(9), 1, {.tag = "a"})
+                  : (void)0;
     if (name == "throw" && rank == 1) throw Error("bad sample 17");
     if (name == "left" && rank == 1) return;
     if (name == "receive" && rank < 2) g.receive(ones(8), 1 - rank, {.tag = rank == 0 ? "a" : "b"});

@@ -15,9 +15,20 @@
 using namespace lockstep::dist;
 
 struct Proxy::State {
-  struct Piece { Clock::time_point due; std::string bytes; };
-  struct Side { Fd fd; std::list<Piece> out; bool ended = false, told = false; };  // out: still to be written to fd; ended: it sends no more
-  struct Link { Side caller, target; int64_t passed = 0, from_caller = 0; bool over = false; };
+  struct Piece {
+    Clock::time_point due;
+    std::string bytes;
+  };
+  struct Side {
+    Fd fd;
+    std::list<Piece> out;
+    bool ended = false, told = false;
+  };  // out: still to be written to fd; ended: it sends no more
+  struct Link {
+    Side caller, target;
+    int64_t passed = 0, from_caller = 0;
+    bool over = false;
+  };
 
   std::string host;
   int target_port = 0, port = 0;
@@ -66,7 +77,8 @@ struct Proxy::State {
     std::string bytes(buffer.data(), size_t(got));
     for (size_t i = 0; i < bytes.size(); ++i) {
       const bool chosen = is_caller && faults.flip_at >= 0 && link.from_caller + int64_t(i) == faults.flip_at;
-      if (chosen || (faults.flips > 0 && std::uniform_real_distribution<>()(random) < faults.flips)) bytes[i] ^= char(1 << (random() % 8));
+      if (chosen || (faults.flips > 0 && std::uniform_real_distribution<>()(random) < faults.flips))
+        bytes[i] ^= char(1 << (random() % 8));
     }
     if (is_caller) link.from_caller += got;
     const int64_t room = faults.truncate_after >= 0 ? faults.truncate_after - link.passed : INT64_MAX;
@@ -76,7 +88,9 @@ struct Proxy::State {
     }
     link.passed += int64_t(bytes.size());
     if (faults.cut_after >= 0 && link.passed >= faults.cut_after) return reset(link);
-    to.out.push_back({Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(faults.delay)), std::move(bytes)});
+    to.out.push_back(
+        {Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(faults.delay)),
+         std::move(bytes)});
   }
 
   void give(Link& link, Side& side) {
@@ -98,7 +112,8 @@ struct Proxy::State {
       std::erase_if(links, [](const Link& link) { return link.over; });
       std::vector<pollfd> polled{{listener.get(), POLLIN, 0}};
       for (Link& link : links)
-        for (Side* side : {&link.caller, &link.target}) polled.push_back({hold || side->ended ? -1 : side->fd.get(), POLLIN, 0});
+        for (Side* side : {&link.caller, &link.target})
+          polled.push_back({hold || side->ended ? -1 : side->fd.get(), POLLIN, 0});
       ::poll(polled.data(), polled.size(), 2);
       if (hold) continue;
       size_t i = 1;

@@ -20,8 +20,9 @@ struct Seats {
   }
   /// Runs body(rank, control, transport) on all ranks; gives back what each threw ("" when nothing).
   /// `after` is called when its transport is gone.
-  std::vector<std::string> run(const std::function<void(int, Control&, Transport&)>& body, const std::string& group = "world",
-                               const std::function<void(int)>& after = [](int) {}) {
+  std::vector<std::string> run(
+      const std::function<void(int, Control&, Transport&)>& body, const std::string& group = "world",
+      const std::function<void(int)>& after = [](int) {}) {
     std::vector<std::string> errors(world.size());
     std::vector<std::thread> threads;
     for (const int rank : world) {
@@ -29,7 +30,8 @@ struct Seats {
         try {
           const auto transport = make_transport(*controls[size_t(rank)], group, rank, world);
           body(rank, *controls[size_t(rank)], *transport);
-          controls[size_t(rank)]->barrier(group + " ends", world, Seconds(30));  // a transport that goes away is an error to others
+          controls[size_t(rank)]->barrier(group + " ends", world,
+                                          Seconds(30));  // a transport that goes away is an error to others
         } catch (const std::exception& e) { errors[size_t(rank)] = e.what(); }
         after(rank);
       });

@@ -31,9 +31,31 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 class Environment {
  public:
   explicit Environment(const Variables& variables) {
-    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCKSTEP_TOKEN", "LOCKSTEP_JOB", "LOCKSTEP_TIMEOUT", "LOCKSTEP_HEARTBEAT",
-                             "LOCKSTEP_INTERFACE", "LOCKSTEP_TRANSPORT", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_PROCID",
-                             "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", "SLURM_NNODES", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
+    for (const char* name : {"RANK",
+                             "WORLD_SIZE",
+                             "LOCAL_RANK",
+                             "LOCAL_WORLD_SIZE",
+                             "MASTER_ADDR",
+                             "MASTER_PORT",
+                             "LOCKSTEP_TOKEN",
+                             "LOCKSTEP_JOB",
+                             "LOCKSTEP_TIMEOUT",
+                             "LOCKSTEP_HEARTBEAT",
+                             "LOCKSTEP_INTERFACE",
+                             "LOCKSTEP_TRANSPORT",
+                             "OMPI_COMM_WORLD_RANK",
+                             "OMPI_COMM_WORLD_SIZE",
+                             "OMPI_COMM_WORLD_LOCAL_RANK",
+                             "OMPI_COMM_WORLD_LOCAL_SIZE",
+                             "SLURM_PROCID",
+                             "SLURM_NTASKS",
+                             "SLURM_LOCALID",
+                             "SLURM_TASKS_PER_NODE",
+                             "SLURM_STEP_TASKS_PER_NODE",
+                             "SLURM_NODEID",
+                             "SLURM_NNODES",
+                             "SLURM_STEP_NODELIST",
+                             "SLURM_JOB_NODELIST"}) {
       const char* value = std::getenv(name);
       before_.emplace_back(name, value ? std::optional<std::string>(value) : std::nullopt);
       ::unsetenv(name);
@@ -68,7 +90,10 @@ class Listener {
       std::vector<Fd> kept;
       while (!stop_) {
         Fd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-        if (!fd) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); continue; }
+        if (!fd) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));
+          continue;
+        }
         (void)!::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL);
         kept.push_back(std::move(fd));
       }
@@ -90,21 +115,40 @@ class Listener {
 
 TEST_CASE("rendezvous: from the environment of torchrun, Open MPI and SLURM") {
   const Variables torchrun{{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "1234"}};
-  const Variables ompi{{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "3"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
+  const Variables ompi{{"OMPI_COMM_WORLD_RANK", "3"},
+                       {"OMPI_COMM_WORLD_SIZE", "4"},
+                       {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
+                       {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
   const Variables slurm{{"SLURM_PROCID", "6"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "2"}};
-  struct Row { Variables variables; int rank, world, local_rank, local_world; std::string address; int port; };
+  struct Row {
+    Variables variables;
+    int rank, world, local_rank, local_world;
+    std::string address;
+    int port;
+  };
   const Row rows[] = {
       {torchrun, 5, 8, 0, 1, "10.0.0.1", 1234},
       {torchrun + Variables{{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}}, 5, 8, 1, 4, "10.0.0.1", 1234},
-      {{{"RANK", "2"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "1"}}, 2, 4, 2, 4, "localhost", 1},
+      {{{"RANK", "2"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "1"}},
+       2,
+       4,
+       2,
+       4,
+       "localhost",
+       1},
       {{{"RANK", "0"}, {"WORLD_SIZE", "1"}}, 0, 1, 0, 1, "127.0.0.1", 29500},
       {ompi, 3, 4, 3, 4, "127.0.0.1", 29500},
       {ompi + Variables{{"MASTER_ADDR", "n1"}, {"MASTER_PORT", "77"}}, 3, 4, 3, 4, "n1", 77},
       {ompi + torchrun, 5, 8, 0, 1, "10.0.0.1", 1234},  // ours go first
       {slurm + Variables{{"SLURM_NNODES", "1"}}, 6, 8, 2, 8, "127.0.0.1", 29500},
       {slurm + Variables{{"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "gpu[07-08,11]"}}, 6, 8, 2, 3, "gpu07", 29500},
-      {slurm + Variables{{"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "x,y"}, {"SLURM_STEP_NODELIST", "a1,b[2-3]"}}, 6, 8, 2, 3, "a1", 29500},
-      {slurm + Variables{{"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "r[1,3]-n.local"}, {"SLURM_TASKS_PER_NODE", "5,4(x2),7"}, {"SLURM_NODEID", "2"}}, 6, 8, 2, 4, "r1-n.local", 29500},
+      {slurm + Variables{{"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "x,y"}, {"SLURM_STEP_NODELIST", "a1,b[2-3]"}}, 6,
+       8, 2, 3, "a1", 29500},
+      {slurm + Variables{{"SLURM_NNODES", "2"},
+                         {"SLURM_JOB_NODELIST", "r[1,3]-n.local"},
+                         {"SLURM_TASKS_PER_NODE", "5,4(x2),7"},
+                         {"SLURM_NODEID", "2"}},
+       6, 8, 2, 4, "r1-n.local", 29500},
   };
   for (const Row& row : rows) {
     const Environment environment(row.variables);
@@ -117,8 +161,12 @@ TEST_CASE("rendezvous: from the environment of torchrun, Open MPI and SLURM") {
     CHECK(place.address == row.address);
     CHECK(place.port == row.port);
   }
-  const Environment environment(torchrun + Variables{{"LOCKSTEP_TOKEN", "t"}, {"LOCKSTEP_JOB", "j"}, {"LOCKSTEP_TIMEOUT", "7.5"}, {"LOCKSTEP_HEARTBEAT", "0.2"},
-                                                     {"LOCKSTEP_INTERFACE", "lo"}, {"LOCKSTEP_TRANSPORT", "tcp"}});
+  const Environment environment(torchrun + Variables{{"LOCKSTEP_TOKEN", "t"},
+                                                     {"LOCKSTEP_JOB", "j"},
+                                                     {"LOCKSTEP_TIMEOUT", "7.5"},
+                                                     {"LOCKSTEP_HEARTBEAT", "0.2"},
+                                                     {"LOCKSTEP_INTERFACE", "lo"},
+                                                     {"LOCKSTEP_TRANSPORT", "tcp"}});
   const Rendezvous place = Rendezvous::from_environment();
   CHECK(place.token == "t");
   CHECK(place.job == "j");
@@ -132,7 +180,8 @@ TEST_CASE("rendezvous: what is wrong in the environment is named") {
   const Variables good{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "1234"}};
   const std::pair<Variables, std::string> rows[] = {
       {{}, "unset: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Start with `lockstep run -n N -- program`, or set them"},
-      {{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}}, "unset: MASTER_PORT. Start with `lockstep run -n N -- program`, or set it"},
+      {{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}},
+       "unset: MASTER_PORT. Start with `lockstep run -n N -- program`, or set it"},
       {{{"WORLD_SIZE", "1"}}, "unset: RANK"},
       {{{"RANK", ""}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}}, "unset: RANK."},
       {good + Variables{{"RANK", "2"}}, "[init] expected RANK to be an integer from 0 to 1, got '2'"},
@@ -141,11 +190,19 @@ TEST_CASE("rendezvous: what is wrong in the environment is named") {
       {good + Variables{{"WORLD_SIZE", "0"}}, "[init] expected WORLD_SIZE to be an integer from 1 to 65536, got '0'"},
       {good + Variables{{"WORLD_SIZE", "99999999999999999999"}}, "[init] expected WORLD_SIZE to be an integer"},
       {good + Variables{{"LOCAL_RANK", "2"}}, "[init] expected LOCAL_RANK to be an integer from 0 to 1, got '2'"},
-      {good + Variables{{"MASTER_PORT", "65536"}}, "[init] expected MASTER_PORT to be an integer from 1 to 65535, got '65536'"},
-      {good + Variables{{"LOCKSTEP_TIMEOUT", "0"}}, "[init] expected LOCKSTEP_TIMEOUT to be a number of seconds"},
-      {good + Variables{{"LOCKSTEP_HEARTBEAT", "nan"}}, "[init] expected LOCKSTEP_HEARTBEAT to be a number of seconds"},
-      {good + Variables{{"LOCKSTEP_TRANSPORT", "rdma"}}, "[init] expected LOCKSTEP_TRANSPORT to be auto, threads, shm or tcp, got 'rdma'"},
-      {{{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}}, "unset: MASTER_ADDR."},
+      {good + Variables{{"MASTER_PORT", "65536"}},
+       "[init] expected MASTER_PORT to be an integer from 1 to 65535, got '65536'"},
+      {good + Variables{{"LOCKSTEP_TIMEOUT", "0"}},
+       "[environment] expected LOCKSTEP_TIMEOUT to be a number of seconds"},
+      {good + Variables{{"LOCKSTEP_HEARTBEAT", "nan"}},
+       "[environment] expected LOCKSTEP_HEARTBEAT to be a number of seconds"},
+      {good + Variables{{"LOCKSTEP_TRANSPORT", "rdma"}},
+       "[environment] expected LOCKSTEP_TRANSPORT to be auto, threads, shm or tcp, got 'rdma'"},
+      {{{"OMPI_COMM_WORLD_RANK", "1"},
+        {"OMPI_COMM_WORLD_SIZE", "4"},
+        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+        {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}},
+       "unset: MASTER_ADDR."},
   };
   for (const auto& [variables, expected] : rows) {
     const Environment environment(variables);
@@ -177,7 +234,9 @@ TEST_CASE("rendezvous: from a URL") {
   const std::pair<std::string, std::string> rows[] = {
       {"", "[init] expected env://, tcp://HOST:PORT?rank=R&world_size=N or file:///PATH?rank=R&world_size=N, got ''"},
       {"udp://a:1", "got 'udp://a:1'"},
-      {"tcp://a:1", "unset: RANK, WORLD_SIZE. Start with `lockstep run -n N -- program`, or set them, or add ?rank=R&world_size=N to the URL"},
+      {"tcp://a:1",
+       "unset: RANK, WORLD_SIZE. Start with `lockstep run -n N -- program`, or set them, or add ?rank=R&world_size=N "
+       "to the URL"},
       {"tcp://a?rank=0&world_size=1", "[init] expected tcp://HOST:PORT"},
       {"tcp://:1?rank=0&world_size=1", "[init] expected tcp://HOST:PORT"},
       {"tcp://::1:1?rank=0&world_size=1", "with brackets around an IPv6 address"},
@@ -185,7 +244,8 @@ TEST_CASE("rendezvous: from a URL") {
       {"tcp://a:1?rank=3&world_size=3", "[init] expected rank to be an integer from 0 to 2, got '3'"},
       {"tcp://a:1?rank=0&rank=1&world_size=3", "[init] expected rank once"},
       {"tcp://a:1?rank=0&size=3", "got 'size=3'"},
-      {"tcp://a:1?rank=0&world_size=2&token=x", "[init] expected no token in a URL, where others can see it: set LOCKSTEP_TOKEN"},
+      {"tcp://a:1?rank=0&world_size=2&token=x",
+       "[init] expected no token in a URL, where others can see it: set LOCKSTEP_TOKEN"},
       {"file://relative?rank=0&world_size=1", "[init] expected file:/// and an absolute path"},
       {"env://somewhere?rank=0&world_size=1", "[init] expected nothing between env:// and '?', got 'somewhere'"},
   };
@@ -204,12 +264,17 @@ TEST_CASE("rendezvous: a place that makes no sense is refused at once") {
       {[](Rendezvous& p) { p.heartbeat = Seconds(0); }, "[rendezvous] expected a heartbeat"},
       {[](Rendezvous& p) { p.port = 65536; }, "[rendezvous] expected a port from 0 to 65535, got 65536"},
       {[](Rendezvous& p) { p.rank = 1, p.port = 0; }, "[rendezvous] expected the port of rank 0, got 0 at rank 1"},
-      {[](Rendezvous& p) { p.address = "no such host."; }, "[rendezvous] expected the name or address of a host, got 'no such host.'"},
+      {[](Rendezvous& p) { p.address = "no such host."; },
+       "[rendezvous] expected the name or address of a host, got 'no such host.'"},
       {[](Rendezvous& p) { p.address = "0.0.0.0"; }, "[rendezvous] expected a token to listen at 0.0.0.0:"},
-      {[](Rendezvous& p) { p.address = "::"; }, "got none: anybody who reaches that address could join. `lockstep run` makes one; else set LOCKSTEP_TOKEN"},
-      {[](Rendezvous& p) { p.rank = 1, p.port = 9, p.address = "198.51.100.1"; }, "[rendezvous] expected a token to join at 198.51.100.1:9, got none"},
-      {[](Rendezvous& p) { p.address = "198.51.100.1", p.token = "t"; }, "[rendezvous] rank 0 expected MASTER_ADDR to be an address of its own machine, got 198.51.100.1"},
-      {[](Rendezvous& p) { p.file = "/no/such/folder/file"; }, "[rendezvous] rank 0 cannot write /no/such/folder/file: No such file or directory"},
+      {[](Rendezvous& p) { p.address = "::"; },
+       "got none: anybody who reaches that address could join. `lockstep run` makes one; else set LOCKSTEP_TOKEN"},
+      {[](Rendezvous& p) { p.rank = 1, p.port = 9, p.address = "198.51.100.1"; },
+       "[rendezvous] expected a token to join at 198.51.100.1:9, got none"},
+      {[](Rendezvous& p) { p.address = "198.51.100.1", p.token = "t"; },
+       "[rendezvous] rank 0 expected MASTER_ADDR to be an address of its own machine, got 198.51.100.1"},
+      {[](Rendezvous& p) { p.file = "/no/such/folder/file"; },
+       "[rendezvous] rank 0 cannot write /no/such/folder/file: No such file or directory"},
   };
   for (const auto& [change, expected] : rows) {
     Rendezvous place;
@@ -238,13 +303,21 @@ TEST_CASE("rendezvous 22: a port in use is an error at once, also for the ranks 
     stray = join_says(other);
     control.barrier("end", {0, 1}, Seconds(20));
   });
-  CHECK(contains(second, str("[rendezvous] port ", job.base.port, " is used (by something else on this machine, at 127.0.0.1): choose another MASTER_PORT, or start with `lockstep run`")));
-  CHECK(contains(stray, "wrong token: LOCKSTEP_TOKEN must be the same secret on all ranks of a job; perhaps another job listens on this port"));
+  CHECK(contains(second, str("[rendezvous] port ", job.base.port,
+                             " is used (by something else on this machine, at 127.0.0.1): choose another MASTER_PORT, "
+                             "or start with `lockstep run`")));
+  CHECK(contains(stray,
+                 "wrong token: LOCKSTEP_TOKEN must be the same secret on all ranks of a job; perhaps another job "
+                 "listens on this port"));
   CHECK(now_seconds() - start < slack());
 }
 
 TEST_CASE("rendezvous 23: a listener that is silent, or speaks something else") {
-  const std::pair<std::string, double> rows[] = {{"", 5}, {"SSH-2.0-OpenSSH_9.2\r\n", 0}, {std::string(4096, '\0'), 0}, {"LSc1\xff\xff\xff\xff", 5}, {encode(Kind::reply, 0, "x"), 0}};
+  const std::pair<std::string, double> rows[] = {{"", 5},
+                                                 {"SSH-2.0-OpenSSH_9.2\r\n", 0},
+                                                 {std::string(4096, '\0'), 0},
+                                                 {"LSc1\xff\xff\xff\xff", 5},
+                                                 {encode(Kind::reply, 0, "x"), 0}};
   std::vector<std::thread> threads;
   for (const auto& [text, seconds] : rows) {
     threads.emplace_back([&text = text, &seconds = seconds] {
@@ -279,7 +352,8 @@ TEST_CASE("rendezvous 27: missing ranks are named to all that came") {
   ::close(open_listener("127.0.0.1", alone.port = 0));
   const std::string text = join_says(alone);
   INFO(text);
-  CHECK(contains(text, str("[rendezvous] rank 1 waited 0.3 s for rank 0 at 127.0.0.1:", alone.port, ": Connection refused. Is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same")));
+  CHECK(contains(text, str("[rendezvous] rank 1 waited 0.3 s for rank 0 at 127.0.0.1:", alone.port,
+                           ": Connection refused. Is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same")));
 }
 
 TEST_CASE("rendezvous 19: connections that are reset are tried again") {
@@ -305,7 +379,11 @@ TEST_CASE("rendezvous 19: connections that are reset are tried again") {
 }
 
 TEST_CASE("rendezvous 26, 28, 29: who does not belong is refused, with both sides named") {
-  struct Row { std::function<void(Rendezvous&)> change; std::string expected; bool job_fails; };
+  struct Row {
+    std::function<void(Rendezvous&)> change;
+    std::string expected;
+    bool job_fails;
+  };
   const Row rows[] = {
       {[](Rendezvous& p) { p.job = "other job"; }, "this is job 'test job', rank 1 (pid ", false},
       {[](Rendezvous& p) { p.job = "other job"; }, " is of job 'other job'", false},
@@ -315,8 +393,11 @@ TEST_CASE("rendezvous 26, 28, 29: who does not belong is refused, with both side
       {[](Rendezvous& p) { p.world_size = 3; }, ") has world size 3: start all ranks with the same WORLD_SIZE", true},
       {[](Rendezvous& p) { p.rank = 0; }, "rank 0 is taken by rank 0 (pid ", false},
       {[](Rendezvous& p) { p.identity = "build=2\nmodel=gpt\nlr=0.2\n"; },
-       "ranks must run the same program with the same configuration; first difference: 'lr=0.1' at rank 0, 'lr=0.2' at rank 1 (pid ", true},
-      {[](Rendezvous& p) { p.identity = "build=2\nmodel=gpt\n"; }, "first difference: 'lr=0.1' at rank 0, '(nothing)' at rank 1", true},
+       "ranks must run the same program with the same configuration; first difference: 'lr=0.1' at rank 0, 'lr=0.2' at "
+       "rank 1 (pid ",
+       true},
+      {[](Rendezvous& p) { p.identity = "build=2\nmodel=gpt\n"; },
+       "first difference: 'lr=0.1' at rank 0, '(nothing)' at rank 1", true},
   };
   for (const Row& row : rows) {
     Job job(2, 1, 20);
@@ -361,7 +442,8 @@ TEST_CASE("rendezvous 29: another version of the protocol is refused, by the sto
   place.world_size = 2;
   place.rank = 1;
   place.port = newer.port;
-  CHECK(contains(join_says(place), str("127.0.0.1:", newer.port, " speaks protocol 7, rank 1 speaks ", wire_protocol, ": all ranks need the same build")));
+  CHECK(contains(join_says(place), str("127.0.0.1:", newer.port, " speaks protocol 7, rank 1 speaks ", wire_protocol,
+                                       ": all ranks need the same build")));
 }
 
 TEST_CASE("rendezvous: over a file, whatever lies there from earlier runs") {
@@ -376,7 +458,8 @@ TEST_CASE("rendezvous: over a file, whatever lies there from earlier runs") {
         said[size_t(rank)] = message([&] {
           Rendezvous place = Rendezvous::from_url(str("file://", path, "?rank=", rank, "&world_size=", world));
           place.timeout = Seconds(20);
-          if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(60));  // the others look at the old file first
+          if (rank == 0)
+            std::this_thread::sleep_for(std::chrono::milliseconds(60));  // the others look at the old file first
           const auto control = Control::join(place);
           CHECK(control->place().token.size() == 64);
           std::vector<int> all;
@@ -410,11 +493,14 @@ TEST_CASE("rendezvous: over a file, whatever lies there from earlier runs") {
   const std::string url = "file://" + path + "?rank=1&world_size=2";
   Rendezvous place = Rendezvous::from_url(url);
   place.timeout = Seconds(0.2);
-  CHECK(contains(join_says(place), str("[rendezvous] rank 1 waited 0.2 s for rank 0 at ", path, ": the file is not there. Is rank 0 running, and are the file's path the same on all ranks?")));
+  CHECK(contains(join_says(place),
+                 str("[rendezvous] rank 1 waited 0.2 s for rank 0 at ", path,
+                     ": the file is not there. Is rank 0 running, and are the file's path the same on all ranks?")));
   leave_behind(1, "t");
   ::chmod(path.c_str(), 0644);
   CHECK(contains(join_says(place), "to be a file of this user that nobody else may read or write"));
-  for (const std::string text : {"", "something else\n", "lockstep rendezvous 1\nhost=h\nport=0\ntoken=t\nend\n", "lockstep rendezvous 1\nhost=h\nport=1\ntoken=t"}) {
+  for (const std::string text : {"", "something else\n", "lockstep rendezvous 1\nhost=h\nport=0\ntoken=t\nend\n",
+                                 "lockstep rendezvous 1\nhost=h\nport=1\ntoken=t"}) {
     std::ofstream(path) << text;
     ::chmod(path.c_str(), 0600);
     CHECK(contains(join_says(place), "to be written by rank 0 of a job, got something else"));
@@ -426,8 +512,12 @@ TEST_CASE("rendezvous: IPv6, other addresses with a token, interfaces and subnet
   for (const std::string address : {"::1", "127.0.0.2", "localhost", "0.0.0.0"}) {
     int port = 0;
     int fd = -1;
-    if (contains(message([&] { fd = open_listener(address, port); }), "cannot make a socket")) continue;  // no IPv6 here
-    if (fd < 0) { MESSAGE(address, " is not available"); continue; }
+    if (contains(message([&] { fd = open_listener(address, port); }), "cannot make a socket"))
+      continue;  // no IPv6 here
+    if (fd < 0) {
+      MESSAGE(address, " is not available");
+      continue;
+    }
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 2; ++rank) {
       threads.emplace_back([&, rank] {
@@ -440,7 +530,9 @@ TEST_CASE("rendezvous: IPv6, other addresses with a token, interfaces and subnet
           place.token = "needed for 0.0.0.0";
           if (rank == 0) place.listener = fd;
           const auto control = Control::join(place);
-          CHECK(control->own_address() == (address == "::1" ? "::1" : address == "localhost" ? control->own_address() : "127.0.0.1"));
+          CHECK(control->own_address() == (address == "::1"         ? "::1"
+                                           : address == "localhost" ? control->own_address()
+                                                                    : "127.0.0.1"));
           control->barrier("meet", {0, 1}, Seconds(10));
         });
         CHECK(said == "(no error)");
@@ -450,10 +542,14 @@ TEST_CASE("rendezvous: IPv6, other addresses with a token, interfaces and subnet
   }
   CHECK(address_on("lo") == "127.0.0.1");
   CHECK(address_on("127.0.0.0/8") == "127.0.0.1");
-  CHECK(contains(message([] { address_on("no0"); }), "[rendezvous] expected a network interface or subnet of this machine, got 'no0'; there are lo 127.0.0.1"));
+  CHECK(contains(
+      message([] { address_on("no0"); }),
+      "[rendezvous] expected a network interface or subnet of this machine, got 'no0'; there are lo 127.0.0.1"));
   CHECK(contains(message([] { address_on("203.0.113.0/24"); }), "got '203.0.113.0/24'; there are"));
   for (const std::string wrong : {"10.0.0.0/33", "10.0.0.0/", "fd00::/129", "nonsense/8", "10.0.0.0/-1"})
-    CHECK(contains(message([&] { address_on(wrong); }), "[rendezvous] expected an interface or a subnet such as eth0, 10.0.0.0/8 or fd00::/8, got '" + wrong));
+    CHECK(
+        contains(message([&] { address_on(wrong); }),
+                 "[rendezvous] expected an interface or a subnet such as eth0, 10.0.0.0/8 or fd00::/8, got '" + wrong));
   Job job(1);
   job.base.interface = "127.0.0.0/8";
   job.run({0}, [](Control& control) { CHECK(control.own_address() == "127.0.0.1"); });

@@ -1,5 +1,5 @@
-// Schedules: every algorithm, collective and number of ranks is right; the checker finds what is planted; simulated times
-// and counted bytes are those of the textbook.
+// Schedules: every algorithm, collective and number of ranks is right; the checker finds what is planted; simulated
+// times and counted bytes are those of the textbook.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include "dist/shard.h"
 #include "dist/simulate.h"
 #include "dist/summation_tree.h"
+#include "tensor/environment.h"
 #include "tests/dist/at_once.h"
 #include "tests/messages.h"
 
@@ -19,8 +20,6 @@ using namespace lockstep::dist;
 
 namespace {
 
-constexpr Algorithm algorithms[] = {Algorithm::ring, Algorithm::direct, Algorithm::tree, Algorithm::halving_doubling, Algorithm::hierarchical, Algorithm::server, Algorithm::one_shot};
-
 // Code with sanitizers in it is many times slower, and finds nothing more in more ranks.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int thousand = 200, most = 1024;
@@ -28,17 +27,18 @@ constexpr int thousand = 200, most = 1024;
 constexpr int thousand = 1000, most = 4096;
 #endif
 
-template <class Visit>
-void for_each_pair(const Visit& visit) {
-  for (const Algorithm a : algorithms) {
-    for (int c = 0; c < scheduled_collectives; ++c) if (has_schedule(a, Collective(c))) visit(a, Collective(c));
+template <class Visit> void for_each_pair(const Visit& visit) {
+  for (const Algorithm a : all_algorithms()) {
+    for (int c = 0; c < scheduled_collectives; ++c)
+      if (has_schedule(a, Collective(c))) visit(a, Collective(c));
   }
 }
 
 std::string describe(Algorithm a, const Request& r) {
   std::string hosts;
   for (const int host : r.hosts) hosts += str(" ", host);
-  return str(name_of(a), " ", name_of(r.collective), ", ", r.ranks, " ranks, root ", r.root, r.mean ? ", mean" : "", hosts.empty() ? "" : ", hosts", hosts);
+  return str(name_of(a), " ", name_of(r.collective), ", ", r.ranks, " ranks, root ", r.root, r.mean ? ", mean" : "",
+             hosts.empty() ? "" : ", hosts", hosts);
 }
 
 /// Rank i of n on a host: m hosts side by side, dealt like cards, and of very different sizes.
@@ -70,12 +70,14 @@ TEST_CASE("every schedule is right: all algorithms, collectives, roots, 1 to 64 
   for_each_pair([&](Algorithm a, Collective c) {
     for (int n = 1; n <= 64; ++n) {
       std::set<int> roots{0, n / 2, n - 1};
-      if (n <= 9) for (int root = 0; root < n; ++root) roots.insert(root);
+      if (n <= 9)
+        for (int root = 0; root < n; ++root) roots.insert(root);
       if (!has_root(c) && a != Algorithm::tree && a != Algorithm::server) roots = {0};
       for (const int root : roots) {
         for (const bool mean : {false, true}) {
           if (mean && (!is_reduction(c) || n > 20)) continue;
-          const auto hosts = a == Algorithm::hierarchical && (n <= 20 || n % 8 == 0) ? layouts(n) : std::vector<std::vector<int>>{{}};
+          const auto hosts =
+              a == Algorithm::hierarchical && (n <= 20 || n % 8 == 0) ? layouts(n) : std::vector<std::vector<int>>{{}};
           for (const auto& layout : hosts) {
             const Request r{c, n, root, mean, layout};
             const Check check = check_schedule(a, r);
@@ -83,7 +85,8 @@ TEST_CASE("every schedule is right: all algorithms, collectives, roots, 1 to 64 
             if (!check.right()) FAIL_CHECK(describe(a, r), ": ", check.errors[0]);
             CHECK(std::accumulate(check.sent.begin(), check.sent.end(), int64_t(0)) == check.transfers);
             // What is promised is what is found; what is found by chance is not promised.
-            if (is_reduction(c) && adds_in_tree_order(a, r)) CHECK_MESSAGE(check.all_in_tree_order(), describe(a, r), ": ", check.order(0));
+            if (is_reduction(c) && adds_in_tree_order(a, r))
+              CHECK_MESSAGE(check.all_in_tree_order(), describe(a, r), ": ", check.order(0));
           }
         }
       }
@@ -97,13 +100,17 @@ TEST_CASE("every schedule is right for 1000 ranks") {
   for (int i = 0; i < thousand; ++i) hosts[size_t(i)] = i / 8;
   std::vector<std::pair<Algorithm, Collective>> pairs;
   for_each_pair([&](Algorithm a, Collective c) { pairs.emplace_back(a, c); });
-  at_once(pairs, [&](const auto& pair) {
-    const auto [a, c] = pair;
-    const Request r{c, thousand, has_root(c) ? thousand / 3 : 0, false, a == Algorithm::hierarchical ? hosts : std::vector<int>{}};
-    const Check check = check_schedule(a, r);
-    if (!check.right()) FAIL_CHECK(describe(a, r), ": ", check.errors[0]);
-    if (is_reduction(c)) CHECK(check.all_in_tree_order() == adds_in_tree_order(a, r));
-  }, std::thread::hardware_concurrency());
+  at_once(
+      pairs,
+      [&](const auto& pair) {
+        const auto [a, c] = pair;
+        const Request r{c, thousand, has_root(c) ? thousand / 3 : 0, false,
+                        a == Algorithm::hierarchical ? hosts : std::vector<int>{}};
+        const Check check = check_schedule(a, r);
+        if (!check.right()) FAIL_CHECK(describe(a, r), ": ", check.errors[0]);
+        if (is_reduction(c)) CHECK(check.all_in_tree_order() == adds_in_tree_order(a, r));
+      },
+      std::thread::hardware_concurrency());
 }
 
 TEST_CASE("the order of addition: direct is the tree for every n, every rank's sum the same") {
@@ -115,30 +122,47 @@ TEST_CASE("the order of addition: direct is the tree for every n, every rank's s
       CHECK(check.slots <= std::bit_width(unsigned(n)));
     }
     CHECK(check_schedule(Algorithm::tree, {Collective::all_reduce, n}).all_in_tree_order());
-    CHECK(check_schedule(Algorithm::halving_doubling, {Collective::all_reduce, n}).all_in_tree_order() == std::has_single_bit(unsigned(n)));
+    CHECK(check_schedule(Algorithm::halving_doubling, {Collective::all_reduce, n}).all_in_tree_order() ==
+          std::has_single_bit(unsigned(n)));
     CHECK(check_schedule(Algorithm::ring, {Collective::all_reduce, n}).all_in_tree_order() == (n <= 2));
   }
-  CHECK(check_schedule(Algorithm::hierarchical, {Collective::all_reduce, 8, 0, false, {0, 0, 1, 1, 2, 2, 3, 3}}).all_in_tree_order());
-  CHECK_FALSE(check_schedule(Algorithm::hierarchical, {Collective::all_reduce, 4, 0, false, {0, 1, 0, 1}}).all_in_tree_order());
+  CHECK(check_schedule(Algorithm::hierarchical, {Collective::all_reduce, 8, 0, false, {0, 0, 1, 1, 2, 2, 3, 3}})
+            .all_in_tree_order());
+  CHECK_FALSE(
+      check_schedule(Algorithm::hierarchical, {Collective::all_reduce, 4, 0, false, {0, 1, 0, 1}}).all_in_tree_order());
   CHECK(check_schedule(Algorithm::ring, {Collective::all_reduce, 4}).order(0) == "(0+((1+2)+3))");
   CHECK(check_schedule(Algorithm::server, {Collective::reduce, 5, 2, true}).order(0) == "mean((((0+1)+2)+3)+4)");
   CHECK(check_schedule(Algorithm::ring, {Collective::all_gather, 4}).order(0).empty());
-  CHECK(contains(message([] { check_schedule(Algorithm::ring, {Collective::all_reduce, 4}).order(4); }), "expected a chunk from 0 to 3, got 4"));
+  CHECK(contains(message([] {
+                   check_schedule(Algorithm::ring, {Collective::all_reduce, 4}).order(4);
+                 }),
+                 "expected a chunk from 0 to 3, got 4"));
 }
 
 TEST_CASE("steps, messages and chunks are those of the formulas") {
   for (int n = 1; n <= 33; ++n) {
     const int64_t m = n - 1, log = std::bit_width(unsigned(n - 1));
-    struct Row { Algorithm algorithm; Collective collective; int64_t rounds, sent; };  // sent: by the busiest rank, in chunks
-    const Row rows[] = {
-        {Algorithm::ring, Collective::all_reduce, 2 * m, 2 * m}, {Algorithm::ring, Collective::reduce_scatter, m, m},
-        {Algorithm::ring, Collective::all_gather, m, m},         {Algorithm::ring, Collective::broadcast, m, n > 1},
-        {Algorithm::direct, Collective::all_gather, m, m},       {Algorithm::direct, Collective::all_to_all, m, m},
-        {Algorithm::tree, Collective::all_reduce, 2 * log, log}, {Algorithm::tree, Collective::gather, log, n / 2},
-        {Algorithm::server, Collective::all_reduce, 2 * m, m},   {Algorithm::server, Collective::gather, m, n > 1},
-        {Algorithm::one_shot, Collective::all_reduce, m, m}};
+    struct Row {
+      Algorithm algorithm;
+      Collective collective;
+      int64_t rounds, sent;
+    };  // sent: by the busiest rank, in chunks
+    const Row rows[] = {{Algorithm::ring, Collective::all_reduce, 2 * m, 2 * m},
+                        {Algorithm::ring, Collective::reduce_scatter, m, m},
+                        {Algorithm::ring, Collective::all_gather, m, m},
+                        {Algorithm::ring, Collective::broadcast, m, n > 1},
+                        {Algorithm::direct, Collective::all_gather, m, m},
+                        {Algorithm::direct, Collective::all_to_all, m, m},
+                        {Algorithm::tree, Collective::all_reduce, 2 * log, log},
+                        {Algorithm::tree, Collective::gather, log, n / 2},
+                        {Algorithm::server, Collective::all_reduce, 2 * m, m},
+                        {Algorithm::server, Collective::gather, m, n > 1},
+                        {Algorithm::one_shot, Collective::all_reduce, m, m},
+                        {Algorithm::in_place, Collective::all_reduce, log + m, 2 * m},
+                        {Algorithm::in_place, Collective::broadcast, m, m}};
     for (const Row& row : rows) {
-      if (row.algorithm == Algorithm::tree && row.collective == Collective::gather && !std::has_single_bit(unsigned(n))) continue;
+      if (row.algorithm == Algorithm::tree && row.collective == Collective::gather && !std::has_single_bit(unsigned(n)))
+        continue;
       CAPTURE(describe(row.algorithm, {row.collective, n}));
       const Check check = check_schedule(row.algorithm, {row.collective, n});
       CHECK(check.rounds == row.rounds);
@@ -179,13 +203,18 @@ TEST_CASE("programs are the parts of a schedule") {
     CHECK(seen == 2 * all.size());
     CHECK(make_schedule(a, r) == all);  // pure
   });
-  CHECK(contains(message([] { program_of(Algorithm::ring, {Collective::all_reduce, 4}, 4); }), "expected a rank from 0 to 3, got 4"));
+  CHECK(contains(message([] {
+                   program_of(Algorithm::ring, {Collective::all_reduce, 4}, 4);
+                 }),
+                 "expected a rank from 0 to 3, got 4"));
 }
 
 TEST_CASE("the checker finds what is planted") {
   const Request all_reduce{Collective::all_reduce, 4};
   const auto ring = make_schedule(Algorithm::ring, all_reduce);
-  const auto errors = [](const std::vector<Transfer>& list, const Request& r, int64_t chunks = 4) { return check_transfers(list, r, chunks).errors; };
+  const auto errors = [](const std::vector<Transfer>& list, const Request& r, int64_t chunks = 4) {
+    return check_transfers(list, r, chunks).errors;
+  };
   const auto changed = [&](size_t at, auto&& change) {
     auto list = ring;
     change(list[at]);
@@ -193,7 +222,11 @@ TEST_CASE("the checker finds what is planted") {
   };
   REQUIRE(errors(ring, all_reduce).empty());
   // ring[1]: step 0, rank 1 -> rank 2, chunk 0
-  struct Row { const char* what; std::vector<Transfer> list; std::string expected; };
+  struct Row {
+    const char* what;
+    std::vector<Transfer> list;
+    std::string expected;
+  };
   std::vector<Transfer> missing = ring, doubled = ring, late = ring, swapped = ring, scaled = ring;
   missing.erase(missing.begin() + 1);
   doubled.insert(doubled.begin() + 12, Transfer{3, 1, 0, {0, 0}, {0, 0}, Action::reduce});
@@ -204,20 +237,35 @@ TEST_CASE("the checker finds what is planted") {
       {"missing", missing, "lacks the term of rank 1"},
       {"doubled", doubled, "twice"},
       {"wrong chunk", changed(1, [](Transfer& t) { t.source.chunk = 3; }), "rank 1"},
-      {"wrong target", changed(1, [](Transfer& t) { t.target.chunk = 1; }), "step 0: rank 2 -> rank 3 (chunk 1 to chunk 1) reads what rank 1 writes in the same step: they wait for each other"},
-      {"cycle", changed(1, [](Transfer& t) { t = {0, 1, 0, {3, 0}, {3, 0}, Action::reduce}; }), "in the same step: they wait for each other"},
+      {"wrong target", changed(1, [](Transfer& t) { t.target.chunk = 1; }),
+       "step 0: rank 2 -> rank 3 (chunk 1 to chunk 1) reads what rank 1 writes in the same step: they wait for each "
+       "other"},
+      {"cycle",
+       changed(1,
+               [](Transfer& t) {
+                 t = {0, 1, 0, {3, 0}, {3, 0}, Action::reduce};
+               }),
+       "in the same step: they wait for each other"},
       {"waits for itself", changed(1, [](Transfer& t) { t.to = 1; }), "waits for itself"},
       {"copy instead of reduce", changed(5, [](Transfer& t) { t.action = Action::copy; }), "lacks the term of rank"},
       {"reduce instead of copy", changed(14, [](Transfer& t) { t.action = Action::reduce; }), "twice"},
       {"no rank", changed(1, [](Transfer& t) { t.to = 4; }), "names a rank that is not there"},
       {"no chunk", changed(1, [](Transfer& t) { t.source.chunk = 4; }), "names a place that is not there"},
       {"no slot", changed(1, [](Transfer& t) { t.source.slot = -1; }), "names a place that is not there"},
-      {"empty slot", changed(1, [](Transfer& t) { t.source.slot = 1; }), "step 0: rank 1 -> rank 2 (chunk 0 slot 1 to chunk 0) reads a place where nothing was put yet"},
-      {"adds to nothing", changed(1, [](Transfer& t) { t.target.slot = 1; }), "adds to a place where nothing was put yet"},
+      {"empty slot", changed(1, [](Transfer& t) { t.source.slot = 1; }),
+       "step 0: rank 1 -> rank 2 (chunk 0 slot 1 to chunk 0) reads a place where nothing was put yet"},
+      {"adds to nothing", changed(1, [](Transfer& t) { t.target.slot = 1; }),
+       "adds to a place where nothing was put yet"},
       {"order", swapped, "comes after a later step"},
-      {"written twice", changed(1, [](Transfer& t) { t = {0, 1, 1, {2, 0}, {3, 0}, Action::copy}; }), "writes where rank 0 writes in the same step"},
+      {"written twice",
+       changed(1,
+               [](Transfer& t) {
+                 t = {0, 1, 1, {2, 0}, {3, 0}, Action::copy};
+               }),
+       "writes where rank 0 writes in the same step"},
       {"scaled", scaled, "divided"},
-      {"scale elsewhere", changed(1, [](Transfer& t) { t.action = Action::scale; }), "divides: that happens in one place"},
+      {"scale elsewhere", changed(1, [](Transfer& t) { t.action = Action::scale; }),
+       "divides: that happens in one place"},
   };
   for (const Row& row : rows) {
     CAPTURE(row.what);
@@ -226,16 +274,22 @@ TEST_CASE("the checker finds what is planted") {
     CHECK_MESSAGE(contains(all, row.expected), all);
   }
   CHECK(contains(errors(ring, {Collective::all_reduce, 4, 0, true})[0], "was not divided by the number of ranks"));
-  CHECK(contains(errors({}, {Collective::broadcast, 3, 1}, 1)[0], "at the end rank 0 should have chunk 0 of rank 1 as chunk 0, but has nothing"));
-  CHECK(contains(errors({}, {Collective::gather, 2, 1}, 2)[0], "should have chunk 0 of rank 0 as chunk 0, but has nothing"));
+  CHECK(contains(errors({}, {Collective::broadcast, 3, 1}, 1)[0],
+                 "at the end rank 0 should have chunk 0 of rank 1 as chunk 0, but has nothing"));
+  CHECK(contains(errors({}, {Collective::gather, 2, 1}, 2)[0],
+                 "should have chunk 0 of rank 0 as chunk 0, but has nothing"));
   // Sums that two ranks make by themselves are equal when they are made in the same way, and are not otherwise.
   const Request two{Collective::all_reduce, 2}, three{Collective::all_reduce, 3};
-  const std::vector<Transfer> swap{{0, 0, 1, {0, 0}, {0, 1}, Action::copy}, {0, 1, 0, {0, 0}, {0, 1}, Action::copy},
-                                   {1, 0, 0, {0, 1}, {0, 0}, Action::reduce}, {1, 1, 1, {0, 1}, {0, 0}, Action::reduce}};
+  const std::vector<Transfer> swap{{0, 0, 1, {0, 0}, {0, 1}, Action::copy},
+                                   {0, 1, 0, {0, 0}, {0, 1}, Action::copy},
+                                   {1, 0, 0, {0, 1}, {0, 0}, Action::reduce},
+                                   {1, 1, 1, {0, 1}, {0, 0}, Action::reduce}};
   CHECK(errors(swap, two, 1).empty());
   std::vector<Transfer> rotate;
-  for (int r = 0; r < 3; ++r) for (int s = 1; s < 3; ++s) rotate.push_back({0, r, (r + s) % 3, {0, 0}, {0, s}, Action::copy});
-  for (int s = 1; s < 3; ++s) for (int r = 0; r < 3; ++r) rotate.push_back({s, r, r, {0, s}, {0, 0}, Action::reduce});
+  for (int r = 0; r < 3; ++r)
+    for (int s = 1; s < 3; ++s) rotate.push_back({0, r, (r + s) % 3, {0, 0}, {0, s}, Action::copy});
+  for (int s = 1; s < 3; ++s)
+    for (int r = 0; r < 3; ++r) rotate.push_back({s, r, r, {0, s}, {0, 0}, Action::reduce});
   REQUIRE_FALSE(errors(rotate, three, 1).empty());
   CHECK(contains(errors(rotate, three, 1)[0], "differs between ranks"));
 }
@@ -243,7 +297,8 @@ TEST_CASE("the checker finds what is planted") {
 TEST_CASE("the checker finds every single transfer that is lost, and every one that is done twice") {
   for_each_pair([&](Algorithm a, Collective c) {
     for (const int n : {2, 3, 4, 5}) {
-      const Request r{c, n, n - 1, is_reduction(c), a == Algorithm::hierarchical && n == 5 ? std::vector<int>{0, 0, 1, 1, 1} : std::vector<int>{}};
+      const Request r{c, n, n - 1, is_reduction(c),
+                      a == Algorithm::hierarchical && n == 5 ? std::vector<int>{0, 0, 1, 1, 1} : std::vector<int>{}};
       const auto list = make_schedule(a, r);
       const int64_t chunks = chunk_count(a, r);
       for (size_t i = 0; i < list.size(); ++i) {
@@ -252,7 +307,8 @@ TEST_CASE("the checker finds every single transfer that is lost, and every one t
         CAPTURE(describe(a, r));
         CAPTURE(i);
         // halving_doubling's broadcast gives some chunks twice: there one may be lost.
-        if (!(a == Algorithm::halving_doubling && c == Collective::broadcast)) CHECK_FALSE(check_transfers(lost, r, chunks).right());
+        if (!(a == Algorithm::halving_doubling && c == Collective::broadcast))
+          CHECK_FALSE(check_transfers(lost, r, chunks).right());
         if (list[i].action == Action::copy) continue;
         auto twice = list;
         twice.insert(twice.begin() + std::ptrdiff_t(i), list[i]);
@@ -275,7 +331,8 @@ TEST_CASE("simulated times are those of the textbook") {
       const auto expected = formula(a, r, bytes, network.between);
       if (!expected) continue;
       const Simulation s = simulate(a, r, bytes, 1, network);
-      CHECK_MESSAGE(s.seconds == doctest::Approx(expected->seconds).epsilon(0.001), describe(a, r), " ", expected->text);
+      CHECK_MESSAGE(s.seconds == doctest::Approx(expected->seconds).epsilon(0.001), describe(a, r), " ",
+                    expected->text);
       ++compared;
     }
   });
@@ -284,7 +341,7 @@ TEST_CASE("simulated times are those of the textbook") {
   CHECK_FALSE(formula(Algorithm::halving_doubling, {Collective::all_reduce, 6}, 1, network.between).has_value());
   CHECK_FALSE(formula(Algorithm::ring, {Collective::all_to_all, 6}, 1, network.between).has_value());
   for (int n = 2; n < 20; ++n) {
-    for (const Algorithm a : algorithms) {
+    for (const Algorithm a : all_algorithms()) {
       const double least = 2. * (n - 1) / n * 1e6 / 25e9;
       CHECK(simulate(a, {Collective::all_reduce, n}, 1000000, 1, network).seconds >= least * 0.999);
     }
@@ -293,14 +350,93 @@ TEST_CASE("simulated times are those of the textbook") {
 
 TEST_CASE("simulated ring at 4096 ranks: 2(n-1)·α + 2(n-1)/n·S/β") {
   const double n = most, alpha = 5e-6, beta = 25e9, bytes = 100e6;
-  const Simulation s = simulate(Algorithm::ring, {Collective::all_reduce, most}, int64_t(bytes), 1, {{alpha, beta}, {}});
+  const Simulation s =
+      simulate(Algorithm::ring, {Collective::all_reduce, most}, int64_t(bytes), 1, {{alpha, beta}, {}});
   CHECK(s.seconds == doctest::Approx(2 * (n - 1) * alpha + 2 * (n - 1) / n * bytes / beta).epsilon(0.01));
   CHECK(s.messages == 2 * int64_t(most - 1) * most);
   CHECK(s.steps == 2 * (most - 1));
 }
 
+TEST_CASE("rounds of ranks that all do the same give what their transfers give") {
+  const Network networks[] = {{}, {{0, 3}, {}}, {{1, 1}, Link{2, 3}}, {{5, 2}, Link{1, 7}}};
+  int64_t exact = 0, compared = 0;
+  for_each_pair([&](Algorithm a, Collective c) {
+    for (const int n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 24, 27, 32}) {
+      for (const int k : {0, 1, 2, 3, 4, 8}) {  // ranks of a host
+        if (k > 0 && (n % k != 0 || n == k)) continue;
+        Request r{c, n};
+        for (int i = 0; k > 0 && i < n; ++i) r.hosts.push_back(100 - i / k);
+        for (const int64_t elements : {0, 1, 32, 37, 1024}) {
+          for (const Network& network : networks) {
+            const auto rounds = simulate_rounds(a, r, elements, 4, network);
+            if (!rounds) continue;
+            const Simulation s = simulate_transfers(a, r, elements, 4, network);
+            const bool power = std::has_single_bit(unsigned(n)), mixed = network.within && k > 1;
+            const double element =
+                4 / std::min(network.between.bandwidth, network.within ? network.within->bandwidth : 1e30);
+            double over = 0;  // in seconds, where rounds are not exact
+            if (a == Algorithm::halving_doubling && !power) over = element * double((elements + n - 1) / n);
+            if (elements % n != 0 &&
+                ((a == Algorithm::ring && mixed) ||
+                 (is_reduction(c) && !power && (a == Algorithm::direct || a == Algorithm::hierarchical))))
+              over = element * double(s.steps * (k > 0 ? n / k : 1));
+            const bool right = over > 0 ? s.seconds <= rounds->seconds * (1 + 1e-12) &&
+                                              rounds->seconds <= (s.seconds + over) * (1 + 1e-12)
+                               : power && !mixed ? s.seconds == rounds->seconds
+                                                 : s.seconds == doctest::Approx(rounds->seconds).epsilon(1e-12);
+            CHECK_MESSAGE((right && s.steps == rounds->steps && s.messages == rounds->messages &&
+                           s.sent == rounds->sent && s.received == rounds->received),
+                          describe(a, r), " ", elements, ": ", s.seconds, " ", rounds->seconds);
+            ++compared;
+            exact += over == 0;
+          }
+        }
+      }
+    }
+  });
+  CHECK(compared > 9000);
+  CHECK(exact > 7000);
+  // Ranks that do different things, links that are not alike, hosts that are dealt.
+  CHECK_FALSE(simulate_rounds(Algorithm::tree, {Collective::all_reduce, 4}, 1, 4, {}).has_value());
+  CHECK_FALSE(simulate_rounds(Algorithm::direct, {Collective::broadcast, 4}, 1, 4, {}).has_value());
+  CHECK_FALSE(simulate_rounds(Algorithm::direct, {Collective::all_reduce, 4, 0, false, {0, 0, 1, 1}}, 1, 4, networks[2])
+                  .has_value());
+  for (const auto& hosts : {std::vector<int>{0, 1, 0, 1}, {0, 0, 1, 2}, {0, 0, 0, 1}, {0, 0, 1, 1, 0, 0}}) {
+    CHECK_FALSE(
+        simulate_rounds(Algorithm::hierarchical, {Collective::all_reduce, int(hosts.size()), 0, false, hosts}, 1, 4, {})
+            .has_value());
+  }
+}
+
+TEST_CASE("very many ranks are simulated") {
+  const Network network{{5e-6, 25e9}, {}};
+  const int64_t bytes = 100'000'000;
+  const int many = 1 << 16;
+  for (const int n : {many, many - 1}) {
+    for (const Algorithm a : all_algorithms()) {
+      if (a == Algorithm::in_place) continue;  // so many ranks do not share a memory
+      Request r{Collective::all_reduce, n};
+      for (int i = 0; a == Algorithm::hierarchical && i < n; ++i) r.hosts.push_back(i / (n == many ? 8 : 3));
+      CHECK(can_simulate(a, r, network));
+      const Simulation s = simulate(a, r, bytes, 1, network);
+      const auto expected = formula(a, r, bytes, network.between);
+      if (expected)
+        CHECK_MESSAGE(s.seconds == doctest::Approx(expected->seconds).epsilon(0.01),
+                      describe(a, {Collective::all_reduce, n}), " ", expected->text);
+    }
+  }
+  const Simulation gather =
+      simulate(Algorithm::tree, {Collective::gather, many / 4}, bytes, 1, network);  // of its places few are used
+  CHECK(gather.received[0] == bytes - shard_range(bytes, many / 4, 0).size());
+  const Request broadcast{Collective::broadcast, many};
+  CHECK_FALSE(can_simulate(Algorithm::direct, broadcast, network));
+  CHECK(contains(message([&] { simulate(Algorithm::direct, broadcast, bytes, 1, network); }),
+                 "direct broadcast of 65536 ranks takes 34 GB to look at, transfer by transfer; expected 1 GB or less, "
+                 "fewer ranks"));
+}
+
 TEST_CASE("bytes of a simulation are counted exactly, whatever the size") {
-  for (const Algorithm a : algorithms) {
+  for (const Algorithm a : all_algorithms()) {
     for (const int n : {1, 2, 3, 5, 8}) {
       for (const int64_t elements : {0, 1, 7, 64, 1009}) {
         const Simulation s = simulate(a, {Collective::all_reduce, n}, elements, 4, {});
@@ -310,11 +446,14 @@ TEST_CASE("bytes of a simulation are counted exactly, whatever the size") {
           CHECK(sent == n * (n - 1) * elements * 4);
           continue;
         }
-        const bool least = a == Algorithm::ring || a == Algorithm::direct || (a == Algorithm::hierarchical) || std::has_single_bit(unsigned(n));
+        const bool least = a == Algorithm::ring || a == Algorithm::direct || a == Algorithm::hierarchical ||
+                           a == Algorithm::in_place || std::has_single_bit(unsigned(n));
         if (least || a == Algorithm::tree || a == Algorithm::server) CHECK(sent == 2 * (n - 1) * elements * 4);
         if (a != Algorithm::ring) continue;
-        for (int rank = 0; rank < n; ++rank) {  // all but two chunks: its right neighbour's sum, and in the end what that one began with
-          const int64_t next = shard_range(elements, n, (rank + 1) % n).size(), own = shard_range(elements, n, rank).size();
+        for (int rank = 0; rank < n;
+             ++rank) {  // all but two chunks: its right neighbour's sum, and in the end what that one began with
+          const int64_t next = shard_range(elements, n, (rank + 1) % n).size(),
+                        own = shard_range(elements, n, rank).size();
           CHECK(s.sent[size_t(rank)] == 4 * (2 * elements - next - own));
         }
       }
@@ -326,28 +465,49 @@ TEST_CASE("hierarchical is faster where hosts are") {
   std::vector<int> hosts(64);
   for (int i = 0; i < 64; ++i) hosts[size_t(i)] = i / 8;
   const Network network{{20e-6, 1e9}, Link{1e-6, 50e9}};
-  const auto time = [&](Algorithm a) { return simulate(a, {Collective::all_reduce, 64, 0, false, hosts}, 1 << 24, 1, network).seconds; };
+  const auto time = [&](Algorithm a) {
+    return simulate(a, {Collective::all_reduce, 64, 0, false, hosts}, 1 << 24, 1, network).seconds;
+  };
   CHECK(time(Algorithm::hierarchical) < 0.25 * time(Algorithm::ring));
   CHECK(time(Algorithm::halving_doubling) < 0.25 * time(Algorithm::ring));  // its first partners are neighbours
 }
 
 TEST_CASE("names, and what is refused") {
   for (int i = 0; i <= int(Collective::batch); ++i) CHECK(parse_collective(name_of(Collective(i))) == Collective(i));
-  for (int i = 0; i <= int(last_algorithm); ++i) CHECK(parse_algorithm(name_of(Algorithm(i))) == Algorithm(i));
-  CHECK(contains(message([] { parse_algorithm("rign"); }), "expected one of automatic, ring, direct, tree, halving_doubling, hierarchical, server, one_shot, got \"rign\"; did you mean ring?"));
+  for (const Algorithm a : all_algorithms()) CHECK(parse_algorithm(name_of(a)) == a);
+  for (const char* part :
+       {"[algorithm] expected automatic, ring, direct, tree", "or ", ", got \"rign\"; did you mean ring?"})
+    CHECK(contains(message([] { parse_algorithm("rign"); }), part));
   CHECK(contains(message([] { parse_collective("allreduce"); }), "did you mean all_reduce?"));
   CHECK_FALSE(contains(message([] { parse_algorithm("butterfly"); }), "did you mean"));
-  const auto visit = [](Algorithm a, const Request& r) { return message([&] { visit_schedule(a, r, [](const Transfer&) {}); }); };
+  const auto visit = [](Algorithm a, const Request& r) {
+    return message([&] { visit_schedule(a, r, [](const Transfer&) {}); });
+  };
   CHECK(contains(visit(Algorithm::ring, {Collective::all_reduce, 0}), "expected 1 rank or more, got 0"));
   CHECK(contains(visit(Algorithm::ring, {Collective::broadcast, 4, 4}), "expected a root from 0 to 3, got 4"));
-  CHECK(contains(visit(Algorithm::ring, {Collective::all_to_all, 4}), "ring has no schedule for all_to_all; expected one of direct, hierarchical, server"));
+  CHECK(contains(visit(Algorithm::ring, {Collective::all_to_all, 4}),
+                 "ring has no schedule for all_to_all; expected one of direct, hierarchical, server"));
   CHECK(contains(visit(Algorithm::automatic, {Collective::all_reduce, 4}), "automatic has no schedule for all_reduce"));
-  CHECK(contains(visit(Algorithm::direct, {Collective::barrier, 4}), "direct has no schedule for barrier: no algorithm has"));
+  CHECK(contains(visit(Algorithm::direct, {Collective::barrier, 4}),
+                 "direct has no schedule for barrier: no algorithm has"));
   CHECK(contains(visit(Algorithm::ring, {Collective::all_gather, 4, 0, true}), "all_gather adds nothing"));
-  CHECK(contains(visit(Algorithm::hierarchical, {Collective::all_reduce, 4, 0, false, {0, 1}}), "expected the host of each of 4 ranks, got 2"));
+  CHECK(contains(visit(Algorithm::hierarchical, {Collective::all_reduce, 4, 0, false, {0, 1}}),
+                 "expected the host of each of 4 ranks, got 2"));
   CHECK(contains(visit(Algorithm::direct, {Collective::all_to_all, 50000}), "46340"));
-  CHECK(contains(message([] { check_schedule(Algorithm::ring, {Collective::all_reduce, 40000}); }), "expected what fits into 4 GiB"));
-  CHECK(contains(message([] { simulate(Algorithm::ring, {Collective::all_reduce, 4}, -1, 4, {}); }), "expected 0 elements"));
-  CHECK(contains(message([] { simulate(Algorithm::ring, {Collective::all_reduce, 4}, 1, 4, {{-1, 1}, {}}); }), "expected a latency"));
-  CHECK(contains(message([] { simulate(Algorithm::ring, {Collective::all_reduce, 4}, 1, 4, {{0, 0}, {}}); }), "expected a bandwidth"));
+  CHECK(contains(message([] {
+                   check_schedule(Algorithm::ring, {Collective::all_reduce, 40000});
+                 }),
+                 "expected what fits into 4 GiB"));
+  CHECK(contains(message([] {
+                   simulate(Algorithm::ring, {Collective::all_reduce, 4}, -1, 4, {});
+                 }),
+                 "expected 0 elements"));
+  CHECK(contains(message([] {
+                   simulate(Algorithm::ring, {Collective::all_reduce, 4}, 1, 4, {{-1, 1}, {}});
+                 }),
+                 "expected a latency"));
+  CHECK(contains(message([] {
+                   simulate(Algorithm::ring, {Collective::all_reduce, 4}, 1, 4, {{0, 0}, {}});
+                 }),
+                 "expected a bandwidth"));
 }

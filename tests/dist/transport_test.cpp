@@ -1,4 +1,5 @@
-// Channels of every kind: bytes arrive whole and in order however they are cut; who is gone is said; strangers stay outside.
+// Channels of every kind: bytes arrive whole and in order however they are cut; who is gone is said; strangers stay
+// outside.
 #include "dist/transport.h"
 
 #include <doctest/doctest.h>
@@ -55,7 +56,8 @@ int64_t swap(Channel& channel, Transport& transport, size_t total, uint32_t seed
       received += got;
       moved += got;
     }
-    if (moved > 0) quiet = 0; else transport.idle(quiet++);
+    if (moved > 0) quiet = 0;
+    else transport.idle(quiet++);
   }
   return wrong;
 }
@@ -106,8 +108,13 @@ TEST_CASE("transport: a fifo keeps bytes in one piece across its end, and never 
 
 TEST_CASE("transport: every kind of channel keeps the order of bytes, both ways at once") {
   const int before = count_descriptors();
-  struct Row { const char* transport; const char* streams; const char* kind; };
-  for (const Row& row : {Row{"threads", "1", "threads"}, Row{"auto", "1", "threads"}, Row{"shm", "1", "shared memory"}, Row{"tcp", "1", "tcp"}, Row{"tcp", "3", "tcp"}}) {
+  struct Row {
+    const char* transport;
+    const char* streams;
+    const char* kind;
+  };
+  for (const Row& row : {Row{"threads", "1", "threads"}, Row{"auto", "1", "threads"}, Row{"shm", "1", "shared memory"},
+                         Row{"tcp", "1", "tcp"}, Row{"tcp", "3", "tcp"}}) {
     CAPTURE(row.transport);
     CAPTURE(row.streams);
     const Streams streams(row.streams);
@@ -116,13 +123,15 @@ TEST_CASE("transport: every kind of channel keeps the order of bytes, both ways 
       for (int peer = 0; peer < 3; ++peer) {  // ascending: the smallest open pair can always go on
         if (peer == rank) continue;
         Channel& channel = transport.channel(peer);
-        LOCKSTEP_CHECK(&channel == &transport.channel(peer) && std::string(channel.kind()) == row.kind, "kind ", channel.kind());
+        LOCKSTEP_CHECK(&channel == &transport.channel(peer) && std::string(channel.kind()) == row.kind, "kind ",
+                       channel.kind());
         for (const size_t total : {size_t(0), size_t(1), size_t(65536), size_t(2000003)}) {
           const int64_t wrong = swap(channel, transport, total, uint32_t(rank));
           LOCKSTEP_CHECK(wrong == 0, wrong, " bytes of ", total, " differ");
         }
       }
-      LOCKSTEP_CHECK(contains(message([&] { transport.channel(rank); }), "expected another rank"), "channel to oneself");
+      LOCKSTEP_CHECK(contains(message([&] { transport.channel(rank); }), "expected another rank"),
+                     "channel to oneself");
     });
     for (const auto& e : errors) CHECK(e == "");
   }
@@ -134,26 +143,38 @@ TEST_CASE("transport: bytes that were sent are read after the sender has gone, t
     CAPTURE(transport);
     Seats seats(2, transport);
     std::atomic<bool> gone{false};
-    const auto errors = seats.run([&](int rank, Control&, Transport& link) {
-      char text[6] = {};
-      if (rank == 0) {
-        Channel& channel = link.channel(1);
-        for (size_t done = 0; done < 5;) done += channel.send(reinterpret_cast<const std::byte*>("hello") + done, 5 - done);
-        if (std::string(transport) == "tcp") for (int i = 0; channel.receive(reinterpret_cast<std::byte*>(text), 1) == 0; ++i) link.idle(i);  // until it is connected
-        throw Error("done");
-      }
-      if (std::string(transport) == "tcp") for (int i = 0; link.channel(0).send(reinterpret_cast<const std::byte*>("x"), 1) == 0; ++i) link.idle(i);
-      while (!gone) std::this_thread::yield();
-      Channel& channel = link.channel(0);
-      size_t n = 0;
-      for (int i = 0; n < 5; ++i) {
-        const size_t got = channel.receive(reinterpret_cast<std::byte*>(text) + n, 5 - n);
-        n += got;
-        if (got == 0) link.idle(i);
-      }
-      LOCKSTEP_CHECK(std::string(text) == "hello", "got ", text);
-      for (int i = 0;; ++i) { channel.receive(reinterpret_cast<std::byte*>(text), 1); link.idle(i); }  // throws
-    }, "world", [&](int rank) { if (rank == 0) gone = true; });
+    const auto errors = seats.run(
+        [&](int rank, Control&, Transport& link) {
+          char text[6] = {};
+          if (rank == 0) {
+            Channel& channel = link.channel(1);
+            for (size_t done = 0; done < 5;)
+              done += channel.send(reinterpret_cast<const std::byte*>("hello") + done, 5 - done);
+            if (std::string(transport) == "tcp")
+              for (int i = 0; channel.receive(reinterpret_cast<std::byte*>(text), 1) == 0; ++i)
+                link.idle(i);  // until it is connected
+            throw Error("done");
+          }
+          if (std::string(transport) == "tcp")
+            for (int i = 0; link.channel(0).send(reinterpret_cast<const std::byte*>("x"), 1) == 0; ++i) link.idle(i);
+          while (!gone) std::this_thread::yield();
+          Channel& channel = link.channel(0);
+          size_t n = 0;
+          for (int i = 0; n < 5; ++i) {
+            const size_t got = channel.receive(reinterpret_cast<std::byte*>(text) + n, 5 - n);
+            n += got;
+            if (got == 0) link.idle(i);
+          }
+          LOCKSTEP_CHECK(std::string(text) == "hello", "got ", text);
+          for (int i = 0;; ++i) {
+            channel.receive(reinterpret_cast<std::byte*>(text), 1);
+            link.idle(i);
+          }  // throws
+        },
+        "world",
+        [&](int rank) {
+          if (rank == 0) gone = true;
+        });
     CHECK(errors[0] == "done");
     CHECK_MESSAGE(contains(errors[1], "rank 0 closed its"), errors[1]);
   }
@@ -174,7 +195,8 @@ TEST_CASE("transport: shared memory between processes; kill -9 leaves nothing") 
       kill(getpid(), SIGKILL);
     } catch (...) { _exit(3); }
   }
-  const auto channel = make_memory_channel(inbox, 0, 1, 1, {.pid = child, .process = "other", .nonce = "other", .fd = 900, .capacity = 1 << 16}, true);
+  const auto channel = make_memory_channel(
+      inbox, 0, 1, 1, {.pid = child, .process = "other", .nonce = "other", .fd = 900, .capacity = 1 << 16}, true);
   size_t received = 0;
   int64_t wrong = 0;
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -191,21 +213,28 @@ TEST_CASE("transport: shared memory between processes; kill -9 leaves nothing") 
   CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));
   std::byte one{};
   CHECK(contains(message([&] { channel->send(&one, 1); }), "rank 1 closed its side"));  // no such process any more
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) CHECK_FALSE(contains(entry.path().string(), "lockstep"));
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
+    CHECK_FALSE(contains(entry.path().string(), "lockstep"));
 }
 
 TEST_CASE("transport: what cannot be reached is refused with a way out") {
   const auto inbox = Inbox::create(2, 1 << 16);
   std::byte one{};
-  const InboxAddress other_file{.pid = getpid(), .process = "other", .nonce = std::string(32, 'x'), .fd = inbox->address().fd, .capacity = 1 << 16};
-  CHECK(contains(message([&] { make_memory_channel(inbox, 0, 1, 1, other_file, true)->send(&one, 1); }), "LOCKSTEP_TRANSPORT=tcp"));
-  CHECK(contains(Seats(1, "pigeon").run([](int, Control&, Transport&) {})[0], "expected auto, threads, shm or tcp, got \"pigeon\""));
+  const InboxAddress other_file{.pid = getpid(),
+                                .process = "other",
+                                .nonce = std::string(32, 'x'),
+                                .fd = inbox->address().fd,
+                                .capacity = 1 << 16};
+  CHECK(contains(message([&] { make_memory_channel(inbox, 0, 1, 1, other_file, true)->send(&one, 1); }),
+                 "LOCKSTEP_TRANSPORT=tcp"));
+  CHECK(contains(Seats(1, "pigeon").run([](int, Control&, Transport&) {})[0],
+                 "expected auto, threads, shm or tcp, got \"pigeon\""));
   const Streams streams("many");
   const auto errors = Seats(2, "tcp").run([](int rank, Control&, Transport& t) {
     if (rank == 0) t.channel(1);
     throw Error("done");
   });
-  CHECK(contains(errors[0], "expected LOCKSTEP_TCP_STREAMS from 1 to 64, got \"many\""));
+  CHECK(contains(errors[0], "expected LOCKSTEP_TCP_STREAMS to be a number from 1 to 64, got 'many'"));
 }
 
 TEST_CASE("transport: strangers at the door get nowhere, and do not disturb the others") {
@@ -235,23 +264,32 @@ TEST_CASE("transport: strangers at the door get nowhere, and do not disturb the 
         talk(fd.get(), challenge);
         LOCKSTEP_CHECK(!read(hello, 1), "the door let a stranger in");
       };
-      const auto say = [](int fd, const std::string& text) { LOCKSTEP_CHECK(::send(fd, text.data(), text.size(), MSG_NOSIGNAL) == ssize_t(text.size()), "send"); };
-      const std::string purpose = handshake::Purpose{.job = "lockstep", .what = "world 0-1", .stripe = 0, .stripes = 1}.text();
+      const auto say = [](int fd, const std::string& text) {
+        LOCKSTEP_CHECK(::send(fd, text.data(), text.size(), MSG_NOSIGNAL) == ssize_t(text.size()), "send");
+      };
+      const std::string purpose =
+          handshake::Purpose{.job = "lockstep", .what = "world 0-1", .stripe = 0, .stripes = 1}.text();
       handshake::Answer replay;
       visit([&](int fd, const Nonce&) { say(fd, "GET / HTTP/1.1\r\nHost: here\r\n\r\n" + std::string(3000, 'x')); });
       visit([&](int fd, const Nonce& challenge) {
-        replay = {.number = random_nonce(), .proof = prove("another token", "rank", challenge, Nonce{}, purpose), .purpose = purpose};
+        replay = {.number = random_nonce(),
+                  .proof = prove("another token", "rank", challenge, Nonce{}, purpose),
+                  .purpose = purpose};
         say(fd, replay.text());
       });
       visit([&](int fd, const Nonce&) { say(fd, replay.text()); });
       visit([&](int fd, const Nonce& challenge) {  // knows the token, is of another job
-        handshake::Answer answer{.number = random_nonce(), .proof = {}, .purpose = handshake::Purpose{.job = "other", .what = "world 0-1", .stripe = 0, .stripes = 1}.text()};
+        handshake::Answer answer{
+            .number = random_nonce(),
+            .proof = {},
+            .purpose = handshake::Purpose{.job = "other", .what = "world 0-1", .stripe = 0, .stripes = 1}.text()};
         answer.proof = prove(control.place().token, "rank", challenge, answer.number, answer.purpose);
         say(fd, answer.text());
       });
       std::vector<Fd> half_open;
       int problem = 0;
-      for (int i = 0; i < 100; ++i) half_open.push_back(connect_to(address, Clock::now() + std::chrono::seconds(10), problem));
+      for (int i = 0; i < 100; ++i)
+        half_open.push_back(connect_to(address, Clock::now() + std::chrono::seconds(10), problem));
       const int64_t wrong = swap(transport.channel(0), transport, 100000, 1);
       LOCKSTEP_CHECK(wrong == 0, wrong, " bytes differ");
       visit([&](int fd, const Nonce&) { say(fd, "slow"); });  // is dropped at its deadline

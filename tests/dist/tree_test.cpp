@@ -11,17 +11,18 @@ using namespace lockstep;
 using namespace lockstep::dist;
 
 TEST_CASE("shard_range covers everything once, in order, sizes differ by one at most") {
-  for (const int64_t n : {0, 1, 2, 7, 8, 1000, 1009}) for (int64_t world = 1; world <= 9; ++world) {
-    int64_t at = 0;
-    for (int64_t rank = 0; rank < world; ++rank) {
-      const Range r = shard_range(n, world, rank);
-      CHECK(r.begin == at);
-      CHECK(r.size() >= n / world);
-      CHECK(r.size() <= n / world + 1);
-      at = r.end;
+  for (const int64_t n : {0, 1, 2, 7, 8, 1000, 1009})
+    for (int64_t world = 1; world <= 9; ++world) {
+      int64_t at = 0;
+      for (int64_t rank = 0; rank < world; ++rank) {
+        const Range r = shard_range(n, world, rank);
+        CHECK(r.begin == at);
+        CHECK(r.size() >= n / world);
+        CHECK(r.size() <= n / world + 1);
+        at = r.end;
+      }
+      CHECK(at == n);
     }
-    CHECK(at == n);
-  }
 }
 
 // The definition, written down a second time.

@@ -81,7 +81,8 @@ long resident_kib() {
 std::string hello(const Nonce& challenge, const std::string& token, uint32_t protocol = wire_protocol) {
   const Nonce number = random_nonce();
   const Proof proof = prove(token, "rank", challenge, number, "control");
-  return encode(Kind::hello, 0, Writer().u32(protocol).bytes(number.data(), number.size()).bytes(proof.data(), proof.size()).body);
+  return encode(Kind::hello, 0,
+                Writer().u32(protocol).bytes(number.data(), number.size()).bytes(proof.data(), proof.size()).body);
 }
 
 Nonce challenge_of(const Frame& frame) {
@@ -107,7 +108,8 @@ TEST_CASE("wire: fields and frames come back as they went, however they are cut"
   out.u8(255).u32(0xfffffffe).u64(~uint64_t(0)).i64(-5).seconds(0.25).text("").text(std::string("a\0b", 3));
   write_activity(out, activity);
   write_failure(out, Fault::deadlock, -1, "why");
-  const std::string stream = encode(Kind::set, 77, out.body) + encode(Kind::heartbeat, 0, "") + encode(Kind::reply, 78, std::string(70000, 'x'));
+  const std::string stream = encode(Kind::set, 77, out.body) + encode(Kind::heartbeat, 0, "") +
+                             encode(Kind::reply, 78, std::string(70000, 'x'));
   for (const size_t piece : {size_t(1), size_t(7), size_t(16), size_t(4096), stream.size()}) {
     FrameReader reader(body_limit);
     std::vector<Frame> frames;
@@ -129,7 +131,8 @@ TEST_CASE("wire: fields and frames come back as they went, however they are cut"
     CHECK(in.text(0).empty());
     CHECK(in.text(3) == std::string("a\0b", 3));
     const Activity back = read_activity(in);
-    CHECK((back.step == 3 && back.completed == activity.completed && back.group == "pp.1" && back.collective == activity.collective && back.waiting && back.waits_for == 7));
+    CHECK((back.step == 3 && back.completed == activity.completed && back.group == "pp.1" &&
+           back.collective == activity.collective && back.waiting && back.waits_for == 7));
     CHECK((back.messages == 5 && back.is_send && back.sent_to == activity.sent_to && back.taken_from.empty()));
     const DistError failure = read_failure(in);
     CHECK((failure.fault == Fault::deadlock && failure.rank == -1 && std::string(failure.what()) == "why"));
@@ -139,15 +142,18 @@ TEST_CASE("wire: fields and frames come back as they went, however they are cut"
   for (size_t size = 0; size < out.body.size(); ++size) {
     Fields in(std::string_view(out.body).substr(0, size));
     CHECK(contains(message([&] {
-            in.u8(), in.u32(), in.u64(), in.i64(), in.seconds(), in.text(0), in.text(3);
-            read_activity(in);
-            read_failure(in);
-          }), "[wire] expected "));
+                     in.u8(), in.u32(), in.u64(), in.i64(), in.seconds(), in.text(0), in.text(3);
+                     read_activity(in);
+                     read_failure(in);
+                   }),
+                   "[wire] expected "));
   }
 }
 
 TEST_CASE("wire 17: claims are checked before memory is taken") {
-  const auto header = [](uint32_t magic, uint32_t length, uint8_t kind, uint8_t zero = 0) { return Writer().u32(magic).u32(length).u32(1).u8(kind).u8(zero).u8(0).u8(0).body; };
+  const auto header = [](uint32_t magic, uint32_t length, uint8_t kind, uint8_t zero = 0) {
+    return Writer().u32(magic).u32(length).u32(1).u8(kind).u8(zero).u8(0).u8(0).body;
+  };
   const std::pair<std::string, std::string> rows[] = {
       {header(wire_magic, 0xffffffff, 1), "[wire] expected a message of at most 4080 bytes, got one of 4294967295"},
       {header(wire_magic, 4081, 1), "[wire] expected a message of at most 4080 bytes, got one of 4081"},
@@ -164,8 +170,10 @@ TEST_CASE("wire 17: claims are checked before memory is taken") {
     reader.push(bytes.data(), bytes.size());
     CHECK(contains(message([&] { reader.next(); }), expected));
   }
-  CHECK(contains(message([] { Fields(Writer().u32(0xffffffff).body).text(100); }), "[wire] expected a text of at most 100 bytes, got one of 4294967295"));
-  CHECK(contains(message([] { Fields(Writer().u32(0x20000000).u64(1).body).count(12); }), "[wire] expected 536870912 entries in a message, got bytes for 0"));
+  CHECK(contains(message([] { Fields(Writer().u32(0xffffffff).body).text(100); }),
+                 "[wire] expected a text of at most 100 bytes, got one of 4294967295"));
+  CHECK(contains(message([] { Fields(Writer().u32(0x20000000).u64(1).body).count(12); }),
+                 "[wire] expected 536870912 entries in a message, got bytes for 0"));
   CHECK(contains(message([] { Fields(Writer().seconds(NAN).body).seconds(); }), "[wire] expected seconds >= 0"));
   CHECK(contains(message([] { Fields(Writer().seconds(-1).body).seconds(); }), "[wire] expected seconds >= 0, got -1"));
   CHECK(contains(message([] { Fields("x").end(); }), "[wire] expected the end of a message, got 1 more bytes"));
@@ -181,7 +189,8 @@ TEST_CASE("wire: random bytes and flipped bits never do more than throw") {
   for (int i = 0; i < 20000; ++i) {
     std::string bytes = i % 2 ? good : std::string(random() % 64, '\0');
     if (i % 2) bytes[random() % bytes.size()] ^= char(1 << (random() % 8));
-    else for (char& c : bytes) c = char(random());
+    else
+      for (char& c : bytes) c = char(random());
     FrameReader reader(4096);
     reader.push(bytes.data(), bytes.size());
     try {
@@ -227,7 +236,8 @@ TEST_CASE("wire 18, 24, 25: strangers are shut out and the job goes on") {
     if (control.place().rank == 1) return control.barrier("end", {0, 1}, Seconds(60));
     const int port = control.place().port;
     control.set("secret", "value");
-    // 1,000 half-open connections: few are kept, and none for long. One byte at a time is no way around the limit of 5 s.
+    // 1,000 half-open connections: few are kept, and none for long. One byte at a time is no way around the limit of 5
+    // s.
     Stranger slow(port);
     const double start = now_seconds();
     {

@@ -1,4 +1,5 @@
-// The configuration file: what it may say, and what it means. What it says when it is wrong is in config_errors_test.cpp.
+// The configuration file: what it may say, and what it means. What it says when it is wrong is in
+// config_errors_test.cpp.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -17,7 +18,8 @@ using data::Json;
 namespace {
 
 bool warns(const Config& config, const std::string& part) {
-  for (const std::string& warning : config.warnings) if (contains(warning, part)) return true;
+  for (const std::string& warning : config.warnings)
+    if (contains(warning, part)) return true;
   return false;
 }
 
@@ -28,7 +30,9 @@ std::string line_of(const Config& config, const std::string& key) {
   return at == text.npos ? "(no line)" : text.substr(at + 1, text.find('\n', at + 1) - at - 1);
 }
 
-nn::NamedParameter parameter(const std::string& name, const Shape& shape) { return {name, Variable(ones(shape), true)}; }
+nn::NamedParameter parameter(const std::string& name, const Shape& shape) {
+  return {name, Variable(ones(shape), true)};
+}
 
 const char* const guide = R"(
 // ds_config.json
@@ -76,7 +80,9 @@ TEST_CASE("config: a tutorial's file, with comments and keys that DeepSpeed has 
   CHECK(parameter_dtype(c) == f16);
 
   const std::string text = message([] { resolve(config_from_json(guide, "ds_config.json"), 4); });
-  CHECK(contains(text, "ds_config.json: train_batch_size 16 is not train_micro_batch_size_per_gpu 2 * gradient_accumulation_steps 8 * 4 ranks = 64; write one of\n"));
+  CHECK(contains(text,
+                 "ds_config.json: train_batch_size 16 is not train_micro_batch_size_per_gpu 2 * "
+                 "gradient_accumulation_steps 8 * 4 ranks = 64; write one of\n"));
   CHECK(contains(text, "\n    \"train_batch_size\": 64"));
   CHECK(contains(text, "\n    \"gradient_accumulation_steps\": 2\n"));
   CHECK(contains(text, "\n    \"train_micro_batch_size_per_gpu\": 1 and \"gradient_accumulation_steps\": 4"));
@@ -84,30 +90,52 @@ TEST_CASE("config: a tutorial's file, with comments and keys that DeepSpeed has 
 }
 
 TEST_CASE("config: typical files") {
-  struct Row { const char* name; const char* json; int ranks; int64_t batch; DType dtype; };
+  struct Row {
+    const char* name;
+    const char* json;
+    int ranks;
+    int64_t batch;
+    DType dtype;
+  };
   const Row rows[] = {
-      {"zero1", R"({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1, "reduce_bucket_size": 5e8}})", 2, 32, bf16},
-      {"zero2", R"({"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2, "fp16": {"enabled": true, "initial_scale_power": 32, "min_loss_scale": 1e-5},
+      {"zero1",
+       R"({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1, "reduce_bucket_size": 5e8}})",
+       2, 32, bf16},
+      {"zero2",
+       R"({"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2, "fp16": {"enabled": true, "initial_scale_power": 32, "min_loss_scale": 1e-5},
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}, "allgather_partitions": true, "allgather_bucket_size": 2e8, "overlap_comm": true,
         "reduce_scatter": true, "reduce_bucket_size": 2e8, "contiguous_gradients": true, "round_robin_gradients": true},
         "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7, "torch_adam": true, "adam_w_mode": true}},
         "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 5000, "warmup_min_lr": 0, "warmup_max_lr": 3e-5, "warmup_num_steps": 500, "last_batch_iteration": -1}},
-        "gradient_clipping": 1.0, "steps_per_print": 2e3, "wall_clock_breakdown": false})", 4, 64, f16},
+        "gradient_clipping": 1.0, "steps_per_print": 2e3, "wall_clock_breakdown": false})",
+       4, 64, f16},
       {"zero3 nvme", R"({"train_batch_size": 8, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3,
         "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme", "pin_memory": true, "buffer_count": 4, "fast_init": false, "pipeline_read": true, "pipeline_write": true},
         "offload_param": {"device": "nvme", "nvme_path": "/local_nvme", "pin_memory": true, "buffer_count": 5, "buffer_size": 1e8, "max_in_cpu": 1e9},
         "sub_group_size": 1e9, "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9, "stage3_prefetch_bucket_size": 5e8, "stage3_param_persistence_threshold": 1e6,
-        "stage3_gather_16bit_weights_on_model_save": true}, "aio": {"block_size": 262144, "queue_depth": 32, "thread_count": 1, "single_submit": false, "overlap_events": true}})", 8, 8, bf16},
-      {"stage 0", R"({"train_batch_size": 6, "gradient_accumulation_steps": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}, "gradient_clipping": 0})", 3, 6, f32},
-      {"auto where we choose", R"({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
-        "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}})", 5, 15, f32},
-      {"old names", R"({"train_batch_size": 2, "bfloat16": {"enabled": true}, "zero_optimization": {"stage": 1, "cpu_offload": true}})", 2, 2, bf16},
-      {"switched off", R"({"train_batch_size": 1, "steps_per_print": null, "amp": {"enabled": false, "opt_level": "O1"}, "elasticity": {"enabled": false}, "autotuning": {"enabled": false, "fast": true},
+        "stage3_gather_16bit_weights_on_model_save": true}, "aio": {"block_size": 262144, "queue_depth": 32, "thread_count": 1, "single_submit": false, "overlap_events": true}})",
+       8, 8, bf16},
+      {"stage 0",
+       R"({"train_batch_size": 6, "gradient_accumulation_steps": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}, "gradient_clipping": 0})",
+       3, 6, f32},
+      {"auto where we choose",
+       R"({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}})",
+       5, 15, f32},
+      {"old names",
+       R"({"train_batch_size": 2, "bfloat16": {"enabled": true}, "zero_optimization": {"stage": 1, "cpu_offload": true}})",
+       2, 2, bf16},
+      {"switched off",
+       R"({"train_batch_size": 1, "steps_per_print": null, "amp": {"enabled": false, "opt_level": "O1"}, "elasticity": {"enabled": false}, "autotuning": {"enabled": false, "fast": true},
         "compression_training": {}, "curriculum_learning": null, "sparse_gradients": false, "fp16": null, "zero_optimization": {"stage": 0, "zero_quantized_weights": false,
-        "zero_hpz_partition_size": 1, "mics_shard_size": -1, "offload_optimizer": null}, "pipeline": {"stages": "auto", "partition": "best"}, "tensor_parallel": {"autotp_size": 1}})", 1, 1, f32},
+        "zero_hpz_partition_size": 1, "mics_shard_size": -1, "offload_optimizer": null}, "pipeline": {"stages": "auto", "partition": "best"}, "tensor_parallel": {"autotp_size": 1}})",
+       1, 1, f32},
       {"little", R"({"train_micro_batch_size_per_gpu": 1})", 7, 7, f32},
-      {"# comments", "# of a shell\n{\"train_batch_size\": 4, # four\n/* many\n lines */ \"fp16\": {\"enabled\": false,},}\n", 4, 4, f32},
-      {"text with comment signs", R"({"train_batch_size": 1, "csv_monitor": {"output_path": "/a//b#c/*d*/,}"}})", 1, 1, f32},
+      {"# comments",
+       "# of a shell\n{\"train_batch_size\": 4, # four\n/* many\n lines */ \"fp16\": {\"enabled\": false,},}\n", 4, 4,
+       f32},
+      {"text with comment signs", R"({"train_batch_size": 1, "csv_monitor": {"output_path": "/a//b#c/*d*/,}"}})", 1, 1,
+       f32},
   };
   for (const Row& row : rows) {
     CAPTURE(std::string(row.name));
@@ -144,7 +172,8 @@ TEST_CASE("config: batch sizes follow from one or two of them, at any number of 
         }
         CHECK(*resolve({.train_batch_size = train}, ranks).train_micro_batch_size_per_gpu == micro * accumulation);
         CHECK(*resolve({.train_micro_batch_size_per_gpu = micro}, ranks).train_batch_size == micro * ranks);
-        CHECK(contains(message([&] { resolve({.gradient_accumulation_steps = accumulation}, ranks); }), "expected train_batch_size or train_micro_batch_size_per_gpu, got neither"));
+        CHECK(contains(message([&] { resolve({.gradient_accumulation_steps = accumulation}, ranks); }),
+                       "expected train_batch_size or train_micro_batch_size_per_gpu, got neither"));
       }
     }
   }
@@ -155,18 +184,25 @@ TEST_CASE("config: what is proposed for batch sizes that do not fit is legal") {
     for (const int64_t micro : {1, 2, 3, 1'000'000'000}) {
       for (const int64_t accumulation : {1, 5, 8}) {
         for (const int ranks : {1, 2, 3, 8, 1 << 20}) {
-          const Config asked{.train_batch_size = train, .train_micro_batch_size_per_gpu = micro, .gradient_accumulation_steps = accumulation};
+          const Config asked{.train_batch_size = train,
+                             .train_micro_batch_size_per_gpu = micro,
+                             .gradient_accumulation_steps = accumulation};
           const std::string text = message([&] { resolve(asked, ranks); });
           if (text == "(no error)") continue;
           int proposals = 0;
           for (size_t at = text.find("\n    "); at != text.npos; at = text.find("\n    ", at + 1), ++proposals) {
             const std::string fix = text.substr(at + 5, text.find('\n', at + 1) - at - 5);
-            Json merged = Json::Object{{"train_batch_size", train}, {"train_micro_batch_size_per_gpu", micro}, {"gradient_accumulation_steps", accumulation}};
+            Json merged = Json::Object{{"train_batch_size", train},
+                                       {"train_micro_batch_size_per_gpu", micro},
+                                       {"gradient_accumulation_steps", accumulation}};
             std::string object = fix;
             for (size_t word; (word = object.find(" and ")) != object.npos;) object.replace(word, 5, ", ");
             const Json changed = data::parse_json("{" + object + "}", "fix");
             for (const auto& [key, value] : changed.as_object()) merged[key] = value;
-            CHECK_MESSAGE(merged.at("train_batch_size").as_int() == merged.at("train_micro_batch_size_per_gpu").as_int() * merged.at("gradient_accumulation_steps").as_int() * ranks, text);
+            CHECK_MESSAGE(
+                merged.at("train_batch_size").as_int() == merged.at("train_micro_batch_size_per_gpu").as_int() *
+                                                              merged.at("gradient_accumulation_steps").as_int() * ranks,
+                text);
           }
           CHECK_MESSAGE(proposals >= 1, text);
         }
@@ -177,12 +213,14 @@ TEST_CASE("config: what is proposed for batch sizes that do not fit is legal") {
 
 TEST_CASE("config: a file, JSON text and base64 are the same") {
   const std::string json = R"({"train_batch_size": 12, "csv_monitor": {"job_name": "x?>?>~~"}})";
-  const std::string path = (std::filesystem::temp_directory_path() / str("lockstep_config_", getpid(), ".json")).string();
+  const std::string path =
+      (std::filesystem::temp_directory_path() / str("lockstep_config_", getpid(), ".json")).string();
   std::ofstream(path) << json;
   const std::string plain = "eyJ0cmFpbl9iYXRjaF9zaXplIjogMTIsICJjc3ZfbW9uaXRvciI6IHsiam9iX25hbWUiOiAieD8+Pz5+fiJ9fQ==";
   std::string url = plain;
   for (char& c : url) c = c == '+' ? '-' : c == '/' ? '_' : c;
-  for (const std::string& source : {path, json, plain, url, url.substr(0, url.size() - 2), "  \n" + json, json + std::string(5000, ' ')}) {
+  for (const std::string& source :
+       {path, json, plain, url, url.substr(0, url.size() - 2), "  \n" + json, json + std::string(5000, ' ')}) {
     CAPTURE(source);
     const Config c = read_config(source);
     CHECK(c.train_batch_size == 12);
@@ -190,17 +228,23 @@ TEST_CASE("config: a file, JSON text and base64 are the same") {
   }
   CHECK(read_config(path).origin == path);
   std::filesystem::remove(path);
-  CHECK(contains(message([&] { read_config(path); }), "expected a configuration file, JSON text or that in base64, got \"" + path));
+  CHECK(contains(message([&] { read_config(path); }),
+                 "expected a configuration file, JSON text or that in base64, got \"" + path));
   CHECK(contains(message([] { read_config(""); }), "which is none of them"));
   CHECK(contains(message([] { read_config(std::string(100'000, 'A')); }), "AAA...\", which is none of them"));
   CHECK(contains(message([] { read_config("/tmp"); }), "got a folder"));
 }
 
 TEST_CASE("config: values and where they come from") {
-  Config c = resolve(config_from_json(R"({"train_batch_size": 8, "zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8, "contiguous_gradients": true}, "bf16": {"enabled": true},
-    "optimizer": {"type": "adamw", "params": {"lr": 0.1, "fused": true}}})"), 2);
+  Config c = resolve(
+      config_from_json(
+          R"({"train_batch_size": 8, "zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8, "contiguous_gradients": true}, "bf16": {"enabled": true},
+    "optimizer": {"type": "adamw", "params": {"lr": 0.1, "fused": true}}})"),
+      2);
   c.seed = 7;
-  struct Row { const char *key, *value, *mark; };
+  struct Row {
+    const char *key, *value, *mark;
+  };
   const Row rows[] = {
       {"train_batch_size", "8", "(from file)"},
       {"train_micro_batch_size_per_gpu", "4", "(inferred)"},
@@ -246,18 +290,28 @@ TEST_CASE("config: the table of keys") {
       begin = end + 1;
     }
     *at = key.fallback;
-    if (key.path == "optimizer.type" || key.path == "scheduler.type") *at = key.path == "optimizer.type" ? "SGD" : "WarmupLR";
+    if (key.path == "optimizer.type" || key.path == "scheduler.type")
+      *at = key.path == "optimizer.type" ? "SGD" : "WarmupLR";
     CHECK(message([&] { config_from_json(root.dump()); }) == "(no error)");
   }
-  // Every field of a Config is in the table: to_json of a config that differs everywhere differs everywhere. (Counted: a field without a row would be forgotten.)
+  // Every field of a Config is in the table: to_json of a config that differs everywhere differs everywhere. (Counted:
+  // a field without a row would be forgotten.)
   CHECK(paths.size() > 150);
 }
 
 TEST_CASE("config: optimizers by name, with the options of the file") {
-  const NamedParameters parameters = {parameter("blocks.0.mlp.weight", {4, 4}), parameter("blocks.0.mlp.bias", {4}), parameter("tokens.weight", {8, 4})};
-  struct Row { const char *type, *params, *name; std::map<std::string, double> options; };
+  const NamedParameters parameters = {parameter("blocks.0.mlp.weight", {4, 4}),
+                                      parameter("blocks.0.mlp.bias", {4}),
+                                      {"tokens.weight", parameter("", {8, 4}).variable, true}};
+  struct Row {
+    const char *type, *params, *name;
+    std::map<std::string, double> options;
+  };
   const Row rows[] = {
-      {"AdamW", R"({"lr": 2, "betas": [0.5, 0.25], "eps": 1e-6})", "AdamW", {{"lr", 2}, {"beta1", 0.5}, {"beta2", 0.25}, {"eps", 1e-6}, {"weight_decay", 0}}},
+      {"AdamW",
+       R"({"lr": 2, "betas": [0.5, 0.25], "eps": 1e-6})",
+       "AdamW",
+       {{"lr", 2}, {"beta1", 0.5}, {"beta2", 0.25}, {"eps", 1e-6}, {"weight_decay", 0}}},
       {"Adam", R"({"weight_decay": 0.5})", "Adam", {{"lr", 1e-3}, {"weight_decay", 0.5}}},
       {"adam", R"({"weight_decay": 0.5, "adam_w_mode": true})", "AdamW", {{"weight_decay", 0.5}}},
       {"FusedAdam", "{}", "AdamW", {{"lr", 1e-3}}},
@@ -280,10 +334,13 @@ TEST_CASE("config: optimizers by name, with the options of the file") {
     made[0]->step();
   }
   CHECK(make_optimizers({}, parameters).empty());
-  CHECK(warns(config_from_json(R"({"optimizer": {"type": "Adam", "params": {"weight_decay": 0.1}}})"), "DeepSpeed takes \"Adam\" for AdamW"));
-  CHECK(config_from_json(R"({"optimizer": {"type": "Adam", "params": {"weight_decay": 0.1, "adam_w_mode": false}}})").warnings.empty());
+  CHECK(warns(config_from_json(R"({"optimizer": {"type": "Adam", "params": {"weight_decay": 0.1}}})"),
+              "DeepSpeed takes \"Adam\" for AdamW"));
+  CHECK(config_from_json(R"({"optimizer": {"type": "Adam", "params": {"weight_decay": 0.1, "adam_w_mode": false}}})")
+            .warnings.empty());
 
-  const Config c{.optimizer = {.type = "Muon", .params = data::parse_json(R"({"lr": 0.5, "adam_lr": 0.25})", "params")}};
+  const Config c{
+      .optimizer = {.type = "Muon", .params = data::parse_json(R"({"lr": 0.5, "adam_lr": 0.25})", "params")}};
   const auto two = make_optimizers(c, parameters);
   REQUIRE(two.size() == 2);
   CHECK((std::string(two[0]->name()) == "Muon" && two[0]->parameters().size() == 1 && two[0]->lr() == 0.5));
@@ -292,14 +349,22 @@ TEST_CASE("config: optimizers by name, with the options of the file") {
 }
 
 TEST_CASE("config: schedules by name, with the options of the file") {
-  struct Row { const char *type, *params; int64_t steps; double lr; };
+  struct Row {
+    const char *type, *params;
+    int64_t steps;
+    double lr;
+  };
   const Row rows[] = {
-      {"WarmupLR", R"({"warmup_min_lr": 0, "warmup_max_lr": 0.5, "warmup_num_steps": 4, "warmup_type": "linear"})", 3, 0.25},
+      {"WarmupLR", R"({"warmup_min_lr": 0, "warmup_max_lr": 0.5, "warmup_num_steps": 4, "warmup_type": "linear"})", 3,
+       0.25},
       {"warmuplr", R"({"warmup_max_lr": 0.5, "warmup_num_steps": 1000})", 10, 0.5 * std::log(10) / std::log(1000)},
-      {"WarmupDecayLR", R"({"total_num_steps": 10, "warmup_max_lr": 0.5, "warmup_num_steps": 2, "warmup_type": "LINEAR"})", 7, 0.25},
-      {"WarmupCosineLR", R"({"total_num_steps": 10, "warmup_num_steps": 0, "warmup_type": "linear"})", 3, 1e-4 + 0.9999 * (1 + std::cos(M_PI / 8)) / 2},
+      {"WarmupDecayLR",
+       R"({"total_num_steps": 10, "warmup_max_lr": 0.5, "warmup_num_steps": 2, "warmup_type": "LINEAR"})", 7, 0.25},
+      {"WarmupCosineLR", R"({"total_num_steps": 10, "warmup_num_steps": 0, "warmup_type": "linear"})", 3,
+       1e-4 + 0.9999 * (1 + std::cos(M_PI / 8)) / 2},
       {"OneCycle", R"({"cycle_min_lr": 0.1, "cycle_max_lr": 0.3, "cycle_first_step_size": 4})", 2, 0.2},
-      {"LRRangeTest", R"({"lr_range_test_min_lr": 0.1, "lr_range_test_step_size": 10, "lr_range_test_step_rate": 1})", 10, 0.2},
+      {"LRRangeTest", R"({"lr_range_test_min_lr": 0.1, "lr_range_test_step_size": 10, "lr_range_test_step_rate": 1})",
+       10, 0.2},
       {"StepLR", R"({"step_size": 2})", 2, 0.1},
       {"MultiStepLR", R"({"milestones": [1, 3], "gamma": 0.5})", 3, 0.25},
       {"ExponentialLR", R"({"gamma": 0.5})", 3, 0.125},
@@ -312,59 +377,101 @@ TEST_CASE("config: schedules by name, with the options of the file") {
   };
   for (const Row& row : rows) {
     CAPTURE(std::string(row.type));
-    const Config c = config_from_json(str(R"({"scheduler": {"type": ")", row.type, R"(", "params": )", row.params, "}}"));
+    const Config c =
+        config_from_json(str(R"({"scheduler": {"type": ")", row.type, R"(", "params": )", row.params, "}}"));
     optim::AdamW optimizer({Variable(ones({1}), true)}, {.lr = 1});
     const auto schedule = make_schedule(c, optimizer);
     for (int64_t t = 0; t < row.steps; ++t) schedule->step();
     CHECK(schedule->lr() == doctest::Approx(row.lr).epsilon(1e-6).scale(0));
   }
   optim::AdamW two({{{Variable(ones({1}), true)}, {}}, {{Variable(ones({1}), true)}, {}}});
-  const auto schedule = make_schedule(config_from_json(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [0.5, 0.25], "warmup_num_steps": 0}}})"), two);
+  const auto schedule = make_schedule(
+      config_from_json(
+          R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [0.5, 0.25], "warmup_num_steps": 0}}})"),
+      two);
   for (int t = 0; t < 3; ++t) schedule->step();
   CHECK((schedule->lr(0) == 0.5 && schedule->lr(1) == 0.25));
-  const auto plateau = make_schedule(config_from_json(R"({"scheduler": {"type": "ReduceLROnPlateau", "params": {"patience": 0, "factor": 0.5}}})"), two);
+  const auto plateau = make_schedule(
+      config_from_json(R"({"scheduler": {"type": "ReduceLROnPlateau", "params": {"patience": 0, "factor": 0.5}}})"),
+      two);
   plateau->step(1.0), plateau->step(2.0);
   CHECK(plateau->lr() == 0.25);
   CHECK(!make_schedule({}, two));
 }
 
 TEST_CASE("config: options of ZeRO and of loss scaling") {
-  Config c{.communication_data_type = "fp32", .zero_optimization = {.stage = 3, .overlap_comm = false, .reduce_scatter = false, .reduce_bucket_size = 5, .ignore_unused_parameters = false,
-                                                                   .stage3_prefetch_bucket_size = 6, .stage3_param_persistence_threshold = 7, .stage3_model_persistence_threshold = 8,
-                                                                   .stage3_max_live_parameters = 9, .stage3_max_reuse_distance = 10, .stage3_module_granularity_threshold = 11}};
+  Config c{.communication_data_type = "fp32",
+           .zero_optimization = {.stage = 3,
+                                 .overlap_comm = false,
+                                 .reduce_scatter = false,
+                                 .reduce_bucket_size = 5,
+                                 .ignore_unused_parameters = false,
+                                 .stage3_prefetch_bucket_size = 6,
+                                 .stage3_param_persistence_threshold = 7,
+                                 .stage3_model_persistence_threshold = 8,
+                                 .stage3_max_live_parameters = 9,
+                                 .stage3_max_reuse_distance = 10,
+                                 .stage3_module_granularity_threshold = 11}};
   const zero::ZeroOptions o = zero_options(c);
-  CHECK((o.stage == 3 && !o.overlap_comm && !o.reduce_scatter && o.reduce_bucket_size == 5 && !o.ignore_unused_parameters && o.prefetch_bucket_size == 6 && o.param_persistence_threshold == 7));
-  CHECK((o.model_persistence_threshold == 8 && o.max_live_parameters == 9 && o.max_reuse_distance == 10 && o.module_size == 11 && o.communication_data_type == f32));
+  CHECK((o.stage == 3 && !o.overlap_comm && !o.reduce_scatter && o.reduce_bucket_size == 5 &&
+         !o.ignore_unused_parameters && o.prefetch_bucket_size == 6 && o.param_persistence_threshold == 7));
+  CHECK((o.model_persistence_threshold == 8 && o.max_live_parameters == 9 && o.max_reuse_distance == 10 &&
+         o.module_size == 11 && o.communication_data_type == f32));
   CHECK(o.nonfinite == zero::NonFinite::error);
   // Without a file they are those of zero/.
   const zero::ZeroOptions ours = zero_options({.zero_optimization = {.stage = 1}}), plain;
-  CHECK((ours.overlap_comm == plain.overlap_comm && ours.reduce_bucket_size == plain.reduce_bucket_size && ours.prefetch_bucket_size == plain.prefetch_bucket_size));
-  CHECK((ours.param_persistence_threshold == plain.param_persistence_threshold && ours.model_persistence_threshold == plain.model_persistence_threshold));
-  CHECK((ours.max_live_parameters == plain.max_live_parameters && ours.max_reuse_distance == plain.max_reuse_distance && ours.module_size == plain.module_size));
-  CHECK((ours.sub_group_size == plain.sub_group_size && ours.offload_optimizer.pipeline_read == plain.offload_optimizer.pipeline_read && ours.offload_optimizer.buffer_count == plain.offload_optimizer.buffer_count));
-  CHECK((ours.aio.block_size == plain.aio.block_size && ours.aio.queue_depth == plain.aio.queue_depth && ours.aio.thread_count == plain.aio.thread_count));
-  c.zero_optimization.offload_optimizer = {.device = "nvme", .nvme_path = "/a", .pin_memory = false, .buffer_count = 6, .pipeline_read = false, .pipeline_write = true, .fast_init = true, .ratio = 0.5};
-  c.zero_optimization.offload_param = {.device = "cpu", .nvme_path = "/b", .pin_memory = true, .buffer_count = 7, .buffer_size = 8, .max_in_cpu = 9};
+  CHECK((ours.overlap_comm == plain.overlap_comm && ours.reduce_bucket_size == plain.reduce_bucket_size &&
+         ours.prefetch_bucket_size == plain.prefetch_bucket_size));
+  CHECK((ours.param_persistence_threshold == plain.param_persistence_threshold &&
+         ours.model_persistence_threshold == plain.model_persistence_threshold));
+  CHECK((ours.max_live_parameters == plain.max_live_parameters && ours.max_reuse_distance == plain.max_reuse_distance &&
+         ours.module_size == plain.module_size));
+  CHECK((ours.sub_group_size == plain.sub_group_size &&
+         ours.offload_optimizer.pipeline_read == plain.offload_optimizer.pipeline_read &&
+         ours.offload_optimizer.buffer_count == plain.offload_optimizer.buffer_count));
+  CHECK((ours.aio.block_size == plain.aio.block_size && ours.aio.queue_depth == plain.aio.queue_depth &&
+         ours.aio.thread_count == plain.aio.thread_count));
+  c.zero_optimization.offload_optimizer = {.device = "nvme",
+                                           .nvme_path = "/a",
+                                           .pin_memory = false,
+                                           .buffer_count = 6,
+                                           .pipeline_read = false,
+                                           .pipeline_write = true,
+                                           .fast_init = true,
+                                           .ratio = 0.5};
+  c.zero_optimization.offload_param = {
+      .device = "cpu", .nvme_path = "/b", .pin_memory = true, .buffer_count = 7, .buffer_size = 8, .max_in_cpu = 9};
   c.aio = {.block_size = 8192, .queue_depth = 2, .thread_count = 3, .single_submit = true, .overlap_events = false};
   c.zero_optimization.sub_group_size = 12;
   const zero::ZeroOptions off = zero_options(c);
-  CHECK((off.offload_optimizer.device == zero::Offload::nvme && off.offload_optimizer.nvme_path == "/a" && !off.offload_optimizer.pin_memory && off.offload_optimizer.buffer_count == 6));
-  CHECK((!off.offload_optimizer.pipeline_read && off.offload_optimizer.pipeline_write && off.offload_optimizer.fast_init && off.offload_optimizer.ratio == 0.5 && off.sub_group_size == 12));
-  CHECK((off.offload_param.device == zero::Offload::cpu && off.offload_param.nvme_path == "/b" && off.offload_param.buffer_count == 7 && off.offload_param.buffer_size == 8 && off.offload_param.max_in_cpu == 9));
-  CHECK((off.aio.block_size == 8192 && off.aio.queue_depth == 2 && off.aio.thread_count == 3 && off.aio.single_submit && !off.aio.overlap_events));
+  CHECK((off.offload_optimizer.device == zero::Offload::nvme && off.offload_optimizer.nvme_path == "/a" &&
+         !off.offload_optimizer.pin_memory && off.offload_optimizer.buffer_count == 6));
+  CHECK((!off.offload_optimizer.pipeline_read && off.offload_optimizer.pipeline_write &&
+         off.offload_optimizer.fast_init && off.offload_optimizer.ratio == 0.5 && off.sub_group_size == 12));
+  CHECK((off.offload_param.device == zero::Offload::cpu && off.offload_param.nvme_path == "/b" &&
+         off.offload_param.buffer_count == 7 && off.offload_param.buffer_size == 8 &&
+         off.offload_param.max_in_cpu == 9));
+  CHECK((off.aio.block_size == 8192 && off.aio.queue_depth == 2 && off.aio.thread_count == 3 && off.aio.single_submit &&
+         !off.aio.overlap_events));
   c.zero_optimization.stage = 2;
   CHECK(zero_options(c).offload_param.device == zero::Offload::none);
-  CHECK(zero_options({.bf16 = {.enabled = true}, .data_types = {.grad_accum_dtype = "fp32"}}).communication_data_type == f32);
-  CHECK(warns(config_from_json(R"({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}})"), "nvme works here in every stage; DeepSpeed wants stage 3, and"));
-  CHECK(warns(config_from_json(R"({"zero_optimization": {"offload_optimizer": {"device": "cpu", "nvme_path": "/x"}}})"), "nvme_path: ignored, as the device is cpu"));
+  CHECK(zero_options({.bf16 = {.enabled = true}, .data_types = {.grad_accum_dtype = "fp32"}}).communication_data_type ==
+        f32);
+  CHECK(warns(config_from_json(
+                  R"({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}})"),
+              "nvme works here in every stage; DeepSpeed wants stage 3, and"));
+  CHECK(warns(config_from_json(R"({"zero_optimization": {"offload_optimizer": {"device": "cpu", "nvme_path": "/x"}}})"),
+              "nvme_path: ignored, as the device is cpu"));
   CHECK(zero_options({.bf16 = {.enabled = true}}).nonfinite == zero::NonFinite::skip);
-  CHECK(zero_options({.bf16 = {.enabled = true, .check_grad_overflow = false}}).nonfinite == zero::NonFinite::propagate);
+  CHECK(zero_options({.bf16 = {.enabled = true, .check_grad_overflow = false}}).nonfinite ==
+        zero::NonFinite::propagate);
 
   CHECK(!loss_scaler_options({}));
   optim::DynamicLossScaler fixed(*loss_scaler_options({.fp16 = {.enabled = true, .loss_scale = 128}}));
   for (int i = 0; i < 5000; ++i) fixed.update(i % 3 == 0);
   CHECK(fixed.scale() == 128);
-  optim::DynamicLossScaler dynamic(*loss_scaler_options({.fp16 = {.enabled = true, .initial_scale_power = 4, .hysteresis = 1}}));
+  optim::DynamicLossScaler dynamic(
+      *loss_scaler_options({.fp16 = {.enabled = true, .initial_scale_power = 4, .hysteresis = 1}}));
   CHECK(dynamic.scale() == 16);
   dynamic.update(true);
   CHECK(dynamic.scale() == 8);

@@ -2,7 +2,6 @@
 #include <fstream>
 
 #include "tests/engine/util.h"
-#include "zero/init.h"
 
 using namespace lockstep;
 using namespace testing;
@@ -10,9 +9,9 @@ using engine::initialize;
 
 namespace {
 
-
 /// A small engine on `ranks` ranks; what body throws on any is the message.
-std::string error_of(int ranks, const Config& config, const std::function<void(engine::Engine<Net>&, Net&, int rank)>& body) {
+std::string error_of(int ranks, const Config& config,
+                     const std::function<void(engine::Engine<Net>&, Net&, int rank)>& body) {
   return message([&] {
     on_ranks<int>(ranks, [&](int rank) {
       const auto net = make_net();
@@ -24,7 +23,9 @@ std::string error_of(int ranks, const Config& config, const std::function<void(e
   });
 }
 
-Variable some_loss(const std::function<Variable(const Tensor&)>& forward, int64_t rows = 2) { return mean(square(forward(ones({rows, 6})))); }
+Variable some_loss(const std::function<Variable(const Tensor&)>& forward, int64_t rows = 2) {
+  return mean(square(forward(ones({rows, 6}))));
+}
 
 }  // namespace
 
@@ -36,8 +37,12 @@ TEST_CASE("engine: the bits of a plain loop over DDP, in every stage, for any ra
         const int64_t count = ranks * accumulation;
         if (!plain.count(count)) plain[count] = train_plain(ranks, accumulation, dtype);
         for (const int stage : {0, 1, 2, 3}) {
-          CAPTURE(dtype); CAPTURE(ranks); CAPTURE(accumulation); CAPTURE(stage);
-          CHECK(differing(plain[count], train_engine({.ranks = ranks, .config = config_of(stage, accumulation, dtype)})) == "");
+          CAPTURE(dtype);
+          CAPTURE(ranks);
+          CAPTURE(accumulation);
+          CAPTURE(stage);
+          CHECK(differing(plain[count],
+                          train_engine({.ranks = ranks, .config = config_of(stage, accumulation, dtype)})) == "");
         }
       }
     }
@@ -69,15 +74,25 @@ TEST_CASE("engine: an epoch that is no whole number of steps") {
   for (const bool drop : {false, true}) {
     Config c = config_of(2, 2);
     c.dataloader_drop_last = drop;
-    const Tensors one = train_engine({.ranks = 1, .config = [&] { Config w = c; w.gradient_accumulation_steps = 4; return w; }(), .steps = 7, .dataset = 19});
+    const Tensors one = train_engine({.ranks = 1,
+                                      .config =
+                                          [&] {
+                                            Config w = c;
+                                            w.gradient_accumulation_steps = 4;
+                                            return w;
+                                          }(),
+                                      .steps = 7,
+                                      .dataset = 19});
     CHECK(differing(one, train_engine({.ranks = 2, .config = c, .steps = 7, .dataset = 19})) == "");
     const auto batches = on_ranks<int64_t>(2, [&](int) {
       const auto net = make_net();
       optim::SGD optimizer(net->parameters(), {.lr = 0.1});
-      auto made = initialize(*net, {.optimizer = &optimizer, .training_data = data::share(samples(19)), .config = c, .log = quiet});
+      auto made = initialize(
+          *net, {.optimizer = &optimizer, .training_data = data::share(samples(19)), .config = c, .log = quiet});
       return made.training_dataloader->size();
     });
-    CHECK(batches == std::vector<int64_t>{drop ? 4 : 6, drop ? 4 : 6});  // micro-batches of 2 in steps of 8 samples: 2 steps, or 3
+    CHECK(batches ==
+          std::vector<int64_t>{drop ? 4 : 6, drop ? 4 : 6});  // micro-batches of 2 in steps of 8 samples: 2 steps, or 3
   }
 }
 
@@ -96,7 +111,9 @@ TEST_CASE("engine: losses weighted by tokens are the mean over all tokens, howev
         int64_t begin = 0;
         for (int64_t k = 0; k < e.micro_batch(); ++k) begin += lengths[size_t(k)];
         const int64_t n = lengths[size_t(e.micro_batch())];
-        e.backward(cross_entropy(e(data.inputs().narrow(0, begin, n)), data.targets().narrow(0, begin, n), {.reduction = Reduction::sum}), n);
+        e.backward(cross_entropy(e(data.inputs().narrow(0, begin, n)), data.targets().narrow(0, begin, n),
+                                 {.reduction = Reduction::sum}),
+                   n);
         e.step();
       }
       Tensors all = whole_parameters(e, *net);
@@ -114,7 +131,8 @@ TEST_CASE("engine: losses weighted by tokens are the mean over all tokens, howev
   whole["loss"] = Tensor::from({loss.item()}, {1});
   const Tensors one = run(1, 0);
   CHECK(distance(whole, one) < 1e-6);
-  for (const int stage : {0, 1, 2, 3}) for (const int ranks : {2, 4}) CHECK(differing(one, run(ranks, stage)) == "");
+  for (const int stage : {0, 1, 2, 3})
+    for (const int ranks : {2, 4}) CHECK(differing(one, run(ranks, stage)) == "");
 }
 
 TEST_CASE("engine: counters, boundaries and getters") {
@@ -213,15 +231,17 @@ TEST_CASE("engine: several engines, one loss") {
     };
     CHECK(distance(run(true), run(false)) < (dtype == f32 ? 1e-7 : 2e-3));
   }
-  CHECK(contains(error_of(2, config_of(1, 1, f16), [](auto& e, Net&, int) { some_loss([&](const Tensor& x) { return e(x); }).backward(); }), "engine.scale(loss).backward()"));
+  CHECK(contains(error_of(2, config_of(1, 1, f16),
+                          [](auto& e, Net&, int) { some_loss([&](const Tensor& x) { return e(x); }).backward(); }),
+                 "engine.scale(loss).backward()"));
   // Without loss scaling whoever calls backward is right.
   CHECK(error_of(2, config_of(1, 2), [](auto& e, Net&, int) {
-    for (int i = 0; i < 4; ++i) {
-      some_loss([&](const Tensor& x) { return e(x); }).backward();
-      e.step();
-    }
-    CHECK(e.global_steps() == 2);
-  }) == "(no error)");
+          for (int i = 0; i < 4; ++i) {
+            some_loss([&](const Tensor& x) { return e(x); }).backward();
+            e.step();
+          }
+          CHECK(e.global_steps() == 2);
+        }) == "(no error)");
 }
 
 TEST_CASE("engine: gradients summed and sent in f32, with 16-bit parameters") {
@@ -255,8 +275,13 @@ TEST_CASE("engine: blocks computed again in backward, the same bits") {
       })[0];
     };
     CHECK(differing(run({}), run({.enabled = true})) == "");
-    CHECK(differing(run({}), run({.enabled = true, .partition_activations = true, .cpu_checkpointing = true, .contiguous_memory_optimization = true, .number_checkpoints = 2,
-                                  .synchronize_checkpoint_boundary = true, .profile = true})) == "");
+    CHECK(differing(run({}), run({.enabled = true,
+                                  .partition_activations = true,
+                                  .cpu_checkpointing = true,
+                                  .contiguous_memory_optimization = true,
+                                  .number_checkpoints = 2,
+                                  .synchronize_checkpoint_boundary = true,
+                                  .profile = true})) == "");
   }
   // The model is as before when the engine has ended, and another one can begin.
   nn::Sequential model(nn::Linear({.in = 2, .out = 2}), nn::Linear({.in = 2, .out = 2}));
@@ -276,11 +301,12 @@ TEST_CASE("engine: a model that never was whole") {
     const auto run = [&](bool sharded) {
       return on_ranks<Tensors>(2, [&](int) {
         manual_seed(1);
-        std::optional<zero::Init> init;
-        if (sharded) init.emplace(zero::Init::Options{.dtype = dtype});
+        std::optional<nn::BuildEmpty> scope;
+        if (sharded) scope.emplace();
         Net net;
+        scope.reset();
         optim::SGD optimizer(net.parameters(), {.lr = 0.1});
-        auto [e, o, l, s] = initialize(net, {.optimizer = &optimizer, .config = config_of(3, 1, dtype), .init = sharded ? &*init : nullptr, .log = quiet});
+        auto [e, o, l, s] = initialize(net, {.optimizer = &optimizer, .config = config_of(3, 1, dtype), .log = quiet});
         e.backward(mean(square(e(ones({2, 6})))));
         e.step();
         return whole_parameters(e, net);
@@ -288,41 +314,86 @@ TEST_CASE("engine: a model that never was whole") {
     };
     CHECK(differing(run(false), run(true)) == "");
   }
-  CHECK(contains(message([&] {
-    on_ranks<int>(2, [&](int) {
-      zero::Init init;
-      Net net;
-      optim::SGD optimizer(net.parameters(), {.lr = 0.1});
-      initialize(net, {.optimizer = &optimizer, .config = config_of(3, 1, bf16), .init = &init, .log = quiet});
-      return 0;
-    });
-  }), "expected parameters of bf16"));
 }
 
 TEST_CASE("engine: calls in the wrong order") {
   const auto loss = [](auto& e) { return some_loss([&](const Tensor& x) { return e(x); }); };
   for (const int stage : {0, 2, 3}) {
     CAPTURE(stage);
-    CHECK(contains(error_of(2, config_of(stage, 1), [](auto& e, Net&, int) { e.step(); }), "[step] expected a backward() since the last step(), got none"));
-    CHECK(contains(error_of(2, config_of(stage, 2), [&](auto& e, Net&, int) { e.backward(loss(e)); e.step(); e.step(); }), "expected a backward() since the last step()"));
-    CHECK(contains(error_of(2, config_of(stage, 2), [&](auto& e, Net&, int) { e.backward(loss(e)); e.backward(loss(e)); }), "expected step() after every backward()"));
-    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) {
-      const Variable l = loss(e);
-      e.backward(l);
-      e.step();
-      e.backward(l);
-    }), "was freed by an earlier backward"));
-    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) { e.close(); loss(e); }), "[forward] expected an engine that is open, got one after close()"));
-    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) { e.close(); e.close(); e.step(); }), "[step] expected an engine that is open"));
-    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) { e.backward(Variable(ones({1}), true)); }), "expected a loss that depends on the model's parameters"));
-    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) { e.backward(square(e(ones({2, 6})))); }), "expected a loss of one element, got (2, 3)"));
-    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) { e.backward(loss(e), -2); }), "expected a number of tokens >= 0, got -2"));
-    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) { e.backward(loss(e), 0); e.step(); }), "expected at least one token"));
-    CHECK(contains(error_of(2, config_of(stage, 2), [&](auto& e, Net&, int) { e.backward(loss(e)); e.step(); e.backward(loss(e), 3); }), "with a number of tokens, or all without; got both"));
-    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int rank) { rank == 0 ? e.backward(loss(e)) : e.backward(loss(e), 3); e.step(); }), "or all with backward(loss_sum, tokens); got both"));
+    CHECK(contains(error_of(2, config_of(stage, 1), [](auto& e, Net&, int) { e.step(); }),
+                   "[step] expected a backward() since the last step(), got none"));
+    CHECK(contains(error_of(2, config_of(stage, 2),
+                            [&](auto& e, Net&, int) {
+                              e.backward(loss(e));
+                              e.step();
+                              e.step();
+                            }),
+                   "expected a backward() since the last step()"));
+    CHECK(contains(error_of(2, config_of(stage, 2),
+                            [&](auto& e, Net&, int) {
+                              e.backward(loss(e));
+                              e.backward(loss(e));
+                            }),
+                   "expected step() after every backward()"));
+    CHECK(contains(error_of(2, config_of(stage, 1),
+                            [&](auto& e, Net&, int) {
+                              const Variable l = loss(e);
+                              e.backward(l);
+                              e.step();
+                              e.backward(l);
+                            }),
+                   "was freed by an earlier backward"));
+    CHECK(contains(error_of(2, config_of(stage, 1),
+                            [&](auto& e, Net&, int) {
+                              e.close();
+                              loss(e);
+                            }),
+                   "[forward] expected an engine that is open, got one after close()"));
+    CHECK(contains(error_of(2, config_of(stage, 1),
+                            [&](auto& e, Net&, int) {
+                              e.close();
+                              e.close();
+                              e.step();
+                            }),
+                   "[step] expected an engine that is open"));
+    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) { e.backward(Variable(ones({1}), true)); }),
+                   "expected a loss that depends on the model's parameters"));
+    CHECK(contains(error_of(2, config_of(stage, 1),
+                            [&](auto& e, Net&, int) {
+                              e.backward(square(e(ones({2, 6}))));
+                            }),
+                   "expected a loss of one element, got (2, 3)"));
+    CHECK(contains(error_of(2, config_of(stage, 1), [&](auto& e, Net&, int) { e.backward(loss(e), -2); }),
+                   "expected a number of tokens >= 0, got -2"));
+    CHECK(contains(error_of(2, config_of(stage, 1),
+                            [&](auto& e, Net&, int) {
+                              e.backward(loss(e), 0);
+                              e.step();
+                            }),
+                   "expected at least one token"));
+    CHECK(contains(error_of(2, config_of(stage, 2),
+                            [&](auto& e, Net&, int) {
+                              e.backward(loss(e));
+                              e.step();
+                              e.backward(loss(e), 3);
+                            }),
+                   "with a number of tokens, or all without; got both"));
+    CHECK(contains(error_of(2, config_of(stage, 1),
+                            [&](auto& e, Net&, int rank) {
+                              rank == 0 ? e.backward(loss(e)) : e.backward(loss(e), 3);
+                              e.step();
+                            }),
+                   "or all with backward(loss_sum, tokens); got both"));
   }
-  CHECK(contains(error_of(2, config_of(1, 1), [&](auto& e, Net&, int) { const auto s = e.no_sync(); e.backward(loss(e)); e.step(); }), "[step] expected to be called outside of no_sync()"));
-  CHECK(contains(error_of(2, config_of(2, 1), [&](auto& e, Net&, int) { const auto s = e.no_sync(); }), "in stage 2 no rank keeps whole gradients"));
+  CHECK(contains(error_of(2, config_of(1, 1),
+                          [&](auto& e, Net&, int) {
+                            const auto s = e.no_sync();
+                            e.backward(loss(e));
+                            e.step();
+                          }),
+                 "[step] expected to be called outside of no_sync()"));
+  CHECK(contains(error_of(2, config_of(2, 1), [&](auto& e, Net&, int) { const auto s = e.no_sync(); }),
+                 "in stage 2 no rank keeps whole gradients"));
 }
 
 TEST_CASE("engine: after an exception inside a backward, zero_grad() starts the step again") {
@@ -339,7 +410,8 @@ TEST_CASE("engine: after an exception inside a backward, zero_grad() starts the 
           const int hook = net->a.weight.on_grad([](const Tensor&) -> Tensor { fail("on purpose"); });
           CHECK(contains(message([&] { e.backward(loss()); }), "on purpose"));
           net->a.weight.remove_hook(hook);
-          CHECK(contains(message([&] { e.step(); }), "expected zero_grad() after a backward that ended with an exception"));
+          CHECK(contains(message([&] { e.step(); }),
+                         "expected zero_grad() after a backward that ended with an exception"));
           e.zero_grad();
         }
         for (int i = 0; i < 2; ++i) {
@@ -367,20 +439,36 @@ TEST_CASE("engine: what initialize() refuses, and what it says") {
   const auto net = make_net();
   optim::SGD optimizer(net->parameters(), {.lr = 0.1});
   on_ranks<int>(1, [&](int) {
-    CHECK(contains(message([&] { initialize(*net, {.optimizer = &optimizer}); }), "[initialize] expected a config, got none"));
+    CHECK(contains(message([&] { initialize(*net, {.optimizer = &optimizer}); }),
+                   "[initialize] expected a config, got none"));
     const engine::Arguments args{.deepspeed_config = "a.json"};
-    CHECK(contains(message([&] { initialize(*net, {.optimizer = &optimizer, .config = config_of(0, 1), .args = &args}); }), "expected one config, got two: .config and --deepspeed_config a.json"));
-    CHECK(contains(message([&] { initialize(*net, {.config = config_of(0, 1), .log = quiet}); }), "expected an optimizer, got none"));
-    CHECK(contains(message([&] { initialize(*net, {.optimizer = &optimizer, .training_data = data::share(samples(0)), .config = config_of(0, 1), .log = quiet}); }), "expected training_data of at least train_batch_size 2 samples, got 0"));
+    CHECK(contains(
+        message([&] { initialize(*net, {.optimizer = &optimizer, .config = config_of(0, 1), .args = &args}); }),
+        "expected one config, got two: .config and --deepspeed_config a.json"));
+    CHECK(contains(message([&] { initialize(*net, {.config = config_of(0, 1), .log = quiet}); }),
+                   "expected an optimizer, got none"));
+    CHECK(contains(message([&] {
+                     initialize(*net, {.optimizer = &optimizer,
+                                       .training_data = data::share(samples(0)),
+                                       .config = config_of(0, 1),
+                                       .log = quiet});
+                   }),
+                   "expected training_data of at least train_batch_size 2 samples, got 0"));
     Config drop = config_of(0, 8);
     drop.dataloader_drop_last = true;
-    CHECK(contains(message([&] { initialize(*net, {.optimizer = &optimizer, .training_data = data::share(samples(15)), .config = drop, .log = quiet}); }), "at least train_batch_size 16 samples (dataloader_drop_last leaves out the rest), got 15"));
+    CHECK(contains(
+        message([&] {
+          initialize(
+              *net, {.optimizer = &optimizer, .training_data = data::share(samples(15)), .config = drop, .log = quiet});
+        }),
+        "at least train_batch_size 16 samples (dataloader_drop_last leaves out the rest), got 15"));
     return 0;
   });
   on_ranks<int>(1, [&](int) {
     Config c = config_of(0, 1);
     c.activation_checkpointing.enabled = true;
-    CHECK(contains(message([&] { initialize(*net, {.optimizer = &optimizer, .config = c, .log = quiet}); }), "expected a module with blocks (a ModuleList or Sequential), got Net"));
+    CHECK(contains(message([&] { initialize(*net, {.optimizer = &optimizer, .config = c, .log = quiet}); }),
+                   "expected a module with blocks (a ModuleList or Sequential), got Net"));
     return 0;
   });
   // What failed left no hook behind.

@@ -1,14 +1,15 @@
-// Engines of a GPT with experts: shared by ranks, in stages and slices; losses of one process, checkpoints for any number of ranks.
+// Engines of a GPT with experts: shared by ranks, in stages and slices; losses of one process, checkpoints for any
+// number of ranks.
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <mutex>
 
 #include "data/safetensors.h"
-#include "engine/pipeline_engine.h"
-#include "moe/expert_parallel.h"
-#include "pipeline/gpt.h"
-#include "tensor_parallel/apply.h"
+#include "engine/engine.h"
+#include "parallel/moe/expert_parallel.h"
+#include "parallel/tensor/apply.h"
+#include "pipeline/layers.h"
 #include "tests/engine/util.h"
 
 using namespace lockstep;
@@ -16,22 +17,29 @@ using namespace testing;
 
 namespace spread_experts {
 
-using engine::Engine, engine::PipelineEngine;
+using engine::Engine, engine::EngineBase;
 using pipeline::Sample;
 
 namespace {
 
 constexpr int micros = 4;
 constexpr nn::GPT::Options sizes{.vocab = 11, .context = 6, .layers = 4, .width = 8, .heads = 2, .dropout = 0.1};
-const moe::Options exact{.experts = 4, .top_k = 2, .drop_tokens = false, .second_expert_sampling = false, .balance_coef = 0.05, .z_coef = 0.01};
+const moe::Options exact{.experts = 4,
+                         .top_k = 2,
+                         .drop_tokens = false,
+                         .second_expert_sampling = false,
+                         .balance_coef = 0.05,
+                         .z_coef = 0.01};
 const moe::Options drawn{.experts = 4, .top_k = 2, .noise = moe::Noise::rsample, .balance_coef = 0.05};
 
-std::shared_ptr<nn::GPT> make_gpt(const moe::Options& experts, dist::ProcessGroup* group = nullptr, double dropout = 0) {
+std::shared_ptr<nn::GPT> make_gpt(const moe::Options& experts, dist::ProcessGroup* group = nullptr,
+                                  double dropout = 0) {
   manual_seed(3);
   nn::GPT::Options o = sizes;
   o.dropout = dropout;
   auto model = std::make_shared<nn::GPT>(o);
-  moe::add_experts(*model, experts, 2, group ? std::shared_ptr<dist::ProcessGroup>(std::shared_ptr<void>(), group) : nullptr);
+  moe::add_experts(*model, experts, 2,
+                   group ? std::shared_ptr<dist::ProcessGroup>(std::shared_ptr<void>(), group) : nullptr);
   return model;
 }
 
@@ -68,7 +76,7 @@ Result alone(const moe::Options& experts, int64_t steps, double dropout = 0) {
     for (int64_t micro = 0; micro < micros; ++micro) {
       const Sample s = sample_of(step, micro);
       set_random_step(uint64_t(step), uint64_t(micro));
-      const Variable of_tokens = model->loss(s.inputs[0], s.targets[0]), loss = add(of_tokens, moe::aux_loss(*model));
+      const Variable of_tokens = model->loss(s.inputs[0], s.targets[0]), loss = add(of_tokens, nn::own_loss(*model));
       total += loss.item();
       loss.backward();
       sum.add();
@@ -117,7 +125,7 @@ Result train_shared(const Run& run) {
       for (int64_t i = 0; i < micros / run.ranks; ++i) {
         const Sample s = sample_of(step, e.micro_batch());
         const Variable loss = e(s.inputs[0], s.targets[0]);
-        e.backward(add(loss, moe::aux_loss(*model).to(loss.dtype())));
+        e.backward(add(loss, nn::own_loss(*model).to(loss.dtype())));
         e.step();
       }
       r.losses.push_back(e.train_loss());
@@ -138,7 +146,8 @@ Result train_shared(const Run& run) {
     return r;
   });
   for (const Result& r : all) CHECK((r.losses == all[0].losses && r.skipped == all[0].skipped));
-  for (const Result& r : all) if (run.dtype == f32) CHECK(r.norms == all[0].norms);
+  for (const Result& r : all)
+    if (run.dtype == f32) CHECK(r.norms == all[0].norms);
   whole.losses = all[0].losses;
   whole.norms = all[0].norms;
   whole.skipped = all[0].skipped;
@@ -156,21 +165,27 @@ struct Stages {
   std::string load = {}, save = {};
 };
 
-/// PipelineEngine of gpt_layers().
+/// EngineBase of its layers.
 Result train_parts(const Stages& run) {
   const parallel::Plan plan = parallel::parse_plan(run.plan);
   const auto all = on_ranks<Result>(plan.ranks(), [&](int rank) {
     const parallel::Mesh mesh(plan, dist::world());
     const auto model = make_gpt(run.experts, plan.ep > 1 ? &mesh.ep() : nullptr, run.dropout);
-    engine::PipelineArgs args{.optimizer = [](nn::Module& m) { return std::make_unique<optim::AdamW>(m.parameters(), adam); }, .config = config_for(std::max(plan.zero, 0), micros / plan.dp, run.dtype),
-                              .mesh = &mesh, .log = quiet};
+    engine::InitializeArgs args{
+        .optimizer = [](nn::Module& m) { return std::make_unique<optim::AdamW>(m.parameters(), adam); },
+        .config = config_for(std::max(plan.zero, 0), micros / plan.dp, run.dtype),
+        .mesh = &mesh,
+        .log = quiet};
     if (plan.tp > 1) {
-      const auto sliced = tensor_parallel::apply(*model, tensor_parallel::gpt_plan(*model), mesh.tp());
-      for (const auto& s : sliced.slices()) args.slices[s.name] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, plan.tp, mesh.at().tp)};
+      const auto sliced = tensor_parallel::apply(*model, mesh.tp());
+      for (const auto& s : sliced.slices())
+        args.slices[s.name] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, plan.tp, mesh.at().tp)};
     }
-    engine::PipelineModule module{.layers = pipeline::gpt_layers(model, run.recompute), .loss_fn = pipeline::gpt_loss(*model), .num_stages = plan.pp, .partition_method = "uniform"};
+    const auto [layers, loss] = pipeline::layers_of(model, run.recompute);
+    engine::PipelineModule module{
+        .layers = layers, .loss_fn = loss, .num_stages = plan.pp, .partition_method = "uniform"};
     if (run.interval > 0) module.activation_checkpoint_interval = run.interval;
-    PipelineEngine e(std::move(module), std::move(args));
+    EngineBase e(std::move(module), std::move(args));
     if (!run.load.empty()) CHECK(e.load_checkpoint(run.load));
     Result r;
     while (e.global_steps() < run.steps) {
@@ -187,7 +202,8 @@ Result train_parts(const Stages& run) {
     for (const auto& [name, tensor] : state.model) r.parameters[name] = tensor;
     return r;
   });
-  for (const Result& r : all) CHECK((r.losses == all[0].losses && r.norms == all[0].norms && r.skipped == all[0].skipped));
+  for (const Result& r : all)
+    CHECK((r.losses == all[0].losses && r.norms == all[0].norms && r.skipped == all[0].skipped));
   return all[0];
 }
 
@@ -197,7 +213,9 @@ TEST_CASE("engine: experts over ranks train as in one process, in every stage") 
   const Result expected = alone(exact, 4);
   for (const auto& [ranks, parallel] : {std::pair{2, 2}, {4, 2}, {4, 4}, {2, 1}}) {
     for (const int stage : {0, 1, 2, 3}) {
-      CAPTURE(ranks); CAPTURE(parallel); CAPTURE(stage);
+      CAPTURE(ranks);
+      CAPTURE(parallel);
+      CAPTURE(stage);
       const Result r = train_shared({.ranks = ranks, .parallel = parallel, .stage = stage});
       close(r.losses, expected.losses, 2e-5);
       close(r.norms, expected.norms, 1e-4);
@@ -231,26 +249,35 @@ TEST_CASE("engine: experts are saved with all they have, and loaded by any numbe
   const std::vector<double> rest(expected.losses.begin() + 3, expected.losses.end());
   train_shared({.stage = 2, .steps = 3, .save = (dir.path / "two").string()});
   for (const auto& [ranks, parallel, stage] : {std::tuple{1, 1, 1}, {2, 2, 3}, {4, 4, 0}, {4, 2, 1}}) {
-    CAPTURE(ranks); CAPTURE(parallel);
-    const Result r = train_shared({.ranks = ranks, .parallel = parallel, .stage = stage, .steps = 6, .load = (dir.path / "two").string()});
+    CAPTURE(ranks);
+    CAPTURE(parallel);
+    const Result r = train_shared(
+        {.ranks = ranks, .parallel = parallel, .stage = stage, .steps = 6, .load = (dir.path / "two").string()});
     close(r.losses, rest, 2e-5);
     CHECK(distance(r.parameters, expected.parameters) < 2e-4);
   }
   train_shared({.ranks = 1, .parallel = 1, .steps = 3, .save = (dir.path / "one").string()});
-  close(train_shared({.ranks = 4, .parallel = 2, .stage = 3, .steps = 6, .load = (dir.path / "one").string()}).losses, rest, 2e-5);
+  close(train_shared({.ranks = 4, .parallel = 2, .stage = 3, .steps = 6, .load = (dir.path / "one").string()}).losses,
+        rest, 2e-5);
   close(train_parts({.plan = "dp2+pp2+ep2+zero1", .steps = 6, .load = (dir.path / "one").string()}).losses, rest, 2e-5);
   // Nothing is lost on the way, and the model for others is whole.
   const Tensors before = train_shared({.stage = 3, .steps = 3, .load = (dir.path / "one").string()}).parameters;
-  CHECK(differing(before, train_shared({.ranks = 4, .parallel = 4, .steps = 3, .load = (dir.path / "one").string()}).parameters) == "");
+  CHECK(differing(
+            before,
+            train_shared({.ranks = 4, .parallel = 4, .steps = 3, .load = (dir.path / "one").string()}).parameters) ==
+        "");
   const auto file = data::SafeTensors::open((dir.path / "two/whole/model.safetensors").string());
-  for (const auto& [name, tensor] : before) CHECK_MESSAGE((file.contains(name) && file.tensor(name).shape() == tensor.shape()), name);
+  for (const auto& [name, tensor] : before)
+    CHECK_MESSAGE((file.contains(name) && file.tensor(name).shape() == tensor.shape()), name);
 }
 
 TEST_CASE("engine: stages with experts have the bits of one process; what is shared and sliced is near") {
   for (const moe::Options* experts : {&exact, &drawn}) {
     const Result expected = alone(*experts, 4, 0.1);
-    for (const auto& [plan, recompute] : {std::pair{"pp2", false}, {"pp2", true}, {"dp2+pp2+zero1", false}, {"dp1", true}}) {
-      CAPTURE(std::string(plan)); CAPTURE(recompute);
+    for (const auto& [plan, recompute] :
+         {std::pair{"pp2", false}, {"pp2", true}, {"dp2+pp2+zero1", false}, {"dp1", true}}) {
+      CAPTURE(std::string(plan));
+      CAPTURE(recompute);
       const Result r = train_parts({.plan = plan, .recompute = recompute, .experts = *experts, .dropout = 0.1});
       CHECK(r.losses == expected.losses);
       CHECK(r.norms == expected.norms);
@@ -258,16 +285,19 @@ TEST_CASE("engine: stages with experts have the bits of one process; what is sha
     }
   }
   const Result expected = alone(exact, 4);
-  for (const char* plan : {"dp2+ep2", "dp2+ep2+zero1", "dp2+pp2+ep2+zero1", "dp4+ep2+zero1", "tp2", "dp2+tp2+ep2", "dp2+tp2+ep2+zero1"}) {
+  for (const char* plan :
+       {"dp2+ep2", "dp2+ep2+zero1", "dp2+pp2+ep2+zero1", "dp4+ep2+zero1", "tp2", "dp2+tp2+ep2", "dp2+tp2+ep2+zero1"}) {
     for (const bool recompute : {false, true}) {
-      CAPTURE(std::string(plan)); CAPTURE(recompute);
+      CAPTURE(std::string(plan));
+      CAPTURE(recompute);
       const Result r = train_parts({.plan = plan, .recompute = recompute, .interval = recompute ? 0 : 2});
       close(r.losses, expected.losses, 2e-5);
       close(r.norms, expected.norms, 1e-4);
       CHECK(distance(r.parameters, expected.parameters) < 2e-4);
     }
   }
-  const Result sliced = train_parts({.plan = "tp2", .experts = drawn, .dropout = 0.1}), whole = alone(drawn, 4, 0.1);  // the same draws
+  const Result sliced = train_parts({.plan = "tp2", .experts = drawn, .dropout = 0.1}),
+               whole = alone(drawn, 4, 0.1);  // the same draws
   close(sliced.losses, whole.losses, 1e-3);
   close(train_parts({.plan = "dp2+pp2+ep2", .dtype = f16}).losses, expected.losses, 1e-2);
 }
@@ -285,10 +315,12 @@ TEST_CASE("engine: experts over ranks: what cannot be") {
       });
     });
   };
-  CHECK(contains(refusal({.dp = 2, .ep = 2}, false), "the model's experts are shared by 2 ranks: expected .mesh of a plan with ep2, got none"));
+  CHECK(contains(refusal({.dp = 2, .ep = 2}, false),
+                 "the model's experts are shared by 2 ranks: expected .mesh of a plan with ep2, got none"));
   CHECK(contains(refusal({.dp = 2}, true), "expected .mesh of a plan with ep2, got dp2"));
-  CHECK(contains(refusal({.pp = 2}, true), "expected a mesh of whole models (dp, cp, ep), got pp2"));
-  CHECK(contains(refusal({.dp = 2, .ep = 2}, true, "OneBitAdam"), "does not go with experts that ranks share"));
+  CHECK(contains(refusal({.pp = 2}, true), "expected .mesh of a plan with ep2, got pp2"));
+  CHECK(contains(refusal({.dp = 2, .ep = 2}, true, "OneBitAdam"),
+                 "sums those of all ranks, which have other experts with ep2"));
 }
 
 }  // namespace spread_experts

@@ -1,6 +1,6 @@
-// The 1-bit optimizers by DeepSpeed's names in an engine: exact steps have the plain optimizer's bits, compressed ones keep ranks
-// equal and send little, a resumed run goes on to the bit.
-#include "onebit/onebit.h"
+// The 1-bit optimizers by DeepSpeed's names in an engine: exact steps have the plain optimizer's bits, compressed ones
+// keep ranks equal and send little, a resumed run goes on to the bit.
+#include "parallel/onebit/onebit.h"
 #include "tests/engine/util.h"
 
 using namespace lockstep;
@@ -15,12 +15,15 @@ Config with(const char* type, const char* params, int64_t accumulation = 1, DTyp
   return c;
 }
 
-struct Optimizer { const char *name, *params; };
+struct Optimizer {
+  const char *name, *params;
+};
 const Optimizer compressing[] = {
     {"OneBitAdam", R"({"lr": 0.01, "weight_decay": 0.1, "freeze_step": 3})"},
     {"OneBitAdam", R"({"lr": 0.01, "freeze_step": 3, "bias_correction": false})"},
     {"OneBitLamb", R"({"lr": 0.01, "freeze_step": 3})"},
-    {"ZeroOneAdam", R"({"lr": 0.01, "var_freeze_step": 3, "var_update_scaler": 2, "local_step_scaler": 3, "local_step_clipper": 2})"},
+    {"ZeroOneAdam",
+     R"({"lr": 0.01, "var_freeze_step": 3, "var_update_scaler": 2, "local_step_scaler": 3, "local_step_clipper": 2})"},
     {"OneBitSGD", R"({"lr": 0.05, "freeze_step": 2})"},
 };
 
@@ -30,9 +33,14 @@ struct Trainer {
   std::vector<std::string> said;
   engine::Engine<Net> e;
   explicit Trainer(const Config& config, int rank = 0)
-      : net(make_net(rank)), e(*net, {.training_data = data::share(samples(48)), .config = config, .log = [this](const std::string& text) { said.push_back(text); }}) {}
+      : net(make_net(rank)),
+        e(*net, {.training_data = data::share(samples(48)), .config = config, .log = [this](const std::string& text) {
+                   said.push_back(text);
+                 }}) {}
 
-  bool has_said(const std::string& text) const { return std::any_of(said.begin(), said.end(), [&](const std::string& line) { return contains(line, text); }); }
+  bool has_said(const std::string& text) const {
+    return std::any_of(said.begin(), said.end(), [&](const std::string& line) { return contains(line, text); });
+  }
   /// Everything that a checkpoint would hold.
   Tensors everything() {
     if (e.onebit()) e.onebit()->synchronize();
@@ -55,11 +63,15 @@ std::string error_of(const Config& config, const std::function<void(Trainer&, in
 
 }  // namespace
 
-TEST_CASE("engine, 1-bit: exact steps have the bits of the plain optimizer at stage 0, for any split into micro-batches") {
-  struct Row { const char *plain, *plain_params, *name, *params; };
+TEST_CASE(
+    "engine, 1-bit: exact steps have the bits of the plain optimizer at stage 0, for any split into micro-batches") {
+  struct Row {
+    const char *plain, *plain_params, *name, *params;
+  };
   const Row rows[] = {
       {"AdamW", R"({"lr": 0.01, "weight_decay": 0.1})", "OneBitAdam", R"({"lr": 0.01, "weight_decay": 0.1})"},
-      {"Lamb", R"({"lr": 0.01, "weight_decay": 0.01, "eps": 1e-8})", "onebitlamb", R"({"lr": 0.01, "weight_decay": 0.01})"},
+      {"Lamb", R"({"lr": 0.01, "weight_decay": 0.01, "eps": 1e-8})", "onebitlamb",
+       R"({"lr": 0.01, "weight_decay": 0.01})"},
       {"AdamW", R"({"lr": 0.01, "betas": [0.8, 0.99]})", "ZeroOneAdam", R"({"lr": 0.01, "betas": [0.8, 0.99]})"},
       {"SGD", R"({"lr": 0.1, "momentum": 0.9})", "OneBitSGD", R"({"lr": 0.1, "freeze_step": 100})"},
   };
@@ -78,7 +90,9 @@ TEST_CASE("engine, 1-bit: exact steps have the bits of the plain optimizer at st
       };
       const Tensors plain = run(1, row.plain, row.plain_params);
       for (const int ranks : {1, 2, 4}) {
-        CAPTURE(row.name); CAPTURE(dtype); CAPTURE(ranks);
+        CAPTURE(row.name);
+        CAPTURE(dtype);
+        CAPTURE(ranks);
         CHECK(differing(plain, run(ranks, row.name, row.params)) == "");
       }
     }
@@ -88,11 +102,13 @@ TEST_CASE("engine, 1-bit: exact steps have the bits of the plain optimizer at st
 TEST_CASE("engine, 1-bit: a run goes on from its checkpoint to the bit, and on other numbers of ranks") {
   for (const Optimizer& optimizer : compressing) {
     for (const DType dtype : {f32, bf16, f16}) {
-      CAPTURE(optimizer.name); CAPTURE(dtype);
+      CAPTURE(optimizer.name);
+      CAPTURE(dtype);
       const TempDir folder;
       Config config = with(optimizer.name, optimizer.params, 2, dtype);
       config.gradient_clipping = 0.5;
-      config.scheduler = {.type = "WarmupLR", .params = data::parse_json(R"({"warmup_max_lr": 0.02, "warmup_num_steps": 8})", "params")};
+      config.scheduler = {.type = "WarmupLR",
+                          .params = data::parse_json(R"({"warmup_max_lr": 0.02, "warmup_num_steps": 8})", "params")};
       const auto whole = on_ranks<Tensors>(2, [&](int rank) {
         Trainer t(config, rank);
         train_steps(t.e, 6);  // compressed since the fourth; 0/1 Adam's ranks may be apart
@@ -118,7 +134,9 @@ TEST_CASE("engine, 1-bit: a run goes on from its checkpoint to the bit, and on o
           config.gradient_accumulation_steps = 4 / ranks;
           Trainer t(config);
           t.e.load_checkpoint(folder / "run");
-          if (rank == 0) CHECK(t.has_said("was saved by 2 ranks: what compression owed them is forgotten, as " + std::to_string(ranks) + " ranks"));
+          if (rank == 0)
+            CHECK(t.has_said("was saved by 2 ranks: what compression owed them is forgotten, as " +
+                             std::to_string(ranks) + " ranks"));
           train_steps(t.e, 3);
           return t.everything();
         });
@@ -213,7 +231,8 @@ TEST_CASE("engine, 1-bit: token counts, a plain backward, no_sync() and a bounda
     const auto plain = run(How::engine, dtype);
     for (const How how : {How::tokens, How::plain, How::no_sync}) {
       const auto same = run(how, dtype);
-      CAPTURE(int(how)); CAPTURE(dtype);
+      CAPTURE(int(how));
+      CAPTURE(dtype);
       CHECK(differing(plain[0], same[0]) == "");
       CHECK(differing(plain[0], same[1]) == "");
     }
@@ -251,9 +270,13 @@ TEST_CASE("engine, 1-bit: what goes over the wire, and what the engine says of i
 }
 
 TEST_CASE("engine, 1-bit: an overflow at one rank is skipped by all, and without a loss scale an error that names it") {
-  struct Row { DType dtype; int64_t bad_step; };
+  struct Row {
+    DType dtype;
+    int64_t bad_step;
+  };
   for (const Row& row : {Row{f16, 0}, Row{f16, 4}, Row{f32, 0}, Row{f32, 4}}) {
-    CAPTURE(row.dtype); CAPTURE(row.bad_step);
+    CAPTURE(row.dtype);
+    CAPTURE(row.bad_step);
     std::vector<std::string> said;
     std::mutex mutex;
     const auto run = [&] {
@@ -277,17 +300,22 @@ TEST_CASE("engine, 1-bit: an overflow at one rank is skipped by all, and without
     };
     if (row.dtype == f32) {
       const std::string text = message(run);
-      CHECK(contains(text, str("a gradient is NaN or infinite, first in the gradient of a.weight at rank 1, in step ", row.bad_step + 1)));
+      CHECK(contains(text, str("a gradient is NaN or infinite, first in the gradient of a.weight at rank 1, in step ",
+                               row.bad_step + 1)));
       CHECK(contains(text, "Nothing was changed"));
     } else {
       run();
-      CHECK(std::any_of(said.begin(), said.end(), [](const std::string& line) { return contains(line, "is skipped: the gradient of a.weight is not finite, first at rank 1"); }));
+      CHECK(std::any_of(said.begin(), said.end(), [](const std::string& line) {
+        return contains(line, "is skipped: the gradient of a.weight is not finite, first at rank 1");
+      }));
     }
   }
 }
 
 TEST_CASE("engine, 1-bit: what is refused") {
-  const auto program = [](const Config& config, const std::function<std::vector<Variable>(Net&)>& which = [](Net& net) { return net.parameters(); }) {
+  const auto program = [](
+                           const Config& config, const std::function<std::vector<Variable>(Net&)>& which =
+                                                     [](Net& net) { return net.parameters(); }) {
     return message([&] {
       on_ranks<int>(2, [&](int) {
         const auto net = make_net();
@@ -298,26 +326,36 @@ TEST_CASE("engine, 1-bit: what is refused") {
     });
   };
   CHECK(program(config_of(0, 1)) == "(no error)");
-  for (const int stage : {1, 2, 3}) CHECK(contains(program(config_of(stage, 1)), str("OneBitAdam sends gradients its own way and needs stage 0, zero_optimization.stage is ", stage)));
+  for (const int stage : {1, 2, 3})
+    CHECK(
+        contains(program(config_of(stage, 1)),
+                 str("OneBitAdam sends gradients its own way and needs stage 0, zero_optimization.stage is ", stage)));
   Config offload = config_of(0, 1);
   offload.zero_optimization.offload_optimizer.device = "cpu";
   CHECK(contains(program(offload), "OneBitAdam sends gradients its own way and keeps its state with the parameters"));
-  CHECK(contains(program(config_of(0, 1), [](Net& net) { return net.a.parameters(); }), "expected every parameter that requires grad in OneBitAdam, got these that are not: norm.weight, norm.bias, b.weight"));
+  CHECK(contains(program(config_of(0, 1), [](Net& net) { return net.a.parameters(); }),
+                 "expected every parameter that requires grad in OneBitAdam, got these that are not: norm.weight, "
+                 "norm.bias, b.weight"));
 
   const Config config = with("OneBitAdam", "{}");
-  CHECK(contains(error_of(config, [](Trainer& t, int) { t.e.zero(); }), "[zero] expected an engine with ZeRO, got one whose optimizer OneBitAdam keeps all of the model on every rank"));
-  CHECK(contains(error_of(config, [](Trainer& t, int) {
-    t.e.backward(sum(t.net->a(zeros({2, 6}))));
-    t.e.step();
-  }), "expected a gradient for every parameter on every rank, got none for norm.weight"));
+  CHECK(contains(
+      error_of(config, [](Trainer& t, int) { t.e.zero(); }),
+      "[zero] expected an engine with ZeRO, got one whose optimizer OneBitAdam keeps all of the model on every rank"));
+  CHECK(contains(error_of(config,
+                          [](Trainer& t, int) {
+                            t.e.backward(sum(t.net->a(zeros({2, 6}))));
+                            t.e.step();
+                          }),
+                 "expected a gradient for every parameter on every rank, got none for norm.weight"));
   CHECK(contains(error_of(with("OneBitAdam", R"({"freeze_steps": 3})")), "did you mean freeze_step?"));
   CHECK(contains(message([] {
-    on_ranks<int>(2, [](int) {
-      const auto net = make_net();
-      const auto alone = dist::world().split(dist::world().rank(), 0, "alone");
-      onebit::OneBitAdam optimizer(net->parameters(), {.lr = 0.01}, alone.get());
-      initialize(*net, optimizer, config_of(0, 1));
-      return 0;
-    });
-  }), "expected OneBitAdam with the engine's group of 2 ranks, got one with another, of 1"));
+                   on_ranks<int>(2, [](int) {
+                     const auto net = make_net();
+                     const auto alone = dist::world().split(dist::world().rank(), 0, "alone");
+                     onebit::OneBitAdam optimizer(net->parameters(), {.lr = 0.01}, alone.get());
+                     initialize(*net, optimizer, config_of(0, 1));
+                     return 0;
+                   });
+                 }),
+                 "expected OneBitAdam with the engine's group of 2 ranks, got one with another, of 1"));
 }

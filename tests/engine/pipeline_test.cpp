@@ -1,33 +1,43 @@
-// A pipeline under the engine: the bits of one engine on one rank, with ZeRO 1, loss scaling, bf16, clipping and schedules; checkpoints of any plan.
+// A pipeline under the engine: the bits of one engine on one rank, with ZeRO 1, loss scaling, bf16, clipping and
+// schedules; checkpoints of any plan.
 #include <doctest/doctest.h>
 
 #include <cmath>
 
 #include "data/safetensors.h"
-#include "engine/pipeline_engine.h"
+#include "engine/part.h"
 #include "tests/engine/util.h"
 
 using namespace lockstep;
 using namespace testing;
-using engine::PipelineEngine, engine::PipelineModule, engine::PipelineArgs;
+using engine::EngineBase, engine::PipelineModule, engine::InitializeArgs;
 using pipeline::LayerSpec, pipeline::Values, pipeline::layer;
 
 namespace {
 
 /// Net of util.h as layers, with its names; `wide` adds nothing to train at the end, for a stage without parameters.
 std::vector<LayerSpec> net_layers() {
-  const auto with = [](auto fn) { return [fn](nn::Module* m, const Values& in) { return Values{fn(m->call(in.at(0)), m->is_training())}; }; };
+  const auto with = [](auto fn) {
+    return [fn](nn::Module* m, const Values& in) { return Values{fn(m->call(in.at(0)), m->is_training())}; };
+  };
   std::vector<LayerSpec> layers;
   layers.push_back(layer<nn::Linear>({.in = 6, .out = 130}).named("a"));
-  layers.push_back(layer<nn::LayerNorm>({.shape = {130}}).named("norm").with(with([](const Variable& x, bool training) { return dropout(gelu(x), 0.2, training); })));
-  layers.push_back(layer<nn::Linear>({.in = 130, .out = 97}).named("b").with(with([](const Variable& x, bool training) { return dropout(relu(x), 0.2, training); })));
+  layers.push_back(layer<nn::LayerNorm>({.shape = {130}}).named("norm").with(with([](const Variable& x, bool training) {
+    return dropout(gelu(x), 0.2, training);
+  })));
+  layers.push_back(layer<nn::Linear>({.in = 130, .out = 97}).named("b").with(with([](const Variable& x, bool training) {
+    return dropout(relu(x), 0.2, training);
+  })));
   layers.push_back(layer<nn::Linear>({.in = 97, .out = 3}).named("c"));
   layers.push_back(layer("identity", [](const Variable& x) { return x; }));  // a stage may have nothing to train
   return layers;
 }
 
 PipelineModule module_of(int stages) {
-  PipelineModule m{.layers = net_layers(), .loss_fn = [](const Values& y, const std::vector<Tensor>& targets) { return cross_entropy(y[0], targets[0]); }, .num_stages = stages};
+  PipelineModule m{
+      .layers = net_layers(),
+      .loss_fn = [](const Values& y, const std::vector<Tensor>& targets) { return cross_entropy(y[0], targets[0]); },
+      .num_stages = stages};
   if (stages > 1) m.partition_method = "uniform";
   if (stages == 3) m.bounds = {0, 2, 4, 5};
   return m;
@@ -65,16 +75,23 @@ Config case_config(const Case& c) {
 }
 
 std::unique_ptr<optim::Schedule> make_warmup(optim::Optimizer& o) {
-  return std::make_unique<optim::WarmupLR>(o, optim::WarmupLR::Options{.warmup_max_lr = 2e-2, .warmup_num_steps = 8, .warmup_type = optim::Warmup::linear});
+  return std::make_unique<optim::WarmupLR>(
+      o, optim::WarmupLR::Options{.warmup_max_lr = 2e-2, .warmup_num_steps = 8, .warmup_type = optim::Warmup::linear});
 }
 
-PipelineEngine make_engine(const Case& c) {
-  return engine::initialize(module_of(c.stages), {.optimizer = make_adamw, .lr_scheduler = make_warmup, .training_data = data::share(samples()), .config = case_config(c), .log = quiet});
+EngineBase make_engine(const Case& c) {
+  return engine::initialize(module_of(c.stages), {.optimizer = make_adamw,
+                                                  .training_data = data::share(samples()),
+                                                  .lr_scheduler = make_warmup,
+                                                  .config = case_config(c),
+                                                  .log = quiet});
 }
 
 /// What a run leaves: parameters of all stages, and in "report" of each step loss, norm, loss scale and learning rate.
 void note(engine::EngineBase& e, std::vector<double>& report) {
-  for (const double value : {e.train_loss(), std::isnan(e.get_global_grad_norm()) ? -1 : e.get_global_grad_norm(), e.loss_scale(), e.get_lr()[0], double(e.skipped_steps())}) report.push_back(value);
+  for (const double value : {e.train_loss(), std::isnan(e.get_global_grad_norm()) ? -1 : e.get_global_grad_norm(),
+                             e.loss_scale(), e.get_lr()[0], double(e.skipped_steps())})
+    report.push_back(value);
 }
 
 Tensors merge(const std::vector<Tensors>& all) {
@@ -91,7 +108,7 @@ Tensors merge(const std::vector<Tensors>& all) {
 
 Tensors pipeline_run(const Case& c, int64_t steps, const std::string& load = "", const std::string& save = "") {
   return merge(on_ranks<Tensors>(c.ranks, [&](int) {
-    PipelineEngine e = make_engine(c);
+    EngineBase e = make_engine(c);
     if (!load.empty()) REQUIRE(e.load_checkpoint(load));
     std::vector<double> report;
     while (e.global_steps() < steps) {
@@ -111,7 +128,11 @@ Tensors plain_run(const Case& c, int64_t steps, const std::string& load = "", co
     StackedNet net;
     const auto optimizer = make_adamw(net);
     const auto schedule = make_warmup(*optimizer);
-    engine::Engine<Net> e(net, {.optimizer = optimizer.get(), .training_data = data::share(samples()), .lr_scheduler = schedule.get(), .config = case_config(c), .log = quiet});
+    engine::Engine<Net> e(net, {.optimizer = optimizer.get(),
+                                .training_data = data::share(samples()),
+                                .lr_scheduler = schedule.get(),
+                                .config = case_config(c),
+                                .log = quiet});
     if (!load.empty()) REQUIRE(e.load_checkpoint(load));
     std::vector<double> report;
     data::RepeatingLoader<data::Example> batches(*e.training_dataloader());
@@ -133,21 +154,24 @@ Tensors plain_run(const Case& c, int64_t steps, const std::string& load = "", co
 
 }  // namespace
 
-TEST_CASE("pipeline engine: the bits of one engine, with ZeRO 1, loss scaling that overflows, bf16, clipping, any schedule") {
+TEST_CASE(
+    "pipeline engine: the bits of one engine, with ZeRO 1, loss scaling that overflows, bf16, clipping, any schedule") {
   for (const DType dtype : {f32, f16, bf16}) {
     const Tensors one = plain_run({.dtype = dtype}, 6);
     if (dtype == f16) CHECK(one.at("report").data<double>()[5 * 6 - 1] > 0);  // some steps were skipped
-    for (Case c : std::vector<Case>{{.ranks = 1, .stages = 1},
-                                    {.ranks = 2, .stages = 2},
-                                    {.ranks = 3, .stages = 3},  // the last trains nothing
-                                    {.ranks = 4, .stages = 2, .accumulation = 4, .stage = 1},
-                                    {.ranks = 4, .stages = 1, .accumulation = 2, .stage = 1},
-                                    {.ranks = 6, .stages = 3, .accumulation = 4, .stage = 1},
-                                    {.ranks = 4, .stages = 4, .schedule = "zb-h1"},
-                                    {.ranks = 4, .stages = 2, .accumulation = 4, .stage = 1, .schedule = "interleaved", .recompute = 1},
-                                    {.ranks = 2, .stages = 2, .schedule = "dualpipe-v"}}) {
+    for (Case c : std::vector<Case>{
+             {.ranks = 1, .stages = 1},
+             {.ranks = 2, .stages = 2},
+             {.ranks = 3, .stages = 3},  // the last trains nothing
+             {.ranks = 4, .stages = 2, .accumulation = 4, .stage = 1},
+             {.ranks = 4, .stages = 1, .accumulation = 2, .stage = 1},
+             {.ranks = 6, .stages = 3, .accumulation = 4, .stage = 1},
+             {.ranks = 4, .stages = 4, .schedule = "zb-h1"},
+             {.ranks = 4, .stages = 2, .accumulation = 4, .stage = 1, .schedule = "interleaved", .recompute = 1},
+             {.ranks = 2, .stages = 2, .schedule = "dualpipe-v"}}) {
       c.dtype = dtype;
-      CHECK_MESSAGE(differing(one, pipeline_run(c, 6)) == "", dtype << ", " << c.ranks << " ranks, " << c.stages << " stages, " << c.schedule);
+      CHECK_MESSAGE(differing(one, pipeline_run(c, 6)) == "",
+                    dtype << ", " << c.ranks << " ranks, " << c.stages << " stages, " << c.schedule);
     }
   }
 }
@@ -156,17 +180,29 @@ TEST_CASE("pipeline engine: a checkpoint of any plan goes on under any other, to
   for (const DType dtype : {f32, f16}) {
     const Tensors whole = plain_run({.dtype = dtype}, 6);
     const auto last = [](const Tensors& t) { return t.at("report").narrow(0, t.at("report").numel() - 5, 5); };
-    struct Row { Case from; bool from_plain; Case to; bool to_plain; };
+    struct Row {
+      Case from;
+      bool from_plain;
+      Case to;
+      bool to_plain;
+    };
     for (Row row : std::vector<Row>{{{.ranks = 2, .stages = 2}, false, {.ranks = 4, .stages = 4}, false},
-                                    {{.ranks = 4, .stages = 2, .accumulation = 4, .stage = 1}, false, {.ranks = 2, .accumulation = 4, .stage = 3}, true},
+                                    {{.ranks = 4, .stages = 2, .accumulation = 4, .stage = 1},
+                                     false,
+                                     {.ranks = 2, .accumulation = 4, .stage = 3},
+                                     true},
                                     {{.ranks = 3, .stages = 3}, false, {}, true},
-                                    {{.ranks = 2, .accumulation = 4, .stage = 2}, true, {.ranks = 6, .stages = 3, .accumulation = 4, .stage = 1}, false},
+                                    {{.ranks = 2, .accumulation = 4, .stage = 2},
+                                     true,
+                                     {.ranks = 6, .stages = 3, .accumulation = 4, .stage = 1},
+                                     false},
                                     {{}, true, {.ranks = 2, .stages = 2, .schedule = "interleaved"}, false}}) {
       row.from.dtype = row.to.dtype = dtype;
       const TempDir folder;
       row.from_plain ? plain_run(row.from, 3, "", folder.path) : pipeline_run(row.from, 3, "", folder.path);
       Tensors resumed = row.to_plain ? plain_run(row.to, 6, folder.path) : pipeline_run(row.to, 6, folder.path);
-      const std::string where = str(dtype, ", from ", row.from.ranks, " ranks and ", row.from.stages, " stages to ", row.to.ranks, " and ", row.to.stages);
+      const std::string where = str(dtype, ", from ", row.from.ranks, " ranks and ", row.from.stages, " stages to ",
+                                    row.to.ranks, " and ", row.to.stages);
       CHECK_MESSAGE(equal(last(whole), last(resumed)), where);
       resumed["report"] = whole.at("report");
       CHECK_MESSAGE(differing(whole, resumed) == "", where);
@@ -174,12 +210,11 @@ TEST_CASE("pipeline engine: a checkpoint of any plan goes on under any other, to
   }
 }
 
-TEST_CASE("pipeline engine: the whole state on one rank, and back; one file of 16 bits") {
-  const Tensors whole = plain_run({}, 4);
+TEST_CASE("pipeline engine: the whole state on one rank; one file of 16 bits") {
   const TempDir folder;
-  PipelineEngine::WholeState state;
+  EngineBase::WholeState state;
   on_ranks<int>(4, [&](int rank) {
-    PipelineEngine e = make_engine({.ranks = 4, .stages = 2, .accumulation = 4, .stage = 1});
+    EngineBase e = make_engine({.ranks = 4, .stages = 2, .accumulation = 4, .stage = 1});
     e.train_batch();
     e.train_batch();
     auto mine = e.whole_state();
@@ -193,27 +228,44 @@ TEST_CASE("pipeline engine: the whole state on one rank, and back; one file of 1
   CHECK(state.optimizer.numbers.at("state.b.weight.step") == 2);
   const auto file = data::SafeTensors::open(folder / "model.safetensors");
   for (const auto& [name, tensor] : state.model) CHECK(equal(file.tensor(name), tensor));
-  const Tensors resumed = merge(on_ranks<Tensors>(2, [&](int) {
-    PipelineEngine e = make_engine({.ranks = 2, .stages = 2});
-    e.train_batch();  // the loader and the schedule are where they were
-    e.train_batch();
-    e.load_whole_state(state.model, state.optimizer);
-    e.train_batch();
-    e.train_batch();
-    return whole_parameters(e, e.pipeline().module());
-  }));
-  for (const auto& [name, tensor] : resumed) CHECK_MESSAGE(equal(tensor, whole.at(name)), name);
-  CHECK(contains(message([&] {
-    on_ranks<int>(1, [](int) {
-      make_engine({}).load_whole_state({}, {});
+  const Tensors expected = plain_run({}, 2);
+  for (const auto& [name, tensor] : state.model) CHECK_MESSAGE(equal(tensor, expected.at(name)), name);
+}
+
+TEST_CASE("engine: train_batch() goes on with the data where a checkpoint was, also when it is loaded in mid-run") {
+  const TempDir folder;
+  for (const bool cut : {false, true}) {
+    on_ranks<int>(1, [&](int) {
+      PipelineModule module = module_of(1);
+      if (!cut) module.model = make_net(), module.layers.clear();
+      EngineBase e = engine::initialize(
+          std::move(module),
+          {.optimizer = make_adamw, .training_data = data::share(samples()), .config = config_of(0, 2), .log = quiet});
+      CHECK(e.in_parts() == cut);
+      e.train_batch();
+      const std::string at = folder / (cut ? "cut" : "whole");
+      e.save_checkpoint(at);
+      const double second = e.train_batch(), third = e.train_batch();
+      REQUIRE(e.load_checkpoint(at));
+      CHECK(e.train_batch() == second);
+      CHECK(e.train_batch() == third);
       return 0;
     });
-  }), "expected model."));
+  }
 }
 
 TEST_CASE("pipeline engine: slices of whole tensors, for checkpoints") {
-  struct Row { Shape whole; int64_t dim; std::vector<dist::Range> ranges; };
-  for (const Row& row : std::vector<Row>{{{6, 4}, 0, {{2, 4}}}, {{6, 4}, 1, {{1, 3}}}, {{4}, 0, {{0, 4}}}, {{2, 6, 3}, 1, {{0, 1}, {2, 3}, {4, 5}}}, {{3, 5}, 1, {{0, 2}, {2, 5}}}, {{6, 4}, 0, {{1, 1}}}}) {
+  struct Row {
+    Shape whole;
+    int64_t dim;
+    std::vector<dist::Range> ranges;
+  };
+  for (const Row& row : std::vector<Row>{{{6, 4}, 0, {{2, 4}}},
+                                         {{6, 4}, 1, {{1, 3}}},
+                                         {{4}, 0, {{0, 4}}},
+                                         {{2, 6, 3}, 1, {{0, 1}, {2, 3}, {4, 5}}},
+                                         {{3, 5}, 1, {{0, 2}, {2, 5}}},
+                                         {{6, 4}, 0, {{1, 1}}}}) {
     int64_t count = 1;
     for (int d = 0; d < row.whole.rank(); ++d) count *= row.whole[d];
     const Tensor whole = arange(double(count)).view(row.whole);
@@ -224,7 +276,9 @@ TEST_CASE("pipeline engine: slices of whole tensors, for checkpoints") {
       for (int64_t end = begin; end <= slice.numel(); ++end) {
         const Tensor part = slice.view({slice.numel()}).narrow(0, begin, end - begin);
         int64_t seen = 0;
-        for (const auto& p : engine::of_whole({.name = "w", .shape = slice.shape(), .dtype = f32, .begin = begin, .end = end, .tensor = part}, {row.whole, row.dim, row.ranges})) {
+        for (const auto& p : engine::of_whole(
+                 {.name = "w", .shape = slice.shape(), .dtype = f32, .begin = begin, .end = end, .tensor = part},
+                 {row.whole, row.dim, row.ranges})) {
           CHECK(p.end > p.begin);
           CHECK(equal(p.tensor, whole.view({whole.numel()}).narrow(0, p.begin, p.end - p.begin)));
           seen += p.end - p.begin;
@@ -236,28 +290,49 @@ TEST_CASE("pipeline engine: slices of whole tensors, for checkpoints") {
 }
 
 TEST_CASE("pipeline engine: what cannot be is refused on all ranks, with what to do") {
-  struct Row { int ranks; std::function<void(PipelineModule&, PipelineArgs&, Config&)> change; const char* expected; };
+  struct Row {
+    int ranks;
+    std::function<void(PipelineModule&, InitializeArgs&, Config&)> change;
+    const char* expected;
+  };
   for (const Row& row : std::vector<Row>{
-           {2, [](auto&, auto&, Config& c) { c.zero_optimization.stage = 2; }, "zero_optimization.stage: 2 keeps gradients in parts after every micro-batch, and a pipeline sums those of all micro-batches first; write 1"},
-           {3, [](auto& m, auto&, Config&) { m.num_stages = 2; }, "it is for 2 ranks, and there are 3. The nearest plan that can: pp3"},
-           {2, [](auto&, auto&, Config& c) { c.pipeline.stages = 4; }, "PipelineModule has num_stages 2, which contradicts config, where pipeline.stages is 4"},
-           {2, [](auto& m, auto&, Config& c) { c.pipeline.partition = "parameters", c.given.insert("pipeline.partition"), m.partition_method = "uniform"; }, "partition_method uniform, which contradicts"},
-           {2, [](auto& m, auto&, Config& c) { c.given.insert("pipeline.activation_checkpoint_interval"), m.activation_checkpoint_interval = 2; }, "activation_checkpoint_interval 2, which contradicts"},
-           {2, [](auto&, auto&, Config& c) { c.managed_gradient_accumulation = false; }, "train_batch() is a whole step; leave it out"},
-           {2, [](auto&, auto&, Config& c) { c.activation_checkpointing.enabled = true; }, "pipeline.activation_checkpoint_interval; write that"},
-           {2, [](auto&, auto&, Config& c) { c.flops_profiler.enabled = true; }, "flops_profiler.enabled"},
-           {2, [](auto&, auto&, Config& c) { c.data_types.grad_accum_dtype = "fp32"; }, "grad_accum_dtype"},
-           {2, [](auto&, auto&, Config& c) { c.pipeline.partition = "by hand"; }, "expected uniform, parameters, best or type:PATTERN"},
-           {8, [](auto& m, auto&, Config&) { m.num_stages = 8; }, "8 stages need 8 layers, the model has 5. The nearest plan that can: dp2+pp4"},
-           {2, [](auto&, PipelineArgs& a, Config&) { a.optimizer = {}, a.lr_scheduler = {}; }, "expected an optimizer, got none"},
-           {2, [](auto&, PipelineArgs& a, Config&) { a.optimizer = {}; }, "expected the optimizer of lr_scheduler"},
-           {2, [](auto& m, auto&, Config&) { m.layers[1].named("a"); }, "layers 0 and 1 are both called a"}}) {
+           {2, [](auto&, auto&, Config&c) { c.zero_optimization.stage = 2; },
+            "zero2 keeps gradients in parts after every micro-batch, and a pipeline sums those of all micro-batches "
+            "first; take zero1. The nearest plan that can: dp2+zero2"},
+           {3, [](auto&m, auto&, Config&) { m.num_stages = 2; },
+            "it is for 2 ranks, and there are 3. The nearest plan that can: pp3"},
+           {2, [](auto&, auto&, Config&c) { c.pipeline.stages = 4; },
+            "PipelineModule has num_stages 2, which contradicts config, where pipeline.stages is 4"},
+           {2,
+            [](auto&m, auto&, Config&c) {
+              c.pipeline.partition = "parameters", c.given.insert("pipeline.partition"), m.partition_method = "uniform";
+            },
+            "partition_method uniform, which contradicts"},
+           {2,
+            [](auto&m, auto&, Config&c) {
+              c.given.insert("pipeline.activation_checkpoint_interval"), m.activation_checkpoint_interval = 2;
+            },
+            "activation_checkpoint_interval 2, which contradicts"},
+           {2, [](auto&, auto&, Config&c) { c.managed_gradient_accumulation = false; },
+            "plans with pp or tp make whole steps; leave it out. The nearest plan that can: dp2"},
+           {2, [](auto&, auto&, Config&c) { c.activation_checkpointing.enabled = true; },
+            "pipeline.activation_checkpoint_interval; write that"},
+           {2, [](auto&, auto&, Config&c) { c.flops_profiler.enabled = true; }, "flops_profiler.enabled"},
+           {2, [](auto&, auto&, Config&c) { c.data_types.grad_accum_dtype = "fp32"; }, "grad_accum_dtype"},
+           {2, [](auto&, auto&, Config&c) { c.pipeline.partition = "by hand"; },
+            "expected uniform, parameters, best or type:PATTERN"},
+           {8, [](auto&m, auto&, Config&) { m.num_stages = 8; },
+            "8 stages need 8 layers, the model has 5. The nearest plan that can: dp2+pp4"},
+           {2, [](auto&, InitializeArgs&a, Config&) { a.optimizer = {}, a.lr_scheduler = {}; },
+            "expected an optimizer, got none"},
+           {2, [](auto&, InitializeArgs&a, Config&) { a.optimizer = {}; }, "expected the optimizer of lr_scheduler"},
+           {2, [](auto&m, auto&, Config&) { m.layers[1].named("a"); }, "layers 0 and 1 are both called a"}}) {
     const std::string found = message([&] {
       on_ranks<int>(row.ranks, [&](int) {
         Config c = case_config({});
         PipelineModule m = module_of(2);
         m.partition_method = "";
-        PipelineArgs a{.optimizer = make_adamw, .lr_scheduler = make_warmup, .log = quiet};
+        InitializeArgs a{.optimizer = make_adamw, .lr_scheduler = make_warmup, .log = quiet};
         row.change(m, a, c);
         a.config = c;
         engine::initialize(m, a);
@@ -267,9 +342,9 @@ TEST_CASE("pipeline engine: what cannot be is refused on all ranks, with what to
     CHECK_MESSAGE(contains(found, row.expected), found);
   }
   on_ranks<int>(1, [](int) {
-    PipelineEngine e = make_engine({});
+    EngineBase e = make_engine({});
     CHECK(contains(message([&] { e.backward(Variable(ones({1}), true)); }), "call train_batch()"));
-    CHECK(contains(message([&] { e.step(); }), "train_batch() is a whole step"));
+    CHECK(contains(message([&] { e.step(); }), "[step] expected a model that runs as it is"));
     CHECK(contains(message([&] { e.scale(Variable(ones({1}), true)); }), "call train_batch()"));
     e.eval();
     CHECK(contains(message([&] { e.train_batch(); }), "got eval()"));
@@ -278,9 +353,10 @@ TEST_CASE("pipeline engine: what cannot be is refused on all ranks, with what to
     return 0;
   });
   CHECK(contains(message([] {
-    Net net;
-    Config c = case_config({});
-    c.pipeline.stages = 2;
-    on_ranks<int>(1, [&](int) { return int(engine::initialize(net, c).global_steps()); });
-  }), "give a PipelineModule"));
+                   Net net;
+                   Config c = case_config({});
+                   c.pipeline.stages = 2;
+                   on_ranks<int>(1, [&](int) { return int(engine::initialize(net, c).global_steps()); });
+                 }),
+                 "it is for 2 ranks, and there is 1"));
 }

@@ -3,8 +3,9 @@
 
 #include <algorithm>
 
-#include "engine/plan.h"
 #include "engine/plan_parts.h"
+
+#include "nn/models/gpt.h"
 #include "optim/optim.h"
 #include "tensor/memory.h"
 #include "tests/parallel/util.h"
@@ -16,6 +17,7 @@ using namespace testing;
 namespace {
 
 const nn::GPT::Options small{.vocab = 301, .context = 16, .layers = 2, .width = 40, .heads = 4};
+const nn::GPT::Options large{.vocab = 50257, .context = 2048, .layers = 96, .width = 12288, .heads = 96};
 
 Config config(const std::string& json) { return config_from_json(json); }
 
@@ -39,7 +41,8 @@ struct Trained {
   }
 };
 
-std::string text_of(const std::string& module, const std::vector<std::string>& names, const zero::Layout& l, bool persistent) {
+std::string text_of(const std::string& module, const std::vector<std::string>& names, const zero::Layout& l,
+                    bool persistent) {
   std::string text = str(module, persistent ? " whole" : " gathered", " owner ", l.owner, " shard ", l.shard, ":");
   for (size_t i = 0; i < names.size(); ++i) text += str(" ", names[i], " ", l.sizes[i], " at ", l.offsets[i]);
   return text;
@@ -48,9 +51,11 @@ std::string text_of(const std::string& module, const std::vector<std::string>& n
 }  // namespace
 
 TEST_CASE("plan: the shapes of a GPT are those of nn::GPT") {
-  for (const nn::GPT::Options& o : {small, nn::GPT::Options{.layers = 1, .width = 8, .heads = 1, .inner = 5, .tied = false}, nn::GPT::Options{.layers = 3, .width = 12, .heads = 2, .bias = false}}) {
+  for (const nn::GPT::Options& o :
+       {small, nn::GPT::Options{.layers = 1, .width = 8, .heads = 1, .inner = 5, .tied = false},
+        nn::GPT::Options{.layers = 3, .width = 12, .heads = 2, .bias = false}}) {
     nn::GPT model(o);
-    const ModelShape shape = gpt_shape(o);
+    const ModelShape shape = shape_of<nn::GPT>(o);
     const auto real = model.named_parameters();
     REQUIRE(shape.parameters.size() == real.size());
     for (size_t i = 0; i < real.size(); ++i) {
@@ -58,12 +63,37 @@ TEST_CASE("plan: the shapes of a GPT are those of nn::GPT") {
       CHECK(shape.parameters[i].shape == real[i].variable.shape());
     }
   }
-  CHECK(parse_model("gpt:12x768x12", 50257, 1024).numel() == 124'439'808);  // GPT-2
-  CHECK(parse_model("gpt:96x12288x96", 50257, 2048).numel() / 1'000'000'000 == 174);
-  for (const char* bad : {"", "gpt", "gpt:", "gpt:1x2", "gpt:1x2x3x4", "gpt:ax2x2", "gpt:0x2x2", "gpt:1x2x", "bert:1x2x2", "gpt:1x-2x2", "gpt:99999999999999999999x1x1"}) {
-    CHECK(contains(message([&] { parse_model(bad, 10, 10); }), "expected a model as gpt:LAYERSxWIDTHxHEADS"));
+  CHECK(shape_of<nn::GPT>({.vocab = 50257, .context = 1024, .layers = 12, .width = 768, .heads = 12}).numel() ==
+        124'439'808);  // GPT-2
+  CHECK(shape_of<nn::GPT>(large).numel() / 1'000'000'000 == 174);
+  CHECK(contains(message([] { shape_of<nn::GPT>({.width = 10, .heads = 3}); }), "expected heads to divide embed 10"));
+}
+
+TEST_CASE("plan: a model that is run says what its parameters say") {
+  nn::GPT model(small);
+  const ModelShape asked = shape_of<nn::GPT>(small);
+  ModelShape shape = shape_of(static_cast<nn::Module&>(model), 0, small.context, small.vocab);
+  const nn::LayerList list = model.layers();
+  const Tensor tokens = randint(0, small.vocab, {2, small.context});
+  measure(shape, model, list, tokens, [&](const Variable& scores) { return list.loss(scores, {tokens}); });
+  CHECK(shape.width == small.width);
+  REQUIRE(shape.list.size() == asked.list.size());
+  for (size_t i = 0; i < shape.list.size(); ++i) {
+    const auto &layer = shape.list[i], &other = asked.list[i];
+    CAPTURE(layer.kind);
+    // Causal attention looks at T(T+1)/2 pairs, of which flops_beside() leaves out half a diagonal.
+    CHECK(shape.flops(layer) == doctest::Approx(asked.flops(other)).epsilon(0.01));
+    CHECK(shape.flops(layer, 2) <= shape.flops(layer));
+    if (i + 1 < shape.list.size()) CHECK(layer.out == doctest::Approx(small.width));
+    CHECK(layer.forward > 0);
+    CHECK(layer.backward > 0);
   }
-  CHECK(contains(message([] { parse_model("gpt:1x10x3", 10, 10); }), "multiple of heads"));
+  for (const auto& p : model.named_parameters()) CHECK(!p.variable.grad().defined());
+  const ModelShape read = model_shape_from(data::parse_json(to_json(shape).dump(), "test"), "test");
+  CHECK(to_json(read) == to_json(shape));
+  CHECK(read.forward_flops() == shape.forward_flops());
+  CHECK(read.parameters[0].sliced(2).shape == asked.parameters[0].sliced(2).shape);
+  CHECK(contains(message([] { model_shape_from(data::Json::Object{{"name", "x"}}, "an answer"); }), "an answer"));
 }
 
 TEST_CASE("plan: units and owners are those of ZeRO") {
@@ -79,11 +109,12 @@ TEST_CASE("plan: units and owners are those of ZeRO") {
   };
   for (const std::string& body : bodies) {
     for (const int ranks : {1, 2, 3, 4}) {
-      CAPTURE(body); CAPTURE(ranks);
+      CAPTURE(body);
+      CAPTURE(ranks);
       const Config c = config("{\"train_micro_batch_size_per_gpu\": 1, " + body + "}");
-      const Plan p = plan(c, gpt_shape(small), ranks);
+      const Forecast p = plan(c, shape_of<nn::GPT>(small), ranks);
       std::vector<std::string> planned;
-      for (const PlannedUnit& u : p.units) {
+      for (const zero::PlannedUnit& u : p.units) {
         std::vector<std::string> names;
         for (const size_t i : u.parameters) names.push_back(p.model.parameters[i].name);
         planned.push_back(text_of(u.module, names, u.layout, u.persistent));
@@ -92,7 +123,8 @@ TEST_CASE("plan: units and owners are those of ZeRO") {
         Trained t(small, c);
         std::vector<std::string> real;
         for (const auto& u : t.zero->units()) real.push_back(text_of(u.module, u.names, u.layout, u.persistent));
-        LOCKSTEP_CHECK(real == planned, "units differ: ", real.size(), " and ", planned.size(), "\n", real.empty() ? "" : real[0], "\n", planned.empty() ? "" : planned[0]);
+        LOCKSTEP_CHECK(real == planned, "units differ: ", real.size(), " and ", planned.size(), "\n",
+                       real.empty() ? "" : real[0], "\n", planned.empty() ? "" : planned[0]);
         return 0;
       });
     }
@@ -111,25 +143,32 @@ TEST_CASE("plan: bytes of each rank are those of the ledger") {
   };
   for (const std::string& body : bodies) {
     for (const int ranks : {1, 2, 3}) {
-      CAPTURE(body); CAPTURE(ranks);
+      CAPTURE(body);
+      CAPTURE(ranks);
       const Config c = config("{\"train_micro_batch_size_per_gpu\": 1, " + body + "}");
-      const Plan p = plan(c, gpt_shape(small), ranks);
+      const Forecast p = plan(c, shape_of<nn::GPT>(small), ranks);
       CHECK(message([&] {
-        dist::spawn(ranks, [&](int rank) {
-          const auto held = [](Memory kind) { return memory_report().category[int(kind)].current; };
-          const int64_t before[] = {held(Memory::parameter), held(Memory::gradient), held(Memory::optimizer), held(Memory::offload)};
-          Trained t(small, c);
-          t.backward(small);
-          t.zero->step();
-          t.backward(small);
-          const auto expect = [&](const char* what, int64_t got, int64_t wanted) { LOCKSTEP_CHECK(got == wanted, what, ": ", got, " bytes, planned ", wanted); };
-          const RankBytes& b = p.bytes[size_t(rank)];
-          expect("parameters", held(Memory::parameter) - before[0], b.parameters);
-          expect("gradients", held(Memory::gradient) - before[1], b.gradients);
-          expect("optimizer", held(Memory::optimizer) - before[2], b.optimizer);
-          expect("offload", held(Memory::offload) - before[3], b.parameters_elsewhere + b.optimizer_elsewhere);
-        }, {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
-      }) == "(no error)");
+              dist::spawn(ranks,
+                          [&](int rank) {
+                            const auto held = [](Memory kind) { return memory_report().category[int(kind)].current; };
+                            const int64_t before[] = {held(Memory::parameter), held(Memory::gradient),
+                                                      held(Memory::optimizer), held(Memory::offload)};
+                            Trained t(small, c);
+                            t.backward(small);
+                            t.zero->step();
+                            t.backward(small);
+                            const auto expect = [&](const char* what, int64_t got, int64_t wanted) {
+                              LOCKSTEP_CHECK(got == wanted, what, ": ", got, " bytes, planned ", wanted);
+                            };
+                            const RankBytes& b = p.bytes[size_t(rank)];
+                            expect("parameters", held(Memory::parameter) - before[0], b.parameters);
+                            expect("gradients", held(Memory::gradient) - before[1], b.gradients);
+                            expect("optimizer", held(Memory::optimizer) - before[2], b.optimizer);
+                            expect("offload", held(Memory::offload) - before[3],
+                                   b.parameters_elsewhere + b.optimizer_elsewhere);
+                          },
+                          {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
+            }) == "(no error)");
     }
   }
 }
@@ -137,9 +176,12 @@ TEST_CASE("plan: bytes of each rank are those of the ledger") {
 TEST_CASE("plan: traffic of a step is what ranks send") {
   for (const int stage : {0, 1, 2, 3}) {
     for (const int ranks : {1, 2, 4}) {
-      CAPTURE(stage); CAPTURE(ranks);
-      const Config c = config(str(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true, "check_grad_overflow": false}, "optimizer": {"type": "AdamW"}, "zero_optimization": {"ignore_unused_parameters": false, "stage": )", stage, "}}"));  // no checks, which would be sent too
-      const Plan p = plan(c, gpt_shape(small), ranks);
+      CAPTURE(stage);
+      CAPTURE(ranks);
+      const Config c = config(str(
+          R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true, "check_grad_overflow": false}, "optimizer": {"type": "AdamW"}, "zero_optimization": {"ignore_unused_parameters": false, "stage": )",
+          stage, "}}"));  // no checks, which would be sent too
+      const Forecast p = plan(c, shape_of<nn::GPT>(small), ranks);
       on_ranks<int>(ranks, [&](int) {
         Trained t(small, c);
         for (int step = 0; step < 3; ++step) {  // the first one agrees on an order
@@ -147,7 +189,9 @@ TEST_CASE("plan: traffic of a step is what ranks send") {
           t.backward(small);
           t.zero->step();
           const double sent = double(dist::world().traffic().sent - before.sent);
-          if (step > 0) LOCKSTEP_CHECK(sent == p.gradient_traffic + p.parameter_traffic, "sent ", sent, ", planned ", p.gradient_traffic, " + ", p.parameter_traffic);
+          if (step > 0)
+            LOCKSTEP_CHECK(sent == p.gradient_traffic + p.parameter_traffic, "sent ", sent, ", planned ",
+                           p.gradient_traffic, " + ", p.parameter_traffic);
         }
         return 0;
       });
@@ -156,8 +200,9 @@ TEST_CASE("plan: traffic of a step is what ranks send") {
 }
 
 TEST_CASE("plan: a model of 175 billion parameters on 1024 ranks, without its memory") {
-  const Config c = config(R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}})");
-  const Plan p = plan(c, parse_model("gpt:96x12288x96", 50257, 2048), 1024);
+  const Config c = config(
+      R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}})");
+  const Forecast p = plan(c, shape_of<nn::GPT>(large), 1024);
   const double psi = double(p.model.numel());
   CHECK(p.optimizer == "AdamW");
   CHECK(p.formula.total() == doctest::Approx(16 * psi / 1024));
@@ -165,20 +210,28 @@ TEST_CASE("plan: a model of 175 billion parameters on 1024 ranks, without its me
   for (const RankBytes& b : p.bytes) optimizer += b.optimizer;
   CHECK(optimizer == 12 * p.model.numel());  // every element has one owner
   CHECK(double(p.bytes[0].total() - p.bytes[0].buffers) < 1.05 * p.formula.total());
-  CHECK(p.gradient_traffic + p.parameter_traffic == doctest::Approx(2 * 3 * 2 * psi).epsilon(0.02));  // two micro-batches, 3 psi each, 2 bytes
+  CHECK(p.gradient_traffic + p.parameter_traffic ==
+        doctest::Approx(2 * 3 * 2 * psi).epsilon(0.02));  // two micro-batches, 3 psi each, 2 bytes
 
   const Speeds speeds{.flops = 1e14, .bandwidth = 1e11, .memory = 1e12};
-  const PredictedTime t = predict(p, speeds), faster = predict(p, {.flops = 2e14, .bandwidth = 2e11, .memory = 2e12});
+  const auto whole = [&](const Config& with) { return plan_parts(with, p.model, {.dp = 1024}); };
+  const PredictedTime t = predict(whole(c), speeds),
+                      faster = predict(whole(c), {.flops = 2e14, .bandwidth = 2e11, .memory = 2e12});
   CHECK(t.compute == doctest::Approx(6 * psi * 2048 * 2 / 1e14).epsilon(0.03));
   CHECK(t.step == doctest::Approx(2 * faster.step));
   Config checkpointed = c;
   checkpointed.activation_checkpointing.enabled = true;
-  CHECK(predict(plan(checkpointed, p.model, 1024), speeds).compute == doctest::Approx(t.compute * 4 / 3));
-  CHECK(contains(message([&] { plan(config(R"({"train_batch_size": 7})"), p.model, 2); }), "train_batch_size 7 is not"));
+  CHECK(predict(whole(checkpointed), speeds).compute == doctest::Approx(t.compute * 4 / 3));
+  CHECK(
+      contains(message([&] { plan(config(R"({"train_batch_size": 7})"), p.model, 2); }), "train_batch_size 7 is not"));
 }
 
 TEST_CASE("plan: what optimizers keep") {
-  struct Row { const char* body; int64_t bytes; const char* name; };
+  struct Row {
+    const char* body;
+    int64_t bytes;
+    const char* name;
+  };
   const Row rows[] = {
       {R"("optimizer": {"type": "AdamW"})", 8, "AdamW"},
       {R"("optimizer": {"type": "AdamW", "params": {"amsgrad": true}})", 12, "AdamW"},
@@ -193,31 +246,41 @@ TEST_CASE("plan: what optimizers keep") {
   };
   for (const Row& row : rows) {
     CAPTURE(std::string(row.body));
-    const Plan p = plan(config(std::string("{\"train_batch_size\": 1, ") + row.body + "}"), gpt_shape(small), 1);
+    const Forecast p =
+        plan(config(std::string("{\"train_batch_size\": 1, ") + row.body + "}"), shape_of<nn::GPT>(small), 1);
     CHECK(p.optimizer == row.name);
     CHECK(p.state_bytes[2 + 2] == row.bytes);  // blocks.0.attention.in_proj.weight
   }
 }
 
 TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
-  const ModelShape model = engine::parse_model("gpt:4x32x4", 64, 16);
-  const Config c = engine::config_from_json(R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "optimizer": {"type": "AdamW"}})");
-  const auto made = [&](const char* text, const Config& config) { return engine::plan_parts(config, model, 4, parallel::parse_plan(text)); };
+  const ModelShape model = shape_of<nn::GPT>({.vocab = 64, .context = 16, .layers = 4, .width = 32, .heads = 4});
+  const Config c = engine::config_from_json(
+      R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "optimizer": {"type": "AdamW"}})");
+  const auto made = [&](const char* text, const Config& config) {
+    return engine::plan_parts(config, model, parallel::parse_plan(text));
+  };
   const double activation = 2 * 16 * 32 * 4, table = 64 * 32;
 
   const auto two = made("pp2", c);
   CHECK(two.bounds.size() == 3);
-  CHECK(two.stages[0].model.numel() + two.stages[1].model.numel() == model.numel() + int64_t(table));  // the tied table stands in both
+  CHECK(two.stages[0].model.numel() + two.stages[1].model.numel() ==
+        model.numel() + int64_t(table));  // the tied table stands in both
   CHECK(two.stage_traffic == std::vector<double>{4 * activation, 4 * activation + 4 * table * 4});
   CHECK(two.copy_traffic(0) == 0);
   CHECK(two.slice_traffic[1] == 0);
   CHECK(two.formula == doctest::Approx(1. / 5));
   CHECK(two.bubble >= two.formula);
   CHECK(two.flops[0] + two.flops[1] == doctest::Approx(model.forward_flops()));
-  for (const char* schedule : {"1f1b", "zb-h1", "dualpipe-v"}) {  // of many micro-batches only what the slowest stage has more is idle, and the step is as long as that stage
-    Config many = engine::config_from_json(str(R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 400, "pipeline": {"schedule": ")", schedule, R"("}})"));
+  for (const char* schedule :
+       {"1f1b", "zb-h1", "dualpipe-v"}) {  // of many micro-batches only what the slowest stage has more is idle, and
+                                           // the step is as long as that stage
+    Config many = engine::config_from_json(
+        str(R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 400, "pipeline": {"schedule": ")",
+            schedule, R"("}})"));
     const auto plan = made("pp3", many);
-    const double most = *std::max_element(plan.flops.begin(), plan.flops.end()), mean = model.forward_flops() / 3, lost = 1 - mean / most;
+    const double most = *std::max_element(plan.flops.begin(), plan.flops.end()), mean = model.forward_flops() / 3,
+                 lost = 1 - mean / most;
     CAPTURE(schedule);
     CHECK(lost > 0.01);
     CHECK(plan.bubble > lost - 1e-9);
@@ -228,7 +291,10 @@ TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
 
   const auto sliced = made("tp2", c);
   int64_t whole = 0;  // what slices have whole: positions, norms, biases behind rows
-  for (const auto& p : model.parameters) if (p.name.find("norm") != p.name.npos || p.name == "positions.weight" || p.name.ends_with("out_proj.bias") || p.name.ends_with("down.bias")) whole += p.numel();
+  for (const auto& p : model.parameters)
+    if (p.name.find("norm") != p.name.npos || p.name == "positions.weight" || p.name.ends_with("out_proj.bias") ||
+        p.name.ends_with("down.bias"))
+      whole += p.numel();
   CHECK(sliced.stages[0].model.numel() == whole + (model.numel() - whole) / 2);
   CHECK(sliced.slice_traffic[0] == 4 * ((4 * 4 + 2) * 2 * 0.5 * activation + 2 * 2 * 16 * 4));
   CHECK(sliced.flops[0] == doctest::Approx(model.forward_flops() / 2));
@@ -237,7 +303,8 @@ TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
   const auto all = made("dp2+pp2+tp2+zero1", zero);
   CHECK(all.config.zero_optimization.stage == 1);
   CHECK(all.stages[0].bytes.size() == 2);
-  CHECK(double(all.stages[1].bytes[0].optimizer) == doctest::Approx(double(all.stages[1].model.numel()) * 8 / 2).epsilon(0.1));  // shards are whole blocks
+  CHECK(double(all.stages[1].bytes[0].optimizer) ==
+        doctest::Approx(double(all.stages[1].model.numel()) * 8 / 2).epsilon(0.1));  // shards are whole blocks
   CHECK(all.copy_traffic(0) > 0);
   const auto shared = made("dp2+pp2+cp2+zero1", zero), copies = made("dp4+pp2+zero1", zero);
   CHECK(*shared.config.train_batch_size == 16);
@@ -247,11 +314,15 @@ TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
     CHECK(shared.context_traffic[s] == 4 * double(shared.stages[s].model.layers) * (2 * activation / 2) * (2 * 1 + 2));
   }
   // Experts: a rank has its part of them, and ZeRO deals those over the ranks that have the same.
-  const ModelShape spread = gpt_shape({.vocab = 64, .context = 16, .layers = 4, .width = 32, .heads = 4}, {.experts = 4, .top_k = 2});
-  CHECK(spread.numel() == model.numel() + 2 * (3 * (2 * 4 * 32 * 32 + 5 * 32) + 4 * 32));  // in two blocks three more, and a gate
-  const auto dealt = engine::plan_parts(zero, spread, 4, parallel::parse_plan("dp4+ep2+zero1")), together = engine::plan_parts(zero, spread, 4, parallel::parse_plan("dp4+zero1"));
+  const ModelShape spread =
+      shape_of<nn::GPT>({.vocab = 64, .context = 16, .layers = 4, .width = 32, .heads = 4}, {.experts = 4, .top_k = 2});
+  CHECK(spread.numel() ==
+        model.numel() + 2 * (3 * (2 * 4 * 32 * 32 + 5 * 32) + 4 * 32));  // in two blocks three more, and a gate
+  const auto dealt = engine::plan_parts(zero, spread, parallel::parse_plan("dp4+ep2+zero1")),
+             together = engine::plan_parts(zero, spread, parallel::parse_plan("dp4+zero1"));
   int64_t experts = 0;
-  for (const auto& p : spread.parameters) if (p.expert >= 0) experts += p.numel();
+  for (const auto& p : spread.parameters)
+    if (p.expert >= 0) experts += p.numel();
   CHECK(dealt.stages[0].model.numel() == spread.numel() - experts / 2);
   int64_t kept = 0, all_kept = 0;  // by every rank; of experts each has 2 x 1/2 of a half
   for (const auto& b : dealt.stages[0].bytes) kept += b.optimizer;
@@ -266,12 +337,17 @@ TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
   CHECK(engine::predict(all, speeds).compute < engine::predict(two, speeds).compute);
   CHECK(engine::predict(two, speeds).step > engine::predict(two, speeds).compute);
 
-  for (const auto& [text, part] : std::vector<std::pair<const char*, const char*>>{{"tp3", "tp3 does not divide the 4 attention heads"}, {"pp13", "13 stages need 13 layers, the model has 12"}, {"pp2+zero3", "stages do not go with ZeRO 2 and 3"},
-                                                                                   {"dp2+ep2", "dp2+ep2 shares experts, and the model has none"}, {"cp16", "cp16 does not divide the 16 tokens of a sample (context) into 32 parts"}}) {
+  for (const auto& [text, part] : std::vector<std::pair<const char*, const char*>>{
+           {"tp3", "tp3 does not divide the 4 attention heads"},
+           {"pp13", "13 stages need 13 layers, the model has 12"},
+           {"pp2+zero3", "zero3 keeps gradients in parts"},
+           {"dp2+ep2", "dp2+ep2 shares experts, and the model has none"},
+           {"cp16", "cp16 does not divide the 16 tokens of a sample (context) into 32 parts"}}) {
     const std::string found = message([&, t = text] { made(t, c); });
     CHECK_MESSAGE(contains(found, part), found);
   }
-  const Config other = engine::config_from_json(R"({"train_micro_batch_size_per_gpu": 2, "pipeline": {"stages": 4}, "zero_optimization": {"stage": 0}})");
+  const Config other = engine::config_from_json(
+      R"({"train_micro_batch_size_per_gpu": 2, "pipeline": {"stages": 4}, "zero_optimization": {"stage": 0}})");
   CHECK(contains(message([&] { made("pp2", other); }), "contradicts config, where pipeline.stages is 4"));
   CHECK(contains(message([&] { made("pp4+zero1", other); }), "contradicts config, where zero_optimization.stage is 0"));
 }

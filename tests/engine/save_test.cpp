@@ -24,8 +24,14 @@ struct Trainer {
   engine::Engine<Net> e;
 
   explicit Trainer(const Config& config, int64_t dataset = 40)
-      : net(make_net()), optimizer(net->parameters(), {.lr = 1e-2, .weight_decay = 0.1}), schedule(optimizer, {.warmup_max_lr = 2e-2, .warmup_num_steps = 8, .warmup_type = optim::Warmup::linear}),
-        e(*net, {.optimizer = &optimizer, .training_data = data::share(samples(dataset)), .lr_scheduler = &schedule, .config = config, .log = [this](const std::string& text) { said.push_back(text); }}) {}
+      : net(make_net()),
+        optimizer(net->parameters(), {.lr = 1e-2, .weight_decay = 0.1}),
+        schedule(optimizer, {.warmup_max_lr = 2e-2, .warmup_num_steps = 8, .warmup_type = optim::Warmup::linear}),
+        e(*net, {.optimizer = &optimizer,
+                 .training_data = data::share(samples(dataset)),
+                 .lr_scheduler = &schedule,
+                 .config = config,
+                 .log = [this](const std::string& text) { said.push_back(text); }}) {}
 };
 
 Config saved_config(int stage, int64_t accumulation, DType dtype = f32) {
@@ -53,20 +59,27 @@ void save_after(const Job& job, const std::string& dir, int64_t steps, const eng
   });
 }
 
-std::string error_of(int ranks, const std::function<void(Trainer&, int rank)>& body, const Config& config, const dist::SpawnOptions& options = {.timeout = dist::Seconds(60)}) {
+std::string error_of(int ranks, const std::function<void(Trainer&, int rank)>& body, const Config& config,
+                     const dist::SpawnOptions& options = {.timeout = dist::Seconds(60)}) {
   return message([&] {
-    on_ranks<int>(ranks, [&](int rank) {
-      Trainer t(config);
-      body(t, rank);
-      return 0;
-    }, options);
+    on_ranks<int>(
+        ranks,
+        [&](int rank) {
+          Trainer t(config);
+          body(t, rank);
+          return 0;
+        },
+        options);
   });
 }
 
 }  // namespace
 
 TEST_CASE("engine: a run goes on from a checkpoint in any stage and world, bit for bit") {
-  struct Row { DType dtype; Job from, to; };
+  struct Row {
+    DType dtype;
+    Job from, to;
+  };
   std::vector<Row> rows;
   for (const DType dtype : {f32, bf16, f16}) {
     for (const int stage : {0, 1, 2, 3}) {
@@ -92,7 +105,11 @@ TEST_CASE("engine: a run goes on from a checkpoint in any stage and world, bit f
       train_steps(t.e, 5);
       return whole_parameters(t.e, *t.net);
     });
-    CAPTURE(row.dtype); CAPTURE(row.from.ranks); CAPTURE(row.from.config.zero_optimization.stage); CAPTURE(row.to.ranks); CAPTURE(row.to.config.zero_optimization.stage);
+    CAPTURE(row.dtype);
+    CAPTURE(row.from.ranks);
+    CAPTURE(row.from.config.zero_optimization.stage);
+    CAPTURE(row.to.ranks);
+    CAPTURE(row.to.config.zero_optimization.stage);
     for (const Tensors& one : after) CHECK(differing(whole[row.dtype], one) == "");
   }
 }
@@ -108,7 +125,8 @@ TEST_CASE("engine: with offload, the same bits, and checkpoints of and for it") 
   const Tensors whole = uninterrupted(saved_config(1, 4, bf16), 6);
   for (const int stage : {1, 2, 3}) {
     for (const char* device : {"cpu", "nvme"}) {
-      CAPTURE(stage); CAPTURE(device);
+      CAPTURE(stage);
+      CAPTURE(device);
       const std::string dir = folder / str(stage, device), back = dir + "-back";
       save_after({2, offloaded(stage, 2, device)}, dir, 3);
       const auto after = on_ranks<Tensors>(2, [&](int) {
@@ -169,13 +187,16 @@ TEST_CASE("engine: parts of a checkpoint") {
         t->e.load_checkpoint(folder / "run", args);
         return t;
       };
-      const auto all = with({}), module = with({.load_module_only = true}), fresh = with({.load_optimizer_states = false}), rates = with({.load_lr_scheduler_states = false});
-      for (Trainer* t : {module.get(), fresh.get(), rates.get()}) CHECK(differing(whole_parameters(all->e, *all->net), whole_parameters(t->e, *t->net)) == "");
+      const auto all = with({}), module = with({.load_module_only = true}),
+                 fresh = with({.load_optimizer_states = false}), rates = with({.load_lr_scheduler_states = false});
+      for (Trainer* t : {module.get(), fresh.get(), rates.get()})
+        CHECK(differing(whole_parameters(all->e, *all->net), whole_parameters(t->e, *t->net)) == "");
       CHECK(module->e.global_steps() == 1);
       CHECK(fresh->e.global_steps() == 3);
       CHECK(rates->schedule.last_step() == 1);
       CHECK(all->schedule.last_step() == 3);
-      for (const zero::StatePiece& piece : fresh->e.zero().state()) if (piece.name == "optimizer.exp_avg.b.weight") CHECK(max(abs(piece.tensor)).item() > 0);
+      for (const zero::StatePiece& piece : fresh->e.zero().state())
+        if (piece.name == "optimizer.exp_avg.b.weight") CHECK(max(abs(piece.tensor)).item() > 0);
       CHECK(fresh->e.zero().numbers().at("optimizer.step.b.weight") == 1);
       CHECK(all->e.zero().numbers().at("optimizer.step.b.weight") == 3);
       return 0;
@@ -238,7 +259,8 @@ TEST_CASE("engine: frozen parameters, in the checkpoint and left out") {
       };
       const auto engine_of = [&](Net& net, std::unique_ptr<optim::SGD>& o) {
         std::vector<Variable> trained;
-        for (const Variable& p : net.parameters()) if (p.requires_grad()) trained.push_back(p);
+        for (const Variable& p : net.parameters())
+          if (p.requires_grad()) trained.push_back(p);
         o = std::make_unique<optim::SGD>(trained, optim::SGDOptions{.lr = 0.1});
         return initialize(net, *o, saved_config(stage, 1));
       };
@@ -280,39 +302,57 @@ TEST_CASE("engine: the model as one file") {
     }
   }
   std::ofstream(folder / "file") << "x";
-  CHECK(contains(error_of(2, [&](Trainer& t, int) { t.e.save_16bit_model(folder / "file"); }, saved_config(1, 1)), "was not saved"));
+  CHECK(contains(error_of(
+                     2, [&](Trainer& t, int) { t.e.save_16bit_model(folder / "file"); }, saved_config(1, 1)),
+                 "was not saved"));
 }
 
 TEST_CASE("engine: checkpoints that are refused") {
   const TempDir folder;
-  CHECK(contains(error_of(2, [&](Trainer& t, int) {
-    const data::Example batch = *t.e.training_dataloader()->begin();
-    t.e.backward(cross_entropy(t.e(batch.input), batch.target));
-    t.e.step();
-    t.e.save_checkpoint(folder / "a");
-  }, saved_config(1, 2)), "expected a call after step() at a boundary, got one after 1 of 2 micro-batches"));
-  CHECK(contains(error_of(1, [&](Trainer& t, int) { t.e.save_checkpoint(""); }, saved_config(1, 1)), "expected a folder, got an empty name"));
-  CHECK(contains(error_of(1, [&](Trainer& t, int) { t.e.save_checkpoint(folder / "a", {.tag = "../up"}); }, saved_config(1, 1)), "../up"));
+  CHECK(contains(error_of(
+                     2,
+                     [&](Trainer& t, int) {
+                       const data::Example batch = *t.e.training_dataloader()->begin();
+                       t.e.backward(cross_entropy(t.e(batch.input), batch.target));
+                       t.e.step();
+                       t.e.save_checkpoint(folder / "a");
+                     },
+                     saved_config(1, 2)),
+                 "expected a call after step() at a boundary, got one after 1 of 2 micro-batches"));
+  CHECK(contains(error_of(
+                     1, [&](Trainer& t, int) { t.e.save_checkpoint(""); }, saved_config(1, 1)),
+                 "expected a folder, got an empty name"));
+  CHECK(contains(
+      error_of(
+          1, [&](Trainer& t, int) { t.e.save_checkpoint(folder / "a", {.tag = "../up"}); }, saved_config(1, 1)),
+      "../up"));
   // A model with other parameters.
   save_after({1, saved_config(1, 1)}, folder / "run", 1);
   CHECK(contains(message([&] {
-    on_ranks<int>(1, [&](int) {
-      Mlp net;
-      optim::AdamW optimizer(net.parameters(), {});
-      auto e = initialize(net, optimizer, saved_config(1, 1));
-      e.load_checkpoint(folder / "run");
-      return 0;
-    });
-  }), "c.weight"));
-  CHECK(contains(error_of(1, [&](Trainer& t, int) { t.e.load_checkpoint(folder / "run", {.tag = "nothing"}); }, saved_config(1, 1)), "nothing"));
+                   on_ranks<int>(1, [&](int) {
+                     Mlp net;
+                     optim::AdamW optimizer(net.parameters(), {});
+                     auto e = initialize(net, optimizer, saved_config(1, 1));
+                     e.load_checkpoint(folder / "run");
+                     return 0;
+                   });
+                 }),
+                 "c.weight"));
+  CHECK(contains(
+      error_of(
+          1, [&](Trainer& t, int) { t.e.load_checkpoint(folder / "run", {.tag = "nothing"}); }, saved_config(1, 1)),
+      "nothing"));
 }
 
 TEST_CASE("engine: a checkpoint that only one rank saves names those that are absent") {
   const TempDir folder;
-  const std::string error = error_of(2, [&](Trainer& t, int rank) {
-    if (rank == 0) t.e.save_checkpoint(folder / "run");
-    else t.e.group().barrier(dist::Seconds(0), "the end");
-  }, saved_config(1, 1));
+  const std::string error = error_of(
+      2,
+      [&](Trainer& t, int rank) {
+        if (rank == 0) t.e.save_checkpoint(folder / "run");
+        else t.e.group().barrier(dist::Seconds(0), "the end");
+      },
+      saved_config(1, 1));
   CAPTURE(error);
   CHECK(contains(error, "rank 1"));
   CHECK(contains(error, "checkpoint"));

@@ -4,41 +4,44 @@
 #include <cmath>
 #include <csignal>
 
-#include "engine/pipeline_engine.h"
-#include "tensor_parallel/apply.h"
+#include "engine/engine.h"
+#include "parallel/tensor/apply.h"
 #include "tests/engine/util.h"
 
 using namespace lockstep;
 using namespace testing;
-using engine::PipelineEngine, engine::PipelineModule, engine::PipelineArgs;
-using pipeline::LayerSpec, pipeline::Values, pipeline::layer;
+using engine::EngineBase, engine::PipelineModule, engine::InitializeArgs;
 
 namespace {
 
 constexpr int64_t width = 8, length = 5;
 
-std::unique_ptr<nn::TransformerBlock> make_block() { return std::make_unique<nn::TransformerBlock>(nn::TransformerBlock::Options{.width = width, .heads = 4, .dropout = 0.1}); }
-
-/// Two blocks between linear layers. A rank builds what it has, and cuts it as it does.
-PipelineModule module_of(const parallel::Mesh& mesh, PipelineArgs& args) {
-  const auto first = [](const Values& in) { return in.at(0); };
-  std::vector<LayerSpec> layers{layer<nn::Linear>({.in = 3, .out = width}).named("in")};
-  for (int i = 0; i < 2; ++i) {
-    LayerSpec block{.kind = "TransformerBlock", .make = [&mesh] {
-      auto made = make_block();
-      if (mesh.plan().tp > 1) tensor_parallel::apply(*made, tensor_parallel::block_plan(), mesh.tp());
-      return made;
-    }, .forward = [first](nn::Module* m, const Values& in) { return Values{m->call(first(in))}; }, .parameters = make_block()->parameter_count()};
-    layers.push_back(std::move(block.named(str("blocks.", i))));
-    if (mesh.plan().tp == 1) continue;
-    const auto whole = make_block();
-    const auto cut = tensor_parallel::apply(*whole, tensor_parallel::block_plan(), mesh.tp());
-    for (const auto& s : cut.slices()) {
-      args.slices[str("blocks.", i, ".", s.name)] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, mesh.plan().tp, mesh.at().tp)};
-    }
+/// Two blocks between linear layers, which say how they are cut.
+struct Two : nn::Layer<Two> {
+  nn::Linear in{{.in = 3, .out = width}}, out{{.in = width, .out = 2}};
+  nn::ModuleList<nn::TransformerBlock> blocks;
+  Two() {
+    for (int i = 0; i < 2; ++i)
+      blocks.emplace_back(nn::TransformerBlock::Options{.width = width, .heads = 4, .dropout = 0.1});
   }
-  layers.push_back(layer<nn::Linear>({.in = width, .out = 2}).named("out"));
-  return {.layers = layers, .loss_fn = [](const Values& y, const std::vector<Tensor>& targets) { return mse_loss(y[0].to(f32), targets[0]); }, .partition_method = "uniform"};
+  void fields(nn::Fields& f) override { f("in", in)("blocks", blocks)("out", out); }
+  nn::LayerList layers() override {
+    return nn::LayerList().add(in).append(blocks[0].layers()).append(blocks[1].layers()).add(out);
+  }
+};
+
+PipelineModule module_of(const parallel::Mesh& mesh, InitializeArgs& args) {
+  manual_seed(7);
+  const auto model = std::make_shared<Two>();
+  if (mesh.plan().tp > 1) {
+    const auto sliced = tensor_parallel::apply(*model, mesh.tp());
+    for (const auto& s : sliced.slices())
+      args.slices[s.name] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, mesh.plan().tp, mesh.at().tp)};
+  }
+  return {.model = model,
+          .loss_fn = [](const pipeline::Values& y,
+                        const std::vector<Tensor>& targets) { return mse_loss(y[0].to(f32), targets[0]); },
+          .partition_method = "uniform"};
 }
 
 std::optional<pipeline::Sample> sample_of(int64_t step, int64_t micro) {
@@ -48,7 +51,13 @@ std::optional<pipeline::Sample> sample_of(int64_t step, int64_t micro) {
   return pipeline::Sample{{x}, {x.narrow(2, 0, 2)}};
 }
 
-struct Run { std::string plan; int64_t accumulation = 4; DType dtype = f32; int64_t steps = 6; std::string load = {}, save = {}; };
+struct Run {
+  std::string plan;
+  int64_t accumulation = 4;
+  DType dtype = f32;
+  int64_t steps = 6;
+  std::string load = {}, save = {};
+};
 
 /// Loss, norm and loss scale of each step; the same on all ranks.
 std::vector<double> train(const Run& run) {
@@ -59,9 +68,9 @@ std::vector<double> train(const Run& run) {
     c.gradient_clipping = 0.5;
     c.fp16.initial_scale_power = 17;
     c.fp16.loss_scale_window = 3;
-    PipelineArgs args{.optimizer = make_adamw, .config = c, .mesh = &mesh, .log = [](const std::string&) {}};
+    InitializeArgs args{.optimizer = make_adamw, .config = c, .mesh = &mesh, .log = [](const std::string&) {}};
     PipelineModule module = module_of(mesh, args);
-    PipelineEngine e = engine::initialize(std::move(module), args);
+    EngineBase e = engine::initialize(std::move(module), args);
     if (!run.load.empty()) REQUIRE(e.load_checkpoint(run.load));
     std::vector<double> report;
     while (e.global_steps() < run.steps) {
@@ -76,9 +85,12 @@ std::vector<double> train(const Run& run) {
   return all[0];
 }
 
-void check_near(const std::vector<double>& a, const std::vector<double>& b, double tolerance, const std::string& where) {
+void check_near(const std::vector<double>& a, const std::vector<double>& b, double tolerance,
+                const std::string& where) {
   REQUIRE(a.size() == b.size());
-  for (size_t i = 0; i < a.size(); ++i) CHECK_MESSAGE(std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(a[i])), where << ", number " << i << ": " << a[i] << " and " << b[i]);
+  for (size_t i = 0; i < a.size(); ++i)
+    CHECK_MESSAGE(std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(a[i])),
+                  where << ", number " << i << ": " << a[i] << " and " << b[i]);
 }
 
 }  // namespace
@@ -86,17 +98,23 @@ void check_near(const std::vector<double>& a, const std::vector<double>& b, doub
 TEST_CASE("slices: losses, norms and loss scales near those of one process, in any mix") {
   const std::vector<double> one = train({.plan = "dp1"}), half = train({.plan = "dp1", .dtype = f16});
   CHECK(std::find(half.begin(), half.end(), -1) != half.end());  // a step overflowed
-  for (const auto& [plan, accumulation] : std::vector<std::pair<std::string, int64_t>>{{"tp2", 4}, {"tp4", 4}, {"pp2+tp2", 4}, {"dp2+tp2+zero1", 2}, {"dp2+pp2+tp2+zero1", 2}, {"dp2+pp4", 2}}) {
+  for (const auto& [plan, accumulation] : std::vector<std::pair<std::string, int64_t>>{
+           {"tp2", 4}, {"tp4", 4}, {"pp2+tp2", 4}, {"dp2+tp2+zero1", 2}, {"dp2+pp2+tp2+zero1", 2}, {"dp2+pp4", 2}}) {
     check_near(one, train({.plan = plan, .accumulation = accumulation}), 1e-5, plan);
-    if (plan == "dp2+pp2+tp2+zero1") check_near(half, train({.plan = plan, .accumulation = accumulation, .dtype = f16}), 2e-2, plan + " in f16");
+    if (plan == "dp2+pp2+tp2+zero1")
+      check_near(half, train({.plan = plan, .accumulation = accumulation, .dtype = f16}), 2e-2, plan + " in f16");
   }
 }
 
 TEST_CASE("slices: checkpoints of whole tensors, loaded by any plan") {
   const std::vector<double> one = train({.plan = "dp1"});
   const std::vector<double> rest(one.begin() + 9, one.end());
-  struct Row { Run from, to; };
-  for (Row row : std::vector<Row>{{{.plan = "dp2+pp2+tp2+zero1", .accumulation = 2}, {.plan = "dp1"}}, {{.plan = "pp2"}, {.plan = "tp4"}}, {{.plan = "tp2"}, {.plan = "dp2+pp2+tp2+zero1", .accumulation = 2}},
+  struct Row {
+    Run from, to;
+  };
+  for (Row row : std::vector<Row>{{{.plan = "dp2+pp2+tp2+zero1", .accumulation = 2}, {.plan = "dp1"}},
+                                  {{.plan = "pp2"}, {.plan = "tp4"}},
+                                  {{.plan = "tp2"}, {.plan = "dp2+pp2+tp2+zero1", .accumulation = 2}},
                                   {{.plan = "dp2+tp2+zero1", .accumulation = 2}, {.plan = "pp4"}}}) {
     const TempDir folder;
     row.from.steps = 3;
@@ -107,33 +125,43 @@ TEST_CASE("slices: checkpoints of whole tensors, loaded by any plan") {
 }
 
 TEST_CASE("slices: what breaks is raised by all ranks, and names where") {
-  struct Row { std::function<std::optional<pipeline::Sample>(int rank, int64_t micro)> data; const char* expected; };
+  struct Row {
+    std::function<std::optional<pipeline::Sample>(int rank, int64_t micro)> data;
+    const char* expected;
+  };
   const parallel::Plan plan = parallel::parse_plan("dp2+pp2+tp2+zero1");
-  for (const Row& row : std::vector<Row>{
-           {[](int, int64_t micro) { return micro == 3 ? std::nullopt : sample_of(0, micro); }, "the data ended before micro-batch 3 of step 0, expected 4 micro-batches"},
-           {[](int, int64_t micro) {
-              auto s = sample_of(0, micro);
-              if (micro == 1) s->inputs[0] = s->inputs[0].narrow(0, 0, 1);
-              return s;
-            }, "make all micro-batches alike, or set dynamic_shapes"},
-           {[](int rank, int64_t micro) -> std::optional<pipeline::Sample> {
-              if (rank == 6 && micro == 2) fail("no such file");
-              return sample_of(0, micro);
-            }, "no such file"}}) {
+  for (const Row& row :
+       std::vector<Row>{{[](int, int64_t micro) { return micro == 3 ? std::nullopt : sample_of(0, micro); },
+                         "the data ended before micro-batch 3 of step 0, expected 4 micro-batches"},
+                        {[](int, int64_t micro) {
+                           auto s = sample_of(0, micro);
+                           if (micro == 1) s->inputs[0] = s->inputs[0].narrow(0, 0, 1);
+                           return s;
+                         },
+                         "make all micro-batches alike, or set dynamic_shapes"},
+                        {[](int rank, int64_t micro) -> std::optional<pipeline::Sample> {
+                           if (rank == 6 && micro == 2) fail("no such file");
+                           return sample_of(0, micro);
+                         },
+                         "no such file"}}) {
     std::vector<std::string> found(8);
     try {
-      dist::spawn(8, [&](int rank) {
-        try {
-          const parallel::Mesh mesh(plan, dist::world());
-          PipelineArgs args{.optimizer = make_adamw, .config = config_of(1, 2), .mesh = &mesh, .log = [](const std::string&) {}};
-          PipelineModule module = module_of(mesh, args);
-          PipelineEngine e = engine::initialize(std::move(module), args);
-          e.train_batch([&](int64_t micro) { return row.data(rank, micro); });
-        } catch (const std::exception& error) {
-          found[size_t(rank)] = error.what();
-          throw;
-        }
-      }, {.timeout = dist::Seconds(30), .heartbeat = dist::Seconds(0.5)});
+      dist::spawn(
+          8,
+          [&](int rank) {
+            try {
+              const parallel::Mesh mesh(plan, dist::world());
+              InitializeArgs args{
+                  .optimizer = make_adamw, .config = config_of(1, 2), .mesh = &mesh, .log = [](const std::string&) {}};
+              PipelineModule module = module_of(mesh, args);
+              EngineBase e = engine::initialize(std::move(module), args);
+              e.train_batch([&](int64_t micro) { return row.data(rank, micro); });
+            } catch (const std::exception& error) {
+              found[size_t(rank)] = error.what();
+              throw;
+            }
+          },
+          {.timeout = dist::Seconds(30), .heartbeat = dist::Seconds(0.5)});
     } catch (const std::exception&) {}
     for (const std::string& text : found) CHECK_MESSAGE(contains(text, row.expected), text);
   }
@@ -142,18 +170,20 @@ TEST_CASE("slices: what breaks is raised by all ranks, and names where") {
 TEST_CASE("slices: a rank that dies is named by all others") {
   std::string text;
   try {
-    dist::spawn(4, [](int rank) {
-      const parallel::Mesh mesh(parallel::parse_plan("pp2+tp2+zero1"), dist::world());
-      PipelineArgs args{.optimizer = make_adamw, .config = config_of(1, 4), .mesh = &mesh, .log = [](const std::string&) {}};
-      PipelineModule module = module_of(mesh, args);
-      PipelineEngine e = engine::initialize(std::move(module), args);
-      e.train_batch([&](int64_t micro) {
-        if (rank == 3 && micro == 2) raise(SIGKILL);
-        return sample_of(0, micro);
-      });
-    }, {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(30), .heartbeat = dist::Seconds(0.5)});
-  } catch (const std::exception& e) {
-    text = e.what();
-  }
+    dist::spawn(
+        4,
+        [](int rank) {
+          const parallel::Mesh mesh(parallel::parse_plan("pp2+tp2+zero1"), dist::world());
+          InitializeArgs args{
+              .optimizer = make_adamw, .config = config_of(1, 4), .mesh = &mesh, .log = [](const std::string&) {}};
+          PipelineModule module = module_of(mesh, args);
+          EngineBase e = engine::initialize(std::move(module), args);
+          e.train_batch([&](int64_t micro) {
+            if (rank == 3 && micro == 2) raise(SIGKILL);
+            return sample_of(0, micro);
+          });
+        },
+        {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(30), .heartbeat = dist::Seconds(0.5)});
+  } catch (const std::exception& e) { text = e.what(); }
   CHECK_MESSAGE(contains(text, "rank 3"), text);
 }

@@ -35,7 +35,9 @@ inline std::unique_ptr<Net> make_net(int rank = 0) {
   return std::make_unique<Net>();
 }
 
-inline std::unique_ptr<optim::Optimizer> make_adamw(nn::Module& m) { return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1}); }
+inline std::unique_ptr<optim::Optimizer> make_adamw(nn::Module& m) {
+  return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
+}
 
 inline Tensors whole_parameters(engine::EngineBase& e, nn::Module& net) {
   const auto whole = e.zero().gathered();
@@ -43,8 +45,7 @@ inline Tensors whole_parameters(engine::EngineBase& e, nn::Module& net) {
 }
 
 /// `steps` boundaries of an engine over its own loader, from where it is.
-template <class M>
-void train_steps(engine::Engine<M>& e, int64_t steps) {
+template <class M> void train_steps(engine::Engine<M>& e, int64_t steps) {
   const int64_t until = e.global_steps() + steps;
   e.training_dataloader()->load_state(e.training_dataloader()->state());  // a loop that was left early goes on
   while (e.global_steps() < until) {
@@ -68,7 +69,10 @@ inline Tensors train_engine(const EnginePlan& plan) {
   const auto all = on_ranks<Tensors>(plan.ranks, [&](int rank) {
     const auto net = make_net(rank);
     optim::AdamW optimizer(net->parameters(), {.lr = 1e-2, .weight_decay = 0.1});
-    auto [e, same, loader, schedule] = engine::initialize(*net, {.optimizer = &optimizer, .training_data = data::share(samples(plan.dataset)), .config = plan.config, .log = [](const std::string&) {}});
+    auto [e, same, loader, schedule] = engine::initialize(*net, {.optimizer = &optimizer,
+                                                                 .training_data = data::share(samples(plan.dataset)),
+                                                                 .config = plan.config,
+                                                                 .log = [](const std::string&) {}});
     train_steps(e, plan.steps);
     return whole_parameters(e, *net);
   });
@@ -85,7 +89,12 @@ inline Tensors train_plain(int ranks, int64_t accumulation, DType dtype, int64_t
     parallel::DistributedDataParallel ddp(*net);
     const int64_t count = accumulation * ranks;
     const double scale = dtype == f16 ? 256. / double(count) : 1;  // sums of f16 gradients are divided before
-    data::DataLoader<data::Example> loader(samples(), {.batch_size = 2, .sampler = data::MicroBatchSampler({.samples = 64, .micro_batch = 2, .micro_batches = count, .world = ranks, .rank = rank, .seed = 1234}), .world = ranks});
+    data::DataLoader<data::Example> loader(
+        samples(),
+        {.batch_size = 2,
+         .sampler = data::MicroBatchSampler(
+             {.samples = 64, .micro_batch = 2, .micro_batches = count, .world = ranks, .rank = rank, .seed = 1234}),
+         .world = ranks});
     manual_seed(1234);
     for (int64_t step = 0; step < steps;) {
       int64_t i = 0;

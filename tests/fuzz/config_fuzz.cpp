@@ -15,11 +15,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const int ranks : {1, 3, 1 << 20}) {
       try {
         const Config r = resolve(config, ranks);
-        if (*r.train_batch_size != *r.train_micro_batch_size_per_gpu * *r.gradient_accumulation_steps * ranks) std::abort();
-      } catch (const lockstep::Error&) {
-      }
+        if (*r.train_batch_size != *r.train_micro_batch_size_per_gpu * *r.gradient_accumulation_steps * ranks)
+          std::abort();
+      } catch (const lockstep::Error&) {}
     }
-  } catch (const lockstep::Error&) {
-  }
+  } catch (const lockstep::Error&) {}
   return 0;
 }

@@ -10,7 +10,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const Json json = parse_json({reinterpret_cast<const char*>(data), size}, "fuzz", {.bytes = 1 << 20});
     if (!(parse_json(json.dump(), "again", {.bytes = 1 << 24}) == json)) std::abort();
     if (!(parse_json(json.dump(1), "again", {.bytes = 1 << 26}) == json)) std::abort();
-  } catch (const lockstep::Error&) {
-  }
+  } catch (const lockstep::Error&) {}
   return 0;
 }

@@ -1,28 +1,28 @@
-// libFuzzer: any text as a checkpoint's manifest is refused with an Error, or describes whole tensors and comes back the same.
+// libFuzzer: any text as a checkpoint's manifest is refused with an Error, or describes whole tensors and comes back
+// the same.
 #include <cstdlib>
 
-#include "checkpoint/manifest.h"
+#include "engine/checkpoint/manifest.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lockstep::checkpoints;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   try {
     parse_manifest(text, "fuzz");
-  } catch (const lockstep::Error&) {
-  }
+  } catch (const lockstep::Error&) {}
   try {
     const Manifest manifest = parse_manifest(seal_manifest(text), "fuzz");
     for (const auto& [name, tensor] : manifest.tensors) {
       int64_t reached = 0;
       for (const Part& part : tensor.parts) {
-        if (part.begin != reached || !manifest.files.count(part.file) || part.file.find('/') != part.file.npos) std::abort();
+        if (part.begin != reached || !manifest.files.count(part.file) || part.file.find('/') != part.file.npos)
+          std::abort();
         reached = part.end;
       }
       if (reached != tensor.numel()) std::abort();
     }
     const std::string again = to_text(manifest);
     if (to_text(parse_manifest(again, "again")) != again) std::abort();
-  } catch (const lockstep::Error&) {
-  }
+  } catch (const lockstep::Error&) {}
   return 0;
 }

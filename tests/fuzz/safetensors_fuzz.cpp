@@ -9,7 +9,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto header = lockstep::data::parse_safetensors(file, "fuzz");
     for (const auto& entry : header.entries)
       if (entry.offset < 8 || entry.bytes < 0 || entry.offset + entry.bytes > int64_t(size)) std::abort();
-  } catch (const lockstep::Error&) {
-  }
+  } catch (const lockstep::Error&) {}
   return 0;
 }

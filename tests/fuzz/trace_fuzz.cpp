@@ -4,23 +4,25 @@
 
 #include <cstdlib>
 
-#include "performance/page.h"
+#include "report/page.h"
 #include "tensor/check.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace lockstep::performance;
+  using namespace lockstep::report;
   const int file = memfd_create("trace", 0);
   if (file < 0) std::abort();
   // Half of the inputs begin as ours do, so that what comes after is reached.
-  const std::string head = "[\n{\"name\":\"trace\",\"ph\":\"M\",\"args\":{\"rank\":0,\"ranks\":1,\"run\":1,\"offset_ns\":0,\"error_ns\":0}},\n";
-  const std::string text = (size > 0 && data[0] % 2 ? head : "") + std::string(reinterpret_cast<const char*>(data), size);
+  const std::string head =
+      "[\n{\"name\":\"trace\",\"ph\":\"M\",\"args\":{\"rank\":0,\"ranks\":1,\"run\":1,\"offset_ns\":0,\"error_ns\":0}},"
+      "\n";
+  const std::string text =
+      (size > 0 && data[0] % 2 ? head : "") + std::string(reinterpret_cast<const char*>(data), size);
   if (write(file, text.data(), text.size()) != ssize_t(text.size())) std::abort();
   try {
     RunFiles run{.folder = "fuzz", .settings = {}, .metrics = {}, .traces = {}, .warnings = {}};
     run.traces.push_back(read_trace("/proc/self/fd/" + std::to_string(file)));
     if (make_page(run, analyze(run)).empty()) std::abort();
-  } catch (const lockstep::Error&) {
-  }
+  } catch (const lockstep::Error&) {}
   close(file);
   return 0;
 }

@@ -1,5 +1,5 @@
-// libFuzzer: any bytes from a socket are frames whose bodies are read whole, or refused with DistError protocol. The first byte
-// chooses the size of the pieces in which they arrive; how a stream is cut must make no difference.
+// libFuzzer: any bytes from a socket are frames whose bodies are read whole, or refused with DistError protocol. The
+// first byte chooses the size of the pieces in which they arrive; how a stream is cut must make no difference.
 #include <cstdlib>
 #include <optional>
 #include <vector>
@@ -10,7 +10,10 @@ using namespace lockstep::dist;
 
 namespace {
 
-struct Result { std::vector<Frame> frames; bool refused = false; };
+struct Result {
+  std::vector<Frame> frames;
+  bool refused = false;
+};
 
 Result cut(const char* data, size_t size, size_t piece) {
   Result out;
@@ -68,6 +71,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     read(whole.frames[i]);
   }
   // The fields of a body without a frame around it, which the fuzzer would have to build first.
-  for (const Kind kind : {Kind::activity, Kind::failure, Kind::barrier, Kind::hello}) read({kind, 0, std::string(bytes, size - 1)});
+  for (const Kind kind : {Kind::activity, Kind::failure, Kind::barrier, Kind::hello})
+    read({kind, 0, std::string(bytes, size - 1)});
   return 0;
 }

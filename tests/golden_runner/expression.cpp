@@ -14,15 +14,16 @@ using namespace lockstep;
 namespace {
 
 struct Value {
-  Value(double n) : number(n) {}                          // NOLINT: implicit on purpose
-  Value(Variable t) : tensor(std::move(t)) {}             // NOLINT
+  Value(double n) : number(n) {}               // NOLINT: implicit on purpose
+  Value(Variable t) : tensor(std::move(t)) {}  // NOLINT
   double number = 0;
   Variable tensor;  // undefined for a number
 };
 
 class Reader {
  public:
-  Reader(const std::string& text, const std::vector<Variable>& inputs, const Case& c) : text_(text), inputs_(inputs), case_(c) {}
+  Reader(const std::string& text, const std::vector<Variable>& inputs, const Case& c)
+      : text_(text), inputs_(inputs), case_(c) {}
 
   Variable whole() {
     skip();
@@ -31,7 +32,9 @@ class Reader {
   }
 
  private:
-  void skip() { while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_]))) ++at_; }
+  void skip() {
+    while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_]))) ++at_;
+  }
   bool take(char c) {
     skip();
     if (at_ >= text_.size() || text_[at_] != c) return false;
@@ -177,7 +180,8 @@ class Reader {
       for (size_t i = 1; i < args.size(); ++i) d.push_back(int64_t(scalar(args[i])));
       return d;
     };
-#define LOCKSTEP_UNARY(op, functor, types) if (function == #op) return op(x);
+#define LOCKSTEP_UNARY(op, functor, types) \
+  if (function == #op) return op(x);
 #include "tensor/pointwise.def"
     if (function == "sum") return lockstep::sum(x, dims());
     if (function == "mean") return mean(x, dims());
@@ -186,7 +190,10 @@ class Reader {
     if (function == "layer_norm") return layer_norm(x, {x.size(-1)}, {}, {}, case_.number("layer_norm_eps", 1e-5));
     if (function == "matmul") return matmul(x, variable(args.at(1)));
     if (function == "t") return x.t();
-    if (function == "transpose") { const Dims d = dims(); return x.transpose(d[0], d[1]); }
+    if (function == "transpose") {
+      const Dims d = dims();
+      return x.transpose(d[0], d[1]);
+    }
     if (function == "reshape" || function == "view") return x.reshape(dims());
     fail("unknown function '" + function + "' in \"" + text_ + "\"");
   }

@@ -2,6 +2,7 @@
 // The golden runner: what the kinds of cases share. A golden file (format "golden-1") is a safetensors file whose
 // metadata lists its cases as JSON: a name, what to compute, options. Tensors are called <case>/<what>.
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,8 +57,13 @@ class Case {
 /// Collects what is wrong with a case.
 class Report {
  public:
-  explicit Report(double tolerance) : tolerance_(tolerance) {}
-  /// Shapes equal, NaN and infinities at the same places, |a - b| <= tolerance max(1, |b|); integers equal.
+  /// reach: differences are measured against |b| + reach max |b| of the whole tensor, in place of max(1, |b|); of
+  /// gradients grad_reach, which from 1 on counts at least numbers of size 1: sums of gradients that were rounded each
+  /// for itself.
+  explicit Report(double tolerance, std::optional<double> reach = {}, double grad_reach = 0)
+      : tolerance_(tolerance), reach_(reach), grad_reach_(grad_reach) {}
+  /// Shapes equal, NaN and infinities at the same places (with reach also where b is too large for our dtype), |a - b|
+  /// <= tolerance max(1, |b|); integers equal.
   void compare(const std::string& what, const Tensor& ours, const Tensor& golden);
   void wrong(const std::string& message) { problems_.push_back(message); }
   bool ok() const { return problems_.empty(); }
@@ -66,6 +72,8 @@ class Report {
 
  private:
   double tolerance_;
+  std::optional<double> reach_;
+  double grad_reach_ = 0;
   int compared_ = 0;
   std::vector<std::string> problems_;
 };

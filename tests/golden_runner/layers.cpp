@@ -18,48 +18,75 @@ Pair pair(const Case& c, const std::string& key, int64_t otherwise) {
   return d.rank() == 1 ? Pair(d[0]) : Pair(d[0], d[1]);
 }
 
-template <class L, class... Args>
-std::unique_ptr<Module> make(Args&&... args) { return std::make_unique<L>(std::forward<Args>(args)...); }
+template <class L, class... Args> std::unique_ptr<Module> make(Args&&... args) {
+  return std::make_unique<L>(std::forward<Args>(args)...);
+}
 
 std::unique_ptr<Module> batch_norm(const Case& c, bool two) {
-  const BatchNorm::Options o{.channels = c.integer("channels"), .eps = c.number("eps", 1e-5),
-                             .momentum = c.arg("momentum") ? std::optional<double>(c.number("momentum")) : std::nullopt, .affine = c.flag("affine", true)};
+  const BatchNorm::Options o{.channels = c.integer("channels"),
+                             .eps = c.number("eps", 1e-5),
+                             .momentum = c.arg("momentum") ? std::optional<double>(c.number("momentum")) : std::nullopt,
+                             .affine = c.flag("affine", true)};
   return two ? make<BatchNorm2d>(o) : make<BatchNorm1d>(o);
 }
 
 std::map<std::string, std::function<std::unique_ptr<Module>(const Case&)>> make_layers() {
   std::map<std::string, std::function<std::unique_ptr<Module>(const Case&)>> t;
-  t["Linear"] = [](const Case& c) { return make<Linear>(Linear::Options{c.integer("in"), c.integer("out"), c.flag("bias", true)}); };
-  t["Embedding"] = [](const Case& c) { return make<Embedding>(Embedding::Options{c.integer("num"), c.integer("dim"), c.integer("padding_idx", -1)}); };
-  t["LayerNorm"] = [](const Case& c) { return make<LayerNorm>(LayerNorm::Options{c.dims("shape"), c.number("eps", 1e-5), c.flag("affine", true), c.flag("bias", true)}); };
-  t["RMSNorm"] = [](const Case& c) { return make<RMSNorm>(RMSNorm::Options{c.dims("shape")[0], c.number("eps", 1e-6)}); };
-  t["GroupNorm"] = [](const Case& c) { return make<GroupNorm>(GroupNorm::Options{c.integer("groups"), c.integer("channels"), c.number("eps", 1e-5), c.flag("affine", true)}); };
+  t["Linear"] = [](const Case& c) {
+    return make<Linear>(Linear::Options{c.integer("in"), c.integer("out"), c.flag("bias", true)});
+  };
+  t["Embedding"] = [](const Case& c) {
+    return make<Embedding>(Embedding::Options{c.integer("num"), c.integer("dim"), c.integer("padding_idx", -1)});
+  };
+  t["LayerNorm"] = [](const Case& c) {
+    return make<LayerNorm>(
+        LayerNorm::Options{c.dims("shape"), c.number("eps", 1e-5), c.flag("affine", true), c.flag("bias", true)});
+  };
+  t["RMSNorm"] = [](const Case& c) {
+    return make<RMSNorm>(RMSNorm::Options{c.dims("shape")[0], c.number("eps", 1e-6)});
+  };
+  t["GroupNorm"] = [](const Case& c) {
+    return make<GroupNorm>(
+        GroupNorm::Options{c.integer("groups"), c.integer("channels"), c.number("eps", 1e-5), c.flag("affine", true)});
+  };
   t["BatchNorm1d"] = [](const Case& c) { return batch_norm(c, false); };
   t["BatchNorm2d"] = [](const Case& c) { return batch_norm(c, true); };
   t["Conv1d"] = [](const Case& c) {
-    return make<Conv1d>(Conv1d::Options{c.integer("in"), c.integer("out"), c.dims("kernel_size")[0], c.integer("stride", 1), c.integer("padding", 0),
-                                        c.integer("dilation", 1), c.integer("groups", 1), c.flag("bias", true)});
+    return make<Conv1d>(Conv1d::Options{c.integer("in"), c.integer("out"), c.dims("kernel_size")[0],
+                                        c.integer("stride", 1), c.integer("padding", 0), c.integer("dilation", 1),
+                                        c.integer("groups", 1), c.flag("bias", true)});
   };
   t["Conv2d"] = [](const Case& c) {
-    return make<Conv2d>(Conv2d::Options{c.integer("in"), c.integer("out"), pair(c, "kernel_size", 1), pair(c, "stride", 1), pair(c, "padding", 0),
-                                        pair(c, "dilation", 1), c.integer("groups", 1), c.flag("bias", true)});
+    return make<Conv2d>(Conv2d::Options{c.integer("in"), c.integer("out"), pair(c, "kernel_size", 1),
+                                        pair(c, "stride", 1), pair(c, "padding", 0), pair(c, "dilation", 1),
+                                        c.integer("groups", 1), c.flag("bias", true)});
   };
   t["ConvTranspose2d"] = [](const Case& c) {
-    return make<ConvTranspose2d>(ConvTranspose2d::Options{c.integer("in"), c.integer("out"), pair(c, "kernel_size", 1), pair(c, "stride", 1), pair(c, "padding", 0),
-                                                          pair(c, "output_padding", 0), pair(c, "dilation", 1), c.integer("groups", 1), c.flag("bias", true)});
+    return make<ConvTranspose2d>(ConvTranspose2d::Options{
+        c.integer("in"), c.integer("out"), pair(c, "kernel_size", 1), pair(c, "stride", 1), pair(c, "padding", 0),
+        pair(c, "output_padding", 0), pair(c, "dilation", 1), c.integer("groups", 1), c.flag("bias", true)});
   };
   t["MaxPool2d"] = [](const Case& c) {
-    return make<MaxPool2d>(MaxPool2d::Options{pair(c, "kernel_size", 2), c.arg("stride") ? std::optional<Pair>(pair(c, "stride", 1)) : std::nullopt,
-                                              pair(c, "padding", 0), pair(c, "dilation", 1), c.flag("ceil_mode", false)});
+    return make<MaxPool2d>(MaxPool2d::Options{
+        pair(c, "kernel_size", 2), c.arg("stride") ? std::optional<Pair>(pair(c, "stride", 1)) : std::nullopt,
+        pair(c, "padding", 0), pair(c, "dilation", 1), c.flag("ceil_mode", false)});
   };
   t["AvgPool2d"] = [](const Case& c) {
-    return make<AvgPool2d>(AvgPool2d::Options{pair(c, "kernel_size", 2), c.arg("stride") ? std::optional<Pair>(pair(c, "stride", 1)) : std::nullopt,
-                                              pair(c, "padding", 0), c.flag("ceil_mode", false), c.flag("count_include_pad", true)});
+    return make<AvgPool2d>(AvgPool2d::Options{
+        pair(c, "kernel_size", 2), c.arg("stride") ? std::optional<Pair>(pair(c, "stride", 1)) : std::nullopt,
+        pair(c, "padding", 0), c.flag("ceil_mode", false), c.flag("count_include_pad", true)});
   };
-  t["AdaptiveAvgPool2d"] = [](const Case& c) { return make<AdaptiveAvgPool2d>(AdaptiveAvgPool2d::Options{pair(c, "output", 1)}); };
-  t["GELU"] = [](const Case& c) { return make<GELU>(GELU::Options{c.text("approximate", "none") == "tanh" ? Gelu::tanh : Gelu::erf}); };
+  t["AdaptiveAvgPool2d"] = [](const Case& c) {
+    return make<AdaptiveAvgPool2d>(AdaptiveAvgPool2d::Options{pair(c, "output", 1)});
+  };
+  t["GELU"] = [](const Case& c) {
+    return make<GELU>(GELU::Options{c.text("approximate", "none") == "tanh" ? Gelu::tanh : Gelu::erf});
+  };
   t["MultiheadAttention"] = [](const Case& c) {
-    return make<MultiHeadAttention>(MultiHeadAttention::Options{.embed = c.integer("embed"), .heads = c.integer("heads"), .causal = c.flag("causal", false), .bias = c.flag("bias", true)});
+    return make<MultiHeadAttention>(MultiHeadAttention::Options{.embed = c.integer("embed"),
+                                                                .heads = c.integer("heads"),
+                                                                .causal = c.flag("causal", false),
+                                                                .bias = c.flag("bias", true)});
   };
   return t;
 }
@@ -72,11 +99,16 @@ Reduction reduction(const Case& c) {
 
 KlReduction kl_reduction(const Case& c) {
   const std::string name = c.text("reduction", "mean");
-  return name == "batchmean" ? KlReduction::batchmean : name == "sum" ? KlReduction::sum : name == "none" ? KlReduction::none : KlReduction::mean;
+  return name == "batchmean" ? KlReduction::batchmean
+         : name == "sum"     ? KlReduction::sum
+         : name == "none"    ? KlReduction::none
+                             : KlReduction::mean;
 }
 
 CrossEntropyOptions cross_entropy_options(const Case& c) {
-  CrossEntropyOptions o{.ignore_index = c.integer("ignore_index", -100), .label_smoothing = c.number("label_smoothing", 0), .reduction = reduction(c)};
+  CrossEntropyOptions o{.ignore_index = c.integer("ignore_index", -100),
+                        .label_smoothing = c.number("label_smoothing", 0),
+                        .reduction = reduction(c)};
   if (const Json* weight = c.arg("weight")) {
     std::vector<float> values;
     for (const Json& w : weight->as_array()) values.push_back(float(w.as_number()));
@@ -90,7 +122,9 @@ std::map<std::string, Loss> make_losses() {
   using In = const std::vector<Variable>&;
   std::map<std::string, Loss> t;
   t["CrossEntropy"] = [](In in, const Case& c) { return cross_entropy(in[0], in[1], cross_entropy_options(c)); };
-  t["NLL"] = [](In in, const Case& c) { return nll_loss(log_softmax(in[0], 1), in[1].tensor(), cross_entropy_options(c)); };
+  t["NLL"] = [](In in, const Case& c) {
+    return nll_loss(log_softmax(in[0], 1), in[1].tensor(), cross_entropy_options(c));
+  };
   t["MSE"] = [](In in, const Case& c) { return mse_loss(in[0], in[1], reduction(c)); };
   t["L1"] = [](In in, const Case& c) { return l1_loss(in[0], in[1], reduction(c)); };
   t["SmoothL1"] = [](In in, const Case& c) { return smooth_l1_loss(in[0], in[1], c.number("beta", 1), reduction(c)); };
@@ -98,7 +132,8 @@ std::map<std::string, Loss> make_losses() {
   t["BCEWithLogits"] = [](In in, const Case& c) { return bce_with_logits(in[0], in[1], {}, {}, reduction(c)); };
   t["KLDiv"] = [](In in, const Case& c) { return kl_div(log_softmax(in[0], 1), softmax(in[1], 1), kl_reduction(c)); };
   t["scaled_dot_product_attention"] = [](In in, const Case& c) {
-    return attention(in[0], in[1], in[2], {}, AttentionArgs{.scale = c.number("scale", 0), .causal = c.flag("causal", false)});
+    return attention(in[0], in[1], in[2], {},
+                     AttentionArgs{.scale = c.number("scale", 0), .causal = c.flag("causal", false)});
   };
   return t;
 }
@@ -117,7 +152,8 @@ void run_layer(const Case& c, Report& report) {
   static const auto losses = make_losses();
   const std::string kind = c.json().at("layer").as_string();
   std::vector<Variable> inputs;
-  for (int i = 0; c.has(str("in", i)); ++i) inputs.emplace_back(c.tensor(str("in", i)).clone(), is_floating(c.tensor(str("in", i)).dtype()));
+  for (int i = 0; c.has(str("in", i)); ++i)
+    inputs.emplace_back(c.tensor(str("in", i)).clone(), is_floating(c.tensor(str("in", i)).dtype()));
 
   std::unique_ptr<Module> layer;
   Variable output;
@@ -125,12 +161,14 @@ void run_layer(const Case& c, Report& report) {
     layer = found->second(c);
     State state;
     for (const char* prefix : {"param/", "buf/"}) {
-      for (const std::string& what : c.names(prefix)) state.emplace_back(our_name(what.substr(what.find('/') + 1)), c.tensor(what));
+      for (const std::string& what : c.names(prefix))
+        state.emplace_back(our_name(what.substr(what.find('/') + 1)), c.tensor(what));
     }
     layer->load_state(state);
     layer->train(!c.json().find("train") || c.json().at("train").as_bool());
     auto* const embedding = dynamic_cast<Embedding*>(layer.get());
-    if (auto* attention = dynamic_cast<MultiHeadAttention*>(layer.get()); attention && c.has("out1")) report.compare("out1", attention->weights(inputs[0]), c.tensor("out1"));
+    if (auto* attention = dynamic_cast<MultiHeadAttention*>(layer.get()); attention && c.has("out1"))
+      report.compare("out1", attention->weights(inputs[0]), c.tensor("out1"));
     // Several inputs are several calls; the result is the last one's.
     for (const Variable& input : inputs) output = embedding ? embedding->forward(input.tensor()) : layer->call(input);
   } else {
@@ -144,14 +182,17 @@ void run_layer(const Case& c, Report& report) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!c.has(str("grad_in", i))) continue;
     const Tensor& grad = inputs[i].grad();
-    report.compare(str("grad_in", i), grad.defined() ? grad : zeros_like(inputs[i].tensor()), c.tensor(str("grad_in", i)));
+    report.compare(str("grad_in", i), grad.defined() ? grad : zeros_like(inputs[i].tensor()),
+                   c.tensor(str("grad_in", i)));
   }
   if (!layer) return;
   std::map<std::string, Variable> parameters;
   for (auto& p : layer->named_parameters()) parameters[p.name] = p.variable;
-  for (const std::string& what : c.names("grad/")) report.compare(what, parameters.at(our_name(what.substr(5))).grad(), c.tensor(what));
+  for (const std::string& what : c.names("grad/"))
+    report.compare(what, parameters.at(our_name(what.substr(5))).grad(), c.tensor(what));
   for (auto& buffer : layer->named_buffers()) {
-    if (c.has("buf_after/" + buffer.name)) report.compare("buf_after/" + buffer.name, buffer.tensor, c.tensor("buf_after/" + buffer.name));
+    if (c.has("buf_after/" + buffer.name))
+      report.compare("buf_after/" + buffer.name, buffer.tensor, c.tensor("buf_after/" + buffer.name));
   }
 }
 

@@ -1,4 +1,5 @@
-// Runs every case of every golden file in LOCKSTEP_GOLDEN_DIR (default: tests/golden of the repository, as the build knew it).
+// Runs every case of every golden file in LOCKSTEP_GOLDEN_DIR (default: tests/golden of the repository, as the build
+// knew it).
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -17,7 +18,8 @@ using namespace lockstep;
 Case::Case(const data::SafeTensors& file, const Json& json, std::string folder)
     : file_(file), json_(json), name_(json.at("name").as_string()), folder_(std::move(folder)) {
   for (const auto& entry : file.entries()) {
-    if (entry.name.starts_with(name_ + "/")) tensors_[entry.name.substr(name_.size() + 1)] = file.tensor(entry).to(default_device());
+    if (entry.name.starts_with(name_ + "/"))
+      tensors_[entry.name.substr(name_.size() + 1)] = file.tensor(entry).to(default_device());
   }
 }
 
@@ -29,7 +31,8 @@ const Tensor& Case::tensor(const std::string& what) const {
 
 std::vector<std::string> Case::names(const std::string& prefix) const {
   std::vector<std::string> all;
-  for (const auto& [what, tensor] : tensors_) if (what.starts_with(prefix)) all.push_back(what);
+  for (const auto& [what, tensor] : tensors_)
+    if (what.starts_with(prefix)) all.push_back(what);
   return all;
 }
 
@@ -51,7 +54,9 @@ double Case::number(const std::string& key, double otherwise) const {
   return value->as_number(name_ + ": " + key);
 }
 int64_t Case::integer(const std::string& key) const { return int64_t(number(key)); }
-int64_t Case::integer(const std::string& key, int64_t otherwise) const { return int64_t(number(key, double(otherwise))); }
+int64_t Case::integer(const std::string& key, int64_t otherwise) const {
+  return int64_t(number(key, double(otherwise)));
+}
 bool Case::flag(const std::string& key, bool otherwise) const {
   const Json* value = arg(key);
   return value ? value->as_bool(name_ + ": " + key) : otherwise;
@@ -70,7 +75,9 @@ double Case::tolerance() const {
   if (const Json* own = json_.find("tolerance")) worst = own->as_number();
   if (const Json* error = json_.find("torch_f32_err")) {
     if (error->is_number()) worst = std::max(worst, 20 * error->as_number());
-    else for (const auto& [key, value] : error->as_object()) if (value.is_number()) worst = std::max(worst, 20 * value.as_number());
+    else
+      for (const auto& [key, value] : error->as_object())
+        if (value.is_number()) worst = std::max(worst, 20 * value.as_number());
   }
   return std::max(1e-5, worst);
 }
@@ -78,19 +85,40 @@ double Case::tolerance() const {
 void Report::compare(const std::string& what, const Tensor& ours, const Tensor& expected) {
   ++compared_;
   if (!ours.defined()) return wrong(what + " is undefined");
-  if (!(ours.shape() == expected.shape())) return wrong(str(what, " has shape ", ours.shape(), ", not ", expected.shape()));
+  if (!(ours.shape() == expected.shape()))
+    return wrong(str(what, " has shape ", ours.shape(), ", not ", expected.shape()));
   if (!is_floating(expected.dtype())) {
     if (!equal(ours.to(cpu).to(i64), expected.to(cpu).to(i64))) wrong(what + " differs");
     return;
   }
   const auto a = ours.to_vector<double>(), b = expected.to_vector<double>();
-  double worst = 0;
+  double worst = 0, most = 0;
+  const bool is_grad = what.starts_with("grad");
+  const double reach = is_grad ? grad_reach_ : reach_.value_or(0), floor = is_grad && reach >= 1 ? 1 : 0.05;
+  size_t at = 0;
+  for (const double value : b)
+    if (std::isfinite(value)) most = std::max(most, std::abs(value));
+  const DType dtype = ours.dtype();
+  const double largest = dtype == f16   ? 65504
+                         : dtype == f64 ? INFINITY
+                                        : 3.38e38,
+               smallest = dtype == f16   ? 0x1p-24
+                          : dtype == f64 ? 0x1p-1022
+                                         : 0x1p-126;
   for (size_t i = 0; i < a.size(); ++i) {
     if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;
-    const double off = std::abs(a[i] - b[i]) / std::max(1.0, std::abs(b[i]));
-    worst = std::isnan(off) ? INFINITY : std::max(worst, off);
+    if (reach_ && std::abs(b[i]) > 0.99 * largest && std::abs(a[i]) >= 0.98 * largest &&
+        std::signbit(a[i]) == std::signbit(b[i]))
+      continue;
+    const double off = reach_ ? std::max(0.0, std::abs(a[i] - b[i]) - 1.01 * smallest) /
+                                    (std::abs(b[i]) + reach * std::max(most, floor))
+                              : std::abs(a[i] - b[i]) / std::max(1.0, std::abs(b[i]));
+    const double bad = std::isnan(off) ? INFINITY : off;
+    if (bad > worst) worst = bad, at = i;
   }
-  if (worst > tolerance_) wrong(str(what, " is off by ", worst, " (allowed ", tolerance_, ")"));
+  if (worst > tolerance_)
+    wrong(str(what, " is off by ", worst, " (allowed ", tolerance_, "): element ", at, " of ", expected.shape(), " is ",
+              a[at], ", not ", b[at]));
 }
 
 Dims to_dims(const Json& json) {
@@ -105,7 +133,8 @@ Variable apply_views(Variable x, const Json& views) {
     const auto& list = view.as_array();
     const std::string& kind = list.at(0).as_string();
     Dims values;
-    for (size_t i = 1; i < list.size(); ++i) for (int64_t v : to_dims(list[i])) values.push_back(v);
+    for (size_t i = 1; i < list.size(); ++i)
+      for (int64_t v : to_dims(list[i])) values.push_back(v);
     if (kind == "slice") x = x.slice(values[0], values[1], values[2], values[3]);
     else if (kind == "transpose") x = x.transpose(values[0], values[1]);
     else if (kind == "permute") x = x.permute(values);
@@ -145,13 +174,25 @@ std::pair<int, int> run_file(const fs::path& path) {
       const Case c(file, json, path.parent_path().string());
       const auto run = kind_of(json);
       LOCKSTEP_CHECK(run, "unknown kind of case: ", json.dump());
-      Report report(c.tolerance());
+      const Json* reach = json.find("reach");
+      Report report(reach ? json.at("tolerance").as_number() : c.tolerance(),
+                    reach ? std::optional(reach->as_number()) : std::nullopt,
+                    reach ? json.at("grad_reach").as_number() : 0);
+      if (json.find("refused")) {
+        try {
+          run(c, report);
+          problems.push_back("expected an error, got none");
+        } catch (const Error&) {}
+        problems.empty() ? ++passed : ++failed;
+        if (!problems.empty())
+          std::cout << "FAIL " << path.filename().string() << " " << json.at("name").as_string() << ": " << problems[0]
+                    << "\n";
+        continue;
+      }
       run(c, report);
       if (report.ok() && report.compared() == 0) report.wrong("nothing was compared");
       problems = report.problems();
-    } catch (const std::exception& e) {
-      problems.push_back(e.what());
-    }
+    } catch (const std::exception& e) { problems.push_back(e.what()); }
     problems.empty() ? ++passed : ++failed;
     if (problems.empty()) continue;
     std::cout << "FAIL " << path.filename().string() << " " << json.at("name").as_string() << ":";

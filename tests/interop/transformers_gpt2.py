@@ -7,25 +7,16 @@ $PYTHON names another interpreter to look for them in.
 
 Usage: transformers_gpt2.py PATH/TO/gpt
 """
-import importlib.util
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 
+from need import need
+
 TOLERANCE = 1e-4
 IDS = [84, 104, 101, 32, 115, 97, 109, 101, 32, 98, 105, 116, 115, 10]
-
-
-def find_transformers():
-    if all(importlib.util.find_spec(name) for name in ("torch", "transformers", "safetensors")):
-        return
-    other = os.environ.get("PYTHON")
-    if other and not os.environ.get("LOCKSTEP_INTEROP_CHILD"):
-        sys.exit(subprocess.run([other, *sys.argv], env=dict(os.environ, LOCKSTEP_INTEROP_CHILD="1")).returncode)
-    print("torch, transformers or safetensors is missing (set PYTHON to an interpreter that has them)")
-    sys.exit(77)
 
 
 def run(*command):
@@ -54,7 +45,7 @@ def compare(gpt, folder, work):
 
 
 def main(gpt):
-    find_transformers()
+    need("torch", "transformers", "safetensors")
     from transformers import GPT2Config, GPT2LMHeadModel
 
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +53,7 @@ def main(gpt):
         (work / "text.txt").write_text("The ranks move in lockstep, and the bits stay the same.\n" * 200)
 
         def ours_in_transformers():
-            run(gpt, "train", "--text", work / "text.txt", "--layers", 2, "--width", 32, "--heads", 2, "--context", 32, "--batch", 4,
+            run(gpt, "train", "--text", work / "text.txt", "--model", "gpt:2x32x2", "--context", 32, "--batch", 4,
                 "--steps", 5, "--export", work / "ours")
             return compare(gpt, work / "ours", work)
 

@@ -1,7 +1,9 @@
 // Modules: names, state, moving, hooks, and what layers refuse. Their numbers are golden cases.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "nn/nn.h"
 #include "optim/optim.h"
@@ -54,7 +56,9 @@ TEST_CASE("state round trip, and an error that lists everything before anything 
   const Tensor before = b.hidden.bias.tensor().clone();
   bad[1].second = full({8}, 7);
   const std::string text = message([&] { b.load_state(bad); });
-  for (const char* part : {"missing", "hidden.weight", "unexpected", "hidden.wieght", "head.weight: expected shape (2, 8), got (5, 5)"}) CHECK(contains(text, part));
+  for (const char* part :
+       {"missing", "hidden.weight", "unexpected", "hidden.wieght", "head.weight: expected shape (2, 8), got (5, 5)"})
+    CHECK(contains(text, part));
   CHECK(equal(b.hidden.bias.tensor(), before));
   const State partial{a.state().front()};
   const LoadReport report = b.load_state(partial, false);
@@ -95,8 +99,10 @@ TEST_CASE("train, eval, freeze and zero_grad reach every module") {
 TEST_CASE("hooks run around a call") {
   Linear layer({.in = 2, .out = 3});
   std::vector<std::string> events;
-  layer.before_forward([&](Module& m, const std::vector<Variable>& in) { events.push_back(m.kind() + " in " + str(in[0].shape())); });
-  const int id = layer.after_forward([&](Module&, const std::vector<Variable>&, const Variable& out) { events.push_back("out " + str(out.shape())); });
+  layer.before_forward(
+      [&](Module& m, const std::vector<Variable>& in) { events.push_back(m.kind() + " in " + str(in[0].shape())); });
+  const int id = layer.after_forward(
+      [&](Module&, const std::vector<Variable>&, const Variable& out) { events.push_back("out " + str(out.shape())); });
   layer(randn({5, 2}));
   layer.remove_hook(id);
   layer.call(randn({5, 2}));
@@ -104,17 +110,36 @@ TEST_CASE("hooks run around a call") {
 }
 
 TEST_CASE("layers refuse what they cannot do") {
-  const struct { std::function<void()> run; const char* part; } rows[] = {
-      {[] { Linear({.in = 3, .out = 2})(zeros({4, 5})); }, "5"},
+  const struct {
+    std::function<void()> run;
+    const char* part;
+  } rows[] = {
+      {[] {
+         Linear({.in = 3, .out = 2})(zeros({4, 5}));
+       },
+       "5"},
       {[] { Conv2d({.in = 3, .out = 4, .groups = 2}); }, "expected groups to divide"},
       {[] { MultiHeadAttention({.embed = 10, .heads = 3}); }, "expected heads to divide embed 10"},
       {[] { MultiHeadAttention({.embed = 12, .heads = 4, .kv_heads = 3}); }, "kv_heads"},
       {[] { GroupNorm({.groups = 3, .channels = 4}); }, "expected groups to divide 4"},
-      {[] { BatchNorm2d({.channels = 3})(zeros({2, 3})); }, "BatchNorm2d"},
-      {[] { BatchNorm1d({.channels = 3})(zeros({2, 4})); }, "3 channels"},
+      {[] {
+         BatchNorm2d({.channels = 3})(zeros({2, 3}));
+       },
+       "BatchNorm2d"},
+      {[] {
+         BatchNorm1d({.channels = 3})(zeros({2, 4}));
+       },
+       "3 channels"},
       {[] { Dropout({.p = 1.5}); }, "expected p in [0, 1]"},
-      {[] { Embedding({.num = 4, .dim = 2})(Tensor::from<int64_t>({1, 4})); }, "4"},
-      {[] { GPT model({.vocab = 10, .context = 4, .layers = 1, .width = 8, .heads = 2}); model(zeros({1, 5}, {.dtype = i64})); }, "at most 4 tokens"},
+      {[] {
+         Embedding({.num = 4, .dim = 2})(Tensor::from<int64_t>({1, 4}));
+       },
+       "4"},
+      {[] {
+         GPT model({.vocab = 10, .context = 4, .layers = 1, .width = 8, .heads = 2});
+         model(zeros({1, 5}, {.dtype = i64}));
+       },
+       "at most 4 tokens"},
   };
   for (const auto& row : rows) CHECK_MESSAGE(contains(message(row.run), row.part), message(row.run));
 }
@@ -129,9 +154,56 @@ TEST_CASE("initialisation has PyTorch's bounds") {
   CHECK(amax(abs(conv.weight.tensor())).item() <= 0.1);
 }
 
+TEST_CASE(
+    "a model built empty has no memory, and is filled with the bits of plain construction, in any order and dtype") {
+  const auto plain = [](auto make, DType dtype) {
+    manual_seed(3);
+    auto made = make();
+    made.to(dtype);
+    return std::pair{made.state(), random_state()};
+  };
+  const auto check = [&](auto make) {
+    for (const DType dtype : {f32, bf16, f64}) {
+      const auto [expected, random] = plain(make, dtype);
+      std::optional<BuildEmpty> scope(std::in_place);
+      const int64_t before = memory_report().category[int(Memory::parameter)].current;
+      manual_seed(3);
+      auto made = make();
+      made.to(dtype);
+      CHECK(memory_report().category[int(Memory::parameter)].current == before);
+      CHECK(random_state() == random);
+      scope.reset();
+      auto all = made.named_parameters();
+      std::reverse(all.begin(), all.end());
+      for (auto& p : all) {
+        CHECK((is_built_empty(p.variable) && p.variable.dtype() == dtype));
+        CHECK(contains(message([&] { (void)sum(p.variable.tensor()); }), "a model that was built empty"));
+        fill(p.variable);
+        fill(p.variable);  // has values
+      }
+      CHECK(random_state() == random);
+      const State state = made.state();
+      REQUIRE(state.size() == expected.size());
+      for (size_t i = 0; i < state.size(); ++i)
+        CHECK_MESSAGE(equal(state[i].second, expected[i].second), state[i].first);
+    }
+  };
+  check([] { return Embedding({.num = 5, .dim = 3, .padding_index = 2}); });
+  check([] { return MultiHeadAttention({.embed = 8, .heads = 2}); });
+  check([] { return Sequential(Conv2d({.in = 2, .out = 3, .kernel = 3}), GroupNorm({.groups = 1, .channels = 3})); });
+  check([] { return GPT({.vocab = 11, .context = 4, .layers = 2, .width = 8, .heads = 2, .tied = false}); });
+  const BuildEmpty scope;
+  CHECK(GPT({.vocab = 100'000, .context = 8192, .layers = 128, .width = 25'600, .heads = 160}).parameter_count() >
+        1'000'000'000'000);
+  Linear from({.in = 2, .out = 2});
+  from.load_state({{"weight", ones({2, 2})}, {"bias", ones({2})}});  // fills, too
+  CHECK(equal(from.weight.tensor(), ones({2, 2})));
+}
+
 TEST_CASE("attention: a cache of keys and grouped, rotary heads give what one pass gives") {
   manual_seed(5);
-  for (const auto& o : {MultiHeadAttention::Options{.embed = 24, .heads = 4}, {.embed = 24, .heads = 6, .kv_heads = 2, .rotary = true}}) {
+  for (const auto& o : {MultiHeadAttention::Options{.embed = 24, .heads = 4},
+                        {.embed = 24, .heads = 6, .kv_heads = 2, .rotary = true}}) {
     MultiHeadAttention attention(o);
     const Tensor x = randn({2, 7, 24});
     const Tensor whole = attention(x).tensor();
@@ -150,7 +222,13 @@ TEST_CASE("GPT learns a pattern, generates it, and checkpointing its blocks chan
   const Tensor x = Tensor::from(text, {1, 15});
   const auto train = [&x](bool checkpoint_blocks) {
     manual_seed(7);
-    auto model = std::make_unique<GPT>(GPT::Options{.vocab = 7, .context = 14, .layers = 2, .width = 32, .heads = 2, .dropout = 0.1, .checkpoint_blocks = checkpoint_blocks});
+    auto model = std::make_unique<GPT>(GPT::Options{.vocab = 7,
+                                                    .context = 14,
+                                                    .layers = 2,
+                                                    .width = 32,
+                                                    .heads = 2,
+                                                    .dropout = 0.1,
+                                                    .checkpoint_blocks = checkpoint_blocks});
     optim::AdamW optimizer(model->parameters(), {.lr = 1e-2});
     double loss = 0;
     for (int step = 0; step < 60; ++step) {
@@ -167,7 +245,8 @@ TEST_CASE("GPT learns a pattern, generates it, and checkpointing its blocks chan
   CHECK(loss < 0.3);
   auto [same, same_loss] = train(true);
   CHECK(same_loss == loss);
-  for (size_t i = 0; i < model->parameters().size(); ++i) CHECK(equal(model->parameters()[i].tensor(), same->parameters()[i].tensor()));
+  for (size_t i = 0; i < model->parameters().size(); ++i)
+    CHECK(equal(model->parameters()[i].tensor(), same->parameters()[i].tensor()));
   model->eval();  // no dropout anywhere: a second look sees the same
   const Tensor first = model->loss(x.narrow(1, 0, 14).contiguous(), x.narrow(1, 1, 14).contiguous()).tensor();
   CHECK(equal(first, model->loss(x.narrow(1, 0, 14).contiguous(), x.narrow(1, 1, 14).contiguous()).tensor()));
@@ -184,5 +263,6 @@ TEST_CASE("summary is a table") {
   Net net;
   net.head.requires_grad_(false);
   const std::string text = summary(net);
-  for (const char* part : {"hidden", "Linear", "in 4, out 8", "40", "frozen", "total 56 parameters (40 trained)"}) CHECK_MESSAGE(contains(text, part), text);
+  for (const char* part : {"hidden", "Linear", "in 4, out 8", "40", "frozen", "total 56 parameters (40 trained)"})
+    CHECK_MESSAGE(contains(text, part), text);
 }

@@ -17,14 +17,20 @@ using namespace lockstep::optim;
 namespace {
 
 using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Variable>)>;
-struct Row { const char* name; Make make; };
+struct Row {
+  const char* name;
+  Make make;
+};
 
 const Row kAll[] = {
     {"SGD", [](auto p) { return std::make_unique<SGD>(p, SGDOptions{.lr = 0.1, .momentum = 0.9}); }},
     {"Adam", [](auto p) { return std::make_unique<Adam>(p, AdamOptions{.lr = 0.05, .amsgrad = true}); }},
     {"AdamW", [](auto p) { return std::make_unique<AdamW>(p, AdamWOptions{.lr = 0.05}); }},
     {"Adagrad", [](auto p) { return std::make_unique<Adagrad>(p, AdagradOptions{.lr = 0.5}); }},
-    {"RMSprop", [](auto p) { return std::make_unique<RMSprop>(p, RMSpropOptions{.lr = 0.02, .momentum = 0.5, .centered = true}); }},
+    {"RMSprop",
+     [](auto p) {
+       return std::make_unique<RMSprop>(p, RMSpropOptions{.lr = 0.02, .momentum = 0.5, .centered = true});
+     }},
     {"Lion", [](auto p) { return std::make_unique<Lion>(p, LionOptions{.lr = 0.02}); }},
     {"LAMB", [](auto p) { return std::make_unique<LAMB>(p, LAMBOptions{.lr = 0.05}); }},
     {"Muon", [](auto p) { return std::make_unique<Muon>(p, MuonOptions{.lr = 0.05}); }},
@@ -107,6 +113,28 @@ TEST_CASE("parameters without a gradient, and frozen ones, stay") {
   CHECK(!used.grad().defined());
 }
 
+TEST_CASE("an average of the parameters, of their f32 copies where they have 16 bits") {
+  for (const DType dtype : {f32, f64, bf16}) {
+    Variable p(full({3}, 1, {.dtype = dtype}), true);
+    optim::SGD sgd({p}, {.lr = 1});
+    sgd.keep_average(0.75);
+    double average = 0, value = 1;
+    for (int step = 1; step <= 4; ++step) {
+      p.grad() = full({3}, 0.125 * step, {.dtype = dtype});
+      sgd.step();
+      value -= 0.125 * step;
+      average = step == 1 ? value : average + 0.25 * (value - average);
+      const Tensor kept = sgd.state_of(p).tensors.at("ema");
+      CHECK(kept.dtype() == (dtype == f64 ? f64 : f32));
+      CHECK(kept.to(f64).to_vector<double>() == std::vector<double>(3, average));
+    }
+  }
+  Variable p(ones({3}), true);
+  optim::SGD sgd({p}, {.lr = 1});
+  for (const double decay : {-0.1, 1., 2.})
+    CHECK_THROWS_WITH_AS(sgd.keep_average(decay), doctest::Contains("decay"), Error);
+}
+
 TEST_CASE("groups have options of their own, turned by name") {
   Variable a(ones({1}), true), b(ones({1}), true);
   AdamW optimizer({a}, {.lr = 1e-3});
@@ -129,19 +157,38 @@ TEST_CASE("optimizers refuse bad parameters, options and states") {
     state.tensors[0].second = zeros({3});
     a.load_state(state);
   };
-  const struct { std::function<void()> run; const char* part; } rows[] = {
+  const struct {
+    std::function<void()> run;
+    const char* part;
+  } rows[] = {
       {[&] { SGD({}, {.lr = 0.1}); }, "at least one parameter"},
-      {[&] { SGD({w, w}, {.lr = 0.1}); }, "stands in two places"},
+      {[&] {
+         SGD({w, w}, {.lr = 0.1});
+       },
+       "stands in two places"},
       {[&] { SGD({w * 2.0}, {.lr = 0.1}); }, "expected leaf variables"},
       {[&] { SGD({w}, {.lr = -1}); }, "expected lr in [0"},
       {[&] { SGD({w}, {.lr = 1, .nesterov = true}); }, "nesterov needs momentum"},
       {[&] { Adam({w}, {.lr = 1, .beta1 = 1}); }, "expected beta1 in [0, 1)"},
       {[&] { LAMB({w}, {.min_trust = 2, .max_trust = 1}); }, "max_trust >= min_trust"},
-      {[&] { Variable v(ones({3}), true); v.grad() = ones({3}); Muon({v}, {}).step(); }, "expected matrices"},
+      {[&] {
+         Variable v(ones({3}), true);
+         v.grad() = ones({3});
+         Muon({v}, {}).step();
+       },
+       "expected matrices"},
       {bad_state, "expected 'state.w.momentum_buffer' of shape (2, 2), got (3"},
-      {[&] { SGD a({w}, {.lr = 1}); a.name_parameters({}); }, "is not among the 0 names"},
+      {[&] {
+         SGD a({w}, {.lr = 1});
+         a.name_parameters({});
+       },
+       "is not among the 0 names"},
       {[&] { clip_grad_norm({w}, -1); }, "expected max_norm >= 0"},
-      {[&] { w.grad() = full({2, 2}, INFINITY); clip_grad_norm({w}, 1, 2, true); }, "the norm of the gradients is inf"},
+      {[&] {
+         w.grad() = full({2, 2}, INFINITY);
+         clip_grad_norm({w}, 1, 2, true);
+       },
+       "the norm of the gradients is inf"},
   };
   for (const auto& row : rows) CHECK_MESSAGE(contains(message(row.run), row.part), message(row.run));
 }
@@ -169,17 +216,112 @@ TEST_CASE("schedules set rates at once, go on from a state, and refuse nonsense"
   CHECK(a.lr() == b.lr());
   LambdaLR lambda(a, [](int64_t t) { return 1 / double(t + 1); });
   ReduceLROnPlateau plateau(b, {.factor = 0.5, .patience = 0});
-  const struct { std::function<void()> run; const char* part; } rows[] = {
+  const struct {
+    std::function<void()> run;
+    const char* part;
+  } rows[] = {
       {[&] { plateau.step(); }, "needs the metric"},
       {[&] { StepLR(a, {.step_size = 0}); }, "expected step_size > 0"},
       {[&] { parse_warmup("logarithmic"); }, "expected 'log' or 'linear', got 'logarithmic'"},
       {[&] { ReduceLROnPlateau(a, {.mode = "mni"}); }, "expected mode 'min' or 'max'"},
-      {[&] { WarmupLR(a, {.warmup_min_lr = std::vector<double>{1, 2}}); }, "or one for each of 1 groups, got 2"},
-      {[&] { Adagrad c({Variable(ones({1}), true)}, {}); OneCycle(c, {.cycle_min_lr = 0.1, .cycle_max_lr = 1}); }, "cycle_momentum"},
-      {[&] { OneCycleLR s(a, {.max_lr = 1, .total_steps = 2}); s.step(); s.step(); }, "at most 1 steps"},
+      {[&] {
+         WarmupLR(a, {.warmup_min_lr = std::vector<double>{1, 2}});
+       },
+       "or one for each of 1 groups, got 2"},
+      {[&] {
+         Adagrad c({Variable(ones({1}), true)}, {});
+         OneCycle(c, {.cycle_min_lr = 0.1, .cycle_max_lr = 1});
+       },
+       "cycle_momentum"},
+      {[&] {
+         OneCycleLR s(a, {.max_lr = 1, .total_steps = 2});
+         s.step();
+         s.step();
+       },
+       "at most 1 steps"},
       {[&] { first.load_state({}); }, "no 'step'"},
   };
   for (const auto& row : rows) CHECK_MESSAGE(contains(message(row.run), row.part), message(row.run));
+}
+
+TEST_CASE("WarmupCosineLR has the rates of DeepSpeed 0.19.8, from its first step on") {
+  const struct {
+    WarmupCosineLR::Options options;
+    std::vector<double> rates;
+  } rows[] = {
+      {{.total_num_steps = 12,
+        .warmup_min_ratio = 0,
+        .warmup_num_steps = 4,
+        .cos_min_ratio = 1e-4,
+        .warmup_type = Warmup::linear},
+       {0, 0, 0.0075, 0.015, 0.0225, 0.0288583072, 0.0256070411, 0.0207411775, 0.0150015, 0.00926182254}},
+      {{.total_num_steps = 12,
+        .warmup_min_ratio = 0.1,
+        .warmup_num_steps = 4,
+        .cos_min_ratio = 1e-4,
+        .warmup_type = Warmup::linear},
+       {0, 0.003, 0.00975, 0.0165, 0.02325, 0.0288583072, 0.0256070411, 0.0207411775}},
+      {{.total_num_steps = 6,
+        .warmup_min_ratio = 0.1,
+        .warmup_num_steps = 2,
+        .cos_min_ratio = 0.2,
+        .warmup_type = Warmup::log},
+       {0, 0.003, 0.03, 0.0264852814, 0.018, 0.00951471863, 0.006, 0.006, 0.006}},
+      {{.total_num_steps = 5,
+        .warmup_min_ratio = 0.1,
+        .warmup_num_steps = 7,
+        .cos_min_ratio = 0.1,
+        .warmup_type = Warmup::linear},
+       {0, 0.003, 0.00685714286, 0.0107142857, 0.0145714286, 0.0184285714, 0.0222857143, 0.0261428571, 0.003, 0.003}},
+  };
+  for (const auto& row : rows) {
+    SGD optimizer({Variable(ones({1}), true)}, {.lr = 0.03});
+    WarmupCosineLR schedule(optimizer, row.options);
+    for (const double rate : row.rates) {
+      CHECK(optimizer.lr() == doctest::Approx(rate).epsilon(1e-7));
+      schedule.step();
+    }
+  }
+}
+
+TEST_CASE("a gradient that is not like its parameter is refused by all who compute with it") {
+  for (const Tensor& wrong : {ones({2}), ones({4, 1}), ones({4}, {.dtype = f64}), ones({1})}) {
+    for (const Row& row : kAll) {
+      Variable w(ones({4}), true);
+      const auto optimizer = row.make({w});
+      w.grad() = wrong;
+      CAPTURE(row.name);
+      CHECK(contains(message([&] { optimizer->step(); }), "expected a gradient like its parameter, f32 (4) on "));
+      CHECK(w.tensor().to_vector<float>() == std::vector<float>(4, 1));
+    }
+    Variable w(ones({4}), true);
+    w.grad() = wrong;
+    SGD sgd({w}, {.lr = 1});
+    GradScaler scaler{GradScaler::Options{}};
+    for (const auto& use :
+         std::vector<std::function<void()>>{[&] { clip_grad_norm({w}, 1); }, [&] { clip_grad_value({w}, 1); },
+                                            [&] { scaler.unscale(sgd); }, [&] { has_overflow({w}); }})
+      CHECK(contains(message(use), "expected a gradient like its parameter"));
+    if (wrong.dtype() == f32)
+      CHECK(contains(message([&] { sum(w).backward(); }), "[backward] expected to add to a gradient (4), got .grad"));
+  }
+}
+
+TEST_CASE("norms of 16-bit gradients are taken wide") {
+  for (const DType dtype : {f16, bf16, f32}) {
+    for (const double type : {2., 1., 3., double(INFINITY)}) {
+      Variable a(zeros({2}).to(dtype), true), b(zeros({1}).to(dtype), true);
+      a.grad() = full({2}, 60000, {.dtype = dtype}), b.grad() = full({1}, 60000, {.dtype = dtype});
+      const double each = b.grad().to(f64).item(), expected = std::isinf(type) ? each : each * std::pow(3, 1 / type);
+      CAPTURE(dtype);
+      CAPTURE(type);
+      CHECK(clip_grad_norm({a, b}, 1000, type) == doctest::Approx(expected).epsilon(1e-7));
+      CHECK(b.grad().to(f64).item() == doctest::Approx(each * 1000 / expected).epsilon(4e-3));
+    }
+  }
+  Variable many(zeros({1000}, {.dtype = bf16}), true);
+  many.grad() = full({1000}, 1, {.dtype = bf16});
+  CHECK(grad_norm({many}) == doctest::Approx(std::sqrt(1000.)).epsilon(1e-7));
 }
 
 TEST_CASE("scalers refuse wrong order and a scale at its minimum, and go on from a state") {

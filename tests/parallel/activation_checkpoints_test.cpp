@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "nn/gpt.h"
+#include "nn/models/gpt.h"
 #include "parallel/activation_checkpoints.h"
 #include "tensor/memory.h"
 #include "tests/devices.h"
@@ -53,7 +53,12 @@ struct Odd : nn::Layer<Odd> {
 }  // namespace
 
 TEST_CASE("activation checkpoints: every option has the bits of the plain run, dropout included, at 1, 2 and 4 ranks") {
-  struct Row { const char* name; CheckpointOptions options; size_t blocks = 3; bool grouped = false; };
+  struct Row {
+    const char* name;
+    CheckpointOptions options;
+    size_t blocks = 3;
+    bool grouped = false;
+  };
   const Row rows[] = {
       {"plain", {}},
       {"every second", {.every = 2}, 2},
@@ -64,19 +69,28 @@ TEST_CASE("activation checkpoints: every option has the bits of the plain run, d
       {"contiguous", {.partition_activations = true, .contiguous_memory_optimization = true, .number_checkpoints = 3}},
       {"partition", {.partition_activations = true}, 3, true},
       {"partition, cpu", {.partition_activations = true, .cpu_checkpointing = true}, 3, true},
-      {"partition, contiguous, cpu", {.partition_activations = true, .cpu_checkpointing = true, .contiguous_memory_optimization = true, .number_checkpoints = 5, .profile = true}, 3, true},
+      {"partition, contiguous, cpu",
+       {.partition_activations = true,
+        .cpu_checkpointing = true,
+        .contiguous_memory_optimization = true,
+        .number_checkpoints = 5,
+        .profile = true},
+       3,
+       true},
   };
   for (const Row& row : rows) {
     for (const int ranks : {1, 2, 4}) {
       if (ranks > 1 && !row.grouped) continue;
-      CAPTURE(row.name); CAPTURE(ranks);
+      CAPTURE(row.name);
+      CAPTURE(ranks);
       for (const std::string& wrong : on_ranks<std::string>(ranks, [&](int) -> std::string {
              nn::GPT plain = make_gpt(), model = make_gpt();
              CheckpointOptions options = row.options;
              if (row.grouped) options.group = &dist::world();
              ActivationCheckpoints checkpoints(options);
              if (checkpoints.wrap_blocks(model).size() != row.blocks) return "number of blocks";
-             if (checkpoints.notes().empty() != !(options.partition_activations && (!row.grouped || ranks == 1))) return "notes";
+             if (checkpoints.notes().empty() != !(options.partition_activations && (!row.grouped || ranks == 1)))
+               return "notes";
              const Tensors expected = gradients(plain);
              const std::string first = differing(expected, gradients(model));
              model.zero_grad();
@@ -91,11 +105,24 @@ TEST_CASE("activation checkpoints: every option has the bits of the plain run, d
 TEST_CASE("activation checkpoints: what is held between forward and backward, by category") {
   const OnCpu on_cpu;
   const int64_t input = batch * context * width * 4;
-  struct Row { const char* name; CheckpointOptions options; int64_t offload, activation; };
+  struct Row {
+    const char* name;
+    CheckpointOptions options;
+    int64_t offload, activation;
+  };
   const Row rows[] = {{"plain", {}, 0, layers * input},
                       {"cpu", {.cpu_checkpointing = true}, layers * input, 0},
-                      {"contiguous", {.partition_activations = true, .contiguous_memory_optimization = true, .number_checkpoints = 5}, 0, 5 * input},
-                      {"both", {.partition_activations = true, .cpu_checkpointing = true, .contiguous_memory_optimization = true, .number_checkpoints = layers}, layers * input, 0}};
+                      {"contiguous",
+                       {.partition_activations = true, .contiguous_memory_optimization = true, .number_checkpoints = 5},
+                       0,
+                       5 * input},
+                      {"both",
+                       {.partition_activations = true,
+                        .cpu_checkpointing = true,
+                        .contiguous_memory_optimization = true,
+                        .number_checkpoints = layers},
+                       layers * input,
+                       0}};
   const Tensor tokens = zeros({batch, context}, {.dtype = i64});
   const auto all = [] { return memory_report().total.current; };
   nn::GPT plain = make_gpt();
@@ -136,19 +163,24 @@ TEST_CASE("activation checkpoints: each rank of a partition holds its part, to t
   for (const int ranks : {1, 2, 3}) {
     CAPTURE(ranks);
     CHECK(message([&] {
-      dist::spawn(ranks, [&](int rank) {
-        nn::GPT model = make_gpt();
-        ActivationCheckpoints checkpoints({.partition_activations = true, .cpu_checkpointing = true, .group = &dist::world()});
-        checkpoints.wrap_blocks(model);
-        const Tensor tokens = zeros({batch, context}, {.dtype = i64});
-        const int64_t before = held(Memory::offload);
-        const Variable loss = model.loss(tokens, tokens);
-        const int64_t expected = 4 * layers * dist::shard_range(batch * context * width, ranks, rank).size(), got = held(Memory::offload) - before;
-        LOCKSTEP_CHECK(got == expected, "expected ", expected, " bytes, got ", got);
-        loss.backward();
-        LOCKSTEP_CHECK(held(Memory::offload) == before, "expected that backward frees them");
-      }, {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
-    }) == "(no error)");
+            dist::spawn(ranks,
+                        [&](int rank) {
+                          nn::GPT model = make_gpt();
+                          ActivationCheckpoints checkpoints(
+                              {.partition_activations = true, .cpu_checkpointing = true, .group = &dist::world()});
+                          checkpoints.wrap_blocks(model);
+                          const Tensor tokens = zeros({batch, context}, {.dtype = i64});
+                          const int64_t before = held(Memory::offload);
+                          const Variable loss = model.loss(tokens, tokens);
+                          const int64_t expected =
+                                            4 * layers * dist::shard_range(batch * context * width, ranks, rank).size(),
+                                        got = held(Memory::offload) - before;
+                          LOCKSTEP_CHECK(got == expected, "expected ", expected, " bytes, got ", got);
+                          loss.backward();
+                          LOCKSTEP_CHECK(held(Memory::offload) == before, "expected that backward frees them");
+                        },
+                        {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
+          }) == "(no error)");
   }
 }
 
@@ -159,7 +191,8 @@ TEST_CASE("activation checkpoints: by call, with several inputs, some of them no
            const Variable x(randn({5, 3}), true), none(empty({0, 3}), true), one(full({1}, 2), true);
            const Tensor index = Tensor::from<int64_t>({4, 0, 2}, {3});
            const auto piece = [](const std::vector<Variable>& in) {
-             return sum(index_select(dropout(square(in[0]), 0.3), 0, in[1].tensor())) + sum(in[2]) + sum(in[3]) * (in[4].defined() ? 0. : 3.);
+             return sum(index_select(dropout(square(in[0]), 0.3), 0, in[1].tensor())) + sum(in[2]) +
+                    sum(in[3]) * (in[4].defined() ? 0. : 3.);
            };
            const auto run = [&](const std::function<Variable(const std::vector<Variable>&)>& call) {
              set_random_step(9);
@@ -167,8 +200,9 @@ TEST_CASE("activation checkpoints: by call, with several inputs, some of them no
              call({x, Variable(index), none, one, Variable()}).backward();
              return std::vector<Tensor>{x.grad().clone(), one.grad().clone()};
            };
-           ActivationCheckpoints checkpoints({.partition_activations = true, .cpu_checkpointing = true, .group = &dist::world()});
-           const auto plain = run(piece), again = run([&](const auto& in) { return checkpoints(piece, in); });
+           ActivationCheckpoints checkpoints(
+               {.partition_activations = true, .cpu_checkpointing = true, .group = &dist::world()});
+           const auto plain = run(piece), again = run([&](const auto&in) { return checkpoints(piece, in); });
            return equal(plain[0], again[0]) && equal(plain[1], again[1]);
          })) {
       CHECK(same);
@@ -202,34 +236,47 @@ TEST_CASE("activation checkpoints: the profile counts and times the calls of eac
 }
 
 TEST_CASE("activation checkpoints: what cannot work is an error that says so") {
-  CHECK(contains(message([] { ActivationCheckpoints({.contiguous_memory_optimization = true, .number_checkpoints = 2}); }), "needs partition_activations"));
-  CHECK(contains(message([] { ActivationCheckpoints({.partition_activations = true, .contiguous_memory_optimization = true}); }), "needs number_checkpoints"));
+  CHECK(contains(
+      message([] { ActivationCheckpoints({.contiguous_memory_optimization = true, .number_checkpoints = 2}); }),
+      "needs partition_activations"));
+  CHECK(contains(
+      message([] { ActivationCheckpoints({.partition_activations = true, .contiguous_memory_optimization = true}); }),
+      "needs number_checkpoints"));
   CHECK(contains(message([] { ActivationCheckpoints({.every = 0}); }), "expected every >= 1, got 0"));
-  CHECK(contains(message([] { ActivationCheckpoints({.number_checkpoints = -1}); }), "expected number_checkpoints >= 0, got -1"));
+  CHECK(contains(message([] { ActivationCheckpoints({.number_checkpoints = -1}); }),
+                 "expected number_checkpoints >= 0, got -1"));
   CHECK(contains(ActivationCheckpoints({.number_checkpoints = 1}).notes().at(0), "which is off"));
   Net net;
-  CHECK(contains(message([&] { ActivationCheckpoints().wrap_blocks(net); }), "expected a module with blocks (a ModuleList or Sequential), got Net"));
+  CHECK(contains(message([&] { ActivationCheckpoints().wrap_blocks(net); }),
+                 "expected a module with blocks (a ModuleList or Sequential), got Net"));
   nn::GPT model = make_gpt();
-  ActivationCheckpoints small({.partition_activations = true, .contiguous_memory_optimization = true, .number_checkpoints = 2});
+  ActivationCheckpoints small(
+      {.partition_activations = true, .contiguous_memory_optimization = true, .number_checkpoints = 2});
   small.wrap_blocks(model);
-  CHECK(contains(message([&] { ActivationCheckpoints().wrap_blocks(model); }), "expected a module whose calls are not wrapped yet"));
+  CHECK(contains(message([&] { ActivationCheckpoints().wrap_blocks(model); }),
+                 "expected a module whose calls are not wrapped yet"));
   const Tensor tokens = zeros({2, context}, {.dtype = i64});
   CHECK(contains(message([&] { model.loss(tokens, tokens); }), "number_checkpoints 2 is too small"));
-  ActivationCheckpoints two({.partition_activations = true, .contiguous_memory_optimization = true, .number_checkpoints = 2});
+  ActivationCheckpoints two(
+      {.partition_activations = true, .contiguous_memory_optimization = true, .number_checkpoints = 2});
   const auto twice = [](const std::vector<Variable>& in) { return in[0] * 2.0; };
   const Variable a = two(twice, {Variable(ones({4}), true)});
-  CHECK(contains(message([&] { two(twice, {Variable(ones({5}), true)}); }), "the buffer has slots of 4 f32 elements, got one of 5 f32"));
+  CHECK(contains(message([&] { two(twice, {Variable(ones({5}), true)}); }),
+                 "the buffer has slots of 4 f32 elements, got one of 5 f32"));
   CHECK(two(twice, {Variable(ones({3}), true)}).numel() == 3);
 
   Odd odd;
   odd.wrap_call([](const auto& inputs, const auto& run) { return run(inputs); });
-  CHECK(contains(message([&] { odd(Variable(ones({2}), true), 3); }), "[Odd] its calls are wrapped (checkpointed): expected variables as arguments"));
+  CHECK(contains(message([&] { odd(Variable(ones({2}), true), 3); }),
+                 "[Odd] its calls are wrapped (checkpointed): expected variables as arguments"));
   {
     const NoGrad scope;
     CHECK(odd(Variable(ones({2})), 3).tensor()[0].item() == 3);
   }
   int calls = 0;
   ActivationCheckpoints by_call;
-  const Variable changing = by_call([&](const auto& in) { return ++calls == 1 ? in[0] * 2.0 : (in[0] * 2.0).to(bf16); }, {Variable(ones({3}), true)});
-  CHECK(contains(message([&] { sum(changing).backward(); }), "[checkpoint] the second run gave (3) bf16, the first (3) f32"));
+  const Variable changing = by_call([&](const auto& in) { return ++calls == 1 ? in[0] * 2.0 : (in[0] * 2.0).to(bf16); },
+                                    {Variable(ones({3}), true)});
+  CHECK(contains(message([&] { sum(changing).backward(); }),
+                 "[checkpoint] the second run gave (3) bf16, the first (3) f32"));
 }

@@ -1,4 +1,5 @@
-// DataParallel on virtual CPU devices gives what one device gives, moves the bytes that its table says, and says what is wrong.
+// DataParallel on virtual CPU devices gives what one device gives, moves the bytes that its table says, and says what
+// is wrong.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -35,23 +36,22 @@ struct Net : nn::Layer<Net> {
 };
 
 /// A module made of a function, with one parameter (3) and one buffer.
-template <class Fn>
-struct Lambda : nn::Layer<Lambda<Fn>> {
+template <class Fn> struct Lambda : nn::Layer<Lambda<Fn>> {
   Fn fn;
   Variable w{ones({3}), true};
   Tensor calls = zeros({});
   explicit Lambda(Fn fn) : fn(fn) {}
   template <class... Args>
-    requires std::invocable<Fn&, Lambda&, Args...>
+  requires std::invocable<Fn&, Lambda&, Args...>
   auto forward(Args&&... args) { return fn(*this, std::forward<Args>(args)...); }
   void fields(nn::Fields& f) override { f("w", w)("calls", calls); }
 };
 
 /// Calls check(data parallel module) with a module whose forward is fn(module, inputs...).
-template <class Fn, class Check>
-void with(Fn fn, parallel::DataParallelOptions options, Check check) {
+template <class Fn, class Check> void with(Fn fn, parallel::DataParallelOptions options, Check check) {
   Lambda<Fn> module(fn);
-  DataParallel<Lambda<Fn>> dp(module, [fn] { return Lambda<Fn>(fn); }, options);
+  DataParallel<Lambda<Fn>> dp(
+      module, [fn] { return Lambda<Fn>(fn); }, options);
   check(dp, module);
 }
 
@@ -66,8 +66,11 @@ std::vector<Tensor> gradients(nn::Module& module) {
 }  // namespace
 
 TEST_CASE("a batch is cut as torch.chunk cuts it") {
-  const struct { int64_t n, k; std::vector<int64_t> sizes; } rows[] = {
-      {30, 2, {15, 15}}, {10, 3, {4, 4, 2}}, {5, 4, {2, 2, 1}}, {9, 4, {3, 3, 3}}, {3, 4, {1, 1, 1}}, {1, 2, {1}}, {7, 1, {7}}, {97, 8, {13, 13, 13, 13, 13, 13, 13, 6}}};
+  const struct {
+    int64_t n, k;
+    std::vector<int64_t> sizes;
+  } rows[] = {{30, 2, {15, 15}}, {10, 3, {4, 4, 2}}, {5, 4, {2, 2, 1}}, {9, 4, {3, 3, 3}},
+              {3, 4, {1, 1, 1}}, {1, 2, {1}},        {7, 1, {7}},       {97, 8, {13, 13, 13, 13, 13, 13, 13, 6}}};
   const Devices eight(8);
   for (const auto& row : rows) {
     CAPTURE(row.n);
@@ -89,9 +92,13 @@ TEST_CASE("a batch is cut as torch.chunk cuts it") {
     }
   }
   CHECK(contains(message([] { parallel::chunk_sizes(0, 2); }), "[chunk_sizes] expected at least one sample"));
-  CHECK(contains(message([] { parallel::scatter(zeros({0, 3}), all_devices()); }), "expected at least one sample, got an empty batch: shape (0, 3), dim 0"));
+  CHECK(contains(message([] {
+                   parallel::scatter(zeros({0, 3}), all_devices());
+                 }),
+                 "expected at least one sample, got an empty batch: shape (0, 3), dim 0"));
   CHECK(contains(message([] { parallel::scatter(ones({}), all_devices()); }), "got a scalar tensor"));
-  CHECK(contains(message([] { parallel::scatter(ones({2}), all_devices(), 1); }), "expected inputs with a batch in dim 1, got shape (2)"));
+  CHECK(contains(message([] { parallel::scatter(ones({2}), all_devices(), 1); }),
+                 "expected inputs with a batch in dim 1, got shape (2)"));
   CHECK(contains(message([] { parallel::gather({}, cpu); }), "expected at least one part"));
   CHECK(contains(message([] { parallel::gather({ones({2})}, device(9)); }), "got cpu:9"));
 }
@@ -157,72 +164,105 @@ TEST_CASE("inputs: containers are walked, other objects shared, short of a batch
   const Devices two(2);
   using Map = std::map<std::string, Variable>;
   const Tensor x = arange(12).to(f32).view({4, 3}), labels = arange(4);
-  with([](auto& m, const std::vector<Variable>& list, const std::tuple<Tensor, int, bool>& t, const std::pair<Variable, std::optional<Variable>>& p, const Map& map, const Tensor& table,
-          const Tensor& nothing, const std::string& word, std::vector<int>& seen) {
-    CHECK(!nothing.defined());
-    CHECK(word == "shared");
-    CHECK((std::get<1>(t) == 7 && std::get<2>(t)));
-    CHECK(table.shape() == Shape{5, 3});
-    CHECK(list[0].device() == table.device());
-    seen[size_t(list[0].device().index)] = int(list[0].size(0));
-    const Variable base = list[0] * m.w + list[1] + std::get<0>(t).unsqueeze(1).to(f32) + p.first + *p.second + map.at("a");
-    return std::make_pair(base + sum(table), Map{{"half", base * 0.5}});
-  }, {}, [&](auto& dp, auto& module) {
-    std::vector<int> seen(2);
-    const auto [y, map] = dp(std::vector<Variable>{x, x}, std::tuple<Tensor, int, bool>{labels, 7, true}, std::pair<Variable, std::optional<Variable>>{x, x}, Map{{"a", x}},
-                             parallel::shared(ones({5, 3})), Tensor(), std::string("shared"), seen);
-    CHECK(seen == std::vector<int>{2, 2});
-    const Tensor expected = x * 5.0 + labels.unsqueeze(1).to(f32);
-    CHECK(equal(y.tensor(), expected + 15.0));
-    CHECK(equal(map.at("half").tensor(), expected * 0.5));
-    sum(y).backward();
-    CHECK(equal(module.w.grad(), sum(x, {0})));
-  });
-  with([](auto& m, const Variable& a, const Variable& b) { return a * m.w + b; }, {}, [&](auto& dp, auto&) {
-    CHECK(message([&] { dp(x, ones({5, 3})); }) == "[DataParallel] expected all inputs to have the same size in dim 0, got 4 and 5 (an input that is no batch goes whole to every replica with shared(x))");
-    CHECK(contains(message([&] { dp(zeros({0, 3}), zeros({0, 3})); }), "got an empty batch"));
-    CHECK(contains(message([&] { dp(parallel::shared(x), parallel::shared(x)); }), "expected at least one input with a batch"));
-    Variable table(ones({3}), true);
-    sum(dp(x, parallel::shared(table))).backward();
-    CHECK(equal(table.grad(), full({3}, 4)));
-  });
-  with([](auto& m, const Variable& a) { return (a.t() * m.w).t(); }, {.dim = 1}, [&](auto& dp, auto&) { CHECK(equal(dp(x.t()).tensor(), x.t())); });
+  with(
+      [](auto& m, const std::vector<Variable>& list, const std::tuple<Tensor, int, bool>& t,
+         const std::pair<Variable, std::optional<Variable>>& p, const Map& map, const Tensor& table,
+         const Tensor& nothing, const std::string& word, std::vector<int>& seen) {
+        CHECK(!nothing.defined());
+        CHECK(word == "shared");
+        CHECK((std::get<1>(t) == 7 && std::get<2>(t)));
+        CHECK(table.shape() == Shape{5, 3});
+        CHECK(list[0].device() == table.device());
+        seen[size_t(list[0].device().index)] = int(list[0].size(0));
+        const Variable base =
+            list[0] * m.w + list[1] + std::get<0>(t).unsqueeze(1).to(f32) + p.first + *p.second + map.at("a");
+        return std::make_pair(base + sum(table), Map{{"half", base * 0.5}});
+      },
+      {},
+      [&](auto& dp, auto& module) {
+        std::vector<int> seen(2);
+        const auto [y, map] = dp(std::vector<Variable>{x, x}, std::tuple<Tensor, int, bool>{labels, 7, true},
+                                 std::pair<Variable, std::optional<Variable>>{x, x}, Map{{"a", x}},
+                                 parallel::shared(ones({5, 3})), Tensor(), std::string("shared"), seen);
+        CHECK(seen == std::vector<int>{2, 2});
+        const Tensor expected = x * 5.0 + labels.unsqueeze(1).to(f32);
+        CHECK(equal(y.tensor(), expected + 15.0));
+        CHECK(equal(map.at("half").tensor(), expected * 0.5));
+        sum(y).backward();
+        CHECK(equal(module.w.grad(), sum(x, {0})));
+      });
+  with([](auto& m, const Variable& a, const Variable& b) { return a * m.w + b; }, {},
+       [&](auto& dp, auto&) {
+         CHECK(message([&] {
+                 dp(x, ones({5, 3}));
+               }) ==
+               "[DataParallel] expected all inputs to have the same size in dim 0, got 4 and 5 (an input that is no "
+               "batch goes whole to every replica with shared(x))");
+         CHECK(contains(message([&] { dp(zeros({0, 3}), zeros({0, 3})); }), "got an empty batch"));
+         CHECK(contains(message([&] { dp(parallel::shared(x), parallel::shared(x)); }),
+                        "expected at least one input with a batch"));
+         Variable table(ones({3}), true);
+         sum(dp(x, parallel::shared(table))).backward();
+         CHECK(equal(table.grad(), full({3}, 4)));
+       });
+  with([](auto& m, const Variable& a) { return (a.t() * m.w).t(); }, {.dim = 1},
+       [&](auto& dp, auto&) { CHECK(equal(dp(x.t()).tensor(), x.t())); });
 }
 
 TEST_CASE("outputs: containers, scalars, other places") {
   const Devices three(3);
   const Tensor x = arange(7).to(f32);
-  with([](auto& m, const Variable& a) { return std::make_tuple(mean(a * m.w[0]), std::vector<Tensor>{a.tensor(), lt(a.tensor(), full({}, 3, {f32, a.device()}))}, std::optional<Variable>()); }, {},
+  with(
+      [](auto& m, const Variable& a) {
+        return std::make_tuple(mean(a * m.w[0]),
+                               std::vector<Tensor>{a.tensor(), lt(a.tensor(), full({}, 3, {f32, a.device()}))},
+                               std::optional<Variable>());
+      },
+      {},
+      [&](auto& dp, auto& module) {
+        const auto [losses, list, none] = dp(x);
+        CHECK(equal(Variable(losses).tensor(), Tensor::from({1.f, 4.f, 6.f})));  // of 3, 3 and 1 samples
+        const Variable loss = parallel::weighted_mean(losses, parallel::chunk_sizes(7, 3));
+        CHECK(loss.item() == doctest::Approx(3));  // the mean of the means would be 3.67
+        loss.backward();
+        CHECK(module.w.grad()[0].item() == doctest::Approx(3));
+        CHECK(equal(list[0], x));
+        CHECK(list[1].dtype() == boolean);
+        CHECK(!none);
+        CHECK(contains(message([&, losses = losses] {
+                         parallel::weighted_mean(losses, {1, 2});
+                       }),
+                       "[weighted_mean] expected one value per piece, 2, got shape (3)"));
+        CHECK(contains(message([&, losses = losses] {
+                         parallel::weighted_mean(losses, {1, 2, 0});
+                       }),
+                       "at least one sample, got 0"));
+      });
+  with([](auto& m, const Variable& a) { return a * m.w[0]; }, {.devices = {device(1), device(2)}, .output = device(0)},
        [&](auto& dp, auto& module) {
-         const auto [losses, list, none] = dp(x);
-         CHECK(equal(Variable(losses).tensor(), Tensor::from({1.f, 4.f, 6.f})));  // of 3, 3 and 1 samples
-         const Variable loss = parallel::weighted_mean(losses, parallel::chunk_sizes(7, 3));
-         CHECK(loss.item() == doctest::Approx(3));  // the mean of the means would be 3.67
-         loss.backward();
-         CHECK(module.w.grad()[0].item() == doctest::Approx(3));
-         CHECK(equal(list[0], x));
-         CHECK(list[1].dtype() == boolean);
-         CHECK(!none);
-         CHECK(contains(message([&, losses = losses] { parallel::weighted_mean(losses, {1, 2}); }), "[weighted_mean] expected one value per piece, 2, got shape (3)"));
-         CHECK(contains(message([&, losses = losses] { parallel::weighted_mean(losses, {1, 2, 0}); }), "at least one sample, got 0"));
+         CHECK(message([&] { dp(x); }) ==
+               "[DataParallel] expected the module on cpu:1, the first of the devices, got parameter w (3) on cpu:0 "
+               "(move it with module.to(device))");
+         dp.to(device(1));
+         const Variable y = dp(x);
+         CHECK(y.device() == cpu);
+         sum(y).backward();
+         CHECK(module.w.grad().device() == device(1));
+         CHECK(module.w.grad()[0].item() == 21);
        });
-  with([](auto& m, const Variable& a) { return a * m.w[0]; }, {.devices = {device(1), device(2)}, .output = device(0)}, [&](auto& dp, auto& module) {
-    CHECK(message([&] { dp(x); }) == "[DataParallel] expected the module on cpu:1, the first of the devices, got parameter w (3) on cpu:0 (move it with module.to(device))");
-    dp.to(device(1));
-    const Variable y = dp(x);
-    CHECK(y.device() == cpu);
-    sum(y).backward();
-    CHECK(module.w.grad().device() == device(1));
-    CHECK(module.w.grad()[0].item() == 21);
-  });
   using Map = std::map<std::string, Variable>;
-  with([](auto&, const Variable& a) { return Map{{a.device().index == 0 ? "left" : "right", a}}; }, {}, [&](auto& dp, auto&) {
-    CHECK(contains(message([&] { dp(x); }), "[DataParallel] expected maps of the same keys from every replica"));
-  });
-  with([](auto&, const Variable& a) { return std::vector<Variable>(size_t(a.device().index + 1), a); }, {}, [&](auto& dp, auto&) {
-    CHECK(contains(message([&] { dp(x); }), "lists of one length"));
-  });
-  with([](auto&, const Variable& a) { return a.device().index == 0 ? a : sum(a); }, {}, [&](auto& dp, auto&) { CHECK(contains(message([&] { dp(x); }), "tensors of one rank")); });
+  with(
+      [](auto&, const Variable& a) {
+        return Map{{a.device().index == 0 ? "left" : "right", a}};
+      },
+      {},
+      [&](auto& dp, auto&) {
+        CHECK(contains(message([&] { dp(x); }), "[DataParallel] expected maps of the same keys from every replica"));
+      });
+  with([](auto&, const Variable& a) { return std::vector<Variable>(size_t(a.device().index + 1), a); }, {},
+       [&](auto& dp, auto&) { CHECK(contains(message([&] { dp(x); }), "lists of one length")); });
+  with([](auto&, const Variable& a) { return a.device().index == 0 ? a : sum(a); }, {},
+       [&](auto& dp, auto&) { CHECK(contains(message([&] { dp(x); }), "tensors of one rank")); });
 }
 
 TEST_CASE("modes, random numbers, hooks, flags and buffers reach the replicas") {
@@ -231,7 +271,8 @@ TEST_CASE("modes, random numbers, hooks, flags and buffers reach the replicas") 
   manual_seed(9);
   const auto probe = [](auto& m, const Variable& a) {
     add_scalar_(m.calls, 1);
-    const double flags = (NoGrad::grad_enabled() ? 1 : 0) + (Autocast::enabled() ? 2 : 0) + (m.is_training() ? 4 : 0) + (AnomalyMode::enabled() ? 8 : 0);
+    const double flags = (NoGrad::grad_enabled() ? 1 : 0) + (Autocast::enabled() ? 2 : 0) + (m.is_training() ? 4 : 0) +
+                         (AnomalyMode::enabled() ? 8 : 0);
     const Variable dropped = dropout(a * m.w, 0.5);  // first, so that the next draw has call number 1
     return dropped * 0.0 + (rand({2, 1}).to(a.device()) + flags);
   };
@@ -261,7 +302,9 @@ TEST_CASE("modes, random numbers, hooks, flags and buffers reach the replicas") 
     dp.train();
     std::atomic<int> before{0}, after{0};
     const int id = module.before_forward([&](nn::Module&, const std::vector<Variable>&) { ++before; });
-    const int other = module.after_forward([&](nn::Module& m, const std::vector<Variable>&, const Variable&) { after += m.named_buffers()[0].tensor.item() == 3; });
+    const int other = module.after_forward([&](nn::Module& m, const std::vector<Variable>&, const Variable&) {
+      after += m.named_buffers()[0].tensor.item() == 3;
+    });
     dp(x);
     module.remove_hook(id), module.remove_hook(other);
     CHECK(before == 3);
@@ -279,7 +322,9 @@ TEST_CASE("batch norm: each replica normalises its own piece, the module keeps t
   const Tensor x = randn({9, 4});
   const Variable y = model(x);
   CHECK(equal(y.tensor().narrow(0, 5, 4), alone(x.narrow(0, 5, 4)).tensor()));
-  alone.load_state({{"running_mean", zeros({4})}, {"running_var", ones({4})}, {"num_batches_tracked", zeros({}, {.dtype = i64})}}, false);
+  alone.load_state(
+      {{"running_mean", zeros({4})}, {"running_var", ones({4})}, {"num_batches_tracked", zeros({}, {.dtype = i64})}},
+      false);
   CHECK(equal(y.tensor().narrow(0, 0, 5), alone(x.narrow(0, 0, 5)).tensor()));
   CHECK(equal(norm.running_mean, alone.running_mean));
   CHECK(norm.num_batches_tracked.item<int64_t>() == 1);
@@ -303,7 +348,8 @@ TEST_CASE("a GPT with tied weights, dropout and checkpoints is gradient accumula
     if (way == 0) {
       for (uint64_t i = 0; i < 2; ++i) {
         set_random_step(1, i);
-        mul_scalar(model.loss(tokens.narrow(0, int64_t(2 * i), 2), targets.narrow(0, int64_t(2 * i), 2)), 0.5).backward();
+        mul_scalar(model.loss(tokens.narrow(0, int64_t(2 * i), 2), targets.narrow(0, int64_t(2 * i), 2)), 0.5)
+            .backward();
       }
     } else {
       DataParallel dp(model, [&] { return nn::GPT(model.o); }, {.reduce = way == 3 ? Reduce::cpu : Reduce::root});
@@ -332,22 +378,27 @@ TEST_CASE("frozen, unused and shared parameters; low precision; gradients withou
   sum(model(x)).backward();
   CHECK(!net.hidden.bias.grad().defined());
   CHECK(net.hidden.weight.grad().defined());
-  const std::vector<Tensor> direct = grad(sum(model(x)), {net.head.weight}), plain = grad(sum(net(x)), {net.head.weight});
+  const std::vector<Tensor> direct = grad(sum(model(x)), {net.head.weight}),
+                            plain = grad(sum(net(x)), {net.head.weight});
   CHECK(difference(direct[0], plain[0]) < 1e-6);
-  with([](auto& m, const Variable& a) { return a.device().index == 0 ? a * 2.0 : a * m.w; }, {}, [&](auto& dp, auto& module) {  // used by the second replica alone
-    sum(dp(ones({4, 3}))).backward();
-    CHECK(equal(module.w.grad(), full({3}, 2)));
-  });
-  with([](auto&, const Variable& a) { return a * 2.0; }, {.reduce = Reduce::ring}, [&](auto& dp, auto& module) {  // used by none
-    Variable a(ones({4, 3}), true);
-    sum(dp(a)).backward();
-    CHECK(!module.w.grad().defined());
-  });
+  with([](auto& m, const Variable& a) { return a.device().index == 0 ? a * 2.0 : a * m.w; }, {},
+       [&](auto& dp, auto& module) {  // used by the second replica alone
+         sum(dp(ones({4, 3}))).backward();
+         CHECK(equal(module.w.grad(), full({3}, 2)));
+       });
+  with([](auto&, const Variable& a) { return a * 2.0; }, {.reduce = Reduce::ring},
+       [&](auto& dp, auto& module) {  // used by none
+         Variable a(ones({4, 3}), true);
+         sum(dp(a)).backward();
+         CHECK(!module.w.grad().defined());
+       });
   net.to(bf16);
   net.zero_grad();
   sum(model(x.to(bf16))).backward();
   CHECK(net.head.weight.grad().dtype() == bf16);
-  CHECK(message([&] { model(ones({4, 6}, {.dtype = bf16})); }).find("[DataParallel] replica 0 on cpu:0: [linear]") == 0);
+  CHECK(message([&] {
+          model(ones({4, 6}, {.dtype = bf16}));
+        }).find("[DataParallel] replica 0 on cpu:0: [linear]") == 0);
 }
 
 TEST_CASE("an exception names its replica, after all have come to an end") {
@@ -369,7 +420,10 @@ TEST_CASE("an exception names its replica, after all have come to an end") {
     sum(y).backward();
     CHECK(equal(module.w.grad(), full({3}, 2)));
   });
-  const auto other = [](auto&, const Variable& a) -> Variable { if (a.device().index == 1) throw std::out_of_range("beyond"); return a; };
+  const auto other = [](auto&, const Variable& a) -> Variable {
+    if (a.device().index == 1) throw std::out_of_range("beyond");
+    return a;
+  };
   with(other, {}, [](auto& dp, auto&) {
     try {
       dp(ones({4, 3}));
@@ -385,17 +439,28 @@ TEST_CASE("wrong options and factories") {
   const Devices two(2);
   Net net;
   using Options = parallel::DataParallelOptions;
-  CHECK(contains(message([&] { DataParallel(net, Options{.devices = {cpu, device(2)}}); }), "[DataParallel] expected one of the devices cpu:0, cpu:1, got cpu:2"));
-  CHECK(message([&] { DataParallel(net, Options{.devices = {cpu, cpu}}); }) == "[DataParallel] expected every device once, got cpu:0 twice");
+  CHECK(contains(message([&] {
+                   DataParallel(net, Options{.devices = {cpu, device(2)}});
+                 }),
+                 "[DataParallel] expected one of the devices cpu:0, cpu:1, got cpu:2"));
+  CHECK(message([&] {
+          DataParallel(net, Options{.devices = {cpu, cpu}});
+        }) == "[DataParallel] expected every device once, got cpu:0 twice");
   CHECK(contains(message([&] { DataParallel(net, Options{.output = device(5)}); }), "got cpu:5"));
   nn::Linear small({.in = 2, .out = 3});
   CHECK(message([&] { DataParallel(small, [] { return nn::Linear({.in = 2, .out = 4}); }); }) ==
-        "[DataParallel] expected the factory to make a module like the one given: it has parameter weight (3, 2), the replica for cpu:1 has parameter weight (4, 2)");
-  CHECK(contains(message([&] { DataParallel(small, [] { return nn::Linear({.in = 2, .out = 3, .bias = false}); }); }), "it has parameter bias (3), the replica for cpu:1 has nothing more"));
+        "[DataParallel] expected the factory to make a module like the one given: it has parameter weight (3, 2), the "
+        "replica for cpu:1 has parameter weight (4, 2)");
+  CHECK(contains(message([&] { DataParallel(small, [] { return nn::Linear({.in = 2, .out = 3, .bias = false}); }); }),
+                 "it has parameter bias (3), the replica for cpu:1 has nothing more"));
   DataParallel model(small, [] { return nn::Linear({.in = 2, .out = 3}); });
   small.bias = Variable();
-  CHECK(contains(message([&] { model(ones({4, 2})); }), "it has nothing more, the replica for cpu:1 has parameter bias (3)"));
-  CHECK(contains(message([&] { parallel::average_gradients(model); }), "expected replicas made by hand, got a DataParallel"));
+  CHECK(contains(message([&] {
+                   model(ones({4, 2}));
+                 }),
+                 "it has nothing more, the replica for cpu:1 has parameter bias (3)"));
+  CHECK(contains(message([&] { parallel::average_gradients(model); }),
+                 "expected replicas made by hand, got a DataParallel"));
   const RandomState before = random_state();
   DataParallel quiet(net);
   CHECK(random_state() == before);
@@ -408,7 +473,7 @@ TEST_CASE("bytes: each way of reducing has its bottleneck") {
     const int64_t n = k, bytes = 4 * net.parameter_count();
     for (const Reduce reduce : {Reduce::root, Reduce::cpu, Reduce::ring}) {
       CAPTURE(k);
-    CAPTURE(int(reduce));
+      CAPTURE(int(reduce));
       DataParallel model(net, {.reduce = reduce});
       Variable x(randn({4 * n, 5}), true);
       sum(model(x)).backward();
@@ -444,7 +509,8 @@ TEST_CASE("bytes: each way of reducing has its bottleneck") {
         int64_t own = 0;  // chunk 0 of every parameter ends on the first device, the others are sent there
         for (const Variable& p : net.parameters()) own += 4 * ((p.numel() + n - 1) / n);
         CHECK(in_ring == (n - 1) * bytes + (bytes - own));
-        CHECK(double(root.gradients.received) == doctest::Approx(2.0 * double(n - 1) / double(n) * double(bytes)).epsilon(0.1));
+        CHECK(double(root.gradients.received) ==
+              doctest::Approx(2.0 * double(n - 1) / double(n) * double(bytes)).epsilon(0.1));
         CHECK(host.sent() + host.received() == 0);
       }
       const std::string table = to_string(rows);
@@ -472,8 +538,14 @@ TEST_CASE("replicas made by hand are averaged, by samples when the pieces differ
   parallel::average_gradients({&a, &c});  // no gradient counts as zero
   CHECK(difference(gradients(a)[0] * 2.0, gradients(whole)[0]) < 1e-6);
   nn::Linear other({.in = 5, .out = 7});
-  CHECK(contains(message([&] { parallel::average_gradients({&a, &other}); }), "expected replicas alike, got 4 and 2 parameters"));
-  CHECK(contains(message([&] { parallel::average_gradients({&a, &b}, {1}); }), "a number of samples for each of 2 replicas, got 1"));
+  CHECK(contains(message([&] {
+                   parallel::average_gradients({&a, &other});
+                 }),
+                 "expected replicas alike, got 4 and 2 parameters"));
+  CHECK(contains(message([&] {
+                   parallel::average_gradients({&a, &b}, {1});
+                 }),
+                 "a number of samples for each of 2 replicas, got 1"));
   CHECK(contains(message([&] { parallel::average_gradients({&a, &b}, {0, 0}); }), "at least one sample"));
   CHECK(contains(message([&] { parallel::average_gradients({}); }), "at least one replica"));
 }
@@ -497,7 +569,10 @@ TEST_CASE("a tutorial's scripts as printed: what cannot be meant is an error or 
   // Model parallelism: the label is on another device than the output.
   nn::Linear there({.in = 10, .out = 5});
   there.to(device(1));
-  CHECK(contains(message([&] { mse_loss(there(rand({20, 10}).to(device(1))), rand({20, 5})); }), "got (20, 5) on cpu:1 and (20, 5) on cpu:0"));
+  CHECK(contains(message([&] {
+                   mse_loss(there(rand({20, 10}).to(device(1))), rand({20, 5}));
+                 }),
+                 "got (20, 5) on cpu:1 and (20, 5) on cpu:0"));
 }
 
 TEST_CASE("no thread or memory is left") {
@@ -508,7 +583,9 @@ TEST_CASE("no thread or memory is left") {
     sum(warm(randn({8, 5}))).backward();
     net.zero_grad();
   }
-  const auto threads = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator()); };
+  const auto threads = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
+  };
   const auto count = threads();
   const int64_t memory = memory_report().total.current;
   {

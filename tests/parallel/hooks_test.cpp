@@ -64,20 +64,23 @@ TEST_CASE("hooks: a hook must leave its result in the bucket, and may be a progr
     nn::Linear layer({.in = 2, .out = 1});
     int calls = 0;
     DistributedDataParallel ddp(layer, {.hook = [&](Bucket& bucket, dist::ProcessGroup&) -> std::function<void()> {
-      ++calls;
-      CHECK(bucket.names == std::vector<std::string>{"bias", "weight"});
-      CHECK(bucket.parameters[1].shape() == Shape{1, 2});
-      bucket.gradients.fill_(7);
-      return {};
-    }});
+                                  ++calls;
+                                  CHECK(bucket.names == std::vector<std::string>{"bias", "weight"});
+                                  CHECK(bucket.parameters[1].shape() == Shape{1, 2});
+                                  bucket.gradients.fill_(7);
+                                  return {};
+                                }});
     sum(ddp(ones({1, 2}))).backward();
     CHECK(calls == 1);
     CHECK(layer.weight.grad().to_vector<float>() == std::vector<float>{7, 7});
     nn::Linear other({.in = 2, .out = 1});
     DistributedDataParallel wrong(other, {.hook = [](Bucket& bucket, dist::ProcessGroup&) -> std::function<void()> {
-      return [&bucket] { bucket.gradients = zeros({3}); };
-    }});
-    CHECK(contains(message([&] { sum(wrong(full({1, 2}, rank))).backward(); }), "leave its result in bucket.gradients, of 3 elements"));
+                                    return [&bucket] { bucket.gradients = zeros({3}); };
+                                  }});
+    CHECK(contains(message([&] {
+                     sum(wrong(full({1, 2}, rank))).backward();
+                   }),
+                   "leave its result in bucket.gradients, of 3 elements"));
     return 0;
   });
 }
@@ -91,7 +94,8 @@ TEST_CASE("PowerSGD: before its start it is exact; at full rank it is exact up t
     const PowerSgd not_yet({.start_step = 100}), all({.rank = 64, .start_step = 0, .min_compression = 1e-9});
     DistributedDataParallel a(plain), b(early, {.hook = not_yet.hook()}), c(full, {.hook = all.hook()});
     for (int step = 0; step < 3; ++step) {
-      for (nn::Module* net : {static_cast<nn::Module*>(&plain), static_cast<nn::Module*>(&early), static_cast<nn::Module*>(&full)}) {
+      for (nn::Module* net :
+           {static_cast<nn::Module*>(&plain), static_cast<nn::Module*>(&early), static_cast<nn::Module*>(&full)}) {
         net->zero_grad();
         regression(*net, step, rank).backward();
       }
@@ -158,7 +162,8 @@ TEST_CASE("PowerSGD: training converges; without error feedback it keeps no stat
   };
   const double exact = train({}, false);
   CHECK(exact < 1e-3);
-  for (const bool warm : {true, false}) CHECK(train({.rank = 1, .start_step = 2, .min_compression = 1.5, .warm_start = warm}, true) < 1e-2);
+  for (const bool warm : {true, false})
+    CHECK(train({.rank = 1, .start_step = 2, .min_compression = 1.5, .warm_start = warm}, true) < 1e-2);
   CHECK(std::isfinite(train({.rank = 1, .min_compression = 1.5, .error_feedback = false}, true)));
   CHECK(contains(message([] { PowerSgd({.rank = 0}); }), "expected rank >= 1, got 0"));
   CHECK(contains(message([] { PowerSgd({.start_step = -1}); }), "expected start_step >= 0, got -1"));

@@ -20,34 +20,44 @@ struct Normed : nn::Layer<Normed> {
 }  // namespace
 
 TEST_CASE("join 43: the mean counts every rank, or those with data; all end with the same parameters") {
-  for (const bool by_active : {false, true}) for (const bool overlap : {false, true}) for (const int ranks : {1, 2, 3, 4}) {
-    CAPTURE(by_active); CAPTURE(overlap); CAPTURE(ranks);
-    // Rank r has r + 1 batches of ones: d loss / d weight is 2 for each rank with data. The parameter then tells how often who was counted.
-    const auto weights = on_ranks<double>(ranks, [&](int rank) {
-      const Variable w(zeros({2}), true);
-      struct Net : nn::Layer<Net> { Variable w; void fields(nn::Fields& f) override { f("w", w); } } net;
-      net.w = w;
-      DistributedDataParallel ddp(net, {.overlap = overlap});
-      optim::SGD opt(net.parameters(), {.lr = 1});
-      {
-        const auto join = ddp.join(by_active);
-        for (int step = 0; step <= rank; ++step) {
-          opt.zero_grad();
-          sum(ddp.call([&] { return net.w * 2.; })).backward();
-          opt.step();
-        }
+  for (const bool by_active : {false, true})
+    for (const bool overlap : {false, true})
+      for (const int ranks : {1, 2, 3, 4}) {
+        CAPTURE(by_active);
+        CAPTURE(overlap);
+        CAPTURE(ranks);
+        // Rank r has r + 1 batches of ones: d loss / d weight is 2 for each rank with data. The parameter then tells
+        // how often who was counted.
+        const auto weights = on_ranks<double>(ranks, [&](int rank) {
+          const Variable w(zeros({2}), true);
+          struct Net : nn::Layer<Net> {
+            Variable w;
+            void fields(nn::Fields& f) override { f("w", w); }
+          } net;
+          net.w = w;
+          DistributedDataParallel ddp(net, {.overlap = overlap});
+          optim::SGD opt(net.parameters(), {.lr = 1});
+          {
+            const auto join = ddp.join(by_active);
+            for (int step = 0; step <= rank; ++step) {
+              opt.zero_grad();
+              sum(ddp.call([&] { return net.w * 2.; })).backward();
+              opt.step();
+            }
+          }
+          return w.tensor().select(0, 0).item();
+        });
+        double expected = 0;
+        for (int step = 0; step < ranks; ++step) expected -= by_active ? 2. : 2. * (ranks - step) / ranks;
+        for (const double w : weights) CHECK(w == doctest::Approx(expected));
+        for (const double w : weights) CHECK(w == weights[0]);
       }
-      return w.tensor().select(0, 0).item();
-    });
-    double expected = 0;
-    for (int step = 0; step < ranks; ++step) expected -= by_active ? 2. : 2. * (ranks - step) / ranks;
-    for (const double w : weights) CHECK(w == doctest::Approx(expected));
-    for (const double w : weights) CHECK(w == weights[0]);
-  }
 }
 
 TEST_CASE("join: buffers come from a rank that still has data; a rank may have none at all, also the first") {
-  struct Row { std::vector<int> batches; };
+  struct Row {
+    std::vector<int> batches;
+  };
   for (const Row& row : {Row{{0, 2, 3}}, Row{{3, 0, 0}}, Row{{2, 2, 2}}, Row{{0, 0, 0}}, Row{{1, 4, 1}}}) {
     const auto states = on_ranks<Tensors>(3, [&](int rank) {
       manual_seed(uint64_t(rank));
@@ -64,7 +74,8 @@ TEST_CASE("join: buffers come from a rank that still has data; a rank may have n
       }
       Tensors all = copy_parameters(net);
       // Without uneven ends nobody copies buffers, as without join().
-      if (row.batches[0] != row.batches[1] || row.batches[0] == 0) for (auto& b : net.named_buffers()) all[b.name] = b.tensor.clone();
+      if (row.batches[0] != row.batches[1] || row.batches[0] == 0)
+        for (auto& b : net.named_buffers()) all[b.name] = b.tensor.clone();
       return all;
     });
     for (const Tensors& other : states) CHECK(differing(states[0], other) == "");
@@ -138,5 +149,6 @@ TEST_CASE("join 43: without it, a rank that ends early is named to those who wai
       return 0;
     });
   });
-  CHECK_MESSAGE(contains(text, "rank 1 "), text);  // who says it first, its leaving or its closed channel, is a matter of luck
+  CHECK_MESSAGE(contains(text, "rank 1 "),
+                text);  // who says it first, its leaving or its closed channel, is a matter of luck
 }

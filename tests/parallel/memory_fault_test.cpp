@@ -1,5 +1,5 @@
-// Out of memory: the k-th allocation of a training step fails, for k = 1, 2, ... until a step needs no more. Every rank raises it,
-// nothing leaks, and what comes next works.
+// Out of memory: the k-th allocation of a training step fails, for k = 1, 2, ... until a step needs no more. Every rank
+// raises it, nothing leaks, and what comes next works.
 #include <doctest/doctest.h>
 
 #include "optim/optim.h"
@@ -22,39 +22,44 @@ struct Fault {
 
 int64_t held() { return memory_report().total.current; }
 
-/// A step of DDP with small buckets, where rank 1's k-th allocation (of any rank's, for threads) fails. Notes what each rank raises.
+/// A step of DDP with small buckets, where rank 1's k-th allocation (of any rank's, for threads) fails. Notes what each
+/// rank raises.
 std::string step_of_two(int64_t k, Kind kind, std::vector<std::string>& said) {
   return message([&] {
-    dist::spawn(2, [&](int rank) {
-      Mlp net;
-      net.p = 0.1;
-      DistributedDataParallel ddp(net, {.bucket_mib = 1e-4});
-      optim::AdamW optimizer(net.parameters(), {.lr = 1e-3});
-      loss_of(net, 0, rank).backward();  // a step before the fault: buckets have been rebuilt
-      optimizer.step();
-      optimizer.zero_grad();
-      dist::world().barrier();
-      if (rank == 1) fail_allocation_after(k);
-      dist::world().barrier();
-      try {
-        for (int micro = 0; micro < 2; ++micro) {
-          std::optional<DistributedDataParallel::NoSync> no_sync;
-          if (micro == 0) no_sync.emplace(ddp);
-          loss_of(net, 1, 2 * rank + micro).backward();
-        }
-        optimizer.step();
-        dist::world().barrier();
-      } catch (const Error& error) {
-        if (kind == Kind::threads) said[size_t(rank)] = error.what();
-        throw;
-      }
-    }, {.kind = kind, .timeout = dist::Seconds(60), .heartbeat = dist::Seconds(1)});
+    dist::spawn(2,
+                [&](int rank) {
+                  Mlp net;
+                  net.p = 0.1;
+                  DistributedDataParallel ddp(net, {.bucket_mib = 1e-4});
+                  optim::AdamW optimizer(net.parameters(), {.lr = 1e-3});
+                  loss_of(net, 0, rank).backward();  // a step before the fault: buckets have been rebuilt
+                  optimizer.step();
+                  optimizer.zero_grad();
+                  dist::world().barrier();
+                  if (rank == 1) fail_allocation_after(k);
+                  dist::world().barrier();
+                  try {
+                    for (int micro = 0; micro < 2; ++micro) {
+                      std::optional<DistributedDataParallel::NoSync> no_sync;
+                      if (micro == 0) no_sync.emplace(ddp);
+                      loss_of(net, 1, 2 * rank + micro).backward();
+                    }
+                    optimizer.step();
+                    dist::world().barrier();
+                  } catch (const Error& error) {
+                    if (kind == Kind::threads) said[size_t(rank)] = error.what();
+                    throw;
+                  }
+                },
+                {.kind = kind, .timeout = dist::Seconds(60), .heartbeat = dist::Seconds(1)});
   });
 }
 
 }  // namespace
 
-TEST_CASE("faults 31: out of memory at the k-th allocation of a DDP step: every rank raises it, nothing leaks, the next job works") {
+TEST_CASE(
+    "faults 31: out of memory at the k-th allocation of a DDP step: every rank raises it, nothing leaks, the next job "
+    "works") {
   std::vector<std::string> said(2);
   REQUIRE(step_of_two(0, Kind::threads, said) == "(no error)");
   int64_t k = 1;
@@ -97,7 +102,9 @@ TEST_CASE("faults 31: out of memory in a step of one process: the same step agai
     CAPTURE(devices);
     Mlp net;
     DataParallel<Mlp> dp(net);
-    const auto step = [&] { loss_of(net, 0, 0, [&](const Variable& x) { return devices == 1 ? net(x) : dp(x); }).backward(); };
+    const auto step = [&] {
+      loss_of(net, 0, 0, [&](const Variable& x) { return devices == 1 ? net(x) : dp(x); }).backward();
+    };
     step();
     const Tensors calm = copy_gradients(net);
     net.zero_grad();

@@ -11,7 +11,9 @@ using namespace testing;
 
 namespace {
 
-struct Result { Tensor out, grad_x, grad_weight, grad_bias, mean, var; };
+struct Result {
+  Tensor out, grad_x, grad_weight, grad_bias, mean, var;
+};
 
 /// One training forward and backward of `bn`; the loss weighs outputs by `w`.
 Result run(nn::BatchNorm& bn, const Tensor& x, const Tensor& w) {
@@ -22,15 +24,28 @@ Result run(nn::BatchNorm& bn, const Tensor& x, const Tensor& w) {
   return {out.tensor(), input.grad(), grad_of(bn.weight), grad_of(bn.bias), bn.running_mean, bn.running_var};
 }
 
-double apart(const Tensor& a, const Tensor& b) { return a.numel() == 0 ? 0 : max(abs(sub(a.to(f64), b.to(f64)))).item(); }
+double apart(const Tensor& a, const Tensor& b) {
+  return a.numel() == 0 ? 0 : max(abs(sub(a.to(f64), b.to(f64)))).item();
+}
 
 }  // namespace
 
 TEST_CASE("sync batch norm equals batch norm on the whole batch, with uneven and empty parts") {
-  struct Row { std::vector<int64_t> rows; Shape tail; bool affine; double offset; };
+  struct Row {
+    std::vector<int64_t> rows;
+    Shape tail;
+    bool affine;
+    double offset;
+  };
   const std::vector<Row> table{
-      {{4}, {3}, true, 0},          {{4, 4}, {3}, true, 0},      {{3, 5}, {2, 7}, true, 0},     {{2, 6, 1}, {3, 4, 5}, true, 10},
-      {{8, 0}, {3, 2}, true, 0},    {{1, 1, 1, 1}, {5}, true, 0}, {{2, 3, 4}, {3, 2, 2}, false, 0}, {{1, 0, 2, 3, 1, 0, 4, 5}, {2, 3, 3}, true, -3},
+      {{4}, {3}, true, 0},
+      {{4, 4}, {3}, true, 0},
+      {{3, 5}, {2, 7}, true, 0},
+      {{2, 6, 1}, {3, 4, 5}, true, 10},
+      {{8, 0}, {3, 2}, true, 0},
+      {{1, 1, 1, 1}, {5}, true, 0},
+      {{2, 3, 4}, {3, 2, 2}, false, 0},
+      {{1, 0, 2, 3, 1, 0, 4, 5}, {2, 3, 3}, true, -3},
   };
   for (const Row& row : table) {
     int64_t total = 0;
@@ -39,7 +54,8 @@ TEST_CASE("sync batch norm equals batch norm on the whole batch, with uneven and
     for (const int64_t size : row.tail) shape.push_back(size);
     CAPTURE(shape);
     manual_seed(11);
-    const Tensor x = add_scalar(randn(shape), row.offset), w = randn(shape), scale = rand({row.tail[0]}), shift = randn({row.tail[0]});
+    const Tensor x = add_scalar(randn(shape), row.offset), w = randn(shape), scale = rand({row.tail[0]}),
+                 shift = randn({row.tail[0]});
     const nn::BatchNorm::Options options{.channels = row.tail[0], .affine = row.affine};
     const auto set_up = [&](nn::BatchNorm& bn) {
       if (!row.affine) return;
@@ -119,7 +135,8 @@ TEST_CASE("sync batch norm: 16 bits, options, and what is refused") {
     const Tensor x = randn({6, 4, 2}), w = randn({6, 4, 2});
     nn::BatchNorm whole({.channels = 4, .momentum = std::nullopt, .track = true});
     const auto group = dist::world().new_group({0, 1}, "norm");
-    SyncBatchNorm bn({.channels = 4, .momentum = std::nullopt, .track = true}, group), untracked({.channels = 4, .track = false}, group);
+    SyncBatchNorm bn({.channels = 4, .momentum = std::nullopt, .track = true}, group),
+        untracked({.channels = 4, .track = false}, group);
     for (int step = 0; step < 2; ++step) {
       const Result expected = run(whole, x, w), part = run(bn, x.narrow(0, rank * 3, 3), w.narrow(0, rank * 3, 3));
       CHECK(apart(part.out, expected.out.narrow(0, rank * 3, 3)) < 2e-6);
@@ -132,15 +149,23 @@ TEST_CASE("sync batch norm: 16 bits, options, and what is refused") {
     }
     whole.to(bf16);
     bn.to(bf16);
-    const Result expected = run(whole, x.to(bf16), w.to(bf16)), part = run(bn, x.narrow(0, rank * 3, 3).to(bf16), w.narrow(0, rank * 3, 3).to(bf16));
+    const Result expected = run(whole, x.to(bf16), w.to(bf16)),
+                 part = run(bn, x.narrow(0, rank * 3, 3).to(bf16), w.narrow(0, rank * 3, 3).to(bf16));
     CHECK(part.grad_x.dtype() == bf16);
     CHECK(apart(part.out, expected.out.narrow(0, rank * 3, 3)) < 0.05);
     CHECK(apart(part.grad_x, expected.grad_x.narrow(0, rank * 3, 3)) < 0.05);
     nn::BatchNorm small({.channels = 4});
     small.over_batch = bn.over_batch;
-    CHECK(contains(message([&] { small(rank ? zeros({0, 4}) : ones({1, 4})); }), "expected more than one value per channel over all ranks, got 1"));
-    CHECK(contains(message([&] { sync_batch_norm(ones({4}), {}, {}, {}, {}, 0.1, 1e-5, group); }), "expected x (N, C, ...), got (4)"));
-    CHECK(contains(message([&] { sync_batch_norm(ones({4, 1}), {}, {}, {}, {}, 0.1, 1e-5, nullptr); }), "expected a process group"));
+    CHECK(contains(message([&] {
+                     small(rank ? zeros({0, 4}) : ones({1, 4}));
+                   }),
+                   "expected more than one value per channel over all ranks, got 1"));
+    CHECK(contains(message([&] { sync_batch_norm(ones({4}), {}, {}, {}, {}, 0.1, 1e-5, group); }),
+                   "expected x (N, C, ...), got (4)"));
+    CHECK(contains(message([&] {
+                     sync_batch_norm(ones({4, 1}), {}, {}, {}, {}, 0.1, 1e-5, nullptr);
+                   }),
+                   "expected a process group"));
     return 0;
   });
 }

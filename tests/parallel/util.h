@@ -25,7 +25,9 @@ inline nn::Linear linear(int64_t in, int64_t out) {
 struct Mlp : nn::Layer<Mlp> {
   nn::Linear a = linear(6, 40), b = linear(40, 24), c = linear(24, 3);
   double p = 0;
-  Variable forward(const Variable& x) { return c(dropout(relu(b(dropout(gelu(a(x)), p, is_training()))), p, is_training())); }
+  Variable forward(const Variable& x) {
+    return c(dropout(relu(b(dropout(gelu(a(x)), p, is_training()))), p, is_training()));
+  }
   void fields(nn::Fields& f) override { f("a", a)("b", b)("c", c); }
 };
 
@@ -44,7 +46,8 @@ struct Branches : nn::Layer<Branches> {
 };
 
 /// The loss of one micro-batch of a step: data and dropout depend on these two numbers only.
-inline Variable loss_of(Mlp& net, int step, int micro_batch, const std::function<Variable(const Variable&)>& forward = {}) {
+inline Variable loss_of(Mlp& net, int step, int micro_batch,
+                        const std::function<Variable(const Variable&)>& forward = {}) {
   manual_seed(99);
   set_random_step(1000 + uint64_t(step), uint64_t(micro_batch));
   const Tensor x = randn({4, 6}), y = randint(0, 3, {4});
@@ -62,19 +65,22 @@ inline Tensors copy_parameters(nn::Module& module) {
 }
 inline Tensors copy_gradients(nn::Module& module) {
   Tensors all;
-  for (auto& p : module.named_parameters()) if (p.variable.grad().defined()) all[p.name] = p.variable.grad().clone();
+  for (auto& p : module.named_parameters())
+    if (p.variable.grad().defined()) all[p.name] = p.variable.grad().clone();
   return all;
 }
 
 /// The first name whose tensors are not equal bit for bit, or "".
 inline std::string differing(const Tensors& a, const Tensors& b) {
   if (a.size() != b.size()) return "sizes";
-  for (const auto& [name, tensor] : a) if (!b.count(name) || !equal(tensor, b.at(name))) return name;
+  for (const auto& [name, tensor] : a)
+    if (!b.count(name) || !equal(tensor, b.at(name))) return name;
   return "";
 }
 inline double distance(const Tensors& a, const Tensors& b) {
   double most = a.size() == b.size() ? 0 : 1e9;
-  for (const auto& [name, tensor] : a) most = b.count(name) ? std::max(most, max(abs(sub(tensor, b.at(name)))).item()) : 1e9;
+  for (const auto& [name, tensor] : a)
+    most = b.count(name) ? std::max(most, max(abs(sub(tensor, b.at(name)))).item()) : 1e9;
   return most;
 }
 

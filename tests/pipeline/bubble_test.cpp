@@ -1,4 +1,5 @@
-// The bubble that an engine measures: of layers that sleep as long as equal stages compute, it is the formula's, whatever the number of cores.
+// The bubble that an engine measures: of layers that sleep as long as equal stages compute, it is the formula's,
+// whatever the number of cores.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -25,7 +26,11 @@ std::vector<LayerSpec> sleepers(int layers, double unit, bool tied = false) {
     all.push_back(layer<nn::Linear>({.in = 2, .out = 2}).with([unit](nn::Module* m, const Values& in) {
       sleep_for(unit);
       Variable out = m->call(in.at(0));
-      if (out.requires_grad()) out.on_grad([unit](const Tensor&) { sleep_for(2 * unit); return Tensor(); });
+      if (out.requires_grad())
+        out.on_grad([unit](const Tensor&) {
+          sleep_for(2 * unit);
+          return Tensor();
+        });
       return Values{out};
     }));
   }
@@ -38,39 +43,55 @@ Variable any_loss(const Values& out, const std::vector<Tensor>&) { return mean(o
 }  // namespace
 
 TEST_CASE("pipeline bubble: measured, it is the formula's") {
-  struct Row { Kind kind; int stages, micro_batches, copies; bool tied = false; };
-  for (const Row& row : std::vector<Row>{{Kind::one_f_one_b, 2, 4, 1}, {Kind::one_f_one_b, 4, 8, 1}, {Kind::gpipe, 3, 6, 1}, {Kind::one_f_one_b, 2, 2, 2},
-       {Kind::zb_h1, 2, 4, 1}, {Kind::zb_h1, 2, 4, 1, true}}) {  // tied: nobody waits for a gradient that is not needed yet
+  struct Row {
+    Kind kind;
+    int stages, micro_batches, copies;
+    bool tied = false;
+  };
+  for (const Row& row :
+       std::vector<Row>{{Kind::one_f_one_b, 2, 4, 1},
+                        {Kind::one_f_one_b, 4, 8, 1},
+                        {Kind::gpipe, 3, 6, 1},
+                        {Kind::one_f_one_b, 2, 2, 2},
+                        {Kind::zb_h1, 2, 4, 1},
+                        {Kind::zb_h1, 2, 4, 1, true}}) {  // tied: nobody waits for a gradient that is not needed yet
     const double expected = double(row.stages - 1) / (row.micro_batches + row.stages - 1);
     // Other programs may take a core away for a while: one quiet step of some is enough.
     double nearest = 1;
-    dist::spawn(row.stages * row.copies, [&](int rank) {
-      Engine engine(sleepers(row.stages, 0.008, row.tied), {.stages = row.stages, .micro_batches = row.micro_batches, .schedule = row.kind}, any_loss);
-      for (int step = 0; step < 30; ++step) {
-        engine.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
-        for (const Variable& p : engine.module().parameters()) Variable(p).clear_grad();
-        CHECK(engine.times().size() == size_t(row.stages * row.copies));
-        CHECK(engine.bubble() > 0);
-        const double off = std::abs(engine.bubble() / expected - 1);
-        if (rank == 0) nearest = std::min(nearest, off);
-        if (off < 0.1) break;  // all ranks have the same numbers
-      }
-    }, {.timeout = dist::Seconds(60)});
-    CHECK_MESSAGE(nearest < 0.1, str(name_of(row.kind), row.tied ? ", tied" : "", " of ", row.stages) << " stages: " << nearest);
+    dist::spawn(row.stages * row.copies,
+                [&](int rank) {
+                  Engine engine(sleepers(row.stages, 0.008, row.tied),
+                                {.stages = row.stages, .micro_batches = row.micro_batches, .schedule = row.kind},
+                                any_loss);
+                  for (int step = 0; step < 30; ++step) {
+                    engine.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
+                    for (const Variable& p : engine.module().parameters()) Variable(p).clear_grad();
+                    CHECK(engine.times().size() == size_t(row.stages * row.copies));
+                    CHECK(engine.bubble() > 0);
+                    const double off = std::abs(engine.bubble() / expected - 1);
+                    if (rank == 0) nearest = std::min(nearest, off);
+                    if (off < 0.1) break;  // all ranks have the same numbers
+                  }
+                },
+                {.timeout = dist::Seconds(60)});
+    CHECK_MESSAGE(nearest < 0.1, str(name_of(row.kind), row.tied ? ", tied" : "", " of ", row.stages)
+                                     << " stages: " << nearest);
   }
 }
 
 TEST_CASE("pipeline bubble: a rank that has more to do is busy, the others wait for it") {
-  dist::spawn(2, [](int) {
-    auto layers = sleepers(2, 0.002);
-    layers[1] = sleepers(1, 0.01)[0];
-    Engine engine(std::move(layers), {.micro_batches = 4}, any_loss);
-    engine.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
-    const auto& times = engine.times();
-    CHECK(times[1].busy > 0.12);
-    CHECK(times[0].idle > times[1].idle);
-    CHECK(std::abs(times[0].busy + times[0].idle - times[1].busy - times[1].idle) < 1e-9);
-  }, {.timeout = dist::Seconds(60)});
+  dist::spawn(2,
+              [](int) {
+                auto layers = sleepers(2, 0.002);
+                layers[1] = sleepers(1, 0.01)[0];
+                Engine engine(std::move(layers), {.micro_batches = 4}, any_loss);
+                engine.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
+                const auto& times = engine.times();
+                CHECK(times[1].busy > 0.12);
+                CHECK(times[0].idle > times[1].idle);
+                CHECK(std::abs(times[0].busy + times[0].idle - times[1].busy - times[1].idle) < 1e-9);
+              },
+              {.timeout = dist::Seconds(60)});
   Engine alone(sleepers(1, 0.001), {.micro_batches = 2}, any_loss);
   CHECK(alone.bubble() == 0);
   alone.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });

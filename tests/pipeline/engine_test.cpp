@@ -1,4 +1,5 @@
-// The engine: by any schedule, split and number of stages, the bits of one process that accumulates the same micro-batches.
+// The engine: by any schedule, split and number of stages, the bits of one process that accumulates the same
+// micro-batches.
 #include <doctest/doctest.h>
 
 #include "optim/clip.h"
@@ -21,27 +22,37 @@ Values one(Variable v) { return {std::move(v)}; }
 /// A small language model: a table that is tied to the head, layers with dropout, and two that pass a second tensor by.
 std::vector<LayerSpec> model(double p = 0.25) {
   const nn::Linear::Options linear{.in = width, .out = width};
-  const auto with_dropout = [p](nn::Module* m, const Values& in) { return one(dropout(gelu(m->call(in[0])), p, m->is_training())); };
+  const auto with_dropout = [p](nn::Module* m, const Values& in) {
+    return one(dropout(gelu(m->call(in[0])), p, m->is_training()));
+  };
   std::vector<LayerSpec> layers;
   layers.push_back(layer<nn::Embedding>({.num = vocab, .dim = width}).tie("table"));
   layers.push_back(layer<nn::Linear>(linear).with(with_dropout));
-  layers.push_back(layer("split", LayerSpec::Forward([](nn::Module*, const Values& in) {  // several tensors, not all with a gradient
-    return Values{in[0], in[0] * 0.5, Tensor::from(std::vector<int64_t>{3, 1, 2}, {3}), Variable(in[0].tensor().to(boolean))};
-  })));
+  layers.push_back(
+      layer("split", LayerSpec::Forward([](nn::Module*, const Values& in) {  // several tensors, not all with a gradient
+              return Values{in[0], in[0] * 0.5, Tensor::from(std::vector<int64_t>{3, 1, 2}, {3}),
+                            Variable(in[0].tensor().to(boolean))};
+            })));
   layers.push_back(layer<nn::Linear>(linear).with([](nn::Module* m, const Values& in) {
-    LOCKSTEP_CHECK(in.size() == 4 && in[2].dtype() == i64 && in[3].dtype() == boolean && in[2].tensor().to_vector<int64_t>()[0] == 3, "what was sent did not arrive");
+    LOCKSTEP_CHECK(in.size() == 4 && in[2].dtype() == i64 && in[3].dtype() == boolean &&
+                       in[2].tensor().to_vector<int64_t>()[0] == 3,
+                   "what was sent did not arrive");
     return Values{m->call(in[0]), in[1]};
   }));
-  layers.push_back(layer("join", LayerSpec::Forward([](nn::Module*, const Values& in) { return one(add(in[0], in[1])); })));
+  layers.push_back(
+      layer("join", LayerSpec::Forward([](nn::Module*, const Values& in) { return one(add(in[0], in[1])); })));
   layers.push_back(layer<nn::LayerNorm>({.shape = {width}}));
   layers.push_back(layer<nn::Linear>(linear).with(with_dropout));
-  layers.push_back(layer<nn::Embedding>({.num = vocab, .dim = width}).tie("table").with([](nn::Module* m, const Values& in) {
-    return one(lockstep::linear(in[0], m->parameters()[0]));
-  }));
+  layers.push_back(
+      layer<nn::Embedding>({.num = vocab, .dim = width}).tie("table").with([](nn::Module* m, const Values& in) {
+        return one(lockstep::linear(in[0], m->parameters()[0]));
+      }));
   return layers;
 }
 
-Variable loss_of_tokens(const Values& outputs, const std::vector<Tensor>& targets) { return cross_entropy(outputs[0], targets[0]); }
+Variable loss_of_tokens(const Values& outputs, const std::vector<Tensor>& targets) {
+  return cross_entropy(outputs[0], targets[0]);
+}
 
 std::optional<Sample> sample_of(int step, int64_t micro, int64_t size = micro_batch) {
   std::vector<int64_t> x, y;
@@ -57,7 +68,9 @@ constexpr int steps = 3;
 
 /// For a stage that may have no parameters.
 struct Optimizer {
-  explicit Optimizer(nn::Module& m) { if (!m.parameters().empty()) adamw.emplace(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1}); }
+  explicit Optimizer(nn::Module& m) {
+    if (!m.parameters().empty()) adamw.emplace(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
+  }
   void step() {
     if (!adamw) return;
     adamw->step();
@@ -100,22 +113,26 @@ Tensors reference(int micro_batches, const std::vector<LayerSpec>& layers = mode
 }
 
 /// All ranks' parameters by name, after the same steps; those on several ranks must be equal.
-Tensors train(int ranks, const EngineOptions& options, const dist::SpawnOptions& spawn = {.timeout = dist::Seconds(60)}, const std::vector<LayerSpec>& layers = model(), double clip = 0) {
-  const auto all = on_ranks<Tensors>(ranks, [&](int) {
-    manual_seed(5);
-    Engine engine(layers, options, loss_of_tokens);
-    Optimizer optimizer(engine.module());
-    std::vector<double> losses, norms;
-    for (int step = 0; step < steps; ++step) {
-      losses.push_back(engine.train_batch([&](int64_t m) { return sample_of(step, m); }));
-      if (clip > 0) norms.push_back(engine.clip_grad_norm(clip));
-      optimizer.step();
-    }
-    Tensors mine = copy_parameters(engine.module());
-    if (clip > 0) mine["norms"] = Tensor::from(norms, {steps});
-    mine["loss"] = Tensor::from(losses, {steps});
-    return mine;
-  }, spawn);
+Tensors train(int ranks, const EngineOptions& options, const dist::SpawnOptions& spawn = {.timeout = dist::Seconds(60)},
+              const std::vector<LayerSpec>& layers = model(), double clip = 0) {
+  const auto all = on_ranks<Tensors>(
+      ranks,
+      [&](int) {
+        manual_seed(5);
+        Engine engine(layers, options, loss_of_tokens);
+        Optimizer optimizer(engine.module());
+        std::vector<double> losses, norms;
+        for (int step = 0; step < steps; ++step) {
+          losses.push_back(engine.train_batch([&](int64_t m) { return sample_of(step, m); }));
+          if (clip > 0) norms.push_back(engine.clip_grad_norm(clip));
+          optimizer.step();
+        }
+        Tensors mine = copy_parameters(engine.module());
+        if (clip > 0) mine["norms"] = Tensor::from(norms, {steps});
+        mine["loss"] = Tensor::from(losses, {steps});
+        return mine;
+      },
+      spawn);
   Tensors merged;
   for (const Tensors& mine : all) {
     for (const auto& [name, tensor] : mine) {
@@ -126,7 +143,10 @@ Tensors train(int ranks, const EngineOptions& options, const dist::SpawnOptions&
   return merged;
 }
 
-struct Plan { int ranks; EngineOptions options; };
+struct Plan {
+  int ranks;
+  EngineOptions options;
+};
 
 }  // namespace
 
@@ -135,7 +155,8 @@ TEST_CASE("pipeline: random numbers that the data draw are the same at both ends
     return on_ranks<std::vector<double>>(ranks, [](int) {
       manual_seed(5);
       const auto drop = [](const Variable& x) { return dropout(x, 0.5, true); };
-      Engine engine({layer("drop", drop), layer<nn::Linear>({.in = 4, .out = 4}), layer("drop again", drop)}, {.micro_batches = 2, .split = SplitBy::parse("uniform")},
+      Engine engine({layer("drop", drop), layer<nn::Linear>({.in = 4, .out = 4}), layer("drop again", drop)},
+                    {.micro_batches = 2, .split = SplitBy::parse("uniform")},
                     [](const Values& out, const std::vector<Tensor>& targets) { return mse_loss(out[0], targets[0]); });
       std::vector<double> found;
       for (int step = 0; step < 2; ++step) {
@@ -154,7 +175,9 @@ TEST_CASE("pipeline: random numbers that the data draw are the same at both ends
   CHECK(losses(3) == one);
 }
 
-TEST_CASE("pipeline: the bits of one process, for every schedule, number of stages and copies, with dropout, tied layers and tensors of several dtypes") {
+TEST_CASE(
+    "pipeline: the bits of one process, for every schedule, number of stages and copies, with dropout, tied layers and "
+    "tensors of several dtypes") {
   const Tensors one = reference(8);
   CHECK(one.size() == 10);
   const std::vector<Plan> plans{
@@ -169,7 +192,12 @@ TEST_CASE("pipeline: the bits of one process, for every schedule, number of stag
       {8, {.stages = 4, .micro_batches = 4, .dynamic_shapes = true}},
       {2, {.micro_batches = 8, .bounds = {0, 7, 8}}},
       {2, {.micro_batches = 8, .schedule = Kind::interleaved, .split = SplitBy::parse("uniform")}},
-      {4, {.stages = 2, .micro_batches = 4, .schedule = Kind::interleaved, .chunks = 4, .split = SplitBy::parse("uniform")}},
+      {4,
+       {.stages = 2,
+        .micro_batches = 4,
+        .schedule = Kind::interleaved,
+        .chunks = 4,
+        .split = SplitBy::parse("uniform")}},
       {1, {.micro_batches = 8, .schedule = Kind::zb_h1}},
       {2, {.micro_batches = 8, .schedule = Kind::zb_h1}},
       {1, {.micro_batches = 8, .schedule = Kind::dualpipe_v}},
@@ -177,17 +205,22 @@ TEST_CASE("pipeline: the bits of one process, for every schedule, number of stag
       {4, {.micro_batches = 8, .schedule = Kind::dualpipe_v, .split = SplitBy::parse("uniform")}},
   };
   for (const Plan& plan : plans) {
-    CAPTURE(plan.ranks); CAPTURE(plan.options.stages); CAPTURE(name_of(plan.options.schedule)); CAPTURE(plan.options.chunks);
+    CAPTURE(plan.ranks);
+    CAPTURE(plan.options.stages);
+    CAPTURE(name_of(plan.options.schedule));
+    CAPTURE(plan.options.chunks);
     CHECK(differing(one, train(plan.ranks, plan.options)) == "");
   }
 }
 
 TEST_CASE("pipeline: over tcp, and with clipping by the norm over all stages") {
-  CHECK(differing(reference(4), train(2, {.micro_batches = 4}, {.transport = "tcp", .timeout = dist::Seconds(60)})) == "");
+  CHECK(differing(reference(4), train(2, {.micro_batches = 4}, {.transport = "tcp", .timeout = dist::Seconds(60)})) ==
+        "");
   const Tensors one = reference(4, model(), 0.05);
   CHECK(one.count("norms") == 1);
-  for (const auto& [ranks, options] : {Plan{1, {.micro_batches = 4}}, Plan{4, {.micro_batches = 4}}, Plan{4, {.stages = 2, .micro_batches = 2}},
-                                       Plan{2, {.micro_batches = 4, .schedule = Kind::dualpipe_v, .split = SplitBy::parse("uniform")}}}) {
+  for (const auto& [ranks, options] :
+       {Plan{1, {.micro_batches = 4}}, Plan{4, {.micro_batches = 4}}, Plan{4, {.stages = 2, .micro_batches = 2}},
+        Plan{2, {.micro_batches = 4, .schedule = Kind::dualpipe_v, .split = SplitBy::parse("uniform")}}}) {
     CHECK(differing(one, train(ranks, options, {.timeout = dist::Seconds(60)}, model(), 0.05)) == "");
   }
 }
@@ -205,8 +238,10 @@ TEST_CASE("pipeline: activation checkpointing gives the same bits") {
   const Tensors one = reference(4, layers);
   for (const int interval : {1, 2, 3, 100}) {
     for (const Kind kind : {Kind::one_f_one_b, Kind::zb_h1}) {
-      CAPTURE(interval); CAPTURE(name_of(kind));
-      CHECK(differing(one, train(2, {.micro_batches = 4, .schedule = kind, .checkpoint_interval = interval}, {.timeout = dist::Seconds(60)}, layers)) == "");
+      CAPTURE(interval);
+      CAPTURE(name_of(kind));
+      CHECK(differing(one, train(2, {.micro_batches = 4, .schedule = kind, .checkpoint_interval = interval},
+                                 {.timeout = dist::Seconds(60)}, layers)) == "");
     }
   }
 }
@@ -216,9 +251,10 @@ TEST_CASE("pipeline: evaluation of any number of micro-batches of any size, on e
   StageModule whole(model(), {{0, 8}}, 0);
   whole.eval();
   const Tensors one = reference(4);
-  for (const auto& [ranks, options] : {Plan{1, {.micro_batches = 4}}, Plan{3, {.micro_batches = 4}}, Plan{4, {.stages = 2, .micro_batches = 2}},
-                                       Plan{2, {.micro_batches = 4, .schedule = Kind::interleaved, .split = SplitBy::parse("uniform")}},
-                                       Plan{2, {.micro_batches = 4, .schedule = Kind::dualpipe_v, .split = SplitBy::parse("uniform")}}}) {
+  for (const auto& [ranks, options] :
+       {Plan{1, {.micro_batches = 4}}, Plan{3, {.micro_batches = 4}}, Plan{4, {.stages = 2, .micro_batches = 2}},
+        Plan{2, {.micro_batches = 4, .schedule = Kind::interleaved, .split = SplitBy::parse("uniform")}},
+        Plan{2, {.micro_batches = 4, .schedule = Kind::dualpipe_v, .split = SplitBy::parse("uniform")}}}) {
     const int copies = options.stages > 0 ? ranks / options.stages : 1;
     const auto all = on_ranks<Tensors>(ranks, [&, &options = options](int) {
       manual_seed(5);
@@ -246,7 +282,8 @@ TEST_CASE("pipeline: evaluation of any number of micro-batches of any size, on e
           CHECK(losses[m] == loss_of_tokens(whole.forward(0, {s.inputs.begin(), s.inputs.end()}), s.targets).item());
         }
       }
-      for (const auto& [name, tensor] : mine) if (!name.starts_with("eval")) CHECK_MESSAGE(equal(tensor, one.at(name)), name);
+      for (const auto& [name, tensor] : mine)
+        if (!name.starts_with("eval")) CHECK_MESSAGE(equal(tensor, one.at(name)), name);
     }
   }
 }
@@ -254,7 +291,8 @@ TEST_CASE("pipeline: evaluation of any number of micro-batches of any size, on e
 TEST_CASE("pipeline: what moves between stages is the activations and their gradients, shapes once") {
   const nn::Linear::Options linear{.in = 32, .out = 32};
   const auto sent = on_ranks<std::vector<int64_t>>(3, [&](int) {
-    Engine engine({layer<nn::Linear>(linear), layer<nn::Linear>(linear), layer<nn::Linear>(linear)}, {.micro_batches = 4}, [](const Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
+    Engine engine({layer<nn::Linear>(linear), layer<nn::Linear>(linear), layer<nn::Linear>(linear)},
+                  {.micro_batches = 4}, [](const Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
     std::vector<int64_t> bytes;
     for (int step = 0; step < 3; ++step) {
       engine.train_batch([](int64_t) { return Sample{{ones({16, 32})}, {}}; });
@@ -275,7 +313,9 @@ TEST_CASE("pipeline: what moves between stages is the activations and their grad
   }
 }
 
-TEST_CASE("pipeline: a model lies where it is built, tied layers everywhere with one start, and names are those of the whole model") {
+TEST_CASE(
+    "pipeline: a model lies where it is built, tied layers everywhere with one start, and names are those of the whole "
+    "model") {
   const auto names = on_ranks<std::string>(4, [](int) {
     manual_seed(5);
     Engine engine(model(), {.micro_batches = 1, .split = SplitBy::parse("uniform")}, loss_of_tokens);
@@ -284,11 +324,10 @@ TEST_CASE("pipeline: a model lies where it is built, tied layers everywhere with
     CHECK(engine.bounds() == std::vector<int>{0, 2, 4, 6, 8});
     CHECK(engine.is_first() == (engine.stage() == 0));
     CHECK(engine.is_last() == (engine.stage() == 3));
-    CHECK(engine.data_parallel() == nullptr);
-    CHECK(engine.pipeline()->size() == 4);
     return all;
   });
-  CHECK(names == std::vector<std::string>{"1.weight 1.bias tied.table.weight ", "3.weight 3.bias ", "5.weight 5.bias ", "6.weight 6.bias tied.table.weight "});
+  CHECK(names == std::vector<std::string>{"1.weight 1.bias tied.table.weight ", "3.weight 3.bias ", "5.weight 5.bias ",
+                                          "6.weight 6.bias tied.table.weight "});
   const auto seconds = measure(model(), sample_of(0, 0)->inputs, 1);
   CHECK(seconds.size() == 8);
   for (const double s : seconds) CHECK(s > 0);

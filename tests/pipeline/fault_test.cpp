@@ -34,19 +34,19 @@ std::vector<std::string> messages(int ranks, const std::function<void(int rank)>
   std::vector<std::string> all(static_cast<size_t>(ranks));
   std::mutex mutex;
   try {
-    dist::spawn(ranks, [&](int rank) {
-      std::string text;
-      try {
-        body(rank);
-      } catch (const std::exception& e) {
-        text = e.what();
-      }
-      {
-        const std::lock_guard lock(mutex);
-        all[size_t(rank)] = text;
-      }
-      if (!text.empty()) fail(text);
-    }, {.timeout = dist::Seconds(30), .heartbeat = dist::Seconds(0.5)});
+    dist::spawn(ranks,
+                [&](int rank) {
+                  std::string text;
+                  try {
+                    body(rank);
+                  } catch (const std::exception& e) { text = e.what(); }
+                  {
+                    const std::lock_guard lock(mutex);
+                    all[size_t(rank)] = text;
+                  }
+                  if (!text.empty()) fail(text);
+                },
+                {.timeout = dist::Seconds(30), .heartbeat = dist::Seconds(0.5)});
   } catch (const std::exception&) {}
   return all;
 }
@@ -58,7 +58,11 @@ void check_all(const std::vector<std::string>& found, const std::string& part) {
 }  // namespace
 
 TEST_CASE("pipeline faults: options that cannot be are refused on all ranks") {
-  struct Row { int ranks, layers; EngineOptions options; const char* expected; };
+  struct Row {
+    int ranks, layers;
+    EngineOptions options;
+    const char* expected;
+  };
   Schedule without = make_schedule({Kind::one_f_one_b, 2, 3});
   auto& list = without.ranks[0];
   list.erase(std::find(list.begin(), list.end(), Action{What::receive_gradient, 1, 0}));
@@ -67,7 +71,10 @@ TEST_CASE("pipeline faults: options that cannot be are refused on all ranks") {
   const auto send = std::find(middle.begin(), middle.end(), Action{What::send_activation, 2, 0});
   std::rotate(send, send + 1, middle.end());
   const std::vector<Row> rows{
-      {4, 3, {.micro_batches = 4}, "[split] expected at least one layer for each of 4 stages, got 3 layers; use at most 3 stages"},
+      {4,
+       3,
+       {.micro_batches = 4},
+       "[split] expected at least one layer for each of 4 stages, got 3 layers; use at most 3 stages"},
       {2, 3, {.micro_batches = 4, .schedule = Kind::interleaved}, "each of 4 stages, got 3 layers"},
       {4, 8, {.stages = 3}, "stages that divide the 4 ranks, got 3"},
       {2, 8, {.stages = 4}, "stages that divide the 2 ranks, got 4"},
@@ -79,109 +86,166 @@ TEST_CASE("pipeline faults: options that cannot be are refused on all ranks") {
       {2, 4, {.bounds = {0, 2}}, "bounds to be 3 rising numbers from 0 to 4"},
       {2, 4, {.bounds = {0, 4, 4}}, "bounds to be 3 rising numbers"},
       {2, 4, {.checkpoint_interval = -1}, "checkpoint_interval of 0 or more, got -1"},
-      {2, 4, {.custom = without}, "the schedule is wrong: rank 0, backward of micro-batch 1: its gradient was not received from stage 1"},
-      {3, 4, {.custom = late}, "the schedule is wrong: deadlock: rank 0, stage 0, waits in receiving the gradient of micro-batch 2 for rank 1"},
+      {2,
+       4,
+       {.custom = without},
+       "the schedule is wrong: rank 0, backward of micro-batch 1: its gradient was not received from stage 1"},
+      {3,
+       4,
+       {.custom = late},
+       "the schedule is wrong: deadlock: rank 0, stage 0, waits in receiving the gradient of micro-batch 2 for rank 1"},
       {2, 4, {.custom = make_schedule({Kind::gpipe, 3, 2})}, "a schedule of 2 stages, got one of 3"},
   };
-  for (const Row& row : rows) check_all(messages(row.ranks, [&](int) { Engine(chain(row.layers), row.options, mean_of); }), row.expected);
+  for (const Row& row : rows)
+    check_all(messages(row.ranks, [&](int) { Engine(chain(row.layers), row.options, mean_of); }), row.expected);
 }
 
 TEST_CASE("pipeline faults: ranks that have different models or options") {
-  check_all(messages(2, [](int rank) { Engine(chain(4 + rank), {.split = SplitBy::parse("uniform")}, mean_of); }), "[pipeline]");
+  check_all(messages(2, [](int rank) { Engine(chain(4 + rank), {.split = SplitBy::parse("uniform")}, mean_of); }),
+            "[pipeline]");
   check_all(messages(2, [](int rank) { Engine(chain(4), {.micro_batches = 2 + rank}, mean_of); }), "micro_batches 2");
-  check_all(messages(2, [](int rank) { Engine(chain(4, 4 + rank), {.stages = 1}, mean_of); }), "parameter 0.weight f32 (4, 4)");  // copies
+  check_all(messages(2, [](int rank) { Engine(chain(4, 4 + rank), {.stages = 1}, mean_of); }),
+            "parameter 0.weight f32 (4, 4)");  // copies
 }
 
 TEST_CASE("pipeline faults: in a step") {
-  struct Row { const char* expected; std::function<void(std::vector<LayerSpec>&)> change; std::function<std::optional<Sample>(int64_t)> data; EngineOptions options; };
+  struct Row {
+    const char* expected;
+    std::function<void(std::vector<LayerSpec>&)> change;
+    std::function<std::optional<Sample>(int64_t)> data;
+    EngineOptions options;
+  };
   const auto good = [](int64_t) { return ones_of(2); };
   const std::vector<Row> rows{
-      {"the data ended before micro-batch 2 of step 0, expected 4 micro-batches", {}, [](int64_t m) { return m < 2 ? ones_of(2) : std::nullopt; }, {.micro_batches = 4}},
-      {"[pipeline] layer 2: [linear]", [](auto& layers) { layers[2] = layer<nn::Linear>({.in = 5, .out = 4}); }, good, {.micro_batches = 4}},
-      {"[pipeline] layer 2: [linear]", [](auto& layers) { layers[2] = layer<nn::Linear>({.in = 5, .out = 4}); }, good, {.micro_batches = 4, .checkpoint_interval = 2}},
-      {"stage 0 gives f32 (3, 4) after 0 random calls for micro-batch 1, it gave f32 (2, 4)", {}, [](int64_t m) { return ones_of(m == 1 ? 3 : 2); }, {.micro_batches = 4}},
-      {"at most 16 tensors between two stages, got 17", [](auto& layers) {
+      {"the data ended before micro-batch 2 of step 0, expected 4 micro-batches",
+       {},
+       [](int64_t m) { return m < 2 ? ones_of(2) : std::nullopt; },
+       {.micro_batches = 4}},
+      {"[pipeline] layer 2: [linear]",
+       [](auto& layers) { layers[2] = layer<nn::Linear>({.in = 5, .out = 4}); },
+       good,
+       {.micro_batches = 4}},
+      {"[pipeline] layer 2: [linear]",
+       [](auto& layers) { layers[2] = layer<nn::Linear>({.in = 5, .out = 4}); },
+       good,
+       {.micro_batches = 4, .checkpoint_interval = 2}},
+      {"stage 0 gives f32 (3, 4) after 0 random calls for micro-batch 1, it gave f32 (2, 4)",
+       {},
+       [](int64_t m) { return ones_of(m == 1 ? 3 : 2); },
+       {.micro_batches = 4}},
+      {"at most 16 tensors between two stages, got 17",
+       [](auto& layers) {
          layers[1] = layer("many", LayerSpec::Forward([](nn::Module*, const Values& in) { return Values(17, in[0]); }));
-       }, good, {.bounds = {0, 2, 4}}},
-      {"layer 1 (none): expected it to give a tensor, got none", [](auto& layers) {
+       },
+       good,
+       {.bounds = {0, 2, 4}}},
+      {"layer 1 (none): expected it to give a tensor, got none",
+       [](auto& layers) {
          layers[1] = layer("none", LayerSpec::Forward([](nn::Module*, const Values&) { return Values{}; }));
-       }, good, {}},
-      {"expected one tensor, got 2; give the layer a function", [](auto& layers) {
+       },
+       good,
+       {}},
+      {"expected one tensor, got 2; give the layer a function",
+       [](auto& layers) {
          layers[0].with([](nn::Module* m, const Values& in) { return Values{m->call(in[0]), in[0]}; });
-       }, good, {}},
-      {"the disk is on fire", {}, [](int64_t) -> std::optional<Sample> { throw std::runtime_error("the disk is on fire"); }, {}},
+       },
+       good,
+       {}},
+      {"the disk is on fire",
+       {},
+       [](int64_t) -> std::optional<Sample> { throw std::runtime_error("the disk is on fire"); },
+       {}},
   };
   for (const Row& row : rows) {
     for (const int ranks : {2, 4}) {
-      check_all(messages(ranks, [&](int) {
-        std::vector<LayerSpec> layers = chain(4);
-        if (row.change) row.change(layers);
-        EngineOptions options = row.options;
-        options.stages = 2;
-        if (options.micro_batches == 4) options.micro_batches = 8 / ranks;
-        options.split = SplitBy::parse("uniform");
-        if (ranks == 4 && std::string(row.expected).find("expected 4 micro") != std::string::npos) options.micro_batches = 2;
-        Engine(std::move(layers), options, mean_of).train_batch(row.data);
-      }), row.expected);
+      check_all(messages(ranks,
+                         [&](int) {
+                           std::vector<LayerSpec> layers = chain(4);
+                           if (row.change) row.change(layers);
+                           EngineOptions options = row.options;
+                           options.stages = 2;
+                           if (options.micro_batches == 4) options.micro_batches = 8 / ranks;
+                           options.split = SplitBy::parse("uniform");
+                           if (ranks == 4 && std::string(row.expected).find("expected 4 micro") != std::string::npos)
+                             options.micro_batches = 2;
+                           Engine(std::move(layers), options, mean_of).train_batch(row.data);
+                         }),
+                row.expected);
     }
   }
-  check_all(messages(2, [&](int) { Engine(chain(2), {}, [](const Values& out, const std::vector<Tensor>&) { return out[0]; }).train_batch(good); }),
+  check_all(messages(2,
+                     [&](int) {
+                       Engine(chain(2), {}, [](const Values& out, const std::vector<Tensor>&) {
+                         return out[0];
+                       }).train_batch(good);
+                     }),
             "expected the loss to be one floating number, got f32 (2, 4)");
-  check_all(messages(2, [&](int) {
-    Engine engine(chain(2), {}, mean_of);
-    engine.train_batch(good);
-    engine.train_batch(good);
-  }), "weight still has the gradient of the last step; call the optimizer's zero_grad()");
-  CHECK(contains(message([] { Engine(chain(2), {}, mean_of).eval_batch([](int64_t) { return ones_of(1); }, 0); }), "1 micro-batch or more, got 0"));
-  CHECK(contains(message([] { Engine(chain(2), {}, mean_of).train_batch({}); }), "a function that gives micro-batches"));
+  check_all(messages(2,
+                     [&](int) {
+                       Engine engine(chain(2), {}, mean_of);
+                       engine.train_batch(good);
+                       engine.train_batch(good);
+                     }),
+            "weight still has the gradient of the last step; call the optimizer's zero_grad()");
+  CHECK(contains(message([] { Engine(chain(2), {}, mean_of).eval_batch([](int64_t) { return ones_of(1); }, 0); }),
+                 "1 micro-batch or more, got 0"));
+  CHECK(
+      contains(message([] { Engine(chain(2), {}, mean_of).train_batch({}); }), "a function that gives micro-batches"));
   CHECK(contains(message([] { Engine(chain(2), {}, {}); }), "a loss function, got none"));
   CHECK(contains(message([] { Engine(chain(1), {}, mean_of).clip_grad_norm(-1); }), "max_norm >= 0, got -1"));
 }
 
 TEST_CASE("pipeline faults: shapes may change when asked for, down to no rows at all") {
   for (const std::string& text : messages(2, [](int) {
-         Engine engine(chain(4), {.micro_batches = 4, .dynamic_shapes = true}, [](const Values& out, const std::vector<Tensor>&) { return sum(out[0]); });
+         Engine engine(chain(4), {.micro_batches = 4, .dynamic_shapes = true},
+                       [](const Values& out, const std::vector<Tensor>&) { return sum(out[0]); });
          CHECK(std::isfinite(engine.train_batch([](int64_t m) { return ones_of(m); })));  // none, 1, 2 and 3 rows
-       })) CHECK(text == "");
+       }))
+    CHECK(text == "");
 }
 
 TEST_CASE("pipeline faults: a stage that dies or throws is named by all others") {
   for (const bool dies : {true, false}) {
-    dist::SpawnOptions processes{.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(30), .heartbeat = dist::Seconds(0.5)};
+    dist::SpawnOptions processes{
+        .kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(30), .heartbeat = dist::Seconds(0.5)};
     std::string text;
     try {
-      dist::spawn(3, [dies](int rank) {
-        std::vector<LayerSpec> layers = chain(3);
-        if (rank == 1) {
-          layers[1].with([dies, calls = 0](nn::Module* m, const Values& in) mutable {
-            if (++calls == 3) {
-              if (dies) raise(SIGKILL);
-              fail("this layer breaks");
+      dist::spawn(
+          3,
+          [dies](int rank) {
+            std::vector<LayerSpec> layers = chain(3);
+            if (rank == 1) {
+              layers[1].with([dies, calls = 0](nn::Module* m, const Values& in) mutable {
+                if (++calls == 3) {
+                  if (dies) raise(SIGKILL);
+                  fail("this layer breaks");
+                }
+                return Values{m->call(in[0])};
+              });
             }
-            return Values{m->call(in[0])};
-          });
-        }
-        Engine engine(std::move(layers), {.micro_batches = 8}, mean_of);
-        engine.train_batch([](int64_t) { return ones_of(2); });
-      }, processes);
-    } catch (const std::exception& e) {
-      text = e.what();
-    }
+            Engine engine(std::move(layers), {.micro_batches = 8}, mean_of);
+            engine.train_batch([](int64_t) { return ones_of(2); });
+          },
+          processes);
+    } catch (const std::exception& e) { text = e.what(); }
     CHECK_MESSAGE(contains(text, "rank 1"), text);
-    const bool found = dies ? contains(text, "9") || contains(text, "died") : contains(text, "[pipeline] layer 1: this layer breaks");  // its parent or a peer is first
+    const bool found = dies ? contains(text, "9") || contains(text, "died")
+                            : contains(text, "[pipeline] layer 1: this layer breaks");  // its parent or a peer is first
     CHECK_MESSAGE(found, text);
   }
 }
 
 TEST_CASE("pipeline faults: stages that compute for long, with receives posted ahead, are no circle of waits") {
   // While rank 0 computes, its receive of a gradient waits for rank 1, and the other way round.
-  dist::spawn(2, [](int rank) {
-    std::vector<LayerSpec> layers = chain(2);
-    layers[size_t(rank)].with([](nn::Module* m, const Values& in) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(900));
-      return Values{m->call(in[0])};
-    });
-    Engine engine(std::move(layers), {.micro_batches = 3}, mean_of);
-    CHECK(std::isfinite(engine.train_batch([](int64_t) { return ones_of(2); })));
-  }, {.timeout = dist::Seconds(60), .heartbeat = dist::Seconds(0.2)});
+  dist::spawn(2,
+              [](int rank) {
+                std::vector<LayerSpec> layers = chain(2);
+                layers[size_t(rank)].with([](nn::Module* m, const Values& in) {
+                  std::this_thread::sleep_for(std::chrono::milliseconds(900));
+                  return Values{m->call(in[0])};
+                });
+                Engine engine(std::move(layers), {.micro_batches = 3}, mean_of);
+                CHECK(std::isfinite(engine.train_batch([](int64_t) { return ones_of(2); })));
+              },
+              {.timeout = dist::Seconds(60), .heartbeat = dist::Seconds(0.2)});
 }

@@ -56,7 +56,8 @@ TEST_CASE("split: no cut is better, no part is empty") {
     for (int parts = 1; parts <= n; ++parts) {
       for (int round = 0; round < 12; ++round) {
         std::vector<double> w;
-        for (int i = 0; i < n; ++i) w.push_back(round % 3 == 0 ? double(random(3)) : double(random(1000)) / 7);  // zeros and ties too
+        for (int i = 0; i < n; ++i)
+          w.push_back(round % 3 == 0 ? double(random(3)) : double(random(1000)) / 7);  // zeros and ties too
         const std::vector<int> bounds = balance(w, parts);
         REQUIRE(int(bounds.size()) == parts + 1);
         CHECK(bounds[0] == 0);
@@ -85,7 +86,9 @@ TEST_CASE("split: several chunks a rank, near the best that there is") {
         const double total = std::accumulate(w.begin(), w.end(), 0.0);
         const auto seconds = [&](const std::vector<int>& bounds) {
           Costs costs;
-          for (size_t k = 0; k < size_t(parts); ++k) costs.weights.push_back(std::accumulate(w.begin() + bounds[k], w.begin() + bounds[k + 1], 0.0) * parts / total);
+          for (size_t k = 0; k < size_t(parts); ++k)
+            costs.weights.push_back(std::accumulate(w.begin() + bounds[k], w.begin() + bounds[k + 1], 0.0) * parts /
+                                    total);
           return simulate(schedule, costs).seconds;
         };
         double best = std::numeric_limits<double>::infinity();
@@ -105,8 +108,10 @@ TEST_CASE("split: several chunks a rank, near the best that there is") {
       }
     }
   }
-  CHECK(balance(std::vector<double>(6, 1), make_schedule({Kind::dualpipe_v, 2, 8})) == std::vector<int>{0, 1, 2, 4, 6});    // both ranks 3 layers
-  CHECK(balance(std::vector<double>(16, 1), make_schedule({Kind::interleaved, 2, 8})) == std::vector<int>{0, 4, 8, 12, 16});
+  CHECK(balance(std::vector<double>(6, 1), make_schedule({Kind::dualpipe_v, 2, 8})) ==
+        std::vector<int>{0, 1, 2, 4, 6});  // both ranks 3 layers
+  CHECK(balance(std::vector<double>(16, 1), make_schedule({Kind::interleaved, 2, 8})) ==
+        std::vector<int>{0, 4, 8, 12, 16});
   CHECK(balance(std::vector<double>(6, 1), make_schedule({Kind::one_f_one_b, 3, 8})) == std::vector<int>{0, 2, 4, 6});
   CHECK(balance(std::vector<double>(5, 0), make_schedule({Kind::dualpipe_v, 2, 8})).size() == 5);
 }
@@ -120,12 +125,19 @@ TEST_CASE("split: by what") {
   CHECK(balance(weights_of(SplitBy::parse("type:transformer"), kinds, {}), 2) == std::vector<int>{0, 2, 5});
   CHECK(weights_of({SplitBy::Method::time, {}, {1, 2, 3, 4, 5}}, kinds, {}) == std::vector<double>{1, 2, 3, 4, 5});
   CHECK(to_string(SplitBy::parse("type:x")) == "type:x");
-  CHECK(contains(message([&] { weights_of(SplitBy::parse("type:Conv"), kinds, {}); }), "matches no layer; their kinds are Embedding, TransformerBlock, LayerNorm, function"));
+  CHECK(contains(message([&] { weights_of(SplitBy::parse("type:Conv"), kinds, {}); }),
+                 "matches no layer; their kinds are Embedding, TransformerBlock, LayerNorm, function"));
   CHECK(contains(message([&] { weights_of(SplitBy::parse("type:("), kinds, {}); }), "no regular expression"));
-  CHECK(contains(message([&] { weights_of({SplitBy::Method::time, {}, {1}}, kinds, {}); }), "a time for each of 5 layers, got 1"));
+  CHECK(contains(message([&] {
+                   weights_of({SplitBy::Method::time, {}, {1}}, kinds, {});
+                 }),
+                 "a time for each of 5 layers, got 1"));
   CHECK(contains(message([] { SplitBy::parse("parameter"); }), "did you mean parameters?"));
   CHECK(contains(message([] { SplitBy::parse("type:"); }), "type:PATTERN"));
-  CHECK(contains(message([] { balance({1, 2, 3}, 4); }), "at least one layer for each of 4 stages, got 3 layers; use at most 3 stages"));
+  CHECK(contains(message([] {
+                   balance({1, 2, 3}, 4);
+                 }),
+                 "at least one layer for each of 4 stages, got 3 layers; use at most 3 stages"));
   CHECK(contains(message([] { balance({}, 1); }), "got 0 layers"));
   CHECK(contains(message([] { balance({1, 2}, 0); }), "1 stage or more, got 0"));
   CHECK(contains(message([] { balance({1, -2}, 1); }), "weights of 0 or more, got -2"));

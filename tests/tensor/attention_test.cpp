@@ -26,25 +26,47 @@ Tensor random_tensor(const Shape& shape, DType dtype, uint32_t seed) {
 struct Case {
   int64_t batch, heads, groups, queries, keys, width;
   bool causal = false;
-  int mask = 0;  // 1: bool (B, 1, T, S) with a full row of false, 2: added (H, 1, S), 3: added (T, S) with -inf, transposed
+  int mask =
+      0;  // 1: bool (B, 1, T, S) with a full row of false, 2: added (H, 1, S), 3: added (T, S) with -inf, transposed
   double dropout = 0, scale = 0;
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << "B " << c.batch << " H " << c.heads << " G " << c.groups << " T " << c.queries << " S " << c.keys << " D "
-             << c.width << " causal " << c.causal << " mask " << c.mask << " dropout " << c.dropout;
+  return out << "B " << c.batch << " H " << c.heads << " G " << c.groups << " T " << c.queries << " S " << c.keys
+             << " D " << c.width << " causal " << c.causal << " mask " << c.mask << " dropout " << c.dropout;
 }
 
 const Case cases[] = {
-    {1, 1, 1, 1, 1, 1}, {1, 1, 1, 1, 1, 4, true}, {2, 3, 3, 5, 5, 4, true}, {1, 3, 3, 13, 13, 12, true}, {2, 2, 2, 7, 11, 16},
-    {1, 2, 2, 67, 67, 8, true}, {1, 2, 2, 130, 71, 20}, {1, 1, 1, 300, 300, 32, true}, {1, 1, 1, 259, 131, 64},
+    {1, 1, 1, 1, 1, 1},
+    {1, 1, 1, 1, 1, 4, true},
+    {2, 3, 3, 5, 5, 4, true},
+    {1, 3, 3, 13, 13, 12, true},
+    {2, 2, 2, 7, 11, 16},
+    {1, 2, 2, 67, 67, 8, true},
+    {1, 2, 2, 130, 71, 20},
+    {1, 1, 1, 300, 300, 32, true},
+    {1, 1, 1, 259, 131, 64},
     // causal with more keys than queries (a cache), and with fewer: the first rows see nothing
-    {1, 2, 2, 9, 80, 16, true}, {1, 2, 2, 80, 9, 16, true}, {1, 1, 1, 70, 197, 72, true}, {1, 1, 1, 197, 70, 8, true},
-    {2, 4, 2, 33, 33, 8, true}, {1, 6, 1, 20, 90, 12}, {1, 4, 2, 70, 70, 16, true, 2},  // shared key heads
-    {2, 2, 2, 9, 9, 4, false, 1}, {2, 2, 2, 70, 130, 16, false, 1}, {2, 3, 3, 12, 65, 4, false, 2}, {1, 2, 2, 66, 67, 4, true, 3},
-    {1, 2, 2, 19, 19, 4, false, 0, 0.3}, {2, 4, 2, 70, 67, 8, true, 1, 0.5}, {1, 1, 1, 8, 8, 4, false, 0, 1.0},
-    {1, 2, 2, 10, 10, 4, true, 0, 0, 0.3}, {1, 1, 1, 65, 65, 260, true},
-    {2, 2, 2, 0, 5, 4}, {2, 2, 2, 5, 0, 4}, {0, 2, 2, 5, 5, 4}, {1, 2, 2, 3, 3, 0},
+    {1, 2, 2, 9, 80, 16, true},
+    {1, 2, 2, 80, 9, 16, true},
+    {1, 1, 1, 70, 197, 72, true},
+    {1, 1, 1, 197, 70, 8, true},
+    {2, 4, 2, 33, 33, 8, true},
+    {1, 6, 1, 20, 90, 12},
+    {1, 4, 2, 70, 70, 16, true, 2},  // shared key heads
+    {2, 2, 2, 9, 9, 4, false, 1},
+    {2, 2, 2, 70, 130, 16, false, 1},
+    {2, 3, 3, 12, 65, 4, false, 2},
+    {1, 2, 2, 66, 67, 4, true, 3},
+    {1, 2, 2, 19, 19, 4, false, 0, 0.3},
+    {2, 4, 2, 70, 67, 8, true, 1, 0.5},
+    {1, 1, 1, 8, 8, 4, false, 0, 1.0},
+    {1, 2, 2, 10, 10, 4, true, 0, 0, 0.3},
+    {1, 1, 1, 65, 65, 260, true},
+    {2, 2, 2, 0, 5, 4},
+    {2, 2, 2, 5, 0, 4},
+    {0, 2, 2, 5, 5, 4},
+    {1, 2, 2, 3, 3, 0},
 };
 
 struct Problem {
@@ -64,7 +86,8 @@ Problem make(const Case& c, DType dtype) {
   std::mt19937 engine(4);
   if (c.mask == 1) {
     std::vector<double> values(size_t(c.batch * c.queries * c.keys));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = engine() % 3 != 0 && int64_t(i) / c.keys != 2;  // row 2: nothing
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = engine() % 3 != 0 && int64_t(i) / c.keys != 2;  // row 2: nothing
     p.mask = Tensor::from(values, {c.batch, 1, c.queries, c.keys}).to(boolean);
   } else if (c.mask == 2) {
     p.mask = random_tensor({c.heads, 1, c.keys}, dtype, 5);
@@ -112,7 +135,8 @@ Reference reference(const Case& c, const Problem& p) {
         weight[size_t(j)] /= sum == 0 ? 1 : sum;
         const uint64_t place = uint64_t((bh * T + i) * S + j);
         if (c.dropout > 0)
-          keep[size_t(j)] = c.dropout < 1 && philox(p.args.key, place / 4)[place % 4] >= c.dropout * 0x1p32 ? 1 / (1 - c.dropout) : 0;
+          keep[size_t(j)] =
+              c.dropout < 1 && philox(p.args.key, place / 4)[place % 4] >= c.dropout * 0x1p32 ? 1 / (1 - c.dropout) : 0;
         for (int64_t d = 0; d < D; ++d) {
           const size_t at_v = size_t(kv + j * D + d);
           r.out[size_t(at + d)] += weight[size_t(j)] * keep[size_t(j)] * v[at_v];
@@ -143,7 +167,8 @@ void check_close(const Tensor& got, const std::vector<double>& wanted, double to
 
 bool same_bits(const Tensor& a, const Tensor& b) {
   const Tensor x = a.to(cpu).contiguous(), y = b.to(cpu).contiguous();
-  return x.shape() == y.shape() && (x.numel() == 0 || std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0);
+  return x.shape() == y.shape() &&
+         (x.numel() == 0 || std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0);
 }
 
 struct Threads {
@@ -155,9 +180,7 @@ struct Threads {
 std::string message_of(auto&& call) {
   try {
     call();
-  } catch (const Error& error) {
-    return error.what();
-  }
+  } catch (const Error& error) { return error.what(); }
   return "no error";
 }
 
@@ -193,10 +216,12 @@ TEST_CASE("attention takes any layout and writes gradients into packed views") {
     const Tensor grad = random_tensor({B, H, D, T}, dtype, 2).transpose(2, 3);  // D not of stride 1
     const AttentionArgs args{.scale = 0, .causal = true};
     const AttentionResult a = attention(q, k, v, {}, args);
-    const AttentionResult b = attention(q.contiguous(), k.transpose(2, 3).contiguous().transpose(2, 3), v.clone(), {}, args);
+    const AttentionResult b =
+        attention(q.contiguous(), k.transpose(2, 3).contiguous().transpose(2, 3), v.clone(), {}, args);
     CHECK(same_bits(a.out, b.out));
     CHECK(same_bits(a.lse, b.lse));
-    const AttentionGrad wanted = attention_grad(grad.contiguous(), q.contiguous(), k.contiguous(), v.contiguous(), {}, b, args);
+    const AttentionGrad wanted =
+        attention_grad(grad.contiguous(), q.contiguous(), k.contiguous(), v.contiguous(), {}, b, args);
     const Tensor into = full({B, T, 3, H, D}, 9, {.dtype = dtype});
     Tensor grad_q = part(into, 0), grad_k = part(into, 1), grad_v = part(into, 2);
     const uint32_t version = into.storage()->version();
@@ -241,7 +266,8 @@ TEST_CASE("dropout keeps about 1 - p of the weights and depends on its key") {
 }
 
 TEST_CASE("some of the heads lose the weights that they lose among all") {
-  const Tensor q = random_tensor({2, 6, 9, 4}, f64, 1), k = random_tensor({2, 6, 13, 4}, f64, 2), v = random_tensor({2, 6, 13, 4}, f64, 3), grad = random_tensor({2, 6, 9, 4}, f64, 4);
+  const Tensor q = random_tensor({2, 6, 9, 4}, f64, 1), k = random_tensor({2, 6, 13, 4}, f64, 2),
+               v = random_tensor({2, 6, 13, 4}, f64, 3), grad = random_tensor({2, 6, 9, 4}, f64, 4);
   const AttentionArgs args{.scale = 0.5, .dropout = 0.4, .key = {1, 2}};
   const AttentionResult all = attention(q, k, v, {}, args);
   const AttentionGrad grads = attention_grad(grad, q, k, v, {}, all, args);
@@ -306,26 +332,60 @@ TEST_CASE("rotary turns pairs and back") {
 TEST_CASE("wrong calls are named") {
   const Tensor q = zeros({2, 4, 5, 8}), k = zeros({2, 2, 6, 8}), v = k;
   const AttentionResult r = attention(q, k, v);
-  const struct { std::string message; const char* part; } rows[] = {
-      {message_of([&] { attention(zeros({4, 5, 8}), k, v); }), "[attention] expected q (B, H, T, D)"},
-      {message_of([&] { attention(q, zeros({2, 3, 6, 8}), v); }), "multiple of the heads of k, got 4 and 3"},
-      {message_of([&] { attention(q, zeros({2, 2, 6, 4}), v); }), "expected k of shape (2, 2, 6, 8), got (2, 2, 6, 4)"},
-      {message_of([&] { attention(q, k, zeros({2, 2, 7, 8})); }), "expected v of shape (2, 2, 6, 8), got (2, 2, 7, 8)"},
+  const struct {
+    std::string message;
+    const char* part;
+  } rows[] = {
+      {message_of([&] {
+         attention(zeros({4, 5, 8}), k, v);
+       }),
+       "[attention] expected q (B, H, T, D)"},
+      {message_of([&] {
+         attention(q, zeros({2, 3, 6, 8}), v);
+       }),
+       "multiple of the heads of k, got 4 and 3"},
+      {message_of([&] {
+         attention(q, zeros({2, 2, 6, 4}), v);
+       }),
+       "expected k of shape (2, 2, 6, 8), got (2, 2, 6, 4)"},
+      {message_of([&] {
+         attention(q, k, zeros({2, 2, 7, 8}));
+       }),
+       "expected v of shape (2, 2, 6, 8), got (2, 2, 7, 8)"},
       {message_of([&] { attention(q, k.to(f64), v); }), "[attention] expected one dtype, got f32 and f64"},
       {message_of([&] { attention(q.to(i64), k, v); }), "expected a floating dtype, got i64"},
       {message_of([&] { attention(q, Tensor(), v); }), "undefined"},
-      {message_of([&] { attention(q, k, v, zeros({5, 5})); }), "= (2, 4, 5, 6), got (5, 5)"},
-      {message_of([&] { attention(q, k, v, zeros({5, 6}, {.dtype = i32})); }), "expected a mask of dtype bool or f32, got i32"},
+      {message_of([&] {
+         attention(q, k, v, zeros({5, 5}));
+       }),
+       "= (2, 4, 5, 6), got (5, 5)"},
+      {message_of([&] {
+         attention(q, k, v, zeros({5, 6}, {.dtype = i32}));
+       }),
+       "expected a mask of dtype bool or f32, got i32"},
       {message_of([&] { attention(q, k, v, {}, {.scale = 0, .dropout = 1.5}); }), "from 0 to 1, got 1.5"},
       {message_of([&] { attention(q, k, v, {}, {.scale = inf}); }), "finite scale"},
-      {message_of([&] { attention_grad(zeros({2, 4, 5, 7}), q, k, v, {}, r, {.scale = 0}); }), "expected grad of shape (2, 4, 5, 8)"},
-      {message_of([&] { attention_grad(q, q, k, v, {}, {r.out, r.out}, {.scale = 0}); }), "expected the saved lse of shape (2, 4, 5)"},
+      {message_of([&] {
+         attention_grad(zeros({2, 4, 5, 7}), q, k, v, {}, r, {.scale = 0});
+       }),
+       "expected grad of shape (2, 4, 5, 8)"},
+      {message_of([&] {
+         attention_grad(q, q, k, v, {}, {r.out, r.out}, {.scale = 0});
+       }),
+       "expected the saved lse of shape (2, 4, 5)"},
       {message_of([&] {
          Tensor gq = zeros({2, 4, 8, 5}).transpose(2, 3), gk = zeros({2, 2, 6, 8}), gv = gk.clone();
          attention_grad_into(q, q, k, v, {}, r, {.scale = 0}, gq, gk, gv);
-       }), "expected outputs with stride 1 in the last dim"},
-      {message_of([&] { rotary(zeros({5, 7}), zeros({5, 3}), zeros({5, 3})); }), "[rotary] expected x of shape (..., T, D) with D even"},
-      {message_of([&] { rotary(zeros({5, 8}), zeros({4, 4}), zeros({5, 4})); }), "(T, D / 2) = (5, 4), got (4, 4)"},
+       }),
+       "expected outputs with stride 1 in the last dim"},
+      {message_of([&] {
+         rotary(zeros({5, 7}), zeros({5, 3}), zeros({5, 3}));
+       }),
+       "[rotary] expected x of shape (..., T, D) with D even"},
+      {message_of([&] {
+         rotary(zeros({5, 8}), zeros({4, 4}), zeros({5, 4}));
+       }),
+       "(T, D / 2) = (5, 4), got (4, 4)"},
   };
   for (const auto& row : rows) {
     CAPTURE(row.message);

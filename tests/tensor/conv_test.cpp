@@ -26,8 +26,7 @@ Tensor values(const Shape& shape, uint32_t seed, DType dtype = f32) {
 Tensor channels_last(const Tensor& x) { return x.permute({0, 2, 3, 1}).clone().permute({0, 3, 1, 2}); }
 
 /// Calls fn(n, k, p, q, c within x, h, w, c within the group, r, s) for every product of a convolution.
-template <class Fn>
-void each_product(const Shape& x, const Shape& w, const Shape& y, const ConvArgs& a, Fn&& fn) {
+template <class Fn> void each_product(const Shape& x, const Shape& w, const Shape& y, const ConvArgs& a, Fn&& fn) {
   const int64_t kg = w[0] / a.groups;
   for (int64_t n = 0; n < y[0]; ++n)
     for (int64_t k = 0; k < y[1]; ++k)
@@ -36,10 +35,12 @@ void each_product(const Shape& x, const Shape& w, const Shape& y, const ConvArgs
           for (int64_t c = 0; c < w[1]; ++c)
             for (int64_t r = 0; r < w[2]; ++r)
               for (int64_t s = 0; s < w[3]; ++s) {
-                const int64_t h = p * a.stride[0] - a.padding[0] + r * a.dilation[0], i = q * a.stride[1] - a.padding[1] + s * a.dilation[1];
+                const int64_t h = p * a.stride[0] - a.padding[0] + r * a.dilation[0],
+                              i = q * a.stride[1] - a.padding[1] + s * a.dilation[1];
                 if (h < 0 || h >= x[2] || i < 0 || i >= x[3]) continue;
                 const int64_t channel = k / kg * w[1] + c;
-                fn(((n * y[1] + k) * y[2] + p) * y[3] + q, ((n * x[1] + channel) * x[2] + h) * x[3] + i, ((k * w[1] + c) * w[2] + r) * w[3] + s);
+                fn(((n * y[1] + k) * y[2] + p) * y[3] + q, ((n * x[1] + channel) * x[2] + h) * x[3] + i,
+                   ((k * w[1] + c) * w[2] + r) * w[3] + s);
               }
 }
 
@@ -47,13 +48,15 @@ void check_close(const Tensor& got, const std::vector<double>& wanted, double to
   const auto v = got.to_vector<double>();
   REQUIRE(v.size() == wanted.size());
   double worst = 0;
-  for (size_t i = 0; i < v.size(); ++i) worst = std::max(worst, std::abs(v[i] - wanted[i]) / std::max(1.0, std::abs(wanted[i])));
+  for (size_t i = 0; i < v.size(); ++i)
+    worst = std::max(worst, std::abs(v[i] - wanted[i]) / std::max(1.0, std::abs(wanted[i])));
   CHECK(worst <= tolerance);
 }
 
 bool same_bits(const Tensor& a, const Tensor& b) {
   const Tensor x = a.to(cpu).contiguous(), y = b.to(cpu).contiguous();
-  return x.shape() == y.shape() && (x.numel() == 0 || std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0);
+  return x.shape() == y.shape() &&
+         (x.numel() == 0 || std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0);
 }
 
 double tolerance_of(DType dtype) { return dtype == f64 ? 1e-13 : dtype == f32 ? 1e-4 : dtype == f16 ? 2e-3 : 1e-2; }
@@ -67,13 +70,14 @@ struct Threads {
 std::string message_of(auto&& call) {
   try {
     call();
-  } catch (const Error& error) {
-    return error.what();
-  }
+  } catch (const Error& error) { return error.what(); }
   return "nothing thrown";
 }
 
-struct ConvRow { Shape x, w; ConvArgs args; };
+struct ConvRow {
+  Shape x, w;
+  ConvArgs args;
+};
 const ConvRow conv_rows[] = {
     {{2, 3, 9, 8}, {4, 3, 3, 3}, {}},
     {{1, 1, 5, 5}, {1, 1, 1, 1}, {}},
@@ -97,15 +101,21 @@ TEST_CASE("conv2d and its gradients") {
   for (const ConvRow& row : conv_rows)
     for (DType dtype : {f32, f64, f16, bf16})
       for (bool last : {false, true}) {
-        CAPTURE(row.x); CAPTURE(row.w); CAPTURE(row.args.groups); CAPTURE(dtype); CAPTURE(last);
+        CAPTURE(row.x);
+        CAPTURE(row.w);
+        CAPTURE(row.args.groups);
+        CAPTURE(dtype);
+        CAPTURE(last);
         const auto laid = [&](const Tensor& t) { return last ? channels_last(t) : t; };
-        const Tensor x = laid(values(row.x, 1, dtype)), w = values(row.w, 2, dtype), bias = values({row.w[0]}, 3, dtype);
+        const Tensor x = laid(values(row.x, 1, dtype)), w = values(row.w, 2, dtype),
+                     bias = values({row.w[0]}, 3, dtype);
         const Tensor y = conv2d(x, w, bias, row.args);
         const auto vx = x.to_vector<double>(), vw = w.to_vector<double>(), vb = bias.to_vector<double>();
         std::vector<double> wanted(size_t(y.numel()));
         const int64_t plane = y.size(2) * y.size(3);
         for (int64_t i = 0; i < y.numel(); ++i) wanted[size_t(i)] = vb[size_t(i / plane % y.size(1))];
-        each_product(row.x, row.w, y.shape(), row.args, [&](int64_t o, int64_t i, int64_t k) { wanted[size_t(o)] += vx[size_t(i)] * vw[size_t(k)]; });
+        each_product(row.x, row.w, y.shape(), row.args,
+                     [&](int64_t o, int64_t i, int64_t k) { wanted[size_t(o)] += vx[size_t(i)] * vw[size_t(k)]; });
         check_close(y, wanted, tolerance_of(dtype));
         if (last && !is_channels_last(x)) continue;
         if (y.numel() > 0 && is_channels_last(x) && plane > 1 && y.size(1) > 1) CHECK(is_channels_last(y));
@@ -131,7 +141,8 @@ TEST_CASE("conv2d and its gradients") {
 TEST_CASE("conv2d: the bits do not depend on threads") {
   for (const ConvRow& row : conv_rows)
     for (DType dtype : {f32, f64}) {
-      CAPTURE(row.x); CAPTURE(row.w);
+      CAPTURE(row.x);
+      CAPTURE(row.w);
       const Tensor x = rand(row.x).to(dtype), w = rand(row.w).to(dtype), bias = rand({row.w[0]}).to(dtype);
       std::vector<Tensor> first;
       for (int threads : {1, 2, 3}) {
@@ -155,11 +166,18 @@ TEST_CASE("conv2d takes views; conv1d is a convolution of height 1") {
   CHECK(same_bits(conv2d_grad_input(grad, w, {4, 3, 6, 6}, {}), conv2d_grad_input(grad.clone(), w, {4, 3, 6, 6}, {})));
   const Tensor x = values({3, 4, 15}, 4), v = values({6, 2, 3}, 5), bias = values({6}, 6);
   CHECK(same_bits(conv1d(x, v, bias, 2, 1, 2, 2),
-                  conv2d(x.unsqueeze(2), v.unsqueeze(2), bias, {.stride = {1, 2}, .padding = {0, 1}, .dilation = {1, 2}, .groups = 2}).squeeze(2)));
+                  conv2d(x.unsqueeze(2), v.unsqueeze(2), bias,
+                         {.stride = {1, 2}, .padding = {0, 1}, .dilation = {1, 2}, .groups = 2})
+                      .squeeze(2)));
 }
 
 TEST_CASE("conv_transpose2d is the gradient of conv2d, with a bias") {
-  struct Row { Shape x, w; ConvArgs args; Dims extra; Shape out; };
+  struct Row {
+    Shape x, w;
+    ConvArgs args;
+    Dims extra;
+    Shape out;
+  };
   for (const Row& row : {Row{{2, 3, 5, 4}, {3, 2, 3, 3}, {.stride = {2, 2}, .padding = {1, 1}}, {1, 1}, {2, 2, 10, 8}},
                          Row{{2, 4, 5, 5}, {4, 3, 2, 3}, {.groups = 2}, {0, 0}, {2, 6, 6, 7}},
                          Row{{1, 2, 3, 3}, {2, 2, 2, 2}, {.stride = {1, 1}, .dilation = {3, 3}}, {2, 2}, {1, 2, 8, 8}}})
@@ -169,26 +187,35 @@ TEST_CASE("conv_transpose2d is the gradient of conv2d, with a bias") {
       REQUIRE(y.shape() == row.out);
       const auto vx = x.to_vector<double>(), vw = w.to_vector<double>(), vb = bias.to_vector<double>();
       std::vector<double> wanted(size_t(y.numel()));
-      for (int64_t i = 0; i < y.numel(); ++i) wanted[size_t(i)] = vb[size_t(i / (row.out[2] * row.out[3]) % row.out[1])];
-      each_product(row.out, row.w, row.x, row.args, [&](int64_t o, int64_t i, int64_t k) { wanted[size_t(i)] += vx[size_t(o)] * vw[size_t(k)]; });
+      for (int64_t i = 0; i < y.numel(); ++i)
+        wanted[size_t(i)] = vb[size_t(i / (row.out[2] * row.out[3]) % row.out[1])];
+      each_product(row.out, row.w, row.x, row.args,
+                   [&](int64_t o, int64_t i, int64_t k) { wanted[size_t(i)] += vx[size_t(o)] * vw[size_t(k)]; });
       check_close(y, wanted, 1e-5);
     }
 }
 
 TEST_CASE("pooling") {
-  struct Row { Shape x; PoolArgs args; Shape out; };
-  const Row rows[] = {{{2, 3, 8, 10}, {}, {2, 3, 4, 5}},
-                      {{2, 3, 7, 35}, {}, {2, 3, 3, 17}},
-                      {{2, 3, 7, 7}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}}, {2, 3, 4, 4}},
-                      {{2, 3, 9, 9}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}, .count_include_pad = false}, {2, 3, 5, 5}},
-                      {{1, 2, 8, 8}, {.kernel = {3, 3}, .stride = {2, 2}, .ceil_mode = true}, {1, 2, 4, 4}},
-                      {{1, 2, 5, 5}, {.kernel = {2, 2}, .stride = {3, 3}, .padding = {1, 1}, .ceil_mode = true}, {1, 2, 2, 2}},
-                      {{1, 17, 9, 6}, {.kernel = {4, 2}, .stride = {1, 3}}, {1, 17, 6, 2}},
-                      {{0, 3, 8, 8}, {}, {0, 3, 4, 4}}};
+  struct Row {
+    Shape x;
+    PoolArgs args;
+    Shape out;
+  };
+  const Row rows[] = {
+      {{2, 3, 8, 10}, {}, {2, 3, 4, 5}},
+      {{2, 3, 7, 35}, {}, {2, 3, 3, 17}},
+      {{2, 3, 7, 7}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}}, {2, 3, 4, 4}},
+      {{2, 3, 9, 9}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}, .count_include_pad = false}, {2, 3, 5, 5}},
+      {{1, 2, 8, 8}, {.kernel = {3, 3}, .stride = {2, 2}, .ceil_mode = true}, {1, 2, 4, 4}},
+      {{1, 2, 5, 5}, {.kernel = {2, 2}, .stride = {3, 3}, .padding = {1, 1}, .ceil_mode = true}, {1, 2, 2, 2}},
+      {{1, 17, 9, 6}, {.kernel = {4, 2}, .stride = {1, 3}}, {1, 17, 6, 2}},
+      {{0, 3, 8, 8}, {}, {0, 3, 4, 4}}};
   for (const Row& row : rows)
     for (DType dtype : {f32, f64, f16})
       for (bool last : {false, true}) {
-        CAPTURE(row.x); CAPTURE(dtype); CAPTURE(last);
+        CAPTURE(row.x);
+        CAPTURE(dtype);
+        CAPTURE(last);
         Tensor x = values(row.x, 1, dtype);
         if (last) x = channels_last(x);
         const PoolArgs& a = row.args;
@@ -218,7 +245,8 @@ TEST_CASE("pooling") {
                   if (v[from] > best) best = v[from], at = y * width + i;
                 }
               if (a.count_include_pad)
-                inside = double((std::min(y0 + a.kernel[0], height + a.padding[0]) - y0) * (std::min(x0 + a.kernel[1], width + a.padding[1]) - x0));
+                inside = double((std::min(y0 + a.kernel[0], height + a.padding[0]) - y0) *
+                                (std::min(x0 + a.kernel[1], width + a.padding[1]) - x0));
               top.push_back(best), places.push_back(at), average.push_back(sum / inside);
               grad_top[size_t(plane * height * width + at)] += g[o];
               for (size_t from : window) grad_average[from] += g[o] / inside;
@@ -236,7 +264,8 @@ TEST_CASE("pooling") {
 
 TEST_CASE("max pooling: first place on ties, NaN wins, dilation, nothing but -inf") {
   const float nan = NAN, inf = INFINITY;
-  const Tensor x = Tensor::from({1.f, 1.f, 2.f, nan, 1.f, 1.f, 5.f, 1.f, -inf, -inf, 3.f, 4.f, -inf, -inf, 4.f, 3.f}, {1, 1, 4, 4});
+  const Tensor x =
+      Tensor::from({1.f, 1.f, 2.f, nan, 1.f, 1.f, 5.f, 1.f, -inf, -inf, 3.f, 4.f, -inf, -inf, 4.f, 3.f}, {1, 1, 4, 4});
   const auto r = max_pool2d(x, {});
   CHECK(r.indices.to_vector<int64_t>() == std::vector<int64_t>{0, 3, 8, 11});
   const auto v = r.values.to_vector<double>();
@@ -276,28 +305,74 @@ TEST_CASE("adaptive average pooling") {
 
 TEST_CASE("convolution and pooling name what is wrong") {
   const Tensor x = zeros({2, 4, 28, 28}), w = zeros({8, 3, 3, 3});
-  struct Row { std::string got, wanted; };
+  struct Row {
+    std::string got, wanted;
+  };
   const Row rows[] = {
-      {message_of([&] { conv2d(x, w); }), "[conv2d] expected an input with 3 channels (weight (8, 3, 3, 3), groups 1), got (2, 4, 28, 28)"},
-      {message_of([&] { conv2d(zeros({2, 3, 2, 2}), w); }), "[conv2d] expected a kernel that fits the padded input"},
-      {message_of([&] { conv2d(zeros({3, 5, 5}), w); }), "[conv2d] expected an input (N, C, H, W)"},
-      {message_of([&] { conv2d(zeros({2, 3, 5, 5}), w, {}, {.groups = 3}); }), "[conv2d] expected groups that divide the 8 output channels, got 3"},
-      {message_of([&] { conv2d(zeros({2, 3, 5, 5}), w, {}, {.stride = {0, 1}}); }), "[conv2d] expected 2 values >= 1 for stride, got (0, 1)"},
-      {message_of([&] { conv2d(zeros({2, 3, 5, 5}), w, {}, {.padding = {1}}); }), "for padding, got (1)"},
-      {message_of([&] { conv2d(zeros({2, 3, 5, 5}), w, zeros({3})); }), "[conv2d] expected a bias (8), got (3)"},
-      {message_of([&] { conv2d(zeros({2, 3, 5, 5}, {.dtype = i64}), w); }), "[conv2d] expected a floating dtype, got i64"},
+      {message_of([&] { conv2d(x, w); }),
+       "[conv2d] expected an input with 3 channels (weight (8, 3, 3, 3), groups 1), got (2, 4, 28, 28)"},
+      {message_of([&] {
+         conv2d(zeros({2, 3, 2, 2}), w);
+       }),
+       "[conv2d] expected a kernel that fits the padded input"},
+      {message_of([&] {
+         conv2d(zeros({3, 5, 5}), w);
+       }),
+       "[conv2d] expected an input (N, C, H, W)"},
+      {message_of([&] {
+         conv2d(zeros({2, 3, 5, 5}), w, {}, {.groups = 3});
+       }),
+       "[conv2d] expected groups that divide the 8 output channels, got 3"},
+      {message_of([&] {
+         conv2d(zeros({2, 3, 5, 5}), w, {}, {.stride = {0, 1}});
+       }),
+       "[conv2d] expected 2 values >= 1 for stride, got (0, 1)"},
+      {message_of([&] {
+         conv2d(zeros({2, 3, 5, 5}), w, {}, {.padding = {1}});
+       }),
+       "for padding, got (1)"},
+      {message_of([&] {
+         conv2d(zeros({2, 3, 5, 5}), w, zeros({3}));
+       }),
+       "[conv2d] expected a bias (8), got (3)"},
+      {message_of([&] {
+         conv2d(zeros({2, 3, 5, 5}, {.dtype = i64}), w);
+       }),
+       "[conv2d] expected a floating dtype, got i64"},
       {message_of([&] { conv1d(x, w); }), "[conv1d] expected an input (N, C, L)"},
-      {message_of([&] { conv2d_grad_input(x, w, {2, 3, 5, 5}, {}); }), "[conv2d_grad_input] expected a gradient (2, 8, 3, 3), got (2, 4, 28, 28)"},
-      {message_of([&] { conv2d_grad_weight(x, x, {8, 4, 3, 3}, {}, true); }), "[conv2d_grad_weight] expected a gradient (2, 8, 26, 26)"},
+      {message_of([&] {
+         conv2d_grad_input(x, w, {2, 3, 5, 5}, {});
+       }),
+       "[conv2d_grad_input] expected a gradient (2, 8, 3, 3), got (2, 4, 28, 28)"},
+      {message_of([&] {
+         conv2d_grad_weight(x, x, {8, 4, 3, 3}, {}, true);
+       }),
+       "[conv2d_grad_weight] expected a gradient (2, 8, 26, 26)"},
       {message_of([&] { conv_transpose2d(x, w); }), "[conv_transpose2d] expected an input with 8 channels"},
-      {message_of([&] { conv_transpose2d(zeros({1, 8, 4, 4}), w, {}, {}, {1, 1}); }), "expected output_padding below stride or dilation, got (1, 1)"},
-      {message_of([&] { max_pool2d(zeros({4, 4}), {}); }), "[max_pool2d] expected an input (N, C, H, W), got (4, 4)"},
-      {message_of([&] { max_pool2d(x, {.padding = {2, 2}}); }), "[max_pool2d] expected padding of at most half the kernel"},
-      {message_of([&] { avg_pool2d(zeros({1, 1, 1, 1}), {}); }), "[avg_pool2d] expected a kernel that fits the padded input"},
-      {message_of([&] { avg_pool2d(x, {.dilation = {2, 2}}); }), "[avg_pool2d] expected dilation (1, 1)"},
+      {message_of([&] {
+         conv_transpose2d(zeros({1, 8, 4, 4}), w, {}, {}, {1, 1});
+       }),
+       "expected output_padding below stride or dilation, got (1, 1)"},
+      {message_of([&] {
+         max_pool2d(zeros({4, 4}), {});
+       }),
+       "[max_pool2d] expected an input (N, C, H, W), got (4, 4)"},
+      {message_of([&] {
+         max_pool2d(x, {.padding = {2, 2}});
+       }),
+       "[max_pool2d] expected padding of at most half the kernel"},
+      {message_of([&] {
+         avg_pool2d(zeros({1, 1, 1, 1}), {});
+       }),
+       "[avg_pool2d] expected a kernel that fits the padded input"},
+      {message_of([&] {
+         avg_pool2d(x, {.dilation = {2, 2}});
+       }),
+       "[avg_pool2d] expected dilation (1, 1)"},
       {message_of([&] { adaptive_avg_pool2d(x, 0, 1); }), "[adaptive_avg_pool2d] expected sizes >= 1"}};
   for (const Row& row : rows) {
-    CAPTURE(row.wanted); CAPTURE(row.got);
+    CAPTURE(row.wanted);
+    CAPTURE(row.got);
     CHECK(row.got.find(row.wanted) != std::string::npos);
   }
 }

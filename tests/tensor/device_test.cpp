@@ -20,7 +20,9 @@ TEST_CASE("devices are counted and listed") {
   CHECK(device_count() == 2);
   CHECK(all_devices() == std::vector<Device>{cpu, second});
   CHECK(str(second) == "cpu:1");
-  for (const int n : {0, -1, 65}) CHECK(contains(message([n] { set_virtual_devices(n); }), "[set_virtual_devices] expected a number from 1 to 64, got " + std::to_string(n)));
+  for (const int n : {0, -1, 65})
+    CHECK(contains(message([n] { set_virtual_devices(n); }),
+                   "[set_virtual_devices] expected a number from 1 to 64, got " + std::to_string(n)));
   CHECK(device_count() == 2);
 }
 
@@ -28,11 +30,16 @@ TEST_CASE("a device that is not there is named, beside those that are") {
   const Devices two;
   const Tensor x = ones({2});
   const Device third{Device::Type::cpu, 2}, none{Device::Type::cpu, -1};
-  CHECK(message([&] { x.to(third); }) == "[to] expected one of the devices cpu:0, cpu:1, got cpu:2 (LOCKSTEP_CPU_DEVICES or set_virtual_devices() makes more)");
-  CHECK(contains(message([&] { zeros({2}, {.device = third}); }), "[storage] expected one of the devices cpu:0, cpu:1, got cpu:2"));
+  CHECK(message([&] { x.to(third); }) ==
+        "[to] expected one of the devices cpu:0, cpu:1, got cpu:2 (LOCKSTEP_CPU_DEVICES or set_virtual_devices() makes "
+        "more)");
+  CHECK(contains(message([&] { zeros({2}, {.device = third}); }),
+                 "[storage] expected one of the devices cpu:0, cpu:1, got cpu:2"));
   CHECK(contains(message([&] { x.to(none); }), "got cpu:-1"));
   const Device cuda{Device::Type::cuda, 63};
-  CHECK(contains(message([&] { x.to(cuda); }), !backend(cuda) ? "no cuda backend" : device_count(cuda.type) == 0 ? "there is no cuda device" : "expected one of the devices cuda:0"));
+  CHECK(contains(message([&] { x.to(cuda); }), !backend(cuda)                 ? "no cuda backend"
+                                               : device_count(cuda.type) == 0 ? "there is no cuda device"
+                                                                              : "expected one of the devices cuda:0"));
 }
 
 TEST_CASE("moving copies, and stays on the device") {
@@ -45,7 +52,9 @@ TEST_CASE("moving copies, and stays on the device") {
   y.zero_();
   CHECK(x.to_vector<float>() == std::vector<float>{0, 1, 2, 3, 4, 5});
   CHECK(y.to(cpu).device() == cpu);
-  for (const Tensor& made : {y + y, y.clone(), y.to(f64), zeros_like(y), matmul(y, y.t()), sum(y), softmax(y, 0), cat({y, y}), y.slice(0, 1), flip(y, {0})}) CHECK(made.device() == second);
+  for (const Tensor& made : {y + y, y.clone(), y.to(f64), zeros_like(y), matmul(y, y.t()), sum(y), softmax(y, 0),
+                             cat({y, y}), y.slice(0, 1), flip(y, {0})})
+    CHECK(made.device() == second);
   y.copy_(x.t());  // a copy is allowed to cross
   CHECK(y.to_vector<float>() == std::vector<float>{0, 3, 1, 4, 2, 5});
   CHECK(to_string(y.to(i64)) == "[[0, 3],\n [1, 4],\n [2, 5]], dtype=i64, device=cpu:1");
@@ -54,24 +63,60 @@ TEST_CASE("moving copies, and stays on the device") {
 
 TEST_CASE("an operation on two devices is an error that names both") {
   const Devices two;
-  const Tensor a = ones({2, 2}), b = ones({2, 2}, {.device = second}), i = zeros({2}, {.dtype = i64, .device = second}), m = ones({2, 2}, {boolean, second});
+  const Tensor a = ones({2, 2}), b = ones({2, 2}, {.device = second}), i = zeros({2}, {.dtype = i64, .device = second}),
+               m = ones({2, 2}, {boolean, second});
   const std::string here = str(default_device());
-  CHECK(message([&] { a + b; }) == "[add] expected one device, got (2, 2) on " + here + " and (2, 2) on cpu:1 (move with .to(device))");
-  const Tensor image = ones({1, 1, 4, 4}), kernel = ones({1, 1, 2, 2}, {.device = second}), v = ones({2}), w = ones({2}, {.device = second}), q = ones({1, 1, 2, 2});
+  CHECK(message([&] { a + b; }) ==
+        "[add] expected one device, got (2, 2) on " + here + " and (2, 2) on cpu:1 (move with .to(device))");
+  const Tensor image = ones({1, 1, 4, 4}), kernel = ones({1, 1, 2, 2}, {.device = second}), v = ones({2}),
+               w = ones({2}, {.device = second}), q = ones({1, 1, 2, 2});
   const std::vector<std::pair<const char*, std::function<void()>>> rows = {
-      {"[add_]", [&] { add_(a, b); }}, {"[add_]", [&] { add_(a, b, 2); }}, {"[lt]", [&] { lt(a, b); }}, {"[maximum]", [&] { maximum(b, a); }},
-      {"[where]", [&] { where(m, a, a); }}, {"[where]", [&] { where(m, a, b); }}, {"[addcmul]", [&] { addcmul(a, a, b); }}, {"[lerp]", [&] { lerp(a, b, 0.5); }},
-      {"[matmul]", [&] { matmul(a, b); }}, {"[addmm]", [&] { addmm(b, a, a); }}, {"[linear]", [&] { linear(a, b, {}); }}, {"[linear]", [&] { linear(a, a, w); }},
-      {"", [&] { einsum("ij,jk->ik", {a, b}); }}, {"[outer]", [&] { outer(v, w); }}, {"[conv2d]", [&] { conv2d(image, kernel, {}); }},
-      {"[cat]", [&] { cat({a, b}); }}, {"[stack]", [&] { stack({a, b}); }}, {"[index_select]", [&] { index_select(a, 0, i); }},
-      {"[gather]", [&] { gather(a, 0, i.view({1, 2})); }}, {"[embedding]", [&] { embedding(a, i); }}, {"[masked_fill]", [&] { masked_fill(a, m, 0); }},
-      {"[index_add_]", [&] { index_add_(a, 0, zeros({2}, {.dtype = i64}), b); }}, {"[layer_norm]", [&] { layer_norm(a, {2}, w); }},
-      {"[rms_norm]", [&] { rms_norm(a, w, 1e-5); }}, {"", [&] { cross_entropy_rows(a, i); }}, {"[attention]", [&] { attention(q, q.to(second), q); }},
-      {"[allclose]", [&] { allclose(a, b); }}, {"[equal]", [&] { equal(a, b); }},
+      {"[add_]", [&] { add_(a, b); }},
+      {"[add_]", [&] { add_(a, b, 2); }},
+      {"[lt]", [&] { lt(a, b); }},
+      {"[maximum]", [&] { maximum(b, a); }},
+      {"[where]", [&] { where(m, a, a); }},
+      {"[where]", [&] { where(m, a, b); }},
+      {"[addcmul]", [&] { addcmul(a, a, b); }},
+      {"[lerp]", [&] { lerp(a, b, 0.5); }},
+      {"[matmul]", [&] { matmul(a, b); }},
+      {"[addmm]", [&] { addmm(b, a, a); }},
+      {"[linear]", [&] { linear(a, b, {}); }},
+      {"[linear]", [&] { linear(a, a, w); }},
+      {"",
+       [&] {
+         einsum("ij,jk->ik", {a, b});
+       }},
+      {"[outer]", [&] { outer(v, w); }},
+      {"[conv2d]", [&] { conv2d(image, kernel, {}); }},
+      {"[cat]",
+       [&] {
+         cat({a, b});
+       }},
+      {"[stack]",
+       [&] {
+         stack({a, b});
+       }},
+      {"[index_select]", [&] { index_select(a, 0, i); }},
+      {"[gather]",
+       [&] {
+         gather(a, 0, i.view({1, 2}));
+       }},
+      {"[embedding]", [&] { embedding(a, i); }},
+      {"[masked_fill]", [&] { masked_fill(a, m, 0); }},
+      {"[index_add_]", [&] { index_add_(a, 0, zeros({2}, {.dtype = i64}), b); }},
+      {"[layer_norm]", [&] { layer_norm(a, {2}, w); }},
+      {"[rms_norm]", [&] { rms_norm(a, w, 1e-5); }},
+      {"", [&] { cross_entropy_rows(a, i); }},
+      {"[attention]", [&] { attention(q, q.to(second), q); }},
+      {"[allclose]", [&] { allclose(a, b); }},
+      {"[equal]", [&] { equal(a, b); }},
   };
   for (const auto& [op, call] : rows) {
     const std::string text = message(call);
-    CHECK_MESSAGE((contains(text, op) && contains(text, "expected one device, got ") && contains(text, here) && contains(text, "cpu:1")), op, ": ", text);
+    CHECK_MESSAGE((contains(text, op) && contains(text, "expected one device, got ") && contains(text, here) &&
+                   contains(text, "cpu:1")),
+                  op, ": ", text);
   }
 }
 

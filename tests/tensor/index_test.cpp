@@ -64,9 +64,19 @@ TEST_CASE("embedding gradient: the bits do not depend on threads") {
 }
 
 TEST_CASE("gather, scatter and scatter_add agree with loops") {
-  struct Row { Shape x, index; int dim; };
-  const Row rows[] = {{{5}, {9}, 0}, {{5, 7}, {5, 3}, 1}, {{5, 7}, {4, 7}, 0}, {{5, 7}, {2, 20}, 1}, {{4, 6, 3}, {2, 9, 2}, 1},
-                      {{4, 6, 3}, {4, 6, 3}, 2}, {{4, 6, 3}, {8, 5, 3}, 0}, {{300, 200}, {300, 100}, 1}, {{300, 200}, {100, 200}, 0},
+  struct Row {
+    Shape x, index;
+    int dim;
+  };
+  const Row rows[] = {{{5}, {9}, 0},
+                      {{5, 7}, {5, 3}, 1},
+                      {{5, 7}, {4, 7}, 0},
+                      {{5, 7}, {2, 20}, 1},
+                      {{4, 6, 3}, {2, 9, 2}, 1},
+                      {{4, 6, 3}, {4, 6, 3}, 2},
+                      {{4, 6, 3}, {8, 5, 3}, 0},
+                      {{300, 200}, {300, 100}, 1},
+                      {{300, 200}, {100, 200}, 0},
                       {{3, 4}, {0, 4}, 0}};
   for (const Row& row : rows) {
     for (DType dtype : {f32, f64, bf16, i64, u8}) {
@@ -101,14 +111,17 @@ TEST_CASE("gather, scatter and scatter_add agree with loops") {
           sums[size_t(in_x)] += values[size_t(in_s)];
         }
         CHECK(placed.to_vector<double>() == expected);
-        if (dtype == u8) for (double& v : sums) v = double(uint8_t(int64_t(v)));
-        if (dtype == bf16) for (double& v : sums) v = float(BFloat16(float(v)));
+        if (dtype == u8)
+          for (double& v : sums) v = double(uint8_t(int64_t(v)));
+        if (dtype == bf16)
+          for (double& v : sums) v = float(BFloat16(float(v)));
         CHECK(added.to_vector<double>() == sums);
       }
     }
   }
   CHECK(gather(full({}, 7), 0, zeros({}, {.dtype = i64})).item() == 7);
-  CHECK(list(scatter(zeros({2}, {.dtype = i64}), 0, ints({0, 0, 0}), ints({4, 5, 6}))) == Ints{6, 0});  // the last one stays
+  CHECK(list(scatter(zeros({2}, {.dtype = i64}), 0, ints({0, 0, 0}), ints({4, 5, 6}))) ==
+        Ints{6, 0});  // the last one stays
   const Tensor view = zeros({3, 2}).t();
   scatter_add_(view, 1, zeros({2, 3}, {.dtype = i64}), ones({2, 3}));
   CHECK(equal(view, Tensor::from<float>({3, 0, 0, 3, 0, 0}, {2, 3})));
@@ -186,9 +199,13 @@ TEST_CASE("tril and triu") {
       const int64_t n = x.size(-2), m = x.size(-1);
       for (int64_t flat = 0; flat < x.numel(); ++flat) {
         const int64_t i = flat / m % n, j = flat % m;
-        CHECK(low[size_t(flat)] == (j <= i || diagonal > 99 ? (diagonal > -99 && (diagonal > 99 || j - i <= diagonal)) ? values[size_t(flat)] : 0
-                                     : (diagonal > -99 && j - i <= diagonal) ? values[size_t(flat)] : 0));
-        CHECK(high[size_t(flat)] == (diagonal < -99 || (diagonal < 99 && j - i >= diagonal) ? values[size_t(flat)] : 0));
+        CHECK(low[size_t(flat)] ==
+              (j <= i || diagonal > 99
+                   ? (diagonal > -99 && (diagonal > 99 || j - i <= diagonal)) ? values[size_t(flat)] : 0
+               : (diagonal > -99 && j - i <= diagonal) ? values[size_t(flat)]
+                                                       : 0));
+        CHECK(high[size_t(flat)] ==
+              (diagonal < -99 || (diagonal < 99 && j - i >= diagonal) ? values[size_t(flat)] : 0));
       }
     }
   }
@@ -206,29 +223,74 @@ TEST_CASE("one_hot") {
 TEST_CASE("indexing: wrong calls change nothing") {
   const Tensor weight = randn({211, 4}), before = weight.clone(), x = randn({2, 3});
   const Tensor bad = ints({1, 2, 3, 4, 5, 300, -7});
-  struct Row { std::string text; std::function<void()> call; };
+  struct Row {
+    std::string text;
+    std::function<void()> call;
+  };
   const Row rows[] = {
-      {found_in_values("[embedding] expected indices in [0, 211), got 300 at position 5"), [&] { embedding(weight, bad); }},
-      {"[embedding] expected an index of i64, got i32 (convert with .to(i64))", [&] { embedding(weight, bad.to(i32)); }},
+      {found_in_values("[embedding] expected indices in [0, 211), got 300 at position 5"),
+       [&] { embedding(weight, bad); }},
+      {"[embedding] expected an index of i64, got i32 (convert with .to(i64))",
+       [&] { embedding(weight, bad.to(i32)); }},
       {"[embedding] expected a weight of shape (rows, columns), got (4)", [&] { embedding(weight[0], bad); }},
-      {found_in_values("[embedding_grad_] expected indices in [0, 211), got 300 at position 5"), [&] { embedding_grad_(weight, ones({7, 4}), bad); }},
-      {"[embedding_grad_] expected a gradient of shape (2, 4), got (2, 3)", [&] { embedding_grad_(weight, x, ints({0, 1})); }},
-      {found_in_values("[gather] expected indices in [0, 3), got 3 at position 1"), [&] { gather(x, 1, ints({0, 3}, {2, 1})); }},
-      {"[gather] expected an index of the rank of (2, 3) and at most its sizes outside dim 1, got (3, 1)", [&] { gather(x, 1, ints({0, 1, 2}, {3, 1})); }},
-      {"[scatter] expected one dtype, got f32 and f64", [&] { scatter(x, 1, ints({0, 1}, {2, 1}), x.to(f64)); }},
-      {"[scatter_add_] expected a source of at least the index's sizes (2, 1), got (1, 3)", [&] { scatter_add_(x, 1, ints({0, 1}, {2, 1}), x.narrow(0, 0, 1)); }},
-      {found_in_values("[index_select] expected indices in [0, 2), got -7 at position 6"), [&] { index_select(x.narrow(1, 0, 2), 1, ints({0, 0, 0, 0, 0, 0, -7})); }},
+      {found_in_values("[embedding_grad_] expected indices in [0, 211), got 300 at position 5"),
+       [&] {
+         embedding_grad_(weight, ones({7, 4}), bad);
+       }},
+      {"[embedding_grad_] expected a gradient of shape (2, 4), got (2, 3)",
+       [&] {
+         embedding_grad_(weight, x, ints({0, 1}));
+       }},
+      {found_in_values("[gather] expected indices in [0, 3), got 3 at position 1"),
+       [&] {
+         gather(x, 1, ints({0, 3}, {2, 1}));
+       }},
+      {"[gather] expected an index of the rank of (2, 3) and at most its sizes outside dim 1, got (3, 1)",
+       [&] {
+         gather(x, 1, ints({0, 1, 2}, {3, 1}));
+       }},
+      {"[scatter] expected one dtype, got f32 and f64",
+       [&] {
+         scatter(x, 1, ints({0, 1}, {2, 1}), x.to(f64));
+       }},
+      {"[scatter_add_] expected a source of at least the index's sizes (2, 1), got (1, 3)",
+       [&] {
+         scatter_add_(x, 1, ints({0, 1}, {2, 1}), x.narrow(0, 0, 1));
+       }},
+      {found_in_values("[index_select] expected indices in [0, 2), got -7 at position 6"),
+       [&] {
+         index_select(x.narrow(1, 0, 2), 1, ints({0, 0, 0, 0, 0, 0, -7}));
+       }},
       {"[index_add_] expected a source of shape (2, 1), got (2, 3)", [&] { index_add_(x, 1, ints({0}), x); }},
-      {found_in_values("[index_add_] expected indices in [0, 211), got 300 at position 5"), [&] { index_add_(weight, 0, bad, ones({7, 4})); }},
+      {found_in_values("[index_add_] expected indices in [0, 211), got 300 at position 5"),
+       [&] {
+         index_add_(weight, 0, bad, ones({7, 4}));
+       }},
       {"[masked_fill] expected a bool mask, got f32", [&] { masked_fill(x, x, 0); }},
-      {"[masked_fill_] expected a mask that broadcasts to (3), got (2, 3)", [&] { masked_fill_(x[0], x.to(boolean), 0); }},
+      {"[masked_fill_] expected a mask that broadcasts to (3), got (2, 3)",
+       [&] { masked_fill_(x[0], x.to(boolean), 0); }},
       {"[cat] expected at least one tensor, got none", [&] { cat({}); }},
-      {"[cat] expected shapes that agree outside dim 0, got (2, 3) and (211, 4)", [&] { cat({x, weight}); }},
-      {"[stack] expected equal shapes, got (2, 3) and (211, 4)", [&] { stack({x, weight}); }},
-      {"[pad] expected padding that leaves sizes >= 0", [&] { pad(x, {-4, 0}); }},
+      {"[cat] expected shapes that agree outside dim 0, got (2, 3) and (211, 4)",
+       [&] {
+         cat({x, weight});
+       }},
+      {"[stack] expected equal shapes, got (2, 3) and (211, 4)",
+       [&] {
+         stack({x, weight});
+       }},
+      {"[pad] expected padding that leaves sizes >= 0",
+       [&] {
+         pad(x, {-4, 0});
+       }},
       {"[pad] expected (before, after) pairs", [&] { pad(x, {1}); }},
-      {"[flip] expected every dim once, got (0, 0)", [&] { flip(x, {0, 0}); }},
-      {"[roll] expected as many shifts as dims", [&] { roll(x, {1}, {0, 1}); }},
+      {"[flip] expected every dim once, got (0, 0)",
+       [&] {
+         flip(x, {0, 0});
+       }},
+      {"[roll] expected as many shifts as dims",
+       [&] {
+         roll(x, {1}, {0, 1});
+       }},
       {"[repeat] expected at least 2 counts for shape (2, 3), got (2)", [&] { repeat(x, {2}); }},
       {"[tril] expected at least two dims, got shape (3)", [&] { tril(x[0]); }},
       {found_in_values("[one_hot] expected indices in [0, 3), got 3 at position 0"), [&] { one_hot(ints({3}), 3); }},

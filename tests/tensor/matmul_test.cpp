@@ -40,13 +40,12 @@ void check_close(const Tensor& got, const std::vector<double>& wanted, double to
   const auto v = got.to_vector<double>();
   REQUIRE(v.size() == wanted.size());
   double worst = 0;
-  for (size_t i = 0; i < v.size(); ++i) worst = std::max(worst, std::abs(v[i] - wanted[i]) / std::max(1.0, std::abs(wanted[i])));
+  for (size_t i = 0; i < v.size(); ++i)
+    worst = std::max(worst, std::abs(v[i] - wanted[i]) / std::max(1.0, std::abs(wanted[i])));
   CHECK(worst <= tolerance);
 }
 
-bool same_bits(const Tensor& a, const Tensor& b) {
-  return equal(a, b);
-}
+bool same_bits(const Tensor& a, const Tensor& b) { return equal(a, b); }
 
 double tolerance_of(DType dtype) { return dtype == f64 ? 1e-14 : dtype == f32 ? 1e-5 : dtype == f16 ? 1e-3 : 8e-3; }
 
@@ -59,22 +58,28 @@ struct Threads {
 std::string message_of(auto&& call) {
   try {
     call();
-  } catch (const Error& error) {
-    return error.what();
-  }
+  } catch (const Error& error) { return error.what(); }
   return "nothing thrown";
 }
 
 }  // namespace
 
 TEST_CASE("matmul: shapes, layouts and dtypes") {
-  struct Row { int64_t m, n, k; };
-  for (const Row r : {Row{1, 1, 1}, {4, 4, 4}, {1, 7, 5}, {7, 1, 5}, {1, 1, 3000}, {1, 1000, 300}, {1000, 1, 300}, {33, 17, 45}, {8, 48, 384},
-                      {64, 10, 128}, {10, 64, 64}, {133, 49, 401}, {130, 260, 70}, {400, 31, 100}, {3, 3, 4099}, {17, 3, 1000}, {129, 17, 129}, {4099, 3, 17}, {17, 4099, 3},
-                      {14, 32, 512}, {15, 33, 513}, {113, 1537, 20}, {3, 0, 4}, {0, 3, 4}, {3, 4, 0}})
+  struct Row {
+    int64_t m, n, k;
+  };
+  for (const Row r :
+       {Row{1, 1, 1},    {4, 4, 4},     {1, 7, 5},      {7, 1, 5},     {1, 1, 3000},   {1, 1000, 300}, {1000, 1, 300},
+        {33, 17, 45},    {8, 48, 384},  {64, 10, 128},  {10, 64, 64},  {133, 49, 401}, {130, 260, 70}, {400, 31, 100},
+        {3, 3, 4099},    {17, 3, 1000}, {129, 17, 129}, {4099, 3, 17}, {17, 4099, 3},  {14, 32, 512},  {15, 33, 513},
+        {113, 1537, 20}, {3, 0, 4},     {0, 3, 4},      {3, 4, 0}})
     for (DType dtype : {f32, f64, f16, bf16})
       for (int layout = 0; layout < 4; ++layout) {
-        CAPTURE(r.m); CAPTURE(r.n); CAPTURE(r.k); CAPTURE(dtype); CAPTURE(layout);
+        CAPTURE(r.m);
+        CAPTURE(r.n);
+        CAPTURE(r.k);
+        CAPTURE(dtype);
+        CAPTURE(layout);
         const Tensor a = layout & 1 ? values({r.k, r.m}, 1, dtype).t() : values({r.m, r.k}, 1, dtype);
         const Tensor b = layout & 2 ? values({r.n, r.k}, 2, dtype).t() : values({r.k, r.n}, 2, dtype);
         const Tensor out = matmul(a, b);
@@ -86,8 +91,8 @@ TEST_CASE("matmul: shapes, layouts and dtypes") {
 
 TEST_CASE("matmul: views with row strides, steps and repeats") {
   const Tensor x = values({40, 60}, 3), y = values({60, 40}, 4);
-  const Tensor a = x.slice(1, 5, 45).slice(0, 2, 39, 3);   // (13, 40), rows far apart
-  const Tensor b = y.slice(0, 0, 40).slice(1, 1, 40, 2);   // (40, 20), no unit stride
+  const Tensor a = x.slice(1, 5, 45).slice(0, 2, 39, 3);  // (13, 40), rows far apart
+  const Tensor b = y.slice(0, 0, 40).slice(1, 1, 40, 2);  // (40, 20), no unit stride
   check_close(matmul(a, b), reference(a, b, 1, 13, 20, 40), 1e-6);
   const Tensor repeated = values({1, 40}, 5).expand({6, 40});
   check_close(matmul(repeated, b), reference(repeated, b, 1, 6, 20, 40), 1e-6);
@@ -96,7 +101,9 @@ TEST_CASE("matmul: views with row strides, steps and repeats") {
 }
 
 TEST_CASE("matmul: vectors and batches follow NumPy") {
-  struct Row { Shape a, b, out; };
+  struct Row {
+    Shape a, b, out;
+  };
   const Row rows[] = {{{5}, {5}, {}},
                       {{3, 5}, {5}, {3}},
                       {{5}, {5, 4}, {4}},
@@ -108,7 +115,8 @@ TEST_CASE("matmul: vectors and batches follow NumPy") {
                       {{2, 1, 3, 5}, {1, 6, 5, 4}, {2, 6, 3, 4}},
                       {{0, 3, 5}, {5, 4}, {0, 3, 4}}};
   for (const Row& r : rows) {
-    CAPTURE(r.a); CAPTURE(r.b);
+    CAPTURE(r.a);
+    CAPTURE(r.b);
     const Tensor a = values(r.a, 7), b = values(r.b, 8), out = matmul(a, b);
     REQUIRE(out.shape() == r.out);
     const Tensor left = a.dim() == 1 ? a.unsqueeze(0) : a, right = b.dim() == 1 ? b.unsqueeze(1) : b;
@@ -125,9 +133,16 @@ TEST_CASE("matmul: vectors and batches follow NumPy") {
 }
 
 TEST_CASE("matmul: the bits do not depend on threads, on batching or on layout of the batch") {
-  struct Row { Shape a, b; };
-  for (const Row& r : {Row{{1024, 130}, {130, 200}}, {{200, 3000}, {3000, 96}}, {{64, 700}, {700, 2000}}, {{12, 128, 64}, {12, 64, 128}}, {{1, 5000}, {5000, 3000}},
-                       {{3000, 5000}, {5000}}, {{2000, 800}, {800, 2000}}}) {
+  struct Row {
+    Shape a, b;
+  };
+  for (const Row& r : {Row{{1024, 130}, {130, 200}},
+                       {{200, 3000}, {3000, 96}},
+                       {{64, 700}, {700, 2000}},
+                       {{12, 128, 64}, {12, 64, 128}},
+                       {{1, 5000}, {5000, 3000}},
+                       {{3000, 5000}, {5000}},
+                       {{2000, 800}, {800, 2000}}}) {
     CAPTURE(r.a);
     const Tensor a = rand(r.a), b = rand(r.b);
     Tensor first;
@@ -144,42 +159,53 @@ TEST_CASE("matmul: the bits do not depend on threads, on batching or on layout o
 TEST_CASE("matmul: an element has the same bits beside any other rows and columns, and in any layout") {
   const Tensor a = rand({1030, 1100}), b = rand({1100, 1600}), whole = matmul(a, b);
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{2, 2}, {3, 1600}, {1030, 5}, {15, 33}, {512, 1599}}) {
-    CAPTURE(rows); CAPTURE(columns);
+    CAPTURE(rows);
+    CAPTURE(columns);
     const Tensor part = whole.slice(0, 0, rows).slice(1, 0, columns).clone();
     const Tensor left = a.slice(0, 0, rows), right = b.slice(1, 0, columns);
     CHECK(same_bits(matmul(left, right), part));
     CHECK(same_bits(matmul(left.t().clone().t(), right.t().clone().t()), part));
   }
   const Tensor small = matmul(a.slice(1, 0, 9), b.slice(0, 0, 9));
-  CHECK(same_bits(matmul(a.slice(0, 4, 8).slice(1, 0, 9), b.slice(0, 0, 9).slice(1, 8, 14)), small.slice(0, 4, 8).slice(1, 8, 14).clone()));
+  CHECK(same_bits(matmul(a.slice(0, 4, 8).slice(1, 0, 9), b.slice(0, 0, 9).slice(1, 8, 14)),
+                  small.slice(0, 4, 8).slice(1, 8, 14).clone()));
 }
 
 TEST_CASE("matmul: 16-bit operands are those of f32, and the result is rounded once") {
   for (DType dtype : {f16, bf16})
     for (int layout = 0; layout < 4; ++layout) {
-      const Tensor a = (layout & 1 ? rand({600, 70}).t() : rand({70, 600})).to(dtype), b = (layout & 2 ? rand({90, 600}).t() : rand({600, 90})).to(dtype);
+      const Tensor a = (layout & 1 ? rand({600, 70}).t() : rand({70, 600})).to(dtype),
+                   b = (layout & 2 ? rand({90, 600}).t() : rand({600, 90})).to(dtype);
       CHECK(same_bits(matmul(a, b), matmul(a.to(f32), b.to(f32)).to(dtype)));
     }
 }
 
 TEST_CASE("gemm: rows apart, scratch or threads, pieces handed over once, beta 0 does not read") {
   const OnCpu on_cpu;
-  struct Row { int64_t m, n, k; };
+  struct Row {
+    int64_t m, n, k;
+  };
   for (const Row r : {Row{3, 5, 7}, {16, 16, 16}, {200, 70, 600}, {30, 3100, 40}, {1, 40, 40}, {40, 1, 40}})
     for (const float beta : {0.f, 1.f, -0.5f}) {
-      CAPTURE(r.m); CAPTURE(r.n); CAPTURE(r.k); CAPTURE(beta);
+      CAPTURE(r.m);
+      CAPTURE(r.n);
+      CAPTURE(r.k);
+      CAPTURE(beta);
       const int64_t ldc = r.n + 3;
       const Tensor a = values({r.m, r.k}, 1), b = values({r.k, r.n}, 2), start = values({r.m, ldc}, 3);
       auto wanted = reference(a, b, 1, r.m, r.n, r.k);
       Tensor first;
       for (int threads : {0, 1, 2, 3, 4}) {  // 0: scratch of ours
         const Threads scope(std::max(threads, 1));
-        Tensor out = beta == 0 ? lockstep::full({r.m, ldc}, NAN) : start.clone(), seen = zeros({r.m, r.n}), scratch = empty({on_cpu::gemm_scratch<float>(r.m, r.n, r.k) + 1});
-        on_cpu::gemm<float, float>(r.m, r.n, r.k, 2, {a.data<float>(), r.k, 1}, {b.data<float>(), r.n, 1}, beta, out.data<float>(), ldc,
+        Tensor out = beta == 0 ? lockstep::full({r.m, ldc}, NAN) : start.clone(), seen = zeros({r.m, r.n}),
+               scratch = empty({on_cpu::gemm_scratch<float>(r.m, r.n, r.k) + 1});
+        on_cpu::gemm<float, float>(
+            r.m, r.n, r.k, 2, {a.data<float>(), r.k, 1}, {b.data<float>(), r.n, 1}, beta, out.data<float>(), ldc,
             [&](int64_t i, int64_t j, int64_t rows, int64_t columns) {
               for (int64_t y = i; y < i + rows; ++y)
                 for (int64_t x = j; x < j + columns; ++x) seen.data<float>()[y * r.n + x] += 1;
-            }, threads ? nullptr : scratch.data<float>());
+            },
+            threads ? nullptr : scratch.data<float>());
         CHECK(same_bits(seen, ones({r.m, r.n})));
         const Tensor inside = out.slice(1, 0, r.n).clone(), behind = out.slice(1, r.n, ldc).clone();
         if (threads == 0) first = inside;
@@ -204,7 +230,8 @@ TEST_CASE("matmul: NaN and infinity pass, zero depth gives zeros") {
   x[17][550].fill_(nan), y[599][69].fill_(inf);
   const auto w = matmul(x, y).to_vector<double>();
   for (size_t i = 0; i < 60; ++i)
-    for (size_t j = 0; j < 70; ++j) CHECK((i == 17 ? std::isnan(w[i * 70 + j]) : w[i * 70 + j] == (j == 69 ? inf : 600)));
+    for (size_t j = 0; j < 70; ++j)
+      CHECK((i == 17 ? std::isnan(w[i * 70 + j]) : w[i * 70 + j] == (j == 69 ? inf : 600)));
 }
 
 TEST_CASE("addmm: alpha, beta, broadcasting, and beta 0 ignores c") {
@@ -224,8 +251,12 @@ TEST_CASE("linear: bias, activation and the value before it") {
   for (const Shape& shape : {Shape{12}, {5, 12}, {2, 3, 12}, {300, 12}, {0, 12}})
     for (DType dtype : {f32, f64, bf16})
       for (int64_t units : {1, 7, 300})
-        for (Activation activation : {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::gelu_erf, Activation::silu}) {
-          CAPTURE(shape); CAPTURE(dtype); CAPTURE(units); CAPTURE(int(activation));
+        for (Activation activation :
+             {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::gelu_erf, Activation::silu}) {
+          CAPTURE(shape);
+          CAPTURE(dtype);
+          CAPTURE(units);
+          CAPTURE(int(activation));
           const Tensor x = values(shape, 1, dtype), w = values({units, 12}, 2, dtype), bias = values({units}, 3, dtype);
           Tensor pre;
           const Tensor out = linear(x, w, bias, activation, &pre);
@@ -240,7 +271,8 @@ TEST_CASE("linear: bias, activation and the value before it") {
           check_close(pre, wanted, tolerance_of(dtype));
           for (double& v : wanted) {
             if (activation == Activation::relu) v = std::max(v, 0.0);
-            if (activation == Activation::gelu_tanh) v = 0.5 * v * (1 + std::tanh(std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
+            if (activation == Activation::gelu_tanh)
+              v = 0.5 * v * (1 + std::tanh(std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
             if (activation == Activation::gelu_erf) v = 0.5 * v * (1 + std::erf(v / std::sqrt(2.0)));
             if (activation == Activation::silu) v = v / (1 + std::exp(-v));
           }
@@ -261,17 +293,32 @@ TEST_CASE("linear with an activation has the bits of the two operations") {
 }
 
 TEST_CASE("matmul_unary_grad has the bits of the product and then the derivative") {
-  struct Row { int64_t m, n, k; };
-  for (const auto [m, n, k] : {Row{0, 5, 3}, {4, 0, 3}, {3, 5, 0}, {1, 1, 1}, {2, 3, 4}, {1, 97, 300}, {131, 1, 37}, {6, 16, 8}, {7, 31, 600}, {65, 33, 64}, {61, 1600, 17}}) {
+  struct Row {
+    int64_t m, n, k;
+  };
+  for (const auto [m, n, k] : {Row{0, 5, 3},
+                               {4, 0, 3},
+                               {3, 5, 0},
+                               {1, 1, 1},
+                               {2, 3, 4},
+                               {1, 97, 300},
+                               {131, 1, 37},
+                               {6, 16, 8},
+                               {7, 31, 600},
+                               {65, 33, 64},
+                               {61, 1600, 17}}) {
     for (const DType dtype : {f32, f64, bf16}) {
       for (const bool turned : {false, true}) {
         CAPTURE(m);
         CAPTURE(n);
         CAPTURE(k);
         CAPTURE(turned);
-        const auto made = [&](int64_t rows, int64_t columns, uint32_t seed) { return turned ? values({columns, rows}, seed, dtype).t() : values({rows, columns}, seed, dtype); };
+        const auto made = [&](int64_t rows, int64_t columns, uint32_t seed) {
+          return turned ? values({columns, rows}, seed, dtype).t() : values({rows, columns}, seed, dtype);
+        };
         const Tensor a = made(m, k, 1), b = made(k, n, 2), kept = made(m, n, 3);
-        for (const PointwiseOp op : {PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::silu, PointwiseOp::tanh}) {
+        for (const PointwiseOp op :
+             {PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::silu, PointwiseOp::tanh}) {
           const Tensor expected = pointwise_grad(op, PointwisePart::grad0, {}, matmul(a, b), kept, {});
           CHECK(same_bits(matmul_unary_grad(a, b, op, {}, kept), expected));
           const Threads three(3);
@@ -280,12 +327,19 @@ TEST_CASE("matmul_unary_grad has the bits of the product and then the derivative
       }
     }
   }
-  CHECK(message_of([] { matmul_unary_grad(ones({2, 3}), ones({4, 5}), PointwiseOp::relu, {}, ones({2, 5})); }).find("expected the inner sizes to agree") != std::string::npos);
+  CHECK(message_of([] {
+          matmul_unary_grad(ones({2, 3}), ones({4, 5}), PointwiseOp::relu, {}, ones({2, 5}));
+        }).find("expected the inner sizes to agree") != std::string::npos);
 }
 
 TEST_CASE("einsum") {
-  const Tensor a = values({3, 4}, 1), b = values({4, 5}, 2), c = values({5, 2}, 3), s = values({4, 4}, 4), v = values({4}, 5);
-  struct Row { const char* equation; std::vector<Tensor> in; Tensor wanted; };
+  const Tensor a = values({3, 4}, 1), b = values({4, 5}, 2), c = values({5, 2}, 3), s = values({4, 4}, 4),
+               v = values({4}, 5);
+  struct Row {
+    const char* equation;
+    std::vector<Tensor> in;
+    Tensor wanted;
+  };
   const Tensor q = values({2, 3, 4, 5}, 6), k = values({2, 3, 6, 5}, 7);
   const Row rows[] = {{"ij,jk->ik", {a, b}, matmul(a, b)},
                       {" ij , jk ", {a, b}, matmul(a, b)},
@@ -315,27 +369,48 @@ TEST_CASE("einsum") {
 
 TEST_CASE("matrix products name what is wrong") {
   const Tensor a = zeros({3, 4}), b = zeros({5, 6}), whole = zeros({4, 4}, {.dtype = i64});
-  struct Row { std::string got, wanted; };
+  struct Row {
+    std::string got, wanted;
+  };
   const Row rows[] = {
       {message_of([&] { matmul(a, b); }), "[matmul] expected the inner sizes to agree, got (3, 4) and (5, 6)"},
       {message_of([&] { matmul(whole, whole); }), "[matmul] expected a floating dtype, got i64"},
-      {message_of([&] { matmul(a, zeros({4, 4}, {.dtype = f64})); }), "[matmul] expected one dtype, got f32 and f64"},
+      {message_of([&] {
+         matmul(a, zeros({4, 4}, {.dtype = f64}));
+       }),
+       "[matmul] expected one dtype, got f32 and f64"},
       {message_of([&] { matmul(a, zeros({})); }), "[matmul] expected at least 1 dim"},
-      {message_of([&] { matmul(zeros({2, 3, 4}), zeros({3, 4, 5})); }), "[matmul] expected"},
+      {message_of([&] {
+         matmul(zeros({2, 3, 4}), zeros({3, 4, 5}));
+       }),
+       "[matmul] expected"},
       {message_of([&] { matmul(Tensor(), a); }), "[matmul] tensor is undefined"},
-      {message_of([&] { addmm(zeros({7}), a, zeros({4, 2})); }), "[addmm] expected"},
+      {message_of([&] {
+         addmm(zeros({7}), a, zeros({4, 2}));
+       }),
+       "[addmm] expected"},
       {message_of([&] { linear(a, b); }), "[linear] expected an input (..., 6) for weight (5, 6), got (3, 4)"},
-      {message_of([&] { linear(zeros({3, 6}), b, zeros({6})); }), "[linear] expected a bias (5), got (6)"},
+      {message_of([&] {
+         linear(zeros({3, 6}), b, zeros({6}));
+       }),
+       "[linear] expected a bias (5), got (6)"},
       {message_of([&] { outer(a, a); }), "[outer] expected two vectors"},
-      {message_of([&] { einsum("i...,ij", {a, b}); }), "ellipsis"},
-      {message_of([&] { einsum("ij,jk->ik", {a, b}); }), "[einsum] expected j to have size 4 everywhere, got (5, 6)"},
+      {message_of([&] {
+         einsum("i...,ij", {a, b});
+       }),
+       "ellipsis"},
+      {message_of([&] {
+         einsum("ij,jk->ik", {a, b});
+       }),
+       "[einsum] expected j to have size 4 everywhere, got (5, 6)"},
       {message_of([&] { einsum("ij,jk->ik", {a}); }), "[einsum] expected 2 operands"},
       {message_of([&] { einsum("ijk->i", {a}); }), "[einsum] expected operand 0 to have 3 dims"},
       {message_of([&] { einsum("ij->ik", {a}); }), "[einsum] expected output letters that occur"},
       {message_of([&] { einsum("ij->ii", {a}); }), "twice"},
       {message_of([&] { einsum("i1->i", {a}); }), "[einsum] expected letters"}};
   for (const Row& r : rows) {
-    CAPTURE(r.wanted); CAPTURE(r.got);
+    CAPTURE(r.wanted);
+    CAPTURE(r.got);
     CHECK(r.got.find(r.wanted) != std::string::npos);
   }
 }

@@ -1,5 +1,5 @@
-// Pointwise operations: values against std in f64, derivatives against differences, PyTorch's conventions at kinks, the same
-// bits wherever an element lies, views, broadcasting, dtypes, in-place forms and messages.
+// Pointwise operations: values against std in f64, derivatives against differences, PyTorch's conventions at kinks, the
+// same bits wherever an element lies, views, broadcasting, dtypes, in-place forms and messages.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -40,7 +40,10 @@ const std::vector<UnaryCase>& unary_cases() {
   return cases;
 }
 
-struct BinaryCase { const char* name; PointwiseOp op; };
+struct BinaryCase {
+  const char* name;
+  PointwiseOp op;
+};
 const BinaryCase binary_cases[] = {
 #define LOCKSTEP_BINARY(name, F, types) {#name, PointwiseOp::name},
 #include "tensor/pointwise.def"
@@ -50,7 +53,8 @@ const BinaryCase compare_cases[] = {
 #include "tensor/pointwise.def"
 };
 
-Tensor kernel(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, std::vector<Tensor> in, DType dtype, const Shape& shape) {
+Tensor kernel(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, std::vector<Tensor> in, DType dtype,
+              const Shape& shape) {
   Tensor out = empty(shape, {.dtype = dtype});
   std::vector<const Tensor*> list;
   for (const Tensor& tensor : in) list.push_back(&tensor);
@@ -77,9 +81,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 std::string message(const std::function<void()>& fn) {
   try {
     fn();
-  } catch (const Error& error) {
-    return error.what();
-  }
+  } catch (const Error& error) { return error.what(); }
   return "no error";
 }
 
@@ -87,15 +89,27 @@ std::string message(const std::function<void()>& fn) {
 
 TEST_CASE("pointwise: f32 agrees with std in f64") {
   using Fn = double (*)(double);
-  struct Row { const char* name; Tensor (*op)(const Tensor&); Fn reference; double low, high, ulps; };
+  struct Row {
+    const char* name;
+    Tensor (*op)(const Tensor&);
+    Fn reference;
+    double low, high, ulps;
+  };
   const auto sigmoid64 = [](double x) { return 1 / (1 + std::exp(-x)); };
-  const Row rows[] = {
-      {"exp", exp, std::exp, -104, 90, 2},       {"expm1", expm1, std::expm1, -20, 90, 2.5}, {"log", log, std::log, 0, 4, 2},
-      {"log large", log, std::log, 0, 1e38, 2},  {"log2", log2, std::log2, 0, 9, 2.5},       {"log1p", log1p, std::log1p, -1, 3, 2.5},
-      {"tanh", tanh, std::tanh, -10, 10, 3},     {"tanh small", tanh, std::tanh, -1e-3, 1e-3, 3},
-      {"erf", erf, std::erf, -5, 5, 2},          {"sigmoid", sigmoid, sigmoid64, -104, 30, 3},
-      {"sin", sin, std::sin, -1e5, 1e5, 3},      {"cos", cos, std::cos, -1e5, 1e5, 3},
-      {"sin huge", sin, std::sin, -1e30, 1e30, 1}, {"sqrt", sqrt, std::sqrt, 0, 100, 1}};
+  const Row rows[] = {{"exp", exp, std::exp, -104, 90, 2},
+                      {"expm1", expm1, std::expm1, -20, 90, 2.5},
+                      {"log", log, std::log, 0, 4, 2},
+                      {"log large", log, std::log, 0, 1e38, 2},
+                      {"log2", log2, std::log2, 0, 9, 2.5},
+                      {"log1p", log1p, std::log1p, -1, 3, 2.5},
+                      {"tanh", tanh, std::tanh, -10, 10, 3},
+                      {"tanh small", tanh, std::tanh, -1e-3, 1e-3, 3},
+                      {"erf", erf, std::erf, -5, 5, 2},
+                      {"sigmoid", sigmoid, sigmoid64, -104, 30, 3},
+                      {"sin", sin, std::sin, -1e5, 1e5, 3},
+                      {"cos", cos, std::cos, -1e5, 1e5, 3},
+                      {"sin huge", sin, std::sin, -1e30, 1e30, 1},
+                      {"sqrt", sqrt, std::sqrt, 0, 100, 1}};
   for (const Row& row : rows) {
     INFO(row.name);
     const Tensor x = numbers_of(20011, 3, row.low, row.high);
@@ -115,28 +129,31 @@ TEST_CASE("pointwise: f32 agrees with std in f64") {
 }
 
 TEST_CASE("pointwise: edge values") {
-  struct Row { const char* name; Tensor (*op)(const Tensor&); std::vector<float> x, y; };
-  const Row rows[] = {
-      {"exp", exp, {-inf, inf, 89, -104, 0}, {0, inf, inf, 0, 1}},
-      {"expm1", expm1, {-inf, inf, -0.f, 1e-45f}, {-1, inf, -0.f, 1e-45f}},
-      {"log", log, {0, -0.f, -1, inf, 1}, {-inf, -inf, nan_f, inf, 0}},
-      {"log1p", log1p, {-1, -2, -0.f, inf}, {-inf, nan_f, -0.f, inf}},
-      {"sqrt", sqrt, {0, -0.f, -1, inf}, {0, -0.f, nan_f, inf}},
-      {"rsqrt", rsqrt, {0, inf, 4}, {inf, 0, 0.5f}},
-      {"reciprocal", reciprocal, {0, -0.f, inf}, {inf, -inf, 0}},
-      {"tanh", tanh, {inf, -inf, 1e38f, -0.f}, {1, -1, 1, -0.f}},
-      {"sigmoid", sigmoid, {inf, -inf, -100, 1e38f}, {1, 0, 3.78350585e-44f, 1}},
-      {"erf", erf, {inf, -inf, -0.f}, {1, -1, -0.f}},
-      {"sin", sin, {inf, -0.f, 1e10f}, {nan_f, -0.f, -0.487506032f}},
-      {"silu", silu, {inf, 1e38f, -1e38f, -0.f}, {inf, 1e38f, -0.f, -0.f}},
-      {"gelu_tanh", gelu_tanh, {inf, 1e38f, -1e38f, -104}, {inf, 1e38f, -0.f, -0.f}},
-      {"gelu_erf", gelu_erf, {inf, 1e38f, -1e38f, -104}, {inf, 1e38f, -0.f, -0.f}},
-      {"mish", mish, {inf, 1e38f, -1e38f, 0}, {inf, 1e38f, -0.f, 0}},
-      {"log_sigmoid", log_sigmoid, {inf, -inf, -1e38f, 1e38f}, {0, -inf, -1e38f, 0}},
-      {"hardswish", hardswish, {inf, 3, -3, -4}, {inf, 3, -0.f, -0.f}},
-      {"relu", relu, {inf, -inf, -0.f, -1}, {inf, 0, -0.f, 0}},
-      {"sign", sign, {0, -0.f, -2, inf}, {0, 0, -1, 1}},
-      {"round", round, {0.5f, 1.5f, 2.5f, -0.5f}, {0, 2, 2, -0.f}}};
+  struct Row {
+    const char* name;
+    Tensor (*op)(const Tensor&);
+    std::vector<float> x, y;
+  };
+  const Row rows[] = {{"exp", exp, {-inf, inf, 89, -104, 0}, {0, inf, inf, 0, 1}},
+                      {"expm1", expm1, {-inf, inf, -0.f, 1e-45f}, {-1, inf, -0.f, 1e-45f}},
+                      {"log", log, {0, -0.f, -1, inf, 1}, {-inf, -inf, nan_f, inf, 0}},
+                      {"log1p", log1p, {-1, -2, -0.f, inf}, {-inf, nan_f, -0.f, inf}},
+                      {"sqrt", sqrt, {0, -0.f, -1, inf}, {0, -0.f, nan_f, inf}},
+                      {"rsqrt", rsqrt, {0, inf, 4}, {inf, 0, 0.5f}},
+                      {"reciprocal", reciprocal, {0, -0.f, inf}, {inf, -inf, 0}},
+                      {"tanh", tanh, {inf, -inf, 1e38f, -0.f}, {1, -1, 1, -0.f}},
+                      {"sigmoid", sigmoid, {inf, -inf, -100, 1e38f}, {1, 0, 3.78350585e-44f, 1}},
+                      {"erf", erf, {inf, -inf, -0.f}, {1, -1, -0.f}},
+                      {"sin", sin, {inf, -0.f, 1e10f}, {nan_f, -0.f, -0.487506032f}},
+                      {"silu", silu, {inf, 1e38f, -1e38f, -0.f}, {inf, 1e38f, -0.f, -0.f}},
+                      {"gelu_tanh", gelu_tanh, {inf, 1e38f, -1e38f, -104}, {inf, 1e38f, -0.f, -0.f}},
+                      {"gelu_erf", gelu_erf, {inf, 1e38f, -1e38f, -104}, {inf, 1e38f, -0.f, -0.f}},
+                      {"mish", mish, {inf, 1e38f, -1e38f, 0}, {inf, 1e38f, -0.f, 0}},
+                      {"log_sigmoid", log_sigmoid, {inf, -inf, -1e38f, 1e38f}, {0, -inf, -1e38f, 0}},
+                      {"hardswish", hardswish, {inf, 3, -3, -4}, {inf, 3, -0.f, -0.f}},
+                      {"relu", relu, {inf, -inf, -0.f, -1}, {inf, 0, -0.f, 0}},
+                      {"sign", sign, {0, -0.f, -2, inf}, {0, 0, -1, 1}},
+                      {"round", round, {0.5f, 1.5f, 2.5f, -0.5f}, {0, 2, 2, -0.f}}};
   for (const Row& row : rows) {
     INFO(row.name);
     const int64_t n = int64_t(row.x.size());
@@ -164,11 +181,13 @@ TEST_CASE("pointwise: an element has the same bits wherever it lies") {
   constexpr int64_t n = 5000;
   const Tensor x = numbers_of(n, 1), y = numbers_of(n, 2), g = numbers_of(n, 3);
   x.slice(0, 100, 200).fill_(3e7);  // beyond the fast way of sin and cos
-  const auto check = [&](const char* name, PointwiseOp op, PointwisePart part, const PointwiseArgs& args, std::vector<Tensor> in, DType out) {
+  const auto check = [&](const char* name, PointwiseOp op, PointwisePart part, const PointwiseArgs& args,
+                         std::vector<Tensor> in, DType out) {
     INFO(name);
     CAPTURE(int(part));
     const Tensor all = kernel(op, part, args, in, out, {n});
-    for (const auto& [start, length] : {std::pair<int64_t, int64_t>{0, 7}, {1, 1}, {13, 100}, {100, 33}, {4999, 1}, {1021, 2050}, {64, 64}}) {
+    for (const auto& [start, length] :
+         {std::pair<int64_t, int64_t>{0, 7}, {1, 1}, {13, 100}, {100, 33}, {4999, 1}, {1021, 2050}, {64, 64}}) {
       std::vector<Tensor> parts, strided;
       for (const Tensor& t : in) {
         parts.push_back(t.slice(0, start, start + length));
@@ -215,18 +234,21 @@ TEST_CASE("pointwise: derivatives agree with differences") {
   for (const UnaryCase& c : unary_cases()) {
     INFO(c.name);
     for (const double low : {0.05, -2.95}) {
-      const bool positive = std::string(c.name).find("log") == 0 || std::string(c.name).find("sqrt") != std::string::npos ||
-                            std::string(c.name) == "rsqrt" || std::string(c.name) == "pow_scalar";
+      const bool positive = std::string(c.name).find("log") == 0 ||
+                            std::string(c.name).find("sqrt") != std::string::npos || std::string(c.name) == "rsqrt" ||
+                            std::string(c.name) == "pow_scalar";
       if (low < 0 && positive && c.op != PointwiseOp::log_sigmoid) continue;
       const PointwiseArgs args = c.op == PointwiseOp::clamp ? PointwiseArgs{-1.01, 1.37} : c.args;
       const Tensor x = numbers_of(n, 4, low, low + 2.9, f64);
       const auto value = [&](const Tensor& t) { return kernel(c.op, PointwisePart::value, args, {t}, f64, {n}); };
       const Tensor difference = (value(x + h) - value(x - h)) * (1 / (2 * h)) * g;
-      const Tensor grad = pointwise_grad(c.op, PointwisePart::grad0, args, g.clone(), c.reads_output ? value(x) : x, {});
+      const Tensor grad =
+          pointwise_grad(c.op, PointwisePart::grad0, args, g.clone(), c.reads_output ? value(x) : x, {});
       const auto expected = difference.to_vector<double>(), got = grad.to_vector<double>();
       for (size_t i = 0; i < got.size(); ++i) CHECK(got[i] == doctest::Approx(expected[i]).epsilon(2e-5));
       // f32 goes other ways than f64.
-      const auto low_bits = pointwise_grad(c.op, PointwisePart::grad0, args, g.to(f32), (c.reads_output ? value(x) : x).to(f32), {});
+      const auto low_bits =
+          pointwise_grad(c.op, PointwisePart::grad0, args, g.to(f32), (c.reads_output ? value(x) : x).to(f32), {});
       const auto got32 = low_bits.to_vector<double>();
       for (size_t i = 0; i < got.size(); ++i) CHECK(got32[i] == doctest::Approx(expected[i]).epsilon(1e-4));
     }
@@ -234,7 +256,9 @@ TEST_CASE("pointwise: derivatives agree with differences") {
   for (const BinaryCase& c : binary_cases) {
     INFO(c.name);
     const Tensor a = numbers_of(n, 6, 0.2, 3, f64), b = numbers_of(n, 7, 0.2, 3, f64);
-    const auto value = [&](const Tensor& s, const Tensor& t) { return kernel(c.op, PointwisePart::value, {}, {s, t}, f64, {n}); };
+    const auto value = [&](const Tensor& s, const Tensor& t) {
+      return kernel(c.op, PointwisePart::value, {}, {s, t}, f64, {n});
+    };
     const auto d0 = ((value(a + h, b) - value(a - h, b)) * (1 / (2 * h)) * g).to_vector<double>();
     const auto d1 = ((value(a, b + h) - value(a, b - h)) * (1 / (2 * h)) * g).to_vector<double>();
     const auto g0 = pointwise_grad(c.op, PointwisePart::grad0, {}, g, a, b).to_vector<double>();
@@ -247,7 +271,12 @@ TEST_CASE("pointwise: derivatives agree with differences") {
 }
 
 TEST_CASE("pointwise: derivatives at kinks follow PyTorch") {
-  struct Row { const char* name; PointwiseOp op; PointwiseArgs args; std::vector<float> kept, grad; };
+  struct Row {
+    const char* name;
+    PointwiseOp op;
+    PointwiseArgs args;
+    std::vector<float> kept, grad;
+  };
   const Row rows[] = {
       {"relu", PointwiseOp::relu, {}, {0, -0.f, 2}, {0, 0, 1}},
       {"abs", PointwiseOp::abs, {}, {0, -3, 3}, {0, -1, 1}},
@@ -269,7 +298,8 @@ TEST_CASE("pointwise: derivatives at kinks follow PyTorch") {
   for (const Row& row : rows) {
     INFO(row.name);
     const int64_t n = int64_t(row.kept.size());
-    const auto grad = pointwise_grad(row.op, PointwisePart::grad0, row.args, ones({n}), Tensor::from(row.kept, {n}), {}).to_vector<float>();
+    const auto grad = pointwise_grad(row.op, PointwisePart::grad0, row.args, ones({n}), Tensor::from(row.kept, {n}), {})
+                          .to_vector<float>();
     for (size_t i = 0; i < grad.size(); ++i) {
       CAPTURE(row.kept[i]);
       if (std::isinf(row.grad[i])) CHECK(grad[i] == row.grad[i]);
@@ -277,13 +307,17 @@ TEST_CASE("pointwise: derivatives at kinks follow PyTorch") {
     }
   }
   const Tensor a = Tensor::from<float>({1, 2, 3}), b = Tensor::from<float>({1, 3, 2}), g = ones({3});
-  const auto grads = [&](PointwiseOp op, PointwisePart part) { return pointwise_grad(op, part, {}, g, a, b).to_vector<float>(); };
+  const auto grads = [&](PointwiseOp op, PointwisePart part) {
+    return pointwise_grad(op, part, {}, g, a, b).to_vector<float>();
+  };
   CHECK(grads(PointwiseOp::maximum, PointwisePart::grad0) == std::vector<float>{0.5f, 0, 1});
   CHECK(grads(PointwiseOp::maximum, PointwisePart::grad1) == std::vector<float>{0.5f, 1, 0});
   CHECK(grads(PointwiseOp::minimum, PointwisePart::grad0) == std::vector<float>{0.5f, 1, 0});
   const Tensor zero = zeros({2}), exponent = Tensor::from<float>({0, 2});
-  CHECK(pointwise_grad(PointwiseOp::pow, PointwisePart::grad1, {}, ones({2}), zero, exponent).to_vector<float>() == std::vector<float>{0, 0});
-  CHECK(pointwise_grad(PointwiseOp::pow, PointwisePart::grad0, {}, ones({2}), zero, exponent).to_vector<float>() == std::vector<float>{0, 0});
+  CHECK(pointwise_grad(PointwiseOp::pow, PointwisePart::grad1, {}, ones({2}), zero, exponent).to_vector<float>() ==
+        std::vector<float>{0, 0});
+  CHECK(pointwise_grad(PointwiseOp::pow, PointwisePart::grad0, {}, ones({2}), zero, exponent).to_vector<float>() ==
+        std::vector<float>{0, 0});
   CHECK(std::isnan(maximum(full({1}, NAN), ones({1})).item()));
   CHECK(std::isnan(minimum(ones({1}), full({1}, NAN)).item()));
 }
@@ -313,7 +347,8 @@ TEST_CASE("pointwise: broadcasting and views agree with loops") {
     CAPTURE(a.shape());
     CAPTURE(b.shape());
     REQUIRE(out.shape() == broadcast_shapes("test", a.shape(), b.shape()));
-    const auto x = a.expand(out.shape()).to_vector<float>(), y = b.expand(out.shape()).to_vector<float>(), z = out.to_vector<float>();
+    const auto x = a.expand(out.shape()).to_vector<float>(), y = b.expand(out.shape()).to_vector<float>(),
+               z = out.to_vector<float>();
     bool right = true;
     for (size_t i = 0; i < z.size(); ++i) right &= z[i] == x[i] - y[i];
     CHECK(right);
@@ -330,7 +365,8 @@ TEST_CASE("pointwise: broadcasting and views agree with loops") {
   add_(transposed, other.permute({2, 1, 0}));
   CHECK(same_bits(transposed, expected));
   CHECK(same_bits(where(lt(base, other), base, other), minimum(base, other)));
-  CHECK(where(Tensor::from<bool>({true, false}, {2, 1}), full({}, 1), full({3}, 2)).to_vector<int>() == std::vector<int>{1, 1, 1, 2, 2, 2});
+  CHECK(where(Tensor::from<bool>({true, false}, {2, 1}), full({}, 1), full({3}, 2)).to_vector<int>() ==
+        std::vector<int>{1, 1, 1, 2, 2, 2});
 }
 
 TEST_CASE("pointwise: dtypes") {
@@ -340,8 +376,10 @@ TEST_CASE("pointwise: dtypes") {
     CHECK(same_bits(gelu_tanh(a), gelu_tanh(a.to(f32)).to(dtype)));
     CHECK(same_bits(lt(a, b), lt(a.to(f32), b.to(f32))));
   }
-  CHECK(add(Tensor::from<uint8_t>({250, 3}), Tensor::from<uint8_t>({10, 4})).to_vector<int>() == std::vector<int>{4, 7});
-  CHECK(mul(Tensor::from<int8_t>({100, -3}), Tensor::from<int8_t>({2, 4})).to_vector<int>() == std::vector<int>{-56, -12});
+  CHECK(add(Tensor::from<uint8_t>({250, 3}), Tensor::from<uint8_t>({10, 4})).to_vector<int>() ==
+        std::vector<int>{4, 7});
+  CHECK(mul(Tensor::from<int8_t>({100, -3}), Tensor::from<int8_t>({2, 4})).to_vector<int>() ==
+        std::vector<int>{-56, -12});
   const int64_t big = (int64_t(1) << 62) + 1;
   CHECK(add(Tensor::from<int64_t>({big}), Tensor::from<int64_t>({big})).item<int64_t>() == INT64_MIN + 2);
   CHECK(eq(Tensor::from<int64_t>({big}), Tensor::from<int64_t>({big - 1})).item<bool>() == false);
@@ -396,7 +434,8 @@ TEST_CASE("pointwise: a gradient that nobody else holds is written over") {
 }
 
 TEST_CASE("pointwise: messages") {
-  const Tensor f = ones({2, 3}), i = ones({2, 3}, {.dtype = i64}), b = ones({2, 3}, {.dtype = boolean}), four = ones({4});
+  const Tensor f = ones({2, 3}), i = ones({2, 3}, {.dtype = i64}), b = ones({2, 3}, {.dtype = boolean}),
+               four = ones({4});
   const std::pair<std::function<void()>, std::string> rows[] = {
       {[&] { exp(i); }, "[exp] expected a floating dtype, got i64"},
       {[&] { add(b, b); }, "[add] expected a floating or integer dtype, got bool"},
@@ -406,13 +445,17 @@ TEST_CASE("pointwise: messages") {
       {[&] { add(f, Tensor()); }, "[add] tensor is undefined"},
       {[&] { add_(f, four); }, str("[add_] expected b to broadcast to ", f.shape(), ", got ", four.shape())},
       {[&] { add_(ones({3}), f); }, str("[add_] expected b to broadcast to ", Shape{3}, ", got ", f.shape())},
-      {[&] { add_(ones({3}).expand({2, 3}), f); },
+      {[&] {
+         add_(ones({3}).expand({2, 3}), f);
+       },
        "[add_] expected a tensor without repeated elements, got one expanded along dim 0; use .clone()"},
       {[&] { relu_(ones({1}).expand({3})); },
        "[relu_] expected a tensor without repeated elements, got one expanded along dim 0; use .clone()"},
-      {[&] { mul_scalar(i, 0.5); }, "[mul_scalar] expected a whole number for i64, got 0.5; convert the tensor with .to(f32)"},
+      {[&] { mul_scalar(i, 0.5); },
+       "[mul_scalar] expected a whole number for i64, got 0.5; convert the tensor with .to(f32)"},
       {[&] { where(f, f, f); }, "[where] expected condition of dtype bool, got f32"},
-      {[&] { pointwise_grad(PointwiseOp::eq, PointwisePart::grad0, {}, f, f, f); }, "[pointwise_grad] expected an operation and part with a derivative"}};
+      {[&] { pointwise_grad(PointwiseOp::eq, PointwisePart::grad0, {}, f, f, f); },
+       "[pointwise_grad] expected an operation and part with a derivative"}};
   for (const auto& [fn, text] : rows) {
     const std::string got = message(fn);
     INFO(got);

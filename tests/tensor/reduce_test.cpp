@@ -54,7 +54,8 @@ void check_close(const Tensor& got, const std::vector<double>& expected, double 
   REQUIRE(values.size() == expected.size());
   for (size_t i = 0; i < values.size(); ++i) {
     CAPTURE(i);
-    if (std::isfinite(expected[i])) CHECK(std::abs(values[i] - expected[i]) <= tolerance * std::max(1.0, std::abs(expected[i])));
+    if (std::isfinite(expected[i]))
+      CHECK(std::abs(values[i] - expected[i]) <= tolerance * std::max(1.0, std::abs(expected[i])));
     else CHECK((values[i] == expected[i] || (std::isnan(values[i]) && std::isnan(expected[i]))));
   }
 }
@@ -62,9 +63,7 @@ void check_close(const Tensor& got, const std::vector<double>& expected, double 
 std::string message_of(const std::function<void()>& call) {
   try {
     call();
-  } catch (const Error& error) {
-    return error.what();
-  }
+  } catch (const Error& error) { return error.what(); }
   return "no error";
 }
 
@@ -77,7 +76,11 @@ template <class V> using Fold = double (*)(const V&);
 TEST_CASE("reductions agree with loops, for any shape, view, dims and dtype") {
   manual_seed(3);
   const Tensor base = randn({7, 9, 21, 5}), matrix = randn({300, 1111});
-  struct Row { const char* name; Tensor x; Dims dims; };
+  struct Row {
+    const char* name;
+    Tensor x;
+    Dims dims;
+  };
   const Row rows[] = {
       {"scalar", randn({}), {}},
       {"one", randn({1, 1}), {1}},
@@ -123,10 +126,15 @@ TEST_CASE("reductions agree with loops, for any shape, view, dims and dtype") {
       check_close(logsumexp(x, row.dims), expect(log_sum_exp_of), eps);
       if (parts[0].size() > 1) check_close(var(x, row.dims), expect(var_of), eps);
       if (parts[0].size() < 1000 && dtype != f16) {
-        check_close(prod(x, row.dims), expect([](const auto& v) { return std::accumulate(v.begin(), v.end(), 1.0, std::multiplies<>()); }), eps);
+        check_close(prod(x, row.dims),
+                    expect([](const auto& v) { return std::accumulate(v.begin(), v.end(), 1.0, std::multiplies<>()); }),
+                    eps);
       }
       if (dtype != f16) {
-        check_close(norm(x, row.dims), expect([](const auto& v) { return std::sqrt(std::inner_product(v.begin(), v.end(), v.begin(), 0.0)); }), eps);
+        check_close(norm(x, row.dims), expect([](const auto& v) {
+                      return std::sqrt(std::inner_product(v.begin(), v.end(), v.begin(), 0.0));
+                    }),
+                    eps);
       }
     }
     for (DType dtype : {i64, i32, i8, u8, boolean}) {
@@ -144,8 +152,12 @@ TEST_CASE("reductions agree with loops, for any shape, view, dims and dtype") {
       check_close(amax(x, row.dims), expect([](const auto& v) { return *std::max_element(v.begin(), v.end()); }), 0);
       check_close(amin(x, row.dims), expect([](const auto& v) { return *std::min_element(v.begin(), v.end()); }), 0);
       CHECK(any(x, row.dims).dtype() == boolean);
-      check_close(any(x, row.dims), expect([](const auto& v) { return std::any_of(v.begin(), v.end(), [](double e) { return e != 0; }); }), 0);
-      check_close(all(x, row.dims), expect([](const auto& v) { return std::all_of(v.begin(), v.end(), [](double e) { return e != 0; }); }), 0);
+      check_close(
+          any(x, row.dims),
+          expect([](const auto& v) { return std::any_of(v.begin(), v.end(), [](double e) { return e != 0; }); }), 0);
+      check_close(
+          all(x, row.dims),
+          expect([](const auto& v) { return std::all_of(v.begin(), v.end(), [](double e) { return e != 0; }); }), 0);
     }
   }
 }
@@ -194,13 +206,15 @@ TEST_CASE("reductions: NaN, infinities, huge values, large means") {
   CHECK(norm(full({4}, 1e30)).item() == doctest::Approx(2e30));
   CHECK(norm(full({4}, 1e-30)).item() == doctest::Approx(2e-30));
   CHECK(std::isinf(sum_squares(full({4}, 1e30)).item()));
-  CHECK(var(arange(1001).to(f32) * 0.001 + 10000.0).item() == doctest::Approx(0.0835835).epsilon(0.02));  // f32 itself is coarse here
+  CHECK(var(arange(1001).to(f32) * 0.001 + 10000.0).item() ==
+        doctest::Approx(0.0835835).epsilon(0.02));  // f32 itself is coarse here
   CHECK(var(arange(1001).to(f64) * 0.001 + 1e6).item() == doctest::Approx(0.0835835).epsilon(1e-6));
   CHECK(var(Tensor::from<float>({16777216, 16777218}, {2})).item() == 2);
   CHECK(std::isnan(var(ones({1})).item()));
   CHECK(stddev(Tensor::from<float>({1, 3}, {2}), {}, 0).item() == 1);
   CHECK(sum(full({1 << 22}, 0.1)).item() == doctest::Approx(double(0.1f) * (1 << 22)).epsilon(1e-6));
-  CHECK(sum_squares(full({1 << 22}, 0.1)).item() == doctest::Approx(double(0.1f) * double(0.1f) * (1 << 22)).epsilon(1e-7));
+  CHECK(sum_squares(full({1 << 22}, 0.1)).item() ==
+        doctest::Approx(double(0.1f) * double(0.1f) * (1 << 22)).epsilon(1e-7));
   CHECK(sum(full({1 << 17}, 1, {.dtype = bf16})).item() == 1 << 17);
 }
 
@@ -210,8 +224,19 @@ TEST_CASE("reductions: the bits do not depend on threads") {
   std::vector<Tensor> results[2];
   for (int i = 0; i < 2; ++i) {
     set_threads(i == 0 ? 1 : 3);
-    results[i] = {sum(x), sum(x, {0}), sum(x, {1}), sum(big), var(x, {0}), logsumexp(x, {0}), norm(big), cumsum(x, 0),
-                  max(x, 0).indices, argmax(big), sort(x, 1).indices, topk(x, 7, 0).indices, sum(x.to(bf16), {0})};
+    results[i] = {sum(x),
+                  sum(x, {0}),
+                  sum(x, {1}),
+                  sum(big),
+                  var(x, {0}),
+                  logsumexp(x, {0}),
+                  norm(big),
+                  cumsum(x, 0),
+                  max(x, 0).indices,
+                  argmax(big),
+                  sort(x, 1).indices,
+                  topk(x, 7, 0).indices,
+                  sum(x.to(bf16), {0})};
   }
   set_threads(before);
   for (size_t i = 0; i < results[0].size(); ++i) CHECK(equal(results[0][i], results[1][i]));
@@ -227,7 +252,8 @@ TEST_CASE("max, min, argmax: the first place on ties, NaN wins") {
           const auto parts = groups(x, {dim});
           std::vector<double> best, places;
           for (const auto& part : parts) {
-            const auto at = largest ? std::max_element(part.begin(), part.end()) : std::min_element(part.begin(), part.end());
+            const auto at =
+                largest ? std::max_element(part.begin(), part.end()) : std::min_element(part.begin(), part.end());
             best.push_back(*at), places.push_back(double(at - part.begin()));
           }
           check_close(values, best, 0);
@@ -337,10 +363,17 @@ TEST_CASE("reductions: wrong calls") {
   CHECK(contains(message_of([&] { sum(x, {0, -2}); }), "[sum] expected every dim once, got (0, -2) for shape (2, 3)"));
   CHECK(contains(message_of([&] { mean(x.to(i64)); }), "[mean] expected a floating dtype, got i64"));
   CHECK(contains(message_of([&] { norm(x.to(i64)); }), "[norm] expected a floating dtype, got i64"));
-  CHECK(contains(message_of([&] { amax(empty({0, 3})); }), "[amax] expected at least one element along dim 0, got shape (0, 3)"));
-  CHECK(contains(message_of([&] { max(empty({0, 3}), 0); }), "[max] expected at least one element along dim 0, got shape (0, 3)"));
+  CHECK(contains(message_of([&] {
+                   amax(empty({0, 3}));
+                 }),
+                 "[amax] expected at least one element along dim 0, got shape (0, 3)"));
+  CHECK(contains(message_of([&] {
+                   max(empty({0, 3}), 0);
+                 }),
+                 "[max] expected at least one element along dim 0, got shape (0, 3)"));
   CHECK(contains(message_of([&] { argmin(empty({0})); }), "[argmin] expected at least one element, got shape (0)"));
-  CHECK(contains(message_of([&] { topk(x, 4); }), "[topk] expected k from 0 to 3 (the size of dim 1 of (2, 3)), got 4"));
+  CHECK(
+      contains(message_of([&] { topk(x, 4); }), "[topk] expected k from 0 to 3 (the size of dim 1 of (2, 3)), got 4"));
   CHECK(contains(message_of([&] { sum_to(x, {2}); }), "[sum_to] expected a shape that broadcasts to (2, 3), got (2)"));
   CHECK(contains(message_of([&] { cumsum(x, 2); }), "[cumsum]"));
   CHECK(contains(message_of([&] { sort(Tensor()); }), "[sort] tensor is undefined"));

@@ -42,7 +42,8 @@ bool same_bits(const Tensor& a, const Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
   const Tensor x = a.to(cpu).contiguous(), y = b.to(cpu).contiguous();
   if (a.shape() == b.shape() && a.numel() == 0) return true;
-  return a.shape() == b.shape() && (x.numel() == 0 || std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0);
+  return a.shape() == b.shape() &&
+         (x.numel() == 0 || std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0);
 }
 
 double dot(const Tensor& a, const Tensor& b) {
@@ -361,8 +362,10 @@ TEST_CASE("cross entropy: masked and huge logits, long rows, threads") {
 TEST_CASE("wrong calls of row operations are named") {
   const Tensor x = zeros({4, 10});
   const auto target = [](int64_t bad) { return Tensor::from<int64_t>({0, 1, -100, bad}); };
-  CHECK(message([&] { cross_entropy_rows(x, target(12)); }) == "[cross_entropy] expected targets in [0, 10), got 12 in row 3");
-  CHECK(message([&] { cross_entropy_rows(x, target(-1)); }) == "[cross_entropy] expected targets in [0, 10), got -1 in row 3");
+  CHECK(message([&] { cross_entropy_rows(x, target(12)); }) ==
+        "[cross_entropy] expected targets in [0, 10), got 12 in row 3");
+  CHECK(message([&] { cross_entropy_rows(x, target(-1)); }) ==
+        "[cross_entropy] expected targets in [0, 10), got -1 in row 3");
   CHECK_THROWS_WITH_AS(cross_entropy_rows(x, zeros({4})), "[cross_entropy] expected targets of dtype i64, got f32",
                        Error);
   CHECK_THROWS_WITH_AS(cross_entropy_rows(x, zeros({3}, {i64})),
@@ -395,13 +398,15 @@ TEST_CASE("a part of a tensor loses the elements that the whole loses there") {
           if (size % count != 0) continue;
           for (int64_t index = 0; index < count; ++index) {
             const auto own = [&](const Tensor& t) { return t.narrow(dim, index * size / count, size / count); };
-            CHECK(same_bits(dropout(own(x), 0.3, key, {.dim = dim, .index = index, .count = count}), own(whole).contiguous()));
+            CHECK(same_bits(dropout(own(x), 0.3, key, {.dim = dim, .index = index, .count = count}),
+                            own(whole).contiguous()));
           }
         }
       }
     }
   }
-  CHECK_THROWS_WITH_AS(dropout(ones({4}), 0.3, key, {.index = 2, .count = 2}), "[dropout] expected a part from 0 to 1, got 2 of 2", Error);
+  CHECK_THROWS_WITH_AS(dropout(ones({4}), 0.3, key, {.index = 2, .count = 2}),
+                       "[dropout] expected a part from 0 to 1, got 2 of 2", Error);
   CHECK_THROWS_AS(dropout(ones({4}), 0.3, key, {.dim = 1, .index = 0, .count = 2}), Error);
 }
 
@@ -428,9 +433,10 @@ std::vector<Optimizer> optimizers() {
       all.push_back({"adam",
                      [=](State& s, const Tensor& grad, int t) {
                        Tensor none, low;
-                       table(default_device()).adam(s.p, grad, s.a, s.b, amsgrad ? s.c : none, low,
-                                       {0.01, 0.9, 0.95, 1e-6, 0.1, decoupled, 1 - std::pow(0.9, t),
-                                        1 - std::pow(0.95, t), false, 0.5});
+                       table(default_device())
+                           .adam(s.p, grad, s.a, s.b, amsgrad ? s.c : none, low,
+                                 {0.01, 0.9, 0.95, 1e-6, 0.1, decoupled, 1 - std::pow(0.9, t), 1 - std::pow(0.95, t),
+                                  false, 0.5});
                      },
                      [=](double& p, double g, double& m, double& v, double& most, int t) {
                        g *= 0.5;
@@ -448,14 +454,15 @@ std::vector<Optimizer> optimizers() {
       all.push_back({"sgd",
                      [=](State& s, const Tensor& grad, int t) {
                        Tensor low;
-                       table(default_device()).sgd(s.p, grad, s.a, low,
-                                      {.lr = 0.1,
-                                       .momentum = momentum,
-                                       .dampening = nesterov ? 0 : 0.3,
-                                       .weight_decay = 0.01,
-                                       .nesterov = nesterov,
-                                       .first = t == 1,
-                                       .maximize = true});
+                       table(default_device())
+                           .sgd(s.p, grad, s.a, low,
+                                {.lr = 0.1,
+                                 .momentum = momentum,
+                                 .dampening = nesterov ? 0 : 0.3,
+                                 .weight_decay = 0.01,
+                                 .nesterov = nesterov,
+                                 .first = t == 1,
+                                 .maximize = true});
                      },
                      [=](double& p, double g, double& a, double&, double&, int t) {
                        g = -g + 0.01 * p;
@@ -467,18 +474,19 @@ std::vector<Optimizer> optimizers() {
                      }});
     }
     for (bool centered : {true, false}) {
-      all.push_back({"rmsprop",
-                     [=](State& s, const Tensor& grad, int) {
-                       table(default_device()).rmsprop(s.p, grad, s.a, s.b, s.c, {0.01, 0.9, 1e-6, 0.01, momentum, centered});
-                     },
-                     [=](double& p, double g, double& square, double& average, double& buffer, int) {
-                       g += 0.01 * p;
-                       square = 0.9 * square + 0.1 * g * g;
-                       if (centered) average += 0.1 * (g - average);
-                       const double d = g / (std::sqrt(square - (centered ? average * average : 0)) + 1e-6);
-                       if (momentum != 0) buffer = momentum * buffer + d;
-                       p -= 0.01 * (momentum != 0 ? buffer : d);
-                     }});
+      all.push_back(
+          {"rmsprop",
+           [=](State& s, const Tensor& grad, int) {
+             table(default_device()).rmsprop(s.p, grad, s.a, s.b, s.c, {0.01, 0.9, 1e-6, 0.01, momentum, centered});
+           },
+           [=](double& p, double g, double& square, double& average, double& buffer, int) {
+             g += 0.01 * p;
+             square = 0.9 * square + 0.1 * g * g;
+             if (centered) average += 0.1 * (g - average);
+             const double d = g / (std::sqrt(square - (centered ? average * average : 0)) + 1e-6);
+             if (momentum != 0) buffer = momentum * buffer + d;
+             p -= 0.01 * (momentum != 0 ? buffer : d);
+           }});
     }
   }
   all.push_back({"adagrad",
@@ -564,10 +572,12 @@ TEST_CASE("adam and sgd write a rounded copy, and take 16-bit gradients") {
       table(default_device()).adam(s.p, grad, s.a, s.b, none, low, {0.01, 0.9, 0.999, 1e-8, 0, true, 0.1, 0.001});
       CHECK(same_bits(low, s.p.to(half)));
       State wide = fresh(n, f32);
-      table(default_device()).adam(wide.p, grad.to(f32), wide.a, wide.b, none, none, {0.01, 0.9, 0.999, 1e-8, 0, true, 0.1, 0.001});
+      table(default_device())
+          .adam(wide.p, grad.to(f32), wide.a, wide.b, none, none, {0.01, 0.9, 0.999, 1e-8, 0, true, 0.1, 0.001});
       CHECK(same_bits(wide.p, s.p));
-      table(default_device()).sgd(s.p, grad, s.a, low,
-                     {.lr = 0.1, .momentum = 0, .dampening = 0, .weight_decay = 0, .nesterov = false, .first = true});
+      table(default_device())
+          .sgd(s.p, grad, s.a, low,
+               {.lr = 0.1, .momentum = 0, .dampening = 0, .weight_decay = 0, .nesterov = false, .first = true});
       CHECK(same_bits(low, s.p.to(half)));
     }
   }

@@ -7,11 +7,16 @@ using namespace lockstep;
 
 TEST_CASE("the nearest known name is suggested, when it is near") {
   const std::vector<std::string> known = {"ring", "direct", "tree", "halving_doubling", "ringer"};
-  struct Row { const char *word, *expected; };
+  struct Row {
+    const char *word, *expected;
+  };
   const Row rows[] = {
-      {"rign", "ring"}, {"rin", "ring"}, {"rings", "ring"}, {"ringe", "ring"}, {"ringers", "ringer"}, {"ring", "ring"},  // of equally near ones the first
-      {"tre", "tree"}, {"t", nullptr}, {"te", "tree"}, {"butterfly", nullptr}, {"", nullptr},
-      {"halfing_doublin", "halving_doubling"}, {"doubling", nullptr}, {"halving", nullptr}, {"DIRECT", nullptr}, {"direkt", "direct"},
+      {"rign", "ring"},       {"rin", "ring"},       {"rings", "ring"},
+      {"ringe", "ring"},      {"ringers", "ringer"}, {"ring", "ring"},  // of equally near ones the first
+      {"tre", "tree"},        {"t", nullptr},        {"te", "tree"},
+      {"butterfly", nullptr}, {"", nullptr},         {"halfing_doublin", "halving_doubling"},
+      {"doubling", nullptr},  {"halving", nullptr},  {"DIRECT", nullptr},
+      {"direkt", "direct"},
   };
   for (const Row& row : rows) {
     CAPTURE(std::string(row.word));

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <set>
 #include <thread>
 
 #include "tensor/ops.h"
@@ -49,26 +50,56 @@ TEST_CASE("errors name the operation, what was expected and what came") {
       {[&] { none.device(); }, "[device] tensor is undefined"},
       {[&] { x.data<double>(); }, "[data] expected the dtype of the tensor, f32, got f64"},
       {[&] { x.item(); }, "[item] expected a tensor of one element, got shape (2, 3)"},
-      {[&] { x.view({4, -1}); }, "[view] expected a shape of 6 elements"},
-      {[&] { x.view({-1, -1}); }, "got (-1, -1)"},
+      {[&] {
+         x.view({4, -1});
+       },
+       "[view] expected a shape of 6 elements"},
+      {[&] {
+         x.view({-1, -1});
+       },
+       "got (-1, -1)"},
       {[&] { x.t().view({6}); }, "(use reshape)"},
       {[&] { x.select(0, 2); }, "[select] expected an index from -2 to 1, got 2"},
       {[&] { x.transpose(0, 2); }, "[transpose] expected a dim from -2 to 1, got 2"},
-      {[&] { x.permute({0, 0}); }, "[permute] expected every dim once, got (0, 0)"},
+      {[&] {
+         x.permute({0, 0});
+       },
+       "[permute] expected every dim once, got (0, 0)"},
       {[&] { x.slice(0, 0, 2, 0); }, "[slice] expected a step >= 1, got 0"},
       {[&] { x.narrow(1, 2, 2); }, "[narrow] expected a range inside 0 to 3"},
-      {[&] { x.expand({4, 3}); }, "[expand] expected sizes that (2, 3) broadcasts to, got (4, 3)"},
-      {[&] { x.split({1, 3}, 1); }, "[split] expected sizes >= 0 that sum to 3, got a sum of 4"},
-      {[&] { x.as_strided({2, 4}, {3, 1}, 0); }, "[tensor] expected a view inside its storage of 6 elements"},
-      {[&] { x.as_strided({3, 3}, {INT64_MAX / 2, 1}, 5); }, "inside its storage"},
+      {[&] {
+         x.expand({4, 3});
+       },
+       "[expand] expected sizes that (2, 3) broadcasts to, got (4, 3)"},
+      {[&] {
+         x.split({1, 3}, 1);
+       },
+       "[split] expected sizes >= 0 that sum to 3, got a sum of 4"},
+      {[&] {
+         x.as_strided({2, 4}, {3, 1}, 0);
+       },
+       "[tensor] expected a view inside its storage of 6 elements"},
+      {[&] {
+         x.as_strided({3, 3}, {INT64_MAX / 2, 1}, 5);
+       },
+       "inside its storage"},
       {[&] { x.as_strided({2}, {-1}, 3); }, "[tensor] expected strides >= 0"},
       {[&] { x.as_strided({1}, {1}, -1); }, "inside its storage"},
       {[&] { x.copy_(zeros({4})); }, "got (4) and (2, 3)"},
-      {[&] { x.copy_(zeros({2, 2, 3})); }, "[copy_] expected a source that broadcasts to (2, 3), got (2, 2, 3)"},
+      {[&] {
+         x.copy_(zeros({2, 2, 3}));
+       },
+       "[copy_] expected a source that broadcasts to (2, 3), got (2, 2, 3)"},
       {[&] { zeros({1}).expand({3}).fill_(1); }, "[fill_] cannot write into an expanded tensor"},
-      {[&] { Tensor::from({1.f, 2.f}, {3}); }, "[from] expected 3 values for shape (3), got 2"},
+      {[&] {
+         Tensor::from({1.f, 2.f}, {3});
+       },
+       "[from] expected 3 values for shape (3), got 2"},
       {[&] { empty({-1}); }, "[empty] expected sizes >= 0, got shape (-1)"},
-      {[&] { empty({1ll << 40, 1ll << 40}); }, "[empty] expected fewer than 2^63 elements"},
+      {[&] {
+         empty({1ll << 40, 1ll << 40});
+       },
+       "[empty] expected fewer than 2^63 elements"},
       {[&] { empty({1ll << 62}); }, "[empty] expected fewer than 2^63 bytes"},
       {[&] { parse_dtype("f31"); }, "got \"f31\""},
       {[&] { parse_device("gpu"); }, "got \"gpu\""},
@@ -77,7 +108,10 @@ TEST_CASE("errors name the operation, what was expected and what came") {
       {[&] { randint(3, 3, {2}); }, "[randint] expected low < high, got 3 and 3"},
       {[&] { rand({2}, {.dtype = i64}); }, "[rand] expected a floating dtype, got i64"},
       {[&] { set_threads(0); }, "[set_threads]"},
-      {[&] { Dims({1, 1, 1, 1, 1, 1, 1, 1, 1}); }, "[shape] expected at most 8 dims, got 9"},
+      {[&] {
+         Dims({1, 1, 1, 1, 1, 1, 1, 1, 1});
+       },
+       "[shape] expected at most 8 dims, got 9"},
   };
   for (const Row& row : rows) {
     const std::string text = message(row.call);
@@ -94,11 +128,25 @@ TEST_CASE("names parse back") {
 
 TEST_CASE("views show the right elements") {
   const Tensor x = counting({2, 3, 4, 5});
-  const Tensor views[] = {
-      x, x.permute({3, 1, 0, 2}), x.transpose(0, -1), x.t(), x.slice(1, 1), x.slice(3, -3, end_of_dim, 2),
-      x.narrow(2, 1, 2).select(0, 1), x[1][2], x[-1], x.diagonal(), x.diagonal(-1, 2, 3), x.diagonal(2, 3, 1),
-      x.unsqueeze(0).squeeze(), x.unsqueeze(-1).expand({2, 3, 4, 5, 3}), x.flatten(1, 2), x.view({6, -1}),
-      x.permute({1, 0, 2, 3}).view({3, 2, 20}), x.slice(0, 5, 9), x.select(0, 0).select(0, 0).select(0, 0).select(0, 3)};
+  const Tensor views[] = {x,
+                          x.permute({3, 1, 0, 2}),
+                          x.transpose(0, -1),
+                          x.t(),
+                          x.slice(1, 1),
+                          x.slice(3, -3, end_of_dim, 2),
+                          x.narrow(2, 1, 2).select(0, 1),
+                          x[1][2],
+                          x[-1],
+                          x.diagonal(),
+                          x.diagonal(-1, 2, 3),
+                          x.diagonal(2, 3, 1),
+                          x.unsqueeze(0).squeeze(),
+                          x.unsqueeze(-1).expand({2, 3, 4, 5, 3}),
+                          x.flatten(1, 2),
+                          x.view({6, -1}),
+                          x.permute({1, 0, 2, 3}).view({3, 2, 20}),
+                          x.slice(0, 5, 9),
+                          x.select(0, 0).select(0, 0).select(0, 0).select(0, 3)};
   for (const Tensor& view : views) {
     CAPTURE(view.shape());
     CHECK(view.storage() == x.storage());
@@ -132,7 +180,8 @@ TEST_CASE("copies between dtypes, strides and sizes") {
       CAPTURE(to);
       const Tensor x = counting({11, 10}).to(from);
       auto expected = x.to_vector<double>();
-      if (to == boolean) for (double& value : expected) value = value != 0;
+      if (to == boolean)
+        for (double& value : expected) value = value != 0;
       CHECK(x.to(to).to_vector<double>() == expected);
       const Tensor back = empty({10, 11}, {.dtype = to});
       back.t().copy_(x);
@@ -169,7 +218,8 @@ TEST_CASE("conversion is defined for every value") {
     CHECK(x.to(dtype).to(u8).to_vector<int>() == std::vector<int>{0, 255, 0, 255, 0, 2, 0, 255, 0});
     CHECK(x.to(dtype).to(boolean).to_vector<int>() == std::vector<int>{1, 1, 1, 1, 1, 1, 1, 1, 0});
   }
-  CHECK(Tensor::from({70000.f, 1e-8f, 65504.f}).to(f16).to_vector<float>() == std::vector<float>{float(inf), 0, 65504.f});
+  CHECK(Tensor::from({70000.f, 1e-8f, 65504.f}).to(f16).to_vector<float>() ==
+        std::vector<float>{float(inf), 0, 65504.f});
   CHECK(Tensor::from({(int64_t(1) << 53) + 1}).item<int64_t>() == (int64_t(1) << 53) + 1);
   CHECK(Tensor::from({true, false}).to_vector<bool>() == std::vector<bool>{true, false});
 }
@@ -229,7 +279,9 @@ TEST_CASE("random numbers: range, moments, and the same bits for every number of
     CHECK(first == now);
   }
   set_threads(threads);
-  struct Row { double mean, variance, low, high; };
+  struct Row {
+    double mean, variance, low, high;
+  };
   for (size_t i = 0; i < first.size(); ++i) {
     const Row row = i == 12      ? Row{0, 10, -5, 6}
                     : i % 3 == 0 ? Row{0.5, 25.0 / 12, -2, 3}
@@ -270,7 +322,8 @@ TEST_CASE("normal numbers follow Box and Muller") {
     const auto words = philox(key, i / 4);
     const double u = (double(words[i % 4]) + 0.5) * 0x1p-32, turn = double(words[i % 4 + 1] >> 8) * 0x1p-24;
     const double radius = std::sqrt(-2 * std::log(u)), angle = 2 * M_PI * turn;
-    worst = std::max({worst, std::abs(values[i] - radius * std::cos(angle)), std::abs(values[i + 1] - radius * std::sin(angle))});
+    worst = std::max(
+        {worst, std::abs(values[i] - radius * std::cos(angle)), std::abs(values[i + 1] - radius * std::sin(angle))});
   }
   CHECK(worst < 2e-3);  // near u = 1 the radius amplifies the rounding of u
 }
@@ -287,7 +340,17 @@ TEST_CASE("generator state") {
   CHECK(rand({8}).to_vector<float>() == b);
   set_random_step(3, 1);
   CHECK(random_state() == RandomState{.seed = 5, .step = 3, .micro_batch = 1, .call = 0});
-  std::thread([] { CHECK(random_state().seed == 5); }).join();
+  // A thread that was not seeded has a stream of its own; one that was draws what every thread of that seed draws.
+  std::set<std::vector<float>> drawn{a, b};
+  std::vector<float> seeded;
+  for (int i = 0; i < 3; ++i)
+    std::thread([&] {
+      CHECK(random_state().seed == 5);
+      drawn.insert(rand({8}).to_vector<float>());
+    }).join();
+  CHECK(drawn.size() == 5);
+  std::thread([&] { manual_seed(5), seeded = rand({8}).to_vector<float>(); }).join();
+  CHECK(seeded == a);
   auto order = randperm(1000).to_vector<int64_t>();
   CHECK(order != arange(1000).to_vector<int64_t>());
   std::sort(order.begin(), order.end());
@@ -334,7 +397,8 @@ TEST_CASE("memory of the cpu: random sizes on many threads, freed elsewhere") {
         const auto words = philox({1, uint64_t(t)}, state++);
         const int64_t n = int64_t(words[0] % (i % 50 == 0 ? 2000000 : 3000));
         Tensor& slot = shared[size_t(t * 16) + words[1] % 16];
-        if (slot.defined() && slot.numel() > 0) REQUIRE(slot.data<int32_t>()[slot.numel() - 1] == int32_t(slot.numel()));
+        if (slot.defined() && slot.numel() > 0)
+          REQUIRE(slot.data<int32_t>()[slot.numel() - 1] == int32_t(slot.numel()));
         slot = empty({n}, {.dtype = i32, .device = cpu});
         if (n > 0) slot.data<int32_t>()[0] = slot.data<int32_t>()[n - 1] = int32_t(n);
       }
@@ -377,7 +441,10 @@ TEST_CASE("storage: empty, refill, adopt, versions") {
 
 TEST_CASE("printing") {
   const OnCpu on_cpu;
-  struct Row { Tensor tensor; const char* text; };
+  struct Row {
+    Tensor tensor;
+    const char* text;
+  };
   const Row rows[] = {
       {Tensor(), "undefined"},
       {full({}, 2.5), "2.5"},

@@ -21,6 +21,7 @@ inline std::vector<Record> read_trace(const std::string& path, bool whole = true
 
 inline std::vector<Record> with(const std::vector<Record>& all, const std::string& key, const std::string& value) {
   std::vector<Record> found;
-  for (const Record& r : all) if (r.value(key, "") == value) found.push_back(r);
+  for (const Record& r : all)
+    if (r.value(key, "") == value) found.push_back(r);
   return found;
 }

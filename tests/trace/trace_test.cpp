@@ -20,13 +20,23 @@ using testing::TempDir;
 using trace::Category;
 
 TEST_CASE("trace: any name is a name") {
-  const struct { std::string name, shown; } rows[] = {
-      {"plain", "plain"}, {"", ""}, {"a \"quoted\" \\ name", "a \"quoted\" \\ name"}, {std::string("zero \0 line \n tab \t", 20), std::string("zero \0 line \n tab \t", 20)},
-      {"grün π 𝄞", "grün π 𝄞"}, {"cut \xc3", "cut \ufffd"}, {"\xff\xfe", "\ufffd\ufffd"}, {"overlong \xc0\xaf", "overlong \ufffd\ufffd"}, {"surrogate \xed\xa0\x80", "surrogate \ufffd\ufffd\ufffd"},
-      {"too large \xf4\x90\x80\x80", "too large \ufffd\ufffd\ufffd\ufffd"}, {std::string(100'000, 'x'), std::string(100'000, 'x')}};
+  const struct {
+    std::string name, shown;
+  } rows[] = {{"plain", "plain"},
+              {"", ""},
+              {"a \"quoted\" \\ name", "a \"quoted\" \\ name"},
+              {std::string("zero \0 line \n tab \t", 20), std::string("zero \0 line \n tab \t", 20)},
+              {"grün π 𝄞", "grün π 𝄞"},
+              {"cut \xc3", "cut \ufffd"},
+              {"\xff\xfe", "\ufffd\ufffd"},
+              {"overlong \xc0\xaf", "overlong \ufffd\ufffd"},
+              {"surrogate \xed\xa0\x80", "surrogate \ufffd\ufffd\ufffd"},
+              {"too large \xf4\x90\x80\x80", "too large \ufffd\ufffd\ufffd\ufffd"},
+              {std::string(100'000, 'x'), std::string(100'000, 'x')}};
   const TempDir folder;
   trace::start(folder / "t.json");
-  for (const auto& row : rows) trace::record(row.name, Category::other, trace::now(), trace::now(), {{"text", row.name}});
+  for (const auto& row : rows)
+    trace::record(row.name, Category::other, trace::now(), trace::now(), {{"text", row.name}});
   trace::stop();
   const auto records = with(read_trace(folder / "t.json"), "ph", "X");
   REQUIRE(records.size() == std::size(rows));
@@ -59,17 +69,24 @@ TEST_CASE("trace: scopes, counters, notes") {
   const auto all = read_trace(folder / "t.json");
   CHECK(with(all, "name", "before").empty());
   CHECK(with(all, "name", "begun before the trace").empty());
-  const auto outer = with(all, "name", "outer 3"), inner = with(all, "name", "inner"), step = with(all, "name", "step 7"), add = with(all, "name", "add");
+  const auto outer = with(all, "name", "outer 3"), inner = with(all, "name", "inner"),
+             step = with(all, "name", "step 7"), add = with(all, "name", "add");
   REQUIRE(outer.size() == 1);
   REQUIRE(inner.size() == 1);
   REQUIRE(step.size() == 1);
   REQUIRE(add.size() == 1);
   CHECK(outer[0]["cat"] == "forward");
-  CHECK(outer[0]["args"] == Record{{"a", 1}, {"b", -2.5}, {"c", "text"}, {"d", nullptr}, {"late", int64_t(1) << 60}, {"six", 1}});  // and no more
-  CHECK(outer[0]["dur"].get<double>() >= 2000);  // microseconds
+  CHECK(outer[0]["args"] == Record{{"a", 1},
+                                   {"b", -2.5},
+                                   {"c", "text"},
+                                   {"d", nullptr},
+                                   {"late", int64_t(1) << 60},
+                                   {"six", 1}});  // and no more
+  CHECK(outer[0]["dur"].get<double>() >= 2000);   // microseconds
   CHECK(add[0]["cat"] == "operation");
   CHECK(inner[0]["ts"].get<double>() <= add[0]["ts"].get<double>());
-  CHECK(inner[0]["ts"].get<double>() + inner[0]["dur"].get<double>() <= outer[0]["ts"].get<double>() + outer[0]["dur"].get<double>());
+  CHECK(inner[0]["ts"].get<double>() + inner[0]["dur"].get<double>() <=
+        outer[0]["ts"].get<double>() + outer[0]["dur"].get<double>());
   CHECK(step[0]["args"]["step"] == 7);
   CHECK(with(all, "name", "loss")[0]["args"]["loss"] == 0.5);
   CHECK(with(all, "name", "settings")[0]["args"]["lr"] == 0.1);
@@ -97,7 +114,8 @@ TEST_CASE("trace: a killed process leaves what a viewer reads") {
   close(ready[0]);
   close(ready[1]);
   const auto all = read_trace(folder / "rank-2.json", false);
-  for (const char* name : {"step 0", "step 1"}) CHECK(with(all, "name", name).size() == 1);  // the third's own record may be held back
+  for (const char* name : {"step 0", "step 1"})
+    CHECK(with(all, "name", name).size() == 1);  // the third's own record may be held back
   CHECK(with(all, "name", "memory").size() == 3);
   CHECK(with(all, "name", "trace ends").empty());
   for (const Record& r : all) CHECK(r["pid"] == 2);
@@ -159,7 +177,8 @@ TEST_CASE("trace: threads and ranks") {
       }
       CHECK(with(all, "name", "collective").size() == scopes);
       CHECK(with(all, "name", "whose").size() == (ranks == 1));  // of nobody when there are several
-      const int main = with(all, "name", "work")[0]["tid"], helper = with(all, "name", "help")[0]["tid"], group = with(all, "name", "collective")[0]["tid"];
+      const int main = with(all, "name", "work")[0]["tid"], helper = with(all, "name", "help")[0]["tid"],
+                group = with(all, "name", "collective")[0]["tid"];
       CHECK(main == 0);
       CHECK(helper != main);
       CHECK(group != main);
@@ -193,13 +212,16 @@ TEST_CASE("trace: a limit, and a disk that is full") {
 TEST_CASE("trace: wrong calls") {
   const TempDir folder;
   std::ofstream(folder / "a-file") << "x";
-  const struct { std::string path; trace::Options options; std::string error; } rows[] = {
-      {"", {}, "expected a folder or a file, got an empty path"},
-      {folder / "t.json", {.rank = 0, .ranks = 2}, "expected a folder for the traces of 2 ranks"},
-      {folder.path, {.rank = 2, .ranks = 2}, "expected a rank from 0 to 1, got 2"},
-      {folder.path, {.limit_bytes = 10}, "expected a limit of 65536 bytes or more, got 10"},
-      {folder / "none/t.json", {}, "none/t.json, got: No such file"},
-      {folder / "a-file/below", {}, "expected a folder that can be made"}};
+  const struct {
+    std::string path;
+    trace::Options options;
+    std::string error;
+  } rows[] = {{"", {}, "expected a folder or a file, got an empty path"},
+              {folder / "t.json", {.rank = 0, .ranks = 2}, "expected a folder for the traces of 2 ranks"},
+              {folder.path, {.rank = 2, .ranks = 2}, "expected a rank from 0 to 1, got 2"},
+              {folder.path, {.limit_bytes = 10}, "expected a limit of 65536 bytes or more, got 10"},
+              {folder / "none/t.json", {}, "none/t.json, got: No such file"},
+              {folder / "a-file/below", {}, "expected a folder that can be made"}};
   for (const auto& row : rows) {
     const std::string said = message([&] { trace::start(row.path, row.options); });
     CHECK_MESSAGE(contains(said, row.error), said);

@@ -34,7 +34,12 @@ std::vector<AioOptions> engines() {
   for (const auto engine : {AioOptions::Engine::automatic, AioOptions::Engine::threads}) {
     all.push_back({.block_size = 1 << 16, .engine = engine});
     all.push_back({.block_size = 4096, .queue_depth = 1, .engine = engine});
-    all.push_back({.block_size = 8192, .queue_depth = 3, .thread_count = 3, .single_submit = true, .overlap_events = false, .engine = engine});
+    all.push_back({.block_size = 8192,
+                   .queue_depth = 3,
+                   .thread_count = 3,
+                   .single_submit = true,
+                   .overlap_events = false,
+                   .engine = engine});
   }
   return all;
 }
@@ -44,7 +49,8 @@ std::vector<int> files_in(const std::string& folder) {
   std::vector<int> found;
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
     std::error_code gone;
-    if (fs::read_symlink(entry.path(), gone).string().starts_with(folder + "/")) found.push_back(std::stoi(entry.path().filename()));
+    if (fs::read_symlink(entry.path(), gone).string().starts_with(folder + "/"))
+      found.push_back(std::stoi(entry.path().filename()));
   }
   return found;
 }
@@ -54,12 +60,18 @@ void fill(const Tensor& bytes, int64_t seed) {
   for (int64_t i = 0; i < bytes.numel(); ++i) p[i] = uint8_t((i * 31 + i / 4096 * 7 + seed) & 255);
 }
 
-/// Two ranks with everything in files; fault(rank, zero) comes before step 2. What all ranks raise: those whose disk is well hear of it in the next collective.
-std::string error_of(const std::string& folder, const std::function<void(int, Zero&)>& fault, AioOptions aio = {}, int ranks = 2) {
+/// Two ranks with everything in files; fault(rank, zero) comes before step 2. What all ranks raise: those whose disk is
+/// well hear of it in the next collective.
+std::string error_of(const std::string& folder, const std::function<void(int, Zero&)>& fault, AioOptions aio = {},
+                     int ranks = 2) {
   std::vector<std::string> errors(static_cast<size_t>(ranks));
   message([&] {
     on_ranks<int>(ranks, [&](int rank) {
-      ZeroOptions o{.stage = 3, .sub_group_size = 4096, .offload_optimizer = {.device = Offload::nvme, .nvme_path = folder}, .aio = aio, .param_persistence_threshold = 0,
+      ZeroOptions o{.stage = 3,
+                    .sub_group_size = 4096,
+                    .offload_optimizer = {.device = Offload::nvme, .nvme_path = folder},
+                    .aio = aio,
+                    .param_persistence_threshold = 0,
                     .offload_param = {.device = Offload::nvme, .nvme_path = folder, .max_in_cpu = 0}};
       errors[size_t(rank)] = message([&] {
         manual_seed(1);
@@ -77,7 +89,8 @@ std::string error_of(const std::string& folder, const std::function<void(int, Ze
     });
   });
   for (const std::string& error : errors) CHECK(error != "(no error)");
-  for (const std::string& error : errors) if (contains(error, "[offload]")) return error;
+  for (const std::string& error : errors)
+    if (contains(error, "[offload]")) return error;
   return errors[0];
 }
 
@@ -95,19 +108,24 @@ TEST_CASE("files: what is written is read, by every engine, in blocks of every s
       queue.write(file, 13 * 4096, static_cast<std::byte*>(out.raw_data()), blocks * 4096).wait();
       queue.read(file, 13 * 4096, static_cast<std::byte*>(in.raw_data()), blocks * 4096).wait();
       CHECK(std::memcmp(in.raw_data(), out.raw_data(), size_t(blocks) * 4096) == 0);
-      if (blocks > 0) CHECK(std::memcmp(file.map(13 * 4096, blocks * 4096, u8).raw_data(), out.raw_data(), size_t(blocks) * 4096) == 0);
+      if (blocks > 0)
+        CHECK(std::memcmp(file.map(13 * 4096, blocks * 4096, u8).raw_data(), out.raw_data(), size_t(blocks) * 4096) ==
+              0);
     }
     std::vector<Tensor> buffers;  // many at a time
     std::vector<FileQueue::Transfer> transfers;
     for (int64_t i = 0; i < 40; ++i) {
       buffers.push_back(zero::aligned_bytes(5 * 4096, false));
       fill(buffers.back(), i);
-      transfers.push_back(queue.write(file, i * 5 * 4096, static_cast<std::byte*>(buffers.back().raw_data()), 5 * 4096));
+      transfers.push_back(
+          queue.write(file, i * 5 * 4096, static_cast<std::byte*>(buffers.back().raw_data()), 5 * 4096));
     }
     for (auto& t : transfers) t.wait();
     const Tensor all = zero::aligned_bytes(200 * 4096, false);
     queue.read(file, 0, static_cast<std::byte*>(all.raw_data()), 200 * 4096).wait();
-    for (int64_t i = 0; i < 40; ++i) CHECK(std::memcmp(static_cast<std::byte*>(all.raw_data()) + i * 5 * 4096, buffers[size_t(i)].raw_data(), 5 * 4096) == 0);
+    for (int64_t i = 0; i < 40; ++i)
+      CHECK(std::memcmp(static_cast<std::byte*>(all.raw_data()) + i * 5 * 4096, buffers[size_t(i)].raw_data(),
+                        5 * 4096) == 0);
     file.map(4096, 1024, f32).fill_(2.5);  // a mapping writes what the next read gets
     queue.read(file, 4096, static_cast<std::byte*>(all.raw_data()), 4096).wait();
     CHECK(static_cast<float*>(all.raw_data())[1023] == 2.5f);
@@ -116,7 +134,8 @@ TEST_CASE("files: what is written is read, by every engine, in blocks of every s
 
 TEST_CASE("files: the engine that is asked for, or an error") {
   CHECK(std::string(FileQueue({.engine = AioOptions::Engine::threads}).engine()) == "threads");
-  const std::string error = message([] { CHECK(std::string(FileQueue({.engine = AioOptions::Engine::uring}).engine()) == "io_uring"); });
+  const std::string error =
+      message([] { CHECK(std::string(FileQueue({.engine = AioOptions::Engine::uring}).engine()) == "io_uring"); });
   CHECK((error == "(no error)" || contains(error, "engine automatic or threads works without")));
 }
 
@@ -127,10 +146,12 @@ TEST_CASE("files: tiles come in order, changed and written back, with any number
       for (const int64_t tiles : {0, 1, 2, 5, 17}) {
         const SwapFile file(folder.path, "a test", std::max<int64_t>(tiles, 1) * 3 * 4096, true);
         FileQueue queue({.queue_depth = 4});
-        zero::TileRing ring(queue, {.count = count, .bytes = 2 * 4096, .read_ahead = ahead, .write_behind = !ahead || count > 2});
+        zero::TileRing ring(
+            queue, {.count = count, .bytes = 2 * 4096, .read_ahead = ahead, .write_behind = !ahead || count > 2});
         for (int pass = 1; pass <= 3; ++pass) {
           std::vector<std::vector<zero::Extent>> walk;
-          for (int64_t i = 0; i < tiles; ++i) walk.push_back({{&file, i * 3 * 4096, 0, 4096}, {&file, (i * 3 + 2) * 4096, 4096, 4096}});
+          for (int64_t i = 0; i < tiles; ++i)
+            walk.push_back({{&file, i * 3 * 4096, 0, 4096}, {&file, (i * 3 + 2) * 4096, 4096, 4096}});
           ring.begin(walk);
           for (int64_t i = 0; i < tiles; ++i) {
             auto* values = static_cast<int64_t*>(ring.load().raw_data());
@@ -140,8 +161,10 @@ TEST_CASE("files: tiles come in order, changed and written back, with any number
           ring.end();
           CHECK(contains(message([&] { ring.load(); }), "one more"));
           for (int64_t i = 0; i < tiles; ++i) {
-            const Tensor a = file.map(i * 3 * 4096, 512, i64), gap = file.map((i * 3 + 1) * 4096, 512, i64), b = file.map((i * 3 + 2) * 4096, 512, i64);
-            CHECK((a.data<int64_t>()[511] == pass * (i + 511) && gap.data<int64_t>()[5] == 0 && b.data<int64_t>()[0] == pass * (i + 512)));
+            const Tensor a = file.map(i * 3 * 4096, 512, i64), gap = file.map((i * 3 + 1) * 4096, 512, i64),
+                         b = file.map((i * 3 + 2) * 4096, 512, i64);
+            CHECK((a.data<int64_t>()[511] == pass * (i + 511) && gap.data<int64_t>()[5] == 0 &&
+                   b.data<int64_t>()[0] == pass * (i + 512)));
           }
         }
       }
@@ -159,45 +182,65 @@ TEST_CASE("files: more than the disk has room for is refused at once, with both 
 TEST_CASE("files: a disk that is full, broken or short is named on all ranks, with file, offset and sizes") {
   const Folder folder;
   for (const auto engine : {AioOptions::Engine::automatic, AioOptions::Engine::threads}) {
-    for (const auto& [error, text] : {std::pair{ENOSPC, "got No space left on device"}, {EIO, "got Input/output error"}, {0, "the file is shorter than it was made"}}) {
+    for (const auto& [error, text] : {std::pair{ENOSPC, "got No space left on device"},
+                                      {EIO, "got Input/output error"},
+                                      {0, "the file is shorter than it was made"}}) {
       for (const int64_t n : {1, 2, 5, 9, 14}) {
-        const std::string what = error_of(folder.path, [&, e = error](int rank, Zero&) { if (rank == 1) zero::fail_request_after(n, e); }, {.engine = engine});
+        const std::string what = error_of(folder.path,
+                                          [&, e = error](int rank, Zero&) {
+                                            if (rank == 1) zero::fail_request_after(n, e);
+                                          },
+                                          {.engine = engine});
         zero::fail_request_after(0, 0);
         CAPTURE(n);
         // A write that is short says how much was written.
         CHECK_MESSAGE((contains(what, text) || (error == 0 && contains(what, "got 0 written"))), what);
-        CHECK_MESSAGE((contains(what, " of rank ") && contains(what, " in " + folder.str() + ", offset ") && contains(what, "bytes, got ")), what);
+        CHECK_MESSAGE((contains(what, " of rank ") && contains(what, " in " + folder.str() + ", offset ") &&
+                       contains(what, "bytes, got ")),
+                      what);
       }
     }
-    const std::string what = error_of(folder.path, [&](int rank, Zero& z) {
-      z.group().barrier();
-      if (rank == 0) for (const int fd : files_in(folder.path)) CHECK(ftruncate(fd, 4096) == 0);
-      z.group().barrier();
-    }, {.engine = engine});
+    const std::string what = error_of(folder.path,
+                                      [&](int rank, Zero& z) {
+                                        z.group().barrier();
+                                        if (rank == 0)
+                                          for (const int fd : files_in(folder.path)) CHECK(ftruncate(fd, 4096) == 0);
+                                        z.group().barrier();
+                                      },
+                                      {.engine = engine});
     CHECK_MESSAGE(contains(what, "the file is shorter than it was made"), what);
   }
-  const std::string what = error_of(folder.path, [&](int, Zero& z) {
-    for (const int fd : files_in(folder.path)) CHECK(ftruncate(fd, 4096) == 0);
-    z.state();
-  }, {}, 1);
+  const std::string what = error_of(
+      folder.path,
+      [&](int, Zero& z) {
+        for (const int fd : files_in(folder.path)) CHECK(ftruncate(fd, 4096) == 0);
+        z.state();
+      },
+      {}, 1);
   CHECK_MESSAGE(contains(what, "was it truncated?"), what);
 }
 
 TEST_CASE("files: have no name while they are used, and a process that is killed leaves none") {
   const Folder folder;
   const std::string error = message([&] {
-    dist::spawn(2, [&](int rank) {
-      Net net;
-      optim::AdamW optimizer(net.parameters(), {.lr = 1e-2});
-      Zero zero(net, optimizer, {.stage = 3, .offload_optimizer = {.device = Offload::nvme, .nvme_path = folder.path}, .offload_param = {.device = Offload::nvme, .nvme_path = folder.path, .max_in_cpu = 0}});
-      for (int step = 0; step < 2; ++step) {
-        loss_of_micro_batch(net, step, rank).backward();
-        zero.step();
-      }
-      LOCKSTEP_CHECK(files_in(folder.path).size() == 2 && fs::is_empty(folder.path), "expected two files without a name");
-      if (rank == 1) raise(SIGKILL);
-      loss_of_micro_batch(net, 3, rank).backward();
-    }, {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
+    dist::spawn(2,
+                [&](int rank) {
+                  Net net;
+                  optim::AdamW optimizer(net.parameters(), {.lr = 1e-2});
+                  Zero zero(net, optimizer,
+                            {.stage = 3,
+                             .offload_optimizer = {.device = Offload::nvme, .nvme_path = folder.path},
+                             .offload_param = {.device = Offload::nvme, .nvme_path = folder.path, .max_in_cpu = 0}});
+                  for (int step = 0; step < 2; ++step) {
+                    loss_of_micro_batch(net, step, rank).backward();
+                    zero.step();
+                  }
+                  LOCKSTEP_CHECK(files_in(folder.path).size() == 2 && fs::is_empty(folder.path),
+                                 "expected two files without a name");
+                  if (rank == 1) raise(SIGKILL);
+                  loss_of_micro_batch(net, 3, rank).backward();
+                },
+                {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
   });
   CHECK_MESSAGE(!contains(error, "expected two files"), error);
   CHECK(error != "(no error)");

@@ -1,9 +1,9 @@
-// The bytes that ZeRO promises: the ledger of each rank against the paper's formulas, and traffic against 2 psi and 3 psi.
+// The bytes that ZeRO promises: the ledger of each rank against the paper's formulas, and traffic against 2 psi and 3
+// psi.
 #include <doctest/doctest.h>
 
 #include "tensor/memory.h"
 #include "tests/zero/util.h"
-#include "zero/init.h"
 
 using namespace lockstep;
 using namespace testing;
@@ -18,21 +18,22 @@ struct Odd : nn::Layer<Odd> {
   void fields(nn::Fields& f) override { f("a", a)("b", b)("c", c); }
 };
 
-struct Held { int64_t parameters, gradients, optimizer; };
+struct Held {
+  int64_t parameters, gradients, optimizer;
+};
 Held held() {
   const MemoryReport r = memory_report();
-  return {r.category[int(Memory::parameter)].current, r.category[int(Memory::gradient)].current, r.category[int(Memory::optimizer)].current};
+  return {r.category[int(Memory::parameter)].current, r.category[int(Memory::gradient)].current,
+          r.category[int(Memory::optimizer)].current};
 }
 
-template <class Model>
-void backward(Model& model) {
+template <class Model> void backward(Model& model) {
   manual_seed(3);
   sum(square(model(randn({4, 64}).to(bf16)))).backward();
 }
 
 /// One step of a bf16 model with AdamW; what this process holds of each kind, beyond what it did before.
-template <class Model>
-Held measure(const ZeroOptions& options, int64_t& padding) {
+template <class Model> Held measure(const ZeroOptions& options, int64_t& padding) {
   const Held before = held();
   Model model;
   model.to(bf16);
@@ -48,21 +49,25 @@ Held measure(const ZeroOptions& options, int64_t& padding) {
 
 }  // namespace
 
-TEST_CASE("zero: bytes of each rank are (2+2+K) psi, 4 psi + K psi / N, 2 psi + (2+K) psi / N and (4+K) psi / N, K = 12") {
+TEST_CASE(
+    "zero: bytes of each rank are (2+2+K) psi, 4 psi + K psi / N, 2 psi + (2+K) psi / N and (4+K) psi / N, K = 12") {
   for (const int ranks : {1, 2, 4, 8}) {
     for (const int stage : {0, 1, 2, 3}) {
-      CAPTURE(ranks); CAPTURE(stage);
+      CAPTURE(ranks);
+      CAPTURE(stage);
       CHECK(message([&] {
-        dist::spawn(ranks, [&](int) {
-          int64_t padding = 0;
-          const Held got = measure<Even>({.stage = stage, .param_persistence_threshold = 0}, padding);
-          const zero::ModelState formula = zero::model_state(stage, double(psi), ranks);
-          expect("padding", padding, 0);
-          expect("parameters", got.parameters, formula.parameters);
-          expect("gradients", got.gradients, formula.gradients);
-          expect("optimizer", got.optimizer, formula.optimizer);
-        }, {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
-      }) == "(no error)");
+              dist::spawn(ranks,
+                          [&](int) {
+                            int64_t padding = 0;
+                            const Held got = measure<Even>({.stage = stage, .param_persistence_threshold = 0}, padding);
+                            const zero::ModelState formula = zero::model_state(stage, double(psi), ranks);
+                            expect("padding", padding, 0);
+                            expect("parameters", got.parameters, formula.parameters);
+                            expect("gradients", got.gradients, formula.gradients);
+                            expect("optimizer", got.optimizer, formula.optimizer);
+                          },
+                          {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
+            }) == "(no error)");
     }
   }
 }
@@ -70,21 +75,26 @@ TEST_CASE("zero: bytes of each rank are (2+2+K) psi, 4 psi + K psi / N, 2 psi + 
 TEST_CASE("zero: sizes that do not divide cost the padding that is stated, and no more") {
   for (const int ranks : {2, 3, 8}) {
     for (const int stage : {1, 2, 3}) {
-      CAPTURE(ranks); CAPTURE(stage);
+      CAPTURE(ranks);
+      CAPTURE(stage);
       CHECK(message([&] {
-        dist::spawn(ranks, [&](int) {
-          int64_t padding = 0;
-          const Held got = measure<Odd>({.stage = stage, .param_persistence_threshold = 0}, padding);
-          const double odd = 64 * 509 + 509 + 509 * 211 + 211 + 211 * 64 + 64, flat = 2 * (odd + double(padding));
-          LOCKSTEP_CHECK(padding > 0 && double(padding) < 0.6 * odd, "padding ", padding);
-          expect("parameters", got.parameters, stage == 3 ? flat / ranks : flat);
-          expect("gradients", got.gradients, stage >= 2 ? flat / ranks : flat);
-          LOCKSTEP_CHECK(got.optimizer <= int64_t(6 * flat) / ranks, "optimizer ", got.optimizer);  // pieces: no padding at all
-          const Tensor all = Tensor::from({double(got.optimizer)}, {1});
-          dist::world().all_reduce(all);
-          expect("optimizer of all ranks", int64_t(all.item()), 12 * odd);
-        }, {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
-      }) == "(no error)");
+              dist::spawn(ranks,
+                          [&](int) {
+                            int64_t padding = 0;
+                            const Held got = measure<Odd>({.stage = stage, .param_persistence_threshold = 0}, padding);
+                            const double odd = 64 * 509 + 509 + 509 * 211 + 211 + 211 * 64 + 64,
+                                         flat = 2 * (odd + double(padding));
+                            LOCKSTEP_CHECK(padding > 0 && double(padding) < 0.6 * odd, "padding ", padding);
+                            expect("parameters", got.parameters, stage == 3 ? flat / ranks : flat);
+                            expect("gradients", got.gradients, stage >= 2 ? flat / ranks : flat);
+                            LOCKSTEP_CHECK(got.optimizer <= int64_t(6 * flat) / ranks, "optimizer ",
+                                           got.optimizer);  // pieces: no padding at all
+                            const Tensor all = Tensor::from({double(got.optimizer)}, {1});
+                            dist::world().all_reduce(all);
+                            expect("optimizer of all ranks", int64_t(all.item()), 12 * odd);
+                          },
+                          {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
+            }) == "(no error)");
     }
   }
 }
@@ -97,12 +107,18 @@ TEST_CASE("zero: a step moves 2 psi elements in stages 0 to 2 and 3 psi in stage
           Even model;
           model.to(bf16);
           optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
-          Zero zero(model, optimizer, {.stage = stage, .overlap_comm = overlap, .nonfinite = zero::NonFinite::propagate, .param_persistence_threshold = 0});
+          Zero zero(model, optimizer,
+                    {.stage = stage,
+                     .overlap_comm = overlap,
+                     .nonfinite = zero::NonFinite::propagate,
+                     .param_persistence_threshold = 0});
           for (int step = 0; step < 3; ++step) {  // the first one agrees on an order
             const dist::Traffic before = dist::world().traffic();
             backward(model);
             zero.step();
-            if (step > 0) expect("sent", dist::world().traffic().sent - before.sent, (stage == 3 ? 3. : 2.) * psi * 2 * (ranks - 1) / ranks);
+            if (step > 0)
+              expect("sent", dist::world().traffic().sent - before.sent,
+                     (stage == 3 ? 3. : 2.) * psi * 2 * (ranks - 1) / ranks);
           }
           return 0;
         });
@@ -111,27 +127,34 @@ TEST_CASE("zero: a step moves 2 psi elements in stages 0 to 2 and 3 psi in stage
   }
 }
 
-TEST_CASE("zero 3: no more than one module and what is gathered ahead is whole; Init never has more than one parameter whole") {
+TEST_CASE("zero 3: no more than one module and what is gathered ahead is whole; a model built empty never has more") {
   CHECK(message([] {
-    dist::spawn(2, [](int) {
-      const int64_t before = held().parameters;
-      reset_peak_memory();
-      const auto peak = [&] { return memory_report().category[int(Memory::parameter)].peak - before; };
-      manual_seed(7);
-      zero::Init init({.dtype = bf16});
-      Even model;
-      optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
-      LOCKSTEP_CHECK(peak() <= psi + 512 * 512 * (4 + 2), "building: ", peak());  // shards of 2 bytes, one parameter in f32 on its way to bf16
-      Zero zero(model, optimizer, {.stage = 3, .prefetch_bucket_size = 0, .param_persistence_threshold = 0, .init = &init});
-      LOCKSTEP_CHECK(init.bytes() == 0, "kept in init: ", init.bytes());
-      expect("shards", held().parameters - before, psi);
-      reset_peak_memory();
-      for (int step = 0; step < 3; ++step) {
-        backward(model);
-        zero.step();
-      }
-      expect("peak", peak(), psi + 512 * 512 * 2);  // shards, and the largest module
-      expect("shards again", held().parameters - before, psi);
-    }, {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
-  }) == "(no error)");
+          dist::spawn(
+              2,
+              [](int) {
+                const int64_t before = held().parameters;
+                reset_peak_memory();
+                const auto peak = [&] { return memory_report().category[int(Memory::parameter)].peak - before; };
+                manual_seed(7);
+                std::optional<Even> made;
+                {
+                  const nn::BuildEmpty scope;
+                  made.emplace();
+                }
+                Even& model = *made;
+                model.to(bf16);
+                optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
+                LOCKSTEP_CHECK(peak() == 0, "building: ", peak());
+                Zero zero(model, optimizer, {.stage = 3, .prefetch_bucket_size = 0, .param_persistence_threshold = 0});
+                expect("shards", held().parameters - before, psi);
+                reset_peak_memory();
+                for (int step = 0; step < 3; ++step) {
+                  backward(model);
+                  zero.step();
+                }
+                expect("peak", peak(), psi + 512 * 512 * 2);  // shards, and the largest module
+                expect("shards again", held().parameters - before, psi);
+              },
+              {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
+        }) == "(no error)");
 }

@@ -8,7 +8,6 @@
 #include "tensor/memory.h"
 #include "tensor/threads.h"
 #include "tests/zero/util.h"
-#include "zero/init.h"
 
 using namespace lockstep;
 using namespace testing;
@@ -17,51 +16,76 @@ using zero::ZeroOptions;
 
 namespace {
 
-struct Footprint { int64_t parameters, optimizer, offload, peak; };
+struct Footprint {
+  int64_t parameters, optimizer, offload, peak;
+};
 Footprint footprint() {
   const MemoryReport r = memory_report();
   const auto of = [&](Memory m) { return r.category[int(m)].current; };
   return {of(Memory::parameter), of(Memory::optimizer), of(Memory::offload), r.category[int(Memory::parameter)].peak};
 }
 void in_processes(int ranks, const std::function<void(int)>& body) {
-  CHECK(message([&] { dist::spawn(ranks, body, {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(120)}); }) == "(no error)");
+  CHECK(message([&] {
+          dist::spawn(ranks, body, {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(120)});
+        }) == "(no error)");
 }
 
 /// A line of /proc/self/status, in bytes.
 int64_t status_of(const std::string& key) {
   std::ifstream in("/proc/self/status");
-  for (std::string line; std::getline(in, line);) if (line.starts_with(key + ":")) return std::stoll(line.substr(key.size() + 1)) * 1024;
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(key + ":")) return std::stoll(line.substr(key.size() + 1)) * 1024;
   return 0;
 }
 
 constexpr int64_t wide = 1024, deep = 16;
 struct Tower : nn::Layer<Tower> {
   std::vector<nn::Linear> layers;
-  Tower() { for (int i = 0; i < deep; ++i) layers.push_back(matrix(wide, wide)); }
+  Tower() {
+    for (int i = 0; i < deep; ++i) layers.push_back(matrix(wide, wide));
+  }
   Variable forward(const Variable& input) {
     Variable x = input;
     for (nn::Linear& layer : layers) x = layer(x) + x * 0.5;
     return x;
   }
-  void fields(nn::Fields& f) override { for (size_t i = 0; i < layers.size(); ++i) f(std::to_string(i), layers[i]); }
+  void fields(nn::Fields& f) override {
+    for (size_t i = 0; i < layers.size(); ++i) f(std::to_string(i), layers[i]);
+  }
 };
 
 }  // namespace
 
-TEST_CASE("offload: the ledger holds nothing of what is offloaded, but in the category of its own: all of it in host memory, buffers with files") {
-  struct Row { int stage; Offload optimizer, parameters; double ratio; };
-  const std::vector<Row> rows{{1, Offload::cpu, Offload::none, 1}, {2, Offload::cpu, Offload::none, 1}, {3, Offload::cpu, Offload::cpu, 1}, {3, Offload::cpu, Offload::none, 0.5},
-                              {1, Offload::nvme, Offload::none, 1}, {3, Offload::nvme, Offload::none, 1}, {3, Offload::nvme, Offload::nvme, 1}, {3, Offload::nvme, Offload::nvme, 0}};
+TEST_CASE(
+    "offload: the ledger holds nothing of what is offloaded, but in the category of its own: all of it in host memory, "
+    "buffers with files") {
+  struct Row {
+    int stage;
+    Offload optimizer, parameters;
+    double ratio;
+  };
+  const std::vector<Row> rows{{1, Offload::cpu, Offload::none, 1},  {2, Offload::cpu, Offload::none, 1},
+                              {3, Offload::cpu, Offload::cpu, 1},   {3, Offload::cpu, Offload::none, 0.5},
+                              {1, Offload::nvme, Offload::none, 1}, {3, Offload::nvme, Offload::none, 1},
+                              {3, Offload::nvme, Offload::nvme, 1}, {3, Offload::nvme, Offload::nvme, 0}};
   for (const int ranks : {1, 2, 4}) {
     for (const Row& row : rows) {
-      CAPTURE(ranks); CAPTURE(row.stage); CAPTURE(int(row.optimizer)); CAPTURE(int(row.parameters));
+      CAPTURE(ranks);
+      CAPTURE(row.stage);
+      CAPTURE(int(row.optimizer));
+      CAPTURE(int(row.parameters));
       in_processes(ranks, [&](int) {
         const Footprint before = footprint();
         Even model;
         model.to(bf16);
         optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
-        ZeroOptions o{.stage = row.stage, .sub_group_size = 8192, .offload_optimizer = {.device = row.optimizer, .nvme_path = folder, .buffer_count = 3, .ratio = row.ratio},
-                      .prefetch_bucket_size = 0, .param_persistence_threshold = 0, .offload_param = {.device = row.parameters, .nvme_path = folder, .buffer_count = 2, .max_in_cpu = 0}};
+        ZeroOptions o{
+            .stage = row.stage,
+            .sub_group_size = 8192,
+            .offload_optimizer = {.device = row.optimizer, .nvme_path = folder, .buffer_count = 3, .ratio = row.ratio},
+            .prefetch_bucket_size = 0,
+            .param_persistence_threshold = 0,
+            .offload_param = {.device = row.parameters, .nvme_path = folder, .buffer_count = 2, .max_in_cpu = 0}};
         Zero zero(model, optimizer, o);
         for (int step = 0; step < 3; ++step) {
           manual_seed(3);
@@ -73,9 +97,16 @@ TEST_CASE("offload: the ledger holds nothing of what is offloaded, but in the ca
         const double share = double(psi) / ranks, largest = 512. * 512;
         const bool parameters_away = row.parameters != Offload::none, in_files = row.optimizer == Offload::nvme;
         expect("optimizer", now.optimizer - before.optimizer, (1 - row.ratio) * 12 * share);
-        expect("parameters", now.parameters - before.parameters, parameters_away ? 0 : row.stage == 3 ? 2 * share : 2 * psi);
-        if (parameters_away) LOCKSTEP_CHECK(now.peak - before.parameters <= 2 * largest, "whole at a time: ", now.peak - before.parameters);
-        const double tile = (row.ratio > 0 ? 12. * 8192 : 0) + (row.parameters == Offload::nvme ? 2. * 8192 : 0);  // of files: three values, and the parameters
+        expect("parameters", now.parameters - before.parameters,
+               parameters_away  ? 0
+               : row.stage == 3 ? 2 * share
+                                : 2 * psi);
+        if (parameters_away)
+          LOCKSTEP_CHECK(now.peak - before.parameters <= 2 * largest,
+                         "whole at a time: ", now.peak - before.parameters);
+        const double tile =
+            (row.ratio > 0 ? 12. * 8192 : 0) +
+            (row.parameters == Offload::nvme ? 2. * 8192 : 0);  // of files: three values, and the parameters
         double wanted = in_files ? 3 * tile : row.ratio * 12 * share;
         if (row.parameters == Offload::cpu) wanted += 2 * share;
         if (row.parameters == Offload::nvme) wanted += 2 * (2 * largest / ranks);
@@ -86,37 +117,45 @@ TEST_CASE("offload: the ledger holds nothing of what is offloaded, but in the ca
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-TEST_CASE("offload: a model that a rank's memory limit has no room for trains under stage 3 with files, and only then") {
-  constexpr double states = 16. * wide * wide * deep / 2;  // bytes of each of two ranks: parameters, gradients and two moments in f32
+TEST_CASE(
+    "offload: a model that a rank's memory limit has no room for trains under stage 3 with files, and only then") {
+  constexpr double states =
+      16. * wide * wide * deep / 2;  // bytes of each of two ranks: parameters, gradients and two moments in f32
   const auto run = [&](bool offload) {
     return message([&] {
-      dist::spawn(2, [&](int) {
-        set_threads(1);
-        const rlim_t limit = rlim_t(status_of("VmData") + int64_t(0.7 * states));
-        const rlimit few{limit, limit};
-        LOCKSTEP_CHECK(setrlimit(RLIMIT_DATA, &few) == 0, "no limit could be set");
-        ZeroOptions o{.stage = 3, .sub_group_size = 1 << 17, .prefetch_bucket_size = wide * wide};
-        if (offload) {
-          o.offload_optimizer = {.device = Offload::nvme, .nvme_path = folder};
-          o.offload_param = {.device = Offload::nvme, .nvme_path = folder, .buffer_count = 2, .max_in_cpu = 0};
-        }
-        manual_seed(7);
-        zero::Init init;
-        Tower model;
-        optim::AdamW optimizer(model.parameters(), {.lr = 1e-5});
-        o.init = &init;
-        Zero zero(model, optimizer, o);
-        double first = 0, last = 0;
-        for (int step = 0; step < 3; ++step) {
-          manual_seed(3);
-          const Variable loss = mean(square(model(randn({2, wide})) - 1.));
-          last = loss.tensor().item();
-          if (step == 0) first = last;
-          loss.backward();
-          zero.step();
-        }
-        LOCKSTEP_CHECK(last < first, "expected the loss to fall from ", first, ", got ", last);
-      }, {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(240)});
+      dist::spawn(2,
+                  [&](int) {
+                    set_threads(1);
+                    const rlim_t limit = rlim_t(status_of("VmData") + int64_t(0.7 * states));
+                    const rlimit few{limit, limit};
+                    LOCKSTEP_CHECK(setrlimit(RLIMIT_DATA, &few) == 0, "no limit could be set");
+                    ZeroOptions o{.stage = 3, .sub_group_size = 1 << 17, .prefetch_bucket_size = wide * wide};
+                    if (offload) {
+                      o.offload_optimizer = {.device = Offload::nvme, .nvme_path = folder};
+                      o.offload_param = {
+                          .device = Offload::nvme, .nvme_path = folder, .buffer_count = 2, .max_in_cpu = 0};
+                    }
+                    manual_seed(7);
+                    std::optional<Tower> made;
+                    {
+                      const nn::BuildEmpty scope;
+                      made.emplace();
+                    }
+                    Tower& model = *made;
+                    optim::AdamW optimizer(model.parameters(), {.lr = 1e-5});
+                    Zero zero(model, optimizer, o);
+                    double first = 0, last = 0;
+                    for (int step = 0; step < 3; ++step) {
+                      manual_seed(3);
+                      const Variable loss = mean(square(model(randn({2, wide})) - 1.));
+                      last = loss.tensor().item();
+                      if (step == 0) first = last;
+                      loss.backward();
+                      zero.step();
+                    }
+                    LOCKSTEP_CHECK(last < first, "expected the loss to fall from ", first, ", got ", last);
+                  },
+                  {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(240)});
     });
   };
   CHECK(run(true) == "(no error)");

@@ -1,4 +1,5 @@
-// Offload changes where things are kept, and no bit: optimizer state and shards in host memory or in files, by every engine and size.
+// Offload changes where things are kept, and no bit: optimizer state and shards in host memory or in files, by every
+// engine and size.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -25,7 +26,8 @@ void optimizer_to(ZeroOptions& o, Offload device, int64_t tile = 4096) {
   o.sub_group_size = tile;
 }
 void parameters_to(ZeroOptions& o, Offload device, int64_t in_memory = 0, int buffers = 2) {
-  o.offload_param = {.device = device, .nvme_path = folder, .buffer_count = buffers, .buffer_size = 1 << 20, .max_in_cpu = in_memory};
+  o.offload_param = {
+      .device = device, .nvme_path = folder, .buffer_count = buffers, .buffer_size = 1 << 20, .max_in_cpu = in_memory};
 }
 
 const std::vector<Row> any_stage{
@@ -34,10 +36,25 @@ const std::vector<Row> any_stage{
     {"cpu, small tiles", [](ZeroOptions& o) { optimizer_to(o, Offload::cpu); }},
     {"nvme", [](ZeroOptions& o) { optimizer_to(o, Offload::nvme, 1 << 30); }},
     {"nvme, small tiles", [](ZeroOptions& o) { optimizer_to(o, Offload::nvme); }},
-    {"nvme, one buffer", [](ZeroOptions& o) { optimizer_to(o, Offload::nvme); o.offload_optimizer.buffer_count = 1; }},
-    {"nvme, two buffers, threads", [](ZeroOptions& o) { optimizer_to(o, Offload::nvme); o.offload_optimizer.buffer_count = 2; o.aio.engine = AioOptions::Engine::threads; }},
-    {"nvme, small blocks", [](ZeroOptions& o) { optimizer_to(o, Offload::nvme, 8192); o.aio = {.block_size = 4096, .queue_depth = 3, .thread_count = 2, .single_submit = true, .overlap_events = false}; }},
-    {"nvme, nothing at a time", [](ZeroOptions& o) {
+    {"nvme, one buffer",
+     [](ZeroOptions& o) {
+       optimizer_to(o, Offload::nvme);
+       o.offload_optimizer.buffer_count = 1;
+     }},
+    {"nvme, two buffers, threads",
+     [](ZeroOptions& o) {
+       optimizer_to(o, Offload::nvme);
+       o.offload_optimizer.buffer_count = 2;
+       o.aio.engine = AioOptions::Engine::threads;
+     }},
+    {"nvme, small blocks",
+     [](ZeroOptions& o) {
+       optimizer_to(o, Offload::nvme, 8192);
+       o.aio = {
+           .block_size = 4096, .queue_depth = 3, .thread_count = 2, .single_submit = true, .overlap_events = false};
+     }},
+    {"nvme, nothing at a time",
+     [](ZeroOptions& o) {
        optimizer_to(o, Offload::nvme);
        o.offload_optimizer.pipeline_read = o.offload_optimizer.pipeline_write = o.offload_optimizer.pin_memory = false;
        o.offload_optimizer.fast_init = true;
@@ -45,18 +62,55 @@ const std::vector<Row> any_stage{
      }},
 };
 const std::vector<Row> stage3_only{
-    {"half of it on cpu", [](ZeroOptions& o) { optimizer_to(o, Offload::cpu); o.offload_optimizer.ratio = 0.5; }},
-    {"0.7 of it in a file", [](ZeroOptions& o) { optimizer_to(o, Offload::nvme); o.offload_optimizer.ratio = 0.7; }},
-    {"none of it", [](ZeroOptions& o) { optimizer_to(o, Offload::nvme); o.offload_optimizer.ratio = 0; }},
+    {"half of it on cpu",
+     [](ZeroOptions& o) {
+       optimizer_to(o, Offload::cpu);
+       o.offload_optimizer.ratio = 0.5;
+     }},
+    {"0.7 of it in a file",
+     [](ZeroOptions& o) {
+       optimizer_to(o, Offload::nvme);
+       o.offload_optimizer.ratio = 0.7;
+     }},
+    {"none of it",
+     [](ZeroOptions& o) {
+       optimizer_to(o, Offload::nvme);
+       o.offload_optimizer.ratio = 0;
+     }},
     {"parameters on cpu", [](ZeroOptions& o) { parameters_to(o, Offload::cpu); }},
     {"parameters in a file", [](ZeroOptions& o) { parameters_to(o, Offload::nvme); }},
     {"parameters in a file, one buffer", [](ZeroOptions& o) { parameters_to(o, Offload::nvme, 0, 1); }},
-    {"parameters in a file, nothing ahead", [](ZeroOptions& o) { parameters_to(o, Offload::nvme, 0, 5); o.prefetch_bucket_size = 0; }},
-    {"parameters in a file, no overlap", [](ZeroOptions& o) { parameters_to(o, Offload::nvme, 0, 5); o.overlap_comm = false; }},
-    {"some parameters in a file", [](ZeroOptions& o) { parameters_to(o, Offload::nvme, 500, 5); optimizer_to(o, Offload::cpu); }},
-    {"both in files", [](ZeroOptions& o) { parameters_to(o, Offload::nvme, 0, 5); optimizer_to(o, Offload::nvme); }},
-    {"both in files, threads", [](ZeroOptions& o) { parameters_to(o, Offload::nvme, 0, 3); optimizer_to(o, Offload::nvme); o.aio.engine = AioOptions::Engine::threads; }},
-    {"both on cpu", [](ZeroOptions& o) { parameters_to(o, Offload::cpu); optimizer_to(o, Offload::cpu); }},
+    {"parameters in a file, nothing ahead",
+     [](ZeroOptions& o) {
+       parameters_to(o, Offload::nvme, 0, 5);
+       o.prefetch_bucket_size = 0;
+     }},
+    {"parameters in a file, no overlap",
+     [](ZeroOptions& o) {
+       parameters_to(o, Offload::nvme, 0, 5);
+       o.overlap_comm = false;
+     }},
+    {"some parameters in a file",
+     [](ZeroOptions& o) {
+       parameters_to(o, Offload::nvme, 500, 5);
+       optimizer_to(o, Offload::cpu);
+     }},
+    {"both in files",
+     [](ZeroOptions& o) {
+       parameters_to(o, Offload::nvme, 0, 5);
+       optimizer_to(o, Offload::nvme);
+     }},
+    {"both in files, threads",
+     [](ZeroOptions& o) {
+       parameters_to(o, Offload::nvme, 0, 3);
+       optimizer_to(o, Offload::nvme);
+       o.aio.engine = AioOptions::Engine::threads;
+     }},
+    {"both on cpu",
+     [](ZeroOptions& o) {
+       parameters_to(o, Offload::cpu);
+       optimizer_to(o, Offload::cpu);
+     }},
 };
 std::vector<Row> rows_of(int stage) {
   std::vector<Row> rows = any_stage;
@@ -83,8 +137,16 @@ TEST_CASE("offload: every place, tile, engine and order of reading and writing: 
     for (const int stage : {0, 1, 2, 3}) {
       for (const Row& row : rows_of(stage)) {
         for (const auto& [ranks, accumulation] : {std::pair{1, 8}, {2, 4}, {4, 2}}) {
-          CAPTURE(dtype); CAPTURE(stage); CAPTURE(row.name); CAPTURE(ranks);
-          CHECK(differing(one, train({.ranks = ranks, .accumulation = accumulation, .options = with(stage, row), .dtype = dtype, .max_norm = max_norm, .steps = 3})) == "");
+          CAPTURE(dtype);
+          CAPTURE(stage);
+          CAPTURE(row.name);
+          CAPTURE(ranks);
+          CHECK(differing(one, train({.ranks = ranks,
+                                      .accumulation = accumulation,
+                                      .options = with(stage, row),
+                                      .dtype = dtype,
+                                      .max_norm = max_norm,
+                                      .steps = 3})) == "");
         }
       }
     }
@@ -93,31 +155,63 @@ TEST_CASE("offload: every place, tile, engine and order of reading and writing: 
 
 TEST_CASE("offload: every optimizer, in files and in tiles") {
   const std::vector<std::pair<const char*, MakeOptimizer>> makers{
-      {"SGD", [](auto p) { return std::make_unique<optim::SGD>(std::move(p), optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.5}); }},
-      {"SGD without state", [](auto p) { return std::make_unique<optim::SGD>(std::move(p), optim::SGDOptions{.lr = 0.1}); }},
-      {"Adam", [](auto p) { return std::make_unique<optim::Adam>(std::move(p), optim::AdamOptions{.lr = 1e-2, .amsgrad = true}); }},
-      {"Adagrad", [](auto p) { return std::make_unique<optim::Adagrad>(std::move(p), optim::AdagradOptions{.initial_accumulator = 0.1}); }},
-      {"RMSprop", [](auto p) { return std::make_unique<optim::RMSprop>(std::move(p), optim::RMSpropOptions{.momentum = 0.5, .centered = true}); }},
+      {"SGD",
+       [](auto p) {
+         return std::make_unique<optim::SGD>(std::move(p),
+                                             optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.5});
+       }},
+      {"SGD without state",
+       [](auto p) { return std::make_unique<optim::SGD>(std::move(p), optim::SGDOptions{.lr = 0.1}); }},
+      {"Adam",
+       [](auto p) {
+         return std::make_unique<optim::Adam>(std::move(p), optim::AdamOptions{.lr = 1e-2, .amsgrad = true});
+       }},
+      {"Adagrad",
+       [](auto p) {
+         return std::make_unique<optim::Adagrad>(std::move(p), optim::AdagradOptions{.initial_accumulator = 0.1});
+       }},
+      {"RMSprop",
+       [](auto p) {
+         return std::make_unique<optim::RMSprop>(std::move(p),
+                                                 optim::RMSpropOptions{.momentum = 0.5, .centered = true});
+       }},
       {"Lion", [](auto p) { return std::make_unique<optim::Lion>(std::move(p), optim::LionOptions{.lr = 1e-3}); }},
-      {"LAMB", [](auto p) { return std::make_unique<optim::LAMB>(std::move(p), optim::LAMBOptions{.lr = 1e-2, .weight_decay = 0.1}); }}};
+      {"LAMB", [](auto p) {
+         return std::make_unique<optim::LAMB>(std::move(p), optim::LAMBOptions{.lr = 1e-2, .weight_decay = 0.1});
+       }}};
   for (const auto& [name, make] : makers) {
     for (const DType dtype : {f32, bf16}) {
       const Tensors one = train({.options = ZeroOptions{.stage = 0}, .dtype = dtype, .steps = 3, .make = make});
       for (const int stage : {1, 3}) {
-        for (const Row& row : {nvme_everywhere, any_stage[2], Row{"ratio", [](ZeroOptions& o) { optimizer_to(o, Offload::nvme); if (o.stage == 3) o.offload_optimizer.ratio = 0.6; }}}) {
-          CAPTURE(name); CAPTURE(stage); CAPTURE(dtype); CAPTURE(row.name);
-          CHECK(differing(one, train({.ranks = 2, .accumulation = 4, .options = with(stage, row), .dtype = dtype, .steps = 3, .make = make})) == "");
+        for (const Row& row : {nvme_everywhere, any_stage[2], Row{"ratio", [](ZeroOptions& o) {
+                                                                    optimizer_to(o, Offload::nvme);
+                                                                    if (o.stage == 3) o.offload_optimizer.ratio = 0.6;
+                                                                  }}}) {
+          CAPTURE(name);
+          CAPTURE(stage);
+          CAPTURE(dtype);
+          CAPTURE(row.name);
+          CHECK(differing(one, train({.ranks = 2,
+                                      .accumulation = 4,
+                                      .options = with(stage, row),
+                                      .dtype = dtype,
+                                      .steps = 3,
+                                      .make = make})) == "");
         }
       }
     }
   }
   const Tensors one = train_muon(1, {.stage = 0});
-  for (const int stage : {1, 2, 3}) for (const int ranks : {1, 2, 4}) CHECK(differing(one, train_muon(ranks, with(stage, nvme_everywhere))) == "");
+  for (const int stage : {1, 2, 3})
+    for (const int ranks : {1, 2, 4}) CHECK(differing(one, train_muon(ranks, with(stage, nvme_everywhere))) == "");
 }
 
 TEST_CASE("offload: f64, and a momentum that begins when the file has no room for it") {
   const Tensors one = train({.options = ZeroOptions{.stage = 0}, .dtype = f64, .steps = 2});
-  CHECK(differing(one, train({.ranks = 2, .accumulation = 4, .options = with(3, nvme_everywhere), .dtype = f64, .steps = 2})) == "");
+  CHECK(
+      differing(
+          one, train({.ranks = 2, .accumulation = 4, .options = with(3, nvme_everywhere), .dtype = f64, .steps = 2})) ==
+      "");
   const std::string error = message([] {
     on_ranks<int>(1, [](int) {
       Net net;
@@ -137,8 +231,9 @@ TEST_CASE("offload: f64, and a momentum that begins when the file has no room fo
 TEST_CASE("offload: state goes out of one place into another with the same bits, and so does the whole state") {
   for (const DType dtype : {f32, bf16}) {
     const Tensors one = train({.accumulation = 4, .options = ZeroOptions{.stage = 0}, .dtype = dtype});
-    const std::vector<std::pair<int, ZeroOptions>> plans{{1, with(0, any_stage[4])}, {2, with(1, any_stage[4])},  {2, with(3, nvme_everywhere)},
-                                                         {4, with(3, stage3_only[1])}, {4, with(2, any_stage[2])}, {2, {.stage = 3}}};
+    const std::vector<std::pair<int, ZeroOptions>> plans{{1, with(0, any_stage[4])},    {2, with(1, any_stage[4])},
+                                                         {2, with(3, nvme_everywhere)}, {4, with(3, stage3_only[1])},
+                                                         {4, with(2, any_stage[2])},    {2, {.stage = 3}}};
     const auto train_on = [&](Net& net, Zero& zero, int first) {
       for (int step = first; step < first + 2; ++step) {
         const int accumulation = 4 / zero.group().size();
@@ -184,7 +279,8 @@ TEST_CASE("offload: state goes out of one place into another with the same bits,
             Zero zero(net, *optimizer, to_options);
             if (in_pieces) {
               train_on(net, zero, 7);  // what is there already is written over
-              for (const auto& piece : zero.state(true)) piece.tensor.copy_(saved.at(piece.name).narrow(0, piece.range.begin, piece.range.size()));
+              for (const auto& piece : zero.state(true))
+                piece.tensor.copy_(saved.at(piece.name).narrow(0, piece.range.begin, piece.range.size()));
               zero.load_numbers(numbers);
               zero.loaded();
             } else {
@@ -198,7 +294,12 @@ TEST_CASE("offload: state goes out of one place into another with the same bits,
             const auto whole = zero.gathered();
             return copy_parameters(net);
           });
-          CAPTURE(dtype); CAPTURE(ranks); CAPTURE(options.stage); CAPTURE(to_ranks); CAPTURE(to_options.stage); CAPTURE(in_pieces);
+          CAPTURE(dtype);
+          CAPTURE(ranks);
+          CAPTURE(options.stage);
+          CAPTURE(to_ranks);
+          CAPTURE(to_options.stage);
+          CAPTURE(in_pieces);
           CHECK(differing(one, all[0]) == "");
         }
       }
@@ -207,13 +308,27 @@ TEST_CASE("offload: state goes out of one place into another with the same bits,
 }
 
 TEST_CASE("offload: what is refused, with what to do") {
-  struct Bad { std::function<void(ZeroOptions&)> set; const char* error; };
+  struct Bad {
+    std::function<void(ZeroOptions&)> set;
+    const char* error;
+  };
   const std::vector<Bad> rows{
-      {[](ZeroOptions& o) { o.offload_optimizer.device = Offload::nvme; }, "offload_optimizer.device nvme needs offload_optimizer.nvme_path"},
-      {[](ZeroOptions& o) { o.offload_param.device = Offload::nvme; }, "offload_param.device nvme needs offload_param.nvme_path"},
-      {[](ZeroOptions& o) { o.offload_optimizer.device = Offload(7); }, "expected offload_optimizer.device none, cpu or nvme, got 7"},
-      {[](ZeroOptions& o) { o.stage = 2; parameters_to(o, Offload::cpu); }, "offload_param needs stage 3"},
-      {[](ZeroOptions& o) { o.stage = 1; o.offload_optimizer.ratio = 0.5; }, "ratio 0.5 needs stage 3, got stage 1"},
+      {[](ZeroOptions& o) { o.offload_optimizer.device = Offload::nvme; },
+       "offload_optimizer.device nvme needs offload_optimizer.nvme_path"},
+      {[](ZeroOptions& o) { o.offload_param.device = Offload::nvme; },
+       "offload_param.device nvme needs offload_param.nvme_path"},
+      {[](ZeroOptions& o) { o.offload_optimizer.device = Offload(7); },
+       "expected offload_optimizer.device none, cpu or nvme, got 7"},
+      {[](ZeroOptions& o) {
+         o.stage = 2;
+         parameters_to(o, Offload::cpu);
+       },
+       "offload_param needs stage 3"},
+      {[](ZeroOptions& o) {
+         o.stage = 1;
+         o.offload_optimizer.ratio = 0.5;
+       },
+       "ratio 0.5 needs stage 3, got stage 1"},
       {[](ZeroOptions& o) { o.offload_optimizer.ratio = 1.5; }, "ratio from 0 to 1, got 1.5"},
       {[](ZeroOptions& o) { o.offload_optimizer.ratio = NAN; }, "ratio from 0 to 1, got nan"},
       {[](ZeroOptions& o) { o.offload_optimizer.buffer_count = 0; }, "buffer_count >= 1, got 0"},
@@ -222,10 +337,26 @@ TEST_CASE("offload: what is refused, with what to do") {
       {[](ZeroOptions& o) { o.aio.block_size = 1000; }, "block_size to be a multiple of 4096 up to 1 GiB, got 1000"},
       {[](ZeroOptions& o) { o.aio.queue_depth = 0; }, "queue_depth from 1 to 1024, got 0"},
       {[](ZeroOptions& o) { o.aio.thread_count = 65; }, "thread_count from 1 to 64, got 65"},
-      {[](ZeroOptions& o) { parameters_to(o, Offload::nvme); o.offload_param.buffer_size = 1000; }, "offload_param.buffer_size 1000 is too small for "},
-      {[](ZeroOptions& o) { parameters_to(o, Offload::nvme); o.offload_param.buffer_size = 1000; }, "expected at least 8192"},
-      {[](ZeroOptions& o) { optimizer_to(o, Offload::nvme); o.offload_optimizer.nvme_path = "/no/such/folder"; }, "expected a folder where a file can be made for the optimizer state of rank"},
-      {[](ZeroOptions& o) { parameters_to(o, Offload::nvme); o.offload_param.nvme_path = "/proc"; }, "expected a folder where a file can be made for the parameter shards of rank"},
+      {[](ZeroOptions& o) {
+         parameters_to(o, Offload::nvme);
+         o.offload_param.buffer_size = 1000;
+       },
+       "offload_param.buffer_size 1000 is too small for "},
+      {[](ZeroOptions& o) {
+         parameters_to(o, Offload::nvme);
+         o.offload_param.buffer_size = 1000;
+       },
+       "expected at least 8192"},
+      {[](ZeroOptions& o) {
+         optimizer_to(o, Offload::nvme);
+         o.offload_optimizer.nvme_path = "/no/such/folder";
+       },
+       "expected a folder where a file can be made for the optimizer state of rank"},
+      {[](ZeroOptions& o) {
+         parameters_to(o, Offload::nvme);
+         o.offload_param.nvme_path = "/proc";
+       },
+       "expected a folder where a file can be made for the parameter shards of rank"},
   };
   for (const Bad& row : rows) {
     for (const int ranks : {1, 2}) {

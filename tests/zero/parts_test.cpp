@@ -76,7 +76,8 @@ TEST_CASE("zero: a pause is between steps and below stage 3") {
     const auto optimizer = adamw(net.parameters());
     Zero zero(net, *optimizer, {.stage = 1});
     loss_of_micro_batch(net, 0, 0).backward();
-    CHECK(contains(message([&] { Zero::Pause pause(zero); }), "got one after a backward; call step() or zero_grad() first"));
+    CHECK(contains(message([&] { Zero::Pause pause(zero); }),
+                   "got one after a backward; call step() or zero_grad() first"));
     zero.zero_grad();
     const Zero::Pause pause(zero);
     CHECK(contains(message([&] { Zero::Pause again(zero); }), "expected a pause between steps"));

@@ -19,11 +19,14 @@ struct Mixed : nn::Layer<Mixed> {
   std::map<int, std::shared_ptr<nn::Linear>> parts;  // expert.weight is cut into blocks
   int chosen = 0;
   bool only = false;
-  Mixed() { for (int e = 0; e < experts; ++e) parts[e] = std::make_shared<nn::Linear>(linear(40, 120)); }
+  Mixed() {
+    for (int e = 0; e < experts; ++e) parts[e] = std::make_shared<nn::Linear>(linear(40, 120));
+  }
   Variable forward(const Variable& x) {
     const Variable h = gelu(a(x));
     std::vector<Variable> rows;
-    for (auto& [e, part] : parts) if (e == chosen || !only) rows.push_back(part->call(e == chosen ? h : h.narrow(0, 0, 0)));
+    for (auto& [e, part] : parts)
+      if (e == chosen || !only) rows.push_back(part->call(e == chosen ? h : h.narrow(0, 0, 0)));
     return c(gelu(rows.empty() ? cat({h, h, h}, 1) : cat(rows, 0)));
   }
   void fields(nn::Fields& f) override {
@@ -38,10 +41,10 @@ struct SpreadPlan {
   ZeroOptions options = {};
   DType dtype = f32;
   double max_norm = 0;
-  bool only = false;            // experts that are not chosen get no gradient; in step 1 one has none at all
+  bool only = false;  // experts that are not chosen get no gradient; in step 1 one has none at all
   bool muon = false;
   int first = 0, steps = 3;
-  Tensors start = {};           // state of `first` steps: pieces by name, whole
+  Tensors start = {};  // state of `first` steps: pieces by name, whole
   std::map<std::string, double> numbers = {};
 };
 
@@ -51,7 +54,9 @@ struct Trained {
   optim::OptimizerState whole;
 };
 
-int expert_of(int64_t micro, bool interleaved) { return int(interleaved ? micro % experts : micro / (micros / experts)); }
+int expert_of(int64_t micro, bool interleaved) {
+  return int(interleaved ? micro % experts : micro / (micros / experts));
+}
 
 std::vector<std::unique_ptr<optim::Optimizer>> make_optimizers(nn::Module& net, bool muon) {
   std::vector<std::unique_ptr<optim::Optimizer>> all;
@@ -83,7 +88,8 @@ std::pair<Tensors, std::vector<double>> alone(const SpreadPlan& plan) {
       sum.add();
     }
     sum.finish();
-    for (const Variable& p : net.parameters()) if (p.grad().defined()) mul_scalar_(p.grad(), 1. / micros);
+    for (const Variable& p : net.parameters())
+      if (p.grad().defined()) mul_scalar_(p.grad(), 1. / micros);
     norms.push_back(optim::clip_grad_norm(net.parameters(), plan.max_norm > 0 ? plan.max_norm : 1e9));
     for (const auto& one : optimizers) {
       one->step();
@@ -107,7 +113,9 @@ Trained train_spread(const SpreadPlan& plan, const std::vector<double>& norms = 
       else if (plan.parallel > 1) names.insert({str("experts.", e, ".weight"), str("experts.", e, ".bias")});
     }
     net.to(plan.dtype);
-    if (same->rank() > 0) for (const auto& p : net.named_parameters()) if (names.count(p.name)) add_scalar_(p.variable.tensor(), 1);  // the first one's count
+    if (same->rank() > 0)
+      for (const auto& p : net.named_parameters())
+        if (names.count(p.name)) add_scalar_(p.variable.tensor(), 1);  // the first one's count
     const auto optimizers = make_optimizers(net, plan.muon);
     std::vector<optim::Optimizer*> pointers;
     for (const auto& one : optimizers) pointers.push_back(one.get());
@@ -118,7 +126,8 @@ Trained train_spread(const SpreadPlan& plan, const std::vector<double>& norms = 
     if (!plan.start.empty()) {
       for (const zero::StatePiece& piece : zero.state(true)) {
         const Tensor& from = plan.start.at(piece.name);
-        piece.tensor.copy_(from.view({from.numel()}).narrow(0, piece.range.begin, piece.range.size()).view(piece.tensor.shape()));
+        piece.tensor.copy_(
+            from.view({from.numel()}).narrow(0, piece.range.begin, piece.range.size()).view(piece.tensor.shape()));
       }
       zero.load_numbers(plan.numbers);
       zero.loaded();
@@ -127,7 +136,8 @@ Trained train_spread(const SpreadPlan& plan, const std::vector<double>& norms = 
     for (int step = plan.first; step < plan.steps; ++step) {
       backwards(zero, accumulation, [&](int64_t micro) { loss_of(net, plan, step, micro).backward(); });
       const auto report = zero.step({.grad_scale = 1. / accumulation, .max_norm = plan.max_norm, .want_norm = true});
-      if (!norms.empty()) CHECK(report.norm == doctest::Approx(norms[size_t(step)]).epsilon(plan.dtype == f64 ? 1e-12 : 1e-6));
+      if (!norms.empty())
+        CHECK(report.norm == doctest::Approx(norms[size_t(step)]).epsilon(plan.dtype == f64 ? 1e-12 : 1e-6));
     }
     const auto pieces = zero.state();
     const auto numbers = zero.numbers();
@@ -141,7 +151,9 @@ Trained train_spread(const SpreadPlan& plan, const std::vector<double>& norms = 
     for (const zero::StatePiece& piece : pieces) {
       Tensor& to = all.state[piece.name];
       if (!to.defined()) to = zeros(piece.shape, {.dtype = piece.tensor.dtype()});
-      to.view({to.numel()}).narrow(0, piece.range.begin, piece.range.size()).copy_(piece.tensor.view({piece.tensor.numel()}));
+      to.view({to.numel()})
+          .narrow(0, piece.range.begin, piece.range.size())
+          .copy_(piece.tensor.view({piece.tensor.numel()}));
     }
     for (const auto& [key, value] : numbers) all.numbers[key] = value;
     if (rank == plan.ranks - 1) all.whole = whole;
@@ -160,43 +172,64 @@ TEST_CASE("zero: spread parameters: every stage, overlap or not, size of units: 
     const auto [clipped, norms64] = alone({.options = {.stage = stage}, .dtype = f64, .max_norm = 0.05});
     for (const auto& [ranks, parallel] : groups()) {
       if (stage < 2 ? ranks == 2 : false) continue;  // two experts of a rank would not be those that ranks share
-      CAPTURE(stage); CAPTURE(ranks); CAPTURE(parallel);
-      for (const auto& [overlap, size] : {std::pair{true, int64_t(1)}, {false, int64_t(1) << 40}, {true, int64_t(3000)}}) {
+      CAPTURE(stage);
+      CAPTURE(ranks);
+      CAPTURE(parallel);
+      for (const auto& [overlap, size] :
+           {std::pair{true, int64_t(1)}, {false, int64_t(1) << 40}, {true, int64_t(3000)}}) {
         const ZeroOptions options{.stage = stage, .overlap_comm = overlap, .reduce_bucket_size = size};
-        CHECK(differing(expected, train_spread({.ranks = ranks, .parallel = parallel, .options = options}, norms).parameters) == "");
+        CHECK(differing(expected,
+                        train_spread({.ranks = ranks, .parallel = parallel, .options = options}, norms).parameters) ==
+              "");
       }
       const ZeroOptions options{.stage = stage, .reduce_scatter = false};
-      CHECK(distance(clipped, train_spread({.ranks = ranks, .parallel = parallel, .options = options, .dtype = f64, .max_norm = 0.05}, norms64).parameters) < 1e-12);
+      CHECK(distance(
+                clipped,
+                train_spread({.ranks = ranks, .parallel = parallel, .options = options, .dtype = f64, .max_norm = 0.05},
+                             norms64)
+                    .parameters) < 1e-12);
     }
   }
 }
 
 TEST_CASE("zero: spread parameters: offload, rules that take whole matrices, those without gradients") {
   const auto [muon, norms] = alone({.options = {.stage = 2}, .muon = true});
-  for (const int stage : {2, 3}) CHECK(differing(muon, train_spread({.parallel = 2, .options = {.stage = stage}, .muon = true}, norms).parameters) == "");
+  for (const int stage : {2, 3})
+    CHECK(differing(muon, train_spread({.parallel = 2, .options = {.stage = stage}, .muon = true}, norms).parameters) ==
+          "");
   const Tensors plain = alone({.options = {.stage = 3}}).first;
-  const ZeroOptions in_files{.stage = 3, .offload_optimizer = {.device = zero::Offload::nvme, .nvme_path = folder}, .offload_param = {.device = zero::Offload::nvme, .nvme_path = folder, .max_in_cpu = 0}};
+  const ZeroOptions in_files{.stage = 3,
+                             .offload_optimizer = {.device = zero::Offload::nvme, .nvme_path = folder},
+                             .offload_param = {.device = zero::Offload::nvme, .nvme_path = folder, .max_in_cpu = 0}};
   CHECK(differing(plain, train_spread({.parallel = 2, .options = in_files}).parameters) == "");
   for (const int stage : {0, 1, 2}) {
     const Tensors unused = alone({.options = {.stage = stage}, .only = true}).first;
-    for (const int parallel : {2, 4}) CHECK_MESSAGE(differing(unused, train_spread({.parallel = parallel, .options = {.stage = stage}, .only = true}).parameters) == "", "stage " << stage);
+    for (const int parallel : {2, 4})
+      CHECK_MESSAGE(
+          differing(unused,
+                    train_spread({.parallel = parallel, .options = {.stage = stage}, .only = true}).parameters) == "",
+          "stage " << stage);
   }
 }
 
-TEST_CASE("zero: what spread parameters keep is saved by name, and goes on with any number of ranks that share them, in any stage") {
+TEST_CASE(
+    "zero: what spread parameters keep is saved by name, and goes on with any number of ranks that share them, in any "
+    "stage") {
   const SpreadPlan one{.options = {.stage = 2}, .steps = 4};
   const Trained expected = train_spread(one);
   CHECK(expected.state.size() == 3 * 12);
   const SpreadPlan half{.options = {.stage = 2}, .steps = 2};
   const Trained first = train_spread(half);
   for (const auto& [stage, parallel] : {std::pair{2, 2}, {3, 4}, {2, 4}}) {
-    CAPTURE(stage); CAPTURE(parallel);
+    CAPTURE(stage);
+    CAPTURE(parallel);
     SpreadPlan plan{.parallel = parallel, .options = {.stage = stage}, .steps = 2};
     const Trained half_way = train_spread(plan);
     CHECK(differing(first.state, half_way.state) == "");
     CHECK(first.numbers == half_way.numbers);
     CHECK(first.whole.numbers == half_way.whole.numbers);
-    CHECK(differing({first.whole.tensors.begin(), first.whole.tensors.end()}, {half_way.whole.tensors.begin(), half_way.whole.tensors.end()}) == "");
+    CHECK(differing({first.whole.tensors.begin(), first.whole.tensors.end()},
+                    {half_way.whole.tensors.begin(), half_way.whole.tensors.end()}) == "");
     plan.start = first.state;
     plan.numbers = first.numbers;
     plan.first = 2;
@@ -214,8 +247,11 @@ TEST_CASE("zero: spread parameters: who changes them, what is not finite, what c
     std::set<std::string> names;
     for (auto& [e, part] : net.parts) names.insert({str("experts.", e, ".weight"), str("experts.", e, ".bias")});
     const auto optimizer = adamw(net.parameters());
-    const auto refusal = [&](const zero::Spread& spread) { return message([&] { Zero(net, *optimizer, {.spread = spread}); }); };
-    CHECK(contains(refusal({names, nullptr}), "ranks that have the same parameters, a part of the 4 ranks of world, got none"));
+    const auto refusal = [&](const zero::Spread& spread) {
+      return message([&] { Zero(net, *optimizer, {.spread = spread}); });
+    };
+    CHECK(contains(refusal({names, nullptr}),
+                   "ranks that have the same parameters, a part of the 4 ranks of world, got none"));
     CHECK(contains(refusal({{"experts.9.bias"}, same.get()}), "got 1 names, of which it has 0"));
     CHECK(contains(refusal({}), "rank 1 has 'parameter experts.1.weight"));
     Zero zero(net, *optimizer, {.stage = 3, .nonfinite = zero::NonFinite::skip, .spread = {names, same.get()}});
@@ -237,15 +273,17 @@ TEST_CASE("zero: spread parameters: who changes them, what is not finite, what c
     CHECK((report.skipped && report.first_nonfinite == "experts.3.bias" && report.rank == 3));
     return 0;
   });
-  CHECK(contains(message([] {
-    dist::spawn(2, [](int rank) {
-      const auto same = dist::world().split(rank, rank, "same");
-      Mixed net;
-      net.parts = {{rank, net.parts[rank]}};
-      const auto optimizer = adamw(net.parameters());
-      const std::string name = str("experts.", rank, ".bias");
-      Zero zero(net, *optimizer, {.stage = 1, .spread = {{name, str("experts.", rank, ".weight")}, same.get()}});
-      const auto whole = zero.gathered(1);
-    });
-  }), "expected modifier rank 0 for experts."));
+  CHECK(contains(
+      message([] {
+        dist::spawn(2, [](int rank) {
+          const auto same = dist::world().split(rank, rank, "same");
+          Mixed net;
+          net.parts = {{rank, net.parts[rank]}};
+          const auto optimizer = adamw(net.parameters());
+          const std::string name = str("experts.", rank, ".bias");
+          Zero zero(net, *optimizer, {.stage = 1, .spread = {{name, str("experts.", rank, ".weight")}, same.get()}});
+          const auto whole = zero.gathered(1);
+        });
+      }),
+      "expected modifier rank 0 for experts."));
 }

@@ -1,13 +1,13 @@
-// Stage 3: parameters that come and go. The same bits with every way to hold them, and errors where the rules are broken.
+// Stage 3: parameters that come and go. The same bits with every way to hold them, and errors where the rules are
+// broken.
 #include <doctest/doctest.h>
 
 #include <filesystem>
 
 #include "autograd/checkpoint.h"
-#include "nn/gpt.h"
+#include "nn/models/gpt.h"
 #include "parallel/activation_checkpoints.h"
 #include "tests/zero/util.h"
-#include "zero/init.h"
 
 using namespace lockstep;
 using namespace testing;
@@ -30,25 +30,26 @@ struct GptPlan {
   int ranks = 1, accumulation = 4;
   std::optional<ZeroOptions> options = {};
   nn::GPT::Options model = tiny;
-  bool init = false, frozen = false, wrap = false;
+  bool empty = false, frozen = false, wrap = false;
 };
 
 Tensors train_gpt(const GptPlan& plan) {
   const auto all = on_ranks<Tensors>(plan.ranks, [&](int) {
     manual_seed(1);
-    std::optional<zero::Init> init;
-    if (plan.init) init.emplace();
+    std::optional<nn::BuildEmpty> scope;
+    if (plan.empty) scope.emplace();
     nn::GPT model(plan.model);
+    scope.reset();
     if (plan.wrap) parallel::ActivationCheckpoints({.cpu_checkpointing = true, .every = 2}).wrap_blocks(model);
     if (plan.frozen) model.blocks[1].requires_grad_(false);
     std::vector<Variable> trained;
-    for (const Variable& p : model.parameters()) if (p.requires_grad()) trained.push_back(p);
+    for (const Variable& p : model.parameters())
+      if (p.requires_grad()) trained.push_back(p);
     optim::AdamW optimizer(trained, {.lr = 1e-2});
     std::optional<Zero> zero;
     std::optional<parallel::GradientAccumulator> sum;
     if (plan.options) {
       ZeroOptions o = *plan.options;
-      if (init) o.init = &*init;
       zero.emplace(model, optimizer, o);
     } else {
       sum.emplace(model.parameters());
@@ -58,7 +59,9 @@ Tensors train_gpt(const GptPlan& plan) {
         backwards(*zero, plan.accumulation, [&](int64_t micro) { gpt_loss(model, step, micro).backward(); });
         zero->step({.grad_scale = 1. / plan.accumulation});
         for (const auto& unit : zero->units()) {
-          for (const auto& p : model.named_parameters()) if (p.name == unit.names[0]) LOCKSTEP_CHECK(p.variable.tensor().storage()->is_empty() == !unit.persistent, p.name, " is whole");
+          for (const auto& p : model.named_parameters())
+            if (p.name == unit.names[0])
+              LOCKSTEP_CHECK(p.variable.tensor().storage()->is_empty() == !unit.persistent, p.name, " is whole");
         }
       } else {
         for (int i = 0; i < plan.accumulation; ++i) {
@@ -102,8 +105,7 @@ struct Reader : nn::Layer<Reader> {
   void fields(nn::Fields& f) override { f("layer", layer)("other", other); }
 };
 
-template <class Model>
-std::string train_once(Model& model, Zero& zero, optim::Optimizer&) {
+template <class Model> std::string train_once(Model& model, Zero& zero, optim::Optimizer&) {
   return message([&] {
     sum(square(model(ones({2, 6})))).backward();
     zero.step();
@@ -115,7 +117,8 @@ std::string train_once(Model& model, Zero& zero, optim::Optimizer&) {
 TEST_CASE("zero 3: the same bits for every way to gather, keep and free parameters") {
   const Tensors one = train({.steps = 3});
   std::vector<ZeroOptions> rows;
-  for (const int64_t ahead : {int64_t(0), int64_t(1000), int64_t(1) << 40}) rows.push_back(stage3({.prefetch_bucket_size = ahead}));
+  for (const int64_t ahead : {int64_t(0), int64_t(1000), int64_t(1) << 40})
+    rows.push_back(stage3({.prefetch_bucket_size = ahead}));
   for (const int64_t live : {int64_t(1), int64_t(14000)}) rows.push_back(stage3({.max_live_parameters = live}));
   for (const int64_t reuse : {int64_t(500), int64_t(1) << 40}) rows.push_back(stage3({.max_reuse_distance = reuse}));
   rows.push_back(stage3({.max_live_parameters = 14000, .max_reuse_distance = int64_t(1) << 40}));
@@ -126,36 +129,73 @@ TEST_CASE("zero 3: the same bits for every way to gather, keep and free paramete
   rows.push_back({.stage = 3, .param_persistence_threshold = 1 << 30});
   for (size_t i = 0; i < rows.size(); ++i) {
     for (const auto& [ranks, accumulation] : {std::pair{1, 8}, {2, 4}, {4, 2}}) {
-      CAPTURE(i); CAPTURE(ranks);
-      CHECK(differing(one, train({.ranks = ranks, .accumulation = accumulation, .options = rows[i], .steps = 3})) == "");
+      CAPTURE(i);
+      CAPTURE(ranks);
+      CHECK(differing(one, train({.ranks = ranks, .accumulation = accumulation, .options = rows[i], .steps = 3})) ==
+            "");
     }
   }
 }
 
-TEST_CASE("zero 3: GPT with a tied head, dropout, checkpointed blocks, frozen blocks, built whole or in an Init scope") {
+TEST_CASE(
+    "zero 3: GPT with a tied head, dropout, checkpointed blocks, frozen blocks, built whole or in an Init scope") {
   for (const bool frozen : {false, true}) {
     const Tensors one = train_gpt({.frozen = frozen});
     nn::GPT::Options checkpointed = tiny;
     checkpointed.checkpoint_blocks = true;
     for (const auto& [ranks, accumulation] : {std::pair{1, 4}, {2, 2}, {4, 1}}) {
       for (const int stage : {1, 2, 3}) {
-        CAPTURE(ranks); CAPTURE(stage); CAPTURE(frozen);
+        CAPTURE(ranks);
+        CAPTURE(stage);
+        CAPTURE(frozen);
         ZeroOptions o = stage3();
         o.stage = stage;
-        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .init = true, .frozen = frozen})) == "");
+        CHECK(differing(
+                  one,
+                  train_gpt(
+                      {.ranks = ranks, .accumulation = accumulation, .options = o, .empty = true, .frozen = frozen})) ==
+              "");
         if (stage < 3) continue;
-        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .frozen = frozen})) == "");
-        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .model = checkpointed, .frozen = frozen})) == "");
-        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .frozen = frozen, .wrap = true})) == "");
+        CHECK(
+            differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .frozen = frozen})) ==
+            "");
+        CHECK(differing(one, train_gpt({.ranks = ranks,
+                                        .accumulation = accumulation,
+                                        .options = o,
+                                        .model = checkpointed,
+                                        .frozen = frozen})) == "");
+        CHECK(differing(
+                  one,
+                  train_gpt(
+                      {.ranks = ranks, .accumulation = accumulation, .options = o, .frozen = frozen, .wrap = true})) ==
+              "");
         o.module_size = 8000;  // a block as one unit
-        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .model = checkpointed, .frozen = frozen})) == "");
+        CHECK(differing(one, train_gpt({.ranks = ranks,
+                                        .accumulation = accumulation,
+                                        .options = o,
+                                        .model = checkpointed,
+                                        .frozen = frozen})) == "");
         o.max_reuse_distance = 20000;
-        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .model = checkpointed, .frozen = frozen})) == "");
-        o.offload_param = {.device = zero::Offload::nvme, .nvme_path = std::filesystem::temp_directory_path().string(), .max_in_cpu = 0};
-        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .model = checkpointed, .frozen = frozen})) == "");
+        CHECK(differing(one, train_gpt({.ranks = ranks,
+                                        .accumulation = accumulation,
+                                        .options = o,
+                                        .model = checkpointed,
+                                        .frozen = frozen})) == "");
+        o.offload_param = {.device = zero::Offload::nvme,
+                           .nvme_path = std::filesystem::temp_directory_path().string(),
+                           .max_in_cpu = 0};
+        CHECK(differing(one, train_gpt({.ranks = ranks,
+                                        .accumulation = accumulation,
+                                        .options = o,
+                                        .model = checkpointed,
+                                        .frozen = frozen})) == "");
         o.module_size = o.max_reuse_distance = 0;
         o.offload_param.buffer_count = 2;
-        CHECK(differing(one, train_gpt({.ranks = ranks, .accumulation = accumulation, .options = o, .init = true, .frozen = frozen})) == "");
+        CHECK(differing(
+                  one,
+                  train_gpt(
+                      {.ranks = ranks, .accumulation = accumulation, .options = o, .empty = true, .frozen = frozen})) ==
+              "");
       }
     }
   }
@@ -164,18 +204,20 @@ TEST_CASE("zero 3: GPT with a tied head, dropout, checkpointed blocks, frozen bl
 TEST_CASE("zero 3: ranks that run modules in another order are told, with both modules' names") {
   std::vector<std::string> said(2);
   const std::string error = message([&] {
-    dist::spawn(2, [&](int rank) {
-      Pair model;
-      model.swapped = rank == 1;
-      optim::SGD optimizer(model.parameters(), {.lr = 0.1});
-      Zero zero(model, optimizer, stage3());
-      try {
-        model(ones({2, 6}));
-      } catch (const Error& e) {
-        said[size_t(rank)] = e.what();
-        throw;
-      }
-    }, {.timeout = dist::Seconds(20)});
+    dist::spawn(2,
+                [&](int rank) {
+                  Pair model;
+                  model.swapped = rank == 1;
+                  optim::SGD optimizer(model.parameters(), {.lr = 0.1});
+                  Zero zero(model, optimizer, stage3());
+                  try {
+                    model(ones({2, 6}));
+                  } catch (const Error& e) {
+                    said[size_t(rank)] = e.what();
+                    throw;
+                  }
+                },
+                {.timeout = dist::Seconds(20)});
   });
   CHECK(contains(error, "of module left"));
   CHECK(contains(error, "of module right"));
@@ -196,8 +238,11 @@ TEST_CASE("zero 3: a parameter that is read outside its module is named; registe
     const std::string now = train_once(model, zero, optimizer);
     LOCKSTEP_CHECK(now == "(no error)", now);
     nn::Linear stranger = linear(2, 2);
-    LOCKSTEP_CHECK(contains(message([&] { zero.register_external(stranger, model.other.weight); }), "that is not"), "stranger");
-    LOCKSTEP_CHECK(contains(message([&] { zero.register_external(model, stranger.weight); }), "not one of the module's 4"), "strange parameter");
+    LOCKSTEP_CHECK(contains(message([&] { zero.register_external(stranger, model.other.weight); }), "that is not"),
+                   "stranger");
+    LOCKSTEP_CHECK(
+        contains(message([&] { zero.register_external(model, stranger.weight); }), "not one of the module's 4"),
+        "strange parameter");
     return 0;
   });
 }
@@ -223,22 +268,15 @@ TEST_CASE("zero 3: after a forward that threw, and one whose graph was dropped, 
   CHECK(differing(run(false), run(true)) == "");
 }
 
-TEST_CASE("zero::Init: seeds must agree, and the scope must be given to Zero") {
+TEST_CASE("zero 3: ranks that build a model empty must agree on how it starts") {
   CHECK(contains(message([] {
-    dist::spawn(2, [](int rank) {
-      manual_seed(uint64_t(rank));
-      zero::Init init;
-    });
-  }), "random numbers from seed 0"));
-  on_ranks<int>(2, [](int) {
-    manual_seed(1);
-    zero::Init init;
-    LOCKSTEP_CHECK(contains(message([] { zero::Init second; }), "another listener"), "two scopes");
-    Pair model;
-    init.end();
-    optim::SGD optimizer(model.parameters(), {.lr = 0.1});
-    const std::string error = message([&] { Zero zero(model, optimizer, stage3()); });
-    LOCKSTEP_CHECK(contains(error, "left.weight has no memory") && contains(error, ".init"), error);
-    return 0;
-  });
+                   dist::spawn(2, [](int rank) {
+                     manual_seed(uint64_t(rank));
+                     const nn::BuildEmpty scope;
+                     Pair model;
+                     optim::SGD optimizer(model.parameters(), {.lr = 0.1});
+                     Zero zero(model, optimizer, stage3());
+                   });
+                 }),
+                 "starts in 1 steps, changed 0 times; from seed 0"));
 }

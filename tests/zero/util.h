@@ -1,5 +1,6 @@
 #pragma once
-// What the tests of ZeRO share: a model whose parameters are cut by every number of ranks, and a run of a few steps by any plan.
+// What the tests of ZeRO share: a model whose parameters are cut by every number of ranks, and a run of a few steps by
+// any plan.
 #include <filesystem>
 #include <optional>
 
@@ -21,7 +22,9 @@ struct Net : nn::Layer<Net> {
   nn::LayerNorm norm{130};
   nn::Linear b = linear(130, 97), c = linear(97, 3);
   double p = 0.2;
-  Variable forward(const Variable& x) { return c(dropout(relu(b(dropout(gelu(norm(a(x))), p, is_training()))), p, is_training())); }
+  Variable forward(const Variable& x) {
+    return c(dropout(relu(b(dropout(gelu(norm(a(x))), p, is_training()))), p, is_training()));
+  }
   void fields(nn::Fields& f) override { f("a", a)("norm", norm)("b", b)("c", c); }
 };
 
@@ -37,7 +40,9 @@ struct Even : nn::Layer<Even> {
   void fields(nn::Fields& f) override { f("a", a)("b", b)("c", c); }
 };
 constexpr int64_t psi = 64 * 512 + 512 * 512 + 512 * 64;
-inline void expect(const char* what, int64_t got, double wanted) { LOCKSTEP_CHECK(double(got) == wanted, what, ": ", got, " bytes, expected ", wanted); }
+inline void expect(const char* what, int64_t got, double wanted) {
+  LOCKSTEP_CHECK(double(got) == wanted, what, ": ", got, " bytes, expected ", wanted);
+}
 
 /// The loss of one micro-batch of a step: data and dropout depend on these two numbers only.
 template <class Model>
@@ -51,7 +56,8 @@ Variable loss_of_micro_batch(Model& net, int step, int64_t micro_batch, DType dt
 }
 
 /// The backwards of a step at this rank, as each stage wants them.
-inline void backwards(Zero& zero, int accumulation, const std::function<void(int64_t micro_batch)>& backward, bool no_sync = true) {
+inline void backwards(Zero& zero, int accumulation, const std::function<void(int64_t micro_batch)>& backward,
+                      bool no_sync = true) {
   for (int i = 0; i < accumulation; ++i) {
     std::optional<Zero::NoSync> local;
     if (zero.stage() < 2 && no_sync && i + 1 < accumulation) local.emplace(zero);
@@ -66,7 +72,9 @@ inline std::unique_ptr<optim::Optimizer> adamw(std::vector<Variable> parameters)
 
 struct ZeroPlan {
   int ranks = 1, accumulation = 8;
-  std::optional<zero::ZeroOptions> options = {};  // none: a GradientAccumulator and the optimizer's own step, at one rank
+  std::optional<zero::ZeroOptions> options =
+      {};  // none: the optimizer's own step, after DDP or, at one rank, a GradientAccumulator
+  std::optional<parallel::DdpOptions> ddp = {};
   DType dtype = f32;
   double max_norm = 0;
   int steps = 4;
@@ -86,21 +94,28 @@ inline Tensors train(const ZeroPlan& plan) {
     const auto optimizer = plan.make(net.parameters());
     std::optional<Zero> zero;
     std::optional<parallel::GradientAccumulator> sum;
+    std::optional<parallel::DistributedDataParallel> ddp;
     if (plan.options) zero.emplace(net, *optimizer, *plan.options);
+    else if (plan.ddp) ddp.emplace(net, *plan.ddp);
     else sum.emplace(net.parameters());
     Tensors result;
     std::vector<double> norms;
     for (int step = 0; step < plan.steps; ++step) {
-      const auto backward = [&](int64_t micro) { loss_of_micro_batch(net, step, micro, plan.dtype, device).backward(); };
+      const auto backward = [&](int64_t micro) {
+        loss_of_micro_batch(net, step, micro, plan.dtype, device).backward();
+      };
       if (zero) {
         backwards(*zero, plan.accumulation, backward, plan.no_sync);
         norms.push_back(zero->step({.grad_scale = 1. / plan.accumulation, .max_norm = plan.max_norm}).norm);
       } else {
         for (int i = 0; i < plan.accumulation; ++i) {
-          backward(i);
-          sum->add();
+          std::optional<parallel::DistributedDataParallel::NoSync> local;
+          if (ddp && i + 1 < plan.accumulation) local.emplace(*ddp);
+          if (ddp) loss_of_micro_batch(*ddp, step, rank * plan.accumulation + i, plan.dtype, device).backward();
+          else backward(i);
+          if (sum) sum->add();
         }
-        sum->finish();
+        if (sum) sum->finish();
         for (const Variable& p : net.parameters()) mul_scalar_(p.grad(), 1. / plan.accumulation);
         norms.push_back(plan.max_norm > 0 ? optim::clip_grad_norm(net.parameters(), plan.max_norm) : NAN);
         optimizer->step();

@@ -12,7 +12,9 @@ namespace {
 constexpr size_t n = 64, bytes = n * sizeof(float);
 
 __global__ void scale(const float* x, float* out, float by) { out[threadIdx.x] = x[threadIdx.x] * by; }
-bool start_scale(cudaStream_t stream, const float* x, float* out, float by) { return simt::launch("scale", 1, unsigned(n), 0, stream, scale, x, out, by) == cudaSuccess; }
+bool start_scale(cudaStream_t stream, const float* x, float* out, float by) {
+  return simt::launch("scale", 1, unsigned(n), 0, stream, scale, x, out, by) == cudaSuccess;
+}
 
 struct Streams {
   Streams() {
@@ -133,7 +135,9 @@ bool host_reads_device_memory(bool bug) {
 bool kernel_reads_host_memory(bool bug) {  // as a copy would: the arguments are checked
   const Array x(counting(n)), out(n);
   const std::vector<float> host = counting(n);
-  return cudaMemcpy(out, bug ? host.data() : static_cast<const float*>(x), bytes, cudaMemcpyDeviceToDevice) == cudaSuccess && out.get()[1] == 2;
+  return cudaMemcpy(out, bug ? host.data() : static_cast<const float*>(x), bytes, cudaMemcpyDeviceToDevice) ==
+             cudaSuccess &&
+         out.get()[1] == 2;
 }
 bool copy_past_the_end(bool bug) {
   const Array x(n);
@@ -208,7 +212,8 @@ bool product(Product wrong) {
   cublasLtMatmulPreferenceCreate(&preference);
   cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d, a, b, out, out, preference, 1, &found, &count);
   const float* from = x + (wrong == Product::alignment ? 1 : 0);  // the preference promises 256 bytes
-  if (status == CUBLAS_STATUS_SUCCESS) status = cublasLtMatmul(handle, d, &one, w, a, from, b, &zero, y, out, y, out, &found.algo, nullptr, 0, nullptr);
+  if (status == CUBLAS_STATUS_SUCCESS)
+    status = cublasLtMatmul(handle, d, &one, w, a, from, b, &zero, y, out, y, out, &found.algo, nullptr, 0, nullptr);
   const bool good = status == CUBLAS_STATUS_SUCCESS && y.get()[0] == 1 + 4 + 9 + 16;
   cublasLtMatmulPreferenceDestroy(preference);
   for (cublasLtMatrixLayout_t l : {a, b, out}) cublasLtMatrixLayoutDestroy(l);

@@ -202,7 +202,8 @@ __global__ void last_block_adds(const float* x, float* parts, unsigned* counter,
 bool last_block_without_a_fence(bool bug) {
   const Array x(counting(128)), parts(4), counter(1), out(1);
   cudaMemset(counter, 0, sizeof(unsigned));
-  return start(4, 32, last_block_adds, x, parts, reinterpret_cast<unsigned*>(static_cast<float*>(counter)), out, bug) && out.get()[0] == 128 * 129 / 2;
+  return start(4, 32, last_block_adds, x, parts, reinterpret_cast<unsigned*>(static_cast<float*>(counter)), out, bug) &&
+         out.get()[0] == 128 * 129 / 2;
 }
 
 bool too_many_threads(bool bug) {
@@ -218,11 +219,13 @@ __global__ void through_dynamic(float* out) {
 }
 bool dynamic_memory_not_asked_for(bool bug) {
   const Array out(32);
-  return simt::launch("mutant", 1, 32, bug ? 0 : 32 * sizeof(float), nullptr, through_dynamic, out) == cudaSuccess && sum_of(out.get()) == 32;
+  return simt::launch("mutant", 1, 32, bug ? 0 : 32 * sizeof(float), nullptr, through_dynamic, out) == cudaSuccess &&
+         sum_of(out.get()) == 32;
 }
 bool more_dynamic_memory_than_there_is(bool bug) {
   const Array out(32);
-  return simt::launch("mutant", 1, 32, (bug ? 300 : 200) * 1024, nullptr, through_dynamic, out) == cudaSuccess && sum_of(out.get()) == 32;
+  return simt::launch("mutant", 1, 32, (bug ? 300 : 200) * 1024, nullptr, through_dynamic, out) == cudaSuccess &&
+         sum_of(out.get()) == 32;
 }
 
 }  // namespace

@@ -61,8 +61,11 @@ int run_all(const std::vector<Case>& cases) {
     const bool expected = c.caught & build, caught = bad != Outcome::right && bad != Outcome::stuck;
     const bool fine = good == Outcome::right && caught >= expected;
     ++(fine ? passed : failed);
-    std::printf("%-40s %s%s%s\n", c.name, how[int(bad)], !caught && !expected ? " (nor has it to be in this build)" : "",
-                good != Outcome::right ? "; FALSE ALARM on the right code" : !fine ? "; MISSED" : "");
+    std::printf("%-40s %s%s%s\n", c.name, how[int(bad)],
+                !caught && !expected ? " (nor has it to be in this build)" : "",
+                good != Outcome::right ? "; FALSE ALARM on the right code"
+                : !fine                ? "; MISSED"
+                                       : "");
   }
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed != 0;

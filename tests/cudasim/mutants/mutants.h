@@ -1,6 +1,6 @@
 #pragma once
-// Planted bugs: each case runs right code, or with `bug` the same with one mistake. The emulator and the fake libraries must
-// let the first pass in every build, and catch the second in the builds that can.
+// Planted bugs: each case runs right code, or with `bug` the same with one mistake. The emulator and the fake libraries
+// must let the first pass in every build, and catch the second in the builds that can.
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -27,7 +27,9 @@ class Array {
   ~Array() { cudaFree(data_); }
   Array(const Array&) = delete;
   operator float*() const { return data_; }
-  void put(const std::vector<float>& values) { cudaMemcpy(data_, values.data(), n_ * sizeof(float), cudaMemcpyHostToDevice); }
+  void put(const std::vector<float>& values) {
+    cudaMemcpy(data_, values.data(), n_ * sizeof(float), cudaMemcpyHostToDevice);
+  }
   std::vector<float> get() const {
     std::vector<float> values(n_);
     cudaMemcpy(values.data(), data_, n_ * sizeof(float), cudaMemcpyDeviceToHost);
@@ -44,19 +46,16 @@ std::vector<float> counting(size_t n);
 float sum_of(const std::vector<float>& values);
 
 /// Runs `check` in forward, reverse and some random orders of threads; true when it is always.
-template <class Fn>
-bool in_all_orders(Fn check);
+template <class Fn> bool in_all_orders(Fn check);
 /// Under every policy of streams, with 10 seeds where there is something to draw.
-template <class Fn>
-bool in_all_policies(Fn check);
+template <class Fn> bool in_all_policies(Fn check);
 
 }  // namespace mutants
 
 #include "tests/cudasim/block.h"
 #include "tests/cudasim/fake.h"
 
-template <class Fn>
-bool mutants::in_all_orders(Fn check) {
+template <class Fn> bool mutants::in_all_orders(Fn check) {
   bool good = true;
   for (uint64_t i = 0; i < 5 && good; ++i) {
     simt::options() = {i == 0 ? simt::Order::forward : i == 1 ? simt::Order::reverse : simt::Order::random, i};
@@ -65,8 +64,7 @@ bool mutants::in_all_orders(Fn check) {
   simt::options() = {};
   return good;
 }
-template <class Fn>
-bool mutants::in_all_policies(Fn check) {
+template <class Fn> bool mutants::in_all_policies(Fn check) {
   bool good = true;
   for (uint64_t i = 0; i < 12 && good; ++i) {
     fake::set_policy(i == 0 ? fake::Policy::eager : i == 1 ? fake::Policy::lazy : fake::Policy::random, i);

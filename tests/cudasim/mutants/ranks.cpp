@@ -22,7 +22,8 @@ struct Rank {
 
   mutable bool failed = false;
 
-  /// Waits without trusting the peers; when the communicator fails or nothing comes it is aborted, and the answer is false.
+  /// Waits without trusting the peers; when the communicator fails or nothing comes it is aborted, and the answer is
+  /// false.
   bool wait() const {
     ncclResult_t code = ncclSuccess;
     for (int i = 0; i < 20000 && !failed; ++i) {
@@ -84,7 +85,8 @@ bool all_collectives(const Rank& r, size_t count) {
   const auto holds = [&](size_t begin, size_t end, float value) {
     if (!r.wait()) return false;
     const std::vector<float> got = out.get();
-    for (size_t i = begin; i < end; ++i) if (got[i] != value) return false;
+    for (size_t i = begin; i < end; ++i)
+      if (got[i] != value) return false;
     return true;
   };
   const int other = 1 - r.rank;

@@ -1,0 +1,199 @@
+// gpt: trains a GPT on a text, continues texts, and reads and writes Hugging Face's GPT-2 folders.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <iostream>
+
+#include "data/safetensors.h"
+#include "data/text.h"
+#include "nn/build_empty.h"
+#include "nn/hugging_face/gpt2.h"
+#include "optim/schedule.h"
+#include "parallel/data_parallel.h"
+#include "train/cli.h"
+#include "train/language.h"
+#include "train/optimizer.h"
+#include "train/trainer.h"
+
+namespace {
+
+using namespace lockstep;
+using namespace lockstep::train;
+using data::Json;
+
+struct GptOptions : Options {
+  GptOptions() { steps = 1000, eval_every = 250, optimizer.weight_decay = 0.1, optimizer.beta2 = 0.99; }
+  std::string text, tokenizer, sizes = "gpt:4x128x4", init, export_to, experts;
+  double validation = 0.1, dropout = 0;
+  int64_t context = 128, warmup = 100, eval_batches = 20;
+  OptimizerOptions optimizer;
+  std::string model, prompt = "\n", ids, logits_out;  // sample, eval, logits
+  int64_t tokens = 300;
+  nn::Sampling sampling{.temperature = 0.8, .top_k = 50};
+};
+
+std::string load_text(const std::string& path) {
+  return path.empty() ? data::read_sources(LOCKSTEP_SOURCE_DIR) : data::read_file(path, int64_t(4) << 30);
+}
+
+std::shared_ptr<nn::GPT> make_model(const GptOptions& o, Job& job, int64_t vocab) {
+  std::optional<nn::BuildEmpty> empty;  // a rank fills what it has
+  if (job.plan().pp * job.plan().tp > 1) empty.emplace();
+  nn::GPT::Options sizes = as_usage([&] { return nn::gpt_options(o.sizes, {.context = o.context}); });
+  sizes.vocab = vocab, sizes.dropout = o.dropout;
+  if (o.is_given("context")) sizes.context = o.context;
+  std::shared_ptr<nn::GPT> model = o.init.empty() ? std::make_shared<nn::GPT>(sizes) : nn::load_hugging_face(o.init);
+  add_experts(*model, o.experts, job);
+  return model;
+}
+
+void train_gpt(const GptOptions& o, Job& job) {
+  const std::string tokenizer = tokenizer_of(o, o.tokenizer, o.init), name = o.text.empty() ? "the text" : o.text;
+  const auto known = data::load_tokenizer(tokenizer);
+  const Tensor all = known->encode_tensor(load_text(o.text));
+  check_configured(job, {"warmup"});
+  const std::shared_ptr<nn::GPT> model = make_model(o, job, known->vocab_size());
+  const nn::GPT::Options sizes = model->o;
+  LOCKSTEP_CHECK(known->vocab_size() <= sizes.vocab, "the tokenizer has ", known->vocab_size(),
+                 " tokens, the model only ", sizes.vocab);
+  const auto [learn, validation] = data::split_text(all, o.validation, sizes.context, name);
+  job.team().check_same(name, {&all});
+  const data::TokenBatches batches(learn, job.options().seed);
+  std::optional<parallel::DataParallel<nn::GPT>> devices;
+  if (o.parallel.strategy == "dp")
+    devices.emplace(
+        *model, [&] { return nn::GPT(sizes); }, parallel::DataParallelOptions{.devices = job.devices()});
+  const double last = o.optimizer.last_lr < 0 || o.optimizer.lr == 0 ? 0.1 : o.optimizer.last_lr / o.optimizer.lr;
+  std::optional<Trainer> trainer;
+  TrainerOptions t{
+      .batches = [&](int64_t step, int64_t micro,
+                     int64_t samples) { return batches.sample(step, micro, samples, sizes.context); },
+      .evaluate = data::share(data::TextDataset(validation, {.context = sizes.context, .stride = sizes.context})),
+      .optimizer =
+          [&](nn::Module& m) {
+            return make_optimizer(o.optimizer, matrices_decay(m, o.optimizer.weight_decay), o.steps, job);
+          },
+      .schedule =
+          [&](optim::Optimizer& optimizer, int64_t steps) {
+            return std::make_unique<optim::LambdaLR>(optimizer, optim::warmup_cosine(o.warmup, steps, last));
+          },
+      .config = Json::Object{{"gradient_clipping", 1}},
+      .facts = facts_of(*model, tokenizer, o.experts),
+      .notes = Json::Object{{"text", o.text},
+                            {"lr", o.optimizer.lr},
+                            {"warmup", o.warmup},
+                            {"dropout", o.dropout},
+                            {"experts", o.experts}},
+      .unit = "tokens",
+      .per_sample = double(sizes.context),
+      .evaluate_most = o.eval_batches,
+      .on_start =
+          [&] {
+            if (job.talks()) fmt::print("{} tokens to learn, {} for validation\n", learn.numel(), validation.numel());
+            if (!job.team().leads()) return;
+            if (!o.export_to.empty()) prepare_output("--export", o.export_to);
+            if (!o.out.empty()) keep_tokenizer(tokenizer, o.tokenizer, o.out);
+          },
+      .on_end =
+          [&](Json&) {
+            if (devices && job.talks()) fmt::print("{}", to_string(devices->bytes_moved()));
+            if (o.export_to.empty()) return;
+            const nn::State state = trainer->whole_model();
+            if (!job.team().leads()) return;
+            nn::GPT whole(sizes);
+            whole.load_state(state);
+            nn::save_hugging_face(whole, o.export_to, tokenizer);
+          }};
+  if (devices) t.forward = [&](const Tensor& input) { return (*devices)(input); };
+  trainer.emplace(job, std::shared_ptr<nn::Module>(model), std::move(t));
+  trainer->fit();
+}
+
+/// The model of eval, sample and logits, on its device.
+LanguageModel loaded(const GptOptions& o, const char* command) {
+  check_alone(command);
+  apply_common_options(o);
+  LanguageModel m = load_language_model(o.model, o.ema);
+  m.model->to(device_of(o, Team(nullptr)));
+  m.model->eval();
+  return m;
+}
+
+void eval(const GptOptions& o) {
+  const LanguageModel m = loaded(o, "eval");
+  const TextLoss t = loss_of_text(*m.model, m.tokenizer()->encode_tensor(load_text(o.text)), o.batch);
+  const Json::Object figures{{"loss", t.loss}, {"perplexity", std::exp(t.loss)}, {"tokens", t.tokens}};
+  print_result(figures, o.json);
+}
+
+void sample(const GptOptions& o) {
+  const LanguageModel m = loaded(o, "sample");
+  const bool by_ids = !o.ids.empty();
+  const std::string& prompt = by_ids ? o.ids : o.prompt;
+  const std::string made = continue_prompt(m, prompt, by_ids, o.tokens, o.sampling, o.json ? nullptr : &std::cout);
+  if (o.json) print_result(Json::Object{{"program", "gpt"}, {"prompt", prompt}, {"text", made}}, true);
+}
+
+void logits(const GptOptions& o) {
+  const LanguageModel m = loaded(o, "logits");
+  const NoGrad no_grad;
+  const std::vector<int64_t> ids = whole_numbers("--ids", o.ids);
+  const Tensor tokens = Tensor::from(ids, {1, int64_t(ids.size())}).to(m.model->parameters()[0].device());
+  data::save_safetensors(o.logits_out, {{"logits", (*m.model)(tokens).tensor().to(cpu)}});
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  GptOptions o;
+  CLI::App app("A GPT that learns from a text and continues it", "gpt");
+  CLI::App& training = *app.add_subcommand("train", "train on a text; the last part of it is kept for validation");
+  CLI::App& testing = *app.add_subcommand("eval", "loss of a model on a text");
+  CLI::App& sampling = *app.add_subcommand("sample", "continue a prompt");
+  CLI::App& scoring = *app.add_subcommand("logits", "write a model's logits for given token ids");
+  add_options(training, o, true);
+  training.remove_option(training.get_option("--epochs"));  // a text has no end
+  training.get_option("--steps")->check(whole(1, most_steps))->description("optimizer steps");
+  training.get_option("--eval-every")->description("steps between looks at the validation loss");
+  training.get_option("--save-every")->description("steps between checkpoints in --out (0: at the end and on Ctrl-C)");
+  const auto add = [&](const char* name, auto& to, const char* group, const char* what, const OptionCheck& check = {}) {
+    auto* option = training.add_option(name, to, what)->group(group);
+    if (check) option->check(check);
+    return option->capture_default_str();
+  };
+  add("--text", o.text, "Data", "text to learn (default: this repository's own sources and docs)");
+  add("--tokenizer", o.tokenizer, "Data",
+      "folder of a tokenizer.json, or GPT-2's vocab.json and merges.txt (default: bytes)");
+  add("--validation", o.validation, "Data", "part of the text, from its end, kept for validation", number(0, 1));
+  add("--eval-batches", o.eval_batches, "Data", "batches of a look at it (the last one takes all)",
+      whole(1, most_steps));
+  auto* init = add("--init", o.init, "Model", "Hugging Face GPT-2 folder to start from, with its sizes");
+  init->excludes(add("--model", o.sizes, "Model", "gpt:LAYERSxWIDTHxHEADS, or a GPT-2's config.json"));
+  init->excludes(add("--context", o.context, "Model", "tokens that the model sees", whole(1, most_size)));
+  init->excludes(add("--dropout", o.dropout, "Model", "probability of dropout", number(0, 1)));
+  init->excludes(add("--experts", o.experts, "Model", experts_help));
+  add("--export", o.export_to, "Model", "write the trained model as a Hugging Face folder")
+      ->excludes(training.get_option("--experts"));  // Hugging Face's GPT-2 has none
+  add_optimizer_options(training, o.optimizer, true);
+  add("--warmup", o.warmup, "Training", "steps up to --lr, from where it falls along a cosine", whole(0, most_steps));
+  for (CLI::App* sub : {&testing, &sampling, &scoring}) {
+    sub->add_option("model", o.model, "folder of a run, or Hugging Face GPT-2 folder")->required();
+    add_common_options(*sub, o, false);
+  }
+  testing.add_option("--text", o.text, "text (default: this repository's own sources and docs)");
+  testing.add_option("--batch", o.batch, "sequences at a time")->check(whole(1, most_size))->capture_default_str();
+  sampling.add_option("--prompt", o.prompt, "text to continue (default: a new line)");
+  sampling.add_option("--ids", o.ids, "token ids to continue instead of a text: 5,17,3 (prints ids)");
+  sampling.add_option("--tokens", o.tokens, "tokens to add")->check(whole(1, most_steps))->capture_default_str();
+  add_sampling_options(sampling, o.sampling);
+  scoring.add_option("--ids", o.ids, "token ids: 5,17,3")->required();
+  scoring.add_option("--to", o.logits_out, "safetensors file to write")->required();
+  training.callback([&] {
+    as_usage([&] { check_optimizer(o.optimizer, o); });
+    start(o, identity_of(training), [&](Job& job) { train_gpt(o, job); });
+  });
+  testing.callback([&] { eval(o); });
+  sampling.callback([&] { sample(o); });
+  scoring.callback([&] { logits(o); });
+  return run_cli(app, argc, argv);
+}

@@ -1,0 +1,145 @@
+#include "apps/program.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+
+#include "apps/commands.h"
+#include "dist/launcher/scratch.h"
+#include "nn/hugging_face/gpt2.h"
+#include "tensor/check.h"
+#include "train/cli.h"
+#include "train/interrupt.h"
+
+namespace apps {
+
+using namespace lockstep::train;
+using namespace lockstep;
+
+namespace {
+
+/// Where the program of `run` begins.
+size_t program_of_run(const CLI::App& run, std::vector<std::string>& words) {
+  size_t at = 2;
+  for (; at < words.size(); ++at) {
+    std::string& word = words[at];
+    if (word == "--" || word.size() < 2 || word[0] != '-') break;
+    const size_t equals = std::min(word.find('='), word.size());
+    if (word.starts_with("--")) std::replace(word.begin() + 2, word.begin() + long(equals), '_', '-');
+    const bool is_short = word[1] != '-';
+    const CLI::Option* option = run.get_option_no_throw(is_short ? word.substr(0, 2) : word.substr(0, equals));
+    if (!option) {  // unknown: what comes after it may be its value or the program
+      words.resize(at + 1);
+      return words.size();
+    }
+    const bool has_value = is_short ? word.size() > 2 : equals < word.size();
+    if (option->get_items_expected_max() > 0 && !has_value) ++at;
+  }
+  return std::min(at, words.size());
+}
+
+}  // namespace
+
+std::vector<std::string> take_program(const CLI::App& app, std::vector<std::string>& words) {
+  const std::string command = words.size() < 2 ? "" : words[1];
+  size_t at = words.size();
+  if (command == "run") at = program_of_run(*app.get_subcommand(command), words);
+  else if (command == "verify" || command == "plan" || command == "simulate")
+    at = size_t(std::find(words.begin(), words.end(), "--") - words.begin());
+  const bool dashes = at < words.size() && words[at] == "--";
+  std::vector<std::string> program(words.begin() + long(std::min(at + dashes, words.size())), words.end());
+  words.resize(std::min(at, words.size()));
+  return program;
+}
+
+std::string last_lines(const std::filesystem::path& file, size_t count) {
+  std::ifstream in(file);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back("  " + line);
+  std::string text;
+  for (size_t i = lines.size() > count ? lines.size() - count : 0; i < lines.size(); ++i) text += lines[i] + "\n";
+  return text;
+}
+
+int run_command(const std::vector<std::string>& command,
+                const std::vector<std::pair<std::string, std::string>>& environment,
+                const std::filesystem::path& output, double timeout) {
+  std::vector<char*> argv;
+  for (const std::string& arg : command) argv.push_back(const_cast<char*>(arg.c_str()));
+  argv.push_back(nullptr);
+  const int out = open(output.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600);
+  LOCKSTEP_CHECK(out >= 0, output.string(), ": cannot be written");
+  const pid_t parent = getpid(), child = fork();
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(1);
+    dup2(out, STDOUT_FILENO);
+    dup2(out, STDERR_FILENO);
+    for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+    execvp(argv[0], argv.data());
+    dprintf(STDERR_FILENO, "%s: cannot be started: %s\n", argv[0], strerror(errno));
+    _exit(127);
+  }
+  close(out);
+  LOCKSTEP_CHECK(child > 0, "no process can be started: ", strerror(errno));
+  const int handle = int(syscall(SYS_pidfd_open, child, 0));
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  bool told = false, late = false;
+  for (int status;;) {
+    if (waitpid(child, &status, WNOHANG) == child) {
+      if (handle >= 0) close(handle);
+      LOCKSTEP_CHECK(!late, "the run took longer than --timeout ", timeout, " s");
+      LOCKSTEP_CHECK(!Interrupt::requested(), "interrupted");
+      return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (seconds > timeout) late = true;
+    if ((late || Interrupt::requested()) && !told) kill(child, SIGTERM), told = true;  // the launcher ends its ranks
+    if (told && seconds > timeout + 40) kill(child, SIGKILL);
+    pollfd entry{handle, POLLIN, 0};
+    if (handle < 0) usleep(5000);
+    else poll(&entry, 1, 200);
+  }
+}
+
+void refuse_beside_program(const CLI::App& command, const std::vector<std::string>& options, const ModelAsked& asked) {
+  for (const std::string& option : options)
+    LOCKSTEP_CHECK(asked.program.empty() || command.get_option(option)->count() == 0, option,
+                   " is of a model by its name (--model); ", asked.program[0], " has its own");
+}
+
+ModelFound find_model(const ModelAsked& asked, int ranks) {
+  LOCKSTEP_CHECK(asked.name.empty() != asked.program.empty(),
+                 "expected a model: --model gpt:LAYERSxWIDTHxHEADS, or a program that trains one, as -- PROGRAM "
+                 "ARGUMENTS; got ",
+                 asked.name.empty() ? "neither" : "both");
+  if (asked.program.empty())
+    return {.shape = engine::shape_of<nn::GPT>(
+                nn::gpt_options(asked.name, {.vocab = asked.vocab, .context = asked.context}), asked.experts)};
+  const dist::Scratch scratch;
+  const std::filesystem::path folder = scratch.path(), file = folder / "model.json", output = folder / "output.txt";
+  std::vector<std::string> command = asked.program;
+  if (ranks > 1) command.insert(command.end(), {"--ranks", std::to_string(ranks)});
+  const std::string& name = asked.program[0];
+  const int code = run_command(command, {{"LOCKSTEP_DESCRIBE", file.string()}}, output, 600);
+  LOCKSTEP_CHECK(code == 0, name, " was asked what it trains, and failed with exit code ", code, "; its last lines:\n",
+                 last_lines(output, 20));
+  LOCKSTEP_CHECK(std::filesystem::exists(file), name,
+                 " ended well but did not say what it trains; programs with a train::Trainer or train::prepare do");
+  const data::Json answer = data::read_json(file.string());
+  return {.shape = engine::model_shape_from(answer.at("model", name), name),
+          .config = answer.at("config", name),
+          .plan = answer.at("plan", name).as_string(name)};
+}
+
+}  // namespace apps

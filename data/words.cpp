@@ -1,0 +1,30 @@
+#include "data/words.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "tensor/check.h"
+#include "tensor/suggest.h"
+
+namespace lockstep::data {
+
+std::pair<std::string, Json> parse_words(const std::string& text, const std::vector<std::string>& known,
+                                         const std::string& origin) {
+  std::stringstream in(text);
+  std::string first;
+  std::getline(in, first, ',');
+  Json values(Json::Object{});
+  for (std::string word; std::getline(in, word, ',');) {
+    const size_t equals = word.find('=');
+    const std::string key = word.substr(0, equals);
+    LOCKSTEP_CHECK(equals != word.npos && std::find(known.begin(), known.end(), key) != known.end(), origin, " ", text,
+                   ": expected KEY=VALUE after the first word, got '", word, "'", suggestion(key, known));
+    const std::string value = word.substr(equals + 1);
+    try {
+      values[key] = parse_json(value, origin);
+    } catch (const Error&) { values[key] = value; }  // a word
+  }
+  return {first, values};
+}
+
+}  // namespace lockstep::data

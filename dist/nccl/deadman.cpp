@@ -1,0 +1,82 @@
+#include "dist/nccl/deadman.h"
+
+#include <execinfo.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+
+#include "dist/net.h"
+
+namespace lockstep::dist {
+namespace {
+
+std::atomic<bool> shown{false};
+
+// In the thread that hangs.
+void show_stack(int) {
+  void* frames[64];
+  backtrace_symbols_fd(frames, backtrace(frames, 64), STDERR_FILENO);
+  shown = true;
+}
+
+}  // namespace
+
+Deadman::Deadman(std::function<void(const std::string&)> last_words)
+    : last_words_(std::move(last_words)), thread_([this] { loop(); }) {
+  void* frame[1];
+  backtrace(frame, 1);  // loads what it needs now, not in a signal handler
+}
+
+Deadman::~Deadman() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+Deadman::Step::Step(Deadman& deadman, Seconds limit, std::string what) : deadman_(deadman) {
+  const auto until =
+      std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(limit);
+  const std::lock_guard lock(deadman_.mutex_);
+  armed_ = deadman_.armed_.insert(deadman_.armed_.end(), {std::move(what), pthread_self(), limit, until});
+  deadman_.changed_.notify_all();
+}
+
+Deadman::Step::~Step() {
+  const std::lock_guard lock(deadman_.mutex_);
+  deadman_.armed_.erase(armed_);
+}
+
+void Deadman::loop() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    const auto next = std::min_element(armed_.begin(), armed_.end(),
+                                       [](const Armed& a, const Armed& b) { return a.until < b.until; });
+    if (next == armed_.end()) changed_.wait(lock);
+    else if (std::chrono::steady_clock::now() > next->until)  // the innermost step of that thread says most
+      end_process(*std::find_if(armed_.rbegin(), armed_.rend(),
+                                [&](const Armed& a) { return pthread_equal(a.thread, next->thread); }));
+    else changed_.wait_until(lock, next->until);
+  }
+}
+
+void Deadman::end_process(const Armed& armed) {
+  const std::string text = str("[lockstep] ", armed.what, " has not returned for ", text_of(armed.limit),
+                               ": this process ends, since nothing else can be done about it");
+  std::fprintf(stderr, "%s. Its thread is in\n", text.c_str());
+  std::fflush(nullptr);
+  struct sigaction action {};
+  action.sa_handler = show_stack;
+  sigaction(SIGUSR2, &action, nullptr);
+  pthread_kill(armed.thread, SIGUSR2);
+  for (int i = 0; i < 200 && !shown; ++i) ::usleep(10000);
+  last_words_(text);
+  ::_exit(exit_code);
+}
+
+}  // namespace lockstep::dist

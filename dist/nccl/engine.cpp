@@ -1,0 +1,323 @@
+#include "dist/nccl/engine.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "dist/net.h"
+#include "dist/staging.h"
+#include "dist/summation_tree.h"
+#include "tensor/graph.h"
+#include "tensor/ops.h"
+
+namespace lockstep::dist {
+namespace {
+
+/// Where a device is, the same text for ranks that NCCL will not have in one communicator.
+std::string place_of(Device device) {
+  char bus[64] = "";
+  const cudaError_t code = cudaDeviceGetPCIBusId(bus, int(sizeof bus), device.index);
+  LOCKSTEP_CHECK(code == cudaSuccess, "[nccl] cannot tell where ", device, " is: ", cudaGetErrorString(code));
+  const char* chosen = std::getenv("NCCL_HOSTID");  // NCCL goes by it too
+  const std::string host = chosen && *chosen ? chosen : host_identity();
+  return host.substr(0, host.find('/')) + " " + bus;
+}
+
+ncclDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case f32: return ncclFloat32;
+    case f64: return ncclFloat64;
+    case f16: return ncclFloat16;
+    case bf16: return ncclBfloat16;
+    case i64: return ncclInt64;
+    case i32: return ncclInt32;
+    case i8: return ncclInt8;
+    default: return ncclUint8;  // u8 and bool
+  }
+}
+
+ncclRedOp_t op_of(DType dtype, ReduceOp op) {
+  if (dtype == boolean) return op == ReduceOp::sum || op == ReduceOp::max ? ncclMax : ncclMin;  // or, and
+  switch (op) {
+    case ReduceOp::mean: return ncclAvg;
+    case ReduceOp::product: return ncclProd;
+    case ReduceOp::min: return ncclMin;
+    case ReduceOp::max: return ncclMax;
+    default: return ncclSum;
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<DeviceWork> NcclEngine::begin(const Call& call) {
+  const char* const op = name_of(call.collective).data();
+  LOCKSTEP_CHECK(!Graph::is_capturing(), "[", op,
+                 "] a collective cannot be captured: call it before or after, and replay what is between");
+  const bool by_nccl = n_ > 1 && std::strcmp(moved_by(), "nccl") == 0;
+  const std::lock_guard lock(mutex_);
+  const auto check = [&](const Tensor& t) {
+    if (!t.defined() || t.device().is_cpu()) return;
+    if (!device_) device_ = t.device();
+    LOCKSTEP_CHECK(t.device() == *device_, "[", op, "] group ", name, " moves tensors of ", *device_,
+                   " on this rank, got one on ", t.device(), "; make another group for it");
+  };
+  check(call.input);
+  check(call.output);
+  for (const PointToPoint& p : call.batch) check(p.tensor);
+  LOCKSTEP_CHECK(
+      !by_nccl || !links_.contains(everybody) || call.algorithm == Algorithm::automatic ||
+          call.algorithm == Algorithm::direct,
+      "[", op,
+      "] expected algorithm automatic (NCCL chooses), or direct (the sums of the CPU's, to the bit), for tensors on ",
+      *device_, ", got ", name_of(call.algorithm));
+  return std::make_shared<NcclWork>(*job->control, call, *device_);
+}
+
+/// The communicator of all ranks, or of this one and a peer; those call this at the same point.
+NcclEngine::Link& NcclEngine::connect(int peer, const Call& call) {
+  if (const auto found = links_.find(peer); found != links_.end()) return found->second;
+  Control& control = *job->control;
+  const Seconds timeout = turns.timeout_of(call);
+  std::vector<int> members, world_ranks;
+  for (int r = 0; r < n_; ++r) {
+    if (peer != everybody && r != rank && r != peer) continue;
+    members.push_back(r);
+    world_ranks.push_back(this->world_ranks[size_t(r)]);
+  }
+  const std::string where = str("group ", name, peer == everybody ? "" : ", " + named(world_ranks));
+  const std::string key = str("nccl/", id, "/", peer == everybody ? "all" : str(members[0], "-", members[1]), "/");
+  control.set(str(key, rank), place_of(*device_));
+  std::map<std::string, std::vector<int>> places;
+  for (const int r : members) places[control.get(str(key, r), timeout)].push_back(this->world_ranks[size_t(r)]);
+  Link link;
+  int version = 0;
+  check_nccl(ncclGetVersion(&version), "ncclGetVersion", nullptr);
+  const char* asked = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  const bool may_share = version >= 23000 && asked && std::atoi(asked) != 0;
+  std::string shared;
+  for (const auto& [place, ranks] : places)
+    if (ranks.size() > 1 && !may_share)
+      shared +=
+          (shared.empty() ? "" : "; ") + str(named(ranks), " share the device at ", place.substr(place.rfind(' ') + 1));
+  if (shared.empty()) {
+    ncclUniqueId id{};
+    if (rank == members[0]) {
+      check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId", nullptr);
+      control.set(key + "id", std::string(id.internal, sizeof id.internal));
+    } else {
+      const std::string text = control.get(key + "id", timeout);
+      LOCKSTEP_CHECK(text.size() == sizeof id.internal, "[nccl] expected an id of ", sizeof id.internal, " bytes, got ",
+                     text.size());
+      std::memcpy(id.internal, text.data(), text.size());
+    }
+    const int place = int(std::find(members.begin(), members.end(), rank) - members.begin());
+    link.comm = std::make_shared<Communicator>(id, int(members.size()), place, *device_, where, world_ranks);
+    if (peer != everybody) link.stream.emplace(*device_, true);
+    watchdog_->add(link.comm);
+    const std::lock_guard lock(mutex_);
+    Link& kept = links_.emplace(peer, std::move(link)).first->second;
+    watchdog_->settle(*kept.comm, timeout, "a communicator of " + named(world_ranks));
+    return kept;
+  }
+  LOCKSTEP_CHECK(job->backend != "nccl", "[nccl] expected a device for each rank with backend nccl, but ", shared,
+                 "; take backend auto, or fewer ranks");
+  if (rank == members[0] && !job->told_sharing.exchange(true))
+    std::fprintf(stderr, "[lockstep] %s: tensors of %s go through the host's memory\n", shared.c_str(), where.c_str());
+  const std::lock_guard lock(mutex_);
+  return links_.emplace(peer, std::move(link)).first->second;
+}
+
+void NcclEngine::move(Call& call, uint64_t sequence) {
+  if (!call.work) return NativeEngine::move(call, sequence);
+  if (!watchdog_) {
+    watchdog_ = Watchdog::of(*job);
+    watchdog_->use(*device_);
+    stream_.emplace(*device_, true);
+  }
+  const auto work = std::static_pointer_cast<NcclWork>(call.work);
+  what_ = sequence > 0 ? str("call ", sequence, " (", turns.activity.collective, ")") : turns.activity.collective;
+  const StreamScope scope(*stream_);
+  const auto end = [&](bool complete) {
+    work->end();
+    watchdog_->watch(work, complete, what_, call, turns, world_ranks[size_t((rank + 1) % n_)]);
+  };
+  try {
+    work->ready().wait();
+    if (is_message(call.collective)) device_messages(call);
+    else device_collective(call, sequence);
+  } catch (...) {
+    end(false);  // some of it may be on the stream
+    throw;
+  }
+  end(true);
+}
+
+void NcclEngine::device_collective(Call& call, uint64_t sequence) {
+  if (n_ == 1) {
+    if (call.input.defined() && call.output.defined() && call.input.raw_data() != call.output.raw_data())
+      call.output.copy_(call.input.view(call.output.shape()));
+    return;
+  }
+  // So that ranks compare this too.
+  const bool sums = call.collective == Collective::all_reduce || call.collective == Collective::reduce_scatter ||
+                    call.collective == Collective::reduce;
+  if (exact_ && sums && call.algorithm == Algorithm::automatic) call.algorithm = Algorithm::direct;
+  const auto known = links_.find(everybody);
+  const bool by_host = known != links_.end() && !known->second.comm;  // where headers travel with the data
+  if (!by_host && (must_compare(++collectives_) || known == links_.end())) agree(call, sequence);
+  if (const Link& link = connect(everybody, call); link.comm) {
+    LOCKSTEP_CHECK(call.algorithm == Algorithm::automatic || call.algorithm == Algorithm::direct, "[",
+                   name_of(call.collective), "] expected algorithm automatic or direct with NCCL, got ",
+                   name_of(call.algorithm));
+    return enqueue(call, *link.comm);
+  }
+  Call here = call;
+  const Staging staging(here);
+  here.algorithm = choose(here);
+  collective(here, sequence);
+  staging.finish();
+}
+
+void NcclEngine::enqueue(const Call& call, Communicator& comm) {
+  const MemoryScope scope(Memory::communication);
+  const auto flat = [](const Tensor& t) { return t.defined() ? t.view({t.numel()}) : t; };
+  const Tensor input = flat(call.input), output = flat(call.output);
+  const size_t count = size_t(std::max<int64_t>(call.count, 0));
+  const bool even = call.count % n_ == 0;
+  const ncclDataType_t type = type_of(call.dtype);
+  const ncclRedOp_t op = op_of(call.dtype, call.op);
+  const bool is_root = rank == call.root;
+  // NCCL sums in an order of its own, and does with NaN in min and max what it likes.
+  const bool exact = is_floating(call.dtype) && call.algorithm == Algorithm::direct;
+  if (call.count == 0) return;
+  switch (call.collective) {
+    case Collective::all_reduce:
+      if (exact) {
+        sum_own_part(call, comm, part_of(output, rank));
+        return together(comm, call, [&](ncclComm_t c) { gather_parts(output, part_of(output, rank), everybody, c); });
+      }
+      return together(comm, call, [&](ncclComm_t c) {
+        check_nccl(ncclAllReduce(input.raw_data(), output.raw_data(), count, type, op, c, stream()), "ncclAllReduce",
+                   c);
+      });
+    case Collective::reduce:
+      if (exact) {
+        const Tensor part = part_of(output, rank);
+        sum_own_part(call, comm, part);
+        return together(comm, call, [&](ncclComm_t c) { gather_parts(output, part, call.root, c); });
+      }
+      return together(comm, call, [&](ncclComm_t c) {
+        check_nccl(ncclReduce(input.raw_data(), output.raw_data(), count, type, op, call.root, c, stream()),
+                   "ncclReduce", c);
+      });
+    case Collective::reduce_scatter:
+      if (exact) return sum_own_part(call, comm, output);
+      return together(comm, call, [&](ncclComm_t c) {
+        if (even)
+          return check_nccl(
+              ncclReduceScatter(input.raw_data(), output.raw_data(), count / size_t(n_), type, op, c, stream()),
+              "ncclReduceScatter", c);
+        for (int r = 0; r < n_; ++r) {
+          const Tensor part = part_of(input, r);
+          if (part.numel() > 0)
+            check_nccl(ncclReduce(part.raw_data(), r == rank ? output.raw_data() : nullptr, size_t(part.numel()), type,
+                                  op, r, c, stream()),
+                       "ncclReduce", c);
+        }
+      });
+    case Collective::broadcast:
+      return together(comm, call, [&](ncclComm_t c) {
+        check_nccl(ncclBroadcast(output.raw_data(), output.raw_data(), size_t(size_in_bytes(output)), ncclUint8,
+                                 call.root, c, stream()),
+                   "ncclBroadcast", c);
+      });
+    case Collective::all_gather:
+      return together(comm, call, [&](ncclComm_t c) { gather_parts(output, input, everybody, c); });
+    case Collective::gather:
+      return together(comm, call, [&](ncclComm_t c) { gather_parts(output, input, call.root, c); });
+    case Collective::scatter:
+      if (is_root && output.raw_data() != part_of(input, rank).raw_data()) output.copy_(part_of(input, rank));
+      return together(comm, call, [&](ncclComm_t c) {
+        if (!is_root) return receive(output, call.root, c);
+        for (int r = 0; r < n_; ++r)
+          if (r != rank) send(part_of(input, r), r, c);
+      });
+    default: {  // all_to_all
+      const Tensor source = input.raw_data() == output.raw_data() ? input.clone() : input;
+      part_of(output, rank).copy_(part_of(source, rank));
+      return together(comm, call, [&](ncclComm_t c) {
+        for (int r = 0; r < n_; ++r) {
+          if (r == rank) continue;
+          send(part_of(source, r), r, c);
+          receive(part_of(output, r), r, c);
+        }
+      });
+    }
+  }
+}
+
+/// Puts together the parts that ranks hold, at the root or everywhere. Inside a group of calls.
+void NcclEngine::gather_parts(const Tensor& whole, const Tensor& part, int root, ncclComm_t comm) {
+  const auto own = [&] {
+    const Tensor target = part_of(whole, rank);
+    if (target.numel() > 0 && target.raw_data() != part.raw_data()) target.copy_(part);
+  };
+  if (root == everybody && whole.numel() % n_ == 0)
+    return check_nccl(
+        ncclAllGather(part.raw_data(), whole.raw_data(), size_t(size_in_bytes(part)), ncclUint8, comm, stream()),
+        "ncclAllGather", comm);
+  if (root == everybody || root == rank) own();
+  if (root != everybody && root != rank) return send(part, root, comm);
+  for (int r = 0; r < n_; ++r) {
+    const Tensor place = part_of(whole, r);
+    if (place.numel() == 0) continue;
+    if (root == everybody)
+      check_nccl(
+          ncclBroadcast(place.raw_data(), place.raw_data(), size_t(size_in_bytes(place)), ncclUint8, r, comm, stream()),
+          "ncclBroadcast", comm);
+    else if (r != rank) receive(place, r, comm);
+  }
+}
+
+/// `exact`: every rank gets the others' terms of its own part, and adds them in the order of summation_tree.h, as the
+/// engine for the CPU does: the same bits. Bytes as for a reduce_scatter by ring, and a copy of the tensor as scratch.
+void NcclEngine::sum_own_part(const Call& call, Communicator& comm, const Tensor& target) {
+  const Tensor input = call.input.view({call.count});
+  const int64_t own = target.numel();
+  const Tensor terms = empty({n_ * own}, {.dtype = call.dtype, .device = *device_});
+  const auto term = [&](int r) { return terms.narrow(0, r * own, own); };
+  if (own > 0) term(rank).copy_(part_of(input, rank));
+  together(comm, call, [&](ncclComm_t c) {
+    for (int r = 0; r < n_; ++r) {
+      if (r == rank) continue;
+      send(part_of(input, r), r, c);
+      receive(term(r), r, c);
+    }
+  });
+  if (own == 0) return;
+  const std::function<void(int64_t, int64_t)> fold = [&](int64_t begin, int64_t end) {
+    if (end - begin < 2) return;
+    const int64_t middle = tree_split(begin, end);
+    fold(begin, middle);
+    fold(middle, end);
+    const Tensor left = term(int(begin)), right = term(int(middle));
+    switch (call.op) {
+      case ReduceOp::product: mul_(left, right); break;
+      case ReduceOp::min: minimum_(left, right); break;
+      case ReduceOp::max: maximum_(left, right); break;
+      default: add_(left, right);
+    }
+  };
+  fold(0, n_);
+  if (call.op != ReduceOp::mean) {
+    target.copy_(term(0));
+  } else if ((n_ & (n_ - 1)) == 0) {
+    target.copy_(mul_scalar(term(0), 1. / n_));
+  } else {
+    const DType wide = size_of(call.dtype) == 2 ? f32 : call.dtype;
+    target.copy_(div(term(0).to(wide), full({1}, n_, {.dtype = wide, .device = *device_})));
+  }
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,104 @@
+#pragma once
+// Tensors on CUDA devices between ranks, by NCCL: no copy on the host, no wait of the host.
+//
+// A group has one communicator of all its ranks, made at their first such call, and one for each pair that exchanges
+// messages: ranks that send need no others then. Everything is put on one stream of the group in the order of the
+// calls, which begins after what the caller's stream had been given, and which the caller's stream waits for in
+// Work::wait(). Messages of one exchange run side by side.
+//
+// NCCL does not notice when ranks ask for different things: it hangs, or gives garbage. So ranks compare their calls on
+// the host first: the first 100 of a group, then every 64th, and all with LOCKSTEP_NCCL_DEBUG=1. Messages: the receiver
+// looks at the sender's.
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "dist/native_engine.h"
+#include "dist/nccl/watchdog.h"
+#include "dist/shard.h"
+#include "tensor/environment.h"
+
+namespace lockstep::dist {
+
+constexpr uint64_t compared_first = 100, compared_every = 64;
+
+inline int64_t size_in_bytes(const Tensor& t) { return t.numel() * size_of(t.dtype()); }
+
+class NcclEngine final : public NativeEngine {
+ public:
+  NcclEngine(std::shared_ptr<Job> job, Membership member, std::shared_ptr<Traffic> traffic)
+      : NativeEngine(std::move(job), std::move(member), std::move(traffic)),
+        n_(int(world_ranks.size())),
+        compares_all_(environment_flag("LOCKSTEP_NCCL_DEBUG")),
+        exact_(environment_flag("LOCKSTEP_NCCL_EXACT")) {}
+  ~NcclEngine() override {
+    turns.drain();  // what is queued needs the communicators
+    std::vector<std::shared_ptr<Communicator>> comms;
+    for (const auto& [peer, link] : links_)
+      if (link.comm) comms.push_back(link.comm);
+    if (watchdog_) watchdog_->close(turns, comms);
+  }
+
+  /// "nccl", or "host" once it is known that tensors of the group go through the host's memory.
+  const char* moved_by() const {
+    const std::lock_guard lock(mutex_);
+    const auto whole = links_.find(everybody);
+    return whole != links_.end() && !whole->second.comm ? "host" : "nccl";
+  }
+  /// On the thread that makes the call: keeps its tensors, and what its device does before is done before. Error:
+  /// another device than that of earlier calls, an algorithm that there is not, a graph that is being captured.
+  std::shared_ptr<DeviceWork> begin(const Call& call);
+  void move(Call& call, uint64_t sequence) override;
+  bool idle() const override { return NativeEngine::idle() && (!watchdog_ || watchdog_->idle(turns)); }
+
+ private:
+  static constexpr int everybody = -1;
+  struct Link {
+    std::shared_ptr<Communicator> comm;  // null: ranks share a device
+    std::optional<Stream> stream;        // of a pair; all ranks use that of the group
+  };
+
+  Link& connect(int peer, const Call& call);
+  bool must_compare(uint64_t number) const {
+    return compares_all_ || number <= compared_first || number % compared_every == 0;
+  }
+  void device_collective(Call& call, uint64_t sequence);
+  void enqueue(const Call& call, Communicator& comm);
+  void device_messages(Call& call);
+  void gather_parts(const Tensor& whole, const Tensor& part, int root, ncclComm_t comm);
+  void sum_own_part(const Call& call, Communicator& comm, const Tensor& target);
+  void send(const Tensor& t, int peer, ncclComm_t comm) {
+    if (t.numel() > 0)
+      check_nccl(ncclSend(t.raw_data(), size_t(size_in_bytes(t)), ncclUint8, peer, comm, stream()), "ncclSend", comm);
+  }
+  void receive(const Tensor& t, int peer, ncclComm_t comm) {
+    if (t.numel() > 0)
+      check_nccl(ncclRecv(t.raw_data(), size_t(size_in_bytes(t)), ncclUint8, peer, comm, stream()), "ncclRecv", comm);
+  }
+  cudaStream_t stream() const { return static_cast<cudaStream_t>(stream_->handle()); }
+  Tensor part_of(const Tensor& flat, int of) const {
+    const Range r = shard_range(flat.numel(), n_, of);
+    return flat.narrow(0, r.begin, r.size());
+  }
+  void together(Communicator& comm, const Call& call, const std::function<void(ncclComm_t)>& calls) {
+    watchdog_->run({&comm}, turns.timeout_of(call), what_, [&] { calls(comm.handle()); });
+  }
+
+  const int n_;
+  const bool compares_all_, exact_;
+  mutable std::mutex mutex_;  // of what begin() and name() look at
+  std::optional<Device> device_;
+  std::map<int, Link> links_;
+  // Of whoever has the turn
+  std::shared_ptr<Watchdog> watchdog_;
+  std::optional<Stream> stream_;
+  uint64_t collectives_ = 0;
+  std::string what_;  // the call, for messages
+};
+
+}  // namespace lockstep::dist

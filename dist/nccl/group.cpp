@@ -1,0 +1,53 @@
+// The group whose tensors on devices NCCL moves. Calls on the CPU and on the device share one order (turns.h), so that
+// ranks which mix them agree on it.
+#include <algorithm>
+#include <cstring>
+
+#include "dist/native_group.h"
+#include "dist/nccl/engine.h"
+
+namespace lockstep::dist {
+namespace {
+
+bool on_device(const Call& call) {
+  const auto is = [](const Tensor& t) { return t.defined() && !t.device().is_cpu(); };
+  return is(call.input) || is(call.output) ||
+         std::any_of(call.batch.begin(), call.batch.end(), [&](const PointToPoint& p) { return is(p.tensor); });
+}
+
+class NcclGroup final : public NativeGroup {
+ public:
+  NcclGroup(std::shared_ptr<Job> job, Membership member) : NativeGroup(member) {
+    engine_ = std::make_shared<NcclEngine>(std::move(job), std::move(member), traffic_);
+  }
+  const char* device_engine() const override { return nccl().moved_by(); }
+
+ protected:
+  bool moves_device_memory() const override { return true; }
+
+  Work run(Call call, bool async) override {
+    if (!on_device(call)) return NativeGroup::run(std::move(call), async);
+    const bool by_host = std::strcmp(device_engine(), "host") == 0;
+    if (by_host) (void)engine_->choose(call);
+    const std::shared_ptr<DeviceWork> work = call.work = nccl().begin(call);
+    Work result(engine_->turns.run(std::move(call), async && by_host), work);  // the host takes time
+    if (!async) result.wait();
+    return result;
+  }
+
+  std::shared_ptr<ProcessGroup> make_group(Membership member, const std::vector<int>&) override {
+    return std::make_shared<NcclGroup>(engine_->job, std::move(member));
+  }
+
+ private:
+  NcclEngine& nccl() const { return static_cast<NcclEngine&>(*engine_); }
+};
+
+}  // namespace
+
+const bool with_nccl = true;
+std::shared_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Job> job, Membership member) {
+  return std::make_shared<NcclGroup>(std::move(job), std::move(member));
+}
+
+}  // namespace lockstep::dist

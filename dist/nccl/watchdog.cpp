@@ -1,0 +1,311 @@
+#include "dist/nccl/watchdog.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+#include "dist/net.h"
+#include "tensor/backend.h"
+#include "tensor/environment.h"
+
+namespace lockstep::dist {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr auto ending =
+    std::chrono::seconds(10);  // for a communicator to end in order, and for streams to come to their end
+
+Seconds abort_limit() { return Seconds(std::stod(environment("LOCKSTEP_NCCL_ABORT_TIMEOUT").value_or("60"))); }
+
+void pause(int round) {
+  if (round < 100) std::this_thread::yield();
+  else std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+// Ranks of this process that work on each device. They share its default stream: what one of them lets that wait for is
+// waited for by all, and what it waits for may be another of them. So they wait on the host.
+std::array<std::atomic<int>, 64> users{};
+
+}  // namespace
+
+void check_nccl(ncclResult_t code, const char* what, ncclComm_t comm) {
+  if (code == ncclSuccess || code == ncclInProgress) return;
+  fail(str("[nccl] ", what, " failed: ", ncclGetErrorString(code), ": ", ncclGetLastError(comm)));
+}
+
+Communicator::Communicator(const ncclUniqueId& id, int size, int rank, Device device, std::string name,
+                           std::vector<int> world_ranks)
+    : device_(device), name_(std::move(name)), world_ranks_(std::move(world_ranks)) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  backend(device)->select(device.index);
+  check_nccl(ncclCommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig", nullptr);
+}
+
+NcclWork::NcclWork(Control& control, const Call& call, Device device)
+    : control_(control), device_(device), ready_(device), end_(device), call_(call) {
+  ready_.record();
+}
+
+void NcclWork::end() {
+  end_.record();
+  begun_ = true;
+}
+
+void NcclWork::wait() {
+  if (control_.failed()) control_.raise();
+  if (begun_ && users[size_t(device_.index)] > 1) return synchronize();
+  if (begun_) end_.wait();
+}
+
+void NcclWork::synchronize() {
+  for (int round = 0; !done(); ++round) {
+    if (control_.failed()) control_.raise();
+    pause(round);  // the watchdog has the deadline
+  }
+  if (control_.failed()) control_.raise();
+}
+
+Watchdog::Watchdog(Job& job)
+    : job_(job),
+      abort_limit_(abort_limit()),
+      deadman_([this](const std::string& why) { job_.write_flight(why); }),
+      thread_([this] { loop(); }) {}
+
+Watchdog::~Watchdog() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+  for (const Device device : distrusted_) distrust(device, "");
+  for (const Device device : used_) --users[size_t(device.index)];
+}
+
+std::shared_ptr<Watchdog> Watchdog::of(Job& job) {
+  static std::mutex mutex;  // groups may begin in several threads
+  const std::lock_guard lock(mutex);
+  if (!job.watchdog) job.watchdog = std::make_shared<Watchdog>(job);
+  return std::static_pointer_cast<Watchdog>(job.watchdog);
+}
+
+void Watchdog::use(Device device) {
+  const std::lock_guard lock(mutex_);
+  if (std::find(used_.begin(), used_.end(), device) != used_.end()) return;
+  used_.push_back(device);
+  ++users[size_t(device.index)];
+}
+
+void Watchdog::add(const std::shared_ptr<Communicator>& comm) {
+  const std::lock_guard lock(mutex_);
+  comms_.push_back(comm);
+}
+
+void Watchdog::run(const std::vector<Communicator*>& comms, Seconds timeout, const std::string& what,
+                   const std::function<void()>& calls) {
+  {
+    std::vector<std::unique_lock<std::mutex>> locks;
+    for (Communicator* comm : comms) {
+      locks.emplace_back(comm->mutex_);
+      if (!comm->comm_) job_.control->raise();
+      backend(comm->device_)->select(comm->device_.index);
+    }
+    check_nccl(ncclGroupStart(), "ncclGroupStart", nullptr);
+    try {
+      calls();
+    } catch (...) {
+      ncclGroupEnd();
+      throw;
+    }
+    check_nccl(ncclGroupEnd(), "ncclGroupEnd", comms[0]->comm_);
+  }
+  for (Communicator* comm : comms) settle(*comm, timeout, what);
+}
+
+void Watchdog::settle(Communicator& comm, Seconds timeout, const std::string& what) {
+  const auto start = Clock::now();
+  for (int round = 0;; ++round) {
+    ncclResult_t state = ncclSuccess;
+    {
+      const std::lock_guard lock(comm.mutex_);
+      if (!comm.comm_) job_.control->raise();
+      check_nccl(ncclCommGetAsyncError(comm.comm_, &state), "ncclCommGetAsyncError", comm.comm_);
+    }
+    if (state == ncclSuccess) return;
+    if (state != ncclInProgress) std::rethrow_exception(error_of(state, comm, what));
+    if (job_.control->failed()) job_.control->raise();
+    if (Clock::now() - start > timeout) {
+      throw DistError(Fault::timeout, -1,
+                      str("[nccl] waited ", text_of(timeout), " in ", comm.name_, " for NCCL to begin ", what, "; ",
+                          job_.control->explain(comm.world_ranks_)));
+    }
+    pause(round);
+  }
+}
+
+void Watchdog::watch(const std::shared_ptr<NcclWork>& work, bool complete, const std::string& what, const Call& call,
+                     Turns& turns, int neighbour) {
+  work->what_ = what;
+  if (complete) work->ticket_ = call.ticket;
+  work->timeout_ = turns.timeout_of(call);
+  work->activity_ = turns.activity;
+  work->turns_ = &turns;
+  work->neighbour_ = neighbour;
+  work->started_ = work->told_ = Clock::now();
+  const std::lock_guard lock(mutex_);
+  works_.push_back(work);
+  changed_.notify_all();
+}
+
+bool Watchdog::idle(const Turns& turns) const {
+  const std::lock_guard lock(mutex_);
+  return std::none_of(works_.begin(), works_.end(), [&](const auto& work) { return work->turns_ == &turns; });
+}
+
+void Watchdog::close(const Turns& turns, const std::vector<std::shared_ptr<Communicator>>& comms) {
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] {
+      return std::none_of(works_.begin(), works_.end(), [&](const auto& work) { return work->turns_ == &turns; });
+    });
+    if (told_ && told_->turns_ == &turns) told_ = nullptr;
+    std::erase_if(comms_, [&](const auto& comm) { return std::find(comms.begin(), comms.end(), comm) != comms.end(); });
+  }
+  for (const auto& comm : comms) {
+    if (!job_.control->failed()) finalize(*comm);
+    abort(*comm);
+  }
+}
+
+// --- the thread ---
+
+void Watchdog::loop() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    if (works_.empty()) {
+      changed_.wait(lock);
+      continue;
+    }
+    Works works = works_, over;
+    const auto comms = comms_;
+    lock.unlock();
+    {
+      const Deadman::Step step(deadman_, abort_limit_, "the watchdog of NCCL");
+      over = look(works, comms);
+      works.clear();
+    }
+    lock.lock();
+    std::erase_if(works_, [&](const auto& work) { return std::find(over.begin(), over.end(), work) != over.end(); });
+    if (told_ && std::find(works_.begin(), works_.end(), told_) == works_.end() &&
+        told_->turns_->tell_moved(told_->activity_))
+      told_ = nullptr;
+    lock.unlock();
+    over.clear();  // lets go of tensors
+    lock.lock();
+    changed_.notify_all();
+    if (!stop_ && !works_.empty()) changed_.wait_for(lock, milliseconds(1));
+  }
+}
+
+/// Gives back what is over.
+Watchdog::Works Watchdog::look(const Works& works, const std::vector<std::shared_ptr<Communicator>>& comms) {
+  for (const auto& comm : comms) {
+    if (given_up_) break;
+    ncclResult_t state = ncclSuccess;
+    {
+      const std::unique_lock lock(comm->mutex_, std::try_to_lock);
+      if (!lock || !comm->comm_ || ncclCommGetAsyncError(comm->comm_, &state) != ncclSuccess) continue;
+    }
+    if (state == ncclSuccess || state == ncclInProgress) continue;
+    const auto first = std::find_if(works.begin(), works.end(), [](const auto& work) { return !work->done(); });
+    give_up(error_of(state, *comm, (first == works.end() ? works.front() : *first)->what_));
+  }
+  Works over;
+  std::vector<Turns*> busy, moved;
+  for (const auto& work : works) {
+    if (std::find(busy.begin(), busy.end(), work->turns_) != busy.end()) continue;  // one after the other
+    if (work->done()) {
+      if (work->ticket_ && !given_up_) job_.flight.finish(*work->ticket_);
+      over.push_back(work);
+      moved.push_back(work->turns_);
+      continue;
+    }
+    busy.push_back(work->turns_);
+    if (std::find(moved.begin(), moved.end(), work->turns_) != moved.end())
+      work->started_ = work->told_ = Clock::now();  // it could not begin before
+    if (given_up_) {
+      if (Clock::now() - *given_up_ > ending) over.push_back(work);
+      continue;
+    }
+    if (job_.control->failed()) give_up(nullptr);
+    else look_at_late(*work);
+  }
+  return over;
+}
+
+void Watchdog::look_at_late(NcclWork& work) {
+  const auto now = Clock::now();
+  if (now - work.started_ > work.timeout_) {
+    const std::string text =
+        str("[", name_of(work.call_.collective), "] waited ", text_of(work.timeout_), " in group ",
+            work.activity_.group, " for ", work.what_, "; ", job_.control->explain(work.turns_->world_ranks()));
+    return give_up(std::make_exception_ptr(DistError(Fault::timeout, -1, text)));
+  }
+  if (now - work.told_ < job_.control->place().heartbeat) return;
+  const std::lock_guard lock(mutex_);
+  if (told_ && told_.get() != &work) return;
+  if (!work.turns_->tell_late(work.activity_, work.neighbour_)) return;
+  work.told_ = now;
+  for (const auto& other : works_)
+    if (other.get() == &work) told_ = other;
+}
+
+/// What this rank has found. An error that may follow from another rank's end is that, once the control plane has heard
+/// of it.
+std::exception_ptr Watchdog::error_of(ncclResult_t code, const Communicator& comm, const std::string& where) {
+  std::string text = str("[nccl] ", where, " failed in ", comm.name_, ": ", ncclGetErrorString(code));
+  if (const char* more = ncclGetLastError(nullptr); more && *more) text += str(": ", more);
+  if (code == ncclRemoteError || code == ncclSystemError)
+    return std::make_exception_ptr(DistError(Fault::rank_failed, -1, text));
+  return std::make_exception_ptr(Error(text));
+}
+
+// Everybody else does the same when they hear of it.
+void Watchdog::give_up(std::exception_ptr error) {
+  const std::string why = job_.fail(error).what();  // or what failed before; writes the flight record
+  given_up_ = Clock::now();
+  std::vector<std::shared_ptr<Communicator>> comms;
+  {
+    const std::lock_guard lock(mutex_);
+    comms = comms_;
+  }
+  for (const auto& comm : comms) {
+    distrusted_.push_back(comm->device_);
+    distrust(comm->device_, why);
+  }
+  for (const auto& comm : comms) abort(*comm);
+}
+
+void Watchdog::abort(Communicator& comm) {
+  const Deadman::Step step(deadman_, abort_limit_, "ncclCommAbort of " + comm.name_);
+  const std::lock_guard lock(comm.mutex_);
+  if (const ncclComm_t handle = std::exchange(comm.comm_, nullptr)) ncclCommAbort(handle);
+}
+
+void Watchdog::finalize(Communicator& comm) {
+  const Deadman::Step step(deadman_, abort_limit_ + Seconds(ending), "ncclCommDestroy of " + comm.name_);
+  const std::lock_guard lock(comm.mutex_);
+  if (!comm.comm_) return;
+  ncclResult_t state = ncclCommFinalize(comm.comm_);
+  const auto until = Clock::now() + ending;
+  for (int round = 0; state == ncclInProgress && !job_.control->failed() && Clock::now() < until; ++round) {
+    pause(round);
+    if (ncclCommGetAsyncError(comm.comm_, &state) != ncclSuccess) return;
+  }
+  if (state == ncclSuccess) ncclCommDestroy(std::exchange(comm.comm_, nullptr));
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,65 @@
+#include "dist/patience.h"
+
+#include <thread>
+
+namespace lockstep::dist {
+
+std::string what(const Execution& call) {
+  return call.describe ? *call.describe : std::string(name_of(Collective(call.header.kind)));
+}
+
+void Patience::wait(int rounds) {
+  if (e_.control && e_.control->failed()) e_.control->raise();
+  if (e_.transport) e_.transport->idle(rounds);
+  if (rounds % 8 != 0) return;  // the clock takes as long as the peer may need
+  const auto now = Clock::now();
+  if (rounds == 0) {
+    if (started_ == Clock::time_point()) started_ = now;
+    told_ = now;
+  }
+  if (e_.control && now - told_ >= e_.control->place().heartbeat) {
+    told_ = now;
+    tell();
+  }
+  if (now - started_ >= e_.timeout) {
+    if (e_.control) tell();
+    throw DistError(
+        Fault::timeout, -1,
+        str("[", what(e_), "] not done after ", e_.timeout.count(), " s; ", whom().text,
+            e_.control ? "; " + e_.control->explain({e_.world_ranks.begin(), e_.world_ranks.end()}) : std::string()));
+  }
+}
+
+Patience::Whom Patience::whom() const {
+  for (const bool silent : {true, false})
+    for (const Link& link : links_) {  // those who have not said anything first
+      if (!link.in.finished && (!silent || link.in.header_done == 0))
+        return {link.world_rank, false, str("this rank waits to hear from rank ", link.world_rank)};
+    }
+  for (const Link& link : links_) {
+    if (!link.out.finished)
+      return {link.world_rank, true, str("this rank waits for rank ", link.world_rank, " to take what it sends")};
+  }
+  return {-1, false, "this rank waits for nobody"};
+}
+
+void Patience::tell() const {
+  const Whom w = whom();
+  if (w.rank >= 0) e_.control->waits(w.rank, 0, w.is_send);
+}
+
+void await_cause(Control& control, int rank) {
+  using Clock = std::chrono::steady_clock;
+  const Seconds heartbeat = control.place().heartbeat;
+  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(4 * heartbeat + Seconds(1));
+  auto told = Clock::time_point();
+  while (!control.failed() && Clock::now() < until) {
+    if (Clock::now() - told >= heartbeat / 2) {  // who has left is found out when somebody waits for it
+      control.waits(rank, 0, false);
+      told = Clock::now();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace lockstep::dist

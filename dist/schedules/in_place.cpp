@@ -1,0 +1,72 @@
+// in_place: for ranks that reach each other's memory. Whoever owns a chunk adds it up where the terms lie, a pair of
+// tensors at a time, in the order of summation_tree.h, and writes the sum into all of them. No scratch copies.
+//
+//   4 ranks, all_reduce, chunk 0 (rank 0 does all of this, as the other ranks do with theirs)
+//
+//   step 0      rank 1's ──▶ + rank 0's       rank 3's ──▶ + rank 2's            (0+1)   (2+3)
+//   step 1      rank 2's ──▶ + rank 0's                                          ((0+1)+(2+3))
+//   step 2-4    rank 0's ──▶ rank 1's, 2's, 3's
+//
+// reduce_scatter leaves the tensors of others alone: then owners read as in `direct`, and so does all_gather. Run over
+// a network, each arrow is a message like any other.
+// Cost of all_reduce of S bytes: log2(n) + n-1 steps, 2(n-1)/n·S bytes read and written by each rank.
+#include <bit>
+
+#include "dist/schedules/rules.h"
+#include "dist/schedules/writer.h"
+
+namespace lockstep::dist {
+namespace {
+
+/// The rank with the first term among `width` positions of an owner from `position` on, where position p is the rank
+/// owner xor p; -1: no rank is there.
+int first_term(int owner, int position, int width, int n) {
+  const auto is_empty = [&] { return ((owner ^ position) & ~(width - 1)) >= n; };
+  if (is_empty()) return -1;
+  while (width > 1) {
+    width /= 2;
+    if (is_empty()) position += width;
+  }
+  return owner ^ position;
+}
+
+void sum_where_terms_lie(StepWriter& w, int n) {
+  for (int width = 1; width < n; width *= 2, w.next()) {
+    for (int owner = 0; owner < n; ++owner) {
+      for (int left = 0; left < int(std::bit_ceil(unsigned(n))); left += 2 * width) {
+        const int to = first_term(owner, left, width, n), from = first_term(owner, left + width, width, n);
+        if (to >= 0 && from >= 0) w.reduce(from, to, owner);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+static void where_they_lie(const Request& request, const Emit& emit) {
+  const int n = request.ranks;
+  StepWriter w(emit);
+  switch (request.collective) {
+    case Collective::all_reduce:
+      sum_where_terms_lie(w, n);
+      for (int rank = 0; request.mean && rank < n; ++rank) w.scale(rank, rank);
+      w.next();
+      return share_from_owners(w, one_team(n));
+    case Collective::broadcast:
+      for (int s = 1; s < n; ++s, w.next()) w.copy(request.root, (request.root + s) % n, 0);
+      return;
+    default: return rules::direct.visit(request, emit);
+  }
+}
+
+const Rules rules::in_place{
+    .visit = where_they_lie,
+    .has =
+        [](Collective c) {
+          return c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::all_gather ||
+                 c == Collective::broadcast;
+        },
+    .adds_in_tree_order = [](const Request&) { return true; },
+};
+
+}  // namespace lockstep::dist

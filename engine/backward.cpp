@@ -1,0 +1,223 @@
+// What happens in forward and backward of a model that runs as it is:
+//
+//   forward    first of a micro-batch: random numbers start at (step, micro-batch)
+//   backward   loss x factor ─▶ tape ─▶ first gradient: sum here only (stages 0 and 1, before the last micro-batch), or
+//   over ranks
+//
+// The engine listens to the parameters' gradients, so it does not matter who calls backward: engine.backward(loss), or
+// loss.backward() of a loss that several engines had a part in.
+#include "autograd/ops.h"
+#include "engine/impl.h"
+#include "tensor/random.h"
+
+namespace lockstep::engine {
+
+void EngineBase::Impl::watch() {
+  for (const Variable& p : model.parameters()) {
+    if (!p.requires_grad()) continue;
+    Variable handle = p;
+    gradient_hooks.emplace_back(p, handle.on_grad_complete([this](Tensor&) {
+      if (!in_pass && !paused) gradient_arrives();
+    }));
+  }
+  module_hooks.push_back(model.before_forward([this](nn::Module&, const std::vector<Variable>&) { before_forward(); }));
+  module_hooks.push_back(
+      model.after_forward([this](nn::Module&, const std::vector<Variable>&, const Variable&) { after_forward(); }));
+}
+
+int64_t EngineBase::Impl::micro_batch() const {
+  const int64_t done = int64_t(micros.size()), i = config.managed_gradient_accumulation ? done % accumulation : done,
+                replica = group->rank() / sharing;
+  return are_interleaved() ? i * replicas() + replica : replica * accumulation + i;
+}
+
+void EngineBase::Impl::before_forward() {
+  if (in_pass || closed || !model.is_training() || !NoGrad::grad_enabled()) return;
+  if (forwards++ == 0 && !drawn) begin_random(micro_batch());
+  if (profiler && global_steps == config.flops_profiler.profile_step && micros.empty() && forwards == 1)
+    profiler->start();
+  timing_forward = true;
+  forward_start = Clock::now();
+}
+
+void EngineBase::Impl::after_forward() {
+  if (!timing_forward) return;
+  timing_forward = false;
+  const double spent = milliseconds_since(forward_start);
+  times.forward += spent;
+  if (profiler && profiler->is_running()) profiler->stop(spent);
+}
+
+/// Random numbers of a micro-batch, of which `drawn` were drawn by its data. Ranks that share one have other tokens.
+void EngineBase::Impl::begin_random(int64_t micro_batch, uint64_t drawn) {
+  set_random_step(uint64_t(global_steps), uint64_t(micro_batch * sharing + group->rank() % sharing));
+  RandomState random = random_state();
+  random.call = drawn;
+  set_random_state(random);
+}
+
+/// The first gradient of a backward.
+void EngineBase::Impl::gradient_arrives() {
+  if (closed) return;
+  LOCKSTEP_CHECK(!failed,
+                 "[engine] expected zero_grad() after a backward that ended with an exception, got another backward");
+  const bool needs_scale = own_factor() != 1;
+  if ((needs_scale && !scaled) || (config.managed_gradient_accumulation && pending > 0))
+    failed = true;  // its gradient is there already
+  LOCKSTEP_CHECK(!needs_scale || scaled,
+                 "[engine] expected a loss that was multiplied by the loss scale, got a plain loss.backward(); call "
+                 "engine.backward(loss), or "
+                 "engine.scale(loss).backward() (several engines: scale(loss, {&a, &b}))");
+  LOCKSTEP_CHECK(!failed,
+                 "[engine] expected step() after every backward, got a second backward; add the losses of a "
+                 "micro-batch up, or set managed_gradient_accumulation to false");
+  struct End {  // of the pass, also when an exception is the end
+    explicit End(Impl& engine) : engine(engine) {}
+    ~End() {
+      if (done) return;
+      engine.local.reset();
+      engine.in_pass = engine.scaled = false;
+      engine.failed = true;
+    }
+    Impl& engine;
+    bool done = false;
+  };
+  in_pass = true;
+  if (!scaled) backward_start = Clock::now();
+  if (zero && config.managed_gradient_accumulation && zero->stage() < 2 && !is_boundary()) local.emplace(*zero);
+  after_backward([this, end = std::make_shared<End>(*this)] {
+    const double spent =
+        milliseconds_since(backward_start);  // ZeRO's own callback comes next, and waits for the reductions
+    times.inner += spent;
+    times.backward += spent;
+    local.reset();
+    if (one_bit) one_bit->add();
+    if (!scaled) set_factor(1);
+    in_pass = scaled = false;
+    ++pending;
+    micros.push_back({});
+    end->done = true;
+  });
+}
+
+double EngineBase::Impl::own_factor() const {
+  // What is divided before the sum: by all micro-batches of the step, whose number ranks and accumulation leave the
+  // same, in f16 always, as a sum of many scaled gradients would not fit; and by a number that is given back after.
+  const double ahead = scaler || config.prescale_gradients ? double(accumulation * group->size()) : 1;
+  if (grad_scaler) return grad_scaler->scale_value() / config.gradient_predivide_factor;
+  return loss_scale() / ahead / config.gradient_predivide_factor;
+}
+
+void EngineBase::Impl::set_factor(double wanted) {
+  LOCKSTEP_CHECK(!factor || *factor == wanted,
+                 "[engine] expected all losses of a step to be multiplied by the same, got ", wanted, " after ",
+                 factor.value_or(0), "; scale all micro-batches of a step in the same way");
+  factor = wanted;
+}
+
+void EngineBase::Impl::backward(const Variable& loss_, int64_t tokens_) {
+  check_open("backward");
+  check_whole("backward");
+  LOCKSTEP_CHECK(loss_.defined() && loss_.numel() == 1, "[backward] expected a loss of one element, got ",
+                 loss_.defined() ? str(loss_.shape()) : "none", "; take its mean");
+  LOCKSTEP_CHECK(!config.managed_gradient_accumulation || pending == 0,
+                 "[backward] expected step() after every backward(), got a second backward(); add the losses of a "
+                 "micro-batch up, or set managed_gradient_accumulation to false");
+  LOCKSTEP_CHECK(micros.empty() || (micros[0].tokens < 0) == (tokens_ < 0),
+                 "[backward] expected all micro-batches of a step with a number of tokens, or all without; got both");
+  set_factor(own_factor());
+  scaled = true;
+  const int before = pending;
+  const Tensor value = loss_.tensor();
+  backward_start = Clock::now();
+  const double inner = times.inner;
+  try {
+    if (*factor == 1) loss_.backward();
+    else mul_scalar(size_of(loss_.dtype()) < 4 ? loss_.to(f32) : loss_, *factor).backward();
+  } catch (...) {
+    scaled = false;
+    throw;
+  }
+  scaled = false;
+  LOCKSTEP_CHECK(
+      pending == before + 1,
+      "[backward] expected a loss that depends on the model's parameters, got one that does not: no gradient came");
+  micros.back() = {value, tokens_};
+  const double spent = milliseconds_since(backward_start), waited = spent - (times.inner - inner);
+  times.backward += waited;
+  times.reduce += waited;
+  if (profiler) profiler->backward(spent);
+}
+
+void EngineBase::Impl::forget() {
+  model.zero_grad();
+  if (zero) zero->zero_grad();
+  else one_bit->discard();
+  micros.clear();
+  factor.reset();
+  pending = forwards = 0;
+  drawn = false;
+  micro_steps -= config.managed_gradient_accumulation ? micro_steps % accumulation : 0;
+  failed = scaled = timing_forward = false;
+}
+
+// --- the interface ---
+
+void EngineBase::backward(const Variable& loss) { impl_->backward(loss, -1); }
+void EngineBase::backward(const Variable& loss_sum, int64_t tokens) {
+  LOCKSTEP_CHECK(tokens >= 0, "[backward] expected a number of tokens >= 0, got ", tokens);
+  impl_->backward(loss_sum, tokens);
+}
+
+Variable EngineBase::scale(const Variable& loss) { return engine::scale(loss, {this}); }
+Variable scale(const Variable& loss, const std::vector<EngineBase*>& engines) {
+  LOCKSTEP_CHECK(!engines.empty(), "[scale] expected at least one engine");
+  LOCKSTEP_CHECK(loss.defined() && loss.numel() == 1, "[scale] expected a loss of one element, got ",
+                 loss.defined() ? str(loss.shape()) : "none");
+  double least = std::numeric_limits<double>::infinity();
+  for (const EngineBase* engine : engines) {
+    engine->impl_->check_open("scale");
+    engine->impl_->check_whole("scale");
+    least = std::min(least, engine->impl_->own_factor());
+  }
+  for (EngineBase* engine : engines) {
+    engine->impl_->set_factor(least);
+    engine->impl_->scaled = true;
+    engine->impl_->backward_start = Clock::now();
+  }
+  return mul_scalar(size_of(loss.dtype()) < 4 ? loss.to(f32) : loss, least);
+}
+
+void EngineBase::step(std::optional<double> metric) {
+  impl_->check_whole("step");
+  impl_->step(metric);
+}
+EngineBase::NoSync::NoSync(EngineBase& engine) : engine_(engine) {
+  engine.impl_->check_open("no_sync");
+  if (engine.impl_->zero) inner_.emplace(*engine.impl_->zero);
+  ++engine_.impl_->no_sync_depth;
+}
+EngineBase::NoSync::~NoSync() { --engine_.impl_->no_sync_depth; }
+
+EngineBase::Forward::Forward(EngineBase& engine) : engine_(engine) {
+  engine.impl_->check_open("forward");
+  engine.impl_->check_whole("forward");
+}
+EngineBase::Forward::~Forward() { engine_.impl_->after_forward(); }
+Tensor EngineBase::Forward::cast(const Tensor& input) {
+  saw_other_dtype_ |= engine_.impl_->is_other_dtype(input);
+  return engine_.impl_->cast(input);
+}
+Variable EngineBase::Forward::cast(const Variable& input) {
+  saw_other_dtype_ |= engine_.impl_->is_other_dtype(input);
+  return engine_.impl_->cast(input);
+}
+void EngineBase::Forward::explain(const Error& error) const {
+  const Impl& m = *engine_.impl_;
+  const char* const block = m.config.fp16.enabled ? "fp16" : "bf16";
+  if (!saw_other_dtype_ || m.auto_cast) throw;
+  fail(str(error.what(), "; the model is ", m.dtype, " (", block, ".enabled), and an input was not: set ", block,
+           ".auto_cast to true, or convert inputs with .to(", m.dtype, ")"));
+}
+
+}  // namespace lockstep::engine

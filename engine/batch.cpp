@@ -1,0 +1,193 @@
+// A whole step in one call, and evaluation. A model that runs as it is takes its micro-batches one by one; of one that
+// is cut, this rank runs its part of a schedule:
+//
+//   train_batch ─▶ schedule: sums over this copy's micro-batches ─▶ ZeRO among the copies of the part ─▶ overflow?
+//   norm?
+//                  asked of all stages and slices (part.cpp) ─▶ clip, update ─▶ next learning rate
+#include "autograd/autocast.h"
+#include "autograd/ops.h"
+#include "autograd/split_backward.h"
+#include "engine/impl.h"
+#include "pipeline/scopes.h"
+#include "tensor/ops.h"
+#include "tensor/random.h"
+#include "trace/trace.h"
+
+namespace lockstep::engine {
+
+using pipeline::RandomScope;
+
+pipeline::Data EngineBase::Impl::with_cast(const pipeline::Data& data) const {
+  if (!auto_cast) return data;
+  return [this, &data](int64_t micro_batch) {
+    auto sample = data(micro_batch);
+    if (sample)
+      for (Tensor& input : sample->inputs) input = cast(input);
+    return sample;
+  };
+}
+
+// --- as it is ---
+
+/// A micro-batch's data, with random numbers of its own.
+pipeline::Sample EngineBase::Impl::sample(const pipeline::Data& data, int64_t micro_batch, uint64_t* drawn) const {
+  const RandomScope here;
+  set_random_step(uint64_t(global_steps), uint64_t(micro_batch));
+  std::optional<pipeline::Sample> next = data(micro_batch);
+  LOCKSTEP_CHECK(next, "[train_batch] the data ended before micro-batch ", micro_batch, " of step ", global_steps);
+  if (drawn) *drawn = random_state().call;
+  return *next;
+}
+
+/// The model's outputs and, unless `measure` is given, the loss with that of its own layers.
+Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::Loss* measure) {
+  std::optional<Autocast> precise;
+  if (whole.autocast) precise.emplace(*whole.autocast);
+  LOCKSTEP_CHECK(sample.inputs.size() == 1, "[train_batch] expected one input of the model, got ", sample.inputs.size(),
+                 "; a model of several is trained by backward() and step()");
+  if (!measure && !whole.loss_fn) {
+    const auto of = model.layers().loss;
+    LOCKSTEP_CHECK(of, "[train_batch] expected a loss_fn: ", model.kind(), " names no loss in layers()");
+    whole.loss_fn = [of](const pipeline::Values& out, const std::vector<Tensor>& targets) {
+      return of(out.at(0), targets);
+    };
+  }
+  const Variable out = whole.forward ? whole.forward(sample.inputs[0]) : model.call(sample.inputs[0]);
+  const Variable value = (measure ? *measure : whole.loss_fn)({out}, sample.targets);
+  const Variable own = measure || !NoGrad::grad_enabled() ? Variable() : nn::own_loss(model);
+  return own.defined() ? add(value, own.to(value.dtype())) : value;
+}
+
+void EngineBase::Impl::train_whole(const pipeline::Data& data, std::optional<double> metric) {
+  LOCKSTEP_CHECK(config.managed_gradient_accumulation, "[train_batch] ", config.origin,
+                 ": managed_gradient_accumulation: false lets the caller say when a step ends, but train_batch() is a "
+                 "whole step; leave it out");
+  const RandomScope program;
+  do {
+    const int64_t number = micro_batch();
+    uint64_t random = 0;
+    const pipeline::Sample one = sample(data, number, &random);
+    begin_random(number, random);  // the forward goes on behind what its data have drawn
+    drawn = true;
+    const trace::Scope forward("forward", trace::Category::forward, {{"micro_batch", number}}, number);
+    backward(run(one, nullptr), -1);
+    drawn = false;
+    step(metric);
+  } while (micro_steps % accumulation != 0);
+}
+
+std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int micro_batches,
+                                                 const pipeline::Loss* measure, int values) {
+  const RandomScope program;
+  const NoGrad no_grad;
+  const pipeline::EvalMode mode(model);
+  const int64_t first = group->rank() / sharing * micro_batches;
+  std::vector<double> all(size_t(micro_batches) * size_t(replicas()) * size_t(values));
+  for (int64_t i = first; i < first + micro_batches; ++i) {
+    const Tensor found = run(sample(data, i), measure).tensor();
+    LOCKSTEP_CHECK(found.numel() == values, "[eval_batch] expected ", values, " values of a micro-batch, got ",
+                   found.shape());
+    const std::vector<double> numbers = found.to_vector<double>();
+    for (size_t v = 0; v < numbers.size(); ++v) all[size_t(i) * numbers.size() + v] = numbers[v] / sharing;
+  }
+  return sum_of_ranks(all, "evaluation");  // zeros but on one rank (with cp, on so many): exact
+}
+
+// --- in stages and slices ---
+
+void EngineBase::Impl::train_part(const pipeline::Data& data, std::optional<double> metric) {
+  const double wanted = own_factor();
+  set_factor(wanted);
+  const auto start = Clock::now();
+  pipeline::Engine& stages = *part->engine;
+  stages.set_step(uint64_t(global_steps));
+  std::function<Variable(const Variable&)> scale;
+  if (wanted != 1)
+    scale = [wanted](const Variable& loss) {
+      return mul_scalar(size_of(loss.dtype()) < 4 ? loss.to(f32) : loss, wanted);
+    };
+  {
+    struct Pause {  // sums of micro-batches are the schedule's
+      explicit Pause(Impl& m) : m(m), zero(*m.zero) { m.paused = true; }
+      ~Pause() { m.paused = false; }
+      Impl& m;
+      const zero::Zero::Pause zero;
+    } const pause(*this);
+    try {
+      loss = stages.train_batch(data, scale);
+    } catch (...) {
+      factor.reset();
+      throw;
+    }
+  }
+  times.backward += milliseconds_since(start);  // forwards and backwards of all micro-batches
+  if (!stages.times().empty()) times.inner += 1e3 * stages.times()[size_t(world.rank())].busy;
+
+  // The sums become the gradient of one backward, as if the last micro-batch had it all: ZeRO adds up the copies.
+  auto [roots, sums] = part->take_gradients();
+  micro_steps += accumulation - 1;
+  scaled = true;
+  backward_start = Clock::now();
+  const double reduced = times.inner;
+  try {
+    joined(roots, std::move(sums)).backward();
+  } catch (...) {
+    scaled = false;
+    throw;
+  }
+  times.inner = reduced;
+  times.reduce += milliseconds_since(backward_start);
+  step(metric);
+}
+
+// --- the interface ---
+
+double EngineBase::train_batch(const pipeline::Data& data, std::optional<double> metric) {
+  Impl& m = *impl_;
+  m.check_open("train_batch");
+  LOCKSTEP_CHECK(data, "[train_batch] expected a function that gives micro-batches, got none");
+  LOCKSTEP_CHECK(m.model.is_training(), "[train_batch] expected the model in training mode, got eval(); call train()");
+  const pipeline::Data cast = m.with_cast(data);
+  m.part ? m.train_part(cast, metric) : m.train_whole(cast, metric);
+  return m.loss;
+}
+
+double EngineBase::train_batch(std::optional<double> metric) {
+  Impl& m = *impl_;
+  m.check_open("train_batch");
+  LOCKSTEP_CHECK(m.loader, "[train_batch] expected data, or an engine with training_data, got neither");
+  LOCKSTEP_CHECK(m.plan.cp == 1, "[train_batch] training_data gives whole sequences, and ", to_string(m.plan),
+                 " wants each rank's part of them; call it with data that sequence::slice() has cut");
+  if (!m.batches) {
+    m.loader->load_state(m.loader->state());  // a loop that was left early goes on
+    m.batches.emplace(*m.loader);
+    m.to_device.emplace(device());
+  }
+  return train_batch(
+      [&m](int64_t) {
+        const data::Example one = (*m.to_device)(m.batches->next());
+        return pipeline::Sample{{one.input}, {one.target}};
+      },
+      metric);
+}
+
+double EngineBase::eval_batch(const pipeline::Data& data, int micro_batches) {
+  LOCKSTEP_CHECK(micro_batches >= 0, "[eval_batch] expected 0 micro-batches or more, got ", micro_batches);
+  const std::vector<double> losses = eval_batches(data, micro_batches > 0 ? micro_batches : int(impl_->accumulation));
+  double sum = 0;
+  for (const double loss : losses) sum += loss;
+  return sum / double(losses.size());
+}
+
+std::vector<double> EngineBase::eval_batches(const pipeline::Data& data, int micro_batches,
+                                             const pipeline::Loss& measure, int values) {
+  Impl& m = *impl_;
+  m.check_open("eval_batches");
+  LOCKSTEP_CHECK(data, "[eval_batches] expected a function that gives micro-batches, got none");
+  LOCKSTEP_CHECK(micro_batches > 0, "[eval_batches] expected 1 micro-batch or more, got ", micro_batches);
+  const pipeline::Data cast = m.with_cast(data);
+  return m.part ? m.part->engine->eval_batch(cast, micro_batches, measure, values)
+                : m.eval_whole(cast, micro_batches, measure ? &measure : nullptr, values);
+}
+
+}  // namespace lockstep::engine

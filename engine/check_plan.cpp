@@ -1,0 +1,101 @@
+#include "engine/check_plan.h"
+
+#include <algorithm>
+
+#include "tensor/check.h"
+
+namespace lockstep::engine {
+
+bool is_one_bit(std::string name) {
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+  return name.starts_with("onebit") || name == "zerooneadam";
+}
+
+std::vector<std::string> one_bit_reasons(const Config& c, const parallel::Plan& plan, const std::string& optimizer) {
+  std::vector<std::string> reasons;
+  const std::string name = optimizer.empty() ? "optimizer.type: " + c.optimizer.type : optimizer;
+  if (!is_one_bit(optimizer.empty() ? c.optimizer.type : optimizer)) return reasons;
+  const auto refuse = [&](bool holds, const std::string& what) {
+    if (holds) reasons.push_back(str(name, " sends gradients its own way and ", what, ", or take AdamW"));
+  };
+  const ZeroConfig& z = c.zero_optimization;
+  const int64_t stage = std::max<int64_t>(plan.zero, z.stage);
+  refuse(plan.pp * plan.tp > 1,
+         str("needs all of the model on every rank, ", to_string(plan), " cuts it; leave pp and tp out"));
+  refuse(plan.ep > 1, str("sums those of all ranks, which have other experts with ep", plan.ep, "; leave ep out"));
+  refuse(stage != 0, str("needs stage 0, zero_optimization.stage is ", stage, "; leave zero_optimization out"));
+  refuse(z.offload_optimizer.device != "none",
+         str("keeps its state with the parameters, zero_optimization.offload_optimizer.device is ",
+             z.offload_optimizer.device, "; leave it out"));
+  refuse(c.ema.decay > 0,
+         "has other parameters on every rank between exchanges, of which ema.decay would keep averages; "
+         "leave ema out");
+  refuse(z.ignore_unused_parameters && c.has("zero_optimization.ignore_unused_parameters"),
+         "needs a gradient for every parameter, zero_optimization.ignore_unused_parameters is true; leave it out");
+  for (const auto& [key, value] : {std::pair("communication_data_type", c.communication_data_type),
+                                   std::pair("data_types.grad_accum_dtype", c.data_types.grad_accum_dtype)})
+    refuse(value.has_value(), str("in the parameters' type, ", key, " is ", value.value_or(""), "; leave it out"));
+  return reasons;
+}
+
+std::vector<std::string> one_bit_warnings(const Config& c, const std::string& optimizer) {
+  std::vector<std::string> warnings;
+  if (!is_one_bit(optimizer.empty() ? c.optimizer.type : optimizer)) return warnings;
+  for (const char* key :
+       {"zero_optimization.overlap_comm", "zero_optimization.reduce_bucket_size", "zero_optimization.reduce_scatter"})
+    if (c.has(key))
+      warnings.push_back(
+          str(key, ": ignored with ", optimizer.empty() ? "optimizer.type: " + c.optimizer.type : optimizer));
+  return warnings;
+}
+
+std::vector<std::string> reasons_against(const Config& c, const parallel::Plan& asked, const parallel::PlanSizes& sizes,
+                                         const std::string& optimizer) {
+  parallel::Plan plan = asked;
+  plan.zero = std::max(plan.zero, int(c.zero_optimization.stage));
+  std::vector<std::string> reasons = parallel::reasons_against(plan, sizes);
+  for (std::string& reason : one_bit_reasons(c, plan, optimizer)) reasons.push_back(std::move(reason));
+  const auto refuse = [&](bool holds, const std::string& reason) {
+    if (holds) reasons.push_back(reason);
+  };
+  refuse(c.tensor_parallel.sequence_parallel && plan.tp == 1,
+         "tensor_parallel.sequence_parallel is of tensor-parallel ranks, and there are none; add tpN to the plan");
+  refuse(c.tensor_parallel.sequence_parallel && plan.cp > 1,
+         str("tensor_parallel.sequence_parallel does not go with cp", plan.cp,
+             ", whose ranks share sequences already; leave it out"));
+  refuse(c.has("context_parallel.attention") && plan.cp == 1,
+         "context_parallel.attention is of context parallelism, and there is none; add cpN to the plan");
+  if (plan.pp * plan.tp == 1) return reasons;
+  refuse(
+      !c.managed_gradient_accumulation,
+      "managed_gradient_accumulation: false lets the caller say when a step ends, and plans with pp or tp make whole "
+      "steps; leave it out");
+  refuse(c.activation_checkpointing.enabled,
+         "activation_checkpointing.enabled: plans with pp or tp compute layers again by "
+         "pipeline.activation_checkpoint_interval; write that in its place");
+  refuse(c.flops_profiler.enabled,
+         "flops_profiler.enabled: the profiler follows one forward of a whole model; leave it out, or profile without "
+         "pp and tp");
+  refuse(c.data_types.grad_accum_dtype.has_value(),
+         "data_types.grad_accum_dtype: plans with pp or tp sum micro-batches in the dtype of their parameters; "
+         "communication_data_type says how replicas sum");
+  return reasons;
+}
+
+void check_plan(const Config& c, const parallel::Plan& plan, const parallel::PlanSizes& sizes,
+                const std::string& optimizer) {
+  const std::vector<std::string> reasons = reasons_against(c, plan, sizes, optimizer);
+  if (reasons.empty()) return;
+  std::string text;
+  for (const std::string& reason : reasons) text += (text.empty() ? "" : "; ") + reason;
+  const int ranks = int(sizes.ranks > 0 ? sizes.ranks : plan.ranks());
+  parallel::Plan whole{.dp = std::max(1, ranks / plan.cp), .cp = plan.cp, .zero = plan.zero};
+  std::unique_ptr<parallel::Plan> near = parallel::nearest_plan(plan, sizes);
+  if (near && !reasons_against(c, *near, sizes, optimizer).empty()) near.reset();
+  if (!near && reasons_against(c, whole, sizes, optimizer).empty()) near = std::make_unique<parallel::Plan>(whole);
+  fail(str("[plan] ", to_string(plan), " cannot be with ", c.origin, ": ", text,
+           near ? ". The nearest plan that can: " + to_string(*near)
+                : ". No plan of these ranks can with this configuration"));
+}
+
+}  // namespace lockstep::engine

@@ -1,0 +1,115 @@
+#include "engine/checkpoint/folder.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+
+namespace lockstep::checkpoints {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view temporary = ".tmp-";
+constexpr size_t id_digits = 16;
+
+}  // namespace
+
+void check_tag(const std::string& tag) {
+  const bool reserved = tag == "latest" || tag == "lock" || tag == manifest_name || tag.find(temporary) != tag.npos;
+  LOCKSTEP_CHECK(is_plain_name(tag) && !reserved,
+                 "expected a tag of letters, digits, '.', '_' and '-' (\"step-100\"; not latest, lock, ", manifest_name,
+                 " or ", temporary, "), got \"", tag, "\"");
+}
+
+std::optional<Found> parse_folder(const std::string& name) {
+  const size_t mark = name.find('~');
+  Found found{name, name.substr(0, mark), 1};
+  if (mark != name.npos) {
+    const char* end = name.data() + name.size();
+    const auto [at, error] = std::from_chars(name.data() + mark + 1, end, found.number);
+    if (error != std::errc() || at != end || found.number < 2) return std::nullopt;
+  }
+  if (!is_plain_name(found.tag) || found.tag.find(temporary) != found.tag.npos) return std::nullopt;
+  return found;
+}
+
+std::vector<Found> list_checkpoints(const std::string& dir) {
+  std::vector<Found> all;
+  std::error_code error;
+  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    const auto found = parse_folder(it->path().filename().string());
+    if (found && fs::is_regular_file(it->path() / manifest_name, ignored)) all.push_back(*found);
+  }
+  std::sort(all.begin(), all.end(),
+            [](const Found& a, const Found& b) { return std::pair(a.tag, a.number) < std::pair(b.tag, b.number); });
+  return all;
+}
+
+std::string next_folder(const std::string& dir, const std::string& tag) {
+  int64_t number = 0;
+  std::error_code error;
+  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    const auto found = parse_folder(it->path().filename().string());
+    if (found && found->tag == tag) number = std::max(number, found->number);
+  }
+  return number == 0 ? tag : str(tag, "~", number + 1);
+}
+
+bool is_temporary(const std::string& name) {
+  const size_t at = name.rfind(temporary);
+  if (at == name.npos || name.size() != at + temporary.size() + id_digits) return false;
+  const std::string_view id = std::string_view(name).substr(at + temporary.size());
+  return parse_folder(name.substr(0, at)) &&
+         std::all_of(id.begin(), id.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+}
+
+std::string temporary_name(const std::string& name, const std::string& id) { return str(name, temporary, id); }
+
+std::string read_latest(const std::string& dir) {
+  const std::string path = dir + "/latest";
+  if (!fs::exists(path)) return "";
+  std::string name = data::read_file(path, 256);
+  if (name.ends_with('\n')) name.pop_back();
+  LOCKSTEP_CHECK(parse_folder(name), path, ": expected the name of a checkpoint, got ", name.size(),
+                 " bytes that are none");
+  return name;
+}
+
+std::string read_manifest_text(const std::string& folder) {
+  return data::read_file(folder + "/" + manifest_name, int64_t(1) << 30);
+}
+
+Manifest read_manifest(const std::string& folder) {
+  return parse_manifest(read_manifest_text(folder), folder + "/" + manifest_name);
+}
+
+std::string missing_file(const std::string& folder, const Manifest& manifest) {
+  for (const auto& [name, sum] : manifest.files) {
+    const std::string path = folder + "/" + name;
+    std::error_code error;
+    const auto size = fs::file_size(path, error);
+    if (error) return str(path, ": expected a file of ", sum.bytes, " bytes, got: ", error.message());
+    if (int64_t(size) != sum.bytes)
+      return str(path, ": expected ", sum.bytes, " bytes, got ", size, int64_t(size) < sum.bytes ? " (truncated)" : "");
+  }
+  return "";
+}
+
+std::string newest_whole(const std::string& dir, const std::vector<std::string>& but) {
+  int64_t newest = -1;
+  std::string folder;
+  for (const Found& found : list_checkpoints(dir)) {
+    if (std::find(but.begin(), but.end(), found.folder) != but.end()) continue;
+    try {
+      const Manifest manifest = read_manifest(dir + "/" + found.folder);
+      if (manifest.sequence <= newest || !missing_file(dir + "/" + found.folder, manifest).empty()) continue;
+      newest = manifest.sequence;
+      folder = found.folder;
+    } catch (const Error&) {  // damaged: not whole
+    }
+  }
+  return folder;
+}
+
+}  // namespace lockstep::checkpoints

@@ -1,0 +1,95 @@
+#include "engine/checkpoint/lock.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <ctime>
+#include <optional>
+#include <utility>
+
+#include "data/json.h"
+#include "tensor/check.h"
+
+namespace lockstep::checkpoints {
+namespace {
+
+using data::Json;
+
+constexpr size_t text_size = 512;  // always: nothing of an older text is left behind a shorter one
+
+struct Holder {
+  std::string host;
+  std::string text;  // "pid 4711 on node7 since 2025-01-31 12:00:00 UTC"
+};
+
+std::string host_name() {
+  char name[256] = "unknown";
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+std::string own_text() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  char since[32];
+  std::strftime(since, sizeof since, "%Y-%m-%d %H:%M:%S UTC", &parts);
+  std::string text = Json(Json::Object{{"pid", int64_t(::getpid())}, {"host", host_name()}, {"since", since}}).dump();
+  text.resize(text_size - 1, ' ');
+  return text + "\n";
+}
+
+std::optional<Holder> read_holder(const std::string& path) {
+  try {
+    const Json json = data::parse_json(data::read_file(path, text_size), path);
+    const std::string& host = json.at("host").as_string();
+    return Holder{host, str("pid ", json.at("pid").as_int(), " on ", host, " since ", json.at("since").as_string())};
+  } catch (const Error&) {  // empty: it is being taken or was cut short
+    return std::nullopt;
+  }
+}
+
+bool is_same_file(int fd, const std::string& path) {
+  struct stat mine, there;
+  return ::fstat(fd, &mine) == 0 && ::stat(path.c_str(), &there) == 0 && mine.st_ino == there.st_ino &&
+         mine.st_dev == there.st_dev;
+}
+
+}  // namespace
+
+FolderLock::FolderLock(Files& files, const std::string& dir, bool take_over,
+                       const std::function<void(const std::string&)>& warn)
+    : files_(files), path_(dir + "/lock") {
+  try {
+    for (;;) {
+      fd_ = files.open(path_);
+      if (!files.lock(fd_, path_)) {
+        const auto holder = read_holder(path_);
+        fail(str(path_, ": another job saves into this folder: ", holder ? holder->text : "it does not say which",
+                 "; end it, or save into another folder"));
+      }
+      if (is_same_file(fd_, path_)) break;  // else its owner has just removed it
+      files.close(std::exchange(fd_, -1), path_);
+    }
+    if (const auto holder = read_holder(path_)) {
+      LOCKSTEP_CHECK(holder->host == host_name() || take_over, path_,
+                     ": a job on another host has left its lock: ", holder->text,
+                     "; when it has ended remove this file, or set take_over");
+      warn(str(path_, ": stale: ", holder->text, " has ended without giving it back; taken over"));
+    }
+    files.write(fd_, data::as_bytes(own_text()), 0, path_);
+  } catch (...) {
+    if (fd_ >= 0) ::close(fd_);
+    throw;
+  }
+}
+
+FolderLock::~FolderLock() {
+  try {
+    files_.remove(path_);   // while it is locked: whoever opens it now sees that it is gone
+  } catch (const Error&) {  // a stale lock is told apart
+  }
+  ::close(fd_);
+}
+
+}  // namespace lockstep::checkpoints

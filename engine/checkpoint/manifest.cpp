@@ -1,0 +1,253 @@
+#include "engine/checkpoint/manifest.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/checkpoint/hash.h"
+
+namespace lockstep::checkpoints {
+namespace {
+
+using data::Json;
+
+constexpr const char* format_name = "lockstep-checkpoint";
+constexpr data::JsonLimits limits{.bytes = int64_t(1) << 30, .depth = 64};
+constexpr std::string_view first_key = "{\"blake2b\": \"", after_hash = "\",\n";
+constexpr size_t hash_digits = 64;
+
+bool is_hash(std::string_view text) {
+  return text.size() == hash_digits &&
+         std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+}
+
+Json shape_json(const Shape& shape) { return Json::Array(shape.begin(), shape.end()); }
+
+/// "key": {one member a line}
+template <class Map, class Value>
+void add_object(std::string& out, const char* key, const Map& map, const Value& value) {
+  out += str(",\n\"", key, "\": {");
+  const char* comma = "\n";
+  for (const auto& [name, item] : map) {
+    out += comma + Json(name).dump() + ": " + value(item).dump();
+    comma = ",\n";
+  }
+  out += "}";
+}
+
+/// Reads the members of one object, each of which must be known.
+class Reader {
+ public:
+  Reader(const Json& json, std::string where, std::initializer_list<std::string_view> keys)
+      : json_(json), where_(std::move(where)) {
+    for (const auto& member : json.as_object(where_))
+      LOCKSTEP_CHECK(std::find(keys.begin(), keys.end(), member.first) != keys.end(), where_, ": unknown key \"",
+                     member.first, "\"");
+  }
+  const Json& at(const char* key) const { return json_.at(key, where_); }
+  std::string path(const char* key) const { return where_ + ": " + key; }
+  const std::string& text(const char* key) const { return at(key).as_string(path(key)); }
+  int64_t integer(const char* key, int64_t least, int64_t most) const {
+    const int64_t value = at(key).as_int(path(key));
+    LOCKSTEP_CHECK(value >= least && value <= most, path(key), ": expected ", least, " to ", most, ", got ", value);
+    return value;
+  }
+  const Json::Object& object(const char* key) const { return at(key).as_object(path(key)); }
+  const Json::Array& list(const char* key) const { return at(key).as_array(path(key)); }
+
+ private:
+  const Json& json_;
+  std::string where_;
+};
+
+Shape parse_shape(const Json::Array& list, const std::string& where) {
+  LOCKSTEP_CHECK(list.size() <= size_t(Dims::max_rank), where, ": expected at most ", Dims::max_rank, " dims, got ",
+                 list.size());
+  Shape shape;
+  for (const Json& size : list) {
+    shape.push_back(size.as_int(where));
+    LOCKSTEP_CHECK(shape.back() >= 0, where, ": expected sizes from 0 up, got ", shape.back());
+  }
+  int64_t bytes = 8;  // of the largest element
+  for (const int64_t size : shape)
+    LOCKSTEP_CHECK(size == 0 || !__builtin_mul_overflow(bytes, size, &bytes), where, ": shape ", shape,
+                   " has more elements than 63 bits can count");
+  return shape;
+}
+
+DType dtype_named(const std::string& name, const std::string& where) {
+  for (int d = 0; d <= int(boolean); ++d)
+    if (name_of(DType(d)) == name) return DType(d);
+  fail(str(where, ": expected the name of a dtype, got \"", name, "\""));
+}
+
+LogicalTensor parse_tensor(const std::string& name, const Json& json, const std::string& where) {
+  const Reader in(json, where, {"dtype", "shape", "parts"});
+  LogicalTensor tensor{
+      dtype_named(in.text("dtype"), in.path("dtype")), parse_shape(in.list("shape"), in.path("shape")), {}};
+  const int64_t numel = tensor.numel();
+  int64_t reached = 0;
+  for (const Json& item : in.list("parts")) {
+    const Reader part(item, where + ": part", {"file", "name", "begin", "end", "crc32c"});
+    tensor.parts.push_back({part.text("file"), part.text("name"), part.integer("begin", 0, numel),
+                            part.integer("end", 0, numel), uint32_t(part.integer("crc32c", 0, UINT32_MAX))});
+    const Part& p = tensor.parts.back();
+    LOCKSTEP_CHECK(p.begin == reached && (p.end > p.begin || numel == 0), where,
+                   ": expected parts that follow each other from 0 to ", numel, ", got [", p.begin, ", ", p.end,
+                   ") after ", reached);
+    LOCKSTEP_CHECK(p.name == part_name(name, p.begin, p.end, numel), where, ": expected part [", p.begin, ", ", p.end,
+                   ") to be called \"", part_name(name, p.begin, p.end, numel), "\", got \"", p.name, "\"");
+    reached = p.end;
+  }
+  LOCKSTEP_CHECK(reached == numel && (numel > 0 || tensor.parts.size() == 1), where, ": expected parts up to element ",
+                 numel, ", got ", tensor.parts.size(), " up to ", reached);
+  return tensor;
+}
+
+}  // namespace
+
+bool is_plain_name(std::string_view name) {
+  const auto plain = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+           c == '-';
+  };
+  return !name.empty() && name.size() <= 200 && name[0] != '.' && std::all_of(name.begin(), name.end(), plain);
+}
+
+void check_name(const std::string& name, const std::string& where) {
+  const bool good = !name.empty() && name != "__metadata__" &&
+                    std::none_of(name.begin(), name.end(), [](char c) { return c == '[' || uint8_t(c) < 0x20; });
+  LOCKSTEP_CHECK(good, where, "expected names of tensors without '[' and control characters, got \"", name, "\"");
+}
+
+std::string part_name(const std::string& name, int64_t begin, int64_t end, int64_t numel) {
+  return begin == 0 && end == numel ? name : str(name, "[", begin, ":", end, "]");
+}
+
+const LogicalTensor* find_tensor(const Manifest& manifest, const std::string& name) {
+  const auto alias = manifest.aliases.find(name);
+  const auto found = manifest.tensors.find(alias == manifest.aliases.end() ? name : alias->second);
+  return found == manifest.tensors.end() ? nullptr : &found->second;
+}
+
+// JSON has no NaN and no infinity: these are written as {"double": "nan"}.
+Json to_json(const Numbers& numbers) {
+  Json::Object members;
+  for (const auto& [name, value] : numbers) {
+    Json json;
+    if (const double* d = std::get_if<double>(&value))
+      json = std::isfinite(*d) ? Json(*d)
+                               : Json(Json::Object{{"double", std::isnan(*d) ? "nan"
+                                                              : *d > 0       ? "inf"
+                                                                             : "-inf"}});
+    else if (const int64_t* i = std::get_if<int64_t>(&value)) json = *i;
+    else json = std::get<std::string>(value);
+    members.emplace_back(name, std::move(json));
+  }
+  return members;
+}
+
+Numbers parse_numbers(const Json& json, const std::string& where) {
+  Numbers numbers;
+  for (const auto& [name, value] : json.as_object(where)) {
+    Number& number = numbers[name];
+    if (value.is_int()) number = value.as_int();
+    else if (value.is_number()) number = value.as_number();
+    else if (value.is_string()) number = value.as_string();
+    else {
+      const std::string& special = value.at("double", where + ": " + name).as_string(where + ": " + name);
+      LOCKSTEP_CHECK(value.as_object().size() == 1 && (special == "nan" || special == "inf" || special == "-inf"),
+                     where, ": ", name, ": expected nan, inf or -inf, got ", value.dump());
+      number = special == "nan" ? std::nan("") : special == "inf" ? INFINITY : -INFINITY;
+    }
+  }
+  return numbers;
+}
+
+std::string text_of(const Number& number) {
+  const Json json = to_json({{"", number}}).as_object()[0].second;
+  const std::string text = json.is_object() ? json.as_object()[0].second.as_string() : json.dump();
+  return text.size() > 60 ? text.substr(0, 57) + "..." : text;
+}
+
+std::string seal_manifest(std::string_view body) {
+  return str(first_key, hash_of(data::as_bytes(body)), after_hash, body);
+}
+
+std::string to_text(const Manifest& m) {
+  std::string out = str("\"format\": \"", format_name, "\", \"version\": ", Manifest::version,
+                        ",\n\"id\": ", Json(m.id).dump(), ", \"tag\": ", Json(m.tag).dump(),
+                        ", \"sequence\": ", m.sequence, ", \"world\": ", m.world, ", \"plan\": ", Json(m.plan).dump());
+  add_object(out, "files", m.files, [](const FileSum& file) {
+    return Json(Json::Object{{"bytes", file.bytes}, {"blake2b", file.hash}});
+  });
+  add_object(out, "tensors", m.tensors, [](const LogicalTensor& tensor) {
+    Json::Array parts;
+    for (const Part& p : tensor.parts)
+      parts.push_back(Json::Object{
+          {"file", p.file}, {"name", p.name}, {"begin", p.begin}, {"end", p.end}, {"crc32c", int64_t(p.crc)}});
+    return Json(Json::Object{{"dtype", std::string(name_of(tensor.dtype))},
+                             {"shape", shape_json(tensor.shape)},
+                             {"parts", std::move(parts)}});
+  });
+  add_object(out, "aliases", m.aliases, [](const std::string& name) { return Json(name); });
+  add_object(out, "numbers", m.numbers, [](const Number& number) {
+    return to_json({{"", number}}).as_object()[0].second;
+  });
+  out += ",\n\"client_state\": " + m.client_state.dump() + "}\n";
+  return seal_manifest(out);
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& origin) {
+  const size_t body = first_key.size() + hash_digits + after_hash.size();
+  LOCKSTEP_CHECK(text.starts_with(first_key) && text.size() > body &&
+                     text.substr(body - after_hash.size(), after_hash.size()) == after_hash,
+                 origin, ": expected the manifest of a checkpoint, which starts with its hash, got something else");
+  const std::string_view said = text.substr(first_key.size(), hash_digits);
+  const std::string found = hash_of(data::as_bytes(text.substr(body)));
+  LOCKSTEP_CHECK(found == said, origin, ": the manifest is damaged: its first line says BLAKE2b ", said,
+                 ", the rest has ", found);
+
+  const Json json = data::parse_json(text, origin, limits);
+  const Json* format = json.find("format");
+  LOCKSTEP_CHECK(format && *format == Json(format_name), origin, ": expected format \"", format_name, "\", got ",
+                 format ? format->dump() : "none");
+  LOCKSTEP_CHECK(json.at("version", origin) == Json(Manifest::version), origin, ": expected version ",
+                 Manifest::version, ", got ", json.at("version").dump(), ": written by another release");
+  const Reader in(json, origin,
+                  {"blake2b", "format", "version", "id", "tag", "sequence", "world", "plan", "files", "tensors",
+                   "aliases", "numbers", "client_state"});
+  Manifest m;
+  m.id = in.text("id");
+  m.tag = in.text("tag");
+  LOCKSTEP_CHECK(is_plain_name(m.tag), in.path("tag"), ": expected letters, digits, '.', '_' and '-', got \"", m.tag,
+                 "\"");
+  m.sequence = in.integer("sequence", 0, INT64_MAX);
+  m.world = int(in.integer("world", 1, 1 << 24));
+  m.plan = in.text("plan");
+  for (const auto& [name, item] : in.object("files")) {
+    const Reader file(item, in.path("files") + ": " + name, {"bytes", "blake2b"});
+    LOCKSTEP_CHECK(is_plain_name(name) && name != manifest_name, in.path("files"), ": expected plain names, got \"",
+                   name, "\"");
+    LOCKSTEP_CHECK(is_hash(file.text("blake2b")), file.path("blake2b"), ": expected ", hash_digits,
+                   " hexadecimal digits");
+    m.files[name] = {file.integer("bytes", 8, INT64_MAX), file.text("blake2b")};
+  }
+  for (const auto& [name, item] : in.object("tensors")) {
+    check_name(name, origin + ": ");
+    const LogicalTensor& tensor = m.tensors[name] = parse_tensor(name, item, in.path("tensors") + ": " + name);
+    for (const Part& part : tensor.parts)
+      LOCKSTEP_CHECK(m.files.count(part.file), in.path("tensors"), ": ", name,
+                     ": expected one of the files listed, got \"", part.file, "\"");
+  }
+  for (const auto& [name, item] : in.object("aliases")) {
+    const std::string& target = item.as_string(in.path("aliases"));
+    LOCKSTEP_CHECK(m.tensors.count(target) && !m.tensors.count(name), in.path("aliases"),
+                   ": expected another name for a tensor that is there, got \"", name, "\" for \"", target, "\"");
+    m.aliases[name] = target;
+  }
+  m.numbers = parse_numbers(in.at("numbers"), in.path("numbers"));
+  m.client_state = in.at("client_state");
+  return m;
+}
+
+}  // namespace lockstep::checkpoints

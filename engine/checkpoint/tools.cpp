@@ -1,0 +1,141 @@
+#include "engine/checkpoint/tools.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "engine/checkpoint/folder.h"
+#include "engine/checkpoint/hash.h"
+#include "engine/checkpoint/tensor_file.h"
+#include "engine/checkpoint/verify.h"
+
+namespace lockstep::checkpoints {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* op = "[checkpoint] ";
+
+data::Bytes bytes_of(const Tensor& tensor) {
+  if (tensor.numel() == 0) return {};
+  return {static_cast<const std::byte*>(tensor.raw_data()), size_t(tensor.numel() * size_of(tensor.dtype()))};
+}
+
+}  // namespace
+
+Opened open_checkpoint(const std::string& dir, const std::string& tag,
+                       const std::function<void(const std::string&)>& warn) {
+  std::string warning;
+  const std::string folder = find_checkpoint(dir, tag, warning);
+  LOCKSTEP_CHECK(!folder.empty(), op, warning);
+  if (!warning.empty()) warn(op + warning);
+  return {folder, read_manifest(folder)};
+}
+
+const data::SafeTensors& file_of(Opened& checkpoint, const std::string& name) {
+  const auto found = checkpoint.files.find(name);
+  return found != checkpoint.files.end()
+             ? found->second
+             : checkpoint.files.emplace(name, open_part(checkpoint.folder, checkpoint.manifest, name)).first->second;
+}
+
+std::vector<std::string> verify_checkpoint(const Opened& checkpoint) {
+  std::vector<std::string> problems;
+  for (const auto& [name, sum] : checkpoint.manifest.files) {
+    try {
+      verify_file(checkpoint.folder, checkpoint.manifest, name);
+    } catch (const Error& error) { problems.push_back(error.what()); }
+  }
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(checkpoint.folder)) names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names)
+    if (name != manifest_name && !checkpoint.manifest.files.count(name))
+      problems.push_back(str(checkpoint.folder, "/", name, ": the manifest does not list it"));
+  return problems;
+}
+
+Tensor read_tensor(Opened& checkpoint, const std::string& name) {
+  const LogicalTensor* tensor = find_tensor(checkpoint.manifest, name);
+  LOCKSTEP_CHECK(tensor, op, checkpoint.folder, ": expected a tensor \"", name, "\", there is none");
+  const auto part_of = [&](const Part& part) { return file_of(checkpoint, part.file).tensor(part.name); };
+  if (tensor->parts.size() == 1) return part_of(tensor->parts[0]).view(tensor->shape);
+  const Tensor all(Storage::allocate(tensor->numel() * size_of(tensor->dtype), cpu), 0, tensor->shape,
+                   contiguous_strides(tensor->shape), tensor->dtype);
+  for (const Part& part : tensor->parts)
+    all.view({-1}).narrow(0, part.begin, part.end - part.begin).copy_(part_of(part).view({-1}));
+  return all;
+}
+
+std::string merge_checkpoint(Opened& checkpoint, const std::string& out,
+                             const std::function<void(const std::string&)>& warn) {
+  const Manifest& m = checkpoint.manifest;
+  LOCKSTEP_CHECK(!fs::exists(out) || !fs::equivalent(out, fs::path(checkpoint.folder).parent_path()), op,
+                 "expected another folder to merge into than that of the checkpoint, got ", out);
+  // Every part is a piece, in the pages of its file; those that follow each other are written as one.
+  for (const auto& [name, sum] : m.files) verify_file(checkpoint.folder, m, name);
+  Contents contents{.aliases = m.aliases, .numbers = m.numbers, .client_state = m.client_state, .plan = m.plan};
+  for (const auto& [name, tensor] : m.tensors)
+    for (const Part& part : tensor.parts)
+      contents.pieces.push_back(
+          {name, tensor.shape, tensor.dtype, part.begin, part.end, file_of(checkpoint, part.file).tensor(part.name)});
+  Saver saver(out, nullptr, {.warn = warn});
+  saver.save(m.tag, contents);
+  data::check_mapped_files();
+  return saver.committed();
+}
+
+int64_t export_checkpoint(Opened& checkpoint, const std::string& path, const ExportOptions& options) {
+  LOCKSTEP_CHECK(is_floating(options.dtype), op, "expected a floating dtype to export as, got ", options.dtype);
+  const Manifest& m = checkpoint.manifest;
+  for (const auto& [name, sum] : m.files) verify_file(checkpoint.folder, m, name);
+  struct Source {
+    std::string name;
+    bool turned;
+  };
+  std::map<std::string, Source> sources;  // by the name in the new file
+  std::vector<data::SafeTensorsEntry> entries;
+  data::Metadata metadata{{"format", "pt"}};
+  const auto renamed = [&](const std::string& name) {
+    const std::string bare = name.substr(options.prefix.size());
+    return options.rename ? options.rename(bare) : std::pair(bare, false);
+  };
+  for (const auto& [name, tensor] : m.tensors) {
+    if (!name.starts_with(options.prefix)) continue;
+    const auto [there, turned] = renamed(name);
+    LOCKSTEP_CHECK(!turned || tensor.shape.rank() == 2, op, "expected ", name, " to be a matrix, got ", tensor.shape);
+    LOCKSTEP_CHECK(sources.emplace(there, Source{name, turned}).second, op, "two tensors would be called ", there,
+                   "; the second is ", name);
+    entries.push_back({there, is_floating(tensor.dtype) ? options.dtype : tensor.dtype,
+                       turned ? Shape{tensor.shape[1], tensor.shape[0]} : tensor.shape});
+  }
+  LOCKSTEP_CHECK(!entries.empty(), op, checkpoint.folder, ": expected tensors whose names begin with \"",
+                 options.prefix, "\", there are none among ", m.tensors.size());
+  for (const auto& [name, target] : m.aliases)
+    if (name.starts_with(options.prefix) && target.starts_with(options.prefix))
+      metadata[renamed(name).first] = renamed(target).first;
+
+  Files files;
+  const std::string temporary = temporary_name(path, random_id());
+  try {
+    TensorFile file(files, temporary, entries, metadata);
+    for (const auto& entry : entries) {
+      const Source& source = sources.at(entry.name);
+      Tensor tensor = read_tensor(checkpoint, source.name).to(entry.dtype);
+      if (source.turned) tensor = tensor.t();
+      tensor = tensor.contiguous();
+      file.append(bytes_of(tensor));
+    }
+    file.finish();
+    data::check_mapped_files();
+    files.rename(temporary, path);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove(temporary, ignored);
+    throw;
+  }
+  const fs::path above = fs::path(path).parent_path();
+  files.sync_folder(above.empty() ? "." : above.string());
+  return int64_t(entries.size());
+}
+
+}  // namespace lockstep::checkpoints

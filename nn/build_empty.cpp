@@ -1,0 +1,125 @@
+#include "nn/build_empty.h"
+
+#include "nn/module.h"
+
+namespace lockstep::nn {
+namespace {
+
+thread_local int scopes = 0;
+constexpr const char* built_empty = "a model that was built empty";
+
+/// Lives in the emptied storage, and goes when that is filled.
+struct Origin {
+  struct Step {
+    RandomState random;
+    std::function<void(const Tensor&)> fill;
+  };
+  Shape shape;
+  TensorOptions options;
+  std::vector<Step> steps;
+  std::vector<std::function<Tensor(const Tensor&)>> changes;
+};
+
+Origin* origin(const Variable& parameter) {
+  return parameter.tensor().storage()->is_empty() ? static_cast<Origin*>(parameter.tensor().storage()->origin().get())
+                                                  : nullptr;
+}
+
+void run(const Origin& of, const Tensor& tensor) {
+  const RandomState before = random_state();
+  for (const Origin::Step& step : of.steps) {
+    set_random_state(step.random);
+    step.fill(tensor);
+  }
+  set_random_state(before);
+}
+
+Tensor reserved(const Shape& shape, TensorOptions options, std::shared_ptr<void> of) {
+  const MemoryScope scope(Memory::parameter);
+  return Tensor(Storage::reserve(numel_of(shape) * size_of(options.dtype), options.device, built_empty, std::move(of)),
+                0, shape, contiguous_strides(shape), options.dtype);
+}
+
+}  // namespace
+
+BuildEmpty::BuildEmpty() { ++scopes; }
+BuildEmpty::~BuildEmpty() { --scopes; }
+bool BuildEmpty::is_active() { return scopes > 0; }
+
+bool is_built_empty(const Variable& parameter) { return origin(parameter); }
+
+Tensor start_of(const Variable& parameter) {
+  const Origin* const of = origin(parameter);
+  LOCKSTEP_CHECK(of, "[start_of] expected a parameter that was built empty, got one of shape ", parameter.shape(),
+                 " that was not, or has values");
+  const NoGrad no_grad;
+  Tensor made = empty(of->shape, of->options);
+  run(*of, made);
+  for (const auto& change : of->changes) made = change(made);
+  return made.to(parameter.dtype()).to(parameter.device());
+}
+
+void fill(const Variable& parameter) {
+  const Origin* const of = origin(parameter);
+  if (!of) return;
+  const NoGrad no_grad;
+  const Tensor& there = parameter.tensor();
+  const std::shared_ptr<void> kept = there.storage()->origin();  // which goes with the emptiness
+  if (of->changes.empty() && there.dtype() == of->options.dtype && there.device() == of->options.device) {
+    there.storage()->refill();
+    return run(*of, there);
+  }
+  const Tensor made = start_of(parameter);
+  there.storage()->refill();
+  there.copy_(made);
+}
+
+void fill(Module& model) {
+  for (const Variable& p : model.parameters()) fill(p);
+}
+
+std::string origin_of(const Variable& parameter) {
+  const Origin* const of = origin(parameter);
+  if (!of) return "";
+  std::string text = str(", starts in ", of->steps.size(), " steps, changed ", of->changes.size(), " times");
+  for (const auto& [r, fill] : of->steps)
+    text += str("; from seed ", r.seed, ", step ", r.step, ", micro-batch ", r.micro_batch, ", call ", r.call);
+  return text;
+}
+
+void change_start(const Variable& parameter, const Shape& shape, TensorOptions options,
+                  std::function<Tensor(const Tensor&)> change) {
+  const Origin* const of = origin(parameter);
+  LOCKSTEP_CHECK(of, "[change_start] expected a parameter that was built empty, got one of shape ", parameter.shape(),
+                 " that was not, or has values");
+  const auto changed = std::make_shared<Origin>(*of);
+  if (change) changed->changes.push_back(std::move(change));
+  Variable(parameter).set_tensor(reserved(shape, options, changed));
+}
+
+namespace init {
+
+void apply(const Variable& w, std::function<void(const Tensor&)> fill, int draws, bool adds) {
+  Origin* const of = origin(w);
+  if (!of) return fill(w.tensor());
+  if (!adds) of->steps.clear();
+  of->steps.push_back({random_state(), std::move(fill)});
+  for (int i = 0; i < draws; ++i) next_random_key();
+}
+
+}  // namespace init
+
+Variable Module::parameter(const Shape& shape) {
+  const MemoryScope scope(Memory::parameter);
+  if (!BuildEmpty::is_active()) return Variable(empty(shape), true);
+  const TensorOptions options;
+  return Variable(reserved(shape, options, std::make_shared<Origin>(Origin{shape, options, {}, {}})), true);
+}
+
+Variable Module::parameter(const Shape& shape, double value) {
+  const Variable made = parameter(shape);
+  init::apply(made, [value](const Tensor& w) { w.fill_(value); });
+  return made;
+}
+
+}  // namespace lockstep::nn

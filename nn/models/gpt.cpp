@@ -1,0 +1,188 @@
+#include "nn/models/gpt.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "autograd/checkpoint.h"
+#include "nn/init.h"
+
+namespace lockstep::nn {
+
+TransformerBlock::TransformerBlock(const Options& o)
+    : norm1({.shape = {o.width}, .eps = o.norm_eps, .bias = o.bias}),
+      attention({.embed = o.width,
+                 .heads = o.heads,
+                 .kv_heads = o.kv_heads,
+                 .causal = o.causal,
+                 .bias = o.bias,
+                 .dropout = o.dropout,
+                 .rotary = o.rotary,
+                 .max_context = o.max_context}),
+      norm2({.shape = {o.width}, .eps = o.norm_eps, .bias = o.bias}),
+      mlp({.width = o.width, .inner = o.inner == 0 ? 4 * o.width : o.inner, .gelu = o.gelu, .bias = o.bias}),
+      dropout({.p = o.dropout}) {}
+
+Variable TransformerBlock::forward(const Variable& x, KvCache& cache) {
+  const Variable y = add(x, attention(norm1(x), cache));
+  return add(y, fed_forward(norm2(y)));
+}
+
+LayerList TransformerBlock::layers() {
+  LayerList list;
+  list.add("TransformerBlock.attention", {norm1, attention, dropout},
+           [this](const Variable& x) { return first_half(x); });
+  list.add("TransformerBlock.mlp", {norm2, feed_forward ? *feed_forward : mlp, dropout},
+           [this](const Variable& x) { return second_half(x); });
+  return std::move(list).repeated();
+}
+
+namespace {
+
+GPT::Options checked(const GPT::Options& o) {
+  LOCKSTEP_CHECK(o.vocab > 0 && o.context > 0 && o.layers > 0 && o.width > 0,
+                 "[GPT] expected vocab, context, layers and width > 0, got ", o.vocab, ", ", o.context, ", ", o.layers,
+                 ", ", o.width);
+  return o;
+}
+
+}  // namespace
+
+GPT::GPT(const Options& options)
+    : o(checked(options)),
+      tokens_table({.num = o.vocab, .dim = o.width}),
+      position_table({.num = o.context, .dim = o.width}),
+      dropout({.p = o.dropout}),
+      norm({.shape = {o.width}, .eps = o.norm_eps, .bias = o.bias}),
+      head(o.tied ? Head(tokens_table) : Head({.num = o.vocab, .dim = o.width})) {
+  for (int64_t i = 0; i < o.layers; ++i) {
+    blocks.emplace_back(TransformerBlock::Options{.width = o.width,
+                                                  .heads = o.heads,
+                                                  .inner = o.inner,
+                                                  .bias = o.bias,
+                                                  .dropout = o.dropout,
+                                                  .norm_eps = o.norm_eps,
+                                                  .gelu = o.gelu,
+                                                  .max_context = o.context});
+  }
+  for (NamedParameter& p : named_parameters()) {
+    const bool to_residual = p.name.ends_with("out_proj.weight") || p.name.ends_with("down.weight");
+    if (p.variable.dim() == 2) init::normal(p.variable, 0, to_residual ? 0.02 / std::sqrt(2 * double(o.layers)) : 0.02);
+    else if (p.name.ends_with("bias")) init::zeros(p.variable);
+  }
+}
+
+void GPT::fields(Fields& f) {
+  f("tokens", tokens_table, cut::rows_of_vocabulary)("positions", position_table)(
+      "dropout", dropout, cut::from_whole(cut::tokens))("blocks", blocks)("norm", norm, cut::tokens);
+  f("head", head, cut::rows_of_vocabulary);
+}
+
+std::string GPT::options() const {
+  return str("vocab ", o.vocab, ", context ", o.context, ", layers ", o.layers, ", width ", o.width, ", heads ",
+             o.heads, o.tied ? ", tied head" : "");
+}
+
+LayerList GPT::layers() {
+  LayerList list;
+  list.add(tokens_table).add("Positions", {position_table, dropout}, [this](const Variable& x) {
+    return placed(x, 0);
+  });
+  for (auto& block : blocks.items) list.append(block->layers());
+  list.add(norm).add("Head", {head}, [this](const Variable& x) { return head.scores(x); });
+  list.loss = [this](const Variable& scores, const std::vector<Tensor>& targets) {
+    return head.loss(scores, targets.at(0));
+  };
+  return list;
+}
+
+/// With what the table has for positions from `position` on, or for those that `part` says.
+Variable GPT::placed(const Variable& x, int64_t position) {
+  Embedding& table = position_table;
+  const int64_t tokens = x.size(1), end = part ? tokens * part->ranks : position + tokens;
+  LOCKSTEP_CHECK(end <= o.context, "[GPT] expected at most ", o.context, " tokens (context), got ", end,
+                 part ? str(", ", tokens, " on each of ", part->ranks, " ranks") : "");
+  return dropout(add(
+      x, part ? table(part->positions(tokens).to(table.weight.device())) : table.weight.narrow(0, position, tokens)));
+}
+
+Variable GPT::embed(const Tensor& tokens, int64_t position) {
+  LOCKSTEP_CHECK(tokens.dim() == 2, "[GPT] expected tokens (B, T), got ", tokens.shape());
+  return placed(tokens_table(tokens), position);
+}
+
+Variable GPT::stream(const Tensor& tokens) {
+  Variable x = embed(tokens, 0);
+  for (auto& block : blocks.items) {
+    LOCKSTEP_CHECK(!o.checkpoint_blocks || !block->feed_forward,
+                   "[GPT] expected blocks without experts for checkpoint_blocks: one that is run again gives its "
+                   "own_loss() no gradient; use parallel::ActivationCheckpoints with .beside = moe::aux_losses");
+    x = o.checkpoint_blocks ? checkpoint([&block](const Variable& in) { return (*block)(in); }, x) : (*block)(x);
+  }
+  return x;
+}
+
+Variable GPT::forward(const Tensor& tokens) { return head(norm(stream(tokens))); }
+Variable GPT::forward(const Tensor& tokens, const Tensor& targets) { return head(norm(stream(tokens)), targets); }
+
+Variable GPT::loss(const Tensor& tokens, const Tensor& targets) { return (*this)(tokens, targets); }
+
+std::vector<Variable> GPT::hidden_states(const Tensor& tokens) {
+  std::vector<Variable> states{embed(tokens, 0)};
+  for (auto& block : blocks.items) states.push_back((*block)(states.back()));
+  states.back() = norm(states.back());
+  return states;
+}
+
+namespace {
+
+int64_t choose(const Tensor& logits, const Sampling& s) {
+  if (s.temperature == 0) return argmax(logits).item<int64_t>();
+  const ValuesIndices sorted = sort(logits.to(f64), -1, true);
+  std::vector<double> p = softmax(mul_scalar(sorted.values, 1 / s.temperature), -1).to_vector<double>();
+  size_t kept = s.top_k > 0 ? std::min<size_t>(p.size(), size_t(s.top_k)) : p.size();
+  double mass = 0;
+  for (size_t i = 0; i < kept; ++i) {
+    mass += p[i];
+    if (mass >= s.top_p) kept = i + 1;
+  }
+  double draw = rand({1}, {.dtype = f64}).item() * mass;
+  size_t i = 0;
+  while (i + 1 < kept && (draw -= p[i]) >= 0) ++i;
+  return sorted.indices.to_vector<int64_t>()[i];
+}
+
+}  // namespace
+
+Tensor GPT::generate(const Tensor& prompt, int64_t count, const Sampling& sampling,
+                     const std::function<bool(int64_t)>& emit) {
+  LOCKSTEP_CHECK(prompt.dim() == 2 && prompt.size(0) == 1 && prompt.size(1) > 0,
+                 "[generate] expected a prompt (1, T) with T > 0, got ", prompt.shape());
+  LOCKSTEP_CHECK(sampling.temperature >= 0 && sampling.top_k >= 0 && sampling.top_p > 0 && sampling.top_p <= 1,
+                 "[generate] expected temperature >= 0, top_k >= 0 and top_p in (0, 1], got ", sampling.temperature,
+                 ", ", sampling.top_k, ", ", sampling.top_p);
+  const NoGrad no_grad;
+  const bool was_training = is_training();
+  eval();
+  std::vector<int64_t> tokens = prompt.to_vector<int64_t>();
+  std::vector<KvCache> caches(blocks.size());
+  size_t fed = 0;  // tokens already in the caches
+  for (int64_t made = 0; made < count; ++made) {
+    if (caches[0].length + int64_t(tokens.size() - fed) > o.context) {  // full: start again with the last half
+      caches.assign(blocks.size(), {});
+      fed = tokens.size() - std::min<size_t>(tokens.size(), size_t(std::max<int64_t>(o.context / 2, 1)));
+    }
+    const int64_t position = caches[0].length;
+    Variable x = embed(Tensor::from(std::span<const int64_t>(tokens).subspan(fed), {1, int64_t(tokens.size() - fed)})
+                           .to(prompt.device()),
+                       position);
+    for (size_t i = 0; i < blocks.size(); ++i) x = blocks[i](x, caches[i]);
+    fed = tokens.size();
+    const int64_t next = choose(head(norm(x.narrow(1, x.size(1) - 1, 1))).tensor().reshape({-1}), sampling);
+    tokens.push_back(next);
+    if (emit && !emit(next)) break;
+  }
+  train(was_training);
+  return Tensor::from(tokens, {1, int64_t(tokens.size())}).to(prompt.device());
+}
+
+}  // namespace lockstep::nn

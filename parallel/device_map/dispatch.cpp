@@ -1,0 +1,283 @@
+#include "parallel/device_map/dispatch.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <optional>
+#include <set>
+
+#include "data/safetensors.h"
+#include "nn/build_empty.h"
+#include "parallel/device_map/parts.h"
+
+namespace lockstep::device_map {
+
+namespace {
+
+constexpr const char* not_loaded = "a device map";
+
+/// A tensor that is on the main device only while its part runs.
+struct Visitor {
+  Tensor there;       // emptied in between
+  Tensor host;        // or
+  std::string saved;  // its name in the file
+};
+
+}  // namespace
+
+struct Dispatched::Impl {
+  Impl(nn::Module& model, const Placement& plan) : model(model), plan(plan) {}
+  ~Impl();
+
+  void open(const DispatchOptions& options);
+  void check_file(const std::string& path) const;
+  std::string name_in_file(const Slot& slot) const;
+  Tensor source(const Slot& slot) const;
+  void place(size_t part);
+  void attach(nn::Module& module, const std::string& name, Device around, bool chained);
+  std::shared_ptr<void> load(size_t part);
+  std::function<std::shared_ptr<void>()> holder(size_t part);
+  Device runs_at(size_t part) const { return plan.places[part].is_device() ? plan.places[part].device() : plan.main; }
+
+  nn::Module& model;
+  Placement plan;
+  std::map<std::string, Slot> slots;
+  std::optional<data::SafeTensors> file;
+  bool all_from_file = false;
+  std::map<const void*, Visitor> visitors;            // by Slot::key()
+  std::map<const void*, std::weak_ptr<void>> loaded;  // who holds it now
+  std::set<const void*> placed;
+  std::vector<nn::Module*> running;
+  int64_t loads = 0, bytes = 0;
+};
+
+/// A tensor of the model as it is, or as the file has it.
+Tensor Dispatched::Impl::source(const Slot& slot) const {
+  if (!all_from_file)
+    return slot.entry.parameter && nn::is_built_empty(*slot.entry.parameter) ? nn::start_of(*slot.entry.parameter)
+                                                                             : slot.tensor();
+  const MemoryScope scope(Memory::offload);
+  return file->tensor(name_in_file(slot));
+}
+
+/// A shared parameter may be there under any of its names.
+std::string Dispatched::Impl::name_in_file(const Slot& slot) const {
+  if (file->contains(slot.name)) return slot.name;
+  for (const auto& [name, other] : slots)
+    if (other.key() == slot.key() && file->contains(name)) return name;
+  return slot.name;
+}
+
+void Dispatched::Impl::check_file(const std::string& path) const {
+  std::map<const void*, bool> found;
+  std::map<const void*, std::string> first;
+  std::string problems;
+  for (const auto& [name, slot] : slots) {
+    first.emplace(slot.key(), name);
+    const bool there = file->contains(name);
+    found[slot.key()] |= there;
+    if (!there) continue;
+    const MemoryScope scope(Memory::offload);
+    const Tensor tensor = file->tensor(name);
+    if (!(tensor.shape() == slot.tensor().shape()))
+      problems += str("\n  ", name, ": expected shape ", slot.tensor().shape(), ", got ", tensor.shape());
+    else if (is_floating(tensor.dtype()) != is_floating(slot.tensor().dtype()))
+      problems += str("\n  ", name, ": expected ", slot.tensor().dtype(), ", got ", tensor.dtype());
+  }
+  for (const auto& [key, there] : found)
+    if (!there) problems += "\n  " + first.at(key) + ": missing";
+  LOCKSTEP_CHECK(problems.empty(), "[device_map] ", path, " does not fit this ", model.kind(), "; nothing was changed",
+                 problems);
+}
+
+void Dispatched::Impl::open(const DispatchOptions& options) {
+  for (const Slot& slot : slots_of(model)) slots.emplace(slot.name, slot);
+  for (const Part& part : plan.parts) {
+    for (const std::string& name : part.tensors)
+      LOCKSTEP_CHECK(slots.count(name), "[device_map] expected a plan of this ", model.kind(), ", got one with ", name,
+                     ", which it has not");
+  }
+  if (!options.weights.empty()) {
+    file = data::SafeTensors::open(options.weights);
+    all_from_file = true;
+    return check_file(options.weights);
+  }
+  for (const auto& [name, slot] : slots) {
+    LOCKSTEP_CHECK(!slot.tensor().storage()->is_empty() || slot.tensor().storage()->origin(), "[device_map] ", name,
+                   " has no values; give the file with the model's weights");
+  }
+  std::vector<std::pair<std::string, Tensor>> on_disk;
+  std::set<const void*> seen;
+  const MemoryScope scope(Memory::offload);
+  for (size_t i = 0; i < plan.parts.size(); ++i) {
+    if (plan.places[i].name != "disk") continue;
+    for (const std::string& name : plan.parts[i].tensors)
+      if (seen.insert(slots.at(name).key()).second) on_disk.emplace_back(name, source(slots.at(name)).to(cpu));
+  }
+  if (on_disk.empty()) return;
+  LOCKSTEP_CHECK(!options.offload_folder.empty(), "[device_map] the plan puts ", on_disk.size(), " tensors on disk (",
+                 on_disk[0].first,
+                 " first): give a file that has them (weights), or an offload_folder to write them to");
+  static std::atomic<int> number{0};
+  const auto path = std::filesystem::path(options.offload_folder) /
+                    str("lockstep-offload-", ::getpid(), "-", number++, ".safetensors");
+  data::save_safetensors(path.string(), on_disk);
+  struct Remove {
+    const std::filesystem::path& path;
+    ~Remove() {
+      std::error_code ignored;
+      std::filesystem::remove(path, ignored);
+    }
+  } remove{path};
+  file = data::SafeTensors::open(path.string());  // its pages stay when the name goes
+}
+
+/// Puts the tensors of a part where they belong.
+void Dispatched::Impl::place(size_t part) {
+  const Location& where = plan.places[part];
+  for (const std::string& name : plan.parts[part].tensors) {
+    Slot& slot = slots.at(name);
+    if (!placed.insert(slot.key()).second) continue;
+    const auto put = [&](const Tensor& tensor) {
+      if (slot.entry.parameter) slot.entry.parameter->set_tensor(tensor);
+      else *slot.entry.buffer = tensor;
+    };
+    const Tensor from = source(slot);
+    const DType dtype = slot.tensor().dtype();
+    const auto copy_on = [&](Device device) {
+      const Tensor made = empty(from.shape(), {.dtype = dtype, .device = device});
+      made.copy_(from);
+      return made;
+    };
+    const MemoryScope scope(where.is_device() ? (slot.entry.parameter ? Memory::parameter : Memory::other)
+                                              : Memory::offload);
+    if (where.is_device()) {
+      put(!all_from_file && from.device() == where.device() ? from : copy_on(where.device()));
+      continue;
+    }
+    Visitor& visitor = visitors[slot.key()];
+    if (where.name == "cpu") visitor.host = copy_on(cpu);
+    else visitor.saved = name_in_file(slot);
+    const MemoryScope on_device(slot.entry.parameter ? Memory::parameter : Memory::other);
+    visitor.there = empty(from.shape(), {.dtype = dtype, .device = plan.main});
+    visitor.there.storage()->empty(not_loaded);
+    put(visitor.there);
+  }
+}
+
+std::shared_ptr<void> Dispatched::Impl::load(size_t part) {
+  LOCKSTEP_CHECK(!NoGrad::grad_enabled(), "[device_map] ",
+                 plan.parts[part].name.empty() ? model.kind() + "'s own tensors" : plan.parts[part].name, " lies ",
+                 plan.places[part].name == "disk" ? "on disk" : "in host memory",
+                 " and is dropped after it ran, so backward could not read it: run it under NoGrad, or map it to a "
+                 "device to train it");
+  // One for all tensors of the part, and each by itself: a shared one may be there already.
+  const auto all = std::make_shared<std::vector<std::shared_ptr<void>>>();
+  for (const std::string& name : plan.parts[part].tensors) {
+    const Slot& slot = slots.at(name);
+    std::shared_ptr<void> held = loaded[slot.key()].lock();
+    if (!held) {
+      const Visitor& visitor = visitors.at(slot.key());
+      const Tensor& there = visitor.there;
+      {
+        const MemoryScope scope(there.storage()->category());
+        there.storage()->refill();
+      }
+      held = std::shared_ptr<void>(this, [there](void*) { there.storage()->empty(not_loaded); });
+      const MemoryScope scope(Memory::offload);
+      there.copy_(visitor.host.defined() ? visitor.host : file->tensor(visitor.saved));
+      loaded[slot.key()] = held;
+      bytes += bytes_of(there);
+    }
+    all->push_back(std::move(held));
+  }
+  ++loads;
+  return all;
+}
+
+std::function<std::shared_ptr<void>()> Dispatched::Impl::holder(size_t part) {
+  if (plan.places[part].is_device()) return {};
+  return [this, part] { return load(part); };
+}
+
+/// around: where the module that calls this one computes. chained: the next one takes what comes out.
+void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Device around, bool chained) {
+  std::vector<size_t> below;
+  std::optional<size_t> own;  // this module's part
+  for (size_t i = 0; i < plan.parts.size(); ++i) {
+    if (!is_below(plan.parts[i].name, name)) continue;
+    below.push_back(i);
+    if (plan.parts[i].name == name) own = i;
+  }
+  if (below.empty()) return;  // runs wherever its input is
+  const std::optional<Device> output = chained ? std::nullopt : std::optional(around);
+  const auto run = [&](Device device, std::function<std::shared_ptr<void>()> hold = {}) {
+    module.run_on(nn::Module::RunOn{
+        .device = device, .output = name.empty() ? std::optional(device) : output, .hold = std::move(hold)});
+    running.push_back(&module);
+  };
+  const bool is_list = module.kind() == "ModuleList",
+             is_chain = is_list || module.kind() == "Sequential";  // a list is never called
+  const bool together = !is_list && std::all_of(below.begin(), below.end(),
+                                                [&](size_t i) { return plan.places[i] == plan.places[below[0]]; });
+  if (together && plan.places[below[0]].is_device()) return run(plan.places[below[0]].device());
+  if (own && !plan.parts[*own].own) return run(plan.main, holder(*own));
+  const Device here = own ? runs_at(*own) : around;
+  if (!is_list) run(here, own ? holder(*own) : std::function<std::shared_ptr<void>()>());
+  const auto children = module.children();
+  std::string last;
+  const auto path = [&](const std::string& child) { return name.empty() ? child : name + "." + child; };
+  for (const auto& [child_name, child] : children) {
+    for (const size_t i : below)
+      if (is_below(plan.parts[i].name, path(child_name))) last = child_name;
+  }
+  for (const auto& [child_name, child] : children)
+    attach(*child, path(child_name), here, is_chain && child_name != last);
+}
+
+Dispatched::Impl::~Impl() {
+  for (nn::Module* module : running) module->run_on(std::nullopt);
+  for (const auto& [name, slot] : slots) {
+    const auto visitor = visitors.find(slot.key());
+    if (visitor == visitors.end() || !visitor->second.host.defined()) continue;
+    visitor->second.host.storage()->book_as(Memory::parameter);
+    if (slot.entry.parameter) slot.entry.parameter->set_tensor(visitor->second.host);
+    else *slot.entry.buffer = visitor->second.host;
+  }
+}
+
+Dispatched::Dispatched(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Dispatched::Dispatched(Dispatched&&) noexcept = default;
+Dispatched::~Dispatched() = default;
+const Placement& Dispatched::plan() const { return impl_->plan; }
+int64_t Dispatched::loads() const { return impl_->loads; }
+int64_t Dispatched::bytes_loaded() const { return impl_->bytes; }
+
+std::shared_ptr<void> Dispatched::hold(const std::string& module) {
+  for (size_t i = 0; i < impl_->plan.parts.size(); ++i) {
+    if (impl_->plan.parts[i].name == module) return impl_->plan.places[i].is_device() ? nullptr : impl_->load(i);
+  }
+  for (const Part& part : impl_->plan.parts)
+    if (is_below(part.name, module)) return nullptr;  // it has nothing of its own
+  fail(str("[device_map] expected the name of a module with parameters, got '", module, "'"));
+}
+
+Dispatched dispatch(nn::Module& model, const Placement& plan, const DispatchOptions& options) {
+  auto impl = std::make_unique<Dispatched::Impl>(model, plan);
+  impl->open(options);
+  const NoGrad no_grad;
+  // What will not stay goes first, so that its place on the main device is free for what will.
+  std::vector<size_t> order(plan.parts.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  const auto rank = [&](size_t i) {
+    return !plan.places[i].is_device() ? 0 : plan.places[i] == Location(plan.main) ? 2 : 1;
+  };
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rank(a) < rank(b); });
+  impl->attach(model, "", plan.main, false);
+  for (const size_t part : order) impl->place(part);
+  return Dispatched(std::move(impl));
+}
+
+}  // namespace lockstep::device_map

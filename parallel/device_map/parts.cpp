@@ -1,0 +1,114 @@
+#include "parallel/device_map/parts.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+namespace lockstep::device_map {
+
+namespace {
+
+std::string joined(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+class Finder {
+ public:
+  explicit Finder(const Options& options) : options_(options) {}
+
+  void visit(nn::Module& module, const std::string& name) {
+    const std::vector<std::string>& whole = options_.no_split_module_classes;
+    const auto children = module.children();
+    if (children.empty() || std::find(whole.begin(), whole.end(), module.kind()) != whole.end()) {
+      Part part{.name = name, .module = &module, .own = false};
+      for (const Slot& slot : slots_of(module)) take(part, slot, name);
+      add(std::move(part));
+      return;
+    }
+    // What forward() reads itself: the module's own tensors, and all of the children that hold what reads() names.
+    Part own{.name = name, .module = &module, .own = true};
+    std::set<const void*> read;
+    for (const Variable& v : module.reads()) read.insert(v.impl().get());
+    std::set<const nn::Module*> taken;
+    for (const auto& [child_name, child] : children) {
+      const auto slots = slots_of(*child);
+      if (std::none_of(slots.begin(), slots.end(), [&](const Slot& s) { return read.count(s.key()) > 0; })) continue;
+      taken.insert(child);
+      for (const Slot& slot : slots) take(own, slot, joined(name, child_name));
+    }
+    nn::Fields fields;
+    module.fields(fields);
+    for (const auto& entry : fields.entries)
+      if (!entry.module) take(own, Slot{entry.name, entry}, name);
+    add(std::move(own));
+    for (const auto& [child_name, child] : children)
+      if (!taken.count(child)) visit(*child, joined(name, child_name));
+  }
+
+  std::vector<Part> finish() {
+    for (Part& part : parts_) part.group = root(part.group);
+    return std::move(parts_);
+  }
+
+ private:
+  void take(Part& part, const Slot& slot, const std::string& prefix) {
+    part.tensors.push_back(joined(prefix, slot.name));
+    const auto [owner, is_new] = owners_.try_emplace(slot.key(), parts_.size());
+    part.bytes_there += bytes_of(slot.tensor());
+    if (is_new) part.bytes += bytes_of(slot.tensor());
+    else if (owner->second < parts_.size()) tied_.push_back(owner->second);
+  }
+  void add(Part part) {
+    if (part.tensors.empty()) return;
+    part.group = groups_.size();
+    groups_.push_back(part.group);
+    for (const size_t other : tied_) groups_[root(part.group)] = root(other);
+    tied_.clear();
+    parts_.push_back(std::move(part));
+  }
+  size_t root(size_t group) const {
+    while (groups_[group] != group) group = groups_[group];
+    return group;
+  }
+
+  const Options& options_;
+  std::vector<Part> parts_;
+  std::vector<size_t> groups_, tied_;
+  std::map<const void*, size_t> owners_;
+};
+
+}  // namespace
+
+std::vector<Slot> slots_of(nn::Module& model) {
+  std::vector<Slot> all;
+  for (auto& [prefix, module] : model.named_modules()) {
+    nn::Fields fields;
+    module->fields(fields);
+    for (const auto& entry : fields.entries)
+      if (!entry.module) all.push_back({joined(prefix, entry.name), entry});
+  }
+  return all;
+}
+
+std::vector<Part> find_parts(nn::Module& model, const Options& options) {
+  Finder finder(options);
+  finder.visit(model, "");
+  std::vector<Part> parts = finder.finish();
+  LOCKSTEP_CHECK(!parts.empty(), "[device_map] expected a model with parameters, got ", model.kind(), " without any");
+  return parts;
+}
+
+int64_t reserve_of(const std::vector<Part>& parts, const std::vector<bool>& elsewhere) {
+  int64_t most = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!elsewhere[i]) continue;
+    int64_t together = 0;  // what a module reads itself is there for as long as it runs
+    for (size_t k = 0; k < parts.size(); ++k)
+      if (elsewhere[k] && (k == i || (parts[k].own && is_below(parts[i].name, parts[k].name))))
+        together += parts[k].bytes_there;
+    most = std::max(most, together);
+  }
+  return most;
+}
+
+}  // namespace lockstep::device_map

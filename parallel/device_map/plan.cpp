@@ -1,0 +1,329 @@
+#include "parallel/device_map/plan.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <set>
+
+#include "parallel/device_map/parts.h"
+#include "tensor/device_memory.h"
+#include "tensor/suggest.h"
+
+namespace lockstep::device_map {
+
+namespace {
+
+constexpr int64_t unlimited = std::numeric_limits<int64_t>::max();
+
+struct Shelf {
+  Location place;
+  int64_t limit;
+};
+
+std::string human(int64_t bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = double(bytes);
+  int unit = 0;
+  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+  return text;
+}
+
+/// Devices by type and index, host memory, disk.
+std::vector<Shelf> shelves_of(nn::Module& model, const Options& options) {
+  std::vector<Shelf> all;
+  if (options.max_memory.empty()) {
+    for (const Device device : all_devices(default_device().type)) {
+      int64_t left = unlimited;
+      if (const int64_t limit = memory_limit(device); limit > 0) {
+        left = limit - device_memory(device).total.current;
+        std::set<const void*> seen;  // what the model itself holds there will move
+        for (const Slot& slot : slots_of(model))
+          if (seen.insert(slot.key()).second && slot.tensor().device() == device &&
+              !slot.tensor().storage()->is_empty())
+            left += bytes_of(slot.tensor());
+      }
+      all.push_back({device, std::max<int64_t>(left, 0)});
+    }
+    all.push_back({"cpu", unlimited});
+    return all;
+  }
+  for (const auto& [name, bytes] : options.max_memory) all.push_back({name, bytes.count});
+  const auto order = [](const Shelf& shelf) {
+    if (!shelf.place.is_device()) return std::tuple(2, 0, shelf.place.name == "disk");
+    return std::tuple(shelf.place.device().is_cpu() ? 1 : 0, int(shelf.place.device().index), false);
+  };
+  std::sort(all.begin(), all.end(), [&](const Shelf& a, const Shelf& b) { return order(a) < order(b); });
+  LOCKSTEP_CHECK(all[0].place.is_device(),
+                 "[device_map] expected at least one device in max_memory (\"cpu:0\", \"cuda:0\"), got ",
+                 all[0].place.name, " only; parts have to run somewhere");
+  for (const Shelf& shelf : all)
+    if (shelf.place.is_device()) check_device("device_map", shelf.place.device());
+  if (all.back().place.name != "disk") all.push_back({"disk", unlimited});
+  return all;
+}
+
+/// Groups of parts in their order: each goes to the place of the one before, or to the next one that has room.
+struct Filler {
+  explicit Filler(const std::vector<Part>& parts) : parts(parts) {
+    for (const Part& p : parts) {
+      if (std::find(order.begin(), order.end(), p.group) == order.end()) order.push_back(p.group);
+      bytes[p.group] += p.bytes;
+      total += p.bytes;
+    }
+  }
+  /// The index of each part's place, or nothing; `stuck` is then the group that fits nowhere.
+  std::optional<std::vector<size_t>> operator()(const std::vector<int64_t>& limits) {
+    std::map<size_t, size_t> place;
+    size_t at = 0;
+    int64_t used = 0;
+    for (const size_t group : order) {
+      while (at < limits.size() && bytes[group] > limits[at] - used) ++at, used = 0;
+      if (at == limits.size()) {
+        stuck = group;
+        return std::nullopt;
+      }
+      used += bytes[group];
+      place[group] = at;
+    }
+    std::vector<size_t> all;
+    for (const Part& p : parts) all.push_back(place[p.group]);
+    return all;
+  }
+  const std::vector<Part>& parts;
+  std::vector<size_t> order;
+  std::map<size_t, int64_t> bytes;
+  int64_t total = 0;
+  size_t stuck = 0;
+};
+
+/// The smallest bound in [low, high] for which `fits`; high fits.
+int64_t least(int64_t low, int64_t high, const std::function<bool(int64_t)>& fits) {
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (fits(middle)) high = middle;
+    else low = middle + 1;
+  }
+  return high;
+}
+
+/// Limits of devices under which they hold about the same, all of it on them. Nothing when it does not fit.
+std::optional<std::vector<int64_t>> balance(Filler& fill, const std::vector<int64_t>& limits, bool low_0) {
+  if (!fill(limits)) return std::nullopt;
+  const auto capped = [&](int64_t first, int64_t rest) {
+    std::vector<int64_t> all = limits;
+    for (size_t i = 0; i < all.size(); ++i) all[i] = std::min(all[i], i == 0 ? first : rest);
+    return all;
+  };
+  const auto fits = [&](int64_t first, int64_t rest) { return fill(capped(first, rest)).has_value(); };
+  if (!low_0 || limits.size() == 1) {
+    const int64_t bound = least(0, fill.total, [&](int64_t b) { return fits(b, b); });
+    return capped(bound, bound);
+  }
+  const int64_t first = least(0, fill.total, [&](int64_t b) { return fits(b, fill.total); });
+  return capped(first, least(0, fill.total, [&](int64_t b) { return fits(first, b); }));
+}
+
+Placement finish(std::vector<Part> parts, std::vector<Location> places, Device main) {
+  Placement plan{.parts = std::move(parts), .places = std::move(places), .main = main};
+  std::vector<bool> elsewhere;
+  for (size_t i = 0; i < plan.parts.size(); ++i) {
+    plan.held[plan.places[i].name] += plan.parts[i].bytes;
+    elsewhere.push_back(!plan.places[i].is_device());
+  }
+  plan.reserved = reserve_of(plan.parts, elsewhere);
+  return plan;
+}
+
+std::string list_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < names.size() && i < 10; ++i) text += (i ? ", " : "") + names[i];
+  return text + (names.size() > 10 ? str(" and ", names.size() - 10, " more") : "");
+}
+
+}  // namespace
+
+Location::Location(std::string wanted) : name(std::move(wanted)) {
+  if (!is_device()) return;
+  try {
+    name = str(parse_device(name));
+    if (name == "cpu") name = "cpu:0";  // "cpu" alone is the host
+  } catch (const Error&) {
+    fail(str("[device_map] expected a device (cpu:0, cuda:0), cpu (host memory) or disk, got '", name, "'",
+             suggestion(name, {"cpu", "disk", "cpu:0", "cuda:0"})));
+  }
+}
+Location::Location(Device device) : name(str(device)) {
+  if (name == "cpu") name = "cpu:0";
+}
+Device Location::device() const {
+  LOCKSTEP_CHECK(is_device(), "[device_map] expected a device, got ", name);
+  return parse_device(name);
+}
+
+Bytes::Bytes(const std::string& text) {
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  std::string unit(rest, end);
+  unit.erase(0, unit.find_first_not_of(' ') == unit.npos ? unit.size() : unit.find_first_not_of(' '));
+  const std::pair<const char*, double> units[] = {{"", 1},         {"B", 1},       {"KB", 1e3},     {"MB", 1e6},
+                                                  {"GB", 1e9},     {"TB", 1e12},   {"KiB", 0x1p10}, {"MiB", 0x1p20},
+                                                  {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+  const auto found = std::find_if(std::begin(units), std::end(units), [&](const auto& u) { return unit == u.first; });
+  LOCKSTEP_CHECK(error == std::errc() && found != std::end(units) && value >= 0 && value * found->second < 0x1p62,
+                 "[device_map] expected bytes such as 1048576, \"10GiB\" or \"500MB\", got '", text, "'");
+  count = int64_t(value * found->second);
+}
+
+Placement infer(nn::Module& model, const std::string& mode, const Options& options) {
+  const std::vector<std::string> modes = {"auto", "balanced", "balanced_low_0", "sequential"};
+  LOCKSTEP_CHECK(std::find(modes.begin(), modes.end(), mode) != modes.end(),
+                 "[device_map] expected auto, balanced, balanced_low_0 or sequential, got '", mode, "'",
+                 suggestion(mode, modes));
+  std::vector<Part> parts = find_parts(model, options);
+  const std::vector<Shelf> shelves = shelves_of(model, options);
+  Filler fill(parts);
+  std::vector<int64_t> limits, on_devices;
+  for (const Shelf& shelf : shelves) {
+    limits.push_back(shelf.limit);
+    if (shelf.place.is_device()) on_devices.push_back(shelf.limit);
+  }
+  std::optional<std::vector<size_t>> at;
+  int64_t room = 0;
+  if (mode == "sequential") at = fill(on_devices);
+  else if (const auto even = balance(fill, on_devices, mode == "balanced_low_0")) at = fill(*even);
+  while (!at) {  // not all of it fits on devices: the main one keeps room for the rest, and more as more is elsewhere
+    LOCKSTEP_CHECK(room <= limits[0], "[device_map] limits are too small: ", shelves[0].place.name, " may hold ",
+                   limits[0], " bytes, and the largest part that has to come there to run needs ", room, ", ",
+                   room - limits[0], " more");
+    std::vector<int64_t> left = limits;
+    left[0] -= room;
+    at = fill(left);
+    if (!at) {
+      int64_t sum = 0;
+      for (const int64_t limit : left) sum = limit > unlimited - sum ? unlimited : sum + limit;
+      const auto stuck = std::find_if(parts.begin(), parts.end(), [&](const Part& p) { return p.group == fill.stuck; });
+      fail(str("[device_map] limits are too small: the weights are ", fill.total, " bytes, ", shelves.size(),
+               " places hold ", sum, room > 0 ? str(" (", room, " of ", shelves[0].place.name, " are kept free)") : "",
+               sum < fill.total ? str(", ", fill.total - sum, " too few") : "", "; ",
+               stuck->name.empty() ? model.kind() + "'s own tensors" : stuck->name, " of ", fill.bytes[fill.stuck],
+               " bytes fits nowhere. Raise max_memory, or let the rest lie on disk"));
+    }
+    std::vector<bool> elsewhere;
+    for (const size_t place : *at) elsewhere.push_back(!shelves[place].place.is_device());
+    const int64_t needed = reserve_of(parts, elsewhere);
+    if (needed > room) at.reset(), room = needed;
+  }
+  std::vector<Location> places;
+  for (const size_t place : *at) places.push_back(shelves[place].place);
+  return finish(std::move(parts), std::move(places), shelves[0].place.device());
+}
+
+Placement infer(nn::Module& model, const Map& map, const Options& options) {
+  const std::vector<Part> parts = find_parts(model, options);
+  std::vector<std::string> known;
+  for (const auto& [name, module] : model.named_modules())
+    if (!name.empty()) known.push_back(name);
+  for (const Slot& slot : slots_of(model)) known.push_back(slot.name);
+  for (const auto& [name, place] : map) {
+    LOCKSTEP_CHECK(name.empty() || std::find(known.begin(), known.end(), name) != known.end(), "[device_map] ",
+                   model.kind(), " has no module or parameter '", name, "'", suggestion(name, known));
+    if (place.is_device()) check_device("device_map", place.device());
+  }
+  const auto place_of = [&](const std::string& tensor) -> const Location* {
+    const std::pair<const std::string, Location>* best = nullptr;
+    for (const auto& entry : map)
+      if (is_below(tensor, entry.first) && (!best || entry.first.size() >= best->first.size())) best = &entry;
+    return best ? &best->second : nullptr;
+  };
+  std::vector<std::string> without;
+  for (const Part& part : parts)
+    for (const std::string& tensor : part.tensors)
+      if (!place_of(tensor)) without.push_back(tensor);
+  LOCKSTEP_CHECK(without.empty(), "[device_map] expected a place for every parameter, got none for ", list_of(without),
+                 "; add their modules to the map, or \"\" for all that is left");
+
+  std::vector<Location> places;
+  std::map<size_t, size_t> first;  // of each group
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Part& part = parts[i];
+    const Location& place = *place_of(part.tensors[0]);
+    for (const std::string& tensor : part.tensors) {
+      LOCKSTEP_CHECK(*place_of(tensor) == place, "[device_map] ",
+                     part.own ? (part.name.empty() ? model.kind() : part.name) + " reads these itself"
+                              : part.name + " is not to be split",
+                     ": expected one place for ", part.tensors[0], " and ", tensor, ", got ", place.name, " and ",
+                     place_of(tensor)->name);
+    }
+    const auto [tied, is_first] = first.try_emplace(part.group, i);
+    LOCKSTEP_CHECK(is_first || places[tied->second] == place, "[device_map] ", parts[tied->second].name, " and ",
+                   part.name, " share a parameter: expected one place for both, got ", places[tied->second].name,
+                   " and ", place.name);
+    places.push_back(place);
+  }
+  std::vector<Device> devices;
+  for (const Location& place : places)
+    if (place.is_device()) devices.push_back(place.device());
+  const auto lower = [](Device a, Device b) { return std::pair(a.is_cpu(), a.index) < std::pair(b.is_cpu(), b.index); };
+  Placement plan =
+      finish(parts, std::move(places),
+             devices.empty() ? default_device() : *std::min_element(devices.begin(), devices.end(), lower));
+  for (const auto& [name, limit] : options.max_memory) {
+    const Location place(name);
+    const int64_t needed = (plan.held.count(place.name) ? plan.held.at(place.name) : 0) +
+                           (place == Location(plan.main) ? plan.reserved : 0);
+    LOCKSTEP_CHECK(needed <= limit.count, "[device_map] limits are too small: the map puts ", needed, " bytes on ",
+                   place.name,
+                   place == Location(plan.main) && plan.reserved > 0
+                       ? str(", ", plan.reserved, " of them to run what is elsewhere")
+                       : "",
+                   ", max_memory is ", limit.count, ", ", needed - limit.count, " too few");
+  }
+  return plan;
+}
+
+Map Placement::map() const {
+  std::vector<std::pair<std::string, Location>> tensors;
+  for (size_t i = 0; i < parts.size(); ++i)
+    for (const std::string& name : parts[i].tensors) tensors.emplace_back(name, places[i]);
+  Map result;
+  const std::function<void(const std::string&)> collapse = [&](const std::string& prefix) {
+    std::set<std::string> places_below, next;
+    for (const auto& [name, place] : tensors) {
+      if (!is_below(name, prefix)) continue;
+      places_below.insert(place.name);
+      const size_t from = prefix.empty() ? 0 : prefix.size() + 1;
+      if (from < name.size()) next.insert(name.substr(0, name.find('.', from)));
+    }
+    if (places_below.size() == 1) result.emplace(prefix, *places_below.begin());
+    else
+      for (const std::string& name : next) collapse(name);
+  };
+  collapse("");
+  return result;
+}
+
+std::string Placement::text() const {
+  size_t width = 4;
+  const auto shown = [&](const Part& p) {
+    return p.own ? (p.name.empty() ? "(model's own)" : p.name + " (own)") : p.name.empty() ? "(model)" : p.name;
+  };
+  for (const Part& p : parts) width = std::max(width, shown(p).size());
+  std::string text;
+  const auto line = [&](std::string name, const std::string& place, int64_t bytes) {
+    name.resize(std::max(width, name.size()), ' ');
+    std::string amount = human(bytes);
+    text += name + "  " + place + std::string(place.size() < 8 ? 8 - place.size() : 0, ' ') +
+            std::string(amount.size() < 12 ? 12 - amount.size() : 0, ' ') + amount + "\n";
+  };
+  for (size_t i = 0; i < parts.size(); ++i) line(shown(parts[i]), places[i].name, parts[i].bytes);
+  for (const auto& [place, bytes] : held) line("all", place, bytes);
+  if (reserved > 0) line("kept free", Location(main).name, reserved);
+  return text;
+}
+
+}  // namespace lockstep::device_map

@@ -1,0 +1,145 @@
+#include "parallel/moe/expert_parallel.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "nn/init.h"
+#include "optim/clip.h"
+#include "tensor/random.h"
+
+namespace lockstep::moe {
+
+Groups make_groups(dist::ProcessGroup& all, int expert_parallel) {
+  LOCKSTEP_CHECK(expert_parallel >= 1 && all.size() % expert_parallel == 0,
+                 "[moe] expected expert-parallel ranks that divide the ", all.size(), " ranks of group ", all.name(),
+                 ", got ", expert_parallel);
+  Groups groups;
+  groups.expert = all.split(all.rank() / expert_parallel, all.rank(), "experts");
+  groups.data = all.split(all.rank() % expert_parallel, all.rank(), "expert data");
+  return groups;
+}
+
+std::set<std::string> expert_names(nn::Module& model) {
+  std::set<std::string> names;
+  for (const auto& [prefix, module] : model.named_modules()) {
+    auto* layer = dynamic_cast<Layer*>(module);
+    if (!layer || !layer->group || layer->group->size() == 1) continue;
+    for (size_t i = 0; i < layer->experts.size(); ++i) {
+      const std::string start =
+          str(prefix.empty() ? "" : prefix + ".", "experts.", layer->first_expert() + int64_t(i), ".");
+      for (const auto& p : layer->experts[i]->named_parameters()) names.insert(start + p.name);
+      for (const auto& b : layer->experts[i]->named_buffers()) names.insert(start + b.name);
+    }
+  }
+  return names;
+}
+
+int expert_ranks(nn::Module& model) {
+  int ranks = 0;
+  for (const Layer* layer : layers_of(model)) {
+    const int here = layer->group ? layer->group->size() : 1;
+    LOCKSTEP_CHECK(ranks == 0 || ranks == here,
+                   "[moe] expected all experts of a model to be shared by as many ranks, got ", ranks, " and ", here);
+    ranks = here;
+  }
+  return std::max(ranks, 1);
+}
+
+DataParallel::DataParallel(nn::Module& model, const Groups& groups, dist::ProcessGroup& all,
+                           const parallel::DdpOptions& options)
+    : groups_(groups) {
+  LOCKSTEP_CHECK(groups.expert && groups.data && groups.expert->size() * groups.data->size() == all.size(),
+                 "[moe] expected the groups that make_groups() made of ", all.name());
+  LOCKSTEP_CHECK(!options.ignore, "[moe] expected DDP without `ignore`, which this sets itself");
+  const auto names = std::make_shared<const std::set<std::string>>(expert_names(model));
+  for (const auto& p : model.named_parameters())
+    if (p.variable.requires_grad()) (names->count(p.name) ? own_ : common_).push_back(p.variable);
+  parallel::DdpOptions rest = options;
+  if (!names->empty()) rest.ignore = [names](const std::string& name) { return names->count(name) > 0; };
+  shared_ = std::make_unique<parallel::DistributedDataParallel>(model, rest, &all);
+  if (own_.empty()) return;
+  rest.ignore = [names](const std::string& name) { return names->count(name) == 0; };
+  experts_ = std::make_unique<parallel::DistributedDataParallel>(model, rest, groups.data.get());
+  const double share = 1 / double(groups.expert->size());
+  for (Variable& p : own_) hooks_.push_back(p.on_grad([share](const Tensor& grad) { return mul_scalar(grad, share); }));
+}
+
+DataParallel::~DataParallel() {
+  for (size_t i = 0; i < hooks_.size(); ++i) own_[i].remove_hook(hooks_[i]);
+}
+
+DataParallel::NoSync::NoSync(DataParallel& parallel)
+    : shared(std::make_unique<parallel::DistributedDataParallel::NoSync>(*parallel.shared_)) {
+  if (parallel.experts_) experts = std::make_unique<parallel::DistributedDataParallel::NoSync>(*parallel.experts_);
+}
+
+double DataParallel::clip_grad_norm(double max_norm) {
+  const double common = optim::grad_norm(common_), own = optim::grad_norm(own_);
+  const Tensor squares = Tensor::from({own * own}, {1}).to(cpu);
+  if (experts_) groups_.expert->all_reduce(squares, {.tag = "norm of experts' gradients"}).wait();
+  const double norm = std::sqrt(common * common + squares.item());
+  optim::clip_to_norm(common_, norm, max_norm);
+  return optim::clip_to_norm(own_, norm, max_norm);
+}
+
+void copy_whole(nn::Module& whole, nn::Module& model) {
+  const std::vector<Layer*> all = layers_of(whole), parts = layers_of(model);
+  LOCKSTEP_CHECK(all.size() == parts.size(), "[moe] expected two forms of one model, got ", all.size(), " and ",
+                 parts.size(), " layers of experts");
+  whole.load_state(model.state(), false);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Layer &to = *all[i], &from = *parts[i];
+    LOCKSTEP_CHECK(int64_t(to.experts.size()) == from.o.experts, "[moe] expected a model with all ", from.o.experts,
+                   " experts, got ", to.experts.size());
+    if (!from.group || from.group->size() == 1) continue;
+    for (int64_t e = 0; e < from.o.experts; ++e) {
+      const int owner = from.owner(e);
+      for (auto& [name, tensor] : to.experts[size_t(e)]->state()) {
+        const Tensor dense = tensor.contiguous();
+        from.group->broadcast(dense, owner, {.tag = str("expert ", e, ", ", name)}).wait();
+        if (dense.storage() != tensor.storage()) tensor.copy_(dense);
+      }
+    }
+  }
+}
+
+void add_experts(nn::Module& model, Options options, int64_t every, const std::shared_ptr<dist::ProcessGroup>& group) {
+  std::vector<nn::Module::FeedForward> places;
+  model.apply([&](nn::Module& module) {
+    if (const auto place = module.feed_forward_place(); place.mlp) places.push_back(place);
+  });
+  LOCKSTEP_CHECK(every >= 1 && every <= int64_t(places.size()), "[moe] expected experts in every 1st to every ",
+                 places.size(), ". block, got every ", every, ".");
+  const double deep = 0.02 / std::sqrt(2 * double(places.size()));
+  for (size_t i = size_t(every) - 1; i < places.size(); i += size_t(every)) {
+    nn::Mlp& mlp = *places[i].mlp;
+    const Variable up = mlp.up.weight;
+    LOCKSTEP_CHECK(up.defined(), "[moe] expected a model without experts, got one whose block ", i, " has some");
+    const nn::Mlp::Options sizes{.width = up.size(1),
+                                 .inner = up.size(0),
+                                 .gelu = mlp.activation == Activation::gelu_tanh ? Gelu::tanh : Gelu::erf,
+                                 .bias = mlp.up.bias.defined()};
+    const auto start = [deep](nn::Mlp& mlp) {
+      nn::init::normal(mlp.up.weight, 0, 0.02);
+      nn::init::normal(mlp.down.weight, 0, deep);
+      for (const Variable& bias : {mlp.up.bias, mlp.down.bias})
+        if (bias.defined()) nn::init::zeros(bias);
+    };
+    options.width = sizes.width;
+    options.inner = sizes.inner;
+    options.make = [sizes, start](int64_t) {
+      auto mlp = std::make_unique<nn::Mlp>(sizes);
+      start(*mlp);
+      return mlp;
+    };
+    const auto layer = std::make_shared<Layer>(options, group);
+    nn::init::normal(layer->gate, 0, 0.02);
+    if (layer->residual) start(*layer->residual);
+    layer->to(up.dtype());
+    layer->to(up.device());
+    *places[i].other = layer;
+    for (Variable* unused : {&mlp.up.weight, &mlp.up.bias, &mlp.down.weight, &mlp.down.bias}) *unused = {};  // memory
+  }
+}
+
+}  // namespace lockstep::moe

@@ -1,0 +1,131 @@
+// OneBitLamb.
+#include "parallel/onebit/rules.h"
+
+#include <algorithm>
+
+namespace lockstep::onebit {
+
+std::map<std::string, double*> OneBitLambOptions::by_name() {
+  return {{"lr", &lr},
+          {"beta1", &beta1},
+          {"beta2", &beta2},
+          {"eps", &eps},
+          {"weight_decay", &weight_decay},
+          {"min_coeff", &min_coeff},
+          {"max_coeff", &max_coeff},
+          {"freeze_step", &freeze_step},
+          {"coeff_beta", &coeff_beta},
+          {"factor_min", &factor_min},
+          {"factor_max", &factor_max},
+          {"factor_threshold", &factor_threshold}};
+}
+void OneBitLambOptions::check(const char* op) const {
+  check_adam(op, *this);
+  check_range(op, "min_coeff", min_coeff, 0);
+  check_range(op, "coeff_beta", coeff_beta, 0, 1);
+  check_range(op, "factor_min", factor_min, 0);
+  check_range(op, "factor_threshold", factor_threshold, 0);
+  check_steps(op, "freeze_step", freeze_step, 1);
+  LOCKSTEP_CHECK(max_coeff >= min_coeff, "[", op, "] expected max_coeff >= min_coeff, got ", max_coeff, " < ",
+                 min_coeff);
+  LOCKSTEP_CHECK(factor_max >= factor_min, "[", op, "] expected factor_max >= factor_min, got ", factor_max, " < ",
+                 factor_min);
+}
+
+bool OneBitLamb::is_exact(int64_t step) const {
+  return step <= common(name(), options_, "freeze_step", &OneBitLambOptions::freeze_step);
+}
+
+void OneBitLamb::update(int group, Tensor& p, const Tensor& grad, optim::ParameterState& state, Tensor& low,
+                        double grad_scale) {
+  const OneBitLambOptions& o = options_[size_t(group)];
+  const double coeff = optim::lamb_update({.lr = o.lr,
+                                           .beta1 = o.beta1,
+                                           .beta2 = o.beta2,
+                                           .eps = o.eps,
+                                           .weight_decay = o.weight_decay,
+                                           .min_trust = o.min_coeff,
+                                           .max_trust = o.max_coeff,
+                                           .bias_correction = o.bias_correction},
+                                          p, grad, state, low, grad_scale);
+  if (coeff == 1) return;  // a norm was 0
+  state.numbers["coeff"] = o.coeff_beta * state.numbers["coeff"] + (1 - o.coeff_beta) * coeff;
+  state.numbers["coeff_count"] += 1;
+}
+
+Tensor OneBitLamb::frozen_denominator(Slot& slot) const {
+  const OneBitLambOptions& o = options_[size_t(slot.group)];
+  return denominator(slot.tensor("exp_avg_sq"), correction(o.bias_correction, o.beta2, int64_t(o.freeze_step)), o.eps);
+}
+
+/// Before the first compressed step: what makes the momenta alike, the mean coefficients, and where the second moment
+/// is followed from.
+void OneBitLamb::freeze(std::vector<Slot>& all) {
+  std::vector<double> sizes;
+  double mean = 0;
+  for (Slot& slot : all) {
+    const double n = double(std::max<int64_t>(slot.parameter.numel(), 1));
+    const OneBitLambOptions& o = options_[size_t(slot.group)];
+    const Tensor sent = o.precondition ? div(slot.tensor("exp_avg"), frozen_denominator(slot)) : slot.tensor("exp_avg");
+    sizes.push_back(slot.parameter.numel() == 0 ? 0 : norm(sent).item() / std::sqrt(n));
+    mean += sizes.back() / double(all.size());
+  }
+  for (size_t i = 0; i < all.size(); ++i) {
+    const OneBitLambOptions& o = options_[size_t(all[i].group)];
+    auto& numbers = all[i].state->numbers;
+    const double count = numbers["coeff_count"];
+    numbers = {{"scaling_coeff", sizes[i] > 0 ? mean / sizes[i] : 1},
+               {"last_factor", 1},
+               {"coeff", count > 0 ? numbers["coeff"] / (1 - std::pow(o.coeff_beta, count)) : 1}};
+    all[i].tensor("exp_avg_sq_fresh").copy_(all[i].tensor("exp_avg_sq"));
+  }
+}
+
+void OneBitLamb::compressed_step(int64_t step, double grad_scale) {
+  auto before = slots();
+  for (Slot& slot : before) check_has_variance(slot);
+  if (!before.empty() && !before[0].state->numbers.count("scaling_coeff")) freeze(before);
+  std::vector<Tensor> momenta, last;
+  auto all = slots([&](Slot& slot, const Tensor& grad) {
+    const Tensor& m = momenta.emplace_back(slot.tensor("exp_avg"));
+    last.push_back(m.clone());
+    const OneBitLambOptions& o = options_[size_t(slot.group)];
+    add_to_momentum(m, o.beta1, grad, grad_scale);
+    apply_masks(slot, m, true);
+    if (o.precondition) divide_bounded(o, m, frozen_denominator(slot));
+    mul_scalar_(m, slot.state->numbers.at("scaling_coeff"));
+  });
+  all_reduce(momenta, "momentum");
+  for (size_t i = 0; i < all.size(); ++i) {
+    Slot& slot = all[i];
+    if (slot.parameter.numel() == 0) continue;
+    const OneBitLambOptions& o = options_[size_t(slot.group)];
+    auto& numbers = slot.state->numbers;
+    const Tensor &m = momenta[i], &fresh = slot.tensor("exp_avg_sq_fresh");
+    mul_scalar_(m, 1 / numbers.at("scaling_coeff"));
+    apply_masks(slot, m, true);
+    const Tensor frozen = frozen_denominator(slot);
+    const Tensor direction = o.precondition ? m.clone() : div(m, frozen);
+    if (o.precondition) mul_(m, frozen);
+    mul_scalar_(direction, 1 / correction(o.bias_correction, o.beta1, step));
+    // The mean gradient is what changed the momentum.
+    const Tensor gradient = mul_scalar_(add_(mul_scalar_(last[i], -o.beta1), m, 1), 1 / (1 - o.beta1));
+    add_(mul_scalar_(fresh, o.beta2), square(gradient), 1 - o.beta2);
+    const Tensor real = denominator(fresh, correction(o.bias_correction, o.beta2, step), o.eps);
+    double factor = max(div(frozen, real)).item();
+    if (o.weight_decay != 0) {  // decay knows no second moment
+      const double alone = norm(direction).item();
+      add_(direction, slot.parameter, o.weight_decay);
+      const double together = norm(direction).item(), part = together > 0 ? std::min(1., alone / together) : 1;
+      factor = factor * part + (1 - part);
+    }
+    double& last_factor = numbers.at("last_factor");
+    factor = std::clamp(factor, o.factor_min, o.factor_max);
+    factor = std::clamp(factor, last_factor * (1 - o.factor_threshold), last_factor * (1 + o.factor_threshold));
+    last_factor = factor;
+    add_(slot.parameter, direction, -o.lr * numbers.at("coeff") * factor);
+    changed(slot);
+  }
+}
+
+}  // namespace lockstep::onebit

@@ -1,0 +1,291 @@
+#include "parallel/reducer.h"
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_set>
+
+#include "autograd/tape.h"
+#include "parallel/agreement.h"
+
+namespace lockstep::parallel {
+namespace {
+
+// Parameters that a reducer listens to now, of all ranks of this process.
+std::mutex mutex;
+std::unordered_multiset<const void*> listened;
+
+}  // namespace
+
+bool is_reduced(const Variable& parameter) {
+  const std::lock_guard lock(mutex);
+  return listened.count(parameter.impl().get()) > 0;
+}
+
+Reducer::Reducer(Policy& policy, dist::ProcessGroup& group, const Rules& rules, std::vector<Parameter> all)
+    : parameters(std::move(all)), policy_(policy), group_(group), rules_(rules) {
+  int64_t largest = 0;
+  for (const Parameter& p : parameters)
+    if (p.variable.requires_grad()) largest = std::max(largest, p.variable.numel() * size_of(p.variable.dtype()));
+  Ref<Storage> emptied = Storage::allocate(largest, parameters.at(0).variable.device());
+  emptied->empty(rules.emptied);
+  placeholder_ = Tensor(emptied, 0, {0}, {1}, u8);
+  const std::lock_guard lock(mutex);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    Parameter& p = parameters[i];
+    if (!p.variable.requires_grad()) continue;
+    p.hooks[0] = p.variable.on_grad([this, i](const Tensor&) {
+      before_add(i);
+      return Tensor();
+    });
+    p.hooks[1] = p.variable.on_grad_complete([this, i](Tensor&) { arrived(i); });
+    listened.insert(p.variable.impl().get());
+  }
+}
+
+Reducer::~Reducer() {
+  const std::lock_guard lock(mutex);
+  for (Parameter& p : parameters) {
+    if (!p.hooks[0]) continue;
+    for (const int hook : p.hooks) p.variable.remove_hook(hook);
+    if (is_placeholder(p.variable.grad())) p.variable.clear_grad();
+    listened.erase(listened.find(p.variable.impl().get()));
+  }
+}
+
+void Reducer::cut(std::vector<Unit> all) {
+  units = std::move(all);
+  order_.clear();
+  for (size_t u = 0; u < units.size(); ++u) {
+    if (!units[u].members.empty()) order_.push_back(u);
+    for (size_t place = 0; place < units[u].members.size(); ++place) {
+      Parameter& p = parameters[units[u].members[place]];
+      p.unit = u;
+      p.place = place;
+    }
+  }
+}
+
+void Reducer::reorder(const std::vector<size_t>& arrivals) {
+  std::vector<size_t> last(units.size(), 0);
+  for (size_t k = 0; k < arrivals.size(); ++k) last[parameters[arrivals[k]].unit] = k;
+  std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return last[a] < last[b]; });
+}
+
+// --- the placeholder: what .grad holds while gradients are collected, so that clearing it is noticed, and reading it
+// an error ---
+
+Tensor Reducer::placeholder(const Parameter& p) const {
+  return Tensor(placeholder_.storage(), 0, p.variable.shape(), contiguous_strides(p.variable.shape()),
+                p.variable.dtype());
+}
+
+/// The tape is about to add to .grad (or, inside grad(), not to): it must not add to the placeholder, nor to a unit
+/// that is on its way, whose gradients arrived() then refuses.
+void Reducer::before_add(size_t i) {
+  if (paused_) return;
+  Parameter& p = parameters[i];
+  const bool held = is_placeholder(p.variable.grad());
+  if (!held && !(in_pass_ && units[p.unit].finish)) return;
+  p.stashed |= held;
+  p.variable.clear_grad();
+}
+
+void Reducer::hold(const Unit& unit) {
+  for (const size_t i : unit.members) {
+    Parameter& p = parameters[i];
+    if (!p.used || p.variable.numel() == 0) continue;
+    p.held = true;
+    p.variable.grad() = placeholder(p);
+  }
+}
+
+void Reducer::notice_cleared() {
+  std::vector<size_t> cleared;
+  const Parameter* kept = nullptr;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = parameters[i];
+    if (!p.held) continue;
+    if (p.stashed || is_placeholder(p.variable.grad())) kept = &p;
+    else cleared.push_back(i);
+  }
+  if (cleared.empty()) return;
+  if (!kept) return forget();
+  if (!rules_.shows) {
+    fail_everywhere(
+        group_, str("[", rules_.name, "] the gradient of ", parameters[cleared.back()].name,
+                    " was cleared between micro-batches, that of ", kept->name, " was not; clear all of them or none"));
+  }
+  for (const size_t i : cleared) {
+    Parameter& p = parameters[i];
+    units[p.unit].gradients.discard(p.place);
+    p.held = p.used = false;
+  }
+}
+
+void Reducer::forget() {
+  for (size_t u = 0; u < units.size(); ++u) {
+    try {
+      finish(u);
+    } catch (...) {}  // NOLINT: what it would have brought is not wanted
+    units[u].gradients.discard();
+  }
+  for (Parameter& p : parameters) {
+    p.used = p.held = p.stashed = false;
+    if (is_placeholder(p.variable.grad())) p.variable.clear_grad();
+  }
+  policy_.forgotten();
+}
+
+bool Reducer::holds_gradients() const {
+  return std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.held; });
+}
+
+// --- one pass ---
+
+void Reducer::begin_pass() {
+  struct End {  // of the pass, also when an exception is the end
+    explicit End(Reducer& reducer) : reducer(reducer) {}
+    ~End() {
+      if (!done) reducer.abandon();
+    }
+    Reducer& reducer;
+    bool done = false;
+  };
+  const auto at_end = std::make_shared<End>(*this);
+  after_backward([at_end] {
+    at_end->reducer.end();
+    at_end->done = true;
+  });
+  begin();
+}
+
+void Reducer::begin() {
+  in_pass_ = true;
+  syncing_ = no_sync_ == 0;
+  next_ = 0;
+  arrivals_.clear();
+  notice_cleared();
+  for (Unit& unit : units) {
+    unit.waiting = 0;
+    unit.settled = false;
+  }
+  for (Parameter& p : parameters) {
+    p.seen = 0;
+    p.expected = 1;
+  }
+  policy_.pass_begins();
+  for (const Parameter& p : parameters)
+    if (p.unit != SIZE_MAX && p.expected > 0) ++units[p.unit].waiting;
+}
+
+std::string Reducer::Policy::unexpected(const Parameter& p) {
+  return str(p.name, " got its gradient ", p.seen + 1, " times in one backward, expected ", p.expected,
+             " (a backward inside a backward?)");
+}
+
+void Reducer::arrived(size_t i) {
+  if (paused_) return;
+  if (!in_pass_) begin_pass();
+  Parameter& p = parameters[i];
+  if (p.seen >= p.expected) fail_everywhere(group_, str("[", rules_.name, "] ", policy_.unexpected(p)));
+  if (++p.seen == 1) arrivals_.push_back(i);
+  p.used = true;
+  if (rules_.at_once) take(i);
+  if (p.seen < p.expected || --units[p.unit].waiting > 0) return;
+  if (!syncing_) settle(p.unit);
+  else if (rules_.overlap) launch();
+  policy_.complete(p.unit);
+}
+
+/// Into flat memory; zeros when there is none. What was not cleared since the last step is added to, as everywhere.
+void Reducer::take(size_t i) {
+  Parameter& p = parameters[i];
+  FlatGradients& gradients = units[p.unit].gradients;
+  if (!gradients.is_open()) {
+    if (rules_.leaves && !is_placeholder(p.variable.grad())) gradients.offer(p.place);
+    gradients.open(policy_.memory(p.unit));
+  }
+  if (!gradients.take(p.place, is_placeholder(p.variable.grad()))) return;
+  p.used = true;
+  if (rules_.shows) return;
+  if (p.variable.numel() > 0) p.variable.grad() = placeholder(p);
+  else p.variable.clear_grad();
+}
+
+/// All gradients of this micro-batch are there.
+void Reducer::settle(size_t u) {
+  Unit& unit = units[u];
+  unit.settled = true;
+  for (const size_t i : unit.members)
+    if (!rules_.at_once || parameters[i].seen == 0) take(i);
+  policy_.filled(u, unit.gradients.flat());
+  if (!syncing_) unit.gradients.fold();
+  if (!syncing_ || !rules_.shows) hold(unit);
+}
+
+/// Starts the reductions of the units that are complete, never out of order.
+void Reducer::launch() {
+  for (; next_ < order_.size() && units[order_[next_]].waiting == 0; ++next_) {
+    const size_t u = order_[next_];
+    settle(u);
+    units[u].finish = policy_.start(u, units[u].gradients.sum());
+  }
+}
+
+void Reducer::end() {
+  policy_.check_pass();
+  const bool any = std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.seen > 0; });
+  if (any || rules_.shows) {  // else nobody reduces: a backward for gradients of inputs
+    for (const size_t u : order_) {
+      units[u].waiting = 0;
+      if (!syncing_ && !units[u].settled) settle(u);
+    }
+    if (syncing_) {
+      launch();
+      for (const size_t u : order_) finish(u);
+      policy_.finished();
+      if (!ordered_) agree_on_order();
+    }
+  }
+  for (Parameter& p : parameters) p.stashed = false;
+  in_pass_ = false;
+  policy_.pass_ended();
+}
+
+void Reducer::answer() {
+  try {
+    begin();
+    end();
+  } catch (...) {
+    abandon();
+    throw;
+  }
+}
+
+void Reducer::agree_on_order() {
+  ordered_ = true;
+  std::vector<int64_t> before, order(arrivals_.begin(), arrivals_.end());
+  for (const size_t u : order_) {
+    for (const size_t i : units[u].members) {
+      before.push_back(int64_t(i));
+      if (parameters[i].seen == 0) order.push_back(int64_t(i));
+    }
+  }
+  const Tensor agreed = Tensor::from(order, {int64_t(order.size())});
+  group_.broadcast(agreed, 0, {.tag = "order of gradients"});
+  order = agreed.to_vector<int64_t>();
+  if (order != before) policy_.ordered({order.begin(), order.end()});
+}
+
+/// A pass ended by an exception: nothing of this step can be used.
+void Reducer::abandon() noexcept {
+  in_pass_ = false;
+  for (Parameter& p : parameters)
+    if (p.seen > 0 || p.held) p.variable.clear_grad();
+  try {
+    forget();
+    policy_.pass_ended();
+  } catch (...) {}  // NOLINT: the group is over; the exception on its way says more
+}
+
+}  // namespace lockstep::parallel

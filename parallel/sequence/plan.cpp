@@ -1,0 +1,108 @@
+#include "parallel/sequence/plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tensor/check.h"
+
+namespace lockstep::sequence {
+
+std::string_view name_of(Order order) { return order == Order::zigzag ? "zigzag" : "contiguous"; }
+
+Tensor positions(int64_t tokens, int ranks, int rank, Order order) {
+  LOCKSTEP_CHECK(ranks >= 1 && rank >= 0 && rank < ranks, "[positions] expected a rank from 0 to ", ranks - 1, ", got ",
+                 rank);
+  const int64_t parts = order == Order::zigzag ? 2 * ranks : ranks, size = tokens / parts;
+  LOCKSTEP_CHECK(tokens >= 0 && tokens % parts == 0, "[positions] expected a number of tokens that divides by ", parts,
+                 " (", ranks, " ranks, ", name_of(order), "), got ", tokens, "; the next that does is ",
+                 (tokens / parts + 1) * parts);
+  const Tensor first = arange(double(rank * size), double((rank + 1) * size));
+  return order == Order::contiguous
+             ? first
+             : cat({first, arange(double((parts - 1 - rank) * size), double((parts - rank) * size))});
+}
+
+Tensor slice(const Tensor& x, int64_t dim, int ranks, int rank, Order order) {
+  return index_select(x, dim, positions(x.size(dim), ranks, rank, order).to(x.device()));
+}
+
+Tensor join(const std::vector<Tensor>& parts, int64_t dim, Order order) {
+  const Tensor all = cat(parts, dim);
+  std::vector<int64_t> place(size_t(all.size(dim)));  // in `all`, of each token
+  int64_t at = 0;
+  for (size_t r = 0; r < parts.size(); ++r) {
+    for (const int64_t position : positions(all.size(dim), int(parts.size()), int(r), order).to_vector<int64_t>())
+      place[size_t(position)] = at++;
+  }
+  return index_select(all, dim, Tensor::from(place, {all.size(dim)}).to(all.device()));
+}
+
+std::optional<Piece> piece(int64_t tokens, int ranks, int rank, int step, Order order, bool causal) {
+  const int from = owner(ranks, rank, step);
+  if (!causal || from == rank) return Piece{0, tokens, 0, tokens, causal};
+  if (order == Order::contiguous) return from < rank ? std::optional(Piece{0, tokens, 0, tokens, false}) : std::nullopt;
+  // Of an earlier rank the first half lies before all queries here, the second after all; of a later one both lie
+  // between the halves here.
+  const int64_t half = tokens / 2;
+  return from < rank ? Piece{0, tokens, 0, half, false} : Piece{half, half, 0, tokens, false};
+}
+
+double scores(const std::optional<Piece>& p) {
+  if (!p) return 0;
+  return p->causal ? double(p->queries) * double(p->queries + 1) / 2 : double(p->queries) * double(p->keys);
+}
+
+std::string draw_svg(int ranks) {
+  LOCKSTEP_CHECK(ranks >= 1 && ranks <= 16, "[draw] expected 1 to 16 ranks, got ", ranks);
+  constexpr int left = 60, top = 52, row = 24, unit = 96;
+  constexpr int64_t tokens = 512;  // a block of tokens^2 scores is `unit` wide
+  const auto width_of = [&](double work) { return int(std::lround(work / double(tokens * tokens) * unit)); };
+  const int width = left + ranks * unit + 150, panel = row * ranks + 64, height = top + 2 * panel - 40;
+  std::string out = str("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", width, " ", height, "\" width=\"",
+                        width, "\" height=\"", height, "\" font-family=\"Helvetica,Arial,sans-serif\">\n<rect width=\"",
+                        width, "\" height=\"", height, "\" fill=\"white\"/>\n");
+  const auto text = [&](int x, int y, const std::string& words, int size, const char* color,
+                        const char* anchor = "start") {
+    out += str("<text x=\"", x, "\" y=\"", y, "\" font-size=\"", size, "\" fill=\"", color, "\" text-anchor=\"", anchor,
+               "\">", words, "</text>\n");
+  };
+  int y = top;
+  for (const Order order : {Order::contiguous, Order::zigzag}) {
+    std::vector<int> begins{left};  // a step lasts as long as its longest piece
+    double done = 0, lasted = 0;
+    for (int step = 0; step < ranks; ++step) {
+      double longest = 0;
+      for (int r = 0; r < ranks; ++r) {
+        const double work = scores(piece(tokens, ranks, r, step, order, true));
+        longest = std::max(longest, work);
+        done += work;
+      }
+      lasted += longest;
+      begins.push_back(begins.back() + width_of(longest));
+    }
+    text(8, y - 26,
+         str("ring attention, causal, ", name_of(order), ": ", ranks, ranks == 1 ? " rank" : " ranks", "; busy ",
+             std::lround(100 * done / (lasted * ranks)), " %"),
+         14, "#24292f");
+    for (int step = 0; step < ranks; ++step)
+      if (begins[size_t(step) + 1] > begins[size_t(step)])
+        text(begins[size_t(step)], y - 6, str("step ", step), 10, "#57606a");
+    out += str("<rect x=\"", left, "\" y=\"", y - 2, "\" width=\"", begins.back() - left, "\" height=\"", row * ranks,
+               "\" fill=\"#f1f3f5\"/>\n");
+    for (int r = 0; r < ranks; ++r) {
+      text(8, y + r * row + 14, str("rank ", r), 12, "#57606a");
+      for (int step = 0; step < ranks; ++step) {
+        const auto p = piece(tokens, ranks, r, step, order, true);
+        if (!p) continue;
+        const int x = begins[size_t(step)], w = width_of(scores(p)), from = owner(ranks, r, step);
+        out += str("<rect x=\"", x, "\" y=\"", y + r * row, "\" width=\"", w, "\" height=\"20\" fill=\"hsl(",
+                   from * 360 / ranks, ",55%,78%)\" stroke=\"white\"/>\n");
+        text(x + w / 2, y + r * row + 14, str("k", from), 10, "#24292f", "middle");
+      }
+    }
+    y += panel;
+  }
+  return out + "</svg>\n";
+}
+
+}  // namespace lockstep::sequence

@@ -1,0 +1,118 @@
+#include "parallel/tensor/linear.h"
+
+#include "autograd/autocast.h"
+#include "autograd/tape.h"
+#include "tensor/memory.h"
+#include "tensor/ops.h"
+
+namespace lockstep::tensor_parallel {
+namespace {
+
+Tensor as_matrix(const Tensor& x) {
+  return x.dim() == 2 ? x : x.reshape({numel_of(Shape(x.shape().begin(), x.shape().end() - 1)), x.shape().back()});
+}
+Tensor tensor_or_none(const Variable& x) { return x.defined() ? x.tensor() : Tensor(); }
+
+void check_input(const char* op, const Variable& x, const Variable& w, bool sequence) {
+  LOCKSTEP_CHECK(w.dim() == 2, "[", op, "] expected a weight (out, in), got ", w.shape());
+  LOCKSTEP_CHECK(x.dim() >= (sequence ? 2 : 1) && x.size(-1) == w.size(1), "[", op, "] expected x (",
+                 sequence ? "..., T, " : "..., ", w.size(1), "), got ", x.shape());
+}
+
+Variable activated(const Variable& x, Activation activation) {
+  switch (activation) {
+    case Activation::none: return x;
+    case Activation::relu: return relu(x);
+    case Activation::gelu_tanh: return gelu_tanh(x);
+    case Activation::gelu_erf: return gelu_erf(x);
+    case Activation::silu: return silu(x);
+  }
+  fail("[row_linear] expected a known activation");
+}
+
+/// What nn::Linear starts with here, cut.
+std::pair<Variable, Variable> start(const char* op, int64_t in, int64_t out, bool bias, int64_t cut_dim,
+                                    dist::ProcessGroup& group) {
+  const int64_t size = cut_dim == 0 ? out : in;
+  LOCKSTEP_CHECK(size % group.size() == 0, "[", op, "] expected ", cut_dim == 0 ? "outputs" : "inputs", " that the ",
+                 group.size(), " ranks of group ", group.name(), " divide, got ", size);
+  const nn::Linear whole({.in = in, .out = out, .bias = bias});
+  const auto cut = [&](const Variable& v, int64_t dim) {
+    group.broadcast(v.tensor(), 0, {.tag = op});
+    const MemoryScope scope(Memory::parameter);
+    return Variable(
+        dim < 0 ? v.tensor() : slice_of(v.tensor(), {.whole = v.shape(), .dim = dim}, group.size(), group.rank()),
+        true);
+  };
+  return {cut(whole.weight, cut_dim), bias ? cut(whole.bias, cut_dim == 0 ? 0 : -1) : Variable()};
+}
+
+}  // namespace
+
+Variable column_linear(const Variable& input, const Variable& weight, const Variable& shift, Activation activation,
+                       const ColumnOptions& options, dist::ProcessGroup& group) {
+  check_input("column_linear", input, weight, options.sequence);
+  if (group.size() == 1) return linear(input, weight, shift, activation);
+  const Variable x = Autocast::low(input), w = Autocast::low(weight), bias = Autocast::low(shift);
+  const Tensor whole_x = options.sequence ? Pending::all_gather(x.tensor(), along_sequence, group).wait() : x.tensor();
+  const auto finished = [&](const Variable& out) { return options.gather_output ? gather_from(out, -1, group) : out; };
+  if (!needs_grad({&x, &w, &bias})) return finished(linear(whole_x, w.tensor(), tensor_or_none(bias), activation));
+  // As autograd/ops_matmul.cpp's linear(): relu's derivative reads the output, the others' the value before.
+  Tensor pre;
+  const bool reads_pre = activation != Activation::none && activation != Activation::relu;
+  Tensor out = linear(whole_x, w.tensor(), tensor_or_none(bias), activation, reads_pre ? &pre : nullptr);
+  const Saved kept = activation == Activation::relu ? Saved(out) : Saved(pre);
+  const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
+  return finished(record(
+      "column_linear", {&x, &w, &bias}, std::move(out),
+      [x = kept_x, w = kept_w, kept, activation, options, shape = whole_x.shape(), &group](Backward& back) {
+        const char* const name = "column_linear";
+        // Only this rank's part of the sequence was kept: the rest comes again while x's gradient is computed.
+        std::optional<Pending> gathered;
+        if (options.sequence && back.needs(1)) gathered = Pending::all_gather(x.get(name), along_sequence, group);
+        if (activation != Activation::none) {
+          using enum PointwiseOp;
+          constexpr PointwiseOp ops[] = {count, relu, gelu_tanh, gelu_erf, silu};
+          back.grad() = pointwise_grad(ops[int(activation)], PointwisePart::grad0, {}, back.grad(), kept.get(name), {});
+        }
+        const Tensor g = as_matrix(back.grad());
+        std::optional<Pending> grad_x;
+        if (back.needs(0)) {
+          const Tensor mine = matmul(g, w.get(name)).view(shape);
+          grad_x = options.sequence ? Pending::reduce_scatter(mine, along_sequence, group)
+                                    : Pending::all_reduce(mine, group);
+          if (!options.overlap) back.give(0, grad_x->wait());
+        }
+        if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix(gathered ? gathered->wait() : x.get(name))));
+        if (back.needs(2)) back.give(2, sum(g, {0}));
+        if (grad_x && options.overlap) back.give(0, grad_x->wait());
+      }));
+}
+
+Variable row_linear(const Variable& input, const Variable& weight, const Variable& shift, Activation activation,
+                    const RowOptions& options, dist::ProcessGroup& group) {
+  const Variable own = options.input_is_parallel ? input : scatter_to(input, -1, group);
+  check_input("row_linear", own, weight, options.sequence);
+  if (group.size() == 1) return linear(own, weight, shift, activation);
+  const Variable product = linear(own, weight);  // its bias comes once, behind the sum
+  Variable out = options.sequence ? reduce_scatter(product, along_sequence, group) : reduce_from(product, group);
+  if (shift.defined()) out = add(out, Autocast::low(options.sequence ? copy_to(shift, group) : shift));
+  return activated(out, activation);
+}
+
+ColumnParallelLinear::ColumnParallelLinear(const Options& options, dist::ProcessGroup& group)
+    : o(options), group(group) {
+  std::tie(weight, bias) = start("ColumnParallelLinear", o.in, o.out, o.bias, 0, group);
+}
+std::string ColumnParallelLinear::options() const {
+  return str("in ", o.in, ", out ", o.out, o.bias ? "" : ", no bias", ", ", weight.size(0), " outputs here");
+}
+
+RowParallelLinear::RowParallelLinear(const Options& options, dist::ProcessGroup& group) : o(options), group(group) {
+  std::tie(weight, bias) = start("RowParallelLinear", o.in, o.out, o.bias, 1, group);
+}
+std::string RowParallelLinear::options() const {
+  return str("in ", o.in, ", out ", o.out, o.bias ? "" : ", no bias", ", ", weight.size(1), " inputs here");
+}
+
+}  // namespace lockstep::tensor_parallel

@@ -1,0 +1,112 @@
+#include "pipeline/layers.h"
+
+#include <set>
+
+#include "autograd/checkpoint.h"
+#include "autograd/ops.h"
+
+namespace lockstep::pipeline {
+namespace {
+
+/// A module or a parameter, as the model names it.
+struct Part {
+  std::string name;
+  nn::LayerList::Field field;
+  bool is_table = false;
+};
+
+/// What a layer uses.
+struct View : nn::Module {
+  explicit View(std::shared_ptr<nn::Module> of) : model(std::move(of)) {}
+  void fields(nn::Fields& f) override {
+    for (auto& [name, field, is_table] : parts)
+      field.module ? f(name, *field.module)
+                   : f(name, field.parameter, is_table ? nn::cut::rows_of_vocabulary : nn::Cut());
+  }
+  std::shared_ptr<nn::Module> model;
+  std::vector<Part> parts;
+};
+
+const void* key_of(const nn::LayerList::Field& field) {
+  return field.module ? static_cast<const void*>(field.module) : field.parameter.impl().get();
+}
+
+}  // namespace
+
+ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) {
+  LOCKSTEP_CHECK(model, "[pipeline] expected a model, got none");
+  const auto whole = std::make_shared<WholeModel>(WholeModel{.model = model});
+  std::map<const void*, Part> parts;  // what has several names goes by the first
+  for (auto& [name, module] : model->named_modules()) parts.emplace(module, Part{name, *module});
+  for (auto& p : model->named_parameters()) {
+    parts.emplace(p.variable.impl().get(), Part{p.name, p.variable, p.is_table});
+    whole->places.emplace(p.name, int(whole->places.size()));
+  }
+  const nn::LayerList list = model->layers();
+  std::map<const void*, std::vector<size_t>> users;
+  std::vector<std::vector<nn::NamedParameter>> used(list.items.size());
+  for (size_t i = 0; i < list.items.size(); ++i) {
+    View view(model);
+    for (const auto& field : list.items[i].fields) {
+      LOCKSTEP_CHECK(parts.count(key_of(field)), "[pipeline] layer ", i, " (", list.items[i].kind, ") of ",
+                     model->kind(), " uses a ", field.module ? field.module->kind() : "parameter",
+                     " that its fields() do not name");
+      view.parts.push_back(parts.at(key_of(field)));
+    }
+    used[i] = view.named_parameters();
+    for (auto& p : used[i]) users[p.variable.impl().get()].push_back(i);
+  }
+  for (auto& p : model->named_parameters())
+    LOCKSTEP_CHECK(users.count(p.variable.impl().get()), "[pipeline] no layer of ", model->kind(), " uses ", p.name,
+                   "; name it in layers()");
+
+  ModelLayers all;
+  for (size_t i = 0; i < list.items.size(); ++i) {
+    const nn::LayerList::Item& item = list.items[i];
+    LayerSpec spec{.kind = item.kind, .parameters = 0, .name = "", .whole = whole};
+    std::vector<Part> own;  // first those that other layers use too
+    for (auto& p : used[i]) {
+      const auto& where = users.at(p.variable.impl().get());
+      if (where[0] == i) spec.parameters += p.variable.numel();
+      if (where.size() == 1) continue;
+      own.push_back(parts.at(p.variable.impl().get()));
+      spec.shared.push_back(own.back().name);
+    }
+    std::vector<nn::Module*> below;
+    for (const auto& field : item.fields) {
+      own.push_back(parts.at(key_of(field)));
+      if (field.module)
+        for (auto& [name, module] : field.module->named_modules()) below.push_back(module);
+    }
+    spec.make = [model, own] {
+      auto view = std::make_unique<View>(model);
+      view->parts = own;
+      return view;
+    };
+    spec.forward = [run = item.forward, takes = item.takes, below, again = recompute && item.repeats](
+                       nn::Module*, const Values& in) {
+      const auto fn = [&run, &below, takes](const Values& in) {
+        LOCKSTEP_CHECK(in.size() == takes || in.size() == takes + 1, "expected ", takes, " tensors, got ", in.size());
+        Values out = run(Values(in.begin(), in.begin() + int64_t(takes)));
+        Variable extra = in.size() > takes ? in.back() : Variable();
+        for (nn::Module* module : below) {  // added up as nn::own_loss() of the whole model does
+          const Variable one = module->own_loss();
+          if (one.defined()) extra = extra.defined() ? add(extra, one) : one;
+        }
+        if (extra.defined()) out.push_back(extra);
+        return out;
+      };
+      return again ? checkpoint_many(fn, in) : fn(in);
+    };
+    all.layers.push_back(std::move(spec));
+  }
+  if (list.loss) {
+    all.loss = [model, own = list.loss](const Values& out, const std::vector<Tensor>& targets) {
+      const Variable loss = own(out.at(0), targets);
+      return out.size() > 1 && NoGrad::grad_enabled() ? add(loss, out[1].to(loss.dtype())) : loss;
+    };
+  }
+  return all;
+}
+
+}  // namespace lockstep::pipeline

@@ -1,0 +1,271 @@
+#include "report/page.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "report/charts.h"
+#include "tensor/check.h"
+
+namespace lockstep::report {
+namespace {
+
+using data::Json;
+
+constexpr const char* style =
+#include "report/page_style.inc"
+    ;
+constexpr const char* script =
+#include "report/page_script.inc"
+    ;
+constexpr size_t most_ranks = 32;  // in pictures
+constexpr size_t most_rows = 15;   // of tables
+
+std::string tile(const std::string& value, const std::string& words) {
+  return "<div class=\"tile\"><b>" + escaped(value) + "</b><span>" + escaped(words) + "</span></div>\n";
+}
+
+std::string row(const std::vector<std::string>& cells, const char* kind = "td") {
+  std::string out = "<tr>";
+  for (const std::string& cell : cells) out += str("<", kind, ">", escaped(cell), "</", kind, ">");
+  return out + "</tr>\n";
+}
+
+std::string keys(const std::vector<std::pair<std::string, std::string>>& all) {
+  std::string out = "<div class=\"keys\">";
+  for (const auto& [color, words] : all)
+    out += "<span><i style=\"background:var(--" + color + ")\"></i>" + escaped(words) + "</span>";
+  return out + "</div>\n";
+}
+
+std::string part_keys() {
+  std::vector<std::pair<std::string, std::string>> all;
+  for (int p = 0; p < parts; ++p)
+    all.emplace_back(color_of(Part(p)), Part(p) == Part::other ? "other" : std::string(name_of(Part(p))));
+  return keys(all);
+}
+
+std::string text_of(const Json& value) { return value.is_string() ? value.as_string() : value.dump(); }
+
+std::string percent(double part) { return format("%.1f %%", 100 * part); }
+
+std::string section(const std::string& title, const std::string& body) {
+  return body.empty() ? "" : "<section>\n<h2>" + escaped(title) + "</h2>\n" + body + "</section>\n";
+}
+
+std::string pipeline_table(const PipelineFigures& p) {
+  std::string out = "<div class=\"scroll\"><table>" + row({"pipeline", "stages", "micro-batches", "idle, measured",
+                                                           "idle, formula", "idle, simulated", "forward", "backward"},
+                                                          "th");
+  const std::string formula = p.formula.empty() ? "-" : percent(p.expected) + " = " + p.formula;
+  out +=
+      row({p.schedule + (p.chunks > 1 ? str(", ", p.chunks, " chunks") : "") +
+               (p.copies > 1 ? str(", ", p.copies, " replicas") : ""),
+           str(p.stages), str(p.micro_batches), percent(p.measured), formula,
+           p.formula.empty() ? "-" : percent(p.simulated), seconds_text(p.forward), seconds_text(p.input + p.weight)});
+  return out +
+         "</table></div>\n<p class=\"soft\">Idle is what lies between the first computation of a batch and the last, "
+         "over all ranks, that no rank computed in. The formula stands for stages that are equal, with messages that "
+         "take no time; "
+         "forward and backward are those of a micro-batch in one rank, the mean.</p>\n";
+}
+
+std::string timeline(const Analysis& a) {
+  if (a.timeline.empty()) return "";
+  std::string out = timeline_chart(a, most_ranks) + part_keys();
+  out +=
+      "<div id=\"zoom\" hidden><button id=\"in\">zoom in</button> <button id=\"out\">zoom out</button> <button "
+      "id=\"all\">whole step</button> <span class=\"soft\">or drag, and Ctrl or Shift with the wheel</span></div>\n";
+  out += str("<p class=\"soft\">Step ", a.shown,
+             ", which took the median time. The upper bar of a rank is its main thread, the lower one its collectives "
+             "and messages, which go on beside it.",
+             a.timeline.size() > most_ranks ? str(" The first ", most_ranks, " of ", a.timeline.size(), " ranks.") : "",
+             "</p>\n");
+  if (a.pipeline) out += pipeline_table(*a.pipeline);
+  return out;
+}
+
+std::string traffic(const Analysis& a) {
+  if (a.traffic.empty()) return "";
+  std::string out = "<div class=\"scroll\"><table>" +
+                    row({"of a rank in a step", "calls", "bytes given", "bytes sent", "time", "sent per second"}, "th");
+  size_t count = 0;
+  for (const Traffic& t : a.traffic) {
+    if (count++ == most_rows) break;
+    out += row({t.collective, format("%.4g", t.calls), bytes_text(t.bytes), bytes_text(t.sent), seconds_text(t.seconds),
+                t.sent > 0 ? bytes_text(t.sent / std::max(t.seconds, 1e-12)) + "/s" : "-"});
+  }
+  out += row({"together", "", "", bytes_text(a.sent), "", ""});
+  if (a.sent_formula)
+    out += row({"formula: " + a.sent_formula->text, "", "", bytes_text(a.sent_formula->bytes), "", ""});
+  return out +
+         "</table></div>\n<p class=\"soft\">Beside gradients and parameters ranks exchange small things: losses, "
+         "norms, checks.</p>\n";
+}
+
+std::string memory(const Analysis& a) {
+  if (a.memory.empty()) return "";
+  std::string out = memory_chart(a) +
+                    keys({{"accent", "measured: the most that was held, of a rank (frame: the formula)"}}) +
+                    "<p class=\"soft\">Formulas: ";
+  bool first = true;
+  for (const MemoryRow& m : a.memory)
+    if (m.formula) out += (std::exchange(first, false) ? "" : ", ") + escaped(m.category + " " + m.formula->text);
+  return out + (first ? "none for this run" : str(" bytes, Ψ = ", a.parameters, " parameters")) +
+         ". Activations have none that holds for every model.</p>\n";
+}
+
+std::string operations(const Analysis& a) {
+  if (a.operations.empty()) return "";
+  double all = 0;
+  for (const auto& [name, total] : a.operations) all += total.seconds;
+  std::string out =
+      "<div class=\"scroll\"><table>" + row({"operation", "calls", "time", "of all operations", "mean"}, "th");
+  size_t count = 0;
+  for (const auto& [name, total] : a.operations) {
+    if (count++ == most_rows) break;
+    out += row({name, str(total.calls), seconds_text(total.seconds), percent(total.seconds / all),
+                seconds_text(total.seconds / double(total.calls))});
+  }
+  return out + "</table></div>\n" +
+         (a.operations.size() > most_rows
+              ? str("<p class=\"soft\">The longest ", most_rows, " of ", a.operations.size(), ".</p>\n")
+              : "");
+}
+
+std::string settings(const RunFiles& run) {
+  std::string out;
+  if (run.settings.is_object())
+    for (const auto& [key, value] : run.settings.as_object())
+      out += "<tr><td>" + escaped(key) + "</td><td class=\"words\">" + escaped(text_of(value)) + "</td></tr>\n";
+  for (const RankTrace& t : run.traces) {
+    const auto how = t.notes.find("parallel");
+    if (how == t.notes.end()) continue;
+    for (const auto& [key, value] : how->second.as_object())
+      if (!run.settings.find(key))
+        out += "<tr><td>" + escaped(key) + "</td><td class=\"words\">" + escaped(text_of(value)) + "</td></tr>\n";
+    break;
+  }
+  if (!out.empty()) out = "<div class=\"scroll\"><table>" + out + "</table></div>\n";
+  for (const RankTrace& t : run.traces) {
+    const auto facts = t.notes.find("run");
+    const Json* command = facts == t.notes.end() ? nullptr : facts->second.find("command");
+    if (command && command->is_string() && !command->as_string().empty()) {
+      out += "<details><summary>every option of the command line</summary><pre>" + escaped(command->as_string()) +
+             "</pre></details>\n";
+      break;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '&') out += "&amp;";
+    else if (c == '<') out += "&lt;";
+    else if (c == '>') out += "&gt;";
+    else if (c == '"') out += "&quot;";
+    else if (c == '\'') out += "&#39;";
+    else if (uint8_t(c) < 0x20 && c != '\n' && c != '\t') out += "\xef\xbf\xbd";
+    else out += c;
+  }
+  return out;
+}
+
+std::string seconds_text(double s) {
+  if (s == 0) return "0";
+  return s >= 100    ? format("%.0f s", s)
+         : s >= 1    ? format("%.2f s", s)
+         : s >= 1e-3 ? format("%.3g ms", s * 1e3)
+                     : format("%.3g us", s * 1e6);
+}
+
+std::string bytes_text(double bytes) {
+  const char* units[] = {"B", "KB", "MB", "GB", "TB", "PB"};
+  size_t unit = 0;
+  while (bytes >= 999.5 && unit + 1 < std::size(units)) bytes /= 1000, ++unit;
+  return format(unit == 0 ? "%.0f %s" : "%.3g %s", bytes, units[unit]);
+}
+
+std::string make_page(const RunFiles& run, const Analysis& a) {
+  const Json* program = run.settings.find("program");
+  const std::string name = program && program->is_string() ? program->as_string() : "run";
+  const int ranks = run.traces.empty() ? 0 : run.traces[0].ranks;
+  std::string head = ranks > 0 ? str(ranks, ranks == 1 ? " rank" : " ranks") : "";
+  if (a.parameters > 0) head += str(head.empty() ? "" : ", ", a.parameters, " parameters");
+  if (ranks > 1) {
+    double error = 0;
+    for (const RankTrace& t : run.traces) error = std::max(error, t.clock_error);
+    head += error > 0 ? ", clocks of the ranks agree to " + seconds_text(error) : ", on one clock";
+  }
+  std::string out =
+      "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
+      "content=\"width=device-width, initial-scale=1\">\n<title>" +
+      escaped(name + ": report") + "</title>\n<style>" + style + "</style>\n</head>\n<body>\n<main>\n<h1>" +
+      escaped(name) + "</h1>\n<p class=\"soft\">" + escaped(head) + "</p>\n<div class=\"tiles\">\n";
+  if (!a.loss.empty())
+    out += tile(format("%.4g", a.loss.back().second), str("loss after step ", format("%.0f", a.loss.back().first)));
+  if (!a.validation.empty()) out += tile(format("%.4g", a.validation.back().second), "validation loss");
+  if (a.median_step > 0) out += tile(seconds_text(a.median_step), str("a step, median of ", a.steps.size()));
+  if (a.pipeline)
+    out += tile(percent(a.pipeline->measured),
+                "idle in the pipeline" +
+                    (a.pipeline->formula.empty() ? std::string() : ", formula " + percent(a.pipeline->expected)));
+  if (!a.traffic.empty())
+    out += tile(bytes_text(a.sent),
+                "sent by a rank in a step" +
+                    (a.sent_formula ? ", formula " + bytes_text(a.sent_formula->bytes) : std::string()));
+  double held = 0;
+  for (const MemoryRow& m : a.memory) held += m.measured;
+  if (held > 0) out += tile(bytes_text(held), "memory of a rank, all categories");
+  out += "</div>\n";
+  if (!a.warnings.empty()) {
+    out += "<section class=\"warning\">\n<h2>Incomplete</h2>\n<ul>";
+    for (const std::string& warning : a.warnings) out += "<li>" + escaped(warning) + "</li>";
+    out += "</ul>\n</section>\n";
+  }
+  std::string loss = loss_chart(a);
+  if (!loss.empty()) {
+    std::vector<std::pair<std::string, std::string>> of_loss{
+        {"accent", a.loss.size() > 40 ? "training loss, and its running mean" : "training loss"}};
+    if (!a.validation.empty()) of_loss.emplace_back("communication", "validation");
+    loss += keys(of_loss);
+  }
+  out += section("Loss", loss);
+  out += section("Timeline", timeline(a));
+  std::string split = split_chart(a, most_ranks);
+  if (!split.empty())
+    split += part_keys() +
+             "<p class=\"soft\">Mean of the steps after the first. Communication is what the main thread waits for; "
+             "what goes on beside computing is not in it.</p>\n";
+  out += section("Where the time goes", split);
+  out += section("Memory", memory(a));
+  out += section("Traffic", traffic(a));
+  out += section("Operations", operations(a));
+  if (run.traces.empty())
+    out +=
+        section("No trace", "<p>Timeline, memory and traffic come from a trace: run the program with <code>--trace " +
+                                escaped(run.folder) + "/trace</code>.</p>\n");
+  out += section("Settings", settings(run));
+  return out + "</main>\n<script>" + script + "</script>\n</body>\n</html>\n";
+}
+
+std::string timeline_svg(const Analysis& a, const std::string& title) {
+  std::string chart = timeline_chart(a, most_ranks);
+  if (chart.empty()) return "";
+  const size_t open = chart.find("<svg "), close = chart.find(">\n", open);
+  chart.insert(open + 5, "xmlns=\"http://www.w3.org/2000/svg\" ");
+  const size_t at = chart.find(">\n", close) + 2;
+  return chart.insert(
+      at, "<title>" + escaped(title) + "</title>\n<style>" +
+              std::string("text{font:12px "
+                          "Helvetica,Arial,sans-serif;fill:#59636e}text.in{fill:#fff;font-size:10px}.ink{fill:#1f2328}."
+                          "grid{stroke:#e8ebef}.idle{fill:#eef1f4}"
+                          ".forward{fill:#4c8dd6}.backward{fill:#3aa675}.weights{fill:#d9a441}.optimizer{fill:#8e6bc4}."
+                          "data{fill:#c76b98}.communication{fill:#e0694f}.other{fill:#b6bec8}") +
+              "</style>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n");
+}
+
+}  // namespace lockstep::report

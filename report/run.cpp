@@ -1,0 +1,385 @@
+#include "report/run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "data/files.h"
+#include "pipeline/schedule.h"
+#include "pipeline/simulate.h"
+#include "tensor/check.h"
+#include "zero/partition.h"
+
+namespace lockstep::report {
+namespace {
+
+namespace fs = std::filesystem;
+using data::Json;
+using trace::Category;
+
+constexpr double most_slots = 1 << 22;  // of a schedule that is simulated
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+Part part_of(const Event& e) {
+  switch (e.category) {
+    case Category::forward: return Part::forward;
+    case Category::backward: return Part::backward;
+    case Category::optimizer: return Part::optimizer;
+    case Category::data: return Part::data;
+    case Category::wait:
+    case Category::collective: return Part::communication;
+    case Category::pipeline:
+      if (e.name.starts_with("forward")) return Part::forward;
+      if (e.name.starts_with("backward of the weights")) return Part::weights;
+      if (e.name.starts_with("backward")) return Part::backward;
+      return e.name.starts_with("sending") || e.name.starts_with("receiving") ? Part::communication : Part::other;
+    default: return Part::other;
+  }
+}
+
+/// The line that a kill cut short is no error, any other is.
+std::vector<Json> read_lines(const std::string& path, std::vector<std::string>& warnings) {
+  std::vector<Json> all;
+  std::ifstream in(path);
+  std::string line;
+  for (int64_t number = 1; std::getline(in, line); ++number) {
+    const bool torn = in.eof();
+    try {
+      if (!line.empty()) all.push_back(data::parse_json(line, str(path, ":", number)));
+    } catch (const Error&) {
+      if (!torn) throw;
+      warnings.push_back(path + ": the last line was cut short");
+    }
+  }
+  return all;
+}
+
+double number_of(const Json& json, const char* key, double otherwise = 0) {
+  const Json* value = json.find(key);
+  return value && value->is_number() ? value->as_number() : otherwise;
+}
+
+const Json* note(const RunFiles& run, const char* name) {
+  for (const RankTrace& t : run.traces)
+    if (const auto found = t.notes.find(name); found != t.notes.end()) return &found->second;
+  return nullptr;
+}
+
+std::vector<const Event*> steps_of(const RankTrace& t) {
+  std::vector<const Event*> all;
+  for (const Event& e : t.events)
+    if (e.category == Category::step) all.push_back(&e);
+  return all;
+}
+
+std::vector<const Event*> within(const RankTrace& t, double begin, double end, bool main) {
+  std::vector<const Event*> all;
+  auto e = std::lower_bound(t.events.begin(), t.events.end(), begin,
+                            [](const Event& one, double at) { return one.begin < at; });
+  for (; e != t.events.end() && e->begin < end; ++e)
+    if ((e->row == 0) == main && e->category != Category::step) all.push_back(&*e);
+  return all;
+}
+
+}  // namespace
+
+std::string_view name_of(Part part) {
+  constexpr std::string_view names[] = {"forward",       "backward", "backward of weights", "optimizer", "data",
+                                        "communication", "other"};
+  static_assert(std::size(names) == parts);
+  return names[size_t(part)];
+}
+
+RunFiles read_run(const std::string& folder) {
+  LOCKSTEP_CHECK(fs::is_directory(folder),
+                 "[report] expected the folder of a run (--out or --trace of a training program), got ", folder,
+                 fs::exists(folder) ? ", a file" : ", which is not there");
+  RunFiles run{.folder = folder, .settings = {}, .metrics = {}, .traces = {}, .warnings = {}};
+  run.traces = read_traces(folder, run.warnings);
+  if (fs::exists(folder + "/config.json")) run.settings = data::read_json(folder + "/config.json");
+  else if (const Json* settings = note(run, "settings")) run.settings = *settings;
+  if (fs::exists(folder + "/metrics.jsonl")) run.metrics = read_lines(folder + "/metrics.jsonl", run.warnings);
+  if (run.traces.empty() && run.metrics.empty()) {
+    std::string found;
+    int count = 0;
+    for (const auto& entry : fs::directory_iterator(folder))
+      if (++count <= 5) found += (found.empty() ? "" : ", ") + entry.path().filename().string();
+    fail(str("[report] expected a run in ", folder,
+             ": metrics.jsonl (a training program writes it with --out) or rank-N.json (with --trace), found ",
+             count == 0 ? "an empty folder" : found, count > 5 ? ", ..." : ""));
+  }
+  return run;
+}
+
+std::vector<Interval> flatten(const std::vector<const Event*>& events, double begin, double end) {
+  std::vector<Interval> out;
+  const auto add = [&](Part part, double from, double to, const std::string& name) {
+    from = std::max(from, begin), to = std::min(to, end);
+    if (to <= from) return;
+    if (!out.empty() && out.back().part == part && out.back().name == name && from - out.back().end < 1e-12)
+      out.back().end = to;
+    else out.push_back({part, from, to, name});
+  };
+  std::vector<const Event*> open;
+  double now = begin;
+  const auto advance = [&](double to) {  // what runs until then
+    if (to > now)
+      add(open.empty() ? Part::other : part_of(*open.back()), now, to, open.empty() ? "" : open.back()->name);
+    now = std::max(now, to);
+  };
+  for (const Event* e : events) {
+    while (!open.empty() && open.back()->end() <= e->begin) {
+      advance(open.back()->end());
+      open.pop_back();
+    }
+    advance(e->begin);
+    if (!open.empty() && (part_of(*e) == Part::other || part_of(*e) == part_of(*open.back())))
+      continue;  // says no more than what it is in
+    open.push_back(e);
+  }
+  while (!open.empty()) {
+    advance(open.back()->end());
+    open.pop_back();
+  }
+  advance(end);
+  return out;
+}
+
+std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& traces) {
+  // A batch is the same number of train_batch on every rank of a copy.
+  PipelineFigures f;
+  std::map<std::pair<int, size_t>, std::vector<std::pair<const RankTrace*, const Event*>>>
+      batches;  // by copy and number
+  for (const RankTrace& t : traces) {
+    size_t count = 0;
+    for (const Event& e : t.events) {
+      if (e.category != Category::pipeline || e.name != "train_batch") continue;
+      f.schedule = e.text("schedule");
+      const auto whole = [&](const char* key) { return int(e.whole(key, 1 << 20)); };
+      f.stages = whole("stages"), f.micro_batches = whole("micro_batches"), f.chunks = whole("chunks");
+      const int copy = whole("copy");
+      f.copies = std::max(f.copies, copy + 1);
+      batches[{copy, count++}].emplace_back(&t, &e);
+    }
+  }
+  std::vector<double> idle;
+  struct Sum {
+    double seconds = 0, slots = 0;
+  } forward, whole, input, weight;  // a slot is a micro-batch in a chunk
+  for (const auto& [key, ranks] : batches) {
+    if (int(ranks.size()) != f.stages || (key.second == 0 && batches.size() > size_t(f.copies)))
+      continue;  // a rank is missing; the first warms up
+    double begin = INFINITY, end = -INFINITY, busy = 0;
+    for (const auto& [t, batch] : ranks) {
+      for (const Event* e : within(*t, batch->begin, batch->end(), true)) {
+        if (e->category != Category::pipeline || e->name == "train_batch") continue;
+        const Part part = part_of(*e);
+        if (part == Part::communication || part == Part::other) continue;
+        begin = std::min(begin, e->begin), end = std::max(end, e->end());
+        busy += e->seconds;
+        Sum& sum = part == Part::forward                ? forward
+                   : part == Part::weights              ? weight
+                   : e->name.starts_with("backward of") ? input
+                                                        : whole;
+        sum.seconds += e->seconds, ++sum.slots;
+      }
+    }
+    if (end <= begin) continue;
+    idle.push_back(1 - busy / ((end - begin) * f.stages));
+  }
+  if (idle.empty()) return std::nullopt;
+  f.measured = median(idle);
+  const auto mean = [&](const Sum& sum) { return sum.slots > 0 ? sum.seconds / sum.slots * f.chunks : 0; };
+  f.forward = mean(forward), f.input = mean(input), f.weight = mean(weight);
+  if (f.weight == 0) f.input = mean(whole);
+  if (pipeline::is_kind(f.schedule) && double(f.stages) * f.micro_batches * f.chunks <= most_slots) {
+    // A whole backward has no parts in the trace: as two equal ones they give the same bubble.
+    const pipeline::Costs costs{.forward = f.forward,
+                                .input = f.weight > 0 ? f.input : f.input / 2,
+                                .weight = f.weight > 0 ? f.weight : f.input / 2};
+    const pipeline::Request request{pipeline::parse_kind(f.schedule), f.stages, f.micro_batches, f.chunks};
+    const pipeline::Formula formula = pipeline::formula(request, costs);
+    f.formula = formula.text, f.expected = formula.bubble;
+    f.simulated = pipeline::simulate(pipeline::make_schedule(request), costs).bubble;
+  }
+  return f;
+}
+
+namespace {
+
+void add_steps(const RunFiles& run, Analysis& a) {
+  std::map<int64_t, double> longest;
+  std::map<int64_t, size_t> ranks;
+  for (const RankTrace& t : run.traces) {
+    for (const Event* e : steps_of(t)) {
+      const int64_t number = e->whole("step");
+      longest[number] = std::max(longest[number], e->seconds);
+      ++ranks[number];
+    }
+  }
+  std::vector<std::pair<double, int64_t>> whole;  // steps that all ranks have; the first warms up
+  for (const auto& [number, seconds] : longest) {
+    a.steps.push_back(seconds);
+    if (ranks[number] == run.traces.size() && (number != longest.begin()->first || longest.size() == 1))
+      whole.emplace_back(seconds, number);
+  }
+  if (whole.empty()) return;
+  std::sort(whole.begin(), whole.end());
+  std::tie(a.median_step, a.shown) = whole[(whole.size() - 1) / 2];
+  for (const RankTrace& t : run.traces) {
+    auto& split = a.split[t.rank];
+    const auto steps = steps_of(t);
+    for (size_t i = 0; i < steps.size(); ++i) {
+      if (i == 0 && steps.size() > 1) continue;
+      const double begin = steps[i]->begin, end = steps[i]->end();
+      const auto work = flatten(within(t, begin, end, true), begin, end);
+      for (const Interval& one : work)
+        split[size_t(one.part)] += (one.end - one.begin) / double(std::max<size_t>(steps.size() - 1, 1));
+      if (steps[i]->whole("step") != a.shown) continue;
+      RankStep& shown = a.timeline[t.rank];
+      shown = {.begin = begin, .end = end, .work = work, .collectives = {}, .seconds = {}};
+      for (const Interval& one : work) shown.seconds[size_t(one.part)] += one.end - one.begin;
+      for (const Event* e : within(t, begin, end, false))
+        if (e->category == Category::collective)
+          shown.collectives.push_back({Part::communication, e->begin, e->end(), e->text("call")});
+    }
+  }
+}
+
+void add_loss(const RunFiles& run, Analysis& a) {
+  for (const Json& line : run.metrics) {
+    const double step = number_of(line, "step", NAN), loss = number_of(line, "loss", NAN);
+    double validation = number_of(line, "val_loss", NAN);
+    if (std::isnan(validation)) validation = number_of(line, "test_loss", NAN);
+    if (std::isfinite(step) && std::isfinite(loss)) a.loss.emplace_back(step, loss);
+    if (std::isfinite(step) && std::isfinite(validation)) a.validation.emplace_back(step, validation);
+  }
+  if (run.traces.empty()) return;
+  const auto curve = run.traces[0].counters.find("loss");
+  if (curve == run.traces[0].counters.end() || curve->second.size() <= a.loss.size()) return;
+  a.loss.clear();  // the trace has every step, mlp's and cnn's metrics every epoch
+  const auto steps = steps_of(run.traces[0]);
+  size_t i = 0;
+  for (const Sample& sample : curve->second) {
+    while (i + 1 < steps.size() && steps[i]->end() < sample.at) ++i;
+    a.loss.emplace_back(i < steps.size() ? steps[i]->number("step") + 1 : double(a.loss.size() + 1),
+                        number_of(sample.values, "loss"));
+  }
+}
+
+void add_traffic(const RunFiles& run, Analysis& a) {
+  std::map<std::string, Traffic> rows;
+  double steps = 0;
+  for (const RankTrace& t : run.traces) {
+    const auto all = steps_of(t);
+    for (const Event* step : all) {
+      if (step == all.front() && all.size() > 1) continue;  // as everywhere
+      ++steps;
+      for (const Event* e : within(t, step->begin, step->end(), false)) {
+        if (e->category != Category::collective) continue;
+        Traffic& row = rows[e->name + ", " + e->text("group")];
+        ++row.calls;
+        row.bytes += e->number("bytes"), row.sent += e->number("sent"), row.seconds += e->seconds;
+      }
+    }
+  }
+  if (steps == 0) return;
+  for (auto& [name, row] : rows) {
+    row.collective = name;
+    for (double* value : {&row.calls, &row.bytes, &row.sent, &row.seconds}) *value /= steps;
+    a.sent += row.sent;
+    a.traffic.push_back(row);
+  }
+  std::stable_sort(a.traffic.begin(), a.traffic.end(),
+                   [](const Traffic& x, const Traffic& y) { return x.sent > y.sent; });
+  const Json* how = note(run, "parallel");
+  if (how) {
+    const double n = number_of(*how, "ranks", 1), bytes = number_of(*how, "parameter_bytes"),
+                 passes = number_of(*how, "micro_batches", 1);
+    const int stage = int(number_of(*how, "zero", -1));
+    // As in `lockstep plan`: from stage 2 on every micro-batch is reduced, in stage 3 parameters are gathered for each
+    // forward and backward.
+    const double times = stage <= 0 ? 2 : stage == 1 ? 2 : stage == 2 ? passes + 1 : 3 * passes;
+    const char* text = stage <= 1 ? "2Ψ(n-1)/n" : stage == 2 ? "(A+1)Ψ(n-1)/n" : "3AΨ(n-1)/n";
+    if (n > 1)
+      a.sent_formula = Formula{times * bytes * (n - 1) / n, str(text, ", Ψ = ", int64_t(bytes), " bytes, n = ", int(n),
+                                                                stage >= 2 ? str(", A = ", int(passes)) : "")};
+  } else if (a.pipeline && a.pipeline->copies == 1 && run.settings.find("width")) {
+    // Every boundary is crossed by each micro-batch twice; a rank's mean of it.
+    const PipelineFigures& p = *a.pipeline;
+    const double one =
+        number_of(run.settings, "batch") * number_of(run.settings, "context") * number_of(run.settings, "width") * 4;
+    const double crossings = 2. * (double(p.stages) * p.chunks - 1) * p.micro_batches / p.stages;
+    a.sent_formula = Formula{crossings * one, "2(p·v-1)m·b·T·C·4/p"};
+  }
+}
+
+void add_memory(const RunFiles& run, Analysis& a) {
+  std::map<std::string, double> most;
+  double processes = 0, together = 1;
+  for (const RankTrace& t : run.traces) {
+    const auto samples = t.counters.find("memory"), peaks = t.counters.find("memory, most so far");
+    if (samples == t.counters.end() || samples->second.empty()) continue;
+    const auto facts = t.notes.find("run");
+    if (facts != t.notes.end()) together = std::max(1., number_of(facts->second, "ranks_in_process", 1));
+    ++processes;
+    std::map<std::string, double> here;
+    for (const Sample& s : samples->second)
+      for (const auto& [key, value] : s.values.as_object()) here[key] = std::max(here[key], value.as_number());
+    // Activations come and go between the moments that are noted.
+    if (peaks != t.counters.end() && !peaks->second.empty())
+      for (const char* key : {"activation", "communication"}) here[key] = number_of(peaks->second.back().values, key);
+    for (const auto& [key, value] : here) most[key] += value;
+  }
+  if (processes == 0) return;
+  std::map<std::string, Formula> formulas;
+  if (const Json* how = note(run, "parallel")) {
+    const double n = number_of(*how, "ranks", 1), elements = std::max(1., number_of(*how, "parameters", 1)),
+                 width = number_of(*how, "parameter_bytes") / elements;
+    const int stage = std::max(0, int(number_of(*how, "zero", 0)));
+    const bool adam = how->find("optimizer") && how->at("optimizer").is_string() &&
+                      how->at("optimizer").as_string().starts_with("Adam");
+    const zero::ModelState state = zero::model_state(stage, elements, int(n), width, 8);
+    const auto share = [&](int from, const char* all) { return stage >= from ? str(all, "/n") : std::string(all); };
+    formulas["parameter"] = {state.parameters, share(3, width == 4 ? "4Ψ" : "bΨ")};
+    formulas["gradient"] = {state.gradients, share(2, width == 4 ? "4Ψ" : "bΨ")};
+    if (adam) formulas["optimizer"] = {state.optimizer, share(1, "8Ψ")};
+  }
+  for (int c = 0; c < memory_categories; ++c) {
+    const std::string name(lockstep::name_of(Memory(c)));
+    MemoryRow row{.category = name, .measured = most[name] / processes / together, .formula = {}};
+    if (const auto found = formulas.find(name); found != formulas.end()) row.formula = found->second;
+    if (row.measured > 0 || row.formula) a.memory.push_back(row);
+  }
+}
+
+}  // namespace
+
+Analysis analyze(const RunFiles& run) {
+  Analysis a;
+  a.warnings = run.warnings;
+  add_loss(run, a);
+  add_steps(run, a);
+  a.pipeline = measure_pipeline(run.traces);
+  add_traffic(run, a);
+  add_memory(run, a);
+  std::map<std::string, RankTrace::Total> operations;
+  for (const RankTrace& t : run.traces) {
+    for (const auto& [name, total] : t.operations)
+      operations[name].calls += total.calls, operations[name].seconds += total.seconds;
+  }
+  a.operations.assign(operations.begin(), operations.end());
+  std::stable_sort(a.operations.begin(), a.operations.end(),
+                   [](const auto& x, const auto& y) { return x.second.seconds > y.second.seconds; });
+  if (const Json* how = note(run, "parallel")) a.parameters = int64_t(number_of(*how, "parameters"));
+  return a;
+}
+
+}  // namespace lockstep::report

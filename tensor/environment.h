@@ -1,0 +1,31 @@
+#pragma once
+// The LOCKSTEP_* variables: one list, by which they are read, checked and documented (docs/environment.md).
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+struct EnvironmentVariable {
+  enum class Kind { text, flag, whole, seconds, word };
+  const char* name;
+  Kind kind;
+  double least = 0, most = 0;           ///< whole and seconds
+  std::vector<std::string> words = {};  ///< word
+  const char* fallback = "";            ///< what counts when it is not set, for people
+  const char* doc = "";
+};
+const std::vector<EnvironmentVariable>& environment_variables();
+
+/// The value of a variable of the list; nothing when it is not set or empty. Error when it is none of what the list
+/// says.
+std::optional<std::string> environment(const char* name);
+/// The same for a flag: 0 is false, anything else true.
+bool environment_flag(const char* name);
+/// Error for a LOCKSTEP_* variable of this process that is not in the list, with the nearest name, or has a value that
+/// it cannot have.
+void check_environment();
+/// docs/environment.md.
+std::string environment_reference();
+
+}  // namespace lockstep

@@ -1,0 +1,101 @@
+#pragma once
+// What kernels are told besides tensors: which function, and its options. The table of kernels is in tensor/kernels.h.
+#include "tensor/random.h"
+#include "tensor/shape.h"
+
+namespace lockstep {
+
+enum class PointwiseOp : uint8_t {
+#define LOCKSTEP_UNARY(name, functor, types) name,
+#define LOCKSTEP_UNARY1(name, functor, types, p, d) name,
+#define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e) name,
+#define LOCKSTEP_BINARY(name, functor, types) name,
+#define LOCKSTEP_COMPARE(name, functor) name,
+#include "tensor/pointwise.def"
+  where,    // (cond, a, b)
+  addcmul,  // a + p * b * c
+  lerp,     // a + p * (b - a)
+  count
+};
+
+/// Which function of an operation: its value, or the derivative towards operand 0 or 1 times the incoming gradient.
+/// The derivative of a unary reads (gradient, saved x or y), of a binary (gradient, a, b).
+enum class PointwisePart : uint8_t { value, grad0, grad1 };
+
+struct PointwiseArgs {
+  double p = 0, q = 0;
+};
+
+enum class ReduceOp : uint8_t { sum, mean, prod, max, min, any, all, sum_squares, logsumexp, var };
+
+enum class Activation : uint8_t { none, relu, gelu_tanh, gelu_erf, silu };
+
+/// out = activation(alpha * a b + beta * out + bias); `pre` (optional, with beta 0) receives the value before the
+/// activation.
+struct MatmulArgs {
+  double alpha = 1, beta = 0;
+  Activation activation = Activation::none;
+};
+
+/// Two-dimensional; a 1-d convolution is one with height 1.
+struct ConvArgs {
+  Dims stride{1, 1}, padding{0, 0}, dilation{1, 1};
+  int64_t groups = 1;
+};
+
+struct PoolArgs {
+  Dims kernel{2, 2}, stride{2, 2}, padding{0, 0}, dilation{1, 1};
+  bool ceil_mode = false, count_include_pad = true;  // the latter for average pooling only
+};
+
+struct AttentionArgs {
+  double scale = 1;
+  bool causal = false;
+  double dropout = 0;  // probability; element (b, h, i, j) is keyed by its flat index and `key`
+  PhiloxKey key;
+  int64_t first_head = 0, all_heads = 0;  // of dropout's index, when these heads are part of so many; 0: these are all
+};
+
+/// Where the elements of a part lie in the whole tensor: runs of `run` elements, `stride` apart, from `first` on. run
+/// 0: it is the whole.
+struct Region {
+  int64_t first = 0, run = 0, stride = 0;
+};
+
+struct CrossEntropyArgs {
+  int64_t ignore_index = -100;
+  double label_smoothing = 0;
+  bool elsewhere = false;  // the gradient's: lse is of more columns than are here, and targets of -1 (unless that is
+                           // ignore_index) are among the others
+};
+
+/// One optimizer step on flat, contiguous f32 (or f64) tensors. `grad` is multiplied by grad_scale first.
+struct AdamArgs {
+  double lr, beta1, beta2, eps, weight_decay;
+  bool decoupled;       // AdamW: p -= lr * weight_decay * p; else Adam: g += weight_decay * p
+  double bias1, bias2;  // 1 - beta^t, or 1
+  bool maximize = false;
+  double grad_scale = 1;
+};
+struct SgdArgs {
+  double lr, momentum, dampening, weight_decay;
+  bool nesterov, first, maximize = false;
+  double grad_scale = 1;
+};
+struct RmspropArgs {
+  double lr, alpha, eps, weight_decay, momentum;
+  bool centered, maximize = false;
+  double grad_scale = 1;
+};
+struct AdagradArgs {
+  double lr, eps, weight_decay;
+  bool maximize = false;
+  double grad_scale = 1;
+};  // lr already decayed
+struct LionArgs {
+  double lr, beta1, beta2, weight_decay;
+  bool maximize = false;
+  double grad_scale = 1;
+};
+
+}  // namespace lockstep

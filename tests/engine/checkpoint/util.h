@@ -1,0 +1,213 @@
+#pragma once
+// For the tests of checkpoint/: temporary folders, a small model in many pieces, and file calls that go wrong.
+#include <doctest/doctest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "dist/shard.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "tests/messages.h"
+#include "tests/temp_dir.h"
+
+namespace lockstep::checkpoints {
+
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool thread_sanitized = true;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+inline constexpr bool thread_sanitized = true;
+#else
+inline constexpr bool thread_sanitized = false;
+#endif
+#else
+inline constexpr bool thread_sanitized = false;
+#endif
+
+namespace fs = std::filesystem;
+using testing::TempDir;
+
+/// Odd sizes, every dtype, nothing, one element, and a name that is not ASCII.
+struct Entry {
+  const char* name;
+  Shape shape;
+  DType dtype;
+};
+inline const std::vector<Entry>& small_model() {
+  static const std::vector<Entry> entries = {{"model.h.0.attn.weight", {13, 7}, f32},
+                                             {"model.h.0.attn.bias", {13}, bf16},
+                                             {"model.empty", {0, 3}, f32},
+                                             {"model.scale", {}, f64},
+                                             {"model.mask", {5, 1}, boolean},
+                                             {"optimizer.exp_avg.h.0.attn.weight", {13, 7}, f16},
+                                             {"model.größe", {1}, i32},
+                                             {"data.order", {3, 3}, i64},
+                                             {"model.table", {17}, u8},
+                                             {"model.codes", {2, 3, 1}, i8}};
+  return entries;
+}
+
+/// A byte of element `i` of a tensor in version `v` of the model; bools are 0 or 1.
+inline std::byte byte_at(const Entry& e, int64_t i, int v) {
+  uint64_t x = uint64_t(i) * 0x9e3779b97f4a7c15u + uint64_t(v) * 0xbf58476d1ce4e5b9u + std::hash<std::string>()(e.name);
+  x ^= x >> 29;
+  return std::byte(e.dtype == boolean ? x & 1 : x & 255);
+}
+inline Tensor bytes_tensor(int64_t elements, DType dtype) {
+  return Tensor(Storage::allocate(elements * size_of(dtype), cpu), 0, {elements}, {1}, dtype);
+}
+/// Elements [begin, end) of version `v`; v < 0: to be filled.
+inline Piece make_piece(const Entry& e, int64_t begin, int64_t end, int v) {
+  Piece p{e.name, e.shape, e.dtype, begin, end, bytes_tensor(end - begin, e.dtype)};
+  auto* bytes = begin == end ? nullptr : static_cast<std::byte*>(p.tensor.raw_data());
+  for (int64_t i = 0; i < (end - begin) * size_of(e.dtype); ++i)
+    bytes[i] = v < 0 ? std::byte(0) : byte_at(e, begin * size_of(e.dtype) + i, v);
+  return p;
+}
+
+/// How ranks have the model: all of it each; a flat list cut into shards (ZeRO); whole tensors dealt out (a pipeline);
+/// and these mixed: parameters everywhere, the rest in shards, each of some ranks twice.
+enum class Cut { replicated, flat, dealt, mixed };
+inline constexpr Cut all_cuts[] = {Cut::replicated, Cut::flat, Cut::dealt, Cut::mixed};
+
+inline std::vector<Piece> pieces_of(Cut cut, int world, int rank, int v) {
+  std::vector<Piece> pieces;
+  int64_t total = 0, at = 0;
+  for (const Entry& e : small_model()) total += numel_of(e.shape);
+  const dist::Range mine = dist::shard_range(total, world, rank);
+  int index = 0;
+  for (const Entry& e : small_model()) {
+    const int64_t n = numel_of(e.shape);
+    const int owner = index++ % world;
+    if (cut == Cut::replicated || (cut == Cut::mixed && std::string(e.name).starts_with("model."))) {
+      pieces.push_back(make_piece(e, 0, n, v));
+    } else if (cut == Cut::dealt) {
+      if (owner == rank) pieces.push_back(make_piece(e, 0, n, v));
+    } else if (cut == Cut::mixed) {  // ranks 0 and 1 have the first half, 2 and 3 the second, ...
+      const dist::Range half = dist::shard_range(n, (world + 1) / 2, rank / 2);
+      pieces.push_back(make_piece(e, half.begin, half.end, v));
+    } else {
+      const int64_t begin = std::clamp<int64_t>(mine.begin - at, 0, n), end = std::clamp<int64_t>(mine.end - at, 0, n);
+      if (begin < end || n == 0) pieces.push_back(make_piece(e, begin, end, v));
+    }
+    at += n;
+  }
+  return pieces;
+}
+
+inline bool is_version(const std::vector<Piece>& pieces, int v) {
+  for (const Piece& p : pieces) {
+    const auto e = std::find_if(small_model().begin(), small_model().end(),
+                                [&](const Entry& entry) { return entry.name == p.name; });
+    const int64_t element = size_of(p.dtype), bytes = (p.end - p.begin) * element;
+    for (int64_t i = 0; i < bytes; ++i)
+      if (static_cast<const std::byte*>(p.tensor.raw_data())[i] != byte_at(*e, p.begin * element + i, v)) return false;
+  }
+  return true;
+}
+
+inline Contents contents_of(Cut cut, int world, int rank, int v) {
+  Contents c{.pieces = pieces_of(cut, world, rank, v), .numbers = {{"step", int64_t(v)}}, .plan = "test"};
+  c.aliases["model.head"] = "model.h.0.attn.weight";
+  return c;
+}
+
+/// Loads in this process, alone: the version, which numbers and tensors agree on; -1 when they do not, -2 when there is
+/// none.
+inline int load_version(const std::string& dir, LoadOptions options = {}) {
+  if (!options.warn) options.warn = [](const std::string&) {};
+  const std::vector<Piece> wanted = pieces_of(Cut::replicated, 1, 0, -1);
+  const auto loaded = load(dir, wanted, nullptr, options);
+  if (!loaded) return -2;
+  const int v = int(integer(loaded->numbers, "step"));
+  return is_version(wanted, v) ? v : -1;
+}
+
+/// Passes everything to the system, but the k-th call of all and those after may meet something else. Thread-safe.
+class FaultyCalls : public FileCalls {
+ public:
+  enum class Fault { none, fail, fail_from, shorten, kill };
+  FaultyCalls() = default;
+  FaultyCalls(Fault fault, int64_t k, int error = EIO) : fault_(fault), k_(k), error_(error) {}
+  int64_t calls() const { return calls_; }
+  /// From here on all goes well.
+  void repair() { repaired_ = true; }
+
+  int open(const char* path, int flags) override { return hit() ? -1 : FileCalls::open(path, flags); }
+  int64_t write(int fd, const std::byte* data, size_t bytes, int64_t offset) override {
+    if (hit()) return -1;
+    const bool now = !repaired_ && fault_ == Fault::shorten && bytes > 1 && calls_ >= k_;
+    return FileCalls::write(fd, data, now ? (bytes + 1) / 2 : bytes, offset);
+  }
+  int64_t read(int fd, std::byte* data, size_t bytes, int64_t offset) override {
+    return hit() ? -1 : FileCalls::read(fd, data, bytes, offset);
+  }
+  int sync(int) override { return hit() ? -1 : 0; }  // nobody pulls the plug, and it takes long
+  int close(int fd) override {
+    const bool failed = hit();
+    const int error = errno, result = FileCalls::close(fd);  // gone either way
+    return failed ? errno = error, -1 : result;
+  }
+  int rename(const char* from, const char* to) override { return hit() ? -1 : FileCalls::rename(from, to); }
+  int make_folder(const char* path) override { return hit() ? -1 : FileCalls::make_folder(path); }
+  int remove(const char* path) override { return hit() ? -1 : FileCalls::remove(path); }
+  int remove_folder(const char* path) override { return hit() ? -1 : FileCalls::remove_folder(path); }
+  int lock(int fd) override { return hit() ? -1 : FileCalls::lock(fd); }
+
+ private:
+  bool hit() {
+    ++calls_;
+    if (repaired_) return false;
+    if (fault_ == Fault::kill && calls_ == k_) ::_exit(137);
+    const bool now = (fault_ == Fault::fail && calls_ == k_) || (fault_ == Fault::fail_from && calls_ >= k_);
+    if (now) errno = error_;
+    return now;
+  }
+  Fault fault_ = Fault::none;
+  int64_t k_ = 0;
+  int error_ = 0;
+  std::atomic<int64_t> calls_{0};
+  std::atomic<bool> repaired_{false};
+};
+
+inline constexpr auto quiet = [](const std::string&) {};
+
+inline FaultyCalls healthy;
+
+inline SaveOptions options_with(FileCalls* calls, bool async = false) {
+  return {.async = async, .share = true, .keep = 1, .calls = calls, .warn = quiet};
+}
+
+/// A folder that holds version 1, in a new place each time.
+struct Run {
+  Run() { save(path(), "one", contents_of(Cut::replicated, 1, 0, 1), nullptr, options_with(&healthy)); }
+  std::string path() const { return dir / "run"; }
+  TempDir dir;
+};
+
+/// Collects warnings, from any thread.
+struct Warnings {
+  std::mutex mutex;
+  std::string text;
+  std::function<void(const std::string&)> sink() {
+    return [this](const std::string& what) {
+      const std::lock_guard lock(mutex);
+      text += what + "\n";
+    };
+  }
+  std::string take() {
+    const std::lock_guard lock(mutex);
+    return std::exchange(text, "");
+  }
+};
+
+}  // namespace lockstep::checkpoints

@@ -1,0 +1,692 @@
+#!/usr/bin/env python3
+"""Random cases of our operations against PyTorch: values, gradients, and what is refused.
+
+    pytorch.py build/tests/golden [--cases 20000] [--seed 1] [--only REGEX] [--keep FOLDER]
+
+A case is drawn from (seed, number): operation, options, shapes (sizes 0, 1 and primes too), dtype, and how its inputs lie (transposed, sliced,
+expanded). Inputs are rounded to the case's dtype; PyTorch computes in f64 from those, so its own 16-bit kernels set no standard. A result may
+be off by TOLERANCE of its dtype, measured against the value itself plus a part of the largest value of its tensor (sums cancel). The same
+program that runs the golden files runs the cases. What differs on purpose is in docs/differences.md, and not drawn here.
+Skipped (exit code 77) without torch; $PYTHON names an interpreter that has it. Ends with "N passed, N failed".
+"""
+import argparse
+import collections
+import json
+import math
+import os
+import pathlib
+import random
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import warnings
+
+from need import need
+
+need("torch")
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+
+torch.set_num_threads(1)
+warnings.filterwarnings("ignore")
+DTYPES = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.bool: "BOOL"}
+TOLERANCE = {"f64": 1e-9, "f32": 2e-5, "f16": 2e-3, "bf16": 1.6e-2}
+REACH = {"f64": 1.0, "f32": 0.1, "f16": 0.02, "bf16": 0.02}
+
+
+class Case:
+    """Inputs as they are drawn, and what is to be done with them."""
+
+    def __init__(self, rng, dtype):
+        self.rng, self.dtype, self.inputs, self.views, self.args = rng, dtype, [], {}, {}
+        self.values_only, self.out_dtype, self.reach, self.refused = False, None, REACH[dtype], False
+
+    def shape(self, least=0, most=4, zero=True):
+        sizes = [1, 2, 3, 5, 7, 4, 8, 17] + ([0] if zero and self.rng.random() < 0.15 else [])
+        return [self.rng.choice(sizes) for _ in range(self.rng.randint(least, most))]
+
+    def tensor(self, shape, low=-2.0, high=2.0, views=True):
+        """A floating input; some lie in a larger tensor, and the runner takes the same view of it."""
+        name = f"in{len(self.inputs)}"
+        base, view = list(shape), []
+        kind = self.rng.random() if views and shape else 1.0
+        if kind < 0.15 and len(shape) > 1:
+            a, b = self.rng.sample(range(len(shape)), 2)
+            base[a], base[b] = base[b], base[a]
+            view = [["transpose", a, b]]
+        elif kind < 0.3:
+            d = self.rng.randrange(len(shape))
+            step, start = self.rng.randint(1, 3), self.rng.randint(0, 2)
+            base[d] = start + max(shape[d] * step, 0) + self.rng.randint(0, 1)
+            view = [["slice", d, start, start + shape[d] * step, step]]
+        elif kind < 0.4 and 0 not in shape:
+            d = self.rng.randrange(len(shape))
+            if shape[d] > 1:
+                base[d] = 1
+                view = [["expand", *shape]]
+        values = torch.rand(base, dtype=torch.float64, generator=self.torch_rng) * (high - low) + low
+        self.inputs.append(values.to(DTYPES[self.dtype]))
+        if view:
+            self.views[name] = view
+        return len(self.inputs) - 1
+
+    def index(self, shape, size):
+        self.inputs.append(torch.randint(0, max(size, 1), shape, generator=self.torch_rng))
+        return len(self.inputs) - 1
+
+    def mask(self, shape):
+        self.inputs.append((torch.rand(shape, generator=self.torch_rng) < 0.5).to(torch.int64))
+        return len(self.inputs) - 1
+
+    @property
+    def torch_rng(self):
+        if not hasattr(self, "_torch_rng"):
+            self._torch_rng = torch.Generator().manual_seed(self.rng.getrandbits(48))
+        return self._torch_rng
+
+    def dim(self, rank):
+        d = self.rng.randrange(max(rank, 1))
+        return d - rank if rank and self.rng.random() < 0.5 else d
+
+
+def applied(x, views):
+    for kind, *v in views:
+        if kind == "transpose":
+            x = x.transpose(*v)
+        elif kind == "slice":
+            d, start, end, step = v
+            x = x[(slice(None),) * d + (slice(start, end, step),)]
+        else:
+            x = x.expand(v)
+    return x
+
+
+FAMILIES = {}
+
+
+def family(name, weight=1):
+    def add(fn):
+        FAMILIES[name] = (fn, weight)
+        return fn
+    return add
+
+
+POSITIVE = (0.3, 3.0)
+UNARY = {"neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "square": torch.square, "exp": torch.exp, "expm1": torch.expm1, "log": (torch.log, POSITIVE), "log2": (torch.log2, POSITIVE), "log1p": (torch.log1p, (-0.7, 3.0)),
+         "sqrt": (torch.sqrt, POSITIVE), "rsqrt": (torch.rsqrt, POSITIVE), "reciprocal": (torch.reciprocal, POSITIVE), "sin": torch.sin, "cos": torch.cos, "tanh": torch.tanh, "erf": torch.erf, "sigmoid": torch.sigmoid,
+         "log_sigmoid": F.logsigmoid, "relu": F.relu, "silu": F.silu, "mish": F.mish, "gelu_erf": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "hardswish": (F.hardswish, (-4.5, 4.5)), "hardsigmoid": (F.hardsigmoid, (-4.5, 4.5)),
+         "floor": torch.floor, "ceil": torch.ceil, "round": torch.round, "trunc": torch.trunc}
+
+
+@family("unary", 4)
+def unary(c):
+    name = c.rng.choice(list(UNARY))
+    fn, span = UNARY[name] if isinstance(UNARY[name], tuple) else (UNARY[name], (-3.0, 3.0))
+    c.tensor(c.shape(), *span)
+    if c.rng.random() < 0.1 and name not in ("sign",):  # NaN and its like: values only
+        c.values_only = True
+        c.inputs[0] = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-30, -1e-30, 80.0, -80.0, 1e4, -1e4]).to(DTYPES[c.dtype])
+        c.views.clear()
+    c.reach = min(c.reach, 0.02)
+    return name, lambda x: fn(x)
+
+
+@family("options", 1)
+def options(c):
+    name = c.rng.choice(["pow_scalar", "leaky_relu", "elu", "softplus", "clamp"])
+    shape = c.shape()
+    if name == "pow_scalar":
+        e = c.args["exponent"] = c.rng.choice([2.0, 3.0, -1.0, 0.5, 0.0, 1.0, 1.7])
+        c.tensor(shape, *((-2.0, 2.0) if e in (2.0, 3.0, 0.0, 1.0) else POSITIVE))
+        return name, lambda x: x.pow(e)
+    c.tensor(shape)
+    if name == "leaky_relu":
+        s = c.args["slope"] = c.rng.choice([0.01, 0.3, 1.5])
+        return name, lambda x: F.leaky_relu(x, s)
+    if name == "elu":
+        a = c.args["alpha"] = c.rng.choice([1.0, 0.3, 2.0])
+        return name, lambda x: F.elu(x, a)
+    if name == "softplus":
+        b, t = c.args["beta"], c.args["threshold"] = c.rng.choice([0.5, 1.0, 3.0]), c.rng.choice([20.0, 3.0])
+        return name, lambda x: F.softplus(x, b, t)
+    low, high = c.args["min"], c.args["max"] = -0.7, c.rng.choice([0.3, 1.5])
+    return name, lambda x: x.clamp(low, high)
+
+
+def broadcast_pair(c, low=-2.0, high=2.0):
+    shape = c.shape(most=3)
+    other = [1 if c.rng.random() < 0.3 else n for n in shape][c.rng.randint(0, len(shape)):]
+    shapes = [shape, other] if c.rng.random() < 0.5 else [other, shape]
+    for s in shapes:
+        c.tensor(s, low, high)
+
+
+@family("binary", 3)
+def binary(c):
+    table = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "pow": torch.pow, "maximum": torch.maximum, "minimum": torch.minimum}
+    name = c.rng.choice(list(table))
+    broadcast_pair(c, *(POSITIVE if name in ("div", "pow") else (-2.0, 2.0)))
+    return name, table[name]
+
+
+@family("compare")
+def compare(c):
+    name = c.rng.choice(["eq", "ne", "lt", "le", "gt", "ge"])
+    broadcast_pair(c)
+    c.inputs = [t.round() for t in c.inputs]
+    return name, lambda a, b: getattr(torch, name)(a, b).to(torch.int64)
+
+
+@family("three")
+def three(c):
+    name = c.rng.choice(["where", "addcmul", "lerp"])
+    if name == "where":
+        shape = c.shape(most=3)
+        c.mask(shape)
+        c.tensor(shape), c.tensor([1 if c.rng.random() < 0.3 else n for n in shape])
+        return name, lambda m, a, b: torch.where(m.bool(), a, b)
+    if name == "lerp":
+        w = c.args["weight"] = c.rng.choice([0.0, 0.3, 1.0, 1.5])
+        broadcast_pair(c)
+        return name, lambda a, b: torch.lerp(a, b, w)
+    v = c.args["value"] = c.rng.choice([1.0, -0.5, 2.0])
+    shape = c.shape(most=3)
+    c.tensor(shape), c.tensor([1 if c.rng.random() < 0.3 else n for n in shape]), c.tensor(shape)
+    return name, lambda a, b, d: torch.addcmul(a, b, d, value=v)
+
+
+def some_dims(c, rank):
+    dims = c.rng.sample(range(rank), c.rng.randint(0, rank)) if rank else []
+    c.args["dim"] = [d - rank if c.rng.random() < 0.3 else d for d in dims]
+    c.args["keepdim"] = c.rng.random() < 0.4
+    return c.args["dim"] or list(range(rank)), c.args["keepdim"]
+
+
+@family("reduce", 3)
+def reduce(c):
+    name = c.rng.choice(["sum", "mean", "prod", "amax", "amin", "norm2", "logsumexp", "var", "std"])
+    shape = c.shape(least=1, zero=name in ("sum",))
+    i = c.tensor(shape, views=name not in ("amax", "amin"))  # ties of expanded inputs: torch shares them over the view
+    dims, keep = some_dims(c, len(shape))
+    if name == "prod":  # torch takes one dim at a time
+        def fn(x):
+            for d in sorted((d % len(shape) for d in dims), reverse=True):
+                x = x.prod(d, keepdim=keep)
+            return x
+        return name, fn
+    if name in ("var", "std"):
+        correction = c.args["correction"] = c.rng.choice([0.0, 1.0])
+        count = 1
+        for d in dims:
+            count *= shape[d]
+        if count < 2:
+            c.args["correction"] = correction = 0.0
+            c.values_only = name == "std"
+        return name, lambda x: getattr(torch, name)(x, dim=dims, correction=correction, keepdim=keep)
+    if name == "norm2":
+        return name, lambda x: torch.linalg.vector_norm(x, 2, dim=dims, keepdim=keep)
+    return name, lambda x: getattr(torch, name)(x, dim=dims, keepdim=keep)
+
+
+@family("along", 2)
+def along(c):
+    name = c.rng.choice(["max_dim", "min_dim", "argmax", "argmin", "cumsum", "cumprod", "topk", "sort", "softmax", "log_softmax"])
+    shape = c.shape(least=1, zero=False)
+    c.tensor(shape, views=name not in ("max_dim", "min_dim", "argmax", "argmin", "topk", "sort"))
+    if name in ("max_dim", "min_dim", "argmax", "argmin", "topk", "sort"):  # no ties
+        if c.dtype == "bf16":  # which has whole numbers to 256
+            shape = [min(s, 5) for s in shape][:3]
+        n = math.prod(shape)
+        c.inputs[0] = ((torch.randperm(n, generator=c.torch_rng).double() - n // 2) / 4).reshape(shape).to(DTYPES[c.dtype])
+    d = c.args["dim"] = c.dim(len(shape))
+    if name == "topk":
+        k, largest = c.args["k"], c.args["largest"] = c.rng.randint(0, shape[d]), c.rng.random() < 0.5
+        return name, lambda x: tuple(x.topk(k, d, largest))
+    if name == "sort":
+        down = c.args["descending"] = c.rng.random() < 0.5
+        return name, lambda x: tuple(x.sort(d, descending=down))
+    if name in ("cumsum", "cumprod"):
+        return name, lambda x: getattr(torch, name)(x, d)
+    if name in ("softmax", "log_softmax"):
+        if c.dtype in ("f16", "bf16"):
+            c.reach = 1.0  # from a result that was rounded
+        return name, lambda x: getattr(F, name)(x, d)
+    keep = c.args["keepdim"] = c.rng.random() < 0.4
+    if name.startswith("arg"):
+        return name, lambda x: getattr(torch, name)(x, d, keepdim=keep)
+    return name, lambda x: tuple(getattr(torch, name[:3])(x, d, keepdim=keep))
+
+
+@family("matmul", 3)
+def matmul(c):
+    name = c.rng.choice(["matmul", "matmul", "addmm", "outer", "linear", "einsum"])
+    m, k, n = (c.rng.choice([1, 2, 3, 7, 16, 33, 0 if c.rng.random() < 0.1 else 5]) for _ in range(3))
+    if name == "outer":
+        c.tensor([m]), c.tensor([n])
+        return name, torch.outer
+    if name == "addmm":
+        beta, alpha = c.args["beta"], c.args["alpha"] = c.rng.choice([1.0, 0.5]), c.rng.choice([1.0, -2.0])
+        c.tensor(c.rng.choice([[m, n], [n], [1, n]])), c.tensor([m, k]), c.tensor([k, n])
+        return name, lambda a, b, d: torch.addmm(a, b, d, beta=beta, alpha=alpha)
+    if name == "linear":
+        c.tensor([*c.shape(least=0, most=2), k]), c.tensor([n, k])
+        if c.rng.random() < 0.6:
+            c.tensor([n])
+        return name, F.linear
+    if name == "einsum":
+        equation, shapes = c.rng.choice([("ij,jk->ik", [[m, k], [k, n]]), ("bij,bkj->bik", [[2, m, k], [2, n, k]]), ("ij->ji", [[m, n]]), ("ij,ij->i", [[m, n], [m, n]]), ("bqhd,bkhd->bhqk", [[2, 3, 2, k], [2, 4, 2, k]])])
+        c.args["equation"] = equation
+        for s in shapes:
+            c.tensor(s)
+        return name, lambda *a: torch.einsum(equation, *a)
+    batch = c.rng.choice([[], [], [2], [3, 2]])
+    one, two = batch, c.rng.choice([batch, [], [1] * len(batch)])
+    a, b = [*one, m, k], [*two, k, n]
+    if c.rng.random() < 0.15:
+        a = [k]
+    elif c.rng.random() < 0.15:
+        b = [k]
+    c.tensor(a), c.tensor(b)
+    return name, torch.matmul
+
+
+@family("views", 2)
+def views(c):
+    shape = c.shape(least=1)
+    rank = len(shape)
+    name = c.rng.choice(["reshape", "permute", "transpose", "flip", "roll", "repeat", "pad", "tril", "triu", "cat", "stack", "split", "chunk", "expand", "diagonal", "cast"])
+    if name in ("tril", "triu", "diagonal"):
+        shape = shape + [c.rng.choice([1, 3, 4])] if rank < 2 else shape
+        if name == "diagonal":
+            shape = shape[-2:]
+            o = c.args["offset"] = c.rng.randint(-1, 1)
+            c.tensor(shape)
+            return name, lambda x: torch.diagonal(x, o)
+        o = c.args["diagonal"] = c.rng.randint(-2, 2)
+        c.tensor(shape)
+        return name, lambda x: getattr(torch, name)(x, o)
+    if name in ("cat", "stack"):
+        d = c.args["dim"] = c.rng.randrange(rank + (name == "stack"))
+        for _ in range(c.rng.randint(1, 3)):
+            s = list(shape)
+            if name == "cat":
+                s[d] = c.rng.randint(0, 4)
+            c.tensor(s)
+        return name, lambda *x: getattr(torch, name)(x, d)
+    c.tensor(shape)
+    d = c.dim(rank)
+    if name == "reshape":
+        s = c.args["shape"] = [-1] if c.rng.random() < 0.5 and 0 not in shape else [int(torch.Size(shape).numel())]
+        return name, lambda x: x.reshape(s)
+    if name == "permute":
+        p = c.args["dims"] = c.rng.sample(range(rank), rank)
+        return name, lambda x: x.permute(p)
+    if name == "transpose":
+        p = c.args["dims"] = [c.dim(rank), c.dim(rank)]
+        return name, lambda x: x.transpose(*p)
+    if name == "flip":
+        p = c.args["dims"] = c.rng.sample(range(rank), c.rng.randint(1, rank))
+        return name, lambda x: x.flip(p)
+    if name == "roll":
+        p, s = c.args["dims"], c.args["shifts"] = [c.rng.randrange(rank)], [c.rng.randint(-5, 5)]
+        return name, lambda x: x.roll(s, p)
+    if name == "repeat":
+        r = c.args["repeats"] = [c.rng.randint(1, 3) for _ in range(rank + c.rng.randint(0, 1))]
+        return name, lambda x: x.repeat(r)
+    if name == "pad":
+        p = c.args["pad"] = [c.rng.randint(0, 2) for _ in range(2 * c.rng.randint(1, rank))]
+        v = c.args["value"] = c.rng.choice([0.0, 1.5])
+        return name, lambda x: F.pad(x, p, value=v)
+    if name == "split":
+        n = shape[d]
+        cut = c.rng.randint(0, n)
+        sizes = c.args["sizes"] = [cut, n - cut]
+        c.args["dim"] = d
+        return name, lambda x: tuple(x.split(sizes, d))
+    if name == "chunk":
+        k = c.args["chunks"] = c.rng.randint(1, 4)
+        c.args["dim"] = d
+        if shape[d] == 0:
+            c.inputs.clear(), c.views.clear()
+            shape[d] = 2
+            c.tensor(shape)
+        return name, lambda x: tuple(x.chunk(k, d))
+    if name == "cast":
+        to = c.args["dtype"] = c.rng.choice(list(DTYPES))
+        c.out_dtype = to
+        return name, lambda x: x.to(DTYPES[to]).double()
+    e = c.args["shape"] = [2, *shape]
+    return "expand", lambda x: x.expand(e)
+
+
+@family("indexing", 2)
+def indexing(c):
+    name = c.rng.choice(["index_select", "gather", "scatter_add", "masked_fill", "embedding"])
+    shape = c.shape(least=1, most=3, zero=False)
+    d = c.args["dim"] = c.dim(len(shape))
+    if name == "embedding":
+        v, w = c.rng.randint(1, 9), c.rng.randint(1, 8)
+        c.args.clear()
+        c.tensor([v, w], views=False)
+        c.index(c.shape(least=0, most=2), v)
+        return name, lambda t, i: F.embedding(i, t)
+    c.tensor(shape)
+    if name == "index_select":
+        c.index([c.rng.randint(0, 6)], shape[d])
+        return name, lambda x, i: x.index_select(d, i)
+    if name == "masked_fill":
+        c.mask([1 if c.rng.random() < 0.3 else n for n in shape])
+        v = c.args["value"] = c.rng.choice([0.0, -3.0])
+        return name, lambda x, m: x.masked_fill(m.bool(), v)
+    s = [c.rng.randint(1, n) for n in shape]
+    s[d] = c.rng.randint(0, 5)
+    c.index(s, shape[d])
+    if name == "gather":
+        return name, lambda x, i: x.gather(d, i)
+    c.tensor(s)
+    return name, lambda x, i, y: x.scatter_add(d, i, y)
+
+
+def pair(c, least, most):
+    return [c.rng.randint(least, most), c.rng.randint(least, most)]
+
+
+@family("convolution", 2)
+def convolution(c):
+    name = c.rng.choice(["conv2d", "conv_transpose2d"])
+    groups = c.args["groups"] = c.rng.choice([1, 1, 2, 3])
+    channels, out, kernel = groups * c.rng.randint(1, 3), groups * c.rng.randint(1, 3), pair(c, 1, 3)
+    stride, dilation, padding = pair(c, 1, 3), pair(c, 1, 3), pair(c, 0, 2)
+    c.args.update(stride=stride, padding=padding, dilation=dilation)
+    size = [max(c.rng.randint(1, 9), dilation[i] * (kernel[i] - 1) + 1 - 2 * padding[i], 1) for i in range(2)]
+    if name == "conv_transpose2d":
+        extra = c.args["output_padding"] = [c.rng.randrange(max(stride[i], dilation[i])) for i in range(2)]
+        for i in range(2):
+            while (size[i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + extra[i] + 1 < 1:
+                size[i] += 1
+    c.tensor([c.rng.randint(1, 2), channels, *size])
+    c.tensor([out, channels // groups, *kernel] if name == "conv2d" else [channels, out // groups, *kernel])
+    if c.rng.random() < 0.5:
+        c.tensor([out])
+    if name == "conv2d":
+        return name, lambda x, w, b=None: F.conv2d(x, w, b, stride, padding, dilation, groups)
+    return name, lambda x, w, b=None: F.conv_transpose2d(x, w, b, stride, padding, extra, groups, dilation)
+
+
+@family("pooling")
+def pooling(c):
+    name = c.rng.choice(["max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"])
+    size = pair(c, 4, 9)
+    if name == "adaptive_avg_pool2d":
+        to = c.args["size"] = pair(c, 1, 5)
+        c.tensor([2, 3, *size])
+        return name, lambda x: F.adaptive_avg_pool2d(x, to)
+    kernel, stride, ceil = c.args["kernel"], c.args["stride"], c.args["ceil_mode"] = pair(c, 1, 4), pair(c, 1, 3), c.rng.random() < 0.4
+    padding = c.args["padding"] = [c.rng.randint(0, k // 2) for k in kernel]
+    c.tensor([2, 2, *size], views=False)
+    if name == "max_pool2d":
+        n = c.inputs[0].numel()
+        c.inputs[0] = ((torch.randperm(n, generator=c.torch_rng).double() - n // 2) / 4).reshape(c.inputs[0].shape)
+        if c.dtype == "bf16":
+            c.values_only = True  # it has not that many numbers: ties
+        c.inputs[0] = c.inputs[0].to(DTYPES[c.dtype])
+        return name, lambda x: F.max_pool2d(x, kernel, stride, padding, 1, ceil)
+    count = c.args["count_include_pad"] = c.rng.random() < 0.5
+    return name, lambda x: F.avg_pool2d(x, kernel, stride, padding, ceil, count)
+
+
+@family("norms", 2)
+def norms(c):
+    name = c.rng.choice(["layer_norm", "rms_norm", "group_norm", "batch_norm"])
+    eps = c.args["eps"] = c.rng.choice([1e-5, 1e-2])
+    n, ch = c.rng.randint(2, 4), c.rng.choice([2, 4, 6])
+    affine = c.rng.random() < 0.7
+    if name in ("layer_norm", "rms_norm"):
+        w = c.rng.choice([3, 8, 17])
+        c.tensor([n, *c.shape(most=2, zero=False), w], views=False)
+        c.args["shape"] = [w]
+        if affine or name == "rms_norm":
+            c.tensor([w], 0.5, 1.5, views=False)
+        if name == "rms_norm":
+            return name, lambda x, g: F.rms_norm(x, [w], g, eps)
+        if affine:
+            c.tensor([w], views=False)
+        return name, lambda x, g=None, b=None: F.layer_norm(x, [w], g, b, eps)
+    c.tensor([n, ch, c.rng.randint(2, 5), 3] if name == "group_norm" or c.rng.random() < 0.5 else [n + 2, ch], views=False)
+    if affine:
+        c.tensor([ch], 0.5, 1.5, views=False), c.tensor([ch], views=False)
+    if name == "group_norm":
+        g = c.args["groups"] = c.rng.choice([1, 2, ch])
+        return name, lambda x, w=None, b=None: F.group_norm(x, g, w, b, eps)
+    return name, lambda x, w=None, b=None: F.batch_norm(x, None, None, w, b, True, 0.1, eps)
+
+
+@family("attention")
+def attention(c):
+    b, h, t, s, d, v = c.rng.randint(1, 2), c.rng.choice([1, 2, 4]), c.rng.choice([1, 3, 8, 17]), c.rng.choice([2, 5, 16, 33]), c.rng.choice([4, 8, 16]), c.rng.choice([4, 8])
+    kv = c.rng.choice([1, h])
+    causal = c.rng.random() < 0.4
+    if causal:
+        s, c.args["causal"] = t, True
+    v = d
+    scale = c.args["scale"] = c.rng.choice([0.3, d ** -0.5])
+    c.tensor([b, h, t, d], views=False), c.tensor([b, kv, s, d], views=False), c.tensor([b, kv, s, v], views=False)
+    masked = not causal and c.rng.random() < 0.3
+    if masked:
+        c.tensor([b, h, t, s], views=False)
+        c.inputs[-1].mul_(1.0)
+        c.no_grad = {3}
+    if c.dtype in ("f16", "bf16"):
+        c.reach = 0.3
+    return "attention", lambda q, k, w, m=None: F.scaled_dot_product_attention(q, k.repeat_interleave(h // kv, 1), w.repeat_interleave(h // kv, 1), m, is_causal=causal, scale=scale)
+
+
+@family("losses", 2)
+def losses(c):
+    name = c.rng.choice(["cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "bce_with_logits", "kl_div"])
+    r = c.args["reduction"] = c.rng.choice(["mean", "sum"] if name == "kl_div" else ["mean", "sum", "none"])
+    shape = c.shape(least=1, most=3, zero=False)
+    if name in ("cross_entropy", "nll_loss"):
+        classes = c.rng.choice([2, 5, 9])
+        rest = c.shape(most=2, zero=False)
+        n = c.rng.randint(1, 6)
+        c.tensor([n, classes, *rest])
+        c.index([n, *rest], classes)
+        weighted, smoothing, ignored = c.rng.random() < 0.4, 0.0, -100
+        if weighted:
+            c.tensor([classes], 0.5, 2.0, views=False)
+            c.no_grad = {2}
+        if c.rng.random() < 0.3:
+            ignored = c.args["ignore_index"] = 0
+            c.inputs[1].view(-1)[0] = 1
+        if name == "cross_entropy":
+            smoothing = c.args["label_smoothing"] = c.rng.choice([0.0, 0.1])
+            if c.dtype in ("f16", "bf16"):
+                c.out_dtype = "f32"
+            return name, lambda x, t, w=None: F.cross_entropy(x, t, w, ignore_index=ignored, reduction=r, label_smoothing=smoothing)
+        return name, lambda x, t, w=None: F.nll_loss(x, t, w, ignore_index=ignored, reduction=r)
+    c.tensor(shape)
+    c.tensor(shape, *((0.05, 0.95) if name in ("bce_with_logits", "kl_div") else (-2.0, 2.0)))
+    if name == "smooth_l1_loss":
+        b = c.args["beta"] = c.rng.choice([0.3, 1.0])
+        return name, lambda x, y: F.smooth_l1_loss(x, y, reduction=r, beta=b)
+    if name == "huber_loss":
+        b = c.args["delta"] = c.rng.choice([0.3, 1.0])
+        return name, lambda x, y: F.huber_loss(x, y, reduction=r, delta=b)
+    if name == "bce_with_logits":
+        return name, lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction=r)
+    if name == "kl_div":
+        log = c.args["log_target"] = c.rng.random() < 0.5
+        return name, lambda x, y: F.kl_div(x, y, reduction=r, log_target=log)
+    return name, lambda x, y: getattr(F, name)(x, y, reduction=r)
+
+
+@family("refused")
+def refused(c):
+    """What neither takes."""
+    c.refused = True
+    name = c.rng.choice(["add", "matmul", "cat", "reshape", "sum", "softmax", "conv2d", "gather", "layer_norm", "mse_loss", "permute", "expand", "index_select", "cross_entropy"])
+    t = lambda *shape: c.tensor(list(shape), views=False)
+    if name == "add":
+        t(3, 4), t(2, 4)
+        return name, torch.add
+    if name == "matmul":
+        t(3, 4), t(5, 2)
+        return name, torch.matmul
+    if name == "cat":
+        t(2, 3), t(2, 4)
+        c.args["dim"] = 0
+        return name, lambda *x: torch.cat(x, 0)
+    if name == "mse_loss":
+        t(2, 3), t(2, 2)
+        return name, F.mse_loss
+    if name == "conv2d":
+        t(1, 3, 4, 4), t(2, 2, 3, 3)
+        c.args.update(stride=[1, 1], padding=[0, 0], dilation=[1, 1])
+        return name, F.conv2d
+    if name == "gather":
+        t(2, 3)
+        c.inputs.append(torch.tensor([[3, 0, 0]]))
+        c.args["dim"] = 1
+        return name, lambda x, i: x.gather(1, i)
+    if name == "index_select":
+        t(2, 3)
+        c.inputs.append(torch.tensor([2]))
+        c.args["dim"] = 0
+        return name, lambda x, i: x.index_select(0, i)
+    if name == "cross_entropy":
+        t(2, 3)
+        c.inputs.append(torch.tensor([0, c.rng.choice([3, -1])]))
+        return name, F.cross_entropy
+    t(2, 3)
+    if name == "layer_norm":
+        c.args.update(shape=[2], eps=1e-5)
+        return name, lambda x: F.layer_norm(x, [2])
+    if name == "reshape":
+        c.args["shape"] = [4, 2]
+        return name, lambda x: x.reshape(4, 2)
+    if name == "permute":
+        p = c.args["dims"] = c.rng.choice([[0, 0], [0], [0, 2]])
+        return name, lambda x: x.permute(p)
+    if name == "expand":
+        c.args["shape"] = [4, 3]
+        return name, lambda x: x.expand(4, 3)
+    d = c.rng.choice([2, -3])
+    c.args["dim"] = [d] if name == "sum" else d
+    return name, (lambda x: x.sum(d)) if name == "sum" else (lambda x: x.softmax(d))
+
+
+def make(seed, number, only):
+    """One case as (json, tensors), or None when `only` does not want it."""
+    rng = random.Random(f"{seed}:{number}")
+    names = list(FAMILIES)
+    which = rng.choices(names, [FAMILIES[n][1] for n in names])[0]
+    c = Case(rng, rng.choices(list(DTYPES), [2, 4, 2, 2])[0])
+    op, fn = FAMILIES[which][0](c)
+    if only and not re.search(only, which + " " + op):
+        return None
+    name = f"{which}-{op}-{c.dtype}-{number}"
+    tensors = {f"in{i}": t for i, t in enumerate(c.inputs)}
+    out_dtype = c.out_dtype or c.dtype
+    entry = {"name": name, "op": op, "args": c.args, "views": c.views, "tolerance": max(TOLERANCE[c.dtype], TOLERANCE[out_dtype]), "reach": c.reach}
+    # Derivatives from a result that was rounded, and sums of gradients that were rounded each for itself (an input that was expanded).
+    loose = c.dtype in ("f16", "bf16") and (which in ("binary", "three", "attention") or op in ("expm1", "tanh", "sigmoid", "log_sigmoid", "softmax", "log_softmax", "repeat", "linear", "matmul", "bce_with_logits"))
+    loose = loose or any(view[0][0] == "expand" for view in c.views.values())
+    if op == "hardsigmoid":
+        entry["tolerance"] = max(entry["tolerance"], 1e-7)  # PyTorch's derivative divides by an f32 six, in f64 too
+    entry["grad_reach"] = 1.0 if loose or which in ("attention", "norms") else c.reach
+    try:
+        leaves, outputs = evaluate(c, fn, dense=False)
+        if loose and len(c.inputs) > 1:  # sums over what was broadcast
+            entry["grad_reach"] = max(1.0, max(o.numel() for o in outputs) ** 0.5)
+        if c.refused:
+            raise AssertionError(f"{name}: torch took what it was to refuse")
+        for i, o in enumerate(outputs):
+            tensors[f"out{i}"] = o.detach()
+            if not c.values_only and o.requires_grad:
+                tensors[f"gout{i}"] = (torch.rand(o.shape, generator=c.torch_rng, dtype=torch.float64) * 2 - 1).to(DTYPES[out_dtype])
+        try:
+            backward(outputs, tensors)
+        except RuntimeError:  # some derivatives of torch want their inputs contiguous
+            leaves, outputs = evaluate(c, fn, dense=True)
+            backward(outputs, tensors)
+    except (RuntimeError, IndexError, ValueError):
+        if not c.refused:
+            raise
+        return dict(entry, refused=True), tensors
+    if any(what.startswith("gout") for what in tensors):
+        for i, leaf in enumerate(leaves):
+            if leaf.requires_grad:
+                tensors[f"grad{i}"] = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+    return entry, tensors
+
+
+def evaluate(c, fn, dense):
+    leaves, inputs = [], []
+    for i, t in enumerate(c.inputs):
+        leaves.append(t.double().clone().requires_grad_(i not in getattr(c, "no_grad", ())) if t.is_floating_point() else t)
+        x = applied(leaves[-1], c.views.get(f"in{i}", []))
+        inputs.append(x.contiguous() if dense else x)
+    out = fn(*inputs)
+    return leaves, list(out) if isinstance(out, tuple) else [out]
+
+
+def backward(outputs, tensors):
+    parts = [(o * tensors[f"gout{i}"].double()).sum() for i, o in enumerate(outputs) if f"gout{i}" in tensors]
+    if parts:
+        sum(parts).backward()
+
+
+def save(path, cases):
+    header, blobs, at = {"__metadata__": {"cases": json.dumps([entry for entry, _ in cases])}}, [], 0
+    for entry, tensors in cases:
+        for what, t in tensors.items():
+            t = t.contiguous()
+            raw = (t.view(torch.int16) if t.dtype == torch.bfloat16 else t).numpy().tobytes()
+            header[f"{entry['name']}/{what}"] = {"dtype": NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + len(raw)]}
+            blobs.append(raw)
+            at += len(raw)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runner", help="the program of the golden cases: build/tests/golden")
+    parser.add_argument("--cases", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", help="of families and operations")
+    parser.add_argument("--keep", help="a folder for the cases, which otherwise go")
+    o = parser.parse_args()
+    passed = failed = 0
+    counts, problems = collections.Counter(), []
+    with tempfile.TemporaryDirectory() as scratch:
+        for first in range(0, o.cases, 2000):
+            folder = pathlib.Path(o.keep or scratch) / f"cases-{first}"
+            folder.mkdir(parents=True, exist_ok=True)
+            cases = [case for case in (make(o.seed, k, o.only) for k in range(first, min(first + 2000, o.cases))) if case]
+            if not cases:
+                continue
+            counts.update(entry["name"].split("-")[0] for entry, _ in cases)
+            save(folder / "cases.safetensors", cases)
+            r = subprocess.run([o.runner], capture_output=True, text=True, env=dict(os.environ, LOCKSTEP_GOLDEN_DIR=str(folder)))
+            lines = r.stdout.strip().split("\n")
+            found = re.fullmatch(r"(\d+) passed, (\d+) failed", lines[-1])
+            if not found:
+                sys.exit(f"{o.runner} ended with {r.returncode}:\n{r.stdout[-2000:]}{r.stderr[-2000:]}")
+            passed, failed = passed + int(found[1]), failed + int(found[2])
+            problems += [line for line in lines if line.startswith("FAIL")]
+    print(", ".join(f"{name} {n}" for name, n in sorted(counts.items())))
+    for line in problems[:100]:
+        number = line.split()[2].rstrip(":").split("-")[-1]
+        print(f"{line[:400]}   (--seed {o.seed}, case {number})")
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

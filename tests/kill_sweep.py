@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Folders of whole programs: killed at random file operations, with flipped bytes, and shared by two jobs.
+
+    tests/kill_sweep.py BUILD_FOLDER          ends with "N passed, N failed"
+
+Whatever happens, going on ends with the bits of a calm run, or says in a line why it cannot. LOCKSTEP_TEST_SEED (1)
+is what the draws follow from.
+"""
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from programs import APPS, OF_A_RANK, check, finish, run, saved
+
+KILLS, FLIPS = 200, 50
+SEED = int(os.environ.get("LOCKSTEP_TEST_SEED", 1))
+SHIM = APPS.parent / "tests" / "libkill_at.so"
+LIMIT = 60
+# Programs as users start them; each trains some steps and saves every second one.
+TEXT = "the quick brown fox jumps over the lazy dog. " * 200
+GPT = ["--model", "gpt:1x16x2", "--context", 16, "--batch", 2, "--warmup", 2, "--eval-every", 4, "--eval-batches", 1, "--dropout", 0.1]
+
+
+def commands(d):
+    text = d / "text.txt"
+    text.write_text(TEXT)
+    gpt = ["gpt", "train", "--text", text, *GPT]
+    return {"gpt": gpt, "gpt, 2 ranks of zero3": ["lockstep", "run", "-n", 2, "--", APPS / "gpt", *gpt[1:], "--plan", "zero3"],
+            "gpt, 2 stages": ["lockstep", "run", "-n", 2, "--", APPS / "gpt", *gpt[1:], "--plan", "pp2", "--accumulate", 2]}
+
+
+def train(command, out, steps=6, **variables):
+    return run(*command, "--steps", steps, "--save-every", 2, "--resume", "--out", out, timeout=LIMIT, OMP_NUM_THREADS="1", **variables)
+
+
+def one_line(r):
+    """An error as it should be: code 1, and something to read that is no crash."""
+    return r.returncode == 1 and r.stderr.strip() and "terminate called" not in r.stderr and "std::" not in r.stderr
+
+
+def kill_sweep(d, draw, all_commands):
+    """Every kill is in a folder that holds nothing yet, or a run that goes on; then the run goes on to its end."""
+    for name, command in all_commands.items():
+        ranks = 2 if "-n" in command else 1
+        calm, half, counted = d / "calm", d / "half", d / "count"
+        for folder in (calm, half):
+            shutil.rmtree(folder, ignore_errors=True)
+        r = train(command, calm)
+        wanted = saved(calm)
+        check(f"{name}: the calm run", r.returncode == 0 and wanted, r.stderr)
+        check(f"{name}: half of a run", train(command, half, 3).returncode == 0)  # whose learning rates are those of the whole
+        counts = {}
+        for start in ("nothing", "half"):
+            for rank in range(ranks):
+                out = d / "counted"
+                shutil.rmtree(out, ignore_errors=True)
+                if start == "half":
+                    shutil.copytree(half, out)
+                r = train(command, out, LD_PRELOAD=str(SHIM), LOCKSTEP_TEST_KILL_FOLDER=str(out), LOCKSTEP_TEST_KILL_COUNT=str(counted), LOCKSTEP_TEST_KILL_RANK=str(rank) if ranks > 1 else "")
+                counts[start, rank] = int(counted.read_text()) if counted.exists() else 0
+                check(f"{name}: the shim changes nothing", r.returncode == 0 and saved(out) == wanted, r.stderr)
+        check(f"{name}: rank 0 changes files", counts["nothing", 0] > 20, counts)
+        broken = []
+        for _ in range(KILLS // len(all_commands) + 1):
+            start, rank = draw.choice([key for key, count in counts.items() if count > 0])
+            at = draw.randint(1, counts[start, rank])
+            out = d / "killed"
+            shutil.rmtree(out, ignore_errors=True)
+            if start == "half":
+                shutil.copytree(half, out)
+            r = train(command, out, LD_PRELOAD=str(SHIM), LOCKSTEP_TEST_KILL_FOLDER=str(out), LOCKSTEP_TEST_KILL_AT=str(at), LOCKSTEP_TEST_KILL_RANK=str(rank) if ranks > 1 else "")
+            what = f"{name} from {start}, rank {rank} killed at {at} of {counts[start, rank]}"
+            if r.returncode == 0:
+                broken.append(f"{what}: it was not killed")
+            if (out / "checkpoints" / "latest").exists():
+                v = run("lockstep", "checkpoint", "verify", out / "checkpoints")
+                if v.returncode != 0:
+                    broken.append(f"{what}: verify: {v.stdout}{v.stderr}")
+            r = train(command, out)
+            if r.returncode != 0 or saved(out) != wanted:
+                broken.append(f"{what}: going on: exit {r.returncode}: {r.stderr}")
+        check(f"{name}: killed at random file operations, it goes on to the same bits", not broken, "\n".join(broken[:5]))
+
+
+def flip_sweep(d, draw, command):
+    calm, half = d / "calm", d / "half"
+    for folder in (calm, half):
+        shutil.rmtree(folder, ignore_errors=True)
+    train(command, calm)
+    train(command, half, 3)
+    wanted, ends, broken = saved(calm), {"same": 0, "refused": 0}, []
+    files = sorted(p.relative_to(half) for p in half.rglob("*") if p.is_file() and p.stat().st_size)
+    for i in range(FLIPS):
+        file = files[i % len(files)]  # every file in turn, large ones are not drawn more often
+        out = d / "flipped"
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(half, out)
+        data = bytearray((out / file).read_bytes())
+        at = draw.randrange(len(data))
+        data[at] ^= 1 << draw.randrange(8)
+        (out / file).write_bytes(data)
+        r = train(command, out)
+        if r.returncode == 0 and saved(out) == wanted:
+            ends["same"] += 1
+        elif one_line(r):
+            ends["refused"] += 1
+        else:
+            broken.append(f"{file}, byte {at}: exit {r.returncode}: {r.stderr}")
+    check("flipped bytes: the same bits, or an error that says why", not broken, "\n".join(broken[:5]))
+    check("flipped bytes: some runs go on, some are refused", all(ends.values()), ends)
+
+
+def two_jobs(d, command):
+    """The second is refused while the first lives, and changes nothing."""
+    calm, out = d / "calm", d / "shared"
+    for folder in (calm, out):
+        shutil.rmtree(folder, ignore_errors=True)
+    train(command, calm, 40)
+    env = {k: v for k, v in os.environ.items() if k not in OF_A_RANK}
+    words = [APPS / command[0], *command[1:], "--steps", 40, "--save-every", 2, "--resume", "--out", out]
+    first = subprocess.Popen([str(w) for w in words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**env, "OMP_NUM_THREADS": "1"})
+    until = time.monotonic() + LIMIT
+    while not (out / "config.json").exists() and time.monotonic() < until:
+        time.sleep(0.005)
+    first.send_signal(signal.SIGSTOP)  # so that it is there for as long as this test wants
+    for resume in (["--resume"], []):
+        r = run(*command, "--steps", 40, "--save-every", 2, *resume, "--out", out, timeout=LIMIT)
+        check("a second job is refused and says why" + f" {resume}", one_line(r) and str(out) in r.stderr, f"exit {r.returncode}: {r.stderr}")
+    first.send_signal(signal.SIGCONT)
+    _, said = first.communicate(timeout=LIMIT)
+    check("the first job ends as if it had been alone", first.returncode == 0 and saved(out) == saved(calm), said)
+
+
+def main():
+    draw = random.Random(SEED)
+    with tempfile.TemporaryDirectory() as folder:
+        d = pathlib.Path(folder)
+        all_commands = commands(d)
+        kill_sweep(d, draw, all_commands)
+        flip_sweep(d, draw, all_commands["gpt"])
+        two_jobs(d, all_commands["gpt"])
+    finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

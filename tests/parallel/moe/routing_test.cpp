@@ -1,0 +1,67 @@
+// Who takes which token: order, capacity, what is dropped, the picture.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "parallel/moe/routing.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+using namespace lockstep::moe;
+
+TEST_CASE("capacity is DeepSpeed's formula") {
+  struct Row {
+    int64_t tokens, experts, top_k;
+    double factor;
+    int64_t least, expected;
+  };
+  for (const Row& r : {Row{16, 4, 1, 1, 4, 4}, Row{17, 4, 1, 1, 4, 5}, Row{16, 4, 1, 1.25, 0, 5},
+                       Row{16, 4, 2, 1, 4, 8}, Row{8, 8, 1, 1, 4, 4}, Row{0, 4, 2, 1, 0, 0}, Row{3, 7, 1, 1, 0, 1}}) {
+    CHECK(capacity(r.tokens, r.experts, r.top_k, r.factor, r.least) == r.expected);
+  }
+}
+
+TEST_CASE("rows are sorted by expert, and the right ones are dropped") {
+  using List = std::vector<int64_t>;
+  struct Row {
+    List choices;
+    int64_t top_k, experts, capacity;
+    std::vector<double> priority;
+    List token, rows, chosen;
+  };
+  for (const Row& r : {
+           Row{{1, 0, 1, 1, 0, 1}, 1, 2, 3, {}, {1, 4, 0, 2, 3}, {2, 3}, {2, 4}},
+           Row{{1, 0, 1, 1, 0, 1}, 1, 2, -1, {}, {1, 4, 0, 2, 3, 5}, {2, 4}, {2, 4}},
+           Row{{1, 0, 1, 1, 0, 1}, 1, 2, 3, {.5, .5, .1, .7, .5, .6}, {1, 4, 0, 3, 5}, {2, 3}, {2, 4}},
+           Row{{1, 1, 1, 1}, 1, 2, 2, {.5, .5, .5, .5}, {0, 1}, {0, 2}, {0, 4}},             // ties: the first
+           Row{{0, 1, 1, 0, 2, 1}, 2, 3, -1, {}, {0, 1, 1, 0, 2, 2}, {2, 3, 1}, {2, 3, 1}},  // first choices before
+                                                                                             // second ones
+           Row{{0, 1, 1, 0, 2, 1}, 2, 3, 1, {}, {0, 1, 2}, {1, 1, 1}, {2, 3, 1}},
+           Row{{0, 0}, 1, 1, 0, {}, {}, {0}, {2}},
+           Row{{}, 3, 2, 4, {}, {}, {0, 0}, {0, 0}},
+       }) {
+    const Routing got = route(r.choices, r.top_k, r.experts, r.capacity, r.priority);
+    CHECK(got.token == r.token);
+    CHECK(got.rows == r.rows);
+    CHECK(got.chosen == r.chosen);
+    for (size_t i = 0; i < got.choice.size(); ++i) CHECK(got.choice[i] / r.top_k == got.token[i]);
+    CHECK(got.dropped() == int64_t(r.choices.size()) - int64_t(r.token.size()));
+  }
+  CHECK(contains(message([] { route({0, 1, 2}, 2, 4, -1); }), "expected 2 choices for every token, got 3"));
+  CHECK(contains(message([] { route({0, 4}, 1, 4, -1); }), "expected an expert from 0 to 3, got 4"));
+  CHECK(contains(message([] { route({0, 1}, 1, 4, 1, {1}); }), "a priority for each of 2 choices, got 1"));
+}
+
+TEST_CASE("the picture in docs/moe.md is the one that is drawn") {
+  const auto file =
+      std::filesystem::path(LOCKSTEP_GOLDEN).parent_path().parent_path() / "docs" / "images" / "experts.svg";
+  std::ifstream in(file, std::ios::binary);
+  std::stringstream text;
+  text << in.rdbuf();
+  const std::vector<std::vector<int64_t>> choices{{0, 2, 0, 3, 0, 1}, {1, 2, 2, 3, 1, 2}};
+  const bool same = text.str() == draw_svg(choices, 1, 4, 2);
+  CHECK_MESSAGE(same, "docs/images/experts.svg is not what moe::draw_svg() draws now");
+  CHECK(contains(message([&] { draw_svg(choices, 1, 3, 2); }), "experts that divide by the ranks"));
+}

@@ -1,0 +1,148 @@
+// Context parallelism of whole models: the loss and the gradients of one process, data parallelism beside it, scopes,
+// what is refused.
+#include <doctest/doctest.h>
+
+#include "autograd/checkpoint.h"
+#include "nn/models/gpt.h"
+#include "parallel/ddp.h"
+#include "tests/parallel/sequence/util.h"
+
+using namespace testing;
+
+namespace {
+
+constexpr nn::GPT::Options small{.vocab = 17, .context = 16, .layers = 2, .width = 16, .heads = 4};
+
+std::unique_ptr<nn::GPT> make_model(nn::GPT::Options options = small) {
+  manual_seed(1);
+  auto model = std::make_unique<nn::GPT>(options);
+  model->to(f64);
+  return model;
+}
+
+std::vector<Tensor> gradients(nn::Module& model) {
+  std::vector<Tensor> all;
+  for (auto& p : model.parameters()) all.push_back(p.grad().clone());
+  return all;
+}
+
+double apart(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  double most = a.size() == b.size() ? 0 : 1e9;
+  for (size_t i = 0; i < a.size() && i < b.size(); ++i) most = std::max(most, testing::apart(a[i], b[i]));
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("a GPT over data x context ranks has the loss and the gradients of one process") {
+  struct Row {
+    int data, context;
+    ContextOptions options;
+    bool checkpoint = false;
+  };
+  manual_seed(5);
+  const Tensor tokens = randint(0, 17, {4, 16}), targets = randint(0, 17, {4, 16});
+  for (const Row& row :
+       {Row{1, 1, {}}, Row{1, 2, {}}, Row{1, 4, {Kind::ring, Order::contiguous}}, Row{1, 4, {Kind::ulysses, {}}},
+        Row{2, 2, {}}, Row{2, 4, {}}, Row{2, 2, {Kind::ulysses, {}}}, Row{1, 2, {}, true}}) {
+    CAPTURE(row.data);
+    CAPTURE(row.context);
+    nn::GPT::Options options = small;
+    options.checkpoint_blocks = row.checkpoint;
+    auto whole = make_model(options);
+    const Variable expected = whole->loss(tokens, targets);
+    expected.backward();
+    const auto losses = on_ranks<double>(row.data * row.context, [&](int rank) {
+      const auto group = dist::world().split(rank / row.context, rank, "cp");
+      auto model = make_model(options);
+      parallel::DistributedDataParallel ddp(*model);
+      ContextParallel context(*model, group, row.options);
+      const int64_t rows = 4 / row.data, first = rank / row.context * rows;
+      const Variable loss =
+          model->loss(context.slice(tokens.narrow(0, first, rows)), context.slice(targets.narrow(0, first, rows)));
+      loss.backward();
+      CHECK(apart(gradients(*model), gradients(*whole)) < 1e-12);
+      {
+        const auto scope = context.whole();  // rank 0 alone: nothing is sent
+        if (rank == 0) CHECK(model->loss(tokens, targets).item() == doctest::Approx(expected.item()).epsilon(1e-13));
+      }
+      return loss.item();
+    });
+    double mean = 0;
+    for (const double loss : losses) mean += loss / double(losses.size());
+    CHECK(mean == doctest::Approx(expected.item()).epsilon(1e-13));
+  }
+}
+
+TEST_CASE("rotary positions and shared key heads follow the tokens") {
+  manual_seed(2);
+  const auto make = [] {
+    manual_seed(4);
+    auto layer = std::make_unique<nn::MultiHeadAttention>(
+        nn::MultiHeadAttention::Options{.embed = 32, .heads = 4, .kv_heads = 2, .rotary = true, .max_context = 24});
+    layer->to(f64);
+    return layer;
+  };
+  const Tensor x = randn({2, 24, 32}, {.dtype = f64});
+  auto whole = make();
+  const Variable in(x, true);
+  const Variable out = (*whole)(in);
+  sum(mul(out, out)).backward();
+  for (const ContextOptions options :
+       {ContextOptions{Kind::ring, Order::zigzag}, {Kind::ring, Order::contiguous}, {Kind::ulysses, {}}}) {
+    const auto parts = on_ranks<std::pair<Tensor, Tensor>>(4, [&](int rank) {
+      auto layer = make();
+      ContextParallel context(*layer, everyone(), options);
+      const Variable mine(context.slice(x), true);
+      const Variable y = (*layer)(mine);
+      sum(mul(y, y)).backward();
+      CHECK(testing::apart(slice(out.tensor(), 1, 4, rank, context.order()), y.tensor()) < 1e-12);
+      CHECK(testing::apart(slice(in.grad(), 1, 4, rank, context.order()), mine.grad()) < 1e-12);
+      return std::pair(y.tensor(), mine.grad());
+    });
+  }
+}
+
+TEST_CASE("context parallelism ends with its object, and refuses what it cannot do") {
+  on_ranks<int>(2, [&](int) {
+    const auto group = everyone();
+    auto model = make_model();
+    const Tensor tokens = zeros({1, 16}, {.dtype = i64});
+    const Tensor before = (*model)(tokens).tensor();
+    {
+      ContextParallel context(*model, group);
+      CHECK(contains(message([&] { (*model)(tokens); }),
+                     "expected at most 16 tokens (context), got 32, 16 on each of 2 ranks"));
+      CHECK((*model)(context.slice(tokens)).size(1) == 8);
+      CHECK(contains(message([&] {
+                       context.slice(zeros({1, 6}, {.dtype = i64}));
+                     }),
+                     "divides by 4 (2 ranks, zigzag), got 6"));
+      CHECK(contains(message([&] { model->generate(tokens.narrow(1, 0, 8), 1); }),
+                     "a cache of keys needs whole sequences"));
+      CHECK(contains(message([&] {
+                       model->blocks[0].attention.forward(Variable(zeros({1, 8, 16}, {.dtype = f64})),
+                                                          ones({8, 8}, {.dtype = boolean}));
+                     }),
+                     "attended to without a mask"));
+    }
+    CHECK(equal((*model)(tokens).tensor(), before));
+    nn::Linear none({.in = 2, .out = 2});
+    CHECK(contains(message([&] { ContextParallel(none, group); }),
+                   "expected a model in which tokens attend to others, got none in"));
+    CHECK(contains(message([&] { ContextParallel(*model, nullptr); }), "expected a process group"));
+    CHECK(contains(message([&] {
+                     ContextParallel(*model, group, {Kind::ulysses, Order::zigzag});
+                   }),
+                   "expected contiguous, got zigzag"));
+    nn::GPT::Options three = small;
+    three.width = 15;
+    three.heads = 3;
+    nn::GPT odd(three);
+    CHECK(contains(message([&] {
+                     ContextParallel(odd, group, {Kind::ulysses, {}});
+                   }),
+                   "blocks.0.attention: Ulysses expected heads that divide by the 2 ranks, got 3"));
+    return 0;
+  });
+}

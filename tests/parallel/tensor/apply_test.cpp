@@ -1,0 +1,372 @@
+// A plan applied to models as they are: losses, dropout and every gradient of the whole model in f64; bytes by formula;
+// errors on all ranks.
+#include <doctest/doctest.h>
+
+#include <map>
+
+#include "parallel/tensor/apply.h"
+#include "tensor/ops.h"
+#include "tests/parallel/tensor/util.h"
+
+using namespace lockstep;
+using namespace testing;
+namespace tp = lockstep::tensor_parallel;
+
+namespace {
+
+constexpr int64_t vocab = 29, tokens = 24, batch = 2;
+
+nn::GPT::Options gpt_options(bool tied = true, double dropout = 0.2) {
+  return {.vocab = vocab, .context = tokens, .layers = 2, .width = 48, .heads = 24, .dropout = dropout, .tied = tied};
+}
+
+template <class M> M seeded(const auto& options, DType dtype = f64, bool empty = false) {
+  manual_seed(11);
+  std::optional<nn::BuildEmpty> scope;
+  if (empty) scope.emplace();
+  M model(options);
+  model.to(dtype);
+  return model;
+}
+
+using Tensors = std::map<std::string, Tensor>;
+Tensors gradients(nn::Module& m) {
+  Tensors all;
+  for (auto& p : m.named_parameters()) all[p.name] = p.variable.grad();
+  return all;
+}
+
+/// That the gradients of a model that was cut are parts of those of the whole one.
+void expect_gradients(nn::Module& m, const tp::TensorParallel& cut, const Tensors& whole, const std::string& what) {
+  const auto mine = gradients(m);
+  LOCKSTEP_CHECK(mine.size() == whole.size(), what, ": other parameters");
+  for (const auto& [name, grad] : mine) {
+    const auto* const slice = cut.find(name);
+    LOCKSTEP_CHECK(whole.count(name), what, ": ", name, " is new");
+    expect_near(
+        grad, slice ? tp::slice_of(whole.at(name), slice->cut, cut.group().size(), cut.group().rank()) : whole.at(name),
+        what + ", gradient of " + name);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("GPT: logits, loss with dropout, and gradients") {
+  const Tensor x = ids(1, {batch, tokens}, vocab), y = ids(2, {batch, tokens}, vocab);
+  for (const bool tied : {true, false}) {
+    nn::GPT whole = seeded<nn::GPT>(gpt_options(tied));
+    whole.eval();
+    const Tensor logits = whole(x).tensor();
+    whole.train();
+    set_random_step(3, 4);
+    const Variable loss = whole.loss(x, y);
+    loss.backward();
+    const Tensors grads = gradients(whole);
+    for (const int n : worlds) {
+      if (!tied && n != 2) continue;
+      on_ranks(n, [&](dist::ProcessGroup& g) {
+        for (const bool sequence : {false, true}) {
+          const std::string what = str("n ", n, tied ? " tied" : "", sequence ? " sequence" : "");
+          nn::GPT model = seeded<nn::GPT>(gpt_options(tied), f64, sequence);   // built empty: ranks fill slices
+          if (g.rank() > 0 && !sequence) model.norm.weight.tensor().fill_(7);  // rank 0's values count
+          const auto cut = tp::apply(model, g, {.sequence = sequence});
+          nn::fill(model);
+          if (n > 1)
+            LOCKSTEP_CHECK(model.blocks[0].attention.in_proj.weight.size(0) == 3 * 48 / n &&
+                               model.blocks[0].mlp.down.weight.size(1) == 4 * 48 / n,
+                           "it is cut");
+          model.eval();
+          expect_near(model(x).tensor(), logits, what + ", logits");
+          model.train();
+          set_random_step(3, 4);
+          const Variable mine = model.loss(x, y);
+          expect_near(mine.tensor(), loss.tensor(), what + ", loss");
+          mine.backward();
+          expect_gradients(model, cut, grads, what);
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("GPT: through its logits, with blocks recomputed, and generating") {
+  const Tensor x = ids(1, {batch, tokens}, vocab), y = ids(2, {batch, tokens}, vocab), prompt = ids(3, {1, 5}, vocab);
+  nn::GPT::Options o = gpt_options();
+  nn::GPT whole = seeded<nn::GPT>(o);
+  set_random_step(3, 4);
+  const Variable loss = whole.loss(x, y);
+  loss.backward();
+  const Tensors grads = gradients(whole);
+  const std::vector<int64_t> said = whole.generate(prompt, 30, {.temperature = 0}).to_vector<int64_t>();
+  o.checkpoint_blocks = true;
+  on_ranks(3, [&](dist::ProcessGroup& g) {
+    for (const bool sequence : {false, true}) {
+      nn::GPT model = seeded<nn::GPT>(o);
+      const auto cut = tp::apply(model, g, {.sequence = sequence});
+      set_random_step(3, 4);
+      cross_entropy(model(x).view({-1, vocab}), y.view({-1})).backward();
+      expect_gradients(model, cut, grads, "recomputed");
+      if (!sequence)
+        LOCKSTEP_CHECK(model.generate(prompt, 30, {.temperature = 0}).to_vector<int64_t>() == said, "what it says");
+      else
+        expect_message([&] { model.generate(prompt, 1); },
+                       "[scatter_to] expected a size that 3 ranks divide along dim -2");
+      expect_message(
+          [&] {
+            model.blocks[0].attention.weights(values(1, {1, 3, 48}));
+          },
+          "expected all heads here to average their weights, got 8 of 24");
+    }
+  });
+}
+
+TEST_CASE("one block, with grouped queries and rotary positions") {
+  const nn::TransformerBlock::Options o{
+      .width = 32, .heads = 8, .kv_heads = 4, .inner = 12, .rotary = true, .dropout = 0.3};
+  const Tensor x = values(1, {batch, 8, 32}), up = values(2, {batch, 8, 32});
+  nn::TransformerBlock whole = seeded<nn::TransformerBlock>(o);
+  const Variable in = leaf(x);
+  set_random_step(1);
+  const Variable out = whole(in);
+  out.backward(up);
+  const Tensors grads = gradients(whole);
+  for (const int n : {2, 4}) {
+    on_ranks(n, [&](dist::ProcessGroup& g) {
+      for (const bool sequence : {false, true}) {
+        nn::TransformerBlock block = seeded<nn::TransformerBlock>(o);
+        const auto cut = tp::apply(block, g, {.sequence = sequence});
+        const auto own = [&](const Tensor& t) { return sequence ? part(t, 1, n, g.rank()).contiguous() : t; };
+        const Variable mine = leaf(own(x));
+        set_random_step(1);
+        const Variable result = block(mine);
+        expect_near(result.tensor(), own(out.tensor()), "output");
+        result.backward(own(up));
+        expect_near(mine.grad(), own(in.grad()), "gradient of x");
+        expect_gradients(block, cut, grads, "block");
+      }
+    });
+  }
+}
+
+namespace {
+
+/// A layer that nn/ has not; says how it is cut, or leaves that to rules.
+struct Net : nn::Layer<Net> {
+  nn::LayerNorm first{12};
+  nn::Linear up{{.in = 12, .out = 36}}, gate{{.in = 12, .out = 36}}, down{{.in = 36, .out = 12}},
+      last{{.in = 12, .out = 18}};
+  Variable scale = parameter({36}, 0.5);
+  nn::Dropout inner{{.p = 0.4}}, outer{{.p = 0.4}};
+  nn::RMSNorm end{{.size = 12}};
+  enum Says {
+    nothing,
+    all,
+    parts
+  } says;  // parts: the norm between the columns and the last layer gives all of the sequence
+  explicit Net(Says says) : says(says) {}
+  Variable forward(const Variable& input) {
+    const Variable x = first(input);
+    return last(end(outer(down(inner(mul(mul(up(x, Activation::relu), gate(x)), scale))))));
+  }
+  void fields(nn::Fields& f) override {
+    using namespace nn;
+    if (says == nothing)
+      f("first", first)("a.up", up)("a.gate", gate)("scale", scale)("b.down", down)("inner", inner)("outer", outer)(
+          "end", end)("last", last);
+    else
+      f("first", first, cut::from_whole(cut::tokens))("a.up", up, cut::columns)("a.gate", gate, cut::columns)(
+          "scale", scale, cut::features)("b.down", down, cut::rows)("inner", inner, cut::features)(
+          "outer", outer, cut::tokens)("end", end, cut::to_whole(cut::tokens))(
+          "last", last, says == parts ? Cut{} : cut::to_whole(cut::columns));
+  }
+
+  static std::unique_ptr<Net> make(Says says) {
+    manual_seed(11);
+    auto net = std::make_unique<Net>(says);
+    net->to(f64);
+    return net;
+  }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "by what a model says, and by rules: dropout of slices, whole outputs, a part of the sequence between two modules, "
+    "packed parts") {
+  const Tensor x = values(1, {2, 12, 12}), up = values(2, {2, 12, 18});
+  const auto whole = Net::make(Net::nothing);
+  const Variable in = leaf(x);
+  set_random_step(5);
+  const Variable out = (*whole)(in);
+  out.backward(up);
+  const Tensors grads = gradients(*whole);
+  namespace cut = nn::cut;
+  const std::vector<tp::Rule> rules{{"*.up", cut::columns},
+                                    {"gate", cut::columns},
+                                    {"b.*", cut::rows},
+                                    {"inner", cut::features},
+                                    {"scale", cut::features}};
+  std::vector<tp::Rule> plain = rules, in_parts = rules;
+  plain.push_back({"last", cut::to_whole(cut::columns)});
+  in_parts.insert(
+      in_parts.end(),
+      {{"first", cut::from_whole(cut::tokens)}, {"outer", cut::tokens}, {"end", cut::to_whole(cut::tokens)}});
+  const std::pair<Net::Says, tp::Options> rows[] = {{Net::nothing, {.rules = plain}},
+                                                    {Net::nothing, {.sequence = true, .rules = in_parts}},
+                                                    {Net::all, {}},
+                                                    {Net::parts, {.sequence = true}}};
+  for (const int n : {1, 2, 3}) {
+    on_ranks(n, [&](dist::ProcessGroup& g) {
+      for (const auto& [says, options] : rows) {
+        const auto net = Net::make(says);
+        const auto sliced = tp::apply(*net, g, options);
+        LOCKSTEP_CHECK(net->scale.size(0) == 36 / n && net->down.weight.size(1) == 36 / n, "it is cut");
+        const Variable mine = leaf(x);
+        set_random_step(5);
+        const Variable result = (*net)(mine);
+        expect_near(result.tensor(), out.tensor(), "output");
+        result.backward(up);
+        expect_near(mine.grad(), in.grad(), "gradient of x");
+        expect_gradients(*net, sliced, grads, "by hand");
+      }
+      const auto net = Net::make(Net::nothing);
+      tp::apply(*net, g, {.rules = {{"up", cut::packed_columns(3)}}});
+      const Tensor expected =
+          whole->up.weight.tensor().view({3, 12, 12}).narrow(1, g.rank() * 12 / n, 12 / n).reshape({36 / n, 12});
+      LOCKSTEP_CHECK(equal(net->up.weight.tensor(), expected), "its slice of each of 3 parts");
+    });
+  }
+}
+
+TEST_CASE("bytes of a layer, by formula") {
+  constexpr int64_t width = 48,
+                    size = batch * tokens * width * 8;  // of the stream, f64: beyond the small ones that go straight
+  const nn::TransformerBlock::Options o{.width = width, .heads = 24};
+  for (const int n : {2, 3, 4, 8}) {
+    on_ranks(n, [&](dist::ProcessGroup& g) {
+      const int64_t share = size * (n - 1) / n;
+      for (const bool sequence : {false, true}) {
+        nn::TransformerBlock block = seeded<nn::TransformerBlock>(o);
+        const auto cut = tp::apply(block, g, {.sequence = sequence});
+        const Tensor x = values(1, {batch, sequence ? tokens / n : tokens, width});
+        const int64_t start = g.traffic().sent;
+        const Variable y = block(leaf(x));
+        const int64_t forward = g.traffic().sent - start;
+        y.backward(x);
+        const int64_t backward = g.traffic().sent - start - forward;
+        // 2 all-reduces each way; in parts, a gather more in each backward of a column, and the sums of 6 vectors: of
+        // the norms and of the biases behind rows.
+        const int64_t vectors = 6 * (n - 1) * width * 8;
+        LOCKSTEP_CHECK(forward == 4 * share, "forward sent ", forward, ", formula ", 4 * share);
+        LOCKSTEP_CHECK(backward == (sequence ? 6 * share + vectors : 4 * share), "backward sent ", backward,
+                       ", formula ", sequence ? 6 * share + vectors : 4 * share);
+      }
+      nn::GPT model = seeded<nn::GPT>(gpt_options());
+      const auto cut = tp::apply(model, g);
+      const Tensor x = ids(1, {batch, tokens}, vocab);
+      const int64_t start = g.traffic().sent;
+      model.loss(x, x).backward();
+      // The layers; the rows of tokens, and the head's input gradient: one all-reduce each; the cross entropy's two
+      // numbers a token, to each other rank.
+      const int64_t expected = 2 * 8 * share + 2 * 2 * share + (n - 1) * 2 * batch * tokens * 8;
+      LOCKSTEP_CHECK(g.traffic().sent - start == expected, "a step of GPT sent ", g.traffic().sent - start,
+                     ", formula ", expected);
+    });
+  }
+}
+
+TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed") {
+  namespace cut = nn::cut;
+  struct Row {
+    tp::Rule rule;
+    std::string part;
+    bool sequence = false;
+  };
+  const std::vector<Row> rows{
+      {{"mlp.upp", cut::columns},
+       "pattern \"mlp.upp\" (columns) fits no module; did you mean mlp.up?; its modules are tokens, positions, "
+       "dropout, blocks, blocks.0"},
+      {{"*.attn.qkv", cut::columns}, "pattern \"*.attn.qkv\" (columns) fits no module"},
+      {{"up.weight", cut::columns}, "pattern \"up.weight\" (columns) fits no module"},
+      {{"norm1", cut::columns}, "columns is for nn::Linear, but \"blocks.0.norm1\" is a LayerNorm"},
+      {{"mlp", cut::rows}, "rows is for nn::Linear, but \"blocks.0.mlp\" is a Mlp"},
+      {{"norm", cut::rows_of_vocabulary}, "vocabulary is for nn::Embedding and nn::Head, but \"norm\" is a LayerNorm"},
+      {{"in_proj", cut::heads(6, 6)},
+       "\"blocks.0.attention.in_proj\": expected heads that the 4 ranks of group world divide, got 6"},
+      {{"mlp.up", cut::columns},
+       "\"blocks.0.mlp.up\": expected outputs that the 4 ranks of group world divide, got 30"},
+      {{"mlp.down", cut::rows},
+       "\"blocks.0.mlp.down\": expected inputs that the 4 ranks of group world divide, got 30"},
+      {{"out_proj", cut::packed_columns(5)},
+       "\"blocks.0.attention.out_proj\": expected outputs that 5 parts divide, got 12"},
+      {{"out_proj", cut::packed_columns(6)},
+       "expected parts of the outputs that the 4 ranks of group world divide, got 2"},
+      {{"blocks", cut::tokens},
+       "blocks.0.attention.in_proj.weight is cut, and belongs to a module that sees a part of the sequence",
+       true},
+      {{"norm", cut::to_whole(cut::features)}, "to_whole is for columns and tokens, got features to whole"},
+      {{"in_proj", cut::from_whole(cut::columns)}, "from_whole is for rows and tokens, got columns from whole"},
+      {{"head", cut::whole},
+       "tokens.weight is also head.weight: a shared parameter cannot be cut for some who have it"},
+  };
+  on_ranks(4, [&](dist::ProcessGroup& g) {
+    manual_seed(1);
+    nn::GPT model({.vocab = 7, .context = 4, .layers = 2, .width = 12, .heads = 6, .inner = 30});
+    const nn::State before = model.state();
+    for (const Row& row : rows) {
+      std::vector<tp::Rule> rules{row.rule,
+                                  {"in_proj", cut::columns},
+                                  {"mlp.up", cut::whole},
+                                  {"mlp.down", cut::whole}};  // of what it says, what 4 ranks divide
+      if (row.rule.pattern == "in_proj") rules.erase(rules.begin() + 1);
+      expect_message([&] { tp::apply(model, g, {.sequence = row.sequence, .rules = rules}); }, row.part);
+    }
+    for (size_t i = 0; i < before.size(); ++i)
+      LOCKSTEP_CHECK(model.state()[i].second.storage() == before[i].second.storage(), before[i].first, " was changed");
+
+    // Ranks that want different things.
+    expect_message(
+        [&] {
+          tp::apply(model, g, {.rules = {{"tokens", g.rank() == 2 ? cut::whole : cut::rows_of_vocabulary}}});
+        },
+        "rule tokens");
+    nn::GPT other({.vocab = 7, .context = 4, .layers = g.rank() == 1 ? 1 : 2, .width = 12, .heads = 4});
+    expect_message([&] { tp::apply(other, g); }, "[tensor_parallel]");
+
+    // What is cut already, what is shared, what is padded, what says nothing.
+    nn::GPT whole({.vocab = 8, .context = 4, .layers = 1, .width = 8, .heads = 4});
+    tp::apply(whole, g);
+    expect_message([&] { tp::apply(whole, g); }, "\"tokens\" is cut already");
+    expect_message(
+        [&] {
+          tp::apply(whole, g, {.rules = {{"tokens", cut::whole}, {"blocks", cut::whole}}});
+        },
+        "\"head\" is cut already");
+    expect_message(
+        [&] {
+          tp::apply(whole, g, {.rules = {{"tokens", cut::whole}}});
+        },
+        "\"blocks.0.attention.in_proj\" is cut already");
+    nn::Sequential shared(nn::Linear({.in = 4, .out = 4}), nn::Linear({.in = 4, .out = 4}));
+    expect_message(
+        [&] { tp::apply(shared, g); },
+        "expected a Sequential whose fields() say how they can be cut (nn/cut.h), or rules that do, got none");
+    static_cast<nn::Linear&>(shared[1]).weight = static_cast<nn::Linear&>(shared[0]).weight;
+    expect_message(
+        [&] {
+          tp::apply(shared, g, {.rules = {{"0", cut::columns}}});
+        },
+        "0.weight is also 1.weight: a shared parameter cannot be cut for some who have it");
+    expect_message(
+        [&] {
+          tp::apply(shared, g, {.rules = {{"0", cut::columns}, {"1", cut::rows}}});
+        },
+        "0.weight is also 1.weight, which would be cut otherwise");
+    nn::Sequential padded(nn::Embedding({.num = 8, .dim = 4, .padding_index = 2}));
+    expect_message(
+        [&] {
+          tp::apply(padded, g, {.rules = {{"0", cut::rows_of_vocabulary}}});
+        },
+        "expected an embedding without a padding row, got 2");
+  });
+}

@@ -1,0 +1,60 @@
+#pragma once
+// What the tests of tensor parallelism share: values that depend on a number only, comparisons on ranks, ranks as
+// threads.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "autograd/ops.h"
+#include "dist/process_group.h"
+#include "nn/nn.h"
+#include "tensor/random.h"
+#include "tests/messages.h"
+
+namespace testing {
+
+using namespace lockstep;
+
+inline const std::vector<int> worlds{1, 2, 3, 4, 8};
+
+inline void on_ranks(int n, const std::function<void(dist::ProcessGroup& group)>& fn) {
+  dist::spawn(n, [&](int) { fn(dist::world()); }, {.timeout = dist::Seconds(60)});
+}
+
+/// The same on every rank.
+inline Tensor values(uint64_t number, const Shape& shape, DType dtype = f64) {
+  const RandomState before = random_state();
+  set_random_state({.seed = 7, .step = number});
+  const Tensor x = randn(shape, {.dtype = f64}).to(dtype);
+  set_random_state(before);
+  return x;
+}
+inline Tensor ids(uint64_t number, const Shape& shape, int64_t end) {
+  const RandomState before = random_state();
+  set_random_state({.seed = 8, .step = number});
+  const Tensor x = randint(0, end, shape);
+  set_random_state(before);
+  return x;
+}
+inline Variable leaf(const Tensor& x) { return Variable(x.clone(), true); }
+
+/// Error, which ends the test, unless a is b to within `tolerance` (absolute).
+inline void expect_near(const Tensor& a, const Tensor& b, const std::string& what, double tolerance = 1e-11) {
+  LOCKSTEP_CHECK(a.defined() && b.defined(), what, ": expected tensors, got none");
+  LOCKSTEP_CHECK(a.shape() == b.shape(), what, ": expected shape ", b.shape(), ", got ", a.shape());
+  if (a.numel() == 0) return;
+  const double distance = max(abs(sub(a.to(f64), b.to(f64)))).item();
+  LOCKSTEP_CHECK(distance <= tolerance, what, ": off by ", distance);
+}
+inline void expect_message(const std::function<void()>& fn, const std::string& part) {
+  const std::string text = message(fn);
+  LOCKSTEP_CHECK(contains(text, part), "expected an Error with \"", part, "\", got: ", text);
+}
+
+/// Of the rank-th of n equal parts along a dim.
+inline Tensor part(const Tensor& x, int64_t dim, int n, int rank) {
+  const int64_t each = x.size(dim) / n;
+  return x.narrow(dim, rank * each, each);
+}
+
+}  // namespace testing

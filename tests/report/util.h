@@ -1,0 +1,58 @@
+#pragma once
+// Runs that were never run: traces with times of our choice.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "pipeline/simulate.h"
+#include "tests/messages.h"
+#include "tests/temp_dir.h"
+#include "trace/trace.h"
+
+namespace testing {
+
+namespace fs = std::filesystem;
+namespace trace = lockstep::trace;
+using trace::Category;
+
+constexpr int64_t zero_ns = 1'000'000'000'000;
+inline int64_t ns(double seconds) { return zero_ns + int64_t(seconds * 1e9 + 0.5); }
+inline void put(std::string_view name, Category category, double begin, double end, trace::Args args = {},
+                const trace::Row* row = nullptr) {
+  trace::record(name, category, ns(begin), ns(end), args, row);
+}
+/// A trace of a rank, from begin to end of fn.
+template <class Fn> void traced(const TempDir& folder, int rank, int ranks, const Fn& fn, int64_t run = 7) {
+  trace::start(folder.path, {.rank = rank, .ranks = ranks, .zero_ns = zero_ns, .run = run});
+  fn();
+  trace::stop();
+}
+
+/// What a pipeline's ranks would have noted of `batches` batches of this schedule, each with a second before and after
+/// it.
+inline void traced_pipeline(const TempDir& folder, const lockstep::pipeline::Request& request,
+                            const lockstep::pipeline::Costs& costs, int batches) {
+  using namespace lockstep::pipeline;
+  const Schedule schedule = make_schedule(request);
+  const Simulation run = simulate(schedule, costs);
+  for (int rank = 0; rank < request.stages; ++rank) {
+    traced(folder, rank, request.stages, [&] {
+      for (int b = 0; b < batches; ++b) {
+        const double at = b * (run.seconds + 2) + 1;
+        for (const Slot& slot : run.ranks[size_t(rank)])
+          put(std::string(name_of(slot.action.what)) + " " + std::to_string(slot.action.micro_batch),
+              Category::pipeline, at + slot.start, at + slot.end);
+        put("train_batch", Category::pipeline, at, at + run.seconds,
+            {{"schedule", name_of(request.kind)},
+             {"stages", request.stages},
+             {"micro_batches", request.micro_batches},
+             {"chunks", schedule.request.chunks},
+             {"copy", 0}});
+        put("step " + std::to_string(b), Category::step, at - 1, at + run.seconds + 1, {{"step", b}});
+      }
+    });
+  }
+}
+
+}  // namespace testing

@@ -1,0 +1,411 @@
+// The Trainer: options to a configuration, runs that stop and go on, evaluation, what is refused.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "autograd/ops.h"
+#include "engine/model_shape.h"
+#include "nn/linear.h"
+#include "optim/optim.h"
+#include "optim/schedule.h"
+#include "tensor/ops.h"
+#include "tensor/random.h"
+#include "tests/messages.h"
+#include "tests/temp_dir.h"
+#include "train/trainer.h"
+
+using namespace lockstep;
+using namespace testing;
+
+namespace {
+
+struct Net : nn::Layer<Net> {
+  nn::Linear up{{.in = 6, .out = 16}}, down{{.in = 16, .out = 3}};
+  Variable forward(const Variable& x) { return down(gelu(up(x))); }
+  void fields(nn::Fields& f) override { f("up", up, nn::cut::columns)("down", down, nn::cut::rows); }
+  nn::LayerList layers() override {
+    nn::LayerList list;
+    list.add("Up", {up}, [this](const Variable& x) { return gelu(up(x)); });
+    return list.add(down);
+  }
+};
+
+data::DatasetPtr<data::Example> samples(int64_t count, uint64_t seed) {
+  manual_seed(seed);
+  const Tensor x = randn({count, 6});
+  return data::share(data::TensorDataset(x, argmax(x.narrow(1, 0, 3), 1)));
+}
+Variable loss(const Variable& scores, const Tensor& target) { return cross_entropy(scores, target); }
+Variable accuracy(const Variable& scores, const Tensor& target) {
+  return mean(Variable(eq(argmax(scores.tensor(), -1), target).to(f32)));
+}
+
+struct Found {
+  std::map<std::string, std::vector<float>> model;
+  std::vector<std::pair<std::string, double>> values;
+  int64_t steps = 0;
+};
+
+/// A run on threads; quiet.
+Found run(train::Options o, const std::function<void(train::TrainerOptions&)>& change = {}) {
+  Found found;
+  o.json = true;
+  std::ostringstream nowhere;
+  auto* const before = std::cout.rdbuf(nowhere.rdbuf());
+  struct Back {
+    std::streambuf* to;
+    ~Back() { std::cout.rdbuf(to); }
+  } const back{before};
+  train::start(o, "", [&](train::Job& job) {
+    manual_seed(5);
+    Net net;
+    train::TrainerOptions t{.loss = loss,
+                            .data = samples(64, 7),
+                            .evaluate = samples(30, 8),
+                            .metrics = {{"accuracy", accuracy}},
+                            .evaluate_batch = 8,
+                            .optimizer = [](nn::Module& m) {
+                              return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 0.02});
+                            }};
+    if (change) change(t);
+    train::Trainer trainer(job, net, t);
+    trainer.fit();
+    const auto values = trainer.evaluate();
+    const auto model = trainer.whole_model();
+    if (!job.team().leads()) return;
+    for (const auto& [name, tensor] : model) found.model[name] = tensor.to_vector<float>();
+    found.values = values;
+    found.steps = trainer.step();
+  });
+  return found;
+}
+
+train::Options options(const std::string& plan = "", int ranks = 0, int64_t accumulate = 4) {
+  train::Options o;
+  o.plan = plan;
+  o.parallel.ranks = ranks;
+  o.parallel.accumulate = accumulate;
+  o.batch = 4;
+  o.epochs = 2;
+  return o;
+}
+
+}  // namespace
+
+TEST_CASE("trainer: the same bits under any plan, and a run that another plan goes on with") {
+  const Found one = run(options());
+  CHECK(one.steps == 8);
+  CHECK(one.values.size() == 2);
+  struct Row {
+    const char* plan;
+    int ranks;
+    int64_t accumulate;
+  };
+  for (const Row& row : std::vector<Row>{
+           {"dp2", 2, 2}, {"dp4+zero3", 4, 1}, {"dp2+zero2", 2, 2}, {"pp2", 2, 4}, {"dp2+pp2+zero1", 4, 2}}) {
+    const TempDir out;
+    train::Options o = options(row.plan, row.ranks, row.accumulate), half = options();
+    const Found other = run(o);
+    CHECK_MESSAGE(other.model == one.model, row.plan);
+    CHECK_MESSAGE(other.values == one.values, row.plan);
+    half.out = o.out = out.path.string();
+    half.steps = 5;  // within an epoch
+    run(half);
+    o.resume = true;
+    CHECK_MESSAGE(run(o).model == one.model, row.plan, " goes on from one process");
+  }
+  const Found sliced = run(options("tp2", 2));
+  for (const auto& [name, values] : one.model) {
+    REQUIRE(sliced.model.at(name).size() == values.size());
+    for (size_t i = 0; i < values.size(); ++i) CHECK(std::abs(sliced.model.at(name)[i] - values[i]) < 1e-5);
+  }
+}
+
+TEST_CASE("trainer: file, --set and options become one configuration") {
+  struct Row {
+    std::string config;
+    std::vector<std::string> set, given;
+    std::function<void(train::Options&)> change;
+    std::string key, expected;
+  };
+  const Row rows[] = {
+      {"", {}, {}, {}, "gradient_clipping", "0"},
+      {R"({"gradient_clipping": 2})", {}, {}, {}, "gradient_clipping", "2"},
+      {R"({"gradient_clipping": "auto"})", {}, {}, {}, "gradient_clipping", "0"},
+      {R"({"gradient_clipping": 2})", {"gradient_clipping=3"}, {}, {}, "gradient_clipping", "3"},
+      {R"({"train_micro_batch_size_per_gpu": 2})", {}, {}, {}, "train_micro_batch_size_per_gpu", "2"},
+      {R"({"train_micro_batch_size_per_gpu": 2})",
+       {},
+       {"batch"},
+       {},
+       "",
+       "--batch 4 contradicts the configuration, where train_micro_batch_size_per_gpu is 2"},
+      {"", {"zero_optimization.stage=1"}, {}, {}, "zero_optimization.stage", "1"},
+      {"",
+       {"zero_optimization.stage=1"},
+       {},
+       [](train::Options& o) { o.plan = "dp1+zero2"; },
+       "",
+       "ZeRO stage 2 contradicts the configuration, where zero_optimization.stage is 1"},
+      {R"({"seed": 9})", {}, {}, {}, "seed", "9"},
+      {"", {}, {}, [](train::Options& o) { o.save_every = 3; }, "", "--save-every 3 needs --out DIR"},
+      {"", {"nonsense=1"}, {}, {}, "", "nonsense: no such key"},
+      {"", {"stage"}, {}, {}, "", "--set stage: expected KEY=VALUE"},
+      {"", {"gradient_clipping.x=1", "gradient_clipping=2"}, {}, {}, "gradient_clipping", "2"},
+      {"",
+       {"gradient_clipping=2", "gradient_clipping.x=1"},
+       {},
+       {},
+       "",
+       "gradient_clipping is an integer, not an object"},
+      {"", {}, {}, [](train::Options& o) { o.plan = "pp3"; }, "", "pp3 cannot be"},
+      {R"({"bf16": {"enabled": true}})",
+       {},
+       {},
+       [](train::Options& o) { o.precision = "f16"; },
+       "",
+       "--precision f16 contradicts the configuration, where bf16.enabled is true"},
+  };
+  for (const Row& row : rows) {
+    train::Options o = options();
+    o.config = row.config;
+    o.set = row.set;
+    o.given = row.given;
+    if (row.change) row.change(o);
+    std::string found;
+    const std::string said = message([&] {
+      train::start(o, "", [&](train::Job& job) {
+        data::Json own(data::Json::Object{});
+        own["gradient_clipping"] = 0;
+        CHECK(job.options().seed == (row.key == "seed" ? 9 : 1));
+        const data::Json all = engine::to_json(job.config(own));
+        const data::Json* at = &all;
+        for (const char* part : {"zero_optimization", "stage"})
+          if (row.key == "zero_optimization.stage") at = at->find(part);
+        if (row.key.find('.') == row.key.npos && !row.key.empty()) at = at->find(row.key);
+        found = at->is_number() ? str(at->as_number()) : "";
+      });
+    });
+    if (row.key.empty()) CHECK_MESSAGE(contains(said, row.expected), row.expected, " in ", said);
+    else CHECK_MESSAGE(found == row.expected, row.key, ": ", found, said);
+  }
+}
+
+TEST_CASE("trainer: best checkpoints, patience, callbacks") {
+  const TempDir out;
+  train::Options o = options();
+  o.out = out.path.string();
+  o.epochs = 50;
+  int64_t seen = 0, planned = 0, started = 0;
+  const Found found = run(o, [&](train::TrainerOptions& t) {
+    t.best = "-val_accuracy";
+    t.patience = 3;
+    t.notes["words"] = 3;
+    t.schedule = [&](optim::Optimizer& optimizer, int64_t steps) {
+      return planned = steps, std::make_unique<optim::LambdaLR>(optimizer, [](int64_t) { return 1.; });
+    };
+    t.on_start = [&] { ++started; };
+    t.on_step = [&](const train::StepInfo& info, data::Json& line) { seen = info.step, line["twice"] = 2 * info.step; };
+  });
+  CHECK(found.steps < 200);
+  CHECK(found.steps == seen);
+  CHECK(planned == 200);
+  CHECK(started == 1);
+  CHECK(data::read_json(out.path.string() + "/config.json").at("words").as_int() == 3);
+  CHECK(std::filesystem::exists(out.path.string() + "/best/latest"));
+  std::ifstream metrics(out.path.string() + "/metrics.jsonl");
+  int64_t lines = 0;
+  for (std::string line; std::getline(metrics, line); ++lines)
+    CHECK(data::parse_json(line, "metrics").at("twice").as_int() == 2 * (lines + 1));
+  CHECK(lines == found.steps);
+  Net net;
+  train::load_model(net, out.path.string());
+  for (auto& p : net.named_parameters()) CHECK(p.variable.tensor().to_vector<float>() == found.model.at(p.name));
+}
+
+TEST_CASE("trainer: an average of the parameters has the same bits under any plan, and goes on") {
+  const auto averaged = [](train::Options o, int64_t steps, const std::string& out) {
+    o.set = {"ema.decay=0.75"};
+    o.out = out;
+    o.steps = steps;
+    o.save_every = 1;
+    o.resume = std::filesystem::exists(out + "/checkpoints");
+    run(o);
+    Net net;
+    train::load_model(net, out, true);
+    std::map<std::string, std::vector<float>> found;
+    for (auto& p : net.named_parameters()) found[p.name] = p.variable.tensor().to_vector<float>();
+    return found;
+  };
+  // By hand: the parameters after each step, of a run of so many.
+  std::map<std::string, std::vector<float>> by_hand;
+  for (int64_t steps = 1; steps <= 5; ++steps) {
+    train::Options o = options();
+    o.steps = steps;
+    for (const auto& [name, values] : run(o).model) {
+      auto& average = by_hand[name];
+      if (steps == 1) average = values;
+      for (size_t i = 0; i < values.size(); ++i) average[i] += 0.25f * (values[i] - average[i]);
+    }
+  }
+  struct Row {
+    const char* plan;
+    int ranks;
+    int64_t accumulate;
+    const char* offload = "none";
+  };
+  for (const Row& row : std::vector<Row>{{"", 0, 4},
+                                         {"dp2+zero1", 2, 2},
+                                         {"dp4+zero3", 4, 1},
+                                         {"dp2+zero3", 2, 2, "cpu"},
+                                         {"dp2+zero2", 2, 2, "nvme:"},
+                                         {"pp2", 2, 4},
+                                         {"dp2+pp2+zero1", 4, 2},
+                                         {"tp2", 2, 4}}) {
+    const TempDir folder;
+    const std::string out = folder.path.string() + "/run";
+    averaged(options(), 2, out);  // of one process
+    train::Options o = options(row.plan, row.ranks, row.accumulate);
+    o.parallel.offload = row.offload;
+    if (o.parallel.offload.ends_with(':')) o.parallel.offload += folder.path.string();
+    const auto found = averaged(o, 5, out);
+    for (const auto& [name, values] : by_hand)
+      for (size_t i = 0; i < values.size(); ++i)
+        CHECK_MESSAGE(found.at(name)[i] == doctest::Approx(values[i]).epsilon(1e-5), row.plan, " ", name);
+    static auto first = found;
+    if (std::string(row.plan) != "tp2") CHECK_MESSAGE(found == first, row.plan);
+    // save_every 1, and two stay
+    int64_t kept = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(out + "/checkpoints")) kept += entry.is_directory();
+    CHECK(kept == 2);
+  }
+  const TempDir none;
+  train::Options o = options();
+  o.out = none.path.string();
+  o.steps = 1;
+  run(o);
+  Net net;
+  CHECK_THROWS_WITH_AS((train::load_model(net, o.out, true)),
+                       doctest::Contains("this run kept no average of its parameters"), Error);
+  o.parallel.ranks = 2;
+  o.set = {"ema.decay=0.9", "optimizer.type=OneBitAdam"};
+  CHECK_THROWS_WITH_AS((run(o)), doctest::Contains("leave ema out"), Error);
+}
+
+TEST_CASE("trainer: evaluates once behind each step, the last one too") {
+  int evaluations = 0;
+  train::Options o = options();
+  o.eval_every = 4;  // of 8 steps
+  o.set = {};
+  run(o, [&](train::TrainerOptions& t) {
+    t.metrics = {{"count", [&](const Variable& scores, const Tensor&) {
+                    ++evaluations;
+                    return mean(scores);
+                  }}};
+  });
+  CHECK(evaluations == 3 * 4);  // behind steps 4 and 8, and that of run() itself; 4 batches each
+}
+
+TEST_CASE("trainer: what is refused leaves a folder as it is") {
+  const TempDir out;
+  train::Options o = options();
+  o.out = out.path.string();
+  o.steps = 2;
+  run(o);
+  const auto listing = [&] {
+    std::map<std::string, std::filesystem::file_time_type> all;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(out.path))
+      all[entry.path().string()] = entry.last_write_time();
+    return all;
+  };
+  const auto before = listing();
+  CHECK(contains(message([&] { run(o); }), "already holds a run; go on with it by --resume"));
+  o.resume = true;
+  CHECK(contains(message([&] {
+                   run(o, [](train::TrainerOptions& t) { t.facts = data::parse_json(R"({"words": 3})", "facts"); });
+                 }),
+                 "--resume needs the same run, but words was not set and is now 3"));
+  CHECK(contains(message([&] { run(o, [](train::TrainerOptions& t) { t.data = nullptr; }); }),
+                 "expected data or batches, got neither"));
+  CHECK(listing() == before);
+}
+
+TEST_CASE("prepare: a loop of one's own under the job's configuration") {
+  std::vector<std::vector<float>> found;
+  for (const auto& [ranks, zero, accumulate] :
+       std::vector<std::tuple<int, int, int64_t>>{{0, -1, 4}, {2, 3, 2}, {4, 1, 1}}) {
+    train::Options o = options("", ranks, accumulate);
+    if (zero >= 0) o.plan = str("zero", zero);
+    train::start(o, "", [&](train::Job& job) {
+      manual_seed(5);
+      Net net;
+      optim::AdamW adam(net.parameters(), {.lr = 0.02});
+      auto [model, optimizer, loader, schedule] = train::prepare(job, net, adam, samples(64, 7));
+      CHECK(schedule == nullptr);
+      CHECK(&optimizer == &adam);
+      for (auto& [x, y] : *loader) {
+        model.backward(cross_entropy(model(x), y));
+        model.step();
+      }
+      CHECK(model.global_steps() == 4);
+      const auto whole = model.zero().gathered();
+      if (job.team().leads()) found.push_back(net.up.weight.tensor().to_vector<float>());
+    });
+  }
+  REQUIRE(found.size() == 3);
+  CHECK(found[0] == found[1]);
+  CHECK(found[0] == found[2]);
+  CHECK(contains(message([&] {
+                   train::start(options("pp2", 2), "", [&](train::Job& job) {
+                     Net net;
+                     optim::AdamW adam(net.parameters(), {});
+                     train::prepare(job, net, adam);
+                   });
+                 }),
+                 "expected a plan that leaves the model whole"));
+}
+
+TEST_CASE("a program that is asked what it trains says it, and trains nothing") {
+  const TempDir folder;
+  const std::string file = (folder.path / "model.json").string();
+  const struct Asked {
+    explicit Asked(const std::string& file) { setenv("LOCKSTEP_DESCRIBE", file.c_str(), 1); }
+    ~Asked() { unsetenv("LOCKSTEP_DESCRIBE"); }
+  } asked(file);
+  for (const bool by_trainer : {true, false}) {
+    for (const int ranks : {1, 2}) {
+      std::filesystem::remove(file);
+      train::Options o = options("", ranks, 2);
+      o.plan = "pp2+zero1", o.out = (folder.path / "run").string();  // of a job that is not started
+      bool went_on = false;
+      train::start(o, "", [&](train::Job& job) {
+        Net net;
+        optim::SGD sgd(net.parameters(), {.lr = 0.1, .momentum = 0.5});
+        if (by_trainer) train::Trainer(job, net, {.loss = loss, .data = samples(64, 7)}).fit();
+        else train::prepare(job, net, sgd, samples(64, 7));
+        went_on = true;
+      });
+      CHECK(!went_on);
+      CHECK(!std::filesystem::exists(o.out));
+      const data::Json said = data::read_json(file);
+      CHECK(said.at("plan") == data::Json("pp2+zero1"));
+      const data::Json& config = said.at("config");
+      CHECK(config.at("optimizer").at("type") == data::Json(by_trainer ? "AdamW" : "SGD"));
+      CHECK(config.at("zero_optimization").at("stage") == data::Json(1));
+      CHECK(config.at("gradient_accumulation_steps") == data::Json(2));
+      const engine::ModelShape shape = engine::model_shape_from(said.at("model"), "model");
+      REQUIRE(shape.list.size() == 2);
+      CHECK(shape.numel() == 6 * 16 + 16 + 16 * 3 + 3);
+      CHECK(shape.list[0].measured == 2 * 6 * 16);
+      CHECK(shape.list[0].out == 16);
+      CHECK(shape.list[1].forward > 0);
+      CHECK(shape.parameters[0].sliced(2).shape == Shape{8, 6});
+    }
+  }
+  CHECK(contains(message([] { train::start(options("", 1, 1), "", [](train::Job&) {}); }),
+                 "ended without a train::Trainer or train::prepare"));
+}

@@ -1,0 +1,62 @@
+#include "train/bits.h"
+
+#include <fmt/format.h>
+#include <sodium.h>
+
+#include <cstring>
+
+#include "data/json.h"
+#include "tensor/ops.h"
+
+namespace lockstep::train {
+
+using data::Json;
+
+uint64_t hash_of(const Tensor& tensor) {
+  LOCKSTEP_CHECK(sodium_init() >= 0, "libsodium cannot be used here");
+  const Tensor flat = tensor.to(cpu).contiguous();
+  unsigned char digest[crypto_generichash_BYTES_MIN];
+  crypto_generichash(digest, sizeof digest, static_cast<const unsigned char*>(flat.raw_data()),
+                     size_t(flat.numel() * size_of(flat.dtype())), nullptr, 0);
+  uint64_t hash;
+  std::memcpy(&hash, digest, sizeof hash);
+  return hash;
+}
+
+std::vector<int64_t> merge_hashes(const Team& team, const std::vector<std::string>& names,
+                                  const std::vector<int64_t>& mine, int64_t step) {
+  if (!team.group()) return mine;
+  const int64_t n = int64_t(mine.size());
+  const Tensor all = empty({n * team.size()}, {.dtype = i64});
+  team.group()->all_gather(all, Tensor::from(mine, Shape{n}), {.tag = "hashes"}).wait();
+  std::vector<int64_t> merged(size_t(n), 0), holder(size_t(n), 0);
+  for (int64_t rank = 0; rank < team.size(); ++rank) {
+    for (int64_t p = 0; p < n; ++p) {
+      const int64_t theirs = all.data<int64_t>()[rank * n + p];
+      int64_t& hash = merged[size_t(p)];
+      if (hash == 0) holder[size_t(p)] = rank;
+      LOCKSTEP_CHECK(theirs == 0 || hash == 0 || theirs == hash, "after step ", step, " ranks ", holder[size_t(p)],
+                     " and ", rank, " hold different bits in ", names[size_t(p)]);
+      if (theirs != 0) hash = theirs;
+    }
+  }
+  return merged;
+}
+
+void write_trace_line(std::ofstream& out, int64_t step, double loss, const std::vector<std::string>& names,
+                      const std::vector<int64_t>& hashes) {
+  if (!out.is_open()) return;
+  uint64_t loss_bits;
+  std::memcpy(&loss_bits, &loss, sizeof loss);
+  Json line(Json::Object{});
+  line["step"] = step;
+  line["loss"] = fmt::format("{:016x}", loss_bits);
+  Json::Object tensors;
+  for (size_t p = 0; p < hashes.size(); ++p)
+    tensors.emplace_back(names[p], fmt::format("{:016x}", uint64_t(hashes[p])));
+  line["parameters"] = std::move(tensors);
+  out << line.dump() << std::endl;
+  LOCKSTEP_CHECK(out, "--trace-bits: writing failed; is the disk full?");
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,178 @@
+#include "train/cli.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <stdexcept>
+#include <vector>
+
+#include "dist/schedule.h"
+#include "tensor/check.h"
+#include "tensor/environment.h"
+#include "tensor/random.h"
+#include "tensor/suggest.h"
+#include "tensor/threads.h"
+
+namespace lockstep::train {
+
+namespace {
+
+/// The subcommand that was given, or the program itself.
+CLI::App& active(CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? app : active(*chosen.front());
+}
+
+std::string suggestion_for(CLI::App& app, std::string word) {
+  word = word.substr(0, word.find('='));
+  std::vector<std::string> known;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  if (!word.starts_with("-")) {
+    known.clear();
+    for (CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
+  }
+  return suggestion(word, known);
+}
+
+/// A process may be started without 0, 1 or 2: the next file that it opens would get what is meant for them.
+void open_standard_streams() {
+  for (const int fd : {0, 1, 2})
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) std::_Exit(1);
+}
+
+/// What a shell's limits would do to us without a word.
+void check_limits() {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is then an error that names it
+  constexpr rlim_t needed = 1 << 20, wanted = 8 << 20;
+  rlimit stack{};
+  if (getrlimit(RLIMIT_STACK, &stack) != 0 || stack.rlim_cur >= needed) return;
+  stack.rlim_cur = std::min(stack.rlim_max, wanted);
+  LOCKSTEP_CHECK(stack.rlim_cur >= needed && setrlimit(RLIMIT_STACK, &stack) == 0,
+                 "the stack of this process is limited to ", stack.rlim_cur / 1024, " KiB, expected ", needed / 1024,
+                 " KiB or more; raise the limit: ulimit -s ", wanted / 1024);
+  pthread_attr_t attributes;  // of threads, which took theirs from the limit at the start
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, size_t(stack.rlim_cur));
+  pthread_setattr_default_np(&attributes);
+  pthread_attr_destroy(&attributes);
+}
+
+/// The exit code, when all that was printed has arrived.
+int finished(int code) {
+  errno = 0;
+  std::cout.flush();
+  const bool written = std::cout && std::fflush(stdout) == 0 && !std::ferror(stdout);
+  if (written) return code;
+  const std::string why = errno || write(STDOUT_FILENO, "\n", 1) < 0
+                              ? std::strerror(errno)
+                              : "an earlier write failed";  // whose reason is gone
+  std::cerr << "error: " << rank_prefix() << "standard output cannot be written (" << why
+            << "), so the end of it is lost\n";
+  return code ? code : 1;
+}
+
+int run_parsed(CLI::App& app, int argc, char** argv);
+
+}  // namespace
+
+int run_cli(CLI::App& app, int argc, char** argv) {
+  open_standard_streams();
+  return finished(run_parsed(app, argc, argv));
+}
+
+namespace {
+
+int run_parsed(CLI::App& app, int argc, char** argv) {
+  if (!app.get_subcommands([](const CLI::App*) { return true; }).empty()) app.require_subcommand(1);
+  app.get_formatter()->column_width(30);
+  try {
+    check_limits();
+    as_usage([] {
+      check_environment();
+      if (const auto name = environment("LOCKSTEP_ALGORITHM")) dist::parse_algorithm(*name, "LOCKSTEP_ALGORITHM");
+    });
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    CLI::App& shown = active(app);
+    std::cout << (&shown == &app ? app.help() : shown.help(app.get_name()));
+    return 0;
+  } catch (const CLI::Success& done) {  // --version
+    std::cout << done.what() << "\n";
+    return 0;
+  } catch (const CLI::RuntimeError& ended) { return ended.get_exit_code(); } catch (const CLI::ParseError& error) {
+    CLI::App& sub = active(app);
+    const auto rest = sub.remaining(true);
+    std::cerr << "error: ";
+    if (&sub == &app && argc > 1 && argv[1][0] != '-')
+      std::cerr << "unknown command '" << argv[1] << "'" << suggestion_for(app, argv[1]);
+    else if (const auto* extras = dynamic_cast<const CLI::ExtrasError*>(&error); extras && !rest.empty())
+      std::cerr << "unknown option or argument '" << rest.front() << "'" << suggestion_for(sub, rest.front());
+    else std::cerr << error.what();
+    std::cerr << "\n"
+              << "see: " << app.get_name() << (&sub == &app ? "" : " " + sub.get_name()) << " --help\n";
+    return 2;
+  } catch (const Stopped& stopped) { return 128 + stopped.signal; } catch (const std::exception& error) {
+    const std::string message = rank_prefix() + error.what();
+    std::cerr << "error: " + message + "\n";
+    write_error_file(message);
+    return dynamic_cast<const UsageError*>(&error) ? 2 : 1;
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::string identity_of(const CLI::App& subcommand) {
+  return "build=" + build_id() + "\ncommand=" + subcommand.get_name() + "\n" + subcommand.config_to_str(true);
+}
+
+void write_output(const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary);
+  out << text;
+  out.close();
+  if (!out.good()) throw std::runtime_error("cannot write " + path);
+}
+
+void prepare_output(const std::string& option, const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  LOCKSTEP_CHECK(!error, option, " ", folder, ": cannot make this folder: ", error.message());
+  std::string trial = folder + "/.lockstep-XXXXXX";
+  const int fd = mkstemp(trial.data());
+  LOCKSTEP_CHECK(fd >= 0, option, " ", folder, ": cannot write there: ", std::strerror(errno));
+  close(fd);
+  unlink(trial.c_str());
+}
+
+void print_result(const data::Json& result, bool json) {
+  if (json) {
+    std::cout << result.dump() << std::endl;
+    return;
+  }
+  std::string line;
+  for (const auto& [key, value] : result.as_object()) {
+    if (!line.empty()) line += ", ";
+    line += key + " " +
+            (value.is_int()      ? std::to_string(value.as_int())
+             : value.is_number() ? fmt::format("{:.4g}", value.as_number())
+             : value.is_string() ? value.as_string()
+                                 : value.dump());
+  }
+  std::cout << line << std::endl;
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,104 @@
+#include "train/experts.h"
+
+#include <algorithm>
+
+#include "data/words.h"
+#include "parallel/moe/expert_parallel.h"
+#include "train/cli.h"
+
+namespace lockstep::train {
+
+using data::Json;
+
+void Experts::add_to(nn::Module& model, std::shared_ptr<dist::ProcessGroup> ranks) const {
+  if (options.experts > 0) moe::add_experts(model, options, every, ranks);
+}
+
+Experts read_experts(const std::string& text) {
+  Experts e;
+  if (text.empty()) return e;
+  moe::Options& m = e.options;
+  const std::vector<std::pair<std::string, int64_t*>> whole{
+      {"every", &e.every}, {"top_k", &m.top_k}, {"min_capacity", &m.min_capacity}};
+  const std::vector<std::pair<std::string, double*>> numbers{{"capacity_factor", &m.capacity_factor},
+                                                             {"eval_capacity_factor", &m.eval_capacity_factor},
+                                                             {"balance_coef", &m.balance_coef},
+                                                             {"z_coef", &m.z_coef}};
+  const std::vector<std::pair<std::string, bool*>> flags{{"drop_tokens", &m.drop_tokens},
+                                                         {"use_residual", &m.use_residual}};
+  std::vector<std::string> known{"noise"};
+  for (const auto& [key, to] : whole) known.push_back(key);
+  for (const auto& [key, to] : numbers) known.push_back(key);
+  for (const auto& [key, to] : flags) known.push_back(key);
+  const auto [count, values] = data::parse_words(text, known, "--experts");
+  const auto at = [](const std::string& key) { return "--experts: " + key; };
+  m.experts = data::parse_json(count, "--experts").as_int("--experts");
+  for (const auto& [key, to] : whole)
+    if (const Json* value = values.find(key)) *to = value->as_int(at(key));
+  for (const auto& [key, to] : numbers)
+    if (const Json* value = values.find(key)) *to = value->as_number(at(key));
+  for (const auto& [key, to] : flags)
+    if (const Json* value = values.find(key)) *to = value->as_bool(at(key));
+  if (const Json* noise = values.find("noise")) {
+    const std::string& word = noise->as_string(at("noise"));
+    LOCKSTEP_CHECK(word == "none" || word == "jitter" || word == "rsample",
+                   "--experts: noise: expected none, jitter or rsample, got '", word, "'");
+    m.noise = word == "none" ? moe::Noise::none : word == "jitter" ? moe::Noise::jitter : moe::Noise::rsample;
+  }
+  LOCKSTEP_CHECK(m.experts >= 0 && (m.experts == 0 || (m.top_k >= 1 && m.top_k <= m.experts)), "--experts ", text,
+                 ": a token cannot go to ", m.top_k, " of ", m.experts, " experts");
+  return e;
+}
+
+void add_experts(nn::Module& model, const std::string& text, const Job& job) {
+  const Experts e = as_usage([&] {
+    LOCKSTEP_CHECK(text.empty() || job.options().parallel.strategy != "dp",
+                   "--experts does not go with --parallel dp, which copies models by their options; use ranks");
+    return read_experts(text);
+  });
+  check_plan(job.plan(), {.experts = e.options.experts});
+  e.add_to(model, job.plan().ep > 1 ? std::shared_ptr<dist::ProcessGroup>(std::shared_ptr<void>(), &job.mesh().ep())
+                                    : nullptr);
+}
+
+ExpertCounts::ExpertCounts(nn::Module& model, bool counts) {
+  for (moe::Layer* layer : moe::layers_of(model)) {
+    experts_ = std::max(experts_, layer->o.experts);
+    if (!counts) continue;
+    const int id = layer->after_forward([this, layer](auto&&...) {
+      if (NoGrad::grad_enabled()) add(*layer);
+    });  // of a layer that runs twice, the second
+    hooks_.emplace_back(layer, id);
+  }
+  tokens_.resize(size_t(experts_) + 2);
+}
+
+ExpertCounts::~ExpertCounts() {
+  for (const auto& [layer, id] : hooks_) layer->remove_hook(id);
+}
+
+void ExpertCounts::add(const moe::Layer& layer) {
+  aux_losses_.push_back(layer.aux_loss.tensor());
+  for (size_t e = 0; e < layer.routing.chosen.size(); ++e) tokens_[e] += double(layer.routing.chosen[e]);
+  tokens_[tokens_.size() - 2] += double(layer.routing.token.size() + size_t(layer.routing.dropped()));
+  tokens_.back() += double(layer.routing.dropped());
+}
+
+void ExpertCounts::report(Json& line, int64_t times, const Team& team) {
+  const size_t n = size_t(experts_);
+  std::vector<double> all = tokens_;
+  all.push_back(0);
+  for (const Tensor& aux : aux_losses_) all.back() += aux.item() / double(times);
+  team.sum(all, "experts");
+  std::fill(tokens_.begin(), tokens_.end(), 0);
+  aux_losses_.clear();
+  const double total = std::max(all[n], 1.0);
+  Json::Array counts;
+  for (size_t e = 0; e < n; ++e) counts.emplace_back(int64_t(all[e]));
+  last_["aux_loss"] = line["aux_loss"] = all.back();
+  last_["busiest_expert"] = *std::max_element(all.begin(), all.begin() + int64_t(n)) * double(n) / total;
+  last_["dropped"] = line["dropped"] = all[n + 1] / total;
+  line["expert_tokens"] = Json(std::move(counts));
+}
+
+}  // namespace lockstep::train

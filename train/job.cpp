@@ -1,0 +1,197 @@
+#include "train/job.h"
+
+#include <algorithm>
+
+#include "engine/engine.h"
+#include "tensor/check.h"
+#include "tensor/environment.h"
+#include "tensor/ops.h"
+#include "train/cli.h"
+#include "train/describe.h"
+
+namespace lockstep::train {
+
+using data::Json;
+
+namespace {
+
+const Json* find_at(const Json& root, std::string_view path) {
+  const Json* at = &root;
+  for (size_t begin = 0; at && begin <= path.size();) {
+    const size_t dot = std::min(path.find('.', begin), path.size());
+    at = at->find(path.substr(begin, dot - begin));
+    begin = dot + 1;
+  }
+  return at;
+}
+
+void put_at(Json& root, std::string_view path, Json value) {
+  Json* at = &root;
+  for (size_t begin = 0; begin <= path.size();) {
+    const size_t dot = std::min(path.find('.', begin), path.size());
+    LOCKSTEP_CHECK(at->is_null() || at->is_object(), "--set ", path, ": ", path.substr(0, begin ? begin - 1 : 0),
+                   " is ", at->kind(), ", not an object");
+    at = &(*at)[path.substr(begin, dot - begin)];
+    begin = dot + 1;
+  }
+  *at = std::move(value);
+}
+
+bool is_said(const Json& root, std::string_view path) {
+  const Json* found = find_at(root, path);
+  return found && !(found->is_string() && found->as_string() == "auto");
+}
+
+/// The file and --set; "key=value" with a value as JSON has it, or a word.
+Json json_of(const Options& o) {
+  Json json = o.config.empty() ? Json(Json::Object{}) : engine::read_config_json(o.config);
+  for (const std::string& one : o.set) {
+    const size_t equals = one.find('=');
+    LOCKSTEP_CHECK(equals != one.npos && equals > 0, "--set ", one,
+                   ": expected KEY=VALUE such as zero_optimization.stage=2");
+    const std::string text = one.substr(equals + 1);
+    Json value(text);
+    try {
+      value = data::parse_json(text, "--set");
+    } catch (const Error&) {}  // NOLINT: a word
+    put_at(json, one.substr(0, equals), std::move(value));
+  }
+  return json;
+}
+
+/// Of all ranks, as --plan and the configuration say together.
+parallel::Plan plan_of(const Options& o, const Json& json, int ranks) {
+  parallel::Plan plan = parallel::parse_plan(o.plan.empty() ? "dp1" : o.plan);
+  const auto agree = [&](const char* key, const char* what, auto& value, int64_t unsaid) {
+    if (!is_said(json, key)) return;
+    const int64_t there = find_at(json, key)->as_int(key);
+    LOCKSTEP_CHECK(value == unsaid || value == there, what, " ", value, " contradicts the configuration, where ", key,
+                   " is ", there, "; leave one of them out");
+    value = int(there);
+  };
+  agree("zero_optimization.stage", "ZeRO stage", plan.zero, -1);
+  LOCKSTEP_CHECK(o.parallel.offload == "none" || plan.zero > 0, "--offload ", o.parallel.offload,
+                 " needs ZeRO: --plan zero1, zero2 or zero3");
+  if (environment("LOCKSTEP_DESCRIBE")) return {.dp = ranks, .zero = plan.zero};  // of who only says what it is
+  agree("pipeline.stages", "stages", plan.pp, 1);
+  if (o.plan.find("dp") == o.plan.npos && plan.ranks() > 0 && ranks % plan.ranks() == 0)
+    plan.dp = ranks / plan.ranks();  // what is left
+  check_plan(plan, {.ranks = ranks});
+  return plan;
+}
+
+}  // namespace
+
+Job::Job(const Options& options, const Team& team)
+    : options_(options),
+      team_(team),
+      device_(device_of(options, team)),
+      json_(as_usage([&] { return json_of(options); })) {
+  if (!team.group() && !dist::is_initialized()) dist::init(dist::Rendezvous{}), world_.made = true;
+  dist::ProcessGroup& world = team.group() ? *team.group() : dist::world();
+  mesh_ = std::make_unique<parallel::Mesh>(as_usage([&] { return plan_of(options, json_, world.size()); }), world);
+  set_float32_matmul_precision(options.precision == "tf32" ? MatmulPrecision::tf32 : MatmulPrecision::full);
+}
+
+Job::OwnWorld::~OwnWorld() {
+  if (made) dist::shutdown();
+}
+
+std::vector<Device> Job::devices() const {
+  const int count = options_.parallel.devices;
+  std::vector<Device> all = all_devices(device_.type);
+  LOCKSTEP_CHECK(count <= int(all.size()), "--parallel dp:", count, ": there are ", all.size(), " devices");
+  if (count > 0) all.resize(size_t(count));
+  LOCKSTEP_CHECK(device_ == all[0], "--parallel dp starts at the first device, ", all[0], ", got ", device_);
+  return all;
+}
+
+engine::Config Job::config(const Json& own) const {
+  const Options& o = options_;
+  return as_usage([&] {
+    engine::Config c = engine::config_from_json(
+        config_json(own).dump(), o.config.empty() || o.config.find('{') != o.config.npos ? "the options" : o.config);
+    LOCKSTEP_CHECK(!c.fp16.enabled || o.precision == "f32", "--precision ", o.precision,
+                   " contradicts the configuration, where fp16.enabled is true; leave one of them out");
+    LOCKSTEP_CHECK(!c.bf16.enabled || o.precision == "f32", "--precision ", o.precision,
+                   " contradicts the configuration, where bf16.enabled is true; leave one of them out");
+    return c;
+  });
+}
+
+Json Job::config_json(const Json& own) const {
+  const Options& o = options_;
+  Json json = json_;
+  const auto put = [&](const char* option, const char* key, Json value) {
+    if (!is_said(json, key)) return put_at(json, key, std::move(value));
+    LOCKSTEP_CHECK(!o.is_given(option) || *find_at(json, key) == value, "--", option, " ", value.dump(),
+                   " contradicts the configuration, where ", key, " is ", find_at(json, key)->dump(),
+                   "; leave one of them out");
+  };
+  return as_usage([&] {
+    if (o.is_given("batch") || !is_said(json, "train_batch_size"))
+      put("batch", "train_micro_batch_size_per_gpu", o.batch);
+    if (o.is_given("accumulate") || !is_said(json, "train_batch_size"))
+      put("accumulate", "gradient_accumulation_steps", o.parallel.accumulate);
+    put("seed", "seed", int64_t(o.seed));
+    put("plan", "zero_optimization.stage", std::max(plan().zero, 0));
+    if (const std::string& offload = o.parallel.offload; offload != "none") {
+      for (const char* what : {"optimizer", "param"}) {
+        if (*what == 'p' && plan().zero < 3) continue;
+        const std::string section = str("zero_optimization.offload_", what, ".");
+        put("offload", (section + "device").c_str(), offload.substr(0, offload.find(':')));
+        if (offload.starts_with("nvme:")) put("offload", (section + "nvme_path").c_str(), offload.substr(5));
+        if (*what == 'p') put("offload", (section + "max_in_cpu").c_str(), 0);
+      }
+    }
+    for (const auto& [key, value] : own.as_object())
+      if (!is_said(json, key)) put_at(json, key, value);
+    return json;
+  });
+}
+
+void start(const Options& options, const std::string& identity, const Body& body) {
+  Options o = options;
+  const Json json = as_usage([&] { return json_of(o); });
+  if (!o.is_given("seed") && is_said(json, "seed"))
+    o.seed = uint64_t(as_usage([&] { return json.at("seed").as_int("seed"); }));  // models are made with it, too
+  apply_common_options(o);
+  o.parallel.identity = identity;
+  const bool describes = environment("LOCKSTEP_DESCRIBE").has_value();
+  if (describes) {  // nothing is trained
+    o.out.clear(), o.parallel.trace.clear(), o.parallel.trace_bits.clear();
+    o.resume = false, o.save_every = 0;
+    o.parallel.strategy = "auto", o.parallel.ranks = std::max(1, o.parallel.ranks);
+  }
+  if (!o.plan.empty() && o.parallel.strategy == "none") o.parallel.strategy = "auto";
+  as_usage([&] {  // before a rank starts
+    const int ranks = o.parallel.ranks > 0    ? o.parallel.ranks
+                      : engine::is_launched() ? dist::Rendezvous::from_environment().world_size
+                                              : 1;
+    plan_of(o, json, ranks);
+    LOCKSTEP_CHECK(o.save_every == 0 || !o.out.empty(), "--save-every ", o.save_every,
+                   " needs --out DIR, a place for the checkpoints");
+  });
+  run_team(o.parallel, [&](Team& team) {
+    Job job(o, team);
+    try {
+      body(job);
+    } catch (const Described&) { return; }
+    LOCKSTEP_CHECK(!describes,
+                   "the program ended without a train::Trainer or train::prepare, which say what it trains");
+  });
+}
+
+int run(CLI::App& app, int argc, char** argv, Options& options, const Body& body) {
+  app.callback([&] { start(options, identity_of(app), body); });
+  return run_cli(app, argc, argv);
+}
+
+int run(int argc, char** argv, const std::string& about, const Body& body, Options options) {
+  const std::string path = argc > 0 ? argv[0] : "program";
+  CLI::App app(about, path.substr(path.rfind('/') + 1));
+  add_options(app, options);
+  return run(app, argc, argv, options, body);
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,98 @@
+#pragma once
+// A program of one's own: its options, its ranks, and what it makes of them.
+//
+//   int main(int argc, char** argv) {
+//     return train::run(argc, argv, "a network for digits", [](train::Job& job) {      // on every rank
+//       Net net;
+//       train::Trainer(job, net, {.loss = loss, .data = digits}).fit();
+//     });
+//   }
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "data/json.h"
+#include "engine/engine.h"
+#include "parallel/mesh.h"
+#include "train/options.h"
+#include "train/team.h"
+
+namespace CLI {
+class App;
+}
+
+namespace lockstep::train {
+
+/// What a rank knows of the run before it has a model.
+class Job {
+ public:
+  /// Collective. Error for a plan that does not fit the ranks, or that contradicts the other options.
+  Job(const Options& options, const Team& team);
+  Job(const Job&) = delete;
+  const Options& options() const { return options_; }
+  const Team& team() const { return team_; }
+  Device device() const { return device_; }
+  /// Of --parallel dp:N, from the first on.
+  std::vector<Device> devices() const;
+  const parallel::Plan& plan() const { return mesh_->plan(); }
+  /// Who shares the model and how: for models that need a group when they are made (moe::Layer).
+  const parallel::Mesh& mesh() const { return *mesh_; }
+  /// Whether this rank prints.
+  bool talks() const { return team_.leads() && !options_.json; }
+  /// The engine's configuration: --config, then --set, then the other options, where the file does not say the same
+  /// key. `own`: what the program would have for keys that neither names; "auto" stands for it too.
+  engine::Config config(const data::Json& own = data::Json::Object()) const;
+  /// As a file would say it.
+  data::Json config_json(const data::Json& own = data::Json::Object()) const;
+
+ private:
+  Options options_;
+  const Team& team_;
+  Device device_;
+  data::Json json_;
+  struct OwnWorld {  // of one
+    ~OwnWorld();
+    bool made = false;
+  } world_;
+  std::unique_ptr<parallel::Mesh> mesh_;
+};
+
+using Body = std::function<void(Job& job)>;
+/// main() of a program without options of its own. Gives back the exit code: 0 done, 1 an error, 2 wrong usage, 128 +
+/// signal for a run that a signal stopped.
+int run(int argc, char** argv, const std::string& about, const Body& body, Options defaults = {});
+/// The same for a program that has some: `app` has add_options(app, options).
+int run(CLI::App& app, int argc, char** argv, Options& options, const Body& body);
+/// Its middle, for a subcommand: runs `body` on every rank. `identity`: what must be equal on all ranks.
+void start(const Options& options, const std::string& identity, const Body& body);
+
+/// Where `lockstep plan` or `simulate` only ask what this program trains: says it, and throws.
+void describe_if_asked(Job& job, nn::Module& model, const optim::Optimizer& optimizer,
+                       const data::DatasetPtr<data::Example>& data);
+/// For a loop of one's own: model, optimizer, data and schedule under the job's configuration. The loop stays as it is:
+///
+///   auto [model, optimizer, loader, schedule] = train::prepare(job, net, adam, digits);
+///   for (auto& [x, y] : *loader) {
+///     model.backward(cross_entropy(model(x), y));
+///     model.step();
+///   }
+///
+/// What is given must outlive it. Error for a plan of stages or slices: these need a Trainer, which knows what a step
+/// is.
+template <class M>
+engine::Initialized<M> prepare(Job& job, M& model, optim::Optimizer& optimizer,
+                               data::DatasetPtr<data::Example> data = nullptr, optim::Schedule* schedule = nullptr) {
+  LOCKSTEP_CHECK(job.plan().pp * job.plan().tp == 1,
+                 "[prepare] expected a plan that leaves the model whole (dp, cp, ZeRO), got ", to_string(job.plan()),
+                 "; a Trainer runs pp and tp");
+  model.to(job.device());
+  describe_if_asked(job, model, optimizer, data);
+  return engine::initialize(model, engine::InitializeArgs{.optimizer = &optimizer,
+                                                          .training_data = std::move(data),
+                                                          .lr_scheduler = schedule,
+                                                          .config = job.config(),
+                                                          .mesh = &job.mesh()});
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,128 @@
+#include "train/optimizer.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <tuple>
+
+#include "data/words.h"
+#include "optim/optim.h"
+#include "parallel/onebit/onebit.h"
+#include "train/cli.h"
+
+namespace lockstep::train {
+
+namespace {
+
+void read_optimizer(const std::string& text, OptimizerOptions& o) {
+  const auto [name, values] = data::parse_words(text, {"weight_decay", "beta1", "beta2", "freeze_step"}, "--optimizer");
+  const std::string wrong = one_of({"adamw", "onebit-adam", "onebit-lamb", "zero-one-adam", "onebit-sgd"})(name);
+  LOCKSTEP_CHECK(wrong.empty(), "--optimizer: ", wrong);
+  o.name = name;
+  for (const auto& [key, to, most] : {std::tuple("weight_decay", &o.weight_decay, 1e6),
+                                      std::tuple("beta1", &o.beta1, 1.), std::tuple("beta2", &o.beta2, 1.)}) {
+    const data::Json* value = values.find(key);
+    if (!value) continue;
+    *to = value->as_number(str("--optimizer: ", key));
+    LOCKSTEP_CHECK(*to >= 0 && (*to < most), "--optimizer: expected ", key, " from 0 to below ", most, ", got ", *to);
+  }
+  if (const data::Json* value = values.find("freeze_step")) {
+    o.freeze_step = value->as_int("--optimizer: freeze_step");
+    LOCKSTEP_CHECK(o.freeze_step >= 1, "--optimizer: expected freeze_step of 1 or more, got ", o.freeze_step);
+    LOCKSTEP_CHECK(name != "adamw", "--optimizer ", text, ": freeze_step is for 1-bit optimizers, such as onebit-adam");
+  }
+}
+
+}  // namespace
+
+void add_optimizer_options(CLI::App& app, OptimizerOptions& o, bool schedule) {
+  const std::string group = "Training";
+  app.add_option_function<std::string>(
+         "--lr",
+         [&o, schedule](const std::string& text) {
+           const size_t colon = schedule ? std::min(text.find(':'), text.size()) : text.size();
+           for (const std::string& one : {text.substr(0, colon), colon < text.size() ? text.substr(colon + 1) : "0"}) {
+             const std::string wrong = number(0, 1e6)(one);
+             if (!wrong.empty()) throw UsageError("--lr: " + wrong);
+           }
+           o.lr = std::strtod(text.c_str(), nullptr);
+           if (colon < text.size()) o.last_lr = std::strtod(text.c_str() + colon + 1, nullptr);
+         },
+         schedule ? "peak learning rate, or PEAK:LAST (default: 1e-3, down to a tenth of it)" : "learning rate")
+      ->default_str(str(o.lr))
+      ->group(group);
+  app.add_option_function<std::string>(
+         "--optimizer", [&o](const std::string& text) { as_usage([&] { read_optimizer(text, o); }); },
+         str("adamw; or one that sends a bit a number between ranks: onebit-adam, onebit-lamb, zero-one-adam, "
+             "onebit-sgd; and how: adamw,weight_decay=",
+             o.weight_decay, ",beta1=", o.beta1, ",beta2=", o.beta2, " (1-bit: freeze_step=N, exact steps before it)"))
+      ->default_str(o.name)
+      ->group(group);
+}
+
+void check_optimizer(const OptimizerOptions& o, const Options& all) {
+  if (o.name == "adamw") return;
+  const ParallelOptions& ranks = all.parallel;
+  LOCKSTEP_CHECK(ranks.ranks > 0 || (engine::is_launched() && ranks.strategy != "none" && ranks.strategy != "dp"),
+                 "--optimizer ", o.name,
+                 " compresses what ranks tell each other, so it needs ranks that train together: start it with "
+                 "lockstep run -n N -- ..., or give --ranks N");
+}
+
+void check_configured(const Job& job, const std::vector<const char*>& of_schedule) {
+  const engine::Config config = job.config();
+  const auto refuse = [&](const std::vector<const char*>& options, const char* key, const std::string& type,
+                          const char* more) {
+    for (const char* option : options)
+      if (!type.empty() && job.options().is_given(option))
+        throw UsageError(str("--", option, " contradicts ", config.origin, ", where ", key, " is ", type, more,
+                             "; leave one of them out"));
+  };
+  refuse({"lr", "optimizer"}, "optimizer.type", config.optimizer.type, "");
+  refuse(of_schedule, "scheduler.type", config.scheduler.type, "");
+  refuse(of_schedule, "optimizer.type", config.optimizer.type, ", without a scheduler");
+}
+
+namespace {
+
+template <class Optimizer, class Options>
+std::unique_ptr<optim::Optimizer> make(const std::vector<OptimizerGroup>& groups, Options options,
+                                       dist::ProcessGroup& ranks) {
+  std::vector<typename Optimizer::Group> all;
+  for (const OptimizerGroup& g : groups) {
+    options.weight_decay = g.weight_decay;
+    all.push_back({g.parameters, options});
+  }
+  if constexpr (std::is_same_v<Optimizer, optim::AdamW>) return std::make_unique<Optimizer>(all);
+  else return std::make_unique<Optimizer>(all, &ranks);
+}
+
+}  // namespace
+
+std::vector<OptimizerGroup> matrices_decay(nn::Module& model, double weight_decay) {
+  OptimizerGroup matrices{.weight_decay = weight_decay}, others;
+  for (const Variable& p : model.parameters()) (p.dim() >= 2 ? matrices : others).parameters.push_back(p);
+  return {matrices, others};
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const OptimizerOptions& o, const std::vector<OptimizerGroup>& groups,
+                                                 int64_t steps, const Job& job) {
+  dist::ProcessGroup& ranks = job.mesh().copies();
+  const double beta1 = o.beta1, beta2 = o.beta2;
+  if (o.name == "adamw")
+    return make<optim::AdamW>(groups, optim::AdamWOptions{.lr = o.lr, .beta1 = beta1, .beta2 = beta2}, ranks);
+  const double freeze = double(o.freeze_step > 0 ? o.freeze_step : std::max<int64_t>(steps / 5, 1));
+  if (o.name == "onebit-adam")
+    return make<onebit::OneBitAdam>(
+        groups, onebit::OneBitAdamOptions{.lr = o.lr, .beta1 = beta1, .beta2 = beta2, .freeze_step = freeze}, ranks);
+  if (o.name == "onebit-lamb")
+    return make<onebit::OneBitLamb>(
+        groups, onebit::OneBitLambOptions{.lr = o.lr, .beta1 = beta1, .beta2 = beta2, .freeze_step = freeze}, ranks);
+  if (o.name == "zero-one-adam")
+    return make<onebit::ZeroOneAdam>(
+        groups, onebit::ZeroOneAdamOptions{.lr = o.lr, .beta1 = beta1, .beta2 = beta2, .var_freeze_step = freeze},
+        ranks);
+  return make<onebit::OneBitSGD>(groups, onebit::OneBitSGDOptions{.lr = o.lr, .momentum = beta1, .freeze_step = freeze},
+                                 ranks);
+}
+
+}  // namespace lockstep::train

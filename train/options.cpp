@@ -1,0 +1,76 @@
+#include "train/options.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+
+#include "tensor/check.h"
+#include "tensor/device.h"
+#include "tensor/random.h"
+#include "tensor/threads.h"
+#include "train/cli.h"
+
+namespace lockstep::train {
+
+OptionCheck whole(int64_t least, int64_t most) {
+  return [=](const std::string& text) {
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error == std::errc() && end == text.data() + text.size() && value >= least && value <= most)
+      return std::string();
+    return str("expected a whole number from ", least, " to ", most, ", got '", text, "'");
+  };
+}
+
+OptionCheck number(double least, double most) {
+  return [=](const std::string& text) {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (!text.empty() && *end == 0 && value >= least && value <= most) return std::string();
+    return str("expected a number from ", least, " to ", most, ", got '", text, "'");
+  };
+}
+
+OptionCheck one_of(std::vector<std::string> words) {
+  return [words = std::move(words)](const std::string& text) {
+    std::string all;
+    for (const std::string& word : words) {
+      if (text == word) return std::string();
+      all += (all.empty() ? "" : ", ") + word;
+    }
+    return text + " not in {" + all + "}";
+  };
+}
+
+OptionCheck strategy(bool devices) {
+  return [devices](const std::string& text) {
+    if (devices && text.starts_with("dp:")) {
+      const std::string wrong = whole(1, 64)(text.substr(3));
+      return wrong.empty() ? wrong : "dp:N: " + wrong;
+    }
+    return one_of(devices ? std::vector<std::string>{"auto", "ddp", "dp", "none"}
+                          : std::vector<std::string>{"auto", "ddp", "none"})(text);
+  };
+}
+
+void ParallelOptions::read_strategy(const std::string& text) {
+  const size_t colon = std::min(text.find(':'), text.size());
+  strategy = text.substr(0, colon);
+  devices = colon < text.size() ? std::stoi(text.substr(colon + 1)) : 0;
+}
+
+void go_on_after_restart(CommonOptions& o) {
+  const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  if (restarts && std::atoi(restarts) > 0 && !o.out.empty()) o.resume = true;
+}
+
+void apply_common_options(const CommonOptions& o) {
+  as_usage([&] {
+    LOCKSTEP_CHECK(!o.resume || !o.out.empty(), "--resume needs --out DIR, the folder of the run to go on with");
+    parse_device(o.device);
+  });
+  if (o.threads > 0) set_threads(o.threads);
+  manual_seed(o.seed);
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,156 @@
+#pragma once
+// What a training program can be told on its command line. One line gives a program all of it:
+//
+//   train::Options options;
+//   train::add_options(app, options);         // app: a CLI::App
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::train {
+
+/// Checks for options, before any rank starts: "" or what was expected. (CLI11's own let numbers beyond 64 bits and NaN
+/// through.)
+using OptionCheck = std::function<std::string(const std::string&)>;
+OptionCheck whole(int64_t least, int64_t most);
+OptionCheck number(double least, double most);
+OptionCheck one_of(std::vector<std::string> words);
+OptionCheck strategy(bool devices);  ///< of ParallelOptions
+inline constexpr int64_t most_steps = 1'000'000'000'000, most_size = 1 << 20;
+
+struct ParallelOptions {
+  std::string strategy = "auto";  ///< ddp, dp, none; auto: ddp when there are ranks
+  int devices = 0;                ///< dp: how many devices of the model's type (on the CPU, virtual ones); 0: all
+  int ranks = 0;                  ///< ranks as threads of this process; 0: the job's ranks, or this process alone
+  int64_t accumulate = 1;         ///< micro-batches of a step at each rank
+  std::string offload = "none";   ///< of ZeRO: cpu, or nvme:FOLDER
+  std::string trace_bits;         ///< file for a line of hashes per step, for `lockstep verify`
+  std::string trace;              ///< a folder, or a file of one rank, for the timeline
+  bool signal_exit_zero = false;  ///< also when a signal ended the run before its last step
+  std::string identity;           ///< what must be equal on all ranks: this build and the options
+  void read_strategy(const std::string& text);  ///< "ddp", "dp:2"
+};
+
+/// Options that all training programs share.
+struct CommonOptions {
+  std::string out;  ///< folder for metrics.jsonl, config.json and checkpoints
+  bool resume = false;
+  bool ema = false;  ///< of programs that use a run: the average of its parameters
+  bool json = false;
+  int threads = 0;
+  uint64_t seed = 1;
+  std::string device = "cpu";  ///< cpu, cuda, cuda:N
+  ParallelOptions parallel;
+};
+
+/// Of programs that train with a Trainer.
+struct Options : CommonOptions {
+  std::string config;                      ///< the engine's configuration: a file, or JSON
+  std::vector<std::string> set;            ///< keys of it, "zero_optimization.stage=2"
+  std::string plan;                        ///< of ranks: "dp2+pp2+tp2+zero1"
+  std::string precision = "f32";           ///< or tf32 (on devices that have it); bf16, f16 (autocast)
+  int64_t batch = 16;                      ///< samples of a micro-batch
+  int64_t epochs = 1, steps = 0;           ///< passes over the data; or so many steps
+  int64_t eval_every = 0, save_every = 0;  ///< steps; 0: at the end of each epoch, or of the run
+  std::vector<std::string> given;          ///< options that the command line has
+  bool is_given(std::string_view option) const { return std::find(given.begin(), given.end(), option) != given.end(); }
+};
+
+/// A training run that the launcher starts again goes on from its checkpoint, as with --resume.
+void go_on_after_restart(CommonOptions& options);
+
+template <class App> void add_parallel_options(App& app, ParallelOptions& o, bool devices = true) {
+  const std::string group = "Parallel";
+  app.template add_option_function<std::string>(
+         "--parallel", [&o](const std::string& text) { o.read_strategy(text); },
+         devices ? "how ranks train together: ddp; dp or dp:N: one process, several devices; none (default: ddp when "
+                   "there are ranks)"
+                 : "how ranks train together: ddp; none (default: ddp when there are ranks)")
+      ->check(strategy(devices))
+      ->group(group);
+  app.add_option("--ranks", o.ranks, "ranks as threads of this process (processes: lockstep run -n N -- ...)")
+      ->check(whole(1, 64))
+      ->group(group);
+  app.add_option("--accumulate", o.accumulate, "micro-batches of a step at each rank")
+      ->check(whole(1, most_size))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--offload", o.offload,
+                 "with ZeRO: optimizer state, and stage 3's parameters, in host memory (cpu) or in a file "
+                 "(nvme:FOLDER). Same bits")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--trace", o.trace,
+                 "folder for a timeline of every rank, rank-N.json, for https://ui.perfetto.dev and lockstep report; "
+                 "of one rank also a file that ends in .json")
+      ->group(group);
+  app.add_option("--trace-bits", o.trace_bits,
+                 "file for hashes of all parameters after every step (see lockstep verify)")
+      ->group(group);
+}
+
+template <class App> void add_common_options(App& app, CommonOptions& o, bool training, bool devices = true) {
+  app.add_option("--seed", o.seed, "seed of everything random")->check(whole(0, INT64_MAX))->capture_default_str();
+  app.add_option("--threads", o.threads, "threads of operations (default: all cores given to the process)")
+      ->check(whole(1, 4096));
+  app.add_option("--device", o.device, "cpu; cuda (ranks of a machine take its devices in turn); cuda:N")
+      ->capture_default_str();
+  app.add_flag("--json", o.json, "end with one line that is a JSON object of all final figures");
+  if (!training) {
+    app.add_flag("--ema", o.ema, "the average of the parameters that --set ema.decay=0.999 kept, in their place");
+    return;
+  }
+  app.add_option("--out", o.out, "folder for config.json, metrics.jsonl and checkpoints");
+  app.add_flag("--resume", o.resume, "go on from the checkpoint in --out, or begin when there is none yet");
+  app.add_flag("--signal-exit-zero", o.parallel.signal_exit_zero,
+               "end with 0 after Ctrl-C or SIGTERM, not with 130 or 143");
+  app.parse_complete_callback([&o] { go_on_after_restart(o); });
+  add_parallel_options(app, o.parallel, devices);
+}
+
+/// All of Options. `devices`: also --parallel dp, for programs that have TrainerOptions::forward for it.
+template <class App> void add_options(App& app, Options& o, bool devices = false) {
+  add_common_options(app, o, true, devices);
+  app.add_option("--batch", o.batch, "samples of a micro-batch")->check(whole(1, most_size))->capture_default_str();
+  app.add_option("--epochs", o.epochs, "passes over the training data")
+      ->check(whole(1, most_steps))
+      ->capture_default_str();
+  app.add_option("--steps", o.steps, "end after this many steps (0: all epochs)")
+      ->check(whole(0, most_steps))
+      ->capture_default_str();
+  app.add_option("--eval-every", o.eval_every, "steps between evaluations (0: at the end of each epoch)")
+      ->check(whole(0, most_steps))
+      ->capture_default_str();
+  app.add_option("--save-every", o.save_every, "steps between checkpoints (0: at the end of each epoch)")
+      ->check(whole(0, most_steps))
+      ->capture_default_str();
+  app.add_option("--precision", o.precision,
+                 "f32; tf32 on devices that have it; bf16 or f16: matrix products in it (autocast)")
+      ->check(one_of({"f32", "tf32", "bf16", "f16"}))
+      ->capture_default_str();
+  const std::string group = "Engine";
+  app.add_option("--config", o.config,
+                 "DeepSpeed's configuration file for the engine (lockstep config says what a file means)")
+      ->group(group);
+  app.add_option("--set", o.set, "a key of it: zero_optimization.stage=2; may be repeated")
+      ->group(group)
+      ->allow_extra_args(false);
+  app.add_option(
+         "--plan", o.plan,
+         "how ranks share the work: dp2+pp2+tp2+zero1 (replicas, pipeline stages, tensor parallelism, ZeRO; cp: "
+         "context, ep: expert parallelism)")
+      ->group(group);
+  app.parse_complete_callback([&o, &app] {
+    go_on_after_restart(o);
+    for (const auto* option : app.get_options())
+      if (option->count() > 0) o.given.push_back(option->get_single_name());
+  });
+}
+
+/// Applies threads and seed, and checks what depends on several options (UsageError).
+void apply_common_options(const CommonOptions& options);
+
+}  // namespace lockstep::train

@@ -1,0 +1,152 @@
+// The folder of a run: config.json, metrics.jsonl, checkpoints/; and hashes of parameters for lockstep verify.
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+
+#include "data/files.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "parallel/onebit/optimizer.h"
+#include "trace/trace.h"
+#include "train/bits.h"
+#include "train/cli.h"
+#include "train/trainer_impl.h"
+
+namespace lockstep::train {
+
+/// One job at a time trains in a folder. (That of its checkpoints has a lock of its own, which says what is stale.)
+void Trainer::Impl::lock_folder() {
+  if (writes() && !lock && std::filesystem::exists(job.options().out))
+    lock.emplace(files, job.options().out, false, [](const std::string&) {});
+}
+
+/// Checks what is there, and only then makes or changes anything.
+void Trainer::Impl::open() {
+  namespace fs = std::filesystem;
+  const Team& team = job.team();
+  Json config = o.facts;
+  config["model"] = kind;
+  config["parameters"] = parameters;
+  if (has_folder()) {
+    lock_folder();
+    std::vector<double> found{double(team.leads() && (fs::exists(path("checkpoints/latest"))))};
+    team.sum(found, "is there a checkpoint");
+    const bool there = found[0] > 0, resume_ = job.options().resume;
+    LOCKSTEP_CHECK(resume_ || !there, job.options().out,
+                   " already holds a run; go on with it by --resume, or choose another --out");
+    if (resume_ && fs::exists(path("config.json"))) {
+      const Json saved = data::read_json(path("config.json"));
+      for (const auto& [key, value] : config.as_object()) {
+        const Json* before = saved.find(key);
+        LOCKSTEP_CHECK(before && *before == value, path("config.json"), ": --resume needs the same run, but ", key,
+                       " was ", before ? before->dump() : "not set", " and is now ", value.dump());
+      }
+      const Json* micro = saved.find("train_batch_size");
+      if (there && micro && team.leads() && *micro != Json(*engine->config().train_batch_size))
+        std::cerr << "note: train_batch_size was " << micro->dump() << " and is now "
+                  << *engine->config().train_batch_size
+                  << ": another list of micro-batches, so the run ends with other bits than it would have\n";
+    }
+    if (resume_ && there) resume();
+    else if (resume_ && team.leads())
+      std::cerr << "note: " << job.options().out << " holds no checkpoint, so --resume begins at step 0\n";
+    team.wait();  // all have read it before it is replaced
+  }
+  for (const auto& [key, value] : o.notes.as_object()) config[key] = value;
+  config["steps"] = steps;
+  config["precision"] = job.options().precision;
+  config["seed"] = int64_t(job.options().seed);
+  config["batch"] = engine->train_micro_batch_size_per_gpu();
+  config["train_batch_size"] = *engine->config().train_batch_size;
+  config["micro_batches"] = micro_batches();
+  config["plan"] = to_string(job.plan());
+  trace::note("settings", config.dump());
+  if (!engine->in_parts()) {  // for the formulas of lockstep report
+    Json how(Json::Object{});
+    how["parameters"] = parameters;
+    how["parameter_bytes"] = parameters * size_of(engine->module().parameters().at(0).dtype());
+    how["ranks"] = engine->group().size();
+    how["micro_batches"] = engine->gradient_accumulation_steps();
+    how["zero"] = engine->zero_optimization_stage();
+    how["offload"] = engine->config().zero_optimization.offload_optimizer.device;
+    how["optimizer"] = std::string(engine->optimizer().name());
+    trace::note("parallel", how.dump());
+  }
+  if (const std::string& file = job.options().parallel.trace_bits; !file.empty() && team.leads()) {
+    bits.open(file, std::ios::trunc);
+    LOCKSTEP_CHECK(bits, file, ": --trace-bits cannot write this file");
+  }
+  if (o.on_start) o.on_start();
+  if (writes()) {
+    prepare_output("--out", job.options().out);
+    lock_folder();
+    config["engine"] = engine::to_json(engine->config());
+    data::write_atomically(path("config.json"), config.dump(2) + "\n");
+    metrics.open(path("metrics.jsonl"), first > 0 ? std::ios::app : std::ios::trunc);
+    LOCKSTEP_CHECK(metrics, path("metrics.jsonl"), ": cannot be written");
+  }
+}
+
+void Trainer::Impl::resume() {
+  const auto loaded = engine->load_checkpoint(path("checkpoints"));
+  LOCKSTEP_CHECK(loaded, path("checkpoints"), ": --resume found no checkpoint");
+  first = step = engine->global_steps();
+  const auto number = [&](const char* key) {
+    const Json* at = loaded->client_state.find(key);
+    return at && at->is_number() ? std::optional(at->as_number()) : std::nullopt;
+  };
+  if (const auto scale = number("scaler.scale"))
+    scaler.load_state({{"scale", *scale}, {"growth_tracker", number("scaler.growth_tracker").value_or(0)}});
+  best = number("best");
+  worse = int64_t(number("worse").value_or(0));
+}
+
+void Trainer::Impl::save() {
+  if (!has_folder()) return;
+  const trace::Scope scope("save checkpoint", trace::Category::checkpoint);
+  Json state(Json::Object{});
+  if (job.options().precision == "f16")
+    state["scaler.scale"] = scaler.scale_value(), state["scaler.growth_tracker"] = double(scaler.growth_tracker());
+  if (best) state["best"] = *best, state["worse"] = worse;
+  engine->save_checkpoint(path("checkpoints"), {.client_state = state});
+  engine->wait_for_checkpoint();
+}
+
+void Trainer::Impl::write_bits(double loss) {
+  if (job.options().parallel.trace_bits.empty()) return;
+  std::vector<int64_t> hashes(names.size());
+  const auto put = [&](const std::string& name, const Tensor& tensor) {
+    hashes[size_t(std::find(names.begin(), names.end(), name) - names.begin())] = int64_t(hash_of(tensor));
+  };
+  const onebit::Optimizer* const sender = engine->onebit();
+  if (job.plan().tp > 1) {
+    for (const auto& [name, tensor] : engine->whole_state().model)
+      if (std::find(names.begin(), names.end(), name) != names.end()) put(name, tensor);
+  } else {
+    std::optional<zero::Zero::Gathered> whole;
+    if (!sender && !engine->in_parts()) whole.emplace(engine->zero(), engine->module().parameters());
+    for (const auto& p : engine->module().named_parameters())
+      if (std::find(names.begin(), names.end(), p.name) != names.end()) put(p.name, p.variable.tensor());
+  }
+  const bool together = !sender || sender->is_synchronized();  // 0/1 Adam's ranks are apart between exchanges
+  write_trace_line(bits, step, loss, names, together ? merge_hashes(job.team(), names, hashes, step) : hashes);
+}
+
+void load_model(nn::Module& model, const std::string& folder, bool average) {
+  const std::string below = folder + "/checkpoints", of_average = "optimizer.ema.";
+  const auto found = checkpoints::inspect(std::filesystem::exists(below) ? below : folder);
+  LOCKSTEP_CHECK(found, folder, ": expected the folder of a run, or of its checkpoints; it holds none");
+  bool has_average = false;
+  std::vector<checkpoints::Piece> wanted;
+  for (const auto& [name, tensor] : model.state()) {
+    const bool averaged = average && found->tensors.count(of_average + name);  // else a buffer, or frozen
+    has_average |= averaged;
+    wanted.push_back(checkpoints::whole((averaged ? of_average : "model.") + name, tensor));
+  }
+  LOCKSTEP_CHECK(has_average || !average, folder,
+                 ": --ema: this run kept no average of its parameters; train with --set ema.decay=0.999");
+  const std::vector<std::string> skip =
+      average ? std::vector<std::string>{"optimizer.", "model."} : std::vector<std::string>{"optimizer."};
+  checkpoints::load(found->path, wanted, nullptr, {.convert = true, .skip = skip});
+}
+
+}  // namespace lockstep::train

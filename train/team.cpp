@@ -1,0 +1,165 @@
+#include "train/team.h"
+
+#include <fmt/format.h>
+#include <link.h>
+#include <sodium.h>
+
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <optional>
+
+#include "engine/engine.h"
+#include "tensor/environment.h"
+#include "tensor/ops.h"
+#include "train/bits.h"
+#include "train/cli.h"
+#include "train/tracing.h"
+
+namespace lockstep::train {
+
+namespace {
+
+/// In this process; run_cli() asks when an error has already ended the team.
+std::optional<int> rank_of_process;
+
+}  // namespace
+
+/// The linker's hash of this program, so that ranks of different builds do not meet.
+std::string build_id() {
+  std::string id = "unknown";
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* to) {
+        for (int i = 0; i < info->dlpi_phnum; ++i) {
+          const auto& header = info->dlpi_phdr[i];
+          if (header.p_type != PT_NOTE) continue;
+          const char* at = reinterpret_cast<const char*>(info->dlpi_addr + header.p_vaddr);
+          for (const char* end = at + header.p_memsz; at + sizeof(ElfW(Nhdr)) <= end;) {
+            ElfW(Nhdr) note;
+            std::memcpy(&note, at, sizeof note);
+            const char* name = at + sizeof note;
+            const auto* bytes = reinterpret_cast<const unsigned char*>(name + (note.n_namesz + 3) / 4 * 4);
+            if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 && std::memcmp(name, "GNU", 4) == 0) {
+              std::string& hex = *static_cast<std::string*>(to);
+              hex.clear();
+              for (size_t k = 0; k < note.n_descsz; ++k) hex += fmt::format("{:02x}", bytes[k]);
+            }
+            at = reinterpret_cast<const char*>(bytes + (note.n_descsz + 3) / 4 * 4);
+          }
+        }
+        return 1;  // the first object is the program
+      },
+      &id);
+  return id;
+}
+
+int Team::local_rank() const {
+  if (!group_) return 0;
+  return threads_ ? rank() : dist::Rendezvous::from_environment().local_rank;
+}
+
+void Team::sum(std::vector<double>& values, const char* tag) const {
+  if (!group_) return;
+  const Tensor all = Tensor::from(values, Shape{int64_t(values.size())});
+  group_->all_reduce(all, {.tag = tag}).wait();
+  std::memcpy(values.data(), all.data<double>(), values.size() * sizeof(double));
+}
+
+std::vector<double> Team::gather(const std::vector<double>& values, const char* tag) const {
+  if (!group_) return values;
+  const Tensor mine = Tensor::from(values, Shape{int64_t(values.size())}),
+               all = empty({int64_t(values.size()) * size()}, {.dtype = f64});
+  group_->all_gather(all, mine, {.tag = tag}).wait();
+  return all.to_vector<double>();
+}
+
+void Team::check_same(const std::string& what, const std::vector<const Tensor*>& data) const {
+  if (!group_) return;
+  LOCKSTEP_CHECK(sodium_init() >= 0, "libsodium cannot be used here");
+  std::vector<int64_t> mine;
+  for (const Tensor* tensor : data) mine.insert(mine.end(), {tensor->numel(), int64_t(hash_of(*tensor))});
+  const int64_t n = int64_t(mine.size());
+  const Tensor all = empty({n * size()}, {.dtype = i64});
+  group_->all_gather(all, Tensor::from(mine, Shape{n}), {.tag = "data"}).wait();
+  for (int64_t i = 0; i < n * size(); ++i) {
+    const int64_t *first = all.data<int64_t>() + i % n / 2 * 2, *other = all.data<int64_t>() + i / 2 * 2;
+    LOCKSTEP_CHECK(first[0] == other[0] && first[1] == other[1], what, ": ranks 0 and ", i / n,
+                   " hold different data, ", first[0], " elements with hash ",
+                   fmt::format("{:016x}", uint64_t(first[1])), " and ", other[0], " with ",
+                   fmt::format("{:016x}", uint64_t(other[1])), "; give every host the same files");
+  }
+}
+
+void run_team(const ParallelOptions& o, const std::function<void(Team&)>& train) {
+  std::atomic<int> stopped_by{0};
+  const auto body = [&](Team& team) {
+    Tracing tracing(o, team);
+    train(team);
+    tracing.finish();
+    if (team.stopped_by()) stopped_by = team.stopped_by();
+  };
+  const bool is_rank = engine::is_launched(), alone = !is_rank || o.strategy == "none" || o.strategy == "dp";
+  as_usage([&] {
+    LOCKSTEP_CHECK(
+        o.offload == "none" || o.offload == "cpu" || (o.offload.starts_with("nvme:") && o.offload.size() > 5),
+        "--offload: expected none, cpu or nvme:FOLDER, got '", o.offload, "'");
+    LOCKSTEP_CHECK(o.strategy != "dp" || o.ranks == 0,
+                   "--parallel dp is one process with several devices, got --ranks ", o.ranks,
+                   "; use --parallel dp:N, or --parallel ddp");
+    LOCKSTEP_CHECK(o.ranks == 0 || !is_rank, "--ranks ", o.ranks,
+                   " makes threads of one process, but this process is itself a rank of a job: use --ranks or lockstep "
+                   "run, not both");
+    LOCKSTEP_CHECK(o.ranks <= 1 || o.strategy != "none", "--parallel none trains on one rank, got --ranks ", o.ranks,
+                   "; use --parallel ddp");
+    LOCKSTEP_CHECK(!alone || o.ranks > 0 || o.strategy != "ddp",
+                   "--parallel ddp needs ranks: start it with lockstep run -n N -- ..., or give --ranks N");
+    if (is_rank && alone) check_alone("--parallel " + o.strategy);
+  });
+  if (o.strategy == "dp" && o.devices > 0)
+    set_virtual_devices(o.devices);  // how many there are of other types is asked when the model is there
+  if (o.ranks > 0 && o.strategy != "none") {
+    dist::spawn(o.ranks, [&](int) {
+      Team team(&dist::world(), true);
+      body(team);
+    });
+  } else if (alone) {
+    Team team(nullptr);
+    body(team);
+  } else {
+    dist::Rendezvous place = dist::Rendezvous::from_environment();
+    if (place.world_size > 1) rank_of_process = place.rank;
+    place.identity = o.identity;
+    dist::init(place);
+    dist::guard([&] {
+      Team team(&dist::world());
+      body(team);
+    });
+    dist::shutdown();
+  }
+  if (stopped_by && !o.signal_exit_zero) throw Stopped{stopped_by};
+}
+
+void check_alone(const std::string& command) {
+  if (!engine::is_launched()) return;
+  const int size = dist::Rendezvous::from_environment().world_size;
+  LOCKSTEP_CHECK(size == 1, command, " runs in one process, got a job of ", size,
+                 " ranks, which would each do the same; start it without the launcher");
+}
+
+std::string rank_prefix() { return rank_of_process ? "rank " + std::to_string(*rank_of_process) + ": " : ""; }
+
+void write_error_file(const std::string& message) noexcept {
+  try {
+    if (const auto path = environment("LOCKSTEP_ERROR_FILE")) std::ofstream(*path) << message << "\n";
+  } catch (...) {}  // NOLINT: the error itself is on stderr
+}
+
+Device device_of(const CommonOptions& o, const Team& team) {
+  Device device = parse_device(o.device);
+  const int count = device_count(device.type);
+  if (o.device == "cuda" && count > 0) device.index = int16_t(team.local_rank() % count);
+  check_device("--device", device);
+  return device;
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,35 @@
+#include "train/tracing.h"
+
+#include <utility>
+
+#include "data/json.h"
+#include "dist/clock.h"
+#include "tensor/environment.h"
+#include "trace/trace.h"
+
+namespace lockstep::train {
+
+Tracing::Tracing(const ParallelOptions& o, const Team& team) : team_(team) {
+  if (o.trace.empty()) return;
+  const auto mib = environment("LOCKSTEP_TRACE_MIB");
+  const int64_t limit = (mib ? std::stoll(*mib) : 1024) << 20;
+  if (team.size() > 1) dist::start_trace(o.trace, *team.group(), limit);
+  else trace::start(o.trace, {.limit_bytes = limit});
+  open_ = true;
+  data::Json facts(data::Json::Object{});
+  facts["command"] = o.identity;
+  facts["ranks_in_process"] = o.ranks > 0 ? team.size() : 1;
+  trace::note("run", facts.dump());
+}
+
+Tracing::~Tracing() {
+  if (open_) trace::stop();
+}
+
+void Tracing::finish() {
+  if (!std::exchange(open_, false)) return;
+  if (team_.size() > 1) dist::stop_trace(*team_.group());
+  else trace::stop();
+}
+
+}  // namespace lockstep::train

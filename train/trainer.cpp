@@ -1,0 +1,337 @@
+#include "train/trainer_impl.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iostream>
+#include <optional>
+
+#include "autograd/ops.h"
+#include "engine/model_shape.h"
+#include "optim/optim.h"
+#include "parallel/moe/expert_parallel.h"
+#include "parallel/onebit/optimizer.h"
+#include "parallel/tensor/apply.h"
+#include "tensor/environment.h"
+#include "tensor/memory.h"
+#include "trace/trace.h"
+#include "train/cli.h"
+#include "train/describe.h"
+#include "train/interrupt.h"
+#include "train/progress.h"
+
+namespace lockstep::train {
+
+namespace {
+
+Example batch_of(const data::Dataset<Example>& from, const std::vector<int64_t>& indices) {
+  if (auto made = from.get_batch(indices)) return *made;
+  std::vector<Example> samples;
+  for (const int64_t i : indices) samples.push_back(from.get(i));
+  return data::collate(samples);
+}
+
+/// Error when ranks have other data; a few samples tell.
+void check_data(const Team& team, const char* what, const data::Dataset<Example>& from) {
+  const int64_t n = from.size();
+  std::vector<int64_t> some;
+  for (int64_t i = 0; i < std::min<int64_t>(n, 16); ++i) some.push_back(i * n / std::min<int64_t>(n, 16));
+  const Tensor size = Tensor::from<int64_t>({n}, {1});
+  if (n == 0) return team.check_same(what, {&size});
+  const Example batch = batch_of(from, some);
+  team.check_same(what, {&size, &batch.input, &batch.target});
+}
+
+}  // namespace
+
+Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOptions options)
+    : job(job_),
+      o(std::move(options)),
+      model(std::move(model_)),
+      kind(model->kind()),
+      to_device(job.device()),
+      scaler({.enabled = job.options().precision == "f16"}) {
+  LOCKSTEP_CHECK((o.data != nullptr) != bool(o.batches), "[Trainer] expected data or batches, got ",
+                 o.data ? "both" : "neither");
+  LOCKSTEP_CHECK(o.data || job.options().steps > 0, "--steps: expected how many, as the data have no end");
+  if (o.data) check_data(job.team(), "the training data", *o.data);
+  if (o.evaluate) check_data(job.team(), "the data of evaluation", *o.evaluate);
+  const auto spread = moe::expert_names(*model);
+  parameters = model->parameter_count();
+  for (const auto& p : model->named_parameters()) {
+    names.push_back(p.name);
+    if (spread.count(p.name)) parameters += (job.plan().ep - 1) * p.variable.numel();  // other ranks have as many
+  }
+  as_usage([&] {
+    LOCKSTEP_CHECK(spread.empty() || job.options().parallel.trace_bits.empty(),
+                   "--trace-bits compares runs bit for bit, and experts over ranks sum in another order; leave ep",
+                   job.plan().ep, " out of --plan");
+  });
+  model->to(job.device());
+  Json own = o.config;
+  for (const auto& [key, value] :
+       {std::pair<const char*, Json>{"gradient_clipping", 0.}, {"dataloader_drop_last", true}, {"checkpoint.keep", 2}})
+    if (!own.find(key)) own[key] = value;
+  if (environment("LOCKSTEP_DESCRIBE")) describe_it(own);
+  engine::Config config = job.config(own);
+  experts.emplace(*model, job.mesh().at().tp == 0);  // tensor-parallel ranks have the same experts
+  check(config);
+  const int64_t of_step = *engine::resolve(config, job.plan().dp).train_batch_size;
+  if (o.data) steps_of_epoch = o.data->size() / of_step;
+  steps = job.options().steps > 0 ? job.options().steps : steps_of_epoch * job.options().epochs;
+  make_engine(std::move(config));  // whose schedule asks for them
+}
+
+void Trainer::Impl::describe_it(const Json& own) {
+  const auto optimizer = o.optimizer ? o.optimizer(*model) : nullptr;
+  const optim::AdamW usual(model->parameters(), {});
+  describe(job,
+           {.model = *model,
+            .own = own,
+            .optimizer = optimizer ? optimizer.get() : &usual,
+            .batch = [&](int64_t samples) { return o.data ? first_of(*o.data, samples) : o.batches(0, 0, samples); },
+            .loss = o.loss,
+            .unit = o.unit,
+            .per_sample = o.per_sample});
+}
+
+/// What the model's own sizes have against the plan, before it is cut.
+void Trainer::Impl::check(const engine::Config& config) {
+  const std::string& attention = config.context_parallel.attention;
+  if (attention == "ulysses") context.kind = sequence::Kind::ulysses;
+  else if (attention == "ring-contiguous") context.order = sequence::Order::contiguous;
+  const parallel::Plan& plan = job.plan();
+  LOCKSTEP_CHECK(plan.ep == 1 || experts->any(), "[Trainer] ", to_string(plan),
+                 " shares experts, and the model has none; leave ep", plan.ep, " out");
+  const engine::ModelShape shape = engine::shape_of(*model, 0, int64_t(o.per_sample), 0);
+  check_plan(plan, {.ranks = job.mesh().world().size(),
+                    .layers = int64_t(shape.list.size()),
+                    .chunks = std::max<int64_t>(config.pipeline.chunks, 1),
+                    .heads = shape.heads,
+                    .context = o.per_sample > 1 ? int64_t(o.per_sample) : 0,
+                    .context_parts = context.order_or_default() == sequence::Order::zigzag ? 2 : 1,
+                    .context_by_heads = context.kind == sequence::Kind::ulysses});
+}
+
+void Trainer::Impl::make_engine(engine::Config config) {
+  const parallel::Plan& plan = job.plan();
+  engine::PipelineModule module{.model = model, .num_stages = plan.pp, .forward = o.forward};
+  if (plan.pp * plan.tp > 1)
+    std::swap(module.recompute, config.activation_checkpointing.enabled);  // parts recompute the layers that repeat
+  LOCKSTEP_CHECK(!o.forward || plan.pp * plan.tp == 1,
+                 "[Trainer] expected a plan that leaves the model whole, as forward runs it, got ", to_string(plan));
+  if (o.loss)
+    module.loss_fn = [loss = o.loss](const pipeline::Values& out, const std::vector<Tensor>& targets) {
+      return loss(out.at(0), targets.at(0));
+    };
+  const std::string& precision = job.options().precision;
+  if (precision == "bf16" || precision == "f16") module.autocast = precision == "f16" ? f16 : bf16;
+  engine::InitializeArgs args{.mesh = &job.mesh(), .grad_scaler = precision == "f16" ? &scaler : nullptr};
+  if (plan.cp > 1) sequence::share_sequences(*model, {std::shared_ptr<void>(), &job.mesh().cp()}, context);
+  if (plan.tp > 1) {
+    const auto sliced = tensor_parallel::apply(*model, job.mesh().tp(),
+                                               {.sequence = config.tensor_parallel.sequence_parallel, .sum = false});
+    args.partial = {sliced.partial().begin(), sliced.partial().end()};
+    for (const auto& s : sliced.slices())
+      args.slices[s.name] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, plan.tp, job.mesh().at().tp)};
+  }
+  if (config.optimizer.type.empty()) {
+    args.optimizer = o.optimizer ? o.optimizer : [](nn::Module& m) {
+      return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{});
+    };
+    if (o.schedule && config.scheduler.type.empty())
+      args.lr_scheduler = [this](optim::Optimizer& optimizer) { return o.schedule(optimizer, steps); };
+  }
+  if (plan.cp == 1) args.training_data = o.data, args.loader_workers = o.workers;
+  LOCKSTEP_CHECK(plan.cp == 1 || !o.data, "[Trainer] expected batches with a plan of cp", plan.cp,
+                 ", which cuts sequences: data are dealt whole");
+  config.pipeline.stages = plan.pp;
+  config.given.erase("pipeline.stages");
+  args.config = std::move(config);
+  engine = std::make_unique<engine::EngineBase>(std::move(module), std::move(args));
+}
+
+/// This rank's part of a micro-batch, on its device.
+pipeline::Sample Trainer::Impl::sample(const Example& whole) {
+  const int cp = job.plan().cp;
+  const auto part = [&](const Tensor& x) {
+    return cp == 1 ? x : sequence::slice(x, 1, cp, job.mesh().at().cp, context.order_or_default());
+  };
+  const Example there = to_device(Example{part(whole.input), part(whole.target)});
+  return {{there.input}, {there.target}};
+}
+
+std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate(int64_t most) {
+  std::vector<std::pair<std::string, double>> means;
+  if (!o.evaluate) return means;
+  const int64_t size = o.evaluate->size(),
+                batch = std::min(o.batches ? engine->train_micro_batch_size_per_gpu() : o.evaluate_batch, size),
+                used = most > 0 ? std::min(most * batch, size) : size;
+  const int64_t needed = (used + batch - 1) / batch, dp = job.plan().dp, each = (needed + dp - 1) / dp;
+  const auto count = [&](int64_t i) { return std::min(batch, used - i * batch); };
+  const auto data = [&](int64_t i) -> std::optional<pipeline::Sample> {
+    i = std::min(i, needed - 1);  // copies that have less to do repeat the last one, which is not counted
+    std::vector<int64_t> indices;
+    for (int64_t k = i * batch; k < i * batch + count(i); ++k) indices.push_back(k * size / used);
+    return sample(batch_of(*o.evaluate, indices));
+  };
+  const Measure loss =
+      o.loss ? o.loss : Measure([of = model->layers().loss](const Variable& out, const Tensor& target) {
+        return of(out, {target});
+      });
+  const auto all = [&](const pipeline::Values& out, const std::vector<Tensor>& targets) {
+    std::vector<Variable> values{loss(out.at(0), targets.at(0)).to(f32).reshape({1})};
+    for (const auto& [name, measure] : o.metrics)
+      values.push_back(measure(out.at(0), targets.at(0)).to(f32).reshape({1}));
+    return cat(values, 0);
+  };
+  const size_t n = 1 + o.metrics.size();
+  const std::vector<double> found = engine->eval_batches(data, int(each), all, int(n));
+  for (size_t v = 0; v < n; ++v) {
+    double sum = 0;
+    for (int64_t i = 0; i < needed; ++i) sum += found[size_t(i) * n + v] * double(count(i));
+    means.emplace_back(o.evaluated + "_" + (v == 0 ? "loss" : o.metrics[v - 1].first), sum / double(used));
+  }
+  return means;
+}
+
+/// Evaluates, and puts what it finds into the line. Whether training should end.
+bool Trainer::Impl::look(Json& line) {
+  last = evaluate(o.evaluate_most);
+  looked = step;
+  for (const auto& [name, value] : last) line[name] = value;
+  if (o.best.empty()) return false;
+  const bool most = o.best.starts_with('-');
+  const std::string name = o.best.substr(most);
+  const auto found = std::find_if(last.begin(), last.end(), [&](const auto& one) { return one.first == name; });
+  LOCKSTEP_CHECK(found != last.end(), "[Trainer] best: there is no ", name, " in what is evaluated");
+  if (!best || (most ? found->second > *best : found->second < *best)) {
+    best = found->second;
+    worse = 0;
+    if (has_folder()) {
+      engine->save_checkpoint(path("best"));
+      engine->wait_for_checkpoint();
+    }
+    return false;
+  }
+  return ++worse >= o.patience && o.patience > 0;
+}
+
+void Trainer::Impl::fit() {
+  open();
+  if (job.talks()) {
+    std::cout << (!o.on_start && job.plan().pp * job.plan().tp == 1
+                      ? nn::summary(*model)
+                      : fmt::format("{}: {} parameters\n", kind, parameters));
+    if (job.mesh().world().size() > 1)
+      fmt::print("{} ranks, plan {}, {} micro-batches of {} samples a step\n", job.mesh().world().size(),
+                 to_string(job.plan()), micro_batches(), engine->train_micro_batch_size_per_gpu());
+    std::cout.flush();
+    std::fflush(stdout);
+  }
+  std::optional<Interrupt> interrupt;
+  if (job.team().owns_process()) interrupt.emplace();
+  const Options& options = job.options();
+  const double of_step = double(*engine->config().train_batch_size) * o.per_sample;
+  const int64_t batch = engine->train_micro_batch_size_per_gpu();
+  Progress progress(first, steps, o.unit, of_step, !job.team().leads());
+  double evaluation_seconds = 0;
+  bool saved = first > 0;
+  for (int stop = 0; step < steps && stop == 0;) {
+    const trace::Step traced(step, job.device());
+    const double lr = engine->get_lr()[0];
+    const double loss = o.batches ? engine->train_batch([&](int64_t micro) -> std::optional<pipeline::Sample> {
+      Example whole = o.batches(step, micro, batch);
+      LOCKSTEP_CHECK(whole.input.size(0) == batch, "[Trainer] batches: expected ", batch, " samples of micro-batch ",
+                     micro, ", got ", whole.input.shape());
+      return sample(whole);
+    })
+                                  : engine->train_batch();
+    for (const double signal : job.team().gather({double(Interrupt::signal())}, "signals"))
+      stop = std::max(stop, int(signal));
+    ++step;
+    saved = false;
+    if (step < steps) job.team().note_stop(stop);
+    trace::counter("loss", {{"loss", loss}});
+    write_bits(loss);
+    shown_loss = std::isnan(shown_loss) ? loss : 0.95 * shown_loss + 0.05 * loss;
+    progress.show(step, fmt::format("loss {:.4f}", shown_loss));
+    Json line(Json::Object{});
+    line["step"] = step;
+    if (steps_of_epoch > 0) line["epoch"] = (step - 1) / steps_of_epoch + 1;
+    line["loss"] = loss;
+    line["lr"] = lr;
+    line["grad_norm"] = engine->get_global_grad_norm();
+    if (engine->fp16_enabled()) line["loss_scale"] = engine->loss_scale();
+    const auto due = [&](int64_t every) {
+      return every > 0 ? step % every == 0 : steps_of_epoch > 0 && step % steps_of_epoch == 0;
+    };
+    bool ends = false;
+    if (o.evaluate && due(options.eval_every) && stop == 0) {
+      const double before = progress.seconds();
+      ends = look(line);
+      evaluation_seconds += progress.seconds() - before;
+      progress.clear();
+      if (job.talks()) {
+        std::string text = fmt::format("step {:6}  loss {:.4f}", step, shown_loss);
+        for (const auto& [name, value] : last) text += fmt::format("  {} {:.4f}", name, value);
+        fmt::print("{}  {:.0f} {}/s\n", text, progress.rate(), o.unit);
+        std::fflush(stdout);
+      }
+    }
+    if (experts->any())
+      experts->report(line, engine->gradient_accumulation_steps() * job.plan().dp * job.plan().cp, job.team());
+    if (o.on_step) o.on_step({.step = step, .loss = loss, .lr = lr, .grad_norm = engine->get_global_grad_norm()}, line);
+    if (metrics.is_open()) {
+      metrics << line.dump() << std::endl;
+      LOCKSTEP_CHECK(metrics, path("metrics.jsonl"), ": writing failed; is the disk full?");
+    }
+    if (due(options.save_every) && step < steps) save(), saved = true;
+    if (ends) {
+      if (job.talks())
+        fmt::print("no better {} in {} evaluations: training ends\n", o.best.substr(o.best.starts_with('-')), worse);
+      break;
+    }
+  }
+  const double seconds = progress.seconds() - evaluation_seconds;
+  progress.clear();
+  if (!saved) save();
+  if (job.team().stopped_by() && job.team().leads())
+    std::cerr << "stopped at step " << step
+              << (has_folder() ? "; the checkpoint is written, go on with --resume\n"
+                               : "; nothing was saved, as there is no --out\n");
+  if (looked != step || o.evaluate_most > 0) last = evaluate(0);
+  const Json* program = o.facts.find("program");
+  result["program"] = program ? *program : Json(kind);
+  result["steps"] = step;
+  result["ranks"] = job.mesh().world().size();
+  result["plan"] = to_string(job.plan());
+  result["loss"] = shown_loss;
+  for (const auto& [name, value] : last) result[name] = value;
+  result["parameters"] = parameters;
+  result[o.unit + "_per_second"] = double(step - first) * of_step / std::max(seconds, 1e-9);
+  result["seconds"] = seconds;
+  if (engine->in_parts() && job.plan().pp > 1) result["bubble"] = engine->pipeline().bubble();
+  result["peak_memory_mib"] = double(memory_report(job.device()).total.peak) / 1048576;
+  if (const onebit::Optimizer* sender = engine->onebit()) {
+    const onebit::Volume& v = sender->volume();
+    result["exact_steps"] = v.exact_steps;
+    result["bytes_of_exact_step"] = v.exact_bytes / std::max<int64_t>(v.exact_steps, 1);
+    result["compressed_steps"] = v.compressed_steps;
+    result["bytes_of_compressed_step"] = v.compressed_bytes / std::max<int64_t>(v.compressed_steps, 1);
+  }
+  for (const auto& [key, value] : experts->last().as_object()) result[key] = value;
+  if (o.on_end) o.on_end(result);
+  if (job.team().leads()) print_result(result, options.json);
+}
+
+Trainer::Trainer(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options)
+    : impl_(std::make_unique<Impl>(job, std::move(model), std::move(options))) {}
+Trainer::~Trainer() = default;
+void Trainer::fit() { impl_->fit(); }
+std::vector<std::pair<std::string, double>> Trainer::evaluate(int64_t most) { return impl_->evaluate(most); }
+int64_t Trainer::step() const { return impl_->step; }
+engine::EngineBase& Trainer::engine() { return *impl_->engine; }
+nn::State Trainer::whole_model() { return impl_->engine->whole_state().model; }
+
+}  // namespace lockstep::train

@@ -1,0 +1,62 @@
+#pragma once
+// What a Trainer is made of. trainer.cpp trains and evaluates, run_folder.cpp keeps the run's folder.
+#include <cmath>
+#include <fstream>
+#include <optional>
+
+#include "data/to_device.h"
+#include "engine/checkpoint/lock.h"
+#include "train/experts.h"
+#include "train/trainer.h"
+
+namespace lockstep::train {
+
+using data::Example, data::Json;
+
+struct Trainer::Impl {
+  Impl(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options);
+  void check(const engine::Config& config);
+  void make_engine(engine::Config config);
+  [[noreturn]] void describe_it(const Json& own);
+  void open();
+  void lock_folder();
+  void resume();
+  void fit();
+  bool look(Json& line);
+  void save();
+  void write_bits(double loss);
+  void report(double seconds, double evaluation_seconds);
+  Example next(int64_t micro_batch);
+  pipeline::Sample sample(const Example& whole);
+  std::vector<std::pair<std::string, double>> evaluate(int64_t most);
+  int64_t micro_batches() const { return engine->gradient_accumulation_steps() * job.plan().dp; }
+  std::string path(const std::string& name) const { return job.options().out + "/" + name; }
+  bool has_folder() const { return !job.options().out.empty(); }
+  bool writes() const { return has_folder() && job.team().leads(); }
+
+  Job& job;
+  const TrainerOptions o;
+  std::shared_ptr<nn::Module> model;
+  const std::string kind;
+  std::vector<std::string> names;  // of the whole model's parameters
+  int64_t parameters = 0;
+  sequence::ContextOptions context;  // plans with cp: how ranks attend to the sequences that they share
+  std::optional<ExpertCounts> experts;
+  data::ToDevice to_device;
+  optim::GradScaler scaler;
+  std::unique_ptr<engine::EngineBase> engine;
+  std::unique_ptr<engine::Loader> loader;  // of o.data
+  std::optional<data::RepeatingLoader<Example>> batches;
+  int64_t steps = 0, steps_of_epoch = 0, first = 0, step = 0;
+  checkpoints::Files files;
+  std::optional<checkpoints::FolderLock> lock;  // of the run's folder, on the rank that leads
+  std::ofstream metrics, bits;
+  std::optional<double> best;
+  int64_t worse = 0;                                 // evaluations since
+  std::vector<std::pair<std::string, double>> last;  // evaluation
+  int64_t looked = -1;                               // the step of it
+  double shown_loss = NAN;
+  Json result = Json::Object();
+};
+
+}  // namespace lockstep::train

@@ -1,0 +1,303 @@
+// The optimizer, tile by tile: sub_group_size elements of a unit's shard at a time, so that what a tile needs beside
+// the state (gradients in f32, bytes of a file) is bounded. Rules that look at a whole parameter take a unit as one
+// tile.
+//
+//   gradient of the tile in f32 ─▶ clip ─▶ update of each piece in it ─▶ state and 16-bit parameters are written where
+//   they live
+//
+// Every element is updated by itself, so tiles change no bit. With files:
+//
+//   unit 0                              unit 1                       file of optimizer state, this rank's
+//   shard  │ a a a b b b b b . │        shard │ c c c c c c . . │    │ exp_avg of unit 0 │ exp_avg_sq of unit 0 │
+//   master ... │ exp_avg of unit 1 │ ...
+//
+// A region holds one value for each element of the unit's shard, padding included, so a tile is one run of bytes in
+// each.
+#include "zero/sharded_optimizer.h"
+
+#include <algorithm>
+#include <set>
+
+#include "tensor/ops.h"
+#include "zero/shard_store.h"
+
+namespace lockstep::zero {
+namespace {
+
+Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()}); }
+DType state_dtype(const Unit& unit) { return unit.dtype == f64 ? f64 : f32; }
+
+}  // namespace
+
+struct ShardedOptimizer::Tile {
+  size_t unit = 0;
+  dist::Range range;                  // of the shard
+  std::vector<Extent> extents;        // what of it lies in files
+  std::map<std::string, int64_t> at;  // where in its buffer the values of each name are
+  int64_t shard_at = -1;              // and the parameters; -1: in memory
+
+  Tensor view(const Tensor& buffer, int64_t where, dist::Range part, DType dtype) const {
+    return Tensor(buffer.storage(), where / size_of(dtype) + part.begin - range.begin, {part.size()}, {1}, dtype);
+  }
+};
+
+ShardedOptimizer::ShardedOptimizer(Shards& shards, const ShardStore* store)
+    : s_(shards), store_(store), regions_(shards.units.size()) {
+  const OffloadOptimizer& o = s_.options.offload_optimizer;
+  find_homes();
+  int64_t bytes = 0, largest = 0;
+  for (size_t u = 0; u < s_.units.size(); ++u) {
+    bytes = plan_regions(u, bytes);
+    largest = std::max(largest, tile_bytes(u));
+  }
+  if (largest == 0) return;
+  s_.on_files([&] {
+    if (bytes > 0)
+      file_.emplace(o.nvme_path, str("the optimizer state of rank ", s_.group.world_rank(s_.rank())), bytes,
+                    !o.fast_init);
+    queue_.emplace(s_.options.aio);
+    ring_.emplace(*queue_, TileRing::Options{.count = o.buffer_count,
+                                             .bytes = largest,
+                                             .pin = o.pin_memory,
+                                             .read_ahead = o.pipeline_read,
+                                             .write_behind = o.pipeline_write});
+  });
+}
+
+/// Which pieces are offloaded: the first, up to the ratio. A piece on the boundary is cut in two where a block of its
+/// norm begins.
+void ShardedOptimizer::find_homes() {
+  const OffloadOptimizer& o = s_.options.offload_optimizer;
+  if (o.device == Offload::none) return;
+  int64_t all = 0;
+  for (const Unit& unit : s_.units)
+    for (const Piece& piece : unit.pieces) all += piece.range.size();
+  auto wanted = int64_t(o.ratio * double(all) + 0.5);
+  for (Unit& unit : s_.units) {
+    std::vector<Piece> pieces;
+    for (Piece& piece : unit.pieces) {
+      const int64_t n = piece.range.size();
+      int64_t first = std::min(n, wanted);
+      if (first < n) {
+        first = (first + norm_block / 2) / norm_block * norm_block;
+        if (first > n || !s_.parameters[piece.parameter].optimizer->is_elementwise()) first = 2 * wanted >= n ? n : 0;
+      }
+      wanted = std::max(int64_t(0), wanted - first);
+      const dist::Range range = piece.range;
+      if (first > 0)
+        pieces.push_back({.parameter = piece.parameter,
+                          .range = {range.begin, range.begin + first},
+                          .at = piece.at,
+                          .home = o.device});
+      if (first < n)
+        pieces.push_back(
+            {.parameter = piece.parameter, .range = {range.begin + first, range.end}, .at = piece.at + first});
+    }
+    unit.pieces = std::move(pieces);
+  }
+}
+
+/// Places the unit's regions behind `end`, and gives back where they end.
+int64_t ShardedOptimizer::plan_regions(size_t u, int64_t end) {
+  Unit& unit = s_.units[u];
+  std::set<std::string> keys;
+  for (Piece& piece : unit.pieces) {
+    if (piece.home != Offload::nvme) continue;
+    piece.keys = keys_of(s_.parameters[piece.parameter]);
+    keys.insert(piece.keys.begin(), piece.keys.end());
+  }
+  for (const std::string& key : keys) {
+    regions_[u][key] = end;
+    end += round_to_block(unit.layout.shard * (unit.dtype == f64 ? 8 : 4));
+  }
+  return end;
+}
+
+std::vector<std::string> ShardedOptimizer::keys_of(const Parameter& p) const {
+  const bool wide = size_of(p.variable.dtype()) >= 4;
+  const TensorOptions like{.dtype = wide ? p.variable.dtype() : f32, .device = cpu};
+  Tensor one = zeros({1, 1}, like), low;
+  optim::ParameterState state{.step = 1, .tensors = {}};
+  p.optimizer->advance(p.group, one, zeros({1, 1}, like), state, low, 1);
+  std::vector<std::string> keys;
+  if (!wide) keys.push_back("master");
+  for (const auto& [key, tensor] : state.tensors)
+    if (tensor.defined()) keys.push_back(key);
+  return keys;
+}
+
+/// Elements: blocks of a file hold whole elements of every type.
+int64_t ShardedOptimizer::tile_size(const Unit& unit) const {
+  for (const Piece& piece : unit.pieces)
+    if (!s_.parameters[piece.parameter].optimizer->is_elementwise()) return std::max<int64_t>(unit.layout.shard, 1);
+  return std::max(s_.options.sub_group_size / file_block * file_block, file_block);
+}
+
+/// Of the buffer of its largest tile; 0: nothing of it lies in a file.
+int64_t ShardedOptimizer::tile_bytes(size_t u) const {
+  const Unit& unit = s_.units[u];
+  if (unit.pieces.empty()) return 0;
+  const int64_t n = std::min(tile_size(unit), unit.layout.shard);
+  return int64_t(regions_[u].size()) * round_to_block(n * size_of(state_dtype(unit))) +
+         (store_ && store_->is_in_file(u) ? round_to_block(n * size_of(unit.dtype)) : 0);
+}
+
+/// Those in which something is to do.
+std::vector<ShardedOptimizer::Tile> ShardedOptimizer::tiles_of(size_t u, const std::vector<bool>& used) {
+  const Unit& unit = s_.units[u];
+  const int64_t width = size_of(state_dtype(unit)), step = tile_size(unit);
+  std::vector<Tile> tiles;
+  for (int64_t begin = 0; begin < unit.layout.shard; begin += step) {
+    Tile tile{.unit = u, .range = {begin, std::min(begin + step, unit.layout.shard)}, .extents = {}, .at = {}};
+    bool any = false, reads_state = false, writes_state = false, all_rounded = size_of(unit.dtype) == 2;
+    for (const Piece& piece : unit.pieces) {
+      if (piece.at >= tile.range.end || piece.at + piece.range.size() <= begin) continue;
+      any |= used[piece.parameter];
+      reads_state |= piece.started && piece.home == Offload::nvme;
+      writes_state |= piece.home == Offload::nvme;
+      all_rounded &= piece.started && used[piece.parameter];
+    }
+    if (!any) continue;
+    int64_t end = 0;
+    const auto add = [&](const SwapFile& file, int64_t offset, int64_t bytes, bool reads) {
+      tile.extents.push_back({&file, offset, end, round_to_block(bytes), reads});
+      return std::exchange(end, end + round_to_block(bytes));
+    };
+    if (writes_state)
+      for (const auto& [key, offset] : regions_[u])
+        tile.at[key] = add(*file_, offset + begin * width, tile.range.size() * width, reads_state);
+    if (store_ && store_->is_in_file(u)) {  // 16-bit parameters are rounded anew from master weights
+      tile.shard_at = add(store_->file(), store_->offset(u) + begin * size_of(unit.dtype),
+                          tile.range.size() * size_of(unit.dtype), !all_rounded);
+    }
+    tiles.push_back(std::move(tile));
+  }
+  return tiles;
+}
+
+void ShardedOptimizer::update(const Step& step) {
+  std::vector<Tile> tiles;
+  std::vector<std::vector<Extent>> in_files;
+  for (size_t u = 0; u < s_.units.size(); ++u) {
+    for (Tile& tile : tiles_of(u, step.used)) {
+      if (!tile.extents.empty()) in_files.push_back(tile.extents);
+      tiles.push_back(std::move(tile));
+    }
+  }
+  if (ring_) s_.on_files([&] { ring_->begin(std::move(in_files)); });
+  auto tile = tiles.begin();
+  for (size_t u = 0; u < s_.units.size(); ++u) {
+    Unit& unit = s_.units[u];
+    if (!unit.trains) continue;
+    for (; tile != tiles.end() && tile->unit == u; ++tile) {
+      Tensor buffer;
+      if (!tile->extents.empty()) s_.on_files([&] { buffer = ring_->load(); });
+      for (Piece& piece : unit.pieces) {
+        const dist::Range part{std::max(piece.at, tile->range.begin),
+                               std::min(piece.at + piece.range.size(), tile->range.end)};
+        if (!step.used[piece.parameter] || part.begin >= part.end) continue;
+        const Tensor g = step.gradient(unit, part.begin, part.size());
+        if (!(step.clip >= 1)) mul_scalar_(g, step.clip);
+        update(step, u, piece, part, g.to(home_of(piece)), *tile, buffer);
+      }
+      if (buffer.defined()) s_.on_files([&] { ring_->store(); });
+    }
+    for (Piece& piece : unit.pieces) piece.started |= step.used[piece.parameter];
+    step.updated(unit);
+  }
+  if (ring_) s_.on_files([&] { ring_->end(); });
+}
+
+/// optim::Optimizer::step() for elements of the shard that a piece owns: 16-bit weights have an f32 master copy, and
+/// get it rounded.
+void ShardedOptimizer::update(const Step& step, size_t u, Piece& piece, dist::Range part, const Tensor& gradient,
+                              const Tile& tile, const Tensor& buffer) {
+  Unit& unit = s_.units[u];
+  const Parameter& p = s_.parameters[piece.parameter];
+  const bool is_whole = part.size() == piece.range.size(), in_file = piece.home == Offload::nvme;
+  const auto place = [&](const std::string& key) {  // of the part's values of that name; undefined: there is none yet
+    if (in_file) {
+      const auto found = tile.at.find(key);
+      LOCKSTEP_CHECK(found != tile.at.end(), "[offload] the optimizer now keeps '", key, "' for ", p.name,
+                     ", which the file has no room for; offload to cpu, or keep its options as they were");
+      return tile.view(buffer, found->second, part, state_dtype(unit));
+    }
+    const Tensor& all = piece.state[key];
+    return all.defined() ? all.narrow(0, part.begin - piece.at, part.size()) : Tensor();
+  };
+  optim::ParameterState state{.step = p.steps, .tensors = {}};
+  if (piece.started) {
+    std::vector<std::string> keys;
+    if (in_file) keys = piece.keys;
+    else
+      for (const auto& [key, tensor] : piece.state)
+        if (tensor.defined()) keys.push_back(key);
+    for (const std::string& key : keys) state.tensors[key] = place(key);
+  }
+  const Tensor lives = tile.shard_at >= 0 ? tile.view(buffer, tile.shard_at, part, unit.dtype)
+                                          : step.weight(unit, piece).narrow(0, part.begin - piece.at, part.size());
+  const Tensor here = lives.to(home_of(piece));
+  Tensor w = here, low;
+  const MemoryScope scope(piece.home == Offload::none ? Memory::optimizer : Memory::offload);
+  if (size_of(unit.dtype) == 2) {
+    Tensor& master = state.tensors["master"];
+    if (!master.defined()) master = w.to(f32);
+    low = w;
+    w = master;
+  }
+  Tensor g = gradient;
+  if (!p.optimizer->is_elementwise()) {  // such a rule wants the parameter as it is
+    w = w.view(p.variable.shape());
+    g = g.view(p.variable.shape());
+    if (low.defined()) low = low.view(p.variable.shape());
+  }
+  for (auto& [key, tensor] : state.tensors)
+    if (tensor.defined()) tensor = tensor.view(w.shape());
+  const std::map<std::string, Tensor> before = state.tensors;
+  p.optimizer->advance(p.group, w, g, state, low, 1);
+  if (here.storage() != lives.storage()) lives.copy_(here);  // on another device
+  for (const auto& [key, tensor] : state.tensors) {
+    const auto old = before.find(key);
+    const bool is_new = tensor.defined() &&
+                        (old == before.end() || !old->second.defined() || tensor.storage() != old->second.storage());
+    if (!is_new && piece.started) continue;  // it lies where it belongs
+    if (!tensor.defined()) continue;
+    tensor.storage()->book_as(MemoryScope::current());
+    if (in_file || !is_whole) {
+      if (!in_file && !piece.state[key].defined())
+        piece.state[key] = zeros({piece.range.size()}, {.dtype = tensor.dtype(), .device = tensor.device()});
+      place(key).copy_(flat(tensor));
+    } else {
+      piece.state[key] = flat(tensor);
+    }
+  }
+}
+
+std::map<std::string, Tensor> ShardedOptimizer::kept(Unit& unit, Piece& piece) {
+  std::map<std::string, Tensor> all;
+  if (!piece.started) return all;
+  if (piece.home != Offload::nvme) return piece.state;
+  const DType dtype = unit.dtype == f64 ? f64 : f32;
+  for (const std::string& key : piece.keys)
+    all[key] = file_->map(regions_[size_t(&unit - s_.units.data())].at(key) + piece.at * size_of(dtype),
+                          piece.range.size(), dtype);
+  return all;
+}
+
+std::map<std::string, Tensor> ShardedOptimizer::make_kept(Unit& unit, Piece& piece) {
+  const bool made = !std::exchange(piece.started, true);
+  if (piece.home != Offload::nvme) {
+    const MemoryScope scope(piece.home == Offload::none ? Memory::optimizer : Memory::offload);
+    for (const std::string& key : keys_of(s_.parameters[piece.parameter])) {
+      Tensor& tensor = piece.state[key];
+      if (!tensor.defined())
+        tensor = zeros({piece.range.size()}, {.dtype = unit.dtype == f64 ? f64 : f32, .device = home_of(piece)});
+    }
+  }
+  const auto all = kept(unit, piece);
+  if (made)
+    for (const auto& [key, tensor] : all) tensor.zero_();
+  return all;
+}
+
+}  // namespace lockstep::zero

@@ -1,0 +1,176 @@
+#include "zero/shards.h"
+
+#include "nn/build_empty.h"
+#include "tensor/ops.h"
+#include "zero/units.h"
+
+namespace lockstep::zero {
+namespace {
+
+struct Size {
+  const char* key;
+  int64_t size, least;
+};
+std::vector<Size> sizes_of(const ZeroOptions& o) {
+  return {{"reduce_bucket_size", o.reduce_bucket_size, 1},
+          {"max_live_parameters", o.max_live_parameters, 1},
+          {"sub_group_size", o.sub_group_size, 1},
+          {"prefetch_bucket_size", o.prefetch_bucket_size, 0},
+          {"param_persistence_threshold", o.param_persistence_threshold, 0},
+          {"model_persistence_threshold", o.model_persistence_threshold, 0},
+          {"max_reuse_distance", o.max_reuse_distance, 0},
+          {"module_size", o.module_size, 0}};
+}
+
+}  // namespace
+
+Shards::Shards(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroOptions& o, dist::ProcessGroup& group)
+    : module(module), optimizers(std::move(all)), options(o), group(group) {
+  for (const auto& [key, size, least] : sizes_of(o))
+    LOCKSTEP_CHECK(size >= least, "[zero] expected ", key, least > 0 ? " > 0, got " : " >= 0, got ", size);
+  check(o.offload_optimizer, o.stage);
+  check(o.offload_param, o.stage);
+  check(o.aio);
+  LOCKSTEP_CHECK(!o.communication_data_type || is_floating(*o.communication_data_type),
+                 "[zero] expected a floating communication_data_type, got ", *o.communication_data_type);
+  for (const auto& p : module.named_parameters()) {
+    parameters.push_back(
+        {.name = p.name, .variable = p.variable, .ranks = o.spread.names.count(p.name) ? o.spread.group : &group});
+    const Device first = parameters[0].variable.device(), here = p.variable.device();
+    LOCKSTEP_CHECK(here == first || (here.is_cpu() && first.is_cpu()),
+                   "[zero] expected all parameters on one device, got ", parameters[0].name, " on ", first, " and ",
+                   p.name, " on ", here);
+    if (parameters.size() == 1 && !here.is_cpu()) device = here;
+  }
+  size_t trained = 0;
+  for (optim::Optimizer* optimizer : optimizers) {
+    LOCKSTEP_CHECK(optimizer, "[zero] expected optimizers, got null");
+    LOCKSTEP_CHECK(
+        !optimizer->communicates(), "[zero] ", optimizer->name(),
+        " moves gradients between ranks itself and needs all of the model's: use it without ZeRO, in any stage");
+    for (int g = 0; g < optimizer->group_count(); ++g) {
+      for (const Variable& v : optimizer->parameters(g)) {
+        Parameter& p = parameters[index_of(v)];
+        LOCKSTEP_CHECK(!p.optimizer, "[zero] ", p.name, " is in two optimizers");
+        if (!v.requires_grad()) continue;
+        p.optimizer = optimizer;
+        p.group = g;
+      }
+    }
+  }
+  std::vector<std::string> without;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    Parameter& p = parameters[i];
+    if (p.variable.requires_grad() && !p.optimizer) without.push_back(p.name);
+    if (!p.trains()) continue;
+    ++trained;
+    p.first_block = norm_blocks_of_all;
+    norm_blocks_of_all += norm_blocks(p.variable.numel());
+  }
+  LOCKSTEP_CHECK(without.empty(), "[zero] expected every parameter that requires grad in an optimizer, got ",
+                 without.size(), " that are in none: ", parallel::list_names(without),
+                 "; freeze them (requires_grad_(false)) or give them to one");
+  LOCKSTEP_CHECK(trained > 0, "[zero] expected a module with parameters that require grad, got none in ",
+                 module.kind());
+  check_spread();
+}
+
+void Shards::check_spread() const {
+  const Spread& spread = options.spread;
+  if (spread.names.empty()) return;
+  LOCKSTEP_CHECK(spread.group && group.size() % spread.group->size() == 0,
+                 "[zero] expected spread.group to be of ranks that have the same parameters, a part of the ",
+                 group.size(), " ranks of ", group.name(), ", got ",
+                 spread.group ? str(spread.group->size(), " ranks") : "none");
+  size_t known = 0;
+  for (const Parameter& p : parameters) known += spread.names.count(p.name);
+  for (const auto& b : module.named_buffers()) known += spread.names.count(b.name);
+  LOCKSTEP_CHECK(known == spread.names.size(),
+                 "[zero] expected spread.names to be of the module's parameters and buffers, got ", spread.names.size(),
+                 " names, of which it has ", known);
+}
+
+void Shards::agree() {
+  std::string line = str("options stage ", options.stage);
+  for (const auto& [key, size, least] : sizes_of(options)) line += str(", ", key, " ", size);
+  line += str(", overlap_comm ", options.overlap_comm, ", reduce_scatter ", options.reduce_scatter,
+              ", ignore_unused_parameters ", options.ignore_unused_parameters, ", communication_data_type ",
+              options.communication_data_type ? std::string(name_of(*options.communication_data_type)) : "none",
+              ", nonfinite ", int(options.nonfinite), ", init_sync ", options.init_sync, ", offload_optimizer ",
+              name_of(options.offload_optimizer.device), ", offload_param ", name_of(options.offload_param.device),
+              ", max_in_cpu ", options.offload_param.max_in_cpu, ", buffer_count ", options.offload_param.buffer_count);
+  std::vector<std::string> lines{std::move(line)};
+  const std::set<std::string>& spread = options.spread.names;
+  std::vector<std::string> own;  // lines of what some ranks have
+  for (std::string& line :
+       parallel::describe_model(module, [&](const std::string& name) { return spread.count(name) > 0; }))
+    lines.push_back(std::move(line));
+  if (!spread.empty())
+    own = parallel::describe_model(module, [&](const std::string& name) { return spread.count(name) == 0; });
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = parameters[i];
+    const std::string rule = p.trains() ? str(p.optimizer->name(), ", group ", p.group) : "none";
+    if (is_spread(p))
+      lines.push_back(
+          str("spread parameter at place ", i, " ", p.variable.dtype(), " ", p.variable.shape(), ", optimizer ", rule));
+    else if (p.trains()) lines.push_back(str("optimizer of ", p.name, " ", rule));
+  }
+  parallel::check_agreement("zero", lines, group);
+  if (!spread.empty()) parallel::check_agreement("zero", own, *options.spread.group);
+  if (options.init_sync) {
+    for (const Parameter& p : parameters) {
+      if (!p.variable.tensor().storage()->is_empty()) p.ranks->broadcast(p.variable.tensor(), 0, {.tag = p.name});
+    }
+    for (auto& b : module.named_buffers())
+      (spread.count(b.name) ? *options.spread.group : group).broadcast(b.tensor, 0, {.tag = b.name});
+  }
+}
+
+void Shards::plan() {
+  std::vector<PlannedParameter> all;
+  for (const Parameter& p : parameters) {
+    all.push_back({.name = p.name,
+                   .numel = p.variable.numel(),
+                   .kind = str(p.variable.dtype(), p.trains() ? " trained" : " frozen", is_spread(p) ? ", spread" : ""),
+                   .ranks = p.ranks->size(),
+                   .trains = p.trains(),
+                   .elementwise = !p.trains() || p.optimizer->is_elementwise()});
+  }
+  for (PlannedUnit& planned : plan_units(all, options)) {
+    Unit unit{.members = std::move(planned.parameters),
+              .layout = std::move(planned.layout),
+              .persistent = planned.persistent,
+              .module = planned.module};
+    const Parameter &first = parameters[unit.members.front()], &last = parameters[unit.members.back()];
+    unit.dtype = first.variable.dtype();
+    unit.gradient_dtype = options.communication_data_type.value_or(unit.dtype);
+    unit.trains = first.trains();
+    unit.ranks = first.ranks;
+    unit.tag = str("zero unit ", units.size(), unit.module.empty() ? "" : " of module ", unit.module, ", ", first.name,
+                   unit.members.size() > 1 ? str(" to ", last.name) : "");
+    for (size_t place = 0; place < unit.members.size(); ++place) {
+      Parameter& p = parameters[unit.members[place]];
+      p.unit = units.size();
+      p.place = place;
+      const dist::Range range = unit.layout.owned(place, shard_number(unit));
+      if (unit.trains && range.size() > 0)
+        unit.pieces.push_back(
+            {unit.members[place], range, unit.layout.offsets[place] + range.begin - shard(unit).begin});
+    }
+    units.push_back(std::move(unit));
+  }
+}
+
+Tensor Shards::value_of(const Parameter& p) {
+  const Tensor& tensor = p.variable.tensor();
+  return nn::is_built_empty(p.variable) ? nn::start_of(p.variable) : tensor;
+}
+
+size_t Shards::index_of(const Variable& variable) const {
+  for (size_t i = 0; i < parameters.size(); ++i)
+    if (parameters[i].variable.impl() == variable.impl()) return i;
+  fail(str("[zero] a parameter of shape ", variable.defined() ? str(variable.shape()) : "(undefined)",
+           " is not one of the module's ", parameters.size()));
+}
+
+}  // namespace lockstep::zero
