@@ -57,9 +57,10 @@ engine::Config config_of(const TrainingJob& job) {
 void check(const TrainingJob& job, const Cluster& cluster) {
   const parallel::Plan& l = job.plan;
   const auto& m = job.model;
-  LOCKSTEP_CHECK(l.cp * l.ep == 1, "[simulate] ", to_string(l),
-                 ": times of context (cp) and expert parallelism (ep) are not modelled; leave them out, or ask lockstep "
-                 "plan what they send");
+  LOCKSTEP_CHECK(
+      l.cp * l.ep == 1, "[simulate] ", to_string(l),
+      ": times of context (cp) and expert parallelism (ep) are not modelled; leave them out, or ask lockstep "
+      "plan what they send");
   LOCKSTEP_CHECK(job.micro_batch >= 1 && job.micro_batches >= 1,
                  "[simulate] expected 1 micro-batch or more of 1 sample or more, got ", job.micro_batches, " of ",
                  job.micro_batch);

@@ -202,8 +202,8 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads)
-    join_sums_kernel(const Sums<Compute<T>>* pieces, Geometry at, Sums<Compute<T>>* sums, T* grad_weight, T* grad_bias) {
+__global__ void __launch_bounds__(threads) join_sums_kernel(const Sums<Compute<T>>* pieces, Geometry at,
+                                                            Sums<Compute<T>>* sums, T* grad_weight, T* grad_bias) {
   using A = Compute<T>;
   const int64_t c = int64_t(blockIdx.x) * threads + threadIdx.x;
   if (c >= at.channels) return;
