@@ -9,6 +9,12 @@
 
 namespace lockstep {
 
+// --- every LOCKSTEP_OPERATION of operations.def ---
+#define Value Variable
+#define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
+#include "tensor/operations.def"
+#undef Value
+
 // --- pointwise: every line of pointwise.def, and its in-place form (ops_pointwise.cpp) ---
 #define LOCKSTEP_UNARY(name, functor, types) \
   Variable name(const Variable& x);          \
@@ -24,9 +30,6 @@ namespace lockstep {
   Variable& name##_(Variable& a, const Variable& b);
 #define LOCKSTEP_COMPARE(name, functor) Tensor name(const Variable& a, const Variable& b);
 #include "tensor/pointwise.def"
-Variable where(const Tensor& condition, const Variable& a, const Variable& b);
-Variable addcmul(const Variable& a, const Variable& b, const Variable& c, double value = 1);
-Variable lerp(const Variable& a, const Variable& b, double weight);
 inline Variable gelu(const Variable& x, Gelu form = Gelu::erf) {
   return form == Gelu::erf ? gelu_erf(x) : gelu_tanh(x);
 }
@@ -45,27 +48,13 @@ inline Variable operator*(double s, const Variable& x) { return mul_scalar(x, s)
 inline Variable operator/(const Variable& x, double s) { return mul_scalar(x, 1 / s); }
 inline Variable operator/(double s, const Variable& x) { return rdiv_scalar(x, s); }
 
-// --- reductions (ops_reduce.cpp): an empty `dims` means all ---
-Variable sum(const Variable& x, const Dims& dims = {}, bool keepdim = false);
-Variable mean(const Variable& x, const Dims& dims = {}, bool keepdim = false);
-Variable prod(const Variable& x, const Dims& dims = {}, bool keepdim = false);
-Variable amax(const Variable& x, const Dims& dims = {},
-              bool keepdim = false);  ///< shares the gradient evenly among ties
-Variable amin(const Variable& x, const Dims& dims = {}, bool keepdim = false);
-Variable var(const Variable& x, const Dims& dims = {}, double correction = 1, bool keepdim = false);
-Variable stddev(const Variable& x, const Dims& dims = {}, double correction = 1, bool keepdim = false);
-Variable norm(const Variable& x, const Dims& dims = {}, bool keepdim = false);
-Variable logsumexp(const Variable& x, const Dims& dims, bool keepdim = false);
+// --- reductions (ops_reduce.cpp) ---
 struct VariableIndices {
   Variable values;
   Tensor indices;
 };
 VariableIndices max(const Variable& x, int64_t dim, bool keepdim = false);  ///< the whole gradient to the first place
 VariableIndices min(const Variable& x, int64_t dim, bool keepdim = false);
-Variable max(const Variable& x);
-Variable min(const Variable& x);
-Variable cumsum(const Variable& x, int64_t dim);
-Variable cumprod(const Variable& x, int64_t dim);
 VariableIndices sort(const Variable& x, int64_t dim = -1, bool descending = false);
 VariableIndices topk(const Variable& x, int64_t k, int64_t dim = -1, bool largest = true);
 inline Tensor argmax(const Variable& x, std::optional<int64_t> dim = {}, bool keepdim = false) {
@@ -76,25 +65,12 @@ inline Tensor argmin(const Variable& x, std::optional<int64_t> dim = {}, bool ke
 }
 
 // --- matrix products (ops_matmul.cpp) ---
-Variable matmul(const Variable& a, const Variable& b);
-Variable addmm(const Variable& c, const Variable& a, const Variable& b, double beta = 1, double alpha = 1);
-Variable outer(const Variable& a, const Variable& b);
-Variable einsum(const std::string& equation, const std::vector<Variable>& operands);
 /// activation(x w^T + bias) as one operation: x (..., in), w (out, in), bias (out) or undefined.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {},
                 Activation activation = Activation::none);
 
 // --- layers (ops_nn.cpp) ---
-Variable conv1d(const Variable& x, const Variable& w, const Variable& bias = {}, int64_t stride = 1,
-                int64_t padding = 0, int64_t dilation = 1, int64_t groups = 1);
-Variable conv2d(const Variable& x, const Variable& w, const Variable& bias = {}, const ConvArgs& args = {});
-Variable conv_transpose2d(const Variable& x, const Variable& w, const Variable& bias = {}, const ConvArgs& args = {},
-                          const Dims& output_padding = {0, 0});
 Variable max_pool2d(const Variable& x, const PoolArgs& args);
-Variable avg_pool2d(const Variable& x, const PoolArgs& args);
-Variable adaptive_avg_pool2d(const Variable& x, int64_t height, int64_t width);
-Variable softmax(const Variable& x, int64_t dim);
-Variable log_softmax(const Variable& x, int64_t dim);
 Variable layer_norm(const Variable& x, const Shape& normalized, const Variable& weight = {}, const Variable& bias = {},
                     double eps = 1e-5);
 Variable rms_norm(const Variable& x, const Variable& weight, double eps = 1e-6);
@@ -141,13 +117,6 @@ Variable kl_div(const Variable& x, const Variable& target, KlReduction reduction
                 bool log_target = false);
 
 // --- indexing and joining (ops_index.cpp) ---
-Variable gather(const Variable& x, int64_t dim, const Tensor& index);
-Variable scatter(const Variable& x, int64_t dim, const Tensor& index, const Variable& source);
-Variable scatter_add(const Variable& x, int64_t dim, const Tensor& index, const Variable& source);
-Variable index_select(const Variable& x, int64_t dim, const Tensor& index);
-Variable masked_fill(const Variable& x, const Tensor& mask, double value);
-Variable cat(const std::vector<Variable>& variables, int64_t dim = 0);
-Variable stack(const std::vector<Variable>& variables, int64_t dim = 0);
 // Lists in braces are of tensors when all of them are.
 inline Tensor cat(std::initializer_list<Tensor> tensors, int64_t dim = 0) {
   return cat(std::vector<Tensor>(tensors), dim);
@@ -158,11 +127,5 @@ inline Tensor stack(std::initializer_list<Tensor> tensors, int64_t dim = 0) {
 inline Tensor einsum(const std::string& equation, std::initializer_list<Tensor> operands) {
   return einsum(equation, std::vector<Tensor>(operands));
 }
-Variable pad(const Variable& x, const std::vector<int64_t>& pad, double value = 0);
-Variable flip(const Variable& x, const Dims& dims);
-Variable roll(const Variable& x, const Dims& shifts, const Dims& dims);
-Variable repeat(const Variable& x, const Dims& repeats);
-Variable tril(const Variable& x, int64_t diagonal = 0);
-Variable triu(const Variable& x, int64_t diagonal = 0);
 
 }  // namespace lockstep

@@ -37,6 +37,12 @@ Tensor bernoulli(const Shape& shape, double p, TensorOptions options = {});  ///
 const Tensor& uniform_(const Tensor& x, double low, double high);
 const Tensor& normal_(const Tensor& x, double mean, double deviation);
 
+// --- every LOCKSTEP_OPERATION of operations.def ---
+#define Value Tensor
+#define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
+#include "tensor/operations.def"
+#undef Value
+
 // --- pointwise (ops_pointwise.cpp): every line of pointwise.def, and its in-place form ---
 #define LOCKSTEP_UNARY(name, functor, types) \
   Tensor name(const Tensor& x);              \
@@ -52,10 +58,7 @@ const Tensor& normal_(const Tensor& x, double mean, double deviation);
   const Tensor& name##_(const Tensor& a, const Tensor& b);
 #define LOCKSTEP_COMPARE(name, functor) Tensor name(const Tensor& a, const Tensor& b);
 #include "tensor/pointwise.def"
-Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);              ///< condition is bool; broadcasts
-Tensor addcmul(const Tensor& a, const Tensor& b, const Tensor& c, double value = 1);  ///< a + value * b * c
-Tensor lerp(const Tensor& a, const Tensor& b, double weight);                         ///< a + weight * (b - a)
-const Tensor& add_(const Tensor& a, const Tensor& b, double alpha);                   ///< a += alpha * b
+const Tensor& add_(const Tensor& a, const Tensor& b, double alpha);  ///< a += alpha * b
 Tensor isnan(const Tensor& x);
 Tensor isfinite(const Tensor& x);
 /// Part of a pointwise operation's derivative, for autograd: gradient times d out / d operand. May reuse `grad`'s
@@ -80,31 +83,18 @@ inline Tensor operator*(double s, const Tensor& x) { return mul_scalar(x, s); }
 inline Tensor operator/(const Tensor& x, double s) { return mul_scalar(x, 1 / s); }
 inline Tensor operator/(double s, const Tensor& x) { return rdiv_scalar(x, s); }
 
-// --- reductions (ops_reduce.cpp): an empty `dims` means all of them ---
-Tensor sum(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
-Tensor mean(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
-Tensor prod(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
-Tensor amax(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
-Tensor amin(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
-Tensor var(const Tensor& x, const Dims& dims = {}, double correction = 1, bool keepdim = false);
-Tensor stddev(const Tensor& x, const Dims& dims = {}, double correction = 1, bool keepdim = false);
-Tensor norm(const Tensor& x, const Dims& dims = {}, bool keepdim = false);  ///< Euclidean
+// --- reductions (ops_reduce.cpp) ---
 Tensor sum_squares(const Tensor& x, const Dims& dims = {}, bool keepdim = false,
                    std::optional<DType> dtype = {});  ///< dtype: x's, or f64
 Tensor any(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 Tensor all(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
-Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim = false);
 struct ValuesIndices {
   Tensor values, indices;
 };
 ValuesIndices max(const Tensor& x, int64_t dim, bool keepdim = false);  ///< first place on ties
 ValuesIndices min(const Tensor& x, int64_t dim, bool keepdim = false);
-Tensor max(const Tensor& x);
-Tensor min(const Tensor& x);
 Tensor argmax(const Tensor& x, std::optional<int64_t> dim = {}, bool keepdim = false);
 Tensor argmin(const Tensor& x, std::optional<int64_t> dim = {}, bool keepdim = false);
-Tensor cumsum(const Tensor& x, int64_t dim);
-Tensor cumprod(const Tensor& x, int64_t dim);
 ValuesIndices sort(const Tensor& x, int64_t dim = -1, bool descending = false);  ///< stable
 ValuesIndices topk(const Tensor& x, int64_t k, int64_t dim = -1, bool largest = true);
 bool all_finite(const Tensor& x);
@@ -122,10 +112,6 @@ enum class MatmulPrecision : uint8_t { full, tf32 };
 void set_float32_matmul_precision(
     MatmulPrecision precision);  ///< for all threads; full until said otherwise. The CPU is always exact
 MatmulPrecision float32_matmul_precision();
-Tensor matmul(const Tensor& a, const Tensor& b);  ///< NumPy's rules: vectors, batches, broadcasting
-Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, double beta = 1, double alpha = 1);
-Tensor outer(const Tensor& a, const Tensor& b);
-Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands);
 /// pointwise_grad(op, grad0, args, matmul(a, b), kept, {}) of matrices, bit for bit; one pass where the kernels can.
 /// For autograd.
 Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args,
@@ -136,25 +122,16 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias = {}, Activat
               Tensor* pre = nullptr);
 
 // --- layers (ops_nn.cpp) ---
-Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& bias = {}, int64_t stride = 1, int64_t padding = 0,
-              int64_t dilation = 1, int64_t groups = 1);
-Tensor conv2d(const Tensor& x, const Tensor& w, const Tensor& bias = {}, const ConvArgs& args = {});
 Tensor conv2d_grad_input(const Tensor& grad, const Tensor& w, const Shape& input_shape, const ConvArgs& args);
 struct WeightBiasGrad {
   Tensor weight, bias;
 };
 WeightBiasGrad conv2d_grad_weight(const Tensor& grad, const Tensor& x, const Shape& weight_shape, const ConvArgs& args,
                                   bool with_bias);
-Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias = {}, const ConvArgs& args = {},
-                        const Dims& output_padding = {0, 0});
 ValuesIndices max_pool2d(const Tensor& x, const PoolArgs& args);
 Tensor max_pool2d_grad(const Tensor& grad, const Tensor& indices, const Shape& input_shape);
-Tensor avg_pool2d(const Tensor& x, const PoolArgs& args);
 Tensor avg_pool2d_grad(const Tensor& grad, const Shape& input_shape, const PoolArgs& args);
-Tensor adaptive_avg_pool2d(const Tensor& x, int64_t height, int64_t width);
 Tensor adaptive_avg_pool2d_grad(const Tensor& grad, const Shape& input_shape);
-Tensor softmax(const Tensor& x, int64_t dim);
-Tensor log_softmax(const Tensor& x, int64_t dim);
 Tensor softmax_grad(bool log, const Tensor& grad, const Tensor& y, int64_t dim);
 struct NormResult {
   Tensor out, mean, rstd;
@@ -217,23 +194,9 @@ Tensor rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool in
 Tensor embedding(const Tensor& weight, const Tensor& index);
 const Tensor& embedding_grad_(const Tensor& grad_weight, const Tensor& grad, const Tensor& index,
                               int64_t padding_index = -1);  ///< adds
-Tensor gather(const Tensor& x, int64_t dim, const Tensor& index);
-Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
-Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
 const Tensor& scatter_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
-Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index);
 const Tensor& index_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
-Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
 const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, double value);
-Tensor cat(const std::vector<Tensor>& tensors, int64_t dim = 0);
-Tensor stack(const std::vector<Tensor>& tensors, int64_t dim = 0);
-Tensor pad(const Tensor& x, const std::vector<int64_t>& pad,
-           double value = 0);  ///< PyTorch's order: last dim first, (before, after) pairs
-Tensor flip(const Tensor& x, const Dims& dims);
-Tensor roll(const Tensor& x, const Dims& shifts, const Dims& dims);
-Tensor repeat(const Tensor& x, const Dims& repeats);
-Tensor tril(const Tensor& x, int64_t diagonal = 0);
-Tensor triu(const Tensor& x, int64_t diagonal = 0);
 Tensor one_hot(const Tensor& index, int64_t classes = -1);  ///< i64, (..., classes)
 
 }  // namespace lockstep

@@ -3,8 +3,9 @@
 
 namespace lockstep {
 
-#define LOCKSTEP_ENTRY(name) .name = on_cpu::name,
-const Kernels cpu_kernels{LOCKSTEP_KERNELS(LOCKSTEP_ENTRY)};
-#undef LOCKSTEP_ENTRY
+const Kernels cpu_kernels{
+#define LOCKSTEP_ENTRY(name, result, parameters) .name = on_cpu::name,
+#include "tensor/operations.def"
+};
 
 }  // namespace lockstep
