@@ -113,6 +113,7 @@ int64_t ShardedOptimizer::plan_regions(size_t u, int64_t end) {
   return end;
 }
 
+/// What the optimizer keeps for a parameter. The rule alone knows, so it is asked with one of one element.
 std::vector<std::string> ShardedOptimizer::keys_of(const Parameter& p) const {
   const bool wide = size_of(p.variable.dtype()) >= 4;
   const TensorOptions like{.dtype = wide ? p.variable.dtype() : f32, .device = cpu};

@@ -32,14 +32,13 @@ class ShardedOptimizer {
   /// What the optimizer keeps for a piece, live, flat; and the same, zeros when there was nothing.
   std::map<std::string, Tensor> kept(Unit& unit, Piece& piece);
   std::map<std::string, Tensor> make_kept(Unit& unit, Piece& piece);
-  /// Its names for a parameter. The rule alone knows, so it is asked with one of one element.
-  std::vector<std::string> keys_of(const Parameter& p) const;
 
  private:
   struct Tile;
   Device home_of(const Piece& piece) const {
     return piece.home == Offload::none ? s_.device : Device(cpu);
   }  // where it is updated
+  std::vector<std::string> keys_of(const Parameter& p) const;
   void find_homes();
   int64_t plan_regions(size_t u, int64_t end);
   int64_t tile_size(const Unit& unit) const;

@@ -49,8 +49,6 @@ class Stage : public Shards, public parallel::Reducer::Policy {
   std::map<std::string, double> numbers() const;
   void load_numbers(const std::map<std::string, double>& numbers);
   void loaded();
-  optim::OptimizerState whole_state();
-  void load_whole_state(const optim::OptimizerState& state);
 
  protected:
   // What a stage decides.
@@ -82,7 +80,6 @@ class Stage : public Shards, public parallel::Reducer::Policy {
 
   // state.cpp
   Piece all_owned(const Parameter& p) const;  // at this rank
-  void add_from_others(std::map<std::string, Tensor>& tensors, std::map<std::string, double>& numbers);
 
   int64_t first_bad_ = std::numeric_limits<int64_t>::max();  // parameter * ranks + rank of the first NaN or infinity in
                                                              // this rank's own gradients

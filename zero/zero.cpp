@@ -115,7 +115,5 @@ std::vector<StatePiece> Zero::state(bool to_load, bool make) { return impl_->sta
 std::map<std::string, double> Zero::numbers() const { return impl_->numbers(); }
 void Zero::load_numbers(const std::map<std::string, double>& numbers) { impl_->load_numbers(numbers); }
 void Zero::loaded() { impl_->loaded(); }
-optim::OptimizerState Zero::whole_state() { return impl_->whole_state(); }
-void Zero::load_whole_state(const optim::OptimizerState& state) { impl_->load_whole_state(state); }
 
 }  // namespace lockstep::zero

@@ -211,11 +211,6 @@ class Zero {
   void load_numbers(const std::map<std::string, double>& numbers);
   /// Parameters become what the pieces say. Collective.
   void loaded();
-  /// The optimizer's whole state on every rank, also of what is spread, as if it had taken the steps itself, and the
-  /// way back. Collective, and not small.
-  optim::OptimizerState whole_state();
-  void load_whole_state(const optim::OptimizerState& state);
-
   std::vector<UnitInfo> units() const;
 
  private:
