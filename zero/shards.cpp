@@ -137,25 +137,22 @@ void Shards::plan() {
                    .elementwise = !p.trains() || p.optimizer->is_elementwise()});
   }
   for (PlannedUnit& planned : plan_units(all, options)) {
-    Unit unit{.members = std::move(planned.parameters),
-              .layout = std::move(planned.layout),
-              .persistent = planned.persistent,
-              .module = planned.module};
-    const Parameter &first = parameters[unit.members.front()], &last = parameters[unit.members.back()];
+    Unit unit{std::move(planned)};
+    const Parameter &first = parameters[unit.parameters.front()], &last = parameters[unit.parameters.back()];
     unit.dtype = first.variable.dtype();
     unit.gradient_dtype = options.communication_data_type.value_or(unit.dtype);
     unit.trains = first.trains();
-    unit.ranks = first.ranks;
+    unit.group = first.ranks;
     unit.tag = str("zero unit ", units.size(), unit.module.empty() ? "" : " of module ", unit.module, ", ", first.name,
-                   unit.members.size() > 1 ? str(" to ", last.name) : "");
-    for (size_t place = 0; place < unit.members.size(); ++place) {
-      Parameter& p = parameters[unit.members[place]];
+                   unit.parameters.size() > 1 ? str(" to ", last.name) : "");
+    for (size_t place = 0; place < unit.parameters.size(); ++place) {
+      Parameter& p = parameters[unit.parameters[place]];
       p.unit = units.size();
       p.place = place;
       const dist::Range range = unit.layout.owned(place, shard_number(unit));
       if (unit.trains && range.size() > 0)
         unit.pieces.push_back(
-            {unit.members[place], range, unit.layout.offsets[place] + range.begin - shard(unit).begin});
+            {unit.parameters[place], range, unit.layout.offsets[place] + range.begin - shard(unit).begin});
     }
     units.push_back(std::move(unit));
   }

@@ -34,14 +34,9 @@ struct Piece {
   std::map<std::string, Tensor> state = {};  // flat, of range.size() elements; "master" for 16-bit parameters
 };
 
-/// Parameters that travel together.
-struct Unit {
-  std::vector<size_t> members;  // parameters, as in the layout
-  Layout layout;
-  bool persistent = true;               // below stage 3 all are
-  std::string module;                   // stage 3: who gathers it
+struct Unit : PlannedUnit {
   std::string tag;                      // of its collectives: ranks that disagree are told
-  dist::ProcessGroup* ranks = nullptr;  // that have its parameters
+  dist::ProcessGroup* group = nullptr;  // of the ranks that have its parameters
   bool trains = true;
   DType dtype = f32, gradient_dtype = f32;
   std::vector<Piece> pieces;  // of trained parameters
@@ -61,7 +56,7 @@ class Shards {
   size_t index_of(const Variable& variable) const;
   int rank() const { return group.rank(); }
   bool is_cut() const { return options.stage > 0; }  // units are, into a shard for each rank
-  int shard_number(const Unit& unit) const { return is_cut() ? unit.ranks->rank() : 0; }
+  int shard_number(const Unit& unit) const { return is_cut() ? unit.group->rank() : 0; }
   dist::Range shard(const Unit& unit) const {
     return unit.layout.range(shard_number(unit));
   }  // this rank's, of the whole

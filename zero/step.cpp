@@ -39,7 +39,7 @@ StepReport Stage::step(const StepOptions& o) {
   const trace::Scope scope("zero step", trace::Category::optimizer);
   for (size_t u = 0; u < units.size(); ++u) {
     const Unit& unit = units[u];
-    LOCKSTEP_CHECK(!is_pinned(u), "[zero] step() was called while gathered() holds ", parameters[unit.members[0]].name,
+    LOCKSTEP_CHECK(!is_pinned(u), "[zero] step() was called while gathered() holds ", parameters[unit.parameters[0]].name,
                    "; end that scope first");
     if (!unit.trains) continue;
     if (reducer_->units[u].gradients.count() > 0)
@@ -161,7 +161,7 @@ bool Stage::has_all_squares() const { return options.spread.names.empty() || is_
 Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
   const Tensor squares = zeros({norm_blocks_of_all}, {.dtype = f64, .device = device});
   for (Unit& unit : units) {
-    if (!has_all_squares() && unit.ranks->rank() != 0) continue;
+    if (!has_all_squares() && unit.group->rank() != 0) continue;
     for (const Piece& piece : unit.pieces) {
       if (!used[piece.parameter]) continue;
       const Tensor g = gradient(unit, piece.at, piece.range.size(), scale);

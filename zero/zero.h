@@ -113,16 +113,6 @@ struct StatePiece {
   Tensor tensor;  ///< the live one: to be read, or written by a load
 };
 
-/// A unit, for printing and tests.
-struct UnitInfo {
-  std::string module;  ///< stage 3: who gathers it
-  std::vector<std::string> names;
-  Layout layout;
-  DType dtype = f32;
-  bool trains = true;
-  bool persistent = true;  ///< whole on every rank at all times (always below stage 3)
-};
-
 class Zero {
  public:
   using Options = ZeroOptions;
@@ -211,7 +201,8 @@ class Zero {
   void load_numbers(const std::map<std::string, double>& numbers);
   /// Parameters become what the pieces say. Collective.
   void loaded();
-  std::vector<UnitInfo> units() const;
+  /// For printing and tests; parameters are places in the module's named_parameters().
+  std::vector<PlannedUnit> units() const;
 
  private:
   std::unique_ptr<Stage> impl_;
