@@ -59,7 +59,7 @@ Impl::Impl(std::vector<LayerSpec> layers_, Options options_, Loss loss, dist::Pr
   std::map<std::string, std::set<int>> keys;
   for (int stage = 0; stage < virtual_stages; ++stage) {
     for (int i = bounds[size_t(stage)]; i < bounds[size_t(stage) + 1]; ++i)
-      for (const std::string& key : keys_of(layers[size_t(i)])) keys[key].insert(stage);
+      for (const std::string& key : layers[size_t(i)].ties) keys[key].insert(stage);
   }
   for (const auto& [key, where] : keys) ties.push_back({key, {where.begin(), where.end()}, {}, nullptr, {}});
   const Check check = check_schedule(schedule, tie_pairs());
@@ -134,8 +134,7 @@ void Impl::agree() {
   for (const int b : bounds) cuts += str(cuts.empty() ? "" : ", ", b);
   lines.push_back("stages begin at layers " + cuts);
   for (size_t i = 0; i < layers.size(); ++i)
-    lines.push_back(str("layer ", i, " ", layers[i].kind, layers[i].key.empty() ? "" : " tied as " + layers[i].key,
-                        layers[i].shared.empty() ? "" : " with shared parameters"));
+    lines.push_back(str("layer ", i, " ", layers[i].kind, layers[i].ties.empty() ? "" : " tied as " + listed(layers[i].ties)));
   parallel::check_agreement("pipeline", lines, *world);
 }
 
