@@ -168,8 +168,8 @@ std::vector<StageModule::Numbered> StageModule::numbered_parameters() {
         while (specs_[size_t(first)].whole != spec.whole) ++first;
         all.push_back({p.name, p.variable, first, spec.whole->places.at(p.name), tied ? p.name : "", i});
       } else {
-        all.push_back({joined_name(name_of(i), p.name), p.variable, i, place++,
-                       spec.ties.empty() ? "" : spec.ties[0], i});
+        all.push_back(
+            {joined_name(name_of(i), p.name), p.variable, i, place++, spec.ties.empty() ? "" : spec.ties[0], i});
       }
     }
   }

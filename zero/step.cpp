@@ -39,8 +39,8 @@ StepReport Stage::step(const StepOptions& o) {
   const trace::Scope scope("zero step", trace::Category::optimizer);
   for (size_t u = 0; u < units.size(); ++u) {
     const Unit& unit = units[u];
-    LOCKSTEP_CHECK(!is_pinned(u), "[zero] step() was called while gathered() holds ", parameters[unit.parameters[0]].name,
-                   "; end that scope first");
+    LOCKSTEP_CHECK(!is_pinned(u), "[zero] step() was called while gathered() holds ",
+                   parameters[unit.parameters[0]].name, "; end that scope first");
     if (!unit.trains) continue;
     if (reducer_->units[u].gradients.count() > 0)
       fail_everywhere(
