@@ -164,7 +164,7 @@ class Engine {
   const Held& sample(int64_t micro_batch);
   template <class Fn> auto together(const Fn& fn);
   Flight& flight(const Action& a) { return flights_.at({a.chunk, a.micro_batch}); }
-  bool remote(int stage) const { return stage >= 0 && stage < virtual_stages_ && schedule_.place(stage).rank != rank_; }
+  bool remote(int stage) const { return schedule_.is_remote(stage, rank_); }
   int64_t number(int64_t micro_batch) const { return dp_rank_ * int64_t(count_) + micro_batch; }
   /// Ranks that share a micro-batch have other tokens of it.
   uint64_t random_number(int micro_batch) const { return uint64_t(number(micro_batch) * cp_size_ + cp_rank_); }
@@ -230,9 +230,5 @@ class Engine {
   double waited_ = 0, ran_ = 0;  // seconds of this rank's run: for messages, altogether
   std::vector<RankTime> times_;
 };
-
-/// Seconds of forward and backward of each layer, on one micro-batch: for SplitBy::Method::time. Every layer is built,
-/// run and dropped.
-std::vector<double> measure(const std::vector<LayerSpec>& layers, const std::vector<Tensor>& inputs, int repeats = 3);
 
 }  // namespace lockstep::pipeline

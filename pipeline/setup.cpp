@@ -1,17 +1,14 @@
 // How an engine is set up: who has which layers, and the groups over which its ranks talk. All ranks make the same
 // groups in the same order.
 #include <algorithm>
-#include <chrono>
 #include <set>
 
-#include "autograd/tape.h"
 #include "nn/build_empty.h"
 #include "parallel/agreement.h"
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/naive_ddp.h"
 #include "pipeline/engine.h"
 #include "pipeline/schedule_check.h"
-#include "tensor/ops.h"
 
 namespace lockstep::pipeline {
 
@@ -220,35 +217,6 @@ int64_t Engine::bytes_sent() const {
   int64_t bytes = 0;
   for (const auto& [road, link] : links_) bytes += link->bytes_sent();
   return bytes;
-}
-
-std::vector<double> measure(const std::vector<LayerSpec>& layers, const std::vector<Tensor>& inputs, int repeats) {
-  LOCKSTEP_CHECK(repeats >= 1, "[pipeline] expected to measure once or more, got ", repeats);
-  using Clock = std::chrono::steady_clock;
-  std::vector<double> seconds;
-  Values values(inputs.begin(), inputs.end());
-  for (int i = 0; i < int(layers.size()); ++i) {
-    StageModule one(layers, {{i, i + 1}}, 0);
-    nn::fill(one);
-    Values outputs;
-    double best = 0;
-    for (int k = 0; k <= repeats; ++k) {  // the first run warms up
-      Values leaves;
-      for (const Variable& v : values) leaves.emplace_back(v.tensor(), is_floating(v.dtype()));
-      const auto start = Clock::now();
-      outputs = one.forward(0, leaves);
-      std::vector<Tensor> gradients;
-      for (const Variable& v : outputs) gradients.push_back(v.requires_grad() ? ones_like(v.tensor()) : Tensor());
-      joined(outputs, std::move(gradients)).backward();
-      const double took = std::chrono::duration<double>(Clock::now() - start).count();
-      one.zero_grad();
-      if (k > 0) best = k == 1 ? took : std::min(best, took);
-    }
-    seconds.push_back(best);
-    values.clear();
-    for (const Variable& v : outputs) values.push_back(v.detach());
-  }
-  return seconds;
 }
 
 }  // namespace lockstep::pipeline
