@@ -127,6 +127,19 @@ void FileQueue::Transfer::wait() {
            s->expected, " bytes, got ", what));
 }
 
+void FileBuffer::wait() {
+  for (FileQueue::Transfer& transfer : transfers) transfer.wait();
+  transfers.clear();
+}
+
+FileBuffer::~FileBuffer() {
+  for (FileQueue::Transfer& transfer : transfers) {
+    try {
+      transfer.wait();
+    } catch (...) {}  // NOLINT: the error on its way says more, or nobody wants the bytes any more
+  }
+}
+
 /// result: bytes, or an errno below zero.
 void FileQueue::finish(Request request, int64_t result) {
   if (requests_until_failure.load(std::memory_order_relaxed) > 0 && requests_until_failure.fetch_sub(1) == 1)

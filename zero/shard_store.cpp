@@ -27,7 +27,7 @@ ShardStore::ShardStore(const Shards& shards)
       file_.emplace(o.nvme_path, str("the parameter shards of rank ", shards.group.world_rank(shards.rank())), bytes,
                     false);  // all of it is written next
     queue_.emplace(shards.options.aio);
-    if (longest > 0) slots_.resize(size_t(o.buffer_count));
+    if (longest > 0) slots_ = std::vector<Slot>(size_t(o.buffer_count));
     for (Slot& slot : slots_) slot.bytes = aligned_bytes(longest, o.pin_memory);
   });
 }
@@ -46,14 +46,6 @@ Tensor ShardStore::live(size_t u) const {
   return n > 0 ? file_->map(offsets_[u], n, unit.dtype) : empty({0}, {.dtype = unit.dtype, .device = cpu});
 }
 
-ShardStore::~ShardStore() {
-  for (Slot& slot : slots_) {
-    try {
-      slot.read.wait();  // its memory is written until then
-    } catch (...) {}     // NOLINT: nobody wants it any more
-  }
-}
-
 ShardStore::Slot* ShardStore::slot_of(size_t u) const {
   const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& s) { return s.unit == u; });
   return found == slots_.end() ? nullptr : &*found;
@@ -70,7 +62,7 @@ Tensor ShardStore::get(size_t u, const std::function<void(size_t)>& gathered) {
   }
   read_ahead(u);
   Slot& slot = *slot_of(u);
-  shards_.on_files([&] { slot.read.wait(); });
+  shards_.on_files([&] { slot.wait(); });
   return Tensor(slot.bytes.storage(), 0, {shards_.shard(shards_.units[u]).size()}, {1}, shards_.units[u].dtype);
 }
 
@@ -78,7 +70,7 @@ void ShardStore::give_back(size_t u) {
   Slot* const slot = slot_of(u);
   if (!slot) return;
   slot->unit = none;
-  shards_.on_files([&] { slot->read.wait(); });
+  shards_.on_files([&] { slot->wait(); });
 }
 
 void ShardStore::read_ahead(size_t u) {
@@ -88,8 +80,8 @@ void ShardStore::read_ahead(size_t u) {
   slot.since = ++turns_;
   const int64_t bytes = shards_.shard(shards_.units[u]).size() * size_of(shards_.units[u].dtype);
   if (bytes > 0)
-    slot.read =
-        queue_->read(*file_, offsets_[u], static_cast<std::byte*>(slot.bytes.raw_data()), round_to_block(bytes));
+    slot.transfers.push_back(
+        queue_->read(*file_, offsets_[u], static_cast<std::byte*>(slot.bytes.raw_data()), round_to_block(bytes)));
 }
 
 std::vector<size_t> ShardStore::read() const {

@@ -13,7 +13,6 @@ class ShardStore {
  public:
   /// Decides which of the units lie in a file: what offload_param.max_in_cpu has no room for.
   explicit ShardStore(const Shards& shards);
-  ~ShardStore();
   bool is_in_file(size_t unit) const { return offsets_[unit] >= 0; }
   int64_t offset(size_t unit) const { return offsets_[unit]; }
   const SwapFile& file() const { return *file_; }
@@ -35,11 +34,9 @@ class ShardStore {
 
  private:
   static constexpr size_t none = SIZE_MAX;
-  struct Slot {
-    Tensor bytes;
+  struct Slot : FileBuffer {
     size_t unit = none;
     uint64_t since = 0;
-    FileQueue::Transfer read;
   };
   Slot* slot_of(size_t unit) const;
 

@@ -17,7 +17,7 @@ void Stage::build() {
   agree();
   plan();
   prepare();
-  optimizer_ = std::make_unique<ShardedOptimizer>(*this, store());
+  optimizer_ = std::make_unique<ShardedOptimizer>(*this);
   for (Unit& unit : units) place(unit);
   for (Parameter& p : parameters)
     if (p.unit == SIZE_MAX && p.variable.tensor().storage()->is_empty()) p.variable.set_tensor(value_of(p));

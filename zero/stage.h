@@ -50,13 +50,16 @@ class Stage : public Shards, public parallel::Reducer::Policy {
   void load_numbers(const std::map<std::string, double>& numbers);
   void loaded();
 
+  // What the optimizer over shards asks.
+  virtual const ShardStore* store() const { return nullptr; }  // stage 3: of parameters
+  virtual Tensor weight(Unit& unit, const Piece& piece);       // the parameter's elements that a piece owns, flat
+  Tensor gradient(Unit& unit, int64_t at, int64_t n, double scale) const;  // of elements of the shard, in f32
+  virtual void publish(Unit&) {}                                           // starts to share what was updated
+
  protected:
   // What a stage decides.
-  virtual void prepare() {}                                    // the units are there
-  virtual const ShardStore* store() const { return nullptr; }  // stage 3: of parameters
-  virtual void place(Unit& unit);                              // puts the parameters where they are to live
-  virtual Tensor weight(Unit& unit, const Piece& piece);       // the parameter's elements that a piece owns, flat
-  virtual void publish(Unit&) {}                               // starts to share what was updated
+  virtual void prepare() {}        // the units are there
+  virtual void place(Unit& unit);  // puts the parameters where they are to live
   // And as the reducer's policy, from stage 0: all_reduce. What is waited for leaves the sum of all ranks in unit.part.
   Tensor memory(size_t unit) override;
   std::function<void()> start(size_t unit, const Tensor& sum) override;
@@ -73,7 +76,6 @@ class Stage : public Shards, public parallel::Reducer::Policy {
   // step.cpp
   std::vector<bool> agree_on_used();
   bool check_finite(const StepOptions& o, const Tensor& squares, StepReport& report);
-  Tensor gradient(Unit& unit, int64_t at, int64_t n, double scale);
   bool has_all_squares() const;
   Tensor squares_of_blocks(double scale, const std::vector<bool>& used);
   double norm(const StepOptions& o, const Tensor& squares);
@@ -90,13 +92,13 @@ class Stage : public Shards, public parallel::Reducer::Policy {
 class Stage1 : public Stage {
  public:
   using Stage::Stage;
+  void publish(Unit& unit) override;
 
  protected:
   void place(Unit& unit) override;
   void move_into_weights(Unit& unit);  // its parameters become views of unit.weights, with their values
   dist::Work reduce_to_owners(const Unit& unit, const Tensor& whole, const Tensor& part);  // which is this rank's
   std::function<void()> start(size_t unit, const Tensor& sum) override;
-  void publish(Unit& unit) override;
 };
 
 /// And gradients.

@@ -58,13 +58,13 @@ class Stage3 final : public Stage2 {
   void unpin(size_t unit) override { gather_->unpin(unit); }
   bool is_pinned(size_t unit) const override { return gather_->states[unit].pins > 0; }
   void register_external(nn::Module& module, const Variable& parameter) override;
+  const ShardStore* store() const override { return &gather_->store; }
+  Tensor weight(Unit& unit, const Piece& piece) override;
+  void publish(Unit& unit) override;
 
  protected:
   void prepare() override;
-  const ShardStore* store() const override { return &gather_->store; }
   void place(Unit& unit) override;
-  Tensor weight(Unit& unit, const Piece& piece) override;
-  void publish(Unit& unit) override;
   void pass_begins() override;
   void pass_ended() override;
   void complete(size_t unit) override { gather_->release(unit); }

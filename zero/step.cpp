@@ -71,11 +71,7 @@ StepReport Stage::step(const StepOptions& o) {
   if (squares.defined()) report.norm = norm(o, squares);
   const double clip = o.max_norm > 0 ? o.max_norm / (report.norm + 1e-6) : 1;
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += used[i];
-  optimizer_->update({.used = used,
-                      .clip = clip,
-                      .weight = [this](Unit& unit, const Piece& piece) { return weight(unit, piece); },
-                      .gradient = [&](Unit& unit, int64_t at, int64_t n) { return gradient(unit, at, n, scale); },
-                      .updated = [this](Unit& unit) { publish(unit); }});
+  optimizer_->update(used, scale, clip);
   for (Unit& unit : units) unit.published.wait();
   for (const Parameter& p : parameters)
     if (p.trains()) p.variable.tensor().storage()->bump_version(p.optimizer->name());
@@ -147,7 +143,7 @@ bool Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport
 }
 
 /// What elements of the shard are updated with, scaled, in f32 (f64 for f64).
-Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) {
+Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) const {
   const Tensor part = unit.part.narrow(0, at, n);
   const Tensor wide = part.to(unit.dtype == f64 ? f64 : f32);
   return is_wide(unit.gradient_dtype) || scale == 1 ? wide : mul_scalar_(wide, scale);
