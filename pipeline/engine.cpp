@@ -20,10 +20,11 @@ void Engine::run(const std::vector<std::vector<Action>>& all) {
   waited_ = ran_ = 0;
   const Stopwatch watch(ran_);
   for (const Action& a : all[size_t(rank_)]) {
-    const trace::Scope slot(
-        name_of(a.what), trace::Category::pipeline,
-        {{"micro_batch", a.micro_batch}, {"stage", schedule_.virtual_stage(rank_, a.chunk)}, {"training", training_}},
-        a.micro_batch);
+    const trace::Scope slot(name_of(a.what), trace::Category::pipeline,
+                            {{"micro_batch", a.micro_batch},
+                             {"stage", schedule_.virtual_stage(rank_, a.chunk)},
+                             {"training", now_.training}},
+                            a.micro_batch);
     switch (a.what) {
       case What::receive_activation: receive_activation(a); break;
       case What::forward: forward(a); break;
@@ -59,23 +60,23 @@ void Engine::forward(const Action& a) {
     Flight& before = flights_.at({schedule_.place(stage - 1).chunk, a.micro_batch});
     f.inputs = Shapes::of(before.outputs, 0).leaves(tensors_of(before.outputs));
     f.random_call = before.random_call;
-    if (!training_) before.outputs.clear();
+    if (!now_.training) before.outputs.clear();
   }
   RandomState random = random_state();
   random.call = f.random_call;
   set_random_state(random);
   f.outputs = module_->forward(size_t(a.chunk), f.inputs);
   if (last) {
-    const Variable loss = (measure_ ? *measure_ : loss_)(f.outputs, sample(a.micro_batch).sample.targets);
-    LOCKSTEP_CHECK(loss.defined() && loss.numel() == values_ && is_floating(loss.dtype()),
+    const Variable loss = (now_.measure ? *now_.measure : loss_)(f.outputs, sample(a.micro_batch).sample.targets);
+    LOCKSTEP_CHECK(loss.defined() && loss.numel() == now_.values && is_floating(loss.dtype()),
                    "[pipeline] expected the loss to be ",
-                   values_ == 1 ? "one floating number" : str(values_, " floating numbers"), ", got ",
+                   now_.values == 1 ? "one floating number" : str(now_.values, " floating numbers"), ", got ",
                    loss.defined() ? str(loss.dtype(), " ", loss.shape()) : "nothing");
     losses_[a.micro_batch] = loss.tensor();
-    f.outputs = {scale_ && *scale_ ? (*scale_)(loss) : loss};
+    f.outputs = {now_.scale && *now_.scale ? (*now_.scale)(loss) : loss};
   }
   f.random_call = random_state().call;
-  if (!training_) f.inputs.clear();
+  if (!now_.training) f.inputs.clear();
   // The sample goes when both ends have had it.
   if (stage == 0 || last) {
     int& left = samples_.at(a.micro_batch).left;
@@ -90,10 +91,10 @@ const Engine::Held& Engine::sample(int64_t micro_batch) {
   if (found != samples_.end()) return found->second;
   const RandomScope here;
   set_random_step(step_, uint64_t(number(micro_batch)));
-  std::optional<Sample> next = (*data_)(number(micro_batch));
+  std::optional<Sample> next = (*now_.data)(number(micro_batch));
   if (!next)
     fail(str("[pipeline] the data ended before micro-batch ", number(micro_batch), " of step ", step_, ", expected ",
-             int64_t(count_) * dp_size_, " micro-batches"));
+             int64_t(now_.micro_batches) * plan_.dp, " micro-batches"));
   const int ends = is_first() && is_last() ? 2 : 1;
   return samples_.emplace(micro_batch, Held{std::move(*next), ends, random_state().call}).first->second;
 }
@@ -161,15 +162,6 @@ void Engine::backward_weight(const Action& a) {
 
 // --- a step ---
 
-void Engine::begin(const Data& data, int micro_batches) {
-  data_ = &data;
-  count_ = micro_batches;
-  scale_ = nullptr;
-  measure_ = nullptr;
-  values_ = 1;
-  training_ = false;
-}
-
 /// Runs fn; what this rank throws is what all ranks raise.
 template <class Fn> auto Engine::together(const Fn& fn) {
   try {
@@ -199,11 +191,9 @@ double Engine::train_batch(const Data& data, const std::function<Variable(const 
                             {"micro_batches", r.micro_batches},
                             {"chunks", r.chunks},
                             {"rank", rank_},
-                            {"copy", dp_rank_}});
+                            {"copy", at_.dp}});
   return together([&] {
-    begin(data, r.micro_batches);
-    scale_ = &scale;
-    training_ = true;
+    now_ = {.data = &data, .micro_batches = r.micro_batches, .training = true, .scale = &scale};
     run(schedule_.ranks);
     reduce();
     double sum = 0;
@@ -221,9 +211,7 @@ std::vector<double> Engine::eval_batch(const Data& data, int micro_batches, cons
   const NoGrad no_grad;
   const EvalMode mode(*module_);
   return together([&] {
-    begin(data, micro_batches);
-    measure_ = measure ? &measure : nullptr;
-    values_ = values;
+    now_ = {.data = &data, .micro_batches = micro_batches, .measure = measure ? &measure : nullptr, .values = values};
     run(forwards_of(schedule_, micro_batches));
     return gather_losses();
   });

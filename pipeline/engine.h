@@ -132,9 +132,11 @@ class Engine {
     Action action;
     std::vector<std::pair<Variable, Tensor>> gradients;
   };
-  /// A message that comes over a link, from this stage.
-  struct Expected {
-    int stage, micro_batch, tie;
+  /// What comes over a link, from this virtual stage.
+  struct Message {
+    Road road;
+    int stage, micro_batch, tie = 0;
+    auto operator<=>(const Message&) const = default;
   };
   struct Held {
     Sample sample;
@@ -156,7 +158,6 @@ class Engine {
   Ties tie_pairs() const;
 
   // engine.cpp
-  void begin(const Data& data, int micro_batches);
   void run(const std::vector<std::vector<Action>>& all);
   void forward(const Action& a);
   void backward(const Action& a);
@@ -165,9 +166,9 @@ class Engine {
   template <class Fn> auto together(const Fn& fn);
   Flight& flight(const Action& a) { return flights_.at({a.chunk, a.micro_batch}); }
   bool remote(int stage) const { return schedule_.is_remote(stage, rank_); }
-  int64_t number(int64_t micro_batch) const { return dp_rank_ * int64_t(count_) + micro_batch; }
+  int64_t number(int64_t micro_batch) const { return at_.dp * int64_t(now_.micro_batches) + micro_batch; }
   /// Ranks that share a micro-batch have other tokens of it.
-  uint64_t random_number(int micro_batch) const { return uint64_t(number(micro_batch) * cp_size_ + cp_rank_); }
+  uint64_t random_number(int micro_batch) const { return uint64_t(number(micro_batch) * plan_.cp + at_.cp); }
 
   // transfers.cpp
   void send_activation(const Action& a);
@@ -175,11 +176,11 @@ class Engine {
   void send_gradient(const Action& a);
   void receive_gradient(const Action& a);
   bool post(Road road, int from_rank, bool must);
-  std::vector<Tensor> fetch(Road road, int from, int micro_batch, int tie = 0);
-  bool has_come(Road road, int from, int micro_batch, int tie);
-  static std::string tag(Road road, int stage, int64_t micro_batch);
+  std::vector<Tensor> fetch(const Message& wanted);
+  bool has_come(const Message& wanted);
+  static std::string tag(const Message& message);
   /// Shapes of training, which are told once.
-  bool fixed_shapes() const { return training_ && !options_.dynamic_shapes; }
+  bool fixed_shapes() const { return now_.training && !options_.dynamic_shapes; }
   Link& link(Road road, int from, int to) { return *links_.at({road, from, to}); }
   void expect(const std::vector<std::vector<Action>>& all);
   std::vector<double> gather_losses();
@@ -199,7 +200,9 @@ class Engine {
   std::unique_ptr<parallel::Mesh> own_mesh_;
   const parallel::Mesh* mesh_ = nullptr;                  // null alone
   dist::ProcessGroup *pp_ = nullptr, *copies_ = nullptr;  // null of one
-  int rank_ = 0, dp_rank_ = 0, dp_size_ = 1, cp_rank_ = 0, cp_size_ = 1, virtual_stages_ = 1;
+  parallel::Plan plan_;                                   // of the mesh, and where this rank is in it
+  parallel::Coordinates at_;
+  int rank_ = 0, virtual_stages_ = 1;  // this rank's stage
   Schedule schedule_;
   std::vector<int> bounds_;
   std::unique_ptr<StageModule> module_;
@@ -212,18 +215,20 @@ class Engine {
   // By virtual stage that sends, and micro-batch (-1: all of training).
   std::map<std::pair<int, int>, Shapes> shapes_known_;
   // By the rank that sends: what is still to be posted, and what was.
-  std::map<std::pair<Road, int>, std::deque<Expected>> expected_, posted_;
+  std::map<std::pair<Road, int>, std::deque<Message>> expected_, posted_;
 
-  // A step
+  /// A step, or an evaluation.
+  struct Run {
+    const Data* data = nullptr;
+    int micro_batches = 1;
+    bool training = false;
+    const std::function<Variable(const Variable&)>* scale = nullptr;
+    const Loss* measure = nullptr;  // what evaluation wants in place of the loss, so many `values`
+    int values = 1;
+  } now_;
   uint64_t step_ = 0;
-  const Data* data_ = nullptr;
-  const std::function<Variable(const Variable&)>* scale_ = nullptr;
-  const Loss* measure_ = nullptr;  // what evaluation wants in place of the loss, so many `values_`
-  int values_ = 1;
-  int count_ = 1;  // micro-batches of this run
-  bool training_ = false;
-  std::map<std::pair<int, int>, Flight> flights_;                           // by chunk and micro-batch
-  std::map<std::tuple<Road, int, int, int>, std::vector<Tensor>> arrived_;  // from stage, micro-batch, tie
+  std::map<std::pair<int, int>, Flight> flights_;  // by chunk and micro-batch
+  std::map<Message, std::vector<Tensor>> arrived_;
   std::deque<Late> late_;
   std::map<int64_t, Held> samples_;
   std::map<int64_t, Tensor> losses_;

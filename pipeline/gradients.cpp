@@ -27,7 +27,7 @@ std::vector<std::pair<Variable, Tensor>> Engine::take_tied(const Action& a) {
     Tie& tie = ties_[t];
     const int from = tie.after(stage);
     if (from < 0) continue;
-    if (remote(from)) tie.waiting[{from, a.micro_batch}] = fetch(Road::tied, from, a.micro_batch, int(t));
+    if (remote(from)) tie.waiting[{from, a.micro_batch}] = fetch({Road::tied, from, a.micro_batch, int(t)});
     const auto found = tie.waiting.find({from, a.micro_batch});
     for (size_t p = 0; p < tie.parameters.size(); ++p)
       before.emplace_back(tie.parameters[p], std::move(found->second[p]));
@@ -41,7 +41,7 @@ bool Engine::tied_have_come(const Action& a) {
   for (size_t t = 0; t < ties_.size(); ++t) {
     const int from = ties_[t].after(stage);
     if (from < 0) continue;
-    if (remote(from) ? !has_come(Road::tied, from, a.micro_batch, int(t))
+    if (remote(from) ? !has_come({Road::tied, from, a.micro_batch, int(t)})
                      : !ties_[t].waiting.count({from, a.micro_batch}))
       return false;
   }
@@ -72,7 +72,7 @@ void Engine::collect(const Action& a) {
       p.clear_grad();
     }
     if (!remote(to)) tie.waiting[{stage, a.micro_batch}] = std::move(gradients);
-    else link(Road::tied, rank_, schedule_.place(to).rank).send(gradients, tag(Road::tied, stage, a.micro_batch));
+    else link(Road::tied, rank_, schedule_.place(to).rank).send(gradients, tag({Road::tied, stage, a.micro_batch}));
   }
   if (auto& sum = sums_[size_t(a.chunk)]) sum->add();
 }
@@ -82,9 +82,9 @@ void Engine::collect(const Action& a) {
 void Engine::reduce() {
   for (auto& sum : sums_)
     if (sum) sum->finish(copies_);
-  if (count_ > 1 && options_.reduce) {
+  if (now_.micro_batches > 1 && options_.reduce) {
     for (const Variable& p : module_->parameters())
-      if (p.grad().defined()) mul_scalar_(p.grad(), 1 / double(count_));
+      if (p.grad().defined()) mul_scalar_(p.grad(), 1 / double(now_.micro_batches));
   }
   for (Tie& tie : ties_) {
     if (!tie.ranks) continue;
@@ -122,7 +122,7 @@ double Engine::norm(const std::vector<std::pair<std::string, double>>& squares) 
 double Engine::clip_grad_norm(double max_norm) {
   LOCKSTEP_CHECK(max_norm >= 0, "[pipeline] expected max_norm >= 0, got ", max_norm);
   LOCKSTEP_CHECK(
-      options_.reduce && (!mesh_ || mesh_->plan().tp == 1),
+      options_.reduce && plan_.tp == 1,
       "[pipeline] clip_grad_norm() knows whole layers and the mean over all replicas; with tensor parallelism or ZeRO, "
       "the engine clips (gradient_clipping)");
   std::vector<std::pair<std::string, double>> squares;

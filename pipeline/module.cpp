@@ -4,7 +4,7 @@
 #include <set>
 
 #include "autograd/checkpoint.h"
-#include "tensor/random.h"
+#include "pipeline/scopes.h"
 
 namespace lockstep::pipeline {
 
@@ -37,12 +37,11 @@ std::unique_ptr<nn::Module> build(const std::vector<LayerSpec>& layers, int i) {
   const LayerSpec& spec = layers.at(size_t(i));
   if (!spec.make) return nullptr;
   const int first = first_of(layers, i);
-  const RandomState before = random_state();
-  set_random_state({.seed = before.seed,
+  const RandomScope program;
+  set_random_state({.seed = program.before.seed,
                     .step = ~uint64_t(0),
                     .micro_batch = uint64_t(first)});  // no step of a training has this number
   auto made = layers[size_t(first)].make();
-  set_random_state(before);
   LOCKSTEP_CHECK(made, "[pipeline] layer ", i, ": expected make() to give a module, got none");
   return made;
 }

@@ -80,9 +80,6 @@ class StageModule : public nn::Module {
 
   /// Runs a chunk. With a checkpoint interval, every so many layers keep only what goes in.
   Values forward(size_t chunk, const Values& inputs);
-  /// One layer of it.
-  Values run(int layer, const Values& inputs);
-  const Chunk& chunk(size_t i) const { return chunks_.at(i); }
   struct Numbered {
     std::string name;
     Variable variable;
@@ -108,6 +105,7 @@ class StageModule : public nn::Module {
 
  private:
   std::string name_of(int layer) const;
+  Values run(int layer, const Values& inputs);
   const std::vector<LayerSpec> specs_;
   const std::vector<Chunk> chunks_;
   const int interval_;

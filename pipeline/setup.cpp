@@ -41,7 +41,6 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
                               : make_schedule({options_.schedule, stages, options_.micro_batches, options_.chunks});
   LOCKSTEP_CHECK(schedule_.request.stages == stages, "[pipeline] expected a schedule of ", stages,
                  " stages, got one of ", schedule_.request.stages);
-  count_ = schedule_.request.micro_batches;
   virtual_stages_ = schedule_.virtual_stages();
   if (options_.bounds.empty()) {
     const bool by_type = options_.split.method == SplitBy::Method::type,
@@ -81,11 +80,9 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
     }
     if (stages > 1) pp_ = &mesh_->pp();
     if (mesh_->copies().size() > 1) copies_ = &mesh_->copies();
-    rank_ = mesh_->at().pp;
-    dp_rank_ = mesh_->at().dp;
-    dp_size_ = ranks / stages;
-    cp_rank_ = mesh_->at().cp;
-    cp_size_ = mesh_->plan().cp;
+    plan_ = mesh_->plan();
+    at_ = mesh_->at();
+    rank_ = at_.pp;
   }
   make_module();
   make_links();

@@ -11,21 +11,7 @@ namespace {
 
 enum Event : int { forward_done, input_done, weight_done, activation_sent, gradient_sent, events };
 
-/// When things happened, as far as they have.
-class Times {
- public:
-  Times(int stages, int micro_batches)
-      : micro_batches_(size_t(micro_batches)), at_(size_t(stages) * micro_batches_ * events, never) {}
-  double& at(Event event, int stage, int micro) {
-    return at_.at((size_t(stage) * micro_batches_ + size_t(micro)) * events + event);
-  }
-
-  static constexpr double never = std::numeric_limits<double>::infinity();
-
- private:
-  size_t micro_batches_;
-  std::vector<double> at_;
-};
+constexpr double never = std::numeric_limits<double>::infinity();
 
 /// Where the whole backward stands that is done as one with the forward at `at`, nothing but transfers between them; 0:
 /// nowhere. Not with the last rank's first: that backward begins the other ranks'.
@@ -66,7 +52,11 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
   result.ranks.resize(p);
   result.busy.resize(p);
   result.kept.resize(p);
-  Times times(s.virtual_stages(), s.request.micro_batches);
+  const auto micro_batches = size_t(s.request.micro_batches);
+  std::vector<double> times(size_t(s.virtual_stages()) * micro_batches * events, never);  // when things happened
+  const auto time = [&](Event event, int stage, int micro) -> double& {
+    return times.at((size_t(stage) * micro_batches + size_t(micro)) * events + event);
+  };
   std::vector<size_t> next(p);
   std::vector<double> clock(p);
   std::vector<int> kept(p);
@@ -80,8 +70,8 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
     double start = now;
     int waits_for = stage;
     const auto need = [&](Event event, int of) {
-      if (start < Times::never) waits_for = of;
-      start = std::max(start, times.at(event, of, m));
+      if (start < never) waits_for = of;
+      start = std::max(start, time(event, of, m));
     };
     const bool weights = a.what == What::backward || a.what == What::backward_weight;
     switch (a.what) {
@@ -102,7 +92,7 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
     if (weights)
       for (const auto& [from, to] : ties)
         if (to == stage) need(weight_done, from);
-    if (start == Times::never) return waits_for;
+    if (start == never) return waits_for;
     const bool pair = paired && other_of_pair(s, rank, next[rank]),
                pair_ends = paired && next[rank] > 0 && other_of_pair(s, rank, next[rank] - 1) == next[rank];
     ++next[rank];
@@ -120,11 +110,11 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
       result.busy[rank] += now - start;
     }
     if (a.what == What::forward)
-      times.at(forward_done, stage, m) = now, result.kept[rank] = std::max(result.kept[rank], ++kept[rank]);
-    if (a.what == What::backward || a.what == What::backward_input) times.at(input_done, stage, m) = now;
-    if (weights) times.at(weight_done, stage, m) = now, --kept[rank];
-    if (a.what == What::send_activation) times.at(activation_sent, stage, m) = now + costs.latency;
-    if (a.what == What::send_gradient) times.at(gradient_sent, stage, m) = now + costs.latency;
+      time(forward_done, stage, m) = now, result.kept[rank] = std::max(result.kept[rank], ++kept[rank]);
+    if (a.what == What::backward || a.what == What::backward_input) time(input_done, stage, m) = now;
+    if (weights) time(weight_done, stage, m) = now, --kept[rank];
+    if (a.what == What::send_activation) time(activation_sent, stage, m) = now + costs.latency;
+    if (a.what == What::send_gradient) time(gradient_sent, stage, m) = now + costs.latency;
     return -1;
   };
   for (bool moved = true; moved;) {

@@ -1,6 +1,5 @@
 // What moves between stages: who sends what in which order follows from the schedule, so receives are posted ahead in
 // that order. And what all ranks learn of a step: losses, times, errors.
-#include <tuple>
 #include <utility>
 
 #include "pipeline/engine.h"
@@ -8,9 +7,9 @@
 
 namespace lockstep::pipeline {
 
-std::string Engine::tag(Road road, int stage, int64_t micro_batch) {
+std::string Engine::tag(const Message& m) {
   constexpr const char* names[] = {"activation", "gradient", "tied gradient"};
-  return str(names[int(road)], " of micro-batch ", micro_batch, ", stage ", stage);
+  return str(names[int(m.road)], " of micro-batch ", m.micro_batch, ", stage ", m.stage);
 }
 
 void Engine::send_activation(const Action& a) {
@@ -25,13 +24,13 @@ void Engine::send_activation(const Action& a) {
                    " for the first one; make all micro-batches alike, or set dynamic_shapes");
   }
   link(Road::activation, rank_, schedule_.place(stage + 1).rank)
-      .send(tensors_of(f.outputs), tag(Road::activation, stage, a.micro_batch), tell ? &shapes : nullptr);
-  if (!training_) flight(a).outputs.clear();
+      .send(tensors_of(f.outputs), tag({Road::activation, stage, a.micro_batch}), tell ? &shapes : nullptr);
+  if (!now_.training) flight(a).outputs.clear();
 }
 
 void Engine::receive_activation(const Action& a) {
   const int from = schedule_.virtual_stage(rank_, a.chunk) - 1;
-  const auto tensors = fetch(Road::activation, from, a.micro_batch);
+  const auto tensors = fetch({Road::activation, from, a.micro_batch});
   const auto shapes = shapes_known_.find({from, fixed_shapes() ? -1 : a.micro_batch});
   Flight& f = flights_[{a.chunk, a.micro_batch}];
   f.inputs = shapes->second.leaves(tensors);
@@ -42,11 +41,11 @@ void Engine::receive_activation(const Action& a) {
 void Engine::send_gradient(const Action& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
   link(Road::gradient, rank_, schedule_.place(stage - 1).rank)
-      .send(std::exchange(flight(a).gradients, {}), tag(Road::gradient, stage, a.micro_batch));
+      .send(std::exchange(flight(a).gradients, {}), tag({Road::gradient, stage, a.micro_batch}));
 }
 
 void Engine::receive_gradient(const Action& a) {
-  flight(a).gradients = fetch(Road::gradient, schedule_.virtual_stage(rank_, a.chunk) + 1, a.micro_batch);
+  flight(a).gradients = fetch({Road::gradient, schedule_.virtual_stage(rank_, a.chunk) + 1, a.micro_batch});
 }
 
 /// Posts the next receive of a link, in the order in which the other side sends. Gives back whether it could: before
@@ -54,9 +53,9 @@ void Engine::receive_gradient(const Action& a) {
 bool Engine::post(Road road, int from_rank, bool must) {
   auto& queue = expected_[{road, from_rank}];
   if (queue.empty()) return false;
-  const Expected e = queue.front();
+  const Message e = queue.front();
   Link& link = this->link(road, from_rank, rank_);
-  const std::string name = tag(road, e.stage, e.micro_batch);
+  const std::string name = tag(e);
   std::vector<Shapes::One> tensors;
   if (road == Road::activation) {
     const std::pair<int, int> key{e.stage, fixed_shapes() ? -1 : e.micro_batch};
@@ -80,37 +79,29 @@ bool Engine::post(Road road, int from_rank, bool must) {
   return true;
 }
 
-std::vector<Tensor> Engine::fetch(Road road, int from, int micro_batch, int tie) {
-  const int from_rank = schedule_.place(from).rank;
-  const std::tuple key{road, from, micro_batch, tie};
-  auto& order = posted_[{road, from_rank}];
-  while (!arrived_.count(key)) {
+std::vector<Tensor> Engine::fetch(const Message& wanted) {
+  const int from_rank = schedule_.place(wanted.stage).rank;
+  auto& order = posted_[{wanted.road, from_rank}];
+  while (!arrived_.count(wanted)) {
     if (order.empty())
-      LOCKSTEP_CHECK(post(road, from_rank, true), "[pipeline] nothing is known of ", tag(road, from, micro_batch));
-    const Expected e = order.front();
+      LOCKSTEP_CHECK(post(wanted.road, from_rank, true), "[pipeline] nothing is known of ", tag(wanted));
+    const Message next = order.front();
     order.pop_front();
-    std::vector<Tensor> tensors;
-    {
-      const Stopwatch watch(waited_);
-      tensors = link(road, from_rank, rank_).arrive();
-    }
-    arrived_[{road, e.stage, e.micro_batch, e.tie}] = std::move(tensors);
+    const Stopwatch watch(waited_);
+    arrived_[next] = link(wanted.road, from_rank, rank_).arrive();
   }
-  std::vector<Tensor> tensors = std::move(arrived_.at(key));
-  arrived_.erase(key);
-  if (order.empty()) post(road, from_rank, false);  // the next one comes while this rank computes
+  std::vector<Tensor> tensors = std::move(arrived_.extract(wanted).mapped());
+  if (order.empty()) post(wanted.road, from_rank, false);  // the next one comes while this rank computes
   return tensors;
 }
 
 /// Whether fetch() would give it back at once.
-bool Engine::has_come(Road road, int from, int micro_batch, int tie) {
-  if (arrived_.count({road, from, micro_batch, tie})) return true;
-  const int from_rank = schedule_.place(from).rank;
-  auto& order = posted_[{road, from_rank}];
-  if (order.empty() && !post(road, from_rank, false)) return false;
-  const Expected& next = order.front();
-  return next.stage == from && next.micro_batch == micro_batch && next.tie == tie &&
-         link(road, from_rank, rank_).has_come();
+bool Engine::has_come(const Message& wanted) {
+  if (arrived_.count(wanted)) return true;
+  const int from_rank = schedule_.place(wanted.stage).rank;
+  auto& order = posted_[{wanted.road, from_rank}];
+  if (order.empty() && !post(wanted.road, from_rank, false)) return false;
+  return order.front() == wanted && link(wanted.road, from_rank, rank_).has_come();
 }
 
 /// What will come over each link, from the lists of the ranks that send.
@@ -120,7 +111,8 @@ void Engine::expect(const std::vector<std::vector<Action>>& all) {
     for (const Action& a : all[size_t(from)]) {
       const int stage = schedule_.virtual_stage(from, a.chunk);
       const auto add = [&](Road road, int to_stage, int tie) {
-        if (schedule_.place(to_stage).rank == rank_) expected_[{road, from}].push_back({stage, a.micro_batch, tie});
+        if (schedule_.place(to_stage).rank == rank_)
+          expected_[{road, from}].push_back({road, stage, a.micro_batch, tie});
       };
       if (a.what == What::send_activation) add(Road::activation, stage + 1, 0);
       if (a.what == What::send_gradient) add(Road::gradient, stage - 1, 0);
@@ -137,15 +129,14 @@ void Engine::expect(const std::vector<std::vector<Action>>& all) {
 
 /// Of all micro-batches; and everybody's times come along.
 std::vector<double> Engine::gather_losses() {
-  const size_t n = size_t(count_) * size_t(dp_size_) * size_t(values_), ranks = world_ ? size_t(world_->size()) : 1,
-               me = world_ ? size_t(world_->rank()) : 0;
+  const size_t n = size_t(now_.micro_batches) * size_t(plan_.dp) * size_t(now_.values),
+               ranks = world_ ? size_t(world_->size()) : 1, me = world_ ? size_t(world_->rank()) : 0;
   std::vector<double> all(n + 2 * ranks);
-  const bool counts =
-      !mesh_ || mesh_->at().tp == 0;  // slices all have them; parts of a sequence have as many tokens each
+  const bool counts = at_.tp == 0;  // slices all have them; parts of a sequence have as many tokens each
   for (const auto& [micro_batch, loss] : losses_) {
     const std::vector<double> numbers = loss.to_vector<double>();
     for (size_t i = 0; i < numbers.size() && counts; ++i)
-      all[size_t(number(micro_batch)) * numbers.size() + i] = numbers[i] / cp_size_;
+      all[size_t(number(micro_batch)) * numbers.size() + i] = numbers[i] / plan_.cp;
   }
   losses_.clear();
   all[n + 2 * me] = ran_;
@@ -155,9 +146,9 @@ std::vector<double> Engine::gather_losses() {
     world_->all_reduce(sum, {.tag = "pipeline losses"});
     all = sum.to_vector<double>();
   }
-  if (training_) {
+  if (now_.training) {
     std::map<int, double> longest;  // of each pipeline
-    const auto copy = [&](size_t rank) { return mesh_ ? parallel::coordinates_of(mesh_->plan(), int(rank)).dp : 0; };
+    const auto copy = [&](size_t rank) { return parallel::coordinates_of(plan_, int(rank)).dp; };
     for (size_t r = 0; r < ranks; ++r) longest[copy(r)] = std::max(longest[copy(r)], all[n + 2 * r]);
     times_.clear();
     for (size_t r = 0; r < ranks; ++r) {

@@ -2,17 +2,14 @@
 // the state (gradients in f32, bytes of a file) is bounded. Rules that look at a whole parameter take a unit as one
 // tile.
 //
-//   gradient of the tile in f32 ─▶ clip ─▶ update of each piece in it ─▶ state and 16-bit parameters are written where
-//   they live
+//   gradient of the tile in f32 ─▶ clip ─▶ update of each piece ─▶ state and parameters are written where they live
 //
 // Every element is updated by itself, so tiles change no bit. With files:
 //
-//   unit 0                              unit 1                       file of optimizer state, this rank's
-//   shard  │ a a a b b b b b . │        shard │ c c c c c c . . │    │ exp_avg of unit 0 │ exp_avg_sq of unit 0 │
-//   master ... │ exp_avg of unit 1 │ ...
+//   unit 0                       unit 1                      file of optimizer state, this rank's
+//   shard  │ a a a b b b b b . │ shard │ c c c c c c . . │   │ exp_avg of unit 0 │ exp_avg_sq of unit 0 │ master ...
 //
-// A region holds one value for each element of the unit's shard, padding included, so a tile is one run of bytes in
-// each.
+// A region holds one value for each element of the unit's shard, padding included: a tile is one run of bytes in each.
 #include "zero/sharded_optimizer.h"
 
 #include <algorithm>
@@ -24,7 +21,6 @@
 namespace lockstep::zero {
 namespace {
 
-Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()}); }
 DType state_dtype(const Unit& unit) { return unit.dtype == f64 ? f64 : f32; }
 
 }  // namespace
@@ -109,7 +105,7 @@ int64_t ShardedOptimizer::plan_regions(size_t u, int64_t end) {
   }
   for (const std::string& key : keys) {
     regions_[u][key] = end;
-    end += round_to_block(unit.layout.shard * (unit.dtype == f64 ? 8 : 4));
+    end += round_to_block(unit.layout.shard * size_of(state_dtype(unit)));
   }
   return end;
 }
@@ -266,7 +262,7 @@ std::map<std::string, Tensor> ShardedOptimizer::kept(Unit& unit, Piece& piece) {
   std::map<std::string, Tensor> all;
   if (!piece.started) return all;
   if (piece.home != Offload::nvme) return piece.state;
-  const DType dtype = unit.dtype == f64 ? f64 : f32;
+  const DType dtype = state_dtype(unit);
   for (const std::string& key : piece.keys)
     all[key] = file_->map(regions_[size_t(&unit - s_.units.data())].at(key) + piece.at * size_of(dtype),
                           piece.range.size(), dtype);
@@ -280,7 +276,7 @@ std::map<std::string, Tensor> ShardedOptimizer::make_kept(Unit& unit, Piece& pie
     for (const std::string& key : keys_of(s_.parameters[piece.parameter])) {
       Tensor& tensor = piece.state[key];
       if (!tensor.defined())
-        tensor = zeros({piece.range.size()}, {.dtype = unit.dtype == f64 ? f64 : f32, .device = home_of(piece)});
+        tensor = zeros({piece.range.size()}, {.dtype = state_dtype(unit), .device = home_of(piece)});
     }
   }
   const auto all = kept(unit, piece);

@@ -158,6 +158,13 @@ void Shards::plan() {
   }
 }
 
+dist::Work Shards::share(const Unit& unit, const Tensor& part) const {
+  if (unit.layout.whole() == 0) return {};
+  const dist::CollectiveOptions o{.tag = unit.tag, .async = options.overlap_comm};
+  return unit.layout.owner < 0 ? unit.group->all_gather(unit.weights, part, o)
+                               : unit.group->broadcast(unit.weights, unit.layout.owner, o);
+}
+
 Tensor Shards::value_of(const Parameter& p) {
   const Tensor& tensor = p.variable.tensor();
   return nn::is_built_empty(p.variable) ? nn::start_of(p.variable) : tensor;

@@ -47,6 +47,8 @@ struct Unit : PlannedUnit {
   dist::Work published;   // what was updated is shared
 };
 
+inline Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()}); }
+
 class Shards {
  public:
   Shards(nn::Module& module, std::vector<optim::Optimizer*> optimizers, const ZeroOptions& options,
@@ -57,9 +59,10 @@ class Shards {
   int rank() const { return group.rank(); }
   bool is_cut() const { return options.stage > 0; }  // units are, into a shard for each rank
   int shard_number(const Unit& unit) const { return is_cut() ? unit.group->rank() : 0; }
-  dist::Range shard(const Unit& unit) const {
-    return unit.layout.range(shard_number(unit));
-  }  // this rank's, of the whole
+  /// This rank's, of the whole.
+  dist::Range shard(const Unit& unit) const { return unit.layout.range(shard_number(unit)); }
+  /// Starts to make unit.weights whole everywhere, from each rank's part of it.
+  dist::Work share(const Unit& unit, const Tensor& part) const;
   bool is_spread(const Parameter& p) const { return p.ranks != &group; }
   [[noreturn]] void fail_everywhere(const std::string& message) const { parallel::fail_everywhere(group, message); }
   /// What fails at a disk fails at all ranks.

@@ -59,12 +59,7 @@ std::function<void()> Stage1::start(size_t u, const Tensor& sum) {
 }
 
 void Stage1::publish(Unit& unit) {
-  if (unit.layout.whole() == 0) return;
-  const dist::Range mine = shard(unit);
-  const dist::CollectiveOptions o{.tag = unit.tag, .async = options.overlap_comm};
-  unit.published = unit.layout.owner >= 0
-                       ? unit.group->broadcast(unit.weights, unit.layout.owner, o)
-                       : unit.group->all_gather(unit.weights, unit.weights.narrow(0, mine.begin, mine.size()), o);
+  unit.published = share(unit, unit.weights.narrow(0, shard(unit).begin, shard(unit).size()));
 }
 
 }  // namespace lockstep::zero

@@ -6,7 +6,8 @@
 namespace lockstep::zero {
 namespace {
 
-Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()}); }
+/// In front of the options of an optimizer's groups.
+std::string prefix_of(size_t optimizer) { return optimizer == 0 ? "optimizer." : str("optimizer", optimizer, "."); }
 
 }  // namespace
 
@@ -57,24 +58,20 @@ std::map<std::string, double> Stage::numbers() const {
   for (const Parameter& p : parameters)
     if (p.trains()) numbers["optimizer.step." + p.name] = double(p.steps);
   for (size_t k = 0; k < optimizers.size(); ++k) {
-    const std::string prefix = k == 0 ? "optimizer." : str("optimizer", k, ".");
     for (const auto& [key, value] : optimizers[k]->state().numbers)
-      if (key.starts_with("group.")) numbers[prefix + key] = value;
+      if (key.starts_with("group.")) numbers[prefix_of(k) + key] = value;
   }
   return numbers;
 }
 
 void Stage::load_numbers(const std::map<std::string, double>& numbers) {
   std::vector<std::string> missing;
-  std::vector<optim::OptimizerState> states(optimizers.size());
-  for (const auto& [key, value] : this->numbers()) {
-    const auto found = numbers.find(key);
-    if (found == numbers.end()) missing.push_back(key);
-  }
+  for (const auto& [key, value] : this->numbers())
+    if (!numbers.count(key)) missing.push_back(key);
   LOCKSTEP_CHECK(missing.empty(), "[zero] the saved state lacks ", missing.size(), " numbers, the first is ",
                  missing.empty() ? "" : missing[0], "; nothing was changed");
   for (size_t k = 0; k < optimizers.size(); ++k) {
-    const std::string prefix = k == 0 ? "optimizer." : str("optimizer", k, ".");
+    const std::string prefix = prefix_of(k);
     optim::OptimizerState options;
     for (const auto& [key, value] : numbers)
       if (key.starts_with(prefix + "group.")) options.numbers[key.substr(prefix.size())] = value;
@@ -103,16 +100,15 @@ void Stage::take_from(int from, const std::vector<size_t>& indices) {
     if (p.unit == SIZE_MAX) continue;
     Unit& unit = units[p.unit];
     const Piece mine = all_owned(p);
-    const dist::Range owned = mine.range;
-    if (owned.size() == 0) continue;
-    const Tensor now = flat(dense).narrow(0, owned.begin, owned.size());
+    if (mine.range.size() == 0) continue;
+    const Tensor now = flat(dense).narrow(0, mine.range.begin, mine.range.size());
     weight(unit, mine).copy_(now);
     for (Piece& piece : unit.pieces) {
       if (piece.parameter != i) continue;
       const auto all = optimizer_->kept(unit, piece);
       const auto master = all.find("master");
       if (master != all.end() && master->second.defined())
-        master->second.copy_(now.narrow(0, piece.range.begin - owned.begin, piece.range.size()));
+        master->second.copy_(now.narrow(0, piece.range.begin - mine.range.begin, piece.range.size()));
     }
   }
 }

@@ -1,7 +1,7 @@
 // The optimizer step over shards, in every stage:
 //
-//   gradients x scale (f32) ─▶ squares, if a norm is wanted ─▶ all finite? agreed ─▶ norm ─▶ clip ─▶ update every tile
-//   (sharded_optimizer.cpp) ─▶ publish (stage 1: all_gather)
+//   gradients x scale (f32) ─▶ squares, if a norm is wanted ─▶ all finite? agreed ─▶ norm
+//   ─▶ clip ─▶ update every tile (sharded_optimizer.cpp) ─▶ publish (stage 1: all_gather)
 //
 // Gradients are read once: squares whose sums are finite are of finite gradients. Only where one is not, or no norm is
 // wanted, are elements looked at for NaN and infinity.
