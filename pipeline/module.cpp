@@ -4,7 +4,7 @@
 #include <set>
 
 #include "autograd/checkpoint.h"
-#include "pipeline/scopes.h"
+#include "tensor/random_scope.h"
 
 namespace lockstep::pipeline {
 
@@ -37,10 +37,8 @@ std::unique_ptr<nn::Module> build(const std::vector<LayerSpec>& layers, int i) {
   const LayerSpec& spec = layers.at(size_t(i));
   if (!spec.make) return nullptr;
   const int first = first_of(layers, i);
-  const RandomScope program;
-  set_random_state({.seed = program.before.seed,
-                    .step = ~uint64_t(0),
-                    .micro_batch = uint64_t(first)});  // no step of a training has this number
+  constexpr auto no_step = ~uint64_t(0);  // of a training
+  const RandomScope here({.seed = random_state().seed, .step = no_step, .micro_batch = uint64_t(first)});
   auto made = layers[size_t(first)].make();
   LOCKSTEP_CHECK(made, "[pipeline] layer ", i, ": expected make() to give a module, got none");
   return made;

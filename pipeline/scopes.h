@@ -3,17 +3,9 @@
 #include <chrono>
 
 #include "nn/module.h"
-#include "tensor/random.h"
+#include "tensor/random_scope.h"
 
 namespace lockstep::pipeline {
-
-/// Random numbers of the program are where they were.
-struct RandomScope {
-  RandomScope() = default;
-  ~RandomScope() { set_random_state(before); }
-  RandomScope(const RandomScope&) = delete;
-  const RandomState before = random_state();
-};
 
 /// A module in eval mode.
 struct EvalMode {

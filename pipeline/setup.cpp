@@ -180,20 +180,19 @@ void Engine::make_links() {
 
 void Engine::make_ties() {
   for (Tie& tie : ties_) {
+    std::vector<std::string> lines;
+    for (auto& p : module_->tied_parameters(tie.key)) {
+      tie.parameters.push_back(p.variable);
+      lines.push_back(str(p.name, " ", p.variable.dtype(), " ", p.variable.shape()));
+    }
     std::vector<int> have;
     for (const int stage : tie.stages) {
       const int at = schedule_.place(stage).rank;
       if (std::find(have.begin(), have.end(), at) == have.end()) have.push_back(at);
     }
-    const bool mine = std::find(have.begin(), have.end(), rank_) != have.end();
-    if (mine)
-      for (auto& p : module_->tied_parameters(tie.key)) tie.parameters.push_back(p.variable);
     if (have.size() == 1) continue;
     tie.ranks = pp_->new_group(have, "pp.tie." + tie.key);  // the first of them adds up
     if (!tie.ranks) continue;
-    std::vector<std::string> lines;
-    for (auto& p : module_->tied_parameters(tie.key))
-      lines.push_back(str(p.name, " ", p.variable.dtype(), " ", p.variable.shape()));
     parallel::check_agreement("pipeline", lines, *tie.ranks);
     for (const Variable& p : tie.parameters) tie.ranks->broadcast(p.tensor(), 0, {.tag = "tied " + tie.key});
   }

@@ -117,10 +117,8 @@ void Engine::expect(const std::vector<std::vector<Action>>& all) {
       if (a.what == What::send_activation) add(Road::activation, stage + 1, 0);
       if (a.what == What::send_gradient) add(Road::gradient, stage - 1, 0);
       if (a.what != What::backward && a.what != What::backward_weight) continue;
-      for (size_t t = 0; t < ties_.size(); ++t) {
-        for (size_t i = 1; i < ties_[t].stages.size(); ++i)
-          if (ties_[t].stages[i] == stage) add(Road::tied, ties_[t].stages[i - 1], int(t));
-      }
+      for (size_t t = 0; t < ties_.size(); ++t)
+        if (const int to = ties_[t].before(stage); to >= 0) add(Road::tied, to, int(t));
     }
   }
 }

@@ -20,7 +20,7 @@
 #include <algorithm>
 #include <map>
 
-#include "autograd/tape.h"
+#include "autograd/mark.h"
 #include "tensor/ops.h"
 #include "zero/gather.h"
 #include "zero/sharded_optimizer.h"
@@ -28,13 +28,6 @@
 
 namespace lockstep::zero {
 namespace {
-
-/// Takes a number: what is recorded afterwards has a higher one.
-struct Mark final : Node {
-  Mark() : Node("mark", 0, 0) {}
-  void run(Backward&) override {}
-  void release_saved() override {}
-};
 
 /// A module that needs units.
 struct Caller {
