@@ -9,8 +9,6 @@
 
 namespace lockstep::zero {
 
-Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroOptions& o, dist::ProcessGroup& group)
-    : Shards(module, std::move(all), o, group) {}
 Stage::~Stage() = default;
 
 void Stage::build() {
