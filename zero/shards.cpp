@@ -1,5 +1,5 @@
 // How a stage begins: what it refuses, whether ranks agree, and the model cut into units and shards.
-#include "zero/stage.h"
+#include "zero/sharded_optimizer.h"
 
 #include "nn/build_empty.h"
 #include "tensor/ops.h"
