@@ -7,32 +7,15 @@
 #include <utility>
 
 #include "autograd/autocast.h"
+#include "autograd/mark.h"
 #include "autograd/split_backward.h"
-#include "autograd/tape.h"
 #include "tensor/ops.h"
+#include "tensor/random_scope.h"
 
 namespace lockstep {
 namespace {
 
 using Piece = std::function<std::vector<Variable>(const std::vector<Variable>&)>;
-
-/// Puts this thread's random numbers somewhere else and back.
-class RandomScope {
- public:
-  explicit RandomScope(const RandomState& state) : previous_(random_state()) { set_random_state(state); }
-  ~RandomScope() { set_random_state(previous_); }
-  RandomScope(const RandomScope&) = delete;
-
- private:
-  RandomState previous_;
-};
-
-/// Takes a number: what is recorded afterwards has a higher one.
-struct Mark final : Node {
-  Mark() : Node("mark", 0, 0) {}
-  void run(Backward&) override {}
-  void release_saved() override {}
-};
 
 /// The second run must have read nothing of the outer tape but what the first one read: every other node is younger
 /// than it.

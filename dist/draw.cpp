@@ -2,21 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <tuple>
 
 #include "dist/schedule_check.h"
 #include "tensor/check.h"
+#include "tensor/svg.h"
 
 namespace lockstep::dist {
 namespace {
 
-std::string format(const char* pattern, auto... values) {
-  char text[400];
-  std::snprintf(text, sizeof text, pattern, values...);
-  return text;
-}
+using svg::format;
 
 /// "0-3,6"
 std::string join(const std::vector<int32_t>& chunks) {
@@ -163,12 +159,7 @@ class Picture {
     text(8, 20, title_, 14, ink, "start");
     text(8, 38, legend, 11.5, "#57606a", "start");
     flush();
-    return format(
-               "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "
-               "font-family=\"Helvetica,Arial,sans-serif\">\n",
-               width, height, width, height) +
-           style() + format("<rect width=\"%.0f\" height=\"%.0f\" fill=\"white\"/>\n", width, height) + parts_ +
-           "</svg>\n";
+    return svg::open(width, height, style()) + parts_ + "</svg>\n";
   }
 
  private:
@@ -245,10 +236,7 @@ class Picture {
     add(str("f", which), format("M%.5g %.5gl-%.4g -3v6z", x2, y2, tip));
   }
   void text(double px, double py, const std::string& words, double size, const char* c, const char* anchor) {
-    if (!words.empty())
-      texts_ += format("<text x=\"%.5g\" y=\"%.5g\" font-size=\"%.4g\" fill=\"%s\" text-anchor=\"%s\">", px, py, size,
-                       c, anchor) +
-                words + "</text>\n";
+    if (!words.empty()) texts_ += svg::text(px, py, words, size, c, anchor);
   }
   /// One look per rank that a chunk belongs to.
   int color(int32_t chunk) const { return chunk % columns_; }

@@ -15,8 +15,6 @@
 
 namespace lockstep::engine {
 
-using pipeline::RandomScope;
-
 pipeline::Data EngineBase::Impl::with_cast(const pipeline::Data& data) const {
   if (!auto_cast) return data;
   return [this, &data](int64_t micro_batch) {

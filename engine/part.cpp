@@ -1,14 +1,12 @@
 #include "engine/part.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "autograd/autocast.h"
 #include "engine/checkpoint/exchange.h"
 #include "engine/checkpoint/layout.h"
-#include "optim/clip.h"
 #include "parallel/agreement.h"
 #include "pipeline/layers.h"
 #include "tensor/ops.h"
@@ -70,14 +68,11 @@ Part::Part(PipelineModule module, const Config& config, const parallel::Mesh& me
   text = str(p.schedule, ", ", to_string(mesh->plan()));
   engine =
       std::make_unique<pipeline::Engine>(std::move(module.layers), options, std::move(module.loss_fn), &mesh->world());
-  for (const auto& place : engine->places()) places[place.name] = {place.layer, place.place, place.leads};
   bool trains = false;
   for (const auto& one : engine->module().named_parameters()) {
-    places.at(one.name).is_double = one.variable.dtype() == f64;
+    if (const auto slice = args.slices.find(one.name); slice != args.slices.end()) sliced.insert(*slice);
     trains |= one.variable.requires_grad();
   }
-  for (const auto& [name, slice] : args.slices)
-    if (places.count(name)) sliced.emplace(name, slice);
   has_data = engine->is_first() || engine->is_last();
   if (trains) return;
   nothing = std::make_unique<Nothing>();
@@ -158,11 +153,7 @@ std::vector<Piece> of_whole(const Piece& piece, const Sliced& sliced) {
   return all;
 }
 
-bool Part::leads(const std::string& piece) const {
-  if (nothing) return false;
-  const auto found = places.find(parameter_of(piece));
-  return found == places.end() || found->second.leads;
-}
+bool Part::leads(const std::string& piece) const { return !nothing && engine->leads(parameter_of(piece)); }
 
 std::vector<Piece> Part::whole_pieces(const Piece& piece) const {
   const auto found = sliced.find(parameter_of(piece.name));
@@ -186,8 +177,7 @@ void Part::agree(zero::StepReport& report) {
   report.first_nonfinite = parallel::broadcast_text(report.first_nonfinite, int(part), model);
 }
 
-/// Slices are added up, tied parameters count once, and all are added in the order of the model: without slices the
-/// bits are those of one process.
+/// Slices are added up, then stages: without slices the bits are those of one process.
 double Part::norm(const std::vector<std::pair<std::string, double>>& squares_) {
   std::vector<std::pair<std::string, double>> squares =
       nothing ? std::vector<std::pair<std::string, double>>{} : squares_;
@@ -199,12 +189,7 @@ double Part::norm(const std::vector<std::pair<std::string, double>>& squares_) {
     for (size_t i = 0; i < squares.size(); ++i)
       if (sliced.count(squares[i].first)) squares[i].second = sums.data<double>()[i];
   }
-  pipeline::NumberedNorms norms;
-  for (const auto& [name, sum] : squares) {
-    const Member& place = places.at(name);
-    if (place.leads) norms[{place.layer, place.place}] = optim::norm_of_squares(sum, place.is_double ? f64 : f32);
-  }
-  return pipeline::norm_of_stages(std::move(norms), &mesh->pp());
+  return engine->norm(squares);
 }
 
 // --- whole tensors at one rank ---

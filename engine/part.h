@@ -27,13 +27,6 @@ std::string state_name(const std::string& saved);
 std::vector<checkpoints::Piece> of_whole(const checkpoints::Piece& piece, const Sliced& sliced);
 
 struct Part : zero::OtherParts {
-  /// A parameter of this part, in the order of the whole model.
-  struct Member {
-    int layer = 0, place = 0;
-    bool leads = true;       // this part counts it, and writes it into checkpoints; a tied one stands in several
-    bool is_double = false;  // f64
-  };
-
   /// Builds this rank's layers. Collective.
   Part(PipelineModule module, const Config& config, const parallel::Mesh& mesh, const InitializeArgs& args);
   ~Part() override;
@@ -43,13 +36,13 @@ struct Part : zero::OtherParts {
   nn::Module& model();
   /// Takes the gradients away that a run of the schedule left, to give them to the tape as those of one backward.
   std::pair<std::vector<Variable>, std::vector<Tensor>> take_gradients();
+  /// Whether this part writes it into checkpoints; a tied parameter stands in several.
   bool leads(const std::string& piece) const;
   /// In whole tensors.
   std::vector<checkpoints::Piece> whole_pieces(const checkpoints::Piece& piece) const;
 
   const parallel::Mesh* mesh;
   std::unique_ptr<pipeline::Engine> engine;
-  std::map<std::string, Member> places;
   std::map<std::string, Sliced> sliced;
   std::set<std::string> partial;        // of whose gradients each slice has a part
   std::unique_ptr<nn::Module> nothing;  // in place of parameters, where there is nothing to train; it is not saved

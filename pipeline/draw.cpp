@@ -2,18 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "tensor/check.h"
+#include "tensor/svg.h"
 
 namespace lockstep::pipeline {
 namespace {
 
-std::string format(const char* pattern, auto... values) {
-  char text[400];
-  std::snprintf(text, sizeof text, pattern, values...);
-  return text;
-}
+using svg::format;
 
 char letter(What what) {
   return what == What::forward ? 'F' : what == What::backward ? 'B' : what == What::backward_input ? 'I' : 'W';
@@ -59,24 +55,14 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   const double columns = run.seconds / std::max((costs.forward + costs.input + costs.weight) / 3 / r.chunks, 1e-300);
   const double width = std::clamp(columns * 17, 460., 1600.), scale = width / run.seconds;
   const double height = top + row * r.stages + 34, page = left + width + 16;
-  std::string out = format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "
-      "font-family=\"Helvetica,Arial,sans-serif\">\n",
-      page, height, page, height);
-  out += format("<rect width=\"%.0f\" height=\"%.0f\" fill=\"white\"/>\n", page, height);
-  const auto text = [&](double x, double y, const std::string& words, double size, const char* color,
-                        const char* anchor = "start") {
-    out += format("<text x=\"%.5g\" y=\"%.5g\" font-size=\"%.4g\" fill=\"%s\" text-anchor=\"%s\">", x, y, size, color,
-                  anchor) +
-           words + "</text>\n";
-  };
+  std::string out = svg::open(page, height);
   const char *ink = "#24292f", *soft = "#57606a";
-  text(8, 20,
-       str(name_of(r.kind), ": ", r.stages, r.stages == 1 ? " stage, " : " stages, ", r.micro_batches,
-           r.micro_batches == 1 ? " micro-batch" : " micro-batches",
-           r.chunks > 1 ? str(", ", r.chunks, " chunks a rank (later ones darker)") : "",
-           format("; idle %.1f %%", 100 * run.bubble)),
-       14, ink);
+  out += svg::text(8, 20,
+                   str(name_of(r.kind), ": ", r.stages, r.stages == 1 ? " stage, " : " stages, ", r.micro_batches,
+                       r.micro_batches == 1 ? " micro-batch" : " micro-batches",
+                       r.chunks > 1 ? str(", ", r.chunks, " chunks a rank (later ones darker)") : "",
+                       format("; idle %.1f %%", 100 * run.bubble)),
+                   14, ink);
   // What is not covered by a box is idle.
   out += format("<rect x=\"%.5g\" y=\"%.5g\" width=\"%.5g\" height=\"%.5g\" fill=\"#f1f3f5\"/>\n", left, top - 2, width,
                 row * r.stages);
@@ -90,7 +76,7 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   };
   for (size_t rank = 0; rank < run.ranks.size(); ++rank) {
     const double y = top + row * double(rank);
-    text(8, y + box * 0.7, str("rank ", rank), 12, soft);
+    out += svg::text(8, y + box * 0.7, str("rank ", rank), 12, soft);
     for (const Slot& slot : run.ranks[rank]) {
       const double x = left + slot.start * scale, w = (slot.end - slot.start) * scale;
       if (w <= 0) continue;
@@ -101,8 +87,8 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
       const std::string number = std::to_string(slot.action.micro_batch);
       const double size = std::min(11., w / (0.62 * double(number.size()) + 0.2));
       if (size >= 5)
-        text(x + w / 2, y + box * 0.5 + size * 0.36, number, size,
-             r.chunks > 1 && 2 * slot.action.chunk >= r.chunks ? "#ffffff" : ink, "middle");
+        out += svg::text(x + w / 2, y + box * 0.5 + size * 0.36, number, size,
+                         r.chunks > 1 && 2 * slot.action.chunk >= r.chunks ? "#ffffff" : ink, "middle");
     }
   }
   const bool split = std::any_of(run.ranks[0].begin(), run.ranks[0].end(),
@@ -114,7 +100,7 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
     const double y = top + row * r.stages + 10;
     out += format("<rect x=\"%.5g\" y=\"%.5g\" width=\"13\" height=\"13\" fill=\"%s\"/>\n", x, y,
                   color({what, 0, 0}).c_str());
-    text(x + 18, y + 11, words, 12, soft);
+    out += svg::text(x + 18, y + 11, words, 12, soft);
     x += advance;
   };
   key(What::forward, "forward", 84);

@@ -1,26 +1,34 @@
 #pragma once
 // Trains a model in stages: each rank holds consecutive layers, and runs its part of a schedule (schedule.h).
 //
-//   pipeline::Engine engine(layers, {.stages = 4, .micro_batches = 8}, loss);      // on 4 ranks; on 8: two pipelines,
-//   data parallel optim::AdamW optimizer(engine.module().parameters()); const double loss = engine.train_batch(data);
-//   // the same on every rank; .grad is the mean over all micro-batches optimizer.step(); optimizer.zero_grad();
+//   pipeline::Engine engine(layers, {.stages = 4, .micro_batches = 8}, loss);  // on 4 ranks; on 8: two pipelines
+//   optim::AdamW optimizer(engine.module().parameters());
+//   const double loss = engine.train_batch(data);  // the same on every rank; .grad is the mean over all micro-batches
+//   optimizer.step();
+//   optimizer.zero_grad();
 //
 // Ranks form a mesh (parallel/mesh.h): copies of the pipeline, stages, parts of sequences, slices of layers. A step has
 // micro_batches x dp micro-batches; copy d of dp has d·micro_batches and those after it. Ranks along cp have the same
 // ones, each its part of their tokens: cut by Data, attended to by layers that know it (parallel/sequence/). Bits:
 // gradients are summed in the one order of dist/summation_tree.h, so with powers of two parameters have the bits of one
 // process that accumulates the same micro-batches, for any schedule, split and number of stages.
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "autograd/split_backward.h"
 #include "dist/process_group.h"
+#include "parallel/buckets.h"
 #include "parallel/mesh.h"
+#include "pipeline/link.h"
 #include "pipeline/module.h"
-#include "pipeline/schedule.h"
+#include "pipeline/simulate.h"
 #include "pipeline/split.h"
 
 namespace lockstep::pipeline {
@@ -45,17 +53,18 @@ struct EngineOptions {
   int checkpoint_interval = 0;   ///< recompute every so many layers in backward; 0: none
   bool dynamic_shapes = false;   ///< exchange shapes with every micro-batch, not once
   std::optional<Schedule> custom = {};  ///< a schedule of your own, checked before anything starts
-  const parallel::Mesh* mesh =
-      nullptr;  ///< else made of the ranks: copies x stages. With slices, layers are cut by `make` of their LayerSpec
+  /// Else made of the ranks: copies x stages. With slices, layers are cut by `make` of their LayerSpec.
+  const parallel::Mesh* mesh = nullptr;
   std::optional<DType> dtype = {};  ///< of parameters, from the start
-  bool reduce = true;  ///< false: .grad is the sum over the micro-batches of this copy only; what comes after is up to
-                       ///< who adds up the copies (ZeRO)
+  /// False: .grad is the sum over the micro-batches of this copy only; what comes after is up to who adds up the copies
+  /// (ZeRO).
+  bool reduce = true;
 };
 
 /// What a rank did in the last train_batch(). A step takes as long as the slowest rank of the pipeline.
 struct RankTime {
-  double busy = 0,
-         idle = 0;  ///< seconds: computing and handing over; waiting for messages, and for the slowest rank at the end
+  double busy = 0;  ///< seconds: computing and handing over
+  double idle = 0;  ///< waiting for messages, and for the slowest rank at the end
 };
 
 class Engine {
@@ -65,58 +74,166 @@ class Engine {
   /// than virtual stages, ranks that do not divide, a schedule that does not exist or is wrong, ranks with other layers
   /// or options.
   Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::ProcessGroup* world = nullptr);
-  ~Engine();
   Engine(const Engine&) = delete;
 
   /// This rank's layers. Tied parameters are there on every rank that has them: an optimizer keeps them equal.
-  nn::Module& module();
+  nn::Module& module() { return *module_; }
   /// Forward and backward of all micro-batches; adds nothing to .grad that was there before, which is an Error. Gives
   /// back the mean loss. `scale` changes the loss that backward starts from.
   double train_batch(const Data& data, const std::function<Variable(const Variable&)>& scale = {});
-  /// The Euclidean norm of the gradients of all stages, a tied one counted once, and its bits those of one process;
-  /// scales them all by max_norm / (norm + 1e-6) when that is below 1.
+  /// Scales the gradients of all stages by max_norm / (norm + 1e-6) when that is below 1; gives back their norm().
   double clip_grad_norm(double max_norm);
+  /// The Euclidean norm of the gradients of all stages, from the sum of squares of each that this rank has, by name. A
+  /// tied one counts once, and all are added in the order of the model: the bits are those of one process. Collective.
+  double norm(const std::vector<std::pair<std::string, double>>& squares) const;
   /// The losses of `micro_batches` micro-batches of each pipeline, of any size, without gradients; the module is in
   /// eval mode meanwhile. measure: in place of the loss, so many `values` of each micro-batch.
   std::vector<double> eval_batch(const Data& data, int micro_batches, const Loss& measure = {}, int values = 1);
   /// The number of the next train_batch(), for dropout and messages; rises by itself.
-  void set_step(uint64_t step);
+  void set_step(uint64_t step) { step_ = step; }
 
-  const Schedule& schedule() const;
+  const Schedule& schedule() const { return schedule_; }
   /// Where each virtual stage begins, and the number of layers.
-  const std::vector<int>& bounds() const;
-  int stage() const;      ///< this rank's, 0 .. stages - 1
-  bool is_first() const;  ///< has the first layer, or the last
-  bool is_last() const;
+  const std::vector<int>& bounds() const { return bounds_; }
+  int stage() const { return rank_; }                                 ///< this rank's, 0 .. stages - 1
+  bool is_first() const { return schedule_.place(0).rank == rank_; }  ///< has the first layer
+  bool is_last() const { return schedule_.place(virtual_stages_ - 1).rank == rank_; }
   /// Of all ranks, by their number in the world; the same everywhere.
-  const std::vector<RankTime>& times() const;
+  const std::vector<RankTime>& times() const { return times_; }
   /// The idle part of the last train_batch(), over all ranks: what simulate() and the papers' formulas call the bubble.
   double bubble() const;
-  /// A parameter of this rank in the order of the whole model. leads: this stage adds its gradient up (of a tied one:
-  /// the first that has it).
-  struct Member {
-    std::string name;
-    int layer = 0, place = 0;
-    bool leads = true;
-  };
-  std::vector<Member> places() const;
+  /// Whether this stage adds up the gradient of a parameter, and counts it: of a tied one, the first that has it.
+  bool leads(const std::string& parameter) const;
   /// Bytes that this rank sent to other stages so far.
   int64_t bytes_sent() const;
 
-  struct Impl;
-
  private:
-  std::unique_ptr<Impl> impl_;
+  /// A micro-batch in a chunk, from its forward to its last backward.
+  struct Flight {
+    Values inputs, outputs;         // leaves; what the next stage gets, or the loss
+    std::vector<Tensor> gradients;  // of the outputs
+    std::optional<SplitBackward> split;
+    uint64_t random_call = 0;  // drawn when it came, then when it goes
+  };
+  enum class Road : uint8_t { activation, gradient, tied };
+  /// What several virtual stages have (LayerSpec::ties). Gradients go from the last to the first, which adds up.
+  struct Tie {
+    std::string key;
+    std::vector<int> stages;                    // rising
+    std::vector<Variable> parameters;           // empty where this rank has none
+    std::shared_ptr<dist::ProcessGroup> ranks;  // that have it; null when it is one, or not this one
+    // By stage that gave it and micro-batch: for a chunk of this rank.
+    std::map<std::pair<int, int64_t>, std::vector<Tensor>> waiting;
+    int before(int stage) const;  // that has it, too; -1: none
+    int after(int stage) const;
+  };
+  /// Gradients of a micro-batch to which those of tied layers are still to come from the stage after.
+  struct Late {
+    Action action;
+    std::vector<std::pair<Variable, Tensor>> gradients;
+  };
+  /// What comes over a link, from this virtual stage.
+  struct Message {
+    Road road;
+    int stage, micro_batch, tie = 0;
+    auto operator<=>(const Message&) const = default;
+  };
+  struct Held {
+    Sample sample;
+    int left = 1;              // ends that still want it
+    uint64_t random_call = 0;  // numbers that were drawn for it
+  };
+  /// Of a parameter in the whole model.
+  struct Place {
+    int layer = 0, place = 0;
+    bool leads = true;
+    Variable parameter;
+  };
+
+  // setup.cpp
+  void agree() const;
+  void make_module();
+  void make_links();
+  void make_ties();
+  Ties tie_pairs() const;
+
+  // engine.cpp
+  void run(const std::vector<std::vector<Action>>& all);
+  void forward(const Action& a);
+  void backward(const Action& a);
+  void backward_weight(const Action& a);
+  const Held& sample(int64_t micro_batch);
+  template <class Fn> auto together(const Fn& fn);
+  Flight& flight(const Action& a) { return flights_.at({a.chunk, a.micro_batch}); }
+  bool remote(int stage) const { return schedule_.is_remote(stage, rank_); }
+  int64_t number(int64_t micro_batch) const { return at_.dp * int64_t(now_.micro_batches) + micro_batch; }
+  /// Ranks that share a micro-batch have other tokens of it.
+  uint64_t random_number(int micro_batch) const { return uint64_t(number(micro_batch) * plan_.cp + at_.cp); }
+
+  // transfers.cpp
+  void send_activation(const Action& a);
+  void receive_activation(const Action& a);
+  void send_gradient(const Action& a);
+  void receive_gradient(const Action& a);
+  bool post(Road road, int from_rank, bool must);
+  std::vector<Tensor> fetch(const Message& wanted);
+  bool has_come(const Message& wanted);
+  static std::string tag(const Message& message);
+  /// Shapes of training, which are told once.
+  bool fixed_shapes() const { return now_.training && !options_.dynamic_shapes; }
+  Link& link(Road road, int from, int to) { return *links_.at({road, from, to}); }
+  void expect(const std::vector<std::vector<Action>>& all);
+  std::vector<double> gather_losses();
+
+  // gradients.cpp
+  std::vector<std::pair<Variable, Tensor>> take_tied(const Action& a);  // from the stage after in each tie
+  bool tied_have_come(const Action& a);
+  void collect(const Action& a);
+  void collect_late(size_t most);
+  void reduce();
+  void abandon() noexcept;
+
+  const std::vector<LayerSpec> layers_;
+  const Options options_;
+  const Loss loss_;
+  dist::ProcessGroup* const world_;  // null alone
+  std::unique_ptr<parallel::Mesh> own_mesh_;
+  const parallel::Mesh* mesh_ = nullptr;                  // null alone
+  dist::ProcessGroup *pp_ = nullptr, *copies_ = nullptr;  // null of one
+  parallel::Plan plan_;                                   // of the mesh, and where this rank is in it
+  parallel::Coordinates at_;
+  int rank_ = 0, virtual_stages_ = 1;  // this rank's stage
+  Schedule schedule_;
+  std::vector<int> bounds_;
+  std::unique_ptr<StageModule> module_;
+  std::map<std::string, Place> places_;
+
+  std::map<std::tuple<Road, int, int>, std::unique_ptr<Link>> links_;  // by ranks, that of the sender first
+  std::vector<Tie> ties_;
+  std::vector<std::optional<parallel::GradientAccumulator>> sums_;  // by chunk; none: nothing in it is trained
+  std::map<int, Shapes> shapes_sent_;                               // of training, by virtual stage
+  // By virtual stage that sends, and micro-batch (-1: all of training).
+  std::map<std::pair<int, int>, Shapes> shapes_known_;
+  // By the rank that sends: what is still to be posted, and what was.
+  std::map<std::pair<Road, int>, std::deque<Message>> expected_, posted_;
+
+  /// A step, or an evaluation.
+  struct Run {
+    const Data* data = nullptr;
+    int micro_batches = 1;
+    bool training = false;
+    const std::function<Variable(const Variable&)>* scale = nullptr;
+    const Loss* measure = nullptr;  // what evaluation wants in place of the loss, so many `values`
+    int values = 1;
+  } now_;
+  uint64_t step_ = 0;
+  std::map<std::pair<int, int>, Flight> flights_;  // by chunk and micro-batch
+  std::map<Message, std::vector<Tensor>> arrived_;
+  std::deque<Late> late_;
+  std::map<int64_t, Held> samples_;
+  std::map<int64_t, Tensor> losses_;
+  double waited_ = 0, ran_ = 0;  // seconds of this rank's run: for messages, altogether
+  std::vector<RankTime> times_;
 };
-
-/// By layer and place there.
-using NumberedNorms = std::map<std::pair<int, int>, double>;
-/// The norm of all parameters from the norm of each, whichever ranks of `pp` have it: added up in the order of the
-/// model, so its bits are those of one process. Collective; null: this rank has all.
-double norm_of_stages(NumberedNorms norms, dist::ProcessGroup* pp);
-
-/// Seconds of forward and backward of each layer, on one micro-batch: for SplitBy::Method::time. Every layer is built,
-/// run and dropped.
-std::vector<double> measure(const std::vector<LayerSpec>& layers, const std::vector<Tensor>& inputs, int repeats = 3);
 
 }  // namespace lockstep::pipeline

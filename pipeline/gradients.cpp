@@ -1,36 +1,33 @@
 // Gradients of a pipeline: summed over micro-batches in tree order at each rank, then over the copies of the pipeline.
 // Those of tied layers pass the stages that have them, last to first, for every micro-batch: so each is added as one
 // process would add it.
+#include <algorithm>
 #include <cmath>
 
 #include "optim/clip.h"
-#include "pipeline/engine_impl.h"
+#include "pipeline/engine.h"
 #include "tensor/ops.h"
 
 namespace lockstep::pipeline {
 
-using Impl = Engine::Impl;
-
-namespace {
-
-size_t index_in(const std::vector<int>& stages, int stage) {
-  size_t i = 0;
-  while (i < stages.size() && stages[i] != stage) ++i;
-  return i;
+int Engine::Tie::before(int stage) const {
+  const auto at = std::find(stages.begin(), stages.end(), stage);
+  return at == stages.end() || at == stages.begin() ? -1 : at[-1];
 }
 
-}  // namespace
+int Engine::Tie::after(int stage) const {
+  const auto at = std::find(stages.begin(), stages.end(), stage);
+  return at == stages.end() || at + 1 == stages.end() ? -1 : at[1];
+}
 
-std::vector<std::pair<Variable, Tensor>> Impl::take_tied(const Action& a) {
+std::vector<std::pair<Variable, Tensor>> Engine::take_tied(const Action& a) {
   std::vector<std::pair<Variable, Tensor>> before;
-  const int stage = schedule.virtual_stage(rank, a.chunk);
-  for (size_t t = 0; t < ties.size(); ++t) {
-    Tie& tie = ties[t];
-    const size_t i = index_in(tie.stages, stage);
-    if (i + 1 >= tie.stages.size()) continue;
-    const int from = tie.stages[i + 1];
-    if (schedule.place(from).rank != rank)
-      tie.waiting[{from, a.micro_batch}] = fetch(Road::tied, from, a.micro_batch, int(t));
+  const int stage = schedule_.virtual_stage(rank_, a.chunk);
+  for (size_t t = 0; t < ties_.size(); ++t) {
+    Tie& tie = ties_[t];
+    const int from = tie.after(stage);
+    if (from < 0) continue;
+    if (remote(from)) tie.waiting[{from, a.micro_batch}] = fetch({Road::tied, from, a.micro_batch, int(t)});
     const auto found = tie.waiting.find({from, a.micro_batch});
     for (size_t p = 0; p < tie.parameters.size(); ++p)
       before.emplace_back(tie.parameters[p], std::move(found->second[p]));
@@ -39,14 +36,13 @@ std::vector<std::pair<Variable, Tensor>> Impl::take_tied(const Action& a) {
   return before;
 }
 
-bool Impl::tied_have_come(const Action& a) {
-  const int stage = schedule.virtual_stage(rank, a.chunk);
-  for (size_t t = 0; t < ties.size(); ++t) {
-    const size_t i = index_in(ties[t].stages, stage);
-    if (i + 1 >= ties[t].stages.size()) continue;
-    const int from = ties[t].stages[i + 1];
-    if (schedule.place(from).rank == rank ? !ties[t].waiting.count({from, a.micro_batch})
-                                          : !has_come(Road::tied, from, a.micro_batch, int(t)))
+bool Engine::tied_have_come(const Action& a) {
+  const int stage = schedule_.virtual_stage(rank_, a.chunk);
+  for (size_t t = 0; t < ties_.size(); ++t) {
+    const int from = ties_[t].after(stage);
+    if (from < 0) continue;
+    if (remote(from) ? !has_come({Road::tied, from, a.micro_batch, int(t)})
+                     : !ties_[t].waiting.count({from, a.micro_batch}))
       return false;
   }
   return true;
@@ -54,10 +50,10 @@ bool Impl::tied_have_come(const Action& a) {
 
 /// Goes on with the micro-batches whose tied gradients have come, in their order, and waits until no more than `most`
 /// are left.
-void Impl::collect_late(size_t most) {
-  while (!late.empty() && (late.size() > most || tied_have_come(late.front().action))) {
-    Late one = std::move(late.front());
-    late.pop_front();
+void Engine::collect_late(size_t most) {
+  while (!late_.empty() && (late_.size() > most || tied_have_come(late_.front().action))) {
+    Late one = std::move(late_.front());
+    late_.pop_front();
     for (auto& [p, gradient] : one.gradients) p.grad() = std::move(gradient);
     flight(one.action).split->finish(take_tied(one.action));
     flight(one.action).split.reset();
@@ -65,33 +61,32 @@ void Impl::collect_late(size_t most) {
   }
 }
 
-void Impl::collect(const Action& a) {
-  const int stage = schedule.virtual_stage(rank, a.chunk);
-  for (Tie& tie : ties) {
-    const size_t i = index_in(tie.stages, stage);
-    if (i == 0 || i >= tie.stages.size()) continue;
+void Engine::collect(const Action& a) {
+  const int stage = schedule_.virtual_stage(rank_, a.chunk);
+  for (Tie& tie : ties_) {
+    const int to = tie.before(stage);
+    if (to < 0) continue;
     std::vector<Tensor> gradients;
     for (Variable& p : tie.parameters) {
       gradients.push_back(p.grad().defined() ? p.grad() : zeros_like(p.tensor()));
       p.clear_grad();
     }
-    const int to = schedule.place(tie.stages[i - 1]).rank;
-    if (to == rank) tie.waiting[{stage, a.micro_batch}] = std::move(gradients);
-    else link(Road::tied, rank, to).send(gradients, tag(Road::tied, stage, a.micro_batch));
+    if (!remote(to)) tie.waiting[{stage, a.micro_batch}] = std::move(gradients);
+    else link(Road::tied, rank_, schedule_.place(to).rank).send(gradients, tag({Road::tied, stage, a.micro_batch}));
   }
-  if (auto& sum = sums[size_t(a.chunk)]) sum->add();
+  if (auto& sum = sums_[size_t(a.chunk)]) sum->add();
 }
 
 /// .grad becomes the mean over all micro-batches of all copies of the pipeline, or (options.reduce false) the sum over
 /// those of this one.
-void Impl::reduce() {
-  for (auto& sum : sums)
-    if (sum) sum->finish(copies);
-  if (count > 1 && options.reduce) {
-    for (const Variable& p : module->parameters())
-      if (p.grad().defined()) mul_scalar_(p.grad(), 1 / double(count));
+void Engine::reduce() {
+  for (auto& sum : sums_)
+    if (sum) sum->finish(copies_);
+  if (now_.micro_batches > 1 && options_.reduce) {
+    for (const Variable& p : module_->parameters())
+      if (p.grad().defined()) mul_scalar_(p.grad(), 1 / double(now_.micro_batches));
   }
-  for (Tie& tie : ties) {
+  for (Tie& tie : ties_) {
     if (!tie.ranks) continue;
     for (Variable& p : tie.parameters) {
       if (!p.grad().defined()) p.grad() = zeros_like(p.tensor());
@@ -100,56 +95,57 @@ void Impl::reduce() {
   }
 }
 
-double norm_of_stages(NumberedNorms norms, dist::ProcessGroup* pp) {
-  if (pp && pp->size() > 1) {
+double Engine::norm(const std::vector<std::pair<std::string, double>>& squares) const {
+  std::map<std::pair<int, int>, double> norms;  // by layer and place
+  for (const auto& [name, sum] : squares) {
+    const Place& p = places_.at(name);
+    if (p.leads) norms[{p.layer, p.place}] = optim::norm_of_squares(sum, p.parameter.dtype());
+  }
+  if (pp_) {
     const Tensor most = Tensor::from({int64_t(norms.size())}, {1});
-    pp->all_reduce(most, {.op = dist::ReduceOp::max, .tag = "count of norms"});
+    pp_->all_reduce(most, {.op = dist::ReduceOp::max, .tag = "count of norms"});
     const int64_t length = 3 * most.item<int64_t>();
     std::vector<double> mine(size_t(length), -1);
     size_t at = 0;
     for (const auto& [number, value] : norms) mine[at++] = number.first, mine[at++] = number.second, mine[at++] = value;
-    const Tensor all = empty({length * pp->size()}, {.dtype = f64});
-    pp->all_gather(all, Tensor::from(mine, {length}), {.tag = "norms"});
+    const Tensor all = empty({length * pp_->size()}, {.dtype = f64});
+    pp_->all_gather(all, Tensor::from(mine, {length}), {.tag = "norms"});
     const std::vector<double> words = all.to_vector<double>();
     for (size_t i = 0; i + 2 < words.size(); i += 3)
-      if (words[i] >= 0) norms[{int(words[i]), int(words[i + 1])}] = words[i + 2];  // a tied one is the same everywhere
+      if (words[i] >= 0) norms[{int(words[i]), int(words[i + 1])}] = words[i + 2];
   }
   double total = 0;
   for (const auto& [number, value] : norms) total += value * value;
   return std::sqrt(total);
 }
 
-double Impl::grad_norm() {
-  NumberedNorms norms;
-  for (const auto& p : module->numbered_parameters())
-    if (p.variable.grad().defined() && p.variable.numel() > 0)
-      norms[{p.layer, p.place}] = optim::grad_norm({p.variable});
-  return norm_of_stages(std::move(norms), pp);
-}
-
 double Engine::clip_grad_norm(double max_norm) {
   LOCKSTEP_CHECK(max_norm >= 0, "[pipeline] expected max_norm >= 0, got ", max_norm);
-  const parallel::Mesh* const mesh = impl_->mesh;
   LOCKSTEP_CHECK(
-      impl_->options.reduce && (!mesh || mesh->plan().tp == 1),
+      options_.reduce && plan_.tp == 1,
       "[pipeline] clip_grad_norm() knows whole layers and the mean over all replicas; with tensor parallelism or ZeRO, "
       "the engine clips (gradient_clipping)");
-  return optim::clip_to_norm(impl_->module->parameters(), impl_->grad_norm(), max_norm);
+  std::vector<std::pair<std::string, double>> squares;
+  for (const auto& [name, p] : places_) {
+    const Tensor& grad = p.parameter.checked_grad("grad_norm");
+    if (grad.defined() && grad.numel() > 0) squares.emplace_back(name, sum_squares(grad, {}, false, f64).item());
+  }
+  return optim::clip_to_norm(module_->parameters(), norm(squares), max_norm);
 }
 
 /// After an error: nothing of this step can be used.
-void Impl::abandon() noexcept {
-  for (auto& sum : sums)
+void Engine::abandon() noexcept {
+  for (auto& sum : sums_)
     if (sum) sum->discard();
-  for (Tie& tie : ties) tie.waiting.clear();
-  for (Variable& p : module->parameters()) p.clear_grad();
-  flights.clear();
-  late.clear();
-  samples.clear();
-  losses.clear();
-  arrived.clear();
-  expected.clear();
-  posted.clear();
+  for (Tie& tie : ties_) tie.waiting.clear();
+  for (Variable& p : module_->parameters()) p.clear_grad();
+  flights_.clear();
+  late_.clear();
+  samples_.clear();
+  losses_.clear();
+  arrived_.clear();
+  expected_.clear();
+  posted_.clear();
 }
 
 }  // namespace lockstep::pipeline

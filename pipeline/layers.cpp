@@ -70,7 +70,7 @@ ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) 
       if (where[0] == i) spec.parameters += p.variable.numel();
       if (where.size() == 1) continue;
       own.push_back(parts.at(p.variable.impl().get()));
-      spec.shared.push_back(own.back().name);
+      spec.ties.push_back(own.back().name);
     }
     std::vector<nn::Module*> below;
     for (const auto& field : item.fields) {

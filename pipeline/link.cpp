@@ -7,31 +7,24 @@
 namespace lockstep::pipeline {
 namespace {
 
-constexpr int64_t most_dims = 8, per_tensor = 3 + most_dims, length = 2 + int64_t(Shapes::most_tensors) * per_tensor;
+constexpr int64_t most_dims = 8, length = 2 + int64_t(Shapes::most_tensors) * (3 + most_dims);
 
 Tensor pack(const Shapes& shapes) {
-  std::vector<int64_t> words(size_t(length), 0);
-  words[0] = int64_t(shapes.tensors.size());
-  words[1] = int64_t(shapes.random_call);
-  for (size_t i = 0; i < shapes.tensors.size(); ++i) {
-    int64_t* at = words.data() + 2 + int64_t(i) * per_tensor;
-    const Shapes::One& one = shapes.tensors[i];
-    *at++ = int64_t(one.dtype);
-    *at++ = one.wants_grad;
-    *at++ = one.shape.rank();
-    for (int d = 0; d < one.shape.rank(); ++d) *at++ = one.shape[d];
+  std::vector<int64_t> words{int64_t(shapes.tensors.size()), int64_t(shapes.random_call)};
+  for (const Shapes::One& one : shapes.tensors) {
+    words.insert(words.end(), {int64_t(one.dtype), one.wants_grad, one.shape.rank()});
+    for (int d = 0; d < one.shape.rank(); ++d) words.push_back(one.shape[d]);
   }
+  words.resize(size_t(length));
   return Tensor::from(words, {length});
 }
 
 Shapes unpack(const Tensor& packed) {
-  const int64_t* words = packed.data<int64_t>();
-  Shapes shapes;
-  shapes.random_call = uint64_t(words[1]);
-  for (int64_t i = 0; i < words[0]; ++i) {
-    const int64_t* at = words + 2 + i * per_tensor;
+  const int64_t* const words = packed.data<int64_t>();
+  Shapes shapes{{}, uint64_t(words[1])};
+  const int64_t* at = words + 2;
+  for (int64_t i = 0; i < words[0]; ++i, at += 3 + at[2])
     shapes.tensors.push_back({DType(at[0]), Shape(at + 3, at + 3 + at[2]), at[1] != 0});
-  }
   return shapes;
 }
 
@@ -43,6 +36,18 @@ Shapes Shapes::of(const Values& values, uint64_t random_call) {
   Shapes shapes{{}, random_call};
   for (const Variable& v : values) shapes.tensors.push_back({v.dtype(), v.shape(), v.requires_grad()});
   return shapes;
+}
+
+Values Shapes::leaves(const std::vector<Tensor>& came) const {
+  Values values;
+  for (size_t i = 0; i < came.size(); ++i) values.emplace_back(came[i], tensors[i].wants_grad);
+  return values;
+}
+
+std::vector<Tensor> tensors_of(const Values& values) {
+  std::vector<Tensor> tensors;
+  for (const Variable& v : values) tensors.push_back(v.tensor());
+  return tensors;
 }
 
 std::string Shapes::text() const {

@@ -28,8 +28,12 @@ struct Shapes {
 
   static constexpr size_t most_tensors = 16;
   static Shapes of(const Values& values, uint64_t random_call);
+  /// Tensors that came, as leaves of the next stage.
+  Values leaves(const std::vector<Tensor>& tensors) const;
   std::string text() const;
 };
+
+std::vector<Tensor> tensors_of(const Values& values);
 
 /// Tensors of a CUDA device go through the host: NCCL wants both sides to call in one order, and receives are posted
 /// ahead of sends.
@@ -47,9 +51,9 @@ class Link {
   std::vector<Tensor> arrive();
   /// Whether arrive() would not wait.
   bool has_come() const;
-  size_t posted() const { return posted_.size(); }
   /// Returns when everything is gone.
   void flush();
+  int64_t bytes_sent() const { return group_->traffic().sent; }
 
  private:
   using Flag = std::shared_ptr<std::atomic<bool>>;

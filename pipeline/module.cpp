@@ -4,12 +4,12 @@
 #include <set>
 
 #include "autograd/checkpoint.h"
-#include "tensor/random.h"
+#include "tensor/random_scope.h"
 
 namespace lockstep::pipeline {
 
 LayerSpec layer(std::string kind, LayerSpec::Forward forward) {
-  return {std::move(kind), {}, std::move(forward), 0, {}};
+  return {.kind = std::move(kind), .forward = std::move(forward), .parameters = 0};
 }
 
 LayerSpec layer(std::string kind, std::function<Variable(const Variable&)> forward) {
@@ -19,10 +19,11 @@ LayerSpec layer(std::string kind, std::function<Variable(const Variable&)> forwa
   });
 }
 
-std::vector<std::string> keys_of(const LayerSpec& layer) {
-  std::vector<std::string> keys = layer.shared;
-  if (!layer.key.empty()) keys.push_back(layer.key);
-  return keys;
+int first_of(const std::vector<LayerSpec>& layers, int i) {
+  const LayerSpec& spec = layers.at(size_t(i));
+  int first = 0;
+  while (first < i && (spec.whole || spec.ties.empty() || layers[size_t(first)].ties != spec.ties)) ++first;
+  return first;
 }
 
 std::set<const WholeModel*> StageModule::models() const {
@@ -35,15 +36,10 @@ std::set<const WholeModel*> StageModule::models() const {
 std::unique_ptr<nn::Module> build(const std::vector<LayerSpec>& layers, int i) {
   const LayerSpec& spec = layers.at(size_t(i));
   if (!spec.make) return nullptr;
-  int first = i;
-  for (int k = i; k-- > 0;)
-    if (!spec.key.empty() && layers[size_t(k)].key == spec.key) first = k;
-  const RandomState before = random_state();
-  set_random_state({.seed = before.seed,
-                    .step = ~uint64_t(0),
-                    .micro_batch = uint64_t(first)});  // no step of a training has this number
+  const int first = first_of(layers, i);
+  constexpr auto no_step = ~uint64_t(0);  // of a training
+  const RandomScope here({.seed = random_state().seed, .step = no_step, .micro_batch = uint64_t(first)});
   auto made = layers[size_t(first)].make();
-  set_random_state(before);
   LOCKSTEP_CHECK(made, "[pipeline] layer ", i, ": expected make() to give a module, got none");
   return made;
 }
@@ -61,10 +57,9 @@ std::vector<std::string> kinds_of(const std::vector<LayerSpec>& layers) {
 
 std::vector<double> parameters_of(const std::vector<LayerSpec>& layers) {
   std::vector<double> counts;
-  std::set<std::string> seen;
   for (int i = 0; i < int(layers.size()); ++i) {
     const LayerSpec& spec = layers[size_t(i)];
-    const bool again = !spec.key.empty() && !seen.insert(spec.key).second;
+    const bool again = first_of(layers, i) != i;
     const auto made = again || spec.parameters >= 0 ? nullptr : build(layers, i);
     counts.push_back(again  ? 0
                      : made ? double(made->parameter_count())
@@ -79,45 +74,35 @@ std::string joined_name(const std::string& layer, const std::string& parameter) 
 }
 }  // namespace
 
-int StageModule::first_of(const std::string& key) const {
-  int first = 0;
-  while (specs_[size_t(first)].key != key) ++first;
-  return first;
-}
-
 std::string StageModule::name_of(int layer) const {
   const LayerSpec& spec = specs_[size_t(layer)];
-  return spec.name ? *spec.name : spec.key.empty() ? std::to_string(layer) : "tied." + spec.key;
+  return spec.name ? *spec.name : spec.ties.empty() ? std::to_string(layer) : "tied." + spec.ties[0];
 }
 
 StageModule::StageModule(const std::vector<LayerSpec>& layers, std::vector<Chunk> chunks, int checkpoint_interval)
     : specs_(layers), chunks_(std::move(chunks)), interval_(checkpoint_interval) {
   std::map<std::string, int> names;
   for (int i = 0; i < int(specs_.size()); ++i) {
-    if (!specs_[size_t(i)].make || (!specs_[size_t(i)].key.empty() && first_of(specs_[size_t(i)].key) != i) ||
-        name_of(i).empty())
-      continue;
+    if (!specs_[size_t(i)].make || first_of(specs_, i) != i || name_of(i).empty()) continue;
     const auto [other, is_new] = names.emplace(name_of(i), i);
     LOCKSTEP_CHECK(is_new, "[pipeline] layers ", other->second, " and ", i, " are both called ", other->first,
                    "; names of layers must differ");
   }
   for (const Chunk& chunk : chunks_) {
     for (int i = chunk.begin; i < chunk.end; ++i) {
-      const LayerSpec& spec = specs_[size_t(i)];
-      LOCKSTEP_CHECK(spec.make || spec.forward, "[pipeline] layer ", i,
+      LOCKSTEP_CHECK(specs_[size_t(i)].make || specs_[size_t(i)].forward, "[pipeline] layer ", i,
                      ": expected a module, a function or both, got neither");
-      if (!spec.key.empty() && tied_.count(spec.key)) continue;
-      auto made = build(specs_, i);
-      if (made) (spec.key.empty() ? layers_[i] : tied_[spec.key]) = std::move(made);
+      const int first = first_of(specs_, i);
+      if (layers_.count(first)) continue;
+      if (auto made = build(specs_, i)) layers_[first] = std::move(made);
     }
   }
 }
 
 Values StageModule::run(int i, const Values& inputs) {
   const LayerSpec& spec = specs_.at(size_t(i));
-  nn::Module* module = nullptr;
-  if (!spec.key.empty()) module = tied_.at(spec.key).get();
-  else if (const auto found = layers_.find(i); found != layers_.end()) module = found->second.get();
+  const auto found = layers_.find(first_of(specs_, i));
+  nn::Module* const module = found == layers_.end() ? nullptr : found->second.get();
   Values outputs;
   if (spec.forward) {
     outputs = spec.forward(module, inputs);
@@ -149,11 +134,10 @@ Values StageModule::forward(size_t chunk, const Values& inputs) {
   // A tied table of tokens adds its rows to the gradient that is there, without a pass of its own in which they would
   // be summed apart. It keeps nothing anyway.
   int begins = begin;
-  const auto is_tied = [this](int i) { return !specs_[size_t(i)].shared.empty() || !specs_[size_t(i)].key.empty(); };
   const auto is_data = [&] {
     return std::none_of(values.begin(), values.end(), [](const Variable& v) { return v.requires_grad(); });
   };
-  while (begins < end && is_tied(begins) && is_data()) values = run_named(begins++, values);
+  while (begins < end && !specs_[size_t(begins)].ties.empty() && is_data()) values = run_named(begins++, values);
   for (int first = begins; first < end; first += interval_) {
     const int last = std::min(end, first + interval_);
     values = checkpoint_many(
@@ -167,66 +151,49 @@ Values StageModule::forward(size_t chunk, const Values& inputs) {
   return values;
 }
 
-std::vector<nn::NamedParameter> StageModule::own_parameters(size_t chunk) {
-  std::vector<nn::NamedParameter> all;
-  for (auto& [i, layer] : layers_) {
-    if (i < chunks_.at(chunk).begin || i >= chunks_[chunk].end) continue;
-    const auto& shared = specs_[size_t(i)].shared;
-    for (auto& p : layer->named_parameters()) {
-      if (p.variable.requires_grad() && std::find(shared.begin(), shared.end(), p.name) == shared.end())
-        all.push_back({joined_name(name_of(i), p.name), p.variable});
+std::vector<StageModule::Numbered> StageModule::numbered_parameters() {
+  std::vector<Numbered> all;
+  std::set<const void*> seen;
+  for (auto& [i, module] : layers_) {
+    const LayerSpec& spec = specs_[size_t(i)];
+    int place = 0;
+    for (auto& p : module->named_parameters()) {
+      if (!seen.insert(p.variable.impl().get()).second) continue;
+      if (spec.whole) {
+        const bool tied = std::find(spec.ties.begin(), spec.ties.end(), p.name) != spec.ties.end();
+        int first = 0;
+        while (specs_[size_t(first)].whole != spec.whole) ++first;
+        all.push_back({p.name, p.variable, first, spec.whole->places.at(p.name), tied ? p.name : "", i});
+      } else {
+        all.push_back(
+            {joined_name(name_of(i), p.name), p.variable, i, place++, spec.ties.empty() ? "" : spec.ties[0], i});
+      }
     }
   }
   return all;
 }
 
-std::vector<StageModule::Numbered> StageModule::numbered_parameters() {
-  std::vector<Numbered> all;
-  const auto add = [&](int layer, nn::Module& m, const std::string& key) {
-    int place = 0;
-    for (auto& p : m.named_parameters())
-      all.push_back({joined_name(name_of(layer), p.name), p.variable, layer, place++, key});
-  };
-  std::set<const void*> seen;
-  for (auto& [i, layer] : layers_) {
-    const LayerSpec& spec = specs_[size_t(i)];
-    if (!spec.whole) {
-      add(i, *layer, "");
-      continue;
-    }
-    for (auto& p : layer->named_parameters()) {
-      if (!seen.insert(p.variable.impl().get()).second) continue;
-      const bool tied = std::find(spec.shared.begin(), spec.shared.end(), p.name) != spec.shared.end();
-      int first = 0;
-      while (specs_[size_t(first)].whole != spec.whole) ++first;
-      all.push_back({p.name, p.variable, first, spec.whole->places.at(p.name), tied ? p.name : ""});
-    }
-  }
-  for (auto& [key, layer] : tied_) add(first_of(key), *layer, key);
-  return all;
+std::vector<nn::NamedParameter> StageModule::own_parameters(size_t chunk) {
+  const auto [begin, end] = chunks_.at(chunk);
+  std::vector<nn::NamedParameter> own;
+  for (auto& p : numbered_parameters())
+    if (p.tie.empty() && p.user >= begin && p.user < end && p.variable.requires_grad())
+      own.push_back({p.name, p.variable});
+  return own;
 }
 
 std::vector<nn::NamedParameter> StageModule::tied_parameters(const std::string& key) {
-  std::vector<nn::NamedParameter> all;
-  for (auto& [i, layer] : layers_) {
-    const auto& shared = specs_[size_t(i)].shared;
-    if (!all.empty() || std::find(shared.begin(), shared.end(), key) == shared.end()) continue;
-    for (auto& p : layer->named_parameters())
-      if (p.name == key && p.variable.requires_grad()) all.push_back(p);
-  }
-  if (tied_.count(key))
-    for (auto& p : tied_.at(key)->named_parameters())
-      if (p.variable.requires_grad()) all.push_back({joined_name(name_of(first_of(key)), p.name), p.variable});
-  return all;
+  std::vector<nn::NamedParameter> tied;
+  for (auto& p : numbered_parameters())
+    if (p.tie == key && p.variable.requires_grad()) tied.push_back({p.name, p.variable});
+  return tied;
 }
 
 void StageModule::fields(nn::Fields& f) {
-  const auto add = [&](const std::string& name, nn::Module& m) {
-    if (name.empty()) m.fields(f);
-    else f(name, m);
-  };
-  for (auto& [i, layer] : layers_) add(name_of(i), *layer);
-  for (auto& [key, layer] : tied_) add(name_of(first_of(key)), *layer);
+  for (auto& [i, layer] : layers_) {
+    if (const std::string name = name_of(i); !name.empty()) f(name, *layer);
+    else layer->fields(f);
+  }
 }
 
 }  // namespace lockstep::pipeline

@@ -29,23 +29,22 @@ struct LayerSpec {
   using Make = std::function<std::unique_ptr<nn::Module>()>;
   using Forward = std::function<Values(nn::Module* module, const Values& inputs)>;
 
-  std::string kind;         ///< for messages, and for a split by type
-  Make make;                ///< empty: a function without parameters
-  Forward forward;          ///< empty: module.call() on the one input
+  std::string kind = {};    ///< for messages, and for a split by type
+  Make make = {};           ///< empty: a function without parameters
+  Forward forward = {};     ///< empty: module.call() on the one input
   int64_t parameters = -1;  ///< -1: is built once on every rank to count them, and dropped
-  std::string key;          ///< of tied layers; empty: not tied
-  std::optional<std::string> name =
-      {};  ///< before its parameters' names: "blocks.3"; "": nothing is; not given: its number (tied: "tied.KEY")
-
+  /// Before its parameters' names: "blocks.3"; "": nothing is; not given: its number (tied: "tied.KEY").
+  std::optional<std::string> name = {};
   std::shared_ptr<const WholeModel> whole = {};  ///< where this layer is one of a model
-  std::vector<std::string> shared = {};  ///< of its parameters: names of those that other layers of that model use too
+  /// What it shares with others that say the same: one module; where it is one of a model, parameters by their names.
+  std::vector<std::string> ties = {};
 
   LayerSpec& named(std::string text) {
     name = std::move(text);
     return *this;
   }
-  LayerSpec& tie(std::string name) {
-    key = std::move(name);
+  LayerSpec& tie(std::string key) {
+    ties = {std::move(key)};
     return *this;
   }
   LayerSpec& with(Forward fn) {
@@ -56,12 +55,7 @@ struct LayerSpec {
 
 /// A layer of type L, made from its options.
 template <class L> LayerSpec layer(const typename L::Options& options) {
-  LayerSpec spec{.kind = {},
-                 .make = [options] { return std::make_unique<L>(options); },
-                 .forward = {},
-                 .parameters = -1,
-                 .key = {}};
-  return spec;
+  return {.make = [options] { return std::make_unique<L>(options); }};
 }
 /// A layer without parameters.
 LayerSpec layer(std::string kind, LayerSpec::Forward forward);
@@ -86,15 +80,12 @@ class StageModule : public nn::Module {
 
   /// Runs a chunk. With a checkpoint interval, every so many layers keep only what goes in.
   Values forward(size_t chunk, const Values& inputs);
-  /// One layer of it.
-  Values run(int layer, const Values& inputs);
-  const Chunk& chunk(size_t i) const { return chunks_.at(i); }
-  /// With the first layer that has it and its place there, for an order that all ranks share; tied ones too.
   struct Numbered {
     std::string name;
     Variable variable;
-    int layer = 0, place = 0;
-    std::string key = {};  ///< when it is tied: LayerSpec::key, or its name
+    int layer = 0, place = 0;  ///< the first layer that has it and its place there: an order that all ranks share
+    std::string tie = {};      ///< empty: no other layer has it
+    int user = 0;              ///< the first layer here that has it
   };
   std::vector<Numbered> numbered_parameters();
   /// Trained parameters of a chunk, without tied ones; and those of a tie.
@@ -113,17 +104,16 @@ class StageModule : public nn::Module {
   }
 
  private:
-  int first_of(const std::string& key) const;
   std::string name_of(int layer) const;
+  Values run(int layer, const Values& inputs);
   const std::vector<LayerSpec> specs_;
   const std::vector<Chunk> chunks_;
   const int interval_;
-  std::map<int, std::unique_ptr<nn::Module>> layers_;
-  std::map<std::string, std::unique_ptr<nn::Module>> tied_;
+  std::map<int, std::unique_ptr<nn::Module>> layers_;  // by first_of()
 };
 
-/// The keys of what a layer shares with others.
-std::vector<std::string> keys_of(const LayerSpec& layer);
+/// The first layer that is the same module as layer i.
+int first_of(const std::vector<LayerSpec>& layers, int i);
 /// Makes layer i as every rank makes it.
 std::unique_ptr<nn::Module> build(const std::vector<LayerSpec>& layers, int i);
 /// Kinds and numbers of parameters; a tied layer's count at its first place.

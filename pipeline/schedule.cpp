@@ -93,8 +93,7 @@ std::vector<Action> with_transfers(const Schedule& s, int rank, const std::vecto
   std::vector<Action> list;
   for (const Action& a : computations) {
     const int stage = s.virtual_stage(rank, a.chunk);
-    const bool before = stage > 0 && s.place(stage - 1).rank != rank,
-               after = stage + 1 < s.virtual_stages() && s.place(stage + 1).rank != rank;
+    const bool before = s.is_remote(stage - 1, rank), after = s.is_remote(stage + 1, rank);
     const bool is_forward = a.what == What::forward, is_weight = a.what == What::backward_weight;
     const auto transfer = [&](What what) { list.push_back({what, a.micro_batch, a.chunk}); };
     if (is_forward && before) transfer(What::receive_activation);

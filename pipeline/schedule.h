@@ -72,6 +72,10 @@ struct Schedule {
   int virtual_stages() const { return request.stages * request.chunks; }
   int virtual_stage(int rank, int chunk) const;  ///< round and round, or in a V
   Position place(int virtual_stage) const;
+  /// Whether another rank has this virtual stage; nobody has those before the first and behind the last.
+  bool is_remote(int virtual_stage, int rank) const {
+    return virtual_stage >= 0 && virtual_stage < virtual_stages() && place(virtual_stage).rank != rank;
+  }
 };
 
 /// Error when there is none for these numbers, with the nearest that there is. Pure: depends on its arguments only.

@@ -18,7 +18,7 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
   const auto error = [&](const std::string& text) {
     if (check.errors.size() < most_errors) check.errors.push_back(text);
   };
-  const int p = s.request.stages, v = s.request.chunks, m = s.request.micro_batches, last = s.virtual_stages() - 1;
+  const int p = s.request.stages, v = s.request.chunks, m = s.request.micro_batches;
   if (int(s.ranks.size()) != p) error(str("expected a list for each of ", p, " ranks, got ", s.ranks.size()));
   for (int rank = 0; rank < int(s.ranks.size()) && check.right(); ++rank) {
     std::vector<std::array<int, kinds_of_action>> count(size_t(v) * size_t(m));  // of each action; and where it stands
@@ -33,8 +33,7 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
       auto& seen = of(a.chunk, a.micro_batch);
       const auto has = [&](What what) { return seen[size_t(what)] > 0; };
       const int stage = s.virtual_stage(rank, a.chunk);
-      const bool before = stage > 0 && s.place(stage - 1).rank != rank,
-                 after = stage < last && s.place(stage + 1).rank != rank;
+      const bool before = s.is_remote(stage - 1, rank), after = s.is_remote(stage + 1, rank);
       if (++seen[size_t(a.what)] > 1) wrong("stands there twice");
       switch (a.what) {
         case What::forward:
@@ -75,8 +74,7 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
     }
     for (int chunk = 0; chunk < v; ++chunk) {
       const int stage = s.virtual_stage(rank, chunk);
-      const bool before = stage > 0 && s.place(stage - 1).rank != rank,
-                 after = stage < last && s.place(stage + 1).rank != rank;
+      const bool before = s.is_remote(stage - 1, rank), after = s.is_remote(stage + 1, rank);
       for (int micro = 0; micro < m; ++micro) {
         const auto& seen = of(chunk, micro);
         const auto expect = [&](bool there, What what) {

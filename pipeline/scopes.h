@@ -1,17 +1,11 @@
 #pragma once
-// What a run over micro-batches puts back at its end.
+// What a run over micro-batches puts back at its end, or adds up.
+#include <chrono>
+
 #include "nn/module.h"
-#include "tensor/random.h"
+#include "tensor/random_scope.h"
 
 namespace lockstep::pipeline {
-
-/// Random numbers of the program are where they were.
-struct RandomScope {
-  RandomScope() = default;
-  ~RandomScope() { set_random_state(before); }
-  RandomScope(const RandomScope&) = delete;
-  const RandomState before = random_state();
-};
 
 /// A module in eval mode.
 struct EvalMode {
@@ -20,6 +14,18 @@ struct EvalMode {
   EvalMode(const EvalMode&) = delete;
   nn::Module& module;
   const bool before;
+};
+
+/// Adds the seconds of its life.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& to) : to_(to) {}
+  ~Stopwatch() { to_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  Stopwatch(const Stopwatch&) = delete;
+
+ private:
+  double& to_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace lockstep::pipeline

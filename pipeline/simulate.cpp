@@ -11,56 +11,31 @@ namespace {
 
 enum Event : int { forward_done, input_done, weight_done, activation_sent, gradient_sent, events };
 
-/// When things happened, as far as they have.
-class Times {
- public:
-  Times(int stages, int micro_batches)
-      : micro_batches_(size_t(micro_batches)), at_(size_t(stages) * micro_batches_ * events, never) {}
-  double& at(Event event, int stage, int micro) {
-    return at_.at((size_t(stage) * micro_batches_ + size_t(micro)) * events + event);
-  }
+constexpr double never = std::numeric_limits<double>::infinity();
 
-  static constexpr double never = std::numeric_limits<double>::infinity();
-
- private:
-  size_t micro_batches_;
-  std::vector<double> at_;
-};
-
-/// Whether the list is a forward and a whole backward with nothing but transfers between them, to be done as one. The
-/// last rank's first pair is not: its backward begins the other ranks'.
-bool starts_pair(const Schedule& s, size_t rank, size_t at, size_t& backward) {
+/// Where the whole backward stands that is done as one with the forward at `at`, nothing but transfers between them; 0:
+/// nowhere. Not with the last rank's first: that backward begins the other ranks'.
+size_t other_of_pair(const Schedule& s, size_t rank, size_t at) {
   const auto& list = s.ranks[rank];
-  if (list[at].what != What::forward) return false;
-  for (backward = at + 1; backward < list.size() && !is_compute(list[backward].what);) ++backward;
-  return backward < list.size() && list[backward].what == What::backward &&
-         (int(rank) + 1 < s.request.stages || list[backward].micro_batch > 0 || list[backward].chunk != 1);
+  if (list[at].what != What::forward) return 0;
+  size_t next = at + 1;
+  while (next < list.size() && !is_compute(list[next].what)) ++next;
+  const bool is_pair = next < list.size() && list[next].what == What::backward &&
+                       (int(rank) + 1 < s.request.stages || list[next].micro_batch > 0 || list[next].chunk != 1);
+  return is_pair ? next : 0;
 }
 
-/// The same with both receives of a pair before it and both sends after it; `first` marks its forwards.
-Schedule pair_up(const Schedule& s, std::vector<std::vector<bool>>& first) {
-  Schedule paired{s.request, {}};
+/// The same with both receives of a pair before it and both sends after it.
+Schedule pair_up(Schedule s) {
+  const auto turn = [](const Action& a) { return is_send(a.what) ? 2 : is_compute(a.what) ? 1 : 0; };
   for (size_t rank = 0; rank < s.ranks.size(); ++rank) {
-    const auto& list = s.ranks[rank];
-    auto& out = paired.ranks.emplace_back();
-    for (size_t i = 0, end = 0; i < list.size(); ++i) {
-      if (!starts_pair(s, rank, i, end)) {
-        out.push_back(list[i]);
-        continue;
-      }
-      for (size_t j = i; j < end; ++j)
-        if (!is_compute(list[j].what) && !is_send(list[j].what)) out.push_back(list[j]);
-      first[rank].resize(out.size() + 1);
-      first[rank].back() = true;
-      out.push_back(list[i]);
-      out.push_back(list[end]);
-      for (size_t j = i; j < end; ++j)
-        if (is_send(list[j].what)) out.push_back(list[j]);
-      i = end;
-    }
-    first[rank].resize(out.size());
+    const auto begin = s.ranks[rank].begin();
+    for (size_t i = 0; i < s.ranks[rank].size(); ++i)
+      if (const size_t other = other_of_pair(s, rank, i))
+        std::stable_sort(begin + long(i), begin + long(other) + 1,
+                         [&](const Action& a, const Action& b) { return turn(a) < turn(b); });
   }
-  return paired;
+  return s;
 }
 
 }  // namespace
@@ -70,14 +45,18 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
     LOCKSTEP_CHECK(std::isfinite(cost) && cost >= 0, "[simulate] expected costs of 0 or more, got ", cost);
   }
   const size_t p = schedule.ranks.size();
-  std::vector<std::vector<bool>> first(p);
-  const Schedule s = costs.paired && schedule.request.kind == Kind::dualpipe_v ? pair_up(schedule, first) : schedule;
+  const bool paired = costs.paired && schedule.request.kind == Kind::dualpipe_v;
+  const Schedule s = paired ? pair_up(schedule) : schedule;
   const int last = s.virtual_stages() - 1;
   Simulation result;
   result.ranks.resize(p);
   result.busy.resize(p);
   result.kept.resize(p);
-  Times times(s.virtual_stages(), s.request.micro_batches);
+  const auto micro_batches = size_t(s.request.micro_batches);
+  std::vector<double> times(size_t(s.virtual_stages()) * micro_batches * events, never);  // when things happened
+  const auto time = [&](Event event, int stage, int micro) -> double& {
+    return times.at((size_t(stage) * micro_batches + size_t(micro)) * events + event);
+  };
   std::vector<size_t> next(p);
   std::vector<double> clock(p);
   std::vector<int> kept(p);
@@ -86,14 +65,13 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
   const auto step = [&](size_t rank) {
     const Action a = s.ranks[rank][next[rank]];
     const int stage = s.virtual_stage(int(rank), a.chunk), m = a.micro_batch;
-    const bool remote_before = stage > 0 && s.place(stage - 1).rank != int(rank),
-               remote_after = stage < last && s.place(stage + 1).rank != int(rank);
+    const bool remote_before = s.is_remote(stage - 1, int(rank)), remote_after = s.is_remote(stage + 1, int(rank));
     double& now = clock[rank];
     double start = now;
     int waits_for = stage;
     const auto need = [&](Event event, int of) {
-      if (start < Times::never) waits_for = of;
-      start = std::max(start, times.at(event, of, m));
+      if (start < never) waits_for = of;
+      start = std::max(start, time(event, of, m));
     };
     const bool weights = a.what == What::backward || a.what == What::backward_weight;
     switch (a.what) {
@@ -114,9 +92,9 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
     if (weights)
       for (const auto& [from, to] : ties)
         if (to == stage) need(weight_done, from);
-    if (start == Times::never) return waits_for;
-    const bool pair = !first[rank].empty() && first[rank][next[rank]],
-               pair_ends = next[rank] > 0 && !first[rank].empty() && first[rank][next[rank] - 1];
+    if (start == never) return waits_for;
+    const bool pair = paired && other_of_pair(s, rank, next[rank]),
+               pair_ends = paired && next[rank] > 0 && other_of_pair(s, rank, next[rank] - 1) == next[rank];
     ++next[rank];
     double cost = 0;
     switch (a.what) {
@@ -132,11 +110,11 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
       result.busy[rank] += now - start;
     }
     if (a.what == What::forward)
-      times.at(forward_done, stage, m) = now, result.kept[rank] = std::max(result.kept[rank], ++kept[rank]);
-    if (a.what == What::backward || a.what == What::backward_input) times.at(input_done, stage, m) = now;
-    if (weights) times.at(weight_done, stage, m) = now, --kept[rank];
-    if (a.what == What::send_activation) times.at(activation_sent, stage, m) = now + costs.latency;
-    if (a.what == What::send_gradient) times.at(gradient_sent, stage, m) = now + costs.latency;
+      time(forward_done, stage, m) = now, result.kept[rank] = std::max(result.kept[rank], ++kept[rank]);
+    if (a.what == What::backward || a.what == What::backward_input) time(input_done, stage, m) = now;
+    if (weights) time(weight_done, stage, m) = now, --kept[rank];
+    if (a.what == What::send_activation) time(activation_sent, stage, m) = now + costs.latency;
+    if (a.what == What::send_gradient) time(gradient_sent, stage, m) = now + costs.latency;
     return -1;
   };
   for (bool moved = true; moved;) {

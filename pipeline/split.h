@@ -15,7 +15,7 @@ namespace lockstep::pipeline {
 struct SplitBy {
   enum class Method { uniform, parameters, type, time } method = Method::parameters;
   std::string pattern;          ///< type: a regular expression, found anywhere in the kind
-  std::vector<double> seconds;  ///< time: forward and backward of each layer (Engine::measure())
+  std::vector<double> seconds;  ///< time: forward and backward of each layer (engine::measure())
 
   /// "uniform", "parameters", "type:Block"; "best" is DeepSpeed's other name of "parameters". Error with the known
   /// ones.

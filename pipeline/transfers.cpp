@@ -1,140 +1,124 @@
 // What moves between stages: who sends what in which order follows from the schedule, so receives are posted ahead in
 // that order. And what all ranks learn of a step: losses, times, errors.
-#include <tuple>
 #include <utility>
 
-#include "parallel/agreement.h"
-#include "pipeline/engine_impl.h"
+#include "pipeline/engine.h"
+#include "pipeline/scopes.h"
 
 namespace lockstep::pipeline {
 
-using Impl = Engine::Impl;
-
-std::string Impl::tag(Road road, int stage, int64_t micro_batch) const {
+std::string Engine::tag(const Message& m) {
   constexpr const char* names[] = {"activation", "gradient", "tied gradient"};
-  return str(names[int(road)], " of micro-batch ", micro_batch, ", stage ", stage);
+  return str(names[int(m.road)], " of micro-batch ", m.micro_batch, ", stage ", m.stage);
 }
 
-void Impl::send_activation(const Action& a) {
-  const int stage = schedule.virtual_stage(rank, a.chunk);
+void Engine::send_activation(const Action& a) {
+  const int stage = schedule_.virtual_stage(rank_, a.chunk);
   const Flight& f = flight(a);
   const Shapes shapes = Shapes::of(f.outputs, f.random_call);
-  const bool once = training && !options.dynamic_shapes;
-  const bool tell = !once || !shapes_sent.count(stage);
-  if (once) {
-    const Shapes& before = shapes_sent.emplace(stage, shapes).first->second;
+  const bool tell = !fixed_shapes() || !shapes_sent_.count(stage);
+  if (fixed_shapes()) {
+    const Shapes& before = shapes_sent_.emplace(stage, shapes).first->second;
     LOCKSTEP_CHECK(before == shapes, "[pipeline] stage ", stage, " gives ", shapes.text(), " for micro-batch ",
                    a.micro_batch, ", it gave ", before.text(),
                    " for the first one; make all micro-batches alike, or set dynamic_shapes");
   }
-  std::vector<Tensor> tensors;
-  for (const Variable& v : f.outputs) tensors.push_back(v.tensor());
-  link(Road::activation, rank, schedule.place(stage + 1).rank)
-      .send(tensors, tag(Road::activation, stage, a.micro_batch), tell ? &shapes : nullptr);
-  if (!training) flight(a).outputs.clear();
+  link(Road::activation, rank_, schedule_.place(stage + 1).rank)
+      .send(tensors_of(f.outputs), tag({Road::activation, stage, a.micro_batch}), tell ? &shapes : nullptr);
+  if (!now_.training) flight(a).outputs.clear();
 }
 
-void Impl::receive_activation(const Action& a) {
-  const int from = schedule.virtual_stage(rank, a.chunk) - 1;
-  const auto tensors = fetch(Road::activation, from, a.micro_batch);
-  const auto shapes = shapes_known.find({from, training && !options.dynamic_shapes ? -1 : a.micro_batch});
-  Flight& f = flights[{a.chunk, a.micro_batch}];
-  f.inputs = leaves_of(tensors, shapes->second);
+void Engine::receive_activation(const Action& a) {
+  const int from = schedule_.virtual_stage(rank_, a.chunk) - 1;
+  const auto tensors = fetch({Road::activation, from, a.micro_batch});
+  const auto shapes = shapes_known_.find({from, fixed_shapes() ? -1 : a.micro_batch});
+  Flight& f = flights_[{a.chunk, a.micro_batch}];
+  f.inputs = shapes->second.leaves(tensors);
   f.random_call = shapes->second.random_call;
-  if (shapes->first.second >= 0) shapes_known.erase(shapes);
+  if (shapes->first.second >= 0) shapes_known_.erase(shapes);
 }
 
-void Impl::send_gradient(const Action& a) {
-  const int stage = schedule.virtual_stage(rank, a.chunk);
-  link(Road::gradient, rank, schedule.place(stage - 1).rank)
-      .send(std::exchange(flight(a).gradients, {}), tag(Road::gradient, stage, a.micro_batch));
+void Engine::send_gradient(const Action& a) {
+  const int stage = schedule_.virtual_stage(rank_, a.chunk);
+  link(Road::gradient, rank_, schedule_.place(stage - 1).rank)
+      .send(std::exchange(flight(a).gradients, {}), tag({Road::gradient, stage, a.micro_batch}));
 }
 
-void Impl::receive_gradient(const Action& a) {
-  flight(a).gradients = fetch(Road::gradient, schedule.virtual_stage(rank, a.chunk) + 1, a.micro_batch);
+void Engine::receive_gradient(const Action& a) {
+  flight(a).gradients = fetch({Road::gradient, schedule_.virtual_stage(rank_, a.chunk) + 1, a.micro_batch});
 }
 
 /// Posts the next receive of a link, in the order in which the other side sends. Gives back whether it could: before
 /// the first message of a stage its shapes are not known, and only who must waits for them.
-bool Impl::post(Road road, int from_rank, bool must) {
-  auto& queue = expected[{road, from_rank}];
+bool Engine::post(Road road, int from_rank, bool must) {
+  auto& queue = expected_[{road, from_rank}];
   if (queue.empty()) return false;
-  const Expected e = queue.front();
-  Link& link = this->link(road, from_rank, rank);
-  const std::string name = tag(road, e.stage, e.micro_batch);
+  const Message e = queue.front();
+  Link& link = this->link(road, from_rank, rank_);
+  const std::string name = tag(e);
   std::vector<Shapes::One> tensors;
   if (road == Road::activation) {
-    const bool once = training && !options.dynamic_shapes;
-    const std::pair<int, int> key{e.stage, once ? -1 : e.micro_batch};
-    if (!shapes_known.count(key)) {
+    const std::pair<int, int> key{e.stage, fixed_shapes() ? -1 : e.micro_batch};
+    if (!shapes_known_.count(key)) {
       if (!must) return false;
-      const Stopwatch watch(waited);
-      shapes_known[key] = link.receive_shapes(name);
+      const Stopwatch watch(waited_);
+      shapes_known_[key] = link.receive_shapes(name);
     }
-    tensors = shapes_known.at(key).tensors;
+    tensors = shapes_known_.at(key).tensors;
   } else if (road == Road::gradient) {
-    const auto found = flights.find({schedule.place(e.stage - 1).chunk, e.micro_batch});
-    if (found == flights.end() || found->second.outputs.empty()) return false;
+    const auto found = flights_.find({schedule_.place(e.stage - 1).chunk, e.micro_batch});
+    if (found == flights_.end() || found->second.outputs.empty()) return false;
     for (const Shapes::One& one : Shapes::of(found->second.outputs, 0).tensors)
       if (one.wants_grad) tensors.push_back(one);
   } else {
-    for (const Variable& p : ties[size_t(e.tie)].parameters) tensors.push_back({p.dtype(), p.shape(), true});
+    for (const Variable& p : ties_[size_t(e.tie)].parameters) tensors.push_back({p.dtype(), p.shape(), true});
   }
   link.post(tensors, name);
-  posted[{road, from_rank}].push_back(e);
+  posted_[{road, from_rank}].push_back(e);
   queue.pop_front();
   return true;
 }
 
-std::vector<Tensor> Impl::fetch(Road road, int from, int micro_batch, int tie) {
-  const int from_rank = schedule.place(from).rank;
-  const std::tuple key{road, from, micro_batch, tie};
-  auto& order = posted[{road, from_rank}];
-  while (!arrived.count(key)) {
+std::vector<Tensor> Engine::fetch(const Message& wanted) {
+  const int from_rank = schedule_.place(wanted.stage).rank;
+  auto& order = posted_[{wanted.road, from_rank}];
+  while (!arrived_.count(wanted)) {
     if (order.empty())
-      LOCKSTEP_CHECK(post(road, from_rank, true), "[pipeline] nothing is known of ", tag(road, from, micro_batch));
-    const Expected e = order.front();
+      LOCKSTEP_CHECK(post(wanted.road, from_rank, true), "[pipeline] nothing is known of ", tag(wanted));
+    const Message next = order.front();
     order.pop_front();
-    std::vector<Tensor> tensors;
-    {
-      const Stopwatch watch(waited);
-      tensors = link(road, from_rank, rank).arrive();
-    }
-    arrived[{road, e.stage, e.micro_batch, e.tie}] = std::move(tensors);
+    const Stopwatch watch(waited_);
+    arrived_[next] = link(wanted.road, from_rank, rank_).arrive();
   }
-  std::vector<Tensor> tensors = std::move(arrived.at(key));
-  arrived.erase(key);
-  if (order.empty()) post(road, from_rank, false);  // the next one comes while this rank computes
+  std::vector<Tensor> tensors = std::move(arrived_.extract(wanted).mapped());
+  if (order.empty()) post(wanted.road, from_rank, false);  // the next one comes while this rank computes
   return tensors;
 }
 
 /// Whether fetch() would give it back at once.
-bool Impl::has_come(Road road, int from, int micro_batch, int tie) {
-  if (arrived.count({road, from, micro_batch, tie})) return true;
-  const int from_rank = schedule.place(from).rank;
-  auto& order = posted[{road, from_rank}];
-  if (order.empty() && !post(road, from_rank, false)) return false;
-  const Expected& next = order.front();
-  return next.stage == from && next.micro_batch == micro_batch && next.tie == tie &&
-         link(road, from_rank, rank).has_come();
+bool Engine::has_come(const Message& wanted) {
+  if (arrived_.count(wanted)) return true;
+  const int from_rank = schedule_.place(wanted.stage).rank;
+  auto& order = posted_[{wanted.road, from_rank}];
+  if (order.empty() && !post(wanted.road, from_rank, false)) return false;
+  return order.front() == wanted && link(wanted.road, from_rank, rank_).has_come();
 }
 
 /// What will come over each link, from the lists of the ranks that send.
-void Impl::expect(const std::vector<std::vector<Action>>& all) {
+void Engine::expect(const std::vector<std::vector<Action>>& all) {
   for (int from = 0; from < int(all.size()); ++from) {
-    if (from == rank) continue;
+    if (from == rank_) continue;
     for (const Action& a : all[size_t(from)]) {
-      const int stage = schedule.virtual_stage(from, a.chunk);
+      const int stage = schedule_.virtual_stage(from, a.chunk);
       const auto add = [&](Road road, int to_stage, int tie) {
-        if (schedule.place(to_stage).rank == rank) expected[{road, from}].push_back({stage, a.micro_batch, tie});
+        if (schedule_.place(to_stage).rank == rank_)
+          expected_[{road, from}].push_back({road, stage, a.micro_batch, tie});
       };
       if (a.what == What::send_activation) add(Road::activation, stage + 1, 0);
       if (a.what == What::send_gradient) add(Road::gradient, stage - 1, 0);
       if (a.what != What::backward && a.what != What::backward_weight) continue;
-      for (size_t t = 0; t < ties.size(); ++t) {
-        for (size_t i = 1; i < ties[t].stages.size(); ++i)
-          if (ties[t].stages[i] == stage) add(Road::tied, ties[t].stages[i - 1], int(t));
-      }
+      for (size_t t = 0; t < ties_.size(); ++t)
+        if (const int to = ties_[t].before(stage); to >= 0) add(Road::tied, to, int(t));
     }
   }
 }
@@ -142,42 +126,36 @@ void Impl::expect(const std::vector<std::vector<Action>>& all) {
 // --- at the end of a step ---
 
 /// Of all micro-batches; and everybody's times come along.
-std::vector<double> Impl::gather_losses() {
-  const size_t n = size_t(count) * size_t(dp_size) * size_t(values), ranks = world ? size_t(world->size()) : 1,
-               me = world ? size_t(world->rank()) : 0;
+std::vector<double> Engine::gather_losses() {
+  const size_t n = size_t(now_.micro_batches) * size_t(plan_.dp) * size_t(now_.values),
+               ranks = world_ ? size_t(world_->size()) : 1, me = world_ ? size_t(world_->rank()) : 0;
   std::vector<double> all(n + 2 * ranks);
-  const bool counts =
-      !mesh || mesh->at().tp == 0;  // slices all have them; parts of a sequence have as many tokens each
-  for (const auto& [micro_batch, loss] : losses) {
+  const bool counts = at_.tp == 0;  // slices all have them; parts of a sequence have as many tokens each
+  for (const auto& [micro_batch, loss] : losses_) {
     const std::vector<double> numbers = loss.to_vector<double>();
     for (size_t i = 0; i < numbers.size() && counts; ++i)
-      all[size_t(number(int(micro_batch))) * numbers.size() + i] = numbers[i] / cp_size;
+      all[size_t(number(micro_batch)) * numbers.size() + i] = numbers[i] / plan_.cp;
   }
-  losses.clear();
-  all[n + 2 * me] = ran;
-  all[n + 2 * me + 1] = waited;
-  if (world) {
+  losses_.clear();
+  all[n + 2 * me] = ran_;
+  all[n + 2 * me + 1] = waited_;
+  if (world_) {
     const Tensor sum = Tensor::from(all, {int64_t(all.size())});  // zeros but on one rank (with cp, on so many): exact
-    world->all_reduce(sum, {.tag = "pipeline losses"});
+    world_->all_reduce(sum, {.tag = "pipeline losses"});
     all = sum.to_vector<double>();
   }
-  if (training) {
+  if (now_.training) {
     std::map<int, double> longest;  // of each pipeline
-    const auto copy = [&](size_t rank) { return mesh ? parallel::coordinates_of(mesh->plan(), int(rank)).dp : 0; };
+    const auto copy = [&](size_t rank) { return parallel::coordinates_of(plan_, int(rank)).dp; };
     for (size_t r = 0; r < ranks; ++r) longest[copy(r)] = std::max(longest[copy(r)], all[n + 2 * r]);
-    times.clear();
+    times_.clear();
     for (size_t r = 0; r < ranks; ++r) {
       const double busy = all[n + 2 * r] - all[n + 2 * r + 1];
-      times.push_back({busy, longest[copy(r)] - busy});
+      times_.push_back({busy, longest[copy(r)] - busy});
     }
   }
   all.resize(n);
   return all;
-}
-
-void Impl::fail_everywhere(const std::string& message) const {
-  if (!world) fail(message);
-  parallel::fail_everywhere(*world, message);
 }
 
 }  // namespace lockstep::pipeline

@@ -31,10 +31,8 @@ struct FileQueue::Transfer::State {
   FileQueue& queue;
   const SwapFile& file;
   bool writes;
-  int64_t left = 0;  // requests; all below under the queue's mutex
-  bool failed = false;
-  int error = 0;                              // 0: the file ended
-  int64_t offset = 0, expected = 0, got = 0;  // of the request that failed first
+  int64_t left = 0;   // requests; under the queue's mutex, as is
+  std::string error;  // of the request that failed first
 };
 
 /// A piece of a transfer. What is done of it is cut off at its beginning.
@@ -119,12 +117,20 @@ void FileQueue::Transfer::wait() {
   const std::shared_ptr<State> s = std::exchange(state_, nullptr);
   std::unique_lock lock(s->queue.mutex_);
   s->queue.done_.wait(lock, [&] { return s->left == 0; });
-  if (!s->failed) return;
-  const std::string what = s->error != 0
-                               ? std::strerror(s->error)
-                               : str(s->got, s->writes ? " written" : ": the file is shorter than it was made");
-  fail(str("[offload] ", s->file.what(), ", offset ", s->offset, ": expected to ", s->writes ? "write " : "read ",
-           s->expected, " bytes, got ", what));
+  if (!s->error.empty()) fail(s->error);
+}
+
+void FileBuffer::wait() {
+  for (FileQueue::Transfer& transfer : transfers) transfer.wait();
+  transfers.clear();
+}
+
+FileBuffer::~FileBuffer() {
+  for (FileQueue::Transfer& transfer : transfers) {
+    try {
+      transfer.wait();
+    } catch (...) {}  // NOLINT: the error on its way says more, or nobody wants the bytes any more
+  }
 }
 
 /// result: bytes, or an errno below zero.
@@ -141,12 +147,12 @@ void FileQueue::finish(Request request, int64_t result) {
     work_.notify_one();
     return;
   }
-  if (request.done < request.bytes && !transfer.failed) {
-    transfer.failed = true;
-    transfer.error = result < 0 ? int(-result) : 0;
-    transfer.offset = request.offset;
-    transfer.expected = request.bytes;
-    transfer.got = request.done;
+  if (request.done < request.bytes && transfer.error.empty()) {
+    const std::string got =
+        result < 0 ? std::strerror(int(-result))
+                   : str(request.done, transfer.writes ? " written" : ": the file is shorter than it was made");
+    transfer.error = str("[offload] ", transfer.file.what(), ", offset ", request.offset, ": expected to ",
+                         transfer.writes ? "write " : "read ", request.bytes, " bytes, got ", got);
   }
   if (--transfer.left == 0) done_.notify_all();
 }

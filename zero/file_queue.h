@@ -64,6 +64,17 @@ class FileQueue {
   std::vector<std::thread> threads_;
 };
 
+/// Memory that a file is read into, or written from.
+struct FileBuffer {
+  FileBuffer() = default;
+  ~FileBuffer();  ///< what is on its way still uses the memory
+  FileBuffer(const FileBuffer&) = delete;
+  void wait();
+
+  Tensor bytes;
+  std::vector<FileQueue::Transfer> transfers;
+};
+
 /// The n-th request from now gives this errno, or ends short when it is 0. For tests of disks that fail.
 void fail_request_after(int64_t n, int error);
 

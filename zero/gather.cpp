@@ -21,14 +21,9 @@ void Gather::fetch(size_t u) {
   state.gathered = true;
   live_ += unit.layout.whole();
   if (unit.layout.whole() == 0) return;
-  const dist::CollectiveOptions o{.tag = unit.tag, .async = s_.options.overlap_comm};
   const Tensor shard = store.get(u, [this](size_t other) { states[other].fetch.wait(); }).to(s_.device);
-  if (unit.layout.owner < 0) {
-    state.fetch = unit.ranks->all_gather(unit.weights, shard, o);
-  } else {
-    if (unit.layout.owner == unit.ranks->rank()) unit.weights.copy_(shard);
-    state.fetch = unit.ranks->broadcast(unit.weights, unit.layout.owner, o);
-  }
+  if (unit.layout.owner >= 0 && unit.layout.owner == unit.group->rank()) unit.weights.copy_(shard);
+  state.fetch = s_.share(unit, shard);
   storage.restore_version(version);  // the same bytes come back: what the tape saved is still right
 }
 

@@ -24,7 +24,7 @@ class Gather {
     int active = 0, pins = 0;  // forwards and gathered() scopes that want it now
     uint64_t needed_from = 0;  // in backward: the number before the first node of the call that needs it
   };
-  explicit Gather(Shards& shards) : store(shards), states(shards.units.size()), s_(shards) {}
+  explicit Gather(Stage& stage) : store(stage), states(stage.units.size()), s_(stage) {}
 
   /// Takes over a unit that is whole: the shard stays.
   void keep_shard(size_t unit);
@@ -49,7 +49,7 @@ class Gather {
   void arrive(size_t unit);
   void fetch_ahead();
 
-  Shards& s_;
+  Stage& s_;
   Trace* trace_ = nullptr;
   int64_t live_ = 0;  // elements of units that are whole now, without persistent ones
 };

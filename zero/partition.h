@@ -48,6 +48,15 @@ struct Layout {
   dist::Range owned(size_t i, int rank) const;
 };
 
+/// Parameters that travel together (units.h says which).
+struct PlannedUnit {
+  std::string module;              ///< stage 3: who gathers it
+  std::vector<size_t> parameters;  ///< places in the list of all
+  Layout layout;
+  bool persistent = true;  ///< whole on every rank at all times (always below stage 3)
+  int ranks = 1;           ///< that have its parameters, and sum their gradients
+};
+
 /// Cut into `world` shards.
 Layout lay_out(std::vector<int64_t> sizes, int world);
 /// Not cut: all of it belongs to `owner`.

@@ -6,52 +6,43 @@
 
 namespace lockstep::zero {
 
-ShardStore::ShardStore(const Shards& shards)
-    : shards_(shards), tensors_(shards.units.size()), offsets_(shards.units.size(), -1) {
-  const OffloadParam& o = shards.options.offload_param;
+ShardStore::ShardStore(const Stage& stage) : s_(stage), tensors_(stage.units.size()), offsets_(stage.units.size(), -1) {
+  const OffloadParam& o = stage.options.offload_param;
   if (o.device != Offload::nvme) return;
   int64_t bytes = 0, in_memory = 0, longest = 0;
-  for (size_t u = 0; u < shards.units.size(); ++u) {
-    const Unit& unit = shards.units[u];
+  for (size_t u = 0; u < stage.units.size(); ++u) {
+    const Unit& unit = stage.units[u];
     if (unit.persistent) continue;
     in_memory += unit.layout.shard;  // the same at all ranks, for it decides how they gather
     if (in_memory <= o.max_in_cpu) continue;
     LOCKSTEP_CHECK(unit.layout.shard <= o.buffer_size, "[zero] offload_param.buffer_size ", o.buffer_size,
                    " is too small for ", unit.tag, ": expected at least ", unit.layout.shard);
     offsets_[u] = bytes;
-    bytes += round_to_block(shards.shard(unit).size() * size_of(unit.dtype));
+    bytes += round_to_block(stage.shard(unit).size() * size_of(unit.dtype));
     longest = std::max(longest, unit.layout.shard * size_of(unit.dtype));
   }
-  shards.on_files([&] {
+  stage.on_files([&] {
     if (bytes > 0)
-      file_.emplace(o.nvme_path, str("the parameter shards of rank ", shards.group.world_rank(shards.rank())), bytes,
+      file_.emplace(o.nvme_path, str("the parameter shards of rank ", stage.group.world_rank(stage.rank())), bytes,
                     false);  // all of it is written next
-    queue_.emplace(shards.options.aio);
-    if (longest > 0) slots_.resize(size_t(o.buffer_count));
+    queue_.emplace(stage.options.aio);
+    if (longest > 0) slots_ = std::vector<Slot>(size_t(o.buffer_count));
     for (Slot& slot : slots_) slot.bytes = aligned_bytes(longest, o.pin_memory);
   });
 }
 
 void ShardStore::put(size_t u, const Tensor& shard) {
-  if (is_in_file(u)) return shards_.on_files([&] { live(u).copy_(shard); });
-  const bool stays = shards_.options.offload_param.device == Offload::none;
+  if (is_in_file(u)) return s_.on_files([&] { live(u).copy_(shard); });
+  const bool stays = s_.options.offload_param.device == Offload::none;
   const MemoryScope home(stays ? Memory::parameter : Memory::offload);
-  tensors_[u] = stays || shards_.device.is_cpu() ? shard.clone() : shard.to(cpu);
+  tensors_[u] = stays || s_.device.is_cpu() ? shard.clone() : shard.to(cpu);
 }
 
 Tensor ShardStore::live(size_t u) const {
   if (!is_in_file(u)) return tensors_[u];
-  const Unit& unit = shards_.units[u];
-  const int64_t n = shards_.shard(unit).size();
+  const Unit& unit = s_.units[u];
+  const int64_t n = s_.shard(unit).size();
   return n > 0 ? file_->map(offsets_[u], n, unit.dtype) : empty({0}, {.dtype = unit.dtype, .device = cpu});
-}
-
-ShardStore::~ShardStore() {
-  for (Slot& slot : slots_) {
-    try {
-      slot.read.wait();  // its memory is written until then
-    } catch (...) {}     // NOLINT: nobody wants it any more
-  }
 }
 
 ShardStore::Slot* ShardStore::slot_of(size_t u) const {
@@ -70,15 +61,15 @@ Tensor ShardStore::get(size_t u, const std::function<void(size_t)>& gathered) {
   }
   read_ahead(u);
   Slot& slot = *slot_of(u);
-  shards_.on_files([&] { slot.read.wait(); });
-  return Tensor(slot.bytes.storage(), 0, {shards_.shard(shards_.units[u]).size()}, {1}, shards_.units[u].dtype);
+  s_.on_files([&] { slot.wait(); });
+  return Tensor(slot.bytes.storage(), 0, {s_.shard(s_.units[u]).size()}, {1}, s_.units[u].dtype);
 }
 
 void ShardStore::give_back(size_t u) {
   Slot* const slot = slot_of(u);
   if (!slot) return;
   slot->unit = none;
-  shards_.on_files([&] { slot->read.wait(); });
+  s_.on_files([&] { slot->wait(); });
 }
 
 void ShardStore::read_ahead(size_t u) {
@@ -86,10 +77,10 @@ void ShardStore::read_ahead(size_t u) {
   Slot& slot = *slot_of(none);
   slot.unit = u;
   slot.since = ++turns_;
-  const int64_t bytes = shards_.shard(shards_.units[u]).size() * size_of(shards_.units[u].dtype);
+  const int64_t bytes = s_.shard(s_.units[u]).size() * size_of(s_.units[u].dtype);
   if (bytes > 0)
-    slot.read =
-        queue_->read(*file_, offsets_[u], static_cast<std::byte*>(slot.bytes.raw_data()), round_to_block(bytes));
+    slot.transfers.push_back(
+        queue_->read(*file_, offsets_[u], static_cast<std::byte*>(slot.bytes.raw_data()), round_to_block(bytes)));
 }
 
 std::vector<size_t> ShardStore::read() const {

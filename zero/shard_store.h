@@ -5,15 +5,14 @@
 #include <vector>
 
 #include "zero/file_queue.h"
-#include "zero/shards.h"
+#include "zero/stage.h"
 
 namespace lockstep::zero {
 
 class ShardStore {
  public:
   /// Decides which of the units lie in a file: what offload_param.max_in_cpu has no room for.
-  explicit ShardStore(const Shards& shards);
-  ~ShardStore();
+  explicit ShardStore(const Stage& stage);
   bool is_in_file(size_t unit) const { return offsets_[unit] >= 0; }
   int64_t offset(size_t unit) const { return offsets_[unit]; }
   const SwapFile& file() const { return *file_; }
@@ -35,15 +34,13 @@ class ShardStore {
 
  private:
   static constexpr size_t none = SIZE_MAX;
-  struct Slot {
-    Tensor bytes;
+  struct Slot : FileBuffer {
     size_t unit = none;
     uint64_t since = 0;
-    FileQueue::Transfer read;
   };
   Slot* slot_of(size_t unit) const;
 
-  const Shards& shards_;
+  const Stage& s_;
   std::vector<Tensor> tensors_;   // by unit: in memory
   std::vector<int64_t> offsets_;  // in the file; -1: in memory
   std::optional<SwapFile> file_;  // none for a rank that has nothing of them

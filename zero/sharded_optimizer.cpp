@@ -2,17 +2,14 @@
 // the state (gradients in f32, bytes of a file) is bounded. Rules that look at a whole parameter take a unit as one
 // tile.
 //
-//   gradient of the tile in f32 ─▶ clip ─▶ update of each piece in it ─▶ state and 16-bit parameters are written where
-//   they live
+//   gradient of the tile in f32 ─▶ clip ─▶ update of each piece ─▶ state and parameters are written where they live
 //
 // Every element is updated by itself, so tiles change no bit. With files:
 //
-//   unit 0                              unit 1                       file of optimizer state, this rank's
-//   shard  │ a a a b b b b b . │        shard │ c c c c c c . . │    │ exp_avg of unit 0 │ exp_avg_sq of unit 0 │
-//   master ... │ exp_avg of unit 1 │ ...
+//   unit 0                       unit 1                      file of optimizer state, this rank's
+//   shard  │ a a a b b b b b . │ shard │ c c c c c c . . │   │ exp_avg of unit 0 │ exp_avg_sq of unit 0 │ master ...
 //
-// A region holds one value for each element of the unit's shard, padding included, so a tile is one run of bytes in
-// each.
+// A region holds one value for each element of the unit's shard, padding included: a tile is one run of bytes in each.
 #include "zero/sharded_optimizer.h"
 
 #include <algorithm>
@@ -24,7 +21,6 @@
 namespace lockstep::zero {
 namespace {
 
-Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()}); }
 DType state_dtype(const Unit& unit) { return unit.dtype == f64 ? f64 : f32; }
 
 }  // namespace
@@ -33,6 +29,7 @@ struct ShardedOptimizer::Tile {
   size_t unit = 0;
   dist::Range range;                  // of the shard
   std::vector<Extent> extents;        // what of it lies in files
+  int64_t bytes = 0;                  // of its buffer
   std::map<std::string, int64_t> at;  // where in its buffer the values of each name are
   int64_t shard_at = -1;              // and the parameters; -1: in memory
 
@@ -41,20 +38,20 @@ struct ShardedOptimizer::Tile {
   }
 };
 
-ShardedOptimizer::ShardedOptimizer(Shards& shards, const ShardStore* store)
-    : s_(shards), store_(store), regions_(shards.units.size()) {
+ShardedOptimizer::ShardedOptimizer(Stage& stage) : s_(stage), store_(stage.store()), regions_(stage.units.size()) {
   const OffloadOptimizer& o = s_.options.offload_optimizer;
   find_homes();
-  int64_t bytes = 0, largest = 0;
-  for (size_t u = 0; u < s_.units.size(); ++u) {
-    bytes = plan_regions(u, bytes);
-    largest = std::max(largest, tile_bytes(u));
-  }
-  if (largest == 0) return;
+  int64_t bytes = 0;
+  for (size_t u = 0; u < s_.units.size(); ++u) bytes = plan_regions(u, bytes);
   s_.on_files([&] {
     if (bytes > 0)
       file_.emplace(o.nvme_path, str("the optimizer state of rank ", s_.group.world_rank(s_.rank())), bytes,
                     !o.fast_init);
+    int64_t largest = 0;
+    const std::vector<bool> all(s_.parameters.size(), true);
+    for (size_t u = 0; u < s_.units.size(); ++u)
+      for (const Tile& tile : tiles_of(u, all)) largest = std::max(largest, tile.bytes);
+    if (largest == 0) return;
     queue_.emplace(s_.options.aio);
     ring_.emplace(*queue_, TileRing::Options{.count = o.buffer_count,
                                              .bytes = largest,
@@ -108,11 +105,12 @@ int64_t ShardedOptimizer::plan_regions(size_t u, int64_t end) {
   }
   for (const std::string& key : keys) {
     regions_[u][key] = end;
-    end += round_to_block(unit.layout.shard * (unit.dtype == f64 ? 8 : 4));
+    end += round_to_block(unit.layout.shard * size_of(state_dtype(unit)));
   }
   return end;
 }
 
+/// What the optimizer keeps for a parameter. The rule alone knows, so it is asked with one of one element.
 std::vector<std::string> ShardedOptimizer::keys_of(const Parameter& p) const {
   const bool wide = size_of(p.variable.dtype()) >= 4;
   const TensorOptions like{.dtype = wide ? p.variable.dtype() : f32, .device = cpu};
@@ -133,15 +131,6 @@ int64_t ShardedOptimizer::tile_size(const Unit& unit) const {
   return std::max(s_.options.sub_group_size / file_block * file_block, file_block);
 }
 
-/// Of the buffer of its largest tile; 0: nothing of it lies in a file.
-int64_t ShardedOptimizer::tile_bytes(size_t u) const {
-  const Unit& unit = s_.units[u];
-  if (unit.pieces.empty()) return 0;
-  const int64_t n = std::min(tile_size(unit), unit.layout.shard);
-  return int64_t(regions_[u].size()) * round_to_block(n * size_of(state_dtype(unit))) +
-         (store_ && store_->is_in_file(u) ? round_to_block(n * size_of(unit.dtype)) : 0);
-}
-
 /// Those in which something is to do.
 std::vector<ShardedOptimizer::Tile> ShardedOptimizer::tiles_of(size_t u, const std::vector<bool>& used) {
   const Unit& unit = s_.units[u];
@@ -158,10 +147,9 @@ std::vector<ShardedOptimizer::Tile> ShardedOptimizer::tiles_of(size_t u, const s
       all_rounded &= piece.started && used[piece.parameter];
     }
     if (!any) continue;
-    int64_t end = 0;
     const auto add = [&](const SwapFile& file, int64_t offset, int64_t bytes, bool reads) {
-      tile.extents.push_back({&file, offset, end, round_to_block(bytes), reads});
-      return std::exchange(end, end + round_to_block(bytes));
+      tile.extents.push_back({&file, offset, tile.bytes, round_to_block(bytes), reads});
+      return std::exchange(tile.bytes, tile.bytes + round_to_block(bytes));
     };
     if (writes_state)
       for (const auto& [key, offset] : regions_[u])
@@ -175,11 +163,11 @@ std::vector<ShardedOptimizer::Tile> ShardedOptimizer::tiles_of(size_t u, const s
   return tiles;
 }
 
-void ShardedOptimizer::update(const Step& step) {
+void ShardedOptimizer::update(const std::vector<bool>& used, double scale, double clip) {
   std::vector<Tile> tiles;
   std::vector<std::vector<Extent>> in_files;
   for (size_t u = 0; u < s_.units.size(); ++u) {
-    for (Tile& tile : tiles_of(u, step.used)) {
+    for (Tile& tile : tiles_of(u, used)) {
       if (!tile.extents.empty()) in_files.push_back(tile.extents);
       tiles.push_back(std::move(tile));
     }
@@ -195,24 +183,23 @@ void ShardedOptimizer::update(const Step& step) {
       for (Piece& piece : unit.pieces) {
         const dist::Range part{std::max(piece.at, tile->range.begin),
                                std::min(piece.at + piece.range.size(), tile->range.end)};
-        if (!step.used[piece.parameter] || part.begin >= part.end) continue;
-        const Tensor g = step.gradient(unit, part.begin, part.size());
-        if (!(step.clip >= 1)) mul_scalar_(g, step.clip);
-        update(step, u, piece, part, g.to(home_of(piece)), *tile, buffer);
+        if (!used[piece.parameter] || part.begin >= part.end) continue;
+        const Tensor g = s_.gradient(unit, part.begin, part.size(), scale);
+        if (!(clip >= 1)) mul_scalar_(g, clip);
+        update(unit, piece, part, g.to(home_of(piece)), *tile, buffer);
       }
       if (buffer.defined()) s_.on_files([&] { ring_->store(); });
     }
-    for (Piece& piece : unit.pieces) piece.started |= step.used[piece.parameter];
-    step.updated(unit);
+    for (Piece& piece : unit.pieces) piece.started |= used[piece.parameter];
+    s_.publish(unit);
   }
   if (ring_) s_.on_files([&] { ring_->end(); });
 }
 
 /// optim::Optimizer::step() for elements of the shard that a piece owns: 16-bit weights have an f32 master copy, and
 /// get it rounded.
-void ShardedOptimizer::update(const Step& step, size_t u, Piece& piece, dist::Range part, const Tensor& gradient,
-                              const Tile& tile, const Tensor& buffer) {
-  Unit& unit = s_.units[u];
+void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const Tensor& gradient, const Tile& tile,
+                              const Tensor& buffer) {
   const Parameter& p = s_.parameters[piece.parameter];
   const bool is_whole = part.size() == piece.range.size(), in_file = piece.home == Offload::nvme;
   const auto place = [&](const std::string& key) {  // of the part's values of that name; undefined: there is none yet
@@ -234,8 +221,9 @@ void ShardedOptimizer::update(const Step& step, size_t u, Piece& piece, dist::Ra
         if (tensor.defined()) keys.push_back(key);
     for (const std::string& key : keys) state.tensors[key] = place(key);
   }
+  const std::map<std::string, Tensor> before = state.tensors;
   const Tensor lives = tile.shard_at >= 0 ? tile.view(buffer, tile.shard_at, part, unit.dtype)
-                                          : step.weight(unit, piece).narrow(0, part.begin - piece.at, part.size());
+                                          : s_.weight(unit, piece).narrow(0, part.begin - piece.at, part.size());
   const Tensor here = lives.to(home_of(piece));
   Tensor w = here, low;
   const MemoryScope scope(piece.home == Offload::none ? Memory::optimizer : Memory::offload);
@@ -253,15 +241,12 @@ void ShardedOptimizer::update(const Step& step, size_t u, Piece& piece, dist::Ra
   }
   for (auto& [key, tensor] : state.tensors)
     if (tensor.defined()) tensor = tensor.view(w.shape());
-  const std::map<std::string, Tensor> before = state.tensors;
   p.optimizer->advance(p.group, w, g, state, low, 1);
   if (here.storage() != lives.storage()) lives.copy_(here);  // on another device
   for (const auto& [key, tensor] : state.tensors) {
     const auto old = before.find(key);
-    const bool is_new = tensor.defined() &&
-                        (old == before.end() || !old->second.defined() || tensor.storage() != old->second.storage());
-    if (!is_new && piece.started) continue;  // it lies where it belongs
-    if (!tensor.defined()) continue;
+    if (!tensor.defined() || (old != before.end() && tensor.storage() == old->second.storage()))
+      continue;  // it lies where it belongs
     tensor.storage()->book_as(MemoryScope::current());
     if (in_file || !is_whole) {
       if (!in_file && !piece.state[key].defined())
@@ -277,7 +262,7 @@ std::map<std::string, Tensor> ShardedOptimizer::kept(Unit& unit, Piece& piece) {
   std::map<std::string, Tensor> all;
   if (!piece.started) return all;
   if (piece.home != Offload::nvme) return piece.state;
-  const DType dtype = unit.dtype == f64 ? f64 : f32;
+  const DType dtype = state_dtype(unit);
   for (const std::string& key : piece.keys)
     all[key] = file_->map(regions_[size_t(&unit - s_.units.data())].at(key) + piece.at * size_of(dtype),
                           piece.range.size(), dtype);
@@ -291,7 +276,7 @@ std::map<std::string, Tensor> ShardedOptimizer::make_kept(Unit& unit, Piece& pie
     for (const std::string& key : keys_of(s_.parameters[piece.parameter])) {
       Tensor& tensor = piece.state[key];
       if (!tensor.defined())
-        tensor = zeros({piece.range.size()}, {.dtype = unit.dtype == f64 ? f64 : f32, .device = home_of(piece)});
+        tensor = zeros({piece.range.size()}, {.dtype = state_dtype(unit), .device = home_of(piece)});
     }
   }
   const auto all = kept(unit, piece);

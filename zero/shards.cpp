@@ -1,4 +1,5 @@
-#include "zero/shards.h"
+// How a stage begins: what it refuses, whether ranks agree, and the model cut into units and shards.
+#include "zero/sharded_optimizer.h"
 
 #include "nn/build_empty.h"
 #include "tensor/ops.h"
@@ -24,7 +25,7 @@ std::vector<Size> sizes_of(const ZeroOptions& o) {
 
 }  // namespace
 
-Shards::Shards(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroOptions& o, dist::ProcessGroup& group)
+Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroOptions& o, dist::ProcessGroup& group)
     : module(module), optimizers(std::move(all)), options(o), group(group) {
   for (const auto& [key, size, least] : sizes_of(o))
     LOCKSTEP_CHECK(size >= least, "[zero] expected ", key, least > 0 ? " > 0, got " : " >= 0, got ", size);
@@ -75,7 +76,7 @@ Shards::Shards(nn::Module& module, std::vector<optim::Optimizer*> all, const Zer
   check_spread();
 }
 
-void Shards::check_spread() const {
+void Stage::check_spread() const {
   const Spread& spread = options.spread;
   if (spread.names.empty()) return;
   LOCKSTEP_CHECK(spread.group && group.size() % spread.group->size() == 0,
@@ -90,7 +91,8 @@ void Shards::check_spread() const {
                  " names, of which it has ", known);
 }
 
-void Shards::agree() {
+/// All ranks have the same model and options, and start from rank 0's.
+void Stage::agree() {
   std::string line = str("options stage ", options.stage);
   for (const auto& [key, size, least] : sizes_of(options)) line += str(", ", key, " ", size);
   line += str(", overlap_comm ", options.overlap_comm, ", reduce_scatter ", options.reduce_scatter,
@@ -126,7 +128,7 @@ void Shards::agree() {
   }
 }
 
-void Shards::plan() {
+void Stage::plan() {
   std::vector<PlannedParameter> all;
   for (const Parameter& p : parameters) {
     all.push_back({.name = p.name,
@@ -137,36 +139,40 @@ void Shards::plan() {
                    .elementwise = !p.trains() || p.optimizer->is_elementwise()});
   }
   for (PlannedUnit& planned : plan_units(all, options)) {
-    Unit unit{.members = std::move(planned.parameters),
-              .layout = std::move(planned.layout),
-              .persistent = planned.persistent,
-              .module = planned.module};
-    const Parameter &first = parameters[unit.members.front()], &last = parameters[unit.members.back()];
+    Unit unit{std::move(planned)};
+    const Parameter &first = parameters[unit.parameters.front()], &last = parameters[unit.parameters.back()];
     unit.dtype = first.variable.dtype();
     unit.gradient_dtype = options.communication_data_type.value_or(unit.dtype);
     unit.trains = first.trains();
-    unit.ranks = first.ranks;
+    unit.group = first.ranks;
     unit.tag = str("zero unit ", units.size(), unit.module.empty() ? "" : " of module ", unit.module, ", ", first.name,
-                   unit.members.size() > 1 ? str(" to ", last.name) : "");
-    for (size_t place = 0; place < unit.members.size(); ++place) {
-      Parameter& p = parameters[unit.members[place]];
+                   unit.parameters.size() > 1 ? str(" to ", last.name) : "");
+    for (size_t place = 0; place < unit.parameters.size(); ++place) {
+      Parameter& p = parameters[unit.parameters[place]];
       p.unit = units.size();
       p.place = place;
       const dist::Range range = unit.layout.owned(place, shard_number(unit));
       if (unit.trains && range.size() > 0)
         unit.pieces.push_back(
-            {unit.members[place], range, unit.layout.offsets[place] + range.begin - shard(unit).begin});
+            {unit.parameters[place], range, unit.layout.offsets[place] + range.begin - shard(unit).begin});
     }
     units.push_back(std::move(unit));
   }
 }
 
-Tensor Shards::value_of(const Parameter& p) {
+dist::Work Stage::share(const Unit& unit, const Tensor& part) const {
+  if (unit.layout.whole() == 0) return {};
+  const dist::CollectiveOptions o{.tag = unit.tag, .async = options.overlap_comm};
+  return unit.layout.owner < 0 ? unit.group->all_gather(unit.weights, part, o)
+                               : unit.group->broadcast(unit.weights, unit.layout.owner, o);
+}
+
+Tensor Stage::value_of(const Parameter& p) {
   const Tensor& tensor = p.variable.tensor();
   return nn::is_built_empty(p.variable) ? nn::start_of(p.variable) : tensor;
 }
 
-size_t Shards::index_of(const Variable& variable) const {
+size_t Stage::index_of(const Variable& variable) const {
   for (size_t i = 0; i < parameters.size(); ++i)
     if (parameters[i].variable.impl() == variable.impl()) return i;
   fail(str("[zero] a parameter of shape ", variable.defined() ? str(variable.shape()) : "(undefined)",

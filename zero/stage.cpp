@@ -9,15 +9,13 @@
 
 namespace lockstep::zero {
 
-Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroOptions& o, dist::ProcessGroup& group)
-    : Shards(module, std::move(all), o, group) {}
 Stage::~Stage() = default;
 
 void Stage::build() {
   agree();
   plan();
   prepare();
-  optimizer_ = std::make_unique<ShardedOptimizer>(*this, store());
+  optimizer_ = std::make_unique<ShardedOptimizer>(*this);
   for (Unit& unit : units) place(unit);
   for (Parameter& p : parameters)
     if (p.unit == SIZE_MAX && p.variable.tensor().storage()->is_empty()) p.variable.set_tensor(value_of(p));
@@ -26,7 +24,7 @@ void Stage::build() {
 
 /// Stage 0: they stay where they are.
 void Stage::place(Unit& unit) {
-  for (const size_t i : unit.members) {
+  for (const size_t i : unit.parameters) {
     Parameter& p = parameters[i];
     if (p.variable.tensor().storage()->is_empty()) p.variable.set_tensor(value_of(p));
     LOCKSTEP_CHECK(p.variable.tensor().is_contiguous(), "[zero] expected row-major parameters, got ", p.name,
@@ -58,10 +56,10 @@ void Stage::listen() {
     std::vector<Variable> members;
     parallel::Reducer::Unit& one = reduced.emplace_back();
     if (!unit.trains) continue;
-    for (const size_t i : unit.members) members.push_back(parameters[i].variable);
-    one.members = unit.members;
+    for (const size_t i : unit.parameters) members.push_back(parameters[i].variable);
+    one.members = unit.parameters;
     one.gradients = parallel::FlatGradients(
-        std::move(members), unit.ranks,
+        std::move(members), unit.group,
         parallel::FlatGradients::Offsets{unit.layout.offsets, unit.layout.whole(), {unit.gradient_dtype, device}});
   }
   reducer_->cut(std::move(reduced));
@@ -76,7 +74,7 @@ Tensor Stage::memory(size_t u) {
 /// Whose gradient is not finite can only be seen before they are summed; a rank alone sees it in step().
 void Stage::filled(size_t u, const Tensor& flat) {
   if (options.nonfinite == NonFinite::propagate || group.size() == 1 || all_finite(flat)) return;
-  const std::vector<size_t>& members = units[u].members;
+  const std::vector<size_t>& members = units[u].parameters;
   for (size_t place = 0; place < members.size(); ++place) {
     if (!all_finite(reducer_->units[u].gradients.view(flat, place)))
       first_bad_ = std::min(first_bad_, int64_t(members[place]) * group.size() + rank());
@@ -85,8 +83,8 @@ void Stage::filled(size_t u, const Tensor& flat) {
 
 std::function<void()> Stage::start(size_t u, const Tensor& sum) {
   units[u].part = sum;
-  if (units[u].ranks->size() == 1) return [] {};
-  return [work = units[u].ranks->all_reduce(sum, {.tag = units[u].tag, .async = true})]() mutable { work.wait(); };
+  if (units[u].group->size() == 1) return [] {};
+  return [work = units[u].group->all_reduce(sum, {.tag = units[u].tag, .async = true})]() mutable { work.wait(); };
 }
 
 void Stage::forgotten() {

@@ -10,26 +10,98 @@
 // Not for users: they see zero.h.
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "dist/summation_tree.h"
+#include "parallel/agreement.h"
 #include "parallel/reducer.h"
-#include "zero/shards.h"
+#include "zero/zero.h"
 
 namespace lockstep::zero {
 
 class ShardedOptimizer;
 class ShardStore;
 
-class Stage : public Shards, public parallel::Reducer::Policy {
+struct Parameter {
+  std::string name;
+  Variable variable;
+  optim::Optimizer* optimizer = nullptr;  // none: frozen
+  int group = 0;                          // of the optimizer
+  dist::ProcessGroup* ranks = nullptr;    // that have it
+  size_t unit = SIZE_MAX, place = 0;      // no unit: frozen, below stage 3
+  int64_t steps = 0;                      // updates so far
+  int64_t first_block = 0;                // of its norm, among those of all
+  bool trains() const { return optimizer != nullptr; }
+};
+
+/// What this rank owns of a parameter; with a ratio of offload below 1 one parameter may have two.
+struct Piece {
+  size_t parameter = 0;
+  dist::Range range;  // of the parameter's elements
+  int64_t at = 0;     // where it starts in the shard
+  // What the optimizer keeps for it, ask ShardedOptimizer::kept()
+  Offload home = Offload::none;              // nvme: in regions of the unit
+  std::vector<std::string> keys = {};        // nvme: their names
+  bool started = false;                      // there is something
+  std::map<std::string, Tensor> state = {};  // flat, of range.size() elements; "master" for 16-bit parameters
+};
+
+struct Unit : PlannedUnit {
+  std::string tag;                      // of its collectives: ranks that disagree are told
+  dist::ProcessGroup* group = nullptr;  // of the ranks that have its parameters
+  bool trains = true;
+  DType dtype = f32, gradient_dtype = f32;
+  std::vector<Piece> pieces;  // of trained parameters
+
+  Tensor weights;         // from stage 1 on: flat, the parameters are views of it
+  Tensor part;            // of the last reduction: the sum over ranks of what this rank owns
+  dist::TreeSum reduced;  // of those before it
+  dist::Work published;   // what was updated is shared
+};
+
+inline Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()}); }
+
+class Stage : public parallel::Reducer::Policy {
  public:
   Stage(nn::Module& module, std::vector<optim::Optimizer*> optimizers, const ZeroOptions& options,
         dist::ProcessGroup& group);
   ~Stage() override;
+  Stage(const Stage&) = delete;
   /// The second half of the constructor, which asks the stage.
   void build();
+
+  // The model in units and shards, at this rank.
+  nn::Module& module;
+  const std::vector<optim::Optimizer*> optimizers;
+  const ZeroOptions options;
+  dist::ProcessGroup& group;
+  Device device = cpu;                // of all parameters (cpu for any of the CPU's); what is offloaded is on the CPU
+  std::vector<Parameter> parameters;  // of the module, in the order of fields()
+  std::vector<Unit> units;            // of units.h, in the order in which gradients are expected
+  int64_t norm_blocks_of_all = 0;
+
+  size_t index_of(const Variable& variable) const;
+  int rank() const { return group.rank(); }
+  bool is_cut() const { return options.stage > 0; }  // units are, into a shard for each rank
+  int shard_number(const Unit& unit) const { return is_cut() ? unit.group->rank() : 0; }
+  /// This rank's, of the whole.
+  dist::Range shard(const Unit& unit) const { return unit.layout.range(shard_number(unit)); }
+  /// Starts to make unit.weights whole everywhere, from each rank's part of it.
+  dist::Work share(const Unit& unit, const Tensor& part) const;
+  bool is_spread(const Parameter& p) const { return p.ranks != &group; }
+  [[noreturn]] void fail_everywhere(const std::string& message) const { parallel::fail_everywhere(group, message); }
+  /// What fails at a disk fails at all ranks.
+  template <class Fn> auto on_files(Fn&& fn) const {
+    std::string message;
+    try {
+      return fn();
+    } catch (const Error& error) { message = error.what(); }
+    fail_everywhere(message);
+  }
 
   StepReport step(const StepOptions& o);
   void forget() { reducer_->forget(); }  // all gradients
@@ -49,16 +121,18 @@ class Stage : public Shards, public parallel::Reducer::Policy {
   std::map<std::string, double> numbers() const;
   void load_numbers(const std::map<std::string, double>& numbers);
   void loaded();
-  optim::OptimizerState whole_state();
-  void load_whole_state(const optim::OptimizerState& state);
+
+  // What the optimizer over shards asks.
+  virtual const ShardStore* store() const { return nullptr; }  // stage 3: of parameters
+  virtual Tensor weight(Unit& unit, const Piece& piece);       // the parameter's elements that a piece owns, flat
+  Tensor gradient(Unit& unit, int64_t at, int64_t n, double scale) const;  // of elements of the shard, in f32
+  virtual void publish(Unit&) {}                                           // starts to share what was updated
 
  protected:
   // What a stage decides.
-  virtual void prepare() {}                                    // the units are there
-  virtual const ShardStore* store() const { return nullptr; }  // stage 3: of parameters
-  virtual void place(Unit& unit);                              // puts the parameters where they are to live
-  virtual Tensor weight(Unit& unit, const Piece& piece);       // the parameter's elements that a piece owns, flat
-  virtual void publish(Unit&) {}                               // starts to share what was updated
+  virtual void prepare() {}                    // the units are there
+  virtual void place(Unit& unit);              // puts the parameters where they are to live
+  static Tensor value_of(const Parameter& p);  // whole, also when it was built in an Init scope
   // And as the reducer's policy, from stage 0: all_reduce. What is waited for leaves the sum of all ranks in unit.part.
   Tensor memory(size_t unit) override;
   std::function<void()> start(size_t unit, const Tensor& sum) override;
@@ -70,22 +144,25 @@ class Stage : public Shards, public parallel::Reducer::Policy {
   std::unique_ptr<ShardedOptimizer> optimizer_;
 
  private:
+  // shards.cpp
+  void check_spread() const;
+  void agree();
+  void plan();
+
   void listen();
 
   // step.cpp
   std::vector<bool> agree_on_used();
   bool check_finite(const StepOptions& o, const Tensor& squares, StepReport& report);
-  Tensor gradient(Unit& unit, int64_t at, int64_t n, double scale);
   bool has_all_squares() const;
   Tensor squares_of_blocks(double scale, const std::vector<bool>& used);
   double norm(const StepOptions& o, const Tensor& squares);
 
   // state.cpp
   Piece all_owned(const Parameter& p) const;  // at this rank
-  void add_from_others(std::map<std::string, Tensor>& tensors, std::map<std::string, double>& numbers);
 
-  int64_t first_bad_ = std::numeric_limits<int64_t>::max();  // parameter * ranks + rank of the first NaN or infinity in
-                                                             // this rank's own gradients
+  // parameter * ranks + rank of the first NaN or infinity in this rank's own gradients
+  int64_t first_bad_ = std::numeric_limits<int64_t>::max();
   int64_t steps_ = 0;
 };
 
@@ -93,13 +170,13 @@ class Stage : public Shards, public parallel::Reducer::Policy {
 class Stage1 : public Stage {
  public:
   using Stage::Stage;
+  void publish(Unit& unit) override;
 
  protected:
   void place(Unit& unit) override;
   void move_into_weights(Unit& unit);  // its parameters become views of unit.weights, with their values
   dist::Work reduce_to_owners(const Unit& unit, const Tensor& whole, const Tensor& part);  // which is this rank's
   std::function<void()> start(size_t unit, const Tensor& sum) override;
-  void publish(Unit& unit) override;
 };
 
 /// And gradients.

@@ -25,15 +25,15 @@ namespace lockstep::zero {
 void Stage1::place(Unit& unit) {
   {
     const MemoryScope scope(Memory::parameter);
-    unit.weights = unit.ranks->shared_empty({unit.layout.whole()}, unit.dtype, device);
+    unit.weights = unit.group->shared_empty({unit.layout.whole()}, unit.dtype, device);
   }
   move_into_weights(unit);
 }
 
 void Stage1::move_into_weights(Unit& unit) {
   if (unit.layout.padding() > 0) unit.weights.zero_();
-  for (size_t place = 0; place < unit.members.size(); ++place) {
-    Parameter& p = parameters[unit.members[place]];
+  for (size_t place = 0; place < unit.parameters.size(); ++place) {
+    Parameter& p = parameters[unit.parameters[place]];
     const Tensor view = unit.weights.narrow(0, unit.layout.offsets[place], p.variable.numel()).view(p.variable.shape());
     view.copy_(value_of(p));
     p.variable.set_tensor(view);
@@ -43,9 +43,9 @@ void Stage1::move_into_weights(Unit& unit) {
 dist::Work Stage1::reduce_to_owners(const Unit& unit, const Tensor& whole, const Tensor& part) {
   const dist::CollectiveOptions o{.tag = unit.tag, .async = true};
   if (whole.numel() == 0) return {};
-  if (unit.layout.owner < 0 && options.reduce_scatter) return unit.ranks->reduce_scatter(part, whole, o);
+  if (unit.layout.owner < 0 && options.reduce_scatter) return unit.group->reduce_scatter(part, whole, o);
   dist::Work work =
-      unit.layout.owner >= 0 ? unit.ranks->reduce(whole, unit.layout.owner, o) : unit.ranks->all_reduce(whole, o);
+      unit.layout.owner >= 0 ? unit.group->reduce(whole, unit.layout.owner, o) : unit.group->all_reduce(whole, o);
   if (part.storage() != whole.storage())
     work.then([part, own = whole.narrow(0, shard(unit).begin, part.numel())] { part.copy_(own); });
   return work;
@@ -59,12 +59,7 @@ std::function<void()> Stage1::start(size_t u, const Tensor& sum) {
 }
 
 void Stage1::publish(Unit& unit) {
-  if (unit.layout.whole() == 0) return;
-  const dist::Range mine = shard(unit);
-  const dist::CollectiveOptions o{.tag = unit.tag, .async = options.overlap_comm};
-  unit.published = unit.layout.owner >= 0
-                       ? unit.ranks->broadcast(unit.weights, unit.layout.owner, o)
-                       : unit.ranks->all_gather(unit.weights, unit.weights.narrow(0, mine.begin, mine.size()), o);
+  unit.published = share(unit, unit.weights.narrow(0, shard(unit).begin, shard(unit).size()));
 }
 
 }  // namespace lockstep::zero

@@ -5,16 +5,14 @@
 //
 //   buffer 1      a a a a ─▶ reduce_scatter           c c c c ─▶ reduce_scatter
 //   buffer 2                  b b b b ─▶ reduce_scatter
-//   kept, rank 0            A                      B                     C           (rank 1 keeps the second quarters,
-//   ...)
+//   kept, rank 0            A                      B                     C    (rank 1 keeps the second quarters, ...)
 //
 // Micro-batches: DDP and stage 1 sum those of a rank before they meet other ranks'. Here nobody has the memory for such
 // a sum, so every micro-batch is reduced by itself, and an owner sums the results. For the bits to be the same it takes
 // another deal: with two ranks and four micro-batches, rank 0 takes 0 and 2, rank 1 takes 1 and 3. Then every reduction
 // makes a whole subtree of the one tree,
 //
-//        ((g0 + g1) + (g2 + g3))         + inside a bracket: between ranks, in the exchange; + between brackets: at the
-//        owner
+//        ((g0 + g1) + (g2 + g3))     + in a bracket: between ranks, in the exchange; between brackets: at the owner
 //
 // where DDP, with 0 1 on rank 0 and 2 3 on rank 1, does it the other way round. Zero::micro_batch() deals.
 //

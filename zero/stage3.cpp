@@ -20,7 +20,7 @@
 #include <algorithm>
 #include <map>
 
-#include "autograd/tape.h"
+#include "autograd/mark.h"
 #include "tensor/ops.h"
 #include "zero/gather.h"
 #include "zero/sharded_optimizer.h"
@@ -28,13 +28,6 @@
 
 namespace lockstep::zero {
 namespace {
-
-/// Takes a number: what is recorded afterwards has a higher one.
-struct Mark final : Node {
-  Mark() : Node("mark", 0, 0) {}
-  void run(Backward&) override {}
-  void release_saved() override {}
-};
 
 /// A module that needs units.
 struct Caller {
@@ -58,13 +51,13 @@ class Stage3 final : public Stage2 {
   void unpin(size_t unit) override { gather_->unpin(unit); }
   bool is_pinned(size_t unit) const override { return gather_->states[unit].pins > 0; }
   void register_external(nn::Module& module, const Variable& parameter) override;
+  const ShardStore* store() const override { return &gather_->store; }
+  Tensor weight(Unit& unit, const Piece& piece) override;
+  void publish(Unit& unit) override;
 
  protected:
   void prepare() override;
-  const ShardStore* store() const override { return &gather_->store; }
   void place(Unit& unit) override;
-  Tensor weight(Unit& unit, const Piece& piece) override;
-  void publish(Unit& unit) override;
   void pass_begins() override;
   void pass_ended() override;
   void complete(size_t unit) override { gather_->release(unit); }

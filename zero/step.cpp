@@ -1,7 +1,7 @@
 // The optimizer step over shards, in every stage:
 //
-//   gradients x scale (f32) ─▶ squares, if a norm is wanted ─▶ all finite? agreed ─▶ norm ─▶ clip ─▶ update every tile
-//   (sharded_optimizer.cpp) ─▶ publish (stage 1: all_gather)
+//   gradients x scale (f32) ─▶ squares, if a norm is wanted ─▶ all finite? agreed ─▶ norm
+//   ─▶ clip ─▶ update every tile (sharded_optimizer.cpp) ─▶ publish (stage 1: all_gather)
 //
 // Gradients are read once: squares whose sums are finite are of finite gradients. Only where one is not, or no norm is
 // wanted, are elements looked at for NaN and infinity.
@@ -39,8 +39,8 @@ StepReport Stage::step(const StepOptions& o) {
   const trace::Scope scope("zero step", trace::Category::optimizer);
   for (size_t u = 0; u < units.size(); ++u) {
     const Unit& unit = units[u];
-    LOCKSTEP_CHECK(!is_pinned(u), "[zero] step() was called while gathered() holds ", parameters[unit.members[0]].name,
-                   "; end that scope first");
+    LOCKSTEP_CHECK(!is_pinned(u), "[zero] step() was called while gathered() holds ",
+                   parameters[unit.parameters[0]].name, "; end that scope first");
     if (!unit.trains) continue;
     if (reducer_->units[u].gradients.count() > 0)
       fail_everywhere(
@@ -71,11 +71,7 @@ StepReport Stage::step(const StepOptions& o) {
   if (squares.defined()) report.norm = norm(o, squares);
   const double clip = o.max_norm > 0 ? o.max_norm / (report.norm + 1e-6) : 1;
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += used[i];
-  optimizer_->update({.used = used,
-                      .clip = clip,
-                      .weight = [this](Unit& unit, const Piece& piece) { return weight(unit, piece); },
-                      .gradient = [&](Unit& unit, int64_t at, int64_t n) { return gradient(unit, at, n, scale); },
-                      .updated = [this](Unit& unit) { publish(unit); }});
+  optimizer_->update(used, scale, clip);
   for (Unit& unit : units) unit.published.wait();
   for (const Parameter& p : parameters)
     if (p.trains()) p.variable.tensor().storage()->bump_version(p.optimizer->name());
@@ -147,7 +143,7 @@ bool Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport
 }
 
 /// What elements of the shard are updated with, scaled, in f32 (f64 for f64).
-Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) {
+Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) const {
   const Tensor part = unit.part.narrow(0, at, n);
   const Tensor wide = part.to(unit.dtype == f64 ? f64 : f32);
   return is_wide(unit.gradient_dtype) || scale == 1 ? wide : mul_scalar_(wide, scale);
@@ -161,7 +157,7 @@ bool Stage::has_all_squares() const { return options.spread.names.empty() || is_
 Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
   const Tensor squares = zeros({norm_blocks_of_all}, {.dtype = f64, .device = device});
   for (Unit& unit : units) {
-    if (!has_all_squares() && unit.ranks->rank() != 0) continue;
+    if (!has_all_squares() && unit.group->rank() != 0) continue;
     for (const Piece& piece : unit.pieces) {
       if (!used[piece.parameter]) continue;
       const Tensor g = gradient(unit, piece.at, piece.range.size(), scale);

@@ -7,7 +7,7 @@
 namespace lockstep::zero {
 
 TileRing::TileRing(FileQueue& queue, const Options& o) : queue_(queue), options_(o), buffers_(size_t(o.count)) {
-  for (Buffer& b : buffers_) b.bytes = aligned_bytes(o.bytes, o.pin);
+  for (FileBuffer& b : buffers_) b.bytes = aligned_bytes(o.bytes, o.pin);
 }
 
 void TileRing::begin(std::vector<std::vector<Extent>> tiles) {
@@ -16,16 +16,11 @@ void TileRing::begin(std::vector<std::vector<Extent>> tiles) {
   if (options_.read_ahead) read_until(1);
 }
 
-void TileRing::wait(Buffer& b) {
-  for (FileQueue::Transfer& transfer : b.transfers) transfer.wait();
-  b.transfers.clear();
-}
-
 /// Starts reads up to that tile. Its buffer may still have to be written.
 void TileRing::read_until(size_t end) {
   for (; read_ < std::min(end, tiles_.size()); ++read_) {
-    Buffer& b = buffer(read_);
-    wait(b);
+    FileBuffer& b = buffer(read_);
+    b.wait();
     auto* const data = static_cast<std::byte*>(b.bytes.raw_data());
     for (const Extent& e : tiles_[read_])
       if (e.reads) b.transfers.push_back(queue_.read(*e.file, e.offset, data + e.at, e.bytes));
@@ -37,32 +32,21 @@ const Tensor& TileRing::load() {
   // With three buffers: the next tile is read into the one that was written while the last tile was computed.
   const size_t ahead = options_.read_ahead && buffers_.size() > 1 ? std::max<size_t>(1, buffers_.size() - 2) : 0;
   read_until(next_ + 1);
-  wait(buffer(next_));
+  buffer(next_).wait();
   read_until(next_ + 1 + ahead);
   return buffer(next_).bytes;
 }
 
 void TileRing::store() {
-  Buffer& b = buffer(next_);
+  FileBuffer& b = buffer(next_);
   const auto* const data = static_cast<const std::byte*>(b.bytes.raw_data());
   for (const Extent& e : tiles_[next_]) b.transfers.push_back(queue_.write(*e.file, e.offset, data + e.at, e.bytes));
   ++next_;
-  if (!options_.write_behind) wait(b);
+  if (!options_.write_behind) b.wait();
 }
 
 void TileRing::end() {
-  for (Buffer& b : buffers_) wait(b);
-}
-
-void TileRing::drop() noexcept {
-  for (Buffer& b : buffers_) {
-    for (FileQueue::Transfer& transfer : b.transfers) {
-      try {
-        transfer.wait();
-      } catch (...) {}  // NOLINT: the error on its way says more
-    }
-    b.transfers.clear();
-  }
+  for (FileBuffer& b : buffers_) b.wait();
 }
 
 }  // namespace lockstep::zero

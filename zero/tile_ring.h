@@ -29,8 +29,6 @@ class TileRing {
     bool pin = true, read_ahead = true, write_behind = true;
   };
   TileRing(FileQueue& queue, const Options& options);
-  ~TileRing() { drop(); }
-  TileRing(const TileRing&) = delete;
 
   /// Starts a walk, with the first reads.
   void begin(std::vector<std::vector<Extent>> tiles);
@@ -39,21 +37,14 @@ class TileRing {
   void store();
   /// After the last store(): all is written. Errors of reads and writes come out of any of these.
   void end();
-  /// Instead, after an error: waits for what is under way.
-  void drop() noexcept;
 
  private:
-  struct Buffer {
-    Tensor bytes;
-    std::vector<FileQueue::Transfer> transfers;
-  };
-  Buffer& buffer(size_t tile) { return buffers_[tile % buffers_.size()]; }
-  void wait(Buffer& buffer);
+  FileBuffer& buffer(size_t tile) { return buffers_[tile % buffers_.size()]; }
   void read_until(size_t tile);
 
   FileQueue& queue_;
   const Options options_;
-  std::vector<Buffer> buffers_;
+  std::vector<FileBuffer> buffers_;
   std::vector<std::vector<Extent>> tiles_;
   size_t next_ = 0, read_ = 0;  // the tile that load() gives, and the first that nobody has started to read
 };

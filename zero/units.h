@@ -18,14 +18,6 @@ struct PlannedParameter {
   bool elementwise = true;  ///< its optimizer's rule: else it is not cut, and one rank owns it
 };
 
-struct PlannedUnit {
-  std::string module;              ///< stage 3: who gathers it
-  std::vector<size_t> parameters;  ///< places in the list
-  Layout layout;
-  bool persistent = true;  ///< whole on every rank at all times
-  int ranks = 1;           ///< that have its parameters, and sum their gradients
-};
-
 /// In the order in which gradients are expected: backward makes them in the reverse order of forward, roughly that of
 /// fields(). In stage 3 a module has its own parameters, or all below it when it is small (module_size); what persists
 /// is handled as in stage 2.

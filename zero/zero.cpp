@@ -96,26 +96,10 @@ Zero::Gathered::~Gathered() noexcept(false) {
                  "gathered(parameters, 0)");
 }
 
-std::vector<UnitInfo> Zero::units() const {
-  std::vector<UnitInfo> all;
-  for (const Unit& unit : impl_->units) {
-    UnitInfo info{.module = unit.module,
-                  .names = {},
-                  .layout = unit.layout,
-                  .dtype = unit.dtype,
-                  .trains = unit.trains,
-                  .persistent = unit.persistent};
-    for (const size_t i : unit.members) info.names.push_back(impl_->parameters[i].name);
-    all.push_back(std::move(info));
-  }
-  return all;
-}
-
+std::vector<PlannedUnit> Zero::units() const { return {impl_->units.begin(), impl_->units.end()}; }
 std::vector<StatePiece> Zero::state(bool to_load, bool make) { return impl_->state(to_load, make); }
 std::map<std::string, double> Zero::numbers() const { return impl_->numbers(); }
 void Zero::load_numbers(const std::map<std::string, double>& numbers) { impl_->load_numbers(numbers); }
 void Zero::loaded() { impl_->loaded(); }
-optim::OptimizerState Zero::whole_state() { return impl_->whole_state(); }
-void Zero::load_whole_state(const optim::OptimizerState& state) { impl_->load_whole_state(state); }
 
 }  // namespace lockstep::zero

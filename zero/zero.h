@@ -3,12 +3,11 @@
 // keeps parameters, gradients and optimizer state on every rank. ZeRO gives each rank a part of them, and moves the
 // parts when they are needed:
 //
-//   bytes a parameter on N ranks (16 bits, Adam)        parameters   gradients   optimizer      bytes moved a step,
-//   times (N-1)/N stage 0  DDP                            stage.cpp          2           2          12         2 psi
-//   (reduce and share gradients) stage 1  optimizer state in parts       stage1.cpp        2           2          12/N
-//   2 psi (reduce gradients, share parameters) stage 2  and gradients                  stage2.cpp        2 2/N 12/N 2
-//   psi stage 3  and parameters                 stage3.cpp        2/N         2/N        12/N       3 psi (parameters
-//   twice, gradients once)
+//   bytes a parameter, N ranks (16 bits, Adam)  parameters gradients optimizer  moved a step, times (N-1)/N psi bytes
+//   stage 0  DDP                      stage.cpp      2         2         12     2 (reduce and share gradients)
+//   stage 1  optimizer state in parts stage1.cpp     2         2         12/N   2 (reduce gradients, share parameters)
+//   stage 2  and gradients            stage2.cpp     2         2/N       12/N   2
+//   stage 3  and parameters           stage3.cpp     2/N       2/N       12/N   3 (parameters twice, gradients once)
 //
 //   zero::Zero zero(model, optimizer, {.stage = 2});      // same parameters everywhere from here on
 //   for (int i = 0; i < accumulation; ++i) loss(zero.micro_batch(i, accumulation)).backward();
@@ -113,16 +112,6 @@ struct StatePiece {
   Tensor tensor;  ///< the live one: to be read, or written by a load
 };
 
-/// A unit, for printing and tests.
-struct UnitInfo {
-  std::string module;  ///< stage 3: who gathers it
-  std::vector<std::string> names;
-  Layout layout;
-  DType dtype = f32;
-  bool trains = true;
-  bool persistent = true;  ///< whole on every rank at all times (always below stage 3)
-};
-
 class Zero {
  public:
   using Options = ZeroOptions;
@@ -211,12 +200,8 @@ class Zero {
   void load_numbers(const std::map<std::string, double>& numbers);
   /// Parameters become what the pieces say. Collective.
   void loaded();
-  /// The optimizer's whole state on every rank, also of what is spread, as if it had taken the steps itself, and the
-  /// way back. Collective, and not small.
-  optim::OptimizerState whole_state();
-  void load_whole_state(const optim::OptimizerState& state);
-
-  std::vector<UnitInfo> units() const;
+  /// For printing and tests; parameters are places in the module's named_parameters().
+  std::vector<PlannedUnit> units() const;
 
  private:
   std::unique_ptr<Stage> impl_;

@@ -113,16 +113,19 @@ TEST_CASE("plan: units and owners are those of ZeRO") {
       CAPTURE(ranks);
       const Config c = config("{\"train_micro_batch_size_per_gpu\": 1, " + body + "}");
       const Forecast p = plan(c, shape_of<nn::GPT>(small), ranks);
-      std::vector<std::string> planned;
-      for (const zero::PlannedUnit& u : p.units) {
-        std::vector<std::string> names;
-        for (const size_t i : u.parameters) names.push_back(p.model.parameters[i].name);
-        planned.push_back(text_of(u.module, names, u.layout, u.persistent));
-      }
+      const auto texts_of = [](const std::vector<zero::PlannedUnit>& units, const auto& parameters) {
+        std::vector<std::string> texts;
+        for (const zero::PlannedUnit& u : units) {
+          std::vector<std::string> names;
+          for (const size_t i : u.parameters) names.push_back(parameters[i].name);
+          texts.push_back(text_of(u.module, names, u.layout, u.persistent));
+        }
+        return texts;
+      };
+      const std::vector<std::string> planned = texts_of(p.units, p.model.parameters);
       on_ranks<int>(ranks, [&](int) {
         Trained t(small, c);
-        std::vector<std::string> real;
-        for (const auto& u : t.zero->units()) real.push_back(text_of(u.module, u.names, u.layout, u.persistent));
+        const std::vector<std::string> real = texts_of(t.zero->units(), t.model.named_parameters());
         LOCKSTEP_CHECK(real == planned, "units differ: ", real.size(), " and ", planned.size(), "\n",
                        real.empty() ? "" : real[0], "\n", planned.empty() ? "" : planned[0]);
         return 0;

@@ -51,7 +51,6 @@ struct SpreadPlan {
 struct Trained {
   Tensors parameters, state;  // state: as a checkpoint has it
   std::map<std::string, double> numbers;
-  optim::OptimizerState whole;
 };
 
 int expert_of(int64_t micro, bool interleaved) {
@@ -141,7 +140,6 @@ Trained train_spread(const SpreadPlan& plan, const std::vector<double>& norms = 
     }
     const auto pieces = zero.state();
     const auto numbers = zero.numbers();
-    const optim::OptimizerState whole = plan.muon ? optim::OptimizerState() : zero.whole_state();
     const auto gathered = zero.gathered();
     const std::scoped_lock lock(mutex);
     for (const auto& [name, tensor] : copy_parameters(net)) {
@@ -156,7 +154,6 @@ Trained train_spread(const SpreadPlan& plan, const std::vector<double>& norms = 
           .copy_(piece.tensor.view({piece.tensor.numel()}));
     }
     for (const auto& [key, value] : numbers) all.numbers[key] = value;
-    if (rank == plan.ranks - 1) all.whole = whole;
     return 0;
   });
   return all;
@@ -227,9 +224,6 @@ TEST_CASE(
     const Trained half_way = train_spread(plan);
     CHECK(differing(first.state, half_way.state) == "");
     CHECK(first.numbers == half_way.numbers);
-    CHECK(first.whole.numbers == half_way.whole.numbers);
-    CHECK(differing({first.whole.tensors.begin(), first.whole.tensors.end()},
-                    {half_way.whole.tensors.begin(), half_way.whole.tensors.end()}) == "");
     plan.start = first.state;
     plan.numbers = first.numbers;
     plan.first = 2;

@@ -59,9 +59,8 @@ Tensors train_gpt(const GptPlan& plan) {
         backwards(*zero, plan.accumulation, [&](int64_t micro) { gpt_loss(model, step, micro).backward(); });
         zero->step({.grad_scale = 1. / plan.accumulation});
         for (const auto& unit : zero->units()) {
-          for (const auto& p : model.named_parameters())
-            if (p.name == unit.names[0])
-              LOCKSTEP_CHECK(p.variable.tensor().storage()->is_empty() == !unit.persistent, p.name, " is whole");
+          const auto p = model.named_parameters().at(unit.parameters[0]);
+          LOCKSTEP_CHECK(p.variable.tensor().storage()->is_empty() == !unit.persistent, p.name, " is whole");
         }
       } else {
         for (int i = 0; i < plan.accumulation; ++i) {

@@ -387,38 +387,6 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("zero: the whole state of the optimizer, out and in") {
-  for (const int stage : {0, 1, 2, 3}) {
-    const auto all = on_ranks<int>(2, [&](int) {
-      manual_seed(1);
-      Net a, b;
-      optim::AdamW x(a.parameters(), {.lr = 1e-2}), y(b.parameters(), {.lr = 1});
-      Zero zx(a, x, at(stage)), zy(b, y, at(3 - stage));
-      for (int step = 0; step < 2; ++step) {
-        loss_of_micro_batch(a, step, dist::world().rank()).backward();
-        zx.step();
-      }
-      {
-        const auto from = zx.gathered();
-        const auto to = zy.gathered(0);
-        b.load_state(a.state());
-      }
-      zy.load_whole_state(zx.whole_state());
-      for (auto* pair : {&a, &b}) loss_of_micro_batch(*pair, 5, dist::world().rank()).backward();
-      zx.step();
-      zy.step();
-      const auto wx = zx.gathered();
-      const auto wy = zy.gathered();
-      LOCKSTEP_CHECK(differing(copy_parameters(a), copy_parameters(b)) == "", "another step");
-      expect(message([&] {
-               zy.load_whole_state({{}, {{"state.a.weight.step", 1.}}});
-             }),
-             "the saved state has no 'state.a.weight.exp_avg'");
-      return 0;
-    });
-  }
-}
-
 TEST_CASE(
     "zero: NaN or infinity on one rank: an error on all that names parameter, rank and step, or a step that all skip") {
   for (const int stage : {0, 1, 2, 3}) {
