@@ -6,10 +6,10 @@
 #include <limits>
 
 #include "autograd/autocast.h"
+#include "dist/texts.h"
 #include "engine/checkpoint/exchange.h"
 #include "engine/checkpoint/layout.h"
 #include "optim/clip.h"
-#include "parallel/agreement.h"
 #include "pipeline/layers.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
@@ -183,7 +183,7 @@ void Part::agree(zero::StepReport& report) {
   model.broadcast(rank, int(part), {.tag = "rank of the gradient that is not finite"});
   report.skipped = true;
   report.rank = int(rank.item<int64_t>());
-  report.first_nonfinite = parallel::broadcast_text(report.first_nonfinite, int(part), model);
+  report.first_nonfinite = dist::broadcast_text(report.first_nonfinite, int(part), model);
 }
 
 /// Slices are added up, tied parameters count once, and all are added in the order of the model: without slices the

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <set>
 
-#include "parallel/agreement.h"
+#include "dist/texts.h"
 #include "tensor/ops.h"
 #include "zero/sharded_optimizer.h"
 #include "zero/stage.h"
@@ -143,7 +143,7 @@ void Stage::add_from_others(std::map<std::string, Tensor>& tensors, std::map<std
     if (firsts.data<int64_t>()[from] == 0) continue;
     for (const Parameter& p : parameters) {
       if (!is_spread(p) || !p.trains()) continue;
-      const std::string start = "state." + parallel::broadcast_text(p.name, from, group) + ".";
+      const std::string start = "state." + dist::broadcast_text(p.name, from, group) + ".";
       const Tensor steps = Tensor::from({p.steps}, {1});
       group.broadcast(steps, from, {.tag = "zero steps"});
       if (steps.item<int64_t>() == 0) continue;
