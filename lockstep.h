@@ -42,7 +42,6 @@
 #include "parallel/data_parallel.h"
 #include "parallel/ddp.h"
 #include "parallel/device_map/dispatch.h"
-#include "parallel/device_map/draw.h"
 #include "parallel/mesh.h"
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/naive_ddp.h"

@@ -5,9 +5,9 @@
 #include <limits>
 
 #include "autograd/autocast.h"
+#include "dist/texts.h"
 #include "engine/checkpoint/exchange.h"
 #include "engine/checkpoint/layout.h"
-#include "parallel/agreement.h"
 #include "pipeline/layers.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
@@ -174,7 +174,7 @@ void Part::agree(zero::StepReport& report) {
   model.broadcast(rank, int(part), {.tag = "rank of the gradient that is not finite"});
   report.skipped = true;
   report.rank = int(rank.item<int64_t>());
-  report.first_nonfinite = parallel::broadcast_text(report.first_nonfinite, int(part), model);
+  report.first_nonfinite = dist::broadcast_text(report.first_nonfinite, int(part), model);
 }
 
 /// Slices are added up, then stages: without slices the bits are those of one process.

@@ -12,6 +12,7 @@
 #endif
 
 #include "nn/build_empty.h"
+#include "nn/named_fields.h"
 
 namespace lockstep::nn {
 
@@ -91,6 +92,14 @@ std::vector<NamedBuffer> Module::named_buffers() {
   std::vector<NamedBuffer> all;
   walk(*this, "", [&](const std::string& name, Fields::Entry& entry) {
     if (entry.buffer) all.push_back({name, *entry.buffer});
+  });
+  return all;
+}
+
+std::vector<NamedField> named_fields(Module& module) {
+  std::vector<NamedField> all;
+  walk(module, "", [&](const std::string& name, Fields::Entry& entry) {
+    if (!entry.module) all.push_back({name, entry.parameter, entry.buffer});
   });
   return all;
 }

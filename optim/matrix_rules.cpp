@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "optim/optim.h"
-#include "tensor/ops.h"
+#include "optim/rules.h"
 
 namespace lockstep::optim {
 
@@ -37,13 +37,9 @@ Tensor orthogonalize(const Tensor& g, int steps) {
 }  // namespace
 
 std::map<std::string, double*> LAMBOptions::by_name() {
-  return {{"lr", &lr},
-          {"beta1", &beta1},
-          {"beta2", &beta2},
-          {"eps", &eps},
-          {"weight_decay", &weight_decay},
-          {"min_trust", &min_trust},
-          {"max_trust", &max_trust}};
+  auto names = adam_names(*this);
+  names.insert({{"min_trust", &min_trust}, {"max_trust", &max_trust}});
+  return names;
 }
 void LAMBOptions::check(const char* op) const {
   check_at_least_0(op, {{"lr", lr},
@@ -67,9 +63,8 @@ double lamb_update(const LAMBOptions& o, Tensor& p, const Tensor& grad, Paramete
   Tensor& v = state.zeros("exp_avg_sq", p);
   add_(mul_scalar_(m, o.beta1), g, 1 - o.beta1);
   add_(mul_scalar_(v, o.beta2), square(g), 1 - o.beta2);
-  const double t = double(state.step);
-  const double bias1 = o.bias_correction ? 1 - std::pow(o.beta1, t) : 1,
-               bias2 = o.bias_correction ? 1 - std::pow(o.beta2, t) : 1;
+  const double bias1 = bias_correction(o.bias_correction, o.beta1, state.step),
+               bias2 = bias_correction(o.bias_correction, o.beta2, state.step);
   const Tensor direction = div(mul_scalar(m, 1 / bias1), add_scalar_(sqrt_(mul_scalar(v, 1 / bias2)), o.eps));
   if (o.weight_decay != 0) add_(direction, p, o.weight_decay);
   const double size = norm(p).item(), step = norm(direction).item();

@@ -1,41 +1,12 @@
 // The rules that are one fused kernel: SGD, Adam, AdamW, Adagrad, RMSprop, Lion.
 #include <cmath>
 
-#include "optim/checks.h"
 #include "optim/optim.h"
-#include "tensor/ops.h"
+#include "optim/rules.h"
 
 namespace lockstep::optim {
 
 namespace {
-
-template <class Options> std::map<std::string, double*> adam_names(Options& o) {
-  return {{"lr", &o.lr}, {"beta1", &o.beta1}, {"beta2", &o.beta2}, {"eps", &o.eps}, {"weight_decay", &o.weight_decay}};
-}
-
-template <class Options>
-void adam_update(const Options& o, bool decoupled, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
-                 double grad_scale) {
-  Tensor& m = state.zeros("exp_avg", p);
-  Tensor& v = state.zeros("exp_avg_sq", p);
-  Tensor v_max;
-  if (o.amsgrad) v_max = state.zeros("max_exp_avg_sq", p);
-  const double t = double(state.step);
-  const double bias1 = o.bias_correction ? 1 - std::pow(o.beta1, t) : 1,
-               bias2 = o.bias_correction ? 1 - std::pow(o.beta2, t) : 1;
-  LOCKSTEP_KERNEL(p.device(), adam)
-  (p, grad, m, v, v_max, low,
-   {.lr = o.lr,
-    .beta1 = o.beta1,
-    .beta2 = o.beta2,
-    .eps = o.eps,
-    .weight_decay = o.weight_decay,
-    .decoupled = decoupled,
-    .bias1 = bias1,
-    .bias2 = bias2,
-    .maximize = o.maximize,
-    .grad_scale = grad_scale});
-}
 
 /// For rules whose kernel does not round into a 16-bit parameter by itself.
 void round_into(Tensor& low, const Tensor& p) {
@@ -51,36 +22,22 @@ void SGDOptions::check(const char* op) const {
   check_range(op, "lr", lr, 0);
   check_range(op, "momentum", momentum, 0);
   check_range(op, "weight_decay", weight_decay, 0);
-  LOCKSTEP_CHECK(!nesterov || (momentum > 0 && dampening == 0), "[", op,
-                 "] nesterov needs momentum > 0 and dampening 0, got ", momentum, " and ", dampening);
+  check_nesterov(op, *this);
 }
 void SGD::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
-  const SGDOptions& o = options_[group];
-  const bool first = state.tensors.count("momentum_buffer") == 0;
-  Tensor momentum;
-  if (o.momentum != 0) momentum = state.zeros("momentum_buffer", p);
-  LOCKSTEP_KERNEL(p.device(), sgd)
-  (p, grad, momentum, low,
-   {.lr = o.lr,
-    .momentum = o.momentum,
-    .dampening = o.dampening,
-    .weight_decay = o.weight_decay,
-    .nesterov = o.nesterov,
-    .first = first,
-    .maximize = o.maximize,
-    .grad_scale = grad_scale});
+  sgd_update(options_[group], p, grad, state, low, grad_scale);
 }
 
 std::map<std::string, double*> AdamOptions::by_name() { return adam_names(*this); }
 void AdamOptions::check(const char* op) const { check_adam(op, *this); }
 void Adam::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
-  adam_update(options_[group], false, p, grad, state, low, grad_scale);
+  adam_update(options_[group], false, p, grad, state, low, grad_scale, state.step);
 }
 
 std::map<std::string, double*> AdamWOptions::by_name() { return adam_names(*this); }
 void AdamWOptions::check(const char* op) const { check_adam(op, *this); }
 void AdamW::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
-  adam_update(options_[group], true, p, grad, state, low, grad_scale);
+  adam_update(options_[group], true, p, grad, state, low, grad_scale, state.step);
 }
 
 std::map<std::string, double*> AdagradOptions::by_name() {

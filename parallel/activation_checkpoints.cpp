@@ -1,13 +1,14 @@
 #include "parallel/activation_checkpoints.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
-#include <iomanip>
 #include <map>
 #include <mutex>
-#include <sstream>
 #include <utility>
 
+#include "nn/named_fields.h"
 #include "tensor/ops.h"
 #include "tensor/stream.h"
 
@@ -163,12 +164,8 @@ Variable ActivationCheckpoints::operator()(const std::function<Variable(const st
 std::vector<Variable> ActivationCheckpoints::many(
     const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn, const std::vector<Variable>& inputs,
     const std::string& name) {
-  Device device = default_device();
-  for (const Variable& input : inputs)
-    if (input.defined()) {
-      device = input.device();
-      break;
-    }
+  const auto first = std::find_if(inputs.begin(), inputs.end(), [](const Variable& x) { return x.defined(); });
+  const Device device = first == inputs.end() ? default_device() : first->device();
   return checkpoint_many(fn, inputs, std::make_shared<Keeper>(state_, name, device));
 }
 
@@ -184,7 +181,7 @@ std::vector<std::string> ActivationCheckpoints::wrap_blocks(nn::Module& module) 
       lists.push_back(name);
       int64_t i = 0;
       for (const auto& [child, block] : list->children()) {
-        if (i++ % state_->o.every == 0) blocks.emplace_back(name.empty() ? child : name + "." + child, block);
+        if (i++ % state_->o.every == 0) blocks.emplace_back(nn::joined(name, child), block);
       }
     }
     if (!blocks.empty()) break;
@@ -234,17 +231,13 @@ std::string ActivationCheckpoints::report() const {
   const std::vector<Times> all = times();
   size_t width = 10;
   for (const Times& t : all) width = std::max(width, t.name.size());
-  std::ostringstream out;
-  out << std::left << std::setw(int(width)) << "checkpoint" << std::right << std::setw(10) << "calls" << std::setw(14)
-      << "forward ms" << std::setw(14) << "backward ms"
-      << "\n"
-      << std::fixed << std::setprecision(3);
-  for (const Times& t : all) {
-    out << std::left << std::setw(int(width)) << t.name << std::right << std::setw(10) << t.forwards << std::setw(14)
-        << t.forward_ms / double(std::max<int64_t>(t.forwards, 1)) << std::setw(14)
-        << t.backward_ms / double(std::max<int64_t>(t.backwards, 1)) << "\n";
-  }
-  return out.str();
+  std::string out =
+      fmt::format("{:<{}}{:>10}{:>14}{:>14}\n", "checkpoint", width, "calls", "forward ms", "backward ms");
+  for (const Times& t : all)
+    out += fmt::format("{:<{}}{:>10}{:>14.3f}{:>14.3f}\n", t.name, width, t.forwards,
+                       t.forward_ms / double(std::max<int64_t>(t.forwards, 1)),
+                       t.backward_ms / double(std::max<int64_t>(t.backwards, 1)));
+  return out;
 }
 
 }  // namespace lockstep::parallel

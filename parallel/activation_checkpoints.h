@@ -20,17 +20,17 @@ namespace lockstep::parallel {
 
 /// Names are those of DeepSpeed's keys where it has one.
 struct CheckpointOptions {
-  bool partition_activations =
-      false;  ///< each rank of `group` keeps a part of an input; they are gathered before the second run
+  /// Each rank of `group` keeps a part of an input; they are gathered before the second run.
+  bool partition_activations = false;
   bool cpu_checkpointing = false;  ///< inputs stay in host memory, booked as Memory::offload
-  bool contiguous_memory_optimization =
-      false;                       ///< in one buffer made in advance; needs partition_activations, as in DeepSpeed
-  int64_t number_checkpoints = 0;  ///< how many inputs the buffer has room for
+  /// In one buffer made in advance; needs partition_activations, as in DeepSpeed.
+  bool contiguous_memory_optimization = false;
+  int64_t number_checkpoints = 0;                ///< how many inputs the buffer has room for
   bool synchronize_checkpoint_boundary = false;  ///< wait for the device before and after each run
   bool profile = false;                          ///< measure both runs: report()
   int64_t every = 1;                             ///< wrap_blocks(): the first of so many blocks
-  std::function<std::vector<Variable*>(nn::Module& block)> beside =
-      {};  ///< wrap_blocks(): what a block's forward leaves beside its output, for a loss (moe::Layer::aux_loss)
+  /// wrap_blocks(): what a block's forward leaves beside its output, for a loss (moe::Layer::aux_loss).
+  std::function<std::vector<Variable*>(nn::Module& block)> beside = {};
   dist::ProcessGroup* group = nullptr;  ///< ranks that have the same inputs (model parallel)
 };
 
@@ -40,8 +40,7 @@ class ActivationCheckpoints {
   /// Error when contiguous_memory_optimization lacks what it needs.
   explicit ActivationCheckpoints(const Options& options = {});
 
-  /// fn(inputs), as checkpoint() in autograd/checkpoint.h. With partition_activations, backward is collective in
-  /// `group`.
+  /// fn(inputs), as checkpoint() in autograd/checkpoint.h. partition_activations: backward is collective in `group`.
   Variable operator()(const std::function<Variable(const std::vector<Variable>&)>& fn,
                       const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
   std::vector<Variable> many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn,

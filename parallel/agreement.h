@@ -20,13 +20,7 @@ void check_agreement(const char* op, const std::vector<std::string>& lines, dist
 /// Every rank of the group raises this, wherever it waits.
 [[noreturn]] void fail_everywhere(dist::ProcessGroup& group, const std::string& message);
 
-/// Some names for a message: "a, b and 3 more".
-std::string list_names(const std::vector<std::string>& names);
-
 /// Which of some things any rank of the group used; each says it of the same ones.
 std::vector<bool> used_by_any(const std::vector<bool>& mine, dist::ProcessGroup& group);
-
-/// What rank `root` says, on all ranks, which call it.
-std::string broadcast_text(const std::string& text, int root, dist::ProcessGroup& group);
 
 }  // namespace lockstep::parallel

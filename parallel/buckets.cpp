@@ -8,6 +8,18 @@
 
 namespace lockstep::parallel {
 
+Packed::Packed(const std::vector<Tensor>& tensors) {
+  if (tensors.empty()) return;
+  std::vector<Tensor> rows;
+  for (const Tensor& tensor : tensors) rows.push_back(tensor.reshape({tensor.numel()}));
+  whole = cat(rows);
+  int64_t at = 0;
+  for (const Tensor& tensor : tensors) {
+    parts.push_back(whole.narrow(0, at, tensor.numel()).view(tensor.shape()));
+    at += tensor.numel();
+  }
+}
+
 FlatGradients::FlatGradients(std::vector<Variable> parameters, dist::ProcessGroup* group, std::optional<Offsets> layout)
     : parameters_(std::move(parameters)), group_(group), layout_(layout.value_or(Offsets{})) {
   const Variable& first = parameters_.at(0);

@@ -15,6 +15,13 @@
 
 namespace lockstep::parallel {
 
+/// Copies of tensors of one dtype and device in one, so that one collective moves all of them.
+struct Packed {
+  explicit Packed(const std::vector<Tensor>& tensors);
+  Tensor whole;               ///< flat; undefined: of none
+  std::vector<Tensor> parts;  ///< views of it, in the tensors' shapes
+};
+
 /// The gradients of some parameters of one dtype on one device.
 class FlatGradients {
  public:
@@ -39,8 +46,7 @@ class FlatGradients {
   /// Before own_memory(): a gradient that fills the unit, of one rank that shares with nobody, may be its memory. Then
   /// nothing is copied, and nothing is held beside gradients.
   void offer(size_t i);
-  /// Memory for a micro-batch: what was offered, or of the first always the same, which lasts; the tree makes its sums
-  /// there.
+  /// Memory for a micro-batch: what was offered, or of the first always the same, in which the tree makes its sums.
   Tensor own_memory();
   /// Begins a micro-batch, in `memory`.
   void open(Tensor memory);
@@ -90,8 +96,7 @@ class GradientAccumulator {
   explicit GradientAccumulator(const std::vector<Variable>& parameters, dist::ProcessGroup* group = nullptr);
   /// Takes the gradients of a micro-batch. A parameter without one counts as zero.
   void add();
-  /// Puts the sum into .grad, where any micro-batch (agree: of any of its ranks) had a gradient. Error before the first
-  /// add().
+  /// Puts the sum into .grad, where any micro-batch (agree: of any of its ranks) had a gradient. Error before add().
   void finish(dist::ProcessGroup* agree = nullptr);
   /// Forgets what was added since finish().
   void discard();

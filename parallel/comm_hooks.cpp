@@ -11,10 +11,7 @@ namespace lockstep::parallel {
 
 namespace {
 
-std::string tag_of(const char* hook, const Bucket& bucket) {
-  return str("ddp ", hook, " bucket ", bucket.index, " of ", bucket.count, ", ", bucket.names.front(), " to ",
-             bucket.names.back());
-}
+std::string tag_of(const char* hook, const Bucket& bucket) { return str("ddp ", hook, " ", bucket.label); }
 
 std::function<void()> mean_of(const Tensor& flat, dist::ProcessGroup& group, const std::string& tag) {
   return [work = group.all_reduce(flat, {.op = dist::ReduceOp::mean, .tag = tag, .async = true})]() mutable {
@@ -61,7 +58,6 @@ struct PowerSgd::State {
   Options o;
   int64_t step = -1;
   std::map<std::string, Tensor> errors, q;
-  Volume volume;
 
   /// (n, m) when it is worth compressing.
   bool compresses(const Tensor& gradient) const {
@@ -99,81 +95,56 @@ Tensor PowerSgd::error(const std::string& parameter) const {
   const auto found = state_->errors.find(parameter);
   return found == state_->errors.end() ? Tensor() : found->second;
 }
-PowerSgd::Volume PowerSgd::volume() const { return state_->volume; }
 
 CommHook PowerSgd::hook() const {
   return [state = state_](Bucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
     State& s = *state;
     if (bucket.index == 0) ++s.step;
-    s.volume.full += bucket.gradients.numel();
-    if (s.step < s.o.start_step) {
-      s.volume.sent += bucket.gradients.numel();
-      return mean_of(bucket.gradients, group, tag_of("powersgd", bucket));
-    }
+    if (s.step < s.o.start_step) return mean_of(bucket.gradients, group, tag_of("powersgd", bucket));
     struct Matrix {
       std::string name;
       Tensor place, m, p, q;
     };
     std::vector<Matrix> matrices;
     std::vector<Tensor> plain;  // vectors and small matrices go as they are
-    int64_t p_size = 0, q_size = 0;
     for (size_t i = 0; i < bucket.names.size(); ++i) {
       const Tensor& gradient = bucket.parameters[i];
       if (!s.compresses(gradient)) {
         plain.push_back(gradient);
         continue;
       }
-      const int64_t rows = gradient.size(0), columns = gradient.numel() / rows, r = s.rank_of(rows, columns);
-      Matrix x{
-          .name = bucket.names[i], .place = gradient.view({rows, columns}), .q = s.start(bucket.names[i], columns, r)};
+      const int64_t rows = gradient.size(0), columns = gradient.numel() / rows;
+      Matrix& x = matrices.emplace_back(Matrix{.name = bucket.names[i], .place = gradient.view({rows, columns})});
+      x.q = s.start(x.name, columns, s.rank_of(rows, columns));
       x.m = x.place.to(f32);
-      if (const auto owed = s.errors.find(x.name); s.o.error_feedback && owed != s.errors.end())
-        x.m = add(x.m, owed->second);
-      else x.m = x.m.clone();
-      p_size += rows * r;
-      q_size += columns * r;
-      matrices.push_back(std::move(x));
+      const auto owed = s.errors.find(x.name);
+      x.m = s.o.error_feedback && owed != s.errors.end() ? add(x.m, owed->second) : x.m.clone();
     }
     const MemoryScope scope(Memory::communication);
-    std::vector<Tensor> rows;
-    for (const Tensor& gradient : plain) rows.push_back(gradient.reshape({gradient.numel()}));
-    const Tensor rest = rows.empty() ? Tensor() : cat(rows), all_p = empty({p_size}), all_q = empty({q_size});
-    s.volume.sent += p_size + q_size + (rest.defined() ? rest.numel() : 0);
+    std::vector<Tensor> products;
+    for (const Matrix& x : matrices) products.push_back(matmul(x.m, x.q));
+    const Packed rest(plain), all_p(products);
     std::function<void()> rest_done, p_done;
-    if (rest.defined()) rest_done = mean_of(rest, group, tag_of("powersgd plain", bucket));
-    int64_t p_at = 0, q_at = 0;
-    for (Matrix& x : matrices) {
-      const int64_t r = x.q.size(1);
-      const Tensor p = all_p.narrow(0, p_at, x.m.size(0) * r).view({x.m.size(0), r}),
-                   q = all_q.narrow(0, q_at, x.m.size(1) * r).view({x.m.size(1), r});
-      p.copy_(matmul(x.m, x.q));
-      x.p = p;
-      x.q = q;
-      p_at += p.numel();
-      q_at += q.numel();
-    }
-    if (!matrices.empty()) p_done = mean_of(all_p, group, tag_of("powersgd P", bucket));
-    return [state, &bucket, &group, matrices, plain, rest, all_p, all_q, rest_done, p_done] {
+    if (rest.whole.defined()) rest_done = mean_of(rest.whole, group, tag_of("powersgd plain", bucket));
+    if (all_p.whole.defined()) p_done = mean_of(all_p.whole, group, tag_of("powersgd P", bucket));
+    for (size_t i = 0; i < matrices.size(); ++i) matrices[i].p = all_p.parts[i];
+    return [state, &bucket, &group, matrices, plain, rest, rest_done, p_done] {
       State& s = *state;
-      if (rest_done) {
-        rest_done();
-        int64_t at = 0;
-        for (const Tensor& gradient : plain) {
-          gradient.copy_(rest.narrow(0, at, gradient.numel()).view(gradient.shape()));
-          at += gradient.numel();
-        }
-      }
+      if (rest_done) rest_done();
+      for (size_t i = 0; i < plain.size(); ++i) plain[i].copy_(rest.parts[i]);
       if (!p_done) return;
       p_done();
+      std::vector<Tensor> products;
       for (const Matrix& x : matrices) {
         orthonormalise(x.p);
-        x.q.copy_(matmul(x.m.t(), x.p));
-        if (s.o.error_feedback) s.errors[x.name] = sub(x.m, matmul(x.p, x.q.t()));
+        products.push_back(matmul(x.m.t(), x.p));
+        if (s.o.error_feedback) s.errors[x.name] = sub(x.m, matmul(x.p, products.back().t()));
       }
-      group.all_reduce(all_q, {.op = dist::ReduceOp::mean, .tag = tag_of("powersgd Q", bucket)});
-      for (const Matrix& x : matrices) {
-        x.place.copy_(matmul(x.p, x.q.t()));
-        s.q[x.name] = x.q.clone();
+      const Packed all_q(products);
+      group.all_reduce(all_q.whole, {.op = dist::ReduceOp::mean, .tag = tag_of("powersgd Q", bucket)});
+      for (size_t i = 0; i < matrices.size(); ++i) {
+        matrices[i].place.copy_(matmul(matrices[i].p, all_q.parts[i].t()));
+        s.q[matrices[i].name] = all_q.parts[i].clone();
       }
     };
   };
@@ -181,40 +152,30 @@ CommHook PowerSgd::hook() const {
 
 // --- post-local SGD ---
 
-struct PostLocalSgd::State {
-  Options o;
-  int64_t step = -1, taken = 0;
-};
-
-PostLocalSgd::PostLocalSgd(const Options& options) : state_(std::make_shared<State>()) {
-  LOCKSTEP_CHECK(options.start_step >= 0, "[PostLocalSgd] expected start_step >= 0, got ", options.start_step);
-  LOCKSTEP_CHECK(options.period >= 1, "[PostLocalSgd] expected period >= 1, got ", options.period);
-  state_->o = options;
+PostLocalSgd::PostLocalSgd(const Options& options) : o_(options) {
+  LOCKSTEP_CHECK(o_.start_step >= 0, "[PostLocalSgd] expected start_step >= 0, got ", o_.start_step);
+  LOCKSTEP_CHECK(o_.period >= 1, "[PostLocalSgd] expected period >= 1, got ", o_.period);
 }
 
 CommHook PostLocalSgd::hook() const {
-  return [state = state_](Bucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
-    if (bucket.index == 0) ++state->step;
-    if (state->step < state->o.start_step) return mean_of(bucket.gradients, group, tag_of("local sgd", bucket));
-    if (state->o.subgroup) return mean_of(bucket.gradients, *state->o.subgroup, tag_of("local sgd", bucket));
+  return [o = o_, step = step_](Bucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
+    if (bucket.index == 0) ++*step;
+    if (*step < o.start_step) return mean_of(bucket.gradients, group, tag_of("local sgd", bucket));
+    if (o.subgroup) return mean_of(bucket.gradients, *o.subgroup, tag_of("local sgd", bucket));
     return {};
   };
 }
 
 bool PostLocalSgd::step(nn::Module& module, dist::ProcessGroup& group) {
-  const int64_t after = ++state_->taken - state_->o.start_step;
-  if (after <= 0 || after % state_->o.period != 0) return false;
-  average_parameters(module, group);
-  return true;
-}
-
-void average_parameters(nn::Module& module, dist::ProcessGroup& group) {
+  const int64_t after = ++taken_ - o_.start_step;
+  if (after <= 0 || after % o_.period != 0) return false;
   for (auto& p : module.named_parameters()) {
     const Tensor& tensor = p.variable.tensor();
     const Tensor dense = tensor.contiguous();
     group.all_reduce(dense, {.op = dist::ReduceOp::mean, .tag = p.name});
     if (dense.storage() != tensor.storage()) tensor.copy_(dense);
   }
+  return true;
 }
 
 }  // namespace lockstep::parallel

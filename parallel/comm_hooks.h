@@ -4,9 +4,8 @@
 //   DistributedDataParallel ddp(model, {.hook = parallel::bf16_compress_hook()});
 //
 //   fp16, bf16    half the bytes of f32; each rank's gradients are rounded once, sums in f32 per addition
-//   PowerSgd      a matrix (n, m) as P Q^T of rank r: r (n + m) numbers for n m (Vogels, Karimireddy, Jaggi, NeurIPS
-//   2019) PostLocalSgd  no gradients at all after the first steps, parameters are averaged now and then (Lin et al.,
-//   ICLR 2020)
+//   PowerSgd      a matrix (n, m) as P Q^T of rank r: r (n + m) numbers for n m (Vogels et al., NeurIPS 2019)
+//   PostLocalSgd  no gradients after the first steps, parameters are averaged now and then (Lin et al., ICLR 2020)
 //
 // They trade promise 1 for bytes: results depend on the number of ranks.
 #include <memory>
@@ -38,11 +37,6 @@ class PowerSgd {
   CommHook hook() const;
   /// What this rank still owes to the sum of a parameter's gradients; undefined where nothing was compressed.
   Tensor error(const std::string& parameter) const;
-  /// Numbers sent per step by this rank, and what they stand for, since the start.
-  struct Volume {
-    int64_t sent = 0, full = 0;
-  };
-  Volume volume() const;
 
  private:
   struct State;
@@ -52,8 +46,8 @@ class PowerSgd {
 struct PostLocalSgdOptions {
   int64_t start_step = 100;  ///< plain DDP until then
   int64_t period = 4;        ///< steps between two averagings
-  dist::ProcessGroup* subgroup =
-      nullptr;  ///< gradients are still averaged here (the ranks of one host, say); null: not at all
+  /// Gradients are still averaged here (the ranks of one host, say); null: not at all.
+  dist::ProcessGroup* subgroup = nullptr;
 };
 
 /// Give hook() to DDP, and call step() after each optimizer step.
@@ -66,11 +60,9 @@ class PostLocalSgd {
   bool step(nn::Module& module, dist::ProcessGroup& group);
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;
+  Options o_;
+  std::shared_ptr<int64_t> step_ = std::make_shared<int64_t>(-1);  // of hook()
+  int64_t taken_ = 0;
 };
-
-/// Every parameter becomes its mean over the ranks.
-void average_parameters(nn::Module& module, dist::ProcessGroup& group);
 
 }  // namespace lockstep::parallel

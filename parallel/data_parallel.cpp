@@ -2,16 +2,13 @@
 
 #include <chrono>
 #include <exception>
-#include <iomanip>
 #include <map>
-#include <set>
-#include <sstream>
 #include <thread>
 
 #include "autograd/autocast.h"
 #include "autograd/tape.h"
 #include "dist/shard.h"
-#include "parallel/traffic.h"
+#include "nn/named_fields.h"
 #include "tensor/random.h"
 #include "tensor/threads.h"
 
@@ -19,31 +16,8 @@ namespace lockstep::parallel {
 namespace detail {
 namespace {
 
-struct NamedField {
-  std::string name;
-  Variable* parameter = nullptr;
-  Tensor* buffer = nullptr;
-};
+using nn::NamedField;
 
-/// Parameters and buffers below `module`, by dotted name; shared ones as often as they are named.
-void list_fields(nn::Module& module, const std::string& prefix, std::vector<NamedField>& list) {
-  nn::Fields fields;
-  module.fields(fields);
-  for (nn::Fields::Entry& entry : fields.entries) {
-    if (entry.module) list_fields(*entry.module, prefix + entry.name + ".", list);
-    else list.push_back({prefix + entry.name, entry.parameter, entry.buffer});
-  }
-}
-
-std::vector<NamedField> fields_of(nn::Module& module) {
-  std::vector<NamedField> list;
-  list_fields(module, "", list);
-  return list;
-}
-
-Device device_of(const NamedField& field) {
-  return field.parameter ? field.parameter->device() : field.buffer->device();
-}
 std::string describe(const NamedField& field) {
   return field.parameter ? str("parameter ", field.name, " ", field.parameter->shape()) : str("buffer ", field.name);
 }
@@ -141,66 +115,53 @@ struct Modes {
 
 }  // namespace
 
-struct Replicas::Impl {
-  nn::Module& module;
-  DataParallelOptions o;
-  std::shared_ptr<Traffic> traffic;
-  std::vector<std::unique_ptr<nn::Module>> others;  // of devices 1 ..
+/// Error naming the first field that a replica has otherwise.
+void Replicas::check_alike(size_t replica) const {
+  const std::vector<NamedField> mine = nn::named_fields(module_), theirs = nn::named_fields((*this)[replica]);
+  for (size_t j = 0; j < std::max(mine.size(), theirs.size()); ++j) {
+    const std::string a = j < mine.size() ? describe(mine[j]) : "nothing more",
+                      b = j < theirs.size() ? describe(theirs[j]) : "nothing more";
+    LOCKSTEP_CHECK(a == b, "[DataParallel] expected the factory to make a module like the one given: it has ", a,
+                   ", the replica for ", o_.devices[replica], " has ", b);
+  }
+}
 
-  /// Error naming the first field that a replica has otherwise.
-  void check_alike(const std::vector<NamedField>& mine, const std::vector<NamedField>& theirs, size_t i) const {
-    for (size_t j = 0; j < std::max(mine.size(), theirs.size()); ++j) {
-      const std::string a = j < mine.size() ? describe(mine[j]) : "nothing more",
-                        b = j < theirs.size() ? describe(theirs[j]) : "nothing more";
-      LOCKSTEP_CHECK(a == b, "[DataParallel] expected the factory to make a module like the one given: it has ", a,
-                     ", the replica for ", o.devices[i], " has ", b);
-    }
+Replicas::Replicas(nn::Module& module, DataParallelOptions options, const Make& make)
+    : module_(module), o_(std::move(options)) {
+  std::vector<Device>& devices = o_.devices;
+  if (devices.empty()) {  // all of the type that the module is on
+    const std::vector<NamedField> fields = nn::named_fields(module);
+    devices = all_devices(fields.empty() ? Device::Type::cpu : fields[0].tensor().device().type);
   }
-};
-
-Replicas::Replicas(nn::Module& module, DataParallelOptions options, const Make& make) {
-  if (options.devices.empty()) {  // all of the type that the module is on
-    const std::vector<NamedField> fields = fields_of(module);
-    options.devices = all_devices(fields.empty() ? Device::Type::cpu : device_of(fields[0]).type);
+  for (size_t i = 0; i < devices.size(); ++i) {
+    check_device("DataParallel", devices[i]);
+    LOCKSTEP_CHECK(std::find(devices.begin(), devices.begin() + int64_t(i), devices[i]) == devices.begin() + int64_t(i),
+                   "[DataParallel] expected every device once, got ", devices[i], " twice");
   }
-  for (size_t i = 0; i < options.devices.size(); ++i) {
-    check_device("DataParallel", options.devices[i]);
-    for (size_t j = 0; j < i; ++j)
-      LOCKSTEP_CHECK(!(options.devices[i] == options.devices[j]), "[DataParallel] expected every device once, got ",
-                     options.devices[i], " twice");
-  }
-  if (options.output) check_device("DataParallel", *options.output);
-  impl_.reset(new Impl{module, std::move(options), nullptr, {}});
-  impl_->traffic = std::make_shared<Traffic>(impl_->o.devices);
+  if (o_.output) check_device("DataParallel", *o_.output);
+  traffic_ = std::make_shared<Traffic>(devices);
   const RandomState before = random_state();  // a factory that draws initial values must not shift the caller's numbers
-  for (size_t i = 1; i < impl_->o.devices.size(); ++i) {
-    impl_->others.push_back(make());
-    impl_->check_alike(fields_of(module), fields_of(*impl_->others.back()), i);
+  for (size_t i = 1; i < devices.size(); ++i) {
+    others_.push_back(make());
+    check_alike(i);
   }
   set_random_state(before);
 }
 
-Replicas::~Replicas() = default;
-const DataParallelOptions& Replicas::options() const { return impl_->o; }
-Cut Replicas::cut() const { return {.devices = impl_->o.devices, .dim = impl_->o.dim, .traffic = impl_->traffic}; }
-nn::Module& Replicas::operator[](size_t i) const { return i == 0 ? impl_->module : *impl_->others[i - 1]; }
-std::vector<DeviceTraffic> Replicas::traffic() const { return impl_->traffic->report(); }
-void Replicas::reset_traffic() { impl_->traffic->reset(); }
-
 void Replicas::update(size_t count) {
-  const std::vector<NamedField> mine = fields_of(impl_->module);
-  const Device first = impl_->o.devices[0];
+  const std::vector<NamedField> mine = nn::named_fields(module_);
+  const Device first = o_.devices[0];
   for (const NamedField& field : mine) {
-    LOCKSTEP_CHECK(device_of(field) == first, "[DataParallel] expected the module on ", first,
-                   ", the first of the devices, got ", describe(field), " on ", device_of(field),
-                   " (move it with module.to(device))");
+    const Device device = field.tensor().device();
+    LOCKSTEP_CHECK(device == first, "[DataParallel] expected the module on ", first, ", the first of the devices, got ",
+                   describe(field), " on ", device, " (move it with module.to(device))");
   }
   if (count == 1) return;
   std::vector<std::vector<NamedField>> theirs;
   for (size_t i = 1; i < count; ++i) {
-    theirs.push_back(fields_of((*this)[i]));
-    impl_->check_alike(mine, theirs.back(), i);
-    const auto from = impl_->module.named_modules(), to = (*this)[i].named_modules();
+    check_alike(i);
+    theirs.push_back(nn::named_fields((*this)[i]));
+    const auto from = module_.named_modules(), to = (*this)[i].named_modules();
     for (size_t m = 0; m < from.size() && m < to.size(); ++m) {  // parents first
       if (to[m].second->is_training() != from[m].second->is_training())
         to[m].second->train(from[m].second->is_training());
@@ -211,12 +172,12 @@ void Replicas::update(size_t count) {
   std::map<const void*, std::vector<Variable>> copies;  // a shared parameter is copied once
   for (size_t j = 0; j < mine.size(); ++j) {
     if (mine[j].buffer) {
-      const std::vector<Tensor> tensors = spread(*mine[j].buffer, count, impl_->o.reduce, *impl_->traffic);
-      for (size_t i = 1; i < count; ++i) *theirs[i - 1][j].buffer = tensors[i];
+      const std::vector<Tensor> tensors = spread(*mine[j].buffer, count, o_.reduce, *traffic_);
+      for (size_t i = 1; i < count; ++i) theirs[i - 1][j].set(tensors[i]);
       continue;
     }
-    auto& list = copies[mine[j].parameter->impl().get()];
-    if (list.empty()) list = replicate(*mine[j].parameter, count, impl_->o.reduce, impl_->traffic);
+    auto& list = copies[mine[j].key()];
+    if (list.empty()) list = replicate(*mine[j].parameter, count, o_.reduce, traffic_);
     for (size_t i = 1; i < count; ++i)
       rebase(*theirs[i - 1][j].parameter, list[i]);  // every handle of the replica sees it
   }
@@ -233,8 +194,8 @@ void Replicas::run(const Cut& cut, const std::function<void(size_t)>& call) {
     try {
       call(i);
     } catch (...) { errors[i] = std::current_exception(); }
-    impl_->traffic->count_forward(i, cut.sizes[i],
-                                  std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    traffic_->count_forward(i, cut.sizes[i],
+                            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   };
   const auto random_of = [&](size_t i) {
     RandomState state = modes.random;
@@ -273,32 +234,6 @@ void Replicas::run(const Cut& cut, const std::function<void(size_t)>& call) {
 
 }  // namespace detail
 
-std::string to_string(const std::vector<DeviceTraffic>& traffic) {
-  std::ostringstream out;
-  out << std::left << std::setw(8) << "device" << std::right << std::setw(9) << "samples" << std::setw(10) << "seconds";
-  for (const char* load : {"parameters", "gradients", "batch"}) out << std::setw(26) << load;
-  out << "\n" << std::setw(27) << "";
-  for (int i = 0; i < 3; ++i) out << std::setw(13) << "sent" << std::setw(13) << "received";
-  const DeviceTraffic* busiest = nullptr;
-  int64_t sum = 0;
-  for (const DeviceTraffic& row : traffic) {
-    out << "\n"
-        << std::left << std::setw(8) << row.device << std::right << std::setw(9) << row.samples << std::setw(10)
-        << std::fixed << std::setprecision(3) << row.seconds;
-    for (const Moved& moved : {row.parameters, row.gradients, row.batch})
-      out << std::setw(13) << moved.sent << std::setw(13) << moved.received;
-    sum += row.received();
-    if (!busiest || row.sent() + row.received() > busiest->sent() + busiest->received()) busiest = &row;
-  }
-  if (busiest && sum > 0) {
-    const int64_t through = busiest->sent() + busiest->received();
-    out << "\nbusiest: " << busiest->device << ", " << through << " of " << sum << " bytes moved pass through it ("
-        << 100 * through / sum << " %)";
-  }
-  out << "\n";
-  return out.str();
-}
-
 Variable weighted_mean(const Variable& values, const std::vector<int64_t>& samples) {
   LOCKSTEP_CHECK(values.dim() == 1 && values.size(0) == int64_t(samples.size()),
                  "[weighted_mean] expected one value per piece, ", samples.size(), ", got shape ", values.shape());
@@ -324,17 +259,17 @@ void average_gradients(const std::vector<nn::Module*>& replicas, const std::vect
     total += double(n);
   }
   LOCKSTEP_CHECK(samples.empty() || total > 0, "[average_gradients] expected at least one sample, got none");
+  const auto shown = [](const nn::NamedParameter& p) {
+    return str(p.name, " ", p.variable.shape(), " ", p.variable.dtype());
+  };
   std::vector<std::vector<nn::NamedParameter>> all;
   for (nn::Module* replica : replicas) {
     all.push_back(replica->named_parameters());
     LOCKSTEP_CHECK(all.back().size() == all[0].size(), "[average_gradients] expected replicas alike, got ",
                    all[0].size(), " and ", all.back().size(), " parameters");
     for (size_t p = 0; p < all[0].size(); ++p) {
-      const nn::NamedParameter &a = all[0][p], &b = all.back()[p];
-      LOCKSTEP_CHECK(
-          a.name == b.name && a.variable.shape() == b.variable.shape() && a.variable.dtype() == b.variable.dtype(),
-          "[average_gradients] expected replicas alike, got ", a.name, " ", a.variable.shape(), " ", a.variable.dtype(),
-          " and ", b.name, " ", b.variable.shape(), " ", b.variable.dtype());
+      const std::string one = shown(all[0][p]), other = shown(all.back()[p]);
+      LOCKSTEP_CHECK(one == other, "[average_gradients] expected replicas alike, got ", one, " and ", other);
     }
   }
   const NoGrad no_grad;

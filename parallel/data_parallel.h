@@ -41,21 +41,6 @@ struct DataParallelOptions {
   Reduce reduce = Reduce::root;
 };
 
-struct Moved {
-  int64_t sent = 0, received = 0;
-};
-
-/// What went through one device since the start, or reset_bytes_moved().
-struct DeviceTraffic {
-  std::string device;  ///< "cpu:1"; the last is "host", also for tensors that come from a device not in the list
-  Moved parameters, gradients;  ///< copies of parameters and buffers; gradients of parameters
-  Moved batch;                  ///< inputs, outputs, and their gradients
-  int64_t samples = 0;          ///< that its replica was given
-  double seconds = 0;           ///< that its replica's forwards took
-  int64_t sent() const { return parameters.sent + gradients.sent + batch.sent; }
-  int64_t received() const { return parameters.received + gradients.received + batch.received; }
-};
-
 namespace detail {
 
 /// The module on the first device, and one replica for each further one.
@@ -63,30 +48,31 @@ class Replicas {
  public:
   using Make = std::function<std::unique_ptr<nn::Module>()>;
   Replicas(nn::Module& module, DataParallelOptions options, const Make& make);
-  ~Replicas();
 
-  const DataParallelOptions& options() const;
-  Cut cut() const;
-  nn::Module& operator[](size_t i) const;
+  const DataParallelOptions& options() const { return o_; }
+  Cut cut() const { return {.devices = o_.devices, .dim = o_.dim, .traffic = traffic_}; }
+  nn::Module& operator[](size_t i) const { return i == 0 ? module_ : *others_[i - 1]; }
   /// Gives replicas 1 .. count-1 the module's parameters (on the tape), buffers, hooks and training flags.
   void update(size_t count);
   /// call(i) for every piece of the cut, each in a thread of its own with the caller's modes; the first exception, with
   /// its replica's name.
   void run(const Cut& cut, const std::function<void(size_t)>& call);
-  std::vector<DeviceTraffic> traffic() const;
-  void reset_traffic();
+  Traffic& traffic() const { return *traffic_; }
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  void check_alike(size_t replica) const;
+
+  nn::Module& module_;
+  DataParallelOptions o_;
+  std::shared_ptr<Traffic> traffic_;
+  std::vector<std::unique_ptr<nn::Module>> others_;  // of devices 1 ..
 };
 
 }  // namespace detail
 
 /// M: a module with forward(). What differs from calling it directly:
 /// - Inputs and outputs are cut and joined by the rules of scatter.h. Scalars become a vector of one value per piece:
-/// take
-///   weighted_mean() of it, since a last piece may be smaller. A short batch may use fewer devices.
+///   take weighted_mean() of it, since a last piece may be smaller. A short batch may use fewer devices.
 /// - The module itself is replica 0. Buffers (running means) and plain fields that other replicas change are lost.
 /// - Replica i draws random numbers as micro-batch micro_batch * devices + i of the step (tensor/random.h).
 /// - Hooks and prints run in the replicas' threads, at the same time.
@@ -108,7 +94,7 @@ template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
   auto forward(Args&&... args) {
     using Output = std::decay_t<decltype((*module_)(std::declval<detail::Part<Args>>()...))>;
     detail::Cut cut = replicas_.cut();
-    (detail::measure_if(cut, args), ...);
+    (detail::measure(cut, args), ...);
     cut.finish();
     auto parts = std::make_tuple(detail::parts_of(cut, args)...);
     replicas_.update(cut.count());
@@ -122,27 +108,22 @@ template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
       return std::move(*outputs[0]);  // a plain call
     std::vector<Output> all;
     for (auto& output : outputs) all.push_back(std::move(*output));
-    return detail::join(cut, all, o.output.value_or(o.devices[0]));
+    return detail::join(cut, std::move(all), o.output.value_or(o.devices[0]));
   }
 
   M& module() { return *module_; }
-  const Options& data_parallel_options() const { return replicas_.options(); }
   void fields(nn::Fields& f) override { f("module", *module_); }
   std::string kind() const override { return "DataParallel"; }
 
-  std::vector<DeviceTraffic> bytes_moved() const { return replicas_.traffic(); }
-  void reset_bytes_moved() { replicas_.reset_traffic(); }
+  std::vector<DeviceTraffic> bytes_moved() const { return replicas_.traffic().report(); }
+  void reset_bytes_moved() { replicas_.traffic().reset(); }
 
  private:
   M* module_;
   detail::Replicas replicas_;
 };
 
-/// bytes_moved() as a table, with the busiest device named.
-std::string to_string(const std::vector<DeviceTraffic>& traffic);
-
-/// Mean of one value per piece, each weighted by the piece's samples: what the mean over the whole batch is. `samples`:
-/// chunk_sizes(batch, devices).
+/// Mean of one value per piece, weighted by its samples, chunk_sizes(batch, devices): the mean over the whole batch.
 Variable weighted_mean(const Variable& values, const std::vector<int64_t>& samples);
 
 /// For replicas made by hand, each with its own gradients: replicas[0]'s gradients become the mean

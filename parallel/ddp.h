@@ -2,9 +2,9 @@
 // DistributedDataParallel (Li et al., VLDB 2020): every rank holds the whole model and sees its own data; gradients are
 // averaged in buckets while backward still runs.
 //
-//   parallel::DistributedDataParallel ddp(model);        // same parameters everywhere from here on
-//   auto loss = cross_entropy(ddp.call([&] { return model(x); }), y);   // or model(x) directly when there are no
-//   buffers loss.backward();                                     // .grad holds the mean over all ranks when it returns
+//   parallel::DistributedDataParallel ddp(model);                       // same parameters everywhere from here on
+//   auto loss = cross_entropy(ddp.call([&] { return model(x); }), y);   // or model(x) when there are no buffers
+//   loss.backward();                                                    // .grad holds the mean over all ranks then
 //   optimizer.step();
 //
 // Bits: with micro-batches that are all of one size and powers of two of ranks and of accumulation, parameters are the
@@ -12,25 +12,26 @@
 // overlap or not.
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "dist/process_group.h"
 #include "nn/module.h"
+#include "parallel/reducer.h"
 
 namespace lockstep::parallel {
 
 /// One bucket as a communication hook sees it: flat gradients of some parameters.
 struct Bucket {
   int index = 0;
-  int count = 0;     ///< number of buckets
-  Tensor gradients;  ///< flat; the hook leaves the mean over ranks here
+  int count = 0;      ///< number of buckets
+  std::string label;  ///< "bucket 0 of 3, head.bias to hidden.weight", for tags
+  Tensor gradients;   ///< flat; the hook leaves the mean over ranks here
   std::vector<std::string> names;
   std::vector<Tensor> parameters;  ///< gradient of each parameter, views into `gradients`
 };
 
-/// Replaces the all-reduce of a bucket: starts it, and gives back what finishes it (called before the optimizer may
-/// read).
+/// Replaces the all-reduce of a bucket: starts it, and gives back what finishes it, at the end of backward.
 using CommHook = std::function<std::function<void()>(Bucket& bucket, dist::ProcessGroup& group)>;
 
 struct DdpOptions {
@@ -42,22 +43,21 @@ struct DdpOptions {
   bool init_sync = true;
   dist::Algorithm algorithm = dist::Algorithm::automatic;
   CommHook hook;  ///< empty: mean by all_reduce
-  /// Names of parameters and buffers that are left alone: not compared, copied or reduced (experts, of which ranks have
-  /// different ones).
+  /// Names of parameters and buffers that are left alone: not compared, copied or reduced (experts of this rank).
   std::function<bool(const std::string& name)> ignore = {};
 };
 
-class DistributedDataParallel {
+/// The reducer, with DDP's policy.
+class DistributedDataParallel final : Reducer::Policy {
  public:
   using Options = DdpOptions;
   /// Checks that all ranks have the same parameters (Error names the first that differs and the ranks), and copies rank
   /// 0's values to all. `group`: default dist::world().
   explicit DistributedDataParallel(nn::Module& module, Options options = {}, dist::ProcessGroup* group = nullptr);
-  ~DistributedDataParallel();
   DistributedDataParallel(const DistributedDataParallel&) = delete;
 
-  nn::Module& module();
-  dist::ProcessGroup& group();
+  nn::Module& module() { return module_; }
+  dist::ProcessGroup& group() { return group_; }
 
   /// Runs a forward: synchronises buffers first and, with find_unused_parameters, looks at what `forward` returned.
   Variable call(const std::function<Variable()>& forward);
@@ -68,7 +68,7 @@ class DistributedDataParallel {
   /// it (or an optimizer step) is an Error, clearing it (zero_grad) forgets what was collected.
   class NoSync {
    public:
-    explicit NoSync(DistributedDataParallel& ddp);
+    explicit NoSync(DistributedDataParallel& ddp) : ddp_(ddp) { ddp_.reducer_->enter_no_sync(); }
     ~NoSync();
     NoSync(const NoSync&) = delete;
 
@@ -98,15 +98,65 @@ class DistributedDataParallel {
   /// Names in each bucket, in the order they are reduced.
   std::vector<std::vector<std::string>> buckets() const;
 
-  /// The module's state with "module." before every name, as PyTorch saves a wrapped model; load_state() takes both
-  /// forms.
+  /// The module's state with "module." before every name, as PyTorch saves it; load_state() takes both forms.
   nn::State state();
   nn::LoadReport load_state(const nn::State& state, bool strict = true);
 
-  struct Impl;
-
  private:
-  std::unique_ptr<Impl> impl_;
+  enum class Phase { none, buffers, backward };
+
+  nn::Module& module_;
+  const Options options_;
+  dist::ProcessGroup& group_;
+  std::optional<Reducer> reducer_;  // of those that require grad, in the order of fields()
+  std::vector<Bucket> buckets_;     // its units
+  std::vector<std::string> tags_;   // of their collectives
+
+  // ddp.cpp: the policy
+  bool ignores(const std::string& name) const { return options_.ignore && options_.ignore(name); }
+  void make_buckets(const std::vector<size_t>& order);
+  Tensor memory(size_t bucket) override { return reducer_->units[bucket].gradients.own_memory(); }
+  std::function<void()> start(size_t bucket, const Tensor& sum) override;
+  void finished() override;
+  void forgotten() override;
+  void ordered(const std::vector<size_t>& parameters) override { make_buckets(parameters); }
+  void pass_begins() override;
+
+  // ddp_graph.cpp: which parameters get gradients, with find_unused_parameters and static_graph
+  bool saw_forward_ = false;  // what the forwards since the last backward depend on
+  int forwards_ = 0;
+  std::vector<bool> reachable_;
+  bool counted_ = false;  // static_graph: how many gradients each parameter gets,
+  std::vector<int> expected_;
+  std::vector<bool> used_anywhere_;                        // and whether any rank uses it
+  std::shared_ptr<int> alive_ = std::make_shared<int>(0);  // hooks on outputs may outlive this
+  void look_at(const Variable& output);
+  void expect_gradients();
+  void check_pass() override;
+  std::string unexpected(const Reducer::Parameter& p) override;
+  std::vector<bool> agree_on_used();
+
+  // ddp_join.cpp
+  struct JoinState {
+    bool divide_by_active = false, throw_on_early_end = false;
+    int active = 0;      // ranks that still have data
+    int authority = -1;  // one that has the newest parameters
+  };
+  std::optional<JoinState> join_;
+  bool answering_ = false;  // for other ranks: this one's data has ended
+  /// Ranks tell each other which collectives come next; gives back which of them have data.
+  struct Agreed {
+    std::vector<int> active;
+    Phase phase;
+  };
+  Agreed agree(Phase mine);
+  void shadow_until_all_ended();
+  void shadow_backward();
+
+  // ddp_state.cpp
+  std::vector<Tensor> module_buffers() const;
+  void sync_buffers();  // before a forward
+  void receive_buffers(int root);
 };
 
 /// Takes one wrapper's prefix off, when every name has it; `stripped` tells.

@@ -1,7 +1,6 @@
 #include "parallel/mesh.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <optional>
 
@@ -15,46 +14,33 @@ namespace {
 struct Axis {
   const char* name;
   int Plan::*size;
+  double weight;  // of a change
 };
-constexpr Axis axes[] = {{"dp", &Plan::dp}, {"pp", &Plan::pp}, {"cp", &Plan::cp}, {"tp", &Plan::tp}};
-constexpr Axis experts{"ep", &Plan::ep};
+constexpr Axis axes[] = {{"dp", &Plan::dp, 1},
+                         {"pp", &Plan::pp, 1.3},
+                         {"cp", &Plan::cp, 1.1},
+                         {"tp", &Plan::tp, 1.2},
+                         {"ep", &Plan::ep, 1.1}};
 constexpr int most = 1 << 20;
 
 /// "dp2" -> "dp" and 2; nothing when it is not letters and a number.
 std::optional<std::pair<std::string, int>> word_of(std::string_view text) {
-  size_t letters = 0;
-  while (letters < text.size() && std::isalpha(static_cast<unsigned char>(text[letters]))) ++letters;
+  constexpr const char* figures = "0123456789";
+  const size_t letters = std::min(text.find_first_of(figures), text.size());
   const std::string_view digits = text.substr(letters);
-  const bool number = !digits.empty() && digits.size() < 8 &&
-                      std::all_of(digits.begin(), digits.end(), [](unsigned char c) { return std::isdigit(c); });
-  if (letters == 0 || !number) return {};
+  if (letters == 0 || digits.empty() || digits.size() >= 8 || digits.find_first_not_of(figures) != digits.npos)
+    return {};
   return std::pair(std::string(text.substr(0, letters)), std::stoi(std::string(digits)));
 }
 
-std::vector<std::string_view> words_of(std::string_view text) {
-  std::vector<std::string_view> words;
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find('+', at), text.size());
-    words.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return words;
-}
-
-/// How far a plan is from another: first by how many words change, then by how much. Slices and stages are kept where
-/// copies can give way.
+/// How far a plan is from another: first by how many words change, then by how much. Copies give way first.
 std::pair<int, double> distance(const Plan& from, const Plan& to) {
   int changes = from.zero != to.zero;
   double steps = from.zero == to.zero ? 0 : 1;
-  const auto add = [&](int a, int b, double weight) {
-    changes += a != b;
-    steps += weight * std::abs(std::log2(double(a) / b));
-  };
-  add(from.dp, to.dp, 1);
-  add(from.pp, to.pp, 1.3);
-  add(from.tp, to.tp, 1.2);
-  add(from.cp, to.cp, 1.1);
-  add(from.ep, to.ep, 1.1);
+  for (const Axis& axis : axes) {
+    changes += from.*axis.size != to.*axis.size;
+    steps += axis.weight * std::abs(std::log2(double(from.*axis.size) / to.*axis.size));
+  }
   return {changes, steps};
 }
 
@@ -70,7 +56,9 @@ std::vector<int> divisors(int64_t n) {
 Plan parse_plan(std::string_view text) {
   Plan plan;
   std::vector<std::string> seen;
-  for (const std::string_view one : words_of(text)) {
+  for (size_t at = 0, end = 0; at <= text.size(); at = end + 1) {
+    end = std::min(text.find('+', at), text.size());
+    const std::string_view one = text.substr(at, end - at);
     const auto word = word_of(one);
     const auto set = [&](int& to, int least, int largest) {
       LOCKSTEP_CHECK(word->second >= least && word->second <= largest, "[plan] \"", text, "\": expected ", word->first,
@@ -83,7 +71,6 @@ Plan parse_plan(std::string_view text) {
     const Axis* found = nullptr;
     for (const Axis& axis : axes)
       if (word && word->first == axis.name) found = &axis;
-    if (word && word->first == experts.name) found = &experts;
     if (found) set(plan.*(found->size), 1, most);
     else if (word && word->first == "zero") set(plan.zero, 0, 3);
     else
@@ -102,7 +89,6 @@ std::string to_string(const Plan& plan) {
   const auto add = [&](const std::string& word) { text += (text.empty() ? "" : "+") + word; };
   for (const Axis& axis : axes)
     if (plan.*(axis.size) > 1) add(axis.name + std::to_string(plan.*(axis.size)));
-  if (plan.ep > 1) add("ep" + std::to_string(plan.ep));
   if (text.empty()) add("dp1");
   if (plan.zero >= 0) add("zero" + std::to_string(plan.zero));
   return text;

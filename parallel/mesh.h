@@ -3,8 +3,8 @@
 // has a group for each axis.
 //
 //   const parallel::Plan plan = parallel::parse_plan("dp2+pp2+tp2+zero1");   // pure: asks no rank
-//   parallel::check_plan(plan, {.ranks = 8, .layers = 6, .heads = 4});       // Error with the reason, and the nearest
-//   plan that can be const parallel::Mesh mesh(plan, dist::world());                          // on every rank
+//   parallel::check_plan(plan, {.ranks = 8, .layers = 6, .heads = 4});       // Error: why not, and what can be
+//   const parallel::Mesh mesh(plan, dist::world());                          // on every rank
 //   mesh.tp().all_reduce(...);
 //
 // Axes from the slowest to the fastest: dp (copies), pp (stages), cp (parts of a sequence), tp (slices of layers). What
@@ -58,8 +58,7 @@ struct PlanSizes {
 };
 /// Why the plan cannot be, a reason each; empty when it can.
 std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& sizes);
-/// The plan that changes the fewest and the least, on the same ranks; `plan` itself when it can be, nothing when none
-/// can.
+/// The plan that changes the fewest and the least, on the same ranks; itself when it can be, nothing when none can.
 std::unique_ptr<Plan> nearest_plan(const Plan& plan, const PlanSizes& sizes);
 /// Error with all reasons and the nearest plan.
 void check_plan(const Plan& plan, const PlanSizes& sizes);
@@ -75,13 +74,11 @@ class Mesh {
   dist::ProcessGroup& pp() const { return axes_.group("pp"); }
   dist::ProcessGroup& cp() const { return axes_.group("cp"); }
   dist::ProcessGroup& tp() const { return axes_.group("tp"); }
-  dist::ProcessGroup& copies() const {
-    return *copies_;
-  }  ///< dp and cp: ranks with the same parameters, whose gradients are summed
+  /// dp and cp: ranks with the same parameters, whose gradients are summed.
+  dist::ProcessGroup& copies() const { return *copies_; }
   dist::ProcessGroup& ep() const { return *ep_; }
-  dist::ProcessGroup& edp() const {
-    return *edp_;
-  }  ///< of copies(), the ranks with the same experts: gradients of those are summed here
+  /// Of copies(), the ranks with the same experts: gradients of those are summed here.
+  dist::ProcessGroup& edp() const { return *edp_; }
   dist::ProcessGroup& model() const { return *model_; }  ///< of one copy: all stages and slices
 
  private:

@@ -71,8 +71,7 @@ void Reducer::reorder(const std::vector<size_t>& arrivals) {
   std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return last[a] < last[b]; });
 }
 
-// --- the placeholder: what .grad holds while gradients are collected, so that clearing it is noticed, and reading it
-// an error ---
+// --- the placeholder: what .grad holds while gradients are collected: clearing it is noticed, reading it an error ---
 
 Tensor Reducer::placeholder(const Parameter& p) const {
   return Tensor(placeholder_.storage(), 0, p.variable.shape(), contiguous_strides(p.variable.shape()),

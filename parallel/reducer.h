@@ -12,12 +12,13 @@
 // happens afterwards.
 //
 //            unit                      when complete                            afterwards
-//   DDP      bucket                    all_reduce, or a hook                    .grad are views of the means ddp.cpp
-//   ZeRO 0   the same                  the same                                 every rank updates all zero/stage.cpp
+//   DDP      bucket                    all_reduce, or a hook                    .grad are views of the means
+//   ZeRO 0   the same                  the same                                 every rank updates all
 //   ZeRO 1   cut into owners' ranges   reduce_scatter, at the last micro-batch  owners update, all_gather
-//   zero/stage1.cpp ZeRO 2   the same                  reduce_scatter, at every micro-batch     the same
-//   zero/stage2.cpp ZeRO 3   the same, by module       the same                                 owners keep their shard
-//   zero/stage3.cpp
+//   ZeRO 2   the same                  reduce_scatter, at every micro-batch     the same
+//   ZeRO 3   the same, by module       the same                                 owners keep their shard
+//
+// They are ddp.cpp, zero/stage.cpp, stage1.cpp, stage2.cpp and stage3.cpp.
 //
 // Gradients that are handed in, not noticed (a pipeline's, a 1-bit optimizer's), go through GradientAccumulator
 // (buckets.h): the same flat memory and tree without hooks.
@@ -53,11 +54,11 @@ class Reducer {
   struct Rules {
     const char* name;     // in front of messages: "ddp"
     bool overlap = true;  // start units while backward runs; off: all at its end
-    bool at_once =
-        true;  // a gradient goes into flat memory when it comes; off: with its unit, for no rank has memory for all
-    bool shows = false;   // .grad shows what was reduced, and may be cleared one by one; off: it is the policy's, .grad
-                          // a placeholder
-    bool leaves = false;  // one rank's gradients may stay in the memory in which they came (FlatGradients::offer)
+    // A gradient goes into flat memory when it comes; off: with its unit, for no rank has memory for all.
+    bool at_once = true;
+    // .grad shows what was reduced, and may be cleared one by one; off: it is the policy's, .grad a placeholder.
+    bool shows = false;
+    bool leaves = false;       // one rank's gradients may stay in the memory in which they came (FlatGradients::offer)
     const char* emptied = "";  // what reading a placeholder is told
   };
   class Policy {

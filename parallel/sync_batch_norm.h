@@ -1,13 +1,11 @@
 #pragma once
 // Batch norm over the batches of all ranks: with DDP, small batches per rank normalise like one large batch.
 //
-//   forward    every rank: count, mean, sum of squared distances of each channel  ─▶ gathered, merged in the order of
-//   ranks
+//   forward    every rank: count, mean, sum of squared distances of each channel  ─▶ gathered, merged by rank
 //              (Chan, Golub, LeVeque, 1979), so all ranks hold the same statistics to the bit
 //   backward   sum of gradients, sum of gradients times x̂  ─▶ summed over ranks
 //
-// 2 C + 1 numbers a layer each way. Ranks may have batches of different sizes, also empty ones, but all must run the
-// layer.
+// 2 C + 1 numbers a layer each way. Ranks may have batches of any size, also empty ones, but all must run the layer.
 #include <memory>
 
 #include "dist/process_group.h"

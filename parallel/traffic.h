@@ -1,11 +1,33 @@
 #pragma once
 // Who copied how many bytes to whom: every copy that DataParallel makes between devices goes through Traffic::copy().
 #include <atomic>
+#include <memory>
+#include <string>
 #include <vector>
 
-#include "parallel/data_parallel.h"
+#include "autograd/variable.h"
 
-namespace lockstep::parallel::detail {
+namespace lockstep::parallel {
+
+struct Moved {
+  int64_t sent = 0, received = 0;
+};
+
+/// What went through one device since the start, or reset_bytes_moved().
+struct DeviceTraffic {
+  std::string device;  ///< "cpu:1"; the last is "host", also for tensors that come from a device not in the list
+  Moved parameters, gradients;  ///< copies of parameters and buffers; gradients of parameters
+  Moved batch;                  ///< inputs, outputs, and their gradients
+  int64_t samples = 0;          ///< that its replica was given
+  double seconds = 0;           ///< that its replica's forwards took
+  int64_t sent() const { return parameters.sent + gradients.sent + batch.sent; }
+  int64_t received() const { return parameters.received + gradients.received + batch.received; }
+};
+
+/// DataParallel::bytes_moved() as a table, with the busiest device named.
+std::string to_string(const std::vector<DeviceTraffic>& traffic);
+
+namespace detail {
 
 enum class Load { parameters, gradients, batch };
 
@@ -35,4 +57,5 @@ class Traffic {
   std::vector<Row> rows_;
 };
 
-}  // namespace lockstep::parallel::detail
+}  // namespace detail
+}  // namespace lockstep::parallel

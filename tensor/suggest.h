@@ -12,4 +12,7 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& kn
 /// "a, b or c".
 std::string listed(const std::vector<std::string>& names);
 
+/// The first names: "a, b and 3 more".
+std::string list_names(const std::vector<std::string>& names, size_t most = 20);
+
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 
 #include "nn/build_empty.h"
 #include "tensor/ops.h"
+#include "tensor/suggest.h"
 #include "zero/units.h"
 
 namespace lockstep::zero {
@@ -69,7 +70,7 @@ Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroO
     norm_blocks_of_all += norm_blocks(p.variable.numel());
   }
   LOCKSTEP_CHECK(without.empty(), "[zero] expected every parameter that requires grad in an optimizer, got ",
-                 without.size(), " that are in none: ", parallel::list_names(without),
+                 without.size(), " that are in none: ", list_names(without),
                  "; freeze them (requires_grad_(false)) or give them to one");
   LOCKSTEP_CHECK(trained > 0, "[zero] expected a module with parameters that require grad, got none in ",
                  module.kind());

@@ -13,9 +13,11 @@
 // is that of all there are.
 #include <cmath>
 
+#include "dist/texts.h"
 #include "optim/clip.h"
 #include "parallel/agreement.h"
 #include "tensor/ops.h"
+#include "tensor/suggest.h"
 #include "trace/trace.h"
 #include "zero/sharded_optimizer.h"
 #include "zero/stage.h"
@@ -90,7 +92,7 @@ std::vector<bool> Stage::agree_on_used() {
   if (!options.ignore_unused_parameters) {
     if (unused.empty()) return used;
     fail_everywhere(str("[zero] ", unused.size(),
-                        " parameters got no gradient since the last step: ", parallel::list_names(unused),
+                        " parameters got no gradient since the last step: ", list_names(unused),
                         ". The loss does not depend on them. Set ignore_unused_parameters = true, or freeze them "
                         "(requires_grad_(false)) before"));
   }
@@ -126,7 +128,7 @@ bool Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport
     report.skipped = true;
     const Parameter& found = parameters[size_t(first / group.size() % count)];
     const int finder = int(first % group.size());
-    report.first_nonfinite = is_spread(found) ? parallel::broadcast_text(found.name, finder, group) : found.name;
+    report.first_nonfinite = is_spread(found) ? dist::broadcast_text(found.name, finder, group) : found.name;
     report.rank = group.world_rank(finder);
   }
   if (o.others) o.others->agree(report);

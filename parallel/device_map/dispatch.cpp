@@ -33,20 +33,19 @@ struct Dispatched::Impl {
 
   void open(const DispatchOptions& options);
   void check_file(const std::string& path) const;
-  std::string name_in_file(const Slot& slot) const;
-  Tensor source(const Slot& slot) const;
+  std::string name_in_file(const NamedField& field) const;
+  Tensor source(const NamedField& field) const;
   void place(size_t part);
   void attach(nn::Module& module, const std::string& name, Device around, bool chained);
   std::shared_ptr<void> load(size_t part);
-  std::function<std::shared_ptr<void>()> holder(size_t part);
   Device runs_at(size_t part) const { return plan.places[part].is_device() ? plan.places[part].device() : plan.main; }
 
   nn::Module& model;
   Placement plan;
-  std::map<std::string, Slot> slots;
+  std::map<std::string, NamedField> fields;
   std::optional<data::SafeTensors> file;
   bool all_from_file = false;
-  std::map<const void*, Visitor> visitors;            // by Slot::key()
+  std::map<const void*, Visitor> visitors;            // by NamedField::key()
   std::map<const void*, std::weak_ptr<void>> loaded;  // who holds it now
   std::set<const void*> placed;
   std::vector<nn::Module*> running;
@@ -54,49 +53,46 @@ struct Dispatched::Impl {
 };
 
 /// A tensor of the model as it is, or as the file has it.
-Tensor Dispatched::Impl::source(const Slot& slot) const {
+Tensor Dispatched::Impl::source(const NamedField& field) const {
   if (!all_from_file)
-    return slot.entry.parameter && nn::is_built_empty(*slot.entry.parameter) ? nn::start_of(*slot.entry.parameter)
-                                                                             : slot.tensor();
+    return field.parameter && nn::is_built_empty(*field.parameter) ? nn::start_of(*field.parameter) : field.tensor();
   const MemoryScope scope(Memory::offload);
-  return file->tensor(name_in_file(slot));
+  return file->tensor(name_in_file(field));
 }
 
 /// A shared parameter may be there under any of its names.
-std::string Dispatched::Impl::name_in_file(const Slot& slot) const {
-  if (file->contains(slot.name)) return slot.name;
-  for (const auto& [name, other] : slots)
-    if (other.key() == slot.key() && file->contains(name)) return name;
-  return slot.name;
+std::string Dispatched::Impl::name_in_file(const NamedField& field) const {
+  if (file->contains(field.name)) return field.name;
+  for (const auto& [name, other] : fields)
+    if (other.key() == field.key() && file->contains(name)) return name;
+  return field.name;
 }
 
 void Dispatched::Impl::check_file(const std::string& path) const {
-  std::map<const void*, bool> found;
-  std::map<const void*, std::string> first;
+  std::set<const void*> missing;
   std::string problems;
-  for (const auto& [name, slot] : slots) {
-    first.emplace(slot.key(), name);
-    const bool there = file->contains(name);
-    found[slot.key()] |= there;
-    if (!there) continue;
+  for (const auto& [name, field] : fields) {
+    if (!file->contains(name)) {
+      if (!file->contains(name_in_file(field)) && missing.insert(field.key()).second)
+        problems += "\n  " + name + ": missing";
+      continue;
+    }
     const MemoryScope scope(Memory::offload);
     const Tensor tensor = file->tensor(name);
-    if (!(tensor.shape() == slot.tensor().shape()))
-      problems += str("\n  ", name, ": expected shape ", slot.tensor().shape(), ", got ", tensor.shape());
-    else if (is_floating(tensor.dtype()) != is_floating(slot.tensor().dtype()))
-      problems += str("\n  ", name, ": expected ", slot.tensor().dtype(), ", got ", tensor.dtype());
+    if (!(tensor.shape() == field.tensor().shape()))
+      problems += str("\n  ", name, ": expected shape ", field.tensor().shape(), ", got ", tensor.shape());
+    else if (is_floating(tensor.dtype()) != is_floating(field.tensor().dtype()))
+      problems += str("\n  ", name, ": expected ", field.tensor().dtype(), ", got ", tensor.dtype());
   }
-  for (const auto& [key, there] : found)
-    if (!there) problems += "\n  " + first.at(key) + ": missing";
   LOCKSTEP_CHECK(problems.empty(), "[device_map] ", path, " does not fit this ", model.kind(), "; nothing was changed",
                  problems);
 }
 
 void Dispatched::Impl::open(const DispatchOptions& options) {
-  for (const Slot& slot : slots_of(model)) slots.emplace(slot.name, slot);
+  for (const NamedField& field : nn::named_fields(model)) fields.emplace(field.name, field);
   for (const Part& part : plan.parts) {
     for (const std::string& name : part.tensors)
-      LOCKSTEP_CHECK(slots.count(name), "[device_map] expected a plan of this ", model.kind(), ", got one with ", name,
+      LOCKSTEP_CHECK(fields.count(name), "[device_map] expected a plan of this ", model.kind(), ", got one with ", name,
                      ", which it has not");
   }
   if (!options.weights.empty()) {
@@ -104,8 +100,8 @@ void Dispatched::Impl::open(const DispatchOptions& options) {
     all_from_file = true;
     return check_file(options.weights);
   }
-  for (const auto& [name, slot] : slots) {
-    LOCKSTEP_CHECK(!slot.tensor().storage()->is_empty() || slot.tensor().storage()->origin(), "[device_map] ", name,
+  for (const auto& [name, field] : fields) {
+    LOCKSTEP_CHECK(!field.tensor().storage()->is_empty() || field.tensor().storage()->origin(), "[device_map] ", name,
                    " has no values; give the file with the model's weights");
   }
   std::vector<std::pair<std::string, Tensor>> on_disk;
@@ -114,7 +110,7 @@ void Dispatched::Impl::open(const DispatchOptions& options) {
   for (size_t i = 0; i < plan.parts.size(); ++i) {
     if (plan.places[i].name != "disk") continue;
     for (const std::string& name : plan.parts[i].tensors)
-      if (seen.insert(slots.at(name).key()).second) on_disk.emplace_back(name, source(slots.at(name)).to(cpu));
+      if (seen.insert(fields.at(name).key()).second) on_disk.emplace_back(name, source(fields.at(name)).to(cpu));
   }
   if (on_disk.empty()) return;
   LOCKSTEP_CHECK(!options.offload_folder.empty(), "[device_map] the plan puts ", on_disk.size(), " tensors on disk (",
@@ -138,32 +134,28 @@ void Dispatched::Impl::open(const DispatchOptions& options) {
 void Dispatched::Impl::place(size_t part) {
   const Location& where = plan.places[part];
   for (const std::string& name : plan.parts[part].tensors) {
-    Slot& slot = slots.at(name);
-    if (!placed.insert(slot.key()).second) continue;
-    const auto put = [&](const Tensor& tensor) {
-      if (slot.entry.parameter) slot.entry.parameter->set_tensor(tensor);
-      else *slot.entry.buffer = tensor;
-    };
-    const Tensor from = source(slot);
-    const DType dtype = slot.tensor().dtype();
+    NamedField& field = fields.at(name);
+    if (!placed.insert(field.key()).second) continue;
+    const Tensor from = source(field);
+    const DType dtype = field.tensor().dtype();
     const auto copy_on = [&](Device device) {
       const Tensor made = empty(from.shape(), {.dtype = dtype, .device = device});
       made.copy_(from);
       return made;
     };
-    const MemoryScope scope(where.is_device() ? (slot.entry.parameter ? Memory::parameter : Memory::other)
+    const MemoryScope scope(where.is_device() ? (field.parameter ? Memory::parameter : Memory::other)
                                               : Memory::offload);
     if (where.is_device()) {
-      put(!all_from_file && from.device() == where.device() ? from : copy_on(where.device()));
+      field.set(!all_from_file && from.device() == where.device() ? from : copy_on(where.device()));
       continue;
     }
-    Visitor& visitor = visitors[slot.key()];
+    Visitor& visitor = visitors[field.key()];
     if (where.name == "cpu") visitor.host = copy_on(cpu);
-    else visitor.saved = name_in_file(slot);
-    const MemoryScope on_device(slot.entry.parameter ? Memory::parameter : Memory::other);
+    else visitor.saved = name_in_file(field);
+    const MemoryScope on_device(field.parameter ? Memory::parameter : Memory::other);
     visitor.there = empty(from.shape(), {.dtype = dtype, .device = plan.main});
     visitor.there.storage()->empty(not_loaded);
-    put(visitor.there);
+    field.set(visitor.there);
   }
 }
 
@@ -176,10 +168,10 @@ std::shared_ptr<void> Dispatched::Impl::load(size_t part) {
   // One for all tensors of the part, and each by itself: a shared one may be there already.
   const auto all = std::make_shared<std::vector<std::shared_ptr<void>>>();
   for (const std::string& name : plan.parts[part].tensors) {
-    const Slot& slot = slots.at(name);
-    std::shared_ptr<void> held = loaded[slot.key()].lock();
+    const NamedField& field = fields.at(name);
+    std::shared_ptr<void> held = loaded[field.key()].lock();
     if (!held) {
-      const Visitor& visitor = visitors.at(slot.key());
+      const Visitor& visitor = visitors.at(field.key());
       const Tensor& there = visitor.there;
       {
         const MemoryScope scope(there.storage()->category());
@@ -188,18 +180,13 @@ std::shared_ptr<void> Dispatched::Impl::load(size_t part) {
       held = std::shared_ptr<void>(this, [there](void*) { there.storage()->empty(not_loaded); });
       const MemoryScope scope(Memory::offload);
       there.copy_(visitor.host.defined() ? visitor.host : file->tensor(visitor.saved));
-      loaded[slot.key()] = held;
+      loaded[field.key()] = held;
       bytes += bytes_of(there);
     }
     all->push_back(std::move(held));
   }
   ++loads;
   return all;
-}
-
-std::function<std::shared_ptr<void>()> Dispatched::Impl::holder(size_t part) {
-  if (plan.places[part].is_device()) return {};
-  return [this, part] { return load(part); };
 }
 
 /// around: where the module that calls this one computes. chained: the next one takes what comes out.
@@ -213,9 +200,10 @@ void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Devic
   }
   if (below.empty()) return;  // runs wherever its input is
   const std::optional<Device> output = chained ? std::nullopt : std::optional(around);
-  const auto run = [&](Device device, std::function<std::shared_ptr<void>()> hold = {}) {
-    module.run_on(nn::Module::RunOn{
-        .device = device, .output = name.empty() ? std::optional(device) : output, .hold = std::move(hold)});
+  const auto run = [&](Device device, std::optional<size_t> read = {}) {  // the part that it reads
+    nn::Module::RunOn how{.device = device, .output = name.empty() ? std::optional(device) : output, .hold = {}};
+    if (read && !plan.places[*read].is_device()) how.hold = [this, part = *read] { return load(part); };
+    module.run_on(std::move(how));
     running.push_back(&module);
   };
   const bool is_list = module.kind() == "ModuleList",
@@ -223,28 +211,26 @@ void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Devic
   const bool together = !is_list && std::all_of(below.begin(), below.end(),
                                                 [&](size_t i) { return plan.places[i] == plan.places[below[0]]; });
   if (together && plan.places[below[0]].is_device()) return run(plan.places[below[0]].device());
-  if (own && !plan.parts[*own].own) return run(plan.main, holder(*own));
+  if (own && !plan.parts[*own].own) return run(plan.main, own);
   const Device here = own ? runs_at(*own) : around;
-  if (!is_list) run(here, own ? holder(*own) : std::function<std::shared_ptr<void>()>());
+  if (!is_list) run(here, own);
   const auto children = module.children();
   std::string last;
-  const auto path = [&](const std::string& child) { return name.empty() ? child : name + "." + child; };
   for (const auto& [child_name, child] : children) {
     for (const size_t i : below)
-      if (is_below(plan.parts[i].name, path(child_name))) last = child_name;
+      if (is_below(plan.parts[i].name, nn::joined(name, child_name))) last = child_name;
   }
   for (const auto& [child_name, child] : children)
-    attach(*child, path(child_name), here, is_chain && child_name != last);
+    attach(*child, nn::joined(name, child_name), here, is_chain && child_name != last);
 }
 
 Dispatched::Impl::~Impl() {
   for (nn::Module* module : running) module->run_on(std::nullopt);
-  for (const auto& [name, slot] : slots) {
-    const auto visitor = visitors.find(slot.key());
+  for (const auto& [name, field] : fields) {
+    const auto visitor = visitors.find(field.key());
     if (visitor == visitors.end() || !visitor->second.host.defined()) continue;
     visitor->second.host.storage()->book_as(Memory::parameter);
-    if (slot.entry.parameter) slot.entry.parameter->set_tensor(visitor->second.host);
-    else *slot.entry.buffer = visitor->second.host;
+    field.set(visitor->second.host);
   }
 }
 
@@ -269,14 +255,14 @@ Dispatched dispatch(nn::Module& model, const Placement& plan, const DispatchOpti
   impl->open(options);
   const NoGrad no_grad;
   // What will not stay goes first, so that its place on the main device is free for what will.
-  std::vector<size_t> order(plan.parts.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  const auto rank = [&](size_t i) {
-    return !plan.places[i].is_device() ? 0 : plan.places[i] == Location(plan.main) ? 2 : 1;
+  const auto turn_of = [&](const Location& place) {
+    return !place.is_device() ? 0 : place == Location(plan.main) ? 2 : 1;
   };
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rank(a) < rank(b); });
   impl->attach(model, "", plan.main, false);
-  for (const size_t part : order) impl->place(part);
+  for (const int turn : {0, 1, 2}) {
+    for (size_t i = 0; i < plan.parts.size(); ++i)
+      if (turn_of(plan.places[i]) == turn) impl->place(i);
+  }
   return Dispatched(std::move(impl));
 }
 

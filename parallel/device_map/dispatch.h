@@ -5,8 +5,7 @@
 //
 //   auto dispatched = device_map::dispatch(model, plan, {.weights = "gpt2.safetensors"});
 //   const NoGrad no_grad;
-//   const Variable logits = model(tokens);              // on the device of what the model reads itself, else on the
-//   main one
+//   const Variable logits = model(tokens);   // on the device of what the model reads itself, else on the main one
 //
 // Training: with everything on devices, as with any model. Parts from host memory and disk are for inference: their
 // weights would be gone when backward wants them (Error).
@@ -18,14 +17,13 @@
 namespace lockstep::device_map {
 
 struct DispatchOptions {
-  std::string weights =
-      {};  ///< a safetensors file that holds the model's parameters and buffers by name: they come from there
-  std::string offload_folder =
-      {};  ///< without such a file: what lies on disk is written here first, to a file that has no name from then on
+  /// A safetensors file that holds the model's parameters and buffers by name: they come from there.
+  std::string weights = {};
+  /// Without such a file: what lies on disk is written here first, to a file that has no name from then on.
+  std::string offload_folder = {};
 };
 
-/// While it lives the model runs as planned. At its end parts from host memory lie there as ordinary parameters, what
-/// is on disk stays there.
+/// While it lives the model runs as planned. At its end parts from host memory are ordinary parameters there.
 class Dispatched {
  public:
   Dispatched(Dispatched&&) noexcept;
@@ -45,8 +43,8 @@ class Dispatched {
   friend Dispatched dispatch(nn::Module& model, const Placement& plan, const DispatchOptions& options);
 };
 
-/// The plan is one of this model. Errors come before anything is changed: a file that is missing, or lacks tensors, or
-/// has other shapes.
+/// The plan is one of this model. Errors, before anything is changed: a file that is missing, or lacks tensors, or has
+/// other shapes.
 Dispatched dispatch(nn::Module& model, const Placement& plan, const DispatchOptions& options = {});
 
 }  // namespace lockstep::device_map

@@ -1,65 +1,34 @@
-#include "parallel/device_map/draw.h"
-
+// The picture of a plan.
 #include <algorithm>
-#include <cstdio>
 
+#include "parallel/device_map/plan.h"
 #include "tensor/check.h"
+#include "trace/svg.h"
 
 namespace lockstep::device_map {
 
-namespace {
-
-std::string format(const char* pattern, auto... values) {
-  char text[400];
-  std::snprintf(text, sizeof text, pattern, values...);
-  return text;
-}
-std::string escaped(const std::string& name) {
-  std::string text;
-  for (const char c : name) text += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
-  return text;
-}
-
-}  // namespace
-
 std::string draw_svg(const Placement& plan) {
-  std::vector<std::string> columns;  // devices, host memory, disk
-  for (const auto& [place, bytes] : plan.held) columns.push_back(place);
-  if (const std::string main = Location(plan.main).name; !plan.held.count(main)) columns.push_back(main);
-  const auto order = [](const std::string& name) {
-    return std::pair(name == "disk"  ? 2
-                     : name == "cpu" ? 1
-                                     : 0,
-                     Location(name).is_device() ? int(Location(name).device().index) : 0);
-  };
-  std::sort(columns.begin(), columns.end(), [&](const auto& a, const auto& b) { return order(a) < order(b); });
+  std::vector<Location> columns;
+  for (const auto& [place, bytes] : plan.held) columns.emplace_back(place);
+  if (!plan.held.count(Location(plan.main).name)) columns.emplace_back(plan.main);
+  std::sort(columns.begin(), columns.end());
   LOCKSTEP_CHECK(columns.size() <= 16, "[draw] expected 16 places or fewer, got ", columns.size(),
                  "; text() prints any number");
   int64_t most = 1;
-  for (const std::string& place : columns)
-    most = std::max(most, (plan.held.count(place) ? plan.held.at(place) : 0) +
-                              (Location(plan.main).name == place ? plan.reserved : 0));
+  for (const Location& place : columns) most = std::max(most, plan.needed(place));
   constexpr double left = 16, top = 44, column = 170, gap = 18, tall = 300;
   const double page = left + double(columns.size()) * (column + gap), height = top + tall + 34;
-  std::string out = format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "
-      "font-family=\"Helvetica,Arial,sans-serif\">\n",
-      page, height, page, height);
-  out += format("<rect width=\"%.0f\" height=\"%.0f\" fill=\"white\"/>\n", page, height);
+  std::string out = svg::begin(page, height);
   const auto text = [&](double x, double y, const std::string& words, double size, const char* color) {
-    out += format("<text x=\"%.5g\" y=\"%.5g\" font-size=\"%.4g\" fill=\"%s\" text-anchor=\"middle\">", x, y, size,
-                  color) +
-           escaped(words) + "</text>\n";
+    out += svg::text(x, y, words, size, color, "middle");
   };
   const auto box = [&](double x, double y, double h, const char* fill, const char* more, const std::string& words) {
-    out += format(
-        "<rect x=\"%.5g\" y=\"%.5g\" width=\"%.5g\" height=\"%.5g\" rx=\"2\" fill=\"%s\" stroke=\"#37474f\" "
-        "stroke-width=\"0.8\"%s/>\n",
-        x, y, column, std::max(h, 0.5), fill, more);
+    out += svg::rect(x, y, column, std::max(h, 0.5),
+                     str(" rx=\"2\" fill=\"", fill, "\" stroke=\"#37474f\" stroke-width=\"0.8\"", more));
     if (h >= 11) text(x + column / 2, y + h / 2 + 4, words, 11, "#102027");
   };
   for (size_t i = 0; i < columns.size(); ++i) {
-    const std::string& place = columns[i];
+    const std::string& place = columns[i].name;
     const double x = left + double(i) * (column + gap);
     const int64_t bytes = plan.held.count(place) ? plan.held.at(place) : 0;
     text(x + column / 2, 20, place == "cpu" ? "cpu: host memory" : place, 13, "#102027");
@@ -83,7 +52,7 @@ std::string draw_svg(const Placement& plan) {
   }
   text(page / 2, height - 12, "parts of host memory and disk come to " + Location(plan.main).name + " while they run",
        11, "#546e7a");
-  return out + "</svg>\n";
+  return out + svg::end;
 }
 
 }  // namespace lockstep::device_map

@@ -8,9 +8,7 @@ namespace lockstep::device_map {
 
 namespace {
 
-std::string joined(const std::string& prefix, const std::string& name) {
-  return prefix.empty() ? name : prefix + "." + name;
-}
+using nn::joined;
 
 class Finder {
  public:
@@ -21,7 +19,7 @@ class Finder {
     const auto children = module.children();
     if (children.empty() || std::find(whole.begin(), whole.end(), module.kind()) != whole.end()) {
       Part part{.name = name, .module = &module, .own = false};
-      for (const Slot& slot : slots_of(module)) take(part, slot, name);
+      for (const NamedField& field : nn::named_fields(module)) take(part, field, name);
       add(std::move(part));
       return;
     }
@@ -31,15 +29,16 @@ class Finder {
     for (const Variable& v : module.reads()) read.insert(v.impl().get());
     std::set<const nn::Module*> taken;
     for (const auto& [child_name, child] : children) {
-      const auto slots = slots_of(*child);
-      if (std::none_of(slots.begin(), slots.end(), [&](const Slot& s) { return read.count(s.key()) > 0; })) continue;
+      const auto held = nn::named_fields(*child);
+      if (std::none_of(held.begin(), held.end(), [&](const NamedField& f) { return read.count(f.key()) > 0; }))
+        continue;
       taken.insert(child);
-      for (const Slot& slot : slots) take(own, slot, joined(name, child_name));
+      for (const NamedField& field : held) take(own, field, joined(name, child_name));
     }
     nn::Fields fields;
     module.fields(fields);
     for (const auto& entry : fields.entries)
-      if (!entry.module) take(own, Slot{entry.name, entry}, name);
+      if (!entry.module) take(own, {entry.name, entry.parameter, entry.buffer}, name);
     add(std::move(own));
     for (const auto& [child_name, child] : children)
       if (!taken.count(child)) visit(*child, joined(name, child_name));
@@ -51,11 +50,11 @@ class Finder {
   }
 
  private:
-  void take(Part& part, const Slot& slot, const std::string& prefix) {
-    part.tensors.push_back(joined(prefix, slot.name));
-    const auto [owner, is_new] = owners_.try_emplace(slot.key(), parts_.size());
-    part.bytes_there += bytes_of(slot.tensor());
-    if (is_new) part.bytes += bytes_of(slot.tensor());
+  void take(Part& part, const NamedField& field, const std::string& prefix) {
+    part.tensors.push_back(joined(prefix, field.name));
+    const auto [owner, is_new] = owners_.try_emplace(field.key(), parts_.size());
+    part.bytes_there += bytes_of(field.tensor());
+    if (is_new) part.bytes += bytes_of(field.tensor());
     else if (owner->second < parts_.size()) tied_.push_back(owner->second);
   }
   void add(Part part) {
@@ -79,17 +78,6 @@ class Finder {
 
 }  // namespace
 
-std::vector<Slot> slots_of(nn::Module& model) {
-  std::vector<Slot> all;
-  for (auto& [prefix, module] : model.named_modules()) {
-    nn::Fields fields;
-    module->fields(fields);
-    for (const auto& entry : fields.entries)
-      if (!entry.module) all.push_back({joined(prefix, entry.name), entry});
-  }
-  return all;
-}
-
 std::vector<Part> find_parts(nn::Module& model, const Options& options) {
   Finder finder(options);
   finder.visit(model, "");
@@ -98,13 +86,13 @@ std::vector<Part> find_parts(nn::Module& model, const Options& options) {
   return parts;
 }
 
-int64_t reserve_of(const std::vector<Part>& parts, const std::vector<bool>& elsewhere) {
+int64_t reserve_of(const std::vector<Part>& parts, const std::vector<Location>& places) {
   int64_t most = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (!elsewhere[i]) continue;
+    if (places[i].is_device()) continue;
     int64_t together = 0;  // what a module reads itself is there for as long as it runs
     for (size_t k = 0; k < parts.size(); ++k)
-      if (elsewhere[k] && (k == i || (parts[k].own && is_below(parts[i].name, parts[k].name))))
+      if (!places[k].is_device() && (k == i || (parts[k].own && is_below(parts[i].name, parts[k].name))))
         together += parts[k].bytes_there;
     most = std::max(most, together);
   }

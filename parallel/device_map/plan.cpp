@@ -1,5 +1,7 @@
 #include "parallel/device_map/plan.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -27,9 +29,7 @@ std::string human(int64_t bytes) {
   double value = double(bytes);
   int unit = 0;
   for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
-  char text[32];
-  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
-  return text;
+  return fmt::format("{:.{}f} {}", value, unit == 0 ? 0 : 1, units[unit]);
 }
 
 /// Devices by type and index, host memory, disk.
@@ -41,10 +41,10 @@ std::vector<Shelf> shelves_of(nn::Module& model, const Options& options) {
       if (const int64_t limit = memory_limit(device); limit > 0) {
         left = limit - device_memory(device).total.current;
         std::set<const void*> seen;  // what the model itself holds there will move
-        for (const Slot& slot : slots_of(model))
-          if (seen.insert(slot.key()).second && slot.tensor().device() == device &&
-              !slot.tensor().storage()->is_empty())
-            left += bytes_of(slot.tensor());
+        for (const NamedField& field : nn::named_fields(model))
+          if (seen.insert(field.key()).second && field.tensor().device() == device &&
+              !field.tensor().storage()->is_empty())
+            left += bytes_of(field.tensor());
       }
       all.push_back({device, std::max<int64_t>(left, 0)});
     }
@@ -52,11 +52,7 @@ std::vector<Shelf> shelves_of(nn::Module& model, const Options& options) {
     return all;
   }
   for (const auto& [name, bytes] : options.max_memory) all.push_back({name, bytes.count});
-  const auto order = [](const Shelf& shelf) {
-    if (!shelf.place.is_device()) return std::tuple(2, 0, shelf.place.name == "disk");
-    return std::tuple(shelf.place.device().is_cpu() ? 1 : 0, int(shelf.place.device().index), false);
-  };
-  std::sort(all.begin(), all.end(), [&](const Shelf& a, const Shelf& b) { return order(a) < order(b); });
+  std::sort(all.begin(), all.end(), [](const Shelf& a, const Shelf& b) { return a.place < b.place; });
   LOCKSTEP_CHECK(all[0].place.is_device(),
                  "[device_map] expected at least one device in max_memory (\"cpu:0\", \"cuda:0\"), got ",
                  all[0].place.name, " only; parts have to run somewhere");
@@ -129,19 +125,9 @@ std::optional<std::vector<int64_t>> balance(Filler& fill, const std::vector<int6
 
 Placement finish(std::vector<Part> parts, std::vector<Location> places, Device main) {
   Placement plan{.parts = std::move(parts), .places = std::move(places), .main = main};
-  std::vector<bool> elsewhere;
-  for (size_t i = 0; i < plan.parts.size(); ++i) {
-    plan.held[plan.places[i].name] += plan.parts[i].bytes;
-    elsewhere.push_back(!plan.places[i].is_device());
-  }
-  plan.reserved = reserve_of(plan.parts, elsewhere);
+  for (size_t i = 0; i < plan.parts.size(); ++i) plan.held[plan.places[i].name] += plan.parts[i].bytes;
+  plan.reserved = reserve_of(plan.parts, plan.places);
   return plan;
-}
-
-std::string list_of(const std::vector<std::string>& names) {
-  std::string text;
-  for (size_t i = 0; i < names.size() && i < 10; ++i) text += (i ? ", " : "") + names[i];
-  return text + (names.size() > 10 ? str(" and ", names.size() - 10, " more") : "");
 }
 
 }  // namespace
@@ -162,6 +148,14 @@ Location::Location(Device device) : name(str(device)) {
 Device Location::device() const {
   LOCKSTEP_CHECK(is_device(), "[device_map] expected a device, got ", name);
   return parse_device(name);
+}
+
+bool operator<(const Location& a, const Location& b) {
+  const auto order = [](const Location& place) {
+    if (!place.is_device()) return std::pair(place.name == "disk" ? 3 : 2, 0);
+    return std::pair(place.device().is_cpu() ? 1 : 0, int(place.device().index));
+  };
+  return order(a) < order(b);
 }
 
 Bytes::Bytes(const std::string& text) {
@@ -192,6 +186,11 @@ Placement infer(nn::Module& model, const std::string& mode, const Options& optio
     limits.push_back(shelf.limit);
     if (shelf.place.is_device()) on_devices.push_back(shelf.limit);
   }
+  const auto places_of = [&](const std::vector<size_t>& at) {
+    std::vector<Location> places;
+    for (const size_t place : at) places.push_back(shelves[place].place);
+    return places;
+  };
   std::optional<std::vector<size_t>> at;
   int64_t room = 0;
   if (mode == "sequential") at = fill(on_devices);
@@ -213,14 +212,10 @@ Placement infer(nn::Module& model, const std::string& mode, const Options& optio
                stuck->name.empty() ? model.kind() + "'s own tensors" : stuck->name, " of ", fill.bytes[fill.stuck],
                " bytes fits nowhere. Raise max_memory, or let the rest lie on disk"));
     }
-    std::vector<bool> elsewhere;
-    for (const size_t place : *at) elsewhere.push_back(!shelves[place].place.is_device());
-    const int64_t needed = reserve_of(parts, elsewhere);
+    const int64_t needed = reserve_of(parts, places_of(*at));
     if (needed > room) at.reset(), room = needed;
   }
-  std::vector<Location> places;
-  for (const size_t place : *at) places.push_back(shelves[place].place);
-  return finish(std::move(parts), std::move(places), shelves[0].place.device());
+  return finish(std::move(parts), places_of(*at), shelves[0].place.device());
 }
 
 Placement infer(nn::Module& model, const Map& map, const Options& options) {
@@ -228,7 +223,7 @@ Placement infer(nn::Module& model, const Map& map, const Options& options) {
   std::vector<std::string> known;
   for (const auto& [name, module] : model.named_modules())
     if (!name.empty()) known.push_back(name);
-  for (const Slot& slot : slots_of(model)) known.push_back(slot.name);
+  for (const NamedField& field : nn::named_fields(model)) known.push_back(field.name);
   for (const auto& [name, place] : map) {
     LOCKSTEP_CHECK(name.empty() || std::find(known.begin(), known.end(), name) != known.end(), "[device_map] ",
                    model.kind(), " has no module or parameter '", name, "'", suggestion(name, known));
@@ -244,8 +239,8 @@ Placement infer(nn::Module& model, const Map& map, const Options& options) {
   for (const Part& part : parts)
     for (const std::string& tensor : part.tensors)
       if (!place_of(tensor)) without.push_back(tensor);
-  LOCKSTEP_CHECK(without.empty(), "[device_map] expected a place for every parameter, got none for ", list_of(without),
-                 "; add their modules to the map, or \"\" for all that is left");
+  LOCKSTEP_CHECK(without.empty(), "[device_map] expected a place for every parameter, got none for ",
+                 list_names(without, 10), "; add their modules to the map, or \"\" for all that is left");
 
   std::vector<Location> places;
   std::map<size_t, size_t> first;  // of each group
@@ -265,17 +260,11 @@ Placement infer(nn::Module& model, const Map& map, const Options& options) {
                    " and ", place.name);
     places.push_back(place);
   }
-  std::vector<Device> devices;
-  for (const Location& place : places)
-    if (place.is_device()) devices.push_back(place.device());
-  const auto lower = [](Device a, Device b) { return std::pair(a.is_cpu(), a.index) < std::pair(b.is_cpu(), b.index); };
-  Placement plan =
-      finish(parts, std::move(places),
-             devices.empty() ? default_device() : *std::min_element(devices.begin(), devices.end(), lower));
+  const Location first_place = *std::min_element(places.begin(), places.end());
+  Placement plan = finish(parts, std::move(places), first_place.is_device() ? first_place.device() : default_device());
   for (const auto& [name, limit] : options.max_memory) {
     const Location place(name);
-    const int64_t needed = (plan.held.count(place.name) ? plan.held.at(place.name) : 0) +
-                           (place == Location(plan.main) ? plan.reserved : 0);
+    const int64_t needed = plan.needed(place);
     LOCKSTEP_CHECK(needed <= limit.count, "[device_map] limits are too small: the map puts ", needed, " bytes on ",
                    place.name,
                    place == Location(plan.main) && plan.reserved > 0
@@ -284,6 +273,11 @@ Placement infer(nn::Module& model, const Map& map, const Options& options) {
                    ", max_memory is ", limit.count, ", ", needed - limit.count, " too few");
   }
   return plan;
+}
+
+int64_t Placement::needed(const Location& place) const {
+  const auto weights = held.find(place.name);
+  return (weights == held.end() ? 0 : weights->second) + (place == Location(main) ? reserved : 0);
 }
 
 Map Placement::map() const {
@@ -314,11 +308,8 @@ std::string Placement::text() const {
   };
   for (const Part& p : parts) width = std::max(width, shown(p).size());
   std::string text;
-  const auto line = [&](std::string name, const std::string& place, int64_t bytes) {
-    name.resize(std::max(width, name.size()), ' ');
-    std::string amount = human(bytes);
-    text += name + "  " + place + std::string(place.size() < 8 ? 8 - place.size() : 0, ' ') +
-            std::string(amount.size() < 12 ? 12 - amount.size() : 0, ' ') + amount + "\n";
+  const auto line = [&](const std::string& name, const std::string& place, int64_t bytes) {
+    text += fmt::format("{:<{}}  {:<8}{:>12}\n", name, width, place, human(bytes));
   };
   for (size_t i = 0; i < parts.size(); ++i) line(shown(parts[i]), places[i].name, parts[i].bytes);
   for (const auto& [place, bytes] : held) line("all", place, bytes);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "nn/init.h"
+#include "nn/named_fields.h"
 #include "optim/clip.h"
 #include "tensor/random.h"
 
@@ -25,8 +26,7 @@ std::set<std::string> expert_names(nn::Module& model) {
     auto* layer = dynamic_cast<Layer*>(module);
     if (!layer || !layer->group || layer->group->size() == 1) continue;
     for (size_t i = 0; i < layer->experts.size(); ++i) {
-      const std::string start =
-          str(prefix.empty() ? "" : prefix + ".", "experts.", layer->first_expert() + int64_t(i), ".");
+      const std::string start = nn::joined(prefix, str("experts.", layer->first_expert() + int64_t(i), "."));
       for (const auto& p : layer->experts[i]->named_parameters()) names.insert(start + p.name);
       for (const auto& b : layer->experts[i]->named_buffers()) names.insert(start + b.name);
     }
@@ -68,11 +68,6 @@ DataParallel::~DataParallel() {
   for (size_t i = 0; i < hooks_.size(); ++i) own_[i].remove_hook(hooks_[i]);
 }
 
-DataParallel::NoSync::NoSync(DataParallel& parallel)
-    : shared(std::make_unique<parallel::DistributedDataParallel::NoSync>(*parallel.shared_)) {
-  if (parallel.experts_) experts = std::make_unique<parallel::DistributedDataParallel::NoSync>(*parallel.experts_);
-}
-
 double DataParallel::clip_grad_norm(double max_norm) {
   const double common = optim::grad_norm(common_), own = optim::grad_norm(own_);
   const Tensor squares = Tensor::from({own * own}, {1}).to(cpu);
@@ -80,27 +75,6 @@ double DataParallel::clip_grad_norm(double max_norm) {
   const double norm = std::sqrt(common * common + squares.item());
   optim::clip_to_norm(common_, norm, max_norm);
   return optim::clip_to_norm(own_, norm, max_norm);
-}
-
-void copy_whole(nn::Module& whole, nn::Module& model) {
-  const std::vector<Layer*> all = layers_of(whole), parts = layers_of(model);
-  LOCKSTEP_CHECK(all.size() == parts.size(), "[moe] expected two forms of one model, got ", all.size(), " and ",
-                 parts.size(), " layers of experts");
-  whole.load_state(model.state(), false);
-  for (size_t i = 0; i < all.size(); ++i) {
-    const Layer &to = *all[i], &from = *parts[i];
-    LOCKSTEP_CHECK(int64_t(to.experts.size()) == from.o.experts, "[moe] expected a model with all ", from.o.experts,
-                   " experts, got ", to.experts.size());
-    if (!from.group || from.group->size() == 1) continue;
-    for (int64_t e = 0; e < from.o.experts; ++e) {
-      const int owner = from.owner(e);
-      for (auto& [name, tensor] : to.experts[size_t(e)]->state()) {
-        const Tensor dense = tensor.contiguous();
-        from.group->broadcast(dense, owner, {.tag = str("expert ", e, ", ", name)}).wait();
-        if (dense.storage() != tensor.storage()) tensor.copy_(dense);
-      }
-    }
-  }
 }
 
 void add_experts(nn::Module& model, Options options, int64_t every, const std::shared_ptr<dist::ProcessGroup>& group) {

@@ -9,6 +9,7 @@
 // The loss is the mean over all ranks; an expert has seen the tokens of its whole expert group, so its gradients are
 // summed over the data group and divided by all ranks too.
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -39,8 +40,11 @@ class DataParallel {
   }
   /// As parallel::DistributedDataParallel::NoSync.
   struct NoSync {
-    explicit NoSync(DataParallel& parallel);
-    std::unique_ptr<parallel::DistributedDataParallel::NoSync> shared, experts;
+    explicit NoSync(DataParallel& ddp) : shared(*ddp.shared_) {
+      if (ddp.experts_) experts.emplace(*ddp.experts_);
+    }
+    parallel::DistributedDataParallel::NoSync shared;
+    std::optional<parallel::DistributedDataParallel::NoSync> experts;
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
@@ -58,8 +62,6 @@ class DataParallel {
 std::set<std::string> expert_names(nn::Module& model);
 /// How many ranks share the experts of a model; 1: each has all. Error when its layers differ.
 int expert_ranks(nn::Module& model);
-/// Copies `model` into `whole`, the same model with all experts in each of its layers. All ranks call it.
-void copy_whole(nn::Module& whole, nn::Module& model);
 
 /// Experts in place of the MLPs (nn::Module::feed_forward_place()) of every `every`-th block (the last of each so
 /// many), as wide as those, initialised like GPT-2's. `options`: width and inner are the model's.

@@ -26,6 +26,7 @@ Options checked(Options o, int64_t ranks) {
                  "[moe] expected finite balance_coef and z_coef, got ", o.balance_coef, " and ", o.z_coef);
   if (o.drop == Drop::automatic)
     o.drop = o.top_k == 1 ? Drop::random : o.top_k == 2 ? Drop::position : Drop::probability;
+  if (o.inner == 0) o.inner = 4 * o.width;
   if (o.weights == Weights::automatic) o.weights = o.top_k == 1 ? Weights::probability : Weights::normalized;
   return o;
 }
@@ -50,15 +51,12 @@ Layer::Layer(const Options& options, std::shared_ptr<dist::ProcessGroup> group_)
   for (int64_t e = rank() * here; e < (rank() + 1) * here; ++e) {
     set_random_state({before.seed, before.step, before.micro_batch, before.call + (uint64_t(e + 1) << 32)});
     if (o.make) experts.emplace_back(o.make(e));
-    else
-      experts.emplace_back(
-          std::make_shared<nn::Mlp>(nn::Mlp::Options{.width = o.width, .inner = o.inner == 0 ? 4 * o.width : o.inner}));
+    else experts.emplace_back(std::make_shared<nn::Mlp>(nn::Mlp::Options{.width = o.width, .inner = o.inner}));
     LOCKSTEP_CHECK(experts.back(), "[moe] expected make() to give expert ", e, ", got none");
   }
   set_random_state({before.seed, before.step, before.micro_batch, before.call + 1});
   if (!o.use_residual) return;
-  residual =
-      std::make_shared<nn::Mlp>(nn::Mlp::Options{.width = o.width, .inner = o.inner == 0 ? 4 * o.width : o.inner});
+  residual = std::make_shared<nn::Mlp>(nn::Mlp::Options{.width = o.width, .inner = o.inner});
   coefficient = std::make_shared<nn::Linear>(nn::Linear::Options{.in = o.width, .out = 2});
 }
 

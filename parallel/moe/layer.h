@@ -4,14 +4,13 @@
 // Fedus et al., 2021.)
 //
 //   moe::Layer layer({.width = 64, .experts = 8, .top_k = 2}, expert_group);   // this rank builds 8/P of them
-//   Variable y = layer(x);                                                      // (..., width), also of other ranks'
+//   Variable y = layer(x);                                                      // (..., width), also of others'
 //   experts (loss + layer.aux_loss).backward();
 //
 //        gate           dispatch: all-to-all          experts           combine: all-to-all back, weighted sum
 //   x ──▶ probabilities ──▶ rows sorted by expert ──▶ e0 e1 | e2 e3 ──▶ y = Σ weight_i expert_i(x)
 //
-// Only rows that exist are sent, so an expert may take as many as it gets (drop_tokens off), and no padding is
-// computed.
+// Only rows that exist are sent, so an expert may take as many as it gets (drop_tokens off). Nothing is padded.
 #include <functional>
 #include <memory>
 #include <vector>
@@ -29,16 +28,15 @@ enum class Drop { automatic, position, random, probability };
 /// that took the token; a softmax over the k chosen logits (Mixtral). automatic, as DeepSpeed: probability for k = 1,
 /// normalized for more.
 enum class Weights { automatic, probability, normalized, softmax_of_chosen };
-/// While training. jitter: the gate's input times U(1 - 0.01, 1 + 0.01) (Switch); rsample: Gumbel noise on the logits
-/// that choose.
+/// While training. jitter: the gate's input times U(0.99, 1.01) (Switch); rsample: Gumbel noise on logits that choose.
 enum class Noise { none, jitter, rsample };
 
 /// DeepSpeed's names and defaults where it has them (MoE(hidden_size, expert, num_experts, ep_size, k, ...)).
 struct Options {
   int64_t width, experts;
   int64_t inner = 0;  ///< of an expert, nn::Mlp; 0: 4 width
-  std::function<std::unique_ptr<nn::Module>(int64_t expert)> make =
-      {};  ///< another kind of expert: (N, width) to (N, width)
+  /// Another kind of expert: (N, width) to (N, width).
+  std::function<std::unique_ptr<nn::Module>(int64_t expert)> make = {};
   int64_t top_k = 1;
   double capacity_factor = 1, eval_capacity_factor = 1;  ///< see capacity(); every rank's tokens count for themselves
   int64_t min_capacity = 4;
@@ -46,12 +44,12 @@ struct Options {
   Drop drop = Drop::automatic;
   Weights weights = Weights::automatic;
   Noise noise = Noise::none;
-  bool second_expert_sampling =
-      true;                   ///< k = 2, while training: the second is drawn (Gumbel noise), not the second best
-  bool use_residual = false;  ///< beside the experts an Mlp for every token, mixed by a learned softmax of two
-                              ///< (Rajbhandari et al., 2022)
-  double balance_coef =
-      0.01;  ///< of E Σ f_e p_e: f_e the part of the tokens that chose e, p_e its mean probability (Switch, eq. 4 to 6)
+  /// k = 2, while training: the second is drawn (Gumbel noise), not the second best.
+  bool second_expert_sampling = true;
+  /// Beside the experts an Mlp for every token, mixed by a learned softmax of two (Rajbhandari et al., 2022).
+  bool use_residual = false;
+  /// Of E Σ f_e p_e: f_e the part of the tokens that chose e, p_e its mean probability (Switch, eq. 4 to 6).
+  double balance_coef = 0.01;
   double z_coef = 0;                ///< of the mean of logsumexp(logits)² (ST-MoE, Zoph et al., 2022, eq. 5)
   bool balance_over_group = false;  ///< f_e over all ranks of the group, not this one's tokens alone
 };
@@ -66,9 +64,8 @@ struct Layer : nn::Layer<Layer> {
   std::string options() const override;
   Variable own_loss() override { return aux_loss; }
 
-  /// Number of the first expert here, and the rank of the group that has one.
+  /// Number of the first expert here.
   int64_t first_expert() const { return rank() * int64_t(experts.size()); }
-  int owner(int64_t expert) const { return int(expert / int64_t(experts.size())); }
 
   Options o;
   Variable gate;                                     ///< (experts, width)

@@ -8,8 +8,7 @@
 
 namespace lockstep::moe {
 
-/// Rows of x (N, C), to_each[r] of them for rank r, in order; gives the from_each[r] rows of every rank r. Backward
-/// sends gradients back.
+/// Rows of x (N, C), to_each[r] of them for rank r, in order; gives the from_each[r] rows of every rank r.
 Variable exchange_rows(const Variable& x, const std::vector<int64_t>& to_each, const std::vector<int64_t>& from_each,
                        const std::shared_ptr<dist::ProcessGroup>& group, const char* tag);
 

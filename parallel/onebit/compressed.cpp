@@ -56,24 +56,6 @@ CompressedAllReduce::CompressedAllReduce(std::vector<int64_t> sizes, dist::Proce
   server_error_ = zeros({chunk_}, {.device = cpu});
 }
 
-void CompressedAllReduce::reset() {
-  if (worker_error_.defined()) worker_error_.zero_(), server_error_.zero_();
-}
-
-Tensor CompressedAllReduce::worker_error(size_t i) const {
-  return worker_error_.defined() ? worker_error_.narrow(0, offsets_.at(i), sizes_[i])
-                                 : zeros({sizes_.at(i)}, {.device = cpu});
-}
-
-Tensor CompressedAllReduce::server_error(size_t i) const {
-  const Tensor error = zeros({sizes_.at(i)}, {.device = cpu});
-  if (!server_error_.defined()) return error;
-  for (const Piece& p : chunks_[size_t(group_.rank())].pieces) {
-    if (p.tensor == i) error.narrow(0, p.from, p.count).copy_(server_error_.narrow(0, p.at, p.count));
-  }
-  return error;
-}
-
 void CompressedAllReduce::check(const std::vector<Tensor>& tensors) const {
   LOCKSTEP_CHECK(tensors.size() == sizes_.size(), "[onebit] expected ", sizes_.size(), " tensors, got ",
                  tensors.size());

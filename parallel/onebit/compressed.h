@@ -1,15 +1,15 @@
 #pragma once
-// The all-reduce that sends one bit for a number, and remembers what it lost (Seide et al., 2014; 1-bit Adam, Tang et
-// al., arXiv:2102.02888):
+// The all-reduce that sends one bit for a number, and remembers what it lost (Seide et al., 2014; arXiv:2102.02888):
 //
-//   worker, every rank     x + e, in one chunk for each rank ─▶ signs and a scale;  e = what they lose     all_to_all:
-//   chunk r to rank r server, of its chunk   mean of the chunks + E ──────────▶ signs and a scale;  E = what they lose
-//   all_gather every rank             the servers' signs and scales, the same bytes on all ranks
+//   worker, every rank      x + e, in one chunk for each rank ──▶ signs and a scale;  e = what they lose
+//   all_to_all: chunk r to rank r
+//   server, of its chunk    mean of the chunks + E ─────────────▶ signs and a scale;  E = what they lose
+//   all_gather
+//   every rank              the servers' signs and scales, the same bytes on all ranks
 //
 // What is lost is added to the next call's numbers, so nothing is lost for good. At any time, over all calls so far:
 //
-//   sum of results + E + mean of e over ranks = sum of the means that an exact all-reduce gives         (up to the
-//   rounding of f32)
+//   sum of results + E + mean of e over ranks = sum of the means that an exact all-reduce gives   (but for rounding)
 //
 // Cost: 2 (n - 1) messages of 1 / n of the elements, a bit each, and a scale for every part of a tensor in them. An
 // all-reduce of f32 moves 32 times that. Memory: 1 + 1 / n copies in f32 for e and E. The signs are made on the CPU;
@@ -28,29 +28,23 @@ enum class Scale : uint8_t {
   magnitude,  ///< sum |x| / n, EF-SGD's (Karimireddy et al., arXiv:1901.09847): the one that loses least
 };
 
+struct CompressionOptions {
+  Scale scale = Scale::rms;
+  bool scale_per_tensor = true;  ///< a scale for each tensor in a chunk; false: one for the whole chunk
+};
+
 class CompressedAllReduce {
  public:
-  struct Options {
-    Scale scale = Scale::rms;
-    bool scale_per_tensor = true;  ///< a scale for each tensor in a chunk; false: one for the whole chunk
-  };
+  using Options = CompressionOptions;
   /// Of tensors with that many elements, always the same ones. Ranks must agree.
-  CompressedAllReduce(std::vector<int64_t> sizes, dist::ProcessGroup& group, const Options& options);
-  CompressedAllReduce(std::vector<int64_t> sizes, dist::ProcessGroup& group)
-      : CompressedAllReduce(std::move(sizes), group, Options{}) {}
+  CompressedAllReduce(std::vector<int64_t> sizes, dist::ProcessGroup& group, const Options& options = {});
 
   /// Every tensor (f32, row-major) becomes the compressed mean over ranks, the same bits on all of them. 0 counts as
   /// positive. NaN and infinity spread to all that shares their scale, on all ranks. A group of one leaves everything
   /// as it is. Collective.
   void operator()(const std::vector<Tensor>& tensors, std::string_view tag = "signs");
-  /// Forgets what was lost so far.
-  void reset();
-
-  /// What this rank's signs of tensor i lost, flat.
-  Tensor worker_error(size_t i) const;
-  /// What the servers' signs lost of tensor i: this rank's part of it, elsewhere zeros. Flat.
-  Tensor server_error(size_t i) const;
-  /// All of them, as they lie in memory: padded() and padded() / ranks elements. Undefined in a group of one.
+  /// What this rank's signs lost, and what those of its chunk did, as they lie in memory: padded() and padded() / ranks
+  /// elements. Undefined in a group of one.
   const Tensor& worker_errors() const { return worker_error_; }
   const Tensor& server_errors() const { return server_error_; }
   /// What a call sends from this rank.

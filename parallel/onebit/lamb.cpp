@@ -1,26 +1,21 @@
 // OneBitLamb.
 #include "parallel/onebit/rules.h"
 
-#include <algorithm>
-
 namespace lockstep::onebit {
 
 std::map<std::string, double*> OneBitLambOptions::by_name() {
-  return {{"lr", &lr},
-          {"beta1", &beta1},
-          {"beta2", &beta2},
-          {"eps", &eps},
-          {"weight_decay", &weight_decay},
-          {"min_coeff", &min_coeff},
-          {"max_coeff", &max_coeff},
-          {"freeze_step", &freeze_step},
-          {"coeff_beta", &coeff_beta},
-          {"factor_min", &factor_min},
-          {"factor_max", &factor_max},
-          {"factor_threshold", &factor_threshold}};
+  auto names = optim::adam_names(*this);
+  names.insert({{"min_coeff", &min_coeff},
+                {"max_coeff", &max_coeff},
+                {"freeze_step", &freeze_step},
+                {"coeff_beta", &coeff_beta},
+                {"factor_min", &factor_min},
+                {"factor_max", &factor_max},
+                {"factor_threshold", &factor_threshold}});
+  return names;
 }
 void OneBitLambOptions::check(const char* op) const {
-  check_adam(op, *this);
+  optim::check_adam(op, *this);
   check_range(op, "min_coeff", min_coeff, 0);
   check_range(op, "coeff_beta", coeff_beta, 0, 1);
   check_range(op, "factor_min", factor_min, 0);
@@ -30,10 +25,6 @@ void OneBitLambOptions::check(const char* op) const {
                  min_coeff);
   LOCKSTEP_CHECK(factor_max >= factor_min, "[", op, "] expected factor_max >= factor_min, got ", factor_max, " < ",
                  factor_min);
-}
-
-bool OneBitLamb::is_exact(int64_t step) const {
-  return step <= common(name(), options_, "freeze_step", &OneBitLambOptions::freeze_step);
 }
 
 void OneBitLamb::update(int group, Tensor& p, const Tensor& grad, optim::ParameterState& state, Tensor& low,
@@ -55,7 +46,7 @@ void OneBitLamb::update(int group, Tensor& p, const Tensor& grad, optim::Paramet
 
 Tensor OneBitLamb::frozen_denominator(Slot& slot) const {
   const OneBitLambOptions& o = options_[size_t(slot.group)];
-  return denominator(slot.tensor("exp_avg_sq"), correction(o.bias_correction, o.beta2, int64_t(o.freeze_step)), o.eps);
+  return denominator(o, slot.tensor("exp_avg_sq"), int64_t(o.freeze_step));
 }
 
 /// Before the first compressed step: what makes the momenta alike, the mean coefficients, and where the second moment
@@ -85,9 +76,9 @@ void OneBitLamb::compressed_step(int64_t step, double grad_scale) {
   auto before = slots();
   for (Slot& slot : before) check_has_variance(slot);
   if (!before.empty() && !before[0].state->numbers.count("scaling_coeff")) freeze(before);
-  std::vector<Tensor> momenta, last;
+  std::vector<Tensor> last;
   auto all = slots([&](Slot& slot, const Tensor& grad) {
-    const Tensor& m = momenta.emplace_back(slot.tensor("exp_avg"));
+    const Tensor& m = slot.sent = slot.tensor("exp_avg");
     last.push_back(m.clone());
     const OneBitLambOptions& o = options_[size_t(slot.group)];
     add_to_momentum(m, o.beta1, grad, grad_scale);
@@ -95,24 +86,23 @@ void OneBitLamb::compressed_step(int64_t step, double grad_scale) {
     if (o.precondition) divide_bounded(o, m, frozen_denominator(slot));
     mul_scalar_(m, slot.state->numbers.at("scaling_coeff"));
   });
-  all_reduce(momenta, "momentum");
+  all_reduce(all, "momentum");
   for (size_t i = 0; i < all.size(); ++i) {
     Slot& slot = all[i];
     if (slot.parameter.numel() == 0) continue;
     const OneBitLambOptions& o = options_[size_t(slot.group)];
     auto& numbers = slot.state->numbers;
-    const Tensor &m = momenta[i], &fresh = slot.tensor("exp_avg_sq_fresh");
+    const Tensor &m = slot.sent, &fresh = slot.tensor("exp_avg_sq_fresh");
     mul_scalar_(m, 1 / numbers.at("scaling_coeff"));
     apply_masks(slot, m, true);
     const Tensor frozen = frozen_denominator(slot);
     const Tensor direction = o.precondition ? m.clone() : div(m, frozen);
     if (o.precondition) mul_(m, frozen);
-    mul_scalar_(direction, 1 / correction(o.bias_correction, o.beta1, step));
+    mul_scalar_(direction, 1 / bias_correction(o.bias_correction, o.beta1, step));
     // The mean gradient is what changed the momentum.
     const Tensor gradient = mul_scalar_(add_(mul_scalar_(last[i], -o.beta1), m, 1), 1 / (1 - o.beta1));
     add_(mul_scalar_(fresh, o.beta2), square(gradient), 1 - o.beta2);
-    const Tensor real = denominator(fresh, correction(o.bias_correction, o.beta2, step), o.eps);
-    double factor = max(div(frozen, real)).item();
+    double factor = max(div(frozen, denominator(o, fresh, step))).item();
     if (o.weight_decay != 0) {  // decay knows no second moment
       const double alone = norm(direction).item();
       add_(direction, slot.parameter, o.weight_decay);

@@ -2,8 +2,7 @@
 // The 1-bit optimizers: what they exchange after a warm-up is one bit a number (docs/onebit.md). Options are designated
 // initialisers:
 //   onebit::OneBitAdam opt(model.parameters(), {.lr = 3e-4, .freeze_step = 1000});
-//   opt.add_group(more, {.lr = 3e-4, .weight_decay = 0, .freeze_step = 1000});       // on all ranks, with the same
-//   parameters
+//   opt.add_group(more, {.lr = 3e-4, .weight_decay = 0, .freeze_step = 1000});       // on all ranks, of the same ones
 // Steps count from 1, and the first is a step like the others. Weight decay is decoupled (AdamW's), except in
 // OneBitSGD.
 #include "optim/optim.h"
@@ -11,8 +10,7 @@
 
 namespace lockstep::onebit {
 
-/// Declares the two constructors and the overrides that every optimizer has. `group`: default dist::world().
-/// Constructing is collective.
+/// Declares the constructors, which are collective, and the overrides of all. `group`: default dist::world().
 #define LOCKSTEP_ONEBIT_OPTIMIZER(Class)                                                                      \
  public:                                                                                                      \
   Class(std::vector<Variable> parameters, const Class##Options& options, dist::ProcessGroup* group = nullptr) \
@@ -27,16 +25,16 @@ namespace lockstep::onebit {
               double grad_scale) override;                                                                    \
                                                                                                               \
  protected:                                                                                                   \
-  bool is_exact(int64_t step) const override;                                                                 \
   void compressed_step(int64_t step, double grad_scale) override
 
 struct OneBitAdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   double freeze_step = 100000;  ///< exact steps; the second moment stays as it is from then on
-  bool bias_correction =
-      true;  ///< Adam's, and after the freeze that of the second moment stays too; false: none at all, as in DeepSpeed
-  bool precondition = true;  ///< bound and send m / (sqrt(v) + eps), of one size everywhere; false: m itself, as in the
-                             ///< paper: needs a v that is nowhere tiny
+  /// Adam's, and after the freeze that of the second moment stays too; false: none at all, as in DeepSpeed.
+  bool bias_correction = true;
+  /// Bound and send m / (sqrt(v) + eps), of one size everywhere; false: m itself, as in the paper: needs a v that is
+  /// nowhere tiny.
+  bool precondition = true;
   std::map<std::string, double*> by_name();
   void check(const char* op) const;
   static constexpr CompressedAllReduce::Options compression{};
@@ -58,8 +56,8 @@ struct OneBitLambOptions {
   bool precondition = true;  ///< as OneBitAdam's
   std::map<std::string, double*> by_name();
   void check(const char* op) const;
-  static constexpr CompressedAllReduce::Options compression{.scale_per_tensor =
-                                                                false};  // what scaling coefficients are for
+  // A scale for all: that is what scaling coefficients are for.
+  static constexpr CompressedAllReduce::Options compression{.scale_per_tensor = false};
 };
 /// 1-bit LAMB (Li et al., arXiv:2104.06069). Exact steps are LAMB's. Then momenta are averaged with a bit a number,
 /// each multiplied by a scaling coefficient that makes them alike, and LAMB's coefficient is its frozen mean times a
@@ -74,8 +72,8 @@ class OneBitLamb : public optim::OptimizerOf<OneBitLambOptions, Optimizer> {
 
 struct ZeroOneAdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-  double var_freeze_step = 100000;  ///< the last step that may change the second moment; gradients travel until then,
-                                    ///< local steps begin after
+  /// The last step that may change the second moment; gradients travel until then, local steps begin after.
+  double var_freeze_step = 100000;
   double var_update_scaler = 16;  ///< after so many changes of the second moment, the steps from one to the next double
   double local_step_scaler = 32678;  ///< after so many steps, the local steps from one exchange to the next double
   double local_step_clipper = 16;    ///< to that many at most
@@ -95,11 +93,9 @@ class ZeroOneAdam : public optim::OptimizerOf<ZeroOneAdamOptions, Optimizer> {
   /// Error when the ranks are apart.
   optim::OptimizerState state() const override;
   void load_state(const optim::OptimizerState& state) override;
-  /// Steps from one exchange to the next, now: of the second moment, and of parameters.
-  int64_t variance_interval() const { return variance_interval_; }
-  int64_t local_interval() const { return local_interval_; }
 
  protected:
+  bool is_exact(int64_t step) const override;
   void exact_step(int64_t step, double grad_scale) override;
 
  private:
@@ -109,7 +105,7 @@ class ZeroOneAdam : public optim::OptimizerOf<ZeroOneAdamOptions, Optimizer> {
   void exchange();
   void advance(int64_t step);
 
-  // Where the two intervals stand: functions of the number of steps.
+  // Steps from one exchange to the next, of the second moment and of parameters: functions of the number of steps.
   int64_t variance_interval_ = 1, variance_count_ = 0, variance_updates_ = 0, local_interval_ = 1, local_count_ = 0;
   int64_t local_steps_ = 0;    // since parameters were the same on all ranks
   std::vector<double> rates_;  // of each group: learning rates summed over them

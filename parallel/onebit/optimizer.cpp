@@ -36,8 +36,7 @@ std::vector<std::string> Optimizer::describe() {
   return lines;
 }
 
-/// What is trained: looked at in every step, as parameters may be frozen and groups added. Errors of compression start
-/// anew then.
+/// What is trained: looked at in every step, as parameters may be frozen and groups added; then errors start anew.
 void Optimizer::notice_parameters() {
   std::vector<Variable> now;
   std::vector<int> groups;
@@ -114,12 +113,23 @@ StepReport Optimizer::step(const StepOptions& o) {
   return report;
 }
 
+int64_t Optimizer::common(const char* option) const {
+  const double first = get(0, option);
+  for (int g = 1; g < group_count(); ++g) {
+    LOCKSTEP_CHECK(get(g, option) == first, "[", name(), "] expected the same ", option, " in every group, got ", first,
+                   " and ", get(g, option));
+  }
+  return int64_t(first);
+}
+
+void Optimizer::update_exactly(Slot& slot, const Tensor& grad, double grad_scale) {
+  update(slot.group, slot.parameter, grad, *slot.state, slot.low, grad_scale);
+  slot.low = {};  // update() has done it
+  changed(slot);
+}
+
 void Optimizer::exact_step(int64_t, double grad_scale) {
-  slots([&](Slot& slot, const Tensor& grad) {
-    update(slot.group, slot.parameter, grad, *slot.state, slot.low, grad_scale);
-    slot.low = {};  // update() has done it
-    changed(slot);
-  });
+  slots([&](Slot& slot, const Tensor& grad) { update_exactly(slot, grad, grad_scale); });
 }
 
 std::vector<Optimizer::Slot> Optimizer::slots(const std::function<void(Slot&, const Tensor&)>& fn) {
@@ -162,7 +172,11 @@ CompressedAllReduce& Optimizer::compressed() {
   return *compressed_;
 }
 
-void Optimizer::all_reduce(const std::vector<Tensor>& tensors, std::string_view tag) { compressed()(tensors, tag); }
+void Optimizer::all_reduce(const std::vector<Slot>& slots, std::string_view tag) {
+  std::vector<Tensor> sent;
+  for (const Slot& slot : slots) sent.push_back(slot.sent);
+  compressed()(sent, tag);
+}
 
 void Optimizer::set_exp_avg_mask(const Variable& parameter, const Tensor& mask) {
   LOCKSTEP_CHECK(mask.defined() && parameter.defined() && mask.shape() == parameter.shape(), "[", name(),

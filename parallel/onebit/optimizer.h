@@ -1,11 +1,10 @@
 #pragma once
-// What the 1-bit optimizers share. They move gradients (or momenta) between ranks themselves, so the model is in no
-// wrapper:
+// What the 1-bit optimizers share. They move gradients (or momenta) between ranks, so the model is in no wrapper:
 //
-//   onebit::OneBitAdam opt(model.parameters(), {.lr = 3e-4, .freeze_step = 1000});   // rank 0's parameters everywhere
-//   from here on loss.backward();                                                                 // this rank's
-//   gradients opt.step();                                                                      // the same parameters
-//   on all ranks opt.zero_grad();
+//   onebit::OneBitAdam opt(model.parameters(), {.lr = 3e-4, .freeze_step = 1000});   // now all have rank 0's
+//   loss.backward();                                                                 // this rank's gradients
+//   opt.step();                                                                      // the same on all ranks
+//   opt.zero_grad();
 //
 // Exact steps average gradients as DDP does, and then are an ordinary optimizer's; compressed ones send a bit a number.
 #include <cmath>
@@ -25,8 +24,8 @@ namespace lockstep::onebit {
 
 struct StepOptions {
   double grad_scale = 1;  ///< gradients are multiplied by it: 1 / micro-batches, 1 / loss scale
-  double max_norm =
-      0;  ///< clip to this norm (0: no clipping): of the mean gradient in exact steps, else see StepReport::norm
+  /// Clip to this norm (0: no clipping): of the mean gradient in exact steps, else see StepReport::norm.
+  double max_norm = 0;
   bool skip_nonfinite = false;  ///< when any rank has NaN or infinity in a gradient, no rank changes anything
   bool want_norm = false;       ///< report the norm also without these two
 };
@@ -45,8 +44,7 @@ struct Volume {
   int64_t exact_steps = 0, exact_bytes = 0, compressed_steps = 0, compressed_bytes = 0;
 };
 
-/// What compression has taken from numbers so far and still owes, flat: of this rank as a worker, and as the server of
-/// a chunk.
+/// What compression took from numbers and still owes, flat: of this rank as a worker, and as the server of a chunk.
 struct Errors {
   Tensor worker, server;
 };
@@ -71,8 +69,7 @@ class Optimizer : public optim::Optimizer {
   int64_t steps() const { return steps_; }
   const Volume& volume() const { return volume_; }
 
-  /// Errors of compression start at zero again, as in DeepSpeed: each rank has others, and their number depends on the
-  /// number of ranks.
+  /// Errors of compression start at zero again, as in DeepSpeed: each rank has its own, load_errors() takes them.
   void load_state(const optim::OptimizerState& state) override;
   /// Undefined before the first compressed exchange, and in a group of one.
   Errors errors() const;
@@ -93,6 +90,7 @@ class Optimizer : public optim::Optimizer {
     int group = 0;
     Variable variable;
     Tensor parameter, low, mask;
+    Tensor sent;  // what all_reduce() averages
     optim::ParameterState* state = nullptr;
     Tensor& tensor(const char* name) { return state->zeros(name, parameter); }
   };
@@ -101,8 +99,8 @@ class Optimizer : public optim::Optimizer {
   std::vector<Slot> slots(const std::function<void(Slot& slot, const Tensor& grad)>& fn = {});
   /// After a parameter was changed: its 16-bit copy, and its version.
   void changed(Slot& slot);
-  /// The compressed mean of one tensor for each slot.
-  void all_reduce(const std::vector<Tensor>& tensors, std::string_view tag);
+  /// Slot::sent becomes its compressed mean.
+  void all_reduce(const std::vector<Slot>& slots, std::string_view tag);
   void reset_errors() { compressed_.reset(); }
   /// Error for a parameter that joined when the second moment was frozen already.
   void check_has_variance(const Slot& slot) const;
@@ -111,9 +109,13 @@ class Optimizer : public optim::Optimizer {
   /// moment does not change any more.
   void apply_masks(Slot& slot, const Tensor& momentum, bool frozen);
 
-  /// Whether step number `step`, from 1, averages gradients exactly.
-  virtual bool is_exact(int64_t step) const = 0;
-  /// An exact step: gradients are the mean over ranks. Default: update() for each parameter.
+  /// An option that counts steps for the whole optimizer. Error when groups differ.
+  int64_t common(const char* option) const;
+  /// Whether step number `step`, from 1, averages gradients exactly. Default: up to freeze_step.
+  virtual bool is_exact(int64_t step) const { return step <= common("freeze_step"); }
+  /// update() of one parameter.
+  void update_exactly(Slot& slot, const Tensor& grad, double grad_scale);
+  /// An exact step: gradients are the mean over ranks. Default: update_exactly() for each parameter.
   virtual void exact_step(int64_t step, double grad_scale);
   /// Gradients are this rank's own.
   virtual void compressed_step(int64_t step, double grad_scale) = 0;
@@ -131,8 +133,8 @@ class Optimizer : public optim::Optimizer {
   std::vector<Variable> trained_;
   std::vector<int> group_of_;
   std::optional<parallel::GradientAccumulator> mean_;
-  std::map<const void*, Tensor> masks_,
-      seen_;  // the user's; where frozen second moments are not 0 (undefined: everywhere)
+  std::map<const void*, Tensor> masks_;  // the user's
+  std::map<const void*, Tensor> seen_;   // where frozen second moments are not 0 (undefined: everywhere)
   int64_t steps_ = 0;
   Volume volume_;
 };

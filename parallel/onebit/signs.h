@@ -1,7 +1,6 @@
 #pragma once
 // The loops of 1-bit compression, on the CPU: numbers become their signs, eight to a byte (bit k of byte b is element 8
-// b + k; set: not negative), and come back as +scale or -scale. Results do not depend on the number of threads.
-// Internal.
+// b + k; set: not negative), and come back as +-scale. Results do not depend on the number of threads. Internal.
 #include <cstdint>
 
 #include "parallel/onebit/compressed.h"

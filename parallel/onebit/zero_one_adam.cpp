@@ -1,56 +1,42 @@
 // ZeroOneAdam. Three kinds of steps:
 //
-//   up to var_freeze_step   exact       at growing intervals: AdamW with the mean gradient, the only steps that change
-//   v
-//                           gradient    between them: gradients are averaged with a bit a number, v stays
-//   after it                local       p moves by this rank's own momentum; after local_interval() of them the ranks
-//   exchange
-//                                       U = sum of rate m over these steps, with a bit a number. Then on all ranks,
-//                                       from where p was the same:   p -= U / (sqrt(v) + eps),   m = U / sum of rates
-#include <algorithm>
-
+//   up to var_freeze_step   exact     at growing intervals: AdamW with the mean gradient, the only steps that change v
+//                           gradient  between them: gradients are averaged with a bit a number, v stays
+//   after it                local     p moves by this rank's own momentum; after local_interval_ of them the ranks
+//                                     exchange U = sum of rate m over these steps, with a bit a number. Then on all,
+//                                     from where p was the same:  p -= U / (sqrt(v) + eps),  m = U / sum of rates
 #include "parallel/onebit/rules.h"
 
 namespace lockstep::onebit {
 
 std::map<std::string, double*> ZeroOneAdamOptions::by_name() {
-  return {{"lr", &lr},
-          {"beta1", &beta1},
-          {"beta2", &beta2},
-          {"eps", &eps},
-          {"weight_decay", &weight_decay},
-          {"var_freeze_step", &var_freeze_step},
-          {"var_update_scaler", &var_update_scaler},
-          {"local_step_scaler", &local_step_scaler},
-          {"local_step_clipper", &local_step_clipper}};
+  auto names = optim::adam_names(*this);
+  names.insert({{"var_freeze_step", &var_freeze_step},
+                {"var_update_scaler", &var_update_scaler},
+                {"local_step_scaler", &local_step_scaler},
+                {"local_step_clipper", &local_step_clipper}});
+  return names;
 }
 void ZeroOneAdamOptions::check(const char* op) const {
-  check_adam(op, *this);
+  optim::check_adam(op, *this);
   check_steps(op, "var_freeze_step", var_freeze_step, 1);
   check_steps(op, "var_update_scaler", var_update_scaler, 1);
   check_steps(op, "local_step_scaler", local_step_scaler, 1);
   check_steps(op, "local_step_clipper", local_step_clipper, 1);
 }
 
-namespace {
-template <class Groups> int64_t last_variance_step(const Groups& groups) {
-  return common("ZeroOneAdam", groups, "var_freeze_step", &ZeroOneAdamOptions::var_freeze_step);
-}
-}  // namespace
-
 bool ZeroOneAdam::is_exact(int64_t step) const {
-  return step <= last_variance_step(options_) && step % variance_interval_ == 0;
+  return step <= common("var_freeze_step") && step % variance_interval_ == 0;
 }
 
 /// v has changed in some of the steps only.
 Tensor ZeroOneAdam::denominator_of(Slot& slot) const {
-  const ZeroOneAdamOptions& o = options_[size_t(slot.group)];
-  return denominator(slot.tensor("exp_avg_sq"), correction(o.bias_correction, o.beta2, variance_updates_), o.eps);
+  return denominator(options_[size_t(slot.group)], slot.tensor("exp_avg_sq"), variance_updates_);
 }
 
 void ZeroOneAdam::update(int group, Tensor& p, const Tensor& grad, optim::ParameterState& state, Tensor& low,
                          double grad_scale) {
-  adamw(options_[size_t(group)], p, grad, state, low, grad_scale, variance_updates_);
+  optim::adam_update(options_[size_t(group)], true, p, grad, state, low, grad_scale, variance_updates_);
 }
 
 void ZeroOneAdam::exact_step(int64_t step, double grad_scale) {
@@ -60,7 +46,7 @@ void ZeroOneAdam::exact_step(int64_t step, double grad_scale) {
 }
 
 void ZeroOneAdam::compressed_step(int64_t step, double grad_scale) {
-  const int64_t last = last_variance_step(options_);
+  const int64_t last = common("var_freeze_step");
   if (step == last + 1) reset_errors();  // they were of gradients, and will be of sums of momenta
   if (step <= last) gradient_step(step, grad_scale);
   else local_step(step, grad_scale);
@@ -69,38 +55,33 @@ void ZeroOneAdam::compressed_step(int64_t step, double grad_scale) {
 
 /// Where the intervals stand after this step.
 void ZeroOneAdam::advance(int64_t step) {
-  if (step <= last_variance_step(options_)) {
-    if (step % variance_interval_ != 0 ||
-        ++variance_count_ < common(name(), options_, "var_update_scaler", &ZeroOneAdamOptions::var_update_scaler))
-      return;
+  if (step <= common("var_freeze_step")) {
+    if (step % variance_interval_ != 0 || ++variance_count_ < common("var_update_scaler")) return;
     variance_count_ = 0;
     variance_interval_ = std::min<int64_t>(variance_interval_ * 2, int64_t(1) << 60);
-  } else if (++local_count_ == common(name(), options_, "local_step_scaler", &ZeroOneAdamOptions::local_step_scaler)) {
+  } else if (++local_count_ == common("local_step_scaler")) {
     local_count_ = 0;
-    local_interval_ = std::min(local_interval_ * 2,
-                               common(name(), options_, "local_step_clipper", &ZeroOneAdamOptions::local_step_clipper));
+    local_interval_ = std::min(local_interval_ * 2, common("local_step_clipper"));
   }
 }
 
 void ZeroOneAdam::gradient_step(int64_t step, double grad_scale) {
-  std::vector<Tensor> grads;
   auto all = slots([&](Slot& slot, const Tensor& grad) {
     check_has_variance(slot);
-    grads.push_back(grad_scale == 1 ? grad : mul_scalar_(grad, grad_scale));
+    slot.sent = grad_scale == 1 ? grad : mul_scalar_(grad, grad_scale);
     apply_masks(slot, grad, false);
     const ZeroOneAdamOptions& o = options_[size_t(slot.group)];
     if (o.precondition) divide_bounded(o, grad, denominator_of(slot), 1 / (1 - o.beta1));
   });
-  all_reduce(grads, "gradients");
-  for (size_t i = 0; i < all.size(); ++i) {
-    Slot& slot = all[i];
+  all_reduce(all, "gradients");
+  for (Slot& slot : all) {
     const ZeroOneAdamOptions& o = options_[size_t(slot.group)];
     const Tensor m = slot.tensor("exp_avg"), below = denominator_of(slot);
-    apply_masks(slot, grads[i], false);
-    if (o.precondition) mul_(grads[i], below);
-    add_to_momentum(m, o.beta1, grads[i], 1);
+    apply_masks(slot, slot.sent, false);
+    if (o.precondition) mul_(slot.sent, below);
+    add_to_momentum(m, o.beta1, slot.sent, 1);
     if (o.weight_decay != 0) mul_scalar_(slot.parameter, 1 - o.lr * o.weight_decay);
-    add_(slot.parameter, div(m, below), -o.lr / correction(o.bias_correction, o.beta1, step));
+    add_(slot.parameter, div(m, below), -o.lr / bias_correction(o.bias_correction, o.beta1, step));
     changed(slot);
   }
 }
@@ -110,7 +91,7 @@ void ZeroOneAdam::local_step(int64_t step, double grad_scale) {
   slots([&](Slot& slot, const Tensor& grad) {
     check_has_variance(slot);
     const ZeroOneAdamOptions& o = options_[size_t(slot.group)];
-    const double rate = o.lr / correction(o.bias_correction, o.beta1, step), keep = 1 - o.lr * o.weight_decay;
+    const double rate = o.lr / bias_correction(o.bias_correction, o.beta1, step), keep = 1 - o.lr * o.weight_decay;
     const Tensor m = slot.tensor("exp_avg"), start = slot.tensor("start");
     if (local_steps_ == 0) start.copy_(slot.parameter);
     if (o.weight_decay != 0) mul_scalar_(slot.parameter, keep), mul_scalar_(start, keep);
@@ -128,28 +109,26 @@ void ZeroOneAdam::local_step(int64_t step, double grad_scale) {
     changed(slot);
   });
   for (size_t g = 0; g < options_.size(); ++g)
-    rates_[g] += options_[g].lr / correction(options_[g].bias_correction, options_[g].beta1, step);
+    rates_[g] += options_[g].lr / bias_correction(options_[g].bias_correction, options_[g].beta1, step);
   if (++local_steps_ >= local_interval_) exchange();
 }
 
 void ZeroOneAdam::exchange() {
   auto all = slots();
-  std::vector<Tensor> sums;
   for (Slot& slot : all) {
-    sums.push_back(slot.tensor("momentum_sum"));
-    if (options_[size_t(slot.group)].precondition) div_(sums.back(), denominator_of(slot));
+    slot.sent = slot.tensor("momentum_sum");
+    if (options_[size_t(slot.group)].precondition) div_(slot.sent, denominator_of(slot));
   }
   // With learning rates of 0 nothing has moved, and nothing is to be told.
-  if (std::any_of(rates_.begin(), rates_.end(), [](double rate) { return rate > 0; })) all_reduce(sums, "momentum");
-  for (size_t i = 0; i < all.size(); ++i) {
-    Slot& slot = all[i];
+  if (std::any_of(rates_.begin(), rates_.end(), [](double rate) { return rate > 0; })) all_reduce(all, "momentum");
+  for (Slot& slot : all) {
     const double rate = rates_[size_t(slot.group)];
     if (rate > 0) {
       const bool divided = options_[size_t(slot.group)].precondition;
       const Tensor below = denominator_of(slot);
-      apply_masks(slot, sums[i], true);
-      slot.tensor("exp_avg").copy_(mul_scalar(divided ? mul(sums[i], below) : sums[i], 1 / rate));
-      slot.parameter.copy_(sub(slot.tensor("start"), divided ? sums[i] : div(sums[i], below)));
+      apply_masks(slot, slot.sent, true);
+      slot.tensor("exp_avg").copy_(mul_scalar(divided ? mul(slot.sent, below) : slot.sent, 1 / rate));
+      slot.parameter.copy_(sub(slot.tensor("start"), divided ? slot.sent : div(slot.sent, below)));
     } else {
       slot.parameter.copy_(slot.tensor("start"));
     }

@@ -22,7 +22,7 @@ std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared
   else part->attend = [group](const auto&... x) { return ulysses_attention(x..., group); };
   bool attends = false;
   const auto refuse = [&](const auto&... message) {
-    model.apply([](nn::Module& module) { module.share_sequence(nullptr); });
+    take_sequences(model);
     fail(str("[ContextParallel] ", message...));
   };
   for (const auto& [name, module] : model.named_modules()) {
@@ -36,14 +36,8 @@ std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared
   return part;
 }
 
-ContextParallel::ContextParallel(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group, ContextOptions options)
-    : model_(model),
-      group_(std::move(group)),
-      order_(options.order_or_default()),
-      part_(share_sequences(model, group_, options)) {}
-
-void ContextParallel::set(const std::shared_ptr<nn::SequencePart>& part) {
-  model_.apply([&](nn::Module& module) { module.share_sequence(part); });
+void take_sequences(nn::Module& model, const std::shared_ptr<nn::SequencePart>& part) {
+  model.apply([&](nn::Module& module) { module.share_sequence(part); });
 }
 
 }  // namespace lockstep::sequence

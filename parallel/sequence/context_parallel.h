@@ -1,10 +1,9 @@
 #pragma once
 // Context parallelism: the ranks of a group share each sequence, so that activations take 1/P of the memory.
 //
-//   sequence::ContextParallel context(model, group, {.kind = sequence::Kind::ring});
-//   auto mine = context.slice(tokens), targets = context.slice(labels);      // (B, T/P)
-//   model.loss(mine, targets).backward();                                    // mean over this rank's tokens; every
-//   rank has as many
+//   sequence::share_sequences(model, group, {.kind = sequence::Kind::ring});
+//   const auto mine = [&](const Tensor& x) { return sequence::slice(x, 1, ranks, rank, Order::zigzag); };  // (B, T/P)
+//   model.loss(mine(tokens), mine(labels)).backward();          // mean over this rank's tokens; all have as many
 //
 // Gradients are then averaged over all ranks (DDP over data x context; parallel::Mesh::copies()). Attention is the one
 // place where tokens meet; all other layers work on a part as they are. Unlike Megatron's sequence parallelism, which
@@ -31,40 +30,7 @@ struct ContextOptions {
 /// too; slice() of plan.h cuts. Error when none attends to other tokens, or one whose heads Ulysses cannot share.
 std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group,
                                                   ContextOptions options = {});
-
-/// The same for as long as this lives. The model outlives it.
-class ContextParallel {
- public:
-  ContextParallel(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group, ContextOptions options = {});
-  ~ContextParallel() { set(nullptr); }
-  ContextParallel(const ContextParallel&) = delete;
-
-  /// This rank's part of x along `dim`.
-  Tensor slice(const Tensor& x, int64_t dim = 1) const {
-    return sequence::slice(x, dim, group_->size(), group_->rank(), order_);
-  }
-  Order order() const { return order_; }
-  dist::ProcessGroup& group() const { return *group_; }
-
-  /// While this lives, the model takes whole sequences again, each rank its own: evaluation, generation.
-  class Whole {
-   public:
-    explicit Whole(ContextParallel& context) : context_(context) { context_.set(nullptr); }
-    ~Whole() { context_.set(context_.part_); }
-    Whole(const Whole&) = delete;
-
-   private:
-    ContextParallel& context_;
-  };
-  [[nodiscard]] Whole whole() { return Whole(*this); }
-
- private:
-  void set(const std::shared_ptr<nn::SequencePart>& part);
-
-  nn::Module& model_;
-  std::shared_ptr<dist::ProcessGroup> group_;
-  Order order_;
-  std::shared_ptr<nn::SequencePart> part_;
-};
+/// They take whole sequences again, each rank its own: evaluation, generation. `part`: or what share_sequences() gave.
+void take_sequences(nn::Module& model, const std::shared_ptr<nn::SequencePart>& part = nullptr);
 
 }  // namespace lockstep::sequence

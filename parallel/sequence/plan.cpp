@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tensor/check.h"
+#include "trace/svg.h"
 
 namespace lockstep::sequence {
 
@@ -58,14 +59,7 @@ std::string draw_svg(int ranks) {
   constexpr int64_t tokens = 512;  // a block of tokens^2 scores is `unit` wide
   const auto width_of = [&](double work) { return int(std::lround(work / double(tokens * tokens) * unit)); };
   const int width = left + ranks * unit + 150, panel = row * ranks + 64, height = top + 2 * panel - 40;
-  std::string out = str("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", width, " ", height, "\" width=\"",
-                        width, "\" height=\"", height, "\" font-family=\"Helvetica,Arial,sans-serif\">\n<rect width=\"",
-                        width, "\" height=\"", height, "\" fill=\"white\"/>\n");
-  const auto text = [&](int x, int y, const std::string& words, int size, const char* color,
-                        const char* anchor = "start") {
-    out += str("<text x=\"", x, "\" y=\"", y, "\" font-size=\"", size, "\" fill=\"", color, "\" text-anchor=\"", anchor,
-               "\">", words, "</text>\n");
-  };
+  std::string out = svg::begin(width, height);
   int y = top;
   for (const Order order : {Order::contiguous, Order::zigzag}) {
     std::vector<int> begins{left};  // a step lasts as long as its longest piece
@@ -80,29 +74,28 @@ std::string draw_svg(int ranks) {
       lasted += longest;
       begins.push_back(begins.back() + width_of(longest));
     }
-    text(8, y - 26,
-         str("ring attention, causal, ", name_of(order), ": ", ranks, ranks == 1 ? " rank" : " ranks", "; busy ",
-             std::lround(100 * done / (lasted * ranks)), " %"),
-         14, "#24292f");
+    out += svg::text(8, y - 26,
+                     str("ring attention, causal, ", name_of(order), ": ", ranks, ranks == 1 ? " rank" : " ranks",
+                         "; busy ", std::lround(100 * done / (lasted * ranks)), " %"),
+                     14, svg::ink);
     for (int step = 0; step < ranks; ++step)
       if (begins[size_t(step) + 1] > begins[size_t(step)])
-        text(begins[size_t(step)], y - 6, str("step ", step), 10, "#57606a");
-    out += str("<rect x=\"", left, "\" y=\"", y - 2, "\" width=\"", begins.back() - left, "\" height=\"", row * ranks,
-               "\" fill=\"#f1f3f5\"/>\n");
+        out += svg::text(begins[size_t(step)], y - 6, str("step ", step), 10, svg::soft);
+    out += svg::rect(left, y - 2, begins.back() - left, row * ranks, svg::attribute("fill", "#f1f3f5"));
     for (int r = 0; r < ranks; ++r) {
-      text(8, y + r * row + 14, str("rank ", r), 12, "#57606a");
+      out += svg::text(8, y + r * row + 14, str("rank ", r), 12, svg::soft);
       for (int step = 0; step < ranks; ++step) {
         const auto p = piece(tokens, ranks, r, step, order, true);
         if (!p) continue;
         const int x = begins[size_t(step)], w = width_of(scores(p)), from = owner(ranks, r, step);
-        out += str("<rect x=\"", x, "\" y=\"", y + r * row, "\" width=\"", w, "\" height=\"20\" fill=\"hsl(",
-                   from * 360 / ranks, ",55%,78%)\" stroke=\"white\"/>\n");
-        text(x + w / 2, y + r * row + 14, str("k", from), 10, "#24292f", "middle");
+        out +=
+            svg::rect(x, y + r * row, w, 20, str(" fill=\"hsl(", from * 360 / ranks, ",55%,78%)\" stroke=\"white\""));
+        out += svg::text(x + w / 2, y + r * row + 14, str("k", from), 10, svg::ink, "middle");
       }
     }
     y += panel;
   }
-  return out + "</svg>\n";
+  return out + svg::end;
 }
 
 }  // namespace lockstep::sequence

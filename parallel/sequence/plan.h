@@ -1,10 +1,8 @@
 #pragma once
-// Who has which tokens of a sequence that several ranks share, and which scores a rank computes in each step of ring
-// attention.
+// Who has which tokens of a sequence that ranks share, and which scores a rank computes in a step of ring attention.
 //
 //   contiguous, 4 ranks:   0 0 1 1 2 2 3 3        rank r: part r. Causal: rank 0 sees one block of keys, rank 3 four.
-//   zigzag, 4 ranks:       0 1 2 3 3 2 1 0        rank r: parts r and 2P-1-r. Causal: the same work for all, in every
-//   step.
+//   zigzag, 4 ranks:       0 1 2 3 3 2 1 0        rank r: parts r and 2P-1-r. Causal: all do the same, in every step.
 //
 // P ranks, T tokens of the sequence, so T/P at each rank.
 #include <optional>

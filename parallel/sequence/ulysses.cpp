@@ -8,33 +8,35 @@ namespace {
 /// (B, heads, T/P, D) of this rank's tokens <-> (B, heads/P, T, D) of its heads, several tensors in one all-to-all.
 std::vector<Tensor> turn(const std::vector<Tensor>& parts, bool to_heads, dist::ProcessGroup& group) {
   const int64_t ranks = group.size();
+  const int cut = to_heads ? 1 : 2, joined = to_heads ? 2 : 1;  // dims
+  const TensorOptions options{parts[0].dtype(), parts[0].device()};
   int64_t chunk = 0;  // elements for each rank
-  for (const Tensor& x : parts) chunk += x.numel() / ranks;
-  const Tensor sent = empty({ranks, chunk}, {.dtype = parts[0].dtype(), .device = parts[0].device()}),
-               received = empty_like(sent);
-  // Tensor i's part of a buffer, (P, B, heads/P, T/P, D), and the tensor in that order.
-  const auto part_of = [&](const Tensor& buffer, int64_t at, const Tensor& x) {
-    const int64_t heads = to_heads ? x.size(1) / ranks : x.size(1), tokens = to_heads ? x.size(2) : x.size(2) / ranks;
-    return buffer.narrow(1, at, x.numel() / ranks).view({ranks, x.size(0), heads, tokens, x.size(3)});
-  };
-  int64_t at = 0;
-  for (const Tensor& x : parts) {
-    const Tensor part = part_of(sent, at, x);
-    part.copy_(to_heads
-                   ? x.reshape({x.size(0), ranks, part.size(2), part.size(3), x.size(3)}).permute({1, 0, 2, 3, 4})
-                   : x.reshape({x.size(0), part.size(2), ranks, part.size(3), x.size(3)}).permute({2, 0, 1, 3, 4}));
-    at += x.numel() / ranks;
-  }
-  group.all_to_all(received, sent, {.tag = to_heads ? "tokens to heads" : "heads to tokens"}).wait();
   std::vector<Tensor> results;
-  at = 0;
   for (const Tensor& x : parts) {
-    const Tensor part = part_of(received, at, x);
-    results.push_back(
-        to_heads ? part.permute({1, 2, 0, 3, 4}).reshape({x.size(0), part.size(2), ranks * part.size(3), x.size(3)})
-                 : part.permute({1, 0, 2, 3, 4}).reshape({x.size(0), ranks * part.size(2), part.size(3), x.size(3)}));
-    at += x.numel() / ranks;
+    chunk += x.numel() / ranks;
+    Shape shape = x.shape();
+    shape[cut] /= ranks;
+    shape[joined] *= ranks;
+    results.push_back(empty(shape, options));
   }
+  const Tensor sent = empty({ranks, chunk}, options), received = empty_like(sent);
+  /// Calls fn(i, rank, part) for what goes to, or comes from, each rank of tensor i.
+  const auto each = [&](const Tensor& buffer, const auto& fn) {
+    int64_t at = 0;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      Shape shape = parts[i].shape();
+      shape[cut] /= ranks;
+      for (int64_t r = 0; r < ranks; ++r) fn(i, r, buffer[r].narrow(0, at, numel_of(shape)).view(shape));
+      at += numel_of(shape);
+    }
+  };
+  each(sent, [&](size_t i, int64_t r, const Tensor& part) {
+    part.copy_(parts[i].narrow(cut, r * part.size(cut), part.size(cut)));
+  });
+  group.all_to_all(received, sent, {.tag = to_heads ? "tokens to heads" : "heads to tokens"}).wait();
+  each(received, [&](size_t i, int64_t r, const Tensor& part) {
+    results[i].narrow(joined, r * part.size(joined), part.size(joined)).copy_(part);
+  });
   return results;
 }
 

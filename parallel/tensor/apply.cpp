@@ -6,6 +6,8 @@
 
 #include "autograd/tape.h"
 #include "nn/build_empty.h"
+#include "nn/linear.h"
+#include "nn/named_fields.h"
 #include "parallel/agreement.h"
 #include "parallel/naive_ddp.h"
 #include "parallel/tensor/linear.h"
@@ -17,6 +19,7 @@ namespace lockstep::tensor_parallel {
 namespace {
 
 using Kind = nn::Cut::Kind;
+using Tensors = const Variable&;
 
 bool glob(std::string_view pattern, std::string_view name) {
   if (pattern.empty()) return name.empty();
@@ -35,9 +38,6 @@ bool fits(const std::string& pattern, const std::string& name) {
   return false;
 }
 
-std::string below(const std::string& module, const std::string& name) {
-  return module.empty() ? name : module + "." + name;
-}
 std::string quoted(const std::string& module) { return module.empty() ? "the module itself" : "\"" + module + "\""; }
 
 /// A logits tensor's whole from everybody's, which need not be of one size.
@@ -60,12 +60,8 @@ class Application {
         n_(group.size()),
         modules_(module.named_modules()),
         used_(options.rules.size()) {
-    for (auto& [name, m] : modules_) {
-      nn::Fields fields;
-      m->fields(fields);
-      for (auto& entry : fields.entries)
-        if (entry.parameter) owners_[entry.parameter->impl().get()].push_back(below(name, entry.name));
-    }
+    for (const nn::NamedField& f : nn::named_fields(module))
+      if (f.parameter) owners_[f.key()].push_back(f.name);
     if (const Rule* rule = rule_for("")) add(rule->cut, {.name = "", .module = &module, .cut = rule->cut}, "");
     visit(module, "");
     for (size_t i = 0; i < used_.size(); ++i) {
@@ -106,9 +102,7 @@ class Application {
  private:
   std::string hint(const std::string& pattern) const {
     if (modules_.size() == 1) return "; there are no modules below this one";
-    constexpr size_t most = 12;
-    std::vector<std::string> known;  // as many last parts of names as the pattern has
-    std::string list;
+    std::vector<std::string> known, all;  // as many last parts of names as the pattern has; whole names
     for (size_t i = 1; i < modules_.size(); ++i) {
       const std::string& name = modules_[i].first;
       size_t at = name.size();
@@ -116,10 +110,9 @@ class Application {
            --parts)
         at = at == 0 ? std::string::npos : name.rfind('.', at - 1);
       known.push_back(at == std::string::npos ? name : name.substr(at + 1));
-      if (i <= most) list += (i > 1 ? ", " : "") + name;
+      all.push_back(name);
     }
-    return suggestion(pattern, known) + "; its modules are " + list +
-           (known.size() > most ? str(" and ", known.size() - most, " more") : "");
+    return suggestion(pattern, known) + "; its modules are " + list_names(all, 12);
   }
 
   /// Parameters have a rule of their own only where a slice of it needs nothing else.
@@ -139,7 +132,7 @@ class Application {
     m.fields(fields);
     bool own = false;  // something that it computes with is a slice
     for (nn::Fields::Entry& entry : fields.entries) {
-      const std::string name = below(prefix, entry.name);
+      const std::string name = nn::joined(prefix, entry.name);
       const Rule* const rule = entry.buffer ? nullptr : rule_for(name, entry.module);
       const nn::Cut& cut = rule ? rule->cut : entry.cut;
       if (cut.kind == Kind::experts)
@@ -187,8 +180,18 @@ class Application {
                    " ranks of group ", group_.name(), " divide, got ", size);
   }
 
-  ColumnOptions column_options(const nn::Cut& cut = {}) const {
-    return {.gather_output = cut.to_whole, .sequence = options_.sequence, .overlap = options_.overlap};
+  /// column_linear() in place of a layer's product.
+  auto column_product(bool to_whole = false) const {
+    return [o = ColumnOptions{.gather_output = to_whole, .sequence = options_.sequence, .overlap = options_.overlap},
+            &group = group_](Tensors x, Tensors w, Tensors b, Activation activation) {
+      return column_linear(x, w, b, activation, o, group);
+    };
+  }
+
+  /// Later: `hook` of the module of that name computes so.
+  template <class Hook, class Fn> void replace(const std::string& name, Hook& hook, const Fn& fn) {
+    LOCKSTEP_CHECK(!hook, "[tensor_parallel] ", quoted(name), " is cut already");
+    changes_.push_back([&hook, fn] { hook = fn; });
   }
 
   void add(const nn::Cut& cut, const nn::Fields::Entry& entry, const std::string& name) {
@@ -205,63 +208,46 @@ class Application {
     }
     if (!m) slice(cut, name, *entry.parameter);
     else if (cut.kind == Kind::features)
-      for (auto& p : m->named_parameters()) slice(cut, below(name, p.name), p.variable);
-    using Tensors = const Variable&;
+      for (auto& p : m->named_parameters()) slice(cut, nn::joined(name, p.name), p.variable);
     switch (cut.kind) {
       case Kind::columns:
       case Kind::rows: {
         auto* const linear = as<nn::Linear>(cut, entry, name, "nn::Linear");
         const bool columns = cut.kind == Kind::columns;
-        LOCKSTEP_CHECK(!linear->product, "[tensor_parallel] ", quoted(name), " is cut already");
+        const RowOptions row{.input_is_parallel = !cut.from_whole, .sequence = options_.sequence};
+        if (columns) replace(name, linear->product, column_product(cut.to_whole));
+        else
+          replace(name, linear->product,
+                  [row, &group = group_](Tensors x, Tensors w, Tensors b, Activation activation) {
+                    return row_linear(x, w, b, activation, row, group);
+                  });
         if (!columns) check_divides(name, "inputs", linear->weight.size(1));
         else if (cut.blocks.empty()) check_divides(name, "outputs", linear->weight.size(0));
         for (const auto& block : cut.blocks)
           check_divides(name, block.unit,
                         block.count > 0 ? block.count : blocks_of(cut, linear->weight.size(0), quoted(name))[0]);
-        slice(cut, below(name, "weight"), linear->weight);
-        if (linear->bias.defined()) slice(cut, below(name, "bias"), linear->bias);
-        if (columns)
-          changes_.push_back([linear, o = column_options(cut), &group = group_] {
-            linear->product = [o, &group](Tensors x, Tensors w, Tensors b, Activation activation) {
-              return column_linear(x, w, b, activation, o, group);
-            };
-          });
-        else
-          changes_.push_back([linear,
-                              o = RowOptions{.input_is_parallel = !cut.from_whole, .sequence = options_.sequence},
-                              &group = group_] {
-            linear->product = [o, &group](Tensors x, Tensors w, Tensors b, Activation activation) {
-              return row_linear(x, w, b, activation, o, group);
-            };
-          });
+        slice(cut, nn::joined(name, "weight"), linear->weight);
+        if (linear->bias.defined()) slice(cut, nn::joined(name, "bias"), linear->bias);
         return;
       }
       case Kind::vocabulary: {
         if (auto* const head = dynamic_cast<nn::Head*>(m)) {
-          LOCKSTEP_CHECK(!head->product, "[tensor_parallel] ", quoted(name), " is cut already");
-          slice(cut, below(name, "weight"), head->weight);
-          changes_.push_back([head, o = column_options(), vocab = head->weight.size(0), &group = group_] {
-            head->product = [o, &group](Tensors x, Tensors w, Tensors b, Activation a) {
-              return column_linear(x, w, b, a, o, group);
-            };
-            head->gather = [vocab, &group](Tensors scores) { return gather_logits(scores, vocab, group); };
-            head->entropy = [vocab, &group](Tensors scores, const Tensor& targets) {
-              return vocab_parallel_cross_entropy(scores, targets, vocab, group);
-            };
+          const int64_t vocab = head->weight.size(0);
+          replace(name, head->product, column_product());
+          replace(name, head->gather,
+                  [vocab, &group = group_](Tensors scores) { return gather_logits(scores, vocab, group); });
+          replace(name, head->entropy, [vocab, &group = group_](Tensors scores, const Tensor& targets) {
+            return vocab_parallel_cross_entropy(scores, targets, vocab, group);
           });
-          return;
+          return slice(cut, nn::joined(name, "weight"), head->weight);
         }
         auto* const table = as<nn::Embedding>(cut, entry, name, "nn::Embedding and nn::Head");
         LOCKSTEP_CHECK(table->padding_index < 0, "[tensor_parallel] ", quoted(name),
                        ": expected an embedding without a padding row, got ", table->padding_index);
-        LOCKSTEP_CHECK(!table->lookup, "[tensor_parallel] ", quoted(name), " is cut already");
-        slice(cut, below(name, "weight"), table->weight);
-        changes_.push_back([table, vocab = table->weight.size(0), &group = group_] {
-          table->lookup = [vocab, &group](Tensors w, const Tensor& index) {
-            return vocab_parallel_embedding(w, index, vocab, group);
-          };
+        replace(name, table->lookup, [vocab = table->weight.size(0), &group = group_](Tensors w, const Tensor& index) {
+          return vocab_parallel_embedding(w, index, vocab, group);
         });
-        return;
+        return slice(cut, nn::joined(name, "weight"), table->weight);
       }
       case Kind::features:
         if (m) m->apply([&](nn::Module& inner) { sliced_.push_back(&inner); });
@@ -274,7 +260,7 @@ class Application {
     if (!options_.sequence) return;
     for (auto& p : m.named_parameters()) {
       if (!summed_.insert(p.variable.impl().get()).second) continue;
-      partial_.push_back(below(name, p.name));
+      partial_.push_back(nn::joined(name, p.name));
       if (options_.sum)
         changes_.push_back([p = p.variable, &group = group_]() mutable {
           const bool trained = p.requires_grad();

@@ -7,8 +7,9 @@
 //   auto sliced = tensor_parallel::apply(model, mesh.group("tp"));
 //   optim::AdamW optimizer(model.parameters(), {});                      // after apply(): of slices
 //   parallel::DistributedDataParallel ddp(model, {}, &mesh.group("dp"));
-//   model.loss(tokens, targets).backward();                              // all ranks of a tp group with the same
-//   tokens sliced.clip_grad_norm(1); optimizer.step();
+//   model.loss(tokens, targets).backward();                              // ranks of a tp group with the same tokens
+//   sliced.clip_grad_norm(1);
+//   optimizer.step();
 #include <functional>
 #include <string>
 #include <vector>
@@ -29,16 +30,15 @@ struct Rule {
 };
 
 struct Options {
-  bool sequence =
-      false;        ///< columns, rows and heads take and give parts of the sequence, and so does what is cut by tokens
-  bool sum = true;  ///< of a sequence: ranks add up the gradients of what sees a part of it as they arrive; false: the
-                    ///< caller does, see partial()
+  /// Columns, rows and heads take and give parts of the sequence, and so does what is cut by tokens.
+  bool sequence = false;
+  /// Of a sequence: ranks add up the gradients of what sees a part of it as they arrive; false: see partial().
+  bool sum = true;
   bool overlap = true;  ///< see ColumnOptions
   std::vector<Rule> rules = {};
 };
 
-/// What apply() did: which parameters are cut, and what must be done over the group. `module` and `group` must live
-/// longer.
+/// What apply() did: which parameters are cut, and what must be done over the group. Module and group live longer.
 class TensorParallel {
  public:
   struct Slice {
@@ -53,22 +53,15 @@ class TensorParallel {
   const std::vector<std::string>& partial() const { return partial_; }
   /// Null for parameters that every rank has whole.
   const Slice* find(const Variable& parameter) const;
-  const Slice* find(const std::string& name) const;
 
-  /// Of the gradients of the whole model (of those of its parameters that are among `parameters`, when given): slices
-  /// of all ranks and, once, what all ranks have. The same bits on all. Called by all ranks.
-  double grad_norm(const std::vector<Variable>& parameters = {}) const;
+  /// Of the gradients of the whole model: slices of all ranks and, once, what all ranks have. The same bits on all.
+  /// Called by all ranks.
+  double grad_norm() const;
   /// optim::clip_grad_norm() with that norm.
   double clip_grad_norm(double max_norm) const;
-
-  // Called by all ranks of the group. Names are those of the module before it was cut, tensors are whole: any number of
-  // ranks can load them.
-  /// The module's state, copied.
-  nn::State whole_state() const;
-  /// Error as of Module::load_state(), and then nothing was changed.
-  void load_whole_state(const nn::State& state) const;
-  /// Runs `fn` with whole tensors in the module (which is not to be run meanwhile) and in the optimizer (when given):
-  /// fn may read and load them. Drops gradients.
+  /// Runs `fn` with whole tensors in the module (which is not to be run meanwhile) and in the optimizer (when given),
+  /// under the names of before, so that any number of ranks can load them: fn may read and load them. When it throws,
+  /// all is as it was. Drops gradients. Called by all ranks.
   void while_whole(optim::Optimizer* optimizer, const std::function<void()>& fn) const;
 
  private:

@@ -8,33 +8,17 @@ namespace {
 
 const dist::CollectiveOptions background{.tag = "tensor parallel", .async = true};
 
-/// The numbers of dims with the one at `from` moved to `to`.
-Dims moved(int rank, int from, int to) {
-  Dims order;
-  for (int d = 0; d < rank; ++d)
-    if (d != from) order.push_back(d);
-  order.insert(to, from);
-  return order;
+/// The dim, counted from the front; Error unless the ranks divide its size.
+int divided_dim(const char* op, const Tensor& x, int64_t dim, const dist::ProcessGroup& group) {
+  const int d = normalize_dim(op, dim, x.dim());
+  LOCKSTEP_CHECK(x.shape()[d] % group.size() == 0, "[", op, "] expected a size that ", group.size(),
+                 " ranks divide along dim ", dim, ", got ", x.shape());
+  return d;
 }
 
-/// x (..., n·m, ...) as (n, ..., m, ...), contiguous.
-Tensor parts_first(const char* op, const Tensor& x, int64_t dim, int n) {
-  const int d = normalize_dim(op, dim, x.dim());
-  LOCKSTEP_CHECK(x.shape()[d] % n == 0, "[", op, "] expected a size that ", n, " ranks divide along dim ", dim,
-                 ", got ", x.shape());
-  Shape shape = x.shape();
-  shape[d] /= n;
-  shape.insert(d, n);
-  return x.reshape(shape).permute(moved(shape.rank(), d, 0)).contiguous();
-}
-
-Tensor own_part(const char* op, const Tensor& x, int64_t dim, const dist::ProcessGroup& group) {
-  const int d = normalize_dim(op, dim, x.dim());
-  const int64_t all = x.shape()[d], each = all / group.size();
-  LOCKSTEP_CHECK(all % group.size() == 0, "[", op, "] expected a size that ", group.size(), " ranks divide along dim ",
-                 dim, ", got ", x.shape());
-  return x.narrow(d, group.rank() * each, each).contiguous();
-}
+/// Elements of the dims in front of one, and of the rest.
+int64_t before(const Shape& shape, int d) { return numel_of(Shape(shape.begin(), shape.begin() + d)); }
+int64_t from(const Shape& shape, int d) { return numel_of(Shape(shape.begin() + d, shape.end())); }
 
 /// A tensor that may be overwritten.
 Tensor owned(const Tensor& x) { return x.is_exclusive() && x.is_contiguous() ? x : x.clone(); }
@@ -51,25 +35,21 @@ Pending Pending::all_reduce(const Tensor& x, dist::ProcessGroup& group) {
 Pending Pending::all_gather(const Tensor& x, int64_t dim, dist::ProcessGroup& group) {
   Pending p;
   const int d = normalize_dim("all_gather", dim, x.dim());
-  Shape shape = x.shape();
-  shape.insert(0, group.size());
-  p.buffer_ = empty(shape, {x.dtype(), x.device()});
+  Shape whole = x.shape();
+  whole[d] *= group.size();
+  p.buffer_ = empty({group.size(), before(x.shape(), d), from(x.shape(), d)}, {x.dtype(), x.device()});
   p.work_ = group.all_gather(p.buffer_, x.contiguous(), background);
-  p.finish_ = [d](const Tensor& parts) {  // (n, ..., m, ...)
-    Shape whole = parts.shape();
-    whole.erase(0);
-    whole[d] *= parts.shape()[0];
-    return parts.permute(moved(parts.dim(), 0, d)).reshape(whole);
-  };
+  p.finish_ = [whole](const Tensor& parts) { return parts.transpose(0, 1).reshape(whole); };
   return p;
 }
 
 Pending Pending::reduce_scatter(const Tensor& x, int64_t dim, dist::ProcessGroup& group) {
   Pending p;
-  const Tensor parts = parts_first("reduce_scatter", x, dim, group.size());
-  Shape shape = parts.shape();
-  shape.erase(0);
-  p.buffer_ = empty(shape, {x.dtype(), x.device()});
+  const int d = divided_dim("reduce_scatter", x, dim, group);
+  Shape each = x.shape();
+  each[d] /= group.size();
+  const Tensor parts = x.reshape({before(each, d), group.size(), from(each, d)}).transpose(0, 1).contiguous();
+  p.buffer_ = empty(each, {x.dtype(), x.device()});
   p.work_ = group.reduce_scatter(p.buffer_, parts, background);
   return p;
 }
@@ -79,6 +59,33 @@ Tensor Pending::wait() {
   const Tensor buffer = std::move(buffer_);
   return finish_ ? finish_(buffer) : buffer;
 }
+
+namespace {
+
+using Move = Tensor (*)(const Tensor& x, int64_t dim, dist::ProcessGroup& group);
+
+Tensor own_part(const Tensor& x, int64_t dim, dist::ProcessGroup& group) {
+  const int d = divided_dim("scatter_to", x, dim, group);
+  const int64_t each = x.shape()[d] / group.size();
+  return x.narrow(d, group.rank() * each, each).contiguous();
+}
+Tensor gathered(const Tensor& x, int64_t dim, dist::ProcessGroup& group) {
+  return Pending::all_gather(x, dim, group).wait();
+}
+Tensor scattered(const Tensor& x, int64_t dim, dist::ProcessGroup& group) {
+  return Pending::reduce_scatter(x, dim, group).wait();
+}
+
+Variable operation(const char* name, const Variable& x, int64_t dim, dist::ProcessGroup& group, Move forward,
+                   Move backward) {
+  if (group.size() == 1) return x;
+  Tensor out = forward(x.tensor(), dim, group);
+  if (!needs_grad({&x})) return out;
+  return record(name, {&x}, std::move(out),
+                [dim, &group, backward](Backward& back) { back.give(0, backward(back.grad(), dim, group)); });
+}
+
+}  // namespace
 
 Variable copy_to(const Variable& x, dist::ProcessGroup& group) {
   if (group.size() == 1 || !needs_grad({&x})) return x;
@@ -96,36 +103,16 @@ Variable reduce_from(const Variable& x, dist::ProcessGroup& group) {
 }
 
 Variable scatter_to(const Variable& x, int64_t dim, dist::ProcessGroup& group) {
-  if (group.size() == 1) return x;
-  Tensor out = own_part("scatter_to", x.tensor(), dim, group);
-  if (!needs_grad({&x})) return out;
-  return record("scatter_to", {&x}, std::move(out),
-                [dim, &group](Backward& back) { back.give(0, Pending::all_gather(back.grad(), dim, group).wait()); });
+  return operation("scatter_to", x, dim, group, own_part, gathered);
 }
-
 Variable gather_from(const Variable& x, int64_t dim, dist::ProcessGroup& group) {
-  if (group.size() == 1) return x;
-  Tensor out = Pending::all_gather(x.tensor(), dim, group).wait();
-  if (!needs_grad({&x})) return out;
-  return record("gather_from", {&x}, std::move(out),
-                [dim, &group](Backward& back) { back.give(0, own_part("gather_from", back.grad(), dim, group)); });
+  return operation("gather_from", x, dim, group, gathered, own_part);
 }
-
 Variable all_gather(const Variable& x, int64_t dim, dist::ProcessGroup& group) {
-  if (group.size() == 1) return x;
-  Tensor out = Pending::all_gather(x.tensor(), dim, group).wait();
-  if (!needs_grad({&x})) return out;
-  return record("all_gather", {&x}, std::move(out), [dim, &group](Backward& back) {
-    back.give(0, Pending::reduce_scatter(back.grad(), dim, group).wait());
-  });
+  return operation("all_gather", x, dim, group, gathered, scattered);
 }
-
 Variable reduce_scatter(const Variable& x, int64_t dim, dist::ProcessGroup& group) {
-  if (group.size() == 1) return x;
-  Tensor out = Pending::reduce_scatter(x.tensor(), dim, group).wait();
-  if (!needs_grad({&x})) return out;
-  return record("reduce_scatter", {&x}, std::move(out),
-                [dim, &group](Backward& back) { back.give(0, Pending::all_gather(back.grad(), dim, group).wait()); });
+  return operation("reduce_scatter", x, dim, group, scattered, gathered);
 }
 
 }  // namespace lockstep::tensor_parallel

@@ -21,8 +21,7 @@ constexpr int64_t along_sequence = -2;  ///< the dim of (..., tokens, width) tha
 
 Variable copy_to(const Variable& x, dist::ProcessGroup& group);
 Variable reduce_from(const Variable& x, dist::ProcessGroup& group);
-// `dim` counts from the end when negative. Error unless the ranks divide it (of all_gather and gather_from any size
-// does).
+// `dim` counts from the end when negative. scatter_to and reduce_scatter: Error unless the ranks divide it.
 Variable scatter_to(const Variable& x, int64_t dim, dist::ProcessGroup& group);
 Variable gather_from(const Variable& x, int64_t dim, dist::ProcessGroup& group);
 Variable all_gather(const Variable& x, int64_t dim, dist::ProcessGroup& group);

@@ -2,7 +2,6 @@
 
 #include "autograd/autocast.h"
 #include "autograd/tape.h"
-#include "tensor/memory.h"
 #include "tensor/ops.h"
 
 namespace lockstep::tensor_parallel {
@@ -28,23 +27,6 @@ Variable activated(const Variable& x, Activation activation) {
     case Activation::silu: return silu(x);
   }
   fail("[row_linear] expected a known activation");
-}
-
-/// What nn::Linear starts with here, cut.
-std::pair<Variable, Variable> start(const char* op, int64_t in, int64_t out, bool bias, int64_t cut_dim,
-                                    dist::ProcessGroup& group) {
-  const int64_t size = cut_dim == 0 ? out : in;
-  LOCKSTEP_CHECK(size % group.size() == 0, "[", op, "] expected ", cut_dim == 0 ? "outputs" : "inputs", " that the ",
-                 group.size(), " ranks of group ", group.name(), " divide, got ", size);
-  const nn::Linear whole({.in = in, .out = out, .bias = bias});
-  const auto cut = [&](const Variable& v, int64_t dim) {
-    group.broadcast(v.tensor(), 0, {.tag = op});
-    const MemoryScope scope(Memory::parameter);
-    return Variable(
-        dim < 0 ? v.tensor() : slice_of(v.tensor(), {.whole = v.shape(), .dim = dim}, group.size(), group.rank()),
-        true);
-  };
-  return {cut(whole.weight, cut_dim), bias ? cut(whole.bias, cut_dim == 0 ? 0 : -1) : Variable()};
 }
 
 }  // namespace
@@ -98,21 +80,6 @@ Variable row_linear(const Variable& input, const Variable& weight, const Variabl
   Variable out = options.sequence ? reduce_scatter(product, along_sequence, group) : reduce_from(product, group);
   if (shift.defined()) out = add(out, Autocast::low(options.sequence ? copy_to(shift, group) : shift));
   return activated(out, activation);
-}
-
-ColumnParallelLinear::ColumnParallelLinear(const Options& options, dist::ProcessGroup& group)
-    : o(options), group(group) {
-  std::tie(weight, bias) = start("ColumnParallelLinear", o.in, o.out, o.bias, 0, group);
-}
-std::string ColumnParallelLinear::options() const {
-  return str("in ", o.in, ", out ", o.out, o.bias ? "" : ", no bias", ", ", weight.size(0), " outputs here");
-}
-
-RowParallelLinear::RowParallelLinear(const Options& options, dist::ProcessGroup& group) : o(options), group(group) {
-  std::tie(weight, bias) = start("RowParallelLinear", o.in, o.out, o.bias, 1, group);
-}
-std::string RowParallelLinear::options() const {
-  return str("in ", o.in, ", out ", o.out, o.bias ? "" : ", no bias", ", ", weight.size(1), " inputs here");
 }
 
 }  // namespace lockstep::tensor_parallel

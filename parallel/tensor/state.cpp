@@ -1,4 +1,4 @@
-// What is whole again: norms of gradients, states.
+// What is whole again: the norm of gradients, states.
 #include <cmath>
 
 #include "optim/clip.h"
@@ -12,15 +12,10 @@ const TensorParallel::Slice* TensorParallel::find(const Variable& parameter) con
     if (s.parameter.impl() == parameter.impl()) return &s;
   return nullptr;
 }
-const TensorParallel::Slice* TensorParallel::find(const std::string& name) const {
-  for (const Slice& s : slices_)
-    if (s.name == name) return &s;
-  return nullptr;
-}
 
-double TensorParallel::grad_norm(const std::vector<Variable>& parameters) const {
+double TensorParallel::grad_norm() const {
   std::vector<Variable> counted;
-  for (const Variable& p : parameters.empty() ? module_->parameters() : parameters)
+  for (const Variable& p : module_->parameters())
     if (find(p) || group_->rank() == 0) counted.push_back(p);
   const double mine = optim::grad_norm(counted);
   const Tensor sum = full({1}, mine * mine, {.dtype = f64, .device = cpu});
@@ -71,19 +66,6 @@ void TensorParallel::while_whole(optim::Optimizer* optimizer, const std::functio
     throw;
   }
   restore();
-}
-
-nn::State TensorParallel::whole_state() const {
-  nn::State all;
-  for (const auto& [name, tensor] : module_->state()) {
-    const Slice* const s = find(name);
-    all.emplace_back(name, s ? joined(tensor, s->cut, *group_) : tensor.clone());
-  }
-  return all;
-}
-
-void TensorParallel::load_whole_state(const nn::State& state) const {
-  while_whole(nullptr, [&] { module_->load_state(state); });
 }
 
 }  // namespace lockstep::tensor_parallel

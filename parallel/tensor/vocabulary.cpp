@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "autograd/tape.h"
-#include "parallel/tensor/slices.h"
 #include "tensor/ops.h"
 
 namespace lockstep::tensor_parallel {
@@ -105,16 +104,6 @@ Variable vocab_parallel_cross_entropy(const Variable& logits, const Tensor& targ
                   back.give(0, cross_entropy_rows_grad(grad, x, lse, local, {}, args,
                                                        !back.retains() && x.is_exclusive() && x.is_contiguous()));
                 });
-}
-
-VocabParallelEmbedding::VocabParallelEmbedding(const Options& options, dist::ProcessGroup& group)
-    : o(options), group(group) {
-  const nn::Embedding whole({.num = o.num, .dim = o.dim});
-  group.broadcast(whole.weight.tensor(), 0, {.tag = "VocabParallelEmbedding"});
-  weight = Variable(slice_of(whole.weight.tensor(), {.whole = whole.weight.shape()}, group.size(), group.rank()), true);
-}
-std::string VocabParallelEmbedding::options() const {
-  return str("num ", o.num, ", dim ", o.dim, ", ", weight.size(0), " here");
 }
 
 }  // namespace lockstep::tensor_parallel

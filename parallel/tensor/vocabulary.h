@@ -5,10 +5,8 @@
 //   tokens 0 1 2 3 4, 2 ranks:   rank 0 has 0 1 2, rank 1 has 3 4
 //   embedding       rows that are elsewhere give zeros, and an all-reduce adds up            B·T·C elements
 //   cross entropy   every rank: log Σ exp of its logits, and the target's logit if it has it;
-//                   an all-gather of these two per token; no logits are sent                  2·B·T elements from each
-//                   rank
+//                   an all-gather of these two per token; no logits are sent                 2·B·T elements of each
 #include "autograd/ops.h"
-#include "nn/linear.h"
 #include "parallel/tensor/functions.h"
 
 namespace lockstep::tensor_parallel {
@@ -23,21 +21,5 @@ struct VocabCrossEntropyOptions {
 /// cross_entropy() of logits (N, ..., this rank's of `vocab`) with targets i64 (N, ...), the same on all ranks.
 Variable vocab_parallel_cross_entropy(const Variable& logits, const Tensor& target, int64_t vocab,
                                       dist::ProcessGroup& group, const VocabCrossEntropyOptions& options = {});
-
-/// nn::Embedding with its rows cut. Starts as nn::Embedding would here. A padding row is not supported.
-struct VocabParallelEmbedding : nn::Layer<VocabParallelEmbedding> {
-  struct Options {
-    int64_t num, dim;
-  };
-  VocabParallelEmbedding(const Options& options, dist::ProcessGroup& group);
-  Variable forward(const Tensor& index) { return vocab_parallel_embedding(weight, index, o.num, group); }
-  Variable forward(const Variable& index) { return forward(index.tensor()); }
-  void fields(nn::Fields& f) override { f("weight", weight); }
-  std::string options() const override;
-
-  Options o;
-  dist::ProcessGroup& group;
-  Variable weight;
-};
 
 }  // namespace lockstep::tensor_parallel

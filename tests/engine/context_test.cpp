@@ -77,7 +77,10 @@ Tensors engine_run(const Case& c) {
   const auto all = on_ranks<Tensors>(c.axes().ranks(), [&](int) {
     const parallel::Mesh mesh(c.axes(), dist::world());
     const auto model = make_gpt(c.dropout);
-    const sequence::ContextParallel context(*model, cp_of(mesh), c.context);
+    sequence::share_sequences(*model, cp_of(mesh), c.context);
+    const auto mine = [&](const Tensor& x) {
+      return sequence::slice(x, 1, c.axes().cp, mesh.at().cp, c.context.order_or_default());
+    };
     optim::SGD optimizer(model->parameters(), sgd);
     engine::Engine<nn::GPT> e(*model, {.optimizer = &optimizer, .config = c.config(), .mesh = &mesh, .log = quiet});
     CHECK(e.train_batch_size() == 8);
@@ -86,7 +89,7 @@ Tensors engine_run(const Case& c) {
     while (e.global_steps() < c.steps) {
       for (int64_t i = 0; i < e.gradient_accumulation_steps(); ++i) {
         const data::Example sample = sample_of(e.global_steps(), e.micro_batch());
-        const Tensor tokens = context.slice(sample.input), targets = context.slice(sample.target);
+        const Tensor tokens = mine(sample.input), targets = mine(sample.target);
         const int64_t counted =
             targets.numel() - sum(eq(targets, full({1}, -100, {.dtype = i64})).to(i64)).item<int64_t>();
         if (c.by_token)

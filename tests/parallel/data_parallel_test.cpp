@@ -78,13 +78,15 @@ TEST_CASE("a batch is cut as torch.chunk cuts it") {
     CHECK(parallel::chunk_sizes(row.n, row.k) == row.sizes);
     for (const int64_t dim : {0, 1, -1}) {
       const Variable x(dim == 0 ? rand({row.n, 2}) : rand({2, row.n}), true);
-      const std::vector<Variable> parts = parallel::scatter(x, first(int(row.k)), dim);
-      REQUIRE(parts.size() == row.sizes.size());
-      for (size_t i = 0; i < parts.size(); ++i) {
-        CHECK(parts[i].device() == device(int(i)));
-        CHECK(parts[i].size(dim) == row.sizes[i]);
-      }
-      const Variable back = parallel::gather(parts, device(1), dim);
+      std::vector<int64_t> sizes(row.sizes.size(), 0);
+      Variable back;
+      with(
+          [&](auto&, const Variable& piece) {
+            sizes.at(size_t(piece.device().index)) = piece.size(dim);
+            return piece;
+          },
+          {.devices = first(int(row.k)), .output = device(1), .dim = dim}, [&](auto& dp, auto&) { back = dp(x); });
+      CHECK(sizes == row.sizes);
       CHECK(back.device() == device(1));
       CHECK(equal(back.tensor().to(cpu), x.tensor()));
       sum(back * back).backward();
@@ -92,15 +94,18 @@ TEST_CASE("a batch is cut as torch.chunk cuts it") {
     }
   }
   CHECK(contains(message([] { parallel::chunk_sizes(0, 2); }), "[chunk_sizes] expected at least one sample"));
-  CHECK(contains(message([] {
-                   parallel::scatter(zeros({0, 3}), all_devices());
-                 }),
-                 "expected at least one sample, got an empty batch: shape (0, 3), dim 0"));
-  CHECK(contains(message([] { parallel::scatter(ones({}), all_devices()); }), "got a scalar tensor"));
-  CHECK(contains(message([] { parallel::scatter(ones({2}), all_devices(), 1); }),
-                 "expected inputs with a batch in dim 1, got shape (2)"));
-  CHECK(contains(message([] { parallel::gather({}, cpu); }), "expected at least one part"));
-  CHECK(contains(message([] { parallel::gather({ones({2})}, device(9)); }), "got cpu:9"));
+  with([](auto&, const Variable& piece) { return piece; }, {},
+       [](auto& dp, auto&) {
+         CHECK(contains(message([&] {
+                          dp(zeros({0, 3}));
+                        }),
+                        "expected at least one sample, got an empty batch: shape (0, 3), dim 0"));
+         CHECK(contains(message([&] { dp(ones({})); }), "got a scalar tensor"));
+       });
+  with([](auto&, const Variable& piece) { return piece; }, {.dim = 1},
+       [](auto& dp, auto&) {
+         CHECK(contains(message([&] { dp(ones({2})); }), "expected inputs with a batch in dim 1, got shape (2)"));
+       });
 }
 
 TEST_CASE("outputs, loss and gradients are those of one device") {

@@ -10,7 +10,6 @@
 #include "data/safetensors.h"
 #include "nn/nn.h"
 #include "parallel/device_map/dispatch.h"
-#include "parallel/device_map/draw.h"
 #include "tensor/device_memory.h"
 #include "tensor/random.h"
 #include "tests/devices.h"

@@ -56,16 +56,18 @@ TEST_CASE("a GPT over data x context ranks has the loss and the gradients of one
       const auto group = dist::world().split(rank / row.context, rank, "cp");
       auto model = make_model(options);
       parallel::DistributedDataParallel ddp(*model);
-      ContextParallel context(*model, group, row.options);
+      const auto part = share_sequences(*model, group, row.options);
       const int64_t rows = 4 / row.data, first = rank / row.context * rows;
-      const Variable loss =
-          model->loss(context.slice(tokens.narrow(0, first, rows)), context.slice(targets.narrow(0, first, rows)));
+      const auto mine = [&](const Tensor& x) {
+        return slice(x.narrow(0, first, rows), 1, row.context, group->rank(), row.options.order_or_default());
+      };
+      const Variable loss = model->loss(mine(tokens), mine(targets));
       loss.backward();
       CHECK(apart(gradients(*model), gradients(*whole)) < 1e-12);
-      {
-        const auto scope = context.whole();  // rank 0 alone: nothing is sent
-        if (rank == 0) CHECK(model->loss(tokens, targets).item() == doctest::Approx(expected.item()).epsilon(1e-13));
-      }
+      take_sequences(*model);  // rank 0 alone: nothing is sent
+      if (rank == 0) CHECK(model->loss(tokens, targets).item() == doctest::Approx(expected.item()).epsilon(1e-13));
+      take_sequences(*model, part);
+      CHECK(model->loss(mine(tokens), mine(targets)).item() == loss.item());
       return loss.item();
     });
     double mean = 0;
@@ -92,32 +94,31 @@ TEST_CASE("rotary positions and shared key heads follow the tokens") {
        {ContextOptions{Kind::ring, Order::zigzag}, {Kind::ring, Order::contiguous}, {Kind::ulysses, {}}}) {
     const auto parts = on_ranks<std::pair<Tensor, Tensor>>(4, [&](int rank) {
       auto layer = make();
-      ContextParallel context(*layer, everyone(), options);
-      const Variable mine(context.slice(x), true);
+      share_sequences(*layer, everyone(), options);
+      const auto own = [&](const Tensor& x) { return slice(x, 1, 4, rank, options.order_or_default()); };
+      const Variable mine(own(x), true);
       const Variable y = (*layer)(mine);
       sum(mul(y, y)).backward();
-      CHECK(testing::apart(slice(out.tensor(), 1, 4, rank, context.order()), y.tensor()) < 1e-12);
-      CHECK(testing::apart(slice(in.grad(), 1, 4, rank, context.order()), mine.grad()) < 1e-12);
+      CHECK(testing::apart(own(out.tensor()), y.tensor()) < 1e-12);
+      CHECK(testing::apart(own(in.grad()), mine.grad()) < 1e-12);
       return std::pair(y.tensor(), mine.grad());
     });
   }
 }
 
-TEST_CASE("context parallelism ends with its object, and refuses what it cannot do") {
-  on_ranks<int>(2, [&](int) {
+TEST_CASE("context parallelism ends when it is told to, and refuses what it cannot do") {
+  on_ranks<int>(2, [&](int rank) {
     const auto group = everyone();
     auto model = make_model();
     const Tensor tokens = zeros({1, 16}, {.dtype = i64});
     const Tensor before = (*model)(tokens).tensor();
     {
-      ContextParallel context(*model, group);
+      share_sequences(*model, group);
+      const auto mine = [&](const Tensor& x) { return slice(x, 1, 2, rank, Order::zigzag); };
       CHECK(contains(message([&] { (*model)(tokens); }),
                      "expected at most 16 tokens (context), got 32, 16 on each of 2 ranks"));
-      CHECK((*model)(context.slice(tokens)).size(1) == 8);
-      CHECK(contains(message([&] {
-                       context.slice(zeros({1, 6}, {.dtype = i64}));
-                     }),
-                     "divides by 4 (2 ranks, zigzag), got 6"));
+      CHECK((*model)(mine(tokens)).size(1) == 8);
+      CHECK(contains(message([&] { mine(zeros({1, 6}, {.dtype = i64})); }), "divides by 4 (2 ranks, zigzag), got 6"));
       CHECK(contains(message([&] { model->generate(tokens.narrow(1, 0, 8), 1); }),
                      "a cache of keys needs whole sequences"));
       CHECK(contains(message([&] {
@@ -126,13 +127,14 @@ TEST_CASE("context parallelism ends with its object, and refuses what it cannot 
                      }),
                      "attended to without a mask"));
     }
+    take_sequences(*model);
     CHECK(equal((*model)(tokens).tensor(), before));
     nn::Linear none({.in = 2, .out = 2});
-    CHECK(contains(message([&] { ContextParallel(none, group); }),
+    CHECK(contains(message([&] { share_sequences(none, group); }),
                    "expected a model in which tokens attend to others, got none in"));
-    CHECK(contains(message([&] { ContextParallel(*model, nullptr); }), "expected a process group"));
+    CHECK(contains(message([&] { share_sequences(*model, nullptr); }), "expected a process group"));
     CHECK(contains(message([&] {
-                     ContextParallel(*model, group, {Kind::ulysses, Order::zigzag});
+                     share_sequences(*model, group, {Kind::ulysses, Order::zigzag});
                    }),
                    "expected contiguous, got zigzag"));
     nn::GPT::Options three = small;
@@ -140,7 +142,7 @@ TEST_CASE("context parallelism ends with its object, and refuses what it cannot 
     three.heads = 3;
     nn::GPT odd(three);
     CHECK(contains(message([&] {
-                     ContextParallel(odd, group, {Kind::ulysses, {}});
+                     share_sequences(odd, group, {Kind::ulysses, {}});
                    }),
                    "blocks.0.attention: Ulysses expected heads that divide by the 2 ranks, got 3"));
     return 0;

@@ -38,14 +38,14 @@ Tensors gradients(nn::Module& m) {
 
 /// That the gradients of a model that was cut are parts of those of the whole one.
 void expect_gradients(nn::Module& m, const tp::TensorParallel& cut, const Tensors& whole, const std::string& what) {
-  const auto mine = gradients(m);
+  const auto mine = m.named_parameters();
   LOCKSTEP_CHECK(mine.size() == whole.size(), what, ": other parameters");
-  for (const auto& [name, grad] : mine) {
-    const auto* const slice = cut.find(name);
-    LOCKSTEP_CHECK(whole.count(name), what, ": ", name, " is new");
-    expect_near(
-        grad, slice ? tp::slice_of(whole.at(name), slice->cut, cut.group().size(), cut.group().rank()) : whole.at(name),
-        what + ", gradient of " + name);
+  for (const auto& p : mine) {
+    const auto* const slice = cut.find(p.variable);
+    LOCKSTEP_CHECK(whole.count(p.name), what, ": ", p.name, " is new");
+    const Tensor all = whole.at(p.name);
+    expect_near(p.variable.grad(), slice ? tp::slice_of(all, slice->cut, cut.group().size(), cut.group().rank()) : all,
+                what + ", gradient of " + p.name);
   }
 }
 

@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "nn/container.h"
+#include "parallel/tensor/apply.h"
 #include "parallel/tensor/linear.h"
 #include "parallel/tensor/vocabulary.h"
 #include "tensor/ops.h"
@@ -154,43 +156,47 @@ TEST_CASE("overlap has the same bits; what wants no gradient gets none") {
   });
 }
 
-TEST_CASE("layers start as the ones that are not cut, and refuse what does not divide") {
+TEST_CASE("slices of layers start as the ones that are not cut, and what does not divide is refused") {
+  const auto make = [](int64_t inner) {
+    return nn::Sequential(nn::Embedding({.num = 7, .dim = 6}), nn::Linear({.in = 6, .out = inner}),
+                          nn::Linear({.in = inner, .out = 6}));
+  };
+  const tp::Options options{
+      .rules = {{"0", nn::cut::rows_of_vocabulary}, {"1", nn::cut::columns}, {"2", nn::cut::rows}}};
   for (const int n : {1, 2, 3}) {
-    on_ranks(n, [n](dist::ProcessGroup& g) {
+    on_ranks(n, [&](dist::ProcessGroup& g) {
       const int rank = g.rank();
       manual_seed(3);
-      const nn::Linear up({.in = 6, .out = 12}), down({.in = 12, .out = 6});
-      const nn::Embedding table({.num = 7, .dim = 6});
-      const RandomState after = random_state();
-      manual_seed(uint64_t(3 + rank));  // rank 0's start counts
-      if (rank > 0) manual_seed(3 + 1000);
-      tp::ColumnParallelLinear column({.in = 6, .out = 12}, g);
-      tp::RowParallelLinear row({.in = 12, .out = 6}, g);
-      tp::VocabParallelEmbedding rows({.num = 7, .dim = 6}, g);
+      nn::Sequential whole = make(12);
+      manual_seed(rank == 0 ? 3 : 1003);  // rank 0's start counts
+      nn::Sequential cut = make(12);
+      const auto sliced = tp::apply(cut, g, options);
+      LOCKSTEP_CHECK(sliced.slices().size() == 4, "slices");
       const dist::Range mine = dist::shard_range(7, n, rank);
-      LOCKSTEP_CHECK(equal(column.weight.tensor(), part(up.weight.tensor(), 0, n, rank)) &&
-                         equal(column.bias.tensor(), part(up.bias.tensor(), 0, n, rank)),
+      const std::vector<Variable> all = whole.parameters(), own = cut.parameters();
+      LOCKSTEP_CHECK(equal(own[0].tensor(), all[0].tensor().narrow(0, mine.begin, mine.size())), "embedding");
+      LOCKSTEP_CHECK(equal(own[1].tensor(), part(all[1].tensor(), 0, n, rank)) &&
+                         equal(own[2].tensor(), part(all[2].tensor(), 0, n, rank)),
                      "column");
-      LOCKSTEP_CHECK(equal(row.weight.tensor(), part(down.weight.tensor(), 1, n, rank)) &&
-                         equal(row.bias.tensor(), down.bias.tensor()),
-                     "row");
-      LOCKSTEP_CHECK(equal(rows.weight.tensor(), table.weight.tensor().narrow(0, mine.begin, mine.size())),
-                     "embedding");
-      LOCKSTEP_CHECK(random_state().call == after.call, "they draw as many numbers");
-      LOCKSTEP_CHECK(column.parameter_count() == 6 * 12 / n + 12 / n &&
-                         row.options() == str("in 12, out 6, ", 12 / n, " inputs here"),
-                     "its parameters, ", row.options());
-      expect_near(row(column(values(1, {2, 5, 6}, f32), Activation::relu)).tensor(),
-                  linear(linear(values(1, {2, 5, 6}, f32), up.weight.tensor(), up.bias.tensor(), Activation::relu),
-                         down.weight.tensor(), down.bias.tensor()),
-                  "both", 1e-5);
+      LOCKSTEP_CHECK(
+          equal(own[3].tensor(), part(all[3].tensor(), 1, n, rank)) && equal(own[4].tensor(), all[4].tensor()), "row");
+      const Tensor tokens = ids(1, {2, 5}, 7);
+      expect_near(cut.call(tokens).tensor(), whole.call(tokens).tensor(), "all of them", 1e-5);
       if (n == 1) return;
+      for (const auto& [pattern, how, what] :
+           {std::tuple{"1", nn::cut::columns, "outputs"}, {"2", nn::cut::rows, "inputs"}}) {
+        nn::Sequential odd = make(13);
+        expect_message(
+            [&] {
+              tp::apply(odd, g, {.rules = {{pattern, how}}});
+            },
+            str("expected ", what, " that the ", n, " ranks of group world divide, got 13"));
+      }
       expect_message(
-          [&] { tp::ColumnParallelLinear({.in = 6, .out = 13}, g); },
-          str("[ColumnParallelLinear] expected outputs that the ", n, " ranks of group world divide, got 13"));
-      expect_message([&] { tp::RowParallelLinear({.in = 13, .out = 6}, g); },
-                     str("[RowParallelLinear] expected inputs that the ", n, " ranks of group world divide, got 13"));
-      expect_message([&] { column(values(1, {2, 5, 7}, f32)); }, "[column_linear] expected x (..., 6), got (2, 5, 7)");
+          [&] {
+            tp::column_linear(values(1, {2, 5, 7}), values(2, {4, 6}), {}, Activation::none, {}, g);
+          },
+          "[column_linear] expected x (..., 6), got (2, 5, 7)");
     });
   }
 }

@@ -1,0 +1,78 @@
+#pragma once
+// What rules share, here and in onebit/. Internal.
+#include <cmath>
+#include <map>
+#include <string>
+
+#include "optim/optimizer.h"
+#include "tensor/ops.h"
+
+namespace lockstep::optim {
+
+/// Checks that name's `value` is in [low, high).
+inline void check_range(const char* op, const char* option, double value, double low, double high = INFINITY) {
+  LOCKSTEP_CHECK(value >= low && value < high, "[", op, "] expected ", option, " in [", low, ", ", high, "), got ",
+                 value);
+}
+
+template <class Options> void check_adam(const char* op, const Options& o) {
+  check_range(op, "lr", o.lr, 0);
+  check_range(op, "beta1", o.beta1, 0, 1);
+  check_range(op, "beta2", o.beta2, 0, 1);
+  check_range(op, "eps", o.eps, 0);
+  check_range(op, "weight_decay", o.weight_decay, 0);
+}
+
+template <class Options> std::map<std::string, double*> adam_names(Options& o) {
+  return {{"lr", &o.lr}, {"beta1", &o.beta1}, {"beta2", &o.beta2}, {"eps", &o.eps}, {"weight_decay", &o.weight_decay}};
+}
+
+inline double bias_correction(bool wanted, double beta, int64_t step) {
+  return wanted ? 1 - std::pow(beta, double(step)) : 1;
+}
+
+/// Adam on one parameter, whose second moment changes for the `updates`-th time. decoupled: AdamW's decay.
+template <class Options>
+void adam_update(const Options& o, bool decoupled, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
+                 double grad_scale, int64_t updates) {
+  Tensor& m = state.zeros("exp_avg", p);
+  Tensor& v = state.zeros("exp_avg_sq", p);
+  Tensor v_max;
+  AdamArgs args{.lr = o.lr,
+                .beta1 = o.beta1,
+                .beta2 = o.beta2,
+                .eps = o.eps,
+                .weight_decay = o.weight_decay,
+                .decoupled = decoupled,
+                .bias1 = bias_correction(o.bias_correction, o.beta1, state.step),
+                .bias2 = bias_correction(o.bias_correction, o.beta2, updates),
+                .grad_scale = grad_scale};
+  if constexpr (requires { o.amsgrad; }) {  // not of all
+    args.maximize = o.maximize;
+    if (o.amsgrad) v_max = state.zeros("max_exp_avg_sq", p);
+  }
+  LOCKSTEP_KERNEL(p.device(), adam)(p, grad, m, v, v_max, low, args);
+}
+
+template <class Options>
+void sgd_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
+                double grad_scale) {
+  SgdArgs args{.lr = o.lr,
+               .momentum = o.momentum,
+               .dampening = o.dampening,
+               .weight_decay = o.weight_decay,
+               .nesterov = o.nesterov,
+               .first = state.tensors.count("momentum_buffer") == 0,
+               .grad_scale = grad_scale};
+  if constexpr (requires { o.maximize; }) args.maximize = o.maximize;
+  Tensor momentum;
+  if (o.momentum != 0) momentum = state.zeros("momentum_buffer", p);
+  LOCKSTEP_KERNEL(p.device(), sgd)(p, grad, momentum, low, args);
+}
+
+template <class Options> void check_nesterov(const char* op, const Options& o) {
+  LOCKSTEP_CHECK(!o.nesterov || (o.momentum > 0 && o.dampening == 0), "[", op,
+                 "] nesterov needs momentum > 0 and dampening 0, got ", o.momentum, " and ", o.dampening);
+}
+
+}  // namespace lockstep::optim

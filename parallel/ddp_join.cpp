@@ -1,0 +1,80 @@
+// Uneven inputs. Before its collectives a rank asks all what comes next: ranks with data say where they are, ranks
+// without say nothing, and do the same collectives with zeros. When no rank has data left, all are done together.
+//
+//   rank 0   f b s  f b s  f b s  ┐             f  buffers        b  backward: all buckets       s  optimizer step
+//   rank 1   f b s  f b s  · z    ┘ all ended   z  the same collectives with zeros, no step
+#include <algorithm>
+#include <exception>
+
+#include "parallel/ddp.h"
+#include "parallel/naive_ddp.h"
+#include "tensor/ops.h"
+
+namespace lockstep::parallel {
+
+using Ddp = DistributedDataParallel;
+
+Ddp::Agreed Ddp::agree(Phase mine) {
+  const Tensor all = empty({group_.size()}, {.dtype = i64});
+  group_.all_gather(all, Tensor::from({int64_t(mine)}, {1}), {.tag = "ddp join"});
+  const std::vector<int64_t> phases = all.to_vector<int64_t>();
+  const auto count = [&](Phase phase) { return std::count(phases.begin(), phases.end(), int64_t(phase)); };
+  const auto before = count(Phase::buffers), inside = count(Phase::backward);
+  Agreed agreed{{}, before > 0 ? Phase::buffers : inside > 0 ? Phase::backward : Phase::none};
+  std::string ended;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    if (phases[size_t(rank)] != int64_t(Phase::none)) agreed.active.push_back(rank);
+    else ended += str(ended.empty() ? "" : ", ", group_.world_rank(rank));
+  }
+  LOCKSTEP_CHECK(before == 0 || inside == 0, "[join] expected all ranks to be in the same place, got ", before,
+                 " before a forward and ", inside,
+                 " in a backward; all must use ddp.call() or none, and call no_sync() for the same micro-batches");
+  LOCKSTEP_CHECK(!join_->throw_on_early_end || agreed.active.empty() || ended.empty(), "[join] rank ", ended,
+                 " has no data left while others have; ",
+                 "give all ranks as many batches, or do not set throw_on_early_end");
+  if (!agreed.active.empty()) {
+    join_->active = int(agreed.active.size());
+    join_->authority = agreed.active[0];
+  }
+  return agreed;
+}
+
+void Ddp::shadow_until_all_ended() {
+  for (;;) {
+    const Agreed agreed = agree(Phase::none);
+    if (agreed.active.empty()) break;
+    if (agreed.phase == Phase::backward) shadow_backward();
+    else receive_buffers(agreed.active[0]);
+  }
+  reducer_->forget();
+  // Ranks that ended early took fewer steps: everybody gets what the longest made. All know whether there is any.
+  if (join_->active > 0 && join_->active < group_.size())
+    broadcast_module(module_, group_, join_->authority, options_.ignore);
+}
+
+/// The collectives of a backward in which this rank has nothing but what it may have collected before.
+void Ddp::shadow_backward() {
+  const NoGrad no_grad;
+  for (Reducer::Parameter& p : reducer_->parameters)
+    if (!reducer_->is_placeholder(p.variable.grad())) p.variable.clear_grad();
+  answering_ = true;
+  reducer_->answer();
+  answering_ = false;
+  for (Reducer::Parameter& p : reducer_->parameters) p.variable.clear_grad();
+}
+
+Ddp::Join::Join(Ddp& ddp, bool divide_by_active, bool throw_on_early_end)
+    : ddp_(ddp), exceptions_(std::uncaught_exceptions()) {
+  LOCKSTEP_CHECK(!ddp.join_, "[join] expected no other join() of this model to be alive");
+  ddp.join_ = JoinState{.divide_by_active = divide_by_active, .throw_on_early_end = throw_on_early_end};
+}
+
+Ddp::Join::~Join() noexcept(false) {
+  const struct End {
+    Ddp& ddp;
+    ~End() { ddp.join_.reset(); }
+  } end{ddp_};
+  if (std::uncaught_exceptions() == exceptions_) ddp_.shadow_until_all_ended();
+}
+
+}  // namespace lockstep::parallel
