@@ -12,8 +12,6 @@
 namespace lockstep::dist {
 namespace {
 
-using svg::format;
-
 /// "0-3,6"
 std::string join(const std::vector<int32_t>& chunks) {
   std::string text;
@@ -159,7 +157,7 @@ class Picture {
     text(8, 20, title_, 14, ink, "start");
     text(8, 38, legend, 11.5, "#57606a", "start");
     flush();
-    return svg::open(width, height, style()) + parts_ + "</svg>\n";
+    return svg::begin(width, height, style()) + parts_ + "</svg>\n";
   }
 
  private:

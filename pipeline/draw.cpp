@@ -9,8 +9,6 @@
 namespace lockstep::pipeline {
 namespace {
 
-using svg::format;
-
 char letter(What what) {
   return what == What::forward ? 'F' : what == What::backward ? 'B' : what == What::backward_input ? 'I' : 'W';
 }
@@ -55,7 +53,7 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   const double columns = run.seconds / std::max((costs.forward + costs.input + costs.weight) / 3 / r.chunks, 1e-300);
   const double width = std::clamp(columns * 17, 460., 1600.), scale = width / run.seconds;
   const double height = top + row * r.stages + 34, page = left + width + 16;
-  std::string out = svg::open(page, height);
+  std::string out = svg::begin(page, height);
   const char *ink = "#24292f", *soft = "#57606a";
   out += svg::text(8, 20,
                    str(name_of(r.kind), ": ", r.stages, r.stages == 1 ? " stage, " : " stages, ", r.micro_batches,

@@ -1,31 +1,35 @@
 #pragma once
-// Pictures (SVG): how all of ours begin, and how words stand in them.
+// What pictures (SVG) and pages of ours are written with: svg::begin(), what is on it, svg::end. Lengths are pixels,
+// written with five digits.
 #include <cstdio>
 #include <string>
+#include <string_view>
 
-namespace lockstep::svg {
+namespace lockstep {
 
-/// As std::snprintf(), of 400 bytes at most.
-inline std::string format(const char* pattern, auto... values) {
-  char text[400];
+/// Numbers as printf() writes them, 599 characters at most.
+std::string format(const char* pattern, auto... values) {
+  char text[600];
   std::snprintf(text, sizeof text, pattern, values...);
   return text;
 }
 
-/// An empty white picture, which "</svg>\n" ends. `style` stands before all else.
-inline std::string open(double width, double height, const std::string& style = "") {
-  return format(
-             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "
-             "font-family=\"Helvetica,Arial,sans-serif\">\n",
-             width, height, width, height) +
-         style + format("<rect width=\"%.0f\" height=\"%.0f\" fill=\"white\"/>\n", width, height);
-}
+/// Text for SVG and HTML.
+std::string escaped(std::string_view text);
 
-inline std::string text(double x, double y, const std::string& words, double size, const char* color,
-                        const char* anchor = "start") {
-  return format("<text x=\"%.5g\" y=\"%.5g\" font-size=\"%.4g\" fill=\"%s\" text-anchor=\"%s\">", x, y, size, color,
-                anchor) +
-         words + "</text>\n";
-}
+namespace svg {
 
-}  // namespace lockstep::svg
+/// A white page; style: a style sheet.
+std::string begin(double width, double height, const std::string& style = "");
+/// `look`: further attributes, fill="..." and so on.
+std::string rect(double x, double y, double width, double height, const std::string& look);
+std::string text(double x, double y, const std::string& words, double size, const std::string& color,
+                 const std::string& anchor = "start");
+constexpr const char* end = "</svg>\n";
+
+/// name="value", with a space in front: what rect() takes as look.
+std::string attribute(const std::string& name, const std::string& value);
+constexpr const char *ink = "#24292f", *soft = "#57606a";
+
+}  // namespace svg
+}  // namespace lockstep

@@ -3,7 +3,7 @@
 
 #include "parallel/device_map/plan.h"
 #include "tensor/check.h"
-#include "trace/svg.h"
+#include "tensor/svg.h"
 
 namespace lockstep::device_map {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "tensor/check.h"
-#include "trace/svg.h"
+#include "tensor/svg.h"
 
 namespace lockstep::sequence {
 

@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "parallel/moe/routing.h"
+#include "tensor/svg.h"
 #include "tests/messages.h"
-#include "trace/svg.h"
 
 using namespace lockstep;
 using namespace lockstep::moe;
