@@ -2,21 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <tuple>
 
 #include "dist/schedule_check.h"
 #include "tensor/check.h"
+#include "tensor/suggest.h"
+#include "tensor/svg.h"
 
 namespace lockstep::dist {
 namespace {
-
-std::string format(const char* pattern, auto... values) {
-  char text[400];
-  std::snprintf(text, sizeof text, pattern, values...);
-  return text;
-}
 
 /// "0-3,6"
 std::string join(const std::vector<int32_t>& chunks) {
@@ -63,11 +58,10 @@ constexpr size_t max_width = 180;
 
 std::string title(Algorithm algorithm, const Request& r, const Check& check) {
   const int64_t most = check.sent.empty() ? 0 : *std::max_element(check.sent.begin(), check.sent.end());
-  const auto count = [](int64_t n, const char* what) { return str(n, " ", what, n == 1 ? "" : "s"); };
   return str(name_of(algorithm), " ", name_of(r.collective), has_root(r.collective) ? str(", root ", r.root) : "", ": ",
-             count(r.ranks, "rank"), ", ", count(check.chunks, "chunk"), ", ", count(check.steps, "step"),
+             counted(r.ranks, "rank"), ", ", counted(check.chunks, "chunk"), ", ", counted(check.steps, "step"),
              check.joins > 0 ? str(" (", check.rounds, " between ranks)") : "", "; the busiest rank sends ",
-             count(most, "chunk"));
+             counted(most, "chunk"));
 }
 
 }  // namespace
@@ -163,12 +157,7 @@ class Picture {
     text(8, 20, title_, 14, ink, "start");
     text(8, 38, legend, 11.5, "#57606a", "start");
     flush();
-    return format(
-               "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "
-               "font-family=\"Helvetica,Arial,sans-serif\">\n",
-               width, height, width, height) +
-           style() + format("<rect width=\"%.0f\" height=\"%.0f\" fill=\"white\"/>\n", width, height) + parts_ +
-           "</svg>\n";
+    return svg_opening(width, height, style()) + parts_ + "</svg>\n";
   }
 
  private:
@@ -245,10 +234,7 @@ class Picture {
     add(str("f", which), format("M%.5g %.5gl-%.4g -3v6z", x2, y2, tip));
   }
   void text(double px, double py, const std::string& words, double size, const char* c, const char* anchor) {
-    if (!words.empty())
-      texts_ += format("<text x=\"%.5g\" y=\"%.5g\" font-size=\"%.4g\" fill=\"%s\" text-anchor=\"%s\">", px, py, size,
-                       c, anchor) +
-                words + "</text>\n";
+    if (!words.empty()) texts_ += svg_text(px, py, words, size, c, anchor);
   }
   /// One look per rank that a chunk belongs to.
   int color(int32_t chunk) const { return chunk % columns_; }

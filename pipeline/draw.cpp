@@ -2,18 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "tensor/check.h"
+#include "tensor/suggest.h"
+#include "tensor/svg.h"
 
 namespace lockstep::pipeline {
 namespace {
-
-std::string format(const char* pattern, auto... values) {
-  char text[400];
-  std::snprintf(text, sizeof text, pattern, values...);
-  return text;
-}
 
 char letter(What what) {
   return what == What::forward ? 'F' : what == What::backward ? 'B' : what == What::backward_input ? 'I' : 'W';
@@ -59,21 +54,12 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   const double columns = run.seconds / std::max((costs.forward + costs.input + costs.weight) / 3 / r.chunks, 1e-300);
   const double width = std::clamp(columns * 17, 460., 1600.), scale = width / run.seconds;
   const double height = top + row * r.stages + 34, page = left + width + 16;
-  std::string out = format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "
-      "font-family=\"Helvetica,Arial,sans-serif\">\n",
-      page, height, page, height);
-  out += format("<rect width=\"%.0f\" height=\"%.0f\" fill=\"white\"/>\n", page, height);
+  std::string out = svg_opening(page, height);
   const auto text = [&](double x, double y, const std::string& words, double size, const char* color,
-                        const char* anchor = "start") {
-    out += format("<text x=\"%.5g\" y=\"%.5g\" font-size=\"%.4g\" fill=\"%s\" text-anchor=\"%s\">", x, y, size, color,
-                  anchor) +
-           words + "</text>\n";
-  };
+                        const char* anchor = "start") { out += svg_text(x, y, words, size, color, anchor); };
   const char *ink = "#24292f", *soft = "#57606a";
   text(8, 20,
-       str(name_of(r.kind), ": ", r.stages, r.stages == 1 ? " stage, " : " stages, ", r.micro_batches,
-           r.micro_batches == 1 ? " micro-batch" : " micro-batches",
+       str(name_of(r.kind), ": ", counted(r.stages, "stage"), ", ", counted(r.micro_batches, "micro-batch"),
            r.chunks > 1 ? str(", ", r.chunks, " chunks a rank (later ones darker)") : "",
            format("; idle %.1f %%", 100 * run.bubble)),
        14, ink);

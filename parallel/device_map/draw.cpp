@@ -1,26 +1,11 @@
 #include "parallel/device_map/draw.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "tensor/check.h"
+#include "tensor/svg.h"
 
 namespace lockstep::device_map {
-
-namespace {
-
-std::string format(const char* pattern, auto... values) {
-  char text[400];
-  std::snprintf(text, sizeof text, pattern, values...);
-  return text;
-}
-std::string escaped(const std::string& name) {
-  std::string text;
-  for (const char c : name) text += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
-  return text;
-}
-
-}  // namespace
 
 std::string draw_svg(const Placement& plan) {
   std::vector<std::string> columns;  // devices, host memory, disk
@@ -41,15 +26,9 @@ std::string draw_svg(const Placement& plan) {
                               (Location(plan.main).name == place ? plan.reserved : 0));
   constexpr double left = 16, top = 44, column = 170, gap = 18, tall = 300;
   const double page = left + double(columns.size()) * (column + gap), height = top + tall + 34;
-  std::string out = format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "
-      "font-family=\"Helvetica,Arial,sans-serif\">\n",
-      page, height, page, height);
-  out += format("<rect width=\"%.0f\" height=\"%.0f\" fill=\"white\"/>\n", page, height);
+  std::string out = svg_opening(page, height);
   const auto text = [&](double x, double y, const std::string& words, double size, const char* color) {
-    out += format("<text x=\"%.5g\" y=\"%.5g\" font-size=\"%.4g\" fill=\"%s\" text-anchor=\"middle\">", x, y, size,
-                  color) +
-           escaped(words) + "</text>\n";
+    out += svg_text(x, y, words, size, color, "middle");
   };
   const auto box = [&](double x, double y, double h, const char* fill, const char* more, const std::string& words) {
     out += format(

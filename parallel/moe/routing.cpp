@@ -5,6 +5,8 @@
 #include <numeric>
 
 #include "tensor/check.h"
+#include "tensor/suggest.h"
+#include "tensor/svg.h"
 
 namespace lockstep::moe {
 
@@ -68,15 +70,9 @@ std::string draw_svg(const std::vector<std::vector<int64_t>>& choices, int64_t t
   // Tokens on the left, with a gap between ranks; experts on the right, spread over the same height.
   const int64_t height = tokens * row + (ranks - 1) * row,
                 width = right + 220 + ranks * std::max<int64_t>(capacity < 0 ? 6 : capacity, 1) * slot;
-  std::string out =
-      str("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", width, " ", top + height + 20, "\" width=\"",
-          width, "\" height=\"", top + height + 20, "\" font-family=\"Helvetica,Arial,sans-serif\">\n<rect width=\"",
-          width, "\" height=\"", top + height + 20, "\" fill=\"white\"/>\n");
+  std::string out = svg_opening(double(width), double(top + height + 20));
   const auto text = [&](int64_t x, int64_t y, const std::string& words, int size, const char* color,
-                        const char* anchor) {
-    out += str("<text x=\"", x, "\" y=\"", y, "\" font-size=\"", size, "\" fill=\"", color, "\" text-anchor=\"", anchor,
-               "\">", words, "</text>\n");
-  };
+                        const char* anchor) { out += svg_text(double(x), double(y), words, size, color, anchor); };
   const auto color = [&](int64_t rank, int light) {
     return str("hsl(", rank * 360 / ranks + 212, ",55%,", light, "%)");
   };
@@ -103,8 +99,7 @@ std::string draw_svg(const std::vector<std::vector<int64_t>>& choices, int64_t t
     for (int64_t t = 0; t < int64_t(choices[size_t(r)].size()) / top_k; ++t, y += row, ++number) {
       boxes += str("<rect x=\"", left - 10, "\" y=\"", y + 1, "\" width=\"22\" height=\"", row - 2,
                    "\" rx=\"4\" fill=\"", color(r, 82), "\"/>\n");
-      boxes += str("<text x=\"", left + 1, "\" y=\"", y + 15,
-                   "\" font-size=\"10\" fill=\"#24292f\" text-anchor=\"middle\">", number, "</text>\n");
+      boxes += svg_text(double(left + 1), double(y + 15), str(number), 10, "#24292f", "middle");
     }
     text(10, begin + 15, str("rank ", r), 12, "#57606a", "start");
     for (size_t i = 0; i < routing.token.size(); ++i) {  // rows at their experts
@@ -123,7 +118,7 @@ std::string draw_svg(const std::vector<std::vector<int64_t>>& choices, int64_t t
                  "\" font-size=\"12\" fill=\"#24292f\" text-anchor=\"middle\">expert ", e, "</text>\n");
   }
   text(8, 20,
-       str("top-", top_k, ", ", experts, " experts on ", ranks, ranks == 1 ? " rank" : " ranks",
+       str("top-", top_k, ", ", experts, " experts on ", counted(ranks, "rank"),
            capacity < 0 ? std::string(", nothing dropped")
                         : str(", capacity ", capacity, " of each rank: ", dropped, " dropped"),
            "; ", sent, " rows go to another rank"),

@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "tensor/check.h"
+#include "tensor/suggest.h"
+#include "tensor/svg.h"
 
 namespace lockstep::sequence {
 
@@ -58,14 +60,9 @@ std::string draw_svg(int ranks) {
   constexpr int64_t tokens = 512;  // a block of tokens^2 scores is `unit` wide
   const auto width_of = [&](double work) { return int(std::lround(work / double(tokens * tokens) * unit)); };
   const int width = left + ranks * unit + 150, panel = row * ranks + 64, height = top + 2 * panel - 40;
-  std::string out = str("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", width, " ", height, "\" width=\"",
-                        width, "\" height=\"", height, "\" font-family=\"Helvetica,Arial,sans-serif\">\n<rect width=\"",
-                        width, "\" height=\"", height, "\" fill=\"white\"/>\n");
+  std::string out = svg_opening(width, height);
   const auto text = [&](int x, int y, const std::string& words, int size, const char* color,
-                        const char* anchor = "start") {
-    out += str("<text x=\"", x, "\" y=\"", y, "\" font-size=\"", size, "\" fill=\"", color, "\" text-anchor=\"", anchor,
-               "\">", words, "</text>\n");
-  };
+                        const char* anchor = "start") { out += svg_text(x, y, words, size, color, anchor); };
   int y = top;
   for (const Order order : {Order::contiguous, Order::zigzag}) {
     std::vector<int> begins{left};  // a step lasts as long as its longest piece
@@ -81,7 +78,7 @@ std::string draw_svg(int ranks) {
       begins.push_back(begins.back() + width_of(longest));
     }
     text(8, y - 26,
-         str("ring attention, causal, ", name_of(order), ": ", ranks, ranks == 1 ? " rank" : " ranks", "; busy ",
+         str("ring attention, causal, ", name_of(order), ": ", counted(ranks, "rank"), "; busy ",
              std::lround(100 * done / (lasted * ranks)), " %"),
          14, "#24292f");
     for (int step = 0; step < ranks; ++step)
