@@ -87,6 +87,11 @@ class Trainer {
   std::unique_ptr<Impl> impl_;
 };
 
+/// The means over all samples of what `measures` gives of a batch of them, on this device and without gradients: for a
+/// model of one process.
+std::vector<double> means_of(const data::Dataset<data::Example>& samples, int64_t batch, Device device,
+                             const std::function<std::vector<Variable>(const data::Example& batch)>& measures);
+
 /// The parameters and buffers of a run's last checkpoint (or that of the folder of checkpoints), into a model of one
 /// process. average: parameters are the average of ema.decay; an Error when the run kept none.
 void load_model(nn::Module& model, const std::string& folder, bool average = false);
