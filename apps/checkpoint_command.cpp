@@ -7,6 +7,9 @@
 #include "engine/checkpoint/folder.h"
 #include "engine/checkpoint/tools.h"
 #include "nn/hugging_face/gpt2.h"
+#include "tensor/quantity.h"
+#include "tensor/suggest.h"
+#include "train/options.h"
 
 namespace apps {
 
@@ -17,15 +20,13 @@ namespace {
 
 void warn(const std::string& what) { std::cerr << "warning: " << what << std::endl; }
 
-std::string text_of(int64_t bytes) {
-  const char* units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
-  double value = double(bytes);
-  size_t unit = 0;
-  while (value >= 1024 && unit + 1 < std::size(units)) value /= 1024, ++unit;
-  return unit ? fmt::format("{:.1f} {}", value, units[unit]) : fmt::format("{} bytes", bytes);
-}
-
 int64_t bytes_of(const checkpoints::LogicalTensor& tensor) { return tensor.numel() * size_of(tensor.dtype); }
+
+int64_t bytes_of_files(const checkpoints::Manifest& m) {
+  int64_t bytes = 0;
+  for (const auto& [name, file] : m.files) bytes += file.bytes;
+  return bytes;
+}
 
 struct Asked {
   std::string dir, tag, out, dtype = "f32", prefix = "model.";
@@ -35,9 +36,8 @@ struct Asked {
 void inspect(const Asked& o) {
   const auto opened = checkpoints::open_checkpoint(o.dir, o.tag, warn);
   const checkpoints::Manifest& m = opened.manifest;
-  int64_t bytes = 0, file_bytes = 0;
+  int64_t bytes = 0;
   for (const auto& [name, tensor] : m.tensors) bytes += bytes_of(tensor);
-  for (const auto& [name, file] : m.files) file_bytes += file.bytes;
   if (o.json) {
     Json::Object tensors, aliases;
     for (const auto& [name, tensor] : m.tensors) {
@@ -62,15 +62,14 @@ void inspect(const Asked& o) {
     return;
   }
   fmt::print("{:<12}{} ({}), number {}\n", "checkpoint", m.tag, opened.folder, m.sequence);
-  fmt::print("{:<12}{} rank{}{}\n", "saved by", m.world, m.world == 1 ? "" : "s",
-             m.plan.empty() ? "" : ", plan " + m.plan);
-  fmt::print("{:<12}{} in {} file{}, {}\n", "tensors", m.tensors.size(), m.files.size(), m.files.size() == 1 ? "" : "s",
-             text_of(file_bytes));
+  fmt::print("{:<12}{}{}\n", "saved by", counted(m.world, "rank"), m.plan.empty() ? "" : ", plan " + m.plan);
+  fmt::print("{:<12}{} in {}, {}\n", "tensors", m.tensors.size(), counted(int64_t(m.files.size()), "file"),
+             memory_text(bytes_of_files(m)));
   size_t width = 0;
   for (const auto& [name, tensor] : m.tensors) width = std::max(width, name.size());
   for (const auto& [name, tensor] : m.tensors) {
     fmt::print("  {:<{}}  {:<5}{:<20}{:>12}{}\n", name, width, std::string(name_of(tensor.dtype)), str(tensor.shape),
-               text_of(bytes_of(tensor)),
+               memory_text(bytes_of(tensor)),
                tensor.parts.size() > 1 ? fmt::format("  {} parts", tensor.parts.size()) : "");
   }
   for (const auto& [name, target] : m.aliases) fmt::print("  {:<{}}  is {}\n", name, width, target);
@@ -83,7 +82,6 @@ void inspect(const Asked& o) {
     for (const auto& found : all) others += (others.empty() ? "" : ", ") + found.folder;
     fmt::print("{:<12}{}\n", "beside it", others);
   }
-  std::fflush(stdout);
 }
 
 void verify(const Asked& o) {
@@ -91,14 +89,11 @@ void verify(const Asked& o) {
   const auto problems = checkpoints::verify_checkpoint(opened);
   for (const std::string& problem : problems) std::cout << problem << "\n";
   if (!problems.empty()) {
-    fmt::print("{}: {} problem{}\n", opened.folder, problems.size(), problems.size() == 1 ? "" : "s");
+    fmt::print("{}: {}\n", opened.folder, counted(int64_t(problems.size()), "problem"));
     throw CLI::RuntimeError(1);
   }
-  int64_t bytes = 0;
-  for (const auto& [name, file] : opened.manifest.files) bytes += file.bytes;
   fmt::print("{}: {} tensors in {} files, {}: all as they were saved\n", opened.folder, opened.manifest.tensors.size(),
-             opened.manifest.files.size(), text_of(bytes));
-  std::fflush(stdout);
+             opened.manifest.files.size(), memory_text(bytes_of_files(opened.manifest)));
 }
 
 }  // namespace
@@ -127,11 +122,10 @@ void add_checkpoint_command(CLI::App& app) {
   });
   CLI::App* to_file = add("export", "writes the model as a plain safetensors file");
   to_file->add_option("out", o->out, "that file")->required();
-  to_file->add_option("--dtype", o->dtype, "of floating tensors")
-      ->check(CLI::IsMember({"f32", "bf16", "f16", "f64"}))
-      ->capture_default_str();
-  to_file->add_option("--prefix", o->prefix, "tensors whose names begin with this, without it")->capture_default_str();
-  to_file->add_flag("--hugging-face", o->hugging_face, "names and layout of Transformers' GPT2LMHeadModel");
+  const train::OptionGroup exported(*to_file);
+  exported("--dtype", o->dtype, "of floating tensors", CLI::IsMember({"f32", "bf16", "f16", "f64"}));
+  exported("--prefix", o->prefix, "tensors whose names begin with this, without it");
+  exported("--hugging-face", o->hugging_face, "names and layout of Transformers' GPT2LMHeadModel");
   to_file->callback([o] {
     auto opened = checkpoints::open_checkpoint(o->dir, o->tag, warn);
     checkpoints::ExportOptions options{.prefix = o->prefix, .dtype = parse_dtype(o->dtype)};

@@ -8,7 +8,6 @@
 #include "data/cifar.h"
 #include "data/digits.h"
 #include "data/idx.h"
-#include "data/to_device.h"
 #include "train/cli.h"
 #include "train/optimizer.h"
 #include "train/trainer.h"
@@ -75,25 +74,17 @@ void eval(const std::string& name, const ClassifierOptions& o, const MakeModel& 
   const data::TensorDataset test = load_split(o, false);
   const auto model = make_model(test.inputs().size(1), test.inputs().size(2));
   train::load_model(*model, o.run, o.ema);
-  const train::Team alone(nullptr);
-  data::ToDevice to_device(device_of(o, alone));
-  model->to(to_device.device());
+  const Device device = device_of(o, train::Team(nullptr));
+  model->to(device);
   model->eval();
-  const NoGrad no_grad;
-  double right = 0, loss = 0;
-  for (int64_t at = 0; at < test.size(); at += 256) {
-    const int64_t count = std::min<int64_t>(256, test.size() - at);
-    const Tensor target = to_device(test.targets().narrow(0, at, count));
-    const Variable scores = (*model)(to_device(test.inputs().narrow(0, at, count)));
-    right += accuracy(scores, target).item() * double(count);
-    loss += cross_entropy(scores, target).item() * double(count);
-  }
-  data::Json result(data::Json::Object{});
-  result["program"] = name;
-  result["test_accuracy"] = right / double(test.size());
-  result["test_loss"] = loss / double(test.size());
-  result["samples"] = test.size();
-  train::print_result(result, o.json);
+  const std::vector<double> means = train::means_of(test, 256, device, [&](const data::Example& batch) {
+    const Variable scores = (*model)(batch.input);
+    return std::vector<Variable>{accuracy(scores, batch.target), cross_entropy(scores, batch.target)};
+  });
+  train::print_result(
+      data::Json::Object{
+          {"program", name}, {"test_accuracy", means[0]}, {"test_loss", means[1]}, {"samples", test.size()}},
+      o.json);
 }
 
 }  // namespace
@@ -109,18 +100,15 @@ int classifier_main(int argc, char** argv, const std::string& name, const std::s
   train::add_options(training, o);
   train::add_common_options(testing, o, false);
   for (CLI::App* sub : {&training, &testing}) {
-    sub->add_option("--data", o.data,
-                    "'digits' (drawn by this program), or a folder with MNIST's IDX files (.gz or not) or CIFAR-10's "
-                    "binary batches")
-        ->capture_default_str();
-    sub->add_option("--samples", o.samples, "training samples of 'digits'; a quarter more are drawn for the test")
-        ->check(train::whole(1, 100'000'000))
-        ->capture_default_str();
+    const train::OptionGroup add(*sub);
+    add("--data", o.data,
+        "'digits' (drawn by this program), or a folder with MNIST's IDX files (.gz or not) or CIFAR-10's binary "
+        "batches");
+    add("--samples", o.samples, "training samples of 'digits'; a quarter more are drawn for the test",
+        train::whole(1, 100'000'000));
   }
   train::add_optimizer_options(training, o.optimizer);
-  training.add_option("--workers", o.workers, "threads that make batches ahead")
-      ->check(train::whole(0, 1024))
-      ->capture_default_str();
+  train::OptionGroup{training}("--workers", o.workers, "threads that make batches ahead", train::whole(0, 1024));
   testing.add_option("run", o.run, "the folder of a run, or of its checkpoints")->required();
   training.callback([&] {
     train::as_usage([&] { train::check_optimizer(o.optimizer, o); });

@@ -21,9 +21,7 @@ void add_config_command(CLI::App& app) {
   CLI::App& command = *app.add_subcommand(
       "config", "reads a configuration file (DeepSpeed's), prints what it means, or all that is wrong with it");
   auto* source = command.add_option("file", o->source, "the file, or its text, plain or in base64");
-  command.add_option("--ranks", o->ranks, "data-parallel ranks that will train")
-      ->check(whole(1, 1 << 20))
-      ->capture_default_str();
+  OptionGroup{command}("--ranks", o->ranks, "data-parallel ranks that will train", whole(1, 1 << 20));
   command.add_flag("--json", o->json, "the values as JSON");
   command.add_flag("--reference", o->reference, "prints all keys instead: docs/config.md")->excludes(source);
   command.callback([o] {

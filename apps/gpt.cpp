@@ -156,35 +156,29 @@ int main(int argc, char** argv) {
   training.get_option("--steps")->check(whole(1, most_steps))->description("optimizer steps");
   training.get_option("--eval-every")->description("steps between looks at the validation loss");
   training.get_option("--save-every")->description("steps between checkpoints in --out (0: at the end and on Ctrl-C)");
-  const auto add = [&](const char* name, auto& to, const char* group, const char* what, const OptionCheck& check = {}) {
-    auto* option = training.add_option(name, to, what)->group(group);
-    if (check) option->check(check);
-    return option->capture_default_str();
-  };
-  add("--text", o.text, "Data", "text to learn (default: this repository's own sources and docs)");
-  add("--tokenizer", o.tokenizer, "Data",
-      "folder of a tokenizer.json, or GPT-2's vocab.json and merges.txt (default: bytes)");
-  add("--validation", o.validation, "Data", "part of the text, from its end, kept for validation", number(0, 1));
-  add("--eval-batches", o.eval_batches, "Data", "batches of a look at it (the last one takes all)",
-      whole(1, most_steps));
-  auto* init = add("--init", o.init, "Model", "Hugging Face GPT-2 folder to start from, with its sizes");
-  init->excludes(add("--model", o.sizes, "Model", "gpt:LAYERSxWIDTHxHEADS, or a GPT-2's config.json"));
-  init->excludes(add("--context", o.context, "Model", "tokens that the model sees", whole(1, most_size)));
-  init->excludes(add("--dropout", o.dropout, "Model", "probability of dropout", number(0, 1)));
-  init->excludes(add("--experts", o.experts, "Model", experts_help));
-  add("--export", o.export_to, "Model", "write the trained model as a Hugging Face folder")
+  const OptionGroup data(training, "Data"), model(training, "Model"), steps(training, "Training");
+  data("--text", o.text, "text to learn (default: this repository's own sources and docs)");
+  data("--tokenizer", o.tokenizer, "folder of a tokenizer.json, or GPT-2's vocab.json and merges.txt (default: bytes)");
+  data("--validation", o.validation, "part of the text, from its end, kept for validation", number(0, 1));
+  data("--eval-batches", o.eval_batches, "batches of a look at it (the last one takes all)", whole(1, most_steps));
+  auto* init = model("--init", o.init, "Hugging Face GPT-2 folder to start from, with its sizes");
+  init->excludes(model("--model", o.sizes, "gpt:LAYERSxWIDTHxHEADS, or a GPT-2's config.json"));
+  init->excludes(model("--context", o.context, "tokens that the model sees", whole(1, most_size)));
+  init->excludes(model("--dropout", o.dropout, "probability of dropout", number(0, 1))->capture_default_str());
+  init->excludes(model("--experts", o.experts, experts_help));
+  model("--export", o.export_to, "write the trained model as a Hugging Face folder")
       ->excludes(training.get_option("--experts"));  // Hugging Face's GPT-2 has none
   add_optimizer_options(training, o.optimizer, true);
-  add("--warmup", o.warmup, "Training", "steps up to --lr, from where it falls along a cosine", whole(0, most_steps));
+  steps("--warmup", o.warmup, "steps up to --lr, from where it falls along a cosine", whole(0, most_steps));
   for (CLI::App* sub : {&testing, &sampling, &scoring}) {
     sub->add_option("model", o.model, "folder of a run, or Hugging Face GPT-2 folder")->required();
     add_common_options(*sub, o, false);
   }
   testing.add_option("--text", o.text, "text (default: this repository's own sources and docs)");
-  testing.add_option("--batch", o.batch, "sequences at a time")->check(whole(1, most_size))->capture_default_str();
+  OptionGroup{testing}("--batch", o.batch, "sequences at a time", whole(1, most_size));
   sampling.add_option("--prompt", o.prompt, "text to continue (default: a new line)");
   sampling.add_option("--ids", o.ids, "token ids to continue instead of a text: 5,17,3 (prints ids)");
-  sampling.add_option("--tokens", o.tokens, "tokens to add")->check(whole(1, most_steps))->capture_default_str();
+  OptionGroup{sampling}("--tokens", o.tokens, "tokens to add", whole(1, most_steps));
   add_sampling_options(sampling, o.sampling);
   scoring.add_option("--ids", o.ids, "token ids: 5,17,3")->required();
   scoring.add_option("--to", o.logits_out, "safetensors file to write")->required();

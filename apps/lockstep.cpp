@@ -26,7 +26,7 @@ namespace {
 
 using lockstep::data::Json;
 
-/// The rest of the first line of a file that starts with `key`, without blanks and the colon.
+/// The rest of the first line of a file that starts with `key` ("": any), without blanks and the colon.
 std::string line_of(const char* file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -37,14 +37,7 @@ std::string line_of(const char* file, const std::string& key) {
   return "";
 }
 
-std::string first_line(const char* file) {
-  std::ifstream in(file);
-  std::string line;
-  std::getline(in, line);
-  return line;
-}
-
-/// The instruction sets that matter for kernels: what the processor has, and what the compiler was allowed to use.
+/// The instruction sets that matter for kernels and that the processor has.
 std::string cpu_instructions() {
   std::string all;
 #if defined(__x86_64__)
@@ -59,26 +52,6 @@ std::string cpu_instructions() {
     if (flags.find(std::string(" ") + name + " ") != std::string::npos) all += std::string(" ") + name;
 #endif
   return all;
-}
-
-std::string build_instructions() {
-  std::string all;
-#if defined(__AVX2__)
-  all += "avx2 ";
-#endif
-#if defined(__FMA__)
-  all += "fma ";
-#endif
-#if defined(__AVX512F__)
-  all += "avx512f ";
-#endif
-#if defined(__AVX512BF16__)
-  all += "avx512bf16 ";
-#endif
-#if defined(__AVX512FP16__)
-  all += "avx512fp16 ";
-#endif
-  return all.empty() ? "baseline of the architecture" : all.substr(0, all.size() - 1);
 }
 
 std::string compiler() {
@@ -131,14 +104,14 @@ Json collect() {
   build["compiler"] = compiler();
   build["cpu"] = LOCKSTEP_BUILD_CPU;
   build["flags"] = LOCKSTEP_BUILD_FLAGS;
-  build["instructions"] = build_instructions();
+  build["instructions"] = LOCKSTEP_BUILD_INSTRUCTIONS;
   build["sanitizers"] = LOCKSTEP_BUILD_SANITIZERS;
   Json& machine = e["machine"];
   machine["processor"] = line_of("/proc/cpuinfo", "model name");
   machine["instructions"] = cpu_instructions();
   machine["cores"] = int64_t(sysconf(_SC_NPROCESSORS_ONLN));
   machine["page_bytes"] = int64_t(sysconf(_SC_PAGESIZE));
-  const std::string huge = first_line("/sys/kernel/mm/transparent_hugepage/enabled");
+  const std::string huge = line_of("/sys/kernel/mm/transparent_hugepage/enabled", "");
   const size_t open = huge.find('['), close = huge.find(']');
   machine["huge_pages"] = close == std::string::npos ? "unknown" : huge.substr(open + 1, close - open - 1);
   machine["memory_mib"] = int64_t(std::atoll(line_of("/proc/meminfo", "MemTotal").c_str()) / 1024);
@@ -188,7 +161,6 @@ void print_env(bool json) {
       fmt::print("  {:<22}{}\n", label, text_of(item));
     }
   }
-  std::fflush(stdout);
 }
 
 }  // namespace

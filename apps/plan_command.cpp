@@ -5,10 +5,10 @@
 #include <iostream>
 
 #include "apps/commands.h"
-#include "apps/program.h"
 #include "engine/plan_parts.h"
-#include "report/page.h"
 #include "tensor/check.h"
+#include "tensor/quantity.h"
+#include "tensor/suggest.h"
 #include "train/cli.h"
 
 namespace apps {
@@ -17,7 +17,6 @@ using namespace lockstep;
 using namespace lockstep::train;
 using data::Json;
 using engine::RankBytes, engine::PlanForecast;
-using report::bytes_text, report::seconds_text;
 
 namespace {
 
@@ -30,10 +29,15 @@ struct PlanAsked {
   bool json = false, units = false;
 };
 
+void print_row(const std::string& name, const std::vector<std::string>& cells) {
+  fmt::print("  {:<20}", name);
+  for (const std::string& cell : cells) fmt::print("{:>14}", cell);
+  fmt::print("\n");
+}
+
 void print_row(const std::string& name, const RankBytes& b) {
-  fmt::print("  {:<20}{:>14}{:>14}{:>14}{:>14}{:>14}\n", name, bytes_text(double(b.parameters)),
-             bytes_text(double(b.gradients)), bytes_text(double(b.optimizer)), bytes_text(double(b.buffers)),
-             bytes_text(double(b.total())));
+  print_row(name, {bytes_text(double(b.parameters)), bytes_text(double(b.gradients)), bytes_text(double(b.optimizer)),
+                   bytes_text(double(b.buffers)), bytes_text(double(b.total()))});
 }
 
 RankBytes formula_of(const engine::Forecast& stage) {
@@ -152,8 +156,8 @@ void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::Pr
   const bool whole = p.plan.pp * p.plan.tp == 1;  // every rank has all layers
   const int64_t zero = c.zero_optimization.stage, accumulation = *c.gradient_accumulation_steps;
   fmt::print("{:<12}{}: {} parameters\n", "model", p.model.name, p.model.numel());
-  fmt::print("{:<12}{}, {}: legal on {} rank{}; stage {}, {}, {}\n", "plan", to_string(p.plan), c.origin,
-             p.plan.ranks(), p.plan.ranks() == 1 ? "" : "s", zero, std::string(name_of(first.parameter_dtype)),
+  fmt::print("{:<12}{}, {}: legal on {}; stage {}, {}, {}\n", "plan", to_string(p.plan), c.origin,
+             counted(p.plan.ranks(), "rank"), zero, std::string(name_of(first.parameter_dtype)),
              first.optimizer + (c.optimizer.type.empty() ? " (assumed: the file names none)" : ""));
   if (p.plan.pp > 1)
     fmt::print("{:<12}{} of {} stages, cut at layers {}\n", "pipeline", c.pipeline.schedule, p.plan.pp,
@@ -161,9 +165,7 @@ void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::Pr
   fmt::print("{:<12}{} samples a step = {} a micro-batch x {} micro-batches x {} replicas\n\n", "batch",
              *c.train_batch_size, *c.train_micro_batch_size_per_gpu, accumulation, p.plan.dp);
 
-  const char* const row = "  {:<20}{:>14}{:>14}{:>14}{:>14}{:>14}";
-  fmt::print(fmt::runtime(row), "bytes of a rank", "parameters", "gradients", "optimizer", "buffers", "together");
-  fmt::print("\n");
+  print_row("bytes of a rank", {"parameters", "gradients", "optimizer", "buffers", "together"});
   int64_t padding = 0;
   size_t units = 0;
   for (size_t s = 0; s < p.stages.size(); ++s) {
@@ -182,13 +184,12 @@ void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::Pr
   if (accumulation > 1) fmt::print("Sums of {} micro-batches take gradients more than once. ", accumulation);
   fmt::print("Activations come on top.\n\n");
 
-  fmt::print(fmt::runtime(std::string(row) + "{:>14}\n"), "sent in a step", "gradients", "parameters", "stages",
-             "context", "tensor", "experts");
+  print_row("sent in a step", {"gradients", "parameters", "stages", "context", "tensor", "experts"});
   for (size_t s = 0; s < p.stages.size(); ++s)
-    fmt::print(fmt::runtime(std::string(row) + "{:>14}\n"), whole ? "each rank" : fmt::format("stage {}", s),
-               bytes_text(p.stages[s].gradient_traffic), bytes_text(p.stages[s].parameter_traffic),
+    print_row(whole ? "each rank" : fmt::format("stage {}", s),
+              {bytes_text(p.stages[s].gradient_traffic), bytes_text(p.stages[s].parameter_traffic),
                bytes_text(p.stage_traffic[s]), bytes_text(p.context_traffic[s]), bytes_text(p.slice_traffic[s]),
-               bytes_text(p.expert_traffic[s]));
+               bytes_text(p.expert_traffic[s])});
   const int n = first.ranks;
   if (whole && n > 1)
     fmt::print("  Gradients and parameters are {:.2f} times the model's bytes, times {}/{}.\n",
@@ -227,7 +228,6 @@ void run(PlanAsked& o) {
   print(plan, speeds, time);
   for (const engine::Forecast& stage : plan.stages)
     if (o.units) print_units(stage);
-  std::fflush(stdout);
 }
 
 }  // namespace
@@ -238,39 +238,27 @@ void add_plan_command(CLI::App& app, const Program& program) {
       "plan",
       "says what a configuration will cost: legality, memory of each rank, traffic and time of a step; starts no rank");
   command.footer("of a program: lockstep plan [OPTIONS] -- PROGRAM [ARGUMENTS...], with its model and configuration");
-  command.add_option("--config", o->config, "configuration file (DeepSpeed's), or its text; default: the program's");
-  command.add_option("--model", o->model.name, "gpt:LAYERSxWIDTHxHEADS, in place of a program");
-  auto* ranks = command.add_option("--ranks", o->ranks, "data-parallel ranks")->check(whole(1, 65536));
-  command
-      .add_option("--plan", o->plan,
-                  "replicas (dp), pipeline stages (pp), context (cp), tensor (tp) and expert (ep) "
-                  "parallelism and ZeRO, in place of --ranks: dp2+pp2+cp2+tp2+ep2+zero1")
+  const OptionGroup add(command);
+  add("--config", o->config, "configuration file (DeepSpeed's), or its text; default: the program's");
+  add("--model", o->model.name, "gpt:LAYERSxWIDTHxHEADS, in place of a program");
+  auto* ranks = add("--ranks", o->ranks, "data-parallel ranks", whole(1, 65536));
+  add("--plan", o->plan,
+      "replicas (dp), pipeline stages (pp), context (cp), tensor (tp) and expert (ep) parallelism and ZeRO, in "
+      "place of --ranks: dp2+pp2+cp2+tp2+ep2+zero1")
       ->excludes(ranks);
-  command.add_option("--vocab", o->model.vocab, "tokens that the model knows")
-      ->check(whole(1, 1 << 24))
-      ->capture_default_str();
-  command.add_option("--context", o->model.context, "tokens of a sample")
-      ->check(whole(1, 1 << 24))
-      ->capture_default_str();
-  auto* experts =
-      command.add_option("--experts", o->model.experts.experts, "experts in place of the MLP of some blocks (0: none)")
-          ->check(whole(0, 65536))
-          ->capture_default_str();
-  command.add_option("--top-k", o->model.experts.top_k, "experts of each token")
-      ->check(whole(1, 65536))
-      ->needs(experts)
-      ->capture_default_str();
-  command.add_option("--expert-every", o->model.experts.every, "which blocks have experts: the last of every so many")
-      ->check(whole(1, 10000))
-      ->needs(experts)
-      ->capture_default_str();
-  command.add_option("--flops", o->speeds.flops, "FLOP/s of a rank; else measured here")->check(number(1, 1e18));
-  command.add_option("--bandwidth", o->speeds.bandwidth, "bytes/s that a rank sends; else a copy is measured here")
-      ->check(number(1, 1e18));
-  command.add_option("--memory-bandwidth", o->speeds.memory, "bytes/s of a rank's memory; else measured here")
-      ->check(number(1, 1e18));
-  command.add_flag("--units", o->units, "who owns what, unit by unit");
-  command.add_flag("--json", o->json, "one JSON object");
+  add("--vocab", o->model.vocab, "tokens that the model knows", whole(1, 1 << 24));
+  add("--context", o->model.context, "tokens of a sample", whole(1, 1 << 24));
+  engine::ExpertShape& e = o->model.experts;
+  auto* experts = add("--experts", e.experts, "experts in place of the MLP of some blocks (0: none)", whole(0, 65536))
+                      ->capture_default_str();
+  add("--top-k", e.top_k, "experts of each token", whole(1, 65536))->needs(experts);
+  add("--expert-every", e.every, "which blocks have experts: the last of every so many", whole(1, 10000))
+      ->needs(experts);
+  add("--flops", o->speeds.flops, "FLOP/s of a rank; else measured here", number(1, 1e18));
+  add("--bandwidth", o->speeds.bandwidth, "bytes/s that a rank sends; else a copy is measured here", number(1, 1e18));
+  add("--memory-bandwidth", o->speeds.memory, "bytes/s of a rank's memory; else measured here", number(1, 1e18));
+  add("--units", o->units, "who owns what, unit by unit");
+  add("--json", o->json, "one JSON object");
   command.callback([o, &command] {
     as_usage([&] {
       refuse_beside_program(command, {"--vocab", "--context", "--experts"}, o->model);

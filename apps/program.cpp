@@ -1,5 +1,4 @@
-#include "apps/program.h"
-
+// Programs that commands run: cut off from the command line, started and watched, asked what they train.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
@@ -8,12 +7,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <fstream>
 
 #include "apps/commands.h"
+#include "dist/launcher/process.h"
 #include "dist/launcher/scratch.h"
 #include "nn/hugging_face/gpt2.h"
 #include "tensor/check.h"
@@ -47,6 +46,16 @@ size_t program_of_run(const CLI::App& run, std::vector<std::string>& words) {
   return std::min(at, words.size());
 }
 
+/// Of a file.
+std::string last_lines(const std::filesystem::path& file, size_t count) {
+  std::ifstream in(file);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back("  " + line);
+  std::string text;
+  for (size_t i = lines.size() > count ? lines.size() - count : 0; i < lines.size(); ++i) text += lines[i] + "\n";
+  return text;
+}
+
 }  // namespace
 
 std::vector<std::string> take_program(const CLI::App& app, std::vector<std::string>& words) {
@@ -61,18 +70,10 @@ std::vector<std::string> take_program(const CLI::App& app, std::vector<std::stri
   return program;
 }
 
-std::string last_lines(const std::filesystem::path& file, size_t count) {
-  std::ifstream in(file);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(in, line);) lines.push_back("  " + line);
-  std::string text;
-  for (size_t i = lines.size() > count ? lines.size() - count : 0; i < lines.size(); ++i) text += lines[i] + "\n";
-  return text;
-}
-
-int run_command(const std::vector<std::string>& command,
-                const std::vector<std::pair<std::string, std::string>>& environment,
-                const std::filesystem::path& output, double timeout) {
+void run_command(const std::string& who, const std::vector<std::string>& command,
+                 const std::vector<std::pair<std::string, std::string>>& environment,
+                 const std::filesystem::path& folder, double timeout) {
+  const std::filesystem::path output = folder / "output.txt";
   std::vector<char*> argv;
   for (const std::string& arg : command) argv.push_back(const_cast<char*>(arg.c_str()));
   argv.push_back(nullptr);
@@ -91,31 +92,31 @@ int run_command(const std::vector<std::string>& command,
   }
   close(out);
   LOCKSTEP_CHECK(child > 0, "no process can be started: ", strerror(errno));
-  const int handle = int(syscall(SYS_pidfd_open, child, 0));
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
+  const dist::Fd ended(int(syscall(SYS_pidfd_open, child, 0)));
+  const double start = dist::monotonic_seconds();
   bool told = false, late = false;
-  for (int status;;) {
-    if (waitpid(child, &status, WNOHANG) == child) {
-      if (handle >= 0) close(handle);
-      LOCKSTEP_CHECK(!late, "the run took longer than --timeout ", timeout, " s");
-      LOCKSTEP_CHECK(!Interrupt::requested(), "interrupted");
-      return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    }
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  int status = 0;
+  while (waitpid(child, &status, WNOHANG) != child) {
+    const double seconds = dist::monotonic_seconds() - start;
     if (seconds > timeout) late = true;
     if ((late || Interrupt::requested()) && !told) kill(child, SIGTERM), told = true;  // the launcher ends its ranks
     if (told && seconds > timeout + 40) kill(child, SIGKILL);
-    pollfd entry{handle, POLLIN, 0};
-    if (handle < 0) usleep(5000);
-    else poll(&entry, 1, 200);
+    pollfd entry{ended.get(), POLLIN, 0};
+    poll(&entry, 1, 200);
   }
+  LOCKSTEP_CHECK(!late, "the run took longer than --timeout ", timeout, " s");
+  LOCKSTEP_CHECK(!Interrupt::requested(), "interrupted");
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  LOCKSTEP_CHECK(code == 0, who, " failed with exit code ", code, "; its last lines:\n", last_lines(output, 20));
+}
+
+void refuse_given(const CLI::App& command, const std::vector<std::string>& options, const std::string& why) {
+  for (const std::string& option : options) LOCKSTEP_CHECK(command.get_option(option)->count() == 0, option, why);
 }
 
 void refuse_beside_program(const CLI::App& command, const std::vector<std::string>& options, const ModelAsked& asked) {
-  for (const std::string& option : options)
-    LOCKSTEP_CHECK(asked.program.empty() || command.get_option(option)->count() == 0, option,
-                   " is of a model by its name (--model); ", asked.program[0], " has its own");
+  if (!asked.program.empty())
+    refuse_given(command, options, " is of a model by its name (--model); " + asked.program[0] + " has its own");
 }
 
 ModelFound find_model(const ModelAsked& asked, int ranks) {
@@ -127,13 +128,11 @@ ModelFound find_model(const ModelAsked& asked, int ranks) {
     return {.shape = engine::shape_of<nn::GPT>(
                 nn::gpt_options(asked.name, {.vocab = asked.vocab, .context = asked.context}), asked.experts)};
   const dist::Scratch scratch;
-  const std::filesystem::path folder = scratch.path(), file = folder / "model.json", output = folder / "output.txt";
+  const std::filesystem::path folder = scratch.path(), file = folder / "model.json";
   std::vector<std::string> command = asked.program;
   if (ranks > 1) command.insert(command.end(), {"--ranks", std::to_string(ranks)});
   const std::string& name = asked.program[0];
-  const int code = run_command(command, {{"LOCKSTEP_DESCRIBE", file.string()}}, output, 600);
-  LOCKSTEP_CHECK(code == 0, name, " was asked what it trains, and failed with exit code ", code, "; its last lines:\n",
-                 last_lines(output, 20));
+  run_command(name + " was asked what it trains, and", command, {{"LOCKSTEP_DESCRIBE", file.string()}}, folder, 600);
   LOCKSTEP_CHECK(std::filesystem::exists(file), name,
                  " ended well but did not say what it trains; programs with a train::Trainer or train::prepare do");
   const data::Json answer = data::read_json(file.string());

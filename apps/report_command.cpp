@@ -1,4 +1,4 @@
-// `lockstep report` and `lockstep trace merge`: what a run left.
+// `lockstep report`, `lockstep trace merge` and `lockstep flight`: what a run left.
 #include <fmt/format.h>
 
 #include <iostream>
@@ -6,13 +6,17 @@
 
 #include "apps/commands.h"
 #include "data/files.h"
+#include "dist/flight.h"
 #include "report/page.h"
 #include "tensor/check.h"
+#include "tensor/suggest.h"
+#include "train/options.h"
 
 namespace apps {
 
 using namespace lockstep;
 using data::Json;
+using train::OptionGroup;
 
 namespace {
 
@@ -22,8 +26,7 @@ struct ReportAsked {
 };
 
 Json to_json(const report::Analysis& a, const std::string& page) {
-  Json j(Json::Object{});
-  j["page"] = page;
+  Json j = Json::Object{{"page", page}};
   if (!a.loss.empty()) j["loss"] = a.loss.back().second;
   j["steps"] = int64_t(a.steps.size());
   j["step_seconds"] = a.median_step;
@@ -35,14 +38,12 @@ Json to_json(const report::Analysis& a, const std::string& page) {
   }
   j["sent"] = a.sent;
   if (a.sent_formula) j["sent_formula"] = a.sent_formula->bytes;
-  Json memory(Json::Object{});
-  for (const auto& m : a.memory)
-    memory[m.category] = m.formula ? Json(Json::Object{{"measured", m.measured}, {"formula", m.formula->bytes}})
-                                   : Json(Json::Object{{"measured", m.measured}});
-  j["memory"] = memory;
-  Json warnings(Json::Array{});
-  for (const std::string& warning : a.warnings) warnings.push_back(warning);
-  j["warnings"] = warnings;
+  Json& memory = j["memory"] = Json::Object();
+  for (const auto& m : a.memory) {
+    Json& row = memory[m.category] = Json::Object{{"measured", m.measured}};
+    if (m.formula) row["formula"] = m.formula->bytes;
+  }
+  j["warnings"] = Json::Array(a.warnings.begin(), a.warnings.end());
   return j;
 }
 
@@ -61,17 +62,9 @@ void report(const ReportAsked& o) {
     std::cout << to_json(a, page).dump() << std::endl;
     return;
   }
-  fmt::print("page      {}\n", page);
-  if (!a.loss.empty()) fmt::print("loss      {:.4g} after step {:.0f}\n", a.loss.back().second, a.loss.back().first);
-  if (a.median_step > 0)
-    fmt::print("step      {}, median of {}\n", report::seconds_text(a.median_step), a.steps.size());
-  if (a.pipeline)
-    fmt::print("idle      {:.1f} % of the pipeline{}\n", 100 * a.pipeline->measured,
-               a.pipeline->formula.empty() ? "" : fmt::format(", formula {:.1f} %", 100 * a.pipeline->expected));
-  if (!a.traffic.empty())
-    fmt::print("sent      {} by a rank in a step{}\n", report::bytes_text(a.sent),
-               a.sent_formula ? ", formula " + report::bytes_text(a.sent_formula->bytes) : "");
-  std::fflush(stdout);
+  fmt::print("{:<10}{}\n", "page", page);
+  for (const report::Headline& line : report::headlines(a))
+    fmt::print("{:<10}{}{}\n", line.name, line.value, line.about);
 }
 
 }  // namespace
@@ -80,13 +73,12 @@ void add_report_command(CLI::App& app) {
   auto o = std::make_shared<ReportAsked>();
   CLI::App& command = *app.add_subcommand(
       "report", "one HTML page about a run: loss, timeline, memory and traffic beside their formulas, settings");
-  command
-      .add_option("folder", o->folder,
-                  "what --out and --trace of a training program filled (traces may lie one folder below)")
+  const OptionGroup add(command);
+  add("folder", o->folder, "what --out and --trace of a training program filled (traces may lie one folder below)")
       ->required();
-  command.add_option("--out", o->out, "the page (default: report.html in the folder)");
-  command.add_option("--svg", o->svg, "the timeline as a picture too");
-  command.add_flag("--json", o->json, "its figures as one line, a JSON object");
+  add("--out", o->out, "the page (default: report.html in the folder)");
+  add("--svg", o->svg, "the timeline as a picture too");
+  add("--json", o->json, "its figures as one line, a JSON object");
   command.callback([o] { report(*o); });
 }
 
@@ -105,9 +97,18 @@ void add_trace_command(CLI::App& app) {
     const std::string out = o->out.empty() ? o->folder + "/trace.json" : o->out;
     const auto ranks = report::merge_traces(o->folder, out, warnings);
     for (const std::string& warning : warnings) std::cerr << "warning: " << warning << "\n";
-    fmt::print("{}: {} rank{}; open it at https://ui.perfetto.dev\n", out, ranks.size(), ranks.size() == 1 ? "" : "s");
-    std::fflush(stdout);
+    fmt::print("{}: {}; open it at https://ui.perfetto.dev\n", out, counted(int64_t(ranks.size()), "rank"));
   });
+}
+
+void add_flight_command(CLI::App& app) {
+  auto folder = std::make_shared<std::string>();
+  CLI::App& flight =
+      *app.add_subcommand("flight", "who was late when a job failed: merges the records that its ranks wrote");
+  OptionGroup{flight}("folder", *folder,
+                      "folder with flight-RANK.json: LOCKSTEP_FLIGHT_DIR, or attempt_N of a run's --log-dir")
+      ->required();
+  flight.callback([folder] { std::cout << dist::explain_flight(*folder); });
 }
 
 }  // namespace apps

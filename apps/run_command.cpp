@@ -29,10 +29,10 @@ namespace dist = lockstep::dist;
 namespace {
 
 struct Options {
-  std::string nodes, ranks, backend = "c10d", endpoint, job, conf, address, launcher = "ssh", binding, core_list,
-                            hostfile, include, exclude, filter, each_rank_log, ssh_arguments, ranks_per_node,
-                            start_method, monitor_interval, local_address;
-  int node = -1, num_nodes = 0, num_ranks = 0, port = 0;
+  std::string nodes, ranks, backend = "c10d", endpoint, conf, launcher = "ssh", binding, core_list, hostfile, include,
+                            exclude, filter, each_rank_log, ssh_arguments, ranks_per_node, start_method,
+                            monitor_interval, local_address;
+  int node = -1, num_nodes = 0, num_ranks = 0;
   bool standalone = false, no_python = false, bind = false, no_ssh = false, no_local_rank = false, save_pid = false;
   dist::LaunchOptions launch;
 };
@@ -73,10 +73,9 @@ std::vector<int> numbers(const std::string& text, const char* option) {
 }
 
 int nodes_of(const std::string& text) {
-  const size_t colon = text.find(':');
-  if (colon == std::string::npos) return parsed_number(text, "--nnodes", "a number, or MIN:MAX");
-  const int least = parsed_number(text.substr(0, colon), "--nnodes", "a number, or MIN:MAX"),
-            most = parsed_number(text.substr(colon + 1), "--nnodes", "a number, or MIN:MAX");
+  const size_t colon = std::min(text.find(':'), text.size());
+  const auto number = [](const std::string& part) { return parsed_number(part, "--nnodes", "a number, or MIN:MAX"); };
+  const int least = number(text.substr(0, colon)), most = colon < text.size() ? number(text.substr(colon + 1)) : least;
   LOCKSTEP_CHECK(least == most,
                  "[run] nodes cannot come and go during a run: expected --nnodes with one number, or both equal, got '",
                  text, "'");
@@ -108,13 +107,6 @@ void set_endpoint(const std::string& text, std::string& address, int& port) {
   LOCKSTEP_CHECK(port == 0 || port == given, "[run] expected one port of rank 0, got --master-port ", port,
                  " and --rdzv-endpoint ", text);
   port = given;
-}
-
-std::string slots_text(const Host& host) {
-  std::string text;
-  for (const int slot : host.slots) text += std::to_string(slot) + ",";
-  if (!text.empty()) text.pop_back();
-  return text;
 }
 
 /// A file with the launcher's number, for as long as it runs.
@@ -149,7 +141,7 @@ void read_options(Options& o, const Program& program) {
     if (!l.quiet) std::cerr << "lockstep run: " << text << std::endl;
   };
   l.command = program;
-  l.address = o.address, l.port = o.port, l.node = std::max(0, o.node);
+  l.node = std::max(0, o.node);
 
   if (!o.monitor_interval.empty()) notice("--monitor-interval has no effect: ends of ranks are noticed at once");
   if (!o.start_method.empty()) notice("--start-method has no effect: ranks are programs of their own");
@@ -160,9 +152,8 @@ void read_options(Options& o, const Program& program) {
   LOCKSTEP_CHECK(o.backend == "static" || o.backend == "c10d",
                  "[run] expected --rdzv-backend c10d or static (the meeting point is rank 0), got '", o.backend, "'");
 
-  for (std::istringstream settings(o.conf); !o.conf.empty() && settings;) {
-    std::string setting;
-    if (!std::getline(settings, setting, ',')) break;
+  std::istringstream settings(o.conf);
+  for (std::string setting; std::getline(settings, setting, ',');) {
     const size_t equals = std::min(setting.find('='), setting.size());
     const std::string key = setting.substr(0, equals), value = setting.substr(std::min(equals + 1, setting.size()));
     if (key == "token_file") l.token = dist::read_token(value);
@@ -216,10 +207,10 @@ void read_options(Options& o, const Program& program) {
       LOCKSTEP_CHECK(o.nodes.empty(),
                      "[run] --nnodes starts this node's part, --include, --exclude, --num-nodes and --num-gpus choose "
                      "among hosts; give one kind, or a --hostfile");
+      int slots = dist::usable_cores();
+      if (!o.ranks.empty() && !filtered) slots = std::max(slots, ranks_of(o.ranks));
       hosts = {{"localhost", {}}};
-      for (int slot = 0; slot < dist::usable_cores(); ++slot) hosts[0].slots.push_back(slot);
-      if (!o.ranks.empty() && ranks_of(o.ranks) > int(hosts[0].slots.size()) && !filtered)
-        for (int slot = int(hosts[0].slots.size()); slot < ranks_of(o.ranks); ++slot) hosts[0].slots.push_back(slot);
+      for (int slot = 0; slot < slots; ++slot) hosts[0].slots.push_back(slot);
     }
     hosts = dist::filter_hosts(hosts, o.include, o.exclude);
     const bool all = o.ranks.empty() || o.ranks == "auto";
@@ -232,12 +223,12 @@ void read_options(Options& o, const Program& program) {
       for (const Host& host : hosts) l.ranks_of_nodes.push_back(int(host.slots.size()));
       l.nodes = int(hosts.size()), l.ranks = l.ranks_of_nodes[size_t(l.node)];
       if (l.address.empty()) l.address = hosts[0].name;
-      if (chosen) l.devices = slots_text(hosts[size_t(l.node)]);
+      if (chosen) l.devices = fmt::format("{}", fmt::join(hosts[size_t(l.node)].slots, ","));
     } else {
       LOCKSTEP_CHECK(o.node < 0,
                      "[run] --node-rank is for one launcher a node; a hostfile has its own order (or: --no-ssh)");
       l.hosts = hosts, l.nodes = 1;
-      if (chosen) l.devices = slots_text(hosts[0]);
+      if (chosen) l.devices = fmt::format("{}", fmt::join(hosts[0].slots, ","));
     }
   } else {
     l.ranks = o.ranks.empty() ? 1 : ranks_of(o.ranks);
@@ -259,79 +250,77 @@ void add_run_command(CLI::App& app, const Program& program) {
       "lockstep run [OPTIONS] [--] PROGRAM [ARGUMENTS...]\n\nNames may be written with _ for -, and torchrun's options "
       "be given as PET_NNODES, PET_MAX_RESTARTS, ...");
   const auto option = [&](const char* names, auto& value, const char* help, const char* variable = "") {
-    CLI::Option* made = sub.add_option(names, value, help);
+    CLI::Option* made;
+    if constexpr (std::is_same_v<decltype(value), bool&>) made = sub.add_flag(names, value, help);
+    else made = sub.add_option(names, value, help);
     return *variable ? made->envname(std::string("PET_") + variable) : made;
   };
-  const auto flag = [&](const char* names, bool& value, const char* help, const char* variable = "") {
-    CLI::Option* made = sub.add_flag(names, value, help);
-    return *variable ? made->envname(std::string("PET_") + variable) : made;
-  };
-  std::string group = "Ranks";
-  const auto in = [&](CLI::Option* made) { return made->group(group); };
-  in(option("-n,--nproc,--nproc-per-node", o.ranks, "ranks on this node: a number; auto or cpu: one a core",
-            "NPROC_PER_NODE")
-         ->type_name("N"));
-  in(option("--max-restarts", l.max_restarts, "after a failure start all ranks again, this often", "MAX_RESTARTS"));
-  in(option("--role", l.role, "name for --log-line-prefix-template", "ROLE"));
-  in(flag("--bind-cores-to-rank", o.bind, "give every rank an equal part of the cores for itself"));
-  in(option("--bind-core-list", o.core_list, "the cores to bind to, such as 0-3,8")->type_name("CORES"));
-  in(option("--numa-binding", o.binding, "give every rank its node, socket, exclusive (part of a node) or core-complex",
-            "NUMA_BINDING"));
-  in(sub.add_option("--grace", l.times.grace, "seconds that ranks have to end after Ctrl-C")->capture_default_str());
-  in(sub.add_option("--stop-timeout", l.times.stop, "seconds between SIGTERM and SIGKILL when a rank has failed")
-         ->capture_default_str());
-  in(flag("-q,--quiet", l.quiet, "no notices, only failures"));
-  group = "Output";
-  in(option("--log-dir", l.log_dir, "DIR/RUN/attempt_0/RANK/{stdout,stderr}.log", "LOG_DIR")->type_name("DIR"));
-  in(option("-r,--redirects", l.redirects, "to files only: 0 none, 1 stdout, 2 stderr, 3 both, or RANK:VALUE,...",
-            "REDIRECTS"));
-  in(option("-t,--tee", l.tee, "to files and here (the default with --log-dir: 3)", "TEE"));
-  in(option("--local-ranks-filter", o.filter, "show only these local ranks, such as 0,1", "LOCAL_RANKS_FILTER"));
-  in(option("--log-line-prefix-template", l.prefix,
-            "with ${rank}, ${local_rank}, ${role_name}; default '[rank ${rank}] '", "LOG_LINE_PREFIX_TEMPLATE"));
-  in(option("--enable-each-rank-log", o.each_rank_log, "as --log-dir DIR --redirects 3")->type_name("DIR"));
-  group = "Several nodes, a launcher on each";
-  in(option("--nnodes", o.nodes, "number of nodes (1)", "NNODES")->type_name("N"));
-  in(option("--node-rank", o.node, "number of this node", "NODE_RANK"));
-  in(option("--master-addr", o.address, "address of node 0", "MASTER_ADDR"));
-  in(option("--master-port", o.port, "port of rank 0; 0: any free one (one node), 29500 (several)", "MASTER_PORT"));
-  in(option("--rdzv-endpoint", o.endpoint, "HOST:PORT instead of the two above", "RDZV_ENDPOINT"));
-  in(option("--rdzv-backend", o.backend, "c10d or static, which are the same here: rank 0 is the meeting point",
-            "RDZV_BACKEND"));
-  in(option("--rdzv-id", l.job, "name of the run; a process of another one is refused", "RDZV_ID"));
-  in(option("--rdzv-conf", o.conf, "KEY=VALUE,...: token_file, timeout (seconds), rank", "RDZV_CONF"));
-  in(flag("--standalone", o.standalone, "one node with a free port, which is the default", "STANDALONE"));
-  group = "Several hosts through ssh";
-  in(option("-H,--hostfile", o.hostfile, "lines 'host slots=N' (default: /job/hostfile, if there is one)")
-         ->type_name("FILE"));
-  in(option("-i,--include", o.include, "only these: NAME[:SLOT[,SLOT...]][@NAME...]"));
-  in(option("-e,--exclude", o.exclude, "all but these"));
-  in(sub.add_option("--num-nodes", o.num_nodes, "the first N hosts")->check(CLI::PositiveNumber));
-  in(sub.add_option("--num-gpus,--num-accelerators", o.num_ranks, "the first N slots of each host")
-         ->check(CLI::PositiveNumber));
-  in(flag("--force-multi", l.force_ssh, "ssh even to a single host that is this machine"));
-  in(flag("--no-ssh", o.no_ssh, "start this node's part only (with --node-rank)"));
-  in(sub.add_option("--ssh-port", l.ssh_port, "")->check(CLI::Range(1, 65535)));
-  in(sub.add_option("--connect-timeout", l.times.connect, "seconds for a host to answer")
-         ->capture_default_str()
-         ->check(CLI::PositiveNumber));
-  in(option("--launcher", o.launcher, "ssh, the only one"));
-  in(option("--launcher-args", o.ssh_arguments, "more arguments of ssh"));
-  in(flag("--save-pid", o.save_pid, "write the launcher's pid to a file in the folder for temporary files"));
-  group = "Accepted without effect";
-  in(flag("--no-python", o.no_python, "programs are started as they are", "NO_PYTHON"));
-  in(flag("--no-local-rank", o.no_local_rank, "no --local_rank is added to the program's arguments"));
-  in(option("--monitor-interval", o.monitor_interval, "ends of ranks are noticed at once", "MONITOR_INTERVAL"));
-  in(option("--start-method", o.start_method, "ranks are programs of their own", "START_METHOD"));
-  in(option("--local-addr", o.local_address, "use LOCKSTEP_INTERFACE", "LOCAL_ADDR"));
-  group = "";  // not shown
-  in(flag("--agent", l.agent, ""));
-  in(option("--ranks-per-node", o.ranks_per_node, ""));
-  in(option("--devices", l.devices, ""));
+  const auto group = [&](const char* name) { sub.option_defaults()->group(name); };  // of what comes next
+  group("Ranks");
+  option("-n,--nproc,--nproc-per-node", o.ranks, "ranks on this node: a number; auto or cpu: one a core",
+         "NPROC_PER_NODE")
+      ->type_name("N");
+  option("--max-restarts", l.max_restarts, "after a failure start all ranks again, this often", "MAX_RESTARTS");
+  option("--role", l.role, "name for --log-line-prefix-template", "ROLE");
+  option("--bind-cores-to-rank", o.bind, "give every rank an equal part of the cores for itself");
+  option("--bind-core-list", o.core_list, "the cores to bind to, such as 0-3,8")->type_name("CORES");
+  option("--numa-binding", o.binding, "give every rank its node, socket, exclusive (part of a node) or core-complex",
+         "NUMA_BINDING");
+  sub.add_option("--grace", l.times.grace, "seconds that ranks have to end after Ctrl-C")->capture_default_str();
+  sub.add_option("--stop-timeout", l.times.stop, "seconds between SIGTERM and SIGKILL when a rank has failed")
+      ->capture_default_str();
+  option("-q,--quiet", l.quiet, "no notices, only failures");
+  group("Output");
+  option("--log-dir", l.log_dir, "DIR/RUN/attempt_0/RANK/{stdout,stderr}.log", "LOG_DIR")->type_name("DIR");
+  option("-r,--redirects", l.redirects, "to files only: 0 none, 1 stdout, 2 stderr, 3 both, or RANK:VALUE,...",
+         "REDIRECTS");
+  option("-t,--tee", l.tee, "to files and here (the default with --log-dir: 3)", "TEE");
+  option("--local-ranks-filter", o.filter, "show only these local ranks, such as 0,1", "LOCAL_RANKS_FILTER");
+  option("--log-line-prefix-template", l.prefix, "with ${rank}, ${local_rank}, ${role_name}; default '[rank ${rank}] '",
+         "LOG_LINE_PREFIX_TEMPLATE");
+  option("--enable-each-rank-log", o.each_rank_log, "as --log-dir DIR --redirects 3")->type_name("DIR");
+  group("Several nodes, a launcher on each");
+  option("--nnodes", o.nodes, "number of nodes (1)", "NNODES")->type_name("N");
+  option("--node-rank", o.node, "number of this node", "NODE_RANK");
+  option("--master-addr", l.address, "address of node 0", "MASTER_ADDR");
+  option("--master-port", l.port, "port of rank 0; 0: any free one (one node), 29500 (several)", "MASTER_PORT");
+  option("--rdzv-endpoint", o.endpoint, "HOST:PORT instead of the two above", "RDZV_ENDPOINT");
+  option("--rdzv-backend", o.backend, "c10d or static, which are the same here: rank 0 is the meeting point",
+         "RDZV_BACKEND");
+  option("--rdzv-id", l.job, "name of the run; a process of another one is refused", "RDZV_ID");
+  option("--rdzv-conf", o.conf, "KEY=VALUE,...: token_file, timeout (seconds), rank", "RDZV_CONF");
+  option("--standalone", o.standalone, "one node with a free port, which is the default", "STANDALONE");
+  group("Several hosts through ssh");
+  option("-H,--hostfile", o.hostfile, "lines 'host slots=N' (default: /job/hostfile, if there is one)")
+      ->type_name("FILE");
+  option("-i,--include", o.include, "only these: NAME[:SLOT[,SLOT...]][@NAME...]");
+  option("-e,--exclude", o.exclude, "all but these");
+  sub.add_option("--num-nodes", o.num_nodes, "the first N hosts")->check(CLI::PositiveNumber);
+  sub.add_option("--num-gpus,--num-accelerators", o.num_ranks, "the first N slots of each host")
+      ->check(CLI::PositiveNumber);
+  option("--force-multi", l.force_ssh, "ssh even to a single host that is this machine");
+  option("--no-ssh", o.no_ssh, "start this node's part only (with --node-rank)");
+  sub.add_option("--ssh-port", l.ssh_port, "")->check(CLI::Range(1, 65535));
+  sub.add_option("--connect-timeout", l.times.connect, "seconds for a host to answer")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  option("--launcher", o.launcher, "ssh, the only one");
+  option("--launcher-args", o.ssh_arguments, "more arguments of ssh");
+  option("--save-pid", o.save_pid, "write the launcher's pid to a file in the folder for temporary files");
+  group("Accepted without effect");
+  option("--no-python", o.no_python, "programs are started as they are", "NO_PYTHON");
+  option("--no-local-rank", o.no_local_rank, "no --local_rank is added to the program's arguments");
+  option("--monitor-interval", o.monitor_interval, "ends of ranks are noticed at once", "MONITOR_INTERVAL");
+  option("--start-method", o.start_method, "ranks are programs of their own", "START_METHOD");
+  option("--local-addr", o.local_address, "use LOCKSTEP_INTERFACE", "LOCAL_ADDR");
+  group("");  // not shown
+  option("--agent", l.agent, "");
+  option("--ranks-per-node", o.ranks_per_node, "");
+  option("--devices", l.devices, "");
   for (const auto& [names, why] : refused) {
     const std::string name = std::string(names).substr(std::string(names).rfind("--")), text = why;
-    in(sub.add_flag_callback(
-        names, [name, text] { throw CLI::ValidationError(name, text); }, ""));
+    sub.add_flag_callback(
+        names, [name, text] { throw CLI::ValidationError(name, text); }, "");
   }
   sub.callback([options, &program] {
     as_usage([&] {

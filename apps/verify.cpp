@@ -12,19 +12,20 @@
 #include <sstream>
 
 #include "apps/commands.h"
-#include "apps/program.h"
 #include "data/json.h"
 #include "dist/launcher/scratch.h"
 #include "parallel/mesh.h"
 #include "tensor/check.h"
+#include "tensor/suggest.h"
 #include "train/cli.h"
 #include "train/interrupt.h"
 
 namespace apps {
 namespace {
 
+using namespace lockstep;
 using namespace lockstep::train;
-using lockstep::data::Json;
+using data::Json;
 namespace fs = std::filesystem;
 
 /// One way to compute the same list of micro-batches: STRATEGY[@OPTION=VALUE,...]:RANKSxACCUMULATION.
@@ -34,7 +35,7 @@ struct Variant {
       options;  ///< bucket=MIB, overlap=on|off, transport=auto|threads|shm|tcp
   int ranks = 1;
   int64_t accumulate = 1;
-  std::optional<lockstep::parallel::Plan> parts;  ///< of "dp2+pp2": gpt train --plan
+  std::optional<parallel::Plan> parts;  ///< of "dp2+pp2": gpt train --plan
   /// Slices and shared sequences split sums, so their bits are not those of others: their losses are compared.
   bool is_close_only() const { return parts && parts->tp * parts->cp > 1; }
   int64_t micro_batches() const { return int64_t(parts ? parts->dp : ranks) * accumulate; }
@@ -51,17 +52,8 @@ struct VerifyOptions {
   std::vector<std::string> command;
 };
 
-std::vector<std::string> split(const std::string& text, char at) {
-  std::vector<std::string> parts;
-  std::istringstream in(text);
-  for (std::string part; std::getline(in, part, at);) parts.push_back(part);
-  if (text.ends_with(at)) parts.emplace_back();
-  return parts;
-}
-
 int64_t positive(const std::string& text, const std::string& plan) {
-  const bool digits = !text.empty() && text.size() < 7 && text.find_first_not_of("0123456789") == text.npos;
-  LOCKSTEP_CHECK(digits && std::stoll(text) > 0, "plan '", plan,
+  LOCKSTEP_CHECK(whole(1, 999'999)(text).empty(), "plan '", plan,
                  "': expected STRATEGY:RANKSxACCUMULATION such as ddp:2x4, got '", text, "' for a number");
   return std::stoll(text);
 }
@@ -77,8 +69,7 @@ void check_option(const std::string& name, const std::string& value, const std::
     const double mib = std::strtod(value.c_str(), &end);
     LOCKSTEP_CHECK(!value.empty() && *end == 0 && mib > 0, where, ": expected bucket=MIB, a number > 0, got '", value,
                    "'");
-  } else
-    lockstep::fail(lockstep::str(where, ": expected an option among bucket, overlap and transport, got '", name, "'"));
+  } else fail(str(where, ": expected an option among bucket, overlap and transport, got '", name, "'"));
 }
 
 std::pair<std::string, std::string> key_value(const std::string& text, const std::string& where) {
@@ -87,12 +78,10 @@ std::pair<std::string, std::string> key_value(const std::string& text, const std
   return {text.substr(0, equals), text.substr(equals + 1)};
 }
 
-bool is_parallel(const std::string& strategy) {
-  if (strategy == "ddp" || strategy == "zero0") return true;
-  const std::string zero = strategy.substr(0, 5), offload = strategy.substr(zero.size());
-  return (zero == "zero1" || zero == "zero2" || zero == "zero3") &&
-         (offload.empty() || offload == "-cpu" || offload == "-nvme");
-}
+/// Beside plans of axes.
+const std::vector<std::string> strategies = {"none",      "ddp",        "zero0",      "zero1",
+                                             "zero2",     "zero3",      "zero1-cpu",  "zero2-cpu",
+                                             "zero3-cpu", "zero1-nvme", "zero2-nvme", "zero3-nvme"};
 
 Variant parse_plan(const std::string& text) {
   Variant plan;
@@ -109,11 +98,11 @@ Variant parse_plan(const std::string& text) {
                                                     plan.strategy.find('+') != std::string::npos);
   if (by_axes) {
     try {
-      plan.parts = lockstep::parallel::parse_plan(plan.strategy);
-    } catch (const lockstep::Error& error) { lockstep::fail(lockstep::str("plan '", text, "': ", error.what())); }
+      plan.parts = parallel::parse_plan(plan.strategy);
+    } catch (const Error& error) { fail(str("plan '", text, "': ", error.what())); }
     check_plan(*plan.parts, {.ranks = plan.ranks});
   }
-  LOCKSTEP_CHECK(plan.parts || plan.strategy == "none" || is_parallel(plan.strategy), "plan '", text,
+  LOCKSTEP_CHECK(plan.parts || std::count(strategies.begin(), strategies.end(), plan.strategy), "plan '", text,
                  "': expected a strategy among ddp, zero0 to zero3 (from zero1 on also with -cpu or -nvme), axes such "
                  "as pp4 and dp2+pp2+tp2+zero1, and none, got '",
                  plan.strategy, "'");
@@ -143,7 +132,7 @@ Trace read_trace(const fs::path& file, const Variant& plan) {
                  "that trains with train::run");
   Trace trace;
   for (std::string line; std::getline(in, line);)
-    trace.steps.push_back(lockstep::data::parse_json(line, plan.text() + ": trace"));
+    trace.steps.push_back(data::parse_json(line, plan.text() + ": trace"));
   LOCKSTEP_CHECK(!trace.steps.empty(), plan.text(), ": the run made no step");
   return trace;
 }
@@ -157,7 +146,7 @@ Trace run_plan(const Variant& plan, const VerifyOptions& o, const fs::path& fold
                "--"};
     if (!transport.empty()) environment.emplace_back("LOCKSTEP_TRANSPORT", transport);
   }
-  const fs::path trace_file = folder / "trace.jsonl", output = folder / "output.txt";
+  const fs::path trace_file = folder / "trace.jsonl";
   fs::remove(trace_file);
   command.insert(command.end(), o.command.begin(), o.command.end());
   const auto add = [&](const std::string& option, const std::string& value) {
@@ -178,9 +167,7 @@ Trace run_plan(const Variant& plan, const VerifyOptions& o, const fs::path& fold
   if (const std::string overlap = plan.option("overlap"); !overlap.empty())
     add("--set", fmt::format("zero_optimization.overlap_comm={}", overlap == "on"));
   const auto start = std::chrono::steady_clock::now();
-  const int code = run_command(command, environment, output, o.timeout);
-  LOCKSTEP_CHECK(code == 0, plan.text(), ": the run failed with exit code ", code, "; its last lines:\n",
-                 last_lines(output, 20));
+  run_command(plan.text() + ": the run", command, environment, folder, o.timeout);
   Trace trace = read_trace(trace_file, plan);
   trace.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return trace;
@@ -192,40 +179,39 @@ double loss_of(const Json& step) {
 
 constexpr double close = 1e-5;
 
-/// The largest relative difference of losses; "" when it is close enough.
-std::string loss_difference(const Trace& a, const Trace& b, double& most) {
-  most = 0;
-  if (a.steps.size() != b.steps.size()) return fmt::format("the end: {} steps and {}", a.steps.size(), b.steps.size());
-  for (size_t s = 0; s < a.steps.size(); ++s) {
-    const double x = loss_of(a.steps[s]), y = loss_of(b.steps[s]),
-                 part = std::abs(x - y) / std::max(std::abs(x), 1e-30);
-    if (!(part <= close))
-      return fmt::format("step {}, the loss: {} and {}, {:.1e} apart", a.steps[s].at("step").dump(), x, y, part);
-    most = std::max(most, part);
-  }
-  return "";
+/// How the losses of a step differ; "" when they are close enough. most: the largest relative difference so far.
+std::string loss_difference(const Json& a, const Json& b, double& most) {
+  const double x = loss_of(a), y = loss_of(b), part = std::abs(x - y) / std::max(std::abs(x), 1e-30);
+  most = std::max(most, part);
+  if (part <= close) return "";
+  return fmt::format("step {}, the loss: {} and {}, {:.1e} apart", a.at("step").dump(), x, y, part);
 }
 
-/// Where two runs part, or empty.
-std::string first_difference(const Trace& a, const Trace& b) {
+/// How the bits of a step differ, or empty.
+std::string bit_difference(const Json& a, const Json& b) {
+  if (a == b) return "";
+  const std::string step = a.at("step").dump();
+  if (!(a.at("step") == b.at("step")))
+    return "step " + step + " stands where the other has step " + b.at("step").dump();
+  const auto &left = a.at("parameters").as_object(), &right = b.at("parameters").as_object();
+  if (left.size() != right.size()) return fmt::format("step {}: {} parameters and {}", step, left.size(), right.size());
+  int64_t different = 0;
+  std::string first;
+  for (size_t p = 0; p < left.size(); ++p) {
+    if (left[p] == right[p]) continue;
+    if (different++ == 0)
+      first = left[p].first == right[p].first ? left[p].first : left[p].first + " (there " + right[p].first + ")";
+  }
+  if (different == 0) return "step " + step + ", the loss (no parameter yet)";
+  return fmt::format("step {}, {} ({} of {} parameters)", step, first, different, left.size());
+}
+
+/// Where two runs part first, or empty.
+std::string difference_of(const Trace& a, const Trace& b, bool by_loss, double& most) {
   for (size_t s = 0; s < std::min(a.steps.size(), b.steps.size()); ++s) {
-    const Json &x = a.steps[s], &y = b.steps[s];
-    if (x == y) continue;
-    const std::string step = x.at("step").dump();
-    if (!(x.at("step") == y.at("step")))
-      return "step " + step + " stands where the other has step " + y.at("step").dump();
-    const auto &left = x.at("parameters").as_object(), &right = y.at("parameters").as_object();
-    if (left.size() != right.size())
-      return fmt::format("step {}: {} parameters and {}", step, left.size(), right.size());
-    int64_t different = 0;
-    std::string first;
-    for (size_t p = 0; p < left.size(); ++p) {
-      if (left[p] == right[p]) continue;
-      if (different++ == 0)
-        first = left[p].first == right[p].first ? left[p].first : left[p].first + " (there " + right[p].first + ")";
-    }
-    if (different == 0) return "step " + step + ", the loss (no parameter yet)";
-    return fmt::format("step {}, {} ({} of {} parameters)", step, first, different, left.size());
+    const std::string found =
+        by_loss ? loss_difference(a.steps[s], b.steps[s], most) : bit_difference(a.steps[s], b.steps[s]);
+    if (!found.empty()) return found;
   }
   if (a.steps.size() != b.steps.size()) return fmt::format("the end: {} steps and {}", a.steps.size(), b.steps.size());
   return "";
@@ -246,6 +232,7 @@ std::string Variant::option(const std::string& name) const {
 /// Plans separated by commas. Error that says what exists: an unknown strategy or option, sizes that are not numbers,
 /// or plans that compute another number of micro-batches than the first.
 std::vector<Variant> parse_plans(const std::string& text) {
+  LOCKSTEP_CHECK(!text.empty(), "--plans: expected at least one plan such as ddp:2x4");
   std::vector<Variant> plans;
   std::string item;
   for (const std::string& part : split(text, ',')) {  // a comma may also stand between the options of one plan
@@ -254,8 +241,7 @@ std::vector<Variant> parse_plans(const std::string& text) {
     plans.push_back(parse_plan(item));
     item.clear();
   }
-  if (!item.empty()) parse_plan(item);  // says what is missing
-  LOCKSTEP_CHECK(!plans.empty(), "--plans: expected at least one plan such as ddp:2x4");
+  if (!item.empty()) parse_plan(item);             // says what is missing
   const int64_t count = plans[0].micro_batches();  // stages, slices and parts of sequences share them
   for (const Variant& plan : plans) {
     LOCKSTEP_CHECK(plan.micro_batches() == count,
@@ -304,7 +290,7 @@ bool verify(const VerifyOptions& o) {
     }
   });
   const Interrupt interrupt;
-  const lockstep::dist::Scratch scratch;
+  const dist::Scratch scratch;
   size_t width = 0;
   for (const Variant& plan : plans) width = std::max(width, plan.text().size());
   std::optional<Trace> reference;
@@ -313,13 +299,11 @@ bool verify(const VerifyOptions& o) {
     const Trace trace = run_plan(plan, o, scratch.path());
     const bool by_loss = plan.is_close_only() || plans[0].is_close_only();
     double apart = 0;
-    const std::string difference = !reference ? ""
-                                   : by_loss  ? loss_difference(*reference, trace, apart)
-                                              : first_difference(*reference, trace);
-    const std::string same = by_loss ? fmt::format("  losses within {:.1e}", apart) : "  same bits";
-    const double loss = loss_of(trace.steps.back());
+    const std::string difference = reference ? difference_of(*reference, trace, by_loss, apart) : "",
+                      same = by_loss ? fmt::format("  losses within {:.1e}", apart) : "  same bits";
     fmt::print("{:<{}}  {} steps, {} parameters, last loss {:.6f}, {:.1f} s{}\n", plan.text(), width,
-               trace.steps.size(), trace.steps.back().at("parameters").as_object().size(), loss, trace.seconds,
+               trace.steps.size(), trace.steps.back().at("parameters").as_object().size(), loss_of(trace.steps.back()),
+               trace.seconds,
                !reference           ? ""
                : difference.empty() ? same
                                     : "  differs: " + difference);
@@ -342,19 +326,17 @@ void add_verify_command(CLI::App& app, const Program& program) {
   CLI::App& sub =
       *app.add_subcommand("verify", "train by several plans, and compare the bits of every parameter after every step");
   sub.footer("usage: lockstep verify [OPTIONS] -- PROGRAM [ARGUMENTS...]");
-  sub.add_option("--plans", o.plans,
-                 "STRATEGY:RANKSxACCUMULATION, ...; strategies: ddp, zero0 to zero3, zero1-cpu to zero3-nvme "
-                 "(offload), axes as of gpt train --plan (dp2+pp2+tp2+zero1; losses with tp and cp are "
-                 "compared, not bits), none; with options: ddp@bucket=0.1,overlap=off,transport=tcp:2x2")
-      ->capture_default_str();
-  sub.add_option("--vary", o.vary,
-                 "run every ddp and zero plan with each value: bucket=0.1,1,25, overlap=on,off or "
-                 "transport=threads,shm,tcp (may be repeated)")
+  const OptionGroup add(sub);
+  add("--plans", o.plans,
+      "STRATEGY:RANKSxACCUMULATION, ...; strategies: ddp, zero0 to zero3, zero1-cpu to zero3-nvme (offload), axes "
+      "as of gpt train --plan (dp2+pp2+tp2+zero1; losses with tp and cp are compared, not bits), none; with "
+      "options: ddp@bucket=0.1,overlap=off,transport=tcp:2x2");
+  add("--vary", o.vary,
+      "run every ddp and zero plan with each value: bucket=0.1,1,25, overlap=on,off or "
+      "transport=threads,shm,tcp (may be repeated)")
       ->take_all();
-  sub.add_option("--steps", o.steps, "optimizer steps (default: as the command says)")->check(CLI::PositiveNumber);
-  sub.add_option("--timeout", o.timeout, "seconds that one plan may take")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  add("--steps", o.steps, "optimizer steps (default: as the command says)", CLI::PositiveNumber);
+  add("--timeout", o.timeout, "seconds that one plan may take", CLI::PositiveNumber);
   sub.callback([options, &program] {
     options->command = program;
     as_usage([&] {

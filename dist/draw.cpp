@@ -7,6 +7,7 @@
 
 #include "dist/schedule_check.h"
 #include "tensor/check.h"
+#include "tensor/suggest.h"
 #include "tensor/svg.h"
 
 namespace lockstep::dist {
@@ -57,11 +58,10 @@ constexpr size_t max_width = 180;
 
 std::string title(Algorithm algorithm, const Request& r, const Check& check) {
   const int64_t most = check.sent.empty() ? 0 : *std::max_element(check.sent.begin(), check.sent.end());
-  const auto count = [](int64_t n, const char* what) { return str(n, " ", what, n == 1 ? "" : "s"); };
   return str(name_of(algorithm), " ", name_of(r.collective), has_root(r.collective) ? str(", root ", r.root) : "", ": ",
-             count(r.ranks, "rank"), ", ", count(check.chunks, "chunk"), ", ", count(check.steps, "step"),
+             counted(r.ranks, "rank"), ", ", counted(check.chunks, "chunk"), ", ", counted(check.steps, "step"),
              check.joins > 0 ? str(" (", check.rounds, " between ranks)") : "", "; the busiest rank sends ",
-             count(most, "chunk"));
+             counted(most, "chunk"));
 }
 
 }  // namespace
@@ -157,7 +157,6 @@ class Picture {
     text(8, 20, title_, 14, ink, "start");
     text(8, 38, legend, 11.5, "#57606a", "start");
     flush();
-    return svg::begin(width, height, style()) + parts_ + "</svg>\n";
   }
 
  private:

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tensor/check.h"
+#include "tensor/suggest.h"
 #include "tensor/svg.h"
 
 namespace lockstep::pipeline {
@@ -56,8 +57,7 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   std::string out = svg::begin(page, height);
   const char *ink = "#24292f", *soft = "#57606a";
   out += svg::text(8, 20,
-                   str(name_of(r.kind), ": ", r.stages, r.stages == 1 ? " stage, " : " stages, ", r.micro_batches,
-                       r.micro_batches == 1 ? " micro-batch" : " micro-batches",
+                   str(name_of(r.kind), ": ", counted(r.stages, "stage"), ", ", counted(r.micro_batches, "micro-batch"),
                        r.chunks > 1 ? str(", ", r.chunks, " chunks a rank (later ones darker)") : "",
                        format("; idle %.1f %%", 100 * run.bubble)),
                    14, ink);

@@ -1,10 +1,11 @@
 #include "report/page.h"
 
 #include <algorithm>
-#include <cstdio>
 
-#include "report/charts.h"
 #include "tensor/check.h"
+#include "tensor/quantity.h"
+#include "tensor/suggest.h"
+#include "tensor/svg.h"
 
 namespace lockstep::report {
 namespace {
@@ -30,6 +31,12 @@ std::string row(const std::vector<std::string>& cells, const char* kind = "td") 
   return out + "</tr>\n";
 }
 
+std::string soft(const std::string& words) { return "<p class=\"soft\">" + words + "</p>\n"; }
+
+std::string table(const std::vector<std::string>& head, const std::string& rows) {
+  return "<div class=\"scroll\"><table>" + (head.empty() ? "" : row(head, "th")) + rows + "</table></div>\n";
+}
+
 std::string keys(const std::vector<std::pair<std::string, std::string>>& all) {
   std::string out = "<div class=\"keys\">";
   for (const auto& [color, words] : all)
@@ -39,12 +46,9 @@ std::string keys(const std::vector<std::pair<std::string, std::string>>& all) {
 
 std::string part_keys() {
   std::vector<std::pair<std::string, std::string>> all;
-  for (int p = 0; p < parts; ++p)
-    all.emplace_back(color_of(Part(p)), Part(p) == Part::other ? "other" : std::string(name_of(Part(p))));
+  for (int p = 0; p < parts; ++p) all.emplace_back(color_of(Part(p)), name_of(Part(p)));
   return keys(all);
 }
-
-std::string text_of(const Json& value) { return value.is_string() ? value.as_string() : value.dump(); }
 
 std::string percent(double part) { return format("%.1f %%", 100 * part); }
 
@@ -53,147 +57,114 @@ std::string section(const std::string& title, const std::string& body) {
 }
 
 std::string pipeline_table(const PipelineFigures& p) {
-  std::string out = "<div class=\"scroll\"><table>" + row({"pipeline", "stages", "micro-batches", "idle, measured",
-                                                           "idle, formula", "idle, simulated", "forward", "backward"},
-                                                          "th");
-  const std::string formula = p.formula.empty() ? "-" : percent(p.expected) + " = " + p.formula;
-  out +=
-      row({p.schedule + (p.chunks > 1 ? str(", ", p.chunks, " chunks") : "") +
-               (p.copies > 1 ? str(", ", p.copies, " replicas") : ""),
-           str(p.stages), str(p.micro_batches), percent(p.measured), formula,
-           p.formula.empty() ? "-" : percent(p.simulated), seconds_text(p.forward), seconds_text(p.input + p.weight)});
-  return out +
-         "</table></div>\n<p class=\"soft\">Idle is what lies between the first computation of a batch and the last, "
-         "over all ranks, that no rank computed in. The formula stands for stages that are equal, with messages that "
-         "take no time; "
-         "forward and backward are those of a micro-batch in one rank, the mean.</p>\n";
+  const bool known = !p.formula.empty();
+  return table({"pipeline", "stages", "micro-batches", "idle, measured", "idle, formula", "idle, simulated", "forward",
+                "backward"},
+               row({p.schedule + (p.chunks > 1 ? str(", ", p.chunks, " chunks") : "") +
+                        (p.copies > 1 ? str(", ", p.copies, " replicas") : ""),
+                    str(p.stages), str(p.micro_batches), percent(p.measured),
+                    known ? percent(p.expected) + " = " + p.formula : "-", known ? percent(p.simulated) : "-",
+                    seconds_text(p.forward), seconds_text(p.input + p.weight)})) +
+         soft(
+             "Idle is what lies between the first computation of a batch and the last, over all ranks, that no rank "
+             "computed in. The formula stands for stages that are equal, with messages that take no time; forward and "
+             "backward are those of a micro-batch in one rank, the mean.");
 }
 
 std::string timeline(const Analysis& a) {
   if (a.timeline.empty()) return "";
-  std::string out = timeline_chart(a, most_ranks) + part_keys();
-  out +=
-      "<div id=\"zoom\" hidden><button id=\"in\">zoom in</button> <button id=\"out\">zoom out</button> <button "
-      "id=\"all\">whole step</button> <span class=\"soft\">or drag, and Ctrl or Shift with the wheel</span></div>\n";
-  out += str("<p class=\"soft\">Step ", a.shown,
-             ", which took the median time. The upper bar of a rank is its main thread, the lower one its collectives "
-             "and messages, which go on beside it.",
-             a.timeline.size() > most_ranks ? str(" The first ", most_ranks, " of ", a.timeline.size(), " ranks.") : "",
-             "</p>\n");
-  if (a.pipeline) out += pipeline_table(*a.pipeline);
-  return out;
+  return timeline_chart(a, most_ranks) + part_keys() +
+         "<div id=\"zoom\" hidden><button id=\"in\">zoom in</button> <button id=\"out\">zoom out</button> <button "
+         "id=\"all\">whole step</button> <span class=\"soft\">or drag, and Ctrl or Shift with the "
+         "wheel</span></div>\n" +
+         soft(str("Step ", a.shown,
+                  ", which took the median time. The upper bar of a rank is its main thread, the lower one its "
+                  "collectives and messages, which go on beside it.",
+                  a.timeline.size() > most_ranks ? str(" The first ", most_ranks, " of ", a.timeline.size(), " ranks.")
+                                                 : "")) +
+         (a.pipeline ? pipeline_table(*a.pipeline) : "");
 }
 
 std::string traffic(const Analysis& a) {
   if (a.traffic.empty()) return "";
-  std::string out = "<div class=\"scroll\"><table>" +
-                    row({"of a rank in a step", "calls", "bytes given", "bytes sent", "time", "sent per second"}, "th");
-  size_t count = 0;
-  for (const Traffic& t : a.traffic) {
-    if (count++ == most_rows) break;
-    out += row({t.collective, format("%.4g", t.calls), bytes_text(t.bytes), bytes_text(t.sent), seconds_text(t.seconds),
-                t.sent > 0 ? bytes_text(t.sent / std::max(t.seconds, 1e-12)) + "/s" : "-"});
+  std::string rows;
+  for (size_t i = 0; i < std::min(a.traffic.size(), most_rows); ++i) {
+    const Traffic& t = a.traffic[i];
+    rows += row({t.collective, format("%.4g", t.calls), bytes_text(t.bytes), bytes_text(t.sent),
+                 seconds_text(t.seconds), t.sent > 0 ? bytes_text(t.sent / std::max(t.seconds, 1e-12)) + "/s" : "-"});
   }
-  out += row({"together", "", "", bytes_text(a.sent), "", ""});
+  rows += row({"together", "", "", bytes_text(a.sent), "", ""});
   if (a.sent_formula)
-    out += row({"formula: " + a.sent_formula->text, "", "", bytes_text(a.sent_formula->bytes), "", ""});
-  return out +
-         "</table></div>\n<p class=\"soft\">Beside gradients and parameters ranks exchange small things: losses, "
-         "norms, checks.</p>\n";
+    rows += row({"formula: " + a.sent_formula->text, "", "", bytes_text(a.sent_formula->bytes), "", ""});
+  return table({"of a rank in a step", "calls", "bytes given", "bytes sent", "time", "sent per second"}, rows) +
+         soft("Beside gradients and parameters ranks exchange small things: losses, norms, checks.");
 }
 
 std::string memory(const Analysis& a) {
   if (a.memory.empty()) return "";
-  std::string out = memory_chart(a) +
-                    keys({{"accent", "measured: the most that was held, of a rank (frame: the formula)"}}) +
-                    "<p class=\"soft\">Formulas: ";
-  bool first = true;
+  std::string formulas;
   for (const MemoryRow& m : a.memory)
-    if (m.formula) out += (std::exchange(first, false) ? "" : ", ") + escaped(m.category + " " + m.formula->text);
-  return out + (first ? "none for this run" : str(" bytes, Ψ = ", a.parameters, " parameters")) +
-         ". Activations have none that holds for every model.</p>\n";
+    if (m.formula) formulas += (formulas.empty() ? "" : ", ") + escaped(m.category + " " + m.formula->text);
+  formulas += formulas.empty() ? "none for this run" : str(" bytes, Ψ = ", a.parameters, " parameters");
+  return memory_chart(a) + keys({{"accent", "measured: the most that was held, of a rank (frame: the formula)"}}) +
+         soft("Formulas: " + formulas + ". Activations have none that holds for every model.");
 }
 
 std::string operations(const Analysis& a) {
   if (a.operations.empty()) return "";
   double all = 0;
   for (const auto& [name, total] : a.operations) all += total.seconds;
-  std::string out =
-      "<div class=\"scroll\"><table>" + row({"operation", "calls", "time", "of all operations", "mean"}, "th");
-  size_t count = 0;
-  for (const auto& [name, total] : a.operations) {
-    if (count++ == most_rows) break;
-    out += row({name, str(total.calls), seconds_text(total.seconds), percent(total.seconds / all),
-                seconds_text(total.seconds / double(total.calls))});
+  std::string rows;
+  for (size_t i = 0; i < std::min(a.operations.size(), most_rows); ++i) {
+    const auto& [name, total] = a.operations[i];
+    rows += row({name, str(total.calls), seconds_text(total.seconds), percent(total.seconds / all),
+                 seconds_text(total.seconds / double(total.calls))});
   }
-  return out + "</table></div>\n" +
-         (a.operations.size() > most_rows
-              ? str("<p class=\"soft\">The longest ", most_rows, " of ", a.operations.size(), ".</p>\n")
-              : "");
+  return table({"operation", "calls", "time", "of all operations", "mean"}, rows) +
+         (a.operations.size() > most_rows ? soft(str("The longest ", most_rows, " of ", a.operations.size(), "."))
+                                          : "");
 }
 
 std::string settings(const RunFiles& run) {
-  std::string out;
-  if (run.settings.is_object())
-    for (const auto& [key, value] : run.settings.as_object())
-      out += "<tr><td>" + escaped(key) + "</td><td class=\"words\">" + escaped(text_of(value)) + "</td></tr>\n";
-  for (const RankTrace& t : run.traces) {
-    const auto how = t.notes.find("parallel");
-    if (how == t.notes.end()) continue;
-    for (const auto& [key, value] : how->second.as_object())
-      if (!run.settings.find(key))
-        out += "<tr><td>" + escaped(key) + "</td><td class=\"words\">" + escaped(text_of(value)) + "</td></tr>\n";
-    break;
-  }
-  if (!out.empty()) out = "<div class=\"scroll\"><table>" + out + "</table></div>\n";
-  for (const RankTrace& t : run.traces) {
-    const auto facts = t.notes.find("run");
-    const Json* command = facts == t.notes.end() ? nullptr : facts->second.find("command");
-    if (command && command->is_string() && !command->as_string().empty()) {
-      out += "<details><summary>every option of the command line</summary><pre>" + escaped(command->as_string()) +
-             "</pre></details>\n";
-      break;
-    }
-  }
+  std::string rows;
+  const auto add = [&](const Json& all, const Json& but) {
+    for (const auto& [key, value] : all.as_object())
+      if (!but.find(key))
+        rows += "<tr><td>" + escaped(key) + "</td><td class=\"words\">" +
+                escaped(value.is_string() ? value.as_string() : value.dump()) + "</td></tr>\n";
+  };
+  if (run.settings.is_object()) add(run.settings, Json());
+  if (const Json* how = run.note("parallel")) add(*how, run.settings);
+  std::string out = rows.empty() ? "" : table({}, rows);
+  const Json* facts = run.note("run");
+  if (const std::string command = facts ? text_of(*facts, "command") : ""; !command.empty())
+    out +=
+        "<details><summary>every option of the command line</summary><pre>" + escaped(command) + "</pre></details>\n";
   return out;
 }
 
 }  // namespace
 
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&') out += "&amp;";
-    else if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else if (c == '"') out += "&quot;";
-    else if (c == '\'') out += "&#39;";
-    else if (uint8_t(c) < 0x20 && c != '\n' && c != '\t') out += "\xef\xbf\xbd";
-    else out += c;
-  }
-  return out;
-}
-
-std::string seconds_text(double s) {
-  if (s == 0) return "0";
-  return s >= 100    ? format("%.0f s", s)
-         : s >= 1    ? format("%.2f s", s)
-         : s >= 1e-3 ? format("%.3g ms", s * 1e3)
-                     : format("%.3g us", s * 1e6);
-}
-
-std::string bytes_text(double bytes) {
-  const char* units[] = {"B", "KB", "MB", "GB", "TB", "PB"};
-  size_t unit = 0;
-  while (bytes >= 999.5 && unit + 1 < std::size(units)) bytes /= 1000, ++unit;
-  return format(unit == 0 ? "%.0f %s" : "%.3g %s", bytes, units[unit]);
+std::vector<Headline> headlines(const Analysis& a) {
+  std::vector<Headline> lines;
+  const auto formula = [](bool known, const std::string& text) { return known ? ", formula " + text : ""; };
+  if (!a.loss.empty())
+    lines.push_back({"loss", format("%.4g", a.loss.back().second), format(" after step %.0f", a.loss.back().first)});
+  if (a.median_step > 0) lines.push_back({"step", seconds_text(a.median_step), str(", median of ", a.steps.size())});
+  if (a.pipeline)
+    lines.push_back({"idle", percent(a.pipeline->measured),
+                     " in the pipeline" + formula(!a.pipeline->formula.empty(), percent(a.pipeline->expected))});
+  if (!a.traffic.empty())
+    lines.push_back({"sent", bytes_text(a.sent),
+                     " by a rank in a step" +
+                         formula(a.sent_formula.has_value(), bytes_text(a.sent_formula ? a.sent_formula->bytes : 0))});
+  return lines;
 }
 
 std::string make_page(const RunFiles& run, const Analysis& a) {
-  const Json* program = run.settings.find("program");
-  const std::string name = program && program->is_string() ? program->as_string() : "run";
+  const std::string program = text_of(run.settings, "program"), name = program.empty() ? "run" : program;
   const int ranks = run.traces.empty() ? 0 : run.traces[0].ranks;
-  std::string head = ranks > 0 ? str(ranks, ranks == 1 ? " rank" : " ranks") : "";
+  std::string head = ranks > 0 ? counted(ranks, "rank") : "";
   if (a.parameters > 0) head += str(head.empty() ? "" : ", ", a.parameters, " parameters");
   if (ranks > 1) {
     double error = 0;
@@ -205,18 +176,8 @@ std::string make_page(const RunFiles& run, const Analysis& a) {
       "content=\"width=device-width, initial-scale=1\">\n<title>" +
       escaped(name + ": report") + "</title>\n<style>" + style + "</style>\n</head>\n<body>\n<main>\n<h1>" +
       escaped(name) + "</h1>\n<p class=\"soft\">" + escaped(head) + "</p>\n<div class=\"tiles\">\n";
-  if (!a.loss.empty())
-    out += tile(format("%.4g", a.loss.back().second), str("loss after step ", format("%.0f", a.loss.back().first)));
+  for (const Headline& line : headlines(a)) out += tile(line.value, line.name + line.about);
   if (!a.validation.empty()) out += tile(format("%.4g", a.validation.back().second), "validation loss");
-  if (a.median_step > 0) out += tile(seconds_text(a.median_step), str("a step, median of ", a.steps.size()));
-  if (a.pipeline)
-    out += tile(percent(a.pipeline->measured),
-                "idle in the pipeline" +
-                    (a.pipeline->formula.empty() ? std::string() : ", formula " + percent(a.pipeline->expected)));
-  if (!a.traffic.empty())
-    out += tile(bytes_text(a.sent),
-                "sent by a rank in a step" +
-                    (a.sent_formula ? ", formula " + bytes_text(a.sent_formula->bytes) : std::string()));
   double held = 0;
   for (const MemoryRow& m : a.memory) held += m.measured;
   if (held > 0) out += tile(bytes_text(held), "memory of a rank, all categories");
@@ -237,9 +198,9 @@ std::string make_page(const RunFiles& run, const Analysis& a) {
   out += section("Timeline", timeline(a));
   std::string split = split_chart(a, most_ranks);
   if (!split.empty())
-    split += part_keys() +
-             "<p class=\"soft\">Mean of the steps after the first. Communication is what the main thread waits for; "
-             "what goes on beside computing is not in it.</p>\n";
+    split += part_keys() + soft(
+                               "Mean of the steps after the first. Communication is what the main thread waits for; "
+                               "what goes on beside computing is not in it.");
   out += section("Where the time goes", split);
   out += section("Memory", memory(a));
   out += section("Traffic", traffic(a));

@@ -20,13 +20,6 @@ using trace::Category;
 
 constexpr double most_slots = 1 << 22;  // of a schedule that is simulated
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const size_t n = values.size();
-  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
-
 Part part_of(const Event& e) {
   switch (e.category) {
     case Category::forward: return Part::forward;
@@ -61,21 +54,17 @@ std::vector<Json> read_lines(const std::string& path, std::vector<std::string>& 
   return all;
 }
 
-double number_of(const Json& json, const char* key, double otherwise = 0) {
-  const Json* value = json.find(key);
-  return value && value->is_number() ? value->as_number() : otherwise;
-}
-
-const Json* note(const RunFiles& run, const char* name) {
-  for (const RankTrace& t : run.traces)
-    if (const auto found = t.notes.find(name); found != t.notes.end()) return &found->second;
-  return nullptr;
-}
-
 std::vector<const Event*> steps_of(const RankTrace& t) {
   std::vector<const Event*> all;
   for (const Event& e : t.events)
     if (e.category == Category::step) all.push_back(&e);
+  return all;
+}
+
+/// The first warms up, and is left out where there are more.
+std::vector<const Event*> measured_steps(const RankTrace& t) {
+  std::vector<const Event*> all = steps_of(t);
+  if (all.size() > 1) all.erase(all.begin());
   return all;
 }
 
@@ -89,6 +78,19 @@ std::vector<const Event*> within(const RankTrace& t, double begin, double end, b
 }
 
 }  // namespace
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+const Json* RunFiles::note(const char* name) const {
+  for (const RankTrace& t : traces)
+    if (const Json* found = t.note(name)) return found;
+  return nullptr;
+}
 
 std::string_view name_of(Part part) {
   constexpr std::string_view names[] = {"forward",       "backward", "backward of weights", "optimizer", "data",
@@ -104,7 +106,7 @@ RunFiles read_run(const std::string& folder) {
   RunFiles run{.folder = folder, .settings = {}, .metrics = {}, .traces = {}, .warnings = {}};
   run.traces = read_traces(folder, run.warnings);
   if (fs::exists(folder + "/config.json")) run.settings = data::read_json(folder + "/config.json");
-  else if (const Json* settings = note(run, "settings")) run.settings = *settings;
+  else if (const Json* settings = run.note("settings")) run.settings = *settings;
   if (fs::exists(folder + "/metrics.jsonl")) run.metrics = read_lines(folder + "/metrics.jsonl", run.warnings);
   if (run.traces.empty() && run.metrics.empty()) {
     std::string found;
@@ -150,6 +152,16 @@ std::vector<Interval> flatten(const std::vector<const Event*>& events, double be
   }
   advance(end);
   return out;
+}
+
+std::vector<std::array<double, parts>> steps_by_part(const RankTrace& t) {
+  std::vector<std::array<double, parts>> all;
+  for (const Event* step : measured_steps(t)) {
+    auto& seconds = all.emplace_back();
+    for (const Interval& one : flatten(within(t, step->begin, step->end(), true), step->begin, step->end()))
+      seconds[size_t(one.part)] += one.end - one.begin;
+  }
+  return all;
 }
 
 std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& traces) {
@@ -234,18 +246,14 @@ void add_steps(const RunFiles& run, Analysis& a) {
   std::sort(whole.begin(), whole.end());
   std::tie(a.median_step, a.shown) = whole[(whole.size() - 1) / 2];
   for (const RankTrace& t : run.traces) {
-    auto& split = a.split[t.rank];
-    const auto steps = steps_of(t);
-    for (size_t i = 0; i < steps.size(); ++i) {
-      if (i == 0 && steps.size() > 1) continue;
-      const double begin = steps[i]->begin, end = steps[i]->end();
-      const auto work = flatten(within(t, begin, end, true), begin, end);
-      for (const Interval& one : work)
-        split[size_t(one.part)] += (one.end - one.begin) / double(std::max<size_t>(steps.size() - 1, 1));
-      if (steps[i]->whole("step") != a.shown) continue;
+    const auto steps = steps_by_part(t);
+    for (const auto& step : steps)
+      for (size_t p = 0; p < parts; ++p) a.split[t.rank][p] += step[p] / double(steps.size());
+    for (const Event* step : measured_steps(t)) {
+      const double begin = step->begin, end = step->end();
+      if (step->whole("step") != a.shown) continue;
       RankStep& shown = a.timeline[t.rank];
-      shown = {.begin = begin, .end = end, .work = work, .collectives = {}, .seconds = {}};
-      for (const Interval& one : work) shown.seconds[size_t(one.part)] += one.end - one.begin;
+      shown = {.begin = begin, .end = end, .work = flatten(within(t, begin, end, true), begin, end), .collectives = {}};
       for (const Event* e : within(t, begin, end, false))
         if (e->category == Category::collective)
           shown.collectives.push_back({Part::communication, e->begin, e->end(), e->text("call")});
@@ -256,18 +264,17 @@ void add_steps(const RunFiles& run, Analysis& a) {
 void add_loss(const RunFiles& run, Analysis& a) {
   for (const Json& line : run.metrics) {
     const double step = number_of(line, "step", NAN), loss = number_of(line, "loss", NAN);
-    double validation = number_of(line, "val_loss", NAN);
-    if (std::isnan(validation)) validation = number_of(line, "test_loss", NAN);
+    const double validation = number_of(line, "val_loss", number_of(line, "test_loss", NAN));
     if (std::isfinite(step) && std::isfinite(loss)) a.loss.emplace_back(step, loss);
     if (std::isfinite(step) && std::isfinite(validation)) a.validation.emplace_back(step, validation);
   }
   if (run.traces.empty()) return;
-  const auto curve = run.traces[0].counters.find("loss");
-  if (curve == run.traces[0].counters.end() || curve->second.size() <= a.loss.size()) return;
+  const std::vector<Sample>& curve = run.traces[0].samples("loss");
+  if (curve.size() <= a.loss.size()) return;
   a.loss.clear();  // the trace has every step, mlp's and cnn's metrics every epoch
   const auto steps = steps_of(run.traces[0]);
   size_t i = 0;
-  for (const Sample& sample : curve->second) {
+  for (const Sample& sample : curve) {
     while (i + 1 < steps.size() && steps[i]->end() < sample.at) ++i;
     a.loss.emplace_back(i < steps.size() ? steps[i]->number("step") + 1 : double(a.loss.size() + 1),
                         number_of(sample.values, "loss"));
@@ -278,9 +285,7 @@ void add_traffic(const RunFiles& run, Analysis& a) {
   std::map<std::string, Traffic> rows;
   double steps = 0;
   for (const RankTrace& t : run.traces) {
-    const auto all = steps_of(t);
-    for (const Event* step : all) {
-      if (step == all.front() && all.size() > 1) continue;  // as everywhere
+    for (const Event* step : measured_steps(t)) {
       ++steps;
       for (const Event* e : within(t, step->begin, step->end(), false)) {
         if (e->category != Category::collective) continue;
@@ -299,14 +304,14 @@ void add_traffic(const RunFiles& run, Analysis& a) {
   }
   std::stable_sort(a.traffic.begin(), a.traffic.end(),
                    [](const Traffic& x, const Traffic& y) { return x.sent > y.sent; });
-  const Json* how = note(run, "parallel");
+  const Json* how = run.note("parallel");
   if (how) {
     const double n = number_of(*how, "ranks", 1), bytes = number_of(*how, "parameter_bytes"),
                  passes = number_of(*how, "micro_batches", 1);
     const int stage = int(number_of(*how, "zero", -1));
     // As in `lockstep plan`: from stage 2 on every micro-batch is reduced, in stage 3 parameters are gathered for each
     // forward and backward.
-    const double times = stage <= 0 ? 2 : stage == 1 ? 2 : stage == 2 ? passes + 1 : 3 * passes;
+    const double times = stage <= 1 ? 2 : stage == 2 ? passes + 1 : 3 * passes;
     const char* text = stage <= 1 ? "2Ψ(n-1)/n" : stage == 2 ? "(A+1)Ψ(n-1)/n" : "3AΨ(n-1)/n";
     if (n > 1)
       a.sent_formula = Formula{times * bytes * (n - 1) / n, str(text, ", Ψ = ", int64_t(bytes), " bytes, n = ", int(n),
@@ -325,27 +330,24 @@ void add_memory(const RunFiles& run, Analysis& a) {
   std::map<std::string, double> most;
   double processes = 0, together = 1;
   for (const RankTrace& t : run.traces) {
-    const auto samples = t.counters.find("memory"), peaks = t.counters.find("memory, most so far");
-    if (samples == t.counters.end() || samples->second.empty()) continue;
-    const auto facts = t.notes.find("run");
-    if (facts != t.notes.end()) together = std::max(1., number_of(facts->second, "ranks_in_process", 1));
+    if (t.samples("memory").empty()) continue;
+    if (const Json* facts = t.note("run")) together = std::max(1., number_of(*facts, "ranks_in_process", 1));
     ++processes;
     std::map<std::string, double> here;
-    for (const Sample& s : samples->second)
+    for (const Sample& s : t.samples("memory"))
       for (const auto& [key, value] : s.values.as_object()) here[key] = std::max(here[key], value.as_number());
     // Activations come and go between the moments that are noted.
-    if (peaks != t.counters.end() && !peaks->second.empty())
-      for (const char* key : {"activation", "communication"}) here[key] = number_of(peaks->second.back().values, key);
+    if (const auto& peaks = t.samples("memory, most so far"); !peaks.empty())
+      for (const char* key : {"activation", "communication"}) here[key] = number_of(peaks.back().values, key);
     for (const auto& [key, value] : here) most[key] += value;
   }
   if (processes == 0) return;
   std::map<std::string, Formula> formulas;
-  if (const Json* how = note(run, "parallel")) {
+  if (const Json* how = run.note("parallel")) {
     const double n = number_of(*how, "ranks", 1), elements = std::max(1., number_of(*how, "parameters", 1)),
                  width = number_of(*how, "parameter_bytes") / elements;
     const int stage = std::max(0, int(number_of(*how, "zero", 0)));
-    const bool adam = how->find("optimizer") && how->at("optimizer").is_string() &&
-                      how->at("optimizer").as_string().starts_with("Adam");
+    const bool adam = text_of(*how, "optimizer").starts_with("Adam");
     const zero::ModelState state = zero::model_state(stage, elements, int(n), width, 8);
     const auto share = [&](int from, const char* all) { return stage >= from ? str(all, "/n") : std::string(all); };
     formulas["parameter"] = {state.parameters, share(3, width == 4 ? "4Ψ" : "bΨ")};
@@ -378,7 +380,7 @@ Analysis analyze(const RunFiles& run) {
   a.operations.assign(operations.begin(), operations.end());
   std::stable_sort(a.operations.begin(), a.operations.end(),
                    [](const auto& x, const auto& y) { return x.second.seconds > y.second.seconds; });
-  if (const Json* how = note(run, "parallel")) a.parameters = int64_t(number_of(*how, "parameters"));
+  if (const Json* how = run.note("parallel")) a.parameters = int64_t(number_of(*how, "parameters"));
   return a;
 }
 

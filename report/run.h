@@ -19,6 +19,7 @@ struct RunFiles {
   std::vector<data::Json> metrics;  ///< lines of metrics.jsonl (--out)
   std::vector<RankTrace> traces;    ///< rank-N.json (--trace)
   std::vector<std::string> warnings;
+  const data::Json* note(const char* name) const;  ///< of the first rank that has it; or null
 };
 /// Error when the folder has none of them, naming what it has. A last line that was cut short is left out, with a
 /// warning.
@@ -37,9 +38,8 @@ struct Interval {
 
 struct RankStep {
   double begin = 0, end = 0;
-  std::vector<Interval> work;           ///< of the main thread, without overlap, by begin
-  std::vector<Interval> collectives;    ///< of all groups, by begin
-  std::array<double, parts> seconds{};  ///< by Part
+  std::vector<Interval> work;         ///< of the main thread, without overlap, by begin
+  std::vector<Interval> collectives;  ///< of all groups, by begin
 };
 
 struct PipelineFigures {
@@ -87,6 +87,9 @@ struct Analysis {
 Analysis analyze(const RunFiles& run);
 
 // Pieces of it.
+double median(std::vector<double> values);  ///< of none: 0
+/// Seconds of each step of a rank by Part, without the first, which warms up, where there are more.
+std::vector<std::array<double, parts>> steps_by_part(const RankTrace& trace);
 /// `events`: of the main thread in the step, sorted; they nest. What an inner one takes is its own.
 std::vector<Interval> flatten(const std::vector<const Event*>& events, double begin, double end);
 std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& traces);

@@ -8,28 +8,27 @@
 #include "dist/process_group.h"
 #include "nn/models/gpt.h"
 #include "optim/optim.h"
+#include "report/run.h"
 #include "report/step_model.h"
 #include "tensor/check.h"
 #include "tensor/ops.h"
+#include "tensor/suggest.h"
 
 namespace lockstep::report {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-/// Median of what `call` takes, over about half a second and at least three times.
-double seconds_of(const std::function<void()>& call) {
-  call();
+/// Median of what `call` takes, of so many times: as many at each rank, which may wait for each other in it.
+double seconds_of(int times, const std::function<void()>& call) {
+  for (int i = 0; i < 3; ++i) call();
   std::vector<double> all;
-  for (const auto start = Clock::now(); all.size() < 3 || (since(start) < 0.5 && all.size() < 200);) {
+  for (int i = 0; i < times; ++i) {
     const auto begin = Clock::now();
     call();
-    all.push_back(since(begin));
+    all.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
   }
-  std::nth_element(all.begin(), all.begin() + long(all.size() / 2), all.end());
-  return all[all.size() / 2];
+  return median(std::move(all));
 }
 
 /// Least squares of seconds over bytes, with a latency of 0 or more.
@@ -62,19 +61,12 @@ void measure_gpt(engine::ModelShape& model, int64_t micro_batch, int ranks) {
     const Tensor tokens = randint(0, model.vocab, {micro_batch, model.context});
     dist::world().barrier();
     engine::measure(mine, gpt, list, tokens, [&](const Variable& scores) { return list.loss(scores, {tokens}); });
-    // Its layers before the block, those of the block for each block, and those behind.
-    const auto repeats = [](const auto& layer) { return layer.repeats; };
-    const size_t before = size_t(std::find_if(mine.list.begin(), mine.list.end(), repeats) - mine.list.begin()),
-                 block = size_t(std::count_if(mine.list.begin(), mine.list.end(), repeats)),
-                 behind = mine.list.size() - before - block, all = model.list.size();
+    std::map<std::string, const engine::ModelShape::Layer*> measured;  // by kind: all blocks are like the one
+    for (const auto& layer : mine.list) measured[layer.kind] = &layer;
     const std::lock_guard lock(mutex);
-    for (size_t i = 0; i < all; ++i) {
-      const size_t like = i < before         ? i
-                          : i + behind < all ? before + (i - before) % block
-                                             : mine.list.size() + i - all;
-      auto& layer = model.list[i];
-      layer.forward = std::max(layer.forward, mine.list[like].forward);
-      layer.backward = std::max(layer.backward, mine.list[like].backward);
+    for (auto& layer : model.list) {
+      layer.forward = std::max(layer.forward, measured.at(layer.kind)->forward);
+      layer.backward = std::max(layer.backward, measured.at(layer.kind)->backward);
     }
   });
 }
@@ -88,7 +80,7 @@ double measure_memory(int ranks) {
     optim::AdamW adam({weight}, {});
     weight.grad() = ones({n});
     dist::world().barrier();
-    const double step = seconds_of([&] { adam.step(); });
+    const double step = seconds_of(25, [&] { adam.step(); });
     // Two states read and written, parameter and gradient, as engine::predict() counts.
     const std::lock_guard lock(mutex);
     least = std::min(least, double(n) * (2 * 8 + 8) / step);
@@ -104,15 +96,9 @@ dist::Link measure_link(int ranks) {
                 std::vector<std::pair<double, double>> points;
                 for (const int64_t count : {1 << 10, 1 << 14, 1 << 18, 1 << 21}) {
                   const Tensor x = ones({count}, {.device = cpu});
-                  for (int i = 0; i < 3; ++i) dist::world().all_reduce(x);
-                  std::vector<double> times;
-                  for (int i = 0; i < (count > 1 << 18 ? 7 : 25); ++i) {
-                    const auto begin = Clock::now();
-                    dist::world().all_reduce(x, {.op = dist::ReduceOp::mean});
-                    times.push_back(since(begin));
-                  }
-                  std::nth_element(times.begin(), times.begin() + long(times.size() / 2), times.end());
-                  points.emplace_back(2. * (ranks - 1) / ranks * double(count) * 4, times[times.size() / 2]);
+                  const double seconds = seconds_of(count > 1 << 18 ? 7 : 25,
+                                                    [&] { dist::world().all_reduce(x, {.op = dist::ReduceOp::mean}); });
+                  points.emplace_back(2. * (ranks - 1) / ranks * double(count) * 4, seconds);
                 }
                 if (rank == 0) link = fit(points, 2. * (ranks - 1));
               },
@@ -120,50 +106,30 @@ dist::Link measure_link(int ranks) {
   return link;
 }
 
-data::Json settings_of(const std::vector<RankTrace>& traces) {
-  LOCKSTEP_CHECK(!traces.empty(), "[simulate] expected traces of a run, got none");
-  const auto settings = traces[0].notes.find("settings"), how = traces[0].notes.find("parallel");
-  LOCKSTEP_CHECK(settings != traces[0].notes.end() && how != traces[0].notes.end(), "[simulate] ", traces[0].path,
-                 ": expected the trace of a training program without a pipeline, whose settings are in it; found none");
-  return settings->second;
-}
-
-StepCosts costs_of_traces(const std::vector<RankTrace>& traces, const engine::ModelShape& run, int64_t batch,
-                          const engine::ModelShape& model, int64_t micro_batch) {
-  settings_of(traces);  // there are some
-  const double tokens = double(batch) * double(run.context);
-  const auto how = traces[0].notes.find("parallel");
-  std::vector<double> forward, backward, optimizer;
-  for (const RankTrace& t : traces) {
-    std::vector<double>* last = nullptr;
-    double until = 0;
-    for (const Event& e : t.events) {  // by begin, so what is in one comes after it
-      if (e.row != 0) continue;
-      const bool waits = e.category == trace::Category::wait || e.category == trace::Category::data;
-      if (waits && last && e.begin < until) last->back() -= e.seconds;  // that is not computing
-      if (e.category == trace::Category::forward) last = &forward;
-      else if (e.category == trace::Category::backward) last = &backward;
-      else if (e.category == trace::Category::optimizer) last = &optimizer;
-      else continue;
-      last->push_back(e.seconds);
-      until = e.end();
-    }
-  }
-  LOCKSTEP_CHECK(forward.size() > 2 && backward.size() > 2 && !optimizer.empty(),
-                 "[simulate] expected a trace of three micro-batches or more, got ", forward.size(), " forwards and ",
-                 backward.size(), " backwards");
-  const auto median = [](std::vector<double>& all) {
-    std::nth_element(all.begin(), all.begin() + long(all.size() / 2), all.end());
-    return all[all.size() / 2];
+StepCosts costs_of_run(const RunFiles& run, const engine::ModelShape& traced, int64_t batch,
+                       const engine::ModelShape& model, int64_t micro_batch) {
+  const data::Json* how = run.note("parallel");
+  LOCKSTEP_CHECK(
+      how, "[simulate] ", run.folder,
+      ": expected the traces of a training program without a pipeline, whose settings are in them; found none");
+  // Of a step of a rank, without what it waits for.
+  const auto seconds_in = [&](Part part) {
+    std::vector<double> all;
+    for (const RankTrace& t : run.traces)
+      for (const auto& step : steps_by_part(t)) all.push_back(step[size_t(part)]);
+    return median(std::move(all));
   };
-  const double forward_rate = run.forward_flops() * tokens / median(forward),
-               backward_rate = 2 * run.forward_flops() * tokens / median(backward);
-  const double zero = how->second.at("zero", traces[0].path).as_number(),
-               n = how->second.at("ranks", traces[0].path).as_number();
-  StepCosts c = costs_of_flops(model, micro_batch, forward_rate,
-                               double(run.numel()) / (zero > 0 ? n : 1) * (2 * 8 + 8) / median(optimizer));
-  for (double& seconds : c.backward) seconds *= forward_rate / backward_rate;
-  c.origin = str("trace of ", traces.size(), traces.size() == 1 ? " rank" : " ranks");
+  const double forward = seconds_in(Part::forward), backward = seconds_in(Part::backward),
+               optimizer = seconds_in(Part::optimizer);
+  LOCKSTEP_CHECK(forward > 0 && backward > 0 && optimizer > 0, "[simulate] ", run.folder,
+                 ": expected traces of steps with forward, backward and optimizer, found none");
+  const double tokens = double(batch) * double(traced.context) * number_of(*how, "micro_batches", 1),
+               rate = traced.forward_flops() * tokens / forward,
+               owned = double(traced.numel()) / (number_of(*how, "zero") > 0 ? number_of(*how, "ranks", 1) : 1);
+  // Two states read and written, parameter and gradient.
+  StepCosts c = costs_of_flops(model, micro_batch, rate, owned * (2 * 8 + 8) / optimizer);
+  for (double& one : c.backward) one *= backward / (2 * forward);
+  c.origin = "trace of " + counted(int64_t(run.traces.size()), "rank");
   return c;
 }
 

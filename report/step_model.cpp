@@ -19,6 +19,10 @@ std::string rounded_percent(double part) { return str(std::round(part * 1000) / 
 /// What a layer of a pipeline takes, and its all-reduces of activations in a forward with slices.
 struct Layer {
   double forward = 0, backward = 0, reduces = 0;
+  double both() const { return forward + backward; }
+  void operator+=(const Layer& other) {
+    forward += other.forward, backward += other.backward, reduces += other.reduces;
+  }
 };
 
 std::vector<Layer> layers_of(const ModelShape& m, const StepCosts& c, bool recompute, int tp) {
@@ -117,25 +121,24 @@ StepPrediction predict_step(const TrainingJob& job, const StepCosts& c, const Cl
   LOCKSTEP_CHECK(int(layers.size()) >= stages, "[simulate] expected at least one layer for each of ", stages,
                  " stages, got ", layers.size(), " layers");
   std::vector<double> weights;
-  for (const Layer& layer : layers) weights.push_back(layer.forward + layer.backward);
+  for (const Layer& layer : layers) weights.push_back(layer.both());
   const std::vector<int> bounds = pipeline::balance(weights, schedule);
 
-  // Parts of a micro-batch: of each virtual stage, of a rank, and of the slowest.
+  // Parts of a micro-batch: of each virtual stage, of a rank, of the slowest, and of all.
   std::vector<Layer> parts(size_t(stages), Layer{}), ranks(size_t(l.pp), Layer{});
-  double forward = 0, backward = 0;
+  std::vector<std::vector<int>> owned(size_t(l.pp), std::vector<int>{});  // layers of a rank
+  Layer whole;
   for (int s = 0; s < stages; ++s) {
-    Layer& rank = ranks[size_t(schedule.place(s).rank)];
+    const size_t rank = size_t(schedule.place(s).rank);
     for (int i = bounds[size_t(s)]; i < bounds[size_t(s) + 1]; ++i) {
-      for (Layer* sum : {&parts[size_t(s)], &rank})
-        sum->forward += layers[size_t(i)].forward, sum->backward += layers[size_t(i)].backward,
-            sum->reduces += layers[size_t(i)].reduces;
-      forward += layers[size_t(i)].forward / l.pp, backward += layers[size_t(i)].backward / l.pp;
+      for (Layer* sum : {&parts[size_t(s)], &ranks[rank], &whole}) *sum += layers[size_t(i)];
+      owned[rank].push_back(i);
     }
   }
-  const Layer slow = *std::max_element(ranks.begin(), ranks.end(), [](const Layer& a, const Layer& b) {
-    return a.forward + a.backward < b.forward + b.backward;
-  });
-  const double most = slow.forward + slow.backward;
+  const double forward = whole.forward / l.pp, backward = whole.backward / l.pp;
+  const Layer slow =
+      *std::max_element(ranks.begin(), ranks.end(), [](const Layer& a, const Layer& b) { return a.both() < b.both(); });
+  const double most = slow.both();
 
   StepPrediction p;
   const auto add = [&](const char* name, double seconds, const std::string& how) {
@@ -167,8 +170,7 @@ StepPrediction predict_step(const TrainingJob& job, const StepCosts& c, const Cl
     pipeline::Costs costs{.forward = whole_forward, .input = whole_backward / 2, .weight = whole_backward / 2};
     const pipeline::Formula formula = pipeline::formula(schedule.request, costs);
     for (const Layer& part : parts) {
-      const double own = part.forward + part.backward + part.reduces * (1 + again) * reduce,
-                   all = whole_forward + whole_backward;
+      const double own = part.both() + part.reduces * (1 + again) * reduce, all = whole_forward + whole_backward;
       costs.weights.push_back(all > 0 ? own / all * v : 1);
     }
     const double ideal = pipeline::simulate(schedule, costs).seconds, busy = m * (whole_forward + whole_backward);
@@ -184,11 +186,7 @@ StepPrediction predict_step(const TrainingJob& job, const StepCosts& c, const Cl
 
   // Copies: what engine::plan() says of the heaviest rank's slice.
   ModelShape heaviest;
-  for (int rank = 0; rank < l.pp; ++rank) {
-    std::vector<int> own;
-    for (int s = 0; s < stages; ++s)
-      if (schedule.place(s).rank == rank)
-        for (int i = bounds[size_t(s)]; i < bounds[size_t(s) + 1]; ++i) own.push_back(i);
+  for (const std::vector<int>& own : owned) {
     ModelShape part = slice(model, own, l.tp);
     if (part.numel() > heaviest.numel()) heaviest = std::move(part);
   }

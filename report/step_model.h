@@ -14,7 +14,7 @@
 #include "engine/plan.h"
 #include "parallel/mesh.h"
 #include "pipeline/schedule.h"
-#include "report/trace_file.h"
+#include "report/run.h"
 
 namespace lockstep::report {
 
@@ -52,13 +52,11 @@ void measure_gpt(engine::ModelShape& model, int64_t micro_batch, int ranks);
 double measure_memory(int ranks);
 /// Latency and bandwidth of ranks on this machine: a line through the times of all-reduces of several sizes.
 dist::Link measure_link(int ranks);
-/// Of the run of a program that wrote these traces. Error when they are missing.
-data::Json settings_of(const std::vector<RankTrace>& traces);
-/// From its forwards, backwards and optimizer steps of `batch` samples of the model `traced`, scaled by FLOPs and bytes
-/// to `model`. Error when such records are missing.
-StepCosts costs_of_traces(const std::vector<RankTrace>& traces, const engine::ModelShape& traced, int64_t batch,
-                          const engine::ModelShape& model, int64_t micro_batch);
-/// The same of its collectives; Error when there are fewer than two sizes.
+/// From the steps of a run with traces, of micro-batches of `batch` samples of the model `traced`, scaled by FLOPs and
+/// bytes to `model`. Error when there are none.
+StepCosts costs_of_run(const RunFiles& run, const engine::ModelShape& traced, int64_t batch,
+                       const engine::ModelShape& model, int64_t micro_batch);
+/// From its all-reduces; Error when there are fewer than two sizes.
 dist::Link link_of_traces(const std::vector<RankTrace>& traces);
 
 struct Term {

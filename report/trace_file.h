@@ -1,7 +1,7 @@
 #pragma once
 // Traces (trace/trace.h) read again: for the report, for the simulation's costs, and to make one file of those of all
 // ranks.
-#include <functional>
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -11,6 +11,10 @@
 
 namespace lockstep::report {
 
+/// What stands under a key, where it may be missing.
+double number_of(const data::Json& json, const char* key, double otherwise = 0);
+std::string text_of(const data::Json& json, const char* key);
+
 struct Event {
   trace::Category category;
   std::string name;
@@ -18,10 +22,9 @@ struct Event {
   int row = 0;                    ///< 0: the rank's main thread
   data::Json args;
   double end() const { return begin + seconds; }
-  /// 0 when there is none.
-  double number(const char* key) const;
+  double number(const char* key) const { return number_of(args, key); }
+  std::string text(const char* key) const { return text_of(args, key); }
   int64_t whole(const char* key, int64_t most = 1'000'000'000'000) const;  ///< from 0 to most, whatever stands there
-  std::string text(const char* key) const;
 };
 
 struct Sample {
@@ -29,11 +32,23 @@ struct Sample {
   data::Json values;
 };  ///< of a counter
 
+/// How far a rank's clock was behind that of rank 0 when it began and at its end, between which it went evenly.
+struct ClockDrift {
+  int64_t first_ns = 0, last_ns = 0;
+  double last_at = 0;  ///< seconds
+  bool any() const { return first_ns != last_ns; }
+  /// To be added to a time of the file that already has the first of them.
+  double at(double seconds) const {
+    return last_at > 0 ? double(last_ns - first_ns) * 1e-9 * std::min(seconds / last_at, 1.) : 0;
+  }
+};
+
 /// What one rank wrote.
 struct RankTrace {
   std::string path;
   int rank = 0, ranks = 1;
   int64_t run = 0;
+  ClockDrift drift;
   double clock_error = 0;     ///< seconds
   bool whole = false;         ///< ended in order; else the process was killed, or still runs
   std::vector<Event> events;  ///< without operations and the tape's nodes, by begin
@@ -44,12 +59,11 @@ struct RankTrace {
   std::map<std::string, Total> operations;  ///< kernels, over the whole run
   std::map<std::string, data::Json> notes;
   std::map<std::string, std::vector<Sample>> counters;
-  std::map<int, std::string> rows;
+  const data::Json* note(const std::string& name) const;                 ///< null when there is none
+  const std::vector<Sample>& samples(const std::string& counter) const;  ///< empty when there are none
 };
 
-/// Every record of a file, as it stands there; a last line that was cut short is left out. Error for a file that is no
-/// trace of ours. Gives back whether the file ended in order.
-bool visit_trace(const std::string& path, const std::function<void(const std::string& line)>& visit);
+/// A last line that was cut short is left out. Error for a file that is no trace of ours.
 RankTrace read_trace(const std::string& path);
 
 /// The traces of one run, in the folder or in one right below it, by rank. Those of an older run are left out, and what

@@ -47,4 +47,17 @@ std::string list_names(const std::vector<std::string>& names, size_t most) {
   return names.size() > most ? list + " and " + std::to_string(names.size() - most) + " more" : list;
 }
 
+std::string counted(int64_t n, const std::string& what) {
+  return std::to_string(n) + " " + what + (n == 1 ? "" : what.ends_with("ch") ? "es" : "s");
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts{""};
+  for (const char c : text) {
+    if (c == separator) parts.emplace_back();
+    else parts.back() += c;
+  }
+  return parts;
+}
+
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #pragma once
-// "did you mean ...?" for names that were misspelt.
+// Words of messages: "did you mean ...?" for names that were misspelt, lists, numbers of things.
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,5 +15,11 @@ std::string listed(const std::vector<std::string>& names);
 
 /// The first names: "a, b and 3 more".
 std::string list_names(const std::vector<std::string>& names, size_t most = 20);
+
+/// "1 rank", "2 ranks"; "3 micro-batches".
+std::string counted(int64_t n, const std::string& what);
+
+/// What stands between separators: "a,,b" has three parts, "" has one.
+std::vector<std::string> split(std::string_view text, char separator);
 
 }  // namespace lockstep

@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
-#include <numeric>
 #include <sstream>
 
 #include "data/text.h"
-#include "data/to_device.h"
 #include "data/unicode.h"
 #include "nn/hugging_face/gpt2.h"
 #include "tensor/check.h"
@@ -141,34 +139,23 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
 }
 
 void add_sampling_options(CLI::App& app, nn::Sampling& sampling) {
-  app.add_option("--temperature", sampling.temperature, "0 takes the likeliest token; higher is wilder")
-      ->check(number(0, 1e6))
-      ->capture_default_str();
-  app.add_option("--top-k", sampling.top_k, "choose among the k likeliest (0: all)")
-      ->check(whole(0, most_size))
-      ->capture_default_str();
-  app.add_option("--top-p", sampling.top_p, "choose among the likeliest that make up this probability")
-      ->check(number(0, 1))
-      ->capture_default_str();
+  const OptionGroup add(app);
+  add("--temperature", sampling.temperature, "0 takes the likeliest token; higher is wilder", number(0, 1e6));
+  add("--top-k", sampling.top_k, "choose among the k likeliest (0: all)", whole(0, most_size));
+  add("--top-p", sampling.top_p, "choose among the likeliest that make up this probability", number(0, 1));
   app.add_flag_callback(
       "--greedy", [&] { sampling.temperature = 0; }, "the likeliest token each time");
 }
 
 TextLoss loss_of_text(nn::GPT& model, const Tensor& tokens, int64_t batch) {
-  data::ToDevice to_device(model.tokens_table.weight.device());
   const int64_t context = std::min(model.o.context, tokens.numel() - 1);
   LOCKSTEP_CHECK(context > 0, "expected a text of at least 2 tokens, got ", tokens.numel());
-  const NoGrad no_grad;
   model.eval();
   const data::TextDataset windows(tokens, {.context = context, .stride = context});
-  double sum = 0;
-  for (int64_t first = 0; first < windows.size(); first += batch) {
-    std::vector<int64_t> indices(size_t(std::min(batch, windows.size() - first)));
-    std::iota(indices.begin(), indices.end(), first);
-    const data::Example some = to_device(*windows.get_batch(indices));
-    sum += model.loss(some.input, some.target).item() * double(indices.size());
-  }
-  return {sum / double(windows.size()), windows.size() * context};
+  const std::vector<double> means =
+      means_of(windows, batch, model.tokens_table.weight.device(),
+               [&](const data::Example& some) { return std::vector<Variable>{model.loss(some.input, some.target)}; });
+  return {means.at(0), windows.size() * context};
 }
 
 }  // namespace lockstep::train

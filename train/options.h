@@ -8,6 +8,8 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace lockstep::train {
@@ -62,51 +64,60 @@ struct Options : CommonOptions {
 /// A training run that the launcher starts again goes on from its checkpoint, as with --resume.
 void go_on_after_restart(CommonOptions& options);
 
+/// Adds options to a group of a command's help ("": to the first one); a bool is a flag. A default that is not 0 or ""
+/// stands beside it.
+template <class App> class OptionGroup {
+ public:
+  explicit OptionGroup(App& app, std::string group = "") : app_(app), group_(std::move(group)) {}
+  template <class T>
+  auto* operator()(const std::string& names, T& to, const std::string& what, const auto&... checks) const {
+    if constexpr (std::is_same_v<T, bool>) {
+      return in_group(app_.add_flag(names, to, what));
+    } else {
+      auto* option = in_group(app_.add_option(names, to, what));
+      (option->check(checks), ...);
+      return to == T() ? option : option->capture_default_str();
+    }
+  }
+  auto* in_group(auto* option) const { return group_.empty() ? option : option->group(group_); }
+
+ private:
+  App& app_;
+  std::string group_;
+};
+
 template <class App> void add_parallel_options(App& app, ParallelOptions& o, bool devices = true) {
-  const std::string group = "Parallel";
-  app.template add_option_function<std::string>(
-         "--parallel", [&o](const std::string& text) { o.read_strategy(text); },
-         devices ? "how ranks train together: ddp; dp or dp:N: one process, several devices; none (default: ddp when "
-                   "there are ranks)"
-                 : "how ranks train together: ddp; none (default: ddp when there are ranks)")
-      ->check(strategy(devices))
-      ->group(group);
-  app.add_option("--ranks", o.ranks, "ranks as threads of this process (processes: lockstep run -n N -- ...)")
-      ->check(whole(1, 64))
-      ->group(group);
-  app.add_option("--accumulate", o.accumulate, "micro-batches of a step at each rank")
-      ->check(whole(1, most_size))
-      ->capture_default_str()
-      ->group(group);
-  app.add_option("--offload", o.offload,
-                 "with ZeRO: optimizer state, and stage 3's parameters, in host memory (cpu) or in a file "
-                 "(nvme:FOLDER). Same bits")
-      ->capture_default_str()
-      ->group(group);
-  app.add_option("--trace", o.trace,
-                 "folder for a timeline of every rank, rank-N.json, for https://ui.perfetto.dev and lockstep report; "
-                 "of one rank also a file that ends in .json")
-      ->group(group);
-  app.add_option("--trace-bits", o.trace_bits,
-                 "file for hashes of all parameters after every step (see lockstep verify)")
-      ->group(group);
+  const OptionGroup add(app, "Parallel");
+  add.in_group(app.template add_option_function<std::string>(
+                   "--parallel", [&o](const std::string& text) { o.read_strategy(text); },
+                   devices ? "how ranks train together: ddp; dp or dp:N: one process, several devices; none "
+                             "(default: ddp when there are ranks)"
+                           : "how ranks train together: ddp; none (default: ddp when there are ranks)"))
+      ->check(strategy(devices));
+  add("--ranks", o.ranks, "ranks as threads of this process (processes: lockstep run -n N -- ...)", whole(1, 64));
+  add("--accumulate", o.accumulate, "micro-batches of a step at each rank", whole(1, most_size));
+  add("--offload", o.offload,
+      "with ZeRO: optimizer state, and stage 3's parameters, in host memory (cpu) or in a file (nvme:FOLDER). Same "
+      "bits");
+  add("--trace", o.trace,
+      "folder for a timeline of every rank, rank-N.json, for https://ui.perfetto.dev and lockstep report; of one rank "
+      "also a file that ends in .json");
+  add("--trace-bits", o.trace_bits, "file for hashes of all parameters after every step (see lockstep verify)");
 }
 
 template <class App> void add_common_options(App& app, CommonOptions& o, bool training, bool devices = true) {
-  app.add_option("--seed", o.seed, "seed of everything random")->check(whole(0, INT64_MAX))->capture_default_str();
-  app.add_option("--threads", o.threads, "threads of operations (default: all cores given to the process)")
-      ->check(whole(1, 4096));
-  app.add_option("--device", o.device, "cpu; cuda (ranks of a machine take its devices in turn); cuda:N")
-      ->capture_default_str();
-  app.add_flag("--json", o.json, "end with one line that is a JSON object of all final figures");
+  const OptionGroup add(app);
+  add("--seed", o.seed, "seed of everything random", whole(0, INT64_MAX));
+  add("--threads", o.threads, "threads of operations (default: all cores given to the process)", whole(1, 4096));
+  add("--device", o.device, "cpu; cuda (ranks of a machine take its devices in turn); cuda:N");
+  add("--json", o.json, "end with one line that is a JSON object of all final figures");
   if (!training) {
-    app.add_flag("--ema", o.ema, "the average of the parameters that --set ema.decay=0.999 kept, in their place");
+    add("--ema", o.ema, "the average of the parameters that --set ema.decay=0.999 kept, in their place");
     return;
   }
-  app.add_option("--out", o.out, "folder for config.json, metrics.jsonl and checkpoints");
-  app.add_flag("--resume", o.resume, "go on from the checkpoint in --out, or begin when there is none yet");
-  app.add_flag("--signal-exit-zero", o.parallel.signal_exit_zero,
-               "end with 0 after Ctrl-C or SIGTERM, not with 130 or 143");
+  add("--out", o.out, "folder for config.json, metrics.jsonl and checkpoints");
+  add("--resume", o.resume, "go on from the checkpoint in --out, or begin when there is none yet");
+  add("--signal-exit-zero", o.parallel.signal_exit_zero, "end with 0 after Ctrl-C or SIGTERM, not with 130 or 143");
   app.parse_complete_callback([&o] { go_on_after_restart(o); });
   add_parallel_options(app, o.parallel, devices);
 }
@@ -114,35 +125,22 @@ template <class App> void add_common_options(App& app, CommonOptions& o, bool tr
 /// All of Options. `devices`: also --parallel dp, for programs that have TrainerOptions::forward for it.
 template <class App> void add_options(App& app, Options& o, bool devices = false) {
   add_common_options(app, o, true, devices);
-  app.add_option("--batch", o.batch, "samples of a micro-batch")->check(whole(1, most_size))->capture_default_str();
-  app.add_option("--epochs", o.epochs, "passes over the training data")
-      ->check(whole(1, most_steps))
+  const OptionGroup add(app), engine(app, "Engine");
+  add("--batch", o.batch, "samples of a micro-batch", whole(1, most_size));
+  add("--epochs", o.epochs, "passes over the training data", whole(1, most_steps));
+  add("--steps", o.steps, "end after this many steps (0: all epochs)", whole(0, most_steps))->capture_default_str();
+  add("--eval-every", o.eval_every, "steps between evaluations (0: at the end of each epoch)", whole(0, most_steps))
       ->capture_default_str();
-  app.add_option("--steps", o.steps, "end after this many steps (0: all epochs)")
-      ->check(whole(0, most_steps))
+  add("--save-every", o.save_every, "steps between checkpoints (0: at the end of each epoch)", whole(0, most_steps))
       ->capture_default_str();
-  app.add_option("--eval-every", o.eval_every, "steps between evaluations (0: at the end of each epoch)")
-      ->check(whole(0, most_steps))
-      ->capture_default_str();
-  app.add_option("--save-every", o.save_every, "steps between checkpoints (0: at the end of each epoch)")
-      ->check(whole(0, most_steps))
-      ->capture_default_str();
-  app.add_option("--precision", o.precision,
-                 "f32; tf32 on devices that have it; bf16 or f16: matrix products in it (autocast)")
-      ->check(one_of({"f32", "tf32", "bf16", "f16"}))
-      ->capture_default_str();
-  const std::string group = "Engine";
-  app.add_option("--config", o.config,
-                 "DeepSpeed's configuration file for the engine (lockstep config says what a file means)")
-      ->group(group);
-  app.add_option("--set", o.set, "a key of it: zero_optimization.stage=2; may be repeated")
-      ->group(group)
-      ->allow_extra_args(false);
-  app.add_option(
-         "--plan", o.plan,
+  add("--precision", o.precision, "f32; tf32 on devices that have it; bf16 or f16: matrix products in it (autocast)",
+      one_of({"f32", "tf32", "bf16", "f16"}));
+  engine("--config", o.config,
+         "DeepSpeed's configuration file for the engine (lockstep config says what a file means)");
+  engine("--set", o.set, "a key of it: zero_optimization.stage=2; may be repeated")->allow_extra_args(false);
+  engine("--plan", o.plan,
          "how ranks share the work: dp2+pp2+tp2+zero1 (replicas, pipeline stages, tensor parallelism, ZeRO; cp: "
-         "context, ep: expert parallelism)")
-      ->group(group);
+         "context, ep: expert parallelism)");
   app.parse_complete_callback([&o, &app] {
     go_on_after_restart(o);
     for (const auto* option : app.get_options())

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <numeric>
 #include <optional>
 
 #include "autograd/ops.h"
@@ -43,6 +44,22 @@ void check_data(const Team& team, const char* what, const data::Dataset<Example>
 }
 
 }  // namespace
+
+std::vector<double> means_of(const data::Dataset<Example>& samples, int64_t batch, Device device,
+                             const std::function<std::vector<Variable>(const Example&)>& measures) {
+  data::ToDevice to_device(device);
+  const NoGrad no_grad;
+  std::vector<double> means;
+  for (int64_t first = 0; first < samples.size(); first += batch) {
+    std::vector<int64_t> indices(size_t(std::min(batch, samples.size() - first)));
+    std::iota(indices.begin(), indices.end(), first);
+    const std::vector<Variable> found = measures(to_device(batch_of(samples, indices)));
+    means.resize(found.size());
+    for (size_t i = 0; i < found.size(); ++i) means[i] += found[i].item() * double(indices.size());
+  }
+  for (double& mean : means) mean /= double(samples.size());
+  return means;
+}
 
 Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOptions options)
     : job(job_),
@@ -162,6 +179,14 @@ pipeline::Sample Trainer::Impl::sample(const Example& whole) {
 }
 
 std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate(int64_t most) {
+  auto found = evaluate_once(most);
+  if (!o.evaluate || engine->config().ema.decay == 0) return found;
+  const zero::Zero::Averaged average(engine->zero());
+  for (const auto& [name, value] : evaluate_once(most)) found.emplace_back("ema_" + name, value);
+  return found;
+}
+
+std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate_once(int64_t most) {
   std::vector<std::pair<std::string, double>> means;
   if (!o.evaluate) return means;
   const int64_t size = o.evaluate->size(),

@@ -25,10 +25,9 @@ struct Trainer::Impl {
   bool look(Json& line);
   void save();
   void write_bits(double loss);
-  void report(double seconds, double evaluation_seconds);
-  Example next(int64_t micro_batch);
   pipeline::Sample sample(const Example& whole);
   std::vector<std::pair<std::string, double>> evaluate(int64_t most);
+  std::vector<std::pair<std::string, double>> evaluate_once(int64_t most);  // with the parameters as they are
   int64_t micro_batches() const { return engine->gradient_accumulation_steps() * job.plan().dp; }
   std::string path(const std::string& name) const { return job.options().out + "/" + name; }
   bool has_folder() const { return !job.options().out.empty(); }
@@ -45,8 +44,6 @@ struct Trainer::Impl {
   data::ToDevice to_device;
   optim::GradScaler scaler;
   std::unique_ptr<engine::EngineBase> engine;
-  std::unique_ptr<engine::Loader> loader;  // of o.data
-  std::optional<data::RepeatingLoader<Example>> batches;
   int64_t steps = 0, steps_of_epoch = 0, first = 0, step = 0;
   checkpoints::Files files;
   std::optional<checkpoints::FolderLock> lock;  // of the run's folder, on the rank that leads

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "tensor/check.h"
+#include "tensor/suggest.h"
 
 namespace lockstep::dist {
 namespace {
@@ -26,15 +27,6 @@ int number(std::string_view text) {
   int n = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
   return error == std::errc() && end == text.data() + text.size() && !text.empty() && text[0] != '-' ? n : -1;
-}
-
-std::vector<std::string> split(const std::string& text, char at) {
-  std::vector<std::string> parts{""};
-  for (const char c : text) {
-    if (c == at) parts.emplace_back();
-    else parts.back() += c;
-  }
-  return parts;
 }
 
 /// It becomes an argument of ssh, which must not take it for an option. USER@ may stand before it.

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -11,6 +10,7 @@
 
 #include "parallel/device_map/parts.h"
 #include "tensor/device_memory.h"
+#include "tensor/quantity.h"
 #include "tensor/suggest.h"
 
 namespace lockstep::device_map {
@@ -23,14 +23,6 @@ struct Shelf {
   Location place;
   int64_t limit;
 };
-
-std::string human(int64_t bytes) {
-  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double value = double(bytes);
-  int unit = 0;
-  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
-  return fmt::format("{:.{}f} {}", value, unit == 0 ? 0 : 1, units[unit]);
-}
 
 /// Devices by type and index, host memory, disk.
 std::vector<Shelf> shelves_of(nn::Module& model, const Options& options) {
@@ -159,18 +151,10 @@ bool operator<(const Location& a, const Location& b) {
 }
 
 Bytes::Bytes(const std::string& text) {
-  double value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  std::string unit(rest, end);
-  unit.erase(0, unit.find_first_not_of(' ') == unit.npos ? unit.size() : unit.find_first_not_of(' '));
-  const std::pair<const char*, double> units[] = {{"", 1},         {"B", 1},       {"KB", 1e3},     {"MB", 1e6},
-                                                  {"GB", 1e9},     {"TB", 1e12},   {"KiB", 0x1p10}, {"MiB", 0x1p20},
-                                                  {"GiB", 0x1p30}, {"TiB", 0x1p40}};
-  const auto found = std::find_if(std::begin(units), std::end(units), [&](const auto& u) { return unit == u.first; });
-  LOCKSTEP_CHECK(error == std::errc() && found != std::end(units) && value >= 0 && value * found->second < 0x1p62,
-                 "[device_map] expected bytes such as 1048576, \"10GiB\" or \"500MB\", got '", text, "'");
-  count = int64_t(value * found->second);
+  const std::optional<double> value = parse_quantity(text, byte_units);
+  LOCKSTEP_CHECK(value && *value < 0x1p62, "[device_map] expected bytes such as 1048576, \"10GiB\" or \"500MB\", got '",
+                 text, "'");
+  count = int64_t(*value);
 }
 
 Placement infer(nn::Module& model, const std::string& mode, const Options& options) {
@@ -309,7 +293,7 @@ std::string Placement::text() const {
   for (const Part& p : parts) width = std::max(width, shown(p).size());
   std::string text;
   const auto line = [&](const std::string& name, const std::string& place, int64_t bytes) {
-    text += fmt::format("{:<{}}  {:<8}{:>12}\n", name, width, place, human(bytes));
+    text += fmt::format("{:<{}}  {:<8}{:>12}\n", name, width, place, memory_text(bytes));
   };
   for (size_t i = 0; i < parts.size(); ++i) line(shown(parts[i]), places[i].name, parts[i].bytes);
   for (const auto& [place, bytes] : held) line("all", place, bytes);

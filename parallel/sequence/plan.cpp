@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tensor/check.h"
+#include "tensor/suggest.h"
 #include "tensor/svg.h"
 
 namespace lockstep::sequence {
@@ -75,8 +76,8 @@ std::string draw_svg(int ranks) {
       begins.push_back(begins.back() + width_of(longest));
     }
     out += svg::text(8, y - 26,
-                     str("ring attention, causal, ", name_of(order), ": ", ranks, ranks == 1 ? " rank" : " ranks",
-                         "; busy ", std::lround(100 * done / (lasted * ranks)), " %"),
+                     str("ring attention, causal, ", name_of(order), ": ", counted(ranks, "rank"), "; busy ",
+                         std::lround(100 * done / (lasted * ranks)), " %"),
                      14, svg::ink);
     for (int step = 0; step < ranks; ++step)
       if (begins[size_t(step) + 1] > begins[size_t(step)])

@@ -192,17 +192,3 @@ TEST_CASE("report: a run without a trace, and folders that are none") {
   folder.write("metrics.jsonl", "{\"step\": 1, oops}\n{\"step\": 2}\n");
   CHECK(contains(message([&] { read_run(folder.path); }), "metrics.jsonl:1"));
 }
-
-TEST_CASE("report: quantities for people") {
-  const struct {
-    double value;
-    const char *seconds, *bytes;
-  } rows[] = {{0, "0", "0 B"},          {1.5e-6, "1.5 us", "0 B"}, {0.0123, "12.3 ms", "0 B"},
-              {1.234, "1.23 s", "1 B"}, {999, "999 s", "999 B"},   {123456, "123456 s", "123 KB"}};
-  for (const auto& row : rows) {
-    CHECK(seconds_text(row.value) == row.seconds);
-    CHECK(bytes_text(row.value) == row.bytes);
-  }
-  CHECK(bytes_text(3.2e9) == "3.2 GB");
-  CHECK(bytes_text(9.999e20) == "1e+06 PB");
-}

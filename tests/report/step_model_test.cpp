@@ -235,7 +235,7 @@ TEST_CASE("step model: what cannot be") {
     CHECK_MESSAGE(contains(said, row.error), said);
   }
   CHECK(contains(message([] { costs_of_flops(model(), 1, 0, 1); }), "expected more than 0 FLOP/s"));
-  CHECK(contains(message([] { costs_of_traces({}, model(), 1, model(), 1); }), "expected traces of a run, got none"));
+  CHECK(contains(message([] { costs_of_run({}, model(), 1, model(), 1); }), "whose settings are in them; found none"));
   CHECK(contains(message([] { link_of_traces({}); }), "expected all-reduces of two sizes"));
 }
 
@@ -260,6 +260,7 @@ TEST_CASE("step model: costs of this machine, and of a trace") {
           "{\"program\":\"gpt\",\"layers\":2,\"width\":16,\"heads\":2,\"context\":16,\"vocab\":64,\"batch\":2}");
       trace::note("parallel", "{\"ranks\":2,\"zero\":-1}");
       for (int i = 0; i < 5; ++i) {
+        put("step", Category::step, i, i + 0.9, {{"step", i}});
         put("forward 0", Category::forward, i, i + 0.2);
         put("backward", Category::backward, i + 0.2, i + 0.7);
         put("wait for a collective", Category::wait, i + 0.5, i + 0.6);
@@ -270,13 +271,12 @@ TEST_CASE("step model: costs of this machine, and of a trace") {
       }
     });
   }
-  std::vector<std::string> warnings;
-  const auto traces = read_traces(folder.path, warnings);
-  const StepCosts c = costs_of_traces(traces, tiny, 2, tiny, 2);
+  const RunFiles run = read_run(folder.path);
+  const StepCosts c = costs_of_run(run, tiny, run.settings.at("batch").as_int(), tiny, 2);
   CHECK(std::accumulate(c.forward.begin(), c.forward.end(), 0.) == doctest::Approx(0.2));
   CHECK(std::accumulate(c.backward.begin(), c.backward.end(), 0.) == doctest::Approx(0.4));  // without the wait
   CHECK(c.memory == doctest::Approx(double(tiny.numel()) * 24 / 0.1));
-  const dist::Link link = link_of_traces(traces);
+  const dist::Link link = link_of_traces(run.traces);
   CHECK(link.latency == doctest::Approx(1e-3).epsilon(1e-3));
   CHECK(link.bandwidth == doctest::Approx(1e9).epsilon(1e-3));
 }
