@@ -12,32 +12,6 @@ using data::Json;
 
 namespace {
 
-template <class T> void put(T& to, const Json& value) {
-  if constexpr (std::is_same_v<T, bool>) to = value.as_bool();
-  else if constexpr (std::is_same_v<T, int64_t>) to = value.as_int();
-  else if constexpr (std::is_same_v<T, double>) to = value.as_number();
-  else if constexpr (std::is_same_v<T, std::string>) to = value.is_null() ? "" : value.as_string();
-  else to = value;
-}
-template <class T> void put(std::optional<T>& to, const Json& value) {
-  if (value.is_null()) to.reset();
-  else put(to.emplace(), value);
-}
-void put(std::vector<std::string>& to, const Json& value) {
-  to.clear();
-  for (const Json& item : value.as_array()) to.push_back(item.as_string());
-}
-
-/// What a value of the type that a slot holds looks like, and whether null is one.
-struct Shape {
-  Json sample;
-  bool nullable;
-};
-template <class T> Shape shape_of(const T& value) { return {Json(value), false}; }
-template <class T> Shape shape_of(const std::optional<T>&) { return {Json(T{}), true}; }
-Shape shape_of(const std::vector<std::string>&) { return {Json(Json::Array{}), false}; }
-Shape shape_of(const std::string& value) { return {Json(""), value.empty()}; }  // an empty path may be null
-
 class Reader {
  public:
   explicit Reader(Config& config) : config_(config) {}
@@ -114,22 +88,16 @@ class Reader {
       config_.given.erase(key.path);
       return;
     }
-    std::visit(
-        [&](auto* slot) {
-          const Shape shape = shape_of(*slot);
-          const bool never = key.range.inf_is_null && value.is_string() && value.as_string() == "inf";
-          const auto good = coerced(never ? Json() : value, shape.sample, key.range, shape.nullable);
-          if (good) return put(*slot, *good);
-          std::string cure;
-          if (automatic)
-            cure = str(", which Hugging Face's Trainer fills in; write the value",
-                       key.fallback.is_null() || key.fallback == Json("")
-                           ? ""
-                           : ", such as " + shown(key.fallback) + " (the default)");
-          else if (!key.range.words.empty() && value.is_string()) cure = suggestion(value.as_string(), key.range.words);
-          problems.push_back(str(as, ": expected ", expected(key), ", got ", shown(value), cure));
-        },
-        key.slot(config_));
+    const bool never = key.range.inf_is_null && value.is_string() && value.as_string() == "inf";
+    if (assign(key.slot(config_), never ? Json() : value, key.range)) return;
+    std::string cure;
+    if (automatic)
+      cure = str(", which Hugging Face's Trainer fills in; write the value",
+                 key.fallback.is_null() || key.fallback == Json("")
+                     ? ""
+                     : ", such as " + shown(key.fallback) + " (the default)");
+    else if (!key.range.words.empty() && value.is_string()) cure = suggestion(value.as_string(), key.range.words);
+    problems.push_back(str(as, ": expected ", expected(key), ", got ", shown(value), cure));
   }
 
   void rename(const Key& key, const Json& value, const std::string& as) {

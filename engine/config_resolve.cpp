@@ -187,10 +187,8 @@ void check_values(Config& config, std::vector<std::string>& problems) {
   for (const Key& key : config_keys()) {
     if (key.status != Status::works) continue;
     const data::Json value = value_of(key, config);
-    if (!value.is_null() && !value.is_object() && (key.range.bounds() || !key.range.words.empty()) &&
-        !coerced(value, value, key.range)) {
+    if (!assign(key.slot(config), value, key.range))
       problems.push_back(str(key.path, ": expected ", expected(key), ", got ", shown(value)));
-    }
   }
   check_params(Kind::optimizer, config.optimizer, problems, warnings);
   check_params(Kind::schedule, config.scheduler, problems, warnings);

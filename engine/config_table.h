@@ -18,9 +18,20 @@ enum class Status {
   renamed,  ///< deprecated name of another key
 };
 
-/// Where a value lies in a Config. Its type is the key's type; optional: null is accepted.
-using Slot = std::variant<bool*, int64_t*, double*, std::string*, std::optional<bool>*, std::optional<int64_t>*,
-                          std::optional<std::string>*, std::vector<std::string>*, data::Json*>;
+/// A whole number that the library counts in doubles.
+struct Count {
+  double* number;
+};
+/// Two numbers that the file writes as a list.
+struct Pair {
+  double *first, *second;
+};
+/// Where a value lies in a Config, or in the options of an optimizer or a schedule. Its type is the key's type;
+/// optional: null is accepted.
+using Slot =
+    std::variant<bool*, int64_t*, double*, std::string*, std::optional<bool>*, std::optional<int64_t>*,
+                 std::optional<double>*, std::optional<std::string>*, std::vector<std::string>*, std::vector<int64_t>*,
+                 data::Json*, optim::PerGroup*, std::optional<optim::PerGroup>*, optim::Warmup*, Count, Pair>;
 
 /// What a value must be, beyond its type.
 struct Range {
@@ -53,15 +64,19 @@ struct Key {
 const std::vector<Key>& config_keys();
 const Key* find_key(std::string_view path);
 
-/// "an integer >= 1", "true or false", "cpu or nvme"
-std::string expected(const data::Json& fallback, const Range& range, bool nullable = false);
+data::Json json_of(const Slot& slot);
+data::Json value_of(const Key& key, const Config& config);
+/// Takes a value of the file over; false when it is of another type or out of range.
+bool assign(const Slot& slot, const data::Json& value, const Range& range);
+/// What assign() takes: "an integer >= 1", "true or false", "cpu or nvme".
+std::string expected(const Slot& slot, const Range& range);
+std::string expected(const data::Json& fallback, const Range& range);
 std::string expected(const Key& key);
 /// What a value of the file looks like in a message: short, on one line.
 std::string shown(const data::Json& value);
-/// nullopt: the value is of another type. Numbers such as 1e9 are integers; `auto` and words compare without case.
-std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const Range& range,
-                                  bool nullable = false);
-data::Json value_of(const Key& key, const Config& config);
+/// The value as one of the type of `fallback`, or nullopt. Numbers such as 1e9 are integers; words compare without
+/// case.
+std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const Range& range);
 /// Whether the file asks for nothing: false, null, 0 or less, "none", an empty list or object, or one that is not
 /// "enabled".
 bool asks_for_nothing(const data::Json& value);
@@ -76,7 +91,7 @@ std::string plain_json(std::string_view text, const std::string& origin);
 /// config, once.
 void check_values(Config& config, std::vector<std::string>& problems);
 
-/// The params of an optimizer or a schedule (factories.cpp): one row each.
+/// The params of an optimizer or a schedule (params.h): one row each.
 struct ParamInfo {
   std::string name;
   data::Json value;  ///< effective; the default when not given
