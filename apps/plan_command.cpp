@@ -6,7 +6,7 @@
 
 #include "apps/commands.h"
 #include "apps/program.h"
-#include "engine/plan_parts.h"
+#include "engine/plan.h"
 #include "report/page.h"
 #include "tensor/check.h"
 #include "train/cli.h"

@@ -1,6 +1,8 @@
 // The table of keys, and what can be said of a value by its key alone.
 #include "engine/config_table.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 
@@ -13,11 +15,6 @@ namespace lockstep::engine {
 using data::Json;
 
 namespace {
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
 
 // --- the types that a slot may have: to JSON, from JSON (false when it is none, or out of range), and in words ---
 
@@ -32,7 +29,7 @@ template <class T> bool put(T& value, const Json& json, const Range& range) {
   const auto good = coerced(json, sample<T>(), range);
   if (!good) return false;
   if constexpr (std::is_same_v<T, bool>) value = good->as_bool();
-  else if constexpr (std::is_same_v<T, int64_t>) value = good->as_int();
+  else if constexpr (std::is_integral_v<T>) value = T(good->as_int());
   else if constexpr (std::is_same_v<T, double>) value = good->as_number();
   else if constexpr (std::is_same_v<T, std::string>) value = good->as_string();
   else value = *good;
@@ -67,14 +64,18 @@ std::string wants(const optim::PerGroup&, const Range& range) {
   return expected(0.0, range) + ", or a list with one for each group";
 }
 
-Json to(optim::Warmup warmup) { return warmup == optim::Warmup::log ? "log" : "linear"; }
-bool put(optim::Warmup& warmup, const Json& json, const Range&) {
-  std::string word;
-  if (!put(word, json, words({"log", "linear"}))) return false;
-  warmup = optim::parse_warmup(word);
-  return true;
+std::vector<std::string> names_of(optim::Warmup) { return {"log", "linear"}; }
+std::vector<std::string> names_of(zero::Offload) { return {"none", "cpu", "nvme"}; }
+template <class T>
+concept Enum = std::is_enum_v<T>;
+template <Enum T> Json to(const T& value) { return names_of(value)[size_t(value)]; }
+template <Enum T> bool put(T& value, const Json& json, const Range&) {
+  const std::vector<std::string> names = names_of(value);
+  const auto word = coerced(json, "", words(names));
+  if (word) value = T(std::find(names.begin(), names.end(), word->as_string()) - names.begin());
+  return word.has_value();
 }
-std::string wants(optim::Warmup, const Range&) { return expected("", words({"log", "linear"})); }
+template <Enum T> std::string wants(const T& value, const Range&) { return listed(names_of(value)); }
 
 template <class T> Json to(const std::optional<T>& value) { return value ? to(*value) : Json(); }
 template <class T> bool put(std::optional<T>& value, const Json& json, const Range& range) {
@@ -140,6 +141,11 @@ std::vector<Key> all_keys() {
 }
 
 }  // namespace
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
+}
 
 const std::vector<Key>& config_keys() {
   static const std::vector<Key> keys = all_keys();
@@ -228,25 +234,10 @@ std::optional<Json> coerced(const Json& value, const Json& fallback, const Range
                                                                                                 : std::nullopt;
 }
 
-bool asks_for_nothing(const Json& value) {
-  if (value.is_null() || (value.is_bool() && !value.as_bool()) || (value.is_number() && value.as_number() <= 0))
-    return true;
-  if (value.is_string()) return lower(value.as_string()) == "none" || value.as_string().empty();
-  if (value.is_array()) return value.as_array().empty();
-  if (!value.is_object()) return false;
-  const Json* enabled = value.find("enabled");
-  if (enabled) return enabled->is_bool() && !enabled->as_bool();
-  for (const auto& [name, member] : value.as_object())
-    if (!asks_for_nothing(member)) return false;
-  return true;
-}
-
 void fail_if_any(const std::string& origin, const std::vector<std::string>& problems) {
   if (problems.empty()) return;
   if (problems.size() == 1) fail(origin + ": " + problems[0]);
-  std::string all = str(origin, ": ", problems.size(), " problems");
-  for (const std::string& problem : problems) all += "\n  " + problem;
-  fail(all);
+  fail(fmt::format("{}: {} problems\n  {}", origin, problems.size(), fmt::join(problems, "\n  ")));
 }
 
 }  // namespace lockstep::engine

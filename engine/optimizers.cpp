@@ -20,14 +20,27 @@ std::vector<Variable> variables(const NamedParameters& parameters) {
 }
 
 /// What most are: one class with its own options.
-template <class Class, class O> Make plain(Params& p, const O& o) {
-  p.check([&] { o.check(p.type.c_str()); });
-  return [=](const NamedParameters& parameters, dist::ProcessGroup* group) {
-    Optimizers made;
-    if constexpr (std::is_base_of_v<onebit::Optimizer, Class>) add<Class>(made, variables(parameters), o, group);
-    else add<Class>(made, variables(parameters), o);
-    return made;
-  };
+template <class Class, class O>
+NamedType plain(const char* name, const char* doc, const O& defaults,
+                void (*fields)(Params& p, std::type_identity_t<O>& o)) {
+  return {name, doc, [=](Params& p) -> Make {
+            constexpr bool sends = std::is_base_of_v<onebit::Optimizer, Class>;
+            O o = defaults;
+            fields(p, o);
+            if constexpr (sends) {
+              p.without_effect("cuda_aware", false, "messages go through the process group");
+              p.without_effect("comm_backend_name", "nccl", "messages go through the process group");
+              p.fixed("amsgrad", false, "it has no 1-bit form");
+              p.fixed("eps_inside_sqrt", false, "eps is added to the root");
+            }
+            p.check([&] { o.check(name); });
+            return [o](const NamedParameters& parameters, dist::ProcessGroup* group) {
+              Optimizers made;
+              if constexpr (sends) add<Class>(made, variables(parameters), o, group);
+              else add<Class>(made, variables(parameters), o);
+              return made;
+            };
+          }};
 }
 
 // --- Adam and AdamW: one switch apart ---
@@ -112,23 +125,10 @@ Make muon(Params& p) {
   };
 }
 
-// --- The 1-bit ones ---
-
-/// What all have before their own options.
-template <class O> Params& begin_one_bit(Params& p, O& o) {
-  constexpr bool adam = requires { &O::beta1; };
-  p("lr", &o.lr);
-  if constexpr (adam) p("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps)("bias_correction", &o.bias_correction);
-  p("weight_decay", &o.weight_decay, least(0));
-  if constexpr (adam) p("precondition", &o.precondition);
-  return p;
-}
-/// And behind them.
-template <class Class, class O> Make end_one_bit(Params& p, const O& o) {
-  p.without_effect("cuda_aware", false, "messages go through the process group");
-  p.without_effect("comm_backend_name", "nccl", "messages go through the process group");
-  p.fixed("amsgrad", false, "it has no 1-bit form").fixed("eps_inside_sqrt", false, "eps is added to the root");
-  return plain<Class>(p, o);
+/// What the 1-bit kinds of Adam name before their own options.
+template <class O> Params& one_bit_adam(Params& p, O& o) {
+  p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps)("bias_correction", &o.bias_correction);
+  return p("weight_decay", &o.weight_decay, least(0))("precondition", &o.precondition);
 }
 
 }  // namespace
@@ -140,75 +140,61 @@ const std::vector<NamedType>& optimizer_types() {
       {"FusedAdam", "Adam or AdamW, as adam_w_mode says", adam},
       {"CPUAdam", "the same", adam},
       {"DeepSpeedCPUAdam", "the same", adam},
-      {"SGD", "with momentum",
-       [](Params& p) {
-         optim::SGDOptions o;
-         p("lr", &o.lr)("momentum", &o.momentum)("dampening", &o.dampening)("weight_decay", &o.weight_decay);
-         p("nesterov", &o.nesterov)("maximize", &o.maximize);
-         return plain<optim::SGD>(p, o);
-       }},
-      {"Lamb", "layer-wise rates",
-       [](Params& p) {
-         optim::LAMBOptions o{.eps = 1e-8};
-         p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps)("weight_decay", &o.weight_decay);
-         p("bias_correction", &o.bias_correction)("max_coeff", &o.max_trust)("min_coeff", &o.min_trust);
-         p("maximize", &o.maximize).fixed("amsgrad", false, "LAMB has none");
-         p.fixed("eps_inside_sqrt", false, "eps is added to the root");
-         return plain<optim::LAMB>(p, o);
-       }},
-      {"Lion", "the sign of momentum",
-       [](Params& p) {
-         optim::LionOptions o{.lr = 1e-3};
-         p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("weight_decay", &o.weight_decay)("maximize", &o.maximize);
-         return plain<optim::Lion>(p, o);
-       }},
-      {"Adagrad", "",
-       [](Params& p) {
-         optim::AdagradOptions o;
-         p("lr", &o.lr)("lr_decay", &o.lr_decay)("eps", &o.eps)("weight_decay", &o.weight_decay);
-         p("initial_accumulator_value", &o.initial_accumulator)("maximize", &o.maximize);
-         return plain<optim::Adagrad>(p, o);
-       }},
-      {"RMSprop", "",
-       [](Params& p) {
-         optim::RMSpropOptions o;
-         p("lr", &o.lr)("alpha", &o.alpha)("eps", &o.eps)("weight_decay", &o.weight_decay);
-         p("momentum", &o.momentum)("centered", &o.centered)("maximize", &o.maximize);
-         return plain<optim::RMSprop>(p, o);
-       }},
+      plain<optim::SGD>("SGD", "with momentum", optim::SGDOptions{},
+                        [](Params& p, auto& o) {
+                          p("lr", &o.lr)("momentum", &o.momentum)("dampening", &o.dampening);
+                          p("weight_decay", &o.weight_decay)("nesterov", &o.nesterov)("maximize", &o.maximize);
+                        }),
+      plain<optim::LAMB>("Lamb", "layer-wise rates", optim::LAMBOptions{.eps = 1e-8},
+                         [](Params& p, auto& o) {
+                           p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps);
+                           p("weight_decay", &o.weight_decay)("bias_correction", &o.bias_correction);
+                           p("max_coeff", &o.max_trust)("min_coeff", &o.min_trust)("maximize", &o.maximize);
+                           p.fixed("amsgrad", false, "LAMB has none");
+                           p.fixed("eps_inside_sqrt", false, "eps is added to the root");
+                         }),
+      plain<optim::Lion>("Lion", "the sign of momentum", optim::LionOptions{.lr = 1e-3},
+                         [](Params& p, auto& o) {
+                           p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2});
+                           p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
+                         }),
+      plain<optim::Adagrad>("Adagrad", "", optim::AdagradOptions{},
+                            [](Params& p, auto& o) {
+                              p("lr", &o.lr)("lr_decay", &o.lr_decay)("eps", &o.eps);
+                              p("weight_decay", &o.weight_decay);
+                              p("initial_accumulator_value", &o.initial_accumulator)("maximize", &o.maximize);
+                            }),
+      plain<optim::RMSprop>("RMSprop", "", optim::RMSpropOptions{},
+                            [](Params& p, auto& o) {
+                              p("lr", &o.lr)("alpha", &o.alpha)("eps", &o.eps)("weight_decay", &o.weight_decay);
+                              p("momentum", &o.momentum)("centered", &o.centered)("maximize", &o.maximize);
+                            }),
       {"Muon", "matrices; embeddings, heads and all else go to AdamW (Adam when adam_w_mode is false)", muon},
-      {"OneBitAdam", "1 bit an element on the wire after freeze_step; stage 0",
-       [](Params& p) {
-         onebit::OneBitAdamOptions o;
-         begin_one_bit(p, o)("freeze_step", Count{&o.freeze_step}, least(1));
-         return end_one_bit<onebit::OneBitAdam>(p, o);
-       }},
-      {"OneBitLamb", "the same for LAMB; stage 0",
-       [](Params& p) {
-         onebit::OneBitLambOptions o;
-         begin_one_bit(p, o)("freeze_step", Count{&o.freeze_step}, least(1));
-         p("max_coeff", &o.max_coeff, positive())("min_coeff", &o.min_coeff, positive());
-         p("coeff_beta", &o.coeff_beta, between(0, 1));
-         p("factor_max", &o.factor_max, positive())("factor_min", &o.factor_min, positive());
-         p("factor_threshold", &o.factor_threshold, positive());
-         return end_one_bit<onebit::OneBitLamb>(p, o);
-       }},
-      {"ZeroOneAdam", "Adam with 1 bit, and with steps that send nothing; stage 0",
-       [](Params& p) {
-         onebit::ZeroOneAdamOptions o;
-         begin_one_bit(p, o)("var_freeze_step", Count{&o.var_freeze_step}, least(1));
-         p("var_update_scaler", Count{&o.var_update_scaler}, least(1));
-         p("local_step_scaler", Count{&o.local_step_scaler}, least(1));
-         p("local_step_clipper", Count{&o.local_step_clipper}, least(1));
-         return end_one_bit<onebit::ZeroOneAdam>(p, o);
-       }},
-      {"OneBitSGD", "SGD with error feedback; stage 0",
-       [](Params& p) {
-         onebit::OneBitSGDOptions o;
-         begin_one_bit(p, o)("momentum", &o.momentum, between(0, 1))("dampening", &o.dampening);
-         p("nesterov", &o.nesterov)("freeze_step", Count{&o.freeze_step}, least(0));
-         return end_one_bit<onebit::OneBitSGD>(p, o);
-       }},
+      plain<onebit::OneBitAdam>(
+          "OneBitAdam", "1 bit an element on the wire after freeze_step; stage 0", onebit::OneBitAdamOptions{},
+          [](Params& p, auto& o) { one_bit_adam(p, o)("freeze_step", Count{&o.freeze_step}, least(1)); }),
+      plain<onebit::OneBitLamb>("OneBitLamb", "the same for LAMB; stage 0", onebit::OneBitLambOptions{},
+                                [](Params& p, auto& o) {
+                                  one_bit_adam(p, o)("freeze_step", Count{&o.freeze_step}, least(1));
+                                  p("max_coeff", &o.max_coeff, positive())("min_coeff", &o.min_coeff, positive());
+                                  p("coeff_beta", &o.coeff_beta, between(0, 1));
+                                  p("factor_max", &o.factor_max, positive())("factor_min", &o.factor_min, positive());
+                                  p("factor_threshold", &o.factor_threshold, positive());
+                                }),
+      plain<onebit::ZeroOneAdam>("ZeroOneAdam", "Adam with 1 bit, and with steps that send nothing; stage 0",
+                                 onebit::ZeroOneAdamOptions{},
+                                 [](Params& p, auto& o) {
+                                   one_bit_adam(p, o)("var_freeze_step", Count{&o.var_freeze_step}, least(1));
+                                   p("var_update_scaler", Count{&o.var_update_scaler}, least(1));
+                                   p("local_step_scaler", Count{&o.local_step_scaler}, least(1));
+                                   p("local_step_clipper", Count{&o.local_step_clipper}, least(1));
+                                 }),
+      plain<onebit::OneBitSGD>("OneBitSGD", "SGD with error feedback; stage 0", onebit::OneBitSGDOptions{},
+                               [](Params& p, auto& o) {
+                                 p("lr", &o.lr)("weight_decay", &o.weight_decay, least(0));
+                                 p("momentum", &o.momentum, between(0, 1))("dampening", &o.dampening);
+                                 p("nesterov", &o.nesterov)("freeze_step", Count{&o.freeze_step}, least(0));
+                               }),
   };
   return types;
 }

@@ -1,5 +1,7 @@
 #include "engine/params.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "tensor/check.h"
@@ -9,46 +11,43 @@ namespace lockstep::engine {
 
 using data::Json;
 
-Params& Params::add(const Option& option, const std::function<std::optional<Json>(const Json&)>& take) {
+Params& Params::add(ParamInfo option, const std::string& wants, bool required,
+                    const std::function<std::optional<Json>(const Json&)>& take) {
   const Json* said = given.find(option.name);
-  const std::optional<Json> taken = said ? take(*said) : std::nullopt;
-  if (said && !taken) {
+  const std::string where = where_ + "." + option.name + ": ";
+  if (const std::optional<Json> taken = said ? take(*said) : std::nullopt) {
+    if (!option.doc.empty() && *said != option.value)
+      warnings.push_back(where + "accepted, and has no effect: " + option.doc);
+    option.value = *taken;
+  } else if (said) {
     const bool automatic = said->is_string() && said->as_string() == "auto";
-    problems.push_back(str(where_, ".", option.name, ": expected ", option.wants, ", got ", shown(*said),
+    problems.push_back(str(where, "expected ", wants, ", got ", shown(*said),
                            automatic ? ", which Hugging Face's Trainer fills in; write the value" : "",
-                           automatic && !option.required && !option.fallback.is_null()
-                               ? ", such as " + shown(option.fallback) + " (the default)"
+                           automatic && !required && !option.value.is_null()
+                               ? ", such as " + shown(option.value) + " (the default)"
                                : ""));
-  } else if (!said && option.required) {
-    problems.push_back(
-        str(where_, ".", option.name, ": expected ", option.wants, ", as ", type, " needs it; got none"));
-  } else if (taken && !option.doc.empty() && *said != option.fallback) {
-    warnings.push_back(str(where_, ".", option.name, ": accepted, and has no effect: ", option.doc));
+  } else if (required) {
+    option.value = "required";
+    problems.push_back(str(where, "expected ", wants, ", as ", type, " needs it; got none"));
   }
-  infos.push_back(
-      {option.name, taken.value_or(option.required ? Json("required") : option.fallback), said != nullptr, option.doc});
+  option.given = said != nullptr;
+  infos.push_back(std::move(option));
   return *this;
 }
 
-Params& Params::operator()(const char* name, const Slot& field, const Range& range) {
-  return add({name, expected(field, range), json_of(field)}, [&](const Json& value) {
-    return assign(field, value, range) ? std::optional(json_of(field)) : std::nullopt;
-  });
-}
-
-Params& Params::required(const char* name, const Slot& field, const Range& range) {
-  return add({.name = name, .wants = expected(field, range), .required = true}, [&](const Json& value) {
+Params& Params::add_field(const char* name, const Slot& field, const Range& range, bool required) {
+  return add({name, json_of(field)}, expected(field, range), required, [&](const Json& value) {
     return assign(field, value, range) ? std::optional(json_of(field)) : std::nullopt;
   });
 }
 
 Params& Params::without_effect(const char* name, const Json& fallback, const char* why) {
-  return add({name, expected(fallback, {}), fallback, why},
+  return add({name, fallback, false, why}, expected(fallback, {}), false,
              [&](const Json& value) { return coerced(value, fallback, {}) ? std::optional(value) : std::nullopt; });
 }
 
 Params& Params::fixed(const char* name, const Json& only, const char* why) {
-  return add({name, shown(only) + ", as " + why, only},
+  return add({name, only}, shown(only) + ", as " + why, false,
              [&](const Json& value) { return coerced(value, only, {}) == only ? std::optional(only) : std::nullopt; });
 }
 
@@ -80,28 +79,23 @@ std::string section_of(Kind kind) { return kind == Kind::optimizer ? "optimizer"
 /// Error that names all when there is none of that name.
 const NamedType& find_type(Kind kind, const std::string& name) {
   std::vector<std::string> known;
-  std::string all;
   for (const NamedType& type : list_of(kind)) {
     if (std::equal(type.name.begin(), type.name.end(), name.begin(), name.end(),
                    [](unsigned char a, unsigned char b) { return std::tolower(a) == std::tolower(b); }))
       return type;
     known.push_back(type.name);
-    all += (all.empty() ? "" : ", ") + type.name;
   }
-  fail(str(section_of(kind), ".type: expected one of ", all, ", got ", shown(Json(name)), suggestion(name, known)));
+  fail(str(section_of(kind), ".type: expected one of ", fmt::format("{}", fmt::join(known, ", ")), ", got ",
+           shown(Json(name)), suggestion(name, known)));
 }
 
 }  // namespace
 
-std::vector<TypeInfo> types_of(Kind kind) {
+std::vector<ParamInfo> defaults_of(const NamedType& type) {
   const Json nothing = Json::Object();
-  std::vector<TypeInfo> all;
-  for (const NamedType& type : list_of(kind)) {
-    Params params("", type.name, nothing);
-    type.read(params);
-    all.push_back({type.name, type.doc, std::move(params.infos)});
-  }
-  return all;
+  Params params("", type.name, nothing);
+  type.read(params);
+  return std::move(params.infos);
 }
 
 std::vector<ParamInfo> check_params(Kind kind, const NamedConfig& config, std::vector<std::string>& problems,

@@ -19,9 +19,13 @@ class Params {
   Params(std::string where, std::string type, const data::Json& given)
       : given(given), type(std::move(type)), where_(std::move(where)) {}
 
-  Params& operator()(const char* name, const Slot& field, const Range& range = {});
+  Params& operator()(const char* name, const Slot& field, const Range& range = {}) {
+    return add_field(name, field, range, false);
+  }
   /// The file must say it.
-  Params& required(const char* name, const Slot& field, const Range& range = {});
+  Params& required(const char* name, const Slot& field, const Range& range = {}) {
+    return add_field(name, field, range, true);
+  }
   /// Accepted, and has no effect.
   Params& without_effect(const char* name, const data::Json& fallback, const char* why);
   /// Accepted at its default only.
@@ -35,14 +39,10 @@ class Params {
   std::vector<std::string> problems, warnings;
 
  private:
-  struct Option {
-    std::string name, wants;
-    data::Json fallback;
-    std::string doc = {};
-    bool required = false;
-  };
-  /// take: the value as it now is, or nullopt for one that it does not take.
-  Params& add(const Option& option, const std::function<std::optional<data::Json>(const data::Json&)>& take);
+  Params& add_field(const char* name, const Slot& field, const Range& range, bool required);
+  /// option: with its default. take: the value as it now is, or nullopt for one that it does not take.
+  Params& add(ParamInfo option, const std::string& wants, bool required,
+              const std::function<std::optional<data::Json>(const data::Json&)>& take);
   std::string where_;
 };
 
@@ -58,6 +58,8 @@ struct NamedType {
 };
 const std::vector<NamedType>& optimizer_types();
 const std::vector<NamedType>& schedule_types();
+/// Its params with their defaults.
+std::vector<ParamInfo> defaults_of(const NamedType& type);
 
 /// How to make what the config names. Error for params that are wrong.
 Make read_named(Kind kind, const NamedConfig& config);

@@ -8,42 +8,45 @@
 
 namespace lockstep::engine {
 
-using namespace optim;
-
 namespace {
 
 /// An optimizer of nothing, on which a schedule is tried before there is a model: of as many groups as the longest list
 /// in the params speaks of.
-std::unique_ptr<Optimizer> trial_optimizer(const data::Json& params) {
+std::unique_ptr<optim::Optimizer> trial_optimizer(const data::Json& params) {
   size_t groups = 1;
   for (const auto& [name, value] : params.as_object())
     if (value.is_array() && name != "milestones")
       groups = std::max(groups, std::min<size_t>(value.as_array().size(), 1000));
-  std::vector<AdamW::Group> all;
+  std::vector<optim::AdamW::Group> all;
   for (size_t g = 0; g < groups; ++g) all.push_back({{Variable(zeros({1}), true)}, {}});
-  return std::make_unique<AdamW>(all);
+  return std::make_unique<optim::AdamW>(all);
 }
 
-/// What the options must be together, the schedule itself knows.
-template <class Class> Make schedule(Params& p, const typename Class::Options& o) {
-  p.without_effect("last_batch_iteration", -1, "a loaded checkpoint says where the schedule is");
-  p.check([&] {
-    const auto optimizer = trial_optimizer(p.given);
-    Class(*optimizer, o);
-  });
-  return [=](Optimizer& optimizer) -> std::unique_ptr<Schedule> { return std::make_unique<Class>(optimizer, o); };
+/// A type by the class that it makes and the options that the file may say.
+template <class Class>
+NamedType schedule(const char* name, const char* doc, void (*fields)(Params& p, typename Class::Options& o)) {
+  return {name, doc, [=](Params& p) -> Make {
+            typename Class::Options o{};
+            fields(p, o);
+            p.without_effect("last_batch_iteration", -1, "a loaded checkpoint says where the schedule is");
+            p.check([&] {  // what they must be together, the schedule itself knows
+              const auto optimizer = trial_optimizer(p.given);
+              Class(*optimizer, o);
+            });
+            if constexpr (requires {
+                            o.total_num_steps;
+                            o.warmup_num_steps;
+                          })
+              if (p.problems.empty() && o.total_num_steps < o.warmup_num_steps)
+                p.warnings.push_back(str("scheduler.params.total_num_steps: ", o.total_num_steps,
+                                         " is less than warmup_num_steps ", o.warmup_num_steps));
+            return [o](optim::Optimizer& optimizer) -> std::unique_ptr<optim::Schedule> {
+              return std::make_unique<Class>(optimizer, o);
+            };
+          }};
 }
 
-/// The same for one that warms up first.
-template <class Class> Make warm_schedule(Params& p, const typename Class::Options& o) {
-  Make make = schedule<Class>(p, o);
-  if (p.problems.empty() && o.total_num_steps < o.warmup_num_steps)
-    p.warnings.push_back(str("scheduler.params.total_num_steps: ", o.total_num_steps, " is less than warmup_num_steps ",
-                             o.warmup_num_steps));
-  return make;
-}
-
-template <class O> void warmup(Params& p, O& o) {
+template <class O> void name_warmup(Params& p, O& o) {
   p("warmup_min_lr", &o.warmup_min_lr, least(0))("warmup_max_lr", &o.warmup_max_lr, least(0));
   p("warmup_num_steps", &o.warmup_num_steps, least(0))("warmup_type", &o.warmup_type);
 }
@@ -51,125 +54,90 @@ template <class O> void warmup(Params& p, O& o) {
 }  // namespace
 
 const std::vector<NamedType>& schedule_types() {
+  using namespace optim;
   static const std::vector<NamedType> types = {
-      {"WarmupLR", "up from warmup_min_lr to warmup_max_lr (null: the optimizer's lr), then constant",
-       [](Params& p) {
-         WarmupLR::Options o{};
-         warmup(p, o);
-         return schedule<WarmupLR>(p, o);
-       }},
-      {"WarmupDecayLR", "the same, then straight down to 0 at total_num_steps",
-       [](Params& p) {
-         WarmupDecayLR::Options o{};
-         p.required("total_num_steps", &o.total_num_steps, least(1));
-         warmup(p, o);
-         return warm_schedule<WarmupDecayLR>(p, o);
-       }},
-      {"WarmupCosineLR", "ratios of the optimizer's lr: up, then down a cosine to cos_min_ratio at total_num_steps",
-       [](Params& p) {
-         WarmupCosineLR::Options o{};
-         p.required("total_num_steps", &o.total_num_steps, least(1));
-         p("warmup_min_ratio", &o.warmup_min_ratio, between(0, 1));
-         p("warmup_num_steps", &o.warmup_num_steps, least(0));
-         p("cos_min_ratio", &o.cos_min_ratio, between(0, 1))("warmup_type", &o.warmup_type);
-         return warm_schedule<WarmupCosineLR>(p, o);
-       }},
-      {"LRRangeTest", "grows, to find a good rate",
-       [](Params& p) {
-         LRRangeTest::Options o{};
-         p("lr_range_test_min_lr", &o.lr_range_test_min_lr, positive());
-         p("lr_range_test_step_size", &o.lr_range_test_step_size, least(1));
-         p("lr_range_test_step_rate", &o.lr_range_test_step_rate, least(0));
-         p("lr_range_test_staircase", &o.lr_range_test_staircase);
-         return schedule<LRRangeTest>(p, o);
-       }},
-      {"OneCycle", "up, down, then decay; momentum goes the other way",
-       [](Params& p) {
-         OneCycle::Options o{};
-         p.required("cycle_min_lr", &o.cycle_min_lr, least(0)).required("cycle_max_lr", &o.cycle_max_lr, least(0));
-         p("decay_lr_rate", &o.decay_lr_rate, least(0));
-         p("cycle_first_step_size", &o.cycle_first_step_size, least(1));
-         p("cycle_second_step_size", &o.cycle_second_step_size, least(1));
-         p("decay_step_size", &o.decay_step_size, least(0))("cycle_momentum", &o.cycle_momentum);
-         p("cycle_min_mom", &o.cycle_min_mom, between(0, 1))("cycle_max_mom", &o.cycle_max_mom, between(0, 1));
-         p("decay_mom_rate", &o.decay_mom_rate, least(0));
-         for (const char* stairs : {"cycle_first_stair_count", "cycle_second_stair_count"})
-           p.without_effect(stairs, {}, "DeepSpeed does not use it either");
-         return schedule<OneCycle>(p, o);
-       }},
-      {"StepLR", "lr * gamma ^ floor(step / step_size)",
-       [](Params& p) {
-         StepLR::Options o{};
-         p.required("step_size", &o.step_size, least(1))("gamma", &o.gamma);
-         return schedule<StepLR>(p, o);
-       }},
-      {"MultiStepLR", "lr * gamma ^ (milestones passed)",
-       [](Params& p) {
-         MultiStepLR::Options o{};
-         p.required("milestones", &o.milestones, least(0))("gamma", &o.gamma);
-         return schedule<MultiStepLR>(p, o);
-       }},
-      {"ExponentialLR", "lr * gamma ^ step",
-       [](Params& p) {
-         ExponentialLR::Options o{};
-         p.required("gamma", &o.gamma);
-         return schedule<ExponentialLR>(p, o);
-       }},
-      {"CosineAnnealingLR", "a cosine from lr to eta_min over T_max steps",
-       [](Params& p) {
-         CosineAnnealingLR::Options o{};
-         p.required("T_max", &o.T_max, least(1))("eta_min", &o.eta_min, least(0));
-         return schedule<CosineAnnealingLR>(p, o);
-       }},
-      {"CosineAnnealingWarmRestarts", "the same over T_0 steps, again over T_0 T_mult, ...",
-       [](Params& p) {
-         CosineAnnealingWarmRestarts::Options o{};
-         p.required("T_0", &o.T_0, least(1))("T_mult", &o.T_mult, least(1))("eta_min", &o.eta_min, least(0));
-         return schedule<CosineAnnealingWarmRestarts>(p, o);
-       }},
-      {"LinearLR", "a factor that goes from start_factor to end_factor",
-       [](Params& p) {
-         LinearLR::Options o{};
-         p("start_factor", &o.start_factor)("end_factor", &o.end_factor)("total_iters", &o.total_iters, least(1));
-         return schedule<LinearLR>(p, o);
-       }},
-      {"ConstantLR", "lr * factor until total_iters, then lr",
-       [](Params& p) {
-         ConstantLR::Options o{};
-         p("factor", &o.factor)("total_iters", &o.total_iters, least(1));
-         return schedule<ConstantLR>(p, o);
-       }},
-      {"PolynomialLR", "lr * (1 - step / total_iters) ^ power",
-       [](Params& p) {
-         PolynomialLR::Options o{};
-         p("total_iters", &o.total_iters, least(1))("power", &o.power);
-         return schedule<PolynomialLR>(p, o);
-       }},
-      {"OneCycleLR", "PyTorch's: up to max_lr, down far below the start",
-       [](Params& p) {
-         OneCycleLR::Options o{};
-         p.required("max_lr", &o.max_lr, least(0)).required("total_steps", &o.total_steps, least(1));
-         p("pct_start", &o.pct_start, between(0, 1));
-         p("anneal_strategy", &o.anneal_strategy, words({"cos", "linear"}))("cycle_momentum", &o.cycle_momentum);
-         p("base_momentum", &o.base_momentum, between(0, 1))("max_momentum", &o.max_momentum, between(0, 1));
-         p("div_factor", &o.div_factor, positive())("final_div_factor", &o.final_div_factor, positive());
-         p("three_phase", &o.three_phase);
-         return schedule<OneCycleLR>(p, o);
-       }},
-      {"ReduceLROnPlateau",
-       "cut by factor when the metric given to the engine's step() has not improved for patience steps",
-       [](Params& p) {
-         ReduceLROnPlateau::Options o{};
-         p("mode", &o.mode, words({"min", "max"}))("factor", &o.factor)("patience", &o.patience, least(0));
-         p("threshold", &o.threshold)("threshold_mode", &o.threshold_mode, words({"rel", "abs"}));
-         p("cooldown", &o.cooldown, least(0))("min_lr", &o.min_lr, least(0))("eps", &o.eps, least(0));
-         return schedule<ReduceLROnPlateau>(p, o);
-       }},
+      schedule<WarmupLR>("WarmupLR", "up from warmup_min_lr to warmup_max_lr (null: the optimizer's lr), then constant",
+                         [](Params& p, auto& o) { name_warmup(p, o); }),
+      schedule<WarmupDecayLR>("WarmupDecayLR", "the same, then straight down to 0 at total_num_steps",
+                              [](Params& p, auto& o) {
+                                p.required("total_num_steps", &o.total_num_steps, least(1));
+                                name_warmup(p, o);
+                              }),
+      schedule<WarmupCosineLR>(
+          "WarmupCosineLR", "ratios of the optimizer's lr: up, then down a cosine to cos_min_ratio at total_num_steps",
+          [](Params& p, auto& o) {
+            p.required("total_num_steps", &o.total_num_steps, least(1));
+            p("warmup_min_ratio", &o.warmup_min_ratio, between(0, 1));
+            p("warmup_num_steps", &o.warmup_num_steps, least(0));
+            p("cos_min_ratio", &o.cos_min_ratio, between(0, 1))("warmup_type", &o.warmup_type);
+          }),
+      schedule<LRRangeTest>("LRRangeTest", "grows, to find a good rate",
+                            [](Params& p, auto& o) {
+                              p("lr_range_test_min_lr", &o.lr_range_test_min_lr, positive());
+                              p("lr_range_test_step_size", &o.lr_range_test_step_size, least(1));
+                              p("lr_range_test_step_rate", &o.lr_range_test_step_rate, least(0));
+                              p("lr_range_test_staircase", &o.lr_range_test_staircase);
+                            }),
+      schedule<OneCycle>(
+          "OneCycle", "up, down, then decay; momentum goes the other way",
+          [](Params& p, auto& o) {
+            p.required("cycle_min_lr", &o.cycle_min_lr, least(0)).required("cycle_max_lr", &o.cycle_max_lr, least(0));
+            p("decay_lr_rate", &o.decay_lr_rate, least(0));
+            p("cycle_first_step_size", &o.cycle_first_step_size, least(1));
+            p("cycle_second_step_size", &o.cycle_second_step_size, least(1));
+            p("decay_step_size", &o.decay_step_size, least(0))("cycle_momentum", &o.cycle_momentum);
+            p("cycle_min_mom", &o.cycle_min_mom, between(0, 1))("cycle_max_mom", &o.cycle_max_mom, between(0, 1));
+            p("decay_mom_rate", &o.decay_mom_rate, least(0));
+            for (const char* stairs : {"cycle_first_stair_count", "cycle_second_stair_count"})
+              p.without_effect(stairs, {}, "DeepSpeed does not use it either");
+          }),
+      schedule<StepLR>("StepLR", "lr * gamma ^ floor(step / step_size)",
+                       [](Params& p, auto& o) { p.required("step_size", &o.step_size, least(1))("gamma", &o.gamma); }),
+      schedule<MultiStepLR>(
+          "MultiStepLR", "lr * gamma ^ (milestones passed)",
+          [](Params& p, auto& o) { p.required("milestones", &o.milestones, least(0))("gamma", &o.gamma); }),
+      schedule<ExponentialLR>("ExponentialLR", "lr * gamma ^ step",
+                              [](Params& p, auto& o) { p.required("gamma", &o.gamma); }),
+      schedule<CosineAnnealingLR>(
+          "CosineAnnealingLR", "a cosine from lr to eta_min over T_max steps",
+          [](Params& p, auto& o) { p.required("T_max", &o.T_max, least(1))("eta_min", &o.eta_min, least(0)); }),
+      schedule<CosineAnnealingWarmRestarts>(
+          "CosineAnnealingWarmRestarts", "the same over T_0 steps, again over T_0 T_mult, ...",
+          [](Params& p, auto& o) {
+            p.required("T_0", &o.T_0, least(1))("T_mult", &o.T_mult, least(1))("eta_min", &o.eta_min, least(0));
+          }),
+      schedule<LinearLR>("LinearLR", "a factor that goes from start_factor to end_factor",
+                         [](Params& p, auto& o) {
+                           p("start_factor", &o.start_factor)("end_factor", &o.end_factor)("total_iters",
+                                                                                           &o.total_iters, least(1));
+                         }),
+      schedule<ConstantLR>("ConstantLR", "lr * factor until total_iters, then lr",
+                           [](Params& p, auto& o) { p("factor", &o.factor)("total_iters", &o.total_iters, least(1)); }),
+      schedule<PolynomialLR>("PolynomialLR", "lr * (1 - step / total_iters) ^ power",
+                             [](Params& p, auto& o) { p("total_iters", &o.total_iters, least(1))("power", &o.power); }),
+      schedule<OneCycleLR>(
+          "OneCycleLR", "PyTorch's: up to max_lr, down far below the start",
+          [](Params& p, auto& o) {
+            p.required("max_lr", &o.max_lr, least(0)).required("total_steps", &o.total_steps, least(1));
+            p("pct_start", &o.pct_start, between(0, 1));
+            p("anneal_strategy", &o.anneal_strategy, words({"cos", "linear"}))("cycle_momentum", &o.cycle_momentum);
+            p("base_momentum", &o.base_momentum, between(0, 1))("max_momentum", &o.max_momentum, between(0, 1));
+            p("div_factor", &o.div_factor, positive())("final_div_factor", &o.final_div_factor, positive());
+            p("three_phase", &o.three_phase);
+          }),
+      schedule<ReduceLROnPlateau>(
+          "ReduceLROnPlateau",
+          "cut by factor when the metric given to the engine's step() has not improved for patience steps",
+          [](Params& p, auto& o) {
+            p("mode", &o.mode, words({"min", "max"}))("factor", &o.factor)("patience", &o.patience, least(0));
+            p("threshold", &o.threshold)("threshold_mode", &o.threshold_mode, words({"rel", "abs"}));
+            p("cooldown", &o.cooldown, least(0))("min_lr", &o.min_lr, least(0))("eps", &o.eps, least(0));
+          }),
   };
   return types;
 }
 
-std::unique_ptr<Schedule> make_schedule(const Config& config, Optimizer& optimizer) {
+std::unique_ptr<optim::Schedule> make_schedule(const Config& config, optim::Optimizer& optimizer) {
   if (config.scheduler.type.empty()) return nullptr;
   return std::get<MakeSchedule>(read_named(Kind::schedule, config.scheduler))(optimizer);
 }
