@@ -30,7 +30,6 @@
 #include "engine/config.h"
 #include "engine/engine.h"
 #include "engine/plan.h"
-#include "engine/plan_parts.h"
 #include "nn/nn.h"
 #include "optim/clip.h"
 #include "optim/loss_scaler.h"

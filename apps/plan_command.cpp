@@ -5,7 +5,7 @@
 #include <iostream>
 
 #include "apps/commands.h"
-#include "engine/plan_parts.h"
+#include "engine/plan.h"
 #include "tensor/check.h"
 #include "tensor/quantity.h"
 #include "tensor/suggest.h"

@@ -1,8 +1,8 @@
 #pragma once
 // Files: read with a limit, map, and write so that the old or the new content is there at every instant.
-// Everything in data/ that touches a disk goes through here, so that tests can make the k-th operation fail.
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,6 +11,8 @@
 namespace lockstep::data {
 
 using Bytes = std::span<const std::byte>;
+class FileCalls;
+class NewFile;
 
 /// Views the characters of a string as bytes.
 inline Bytes as_bytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
@@ -54,16 +56,10 @@ void remove_leftovers(const std::string& path);
 /// processes of this machine left for the same path are removed first.
 void write_atomically(const std::string& path, const std::vector<Bytes>& chunks);
 void write_atomically(const std::string& path, std::string_view text);
+/// The same for content that `write` appends piece by piece.
+void write_atomically(const std::string& path, const std::function<void(NewFile& file)>& write);
 
-/// For tests: what happens to a file operation of this process (open, write, fsync, close, rename in write_atomically).
-struct FileFault {
-  int error = 0;             ///< errno to report, such as ENOSPC or EIO
-  bool short_write = false;  ///< a write stops half way and reports so, which is no error
-  bool kill = false;         ///< the process ends at once, as by kill -9
-};
-/// The k-th operation from now (1 is the next) meets `fault`; 0 clears.
-void fail_file_operation(int64_t k, FileFault fault = {});
-/// Operations since the last fail_file_operation().
-int64_t file_operations();
+/// For tests: what write_atomically() calls from now on; nullptr: the system.
+void use_file_calls(FileCalls* calls);
 
 }  // namespace lockstep::data

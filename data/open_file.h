@@ -11,10 +11,10 @@
 
 namespace lockstep::data {
 
-[[noreturn]] inline void fail_system(const std::string& what, const std::string& path, const char* advice = "") {
+[[noreturn]] inline void fail_system(const std::string& what, const std::string& path) {
   const int error = errno;
   fail(str("[file] cannot ", what, " ", path, ": ", std::strerror(error),
-           error == ENOSPC ? " (free space, then save again)" : "", advice));
+           error == ENOSPC ? " (free space, then save again)" : ""));
 }
 
 struct Descriptor {

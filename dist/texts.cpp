@@ -6,13 +6,14 @@
 namespace lockstep::dist {
 namespace {
 
+Tensor counts(const std::vector<int64_t>& values) { return Tensor::from(values, {int64_t(values.size())}).to(cpu); }
 Tensor bytes_of(int64_t size) { return Tensor(Storage::allocate(size, cpu), 0, {size}, {1}, u8); }
 
 }  // namespace
 
 std::vector<std::string> gather_texts(const std::string& mine, ProcessGroup& group, const std::string& tag) {
-  const Tensor sizes = Tensor::from(std::vector<int64_t>(size_t(group.size())), {group.size()});
-  group.all_gather(sizes, Tensor::from({int64_t(mine.size())}), {.tag = tag + ", sizes"});
+  const Tensor sizes = counts(std::vector<int64_t>(size_t(group.size())));
+  group.all_gather(sizes, counts({int64_t(mine.size())}), {.tag = tag + ", sizes"});
   const std::vector<int64_t> size = sizes.to_vector<int64_t>();
   const int64_t longest = *std::max_element(size.begin(), size.end());
   std::vector<std::string> texts(size.size());
@@ -27,7 +28,7 @@ std::vector<std::string> gather_texts(const std::string& mine, ProcessGroup& gro
 }
 
 std::string broadcast_text(const std::string& text, int root, ProcessGroup& group, const std::string& tag) {
-  const Tensor size = Tensor::from({int64_t(text.size())});
+  const Tensor size = counts({int64_t(text.size())});
   group.broadcast(size, root, {.tag = tag + ", size"});
   const Tensor bytes = bytes_of(size.item<int64_t>());
   char* const at = static_cast<char*>(bytes.raw_data());

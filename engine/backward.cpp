@@ -115,6 +115,22 @@ void EngineBase::Impl::set_factor(double wanted) {
   factor = wanted;
 }
 
+Variable times_factor(const Variable& loss, double factor) {
+  return mul_scalar(size_of(loss.dtype()) < 4 ? loss.to(f32) : loss, factor);
+}
+
+void EngineBase::Impl::run_scaled(const Variable& loss_) {
+  scaled = true;
+  backward_start = Clock::now();
+  try {
+    loss_.backward();
+  } catch (...) {
+    scaled = false;
+    throw;
+  }
+  scaled = false;
+}
+
 void EngineBase::Impl::backward(const Variable& loss_, int64_t tokens_) {
   check_open("backward");
   check_whole("backward");
@@ -126,19 +142,10 @@ void EngineBase::Impl::backward(const Variable& loss_, int64_t tokens_) {
   LOCKSTEP_CHECK(micros.empty() || (micros[0].tokens < 0) == (tokens_ < 0),
                  "[backward] expected all micro-batches of a step with a number of tokens, or all without; got both");
   set_factor(own_factor());
-  scaled = true;
   const int before = pending;
   const Tensor value = loss_.tensor();
-  backward_start = Clock::now();
   const double inner = times.inner;
-  try {
-    if (*factor == 1) loss_.backward();
-    else mul_scalar(size_of(loss_.dtype()) < 4 ? loss_.to(f32) : loss_, *factor).backward();
-  } catch (...) {
-    scaled = false;
-    throw;
-  }
-  scaled = false;
+  run_scaled(*factor == 1 ? loss_ : times_factor(loss_, *factor));
   LOCKSTEP_CHECK(
       pending == before + 1,
       "[backward] expected a loss that depends on the model's parameters, got one that does not: no gradient came");
@@ -185,7 +192,7 @@ Variable scale(const Variable& loss, const std::vector<EngineBase*>& engines) {
     engine->impl_->scaled = true;
     engine->impl_->backward_start = Clock::now();
   }
-  return mul_scalar(size_of(loss.dtype()) < 4 ? loss.to(f32) : loss, least);
+  return times_factor(loss, least);
 }
 
 void EngineBase::step(std::optional<double> metric) {

@@ -4,6 +4,8 @@
 //   train_batch ─▶ schedule: sums over this copy's micro-batches ─▶ ZeRO among the copies of the part ─▶ overflow?
 //   norm?
 //                  asked of all stages and slices (part.cpp) ─▶ clip, update ─▶ next learning rate
+#include <numeric>
+
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/split_backward.h"
@@ -100,10 +102,7 @@ void EngineBase::Impl::train_part(const pipeline::Data& data, std::optional<doub
   pipeline::Engine& stages = *part->engine;
   stages.set_step(uint64_t(global_steps));
   std::function<Variable(const Variable&)> scale;
-  if (wanted != 1)
-    scale = [wanted](const Variable& loss) {
-      return mul_scalar(size_of(loss.dtype()) < 4 ? loss.to(f32) : loss, wanted);
-    };
+  if (wanted != 1) scale = [wanted](const Variable& loss) { return times_factor(loss, wanted); };
   {
     struct Pause {  // sums of micro-batches are the schedule's
       explicit Pause(Impl& m) : m(m), zero(*m.zero) { m.paused = true; }
@@ -124,15 +123,8 @@ void EngineBase::Impl::train_part(const pipeline::Data& data, std::optional<doub
   // The sums become the gradient of one backward, as if the last micro-batch had it all: ZeRO adds up the copies.
   auto [roots, sums] = part->take_gradients();
   micro_steps += accumulation - 1;
-  scaled = true;
-  backward_start = Clock::now();
   const double reduced = times.inner;
-  try {
-    joined(roots, std::move(sums)).backward();
-  } catch (...) {
-    scaled = false;
-    throw;
-  }
+  run_scaled(joined(roots, std::move(sums)));
   times.inner = reduced;
   times.reduce += milliseconds_since(backward_start);
   step(metric);
@@ -159,7 +151,7 @@ double EngineBase::train_batch(std::optional<double> metric) {
   if (!m.batches) {
     m.loader->load_state(m.loader->state());  // a loop that was left early goes on
     m.batches.emplace(*m.loader);
-    m.to_device.emplace(device());
+    m.to_device.emplace(m.model.parameters().at(0).device());
   }
   return train_batch(
       [&m](int64_t) {
@@ -172,9 +164,7 @@ double EngineBase::train_batch(std::optional<double> metric) {
 double EngineBase::eval_batch(const pipeline::Data& data, int micro_batches) {
   LOCKSTEP_CHECK(micro_batches >= 0, "[eval_batch] expected 0 micro-batches or more, got ", micro_batches);
   const std::vector<double> losses = eval_batches(data, micro_batches > 0 ? micro_batches : int(impl_->accumulation));
-  double sum = 0;
-  for (const double loss : losses) sum += loss;
-  return sum / double(losses.size());
+  return std::accumulate(losses.begin(), losses.end(), 0.) / double(losses.size());
 }
 
 std::vector<double> EngineBase::eval_batches(const pipeline::Data& data, int micro_batches,

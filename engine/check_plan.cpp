@@ -1,13 +1,14 @@
 #include "engine/check_plan.h"
 
-#include <algorithm>
+#include <fmt/format.h>
 
+#include "engine/config_table.h"
 #include "tensor/check.h"
 
 namespace lockstep::engine {
 
-bool is_one_bit(std::string name) {
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+bool is_one_bit(const std::string& optimizer) {
+  const std::string name = lower(optimizer);
   return name.starts_with("onebit") || name == "zerooneadam";
 }
 
@@ -24,9 +25,9 @@ std::vector<std::string> one_bit_reasons(const Config& c, const parallel::Plan& 
          str("needs all of the model on every rank, ", to_string(plan), " cuts it; leave pp and tp out"));
   refuse(plan.ep > 1, str("sums those of all ranks, which have other experts with ep", plan.ep, "; leave ep out"));
   refuse(stage != 0, str("needs stage 0, zero_optimization.stage is ", stage, "; leave zero_optimization out"));
-  refuse(z.offload_optimizer.device != "none",
+  refuse(z.offload_optimizer.device != zero::Offload::none,
          str("keeps its state with the parameters, zero_optimization.offload_optimizer.device is ",
-             z.offload_optimizer.device, "; leave it out"));
+             name_of(z.offload_optimizer.device), "; leave it out"));
   refuse(c.ema.decay > 0,
          "has other parameters on every rank between exchanges, of which ema.decay would keep averages; "
          "leave ema out");
@@ -86,14 +87,12 @@ void check_plan(const Config& c, const parallel::Plan& plan, const parallel::Pla
                 const std::string& optimizer) {
   const std::vector<std::string> reasons = reasons_against(c, plan, sizes, optimizer);
   if (reasons.empty()) return;
-  std::string text;
-  for (const std::string& reason : reasons) text += (text.empty() ? "" : "; ") + reason;
   const int ranks = int(sizes.ranks > 0 ? sizes.ranks : plan.ranks());
   parallel::Plan whole{.dp = std::max(1, ranks / plan.cp), .cp = plan.cp, .zero = plan.zero};
   std::unique_ptr<parallel::Plan> near = parallel::nearest_plan(plan, sizes);
   if (near && !reasons_against(c, *near, sizes, optimizer).empty()) near.reset();
   if (!near && reasons_against(c, whole, sizes, optimizer).empty()) near = std::make_unique<parallel::Plan>(whole);
-  fail(str("[plan] ", to_string(plan), " cannot be with ", c.origin, ": ", text,
+  fail(str("[plan] ", to_string(plan), " cannot be with ", c.origin, ": ", fmt::format("{}", fmt::join(reasons, "; ")),
            near ? ". The nearest plan that can: " + to_string(*near)
                 : ". No plan of these ranks can with this configuration"));
 }

@@ -17,7 +17,7 @@ void check_plan(const Config& config, const parallel::Plan& plan, const parallel
                 const std::string& optimizer = "");
 
 /// Whether it moves gradients between ranks itself: "OneBitAdam" of the library and "onebitadam" of the files are one.
-bool is_one_bit(std::string optimizer);
+bool is_one_bit(const std::string& optimizer);
 /// What of reasons_against() is against such an optimizer, for who knows no ranks yet; and what it ignores.
 std::vector<std::string> one_bit_reasons(const Config& config, const parallel::Plan& plan,
                                          const std::string& optimizer = "");

@@ -1,7 +1,8 @@
 #include "engine/comms_logger.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 
 #include "dist/job.h"
@@ -21,7 +22,7 @@ Parsed parse(const std::string& call) {
   const size_t at = call.find(" x ");
   if (at == std::string::npos) return p;
   const size_t name = call.rfind(' ', at - 1) + 1;
-  const std::string dtype = call.substr(name, at - name);
+  const std::string dtype = call.substr(name, at - name);  // or a word of a tag
   for (const DType d : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean})
     if (name_of(d) == dtype) p.bytes = std::atoll(call.c_str() + at + 3) * size_of(d);
   return p;
@@ -51,13 +52,10 @@ struct CommsLogger::State {
       seconds[{p.collective, p.bytes}].push_back(time);
     }
     if (!config.verbose) return;
-    char line[256];
     const double algorithm = time > 0 ? double(p.bytes) / time * 1e-9 : 0;
-    std::snprintf(line, sizeof line,
-                  "comm op: %s | time (ms): %.3f | msg size: %lld | algbw (GB/s): %.3f | busbw (GB/s): %.3f",
-                  p.collective.c_str(), time * 1e3, static_cast<long long>(p.bytes), algorithm,
-                  algorithm * bus_factor(p.collective, ranks));
-    log(config.debug ? line + (" | " + entry.call) : line);
+    log(fmt::format("comm op: {} | time (ms): {:.3f} | msg size: {} | algbw (GB/s): {:.3f} | busbw (GB/s): {:.3f}{}",
+                    p.collective, time * 1e3, p.bytes, algorithm, algorithm * bus_factor(p.collective, ranks),
+                    config.debug ? " | " + entry.call : ""));
   }
 };
 
@@ -105,10 +103,9 @@ std::string CommsLogger::summary(bool show_straggler) {
     group_.all_reduce(shortest, {.op = dist::ReduceOp::min, .tag = "comms_logger times"});
     least = shortest.to_vector<double>();
   }
-  char line[256];
-  std::snprintf(line, sizeof line, "%-16s%14s%8s%14s%14s%14s%14s%14s\n", "comm op", "bytes", "count", "total (ms)",
-                "avg (ms)", "algbw (GB/s)", "busbw (GB/s)", show_straggler ? "waited (ms)" : "");
-  std::string text = line;
+  std::string text =
+      fmt::format("{:<16}{:>14}{:>8}{:>14}{:>14}{:>14}{:>14}{:>14}\n", "comm op", "bytes", "count", "total (ms)",
+                  "avg (ms)", "algbw (GB/s)", "busbw (GB/s)", show_straggler ? "waited (ms)" : "");
   size_t at = 0;
   for (const auto& [call, seconds] : rows) {
     double total = 0, waited = 0;
@@ -117,12 +114,10 @@ std::string CommsLogger::summary(bool show_straggler) {
       waited += s - least[at++];
     }
     const double mean = total / double(seconds.size()), algorithm = mean > 0 ? double(call.second) / mean * 1e-9 : 0;
-    char wait[32] = "";
-    if (show_straggler) std::snprintf(wait, sizeof wait, same ? "%.3f" : "-", waited * 1e3);
-    std::snprintf(line, sizeof line, "%-16s%14lld%8zu%14.3f%14.3f%14.3f%14.3f%14s\n", call.first.c_str(),
-                  static_cast<long long>(call.second), seconds.size(), total * 1e3, mean * 1e3, algorithm,
-                  algorithm * bus_factor(call.first, group_.size()), wait);
-    text += line;
+    const std::string wait = !show_straggler ? "" : same ? fmt::format("{:.3f}", waited * 1e3) : "-";
+    text += fmt::format("{:<16}{:>14}{:>8}{:>14.3f}{:>14.3f}{:>14.3f}{:>14.3f}{:>14}\n", call.first, call.second,
+                        seconds.size(), total * 1e3, mean * 1e3, algorithm,
+                        algorithm * bus_factor(call.first, group_.size()), wait);
   }
   return text;
 }

@@ -1,7 +1,11 @@
 #include "engine/config.h"
 
-#include <algorithm>
+#include <sodium.h>
 
+#include <algorithm>
+#include <filesystem>
+
+#include "data/files.h"
 #include "engine/config_table.h"
 #include "tensor/check.h"
 #include "tensor/suggest.h"
@@ -12,31 +16,134 @@ using data::Json;
 
 namespace {
 
-template <class T> void put(T& to, const Json& value) {
-  if constexpr (std::is_same_v<T, bool>) to = value.as_bool();
-  else if constexpr (std::is_same_v<T, int64_t>) to = value.as_int();
-  else if constexpr (std::is_same_v<T, double>) to = value.as_number();
-  else if constexpr (std::is_same_v<T, std::string>) to = value.is_null() ? "" : value.as_string();
-  else to = value;
-}
-template <class T> void put(std::optional<T>& to, const Json& value) {
-  if (value.is_null()) to.reset();
-  else put(to.emplace(), value);
-}
-void put(std::vector<std::string>& to, const Json& value) {
-  to.clear();
-  for (const Json& item : value.as_array()) to.push_back(item.as_string());
+// --- from a file, JSON text or base64 to JSON as JSON has it ---
+
+constexpr int64_t most_bytes = 1 << 20;
+
+bool is_word(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+std::string place(std::string_view text, size_t at, const std::string& origin) {
+  const std::string_view before = text.substr(0, at);
+  return str(origin, ":", 1 + std::count(before.begin(), before.end(), '\n'), ":", at - (before.rfind('\n') + 1) + 1);
 }
 
-/// What a value of the type that a slot holds looks like, and whether null is one.
-struct Shape {
-  Json sample;
-  bool nullable;
-};
-template <class T> Shape shape_of(const T& value) { return {Json(value), false}; }
-template <class T> Shape shape_of(const std::optional<T>&) { return {Json(T{}), true}; }
-Shape shape_of(const std::vector<std::string>&) { return {Json(Json::Array{}), false}; }
-Shape shape_of(const std::string& value) { return {Json(""), value.empty()}; }  // an empty path may be null
+/// Where the string that begins at `at` ends: behind its closing quote, or at the end of a text that lacks it.
+size_t end_of_string(std::string_view text, size_t at) {
+  for (++at; at < text.size() && text[at] != '"'; ++at)
+    if (text[at] == '\\') ++at;
+  return std::min(at + 1, text.size());
+}
+
+/// The bytes that base64 stands for, in either alphabet; "" when it is none.
+std::string from_base64(const std::string& text) {
+  for (const int variant : {sodium_base64_VARIANT_ORIGINAL_NO_PADDING, sodium_base64_VARIANT_URLSAFE_NO_PADDING}) {
+    const size_t size = std::min(text.find('='), text.size());
+    std::string bytes(size, '\0');
+    size_t length = 0;
+    if (sodium_base642bin(reinterpret_cast<unsigned char*>(bytes.data()), bytes.size(), text.data(), size, "\n\r ",
+                          &length, nullptr, variant) == 0)
+      return bytes.substr(0, length);
+  }
+  return "";
+}
+
+/// Whether it begins like a config: with '{', behind blanks and comments.
+bool looks_like_json(std::string_view text) {
+  const size_t at = text.find_first_not_of(" \t\r\n");
+  return at != text.npos && (text[at] == '{' || text[at] == '/' || text[at] == '#') && text.find('{') != text.npos;
+}
+
+/// Text of a config, blanked where JSON would not have it: comments and trailing commas.
+std::string plain_json(std::string_view text, const std::string& origin) {
+  std::string out(text);
+  const auto blank = [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i)
+      if (out[i] != '\n') out[i] = ' ';
+  };
+  size_t comma = text.npos;  // the last thing that was no blank and no comment, if it is a comma behind a value
+  char last = 0;
+  for (size_t i = 0; i < text.size();) {
+    const char c = text[i];
+    if (c == '"') {
+      i = end_of_string(text, i);
+      comma = text.npos, last = c;
+    } else if (c == '#' || text.substr(i, 2) == "//") {
+      const size_t end = std::min(text.find('\n', i), text.size());
+      blank(i, end);
+      i = end;
+    } else if (text.substr(i, 2) == "/*") {
+      const size_t end = text.find("*/", i + 2);
+      LOCKSTEP_CHECK(end != text.npos, place(text, i, origin), ": this comment does not end");
+      blank(i, end + 2);
+      i = end + 2;
+    } else if (is_word(c)) {
+      size_t end = i;
+      while (end < text.size() && is_word(text[end])) ++end;
+      const std::string_view word = text.substr(i, end - i);
+      const bool inside_number = i > 0 && ((text[i - 1] >= '0' && text[i - 1] <= '9') || text[i - 1] == '.');  // 1e9
+      if (!inside_number && word != "true" && word != "false" && word != "null") {
+        const char* cure = word == "True"    ? "write true"
+                           : word == "False" ? "write false"
+                           : word == "None"  ? "write null"
+                           : word == "NaN" || word == "nan" || word == "Infinity" || word == "inf"
+                               ? "a config has finite numbers only"
+                               : "strings and names of keys stand in double quotes";
+        fail(str(place(text, i, origin), ": expected JSON, got ", word, "; ", cure));
+      }
+      i = end;
+      comma = text.npos, last = c;
+    } else {
+      if ((c == '}' || c == ']') && comma != text.npos) out[comma] = ' ';
+      if (!is_space(c)) {
+        comma = c == ',' && last != 0 && last != '{' && last != '[' && last != ',' && last != ':' ? i : text.npos;
+        last = c;
+      }
+      ++i;
+    }
+  }
+  return out;
+}
+
+/// The text of a source, and its name.
+std::pair<std::string, std::string> text_of(const std::string& source) {
+  std::error_code error;
+  const bool exists = std::filesystem::exists(source, error);  // false for what is too long for a name
+  if (looks_like_json(source) && !exists) return {source, "config"};
+  if (exists) {
+    LOCKSTEP_CHECK(!std::filesystem::is_directory(source, error), source,
+                   ": expected a configuration file, got a folder");
+    return {data::read_file(source, most_bytes), source};
+  }
+  const std::string decoded = from_base64(source);
+  LOCKSTEP_CHECK(looks_like_json(decoded), "expected a configuration file, JSON text or that in base64, got \"",
+                 source.substr(0, 80), source.size() > 80 ? "..." : "", "\", which is none of them");
+  return {decoded, "config in base64"};
+}
+
+/// The object that the text of a config is. Error with line and column.
+Json object_of(std::string_view text, const std::string& origin) {
+  Json json = data::parse_json(plain_json(text, origin), origin);
+  LOCKSTEP_CHECK(json.is_object(), origin, ": expected an object {...}, got ", json.kind());
+  return json;
+}
+
+// --- keys ---
+
+/// Whether the file asks for nothing: false, null, 0 or less, "none", an empty list or object, or one that is not
+/// "enabled".
+bool asks_for_nothing(const Json& value) {
+  if (value.is_null() || (value.is_bool() && !value.as_bool()) || (value.is_number() && value.as_number() <= 0))
+    return true;
+  if (value.is_string()) return lower(value.as_string()) == "none" || value.as_string().empty();
+  if (value.is_array()) return value.as_array().empty();
+  if (!value.is_object()) return false;
+  const Json* enabled = value.find("enabled");
+  if (enabled) return enabled->is_bool() && !enabled->as_bool();
+  for (const auto& [name, member] : value.as_object())
+    if (!asks_for_nothing(member)) return false;
+  return true;
+}
 
 class Reader {
  public:
@@ -114,22 +221,16 @@ class Reader {
       config_.given.erase(key.path);
       return;
     }
-    std::visit(
-        [&](auto* slot) {
-          const Shape shape = shape_of(*slot);
-          const bool never = key.range.inf_is_null && value.is_string() && value.as_string() == "inf";
-          const auto good = coerced(never ? Json() : value, shape.sample, key.range, shape.nullable);
-          if (good) return put(*slot, *good);
-          std::string cure;
-          if (automatic)
-            cure = str(", which Hugging Face's Trainer fills in; write the value",
-                       key.fallback.is_null() || key.fallback == Json("")
-                           ? ""
-                           : ", such as " + shown(key.fallback) + " (the default)");
-          else if (!key.range.words.empty() && value.is_string()) cure = suggestion(value.as_string(), key.range.words);
-          problems.push_back(str(as, ": expected ", expected(key), ", got ", shown(value), cure));
-        },
-        key.slot(config_));
+    const bool never = key.range.inf_is_null && value.is_string() && value.as_string() == "inf";
+    if (assign(key.slot(config_), never ? Json() : value, key.range)) return;
+    std::string cure;
+    if (automatic)
+      cure = str(", which Hugging Face's Trainer fills in; write the value",
+                 key.fallback.is_null() || key.fallback == Json("")
+                     ? ""
+                     : ", such as " + shown(key.fallback) + " (the default)");
+    else if (!key.range.words.empty() && value.is_string()) cure = suggestion(value.as_string(), key.range.words);
+    problems.push_back(str(as, ": expected ", expected(key), ", got ", shown(value), cure));
   }
 
   void rename(const Key& key, const Json& value, const std::string& as) {
@@ -153,8 +254,7 @@ class Reader {
 }  // namespace
 
 Config config_from_json(std::string_view text, const std::string& origin) {
-  const Json json = data::parse_json(plain_json(text, origin), origin);
-  LOCKSTEP_CHECK(json.is_object(), origin, ": expected an object {...}, got ", json.kind());
+  const Json json = object_of(text, origin);
   Config config;
   config.origin = origin;
   Reader reader(config);
@@ -162,6 +262,16 @@ Config config_from_json(std::string_view text, const std::string& origin) {
   check_values(config, reader.problems);
   fail_if_any(origin, reader.problems);
   return config;
+}
+
+Config read_config(const std::string& source) {
+  const auto [text, origin] = text_of(source);
+  return config_from_json(text, origin);
+}
+
+Json read_config_json(const std::string& source) {
+  const auto [text, origin] = text_of(source);
+  return object_of(text, origin);
 }
 
 }  // namespace lockstep::engine

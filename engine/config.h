@@ -48,22 +48,6 @@ struct Bf16Config {
   bool check_grad_overflow = true;  ///< a step with NaN or infinity is skipped
 };
 
-struct OffloadOptimizerConfig {
-  std::string device = "none";  ///< or "cpu", "nvme"
-  std::string nvme_path;
-  bool pin_memory = true;
-  int64_t buffer_count = 4;
-  bool pipeline_read = true, pipeline_write = true, fast_init = false;
-  double ratio = 1;  ///< of the optimizer's work that is done at the CPU
-};
-
-struct OffloadParamConfig {
-  std::string device = "none";
-  std::string nvme_path;
-  bool pin_memory = true;
-  int64_t buffer_count = 5, buffer_size = 100'000'000, max_in_cpu = 1'000'000'000;
-};
-
 /// Sizes count elements.
 struct ZeroConfig {
   int64_t stage = 0;
@@ -79,14 +63,8 @@ struct ZeroConfig {
   int64_t stage3_max_reuse_distance = 0;
   int64_t stage3_module_granularity_threshold = 0;
   bool stage3_gather_16bit_weights_on_model_save = false;
-  OffloadOptimizerConfig offload_optimizer;
-  OffloadParamConfig offload_param;
-};
-
-struct AioConfig {
-  int64_t block_size = 1 << 20;  ///< bytes
-  int64_t queue_depth = 8, thread_count = 1;
-  bool single_submit = false, overlap_events = true;
+  zero::OffloadOptimizer offload_optimizer;
+  zero::OffloadParam offload_param;
 };
 
 struct ActivationCheckpointingConfig {
@@ -153,8 +131,8 @@ struct Config {
   // train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * ranks; resolve() fills in what is
   // missing.
   std::optional<int64_t> train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps;
-  bool managed_gradient_accumulation =
-      true;  ///< false: step() is called at boundaries only, and the caller knows where these are
+  /// false: step() is called at boundaries only, and the caller knows where these are
+  bool managed_gradient_accumulation = true;
 
   NamedConfig optimizer, scheduler;
   EmaConfig ema;
@@ -167,7 +145,7 @@ struct Config {
   Bf16Config bf16;
   DataTypesConfig data_types;
   ZeroConfig zero_optimization;
-  AioConfig aio;
+  zero::AioOptions aio;
   ActivationCheckpointingConfig activation_checkpointing;
   CheckpointConfig checkpoint;
   PipelineConfig pipeline;

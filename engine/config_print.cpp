@@ -1,7 +1,9 @@
 // A config as text, as JSON, and docs/config.md.
+#include <fmt/format.h>
+
 #include <algorithm>
 
-#include "engine/config_table.h"
+#include "engine/params.h"
 #include "tensor/check.h"
 
 namespace lockstep::engine {
@@ -59,27 +61,23 @@ std::string brief(const Json& value) {
   return "`" + shown(value) + "`";
 }
 
-void put_at(Json& root, const std::string& path, const Json& value) {
-  Json* at = &root;
-  for (size_t begin = 0; begin <= path.size();) {
-    const size_t end = std::min(path.find('.', begin), path.size());
-    at = &(*at)[path.substr(begin, end - begin)];
-    begin = end + 1;
-  }
-  *at = value;
+Json& at_path(Json& root, const std::string& path) {
+  const size_t dot = path.find('.');
+  Json& member = root[path.substr(0, dot)];
+  return dot == path.npos ? member : at_path(member, path.substr(dot + 1));
 }
 
-void add_types(std::string& out, const std::string& title, Kind kind) {
+void add_types(std::string& out, const std::string& title, const std::vector<NamedType>& types) {
   out += "\n## " + title + "\n\n| type | | params, with their defaults | |\n|---|---|---|---|\n";
-  for (const TypeInfo& type : types_of(kind)) {
+  for (const NamedType& type : types) {
     std::string working, idle;
-    for (const ParamInfo& p : type.params) {
+    for (const ParamInfo& p : defaults_of(type)) {
       const std::string text =
           "`" + p.name + "`" + (p.value == Json("required") ? " (required)" : " " + shown(p.value));
       std::string& list = p.doc.empty() ? working : idle;
       list += (list.empty() ? "" : ", ") + (p.doc.empty() ? text : "`" + p.name + "`");
     }
-    out += "| `" + type.type + "` | " + cell(type.doc) + " | " + cell(working) + " | " +
+    out += "| `" + type.name + "` | " + cell(type.doc) + " | " + cell(working) + " | " +
            (idle.empty() ? "" : "without effect: " + idle) + " |\n";
   }
 }
@@ -104,21 +102,17 @@ std::string to_text(const Config& config) {
     value_width = std::max(value_width, std::min<size_t>(line.value.size(), 30));
   }
   std::string out;
-  for (const Line& line : lines) {
-    const auto pad = [](const std::string& text, size_t to) {
-      return text + std::string(text.size() < to ? to - text.size() : 0, ' ');
-    };
-    out += pad(line.key, width) + "  " + pad(line.value, value_width) + "  " + line.mark + "\n";
-  }
+  for (const Line& line : lines)
+    out += fmt::format("{:<{}}  {:<{}}  {}\n", line.key, width, line.value, value_width, line.mark);
   return out;
 }
 
 Json to_json(const Config& config) {
   Json root = Json::Object();
   for (const Key& key : config_keys()) {
-    if (key.status == Status::works) put_at(root, key.path, value_of(key, config));
+    if (key.status == Status::works) at_path(root, key.path) = value_of(key, config);
     else if (const auto found = config.inert.find(key.path); found != config.inert.end())
-      put_at(root, key.path, found->second);
+      at_path(root, key.path) = found->second;
   }
   for (const char* name : {"optimizer", "scheduler"}) {
     Json& section = root[name];
@@ -150,8 +144,8 @@ what to write.
            brief(key.fallback) + (key.theirs.empty() ? "" : " (DeepSpeed: " + key.theirs + ")") + " | " +
            cell(key.doc) + " |\n";
   }
-  add_types(out, "Optimizers", Kind::optimizer);
-  add_types(out, "Schedules", Kind::schedule);
+  add_types(out, "Optimizers", optimizer_types());
+  add_types(out, "Schedules", schedule_types());
   const auto list = [&](const char* title, const char* text, Status status, auto&& last) {
     out += str("\n## ", title, "\n\n", text, "\n\n");
     for (const Key& key : config_keys())

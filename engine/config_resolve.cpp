@@ -1,7 +1,10 @@
-// What a config must be as a whole: keys that go together, and the batch sizes of a number of ranks.
+// What a config must be as a whole: keys that go together, and the batch sizes of a number of ranks. And what it asks
+// for, as options of the library.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 
 #include "engine/check_plan.h"
 #include "engine/config_table.h"
@@ -12,10 +15,10 @@ namespace lockstep::engine {
 
 namespace {
 
-/// Three batch sizes that fit: train = micro * accumulation * ranks.
-struct Batch {
-  int64_t train, micro, accumulation;
-};
+/// Three batch sizes that fit, train = micro * accumulation * ranks, in the order of their keys.
+using Batch = std::array<int64_t, 3>;
+constexpr const char* batch_keys[] = {"train_batch_size", "train_micro_batch_size_per_gpu",
+                                      "gradient_accumulation_steps"};
 
 /// a * b * c, or nothing when that is beyond any batch.
 std::optional<int64_t> product(int64_t a, int64_t b, int64_t c) {
@@ -25,8 +28,9 @@ std::optional<int64_t> product(int64_t a, int64_t b, int64_t c) {
 
 /// What could be written instead, the least change first: few keys, and little.
 std::vector<std::string> fixes(const Config& c, int64_t ranks) {
-  const auto &train = c.train_batch_size, &micro = c.train_micro_batch_size_per_gpu,
-             &accumulation = c.gradient_accumulation_steps;
+  const std::array<std::optional<int64_t>, 3> given = {c.train_batch_size, c.train_micro_batch_size_per_gpu,
+                                                       c.gradient_accumulation_steps};
+  const auto& [train, micro, accumulation] = given;
   std::vector<Batch> found;
   const auto add = [&](int64_t m, int64_t a) {
     if (m >= 1 && a >= 1 && product(m, a, ranks)) found.push_back({m * a * ranks, m, a});
@@ -45,29 +49,21 @@ std::vector<std::string> fixes(const Config& c, int64_t ranks) {
         if (near % d == 0) add(d, near / d), add(near / d, d);
     }
   }
-  const auto changes = [&](const Batch& b) {
-    return int(train && b.train != *train) + int(micro && b.micro != *micro) +
-           int(accumulation && b.accumulation != *accumulation);
+  const auto changes = [&](const Batch& b) {  // how many, and how large
+    std::pair<int, double> all{0, 0};
+    for (size_t i = 0; i < b.size(); ++i) {
+      if (!given[i]) continue;
+      all.first += b[i] != *given[i];
+      all.second += (i == 0 ? 1.1 : 1) * std::abs(std::log(double(b[i]) / double(*given[i])));
+    }
+    return all;  // results depend on the first key most
   };
-  const auto distance = [&](const Batch& b) {
-    const auto steps = [](const std::optional<int64_t>& given, int64_t now) {
-      return given ? std::abs(std::log(double(now) / double(*given))) : 0;
-    };
-    return 1.1 * steps(train, b.train) + steps(micro, b.micro) +
-           steps(accumulation, b.accumulation);  // results depend on the first most
-  };
-  std::stable_sort(found.begin(), found.end(), [&](const Batch& x, const Batch& y) {
-    return std::pair(changes(x), distance(x)) < std::pair(changes(y), distance(y));
-  });
+  std::stable_sort(found.begin(), found.end(), [&](const Batch& x, const Batch& y) { return changes(x) < changes(y); });
   std::vector<std::string> texts;
   for (const Batch& b : found) {
     std::string text;
-    const auto say = [&](const char* key, const std::optional<int64_t>& given, int64_t now) {
-      if (given && now != *given) text += (text.empty() ? "" : " and ") + str("\"", key, "\": ", now);
-    };
-    say("train_batch_size", train, b.train);
-    say("train_micro_batch_size_per_gpu", micro, b.micro);
-    say("gradient_accumulation_steps", accumulation, b.accumulation);
+    for (size_t i = 0; i < b.size(); ++i)
+      if (given[i] && b[i] != *given[i]) text += str(text.empty() ? "" : " and ", "\"", batch_keys[i], "\": ", b[i]);
     if (!text.empty() && std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(text);
     if (texts.size() == 3) break;
   }
@@ -118,25 +114,26 @@ void check_together(const Config& c, std::vector<std::string>& problems, std::ve
                 c.fp16.min_loss_scale));
   }
 
-  const auto offload = [&](const std::string& name, const std::string& device, const std::string& path) {
-    require(device != "nvme" || !path.empty(),
+  using zero::Offload;
+  const auto check_folder = [&](const std::string& name, const auto& offload) {
+    require(offload.device != Offload::nvme || !offload.nvme_path.empty(),
             str("zero_optimization.", name, ".nvme_path: expected a folder, as the device is nvme; got none"));
-    if (device == "cpu" && !path.empty())
+    if (offload.device == Offload::cpu && !offload.nvme_path.empty())
       warnings.push_back(str("zero_optimization.", name, ".nvme_path: ignored, as the device is cpu"));
   };
   // Without stage 3 parameters are not offloaded, and nothing else about it matters.
-  if (z.stage == 3) offload("offload_param", z.offload_param.device, z.offload_param.nvme_path);
-  else if (z.offload_param.device != "none")
+  if (z.stage == 3) check_folder("offload_param", z.offload_param);
+  else if (z.offload_param.device != Offload::none)
     warnings.push_back(str("zero_optimization.offload_param: ignored below stage 3, and ", stage));
-  const std::string& device = z.offload_optimizer.device;
-  offload("offload_optimizer", device, z.offload_optimizer.nvme_path);
-  if (const int needed = device == "nvme" ? 3 : device == "cpu" ? 1 : 0; z.stage < needed) {
-    warnings.push_back(str("zero_optimization.offload_optimizer.device: ", device,
+  check_folder("offload_optimizer", z.offload_optimizer);
+  const Offload device = z.offload_optimizer.device;
+  if (const int needed = device == Offload::nvme ? 3 : device == Offload::cpu ? 1 : 0; z.stage < needed) {
+    warnings.push_back(str("zero_optimization.offload_optimizer.device: ", name_of(device),
                            " works here in every stage; DeepSpeed wants stage ", needed, needed == 1 ? " or more" : "",
                            ", and ", stage));
   }
   require(
-      z.offload_optimizer.ratio == 1 || device == "none" || z.stage == 3,
+      z.offload_optimizer.ratio == 1 || device == Offload::none || z.stage == 3,
       str("zero_optimization.offload_optimizer.ratio: below 1 needs stage 3, ", stage, "; write 1 or leave it out"));
   require(c.aio.block_size % 4096 == 0, str("aio.block_size: expected a multiple of 4096, got ", c.aio.block_size));
   if (z.stage3_gather_16bit_weights_on_model_save && z.stage != 3)
@@ -180,6 +177,8 @@ void check_together(const Config& c, std::vector<std::string>& problems, std::ve
                                               sum.value_or(""), " and ", sent.value_or(""), "; leave one out"));
 }
 
+DType dtype_of(const std::string& name) { return name == "fp32" ? f32 : name == "fp16" ? f16 : bf16; }
+
 }  // namespace
 
 void check_values(Config& config, std::vector<std::string>& problems) {
@@ -187,10 +186,8 @@ void check_values(Config& config, std::vector<std::string>& problems) {
   for (const Key& key : config_keys()) {
     if (key.status != Status::works) continue;
     const data::Json value = value_of(key, config);
-    if (!value.is_null() && !value.is_object() && (key.range.bounds() || !key.range.words.empty()) &&
-        !coerced(value, value, key.range)) {
+    if (!assign(key.slot(config), value, key.range))
       problems.push_back(str(key.path, ": expected ", expected(key), ", got ", shown(value)));
-    }
   }
   check_params(Kind::optimizer, config.optimizer, problems, warnings);
   check_params(Kind::schedule, config.scheduler, problems, warnings);
@@ -210,6 +207,55 @@ Config resolve(Config config, int dp_world) {
   }
   fail_if_any(config.origin, problems);
   return config;
+}
+
+// --- as options of the library ---
+
+zero::ZeroOptions zero_options(const Config& config) {
+  const ZeroConfig& z = config.zero_optimization;
+  zero::ZeroOptions o{.stage = int(z.stage),
+                      .overlap_comm = z.overlap_comm.value_or(true),
+                      .reduce_bucket_size = std::max<int64_t>(1, z.reduce_bucket_size),
+                      .reduce_scatter = z.reduce_scatter,
+                      .ignore_unused_parameters = z.ignore_unused_parameters};
+  // Gradients are summed in what they are sent in, over micro-batches as over ranks.
+  if (const auto& name =
+          config.communication_data_type ? config.communication_data_type : config.data_types.grad_accum_dtype)
+    o.communication_data_type = dtype_of(*name);
+  // With a loss scale an overflow is part of the game; in bf16 check_grad_overflow says what it is; in f32 it is an
+  // error.
+  if (config.fp16.enabled) o.nonfinite = zero::NonFinite::skip;
+  else if (config.bf16.enabled)
+    o.nonfinite = config.bf16.check_grad_overflow ? zero::NonFinite::skip : zero::NonFinite::propagate;
+  o.prefetch_bucket_size = z.stage3_prefetch_bucket_size;
+  o.param_persistence_threshold = z.stage3_param_persistence_threshold;
+  o.model_persistence_threshold = z.stage3_model_persistence_threshold;
+  o.max_live_parameters = z.stage3_max_live_parameters;
+  o.max_reuse_distance = z.stage3_max_reuse_distance;
+  o.module_size = z.stage3_module_granularity_threshold;
+  o.sub_group_size = z.sub_group_size;
+  o.offload_optimizer = z.offload_optimizer;
+  if (z.stage == 3) o.offload_param = z.offload_param;  // ignored below, with a warning
+  o.aio = config.aio;
+  return o;
+}
+
+DType parameter_dtype(const Config& config) { return config.fp16.enabled ? f16 : config.bf16.enabled ? bf16 : f32; }
+
+std::optional<optim::DynamicLossScaler::Options> loss_scaler_options(const Config& config) {
+  const Fp16Config& f = config.fp16;
+  if (!f.enabled) return std::nullopt;
+  if (f.loss_scale > 0) {  // fixed: it never grows, and cannot fall
+    return optim::DynamicLossScaler::Options{.init_scale = f.loss_scale,
+                                             .scale_window = std::numeric_limits<int64_t>::max(),
+                                             .min_scale = f.loss_scale,
+                                             .raise_error_at_min_scale = false};
+  }
+  return optim::DynamicLossScaler::Options{.init_scale = std::exp2(double(f.initial_scale_power)),
+                                           .scale_window = f.loss_scale_window,
+                                           .min_scale = f.min_loss_scale,
+                                           .hysteresis = f.hysteresis,
+                                           .consecutive_hysteresis = f.consecutive_hysteresis};
 }
 
 }  // namespace lockstep::engine

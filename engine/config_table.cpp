@@ -1,13 +1,14 @@
 // The table of keys, and what can be said of a value by its key alone.
 #include "engine/config_table.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
-#include <map>
-#include <mutex>
 
 #include "pipeline/schedule.h"
 #include "tensor/check.h"
+#include "tensor/suggest.h"
 
 namespace lockstep::engine {
 
@@ -15,43 +16,99 @@ using data::Json;
 
 namespace {
 
-template <class... F> struct Overloaded : F... { using F::operator()...; };
-template <class... F> Overloaded(F...) -> Overloaded<F...>;  // clang 16 does not know what follows from the aggregate
+// --- the types that a slot may have: to JSON, from JSON (false when it is none, or out of range), and in words ---
 
-Json json_of(const Slot& slot) {
-  return std::visit(
-      Overloaded{[](const std::vector<std::string>* list) { return Json(Json::Array(list->begin(), list->end())); },
-                 []<class T>(const std::optional<T>* value) { return *value ? Json(**value) : Json(); },
-                 [](const auto* value) { return Json(*value); }},
-      slot);
+template <class T> Json sample() {
+  if constexpr (std::is_same_v<T, Json>) return Json::Object();
+  else return T{};
+}
+template <class T> Json to(const T& value) { return Json(value); }
+template <class T> bool put(T& value, const Json& json, const Range& range) {
+  if constexpr (std::is_same_v<T, std::string>)
+    if (json.is_null() && value.empty()) return true;  // a path may be null
+  const auto good = coerced(json, sample<T>(), range);
+  if (!good) return false;
+  if constexpr (std::is_same_v<T, bool>) value = good->as_bool();
+  else if constexpr (std::is_integral_v<T>) value = T(good->as_int());
+  else if constexpr (std::is_same_v<T, double>) value = good->as_number();
+  else if constexpr (std::is_same_v<T, std::string>) value = good->as_string();
+  else value = *good;
+  return true;
+}
+template <class T> std::string wants(const T&, const Range& range) { return expected(sample<T>(), range); }
+
+template <class T> Json to(const std::vector<T>& list) { return Json::Array(list.begin(), list.end()); }
+template <class T> bool put(std::vector<T>& list, const Json& json, const Range& range) {
+  if (!json.is_array()) return false;
+  std::vector<T> all;
+  for (const Json& item : json.as_array())
+    if (!put(all.emplace_back(), item, range)) return false;
+  list = std::move(all);
+  return true;
+}
+std::string wants(const std::vector<std::string>&, const Range&) { return "a list of strings"; }
+std::string wants(const std::vector<int64_t>&, const Range&) { return "a list of integers"; }
+
+Json to(const optim::PerGroup& rates) {
+  std::vector<double> all;
+  for (int g = 0; g < rates.count(); ++g) all.push_back(rates[g]);
+  return all.size() == 1 ? to(all[0]) : to(all);
+}
+bool put(optim::PerGroup& rates, const Json& json, const Range& range) {
+  std::vector<double> all(1);
+  if (!(json.is_array() ? put(all, json, range) && !all.empty() : put(all[0], json, range))) return false;
+  rates = std::move(all);
+  return true;
+}
+std::string wants(const optim::PerGroup&, const Range& range) {
+  return expected(0.0, range) + ", or a list with one for each group";
 }
 
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
+std::vector<std::string> names_of(optim::Warmup) { return {"log", "linear"}; }
+std::vector<std::string> names_of(zero::Offload) { return {"none", "cpu", "nvme"}; }
+template <class T>
+concept Enum = std::is_enum_v<T>;
+template <Enum T> Json to(const T& value) { return names_of(value)[size_t(value)]; }
+template <Enum T> bool put(T& value, const Json& json, const Range&) {
+  const std::vector<std::string> names = names_of(value);
+  const auto word = coerced(json, "", words(names));
+  if (word) value = T(std::find(names.begin(), names.end(), word->as_string()) - names.begin());
+  return word.has_value();
+}
+template <Enum T> std::string wants(const T& value, const Range&) { return listed(names_of(value)); }
+
+template <class T> Json to(const std::optional<T>& value) { return value ? to(*value) : Json(); }
+template <class T> bool put(std::optional<T>& value, const Json& json, const Range& range) {
+  std::optional<T> now;
+  if (!json.is_null() && !put(now.emplace(), json, range)) return false;
+  value = std::move(now);
+  return true;
+}
+template <class T> std::string wants(const std::optional<T>&, const Range& range) {
+  return wants(T{}, range) + ", or null";
 }
 
-std::string joined(const std::vector<std::string>& list) {
-  std::string all;
-  for (size_t i = 0; i < list.size(); ++i) all += (i == 0 ? "" : i + 1 == list.size() ? " or " : ", ") + list[i];
-  return all;
-}
+template <class T> Json to(T* slot) { return to(*slot); }
+template <class T> bool put(T* slot, const Json& json, const Range& range) { return put(*slot, json, range); }
+template <class T> std::string wants(T* slot, const Range& range) { return wants(*slot, range); }
 
-bool optional(const Slot& slot) {
-  return std::visit(Overloaded{[]<class T>(const std::optional<T>*) { return true; },
-                               [](const std::string* s) { return s->empty(); }, [](const auto*) { return false; }},
-                    slot);
+Json to(Count count) { return int64_t(*count.number); }
+bool put(Count count, const Json& json, const Range& range) {
+  int64_t whole = 0;
+  if (!put(whole, json, range)) return false;
+  *count.number = double(whole);
+  return true;
 }
+std::string wants(Count, const Range& range) { return expected(0, range); }
 
-/// A value of the type that an optional holds, which its default cannot show.
-Json sample(const Slot& slot) {
-  return std::visit(Overloaded{[]<class T>(const std::optional<T>*) { return Json(T{}); },
-                               [](const auto* value) {
-                                 return json_of(Slot(
-                                     const_cast<std::remove_const_t<std::remove_pointer_t<decltype(value)>>*>(value)));
-                               }},
-                    slot);
+Json to(Pair pair) { return Json::Array{*pair.first, *pair.second}; }
+bool put(Pair pair, const Json& json, const Range& range) {
+  std::vector<double> both;
+  if (!put(both, json, range) || both.size() != 2) return false;
+  *pair.first = both[0], *pair.second = both[1];
+  return true;
 }
+std::string wants(Pair, const Range&) { return "a list of two numbers"; }
 
 std::vector<Key> all_keys() {
   Config defaults;
@@ -85,6 +142,11 @@ std::vector<Key> all_keys() {
 
 }  // namespace
 
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
+}
+
 const std::vector<Key>& config_keys() {
   static const std::vector<Key> keys = all_keys();
   return keys;
@@ -96,10 +158,20 @@ const Key* find_key(std::string_view path) {
   return nullptr;
 }
 
-data::Json value_of(const Key& key, const Config& config) { return json_of(key.slot(const_cast<Config&>(config))); }
+Json json_of(const Slot& slot) {
+  return std::visit([](auto at) { return to(at); }, slot);
+}
+bool assign(const Slot& slot, const Json& value, const Range& range) {
+  return std::visit([&](auto at) { return put(at, value, range); }, slot);
+}
+std::string expected(const Slot& slot, const Range& range) {
+  return std::visit([&](auto at) { return wants(at, range); }, slot);
+}
 
-std::string expected(const Json& fallback, const Range& range, bool nullable) {
-  std::string what = !range.words.empty()   ? joined(range.words)
+Json value_of(const Key& key, const Config& config) { return json_of(key.slot(const_cast<Config&>(config))); }
+
+std::string expected(const Json& fallback, const Range& range) {
+  std::string what = !range.words.empty()   ? listed(range.words)
                      : fallback.is_bool()   ? "true or false"
                      : fallback.is_int()    ? "an integer"
                      : fallback.is_number() ? "a number"
@@ -114,14 +186,12 @@ std::string expected(const Json& fallback, const Range& range, bool nullable) {
   if (range.least > -INFINITY && range.most <= 1e15) what += " from " + text(range.least) + " to " + text(range.most);
   else if (range.bounds())
     what += (range.above ? " > " : " >= ") + text(range.least);  // a bound beyond 1e15 is that of the type
-  return what + (nullable ? ", or null" : "");
+  return what;
 }
 
 std::string expected(const Key& key) {
-  if (!key.slot) return expected(key.fallback, key.range);
   Config defaults;
-  const Slot slot = key.slot(defaults);
-  return expected(sample(slot), key.range, optional(slot) && !std::holds_alternative<std::string*>(slot));
+  return key.slot ? expected(key.slot(defaults), key.range) : expected(key.fallback, key.range);
 }
 
 std::string shown(const Json& value) {
@@ -134,8 +204,8 @@ std::string shown(const Json& value) {
   return text;
 }
 
-std::optional<Json> coerced(const Json& value, const Json& fallback, const Range& range, bool nullable) {
-  if (value.is_null()) return nullable || fallback.is_null() ? std::optional(Json()) : std::nullopt;
+std::optional<Json> coerced(const Json& value, const Json& fallback, const Range& range) {
+  if (value.is_null()) return fallback.is_null() ? std::optional(Json()) : std::nullopt;
   if (!range.words.empty()) {
     if (!value.is_string()) return std::nullopt;
     const std::string word = lower(value.as_string());
@@ -164,25 +234,10 @@ std::optional<Json> coerced(const Json& value, const Json& fallback, const Range
                                                                                                 : std::nullopt;
 }
 
-bool asks_for_nothing(const Json& value) {
-  if (value.is_null() || (value.is_bool() && !value.as_bool()) || (value.is_number() && value.as_number() <= 0))
-    return true;
-  if (value.is_string()) return lower(value.as_string()) == "none" || value.as_string().empty();
-  if (value.is_array()) return value.as_array().empty();
-  if (!value.is_object()) return false;
-  const Json* enabled = value.find("enabled");
-  if (enabled) return enabled->is_bool() && !enabled->as_bool();
-  for (const auto& [name, member] : value.as_object())
-    if (!asks_for_nothing(member)) return false;
-  return true;
-}
-
 void fail_if_any(const std::string& origin, const std::vector<std::string>& problems) {
   if (problems.empty()) return;
   if (problems.size() == 1) fail(origin + ": " + problems[0]);
-  std::string all = str(origin, ": ", problems.size(), " problems");
-  for (const std::string& problem : problems) all += "\n  " + problem;
-  fail(all);
+  fail(fmt::format("{}: {} problems\n  {}", origin, problems.size(), fmt::join(problems, "\n  ")));
 }
 
 }  // namespace lockstep::engine

@@ -18,9 +18,20 @@ enum class Status {
   renamed,  ///< deprecated name of another key
 };
 
-/// Where a value lies in a Config. Its type is the key's type; optional: null is accepted.
-using Slot = std::variant<bool*, int64_t*, double*, std::string*, std::optional<bool>*, std::optional<int64_t>*,
-                          std::optional<std::string>*, std::vector<std::string>*, data::Json*>;
+/// A whole number that the library counts in doubles.
+struct Count {
+  double* number;
+};
+/// Two numbers that the file writes as a list.
+struct Pair {
+  double *first, *second;
+};
+/// Where a value lies in a Config, or in the options of an optimizer or a schedule. Its type is the key's type;
+/// optional: null is accepted.
+using Slot = std::variant<bool*, int*, int64_t*, double*, std::string*, std::optional<bool>*, std::optional<int64_t>*,
+                          std::optional<double>*, std::optional<std::string>*, std::vector<std::string>*,
+                          std::vector<int64_t>*, data::Json*, optim::PerGroup*, std::optional<optim::PerGroup>*,
+                          optim::Warmup*, zero::Offload*, Count, Pair>;
 
 /// What a value must be, beyond its type.
 struct Range {
@@ -53,30 +64,28 @@ struct Key {
 const std::vector<Key>& config_keys();
 const Key* find_key(std::string_view path);
 
-/// "an integer >= 1", "true or false", "cpu or nvme"
-std::string expected(const data::Json& fallback, const Range& range, bool nullable = false);
+data::Json json_of(const Slot& slot);
+data::Json value_of(const Key& key, const Config& config);
+/// Takes a value of the file over; false when it is of another type or out of range.
+bool assign(const Slot& slot, const data::Json& value, const Range& range);
+/// What assign() takes: "an integer >= 1", "true or false", "cpu or nvme".
+std::string expected(const Slot& slot, const Range& range);
+std::string expected(const data::Json& fallback, const Range& range);
 std::string expected(const Key& key);
+std::string lower(std::string text);
 /// What a value of the file looks like in a message: short, on one line.
 std::string shown(const data::Json& value);
-/// nullopt: the value is of another type. Numbers such as 1e9 are integers; `auto` and words compare without case.
-std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const Range& range,
-                                  bool nullable = false);
-data::Json value_of(const Key& key, const Config& config);
-/// Whether the file asks for nothing: false, null, 0 or less, "none", an empty list or object, or one that is not
-/// "enabled".
-bool asks_for_nothing(const data::Json& value);
-
+/// The value as one of the type of `fallback`, or nullopt. Numbers such as 1e9 are integers; words compare without
+/// case.
+std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const Range& range);
 /// "config.json: 2 problems\n  ...\n  ..." as an Error; nothing when there are none.
 void fail_if_any(const std::string& origin, const std::vector<std::string>& problems);
-
-/// Text of a config, blanked where JSON would not have it: comments and trailing commas. Error with line and column.
-std::string plain_json(std::string_view text, const std::string& origin);
 
 /// Problems of values that are out of range, of params, and of keys that do not go together. Warnings are added to the
 /// config, once.
 void check_values(Config& config, std::vector<std::string>& problems);
 
-/// The params of an optimizer or a schedule (factories.cpp): one row each.
+/// The params of an optimizer or a schedule (params.h): one row each.
 struct ParamInfo {
   std::string name;
   data::Json value;  ///< effective; the default when not given
@@ -84,12 +93,6 @@ struct ParamInfo {
   std::string doc;  ///< why it has no effect
 };
 enum class Kind { optimizer, schedule };
-struct TypeInfo {
-  std::string type;
-  std::string doc;
-  std::vector<ParamInfo> params;  ///< with their defaults
-};
-std::vector<TypeInfo> types_of(Kind kind);
 /// The type's params with the values of `config`; problems and notes as they are found.
 std::vector<ParamInfo> check_params(Kind kind, const NamedConfig& config, std::vector<std::string>& problems,
                                     std::vector<std::string>& warnings);

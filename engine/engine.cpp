@@ -48,10 +48,19 @@ Config read(const InitializeArgs& args) {
 
 /// The stages that the module, the config and the mesh agree on.
 int stages_of(const PipelineModule& module, const Config& c, const parallel::Mesh* mesh) {
+  const auto agree = [&](bool in_module, const char* name, const auto& own, bool in_config, const char* key,
+                         const auto& there) {
+    LOCKSTEP_CHECK(!in_module || !in_config || own == there, "[initialize] PipelineModule has ", name, " ", own,
+                   ", which contradicts ", c.origin, ", where ", key, " is ", there, "; leave one of them out");
+  };
   const bool in_config = c.has("pipeline.stages") || c.pipeline.stages > 1;
-  LOCKSTEP_CHECK(module.num_stages == 0 || !in_config || c.pipeline.stages == module.num_stages,
-                 "[initialize] PipelineModule has num_stages ", module.num_stages, ", which contradicts ", c.origin,
-                 ", where pipeline.stages is ", c.pipeline.stages, "; leave one of them out");
+  agree(module.num_stages > 0, "num_stages", module.num_stages, in_config, "pipeline.stages", c.pipeline.stages);
+  agree(!module.partition_method.empty(), "partition_method", module.partition_method, c.has("pipeline.partition"),
+        "pipeline.partition", c.pipeline.partition);
+  const auto& interval = module.activation_checkpoint_interval;
+  const char* const key = "pipeline.activation_checkpoint_interval";
+  agree(interval.has_value(), "activation_checkpoint_interval", interval.value_or(0), c.has(key), key,
+        c.pipeline.activation_checkpoint_interval);
   const int stages = module.num_stages > 0 ? module.num_stages
                      : in_config           ? int(c.pipeline.stages)
                      : mesh                ? mesh->plan().pp
@@ -59,16 +68,6 @@ int stages_of(const PipelineModule& module, const Config& c, const parallel::Mes
   LOCKSTEP_CHECK(!mesh || mesh->plan().pp == stages, "[initialize] expected the ", stages,
                  " stages that the module and the config name, got a mesh ",
                  to_string(mesh ? mesh->plan() : parallel::Plan()));
-  LOCKSTEP_CHECK(module.partition_method.empty() || !c.has("pipeline.partition") ||
-                     c.pipeline.partition == module.partition_method,
-                 "[initialize] PipelineModule has partition_method ", module.partition_method, ", which contradicts ",
-                 c.origin, ", where pipeline.partition is ", c.pipeline.partition, "; leave one of them out");
-  const auto& interval = module.activation_checkpoint_interval;
-  LOCKSTEP_CHECK(!interval || !c.has("pipeline.activation_checkpoint_interval") ||
-                     c.pipeline.activation_checkpoint_interval == *interval,
-                 "[initialize] PipelineModule has activation_checkpoint_interval ", interval.value_or(0),
-                 ", which contradicts ", c.origin, ", where it is ", c.pipeline.activation_checkpoint_interval,
-                 "; leave one of them out");
   return stages;
 }
 
@@ -123,7 +122,9 @@ struct EngineBase::Impl::Agreed {
   int64_t layers = 0;  // of a model that is cut
 };
 
-EngineBase::Impl::Impl(PipelineModule module, const InitializeArgs& args) : Impl(Agreed(module, args), module, args) {}
+EngineBase::Impl::Impl(PipelineModule module, const InitializeArgs& args) : Impl(Agreed(module, args), module, args) {
+  start(args);  // close() undoes it when it fails, as all members are there
+}
 
 EngineBase::Impl::Impl(const Agreed& agreed, PipelineModule& module, const InitializeArgs& args)
     : log(args.log ? args.log : [](const std::string& text) { std::fprintf(stderr, "[engine] %s\n", text.c_str()); }),
@@ -155,17 +156,6 @@ EngineBase::Impl::Impl(const Agreed& agreed, PipelineModule& module, const Initi
   choose_optimizers(args);
   choose_schedules(args);
   if (const auto options = loss_scaler_options(config)) scaler.emplace(*options);
-
-  zero::ZeroOptions options = zero_options(config);
-  if (scaler || grad_scaler) options.nonfinite = zero::NonFinite::skip;
-  options.spread = spread_experts(args.mesh);
-  watch();  // before ZeRO does, so that no_sync() is known when it sees the first gradient
-  try {
-    start(args, options);
-  } catch (...) {
-    close();
-    throw;
-  }
 }
 
 /// The program's, or the config's.
@@ -173,11 +163,8 @@ void EngineBase::Impl::choose_optimizers(const InitializeArgs& args) {
   if (args.optimizer.given) optimizers.push_back(args.optimizer.given);
   if (args.optimizer.is_none()) {
     NamedParameters trained;
-    for (const nn::NamedParameter& p : model.named_parameters()) {
-      bool wanted = args.model_parameters.empty();
-      for (const Variable& v : args.model_parameters) wanted |= v.impl() == p.variable.impl();
-      if (wanted && p.variable.requires_grad()) trained.push_back(p);
-    }
+    for (const nn::NamedParameter& p : model.named_parameters())
+      if (p.variable.requires_grad()) trained.push_back(p);
     LOCKSTEP_CHECK(!config.optimizer.type.empty(),
                    "[initialize] expected an optimizer, got none: give one, or name its type in ", config.origin,
                    " (\"optimizer\": {\"type\": \"AdamW\"})");
@@ -207,7 +194,11 @@ void EngineBase::Impl::choose_schedules(const InitializeArgs& args) {
   for (const auto& made : own_schedules) schedules.push_back(made.get());
 }
 
-void EngineBase::Impl::start(const InitializeArgs& args, const zero::ZeroOptions& options) {
+void EngineBase::Impl::start(const InitializeArgs& args) {
+  zero::ZeroOptions options = zero_options(config);
+  if (scaler || grad_scaler) options.nonfinite = zero::NonFinite::skip;
+  options.spread = spread_experts(args.mesh);
+  watch();  // before ZeRO does, so that no_sync() is known when it sees the first gradient
   const ActivationCheckpointingConfig& a = config.activation_checkpointing;
   if (a.enabled) {
     checkpoints.emplace(
@@ -316,11 +307,6 @@ int64_t EngineBase::train_batch_size() const { return *impl_->config.train_batch
 int64_t EngineBase::train_micro_batch_size_per_gpu() const { return *impl_->config.train_micro_batch_size_per_gpu; }
 int64_t EngineBase::gradient_accumulation_steps() const { return impl_->accumulation; }
 int64_t EngineBase::steps_per_print() const { return impl_->config.steps_per_print.value_or(0); }
-double EngineBase::gradient_clipping() const { return impl_->config.gradient_clipping; }
-int EngineBase::zero_optimization_stage() const { return int(impl_->config.zero_optimization.stage); }
-bool EngineBase::fp16_enabled() const { return impl_->config.fp16.enabled; }
-bool EngineBase::bfloat16_enabled() const { return impl_->config.bf16.enabled; }
-bool EngineBase::wall_clock_breakdown() const { return impl_->config.wall_clock_breakdown; }
 int64_t EngineBase::global_steps() const { return impl_->global_steps; }
 int64_t EngineBase::micro_steps() const { return impl_->micro_steps; }
 int64_t EngineBase::skipped_steps() const { return impl_->skipped_steps; }
@@ -348,9 +334,6 @@ pipeline::Engine& EngineBase::pipeline() const {
 const parallel::Plan& EngineBase::plan() const { return impl_->plan; }
 dist::ProcessGroup& EngineBase::group() const { return *impl_->group; }
 int EngineBase::global_rank() const { return impl_->group->world_rank(impl_->group->rank()); }
-int EngineBase::local_rank() const { return impl_->group->control().place().local_rank; }
-int EngineBase::world_size() const { return impl_->group->size(); }
-Device EngineBase::device() const { return impl_->model.parameters().at(0).device(); }
 optim::Optimizer& EngineBase::optimizer() const { return *impl_->optimizers.at(0); }
 optim::Schedule* EngineBase::lr_scheduler() const { return impl_->schedules.empty() ? nullptr : impl_->schedules[0]; }
 Loader* EngineBase::training_dataloader() const { return impl_->loader.get(); }

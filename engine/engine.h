@@ -32,6 +32,7 @@
 
 #include "data/loader.h"
 #include "dist/process_group.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/config.h"
 #include "nn/module.h"
 #include "optim/optimizer.h"
@@ -119,7 +120,6 @@ struct InitializeArgs {
   /// In place of the config's. A function gets what this rank trains, a stage or the model; parameters have the names
   /// of the whole model.
   GivenOrMade<optim::Optimizer, nn::Module> optimizer = {};
-  std::vector<Variable> model_parameters = {};  ///< what the config's optimizer trains; empty: all that require grad
   data::DatasetPtr<data::Example> training_data = nullptr;
   GivenOrMade<optim::Schedule, optim::Optimizer> lr_scheduler = {};  ///< of `optimizer`, in place of the config's
   ConfigSource config = {};
@@ -149,10 +149,7 @@ struct LoadArgs {
   bool load_optimizer_states = true, load_lr_scheduler_states = true;
   bool load_module_only = false;  ///< neither these, nor counters, random numbers and the place in the data
 };
-struct Loaded {
-  std::string path;
-  data::Json client_state;
-};
+using checkpoints::Loaded;
 
 /// The engine, but for the model's own type.
 class EngineBase {
@@ -234,11 +231,6 @@ class EngineBase {
   int64_t train_micro_batch_size_per_gpu() const;
   int64_t gradient_accumulation_steps() const;
   int64_t steps_per_print() const;  ///< 0: never
-  double gradient_clipping() const;
-  int zero_optimization_stage() const;
-  bool fp16_enabled() const;
-  bool bfloat16_enabled() const;
-  bool wall_clock_breakdown() const;
 
   // Where training is
   int64_t global_steps() const;  ///< boundaries, also those that were skipped
@@ -263,9 +255,6 @@ class EngineBase {
   const parallel::Plan& plan() const;
   dist::ProcessGroup& group() const;  ///< ranks that sum gradients: copies, and those that share their samples
   int global_rank() const;
-  int local_rank() const;
-  int world_size() const;
-  Device device() const;
   optim::Optimizer& optimizer() const;
   optim::Schedule* lr_scheduler() const;  ///< null when there is none
   Loader* training_dataloader() const;    ///< null without training_data

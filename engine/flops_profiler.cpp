@@ -1,10 +1,9 @@
 #include "engine/flops_profiler.h"
 
-#include <algorithm>
-#include <cstdio>
-#include <map>
+#include <fmt/format.h>
 
-#include "data/files.h"
+#include <algorithm>
+#include <map>
 
 namespace lockstep::engine {
 
@@ -15,21 +14,11 @@ std::string short_number(double value) {
   const char* const units[] = {"", " K", " M", " G", " T", " P"};
   int unit = 0;
   for (; value >= 1000 && unit < 5; ++unit) value /= 1000;
-  char text[32];
-  std::snprintf(text, sizeof text, unit == 0 && value == double(int64_t(value)) ? "%.0f%s" : "%.2f%s", value,
-                units[unit]);
-  return text;
+  const bool is_whole = unit == 0 && value == double(int64_t(value));
+  return fmt::format("{:.{}f}{}", value, is_whole ? 0 : 2, units[unit]);
 }
-std::string milliseconds(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f ms", value);
-  return text;
-}
-std::string part(double value, double of) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f%%", of > 0 ? 100 * value / of : 0);
-  return text;
-}
+std::string milliseconds(double value) { return fmt::format("{:.2f} ms", value); }
+std::string part(double value, double of) { return fmt::format("{:.2f}%", of > 0 ? 100 * value / of : 0); }
 double per_second(double flops, double ms) { return ms > 0 ? flops / ms * 1000 : 0; }
 
 }  // namespace
@@ -92,9 +81,7 @@ std::string FlopsProfiler::report(double step) const {
   std::string text =
       str("flops profiler: ", all.kind, ", one micro-batch at rank 0, step ", config_.profile_step, "\n");
   const auto line = [&](const char* what, const std::string& value) {
-    char row[160];
-    std::snprintf(row, sizeof row, "  %-32s%s\n", what, value.c_str());
-    text += row;
+    text += fmt::format("  {:<32}{}\n", what, value);
   };
   line("params", short_number(double(all.parameters)));
   line("fwd MACs", short_number(double(all.macs)) + "MACs");
@@ -150,7 +137,5 @@ std::string FlopsProfiler::report(double step) const {
   text.pop_back();
   return text;
 }
-
-void write_report(const std::string& path, const std::string& text) { data::write_atomically(path, text + "\n"); }
 
 }  // namespace lockstep::engine

@@ -59,7 +59,4 @@ class FlopsProfiler {
   double backward_ = -1;
 };
 
-/// Replaces the file. Error when it cannot be written.
-void write_report(const std::string& path, const std::string& text);
-
 }  // namespace lockstep::engine

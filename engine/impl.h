@@ -31,6 +31,9 @@ struct Breakdown {
   double forward = 0, backward = 0, inner = 0, reduce = 0, step = 0;
 };
 
+/// In f32 where the loss is of 16 bits.
+Variable times_factor(const Variable& loss, double factor);
+
 /// One backward of the current step.
 struct Micro {
   Tensor loss;          // undefined when the caller ran backward
@@ -46,7 +49,7 @@ struct EngineBase::Impl {
   // engine.cpp
   void choose_optimizers(const InitializeArgs& args);
   void choose_schedules(const InitializeArgs& args);
-  void start(const InitializeArgs& args, const zero::ZeroOptions& options);
+  void start(const InitializeArgs& args);
   zero::Spread spread_experts(const parallel::Mesh* mesh);
   void make_loader(const InitializeArgs& args);
   int replicas() const { return group->size() / sharing; }  // that take different micro-batches
@@ -67,6 +70,7 @@ struct EngineBase::Impl {
   void after_forward();
   void gradient_arrives();
   void backward(const Variable& loss, int64_t tokens);
+  void run_scaled(const Variable& loss);  // the backward of one that is multiplied already
   void set_factor(double factor);
   double own_factor() const;  // what a loss is multiplied by
   bool is_boundary() const { return !config.managed_gradient_accumulation || (micro_steps + 1) % accumulation == 0; }

@@ -6,6 +6,7 @@
 
 #include "autograd/ops.h"
 #include "dist/shard.h"
+#include "engine/config_table.h"
 #include "nn/build_empty.h"
 #include "parallel/moe/expert_parallel.h"
 #include "tensor/check.h"
@@ -18,8 +19,8 @@ using data::Json;
 ModelShape::Parameter ModelShape::Parameter::sliced(int ranks) const {
   Parameter part = *this;
   if (dim < 0) return part;
-  part.shape[dim] = 0;
-  for (const int64_t block : blocks) part.shape[dim] += dist::shard_range(block, ranks, 0).size();
+  int64_t& size = part.shape[int(dim)] = 0;
+  for (const int64_t block : blocks) size += dist::shard_range(block, ranks, 0).size();
   return part;
 }
 
@@ -32,8 +33,8 @@ int64_t ModelShape::numel() const {
 double ModelShape::flops(const Layer& layer, int ranks) const {
   const auto products = [&](int among) {
     double sum = 0;
-    for (const size_t i : layer.multiplied) {  // of an expert, those times the part of tokens that choose it
-      const Parameter& p = parameters[i];
+    for (const int64_t i : layer.multiplied) {  // of an expert, those times the part of tokens that choose it
+      const Parameter& p = parameters[size_t(i)];
       sum += 2 * double(p.sliced(among).numel()) * (p.expert < 0 ? 1 : double(top_k) / double(experts));
     }
     return sum;
@@ -96,8 +97,8 @@ struct Asking {
     }
   }
   static void use(ModelShape::Layer& l, size_t parameter, bool multiplies) {
-    l.parameters.push_back(parameter);
-    if (multiplies) l.multiplied.push_back(parameter);
+    l.parameters.push_back(int64_t(parameter));
+    if (multiplies) l.multiplied.push_back(int64_t(parameter));
   }
 };
 
@@ -192,76 +193,63 @@ void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, co
 
 namespace {
 
-template <class T> Json list_of(const std::vector<T>& values) {
-  Json::Array all;
-  for (const T& value : values) all.emplace_back(int64_t(value));
-  return all;
+/// Members by their names in the text, and where they lie.
+using Members = std::vector<std::pair<const char*, Slot>>;
+
+Members members(ModelShape::Parameter& p) {
+  return {{"name", &p.name}, {"expert", &p.expert}, {"dim", &p.dim}, {"blocks", &p.blocks}, {"is_table", &p.is_table}};
+}
+Members members(ModelShape::Layer& l) {
+  return {{"kind", &l.kind},         {"parameters", &l.parameters},   {"multiplied", &l.multiplied},
+          {"beside", &l.beside},     {"reduces", &l.reduces},         {"reduces_back", &l.reduces_back},
+          {"repeats", &l.repeats},   {"has_experts", &l.has_experts}, {"out", &l.out},
+          {"measured", &l.measured}, {"forward", &l.forward},         {"backward", &l.backward}};
+}
+Members members(ModelShape& m) {
+  return {{"name", &m.name},   {"unit", &m.unit},       {"layers", &m.layers},
+          {"heads", &m.heads}, {"width", &m.width},     {"context", &m.context},
+          {"vocab", &m.vocab}, {"experts", &m.experts}, {"top_k", &m.top_k}};
 }
 
-template <class T> std::vector<T> values_of(const Json& json, const std::string& origin) {
-  std::vector<T> all;
-  for (const Json& one : json.as_array(origin)) all.push_back(T(one.as_int(origin)));
-  return all;
+Json write(const Members& all) {
+  Json::Object object;
+  for (const auto& [name, slot] : all) object.emplace_back(name, json_of(slot));
+  return object;
+}
+void read(const Members& all, const Json& json, const std::string& origin) {
+  for (const auto& [name, slot] : all) {
+    const Json& value = json.at(name, origin);
+    LOCKSTEP_CHECK(assign(slot, value, {}), origin, ": ", name, ": expected ", expected(slot, {}), ", got ",
+                   shown(value));
+  }
 }
 
 }  // namespace
 
-Json to_json(const ModelShape& m) {
-  Json::Array parameters, list;
-  for (const auto& p : m.parameters)
-    parameters.push_back(Json::Object{{"name", p.name},
-                                      {"shape", list_of(std::vector<int64_t>(p.shape.begin(), p.shape.end()))},
-                                      {"expert", p.expert},
-                                      {"dim", p.dim},
-                                      {"blocks", list_of(p.blocks)},
-                                      {"is_table", p.is_table}});
-  for (const auto& l : m.list)
-    list.push_back(Json::Object{{"kind", l.kind},
-                                {"parameters", list_of(l.parameters)},
-                                {"multiplied", list_of(l.multiplied)},
-                                {"beside", l.beside},
-                                {"reduces", l.reduces},
-                                {"reduces_back", l.reduces_back},
-                                {"repeats", l.repeats},
-                                {"has_experts", l.has_experts},
-                                {"out", l.out},
-                                {"measured", l.measured},
-                                {"forward", l.forward},
-                                {"backward", l.backward}});
-  return Json::Object{{"name", m.name},   {"unit", m.unit},           {"layers", m.layers}, {"heads", m.heads},
-                      {"width", m.width}, {"context", m.context},     {"vocab", m.vocab},   {"experts", m.experts},
-                      {"top_k", m.top_k}, {"parameters", parameters}, {"list", list}};
+Json to_json(const ModelShape& shape) {
+  ModelShape m = shape;
+  Json json = write(members(m));
+  Json &parameters = json["parameters"] = Json::Array(), &list = json["list"] = Json::Array();
+  for (auto& p : m.parameters) {
+    Json one = write(members(p));
+    one["shape"] = Json::Array(p.shape.begin(), p.shape.end());
+    parameters.push_back(std::move(one));
+  }
+  for (auto& l : m.list) list.push_back(write(members(l)));
+  return json;
 }
 
 ModelShape model_shape_from(const Json& json, const std::string& origin) {
-  const auto whole = [&](const Json& of, const char* key) { return of.at(key, origin).as_int(origin); };
-  const auto number = [&](const Json& of, const char* key) { return of.at(key, origin).as_number(origin); };
-  const auto word = [&](const Json& of, const char* key) { return of.at(key, origin).as_string(origin); };
-  const auto flag = [&](const Json& of, const char* key) { return of.at(key, origin).as_bool(origin); };
-  ModelShape m{.name = word(json, "name"), .unit = word(json, "unit")};
-  for (const Json& p : json.at("parameters", origin).as_array(origin))
-    m.parameters.push_back({.name = word(p, "name"),
-                            .shape = Shape(values_of<int64_t>(p.at("shape", origin), origin)),
-                            .expert = whole(p, "expert"),
-                            .dim = int(whole(p, "dim")),
-                            .blocks = values_of<int64_t>(p.at("blocks", origin), origin),
-                            .is_table = flag(p, "is_table")});
-  for (const Json& l : json.at("list", origin).as_array(origin))
-    m.list.push_back({.kind = word(l, "kind"),
-                      .parameters = values_of<size_t>(l.at("parameters", origin), origin),
-                      .multiplied = values_of<size_t>(l.at("multiplied", origin), origin),
-                      .beside = number(l, "beside"),
-                      .reduces = int(whole(l, "reduces")),
-                      .reduces_back = int(whole(l, "reduces_back")),
-                      .repeats = flag(l, "repeats"),
-                      .has_experts = flag(l, "has_experts"),
-                      .out = number(l, "out"),
-                      .measured = number(l, "measured"),
-                      .forward = number(l, "forward"),
-                      .backward = number(l, "backward")});
-  m.layers = whole(json, "layers"), m.heads = whole(json, "heads"), m.width = whole(json, "width");
-  m.context = whole(json, "context"), m.vocab = whole(json, "vocab");
-  m.experts = whole(json, "experts"), m.top_k = whole(json, "top_k");
+  ModelShape m;
+  read(members(m), json, origin);
+  for (const Json& one : json.at("parameters", origin).as_array(origin)) {
+    std::vector<int64_t> shape;
+    read({{"shape", &shape}}, one, origin);
+    auto& p = m.parameters.emplace_back();
+    read(members(p), one, origin);
+    p.shape = Shape(shape);
+  }
+  for (const Json& one : json.at("list", origin).as_array(origin)) read(members(m.list.emplace_back()), one, origin);
   return m;
 }
 

@@ -20,7 +20,7 @@ struct ModelShape {
     std::string name;
     Shape shape;
     int64_t expert = -1;               ///< which one it is of
-    int dim = -1;                      ///< along which tensor parallelism cuts it; -1: it stays whole
+    int64_t dim = -1;                  ///< along which tensor parallelism cuts it; -1: it stays whole
     std::vector<int64_t> blocks = {};  ///< of that dim, cut each for itself
     bool is_table = false;             ///< of tokens
     int64_t numel() const { return numel_of(shape); }
@@ -30,9 +30,10 @@ struct ModelShape {
   /// Of nn::Module::layers().
   struct Layer {
     std::string kind;
-    std::vector<size_t> parameters, multiplied;  ///< of the model: that it uses, and those with which it multiplies
-    double beside = 0;                           ///< FLOPs of a token beside those products
-    int reduces = 0, reduces_back = 0;  ///< all-reduces of activations with tensor parallelism, forward and backward
+    std::vector<int64_t> parameters, multiplied;  ///< of the model: that it uses, and those with which it multiplies
+    double beside = 0;                            ///< FLOPs of a token beside those products
+    int64_t reduces = 0,
+            reduces_back = 0;  ///< all-reduces of activations with tensor parallelism, forward and backward
     bool repeats = false, has_experts = false;
     double out = 0;                    ///< elements of a token that it hands on
     double measured = -1;              ///< FLOPs of a token's forward, counted in one; -1: parameters and `beside` say

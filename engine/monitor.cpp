@@ -1,6 +1,6 @@
 #include "engine/monitor.h"
 
-#include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <bit>
@@ -8,9 +8,11 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 
 #include "dist/fingerprint.h"
+#include "dist/net.h"
 #include "tensor/check.h"
 
 namespace lockstep::engine {
@@ -19,42 +21,31 @@ namespace {
 
 using Warn = std::function<void(const std::string&)>;
 
-/// A file that bytes are added to, without a buffer.
+/// A file that bytes are added to; they are with the system when add() returns.
 class Appender {
  public:
   Appender(std::string path, Warn warn)
-      : path_(std::move(path)),
-        warn_(std::move(warn)),
-        file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)) {
-    LOCKSTEP_CHECK(file_ >= 0, "[monitor] ", path_, ": cannot be written: ", std::strerror(errno));
+      : path_(std::move(path)), warn_(std::move(warn)), file_(path_, std::ios::app | std::ios::ate) {
+    LOCKSTEP_CHECK(file_, "[monitor] ", path_, ": cannot be written: ", std::strerror(errno));
   }
-  ~Appender() {
-    if (file_ >= 0) ::close(file_);
-  }
-  Appender(const Appender&) = delete;
-
-  bool is_empty() const { return ::lseek(file_, 0, SEEK_END) == 0; }
+  bool is_empty() { return file_.tellp() == 0; }
   void add(std::string_view bytes) {
-    while (file_ >= 0 && !bytes.empty()) {
-      const ssize_t done = ::write(file_, bytes.data(), bytes.size());
-      if (done > 0) bytes.remove_prefix(size_t(done));
-      if (done > 0 || (done < 0 && errno == EINTR)) continue;
-      warn_(str("warning: ", path_, ": writing failed: ", std::strerror(errno), "; the run goes on without it"));
-      ::close(file_);
-      file_ = -1;
-    }
+    if (!file_ || file_ << bytes << std::flush) return;
+    warn_(str("warning: ", path_, ": writing failed: ", std::strerror(errno), "; the run goes on without it"));
   }
 
  private:
   std::string path_;
   Warn warn_;
-  int file_;
+  std::ofstream file_;
 };
 
-void make_folder(const std::string& folder) {
+std::string folder_of(const MonitorConfig& config) {
+  const std::filesystem::path folder = std::filesystem::path(config.output_path) / config.job_name;
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  LOCKSTEP_CHECK(!error, "[monitor] ", folder, ": cannot make this folder: ", error.message());
+  LOCKSTEP_CHECK(!error, "[monitor] ", folder.string(), ": cannot make this folder: ", error.message());
+  return folder.string();
 }
 
 // --- TensorBoard: TFRecord files of protocol buffers. Of these only what an event of one number needs:
@@ -88,15 +79,17 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-std::string file_name(const std::string& folder) {
-  char host[256] = "localhost";
-  ::gethostname(host, sizeof host - 1);
-  return str(folder, "/events.out.tfevents.", int64_t(seconds_now()), ".", host, ".", ::getpid());
+/// CRC-32C (Castagnoli), as TFRecord files keep it.
+uint32_t masked_crc32c(std::string_view bytes) {
+  const uint32_t crc = dist::crc32c(bytes.data(), bytes.size());
+  return (crc >> 15 | crc << 17) + 0xa282ead8u;
 }
 
 class TensorBoard final : public Monitor {
  public:
-  TensorBoard(const std::string& folder, const Warn& warn) : file_(file_name(folder), warn) {
+  TensorBoard(const std::string& folder, const Warn& warn)
+      : file_(str(folder, "/events.out.tfevents.", int64_t(seconds_now()), ".", dist::host_name(), ".", ::getpid()),
+              warn) {
     add(field(1, seconds_now()) + field(3, std::string("brain.Event:2")));
   }
   void write(const std::vector<Event>& events) override {
@@ -127,9 +120,7 @@ class Csv final : public Monitor {
         found = files_.try_emplace(e.tag, std::make_unique<Appender>(folder_ + "/" + name + ".csv", warn_)).first;
         if (found->second->is_empty()) found->second->add("step," + e.tag.substr(e.tag.rfind('/') + 1) + "\n");
       }
-      char value[32];
-      std::snprintf(value, sizeof value, "%.17g", e.value);
-      found->second->add(str(e.samples, ",", value, "\n"));
+      found->second->add(fmt::format("{},{:.17g}\n", e.samples, e.value));
     }
   }
 
@@ -141,27 +132,10 @@ class Csv final : public Monitor {
 
 }  // namespace
 
-uint32_t masked_crc32c(std::string_view bytes) {
-  const uint32_t crc = dist::crc32c(bytes.data(), bytes.size());
-  return (crc >> 15 | crc << 17) + 0xa282ead8u;
-}
-
-std::unique_ptr<Monitor> tensorboard_monitor(const std::string& folder, const Warn& warn) {
-  make_folder(folder);
-  return std::make_unique<TensorBoard>(folder, warn);
-}
-std::unique_ptr<Monitor> csv_monitor(const std::string& folder, const Warn& warn) {
-  make_folder(folder);
-  return std::make_unique<Csv>(folder, warn);
-}
-
 std::vector<std::unique_ptr<Monitor>> make_monitors(const Config& config, const Warn& warn) {
-  const auto folder = [](const MonitorConfig& c) {
-    return (std::filesystem::path(c.output_path) / c.job_name).string();
-  };
   std::vector<std::unique_ptr<Monitor>> all;
-  if (config.tensorboard.enabled) all.push_back(tensorboard_monitor(folder(config.tensorboard), warn));
-  if (config.csv_monitor.enabled) all.push_back(csv_monitor(folder(config.csv_monitor), warn));
+  if (config.tensorboard.enabled) all.push_back(std::make_unique<TensorBoard>(folder_of(config.tensorboard), warn));
+  if (config.csv_monitor.enabled) all.push_back(std::make_unique<Csv>(folder_of(config.csv_monitor), warn));
   return all;
 }
 

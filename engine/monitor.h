@@ -4,7 +4,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "engine/config.h"
@@ -26,16 +25,9 @@ class Monitor {
 };
 
 /// Those that the config enables. Error when a folder cannot be made.
+///   tensorboard    OUTPUT_PATH/JOB_NAME/events.out.tfevents.<time>.<host>.<process>
+///   csv_monitor    OUTPUT_PATH/JOB_NAME/Train_Samples_lr.csv and so on, a line an event; a run that goes on appends
 std::vector<std::unique_ptr<Monitor>> make_monitors(const Config& config,
                                                     const std::function<void(const std::string&)>& warn);
-
-/// FOLDER/events.out.tfevents.<time>.<host>.<process>
-std::unique_ptr<Monitor> tensorboard_monitor(const std::string& folder,
-                                             const std::function<void(const std::string&)>& warn);
-/// FOLDER/Train_Samples_lr.csv and so on, a line an event; a run that goes on appends.
-std::unique_ptr<Monitor> csv_monitor(const std::string& folder, const std::function<void(const std::string&)>& warn);
-
-/// CRC-32C (Castagnoli), as TFRecord files keep it.
-uint32_t masked_crc32c(std::string_view bytes);
 
 }  // namespace lockstep::engine

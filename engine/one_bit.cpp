@@ -5,6 +5,7 @@
 
 #include "engine/part.h"
 #include "nn/build_empty.h"
+#include "parallel/agreement.h"
 #include "parallel/naive_ddp.h"
 #include "tensor/memory.h"
 #include "tensor/ops.h"
@@ -27,19 +28,20 @@ OneBit::OneBit(nn::Module& model, onebit::Optimizer& optimizer, dist::ProcessGro
   const std::vector<Variable> in_optimizer = optimizer.parameters();
   std::vector<std::pair<std::string, Variable>> names;
   std::vector<Variable> variables;
-  std::string without;
+  std::vector<std::string> without;
   for (const nn::NamedParameter& p : model.named_parameters()) {
     nn::fill(p.variable);
     names.emplace_back(p.name, p.variable);
     if (!p.variable.requires_grad()) continue;
     if (std::none_of(in_optimizer.begin(), in_optimizer.end(),
                      [&](const Variable& v) { return v.impl() == p.variable.impl(); }))
-      without += (without.empty() ? "" : ", ") + p.name;
+      without.push_back(p.name);
     trained_.push_back(p);
     variables.push_back(p.variable);
   }
   LOCKSTEP_CHECK(without.empty(), "[engine] expected every parameter that requires grad in ", optimizer.name(),
-                 ", got these that are not: ", without, "; add them, or freeze them (requires_grad_(false))");
+                 ", got these that are not: ", parallel::list_names(without),
+                 "; add them, or freeze them (requires_grad_(false))");
   optimizer.name_parameters(names);
   parallel::broadcast_module(model, group);
   if (options_.accumulates) sum_.emplace(variables);
@@ -112,12 +114,14 @@ std::vector<zero::StatePiece> OneBit::state() {
   for (const auto& [name, tensor] : optimizer_.state().tensors)
     all.push_back({saved_name(name), tensor.shape(), {0, tensor.numel()}, flat(tensor)});
   const onebit::Errors errors = optimizer_.errors();
-  if (errors.worker.defined()) {
-    const int64_t rank = group_.rank(), n = errors.worker.numel(), part = errors.server.numel();
-    all.push_back({worker, {group_.size(), n}, {rank * n, (rank + 1) * n}, errors.worker});
-    all.push_back({server, {n}, {rank * part, (rank + 1) * part}, errors.server});
-  }
+  if (errors.worker.defined()) add_errors(all, errors.worker, errors.server);
   return all;
+}
+
+void OneBit::add_errors(std::vector<zero::StatePiece>& to, const Tensor& mine, const Tensor& served) const {
+  const int64_t rank = group_.rank(), n = mine.numel(), part = served.numel();
+  to.push_back({worker, {group_.size(), n}, {rank * n, (rank + 1) * n}, mine});
+  to.push_back({server, {n}, {rank * part, (rank + 1) * part}, served});
 }
 
 std::map<std::string, double> OneBit::numbers() const {
@@ -160,11 +164,9 @@ std::vector<zero::StatePiece> OneBit::state_to_load(const checkpoints::Info& sav
                       " ranks cut gradients elsewhere"));
     return all;
   }
-  const int64_t rank = group_.rank(), n = shape[1], part = n / group_.size();
-  loading_[worker] = empty({n}, {.device = cpu});
-  loading_[server] = empty({part}, {.device = cpu});
-  all.push_back({worker, shape, {rank * n, (rank + 1) * n}, loading_[worker]});
-  all.push_back({server, {n}, {rank * part, (rank + 1) * part}, loading_[server]});
+  loading_[worker] = empty({shape[1]}, {.device = cpu});
+  loading_[server] = empty({shape[1] / group_.size()}, {.device = cpu});
+  add_errors(all, loading_[worker], loading_[server]);
   return all;
 }
 

@@ -59,6 +59,7 @@ class OneBit {
   int64_t first_nonfinite() const;
   void name_nonfinite(int64_t mine, zero::StepReport& report) const;
   std::vector<zero::StatePiece> model_state() const;
+  void add_errors(std::vector<zero::StatePiece>& to, const Tensor& mine, const Tensor& served) const;
 
   nn::Module& model_;
   onebit::Optimizer& optimizer_;

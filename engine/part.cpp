@@ -121,19 +121,19 @@ std::string state_name(const std::string& saved) {
 // --- slices ---
 
 std::vector<Piece> of_whole(const Piece& piece, const Sliced& sliced) {
-  const Shape& whole = sliced.whole;
+  const auto& [whole, dim, ranges] = sliced;
   int64_t inner = 1, mine = 0;
-  for (int d = int(sliced.dim) + 1; d < whole.rank(); ++d) inner *= whole[d];
-  for (const dist::Range& r : sliced.ranges) mine += r.size();
+  for (int d = int(dim) + 1; d < whole.rank(); ++d) inner *= whole[d];
+  for (const dist::Range& r : ranges) mine += r.size();
   std::vector<Piece> all;
   if (mine * inner == 0) return all;
   const Tensor flat = piece.tensor.view({piece.tensor.numel()});
   for (int64_t outer = piece.begin / (mine * inner); outer * mine * inner < piece.end; ++outer) {
     int64_t here = outer * mine * inner;  // of the slice
-    for (const dist::Range& r : sliced.ranges) {
+    for (const dist::Range& r : ranges) {
       const int64_t begin = std::max(here, piece.begin), end = std::min(here + r.size() * inner, piece.end);
       if (begin < end) {
-        const int64_t at = (outer * whole[int(sliced.dim)] + r.begin) * inner + begin - here;
+        const int64_t at = (outer * whole[int(dim)] + r.begin) * inner + begin - here;
         if (!all.empty() && all.back().end == at) {  // goes on where the last one ended
           all.back().end += end - begin;
           all.back().tensor = flat.narrow(0, end - piece.begin - (all.back().end - all.back().begin),
@@ -197,14 +197,14 @@ double Part::norm(const std::vector<std::pair<std::string, double>>& squares_) {
 WholeTensors gather_pieces(const std::vector<Piece>& mine, const checkpoints::Numbers& numbers,
                            dist::ProcessGroup& group) {
   using checkpoints::Offer;
-  const auto bytes_of = [](const Offer::Held& held) { return (held.end - held.begin) * size_of(held.dtype); };
+  const auto bytes_of = [](const Piece& held) { return (held.end - held.begin) * size_of(held.dtype); };
   const auto size = [&](const Offer& offer) {
     int64_t bytes = 0;
-    for (const Offer::Held& held : offer.pieces) bytes += bytes_of(held);
+    for (const Piece& held : offer.pieces) bytes += bytes_of(held);
     return empty({bytes}, {.dtype = u8});
   };
   const Offer own = checkpoints::offer_of({.pieces = mine, .numbers = numbers});
-  const std::vector<std::string> lists = checkpoints::gather_texts(&group, to_text(own), "list of the state");
+  const std::vector<std::string> lists = checkpoints::Ranks{&group}.gather(to_text(own), "list of the state");
   std::vector<Offer> offers;
   for (size_t rank = 0; rank < lists.size(); ++rank) {
     offers.push_back(checkpoints::parse_offer(lists[rank], str("state of rank ", rank)));
@@ -225,7 +225,7 @@ WholeTensors gather_pieces(const std::vector<Piece>& mine, const checkpoints::Nu
     const Tensor theirs = rank == 0 ? payload : size(offer);
     if (rank > 0) group.receive(theirs, rank, {.tag = "state"});
     const auto* at = static_cast<const std::byte*>(theirs.raw_data());
-    for (const Offer::Held& held : offer.pieces) {
+    for (const Piece& held : offer.pieces) {
       const auto [place, is_new] = whole.tensors.try_emplace(held.name);
       if (is_new) place->second = zeros(held.shape, {.dtype = held.dtype});
       LOCKSTEP_CHECK(place->second.dtype() == held.dtype && place->second.shape() == held.shape, "[gather] ", held.name,

@@ -7,6 +7,7 @@
 
 #include "engine/config.h"
 #include "engine/model_shape.h"
+#include "parallel/mesh.h"
 #include "zero/units.h"
 
 namespace lockstep::engine {
@@ -41,6 +42,27 @@ struct Forecast {
 /// then has those of one rank.
 Forecast plan(const Config& config, const ModelShape& model, int ranks, int sharing = 1, int expert_parallel = 1);
 
+/// What a plan of axes (parallel/mesh.h) costs: bytes of each stage's ranks, traffic of a step on each axis, the
+/// bubble.
+struct PlanForecast {
+  parallel::Plan plan;
+  Config config;  ///< resolved
+  ModelShape model;
+  std::vector<int> bounds;       ///< where each virtual stage begins, and the number of layers
+  std::vector<Forecast> stages;  ///< what a rank of each stage has (of slices: the first, which is the largest), among
+                                 ///< copies and those that share sequences
+  std::vector<double> flops;     ///< of a token's forward at a rank of each stage
+  /// Bytes that such a rank sends in a step: to other stages, to other slices, to those that share its sequences (by
+  /// ring attention, parallel/sequence/attention.h), to those that have other experts (with tokens spread evenly).
+  std::vector<double> stage_traffic, slice_traffic, context_traffic, expert_traffic;
+  double bubble = 0,
+         formula = 0;  ///< idle part of all ranks' time: simulated with these stages, and the formula of equal ones
+  double copy_traffic(size_t stage) const { return stages[stage].gradient_traffic + stages[stage].parameter_traffic; }
+};
+
+/// Error with the reason and the nearest plan for one that cannot be. ZeRO's stage: the plan's, or else the config's.
+PlanForecast plan_parts(const Config& config, const ModelShape& model, const parallel::Plan& plan);
+
 /// Speeds that a prediction stands on.
 struct Speeds {
   double flops = 0;      ///< of a rank, each second
@@ -50,5 +72,14 @@ struct Speeds {
 /// Measured here in about a second: a matrix product in `dtype`, and a copy, which is what ranks of one machine do to
 /// send.
 Speeds measure_speeds(DType dtype);
+
+/// Seconds of a step, and what they are made of.
+struct PredictedTime {
+  double compute = 0, communication = 0, optimizer = 0, step = 0;
+  double tokens = 0;  ///< of all ranks, each second
+};
+PredictedTime predict(const PlanForecast& plan, const Speeds& speeds);
+/// Whether replicas' communication goes on beside computing.
+bool overlaps(const PlanForecast& plan);
 
 }  // namespace lockstep::engine

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "data/safetensors.h"
+#include "engine/checkpoint/exchange.h"
 #include "engine/impl.h"
 #include "tensor/random.h"
 
@@ -127,7 +128,6 @@ void EngineBase::save_checkpoint(const std::string& dir, const SaveArgs& args) {
     m.saver = std::make_unique<checkpoints::Saver>(
         dir, &m.world,
         checkpoints::SaveOptions{.async = async,
-                                 .share = true,
                                  .keep = int(m.config.checkpoint.keep),
                                  .latest = args.save_latest,
                                  .tag_validation = validation == "fail"   ? checkpoints::TagValidation::fail
@@ -153,18 +153,15 @@ bool EngineBase::save_16bit_model(const std::string& dir, const std::string& nam
   std::vector<std::pair<std::string, Tensor>> tensors;
   for (auto& [key, tensor] : gather_pieces(own, {}, m.world).tensors)
     tensors.emplace_back(parameter_of(key), std::move(tensor));
-  std::string error;
-  if (m.world.rank() == 0) {
-    try {
-      std::filesystem::create_directories(dir);
-      data::save_safetensors(dir + "/" + name, tensors);
-    } catch (const std::exception& failed) { error = failed.what(); }
-  }
   // All know how it went: none may go on believing in a file that is not there.
-  const Tensor ok = Tensor::from({int32_t(error.empty())}, {1});
-  m.world.broadcast(ok, 0, {.tag = "save_16bit_model"});
-  LOCKSTEP_CHECK(ok.item<int64_t>() == 1, "[save_16bit_model] ", dir, "/", name, " was not saved",
-                 error.empty() ? str(": rank ", m.world.world_rank(0), " says why") : ": " + error);
+  const checkpoints::Ranks ranks{&m.world};
+  const std::string error = ranks.broadcast(checkpoints::error_of([&] {
+                                              if (!ranks.leads()) return;
+                                              std::filesystem::create_directories(dir);
+                                              data::save_safetensors(dir + "/" + name, tensors);
+                                            }),
+                                            "save_16bit_model");
+  LOCKSTEP_CHECK(error.empty(), "[save_16bit_model] ", dir, "/", name, " was not saved: ", error);
   return true;
 }
 
@@ -237,7 +234,7 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
   if (zero) zero->loaded();
   else one_bit->loaded();
   batches.reset();  // the training data go on elsewhere
-  return Loaded{found->path, found->client_state};
+  return found;
 }
 
 void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer) {

@@ -5,9 +5,10 @@
 //
 // All divisions that backward() has not made ahead come at once, after the sum, and in f32. So a gradient's bits do not
 // depend on how the micro-batches of a step were dealt.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "engine/impl.h"
 #include "tensor/memory.h"
@@ -17,12 +18,6 @@
 namespace lockstep::engine {
 
 namespace {
-
-std::string fixed(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
 
 struct BreakdownName {
   const char *key, *name;  // of the monitors, and of the line
@@ -146,10 +141,8 @@ void EngineBase::Impl::report(const zero::StepReport& done, double scale_before)
   const int64_t every = config.steps_per_print.value_or(0);
   const bool print = every > 0 && global_steps % every == 0;
   if (print) {
-    std::string rates;
-    for (const double r : rate) rates += str(rates.empty() ? "" : ", ", r);
-    say(str("step=", global_steps, ", skipped=", skipped_steps, ", lr=[", rates, "], loss=", loss, ", grad_norm=", norm,
-            scaler ? str(", loss_scale=", loss_scale()) : std::string()));
+    say(str("step=", global_steps, ", skipped=", skipped_steps, ", lr=[", fmt::format("{:g}", fmt::join(rate, ", ")),
+            "], loss=", loss, ", grad_norm=", norm, scaler ? str(", loss_scale=", loss_scale()) : std::string()));
     if (config.memory_breakdown) say(memory_text());
   }
   if (checkpoints && config.activation_checkpointing.profile && (print || every == 0)) {
@@ -159,7 +152,7 @@ void EngineBase::Impl::report(const zero::StepReport& done, double scale_before)
   if (config.wall_clock_breakdown && (print || every == 0)) {
     std::string line = "time (ms)";
     for (const auto& [key, name, of] : breakdown_names)
-      line += str(" | ", name, ": ", fixed(shown_times.*of / double(timed_steps), 2));
+      line += fmt::format(" | {}: {:.2f}", name, shown_times.*of / double(timed_steps));
     say(line);
     shown_times = {};
     timed_steps = 0;
@@ -167,7 +160,7 @@ void EngineBase::Impl::report(const zero::StepReport& done, double scale_before)
   if (profiler && profiler->is_done()) {
     const std::string text = profiler->report(times.step);
     if (config.flops_profiler.output_file) {
-      if (group->rank() == 0) write_report(*config.flops_profiler.output_file, text);
+      if (group->rank() == 0) data::write_atomically(*config.flops_profiler.output_file, text + "\n");
     } else {
       say(text);
     }
@@ -180,13 +173,10 @@ void EngineBase::Impl::report(const zero::StepReport& done, double scale_before)
 std::string EngineBase::Impl::memory_text() {
   int64_t psi = 0;
   for (const Variable& p : model.parameters()) psi += p.numel();
-  std::vector<std::string> kinds;
+  std::set<std::string> kinds;  // of the optimizer's state
   if (zero)
-    for (const zero::StatePiece& piece : zero->state()) {
-      if (!piece.name.starts_with("optimizer.")) continue;
-      const std::string kind = piece.name.substr(10, piece.name.find('.', 10) - 10);
-      if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
-    }
+    for (const zero::StatePiece& piece : zero->state())
+      if (piece.name.starts_with("optimizer.")) kinds.insert(piece.name.substr(10, piece.name.find('.', 10) - 10));
   const zero::ModelState formula =
       zero::model_state(stage(), double(psi), group->size(), double(size_of(model.parameters().at(0).dtype())),
                         zero ? 4.0 * double(kinds.size()) : one_bit->bytes_per_parameter());
@@ -195,10 +185,7 @@ std::string EngineBase::Impl::memory_text() {
                          group->size(), " at stage ", stage(), " with ", psi, " parameters\n");
   const auto line = [&](const std::string& name, const std::string& held, const std::string& peak,
                         const std::string& by_formula) {
-    char row[160];
-    std::snprintf(row, sizeof row, "  %-14s%18s%18s%18s\n", name.c_str(), held.c_str(), peak.c_str(),
-                  by_formula.c_str());
-    text += row;
+    text += fmt::format("  {:<14}{:>18}{:>18}{:>18}\n", name, held, peak, by_formula);
   };
   line("", "held", "peak", "formula");
   for (int c = 0; c < memory_categories; ++c) {
@@ -209,9 +196,10 @@ std::string EngineBase::Impl::memory_text() {
                             : category == Memory::optimizer ? formula.optimizer
                                                             : -1;
     line(std::string(name_of(category)), std::to_string(use.current), std::to_string(use.peak),
-         expected < 0 ? "" : fixed(expected, 0));
+         expected < 0 ? "" : fmt::format("{:.0f}", expected));
   }
-  line("total", std::to_string(ledger.total.current), std::to_string(ledger.total.peak), fixed(formula.total(), 0));
+  line("total", std::to_string(ledger.total.current), std::to_string(ledger.total.peak),
+       fmt::format("{:.0f}", formula.total()));
   text.pop_back();
   return text;
 }

@@ -24,8 +24,8 @@ Json named(const optim::Optimizer& optimizer) {
   };
   Json found(Json::Object{});
   for (const auto& type : engine::optimizer_types()) {
-    if (lower(type.type) != lower(optimizer.name())) continue;
-    found["type"] = type.type;
+    if (lower(type.name) != lower(optimizer.name())) continue;
+    found["type"] = type.name;
     if (optimizer.has("momentum")) found["params"] = Json::Object{{"momentum", optimizer.get(0, "momentum")}};
   }
   return found;

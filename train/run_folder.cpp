@@ -66,8 +66,8 @@ void Trainer::Impl::open() {
     how["parameter_bytes"] = parameters * size_of(engine->module().parameters().at(0).dtype());
     how["ranks"] = engine->group().size();
     how["micro_batches"] = engine->gradient_accumulation_steps();
-    how["zero"] = engine->zero_optimization_stage();
-    how["offload"] = engine->config().zero_optimization.offload_optimizer.device;
+    how["zero"] = engine->config().zero_optimization.stage;
+    how["offload"] = std::string(name_of(engine->config().zero_optimization.offload_optimizer.device));
     how["optimizer"] = std::string(engine->optimizer().name());
     trace::note("parallel", how.dump());
   }

@@ -287,7 +287,7 @@ void Trainer::Impl::fit() {
     line["loss"] = loss;
     line["lr"] = lr;
     line["grad_norm"] = engine->get_global_grad_norm();
-    if (engine->fp16_enabled()) line["loss_scale"] = engine->loss_scale();
+    if (engine->config().fp16.enabled) line["loss_scale"] = engine->loss_scale();
     const auto due = [&](int64_t every) {
       return every > 0 ? step % every == 0 : steps_of_epoch > 0 && step % steps_of_epoch == 0;
     };

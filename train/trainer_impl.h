@@ -45,7 +45,7 @@ struct Trainer::Impl {
   optim::GradScaler scaler;
   std::unique_ptr<engine::EngineBase> engine;
   int64_t steps = 0, steps_of_epoch = 0, first = 0, step = 0;
-  checkpoints::Files files;
+  data::Files files;
   std::optional<checkpoints::FolderLock> lock;  // of the run's folder, on the rank that leads
   std::ofstream metrics, bits;
   std::optional<double> best;

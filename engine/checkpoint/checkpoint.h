@@ -13,13 +13,15 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "data/json.h"
 #include "dist/process_group.h"
-#include "engine/checkpoint/files.h"
 #include "tensor/tensor.h"
+
+namespace lockstep::data {
+class FileCalls;
+}
 
 namespace lockstep::checkpoints {
 
@@ -38,9 +40,8 @@ Piece whole(const std::string& name, const Tensor& tensor);
 /// `part` holds the elements from `begin` on of a tensor of that shape. Padding is left out by giving a shorter `part`.
 Piece part_of(const std::string& name, const Shape& shape, int64_t begin, const Tensor& part);
 
-/// Counters, learning rates, scaler, random state: kept to the bit.
-using Number = std::variant<int64_t, double, std::string>;
-using Numbers = std::map<std::string, Number>;
+/// Counters, learning rates, scaler, random state: whole numbers, others and texts, kept to the bit.
+using Numbers = std::map<std::string, data::Json>;
 
 /// What one rank gives to a checkpoint. A piece that several ranks have (the same range) is written once.
 struct Contents {
@@ -55,7 +56,6 @@ enum class TagValidation { fail, warn, ignore };
 
 struct SaveOptions {
   bool async = false;  ///< save() returns when the tensors are copied; a thread writes them
-  bool share = false;  ///< ranks that have the same pieces share the writing of them; else the lowest rank writes all
   int keep = 0;        ///< checkpoints that stay, counted from the newest; 0: all
   bool latest = true;  ///< make it the one that load() takes by default
   TagValidation tag_validation =
@@ -63,7 +63,7 @@ struct SaveOptions {
   bool take_over = false;             ///< go on although a job on another host has left its lock
   dist::Seconds timeout{30};          ///< for all ranks to come: then those that did not are named
   dist::Seconds write_timeout{3600};  ///< for all ranks to have written
-  FileCalls* calls = nullptr;         ///< nullptr: the system's
+  data::FileCalls* calls = nullptr;   ///< nullptr: the system's
   std::function<void(const std::string&)> warn = {};  ///< from any thread; empty: a line on stderr
 };
 
@@ -109,20 +109,40 @@ struct LoadOptions {
   std::function<void(const std::string&)> warn = {};
 };
 
-struct TensorInfo {
+/// Elements [begin, end) of a logical tensor, and where they are.
+struct Part {
+  std::string file;
+  std::string name;  ///< in that file
+  int64_t begin = 0;
+  int64_t end = 0;
+  uint32_t crc = 0;  ///< crc32c of its bytes: says which tensor is damaged when the file's hash differs
+};
+struct LogicalTensor {
   DType dtype = f32;
   Shape shape;
+  std::vector<Part> parts;  ///< in order; without gaps or overlaps from 0 to the last element
+  int64_t numel() const { return numel_of(shape); }
+};
+struct FileSum {
+  int64_t bytes = 0;
+  std::string hash;  ///< BLAKE2b, 64 digits
 };
 /// What is in a checkpoint.
-struct Info {
-  std::string path;  ///< its folder
+struct Manifest {
+  static constexpr int64_t version = 1;
+  std::string id;  ///< random; also in the metadata of its files
   std::string tag;
-  int world = 1;  ///< ranks that saved it
+  int64_t sequence = 0;  ///< 1, 2, ... in the order of saving into one folder
+  int world = 1;         ///< ranks that saved it
   std::string plan;
+  std::map<std::string, FileSum> files;
+  std::map<std::string, LogicalTensor> tensors;
+  std::map<std::string, std::string> aliases;
   Numbers numbers;
   data::Json client_state;
-  std::map<std::string, TensorInfo> tensors;
-  std::map<std::string, std::string> aliases;
+};
+struct Info : Manifest {
+  std::string path;  ///< its folder
 };
 struct Loaded : Info {
   std::vector<std::string> unused;  ///< tensors that no rank asked for
@@ -143,6 +163,5 @@ std::optional<Info> inspect(const std::string& dir, dist::ProcessGroup* group = 
 // Numbers of a Loaded; Error names what is missing or of another kind.
 int64_t integer(const Numbers& numbers, const std::string& name);
 double number(const Numbers& numbers, const std::string& name);  ///< integers too
-const std::string& text(const Numbers& numbers, const std::string& name);
 
 }  // namespace lockstep::checkpoints

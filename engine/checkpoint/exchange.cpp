@@ -2,54 +2,33 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <iostream>
 #include <thread>
 
-#include "tensor/tensor.h"
+#include "dist/texts.h"
 
 namespace lockstep::checkpoints {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-bool is_alone(dist::ProcessGroup* group) { return !group || group->size() == 1; }
-
-Tensor bytes_of(int64_t size) { return Tensor(Storage::allocate(size, cpu), 0, {size}, {1}, u8); }
-
 }  // namespace
 
-void meet(dist::ProcessGroup* group, const std::string& what, dist::Seconds timeout) {
-  if (!is_alone(group)) group->barrier(timeout, what);
+void Ranks::warn(const std::string& what) const {
+  if (hear) hear("[checkpoint] " + what);
+  else std::cerr << "warning: [checkpoint] " << what << std::endl;
 }
 
-std::vector<std::string> gather_texts(dist::ProcessGroup* group, const std::string& mine, const std::string& what) {
-  if (is_alone(group)) return {mine};
-  const int world = group->size();
-  const Tensor sizes = Tensor::from(std::vector<int64_t>(size_t(world)), {world});
-  group->all_gather(sizes, Tensor::from({int64_t(mine.size())}), {.tag = what + ", sizes"});
-  const std::vector<int64_t> size = sizes.to_vector<int64_t>();
-  const int64_t longest = *std::max_element(size.begin(), size.end());
-  std::vector<std::string> texts(size.size());
-  if (longest == 0) return texts;
-  const Tensor part = bytes_of(longest), all = bytes_of(longest * world);
-  std::memset(part.raw_data(), 0, size_t(longest));
-  std::memcpy(part.raw_data(), mine.data(), mine.size());
-  group->all_gather(all, part, {.tag = what});
-  for (size_t r = 0; r < texts.size(); ++r)
-    texts[r].assign(static_cast<const char*>(all.raw_data()) + int64_t(r) * longest, size_t(size[r]));
-  return texts;
+void Ranks::meet(const std::string& what, dist::Seconds timeout) const {
+  if (!are_one()) group->barrier(timeout, what);
 }
 
-std::string broadcast_text(dist::ProcessGroup* group, const std::string& text, const std::string& what) {
-  if (is_alone(group)) return text;
-  const Tensor size = Tensor::from({int64_t(text.size())});
-  group->broadcast(size, 0, {.tag = what + ", size"});
-  const int64_t bytes = size.item<int64_t>();
-  if (bytes == 0) return "";
-  const Tensor data = bytes_of(bytes);
-  if (group->rank() == 0) std::memcpy(data.raw_data(), text.data(), text.size());
-  group->broadcast(data, 0, {.tag = what});
-  return std::string(static_cast<const char*>(data.raw_data()), size_t(bytes));
+std::vector<std::string> Ranks::gather(const std::string& mine, const std::string& what) const {
+  return are_one() ? std::vector<std::string>{mine} : dist::gather_texts(*group, mine, what);
+}
+
+std::string Ranks::broadcast(const std::string& text, const std::string& what) const {
+  return are_one() ? text : dist::broadcast_text(text, 0, *group, what);
 }
 
 std::string pack(const std::vector<std::string>& list) {
@@ -78,14 +57,14 @@ std::string error_of(const std::function<void()>& fn) {
 }
 
 void Board::pin(const std::string& place, const std::string& text) {
-  if (!is_alone(group_)) group_->control().set(prefix_ + place, str(round_, '\n', text));
+  if (!ranks_.are_one()) ranks_.group->control().set(prefix_ + place, str(round_, '\n', text));
 }
 
 std::string Board::read(const std::string& place, dist::Seconds timeout, const std::string& who) {
   const std::string start = str(round_, '\n');
   auto pause = std::chrono::microseconds(200);
   for (const auto begin = Clock::now();;) {
-    const std::optional<std::string> text = group_->control().try_get(prefix_ + place);
+    const std::optional<std::string> text = ranks_.group->control().try_get(prefix_ + place);
     if (text && text->starts_with(start)) return text->substr(start.size());
     LOCKSTEP_CHECK(Clock::now() - begin < timeout, "waited ", timeout.count(), " s for ", who);
     std::this_thread::sleep_for(pause);

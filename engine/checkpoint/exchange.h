@@ -8,12 +8,23 @@
 
 namespace lockstep::checkpoints {
 
-/// Waits for all ranks, at most `timeout`: DistError that names those that do not come, or what they do instead.
-void meet(dist::ProcessGroup* group, const std::string& what, dist::Seconds timeout);
-/// Everybody's text, by rank. A null group is a rank alone.
-std::vector<std::string> gather_texts(dist::ProcessGroup* group, const std::string& mine, const std::string& what);
-/// Rank 0's text.
-std::string broadcast_text(dist::ProcessGroup* group, const std::string& text, const std::string& what);
+/// The ranks that save or load together; a null group is a rank alone.
+struct Ranks {
+  dist::ProcessGroup* group = nullptr;
+  std::function<void(const std::string&)> hear = {};  ///< what warn() says; empty: a line on stderr
+
+  int rank() const { return group ? group->rank() : 0; }
+  int world() const { return group ? group->size() : 1; }
+  bool leads() const { return rank() == 0; }
+  bool are_one() const { return world() == 1; }
+  void warn(const std::string& what) const;
+  /// Waits for all ranks, at most `timeout`: DistError that names those that do not come, or what they do instead.
+  void meet(const std::string& what, dist::Seconds timeout) const;
+  /// Everybody's text, by rank.
+  std::vector<std::string> gather(const std::string& mine, const std::string& what) const;
+  /// Rank 0's text.
+  std::string broadcast(const std::string& text, const std::string& what) const;
+};
 /// A list as one text, whatever bytes are in it, and back.
 std::string pack(const std::vector<std::string>& list);
 std::vector<std::string> unpack(const std::string& text);
@@ -24,14 +35,14 @@ std::string error_of(const std::function<void()>& fn);
 /// place is used again in every round, so that a job may save for ever.
 class Board {
  public:
-  Board(dist::ProcessGroup* group, const std::string& id) : group_(group), prefix_("checkpoint/" + id + "/") {}
+  Board(const Ranks& ranks, const std::string& id) : ranks_(ranks), prefix_("checkpoint/" + id + "/") {}
   void next_round() { ++round_; }
   void pin(const std::string& place, const std::string& text);
   /// Error naming `who` when it takes longer than `timeout`.
   std::string read(const std::string& place, dist::Seconds timeout, const std::string& who);
 
  private:
-  dist::ProcessGroup* group_;
+  const Ranks& ranks_;
   std::string prefix_;
   uint64_t round_ = 0;
 };

@@ -60,8 +60,7 @@ bool is_temporary(const std::string& name) {
   const size_t at = name.rfind(temporary);
   if (at == name.npos || name.size() != at + temporary.size() + id_digits) return false;
   const std::string_view id = std::string_view(name).substr(at + temporary.size());
-  return parse_folder(name.substr(0, at)) &&
-         std::all_of(id.begin(), id.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+  return parse_folder(name.substr(0, at)) && id.find_first_not_of("0123456789abcdef") == id.npos;
 }
 
 std::string temporary_name(const std::string& name, const std::string& id) { return str(name, temporary, id); }
@@ -84,18 +83,18 @@ Manifest read_manifest(const std::string& folder) {
   return parse_manifest(read_manifest_text(folder), folder + "/" + manifest_name);
 }
 
-std::string missing_file(const std::string& folder, const Manifest& manifest) {
-  for (const auto& [name, sum] : manifest.files) {
-    const std::string path = folder + "/" + name;
-    std::error_code error;
-    const auto size = fs::file_size(path, error);
-    if (error) return str(path, ": expected a file of ", sum.bytes, " bytes, got: ", error.message());
-    if (int64_t(size) != sum.bytes)
-      return str(path, ": expected ", sum.bytes, " bytes, got ", size, int64_t(size) < sum.bytes ? " (truncated)" : "");
-  }
-  return "";
+void check_size(const std::string& path, const FileSum& sum) {
+  std::error_code error;
+  const auto size = fs::file_size(path, error);
+  LOCKSTEP_CHECK(!error, path, ": expected a file of ", sum.bytes, " bytes, got: ", error.message());
+  LOCKSTEP_CHECK(int64_t(size) == sum.bytes, path, ": expected ", sum.bytes, " bytes, got ", size,
+                 int64_t(size) < sum.bytes ? " (truncated)" : "");
 }
 
+namespace {
+
+/// The newest whose manifest is right and whose files are all there in their sizes, but not these; "" when there is
+/// none.
 std::string newest_whole(const std::string& dir, const std::vector<std::string>& but) {
   int64_t newest = -1;
   std::string folder;
@@ -103,13 +102,55 @@ std::string newest_whole(const std::string& dir, const std::vector<std::string>&
     if (std::find(but.begin(), but.end(), found.folder) != but.end()) continue;
     try {
       const Manifest manifest = read_manifest(dir + "/" + found.folder);
-      if (manifest.sequence <= newest || !missing_file(dir + "/" + found.folder, manifest).empty()) continue;
+      if (manifest.sequence <= newest) continue;
+      for (const auto& [name, sum] : manifest.files) check_size(str(dir, "/", found.folder, "/", name), sum);
       newest = manifest.sequence;
       folder = found.folder;
     } catch (const Error&) {  // damaged: not whole
     }
   }
   return folder;
+}
+
+}  // namespace
+
+std::string find_checkpoint(const std::string& dir, const std::string& tag, std::string& warning,
+                            const std::vector<std::string>& but) {
+  if (fs::exists(fs::path(dir) / manifest_name)) {
+    if (!but.empty()) return "";
+    const std::string own = tag.empty() ? "" : read_manifest(dir).tag;
+    LOCKSTEP_CHECK(tag == own, dir, ": this is a checkpoint of tag ", own, ", not ", tag);
+    return dir;
+  }
+  const std::vector<Found> all = list_checkpoints(dir);
+  if (!tag.empty()) {
+    std::string newest, tags;
+    for (const Found& found : all) {
+      if (found.tag == tag) newest = found.folder;
+      else if (tags.find(" " + found.tag + ",") == tags.npos) tags += " " + found.tag + ",";
+    }
+    if (!tags.empty()) tags.pop_back();
+    LOCKSTEP_CHECK(!newest.empty(), dir, ": expected a checkpoint of tag ", tag, ", there ",
+                   all.empty() ? "is none of any tag" : "are" + tags);
+    return dir + "/" + newest;
+  }
+  std::string why;
+  if (but.empty()) {
+    try {
+      const std::string latest = read_latest(dir);
+      if (!latest.empty() && fs::exists(fs::path(dir) / latest / manifest_name)) return dir + "/" + latest;
+      if (latest.empty() && all.empty()) {
+        warning = dir + ": holds no checkpoint";
+        return "";
+      }
+      why = latest.empty() ? dir + "/latest is missing" : dir + "/latest names " + latest + ", which is not there";
+    } catch (const Error& error) { why = error.what(); }
+  }
+  const std::string newest = newest_whole(dir, but);
+  LOCKSTEP_CHECK(!newest.empty(), dir, ": expected a whole checkpoint, ",
+                 all.empty() ? "there is none" : str("none of the ", all.size(), " is"), why.empty() ? "" : "; " + why);
+  warning = (why.empty() ? "" : why + "; ") + "taking " + dir + "/" + newest + ", the newest whole one";
+  return dir + "/" + newest;
 }
 
 }  // namespace lockstep::checkpoints

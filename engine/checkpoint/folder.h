@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/checkpoint/files.h"
+#include "data/file_calls.h"
 #include "engine/checkpoint/manifest.h"
 
 namespace lockstep::checkpoints {
@@ -36,11 +36,14 @@ std::string temporary_name(const std::string& name, const std::string& id);
 std::string read_latest(const std::string& dir);
 std::string read_manifest_text(const std::string& folder);
 Manifest read_manifest(const std::string& folder);
-/// The first file that is missing or has another size than the manifest says, and how; "" when there is none.
-std::string missing_file(const std::string& folder, const Manifest& manifest);
+/// Error that names the file when it is missing or has another size.
+void check_size(const std::string& path, const FileSum& sum);
 
-/// The newest checkpoint whose manifest is right and whose files are all there in their sizes; "" when there is none.
-/// `but`: not these.
-std::string newest_whole(const std::string& dir, const std::vector<std::string>& but = {});
+/// The folder of a checkpoint: DIR itself when it holds a manifest, else DIR/TAG, the last saved under this tag;
+/// without a tag the one that `latest` names. "" when DIR holds no checkpoint. When `latest` is missing, damaged or
+/// names nothing, the newest whole one, and `warning` says so. Error when there is no such tag, or checkpoints of which
+/// none is whole. `but`: names of folders not to take.
+std::string find_checkpoint(const std::string& dir, const std::string& tag, std::string& warning,
+                            const std::vector<std::string>& but = {});
 
 }  // namespace lockstep::checkpoints

@@ -1,15 +1,11 @@
 #include "engine/checkpoint/hash.h"
 
-#include <sodium.h>
-
 #include "tensor/check.h"
 
 namespace lockstep::checkpoints {
 namespace {
 
 constexpr size_t bytes_of_hash = 32;
-
-crypto_generichash_state* as_state(unsigned char* bytes) { return reinterpret_cast<crypto_generichash_state*>(bytes); }
 
 std::string hex_of(const unsigned char* bytes, size_t size) {
   std::string text(2 * size + 1, '\0');
@@ -26,18 +22,17 @@ void require_sodium() {
 }  // namespace
 
 Hash::Hash() {
-  static_assert(sizeof state_ >= sizeof(crypto_generichash_state) && alignof(crypto_generichash_state) <= 64);
   require_sodium();
-  crypto_generichash_init(as_state(state_), nullptr, 0, bytes_of_hash);
+  crypto_generichash_init(&state_, nullptr, 0, bytes_of_hash);
 }
 
 void Hash::update(data::Bytes bytes) {
-  crypto_generichash_update(as_state(state_), reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  crypto_generichash_update(&state_, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
 }
 
 std::string Hash::hex() {
   unsigned char result[bytes_of_hash];
-  crypto_generichash_final(as_state(state_), result, sizeof result);
+  crypto_generichash_final(&state_, result, sizeof result);
   return hex_of(result, sizeof result);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // BLAKE2b with 256 bits, as `b2sum -l 256` computes it.
-#include <cstdint>
+#include <sodium.h>
+
 #include <string>
 
 #include "data/files.h"
@@ -15,7 +16,7 @@ class Hash {
   std::string hex();
 
  private:
-  alignas(64) unsigned char state_[384];
+  crypto_generichash_state state_;
 };
 
 std::string hash_of(data::Bytes bytes);

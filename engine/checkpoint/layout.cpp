@@ -10,19 +10,22 @@ namespace lockstep::checkpoints {
 namespace {
 
 using data::Json;
-using Ranks = std::vector<int>;
 
 struct Owner {
   size_t offer;
   size_t piece;
 };
+struct Owned {
+  std::vector<Owner> owners;
+  std::vector<int> ranks;  // that made their offers
+};
 struct Ranges {
-  const Offer::Held* first = nullptr;
+  const Piece* first = nullptr;
   int first_rank = 0;
-  std::map<std::pair<int64_t, int64_t>, std::vector<Owner>> owners;  // of each range
+  std::map<std::pair<int64_t, int64_t>, Owned> all;
 };
 
-std::string describe(const Offer::Held& held) { return str(name_of(held.dtype), held.shape); }
+std::string describe(const Piece& held) { return str(name_of(held.dtype), held.shape); }
 
 /// The parts of `range`, which lies at `offset` bytes of all that these ranks share, by rank.
 std::vector<dist::Range> cut(dist::Range range, int64_t offset, int64_t total, int64_t element, size_t ranks) {
@@ -77,16 +80,12 @@ std::string check_piece(const Piece& p) {
 }
 
 Offer offer_of(const Contents& contents) {
-  Offer offer;
+  Offer offer{{.aliases = contents.aliases, .numbers = contents.numbers}, ""};
   for (const Piece& p : contents.pieces) {
-    if (const std::string error = check_piece(p); !error.empty()) {
-      if (offer.error.empty()) offer.error = error;
-      continue;
-    }
-    offer.pieces.push_back({p.name, p.dtype, p.shape, p.begin, p.end});
+    const std::string error = check_piece(p);
+    if (offer.error.empty()) offer.error = error;
+    if (error.empty()) offer.pieces.push_back({p.name, p.shape, p.dtype, p.begin, p.end, {}});
   }
-  offer.aliases = contents.aliases;
-  offer.numbers = contents.numbers;
   return offer;
 }
 
@@ -110,11 +109,8 @@ Offer parse_offer(std::string_view text, const std::string& origin) {
   offer.error = json.at("error").as_string();
   for (const Json& item : json.at("pieces").as_array()) {
     const auto& fields = item.as_array();
-    Offer::Held held{fields.at(0).as_string(),
-                     parse_dtype(fields.at(1).as_string()),
-                     {},
-                     fields.at(3).as_int(),
-                     fields.at(4).as_int()};
+    Piece held{fields.at(0).as_string(), {}, parse_dtype(fields.at(1).as_string()), fields.at(3).as_int(),
+               fields.at(4).as_int(),    {}};
     for (const Json& size : fields.at(2).as_array()) held.shape.push_back(size.as_int());
     offer.pieces.push_back(std::move(held));
   }
@@ -123,8 +119,8 @@ Offer parse_offer(std::string_view text, const std::string& origin) {
   return offer;
 }
 
-Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_t>& of_rank, bool share) {
-  std::vector<Ranks> ranks(offers.size());  // that made each offer
+Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_t>& of_rank) {
+  std::vector<std::vector<int>> ranks(offers.size());  // that made each offer
   for (size_t r = 0; r < of_rank.size(); ++r) ranks[of_rank[r]].push_back(int(r));
   const auto rank_of = [&](size_t offer) { return ranks[offer].front(); };
   for (size_t o = 0; o < offers.size(); ++o)
@@ -136,45 +132,44 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
   std::map<std::string, int> number_of, alias_of;  // the rank that gave it
   for (size_t o = 0; o < offers.size(); ++o) {
     for (size_t i = 0; i < offers[o].pieces.size(); ++i) {
-      const Offer::Held& held = offers[o].pieces[i];
+      const Piece& held = offers[o].pieces[i];
       Ranges& ranges = all[held.name];
       if (!ranges.first) ranges.first = &held, ranges.first_rank = rank_of(o);
       LOCKSTEP_CHECK(held.dtype == ranges.first->dtype && held.shape == ranges.first->shape, held.name, ": rank ",
                      ranges.first_rank, " has a part of ", describe(*ranges.first), ", rank ", rank_of(o), " of ",
                      describe(held));
       if (held.begin == held.end && numel_of(held.shape) > 0) continue;
-      auto& owners = ranges.owners[{held.begin, held.end}];
+      auto& owners = ranges.all[{held.begin, held.end}].owners;
       LOCKSTEP_CHECK(owners.empty() || owners.back().offer != o, held.name, ": rank ", rank_of(o), " gives elements [",
                      held.begin, ", ", held.end, ") twice; tied tensors are aliases");
       owners.push_back({o, i});
     }
     for (const auto& [name, value] : offers[o].numbers) {
-      const auto [at, is_new] = layout.numbers.emplace(name, value);
+      const auto [at, is_new] = layout.manifest.numbers.emplace(name, value);
       if (is_new) number_of[name] = rank_of(o);
-      LOCKSTEP_CHECK(to_json({{"", value}}) == to_json({{"", at->second}}), "number \"", name, "\" is ",
-                     text_of(at->second), " at rank ", number_of[name], " and ", text_of(value), " at rank ",
-                     rank_of(o));
+      LOCKSTEP_CHECK(finite(value) == finite(at->second), "number \"", name, "\" is ", text_of(at->second), " at rank ",
+                     number_of[name], " and ", text_of(value), " at rank ", rank_of(o));
     }
     for (const auto& [name, target] : offers[o].aliases) {
-      const auto [at, is_new] = layout.aliases.emplace(name, target);
+      const auto [at, is_new] = layout.manifest.aliases.emplace(name, target);
       if (is_new) alias_of[name] = rank_of(o);
       LOCKSTEP_CHECK(at->second == target, "alias \"", name, "\" is for \"", at->second, "\" at rank ", alias_of[name],
                      " and for \"", target, "\" at rank ", rank_of(o));
     }
   }
-  for (const auto& [name, target] : layout.aliases)
+  for (const auto& [name, target] : layout.manifest.aliases)
     LOCKSTEP_CHECK(all.count(target) && !all.count(name),
                    "expected an alias of a tensor that is saved, which is not saved itself, got \"", name, "\" for \"",
                    target, "\"");
 
   // 2. Whole tensors, each element once.
-  std::map<Ranks, int64_t> shared, done;  // bytes that these ranks all have
-  std::map<std::string, std::vector<Ranks>> holders;
-  for (const auto& [name, ranges] : all) {
+  std::map<std::vector<int>, int64_t> shared, done;  // bytes that these ranks all have
+  for (auto& [name, ranges] : all) {
     int64_t reached = 0;
     const int64_t numel = numel_of(ranges.first->shape);
     const std::vector<Owner>* before = nullptr;
-    for (const auto& [range, owners] : ranges.owners) {
+    for (auto& [range, owned] : ranges.all) {
+      auto& [owners, held_by] = owned;
       LOCKSTEP_CHECK(range.first <= reached, name, " ", describe(*ranges.first), ": no rank has elements [", reached,
                      ", ", range.first, ")");
       LOCKSTEP_CHECK(range.first == reached, name, " ", describe(*ranges.first), ": the ranges of ranks ",
@@ -182,27 +177,26 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
                      " overlap at element ", range.first, "; ranges must be apart, or the same");
       reached = range.second;
       before = &owners;
-      Ranks& held_by = holders[name].emplace_back();
       for (const Owner& owner : owners)
         held_by.insert(held_by.end(), ranks[owner.offer].begin(), ranks[owner.offer].end());
       std::sort(held_by.begin(), held_by.end());
       shared[held_by] += (range.second - range.first) * size_of(ranges.first->dtype);
     }
-    LOCKSTEP_CHECK(reached == numel && (numel > 0 || !ranges.owners.empty()), name, " ", describe(*ranges.first),
+    LOCKSTEP_CHECK(reached == numel && (numel > 0 || !ranges.all.empty()), name, " ", describe(*ranges.first),
                    ": no rank has elements [", reached, ", ", numel, ")");
   }
 
-  // 3. What is held by several is written by the lowest rank, or cut between them as if it were one list of bytes.
+  // 3. What is held by several is cut between them as if it were one list of bytes.
   layout.writes.resize(of_rank.size());
   for (const auto& [name, ranges] : all) {
-    LogicalTensor& tensor = layout.tensors[name] = {ranges.first->dtype, ranges.first->shape, {}};
-    size_t index = 0;
-    for (const auto& [range, owners] : ranges.owners) {
-      const Ranks& held_by = holders[name][index++];
+    LogicalTensor& tensor = layout.manifest.tensors[name] = {ranges.first->dtype, ranges.first->shape, {}};
+    for (const auto& [range, owned] : ranges.all) {
+      const auto& owners = owned.owners;
+      const std::vector<int>& held_by = owned.ranks;
       const int64_t element = size_of(tensor.dtype);
       const dist::Range whole{range.first, range.second};
       std::vector<dist::Range> parts(1, whole);
-      if (share && whole.size() > 0) parts = cut(whole, done[held_by], shared[held_by], element, held_by.size());
+      if (whole.size() > 0) parts = cut(whole, done[held_by], shared[held_by], element, held_by.size());
       done[held_by] += whole.size() * element;
       for (size_t i = 0; i < parts.size(); ++i) {
         if (parts[i].size() == 0 && whole.size() > 0) continue;

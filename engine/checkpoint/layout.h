@@ -2,7 +2,6 @@
 // Who writes what: from what all ranks say that they have. Pure, so that every rank comes to the same without asking
 // again.
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -10,19 +9,9 @@
 
 namespace lockstep::checkpoints {
 
-/// What a rank has, without the bytes.
-struct Offer {
-  struct Held {
-    std::string name;
-    DType dtype = f32;
-    Shape shape;
-    int64_t begin = 0;
-    int64_t end = 0;
-  };
+/// What a rank has: its contents without the bytes.
+struct Offer : Contents {
   std::string error;  ///< why this rank cannot take part
-  std::vector<Held> pieces;
-  std::map<std::string, std::string> aliases;
-  Numbers numbers;
 };
 /// Checks the pieces of this rank; what is wrong becomes `error`.
 Offer offer_of(const Contents& contents);
@@ -43,14 +32,12 @@ struct Assignment {
     size_t part = 0;            ///< of that tensor's parts
     std::vector<Chunk> chunks;  ///< what it is made of, in order
   };
-  std::map<std::string, LogicalTensor> tensors;
-  std::map<std::string, std::string> aliases;
-  Numbers numbers;
+  Manifest manifest;                       ///< its tensors, aliases and numbers
   std::vector<std::vector<Write>> writes;  ///< by rank; in the order of tensors and parts
 };
 std::string file_of_rank(int rank);
 /// `of_rank`: which of the offers each rank made, as many of them are equal. Error: names the tensor, the ranks and
 /// what is wrong: shapes that differ, gaps, overlaps, numbers that differ.
-Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_t>& of_rank, bool share);
+Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_t>& of_rank);
 
 }  // namespace lockstep::checkpoints

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <iostream>
+#include <set>
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/exchange.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/checkpoint/layout.h"
 #include "engine/checkpoint/manifest.h"
-#include "engine/checkpoint/verify.h"
+#include "engine/checkpoint/tensor_file.h"
 
 namespace lockstep::checkpoints {
 namespace {
@@ -30,28 +30,16 @@ std::string listing(const std::vector<std::pair<int, std::string>>& lines, bool 
   return seen.size() <= most ? text : str(text, "\n  and ", seen.size() - most, " more");
 }
 
-struct Source {
-  std::string folder;
-  Manifest manifest;
-};
-
-Info info_of(const Source& source) {
-  const Manifest& m = source.manifest;
-  Info info{source.folder, m.tag, m.world, m.plan, m.numbers, m.client_state, {}, m.aliases};
-  for (const auto& [name, tensor] : m.tensors) info.tensors[name] = {tensor.dtype, tensor.shape};
-  return info;
-}
-
 class Loading {
  public:
   Loading(const std::string& dir, const std::vector<Piece>& wanted, dist::ProcessGroup* group,
           const LoadOptions& options)
-      : dir_(dir), wanted_(wanted), group_(group), options_(options) {}
+      : dir_(dir), wanted_(wanted), ranks_{group, options.warn}, options_(options) {}
 
   std::optional<Loaded> run() {
-    meet(group_, "checkpoint load", options_.timeout);
+    ranks_.meet("checkpoint load", options_.timeout);
     for (Lines damaged;;) {
-      const std::optional<Source> source = choose(damaged);
+      const std::optional<Info> source = choose(damaged);
       if (!source) return std::nullopt;
       Loaded loaded = check_wanted(*source);
       const std::string damage = verify(*source);
@@ -60,38 +48,29 @@ class Loading {
         return loaded;
       }
       const bool alone = std::filesystem::exists(dir_ + "/" + manifest_name);
-      LOCKSTEP_CHECK(options_.fall_back && options_.tag.empty() && !alone, "[checkpoint] ", source->folder,
+      LOCKSTEP_CHECK(options_.fall_back && options_.tag.empty() && !alone, "[checkpoint] ", source->path,
                      " is damaged, nothing was loaded:", damage,
                      options_.tag.empty() && !alone ? "\nfall_back takes the one before" : "");
-      if (leads()) warn(str(source->folder, " is damaged:", damage));
-      damaged.push_back(std::filesystem::path(source->folder).filename().string());
+      if (ranks_.leads()) ranks_.warn(str(source->path, " is damaged:", damage));
+      damaged.push_back(std::filesystem::path(source->path).filename().string());
     }
   }
 
   std::optional<Info> inspect() {
-    meet(group_, "checkpoint inspect", options_.timeout);
-    const std::optional<Source> source = choose({});
-    return source ? std::optional(info_of(*source)) : std::nullopt;
+    ranks_.meet("checkpoint inspect", options_.timeout);
+    return choose({});
   }
 
  private:
-  int rank() const { return group_ ? group_->rank() : 0; }
-  int world() const { return group_ ? group_->size() : 1; }
-  bool leads() const { return rank() == 0; }
-  void warn(const std::string& what) const {
-    if (options_.warn) options_.warn("[checkpoint] " + what);
-    else std::cerr << "warning: [checkpoint] " << what << std::endl;
-  }
-
   /// Rank 0 looks, all get the same.
-  std::optional<Source> choose(Lines damaged) {
+  std::optional<Info> choose(Lines damaged) {
     std::string told;
-    if (leads()) {
+    if (ranks_.leads()) {
       const std::string error = error_of([&] {
         for (;;) {
           std::string warning;
           const std::string folder = find_checkpoint(dir_, options_.tag, warning, damaged);
-          if (!warning.empty()) warn(warning);
+          if (!warning.empty()) ranks_.warn(warning);
           if (folder.empty()) return;
           try {
             const std::string text = read_manifest_text(folder);
@@ -101,20 +80,19 @@ class Loading {
           } catch (const Error& error) {
             const bool alone = folder == dir_;
             if (!options_.fall_back || !options_.tag.empty() || alone) throw;
-            warn(error.what());
+            ranks_.warn(error.what());
             damaged.push_back(std::filesystem::path(folder).filename().string());
           }
         }
       });
       if (!error.empty()) told = "!" + error;
     }
-    told = broadcast_text(group_, told, "checkpoint load, manifest");
+    told = ranks_.broadcast(told, "checkpoint load, manifest");
     LOCKSTEP_CHECK(!told.starts_with('!'), "[checkpoint] ", told.substr(1));
     if (told.empty()) return std::nullopt;
     const size_t line = told.find('\n');
-    Source source{told.substr(0, line), {}};
-    source.manifest = parse_manifest(std::string_view(told).substr(line + 1), source.folder + "/" + manifest_name);
-    return source;
+    const std::string path = told.substr(0, line);
+    return Info{parse_manifest(std::string_view(told).substr(line + 1), path + "/" + manifest_name), path};
   }
 
   /// What is wrong with one wanted piece, or "".
@@ -130,84 +108,73 @@ class Loading {
     return "";
   }
 
+  /// What all ranks say, with the rank.
+  std::vector<std::pair<int, std::string>> gather(const Lines& mine, const std::string& what) const {
+    std::vector<std::pair<int, std::string>> all;
+    const std::vector<std::string> texts = ranks_.gather(pack(mine), what);
+    for (size_t r = 0; r < texts.size(); ++r)
+      for (const std::string& line : unpack(texts[r])) all.emplace_back(int(r), line);
+    return all;
+  }
+
   /// Compares what all ranks want with what there is; keeps the files that any rank needs in files_.
-  Loaded check_wanted(const Source& source) {
-    const Manifest& m = source.manifest;
-    Lines problems, files, used;
+  Loaded check_wanted(const Info& source) {
+    Lines problems;
+    std::set<std::string> used;
+    own_files_.clear();
     for (const Piece& piece : wanted_) {
-      if (std::string problem = mismatch(piece, m); !problem.empty()) {
+      if (std::string problem = mismatch(piece, source); !problem.empty()) {
         problems.push_back(std::move(problem));
         continue;
       }
-      const auto alias = m.aliases.find(piece.name);
-      used.push_back(alias == m.aliases.end() ? piece.name : alias->second);
-      for (const Part& part : find_tensor(m, piece.name)->parts)
-        if (part.begin < piece.end && part.end > piece.begin) files.push_back(part.file);
+      const auto alias = source.aliases.find(piece.name);
+      used.insert(alias == source.aliases.end() ? piece.name : alias->second);
+      for (const Part& part : find_tensor(source, piece.name)->parts)
+        if (part.begin < piece.end && part.end > piece.begin) own_files_.insert(part.file);
     }
-    for (Lines* list : {&files, &used}) {
-      std::sort(list->begin(), list->end());
-      list->erase(std::unique(list->begin(), list->end()), list->end());
-    }
-    own_files_ = files;
-    // One bit a tensor: much shorter than names.
-    std::string bits(m.tensors.size(), '0');
-    size_t index = 0, at = 0;
-    for (const auto& [name, tensor] : m.tensors) {
-      if (at < used.size() && used[at] == name) bits[index] = '1', ++at;
-      ++index;
-    }
-    std::vector<std::pair<int, std::string>> all;
+    auto all = gather(problems, "checkpoint load, what does not fit");
     files_.clear();
-    const std::vector<std::string> texts =
-        gather_texts(group_, pack({pack(problems), pack(files), bits}), "checkpoint load, wanted");
-    for (size_t r = 0; r < texts.size(); ++r) {
-      const Lines theirs = unpack(texts[r]);
-      for (const std::string& line : unpack(theirs[0])) all.emplace_back(int(r), line);
-      for (const std::string& file : unpack(theirs[1])) files_.push_back(file);
-      for (size_t i = 0; i < bits.size(); ++i)
-        if (theirs[2][i] == '1') bits[i] = '1';
-    }
-    std::sort(files_.begin(), files_.end());
-    files_.erase(std::unique(files_.begin(), files_.end()), files_.end());
+    for (auto& [rank, file] : gather({own_files_.begin(), own_files_.end()}, "checkpoint load, files"))
+      files_.insert(file);
+    std::string bits;  // one a tensor: much shorter than names
+    for (const auto& [name, tensor] : source.tensors) bits += used.count(name) ? '1' : '0';
+    for (const auto& [rank, theirs] : gather({bits}, "checkpoint load, wanted"))
+      for (size_t i = 0; i < bits.size(); ++i) bits[i] = std::max(bits[i], theirs[i]);
 
-    Loaded loaded{info_of(source), {}};
-    index = 0;
-    for (const auto& [name, tensor] : m.tensors) {
+    Loaded loaded{source, {}};
+    size_t index = 0;
+    for (const auto& [name, tensor] : source.tensors) {
       if (bits[index++] == '1') continue;
       loaded.unused.push_back(name);
-      bool skipped = false;
-      for (const std::string& start : options_.skip) skipped = skipped || name.starts_with(start);
+      const bool skipped = std::any_of(options_.skip.begin(), options_.skip.end(),
+                                       [&, &n = name](const std::string& start) { return n.starts_with(start); });
       if (options_.strict && !skipped)
         all.emplace_back(0, str("not asked for: ", name, " ", tensor.dtype, tensor.shape));
     }
-    LOCKSTEP_CHECK(all.empty(), "[checkpoint] ", source.folder,
-                   " does not fit, nothing was loaded:", listing(all, world() > 1));
+    LOCKSTEP_CHECK(all.empty(), "[checkpoint] ", source.path,
+                   " does not fit, nothing was loaded:", listing(all, ranks_.world() > 1));
     return loaded;
   }
 
   /// Every file that anybody needs, all of its bytes by one rank; its header also by each rank that needs it.
-  std::string verify(const Source& source) {
+  std::string verify(const Info& source) {
     Lines damage;
     open_.clear();
     const auto note = [&](const std::function<void()>& check) {
       if (std::string error = error_of(check); !error.empty()) damage.push_back(std::move(error));
     };
-    if (options_.verify == Verify::hashes)
-      for (size_t i = size_t(rank()); i < files_.size(); i += size_t(world()))
-        note([&] { verify_file(source.folder, source.manifest, files_[i]); });
-    for (const std::string& file : own_files_)
-      note([&] { open_.emplace(file, open_part(source.folder, source.manifest, file)); });
-    const std::vector<std::string> texts = gather_texts(group_, pack(damage), "checkpoint load, verified");
-    std::vector<std::pair<int, std::string>> all;
-    for (size_t r = 0; r < texts.size(); ++r)
-      for (const std::string& line : unpack(texts[r])) all.emplace_back(int(r), line);
-    return listing(all, world() > 1);
+    int turn = 0;
+    for (const std::string& file : files_)
+      if (options_.verify == Verify::hashes && turn++ % ranks_.world() == ranks_.rank())
+        note([&] { verify_file(source.path, source, file); });
+    for (const std::string& file : own_files_) note([&] { open_.emplace(file, open_part(source.path, source, file)); });
+    return listing(gather(damage, "checkpoint load, verified"), ranks_.world() > 1);
   }
 
-  void fill(const Source& source) {
-    std::string error = error_of([&] {
+  void fill(const Info& source) {
+    const std::string error = error_of([&] {
       for (const Piece& piece : wanted_) {
-        for (const Part& part : find_tensor(source.manifest, piece.name)->parts) {
+        for (const Part& part : find_tensor(source, piece.name)->parts) {
           const int64_t begin = std::max(part.begin, piece.begin), end = std::min(part.end, piece.end);
           if (begin >= end) continue;
           const Tensor from =
@@ -218,29 +185,27 @@ class Loading {
       }
       data::check_mapped_files();
     });
-    const std::vector<std::string> errors = gather_texts(group_, error, "checkpoint load, done");
-    std::vector<std::pair<int, std::string>> all;
-    for (size_t r = 0; r < errors.size(); ++r)
-      if (!errors[r].empty()) all.emplace_back(int(r), errors[r]);
-    LOCKSTEP_CHECK(all.empty(), "[checkpoint] ", source.folder,
+    const auto all = gather(error.empty() ? Lines() : Lines{error}, "checkpoint load, done");
+    LOCKSTEP_CHECK(all.empty(), "[checkpoint] ", source.path,
                    " could not be read after it was verified; what is in the tensors is not to be used:",
-                   listing(all, world() > 1));
+                   listing(all, ranks_.world() > 1));
   }
 
   const std::string dir_;
   const std::vector<Piece> wanted_;
-  dist::ProcessGroup* group_;
+  const Ranks ranks_;
   const LoadOptions options_;
-  Lines files_, own_files_;                        // that any rank needs; that this one does
+  std::set<std::string> files_, own_files_;        // that any rank needs; that this one does
   std::map<std::string, data::SafeTensors> open_;  // own_files_
 };
 
-template <class T> const T& get(const Numbers& numbers, const std::string& name, const char* kind) {
+const data::Json& get(const Numbers& numbers, const std::string& name, bool (data::Json::*is)() const,
+                      const char* kind) {
   const auto found = numbers.find(name);
   LOCKSTEP_CHECK(found != numbers.end(), "[checkpoint] expected a number \"", name, "\", the checkpoint has none");
-  const T* value = std::get_if<T>(&found->second);
-  LOCKSTEP_CHECK(value, "[checkpoint] expected \"", name, "\" to be ", kind, ", got ", text_of(found->second));
-  return *value;
+  LOCKSTEP_CHECK((found->second.*is)(), "[checkpoint] expected \"", name, "\" to be ", kind, ", got ",
+                 text_of(found->second));
+  return found->second;
 }
 
 }  // namespace
@@ -255,16 +220,10 @@ std::optional<Info> inspect(const std::string& dir, dist::ProcessGroup* group, c
 }
 
 int64_t integer(const Numbers& numbers, const std::string& name) {
-  return get<int64_t>(numbers, name, "a whole number");
+  return get(numbers, name, &data::Json::is_int, "a whole number").as_int();
 }
 double number(const Numbers& numbers, const std::string& name) {
-  const auto found = numbers.find(name);
-  if (found != numbers.end())
-    if (const int64_t* whole = std::get_if<int64_t>(&found->second)) return double(*whole);
-  return get<double>(numbers, name, "a number");
-}
-const std::string& text(const Numbers& numbers, const std::string& name) {
-  return get<std::string>(numbers, name, "a text");
+  return get(numbers, name, &data::Json::is_number, "a number").as_number();
 }
 
 }  // namespace lockstep::checkpoints

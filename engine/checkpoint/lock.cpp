@@ -1,5 +1,6 @@
 #include "engine/checkpoint/lock.h"
 
+#include <fmt/chrono.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "data/json.h"
+#include "dist/net.h"
 #include "tensor/check.h"
 
 namespace lockstep::checkpoints {
@@ -22,19 +24,10 @@ struct Holder {
   std::string text;  // "pid 4711 on node7 since 2025-01-31 12:00:00 UTC"
 };
 
-std::string host_name() {
-  char name[256] = "unknown";
-  ::gethostname(name, sizeof name - 1);
-  return name;
-}
-
 std::string own_text() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  ::gmtime_r(&now, &parts);
-  char since[32];
-  std::strftime(since, sizeof since, "%Y-%m-%d %H:%M:%S UTC", &parts);
-  std::string text = Json(Json::Object{{"pid", int64_t(::getpid())}, {"host", host_name()}, {"since", since}}).dump();
+  const std::string since = fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(std::time(nullptr)));
+  std::string text =
+      Json(Json::Object{{"pid", int64_t(::getpid())}, {"host", dist::host_name()}, {"since", since}}).dump();
   text.resize(text_size - 1, ' ');
   return text + "\n";
 }
@@ -57,7 +50,7 @@ bool is_same_file(int fd, const std::string& path) {
 
 }  // namespace
 
-FolderLock::FolderLock(Files& files, const std::string& dir, bool take_over,
+FolderLock::FolderLock(data::Files& files, const std::string& dir, bool take_over,
                        const std::function<void(const std::string&)>& warn)
     : files_(files), path_(dir + "/lock") {
   try {
@@ -72,7 +65,7 @@ FolderLock::FolderLock(Files& files, const std::string& dir, bool take_over,
       files.close(std::exchange(fd_, -1), path_);
     }
     if (const auto holder = read_holder(path_)) {
-      LOCKSTEP_CHECK(holder->host == host_name() || take_over, path_,
+      LOCKSTEP_CHECK(holder->host == dist::host_name() || take_over, path_,
                      ": a job on another host has left its lock: ", holder->text,
                      "; when it has ended remove this file, or set take_over");
       warn(str(path_, ": stale: ", holder->text, " has ended without giving it back; taken over"));

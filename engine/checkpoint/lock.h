@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "engine/checkpoint/files.h"
+#include "data/file_calls.h"
 
 namespace lockstep::checkpoints {
 
@@ -12,12 +12,13 @@ class FolderLock {
  public:
   /// Error that says who has it. One that an ended job of this host has left is taken, and `warn` is told; one of
   /// another host only with `take_over`.
-  FolderLock(Files& files, const std::string& dir, bool take_over, const std::function<void(const std::string&)>& warn);
+  FolderLock(data::Files& files, const std::string& dir, bool take_over,
+             const std::function<void(const std::string&)>& warn);
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
 
  private:
-  Files& files_;
+  data::Files& files_;
   std::string path_;
   int fd_ = -1;
 };

@@ -16,11 +16,8 @@ constexpr std::string_view first_key = "{\"blake2b\": \"", after_hash = "\",\n";
 constexpr size_t hash_digits = 64;
 
 bool is_hash(std::string_view text) {
-  return text.size() == hash_digits &&
-         std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+  return text.size() == hash_digits && text.find_first_not_of("0123456789abcdef") == text.npos;
 }
-
-Json shape_json(const Shape& shape) { return Json::Array(shape.begin(), shape.end()); }
 
 /// "key": {one member a line}
 template <class Map, class Value>
@@ -106,11 +103,8 @@ LogicalTensor parse_tensor(const std::string& name, const Json& json, const std:
 }  // namespace
 
 bool is_plain_name(std::string_view name) {
-  const auto plain = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
-           c == '-';
-  };
-  return !name.empty() && name.size() <= 200 && name[0] != '.' && std::all_of(name.begin(), name.end(), plain);
+  constexpr const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+  return !name.empty() && name.size() <= 200 && name[0] != '.' && name.find_first_not_of(plain) == name.npos;
 }
 
 void check_name(const std::string& name, const std::string& where) {
@@ -129,43 +123,34 @@ const LogicalTensor* find_tensor(const Manifest& manifest, const std::string& na
   return found == manifest.tensors.end() ? nullptr : &found->second;
 }
 
-// JSON has no NaN and no infinity: these are written as {"double": "nan"}.
+Json finite(const Json& number) {
+  const double value = number.is_number() ? number.as_number() : 0;
+  if (std::isfinite(value)) return number;
+  return Json::Object{{"double", std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"}};
+}
+
 Json to_json(const Numbers& numbers) {
   Json::Object members;
-  for (const auto& [name, value] : numbers) {
-    Json json;
-    if (const double* d = std::get_if<double>(&value))
-      json = std::isfinite(*d) ? Json(*d)
-                               : Json(Json::Object{{"double", std::isnan(*d) ? "nan"
-                                                              : *d > 0       ? "inf"
-                                                                             : "-inf"}});
-    else if (const int64_t* i = std::get_if<int64_t>(&value)) json = *i;
-    else json = std::get<std::string>(value);
-    members.emplace_back(name, std::move(json));
-  }
+  for (const auto& [name, value] : numbers) members.emplace_back(name, finite(value));
   return members;
 }
 
 Numbers parse_numbers(const Json& json, const std::string& where) {
   Numbers numbers;
   for (const auto& [name, value] : json.as_object(where)) {
-    Number& number = numbers[name];
-    if (value.is_int()) number = value.as_int();
-    else if (value.is_number()) number = value.as_number();
-    else if (value.is_string()) number = value.as_string();
-    else {
-      const std::string& special = value.at("double", where + ": " + name).as_string(where + ": " + name);
-      LOCKSTEP_CHECK(value.as_object().size() == 1 && (special == "nan" || special == "inf" || special == "-inf"),
-                     where, ": ", name, ": expected nan, inf or -inf, got ", value.dump());
-      number = special == "nan" ? std::nan("") : special == "inf" ? INFINITY : -INFINITY;
-    }
+    numbers[name] = value;
+    if (value.is_number() || value.is_string()) continue;
+    const std::string& special = value.at("double", where + ": " + name).as_string(where + ": " + name);
+    LOCKSTEP_CHECK(value.as_object().size() == 1 && (special == "nan" || special == "inf" || special == "-inf"), where,
+                   ": ", name, ": expected nan, inf or -inf, got ", value.dump());
+    numbers[name] = special == "nan" ? std::nan("") : special == "inf" ? INFINITY : -INFINITY;
   }
   return numbers;
 }
 
-std::string text_of(const Number& number) {
-  const Json json = to_json({{"", number}}).as_object()[0].second;
-  const std::string text = json.is_object() ? json.as_object()[0].second.as_string() : json.dump();
+std::string text_of(const Json& number) {
+  const Json json = finite(number);
+  const std::string text = json.is_object() ? json.at("double").as_string() : json.dump();
   return text.size() > 60 ? text.substr(0, 57) + "..." : text;
 }
 
@@ -186,13 +171,11 @@ std::string to_text(const Manifest& m) {
       parts.push_back(Json::Object{
           {"file", p.file}, {"name", p.name}, {"begin", p.begin}, {"end", p.end}, {"crc32c", int64_t(p.crc)}});
     return Json(Json::Object{{"dtype", std::string(name_of(tensor.dtype))},
-                             {"shape", shape_json(tensor.shape)},
+                             {"shape", Json::Array(tensor.shape.begin(), tensor.shape.end())},
                              {"parts", std::move(parts)}});
   });
   add_object(out, "aliases", m.aliases, [](const std::string& name) { return Json(name); });
-  add_object(out, "numbers", m.numbers, [](const Number& number) {
-    return to_json({{"", number}}).as_object()[0].second;
-  });
+  add_object(out, "numbers", m.numbers, finite);
   out += ",\n\"client_state\": " + m.client_state.dump() + "}\n";
   return seal_manifest(out);
 }

@@ -1,14 +1,44 @@
 #include "engine/checkpoint/tensor_file.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "dist/fingerprint.h"
+#include "engine/checkpoint/folder.h"
 
 namespace lockstep::checkpoints {
+namespace {
 
-TensorFile::TensorFile(Files& files, const std::string& path, std::vector<data::SafeTensorsEntry>& entries,
+namespace fs = std::filesystem;
+
+const std::string& value_of(const data::Metadata& metadata, const char* key) {
+  static const std::string none = "none";
+  const auto found = metadata.find(key);
+  return found == metadata.end() ? none : found->second;
+}
+
+/// The tensors with bytes that are not those that were saved: " (differs: model.w, ...)".
+std::string damaged_tensors(const data::SafeTensors& file, const Manifest& manifest, const std::string& name,
+                            data::Bytes bytes) {
+  std::map<std::string, uint32_t> crcs;
+  for (const auto& [logical, tensor] : manifest.tensors)
+    for (const Part& part : tensor.parts)
+      if (part.file == name) crcs[part.name] = part.crc;
+  std::string list;
+  int count = 0;
+  for (const auto& entry : file.entries()) {
+    if (dist::crc32c(bytes.data() + entry.offset, size_t(entry.bytes)) == crcs.at(entry.name)) continue;
+    if (++count <= 4) list += (count > 1 ? ", " : "") + entry.name;
+  }
+  return count == 0 ? "; no tensor is damaged, its header is"
+                    : str("; damaged: ", list, count > 4 ? str(" and ", count - 4, " more") : "");
+}
+
+}  // namespace
+
+TensorFile::TensorFile(data::NewFile& file, const std::string& path, std::vector<data::SafeTensorsEntry>& entries,
                        const data::Metadata& metadata)
-    : file_(files, path) {
+    : file_(file) {
   const std::string start = data::safetensors_start(entries, metadata, path);
   append(data::as_bytes(start));
   crc_ = 0;
@@ -25,13 +55,60 @@ void TensorFile::append(data::Bytes bytes) {
   }
 }
 
-FileSum TensorFile::finish() {
-  file_.finish();
-  return {file_.size(), hash_.hex()};
+void TensorFile::append(const Tensor& tensor) {
+  if (tensor.numel() == 0) return;
+  append({static_cast<const std::byte*>(tensor.raw_data()), size_t(tensor.numel() * size_of(tensor.dtype()))});
 }
 
-data::Metadata metadata_of(const Manifest& manifest, const std::string& file) {
-  return {{"checkpoint", manifest.id}, {"file", file}, {"tag", manifest.tag}};
+data::SafeTensors open_part(const std::string& folder, const Manifest& manifest, const std::string& name) {
+  const std::string path = folder + "/" + name;
+  check_size(path, manifest.files.at(name));
+  data::SafeTensors file = data::SafeTensors::open(path);
+  const std::string &id = value_of(file.metadata(), "checkpoint"), &own = value_of(file.metadata(), "file");
+  LOCKSTEP_CHECK(id == manifest.id, path, ": expected a file of checkpoint ", manifest.id, " (", manifest.tag,
+                 "), got one of ", id, " (", value_of(file.metadata(), "tag"), ")");
+  LOCKSTEP_CHECK(own == name, path, ": this is ", own, ", under another name");
+  std::map<std::string, const data::SafeTensorsEntry*> entries;
+  for (const auto& entry : file.entries()) entries[entry.name] = &entry;
+  size_t parts = 0;
+  for (const auto& [logical, tensor] : manifest.tensors) {
+    for (const Part& part : tensor.parts) {
+      if (part.file != name) continue;
+      ++parts;
+      const auto found = entries.find(part.name);
+      LOCKSTEP_CHECK(found != entries.end(), path, ": expected a tensor \"", part.name, "\", there is none");
+      const auto& entry = *found->second;
+      LOCKSTEP_CHECK(entry.dtype == tensor.dtype && numel_of(entry.shape) == part.end - part.begin, path, ": \"",
+                     part.name, "\": expected ", part.end - part.begin, " elements of ", name_of(tensor.dtype),
+                     ", got ", numel_of(entry.shape), " of ", name_of(entry.dtype));
+    }
+  }
+  LOCKSTEP_CHECK(parts == entries.size(), path, ": expected ", parts, " tensors, got ", entries.size());
+  return file;
+}
+
+void verify_file(const std::string& folder, const Manifest& manifest, const std::string& name) {
+  const std::string path = folder + "/" + name;
+  std::string header_error;
+  try {
+    open_part(folder, manifest, name);
+  } catch (const Error& error) { header_error = error.what(); }
+  LOCKSTEP_CHECK(fs::exists(path), header_error);
+  const auto file = data::MappedFile::open(path);
+  const FileSum& sum = manifest.files.at(name);
+  LOCKSTEP_CHECK(file->size() == sum.bytes, header_error);
+  const std::string hash = hash_of(file->bytes());
+  file->check();
+  if (hash == sum.hash) {
+    LOCKSTEP_CHECK(header_error.empty(), header_error);
+    return;
+  }
+  for (const auto& [other, other_sum] : manifest.files)
+    LOCKSTEP_CHECK(other_sum.hash != hash, path, ": holds the content of ", other, "; were files swapped?");
+  const std::string differ = str("expected BLAKE2b ", sum.hash, ", got ", hash);
+  LOCKSTEP_CHECK(header_error.empty(), header_error, "; ", differ);
+  fail(str(path, ": its content has changed since it was saved: ", differ,
+           damaged_tensors(data::SafeTensors::open(path), manifest, name, file->bytes())));
 }
 
 }  // namespace lockstep::checkpoints

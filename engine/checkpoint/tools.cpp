@@ -4,9 +4,7 @@
 #include <filesystem>
 
 #include "engine/checkpoint/folder.h"
-#include "engine/checkpoint/hash.h"
 #include "engine/checkpoint/tensor_file.h"
-#include "engine/checkpoint/verify.h"
 
 namespace lockstep::checkpoints {
 namespace {
@@ -15,9 +13,25 @@ namespace fs = std::filesystem;
 
 constexpr const char* op = "[checkpoint] ";
 
-data::Bytes bytes_of(const Tensor& tensor) {
-  if (tensor.numel() == 0) return {};
-  return {static_cast<const std::byte*>(tensor.raw_data()), size_t(tensor.numel() * size_of(tensor.dtype()))};
+/// A file of it, opened once. Its header is checked, not its bytes.
+const data::SafeTensors& file_of(Opened& checkpoint, const std::string& name) {
+  const auto found = checkpoint.files.find(name);
+  return found != checkpoint.files.end()
+             ? found->second
+             : checkpoint.files.emplace(name, open_part(checkpoint.folder, checkpoint.manifest, name)).first->second;
+}
+
+/// All of a tensor, put together in memory; as it lies in its file when it is there whole.
+Tensor read_tensor(Opened& checkpoint, const std::string& name) {
+  const LogicalTensor* tensor = find_tensor(checkpoint.manifest, name);
+  LOCKSTEP_CHECK(tensor, op, checkpoint.folder, ": expected a tensor \"", name, "\", there is none");
+  const auto part_of = [&](const Part& part) { return file_of(checkpoint, part.file).tensor(part.name); };
+  if (tensor->parts.size() == 1) return part_of(tensor->parts[0]).view(tensor->shape);
+  const Tensor all(Storage::allocate(tensor->numel() * size_of(tensor->dtype), cpu), 0, tensor->shape,
+                   contiguous_strides(tensor->shape), tensor->dtype);
+  for (const Part& part : tensor->parts)
+    all.view({-1}).narrow(0, part.begin, part.end - part.begin).copy_(part_of(part).view({-1}));
+  return all;
 }
 
 }  // namespace
@@ -29,13 +43,6 @@ Opened open_checkpoint(const std::string& dir, const std::string& tag,
   LOCKSTEP_CHECK(!folder.empty(), op, warning);
   if (!warning.empty()) warn(op + warning);
   return {folder, read_manifest(folder)};
-}
-
-const data::SafeTensors& file_of(Opened& checkpoint, const std::string& name) {
-  const auto found = checkpoint.files.find(name);
-  return found != checkpoint.files.end()
-             ? found->second
-             : checkpoint.files.emplace(name, open_part(checkpoint.folder, checkpoint.manifest, name)).first->second;
 }
 
 std::vector<std::string> verify_checkpoint(const Opened& checkpoint) {
@@ -52,18 +59,6 @@ std::vector<std::string> verify_checkpoint(const Opened& checkpoint) {
     if (name != manifest_name && !checkpoint.manifest.files.count(name))
       problems.push_back(str(checkpoint.folder, "/", name, ": the manifest does not list it"));
   return problems;
-}
-
-Tensor read_tensor(Opened& checkpoint, const std::string& name) {
-  const LogicalTensor* tensor = find_tensor(checkpoint.manifest, name);
-  LOCKSTEP_CHECK(tensor, op, checkpoint.folder, ": expected a tensor \"", name, "\", there is none");
-  const auto part_of = [&](const Part& part) { return file_of(checkpoint, part.file).tensor(part.name); };
-  if (tensor->parts.size() == 1) return part_of(tensor->parts[0]).view(tensor->shape);
-  const Tensor all(Storage::allocate(tensor->numel() * size_of(tensor->dtype), cpu), 0, tensor->shape,
-                   contiguous_strides(tensor->shape), tensor->dtype);
-  for (const Part& part : tensor->parts)
-    all.view({-1}).narrow(0, part.begin, part.end - part.begin).copy_(part_of(part).view({-1}));
-  return all;
 }
 
 std::string merge_checkpoint(Opened& checkpoint, const std::string& out,
@@ -114,27 +109,16 @@ int64_t export_checkpoint(Opened& checkpoint, const std::string& path, const Exp
     if (name.starts_with(options.prefix) && target.starts_with(options.prefix))
       metadata[renamed(name).first] = renamed(target).first;
 
-  Files files;
-  const std::string temporary = temporary_name(path, random_id());
-  try {
-    TensorFile file(files, temporary, entries, metadata);
+  data::write_atomically(path, [&](data::NewFile& to) {
+    TensorFile file(to, path, entries, metadata);
     for (const auto& entry : entries) {
       const Source& source = sources.at(entry.name);
       Tensor tensor = read_tensor(checkpoint, source.name).to(entry.dtype);
       if (source.turned) tensor = tensor.t();
-      tensor = tensor.contiguous();
-      file.append(bytes_of(tensor));
+      file.append(tensor.contiguous());
     }
-    file.finish();
     data::check_mapped_files();
-    files.rename(temporary, path);
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove(temporary, ignored);
-    throw;
-  }
-  const fs::path above = fs::path(path).parent_path();
-  files.sync_folder(above.empty() ? "." : above.string());
+  });
   return int64_t(entries.size());
 }
 

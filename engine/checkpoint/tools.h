@@ -14,18 +14,14 @@ namespace lockstep::checkpoints {
 struct Opened {
   std::string folder;
   Manifest manifest;
-  std::map<std::string, data::SafeTensors> files = {};  ///< those that were looked into; see file_of()
+  std::map<std::string, data::SafeTensors> files = {};  ///< those that were looked into
 };
-/// A file of it, opened once. Its header is checked, not its bytes.
-const data::SafeTensors& file_of(Opened& checkpoint, const std::string& name);
 /// As find_checkpoint(); Error when there is none.
 Opened open_checkpoint(const std::string& dir, const std::string& tag,
                        const std::function<void(const std::string&)>& warn);
 
 /// Everything that is wrong: files missing, damaged, swapped or foreign, and files that the manifest does not know.
 std::vector<std::string> verify_checkpoint(const Opened& checkpoint);
-/// All of a tensor, put together in memory; as it lies in its file when it is there whole.
-Tensor read_tensor(Opened& checkpoint, const std::string& name);
 
 /// Saves the same into OUT, which is another folder of checkpoints, as one file. Gives back the folder of the new one.
 std::string merge_checkpoint(Opened& checkpoint, const std::string& out,

@@ -13,14 +13,20 @@
 
 #include "data/files.h"
 #include "data/json.h"
+#include "tests/faulty_calls.h"
 #include "util.h"
 
 using namespace lockstep::data;
 
+using testing::FaultyCalls;
+using Fault = FaultyCalls::Fault;
+
 namespace {
 
-struct Guard {
-  ~Guard() { fail_file_operation(0); }
+/// These are what write_atomically() calls, while it lives.
+struct Use {
+  explicit Use(FaultyCalls& calls) { use_file_calls(&calls); }
+  ~Use() { use_file_calls(nullptr); }
 };
 
 }  // namespace
@@ -36,26 +42,24 @@ TEST_CASE("write_atomically replaces a file and leaves nothing else") {
 }
 
 TEST_CASE("the k-th file operation fails: an Error, the old file, no temporary file") {
-  Guard guard;
   const std::string old_text = "old", new_text(1000, 'n');
-  for (const FileFault fault : {FileFault{.error = ENOSPC}, {.error = EIO}, {.error = EROFS}}) {
+  for (const int code : {ENOSPC, EIO, EROFS}) {
     TempDir dir;
     for (int64_t k = 1;; ++k) {
       CAPTURE(k);
       write_atomically(dir / "a", old_text);
-      fail_file_operation(k, fault);
+      FaultyCalls calls(Fault::fail, k, code);
       const std::string error = error_of([&] {
+        const Use use(calls);
         write_atomically(dir / "a", std::vector<Bytes>{as_bytes(new_text), as_bytes("!")});
       });
-      const bool done = file_operations() < k;
-      fail_file_operation(0);
       const std::string now = read_file(dir / "a", 2000);
       CHECK(dir.files() == 1);
-      if (done) {
-        CHECK(error == "");
+      if (error.empty()) {  // also where the flushed folder cannot be closed
         CHECK(now == new_text + "!");
         CHECK(k > 6);
-        break;
+        if (calls.calls() < k) break;
+        continue;
       }
       CHECK(error.find("[file] cannot") == 0);
       if (error.find("new file is in place") != error.npos) CHECK(now == new_text + "!");
@@ -65,10 +69,10 @@ TEST_CASE("the k-th file operation fails: an Error, the old file, no temporary f
 }
 
 TEST_CASE("short and interrupted writes are no error") {
-  Guard guard;
-  for (const FileFault fault : {FileFault{.short_write = true}, {.error = EINTR}}) {
+  for (const Fault fault : {Fault::shorten, Fault::fail}) {
     TempDir dir;
-    fail_file_operation(2, fault);
+    FaultyCalls calls(fault, 2, EINTR);
+    const Use use(calls);
     write_atomically(dir / "a", std::string(1001, 'x'));
     CHECK(read_file(dir / "a", 2000) == std::string(1001, 'x'));
   }
@@ -82,7 +86,8 @@ TEST_CASE("a process killed at the k-th file operation leaves the old or the new
     write_atomically(dir / "a", old_text);
     const pid_t child = fork();
     if (child == 0) {
-      fail_file_operation(k, {.kill = true});
+      FaultyCalls calls(Fault::kill, k);
+      use_file_calls(&calls);
       write_atomically(dir / "a", new_text);
       _exit(0);
     }

@@ -7,6 +7,7 @@
 
 #include "data/safetensors.h"
 #include "tensor/ops.h"
+#include "tests/faulty_calls.h"
 #include "util.h"
 
 using namespace lockstep;
@@ -175,15 +176,25 @@ TEST_CASE("killed or failed at the k-th file operation: the old or the new check
     const Tensor now = SafeTensors::open(path).tensor("w");
     return same_bytes(now, old_value) || same_bytes(now, new_value);
   };
-  for (const FileFault fault : {FileFault{.kill = true}, {.error = ENOSPC}, {.error = EIO}, {.short_write = true}}) {
+  using testing::FaultyCalls;
+  const struct {
+    FaultyCalls::Fault fault;
+    int error;
+  } rows[] = {{FaultyCalls::Fault::kill, 0},
+              {FaultyCalls::Fault::fail, ENOSPC},
+              {FaultyCalls::Fault::fail, EIO},
+              {FaultyCalls::Fault::shorten, 0}};
+  for (const auto& [fault, code] : rows) {
     for (int64_t k = 1; k < 30; ++k) {
       CAPTURE(k);
       save_safetensors(path, {{"w", old_value}});
       const pid_t child = fork();
       if (child == 0) {
-        fail_file_operation(k, fault);
+        FaultyCalls calls(fault, k, code);
+        use_file_calls(&calls);
         const std::string error = error_of([&] { save_safetensors(path, {{"w", new_value}}); });
-        _exit(file_operations() < k ? 1 : error.empty() && !fault.short_write ? 2 : 0);
+        const bool matters = fault == FaultyCalls::Fault::fail && calls.calls() > k;  // not closing the folder
+        _exit(calls.calls() < k ? 1 : error.empty() && matters ? 2 : 0);
       }
       int status = 0;
       waitpid(child, &status, 0);

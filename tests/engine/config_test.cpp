@@ -148,7 +148,7 @@ TEST_CASE("config: typical files") {
     CHECK(to_json(again) == to_json(c));
   }
   const Config old = config_from_json(rows[5].json);
-  CHECK(old.zero_optimization.offload_optimizer.device == "cpu");
+  CHECK(old.zero_optimization.offload_optimizer.device == zero::Offload::cpu);
   CHECK(warns(old, "bfloat16: a deprecated name of bf16"));
   CHECK(warns(old, "zero_optimization.cpu_offload: a deprecated name of zero_optimization.offload_optimizer.device"));
   CHECK(config_from_json(rows[6].json).warnings.size() == 1);  // autotp_size 1 is no 0
@@ -431,7 +431,7 @@ TEST_CASE("config: options of ZeRO and of loss scaling") {
          ours.offload_optimizer.buffer_count == plain.offload_optimizer.buffer_count));
   CHECK((ours.aio.block_size == plain.aio.block_size && ours.aio.queue_depth == plain.aio.queue_depth &&
          ours.aio.thread_count == plain.aio.thread_count));
-  c.zero_optimization.offload_optimizer = {.device = "nvme",
+  c.zero_optimization.offload_optimizer = {.device = zero::Offload::nvme,
                                            .nvme_path = "/a",
                                            .pin_memory = false,
                                            .buffer_count = 6,
@@ -439,8 +439,12 @@ TEST_CASE("config: options of ZeRO and of loss scaling") {
                                            .pipeline_write = true,
                                            .fast_init = true,
                                            .ratio = 0.5};
-  c.zero_optimization.offload_param = {
-      .device = "cpu", .nvme_path = "/b", .pin_memory = true, .buffer_count = 7, .buffer_size = 8, .max_in_cpu = 9};
+  c.zero_optimization.offload_param = {.device = zero::Offload::cpu,
+                                       .nvme_path = "/b",
+                                       .pin_memory = true,
+                                       .buffer_count = 7,
+                                       .buffer_size = 8,
+                                       .max_in_cpu = 9};
   c.aio = {.block_size = 8192, .queue_depth = 2, .thread_count = 3, .single_submit = true, .overlap_events = false};
   c.zero_optimization.sub_group_size = 12;
   const zero::ZeroOptions off = zero_options(c);

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "engine/engine.h"
-#include "engine/plan_parts.h"
+#include "engine/plan.h"
 #include "parallel/sequence/context_parallel.h"
 #include "parallel/tensor/apply.h"
 #include "pipeline/layers.h"

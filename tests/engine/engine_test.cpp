@@ -147,8 +147,8 @@ TEST_CASE("engine: counters, boundaries and getters") {
     CHECK(e.gradient_accumulation_steps() == 3);
     CHECK(e.steps_per_print() == 5);
     CHECK(e.global_rank() == rank);
-    CHECK(e.world_size() == 2);
-    CHECK(e.zero_optimization_stage() == 2);
+    CHECK(e.group().size() == 2);
+    CHECK(e.config().zero_optimization.stage == 2);
     CHECK(e.get_lr() == std::vector<double>{0.25});
     CHECK(e.loss_scale() == 1);
     CHECK(std::isnan(e.get_global_grad_norm()));

@@ -331,7 +331,7 @@ TEST_CASE("engine, 1-bit: what is refused") {
         contains(program(config_of(stage, 1)),
                  str("OneBitAdam sends gradients its own way and needs stage 0, zero_optimization.stage is ", stage)));
   Config offload = config_of(0, 1);
-  offload.zero_optimization.offload_optimizer.device = "cpu";
+  offload.zero_optimization.offload_optimizer.device = zero::Offload::cpu;
   CHECK(contains(program(offload), "OneBitAdam sends gradients its own way and keeps its state with the parameters"));
   CHECK(contains(program(config_of(0, 1), [](Net& net) { return net.a.parameters(); }),
                  "expected every parameter that requires grad in OneBitAdam, got these that are not: norm.weight, "

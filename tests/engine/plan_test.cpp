@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "engine/plan_parts.h"
+#include "engine/plan.h"
 
 #include "nn/models/gpt.h"
 #include "optim/optim.h"

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "data/safetensors.h"
+#include "dist/fingerprint.h"
 #include "engine/comms_logger.h"
 #include "engine/flops_profiler.h"
 #include "engine/monitor.h"
@@ -183,11 +184,19 @@ TEST_CASE("engine: schedules by name, against PyTorch's and DeepSpeed's own") {
   CHECK(seen >= 25);
 }
 
-TEST_CASE("engine: CRC-32C, as files of TensorBoard have it") {
-  CHECK(engine::masked_crc32c("123456789") == uint32_t((0xe3069283u >> 15 | 0xe3069283u << 17) + 0xa282ead8u));
+namespace {
+
+/// CRC-32C, as files of TensorBoard have it.
+uint32_t masked_crc32c(std::string_view bytes) {
+  const uint32_t crc = dist::crc32c(bytes.data(), bytes.size());
+  return (crc >> 15 | crc << 17) + 0xa282ead8u;
 }
 
-namespace {
+std::unique_ptr<engine::Monitor> csv_monitor(const std::string& folder, const std::string& job,
+                                             const std::function<void(const std::string&)>& warn) {
+  const engine::Config config{.csv_monitor = {.enabled = true, .output_path = folder, .job_name = job}};
+  return std::move(engine::make_monitors(config, warn).at(0));
+}
 
 /// A reader of event files of its own, to the format's description.
 struct Record {
@@ -226,11 +235,11 @@ std::vector<Record> read_events(const std::string& file) {
   for (Cursor c{file}; !c.in.empty();) {
     const std::string_view length = c.in.substr(0, 8);
     const auto n = c.fixed<uint64_t>();
-    CHECK(c.fixed<uint32_t>() == engine::masked_crc32c(length));
+    CHECK(c.fixed<uint32_t>() == masked_crc32c(length));
     REQUIRE(c.in.size() >= n + 4);
     const std::string_view body = c.in.substr(0, n);
     c.in.remove_prefix(n);
-    CHECK(c.fixed<uint32_t>() == engine::masked_crc32c(body));
+    CHECK(c.fixed<uint32_t>() == masked_crc32c(body));
     Record r;
     for (Cursor e{body}; !e.in.empty();) {
       switch (e.varint()) {
@@ -320,12 +329,11 @@ TEST_CASE("engine: TensorBoard and CSV, by rank 0, at every boundary, with sampl
   expected << "step,lr\n";
   for (size_t k = 0; k < 3; ++k) expected << 8 * (k + 1) << "," << rates[k] << "\n";
   CHECK(read(folder / "csv/job/Train_Samples_lr.csv") == expected.str());
-  {
-    engine::csv_monitor(folder / "csv/job", [](const std::string&) {})->write({{"Train/Samples/lr", 0.5, 32}});
-  }  // a run that goes on appends
+  csv_monitor(folder / "csv", "job", [](const std::string&) {
+  })->write({{"Train/Samples/lr", 0.5, 32}});  // a run that goes on appends
   CHECK(read(folder / "csv/job/Train_Samples_lr.csv") == expected.str() + "32,0.5\n");
   std::ofstream(folder / "file") << "x";
-  CHECK(contains(message([&] { engine::tensorboard_monitor(folder / "file/below", {}); }), "cannot make this folder"));
+  CHECK(contains(message([&] { csv_monitor(folder / "file", "below", {}); }), "cannot make this folder"));
 }
 
 TEST_CASE("engine: a full disk ends the curves, not the run") {
@@ -333,8 +341,8 @@ TEST_CASE("engine: a full disk ends the curves, not the run") {
   const TempDir folder;
   std::filesystem::create_symlink("/dev/full", folder / "Train_Samples_lr.csv");
   int warnings = 0;
-  const auto monitor = engine::csv_monitor(
-      folder.str(), [&](const std::string& text) { warnings += contains(text, "writing failed: No space left"); });
+  const auto monitor = csv_monitor(
+      folder.str(), "", [&](const std::string& text) { warnings += contains(text, "writing failed: No space left"); });
   for (int i = 0; i < 3; ++i) monitor->write({{"Train/Samples/lr", 1, i}, {"Train/Samples/train_loss", 2, i}});
   CHECK(warnings == 1);
   CHECK(read(folder / "Train_Samples_train_loss.csv") == "step,train_loss\n0,2\n1,2\n2,2\n");

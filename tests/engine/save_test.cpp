@@ -116,7 +116,7 @@ TEST_CASE("engine: a run goes on from a checkpoint in any stage and world, bit f
 
 TEST_CASE("engine: with offload, the same bits, and checkpoints of and for it") {
   const TempDir folder;
-  const auto offloaded = [&](int stage, int64_t accumulation, const std::string& device) {
+  const auto offloaded = [&](int stage, int64_t accumulation, zero::Offload device) {
     Config c = saved_config(stage, accumulation, bf16);
     c.zero_optimization.offload_optimizer = {.device = device, .nvme_path = folder.str()};
     if (stage == 3) c.zero_optimization.offload_param = {.device = device, .nvme_path = folder.str()};
@@ -124,10 +124,10 @@ TEST_CASE("engine: with offload, the same bits, and checkpoints of and for it") 
   };
   const Tensors whole = uninterrupted(saved_config(1, 4, bf16), 6);
   for (const int stage : {1, 2, 3}) {
-    for (const char* device : {"cpu", "nvme"}) {
+    for (const zero::Offload device : {zero::Offload::cpu, zero::Offload::nvme}) {
       CAPTURE(stage);
-      CAPTURE(device);
-      const std::string dir = folder / str(stage, device), back = dir + "-back";
+      CAPTURE(std::string(name_of(device)));
+      const std::string dir = folder / str(stage, name_of(device)), back = dir + "-back";
       save_after({2, offloaded(stage, 2, device)}, dir, 3);
       const auto after = on_ranks<Tensors>(2, [&](int) {
         {

@@ -39,7 +39,7 @@ engine::Config config_of(const Mix& m, const parallel::Plan& plan) {
   c.origin = "a mix";
   c.zero_optimization.stage = std::max(plan.zero, 0);
   c.zero_optimization.reduce_bucket_size = 300;
-  c.zero_optimization.offload_optimizer.device = m.offload;
+  c.zero_optimization.offload_optimizer.device = m.offload == "cpu" ? zero::Offload::cpu : zero::Offload::none;
   c.optimizer = {.type = m.optimizer,
                  .params = data::parse_json(
                      m.optimizer == "OneBitAdam" ? R"({"lr": 0.01, "freeze_step": 1})" : R"({"lr": 0.01})", "params")};

@@ -3,7 +3,6 @@
 #include "data/safetensors.h"
 #include "engine/checkpoint/hash.h"
 #include "engine/checkpoint/tools.h"
-#include "engine/checkpoint/verify.h"
 #include "tests/engine/checkpoint/util.h"
 
 using namespace lockstep;

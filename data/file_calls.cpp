@@ -1,4 +1,4 @@
-#include "engine/checkpoint/files.h"
+#include "data/file_calls.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -13,16 +13,13 @@
 
 #include "data/open_file.h"
 
-namespace lockstep::checkpoints {
+namespace lockstep::data {
 
 namespace fs = std::filesystem;
 
 int FileCalls::open(const char* path, int flags) { return ::open(path, flags | O_CLOEXEC, 0666); }
 int64_t FileCalls::write(int fd, const std::byte* data, size_t bytes, int64_t offset) {
   return ::pwrite(fd, data, bytes, offset);
-}
-int64_t FileCalls::read(int fd, std::byte* data, size_t bytes, int64_t offset) {
-  return ::pread(fd, data, bytes, offset);
 }
 int FileCalls::sync(int fd) { return ::fsync(fd); }
 int FileCalls::close(int fd) { return ::close(fd); }
@@ -51,86 +48,73 @@ template <class Call> auto attempt(Call call) {
 
 int Files::create(const std::string& path) {
   const int fd = attempt([&] { return calls_.open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL); });
-  if (fd < 0) data::fail_system("create", path);
+  if (fd < 0) fail_system("create", path);
   return fd;
 }
 
 int Files::open(const std::string& path) {
   const int fd = attempt([&] { return calls_.open(path.c_str(), O_RDWR | O_CREAT); });
-  if (fd < 0) data::fail_system("open", path);
+  if (fd < 0) fail_system("open", path);
   return fd;
 }
 
-void Files::write(int fd, data::Bytes bytes, int64_t offset, const std::string& path) {
+void Files::write(int fd, Bytes bytes, int64_t offset, const std::string& path) {
   while (!bytes.empty()) {
     const int64_t written =
         attempt([&] { return calls_.write(fd, bytes.data(), std::min(bytes.size(), most_at_once), offset); });
-    if (written < 0) data::fail_system("write", path);
+    if (written < 0) fail_system("write", path);
     LOCKSTEP_CHECK(written > 0, "[file] cannot write ", path, ": the system took 0 of ", bytes.size(), " bytes");
     bytes = bytes.subspan(size_t(written));
     offset += written;
   }
 }
 
-void Files::read(int fd, std::byte* data, int64_t bytes, int64_t offset, const std::string& path) {
-  for (int64_t done = 0; done < bytes;) {
-    const int64_t got = attempt(
-        [&] { return calls_.read(fd, data + done, std::min(size_t(bytes - done), most_at_once), offset + done); });
-    if (got < 0) data::fail_system("read", path);
-    LOCKSTEP_CHECK(got > 0, "[file] expected ", bytes, " bytes at ", offset, ", got ", done,
-                   " (the file ends there): ", path);
-    done += got;
-  }
-}
-
 void Files::sync(int fd, const std::string& path) {
-  if (attempt([&] { return calls_.sync(fd); }) < 0) data::fail_system("flush", path);
+  if (attempt([&] { return calls_.sync(fd); }) < 0) fail_system("flush", path);
 }
 
 void Files::close(int fd, const std::string& path) {
   // Some file systems report a full disk only here. After EINTR Linux has closed it too.
-  if (calls_.close(fd) < 0 && errno != EINTR) data::fail_system("close", path);
+  if (calls_.close(fd) < 0 && errno != EINTR) fail_system("close", path);
 }
 
 void Files::rename(const std::string& from, const std::string& to) {
-  if (attempt([&] { return calls_.rename(from.c_str(), to.c_str()); }) < 0)
-    data::fail_system("rename " + from + " to", to);
+  if (attempt([&] { return calls_.rename(from.c_str(), to.c_str()); }) < 0) fail_system("rename " + from + " to", to);
 }
 
 void Files::make_folder(const std::string& path) {
   if (attempt([&] { return calls_.make_folder(path.c_str()); }) < 0 && (errno != EEXIST || !fs::is_directory(path)))
-    data::fail_system("make folder", path);
+    fail_system("make folder", path);
 }
 
 void Files::remove(const std::string& path) {
-  if (attempt([&] { return calls_.remove(path.c_str()); }) < 0 && errno != ENOENT) data::fail_system("remove", path);
+  if (attempt([&] { return calls_.remove(path.c_str()); }) < 0 && errno != ENOENT) fail_system("remove", path);
 }
 
 void Files::remove_folder(const std::string& path) {
   if (attempt([&] { return calls_.remove_folder(path.c_str()); }) < 0 && errno != ENOENT)
-    data::fail_system("remove folder", path);
+    fail_system("remove folder", path);
 }
 
 void Files::sync_folder(const std::string& path) {
   const int fd = attempt([&] { return calls_.open(path.c_str(), O_RDONLY | O_DIRECTORY); });
-  if (fd < 0) data::fail_system("open folder", path);
+  if (fd < 0) fail_system("open folder", path);
   const int result = attempt([&] { return calls_.sync(fd); });
   const int error = errno;
   calls_.close(fd);
   errno = error;
-  if (result < 0 && error != EINVAL)
-    data::fail_system("flush folder", path);  // EINVAL: a file system that flushes none
+  if (result < 0 && error != EINVAL) fail_system("flush folder", path);  // EINVAL: a file system that flushes none
 }
 
 bool Files::lock(int fd, const std::string& path) {
   if (attempt([&] { return calls_.lock(fd); }) == 0) return true;
-  if (errno != EWOULDBLOCK) data::fail_system("lock", path);
+  if (errno != EWOULDBLOCK) fail_system("lock", path);
   return false;
 }
 
 void Files::write_file(const std::string& path, std::string_view text) {
   NewFile file(*this, path);
-  file.append(data::as_bytes(text));
+  file.append(as_bytes(text));
   file.finish();
 }
 
@@ -160,7 +144,7 @@ NewFile::~NewFile() {
   }
 }
 
-void NewFile::append(data::Bytes bytes) {
+void NewFile::append(Bytes bytes) {
   files_.write(fd_, bytes, size_, path_);
   size_ += int64_t(bytes.size());
 }
@@ -170,4 +154,4 @@ void NewFile::finish() {
   files_.close(std::exchange(fd_, -1), path_);
 }
 
-}  // namespace lockstep::checkpoints
+}  // namespace lockstep::data

@@ -1,5 +1,5 @@
 #pragma once
-// The file operations that a save is made of, behind one small interface, so that a test can fail, shorten, kill or
+// The file operations that writing is made of, behind one small interface, so that a test can fail, shorten, kill or
 // record the k-th. FileCalls are the system's calls as they are; Files goes on after EINTR and short writes, and throws
 // Errors.
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 #include "data/files.h"
 
-namespace lockstep::checkpoints {
+namespace lockstep::data {
 
 /// One system call each: -1 and errno when it fails, and counts may be short. May be called from several threads.
 class FileCalls {
@@ -17,7 +17,6 @@ class FileCalls {
   virtual ~FileCalls() = default;
   virtual int open(const char* path, int flags);
   virtual int64_t write(int fd, const std::byte* data, size_t bytes, int64_t offset);
-  virtual int64_t read(int fd, std::byte* data, size_t bytes, int64_t offset);
   virtual int sync(int fd);
   virtual int close(int fd);
   virtual int rename(const char* from, const char* to);
@@ -36,9 +35,7 @@ class Files {
   int create(const std::string& path);
   /// Opens to read and write, made when missing.
   int open(const std::string& path);
-  void write(int fd, data::Bytes bytes, int64_t offset, const std::string& path);
-  /// Fills `bytes`; Error when the file ends before.
-  void read(int fd, std::byte* data, int64_t bytes, int64_t offset, const std::string& path);
+  void write(int fd, Bytes bytes, int64_t offset, const std::string& path);
   void sync(int fd, const std::string& path);
   /// The descriptor is gone afterwards, whatever this throws.
   void close(int fd, const std::string& path);
@@ -70,7 +67,7 @@ class NewFile {
   NewFile(Files& files, const std::string& path) : files_(files), path_(path), fd_(files.create(path)) {}
   ~NewFile();
   NewFile(const NewFile&) = delete;
-  void append(data::Bytes bytes);
+  void append(Bytes bytes);
   int64_t size() const { return size_; }
   /// Flushes to the disk, and closes.
   void finish();
@@ -82,4 +79,4 @@ class NewFile {
   int64_t size_ = 0;
 };
 
-}  // namespace lockstep::checkpoints
+}  // namespace lockstep::data

@@ -1,0 +1,56 @@
+#pragma once
+// File calls that go wrong.
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+
+#include "data/file_calls.h"
+
+namespace testing {
+
+/// Passes everything to the system, but the k-th call of all and those after may meet something else. Thread-safe.
+class FaultyCalls : public lockstep::data::FileCalls {
+ public:
+  enum class Fault { none, fail, fail_from, shorten, kill };
+  FaultyCalls() = default;
+  FaultyCalls(Fault fault, int64_t k, int error = EIO) : fault_(fault), k_(k), error_(error) {}
+  int64_t calls() const { return calls_; }
+  /// From here on all goes well.
+  void repair() { repaired_ = true; }
+
+  int open(const char* path, int flags) override { return hit() ? -1 : FileCalls::open(path, flags); }
+  int64_t write(int fd, const std::byte* data, size_t bytes, int64_t offset) override {
+    if (hit()) return -1;
+    const bool now = !repaired_ && fault_ == Fault::shorten && bytes > 1 && calls_ >= k_;
+    return FileCalls::write(fd, data, now ? (bytes + 1) / 2 : bytes, offset);
+  }
+  int sync(int) override { return hit() ? -1 : 0; }  // nobody pulls the plug, and it takes long
+  int close(int fd) override {
+    const bool failed = hit();
+    const int error = errno, result = FileCalls::close(fd);  // gone either way
+    return failed ? errno = error, -1 : result;
+  }
+  int rename(const char* from, const char* to) override { return hit() ? -1 : FileCalls::rename(from, to); }
+  int make_folder(const char* path) override { return hit() ? -1 : FileCalls::make_folder(path); }
+  int remove(const char* path) override { return hit() ? -1 : FileCalls::remove(path); }
+  int remove_folder(const char* path) override { return hit() ? -1 : FileCalls::remove_folder(path); }
+  int lock(int fd) override { return hit() ? -1 : FileCalls::lock(fd); }
+
+ private:
+  bool hit() {
+    ++calls_;
+    if (repaired_) return false;
+    if (fault_ == Fault::kill && calls_ == k_) ::_exit(137);
+    const bool now = (fault_ == Fault::fail && calls_ == k_) || (fault_ == Fault::fail_from && calls_ >= k_);
+    if (now) errno = error_;
+    return now;
+  }
+  Fault fault_ = Fault::none;
+  int64_t k_ = 0;
+  int error_ = 0;
+  std::atomic<int64_t> calls_{0};
+  std::atomic<bool> repaired_{false};
+};
+
+}  // namespace testing
