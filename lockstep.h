@@ -31,6 +31,7 @@
 #include "engine/engine.h"
 #include "engine/plan.h"
 #include "engine/plan_parts.h"
+#include "nn/hugging_face/pretrained.h"
 #include "nn/nn.h"
 #include "optim/clip.h"
 #include "optim/loss_scaler.h"

@@ -1,4 +1,4 @@
-// gpt: trains a GPT on a text, continues texts, and reads and writes Hugging Face's GPT-2 folders.
+// gpt: trains a GPT or a Llama on a text, continues texts, and reads and writes Hugging Face's folders.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -7,7 +7,7 @@
 #include "data/safetensors.h"
 #include "data/text.h"
 #include "nn/build_empty.h"
-#include "nn/hugging_face/gpt2.h"
+#include "nn/hugging_face/pretrained.h"
 #include "optim/schedule.h"
 #include "parallel/data_parallel.h"
 #include "train/cli.h"
@@ -42,7 +42,8 @@ std::shared_ptr<nn::GPT> make_model(const GptOptions& o, Job& job, int64_t vocab
   nn::GPT::Options sizes = as_usage([&] { return nn::gpt_options(o.sizes, {.context = o.context}); });
   sizes.vocab = vocab, sizes.dropout = o.dropout;
   if (o.is_given("context")) sizes.context = o.context;
-  std::shared_ptr<nn::GPT> model = o.init.empty() ? std::make_shared<nn::GPT>(sizes) : nn::load_hugging_face(o.init);
+  std::shared_ptr<nn::GPT> model = o.init.empty() ? nullptr : nn::from_pretrained(o.init, {.dtype = f32});
+  if (!model) model = std::make_shared<nn::GPT>(sizes);
   add_experts(*model, o.experts, job);
   return model;
 }
@@ -102,7 +103,7 @@ void train_gpt(const GptOptions& o, Job& job) {
             if (!job.team().leads()) return;
             nn::GPT whole(sizes);
             whole.load_state(state);
-            nn::save_hugging_face(whole, o.export_to, tokenizer);
+            nn::save_pretrained(whole, o.export_to, {.tokenizer = tokenizer});
           }};
   if (devices) t.forward = [&](const Tensor& input) { return (*devices)(input); };
   trainer.emplace(job, std::shared_ptr<nn::Module>(model), std::move(t));
@@ -167,17 +168,17 @@ int main(int argc, char** argv) {
   add("--validation", o.validation, "Data", "part of the text, from its end, kept for validation", number(0, 1));
   add("--eval-batches", o.eval_batches, "Data", "batches of a look at it (the last one takes all)",
       whole(1, most_steps));
-  auto* init = add("--init", o.init, "Model", "Hugging Face GPT-2 folder to start from, with its sizes");
-  init->excludes(add("--model", o.sizes, "Model", "gpt:LAYERSxWIDTHxHEADS, or a GPT-2's config.json"));
+  auto* init = add("--init", o.init, "Model", "Hugging Face folder (GPT-2, Llama ...) to start from, with its sizes");
+  init->excludes(add("--model", o.sizes, "Model", "gpt: or llama:LAYERSxWIDTHxHEADS, or a config.json"));
   init->excludes(add("--context", o.context, "Model", "tokens that the model sees", whole(1, most_size)));
   init->excludes(add("--dropout", o.dropout, "Model", "probability of dropout", number(0, 1)));
   init->excludes(add("--experts", o.experts, "Model", experts_help));
   add("--export", o.export_to, "Model", "write the trained model as a Hugging Face folder")
-      ->excludes(training.get_option("--experts"));  // Hugging Face's GPT-2 has none
+      ->excludes(training.get_option("--experts"));  // Transformers has no such models
   add_optimizer_options(training, o.optimizer, true);
   add("--warmup", o.warmup, "Training", "steps up to --lr, from where it falls along a cosine", whole(0, most_steps));
   for (CLI::App* sub : {&testing, &sampling, &scoring}) {
-    sub->add_option("model", o.model, "folder of a run, or Hugging Face GPT-2 folder")->required();
+    sub->add_option("model", o.model, "folder of a run, or Hugging Face folder")->required();
     add_common_options(*sub, o, false);
   }
   testing.add_option("--text", o.text, "text (default: this repository's own sources and docs)");

@@ -239,7 +239,8 @@ void add_plan_command(CLI::App& app, const Program& program) {
       "says what a configuration will cost: legality, memory of each rank, traffic and time of a step; starts no rank");
   command.footer("of a program: lockstep plan [OPTIONS] -- PROGRAM [ARGUMENTS...], with its model and configuration");
   command.add_option("--config", o->config, "configuration file (DeepSpeed's), or its text; default: the program's");
-  command.add_option("--model", o->model.name, "gpt:LAYERSxWIDTHxHEADS, in place of a program");
+  command.add_option("--model", o->model.name,
+                     "gpt: or llama:LAYERSxWIDTHxHEADS, or a config.json, in place of a program");
   auto* ranks = command.add_option("--ranks", o->ranks, "data-parallel ranks")->check(whole(1, 65536));
   command
       .add_option("--plan", o->plan,

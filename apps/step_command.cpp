@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "data/json.h"
-#include "nn/models/gpt.h"
+#include "nn/hugging_face/pretrained.h"
 #include "pipeline/schedule.h"
 #include "report/page.h"
 #include "report/step_model.h"
@@ -89,7 +89,9 @@ void print(const report::StepPrediction& p, const report::TrainingJob& job, cons
 
 void add_step_options(CLI::App& command, StepAsked& o) {
   const std::string group = "A training step";
-  command.add_option("--model", o.model.name, "gpt:LAYERSxWIDTHxHEADS; or a program, after --")->group(group);
+  command
+      .add_option("--model", o.model.name, "gpt: or llama:LAYERSxWIDTHxHEADS, or a config.json; or a program, after --")
+      ->group(group);
   command
       .add_option("--plan", o.plan,
                   "replicas (dp), pipeline stages (pp), tensor parallelism (tp) and ZeRO: dp8+pp4+tp2+zero1")
@@ -158,6 +160,10 @@ report::StepCosts costs_of(const StepAsked& o, report::TrainingJob& job, int her
                    "--flops needs --memory-bandwidth, the bytes/s of the optimizer, such as --memory-bandwidth 2e12");
     return report::costs_of_flops(job.model, job.micro_batch, o.flops, o.memory);
   }
+  LOCKSTEP_CHECK(!o.model.program.empty() || !nn::gpt_options(o.model.name).rope,
+                 "--measure by the name of a model is "
+                 "of GPT-2's layers; of ",
+                 o.model.name, " give the program: -- gpt train --model ", o.model.name);
   if (o.measure == "here") {
     if (o.model.program.empty()) report::measure_gpt(job.model, job.micro_batch, here);
     if (!alone) cluster.network = {report::measure_link(std::max(2, here)), {}};

@@ -202,8 +202,9 @@ TEST_CASE(
 
 TEST_CASE("attention: a cache of keys and grouped, rotary heads give what one pass gives") {
   manual_seed(5);
-  for (const auto& o : {MultiHeadAttention::Options{.embed = 24, .heads = 4},
-                        {.embed = 24, .heads = 6, .kv_heads = 2, .rotary = true}}) {
+  for (const auto& o :
+       {MultiHeadAttention::Options{.embed = 24, .heads = 4},
+        {.embed = 24, .heads = 6, .kv_heads = 2, .rope = std::make_shared<RopeTable>(Rope{}, 4, 2048)}}) {
     MultiHeadAttention attention(o);
     const Tensor x = randn({2, 7, 24});
     const Tensor whole = attention(x).tensor();
