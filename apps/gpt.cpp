@@ -25,10 +25,9 @@ struct GptOptions : Options {
   GptOptions() { steps = 1000, eval_every = 250, optimizer.weight_decay = 0.1, optimizer.beta2 = 0.99; }
   std::string text, tokenizer, sizes = "gpt:4x128x4", init, export_to, experts;
   double validation = 0.1, dropout = 0;
-  int64_t context = 128, warmup = 100, eval_batches = 20;
+  int64_t context = 128, warmup = 100, eval_batches = 20, tokens = 300;
   OptimizerOptions optimizer;
   std::string model, prompt = "\n", ids, logits_out;  // sample, eval, logits
-  int64_t tokens = 300;
   nn::Sampling sampling{.temperature = 0.8, .top_k = 50};
 };
 
@@ -55,9 +54,11 @@ void train_gpt(const GptOptions& o, Job& job) {
   check_configured(job, {"warmup"});
   const std::shared_ptr<nn::GPT> model = make_model(o, job, known->vocab_size());
   const nn::GPT::Options sizes = model->o;
+  const int64_t sample_length = o.is_given("context") ? o.context : sizes.context;
+  LOCKSTEP_CHECK(sample_length <= sizes.context, "--context ", o.context, ": the model sees at most ", sizes.context);
   LOCKSTEP_CHECK(known->vocab_size() <= sizes.vocab, "the tokenizer has ", known->vocab_size(),
                  " tokens, the model only ", sizes.vocab);
-  const auto [learn, validation] = data::split_text(all, o.validation, sizes.context, name);
+  const auto [learn, validation] = data::split_text(all, o.validation, sample_length, name);
   job.team().check_same(name, {&all});
   const data::TokenBatches batches(learn, job.options().seed);
   std::optional<parallel::DataParallel<nn::GPT>> devices;
@@ -68,8 +69,8 @@ void train_gpt(const GptOptions& o, Job& job) {
   std::optional<Trainer> trainer;
   TrainerOptions t{
       .batches = [&](int64_t step, int64_t micro,
-                     int64_t samples) { return batches.sample(step, micro, samples, sizes.context); },
-      .evaluate = data::share(data::TextDataset(validation, {.context = sizes.context, .stride = sizes.context})),
+                     int64_t samples) { return batches.sample(step, micro, samples, sample_length); },
+      .evaluate = data::share(data::TextDataset(validation, {.context = sample_length, .stride = sample_length})),
       .optimizer =
           [&](nn::Module& m) {
             return make_optimizer(o.optimizer, matrices_decay(m, o.optimizer.weight_decay), o.steps, job);
@@ -86,7 +87,7 @@ void train_gpt(const GptOptions& o, Job& job) {
                             {"dropout", o.dropout},
                             {"experts", o.experts}},
       .unit = "tokens",
-      .per_sample = double(sizes.context),
+      .per_sample = double(sample_length),
       .evaluate_most = o.eval_batches,
       .on_start =
           [&] {
@@ -123,8 +124,7 @@ LanguageModel loaded(const GptOptions& o, const char* command) {
 void eval(const GptOptions& o) {
   const LanguageModel m = loaded(o, "eval");
   const TextLoss t = loss_of_text(*m.model, m.tokenizer()->encode_tensor(load_text(o.text)), o.batch);
-  const Json::Object figures{{"loss", t.loss}, {"perplexity", std::exp(t.loss)}, {"tokens", t.tokens}};
-  print_result(figures, o.json);
+  print_result(Json::Object{{"loss", t.loss}, {"perplexity", std::exp(t.loss)}, {"tokens", t.tokens}}, o.json);
 }
 
 void sample(const GptOptions& o) {
@@ -170,7 +170,7 @@ int main(int argc, char** argv) {
       whole(1, most_steps));
   auto* init = add("--init", o.init, "Model", "Hugging Face folder (GPT-2, Llama ...) to start from, with its sizes");
   init->excludes(add("--model", o.sizes, "Model", "gpt: or llama:LAYERSxWIDTHxHEADS, or a config.json"));
-  init->excludes(add("--context", o.context, "Model", "tokens that the model sees", whole(1, most_size)));
+  add("--context", o.context, "Model", "tokens that the model sees; with --init, of a sample", whole(1, most_size));
   init->excludes(add("--dropout", o.dropout, "Model", "probability of dropout", number(0, 1)));
   init->excludes(add("--experts", o.experts, "Model", experts_help));
   add("--export", o.export_to, "Model", "write the trained model as a Hugging Face folder")

@@ -57,8 +57,10 @@ Tensor start_of(const Variable& parameter) {
   const NoGrad no_grad;
   Tensor made = of->make ? of->make() : empty(of->shape, of->options);
   if (!of->make) run(*of, made);
+  const Ref<Storage> given = of->make ? made.storage() : Ref<Storage>();  // a file's pages, perhaps
   for (const auto& change : of->changes) made = change(made);
-  return made.to(parameter.dtype()).to(parameter.device());
+  made = made.to(parameter.dtype()).to(parameter.device());
+  return made.storage() == given ? made.clone() : made;
 }
 
 void fill(const Variable& parameter) {

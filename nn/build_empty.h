@@ -31,7 +31,7 @@ class BuildEmpty {
 
 /// Whether this parameter was built empty and has no values yet.
 bool is_built_empty(const Variable& parameter);
-/// The values with which it starts, in its dtype and on its device: a new tensor, or one of start_with()'s.
+/// The values with which it starts, in its dtype and on its device, as a new tensor.
 Tensor start_of(const Variable& parameter);
 /// Gives it these; one that has values keeps them.
 void fill(const Variable& parameter);

@@ -59,6 +59,10 @@ with tempfile.TemporaryDirectory() as folder:
     r = run(*start, "--ranks", 2, "--plan", "tp2", "--json")
     check("--init in slices", r.returncode == 0 and abs(result(r)["val_loss"] - result(run(*start, "--json"))["val_loss"]) < 1e-3, r.stdout + r.stderr)
 
+    r = run(*start, "--context", 16, "--json")
+    check("shorter samples than the model's context", r.returncode == 0 and abs(result(r)["val_loss"]) < 20, r.stdout + r.stderr)
+    refused("longer ones", [*start, "--context", 33], "--context 33: the model sees at most 32")
+
     r = run("gpt", "sample", GOLDEN / "llama_main", "--ids", "70,108,141,110,53", "--tokens", 6, "--greedy")
     check("greedy ids", r.stdout.strip() == "163,72,163,152,24,2", r.stdout + r.stderr)
     r = run("lockstep", "plan", "--plan", "tp2", "--json", "--", APPS / "gpt", *train[1:-2])

@@ -59,6 +59,9 @@ GPT::Options gpt2_options(const ConfigReader& c) {
                  ": expected activation_function 'gelu_new' or 'gelu', got '", gelu, "'");
   for (const char* key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"})
     LOCKSTEP_CHECK(!c.flag(key, false), c.where(), ": ", key, " is not supported");
+  LOCKSTEP_CHECK(c.whole("n_embd", 768) % c.whole("n_head", 12) == 0, c.where(),
+                 ": n_head: expected a number that divides n_embd ", c.whole("n_embd", 768), ", got ",
+                 c.whole("n_head", 12));
   LOCKSTEP_CHECK(c.flag("scale_attn_weights", true), c.where(), ": scale_attn_weights false is not supported");
   return {.vocab = c.whole("vocab_size", 50257),
           .context = c.whole("n_positions", 1024),
