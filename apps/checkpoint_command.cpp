@@ -6,7 +6,7 @@
 #include "apps/commands.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/checkpoint/tools.h"
-#include "nn/hugging_face/gpt2.h"
+#include "nn/hugging_face/names.h"
 #include "tensor/quantity.h"
 #include "tensor/suggest.h"
 #include "train/options.h"
@@ -131,7 +131,7 @@ void add_checkpoint_command(CLI::App& app) {
     checkpoints::ExportOptions options{.prefix = o->prefix, .dtype = parse_dtype(o->dtype)};
     if (o->hugging_face) {
       options.rename = [](const std::string& name) {
-        lockstep::nn::HuggingFaceName theirs = lockstep::nn::hugging_face_name(name);
+        lockstep::nn::PretrainedPiece theirs = lockstep::nn::gpt2_piece(name);
         return std::pair(std::move(theirs.name), theirs.transposed);
       };
     }

@@ -1,4 +1,4 @@
-// gpt: trains a GPT on a text, continues texts, and reads and writes Hugging Face's GPT-2 folders.
+// gpt: trains a GPT or a Llama on a text, continues texts, and reads and writes Hugging Face's folders.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -7,7 +7,7 @@
 #include "data/safetensors.h"
 #include "data/text.h"
 #include "nn/build_empty.h"
-#include "nn/hugging_face/gpt2.h"
+#include "nn/hugging_face/pretrained.h"
 #include "optim/schedule.h"
 #include "parallel/data_parallel.h"
 #include "train/cli.h"
@@ -25,10 +25,9 @@ struct GptOptions : Options {
   GptOptions() { steps = 1000, eval_every = 250, optimizer.weight_decay = 0.1, optimizer.beta2 = 0.99; }
   std::string text, tokenizer, sizes = "gpt:4x128x4", init, export_to, experts;
   double validation = 0.1, dropout = 0;
-  int64_t context = 128, warmup = 100, eval_batches = 20;
+  int64_t context = 128, warmup = 100, eval_batches = 20, tokens = 300;
   OptimizerOptions optimizer;
   std::string model, prompt = "\n", ids, logits_out;  // sample, eval, logits
-  int64_t tokens = 300;
   nn::Sampling sampling{.temperature = 0.8, .top_k = 50};
 };
 
@@ -42,7 +41,8 @@ std::shared_ptr<nn::GPT> make_model(const GptOptions& o, Job& job, int64_t vocab
   nn::GPT::Options sizes = as_usage([&] { return nn::gpt_options(o.sizes, {.context = o.context}); });
   sizes.vocab = vocab, sizes.dropout = o.dropout;
   if (o.is_given("context")) sizes.context = o.context;
-  std::shared_ptr<nn::GPT> model = o.init.empty() ? std::make_shared<nn::GPT>(sizes) : nn::load_hugging_face(o.init);
+  std::shared_ptr<nn::GPT> model = o.init.empty() ? nullptr : nn::from_pretrained(o.init, {.dtype = f32});
+  if (!model) model = std::make_shared<nn::GPT>(sizes);
   add_experts(*model, o.experts, job);
   return model;
 }
@@ -54,9 +54,11 @@ void train_gpt(const GptOptions& o, Job& job) {
   check_configured(job, {"warmup"});
   const std::shared_ptr<nn::GPT> model = make_model(o, job, known->vocab_size());
   const nn::GPT::Options sizes = model->o;
+  const int64_t sample_length = o.is_given("context") ? o.context : sizes.context;
+  LOCKSTEP_CHECK(sample_length <= sizes.context, "--context ", o.context, ": the model sees at most ", sizes.context);
   LOCKSTEP_CHECK(known->vocab_size() <= sizes.vocab, "the tokenizer has ", known->vocab_size(),
                  " tokens, the model only ", sizes.vocab);
-  const auto [learn, validation] = data::split_text(all, o.validation, sizes.context, name);
+  const auto [learn, validation] = data::split_text(all, o.validation, sample_length, name);
   job.team().check_same(name, {&all});
   const data::TokenBatches batches(learn, job.options().seed);
   std::optional<parallel::DataParallel<nn::GPT>> devices;
@@ -67,8 +69,8 @@ void train_gpt(const GptOptions& o, Job& job) {
   std::optional<Trainer> trainer;
   TrainerOptions t{
       .batches = [&](int64_t step, int64_t micro,
-                     int64_t samples) { return batches.sample(step, micro, samples, sizes.context); },
-      .evaluate = data::share(data::TextDataset(validation, {.context = sizes.context, .stride = sizes.context})),
+                     int64_t samples) { return batches.sample(step, micro, samples, sample_length); },
+      .evaluate = data::share(data::TextDataset(validation, {.context = sample_length, .stride = sample_length})),
       .optimizer =
           [&](nn::Module& m) {
             return make_optimizer(o.optimizer, matrices_decay(m, o.optimizer.weight_decay), o.steps, job);
@@ -85,7 +87,7 @@ void train_gpt(const GptOptions& o, Job& job) {
                             {"dropout", o.dropout},
                             {"experts", o.experts}},
       .unit = "tokens",
-      .per_sample = double(sizes.context),
+      .per_sample = double(sample_length),
       .evaluate_most = o.eval_batches,
       .on_start =
           [&] {
@@ -102,7 +104,7 @@ void train_gpt(const GptOptions& o, Job& job) {
             if (!job.team().leads()) return;
             nn::GPT whole(sizes);
             whole.load_state(state);
-            nn::save_hugging_face(whole, o.export_to, tokenizer);
+            nn::save_pretrained(whole, o.export_to, {.tokenizer = tokenizer});
           }};
   if (devices) t.forward = [&](const Tensor& input) { return (*devices)(input); };
   trainer.emplace(job, std::shared_ptr<nn::Module>(model), std::move(t));
@@ -122,8 +124,7 @@ LanguageModel loaded(const GptOptions& o, const char* command) {
 void eval(const GptOptions& o) {
   const LanguageModel m = loaded(o, "eval");
   const TextLoss t = loss_of_text(*m.model, m.tokenizer()->encode_tensor(load_text(o.text)), o.batch);
-  const Json::Object figures{{"loss", t.loss}, {"perplexity", std::exp(t.loss)}, {"tokens", t.tokens}};
-  print_result(figures, o.json);
+  print_result(Json::Object{{"loss", t.loss}, {"perplexity", std::exp(t.loss)}, {"tokens", t.tokens}}, o.json);
 }
 
 void sample(const GptOptions& o) {
@@ -161,17 +162,17 @@ int main(int argc, char** argv) {
   data("--tokenizer", o.tokenizer, "folder of a tokenizer.json, or GPT-2's vocab.json and merges.txt (default: bytes)");
   data("--validation", o.validation, "part of the text, from its end, kept for validation", number(0, 1));
   data("--eval-batches", o.eval_batches, "batches of a look at it (the last one takes all)", whole(1, most_steps));
-  auto* init = model("--init", o.init, "Hugging Face GPT-2 folder to start from, with its sizes");
-  init->excludes(model("--model", o.sizes, "gpt:LAYERSxWIDTHxHEADS, or a GPT-2's config.json"));
-  init->excludes(model("--context", o.context, "tokens that the model sees", whole(1, most_size)));
+  auto* init = model("--init", o.init, "Hugging Face folder (GPT-2, Llama ...) to start from, with its sizes");
+  init->excludes(model("--model", o.sizes, "gpt: or llama:LAYERSxWIDTHxHEADS, or a config.json"));
+  model("--context", o.context, "tokens that the model sees; with --init, of a sample", whole(1, most_size));
   init->excludes(model("--dropout", o.dropout, "probability of dropout", number(0, 1))->capture_default_str());
   init->excludes(model("--experts", o.experts, experts_help));
   model("--export", o.export_to, "write the trained model as a Hugging Face folder")
-      ->excludes(training.get_option("--experts"));  // Hugging Face's GPT-2 has none
+      ->excludes(training.get_option("--experts"));  // Transformers has no such models
   add_optimizer_options(training, o.optimizer, true);
   steps("--warmup", o.warmup, "steps up to --lr, from where it falls along a cosine", whole(0, most_steps));
   for (CLI::App* sub : {&testing, &sampling, &scoring}) {
-    sub->add_option("model", o.model, "folder of a run, or Hugging Face GPT-2 folder")->required();
+    sub->add_option("model", o.model, "folder of a run, or Hugging Face folder")->required();
     add_common_options(*sub, o, false);
   }
   testing.add_option("--text", o.text, "text (default: this repository's own sources and docs)");

@@ -240,7 +240,7 @@ void add_plan_command(CLI::App& app, const Program& program) {
   command.footer("of a program: lockstep plan [OPTIONS] -- PROGRAM [ARGUMENTS...], with its model and configuration");
   const OptionGroup add(command);
   add("--config", o->config, "configuration file (DeepSpeed's), or its text; default: the program's");
-  add("--model", o->model.name, "gpt:LAYERSxWIDTHxHEADS, in place of a program");
+  add("--model", o->model.name, "gpt: or llama:LAYERSxWIDTHxHEADS, or a config.json, in place of a program");
   auto* ranks = add("--ranks", o->ranks, "data-parallel ranks", whole(1, 65536));
   add("--plan", o->plan,
       "replicas (dp), pipeline stages (pp), context (cp), tensor (tp) and expert (ep) parallelism and ZeRO, in "

@@ -14,7 +14,7 @@
 #include "apps/commands.h"
 #include "dist/launcher/process.h"
 #include "dist/launcher/scratch.h"
-#include "nn/hugging_face/gpt2.h"
+#include "nn/hugging_face/pretrained.h"
 #include "tensor/check.h"
 #include "train/cli.h"
 #include "train/interrupt.h"

@@ -9,7 +9,7 @@
 #include "apps/commands.h"
 #include "data/json.h"
 #include "dist/simulate.h"
-#include "nn/models/gpt.h"
+#include "nn/hugging_face/pretrained.h"
 #include "pipeline/schedule.h"
 #include "report/step_model.h"
 #include "tensor/check.h"
@@ -154,7 +154,7 @@ struct StepAsked {
 
 void add_step_options(CLI::App& command, StepAsked& o) {
   const OptionGroup add(command, "A training step");
-  add("--model", o.model.name, "gpt:LAYERSxWIDTHxHEADS; or a program, after --");
+  add("--model", o.model.name, "gpt: or llama:LAYERSxWIDTHxHEADS, or a config.json; or a program, after --");
   add("--plan", o.plan, "replicas (dp), pipeline stages (pp), tensor parallelism (tp) and ZeRO: dp8+pp4+tp2+zero1");
   add("--vocab", o.model.vocab, "tokens that the model knows", whole(1, 1 << 24));
   add("--context", o.model.context, "tokens of a sample", whole(1, 1 << 24));
@@ -245,6 +245,9 @@ report::StepCosts costs_of(StepAsked& o, int here) {
                    "--flops needs --memory-bandwidth, the bytes/s of the optimizer, such as --memory-bandwidth 2e12");
     return report::costs_of_flops(job.model, job.micro_batch, o.flops, o.memory);
   }
+  LOCKSTEP_CHECK(!o.model.program.empty() || !nn::gpt_options(o.model.name).rope,
+                 "--measure by the name of a model is of GPT-2's layers; of ", o.model.name,
+                 " give the program: -- gpt train --model ", o.model.name);
   if (o.measure == "here") {
     if (o.model.program.empty()) report::measure_gpt(job.model, job.micro_batch, here);
     if (!alone) o.cluster.network = {report::measure_link(std::max(2, here)), {}};

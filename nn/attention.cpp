@@ -8,38 +8,33 @@ namespace lockstep::nn {
 
 namespace {
 
-int64_t projected(const MultiHeadAttention::Options& o) {
-  LOCKSTEP_CHECK(o.heads > 0 && o.embed % o.heads == 0, "[MultiHeadAttention] expected heads to divide embed ", o.embed,
-                 ", got ", o.heads);
+MultiHeadAttention::Options checked(MultiHeadAttention::Options o) {
+  LOCKSTEP_CHECK(o.heads > 0 && o.head_size >= 0 && (o.head_size > 0 || o.embed % o.heads == 0),
+                 "[MultiHeadAttention] expected heads to divide embed ", o.embed, ", or a head_size, got ", o.heads,
+                 " and ", o.head_size);
   const int64_t groups = o.kv_heads == 0 ? o.heads : o.kv_heads;
   LOCKSTEP_CHECK(groups > 0 && o.heads % groups == 0, "[MultiHeadAttention] expected kv_heads to divide ", o.heads,
                  " heads, got ", groups);
-  LOCKSTEP_CHECK(o.head_size == 0 || o.head_size == o.embed / o.heads,
-                 "[MultiHeadAttention] expected head_size 0 or embed / heads = ", o.embed / o.heads, ", got ",
-                 o.head_size);
-  return o.embed / o.heads * (o.heads + 2 * groups);
+  o.kv_heads = groups;
+  if (o.head_size == 0) o.head_size = o.embed / o.heads;
+  return o;
 }
 
 }  // namespace
 
 MultiHeadAttention::MultiHeadAttention(const Options& options)
-    : o(options),
-      in_proj({.in = o.embed, .out = projected(o), .bias = o.bias}),
-      out_proj({.in = o.embed, .out = o.embed, .bias = o.bias}) {
-  if (o.kv_heads == 0) o.kv_heads = o.heads;
-  if (o.head_size == 0) o.head_size = o.embed / o.heads;
-  LOCKSTEP_CHECK(!o.rotary || (o.embed / o.heads) % 2 == 0,
-                 "[MultiHeadAttention] rotary positions need an even head size, got ", o.embed / o.heads);
+    : o(checked(options)),
+      in_proj({.in = o.embed, .out = o.head_size * (o.heads + 2 * o.kv_heads), .bias = o.bias}),
+      out_proj({.in = o.heads * o.head_size, .out = o.embed, .bias = o.bias && o.out_bias}) {
   init::xavier_uniform(in_proj.weight);
-  if (o.bias) {
-    init::zeros(in_proj.bias);
-    init::zeros(out_proj.bias);
-  }
+  for (const Variable& bias : {in_proj.bias, out_proj.bias})
+    if (bias.defined()) init::zeros(bias);
 }
 
 std::string MultiHeadAttention::options() const {
   return str("embed ", o.embed, ", heads ", o.heads, o.kv_heads != o.heads ? str(", kv heads ", o.kv_heads) : "",
-             o.causal ? ", causal" : "", o.rotary ? ", rotary" : "");
+             o.head_size * o.heads != o.embed ? str(", head size ", o.head_size) : "", o.causal ? ", causal" : "",
+             o.rope ? ", rotary" : "");
 }
 
 void MultiHeadAttention::sliced(const PartOf& of) {
@@ -67,23 +62,14 @@ MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& x, int64_t p
     return part.reshape({batch, tokens, heads, d}).transpose(1, 2);
   };
   Heads h{by_head(parts[0], o.heads), by_head(parts[1], o.kv_heads), by_head(parts[2], o.kv_heads)};
-  if (!o.rotary) return h;
+  if (!o.rope) return h;
   const int64_t end = part ? tokens * part->ranks : position + tokens;
   LOCKSTEP_CHECK(end <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context,
                  " tokens (max_context), got ", end);
-  if (!cosine_.defined() || cosine_.dtype() != x.dtype() || cosine_.device() != x.device()) {
-    const Tensor frequency =
-        exp(mul_scalar(arange(0, double(d) / 2, 1, {.dtype = f64}), -2 * std::log(o.rotary_base) / double(d)));
-    const Tensor angle = outer(arange(0, double(o.max_context), 1, {.dtype = f64}), frequency);
-    cosine_ = cos(angle).to(x.dtype()).to(x.device());
-    sine_ = sin(angle).to(x.dtype()).to(x.device());
-  }
-  const auto angles = [&](const Tensor& table) {
-    return part ? index_select(table, 0, part->positions(tokens).to(x.device())) : table.narrow(0, position, tokens);
-  };
-  const Tensor c = angles(cosine_), s = angles(sine_);
-  h.q = rotary(h.q, c, s);
-  h.k = rotary(h.k, c, s);
+  const RopeTable::Angles angles = part ? o.rope->at(part->positions(tokens), end, x.dtype(), x.device())
+                                        : o.rope->at(position, tokens, x.dtype(), x.device());
+  h.q = angles.turned(h.q);
+  h.k = angles.turned(h.k);
   return h;
 }
 
@@ -101,7 +87,7 @@ Variable MultiHeadAttention::forward(const Variable& x, const Tensor& mask) {
     const Heads h = split(x, 0);
     return merge(part->attend(h.q, h.k, h.v, args()));
   }
-  if (!mask.defined() && !o.rotary && o.kv_heads == o.heads)
+  if (!mask.defined() && !o.rope && o.kv_heads == o.heads)
     return out_proj(attention_packed(in_proj(x), o.heads, args()));
   const Heads h = split(x, 0);
   return merge(attention(h.q, h.k, h.v, mask, args()));

@@ -2,6 +2,7 @@
 // Multi-head attention: many heads over one projection, grouped-query, rotary, and a cache for generation.
 #include "nn/activation.h"
 #include "nn/linear.h"
+#include "nn/rope.h"
 
 namespace lockstep::nn {
 
@@ -24,12 +25,12 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   struct Options {
     int64_t embed, heads;
     int64_t kv_heads = 0;  ///< fewer than heads: grouped-query attention (Ainslie et al., 2023); 0 means heads
-    bool causal = true, bias = true;
-    double dropout = 0;   ///< of attention weights
-    bool rotary = false;  ///< rotary positions (Su et al., 2021)
-    double rotary_base = 10000;
-    int64_t max_context = 2048;             ///< longest T with rotary
-    int64_t head_size = 0;                  ///< 0 means embed / heads
+    bool causal = true, bias = true;       ///< bias: of in_proj, and of out_proj unless that says no
+    double dropout = 0;                    ///< of attention weights
+    std::shared_ptr<RopeTable> rope = {};  ///< rotary positions; other layers may have the same table
+    int64_t max_context = 2048;            ///< longest T with rope
+    int64_t head_size = 0;                 ///< 0 means embed / heads
+    bool out_bias = true;
     int64_t first_head = 0, all_heads = 0;  ///< set by sliced(): these heads are part of so many
   };
   explicit MultiHeadAttention(const Options& options);
@@ -60,7 +61,6 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   Heads split(const Variable& x, int64_t position);
   Variable merge(const Variable& heads);
   AttentionArgs args();
-  Tensor cosine_, sine_;  // (max_context, D / 2), made when first needed
 };
 
 }  // namespace lockstep::nn

@@ -17,6 +17,8 @@ struct Origin {
   Shape shape;
   TensorOptions options;
   std::vector<Step> steps;
+  std::function<Tensor()> make;  // instead of steps
+  std::string what;              // it makes
   std::vector<std::function<Tensor(const Tensor&)>> changes;
 };
 
@@ -53,10 +55,12 @@ Tensor start_of(const Variable& parameter) {
   LOCKSTEP_CHECK(of, "[start_of] expected a parameter that was built empty, got one of shape ", parameter.shape(),
                  " that was not, or has values");
   const NoGrad no_grad;
-  Tensor made = empty(of->shape, of->options);
-  run(*of, made);
+  Tensor made = of->make ? of->make() : empty(of->shape, of->options);
+  if (!of->make) run(*of, made);
+  const Ref<Storage> given = of->make ? made.storage() : Ref<Storage>();  // a file's pages, perhaps
   for (const auto& change : of->changes) made = change(made);
-  return made.to(parameter.dtype()).to(parameter.device());
+  made = made.to(parameter.dtype()).to(parameter.device());
+  return made.storage() == given ? made.clone() : made;
 }
 
 void fill(const Variable& parameter) {
@@ -65,9 +69,11 @@ void fill(const Variable& parameter) {
   const NoGrad no_grad;
   const Tensor& there = parameter.tensor();
   const std::shared_ptr<void> kept = there.storage()->origin();  // which goes with the emptiness
-  if (of->changes.empty() && there.dtype() == of->options.dtype && there.device() == of->options.device) {
+  const bool in_place = of->make || (there.dtype() == of->options.dtype && there.device() == of->options.device);
+  if (of->changes.empty() && in_place) {
+    const Tensor made = of->make ? of->make() : Tensor();
     there.storage()->refill();
-    return run(*of, there);
+    return of->make ? void(there.copy_(made)) : run(*of, there);
   }
   const Tensor made = start_of(parameter);
   there.storage()->refill();
@@ -81,6 +87,7 @@ void fill(Module& model) {
 std::string origin_of(const Variable& parameter) {
   const Origin* const of = origin(parameter);
   if (!of) return "";
+  if (of->make) return str(", starts with ", of->what, ", changed ", of->changes.size(), " times");
   std::string text = str(", starts in ", of->steps.size(), " steps, changed ", of->changes.size(), " times");
   for (const auto& [r, fill] : of->steps)
     text += str("; from seed ", r.seed, ", step ", r.step, ", micro-batch ", r.micro_batch, ", call ", r.call);
@@ -97,12 +104,24 @@ void change_start(const Variable& parameter, const Shape& shape, TensorOptions o
   Variable(parameter).set_tensor(reserved(shape, options, changed));
 }
 
+void start_with(const Variable& parameter, const std::string& what, std::function<Tensor()> make) {
+  const NoGrad no_grad;
+  const Tensor& there = parameter.tensor();
+  const Origin* const of = origin(parameter);
+  if (!of) return void(there.copy_(make()));
+  const TensorOptions options{.dtype = there.dtype(), .device = there.device()};
+  const auto from = std::make_shared<Origin>(Origin{there.shape(), options, {}, std::move(make), what, {}});
+  Variable(parameter).set_tensor(reserved(there.shape(), options, from));
+}
+
 namespace init {
 
 void apply(const Variable& w, std::function<void(const Tensor&)> fill, int draws, bool adds) {
   Origin* const of = origin(w);
   if (!of) return fill(w.tensor());
-  if (!adds) of->steps.clear();
+  LOCKSTEP_CHECK(!adds || !of->make, "[init] expected a parameter with a start of its own, got one that starts with ",
+                 of->what);
+  if (!adds) of->steps.clear(), of->make = nullptr;
   of->steps.push_back({random_state(), std::move(fill)});
   for (int i = 0; i < draws; ++i) next_random_key();
 }
@@ -113,7 +132,7 @@ Variable Module::parameter(const Shape& shape) {
   const MemoryScope scope(Memory::parameter);
   if (!BuildEmpty::is_active()) return Variable(empty(shape), true);
   const TensorOptions options;
-  return Variable(reserved(shape, options, std::make_shared<Origin>(Origin{shape, options, {}, {}})), true);
+  return Variable(reserved(shape, options, std::make_shared<Origin>(Origin{shape, options, {}, {}, {}, {}})), true);
 }
 
 Variable Module::parameter(const Shape& shape, double value) {

@@ -36,6 +36,9 @@ Tensor start_of(const Variable& parameter);
 /// Gives it these; one that has values keeps them.
 void fill(const Variable& parameter);
 void fill(Module& model);  ///< all of it
+/// It starts with what `make` gives, of its shape and any floating dtype. That may be a view of a file: who wants a
+/// part reads a part. A parameter that has values gets these at once. what: in words, for origin_of().
+void start_with(const Variable& parameter, const std::string& what, std::function<Tensor()> make);
 /// How it starts, in words that are equal where the values are: for ranks that each make their own.
 std::string origin_of(const Variable& parameter);
 /// From now on it is, empty as it was, what `change` makes of its start: of another shape, dtype, device.

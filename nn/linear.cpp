@@ -21,6 +21,14 @@ std::string Linear::options() const {
   return str("in ", weight.size(1), ", out ", weight.size(0), bias.defined() ? "" : ", no bias");
 }
 
+Mlp::Mlp(const Options& options)
+    : o(options),
+      gate(o.kind == nn::FeedForward::swiglu
+               ? std::optional<Linear>(std::in_place, Linear::Options{.in = o.width, .out = o.inner, .bias = o.bias})
+               : std::nullopt),
+      up({.in = o.width, .out = o.inner, .bias = o.bias}),
+      down({.in = o.inner, .out = o.width, .bias = o.bias}) {}
+
 Embedding::Embedding(const Options& o) : padding_index(o.padding_index) {
   LOCKSTEP_CHECK(o.num > 0 && o.dim > 0, "[Embedding] expected sizes > 0, got num ", o.num, " and dim ", o.dim);
   LOCKSTEP_CHECK(o.padding_index < o.num, "[Embedding] expected padding_index below ", o.num, ", got ",

@@ -25,22 +25,29 @@ struct Linear : Layer<Linear> {
   Product product;  ///< stands in for linear(), when set: parallel/tensor/ puts one here that works on slices
 };
 
-/// Two linear layers with GELU between.
+/// What a feed-forward layer computes: down(gelu(up x)), or down(silu(gate x) up x) (Shazeer, 2020).
+enum class FeedForward { gelu, swiglu };
+
 struct Mlp : Layer<Mlp> {
   struct Options {
     int64_t width, inner;
     Gelu gelu = Gelu::tanh;
     bool bias = true;
+    nn::FeedForward kind = nn::FeedForward::gelu;
   };
-  explicit Mlp(const Options& o)
-      : up({.in = o.width, .out = o.inner, .bias = o.bias}),
-        down({.in = o.inner, .out = o.width, .bias = o.bias}),
-        activation(o.gelu == Gelu::tanh ? Activation::gelu_tanh : Activation::gelu_erf) {}
-  Variable forward(const Variable& x) { return down(up(x, activation)); }
-  void fields(Fields& f) override { f("up", up, cut::columns)("down", down, cut::rows); }
+  explicit Mlp(const Options& options);
+  Variable forward(const Variable& x) {
+    if (gate) return down(silu_mul((*gate)(x), up(x)));
+    return down(up(x, o.gelu == Gelu::tanh ? Activation::gelu_tanh : Activation::gelu_erf));
+  }
+  void fields(Fields& f) override {
+    if (gate) f("gate", *gate, cut::columns);
+    f("up", up, cut::columns)("down", down, cut::rows);
+  }
 
+  Options o;
+  std::optional<Linear> gate;  ///< of swiglu
   Linear up, down;
-  Activation activation;
 };
 
 /// Rows of a table: index i64 (...) gives (..., dim). weight (num, dim) starts N(0, 1). The padding row stays as it is.

@@ -9,6 +9,8 @@
 #include "nn/init.h"
 #include "nn/layer_list.h"
 #include "nn/linear.h"
+#include "nn/models/block.h"
 #include "nn/models/gpt.h"
 #include "nn/module.h"
 #include "nn/norm.h"
+#include "nn/rope.h"

@@ -15,6 +15,10 @@ LayerNorm::LayerNorm(const Options& o) : shape(o.shape), eps(o.eps) {
 
 RMSNorm::RMSNorm(const Options& o) : eps(o.eps), weight(parameter({o.size}, 1)) {}
 
+Norm::Norm(const Options& options) : o(options), weight(parameter({o.size}, 1)) {
+  if (o.kind == layer && o.bias) bias = parameter({o.size}, 0);
+}
+
 GroupNorm::GroupNorm(const Options& o) : groups(o.groups), channels(o.channels), eps(o.eps) {
   LOCKSTEP_CHECK(groups > 0 && channels % groups == 0, "[GroupNorm] expected groups to divide ", channels,
                  " channels, got ", groups);

@@ -24,7 +24,8 @@ struct LayerNorm : Layer<LayerNorm> {
   Variable weight, bias;
 };
 
-/// Over the last dim, without mean and bias (Zhang and Sennrich, 2019).
+/// Over the last dim, without mean and bias (Zhang and Sennrich, 2019). In 16 bits x is rounded before it is multiplied
+/// with the weight, as Llama's.
 struct RMSNorm : Layer<RMSNorm> {
   struct Options {
     int64_t size;
@@ -37,6 +38,27 @@ struct RMSNorm : Layer<RMSNorm> {
 
   double eps;
   Variable weight;
+};
+
+/// One of the two, over the last dim: for models that leave the choice open.
+struct Norm : Layer<Norm> {
+  enum Kind { layer, rms };
+  struct Options {
+    Kind kind;
+    int64_t size;
+    double eps;
+    bool bias = true;  ///< of layer
+  };
+  explicit Norm(const Options& options);
+  Variable forward(const Variable& x) {
+    return o.kind == layer ? layer_norm(x, {o.size}, weight, bias, o.eps) : rms_norm(x, weight, o.eps);
+  }
+  void fields(Fields& f) override { f("weight", weight)("bias", bias); }
+  std::string kind() const override { return o.kind == layer ? "LayerNorm" : "RMSNorm"; }
+  std::string options() const override { return str(Shape{o.size}, ", eps ", o.eps); }
+
+  Options o;
+  Variable weight, bias;
 };
 
 /// Over groups of channels of each sample (Wu and He, 2018). x (N, C, ...).

@@ -310,6 +310,11 @@ struct Minimum {
   LOCKSTEP_GRAD2(grad0, both) { return a > b ? T(0) : a == b ? g / T(2) : g; }
   LOCKSTEP_GRAD2(grad1, both) { return b > a ? T(0) : a == b ? g / T(2) : g; }
 };
+struct SiluMul : Costly {  // silu(a) b: a gate and what it lets through (Shazeer, 2020)
+  LOCKSTEP_VALUE2 { return a * math::sigmoid(a) * b; }
+  LOCKSTEP_GRAD2(grad0, both) { return Silu::grad(g * b, a, {}); }
+  LOCKSTEP_GRAD2(grad1, reads_a) { return g * (a * math::sigmoid(a)); }
+};
 #undef LOCKSTEP_VALUE2
 #undef LOCKSTEP_GRAD2
 

@@ -7,7 +7,7 @@
 
 #include "data/text.h"
 #include "data/unicode.h"
-#include "nn/hugging_face/gpt2.h"
+#include "nn/hugging_face/pretrained.h"
 #include "tensor/check.h"
 #include "train/cli.h"
 #include "train/options.h"
@@ -17,20 +17,98 @@ namespace lockstep::train {
 
 using data::Json;
 
+namespace {
+
+/// All options that change what a GPT computes, once. fn(key, option, always), or with the words of an enumeration;
+/// always: older runs say it, too.
+template <class Options, class Fn> void each_option(Options&& o, const Fn& fn) {
+  fn("vocab", o.vocab, true);
+  fn("context", o.context, true);
+  fn("layers", o.layers, true);
+  fn("width", o.width, true);
+  fn("heads", o.heads, true);
+  fn("inner", o.inner, true);
+  fn("norm_eps", o.norm_eps, true);
+  fn("gelu", o.gelu, true, {"erf", "tanh"});
+  fn("tied", o.tied, true);
+  fn("kv_heads", o.kv_heads, false);
+  fn("head_size", o.head_size, false);
+  fn("norm", o.norm, false, {"layer", "rms"});
+  fn("feed_forward", o.feed_forward, false, {"gelu", "swiglu"});
+  fn("bias", o.bias, false);
+  fn("attention_bias", o.attention_bias, false);
+  fn("attention_out_bias", o.attention_out_bias, false);
+  fn("mlp_bias", o.mlp_bias, false);
+}
+
+template <class Rope, class Fn> void each_rope_option(Rope&& r, const Fn& fn) {
+  fn("base", r.base, true);
+  fn("scaling", r.scaling, true, {"none", "linear", "dynamic", "yarn", "llama3"});
+  fn("factor", r.factor, false);
+  fn("low_freq_factor", r.low_freq_factor, false);
+  fn("high_freq_factor", r.high_freq_factor, false);
+  fn("beta_fast", r.beta_fast, false);
+  fn("beta_slow", r.beta_slow, false);
+  fn("attention_factor", r.attention_factor, false);
+  fn("original_context", r.original_context, false);
+  fn("truncate", r.truncate, false);
+  fn("partial", r.partial, false);
+}
+
+using Words = std::initializer_list<const char*>;
+
+/// Leaves out what is as in `usual`, so that runs that began before an option was there go on.
+struct Writer {
+  Json& to;
+  const Json* usual = nullptr;
+  void put(const char* key, Json value, bool always) const {
+    if (always || !usual || !(*usual->find(key) == value)) to[key] = std::move(value);
+  }
+  template <class T> void operator()(const char* key, const T& value, bool always) const { put(key, value, always); }
+  void operator()(const char* key, const std::optional<double>& value, bool always) const {
+    put(key, value ? Json(*value) : Json(), always);
+  }
+  template <class T> void operator()(const char* key, const T& value, bool always, Words words) const {
+    put(key, words.begin()[int(value)], always);
+  }
+};
+
+struct Reader {
+  const Json& from;
+  std::string where;
+  const Json* find(const char* key, bool always) const { return always ? &from.at(key, where) : from.find(key); }
+  void operator()(const char* key, int64_t& to, bool always) const {
+    if (const Json* value = find(key, always)) to = value->as_int(where + ": " + key);
+  }
+  void operator()(const char* key, double& to, bool always) const {
+    if (const Json* value = find(key, always)) to = value->as_number(where + ": " + key);
+  }
+  void operator()(const char* key, bool& to, bool always) const {
+    if (const Json* value = find(key, always)) to = value->as_bool(where + ": " + key);
+  }
+  void operator()(const char* key, std::optional<double>& to, bool always) const {
+    if (const Json* value = find(key, always)) to = value->as_number(where + ": " + key);
+  }
+  template <class T> void operator()(const char* key, T& to, bool always, Words words) const {
+    const Json* value = find(key, always);
+    if (!value) return;
+    const std::string& word = value->as_string(where + ": " + key);
+    const auto* const found = std::find(words.begin(), words.end(), word);
+    LOCKSTEP_CHECK(found != words.end(), where, ": ", key, ": '", word, "' is not known");
+    to = T(found - words.begin());
+  }
+};
+
+}  // namespace
+
 Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::string& experts) {
-  const nn::GPT::Options& o = model.o;
-  Json c = Json::Object{{"program", "gpt"},
-                        {"vocab", o.vocab},
-                        {"context", o.context},
-                        {"layers", o.layers},
-                        {"width", o.width},
-                        {"heads", o.heads},
-                        {"inner", o.inner},
-                        {"norm_eps", o.norm_eps},
-                        {"gelu", o.gelu == Gelu::tanh ? "tanh" : "erf"},
-                        {"tied", o.tied},
-                        {"tokenizer", tokenizer.empty() ? "" : "tokenizer"},  // in the run's folder
-                        {"tokenizer_identity", data::tokenizer_identity(tokenizer)}};
+  Json c = Json::Object{{"program", "gpt"}}, usual, usual_rope;
+  each_option(nn::GPT::Options{}, Writer{usual});
+  each_rope_option(nn::Rope{}, Writer{usual_rope});
+  each_option(model.o, Writer{c, &usual});
+  if (model.o.rope) each_rope_option(*model.o.rope, Writer{c["rope"], &usual_rope});
+  c["tokenizer"] = tokenizer.empty() ? "" : "tokenizer";  // in the run's folder
+  c["tokenizer_identity"] = data::tokenizer_identity(tokenizer);
   const Experts e = read_experts(experts);
   if (e.options.experts == 0) return c;
   c["expert_count"] = e.options.experts;
@@ -50,9 +128,9 @@ std::unique_ptr<data::Tokenizer> LanguageModel::tokenizer() const {
 
 LanguageModel load_language_model(const std::string& path, bool average) {
   LOCKSTEP_CHECK(std::filesystem::exists(path), path, ": no such file or folder");
-  if (std::filesystem::exists(path + "/model.safetensors")) {
+  if (nn::is_pretrained(path)) {
     LOCKSTEP_CHECK(!average, path, ": --ema is for runs, this is a Hugging Face folder");
-    auto model = nn::load_hugging_face(path);
+    auto model = nn::from_pretrained(path);
     const bool of_bytes =
         !data::has_tokenizer(path) && model->o.vocab == 256;  // what --export leaves of a model of bytes
     return {std::move(model), of_bytes ? "" : path, ""};
@@ -62,16 +140,10 @@ LanguageModel load_language_model(const std::string& path, bool average) {
   const auto at = [&](const char* key) -> const Json& { return c.at(key, config_path); };
   LOCKSTEP_CHECK(at("program").as_string(config_path) == "gpt", config_path, ": expected a run of gpt, got ",
                  at("program").dump());
-  auto model =
-      std::make_unique<nn::GPT>(nn::GPT::Options{.vocab = at("vocab").as_int(),
-                                                 .context = at("context").as_int(),
-                                                 .layers = at("layers").as_int(),
-                                                 .width = at("width").as_int(),
-                                                 .heads = at("heads").as_int(),
-                                                 .inner = at("inner").as_int(),
-                                                 .norm_eps = at("norm_eps").as_number(),
-                                                 .gelu = at("gelu").as_string() == "tanh" ? Gelu::tanh : Gelu::erf,
-                                                 .tied = at("tied").as_bool()});
+  nn::GPT::Options o;
+  each_option(o, Reader{c, config_path});
+  if (const Json* rope = c.find("rope")) each_rope_option(o.rope.emplace(), Reader{*rope, config_path + ": rope"});
+  auto model = std::make_unique<nn::GPT>(o);
   if (const Json* experts = c.find("experts")) read_experts(experts->as_string(config_path)).add_to(*model);
   load_model(*model, path, average);
   const std::string tokenizer = at("tokenizer").as_string();

@@ -8,34 +8,6 @@
 
 namespace lockstep::nn {
 
-TransformerBlock::TransformerBlock(const Options& o)
-    : norm1({.shape = {o.width}, .eps = o.norm_eps, .bias = o.bias}),
-      attention({.embed = o.width,
-                 .heads = o.heads,
-                 .kv_heads = o.kv_heads,
-                 .causal = o.causal,
-                 .bias = o.bias,
-                 .dropout = o.dropout,
-                 .rotary = o.rotary,
-                 .max_context = o.max_context}),
-      norm2({.shape = {o.width}, .eps = o.norm_eps, .bias = o.bias}),
-      mlp({.width = o.width, .inner = o.inner == 0 ? 4 * o.width : o.inner, .gelu = o.gelu, .bias = o.bias}),
-      dropout({.p = o.dropout}) {}
-
-Variable TransformerBlock::forward(const Variable& x, KvCache& cache) {
-  const Variable y = add(x, attention(norm1(x), cache));
-  return add(y, fed_forward(norm2(y)));
-}
-
-LayerList TransformerBlock::layers() {
-  LayerList list;
-  list.add("TransformerBlock.attention", {norm1, attention, dropout},
-           [this](const Variable& x) { return first_half(x); });
-  list.add("TransformerBlock.mlp", {norm2, feed_forward ? *feed_forward : mlp, dropout},
-           [this](const Variable& x) { return second_half(x); });
-  return std::move(list).repeated();
-}
-
 namespace {
 
 GPT::Options checked(const GPT::Options& o) {
@@ -50,18 +22,30 @@ GPT::Options checked(const GPT::Options& o) {
 GPT::GPT(const Options& options)
     : o(checked(options)),
       tokens_table({.num = o.vocab, .dim = o.width}),
-      position_table({.num = o.context, .dim = o.width}),
+      position_table(
+          o.rope ? std::nullopt
+                 : std::optional<Embedding>(std::in_place, Embedding::Options{.num = o.context, .dim = o.width})),
       dropout({.p = o.dropout}),
-      norm({.shape = {o.width}, .eps = o.norm_eps, .bias = o.bias}),
+      norm({.kind = o.norm, .size = o.width, .eps = o.norm_eps, .bias = o.bias}),
       head(o.tied ? Head(tokens_table) : Head({.num = o.vocab, .dim = o.width})) {
+  const int64_t head_size = o.head_size > 0 ? o.head_size : o.width / std::max<int64_t>(o.heads, 1);
+  const auto angles = o.rope ? std::make_shared<RopeTable>(*o.rope, head_size, o.context) : nullptr;
   for (int64_t i = 0; i < o.layers; ++i) {
     blocks.emplace_back(TransformerBlock::Options{.width = o.width,
                                                   .heads = o.heads,
+                                                  .kv_heads = o.kv_heads,
+                                                  .head_size = o.head_size,
                                                   .inner = o.inner,
                                                   .bias = o.bias,
+                                                  .attention_bias = o.attention_bias,
+                                                  .attention_out_bias = o.attention_out_bias,
+                                                  .mlp_bias = o.mlp_bias,
                                                   .dropout = o.dropout,
                                                   .norm_eps = o.norm_eps,
+                                                  .norm = o.norm,
+                                                  .feed_forward = o.feed_forward,
                                                   .gelu = o.gelu,
+                                                  .rope = angles,
                                                   .max_context = o.context});
   }
   for (NamedParameter& p : named_parameters()) {
@@ -72,21 +56,32 @@ GPT::GPT(const Options& options)
 }
 
 void GPT::fields(Fields& f) {
-  f("tokens", tokens_table, cut::rows_of_vocabulary)("positions", position_table)(
-      "dropout", dropout, cut::from_whole(cut::tokens))("blocks", blocks)("norm", norm, cut::tokens);
+  f("tokens", tokens_table, cut::rows_of_vocabulary);
+  if (position_table) f("positions", *position_table);
+  f("dropout", dropout, cut::from_whole(cut::tokens))("blocks", blocks)("norm", norm, cut::tokens);
   f("head", head, cut::rows_of_vocabulary);
+}
+
+std::vector<Variable> GPT::reads() {
+  std::vector<Variable> all;
+  if (o.tied) all.push_back(tokens_table.weight);  // once, for both ends
+  if (position_table) all.push_back(position_table->weight);
+  return all;
 }
 
 std::string GPT::options() const {
   return str("vocab ", o.vocab, ", context ", o.context, ", layers ", o.layers, ", width ", o.width, ", heads ",
-             o.heads, o.tied ? ", tied head" : "");
+             o.heads, o.kv_heads > 0 && o.kv_heads != o.heads ? str(", kv heads ", o.kv_heads) : "",
+             o.feed_forward == nn::FeedForward::swiglu ? ", SwiGLU" : "", o.rope ? ", rotary" : "",
+             o.tied ? ", tied head" : "");
 }
 
 LayerList GPT::layers() {
   LayerList list;
-  list.add(tokens_table).add("Positions", {position_table, dropout}, [this](const Variable& x) {
-    return placed(x, 0);
-  });
+  list.add(tokens_table);
+  std::vector<LayerList::Field> used{dropout};
+  if (position_table) used.insert(used.begin(), *position_table);
+  list.add("Positions", used, [this](const Variable& x) { return placed(x, 0); });
   for (auto& block : blocks.items) list.append(block->layers());
   list.add(norm).add("Head", {head}, [this](const Variable& x) { return head.scores(x); });
   list.loss = [this](const Variable& scores, const std::vector<Tensor>& targets) {
@@ -95,12 +90,13 @@ LayerList GPT::layers() {
   return list;
 }
 
-/// With what the table has for positions from `position` on, or for those that `part` says.
+/// With what the table, if any, has for positions from `position` on, or for those that `part` says.
 Variable GPT::placed(const Variable& x, int64_t position) {
-  Embedding& table = position_table;
   const int64_t tokens = x.size(1), end = part ? tokens * part->ranks : position + tokens;
   LOCKSTEP_CHECK(end <= o.context, "[GPT] expected at most ", o.context, " tokens (context), got ", end,
                  part ? str(", ", tokens, " on each of ", part->ranks, " ranks") : "");
+  if (!position_table) return dropout(x);
+  Embedding& table = *position_table;
   return dropout(add(
       x, part ? table(part->positions(tokens).to(table.weight.device())) : table.weight.narrow(0, position, tokens)));
 }

@@ -1,43 +1,10 @@
 #pragma once
-// The GPT-2 family: token and position embeddings, pre-norm blocks, a final norm, and a head tied to the tokens' table.
-#include "nn/attention.h"
-#include "nn/container.h"
-#include "nn/norm.h"
+// Decoders: embeddings of tokens, pre-norm blocks, a final norm, and a head. The options are GPT-2's where nothing is
+// said (a table of positions, LayerNorm, GELU, the head tied to the tokens' table), and can be Llama's and its
+// relatives' (rotary positions, RMSNorm, SwiGLU, shared key heads): docs/llama.md.
+#include "nn/models/block.h"
 
 namespace lockstep::nn {
-
-/// x + attention(norm(x)), then x + mlp(norm(x)) (Radford et al., 2019)
-struct TransformerBlock : Layer<TransformerBlock> {
-  struct Options {
-    int64_t width, heads, kv_heads = 0, inner = 0;  ///< inner 0 means 4 width
-    bool causal = true, bias = true, rotary = false;
-    double dropout = 0, norm_eps = 1e-5;
-    Gelu gelu = Gelu::tanh;
-    int64_t max_context = 2048;
-  };
-  explicit TransformerBlock(const Options& o);
-  Variable forward(const Variable& x) { return second_half(first_half(x)); }
-  Variable forward(const Variable& x, KvCache& cache);
-  /// Its two halves.
-  LayerList layers() override;
-  FeedForward feed_forward_place() override { return {&mlp, &feed_forward}; }
-  void fields(Fields& f) override {
-    f("norm1", norm1, cut::tokens)("attention", attention)("norm2", norm2, cut::tokens)(
-        "mlp", feed_forward ? *feed_forward : mlp)("dropout", dropout, cut::tokens);
-  }
-
-  LayerNorm norm1;
-  MultiHeadAttention attention;
-  LayerNorm norm2;
-  Mlp mlp;
-  Dropout dropout;
-  std::shared_ptr<Module> feed_forward;  ///< in place of `mlp`, under its name, when there is one: experts, say
-
- private:
-  Variable fed_forward(const Variable& x) { return feed_forward ? feed_forward->call(x) : mlp(x); }
-  Variable first_half(const Variable& x) { return add(x, dropout(attention(norm1(x)))); }
-  Variable second_half(const Variable& x) { return add(x, dropout(fed_forward(norm2(x)))); }
-};
 
 /// How the next token is chosen. temperature 0 takes the likeliest.
 struct Sampling {
@@ -48,11 +15,18 @@ struct Sampling {
 
 struct GPT : Layer<GPT> {
   struct Options {
-    int64_t vocab = 256, context = 128, layers = 4, width = 128, heads = 4, inner = 0;
+    int64_t vocab = 256, context = 128, layers = 4, width = 128, heads = 4, inner = 0;  ///< inner 0 means 4 width
+    int64_t kv_heads = 0, head_size = 0;                                                ///< 0: heads, width / heads
     double dropout = 0, norm_eps = 1e-5;
+    Norm::Kind norm = Norm::layer;
+    nn::FeedForward feed_forward = nn::FeedForward::gelu;
     Gelu gelu = Gelu::tanh;
-    bool tied = true, bias = true;
+    std::optional<Rope> rope = {};  ///< rotary positions in place of a table
+    bool tied = true,
+         bias = true;  ///< bias false: none anywhere; else norms have one, and the others where these say so
+    bool attention_bias = true, attention_out_bias = true, mlp_bias = true;
     bool checkpoint_blocks = false;  ///< recompute each block in backward instead of keeping its activations
+    friend bool operator==(const Options&, const Options&) = default;
   };
   /// Weights N(0, 0.02), those that feed the residual stream N(0, 0.02 / sqrt(2 layers)), biases 0 (GPT-2's).
   explicit GPT(const Options& options);
@@ -74,15 +48,14 @@ struct GPT : Layer<GPT> {
   LayerList layers() override;
   std::string options() const override;
   int64_t share_sequence(const std::shared_ptr<SequencePart>& of) override { return part = of, 0; }
-  std::vector<Variable> reads() override {
-    return {tokens_table.weight, position_table.weight};
-  }  // a tied table once, for both ends
+  std::vector<Variable> reads() override;
 
   Options o;
-  Embedding tokens_table, position_table;
+  Embedding tokens_table;
+  std::optional<Embedding> position_table;  ///< without rope
   Dropout dropout;
   ModuleList<TransformerBlock> blocks;
-  LayerNorm norm;
+  Norm norm;
   Head head;
   std::shared_ptr<SequencePart> part;  ///< of which forward() gets the tokens; null: whole sequences
 

@@ -89,15 +89,12 @@ void add_experts(nn::Module& model, Options options, int64_t every, const std::s
     nn::Mlp& mlp = *places[i].mlp;
     const Variable up = mlp.up.weight;
     LOCKSTEP_CHECK(up.defined(), "[moe] expected a model without experts, got one whose block ", i, " has some");
-    const nn::Mlp::Options sizes{.width = up.size(1),
-                                 .inner = up.size(0),
-                                 .gelu = mlp.activation == Activation::gelu_tanh ? Gelu::tanh : Gelu::erf,
-                                 .bias = mlp.up.bias.defined()};
+    const nn::Mlp::Options sizes = mlp.o;
     const auto start = [deep](nn::Mlp& mlp) {
-      nn::init::normal(mlp.up.weight, 0, 0.02);
-      nn::init::normal(mlp.down.weight, 0, deep);
-      for (const Variable& bias : {mlp.up.bias, mlp.down.bias})
-        if (bias.defined()) nn::init::zeros(bias);
+      for (const auto& p : mlp.named_parameters()) {
+        if (p.name.ends_with("weight")) nn::init::normal(p.variable, 0, p.name == "down.weight" ? deep : 0.02);
+        else nn::init::zeros(p.variable);
+      }
     };
     options.width = sizes.width;
     options.inner = sizes.inner;
@@ -112,7 +109,8 @@ void add_experts(nn::Module& model, Options options, int64_t every, const std::s
     layer->to(up.dtype());
     layer->to(up.device());
     *places[i].other = layer;
-    for (Variable* unused : {&mlp.up.weight, &mlp.up.bias, &mlp.down.weight, &mlp.down.bias}) *unused = {};  // memory
+    for (nn::Linear* unused : {mlp.gate ? &*mlp.gate : &mlp.up, &mlp.up, &mlp.down})
+      unused->weight = unused->bias = {};  // memory
   }
 }
 

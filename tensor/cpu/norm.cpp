@@ -59,7 +59,7 @@ template <class T> void softmax_grad_row(bool log, const T* g, const T* y, int64
   }
 }
 
-// --- layer norm (centered) and RMS norm (not) ---
+// --- layer norm (centered) and RMS norm (not; 16 bits are rounded before and after the weight, as Llama's) ---
 
 template <class A> struct RowStatistics { A mean, rest, rstd; };  // the mean is mean + rest, which one A could not hold
 
@@ -108,7 +108,9 @@ void norm_rows(const Tensor& x, const Tensor& weight, const Tensor& bias, double
         });
       } else {
         each_vector<A>(n, [&](int64_t i, auto count, auto) {
-          store(to + i, load(row + i, count) * s.rstd * load(&w[size_t(i)], count), count);
+          Lanes<A> y = load(row + i, count) * s.rstd;
+          if constexpr (!std::is_same_v<T, A>) store(to + i, y, count), y = load(to + i, count);  // rounded twice
+          store(to + i, y * load(&w[size_t(i)], count), count);
         });
       }
     }

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
       for (int j = 0; j < V; ++j) y[j] = ((v[j] - mean) - shift) * rstd;
       if (weight) {
         load_values<V>(weight + i, w);
-        for (int j = 0; j < V; ++j) y[j] *= w[j];
+        for (int j = 0; j < V; ++j) y[j] = (centered ? y[j] : A(T(y[j]))) * w[j];  // RMS: rounded twice, as Llama's
       }
       if (bias) {
         load_values<V>(bias + i, w);

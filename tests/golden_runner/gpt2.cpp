@@ -1,7 +1,8 @@
 // Cases of whole models: GPT-2 in Hugging Face's files, its logits, gradients, a few training steps and greedy text.
 #include <cmath>
 
-#include "nn/hugging_face/gpt2.h"
+#include "nn/hugging_face/names.h"
+#include "nn/hugging_face/pretrained.h"
 #include "optim/clip.h"
 #include "optim/optim.h"
 #include "tests/golden_runner/golden.h"
@@ -23,7 +24,7 @@ Variable shifted_loss(nn::GPT& model, const Tensor& tokens, const Tensor& labels
 
 void run_gpt2(const Case& c, Report& report) {
   const std::string folder = c.folder() + "/" + c.json().at("folder").as_string();
-  const auto model = nn::load_hugging_face(folder);
+  const auto model = nn::from_pretrained(folder);
   const Tensor tokens = c.tensor("input_ids"), labels = c.tensor("labels");
   report.compare("logits", (*model)(tokens).tensor(), c.tensor("logits"));
   const auto hidden = model->hidden_states(tokens);
@@ -34,7 +35,7 @@ void run_gpt2(const Case& c, Report& report) {
   report.compare("loss", loss.tensor(), c.tensor("loss"));
   loss.backward();
   for (const auto& p : model->named_parameters()) {
-    const auto theirs = nn::hugging_face_name(p.name);
+    const auto theirs = nn::gpt2_piece(p.name);
     const Tensor& grad = p.variable.grad();
     if (c.has("grad_norm/" + theirs.name))
       report.compare("grad_norm/" + theirs.name, norm(grad), c.tensor("grad_norm/" + theirs.name));

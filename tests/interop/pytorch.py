@@ -166,7 +166,7 @@ def broadcast_pair(c, low=-2.0, high=2.0):
 
 @family("binary", 3)
 def binary(c):
-    table = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "pow": torch.pow, "maximum": torch.maximum, "minimum": torch.minimum}
+    table = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "pow": torch.pow, "maximum": torch.maximum, "minimum": torch.minimum, "silu_mul": lambda a, b: F.silu(a) * b}
     name = c.rng.choice(list(table))
     broadcast_pair(c, *(POSITIVE if name in ("div", "pow") else (-2.0, 2.0)))
     return name, table[name]

@@ -200,10 +200,34 @@ TEST_CASE(
   CHECK(equal(from.weight.tensor(), ones({2, 2})));
 }
 
+TEST_CASE("a parameter starts with values that come from elsewhere, when somebody fills it") {
+  const Tensor values = randn({6, 4});
+  int asked = 0;
+  const auto make = [&] { return ++asked, values; };
+  std::optional<BuildEmpty> scope(std::in_place);
+  Linear whole({.in = 4, .out = 6}), part({.in = 4, .out = 6}), rounded({.in = 4, .out = 6});
+  scope.reset();
+  for (Linear* one : {&whole, &part, &rounded}) start_with(one->weight, "values", make);
+  CHECK((asked == 0 && is_built_empty(whole.weight)));
+  CHECK(origin_of(whole.weight) == ", starts with values, changed 0 times");
+  const Tensor start = start_of(whole.weight);
+  CHECK((equal(start, values) && start.storage() != values.storage()));
+  change_start(part.weight, {2, 4}, {}, [](const Tensor& w) { return w.narrow(0, 3, 2); });
+  CHECK(start_of(part.weight).storage() != values.storage());
+  rounded.to(bf16);
+  for (Linear* one : {&whole, &part, &rounded}) fill(*one);
+  CHECK(equal(whole.weight.tensor(), values));
+  CHECK(equal(part.weight.tensor(), values.narrow(0, 3, 2)));
+  CHECK(equal(rounded.weight.tensor(), values.to(bf16)));
+  start_with(rounded.weight, "values", [&] { return mul_scalar(values, 2); });  // it has values: at once
+  CHECK(equal(rounded.weight.tensor(), mul_scalar(values, 2).to(bf16)));
+}
+
 TEST_CASE("attention: a cache of keys and grouped, rotary heads give what one pass gives") {
   manual_seed(5);
-  for (const auto& o : {MultiHeadAttention::Options{.embed = 24, .heads = 4},
-                        {.embed = 24, .heads = 6, .kv_heads = 2, .rotary = true}}) {
+  for (const auto& o :
+       {MultiHeadAttention::Options{.embed = 24, .heads = 4},
+        {.embed = 24, .heads = 6, .kv_heads = 2, .rope = std::make_shared<RopeTable>(Rope{}, 4, 2048)}}) {
     MultiHeadAttention attention(o);
     const Tensor x = randn({2, 7, 24});
     const Tensor whole = attention(x).tensor();

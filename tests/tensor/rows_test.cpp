@@ -159,6 +159,15 @@ TEST_CASE("softmax: gradient, views, threads") {
   check_threads([&] { return std::vector{softmax(big, 1), log_softmax(big, 0), softmax_grad(false, big, big, 1)}; });
 }
 
+TEST_CASE("rms norm rounds 16-bit values before they are multiplied with the weight, as Llama's") {
+  for (const DType dtype : {f16, bf16}) {
+    const Tensor x = randn({5, 70}).to(dtype), w = randn({70}).to(dtype);
+    const NormResult rms = rms_norm(x, w, 1e-6);
+    const Tensor y = mul(x.to(f32), rms.rstd.to(f32).reshape({5, 1})).to(dtype);
+    CHECK(equal(rms.out, mul(y.to(f32), w.to(f32)).to(dtype)));
+  }
+}
+
 TEST_CASE("layer norm and rms norm: values and gradients") {
   for (const Shape& shape : {Shape{3, 10}, Shape{2, 3, 4}, Shape{5, 1}, Shape{70, 3}, Shape{1, 67}, Shape{0, 4}}) {
     const int64_t n = shape.back();

@@ -25,10 +25,10 @@ constexpr int64_t vocab = 12, context = 8, micro_batches = 4, steps = 2;
 
 struct Mix {
   std::string plan, precision, optimizer, offload;
-  bool recompute = false, dropout = false;
+  bool recompute = false, dropout = false, llama = false;
   std::string text() const {
-    return str(plan, ", ", precision, ", ", optimizer, ", offload ", offload, recompute ? ", recomputed" : "",
-               dropout ? ", dropout" : "");
+    return str(llama ? "a Llama, " : "", plan, ", ", precision, ", ", optimizer, ", offload ", offload,
+               recompute ? ", recomputed" : "", dropout ? ", dropout" : "");
   }
 };
 
@@ -56,8 +56,13 @@ std::vector<double> train(const Mix& m) {
   const parallel::Plan plan = parallel::parse_plan(m.plan);
   const auto all = on_ranks<std::vector<double>>(plan.ranks(), [&](int) {
     manual_seed(3);
-    const auto model = std::make_shared<nn::GPT>(nn::GPT::Options{
-        .vocab = vocab, .context = context, .layers = 2, .width = 8, .heads = 4, .dropout = m.dropout ? 0.1 : 0});
+    nn::GPT::Options sizes{
+        .vocab = vocab, .context = context, .layers = 2, .width = 8, .heads = 4, .dropout = m.dropout ? 0.1 : 0};
+    if (m.llama) {
+      sizes.kv_heads = 2, sizes.head_size = 4, sizes.inner = 12, sizes.norm = nn::Norm::rms;
+      sizes.feed_forward = nn::FeedForward::swiglu, sizes.rope = nn::Rope{}, sizes.bias = sizes.tied = false;
+    }
+    const auto model = std::make_shared<nn::GPT>(sizes);
     const parallel::Mesh mesh(plan, dist::world());
     engine::InitializeArgs args{.config = config_of(m, plan), .mesh = &mesh, .log = [](const std::string&) {}};
     if (plan.cp > 1) sequence::share_sequences(*model, {std::shared_ptr<void>(), &mesh.cp()});
@@ -109,33 +114,37 @@ TEST_CASE("plans: every mix trains as one process does, or is refused by check_p
       for (const std::string& precision : precisions) {
         for (const std::string& optimizer : optimizers) {
           ++turn;  // the rest takes turns
-          const Mix m{axis + "+zero" + std::to_string(zero),
-                      precision,
-                      optimizer,
-                      zero > 0 && optimizer == "AdamW" && turn % 4 < 2 ? "cpu" : "none",
-                      turn / 3 % 2 == 0,
-                      turn % 2 && axis.find("cp") == axis.npos && axis.find("tp") == axis.npos};
-          const parallel::Plan plan = parallel::parse_plan(m.plan);
-          const engine::Config config = config_of(m, plan);
-          const auto reasons = engine::reasons_against(config, plan, {.ranks = plan.ranks()});
-          if (!reasons.empty()) {
-            const std::string said = message([&] { engine::check_plan(config, plan, {.ranks = plan.ranks()}); });
-            CHECK_MESSAGE(contains(said, m.plan + " cannot be with a mix: " + reasons[0]), m.text());
-            CHECK_MESSAGE((contains(said, "The nearest plan that can: ") || contains(said, "No plan")), m.text());
-            if (++refused % 16 == 0) CHECK_MESSAGE(contains(message([&] { train(m); }), reasons[0]), m.text());
-            continue;
+          for (const bool llama : {false, true}) {
+            if (llama && (optimizer != "AdamW" || precision == "fp16" || precision == "autocast")) continue;
+            const Mix m{axis + "+zero" + std::to_string(zero),
+                        precision,
+                        optimizer,
+                        zero > 0 && optimizer == "AdamW" && turn % 4 < 2 ? "cpu" : "none",
+                        turn / 3 % 2 == 0,
+                        turn % 2 && axis.find("cp") == axis.npos && axis.find("tp") == axis.npos,
+                        llama};
+            const parallel::Plan plan = parallel::parse_plan(m.plan);
+            const engine::Config config = config_of(m, plan);
+            const auto reasons = engine::reasons_against(config, plan, {.ranks = plan.ranks()});
+            if (!reasons.empty()) {
+              const std::string said = message([&] { engine::check_plan(config, plan, {.ranks = plan.ranks()}); });
+              CHECK_MESSAGE(contains(said, m.plan + " cannot be with a mix: " + reasons[0]), m.text());
+              CHECK_MESSAGE((contains(said, "The nearest plan that can: ") || contains(said, "No plan")), m.text());
+              if (++refused % 16 == 0) CHECK_MESSAGE(contains(message([&] { train(m); }), reasons[0]), m.text());
+              continue;
+            }
+            Mix alone{"dp1+zero0", m.precision, m.optimizer, "none", false, m.dropout, llama};
+            auto& reference = references[alone.text()];
+            if (reference.empty()) reference = train(alone);
+            std::vector<double> found;
+            CHECK_NOTHROW_MESSAGE(found = train(m), m.text());
+            REQUIRE_MESSAGE(found.size() == reference.size(), m.text());
+            for (size_t i = 0; i < found.size() - (optimizer == "OneBitAdam"); ++i) {  // whose norm is each rank's own
+              const double off = std::abs(found[i] - reference[i]) / std::abs(reference[i]);
+              CHECK_MESSAGE(off <= tolerance(m, plan), m.text() << ": " << found[i] << " and " << reference[i]);
+            }
+            ++trained;
           }
-          Mix alone{"dp1+zero0", m.precision, m.optimizer, "none", false, m.dropout};
-          auto& reference = references[alone.text()];
-          if (reference.empty()) reference = train(alone);
-          std::vector<double> found;
-          CHECK_NOTHROW_MESSAGE(found = train(m), m.text());
-          REQUIRE_MESSAGE(found.size() == reference.size(), m.text());
-          for (size_t i = 0; i < found.size() - (optimizer == "OneBitAdam"); ++i) {  // whose norm is each rank's own
-            const double off = std::abs(found[i] - reference[i]) / std::abs(reference[i]);
-            CHECK_MESSAGE(off <= tolerance(m, plan), m.text() << ": " << found[i] << " and " << reference[i]);
-          }
-          ++trained;
         }
       }
     }

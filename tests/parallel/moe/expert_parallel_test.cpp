@@ -101,6 +101,14 @@ TEST_CASE("experts in a GPT: names, sizes, generation, what is refused") {
   CHECK(names.count("blocks.1.mlp.gate") == 1);
   CHECK(model->generate(zeros({1, 2}, {.dtype = i64}), 3, {.temperature = 0}).size(1) == 5);
   CHECK(moe::expert_names(*model).empty());
+  nn::GPT::Options gated = sizes;  // experts are what the block has
+  gated.feed_forward = nn::FeedForward::swiglu, gated.mlp_bias = false;
+  nn::GPT llama(gated);
+  moe::add_experts(llama, experts);
+  names.clear();
+  for (const auto& p : llama.named_parameters())
+    if (p.name.starts_with("blocks.1.mlp.experts.3.")) names.insert(p.name.substr(23));
+  CHECK(names == std::set<std::string>{"down.weight", "gate.weight", "up.weight"});
   nn::GPT plain(sizes);
   CHECK(!nn::own_loss(plain).defined());
   CHECK(

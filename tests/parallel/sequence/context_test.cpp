@@ -81,7 +81,11 @@ TEST_CASE("rotary positions and shared key heads follow the tokens") {
   const auto make = [] {
     manual_seed(4);
     auto layer = std::make_unique<nn::MultiHeadAttention>(
-        nn::MultiHeadAttention::Options{.embed = 32, .heads = 4, .kv_heads = 2, .rotary = true, .max_context = 24});
+        nn::MultiHeadAttention::Options{.embed = 32,
+                                        .heads = 4,
+                                        .kv_heads = 2,
+                                        .rope = std::make_shared<nn::RopeTable>(nn::Rope{}, 8, 24),
+                                        .max_context = 24});
     layer->to(f64);
     return layer;
   };

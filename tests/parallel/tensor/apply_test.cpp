@@ -121,8 +121,12 @@ TEST_CASE("GPT: through its logits, with blocks recomputed, and generating") {
 }
 
 TEST_CASE("one block, with grouped queries and rotary positions") {
-  const nn::TransformerBlock::Options o{
-      .width = 32, .heads = 8, .kv_heads = 4, .inner = 12, .rotary = true, .dropout = 0.3};
+  const nn::TransformerBlock::Options o{.width = 32,
+                                        .heads = 8,
+                                        .kv_heads = 4,
+                                        .inner = 12,
+                                        .dropout = 0.3,
+                                        .rope = std::make_shared<nn::RopeTable>(nn::Rope{}, 4, 2048)};
   const Tensor x = values(1, {batch, 8, 32}), up = values(2, {batch, 8, 32});
   nn::TransformerBlock whole = seeded<nn::TransformerBlock>(o);
   const Variable in = leaf(x);

@@ -1,0 +1,220 @@
+#include "nn/hugging_face/config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+#include "nn/hugging_face/names.h"
+
+namespace lockstep::nn {
+
+using data::Json;
+
+int64_t ConfigReader::whole(const char* key, int64_t otherwise, int64_t least, int64_t most) const {
+  const Json* value = find(key);
+  const int64_t n = value ? value->as_int(where_ + ": " + key) : otherwise;
+  LOCKSTEP_CHECK(n >= least && n <= most, where_, ": ", key, ": expected a number from ", least, " to ", most, ", got ",
+                 n);
+  return n;
+}
+
+double ConfigReader::number(const char* key, double otherwise) const {
+  const Json* value = find(key);
+  return value ? value->as_number(where_ + ": " + key) : otherwise;
+}
+
+bool ConfigReader::flag(const char* key, bool otherwise) const {
+  const Json* value = find(key);
+  return value ? value->as_bool(where_ + ": " + key) : otherwise;
+}
+
+std::string ConfigReader::word(const char* key, const std::string& otherwise) const {
+  const Json* value = find(key);
+  return value ? value->as_string(where_ + ": " + key) : otherwise;
+}
+
+namespace {
+
+const std::string gelu_names[] = {"gelu_new", "gelu"};  // tanh form, erf form
+
+/// The sizes that Transformers takes where a config.json says none, and what sets the families apart.
+struct Family {
+  const char *type, *architecture;
+  int64_t inner, kv_heads, vocab, context;
+  bool query_bias;  ///< of q, k and v alone
+};
+constexpr Family families[] = {{"llama", "LlamaForCausalLM", 11008, 0, 32000, 2048, false},
+                               {"mistral", "MistralForCausalLM", 14336, 8, 32000, 131072, false},
+                               {"qwen2", "Qwen2ForCausalLM", 22016, 0, 151936, 32768, true}};
+
+double checked_eps(const ConfigReader& c, const char* key, double otherwise) {
+  const double eps = c.number(key, otherwise);
+  LOCKSTEP_CHECK(eps >= 0 && std::isfinite(eps), c.where(), ": ", key, ": expected a number >= 0, got ", eps);
+  return eps;
+}
+
+GPT::Options gpt2_options(const ConfigReader& c) {
+  const std::string gelu = c.word("activation_function", gelu_names[0]);
+  LOCKSTEP_CHECK(gelu == gelu_names[0] || gelu == gelu_names[1], c.where(),
+                 ": expected activation_function 'gelu_new' or 'gelu', got '", gelu, "'");
+  for (const char* key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"})
+    LOCKSTEP_CHECK(!c.flag(key, false), c.where(), ": ", key, " is not supported");
+  LOCKSTEP_CHECK(c.whole("n_embd", 768) % c.whole("n_head", 12) == 0, c.where(),
+                 ": n_head: expected a number that divides n_embd ", c.whole("n_embd", 768), ", got ",
+                 c.whole("n_head", 12));
+  LOCKSTEP_CHECK(c.flag("scale_attn_weights", true), c.where(), ": scale_attn_weights false is not supported");
+  return {.vocab = c.whole("vocab_size", 50257),
+          .context = c.whole("n_positions", 1024),
+          .layers = c.whole("n_layer", 12),
+          .width = c.whole("n_embd", 768),
+          .heads = c.whole("n_head", 12),
+          .inner = c.whole("n_inner", 0, 0),
+          .norm_eps = checked_eps(c, "layer_norm_epsilon", 1e-5),
+          .gelu = gelu == gelu_names[0] ? Gelu::tanh : Gelu::erf,
+          .tied = c.flag("tie_word_embeddings", true)};
+}
+
+/// Windows of attention are not built: what they would leave out must be nothing.
+void check_window(const ConfigReader& c, const Family& f, int64_t context) {
+  const bool mistral = f.type == std::string("mistral"), qwen2 = f.query_bias;
+  if (!mistral && !(qwen2 && c.flag("use_sliding_window", false))) return;
+  const Json* given = c.find("sliding_window");
+  const bool says_none = mistral && c.says_null("sliding_window");
+  if (says_none) return;
+  const int64_t window = given ? c.whole("sliding_window", 0) : 4096;
+  LOCKSTEP_CHECK(window >= context, c.where(), ": sliding_window ", window,
+                 " is not built; the model is exact up to that many tokens: set max_position_embeddings (", context,
+                 ") to at most ", window);
+}
+
+GPT::Options llama_options(const ConfigReader& c, const Family& f) {
+  LOCKSTEP_CHECK(
+      !c.find("quantization_config"), c.where(),
+      ": quantization_config: quantised weights are not read; load the folder of the model that was quantised");
+  const std::string act = c.word("hidden_act", "silu");
+  LOCKSTEP_CHECK(act == "silu" || act == "swish", c.where(), ": hidden_act: expected 'silu', got '", act, "'");
+  const int64_t context = c.whole("max_position_embeddings", f.context), width = c.whole("hidden_size", 4096),
+                heads = c.whole("num_attention_heads", 32),
+                kv_heads = c.whole("num_key_value_heads",
+                                   f.kv_heads > 0 && !c.says_null("num_key_value_heads") ? f.kv_heads : heads);
+  LOCKSTEP_CHECK(heads % kv_heads == 0, c.where(), ": num_key_value_heads: expected a number that divides the ", heads,
+                 " of num_attention_heads, got ", kv_heads);
+  LOCKSTEP_CHECK(c.find("head_dim") || width % heads == 0, c.where(),
+                 ": num_attention_heads: expected a number that "
+                 "divides hidden_size ",
+                 width, ", or a head_dim, got ", heads);
+  const int64_t head_size = c.whole("head_dim", width / heads);
+  LOCKSTEP_CHECK(head_size > 0 && head_size <= (int64_t(1) << 24) / heads, c.where(), ": head_dim: ", heads,
+                 " heads of ", head_size, " are too many");
+  check_window(c, f, context);
+  const bool attention_bias = f.query_bias || c.flag("attention_bias", false), mlp_bias = c.flag("mlp_bias", false);
+  const Rope rope = rope_from(c, context);
+  GPT::Options o{.vocab = c.whole("vocab_size", f.vocab),
+                 .context = context,
+                 .layers = c.whole("num_hidden_layers", 32, 1, 100'000),
+                 .width = width,
+                 .heads = heads,
+                 .inner = c.whole("intermediate_size", f.inner),
+                 .kv_heads = kv_heads,
+                 .head_size = head_size,
+                 .norm_eps = checked_eps(c, "rms_norm_eps", 1e-6),
+                 .norm = Norm::rms,
+                 .feed_forward = nn::FeedForward::swiglu,
+                 .rope = rope,
+                 .tied = c.flag("tie_word_embeddings", false),
+                 .attention_bias = attention_bias,
+                 .attention_out_bias = attention_bias && !f.query_bias,
+                 .mlp_bias = mlp_bias && !f.query_bias};
+  // Beyond max_position_embeddings is what dynamic scaling is for.
+  if (rope.scaling == Rope::Scaling::dynamic) o.context = int64_t(double(context) * std::max(rope.factor, 1.));
+  try {
+    rope_frequencies(rope, head_size, context);
+  } catch (const Error& e) { fail(c.where() + ": " + e.what()); }
+  return o;
+}
+
+}  // namespace
+
+GPT::Options options_from_config(const Json& config, const std::string& path) {
+  LOCKSTEP_CHECK(config.is_object(), path, ": expected an object, got ", config.kind());
+  const ConfigReader c(config, path);
+  const std::string type = c.word("model_type", "gpt2");
+  if (type == "gpt2") return gpt2_options(c);
+  const auto* family =
+      std::find_if(std::begin(families), std::end(families), [&](const Family& f) { return f.type == type; });
+  LOCKSTEP_CHECK(family != std::end(families), path,
+                 ": expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got '", type, "'");
+  return llama_options(c, *family);
+}
+
+namespace {
+
+const Family& family_of(const GPT::Options& o) {
+  const bool in = o.bias && o.attention_bias, out = o.bias && o.attention_out_bias, mlp = o.bias && o.mlp_bias;
+  LOCKSTEP_CHECK(
+      o.norm == Norm::rms && o.feed_forward == nn::FeedForward::swiglu && (in == out || (in && !mlp)),
+      "[save_pretrained] expected the options of a GPT-2 (LayerNorm, GELU, a table of positions, biases), or "
+      "of a Llama, Mistral or Qwen 2 (RMSNorm, SwiGLU, rotary positions, biases of attention all or none, or "
+      "all but out_proj's alone), got a mix: Transformers has no such model");
+  return families[in && !out ? 2 : 0];
+}
+
+Json gpt2_config(const GPT::Options& o) {
+  LOCKSTEP_CHECK(o.norm == Norm::layer && o.feed_forward == nn::FeedForward::gelu && o.bias && o.attention_bias &&
+                     o.attention_out_bias && o.mlp_bias && (o.kv_heads == 0 || o.kv_heads == o.heads) &&
+                     (o.head_size == 0 || o.head_size * o.heads == o.width),
+                 "[save_pretrained] expected the options of a GPT-2 (LayerNorm, GELU, all biases, as many key heads as "
+                 "heads, a table of positions), or rotary positions, got a mix: Transformers has no such model");
+  Json config(Json::Object{});
+  config["architectures"] = Json::Array{Json("GPT2LMHeadModel")};
+  config["model_type"] = "gpt2";
+  config["activation_function"] = gelu_names[o.gelu == Gelu::tanh ? 0 : 1];
+  config["vocab_size"] = o.vocab;
+  config["n_positions"] = o.context;
+  config["n_ctx"] = o.context;
+  config["n_layer"] = o.layers;
+  config["n_embd"] = o.width;
+  config["n_head"] = o.heads;
+  config["n_inner"] = o.inner == 0 ? Json() : Json(o.inner);
+  config["layer_norm_epsilon"] = o.norm_eps;
+  config["tie_word_embeddings"] = o.tied;
+  for (const char* key : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) config[key] = o.dropout;
+  return config;
+}
+
+Json llama_config(const GPT::Options& o) {
+  const Family& f = family_of(o);
+  const bool dynamic = o.rope->scaling == Rope::Scaling::dynamic;
+  const int64_t context = dynamic && o.rope->original_context > 0 ? o.rope->original_context : o.context;
+  Json config(Json::Object{});
+  config["architectures"] = Json::Array{Json(f.architecture)};
+  config["model_type"] = f.type;
+  config["hidden_act"] = "silu";
+  config["vocab_size"] = o.vocab;
+  config["max_position_embeddings"] = context;
+  config["num_hidden_layers"] = o.layers;
+  config["hidden_size"] = o.width;
+  config["intermediate_size"] = o.inner == 0 ? 4 * o.width : o.inner;
+  config["num_attention_heads"] = o.heads;
+  config["num_key_value_heads"] = o.kv_heads == 0 ? o.heads : o.kv_heads;
+  config["head_dim"] = o.head_size == 0 ? o.width / o.heads : o.head_size;
+  config["rms_norm_eps"] = o.norm_eps;
+  config["tie_word_embeddings"] = o.tied;
+  config["attention_dropout"] = o.dropout;
+  if (f.query_bias) config["use_sliding_window"] = false;
+  else config["attention_bias"] = o.bias && o.attention_bias, config["mlp_bias"] = o.bias && o.mlp_bias;
+  add_rope(config, *o.rope, context);
+  return config;
+}
+
+}  // namespace
+
+Json config_of(const GPT::Options& o, DType dtype) {
+  Json config = is_gpt2(o) ? gpt2_config(o) : llama_config(o);
+  const std::string name = dtype == bf16 ? "bfloat16" : dtype == f16 ? "float16" : dtype == f64 ? "float64" : "float32";
+  config["torch_dtype"] = name;
+  config["dtype"] = name;
+  return config;
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,209 @@
+#include "nn/hugging_face/pretrained.h"
+
+#include <charconv>
+#include <filesystem>
+#include <set>
+
+#include "data/files.h"
+#include "data/tokenizer.h"
+#include "nn/build_empty.h"
+#include "nn/hugging_face/config.h"
+#include "nn/hugging_face/names.h"
+#include "nn/hugging_face/weights.h"
+
+namespace lockstep::nn {
+
+using data::Json;
+
+namespace {
+
+/// With nothing left open, and without what does not change the weights' meaning.
+GPT::Options settled(GPT::Options o) {
+  if (o.kv_heads == 0) o.kv_heads = o.heads;
+  if (o.head_size == 0 && o.heads > 0) o.head_size = o.width / o.heads;
+  if (o.inner == 0) o.inner = 4 * o.width;
+  for (bool* bias : {&o.attention_bias, &o.attention_out_bias, &o.mlp_bias}) *bias = *bias && o.bias;
+  o.bias = o.bias && o.norm == Norm::layer;
+  if (o.feed_forward == nn::FeedForward::swiglu) o.gelu = Gelu::tanh;
+  if (o.rope) o.context = 0;
+  o.dropout = 0, o.checkpoint_blocks = false;
+  return o;
+}
+
+Tensor values_of(const Weights& weights, const std::vector<PretrainedPiece>& pieces) {
+  std::vector<Tensor> parts;
+  for (const PretrainedPiece& piece : pieces) {
+    const Tensor part = weights.tensor(piece.name);
+    parts.push_back(piece.transposed ? part.t() : part);
+  }
+  return parts.size() == 1 ? parts[0] : cat(parts, 0);
+}
+
+Shape shape_there(const Shape& ours, const PretrainedPiece& piece) {
+  Shape shape = ours;
+  if (piece.rows >= 0) shape[0] = piece.rows;
+  if (piece.transposed) std::swap(shape[0], shape[1]);
+  return shape;
+}
+
+/// What is wrong with the tensors, in one line; five of a kind are named.
+void check_weights(const Weights& weights, const GPT::Options& o, const std::vector<NamedParameter>& parameters) {
+  std::vector<std::string> missing, wrong, unknown;
+  std::set<std::string> known;
+  for (const NamedParameter& p : parameters) {
+    for (const PretrainedPiece& piece : pretrained_pieces(o, p.name)) {
+      known.insert(piece.name);
+      if (!weights.contains(piece.name)) {
+        missing.push_back(piece.name);
+        continue;
+      }
+      const auto& entry = weights.entry(piece.name);
+      const Shape wanted = shape_there(p.variable.shape(), piece);
+      if (!(entry.shape == wanted)) wrong.push_back(str(piece.name, " of shape ", wanted, ", got ", entry.shape));
+      else if (!is_floating(entry.dtype)) wrong.push_back(str(piece.name, " of a floating dtype, got ", entry.dtype));
+    }
+  }
+  const std::string prefix = pretrained_prefix(o);
+  const auto is_known = [&](const std::string& name) {
+    return known.count(name) > 0 || known.count(prefix + name) > 0 || is_no_weight(name) ||
+           (o.tied && name == "lm_head.weight");
+  };
+  for (const std::string& name : weights.names())
+    if (!is_known(name)) unknown.push_back(name);
+  const auto list = [](const std::vector<std::string>& all) {
+    std::string text;
+    for (size_t i = 0; i < std::min<size_t>(all.size(), 5); ++i) text += (i ? ", " : "") + all[i];
+    return text + (all.size() > 5 ? str(", ... (", all.size(), ")") : "");
+  };
+  LOCKSTEP_CHECK(missing.empty(), weights.folder(), ": expected tensors that are not there: ", list(missing));
+  LOCKSTEP_CHECK(wrong.empty(), weights.folder(), ": expected ", list(wrong));
+  LOCKSTEP_CHECK(unknown.empty(), weights.folder(),
+                 ": tensors that its config.json leaves no place for: ", list(unknown));
+  if (!o.tied || !weights.contains("lm_head.weight")) return;
+  const std::string table = pretrained_pieces(o, "tokens.weight")[0].name;
+  const bool same = weights.entry("lm_head.weight").shape == weights.entry(table).shape &&
+                    weights.entry("lm_head.weight").dtype == weights.entry(table).dtype &&
+                    equal(weights.tensor("lm_head.weight"), weights.tensor(table));
+  LOCKSTEP_CHECK(same, weights.folder(), ": tie_word_embeddings is true, and lm_head.weight differs from ", table);
+}
+
+void start_with_weights(GPT& model, const std::shared_ptr<const Weights>& weights) {
+  const auto parameters = model.named_parameters();
+  check_weights(*weights, model.o, parameters);
+  for (const NamedParameter& p : parameters) {
+    const auto pieces = pretrained_pieces(model.o, p.name);
+    start_with(p.variable, pieces[0].name + " of a file", [weights, pieces] { return values_of(*weights, pieces); });
+  }
+  data::check_mapped_files();
+}
+
+}  // namespace
+
+GPT::Options gpt_options(const std::string& text, const GPT::Options& usual) {
+  if (std::filesystem::is_directory(text)) return pretrained_options(text);
+  if (text.ends_with(".json")) return options_from_config(data::read_json(text), text);
+  int64_t numbers[3];
+  const bool llama = text.starts_with("llama:");
+  bool good = llama || text.starts_with("gpt:");
+  const char *at = text.data() + std::min<size_t>(llama ? 6 : 4, text.size()), *const end = text.data() + text.size();
+  for (int i = 0; i < 3 && good; ++i) {
+    const auto [stop, error] = std::from_chars(at, end, numbers[i]);
+    good = error == std::errc() && numbers[i] >= 1 && numbers[i] <= 1'000'000 && (i == 2 ? stop == end : *stop == 'x');
+    at = stop + 1;
+  }
+  LOCKSTEP_CHECK(good,
+                 "expected a model as gpt:LAYERSxWIDTHxHEADS or llama:LAYERSxWIDTHxHEADS, such as gpt:12x768x12, or a "
+                 "config.json of model_type gpt2, llama, mistral or qwen2, got \"",
+                 text, "\"");
+  GPT::Options o = usual;
+  o.layers = numbers[0], o.width = numbers[1], o.heads = numbers[2];
+  LOCKSTEP_CHECK(o.width % o.heads == 0, text, ": width ", o.width, " is not a multiple of heads ", o.heads);
+  if (!llama) return o;
+  LOCKSTEP_CHECK(o.width / o.heads % 2 == 0, text, ": expected heads of an even size, got ", o.width / o.heads);
+  o.norm = Norm::rms, o.norm_eps = 1e-5, o.feed_forward = nn::FeedForward::swiglu, o.rope = Rope{};
+  o.bias = o.tied = false;
+  o.inner = (8 * o.width / 3 + 255) / 256 * 256;  // Llama's
+  return o;
+}
+
+GPT::Options pretrained_options(const std::string& folder) {
+  const std::string path = folder + "/config.json";
+  return options_from_config(data::read_json(path), path);
+}
+
+bool is_pretrained(const std::string& folder) {
+  return std::filesystem::exists(folder + "/model.safetensors") ||
+         std::filesystem::exists(folder + "/model.safetensors.index.json");
+}
+
+std::vector<int64_t> eos_tokens(const std::string& folder) {
+  for (const char* file : {"generation_config.json", "config.json"}) {
+    const std::string path = folder + "/" + file;
+    if (!std::filesystem::exists(path)) continue;
+    const Json config = data::read_json(path);
+    const Json* eos = config.find("eos_token_id");
+    if (!eos || eos->is_null()) continue;
+    if (!eos->is_array()) return {eos->as_int(path + ": eos_token_id")};
+    std::vector<int64_t> all;
+    for (const Json& one : eos->as_array()) all.push_back(one.as_int(path + ": eos_token_id"));
+    return all;
+  }
+  return {};
+}
+
+std::unique_ptr<GPT> from_pretrained(const std::string& folder, const PretrainedOptions& options) {
+  const GPT::Options o = pretrained_options(folder);
+  eos_tokens(folder);  // an error now rather than later
+  const auto weights = std::make_shared<const Weights>(Weights::open(folder, pretrained_prefix(o)));
+  std::unique_ptr<GPT> model;
+  {
+    const BuildEmpty scope;
+    model = std::make_unique<GPT>(o);
+  }
+  const std::string table = pretrained_pieces(o, "tokens.weight")[0].name;
+  const DType dtype = options.dtype.value_or(weights->entry(table).dtype);
+  LOCKSTEP_CHECK(is_floating(dtype), folder, ": expected ", table, " of a floating dtype, got ", dtype);
+  if (dtype != f32) model->to(dtype);
+  start_with_weights(*model, weights);
+  if (BuildEmpty::is_active()) return model;
+  fill(*model);
+  data::check_mapped_files();
+  return model;
+}
+
+void load_pretrained(GPT& model, const std::string& folder) {
+  const GPT::Options there = settled(pretrained_options(folder)), here = settled(model.o);
+  LOCKSTEP_CHECK(there == here, folder, ": expected a config.json with the options of this GPT of ", model.options(),
+                 ", got others");
+  start_with_weights(model, std::make_shared<const Weights>(Weights::open(folder, pretrained_prefix(there))));
+}
+
+void save_pretrained(GPT& model, const std::string& folder, const SaveOptions& options) {
+  const auto parameters = model.named_parameters();
+  const DType dtype = parameters[0].variable.dtype();
+  Json config = config_of(model.o, dtype);
+  const std::vector<int64_t> eos = options.tokenizer.empty() ? std::vector<int64_t>{} : eos_tokens(options.tokenizer);
+  config["eos_token_id"] = eos.empty()       ? Json()
+                           : eos.size() == 1 ? Json(eos[0])
+                                             : Json(Json::Array(eos.begin(), eos.end()));
+  std::vector<NamedMaker> tensors;
+  for (const NamedParameter& p : parameters) {
+    for (const PretrainedPiece& piece : pretrained_pieces(model.o, p.name)) {
+      const int64_t numel = numel_of(shape_there(p.variable.shape(), piece));
+      tensors.push_back({piece.name, numel * size_of(p.variable.dtype()), [value = p.variable, piece] {
+                           Tensor t = value.tensor().to(cpu);
+                           if (piece.rows >= 0) t = t.narrow(0, piece.row, piece.rows);
+                           return piece.transposed ? t.t().contiguous() : t;
+                         }});
+    }
+  }
+  std::filesystem::create_directories(folder);
+  write_weights(folder, tensors, options.max_shard_size);
+  data::write_atomically(folder + "/config.json", config.dump(2) + "\n");
+  data::copy_tokenizer(options.tokenizer, folder);
+  const std::string generation = options.tokenizer + "/generation_config.json", to = folder + "/generation_config.json";
+  if (!options.tokenizer.empty() && std::filesystem::exists(generation))
+    data::write_atomically(to, data::read_file(generation, 1 << 24));
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,42 @@
+#pragma once
+// Models in Hugging Face's folders: config.json, model.safetensors (or shards of it with an index), tokenizer files.
+// model_type gpt2, llama, mistral and qwen2. What a folder may not hold, and why: docs/llama.md.
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nn/models/gpt.h"
+
+namespace lockstep::nn {
+
+/// A decoder's sizes as programs take them: "gpt:LAYERSxWIDTHxHEADS" or "llama:LAYERSxWIDTHxHEADS", with the rest from
+/// `usual`; or a config.json, or the folder of one.
+GPT::Options gpt_options(const std::string& text, const GPT::Options& usual = {});
+/// What folder/config.json says. Error that names file and key when it is of no model that we can run.
+GPT::Options pretrained_options(const std::string& folder);
+/// Whether there are weights, whole or in shards.
+bool is_pretrained(const std::string& folder);
+/// The tokens that end a text, by generation_config.json, or else config.json. Empty: the folder says none.
+std::vector<int64_t> eos_tokens(const std::string& folder);
+
+struct PretrainedOptions {
+  std::optional<DType> dtype = {};  ///< default: that of the file's table of tokens
+};
+/// The model of a folder. All names, shapes and options are checked before anything is made: an Error is one line.
+/// Within BuildEmpty it stays empty, and who fills a part of it reads that part.
+std::unique_ptr<GPT> from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
+/// The weights of a folder in a model that is there, whole and not yet cut: parameters with values get others at once,
+/// those built empty start with the file's. Error, and nothing is changed, when the two are not of one kind.
+void load_pretrained(GPT& model, const std::string& folder);
+
+struct SaveOptions {
+  std::string tokenizer = {};              ///< folder whose tokenizer and generation_config.json are copied; "": none
+  int64_t max_shard_size = 5'000'000'000;  ///< bytes of a file; a larger tensor has one of its own
+};
+/// Writes what Transformers' AutoModelForCausalLM.from_pretrained() reads, and from_pretrained(); files are replaced
+/// atomically each, and those of an earlier save that no longer count are removed. Error when Transformers has no model
+/// with these options.
+void save_pretrained(GPT& model, const std::string& folder, const SaveOptions& options = {});
+
+}  // namespace lockstep::nn

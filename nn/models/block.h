@@ -1,0 +1,46 @@
+#pragma once
+// A block of a decoder: what GPT-2, Llama and their relatives are made of.
+#include "nn/attention.h"
+#include "nn/container.h"
+#include "nn/norm.h"
+
+namespace lockstep::nn {
+
+/// x + attention(norm(x)), then x + mlp(norm(x)) (Radford et al., 2019)
+struct TransformerBlock : Layer<TransformerBlock> {
+  struct Options {
+    int64_t width, heads, kv_heads = 0, head_size = 0, inner = 0;  ///< inner 0 means 4 width
+    bool causal = true;
+    bool bias = true, attention_bias = true, attention_out_bias = true, mlp_bias = true;  ///< bias: as in GPT::Options
+    double dropout = 0, norm_eps = 1e-5;
+    Norm::Kind norm = Norm::layer;
+    nn::FeedForward feed_forward = nn::FeedForward::gelu;
+    Gelu gelu = Gelu::tanh;
+    std::shared_ptr<RopeTable> rope = {};
+    int64_t max_context = 2048;
+  };
+  explicit TransformerBlock(const Options& o);
+  Variable forward(const Variable& x) { return second_half(first_half(x)); }
+  Variable forward(const Variable& x, KvCache& cache);
+  /// Its two halves.
+  LayerList layers() override;
+  FeedForward feed_forward_place() override { return {&mlp, &feed_forward}; }
+  void fields(Fields& f) override {
+    f("norm1", norm1, cut::tokens)("attention", attention)("norm2", norm2, cut::tokens)(
+        "mlp", feed_forward ? *feed_forward : mlp)("dropout", dropout, cut::tokens);
+  }
+
+  Norm norm1;
+  MultiHeadAttention attention;
+  Norm norm2;
+  Mlp mlp;
+  Dropout dropout;
+  std::shared_ptr<Module> feed_forward;  ///< in place of `mlp`, under its name, when there is one: experts, say
+
+ private:
+  Variable fed_forward(const Variable& x) { return feed_forward ? feed_forward->call(x) : mlp(x); }
+  Variable first_half(const Variable& x) { return add(x, dropout(attention(norm1(x)))); }
+  Variable second_half(const Variable& x) { return add(x, dropout(fed_forward(norm2(x)))); }
+};
+
+}  // namespace lockstep::nn

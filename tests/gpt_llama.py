@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""gpt with Llamas: trains one by its config.json, the same bits under every plan, runs and folders that load again.
+
+    tests/gpt_llama.py BUILD_FOLDER          ends with "N passed, N failed"
+"""
+import json
+import os
+import pathlib
+import tempfile
+
+from programs import APPS, check, finish, refused, result, run
+
+GOLDEN = pathlib.Path(__file__).resolve().parent / "golden/inference"
+
+with tempfile.TemporaryDirectory() as folder:
+    os.environ["TMPDIR"] = folder
+    d = pathlib.Path(folder)
+    text = d / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    config = d / "llama.json"
+    sizes = dict(model_type="llama", vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32,
+                 head_dim=12, rms_norm_eps=1e-5, attention_bias=True, rope_parameters=dict(rope_type="llama3", rope_theta=5000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8))
+    config.write_text(json.dumps(sizes))
+    train = ["gpt", "train", "--text", text, "--model", config, "--batch", 2, "--warmup", 2, "--dropout", 0.1]
+
+    r = run("lockstep", "verify", "--plans", "none:1x4,ddp:2x2,zero1:2x2,zero2:4x1,zero3:2x2,pp2:2x4,dp2+pp2:4x2", "--", APPS / "gpt", *train[1:], "--steps", 3)
+    check("verify a Llama", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical" and r.stdout.count("same bits") == 6, r.stdout + r.stderr)
+    losses = {}
+    for plan, ranks in (("dp1", 1), ("tp2", 2), ("cp2", 2), ("pp2+tp2", 4)):
+        r = run("gpt", "train", "--text", text, "--model", config, "--batch", 2, "--warmup", 2, "--steps", 3, "--ranks", ranks, "--plan", plan, "--accumulate", 2, "--json")
+        losses[plan] = result(r)["val_loss"] if r.returncode == 0 else r.stdout + r.stderr
+    check("tp and cp to a tolerance", all(isinstance(v, float) and abs(v / losses["dp1"] - 1) < 1e-4 for v in losses.values()), str(losses))
+
+    # A run knows all its options; what it exports gives the same logits, bit by bit.
+    r = run(*train, "--steps", 6, "--out", d / "run", "--export", d / "exported", "--json")
+    check("train, keep and export", r.returncode == 0 and result(r)["steps"] == 6, r.stdout + r.stderr)
+    facts = json.loads((d / "run/config.json").read_text())
+    check("facts", facts["rope"] == {"base": 5000.0, "scaling": "llama3", "factor": 4.0, "original_context": 8} and facts["feed_forward"] == "swiglu" and facts["head_size"] == 12 and "mlp_bias" in facts and "bias" not in facts, str(facts))
+    for folder in ("run", "exported"):
+        r = run("gpt", "logits", d / folder, "--ids", "116,104,101,32", "--to", d / f"{folder}.safetensors")
+        check(f"logits of {folder}", r.returncode == 0, r.stderr)
+    check("the same logits", (d / "run.safetensors").read_bytes() == (d / "exported.safetensors").read_bytes())
+    texts = [run("gpt", "sample", d / folder, "--prompt", "the ", "--tokens", 20, "--greedy").stdout for folder in ("run", "exported")]
+    check("the same text", len(texts[0]) > 20 and texts[0] == texts[1], str(texts))
+    r = run("gpt", "eval", d / "run", "--text", text, "--json")
+    check("eval", r.returncode == 0 and result(r)["loss"] > 0, r.stdout + r.stderr)
+    r = run(*train, "--steps", 8, "--out", d / "run", "--resume", "--json")
+    check("resume", r.returncode == 0 and result(r)["steps"] == 8, r.stdout + r.stderr)
+    config.write_text(json.dumps(dict(sizes, head_dim=8)))
+    refused("resume with other options", [*train, "--steps", 9, "--out", d / "run", "--resume"], "head_size was 12 and is now 8")
+
+    # From a folder, on one rank and where ranks fill what they hold.
+    start = ["gpt", "train", "--text", text, "--init", d / "exported", "--batch", 2, "--warmup", 2, "--steps", 2, "--accumulate", 2]
+    traces = {}
+    for plan, ranks in (("dp1", 1), ("pp2", 2)):
+        r = run(*start, "--ranks", ranks, "--plan", plan, "--trace-bits", d / f"{plan}.trace")
+        traces[plan] = (d / f"{plan}.trace").read_text() if r.returncode == 0 else r.stderr
+    check("--init under a plan", traces["dp1"] == traces["pp2"] and traces["dp1"].count("\n") == 2, str(traces))
+    r = run(*start, "--ranks", 2, "--plan", "tp2", "--json")
+    check("--init in slices", r.returncode == 0 and abs(result(r)["val_loss"] - result(run(*start, "--json"))["val_loss"]) < 1e-3, r.stdout + r.stderr)
+
+    r = run(*start, "--context", 16, "--json")
+    check("shorter samples than the model's context", r.returncode == 0 and abs(result(r)["val_loss"]) < 20, r.stdout + r.stderr)
+    refused("longer ones", [*start, "--context", 33], "--context 33: the model sees at most 32")
+
+    r = run("gpt", "sample", GOLDEN / "llama_main", "--ids", "70,108,141,110,53", "--tokens", 6, "--greedy")
+    check("greedy ids", r.stdout.strip() == "163,72,163,152,24,2", r.stdout + r.stderr)
+    r = run("lockstep", "plan", "--plan", "tp2", "--json", "--", APPS / "gpt", *train[1:-2])
+    check("plan", r.returncode == 0, r.stdout + r.stderr)
+    r = run("gpt", "train", "--text", text, "--model", "llama:1x32x2", "--context", 32, "--batch", 2, "--steps", 3, "--json")
+    check("llama:", r.returncode == 0, r.stderr)
+    for bad in ("llama:1x30x2", "llama:1x32", "llamma:1x32x2"):
+        refused(f"--model {bad}", ["gpt", "train", "--text", text, "--model", bad, "--steps", 1], "expected", code=2)
+    config.write_text(json.dumps(dict(sizes, hidden_act="relu")))
+    refused("another activation", [*train, "--steps", 1], "hidden_act: expected 'silu', got 'relu'", code=2)
+    (d / "empty").mkdir()
+    refused("--init without a model", ["gpt", "train", "--text", text, "--init", d / "empty"], "config.json")
+finish()

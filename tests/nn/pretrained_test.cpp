@@ -1,0 +1,493 @@
+// Hugging Face's folders: Llamas against values of Transformers (tests/golden/inference), folders written and read
+// again, whole, in shards and by ranks, and folders that are damaged or of something else.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <map>
+
+#include "data/json.h"
+#include "data/safetensors.h"
+#include "nn/build_empty.h"
+#include "nn/hugging_face/names.h"
+#include "nn/hugging_face/pretrained.h"
+#include "parallel/tensor/apply.h"
+#include "tests/messages.h"
+#include "tests/ranks.h"
+#include "tests/temp_dir.h"
+
+using namespace lockstep;
+using namespace testing;
+using data::Json;
+using data::SafeTensors;
+
+namespace {
+
+using Named = std::vector<std::pair<std::string, Tensor>>;
+
+const std::string golden = std::string(LOCKSTEP_GOLDEN) + "/inference";
+
+/// Of numbers above 1 as a part of them.
+double difference(const Tensor& a, const Tensor& b) {
+  REQUIRE(a.shape() == b.shape());
+  const Tensor wanted = b.to(cpu).to(f64);
+  return max(abs(a.to(cpu).to(f64) - wanted) / maximum(abs(wanted), ones({}, {.dtype = f64, .device = cpu}))).item();
+}
+
+bool same(nn::Module& a, nn::Module& b) {
+  const nn::State one = a.state(), other = b.state();
+  if (one.size() != other.size()) return false;
+  for (size_t i = 0; i < one.size(); ++i)
+    if (one[i].first != other[i].first || one[i].second.dtype() != other[i].second.dtype() ||
+        !equal(one[i].second, other[i].second))
+      return false;
+  return true;
+}
+
+Tensor ids_of(std::vector<int64_t> ids) {
+  const auto count = int64_t(ids.size());
+  return Tensor::from(ids, {1, count});
+}
+
+/// A copy of a golden folder that may be changed.
+struct Folder {
+  TempDir at;
+  Json config;
+  Named tensors;
+  explicit Folder(const std::string& name) : config(data::read_json(golden + "/" + name + "/config.json")) {
+    const auto file = SafeTensors::open(golden + "/" + name + "/model.safetensors");
+    for (const std::string& tensor : file.names()) tensors.emplace_back(tensor, file.tensor(tensor));
+  }
+  Tensor& operator[](const std::string& name) {
+    for (auto& [key, tensor] : tensors)
+      if (key == name) return tensor;
+    return tensors.emplace_back(name, Tensor()).second;
+  }
+  void drop(const std::string& key) {
+    Json::Object kept;
+    for (const auto& [name, value] : config.as_object())
+      if (name != key) kept.emplace_back(name, value);
+    config = kept;
+  }
+  void write_config() const { at.write("config.json", config.dump()); }
+  std::string write() const {
+    write_config();
+    data::save_safetensors(at / "model.safetensors", tensors);
+    return at.str();
+  }
+  /// Two shards and an index.
+  std::string write_shards(const std::function<void(Json& weight_map)>& change = {}) const {
+    write_config();
+    Json map(Json::Object{});
+    const size_t half = tensors.size() / 2;
+    const std::string files[] = {"a.safetensors", "b.safetensors"};
+    data::save_safetensors(at / files[0], Named(tensors.begin(), tensors.begin() + long(half)));
+    data::save_safetensors(at / files[1], Named(tensors.begin() + long(half), tensors.end()));
+    for (size_t i = 0; i < tensors.size(); ++i) map[tensors[i].first] = files[i >= half];
+    if (change) change(map);
+    at.write("model.safetensors.index.json", Json(Json::Object{{"weight_map", map}}).dump());
+    return at.str();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("pretrained: Llamas give Transformers' logits, losses, gradients and texts") {
+  const auto file = SafeTensors::open(golden + "/llama.safetensors");
+  for (const std::string name : {"main", "mha", "wide", "llama3", "linear", "yarn"}) {
+    INFO(name);
+    const auto model = nn::from_pretrained(golden + "/llama_" + name);
+    const auto wanted = [&](const std::string& what) { return file.tensor(name + "/" + what).to(default_device()); };
+    model->to(default_device());
+    const Tensor ids = wanted("input_ids");
+    const Variable logits = (*model)(ids);
+    // Theirs are computed in f64. In f32 Transformers itself is off by 1.1e-5.
+    CHECK(difference(logits.tensor(), wanted("logits")) <= 3e-5);
+    CHECK(difference((*nn::from_pretrained(golden + "/llama_" + name, {.dtype = f64}))(ids.to(cpu)).tensor(),
+                     wanted("logits")) <= 1e-5);
+    const int64_t tokens = ids.size(1) - 1;  // position t predicts token t + 1
+    const Variable loss = cross_entropy(logits.narrow(1, 0, tokens).reshape({-1, logits.size(2)}),
+                                        ids.narrow(1, 1, tokens).reshape({-1}));
+    CHECK(difference(loss.tensor(), wanted("loss")) <= 1e-5);
+    loss.backward();
+    int compared = 0;
+    for (const auto& p : model->named_parameters()) {
+      for (const auto& piece : nn::pretrained_pieces(model->o, p.name)) {
+        const Tensor grad = piece.rows < 0 ? p.variable.grad() : p.variable.grad().narrow(0, piece.row, piece.rows);
+        CHECK_MESSAGE(difference(grad, wanted("grad/" + piece.name)) <= 2e-5, piece.name);
+        ++compared;
+      }
+    }
+    for (const auto& entry : file.entries()) compared -= entry.name.starts_with(name + "/grad/");
+    CHECK(compared == 0);  // all of them
+
+    const std::vector<double> frequencies = nn::rope_frequencies(*model->o.rope, model->o.head_size, model->o.context),
+                              golden_frequencies = wanted("inv_freq").to_vector<double>();
+    REQUIRE(frequencies.size() == golden_frequencies.size());
+    for (size_t i = 0; i < frequencies.size(); ++i) CHECK(std::abs(frequencies[i] / golden_frequencies[i] - 1) <= 1e-6);
+    CHECK(std::abs(nn::rope_attention_factor(*model->o.rope) - wanted("attention_scaling").item()) <= 1e-6);
+
+    const Tensor greedy = wanted("greedy");
+    CHECK(equal(model->generate(greedy.narrow(1, 0, 5).contiguous(), greedy.size(1) - 5, {.temperature = 0}), greedy));
+  }
+}
+
+TEST_CASE("rope: frequencies of every scaling") {
+  using Scaling = nn::Rope::Scaling;
+  struct Row {
+    nn::Rope rope;
+    int64_t head_size, context;
+    std::vector<double> wanted;
+  };
+  const Row rows[] = {
+      {{.scaling = Scaling::dynamic, .factor = 2, .original_context = 16}, 8, 16, {1, 0.1, 0.01, 0.001}},
+      {{.scaling = Scaling::dynamic, .factor = 2, .original_context = 16},
+       8,
+       24,
+       {1, 0.079370052598409971, 0.0062996052494743663, 0.0005}},
+      {{.scaling = Scaling::dynamic, .factor = 4, .original_context = 16},
+       8,
+       40,
+       {1, 0.052275795857471025, 0.0027327588325319844, 0.00014285714285714287}},
+      {{.scaling = Scaling::yarn, .factor = 4, .original_context = 64},
+       16,
+       256,
+       {1, 0.23717082451262847, 0.05, 0.0079056941504209478, 0.0025, 0.00079056941504209474, 0.00025,
+        7.9056941504209485e-05}},
+      {{.scaling = Scaling::yarn, .factor = 8, .original_context = 2048, .truncate = false},
+       16,
+       16384,
+       {1, 0.31622776601683794, 0.1, 0.022578094941745081, 0.0042331334413176734, 0.00041945916862360614, 0.000125,
+        3.9528470752104742e-05}},
+      {{.base = 500000,
+        .scaling = Scaling::yarn,
+        .factor = 4,
+        .beta_fast = 16,
+        .beta_slow = 2,
+        .original_context = 4096},
+       16,
+       16384,
+       {1, 0.19392274474868576, 0.037606030930863933, 0.0045579154607606927, 0.00035355339059327376,
+        6.8562043919051825e-05, 1.3295739742362472e-05, 2.5783463443031149e-06}},
+      {{.base = 500000, .scaling = Scaling::llama3, .factor = 8, .original_context = 8192},
+       16,
+       131072,
+       {1, 0.19392274474868576, 0.037606030930863933, 0.0072926647372171085, 0.00052484616099295468,
+        3.4281021959525912e-05, 6.6478698711812362e-06, 1.2891731721515574e-06}},
+      {{.scaling = Scaling::llama3, .factor = 32, .original_context = 64},
+       8,
+       2048,
+       {1, 0.0037253549056583705, 0.0003125, 3.125e-05}},
+      {{.base = 1e6, .scaling = Scaling::linear, .factor = 2.5},
+       8,
+       64,
+       {0.4, 0.012649110640673516, 0.0004, 1.2649110640673518e-05}},
+      {{.partial = 0.5}, 16, 64, {1, 0.1, 0.01, 0.001}},
+  };
+  for (const Row& row : rows) {
+    INFO(int(row.rope.scaling) << ", " << row.context);
+    const auto found = nn::rope_frequencies(row.rope, row.head_size, row.context);
+    REQUIRE(found.size() == row.wanted.size());
+    for (size_t i = 0; i < found.size(); ++i) CHECK(std::abs(found[i] / row.wanted[i] - 1) <= 1e-12);
+  }
+  CHECK(nn::rope_attention_factor({.scaling = Scaling::yarn, .factor = 4}) == doctest::Approx(1.1386294361119891));
+  CHECK(nn::rope_attention_factor({.scaling = Scaling::yarn, .factor = 4, .attention_factor = 0.5}) == 0.5);
+  CHECK(nn::rope_attention_factor({.scaling = Scaling::linear, .factor = 4}) == 1);
+
+  // One table for all layers; rows do not depend on what was asked before, and dynamic ones on the length alone.
+  nn::RopeTable table({.scaling = Scaling::dynamic, .factor = 2, .partial = 0.5}, 16, 16), fresh(table.rope(), 16, 16);
+  const auto cosine = [](nn::RopeTable& of, int64_t first, int64_t tokens) {
+    return of.at(first, tokens, f32, cpu).cosine;
+  };
+  const Tensor short_one = cosine(table, 0, 9), longer = cosine(table, 20, 4);
+  CHECK(equal(cosine(fresh, 20, 4), longer));
+  CHECK(equal(table.at(Tensor::from(std::vector<int64_t>{20, 22, 23}, {3}), 24, f32, cpu).cosine,
+              cat({longer.narrow(0, 0, 1), longer.narrow(0, 2, 2)}, 0)));
+  CHECK(equal(cosine(table, 3, 6), short_one.narrow(0, 3, 6)));
+  CHECK(std::abs(longer.to_vector<double>()[1] - std::cos(20 * 0.079370052598409971)) <= 1e-7);
+  const Tensor x = randn({2, 3, 4, 16});  // the second half of a head stays as it is
+  const Tensor turned = table.at(0, 4, f32, cpu).turned(x).tensor();
+  CHECK(equal(turned.narrow(-1, 8, 8), x.narrow(-1, 8, 8)));
+  CHECK(!equal(turned.narrow(-1, 0, 8), x.narrow(-1, 0, 8)));
+}
+
+TEST_CASE("pretrained: what is saved comes back, bit by bit, whole and in shards") {
+  using Scaling = nn::Rope::Scaling;
+  const nn::GPT::Options llama{.vocab = 30,
+                               .context = 16,
+                               .layers = 2,
+                               .width = 24,
+                               .heads = 4,
+                               .inner = 20,
+                               .kv_heads = 2,
+                               .head_size = 8,
+                               .norm_eps = 1e-6,
+                               .norm = nn::Norm::rms,
+                               .feed_forward = nn::FeedForward::swiglu,
+                               .rope = nn::Rope{.base = 5000},
+                               .tied = false,
+                               .attention_bias = false,
+                               .attention_out_bias = false,
+                               .mlp_bias = false};
+  const auto with = [&](const std::function<void(nn::GPT::Options&)>& change) {
+    nn::GPT::Options o = llama;
+    change(o);
+    return o;
+  };
+  struct Row {
+    std::string type;
+    nn::GPT::Options options;
+  };
+  const Row rows[] = {
+      {"llama", llama},
+      {"llama", with([](auto& o) { o.tied = o.attention_bias = o.attention_out_bias = o.mlp_bias = true; })},
+      {"qwen2", with([](auto& o) { o.attention_bias = true; })},
+      {"llama", with([](auto& o) {
+         o.rope = nn::Rope{.scaling = Scaling::yarn, .factor = 4, .attention_factor = 1.25, .original_context = 8};
+       })},
+      {"llama",
+       with([](auto& o) { o.rope = nn::Rope{.scaling = Scaling::dynamic, .factor = 2, .original_context = 8}; })},
+      {"llama", with([](auto& o) {
+         o.rope = nn::Rope{.scaling = Scaling::llama3, .factor = 8, .original_context = 8, .partial = 0.5};
+       })},
+      {"llama", with([](auto& o) { o.rope = nn::Rope{.scaling = Scaling::linear, .factor = 2}; })},
+      {"gpt2", {.vocab = 30, .context = 16, .layers = 2, .width = 24, .heads = 4}},
+      {"gpt2",
+       {.vocab = 30,
+        .context = 16,
+        .layers = 2,
+        .width = 24,
+        .heads = 4,
+        .inner = 20,
+        .gelu = Gelu::erf,
+        .tied = false}},
+  };
+  manual_seed(7);
+  for (const Row& row : rows) {
+    nn::GPT model(row.options);
+    for (const Variable& p : model.parameters()) Tensor(p.tensor()).copy_(randn(p.shape()));
+    for (const DType dtype : {f32, bf16}) {
+      model.to(dtype);
+      const TempDir at;
+      for (const int64_t most : {int64_t(3000), int64_t(1) << 40}) {  // shards, and one file in their place
+        nn::save_pretrained(model, at.str(), {.max_shard_size = most});
+        CHECK(std::filesystem::exists(at / "model.safetensors.index.json") == (most == 3000));
+        CHECK(std::filesystem::exists(at / "model.safetensors") == (most > 3000));
+        CHECK((most == 3000 || at.files() == 2));
+        const auto back = nn::from_pretrained(at.str());
+        CHECK(same(model, *back));
+        CHECK(back->o.rope == row.options.rope);
+        CHECK(back->o.context == row.options.context);
+        CHECK(data::read_json(at / "config.json").at("model_type").as_string() == row.type);
+        nn::GPT other(row.options);
+        other.to(dtype);
+        nn::load_pretrained(other, at.str());
+        CHECK(same(model, other));
+        const NoGrad no_grad;
+        const Tensor ids = ids_of({1, 5, 29, 3});
+        CHECK(equal(model(ids).tensor(), (*back)(ids).tensor()));
+        CHECK(nn::from_pretrained(at.str(), {.dtype = f64})->parameters()[0].dtype() == f64);
+      }
+    }
+  }
+  const TempDir at;
+  nn::GPT mixed(with([](auto&o) { o.norm = nn::Norm::layer; })), other(with([](auto&o) { o.rope->base = 4000; }));
+  CHECK(contains(message([&] { nn::save_pretrained(mixed, at.str()); }), "Transformers has no such model"));
+  CHECK(at.files() == 0);
+  nn::GPT model(llama);
+  nn::save_pretrained(model, at.str());
+  CHECK(contains(message([&] { nn::load_pretrained(other, at.str()); }), "with the options of this GPT of vocab 30"));
+  CHECK(contains(message([&] { nn::gpt_options("llama:2x36x4"); }), "heads of an even size, got 9"));
+  const nn::GPT::Options named = nn::gpt_options("llama:32x4096x32");
+  CHECK((named.inner == 11008 && named.norm == nn::Norm::rms && named.rope && !named.tied && !named.bias));
+}
+
+TEST_CASE("pretrained: what other versions write loads as well") {
+  const auto wanted = nn::from_pretrained(golden + "/llama_main");
+  struct Row {
+    std::string what;
+    std::function<void(Folder&)> change;
+  };
+  const Row rows[] = {
+      {"bare names",
+       [](Folder& f) {
+         for (auto& [name, tensor] : f.tensors)
+           if (name.starts_with("model.")) name = name.substr(6);
+       }},
+      {"frequencies", [](Folder& f) { f["model.layers.0.self_attn.rotary_emb.inv_freq"] = zeros({8}); }},
+      {"version 4", [](Folder& f) { f.drop("rope_parameters"), f.config["rope_theta"] = 10000; }},
+      {"versions 4 and 5", [](Folder& f) { f.config["rope_theta"] = 10000.0, f.config["rope_scaling"] = Json(); }},
+      {"null", [](Folder& f) { f.config["head_dim"] = Json(), f.config["quantization_config"] = Json(); }},
+      {"no model of its own",
+       [](Folder& f) { f.config["model_type"] = "mistral", f.config["sliding_window"] = Json(); }},
+      {"a wide window", [](Folder& f) { f.config["model_type"] = "mistral", f.config["sliding_window"] = 96; }},
+      {"several ends",
+       [](Folder& f) {
+         f.config["eos_token_id"] = Json::Array{Json(2), Json(7)};
+       }},
+  };
+  for (const Row& row : rows) {
+    INFO(row.what);
+    Folder folder("llama_main");
+    row.change(folder);
+    CHECK(same(*wanted, *nn::from_pretrained(folder.write())));
+    const TempDir other;
+    std::filesystem::remove(folder.at / "model.safetensors");
+    CHECK(same(*wanted, *nn::from_pretrained(folder.write_shards())));
+  }
+  Folder folder("llama_main");
+  folder.config["eos_token_id"] = Json::Array{Json(2), Json(7)};
+  CHECK(nn::eos_tokens(folder.write()) == std::vector<int64_t>{2, 7});
+  folder.at.write("generation_config.json", R"({"eos_token_id": 5})");
+  CHECK(nn::eos_tokens(folder.at.str()) == std::vector<int64_t>{5});
+
+  Folder old("llama_yarn");  // rope_scaling, and the old name of its type
+  old.drop("rope_parameters");
+  old.config["rope_theta"] = 10000;
+  old.config["rope_scaling"] =
+      Json::Object{{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32}};
+  CHECK(same(*nn::from_pretrained(golden + "/llama_yarn"), *nn::from_pretrained(old.write())));
+  CHECK(nn::pretrained_options(old.at.str()).rope == nn::pretrained_options(golden + "/llama_yarn").rope);
+  old.config["rope_scaling"]["mscale"] = 1.0, old.config["rope_scaling"]["mscale_all_dim"] = 0.5;
+  CHECK(nn::rope_attention_factor(*nn::pretrained_options((old.write_config(), old.at.str())).rope) ==
+        doctest::Approx((0.1 * std::log(4.) + 1) / (0.05 * std::log(4.) + 1)));
+
+  Folder tied("llama_mha");  // the same table twice
+  tied["lm_head.weight"] = tied["model.embed_tokens.weight"].clone();
+  CHECK(same(*nn::from_pretrained(golden + "/llama_mha"), *nn::from_pretrained(tied.write())));
+}
+
+TEST_CASE("pretrained: folders that are damaged or of something else are refused in one line") {
+  const auto set = [](const char* key, Json value) {
+    return [key, value](Folder& f) { f.config[key] = value, f.write(); };
+  };
+  const auto rope = [](Json::Object parameters) {
+    return [parameters](Folder& f) { f.config["rope_parameters"] = parameters, f.write(); };
+  };
+  const auto shards = [](const std::function<void(Folder&, Json&)>& change) {
+    return [change](Folder& f) { f.write_shards([&](Json& map) { change(f, map); }); };
+  };
+  const std::string q = "model.layers.0.self_attn.q_proj.weight";
+  struct Row {
+    std::function<void(Folder&)> change;
+    std::string error;
+  };
+  const Row rows[] = {
+      {set("model_type", "phi3"), "expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got 'phi3'"},
+      {set("hidden_act", "gelu"), "hidden_act: expected 'silu', got 'gelu'"},
+      {set("num_key_value_heads", 3), "num_key_value_heads: expected a number that divides the 4"},
+      {set("num_attention_heads", "four"), "num_attention_heads"},
+      {set("hidden_size", 0), "hidden_size: expected a number from 1 to"},
+      {set("vocab_size", int64_t(1) << 40), "vocab_size: expected a number from 1 to"},
+      {set("rms_norm_eps", -1), "rms_norm_eps: expected a number >= 0, got -1"},
+      {set("head_dim", 15), "expected an even number of features to turn, got 15"},
+      {set("quantization_config", Json::Object{{"quant_method", "gptq"}}), "quantised weights are not read"},
+      {set("eos_token_id", "two"), "eos_token_id"},
+      {set("rope_theta", 5000), "rope_parameters: expected rope_theta as beside it, 5000, got 10000"},
+      {set("rope_scaling", Json::Object{{"rope_type", "linear"}, {"factor", 2}}),
+       "rope_parameters and rope_scaling are both there, and say different things"},
+      {rope({{"rope_type", "longrope"}, {"rope_theta", 10000}}), "rope_type 'longrope' is not built"},
+      {rope({{"rope_type", "linear"}, {"type", "yarn"}, {"factor", 2}}), "expected rope_type and type to agree"},
+      {rope({{"rope_type", "linear"}}), "expected a factor for rope_type 'linear'"},
+      {rope({{"rope_type", "dynamic"}, {"factor", 0.5}}), "factor: expected a number >= 1, got 0.5"},
+      {rope({{"rope_type", "llama3"}, {"factor", 8}, {"high_freq_factor", 4}}), "expected a low_freq_factor"},
+      {rope({{"full_attention", Json::Object{}}}), "full_attention: positions of each kind of layer are not built"},
+      {[](Folder& f) { f.config["model_type"] = "mistral", f.config["sliding_window"] = 32, f.write(); },
+       "sliding_window 32 is not built; the model is exact up to that many tokens: set max_position_embeddings (96) to "
+       "at most 32"},
+      {[](Folder& f) {
+         f.config["model_type"] = "qwen2", f.config["sliding_window"] = 32, f.config["use_sliding_window"] = true;
+         f.write();
+       },
+       "sliding_window 32 is not built"},
+      {set("attention_bias", true), "expected tensors that are not there: model.layers.0.self_attn.q_proj.bias, "},
+      {set("num_hidden_layers", 3), "expected tensors that are not there: model.layers.2."},
+      {set("num_hidden_layers", 1),
+       "tensors that its config.json leaves no place for: model.layers.1.input_layernorm.weight, "},
+      {set("vocab_size", 212), "expected model.embed_tokens.weight of shape (212, 64), got (211, 64)"},
+      {set("tie_word_embeddings", true), "tie_word_embeddings is true, and lm_head.weight differs from"},
+      {[&](Folder& f) {
+         f[q] = zeros({32, 64}), f.write();
+       },
+       "expected " + q + " of shape (64, 64), got (32, 64)"},
+      {[&](Folder& f) {
+         f[q] = zeros({64, 64}, {.dtype = i64}), f.write();
+       },
+       q + " of a floating dtype, got i64"},
+      {[](Folder& f) {
+         f["score.weight"] = zeros({2, 64}), f.write();
+       },
+       "leaves no place for: score.weight"},
+      {[](Folder& f) { f["norm.weight"] = zeros({64}), f.write(); }, "is there twice"},
+      {[](Folder& f) { f.write(), f.at.write("config.json", "[]"); }, "config.json: expected an object, got a list"},
+      {[](Folder& f) { f.write(), f.at.write("config.json", R"({"model_type": "llama")"); }, "config.json:1:"},
+      {[](Folder& f) { f.write(), std::filesystem::remove(f.at / "config.json"); }, "config.json"},
+      {[](Folder& f) { f.write_config(); }, "expected model.safetensors or model.safetensors.index.json"},
+      {[](Folder& f) { f.write_config(), f.at.write("pytorch_model.bin", ""); }, "pytorch_model.bin is a pickle"},
+      {[](Folder& f) { f.write(), std::filesystem::resize_file(f.at / "model.safetensors", 100'000); },
+       "is the file truncated?"},
+      {[](Folder& f) { f.write(), f.at.write("model.safetensors", "version https://git-lfs"); }, "safetensors"},
+      {shards([](Folder&, Json& map) { map["lm_head.weight"] = "../b.safetensors"; }),
+       "expected names of .safetensors files in this folder, got '../b.safetensors' for lm_head.weight"},
+      {shards([](Folder&, Json& map) { map["lm_head.weight"] = "/etc/passwd"; }), "got '/etc/passwd'"},
+      {shards([](Folder&, Json& map) { map["lm_head.weight"] = "c.safetensors"; }),
+       "expected the shard c.safetensors beside it, there is none"},
+      {shards([](Folder&, Json& map) { map["model.norm.weight"] = "a.safetensors"; }),
+       "expected 'model.norm.weight' in a.safetensors, it is in another file"},
+      {shards([](Folder&, Json& map) { map["more.weight"] = "a.safetensors"; }), "it is not there"},
+      {shards([](Folder&, Json& map) { map = Json(Json::Object{}); }), "expected a weight_map with tensors"},
+      {shards([](Folder&, Json& map) { map = Json(3); }), "weight_map"},
+  };
+  for (const Row& row : rows) {
+    Folder folder("llama_main");
+    row.change(folder);
+    const std::string said = message([&] { nn::from_pretrained(folder.at.str()); });
+    CHECK_MESSAGE(contains(said, row.error), said);
+    CHECK_MESSAGE(contains(said, folder.at.str()), said);
+    CHECK_MESSAGE(!contains(said, "\n"), said);
+  }
+}
+
+TEST_CASE("pretrained: a model that is built empty reads what a rank holds, and no more at a time") {
+  const std::string folder = golden + "/llama_main";
+  const auto whole = nn::from_pretrained(folder);
+  const Tensor ids = ids_of({1, 50, 200, 7, 9});
+  const auto logits = [&](nn::GPT& of) {
+    const NoGrad no_grad;
+    return of(ids).tensor();
+  };
+  const Tensor wanted = logits(*whole);
+  for (const int ranks : {1, 2}) {
+    const auto worst = on_ranks<double>(ranks, [&](int) {
+      std::unique_ptr<nn::GPT> model;
+      {
+        const nn::BuildEmpty scope;
+        model = nn::from_pretrained(folder);
+      }
+      for (const Variable& p : model->parameters()) CHECK(nn::is_built_empty(p));
+      std::optional<tensor_parallel::TensorParallel> cut;
+      if (ranks > 1) cut.emplace(tensor_parallel::apply(*model, dist::world()));
+      nn::fill(*model);
+      if (cut) {
+        const nn::State state = cut->whole_state();
+        const nn::State all = whole->state();
+        for (size_t i = 0; i < all.size(); ++i) CHECK_MESSAGE(equal(state[i].second, all[i].second), all[i].first);
+      }
+      return difference(logits(*model), wanted);
+    });
+    for (const double off : worst) CHECK(off <= (ranks == 1 ? 0 : 1e-5));
+  }
+
+  int64_t bytes = 0, largest = 0;
+  for (const Variable& p : whole->parameters()) {
+    bytes += p.numel() * 4;
+    largest = std::max(largest, p.numel() * 4);
+  }
+  const int64_t before = memory_report().total.current;
+  reset_peak_memory();
+  const auto again = nn::from_pretrained(folder);
+  // The file's pages, which count while somebody looks at them, and the three parts of in_proj put together.
+  CHECK(memory_report().total.peak - before <= bytes + 2 * largest);
+  CHECK(same(*again, *whole));
+}
