@@ -130,6 +130,11 @@ TEST_CASE("corrupt files are refused with file and key") {
   const auto whole = [&](const std::string& model, const std::string& rest = "") {
     return "{" + words + rest + ", \"model\": {" + model + "}}";
   };
+  const auto other = [](const std::string& pre, const std::string& decoders = "") {
+    return "{\"pre_tokenizer\": " + pre +
+           (decoders.empty() ? "" : ", \"decoder\": {\"type\": \"Sequence\", \"decoders\": " + decoders + "}") +
+           R"(, "model": {"vocab": {"a": 0}, "merges": []}})";
+  };
   const struct {
     std::string text;
     const char* message;
@@ -140,17 +145,51 @@ TEST_CASE("corrupt files are refused with file and key") {
       {whole(R"("vocab": {"a": 0}, "merges": [1])"), "model.merges[0]: expected a string, got an integer"},
       {whole(R"("vocab": {"a": 0}, "merges": [["a"]])"), "model.merges[0]: expected two tokens, got 1"},
       {whole(R"("vocab": {"a": 0}, "merges": [], "byte_fallback": true)"), "byte_fallback true is not supported"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "normalizer": {"type": "NFC"})"), "normalizer"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "normalizer": {"type": "NFKC"})"),
+       "normalizer: NFKC is not supported (NFC, Prepend and Replace are)"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])",
+             R"(, "normalizer": {"type": "Replace", "pattern": {"Regex": "a"}, "content": ""})"),
+       "normalizer: Replace: expected a pattern of String, got {\"Regex\": \"a\"}"},
+      {whole(R"("vocab": {"a": 0}, "merges": [], "dropout": 0.1)"), "dropout 0.1 is not supported"},
+      {whole(R"("vocab": {"a": 0}, "merges": [], "unk_token": "u")"), "unk_token: \"u\" is not in the vocabulary"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "decoder": {"type": "WordPiece"})"),
+       "decoder: WordPiece is not supported"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "post_processor": {"type": "BertProcessing"})"),
+       "post_processor: BertProcessing is not supported (TemplateProcessing is)"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])",
+             R"(, "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}],
+                 "special_tokens": {"x": {"ids": [5]}}})"),
+       "TemplateProcessing: id 5 of x is not in the vocabulary"},
       {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 0, "content": "<s>"}])"),
        "id 0 is used twice"},
       {whole(R"("vocab": {"a": 0}, "merges": [])",
-             R"(, "added_tokens": [{"id": 1, "content": "<s>", "lstrip": true}])"),
-       "added_tokens[0]: lstrip true is not supported"},
+             R"(, "added_tokens": [{"id": 1, "content": "<s>", "single_word": true}])"),
+       "added_tokens[0]: single_word true is not supported"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 3, "content": "a"}])"),
+       "token \"a\" has id 3 here, and 0 in the vocabulary"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 99999999, "content": "b"}])"),
+       "expected an id from 0 to 1000000, got 99999999"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 1, "content": ""}])"),
+       "expected a token, got an empty one"},
+      {whole(R"("vocab": {"a": 0}, "merges": [])",
+             R"(, "added_tokens": [{"id": 1, "content": "<s>"}, {"id": 1, "content": "<s>"}])"),
+       "added token \"<s>\" appears twice"},
       {whole(R"("vocab": {"a": 0}, "merges": [])",
              R"(, "added_tokens": [{"id": 1, "content": "<s>"}, {"id": 2, "content": "<s>"}])"),
-       "appears twice"},
-      {R"({"pre_tokenizer": {"type": "Sequence"}, "model": {"vocab": {"a": 0}, "merges": []}})",
-       "expected type ByteLevel"},
+       "token \"<s>\" has id 2 here, and 1"},
+      {other(R"({"type": "Digits"})"), "pre_tokenizer: Digits is not supported"},
+      {other(R"({"type": "ByteLevel", "add_prefix_space": true})"), "add_prefix_space true is not supported"},
+      {other(R"({"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": "[a-z]+|."}}]})"),
+       "pre_tokenizer: Split: expected the regular expression of GPT-2, Llama 3 or Qwen 2, got [a-z]+|."},
+      {other(R"({"type": "Split", "pattern": {"String": " "}})"), "expected one, with a pattern of Regex"},
+      {other(R"({"type": "Metaspace", "replacement": "ab"})"), "expected one character as replacement, got \"ab\""},
+      {other(R"({"type": "Metaspace", "replacement": "_", "prepend_scheme": "last"})"), "prepend_scheme last"},
+      {other("null"), "decoder: expected Replace, ByteFallback, Fuse, Strip, got none"},
+      {other("null", R"([{"type": "Fuse"}, {"type": "Replace"}])"), "in this order, once each"},
+      {other("null", R"([{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 0, "stop": 1}])"),
+       "Strip: expected spaces at the start"},
+      {other(std::string(100, '[') + std::string(100, ']')), "nested deeper than 64 levels"},
+      {"[1]", "expected an object, got a list"},
   };
   for (const auto& row : jsons) {
     CAPTURE(row.message);
