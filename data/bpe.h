@@ -27,6 +27,8 @@ class BpeTokenizer : public Tokenizer {
   static BpeTokenizer from_files(const std::string& vocab_path, const std::string& merges_path);
   /// tokenizer.json. Error when it asks for something that this tokenizer does not do.
   static BpeTokenizer from_tokenizer_json(const std::string& path);
+  /// The same from a value; `where` opens the Errors.
+  static BpeTokenizer from_json(const Json& file, const std::string& where);
   /// What tokenizer_config.json says: bos_token, eos_token, add_bos_token, add_eos_token. Error, which begins with
   /// `where`, for a token that is not in the vocabulary.
   void configure(const Json& tokenizer_config, const std::string& where);
@@ -75,7 +77,6 @@ class BpeTokenizer : public Tokenizer {
   };
   struct Work;
 
-  void read_rules(const Json& file, const std::string& where);
   void add_vocab(const Json& vocab, const std::string& where);
   void add_merge(const std::string& first, const std::string& second, const std::string& where);
   void add_token(const Json& token, const std::string& where);

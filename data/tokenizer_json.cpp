@@ -191,9 +191,11 @@ struct RulesReader {
 };
 
 BpeTokenizer BpeTokenizer::from_tokenizer_json(const std::string& path) {
+  return from_json(read_json(path, {.bytes = max_json_bytes}), "[tokenizer] " + path);
+}
+
+BpeTokenizer BpeTokenizer::from_json(const Json& file, const std::string& where) {
   BpeTokenizer result;
-  const std::string where = "[tokenizer] " + path;
-  const Json file = read_json(path, {.bytes = max_json_bytes});
   const Json& model = file.at("model", where);
   const std::string of_model = where + ": model";
   if (const Json* type = model.find("type"))
