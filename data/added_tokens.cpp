@@ -15,11 +15,11 @@ bool space_at(std::string_view text, size_t at, size_t& bytes) {
   return c.valid && class_of(c.code) == CharClass::space;
 }
 
-/// Where the white space that ends at `end` begins.
-size_t spaces_before(std::string_view text, size_t end) {
-  while (end > 0) {
+/// Where the white space that ends at `end` begins, not before `least`.
+size_t spaces_before(std::string_view text, size_t end, size_t least) {
+  while (end > least) {
     size_t start = end - 1, bytes;
-    while (start > 0 && end - start < 4 && (uint8_t(text[start]) & 0xc0) == 0x80) --start;
+    while (start > least && end - start < 4 && (uint8_t(text[start]) & 0xc0) == 0x80) --start;
     if (!space_at(text, start, bytes) || start + bytes != end) break;
     end = start;
   }
@@ -60,7 +60,7 @@ const AddedToken* AddedTokens::longest_at(std::string_view text, size_t at) cons
 
 void AddedTokens::cut(std::string_view text, bool parse_special,
                       const std::function<void(std::string_view piece, int32_t id)>& fn) const {
-  size_t done = 0;
+  size_t done = 0, spaces_end = 0;
   for (size_t i = tokens_.empty() ? text.size() : 0; i < text.size();) {
     const AddedToken* token = starts_[uint8_t(text[i])] ? longest_at(text, i) : nullptr;
     if (!token) {
@@ -69,10 +69,11 @@ void AddedTokens::cut(std::string_view text, bool parse_special,
     }
     size_t start = i, stop = i += token->text.size();
     if (token->special && !parse_special) continue;
-    if (token->left) start = std::max(done, spaces_before(text, start));
-    if (token->right) stop = spaces_after(text, stop);
+    // A token may be a space itself: no space is looked at again.
+    if (token->left && done < start) start = spaces_before(text, start, done);
+    if (token->right) stop = spaces_end = stop < spaces_end ? spaces_end : spaces_after(text, stop);
     if (done < start) fn(text.substr(done, start - done), -1);
-    fn(text.substr(start, stop - start), token->id);
+    fn({}, token->id);
     done = stop;
   }
   if (done < text.size()) fn(text.substr(done), -1);

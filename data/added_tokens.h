@@ -22,7 +22,8 @@ class AddedTokens {
 
   void add(AddedToken token) { tokens_.push_back(std::move(token)); }
   void finish(const std::string& where);  ///< after the last add(); Error when one is there twice
-  /// Calls fn(piece, id) from left to right: -1 is text between tokens. Special ones are text unless parse_special.
+  /// From left to right, fn(piece, -1) for text between tokens and fn("", id) for a token. Special ones are text unless
+  /// parse_special.
   void cut(std::string_view text, bool parse_special,
            const std::function<void(std::string_view piece, int32_t id)>& fn) const;
 

@@ -6,6 +6,8 @@
 
 namespace lockstep::data {
 
+constexpr size_t most_growth = 64;  // a damaged file may ask for more than there is memory
+
 /// What an encode() needs on its way. Words come again and again, so their ids are kept.
 struct BpeTokenizer::Work {
   static constexpr size_t longest_kept = 64, most_kept = 1 << 16;
@@ -39,15 +41,20 @@ std::string BpeTokenizer::normalize(std::string_view text) const {
   for (const Normalizer& step : rules_.normalizers) {
     if (step.kind == Normalizer::Kind::nfc) result = to_nfc(result);
     else if (step.kind == Normalizer::Kind::prepend) result = result.empty() ? result : step.text + result;
-    else {
-      std::string replaced;
-      size_t at = 0;
-      for (size_t found; (found = result.find(step.text, at)) != result.npos; at = found + step.text.size())
-        replaced.append(result, at, found - at) += step.by;
-      result = replaced.append(result, at);
-    }
+    else result = replaced(result, step.text, step.by);
+    LOCKSTEP_CHECK(result.size() <= most_growth * text.size() + (1 << 20),
+                   "[tokenizer] expected a normalised text of at most ", most_growth, " times the bytes of the text, ",
+                   text.size(), ", got ", result.size());
   }
   return result;
+}
+
+std::string BpeTokenizer::replaced(const std::string& text, const std::string& from, const std::string& by) {
+  std::string result;
+  size_t at = 0;
+  for (size_t found; (found = text.find(from, at)) != text.npos; at = found + from.size())
+    result.append(text, at, found - at) += by;
+  return result.append(text, at);
 }
 
 void BpeTokenizer::encode_piece(std::string_view piece, bool at_start, Work& work) const {

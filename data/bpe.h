@@ -87,6 +87,7 @@ class BpeTokenizer : public Tokenizer {
   Ends ends_of(std::string_view text) const;
   std::optional<int32_t> id_of(const std::string& token) const;
 
+  static std::string replaced(const std::string& text, const std::string& from, const std::string& by);
   std::string normalize(std::string_view text) const;
   void encode_piece(std::string_view piece, bool at_start, Work& work) const;
   void encode_word(std::string_view word, Work& work) const;

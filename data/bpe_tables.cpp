@@ -158,9 +158,7 @@ void BpeTokenizer::finish(const std::string& where) {
     if (const Char c = decode_utf8(text, 0); c.valid && size_t(c.bytes) == text.size()) character_ids_[c.code] = id;
   }
   for (std::string& token : tokens_) {
-    if (!rules_.decode_from.empty())
-      for (size_t at = 0; (at = token.find(rules_.decode_from, at)) != token.npos; at += rules_.decode_to.size())
-        token.replace(at, rules_.decode_from.size(), rules_.decode_to);
+    if (!rules_.decode_from.empty()) token = replaced(token, rules_.decode_from, rules_.decode_to);
     if (const int byte = rules_.decode_bytes ? byte_token(token) : -1; byte >= 0) token = std::string(1, char(byte));
   }
 }

@@ -42,6 +42,13 @@ const std::string& string_of(const Json& part, const std::string& where) {
   return pattern.find("String")->as_string();
 }
 
+/// What it is replaced by.
+const std::string& content_of(const Json& part, const std::string& where) {
+  const std::string& content = part.at("content", where).as_string(where + ".content");
+  LOCKSTEP_CHECK(content.size() <= 64, where, ": expected content of at most 64 bytes, got ", content.size());
+  return content;
+}
+
 }  // namespace
 
 /// Fills the rules, part by part of the file.
@@ -71,8 +78,8 @@ struct RulesReader {
       else if (part.type == "Prepend")
         rules.normalizers.push_back({Kind::prepend, part.json.at("prepend", part.where).as_string(part.where), ""});
       else if (part.type == "Replace")
-        rules.normalizers.push_back({Kind::replace, string_of(part.json, part.where),
-                                     part.json.at("content", part.where).as_string(part.where)});
+        rules.normalizers.push_back(
+            {Kind::replace, string_of(part.json, part.where), content_of(part.json, part.where)});
       else fail(str(part.where, " is not supported (NFC, Prepend and Replace are)"));
     }
   }
@@ -148,7 +155,7 @@ struct RulesReader {
       next = place + 1;
       if (part.type == "Replace") {
         rules.decode_from = string_of(part.json, part.where);
-        rules.decode_to = part.json.at("content", part.where).as_string(part.where);
+        rules.decode_to = content_of(part.json, part.where);
       } else if (part.type == "ByteFallback") rules.decode_bytes = true;
       else if (part.type == "Fuse") fused = true;
       else {

@@ -198,6 +198,18 @@ TEST_CASE("corrupt files are refused with file and key") {
   const auto pairs = BpeTokenizer::from_tokenizer_json(
       dir.write("t.json", whole(R"("vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]])")));
   CHECK(pairs.encode("abab") == std::vector<int32_t>{2, 2});
+  // Files that would fill the memory, or take for ever.
+  std::string doubling;
+  for (int i = 0; i < 40; ++i)
+    doubling += str(i ? ", " : "", R"({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"})");
+  const auto grows = BpeTokenizer::from_tokenizer_json(
+      dir.write("t.json", whole(R"("vocab": {"a": 0}, "merges": [])",
+                                R"(, "normalizer": {"type": "Sequence", "normalizers": [)" + doubling + "]}")));
+  CHECK_ERROR(grows.encode("a"), "expected a normalised text of at most 64 times");
+  const auto spaces = BpeTokenizer::from_tokenizer_json(
+      dir.write("t.json", whole(R"("vocab": {"a": 0}, "merges": [])",
+                                R"(, "added_tokens": [{"id": 1, "content": " ", "lstrip": true, "rstrip": true}])")));
+  CHECK(spaces.encode("a" + std::string(1'000'000, ' ') + "a").size() == 1'000'002);
   CHECK_ERROR(pairs.encode("c"), "the vocabulary has no token for byte 99");
   CHECK_ERROR(Tokenizer::from_folder(dir / "none"), "there is no such folder");
 }
