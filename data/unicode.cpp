@@ -47,6 +47,22 @@ Char decode_utf8(std::string_view text, size_t at) {
   return {code, length, true};
 }
 
+size_t utf8_begun(std::string_view text, size_t at) {
+  const uint8_t first = uint8_t(text[at]);
+  if (first < 0xc2 || first > 0xf4) return 0;
+  const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  // The second byte has limits of its own: no shorter form exists, no surrogate, nothing above U+10FFFF.
+  const uint8_t least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+  const uint8_t most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+  size_t count = 1;
+  while (count < length && at + count < text.size()) {
+    const uint8_t next = uint8_t(text[at + count]);
+    if (count == 1 ? next < least || next > most : (next & 0xc0) != 0x80) break;
+    ++count;
+  }
+  return count;
+}
+
 void append_utf8(std::string& out, uint32_t code) {
   if (code < 0x80) out += char(code);
   else if (code < 0x800) (out += char(0xc0 | code >> 6)) += char(0x80 | (code & 0x3f));

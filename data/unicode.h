@@ -1,5 +1,6 @@
 #pragma once
 // UTF-8 and the three classes of characters that GPT-2's pre-tokenisation knows.
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -16,6 +17,9 @@ struct Char {
 
 /// The character that starts at text[at].
 Char decode_utf8(std::string_view text, size_t at);
+/// Where text[at] is no character: how many bytes from there on begin one, 0 when none does. Those that reach the end
+/// of the text may be continued; elsewhere they are what one U+FFFD stands for.
+size_t utf8_begun(std::string_view text, size_t at);
 void append_utf8(std::string& out, uint32_t code);
 /// \p{L}, \p{N}, \s of regular expressions with Unicode; else other.
 CharClass class_of(uint32_t code);

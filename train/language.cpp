@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
+#include <optional>
 #include <sstream>
 
 #include "data/text.h"
-#include "data/unicode.h"
 #include "nn/hugging_face/pretrained.h"
 #include "tensor/check.h"
 #include "train/cli.h"
@@ -182,32 +182,33 @@ std::vector<int64_t> whole_numbers(const std::string& option, const std::string&
 std::string continue_prompt(const LanguageModel& m, const std::string& prompt, bool by_ids, int64_t count,
                             const nn::Sampling& sampling, std::ostream* shown) {
   const auto tokenizer = by_ids ? nullptr : m.tokenizer();
+  std::optional<data::Decoder> decoder;
   std::vector<int64_t> ids;
   if (by_ids) ids = whole_numbers("--ids", prompt);
-  else
-    for (const int32_t id : tokenizer->encode(prompt)) ids.push_back(id);
+  else {
+    decoder.emplace(*tokenizer, false);
+    for (const int32_t id : tokenizer->encode(prompt)) {
+      ids.push_back(id);
+      decoder->push(id);  // so that what comes is not taken for the beginning of a text
+    }
+    decoder->flush();
+  }
   LOCKSTEP_CHECK(!ids.empty(), "--prompt: expected at least one token");
   if (shown && !by_ids) *shown << prompt;
   std::string made;
-  const auto emit = [&](int64_t id) {
-    const int32_t token = int32_t(id);
-    const std::string piece =
-        by_ids ? (made.empty() ? "" : ",") + std::to_string(id) : tokenizer->decode(std::span(&token, 1));
+  const auto write = [&](const std::string& piece) {
     made += piece;
     if (shown) *shown << piece << std::flush;
+  };
+  const auto emit = [&](int64_t id) {
+    write(by_ids ? (made.empty() ? "" : ",") + std::to_string(id) : decoder->push(int32_t(id)));
     return true;
   };
   const Device device = m.model->tokens_table.weight.device();
   m.model->generate(Tensor::from(ids, {1, int64_t(ids.size())}).to(device), count, sampling, emit);
+  if (decoder) write(decoder->flush());
   if (shown) *shown << "\n";
-  // Bytes that a model made need not be UTF-8, JSON must be.
-  std::string text;
-  for (size_t at = 0; at < made.size();) {
-    const data::Char c = data::decode_utf8(made, at);
-    data::append_utf8(text, c.valid ? c.code : 0xfffd);
-    at += size_t(c.bytes);
-  }
-  return text;
+  return made;
 }
 
 void add_sampling_options(CLI::App& app, nn::Sampling& sampling) {

@@ -36,7 +36,8 @@ struct TextLoss {
 TextLoss loss_of_text(nn::GPT& model, const Tensor& tokens, int64_t batch);
 
 /// Continues a prompt, a text or ids as "5,17,3", by `count` tokens, and gives these back, as they are written to
-/// `shown` one by one (null: not at all); then bytes that are no UTF-8 are U+FFFD.
+/// `shown` as whole characters come (null: not at all); bytes that are none are U+FFFD. Special tokens that stand in
+/// the prompt are text.
 std::string continue_prompt(const LanguageModel& model, const std::string& prompt, bool by_ids, int64_t count,
                             const nn::Sampling& sampling, std::ostream* shown);
 /// --temperature, --top-k, --top-p and --greedy.

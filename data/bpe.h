@@ -1,0 +1,111 @@
+#pragma once
+// Byte-pair encoding, with the ids of Hugging Face's tokenizers, in its two usual forms:
+//
+//   byte-level (GPT-2, Llama 3, Qwen 2): one regular expression cuts the text into words, and the bytes of each word
+//   are merged, best pair first: "the cat" -> "the", " cat" -> t h e | _ c a t -> th e | _ ca t -> the | _cat -> ids
+//   SentencePiece-like (Llama 1 and 2, Mistral): spaces become U+2581, and the characters of the whole text are merged;
+//   one that is no token is written as the tokens of its bytes, <0xC3> <0xA9>.
+//
+//   Sennrich et al. 2016 (arXiv 1508.07909); Radford et al. 2019 for bytes; Kudo and Richardson 2018 (1808.06226).
+#include <array>
+#include <map>
+#include <string>
+#include <unordered_map>
+
+#include "data/added_tokens.h"
+#include "data/merges.h"
+#include "data/split_words.h"
+#include "data/tokenizer.h"
+
+namespace lockstep::data {
+
+class Json;
+
+class BpeTokenizer : public Tokenizer {
+ public:
+  /// vocab.json and merges.txt of GPT-2.
+  static BpeTokenizer from_files(const std::string& vocab_path, const std::string& merges_path);
+  /// tokenizer.json. Error when it asks for something that this tokenizer does not do.
+  static BpeTokenizer from_tokenizer_json(const std::string& path);
+  /// The same from a value; `where` opens the Errors.
+  static BpeTokenizer from_json(const Json& file, const std::string& where);
+  /// What tokenizer_config.json says: bos_token, eos_token, add_bos_token, add_eos_token. Error, which begins with
+  /// `where`, for a token that is not in the vocabulary.
+  void configure(const Json& tokenizer_config, const std::string& where);
+
+  int64_t vocab_size() const override { return int64_t(tokens_.size()); }
+  std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const override;
+  std::string_view token_bytes(int32_t id) const override;
+  bool is_special(int32_t id) const override;
+  std::optional<int32_t> bos() const override { return bos_; }
+  std::optional<int32_t> eos() const override { return eos_; }
+  /// The id of a special token such as <|endoftext|>; Error lists those there are.
+  int32_t special(const std::string& token) const;
+
+ protected:
+  int spaces_to_strip() const override { return rules_.strip; }
+  bool marks_each_byte() const override { return !rules_.byte_level; }
+
+ private:
+  friend struct RulesReader;
+  struct Normalizer {
+    enum class Kind { prepend, replace, nfc } kind;
+    std::string text, by;
+  };
+  enum class Prepend { never, first, always };
+  /// What a file says besides tokens and merges; by default what GPT-2 does.
+  struct Rules {
+    std::vector<Normalizer> normalizers;
+    bool byte_level = true, ignore_merges = false;
+    std::optional<WordPattern> words = WordPattern::gpt2;  // none: the text is one word
+    bool metaspace = false, split = false;                 // a space becomes `space`; which begins a word
+    std::string space;
+    Prepend prepend = Prepend::never;
+    bool byte_fallback = false, fuse_unknown = false;
+    int32_t unknown = -1;
+    std::string decode_from, decode_to;  // in each token, then what byte tokens stand for, then spaces in front go
+    bool decode_bytes = false;
+    int strip = 0;
+    std::vector<int32_t> before, after;  // of a text
+  };
+  struct Ends {
+    uint32_t first, last;  // characters, or bytes
+  };
+  struct TextHash {
+    using is_transparent = void;
+    size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+  };
+  struct Work;
+
+  void add_vocab(const Json& vocab, const std::string& where);
+  void add_merge(const std::string& first, const std::string& second, const std::string& where);
+  void add_token(const Json& token, const std::string& where);
+  void add_token(AddedToken token, bool normalized, const std::string& where);
+  void set_token(int64_t id, std::string text, const std::string& where);
+  void finish(const std::string& where);
+  bool spell(const std::string& token, std::string& text) const;
+  Ends ends_of(std::string_view text) const;
+  std::optional<int32_t> id_of(const std::string& token) const;
+
+  static std::string replaced(const std::string& text, const std::string& from, const std::string& by);
+  std::string normalize(std::string_view text) const;
+  void encode_piece(std::string_view piece, bool at_start, Work& work) const;
+  void encode_word(std::string_view word, Work& work) const;
+  void append_unknown(std::string_view character, Work& work) const;
+  void merge(std::span<int32_t> ids, Work& work) const;
+
+  Rules rules_;
+  std::unordered_map<std::string, int32_t, TextHash, std::equal_to<>> ids_;  // of the vocabulary, by bytes or text
+  std::vector<std::string> tokens_;                                          // what each stands for
+  std::vector<bool> known_, special_;                                        // ids that exist: there may be gaps
+  std::vector<Ends> ends_;
+  std::map<std::string, int32_t> added_;  // by name
+  AddedTokens cut_first_, cut_normalized_;
+  Merges merges_;
+  PairMap joined_;  // last and first characters of the pairs that merge: between others a word is cut
+  std::array<int32_t, 256> byte_ids_{};
+  std::unordered_map<uint32_t, int32_t> character_ids_;
+  std::optional<int32_t> bos_, eos_;
+};
+
+}  // namespace lockstep::data
