@@ -120,7 +120,9 @@ __global__ void __launch_bounds__(threads)
   load_tiles<threads, block_rows>(q.row(b, h, i0), q.token, rows, plan.width, &queries, no_pairs);
 
   float sum[2 * depth][4] = {}, top[2] = {-infinity<float>, -infinity<float>}, total[2] = {};
+  LOCKSTEP_SHARED(uint64_t, seen, [block_rows]);
   for (int64_t j0 = 0; j0 < end; j0 += forward_keys) {
+    if (!plan.attended(h, i0, block_rows, j0, forward_keys, seen)) continue;
     __syncthreads();  // the last keys and values have been read
     load_tiles<threads, forward_keys>(k.row(b, g, j0), k.token, plan.keys - j0, plan.width, &keys, no_pairs);
     load_tiles<threads, forward_keys>(v.row(b, g, j0), v.token, plan.keys - j0, plan.width, no_rows, &values);
@@ -133,8 +135,10 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int64_t i = i0 + lane.row_of(e), j = j0 + lane.column_of(n, e);
-        score[n][e] = i < plan.queries && j < plan.keys ? plan.masked<T>(score[n][e] * float(plan.scale), b, h, i, j)
-                                                        : -infinity<float>;
+        const bool attends = plan.attends(seen, lane.row_of(e), lane.column_of(n, e));
+        score[n][e] = i < plan.queries && j < plan.keys && attends
+                          ? plan.masked<T>(score[n][e] * float(plan.scale), b, h, i, j)
+                          : -infinity<float>;
         most[e / 2] = larger_of(score[n][e], most[e / 2]);
       }
     }
@@ -192,9 +196,11 @@ __global__ void __launch_bounds__(threads)
   load_tiles<threads, block_rows>(plan.k.row(b, g, j0), plan.k.token, plan.keys - j0, width, &keys, no_pairs);
   load_tiles<threads, block_rows>(plan.v.row(b, g, j0), plan.v.token, plan.keys - j0, width, &values, no_pairs);
 
+  LOCKSTEP_SHARED(uint64_t, seen, [grad_step]);
   float sum_k[2 * depth][4] = {}, sum_v[2 * depth][4] = {};
   for (int64_t h = g * shared_by; h < (g + 1) * shared_by; ++h) {
     for (int64_t i0 = plan.first_query(j0) / grad_step * grad_step; i0 < plan.queries; i0 += grad_step) {
+      if (!plan.attended(h, i0, grad_step, j0, block_rows, seen)) continue;
       __syncthreads();  // the last queries have been read
       load_tiles<threads, grad_step>(plan.q.row(b, h, i0), plan.q.token, plan.queries - i0, width, &queries,
                                      &query_pairs);
@@ -211,6 +217,7 @@ __global__ void __launch_bounds__(threads)
         for (int e = 0; e < 4; ++e) {
           float weight, difference;
           plan.differentiate(b, h, i0 + lane.column_of(n, e), j0 + lane.row_of(e),
+                             plan.attends(seen, lane.column_of(n, e), lane.row_of(e)),
                              plan.template factor<float>(kept, 4 * n + e), score[n][e] * float(plan.scale), slope[n][e],
                              weight, difference);
           score[n][e] = weight;
@@ -242,8 +249,10 @@ __global__ void __launch_bounds__(threads) grad_queries_mma_kernel(GradPlan<T> p
   load_tiles<threads, block_rows>(plan.q.row(b, h, i0), plan.q.token, rows, width, &queries, no_pairs);
   load_tiles<threads, block_rows>(plan.grad.row(b, h, i0), plan.grad.token, rows, width, &grads, no_pairs);
 
+  LOCKSTEP_SHARED(uint64_t, seen, [block_rows]);
   float sum[2 * depth][4] = {};
   for (int64_t j0 = 0; j0 < end; j0 += grad_step) {
+    if (!plan.attended(h, i0, block_rows, j0, grad_step, seen)) continue;
     __syncthreads();  // the last keys have been read
     load_tiles<threads, grad_step>(plan.k.row(b, g, j0), plan.k.token, plan.keys - j0, width, &keys, &key_pairs);
     load_tiles<threads, grad_step>(plan.v.row(b, g, j0), plan.v.token, plan.keys - j0, width, &values, no_pairs);
@@ -258,6 +267,7 @@ __global__ void __launch_bounds__(threads) grad_queries_mma_kernel(GradPlan<T> p
       for (int e = 0; e < 4; ++e) {
         float weight, difference;
         plan.differentiate(b, h, i0 + lane.row_of(e), j0 + lane.column_of(n, e),
+                           plan.attends(seen, lane.row_of(e), lane.column_of(n, e)),
                            plan.template factor<float>(kept, 4 * n + e), score[n][e] * float(plan.scale), slope[n][e],
                            weight, difference);
         slope[n][e] = difference;
