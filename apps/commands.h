@@ -31,6 +31,8 @@ void add_run_command(CLI::App& app, const Program& program);
 void add_schedule_command(CLI::App& app);
 /// simulate: how long a collective takes on a network, or a training step on ranks that are not there.
 void add_simulate_command(CLI::App& app, const Program& program);
+/// sparse CONFIG: prints and draws the blocks that sparse attention attends to.
+void add_sparse_command(CLI::App& app);
 /// trace merge DIR: one file of the timelines of a run's ranks.
 void add_trace_command(CLI::App& app);
 /// verify: trains one program by several plans and compares the bits of every parameter after every step; 1 when they

@@ -65,6 +65,8 @@ std::vector<std::string> reasons_against(const Config& c, const parallel::Plan& 
              ", whose ranks share sequences already; leave it out"));
   refuse(c.has("context_parallel.attention") && plan.cp == 1,
          "context_parallel.attention is of context parallelism, and there is none; add cpN to the plan");
+  refuse(plan.cp > 1 && c.sparse_attention.is_object(),
+         str("sparse_attention with cp", plan.cp, " is not built; leave one of them out"));
   if (plan.pp * plan.tp == 1) return reasons;
   refuse(
       !c.managed_gradient_accumulation,

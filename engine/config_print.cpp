@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "engine/config_table.h"
+#include "engine/sparse_attention.h"
 #include "tensor/check.h"
 
 namespace lockstep::engine {
@@ -150,6 +151,7 @@ what to write.
            brief(key.fallback) + (key.theirs.empty() ? "" : " (DeepSpeed: " + key.theirs + ")") + " | " +
            cell(key.doc) + " |\n";
   }
+  out += sparse_attention_reference();
   add_types(out, "Optimizers", Kind::optimizer);
   add_types(out, "Schedules", Kind::schedule);
   const auto list = [&](const char* title, const char* text, Status status, auto&& last) {

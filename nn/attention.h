@@ -2,6 +2,7 @@
 // Multi-head attention: many heads over one projection, grouped-query, rotary, and a cache for generation.
 #include "nn/activation.h"
 #include "nn/linear.h"
+#include "nn/sparse.h"
 
 namespace lockstep::nn {
 
@@ -28,9 +29,10 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
     double dropout = 0;   ///< of attention weights
     bool rotary = false;  ///< rotary positions (Su et al., 2021)
     double rotary_base = 10000;
-    int64_t max_context = 2048;             ///< longest T with rotary
-    int64_t head_size = 0;                  ///< 0 means embed / heads
-    int64_t first_head = 0, all_heads = 0;  ///< set by sliced(): these heads are part of so many
+    int64_t max_context = 2048;                 ///< longest T with rotary
+    int64_t head_size = 0;                      ///< 0 means embed / heads
+    int64_t first_head = 0, all_heads = 0;      ///< set by sliced(): these heads are part of so many
+    std::optional<SparsityConfig> sparse = {};  ///< attends to these blocks only
   };
   explicit MultiHeadAttention(const Options& options);
   /// mask: see attention() in tensor/ops.h
@@ -43,10 +45,10 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
     f("in_proj", in_proj, cut::heads(o.heads, o.kv_heads))("out_proj", out_proj, cut::rows);
   }
   void sliced(const PartOf& of) override;
-  int64_t share_sequence(const std::shared_ptr<SequencePart>& of) override { return part = of, o.heads; }
-  double flops_beside(int64_t tokens) const override {
-    return (o.causal ? 2. : 4.) * double(tokens) * double(o.heads * o.head_size);
-  }
+  int64_t share_sequence(const std::shared_ptr<SequencePart>& of) override;
+  double flops_beside(int64_t tokens) const override;
+  /// From here on; in place of what it had.
+  void set_sparsity(const SparsityConfig& config);
   std::string options() const override;
 
   Options o;
@@ -59,8 +61,10 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   };  // (B, H, T, D), (B, G, T, D) twice
   Heads split(const Variable& x, int64_t position);
   Variable merge(const Variable& heads);
-  AttentionArgs args();
-  Tensor cosine_, sine_;  // (max_context, D / 2), made when first needed
+  AttentionArgs args(int64_t tokens, Device device);
+  std::shared_ptr<const BlockLayout> layout(int64_t tokens, Device device);
+  Tensor cosine_, sine_;                       // (max_context, D / 2), made when first needed
+  std::shared_ptr<const BlockLayout> layout_;  // of the last length
 };
 
 }  // namespace lockstep::nn

@@ -12,3 +12,4 @@
 #include "nn/models/gpt.h"
 #include "nn/module.h"
 #include "nn/norm.h"
+#include "nn/sparse.h"
