@@ -141,10 +141,11 @@ std::optional<SparsityConfig> read_sparse_attention(const Json& block, std::vect
     const auto found = mode->is_string() ? nn::mode_of(mode->as_string()) : std::nullopt;
     std::vector<std::string> names;
     for (const Mode m : all) names.emplace_back(nn::name_of(m));
-    if (!found)
-      return wrong("mode", "expected ", names_of(all), ", got ", shown(*mode),
-                   mode->is_string() ? suggestion(mode->as_string(), names) : ""),
-             std::nullopt;
+    if (!found) {
+      wrong("mode", "expected ", names_of(all), ", got ", shown(*mode),
+            mode->is_string() ? suggestion(mode->as_string(), names) : "");
+      return std::nullopt;
+    }
     config.mode = *found;
   }
   for (const auto& [name, value] : block.as_object()) {
@@ -190,6 +191,9 @@ std::string sparse_attention_reference() {
 std::string set_sparse_attention(PipelineModule& module, const Config& config) {
   const auto asked = sparse_attention(config);
   if (!asked) return "";
+  LOCKSTEP_CHECK(!module.forward, "[initialize] ", config.origin,
+                 ": sparse_attention with a forward of the program's own, such as DataParallel's whose replicas have "
+                 "layers of their own, is not built; leave it out");
   SparsityConfig sparse = *asked;
   nn::SparseCount count;
   if (module.model) count = nn::set_sparse_attention(*module.model, sparse);

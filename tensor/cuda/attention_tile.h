@@ -90,10 +90,9 @@ struct AttentionPlan {
   }
 
   /// Of a layout: rows[r] says which of `count` keys from j0 on query i0 + r of head h attends to, a bit each, for `n`
-  /// <= 64 queries in shared memory. False where none attends to any; true without a layout. A barrier for the block,
-  /// and all of its threads get one answer.
+  /// <= 64 queries in shared memory. False where none attends to any. A barrier for the block, and all of its threads
+  /// get one answer. Kernels are compiled with and without a layout (with_layout()): it takes registers.
   __device__ bool attended(int64_t h, int64_t i0, int n, int64_t j0, int count, uint64_t* rows) const {
-    if (layout.block == 0) return true;
     __syncthreads();  // the last rows have been read
     const int r = int(threadIdx.x);
     const int64_t place = i0 + r + keys - queries;
@@ -101,10 +100,6 @@ struct AttentionPlan {
     const uint64_t bits = there ? layout.attended(first_head + h, place / layout.block, j0, count) : 0;
     if (r < n) rows[r] = bits;
     return __syncthreads_or(bits != 0) != 0;
-  }
-  /// Whether row r of them has the key of number c.
-  __device__ bool attends(const uint64_t* rows, int r, int c) const {
-    return layout.block == 0 || (rows[r] >> c & 1) != 0;
   }
 
   /// The score of query i and key j, both in range, after the mask; minus infinity where i does not see j.
@@ -263,6 +258,15 @@ __device__ inline void store_part(T* row, bool wide, int64_t column, int64_t wid
       if (column + f < width) store(row + column + f, y[f]);
     }
   }
+}
+
+/// Whether row r of what attended() found has the key of number c.
+__device__ inline bool attends(const uint64_t* rows, int r, int c) { return (rows[r] >> c & 1) != 0; }
+
+/// Calls fn.template operator()<sparse>().
+template <class Fn> void with_layout(const AttentionPlan& plan, Fn&& fn) {
+  if (plan.layout.block > 0) fn.template operator()<true>();
+  else fn.template operator()<false>();
 }
 
 /// Calls fn.template operator()<chunks>(slices): a block makes `chunks` tiles' width of the results, and there are
