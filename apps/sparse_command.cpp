@@ -41,7 +41,7 @@ std::string draw_layout(const BlockLayout& layout, bool causal, const std::strin
                  " blocks for a picture, got ", layout.blocks, "; take fewer --tokens");
   const int64_t shown = std::min<int64_t>(layout.heads, 8);
   const double side = std::clamp(320. / double(layout.blocks), 2., 20.), panel = side * double(layout.blocks);
-  const double top = shown > 1 ? 56 : 36, apart = panel + 24, page = std::max(24 + apart * double(shown), 420.);
+  const double top = shown > 1 ? 56 : 36, apart = panel + 24, page = std::max(24 + apart * double(shown), 480.);
   std::string out = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
       "font-family=\"Helvetica,Arial,sans-serif\">\n<rect width=\"{0:.0f}\" height=\"{1:.0f}\" fill=\"white\"/>\n",

@@ -91,7 +91,8 @@ void check_plan(const Config& c, const parallel::Plan& plan, const parallel::Pla
   std::string text;
   for (const std::string& reason : reasons) text += (text.empty() ? "" : "; ") + reason;
   const int ranks = int(sizes.ranks > 0 ? sizes.ranks : plan.ranks());
-  parallel::Plan whole{.dp = std::max(1, ranks / plan.cp), .cp = plan.cp, .zero = plan.zero};
+  const int cp = c.sparse_attention.is_object() ? 1 : plan.cp;
+  parallel::Plan whole{.dp = std::max(1, ranks / cp), .cp = cp, .zero = plan.zero};
   std::unique_ptr<parallel::Plan> near = parallel::nearest_plan(plan, sizes);
   if (near && !reasons_against(c, *near, sizes, optimizer).empty()) near.reset();
   if (!near && reasons_against(c, whole, sizes, optimizer).empty()) near = std::make_unique<parallel::Plan>(whole);
