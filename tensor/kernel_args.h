@@ -57,7 +57,7 @@ struct AttentionArgs {
   bool causal = false;
   double dropout = 0;  // probability; element (b, h, i, j) is keyed by its flat index and `key`
   PhiloxKey key;
-  int64_t first_head = 0, all_heads = 0;  // of so many, in dropout's index and in the layout; 0: these are all
+  int64_t first_head = 0, all_heads = 0;           // of so many, in dropout's index and in the layout; 0: these are all
   std::shared_ptr<const BlockLayout> layout = {};  // which blocks of scores there are; null: all
 };
 
