@@ -74,6 +74,8 @@ void add_report_command(CLI::App& app);
 void add_run_command(CLI::App& app, const Program& program);
 void add_schedule_command(CLI::App& app);
 void add_simulate_command(CLI::App& app, const Program& program);
+/// sparse CONFIG: prints and draws the blocks that sparse attention attends to.
+void add_sparse_command(CLI::App& app);
 void add_trace_command(CLI::App& app);
 void add_verify_command(CLI::App& app, const Program& program);
 

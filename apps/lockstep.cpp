@@ -176,6 +176,7 @@ int main(int argc, char** argv) {
   apps::Program program;
   apps::add_schedule_command(app);
   apps::add_simulate_command(app, program);
+  apps::add_sparse_command(app);
   apps::add_flight_command(app);
   apps::add_report_command(app);
   apps::add_trace_command(app);

@@ -221,6 +221,10 @@ void run(PlanAsked& o) {
   }
   const engine::PredictedTime time = engine::predict(plan, speeds);
   for (const std::string& warning : plan.config.warnings) std::cerr << "warning: " << warning << "\n";
+  if (!o.config.empty() && config.sparse_attention.is_object())
+    std::cerr
+        << "warning: sparse_attention: counted as dense attention; lockstep plan -- PROGRAM --config FILE counts its "
+           "blocks\n";
   if (o.json) {
     std::cout << to_json(plan, speeds, time).dump() << std::endl;
     return;

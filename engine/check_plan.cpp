@@ -66,6 +66,8 @@ std::vector<std::string> reasons_against(const Config& c, const parallel::Plan& 
              ", whose ranks share sequences already; leave it out"));
   refuse(c.has("context_parallel.attention") && plan.cp == 1,
          "context_parallel.attention is of context parallelism, and there is none; add cpN to the plan");
+  refuse(plan.cp > 1 && c.sparse_attention.is_object(),
+         str("sparse_attention with cp", plan.cp, " is not built; leave one of them out"));
   if (plan.pp * plan.tp == 1) return reasons;
   refuse(
       !c.managed_gradient_accumulation,
@@ -88,7 +90,8 @@ void check_plan(const Config& c, const parallel::Plan& plan, const parallel::Pla
   const std::vector<std::string> reasons = reasons_against(c, plan, sizes, optimizer);
   if (reasons.empty()) return;
   const int ranks = int(sizes.ranks > 0 ? sizes.ranks : plan.ranks());
-  parallel::Plan whole{.dp = std::max(1, ranks / plan.cp), .cp = plan.cp, .zero = plan.zero};
+  const int cp = c.sparse_attention.is_object() ? 1 : plan.cp;
+  parallel::Plan whole{.dp = std::max(1, ranks / cp), .cp = cp, .zero = plan.zero};
   std::unique_ptr<parallel::Plan> near = parallel::nearest_plan(plan, sizes);
   if (near && !reasons_against(c, *near, sizes, optimizer).empty()) near.reset();
   if (!near && reasons_against(c, whole, sizes, optimizer).empty()) near = std::make_unique<parallel::Plan>(whole);

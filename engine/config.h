@@ -20,6 +20,7 @@
 
 #include "data/json.h"
 #include "nn/module.h"
+#include "nn/sparse.h"
 #include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
@@ -151,6 +152,7 @@ struct Config {
   PipelineConfig pipeline;
   TensorParallelConfig tensor_parallel;
   ContextParallelConfig context_parallel;
+  data::Json sparse_attention;  ///< false or null: none; else an object, see sparse_attention()
 
   bool dataloader_drop_last = false;
   int64_t seed = 1234;
@@ -189,6 +191,8 @@ std::string config_reference();
 
 // What the config asks for, as objects of the library.
 zero::ZeroOptions zero_options(const Config& config);
+/// Error for a block that is wrong. nullopt: none.
+std::optional<nn::SparsityConfig> sparse_attention(const Config& config);
 /// f32, or what fp16 or bf16 ask for: the dtype of parameters.
 DType parameter_dtype(const Config& config);
 /// nullopt without fp16. A static loss scale is one whose window never ends.

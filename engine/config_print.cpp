@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "engine/params.h"
+#include "engine/sparse_attention.h"
 #include "tensor/check.h"
 
 namespace lockstep::engine {
@@ -144,6 +145,7 @@ what to write.
            brief(key.fallback) + (key.theirs.empty() ? "" : " (DeepSpeed: " + key.theirs + ")") + " | " +
            cell(key.doc) + " |\n";
   }
+  out += sparse_attention_reference();
   add_types(out, "Optimizers", optimizer_types());
   add_types(out, "Schedules", schedule_types());
   const auto list = [&](const char* title, const char* text, Status status, auto&& last) {

@@ -8,6 +8,7 @@
 
 #include "engine/check_plan.h"
 #include "engine/config_table.h"
+#include "engine/sparse_attention.h"
 #include "pipeline/split.h"
 #include "tensor/check.h"
 
@@ -191,6 +192,7 @@ void check_values(Config& config, std::vector<std::string>& problems) {
   }
   check_params(Kind::optimizer, config.optimizer, problems, warnings);
   check_params(Kind::schedule, config.scheduler, problems, warnings);
+  read_sparse_attention(config.sparse_attention, problems);
   check_together(config, problems, warnings);
   for (const std::string& warning : warnings) {
     if (std::find(config.warnings.begin(), config.warnings.end(), warning) == config.warnings.end())

@@ -11,6 +11,7 @@
 #include "engine/check_plan.h"
 #include "engine/config_table.h"
 #include "engine/impl.h"
+#include "engine/sparse_attention.h"
 #include "parallel/moe/expert_parallel.h"
 #include "tensor/random.h"
 
@@ -88,7 +89,7 @@ bool is_cut(const PipelineModule& module, const parallel::Plan& plan, const Init
 
 /// What is settled before a rank builds anything.
 struct EngineBase::Impl::Agreed {
-  Agreed(const PipelineModule& module, const InitializeArgs& args) : config(read(args)) {
+  Agreed(PipelineModule& module, const InitializeArgs& args) : config(read(args)) {
     LOCKSTEP_CHECK(!module.model || module.layers.empty(),
                    "[initialize] PipelineModule expected a model or layers, got both");
     LOCKSTEP_CHECK(!args.group || !args.mesh, "[initialize] expected a group or a mesh, got both");
@@ -109,6 +110,7 @@ struct EngineBase::Impl::Agreed {
     config = resolve(std::move(config), plan.dp);
     LOCKSTEP_CHECK(!args.grad_scaler || !config.fp16.enabled,
                    "[initialize] expected fp16.enabled or a grad_scaler, got both");
+    sparse = set_sparse_attention(module, config);  // before it is cut
   }
   /// optimizer: the program's.
   void check(const std::string& optimizer) const {
@@ -120,6 +122,7 @@ struct EngineBase::Impl::Agreed {
   parallel::Plan plan;
   bool is_cut = false;
   int64_t layers = 0;  // of a model that is cut
+  std::string sparse;  // what was set, for people
 };
 
 EngineBase::Impl::Impl(PipelineModule module, const InitializeArgs& args) : Impl(Agreed(module, args), module, args) {
@@ -142,6 +145,7 @@ EngineBase::Impl::Impl(const Agreed& agreed, PipelineModule& module, const Initi
                         : &world),
       sharing(plan.cp) {
   for (const std::string& warning : config.warnings) say("warning: " + warning);
+  if (!agreed.sparse.empty()) say(agreed.sparse);
   if (config.dump_state) say("config\n" + to_text(config));
   accumulation = *config.gradient_accumulation_steps;
   manual_seed(uint64_t(config.seed));

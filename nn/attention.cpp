@@ -29,12 +29,13 @@ MultiHeadAttention::MultiHeadAttention(const Options& options)
   init::xavier_uniform(in_proj.weight);
   for (const Variable& bias : {in_proj.bias, out_proj.bias})
     if (bias.defined()) init::zeros(bias);
+  if (o.sparse) set_sparsity(*o.sparse);
 }
 
 std::string MultiHeadAttention::options() const {
   return str("embed ", o.embed, ", heads ", o.heads, o.kv_heads != o.heads ? str(", kv heads ", o.kv_heads) : "",
              o.head_size * o.heads != o.embed ? str(", head size ", o.head_size) : "", o.causal ? ", causal" : "",
-             o.rope ? ", rotary" : "");
+             o.rope ? ", rotary" : "", o.sparse ? str(", sparse ", name_of(o.sparse->mode)) : "");
 }
 
 void MultiHeadAttention::sliced(const PartOf& of) {
@@ -45,8 +46,49 @@ void MultiHeadAttention::sliced(const PartOf& of) {
   o.first_head = of.index * o.heads;
 }
 
-AttentionArgs MultiHeadAttention::args() {
-  AttentionArgs args{.scale = 0, .causal = o.causal, .first_head = o.first_head, .all_heads = o.all_heads};
+int64_t MultiHeadAttention::share_sequence(const std::shared_ptr<SequencePart>& of) {
+  LOCKSTEP_CHECK(!of || !o.sparse,
+                 "[MultiHeadAttention] sparse attention to sequences in parts (context parallelism) is not built");
+  part = of;
+  return o.heads;
+}
+
+void MultiHeadAttention::set_sparsity(const SparsityConfig& config) {
+  LOCKSTEP_CHECK(!part,
+                 "[MultiHeadAttention] sparse attention to sequences in parts (context parallelism) is not built");
+  LOCKSTEP_CHECK(!o.causal || config.unidirectional.value_or(true),
+                 "[MultiHeadAttention] expected unidirectional sparse attention in a causal model, got bidirectional; "
+                 "leave it out");
+  SparsityConfig known = config;
+  known.unidirectional = config.unidirectional.value_or(o.causal);
+  check_sparsity(known);
+  o.causal = *known.unidirectional;  // by token: blocks of the diagonal do not show what is to come
+  o.sparse = std::move(known);
+  layout_ = nullptr;
+}
+
+std::shared_ptr<const BlockLayout> MultiHeadAttention::layout(int64_t tokens, Device device) {
+  if (!o.sparse) return nullptr;
+  const int64_t blocks = (tokens + o.sparse->block - 1) / o.sparse->block;
+  if (!layout_ || layout_->blocks != blocks || layout_->row_start.device() != device)
+    layout_ = std::make_shared<BlockLayout>(make_layout(*o.sparse, std::max(o.heads, o.all_heads), tokens).to(device));
+  return layout_;
+}
+
+double MultiHeadAttention::flops_beside(int64_t tokens) const {
+  const double keys = o.sparse ? attended_pairs(make_layout(*o.sparse, std::max(o.heads, o.all_heads), tokens), tokens,
+                                                tokens, o.causal) /
+                                     double(std::max<int64_t>(tokens, 1))
+                               : (o.causal ? 0.5 : 1) * double(tokens);
+  return 4 * keys * double(o.heads * o.head_size);
+}
+
+AttentionArgs MultiHeadAttention::args(int64_t tokens, Device device) {
+  AttentionArgs args{.scale = 0,
+                     .causal = o.causal,
+                     .first_head = o.first_head,
+                     .all_heads = o.all_heads,
+                     .layout = layout(tokens, device)};
   if (is_training() && o.dropout > 0) {
     args.dropout = o.dropout;
     args.key = next_random_key();
@@ -85,12 +127,12 @@ Variable MultiHeadAttention::forward(const Variable& x, const Tensor& mask) {
                    "[MultiHeadAttention] a sequence in parts is attended to without a mask, got one of shape ",
                    mask.shape());
     const Heads h = split(x, 0);
-    return merge(part->attend(h.q, h.k, h.v, args()));
+    return merge(part->attend(h.q, h.k, h.v, args(x.size(1), x.device())));
   }
   if (!mask.defined() && !o.rope && o.kv_heads == o.heads)
-    return out_proj(attention_packed(in_proj(x), o.heads, args()));
+    return out_proj(attention_packed(in_proj(x), o.heads, args(x.size(1), x.device())));
   const Heads h = split(x, 0);
-  return merge(attention(h.q, h.k, h.v, mask, args()));
+  return merge(attention(h.q, h.k, h.v, mask, args(x.size(1), x.device())));
 }
 
 Variable MultiHeadAttention::forward(const Variable& x, KvCache& cache) {
@@ -114,7 +156,11 @@ Variable MultiHeadAttention::forward(const Variable& x, KvCache& cache) {
   cache.values.narrow(2, cache.length, tokens).copy_(h.v.tensor());
   cache.length = length;
   return merge(attention(h.q, cache.keys.narrow(2, 0, length), cache.values.narrow(2, 0, length), {},
-                         AttentionArgs{.scale = 0, .causal = true}));
+                         AttentionArgs{.scale = 0,
+                                       .causal = true,
+                                       .first_head = o.first_head,
+                                       .all_heads = o.all_heads,
+                                       .layout = layout(length, x.device())}));
 }
 
 Tensor MultiHeadAttention::weights(const Variable& x) {
@@ -129,7 +175,9 @@ Tensor MultiHeadAttention::weights(const Variable& x) {
   if (o.causal)
     scores = masked_fill(
         scores, logical_not(tril(ones({tokens, tokens}, {.dtype = boolean, .device = scores.device()}))), -INFINITY);
-  return mean(softmax(scores, -1), {1});
+  if (!o.sparse) return mean(softmax(scores, -1), {1});
+  const Tensor hidden = logical_not(mask_of(*layout(tokens, x.device()), tokens));
+  return mean(masked_fill(softmax(masked_fill(scores, hidden, -INFINITY), -1), hidden, 0), {1});
 }
 
 }  // namespace lockstep::nn

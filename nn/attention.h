@@ -3,6 +3,7 @@
 #include "nn/activation.h"
 #include "nn/linear.h"
 #include "nn/rope.h"
+#include "nn/sparse.h"
 
 namespace lockstep::nn {
 
@@ -31,7 +32,8 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
     int64_t max_context = 2048;            ///< longest T with rope
     int64_t head_size = 0;                 ///< 0 means embed / heads
     bool out_bias = true;
-    int64_t first_head = 0, all_heads = 0;  ///< set by sliced(): these heads are part of so many
+    int64_t first_head = 0, all_heads = 0;      ///< set by sliced(): these heads are part of so many
+    std::optional<SparsityConfig> sparse = {};  ///< attends to these blocks only
   };
   explicit MultiHeadAttention(const Options& options);
   /// mask: see attention() in tensor/ops.h
@@ -44,10 +46,10 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
     f("in_proj", in_proj, cut::heads(o.heads, o.kv_heads))("out_proj", out_proj, cut::rows);
   }
   void sliced(const PartOf& of) override;
-  int64_t share_sequence(const std::shared_ptr<SequencePart>& of) override { return part = of, o.heads; }
-  double flops_beside(int64_t tokens) const override {
-    return (o.causal ? 2. : 4.) * double(tokens) * double(o.heads * o.head_size);
-  }
+  int64_t share_sequence(const std::shared_ptr<SequencePart>& of) override;
+  double flops_beside(int64_t tokens) const override;
+  /// From here on; in place of what it had.
+  void set_sparsity(const SparsityConfig& config);
   std::string options() const override;
 
   Options o;
@@ -60,7 +62,9 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   };  // (B, H, T, D), (B, G, T, D) twice
   Heads split(const Variable& x, int64_t position);
   Variable merge(const Variable& heads);
-  AttentionArgs args();
+  AttentionArgs args(int64_t tokens, Device device);
+  std::shared_ptr<const BlockLayout> layout(int64_t tokens, Device device);
+  std::shared_ptr<const BlockLayout> layout_;  // of the last length
 };
 
 }  // namespace lockstep::nn

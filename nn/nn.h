@@ -14,3 +14,4 @@
 #include "nn/module.h"
 #include "nn/norm.h"
 #include "nn/rope.h"
+#include "nn/sparse.h"

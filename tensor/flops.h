@@ -14,6 +14,7 @@ class MacCounter {
   }
   MacCounter(const MacCounter&) = delete;
   int64_t count() const { return count_; }
+  static bool active() { return current_ != nullptr; }
   static void add(int64_t macs) {
     if (current_) current_->count_ += macs;
   }

@@ -1,5 +1,7 @@
 #pragma once
 // What kernels are told besides tensors: which function, and its options. The table of kernels is in tensor/kernels.h.
+#include <memory>
+
 #include "tensor/random.h"
 #include "tensor/shape.h"
 
@@ -48,12 +50,15 @@ struct PoolArgs {
   bool ceil_mode = false, count_include_pad = true;  // the latter for average pooling only
 };
 
+struct BlockLayout;  // tensor/block_layout.h
+
 struct AttentionArgs {
   double scale = 1;
   bool causal = false;
   double dropout = 0;  // probability; element (b, h, i, j) is keyed by its flat index and `key`
   PhiloxKey key;
-  int64_t first_head = 0, all_heads = 0;  // of dropout's index, when these heads are part of so many; 0: these are all
+  int64_t first_head = 0, all_heads = 0;           // of so many, in dropout's index and in the layout; 0: these are all
+  std::shared_ptr<const BlockLayout> layout = {};  // which blocks of scores there are; null: all
 };
 
 /// Where the elements of a part lie in the whole tensor: runs of `run` elements, `stride` apart, from `first` on. run

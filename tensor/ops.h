@@ -173,7 +173,8 @@ struct AttentionResult {
 };
 /// softmax(q k^T scale + mask) v without the T x S matrix. q (B, H, T, D), k v (B, G, S, D). out is (B, H, T, D), laid
 /// out as (B, T, H, D) so that merging heads is a view. mask: bool (true = attend) or floating (added), broadcastable
-/// to (B, H, T, S). causal: query i sees keys j <= i + S - T. scale 0 means 1/sqrt(D).
+/// to (B, H, T, S). causal: query i sees keys j <= i + S - T. scale 0 means 1/sqrt(D). A layout is of the S keys, and
+/// the queries are its last; a query that attends to nothing gives zeros, and lse -inf.
 AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask = {},
                           AttentionArgs args = {.scale = 0});
 struct AttentionGrad {

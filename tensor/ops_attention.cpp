@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tensor/block_layout.h"
 #include "tensor/flops.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
@@ -14,6 +15,24 @@ void check_operand(const char* op, const char* name, const Tensor& tensor, const
   check_same_device(op, q, tensor);
   check_same_dtype(op, q, tensor);
   LOCKSTEP_CHECK(tensor.shape() == shape, "[", op, "] expected ", name, " of shape ", shape, ", got ", tensor.shape());
+}
+
+void check_layout(const char* op, const BlockLayout& layout, const Tensor& q, const Tensor& k,
+                  const AttentionArgs& args) {
+  const int64_t keys = k.shape()[2], last = args.first_head + q.shape()[1];
+  LOCKSTEP_CHECK(layout.block >= 1 && layout.blocks == (keys + layout.block - 1) / layout.block, "[", op,
+                 "] expected a layout of all ", keys, " keys, got one of ", layout.blocks, " blocks of ", layout.block);
+  LOCKSTEP_CHECK(q.shape()[2] <= keys, "[", op, "] expected no more queries than keys with a layout, got ",
+                 q.shape()[2], " and ", keys);
+  LOCKSTEP_CHECK(layout.heads == 1 || layout.heads >= last, "[", op, "] expected a layout of 1 or ", last,
+                 " heads, got ", layout.heads);
+  check_same_device(op, q, layout.row_start);
+  check_same_device(op, q, layout.columns);
+  LOCKSTEP_CHECK(layout.row_start.dtype() == i32 && layout.columns.dtype() == i32 &&
+                     layout.row_start.shape() == Shape({layout.heads, layout.blocks + 1}) &&
+                     layout.row_start.is_contiguous() && layout.columns.is_contiguous(),
+                 "[", op, "] expected a layout of contiguous i32 tensors, got ", layout.row_start.dtype(), " ",
+                 layout.row_start.shape(), " and ", layout.columns.dtype());
 }
 
 /// Checks what forward and backward share; returns args with the scale filled in.
@@ -44,6 +63,7 @@ AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, 
     LOCKSTEP_CHECK(fits, "[", op, "] expected a mask that broadcasts to (B, H, T, S) = ", scores, ", got ",
                    mask.shape());
   }
+  if (args.layout) check_layout(op, *args.layout, q, k, args);
   if (args.scale == 0) args.scale = 1 / std::sqrt(double(std::max<int64_t>(width, 1)));
   return args;
 }
@@ -63,10 +83,13 @@ Tensor empty_heads(const Shape& shape, const Tensor& like) {
 }
 
 /// Scores and weighted values: two products of width D for every pair of a query and a key that it may see.
-int64_t macs_of(const Tensor& q, const Tensor& k, bool causal) {
+int64_t macs_of(const Tensor& q, const Tensor& k, bool causal, const BlockLayout* layout) {
   const int64_t rows = q.shape()[2], keys = k.shape()[2];
   int64_t pairs = rows * keys;
-  if (causal) {
+  if (layout) {
+    return int64_t(2 * attended_pairs(*layout, rows, keys, causal) *
+                   double(q.shape()[0] * q.shape()[1] * q.shape()[3]));
+  } else if (causal) {
     pairs = 0;
     for (int64_t i = 0; i < rows; ++i) pairs += std::clamp<int64_t>(keys - rows + i + 1, 0, keys);
   }
@@ -103,7 +126,7 @@ AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, con
   args = check_attention("attention", q, k, v, mask, args);
   AttentionResult result{empty_heads(q.shape(), q),
                          empty({q.shape()[0], q.shape()[1], q.shape()[2]}, {lse_dtype(q), q.device()})};
-  MacCounter::add(macs_of(q, k, args.causal));
+  if (MacCounter::active()) MacCounter::add(macs_of(q, k, args.causal, args.layout.get()));
   LOCKSTEP_KERNEL(q.device(), attention)
   (with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), expand_mask(mask, q, k), args, result.out,
    result.lse);

@@ -79,4 +79,20 @@ for args, text, code in ((("--config", CONFIGS / "tutorial.config", "--model", "
     check(f"plan refuses {args}", r.returncode == code and text in r.stderr, f"exit {r.returncode}: {r.stdout}{r.stderr}")
 r = run("--variables", command="env")
 check("docs/environment.md is current (lockstep env --variables > docs/environment.md)", r.returncode == 0 and r.stdout == (ROOT / "docs/environment.md").read_text(), r.stderr)
+# lockstep sparse
+r = run('{"mode": "fixed"}', "--tokens", 144, command="sparse")
+check("sparse prints the blocks", r.returncode == 0 and "\n#\n##\n###\n####\n...##\n...###\n...####\n...#####\n...#...##\n" in r.stdout and "27 of 45, up to the diagonal" in r.stdout,
+      r.stdout + r.stderr)
+r = run('{"train_batch_size": 1, "seed": 3, "sparse_attention": {"mode": "fixed"}}', "--tokens", 144, "--bidirectional", command="sparse")
+check("of a file, bidirectional", r.returncode == 0 and "51 of 81\n" in r.stdout and "####...##" in r.stdout, r.stdout + r.stderr)
+with tempfile.TemporaryDirectory() as folder:
+    picture = pathlib.Path(folder) / "layout.svg"
+    r = run('{"mode": "bigbird", "num_random_blocks": 1, "different_layout_per_head": true}', "--heads", 3, "--svg", picture, command="sparse")
+    check("sparse draws", r.returncode == 0 and picture.read_text().count("head ") == 3 and picture.read_text().endswith("</svg>\n"), r.stdout + r.stderr)
+for arguments, message in ((("{}", "--tokens", 0), "--tokens"), (('{"mode": "fixd"}',), "did you mean"), (('{"sparse_attention": false}',), "got none; write the block"),
+                           (('{"attention": "unidirectional"}', "--bidirectional"), "contradicts"), (('{"horizontal_global_attention": true}',), "need bidirectional"),
+                           (("{}", "--tokens", 10000, "--svg", "/nowhere/x.svg"), "expected 1 to 512 blocks for a picture")):
+    r = run(*arguments, command="sparse")
+    check(f"sparse refuses {arguments}", r.returncode in (1, 2, 105) and message in r.stdout + r.stderr, f"{r.returncode} {r.stdout} {r.stderr}")
+
 finish()

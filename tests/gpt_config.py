@@ -69,6 +69,29 @@ with tempfile.TemporaryDirectory() as folder:
     r = run("lockstep", "checkpoint", "verify", d / "half/checkpoints")
     check("its checkpoint is whole", r.returncode == 0, r.stdout + r.stderr)
 
+    # Sparse attention: of the file, on any plan, and of what a run's folder holds.
+    sparse = config("sparse", sparse_attention={"mode": "bigbird", "block": 4, "num_random_blocks": 1}, **full)
+    r = run(*model, "--config", sparse, "--accumulate", 4, "--steps", 6, "--out", d / "sparse")
+    check("gpt with sparse attention says where", r.returncode == 0 and "sparse_attention: bigbird, blocks of 4, in 1 of 1 MultiHeadAttention" in r.stderr, r.stderr)
+    losses = [train(f"sparse {plan}", plan, sparse, "--steps", 3, *more) for plan, more in (((1, 4), ()), ((2, 4), ("--plan", "pp2")), ((4, 1), ()))]
+    check("the same bits under every plan", len(set(losses)) == 1, str(losses))
+    check("other than dense", losses[0].splitlines()[-1] != end[2])
+    found = [json.loads(run("gpt", "eval", *what, "--text", text, "--json").stdout)["loss"] for what in ([d / "sparse"], )]
+    settings = json.loads((d / "sparse/config.json").read_text())
+    settings["engine"]["sparse_attention"] = None
+    (d / "dense").mkdir()
+    for part in (d / "sparse").iterdir():
+        if part.name != "config.json":
+            (d / "dense" / part.name).symlink_to(part)
+    (d / "dense/config.json").write_text(json.dumps(settings))
+    found.append(json.loads(run("gpt", "eval", d / "dense", "--text", text, "--json").stdout)["loss"])
+    check("eval attends as the run did", found[0] != found[1], str(found))
+    for flags in ((), ("--set", "sparse_attention.block=8")):
+        file = d / "f320.json" if not flags else sparse
+        refused(f"resume with other blocks {flags}", [*model, "--config", file, "--accumulate", 4, "--steps", 8, "--out", d / "sparse", "--resume", *flags], "needs the same run, but sparse_attention was", code=1)
+    refused("blocks of another mode", [*model, "--config", sparse, "--set", "sparse_attention.num_local_blocks=4", "--steps", 1], "it is of mode fixed, and mode is bigbird", code=2)
+    refused("blocks and parts of sequences", [*model, "--config", sparse, "--plan", "cp2", "--ranks", 2, "--steps", 1], "sparse_attention with cp2 is not built", "The nearest plan that can: dp2")
+
     r = run("lockstep", "verify", "--plans", "ddp:1x4,zero1:2x2,zero2:4x1,zero3@overlap=off:2x2", "--", APPS / "gpt", *model[1:-1], "--config", bare, "--steps", 3, "--warmup", 1)
     check("verify with a config", r.returncode == 0 and "identical" in r.stdout, r.stdout + r.stderr)
 

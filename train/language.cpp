@@ -145,6 +145,12 @@ LanguageModel load_language_model(const std::string& path, bool average) {
   if (const Json* rope = c.find("rope")) each_rope_option(o.rope.emplace(), Reader{*rope, config_path + ": rope"});
   auto model = std::make_unique<nn::GPT>(o);
   if (const Json* experts = c.find("experts")) read_experts(experts->as_string(config_path)).add_to(*model);
+  if (const Json* settings = c.find("engine")) {
+    engine::Config trained;
+    if (const Json* sparse = settings->find("sparse_attention")) trained.sparse_attention = *sparse;
+    if (const Json* seed = settings->find("seed")) trained.seed = seed->as_int(config_path);
+    if (const auto sparse = engine::sparse_attention(trained)) nn::set_sparse_attention(*model, *sparse);
+  }
   load_model(*model, path, average);
   const std::string tokenizer = at("tokenizer").as_string();
   return {std::move(model), tokenizer.empty() ? "" : path + "/" + tokenizer,

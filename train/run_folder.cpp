@@ -40,6 +40,12 @@ void Trainer::Impl::open() {
         LOCKSTEP_CHECK(before && *before == value, path("config.json"), ": --resume needs the same run, but ", key,
                        " was ", before ? before->dump() : "not set", " and is now ", value.dump());
       }
+      const Json *const settings = saved.find("engine"), &sparse = engine->config().sparse_attention;
+      const Json* const before = settings ? settings->find("sparse_attention") : nullptr;
+      LOCKSTEP_CHECK(
+          (before && before->is_object()) == sparse.is_object() && (!sparse.is_object() || *before == sparse),
+          path("config.json"), ": --resume needs the same run, but sparse_attention was ",
+          before ? before->dump() : "not set", " and is now ", sparse.dump());
       const Json* micro = saved.find("train_batch_size");
       if (there && micro && team.leads() && *micro != Json(*engine->config().train_batch_size))
         std::cerr << "note: train_batch_size was " << micro->dump() << " and is now "

@@ -100,6 +100,7 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
 }
 
 void Trainer::Impl::describe_it(const Json& own) {
+  if (const auto sparse = engine::sparse_attention(job.config(own))) nn::set_sparse_attention(*model, *sparse);
   const auto optimizer = o.optimizer ? o.optimizer(*model) : nullptr;
   const optim::AdamW usual(model->parameters(), {});
   describe(job,

@@ -26,7 +26,10 @@ std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared
     fail(str("[ContextParallel] ", message...));
   };
   for (const auto& [name, module] : model.named_modules()) {
-    const int64_t heads = module->share_sequence(part);
+    int64_t heads = 0;
+    try {
+      heads = module->share_sequence(part);
+    } catch (const Error& error) { refuse(name, ": ", error.what()); }
     if (!ring && heads % group->size() != 0)
       refuse(name, ": Ulysses expected heads that divide by the ", group->size(), " ranks, got ", heads,
              "; use ring, or as many ranks as divide them");

@@ -8,7 +8,12 @@
 //                   |  ....  |  ....  | skipped|     At the end out /= l, and lse = m + log l is saved for backward.
 //                   +--------+--------+--------+
 //
+// A tile of which a layout (tensor/block_layout.h) attends to nothing is skipped, by the query block or by a group of
+// its rows; in one that is attended to in part, the rest is masked. No sum changes its order.
+//
 // Work 4 B H T S D operations (half of it when causal), memory O(block) a thread.
+#include <algorithm>
+
 #include "tensor/cpu/attention_tile.h"
 #include "tensor/math.h"
 
@@ -90,10 +95,14 @@ template <class T> struct Forward {
             std::min(block_queries, plan.queries - i0)};
   }
 
-  void group(const Block<A>& block, const RowBlock& at, int64_t i, int64_t j0, int64_t keys) const {
+  /// attended: by each row of the block, when there is a layout.
+  void group(const Block<A>& block, const RowBlock& at, int64_t i, int64_t j0, int64_t keys,
+             const uint64_t* attended) const {
     const int64_t rows = std::min<int64_t>(group_rows, at.rows - i), first = at.i0 + i;
     const int64_t seen = std::min(keys, plan.limit(first + rows - 1) - j0);  // by the group's last row
-    if (seen <= 0) return;
+    if (seen <= 0 ||
+        (attended && std::all_of(attended + i, attended + i + rows, [](uint64_t row) { return row == 0; })))
+      return;
     int64_t n[group_rows];
     A keep[group_rows];
     A* const scores = block.scores;
@@ -102,6 +111,7 @@ template <class T> struct Forward {
     for (int64_t r = 0; r < rows; ++r) {
       n[r] = std::min(keys, plan.limit(first + r) - j0);
       if (plan.mask) add_mask(plan, at.b, at.h, first + r, j0, n[r], scores + r * tile_keys);
+      if (attended) hide(attended[i + r], scores + r * tile_keys);
     }
     soften(scores, n, int(rows), block.top[i / group_rows], block.sum + i, keep);
     if (plan.dropout > 0)
@@ -117,12 +127,15 @@ template <class T> struct Forward {
     std::fill_n(block.sum, at.rows, Lanes<A>{});
     std::fill_n(block.top, block_groups, splat(-infinity<A>));
     const int64_t end = plan.limit(at.i0 + at.rows - 1);
+    uint64_t rows[block_queries];
+    uint64_t* const attended = plan.layout.block > 0 ? rows : nullptr;
     for (int64_t j0 = 0; j0 < end; j0 += tile_keys) {
       const int64_t keys = std::min(tile_keys, plan.keys - j0);
+      if (attended && !plan.attended(at.h, at.i0, at.rows, j0, attended)) continue;
       pack_transposed(k.row(at.b, at.g, j0), k.token, keys, plan.width, block.key);
       pack_rows(v.row(at.b, at.g, j0), v.token, keys, plan.width, A(1), block.value);
       const int64_t from = std::max<int64_t>(0, plan.first_query(j0) - at.i0) / group_rows * group_rows;
-      for (int64_t i = from; i < at.rows; i += group_rows) group(block, at, i, j0, keys);
+      for (int64_t i = from; i < at.rows; i += group_rows) group(block, at, i, j0, keys, attended);
     }
     for (int64_t i = 0; i < at.rows; ++i) {
       const A sum = sum_lanes<A>(block.sum[i]), top = block.top[i / group_rows][i % group_rows * (lane_count<A> / 8)];

@@ -6,7 +6,8 @@
 //
 // A unit is one key head with the query heads that share it. It goes over the key tiles, and for each over the query
 // tiles that see it, so sums of grad_k and grad_v stay in one tile. The unit's q, grad and sums of grad_q are packed
-// once, into scratch as large as they are. The order of every sum depends on the shape alone.
+// once, into scratch as large as they are. The order of every sum depends on the shape alone (and on the layout, when
+// there is one: what it does not attend to is skipped, by tiles of queries and groups of them, as in attention.cpp).
 #include "tensor/cpu/attention_tile.h"
 
 namespace lockstep::on_cpu {
@@ -71,9 +72,9 @@ template <class T> struct Backward {
   int64_t width = padded<A>(plan.width), shared = plan.heads / plan.groups;
 
   /// P and dS for a group of queries from i on and the keys of the tile at j0; `at` is the group's first row in the
-  /// unit, `row` in the tile.
-  void queries(const Tiles<A>& tile, int64_t b, int64_t h, int64_t i, int64_t at, int64_t row, int64_t rows,
-               int64_t j0) const {
+  /// unit, `row` in the tile. attended: by its rows, when there is a layout.
+  void queries(const Tiles<A>& tile, int64_t b, int64_t h, int64_t i, int64_t at, int64_t row, int64_t rows, int64_t j0,
+               const uint64_t* attended) const {
     const int64_t keys = std::min(tile_keys, plan.keys - j0);
     const int64_t seen = std::min(keys, plan.limit(i + rows - 1) - j0);  // by the group's last row
     A *const weights = tile.weights + row * tile_keys, *const slopes = tile.slopes + row * tile_keys;
@@ -86,6 +87,7 @@ template <class T> struct Backward {
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t n = std::min(keys, plan.limit(i + r) - j0);
       if (plan.mask && n > 0) add_mask(plan, b, h, i + r, j0, n, weights + r * tile_keys);
+      if (attended) hide(attended[r], weights + r * tile_keys);
       alignas(64) A keep[tile_keys];
       if (plan.dropout > 0) dropout_row(plan, b, h, i + r, j0, keep);
       const A saved = lse[(b * plan.heads + h) * plan.queries + i + r];
@@ -98,12 +100,11 @@ template <class T> struct Backward {
                                     tile.grad_q + at * width, width);
   }
 
-  /// What the tile of queries from i0 on gives grad_k and grad_v of a group of keys; `at` is the tile's first row in
-  /// the unit.
-  void keys(const Tiles<A>& tile, int64_t i0, int64_t at, int64_t j0, int64_t j) const {
+  /// What rows `begin` to `rows` of the tile of queries from i0 on give grad_k and grad_v of a group of keys; `at` is
+  /// the tile's first row in the unit.
+  void keys(const Tiles<A>& tile, int64_t i0, int64_t at, int64_t j0, int64_t j, int64_t begin, int64_t rows) const {
     const int64_t count = std::min<int64_t>(group_rows, std::min(tile_keys, plan.keys - j0) - j);
-    const int64_t rows = std::min(tile_queries, plan.queries - i0);
-    const int64_t first = std::max<int64_t>(0, plan.first_query(j0 + j) - i0);  // earlier rows have zeros here
+    const int64_t first = std::max(begin, plan.first_query(j0 + j) - i0);  // earlier rows have zeros here
     if (first >= rows) return;
     const int64_t weight = first * tile_keys + j;
     group_product<A, Left::transposed>(count, width, rows - first, tile.weights + weight, tile_keys,
@@ -135,10 +136,20 @@ template <class T> struct Backward {
       std::fill_n(tile.grad_v, count * width, A(0));
       for (int64_t s = 0; s < shared; ++s)
         for (int64_t i0 = plan.first_query(j0) / tile_queries * tile_queries; i0 < plan.queries; i0 += tile_queries) {
-          const int64_t at = s * plan.queries + i0, rows = std::min(tile_queries, plan.queries - i0);
-          for (int64_t i = 0; i < rows; i += group_rows)
-            queries(tile, b, g * shared + s, i0 + i, at + i, i, std::min<int64_t>(group_rows, rows - i), j0);
-          for (int64_t j = 0; j < count; j += group_rows) keys(tile, i0, at, j0, j);
+          const int64_t at = s * plan.queries + i0, h = g * shared + s;
+          int64_t begin = 0, end = std::min(tile_queries, plan.queries - i0);
+          uint64_t bits[tile_queries];
+          const uint64_t* const attended = plan.layout.block > 0 ? bits : nullptr;
+          if (attended) {
+            if (!plan.attended(h, i0, end, j0, bits)) continue;
+            while (bits[end - 1] == 0) --end;
+            while (bits[begin] == 0) ++begin;
+            begin = begin / group_rows * group_rows;
+          }
+          for (int64_t i = begin; i < end; i += group_rows)
+            queries(tile, b, h, i0 + i, at + i, i, std::min<int64_t>(group_rows, end - i), j0,
+                    attended ? attended + i : nullptr);
+          for (int64_t j = 0; j < count; j += group_rows) keys(tile, i0, at, j0, j, begin, end);
         }
       for (int64_t j = 0; j < count; ++j) {
         write_row(tile.grad_k + j * width, A(1), plan.width, grad_k.row(b, g, j0 + j));

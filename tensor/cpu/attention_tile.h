@@ -4,9 +4,11 @@
 // hold.
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <utility>
 
+#include "tensor/block_layout.h"
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
@@ -43,6 +45,7 @@ struct AttentionPlan {
   double dropout;
   PhiloxKey key;
   int64_t first_head, all_heads;
+  BlockRows layout;
 
   AttentionPlan(const Tensor& q, const Tensor& k, const Tensor& mask_tensor, const AttentionArgs& args)
       : batch(q.shape()[0]),
@@ -56,7 +59,8 @@ struct AttentionPlan {
         dropout(args.dropout),
         key(args.key),
         first_head(args.first_head),
-        all_heads(args.all_heads > 0 ? args.all_heads : heads) {
+        all_heads(args.all_heads > 0 ? args.all_heads : heads),
+        layout(args.layout.get()) {
     if (!mask_tensor.defined()) return;
     mask = mask_tensor.raw_data();
     mask_dtype = mask_tensor.dtype();
@@ -67,6 +71,18 @@ struct AttentionPlan {
   int64_t limit(int64_t i) const { return causal ? std::clamp<int64_t>(i + 1 + keys - queries, 0, keys) : keys; }
   /// The first query that may see key j.
   int64_t first_query(int64_t j) const { return causal ? std::clamp<int64_t>(j - keys + queries, 0, queries) : 0; }
+  /// Of a layout: rows[r] says which of the tile of keys at j0 query i0 + r of head h attends to, a bit each. Whether
+  /// any does.
+  bool attended(int64_t h, int64_t i0, int64_t count, int64_t j0, uint64_t* rows) const {
+    uint64_t any = 0;
+    for (int64_t r = 0; r < count;) {
+      const int64_t place = i0 + r + keys - queries, row = place / layout.block;
+      const uint64_t bits = layout.attended(first_head + h, row, j0, tile_keys);
+      any |= bits;
+      for (const int64_t end = std::min(count, r + (row + 1) * layout.block - place); r < end; ++r) rows[r] = bits;
+    }
+    return any != 0;
+  }
 };
 
 /// D rounded up to whole vectors.
@@ -170,6 +186,15 @@ void add_mask(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_
       const M* mask = static_cast<const M*>(plan.mask) + start;
       for (int64_t j = 0; j < n; ++j) scores[j] += A(Acc<M>(mask[j * step]));
     });
+  }
+}
+
+/// Takes the keys out of a row of scores that are not among `attended`: runs of them, as blocks are.
+template <class A> void hide(uint64_t attended, A* scores) {
+  for (uint64_t hidden = ~attended; hidden != 0;) {
+    const int from = std::countr_zero(hidden), count = std::countr_one(hidden >> from);
+    std::fill_n(scores + from, count, -infinity<A>);
+    hidden &= ~(BlockRows::ones(count) << from);
   }
 }
 

@@ -18,13 +18,14 @@
 namespace lockstep::on_cuda {
 namespace {
 
-template <class T, int chunks>
+template <class T, int chunks, bool sparse>
 __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
     attention_kernel(AttentionPlan plan, Heads<const T> q, Heads<const T> k, Heads<const T> v, Heads<T> out,
                      Compute<T>* lse, int64_t tiles) {
   using A = Compute<T>;
   using Z = Tile<A>;
   LOCKSTEP_DYNAMIC_SHARED(A, queries);
+  LOCKSTEP_SHARED(uint64_t, seen, [Z::size]);
   A *const keys = queries + Z::size * Z::line, *const weights =
                                                    keys + Z::size * Z::line;  // values take the place of keys
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
@@ -37,16 +38,19 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 
   A sum[chunks][4][Z::vec] = {}, top[4], total[4] = {};
   for (A& m : top) m = -infinity<A>;
+  [[maybe_unused]] bool packed = false;  // the queries are there
   for (int64_t j0 = 0; j0 < end; j0 += Z::size) {
+    if (sparse && !plan.attended(h, i0, Z::size, j0, Z::size, seen)) continue;
     A score[4][Z::vec] = {};
     for (int64_t d = 0; d < plan.width; d += Z::size) {
       __syncthreads();  // the last values and queries have been read
-      if (j0 == 0 || plan.width > Z::size)
+      if ((sparse ? !packed : j0 == 0) || plan.width > Z::size)
         load_tile(q.row(b, h, i0), q.token, q.wide, rows, d, plan.width, A(plan.scale), queries);
       load_tile(k.row(b, g, j0), k.token, k.wide, plan.keys - j0, d, plan.width, A(1), keys);
       __syncthreads();
       dot_rows(queries, keys, score);
     }
+    packed = true;
     const uint32_t kept = plan.kept_of<4 * Z::vec>(b, h, [&](int e) {
       return QueryKey{i0 + 4 * ty + e / Z::vec, j0 + tx + e % Z::vec * 16};
     });
@@ -57,8 +61,9 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 #pragma unroll
       for (int j = 0; j < Z::vec; ++j) {
         const int64_t key = j0 + tx + 16 * j;
-        score[i][j] =
-            row < plan.queries && key < plan.keys ? plan.masked<T>(score[i][j], b, h, row, key) : -infinity<A>;
+        score[i][j] = row < plan.queries && key < plan.keys && (!sparse || attends(seen, 4 * ty + i, tx + 16 * j))
+                          ? plan.masked<T>(score[i][j], b, h, row, key)
+                          : -infinity<A>;
         most = larger_of(score[i][j], most);
       }
       most = warp_max<16>(most);
@@ -114,10 +119,13 @@ void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
   dispatch<float, double>(q.dtype(), "attention", [&]<class T> {
     using In = Heads<const T>;
     with_chunks<T, sizeof(T) == 8 ? 1 : 4>(plan.width, [&]<int chunks>(int64_t slices) {
-      const int64_t tiles = (plan.queries + Tile<T>::size - 1) / Tile<T>::size;
-      cuda::launch({"attention", dim3(unsigned(tiles * plan.heads * plan.batch * slices)), dim3(Tile<T>::threads),
-                    3 * Tile<T>::bytes},
-                   attention_kernel<T, chunks>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<T>(), tiles);
+      with_layout(plan, [&]<bool sparse> {
+        const int64_t tiles = (plan.queries + Tile<T>::size - 1) / Tile<T>::size;
+        cuda::launch({"attention", dim3(unsigned(tiles * plan.heads * plan.batch * slices)), dim3(Tile<T>::threads),
+                      3 * Tile<T>::bytes},
+                     attention_kernel<T, chunks, sparse>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<T>(),
+                     tiles);
+      });
     });
   });
 }

@@ -58,12 +58,13 @@ __device__ inline void accumulate(const A* weights, const Heads<const T>& x, con
   }
 }
 
-template <class T, int chunks>
+template <class T, int chunks, bool sparse>
 __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
     grad_keys_kernel(GradPlan<T> plan, Heads<T> grad_k, Heads<T> grad_v, int64_t tiles) {
   using A = Compute<T>;
   using Z = Tile<A>;
   LOCKSTEP_DYNAMIC_SHARED(A, tile_a);
+  LOCKSTEP_SHARED(uint64_t, seen, [Z::size]);
   A *const tile_b = tile_a + Z::size * Z::line, *const weights = tile_b + Z::size * Z::line;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int64_t unit = blockIdx.x / tiles, j0 = blockIdx.x % tiles * Z::size;
@@ -76,6 +77,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
   A sum_k[chunks][4][Z::vec] = {}, sum_v[chunks][4][Z::vec] = {};
   for (int64_t h = g * shared; h < (g + 1) * shared; ++h) {
     for (int64_t i0 = plan.first_query(j0) / Z::size * Z::size; i0 < plan.queries; i0 += Z::size) {
+      if (sparse && !plan.attended(h, i0, Z::size, j0, Z::size, seen)) continue;
       const int64_t rows = plan.queries - i0;
       A score[4][Z::vec] = {}, slope[4][Z::vec] = {};  // of (key, query)
       multiply(plan.k, plan.k.row(b, g, j0), keys, A(1), plan.q, plan.q.row(b, h, i0), rows, scale, width, tile_a,
@@ -90,8 +92,9 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 #pragma unroll
         for (int j = 0; j < Z::vec; ++j) {
           A weight, difference;
-          plan.differentiate(b, h, i0 + tx + 16 * j, j0 + 4 * ty + i, plan.template factor<A>(kept, i * Z::vec + j),
-                             score[i][j], slope[i][j], weight, difference);
+          plan.differentiate(b, h, i0 + tx + 16 * j, j0 + 4 * ty + i, !sparse || attends(seen, tx + 16 * j, 4 * ty + i),
+                             plan.template factor<A>(kept, i * Z::vec + j), score[i][j], slope[i][j], weight,
+                             difference);
           put(weights, i, j, weight);
           slope[i][j] = difference;
         }
@@ -118,12 +121,13 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
   }
 }
 
-template <class T, int chunks>
+template <class T, int chunks, bool sparse>
 __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
     grad_queries_kernel(GradPlan<T> plan, Heads<T> grad_q, int64_t tiles) {
   using A = Compute<T>;
   using Z = Tile<A>;
   LOCKSTEP_DYNAMIC_SHARED(A, tile_a);
+  LOCKSTEP_SHARED(uint64_t, seen, [Z::size]);
   A *const tile_b = tile_a + Z::size * Z::line, *const weights = tile_b + Z::size * Z::line;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int64_t unit = blockIdx.x / tiles, i0 = (tiles - 1 - blockIdx.x % tiles) * Z::size;
@@ -134,6 +138,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 
   A sum[chunks][4][Z::vec] = {};
   for (int64_t j0 = 0; j0 < end; j0 += Z::size) {
+    if (sparse && !plan.attended(h, i0, Z::size, j0, Z::size, seen)) continue;
     const int64_t keys = plan.keys - j0;
     A score[4][Z::vec] = {}, slope[4][Z::vec] = {};  // of (query, key)
     multiply(plan.grad, plan.grad.row(b, h, i0), rows, A(1), plan.v, plan.v.row(b, g, j0), keys, A(1), width, tile_a,
@@ -148,8 +153,8 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 #pragma unroll
       for (int j = 0; j < Z::vec; ++j) {
         A weight, difference;
-        plan.differentiate(b, h, i0 + 4 * ty + i, j0 + tx + 16 * j, plan.template factor<A>(kept, i * Z::vec + j),
-                           score[i][j], slope[i][j], weight, difference);
+        plan.differentiate(b, h, i0 + 4 * ty + i, j0 + tx + 16 * j, !sparse || attends(seen, 4 * ty + i, tx + 16 * j),
+                           plan.template factor<A>(kept, i * Z::vec + j), score[i][j], slope[i][j], weight, difference);
         put(weights, i, j, difference);
       }
     }
@@ -193,14 +198,16 @@ void attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const 
       attention_grad_mma(plan, grad, q, k, v, lse, delta.as<float>(), grad_q, grad_k, grad_v);
     } else {
       with_chunks<A, sizeof(A) == 8 ? 1 : 2>(plan.width, [&]<int chunks>(int64_t slices) {
-        const int64_t key_tiles = (plan.keys + Z::size - 1) / Z::size,
-                      query_tiles = (plan.queries + Z::size - 1) / Z::size;
-        cuda::launch({"attention_grad", dim3(unsigned(key_tiles * plan.groups * plan.batch * slices)), dim3(Z::threads),
-                      3 * Z::bytes},
-                     grad_keys_kernel<T, chunks>, plan, Heads<T>(grad_k), Heads<T>(grad_v), key_tiles);
-        cuda::launch({"attention_grad", dim3(unsigned(query_tiles * plan.heads * plan.batch * slices)),
-                      dim3(Z::threads), 3 * Z::bytes},
-                     grad_queries_kernel<T, chunks>, plan, Heads<T>(grad_q), query_tiles);
+        with_layout(plan, [&]<bool sparse> {
+          const int64_t key_tiles = (plan.keys + Z::size - 1) / Z::size,
+                        query_tiles = (plan.queries + Z::size - 1) / Z::size;
+          cuda::launch({"attention_grad", dim3(unsigned(key_tiles * plan.groups * plan.batch * slices)),
+                        dim3(Z::threads), 3 * Z::bytes},
+                       grad_keys_kernel<T, chunks, sparse>, plan, Heads<T>(grad_k), Heads<T>(grad_v), key_tiles);
+          cuda::launch({"attention_grad", dim3(unsigned(query_tiles * plan.heads * plan.batch * slices)),
+                        dim3(Z::threads), 3 * Z::bytes},
+                       grad_queries_kernel<T, chunks, sparse>, plan, Heads<T>(grad_q), query_tiles);
+        });
       });
     }
   });

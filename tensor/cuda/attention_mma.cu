@@ -101,7 +101,7 @@ __device__ inline void store_rows(const Heads<T>& out, int64_t b, int64_t h, int
   }
 }
 
-template <class T, int depth>
+template <class T, int depth, bool sparse>
 __global__ void __launch_bounds__(threads)
     attention_mma_kernel(AttentionPlan plan, Heads<const T> q, Heads<const T> k, Heads<const T> v, Heads<T> out,
                          float* lse, int64_t tiles) {
@@ -120,7 +120,9 @@ __global__ void __launch_bounds__(threads)
   load_tiles<threads, block_rows>(q.row(b, h, i0), q.token, rows, plan.width, &queries, no_pairs);
 
   float sum[2 * depth][4] = {}, top[2] = {-infinity<float>, -infinity<float>}, total[2] = {};
+  LOCKSTEP_SHARED(uint64_t, seen, [block_rows]);
   for (int64_t j0 = 0; j0 < end; j0 += forward_keys) {
+    if (sparse && !plan.attended(h, i0, block_rows, j0, forward_keys, seen)) continue;
     __syncthreads();  // the last keys and values have been read
     load_tiles<threads, forward_keys>(k.row(b, g, j0), k.token, plan.keys - j0, plan.width, &keys, no_pairs);
     load_tiles<threads, forward_keys>(v.row(b, g, j0), v.token, plan.keys - j0, plan.width, no_rows, &values);
@@ -133,8 +135,10 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int64_t i = i0 + lane.row_of(e), j = j0 + lane.column_of(n, e);
-        score[n][e] = i < plan.queries && j < plan.keys ? plan.masked<T>(score[n][e] * float(plan.scale), b, h, i, j)
-                                                        : -infinity<float>;
+        const bool attended = !sparse || attends(seen, lane.row_of(e), lane.column_of(n, e));
+        score[n][e] = i < plan.queries && j < plan.keys && attended
+                          ? plan.masked<T>(score[n][e] * float(plan.scale), b, h, i, j)
+                          : -infinity<float>;
         most[e / 2] = larger_of(score[n][e], most[e / 2]);
       }
     }
@@ -174,7 +178,7 @@ __global__ void __launch_bounds__(threads)
   store_rows<T, depth>(out, b, h, i0, plan.queries, plan.width, sum, factor[0], factor[1]);
 }
 
-template <class T, int depth>
+template <class T, int depth, bool sparse>
 __global__ void __launch_bounds__(threads)
     grad_keys_mma_kernel(GradPlan<T> plan, Heads<T> grad_k, Heads<T> grad_v, int64_t tiles) {
   constexpr int count = grad_step / 8;
@@ -192,9 +196,11 @@ __global__ void __launch_bounds__(threads)
   load_tiles<threads, block_rows>(plan.k.row(b, g, j0), plan.k.token, plan.keys - j0, width, &keys, no_pairs);
   load_tiles<threads, block_rows>(plan.v.row(b, g, j0), plan.v.token, plan.keys - j0, width, &values, no_pairs);
 
+  LOCKSTEP_SHARED(uint64_t, seen, [grad_step]);
   float sum_k[2 * depth][4] = {}, sum_v[2 * depth][4] = {};
   for (int64_t h = g * shared_by; h < (g + 1) * shared_by; ++h) {
     for (int64_t i0 = plan.first_query(j0) / grad_step * grad_step; i0 < plan.queries; i0 += grad_step) {
+      if (sparse && !plan.attended(h, i0, grad_step, j0, block_rows, seen)) continue;
       __syncthreads();  // the last queries have been read
       load_tiles<threads, grad_step>(plan.q.row(b, h, i0), plan.q.token, plan.queries - i0, width, &queries,
                                      &query_pairs);
@@ -211,6 +217,7 @@ __global__ void __launch_bounds__(threads)
         for (int e = 0; e < 4; ++e) {
           float weight, difference;
           plan.differentiate(b, h, i0 + lane.column_of(n, e), j0 + lane.row_of(e),
+                             !sparse || attends(seen, lane.column_of(n, e), lane.row_of(e)),
                              plan.template factor<float>(kept, 4 * n + e), score[n][e] * float(plan.scale), slope[n][e],
                              weight, difference);
           score[n][e] = weight;
@@ -225,7 +232,7 @@ __global__ void __launch_bounds__(threads)
   store_rows<T, depth>(grad_v, b, g, j0, plan.keys, width, sum_v, 1.f, 1.f);
 }
 
-template <class T, int depth>
+template <class T, int depth, bool sparse>
 __global__ void __launch_bounds__(threads) grad_queries_mma_kernel(GradPlan<T> plan, Heads<T> grad_q, int64_t tiles) {
   constexpr int count = grad_step / 8;
   if (!has_tensor_cores) return;
@@ -242,8 +249,10 @@ __global__ void __launch_bounds__(threads) grad_queries_mma_kernel(GradPlan<T> p
   load_tiles<threads, block_rows>(plan.q.row(b, h, i0), plan.q.token, rows, width, &queries, no_pairs);
   load_tiles<threads, block_rows>(plan.grad.row(b, h, i0), plan.grad.token, rows, width, &grads, no_pairs);
 
+  LOCKSTEP_SHARED(uint64_t, seen, [block_rows]);
   float sum[2 * depth][4] = {};
   for (int64_t j0 = 0; j0 < end; j0 += grad_step) {
+    if (sparse && !plan.attended(h, i0, block_rows, j0, grad_step, seen)) continue;
     __syncthreads();  // the last keys have been read
     load_tiles<threads, grad_step>(plan.k.row(b, g, j0), plan.k.token, plan.keys - j0, width, &keys, &key_pairs);
     load_tiles<threads, grad_step>(plan.v.row(b, g, j0), plan.v.token, plan.keys - j0, width, &values, no_pairs);
@@ -258,6 +267,7 @@ __global__ void __launch_bounds__(threads) grad_queries_mma_kernel(GradPlan<T> p
       for (int e = 0; e < 4; ++e) {
         float weight, difference;
         plan.differentiate(b, h, i0 + lane.row_of(e), j0 + lane.column_of(n, e),
+                           !sparse || attends(seen, lane.row_of(e), lane.column_of(n, e)),
                            plan.template factor<float>(kept, 4 * n + e), score[n][e] * float(plan.scale), slope[n][e],
                            weight, difference);
         slope[n][e] = difference;
@@ -275,11 +285,13 @@ bool in_eights(const Tensor& x) {
   return fits;
 }
 
-/// Calls fn.template operator()<T, depth>() for tensors that fit.
-template <class Fn> void with_depth(const Tensor& q, Fn&& fn) {
+/// Calls fn.template operator()<T, depth, sparse>() for tensors that fit.
+template <class Fn> void with_depth(const AttentionPlan& plan, const Tensor& q, Fn&& fn) {
   dispatch<Half, BFloat16>(q.dtype(), "attention", [&]<class T> {
-    if (q.shape()[3] <= 64) fn.template operator()<T, 4>();
-    else fn.template operator()<T, 8>();
+    with_layout(plan, [&]<bool sparse> {
+      if (q.shape()[3] <= 64) fn.template operator()<T, 4, sparse>();
+      else fn.template operator()<T, 8, sparse>();
+    });
   });
 }
 
@@ -301,12 +313,13 @@ bool fits_mma(std::initializer_list<const Tensor*> tensors) {
 bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
                    Tensor& lse) {
   if (!fits_mma({&q, &k, &v, &out})) return false;
-  with_depth(q, [&]<class T, int depth> {
+  with_depth(plan, q, [&]<class T, int depth, bool sparse> {
     using In = Heads<const T>;
     const int64_t tiles = tiles_of(plan.queries);
     cuda::launch({"attention", dim3(unsigned(tiles * plan.heads * plan.batch)), dim3(threads),
                   bytes_of<depth>(block_rows + forward_keys, forward_keys / 2)},
-                 attention_mma_kernel<T, depth>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<float>(), tiles);
+                 attention_mma_kernel<T, depth, sparse>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<float>(),
+                 tiles);
   });
   return true;
 }
@@ -314,16 +327,16 @@ bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, 
 void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& lse, const float* delta, Tensor& grad_q, Tensor& grad_k,
                         Tensor& grad_v) {
-  with_depth(q, [&]<class T, int depth> {
+  with_depth(plan, q, [&]<class T, int depth, bool sparse> {
     using In = Heads<const T>;
     const GradPlan<T> all{plan, In(grad), In(q), In(k), In(v), lse.data<float>(), delta};
     const int64_t key_tiles = tiles_of(plan.keys), query_tiles = tiles_of(plan.queries);
     cuda::launch({"attention_grad", dim3(unsigned(key_tiles * plan.groups * plan.batch)), dim3(threads),
                   bytes_of<depth>(2 * block_rows + 2 * grad_step, grad_step)},
-                 grad_keys_mma_kernel<T, depth>, all, Heads<T>(grad_k), Heads<T>(grad_v), key_tiles);
+                 grad_keys_mma_kernel<T, depth, sparse>, all, Heads<T>(grad_k), Heads<T>(grad_v), key_tiles);
     cuda::launch({"attention_grad", dim3(unsigned(query_tiles * plan.heads * plan.batch)), dim3(threads),
                   bytes_of<depth>(2 * block_rows + 2 * grad_step, grad_step / 2)},
-                 grad_queries_mma_kernel<T, depth>, all, Heads<T>(grad_q), query_tiles);
+                 grad_queries_mma_kernel<T, depth, sparse>, all, Heads<T>(grad_q), query_tiles);
   });
 }
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <initializer_list>
 
+#include "tensor/block_layout.h"
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/warp.h"
 #include "tensor/ops.h"
@@ -52,6 +53,7 @@ struct AttentionPlan {
   uint64_t threshold = 0;  ///< words from here on keep their weight; 0: no dropout
   double kept = 1;         ///< what a kept weight is multiplied by; 1 without dropout
   int64_t first_head, all_heads;
+  BlockRows layout;
 
   AttentionPlan(const Tensor& q, const Tensor& k, const Tensor& mask_tensor, const AttentionArgs& args)
       : batch(q.shape()[0]),
@@ -64,7 +66,8 @@ struct AttentionPlan {
         causal(args.causal),
         key(args.key),
         first_head(args.first_head),
-        all_heads(args.all_heads > 0 ? args.all_heads : heads) {
+        all_heads(args.all_heads > 0 ? args.all_heads : heads),
+        layout(args.layout.get()) {
     if (args.dropout > 0) {
       threshold = uint64_t(std::ceil(args.dropout * 0x1p32));  // as in dropout
       kept = args.dropout < 1 ? 1 / (1 - args.dropout) : 0;
@@ -84,6 +87,19 @@ struct AttentionPlan {
   LOCKSTEP_HD int64_t first_query(int64_t j) const {
     const int64_t first = causal ? j - keys + queries : 0;
     return first < 0 ? 0 : first < queries ? first : queries;
+  }
+
+  /// Of a layout: rows[r] says which of `count` keys from j0 on query i0 + r of head h attends to, a bit each, for `n`
+  /// <= 64 queries in shared memory. False where none attends to any. A barrier for the block, and all of its threads
+  /// get one answer. Kernels are compiled with and without a layout (with_layout()): it takes registers.
+  __device__ bool attended(int64_t h, int64_t i0, int n, int64_t j0, int count, uint64_t* rows) const {
+    __syncthreads();  // the last rows have been read
+    const int r = int(threadIdx.x);
+    const int64_t place = i0 + r + keys - queries;
+    const bool there = r < n && i0 + r < queries;
+    const uint64_t bits = there ? layout.attended(first_head + h, place / layout.block, j0, count) : 0;
+    if (r < n) rows[r] = bits;
+    return __syncthreads_or(bits != 0) != 0;
   }
 
   /// The score of query i and key j, both in range, after the mask; minus infinity where i does not see j.
@@ -124,11 +140,11 @@ template <class T> struct GradPlan : AttentionPlan {
   const Compute<T>*lse, *delta;
 
   /// dS of query i and key j, and P with dropout's factor f, from their products; zeros where i does not see j.
-  __device__ void differentiate(int64_t b, int64_t h, int64_t i, int64_t j, Compute<T> f, Compute<T> score,
-                                Compute<T> slope, Compute<T>& weight, Compute<T>& difference) const {
+  __device__ void differentiate(int64_t b, int64_t h, int64_t i, int64_t j, bool attends, Compute<T> f,
+                                Compute<T> score, Compute<T> slope, Compute<T>& weight, Compute<T>& difference) const {
     using A = Compute<T>;
     weight = difference = 0;
-    if (i >= queries || j >= keys || j >= limit(i)) return;
+    if (!attends || i >= queries || j >= keys || j >= limit(i)) return;
     const int64_t row = (b * heads + h) * queries + i;
     const A saved = lse[row];
     if (saved == -infinity<A>) return;  // a row that attends to nothing
@@ -242,6 +258,15 @@ __device__ inline void store_part(T* row, bool wide, int64_t column, int64_t wid
       if (column + f < width) store(row + column + f, y[f]);
     }
   }
+}
+
+/// Whether row r of what attended() found has the key of number c.
+__device__ inline bool attends(const uint64_t* rows, int r, int c) { return (rows[r] >> c & 1) != 0; }
+
+/// Calls fn.template operator()<sparse>().
+template <class Fn> void with_layout(const AttentionPlan& plan, Fn&& fn) {
+  if (plan.layout.block > 0) fn.template operator()<true>();
+  else fn.template operator()<false>();
 }
 
 /// Calls fn.template operator()<chunks>(slices): a block makes `chunks` tiles' width of the results, and there are

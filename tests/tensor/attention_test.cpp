@@ -7,6 +7,8 @@
 #include <limits>
 #include <random>
 
+#include "tensor/block_layout.h"
+#include "tensor/flops.h"
 #include "tensor/ops.h"
 #include "tensor/threads.h"
 
@@ -26,8 +28,8 @@ Tensor random_tensor(const Shape& shape, DType dtype, uint32_t seed) {
 struct Case {
   int64_t batch, heads, groups, queries, keys, width;
   bool causal = false;
-  int mask =
-      0;  // 1: bool (B, 1, T, S) with a full row of false, 2: added (H, 1, S), 3: added (T, S) with -inf, transposed
+  int mask = 0;  // 1: bool (B, 1, T, S) with a full row of false, 2: added (H, 1, S), 3: added (T, S) with -inf,
+                 // transposed; 4: blocks
   double dropout = 0, scale = 0;
 };
 
@@ -165,6 +167,32 @@ void check_close(const Tensor& got, const std::vector<double>& wanted, double to
   CHECK(wrong == 0);
 }
 
+/// Blocks drawn at random, one of `every`; every = 1: all; 0: none.
+std::shared_ptr<const BlockLayout> random_layout(int64_t block, int64_t tokens, int64_t heads, unsigned every) {
+  std::mt19937 engine(6);
+  const int64_t blocks = (tokens + block - 1) / block;
+  std::vector<std::vector<int32_t>> rows(size_t(heads * blocks));
+  for (auto& row : rows)
+    for (int32_t c = 0; c < blocks; ++c)
+      if (every > 0 && engine() % every == 0) row.push_back(c);
+  return std::make_shared<BlockLayout>(BlockLayout::of_rows(block, heads, rows).to(default_device()));
+}
+
+/// The same as a mask (heads of the layout, T, S).
+Tensor mask_of(const BlockLayout& layout, int64_t queries, int64_t keys) {
+  const auto starts = layout.row_start.to_vector<double>(), columns = layout.columns.to_vector<double>();
+  std::vector<double> mask(size_t(layout.heads * queries * keys));
+  for (int64_t h = 0; h < layout.heads; ++h)
+    for (int64_t i = 0; i < queries; ++i) {
+      const int64_t row = h * (layout.blocks + 1) + (i + keys - queries) / layout.block;
+      for (size_t at = size_t(starts[size_t(row)]); at < size_t(starts[size_t(row + 1)]); ++at)
+        for (int64_t j = int64_t(columns[at]) * layout.block;
+             j < std::min(keys, int64_t(columns[at] + 1) * layout.block); ++j)
+          mask[size_t((h * queries + i) * keys + j)] = 1;
+    }
+  return Tensor::from(mask, {layout.heads, queries, keys}).to(boolean);
+}
+
 bool same_bits(const Tensor& a, const Tensor& b) {
   const Tensor x = a.to(cpu).contiguous(), y = b.to(cpu).contiguous();
   return x.shape() == y.shape() &&
@@ -207,6 +235,103 @@ TEST_CASE("attention and its gradients equal the full matrix, for every dtype") 
     }
 }
 
+TEST_CASE("attention with a layout of blocks equals the same mask, for every dtype") {
+  struct Row {
+    Case c;
+    int64_t block, heads;
+    unsigned every;
+  };
+  const Row rows[] = {
+      {{1, 2, 2, 64, 64, 8, true}, 16, 1, 2},
+      {{2, 4, 2, 131, 131, 12, true}, 16, 4, 3},  // a short last block, shared key heads, a layout for each head
+      {{1, 2, 2, 300, 300, 16}, 16, 2, 4},
+      {{1, 1, 1, 300, 300, 8, true}, 64, 1, 2},
+      {{1, 2, 1, 333, 333, 8, true}, 48, 1, 3},
+      {{1, 2, 2, 150, 150, 8}, 1, 1, 40},
+      {{1, 2, 2, 150, 150, 72, true}, 7, 2, 3},
+      {{1, 2, 2, 200, 200, 8}, 1000, 2, 1},
+      {{1, 2, 2, 1, 77, 8, true}, 16, 2, 2},  // one query of a cache
+      {{1, 2, 2, 70, 201, 8, true}, 16, 1, 3},
+      {{1, 2, 2, 70, 70, 8, true, 1}, 16, 2, 2},  // a mask as well
+      {{1, 2, 2, 70, 70, 8, true, 0, 0.4}, 16, 1, 2},
+      {{1, 2, 2, 40, 40, 8}, 16, 1, 0},
+      {{1, 2, 2, 0, 0, 8}, 16, 1, 1},
+  };
+  for (const DType dtype : {f64, f32, f16, bf16})
+    for (const Row& row : rows) {
+      const Case& c = row.c;
+      CAPTURE(c);
+      CAPTURE(row.block);
+      CAPTURE(name_of(dtype));
+      Problem p = make(c, dtype);
+      p.args.layout = random_layout(row.block, c.keys, row.heads, row.every);
+      const AttentionResult r = attention(p.q, p.k, p.v, p.mask, p.args);
+      const AttentionGrad g = attention_grad(p.grad, p.q, p.k, p.v, p.mask, r, p.args);
+      Tensor mask = mask_of(*p.args.layout, c.queries, c.keys);
+      if (p.mask.defined()) mask = logical_and(mask.to(default_device()), p.mask);
+      p.mask = mask.to(default_device());
+      p.args.layout = nullptr;
+      const Reference wanted = reference(c, p);
+      const double tolerance = dtype == f64 ? 1e-13 : dtype == f32 ? 1e-6 : dtype == f16 ? 3e-3 : 2e-2;
+      check_close(r.out, wanted.out, tolerance);
+      check_close(r.lse, wanted.lse, dtype == f64 ? 1e-13 : 3e-6);
+      check_close(g.q, wanted.grad_q, tolerance);
+      check_close(g.k, wanted.grad_k, tolerance);
+      check_close(g.v, wanted.grad_v, tolerance);
+    }
+}
+
+TEST_CASE("a layout of all blocks changes no bit") {
+  for (const Case& c : {Case{2, 4, 2, 300, 300, 36, true}, Case{1, 2, 2, 130, 130, 64}, Case{1, 2, 2, 9, 80, 16, true}})
+    for (const int64_t block : {1, 16, 50, 64, 512}) {
+      CAPTURE(c);
+      CAPTURE(block);
+      const Problem p = make(c, f32);
+      AttentionArgs args = p.args;
+      args.layout = random_layout(block, c.keys, 1, 1);
+      const AttentionResult a = attention(p.q, p.k, p.v, {}, p.args), b = attention(p.q, p.k, p.v, {}, args);
+      CHECK(same_bits(a.out, b.out));
+      CHECK(same_bits(a.lse, b.lse));
+      const AttentionGrad x = attention_grad(p.grad, p.q, p.k, p.v, {}, a, p.args),
+                          y = attention_grad(p.grad, p.q, p.k, p.v, {}, b, args);
+      CHECK(same_bits(x.q, y.q));
+      CHECK(same_bits(x.k, y.k));
+      CHECK(same_bits(x.v, y.v));
+    }
+}
+
+TEST_CASE("a layout is counted, some heads take theirs, and one that does not fit is refused") {
+  const Tensor q = random_tensor({2, 4, 40, 8}, f32, 1), grad = random_tensor({2, 4, 40, 8}, f32, 2);
+  AttentionArgs args{.scale = 0, .causal = true, .layout = random_layout(16, 40, 4, 2)};
+  MacCounter counter;
+  const AttentionResult all = attention(q, q, q, {}, args);
+  double pairs = 0;
+  const auto mask = mask_of(*args.layout, 40, 40).to_vector<double>();
+  for (size_t i = 0; i < mask.size(); ++i) pairs += i % 40 <= i / 40 % 40 ? mask[i] : 0;
+  CHECK(counter.count() == int64_t(2 * 2 * pairs * 8));
+  const AttentionGrad grads = attention_grad(grad, q, q, q, {}, all, args);
+  args.first_head = 1, args.all_heads = 4;
+  const auto some = [](const Tensor& x) { return x.narrow(1, 1, 2); };
+  const AttentionResult mine = attention(some(q), some(q), some(q), {}, args);
+  CHECK(same_bits(mine.out, some(all.out)));
+  CHECK(same_bits(attention_grad(some(grad), some(q), some(q), some(q), {}, mine, args).k, some(grads.k)));
+
+  const auto refusal = [&](int64_t block, int64_t tokens, int64_t heads, int64_t queries = 40) {
+    return message_of([&] {
+      attention(q.narrow(2, 0, std::min<int64_t>(queries, 40)), queries > 40 ? q.narrow(2, 0, 8) : q,
+                queries > 40 ? q.narrow(2, 0, 8) : q, {},
+                {.scale = 0, .layout = random_layout(block, tokens, heads, 2)});
+    });
+  };
+  CHECK(contains(refusal(16, 64, 1), "[attention] expected a layout of all 40 keys, got one of 4 blocks of 16"));
+  CHECK(contains(refusal(16, 40, 2), "expected a layout of 1 or 4 heads, got 2"));
+  CHECK(contains(refusal(16, 8, 1, 41), "expected no more queries than keys with a layout, got 40 and 8"));
+  CHECK(contains(message_of([] {
+                   BlockLayout::of_rows(16, 1, {{0, 2}, {1}});
+                 }),
+                 "ascending blocks below 2 in row 0, got 2"));
+}
+
 TEST_CASE("attention takes any layout and writes gradients into packed views") {
   const int64_t B = 2, H = 3, T = 37, D = 20;
   for (const DType dtype : {f64, f32, bf16}) {
@@ -237,8 +362,10 @@ TEST_CASE("attention takes any layout and writes gradients into packed views") {
 }
 
 TEST_CASE("the number of threads does not change a bit") {
-  for (const Case& c : {Case{2, 4, 2, 300, 300, 36, true}, Case{3, 2, 2, 130, 260, 64, false, 1, 0.2}}) {
-    const Problem p = make(c, f32);
+  for (const Case& c : {Case{2, 4, 2, 300, 300, 36, true}, Case{3, 2, 2, 130, 260, 64, false, 1, 0.2},
+                        Case{1, 4, 2, 301, 301, 20, true, 4}}) {
+    Problem p = make(c, f32);
+    if (c.mask == 4) p.args.layout = random_layout(16, c.keys, 4, 3);
     const auto all = [&](int threads) {
       const Threads scope(threads);
       const AttentionResult r = attention(p.q, p.k, p.v, p.mask, p.args);

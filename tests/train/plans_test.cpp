@@ -25,10 +25,10 @@ constexpr int64_t vocab = 12, context = 8, micro_batches = 4, steps = 2;
 
 struct Mix {
   std::string plan, precision, optimizer, offload;
-  bool recompute = false, dropout = false, llama = false;
+  bool recompute = false, dropout = false, llama = false, sparse = false;
   std::string text() const {
     return str(llama ? "a Llama, " : "", plan, ", ", precision, ", ", optimizer, ", offload ", offload,
-               recompute ? ", recomputed" : "", dropout ? ", dropout" : "");
+               recompute ? ", recomputed" : "", dropout ? ", dropout" : "", sparse ? ", sparse attention" : "");
   }
 };
 
@@ -46,6 +46,9 @@ engine::Config config_of(const Mix& m, const parallel::Plan& plan) {
   if (m.recompute)
     (plan.pp * plan.tp > 1 ? c.pipeline.activation_checkpoint_interval : c.seed) = plan.pp * plan.tp > 1 ? 1 : c.seed;
   c.activation_checkpointing.enabled = m.recompute && plan.pp * plan.tp == 1;
+  if (m.sparse)
+    c.sparse_attention = data::parse_json(
+        R"({"mode": "bigbird", "block": 2, "num_random_blocks": 1, "different_layout_per_head": true})", "block");
   c.fp16 = {.enabled = m.precision == "fp16", .initial_scale_power = 4};
   c.bf16.enabled = m.precision == "bf16";
   return c;
@@ -122,7 +125,8 @@ TEST_CASE("plans: every mix trains as one process does, or is refused by check_p
                         zero > 0 && optimizer == "AdamW" && turn % 4 < 2 ? "cpu" : "none",
                         turn / 3 % 2 == 0,
                         turn % 2 && axis.find("cp") == axis.npos && axis.find("tp") == axis.npos,
-                        llama};
+                        llama,
+                        turn % 5 == 0};
             const parallel::Plan plan = parallel::parse_plan(m.plan);
             const engine::Config config = config_of(m, plan);
             const auto reasons = engine::reasons_against(config, plan, {.ranks = plan.ranks()});
@@ -133,7 +137,7 @@ TEST_CASE("plans: every mix trains as one process does, or is refused by check_p
               if (++refused % 16 == 0) CHECK_MESSAGE(contains(message([&] { train(m); }), reasons[0]), m.text());
               continue;
             }
-            Mix alone{"dp1+zero0", m.precision, m.optimizer, "none", false, m.dropout, llama};
+            Mix alone{"dp1+zero0", m.precision, m.optimizer, "none", false, m.dropout, llama, m.sparse};
             auto& reference = references[alone.text()];
             if (reference.empty()) reference = train(alone);
             std::vector<double> found;

@@ -1,0 +1,153 @@
+// `lockstep sparse`: prints and draws which blocks a configuration's sparse attention attends to.
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "apps/commands.h"
+#include "engine/config.h"
+#include "nn/sparse.h"
+#include "tensor/check.h"
+#include "train/cli.h"
+
+namespace apps {
+
+using namespace lockstep;
+using namespace lockstep::train;
+
+namespace {
+
+constexpr int64_t most_printed = 128, most_drawn = 512;  // blocks of a row
+
+struct SparseAsked {
+  std::string source, svg;
+  int64_t tokens = 512, heads = 1, layer = 0;
+  bool bidirectional = false;
+};
+
+/// The columns of a row of blocks.
+std::vector<int64_t> columns_of(const BlockLayout& layout, int64_t head, int64_t row) {
+  const int32_t* const ends = layout.row_start.data<int32_t>() + head * (layout.blocks + 1) + row;
+  const int32_t* const columns = layout.columns.data<int32_t>();
+  return {columns + ends[0], columns + ends[1]};
+}
+
+std::string heads_text(const BlockLayout& layout, int64_t heads) {
+  if (heads == 1) return "one head";
+  return layout.heads == 1 ? fmt::format("the same for {} heads", heads) : fmt::format("{} heads", heads);
+}
+
+std::string draw_layout(const BlockLayout& layout, bool causal, const std::string& title) {
+  LOCKSTEP_CHECK(layout.blocks > 0 && layout.blocks <= most_drawn, "lockstep sparse: expected 1 to ", most_drawn,
+                 " blocks for a picture, got ", layout.blocks, "; take fewer --tokens");
+  const int64_t shown = std::min<int64_t>(layout.heads, 8);
+  const double side = std::clamp(320. / double(layout.blocks), 2., 20.), panel = side * double(layout.blocks);
+  const double top = shown > 1 ? 56 : 36, apart = panel + 24, page = std::max(24 + apart * double(shown), 480.);
+  std::string out = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
+      "font-family=\"Helvetica,Arial,sans-serif\">\n<rect width=\"{0:.0f}\" height=\"{1:.0f}\" fill=\"white\"/>\n",
+      page, top + panel + 40);
+  const auto text = [&](double x, double y, const std::string& words, int size, const char* color) {
+    out += fmt::format("<text x=\"{:.5g}\" y=\"{:.5g}\" font-size=\"{}\" fill=\"{}\">{}</text>\n", x, y, size, color,
+                       words);
+  };
+  const auto box = [&](double x, double y, double w, double h, const char* color) {
+    out += fmt::format("<rect x=\"{:.5g}\" y=\"{:.5g}\" width=\"{:.5g}\" height=\"{:.5g}\" fill=\"{}\"/>\n", x, y, w, h,
+                       color);
+  };
+  const char *ink = "#24292f", *soft = "#57606a", *past = "#f1f3f5", *seen = "#80b1e8", *half = "#3d74b5";
+  text(16, 20, title, 14, ink);
+  const double gap = side > 6 ? 1 : 0.25;
+  for (int64_t head = 0; head < shown; ++head) {
+    const double left = 16 + apart * double(head);
+    if (shown > 1) text(left, 44, fmt::format("head {}", head), 12, soft);
+    for (int64_t row = 0; row < layout.blocks; ++row) {
+      const double y = top + side * double(row);
+      box(left, y, side * double(causal ? row + 1 : layout.blocks) - gap, side - gap, past);
+      for (const int64_t c : columns_of(layout, head, row)) {
+        const double x = left + side * double(c);
+        if (!causal || c != row) box(x, y, side - gap, side - gap, seen);
+        else
+          out += fmt::format("<path d=\"M{:.5g} {:.5g}v{:.5g}h{:.5g}z\" fill=\"{}\"/>\n", x, y, side - gap, side - gap,
+                             half);
+      }
+    }
+  }
+  double x = 16;
+  const auto key = [&](const char* color, const char* words, double advance) {
+    box(x, top + panel + 14, 13, 13, color);
+    text(x + 18, top + panel + 25, words, 12, soft);
+    x += advance;
+  };
+  key(seen, "attended", 86);
+  if (causal) key(half, "by token, up to itself", 152);
+  key(past, causal ? "skipped, of the past" : "skipped", 0);
+  if (layout.heads > shown) text(16 + apart * double(shown), top + 12, "...", 12, soft);
+  return out + "</svg>\n";
+}
+
+void run_sparse(const SparseAsked& o) {
+  const data::Json json = engine::read_config_json(o.source);
+  engine::Config asked;
+  const data::Json* const block = json.find("sparse_attention");
+  asked.sparse_attention = block ? *block : json;
+  if (const data::Json* seed = block ? json.find("seed") : nullptr) asked.seed = seed->as_int("seed");
+  auto config = engine::sparse_attention(asked);
+  LOCKSTEP_CHECK(config, "lockstep sparse: expected sparse_attention in ", o.source,
+                 ", got none; write the block, such as {\"mode\": \"fixed\"}");
+  config->layer = o.layer;
+  if (!config->unidirectional) config->unidirectional = !o.bidirectional;
+  LOCKSTEP_CHECK(!o.bidirectional || !*config->unidirectional,
+                 "lockstep sparse: --bidirectional contradicts the configuration, which says unidirectional");
+  const bool causal = *config->unidirectional;
+  const BlockLayout layout = nn::make_layout(*config, o.heads, o.tokens);
+  const int64_t n = layout.blocks, all = layout.heads * (causal ? n * (n + 1) / 2 : n * n);
+  const std::string title =
+      fmt::format("{}, blocks of {}, {}: {} tokens, {}", nn::name_of(config->mode), config->block,
+                  causal ? "unidirectional" : "bidirectional", o.tokens, heads_text(layout, o.heads));
+  fmt::print("{}\n\n", title);
+  int64_t least = n, most = 0;
+  for (int64_t head = 0; head < layout.heads; ++head) {
+    if (layout.heads > 1 && o.svg.empty() && n <= most_printed) fmt::print("head {}\n", head);
+    for (int64_t row = 0; row < n; ++row) {
+      const auto columns = columns_of(layout, head, row);
+      least = std::min(least, int64_t(columns.size())), most = std::max(most, int64_t(columns.size()));
+      if (!o.svg.empty() || n > most_printed) continue;
+      std::string line(size_t(causal ? row + 1 : n), '.');
+      for (const int64_t c : columns) line[size_t(c)] = '#';
+      fmt::print("{}\n", line);
+    }
+    if (o.svg.empty() && n <= most_printed) fmt::print("\n");
+  }
+  if (o.svg.empty() && n > most_printed) fmt::print("(too many blocks to print; --svg draws {})\n\n", most_drawn);
+  const double pairs = attended_pairs(layout, o.tokens, o.tokens, causal), tokens = double(o.tokens);
+  const double dense = causal ? tokens * (tokens + 1) / 2 : tokens * tokens;
+  fmt::print("blocks            {} of {}{}\n", layout.columns.numel(), all, causal ? ", up to the diagonal" : "");
+  fmt::print("in a row          {} to {} of them\n", least, most);
+  fmt::print("pairs of tokens   {:.6g} a head, {:.2f} % of dense attention's\n", pairs,
+             100 * pairs / std::max(dense, 1.));
+  if (!o.svg.empty()) {
+    write_output(o.svg, draw_layout(layout, causal, title));
+    fmt::print("picture           {}\n", o.svg);
+  }
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+void add_sparse_command(CLI::App& app) {
+  const auto o = std::make_shared<SparseAsked>();
+  CLI::App& command = *app.add_subcommand("sparse", "prints and draws the blocks that sparse attention attends to");
+  command.add_option("config", o->source, "configuration file with sparse_attention, or that block as text")
+      ->required();
+  command.add_option("--tokens", o->tokens, "of a sequence")->check(whole(1, 1 << 24))->capture_default_str();
+  command.add_option("--heads", o->heads, "of a layer")->check(whole(1, 1 << 12))->capture_default_str();
+  command.add_option("--layer", o->layer, "of the model, for random blocks")
+      ->check(whole(0, 1 << 20))
+      ->capture_default_str();
+  command.add_flag("--bidirectional", o->bidirectional,
+                   "of a model that is not causal, where the configuration does not say");
+  command.add_option("--svg", o->svg, "draw them into this file, in place of the rows");
+  command.callback([o] { as_usage([&] { run_sparse(*o); }); });
+}
+
+}  // namespace apps

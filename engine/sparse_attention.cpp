@@ -1,0 +1,220 @@
+#include "engine/sparse_attention.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "engine/config_table.h"
+#include "nn/build_empty.h"
+#include "tensor/check.h"
+#include "tensor/suggest.h"
+
+namespace lockstep::engine {
+
+using data::Json;
+using nn::SparsityConfig;
+using Mode = SparsityConfig::Mode;
+
+namespace {
+
+using Numbers = std::vector<int64_t>;
+
+struct SparseKey {
+  const char* name;
+  std::vector<Mode> modes;  ///< empty: all
+  std::variant<std::monostate, bool SparsityConfig::*, int64_t SparsityConfig::*, Numbers SparsityConfig::*,
+               std::optional<Numbers> SparsityConfig::*>
+      field;
+  int64_t least = 0;  ///< of a number
+  const char* doc = "";
+};
+
+const std::vector<SparseKey>& sparse_keys() {
+  using S = SparsityConfig;
+  static const std::vector<Mode> windows{Mode::bigbird, Mode::bslongformer, Mode::local},
+      picked{Mode::variable, Mode::bslongformer};
+  static const std::vector<SparseKey> keys = {
+      {"mode", {}, {}, 0, "dense, fixed, variable, bigbird, bslongformer or local"},
+      {"block", {}, &S::block, 1, "tokens of a block; multiples of 16 are fast"},
+      {"different_layout_per_head",
+       {},
+       &S::different_layout_per_head,
+       0,
+       "random blocks and patterns of each head's own"},
+      {"attention",
+       {Mode::fixed, Mode::variable, Mode::bigbird, Mode::bslongformer, Mode::local},
+       {},
+       0,
+       "unidirectional or bidirectional; not given: as causal as the model"},
+      {"num_local_blocks", {Mode::fixed}, &S::num_local_blocks, 1, "blocks of a window"},
+      {"num_global_blocks",
+       {Mode::fixed, Mode::bigbird},
+       &S::num_global_blocks,
+       1,
+       "of each window, that all see; bigbird: the first ones of all"},
+      {"num_different_global_patterns",
+       {Mode::fixed},
+       &S::num_different_global_patterns,
+       1,
+       "heads in turn take other blocks of the window"},
+      {"horizontal_global_attention",
+       {Mode::fixed, Mode::variable},
+       &S::horizontal_global_attention,
+       0,
+       "global blocks also see all; bidirectional only"},
+      {"num_random_blocks", {Mode::variable, Mode::bigbird}, &S::num_random_blocks, 0, "in each row"},
+      {"local_window_blocks", {Mode::variable}, &S::local_window_blocks, 1, "blocks of each window; the last repeats"},
+      {"global_block_indices", picked, &S::global_block_indices, 0, "blocks that all see"},
+      {"global_block_end_indices", picked, &S::global_block_end_indices, 1, "where each of them ends; null: one block"},
+      {"num_sliding_window_blocks", windows, &S::num_sliding_window_blocks, 1, "around each block, and with it"},
+  };
+  return keys;
+}
+
+std::string names_of(const std::vector<Mode>& modes) {
+  std::string all;
+  for (size_t i = 0; i < modes.size(); ++i)
+    all += (i == 0 ? "" : i + 1 == modes.size() ? " or " : ", ") + std::string(nn::name_of(modes[i]));
+  return all;
+}
+
+/// A value into its field; "" or what was expected.
+std::string put_value(const SparseKey& key, const Json& value, SparsityConfig& to) {
+  const Range range = between(double(key.least), 1 << 30);
+  const auto list = [&](Numbers& numbers) {
+    const std::string wanted = "a list of integers from " + str(key.least) + " on";
+    if (!value.is_array()) return wanted;
+    numbers.clear();
+    for (const Json& item : value.as_array()) {
+      const auto good = coerced(item, Json(0), range);
+      if (!good) return wanted;
+      numbers.push_back(good->as_int());
+    }
+    return std::string();
+  };
+  if (const auto* number = std::get_if<int64_t SparsityConfig::*>(&key.field)) {
+    const auto good = coerced(value, Json(0), range);
+    if (!good) return expected(Json(0), range);
+    to.** number = good->as_int();
+  } else if (const auto* flag = std::get_if<bool SparsityConfig::*>(&key.field)) {
+    if (!value.is_bool()) return "true or false";
+    to.** flag = value.as_bool();
+  } else if (const auto* numbers = std::get_if<Numbers SparsityConfig::*>(&key.field)) {
+    return list(to.**numbers);
+  } else if (const auto* ends = std::get_if<std::optional<Numbers> SparsityConfig::*>(&key.field)) {
+    if (value.is_null()) return (to.**ends).reset(), "";
+    return list((to.**ends).emplace()) + (value.is_array() ? "" : ", or null");
+  } else if (std::string_view(key.name) == "attention") {
+    if (value != Json("unidirectional") && value != Json("bidirectional")) return "unidirectional or bidirectional";
+    to.unidirectional = value == Json("unidirectional");
+  }
+  return "";
+}
+
+Json default_of(const SparseKey& key) {
+  const SparsityConfig defaults;
+  if (std::string_view(key.name) == "mode") return Json("fixed");
+  if (const auto* number = std::get_if<int64_t SparsityConfig::*>(&key.field)) return defaults.**number;
+  if (const auto* flag = std::get_if<bool SparsityConfig::*>(&key.field)) return defaults.**flag;
+  if (const auto* numbers = std::get_if<Numbers SparsityConfig::*>(&key.field))
+    return Json(Json::Array((defaults.**numbers).begin(), (defaults.**numbers).end()));
+  return {};
+}
+
+}  // namespace
+
+std::optional<SparsityConfig> read_sparse_attention(const Json& block, std::vector<std::string>& problems) {
+  if (block.is_null() || block == Json(false)) return std::nullopt;
+  if (!block.is_object()) {
+    problems.push_back(str("sparse_attention: expected false or an object {...}, got ", shown(block),
+                           "; write the block, such as {\"mode\": \"fixed\"}"));
+    return std::nullopt;
+  }
+  SparsityConfig config;
+  const size_t before = problems.size();
+  const auto wrong = [&](const std::string& name, const auto&... text) {
+    problems.push_back(str("sparse_attention.", name, ": ", text...));
+  };
+  if (const Json* mode = block.find("mode")) {
+    const std::vector<Mode> all{Mode::dense,   Mode::fixed,        Mode::variable,
+                                Mode::bigbird, Mode::bslongformer, Mode::local};
+    const auto found = mode->is_string() ? nn::mode_of(mode->as_string()) : std::nullopt;
+    std::vector<std::string> names;
+    for (const Mode m : all) names.emplace_back(nn::name_of(m));
+    if (!found) {
+      wrong("mode", "expected ", names_of(all), ", got ", shown(*mode),
+            mode->is_string() ? suggestion(mode->as_string(), names) : "");
+      return std::nullopt;
+    }
+    config.mode = *found;
+  }
+  for (const auto& [name, value] : block.as_object()) {
+    const auto key = std::find_if(sparse_keys().begin(), sparse_keys().end(),
+                                  [name = std::string_view(name)](const SparseKey& k) { return k.name == name; });
+    if (key == sparse_keys().end()) {
+      std::vector<std::string> known;
+      for (const SparseKey& k : sparse_keys()) known.emplace_back(k.name);
+      wrong(name, "no such key", suggestion(name, known));
+    } else if (!key->modes.empty() &&
+               std::find(key->modes.begin(), key->modes.end(), config.mode) == key->modes.end()) {
+      wrong(name, "it is of mode ", names_of(key->modes), ", and mode is ", nn::name_of(config.mode), "; leave it out");
+    } else if (const std::string wanted = put_value(*key, value, config); !wanted.empty()) {
+      wrong(name, "expected ", wanted, ", got ", shown(value));
+    }
+  }
+  if (problems.size() > before) return std::nullopt;
+  try {
+    nn::check_sparsity(config);
+  } catch (const Error& error) {
+    problems.push_back(str("sparse_attention: ", error.what()));
+    return std::nullopt;
+  }
+  return config;
+}
+
+std::optional<SparsityConfig> sparse_attention(const Config& config) {
+  std::vector<std::string> problems;
+  auto found = read_sparse_attention(config.sparse_attention, problems);
+  fail_if_any(config.origin, problems);
+  if (found) found->seed = uint64_t(config.seed);
+  return found;
+}
+
+std::string sparse_attention_reference() {
+  std::string text = "\n## sparse_attention\n\n| key | default | modes | |\n|---|---|---|---|\n";
+  for (const SparseKey& key : sparse_keys())
+    text += str("| `", key.name, "` | `", default_of(key).dump(), "` | ",
+                key.modes.empty() ? "all" : names_of(key.modes), " | ", key.doc, " |\n");
+  return text;
+}
+
+std::string set_sparse_attention(PipelineModule& module, const Config& config) {
+  const auto asked = sparse_attention(config);
+  if (!asked) return "";
+  LOCKSTEP_CHECK(!module.forward, "[initialize] ", config.origin,
+                 ": sparse_attention with a forward of the program's own, such as DataParallel's whose replicas have "
+                 "layers of their own, is not built; leave it out");
+  SparsityConfig sparse = *asked;
+  nn::SparseCount count;
+  if (module.model) count = nn::set_sparse_attention(*module.model, sparse);
+  for (pipeline::LayerSpec& layer : module.layers) {
+    if (!layer.make) continue;
+    const nn::BuildEmpty scope;  // only to count: layers are numbered as in the whole list
+    const nn::SparseCount here = nn::set_sparse_attention(*layer.make(), sparse);
+    if (here.all == 0) continue;
+    layer.make = [make = layer.make, sparse] {
+      auto made = make();
+      nn::set_sparse_attention(*made, sparse);
+      return made;
+    };
+    sparse.layer += here.all;
+    count.set += here.set, count.all += here.all;
+  }
+  LOCKSTEP_CHECK(count.all > 0, "[initialize] ", config.origin,
+                 ": sparse_attention: expected a model with MultiHeadAttention, got none in ",
+                 module.model ? module.model->kind() : "its layers", "; leave it out");
+  return str("sparse_attention: ", nn::name_of(sparse.mode), ", blocks of ", sparse.block, ", in ", count.set, " of ",
+             count.all, " MultiHeadAttention", count.set < count.all ? " (the others have their own)" : "");
+}
+
+}  // namespace lockstep::engine
