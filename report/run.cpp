@@ -154,6 +154,16 @@ std::vector<Interval> flatten(const std::vector<const Event*>& events, double be
   return out;
 }
 
+std::vector<std::array<double, parts>> steps_by_part(const RankTrace& t) {
+  std::vector<std::array<double, parts>> all;
+  for (const Event* step : measured_steps(t)) {
+    auto& seconds = all.emplace_back();
+    for (const Interval& one : flatten(within(t, step->begin, step->end(), true), step->begin, step->end()))
+      seconds[size_t(one.part)] += one.end - one.begin;
+  }
+  return all;
+}
+
 std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& traces) {
   // A batch is the same number of train_batch on every rank of a copy.
   PipelineFigures f;
@@ -236,15 +246,14 @@ void add_steps(const RunFiles& run, Analysis& a) {
   std::sort(whole.begin(), whole.end());
   std::tie(a.median_step, a.shown) = whole[(whole.size() - 1) / 2];
   for (const RankTrace& t : run.traces) {
-    auto& split = a.split[t.rank];
-    const auto steps = measured_steps(t);
-    for (const Event* step : steps) {
+    const auto steps = steps_by_part(t);
+    for (const auto& step : steps)
+      for (size_t p = 0; p < parts; ++p) a.split[t.rank][p] += step[p] / double(steps.size());
+    for (const Event* step : measured_steps(t)) {
       const double begin = step->begin, end = step->end();
-      const auto work = flatten(within(t, begin, end, true), begin, end);
-      for (const Interval& one : work) split[size_t(one.part)] += (one.end - one.begin) / double(steps.size());
       if (step->whole("step") != a.shown) continue;
       RankStep& shown = a.timeline[t.rank];
-      shown = {.begin = begin, .end = end, .work = work, .collectives = {}};
+      shown = {.begin = begin, .end = end, .work = flatten(within(t, begin, end, true), begin, end), .collectives = {}};
       for (const Event* e : within(t, begin, end, false))
         if (e->category == Category::collective)
           shown.collectives.push_back({Part::communication, e->begin, e->end(), e->text("call")});

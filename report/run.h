@@ -88,6 +88,8 @@ Analysis analyze(const RunFiles& run);
 
 // Pieces of it.
 double median(std::vector<double> values);  ///< of none: 0
+/// Seconds of each step of a rank by Part, without the first, which warms up, where there are more.
+std::vector<std::array<double, parts>> steps_by_part(const RankTrace& trace);
 /// `events`: of the main thread in the step, sorted; they nest. What an inner one takes is its own.
 std::vector<Interval> flatten(const std::vector<const Event*>& events, double begin, double end);
 std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& traces);

@@ -112,16 +112,17 @@ StepCosts costs_of_run(const RunFiles& run, const engine::ModelShape& traced, in
   LOCKSTEP_CHECK(
       how, "[simulate] ", run.folder,
       ": expected the traces of a training program without a pipeline, whose settings are in them; found none");
-  std::array<double, parts> seconds{};  // of a rank in the step of median length, without what it waits for
-  const Analysis a = analyze(run);
-  for (const auto& [rank, step] : a.timeline)
-    for (const Interval& one : step.work)
-      seconds[size_t(one.part)] += (one.end - one.begin) / double(a.timeline.size());
-  const double forward = seconds[size_t(Part::forward)], backward = seconds[size_t(Part::backward)],
-               optimizer = seconds[size_t(Part::optimizer)];
+  // Of a step of a rank, without what it waits for.
+  const auto seconds_in = [&](Part part) {
+    std::vector<double> all;
+    for (const RankTrace& t : run.traces)
+      for (const auto& step : steps_by_part(t)) all.push_back(step[size_t(part)]);
+    return median(std::move(all));
+  };
+  const double forward = seconds_in(Part::forward), backward = seconds_in(Part::backward),
+               optimizer = seconds_in(Part::optimizer);
   LOCKSTEP_CHECK(forward > 0 && backward > 0 && optimizer > 0, "[simulate] ", run.folder,
-                 ": expected traces of whole steps, with forward, backward and optimizer; found ", a.steps.size(),
-                 " steps");
+                 ": expected traces of steps with forward, backward and optimizer, found none");
   const double tokens = double(batch) * double(traced.context) * number_of(*how, "micro_batches", 1),
                rate = traced.forward_flops() * tokens / forward,
                owned = double(traced.numel()) / (number_of(*how, "zero") > 0 ? number_of(*how, "ranks", 1) : 1);

@@ -52,8 +52,8 @@ void measure_gpt(engine::ModelShape& model, int64_t micro_batch, int ranks);
 double measure_memory(int ranks);
 /// Latency and bandwidth of ranks on this machine: a line through the times of all-reduces of several sizes.
 dist::Link measure_link(int ranks);
-/// From a step of a run with traces, of micro-batches of `batch` samples of the model `traced`, scaled by FLOPs and
-/// bytes to `model`. Error when there is none.
+/// From the steps of a run with traces, of micro-batches of `batch` samples of the model `traced`, scaled by FLOPs and
+/// bytes to `model`. Error when there are none.
 StepCosts costs_of_run(const RunFiles& run, const engine::ModelShape& traced, int64_t batch,
                        const engine::ModelShape& model, int64_t micro_batch);
 /// From its all-reduces; Error when there are fewer than two sizes.
