@@ -49,7 +49,8 @@ struct TrainerOptions {
   data::Json notes = data::Json::Object();  ///< what else config.json tells of it
   std::string unit = "samples";             ///< of what is counted, `per_sample` of them in each
   double per_sample = 1;
-  std::string best = {};  ///< "val_loss": keep the checkpoint with the least ("-val_accuracy": the most) in best/
+  std::string best = {};  ///< "val_loss", or "ema_val_loss" of the average: keep the checkpoint with the least
+                          ///< ("-val_accuracy": the most) in best/
   int64_t patience = 0;   ///< evaluations without a better one, after which training ends; 0: never
   std::function<Variable(const Tensor& input)> forward =
       {};  ///< in place of the model's own (parallel::DataParallel, say); it goes with plans that leave the model whole
@@ -75,7 +76,7 @@ class Trainer {
   /// it after its step, with a checkpoint.
   void fit();
   /// Means over the whole of `evaluate` (or `most` batches of it): {"val_loss", ...}, in the order of the metrics; the
-  /// same on all ranks.
+  /// same on all ranks. With ema.decay the same of the average of the parameters follow: {"ema_val_loss", ...}.
   std::vector<std::pair<std::string, double>> evaluate(int64_t most = 0);
   int64_t step() const;
   engine::EngineBase& engine();

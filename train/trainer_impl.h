@@ -27,6 +27,7 @@ struct Trainer::Impl {
   void write_bits(double loss);
   pipeline::Sample sample(const Example& whole);
   std::vector<std::pair<std::string, double>> evaluate(int64_t most);
+  std::vector<std::pair<std::string, double>> evaluate_once(int64_t most);  // with the parameters as they are
   int64_t micro_batches() const { return engine->gradient_accumulation_steps() * job.plan().dp; }
   std::string path(const std::string& name) const { return job.options().out + "/" + name; }
   bool has_folder() const { return !job.options().out.empty(); }

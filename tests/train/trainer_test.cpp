@@ -228,13 +228,14 @@ TEST_CASE("trainer: best checkpoints, patience, callbacks") {
 }
 
 TEST_CASE("trainer: an average of the parameters has the same bits under any plan, and goes on") {
-  const auto averaged = [](train::Options o, int64_t steps, const std::string& out) {
-    o.set = {"ema.decay=0.75"};
+  Found last;
+  const auto averaged = [&](train::Options o, int64_t steps, const std::string& out) {
+    o.set.push_back("ema.decay=0.75");
     o.out = out;
     o.steps = steps;
-    o.save_every = 1;
+    o.save_every = o.eval_every = 1;
     o.resume = std::filesystem::exists(out + "/checkpoints");
-    run(o);
+    last = run(o);
     Net net;
     train::load_model(net, out, true);
     std::map<std::string, std::vector<float>> found;
@@ -252,6 +253,9 @@ TEST_CASE("trainer: an average of the parameters has the same bits under any pla
       for (size_t i = 0; i < values.size(); ++i) average[i] += 0.25f * (values[i] - average[i]);
     }
   }
+  train::Options five = options();
+  five.steps = 5;
+  const Found without = run(five);
   struct Row {
     const char* plan;
     int ranks;
@@ -263,6 +267,7 @@ TEST_CASE("trainer: an average of the parameters has the same bits under any pla
                                          {"dp4+zero3", 4, 1},
                                          {"dp2+zero3", 2, 2, "cpu"},
                                          {"dp2+zero2", 2, 2, "nvme:"},
+                                         {"dp2+zero3", 2, 2, "nvme:"},
                                          {"pp2", 2, 4},
                                          {"dp2+pp2+zero1", 4, 2},
                                          {"tp2", 2, 4}}) {
@@ -278,6 +283,23 @@ TEST_CASE("trainer: an average of the parameters has the same bits under any pla
         CHECK_MESSAGE(found.at(name)[i] == doctest::Approx(values[i]).epsilon(1e-5), row.plan, " ", name);
     static auto first = found;
     if (std::string(row.plan) != "tp2") CHECK_MESSAGE(found == first, row.plan);
+    // What is evaluated: the parameters, which evaluations leave as they are, and the average of them.
+    REQUIRE(last.values.size() == 4);
+    if (std::string(row.plan) != "tp2") CHECK_MESSAGE(last.model == without.model, row.plan);
+    if (std::string(row.plan) != "tp2") CHECK_MESSAGE(last.values[0] == without.values[0], row.plan);
+    CHECK(last.values[2].first == "ema_val_loss");
+    CHECK(last.values[3].first == "ema_val_accuracy");
+    Net average;
+    train::load_model(average, out, true);
+    const auto held_out = samples(30, 8);
+    const double expected = train::means_of(*held_out, 30, cpu, [&](const data::Example& all) {
+      return std::vector<Variable>{loss(average(all.input), all.target)};
+    })[0];
+    CHECK_MESSAGE(last.values[2].second == doctest::Approx(expected).epsilon(1e-5), row.plan);
+    CHECK(std::abs(last.values[2].second - last.values[0].second) > 1e-4);
+    std::ifstream metrics(out + "/metrics.jsonl");
+    std::string line;
+    while (std::getline(metrics, line)) CHECK(data::parse_json(line, "metrics").find("ema_val_loss"));
     // save_every 1, and two stay
     int64_t kept = 0;
     for (const auto& entry : std::filesystem::directory_iterator(out + "/checkpoints")) kept += entry.is_directory();
