@@ -16,6 +16,7 @@
 #include "tensor/environment.h"
 #include "tensor/memory.h"
 #include "trace/trace.h"
+#include "train/averaged.h"
 #include "train/cli.h"
 #include "train/describe.h"
 #include "train/interrupt.h"
@@ -182,7 +183,7 @@ pipeline::Sample Trainer::Impl::sample(const Example& whole) {
 std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate(int64_t most) {
   auto found = evaluate_once(most);
   if (!o.evaluate || engine->config().ema.decay == 0) return found;
-  const zero::Zero::Averaged average(engine->zero());
+  const Averaged average(engine->zero());
   for (const auto& [name, value] : evaluate_once(most)) found.emplace_back("ema_" + name, value);
   return found;
 }

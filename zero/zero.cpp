@@ -96,31 +96,6 @@ Zero::Gathered::~Gathered() noexcept(false) {
                  "gathered(parameters, 0)");
 }
 
-Zero::Averaged::Averaged(Zero& zero) : stage_(*zero.impl_), exceptions_(std::uncaught_exceptions()) {
-  const std::string of_model = "model.", of_average = "optimizer.ema.";
-  std::map<std::string, StatePiece> parts;  // of parameters, which come first
-  std::vector<Tensor> averages;
-  for (const StatePiece& piece : stage_.state(true, false)) {
-    if (piece.name.starts_with(of_model)) parts.emplace(piece.name.substr(of_model.size()), piece);
-    if (!piece.name.starts_with(of_average)) continue;
-    const StatePiece& part = parts.at(piece.name.substr(of_average.size()));
-    places_.push_back(part.tensor.narrow(0, piece.range.begin - part.range.begin, piece.range.size()));
-    own_.push_back(places_.back().clone());
-    averages.push_back(piece.tensor.to(places_.back().device()).to(places_.back().dtype()));
-  }
-  put(averages);
-}
-
-Zero::Averaged::~Averaged() noexcept(false) {
-  if (std::uncaught_exceptions() == exceptions_) put(own_);  // else other ranks may not come
-}
-
-void Zero::Averaged::put(const std::vector<Tensor>& values) {
-  const NoGrad no_grad;
-  for (size_t i = 0; i < values.size(); ++i) places_[i].copy_(values[i]);
-  stage_.loaded();
-}
-
 std::vector<PlannedUnit> Zero::units() const { return {impl_->units.begin(), impl_->units.end()}; }
 std::vector<StatePiece> Zero::state(bool to_load, bool make) { return impl_->state(to_load, make); }
 std::map<std::string, double> Zero::numbers() const { return impl_->numbers(); }

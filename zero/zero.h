@@ -187,21 +187,6 @@ class Zero {
   }
   [[nodiscard]] Gathered gathered(int modifier_rank = -1);
 
-  /// While this lives, parameters are the averages that their optimizers keep (optim::Optimizer::keep_average), for
-  /// evaluation; then they have their own bits again. Between steps. Collective at both ends.
-  class Averaged {
-   public:
-    explicit Averaged(Zero& zero);
-    ~Averaged() noexcept(false);
-    Averaged(const Averaged&) = delete;
-
-   private:
-    void put(const std::vector<Tensor>& values);
-    Stage& stage_;
-    std::vector<Tensor> places_, own_;  // where this rank's part of the parameters lies, and what was there
-    int exceptions_;
-  };
-
   /// Stage 3: forward() of `module` reads a parameter of another module itself, instead of calling it.
   /// nn::Module::reads() says the same from inside a module.
   void register_external(nn::Module& module, const Variable& parameter);
