@@ -200,7 +200,8 @@ TEST_CASE("sparse attention shows nothing of the future, by whole bits, and thre
     c.block = 8;
     CAPTURE(text_of(c));
     manual_seed(2);
-    MultiHeadAttention attention({.embed = 32, .heads = 4, .kv_heads = 2, .rope = std::make_shared<RopeTable>(), .sparse = c});
+    MultiHeadAttention attention(
+        {.embed = 32, .heads = 4, .kv_heads = 2, .rope = std::make_shared<RopeTable>(Rope{}, 8, 2048), .sparse = c});
     const Tensor x = noise({1, 77, 32}, 5);
     const Tensor before = attention(x).tensor();
     for (const int64_t t : {1, 7, 8, 12, 40, 76}) {
