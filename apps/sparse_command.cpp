@@ -16,7 +16,7 @@ using namespace lockstep::train;
 
 namespace {
 
-constexpr int64_t most_printed = 128, most_drawn = 512;  // blocks of a row
+constexpr int64_t most_printed = 128, most_drawn = 512, most_counted = 8192;  // blocks of a row
 
 struct SparseAsked {
   std::string source, svg;
@@ -98,6 +98,8 @@ void run_sparse(const SparseAsked& o) {
   if (!config->unidirectional) config->unidirectional = !o.bidirectional;
   LOCKSTEP_CHECK(!o.bidirectional || !*config->unidirectional,
                  "lockstep sparse: --bidirectional contradicts the configuration, which says unidirectional");
+  LOCKSTEP_CHECK(o.tokens / config->block < most_counted, "lockstep sparse: expected at most ", most_counted,
+                 " blocks, got ", o.tokens, " tokens in blocks of ", config->block, "; take fewer --tokens");
   const bool causal = *config->unidirectional;
   const BlockLayout layout = nn::make_layout(*config, o.heads, o.tokens);
   const int64_t n = layout.blocks, all = layout.heads * (causal ? n * (n + 1) / 2 : n * n);
