@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "autograd/ops.h"
+#include "data/files.h"
 #include "engine/model_shape.h"
 #include "optim/optim.h"
 #include "parallel/moe/expert_parallel.h"
@@ -168,6 +169,7 @@ void Trainer::Impl::make_engine(engine::Config config) {
   config.given.erase("pipeline.stages");
   args.config = std::move(config);
   engine = std::make_unique<engine::EngineBase>(std::move(module), std::move(args));
+  data::check_mapped_files();  // a model that was built empty starts with those of a folder, perhaps
 }
 
 /// This rank's part of a micro-batch, on its device.
