@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <chrono>
@@ -112,15 +113,14 @@ class Csv final : public Monitor {
   Csv(std::string folder, Warn warn) : folder_(std::move(folder)), warn_(std::move(warn)) {}
   void write(const std::vector<Event>& events) override {
     for (const Event& e : events) {
-      auto found = files_.find(e.tag);
-      if (found == files_.end()) {
+      std::unique_ptr<Appender>& file = files_[e.tag];
+      if (!file) {
         std::string name = e.tag;
-        for (char& c : name)
-          if (c == '/') c = '_';
-        found = files_.try_emplace(e.tag, std::make_unique<Appender>(folder_ + "/" + name + ".csv", warn_)).first;
-        if (found->second->is_empty()) found->second->add("step," + e.tag.substr(e.tag.rfind('/') + 1) + "\n");
+        std::replace(name.begin(), name.end(), '/', '_');
+        file = std::make_unique<Appender>(folder_ + "/" + name + ".csv", warn_);
+        if (file->is_empty()) file->add("step," + e.tag.substr(e.tag.rfind('/') + 1) + "\n");
       }
-      found->second->add(fmt::format("{},{:.17g}\n", e.samples, e.value));
+      file->add(fmt::format("{},{:.17g}\n", e.samples, e.value));
     }
   }
 

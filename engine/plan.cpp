@@ -41,26 +41,22 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
     tiny.push_back({p.name,
                     Variable(p.shape.size() == 1 ? ones({1}, {.dtype = dtype}) : ones({1, 1}, {.dtype = dtype}), true),
                     p.is_table});
-  const auto optimizers = make_optimizers(config, tiny);
+  std::map<const void*, size_t> places;
+  for (size_t i = 0; i < tiny.size(); ++i) places[tiny[i].variable.impl().get()] = i;
+  asked.bytes.resize(tiny.size()), asked.elementwise.resize(tiny.size());
   for (const auto& p : tiny) p.variable.grad() = ones(p.variable.shape(), {.dtype = dtype});
-  for (const auto& o : optimizers) {
+  for (const auto& o : make_optimizers(config, tiny)) {
     o->step();
     asked.name += (asked.name.empty() ? "" : " and ") + std::string(o->name());
-  }
-  if (one_bit) asked.name += " with error feedback";
-  for (const auto& p : tiny) {
-    for (const auto& o : optimizers) {
-      const auto all = o->parameters();
-      if (std::none_of(all.begin(), all.end(), [&](const Variable& v) { return v.impl() == p.variable.impl(); }))
-        continue;
-      int64_t bytes = one_bit ? 8 : 0;
-      for (const auto& [key, tensor] : o->state_of(p.variable).tensors)
-        if (tensor.defined()) bytes += size_of(tensor.dtype());
-      asked.bytes.push_back(bytes);
-      asked.elementwise.push_back(o->is_elementwise());
-      break;
+    for (const Variable& p : o->parameters()) {
+      const size_t i = places.at(p.impl().get());
+      asked.bytes[i] = one_bit ? 8 : 0;
+      for (const auto& [key, tensor] : o->state_of(p).tensors)
+        if (tensor.defined()) asked.bytes[i] += size_of(tensor.dtype());
+      asked.elementwise[i] = o->is_elementwise();
     }
   }
+  if (one_bit) asked.name += " with error feedback";
   return asked;
 }
 

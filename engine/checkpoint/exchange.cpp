@@ -19,10 +19,6 @@ void Ranks::warn(const std::string& what) const {
   else std::cerr << "warning: [checkpoint] " << what << std::endl;
 }
 
-void Ranks::meet(const std::string& what, dist::Seconds timeout) const {
-  if (!are_one()) group->barrier(timeout, what);
-}
-
 std::vector<std::string> Ranks::gather(const std::string& mine, const std::string& what) const {
   return are_one() ? std::vector<std::string>{mine} : dist::gather_texts(*group, mine, what);
 }

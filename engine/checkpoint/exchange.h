@@ -19,7 +19,9 @@ struct Ranks {
   bool are_one() const { return world() == 1; }
   void warn(const std::string& what) const;
   /// Waits for all ranks, at most `timeout`: DistError that names those that do not come, or what they do instead.
-  void meet(const std::string& what, dist::Seconds timeout) const;
+  void meet(const std::string& what, dist::Seconds timeout) const {
+    if (!are_one()) group->barrier(timeout, what);
+  }
   /// Everybody's text, by rank.
   std::vector<std::string> gather(const std::string& mine, const std::string& what) const;
   /// Rank 0's text.

@@ -20,11 +20,10 @@ using Lines = std::vector<std::string>;
 /// "  line\n  line": what several ranks say alike is said once, with the first rank that does.
 std::string listing(const std::vector<std::pair<int, std::string>>& lines, bool with_rank) {
   constexpr size_t most = 30;
-  std::vector<std::string> seen;
+  std::set<std::string> seen;
   std::string text;
   for (const auto& [rank, line] : lines) {
-    if (std::find(seen.begin(), seen.end(), line) != seen.end()) continue;
-    seen.push_back(line);
+    if (!seen.insert(line).second) continue;
     if (seen.size() <= most) text += (with_rank ? str("\n  rank ", rank, ": ") : "\n  ") + line;
   }
   return seen.size() <= most ? text : str(text, "\n  and ", seen.size() - most, " more");
