@@ -9,6 +9,7 @@
 #include "parallel/naive_ddp.h"
 #include "tensor/memory.h"
 #include "tensor/ops.h"
+#include "tensor/suggest.h"
 
 namespace lockstep::engine {
 
@@ -40,7 +41,7 @@ OneBit::OneBit(nn::Module& model, onebit::Optimizer& optimizer, dist::ProcessGro
     variables.push_back(p.variable);
   }
   LOCKSTEP_CHECK(without.empty(), "[engine] expected every parameter that requires grad in ", optimizer.name(),
-                 ", got these that are not: ", parallel::list_names(without),
+                 ", got these that are not: ", lockstep::list_names(without),
                  "; add them, or freeze them (requires_grad_(false))");
   optimizer.name_parameters(names);
   parallel::broadcast_module(model, group);
