@@ -164,7 +164,7 @@ template <class T, class In> struct Product {
 
 bool is_tiny(int64_t m, int64_t n, int64_t k) { return m * n * k <= 256; }  // k = 0 as well
 
-/// m <= few_rows and b is read in lines. `turned`: c is the transpose of the result, and `finish` is told so.
+/// m <= unpacked_rows and b is read in lines. `turned`: c is the transpose of the result, and `finish` is told so.
 template <class T, class In>
 void few_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c, int64_t ldc,
               bool turned, const Finish& finish, T* scratch) {
@@ -200,7 +200,7 @@ void few_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, Matrix
 
 template <class T> int64_t gemm_scratch(int64_t m, int64_t n, int64_t k) {
   if (is_tiny(m, n, k)) return 0;
-  return std::max(Blocking<T>(m, n, k, 1).scratch(), std::min<int64_t>({m, n, few_rows}) * k);
+  return std::max(Blocking<T>(m, n, k, 1).scratch(), std::min<int64_t>({m, n, unpacked_rows}) * k);
 }
 
 template <class T, class In>
@@ -211,7 +211,7 @@ void gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView
     if (finish) finish(0, 0, m, n);
     return;
   }
-  if (m <= few_rows && FewRows<T, In>::reads(b))
+  if (m <= (b.row == 1 ? unpacked_rows : few_rows) && FewRows<T, In>::reads(b))
     return few_gemm(m, n, k, alpha, a, b, beta, c, ldc, false, finish, scratch);
   if (n <= few_rows && FewRows<T, In>::reads(a))  // the transposed product
     return few_gemm<T, In>(n, m, k, alpha, {b.data, b.col, b.row}, {a.data, a.col, a.row}, beta, c, ldc, true, finish,

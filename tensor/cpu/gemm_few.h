@@ -16,9 +16,10 @@
 
 namespace lockstep::on_cpu {
 
-inline constexpr int few_rows = 7;  ///< more of them are worth packing b
+inline constexpr int few_rows = 7;                  ///< that a square of b meets at a time
+inline constexpr int unpacked_rows = 2 * few_rows;  ///< more of them are worth packing b
 
-/// c = alpha * x b + beta * c for x (at most few_rows x k), rows x_row apart, numbers of a row together.
+/// c = alpha * x b + beta * c for x (few rows x k), rows x_row apart, numbers of a row together.
 template <class T, class In> struct FewRows {
   static constexpr int w = lanes<T>, unit = 2 * w;  ///< columns to a thread: multiples of a unit
 
@@ -32,8 +33,15 @@ template <class T, class In> struct FewRows {
 
   static bool reads(const MatrixView<In>& b) { return b.row == 1 || b.col == 1; }
 
-  /// Columns [j0, j1) of all rows.
+  /// Columns [j0, j1) of the first rows: the next ones, when b's columns are still in cache.
   void operator()(int64_t rows, int64_t j0, int64_t j1) const {
+    if (rows > few_rows) {
+      FewRows rest = *this;
+      rest.x += few_rows * x_row, rest.c += few_rows * c_row;
+      for (int64_t j = j0; j < j1; j += unit)
+        (*this)(few_rows, j, std::min(j1, j + unit)), rest(rows - few_rows, j, std::min(j1, j + unit));
+      return;
+    }
     using Run = void (FewRows::*)(int64_t, int64_t) const;
     static constexpr auto table = []<int... n>(std::integer_sequence<int, n...>) {
       return std::array<Run, sizeof...(n)>{&FewRows::template columns<n + 1>...};
@@ -45,7 +53,9 @@ template <class T, class In> struct FewRows {
  private:
   template <int rows> void columns(int64_t j0, int64_t j1) const {
     if (b.row == 1 && b.col != 1) {
-      for (int64_t j = j0; j < j1; j += w) squares<rows>(j, int(std::min<int64_t>(w, j1 - j)));
+      const bool lone = (j1 - j0) * rows <= 8 && k >= 8 * depth;
+      for (int64_t j = j0; j < j1; j += lone ? 1 : w)
+        lone ? dots<rows>(j) : squares<rows>(j, int(std::min<int64_t>(w, j1 - j)));
       return;
     }
     constexpr int vectors = std::max(1, std::min(8, (vector_registers - 2) / (rows + 1)));
@@ -81,6 +91,35 @@ template <class T, class In> struct FewRows {
       for (int i = 0; i < rows; ++i) settle(sum[i], i, j, count, p0 == 0, total[i][0]);
     }
     put<rows, 1>(total, j, count);
+  }
+
+  /// One column, where there are not enough for a vector: blocks of k side by side do not wait for each other.
+  template <int rows> void dots(int64_t j) const {
+    constexpr int wide = 8;
+    for (int i = 0; i < rows; ++i) {
+      const T* const left = x + i * x_row;
+      const In* const right = b.data + j * b.col;
+      T& to = c[i * c_row + j * c_col];
+      T total = beta == 0 ? T(0) : to;
+      for (int64_t p0 = 0; p0 < k; p0 += wide * depth) {
+        T sum[wide] = {};
+        const int blocks = int(std::min<int64_t>(wide, (k - p0 + depth - 1) / depth));
+        const bool whole = p0 + wide * depth <= k;
+        for (int64_t p = p0; whole && p < p0 + depth; ++p)
+#pragma GCC unroll 8
+          for (int q = 0; q < wide; ++q) {
+            keep_in_register(sum[q]);  // else g++ makes vectors of the products, which it rounds before it adds them
+            sum[q] += left[p + q * depth] * T(right[p + q * depth]);
+          }
+        for (int q = 0; !whole && q < blocks; ++q)
+          for (int64_t p = p0 + q * depth; p < std::min(k, p0 + (q + 1) * depth); ++p) {
+            keep_in_register(sum[q]);
+            sum[q] += left[p] * T(right[p]);
+          }
+        for (int q = 0; q < blocks; ++q) total = add_scaled<T>(sum[q], alpha, p0 + q == 0 ? beta : T(1), total);
+      }
+      to = total;
+    }
   }
 
   /// A square of which only the numbers [p, end) of each line count, or only `count` lines exist.

@@ -94,7 +94,7 @@ template <class T> inline constexpr bool reads_rows = tile_rows<T> <= 8;
 /// either of the two a part of the addition, and not everywhere the same one.
 template <class T, class V> [[gnu::always_inline]] inline V add_scaled(V sum, T alpha, T beta, V old) {
   V v = alpha * sum;
-  keep_in_register(v);
+  keep_in_register(v), keep_in_register(beta);
   return beta == 0 ? v : v + beta * old;
 }
 

@@ -183,7 +183,7 @@ TEST_CASE("matmul: few rows, and few columns, have the bits of the same rows of 
         const Tensor bias = rand({n}).to(dtype),
                      after = linear(a, b.slice(1, 3, n + 3).t(), bias, Activation::gelu_erf);
         const auto layouts = [](const Tensor& x) { return std::vector<Tensor>{x, x.clone(), x.t().clone().t()}; };
-        for (const int64_t rows : {1, 2, 3, 5, 7, 8, 9}) {
+        for (const int64_t rows : {1, 2, 3, 5, 7, 8, 14, 15}) {
           const Tensor part = whole.slice(0, 2, rows + 2).slice(1, 3, n + 3).clone();
           for (const Tensor& left : layouts(a.slice(0, 2, rows + 2)))
             for (const Tensor& right : layouts(b.slice(1, 3, n + 3))) {
@@ -195,6 +195,19 @@ TEST_CASE("matmul: few rows, and few columns, have the bits of the same rows of 
                             after.slice(0, 2, rows + 2).clone()));
         }
       }
+}
+
+TEST_CASE("matmul: long dot products have the bits of a larger product") {
+  for (const DType dtype : {f32, f64, bf16})
+    for (const int64_t k : {4096, 5003, 9000}) {
+      const Tensor a = rand({20, k}).to(dtype), b = rand({30, k}).to(dtype), whole = matmul(a, b.t());
+      for (const auto& [rows, columns] : {std::pair{1, 1}, {2, 3}, {1, 8}, {7, 1}})
+        CHECK(same_bits(matmul(a.slice(0, 3, 3 + rows), b.slice(0, 5, 5 + columns).t()),
+                        whole.slice(0, 3, 3 + rows).slice(1, 5, 5 + columns).clone()));
+      if (dtype == f32)
+        CHECK(same_bits(addmm(whole.slice(0, 0, 1).slice(1, 0, 1), a.slice(0, 0, 1), b.slice(0, 0, 1).t(), 0.3, 0.7),
+                        addmm(whole, a, b.t(), 0.3, 0.7).slice(0, 0, 1).slice(1, 0, 1).clone()));
+    }
 }
 
 TEST_CASE("matmul: few rows scaled and added have the bits of a larger product too") {
