@@ -8,8 +8,8 @@
 
 #include "data/text.h"
 #include "data/to_device.h"
-#include "data/unicode.h"
 #include "nn/hugging_face/gpt2.h"
+#include "nn/text_stream.h"
 #include "tensor/check.h"
 #include "train/cli.h"
 #include "train/options.h"
@@ -109,49 +109,68 @@ std::vector<int64_t> whole_numbers(const std::string& option, const std::string&
   return numbers;
 }
 
-std::string continue_prompt(const LanguageModel& m, const std::string& prompt, bool by_ids, int64_t count,
-                            const nn::Sampling& sampling, std::ostream* shown) {
+std::string continue_prompt(const LanguageModel& m, const std::string& prompt, bool by_ids, nn::Generation generation,
+                            std::ostream* shown) {
   const auto tokenizer = by_ids ? nullptr : m.tokenizer();
   std::vector<int64_t> ids;
   if (by_ids) ids = whole_numbers("--ids", prompt);
   else
     for (const int32_t id : tokenizer->encode(prompt)) ids.push_back(id);
   LOCKSTEP_CHECK(!ids.empty(), "--prompt: expected at least one token");
+  LOCKSTEP_CHECK(!by_ids || generation.stop.empty(), "--stop: expected a prompt that is a text, got --ids");
+  generation.text = [&](int64_t id) {
+    const int32_t token = int32_t(id);
+    return tokenizer->decode(std::span(&token, 1));
+  };
   if (shown && !by_ids) *shown << prompt;
   std::string made;
-  const auto emit = [&](int64_t id) {
-    const int32_t token = int32_t(id);
-    const std::string piece =
-        by_ids ? (made.empty() ? "" : ",") + std::to_string(id) : tokenizer->decode(std::span(&token, 1));
-    made += piece;
-    if (shown) *shown << piece << std::flush;
-    return true;
+  nn::TextStream stream(generation.stop);
+  const auto show = [&](const std::string& text) {
+    made += text;
+    if (shown) *shown << text << std::flush;
   };
-  const Device device = m.model->tokens_table.weight.device();
-  m.model->generate(Tensor::from(ids, {1, int64_t(ids.size())}).to(device), count, sampling, emit);
+  nn::generate(*m.model, std::span(&ids, 1), generation, [&](size_t, int64_t id) {
+    show(by_ids ? (made.empty() ? "" : ",") + std::to_string(id) : stream.push(generation.text(id)));
+    return true;
+  });
+  show(stream.flush());
   if (shown) *shown << "\n";
-  // Bytes that a model made need not be UTF-8, JSON must be.
-  std::string text;
-  for (size_t at = 0; at < made.size();) {
-    const data::Char c = data::decode_utf8(made, at);
-    data::append_utf8(text, c.valid ? c.code : 0xfffd);
-    at += size_t(c.bytes);
-  }
-  return text;
+  return made;
 }
 
-void add_sampling_options(CLI::App& app, nn::Sampling& sampling) {
-  app.add_option("--temperature", sampling.temperature, "0 takes the likeliest token; higher is wilder")
-      ->check(number(0, 1e6))
-      ->capture_default_str();
-  app.add_option("--top-k", sampling.top_k, "choose among the k likeliest (0: all)")
-      ->check(whole(0, most_size))
-      ->capture_default_str();
-  app.add_option("--top-p", sampling.top_p, "choose among the likeliest that make up this probability")
-      ->check(number(0, 1))
-      ->capture_default_str();
+nn::Generation drawn_text() {
+  return {.max_new_tokens = 300,
+          .do_sample = true,
+          .overflow = nn::Generation::Overflow::slide,
+          .temperature = 0.8,
+          .top_k = 50};
+}
+
+void add_generation_options(CLI::App& app, nn::Generation& g) {
+  const auto add = [&](const char* name, auto& to, const char* what, const OptionCheck& check) {
+    app.add_option(name, to, what)->check(check)->capture_default_str();
+  };
+  add("--tokens", g.max_new_tokens, "tokens to add", whole(1, most_steps));
+  add("--temperature", g.temperature, "0 takes the likeliest token; higher is wilder", number(0, 1e6));
+  add("--top-k", g.top_k, "choose among the k likeliest (0: all)", whole(0, most_size));
+  add("--top-p", g.top_p, "choose among the likeliest that make up this probability", number(0, 1));
+  add("--min-p", g.min_p, "choose among those at least this much as likely as the likeliest", number(0, 1));
+  add("--repetition-penalty", g.repetition_penalty, "above 1: tokens that were there before become less likely",
+      number(1e-3, 1e3));
+  add("--no-repeat-ngram", g.no_repeat_ngram_size, "never so many tokens in a row twice (0: they may)",
+      whole(0, most_size));
   app.add_flag_callback(
-      "--greedy", [&] { sampling.temperature = 0; }, "the likeliest token each time");
+      "--greedy", [&] { g.do_sample = false; }, "the likeliest token each time");
+  app.add_option_function<int64_t>(
+         "--beams",
+         [&](int64_t beams) {
+           g.num_beams = beams;
+           if (beams == 1) return;
+           g.do_sample = false, g.overflow = nn::Generation::Overflow::error;
+         },
+         "follow so many of the likeliest texts; ends where the context is full")
+      ->check(whole(1, 1024));
+  app.add_option("--stop", g.stop, "end before this text (can be given several times)")->allow_extra_args(false);
 }
 
 TextLoss loss_of_text(nn::GPT& model, const Tensor& tokens, int64_t batch) {

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "autograd/checkpoint.h"
+#include "nn/generate.h"
 #include "nn/models/gpt.h"
 #include "parallel/ddp.h"
 #include "tests/parallel/sequence/util.h"
@@ -118,7 +119,7 @@ TEST_CASE("context parallelism ends with its object, and refuses what it cannot 
                        context.slice(zeros({1, 6}, {.dtype = i64}));
                      }),
                      "divides by 4 (2 ranks, zigzag), got 6"));
-      CHECK(contains(message([&] { model->generate(tokens.narrow(1, 0, 8), 1); }),
+      CHECK(contains(message([&] { nn::generate(*model, std::vector<int64_t>(8), {.max_new_tokens = 1}); }),
                      "a cache of keys needs whole sequences"));
       CHECK(contains(message([&] {
                        model->blocks[0].attention.forward(Variable(zeros({1, 8, 16}, {.dtype = f64})),
