@@ -28,7 +28,7 @@ struct GptOptions : Options {
   int64_t context = 128, warmup = 100, eval_batches = 20, tokens = 300;
   OptimizerOptions optimizer;
   std::string model, prompt = "\n", ids, logits_out;  // sample, eval, logits
-  nn::Sampling sampling{.temperature = 0.8, .top_k = 50};
+  nn::Generation generation = drawn_text();
 };
 
 std::string load_text(const std::string& path) {
@@ -131,7 +131,7 @@ void sample(const GptOptions& o) {
   const LanguageModel m = loaded(o, "sample");
   const bool by_ids = !o.ids.empty();
   const std::string& prompt = by_ids ? o.ids : o.prompt;
-  const std::string made = continue_prompt(m, prompt, by_ids, o.tokens, o.sampling, o.json ? nullptr : &std::cout);
+  const std::string made = continue_prompt(m, prompt, by_ids, o.generation, o.json ? nullptr : &std::cout);
   if (o.json) print_result(Json::Object{{"program", "gpt"}, {"prompt", prompt}, {"text", made}}, true);
 }
 
@@ -179,8 +179,7 @@ int main(int argc, char** argv) {
   OptionGroup{testing}("--batch", o.batch, "sequences at a time", whole(1, most_size));
   sampling.add_option("--prompt", o.prompt, "text to continue (default: a new line)");
   sampling.add_option("--ids", o.ids, "token ids to continue instead of a text: 5,17,3 (prints ids)");
-  OptionGroup{sampling}("--tokens", o.tokens, "tokens to add", whole(1, most_steps));
-  add_sampling_options(sampling, o.sampling);
+  add_generation_options(sampling, o.generation);
   scoring.add_option("--ids", o.ids, "token ids: 5,17,3")->required();
   scoring.add_option("--to", o.logits_out, "safetensors file to write")->required();
   training.callback([&] {

@@ -54,10 +54,10 @@ int main(int argc, char** argv) try {
   const ls::NoGrad no_grad;
   const auto own = dispatched.hold();  // generate() is no operator()
   ls::manual_seed(2);
-  const ls::Tensor said =
-      model->generate(ls::zeros({1, 1}, {.dtype = ls::i64, .device = model->tokens_table.weight.device()}), 8);
+  const ls::nn::Generated said =
+      ls::nn::generate(*model, std::vector<int64_t>{0}, {.max_new_tokens = 8, .do_sample = true, .top_k = 0});
   std::cout << "says";
-  for (const int64_t token : said.to(ls::cpu).view({-1}).to_vector<int64_t>()) std::cout << " " << token;
+  for (const int64_t token : said.tokens) std::cout << " " << token;
   std::cout << "; parts came " << dispatched.loads() << " times\n";
 } catch (const std::exception& error) {
   std::cerr << error.what() << "\n";

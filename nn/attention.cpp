@@ -96,8 +96,7 @@ AttentionArgs MultiHeadAttention::args(int64_t tokens, Device device) {
   return args;
 }
 
-MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& x, int64_t position) {
-  const Variable all = in_proj(x);
+MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& all, int64_t position) {
   const int64_t batch = all.size(0), tokens = all.size(1), d = o.head_size;
   const auto parts = all.split({o.heads * d, o.kv_heads * d, o.kv_heads * d}, 2);
   const auto by_head = [&](const Variable& part, int64_t heads) {
@@ -108,16 +107,19 @@ MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& x, int64_t p
   const int64_t end = part ? tokens * part->ranks : position + tokens;
   LOCKSTEP_CHECK(end <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context,
                  " tokens (max_context), got ", end);
-  const RopeTable::Angles angles = part ? o.rope->at(part->positions(tokens), end, x.dtype(), x.device())
-                                        : o.rope->at(position, tokens, x.dtype(), x.device());
+  const RopeTable::Angles angles = part ? o.rope->at(part->positions(tokens), end, all.dtype(), all.device())
+                                        : o.rope->at(position, tokens, all.dtype(), all.device());
   h.q = angles.turned(h.q);
   h.k = angles.turned(h.k);
   return h;
 }
 
-Variable MultiHeadAttention::merge(const Variable& heads) {
-  return out_proj(heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), o.heads * o.head_size}));
+/// (B, H, T, D) as (B, T, H * D).
+Variable MultiHeadAttention::joined(const Variable& heads) {
+  return heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), o.heads * o.head_size});
 }
+
+Variable MultiHeadAttention::merge(const Variable& heads) { return out_proj(joined(heads)); }
 
 Variable MultiHeadAttention::forward(const Variable& x, const Tensor& mask) {
   LOCKSTEP_CHECK(x.dim() == 3 && x.size(2) == o.embed, "[MultiHeadAttention] expected input (B, T, ", o.embed,
@@ -126,48 +128,77 @@ Variable MultiHeadAttention::forward(const Variable& x, const Tensor& mask) {
     LOCKSTEP_CHECK(!mask.defined(),
                    "[MultiHeadAttention] a sequence in parts is attended to without a mask, got one of shape ",
                    mask.shape());
-    const Heads h = split(x, 0);
+    const Heads h = split(in_proj(x), 0);
     return merge(part->attend(h.q, h.k, h.v, args(x.size(1), x.device())));
   }
   if (!mask.defined() && !o.rope && o.kv_heads == o.heads)
     return out_proj(attention_packed(in_proj(x), o.heads, args(x.size(1), x.device())));
-  const Heads h = split(x, 0);
+  const Heads h = split(in_proj(x), 0);
   return merge(attention(h.q, h.k, h.v, mask, args(x.size(1), x.device())));
 }
 
 Variable MultiHeadAttention::forward(const Variable& x, KvCache& cache) {
   LOCKSTEP_CHECK(x.dim() == 3 && x.size(2) == o.embed, "[MultiHeadAttention] expected input (B, T, ", o.embed,
                  "), got ", x.shape());
+  const NoGrad no_grad;
+  return out_proj(with_cache(in_proj(x), cache));
+}
+
+Variable MultiHeadAttention::forward(const Variable& x, const std::vector<KvRows>& rows) {
+  int64_t sum = 0;
+  for (const KvRows& r : rows) sum += r.tokens;
+  LOCKSTEP_CHECK(!rows.empty() && x.shape() == (Shape{1, sum, o.embed}), "[MultiHeadAttention] expected input (1, ",
+                 sum, ", ", o.embed, "), the rows of ", rows.size(), " sequences, got ", x.shape());
+  const NoGrad no_grad;
+  const Variable projected = in_proj(x);
+  std::vector<Variable> parts;
+  int64_t first = 0;
+  for (const KvRows& r : rows) {
+    parts.push_back(with_cache(projected.narrow(1, first, r.tokens), *r.cache));
+    first += r.tokens;
+  }
+  return out_proj(parts.size() == 1 ? parts[0] : cat(parts, 1));
+}
+
+/// Attends from `projected` to the cache and itself; (B, T, heads * head size), before out_proj.
+Variable MultiHeadAttention::with_cache(const Variable& projected, KvCache& cache) {
   LOCKSTEP_CHECK(
       !part,
       "[MultiHeadAttention] a cache of keys needs whole sequences; take the model out of context parallelism first");
   LOCKSTEP_CHECK(o.causal, "[MultiHeadAttention] a cache of keys needs causal attention");
-  const NoGrad no_grad;
-  const Heads h = split(x, cache.length);
-  const int64_t tokens = h.k.size(2), length = cache.length + tokens;
-  if (!cache.keys.defined()) {
-    const Shape shape{x.size(0), o.kv_heads, std::max(o.max_context, length), o.head_size};
-    cache.keys = empty(shape, {.dtype = x.dtype(), .device = x.device()});
-    cache.values = empty(shape, {.dtype = x.dtype(), .device = x.device()});
+  LOCKSTEP_CHECK(cache.length + projected.size(1) <= o.max_context, "[MultiHeadAttention] expected at most ",
+                 o.max_context, " tokens (max_context), got ", cache.length + projected.size(1));
+  const Heads h = split(projected, cache.length);
+  cache.append(h.k.tensor(), h.v.tensor(), o.max_context);
+  const DType dtype = h.q.dtype();
+  return joined(attention(h.q, cache.filled(cache.keys, dtype), cache.filled(cache.values, dtype), {},
+                          AttentionArgs{.scale = 0, .causal = true}));
+}
+
+void KvCache::append(const Tensor& k, const Tensor& v, int64_t most) {
+  LOCKSTEP_CHECK(!dtype || is_floating(*dtype), "[KvCache] expected a floating dtype, got ", *dtype);
+  const int64_t tokens = k.size(2), needed = length + tokens;
+  if (!keys.defined() || needed > keys.size(2)) {
+    int64_t room = 256;
+    while (room < needed) room *= 2;
+    room = std::max(needed, std::min(room, most));
+    for (Tensor* to : {&keys, &values}) {
+      const Tensor more =
+          empty({k.size(0), k.size(1), room, k.size(3)}, {.dtype = dtype.value_or(k.dtype()), .device = k.device()});
+      if (length > 0) more.narrow(2, 0, length).copy_(to->narrow(2, 0, length));
+      *to = more;
+    }
   }
-  LOCKSTEP_CHECK(length <= cache.keys.size(2), "[MultiHeadAttention] the cache holds ", cache.keys.size(2), " tokens, ",
-                 length, " are needed");
-  cache.keys.narrow(2, cache.length, tokens).copy_(h.k.tensor());
-  cache.values.narrow(2, cache.length, tokens).copy_(h.v.tensor());
-  cache.length = length;
-  return merge(attention(h.q, cache.keys.narrow(2, 0, length), cache.values.narrow(2, 0, length), {},
-                         AttentionArgs{.scale = 0,
-                                       .causal = true,
-                                       .first_head = o.first_head,
-                                       .all_heads = o.all_heads,
-                                       .layout = layout(length, x.device())}));
+  keys.narrow(2, length, tokens).copy_(k);
+  values.narrow(2, length, tokens).copy_(v);
+  length = needed;
 }
 
 Tensor MultiHeadAttention::weights(const Variable& x) {
   LOCKSTEP_CHECK(o.all_heads == 0, "[MultiHeadAttention] expected all heads here to average their weights, got ",
                  o.heads, " of ", o.all_heads);
   const NoGrad no_grad;
-  const Heads h = split(x, 0);
+  const Heads h = split(in_proj(x), 0);
   const int64_t batch = x.size(0), tokens = x.size(1), d = o.head_size, share = o.heads / o.kv_heads;
   const Tensor keys =
       h.k.tensor().unsqueeze(2).expand({batch, o.kv_heads, share, tokens, d}).reshape({batch, o.heads, tokens, d});

@@ -7,10 +7,23 @@
 
 namespace lockstep::nn {
 
-/// Keys and values of the tokens seen so far, (B, kv heads, capacity, head size).
+/// Keys and values of the tokens seen so far, (B, kv heads, room, head size). The room doubles when it is full, from
+/// 256 tokens on.
 struct KvCache {
   Tensor keys, values;
   int64_t length = 0;
+  std::optional<DType> dtype = {};  ///< f16 or bf16 take half of the memory; none: as computed
+
+  /// k and v (B, kv heads, T, head size) behind what is there; room for more than `most` tokens is not made ahead.
+  void append(const Tensor& k, const Tensor& v, int64_t most);
+  /// The part of keys or values that is filled, in `as`.
+  Tensor filled(const Tensor& of, DType as) const { return of.narrow(2, 0, length).to(as); }
+};
+
+/// A sequence of a batch whose sequences have lengths of their own: how many of the batch's rows are its next tokens.
+struct KvRows {
+  KvCache* cache;
+  int64_t tokens;
 };
 
 /// A rank's part of a sequence that several share (parallel/sequence/context_parallel.h).
@@ -40,6 +53,8 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   Variable forward(const Variable& x, const Tensor& mask = {});
   /// Attends to the cached tokens as well, and adds x's to the cache. For generation, without gradients.
   Variable forward(const Variable& x, KvCache& cache);
+  /// The same for the rows of several sequences, one behind another: x (1, sum of their tokens, embed).
+  Variable forward(const Variable& x, const std::vector<KvRows>& rows);
   /// The weights averaged over heads, (B, T, T). For looking at: this one does hold the matrix.
   Tensor weights(const Variable& x);
   void fields(Fields& f) override {
@@ -60,7 +75,9 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   struct Heads {
     Variable q, k, v;
   };  // (B, H, T, D), (B, G, T, D) twice
-  Heads split(const Variable& x, int64_t position);
+  Heads split(const Variable& projected, int64_t position);
+  Variable with_cache(const Variable& projected, KvCache& cache);
+  Variable joined(const Variable& heads);
   Variable merge(const Variable& heads);
   AttentionArgs args(int64_t tokens, Device device);
   std::shared_ptr<const BlockLayout> layout(int64_t tokens, Device device);

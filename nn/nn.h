@@ -6,6 +6,7 @@
 #include "nn/container.h"
 #include "nn/conv.h"
 #include "nn/cut.h"
+#include "nn/generate.h"
 #include "nn/init.h"
 #include "nn/layer_list.h"
 #include "nn/linear.h"
@@ -15,3 +16,4 @@
 #include "nn/norm.h"
 #include "nn/rope.h"
 #include "nn/sparse.h"
+#include "nn/text_stream.h"

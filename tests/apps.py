@@ -132,6 +132,12 @@ with tempfile.TemporaryDirectory() as folder:
     as_json = run("gpt", "sample", d / "whole", "--prompt", "the ", "--tokens", 50, "--json")
     check("sample --json", as_json.returncode == 0 and len(result(as_json)["text"]) > 0, as_json.stdout + as_json.stderr)
     again = run("gpt", "sample", d / "whole", "--prompt", "the ", "--tokens", 50)
+    stop = re.search("[ -~]{2}", sample.stdout[8:])[0]
+    stopped = run("gpt", "sample", d / "whole", "--prompt", "the ", "--tokens", 50, "--stop", stop, "--stop", "no such text")
+    check("sample --stop", stopped.stdout == "the " + sample.stdout[4:4 + sample.stdout[4:].index(stop)] + "\n", stopped.stdout + stopped.stderr)
+    greedy, beams = (result(run("gpt", "sample", d / "whole", "--prompt", "the ", "--tokens", 20, "--json", *more)) for more in (["--greedy"], ["--beams", 4]))
+    check("sample --greedy and --beams", greedy["text"] != "" and beams["text"] != "", f"{greedy} {beams}")
+    refused("an empty stop string", ["gpt", "sample", d / "whole", "--prompt", "a", "--stop", ""], "stop string is empty")
     check("a seed gives one text", again.stdout == sample.stdout)
     for precision in ("bf16", "f16"):
         low = run("gpt", "train", *tiny, "--steps", 20, "--precision", precision)

@@ -8,6 +8,7 @@
 
 #include "data/text.h"
 #include "nn/hugging_face/pretrained.h"
+#include "nn/text_stream.h"
 #include "tensor/check.h"
 #include "train/cli.h"
 #include "train/options.h"
@@ -185,8 +186,8 @@ std::vector<int64_t> whole_numbers(const std::string& option, const std::string&
   return numbers;
 }
 
-std::string continue_prompt(const LanguageModel& m, const std::string& prompt, bool by_ids, int64_t count,
-                            const nn::Sampling& sampling, std::ostream* shown) {
+std::string continue_prompt(const LanguageModel& m, const std::string& prompt, bool by_ids, nn::Generation generation,
+                            std::ostream* shown) {
   const auto tokenizer = by_ids ? nullptr : m.tokenizer();
   std::optional<data::Decoder> decoder;
   std::vector<int64_t> ids;
@@ -200,30 +201,55 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
     decoder->flush();
   }
   LOCKSTEP_CHECK(!ids.empty(), "--prompt: expected at least one token");
+  LOCKSTEP_CHECK(!by_ids || generation.stop.empty(), "--stop: expected a prompt that is a text, got --ids");
+  generation.text = [&](int64_t id) { return std::string(tokenizer->token_bytes(int32_t(id))); };
   if (shown && !by_ids) *shown << prompt;
   std::string made;
-  const auto write = [&](const std::string& piece) {
-    made += piece;
-    if (shown) *shown << piece << std::flush;
+  nn::TextStream stream(generation.stop);
+  const auto show = [&](const std::string& text) {
+    made += text;
+    if (shown) *shown << text << std::flush;
   };
-  const auto emit = [&](int64_t id) {
-    write(by_ids ? (made.empty() ? "" : ",") + std::to_string(id) : decoder->push(int32_t(id)));
+  nn::generate(*m.model, std::span(&ids, 1), generation, [&](size_t, int64_t id) {
+    show(by_ids ? (made.empty() ? "" : ",") + std::to_string(id) : stream.push(decoder->push(int32_t(id))));
     return true;
-  };
-  const Device device = m.model->tokens_table.weight.device();
-  m.model->generate(Tensor::from(ids, {1, int64_t(ids.size())}).to(device), count, sampling, emit);
-  if (decoder) write(decoder->flush());
+  });
+  if (decoder) show(stream.push(decoder->flush()) + stream.flush());
   if (shown) *shown << "\n";
   return made;
 }
 
-void add_sampling_options(CLI::App& app, nn::Sampling& sampling) {
+nn::Generation drawn_text() {
+  return {.max_new_tokens = 300,
+          .do_sample = true,
+          .overflow = nn::Generation::Overflow::slide,
+          .temperature = 0.8,
+          .top_k = 50};
+}
+
+void add_generation_options(CLI::App& app, nn::Generation& g) {
   const OptionGroup add(app);
-  add("--temperature", sampling.temperature, "0 takes the likeliest token; higher is wilder", number(0, 1e6));
-  add("--top-k", sampling.top_k, "choose among the k likeliest (0: all)", whole(0, most_size));
-  add("--top-p", sampling.top_p, "choose among the likeliest that make up this probability", number(0, 1));
+  add("--tokens", g.max_new_tokens, "tokens to add", whole(1, most_steps));
+  add("--temperature", g.temperature, "0 takes the likeliest token; higher is wilder", number(0, 1e6));
+  add("--top-k", g.top_k, "choose among the k likeliest (0: all)", whole(0, most_size));
+  add("--top-p", g.top_p, "choose among the likeliest that make up this probability", number(0, 1));
+  add("--min-p", g.min_p, "choose among those at least this much as likely as the likeliest", number(0, 1));
+  add("--repetition-penalty", g.repetition_penalty, "above 1: tokens that were there before become less likely",
+      number(1e-3, 1e3));
+  add("--no-repeat-ngram", g.no_repeat_ngram_size, "never so many tokens in a row twice (0: they may)",
+      whole(0, most_size));
   app.add_flag_callback(
-      "--greedy", [&] { sampling.temperature = 0; }, "the likeliest token each time");
+      "--greedy", [&] { g.do_sample = false; }, "the likeliest token each time");
+  app.add_option_function<int64_t>(
+         "--beams",
+         [&](int64_t beams) {
+           g.num_beams = beams;
+           if (beams == 1) return;
+           g.do_sample = false, g.overflow = nn::Generation::Overflow::error;
+         },
+         "follow so many of the likeliest texts; ends where the context is full")
+      ->check(whole(1, 1024));
+  app.add_option("--stop", g.stop, "end before this text (can be given several times)")->allow_extra_args(false);
 }
 
 TextLoss loss_of_text(nn::GPT& model, const Tensor& tokens, int64_t batch) {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "data/tokenizer.h"
-#include "nn/models/gpt.h"
+#include "nn/generate.h"
 #include "train/experts.h"
 
 namespace CLI {
@@ -35,13 +35,14 @@ struct TextLoss {
 };
 TextLoss loss_of_text(nn::GPT& model, const Tensor& tokens, int64_t batch);
 
-/// Continues a prompt, a text or ids as "5,17,3", by `count` tokens, and gives these back, as they are written to
-/// `shown` as whole characters come (null: not at all); bytes that are none are U+FFFD. Special tokens that stand in
-/// the prompt are text.
-std::string continue_prompt(const LanguageModel& model, const std::string& prompt, bool by_ids, int64_t count,
-                            const nn::Sampling& sampling, std::ostream* shown);
-/// --temperature, --top-k, --top-p and --greedy.
-void add_sampling_options(CLI::App& app, nn::Sampling& sampling);
+/// Continues a prompt, a text or ids as "5,17,3", and gives back what was made, as it is written to `shown` bit by bit
+/// (null: not at all): whole characters, U+FFFD for bytes that are no UTF-8, nothing from a stop string on.
+std::string continue_prompt(const LanguageModel& model, const std::string& prompt, bool by_ids,
+                            nn::Generation generation, std::ostream* shown);
+/// Draws at temperature 0.8 from the 50 likeliest, 300 tokens, and goes on when the context is full.
+nn::Generation drawn_text();
+/// --tokens, --temperature, --top-k, --beams, --stop and others of nn::Generation.
+void add_generation_options(CLI::App& app, nn::Generation& generation);
 /// "5,17,3". Error that names the option.
 std::vector<int64_t> whole_numbers(const std::string& option, const std::string& list);
 

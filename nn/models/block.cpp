@@ -22,8 +22,8 @@ TransformerBlock::TransformerBlock(const Options& o)
            .kind = o.feed_forward}),
       dropout({.p = o.dropout}) {}
 
-Variable TransformerBlock::forward(const Variable& x, KvCache& cache) {
-  const Variable y = add(x, attention(norm1(x), cache));
+Variable TransformerBlock::forward(const Variable& x, const std::vector<KvRows>& rows) {
+  const Variable y = add(x, attention(norm1(x), rows));
   return add(y, fed_forward(norm2(y)));
 }
 

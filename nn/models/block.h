@@ -21,7 +21,7 @@ struct TransformerBlock : Layer<TransformerBlock> {
   };
   explicit TransformerBlock(const Options& o);
   Variable forward(const Variable& x) { return second_half(first_half(x)); }
-  Variable forward(const Variable& x, KvCache& cache);
+  Variable forward(const Variable& x, const std::vector<KvRows>& rows);
   /// Its two halves.
   LayerList layers() override;
   FeedForward feed_forward_place() override { return {&mlp, &feed_forward}; }

@@ -129,56 +129,26 @@ std::vector<Variable> GPT::hidden_states(const Tensor& tokens) {
   return states;
 }
 
-namespace {
-
-int64_t choose(const Tensor& logits, const Sampling& s) {
-  if (s.temperature == 0) return argmax(logits).item<int64_t>();
-  const ValuesIndices sorted = sort(logits.to(f64), -1, true);
-  std::vector<double> p = softmax(mul_scalar(sorted.values, 1 / s.temperature), -1).to_vector<double>();
-  size_t kept = s.top_k > 0 ? std::min<size_t>(p.size(), size_t(s.top_k)) : p.size();
-  double mass = 0;
-  for (size_t i = 0; i < kept; ++i) {
-    mass += p[i];
-    if (mass >= s.top_p) kept = i + 1;
-  }
-  double draw = rand({1}, {.dtype = f64}).item() * mass;
-  size_t i = 0;
-  while (i + 1 < kept && (draw -= p[i]) >= 0) ++i;
-  return sorted.indices.to_vector<int64_t>()[i];
-}
-
-}  // namespace
-
-Tensor GPT::generate(const Tensor& prompt, int64_t count, const Sampling& sampling,
-                     const std::function<bool(int64_t)>& emit) {
-  LOCKSTEP_CHECK(prompt.dim() == 2 && prompt.size(0) == 1 && prompt.size(1) > 0,
-                 "[generate] expected a prompt (1, T) with T > 0, got ", prompt.shape());
-  LOCKSTEP_CHECK(sampling.temperature >= 0 && sampling.top_k >= 0 && sampling.top_p > 0 && sampling.top_p <= 1,
-                 "[generate] expected temperature >= 0, top_k >= 0 and top_p in (0, 1], got ", sampling.temperature,
-                 ", ", sampling.top_k, ", ", sampling.top_p);
+Variable GPT::next_scores(const std::vector<std::span<const int64_t>>& tokens,
+                          const std::vector<std::vector<KvCache>*>& caches) {
   const NoGrad no_grad;
-  const bool was_training = is_training();
-  eval();
-  std::vector<int64_t> tokens = prompt.to_vector<int64_t>();
-  std::vector<KvCache> caches(blocks.size());
-  size_t fed = 0;  // tokens already in the caches
-  for (int64_t made = 0; made < count; ++made) {
-    if (caches[0].length + int64_t(tokens.size() - fed) > o.context) {  // full: start again with the last half
-      caches.assign(blocks.size(), {});
-      fed = tokens.size() - std::min<size_t>(tokens.size(), size_t(std::max<int64_t>(o.context / 2, 1)));
-    }
-    const int64_t position = caches[0].length;
-    Variable x = embed(Tensor::from(std::span<const int64_t>(tokens).subspan(fed), {1, int64_t(tokens.size() - fed)})
-                           .to(prompt.device()),
-                       position);
-    for (size_t i = 0; i < blocks.size(); ++i) x = blocks[i](x, caches[i]);
-    fed = tokens.size();
-    const int64_t next = choose(head(norm(x.narrow(1, x.size(1) - 1, 1))).tensor().reshape({-1}), sampling);
-    tokens.push_back(next);
-    if (emit && !emit(next)) break;
+  const Device device = tokens_table.weight.device();
+  std::vector<Variable> rows;
+  std::vector<Tensor> last;
+  int64_t end = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const Tensor t = Tensor::from(tokens[i], {1, int64_t(tokens[i].size())}).to(device);
+    rows.push_back(embed(t, caches[i]->at(0).length));
+    last.push_back(full({1}, double((end += t.size(1)) - 1), {.dtype = i64, .device = device}));
   }
-  train(was_training);
-  return Tensor::from(tokens, {1, int64_t(tokens.size())}).to(prompt.device());
+  Variable x = rows.size() == 1 ? rows[0] : cat(rows, 1);
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    std::vector<KvRows> of_block;
+    for (size_t i = 0; i < tokens.size(); ++i)
+      of_block.push_back({.cache = &caches[i]->at(b), .tokens = int64_t(tokens[i].size())});
+    x = blocks[b](x, std::as_const(of_block));
+  }
+  return head(norm(index_select(x, 1, cat(last).to(x.device())))).view({int64_t(tokens.size()), -1});
 }
 
 }  // namespace lockstep::nn

@@ -6,13 +6,6 @@
 
 namespace lockstep::nn {
 
-/// How the next token is chosen. temperature 0 takes the likeliest.
-struct Sampling {
-  double temperature = 1;
-  int64_t top_k = 0;  ///< 0: all
-  double top_p = 1;   ///< nucleus (Holtzman et al., 2020)
-};
-
 struct GPT : Layer<GPT> {
   struct Options {
     int64_t vocab = 256, context = 128, layers = 4, width = 128, heads = 4, inner = 0;  ///< inner 0 means 4 width
@@ -39,10 +32,10 @@ struct GPT : Layer<GPT> {
   /// The stream before each block and after the last, (B, T, width): hidden states as Transformers counts them
   /// (the last one after the final norm).
   std::vector<Variable> hidden_states(const Tensor& tokens);
-  /// Continues `prompt` (1, T) by `count` tokens, one call of `emit` for each; stops early when emit returns false.
-  /// Slides the context when it is full.
-  Tensor generate(const Tensor& prompt, int64_t count, const Sampling& sampling = {},
-                  const std::function<bool(int64_t)>& emit = {});
+  /// The scores of the token behind each sequence's next tokens, (sequences, vocab): tokens[i] follow what caches[i],
+  /// one a block, have. The linear layers see one matrix, and nothing is padded.
+  Variable next_scores(const std::vector<std::span<const int64_t>>& tokens,
+                       const std::vector<std::vector<KvCache>*>& caches);
   void fields(Fields& f) override;
   /// Tokens, positions, the halves of each block, norm, head.
   LayerList layers() override;

@@ -31,7 +31,7 @@ class Dispatched {
 
   const Placement& plan() const;
   /// Loads what `module` reads itself, or a part of that name, for as long as the result lives: for calls that are no
-  /// operator(), such as GPT::generate(). Nothing to do for what is on a device.
+  /// operator(), such as nn::generate(). Nothing to do for what is on a device.
   [[nodiscard]] std::shared_ptr<void> hold(const std::string& module = "");
   int64_t loads() const;  ///< how often a part came from host memory or disk
   int64_t bytes_loaded() const;

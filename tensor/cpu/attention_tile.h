@@ -140,7 +140,10 @@ void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A
     for (int i = 0; i < rows; ++i) {
       const A factor = left == Left::plain ? a[i * lda + p] : a[p * lda + i];
 #pragma GCC unroll 4
-      for (int j = 0; j < vectors; ++j) sum[i][j] += factor * line[j];
+      for (int j = 0; j < vectors; ++j) {
+        if constexpr (rows * vectors == 1) keep_in_register(sum[i][j]);  // else g++ may split a lone chain of additions
+        sum[i][j] += factor * line[j];
+      }
     }
   }
 #pragma GCC unroll 6

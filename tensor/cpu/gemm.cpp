@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "tensor/cpu/gemm_few.h"
 #include "tensor/cpu/gemm_tile.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/storage.h"
@@ -22,6 +23,7 @@ constexpr int64_t depth_bytes = 2048;               // of a line of an a sliver:
 constexpr int64_t shared_bytes = int64_t(2) << 20;  // of packed b, for more than one block of k
 constexpr int64_t columns_limit = 1536;             // of packed b, unless k is short
 constexpr int64_t fork_work = 1 << 18;              // multiplications that are worth a thread
+constexpr int64_t fork_reads = 1 << 15;             // numbers from memory that are
 
 int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
 
@@ -41,7 +43,7 @@ void tiny_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, Matri
           sum[l] += T(a.data[i * a.row + p * a.col]) * T(b.data[p * b.row + (j + l) * b.col]);
       for (int64_t l = 0; l < columns; ++l) {
         T& to = c[i * ldc + j + l];
-        to = beta == 0 ? alpha * sum[l] : alpha * sum[l] + beta * to;
+        to = add_scaled<T>(sum[l], alpha, beta, to);
       }
     }
 }
@@ -57,7 +59,7 @@ template <class T> struct Blocking {
   int64_t b_size, a_size;   // packed, in numbers
 
   Blocking(int64_t m, int64_t n, int64_t k, int64_t most_threads) {
-    depth = ceil_div(k, ceil_div(k, depth_bytes / size));
+    depth = block_depth(k);
     const int64_t limit = shared_bytes / size;
     columns = std::min(n, std::max<int64_t>(columns_limit, limit / k / wide * wide));
     packed = std::min(ceil_div(k, depth), std::max<int64_t>(1, limit / (columns * depth))) * depth;
@@ -73,6 +75,7 @@ template <class T> struct Blocking {
     b_size = ceil_div(columns, wide) * wide * packed;
     a_size = rows * depth + 64;
   }
+  static int64_t block_depth(int64_t k) { return ceil_div(k, ceil_div(k, depth_bytes / size)); }
   int64_t scratch() const { return b_size + down * across * a_size; }
 };
 
@@ -161,11 +164,43 @@ template <class T, class In> struct Product {
 
 bool is_tiny(int64_t m, int64_t n, int64_t k) { return m * n * k <= 256; }  // k = 0 as well
 
+/// m <= unpacked_rows and b is read in lines. `turned`: c is the transpose of the result, and `finish` is told so.
+template <class T, class In>
+void few_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c, int64_t ldc,
+              bool turned, const Finish& finish, T* scratch) {
+  constexpr int64_t piece = 512;  // columns that are finished at a time
+  FewRows<T, In> rows{.k = k, .depth = Blocking<T>::block_depth(k), .alpha = alpha, .beta = beta, .b = b, .c = c};
+  rows.c_row = turned ? 1 : ldc, rows.c_col = turned ? ldc : 1;
+  Ref<Storage> storage;
+  const auto copy_rows = [&] {
+    if (!scratch) storage = Storage::allocate(m * k * int64_t(sizeof(T)), cpu);
+    T* const to = scratch ? scratch : reinterpret_cast<T*>(storage->data());
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t p = 0; p < k; ++p) to[i * k + p] = T(a.data[i * a.row + p * a.col]);
+    rows.x = to, rows.x_row = k;
+  };
+  if constexpr (std::is_same_v<T, In>) {
+    if (a.col == 1) rows.x = a.data, rows.x_row = a.row;
+    else copy_rows();
+  } else {
+    copy_rows();
+  }
+  const int64_t units = ceil_div(n, rows.unit), grain = std::max<int64_t>(1, fork_reads / (rows.unit * k));
+  parallel_for(units, scratch ? units : grain, [&](int64_t first, int64_t last) {
+    const int64_t end = std::min(n, last * rows.unit);
+    for (int64_t j = first * rows.unit; j < end; j += piece) {
+      const int64_t columns = std::min(piece, end - j);
+      rows(m, j, j + columns);
+      if (finish) turned ? finish(j, 0, columns, m) : finish(0, j, m, columns);
+    }
+  });
+}
+
 }  // namespace
 
 template <class T> int64_t gemm_scratch(int64_t m, int64_t n, int64_t k) {
   if (is_tiny(m, n, k)) return 0;
-  return Blocking<T>(m, n, k, 1).scratch();
+  return std::max(Blocking<T>(m, n, k, 1).scratch(), std::min<int64_t>({m, n, unpacked_rows}) * k);
 }
 
 template <class T, class In>
@@ -176,6 +211,11 @@ void gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView
     if (finish) finish(0, 0, m, n);
     return;
   }
+  if (m <= (b.row == 1 ? unpacked_rows : few_rows) && FewRows<T, In>::reads(b))
+    return few_gemm(m, n, k, alpha, a, b, beta, c, ldc, false, finish, scratch);
+  if (n <= few_rows && FewRows<T, In>::reads(a))  // the transposed product
+    return few_gemm<T, In>(n, m, k, alpha, {b.data, b.col, b.row}, {a.data, a.col, a.row}, beta, c, ldc, true, finish,
+                           scratch);
   const Blocking<T> plan(m, n, k, scratch ? 1 : get_threads());
   Ref<Storage> storage;
   if (!scratch) {

@@ -90,6 +90,14 @@ void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t dept
 /// More rows that lie a power of two apart would meet in too few places of L1.
 template <class T> inline constexpr bool reads_rows = tile_rows<T> <= 8;
 
+/// alpha * sum + beta * old; beta 0 does not take old. The first product is rounded: left to itself, the compiler makes
+/// either of the two a part of the addition, and not everywhere the same one.
+template <class T, class V> [[gnu::always_inline]] inline V add_scaled(V sum, T alpha, T beta, V old) {
+  V v = alpha * sum;
+  keep_in_register(v), keep_in_register(beta);
+  return beta == 0 ? v : v + beta * old;
+}
+
 /// c (rows x tile_columns, ldc apart) = alpha * a * b sliver + beta * c; beta 0 does not read c. a: a sliver, or, not
 /// `packed`, rows of a matrix that lie lda apart.
 template <class T, int rows, bool packed>
@@ -123,8 +131,9 @@ void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict
 #pragma GCC unroll 3
     for (int j = 0; j < vectors; ++j) {
       T* const to = c + i * ldc + j * w;
-      Vector<T> v = alpha * sum[i][j], old;
-      if (beta != 0) std::memcpy(&old, to, sizeof old), v += beta * old;
+      Vector<T> old{};
+      if (beta != 0) std::memcpy(&old, to, sizeof old);
+      const Vector<T> v = add_scaled<T>(sum[i][j], alpha, beta, old);
       std::memcpy(to, &v, sizeof v);
     }
 }

@@ -21,48 +21,6 @@ namespace {
 
 constexpr int64_t small_product = 1 << 18;  // multiplications that are worth a thread
 
-/// y (n) = alpha * x a + beta * y for a (k x n): a matrix times a vector, where blocked products are slow.
-template <class T>
-void vector_times_matrix(int64_t n, int64_t k, T alpha, const T* x, int64_t step, MatrixView<T> a, T beta, T* y,
-                         int64_t y_step) {
-  const auto put = [&](int64_t j, T sum) {
-    T& to = y[j * y_step];
-    to = beta == 0 ? alpha * sum : alpha * sum + beta * to;
-  };
-  if (a.row == 1 && a.col != 1 && step == 1) {  // columns lie together: one dot product each
-    for (int64_t j = 0; j < n; ++j) {
-      Lanes<T> sums[4] = {};
-      const T* column = a.data + j * a.col;
-      each_vector<T>(
-          k, [&](int64_t p, auto count, auto slot) { sums[slot] += load(column + p, count) * load(x + p, count); });
-      put(j, sum_lanes<T>(sums));
-    }
-    return;
-  }
-  constexpr int64_t block = 256;  // outputs that stay in L1 while all of a's rows pass
-  for (int64_t j0 = 0; j0 < n; j0 += block) {
-    const int64_t columns = std::min(block, n - j0);
-    T sums[block] = {};
-    if (a.col == 1 && columns == block) {
-      int64_t p = 0;
-      for (; p + 4 <= k; p += 4) {
-        const T *r0 = a.data + p * a.row + j0, *r1 = r0 + a.row, *r2 = r1 + a.row, *r3 = r2 + a.row;
-        const T x0 = x[p * step], x1 = x[(p + 1) * step], x2 = x[(p + 2) * step], x3 = x[(p + 3) * step];
-        for (int64_t j = 0; j < block; ++j) sums[j] += (x0 * r0[j] + x1 * r1[j]) + (x2 * r2[j] + x3 * r3[j]);
-      }
-      for (; p < k; ++p)
-        for (int64_t j = 0; j < block; ++j) sums[j] += x[p * step] * a.data[p * a.row + j0 + j];
-    } else if (a.col == 1) {
-      for (int64_t p = 0; p < k; ++p)
-        for (int64_t j = 0; j < columns; ++j) sums[j] += x[p * step] * a.data[p * a.row + j0 + j];
-    } else {
-      for (int64_t j = 0; j < columns; ++j)
-        for (int64_t p = 0; p < k; ++p) sums[j] += x[p * step] * a.data[p * a.row + (j0 + j) * a.col];
-    }
-    for (int64_t j = 0; j < columns; ++j) put(j0 + j, sums[j]);
-  }
-}
-
 /// A unary operation's derivative, which the product becomes the gradient of.
 struct UnaryGrad {
   BlockFn run = nullptr;
@@ -183,47 +141,14 @@ template <class T, class In> struct Products {
       for (int64_t index = begin; index < end; ++index) one(index, own);
     });
   }
-
-  /// m or n is 1: memory-bound, so pieces of the one long side.
-  void vectors() const requires std::is_same_v<T, In> {
-    const int64_t length = std::max(m, n), piece = std::min<int64_t>(length, 512),
-                  pieces = (length + piece - 1) / piece;
-    parallel_for(count * pieces, std::max<int64_t>(1, (1 << 15) / (piece * k)), [&](int64_t begin, int64_t end) {
-      for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t index = unit / pieces, i = unit % pieces * piece, width = std::min(piece, length - i);
-        MatrixView<T> x = view(a, index), y = view(b, index);
-        if (n == 1) std::swap(x, y), x = {x.data, x.col, x.row}, y = {y.data, y.col, y.row};  // the transposed product
-        vector_times_matrix<T>(width, k, alpha, x.data, x.col, y.at(0, i), beta, product(index) + i, 1);
-        if (const auto after = epilogue(index); !after.empty()) n == 1 ? after(i, 0, width, 1) : after(0, i, 1, width);
-      }
-    });
-  }
 };
-
-/// x in f32; dims that are only repeated (stride 0) are converted once.
-Tensor to_f32(const Tensor& x) {
-  Tensor once = x;
-  for (int d = 0; d < x.dim(); ++d)
-    if (x.strides()[d] == 0 && x.shape()[d] > 1) once = once.narrow(d, 0, 1);
-  return once.to(f32).expand(x.shape());
-}
-
-/// Whether it is a vector times a matrix, or a matrix times a vector.
-bool is_vector(const Tensor& out, int64_t k) {
-  const int64_t m = out.size(-2), n = out.size(-1);
-  return (m == 1 || n == 1) && m * n * k > 256;
-}
 
 }  // namespace
 
 void matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, Tensor& out) {
   if (out.numel() == 0) return;
-  const bool vectors = is_vector(out, a.size(-1));
   const auto run = [&]<class T>(const Tensor& x, const Tensor& y, const Tensor& shift, const Tensor& before,
-                                const Tensor& to) {
-    const Products<T, T> products{x, y, shift, before, to, args};
-    vectors ? products.vectors() : products.matrices();
-  };
+                                const Tensor& to) { Products<T, T>{x, y, shift, before, to, args}.matrices(); };
   if (out.dtype() == f64) return run.operator()<double>(a, b, bias, pre, out);
   if (out.dtype() == f32) return run.operator()<float>(a, b, bias, pre, out);
   LOCKSTEP_CHECK(out.dtype() == f16 || out.dtype() == bf16, "[matmul] expected a floating dtype, got ", out.dtype());
@@ -231,8 +156,7 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulAr
   Tensor wide = args.beta != 0 ? out.to(f32) : empty(out.shape());
   Tensor wide_pre = pre.defined() ? empty(pre.shape()) : Tensor();
   const Tensor shift = bias.defined() ? bias.to(f32) : Tensor();
-  if (vectors) run.operator()<float>(to_f32(a), to_f32(b), shift, wide_pre, wide);
-  else if (out.dtype() == f16) Products<float, Half>{a, b, shift, wide_pre, wide, args}.matrices();
+  if (out.dtype() == f16) Products<float, Half>{a, b, shift, wide_pre, wide, args}.matrices();
   else Products<float, BFloat16>{a, b, shift, wide_pre, wide, args}.matrices();
   out.copy_(wide);
   if (pre.defined()) pre.copy_(wide_pre);
@@ -245,10 +169,7 @@ void matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const P
   const MatmulArgs plain;
   const UnaryGrad unary{pointwise_entry(op).functions[int(PointwisePart::grad0)][int(compute_type(out.dtype()))], &args,
                         kept.raw_data()};
-  const auto run = [&]<class T>() {
-    const Products<T, T> products{a, b, none, none, out, plain, unary};
-    is_vector(out, a.size(1)) ? products.vectors() : products.matrices();
-  };
+  const auto run = [&]<class T>() { Products<T, T>{a, b, none, none, out, plain, unary}.matrices(); };
   out.dtype() == f64 ? run.operator()<double>() : run.operator()<float>();
 }
 

@@ -1,6 +1,7 @@
 // Cases of whole models: GPT-2 in Hugging Face's files, its logits, gradients, a few training steps and greedy text.
 #include <cmath>
 
+#include "nn/generate.h"
 #include "nn/hugging_face/names.h"
 #include "nn/hugging_face/pretrained.h"
 #include "optim/clip.h"
@@ -47,8 +48,10 @@ void run_gpt2(const Case& c, Report& report) {
 
   for (int i = 0; c.has(str("prompt", i)); ++i) {
     const Tensor greedy = c.tensor(str("greedy", i)), prompt = c.tensor(str("prompt", i));
-    report.compare(str("greedy", i), model->generate(prompt, greedy.size(1) - prompt.size(1), {.temperature = 0}),
-                   greedy);
+    std::vector<int64_t> ids = prompt.to_vector<int64_t>();
+    const auto made = nn::generate(*model, ids, {.max_new_tokens = greedy.size(1) - prompt.size(1)}).tokens;
+    ids.insert(ids.end(), made.begin(), made.end());
+    report.compare(str("greedy", i), Tensor::from(ids, {1, int64_t(ids.size())}), greedy);
   }
 
   const Json* training = c.json().find("adamw");

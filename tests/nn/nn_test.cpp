@@ -274,13 +274,12 @@ TEST_CASE("GPT learns a pattern, generates it, and checkpointing its blocks chan
   model->eval();  // no dropout anywhere: a second look sees the same
   const Tensor first = model->loss(x.narrow(1, 0, 14).contiguous(), x.narrow(1, 1, 14).contiguous()).tensor();
   CHECK(equal(first, model->loss(x.narrow(1, 0, 14).contiguous(), x.narrow(1, 1, 14).contiguous()).tensor()));
-  const Tensor made = model->generate(Tensor::from<int64_t>({0, 1, 2}, {1, 3}), 30, {.temperature = 0});
-  const auto tokens = made.to_vector<int64_t>();
-  REQUIRE(tokens.size() == 33);
+  const auto tokens =
+      generate(*model, {0, 1, 2}, {.max_new_tokens = 30, .overflow = Generation::Overflow::slide}).tokens;
+  REQUIRE(tokens.size() == 30);
   int right = 0;
-  for (size_t i = 0; i < tokens.size(); ++i) right += tokens[i] == int64_t(i % 7);
-  CHECK(right >= 28);
-  CHECK(contains(message([&m = *model] { m.generate(zeros({1, 0}, {.dtype = i64}), 1); }), "expected a prompt"));
+  for (size_t i = 0; i < tokens.size(); ++i) right += tokens[i] == int64_t((i + 3) % 7);
+  CHECK(right >= 25);
 }
 
 TEST_CASE("summary is a table") {

@@ -171,6 +171,62 @@ TEST_CASE("matmul: an element has the same bits beside any other rows and column
                   small.slice(0, 4, 8).slice(1, 8, 14).clone()));
 }
 
+TEST_CASE("matmul: few rows, and few columns, have the bits of the same rows of a larger product") {
+  for (const DType dtype : {f32, f64, f16, bf16})
+    for (const int64_t k : {0, 1, 5, 31, 257, 513, 1031})
+      for (const int64_t n : {1, 3, 33, 67}) {
+        CAPTURE(dtype);
+        CAPTURE(k);
+        CAPTURE(n);
+        const Tensor a = (rand({40, k}) - full({40, k}, 0.5)).to(dtype),
+                     b = (rand({k, n + 40}) - full({k, n + 40}, 0.5)).to(dtype), whole = matmul(a, b);
+        const Tensor bias = rand({n}).to(dtype),
+                     after = linear(a, b.slice(1, 3, n + 3).t(), bias, Activation::gelu_erf);
+        const auto layouts = [](const Tensor& x) { return std::vector<Tensor>{x, x.clone(), x.t().clone().t()}; };
+        for (const int64_t rows : {1, 2, 3, 5, 7, 8, 14, 15}) {
+          const Tensor part = whole.slice(0, 2, rows + 2).slice(1, 3, n + 3).clone();
+          for (const Tensor& left : layouts(a.slice(0, 2, rows + 2)))
+            for (const Tensor& right : layouts(b.slice(1, 3, n + 3))) {
+              const Threads scope(1 + int(rows % 3));
+              REQUIRE(same_bits(matmul(left, right), part));
+              REQUIRE(same_bits(matmul(right.t(), left.t()), part.t().clone()));
+            }
+          REQUIRE(same_bits(linear(a.slice(0, 2, rows + 2), b.slice(1, 3, n + 3).t(), bias, Activation::gelu_erf),
+                            after.slice(0, 2, rows + 2).clone()));
+        }
+      }
+}
+
+TEST_CASE("matmul: long dot products have the bits of a larger product") {
+  for (const DType dtype : {f32, f64, bf16})
+    for (const int64_t k : {4096, 5003, 9000}) {
+      const Tensor a = rand({20, k}).to(dtype), b = rand({30, k}).to(dtype), whole = matmul(a, b.t());
+      for (const auto& [rows, columns] : {std::pair{1, 1}, {2, 3}, {1, 8}, {7, 1}})
+        CHECK(same_bits(matmul(a.slice(0, 3, 3 + rows), b.slice(0, 5, 5 + columns).t()),
+                        whole.slice(0, 3, 3 + rows).slice(1, 5, 5 + columns).clone()));
+      if (dtype == f32)
+        CHECK(same_bits(addmm(whole.slice(0, 0, 1).slice(1, 0, 1), a.slice(0, 0, 1), b.slice(0, 0, 1).t(), 0.3, 0.7),
+                        addmm(whole, a, b.t(), 0.3, 0.7).slice(0, 0, 1).slice(1, 0, 1).clone()));
+    }
+}
+
+TEST_CASE("matmul: few rows scaled and added have the bits of a larger product too") {
+  for (const int64_t k : {3, 40, 600, 1031})
+    for (const auto& [beta, alpha] : {std::pair{0.7, 1.3}, {1.0, 0.3}, {-0.3, 1.0}}) {
+      const Tensor a = rand({40, k}), b = rand({k, 70}), c = rand({40, 70}), whole = addmm(c, a, b, beta, alpha);
+      for (const int64_t rows : {1, 3, 7, 8})
+        for (const Tensor& right : {b, b.t().clone().t()}) {
+          CAPTURE(k);
+          CAPTURE(rows);
+          const Tensor some = c.slice(0, 0, rows), left = a.slice(0, 0, rows);
+          CHECK(same_bits(addmm(some, left, right, beta, alpha), whole.slice(0, 0, rows).clone()));
+          CHECK(same_bits(addmm(some.t(), right.t(), left.t(), beta, alpha), whole.slice(0, 0, rows).t().clone()));
+          CHECK(same_bits(addmm(some.slice(1, 0, 2), left, right.slice(1, 0, 2), beta, alpha),
+                          whole.slice(0, 0, rows).slice(1, 0, 2).clone()));
+        }
+    }
+}
+
 TEST_CASE("matmul: 16-bit operands are those of f32, and the result is rounded once") {
   for (DType dtype : {f16, bf16})
     for (int layout = 0; layout < 4; ++layout) {

@@ -51,13 +51,16 @@ TEST_CASE("device map: logits, loss and generated text have the bits of one devi
   const Devices devices(3);
   const Folder folder;
   for (const bool tied : {true, false}) {
-    Tensor logits, text;
+    Tensor logits;
+    std::vector<int64_t> text;
+    const std::vector<int64_t> prompt = tokens().narrow(0, 0, 1).narrow(1, 0, 3).to_vector<int64_t>();
+    const nn::Generation greedy{.max_new_tokens = 20, .overflow = nn::Generation::Overflow::slide};
     {
       auto gpt = make_gpt(tied);
       gpt.eval();
       const NoGrad scope;
       logits = gpt(tokens()).tensor();
-      text = gpt.generate(tokens().narrow(0, 0, 1).narrow(1, 0, 3), 20, {.temperature = 0});
+      text = nn::generate(gpt, prompt, greedy).tokens;
       data::save_safetensors(folder / "gpt.safetensors", gpt.state());
     }
     const Map maps[] = {
@@ -88,8 +91,7 @@ TEST_CASE("device map: logits, loss and generated text have the bits of one devi
           const auto own = dispatched.hold();
           const Device here = plan.places[0].is_device() ? plan.places[0].device() : plan.main;
           CHECK(gpt(tokens()).device() == here);
-          const Tensor prompt = tokens().narrow(0, 0, 1).narrow(1, 0, 3).contiguous().to(here);
-          CHECK(same(gpt.generate(prompt, 20, {.temperature = 0}), text));
+          CHECK(nn::generate(gpt, prompt, greedy).tokens == text);
         }
         // What was in host memory is there now; what was on disk says so.
         size_t on_disk = 0;

@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "nn/generate.h"
 #include "parallel/tensor/apply.h"
 #include "tensor/ops.h"
 #include "tests/parallel/tensor/util.h"
@@ -90,14 +91,16 @@ TEST_CASE("GPT: logits, loss with dropout, and gradients") {
 }
 
 TEST_CASE("GPT: through its logits, with blocks recomputed, and generating") {
-  const Tensor x = ids(1, {batch, tokens}, vocab), y = ids(2, {batch, tokens}, vocab), prompt = ids(3, {1, 5}, vocab);
+  const Tensor x = ids(1, {batch, tokens}, vocab), y = ids(2, {batch, tokens}, vocab);
+  const std::vector<int64_t> prompt = ids(3, {1, 5}, vocab).to_vector<int64_t>();
+  const nn::Generation greedy{.max_new_tokens = 30, .overflow = nn::Generation::Overflow::slide};
   nn::GPT::Options o = gpt_options();
   nn::GPT whole = seeded<nn::GPT>(o);
   set_random_step(3, 4);
   const Variable loss = whole.loss(x, y);
   loss.backward();
   const Tensors grads = gradients(whole);
-  const std::vector<int64_t> said = whole.generate(prompt, 30, {.temperature = 0}).to_vector<int64_t>();
+  const std::vector<int64_t> said = nn::generate(whole, prompt, greedy).tokens;
   o.checkpoint_blocks = true;
   on_ranks(3, [&](dist::ProcessGroup& g) {
     for (const bool sequence : {false, true}) {
@@ -106,10 +109,9 @@ TEST_CASE("GPT: through its logits, with blocks recomputed, and generating") {
       set_random_step(3, 4);
       cross_entropy(model(x).view({-1, vocab}), y.view({-1})).backward();
       expect_gradients(model, cut, grads, "recomputed");
-      if (!sequence)
-        LOCKSTEP_CHECK(model.generate(prompt, 30, {.temperature = 0}).to_vector<int64_t>() == said, "what it says");
+      if (!sequence) LOCKSTEP_CHECK(nn::generate(model, prompt, greedy).tokens == said, "what it says");
       else
-        expect_message([&] { model.generate(prompt, 1); },
+        expect_message([&] { nn::generate(model, prompt, greedy); },
                        "[scatter_to] expected a size that 3 ranks divide along dim -2");
       expect_message(
           [&] {

@@ -1,0 +1,131 @@
+#include "nn/generate.h"
+
+#include <algorithm>
+
+#include "nn/beams.h"
+#include "nn/text_stream.h"
+#include "tensor/random.h"
+
+namespace lockstep::nn {
+
+namespace {
+
+/// A sequence that is being continued.
+struct Running {
+  size_t number;
+  std::span<const int64_t> prompt;
+  std::vector<KvCache> caches;
+  std::vector<int64_t> next;  // tokens that the caches do not have yet
+  TextStream text;
+  Generated made;
+
+  Running(size_t number_, std::span<const int64_t> prompt_, std::vector<KvCache> empty, const Generation& g)
+      : number(number_), prompt(prompt_), caches(std::move(empty)), next(prompt.begin(), prompt.end()), text(g.stop) {}
+
+  /// Takes a token and says whether it goes on.
+  bool take(int64_t token, const Generation& g) {
+    made.tokens.push_back(token);
+    next = {token};
+    using Reason = Generated::Reason;
+    if (std::count(g.eos_token_id.begin(), g.eos_token_id.end(), token)) return made.reason = Reason::eos, false;
+    if (!g.stop.empty()) text.push(g.text(token));
+    if (text.stopped()) return made.reason = Reason::stop, false;
+    return int64_t(made.tokens.size()) < g.max_new_tokens;
+  }
+
+  /// Before the next token: makes room where the context is full, or says that it ends.
+  bool fits(int64_t context, const Generation& g) {
+    if (caches[0].length + int64_t(next.size()) <= context) return true;
+    if (g.overflow == Generation::Overflow::error) return made.reason = Generated::Reason::context, false;
+    std::vector<int64_t> all(prompt.begin(), prompt.end());  // the last half, from its beginning
+    all.insert(all.end(), made.tokens.begin(), made.tokens.end());
+    const auto keep = std::min<int64_t>(int64_t(all.size()), std::max<int64_t>(context / 2, 1));
+    next.assign(all.end() - keep, all.end());
+    for (KvCache& cache : caches) cache = {.dtype = cache.dtype};
+    return true;
+  }
+};
+
+void check_prompts(const GPT& model, std::span<const std::vector<int64_t>> prompts, const Generation& g) {
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const auto& p = prompts[i];
+    LOCKSTEP_CHECK(!p.empty(), "[generate] expected a prompt of at least one token, number ", i, " is empty");
+    LOCKSTEP_CHECK(g.overflow == Generation::Overflow::slide || int64_t(p.size()) < model.o.context,
+                   "[generate] prompt has ", p.size(), " tokens, the model's context is ", model.o.context);
+    for (size_t at = 0; at < p.size(); ++at)
+      LOCKSTEP_CHECK(p[at] >= 0 && p[at] < model.o.vocab, "[generate] prompt ", i, " has token ", p[at], " at ", at,
+                     ", the vocabulary has ", model.o.vocab);
+  }
+}
+
+/// One step of all that run: scores from the model, a token for each.
+void step(GPT& model, std::vector<Running*>& running, const Generation& g, uint64_t seed,
+          const std::function<bool(size_t, int64_t)>& emit) {
+  std::vector<std::span<const int64_t>> tokens;
+  std::vector<std::vector<KvCache>*> caches;
+  for (Running* r : running) tokens.push_back(r->next), caches.push_back(&r->caches);
+  const Tensor scores = model.next_scores(tokens, caches).tensor().to(cpu).to(f32).contiguous();
+  const auto vocab = size_t(scores.size(1));
+  std::vector<Running*> left;
+  for (size_t i = 0; i < running.size(); ++i) {
+    Running& r = *running[i];
+    const std::span<const float> logits(scores.data<float>() + i * vocab, vocab);
+    const std::vector<double> processed = process_logits(logits, r.prompt, r.made.tokens, g);
+    const uint64_t place = r.prompt.size() + r.made.tokens.size();
+    const int64_t token =
+        g.greedy() ? likeliest(processed) : distribution(processed, g, draw(seed, r.number, place)).back().id;
+    if (g.logprobs) r.made.logprobs.push_back(log_probabilities(logits)[size_t(token)]);
+    bool goes_on = r.take(token, g);
+    if (emit && !emit(r.number, token)) {
+      if (goes_on) r.made.reason = Generated::Reason::caller;
+      goes_on = false;
+    }
+    if (goes_on) left.push_back(&r);
+  }
+  running = left;
+}
+
+}  // namespace
+
+std::vector<Generated> generate(GPT& model, std::span<const std::vector<int64_t>> prompts, const Generation& g,
+                                const std::function<bool(size_t, int64_t)>& emit) {
+  g.check(model.o.vocab);
+  check_prompts(model, prompts, g);
+  const NoGrad no_grad;
+  struct Eval {
+    GPT& model;
+    bool was;
+    ~Eval() { model.train(was); }
+  } eval{model, model.is_training()};
+  model.eval();
+  const std::vector<KvCache> empty(model.blocks.size(), KvCache{.dtype = g.cache_dtype});
+  std::vector<Generated> out;
+  if (g.num_beams > 1) {
+    for (const auto& prompt : prompts)
+      for (Generated& made : beam_search(model, prompt, g, empty)) {
+        for (const int64_t token : made.tokens)
+          if (emit && !emit(out.size(), token)) break;
+        out.push_back(std::move(made));
+      }
+    return out;
+  }
+  const uint64_t seed = g.seed ? *g.seed : g.greedy() ? 0 : philox(next_random_key(), 0)[0];
+  std::vector<Running> all;
+  for (const auto& prompt : prompts)
+    for (int64_t i = 0; i < g.num_return_sequences; ++i) all.emplace_back(all.size(), prompt, empty, g);
+  std::vector<Running*> running;
+  for (Running& r : all)
+    if (g.max_new_tokens > 0) running.push_back(&r);
+  while (!running.empty()) {
+    std::erase_if(running, [&](Running* r) { return !r->fits(model.o.context, g); });
+    if (!running.empty()) step(model, running, g, seed, emit);
+  }
+  for (Running& r : all) out.push_back(std::move(r.made));
+  return out;
+}
+
+Generated generate(GPT& model, const std::vector<int64_t>& prompt, const Generation& generation) {
+  return generate(model, std::span(&prompt, 1), generation)[0];
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,213 @@
+#include "nn/sampling.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <unordered_map>
+
+#include "tensor/check.h"
+#include "tensor/random.h"
+
+namespace lockstep::nn {
+
+namespace {
+
+constexpr double never = -std::numeric_limits<double>::infinity();
+
+/// exp(x) for x <= 0 to the last place or two, 0 below 2^-1000; without branches, so that a loop of it is vectors.
+inline double exp_below_zero(double x) {
+  // x = n ln 2 + r, |r| <= ln 2 / 2; adding 1.5 * 2^52 leaves n in the low bits of t
+  const double t = std::max(x, -690.0) * 1.4426950408889634 + 6755399441055744.0, n = t - 6755399441055744.0,
+               r = (std::max(x, -690.0) - n * 0.6931471803691238) - n * 1.9082149292705877e-10;
+  double p = 1.6059043836821613e-10;  // 1 / 13!
+  for (const double c : {2.08767569878681e-09, 2.505210838544172e-08, 2.755731922398589e-07, 2.7557319223985893e-06,
+                         2.48015873015873e-05, 1.984126984126984e-04, 1.3888888888888889e-03, 8.333333333333333e-03,
+                         4.1666666666666664e-02, 1.6666666666666666e-01, 0.5, 1.0, 1.0})
+    p = p * r + c;
+  const double power = std::bit_cast<double>((std::bit_cast<uint64_t>(t) << 52) + 0x3ff0000000000000u);
+  return x < -690 ? 0 : p * power;
+}
+
+/// Ids in the order of their scores, as many as are asked for: scores fall into buckets by their distance from the
+/// highest, and only the buckets that are needed are sorted.
+class Ranked {
+ public:
+  Ranked(std::span<const double> scores, double top, double temperature)
+      : scores_(scores), top_(top), scale_(64 / temperature) {
+    for (const double x : scores) ++counts_[size_t(bucket(x))];
+  }
+
+  /// Whether there is a number i that can be drawn at all.
+  bool has(size_t i) {
+    if (i >= order_.size() && next_ < buckets) extend(std::max({i + 1, size_t(256), 4 * order_.size()}));
+    return i < order_.size();
+  }
+  int64_t operator[](size_t i) const { return order_[i]; }
+
+ private:
+  static constexpr int buckets = 4096;
+  int bucket(double x) const { return int(std::min((top_ - x) * scale_, double(buckets - 1))); }
+
+  void extend(size_t count) {
+    const size_t begin = order_.size();
+    const int from = next_;
+    for (size_t found = begin; next_ < buckets && found < count;) found += size_t(counts_[size_t(next_++)]);
+    // Where a bucket begins in scores is left to bucket() itself; most ids are behind all that is wanted.
+    const double behind = next_ < buckets ? top_ - (next_ + 1) / scale_ : never;
+    for (size_t i = 0; i < scores_.size(); ++i)
+      if (scores_[i] > behind) [[unlikely]] {
+        const int b = bucket(scores_[i]);
+        if (b >= from && b < next_) order_.push_back(int64_t(i));
+      }
+    std::sort(order_.begin() + std::ptrdiff_t(begin), order_.end(), [&](int64_t a, int64_t b) {
+      return scores_[size_t(a)] != scores_[size_t(b)] ? scores_[size_t(a)] > scores_[size_t(b)] : a < b;
+    });
+  }
+
+  std::span<const double> scores_;
+  double top_, scale_;
+  std::vector<int32_t> counts_ = std::vector<int32_t>(size_t(buckets));
+  std::vector<int64_t> order_;
+  int next_ = 0;
+};
+
+/// Ends of n-grams that begin as the text ends.
+void forbid_repeats(std::span<const int64_t> prompt, std::span<const int64_t> answer, int64_t n,
+                    std::vector<double>& scores) {
+  std::vector<int64_t> all(prompt.begin(), prompt.end());
+  all.insert(all.end(), answer.begin(), answer.end());
+  const size_t head = size_t(n - 1);
+  if (all.size() < head + 1) return;
+  for (size_t i = 0; i + head < all.size(); ++i)
+    if (std::equal(all.end() - std::ptrdiff_t(head), all.end(), all.begin() + std::ptrdiff_t(i)))
+      scores[size_t(all[i + head])] = never;
+}
+
+}  // namespace
+
+void Generation::check(int64_t vocab) const {
+  LOCKSTEP_CHECK(max_new_tokens >= 0 && min_new_tokens >= 0,
+                 "[generate] expected max_new_tokens and min_new_tokens >= 0, got ", max_new_tokens, " and ",
+                 min_new_tokens);
+  LOCKSTEP_CHECK(temperature >= 0, "[generate] expected temperature >= 0, got ", temperature);
+  LOCKSTEP_CHECK(top_k >= 0, "[generate] expected top_k >= 0, got ", top_k);
+  LOCKSTEP_CHECK(top_p > 0 && top_p <= 1, "[generate] expected top_p in (0, 1], got ", top_p);
+  LOCKSTEP_CHECK(min_p >= 0 && min_p <= 1, "[generate] expected min_p in [0, 1], got ", min_p);
+  LOCKSTEP_CHECK(repetition_penalty > 0, "[generate] expected repetition_penalty > 0, got ", repetition_penalty);
+  LOCKSTEP_CHECK(no_repeat_ngram_size >= 0, "[generate] expected no_repeat_ngram_size >= 0, got ",
+                 no_repeat_ngram_size);
+  LOCKSTEP_CHECK(num_beams > 0, "[generate] expected num_beams > 0, got ", num_beams);
+  LOCKSTEP_CHECK(num_beams == 1 || !do_sample, "[generate] num_beams ", num_beams,
+                 " with do_sample is not built: beams take the likeliest tokens");
+  LOCKSTEP_CHECK(num_beams == 1 || stop.empty(), "[generate] stop strings with num_beams ", num_beams,
+                 " are not built");
+  LOCKSTEP_CHECK(num_beams == 1 || overflow == Overflow::error, "[generate] num_beams ", num_beams,
+                 " cannot slide over a full context");
+  LOCKSTEP_CHECK(num_return_sequences > 0 && (do_sample || num_return_sequences <= num_beams),
+                 "[generate] expected num_return_sequences from 1 to num_beams without do_sample, got ",
+                 num_return_sequences, " of ", num_beams);
+  LOCKSTEP_CHECK(stop.empty() || text, "[generate] stop strings need `text`, which gives the bytes of a token");
+  for (const std::string& s : stop) LOCKSTEP_CHECK(!s.empty(), "[generate] a stop string is empty");
+  const auto known = [&](const char* what, int64_t id) {
+    LOCKSTEP_CHECK(id >= 0 && id < vocab, "[generate] ", what, " names token ", id, ", the vocabulary has ", vocab);
+  };
+  for (const auto& [id, bias] : logit_bias) known("logit_bias", id);
+  for (const int64_t id : suppress_tokens) known("suppress_tokens", id);
+  for (const int64_t id : eos_token_id) known("eos_token_id", id);
+}
+
+std::vector<double> process_logits(std::span<const float> logits, std::span<const int64_t> prompt,
+                                   std::span<const int64_t> answer, const Generation& g) {
+  std::vector<double> s(logits.begin(), logits.end());
+  bool numbers = true;
+  for (const double x : s) numbers &= x == x;
+  if (!numbers)
+    for (size_t i = 0; i < s.size(); ++i)
+      LOCKSTEP_CHECK(s[i] == s[i], "[generate] logits of token ", i, " are not numbers");
+  for (const auto& [id, bias] : g.logit_bias) s[size_t(id)] += bias;
+  if (g.repetition_penalty != 1) {
+    std::vector<int64_t> seen(prompt.begin(), prompt.end());
+    seen.insert(seen.end(), answer.begin(), answer.end());
+    std::sort(seen.begin(), seen.end());
+    seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+    for (const int64_t id : seen) {
+      double& x = s[size_t(id)];
+      x = x < 0 ? x * g.repetition_penalty : x / g.repetition_penalty;
+    }
+  }
+  if (g.presence_penalty != 0 || g.frequency_penalty != 0) {
+    std::unordered_map<int64_t, int64_t> counts;
+    for (const int64_t id : answer) ++counts[id];
+    for (const auto& [id, count] : counts) s[size_t(id)] -= g.presence_penalty + g.frequency_penalty * double(count);
+  }
+  if (g.no_repeat_ngram_size > 0) forbid_repeats(prompt, answer, g.no_repeat_ngram_size, s);
+  if (int64_t(answer.size()) < g.min_new_tokens)
+    for (const int64_t id : g.eos_token_id) s[size_t(id)] = never;
+  for (const int64_t id : g.suppress_tokens) s[size_t(id)] = never;
+  return s;
+}
+
+int64_t likeliest(std::span<const double> scores) {
+  constexpr size_t wide = 8;  // maxima side by side, which become a vector
+  double most[wide];
+  std::fill_n(most, wide, never);
+  size_t i = 0;
+  for (; i + wide <= scores.size(); i += wide)
+    for (size_t l = 0; l < wide; ++l) most[l] = scores[i + l] > most[l] ? scores[i + l] : most[l];
+  for (; i < scores.size(); ++i) most[0] = std::max(most[0], scores[i]);
+  const double best = *std::max_element(most, most + wide);
+  LOCKSTEP_CHECK(best > never, "[generate] no token is left: all are suppressed");
+  return std::find(scores.begin(), scores.end(), best) - scores.begin();
+}
+
+std::vector<Candidate> distribution(std::span<const double> scores, const Generation& g, double part) {
+  const double top = scores[size_t(likeliest(scores))], temperature = std::max(g.temperature, 1e-5);
+  const auto weight = [&](double score) { return exp_below_zero((score - top) / temperature); };
+  Ranked ranked(scores, top, temperature);
+  const auto at = [&](size_t i) { return weight(scores[size_t(ranked[i])]); };
+  size_t kept = scores.size();
+  double mass = 0;
+  if (g.top_k > 0) {
+    const auto equal = [&](size_t i) { return scores[size_t(ranked[i])] == scores[size_t(ranked[i - 1])]; };
+    size_t n = 0;
+    while (ranked.has(n) && (n < size_t(g.top_k) || equal(n))) mass += at(n++);
+    kept = n;
+  } else {
+    for (const double x : scores) mass += weight(x);
+  }
+  const auto keep_while = [&](const auto& wanted) {
+    double sum = 0;
+    size_t n = 0;
+    while (n < kept && ranked.has(n) && wanted(n, sum)) sum += at(n++);
+    kept = n, mass = sum;
+  };
+  if (g.top_p < 1) keep_while([&, whole = mass](size_t n, double sum) { return n == 0 || sum < g.top_p * whole; });
+  if (g.min_p > 0) keep_while([&](size_t n, double) { return at(n) >= g.min_p; });
+  std::vector<Candidate> out;
+  double sum = 0;
+  for (size_t i = 0; i < kept && ranked.has(i) && (i == 0 || part == 1 || sum <= part * mass); ++i) {
+    const double p = at(i);
+    if (p == 0) break;
+    out.push_back({ranked[i], p / mass});
+    sum += p;
+  }
+  return out;
+}
+
+double draw(uint64_t seed, uint64_t sequence, uint64_t position) {
+  const auto words = philox({seed, sequence}, position);
+  return double((uint64_t(words[0]) << 32 | words[1]) >> 11) * 0x1p-53;
+}
+
+std::vector<double> log_probabilities(std::span<const float> logits) {
+  std::vector<double> s(logits.begin(), logits.end());
+  const double top = *std::max_element(s.begin(), s.end());
+  double sum = 0;
+  for (const double x : s) sum += exp_below_zero(x - top);
+  const double total = top + std::log(sum);
+  for (double& x : s) x -= total;
+  return s;
+}
+
+}  // namespace lockstep::nn

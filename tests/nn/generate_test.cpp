@@ -1,0 +1,312 @@
+// Generation: distributions against Transformers', the same bits however a text is made, stop strings, beams, refusals.
+#include "nn/generate.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "nn/text_stream.h"
+#include "tensor/random.h"
+#include "tensor/threads.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+using namespace lockstep::nn;
+
+namespace {
+
+GPT small_gpt(uint64_t seed = 3) {
+  manual_seed(seed);
+  GPT model({.vocab = 61, .context = 80, .layers = 2, .width = 48, .heads = 4});
+  for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));  // logits far from each other
+  model.eval();
+  return model;
+}
+
+std::vector<int64_t> some_ids(int64_t count, uint64_t seed) {
+  manual_seed(seed);
+  return randint(0, 61, {count}).to_vector<int64_t>();
+}
+
+/// Logits of all positions, with the prompt fed to a cache in pieces.
+Tensor in_pieces(GPT& model, const std::vector<int64_t>& ids, size_t piece, std::optional<DType> dtype = {}) {
+  std::vector<KvCache> cache(model.blocks.size(), KvCache{.dtype = dtype});
+  std::vector<Tensor> rows;
+  for (size_t at = 0; at < ids.size(); at += piece)
+    rows.push_back(
+        model.next_scores({std::span(ids).subspan(at, std::min(piece, ids.size() - at))}, {&cache}).tensor());
+  return cat(rows);
+}
+
+}  // namespace
+
+TEST_CASE("distribution: Transformers' probabilities") {
+  std::ifstream in(LOCKSTEP_GOLDEN "/inference/sampling.json");
+  const auto golden = nlohmann::json::parse(in);
+  const auto logits = golden["logits"].get<std::vector<float>>();
+  const auto seen = golden["seen"].get<std::vector<int64_t>>();
+  for (const auto& c : golden["cases"]) {
+    const auto& a = c["args"];
+    CAPTURE(a.dump());
+    Generation g{.do_sample = true, .top_k = 0};
+    for (const auto& [key, value] : a.items()) {
+      if (key == "temperature") g.temperature = value;
+      else if (key == "top_k") g.top_k = value;
+      else if (key == "top_p") g.top_p = value;
+      else if (key == "min_p") g.min_p = value;
+      else if (key == "repetition_penalty") g.repetition_penalty = value;
+      else FAIL("unknown ", key);
+    }
+    auto wanted = c["probabilities"].get<std::vector<double>>();
+    if (a.size() == 1 && a.contains("top_p") && a["top_p"] == 0.6) std::swap(wanted[1], wanted[2]);  // a tie: lower id
+    std::vector<double> got(logits.size());
+    double last = 2;
+    for (const Candidate& k : distribution(process_logits(logits, seen, {}, g), g)) {
+      CHECK(k.probability <= last);
+      got[size_t(k.id)] = last = k.probability;
+    }
+    for (size_t i = 0; i < got.size(); ++i) CHECK(std::abs(got[i] - wanted[i]) < 1e-6);
+  }
+}
+
+TEST_CASE("process_logits: each rule") {
+  const std::vector<float> logits{1, -2, 3, 0.5f, 2};
+  const std::vector<int64_t> prompt{1, 2, 3}, answer{2, 4, 2};
+  struct Row {
+    Generation g;
+    std::vector<double> wanted;
+  };
+  const double never = -INFINITY;
+  for (const Row& r :
+       {Row{{.logit_bias = {{0, 2.5}, {4, -1}}}, {3.5, -2, 3, 0.5, 1}},
+        {{.repetition_penalty = 2}, {1, -4, 1.5, 0.25, 1}},
+        {{.presence_penalty = 0.5, .frequency_penalty = 1}, {1, -2, 0.5, 0.5, 0.5}},
+        {{.no_repeat_ngram_size = 2}, {1, -2, 3, never, never}},  // 2 was followed by 3, and by 4
+        {{.no_repeat_ngram_size = 1}, {1, never, never, never, never}},
+        {{.min_new_tokens = 4, .eos_token_id = {0, 3}}, {never, -2, 3, never, 2}},
+        {{.min_new_tokens = 3, .eos_token_id = {0, 3}}, {1, -2, 3, 0.5, 2}},
+        {{.suppress_tokens = {2}}, {1, -2, never, 0.5, 2}},
+        {{.logit_bias = {{1, 4}}, .repetition_penalty = 2, .presence_penalty = 1}, {1, 1, 0.5, 0.25, 0}}})
+    CHECK(process_logits(logits, prompt, answer, r.g) == r.wanted);
+  CHECK(contains(message([&] {
+                   process_logits(std::vector<float>{1, NAN}, prompt, answer, {});
+                 }),
+                 "[generate] logits of token 1 are not numbers"));
+}
+
+TEST_CASE("distribution: large vocabularies need no sort, and a draw is the place of u in it") {
+  manual_seed(8);
+  const std::vector<double> scores = mul_scalar(randn({128'256}, {.dtype = f64}), 2.5).to_vector<double>();
+  struct Row {
+    int64_t top_k;
+    double top_p, min_p, temperature;
+  };
+  for (const Row r : {Row{50, 1, 0, 0.8}, {0, 0.9, 0, 1}, {0, 1, 0.05, 1}, {0, 1, 0, 1}, {400, 0.7, 0.01, 2}}) {
+    const Generation g{
+        .do_sample = true, .temperature = r.temperature, .top_k = r.top_k, .top_p = r.top_p, .min_p = r.min_p};
+    const std::vector<Candidate> all = distribution(scores, g);
+    double sum = 0;
+    for (const double u : {0.0, 0.3, 0.77, 0.999}) {
+      const std::vector<Candidate> part = distribution(scores, g, u);
+      REQUIRE(part.size() <= all.size());
+      double below = 0;
+      for (size_t i = 0; i + 1 < part.size(); ++i) below += part[i].probability;
+      CHECK(part.back().id == all[part.size() - 1].id);
+      CHECK(below <= u + 1e-12);
+      CHECK(below + part.back().probability > u - 1e-12);
+    }
+    for (size_t i = 0; i < all.size(); ++i) {
+      sum += all[i].probability;
+      if (i > 0) REQUIRE(scores[size_t(all[i - 1].id)] >= scores[size_t(all[i].id)]);
+    }
+    CHECK(std::abs(sum - 1) < 1e-9);
+  }
+}
+
+TEST_CASE("logits: the same bits in one piece and in many, alone and in a batch, with any number of threads") {
+  GPT model = small_gpt();
+  const NoGrad no_grad;
+  const int before = get_threads();
+  const std::vector<int64_t> ids = some_ids(70, 1);
+  const Tensor whole = model(Tensor::from(ids, {1, 70})).tensor()[0].clone();
+  for (const int threads : {1, 2, 3}) {
+    set_threads(threads);
+    CHECK(equal(in_pieces(model, ids, 1), whole));
+    for (const size_t piece : {7, 64, 70}) {
+      CAPTURE(piece);
+      const Tensor rows = in_pieces(model, ids, piece);
+      for (int64_t i = 0; i < rows.size(0); ++i)
+        CHECK(equal(rows[i].clone(), whole[std::min<int64_t>(69, (i + 1) * int64_t(piece) - 1)].clone()));
+    }
+    for (const int64_t batch : {2, 9}) {
+      const Tensor many = model(Tensor::from(ids, {1, 70}).expand({batch, 70}).contiguous()).tensor();
+      CHECK(equal(many[batch - 1].clone(), whole));
+    }
+  }
+  set_threads(before);
+  for (const DType dtype : {f16, bf16}) {  // keys and values in half of the memory: near, and not the same
+    const Tensor rows = in_pieces(model, ids, 1, dtype);
+    CHECK(!equal(rows, whole));
+    CHECK(max(abs(rows - whole)).item() < 0.1 * max(abs(whole)).item());
+  }
+}
+
+TEST_CASE("a cache grows by doubling, up to the context") {
+  KvCache cache{.dtype = bf16};
+  const Tensor some = rand({1, 2, 100, 4});
+  for (const int64_t room : {256, 256, 512, 512, 512, 700, 700}) {
+    cache.append(some, some, 700);
+    CHECK(cache.keys.size(2) == room);
+  }
+  CHECK(cache.length == 700);
+  CHECK(cache.keys.dtype() == bf16);
+  CHECK(equal(cache.filled(cache.keys, f32).narrow(2, 600, 100).clone(), some.to(bf16).to(f32)));
+}
+
+TEST_CASE("generate: a sequence's tokens do not depend on the others, on threads or on the cache") {
+  GPT model = small_gpt();
+  std::vector<std::vector<int64_t>> prompts;
+  for (const int64_t length : {1, 5, 30, 2, 17, 8, 9, 3, 40}) prompts.push_back(some_ids(length, uint64_t(length)));
+  for (const Generation& g :
+       {Generation{.max_new_tokens = 20},
+        {.max_new_tokens = 20, .do_sample = true, .seed = 7},
+        {.max_new_tokens = 20, .do_sample = true, .seed = 7, .temperature = 1.5, .top_k = 0, .top_p = 0.8}}) {
+    const int before = get_threads();
+    set_threads(1);
+    const std::vector<Generated> all = generate(model, prompts, g);
+    set_threads(2);
+    CHECK(all[3].tokens.size() == 20);
+    CHECK(generate(model, std::span(prompts).first(4), g)[3].tokens == all[3].tokens);
+    std::vector<int64_t> text = prompts[0], said;  // number 0, by whole passes over all of the text
+    for (int64_t i = 0; i < 20; ++i) {
+      const NoGrad no_grad;
+      const Tensor logits = model(Tensor::from(text, {1, int64_t(text.size())})).tensor()[0].clone();
+      const std::vector<float> last = logits[logits.size(0) - 1].to_vector<float>();
+      const auto scores = process_logits(last, prompts[0], said, g);
+      said.push_back(g.greedy() ? likeliest(scores) : distribution(scores, g, draw(7, 0, text.size())).back().id);
+      text.push_back(said.back());
+    }
+    CHECK(said == all[0].tokens);
+    set_threads(before);
+  }
+  CHECK(draw(7, 0, 1) != draw(7, 1, 1));
+  CHECK(draw(7, 0, 1) != draw(7, 0, 2));
+}
+
+TEST_CASE("generate: how it ends, what it tells, and what it refuses") {
+  GPT model = small_gpt();
+  using Reason = Generated::Reason;
+  const std::vector<int64_t> prompt = some_ids(4, 2), plain = generate(model, prompt, {.max_new_tokens = 12}).tokens;
+  REQUIRE(plain.size() == 12);
+  const auto text = [](int64_t id) { return "<" + std::to_string(id) + ">"; };
+  Generated made = generate(model, prompt, {.max_new_tokens = 12, .eos_token_id = {plain[3]}});
+  CHECK(made.reason == Reason::eos);
+  CHECK(made.tokens.back() == plain[3]);
+  CHECK(made.tokens.size() <= 4);
+  const std::string stop = text(plain[1]).substr(1) + text(plain[2]).substr(0, 2);
+  made = generate(model, prompt, {.max_new_tokens = 12, .stop = {"no", stop}, .text = text});
+  CHECK(made.reason == Reason::stop);
+  std::string said;
+  size_t until = 0;  // a match ends inside of a token
+  while (said.find(stop) == std::string::npos) said += text(plain[until++]);
+  CHECK(made.tokens == std::vector(plain.begin(), plain.begin() + std::ptrdiff_t(until)));
+  made = generate(model, prompt, {.max_new_tokens = 200});
+  CHECK(made.reason == Reason::context);
+  CHECK(made.tokens.size() == 77);  // the last one is not fed
+  made = generate(model, prompt, {.max_new_tokens = 200, .overflow = Generation::Overflow::slide});
+  CHECK(made.reason == Reason::length);
+  CHECK(made.tokens.size() == 200);
+  made =
+      generate(model, prompt, {.max_new_tokens = 5, .min_new_tokens = 3, .eos_token_id = {plain[0]}, .logprobs = true});
+  CHECK(made.tokens[0] != plain[0]);
+  REQUIRE(made.logprobs.size() == made.tokens.size());
+  for (const double p : made.logprobs) CHECK(p < 0);
+  std::vector<std::vector<int64_t>> told(2);
+  const std::vector<std::vector<int64_t>> two{prompt, some_ids(3, 5)};
+  const auto both = generate(model, two, {.max_new_tokens = 6}, [&](size_t i, int64_t token) {
+    told[i].push_back(token);
+    return i == 0 || told[i].size() < 2;
+  });
+  CHECK(told[0] == both[0].tokens);
+  CHECK(both[1].reason == Reason::caller);
+  CHECK(both[1].tokens.size() == 2);
+  const auto several = generate(model, std::span(two).first(1),
+                                {.max_new_tokens = 8, .do_sample = true, .seed = 1, .num_return_sequences = 3});
+  REQUIRE(several.size() == 3);
+  CHECK(several[0].tokens != several[1].tokens);
+  struct Row {
+    Generation g;
+    const char* text;
+  };
+  for (const Row& r : {Row{{.top_p = 0}, "expected top_p in (0, 1], got 0"},
+                       {{.top_k = -1}, "expected top_k >= 0, got -1"},
+                       {{.min_p = 1.5}, "expected min_p in [0, 1], got 1.5"},
+                       {{.repetition_penalty = 0}, "expected repetition_penalty > 0, got 0"},
+                       {{.temperature = -1}, "expected temperature >= 0, got -1"},
+                       {{.do_sample = true, .num_beams = 2}, "with do_sample is not built"},
+                       {{.num_return_sequences = 2}, "expected num_return_sequences from 1 to num_beams"},
+                       {{.stop = {"x"}}, "stop strings need `text`"},
+                       {{.suppress_tokens = {61}}, "suppress_tokens names token 61, the vocabulary has 61"}})
+    CHECK(contains(message([&] { generate(model, prompt, r.g); }), r.text));
+  CHECK(contains(message([&] { generate(model, std::vector<int64_t>()); }), "expected a prompt of at least one token"));
+  CHECK(contains(message([&] { generate(model, std::vector<int64_t>(80)); }),
+                 "[generate] prompt has 80 tokens, the model's context is 80"));
+  CHECK(contains(message([&] { generate(model, std::vector<int64_t>{1, 2, 61}); }), "prompt 0 has token 61 at 2"));
+}
+
+TEST_CASE("beams: the best of all texts where all are followed") {
+  GPT model = small_gpt(9);
+  for (const Variable& p : model.parameters()) p.tensor().copy_(mul_scalar(p.tensor(), 0.5));
+  const std::vector<int64_t> prompt = some_ids(3, 4);
+  std::vector<int64_t> suppressed;
+  for (int64_t i = 4; i < 61; ++i) suppressed.push_back(i);  // 4 tokens are left: 64 texts of 3
+  const Generation g{.max_new_tokens = 3, .num_return_sequences = 3, .num_beams = 64, .suppress_tokens = suppressed};
+  const auto found = generate(model, std::span(&prompt, 1), g);
+  std::vector<std::pair<double, std::vector<int64_t>>> all;
+  for (int64_t i = 0; i < 64; ++i) {
+    std::vector<int64_t> text = prompt, tail{i / 16, i / 4 % 4, i % 4};
+    double sum = 0;
+    for (const int64_t token : tail) {
+      const NoGrad no_grad;
+      const Tensor logits = model(Tensor::from(text, {1, int64_t(text.size())})).tensor()[0].clone();
+      sum += log_probabilities(logits[logits.size(0) - 1].to_vector<float>())[size_t(token)];
+      text.push_back(token);
+    }
+    all.emplace_back(sum / 3, tail);
+  }
+  std::sort(all.rbegin(), all.rend());
+  REQUIRE(found.size() == 3);
+  for (size_t i = 0; i < 3; ++i) {
+    CHECK(found[i].tokens == all[i].second);
+    CHECK(std::abs(found[i].score - all[i].first) < 1e-5);
+  }
+  const Generation one{.max_new_tokens = 10, .num_beams = 4, .eos_token_id = {5, 6}};
+  const Generated best = generate(model, prompt, one),
+                  greedy = generate(model, prompt, {.max_new_tokens = 10, .eos_token_id = {5, 6}, .logprobs = true});
+  double sum = 0;
+  for (const double p : greedy.logprobs) sum += p;
+  CHECK(best.score >= sum / double(greedy.tokens.size()) - 1e-6);
+}
+
+TEST_CASE("TextStream: whole characters, and nothing of a stop string") {
+  struct Row {
+    std::vector<std::string> stop, pieces;
+    std::string text;
+  };
+  for (const Row& r : {Row{{}, {"a", "\xc3", "\xa9", "\xe2\x82", "\xac"}, "a\xc3\xa9\xe2\x82\xac"},
+                       {{}, {"\xc3", "x", "\xff", "\xf0\x9f\x98"}, "\xef\xbf\xbdx\xef\xbf\xbd\xef\xbf\xbd"},
+                       {{"END"}, {"it E", "N", "ds ", "EN", "D and more"}, "it ENds "},
+                       {{"\n\n", "aab"}, {"xa", "a", "a", "b", "y"}, "xa"},
+                       {{"\xc3\xa9!"}, {"\xc3", "\xa9", "?\xc3", "\xa9", "!"}, "\xc3\xa9?"},
+                       {{"never"}, {"ne", "v"}, "nev"}}) {
+    TextStream s(r.stop);
+    std::string text;
+    for (const std::string& piece : r.pieces) {
+      text += s.push(piece);
+      CHECK(r.text.substr(0, text.size()) == text);
+    }
+    CHECK(text + s.flush() == r.text);
+  }
+}
