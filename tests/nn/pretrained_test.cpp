@@ -10,6 +10,7 @@
 #include "data/json.h"
 #include "data/safetensors.h"
 #include "nn/build_empty.h"
+#include "nn/generate.h"
 #include "nn/hugging_face/names.h"
 #include "nn/hugging_face/pretrained.h"
 #include "parallel/tensor/apply.h"
@@ -128,8 +129,18 @@ TEST_CASE("pretrained: Llamas give Transformers' logits, losses, gradients and t
     for (size_t i = 0; i < frequencies.size(); ++i) CHECK(std::abs(frequencies[i] / golden_frequencies[i] - 1) <= 1e-6);
     CHECK(std::abs(nn::rope_attention_factor(*model->o.rope) - wanted("attention_scaling").item()) <= 1e-6);
 
-    const Tensor greedy = wanted("greedy");
-    CHECK(equal(model->generate(greedy.narrow(1, 0, 5).contiguous(), greedy.size(1) - 5, {.temperature = 0}), greedy));
+    const struct {
+      const char* name;
+      nn::Generation how;
+    } rows[] = {{"greedy", {}}, {"greedy_rep1.3", {.repetition_penalty = 1.3}}, {"beam4", {.num_beams = 4}}};
+    for (auto [golden, how] : rows) {
+      CAPTURE(golden);
+      const std::vector<int64_t> text = wanted(golden).to_vector<int64_t>();
+      const auto answer = text.begin() + 5;  // behind the prompt
+      how.max_new_tokens = text.end() - answer;
+      CHECK(nn::generate(*model, std::vector<int64_t>(text.begin(), answer), how).tokens ==
+            std::vector<int64_t>(answer, text.end()));
+    }
   }
 }
 
