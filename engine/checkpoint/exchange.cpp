@@ -20,7 +20,7 @@ void Ranks::warn(const std::string& what) const {
 }
 
 std::vector<std::string> Ranks::gather(const std::string& mine, const std::string& what) const {
-  return are_one() ? std::vector<std::string>{mine} : dist::gather_texts(*group, mine, what);
+  return are_one() ? std::vector<std::string>{mine} : dist::gather_texts(mine, *group, what);
 }
 
 std::string Ranks::broadcast(const std::string& text, const std::string& what) const {
