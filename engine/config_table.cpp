@@ -18,15 +18,15 @@ namespace {
 
 // --- the types that a slot may have: to JSON, from JSON (false when it is none, or out of range), and in words ---
 
-template <class T> Json sample() {
-  if constexpr (std::is_same_v<T, Json>) return Json::Object();
+template <class T> Json sample(const Range& range) {
+  if constexpr (std::is_same_v<T, Json>) return range.anything ? Json() : Json::Object();
   else return T{};
 }
 template <class T> Json to(const T& value) { return Json(value); }
 template <class T> bool put(T& value, const Json& json, const Range& range) {
   if constexpr (std::is_same_v<T, std::string>)
     if (json.is_null() && value.empty()) return true;  // a path may be null
-  const auto good = coerced(json, sample<T>(), range);
+  const auto good = coerced(json, sample<T>(range), range);
   if (!good) return false;
   if constexpr (std::is_same_v<T, bool>) value = good->as_bool();
   else if constexpr (std::is_integral_v<T>) value = T(good->as_int());
@@ -35,7 +35,7 @@ template <class T> bool put(T& value, const Json& json, const Range& range) {
   else value = *good;
   return true;
 }
-template <class T> std::string wants(const T&, const Range& range) { return expected(sample<T>(), range); }
+template <class T> std::string wants(const T&, const Range& range) { return expected(sample<T>(range), range); }
 
 template <class T> Json to(const std::vector<T>& list) { return Json::Array(list.begin(), list.end()); }
 template <class T> bool put(std::vector<T>& list, const Json& json, const Range& range) {

@@ -37,6 +37,7 @@ using Slot = std::variant<bool*, int*, int64_t*, double*, std::string*, std::opt
 struct Range {
   double least = -INFINITY, most = INFINITY;
   bool above = false;              ///< least itself is too small
+  bool anything = false;           ///< JSON that need not be an object
   bool inf_is_null = false;        ///< "inf" says the same as null, as accelerate writes it
   std::vector<std::string> words;  ///< one of these, in lower case
 
@@ -44,6 +45,7 @@ struct Range {
   bool holds(double value) const { return (above ? value > least : value >= least) && value <= most; }
 };
 inline Range any() { return {}; }
+inline Range anything() { return {.anything = true}; }
 inline Range least(double value) { return {.least = value}; }
 inline Range between(double low, double high) { return {.least = low, .most = high}; }
 inline Range or_inf(Range range) { return range.inf_is_null = true, range; }
