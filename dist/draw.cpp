@@ -157,6 +157,7 @@ class Picture {
     text(8, 20, title_, 14, ink, "start");
     text(8, 38, legend, 11.5, "#57606a", "start");
     flush();
+    return svg::begin(width, height, style()) + parts_ + svg::end;
   }
 
  private:

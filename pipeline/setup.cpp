@@ -9,6 +9,7 @@
 #include "parallel/naive_ddp.h"
 #include "pipeline/engine.h"
 #include "pipeline/schedule_check.h"
+#include "tensor/suggest.h"
 
 namespace lockstep::pipeline {
 
@@ -145,7 +146,7 @@ void Engine::agree() const {
   lines.push_back("stages begin at layers " + cuts);
   for (size_t i = 0; i < layers_.size(); ++i)
     lines.push_back(str("layer ", i, " ", layers_[i].kind,
-                        layers_[i].ties.empty() ? "" : " tied as " + parallel::list_names(layers_[i].ties)));
+                        layers_[i].ties.empty() ? "" : " tied as " + lockstep::list_names(layers_[i].ties)));
   parallel::check_agreement("pipeline", lines, *world_);
 }
 
