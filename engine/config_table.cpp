@@ -26,7 +26,9 @@ template <class T> Json to(const T& value) { return Json(value); }
 template <class T> bool put(T& value, const Json& json, const Range& range) {
   if constexpr (std::is_same_v<T, std::string>)
     if (json.is_null() && value.empty()) return true;  // a path may be null
-  const auto good = coerced(json, sample<T>(), range);
+  Json like = sample<T>();
+  if constexpr (std::is_same_v<T, Json>) like = value;  // where there is none yet, any: who reads the block checks it
+  const auto good = coerced(json, like, range);
   if (!good) return false;
   if constexpr (std::is_same_v<T, bool>) value = good->as_bool();
   else if constexpr (std::is_integral_v<T>) value = T(good->as_int());
@@ -47,7 +49,9 @@ template <class T> bool put(std::vector<T>& list, const Json& json, const Range&
   return true;
 }
 std::string wants(const std::vector<std::string>&, const Range&) { return "a list of strings"; }
-std::string wants(const std::vector<int64_t>&, const Range&) { return "a list of integers"; }
+std::string wants(const std::vector<int64_t>&, const Range& range) {
+  return range.bounds() ? str("a list of integers from ", range.least, " on") : "a list of integers";
+}
 
 Json to(const optim::PerGroup& rates) {
   std::vector<double> all;
