@@ -7,6 +7,7 @@
 #include "engine/config.h"
 #include "nn/sparse.h"
 #include "tensor/check.h"
+#include "tensor/svg.h"
 #include "train/cli.h"
 
 namespace apps {
@@ -42,19 +43,15 @@ std::string draw_layout(const BlockLayout& layout, bool causal, const std::strin
   const int64_t shown = std::min<int64_t>(layout.heads, 8);
   const double side = std::clamp(320. / double(layout.blocks), 2., 20.), panel = side * double(layout.blocks);
   const double top = shown > 1 ? 56 : 36, apart = panel + 24, page = std::max(24 + apart * double(shown), 480.);
-  std::string out = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
-      "font-family=\"Helvetica,Arial,sans-serif\">\n<rect width=\"{0:.0f}\" height=\"{1:.0f}\" fill=\"white\"/>\n",
-      page, top + panel + 40);
+  std::string out = svg::begin(page, top + panel + 40);
   const auto text = [&](double x, double y, const std::string& words, int size, const char* color) {
-    out += fmt::format("<text x=\"{:.5g}\" y=\"{:.5g}\" font-size=\"{}\" fill=\"{}\">{}</text>\n", x, y, size, color,
-                       words);
+    out += svg::text(x, y, words, size, color);
   };
   const auto box = [&](double x, double y, double w, double h, const char* color) {
-    out += fmt::format("<rect x=\"{:.5g}\" y=\"{:.5g}\" width=\"{:.5g}\" height=\"{:.5g}\" fill=\"{}\"/>\n", x, y, w, h,
-                       color);
+    out += svg::rect(x, y, w, h, svg::attribute("fill", color));
   };
-  const char *ink = "#24292f", *soft = "#57606a", *past = "#f1f3f5", *seen = "#80b1e8", *half = "#3d74b5";
+  using svg::ink, svg::soft;
+  const char *past = "#f1f3f5", *seen = "#80b1e8", *half = "#3d74b5";
   text(16, 20, title, 14, ink);
   const double gap = side > 6 ? 1 : 0.25;
   for (int64_t head = 0; head < shown; ++head) {
@@ -82,7 +79,7 @@ std::string draw_layout(const BlockLayout& layout, bool causal, const std::strin
   if (causal) key(half, "by token, up to itself", 152);
   key(past, causal ? "skipped, of the past" : "skipped", 0);
   if (layout.heads > shown) text(16 + apart * double(shown), top + 12, "...", 12, soft);
-  return out + "</svg>\n";
+  return out + svg::end;
 }
 
 void run_sparse(const SparseAsked& o) {
@@ -139,16 +136,13 @@ void run_sparse(const SparseAsked& o) {
 void add_sparse_command(CLI::App& app) {
   const auto o = std::make_shared<SparseAsked>();
   CLI::App& command = *app.add_subcommand("sparse", "prints and draws the blocks that sparse attention attends to");
-  command.add_option("config", o->source, "configuration file with sparse_attention, or that block as text")
-      ->required();
-  command.add_option("--tokens", o->tokens, "of a sequence")->check(whole(1, 1 << 24))->capture_default_str();
-  command.add_option("--heads", o->heads, "of a layer")->check(whole(1, 1 << 12))->capture_default_str();
-  command.add_option("--layer", o->layer, "of the model, for random blocks")
-      ->check(whole(0, 1 << 20))
-      ->capture_default_str();
-  command.add_flag("--bidirectional", o->bidirectional,
-                   "of a model that is not causal, where the configuration does not say");
-  command.add_option("--svg", o->svg, "draw them into this file, in place of the rows");
+  const OptionGroup add(command);
+  add("config", o->source, "configuration file with sparse_attention, or that block as text")->required();
+  add("--tokens", o->tokens, "of a sequence", whole(1, 1 << 24));
+  add("--heads", o->heads, "of a layer", whole(1, 1 << 12));
+  add("--layer", o->layer, "of the model, for random blocks", whole(0, 1 << 20))->capture_default_str();
+  add("--bidirectional", o->bidirectional, "of a model that is not causal, where the configuration does not say");
+  add("--svg", o->svg, "draw them into this file, in place of the rows");
   command.callback([o] { as_usage([&] { run_sparse(*o); }); });
 }
 

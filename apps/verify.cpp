@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -16,6 +15,7 @@
 #include "dist/launcher/scratch.h"
 #include "parallel/mesh.h"
 #include "tensor/check.h"
+#include "tensor/clock.h"
 #include "tensor/suggest.h"
 #include "train/cli.h"
 #include "train/interrupt.h"
@@ -166,10 +166,10 @@ Trace run_plan(const Variant& plan, const VerifyOptions& o, const fs::path& fold
                              std::max<int64_t>(1, int64_t(std::strtod(bucket.c_str(), nullptr) * (1 << 18)))));
   if (const std::string overlap = plan.option("overlap"); !overlap.empty())
     add("--set", fmt::format("zero_optimization.overlap_comm={}", overlap == "on"));
-  const auto start = std::chrono::steady_clock::now();
+  const double start = steady_seconds();
   run_command(plan.text() + ": the run", command, environment, folder, o.timeout);
   Trace trace = read_trace(trace_file, plan);
-  trace.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  trace.seconds = steady_seconds() - start;
   return trace;
 }
 

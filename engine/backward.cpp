@@ -7,7 +7,9 @@
 // The engine listens to the parameters' gradients, so it does not matter who calls backward: engine.backward(loss), or
 // loss.backward() of a loss that several engines had a part in.
 #include "autograd/ops.h"
+#include "autograd/pass_end.h"
 #include "engine/impl.h"
+#include "tensor/at_end.h"
 #include "tensor/random.h"
 
 namespace lockstep::engine {
@@ -37,7 +39,7 @@ void EngineBase::Impl::before_forward() {
   if (profiler && global_steps == config.flops_profiler.profile_step && micros.empty() && forwards == 1)
     profiler->start();
   timing_forward = true;
-  forward_start = Clock::now();
+  forward_start = steady_seconds();
 }
 
 void EngineBase::Impl::after_forward() {
@@ -71,21 +73,10 @@ void EngineBase::Impl::gradient_arrives() {
   LOCKSTEP_CHECK(!failed,
                  "[engine] expected step() after every backward, got a second backward; add the losses of a "
                  "micro-batch up, or set managed_gradient_accumulation to false");
-  struct End {  // of the pass, also when an exception is the end
-    explicit End(Impl& engine) : engine(engine) {}
-    ~End() {
-      if (done) return;
-      engine.local.reset();
-      engine.in_pass = engine.scaled = false;
-      engine.failed = true;
-    }
-    Impl& engine;
-    bool done = false;
-  };
   in_pass = true;
-  if (!scaled) backward_start = Clock::now();
+  if (!scaled) backward_start = steady_seconds();
   if (zero && config.managed_gradient_accumulation && zero->stage() < 2 && !is_boundary()) local.emplace(*zero);
-  after_backward([this, end = std::make_shared<End>(*this)] {
+  const auto ended = [this] {
     const double spent =
         milliseconds_since(backward_start);  // ZeRO's own callback comes next, and waits for the reductions
     times.inner += spent;
@@ -96,7 +87,11 @@ void EngineBase::Impl::gradient_arrives() {
     in_pass = scaled = false;
     ++pending;
     micros.push_back({});
-    end->done = true;
+  };
+  after_backward(ended, [this] {
+    local.reset();
+    in_pass = scaled = false;
+    failed = true;
   });
 }
 
@@ -121,14 +116,9 @@ Variable times_factor(const Variable& loss, double factor) {
 
 void EngineBase::Impl::run_scaled(const Variable& loss_) {
   scaled = true;
-  backward_start = Clock::now();
-  try {
-    loss_.backward();
-  } catch (...) {
-    scaled = false;
-    throw;
-  }
-  scaled = false;
+  backward_start = steady_seconds();
+  const AtEnd ends([this] { scaled = false; });
+  loss_.backward();
 }
 
 void EngineBase::Impl::backward(const Variable& loss_, int64_t tokens_) {
@@ -190,7 +180,7 @@ Variable scale(const Variable& loss, const std::vector<EngineBase*>& engines) {
   for (EngineBase* engine : engines) {
     engine->impl_->set_factor(least);
     engine->impl_->scaled = true;
-    engine->impl_->backward_start = Clock::now();
+    engine->impl_->backward_start = steady_seconds();
   }
   return times_factor(loss, least);
 }

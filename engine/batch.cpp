@@ -11,6 +11,7 @@
 #include "autograd/split_backward.h"
 #include "engine/impl.h"
 #include "pipeline/scopes.h"
+#include "tensor/at_end.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
 #include "trace/trace.h"
@@ -98,18 +99,15 @@ std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int
 void EngineBase::Impl::train_part(const pipeline::Data& data, std::optional<double> metric) {
   const double wanted = own_factor();
   set_factor(wanted);
-  const auto start = Clock::now();
+  const double start = steady_seconds();
   pipeline::Engine& stages = *part->engine;
   stages.set_step(uint64_t(global_steps));
   std::function<Variable(const Variable&)> scale;
   if (wanted != 1) scale = [wanted](const Variable& loss) { return times_factor(loss, wanted); };
   {
-    struct Pause {  // sums of micro-batches are the schedule's
-      explicit Pause(Impl& m) : m(m), zero(*m.zero) { m.paused = true; }
-      ~Pause() { m.paused = false; }
-      Impl& m;
-      const zero::Zero::Pause zero;
-    } const pause(*this);
+    const zero::Zero::Pause pause(*zero);  // sums of micro-batches are the schedule's
+    const AtEnd goes_on([this] { paused = false; });
+    paused = true;
     try {
       loss = stages.train_batch(data, scale);
     } catch (...) {

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "dist/job.h"
-#include "tensor/ops.h"
+#include "dist/numbers.h"
 
 namespace lockstep::engine {
 
@@ -94,15 +94,10 @@ std::string CommsLogger::summary(bool show_straggler) {
   }
   // The same calls everywhere?
   std::vector<double> least = times;
-  const Tensor heads = empty({group_.size()}, {.dtype = i64});
-  group_.all_gather(heads, Tensor::from({int64_t(names)}, {1}), {.tag = "comms_logger calls"});
-  const std::vector<int64_t> all = heads.to_vector<int64_t>();
+  const std::vector<int64_t> all = dist::all_gathered<int64_t>({int64_t(names)}, group_, {.tag = "comms_logger calls"});
   const bool same = std::all_of(all.begin(), all.end(), [&](int64_t h) { return h == all[0]; });
-  if (same && !times.empty()) {
-    const Tensor shortest = Tensor::from(times, {int64_t(times.size())});
-    group_.all_reduce(shortest, {.op = dist::ReduceOp::min, .tag = "comms_logger times"});
-    least = shortest.to_vector<double>();
-  }
+  if (same && !times.empty())
+    least = dist::all_reduced(times, group_, {.op = dist::ReduceOp::min, .tag = "comms_logger times"});
   std::string text =
       fmt::format("{:<16}{:>14}{:>8}{:>14}{:>14}{:>14}{:>14}{:>14}\n", "comm op", "bytes", "count", "total (ms)",
                   "avg (ms)", "algbw (GB/s)", "busbw (GB/s)", show_straggler ? "waited (ms)" : "");

@@ -47,7 +47,9 @@ template <class T> bool put(std::vector<T>& list, const Json& json, const Range&
   return true;
 }
 std::string wants(const std::vector<std::string>&, const Range&) { return "a list of strings"; }
-std::string wants(const std::vector<int64_t>&, const Range&) { return "a list of integers"; }
+std::string wants(const std::vector<int64_t>&, const Range& range) {
+  return range.bounds() ? str("a list of integers from ", range.least, " on") : "a list of integers";
+}
 
 Json to(const optim::PerGroup& rates) {
   std::vector<double> all;

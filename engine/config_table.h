@@ -30,8 +30,8 @@ struct Pair {
 /// optional: null is accepted.
 using Slot = std::variant<bool*, int*, int64_t*, double*, std::string*, std::optional<bool>*, std::optional<int64_t>*,
                           std::optional<double>*, std::optional<std::string>*, std::vector<std::string>*,
-                          std::vector<int64_t>*, data::Json*, optim::PerGroup*, std::optional<optim::PerGroup>*,
-                          optim::Warmup*, zero::Offload*, Count, Pair>;
+                          std::vector<int64_t>*, std::optional<std::vector<int64_t>>*, data::Json*, optim::PerGroup*,
+                          std::optional<optim::PerGroup>*, optim::Warmup*, zero::Offload*, Count, Pair>;
 
 /// What a value must be, beyond its type.
 struct Range {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 
+#include "tensor/clock.h"
+
 namespace lockstep::engine {
 
 namespace {
@@ -50,7 +52,7 @@ void FlopsProfiler::start() {
 }
 
 void FlopsProfiler::enter(size_t row) {
-  if (running_) open_.push_back({row, counter_->count(), std::chrono::steady_clock::now()});
+  if (running_) open_.push_back({row, counter_->count(), steady_seconds()});
 }
 
 void FlopsProfiler::leave(size_t row) {
@@ -59,8 +61,7 @@ void FlopsProfiler::leave(size_t row) {
     const Open ended = open_.back();
     open_.pop_back();
     rows_[ended.row].macs += counter_->count() - ended.macs;
-    rows_[ended.row].milliseconds +=
-        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - ended.start).count();
+    rows_[ended.row].milliseconds += 1e3 * (steady_seconds() - ended.start);
     if (ended.row == row) return;
   }
 }

@@ -3,7 +3,6 @@
 //
 // MACs are counted where matrix products, convolutions and attention are dispatched (tensor/flops.h); one is two flops.
 // Other operations count nothing. Causal attention counts the pairs that it looks at. Backward is twice the forward.
-#include <chrono>
 #include <optional>
 #include <string>
 #include <utility>
@@ -44,7 +43,7 @@ class FlopsProfiler {
   struct Open {
     size_t row;
     int64_t macs;
-    std::chrono::steady_clock::time_point start;
+    double start;
   };
   void enter(size_t row);
   void leave(size_t row);

@@ -1,6 +1,5 @@
 #pragma once
 // What an engine holds. Not for users: they see engine.h.
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <set>
@@ -17,13 +16,11 @@
 #include "engine/one_bit.h"
 #include "engine/part.h"
 #include "parallel/activation_checkpoints.h"
+#include "tensor/clock.h"
 
 namespace lockstep::engine {
 
-using Clock = std::chrono::steady_clock;
-inline double milliseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
+inline double milliseconds_since(double start) { return 1e3 * (steady_seconds() - start); }
 
 /// Milliseconds since the last boundary. backward is inner (the tape) plus reduce (what gradients were still waited for
 /// after it).
@@ -155,7 +152,7 @@ struct EngineBase::Impl {
 
   Breakdown times, shown_times;  // since the last boundary; since the last line
   int64_t timed_steps = 0;
-  Clock::time_point forward_start, backward_start;
+  double forward_start = 0, backward_start = 0;  // of steady_seconds()
   bool timing_forward = false;
   std::vector<std::unique_ptr<Monitor>> monitors;
   std::unique_ptr<CommsLogger> comms;

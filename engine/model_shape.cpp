@@ -1,7 +1,6 @@
 #include "engine/model_shape.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 
 #include "autograd/ops.h"
@@ -10,7 +9,9 @@
 #include "nn/build_empty.h"
 #include "parallel/moe/expert_parallel.h"
 #include "tensor/check.h"
+#include "tensor/clock.h"
 #include "tensor/flops.h"
+#include "tensor/random_scope.h"
 
 namespace lockstep::engine {
 
@@ -130,11 +131,10 @@ ModelShape shape_of(nn::Module& model, int64_t width, int64_t context, int64_t v
 
 ModelShape shape_of(const std::function<std::unique_ptr<nn::Module>()>& make, int64_t width, int64_t context,
                     int64_t vocab, const ExpertShape& e) {
-  const RandomState before = random_state();
+  const RandomScope here;
   const nn::BuildEmpty scope;
   const auto model = make();
   if (e.experts > 0) moe::add_experts(*model, {.experts = e.experts, .top_k = e.top_k}, e.every);
-  set_random_state(before);
   ModelShape m = shape_of(*model, width, context, vocab);
   if (e.experts > 0) {
     m.top_k = e.top_k;
@@ -145,10 +145,6 @@ ModelShape shape_of(const std::function<std::unique_ptr<nn::Module>()>& make, in
 
 void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, const Tensor& input,
              const std::function<Variable(const Variable&)>& loss) {
-  using Clock = std::chrono::steady_clock;
-  const auto since = [](Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-  };
   const auto median = [](std::vector<double>& all) {
     std::nth_element(all.begin(), all.begin() + long(all.size() / 2), all.end());
     return all[all.size() / 2];
@@ -162,14 +158,15 @@ void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, co
     nn::Values in;
     for (const Variable& v : values) in.emplace_back(v.tensor(), is_floating(v.dtype()));
     std::vector<double> forward, backward;
-    for (const auto start = Clock::now(); forward.size() < 3 || (since(start) < 0.2 && forward.size() < 20);) {
+    for (const double start = steady_seconds();
+         forward.size() < 3 || (steady_seconds() - start < 0.2 && forward.size() < 20);) {
       const MacCounter counter;
-      const auto begin = Clock::now();
+      const double begin = steady_seconds();
       values = list.items[i].forward(in);
       Variable total = last && loss ? loss(values.at(0)) : Variable();
-      forward.push_back(since(begin));
+      forward.push_back(steady_seconds() - begin);
       layer.measured = 2 * double(counter.count()) / tokens;
-      const auto turn = Clock::now();
+      const double turn = steady_seconds();
       if (total.defined()) {
         if (total.requires_grad()) total.backward();
       } else {
@@ -177,7 +174,7 @@ void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, co
           if (v.requires_grad()) total = total.defined() ? add(total, sum(v)) : sum(v);
         if (total.defined()) total.backward();
       }
-      backward.push_back(since(turn));
+      backward.push_back(steady_seconds() - turn);
       for (Variable v : in) v.clear_grad();
       for (Variable p : model.parameters()) p.clear_grad();
     }

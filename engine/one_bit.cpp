@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "dist/numbers.h"
 #include "engine/part.h"
 #include "nn/build_empty.h"
 #include "parallel/agreement.h"
@@ -10,15 +11,16 @@
 #include "tensor/memory.h"
 #include "tensor/ops.h"
 #include "tensor/suggest.h"
+#include "zero/stage.h"
 
 namespace lockstep::engine {
 
 namespace {
 
+using zero::flat;
+
 constexpr int64_t none = std::numeric_limits<int64_t>::max();
 const std::string worker = std::string(OneBit::owed) + "worker", server = std::string(OneBit::owed) + "server";
-
-Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()}); }
 
 }  // namespace
 
@@ -62,13 +64,11 @@ void OneBit::name_nonfinite(int64_t mine, zero::StepReport& report) const {
   const int64_t count = int64_t(trained_.size()), ranks = group_.size();
   if (mine == none) {
     const int64_t sum = first_nonfinite();
-    mine = (sum == none ? 2 * count : count + sum) * ranks + group_.rank();
-  } else {
-    mine = mine * ranks + group_.rank();
+    mine = sum == none ? 2 * count : count + sum;
   }
-  const Tensor agreed = Tensor::from({mine}, {1});
-  group_.all_reduce(agreed, {.op = dist::ReduceOp::min, .tag = "first gradient that is not finite"});
-  const int64_t first = agreed.item<int64_t>();
+  mine = mine * ranks + group_.rank();
+  const int64_t first = dist::all_reduced<int64_t>(
+      {mine}, group_, {.op = dist::ReduceOp::min, .tag = "first gradient that is not finite"})[0];
   report.first_nonfinite =
       first / ranks < 2 * count ? trained_[size_t(first / ranks % count)].name : "all parameters together";
   report.rank = group_.world_rank(int(first % ranks));
@@ -89,16 +89,7 @@ zero::StepReport OneBit::step(const zero::StepOptions& o) {
   if (!done.skipped) report.norm = done.norm;
   if (done.skipped) name_nonfinite(bad, report);
   optimizer_.zero_grad();
-  const std::string where = str("first in the gradient of ", report.first_nonfinite, " at rank ", report.rank,
-                                ", in step ", optimizer_.steps() + 1);
-  if (o.scaler) {
-    try {
-      o.scaler->update(report.skipped);
-    } catch (const Error& error) { fail(str(error.what(), "; ", where)); }
-  }
-  LOCKSTEP_CHECK(!report.skipped || options_.nonfinite == zero::NonFinite::skip,
-                 "[engine] a gradient is NaN or infinite, ", where,
-                 "; AnomalyMode names the operation that made it. Nothing was changed");
+  zero::settle(report, o.scaler, options_.nonfinite, "[engine] ", optimizer_.steps() + 1);
   return report;
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "autograd/autocast.h"
+#include "dist/numbers.h"
 #include "dist/texts.h"
 #include "engine/checkpoint/exchange.h"
 #include "engine/checkpoint/layout.h"
@@ -166,9 +167,9 @@ void Part::agree(zero::StepReport& report) {
   dist::ProcessGroup& model = mesh->model();
   if (model.size() == 1) return;
   constexpr int64_t none = std::numeric_limits<int64_t>::max();
-  const Tensor first = Tensor::from({report.skipped ? int64_t(model.rank()) : none}, {1});
-  model.all_reduce(first, {.op = dist::ReduceOp::min, .tag = "first part with a gradient that is not finite"});
-  const int64_t part = first.item<int64_t>();
+  const int64_t part = dist::all_reduced<int64_t>(
+      {report.skipped ? int64_t(model.rank()) : none}, model,
+      {.op = dist::ReduceOp::min, .tag = "first part with a gradient that is not finite"})[0];
   if (part == none) return;
   const Tensor rank = Tensor::from({int64_t(report.rank)}, {1});
   model.broadcast(rank, int(part), {.tag = "rank of the gradient that is not finite"});
@@ -184,10 +185,9 @@ double Part::norm(const std::vector<std::pair<std::string, double>>& squares_) {
   if (mesh->plan().tp > 1 && !squares.empty()) {
     std::vector<double> cut;
     for (const auto& [name, sum] : squares) cut.push_back(sliced.count(name) ? sum : 0);
-    const Tensor sums = Tensor::from(cut, {int64_t(cut.size())});
-    mesh->tp().all_reduce(sums, {.tag = "squares of slices"});
+    cut = dist::all_reduced(cut, mesh->tp(), {.tag = "squares of slices"});
     for (size_t i = 0; i < squares.size(); ++i)
-      if (sliced.count(squares[i].first)) squares[i].second = sums.data<double>()[i];
+      if (sliced.count(squares[i].first)) squares[i].second = cut[i];
   }
   return engine->norm(squares);
 }

@@ -1,7 +1,6 @@
 #include "engine/plan.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <map>
 #include <numeric>
@@ -12,6 +11,7 @@
 #include "pipeline/simulate.h"
 #include "pipeline/split.h"
 #include "tensor/check.h"
+#include "tensor/clock.h"
 #include "tensor/ops.h"
 
 namespace lockstep::engine {
@@ -301,18 +301,14 @@ PredictedTime predict(const PlanForecast& p, const Speeds& speeds) {
 // --- time ---
 
 Speeds measure_speeds(DType dtype) {
-  using Clock = std::chrono::steady_clock;
-  const auto seconds = [](Clock::time_point since) {
-    return std::chrono::duration<double>(Clock::now() - since).count();
-  };
   /// Work of one call over its best time within a third of a second.
   const auto best = [&](double work, auto&& call) {
     double least = INFINITY;
     call();
-    for (const auto start = Clock::now(); seconds(start) < 0.33;) {
-      const auto begin = Clock::now();
+    for (const double start = steady_seconds(); steady_seconds() - start < 0.33;) {
+      const double begin = steady_seconds();
       call();
-      least = std::min(least, seconds(begin));
+      least = std::min(least, steady_seconds() - begin);
     }
     return work / least;
   };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <variant>
 
 #include "engine/config_table.h"
 #include "nn/build_empty.h"
@@ -17,108 +16,58 @@ using Mode = SparsityConfig::Mode;
 
 namespace {
 
-using Numbers = std::vector<int64_t>;
-
 struct SparseKey {
   const char* name;
-  std::vector<Mode> modes;  ///< empty: all
-  std::variant<std::monostate, bool SparsityConfig::*, int64_t SparsityConfig::*, Numbers SparsityConfig::*,
-               std::optional<Numbers> SparsityConfig::*>
-      field;
-  int64_t least = 0;  ///< of a number
-  const char* doc = "";
+  std::vector<Mode> modes;   ///< empty: all
+  std::optional<Slot> slot;  ///< none: mode and attention, which are more than a value
+  int64_t least;             ///< of a number
+  const char* doc;
 };
 
-const std::vector<SparseKey>& sparse_keys() {
-  using S = SparsityConfig;
-  static const std::vector<Mode> windows{Mode::bigbird, Mode::bslongformer, Mode::local},
-      picked{Mode::variable, Mode::bslongformer};
-  static const std::vector<SparseKey> keys = {
-      {"mode", {}, {}, 0, "dense, fixed, variable, bigbird, bslongformer or local"},
-      {"block", {}, &S::block, 1, "tokens of a block; multiples of 16 are fast"},
-      {"different_layout_per_head",
-       {},
-       &S::different_layout_per_head,
-       0,
-       "random blocks and patterns of each head's own"},
-      {"attention",
-       {Mode::fixed, Mode::variable, Mode::bigbird, Mode::bslongformer, Mode::local},
-       {},
-       0,
-       "unidirectional or bidirectional; not given: as causal as the model"},
-      {"num_local_blocks", {Mode::fixed}, &S::num_local_blocks, 1, "blocks of a window"},
-      {"num_global_blocks",
-       {Mode::fixed, Mode::bigbird},
-       &S::num_global_blocks,
-       1,
-       "of each window, that all see; bigbird: the first ones of all"},
-      {"num_different_global_patterns",
-       {Mode::fixed},
-       &S::num_different_global_patterns,
-       1,
-       "heads in turn take other blocks of the window"},
-      {"horizontal_global_attention",
-       {Mode::fixed, Mode::variable},
-       &S::horizontal_global_attention,
-       0,
-       "global blocks also see all; bidirectional only"},
-      {"num_random_blocks", {Mode::variable, Mode::bigbird}, &S::num_random_blocks, 0, "in each row"},
-      {"local_window_blocks", {Mode::variable}, &S::local_window_blocks, 1, "blocks of each window; the last repeats"},
-      {"global_block_indices", picked, &S::global_block_indices, 0, "blocks that all see"},
-      {"global_block_end_indices", picked, &S::global_block_end_indices, 1, "where each of them ends; null: one block"},
-      {"num_sliding_window_blocks", windows, &S::num_sliding_window_blocks, 1, "around each block, and with it"},
+/// Those of this config.
+std::vector<SparseKey> sparse_keys(SparsityConfig& c) {
+  std::vector<SparseKey> keys;
+  const auto add = [&](const char* name, std::vector<Mode> modes, std::optional<Slot> slot, int64_t least,
+                       const char* doc) {
+    keys.push_back({name, std::move(modes), slot, least, doc});
   };
+  const std::vector<Mode> windows{Mode::bigbird, Mode::bslongformer, Mode::local},
+      picked{Mode::variable, Mode::bslongformer};
+  add("mode", {}, {}, 0, "dense, fixed, variable, bigbird, bslongformer or local");
+  add("block", {}, &c.block, 1, "tokens of a block; multiples of 16 are fast");
+  add("different_layout_per_head", {}, &c.different_layout_per_head, 0,
+      "random blocks and patterns of each head's own");
+  add("attention", {Mode::fixed, Mode::variable, Mode::bigbird, Mode::bslongformer, Mode::local}, {}, 0,
+      "unidirectional or bidirectional; not given: as causal as the model");
+  add("num_local_blocks", {Mode::fixed}, &c.num_local_blocks, 1, "blocks of a window");
+  add("num_global_blocks", {Mode::fixed, Mode::bigbird}, &c.num_global_blocks, 1,
+      "of each window, that all see; bigbird: the first ones of all");
+  add("num_different_global_patterns", {Mode::fixed}, &c.num_different_global_patterns, 1,
+      "heads in turn take other blocks of the window");
+  add("horizontal_global_attention", {Mode::fixed, Mode::variable}, &c.horizontal_global_attention, 0,
+      "global blocks also see all; bidirectional only");
+  add("num_random_blocks", {Mode::variable, Mode::bigbird}, &c.num_random_blocks, 0, "in each row");
+  add("local_window_blocks", {Mode::variable}, &c.local_window_blocks, 1, "blocks of each window; the last repeats");
+  add("global_block_indices", picked, &c.global_block_indices, 0, "blocks that all see");
+  add("global_block_end_indices", picked, &c.global_block_end_indices, 1, "where each of them ends; null: one block");
+  add("num_sliding_window_blocks", windows, &c.num_sliding_window_blocks, 1, "around each block, and with it");
   return keys;
 }
 
-std::string names_of(const std::vector<Mode>& modes) {
-  std::string all;
-  for (size_t i = 0; i < modes.size(); ++i)
-    all += (i == 0 ? "" : i + 1 == modes.size() ? " or " : ", ") + std::string(nn::name_of(modes[i]));
-  return all;
+std::vector<std::string> names_of(const std::vector<Mode>& modes) {
+  std::vector<std::string> names;
+  for (const Mode mode : modes) names.emplace_back(nn::name_of(mode));
+  return names;
 }
 
 /// A value into its field; "" or what was expected.
 std::string put_value(const SparseKey& key, const Json& value, SparsityConfig& to) {
   const Range range = between(double(key.least), 1 << 30);
-  const auto list = [&](Numbers& numbers) {
-    const std::string wanted = "a list of integers from " + str(key.least) + " on";
-    if (!value.is_array()) return wanted;
-    numbers.clear();
-    for (const Json& item : value.as_array()) {
-      const auto good = coerced(item, Json(0), range);
-      if (!good) return wanted;
-      numbers.push_back(good->as_int());
-    }
-    return std::string();
-  };
-  if (const auto* number = std::get_if<int64_t SparsityConfig::*>(&key.field)) {
-    const auto good = coerced(value, Json(0), range);
-    if (!good) return expected(Json(0), range);
-    to.** number = good->as_int();
-  } else if (const auto* flag = std::get_if<bool SparsityConfig::*>(&key.field)) {
-    if (!value.is_bool()) return "true or false";
-    to.** flag = value.as_bool();
-  } else if (const auto* numbers = std::get_if<Numbers SparsityConfig::*>(&key.field)) {
-    return list(to.**numbers);
-  } else if (const auto* ends = std::get_if<std::optional<Numbers> SparsityConfig::*>(&key.field)) {
-    if (value.is_null()) return (to.**ends).reset(), "";
-    return list((to.**ends).emplace()) + (value.is_array() ? "" : ", or null");
-  } else if (std::string_view(key.name) == "attention") {
-    if (value != Json("unidirectional") && value != Json("bidirectional")) return "unidirectional or bidirectional";
-    to.unidirectional = value == Json("unidirectional");
-  }
+  if (key.slot) return assign(*key.slot, value, range) ? "" : expected(*key.slot, range);
+  if (std::string_view(key.name) != "attention") return "";  // the mode was read before
+  if (value != Json("unidirectional") && value != Json("bidirectional")) return "unidirectional or bidirectional";
+  to.unidirectional = value == Json("unidirectional");
   return "";
-}
-
-Json default_of(const SparseKey& key) {
-  const SparsityConfig defaults;
-  if (std::string_view(key.name) == "mode") return Json("fixed");
-  if (const auto* number = std::get_if<int64_t SparsityConfig::*>(&key.field)) return defaults.**number;
-  if (const auto* flag = std::get_if<bool SparsityConfig::*>(&key.field)) return defaults.**flag;
-  if (const auto* numbers = std::get_if<Numbers SparsityConfig::*>(&key.field))
-    return Json(Json::Array((defaults.**numbers).begin(), (defaults.**numbers).end()));
-  return {};
 }
 
 }  // namespace
@@ -139,25 +88,25 @@ std::optional<SparsityConfig> read_sparse_attention(const Json& block, std::vect
     const std::vector<Mode> all{Mode::dense,   Mode::fixed,        Mode::variable,
                                 Mode::bigbird, Mode::bslongformer, Mode::local};
     const auto found = mode->is_string() ? nn::mode_of(mode->as_string()) : std::nullopt;
-    std::vector<std::string> names;
-    for (const Mode m : all) names.emplace_back(nn::name_of(m));
     if (!found) {
-      wrong("mode", "expected ", names_of(all), ", got ", shown(*mode),
-            mode->is_string() ? suggestion(mode->as_string(), names) : "");
+      wrong("mode", "expected ", listed(names_of(all)), ", got ", shown(*mode),
+            mode->is_string() ? suggestion(mode->as_string(), names_of(all)) : "");
       return std::nullopt;
     }
     config.mode = *found;
   }
+  const std::vector<SparseKey> keys = sparse_keys(config);
   for (const auto& [name, value] : block.as_object()) {
-    const auto key = std::find_if(sparse_keys().begin(), sparse_keys().end(),
+    const auto key = std::find_if(keys.begin(), keys.end(),
                                   [name = std::string_view(name)](const SparseKey& k) { return k.name == name; });
-    if (key == sparse_keys().end()) {
+    if (key == keys.end()) {
       std::vector<std::string> known;
-      for (const SparseKey& k : sparse_keys()) known.emplace_back(k.name);
+      for (const SparseKey& k : keys) known.emplace_back(k.name);
       wrong(name, "no such key", suggestion(name, known));
     } else if (!key->modes.empty() &&
                std::find(key->modes.begin(), key->modes.end(), config.mode) == key->modes.end()) {
-      wrong(name, "it is of mode ", names_of(key->modes), ", and mode is ", nn::name_of(config.mode), "; leave it out");
+      wrong(name, "it is of mode ", listed(names_of(key->modes)), ", and mode is ", nn::name_of(config.mode),
+            "; leave it out");
     } else if (const std::string wanted = put_value(*key, value, config); !wanted.empty()) {
       wrong(name, "expected ", wanted, ", got ", shown(value));
     }
@@ -182,9 +131,14 @@ std::optional<SparsityConfig> sparse_attention(const Config& config) {
 
 std::string sparse_attention_reference() {
   std::string text = "\n## sparse_attention\n\n| key | default | modes | |\n|---|---|---|---|\n";
-  for (const SparseKey& key : sparse_keys())
-    text += str("| `", key.name, "` | `", default_of(key).dump(), "` | ",
-                key.modes.empty() ? "all" : names_of(key.modes), " | ", key.doc, " |\n");
+  SparsityConfig defaults;
+  for (const SparseKey& key : sparse_keys(defaults))
+    text += str("| `", key.name, "` | `",
+                (key.slot                               ? json_of(*key.slot)
+                 : std::string_view(key.name) == "mode" ? Json("fixed")
+                                                        : Json())
+                    .dump(),
+                "` | ", key.modes.empty() ? "all" : listed(names_of(key.modes)), " | ", key.doc, " |\n");
   return text;
 }
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dist/numbers.h"
 #include "engine/impl.h"
 #include "tensor/memory.h"
 #include "tensor/ops.h"
@@ -33,10 +34,7 @@ constexpr BreakdownName breakdown_names[] = {
 }  // namespace
 
 std::vector<double> EngineBase::Impl::sum_of_ranks(const std::vector<double>& mine, const char* tag) const {
-  if (group->size() == 1) return mine;
-  const Tensor sum = Tensor::from(mine, {int64_t(mine.size())});
-  group->all_reduce(sum, {.tag = tag});
-  return sum.to_vector<double>();
+  return group->size() == 1 ? mine : dist::all_reduced(mine, *group, {.tag = tag});
 }
 
 /// The step's loss, and the number of its tokens: added up in the order of the micro-batches, whoever had them.
@@ -81,7 +79,7 @@ void EngineBase::Impl::step(std::optional<double> metric) {
   ++micro_steps;
   if (!boundary) return;
 
-  const auto start = Clock::now();
+  const double start = steady_seconds();
   const int64_t backwards = int64_t(micros.size());
   if (!part) gather_losses();  // a pipeline has them already
   // ZeRO divides by the ranks. The caller's backwards are divided as the config's are.

@@ -3,20 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "nn/named_fields.h"
+#include "tensor/clock.h"
 #include "tensor/ops.h"
 #include "tensor/stream.h"
 
 namespace lockstep::parallel {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// Memory for a number of tensors of one size, made at once. Its users may be threads (replicas).
 class Buffer : public std::enable_shared_from_this<Buffer> {
@@ -117,13 +115,12 @@ class ActivationCheckpoints::Keeper final : public CheckpointKeeper {
 
   void begin(bool) override {
     if (waits()) synchronize(device_);
-    start_ = Clock::now();
+    start_ = steady_seconds();
   }
   void end(bool backward) noexcept override {
     try {
       if (waits()) synchronize(device_);
-      if (state_->o.profile)
-        state_->add_time(name_, backward, std::chrono::duration<double, std::milli>(Clock::now() - start_).count());
+      if (state_->o.profile) state_->add_time(name_, backward, 1e3 * (steady_seconds() - start_));
     } catch (...) {}  // NOLINT: the device's error comes again with its next use
   }
 
@@ -133,7 +130,7 @@ class ActivationCheckpoints::Keeper final : public CheckpointKeeper {
   std::shared_ptr<State> state_;
   std::string name_;
   Device device_;
-  Clock::time_point start_;
+  double start_ = 0;
 };
 
 ActivationCheckpoints::ActivationCheckpoints(const Options& o) : state_(std::make_shared<State>()) {

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "dist/fingerprint.h"
+#include "dist/numbers.h"
 #include "dist/texts.h"
 #include "nn/build_empty.h"
 #include "tensor/ops.h"
@@ -61,9 +62,8 @@ void fail_everywhere(dist::ProcessGroup& group, const std::string& message) {
 }
 
 std::vector<bool> used_by_any(const std::vector<bool>& mine, dist::ProcessGroup& group) {
-  const Tensor map = Tensor::from(std::vector<int32_t>(mine.begin(), mine.end()), {int64_t(mine.size())});
-  group.all_reduce(map, {.op = dist::ReduceOp::max, .tag = "used parameters"});
-  const std::vector<int64_t> any = map.to_vector<int64_t>();
+  const auto any = dist::all_reduced(std::vector<int32_t>(mine.begin(), mine.end()), group,
+                                     {.op = dist::ReduceOp::max, .tag = "used parameters"});
   return {any.begin(), any.end()};
 }
 

@@ -5,7 +5,7 @@
 
 #include "dist/fingerprint.h"
 #include "tensor/ops.h"
-#include "tensor/random.h"
+#include "tensor/random_scope.h"
 
 namespace lockstep::parallel {
 
@@ -75,11 +75,9 @@ struct PowerSgd::State {
       for (int64_t i = 0; i < r; ++i) alive &= norm(last.narrow(1, i, 1)).item() > 0;
       if (alive && all_finite(last)) return last;
     }
-    const RandomState mine = random_state();  // the program's own numbers stay as they are
-    set_random_state({.seed = o.seed ^ dist::hash_text(name), .step = uint64_t(step)});
-    last = randn({m, r});
-    set_random_state(mine);
-    return last;
+    // The program's own numbers stay as they are.
+    const RandomScope here({.seed = o.seed ^ dist::hash_text(name), .step = uint64_t(step)});
+    return last = randn({m, r});
   }
 };
 

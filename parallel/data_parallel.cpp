@@ -1,6 +1,5 @@
 #include "parallel/data_parallel.h"
 
-#include <chrono>
 #include <exception>
 #include <map>
 #include <thread>
@@ -9,7 +8,8 @@
 #include "autograd/tape.h"
 #include "dist/shard.h"
 #include "nn/named_fields.h"
-#include "tensor/random.h"
+#include "tensor/clock.h"
+#include "tensor/random_scope.h"
 #include "tensor/threads.h"
 
 namespace lockstep::parallel {
@@ -140,12 +140,11 @@ Replicas::Replicas(nn::Module& module, DataParallelOptions options, const Make& 
   }
   if (o_.output) check_device("DataParallel", *o_.output);
   traffic_ = std::make_shared<Traffic>(devices);
-  const RandomState before = random_state();  // a factory that draws initial values must not shift the caller's numbers
+  const RandomScope here;  // a factory that draws initial values must not shift the caller's numbers
   for (size_t i = 1; i < devices.size(); ++i) {
     others_.push_back(make());
     check_alike(i);
   }
-  set_random_state(before);
 }
 
 void Replicas::update(size_t count) {
@@ -190,12 +189,11 @@ void Replicas::run(const Cut& cut, const std::function<void(size_t)>& call) {
   const int threads = std::max(1, get_threads() / int(count));
   const auto timed = [&](size_t i) {
     const ThreadLimit share(threads);
-    const auto start = std::chrono::steady_clock::now();
+    const double start = steady_seconds();
     try {
       call(i);
     } catch (...) { errors[i] = std::current_exception(); }
-    traffic_->count_forward(i, cut.sizes[i],
-                            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    traffic_->count_forward(i, cut.sizes[i], steady_seconds() - start);
   };
   const auto random_of = [&](size_t i) {
     RandomState state = modes.random;

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <exception>
 
+#include "dist/numbers.h"
 #include "parallel/ddp.h"
 #include "parallel/naive_ddp.h"
+#include "tensor/at_end.h"
 #include "tensor/ops.h"
 
 namespace lockstep::parallel {
@@ -15,9 +17,7 @@ namespace lockstep::parallel {
 using Ddp = DistributedDataParallel;
 
 Ddp::Agreed Ddp::agree(Phase mine) {
-  const Tensor all = empty({group_.size()}, {.dtype = i64});
-  group_.all_gather(all, Tensor::from({int64_t(mine)}, {1}), {.tag = "ddp join"});
-  const std::vector<int64_t> phases = all.to_vector<int64_t>();
+  const std::vector<int64_t> phases = dist::all_gathered<int64_t>({int64_t(mine)}, group_, {.tag = "ddp join"});
   const auto count = [&](Phase phase) { return std::count(phases.begin(), phases.end(), int64_t(phase)); };
   const auto before = count(Phase::buffers), inside = count(Phase::backward);
   Agreed agreed{{}, before > 0 ? Phase::buffers : inside > 0 ? Phase::backward : Phase::none};
@@ -70,10 +70,7 @@ Ddp::Join::Join(Ddp& ddp, bool divide_by_active, bool throw_on_early_end)
 }
 
 Ddp::Join::~Join() noexcept(false) {
-  const struct End {
-    Ddp& ddp;
-    ~End() { ddp.join_.reset(); }
-  } end{ddp_};
+  const AtEnd ends([this] { ddp_.join_.reset(); });
   if (std::uncaught_exceptions() == exceptions_) ddp_.shadow_until_all_ended();
 }
 

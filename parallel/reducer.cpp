@@ -4,6 +4,7 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "autograd/pass_end.h"
 #include "autograd/tape.h"
 #include "parallel/agreement.h"
 
@@ -142,19 +143,7 @@ bool Reducer::holds_gradients() const {
 // --- one pass ---
 
 void Reducer::begin_pass() {
-  struct End {  // of the pass, also when an exception is the end
-    explicit End(Reducer& reducer) : reducer(reducer) {}
-    ~End() {
-      if (!done) reducer.abandon();
-    }
-    Reducer& reducer;
-    bool done = false;
-  };
-  const auto at_end = std::make_shared<End>(*this);
-  after_backward([at_end] {
-    at_end->reducer.end();
-    at_end->done = true;
-  });
+  after_backward([this] { end(); }, [this] { abandon(); });
   begin();
 }
 

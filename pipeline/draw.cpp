@@ -55,15 +55,14 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   const double width = std::clamp(columns * 17, 460., 1600.), scale = width / run.seconds;
   const double height = top + row * r.stages + 34, page = left + width + 16;
   std::string out = svg::begin(page, height);
-  const char *ink = "#24292f", *soft = "#57606a";
+  using svg::ink, svg::soft;
   out += svg::text(8, 20,
                    str(name_of(r.kind), ": ", counted(r.stages, "stage"), ", ", counted(r.micro_batches, "micro-batch"),
                        r.chunks > 1 ? str(", ", r.chunks, " chunks a rank (later ones darker)") : "",
                        format("; idle %.1f %%", 100 * run.bubble)),
                    14, ink);
   // What is not covered by a box is idle.
-  out += format("<rect x=\"%.5g\" y=\"%.5g\" width=\"%.5g\" height=\"%.5g\" fill=\"#f1f3f5\"/>\n", left, top - 2, width,
-                row * r.stages);
+  out += svg::rect(left, top - 2, width, row * r.stages, svg::attribute("fill", "#f1f3f5"));
   const auto color = [&](const Action& a) {
     const int hue = a.what == What::forward          ? 212
                     : a.what == What::backward       ? 140
@@ -78,10 +77,7 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
     for (const Slot& slot : run.ranks[rank]) {
       const double x = left + slot.start * scale, w = (slot.end - slot.start) * scale;
       if (w <= 0) continue;
-      out += format(
-          "<rect x=\"%.5g\" y=\"%.5g\" width=\"%.4g\" height=\"%.4g\" fill=\"%s\" stroke=\"white\" "
-          "stroke-width=\"1\"/>\n",
-          x, y, w, box, color(slot.action).c_str());
+      out += svg::rect(x, y, w, box, svg::attribute("fill", color(slot.action)) + " stroke=\"white\"");
       const std::string number = std::to_string(slot.action.micro_batch);
       const double size = std::min(11., w / (0.62 * double(number.size()) + 0.2));
       if (size >= 5)
@@ -96,15 +92,14 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   double x = left;
   const auto key = [&](What what, const char* words, double advance) {
     const double y = top + row * r.stages + 10;
-    out += format("<rect x=\"%.5g\" y=\"%.5g\" width=\"13\" height=\"13\" fill=\"%s\"/>\n", x, y,
-                  color({what, 0, 0}).c_str());
+    out += svg::rect(x, y, 13, 13, svg::attribute("fill", color({what, 0, 0})));
     out += svg::text(x + 18, y + 11, words, 12, soft);
     x += advance;
   };
   key(What::forward, "forward", 84);
   if (whole) key(What::backward, "backward", 92);
   if (split) key(What::backward_input, "its input's part", 124), key(What::backward_weight, "its weights' part", 0);
-  return out + "</svg>\n";
+  return out + svg::end;
 }
 
 }  // namespace lockstep::pipeline

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dist/numbers.h"
 #include "optim/clip.h"
 #include "pipeline/engine.h"
 #include "tensor/ops.h"
@@ -102,15 +103,12 @@ double Engine::norm(const std::vector<std::pair<std::string, double>>& squares) 
     if (p.leads) norms[{p.layer, p.place}] = optim::norm_of_squares(sum, p.parameter.dtype());
   }
   if (pp_) {
-    const Tensor most = Tensor::from({int64_t(norms.size())}, {1});
-    pp_->all_reduce(most, {.op = dist::ReduceOp::max, .tag = "count of norms"});
-    const int64_t length = 3 * most.item<int64_t>();
-    std::vector<double> mine(size_t(length), -1);
+    const int64_t most = dist::all_reduced<int64_t>({int64_t(norms.size())}, *pp_,
+                                                    {.op = dist::ReduceOp::max, .tag = "count of norms"})[0];
+    std::vector<double> mine(size_t(3 * most), -1);
     size_t at = 0;
     for (const auto& [number, value] : norms) mine[at++] = number.first, mine[at++] = number.second, mine[at++] = value;
-    const Tensor all = empty({length * pp_->size()}, {.dtype = f64});
-    pp_->all_gather(all, Tensor::from(mine, {length}), {.tag = "norms"});
-    const std::vector<double> words = all.to_vector<double>();
+    const std::vector<double> words = dist::all_gathered(mine, *pp_, {.tag = "norms"});
     for (size_t i = 0; i + 2 < words.size(); i += 3)
       if (words[i] >= 0) norms[{int(words[i]), int(words[i + 1])}] = words[i + 2];
   }

@@ -1,8 +1,7 @@
 #pragma once
 // What a run over micro-batches puts back at its end, or adds up.
-#include <chrono>
-
 #include "nn/module.h"
+#include "tensor/clock.h"
 #include "tensor/random_scope.h"
 
 namespace lockstep::pipeline {
@@ -20,12 +19,12 @@ struct EvalMode {
 class Stopwatch {
  public:
   explicit Stopwatch(double& to) : to_(to) {}
-  ~Stopwatch() { to_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  ~Stopwatch() { to_ += steady_seconds() - start_; }
   Stopwatch(const Stopwatch&) = delete;
 
  private:
   double& to_;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const double start_ = steady_seconds();
 };
 
 }  // namespace lockstep::pipeline

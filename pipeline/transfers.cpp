@@ -2,6 +2,7 @@
 // that order. And what all ranks learn of a step: losses, times, errors.
 #include <utility>
 
+#include "dist/numbers.h"
 #include "pipeline/engine.h"
 #include "pipeline/scopes.h"
 
@@ -139,11 +140,8 @@ std::vector<double> Engine::gather_losses() {
   losses_.clear();
   all[n + 2 * me] = ran_;
   all[n + 2 * me + 1] = waited_;
-  if (world_) {
-    const Tensor sum = Tensor::from(all, {int64_t(all.size())});  // zeros but on one rank (with cp, on so many): exact
-    world_->all_reduce(sum, {.tag = "pipeline losses"});
-    all = sum.to_vector<double>();
-  }
+  // Zeros but on one rank (with cp, on so many): exact.
+  if (world_) all = dist::all_reduced(all, *world_, {.tag = "pipeline losses"});
   if (now_.training) {
     std::map<int, double> longest;  // of each pipeline
     const auto copy = [&](size_t rank) { return parallel::coordinates_of(plan_, int(rank)).dp; };

@@ -1,6 +1,5 @@
 // What a step's parts cost: measured on this machine, or taken from traces.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -11,22 +10,21 @@
 #include "report/run.h"
 #include "report/step_model.h"
 #include "tensor/check.h"
+#include "tensor/clock.h"
 #include "tensor/ops.h"
 #include "tensor/suggest.h"
 
 namespace lockstep::report {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 /// Median of what `call` takes, of so many times: as many at each rank, which may wait for each other in it.
 double seconds_of(int times, const std::function<void()>& call) {
   for (int i = 0; i < 3; ++i) call();
   std::vector<double> all;
   for (int i = 0; i < times; ++i) {
-    const auto begin = Clock::now();
+    const double begin = steady_seconds();
     call();
-    all.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+    all.push_back(steady_seconds() - begin);
   }
   return median(std::move(all));
 }

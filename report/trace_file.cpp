@@ -6,6 +6,8 @@
 #include <functional>
 #include <set>
 
+#include "data/file_calls.h"
+#include "data/files.h"
 #include "tensor/check.h"
 #include "tensor/svg.h"
 
@@ -212,33 +214,28 @@ std::vector<int> merge_traces(const std::string& folder, const std::string& out_
   const std::vector<RankTrace> heads = read_heads(folder, warnings);
   LOCKSTEP_CHECK(!heads.empty(), "[trace] expected files rank-N.json in ", folder, ", which a run with --trace ",
                  folder, " writes, found none");
-  const std::string fresh = out_path + ".tmp";
-  std::ofstream out(fresh, std::ios::binary | std::ios::trunc);
-  out << "[\n";
   std::vector<int> ranks;
-  bool first = true;
-  for (const RankTrace& head : heads) {
-    ranks.push_back(head.rank);
-    visit_trace(head.path, [&](const std::string& line) {
-      out << (std::exchange(first, false) ? "" : ",\n");
-      const size_t at = line.find(",\"ts\":");  // inside a name its quotes would be escaped
-      if (at == line.npos || !head.drift.any()) {
-        out << line;
-        return;
-      }
-      const size_t begin = at + 6, end = std::min(line.find_first_of(",}", begin), line.size());
-      const double time = std::stod(line.substr(begin, end - begin)) * 1e-6;
-      out << line.substr(0, begin) << format("%.3f", (time + head.drift.at(time)) * 1e6) << line.substr(end);
-    });
-  }
-  out << "\n]\n";
-  out.close();
-  std::error_code error;
-  if (out.good()) fs::rename(fresh, out_path, error);
-  if (!out.good() || error) {
-    fs::remove(fresh, error);
-    fail(str("[trace] cannot write ", out_path));
-  }
+  data::write_atomically(out_path, [&](data::NewFile& file) {
+    constexpr size_t piece = size_t(1) << 20;
+    std::string text = "[\n";
+    bool first = true;
+    for (const RankTrace& head : heads) {
+      ranks.push_back(head.rank);
+      visit_trace(head.path, [&](const std::string& line) {
+        if (text.size() > piece) file.append(data::as_bytes(std::exchange(text, {})));
+        text += std::exchange(first, false) ? "" : ",\n";
+        const size_t at = line.find(",\"ts\":");  // inside a name its quotes would be escaped
+        if (at == line.npos || !head.drift.any()) {
+          text += line;
+          return;
+        }
+        const size_t begin = at + 6, end = std::min(line.find_first_of(",}", begin), line.size());
+        const double time = std::stod(line.substr(begin, end - begin)) * 1e-6;
+        text += line.substr(0, begin) + format("%.3f", (time + head.drift.at(time)) * 1e6) + line.substr(end);
+      });
+    }
+    file.append(data::as_bytes(text + "\n]\n"));
+  });
   return ranks;
 }
 

@@ -152,12 +152,12 @@ void Stage::plan() {
       Parameter& p = parameters[unit.parameters[place]];
       p.unit = units.size();
       p.place = place;
-      const dist::Range range = unit.layout.owned(place, shard_number(unit));
-      if (unit.trains && range.size() > 0)
-        unit.pieces.push_back(
-            {unit.parameters[place], range, unit.layout.offsets[place] + range.begin - shard(unit).begin});
     }
     units.push_back(std::move(unit));
+    for (const size_t i : units.back().parameters) {
+      const Piece piece = all_owned(parameters[i]);
+      if (units.back().trains && piece.range.size() > 0) units.back().pieces.push_back(piece);
+    }
   }
 }
 

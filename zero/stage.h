@@ -199,6 +199,9 @@ class Stage2 : public Stage1 {
   uint64_t turns_ = 0;
 };
 
+/// The loss scaler hears how the gradients of a step were; an Error where they had to be finite. `by`: "[zero] ".
+void settle(const StepReport& report, optim::DynamicLossScaler* scaler, NonFinite rule, const char* by, int64_t step);
+
 /// Stage 3 is not seen by others: stage3.cpp.
 std::unique_ptr<Stage> make_stage3(nn::Module& module, std::vector<optim::Optimizer*> optimizers,
                                    const ZeroOptions& options, dist::ProcessGroup& group);

@@ -13,9 +13,11 @@
 // is that of all there are.
 #include <cmath>
 
+#include "dist/numbers.h"
 #include "dist/texts.h"
 #include "optim/clip.h"
 #include "parallel/agreement.h"
+#include "tensor/at_end.h"
 #include "tensor/ops.h"
 #include "tensor/suggest.h"
 #include "trace/trace.h"
@@ -28,6 +30,18 @@ namespace {
 bool is_wide(DType dtype) { return size_of(dtype) >= 4; }
 
 }  // namespace
+
+void settle(const StepReport& report, optim::DynamicLossScaler* scaler, NonFinite rule, const char* by, int64_t step) {
+  const std::string where =
+      str("first in the gradient of ", report.first_nonfinite, " at rank ", report.rank, ", in step ", step);
+  if (scaler) {
+    try {
+      scaler->update(report.skipped);
+    } catch (const Error& error) { fail(str(error.what(), "; ", where)); }
+  }
+  LOCKSTEP_CHECK(!report.skipped || rule == NonFinite::skip, by, "a gradient is NaN or infinite, ", where,
+                 "; AnomalyMode names the operation that made it. Nothing was changed");
+}
 
 StepReport Stage::step(const StepOptions& o) {
   const NoGrad no_grad;
@@ -50,10 +64,7 @@ StepReport Stage::step(const StepOptions& o) {
           "for it reduces the sum of all");
     if (!unit.part.defined()) fail_everywhere("[zero] step() expected a backward since the last step");
   }
-  struct Forget {
-    Stage& stage;
-    ~Forget() { stage.forget(); }
-  } at_end{*this};
+  const AtEnd forgets([this] { forget(); });
   const std::vector<bool> used = agree_on_used();
   double scale = o.grad_scale / group.size();
   if (o.scaler) scale /= o.scaler->scale();
@@ -121,9 +132,8 @@ bool Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport
         first = std::min(first, (count + int64_t(piece.parameter)) * group.size() + rank());
     }
   }
-  const Tensor agreed = Tensor::from({first}, {1});
-  group.all_reduce(agreed, {.op = dist::ReduceOp::min, .tag = "zero first gradient that is not finite"});
-  first = agreed.item<int64_t>();
+  first = dist::all_reduced<int64_t>({first}, group,
+                                     {.op = dist::ReduceOp::min, .tag = "zero first gradient that is not finite"})[0];
   if (first != none) {
     report.skipped = true;
     const Parameter& found = parameters[size_t(first / group.size() % count)];
@@ -132,15 +142,7 @@ bool Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport
     report.rank = group.world_rank(finder);
   }
   if (o.others) o.others->agree(report);
-  const std::string where =
-      str("first in the gradient of ", report.first_nonfinite, " at rank ", report.rank, ", in step ", steps_);
-  if (o.scaler) {
-    try {
-      o.scaler->update(report.skipped);
-    } catch (const Error& error) { fail(str(error.what(), "; ", where)); }
-  }
-  LOCKSTEP_CHECK(!report.skipped || options.nonfinite == NonFinite::skip, "[zero] a gradient is NaN or infinite, ",
-                 where, "; AnomalyMode names the operation that made it. Nothing was changed");
+  settle(report, o.scaler, options.nonfinite, "[zero] ", steps_);
   return !report.skipped;
 }
 

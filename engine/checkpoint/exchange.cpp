@@ -6,13 +6,9 @@
 #include <thread>
 
 #include "dist/texts.h"
+#include "tensor/clock.h"
 
 namespace lockstep::checkpoints {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-}  // namespace
 
 void Ranks::warn(const std::string& what) const {
   if (hear) hear("[checkpoint] " + what);
@@ -59,10 +55,10 @@ void Board::pin(const std::string& place, const std::string& text) {
 std::string Board::read(const std::string& place, dist::Seconds timeout, const std::string& who) {
   const std::string start = str(round_, '\n');
   auto pause = std::chrono::microseconds(200);
-  for (const auto begin = Clock::now();;) {
+  for (const double begin = steady_seconds();;) {
     const std::optional<std::string> text = ranks_.group->control().try_get(prefix_ + place);
     if (text && text->starts_with(start)) return text->substr(start.size());
-    LOCKSTEP_CHECK(Clock::now() - begin < timeout, "waited ", timeout.count(), " s for ", who);
+    LOCKSTEP_CHECK(steady_seconds() - begin < timeout.count(), "waited ", timeout.count(), " s for ", who);
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::microseconds(50'000));
   }

@@ -11,6 +11,7 @@
 #include "data/safetensors.h"
 #include "nn/build_empty.h"
 #include "parallel/device_map/parts.h"
+#include "tensor/at_end.h"
 
 namespace lockstep::device_map {
 
@@ -120,13 +121,10 @@ void Dispatched::Impl::open(const DispatchOptions& options) {
   const auto path = std::filesystem::path(options.offload_folder) /
                     str("lockstep-offload-", ::getpid(), "-", number++, ".safetensors");
   data::save_safetensors(path.string(), on_disk);
-  struct Remove {
-    const std::filesystem::path& path;
-    ~Remove() {
-      std::error_code ignored;
-      std::filesystem::remove(path, ignored);
-    }
-  } remove{path};
+  const AtEnd removes([&] {
+    std::error_code ignored;
+    std::filesystem::remove(path, ignored);
+  });
   file = data::SafeTensors::open(path.string());  // its pages stay when the name goes
 }
 
