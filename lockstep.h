@@ -67,6 +67,7 @@
 #include "tensor/tensor.h"
 #include "tensor/threads.h"
 #include "trace/trace.h"
+#include "train/accelerator.h"
 #include "train/trainer.h"
 #include "zero/partition.h"
 #include "zero/zero.h"
