@@ -67,6 +67,8 @@
 #include "tensor/tensor.h"
 #include "tensor/threads.h"
 #include "trace/trace.h"
+#include "train/accelerator.h"
+#include "train/arguments.h"
 #include "train/trainer.h"
 #include "zero/partition.h"
 #include "zero/zero.h"

@@ -79,6 +79,7 @@ void train_gpt(const GptOptions& o, Job& job) {
           [&](optim::Optimizer& optimizer, int64_t steps) {
             return std::make_unique<optim::LambdaLR>(optimizer, optim::warmup_cosine(o.warmup, steps, last));
           },
+      .warmup_steps = double(o.warmup),
       .config = Json::Object{{"gradient_clipping", 1}},
       .facts = facts_of(*model, tokenizer, o.experts),
       .notes = Json::Object{{"text", o.text},

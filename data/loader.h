@@ -179,6 +179,18 @@ template <class S = Example, class B = S> class DataLoader {
   int64_t size() const { return progress_->batches(); }           ///< batches of an epoch
   int64_t epoch() const { return progress_->epoch(); }            ///< of the loop that runs or comes next
   void set_epoch(int64_t epoch) { progress_->set_epoch(epoch); }  ///< of the next loop
+  const DatasetPtr<S>& dataset() const { return dataset_; }
+  const Options& options() const { return options_; }
+  uint64_t seed() const { return progress_->seed(); }
+  /// A loader of the same samples, made in the same way, that deals otherwise: full batches of what the sampler says.
+  DataLoader dealt(Sampler sampler, int64_t batch_size, int64_t world) const {
+    Options o = options_;
+    if (default_collate_) o.collate = nullptr;
+    o.batch_size = batch_size, o.sampler = std::move(sampler), o.world = world;
+    o.shuffle = o.drop_last = false;
+    o.seed = seed();
+    return DataLoader(dataset_, std::move(o));
+  }
   /// Counts the batches that a loop has been given, not those made ahead: resuming skips nothing and repeats nothing.
   LoaderState state() const { return progress_->state(); }
   /// The next loop goes on there. Error when the state is of another dataset.

@@ -197,6 +197,7 @@ EngineBase::NoSync::NoSync(EngineBase& engine) : engine_(engine) {
 EngineBase::NoSync::~NoSync() { --engine_.impl_->no_sync_depth; }
 
 EngineBase::Forward::Forward(EngineBase& engine) : engine_(engine) {
+  if (const auto dtype = engine.impl_->whole.autocast) precise_.emplace(*dtype);
   engine.impl_->check_open("forward");
   engine.impl_->check_whole("forward");
 }

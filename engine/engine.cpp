@@ -148,6 +148,7 @@ EngineBase::Impl::Impl(const Agreed& agreed, PipelineModule& module, const Initi
   if (!agreed.sparse.empty()) say(agreed.sparse);
   if (config.dump_state) say("config\n" + to_text(config));
   accumulation = *config.gradient_accumulation_steps;
+  if (args.autocast) whole.autocast = args.autocast;
   manual_seed(uint64_t(config.seed));
   if (args.optimizer.make) {
     own_optimizers.push_back(args.optimizer.make(model));
@@ -325,6 +326,10 @@ std::vector<double> EngineBase::Impl::learning_rates() const {
   return rates;
 }
 std::vector<double> EngineBase::get_lr() const { return impl_->learning_rates(); }
+void EngineBase::set_gradient_clipping(double max_norm) {
+  LOCKSTEP_CHECK(max_norm >= 0, "[set_gradient_clipping] expected a norm >= 0 (0: none), got ", max_norm);
+  impl_->config.gradient_clipping = max_norm;
+}
 void EngineBase::set_lr(double lr) {
   for (optim::Optimizer* o : impl_->optimizers) o->set_lr(lr);
 }

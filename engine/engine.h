@@ -30,6 +30,7 @@
 #include <utility>
 #include <vector>
 
+#include "autograd/autocast.h"
 #include "data/loader.h"
 #include "dist/process_group.h"
 #include "engine/checkpoint/checkpoint.h"
@@ -130,6 +131,7 @@ struct InitializeArgs {
   const parallel::Mesh* mesh = nullptr;
   int loader_workers = 0;                            ///< threads that make batches of training_data
   std::function<void(const std::string&)> log = {};  ///< what rank 0 has to say; empty: lines on stderr
+  std::optional<DType> autocast = {};                ///< f16 or bf16: engine(x) runs under Autocast
   optim::GradScaler* grad_scaler = nullptr;          ///< scales the loss where fp16 does not (autocast)
   std::map<std::string, Sliced> slices = {};         ///< parameters of which this rank has a slice
   /// Parameters of whose gradients each slice has a part (Megatron's sequence parallelism).
@@ -243,6 +245,8 @@ class EngineBase {
   double get_global_grad_norm() const;  ///< of the last boundary, before clipping; NaN when it was skipped
   std::vector<double> get_lr() const;   ///< of each parameter group
   void set_lr(double lr);
+  /// In place of gradient_clipping, from the next boundary on.
+  void set_gradient_clipping(double max_norm);
   /// Which of the step's train_batch_size / train_micro_batch_size_per_gpu micro-batches this rank does next; the same
   /// where ranks share sequences.
   int64_t micro_batch() const;
@@ -284,6 +288,7 @@ class EngineBase {
 
    private:
     EngineBase& engine_;
+    std::optional<Autocast> precise_;
     bool saw_other_dtype_ = false;
   };
 

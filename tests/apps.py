@@ -225,7 +225,7 @@ with tempfile.TemporaryDirectory() as folder:
                     "mlp zero2": run(*mlp, "--accumulate", 2, "--ranks", 2, "--plan", "zero2", "--out", d / "mlp zero2"), "mlp zero1": run(*mlp, "--accumulate", 2, "--ranks", 2, "--plan", "zero1", "--out", d / "mlp zero1")}.items():
         check(f"{name}: the bits of one process", r.returncode == 0 and same_run(name, "mlp1x4"), r.stdout + r.stderr)
     two = '{"train_micro_batch_size_per_gpu": 2}'
-    refused("an option and a file that differ", ["mlp", "train", "--config", two, "--batch", 4], "--batch 4 contradicts the configuration, where train_micro_batch_size_per_gpu is 2", code=2)
+    refused("an option and a file that differ", ["mlp", "train", "--config", two, "--batch", 4], "- ds train_micro_batch_size_per_gpu=2 vs args --batch=4", code=2)
     r = run("mlp", "train", "--samples", 64, "--config", two, "--set", "gradient_clipping=0.5", "--steps", 2, "--json", "--ranks", 2, "--plan", "pp2")
     check("mlp in stages, with a file and a key", r.returncode == 0 and result(r)["plan"] == "pp2", r.stdout + r.stderr)
     refused("a plan that cannot be", ["mlp", "train", "--ranks", 2, "--plan", "pp2+zero2"], "[plan] pp2+zero2 cannot be", "The nearest plan that can: ", code=2)

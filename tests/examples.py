@@ -88,6 +88,22 @@ for ranks, command in ways:
 r = run(example("ddp"))
 check("ddp without a launcher", r.returncode == 1 and "WORLD_SIZE" in r.stderr, r.stdout + r.stderr)
 
+# The guide's loop under accelerate's names: the same losses and learning rates, to the last digit.
+finished = {}
+for ranks in (1, 2, 4):
+    with tempfile.TemporaryDirectory() as d:
+        r = run(lockstep, "run", "--nproc", ranks, "--", example("guide_a_accelerate"), "--accumulate", 4 // ranks, cwd=d)
+        check(f"guide_a_accelerate, {ranks} ranks, ends well", r.returncode == 0 and "of 20 = 80 samples" in r.stderr, r.stdout + r.stderr)
+        finished[ranks] = re.findall(r"epoch (\d), loss of the last step (\S+), lr (\S+)", r.stdout)
+        v = run(lockstep, "checkpoint", "verify", pathlib.Path(d) / "state")
+        check(f"guide_a_accelerate, {ranks} ranks, the checkpoint is whole", v.returncode == 0, v.stdout + v.stderr)
+with tempfile.TemporaryDirectory() as d:
+    r = run(example("guide_a_accelerate"), cwd=d)
+    check("guide_a_accelerate, alone", r.returncode == 0 and re.findall(r"epoch (\d), loss of the last step (\S+), lr (\S+)", r.stdout) == finished[1], r.stdout + r.stderr)
+r = run(lockstep, "plan", "--ranks", 1, "--", example("guide_a_accelerate"))
+check("guide_a_accelerate, asked what it trains", r.returncode == 0 and "2125 parameters" in r.stdout, r.stdout + r.stderr)
+check("guide_a_accelerate, the same losses and rates", len(finished[1]) == 3 and finished[1][2][2] == "0.0125" and finished[1] == finished[2] == finished[4], str(finished))
+
 # The guide's configuration and training script: the same losses, to the last digit, for any number of ranks.
 config = pathlib.Path(__file__).resolve().parent.parent / "examples/guide_b/ds_config.json"
 finished = {}

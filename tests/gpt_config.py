@@ -54,6 +54,12 @@ with tempfile.TemporaryDirectory() as folder:
             traces[name] = train(f"{which} {name}", plan, file, "--steps", 6)
         check(f"{which}: the same bits in every stage, with a pipeline too", len(set(traces.values())) == 1 and traces[0].count("\n") == 6, str(traces))
 
+    # What the file leaves to the program.
+    said = config("said", **{**full, "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_max_lr": 3e-3, "warmup_num_steps": 3, "total_num_steps": 6}}})
+    left = config("left", **{**full, "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "optimizer": {"type": "AdamW", "params": {**full["optimizer"]["params"], "lr": "auto"}},
+                             "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto"}}})
+    check("auto is filled in", train("said", (1, 4), said, "--steps", 6) == train("left", (1, 4), left, "--steps", 6, "--lr", 3e-3, "--warmup", 3, "--batch", 2))
+
     # Resume in another stage and world.
     end = train("whole", (1, 4), d / "f320.json", "--steps", 8, "--out", d / "whole").splitlines()
     train("first half", (4, 1), d / "f323.json", "--steps", 5, "--out", d / "half")
@@ -97,8 +103,8 @@ with tempfile.TemporaryDirectory() as folder:
 
     file = d / "f323.json"
     for flags, *parts in ((["--lr", 1], "--lr contradicts", "optimizer.type is AdamW"), (["--warmup", 1], "--warmup contradicts", "scheduler.type is WarmupDecayLR"),
-                          (["--batch", 4], "--batch 4 contradicts", "train_micro_batch_size_per_gpu is 2"), (["--plan", "zero1", "--ranks", 1], "ZeRO stage 1 contradicts", "zero_optimization.stage is 3"),
-                          (["--seed", 1], "--seed 1 contradicts", "seed is 7"), (["--precision", "bf16", "--config", d / "bf160.json"], "--precision bf16 contradicts", "bf16.enabled"),
+                          (["--batch", 4], "- ds train_micro_batch_size_per_gpu=2 vs args --batch=4"), (["--plan", "zero1", "--ranks", 1], "ZeRO stage 1 contradicts", "zero_optimization.stage is 3"),
+                          (["--seed", 1, "--batch", 3], "- ds train_micro_batch_size_per_gpu=2 vs args --batch=3\n- ds seed=7 vs args --seed=1\nThe easiest method is"), (["--precision", "bf16", "--config", d / "bf160.json"], "--precision bf16 contradicts", "bf16.enabled"),
                           (["--accumulate", 3], "train_batch_size"), (["--plan", "pp2", "--config", d / "f32dp2+pp2+zero1.json", "--set", "pipeline.stages=3"], "stages 2 contradicts", "pipeline.stages is 3")):
         refused(f"contradiction {flags}", [*model, *(["--config", file] if "--config" not in flags else []), *flags, "--steps", 1], *parts, code=1 if flags[0] == "--accumulate" else 2)
     refused("ZeRO 3 in a pipeline", [*model, "--config", file, "--plan", "pp2", "--ranks", 2, "--steps", 1], "pp2+zero3 cannot be", "The nearest plan that can: pp2+zero1", code=2)

@@ -40,10 +40,10 @@ Example first_of(const data::Dataset<Example>& data, int64_t samples) {
 }
 
 void describe(Job& job, const Description& about) {
-  const std::string& precision = job.options().precision;
+  const std::string precision = job.precision();
   nn::Module& model = about.model;
   model.to(job.device());
-  Json config = job.config_json(about.own);
+  Json config = job.config_json(about.own, about.values);
   if (about.optimizer && !config.find("optimizer"))
     if (Json found = named(*about.optimizer); found.find("type")) config["optimizer"] = std::move(found);
   const engine::Config resolved =
@@ -80,9 +80,9 @@ void describe(Job& job, const Description& about) {
 }
 
 void describe_if_asked(Job& job, nn::Module& model, const optim::Optimizer& optimizer,
-                       const data::DatasetPtr<Example>& data) {
+                       const data::DatasetPtr<Example>& data, const Json& own, const AutoValues& values) {
   if (!environment("LOCKSTEP_DESCRIBE")) return;
-  Description about{.model = model, .optimizer = &optimizer};
+  Description about{.model = model, .own = own, .values = values, .optimizer = &optimizer};
   if (data) about.batch = [&](int64_t samples) { return first_of(*data, samples); };
   describe(job, about);
 }

@@ -12,6 +12,7 @@ struct Described {};
 struct Description {
   nn::Module& model;
   data::Json own = data::Json::Object();                     ///< the program's keys of the configuration
+  AutoValues values = {};                                    ///< and what "auto" stands for
   const optim::Optimizer* optimizer = {};                    ///< where the configuration names none
   std::function<data::Example(int64_t samples)> batch = {};  ///< to run the layers on; none: shapes alone must do
   std::function<Variable(const Variable& output, const Tensor& target)> loss = {};

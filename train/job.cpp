@@ -6,6 +6,7 @@
 #include "tensor/check.h"
 #include "tensor/environment.h"
 #include "tensor/ops.h"
+#include "train/auto.h"
 #include "train/cli.h"
 #include "train/describe.h"
 
@@ -14,33 +15,6 @@ namespace lockstep::train {
 using data::Json;
 
 namespace {
-
-const Json* find_at(const Json& root, std::string_view path) {
-  const Json* at = &root;
-  for (size_t begin = 0; at && begin <= path.size();) {
-    const size_t dot = std::min(path.find('.', begin), path.size());
-    at = at->find(path.substr(begin, dot - begin));
-    begin = dot + 1;
-  }
-  return at;
-}
-
-void put_at(Json& root, std::string_view path, Json value) {
-  Json* at = &root;
-  for (size_t begin = 0; begin <= path.size();) {
-    const size_t dot = std::min(path.find('.', begin), path.size());
-    LOCKSTEP_CHECK(at->is_null() || at->is_object(), "--set ", path, ": ", path.substr(0, begin ? begin - 1 : 0),
-                   " is ", at->kind(), ", not an object");
-    at = &(*at)[path.substr(begin, dot - begin)];
-    begin = dot + 1;
-  }
-  *at = std::move(value);
-}
-
-bool is_said(const Json& root, std::string_view path) {
-  const Json* found = find_at(root, path);
-  return found && !(found->is_string() && found->as_string() == "auto");
-}
 
 /// The file and --set; "key=value" with a value as JSON has it, or a word.
 Json json_of(const Options& o) {
@@ -106,33 +80,53 @@ std::vector<Device> Job::devices() const {
   return all;
 }
 
-engine::Config Job::config(const Json& own) const {
-  const Options& o = options_;
+std::string Job::origin() const {
+  return options_.config.empty() || options_.config.find('{') != options_.config.npos ? "the options" : options_.config;
+}
+
+std::string Job::precision() const {
+  const std::string& asked = options_.precision;
+  const bool parameters = asked == "f16"    ? is_auto(json_, "fp16.enabled")
+                          : asked == "bf16" ? is_auto(json_, "bf16.enabled") || is_auto(json_, "bfloat16.enabled")
+                                            : false;
+  return parameters ? "f32" : asked;
+}
+
+engine::Config Job::config(const Json& own, const AutoValues& values) const {
   return as_usage([&] {
-    engine::Config c = engine::config_from_json(
-        config_json(own).dump(), o.config.empty() || o.config.find('{') != o.config.npos ? "the options" : o.config);
-    LOCKSTEP_CHECK(!c.fp16.enabled || o.precision == "f32", "--precision ", o.precision,
+    engine::Config c = engine::config_from_json(config_json(own, values).dump(), origin());
+    LOCKSTEP_CHECK(!c.fp16.enabled || precision() == "f32", "--precision ", options_.precision,
                    " contradicts the configuration, where fp16.enabled is true; leave one of them out");
-    LOCKSTEP_CHECK(!c.bf16.enabled || o.precision == "f32", "--precision ", o.precision,
+    LOCKSTEP_CHECK(!c.bf16.enabled || precision() == "f32", "--precision ", options_.precision,
                    " contradicts the configuration, where bf16.enabled is true; leave one of them out");
     return c;
   });
 }
 
-Json Job::config_json(const Json& own) const {
+Json Job::config_json(const Json& own, const AutoValues& values) const {
   const Options& o = options_;
   Json json = json_;
-  const auto put = [&](const char* option, const char* key, Json value) {
+  AutoProblems problems;
+  const auto put_argument = [&](const std::string& name, bool is_given, const char* key, Json value) {
     if (!is_said(json, key)) return put_at(json, key, std::move(value));
-    LOCKSTEP_CHECK(!o.is_given(option) || *find_at(json, key) == value, "--", option, " ", value.dump(),
-                   " contradicts the configuration, where ", key, " is ", find_at(json, key)->dump(),
-                   "; leave one of them out");
+    if (is_given && !same_value(*find_at(json, key), value)) problems.differ(key, *find_at(json, key), name, value);
+  };
+  const auto put = [&](const char* option, const char* key, Json value) {
+    put_argument(str("--", option), o.is_given(option), key, std::move(value));
   };
   return as_usage([&] {
-    if (o.is_given("batch") || !is_said(json, "train_batch_size"))
-      put("batch", "train_micro_batch_size_per_gpu", o.batch);
-    if (o.is_given("accumulate") || !is_said(json, "train_batch_size"))
-      put("accumulate", "gradient_accumulation_steps", o.parallel.accumulate);
+    const bool sized = is_said(json, "train_batch_size"), micro_given = values.micro_batch || o.is_given("batch"),
+               accumulation_given = values.accumulation || o.is_given("accumulate");
+    const int64_t micro = values.micro_batch.value_or(o.batch),
+                  accumulation = values.accumulation.value_or(o.parallel.accumulate);
+    if (micro_given || !sized)
+      put_argument(values.micro_batch ? "per_device_train_batch_size" : "--batch", micro_given,
+                   "train_micro_batch_size_per_gpu", micro);
+    if (accumulation_given || !sized)
+      put_argument(values.accumulation ? "gradient_accumulation_steps" : "--accumulate", accumulation_given,
+                   "gradient_accumulation_steps", accumulation);
+    if (sized && micro_given && accumulation_given)
+      put_argument("train_batch_size (calculated)", true, "train_batch_size", micro * accumulation * plan().dp);
     put("seed", "seed", int64_t(o.seed));
     put("plan", "zero_optimization.stage", std::max(plan().zero, 0));
     if (const std::string& offload = o.parallel.offload; offload != "none") {
@@ -145,9 +139,45 @@ Json Job::config_json(const Json& own) const {
       }
     }
     for (const auto& [key, value] : own.as_object())
+      if (!find_at(json, key)) put_at(json, key, value);
+    const std::string half = precision() == o.precision ? "" : o.precision == "f16" ? "fp16" : "bf16";
+    fill_auto(json, values, own, plan().dp, half, problems);
+    for (const auto& [key, value] : own.as_object())
       if (!is_said(json, key)) put_at(json, key, value);
+    problems.fail_if_any(origin());
     return json;
   });
+}
+
+engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimizer& optimizer,
+                                    data::DatasetPtr<data::Example> data, optim::Schedule* schedule,
+                                    const PrepareOptions& options, AutoValues values) {
+  LOCKSTEP_CHECK(job.plan().pp * job.plan().tp == 1,
+                 "[prepare] expected a plan that leaves the model whole (dp, cp, ZeRO), got ", to_string(job.plan()),
+                 "; a Trainer runs pp and tp");
+  const std::string precision = job.precision();
+  LOCKSTEP_CHECK(precision != "f16" || options.grad_scaler,
+                 "[prepare] expected a grad_scaler with --precision f16, got "
+                 "none: small gradients would be lost; write fp16.enabled, or take bf16");
+  model.to(job.device());
+  values.model = &model;
+  values.optimizer = [&optimizer] { return &optimizer; };
+  values.optimizer_is_argument = true;
+  if (options.warmup_steps > 0) values.warmup_steps = options.warmup_steps;
+  if (!values.steps)
+    values.steps = [&job, size = data ? data->size() : 0](int64_t train_batch) {
+      const Options& o = job.options();
+      return o.steps > 0 ? o.steps : (size + train_batch - 1) / train_batch * o.epochs;
+    };
+  describe_if_asked(job, model, optimizer, data, options.config, values);
+  engine::InitializeArgs args{.optimizer = &optimizer,
+                              .training_data = std::move(data),
+                              .lr_scheduler = schedule,
+                              .config = job.config(options.config, values),
+                              .mesh = &job.mesh(),
+                              .grad_scaler = options.grad_scaler};
+  if (precision == "bf16" || precision == "f16") args.autocast = precision == "f16" ? f16 : bf16;
+  return args;
 }
 
 void start(const Options& options, const std::string& identity, const Body& body) {

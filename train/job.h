@@ -15,6 +15,7 @@
 #include "data/json.h"
 #include "engine/engine.h"
 #include "parallel/mesh.h"
+#include "train/auto.h"
 #include "train/options.h"
 #include "train/team.h"
 
@@ -41,10 +42,16 @@ class Job {
   /// Whether this rank prints.
   bool talks() const { return team_.leads() && !options_.json; }
   /// The engine's configuration: --config, then --set, then the other options, where the file does not say the same
-  /// key. `own`: what the program would have for keys that neither names; "auto" stands for it too.
-  engine::Config config(const data::Json& own = data::Json::Object()) const;
+  /// key. `own`: what the program would have for keys that neither names; "auto" stands for it too, and for `values`.
+  /// One Error lists all that contradicts.
+  engine::Config config(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
   /// As a file would say it.
-  data::Json config_json(const data::Json& own = data::Json::Object()) const;
+  data::Json config_json(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
+  /// --precision; but "f32" where a file's fp16.enabled or bf16.enabled is "auto", and takes it.
+  std::string precision() const;
+  /// The file and --set, as they are, and what messages call them.
+  const data::Json& file() const { return json_; }
+  std::string origin() const;
 
  private:
   Options options_;
@@ -69,7 +76,18 @@ void start(const Options& options, const std::string& identity, const Body& body
 
 /// Where `lockstep plan` or `simulate` only ask what this program trains: says it, and throws.
 void describe_if_asked(Job& job, nn::Module& model, const optim::Optimizer& optimizer,
-                       const data::DatasetPtr<data::Example>& data);
+                       const data::DatasetPtr<data::Example>& data, const data::Json& own = data::Json::Object(),
+                       const AutoValues& values = {});
+/// What prepare() may be told besides.
+struct PrepareOptions {
+  double warmup_steps = 0;                   ///< of a schedule that the file has with "auto"
+  data::Json config = data::Json::Object();  ///< of the engine, for keys that neither file nor options name
+  optim::GradScaler* grad_scaler = nullptr;  ///< for --precision f16; must outlive the engine
+};
+/// What the engine is told, with "auto" filled in from what is here. values: what else is known.
+engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimizer& optimizer,
+                                    data::DatasetPtr<data::Example> data, optim::Schedule* schedule,
+                                    const PrepareOptions& options = {}, AutoValues values = {});
 /// For a loop of one's own: model, optimizer, data and schedule under the job's configuration. The loop stays as it is:
 ///
 ///   auto [model, optimizer, loader, schedule] = train::prepare(job, net, adam, digits);
@@ -79,20 +97,12 @@ void describe_if_asked(Job& job, nn::Module& model, const optim::Optimizer& opti
 ///   }
 ///
 /// What is given must outlive it. Error for a plan of stages or slices: these need a Trainer, which knows what a step
-/// is.
+/// is; and for a file that says of the optimizer what it is not ("auto" takes its values).
 template <class M>
 engine::Initialized<M> prepare(Job& job, M& model, optim::Optimizer& optimizer,
-                               data::DatasetPtr<data::Example> data = nullptr, optim::Schedule* schedule = nullptr) {
-  LOCKSTEP_CHECK(job.plan().pp * job.plan().tp == 1,
-                 "[prepare] expected a plan that leaves the model whole (dp, cp, ZeRO), got ", to_string(job.plan()),
-                 "; a Trainer runs pp and tp");
-  model.to(job.device());
-  describe_if_asked(job, model, optimizer, data);
-  return engine::initialize(model, engine::InitializeArgs{.optimizer = &optimizer,
-                                                          .training_data = std::move(data),
-                                                          .lr_scheduler = schedule,
-                                                          .config = job.config(),
-                                                          .mesh = &job.mesh()});
+                               data::DatasetPtr<data::Example> data = nullptr, optim::Schedule* schedule = nullptr,
+                               const PrepareOptions& options = {}) {
+  return engine::initialize(model, prepare_args(job, model, optimizer, std::move(data), schedule, options));
 }
 
 }  // namespace lockstep::train

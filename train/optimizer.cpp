@@ -69,17 +69,23 @@ void check_optimizer(const OptimizerOptions& o, const Options& all) {
 }
 
 void check_configured(const Job& job, const std::vector<const char*>& of_schedule) {
-  const engine::Config config = job.config();
+  const auto type_of = [&](const char* key) {
+    const data::Json* found = find_at(job.file(), key);
+    return found && found->is_string() ? found->as_string() : std::string();
+  };
+  const std::string optimizer = type_of("optimizer.type"), scheduler = type_of("scheduler.type");
   const auto refuse = [&](const std::vector<const char*>& options, const char* key, const std::string& type,
                           const char* more) {
     for (const char* option : options)
       if (!type.empty() && job.options().is_given(option))
-        throw UsageError(str("--", option, " contradicts ", config.origin, ", where ", key, " is ", type, more,
+        throw UsageError(str("--", option, " contradicts ", job.origin(), ", where ", key, " is ", type, more,
                              "; leave one of them out"));
   };
-  refuse({"lr", "optimizer"}, "optimizer.type", config.optimizer.type, "");
-  refuse(of_schedule, "scheduler.type", config.scheduler.type, "");
-  refuse(of_schedule, "optimizer.type", config.optimizer.type, ", without a scheduler");
+  refuse({"optimizer"}, "optimizer.type", optimizer, "");
+  if (!is_auto(job.file(), "optimizer.params.lr")) refuse({"lr"}, "optimizer.type", optimizer, "");
+  if (is_auto(job.file(), "scheduler.params.warmup_num_steps")) return;  // they fill it in
+  refuse(of_schedule, "scheduler.type", scheduler, "");
+  refuse(of_schedule, "optimizer.type", optimizer, ", without a scheduler");
 }
 
 namespace {

@@ -68,8 +68,9 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
       o(std::move(options)),
       model(std::move(model_)),
       kind(model->kind()),
+      precision(job.precision()),
       to_device(job.device()),
-      scaler({.enabled = job.options().precision == "f16"}) {
+      scaler({.enabled = precision == "f16"}) {
   LOCKSTEP_CHECK((o.data != nullptr) != bool(o.batches), "[Trainer] expected data or batches, got ",
                  o.data ? "both" : "neither");
   LOCKSTEP_CHECK(o.data || job.options().steps > 0, "--steps: expected how many, as the data have no end");
@@ -92,22 +93,25 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
        {std::pair<const char*, Json>{"gradient_clipping", 0.}, {"dataloader_drop_last", true}, {"checkpoint.keep", 2}})
     if (!own.find(key)) own[key] = value;
   if (environment("LOCKSTEP_DESCRIBE")) describe_it(own);
-  engine::Config config = job.config(own);
+  engine::Config config = job.config(own, values());
+  trial.reset();
   experts.emplace(*model, job.mesh().at().tp == 0);  // tensor-parallel ranks have the same experts
   check(config);
   const int64_t of_step = *engine::resolve(config, job.plan().dp).train_batch_size;
-  if (o.data) steps_of_epoch = o.data->size() / of_step;
-  steps = job.options().steps > 0 ? job.options().steps : steps_of_epoch * job.options().epochs;
+  steps_of_epoch = steps_in_epoch(of_step);
+  steps = steps_of(of_step);
   make_engine(std::move(config));  // whose schedule asks for them
 }
 
 void Trainer::Impl::describe_it(const Json& own) {
-  if (const auto sparse = engine::sparse_attention(job.config(own))) nn::set_sparse_attention(*model, *sparse);
+  if (const auto sparse = engine::sparse_attention(job.config(own, values())))
+    nn::set_sparse_attention(*model, *sparse);
   const auto optimizer = o.optimizer ? o.optimizer(*model) : nullptr;
   const optim::AdamW usual(model->parameters(), {});
   describe(job,
            {.model = *model,
             .own = own,
+            .values = values(),
             .optimizer = optimizer ? optimizer.get() : &usual,
             .batch = [&](int64_t samples) { return o.data ? first_of(*o.data, samples) : o.batches(0, 0, samples); },
             .loss = o.loss,
@@ -144,7 +148,6 @@ void Trainer::Impl::make_engine(engine::Config config) {
     module.loss_fn = [loss = o.loss](const pipeline::Values& out, const std::vector<Tensor>& targets) {
       return loss(out.at(0), targets.at(0));
     };
-  const std::string& precision = job.options().precision;
   if (precision == "bf16" || precision == "f16") module.autocast = precision == "f16" ? f16 : bf16;
   engine::InitializeArgs args{.mesh = &job.mesh(), .grad_scaler = precision == "f16" ? &scaler : nullptr};
   if (plan.cp > 1) sequence::share_sequences(*model, {std::shared_ptr<void>(), &job.mesh().cp()}, context);
@@ -155,12 +158,21 @@ void Trainer::Impl::make_engine(engine::Config config) {
     for (const auto& s : sliced.slices())
       args.slices[s.name] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, plan.tp, job.mesh().at().tp)};
   }
-  if (config.optimizer.type.empty()) {
+  const auto schedule = [this](optim::Optimizer& optimizer) { return o.schedule(optimizer, steps); };
+  if (!config.optimizer.type.empty() && config.scheduler.type.empty() && o.arguments && o.schedule) {
+    args.optimizer = [config, ranks = &job.mesh().copies()](nn::Module& m) {
+      auto made = engine::make_optimizers(config, m.named_parameters(), ranks);
+      LOCKSTEP_CHECK(made.size() == 1, "[Trainer] optimizer.type ", config.optimizer.type,
+                     " makes several optimizers: expected scheduler.type too");
+      return std::move(made[0]);
+    };
+    args.lr_scheduler = schedule;
+    config.optimizer = {};
+  } else if (config.optimizer.type.empty()) {
     args.optimizer = o.optimizer ? o.optimizer : [](nn::Module& m) {
       return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{});
     };
-    if (o.schedule && config.scheduler.type.empty())
-      args.lr_scheduler = [this](optim::Optimizer& optimizer) { return o.schedule(optimizer, steps); };
+    if (o.schedule && config.scheduler.type.empty()) args.lr_scheduler = schedule;
   }
   if (plan.cp == 1) args.training_data = o.data, args.loader_workers = o.workers;
   LOCKSTEP_CHECK(plan.cp == 1 || !o.data, "[Trainer] expected batches with a plan of cp", plan.cp,

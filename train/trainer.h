@@ -43,6 +43,8 @@ struct TrainerOptions {
   std::function<std::unique_ptr<optim::Optimizer>(nn::Module&)> optimizer =
       {};  ///< where the configuration names none; default: AdamW
   std::function<std::unique_ptr<optim::Schedule>(optim::Optimizer&, int64_t steps)> schedule = {};
+  double warmup_steps = 0;  ///< of a schedule in the file whose warmup_num_steps is "auto"; below 1: a part of all
+  bool arguments = false;   ///< what a file says must agree with optimizer, steps, warmup and clipping
   data::Json config =
       data::Json::Object();  ///< of the engine, for keys that neither file nor options name: {"gradient_clipping", 1}
   data::Json facts = data::Json::Object();  ///< what a run that goes on must have the same, for config.json

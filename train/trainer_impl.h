@@ -15,6 +15,9 @@ using data::Example, data::Json;
 
 struct Trainer::Impl {
   Impl(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options);
+  AutoValues values();
+  int64_t steps_in_epoch(int64_t train_batch) const;
+  int64_t steps_of(int64_t train_batch) const;
   void check(const engine::Config& config);
   void make_engine(engine::Config config);
   [[noreturn]] void describe_it(const Json& own);
@@ -37,7 +40,9 @@ struct Trainer::Impl {
   const TrainerOptions o;
   std::shared_ptr<nn::Module> model;
   const std::string kind;
-  std::vector<std::string> names;  // of the whole model's parameters
+  const std::string precision;              // of autocast
+  std::unique_ptr<optim::Optimizer> trial;  // which "auto" is asked of
+  std::vector<std::string> names;           // of the whole model's parameters
   int64_t parameters = 0;
   sequence::ContextOptions context;  // plans with cp: how ranks attend to the sequences that they share
   std::optional<ExpertCounts> experts;

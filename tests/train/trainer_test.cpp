@@ -143,7 +143,7 @@ TEST_CASE("trainer: file, --set and options become one configuration") {
        {"batch"},
        {},
        "",
-       "--batch 4 contradicts the configuration, where train_micro_batch_size_per_gpu is 2"},
+       "- ds train_micro_batch_size_per_gpu=2 vs args --batch=4"},
       {"", {"zero_optimization.stage=1"}, {}, {}, "zero_optimization.stage", "1"},
       {"",
        {"zero_optimization.stage=1"},

@@ -1,0 +1,62 @@
+// The guide's section on accelerate, as a program: model, optimizer, loader and schedule go through prepare(), and the
+// loop stays as it is for any number of ranks.
+//
+//   accelerate                                            one process
+//   lockstep run -n 4 -- accelerate --accumulate 1        four, with the same losses: 4 ranks x 1 batch make a step
+//
+// The guide's question, whether every card loads all of the data: a DataLoader is dealt to the ranks, and anything else
+// is an error that says so.
+#include <lockstep.h>
+
+#include <CLI/CLI.hpp>
+#include <iomanip>
+
+namespace ls = lockstep;
+
+struct Classifier : ls::nn::Layer<Classifier> {
+  ls::nn::Linear hidden{{.in = 100, .out = 20}}, scores{{.in = 20, .out = 5}};
+  ls::Variable forward(const ls::Tensor& x) { return scores(ls::relu(hidden(x))); }
+  void fields(ls::nn::Fields& f) override { f("hidden", hidden)("scores", scores); }
+};
+
+void run(int64_t accumulate, int64_t epochs) {
+  // The same on every rank, from a seed.
+  ls::manual_seed(1234);
+  Classifier net;
+  const ls::data::TensorDataset dataset(ls::randn({160, 100}), ls::randn({160, 5}));
+  ls::data::DataLoader batches(dataset, {.batch_size = 20, .shuffle = true});
+  ls::optim::SGD sgd(net.parameters(), {.lr = 0.1});
+  ls::optim::StepLR steps(sgd, {.step_size = 2, .gamma = 0.5});
+
+  ls::train::Accelerator acc({.gradient_accumulation_steps = accumulate});
+  auto [model, optimizer, loader, schedule] = acc.prepare(net, sgd, batches, steps);
+  for (int64_t epoch = 0; epoch < epochs; ++epoch) {
+    for (auto& [x, y] : loader) {
+      auto hold = acc.accumulate(model);
+      acc.backward(ls::mse_loss(model(x), y));
+      optimizer.step();
+      schedule.step();
+      optimizer.zero_grad();
+    }
+    acc.print("epoch ", epoch + 1, ", loss of the last step ", std::setprecision(12), acc.engine().train_loss(),
+              ", lr ", schedule.lr());
+  }
+  acc.save_state("state");
+}
+
+int main(int argc, char** argv) {
+  CLI::App app("The guide's loop under accelerate's names", "accelerate");
+  int64_t accumulate = 4, epochs = 3;
+  app.add_option("--accumulate", accumulate, "batches of a rank that make a step");
+  app.add_option("--epochs", epochs, "passes over the data");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    if (!ls::engine::is_launched()) return run(accumulate, epochs), 0;
+    ls::dist::init();
+    ls::dist::guard([&] { run(accumulate, epochs); });
+    ls::dist::shutdown();
+  } catch (const ls::Error& error) {
+    std::cerr << "error: " << error.what() << "\n";
+    return 1;
+  }
+}

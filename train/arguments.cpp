@@ -1,0 +1,88 @@
+#include "train/arguments.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "optim/optim.h"
+#include "optim/schedule.h"
+#include "tensor/check.h"
+
+namespace lockstep::train {
+
+using data::Json;
+
+namespace {
+
+void check_word(const char* argument, const std::string& word, const std::vector<std::string>& known) {
+  std::string list;
+  for (const std::string& one : known) list += (list.empty() ? "" : ", ") + one;
+  LOCKSTEP_CHECK(std::find(known.begin(), known.end(), word) != known.end(), "[TrainingArguments] ", argument,
+                 ": expected one of ", list, ", got ", word);
+}
+
+}  // namespace
+
+Options TrainingArguments::options() const {
+  check_word("lr_scheduler_type", lr_scheduler_type,
+             {"linear", "constant", "constant_with_warmup", "cosine", "polynomial"});
+  check_word("eval_strategy", eval_strategy, {"no", "steps", "epoch"});
+  check_word("save_strategy", save_strategy, {"steps", "epoch"});
+  const std::pair<const char*, int64_t> positive[] = {{"per_device_train_batch_size", per_device_train_batch_size},
+                                                      {"per_device_eval_batch_size", per_device_eval_batch_size},
+                                                      {"gradient_accumulation_steps", gradient_accumulation_steps},
+                                                      {"num_train_epochs", num_train_epochs},
+                                                      {"eval_steps", eval_steps},
+                                                      {"save_steps", save_steps}};
+  for (const auto& [name, value] : positive)
+    LOCKSTEP_CHECK(value >= 1, "[TrainingArguments] ", name, ": expected 1 or more, got ", value);
+  LOCKSTEP_CHECK(!fp16 || !bf16, "[TrainingArguments] expected fp16 or bf16, got both");
+  LOCKSTEP_CHECK(warmup_steps >= 0, "[TrainingArguments] warmup_steps: expected 0 or more, got ", warmup_steps);
+  Options o;
+  o.out = output_dir, o.resume = resume_from_checkpoint;
+  o.config = deepspeed;
+  o.batch = per_device_train_batch_size, o.parallel.accumulate = gradient_accumulation_steps;
+  o.given = {"batch", "accumulate"};
+  o.epochs = num_train_epochs, o.steps = std::max<int64_t>(max_steps, 0);
+  o.eval_every = eval_strategy == "no" ? most_steps : eval_strategy == "steps" ? eval_steps : 0;
+  o.save_every = save_strategy == "steps" && !output_dir.empty() ? save_steps : 0;
+  o.seed = seed;
+  o.precision = fp16 ? "f16" : bf16 ? "bf16" : "f32";
+  return o;
+}
+
+TrainerOptions TrainingArguments::trainer_options() const {
+  TrainerOptions o;
+  o.optimizer = [a = *this](nn::Module& model) {
+    return std::make_unique<optim::AdamW>(model.parameters(), optim::AdamWOptions{.lr = a.learning_rate,
+                                                                                  .beta1 = a.adam_beta1,
+                                                                                  .beta2 = a.adam_beta2,
+                                                                                  .eps = a.adam_epsilon,
+                                                                                  .weight_decay = a.weight_decay});
+  };
+  o.schedule = [a = *this](optim::Optimizer& optimizer, int64_t steps) {
+    return std::make_unique<optim::LambdaLR>(optimizer, [a, steps](int64_t t) { return a.lr_factor(t, steps); });
+  };
+  o.evaluate_batch = per_device_eval_batch_size;
+  o.warmup_steps = warmup_steps;
+  o.arguments = true;
+  o.config = Json::Object{{"gradient_clipping", max_grad_norm},
+                          {"dataloader_drop_last", dataloader_drop_last},
+                          {"checkpoint.keep", save_total_limit}};
+  return o;
+}
+
+double TrainingArguments::lr_factor(int64_t t, int64_t steps) const {
+  if (lr_scheduler_type == "constant") return 1;
+  const double all = double(steps), step = double(t),
+               warmup = std::ceil(warmup_steps < 1 ? warmup_steps * all : warmup_steps);
+  if (step < warmup) return step / std::max(1.0, warmup);
+  if (lr_scheduler_type == "constant_with_warmup") return 1;
+  const double done = std::min(1.0, (step - warmup) / std::max(1.0, all - warmup));
+  if (lr_scheduler_type == "cosine") return 0.5 * (1 + std::cos(std::numbers::pi * done));
+  if (lr_scheduler_type == "linear") return 1 - done;
+  const double last = 1e-7 / learning_rate;  // polynomial, of power 1
+  return (1 - last) * (1 - done) + last;
+}
+
+}  // namespace lockstep::train

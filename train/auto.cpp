@@ -1,0 +1,174 @@
+#include "train/auto.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/model_shape.h"
+#include "tensor/check.h"
+
+namespace lockstep::train {
+
+using data::Json;
+
+const Json* find_at(const Json& root, std::string_view path) {
+  const Json* at = &root;
+  for (size_t begin = 0; at && begin <= path.size();) {
+    const size_t dot = std::min(path.find('.', begin), path.size());
+    at = at->find(path.substr(begin, dot - begin));
+    begin = dot + 1;
+  }
+  return at;
+}
+
+void put_at(Json& root, std::string_view path, Json value) {
+  Json* at = &root;
+  for (size_t begin = 0; begin <= path.size();) {
+    const size_t dot = std::min(path.find('.', begin), path.size());
+    LOCKSTEP_CHECK(at->is_null() || at->is_object(), "--set ", path, ": ", path.substr(0, begin ? begin - 1 : 0),
+                   " is ", at->kind(), ", not an object");
+    at = &(*at)[path.substr(begin, dot - begin)];
+    begin = dot + 1;
+  }
+  *at = std::move(value);
+}
+
+bool is_auto(const Json& root, std::string_view path) {
+  const Json* found = find_at(root, path);
+  return found && found->is_string() && found->as_string() == "auto";
+}
+
+bool is_said(const Json& root, std::string_view path) { return find_at(root, path) && !is_auto(root, path); }
+
+bool same_value(const Json& a, const Json& b) {
+  if (a.is_number() && b.is_number()) return a.as_number() == b.as_number();
+  if (!a.is_array() || !b.is_array()) return a == b;
+  const auto &x = a.as_array(), &y = b.as_array();
+  return std::equal(x.begin(), x.end(), y.begin(), y.end(), same_value);
+}
+
+void AutoProblems::differ(const std::string& key, const Json& file, const std::string& argument, const Json& value) {
+  mismatches.push_back(str("- ds ", key, "=", file.dump(), " vs args ", argument, "=", value.dump()));
+}
+
+void AutoProblems::fail_if_any(const std::string& origin) const {
+  if (mismatches.empty() && unfilled.empty()) return;
+  std::string text = origin + ": ";
+  if (!mismatches.empty()) {
+    text += "values that contradict the arguments:";
+    for (const std::string& line : mismatches) text += "\n" + line;
+    text += "\nThe easiest method is to set these DeepSpeed config values to 'auto'.";
+  }
+  if (!mismatches.empty() && !unfilled.empty()) text += "\n";
+  for (const std::string& line : unfilled) text += (&line == &unfilled.front() ? "" : "\n") + line;
+  fail(text);
+}
+
+namespace {
+
+/// A key of the table: what stands for "auto", and what the argument is called. A value that is null is not known, as
+/// `unknown` says. must_agree: what the file says itself must be the same.
+struct AutoRow {
+  std::string key, argument;
+  std::function<Json()> value;
+  std::string unknown = {};
+  bool must_agree = false;
+};
+
+/// Of its table of tokens; 0 when it has none.
+int64_t width_of(nn::Module* model) {
+  if (!model) return 0;
+  for (const auto& p : engine::shape_of(*model, 0, 1, 0).parameters)
+    if (p.is_table && p.shape.size() == 2) return p.shape[1];
+  return 0;
+}
+
+std::vector<AutoRow> auto_rows(const Json& json, const AutoValues& v, const Json& own, int64_t ranks,
+                               const std::string& half) {
+  std::vector<AutoRow> rows;
+  const bool optimizers = v.optimizer_is_argument;
+  const auto option = [&v](const char* name) {
+    return [&v, name]() -> Json {
+      const optim::Optimizer* found = v.optimizer ? v.optimizer() : nullptr;
+      return found && found->has(name) ? Json(found->get(0, name)) : Json();
+    };
+  };
+  const auto betas = [beta1 = option("beta1"), beta2 = option("beta2")]() -> Json {
+    const Json first = beta1(), second = beta2();
+    return first.is_null() || second.is_null() ? Json() : Json(Json::Array{first, second});
+  };
+  const std::string no_optimizer = "and the program's optimizer has no such option";
+  rows.push_back({"optimizer.params.lr", "learning_rate", option("lr"), no_optimizer, optimizers});
+  rows.push_back({"optimizer.params.betas", "[adam_beta1, adam_beta2]", betas, no_optimizer, optimizers});
+  rows.push_back({"optimizer.params.eps", "adam_epsilon", option("eps"), no_optimizer, optimizers});
+  rows.push_back({"optimizer.params.weight_decay", "weight_decay", option("weight_decay"), no_optimizer, optimizers});
+  rows.push_back({"optimizer.params.momentum", "momentum", option("momentum"), no_optimizer, optimizers});
+
+  const auto steps = [&json, &v, ranks]() -> Json {
+    int64_t of_step = ranks;
+    if (is_said(json, "train_batch_size")) {
+      of_step = find_at(json, "train_batch_size")->as_int("train_batch_size");
+    } else {
+      for (const char* key : {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"})
+        if (is_said(json, key)) of_step *= find_at(json, key)->as_int(key);
+    }
+    const int64_t all = v.steps && of_step > 0 ? v.steps(of_step) : 0;
+    return all > 0 ? Json(all) : Json();
+  };
+  const auto warmup = [&v, steps]() -> Json {
+    const Json all = v.warmup_steps < 1 ? steps() : Json();
+    const double asked = all.is_null() ? v.warmup_steps : v.warmup_steps * all.as_number();
+    return std::max<int64_t>(1, int64_t(std::ceil(asked)));
+  };
+  rows.push_back({"scheduler.params.warmup_min_lr", "0", [] { return Json(0.); }});
+  rows.push_back({"scheduler.params.warmup_max_lr", "learning_rate", option("lr"), no_optimizer, optimizers});
+  rows.push_back({"scheduler.params.warmup_num_steps", "warmup_steps", warmup, "", v.all_are_arguments});
+  rows.push_back({"scheduler.params.total_num_steps", "max_steps (calculated)", steps,
+                  "and nobody knows how many steps there are: give data of at least one step, or --steps",
+                  v.all_are_arguments});
+
+  const Json* clipping = own.find("gradient_clipping");
+  const Json norm = v.max_grad_norm ? Json(*v.max_grad_norm) : clipping ? *clipping : Json(1.);
+  rows.push_back({"gradient_clipping", "max_grad_norm", [norm] { return norm; }, "", v.all_are_arguments});
+  for (const char* name : {"fp16", "bf16", "bfloat16"})
+    rows.push_back({str(name, ".enabled"), *name == 'f' ? "fp16" : "bf16",
+                    [on = half == (*name == 'f' ? "fp16" : "bf16")] { return Json(on); }});
+
+  // The engine chooses them where the model has no width.
+  const auto elements = [&v](double squares, int64_t lines) {
+    return [&v, squares, lines]() -> Json {
+      const double h = double(width_of(v.model));
+      return h == 0 ? Json("auto") : Json(int64_t(squares * h * h) + lines * int64_t(h));
+    };
+  };
+  const std::string zero = "zero_optimization.";
+  rows.push_back({zero + "reduce_bucket_size", "h^2", elements(1, 0)});
+  rows.push_back({zero + "stage3_prefetch_bucket_size", "0.9 h^2", elements(0.9, 0)});
+  rows.push_back({zero + "stage3_param_persistence_threshold", "10 h", elements(0, 10)});
+  rows.push_back({zero + "stage3_gather_16bit_weights_on_model_save", "false", [] { return Json(false); }});
+  for (const char* what : {"offload_optimizer.", "offload_param."}) {
+    rows.push_back({zero + what + "device", "--offload", [] { return Json("none"); }});
+    if (!is_said(json, zero + what + "device") || *find_at(json, zero + what + "device") == Json("none"))
+      rows.push_back({zero + what + "nvme_path", "--offload", [] { return Json(""); }});
+  }
+  return rows;
+}
+
+}  // namespace
+
+void fill_auto(Json& json, const AutoValues& values, const Json& own, int64_t ranks, const std::string& half,
+               AutoProblems& problems) {
+  for (const AutoRow& row : auto_rows(json, values, own, ranks, half)) {
+    const Json* const there = find_at(json, row.key);
+    if (!there) continue;
+    if (is_auto(json, row.key)) {
+      Json value = row.value();
+      if (value.is_null()) problems.unfilled.push_back(str(row.key, ": \"auto\", ", row.unknown, "; write the value"));
+      else put_at(json, row.key, std::move(value));
+    } else if (row.must_agree) {
+      const Json value = row.value();
+      if (!value.is_null() && !same_value(*there, value)) problems.differ(row.key, *there, row.argument, value);
+    }
+  }
+}
+
+}  // namespace lockstep::train

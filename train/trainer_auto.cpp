@@ -1,0 +1,35 @@
+// What a Trainer knows that a configuration file may leave to it.
+#include "optim/optim.h"
+#include "train/trainer_impl.h"
+
+namespace lockstep::train {
+
+int64_t Trainer::Impl::steps_in_epoch(int64_t train_batch) const {
+  if (!o.data) return 0;
+  const Json* said = find_at(job.file(), "dataloader_drop_last");
+  if (!said) said = o.config.find("dataloader_drop_last");
+  const bool drops = !said || !said->is_bool() || said->as_bool();
+  return (o.data->size() + (drops ? 0 : train_batch - 1)) / train_batch;
+}
+
+int64_t Trainer::Impl::steps_of(int64_t train_batch) const {
+  return job.options().steps > 0 ? job.options().steps : steps_in_epoch(train_batch) * job.options().epochs;
+}
+
+/// What "auto" in the file stands for.
+AutoValues Trainer::Impl::values() {
+  return {.model = model.get(),
+          .optimizer =
+              [this] {
+                if (!trial)
+                  trial = o.optimizer ? o.optimizer(*model)
+                                      : std::make_unique<optim::AdamW>(model->parameters(), optim::AdamWOptions{});
+                return trial.get();
+              },
+          .steps = [this](int64_t train_batch) { return steps_of(train_batch); },
+          .warmup_steps = o.warmup_steps,
+          .optimizer_is_argument = o.arguments,
+          .all_are_arguments = o.arguments};
+}
+
+}  // namespace lockstep::train
