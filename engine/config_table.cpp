@@ -26,6 +26,8 @@ template <class T> Json to(const T& value) { return Json(value); }
 template <class T> bool put(T& value, const Json& json, const Range& range) {
   if constexpr (std::is_same_v<T, std::string>)
     if (json.is_null() && value.empty()) return true;  // a path may be null
+  if constexpr (std::is_same_v<T, Json>)
+    if (!value.is_object()) return value = json, true;  // sparse_attention, which checks itself
   const auto good = coerced(json, sample<T>(), range);
   if (!good) return false;
   if constexpr (std::is_same_v<T, bool>) value = good->as_bool();
