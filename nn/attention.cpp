@@ -172,7 +172,11 @@ Variable MultiHeadAttention::with_cache(const Variable& projected, KvCache& cach
   cache.append(h.k.tensor(), h.v.tensor(), o.max_context);
   const DType dtype = h.q.dtype();
   return joined(attention(h.q, cache.filled(cache.keys, dtype), cache.filled(cache.values, dtype), {},
-                          AttentionArgs{.scale = 0, .causal = true}));
+                          AttentionArgs{.scale = 0,
+                                        .causal = true,
+                                        .first_head = o.first_head,
+                                        .all_heads = o.all_heads,
+                                        .layout = layout(cache.length, h.q.device())}));
 }
 
 void KvCache::append(const Tensor& k, const Tensor& v, int64_t most) {
