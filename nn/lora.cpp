@@ -224,6 +224,10 @@ void Lora::merge() {
 
 void Lora::unmerge() {
   LOCKSTEP_CHECK(merged_, "[Lora] expected adapters that are merged");
+  for (const Adapter& one : adapters_) {  // where the model has gone meanwhile
+    const Variable& weight = one.linear->weight;
+    one.low_rank->to(weight.dtype()).to(weight.device()).train(one.linear->is_training());
+  }
   add_to_weights(-1);
   for (const Adapter& one : adapters_) one.linear->adapter = one.low_rank;
   merged_ = false;

@@ -156,6 +156,11 @@ TEST_CASE("lora: merged it is a plain model, and back again") {
       CHECK(max(abs(sub(after[i].second.to(f64), weights[i].to(f64)))).item() < (dtype == bf16 ? 0.02 : 1e-6));
     }
     CHECK(contains(message([&] { lora.unmerge(); }), "that are merged"));
+    lora.merge();
+    model.to(f64).eval();
+    lora.unmerge();
+    CHECK(!lora.adapters()[0].low_rank->is_training());
+    CHECK(max(abs(sub(model(tokens).tensor(), logits))).item() < (dtype == f64 ? 1e-13 : dtype == f32 ? 1e-5 : 0.05));
   }
 }
 
