@@ -35,24 +35,26 @@ std::string load_text(const std::string& path) {
   return path.empty() ? data::read_sources(LOCKSTEP_SOURCE_DIR) : data::read_file(path, int64_t(4) << 30);
 }
 
-std::shared_ptr<nn::GPT> make_model(const GptOptions& o, Job& job, int64_t vocab) {
+std::shared_ptr<nn::GPT> make_model(const GptOptions& o, const Start& start, Job& job, int64_t vocab) {
   std::optional<nn::BuildEmpty> empty;  // a rank fills what it has
   if (job.plan().pp * job.plan().tp > 1) empty.emplace();
   nn::GPT::Options sizes = as_usage([&] { return nn::gpt_options(o.sizes, {.context = o.context}); });
   sizes.vocab = vocab, sizes.dropout = o.dropout;
   if (o.is_given("context")) sizes.context = o.context;
-  std::shared_ptr<nn::GPT> model = o.init.empty() ? nullptr : nn::from_pretrained(o.init, {.dtype = f32});
+  std::shared_ptr<nn::GPT> model = start.folder.empty() ? nullptr : nn::from_pretrained(start.folder, {.dtype = f32});
   if (!model) model = std::make_shared<nn::GPT>(sizes);
   add_experts(*model, o.experts, job);
+  if (start.lora) nn::add_lora(*model, *start.lora);
   return model;
 }
 
 void train_gpt(const GptOptions& o, Job& job) {
-  const std::string tokenizer = tokenizer_of(o, o.tokenizer, o.init), name = o.text.empty() ? "the text" : o.text;
+  const Start start = read_start(o.init);
+  const std::string tokenizer = tokenizer_of(o, o.tokenizer, start.folder), name = o.text.empty() ? "the text" : o.text;
   const auto known = data::load_tokenizer(tokenizer);
   const Tensor all = known->encode_tensor(load_text(o.text));
   check_configured(job, {"warmup"});
-  const std::shared_ptr<nn::GPT> model = make_model(o, job, known->vocab_size());
+  const std::shared_ptr<nn::GPT> model = make_model(o, start, job, known->vocab_size());
   const nn::GPT::Options sizes = model->o;
   const int64_t sample_length = o.is_given("context") ? o.context : sizes.context;
   LOCKSTEP_CHECK(sample_length <= sizes.context, "--context ", o.context, ": the model sees at most ", sizes.context);
@@ -81,7 +83,7 @@ void train_gpt(const GptOptions& o, Job& job) {
           },
       .warmup_steps = double(o.warmup),
       .config = Json::Object{{"gradient_clipping", 1}},
-      .facts = facts_of(*model, tokenizer, o.experts),
+      .facts = facts_of(*model, tokenizer, o.experts, start),
       .notes = Json::Object{{"text", o.text},
                             {"lr", o.optimizer.lr},
                             {"warmup", o.warmup},
@@ -102,10 +104,7 @@ void train_gpt(const GptOptions& o, Job& job) {
             if (devices && job.talks()) fmt::print("{}", to_string(devices->bytes_moved()));
             if (o.export_to.empty()) return;
             const nn::State state = trainer->whole_model();
-            if (!job.team().leads()) return;
-            nn::GPT whole(sizes);
-            whole.load_state(state);
-            nn::save_pretrained(whole, o.export_to, {.tokenizer = tokenizer});
+            if (job.team().leads()) export_model(sizes, start, state, o.export_to, tokenizer);
           }};
   if (devices) t.forward = [&](const Tensor& input) { return (*devices)(input); };
   trainer.emplace(job, std::shared_ptr<nn::Module>(model), std::move(t));
@@ -163,12 +162,12 @@ int main(int argc, char** argv) {
   data("--tokenizer", o.tokenizer, "folder of a tokenizer.json, or GPT-2's vocab.json and merges.txt (default: bytes)");
   data("--validation", o.validation, "part of the text, from its end, kept for validation", number(0, 1));
   data("--eval-batches", o.eval_batches, "batches of a look at it (the last one takes all)", whole(1, most_steps));
-  auto* init = model("--init", o.init, "Hugging Face folder (GPT-2, Llama ...) to start from, with its sizes");
+  auto* init = model("--init", o.init, start_help);
   init->excludes(model("--model", o.sizes, "gpt: or llama:LAYERSxWIDTHxHEADS, or a config.json"));
   model("--context", o.context, "tokens that the model sees; with --init, of a sample", whole(1, most_size));
   init->excludes(model("--dropout", o.dropout, "probability of dropout", number(0, 1))->capture_default_str());
   init->excludes(model("--experts", o.experts, experts_help));
-  model("--export", o.export_to, "write the trained model as a Hugging Face folder")
+  model("--export", o.export_to, "write the trained model as a Hugging Face folder, or its adapters as peft's")
       ->excludes(training.get_option("--experts"));  // Transformers has no such models
   add_optimizer_options(training, o.optimizer, true);
   steps("--warmup", o.warmup, "steps up to --lr, from where it falls along a cosine", whole(0, most_steps));
@@ -184,7 +183,12 @@ int main(int argc, char** argv) {
   scoring.add_option("--ids", o.ids, "token ids: 5,17,3")->required();
   scoring.add_option("--to", o.logits_out, "safetensors file to write")->required();
   training.callback([&] {
-    as_usage([&] { check_optimizer(o.optimizer, o); });
+    as_usage([&] {
+      check_optimizer(o.optimizer, o);
+      LOCKSTEP_CHECK(
+          !read_start(o.init).lora || o.parallel.strategy != "dp",
+          "--init ... lora= does not go with --parallel dp, which copies models by their options; use ranks");
+    });
     start(o, identity_of(training), [&](Job& job) { train_gpt(o, job); });
   });
   testing.callback([&] { eval(o); });

@@ -65,7 +65,10 @@ struct Asking {
     module.fields(f);
     int64_t next = 0;  // expert
     for (const auto& entry : f.entries) {
-      const nn::Cut& cut = above.kind == CutKind::none || above.kind == CutKind::tokens ? entry.cut : above;
+      // Columns and rows are a Linear's own; modules below it (adapters) say theirs.
+      const bool own = above.kind == CutKind::columns || above.kind == CutKind::rows;
+      const bool open = above.kind == CutKind::none || above.kind == CutKind::tokens || (own && entry.module);
+      const nn::Cut& cut = open ? entry.cut : above;
       const std::string name = prefix + entry.name;
       for (const auto& block : cut.blocks)
         if (block.unit == "heads" || block.unit == "kv_heads")

@@ -17,6 +17,24 @@ Linear::Linear(const Options& o) {
   init::uniform(bias, -bound, bound);
 }
 
+Variable Linear::adapted(const Variable& x, Activation activation) {
+  const Variable y = base(x, Activation::none), more = adapter->call(x);
+  LOCKSTEP_CHECK(y.shape() == more.shape(), "[Linear] expected an adapter that gives ", y.shape(), ", got ",
+                 more.shape(), "; was the layer cut by a rule that is not the model's own?");
+  return activated(add(y, more), activation);
+}
+
+Variable activated(const Variable& x, Activation activation) {
+  switch (activation) {
+    case Activation::none: return x;
+    case Activation::relu: return relu(x);
+    case Activation::gelu_tanh: return gelu_tanh(x);
+    case Activation::gelu_erf: return gelu_erf(x);
+    case Activation::silu: return silu(x);
+  }
+  fail("[activated] expected a known activation");
+}
+
 std::string Linear::options() const {
   return str("in ", weight.size(1), ", out ", weight.size(0), bias.defined() ? "" : ", no bias");
 }

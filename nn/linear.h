@@ -14,16 +14,29 @@ struct Linear : Layer<Linear> {
   Variable forward(const Variable& x) { return forward(x, Activation::none); }
   /// The same with an activation fused behind.
   Variable forward(const Variable& x, Activation activation) {
-    return product ? product(x, weight, bias, activation) : linear(x, weight, bias, activation);
+    return adapter ? adapted(x, activation) : base(x, activation);
   }
-  void fields(Fields& f) override { f("weight", weight)("bias", bias); }
+  void fields(Fields& f) override {
+    f("weight", weight)("bias", bias);
+    if (adapter) f("lora", *adapter);
+  }
   std::string options() const override;
 
   using Product =
       std::function<Variable(const Variable& x, const Variable& weight, const Variable& bias, Activation activation)>;
   Variable weight, bias;
   Product product;  ///< stands in for linear(), when set: parallel/tensor/ puts one here that works on slices
+  std::shared_ptr<Module>
+      adapter;  ///< what it makes of x is added before the activation, when there is one (nn/lora.h)
+
+ private:
+  Variable base(const Variable& x, Activation activation) {
+    return product ? product(x, weight, bias, activation) : linear(x, weight, bias, activation);
+  }
+  Variable adapted(const Variable& x, Activation activation);
 };
+/// An activation by itself.
+Variable activated(const Variable& x, Activation activation);
 
 /// What a feed-forward layer computes: down(gelu(up x)), or down(silu(gate x) up x) (Shazeer, 2020).
 enum class FeedForward { gelu, swiglu };

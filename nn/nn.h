@@ -10,6 +10,7 @@
 #include "nn/init.h"
 #include "nn/layer_list.h"
 #include "nn/linear.h"
+#include "nn/lora.h"
 #include "nn/models/block.h"
 #include "nn/models/gpt.h"
 #include "nn/module.h"

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "data/text.h"
+#include "nn/hugging_face/adapter.h"
 #include "nn/hugging_face/pretrained.h"
 #include "nn/text_stream.h"
 #include "tensor/check.h"
@@ -102,7 +103,7 @@ struct Reader {
 
 }  // namespace
 
-Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::string& experts) {
+Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::string& experts, const Start& start) {
   Json c = Json::Object{{"program", "gpt"}}, usual, usual_rope;
   each_option(nn::GPT::Options{}, Writer{usual});
   each_rope_option(nn::Rope{}, Writer{usual_rope});
@@ -110,6 +111,7 @@ Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::str
   if (model.o.rope) each_rope_option(*model.o.rope, Writer{c["rope"], &usual_rope});
   c["tokenizer"] = tokenizer.empty() ? "" : "tokenizer";  // in the run's folder
   c["tokenizer_identity"] = data::tokenizer_identity(tokenizer);
+  if (start.lora) c["lora"] = facts_of(*start.lora);
   const Experts e = read_experts(experts);
   if (e.options.experts == 0) return c;
   c["expert_count"] = e.options.experts;
@@ -129,12 +131,15 @@ std::unique_ptr<data::Tokenizer> LanguageModel::tokenizer() const {
 
 LanguageModel load_language_model(const std::string& path, bool average) {
   LOCKSTEP_CHECK(std::filesystem::exists(path), path, ": no such file or folder");
-  if (nn::is_pretrained(path)) {
+  const bool adapter = nn::is_adapter(path);
+  if (adapter || nn::is_pretrained(path)) {
     LOCKSTEP_CHECK(!average, path, ": --ema is for runs, this is a Hugging Face folder");
-    auto model = nn::from_pretrained(path);
+    const std::string base = adapter ? nn::adapter_base(path) : path, words = data::has_tokenizer(path) ? path : base;
+    auto model = nn::from_pretrained(base);
+    if (adapter) nn::load_adapter(*model, path);
     const bool of_bytes =
-        !data::has_tokenizer(path) && model->o.vocab == 256;  // what --export leaves of a model of bytes
-    return {std::move(model), of_bytes ? "" : path, ""};
+        !data::has_tokenizer(words) && model->o.vocab == 256;  // what --export leaves of a model of bytes
+    return {std::move(model), of_bytes ? "" : words, ""};
   }
   const std::string config_path = path + "/config.json";
   const Json c = data::read_json(config_path);
@@ -146,6 +151,7 @@ LanguageModel load_language_model(const std::string& path, bool average) {
   if (const Json* rope = c.find("rope")) each_rope_option(o.rope.emplace(), Reader{*rope, config_path + ": rope"});
   auto model = std::make_unique<nn::GPT>(o);
   if (const Json* experts = c.find("experts")) read_experts(experts->as_string(config_path)).add_to(*model);
+  if (const Json* lora = c.find("lora")) nn::add_lora(*model, lora_options(*lora, config_path + ": lora"));
   if (const Json* settings = c.find("engine")) {
     engine::Config trained;
     if (const Json* sparse = settings->find("sparse_attention")) trained.sparse_attention = *sparse;

@@ -8,6 +8,7 @@
 #include "data/tokenizer.h"
 #include "nn/generate.h"
 #include "train/experts.h"
+#include "train/lora.h"
 
 namespace CLI {
 class App;
@@ -16,7 +17,8 @@ class App;
 namespace lockstep::train {
 
 /// For TrainerOptions::facts. tokenizer: the folder of one; "": bytes.
-data::Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::string& experts = "");
+data::Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::string& experts = "",
+                    const Start& start = {});
 
 /// A model for use, with its tokenizer.
 struct LanguageModel {
@@ -26,7 +28,8 @@ struct LanguageModel {
   /// Error when the folder has none, or another one; ids need none.
   std::unique_ptr<data::Tokenizer> tokenizer() const;
 };
-/// From the folder of a run, whose last checkpoint it takes (average: of ema.decay), or from Hugging Face's.
+/// From the folder of a run, whose last checkpoint it takes (average: of ema.decay), or from Hugging Face's, which may
+/// be of adapters.
 LanguageModel load_language_model(const std::string& path, bool average = false);
 /// Mean loss of the model's windows of the text, one after another, `batch` at a time; and how many tokens these are.
 struct TextLoss {

@@ -2,6 +2,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/tape.h"
+#include "nn/linear.h"
 #include "tensor/ops.h"
 
 namespace lockstep::tensor_parallel {
@@ -16,17 +17,6 @@ void check_input(const char* op, const Variable& x, const Variable& w, bool sequ
   LOCKSTEP_CHECK(w.dim() == 2, "[", op, "] expected a weight (out, in), got ", w.shape());
   LOCKSTEP_CHECK(x.dim() >= (sequence ? 2 : 1) && x.size(-1) == w.size(1), "[", op, "] expected x (",
                  sequence ? "..., T, " : "..., ", w.size(1), "), got ", x.shape());
-}
-
-Variable activated(const Variable& x, Activation activation) {
-  switch (activation) {
-    case Activation::none: return x;
-    case Activation::relu: return relu(x);
-    case Activation::gelu_tanh: return gelu_tanh(x);
-    case Activation::gelu_erf: return gelu_erf(x);
-    case Activation::silu: return silu(x);
-  }
-  fail("[row_linear] expected a known activation");
 }
 
 }  // namespace
@@ -79,7 +69,7 @@ Variable row_linear(const Variable& input, const Variable& weight, const Variabl
   const Variable product = linear(own, weight);  // its bias comes once, behind the sum
   Variable out = options.sequence ? reduce_scatter(product, along_sequence, group) : reduce_from(product, group);
   if (shift.defined()) out = add(out, Autocast::low(options.sequence ? copy_to(shift, group) : shift));
-  return activated(out, activation);
+  return nn::activated(out, activation);
 }
 
 }  // namespace lockstep::tensor_parallel

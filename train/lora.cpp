@@ -1,0 +1,91 @@
+#include "train/lora.h"
+
+#include <filesystem>
+#include <tuple>
+
+#include "data/tokenizer.h"
+#include "data/words.h"
+#include "nn/build_empty.h"
+#include "nn/hugging_face/adapter.h"
+#include "nn/hugging_face/pretrained.h"
+#include "tensor/suggest.h"
+
+namespace lockstep::train {
+
+using data::Json;
+
+namespace {
+
+/// fn(key, option) for all of them.
+template <class Options, class Fn> void each_lora_option(Options&& o, const Fn& fn) {
+  fn("r", o.r);
+  fn("alpha", o.alpha);
+  fn("dropout", o.dropout);
+  fn("rslora", o.rslora);
+  fn("targets", o.targets);
+  fn("modules_to_save", o.modules_to_save);
+}
+
+struct LoraReader {
+  const Json& from;
+  std::string where;
+  void read(const Json& value, int64_t& to, const std::string& at) const { to = value.as_int(at); }
+  void read(const Json& value, double& to, const std::string& at) const { to = value.as_number(at); }
+  void read(const Json& value, bool& to, const std::string& at) const { to = value.as_bool(at); }
+  void read(const Json& value, std::vector<std::string>& to, const std::string& at) const {
+    if (value.is_string()) return void(to = split(value.as_string(), '+'));
+    for (const Json& word : value.as_array(at)) to.push_back(word.as_string(at));
+  }
+  template <class T> void operator()(const char* key, T& to) const {
+    if (const Json* value = from.find(key)) read(*value, to, where + ": " + key);
+  }
+};
+
+}  // namespace
+
+Start read_start(const std::string& text) {
+  const std::string origin = "--init";
+  if (text.find(',') == text.npos || std::filesystem::exists(text)) return {text};
+  const auto [folder, values] =
+      data::parse_words(text, {"lora", "alpha", "dropout", "rslora", "targets", "modules_to_save"}, origin);
+  const Json* const rank = values.find("lora");
+  LOCKSTEP_CHECK(rank, origin, " ", text, ": expected lora=RANK, the rank of the adapters");
+  Start start{folder, lora_options(values, origin)};
+  start.lora->r = rank->as_int(origin + ": lora");
+  const nn::LoraOptions& o = *start.lora;
+  LOCKSTEP_CHECK(o.r >= 1 && o.r <= 1 << 20, origin, ": expected lora of 1 or more, got ", o.r);
+  LOCKSTEP_CHECK(o.alpha > 0, origin, ": expected alpha above 0, got ", o.alpha);
+  LOCKSTEP_CHECK(o.dropout >= 0 && o.dropout < 1, origin, ": expected dropout from 0 to below 1, got ", o.dropout);
+  return start;
+}
+
+Json facts_of(const nn::LoraOptions& options) {
+  Json facts(Json::Object{});
+  each_lora_option(options, [&](const char* key, const auto& value) {
+    if constexpr (std::is_same_v<decltype(value), const std::vector<std::string>&>)
+      facts[key] = Json::Array(value.begin(), value.end());
+    else facts[key] = value;
+  });
+  return facts;
+}
+
+nn::LoraOptions lora_options(const Json& facts, const std::string& where) {
+  nn::LoraOptions options;
+  each_lora_option(options, LoraReader{facts, where});
+  return options;
+}
+
+void export_model(const nn::GPT::Options& sizes, const Start& start, const nn::State& state, const std::string& folder,
+                  const std::string& tokenizer) {
+  std::optional<nn::BuildEmpty> empty(std::in_place);
+  nn::GPT whole(sizes);
+  std::optional<nn::Lora> lora;
+  if (start.lora) lora = nn::add_lora(whole, *start.lora);
+  empty.reset();
+  whole.load_state(state);
+  if (!lora) return nn::save_pretrained(whole, folder, {.tokenizer = tokenizer});
+  nn::save_adapter(whole, *lora, folder, std::filesystem::absolute(start.folder).lexically_normal());
+  data::copy_tokenizer(tokenizer, folder);
+}
+
+}  // namespace lockstep::train

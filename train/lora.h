@@ -1,0 +1,32 @@
+#pragma once
+// Where a language model starts from, and adapters that are trained in place of its weights.
+#include <optional>
+#include <string>
+
+#include "data/json.h"
+#include "nn/lora.h"
+#include "nn/models/gpt.h"
+
+namespace lockstep::train {
+
+struct Start {
+  std::string folder;  ///< Hugging Face's; "": none
+  std::optional<nn::LoraOptions> lora = {};
+};
+/// "FOLDER" or "FOLDER,lora=8,alpha=16,targets=q_proj+v_proj": its adapters' rank, and keys of nn::LoraOptions. Error
+/// that says what is known.
+Start read_start(const std::string& text);
+inline constexpr const char* start_help =
+    "Hugging Face folder (GPT-2, Llama ...) to start from, with its sizes; with ,lora=RANK only adapters are trained: "
+    "FOLDER,lora=8,alpha=16,dropout=0,rslora=false,targets=q_proj+v_proj,modules_to_save=head";
+
+/// As a run's config.json has them.
+data::Json facts_of(const nn::LoraOptions& options);
+nn::LoraOptions lora_options(const data::Json& facts, const std::string& where);
+
+/// Writes a trained model, or its adapters, as a Hugging Face folder with the tokenizer of that folder. state: of the
+/// whole model.
+void export_model(const nn::GPT::Options& sizes, const Start& start, const nn::State& state, const std::string& folder,
+                  const std::string& tokenizer);
+
+}  // namespace lockstep::train
