@@ -34,7 +34,7 @@ data::TensorDataset points(int64_t count) {
 }
 
 /// On each of so many ranks.
-void on_ranks(int ranks, const std::function<void()>& body) {
+void on_each_rank(int ranks, const std::function<void()>& body) {
   train::Options o;
   o.parallel.ranks = ranks;
   train::start(o, "", [&](train::Job&) { body(); });
@@ -50,7 +50,7 @@ TEST_CASE("accelerator: the same parameters and learning rates for any number of
   };
   const auto train_on = [](int ranks, int64_t accumulate, int stage, bool split, const std::string& folder, int part) {
     Found found;
-    on_ranks(ranks, [&] {
+    on_each_rank(ranks, [&] {
       const bool lists = part >= 0;
       manual_seed(5);
       Mlp net;
@@ -137,7 +137,7 @@ TEST_CASE("accelerator: parts prepared one by one, plain backward, files with au
   const auto samples = points(16);
   const auto run = [&](AcceleratorOptions options, int way) {
     std::vector<float> weights;
-    on_ranks(1, [&] {
+    on_each_rank(1, [&] {
       manual_seed(5);
       Mlp net;
       optim::AdamW adam(net.parameters(), {.lr = 0.02});
@@ -182,7 +182,7 @@ TEST_CASE("accelerator: parts prepared one by one, plain backward, files with au
 
 TEST_CASE("accelerator: clips the step that comes, and a skipped step is none of a schedule's") {
   const auto samples = points(4);
-  on_ranks(2, [&] {
+  on_each_rank(2, [&] {
     manual_seed(5);
     Mlp net;
     optim::SGD sgd(net.parameters(), {.lr = 1});
@@ -208,7 +208,7 @@ TEST_CASE("accelerator: clips the step that comes, and a skipped step is none of
     CHECK(moved[1] > 1);
     CHECK(moved[2] == doctest::Approx(1e-3).epsilon(0.05));
   });
-  on_ranks(1, [&] {
+  on_each_rank(1, [&] {
     manual_seed(5);
     Mlp net;
     optim::SGD sgd(net.parameters(), {.lr = 1});
@@ -238,7 +238,7 @@ TEST_CASE("accelerator: clips the step that comes, and a skipped step is none of
 }
 
 TEST_CASE("accelerator: what ranks tell each other") {
-  on_ranks(4, [&] {
+  on_each_rank(4, [&] {
     Accelerator acc;
     const int64_t rank = acc.process_index();
     CHECK(acc.num_processes() == 4);
@@ -267,7 +267,7 @@ TEST_CASE("accelerator: an object of the program's goes into the checkpoint, and
     void load_state(const data::Json& json) { n = json.as_int(); }
   };
   const TempDir folder;
-  on_ranks(1, [&] {
+  on_each_rank(1, [&] {
     const auto samples = points(8);
     for (const bool saves : {true, false}) {
       Mlp net;
@@ -373,7 +373,7 @@ TEST_CASE("accelerator: what is refused") {
             [](Accelerator&acc, Mlp&, optim::AdamW&) { acc.gather_for_metrics(zeros({4})); }},
        }) {
     const std::string said = message([&] {
-      on_ranks(row.ranks, [&] {
+      on_each_rank(row.ranks, [&] {
         Mlp net;
         optim::AdamW adam(net.parameters(), {.lr = 0.02});
         Accelerator acc(row.options);
@@ -382,7 +382,7 @@ TEST_CASE("accelerator: what is refused") {
     });
     CHECK_MESSAGE(contains(said, row.expected), row.expected, " in ", said);
   }
-  on_ranks(1, [&] {
+  on_each_rank(1, [&] {
     Accelerator acc;
     std::vector<int>& same = acc.prepare(acc.skip(list));
     CHECK(&same == &list);

@@ -55,7 +55,7 @@ engine::Config config_of(const Mix& m, const parallel::Plan& plan) {
 }
 
 /// Losses of the steps, and the norm of the last gradient.
-std::vector<double> train(const Mix& m) {
+std::vector<double> train_mix(const Mix& m) {
   const parallel::Plan plan = parallel::parse_plan(m.plan);
   const auto all = on_ranks<std::vector<double>>(plan.ranks(), [&](int) {
     manual_seed(3);
@@ -134,14 +134,14 @@ TEST_CASE("plans: every mix trains as one process does, or is refused by check_p
               const std::string said = message([&] { engine::check_plan(config, plan, {.ranks = plan.ranks()}); });
               CHECK_MESSAGE(contains(said, m.plan + " cannot be with a mix: " + reasons[0]), m.text());
               CHECK_MESSAGE((contains(said, "The nearest plan that can: ") || contains(said, "No plan")), m.text());
-              if (++refused % 16 == 0) CHECK_MESSAGE(contains(message([&] { train(m); }), reasons[0]), m.text());
+              if (++refused % 16 == 0) CHECK_MESSAGE(contains(message([&] { train_mix(m); }), reasons[0]), m.text());
               continue;
             }
             Mix alone{"dp1+zero0", m.precision, m.optimizer, "none", false, m.dropout, llama, m.sparse};
             auto& reference = references[alone.text()];
-            if (reference.empty()) reference = train(alone);
+            if (reference.empty()) reference = train_mix(alone);
             std::vector<double> found;
-            CHECK_NOTHROW_MESSAGE(found = train(m), m.text());
+            CHECK_NOTHROW_MESSAGE(found = train_mix(m), m.text());
             REQUIRE_MESSAGE(found.size() == reference.size(), m.text());
             for (size_t i = 0; i < found.size() - (optimizer == "OneBitAdam"); ++i) {  // whose norm is each rank's own
               const double off = std::abs(found[i] - reference[i]) / std::abs(reference[i]);
