@@ -185,6 +185,7 @@ std::string expected(const Json& fallback, const Range& range) {
     const double power = value > 0 ? std::floor(std::log10(value) + 1e-9) : 0;
     return power >= 6 && value == std::pow(10, power) ? str("1e", power) : str(value);
   };
+  if (!fallback.is_int() && !fallback.is_number()) return what;
   if (range.least > -INFINITY && range.most <= 1e15) what += " from " + text(range.least) + " to " + text(range.most);
   else if (range.bounds())
     what += (range.above ? " > " : " >= ") + text(range.least);  // a bound beyond 1e15 is that of the type
