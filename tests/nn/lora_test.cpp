@@ -65,7 +65,8 @@ TEST_CASE("lora: B of zeros gives the base's bits, and targets are found by name
     const nn::Lora lora = nn::add_lora(model, {.r = 3, .alpha = 6, .targets = row.targets});
     CHECK(lora.adapters().size() == row.adapters);
     CHECK(trained(model).starts_with(row.first));
-    CHECK(equal(model(tokens).tensor(), base));
+    const Tensor same = model(tokens).tensor();  // CUDA's product that ends in GELU has other last bits than the two
+    CHECK((default_device().is_cpu() ? equal(same, base) : allclose(same, base, 1e-5, 1e-6)));
     draw(lora);
     CHECK(!equal(model(tokens).tensor(), base));
     model(tokens, tokens).backward();
