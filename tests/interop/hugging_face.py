@@ -10,11 +10,10 @@ Usage: hugging_face.py PATH/TO/gpt
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
-from need import need
+from checks import count, need, run
 
 TOLERANCE = 1e-4
 IDS = [84, 104, 101, 32, 115, 97, 109, 101, 32, 98, 105, 116, 115, 10]
@@ -30,12 +29,6 @@ ROPES = {
     "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 16},
 }
-
-
-def run(*command):
-    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}\nexit code {done.returncode}")
 
 
 def compare(gpt, folder, work, kind):
@@ -114,16 +107,7 @@ def main(gpt):
         theirs("qwen2", lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)), "Qwen2ForCausalLM")
         theirs_again("qwen2_again", lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)), "Qwen2ForCausalLM")
 
-        passed = failed = 0
-        for name, check in checks.items():
-            try:
-                print(f"{name}: largest difference {check():.1e}")
-                passed += 1
-            except RuntimeError as error:
-                print(f"{name}: {error}")
-                failed += 1
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
+        return count(checks)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ Usage: lora.py PATH/TO/gpt
 """
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 
-from need import need
+from checks import count, need, run
 
 TOLERANCE = 1e-4
 IDS = [7, 41, 3, 58, 60, 12, 5, 53, 2, 30]
@@ -23,12 +22,6 @@ CASES = {  # by name: the base's folder, and what peft is told
     "llama_rslora": (LLAMA, dict(r=4, lora_alpha=5, use_rslora=True, target_modules=["q_proj", "v_proj", "o_proj"])),
     "gpt2": (GPT2, dict(r=3, lora_alpha=7, target_modules=["c_attn", "mlp.c_proj"])),
 }
-
-
-def run(*command):
-    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}\nexit code {done.returncode}")
 
 
 def logits_of(model):
@@ -128,16 +121,7 @@ def main(gpt):
                                                    ("llama:2x32x2", "lora=2,rslora=true,targets=q_proj+k_proj+out_proj+gate+blocks.1.mlp.down,modules_to_save=head+norm"),
                                                    ("gpt:2x32x2", "lora=2,alpha=3,targets=in_proj+mlp.down+up")]):
             checks[f"ours: {model} {options}"] = lambda n=number, model=model, options=options: ours(f"ours{n}", model, options)
-        passed = failed = 0
-        for name, check in checks.items():
-            try:
-                print(f"{name}: largest difference {check():.1e}")
-                passed += 1
-            except RuntimeError as error:
-                print(f"{name}: {error}")
-                failed += 1
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
+        return count(checks)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import warnings
 
-from need import need
+from checks import need
 
 need("torch")
 import torch  # noqa: E402
