@@ -7,15 +7,78 @@
 #include "data/words.h"
 #include "optim/optim.h"
 #include "parallel/onebit/onebit.h"
+#include "tensor/suggest.h"
 #include "train/cli.h"
 
 namespace lockstep::train {
 
 namespace {
 
+/// What an optimizer is made of.
+struct Given {
+  const OptimizerOptions& o;
+  const std::vector<OptimizerGroup>& groups;
+  double freeze;  // exact steps
+  dist::ProcessGroup& ranks;
+};
+
+template <class Optimizer, class Options> std::unique_ptr<optim::Optimizer> make(const Given& given, Options options) {
+  std::vector<typename Optimizer::Group> all;
+  for (const OptimizerGroup& g : given.groups) {
+    options.weight_decay = g.weight_decay;
+    all.push_back({g.parameters, options});
+  }
+  if constexpr (std::is_base_of_v<onebit::Optimizer, Optimizer>) return std::make_unique<Optimizer>(all, &given.ranks);
+  else return std::make_unique<Optimizer>(all);
+}
+
+struct OptimizerKind {
+  std::string name;
+  std::unique_ptr<optim::Optimizer> (*make)(const Given& given);
+};
+
+/// By the names of --optimizer. All but the first send a bit a number.
+const std::vector<OptimizerKind>& optimizer_kinds() {
+  using namespace onebit;
+  static const std::vector<OptimizerKind> kinds = {
+      {"adamw",
+       [](const Given& g) {
+         return make<optim::AdamW>(g, optim::AdamWOptions{.lr = g.o.lr, .beta1 = g.o.beta1, .beta2 = g.o.beta2});
+       }},
+      {"onebit-adam",
+       [](const Given& g) {
+         return make<OneBitAdam>(
+             g, OneBitAdamOptions{.lr = g.o.lr, .beta1 = g.o.beta1, .beta2 = g.o.beta2, .freeze_step = g.freeze});
+       }},
+      {"onebit-lamb",
+       [](const Given& g) {
+         return make<OneBitLamb>(
+             g, OneBitLambOptions{.lr = g.o.lr, .beta1 = g.o.beta1, .beta2 = g.o.beta2, .freeze_step = g.freeze});
+       }},
+      {"zero-one-adam",
+       [](const Given& g) {
+         return make<ZeroOneAdam>(
+             g, ZeroOneAdamOptions{.lr = g.o.lr, .beta1 = g.o.beta1, .beta2 = g.o.beta2, .var_freeze_step = g.freeze});
+       }},
+      {"onebit-sgd",
+       [](const Given& g) {
+         return make<OneBitSGD>(g, OneBitSGDOptions{.lr = g.o.lr, .momentum = g.o.beta1, .freeze_step = g.freeze});
+       }},
+  };
+  return kinds;
+}
+
+bool sends_bits(const std::string& name) { return name != optimizer_kinds()[0].name; }
+
+std::vector<std::string> names_of_optimizers() {
+  std::vector<std::string> names;
+  for (const OptimizerKind& kind : optimizer_kinds()) names.push_back(kind.name);
+  return names;
+}
+
 void read_optimizer(const std::string& text, OptimizerOptions& o) {
   const auto [name, values] = data::parse_words(text, {"weight_decay", "beta1", "beta2", "freeze_step"}, "--optimizer");
-  const std::string wrong = one_of({"adamw", "onebit-adam", "onebit-lamb", "zero-one-adam", "onebit-sgd"})(name);
+  const std::string wrong = one_of(names_of_optimizers())(name);
   LOCKSTEP_CHECK(wrong.empty(), "--optimizer: ", wrong);
   o.name = name;
   for (const auto& [key, to, most] : {std::tuple("weight_decay", &o.weight_decay, 1e6),
@@ -28,7 +91,8 @@ void read_optimizer(const std::string& text, OptimizerOptions& o) {
   if (const data::Json* value = values.find("freeze_step")) {
     o.freeze_step = value->as_int("--optimizer: freeze_step");
     LOCKSTEP_CHECK(o.freeze_step >= 1, "--optimizer: expected freeze_step of 1 or more, got ", o.freeze_step);
-    LOCKSTEP_CHECK(name != "adamw", "--optimizer ", text, ": freeze_step is for 1-bit optimizers, such as onebit-adam");
+    LOCKSTEP_CHECK(sends_bits(name), "--optimizer ", text,
+                   ": freeze_step is for 1-bit optimizers, such as onebit-adam");
   }
 }
 
@@ -36,6 +100,7 @@ void read_optimizer(const std::string& text, OptimizerOptions& o) {
 
 void add_optimizer_options(CLI::App& app, OptimizerOptions& o, bool schedule) {
   const std::string group = "Training";
+  const std::vector<std::string> names = names_of_optimizers();
   app.add_option_function<std::string>(
          "--lr",
          [&o, schedule](const std::string& text) {
@@ -52,15 +117,15 @@ void add_optimizer_options(CLI::App& app, OptimizerOptions& o, bool schedule) {
       ->group(group);
   app.add_option_function<std::string>(
          "--optimizer", [&o](const std::string& text) { as_usage([&] { read_optimizer(text, o); }); },
-         str("adamw; or one that sends a bit a number between ranks: onebit-adam, onebit-lamb, zero-one-adam, "
-             "onebit-sgd; and how: adamw,weight_decay=",
-             o.weight_decay, ",beta1=", o.beta1, ",beta2=", o.beta2, " (1-bit: freeze_step=N, exact steps before it)"))
+         str(names[0], "; or one that sends a bit a number between ranks: ",
+             list_names({names.begin() + 1, names.end()}), "; and how: ", names[0], ",weight_decay=", o.weight_decay,
+             ",beta1=", o.beta1, ",beta2=", o.beta2, " (1-bit: freeze_step=N, exact steps before it)"))
       ->default_str(o.name)
       ->group(group);
 }
 
 void check_optimizer(const OptimizerOptions& o, const Options& all) {
-  if (o.name == "adamw") return;
+  if (!sends_bits(o.name)) return;
   const ParallelOptions& ranks = all.parallel;
   LOCKSTEP_CHECK(ranks.ranks > 0 || (engine::is_launched() && ranks.strategy != "none" && ranks.strategy != "dp"),
                  "--optimizer ", o.name,
@@ -88,22 +153,6 @@ void check_configured(const Job& job, const std::vector<const char*>& of_schedul
   refuse(of_schedule, "optimizer.type", optimizer, ", without a scheduler");
 }
 
-namespace {
-
-template <class Optimizer, class Options>
-std::unique_ptr<optim::Optimizer> make(const std::vector<OptimizerGroup>& groups, Options options,
-                                       dist::ProcessGroup& ranks) {
-  std::vector<typename Optimizer::Group> all;
-  for (const OptimizerGroup& g : groups) {
-    options.weight_decay = g.weight_decay;
-    all.push_back({g.parameters, options});
-  }
-  if constexpr (std::is_same_v<Optimizer, optim::AdamW>) return std::make_unique<Optimizer>(all);
-  else return std::make_unique<Optimizer>(all, &ranks);
-}
-
-}  // namespace
-
 std::vector<OptimizerGroup> matrices_decay(nn::Module& model, double weight_decay) {
   OptimizerGroup matrices{.weight_decay = weight_decay}, others;
   for (const Variable& p : model.parameters()) (p.dim() >= 2 ? matrices : others).parameters.push_back(p);
@@ -112,23 +161,11 @@ std::vector<OptimizerGroup> matrices_decay(nn::Module& model, double weight_deca
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const OptimizerOptions& o, const std::vector<OptimizerGroup>& groups,
                                                  int64_t steps, const Job& job) {
-  dist::ProcessGroup& ranks = job.mesh().copies();
-  const double beta1 = o.beta1, beta2 = o.beta2;
-  if (o.name == "adamw")
-    return make<optim::AdamW>(groups, optim::AdamWOptions{.lr = o.lr, .beta1 = beta1, .beta2 = beta2}, ranks);
+  const auto& kinds = optimizer_kinds();
+  const auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const OptimizerKind& k) { return k.name == o.name; });
+  LOCKSTEP_CHECK(kind != kinds.end(), "[make_optimizer] expected ", listed(names_of_optimizers()), ", got ", o.name);
   const double freeze = double(o.freeze_step > 0 ? o.freeze_step : std::max<int64_t>(steps / 5, 1));
-  if (o.name == "onebit-adam")
-    return make<onebit::OneBitAdam>(
-        groups, onebit::OneBitAdamOptions{.lr = o.lr, .beta1 = beta1, .beta2 = beta2, .freeze_step = freeze}, ranks);
-  if (o.name == "onebit-lamb")
-    return make<onebit::OneBitLamb>(
-        groups, onebit::OneBitLambOptions{.lr = o.lr, .beta1 = beta1, .beta2 = beta2, .freeze_step = freeze}, ranks);
-  if (o.name == "zero-one-adam")
-    return make<onebit::ZeroOneAdam>(
-        groups, onebit::ZeroOneAdamOptions{.lr = o.lr, .beta1 = beta1, .beta2 = beta2, .var_freeze_step = freeze},
-        ranks);
-  return make<onebit::OneBitSGD>(groups, onebit::OneBitSGDOptions{.lr = o.lr, .momentum = beta1, .freeze_step = freeze},
-                                 ranks);
+  return kind->make({.o = o, .groups = groups, .freeze = freeze, .ranks = job.mesh().copies()});
 }
 
 }  // namespace lockstep::train

@@ -11,7 +11,7 @@
 namespace lockstep::train {
 
 struct OptimizerOptions {
-  std::string name = "adamw";  ///< or onebit-adam, onebit-lamb, zero-one-adam, onebit-sgd
+  std::string name = "adamw";  ///< one of those that --optimizer takes
   double lr = 1e-3;
   double last_lr = -1;  ///< of a schedule; -1: its own
   double weight_decay = 0.01, beta1 = 0.9, beta2 = 0.999;
