@@ -80,9 +80,7 @@ std::string section_of(Kind kind) { return kind == Kind::optimizer ? "optimizer"
 const NamedType& find_type(Kind kind, const std::string& name) {
   std::vector<std::string> known;
   for (const NamedType& type : list_of(kind)) {
-    if (std::equal(type.name.begin(), type.name.end(), name.begin(), name.end(),
-                   [](unsigned char a, unsigned char b) { return std::tolower(a) == std::tolower(b); }))
-      return type;
+    if (lower(type.name) == lower(name)) return type;
     known.push_back(type.name);
   }
   fail(str(section_of(kind), ".type: expected one of ", fmt::format("{}", fmt::join(known, ", ")), ", got ",

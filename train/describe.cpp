@@ -18,13 +18,9 @@ namespace {
 
 /// How a configuration would name this optimizer; nothing for one of the program's own.
 Json named(const optim::Optimizer& optimizer) {
-  const auto lower = [](std::string text) {
-    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return char(std::tolower(c)); });
-    return text;
-  };
   Json found(Json::Object{});
   for (const auto& type : engine::optimizer_types()) {
-    if (lower(type.name) != lower(optimizer.name())) continue;
+    if (engine::lower(type.name) != engine::lower(optimizer.name())) continue;
     found["type"] = type.name;
     if (optimizer.has("momentum")) found["params"] = Json::Object{{"momentum", optimizer.get(0, "momentum")}};
   }
