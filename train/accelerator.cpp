@@ -116,6 +116,12 @@ void State::note_loader(int64_t batch_size) {
   if (micro_batch == 0) micro_batch = options.split_batches ? batch_size / world() : batch_size;
 }
 
+void State::note_schedule() {
+  LOCKSTEP_CHECK(!is_said(job().file(), "scheduler.type"),
+                 "[prepare] expected one schedule, got the program's and scheduler.type of ", job().origin(),
+                 "; leave one of them out");
+}
+
 void State::join(optim::Optimizer& optimizer) {
   LOCKSTEP_CHECK(!engine,
                  "[prepare] expected one optimizer, got another one: an Accelerator trains one model; make "
@@ -129,9 +135,6 @@ void State::join(optim::Optimizer& optimizer) {
   });
   LOCKSTEP_CHECK(found != models.end(),
                  "[prepare] expected the model of the optimizer's parameters too, got none that has all of them");
-  LOCKSTEP_CHECK(!has_schedule || !is_said(job().file(), "scheduler.type"),
-                 "[prepare] expected one schedule, got the program's and scheduler.type of ", job().origin(),
-                 "; leave one of them out");
   AutoValues values{.max_grad_norm = 1};
   if (options.total_steps > 0) values.steps = [n = options.total_steps](int64_t) { return n; };
   if (micro_batch > 0) values.micro_batch = micro_batch;
@@ -214,9 +217,6 @@ void State::load(const std::string& folder) {
 
 PreparedSchedule::PreparedSchedule(accelerated::Shared state, optim::Schedule& schedule)
     : state_(std::move(state)), schedule_(&schedule), taken_(std::make_shared<int64_t>(state_->updates())) {
-  LOCKSTEP_CHECK(!is_said(state_->job().file(), "scheduler.type"),
-                 "[prepare] expected one schedule, got the program's and scheduler.type of ", state_->job().origin(),
-                 "; leave one of them out");
   state_->kept.push_back({[schedule = schedule_, taken = taken_] {
                             Json all(Json::Object{});
                             for (const auto& [name, value] : schedule->state()) all[name] = value;
@@ -304,7 +304,7 @@ void Accelerator::free_memory() {
   state_->models.clear();
   state_->kept.clear();
   state_->micro_batch = 0;
-  state_->has_schedule = state_->pending = false;
+  state_->pending = false;
 }
 
 }  // namespace lockstep::train

@@ -76,6 +76,7 @@ struct State {
   int64_t updates() { return engine ? engine->global_steps() - engine->skipped_steps() : 0; }
 
   void note_loader(int64_t batch_size);
+  void note_schedule();
   void join(optim::Optimizer& optimizer);
   std::shared_ptr<Dealing> deal(const data::Sampler& order, int64_t batch_size, bool drop_last);
   void step();
@@ -110,7 +111,7 @@ struct State {
   int64_t micro_batch = 0;  ///< of the first loader
   int64_t rows = 0;         ///< of the batch that a loop was given last
   double clipping = 0;      ///< of the configuration
-  bool pending = false, holding = false, has_schedule = false;
+  bool pending = false, holding = false;
   std::vector<int64_t> real;  ///< samples of the batch that a loop was given last, at each rank
 };
 using Shared = std::shared_ptr<State>;
@@ -355,7 +356,7 @@ class Accelerator {
                      "); pass a plain one");
       state_->note_loader(o.batch_size);
     } else if constexpr (std::derived_from<T, optim::Schedule>) {
-      state_->has_schedule = true;
+      state_->note_schedule();
     } else if constexpr (!std::derived_from<T, optim::Optimizer> && !requires { thing.thing; }) {
       accelerated::refuse_thing(
           requires { thing.unwrap(); } || requires { thing.set_epoch(0); });
