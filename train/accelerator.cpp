@@ -83,12 +83,12 @@ State::State(AcceleratorOptions o)
       own_team_(std::make_unique<Team>(group_of_environment())),
       own_job_(std::make_unique<Job>(options_of(options), *own_team_)),
       job_(own_job_.get()),
-      scaler({.enabled = job_->precision() == "f16"}) {
+      scaler({.enabled = job_->autocast() == f16}) {
   check();
 }
 
 State::State(Job& job, AcceleratorOptions o)
-    : options(std::move(o)), job_(&job), scaler({.enabled = job.precision() == "f16"}) {
+    : options(std::move(o)), job_(&job), scaler({.enabled = job.autocast() == f16}) {
   LOCKSTEP_CHECK(options.mixed_precision == "no" && options.gradient_accumulation_steps == 1 &&
                      options.deepspeed_config.empty() && options.device == "cpu",
                  "[Accelerator] expected precision, accumulation, configuration and device on the command line of the "
@@ -139,7 +139,7 @@ void State::join(optim::Optimizer& optimizer) {
   if (options.total_steps > 0) values.steps = [n = options.total_steps](int64_t) { return n; };
   if (micro_batch > 0) values.micro_batch = micro_batch;
   PrepareOptions how{.warmup_steps = options.warmup_steps, .config = Json::Object{{"gradient_clipping", 0.}}};
-  if (job().precision() == "f16") how.grad_scaler = &scaler;
+  if (job().autocast() == f16) how.grad_scaler = &scaler;
   try {
     engine = found->make(prepare_args(job(), *found->module, optimizer, nullptr, nullptr, how, values));
   } catch (const Described&) {  // asked what it trains, the program has answered, and has no start() to end it
@@ -190,7 +190,7 @@ void State::save(const std::string& folder) {
   for (const Kept& one : kept) mine.push_back(one.state());
   Json state(Json::Object{});
   state["accelerator"] = std::move(mine);
-  if (job().precision() == "f16")
+  if (job().autocast() == f16)
     for (const auto& [name, value] : scaler.state()) state["scaler"][name] = value;
   e.save_checkpoint(folder, {.client_state = state});
   e.wait_for_checkpoint();
@@ -206,7 +206,7 @@ void State::load(const std::string& folder) {
                  "as were saved, ",
                  theirs.size(), ", got ", kept.size());
   for (size_t i = 0; i < kept.size(); ++i) kept[i].load(theirs[i]);
-  if (const Json* numbers = state.find("scaler"); numbers && job().precision() == "f16") {
+  if (const Json* numbers = state.find("scaler"); numbers && job().autocast() == f16) {
     std::map<std::string, double> all;
     for (const auto& [name, value] : numbers->as_object()) all[name] = value.as_number();
     scaler.load_state(all);

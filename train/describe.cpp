@@ -36,7 +36,6 @@ Example first_of(const data::Dataset<Example>& data, int64_t samples) {
 }
 
 void describe(Job& job, const Description& about) {
-  const std::string precision = job.precision();
   nn::Module& model = about.model;
   model.to(job.device());
   Json config = job.config_json(about.own, about.values);
@@ -53,7 +52,7 @@ void describe(Job& job, const Description& about) {
     data::ToDevice to_device(job.device());
     const Example batch = to_device(about.batch(*resolved.train_micro_batch_size_per_gpu));
     std::optional<Autocast> low;
-    if (precision == "bf16" || precision == "f16") low.emplace(precision == "f16" ? f16 : bf16);
+    if (const auto dtype = job.autocast()) low.emplace(*dtype);
     job.team().wait();  // ranks of one host share its cores, and so they do now
     engine::measure(shape, model, list, batch.input, [&](const Variable& output) {
       return about.loss ? about.loss(output, batch.target) : list.loss ? list.loss(output, {batch.target}) : Variable();

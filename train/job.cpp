@@ -92,6 +92,11 @@ std::string Job::precision() const {
   return parameters ? "f32" : asked;
 }
 
+std::optional<DType> Job::autocast() const {
+  const std::string asked = precision();
+  return asked == "f16" ? std::optional(f16) : asked == "bf16" ? std::optional(bf16) : std::nullopt;
+}
+
 engine::Config Job::config(const Json& own, const AutoValues& values) const {
   return as_usage([&] {
     engine::Config c = engine::config_from_json(config_json(own, values).dump(), origin());
@@ -155,8 +160,7 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
   LOCKSTEP_CHECK(job.plan().pp * job.plan().tp == 1,
                  "[prepare] expected a plan that leaves the model whole (dp, cp, ZeRO), got ", to_string(job.plan()),
                  "; a Trainer runs pp and tp");
-  const std::string precision = job.precision();
-  LOCKSTEP_CHECK(precision != "f16" || options.grad_scaler,
+  LOCKSTEP_CHECK(job.autocast() != f16 || options.grad_scaler,
                  "[prepare] expected a grad_scaler with --precision f16, got "
                  "none: small gradients would be lost; write fp16.enabled, or take bf16");
   model.to(job.device());
@@ -170,14 +174,13 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
       return o.steps > 0 ? o.steps : (size + train_batch - 1) / train_batch * o.epochs;
     };
   describe_if_asked(job, model, optimizer, data, options.config, values);
-  engine::InitializeArgs args{.optimizer = &optimizer,
-                              .training_data = std::move(data),
-                              .lr_scheduler = schedule,
-                              .config = job.config(options.config, values),
-                              .mesh = &job.mesh(),
-                              .grad_scaler = options.grad_scaler};
-  if (precision == "bf16" || precision == "f16") args.autocast = precision == "f16" ? f16 : bf16;
-  return args;
+  return {.optimizer = &optimizer,
+          .training_data = std::move(data),
+          .lr_scheduler = schedule,
+          .config = job.config(options.config, values),
+          .mesh = &job.mesh(),
+          .autocast = job.autocast(),
+          .grad_scaler = options.grad_scaler};
 }
 
 void start(const Options& options, const std::string& identity, const Body& body) {

@@ -47,13 +47,15 @@ class Job {
   engine::Config config(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
   /// As a file would say it.
   data::Json config_json(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
-  /// --precision; but "f32" where a file's fp16.enabled or bf16.enabled is "auto", and takes it.
-  std::string precision() const;
+  /// What forwards run under by --precision: f16 or bf16; nothing where a file's fp16.enabled or bf16.enabled is
+  /// "auto", and takes it.
+  std::optional<DType> autocast() const;
   /// The file and --set, as they are, and what messages call them.
   const data::Json& file() const { return json_; }
   std::string origin() const;
 
  private:
+  std::string precision() const;  // --precision, but "f32" where the file takes it
   Options options_;
   const Team& team_;
   Device device_;

@@ -110,7 +110,7 @@ void Trainer::Impl::save() {
   if (!has_folder()) return;
   const trace::Scope scope("save checkpoint", trace::Category::checkpoint);
   Json state(Json::Object{});
-  if (precision == "f16")
+  if (job.autocast() == f16)
     state["scaler.scale"] = scaler.scale_value(), state["scaler.growth_tracker"] = double(scaler.growth_tracker());
   if (best) state["best"] = *best, state["worse"] = worse;
   engine->save_checkpoint(path("checkpoints"), {.client_state = state});

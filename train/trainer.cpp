@@ -68,9 +68,8 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
       o(std::move(options)),
       model(std::move(model_)),
       kind(model->kind()),
-      precision(job.precision()),
       to_device(job.device()),
-      scaler({.enabled = precision == "f16"}) {
+      scaler({.enabled = job.autocast() == f16}) {
   LOCKSTEP_CHECK((o.data != nullptr) != bool(o.batches), "[Trainer] expected data or batches, got ",
                  o.data ? "both" : "neither");
   LOCKSTEP_CHECK(o.data || job.options().steps > 0, "--steps: expected how many, as the data have no end");
@@ -139,7 +138,8 @@ void Trainer::Impl::check(const engine::Config& config) {
 
 void Trainer::Impl::make_engine(engine::Config config) {
   const parallel::Plan& plan = job.plan();
-  engine::PipelineModule module{.model = model, .num_stages = plan.pp, .forward = o.forward};
+  engine::PipelineModule module{
+      .model = model, .num_stages = plan.pp, .forward = o.forward, .autocast = job.autocast()};
   if (plan.pp * plan.tp > 1)
     std::swap(module.recompute, config.activation_checkpointing.enabled);  // parts recompute the layers that repeat
   LOCKSTEP_CHECK(!o.forward || plan.pp * plan.tp == 1,
@@ -148,8 +148,7 @@ void Trainer::Impl::make_engine(engine::Config config) {
     module.loss_fn = [loss = o.loss](const pipeline::Values& out, const std::vector<Tensor>& targets) {
       return loss(out.at(0), targets.at(0));
     };
-  if (precision == "bf16" || precision == "f16") module.autocast = precision == "f16" ? f16 : bf16;
-  engine::InitializeArgs args{.mesh = &job.mesh(), .grad_scaler = precision == "f16" ? &scaler : nullptr};
+  engine::InitializeArgs args{.mesh = &job.mesh(), .grad_scaler = job.autocast() == f16 ? &scaler : nullptr};
   if (plan.cp > 1) sequence::share_sequences(*model, {std::shared_ptr<void>(), &job.mesh().cp()}, context);
   if (plan.tp > 1) {
     const auto sliced = tensor_parallel::apply(*model, job.mesh().tp(),

@@ -40,7 +40,6 @@ struct Trainer::Impl {
   const TrainerOptions o;
   std::shared_ptr<nn::Module> model;
   const std::string kind;
-  const std::string precision;              // of autocast
   std::unique_ptr<optim::Optimizer> trial;  // which "auto" is asked of
   std::vector<std::string> names;           // of the whole model's parameters
   int64_t parameters = 0;
