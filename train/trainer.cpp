@@ -34,6 +34,12 @@ Example batch_of(const data::Dataset<Example>& from, const std::vector<int64_t>&
   return data::collate(samples);
 }
 
+TrainerOptions with_optimizer(TrainerOptions o) {
+  if (!o.optimizer)
+    o.optimizer = [](nn::Module& m) { return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{}); };
+  return o;
+}
+
 /// Error when ranks have other data; a few samples tell.
 void check_data(const Team& team, const char* what, const data::Dataset<Example>& from) {
   const int64_t n = from.size();
@@ -65,7 +71,7 @@ std::vector<double> means_of(const data::Dataset<Example>& samples, int64_t batc
 
 Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOptions options)
     : job(job_),
-      o(std::move(options)),
+      o(with_optimizer(std::move(options))),
       model(std::move(model_)),
       kind(model->kind()),
       to_device(job.device()),
@@ -105,13 +111,12 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
 void Trainer::Impl::describe_it(const Json& own) {
   if (const auto sparse = engine::sparse_attention(job.config(own, values())))
     nn::set_sparse_attention(*model, *sparse);
-  const auto optimizer = o.optimizer ? o.optimizer(*model) : nullptr;
-  const optim::AdamW usual(model->parameters(), {});
+  const auto optimizer = o.optimizer(*model);
   describe(job,
            {.model = *model,
             .own = own,
             .values = values(),
-            .optimizer = optimizer ? optimizer.get() : &usual,
+            .optimizer = optimizer.get(),
             .batch = [&](int64_t samples) { return o.data ? first_of(*o.data, samples) : o.batches(0, 0, samples); },
             .loss = o.loss,
             .unit = o.unit,
@@ -168,9 +173,7 @@ void Trainer::Impl::make_engine(engine::Config config) {
     args.lr_scheduler = schedule;
     config.optimizer = {};
   } else if (config.optimizer.type.empty()) {
-    args.optimizer = o.optimizer ? o.optimizer : [](nn::Module& m) {
-      return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{});
-    };
+    args.optimizer = o.optimizer;
     if (o.schedule && config.scheduler.type.empty()) args.lr_scheduler = schedule;
   }
   if (plan.cp == 1) args.training_data = o.data, args.loader_workers = o.workers;

@@ -1,5 +1,4 @@
 // What a Trainer knows that a configuration file may leave to it.
-#include "optim/optim.h"
 #include "train/trainer_impl.h"
 
 namespace lockstep::train {
@@ -21,9 +20,7 @@ AutoValues Trainer::Impl::values() {
   return {.model = model.get(),
           .optimizer =
               [this] {
-                if (!trial)
-                  trial = o.optimizer ? o.optimizer(*model)
-                                      : std::make_unique<optim::AdamW>(model->parameters(), optim::AdamWOptions{});
+                if (!trial) trial = o.optimizer(*model);
                 return trial.get();
               },
           .steps = [this](int64_t train_batch) { return steps_of(train_batch); },
