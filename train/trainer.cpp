@@ -144,7 +144,7 @@ void Trainer::Impl::check(const engine::Config& config) {
 void Trainer::Impl::make_engine(engine::Config config) {
   const parallel::Plan& plan = job.plan();
   engine::PipelineModule module{
-      .model = model, .num_stages = plan.pp, .forward = o.forward, .autocast = job.autocast()};
+      .model = model, .num_stages = plan.pp, .autocast = job.autocast(), .forward = o.forward};
   if (plan.pp * plan.tp > 1)
     std::swap(module.recompute, config.activation_checkpointing.enabled);  // parts recompute the layers that repeat
   LOCKSTEP_CHECK(!o.forward || plan.pp * plan.tp == 1,
