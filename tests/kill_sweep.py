@@ -6,6 +6,7 @@
 Whatever happens, going on ends with the bits of a calm run, or says in a line why it cannot. LOCKSTEP_TEST_SEED (1)
 is what the draws follow from.
 """
+import concurrent.futures
 import os
 import pathlib
 import random
@@ -44,6 +45,12 @@ def one_line(r):
     return r.returncode == 1 and r.stderr.strip() and "terminate called" not in r.stderr and "std::" not in r.stderr
 
 
+def side_by_side(case, rows):
+    """What the cases say, each in a folder of its own; one a core."""
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return [said for said in pool.map(lambda row: case(*row), rows) if said]
+
+
 def kill_sweep(d, draw, all_commands):
     """Every kill is in a folder that holds nothing yet, or a run that goes on; then the run goes on to its end."""
     for name, command in all_commands.items():
@@ -66,25 +73,26 @@ def kill_sweep(d, draw, all_commands):
                 counts[start, rank] = int(counted.read_text()) if counted.exists() else 0
                 check(f"{name}: the shim changes nothing", r.returncode == 0 and saved(out) == wanted, r.stderr)
         check(f"{name}: rank 0 changes files", counts["nothing", 0] > 20, counts)
-        broken = []
-        for _ in range(KILLS // len(all_commands) + 1):
-            start, rank = draw.choice([key for key, count in counts.items() if count > 0])
-            at = draw.randint(1, counts[start, rank])
-            out = d / "killed"
+
+        def killed(i, start, rank, at):
+            out = d / f"killed{i}"
             shutil.rmtree(out, ignore_errors=True)
             if start == "half":
                 shutil.copytree(half, out)
             r = train(command, out, LD_PRELOAD=str(SHIM), LOCKSTEP_TEST_KILL_FOLDER=str(out), LOCKSTEP_TEST_KILL_AT=str(at), LOCKSTEP_TEST_KILL_RANK=str(rank) if ranks > 1 else "")
             what = f"{name} from {start}, rank {rank} killed at {at} of {counts[start, rank]}"
             if r.returncode == 0:
-                broken.append(f"{what}: it was not killed")
+                return f"{what}: it was not killed"
             if (out / "checkpoints" / "latest").exists():
                 v = run("lockstep", "checkpoint", "verify", out / "checkpoints")
                 if v.returncode != 0:
-                    broken.append(f"{what}: verify: {v.stdout}{v.stderr}")
+                    return f"{what}: verify: {v.stdout}{v.stderr}"
             r = train(command, out)
             if r.returncode != 0 or saved(out) != wanted:
-                broken.append(f"{what}: going on: exit {r.returncode}: {r.stderr}")
+                return f"{what}: going on: exit {r.returncode}: {r.stderr}"
+
+        where = [draw.choice([key for key, count in counts.items() if count > 0]) for _ in range(KILLS // len(all_commands) + 1)]
+        broken = side_by_side(killed, [(i, *key, draw.randint(1, counts[key])) for i, key in enumerate(where)])
         check(f"{name}: killed at random file operations, it goes on to the same bits", not broken, "\n".join(broken[:5]))
 
 
@@ -94,24 +102,23 @@ def flip_sweep(d, draw, command):
         shutil.rmtree(folder, ignore_errors=True)
     train(command, calm)
     train(command, half, 3)
-    wanted, ends, broken = saved(calm), {"same": 0, "refused": 0}, []
+    wanted, ends = saved(calm), {"same": 0, "refused": 0}
     files = sorted(p.relative_to(half) for p in half.rglob("*") if p.is_file() and p.stat().st_size)
-    for i in range(FLIPS):
-        file = files[i % len(files)]  # every file in turn, large ones are not drawn more often
-        out = d / "flipped"
+
+    def flipped(i, file, at, bit):
+        out = d / f"flipped{i}"
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(half, out)
         data = bytearray((out / file).read_bytes())
-        at = draw.randrange(len(data))
-        data[at] ^= 1 << draw.randrange(8)
+        data[at] ^= 1 << bit
         (out / file).write_bytes(data)
         r = train(command, out)
-        if r.returncode == 0 and saved(out) == wanted:
-            ends["same"] += 1
-        elif one_line(r):
-            ends["refused"] += 1
-        else:
-            broken.append(f"{file}, byte {at}: exit {r.returncode}: {r.stderr}")
+        if not (r.returncode == 0 and saved(out) == wanted) and not one_line(r):
+            return f"{file}, byte {at}: exit {r.returncode}: {r.stderr}"
+        ends["same" if r.returncode == 0 else "refused"] += 1
+
+    in_turn = [files[i % len(files)] for i in range(FLIPS)]  # every file in turn, large ones are not drawn more often
+    broken = side_by_side(flipped, [(i, file, draw.randrange((half / file).stat().st_size), draw.randrange(8)) for i, file in enumerate(in_turn)])
     check("flipped bytes: the same bits, or an error that says why", not broken, "\n".join(broken[:5]))
     check("flipped bytes: some runs go on, some are refused", all(ends.values()), ends)
 
