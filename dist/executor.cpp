@@ -16,7 +16,7 @@ namespace {
 struct Workspace {
   std::vector<size_t> done;  // bytes, by item
   CallMemory memory;
-  std::vector<Link> links;  // by peer
+  std::vector<PeerLink> links;  // by peer
 };
 
 class Executor {
@@ -33,7 +33,7 @@ class Executor {
     const Tensor scratch = w_.memory.lay_out(program_);
     patience_.until_done([&](bool& open) {
       size_t moved = 0;
-      for (Link& link : w_.links) {
+      for (PeerLink& link : w_.links) {
         if (!link.out.finished) {
           moved += send(link);
           open = true;
@@ -64,7 +64,7 @@ class Executor {
     bool near = e_.in_place && !e_.checksum;  // a checksum that is asked for is made
     for (size_t p = 0; p < program_.peers.size(); ++p) {
       const Program::Peer& peer = program_.peers[p];
-      Link& link = w_.links[p];
+      PeerLink& link = w_.links[p];
       link.rank = peer.rank;
       link.world_rank = size_t(peer.rank) < e_.world_ranks.size() ? e_.world_ranks[size_t(peer.rank)] : peer.rank;
       link.channel = &e_.transport->channel(peer.rank);
@@ -77,7 +77,7 @@ class Executor {
       moved_.messages += int64_t(peer.sends.size());
     }
     holds_payload_ = near && (e_.in_place->placement || !e_.in_place->needs(program_.rank));
-    for (Link& link : w_.links) {
+    for (PeerLink& link : w_.links) {
       if (link.out.finished) continue;
       if (holds_payload_ && e_.in_place->needs(program_.rank)) {
         link.out.header.in_place = 1;
@@ -117,7 +117,7 @@ class Executor {
   }
 
   /// One visit moves about a block, so that no peer waits for another.
-  size_t send(Link& link) {
+  size_t send(PeerLink& link) {
     Stream& out = link.out;
     size_t moved = 0;
     if (!link.is_sent_open()) {
@@ -143,7 +143,7 @@ class Executor {
     return moved;
   }
 
-  size_t receive(Link& link) {
+  size_t receive(PeerLink& link) {
     Stream& in = link.in;
     size_t moved = 0;
     if (!link.is_received_open()) {
@@ -190,7 +190,7 @@ class Executor {
     return moved;
   }
 
-  [[noreturn]] void truncated(const Link& link) const {
+  [[noreturn]] void truncated(const PeerLink& link) const {
     throw DistError(
         Fault::rank_failed, link.world_rank,
         str("[", what(e_), "] rank ", link.world_rank, " closed its side of the group in the middle of its data"));

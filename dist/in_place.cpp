@@ -65,12 +65,12 @@ Share share_in_place(const Request& request, int rank) {
   return share;
 }
 
-std::optional<Moved> run_in_place(const Execution& e, const Program& program, std::vector<Link>& links,
+std::optional<Moved> run_in_place(const Execution& e, const Program& program, std::vector<PeerLink>& links,
                                   Patience& patience) {
   const InPlace& call = *e.in_place;
   patience.until_done([&](bool& open) {
     size_t moved = 0;
-    for (Link& link : links) {
+    for (PeerLink& link : links) {
       if (!link.out.finished && !link.is_sent_open()) {
         moved += link.send_opening(false);
         open = true;
@@ -84,9 +84,9 @@ std::optional<Moved> run_in_place(const Execution& e, const Program& program, st
   });
   std::vector<std::byte*> wholes(size_t(program.ranks), nullptr);
   wholes[size_t(program.rank)] = call.whole;
-  for (const Link& link : links)
+  for (const PeerLink& link : links)
     if (!link.in.finished && call.needs(link.rank) && !link.theirs.in_place) return {};
-  for (Link& link : links)
+  for (PeerLink& link : links)
     if (!link.in.finished && call.needs(link.rank))
       wholes[size_t(link.rank)] = link.channel->reach(link.placement, call.bytes());
   work(call, wholes);
@@ -94,7 +94,7 @@ std::optional<Moved> run_in_place(const Execution& e, const Program& program, st
   // Nobody goes on before all are done with its tensor.
   Moved moved_by{.in_place = 1};
   const auto mark = uint32_t(e.header.sequence);
-  for (Link& link : links) {
+  for (PeerLink& link : links) {
     if (!link.out.finished) moved_by.sent += int64_t(link.out.header.payload);
     if (!link.in.finished) moved_by.received += int64_t(link.in.header.payload);
     moved_by.messages += int64_t(link.out.cursor.list.size());
@@ -103,7 +103,7 @@ std::optional<Moved> run_in_place(const Execution& e, const Program& program, st
   }
   patience.until_done([&](bool& open) {
     size_t moved = 0;
-    for (Link& link : links) {
+    for (PeerLink& link : links) {
       if (!link.out.finished) {
         moved += link.send_some(&link.out.crc, sizeof mark, link.out.trailer_done, false);
         link.out.finished = link.out.trailer_done == sizeof mark;

@@ -49,7 +49,7 @@ struct InPlace {
 };
 
 struct Execution;
-struct Link;
+struct PeerLink;
 struct Moved;
 struct Program;
 class Patience;
@@ -57,7 +57,7 @@ class Patience;
 /// Hears from all ranks, and when every tensor that matters lies in shared memory, does this rank's share of the work
 /// and waits until nobody needs its tensor any more. Else nothing, and all ranks come to the same answer; links are
 /// open then.
-std::optional<Moved> run_in_place(const Execution& call, const Program& program, std::vector<Link>& links,
+std::optional<Moved> run_in_place(const Execution& call, const Program& program, std::vector<PeerLink>& links,
                                   Patience& patience);
 
 }  // namespace lockstep::dist

@@ -2,7 +2,7 @@
 
 namespace lockstep::dist {
 
-size_t Link::send_opening(bool more) {
+size_t PeerLink::send_opening(bool more) {
   size_t moved = 0;
   if (out.header_done < sizeof(Header))
     moved = send_some(&out.header, sizeof(Header), out.header_done, more || out.header.in_place);
@@ -14,7 +14,7 @@ size_t Link::send_opening(bool more) {
   return moved;
 }
 
-size_t Link::receive_opening(const std::string& group) {
+size_t PeerLink::receive_opening(const std::string& group) {
   size_t moved = 0;
   if (in.header_done < sizeof(Header)) {
     moved = receive_some(&theirs, sizeof(Header), in.header_done);
@@ -31,14 +31,14 @@ size_t Link::receive_opening(const std::string& group) {
   return moved;
 }
 
-size_t Link::send_some(const void* from, size_t bytes, size_t& done, bool more) {
+size_t PeerLink::send_some(const void* from, size_t bytes, size_t& done, bool more) {
   if (done >= bytes) return 0;
   const size_t n = channel->send(static_cast<const std::byte*>(from) + done, bytes - done, more);
   done += n;
   return n;
 }
 
-size_t Link::receive_some(void* to, size_t bytes, size_t& done) {
+size_t PeerLink::receive_some(void* to, size_t bytes, size_t& done) {
   if (done >= bytes) return 0;
   const size_t n = channel->receive(static_cast<std::byte*>(to) + done, bytes - done);
   done += n;

@@ -51,7 +51,7 @@ struct Stream {
   bool has_trailer = false, has_block = false, finished = true;
 };
 
-struct Link {
+struct PeerLink {
   Channel* channel = nullptr;
   int rank = -1, world_rank = -1;
   Stream out, in;       // in.header: what is expected

@@ -32,11 +32,11 @@ void Patience::wait(int rounds) {
 
 Patience::Whom Patience::whom() const {
   for (const bool silent : {true, false})
-    for (const Link& link : links_) {  // those who have not said anything first
+    for (const PeerLink& link : links_) {  // those who have not said anything first
       if (!link.in.finished && (!silent || link.in.header_done == 0))
         return {link.world_rank, false, str("this rank waits to hear from rank ", link.world_rank)};
     }
-  for (const Link& link : links_) {
+  for (const PeerLink& link : links_) {
     if (!link.out.finished)
       return {link.world_rank, true, str("this rank waits for rank ", link.world_rank, " to take what it sends")};
   }

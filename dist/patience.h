@@ -16,7 +16,7 @@ std::string what(const Execution& call);
 class Patience {
  public:
   /// Both must outlive it.
-  Patience(const Execution& call, const std::vector<Link>& links) : e_(call), links_(links) {}
+  Patience(const Execution& call, const std::vector<PeerLink>& links) : e_(call), links_(links) {}
 
   /// Calls visit(open), which gives back the bytes it moved, until it leaves `open` false. Throws DistError when
   /// another rank failed or the time is over.
@@ -44,7 +44,7 @@ class Patience {
   void tell() const;
 
   const Execution& e_;
-  const std::vector<Link>& links_;
+  const std::vector<PeerLink>& links_;
   Clock::time_point started_{}, told_{};
 };
 

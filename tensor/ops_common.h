@@ -23,6 +23,15 @@ inline void check_floating(const char* op, const Tensor& tensor) {
   LOCKSTEP_CHECK(is_floating(tensor.dtype()), "[", op, "] expected a floating dtype, got ", tensor.dtype());
 }
 
+/// Before writing: through a view that shows an element many times the result would depend on the order of the writes.
+inline void check_writable(const char* op, const Tensor& tensor) {
+  check_defined(op, tensor);
+  if (tensor.numel() == 0) return;
+  for (int dim = 0; dim < tensor.dim(); ++dim)
+    LOCKSTEP_CHECK(tensor.strides()[dim] != 0 || tensor.shape()[dim] <= 1, "[", op,
+                   "] expected a tensor without repeated elements, got one expanded along dim ", dim, "; use .clone()");
+}
+
 /// Of a dim; a scalar has one of size 1.
 inline int64_t size_at(const Tensor& x, int dim) { return x.dim() == 0 ? 1 : x.shape()[dim]; }
 

@@ -62,14 +62,6 @@ Tensor result(const Shape& shape, DType dtype, Device device) {
 
 // --- in place ---
 
-// Every element of x must be its own, or it would be written more than once.
-void check_writable(const char* name, const Tensor& x) {
-  if (x.numel() == 0) return;
-  for (int d = 0; d < x.dim(); ++d)
-    LOCKSTEP_CHECK(x.strides()[d] != 0 || x.shape()[d] <= 1, "[", name,
-                   "] expected a tensor without repeated elements, got one expanded along dim ", d, "; use .clone()");
-}
-
 // b may be x itself, but if it only overlaps x then elements would be read after they were written: it is copied first.
 Tensor apart_from(const Tensor& x, const Tensor& b) {
   if (!(b.storage() == x.storage())) return b;

@@ -129,16 +129,6 @@ template <class T> T item_of(const Tensor& tensor) {
   return value;
 }
 
-// Writing through a view that shows one element many times would depend on the order of the writes.
-void check_writable(const char* op, const Tensor& tensor) {
-  check_defined(op, tensor);
-  if (tensor.is_contiguous()) return;
-  for (int i = 0; i < tensor.dim(); ++i) {
-    LOCKSTEP_CHECK(tensor.shape()[i] <= 1 || tensor.strides()[i] != 0, "[", op,
-                   "] cannot write into an expanded tensor, got strides ", tensor.strides(), " (use clone() first)");
-  }
-}
-
 void check_not_emptied(const char* op, const Tensor& tensor) {
   LOCKSTEP_CHECK(!tensor.storage()->is_empty(), "[", op, "] the storage is empty: its ", tensor.storage()->bytes(),
                  " bytes were released (",

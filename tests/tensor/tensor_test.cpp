@@ -90,7 +90,8 @@ TEST_CASE("errors name the operation, what was expected and what came") {
          x.copy_(zeros({2, 2, 3}));
        },
        "[copy_] expected a source that broadcasts to (2, 3), got (2, 2, 3)"},
-      {[&] { zeros({1}).expand({3}).fill_(1); }, "[fill_] cannot write into an expanded tensor"},
+      {[&] { zeros({1}).expand({3}).fill_(1); },
+       "[fill_] expected a tensor without repeated elements, got one expanded along dim 0; use .clone()"},
       {[&] {
          Tensor::from({1.f, 2.f}, {3});
        },
