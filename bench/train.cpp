@@ -14,6 +14,7 @@
 #include <iostream>
 #include <optional>
 
+#include "autograd/autocast.h"
 #include "bench/models.h"
 #include "data/json.h"
 #include "parallel/ddp.h"
@@ -34,6 +35,7 @@ constexpr const char* usage = R"(usage: bench_train MODEL [options]
   --batch N         default: the peer's
   --threads N       default: as OMP_NUM_THREADS says, else all cores
   --load FILE       start from weights that the peer's gpt.py --save wrote
+  --precision NAME  f32 (default), bf16 or f16: products in it (autocast)
   --zero STAGE      with ranks: ZeRO in place of DDP
   --offload WHERE   with --zero: optimizer state, and stage 3's parameters, in host memory (cpu) or in files (nvme:FOLDER)
   --pipeline N      on N ranks, a gpt model: N stages in place of DDP
@@ -43,7 +45,7 @@ constexpr const char* usage = R"(usage: bench_train MODEL [options]
 )";
 
 struct Options {
-  std::string model, load, offload = "none", schedule = "1f1b";
+  std::string model, load, precision = "f32", offload = "none", schedule = "1f1b";
   int64_t steps = 0, batch = 0;
   int zero = -1, pipeline = 0, micro_batches = 4;
   double seconds = 5;
@@ -63,6 +65,7 @@ Options parse(int argc, char** argv) {
     else if (arg == "--batch") o.batch = std::stoll(value());
     else if (arg == "--threads") set_threads(std::stoi(value()));
     else if (arg == "--load") o.load = value();
+    else if (arg == "--precision") o.precision = value();
     else if (arg == "--zero") o.zero = std::stoi(value());
     else if (arg == "--offload") o.offload = value();
     else if (arg == "--pipeline") o.pipeline = std::stoi(value());
@@ -72,6 +75,8 @@ Options parse(int argc, char** argv) {
     else if (o.model.empty() && !arg.starts_with("-")) o.model = arg;
     else throw Error("[bench_train] unknown argument " + arg + "\n" + usage);
   }
+  LOCKSTEP_CHECK(o.precision == "f32" || o.precision == "bf16" || o.precision == "f16",
+                 "[bench_train] expected --precision f32, bf16 or f16, got ", o.precision);
   LOCKSTEP_CHECK(!o.model.empty(), "[bench_train] expected a model, got none\n", usage);
   return o;
 }
@@ -158,7 +163,11 @@ void run(const Options& o, dist::ProcessGroup* world) {
       backward = since(t0);
       bubbles.push_back(stages->bubble());
     } else {
-      const Variable l = ddp ? ddp->call([&] { return job.loss(i % batches); }) : job.loss(i % batches);
+      const auto loss_of = [&] {
+        const Autocast low(o.precision == "f16" ? f16 : bf16, o.precision != "f32");
+        return job.loss(i % batches);
+      };
+      const Variable l = ddp ? ddp->call(loss_of) : loss_of();
       forward = since(t0);
       l.backward();
       backward = since(t0);
@@ -203,6 +212,7 @@ void run(const Options& o, dist::ProcessGroup* world) {
   line["bench"] = "train";
   line["peer"] = "lockstep";
   line["model"] = o.model;
+  line["precision"] = o.precision;
   line["world"] = ranks;
   line["threads"] = get_threads();
   if (sharded) line["stage"] = o.zero, line["offload"] = o.offload;

@@ -68,6 +68,12 @@ const std::vector<EnvironmentVariable>& environment_variables() {
        .kind = Kind::text,
        .fallback = "automatic",
        .doc = "the algorithm of all collectives of the native group; lockstep schedule --help names them"},
+      {.name = "LOCKSTEP_BF16_PRODUCTS",
+       .kind = Kind::word,
+       .words = {"auto", "portable", "avx512_bf16"},
+       .fallback = "auto",
+       .doc = "matrix products of bf16 on the CPU: by f32 arithmetic (portable), or by the processor's own instructions; "
+              "auto: these where it has them"},
       {.name = "LOCKSTEP_COMM_CHECKSUM",
        .kind = Kind::flag,
        .fallback = "0",

@@ -5,13 +5,16 @@
 //   where they are a sliver        stays in L1 while it meets these columns, one tile of c each (gemm_tile.h)
 //
 // Packing also makes transposed and 16-bit operands free: they differ only in how they are copied. Where a thread's
-// part begins does not matter for the bits, so the work is cut by the number of threads.
+// part begins does not matter for the bits, so the work is cut by the number of threads. What an element of a sliver is
+// (Numbers, Pairs) and how many numbers of k it holds, `together`, is all that differs between kinds of operands.
 #include "tensor/cpu/gemm.h"
 
 #include <algorithm>
 #include <limits>
 
+#include "tensor/bf16_products.h"
 #include "tensor/cpu/gemm_few.h"
+#include "tensor/cpu/gemm_pairs.h"
 #include "tensor/cpu/gemm_tile.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/storage.h"
@@ -21,6 +24,7 @@ namespace {
 
 constexpr int64_t depth_bytes = 2048;               // of a line of an a sliver: the sliver stays in L1
 constexpr int64_t shared_bytes = int64_t(2) << 20;  // of packed b, for more than one block of k
+constexpr int64_t whole_bytes = int64_t(4) << 20;   // of packed b, to hold all of k where rows of c exist for a while only
 constexpr int64_t columns_limit = 1536;             // of packed b, unless k is short
 constexpr int64_t fork_work = 1 << 18;              // multiplications that are worth a thread
 constexpr int64_t fork_reads = 1 << 15;             // numbers from memory that are
@@ -48,21 +52,84 @@ void tiny_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, Matri
     }
 }
 
+/// Slivers of f32 or f64; numbers of 16 bits become f32 as they are packed.
+template <class T, class In> struct Numbers {
+  using Sum = T;
+  using Number = In;
+  using Packed = T;
+  using Few = FewRows<T, In>;
+  static constexpr int64_t high = tile_rows<T>, wide = tile_columns<T>, together = 1;
+
+  static void pack_a(const In* in, int64_t apart, int64_t step, int64_t count, int64_t numbers, T* out) {
+    pack<high>(in, apart, step, count, numbers, out);
+  }
+  static void pack_b(const In* in, int64_t apart, int64_t step, int64_t count, int64_t numbers, T* out) {
+    pack<wide>(in, apart, step, count, numbers, out);
+  }
+  /// Where rows of a can be read in place of a sliver; else null.
+  static const T* in_place(const MatrixView<In>& a) {
+    if constexpr (std::is_same_v<T, In>) return reads_rows<T> && a.col == 1 ? a.data : nullptr;
+    return nullptr;
+  }
+  static void tile(int64_t rows, bool packed, int64_t depth, const T* a, int64_t lda, const T* b, T alpha, T beta, T* c,
+                   int64_t ldc) {
+    (packed ? tiles<T, true> : tiles<T, !reads_rows<T>>)[size_t(rows - 1)](depth, a, lda, b, alpha, beta, c, ldc);
+  }
+  static const T* few_rows_of(const MatrixView<In>& a) {
+    if constexpr (std::is_same_v<T, In>) return a.col == 1 ? a.data : nullptr;
+    return nullptr;
+  }
+  static T packed_at(const MatrixView<In>& a, int64_t i, int64_t p, int64_t) { return T(a.data[i * a.row + p * a.col]); }
+};
+
+#if defined(LOCKSTEP_PAIRS)
+/// Slivers of pairs of bf16.
+struct Pairs {
+  using Sum = float;
+  using Number = BFloat16;
+  using Packed = uint32_t;
+  using Few = FewPairs;
+  static constexpr int64_t high = pair_rows, wide = pair_columns, together = 2;
+
+  static void pack_a(const BFloat16* in, int64_t apart, int64_t step, int64_t count, int64_t numbers, uint32_t* out) {
+    pack_pairs<pair_rows>(in, apart, step, count, numbers, out);
+  }
+  static void pack_b(const BFloat16* in, int64_t apart, int64_t step, int64_t count, int64_t numbers, uint32_t* out) {
+    pack_pairs<pair_columns>(in, apart, step, count, numbers, out);
+  }
+  static const uint32_t* in_place(const MatrixView<BFloat16>&) { return nullptr; }
+  static void tile(int64_t rows, bool, int64_t depth, const uint32_t* a, int64_t, const uint32_t* b, float alpha,
+                   float beta, float* c, int64_t ldc) {
+    pair_tiles[size_t(rows - 1)](depth, a, b, alpha, beta, c, ldc);
+  }
+  static const uint32_t* few_rows_of(const MatrixView<BFloat16>&) { return nullptr; }
+  static uint32_t packed_at(const MatrixView<BFloat16>& a, int64_t i, int64_t p, int64_t k) {
+    const BFloat16* const pair = a.data + i * a.row + 2 * p * a.col;
+    return pair[0].bits | (2 * p + 1 < k ? uint32_t(pair[a.col].bits) << 16 : 0);
+  }
+};
+#endif
+
 /// How a product is cut. Only `depth` matters for the bits.
-template <class T> struct Blocking {
-  static constexpr int64_t high = tile_rows<T>, wide = tile_columns<T>, size = sizeof(T);
+template <class K> struct Blocking {
+  static constexpr int64_t high = K::high, wide = K::wide, size = sizeof(typename K::Packed);
   static constexpr int64_t rows = 8 * high;  // of a that a thread packs at a time, at most
+  static_assert(size == sizeof(typename K::Sum));
 
-  int64_t depth;            // of a block of k
-  int64_t columns, packed;  // of b, and how much of k, that are packed at a time
-  int64_t down, across;     // a grid of threads
-  int64_t b_size, a_size;   // packed, in numbers
+  int64_t depth;                        // of a block of k, in elements of a sliver, as all of k here
+  int64_t columns, packed;              // of b, and how much of k, that are packed at a time
+  bool strips;                          // without c: each thread has some rows of its columns at a time
+  int64_t down, across;                 // a grid of threads
+  int64_t b_size, a_size, strip_size;   // packed, in numbers
 
-  Blocking(int64_t m, int64_t n, int64_t k, int64_t most_threads) {
+  Blocking(int64_t m, int64_t n, int64_t numbers, int64_t most_threads, bool with_c) {
+    const int64_t k = ceil_div(numbers, K::together);
     depth = block_depth(k);
-    const int64_t limit = shared_bytes / size;
+    const int64_t limit = shared_bytes / size, whole_limit = whole_bytes / size;
     columns = std::min(n, std::max<int64_t>(columns_limit, limit / k / wide * wide));
     packed = std::min(ceil_div(k, depth), std::max<int64_t>(1, limit / (columns * depth))) * depth;
+    strips = !with_c && (packed >= k || k * std::min<int64_t>(n, 16 * wide) <= whole_limit);
+    if (strips && packed < k) packed = ceil_div(k, depth) * depth, columns = std::min(n, whole_limit / k / wide * wide);
     // A sliver is packed again for each column of the grid, in about a tile's time: few columns win where they balance
     // as well.
     const int64_t threads = std::clamp<int64_t>(m * n * k / fork_work, 1, most_threads);
@@ -74,40 +141,48 @@ template <class T> struct Blocking {
     }
     b_size = ceil_div(columns, wide) * wide * packed;
     a_size = rows * depth + 64;
+    strip_size = strips ? rows * ceil_div(ceil_div(columns, wide), across) * wide : 0;
   }
   static int64_t block_depth(int64_t k) { return ceil_div(k, ceil_div(k, depth_bytes / size)); }
-  int64_t scratch() const { return b_size + down * across * a_size; }
+  int64_t scratch() const { return b_size + down * across * (a_size + strip_size); }
 };
 
 /// One product; the members are what its pieces share.
-template <class T, class In> struct Product {
-  static constexpr int64_t high = tile_rows<T>, wide = tile_columns<T>;
-  static constexpr int64_t pack_columns = 8 * wide;
+template <class K> struct Product {
+  using T = typename K::Sum;
+  using In = typename K::Number;
+  using Packed = typename K::Packed;
+  static constexpr int64_t high = K::high, wide = K::wide, pack_columns = 8 * wide, together = K::together;
 
   int64_t m, n, k, ldc;
   T alpha, beta;
   MatrixView<In> a, b;
-  T* c;
-  const Finish& finish;
-  Blocking<T> plan;
-  T* packed_b;  // block of k after block of k, slivers of `wide` columns in each; behind them each thread's rows of a
+  T* c;  // null with plan.strips
+  const Finish<T>& finish;
+  Blocking<K> plan;
+  Packed* packed_b;  // block of k after block of k, slivers of `wide` columns in each; behind them each thread's rows
+
+  int64_t end() const { return ceil_div(k, together); }  // of k, in elements of a sliver
 
   void operator()() const {
     for (int64_t j = 0; j < n; j += plan.columns)
-      for (int64_t p = 0; p < k; p += plan.packed) {
+      for (int64_t p = 0; p < end(); p += plan.packed) {
         const int64_t columns = std::min(plan.columns, n - j), slivers = ceil_div(columns, wide),
-                      end = std::min(k, p + plan.packed);
-        pack_b(j, columns, p, end);
+                      last_p = std::min(end(), p + plan.packed);
+        pack_b(j, columns, p, last_p);
         parallel_for(plan.down * plan.across, 1, [&](int64_t first, int64_t last) {
           for (int64_t t = first; t < last; ++t) {
             const int64_t y = t / plan.across, x = t % plan.across;
             multiply(m * y / plan.down, m * (y + 1) / plan.down, j, columns, slivers * x / plan.across * wide,
-                     std::min(columns, slivers * (x + 1) / plan.across * wide), p, end,
-                     packed_b + plan.b_size + t * plan.a_size);
+                     std::min(columns, slivers * (x + 1) / plan.across * wide), p, last_p,
+                     packed_b + plan.b_size + t * (plan.a_size + plan.strip_size));
           }
         });
       }
   }
+
+  /// How many numbers the elements [p, p + depth) hold.
+  int64_t numbers(int64_t p, int64_t depth) const { return std::min(k - p * together, depth * together); }
 
   /// Packs columns [j, j + columns) of b's rows [p0, p1).
   void pack_b(int64_t j, int64_t columns, int64_t p0, int64_t p1) const {
@@ -117,119 +192,141 @@ template <class T, class In> struct Product {
       for (int64_t unit = first; unit < last; ++unit) {
         const int64_t p = p0 + unit / pieces * plan.depth, depth = std::min(plan.depth, p1 - p),
                       x = unit % pieces * pack_columns;
-        pack<wide>(b.at(p, j + x).data, b.col, b.row, std::min(pack_columns, columns - x), depth,
-                   packed_b + (p - p0) * padded + x * depth);
+        K::pack_b(b.at(p * together, j + x).data, b.col, b.row, std::min(pack_columns, columns - x), numbers(p, depth),
+                  packed_b + (p - p0) * padded + x * depth);
       }
     });
   }
 
   /// What the packed rows [p0, p1) of b, in its columns j + [x0, x1) of `columns`, add to c's rows [i0, i1).
   void multiply(int64_t i0, int64_t i1, int64_t j, int64_t columns, int64_t x0, int64_t x1, int64_t p0, int64_t p1,
-                T* packed_a) const {
-    const int64_t rows =
-        a.col == 1 ? high : plan.rows;  // where rows of a lie apart, a sliver at a time goes from memory to L1
+                Packed* packed_a) const {
+    // where rows of a lie apart, a sliver at a time goes from memory to L1
+    const int64_t rows = a.col == 1 ? high : plan.rows, ld = c ? ldc : ceil_div(x1 - x0, wide) * wide;
+    const bool in_place = K::in_place(a);
+    T* const strip = reinterpret_cast<T*>(packed_a + plan.a_size);
     for (int64_t i = i0; i < i1; i += rows)
       for (int64_t p = p0; p < p1; p += plan.depth) {
-        const int64_t depth = std::min(plan.depth, p1 - p), end = std::min(i1, i + rows);
-        if (!in_place()) pack<high>(a.at(i, p).data, a.row, a.col, end - i, depth, packed_a);
-        for (int64_t y = i; y < end; y += high) {
-          const int64_t height = std::min(high, end - y);
+        const int64_t depth = std::min(plan.depth, p1 - p), below = std::min(i1, i + rows);
+        if (!in_place) K::pack_a(a.at(i, p * together).data, a.row, a.col, below - i, numbers(p, depth), packed_a);
+        for (int64_t y = i; y < below; y += high) {
+          const int64_t height = std::min(high, below - y);
+          T* const to = c ? c + y * ldc + j + x0 : strip + (y - i) * ld;
           for (int64_t x = x0; x < x1; x += wide)
-            one_tile(depth, lines(y, p, packed_a + (y - i) * depth),
+            one_tile(height, c ? std::min(wide, x1 - x) : wide, depth,
+                     in_place ? K::in_place(a.at(y, p * together)) : packed_a + (y - i) * depth, !in_place,
                      packed_b + (p - p0) * ceil_div(columns, wide) * wide + x * depth, p == 0 ? beta : T(1),
-                     c + y * ldc + j + x, height, std::min(wide, x1 - x));
-          if (p + depth == k && finish) finish(y, j + x0, height, x1 - x0);
+                     to + x - x0, ld);
+          if (p + depth == end() && finish) finish(y, j + x0, height, x1 - x0, to, ld);
         }
       }
   }
 
-  /// Whether rows of a are read where they are.
-  bool in_place() const { return std::is_same_v<T, In> && reads_rows<T> && a.col == 1; }
-  const T* lines(int64_t y, int64_t p, const T* sliver) const {
-    if constexpr (std::is_same_v<T, In>) return in_place() ? a.at(y, p).data : sliver;
-    return sliver;
-  }
-
-  void one_tile(int64_t depth, const T* lines_a, const T* sliver_b, T keep, T* to, int64_t rows,
-                int64_t columns) const {
-    const Tile<T> run = (in_place() ? tiles<T, !reads_rows<T>> : tiles<T, true>)[size_t(rows - 1)];
-    if (columns == wide) return run(depth, lines_a, a.row, sliver_b, alpha, keep, to, ldc);
+  void one_tile(int64_t rows, int64_t columns, int64_t depth, const Packed* lines_a, bool packed,
+                const Packed* sliver_b, T keep, T* to, int64_t ld) const {
+    if (columns == wide) return K::tile(rows, packed, depth, lines_a, a.row, sliver_b, alpha, keep, to, ld);
     T whole[high * wide] = {};  // the last columns: by way of a whole tile
     if (keep != 0)
-      for (int64_t i = 0; i < rows; ++i) std::copy_n(to + i * ldc, columns, whole + i * wide);
-    run(depth, lines_a, a.row, sliver_b, alpha, keep, whole, wide);
-    for (int64_t i = 0; i < rows; ++i) std::copy_n(whole + i * wide, columns, to + i * ldc);
+      for (int64_t i = 0; i < rows; ++i) std::copy_n(to + i * ld, columns, whole + i * wide);
+    K::tile(rows, packed, depth, lines_a, a.row, sliver_b, alpha, keep, whole, wide);
+    for (int64_t i = 0; i < rows; ++i) std::copy_n(whole + i * wide, columns, to + i * ld);
   }
 };
 
 bool is_tiny(int64_t m, int64_t n, int64_t k) { return m * n * k <= 256; }  // k = 0 as well
 
 /// m <= unpacked_rows and b is read in lines. `turned`: c is the transpose of the result, and `finish` is told so.
-template <class T, class In>
+/// `rows`: m x k elements, for those of a.
+template <class K, class T = typename K::Sum, class In = typename K::Number>
 void few_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c, int64_t ldc,
-              bool turned, const Finish& finish, T* scratch) {
+              bool turned, const Finish<T>& finish, typename K::Packed* rows, bool alone) {
   constexpr int64_t piece = 512;  // columns that are finished at a time
-  FewRows<T, In> rows{.k = k, .depth = Blocking<T>::block_depth(k), .alpha = alpha, .beta = beta, .b = b, .c = c};
-  rows.c_row = turned ? 1 : ldc, rows.c_col = turned ? ldc : 1;
-  Ref<Storage> storage;
-  const auto copy_rows = [&] {
-    if (!scratch) storage = Storage::allocate(m * k * int64_t(sizeof(T)), cpu);
-    T* const to = scratch ? scratch : reinterpret_cast<T*>(storage->data());
+  const int64_t length = ceil_div(k, K::together);
+  typename K::Few few{.k = k, .depth = Blocking<K>::block_depth(length), .alpha = alpha, .beta = beta, .b = b, .c = c};
+  few.c_row = turned ? 1 : ldc, few.c_col = turned ? ldc : 1;
+  few.x = K::few_rows_of(a), few.x_row = a.row;
+  if (!few.x) {
     for (int64_t i = 0; i < m; ++i)
-      for (int64_t p = 0; p < k; ++p) to[i * k + p] = T(a.data[i * a.row + p * a.col]);
-    rows.x = to, rows.x_row = k;
-  };
-  if constexpr (std::is_same_v<T, In>) {
-    if (a.col == 1) rows.x = a.data, rows.x_row = a.row;
-    else copy_rows();
-  } else {
-    copy_rows();
+      for (int64_t p = 0; p < length; ++p) rows[i * length + p] = K::packed_at(a, i, p, k);
+    few.x = rows, few.x_row = length;
   }
-  const int64_t units = ceil_div(n, rows.unit), grain = std::max<int64_t>(1, fork_reads / (rows.unit * k));
-  parallel_for(units, scratch ? units : grain, [&](int64_t first, int64_t last) {
-    const int64_t end = std::min(n, last * rows.unit);
-    for (int64_t j = first * rows.unit; j < end; j += piece) {
+  const int64_t units = ceil_div(n, few.unit), grain = std::max<int64_t>(1, fork_reads / (few.unit * k));
+  parallel_for(units, alone ? units : grain, [&](int64_t first, int64_t last) {
+    const int64_t end = std::min(n, last * few.unit);
+    for (int64_t j = first * few.unit; j < end; j += piece) {
       const int64_t columns = std::min(piece, end - j);
-      rows(m, j, j + columns);
-      if (finish) turned ? finish(j, 0, columns, m) : finish(0, j, m, columns);
+      few(m, j, j + columns);
+      if (finish) turned ? finish(j, 0, columns, m, c + j * ldc, ldc) : finish(0, j, m, columns, c + j, ldc);
     }
   });
 }
 
+template <class K> int64_t scratch_of(int64_t m, int64_t n, int64_t k, bool with_c) {
+  const int64_t own_c = with_c ? 0 : m * n;
+  if (k == 0 || (K::together == 1 && is_tiny(m, n, k))) return own_c;
+  const Blocking<K> plan(m, n, k, 1, with_c);
+  if (std::min(m, n) > unpacked_rows) return plan.scratch() + (plan.strips ? 0 : own_c);
+  return std::max(plan.scratch(), std::min<int64_t>({m, n, unpacked_rows}) * k) + own_c;
+}
+
+template <class K, class T = typename K::Sum, class In = typename K::Number>
+void run(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c, int64_t ldc,
+         const Finish<T>& finish, T* scratch) {
+  Ref<Storage> storage[2];
+  const bool alone = scratch;
+  const auto take = [&](int64_t size, int slot) {
+    if (alone) return std::exchange(scratch, scratch + size);
+    storage[slot] = Storage::allocate(size * int64_t(sizeof(T)), cpu);
+    return reinterpret_cast<T*>(storage[slot]->data());
+  };
+  using Packed = typename K::Packed;
+  const auto packed = [&](int64_t size) { return reinterpret_cast<Packed*>(take(size, 1)); };
+  const bool few = m <= (b.row == 1 ? unpacked_rows : few_rows) && K::Few::reads(b),
+             few_turned = !few && n <= few_rows && K::Few::reads(a), tiny = k == 0 || (K::together == 1 && is_tiny(m, n, k));
+  if (tiny || few || few_turned) {
+    if (!c) c = take(m * n, 0), ldc = n;
+    if (tiny) {
+      tiny_gemm(m, n, k, alpha, a, b, beta, c, ldc);
+      if (finish) finish(0, 0, m, n, c, ldc);
+    } else if (few) {
+      few_gemm<K>(m, n, k, alpha, a, b, beta, c, ldc, false, finish, K::few_rows_of(a) ? nullptr : packed(m * k), alone);
+    } else {  // the transposed product
+      const MatrixView<In> rows{b.data, b.col, b.row}, columns{a.data, a.col, a.row};
+      few_gemm<K>(n, m, k, alpha, rows, columns, beta, c, ldc, true, finish,
+                  K::few_rows_of(rows) ? nullptr : packed(n * k), alone);
+    }
+    return;
+  }
+  const Blocking<K> plan(m, n, k, alone ? 1 : get_threads(), c != nullptr);
+  if (!c && !plan.strips) c = take(m * n, 0), ldc = n;
+  Product<K>{m, n, k, ldc, alpha, beta, a, b, c, finish, plan, packed(plan.scratch())}();
+}
+
+/// Calls fn with what the products of T and In are made of.
+template <class T, class In> auto with_kind(const auto& fn) {
+#if defined(LOCKSTEP_PAIRS)
+  if constexpr (std::is_same_v<In, BFloat16>)
+    if (bf16_products() == Bf16Products::avx512_bf16) return fn.template operator()<Pairs>();
+#endif
+  return fn.template operator()<Numbers<T, In>>();
+}
+
 }  // namespace
 
-template <class T> int64_t gemm_scratch(int64_t m, int64_t n, int64_t k) {
-  if (is_tiny(m, n, k)) return 0;
-  return std::max(Blocking<T>(m, n, k, 1).scratch(), std::min<int64_t>({m, n, unpacked_rows}) * k);
+template <class T, class In> int64_t gemm_scratch(int64_t m, int64_t n, int64_t k, bool with_c) {
+  return with_kind<T, In>([&]<class K>() { return scratch_of<K>(m, n, k, with_c); });
 }
 
 template <class T, class In>
 void gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c, int64_t ldc,
-          const Finish& finish, T* scratch) {
-  if (is_tiny(m, n, k)) {
-    tiny_gemm(m, n, k, alpha, a, b, beta, c, ldc);
-    if (finish) finish(0, 0, m, n);
-    return;
-  }
-  if (m <= (b.row == 1 ? unpacked_rows : few_rows) && FewRows<T, In>::reads(b))
-    return few_gemm(m, n, k, alpha, a, b, beta, c, ldc, false, finish, scratch);
-  if (n <= few_rows && FewRows<T, In>::reads(a))  // the transposed product
-    return few_gemm<T, In>(n, m, k, alpha, {b.data, b.col, b.row}, {a.data, a.col, a.row}, beta, c, ldc, true, finish,
-                           scratch);
-  const Blocking<T> plan(m, n, k, scratch ? 1 : get_threads());
-  Ref<Storage> storage;
-  if (!scratch) {
-    storage = Storage::allocate(plan.scratch() * plan.size, cpu);
-    scratch = reinterpret_cast<T*>(storage->data());
-  }
-  Product<T, In>{m, n, k, ldc, alpha, beta, a, b, c, finish, plan, scratch}();
+          const Finish<T>& finish, T* scratch) {
+  with_kind<T, In>([&]<class K>() { run<K>(m, n, k, alpha, a, b, beta, c, ldc, finish, scratch); });
 }
 
-template int64_t gemm_scratch<float>(int64_t, int64_t, int64_t);
-template int64_t gemm_scratch<double>(int64_t, int64_t, int64_t);
 #define LOCKSTEP_GEMM(T, In)                                                                              \
+  template int64_t gemm_scratch<T, In>(int64_t, int64_t, int64_t, bool);                                  \
   template void gemm<T, In>(int64_t, int64_t, int64_t, T, MatrixView<In>, MatrixView<In>, T, T*, int64_t, \
-                            const Finish&, T*);
+                            const Finish<T>&, T*);
 LOCKSTEP_GEMM(float, float)
 LOCKSTEP_GEMM(float, Half)
 LOCKSTEP_GEMM(float, BFloat16)

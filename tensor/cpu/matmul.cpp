@@ -41,33 +41,53 @@ struct UnaryGrad {
   }
 };
 
-/// What follows the product, on `rows` rows of n values that lie `ld` apart, in one pass.
-template <class T> struct Epilogue {
+/// What follows the product, on pieces of it, in one pass. Results of 16 bits are rounded here, once.
+template <class T, class Out> struct Epilogue {
+  static constexpr bool rounds = !std::is_same_v<T, Out>;
+
   const T* bias;  // or null
   Activation activation;
-  T *product, *out;  // the same, unless somebody wants what is before the activation
-  int64_t ld;
+  Out *before, *out;  // the matrix before the activation, null where nobody wants it, and behind it
+  int64_t ld;         // of both
   UnaryGrad unary = {};
 
-  bool empty() const { return !bias && product == out && activation == Activation::none && !unary.run; }
+  bool empty() const { return !rounds && !bias && !before && activation == Activation::none && !unary.run; }
 
-  void operator()(int64_t i0, int64_t j0, int64_t rows, int64_t n) const {
-    if (unary.run) {
-      for (int64_t i = i0; i < i0 + rows; ++i) {
-        const T* const at = static_cast<const T*>(unary.kept) + i * ld + j0;
-        for (int64_t j = 0; j < n; j += 64 / int64_t(sizeof(T)))
-          __builtin_prefetch(at + rows * ld + j, 0, 2);  // of the next rows, while their product is made
-        unary(out + i * ld + j0, at, n);
-      }
-      return;
-    }
+  /// The piece is a part of `before`, if that is wanted, else of `out`; of neither where it is rounded.
+  void operator()(int64_t i0, int64_t j0, int64_t rows, int64_t n, T* piece, int64_t piece_ld) const {
     const T* const shift = bias ? bias + j0 : nullptr;
-    for (int64_t i = i0; i < i0 + rows; ++i) activate(product + i * ld + j0, shift, out + i * ld + j0, n);
+    for (int64_t i = 0; i < rows; ++i, piece += piece_ld) {
+      const int64_t at = (i0 + i) * ld + j0;
+      if constexpr (rounds) {
+        if (before) {
+          if (shift) apply(piece, shift, piece, n, [](T x) { return x; });
+          round_row(piece, before + at, n);
+        }
+        if (!before || activation != Activation::none) activate(piece, before ? nullptr : shift, piece, n);
+        round_row(piece, out + at, n);
+      } else if (unary.run) {
+        const T* const kept = static_cast<const T*>(unary.kept) + at;
+        for (int64_t j = 0; j < n; j += 64 / int64_t(sizeof(T)))
+          __builtin_prefetch(kept + rows * ld + j, 0, 2);  // of the next rows, while their product is made
+        unary(piece, kept, n);
+      } else {
+        activate(piece, shift, out + at, n);
+      }
+    }
+  }
+
+  static void round_row(const T* from, Out* to, int64_t n) {
+    constexpr Full<T> full;
+    int64_t j = 0;
+    for (; j + full <= n; j += full) store(to + j, load(from + j, full), full);
+    if (j < n) store(to + j, load(from + j, int(n - j)), int(n - j));
   }
 
   void activate(T* from, const T* shift, T* to, int64_t n) const {
     switch (activation) {
-      case Activation::none: return apply(from, shift, to, n, [](T x) { return x; });
+      case Activation::none:
+        if (from != to || shift) apply(from, shift, to, n, [](T x) { return x; });
+        return;
       case Activation::relu: return apply(from, shift, to, n, value<functor::Relu>);
       case Activation::gelu_tanh: return apply(from, shift, to, n, value<functor::GeluTanh>);
       case Activation::gelu_erf: return apply(from, shift, to, n, value<functor::GeluErf>);
@@ -98,11 +118,12 @@ int64_t batch_offset(int64_t index, const Shape& shape, const Strides& strides) 
   return offset;
 }
 
-/// One operation on a batch of matrices.
+/// One operation on a batch of matrices. `wide`: f32 to which products of 16 bits are added, or nothing.
 template <class T, class In> struct Products {
   const Tensor &a, &b, &bias, &pre, &out;
   const MatmulArgs& args;
   UnaryGrad unary = {};
+  Tensor wide = {};
   int64_t m = out.size(-2), n = out.size(-1), k = a.size(-1), count = out.numel() / (m * n);
   T alpha = T(args.alpha), beta = T(args.beta);
 
@@ -110,20 +131,23 @@ template <class T, class In> struct Products {
     return {x.data<In>() + batch_offset(index, out.shape(), x.strides()), x.strides()[out.dim() - 2],
             x.strides()[out.dim() - 1]};
   }
-  T* product(int64_t index) const { return (pre.defined() ? pre : out).template data<T>() + index * m * n; }
-  Epilogue<T> epilogue(int64_t index) const {
+  T* product(int64_t index) const {
+    if constexpr (std::is_same_v<T, In>) return (pre.defined() ? pre : out).template data<T>() + index * m * n;
+    return wide.defined() ? wide.template data<T>() + index * m * n : nullptr;
+  }
+  Epilogue<T, In> epilogue(int64_t index) const {
     return {bias.defined() ? bias.data<T>() : nullptr,
             args.activation,
-            product(index),
-            out.data<T>() + index * m * n,
+            pre.defined() ? pre.data<In>() + index * m * n : nullptr,
+            out.data<In>() + index * m * n,
             n,
             unary};
   }
 
   void one(int64_t index, T* scratch) const {
-    const Epilogue<T> after = epilogue(index);
+    const Epilogue<T, In> after = epilogue(index);
     gemm<T, In>(m, n, k, alpha, view(a, index), view(b, index), beta, product(index), n,
-                after.empty() ? Finish() : Finish(std::cref(after)), scratch);
+                after.empty() ? Finish<T>() : Finish<T>(std::cref(after)), scratch);
   }
 
   void matrices() const {
@@ -132,7 +156,7 @@ template <class T, class In> struct Products {
       for (int64_t index = 0; index < count; ++index) one(index, nullptr);
       return;
     }
-    const int64_t size = gemm_scratch<T>(m, n, k);
+    const int64_t size = gemm_scratch<T, In>(m, n, k, product(0) != nullptr);
     const Ref<Storage> scratch =
         size ? Storage::allocate(std::min(threads, count) * size * int64_t(sizeof(T)), cpu) : Ref<Storage>();
     std::atomic<int64_t> slot{0};
@@ -153,13 +177,9 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulAr
   if (out.dtype() == f32) return run.operator()<float>(a, b, bias, pre, out);
   LOCKSTEP_CHECK(out.dtype() == f16 || out.dtype() == bf16, "[matmul] expected a floating dtype, got ", out.dtype());
   // In f32, rounded once.
-  Tensor wide = args.beta != 0 ? out.to(f32) : empty(out.shape());
-  Tensor wide_pre = pre.defined() ? empty(pre.shape()) : Tensor();
-  const Tensor shift = bias.defined() ? bias.to(f32) : Tensor();
-  if (out.dtype() == f16) Products<float, Half>{a, b, shift, wide_pre, wide, args}.matrices();
-  else Products<float, BFloat16>{a, b, shift, wide_pre, wide, args}.matrices();
-  out.copy_(wide);
-  if (pre.defined()) pre.copy_(wide_pre);
+  const Tensor wide = args.beta != 0 ? out.to(f32) : Tensor(), shift = bias.defined() ? bias.to(f32) : Tensor();
+  if (out.dtype() == f16) Products<float, Half>{a, b, shift, pre, out, args, {}, wide}.matrices();
+  else Products<float, BFloat16>{a, b, shift, pre, out, args, {}, wide}.matrices();
 }
 
 void matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args, const Tensor& kept,

@@ -257,7 +257,7 @@ TEST_CASE("gemm: rows apart, scratch or threads, pieces handed over once, beta 0
                scratch = empty({on_cpu::gemm_scratch<float>(r.m, r.n, r.k) + 1});
         on_cpu::gemm<float, float>(
             r.m, r.n, r.k, 2, {a.data<float>(), r.k, 1}, {b.data<float>(), r.n, 1}, beta, out.data<float>(), ldc,
-            [&](int64_t i, int64_t j, int64_t rows, int64_t columns) {
+            [&](int64_t i, int64_t j, int64_t rows, int64_t columns, float*, int64_t) {
               for (int64_t y = i; y < i + rows; ++y)
                 for (int64_t x = j; x < j + columns; ++x) seen.data<float>()[y * r.n + x] += 1;
             },

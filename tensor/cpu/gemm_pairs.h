@@ -1,0 +1,284 @@
+#pragma once
+// Products of bf16 by the processor's instruction for them (AVX512-BF16): it multiplies a pair of numbers by a pair and
+// adds both products to an f32 lane, twice the arithmetic of f32 in the same time. Here k is counted in pairs; the rest
+// is as in gemm_tile.h and gemm_few.h:
+//
+//   packing   lines of pairs become slivers, 0 behind an odd k
+//   tile      an element is the sum over blocks of k of chains of pairs, in order: of a pair, the second number first,
+//             each product and sum rounded once, and what is below 2^-126 is 0
+//   few rows  the same chains, of columns as they lie
+//
+// These functions are compiled for such a processor whatever the library is built for, and called on one only. The
+// compiler gives their instructions to no function that they call, so all of it is written in intrinsics.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "tensor/cpu/gemm.h"
+#include "tensor/half.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define LOCKSTEP_PAIRS 1
+#define LOCKSTEP_FOR_PAIRS gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+
+namespace lockstep::on_cpu {
+
+inline constexpr int pair_lanes = 16, pair_rows = 14, pair_columns = 2 * pair_lanes;  ///< of a tile
+inline constexpr int few_pair_rows = 7;  ///< that columns meet at a time, as they lie
+
+/// count low bits, at most 32.
+inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std::max<int64_t>(count, 0)) - 1; }
+
+/// sum + a b, pair by pair.
+[[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline __m512 add_pairs(__m512 sum, __m512i a, __m512i b) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+}
+/// alpha * sum + beta * old; beta 0 does not take old.
+[[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline __m512 scaled_sum(__m512 sum, float alpha, float beta, __m512 old) {
+  const __m512 v = _mm512_mul_ps(_mm512_set1_ps(alpha), sum);
+  return beta == 0 ? v : _mm512_fmadd_ps(_mm512_set1_ps(beta), old, v);
+}
+
+/// Transposes a square of pairs.
+[[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline void transpose_pairs(__m512i (&r)[16]) {
+  __m512i t[16];
+#pragma GCC unroll 4
+  for (int g = 0; g < 16; g += 4) {  // within each quarter of the registers
+    const __m512i a = _mm512_unpacklo_epi32(r[g], r[g + 1]), b = _mm512_unpackhi_epi32(r[g], r[g + 1]),
+                  c = _mm512_unpacklo_epi32(r[g + 2], r[g + 3]), d = _mm512_unpackhi_epi32(r[g + 2], r[g + 3]);
+    t[g] = _mm512_unpacklo_epi64(a, c), t[g + 1] = _mm512_unpackhi_epi64(a, c);
+    t[g + 2] = _mm512_unpacklo_epi64(b, d), t[g + 3] = _mm512_unpackhi_epi64(b, d);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {  // then the quarters
+    const __m512i a = _mm512_shuffle_i32x4(t[c], t[4 + c], 0x44), b = _mm512_shuffle_i32x4(t[c], t[4 + c], 0xee),
+                  d = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0x44),
+                  e = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0xee);
+    r[c] = _mm512_shuffle_i32x4(a, d, 0x88), r[4 + c] = _mm512_shuffle_i32x4(a, d, 0xdd);
+    r[8 + c] = _mm512_shuffle_i32x4(b, e, 0x88), r[12 + c] = _mm512_shuffle_i32x4(b, e, 0xdd);
+  }
+}
+
+/// Pairs of `lines` lines, `apart` apart, from `in` on: `numbers` numbers of each, 0 behind them.
+[[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline void read_square(const BFloat16* in, int64_t apart, int64_t lines,
+                                                                   int64_t numbers, int64_t ahead, __m512i (&r)[16]) {
+  const __mmask32 there = low_bits(numbers);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    if (i < lines) __builtin_prefetch(in + i * apart + ahead);
+    r[i] = i >= lines      ? _mm512_setzero_si512()
+           : numbers >= 32 ? _mm512_loadu_si512(in + i * apart)
+                           : _mm512_maskz_loadu_epi16(there, in + i * apart);
+  }
+}
+
+/// Sixteen columns of two rows of numbers as pairs; the second row may be missing.
+[[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline __m512i read_rows(const BFloat16* in, int64_t row, bool second,
+                                                                    __mmask16 columns) {
+  const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, in));
+  if (!second) return low;
+  return _mm512_or_si512(
+      low, _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, in + row)), 16));
+}
+
+/// Copies `count` lines of `numbers` numbers into slivers of `width` lines, out[line / width][pair][line % width], 0 for
+/// what is missing. One of apart and step is 1. May write less than a vector behind the last sliver.
+template <int width>
+[[LOCKSTEP_FOR_PAIRS]] void pack_pairs(const BFloat16* in, int64_t apart, int64_t step, int64_t count, int64_t numbers,
+                                       uint32_t* out) {
+  const int64_t depth = (numbers + 1) / 2;
+  if (step == 1) {
+    for (int64_t i = 0; i < count; i += width)
+      for (int64_t p = 0; p < depth; p += 16)
+        for (int first = 0; first < width; first += 16) {
+          __m512i square[16];
+          const int64_t lines = count - i - first, left = numbers - 2 * p;
+          const BFloat16* const from = in + (i + first) * apart + 2 * p;
+          if (lines >= std::min(16, width) && left >= 32) read_square(from, apart, std::min(16, width), 32, 128, square);
+          else read_square(from, apart, lines, left, 0, square);
+          transpose_pairs(square);
+          uint32_t* const to = out + i * depth + p * width + first;
+          if (p + 16 <= depth) {
+#pragma GCC unroll 16
+            for (int c = 0; c < 16; ++c) _mm512_storeu_si512(to + c * width, square[c]);
+          } else {
+            for (int c = 0; c < depth - p; ++c) _mm512_storeu_si512(to + c * width, square[c]);
+          }
+        }
+    return;
+  }
+  for (int64_t p = 0; p < depth; ++p) {
+    const BFloat16* const from = in + 2 * p * step;
+    for (int64_t i = 0; i < count; i += width)
+      for (int first = 0; first < width; first += 16) {
+        __builtin_prefetch(from + 8 * step + i + first), __builtin_prefetch(from + 9 * step + i + first);
+        const int64_t lines = std::min<int64_t>(count - i, width) - first;
+        // no wider than the sliver: the next one's beginning is there already
+        _mm512_mask_storeu_epi32(out + i * depth + p * width + first, __mmask16(low_bits(std::min(16, width - first))),
+                                 read_rows(from + i + first, step, 2 * p + 1 < numbers, __mmask16(low_bits(lines))));
+      }
+  }
+}
+
+/// c (rows x pair_columns, ldc apart) = alpha * a sliver * b sliver + beta * c over `depth` pairs.
+template <int rows>
+[[LOCKSTEP_FOR_PAIRS]] void pair_tile(int64_t depth, const uint32_t* a, const uint32_t* b, float alpha, float beta,
+                                      float* c, int64_t ldc) {
+  __m512 sum[rows][2];
+#pragma GCC unroll 14
+  for (int i = 0; i < rows; ++i) {
+    sum[i][0] = sum[i][1] = _mm512_setzero_ps();
+    __builtin_prefetch(c + i * ldc, 1), __builtin_prefetch(c + i * ldc + 16, 1);
+  }
+  for (int64_t p = 0; p < depth; ++p, a += pair_rows, b += pair_columns) {
+    __builtin_prefetch(a + 16 * pair_rows);
+    __builtin_prefetch(b + 8 * pair_columns), __builtin_prefetch(b + 8 * pair_columns + 16);
+    const __m512i left = _mm512_loadu_si512(b), right = _mm512_loadu_si512(b + 16);
+#pragma GCC unroll 14
+    for (int i = 0; i < rows; ++i) {
+      const __m512i line = _mm512_set1_epi32(int(a[i]));
+      sum[i][0] = add_pairs(sum[i][0], left, line), sum[i][1] = add_pairs(sum[i][1], right, line);
+    }
+  }
+#pragma GCC unroll 14
+  for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) {
+      float* const to = c + i * ldc + 16 * v;
+      _mm512_storeu_ps(to, scaled_sum(sum[i][v], alpha, beta, beta == 0 ? sum[i][v] : _mm512_loadu_ps(to)));
+    }
+}
+
+using PairTile = void (*)(int64_t, const uint32_t*, const uint32_t*, float, float, float*, int64_t);
+inline constexpr auto pair_tiles = []<int... rows>(std::integer_sequence<int, rows...>) {
+  return std::array<PairTile, sizeof...(rows)>{&pair_tile<rows + 1>...};
+}
+(std::make_integer_sequence<int, pair_rows>());
+
+/// c = alpha * x b + beta * c for a few rows x of `k` numbers, as `depth` pairs a block.
+struct FewPairs {
+  static constexpr int64_t unit = pair_columns;  ///< columns to a thread: multiples of it
+
+  int64_t k, depth;
+  float alpha, beta;
+  const uint32_t* x;
+  int64_t x_row;
+  MatrixView<BFloat16> b;
+  float* c;
+  int64_t c_row, c_col;
+
+  static bool reads(const MatrixView<BFloat16>& b) { return b.row == 1 || b.col == 1; }
+
+  /// Columns [j0, j1) of `rows` rows: the next rows when columns are still in cache.
+  void operator()(int64_t rows, int64_t j0, int64_t j1) const {
+    using Run = void (FewPairs::*)(int64_t, int64_t) const;
+    static constexpr auto table = []<int... n>(std::integer_sequence<int, n...>) {
+      return std::array<Run, sizeof...(n)>{&FewPairs::columns<n + 1>...};
+    }
+    (std::make_integer_sequence<int, few_pair_rows>());
+    for (int64_t j = j0; j < j1; j += unit)
+      for (int64_t i = 0; i < rows; i += few_pair_rows) {
+        FewPairs some = *this;
+        some.x += i * x_row, some.c += i * c_row;
+        (some.*table[size_t(std::min<int64_t>(few_pair_rows, rows - i) - 1)])(j, std::min(unit, j1 - j));
+      }
+  }
+
+ private:
+  /// Columns [j, j + count) of the first `rows` rows; count <= pair_columns.
+  template <int rows> [[LOCKSTEP_FOR_PAIRS]] void columns(int64_t j, int64_t count) const {
+    const int64_t pairs = (k + 1) / 2;
+    __m512 total[rows][2];
+    for (int64_t p0 = 0; p0 < pairs; p0 += depth) {
+      const int64_t end = std::min(pairs, p0 + depth);
+      __m512 sum[rows][2];
+#pragma GCC unroll 7
+      for (int i = 0; i < rows; ++i) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
+      if (b.row == 1) {
+        int64_t p = p0;
+        if (count == 32)
+          for (; p + 16 <= end && 2 * p + 32 <= k; p += 16) squares<rows>(j, p, sum);
+        if (p < end) {
+          __m512 rest[rows][2];  // not sum itself, which shall stay in registers
+          std::memcpy(rest, sum, sizeof sum);
+          for (; p < end; p += 16) part<rows>(j, count, p, end, rest);
+          std::memcpy(sum, rest, sizeof sum);
+        }
+      } else {
+        const __mmask16 left = __mmask16(low_bits(count)), right = __mmask16(low_bits(count - 16));
+        const BFloat16* from = b.data + j + 2 * p0 * b.row;
+        for (int64_t p = p0; p < end; ++p, from += 2 * b.row) {
+          __builtin_prefetch(from + 8 * b.row), __builtin_prefetch(from + 9 * b.row);
+          const __m512i l = read_rows(from, b.row, 2 * p + 1 < k, left),
+                        r = read_rows(from + 16, b.row, 2 * p + 1 < k, right);
+#pragma GCC unroll 7
+          for (int i = 0; i < rows; ++i) {
+            const __m512i number = _mm512_set1_epi32(int(x[i * x_row + p]));
+            sum[i][0] = add_pairs(sum[i][0], l, number), sum[i][1] = add_pairs(sum[i][1], r, number);
+          }
+        }
+      }
+#pragma GCC unroll 7
+      for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) {
+          if (p0 == 0 && beta != 0) total[i][v] = read_c(i, j + 16 * v, count - 16 * v);
+          total[i][v] = scaled_sum(sum[i][v], alpha, p0 == 0 ? beta : 1, total[i][v]);
+        }
+    }
+#pragma GCC unroll 7
+    for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        float* const to = c + i * c_row + (j + 16 * v) * c_col;
+        if (c_col == 1) {
+          _mm512_mask_storeu_ps(to, __mmask16(low_bits(count - 16 * v)), total[i][v]);
+        } else {
+          alignas(64) float lanes[16];
+          _mm512_store_ps(lanes, total[i][v]);
+          for (int l = 0; l < std::min<int64_t>(16, count - 16 * v); ++l) to[l * c_col] = lanes[l];
+        }
+      }
+  }
+
+  /// What sixteen pairs of 32 columns add.
+  template <int rows>
+  [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] void squares(int64_t j, int64_t p, __m512 (&sum)[rows][2]) const {
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) {
+      __m512i square[16];
+      read_square(b.data + (j + 16 * v) * b.col + 2 * p, b.col, 16, 32, 32 * b.col, square);
+      transpose_pairs(square);
+#pragma GCC unroll 16
+      for (int q = 0; q < 16; ++q)
+#pragma GCC unroll 7
+        for (int i = 0; i < rows; ++i)
+          sum[i][v] = add_pairs(sum[i][v], square[q], _mm512_set1_epi32(int(x[i * x_row + p + q])));
+    }
+  }
+
+  /// What the pairs [p, end), sixteen at most, of `count` columns add.
+  template <int rows>
+  [[LOCKSTEP_FOR_PAIRS]] void part(int64_t j, int64_t count, int64_t p, int64_t end, __m512 (&sum)[rows][2]) const {
+    for (int v = 0; 16 * v < count; ++v) {
+      __m512i square[16];
+      read_square(b.data + (j + 16 * v) * b.col + 2 * p, b.col, count - 16 * v, k - 2 * p, 0, square);
+      transpose_pairs(square);
+      for (int64_t q = p; q < std::min(end, p + 16); ++q)
+        for (int i = 0; i < rows; ++i)
+          sum[i][v] = add_pairs(sum[i][v], square[q - p], _mm512_set1_epi32(int(x[i * x_row + q])));
+    }
+  }
+
+  [[LOCKSTEP_FOR_PAIRS]] __m512 read_c(int64_t i, int64_t j, int64_t count) const {
+    alignas(64) float lanes[16] = {};
+    for (int l = 0; l < std::min<int64_t>(16, count); ++l) lanes[l] = c[i * c_row + (j + l) * c_col];
+    return _mm512_load_ps(lanes);
+  }
+};
+
+}  // namespace lockstep::on_cpu
+#endif
