@@ -11,6 +11,7 @@ struct QuantizedWeight {
   QuantFormat format;
   int64_t in;  ///< when it was whole
   QuantMatmulArgs how;
+  DType dtype = f32;  ///< of the weight that it was
   /// What is here, which may be a slice.
   Quantized here() const;
   /// What linear() takes for the weight.

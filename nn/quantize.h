@@ -22,7 +22,7 @@ struct QuantizeOptions {
   std::vector<std::string> skip = {"head", "tokens"};
   friend bool operator==(const QuantizeOptions&, const QuantizeOptions&) = default;
 };
-/// By a name: row8, group8, group4, dynamic, llm_int8 (threshold 6).
+/// By a name: row8, group8, group4, dynamic, llm_int8 (threshold 6); "group8,head": the head as well.
 QuantizeOptions quantize_options(const std::string& name);
 
 struct QuantizeReport {
