@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iostream>
 
+#include "apps/gpt_load.h"
 #include "data/safetensors.h"
 #include "data/text.h"
 #include "nn/build_empty.h"
@@ -27,7 +28,7 @@ struct GptOptions : Options {
   double validation = 0.1, dropout = 0;
   int64_t context = 128, warmup = 100, eval_batches = 20, tokens = 300;
   OptimizerOptions optimizer;
-  std::string model, prompt = "\n", ids, logits_out;  // sample, eval, logits
+  std::string model, quantize, prompt = "\n", ids, logits_out;  // sample, eval, logits
   nn::Generation generation = drawn_text();
 };
 
@@ -41,7 +42,7 @@ std::shared_ptr<nn::GPT> make_model(const GptOptions& o, const Start& start, Job
   nn::GPT::Options sizes = as_usage([&] { return nn::gpt_options(o.sizes, {.context = o.context}); });
   sizes.vocab = vocab, sizes.dropout = o.dropout;
   if (o.is_given("context")) sizes.context = o.context;
-  std::shared_ptr<nn::GPT> model = start.folder.empty() ? nullptr : nn::from_pretrained(start.folder, {.dtype = f32});
+  std::shared_ptr<nn::GPT> model = start.folder.empty() ? nullptr : from_start(start);
   if (!model) model = std::make_shared<nn::GPT>(sizes);
   add_experts(*model, o.experts, job);
   if (start.lora) nn::add_lora(*model, *start.lora);
@@ -115,9 +116,8 @@ void train_gpt(const GptOptions& o, Job& job) {
 LanguageModel loaded(const GptOptions& o, const char* command) {
   check_alone(command);
   apply_common_options(o);
-  LanguageModel m = load_language_model(o.model, o.ema);
-  m.model->to(device_of(o, Team(nullptr)));
-  m.model->eval();
+  LanguageModel m = load_language_model(o.model, o.ema, o.quantize);
+  m.model->to(device_of(o, Team(nullptr))).eval();
   return m;
 }
 
@@ -173,6 +173,7 @@ int main(int argc, char** argv) {
   steps("--warmup", o.warmup, "steps up to --lr, from where it falls along a cosine", whole(0, most_steps));
   for (CLI::App* sub : {&testing, &sampling, &scoring}) {
     sub->add_option("model", o.model, "folder of a run, or Hugging Face folder")->required();
+    sub->add_option("--quantize", o.quantize, train::quantize_help);
     add_common_options(*sub, o, false);
   }
   testing.add_option("--text", o.text, "text (default: this repository's own sources and docs)");
@@ -182,6 +183,7 @@ int main(int argc, char** argv) {
   add_generation_options(sampling, o.generation);
   scoring.add_option("--ids", o.ids, "token ids: 5,17,3")->required();
   scoring.add_option("--to", o.logits_out, "safetensors file to write")->required();
+  add_load_command(app);
   training.callback([&] {
     as_usage([&] {
       check_optimizer(o.optimizer, o);

@@ -29,8 +29,8 @@ struct LanguageModel {
   std::unique_ptr<data::Tokenizer> tokenizer() const;
 };
 /// From the folder of a run, whose last checkpoint it takes (average: of ema.decay), or from Hugging Face's, which may
-/// be of adapters.
-LanguageModel load_language_model(const std::string& path, bool average = false);
+/// be of adapters. quantize: a name of nn::quantize_options(); "": floating.
+LanguageModel load_language_model(const std::string& path, bool average = false, const std::string& quantize = "");
 /// Mean loss of the model's windows of the text, one after another, `batch` at a time; and how many tokens these are.
 struct TextLoss {
   double loss = 0;
