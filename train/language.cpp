@@ -164,6 +164,15 @@ LanguageModel load_language_model(const std::string& path, bool average) {
           at("tokenizer_identity").as_string(config_path)};
 }
 
+LanguageModel open_language_model(const std::string& path, const CommonOptions& o, const std::string& command) {
+  check_alone(command);
+  apply_common_options(o);
+  LanguageModel m = load_language_model(path, o.ema);
+  m.model->to(device_of(o, Team(nullptr)));
+  m.model->eval();
+  return m;
+}
+
 std::string tokenizer_of(const CommonOptions& run, const std::string& given, const std::string& model) {
   const std::string found = !given.empty()               ? given
                             : data::has_tokenizer(model) ? model

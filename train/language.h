@@ -31,6 +31,8 @@ struct LanguageModel {
 /// From the folder of a run, whose last checkpoint it takes (average: of ema.decay), or from Hugging Face's, which may
 /// be of adapters.
 LanguageModel load_language_model(const std::string& path, bool average = false);
+/// The same for `command` of a program, which runs alone: with its threads and seed, on its device, in eval mode.
+LanguageModel open_language_model(const std::string& path, const CommonOptions& o, const std::string& command);
 /// Mean loss of the model's windows of the text, one after another, `batch` at a time; and how many tokens these are.
 struct TextLoss {
   double loss = 0;

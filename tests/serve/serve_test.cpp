@@ -6,6 +6,7 @@
 #include <set>
 
 #include "inference/serve/batcher.h"
+#include "inference/serve/chat.h"
 #include "inference/serve/simulate.h"
 #include "tensor/ops.h"
 #include "tensor/paged_attention.h"
@@ -336,4 +337,129 @@ TEST_CASE("batcher: who goes away frees the blocks, the prompt's log probabiliti
   const auto broken = batcher.submit({.prompt = {1, 2}, .generation = {.max_new_tokens = 3}});
   while (!broken->ended()) broken->next(100);
   CHECK(contains(message([&] { broken->reason(); }), "not numbers"));
+}
+
+TEST_CASE("requests: what is understood, and what is refused under its name") {
+  const Request r =
+      parse_request(Endpoint::completions,
+                    R"({"model": "m", "prompt": [[1, 2], [3]], "max_tokens": 5, "temperature": 0, "top_p": 0.5,
+      "n": 2, "stop": ["a", "b"], "seed": -1, "logprobs": 3, "presence_penalty": 1, "frequency_penalty": -1.5, "stream": false,
+      "echo": true, "user": "me", "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2, "best_of": null})",
+                    "m");
+  CHECK(r.ids == std::vector<std::vector<int64_t>>{{1, 2}, {3}});
+  const nn::Generation& g = r.generation;
+  CHECK((g.greedy() && g.top_p == 0.5 && g.top_k == 7 && g.min_p == 0.1 && g.repetition_penalty == 1.2));
+  CHECK((g.seed == UINT64_MAX && g.presence_penalty == 1 && g.frequency_penalty == -1.5 && g.stop.size() == 2));
+  CHECK((r.n == 2 && r.max_tokens == 5 && r.logprobs == 3 && r.echo && !r.stream));
+  const Request plain = parse_request(Endpoint::completions, R"({"prompt": "x"})", "m");
+  CHECK((!plain.generation.greedy() && plain.generation.top_k == 0 && plain.generation.temperature == 1));
+  CHECK((!plain.max_tokens && plain.n == 1 && plain.logprobs == -1));
+  const Request chat = parse_request(Endpoint::chat, R"({"messages": [{"role": "user", "content": "hi", "name": null}],
+      "logprobs": true, "top_logprobs": 2})",
+                                     "m");
+  CHECK((chat.messages.size() == 1 && chat.logprobs == 2));
+
+  struct Row {
+    Endpoint endpoint;
+    const char *body, *param, *part;
+    int status = 400;
+  };
+  const std::string deep = R"({"prompt": "x", "user": )" + std::string(40, '[') + std::string(40, ']') + "}";
+  const std::string large = R"({"prompt": ")" + std::string(1 << 20, 'x') + "\"}";
+  const auto completions = Endpoint::completions;
+  for (const Row& row :
+       std::vector<Row>{{completions, "", "", "body"},
+                        {completions, "[]", "", "JSON object"},
+                        {completions, deep.c_str(), "", "deep"},
+                        {completions, large.c_str(), "", "1048576 bytes"},
+                        {completions, R"({"prompt": "x", "model": "other"})", "model", "not here", 404},
+                        {completions, R"({"max_tokens": 1})", "prompt", "expected"},
+                        {completions, R"({"prompt": []})", "prompt", "empty list"},
+                        {completions, R"({"prompt": [1, "x"]})", "prompt", "integer"},
+                        {completions, R"({"prompt": [[1], "x"]})", "prompt", "one kind"},
+                        {completions, R"({"prompt": [[]]})", "prompt", "at least one"},
+                        {completions, R"({"prompt": 5})", "prompt", "an integer"},
+                        {completions, R"({"prompt": "x", "temperatur": 1})", "temperatur", "did you mean temperature?"},
+                        {completions, R"({"prompt": "x", "best_of": 2})", "best_of", "not supported"},
+                        {completions, R"({"prompt": "x", "messages": []})", "messages", "not supported"},
+                        {completions, R"({"prompt": "x", "max_tokens": -1})", "max_tokens", "from 0"},
+                        {completions, R"({"prompt": "x", "max_tokens": 1.5})", "max_tokens", "integer"},
+                        {completions, R"({"prompt": "x", "temperature": "1"})", "temperature", "number"},
+                        {completions, R"({"prompt": "x", "temperature": -1})", "temperature", "from 0"},
+                        {completions, R"({"prompt": "x", "top_p": 0})", "top_p", "more than 0"},
+                        {completions, R"({"prompt": "x", "n": 0})", "n", "from 1"},
+                        {completions, R"({"prompt": ["x", "y"], "n": 65})", "n", "at most 128 answers"},
+                        {completions, R"({"prompt": "x", "stop": ["a", "b", "c", "d", "e"]})", "stop", "at most 4"},
+                        {completions, R"({"prompt": "x", "stop": ""})", "stop", "not empty"},
+                        {completions, R"({"prompt": "x", "logprobs": 6})", "logprobs", "to 5"},
+                        {completions, R"({"prompt": "x", "stream": 1})", "stream", "bool"},
+                        {completions, R"({"prompt": "x", "stream": true, "echo": true})", "echo", "not with stream"},
+                        {completions, R"({"prompt": "x", "user": 1})", "user", "string"},
+                        {Endpoint::chat, R"({"messages": []})", "messages", "at least one"},
+                        {Endpoint::chat, R"({"messages": [{"role": "tool", "content": "x"}]})", "messages", "'tool'"},
+                        {Endpoint::chat, R"({"messages": [{"role": "user"}]})", "messages", "expected content"},
+                        {Endpoint::chat, R"({"messages": [{"role": "user", "content": "x", "name": "y"}]})", "name",
+                         "not supported"},
+                        {Endpoint::chat, R"({"messages": [{"role": "user", "content": "x"}], "echo": true})", "echo",
+                         "not supported"},
+                        {Endpoint::chat, R"({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2})",
+                         "top_logprobs", "logprobs true"}}) {
+    CAPTURE(std::string(row.body).substr(0, 80));
+    try {
+      parse_request(row.endpoint, row.body, "m");
+      FAIL_CHECK("accepted");
+    } catch (const BadRequest& error) {
+      CHECK(error.param == row.param);
+      CHECK(error.status == row.status);
+      CHECK(contains(error.what(), row.part));
+    }
+  }
+}
+
+TEST_CASE("chats: the texts that Jinja makes of the templates") {
+  using Kind = ChatTemplate::Kind;
+  const std::vector<std::vector<Message>> chats{
+      {{"user", " hi there \n"}}, {{"system", " S "}, {"user", "a"}, {"assistant", " b "}, {"user", "c"}}};
+  struct Row {
+    ChatTemplate of;
+    const char *first, *second;
+  };
+  for (const Row& row : std::vector<Row>{
+           {{Kind::chatml},
+            "<|im_start|>user\n hi there \n<|im_end|>\n<|im_start|>assistant\n",
+            "<|im_start|>system\n S <|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n b "
+            "<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"},
+           {{Kind::chatml, "You are a helpful assistant."},
+            "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n hi there "
+            "\n<|im_end|>\n<|im_start|>assistant\n",
+            "<|im_start|>system\n S <|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n b "
+            "<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"},
+           {{Kind::llama3},
+            "<s><|start_header_id|>user<|end_header_id|>\n\nhi "
+            "there<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+            "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\na"
+            "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nb<|eot_id|><|start_header_id|>user<|end_header_"
+            "id|>\n\nc<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"},
+           {{Kind::llama2},
+            "<s>[INST] hi there [/INST]",
+            "<s>[INST] <<SYS>>\n S \n<</SYS>>\n\na [/INST] b </s><s>[INST] c [/INST]"},
+           {{Kind::plain},
+            "User:  hi there \n\nAssistant:",
+            "System:  S \nUser: a\nAssistant:  b \nUser: c\nAssistant:"}}) {
+    CHECK(render(row.of, chats[0], "<s>", "</s>") == row.first);
+    CHECK(render(row.of, chats[1], "<s>", "</s>") == row.second);
+  }
+  const std::string chatml =
+      "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+      "'\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+  CHECK(template_by_text(chatml) == ChatTemplate{Kind::chatml});
+  std::string written = chatml;
+  for (size_t at = 0; (at = written.find('\n', at)) != std::string::npos; ++at) written.replace(at, 1, "\\n");
+  CHECK(template_by_text(written + "\n") == ChatTemplate{Kind::chatml});
+  CHECK(!template_by_text(chatml + "x"));
+  CHECK(contains(message([&] { render({Kind::llama2}, {{"assistant", "x"}}, "", ""); }), "in turn"));
+  CHECK(contains(message([] { template_by_name("alpaca"); }), "chatml"));
+  const data::ByteTokenizer bytes;
+  CHECK(contains(message([&] { check_template({Kind::llama3}, bytes); }), "<|start_header_id|>"));
+  CHECK(encode_chat({Kind::plain}, {{"user", "x"}}, bytes).size() == 18);
 }

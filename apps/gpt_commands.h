@@ -1,0 +1,20 @@
+#pragma once
+// Commands of gpt that have a file of their own.
+#include <string>
+
+namespace CLI {
+class App;
+}
+
+namespace apps {
+
+/// `gpt serve`: completions and chats over HTTP.
+void add_serve_command(CLI::App& app);
+/// `gpt eval`: the loss of a text.
+void add_eval_command(CLI::App& app);
+/// `gpt score`: continuations of contexts.
+void add_score_command(CLI::App& app);
+/// A file, or "": the sources of this repository.
+std::string load_text(const std::string& path);
+
+}  // namespace apps
