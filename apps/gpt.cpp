@@ -1,10 +1,9 @@
 // gpt: trains a GPT or a Llama on a text, continues texts, and reads and writes Hugging Face's folders.
 #include <fmt/format.h>
 
-#include <cmath>
 #include <iostream>
 
-#include "apps/gpt_load.h"
+#include "apps/gpt_commands.h"
 #include "data/safetensors.h"
 #include "data/text.h"
 #include "nn/build_empty.h"
@@ -28,13 +27,12 @@ struct GptOptions : Options {
   double validation = 0.1, dropout = 0;
   int64_t context = 128, warmup = 100, eval_batches = 20, tokens = 300;
   OptimizerOptions optimizer;
-  std::string model, quantize, prompt = "\n", ids, logits_out;  // sample, eval, logits
-  nn::Generation generation = drawn_text();
 };
 
-std::string load_text(const std::string& path) {
-  return path.empty() ? data::read_sources(LOCKSTEP_SOURCE_DIR) : data::read_file(path, int64_t(4) << 30);
-}
+struct UseOptions : ModelOptions {  // sample, logits
+  std::string prompt = "\n", ids, logits_out;
+  nn::Generation generation = drawn_text();
+};
 
 std::shared_ptr<nn::GPT> make_model(const GptOptions& o, const Start& start, Job& job, int64_t vocab) {
   std::optional<nn::BuildEmpty> empty;  // a rank fills what it has
@@ -42,7 +40,7 @@ std::shared_ptr<nn::GPT> make_model(const GptOptions& o, const Start& start, Job
   nn::GPT::Options sizes = as_usage([&] { return nn::gpt_options(o.sizes, {.context = o.context}); });
   sizes.vocab = vocab, sizes.dropout = o.dropout;
   if (o.is_given("context")) sizes.context = o.context;
-  std::shared_ptr<nn::GPT> model = start.folder.empty() ? nullptr : from_start(start);
+  std::shared_ptr<nn::GPT> model = start.folder.empty() ? nullptr : nn::from_pretrained(start.folder, {.dtype = f32});
   if (!model) model = std::make_shared<nn::GPT>(sizes);
   add_experts(*model, o.experts, job);
   if (start.lora) nn::add_lora(*model, *start.lora);
@@ -53,7 +51,7 @@ void train_gpt(const GptOptions& o, Job& job) {
   const Start start = read_start(o.init);
   const std::string tokenizer = tokenizer_of(o, o.tokenizer, start.folder), name = o.text.empty() ? "the text" : o.text;
   const auto known = data::load_tokenizer(tokenizer);
-  const Tensor all = known->encode_tensor(load_text(o.text));
+  const Tensor all = known->encode_tensor(apps::load_text(o.text));
   check_configured(job, {"warmup"});
   const std::shared_ptr<nn::GPT> model = make_model(o, start, job, known->vocab_size());
   const nn::GPT::Options sizes = model->o;
@@ -112,31 +110,16 @@ void train_gpt(const GptOptions& o, Job& job) {
   trainer->fit();
 }
 
-/// The model of eval, sample and logits, on its device.
-LanguageModel loaded(const GptOptions& o, const char* command) {
-  check_alone(command);
-  apply_common_options(o);
-  LanguageModel m = load_language_model(o.model, o.ema, o.quantize);
-  m.model->to(device_of(o, Team(nullptr))).eval();
-  return m;
-}
-
-void eval(const GptOptions& o) {
-  const LanguageModel m = loaded(o, "eval");
-  const TextLoss t = loss_of_text(*m.model, m.tokenizer()->encode_tensor(load_text(o.text)), o.batch);
-  print_result(Json::Object{{"loss", t.loss}, {"perplexity", std::exp(t.loss)}, {"tokens", t.tokens}}, o.json);
-}
-
-void sample(const GptOptions& o) {
-  const LanguageModel m = loaded(o, "sample");
+void sample(const UseOptions& o) {
+  const LanguageModel m = open_language_model(o, "sample");
   const bool by_ids = !o.ids.empty();
   const std::string& prompt = by_ids ? o.ids : o.prompt;
   const std::string made = continue_prompt(m, prompt, by_ids, o.generation, o.json ? nullptr : &std::cout);
   if (o.json) print_result(Json::Object{{"program", "gpt"}, {"prompt", prompt}, {"text", made}}, true);
 }
 
-void logits(const GptOptions& o) {
-  const LanguageModel m = loaded(o, "logits");
+void logits(const UseOptions& o) {
+  const LanguageModel m = open_language_model(o, "logits");
   const NoGrad no_grad;
   const std::vector<int64_t> ids = whole_numbers("--ids", o.ids);
   const Tensor tokens = Tensor::from(ids, {1, int64_t(ids.size())}).to(m.model->parameters()[0].device());
@@ -149,7 +132,7 @@ int main(int argc, char** argv) {
   GptOptions o;
   CLI::App app("A GPT that learns from a text and continues it", "gpt");
   CLI::App& training = *app.add_subcommand("train", "train on a text; the last part of it is kept for validation");
-  CLI::App& testing = *app.add_subcommand("eval", "loss of a model on a text");
+  apps::add_eval_command(app);
   CLI::App& sampling = *app.add_subcommand("sample", "continue a prompt");
   CLI::App& scoring = *app.add_subcommand("logits", "write a model's logits for given token ids");
   add_options(training, o, true);
@@ -171,19 +154,13 @@ int main(int argc, char** argv) {
       ->excludes(training.get_option("--experts"));  // Transformers has no such models
   add_optimizer_options(training, o.optimizer, true);
   steps("--warmup", o.warmup, "steps up to --lr, from where it falls along a cosine", whole(0, most_steps));
-  for (CLI::App* sub : {&testing, &sampling, &scoring}) {
-    sub->add_option("model", o.model, "folder of a run, or Hugging Face folder")->required();
-    sub->add_option("--quantize", o.quantize, train::quantize_help);
-    add_common_options(*sub, o, false);
-  }
-  testing.add_option("--text", o.text, "text (default: this repository's own sources and docs)");
-  OptionGroup{testing}("--batch", o.batch, "sequences at a time", whole(1, most_size));
-  sampling.add_option("--prompt", o.prompt, "text to continue (default: a new line)");
-  sampling.add_option("--ids", o.ids, "token ids to continue instead of a text: 5,17,3 (prints ids)");
-  add_generation_options(sampling, o.generation);
-  scoring.add_option("--ids", o.ids, "token ids: 5,17,3")->required();
-  scoring.add_option("--to", o.logits_out, "safetensors file to write")->required();
-  add_load_command(app);
+  UseOptions use;
+  for (CLI::App* sub : {&sampling, &scoring}) add_model_options(*sub, use);
+  sampling.add_option("--prompt", use.prompt, "text to continue (default: a new line)");
+  sampling.add_option("--ids", use.ids, "token ids to continue instead of a text: 5,17,3 (prints ids)");
+  add_generation_options(sampling, use.generation);
+  scoring.add_option("--ids", use.ids, "token ids: 5,17,3")->required();
+  scoring.add_option("--to", use.logits_out, "safetensors file to write")->required();
   training.callback([&] {
     as_usage([&] {
       check_optimizer(o.optimizer, o);
@@ -193,8 +170,10 @@ int main(int argc, char** argv) {
     });
     start(o, identity_of(training), [&](Job& job) { train_gpt(o, job); });
   });
-  testing.callback([&] { eval(o); });
-  sampling.callback([&] { sample(o); });
-  scoring.callback([&] { logits(o); });
+  sampling.callback([&] { sample(use); });
+  scoring.callback([&] { logits(use); });
+  apps::add_load_command(app);
+  apps::add_score_command(app);
+  apps::add_serve_command(app);
   return run_cli(app, argc, argv);
 }

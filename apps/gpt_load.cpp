@@ -1,11 +1,10 @@
-#include "apps/gpt_load.h"
-
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <map>
 #include <memory>
 
+#include "apps/gpt_commands.h"
 #include "nn/build_empty.h"
 #include "nn/hugging_face/pretrained.h"
 #include "parallel/device_map/dispatch.h"
@@ -48,7 +47,7 @@ struct LoadCommand {
 
 }  // namespace
 
-void add_load_command(CLI::App& app) {
+void apps::add_load_command(CLI::App& app) {
   CLI::App& loading = *app.add_subcommand("load", "load a Hugging Face folder, and say where each parameter is");
   const auto command = std::make_shared<LoadCommand>();
   loading.add_option("model", command->folder, "Hugging Face folder")->required();

@@ -1,4 +1,5 @@
-// `lockstep schedule`: prints, checks and draws the schedule of a collective, of a pipeline, or of ring attention.
+// `lockstep schedule`: prints, checks and draws the schedule of a collective, of a pipeline, of ring attention, or of
+// serving.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -70,7 +71,7 @@ Collective understand(const CollectiveAsked& asked) {
 
 void add_collective_options(CLI::App& command, CollectiveAsked& asked, bool needs_algorithm) {
   const std::string pipelines =
-      needs_algorithm ? "; of a pipeline: " + listed(pipeline::names_of_kinds()) + "; ring-attention" : "";
+      needs_algorithm ? "; of a pipeline: " + listed(pipeline::names_of_kinds()) + "; ring-attention; serving" : "";
   const OptionGroup add(command);
   add("algorithm", asked.algorithm,
       listed(dist::names_of_algorithms()) + "; also ring_all_reduce and so on" + pipelines)
@@ -239,14 +240,25 @@ void add_schedule_command(CLI::App& app) {
       *app.add_subcommand("schedule", "print, check and draw the schedule of a collective or of a pipeline");
   auto asked = std::make_shared<CollectiveAsked>();
   auto pipeline = std::make_shared<PipelineAsked>();
+  auto serving = std::make_shared<ServingAsked>();
   auto svg = std::make_shared<std::string>();
   add_collective_options(command, *asked, true);
   command.add_flag("--mean", asked->mean, "with the division that makes a sum a mean");
   command.add_option("--svg", *svg, "write a picture to this file instead of printing the steps (up to 16 ranks)");
   add_pipeline_options(command, *pipeline);
+  add_serving_options(command, *serving);
   command.callback([=, &command] {
     as_usage([&] {
       const std::string& name = asked->algorithm;
+      if (name == "serving") {
+        refuse_given(command,
+                     {"--ranks", "--collective", "--root", "--hosts", "--mean", "--stages", "--micro-batches",
+                      "--chunks", "--costs", "--paired"},
+                     " is not for serving, which takes --requests");
+        return print_serving(*serving, *svg);
+      }
+      refuse_given(command, {"--requests", "--blocks", "--rows", "--sequences", "--step-costs"},
+                   " is for serving, got " + name);
       if (pipeline::is_kind(name) || pipeline->stages > 0 || pipeline->micro_batches > 0 || pipeline->chunks > 0) {
         refuse_given(
             command, {"--ranks", "--collective", "--root", "--hosts", "--mean"},

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/init.h"
+#include "tensor/paged_attention.h"
 
 namespace lockstep::nn {
 
@@ -96,22 +97,26 @@ AttentionArgs MultiHeadAttention::args(int64_t tokens, Device device) {
   return args;
 }
 
-MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& all, int64_t position) {
+MultiHeadAttention::Heads MultiHeadAttention::turned(const Variable& all, const RopeTable::Angles* angles) {
   const int64_t batch = all.size(0), tokens = all.size(1), d = o.head_size;
   const auto parts = all.split({o.heads * d, o.kv_heads * d, o.kv_heads * d}, 2);
   const auto by_head = [&](const Variable& part, int64_t heads) {
     return part.reshape({batch, tokens, heads, d}).transpose(1, 2);
   };
   Heads h{by_head(parts[0], o.heads), by_head(parts[1], o.kv_heads), by_head(parts[2], o.kv_heads)};
-  if (!o.rope) return h;
+  if (angles) h.q = angles->turned(h.q), h.k = angles->turned(h.k);
+  return h;
+}
+
+MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& all, int64_t position) {
+  if (!o.rope) return turned(all, nullptr);
+  const int64_t tokens = all.size(1);
   const int64_t end = part ? tokens * part->ranks : position + tokens;
   LOCKSTEP_CHECK(end <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context,
                  " tokens (max_context), got ", end);
   const RopeTable::Angles angles = part ? o.rope->at(part->positions(tokens), end, all.dtype(), all.device())
                                         : o.rope->at(position, tokens, all.dtype(), all.device());
-  h.q = angles.turned(h.q);
-  h.k = angles.turned(h.k);
-  return h;
+  return turned(all, &angles);
 }
 
 /// (B, H, T, D) as (B, T, H * D).
@@ -151,6 +156,7 @@ Variable MultiHeadAttention::forward(const Variable& x, const std::vector<KvRows
                  sum, ", ", o.embed, "), the rows of ", rows.size(), " sequences, got ", x.shape());
   const NoGrad no_grad;
   const Variable projected = in_proj(x);
+  if (rows[0].cache->table && !o.sparse) return out_proj(in_blocks(projected, rows));
   std::vector<Variable> parts;
   int64_t first = 0;
   for (const KvRows& r : rows) {
@@ -160,14 +166,45 @@ Variable MultiHeadAttention::forward(const Variable& x, const std::vector<KvRows
   return out_proj(parts.size() == 1 ? parts[0] : cat(parts, 1));
 }
 
-/// Attends from `projected` to the cache and itself; (B, T, heads * head size), before out_proj.
-Variable MultiHeadAttention::with_cache(const Variable& projected, KvCache& cache) {
+/// Before `end` tokens are in a cache.
+void MultiHeadAttention::check_cached(int64_t end) const {
   LOCKSTEP_CHECK(
       !part,
       "[MultiHeadAttention] a cache of keys needs whole sequences; take the model out of context parallelism first");
   LOCKSTEP_CHECK(o.causal, "[MultiHeadAttention] a cache of keys needs causal attention");
-  LOCKSTEP_CHECK(cache.length + projected.size(1) <= o.max_context, "[MultiHeadAttention] expected at most ",
-                 o.max_context, " tokens (max_context), got ", cache.length + projected.size(1));
+  LOCKSTEP_CHECK(end <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context,
+                 " tokens (max_context), got ", end);
+}
+
+/// with_cache() for caches that are blocks of one memory: all sequences at once.
+Variable MultiHeadAttention::in_blocks(const Variable& projected, const std::vector<KvRows>& rows) {
+  std::vector<int64_t> positions;
+  int64_t longest = 0;
+  for (const KvRows& r : rows) {
+    LOCKSTEP_CHECK(r.cache->table && r.cache->keys.raw_data() == rows[0].cache->keys.raw_data(),
+                   "[MultiHeadAttention] expected caches in blocks of one memory");
+    for (int64_t t = 0; t < r.tokens; ++t) positions.push_back(r.cache->length + t);
+    longest = std::max(longest, r.cache->length + r.tokens);
+  }
+  check_cached(longest);
+  std::optional<RopeTable::Angles> angles;
+  if (o.rope)
+    angles = o.rope->at(Tensor::from(positions, {int64_t(positions.size())}), longest, projected.dtype(),
+                        projected.device());
+  const Heads h = turned(projected, angles ? &*angles : nullptr);
+  std::vector<PagedRows> paged;
+  int64_t first = 0;
+  for (const KvRows& r : rows) {
+    r.cache->append(h.k.tensor().narrow(2, first, r.tokens), h.v.tensor().narrow(2, first, r.tokens), o.max_context);
+    paged.push_back({r.tokens, r.cache->length, *r.cache->table});
+    first += r.tokens;
+  }
+  return joined(paged_attention(h.q.tensor(), rows[0].cache->keys, rows[0].cache->values, paged));
+}
+
+/// Attends from `projected` to the cache and itself; (B, T, heads * head size), before out_proj.
+Variable MultiHeadAttention::with_cache(const Variable& projected, KvCache& cache) {
+  check_cached(cache.length + projected.size(1));
   const Heads h = split(projected, cache.length);
   cache.append(h.k.tensor(), h.v.tensor(), o.max_context);
   const DType dtype = h.q.dtype();
@@ -182,6 +219,12 @@ Variable MultiHeadAttention::with_cache(const Variable& projected, KvCache& cach
 void KvCache::append(const Tensor& k, const Tensor& v, int64_t most) {
   LOCKSTEP_CHECK(!dtype || is_floating(*dtype), "[KvCache] expected a floating dtype, got ", *dtype);
   const int64_t tokens = k.size(2), needed = length + tokens;
+  if (table) {
+    scatter_blocks(k, keys, *table, length);
+    scatter_blocks(v, values, *table, length);
+    length = needed;
+    return;
+  }
   if (!keys.defined() || needed > keys.size(2)) {
     int64_t room = 256;
     while (room < needed) room *= 2;
@@ -196,6 +239,10 @@ void KvCache::append(const Tensor& k, const Tensor& v, int64_t most) {
   keys.narrow(2, length, tokens).copy_(k);
   values.narrow(2, length, tokens).copy_(v);
   length = needed;
+}
+
+Tensor KvCache::filled(const Tensor& of, DType as) const {
+  return (table ? gather_blocks(of, *table, length) : of.narrow(2, 0, length)).to(as);
 }
 
 Tensor MultiHeadAttention::weights(const Variable& x) {

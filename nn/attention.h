@@ -8,16 +8,18 @@
 namespace lockstep::nn {
 
 /// Keys and values of the tokens seen so far, (B, kv heads, room, head size). The room doubles when it is full, from
-/// 256 tokens on.
+/// 256 tokens on. Or, with a table: of one sequence, in blocks of a memory (blocks, kv heads, tokens of a block, head
+/// size) that others share; who owns the table has made room.
 struct KvCache {
   Tensor keys, values;
   int64_t length = 0;
   std::optional<DType> dtype = {};  ///< f16 or bf16 take half of the memory; none: as computed
+  const std::vector<int32_t>* table = nullptr;
 
   /// k and v (B, kv heads, T, head size) behind what is there; room for more than `most` tokens is not made ahead.
   void append(const Tensor& k, const Tensor& v, int64_t most);
   /// The part of keys or values that is filled, in `as`.
-  Tensor filled(const Tensor& of, DType as) const { return of.narrow(2, 0, length).to(as); }
+  Tensor filled(const Tensor& of, DType as) const;
 };
 
 /// A sequence of a batch whose sequences have lengths of their own: how many of the batch's rows are its next tokens.
@@ -76,6 +78,9 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
     Variable q, k, v;
   };  // (B, H, T, D), (B, G, T, D) twice
   Heads split(const Variable& projected, int64_t position);
+  Heads turned(const Variable& projected, const RopeTable::Angles* angles);
+  Variable in_blocks(const Variable& projected, const std::vector<KvRows>& rows);
+  void check_cached(int64_t end) const;
   Variable with_cache(const Variable& projected, KvCache& cache);
   Variable joined(const Variable& heads);
   Variable merge(const Variable& heads);

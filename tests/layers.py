@@ -14,7 +14,7 @@ from public_headers import public_headers  # noqa: E402
 
 # The table of folders, as the build has it: a folder may include only from those named there, and from what they may use.
 USES = ast.literal_eval(re.search(r"^folders = (\{.*?^\})", (ROOT / "meson.build").read_text(), re.M | re.S)[1])
-USES["apps"] = ["report", "train", "parallel/device_map", "nn/hugging_face"]
+USES["apps"] = ["report", "train", "parallel/device_map", "nn/hugging_face", "inference/serve"]
 
 # Files that people come to study have a budget of lines of their own; every other source has the general one.
 GENERAL_BUDGET = 400

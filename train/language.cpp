@@ -170,6 +170,21 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
           at("tokenizer_identity").as_string(config_path)};
 }
 
+void add_model_options(CLI::App& app, ModelOptions& o) {
+  app.add_option("model", o.model, "folder of a run, or Hugging Face folder")->required();
+  app.add_option("--quantize", o.quantize, quantize_help);
+  add_common_options(app, o, false);
+}
+
+LanguageModel open_language_model(const ModelOptions& o, const std::string& command) {
+  check_alone(command);
+  apply_common_options(o);
+  LanguageModel m = load_language_model(o.model, o.ema, o.quantize);
+  m.model->to(device_of(o, Team(nullptr)));
+  m.model->eval();
+  return m;
+}
+
 std::string tokenizer_of(const CommonOptions& run, const std::string& given, const std::string& model) {
   const std::string found = !given.empty()               ? given
                             : data::has_tokenizer(model) ? model

@@ -31,6 +31,14 @@ struct LanguageModel {
 /// From the folder of a run, whose last checkpoint it takes (average: of ema.decay), or from Hugging Face's, which may
 /// be of adapters. quantize: a name of nn::quantize_options(); "": floating.
 LanguageModel load_language_model(const std::string& path, bool average = false, const std::string& quantize = "");
+/// What commands that use a model have.
+struct ModelOptions : CommonOptions {
+  std::string model, quantize;
+};
+/// The folder, --quantize, and the common options.
+void add_model_options(CLI::App& app, ModelOptions& o);
+/// For `command` of a program, which runs alone: with its threads and seed, on its device, in eval mode.
+LanguageModel open_language_model(const ModelOptions& o, const std::string& command);
 /// Mean loss of the model's windows of the text, one after another, `batch` at a time; and how many tokens these are.
 struct TextLoss {
   double loss = 0;

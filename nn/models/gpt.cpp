@@ -131,16 +131,19 @@ std::vector<Variable> GPT::hidden_states(const Tensor& tokens) {
 
 Variable GPT::next_scores(const std::vector<std::span<const int64_t>>& tokens,
                           const std::vector<std::vector<KvCache>*>& caches) {
+  std::vector<int64_t> last;
+  int64_t end = 0;
+  for (const auto& t : tokens) last.push_back((end += int64_t(t.size())) - 1);
+  return scores_behind(last, tokens, caches);
+}
+
+Variable GPT::scores_behind(const std::vector<int64_t>& wanted, const std::vector<std::span<const int64_t>>& tokens,
+                            const std::vector<std::vector<KvCache>*>& caches) {
   const NoGrad no_grad;
   const Device device = tokens_table.weight.device();
   std::vector<Variable> rows;
-  std::vector<Tensor> last;
-  int64_t end = 0;
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    const Tensor t = Tensor::from(tokens[i], {1, int64_t(tokens[i].size())}).to(device);
-    rows.push_back(embed(t, caches[i]->at(0).length));
-    last.push_back(full({1}, double((end += t.size(1)) - 1), {.dtype = i64, .device = device}));
-  }
+  for (size_t i = 0; i < tokens.size(); ++i)
+    rows.push_back(embed(Tensor::from(tokens[i], {1, int64_t(tokens[i].size())}).to(device), caches[i]->at(0).length));
   Variable x = rows.size() == 1 ? rows[0] : cat(rows, 1);
   for (size_t b = 0; b < blocks.size(); ++b) {
     std::vector<KvRows> of_block;
@@ -148,7 +151,8 @@ Variable GPT::next_scores(const std::vector<std::span<const int64_t>>& tokens,
       of_block.push_back({.cache = &caches[i]->at(b), .tokens = int64_t(tokens[i].size())});
     x = blocks[b](x, std::as_const(of_block));
   }
-  return head(norm(index_select(x, 1, cat(last).to(x.device())))).view({int64_t(tokens.size()), -1});
+  const auto count = int64_t(wanted.size());
+  return head(norm(index_select(x, 1, Tensor::from(wanted, {count}).to(x.device())))).view({count, -1});
 }
 
 }  // namespace lockstep::nn

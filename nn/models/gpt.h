@@ -36,6 +36,9 @@ struct GPT : Layer<GPT> {
   /// one a block, have. The linear layers see one matrix, and nothing is padded.
   Variable next_scores(const std::vector<std::span<const int64_t>>& tokens,
                        const std::vector<std::vector<KvCache>*>& caches);
+  /// The same of the tokens behind any of these, counted over all sequences: (rows, vocab).
+  Variable scores_behind(const std::vector<int64_t>& rows, const std::vector<std::span<const int64_t>>& tokens,
+                         const std::vector<std::vector<KvCache>*>& caches);
   void fields(Fields& f) override;
   /// Tokens, positions, the halves of each block, norm, head.
   LayerList layers() override;

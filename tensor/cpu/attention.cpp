@@ -16,6 +16,7 @@
 
 #include "tensor/cpu/attention_tile.h"
 #include "tensor/math.h"
+#include "tensor/paged_attention.h"
 
 namespace lockstep::on_cpu {
 namespace {
@@ -83,7 +84,9 @@ template <class T> struct Forward {
   const AttentionPlan& plan;
   Heads<const T> q, k, v;
   Heads<T> out;
-  A* lse;
+  A* lse;                               // null: not wanted
+  std::span<const int32_t> table = {};  // where the blocks of k and v are; empty: one behind another
+  int64_t block_tokens = tile_keys;
   int64_t width = padded<A>(plan.width), blocks = (plan.queries + block_queries - 1) / block_queries;
 
   struct RowBlock {
@@ -93,6 +96,18 @@ template <class T> struct Forward {
     const int64_t i0 = unit % blocks * block_queries, h = unit / blocks % plan.heads;
     return {unit / blocks / plan.heads, h, h / (plan.heads / plan.groups), i0,
             std::min(block_queries, plan.queries - i0)};
+  }
+
+  /// The tile of keys at j0 and its values, whose blocks may lie anywhere.
+  void pack(const Block<A>& block, const RowBlock& at, int64_t j0, int64_t keys) const {
+    for (int64_t part = 0; part < tile_keys; part += block_tokens) {
+      const int64_t count = std::min(block_tokens, keys - part), j = j0 + part;
+      const bool any = count > 0;  // else zeros
+      const int64_t b = table.empty() || !any ? at.b : table[size_t(j / block_tokens)];
+      const int64_t t = table.empty() || !any ? j : j % block_tokens;
+      pack_transposed(any ? k.row(b, at.g, t) : k.data, k.token, count, plan.width, block.key + part, block_tokens);
+      if (any) pack_rows(v.row(b, at.g, t), v.token, count, plan.width, A(1), block.value + part * width);
+    }
   }
 
   /// attended: by each row of the block, when there is a layout.
@@ -132,22 +147,23 @@ template <class T> struct Forward {
     for (int64_t j0 = 0; j0 < end; j0 += tile_keys) {
       const int64_t keys = std::min(tile_keys, plan.keys - j0);
       if (attended && !plan.attended(at.h, at.i0, at.rows, j0, attended)) continue;
-      pack_transposed(k.row(at.b, at.g, j0), k.token, keys, plan.width, block.key);
-      pack_rows(v.row(at.b, at.g, j0), v.token, keys, plan.width, A(1), block.value);
+      pack(block, at, j0, keys);
       const int64_t from = std::max<int64_t>(0, plan.first_query(j0) - at.i0) / group_rows * group_rows;
       for (int64_t i = from; i < at.rows; i += group_rows) group(block, at, i, j0, keys, attended);
     }
     for (int64_t i = 0; i < at.rows; ++i) {
       const A sum = sum_lanes<A>(block.sum[i]), top = block.top[i / group_rows][i % group_rows * (lane_count<A> / 8)];
-      lse[(at.b * plan.heads + at.h) * plan.queries + at.i0 + i] = top + math::log(sum);
+      if (lse) lse[(at.b * plan.heads + at.h) * plan.queries + at.i0 + i] = top + math::log(sum);
       write_row(block.out + i * width, sum == 0 ? A(0) : 1 / sum, plan.width, out.row(at.b, at.h, at.i0 + i));
     }
   }
 
+  int64_t units() const { return plan.batch * plan.heads * blocks; }
+  double work() const {
+    return double(plan.batch * plan.heads) * double(plan.queries) * double(plan.keys) * double(plan.width);
+  }
   void run() const {
-    const int64_t units = plan.batch * plan.heads * blocks;
-    const double work = double(plan.batch * plan.heads) * double(plan.queries) * double(plan.keys) * double(plan.width);
-    each_unit<A>(units, Block<A>::elements(width), work, [&](int64_t n, A* scratch) { unit(place(n), scratch); });
+    each_unit<A>(units(), Block<A>::elements(width), work(), [&](int64_t n, A* scratch) { unit(place(n), scratch); });
   }
 };
 
@@ -160,6 +176,35 @@ void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
     using In = Heads<const T>;
     const Forward<T> forward{plan, In(q), In(k), In(v), Heads<T>(out), lse.data<Acc<T>>()};
     forward.run();
+  });
+}
+
+void paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values, std::span<const PagedRows> rows,
+                     double scale, Tensor& out) {
+  dispatch<float, double, Half, BFloat16>(q.dtype(), "paged_attention", [&]<class T> {
+    using A = Acc<T>;
+    using In = Heads<const T>;
+    std::vector<AttentionPlan> plans;
+    std::vector<Forward<T>> all;
+    std::vector<int64_t> ends;  // of their units
+    plans.reserve(rows.size());
+    int64_t first = 0, units = 0;
+    double work = 0;
+    for (const PagedRows& r : rows) {
+      const Tensor asked = q.narrow(2, first, r.queries);
+      Tensor part = out.narrow(2, first, r.queries);
+      plans.emplace_back(q.shape()[1], keys.shape()[1], r.queries, r.length, q.shape()[3], scale);
+      all.push_back(Forward<T>{plans.back(), In(asked), In(keys), In(values), Heads<T>(part), nullptr, r.blocks,
+                               keys.shape()[2]});
+      first += r.queries;
+      ends.push_back(units += all.back().units());
+      work += all.back().work();
+    }
+    if (all.empty()) return;
+    each_unit<A>(units, Block<A>::elements(all[0].width), work, [&](int64_t n, A* scratch) {
+      const size_t i = size_t(std::upper_bound(ends.begin(), ends.end(), n) - ends.begin());
+      all[i].unit(all[i].place(n - (i ? ends[i - 1] : 0)), scratch);
+    });
   });
 }
 

@@ -66,6 +66,19 @@ struct AttentionPlan {
     mask_dtype = mask_tensor.dtype();
     mask_strides = mask_tensor.strides();
   }
+  /// Causal, of one sequence whose last `queries` of `keys` tokens ask.
+  AttentionPlan(int64_t heads_, int64_t groups_, int64_t queries_, int64_t keys_, int64_t width_, double scale_)
+      : batch(1),
+        heads(heads_),
+        groups(groups_),
+        queries(queries_),
+        keys(keys_),
+        width(width_),
+        scale(scale_),
+        causal(true),
+        dropout(0),
+        first_head(0),
+        all_heads(heads_) {}
 
   /// Keys before this one may be seen by query i: the causal limit, from 0 to keys.
   int64_t limit(int64_t i) const { return causal ? std::clamp<int64_t>(i + 1 + keys - queries, 0, keys) : keys; }
@@ -98,10 +111,11 @@ template <class A, class T> void pack_rows(const T* in, int64_t stride, int64_t 
   }
 }
 
-/// Copies `count` keys of D elements to D rows of tile_keys elements: out[d][j], zeros for the missing keys.
-template <class A, class T> void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, A* out) {
+/// Copies `count` keys of D elements to D rows of tile_keys elements: out[d][j], zeros for the missing keys of `most`.
+template <class A, class T>
+void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, A* out, int64_t most = tile_keys) {
   constexpr int w = lanes<A>;
-  for (int64_t j = 0; j < tile_keys; j += w)
+  for (int64_t j = 0; j < most; j += w)
     for (int64_t d = 0; d < width; d += w) {
       Vector<A> square[w];
       const int lines = int(std::clamp<int64_t>(count - j, 0, w)), columns = int(std::min<int64_t>(w, width - d));

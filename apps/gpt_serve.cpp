@@ -1,0 +1,80 @@
+// `gpt serve`: answers requests in the form of OpenAI's completions and chats, all of them at once.
+#include <fmt/core.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "apps/gpt_commands.h"
+#include "inference/serve/server.h"
+#include "nn/hugging_face/pretrained.h"
+#include "train/cli.h"
+#include "train/interrupt.h"
+#include "train/language.h"
+#include "train/options.h"
+
+namespace apps {
+
+using namespace lockstep;
+using namespace lockstep::train;
+
+namespace {
+
+struct ServeOptions : ModelOptions {
+  std::string name, chat_template;
+  serve::ServerOptions server;
+  serve::BatcherOptions batcher;
+  bool print_steps = false;
+};
+
+std::optional<serve::ChatTemplate> chat_of(const ServeOptions& o, const LanguageModel& m) {
+  if (o.chat_template == "none") return std::nullopt;
+  if (!o.chat_template.empty()) return as_usage([&] { return serve::template_by_name(o.chat_template); });
+  return m.folder.empty() ? std::nullopt : serve::template_of_folder(m.folder);
+}
+
+void serve_model(ServeOptions& o) {
+  const LanguageModel m = open_language_model(o, "serve");
+  const auto tokenizer = m.tokenizer();
+  serve::ServiceOptions s{.name = o.name, .chat = chat_of(o, m), .batcher = o.batcher};
+  if (s.name.empty()) s.name = std::filesystem::path(o.model).lexically_normal().filename().string();
+  if (s.name.empty()) s.name = std::filesystem::absolute(o.model).parent_path().filename().string();
+  if (!m.folder.empty() && nn::is_pretrained(m.folder)) s.eos = nn::eos_tokens(m.folder);
+  if (const auto eos = tokenizer->eos(); s.eos.empty() && eos) s.eos = {*eos};
+  if (o.print_steps)
+    s.batcher.on_step = [](const serve::State&, const serve::Step& step) {
+      if (!step.work.empty()) fmt::print("{}\n", serve::to_string(step));
+    };
+  const Interrupt interrupt;
+  serve::Service service(*m.model, *tokenizer, s);
+  o.server.stop = [] { return Interrupt::requested(); };
+  o.server.started = [&](int port) {
+    fmt::print("{} at http://{}:{}/v1 (Ctrl-C ends it)\n", s.name, o.server.host, port);
+    std::fflush(stdout);
+  };
+  serve::run_server(service, o.server);
+  fmt::print("ended\n");
+}
+
+}  // namespace
+
+void add_serve_command(CLI::App& app) {
+  const auto o = std::make_shared<ServeOptions>();
+  CLI::App& command = *app.add_subcommand("serve", "answer completions and chats over HTTP, many at a time");
+  add_model_options(command, *o);
+  const OptionGroup add(command), limits(command, "Limits");
+  add("--host", o->server.host, "address to listen at");
+  add("--port", o->server.port, "port to listen at (0: any)", whole(0, 65535))->capture_default_str();
+  add("--name", o->name, "of the model, as requests say it (default: its folder's)");
+  add("--template", o->chat_template, "of chats: plain, chatml, llama2, llama3, none (default: what the folder says)",
+      one_of({"plain", "chatml", "llama2", "llama3", "none"}));
+  add("--api-key", o->server.api_key, "that requests must have: Authorization: Bearer KEY");
+  limits("--blocks", o->batcher.blocks, "of 32 tokens, for keys and values (0: of 8 texts as long as the context)",
+         whole(0, 1 << 26))
+      ->capture_default_str();
+  limits("--rows", o->batcher.limits.rows, "tokens that a step computes", whole(1, 1 << 16));
+  limits("--sequences", o->batcher.limits.sequences, "that run at a time", whole(1, 4096));
+  add("--print-steps", o->print_steps, "print what each step computes");
+  command.callback([o] { serve_model(*o); });
+}
+
+}  // namespace apps

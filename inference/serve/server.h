@@ -1,0 +1,21 @@
+#pragma once
+// The HTTP front of a Service, by cpp-httplib, which only server.cpp sees; apps/ compiles it.
+#include <functional>
+#include <string>
+
+#include "inference/serve/service.h"
+
+namespace lockstep::serve {
+
+struct ServerOptions {
+  std::string host = "127.0.0.1";
+  int port = 8000;             ///< 0: any that is free
+  std::string api_key = {};    ///< "": none is asked for
+  std::function<bool()> stop;  ///< looked at every now and then
+  std::function<void(int port)> started = {};
+};
+
+/// Answers until stop() says so. Error when the port cannot be had, or when this build has no HTTP.
+void run_server(Service& service, const ServerOptions& options);
+
+}  // namespace lockstep::serve

@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""gpt serve over HTTP: texts are those of gpt sample and the same for everyone at once, streams, refusals, clients that go away.
+
+    tests/serve.py BUILD_FOLDER          ends with "N passed, N failed"
+"""
+import concurrent.futures
+import http.client
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+from programs import APPS, check, finish, refused, run
+
+
+class Server:
+    """gpt serve until the block ends; then Ctrl-C."""
+
+    def __init__(self, *args):
+        self.args = [str(APPS / "gpt"), "serve", *map(str, args), "--port", "0", "--threads", "2"]
+
+    def __enter__(self):
+        self.process = subprocess.Popen(self.args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.line = self.process.stdout.readline()
+        self.port = int(self.line.split("http://127.0.0.1:")[1].split("/")[0]) if "http" in self.line else 0
+        if not self.port:
+            raise RuntimeError(self.line + self.process.stderr.read())
+        return self
+
+    def __exit__(self, *_):
+        begun = time.monotonic()
+        self.process.send_signal(signal.SIGINT)
+        out, err = self.process.communicate(timeout=30)
+        check("Ctrl-C ends it cleanly", self.process.returncode == 0 and out == "ended\n" and err == "" and time.monotonic() - begun < 10, f"{self.process.returncode}: {out}{err}")
+
+    def ask(self, method, path, body=None, **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request(method, path, body if body is None or isinstance(body, (str, bytes)) else json.dumps(body), {"Content-Type": "application/json", **headers})
+        response = connection.getresponse()
+        text = response.read().decode()
+        connection.close()
+        return response.status, json.loads(text) if response.getheader("Content-Type") == "application/json" else text
+
+    def complete(self, prompt="the ", **fields):
+        status, said = self.ask("POST", "/v1/completions", {"prompt": prompt, **fields})
+        if status != 200:
+            raise RuntimeError(f"{status}: {said}")
+        return said
+
+    def text(self, *args, **fields):
+        return self.complete(*args, **fields)["choices"][0]["text"]
+
+    def figures(self):
+        status, text = self.ask("GET", "/metrics")
+        check("metrics", status == 200 and "# TYPE lockstep_blocks_used gauge" in text, text)
+        return {k.removeprefix("lockstep_"): float(v) for k, v in (line.split() for line in text.splitlines() if not line.startswith("#"))}
+
+    def until(self, name, condition):
+        """Looks at the figures until they are as wished, for some seconds."""
+        for _ in range(300):
+            figures = self.figures()
+            if condition(figures):
+                return check(name, True)
+            time.sleep(0.02)
+        check(name, False, str(figures))
+
+    def events(self, path, body):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request("POST", path, json.dumps({**body, "stream": True}))
+        response = connection.getresponse()
+        kind, words = response.getheader("Content-Type"), response.read().decode().split("\n\n")
+        check("events", kind == "text/event-stream" and words[-2:] == ["data: [DONE]", ""] and all(w.startswith("data: ") for w in words[:-1]), str(words[-3:]))
+        return [json.loads(w[6:]) for w in words[:-2]]
+
+
+with tempfile.TemporaryDirectory() as folder:
+    os.environ["TMPDIR"] = folder
+    d = pathlib.Path(folder)
+    text = d / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 2000)
+    r = run("gpt", "train", "--text", text, "--model", "gpt:2x32x2", "--context", 4096, "--batch", 1, "--steps", 6, "--warmup", 1, "--lr", 0.01, "--eval-batches", 1, "--out", d / "run", "--export", d / "folder")
+    check("train", r.returncode == 0, r.stdout + r.stderr)
+
+    with Server(d / "run", "--name", "m", "--template", "plain", "--blocks", 300) as s:
+        check("health", s.ask("GET", "/health") == (200, {"status": "ok"}))
+        check("models", s.ask("GET", "/v1/models")[1]["data"][0]["id"] == "m")
+        check("tokenize", s.ask("POST", "/tokenize", {"prompt": "abc"}) == (200, {"tokens": [97, 98, 99], "count": 3, "max_model_len": 4096}))
+
+        # What gpt sample says, too.
+        sampled = run("gpt", "sample", d / "run", "--prompt", "the ", "--tokens", 40, "--greedy").stdout
+        said = s.complete(model="m", max_tokens=40, temperature=0)
+        check("the text of gpt sample", sampled == "the " + said["choices"][0]["text"] + "\n", f"{sampled!r}\n{said}")
+        check("usage", said["usage"] == {"prompt_tokens": 4, "completion_tokens": 40, "total_tokens": 44} and said["choices"][0]["finish_reason"] == "length", str(said))
+        check("ids", s.text([116, 104, 101, 32], max_tokens=40, temperature=0) == said["choices"][0]["text"])
+        check("echo", s.text(max_tokens=3, temperature=0, echo=True).startswith("the "))
+        check("no seed, other draws", s.text(max_tokens=30, temperature=3) != s.text(max_tokens=30, temperature=3))
+        two = [c["text"] for c in s.complete(max_tokens=20, temperature=2, n=2, seed=5)["choices"]]
+        check("n: draws of their own", two[0] != two[1] and two == [c["text"] for c in s.complete(max_tokens=20, temperature=2, n=2, seed=5)["choices"]], str(two))
+        whole = s.text(max_tokens=40, temperature=2, seed=9)
+        ends = next(whole[i:i + 2] for i in range(8, len(whole)) if whole[i:i + 2].isascii())
+        stopped = s.complete(max_tokens=40, temperature=2, seed=9, stop=["never", ends])["choices"][0]
+        check("stop", stopped["text"] == whole[:whole.index(ends)] and stopped["finish_reason"] == "stop", str(stopped))
+
+        # The log probabilities that lm-eval asks for.
+        scored = s.complete("the quick", max_tokens=0, echo=True, logprobs=2)["choices"][0]
+        values = scored["logprobs"]["token_logprobs"]
+        check("echo with logprobs", scored["text"] == "the quick" and len(values) == 9 and values[0] is None and all(v < 0 for v in values[1:]) and len(scored["logprobs"]["top_logprobs"][1]) == 2, str(scored))
+
+        # Streams say the same in pieces.
+        ask = dict(prompt="dog", max_tokens=50, temperature=1.5, seed=3, logprobs=0)
+        pieces = s.events("/v1/completions", ask)
+        alone = s.complete(**ask)["choices"][0]
+        check("stream", "".join(p["choices"][0]["text"] for p in pieces) == alone["text"] and pieces[-1]["choices"][0]["finish_reason"] == "length", str(pieces[-1:]))
+        check("stream of logprobs", sum((p["choices"][0]["logprobs"]["token_logprobs"] for p in pieces), []) == alone["logprobs"]["token_logprobs"])
+        chat = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}], "max_tokens": 20, "seed": 1}
+        status, said = s.ask("POST", "/v1/chat/completions", chat)
+        pieces = s.events("/v1/chat/completions", chat)
+        check("chat", status == 200 and said["choices"][0]["message"]["role"] == "assistant" and said["usage"]["prompt_tokens"] == len("System: Be kind.\nUser: hi\nAssistant:"), str(said))
+        check("chat as a stream", pieces[0]["choices"][0]["delta"]["role"] == "assistant" and "".join(p["choices"][0]["delta"].get("content", "") for p in pieces) == said["choices"][0]["message"]["content"], str(pieces))
+
+        # 32 at once: each gets the bytes that it gets alone.
+        asks = [dict(prompt="the quick brown fox "[: 3 + i % 17] * (1 + i % 9), max_tokens=10 + i, temperature=(0, 1, 2)[i % 3], top_p=0.9, seed=i, logprobs=i % 3) for i in range(32)]
+        alone = [s.complete(**a)["choices"] for a in asks]
+        with concurrent.futures.ThreadPoolExecutor(32) as pool:
+            together = list(pool.map(lambda a: s.complete(**a)["choices"], asks))
+        check("32 at once, the same bytes", together == alone, str([i for i in range(32) if together[i] != alone[i]]))
+
+        # Who goes away frees the blocks, with a stream and without.
+        before = s.figures()["requests_cancelled_total"]
+        for stream in (True, False):
+            gone = socket.create_connection(("127.0.0.1", s.port))
+            body = json.dumps({"prompt": "x", "max_tokens": 4000, "stream": stream})
+            gone.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            s.until("it runs", lambda f: f["requests_running"] == 1 and f["blocks_used"] > 0)
+            gone.close()
+            s.until("its blocks are free", lambda f: f["blocks_used"] == 0 and f["requests_running"] == 0)
+        s.until("both are counted", lambda f: f["requests_cancelled_total"] == before + 2)
+
+        # Refusals name the field.
+        for name, status, param, body in (("unknown field", 400, "best_of", {"prompt": "x", "best_of": 2}), ("no JSON", 400, None, "{"), ("depth", 400, None, '{"user":' + "[" * 40 + "]" * 40 + "}"),
+                                          ("too long", 400, "prompt", {"prompt": "x" * 5000}), ("token", 400, "prompt", {"prompt": [256]}), ("other model", 404, "model", {"prompt": "x", "model": "gpt-4"}),
+                                          ("body", 413, None, {"prompt": "x" * (1 << 20)})):
+            got, said = s.ask("POST", "/v1/completions", body)
+            check(f"refused: {name}", got == status and said["error"]["param"] == param and said["error"]["type"] == "invalid_request_error" and said["error"]["message"], f"{got} {said}")
+        check("no such page", s.ask("GET", "/v2")[0] == 404)
+        refused("port in use", ["gpt", "serve", d / "run", "--port", s.port], "cannot be had")
+
+        # 64 connections at most.
+        held = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(64)]
+        for one in held:
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            check("one of 64", b"200 OK" in one.recv(1000))
+        check("one too many", s.ask("GET", "/health")[0] == 503)
+        for one in held:
+            one.close()
+
+    # A Hugging Face folder, with a key and a template that is not known.
+    shutil.copytree(d / "folder", d / "strange")
+    (d / "folder/config.json").write_text(json.dumps({**json.loads((d / "folder/config.json").read_text()), "eos_token_id": 101}))
+    with Server(d / "folder", "--api-key", "secret") as s:
+        check("401", [s.ask("GET", "/v1/models", None, **h)[0] for h in ({}, {"Authorization": "Bearer secre"}, {"Authorization": "Bearer secret"})] == [401, 401, 200])
+        check("health is open", s.ask("GET", "/health")[0] == 200)
+        status, said = s.ask("POST", "/v1/chat/completions", {"messages": []}, Authorization="Bearer secret")
+        check("no template, no chat", status == 400 and "--template" in said["error"]["message"], str(said))
+        status, said = s.ask("POST", "/v1/completions", {"prompt": "the ", "max_tokens": 3000, "temperature": 5, "seed": 1}, Authorization="Bearer secret")
+        check("ends at the model's end token", status == 200 and "e" not in said["choices"][0]["text"] and said["choices"][0]["finish_reason"] == "stop", str(said))
+    refused("template that the tokenizer has no tokens for", ["gpt", "serve", d / "run", "--template", "llama3"], "<|start_header_id|>")
+
+finish()
