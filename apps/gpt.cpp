@@ -111,36 +111,23 @@ void train_gpt(const GptOptions& o, Job& job) {
   trainer->fit();
 }
 
-/// The model of eval, sample and logits, on its device.
-LanguageModel loaded(const GptOptions& o, const char* command) {
-  check_alone(command);
-  apply_common_options(o);
-  LanguageModel m = load_language_model(o.model, o.ema);
-  m.model->to(device_of(o, Team(nullptr)));
-  m.model->eval();
-  return m;
-}
-
-void eval(const GptOptions& o) {
-  const LanguageModel m = loaded(o, "eval");
+void eval(const GptOptions& o, const LanguageModel& m) {
   const TextLoss t = loss_of_text(*m.model, m.tokenizer()->encode_tensor(load_text(o.text)), o.batch);
-  print_result(Json::Object{{"loss", t.loss}, {"perplexity", std::exp(t.loss)}, {"tokens", t.tokens}}, o.json);
+  if (m.leads)
+    print_result(Json::Object{{"loss", t.loss}, {"perplexity", std::exp(t.loss)}, {"tokens", t.tokens}}, o.json);
 }
 
-void sample(const GptOptions& o) {
-  const LanguageModel m = loaded(o, "sample");
+void sample(const GptOptions& o, const LanguageModel& m) {
   const bool by_ids = !o.ids.empty();
   const std::string& prompt = by_ids ? o.ids : o.prompt;
-  const std::string made = continue_prompt(m, prompt, by_ids, o.generation, o.json ? nullptr : &std::cout);
-  if (o.json) print_result(Json::Object{{"program", "gpt"}, {"prompt", prompt}, {"text", made}}, true);
+  const std::string made = continue_prompt(m, prompt, by_ids, o.generation, o.json || !m.leads ? nullptr : &std::cout);
+  if (o.json && m.leads) print_result(Json::Object{{"program", "gpt"}, {"prompt", prompt}, {"text", made}}, true);
 }
 
-void logits(const GptOptions& o) {
-  const LanguageModel m = loaded(o, "logits");
-  const NoGrad no_grad;
+void logits(const GptOptions& o, const LanguageModel& m) {
   const std::vector<int64_t> ids = whole_numbers("--ids", o.ids);
-  const Tensor tokens = Tensor::from(ids, {1, int64_t(ids.size())}).to(m.model->parameters()[0].device());
-  data::save_safetensors(o.logits_out, {{"logits", (*m.model)(tokens).tensor().to(cpu)}});
+  const Tensor scores = m.logits(Tensor::from(ids, {1, int64_t(ids.size())})).to(cpu);
+  if (m.leads) data::save_safetensors(o.logits_out, {{"logits", scores}});
 }
 
 }  // namespace
@@ -174,6 +161,7 @@ int main(int argc, char** argv) {
   for (CLI::App* sub : {&testing, &sampling, &scoring}) {
     sub->add_option("model", o.model, "folder of a run, or Hugging Face folder")->required();
     add_common_options(*sub, o, false);
+    sub->add_option("--config", o.config, "inference configuration, by which ranks may share the model");
   }
   testing.add_option("--text", o.text, "text (default: this repository's own sources and docs)");
   OptionGroup{testing}("--batch", o.batch, "sequences at a time", whole(1, most_size));
@@ -191,8 +179,11 @@ int main(int argc, char** argv) {
     });
     start(o, identity_of(training), [&](Job& job) { train_gpt(o, job); });
   });
-  testing.callback([&] { eval(o); });
-  sampling.callback([&] { sample(o); });
-  scoring.callback([&] { logits(o); });
+  const auto use = [&](CLI::App& sub, void (*command)(const GptOptions&, const LanguageModel&)) {
+    sub.callback([&o, command, name = sub.get_name()] {
+      use_language_model(o, o.model, o.config, name.c_str(), [&](const LanguageModel& m) { command(o, m); });
+    });
+  };
+  use(testing, eval), use(sampling, sample), use(scoring, logits);
   return run_cli(app, argc, argv);
 }

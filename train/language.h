@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "data/tokenizer.h"
-#include "nn/generate.h"
+#include "inference/engine.h"
 #include "train/experts.h"
 #include "train/lora.h"
 
@@ -23,14 +23,21 @@ data::Json facts_of(const nn::GPT& model, const std::string& tokenizer, const st
 /// A model for use, with its tokenizer.
 struct LanguageModel {
   std::unique_ptr<nn::GPT> model;
-  std::string folder;    ///< of its tokenizer; "": bytes
-  std::string identity;  ///< of the one that it was trained with; "": not known
+  std::string folder;                                       ///< of its tokenizer; "": bytes
+  std::string identity;                                     ///< of the one that it was trained with; "": not known
+  std::shared_ptr<inference::InferenceEngine> engine = {};  ///< answers, where an inference configuration made one
+  bool leads = true;                                        ///< of ranks that share it, the one that prints
   /// Error when the folder has none, or another one; ids need none.
   std::unique_ptr<data::Tokenizer> tokenizer() const;
+  Tensor logits(const Tensor& tokens) const;
 };
 /// From the folder of a run, whose last checkpoint it takes (average: of ema.decay), or from Hugging Face's, which may
 /// be of adapters.
 LanguageModel load_language_model(const std::string& path, bool average = false);
+/// Runs `body` with it, on its device and in eval mode. config: the inference configuration (inference/config.h), by
+/// which the ranks of a launcher share it; "": this is one process, `command`.
+void use_language_model(const CommonOptions& options, const std::string& path, const std::string& config,
+                        const char* command, const std::function<void(const LanguageModel&)>& body);
 /// Mean loss of the model's windows of the text, one after another, `batch` at a time; and how many tokens these are.
 struct TextLoss {
   double loss = 0;
