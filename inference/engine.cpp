@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <fstream>
 #include <iostream>
 #include <optional>
 
@@ -11,23 +9,21 @@
 #include "dist/numbers.h"
 #include "engine/engine.h"
 #include "inference/candidates.h"
+#include "inference/checks.h"
 #include "inference/heads.h"
 #include "inference/weights.h"
 #include "nn/build_empty.h"
 #include "nn/hugging_face/pretrained.h"
-#include "nn/named_fields.h"
 #include "parallel/agreement.h"
 #include "parallel/device_map/dispatch.h"
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/tensor/apply.h"
-#include "tensor/device_memory.h"
 #include "tensor/random.h"
 #include "tensor/stream.h"
 #include "tensor/suggest.h"
 
 namespace lockstep::inference {
 
-using data::Json;
 using Group = std::shared_ptr<dist::ProcessGroup>;
 
 struct InferenceEngine::Impl {
@@ -50,9 +46,6 @@ struct InferenceEngine::Impl {
   ~Impl() { stop_profiling(); }
   void say(const std::string& text) const;
   void join(const InitArgs& args);
-  void check_model() const;
-  void check_policy() const;
-  void check_memory() const;
   void share_experts();
   void place();
   void save() const;
@@ -106,23 +99,6 @@ Variable without_gradient(const Variable& value) {
                 [](Backward&) { fail("[InferenceEngine] made for inference; use engine::initialize to train"); });
 }
 
-/// Bytes that this rank can still allocate on a device; nullopt: not known.
-std::optional<int64_t> free_bytes(Device device) {
-  if (const int64_t limit = memory_limit(device); limit > 0)
-    return std::max<int64_t>(0, limit - device_memory(device).total.current);
-  if (!device.is_cpu()) return {};
-  std::ifstream in("/proc/meminfo");
-  for (std::string key, unit; in >> key;) {
-    int64_t kib = 0;
-    if (!(in >> kib)) in.clear();
-    if (key == "MemAvailable:") return kib * 1024;
-    std::getline(in, unit);
-  }
-  return {};
-}
-
-bool has_experts(nn::GPT& model) { return !moe::layers_of(model).empty(); }
-
 }  // namespace
 
 void InferenceEngine::Impl::say(const std::string& text) const {
@@ -151,76 +127,6 @@ void InferenceEngine::Impl::join(const InitArgs& args) {
   tp = part_of(*world, tp_size, rank / tp_size, "tp");
   ep = part_of(*world, ep_size, rank / each * tp_size + rank % tp_size, "ep");
   all = tp_size == each ? tp : ep_size == each ? ep : part_of(*world, each, rank / each, "model");
-}
-
-void InferenceEngine::Impl::check_model() const {
-  const auto layers = moe::layers_of(*model);
-  LOCKSTEP_CHECK(config.ep() == 1 || !layers.empty(), "[init_inference] moe.ep_size ", config.ep(),
-                 " needs a model with experts, this ", model->kind(), " has none");
-  const bool counted = config.has("moe.num_experts") || config.moe.num_experts != std::vector<int64_t>{1};
-  for (size_t i = 0; counted && i < layers.size(); ++i) {
-    const auto& wanted = config.moe.num_experts;
-    const int64_t n = wanted.empty() ? 0 : wanted[std::min(i, wanted.size() - 1)];
-    LOCKSTEP_CHECK(n == layers[i]->o.experts, "[init_inference] moe.num_experts: expected the model's ",
-                   layers[i]->o.experts, " in layer ", i, " of those with experts, got ", n);
-  }
-  for (const moe::Layer* layer : layers)
-    LOCKSTEP_CHECK(!config.has("moe.type") || (config.moe.type == "residual") == layer->o.use_residual,
-                   "[init_inference] moe.type: the model's experts are ",
-                   layer->o.use_residual ? "residual" : "standard", ", got ", config.moe.type);
-  LOCKSTEP_CHECK(!config.max_out_tokens || *config.max_out_tokens <= model->o.context,
-                 "[init_inference] max_out_tokens: expected at most the model's context ", model->o.context, ", got ",
-                 config.max_out_tokens.value_or(0));
-  LOCKSTEP_CHECK(config.min_out_tokens <= model->o.context,
-                 "[init_inference] min_out_tokens: expected at most the model's context ", model->o.context, ", got ",
-                 config.min_out_tokens);
-  LOCKSTEP_CHECK(!config.is_int8(), "[init_inference] dtype: int8 is not built yet");
-}
-
-/// Layers whose outputs ranks add up: the model says which, and a policy must say the same.
-void InferenceEngine::Impl::check_policy() const {
-  if (!config.injection_policy.is_object()) return;
-  std::vector<std::string> kinds, summed;
-  std::vector<std::pair<std::string, bool>> layers;
-  const auto visit = [&](const auto& self, nn::Module& module, const std::string& prefix) -> void {
-    kinds.push_back(module.kind());
-    nn::Fields fields;
-    module.fields(fields);
-    for (const nn::Fields::Entry& entry : fields.entries) {
-      if (!entry.module) continue;
-      const std::string name = nn::joined(prefix, entry.name);
-      layers.emplace_back(name, entry.cut.kind == nn::Cut::Kind::rows);
-      if (layers.back().second) summed.push_back(name);
-      self(self, *entry.module, name);
-    }
-  };
-  visit(visit, *model, "");
-  const auto ends = [](const std::string& name, const std::string& end) {
-    return name == end || name.ends_with("." + end);
-  };
-  for (const auto& [kind, names] : config.injection_policy.as_object()) {
-    LOCKSTEP_CHECK(std::count(kinds.begin(), kinds.end(), kind), "[init_inference] injection_policy: no module is a '",
-                   kind, "'", suggestion(kind, kinds));
-    for (const Json& name : names.is_string() ? Json::Array{names} : names.as_array()) {
-      const std::string& end = name.as_string();
-      const auto found = std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return ends(l.first, end); });
-      LOCKSTEP_CHECK(found != layers.end(), "[init_inference] injection_policy: no layer ends with '", end,
-                     "'; there are ", list_names(summed, 6));
-      LOCKSTEP_CHECK(found->second, "[init_inference] injection_policy: the outputs of ", found->first,
-                     " are not summed over ranks in this model; those of ", list_names(summed, 6), " are");
-    }
-  }
-}
-
-void InferenceEngine::Impl::check_memory() const {
-  int64_t bytes = 0;
-  for (auto& block : model->blocks.items)
-    bytes += 2 * block->attention.o.kv_heads * block->attention.o.head_size * size_of(model->norm.weight.dtype()) *
-             config.min_out_tokens;
-  const auto free = free_bytes(device());
-  LOCKSTEP_CHECK(!free || bytes <= *free, "[init_inference] min_out_tokens: the keys and values of ",
-                 config.min_out_tokens, " tokens take ", bytes, " bytes, ", device(), " has ", free.value_or(0),
-                 " free");
 }
 
 /// Each rank of `ep` keeps its own.
@@ -272,7 +178,7 @@ void InferenceEngine::Impl::save() const {
       state.emplace_back(p.name, wide == widened.end() ? tensor : wide->narrowed(tensor));
     }
     if (!world || world->rank() < config.tp() * config.ep())
-      save_model(model->o, state, has_experts(*model), path, tokenizer, all.get());
+      save_model(model->o, state, !moe::layers_of(*model).empty(), path, tokenizer, all.get());
   };
   if (sliced) sliced->while_whole(nullptr, write);
   else write();
@@ -383,8 +289,8 @@ InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl, const InitArg
   m.log = args.log;
   m.tokenizer = args.tokenizer;
   for (const std::string& warning : c.warnings) m.say("warning: " + warning);
-  m.check_model();
-  m.check_policy();
+  check_model(c, *m.model);
+  check_policy(c, *m.model);
   const NoGrad no_grad;
   m.model->eval();
   if (const auto dtype = c.parameter_dtype()) m.model->to(*dtype);
@@ -400,7 +306,7 @@ InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl, const InitArg
   }
   LOCKSTEP_CHECK(!c.enable_cuda_graph || (m.device().is_cpu() && default_device().is_cpu()),
                  "[init_inference] enable_cuda_graph: steps that differ in length are not captured yet; leave it out");
-  m.check_memory();
+  check_memory(c, *m.model);
   m.save();
   m.place();
   return InferenceEngine(std::move(impl));
