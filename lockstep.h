@@ -30,6 +30,7 @@
 #include "engine/config.h"
 #include "engine/engine.h"
 #include "engine/plan.h"
+#include "inference/engine.h"
 #include "nn/hugging_face/adapter.h"
 #include "nn/hugging_face/pretrained.h"
 #include "nn/nn.h"

@@ -110,20 +110,17 @@ void train_gpt(const GptOptions& o, Job& job) {
   trainer->fit();
 }
 
-void sample(const UseOptions& o) {
-  const LanguageModel m = open_language_model(o, "sample");
+void sample(const UseOptions& o, const LanguageModel& m) {
   const bool by_ids = !o.ids.empty();
   const std::string& prompt = by_ids ? o.ids : o.prompt;
-  const std::string made = continue_prompt(m, prompt, by_ids, o.generation, o.json ? nullptr : &std::cout);
-  if (o.json) print_result(Json::Object{{"program", "gpt"}, {"prompt", prompt}, {"text", made}}, true);
+  const std::string made = continue_prompt(m, prompt, by_ids, o.generation, o.json || !m.leads ? nullptr : &std::cout);
+  if (o.json && m.leads) print_result(Json::Object{{"program", "gpt"}, {"prompt", prompt}, {"text", made}}, true);
 }
 
-void logits(const UseOptions& o) {
-  const LanguageModel m = open_language_model(o, "logits");
-  const NoGrad no_grad;
+void logits(const UseOptions& o, const LanguageModel& m) {
   const std::vector<int64_t> ids = whole_numbers("--ids", o.ids);
-  const Tensor tokens = Tensor::from(ids, {1, int64_t(ids.size())}).to(m.model->parameters()[0].device());
-  data::save_safetensors(o.logits_out, {{"logits", (*m.model)(tokens).tensor().to(cpu)}});
+  const Tensor scores = m.logits(Tensor::from(ids, {1, int64_t(ids.size())})).to(cpu);
+  if (m.leads) data::save_safetensors(o.logits_out, {{"logits", scores}});
 }
 
 }  // namespace
@@ -155,7 +152,7 @@ int main(int argc, char** argv) {
   add_optimizer_options(training, o.optimizer, true);
   steps("--warmup", o.warmup, "steps up to --lr, from where it falls along a cosine", whole(0, most_steps));
   UseOptions use;
-  for (CLI::App* sub : {&sampling, &scoring}) add_model_options(*sub, use);
+  for (CLI::App* sub : {&sampling, &scoring}) add_model_options(*sub, use, true);
   sampling.add_option("--prompt", use.prompt, "text to continue (default: a new line)");
   sampling.add_option("--ids", use.ids, "token ids to continue instead of a text: 5,17,3 (prints ids)");
   add_generation_options(sampling, use.generation);
@@ -170,8 +167,12 @@ int main(int argc, char** argv) {
     });
     start(o, identity_of(training), [&](Job& job) { train_gpt(o, job); });
   });
-  sampling.callback([&] { sample(use); });
-  scoring.callback([&] { logits(use); });
+  const auto on_use = [&](CLI::App& sub, void (*command)(const UseOptions&, const LanguageModel&)) {
+    sub.callback([&use, command, name = sub.get_name()] {
+      use_language_model(use, name, [&](const LanguageModel& m) { command(use, m); });
+    });
+  };
+  on_use(sampling, sample), on_use(scoring, logits);
   apps::add_load_command(app);
   apps::add_score_command(app);
   apps::add_serve_command(app);

@@ -30,26 +30,26 @@ struct ScoreOptions : ModelOptions {
   int64_t batch = 16, stride = 0;
 };
 
-void eval_text(const ScoreOptions& o) {
-  const LanguageModel m = open_language_model(o, "eval");
+void eval_text(const ScoreOptions& o, const LanguageModel& m) {
   const auto tokenizer = m.tokenizer();
   const Tensor tokens = tokenizer->encode_tensor(load_text(o.input));
   if (o.stride == 0) {
     const TextLoss t = loss_of_text(*m.model, tokens, o.batch);
-    print_result(Json::Object{{"loss", t.loss}, {"perplexity", std::exp(t.loss)}, {"tokens", t.tokens}}, o.json);
+    if (m.leads)
+      print_result(Json::Object{{"loss", t.loss}, {"perplexity", std::exp(t.loss)}, {"tokens", t.tokens}}, o.json);
     return;
   }
   const StridedLoss s = loss_in_strides(*m.model, *tokenizer, tokens.to(i64).to_vector<int64_t>(), o.stride);
-  print_result(Json::Object{{"loss", s.nats},
-                            {"perplexity", std::exp(s.nats)},
-                            {"bits_per_byte", s.bits_per_byte},
-                            {"tokens", s.tokens},
-                            {"bytes", s.bytes}},
-               o.json);
+  if (m.leads)
+    print_result(Json::Object{{"loss", s.nats},
+                              {"perplexity", std::exp(s.nats)},
+                              {"bits_per_byte", s.bits_per_byte},
+                              {"tokens", s.tokens},
+                              {"bytes", s.bytes}},
+                 o.json);
 }
 
-void score_file(const ScoreOptions& o) {
-  const LanguageModel m = open_language_model(o, "score");
+void score_file(const ScoreOptions& o, const LanguageModel& m) {
   const auto tokenizer = m.tokenizer();
   std::vector<ToScore> all;
   std::istringstream lines(data::read_file(o.input, int64_t(4) << 30));
@@ -69,8 +69,9 @@ void score_file(const ScoreOptions& o) {
     }
   }
   for (const Scored& s : score(*m.model, all))
-    fmt::print("{}\n",
-               Json(Json::Object{{"logprob", s.logprob}, {"is_greedy", s.greedy}, {"tokens", s.tokens}}).dump());
+    if (m.leads)
+      fmt::print("{}\n",
+                 Json(Json::Object{{"logprob", s.logprob}, {"is_greedy", s.greedy}, {"tokens", s.tokens}}).dump());
 }
 
 }  // namespace
@@ -78,7 +79,7 @@ void score_file(const ScoreOptions& o) {
 void add_eval_command(CLI::App& app) {
   const auto o = std::make_shared<ScoreOptions>();
   CLI::App& command = *app.add_subcommand("eval", "loss of a model on a text");
-  add_model_options(command, *o);
+  add_model_options(command, *o, true);
   command.add_option("--text", o->input, "text (default: this repository's own sources and docs)");
   auto* const batch = OptionGroup{command}("--batch", o->batch, "sequences at a time", whole(1, most_size));
   command
@@ -87,16 +88,16 @@ void add_eval_command(CLI::App& app) {
           "windows overlap, each so many tokens further; also bits per byte (default: windows one after another)")
       ->check(whole(1, most_size))
       ->excludes(batch);
-  command.callback([o] { eval_text(*o); });
+  command.callback([o] { use_language_model(*o, "eval", [&](const LanguageModel& m) { eval_text(*o, m); }); });
 }
 
 void add_score_command(CLI::App& app) {
   const auto o = std::make_shared<ScoreOptions>();
   CLI::App& command = *app.add_subcommand("score", "log probabilities of continuations, a line of JSON each");
-  add_model_options(command, *o);
+  add_model_options(command, *o, true);
   command.add_option("file", o->input, "lines of JSON: {\"context\": TEXT, \"continuation\": TEXT}")->required();
   command.remove_option(command.get_option("--json"));  // it is JSON
-  command.callback([o] { score_file(*o); });
+  command.callback([o] { use_language_model(*o, "score", [&](const LanguageModel& m) { score_file(*o, m); }); });
 }
 
 }  // namespace apps

@@ -32,8 +32,7 @@ std::optional<serve::ChatTemplate> chat_of(const ServeOptions& o, const Language
   return m.folder.empty() ? std::nullopt : serve::template_of_folder(m.folder);
 }
 
-void serve_model(ServeOptions& o) {
-  const LanguageModel m = open_language_model(o, "serve");
+void serve_model(ServeOptions& o, const LanguageModel& m) {
   const auto tokenizer = m.tokenizer();
   serve::ServiceOptions s{.name = o.name, .chat = chat_of(o, m), .batcher = o.batcher};
   if (s.name.empty()) s.name = std::filesystem::path(o.model).lexically_normal().filename().string();
@@ -74,7 +73,7 @@ void add_serve_command(CLI::App& app) {
   limits("--rows", o->batcher.limits.rows, "tokens that a step computes", whole(1, 1 << 16));
   limits("--sequences", o->batcher.limits.sequences, "that run at a time", whole(1, 4096));
   add("--print-steps", o->print_steps, "print what each step computes");
-  command.callback([o] { serve_model(*o); });
+  command.callback([o] { use_language_model(*o, "serve", [&](const LanguageModel& m) { serve_model(*o, m); }); });
 }
 
 }  // namespace apps

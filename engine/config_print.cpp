@@ -13,16 +13,6 @@ using data::Json;
 
 namespace {
 
-struct Line {
-  std::string key, value, mark;
-};
-
-std::string mark_of(const Key& key, const Config& config, const Json& value) {
-  if (config.has(key.path)) return "(from file)";
-  if (value != key.fallback) return key.automatic ? "(inferred)" : "(set by the program)";
-  return key.theirs.empty() ? "(default)" : "(default here; DeepSpeed: " + key.theirs + ")";
-}
-
 /// The type and its params, in place of the two keys.
 void add_named(std::vector<Line>& lines, const Config& config, Kind kind) {
   const std::string name = kind == Kind::optimizer ? "optimizer" : "scheduler";
@@ -62,12 +52,6 @@ std::string brief(const Json& value) {
   return "`" + shown(value) + "`";
 }
 
-Json& at_path(Json& root, const std::string& path) {
-  const size_t dot = path.find('.');
-  Json& member = root[path.substr(0, dot)];
-  return dot == path.npos ? member : at_path(member, path.substr(dot + 1));
-}
-
 void add_types(std::string& out, const std::string& title, const std::vector<NamedType>& types) {
   out += "\n## " + title + "\n\n| type | | params, with their defaults | |\n|---|---|---|---|\n";
   for (const NamedType& type : types) {
@@ -85,18 +69,26 @@ void add_types(std::string& out, const std::string& title, const std::vector<Nam
 
 }  // namespace
 
-std::string to_text(const Config& config) {
-  std::vector<Line> lines;
-  for (const Key& key : config_keys()) {
-    if (key.path == "optimizer.type") add_named(lines, config, Kind::optimizer);
-    else if (key.path == "scheduler.type") add_named(lines, config, Kind::schedule);
-    else if (key.status == Status::works && key.path != "optimizer.params" && key.path != "scheduler.params") {
-      const Json value = value_of(key, config);
-      lines.push_back({key.path, shown(value), mark_of(key, config, value)});
-    } else if (const auto found = config.inert.find(key.path); found != config.inert.end()) {
-      lines.push_back({key.path, shown(found->second), "(no effect: " + key.doc + ")"});
-    }
-  }
+Json& at_path(Json& root, const std::string& path) {
+  const size_t dot = path.find('.');
+  Json& member = root[path.substr(0, dot)];
+  return dot == path.npos ? member : at_path(member, path.substr(dot + 1));
+}
+
+std::optional<Line> line_of(const Key& key, const void* config, const std::set<std::string>& given,
+                            const std::map<std::string, Json>& inert) {
+  if (const auto found = inert.find(key.path); found != inert.end())
+    return Line{key.path, shown(found->second), "(no effect: " + key.doc + ")"};
+  if (key.status != Status::works) return {};
+  const Json value = value_of(key, config);
+  const std::string mark = given.count(key.path)   ? "(from file)"
+                           : value != key.fallback ? (key.automatic ? "(inferred)" : "(set by the program)")
+                           : key.theirs.empty()    ? "(default)"
+                                                   : "(default here; DeepSpeed: " + key.theirs + ")";
+  return Line{key.path, shown(value), mark};
+}
+
+std::string aligned(const std::vector<Line>& lines) {
   size_t width = 0, value_width = 0;
   for (const Line& line : lines) {
     width = std::max(width, line.key.size());
@@ -108,10 +100,56 @@ std::string to_text(const Config& config) {
   return out;
 }
 
+std::string table_of(const std::vector<Key>& keys) {
+  std::string out = "| key | is | default | |\n|---|---|---|---|\n";
+  for (const Key& key : keys) {
+    if (key.status == Status::works)
+      out += "| `" + key.path + "` | " + cell(expected(key)) + (key.automatic ? ", or auto" : "") + " | " +
+             brief(key.fallback) + (key.theirs.empty() ? "" : " (DeepSpeed: " + key.theirs + ")") + " | " +
+             cell(key.doc) + " |\n";
+  }
+  return out;
+}
+
+std::string lists_of(const std::vector<Key>& keys) {
+  std::string out;
+  const auto list = [&](const char* title, const char* text, Status status, auto&& last) {
+    std::string lines;
+    for (const Key& key : keys)
+      if (key.status == status) lines += "- `" + key.path + "`" + last(key) + "\n";
+    if (!lines.empty()) out += str("\n## ", title, "\n\n", text, "\n\n", lines);
+  };
+  const auto now = [](const Key& key) {
+    return " is `" + key.fallback.as_string() + "`" +
+           (key.path.ends_with("cpu_offload") || key.path.ends_with("cpu_offload_param") ? " = `cpu`" : "");
+  };
+  list("Accepted, without effect", "A value other than the default is also a warning.", Status::inert,
+       [](const Key& key) { return ": " + key.doc; });
+  list("Accepted as long as they ask for nothing",
+       "The value shown, `false`, `null`, an empty object or one with `\"enabled\": false`; anything else is an error.",
+       Status::off, [](const Key& key) { return " " + brief(key.fallback) + ": " + key.doc; });
+  list("Removed from DeepSpeed", "Likewise, with what to do instead.", Status::removed,
+       [](const Key& key) { return ": " + key.doc; });
+  list("Other names", "As DeepSpeed has them.", Status::alias, now);
+  list("Deprecated names", "Accepted, with a warning.", Status::renamed, now);
+  return out;
+}
+
+std::string to_text(const Config& config) {
+  std::vector<Line> lines;
+  for (const Key& key : config_keys()) {
+    if (key.path == "optimizer.type") add_named(lines, config, Kind::optimizer);
+    else if (key.path == "scheduler.type") add_named(lines, config, Kind::schedule);
+    else if (key.path == "optimizer.params" || key.path == "scheduler.params") continue;
+    else if (const auto line = line_of(key, &config, config.given, config.inert)) lines.push_back(*line);
+  }
+  return aligned(lines);
+}
+
 Json to_json(const Config& config) {
   Json root = Json::Object();
   for (const Key& key : config_keys()) {
-    if (key.status == Status::works) at_path(root, key.path) = value_of(key, config);
+    if (key.status == Status::works) at_path(root, key.path) = value_of(key, &config);
     else if (const auto found = config.inert.find(key.path); found != config.inert.end())
       at_path(root, key.path) = found->second;
   }
@@ -138,33 +176,11 @@ others: 1 accumulation step). `"auto"` is for the keys marked so; elsewhere it i
 what to write.
 
 )"
-      "## Keys\n\nSizes count elements, not bytes.\n\n| key | is | default | |\n|---|---|---|---|\n";
-  for (const Key& key : config_keys()) {
-    if (key.status != Status::works) continue;
-    out += "| `" + key.path + "` | " + cell(expected(key)) + (key.automatic ? ", or auto" : "") + " | " +
-           brief(key.fallback) + (key.theirs.empty() ? "" : " (DeepSpeed: " + key.theirs + ")") + " | " +
-           cell(key.doc) + " |\n";
-  }
-  out += sparse_attention_reference();
+      "## Keys\n\nSizes count elements, not bytes.\n\n" +
+      table_of(config_keys()) + sparse_attention_reference();
   add_types(out, "Optimizers", optimizer_types());
   add_types(out, "Schedules", schedule_types());
-  const auto list = [&](const char* title, const char* text, Status status, auto&& last) {
-    out += str("\n## ", title, "\n\n", text, "\n\n");
-    for (const Key& key : config_keys())
-      if (key.status == status) out += "- `" + key.path + "`" + last(key) + "\n";
-  };
-  list("Accepted, without effect", "A value other than the default is also a warning.", Status::inert,
-       [](const Key& key) { return ": " + key.doc; });
-  list("Accepted as long as they ask for nothing",
-       "The value shown, `false`, `null`, an empty object or one with `\"enabled\": false`; anything else is an error.",
-       Status::off, [](const Key& key) { return " " + brief(key.fallback) + ": " + key.doc; });
-  list("Removed from DeepSpeed", "Likewise, with what to do instead.", Status::removed,
-       [](const Key& key) { return ": " + key.doc; });
-  list("Deprecated names", "Accepted, with a warning.", Status::renamed, [](const Key& key) {
-    return " is `" + key.fallback.as_string() + "`" +
-           (key.path.ends_with("cpu_offload") || key.path.ends_with("cpu_offload_param") ? " = `cpu`" : "");
-  });
-  return out;
+  return out + lists_of(config_keys());
 }
 
 }  // namespace lockstep::engine

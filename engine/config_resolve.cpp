@@ -186,8 +186,8 @@ void check_values(Config& config, std::vector<std::string>& problems) {
   std::vector<std::string> warnings;
   for (const Key& key : config_keys()) {
     if (key.status != Status::works) continue;
-    const data::Json value = value_of(key, config);
-    if (!assign(key.slot(config), value, key.range))
+    const data::Json value = value_of(key, &config);
+    if (!assign(key.slot(&config), value, key.range))
       problems.push_back(str(key.path, ": expected ", expected(key), ", got ", shown(value)));
   }
   check_params(Kind::optimizer, config.optimizer, problems, warnings);

@@ -115,24 +115,18 @@ std::string wants(Pair, const Range&) { return "a list of two numbers"; }
 std::vector<Key> all_keys() {
   Config defaults;
   std::vector<Key> keys;
-  const auto works = [&](const char* path, Slot (*slot)(Config&), const Range& range, const char* theirs,
-                         const char* doc, bool automatic) {
-    keys.push_back({path, Status::works, slot, json_of(slot(defaults)), range, theirs, doc, automatic});
-  };
-  const auto other = [&](const char* path, Status status, const char* fallback, const Range& range, const char* doc) {
-    keys.push_back({path, status, nullptr, data::parse_json(fallback, path), range, "", doc, false});
-  };
-#define KEY(field, range, theirs, doc) \
-  works(                               \
-      #field, [](Config& c) -> Slot { return &c.field; }, range, theirs, doc, false);
-#define KEY_AUTO(field, range, theirs, doc) \
-  works(                                    \
-      #field, [](Config& c) -> Slot { return &c.field; }, range, theirs, doc, true);
-#define INERT(path, fallback, range, why) other(path, Status::inert, fallback, range, why);
-#define OFF(path, fallback, why) other(path, Status::off, fallback, any(), why);
-#define REMOVED(path, cure) other(path, Status::removed, "false", any(), cure);
-#define RENAMED(path, now, unused) other(path, Status::renamed, "\"" now "\"", any(), unused);
+#define KEY_OF(field, range, theirs, doc, automatic)                                                          \
+  keys.push_back(working_key(                                                                                 \
+      #field, [](void* c) -> Slot { return &static_cast<Config*>(c)->field; }, &defaults, range, theirs, doc, \
+      automatic));
+#define KEY(field, range, theirs, doc) KEY_OF(field, range, theirs, doc, false)
+#define KEY_AUTO(field, range, theirs, doc) KEY_OF(field, range, theirs, doc, true)
+#define INERT(path, fallback, range, why) keys.push_back(other_key(path, Status::inert, fallback, range, why));
+#define OFF(path, fallback, why) keys.push_back(other_key(path, Status::off, fallback, any(), why));
+#define REMOVED(path, cure) keys.push_back(other_key(path, Status::removed, "false", any(), cure));
+#define RENAMED(path, now, unused) keys.push_back(other_key(path, Status::renamed, "\"" now "\"", any(), unused));
 #include "engine/config_keys.inc"
+#undef KEY_OF
 #undef KEY
 #undef KEY_AUTO
 #undef INERT
@@ -154,8 +148,18 @@ const std::vector<Key>& config_keys() {
   return keys;
 }
 
-const Key* find_key(std::string_view path) {
-  for (const Key& key : config_keys())
+Key working_key(const char* path, Slot (*slot)(void*), void* defaults, const Range& range, const char* theirs,
+                const char* doc, bool automatic) {
+  const Slot at = slot(defaults);
+  return {path, Status::works, slot, json_of(at), range, theirs, doc, automatic, expected(at, range)};
+}
+
+Key other_key(const char* path, Status status, const std::string& fallback, const Range& range, const char* doc) {
+  return {path, status, nullptr, data::parse_json(fallback, path), range, "", doc, false, ""};
+}
+
+const Key* find_key(const std::vector<Key>& keys, std::string_view path) {
+  for (const Key& key : keys)
     if (key.path == path) return &key;
   return nullptr;
 }
@@ -170,7 +174,7 @@ std::string expected(const Slot& slot, const Range& range) {
   return std::visit([&](auto at) { return wants(at, range); }, slot);
 }
 
-Json value_of(const Key& key, const Config& config) { return json_of(key.slot(const_cast<Config&>(config))); }
+Json value_of(const Key& key, const void* config) { return json_of(key.slot(const_cast<void*>(config))); }
 
 std::string expected(const Json& fallback, const Range& range) {
   std::string what = !range.words.empty()   ? listed(range.words)
@@ -192,10 +196,7 @@ std::string expected(const Json& fallback, const Range& range) {
   return what;
 }
 
-std::string expected(const Key& key) {
-  Config defaults;
-  return key.slot ? expected(key.slot(defaults), key.range) : expected(key.fallback, key.range);
-}
+std::string expected(const Key& key) { return key.slot ? key.wants : expected(key.fallback, key.range); }
 
 std::string shown(const Json& value) {
   std::string text = value.dump();

@@ -2,6 +2,9 @@
 // Internal to engine/config*.cpp: the table of all keys (config_keys.inc) as data. Reading, checking, printing and
 // docs/config.md walk it.
 #include <cmath>
+#include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -16,6 +19,7 @@ enum class Status {
   off,      ///< accepted as long as it asks for nothing: what it switches on is not built
   removed,  ///< as off, and DeepSpeed has it no more
   renamed,  ///< deprecated name of another key
+  alias,    ///< another name of a key, as good as it
 };
 
 /// A whole number that the library counts in doubles.
@@ -55,19 +59,48 @@ inline Range words(std::vector<std::string> list) { return {.words = std::move(l
 struct Key {
   std::string path;
   Status status;
-  Slot (*slot)(Config& config);  ///< of those that work
-  data::Json fallback;           ///< the default; what an `off` key may say
+  Slot (*slot)(void* config);  ///< of those that work; config: what the table is of
+  data::Json fallback;         ///< the default; what an `off` key may say; of renamed and alias the key of today
   Range range;
   std::string theirs;  ///< DeepSpeed's default, where ours is another
   std::string doc;     ///< what it does; or why it does nothing, or what to do instead
   bool automatic;      ///< "auto" leaves the choice to us
+  std::string wants;   ///< of those that work: expected()
 };
 
+/// Rows of a table: a key that works, whose default `defaults` has, and the others, with their default in JSON.
+Key working_key(const char* path, Slot (*slot)(void*), void* defaults, const Range& range, const char* theirs,
+                const char* doc, bool automatic = false);
+Key other_key(const char* path, Status status, const std::string& fallback, const Range& range, const char* doc);
+
 const std::vector<Key>& config_keys();
-const Key* find_key(std::string_view path);
+const Key* find_key(const std::vector<Key>& keys, std::string_view path);
+
+/// What a file said, beside values: a config of ours has these.
+struct Said {
+  std::set<std::string>& given;
+  std::map<std::string, data::Json>& inert;
+  std::vector<std::string>& warnings;
+};
+/// The members of a file's object into the config that `keys` is the table of.
+void read_keys(const data::Json& object, const std::vector<Key>& keys, void* config, const Said& said,
+               std::vector<std::string>& problems);
+
+/// A line of a config as text: the key, its value, and where that comes from.
+struct Line {
+  std::string key, value, mark;
+};
+std::optional<Line> line_of(const Key& key, const void* config, const std::set<std::string>& given,
+                            const std::map<std::string, data::Json>& inert);
+std::string aligned(const std::vector<Line>& lines);
+/// The table of the keys that work, and lists of the others, as docs/config.md has them.
+std::string table_of(const std::vector<Key>& keys);
+std::string lists_of(const std::vector<Key>& keys);
+/// Where a dotted path leads; objects on the way are made.
+data::Json& at_path(data::Json& root, const std::string& path);
 
 data::Json json_of(const Slot& slot);
-data::Json value_of(const Key& key, const Config& config);
+data::Json value_of(const Key& key, const void* config);
 /// Takes a value of the file over; false when it is of another type or out of range.
 bool assign(const Slot& slot, const data::Json& value, const Range& range);
 /// What assign() takes: "an integer >= 1", "true or false", "cpu or nvme".

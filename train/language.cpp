@@ -7,12 +7,15 @@
 #include <sstream>
 
 #include "data/text.h"
+#include "engine/engine.h"
+#include "nn/build_empty.h"
 #include "nn/hugging_face/adapter.h"
 #include "nn/hugging_face/pretrained.h"
 #include "nn/text_stream.h"
 #include "tensor/check.h"
 #include "train/cli.h"
 #include "train/options.h"
+#include "train/team.h"
 #include "train/trainer.h"
 
 namespace lockstep::train {
@@ -170,19 +173,44 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
           at("tokenizer_identity").as_string(config_path)};
 }
 
-void add_model_options(CLI::App& app, ModelOptions& o) {
+void add_model_options(CLI::App& app, ModelOptions& o, bool shared) {
   app.add_option("model", o.model, "folder of a run, or Hugging Face folder")->required();
-  app.add_option("--quantize", o.quantize, quantize_help);
+  auto* const quantize = app.add_option("--quantize", o.quantize, quantize_help);
+  if (shared)
+    app.add_option("--config", o.config, "inference configuration, by which ranks may share the model")
+        ->excludes(quantize);  // it says dtype
   add_common_options(app, o, false);
 }
 
-LanguageModel open_language_model(const ModelOptions& o, const std::string& command) {
-  check_alone(command);
+Tensor LanguageModel::logits(const Tensor& tokens) const {
+  const NoGrad no_grad;
+  return (engine ? (*engine)(tokens) : (*model)(tokens.to(model->tokens_table.weight.device()))).tensor();
+}
+
+void use_language_model(const ModelOptions& o, const std::string& command,
+                        const std::function<void(const LanguageModel&)>& body) {
+  const bool by_config = !o.config.empty();
+  if (!by_config) check_alone(command);
   apply_common_options(o);
-  LanguageModel m = load_language_model(o.model, o.ema, o.quantize);
-  m.model->to(device_of(o, Team(nullptr)));
-  m.model->eval();
-  return m;
+  const inference::Config known =
+      by_config ? as_usage([&] { return inference::read_config(o.config); }) : inference::Config();
+  dist::ProcessGroup* const world = by_config && engine::is_launched() ? &engine::init_distributed() : nullptr;
+  const auto run = [&] {
+    std::optional<nn::BuildEmpty> empty;  // ranks fill what they have
+    if (by_config && nn::is_pretrained(o.model) && !nn::is_adapter(o.model)) empty.emplace();
+    LanguageModel m = load_language_model(o.model, o.ema, o.quantize);
+    empty.reset();
+    const Team team(world);
+    m.leads = team.leads();
+    if (!known.keep_module_on_host) m.model->to(device_of(o, team));
+    m.model->eval();
+    if (by_config)
+      m.engine = std::make_shared<inference::InferenceEngine>(
+          inference::init_inference(*m.model, known, {.tokenizer = m.folder}));
+    body(m);
+  };
+  if (world) dist::guard(run);
+  else run();
 }
 
 std::string tokenizer_of(const CommonOptions& run, const std::string& given, const std::string& model) {
@@ -237,10 +265,12 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
     made += text;
     if (shown) *shown << text << std::flush;
   };
-  nn::generate(*m.model, std::span(&ids, 1), generation, [&](size_t, int64_t id) {
+  const auto take = [&](size_t, int64_t id) {
     show(by_ids ? (made.empty() ? "" : ",") + std::to_string(id) : stream.push(decoder->push(int32_t(id))));
     return true;
-  });
+  };
+  if (m.engine) m.engine->generate(std::span(&ids, 1), generation, take);
+  else nn::generate(*m.model, std::span(&ids, 1), generation, take);
   if (decoder) show(stream.push(decoder->flush()) + stream.flush());
   if (shown) *shown << "\n";
   return made;

@@ -1,12 +1,13 @@
 #pragma once
 // Language models of runs: what a run's folder says of its GPT and tokenizer, and to use one again.
+#include <functional>
 #include <iosfwd>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "data/tokenizer.h"
-#include "nn/generate.h"
+#include "inference/engine.h"
 #include "train/experts.h"
 #include "train/lora.h"
 
@@ -23,22 +24,27 @@ data::Json facts_of(const nn::GPT& model, const std::string& tokenizer, const st
 /// A model for use, with its tokenizer.
 struct LanguageModel {
   std::unique_ptr<nn::GPT> model;
-  std::string folder;    ///< of its tokenizer; "": bytes
-  std::string identity;  ///< of the one that it was trained with; "": not known
+  std::string folder;                                       ///< of its tokenizer; "": bytes
+  std::string identity;                                     ///< of the one that it was trained with; "": not known
+  std::shared_ptr<inference::InferenceEngine> engine = {};  ///< answers, where an inference configuration made one
+  bool leads = true;                                        ///< of ranks that share it, the one that prints
   /// Error when the folder has none, or another one; ids need none.
   std::unique_ptr<data::Tokenizer> tokenizer() const;
+  Tensor logits(const Tensor& tokens) const;
 };
 /// From the folder of a run, whose last checkpoint it takes (average: of ema.decay), or from Hugging Face's, which may
 /// be of adapters. quantize: a name of nn::quantize_options(); "": floating.
 LanguageModel load_language_model(const std::string& path, bool average = false, const std::string& quantize = "");
-/// What commands that use a model have.
+/// What commands that use a model have. config: the inference configuration (inference/config.h), by which the ranks of
+/// a launcher share it; "": it is used by one process.
 struct ModelOptions : CommonOptions {
-  std::string model, quantize;
+  std::string model, quantize, config;
 };
-/// The folder, --quantize, and the common options.
-void add_model_options(CLI::App& app, ModelOptions& o);
-/// For `command` of a program, which runs alone: with its threads and seed, on its device, in eval mode.
-LanguageModel open_language_model(const ModelOptions& o, const std::string& command);
+/// The folder, --quantize, and the common options; --config, too, when ranks may share it.
+void add_model_options(CLI::App& app, ModelOptions& o, bool shared = false);
+/// Runs `body` with the model, on its device and in eval mode, for `command` of a program.
+void use_language_model(const ModelOptions& o, const std::string& command,
+                        const std::function<void(const LanguageModel&)>& body);
 /// Mean loss of the model's windows of the text, one after another, `batch` at a time; and how many tokens these are.
 struct TextLoss {
   double loss = 0;

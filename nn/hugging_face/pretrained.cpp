@@ -185,6 +185,10 @@ void load_pretrained(GPT& model, const std::string& folder) {
   start_with_weights(model, std::make_shared<const Weights>(Weights::open(folder, pretrained_prefix(there))));
 }
 
+void load_pretrained(GPT& model, const std::vector<std::string>& files) {
+  start_with_weights(model, std::make_shared<const Weights>(Weights::of_files(files, pretrained_prefix(model.o))));
+}
+
 void save_pretrained(GPT& model, const std::string& folder, const SaveOptions& options) {
   LOCKSTEP_CHECK(!is_quantized(model),
                  "[save_pretrained] expected floating weights: Transformers has none of these codes; save state() with "

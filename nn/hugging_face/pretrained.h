@@ -34,6 +34,8 @@ std::unique_ptr<GPT> from_pretrained(const std::string& folder, const Pretrained
 /// The weights of a folder in a model that is there, whole and not yet cut: parameters with values get others at once,
 /// those built empty start with the file's. Error, and nothing is changed, when the two are not of one kind.
 void load_pretrained(GPT& model, const std::string& folder);
+/// The same from safetensors files, without a config.json.
+void load_pretrained(GPT& model, const std::vector<std::string>& files);
 
 struct SaveOptions {
   std::string tokenizer = {};              ///< folder whose tokenizer and generation_config.json are copied; "": none

@@ -32,6 +32,24 @@ std::map<std::string, std::string> read_index(const std::string& path) {
 
 }  // namespace
 
+void Weights::add(const std::vector<std::string>& paths) {
+  for (const std::string& path : paths) {
+    files_.push_back(data::SafeTensors::open(path));
+    for (const data::SafeTensorsEntry& entry : files_.back().entries()) {
+      const bool fresh = places_.emplace(bare(entry.name), Place{files_.size() - 1, entry}).second;
+      LOCKSTEP_CHECK(fresh, path, ": tensor '", entry.name, "' is there twice, in another file or without \"", prefix_,
+                     "\"");
+    }
+  }
+}
+
+Weights Weights::of_files(const std::vector<std::string>& paths, const std::string& prefix) {
+  Weights w;
+  w.folder_ = paths.at(0), w.prefix_ = prefix;
+  w.add(paths);
+  return w;
+}
+
 Weights Weights::open(const std::string& folder, const std::string& prefix) {
   namespace fs = std::filesystem;
   Weights w;
@@ -54,14 +72,7 @@ Weights Weights::open(const std::string& folder, const std::string& prefix) {
                        : "");
     paths.push_back(whole);
   }
-  for (const std::string& path : paths) {
-    w.files_.push_back(data::SafeTensors::open(path));
-    for (const data::SafeTensorsEntry& entry : w.files_.back().entries()) {
-      const bool fresh = w.places_.emplace(w.bare(entry.name), Place{w.files_.size() - 1, entry}).second;
-      LOCKSTEP_CHECK(fresh, path, ": tensor '", entry.name, "' is there twice, in another file or without \"", prefix,
-                     "\"");
-    }
-  }
+  w.add(paths);
   for (const auto& [name, file] : by_name) {
     const auto found = w.places_.find(w.bare(name));
     LOCKSTEP_CHECK(found != w.places_.end() && paths[found->second.file] == folder + "/" + file, index, ": expected '",

@@ -12,6 +12,7 @@ class Weights {
  public:
   /// Opens and checks all files. prefix: what names may begin with or not.
   static Weights open(const std::string& folder, const std::string& prefix);
+  static Weights of_files(const std::vector<std::string>& paths, const std::string& prefix);
   bool contains(const std::string& name) const { return places_.count(bare(name)) > 0; }
   /// Its shape and dtype; error when there is none.
   const data::SafeTensorsEntry& entry(const std::string& name) const;
@@ -22,6 +23,7 @@ class Weights {
   const std::string& folder() const { return folder_; }
 
  private:
+  void add(const std::vector<std::string>& paths);
   struct Place {
     size_t file = 0;
     data::SafeTensorsEntry entry;

@@ -62,8 +62,8 @@ TEST_CASE("config: malformed files, one problem each") {
       {R"({"lr": 0.1})", "lr: no such key"},
       {R"({"": 1})", ": no such key"},
       {R"({"a\nb": 1})", R"(a\nb: no such key)"},
-      {R"({"bf16": {"enabled": true}, "bfloat16": {"enabled": true}})",
-       "bf16.enabled: the file says bf16.enabled already"},
+      {R"({"bf16": {"enabled": true}, "bfloat16": {"enabled": false}})",
+       "bf16.enabled: the file says bf16.enabled already, and it is true"},
       // Types
       {R"({"fp16": true})", "fp16: expected an object {...}, got true"},
       {R"({"zero_optimization": true})",

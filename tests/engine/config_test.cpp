@@ -280,7 +280,7 @@ TEST_CASE("config: the table of keys") {
     CHECK(contains(config_reference(), "`" + key.path + "`"));
     if (key.status == Status::renamed) CHECK(contains(config_reference(), key.fallback.as_string()));
     if (key.status != Status::works) continue;
-    CHECK(value_of(key, defaults) == key.fallback);
+    CHECK(value_of(key, &defaults) == key.fallback);
     if (key.path.ends_with(".params")) continue;
     // Its own default is a value that it accepts.
     Json root = Json::Object(), *at = &root;

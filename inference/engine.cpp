@@ -1,0 +1,339 @@
+#include "inference/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <optional>
+
+#include "autograd/tape.h"
+#include "dist/numbers.h"
+#include "engine/engine.h"
+#include "inference/candidates.h"
+#include "inference/checks.h"
+#include "inference/heads.h"
+#include "inference/weights.h"
+#include "nn/build_empty.h"
+#include "nn/hugging_face/pretrained.h"
+#include "parallel/agreement.h"
+#include "parallel/device_map/dispatch.h"
+#include "parallel/moe/expert_parallel.h"
+#include "parallel/tensor/apply.h"
+#include "tensor/random.h"
+#include "tensor/stream.h"
+#include "tensor/suggest.h"
+
+namespace lockstep::inference {
+
+using Group = std::shared_ptr<dist::ProcessGroup>;
+
+struct InferenceEngine::Impl {
+  using Clock = std::chrono::steady_clock;
+
+  Config config;
+  std::function<void(const std::string&)> log;
+  std::string tokenizer;
+  std::unique_ptr<nn::GPT> own;
+  nn::GPT* model = nullptr;
+  dist::ProcessGroup* world = nullptr;
+  Group tp, ep, all;  // ranks that share layers, experts, the model; null: this one alone
+  std::vector<Widened> widened;
+  std::optional<tensor_parallel::TensorParallel> sliced;
+  std::optional<device_map::Dispatched> dispatched;
+  int begins = 0, ends = 0;  // hooks
+  std::optional<Clock::time_point> begun;
+  std::vector<double> times;
+
+  ~Impl() { stop_profiling(); }
+  void say(const std::string& text) const;
+  void join(const InitArgs& args);
+  void share_experts();
+  void place();
+  void save() const;
+  void agree(const char* call, const std::vector<std::string>& lines, const Group& group) const;
+  void stop_profiling();
+  Device device() const { return model->tokens_table.weight.device(); }
+};
+
+namespace {
+
+/// Ranks that exist already, kept by somebody else.
+Group same(dist::ProcessGroup& group) { return {std::shared_ptr<void>(), &group}; }
+
+/// The ranks of one colour, in order; null when that is this rank alone.
+Group part_of(dist::ProcessGroup& world, int size, int color, const char* name) {
+  return size == 1 ? nullptr : size == world.size() ? same(world) : world.split(color, world.rank(), name);
+}
+
+std::string text_of(const Tensor& tokens) {
+  std::string text = str(tokens.shape(), ":");
+  for (const int64_t id : tokens.to(cpu).to_vector<int64_t>()) text += str(" ", id);
+  return text;
+}
+
+template <class List> std::string text_of(const List& list) {
+  std::string text;
+  for (const auto& item : list) text += str(text.empty() ? "" : ",", item);
+  return text;
+}
+
+std::vector<std::string> lines_of(const nn::Generation& g) {
+  std::string bias;
+  for (const auto& [id, value] : g.logit_bias) bias += str(" ", id, ":", value);
+  return {
+      str("max_new_tokens ", g.max_new_tokens, ", min_new_tokens ", g.min_new_tokens, ", do_sample ", g.do_sample,
+          ", seed ", g.seed ? str(*g.seed) : "none", ", num_return_sequences ", g.num_return_sequences, ", num_beams ",
+          g.num_beams, ", length_penalty ", g.length_penalty, ", early_stopping ", g.early_stopping, ", overflow ",
+          int(g.overflow), ", logprobs ", g.logprobs, ", cache ", g.cache_dtype ? str(*g.cache_dtype) : "as computed"),
+      "eos_token_id " + text_of(g.eos_token_id) + ", suppress_tokens " + text_of(g.suppress_tokens) + ", stop " +
+          text_of(g.stop) + ", logit_bias" + bias,
+      str("repetition_penalty ", g.repetition_penalty, ", presence_penalty ", g.presence_penalty,
+          ", frequency_penalty ", g.frequency_penalty, ", no_repeat_ngram_size ", g.no_repeat_ngram_size,
+          ", temperature ", g.temperature, ", top_k ", g.top_k, ", top_p ", g.top_p, ", min_p ", g.min_p)};
+}
+
+/// The value, without a gradient: backward says what to use instead.
+Variable without_gradient(const Variable& value) {
+  if (!NoGrad::grad_enabled()) return value;
+  const Variable none(zeros({}), true);
+  return record("InferenceEngine", {&none}, value.tensor(),
+                [](Backward&) { fail("[InferenceEngine] made for inference; use engine::initialize to train"); });
+}
+
+}  // namespace
+
+void InferenceEngine::Impl::say(const std::string& text) const {
+  if (world && world->rank() != 0) return;
+  if (log) log(text);
+  else std::cerr << text << "\n";
+}
+
+/// Who shares what: neighbours the layers, then the experts; further ranks have models of their own.
+void InferenceEngine::Impl::join(const InitArgs& args) {
+  if (dist::is_initialized()) world = &dist::world();
+  else if (engine::is_launched()) world = &engine::init_distributed();
+  const int tp_size = config.tp(), ep_size = config.ep(), ranks = world ? world->size() : 1, each = tp_size * ep_size;
+  LOCKSTEP_CHECK(ranks % each == 0, "[init_inference] tensor_parallel.tp_size ", tp_size, " x moe.ep_size ", ep_size,
+                 " needs ranks in multiples of ", each, ", there ", ranks == 1 ? "is 1" : str("are ", ranks),
+                 "; start the program with lockstep run -n ", each);
+  if (world && ranks > 1) parallel::check_agreement("init_inference", split(to_text(config), '\n'), *world);
+  if (args.group) {
+    LOCKSTEP_CHECK(args.group->size() == tp_size && ep_size == 1, "[init_inference] expected a group of tp_size ",
+                   tp_size, " ranks, and ep_size 1, got ", args.group->size(), " and ", ep_size);
+    if (tp_size > 1) all = tp = same(*args.group);
+    return;
+  }
+  if (each == 1) return;
+  const int rank = world->rank();
+  tp = part_of(*world, tp_size, rank / tp_size, "tp");
+  ep = part_of(*world, ep_size, rank / each * tp_size + rank % tp_size, "ep");
+  all = tp_size == each ? tp : ep_size == each ? ep : part_of(*world, each, rank / each, "model");
+}
+
+/// Each rank of `ep` keeps its own.
+void InferenceEngine::Impl::share_experts() {
+  for (moe::Layer* layer : moe::layers_of(*model)) {
+    const int there = layer->group ? layer->group->size() : 1;
+    if (!ep) {
+      LOCKSTEP_CHECK(there == 1, "[init_inference] the model's experts lie on ", there, " ranks; write moe.ep_size ",
+                     there);
+      continue;
+    }
+    const int64_t ranks = ep->size(), n = layer->o.experts;
+    LOCKSTEP_CHECK(there == 1 || there == ranks, "[init_inference] moe.ep_size: the model's experts lie on ", there,
+                   " ranks, got ", ranks);
+    LOCKSTEP_CHECK(n % ranks == 0, "[init_inference] moe.ep_size: expected ranks that divide ", n, " experts, got ",
+                   ranks);
+    if (there > 1) continue;
+    layer->experts = {layer->experts.begin() + ep->rank() * (n / ranks),
+                      layer->experts.begin() + (ep->rank() + 1) * (n / ranks)};
+    layer->group = ep;
+  }
+}
+
+/// Fills what this rank has, there where it runs.
+void InferenceEngine::Impl::place() {
+  const zero::OffloadParam& offload = config.zero.offload_param;
+  const bool moves = !config.keep_module_on_host && device().is_cpu() && !default_device().is_cpu();
+  if (config.zero.stage != 3 || offload.device == zero::Offload::none) {
+    if (moves) model->to(default_device());
+    return nn::fill(*model);
+  }
+  const Device there = moves ? default_device() : device();
+  const device_map::Map map{{"", there}, {"blocks", offload.device == zero::Offload::cpu ? "cpu" : "disk"}};
+  dispatched.emplace(
+      device_map::dispatch(*model, device_map::infer(*model, map), {.offload_folder = offload.nvme_path}));
+}
+
+void InferenceEngine::Impl::save() const {
+  const std::string path = config.save_path();
+  if (path.empty()) return;
+  nn::fill(*model);
+  const auto write = [&] {
+    nn::State state;
+    for (const nn::NamedParameter& p : model->named_parameters()) {
+      const auto wide = std::find_if(widened.begin(), widened.end(), [&](const Widened& w) {
+        return w.parameter.impl().get() == p.variable.impl().get();
+      });
+      const Tensor tensor = p.variable.tensor().to(cpu);
+      state.emplace_back(p.name, wide == widened.end() ? tensor : wide->narrowed(tensor));
+    }
+    if (!world || world->rank() < config.tp() * config.ep())
+      save_model(model->o, state, !moe::layers_of(*model).empty(), path, tokenizer, all.get());
+  };
+  if (sliced) sliced->while_whole(nullptr, write);
+  else write();
+}
+
+void InferenceEngine::Impl::agree(const char* call, const std::vector<std::string>& lines, const Group& group) const {
+  if (group) parallel::check_agreement(call, lines, *group);
+}
+
+void InferenceEngine::Impl::stop_profiling() {
+  if (begins == 0) return;
+  model->tokens_table.remove_hook(begins);
+  model->head.remove_hook(ends);
+  begins = ends = 0;
+}
+
+InferenceEngine::InferenceEngine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+InferenceEngine::InferenceEngine(InferenceEngine&&) noexcept = default;
+InferenceEngine::~InferenceEngine() = default;
+
+InferenceEngine::Impl& InferenceEngine::open(const char* call) const {
+  LOCKSTEP_CHECK(impl_, "[InferenceEngine] ", call, "() after destroy()");
+  return *impl_;
+}
+
+Variable InferenceEngine::operator()(const Tensor& tokens) {
+  Impl& m = open("operator()");
+  if (m.tp) m.agree("InferenceEngine", {"tokens " + text_of(tokens)}, m.tp);
+  Variable out;
+  {
+    const NoGrad no_grad;
+    out = (*m.model)(tokens.to(m.device()));
+  }
+  return without_gradient(out);
+}
+
+Variable InferenceEngine::loss(const Tensor& tokens, const Tensor& targets) {
+  Impl& m = open("loss");
+  if (m.tp) m.agree("InferenceEngine", {"tokens " + text_of(tokens), "targets " + text_of(targets)}, m.tp);
+  Variable out;
+  {
+    const NoGrad no_grad;
+    out = m.model->loss(tokens.to(m.device()), targets.to(m.device()));
+  }
+  return without_gradient(out);
+}
+
+std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector<int64_t>> prompts,
+                                                     const nn::Generation& generation,
+                                                     const std::function<bool(size_t, int64_t)>& emit) {
+  Impl& m = open("generate");
+  LOCKSTEP_CHECK(m.config.triangular_masking,
+                 "[InferenceEngine] generate() needs a model whose tokens see no later ones; triangular_masking is "
+                 "false");
+  nn::Generation g = generation;
+  if (m.all) {
+    std::vector<std::string> lines = lines_of(g);
+    for (size_t i = 0; i < prompts.size(); ++i) lines.push_back(str("prompt ", i, ": ") + text_of(prompts[i]));
+    m.agree("generate", lines, m.all);
+    if (!g.greedy() && g.num_beams == 1 && !g.seed) {  // the draws of rank 0
+      const auto drawn = int64_t(philox(next_random_key(), 0)[0]);
+      g.seed = uint64_t(dist::all_gathered(std::vector<int64_t>{drawn}, *m.all, {.tag = "seed of the draws"})[0]);
+    }
+  }
+  if (m.config.max_out_tokens)
+    for (size_t i = 0; i < prompts.size(); ++i)
+      LOCKSTEP_CHECK(int64_t(prompts[i].size()) + g.max_new_tokens <= *m.config.max_out_tokens,
+                     "[InferenceEngine] prompt ", i, " has ", prompts[i].size(), " tokens, and max_new_tokens is ",
+                     g.max_new_tokens, ": expected at most max_out_tokens ", *m.config.max_out_tokens, " together");
+  if (!m.tp || !only_the_likeliest(g)) return nn::generate(*m.model, prompts, g, emit);
+  const CandidateScope scope(m.model->head, m.model->o.vocab, g, *m.tp);
+  return nn::generate(*m.model, prompts, g, emit);
+}
+
+nn::Generated InferenceEngine::generate(const std::vector<int64_t>& prompt, const nn::Generation& generation) {
+  return generate(std::span(&prompt, 1), generation)[0];
+}
+
+nn::GPT& InferenceEngine::module() { return *open("module").model; }
+const Config& InferenceEngine::config() const { return open("config").config; }
+
+void InferenceEngine::profile_model_time() {
+  Impl& m = open("profile_model_time");
+  if (m.begins != 0) return;
+  m.begins = m.model->tokens_table.before_forward([&m](auto&&...) {  // a step looks each sequence's tokens up
+    if (!m.begun) m.begun = Impl::Clock::now();
+  });
+  m.ends = m.model->head.after_forward([&m](auto&&...) {
+    synchronize(m.device());
+    if (m.begun) m.times.push_back(std::chrono::duration<double>(Impl::Clock::now() - *m.begun).count());
+    m.begun.reset();
+  });
+}
+
+std::vector<double> InferenceEngine::model_times() {
+  Impl& m = open("model_times");
+  LOCKSTEP_CHECK(m.begins != 0, "[InferenceEngine] model_times() needs profile_model_time() first");
+  return std::exchange(m.times, {});
+}
+
+void InferenceEngine::destroy() { impl_.reset(); }
+
+namespace {
+
+InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl, const InitArgs& args) {
+  InferenceEngine::Impl& m = *impl;
+  const Config& c = m.config;
+  m.log = args.log;
+  m.tokenizer = args.tokenizer;
+  for (const std::string& warning : c.warnings) m.say("warning: " + warning);
+  check_model(c, *m.model);
+  check_policy(c, *m.model);
+  const NoGrad no_grad;
+  m.model->eval();
+  if (const auto dtype = c.parameter_dtype()) m.model->to(*dtype);
+  if (const auto files = c.checkpoint_files(); !files.empty())
+    start_with_checkpoint(*m.model, files, m.world && m.world->size() > 1 ? m.world : nullptr,
+                          [&m](const std::string& text) { m.say("warning: " + text); });
+  if (!c.triangular_masking)
+    for (auto& block : m.model->blocks.items) block->attention.o.causal = false;
+  m.share_experts();
+  if (m.tp) {
+    m.widened = fit_to_ranks(*m.model, m.tp->size());
+    m.sliced = tensor_parallel::apply(*m.model, *m.tp);
+  }
+  LOCKSTEP_CHECK(!c.enable_cuda_graph || (m.device().is_cpu() && default_device().is_cpu()),
+                 "[init_inference] enable_cuda_graph: steps that differ in length are not captured yet; leave it out");
+  check_memory(c, *m.model);
+  m.save();
+  m.place();
+  return InferenceEngine(std::move(impl));
+}
+
+}  // namespace
+
+InferenceEngine init_inference(nn::GPT& model, const ConfigSource& config, const InitArgs& args) {
+  auto impl = std::make_unique<InferenceEngine::Impl>();
+  impl->config = config.read();
+  impl->model = &model;
+  impl->join(args);
+  return start(std::move(impl), args);
+}
+
+InferenceEngine init_inference(const std::string& folder, const ConfigSource& config, const InitArgs& args) {
+  auto impl = std::make_unique<InferenceEngine::Impl>();
+  impl->config = config.read();
+  impl->join(args);
+  {
+    const nn::BuildEmpty scope;  // each rank fills what it has
+    impl->own = nn::from_pretrained(folder, {.dtype = impl->config.parameter_dtype()});
+  }
+  impl->model = impl->own.get();
+  InitArgs with_tokenizer = args;
+  if (args.tokenizer.empty()) with_tokenizer.tokenizer = folder;
+  return start(std::move(impl), with_tokenizer);
+}
+
+}  // namespace lockstep::inference

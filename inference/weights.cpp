@@ -1,0 +1,129 @@
+#include "inference/weights.h"
+
+#include <filesystem>
+#include <map>
+#include <memory>
+
+#include "data/safetensors.h"
+#include "dist/texts.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/exchange.h"
+#include "engine/checkpoint/tools.h"
+#include "nn/build_empty.h"
+#include "nn/hugging_face/pretrained.h"
+#include "tensor/suggest.h"
+
+namespace lockstep::inference {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What rank 0 says goes for all: an Error there is one everywhere.
+void together(dist::ProcessGroup* group, const char* what, const std::function<void()>& at_rank_0) {
+  std::string error;
+  if (!group || group->rank() == 0) error = checkpoints::error_of(at_rank_0);
+  if (group && group->size() > 1) error = dist::broadcast_text(error, 0, *group, what);
+  LOCKSTEP_CHECK(error.empty(), error);
+}
+
+/// From a checkpoint of ours, a tensor at a time; hashes of its files are checked once.
+void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGroup* group,
+                      const std::function<void(const std::string&)>& warn) {
+  const std::string below = fs::exists(folder + "/checkpoints") ? folder + "/checkpoints" : folder;
+  const auto info = checkpoints::inspect(below, group, {.warn = warn});
+  LOCKSTEP_CHECK(info, "[init_inference] checkpoint: ", folder,
+                 ": expected model.safetensors (Hugging Face's), or checkpoints; it holds neither");
+  together(group, "hashes of a checkpoint", [&] {
+    const auto problems = checkpoints::verify_checkpoint(checkpoints::open_checkpoint(info->path, "", warn));
+    LOCKSTEP_CHECK(problems.empty(), "[init_inference] checkpoint: ", problems.empty() ? "" : problems[0]);
+  });
+  std::vector<std::string> missing;
+  const auto named = model.named_parameters();
+  for (const nn::NamedParameter& p : named) {
+    const auto found = info->tensors.find("model." + p.name);
+    if (found == info->tensors.end()) missing.push_back(p.name);
+    else
+      LOCKSTEP_CHECK(found->second.shape == p.variable.shape(), "[init_inference] checkpoint: ", info->path,
+                     ": expected model.", p.name, " of shape ", p.variable.shape(), ", got ", found->second.shape);
+  }
+  LOCKSTEP_CHECK(missing.empty(), "[init_inference] checkpoint: ", info->path,
+                 ": expected parameters that are not there: ", list_names(missing, 5));
+  for (const nn::NamedParameter& p : named) {
+    const std::string name = "model." + p.name;
+    const auto& saved = info->tensors.at(name);
+    nn::start_with(p.variable, name + " of a checkpoint",
+                   [path = info->path, name, shape = saved.shape, dtype = saved.dtype] {
+                     const Tensor tensor = empty(shape, {.dtype = dtype, .device = cpu});
+                     checkpoints::load(path, {checkpoints::whole(name, tensor)}, nullptr,
+                                       {.verify = checkpoints::Verify::sizes, .strict = false});
+                     return tensor;
+                   });
+  }
+}
+
+/// Under our names, with or without "model." in front; false when these files have others.
+bool start_with_ours(nn::GPT& model, const std::vector<std::string>& paths) {
+  std::vector<std::shared_ptr<const data::SafeTensors>> files;
+  std::map<std::string, size_t> place;
+  for (const std::string& path : paths) {
+    files.push_back(std::make_shared<const data::SafeTensors>(data::SafeTensors::open(path)));
+    for (const std::string& name : files.back()->names()) place[name] = files.size() - 1;
+  }
+  const auto named = model.named_parameters();
+  const bool prefixed = place.count("model." + named[0].name) > 0;
+  const std::string prefix = prefixed ? "model." : "";
+  if (!place.count(prefix + named[0].name)) return false;
+  for (const nn::NamedParameter& p : named) {
+    const std::string name = prefix + p.name;
+    LOCKSTEP_CHECK(place.count(name), "[init_inference] checkpoint: ", paths[0], ": expected a tensor ", name,
+                   ", there is none");
+    const Shape shape = files[place[name]]->tensor(name).shape();
+    LOCKSTEP_CHECK(shape == p.variable.shape(), "[init_inference] checkpoint: ", paths[0], ": expected ", name,
+                   " of shape ", p.variable.shape(), ", got ", shape);
+  }
+  for (const nn::NamedParameter& p : named) {
+    const std::string name = prefix + p.name;
+    nn::start_with(p.variable, name + " of a file", [file = files[place[name]], name] { return file->tensor(name); });
+  }
+  return true;
+}
+
+}  // namespace
+
+void start_with_checkpoint(nn::GPT& model, const std::vector<std::string>& files, dist::ProcessGroup* group,
+                           const std::function<void(const std::string&)>& warn) {
+  for (const std::string& file : files) {
+    LOCKSTEP_CHECK(fs::exists(file), "[init_inference] checkpoint: ", file, ": no such file or folder");
+    LOCKSTEP_CHECK(fs::is_directory(file) ? files.size() == 1 : file.ends_with(".safetensors"),
+                   "[init_inference] checkpoint: expected one folder, or safetensors files, got ", file);
+  }
+  if (!fs::is_directory(files[0])) {
+    if (!start_with_ours(model, files)) nn::load_pretrained(model, files);
+  } else if (nn::is_pretrained(files[0])) {
+    nn::load_pretrained(model, files[0]);
+  } else {
+    start_with_saved(model, files[0], group, warn);
+  }
+}
+
+void save_model(const nn::GPT::Options& options, const nn::State& state, bool has_experts, const std::string& folder,
+                const std::string& tokenizer, dist::ProcessGroup* group) {
+  if (has_experts) {
+    checkpoints::Contents contents;
+    for (const auto& [name, tensor] : state) contents.pieces.push_back(checkpoints::whole("model." + name, tensor));
+    return checkpoints::save(folder, "inference", contents, group);
+  }
+  together(group, "a model is saved", [&] {
+    std::unique_ptr<nn::GPT> model;
+    {
+      const nn::BuildEmpty scope;
+      model = std::make_unique<nn::GPT>(options);
+    }
+    const auto named = model->named_parameters();
+    for (size_t i = 0; i < named.size(); ++i) Variable(named[i].variable).set_tensor(state[i].second);
+    nn::save_pretrained(*model, folder, {.tokenizer = tokenizer});
+  });
+}
+
+}  // namespace lockstep::inference
