@@ -39,6 +39,24 @@ std::vector<std::string> one_bit_reasons(const Config& c, const parallel::Plan& 
   return reasons;
 }
 
+namespace {
+
+/// What is against state in 8 bits, in blocks of elements.
+std::vector<std::string> eight_bit_reasons(const Config& c, const parallel::Plan& plan, const std::string& optimizer) {
+  std::vector<std::string> reasons;
+  const std::string name = optimizer.empty() ? "optimizer.type: " + c.optimizer.type : optimizer;
+  if (!lower(name).ends_with("8bit")) return reasons;
+  const std::string wide = name.substr(name.rfind(' ') + 1, name.size() - name.rfind(' ') - 5);
+  if (plan.tp > 1)
+    reasons.push_back(str(name, " has a scale for 256 elements of a whole parameter, which tp", plan.tp,
+                          " cuts elsewhere; leave tp out, or take ", wide));
+  if (c.zero_optimization.offload_optimizer.device == zero::Offload::nvme)
+    reasons.push_back(str(name, " keeps bytes, and offload to nvme files of f32; offload to cpu, or take ", wide));
+  return reasons;
+}
+
+}  // namespace
+
 std::vector<std::string> one_bit_warnings(const Config& c, const std::string& optimizer) {
   std::vector<std::string> warnings;
   if (!is_one_bit(optimizer.empty() ? c.optimizer.type : optimizer)) return warnings;
@@ -56,6 +74,7 @@ std::vector<std::string> reasons_against(const Config& c, const parallel::Plan& 
   plan.zero = std::max(plan.zero, int(c.zero_optimization.stage));
   std::vector<std::string> reasons = parallel::reasons_against(plan, sizes);
   for (std::string& reason : one_bit_reasons(c, plan, optimizer)) reasons.push_back(std::move(reason));
+  for (std::string& reason : eight_bit_reasons(c, plan, optimizer)) reasons.push_back(std::move(reason));
   const auto refuse = [&](bool holds, const std::string& reason) {
     if (holds) reasons.push_back(reason);
   };

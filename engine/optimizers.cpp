@@ -1,4 +1,6 @@
 // Optimizers by DeepSpeed's names, with its defaults: a file that says nothing of an option means what it means there.
+#include <limits>
+
 #include "engine/params.h"
 #include "optim/optim.h"
 #include "parallel/onebit/onebit.h"
@@ -125,6 +127,34 @@ Make muon(Params& p) {
   };
 }
 
+// --- state in 8 bits; tables of tokens have f32, as most rows have no gradient most of the time ---
+
+template <class Class, class O> NamedType eight_bit(const char* name, const char* doc) {
+  return {name, doc, [name](Params& p) -> Make {
+            O o;
+            o.lr = 1e-3;
+            p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("weight_decay", &o.weight_decay);
+            if constexpr (requires { o.eps; }) {
+              p("eps", &o.eps)("bias_correction", &o.bias_correction);
+              p.fixed("amsgrad", false, "its largest second moments have no form in 8 bits");
+            }
+            p("min_8bit_size", &o.min_8bit_size, least(0))("maximize", &o.maximize);
+            p.fixed("optim_bits", 8, "that is what it is");
+            p.fixed("block_wise", true, "scales are of blocks of 256");
+            p.fixed("percentile_clipping", 100, "gradients are clipped by gradient_clipping");
+            p.without_effect("is_paged", false, "there is offload_optimizer for that");
+            p.check([&] { o.check(name); });
+            return [o](const NamedParameters& parameters, dist::ProcessGroup*) {
+              std::vector<typename Class::Group> groups{{{}, o}, {{}, o}};
+              groups[1].options.min_8bit_size = std::numeric_limits<int64_t>::max();
+              for (const auto& one : parameters) groups[one.is_table].parameters.push_back(one.variable);
+              Optimizers made;
+              made.push_back(std::make_unique<Class>(groups));
+              return made;
+            };
+          }};
+}
+
 /// What the 1-bit kinds of Adam name before their own options.
 template <class O> Params& one_bit_adam(Params& p, O& o) {
   p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps)("bias_correction", &o.bias_correction);
@@ -169,6 +199,9 @@ const std::vector<NamedType>& optimizer_types() {
                               p("lr", &o.lr)("alpha", &o.alpha)("eps", &o.eps)("weight_decay", &o.weight_decay);
                               p("momentum", &o.momentum)("centered", &o.centered)("maximize", &o.maximize);
                             }),
+      eight_bit<optim::AdamW8bit, optim::AdamW8bitOptions>("AdamW8bit", "AdamW with moments in 8 bits"),
+      eight_bit<optim::Adam8bit, optim::Adam8bitOptions>("Adam8bit", "Adam with moments in 8 bits"),
+      eight_bit<optim::Lion8bit, optim::Lion8bitOptions>("Lion8bit", "Lion with its moment in 8 bits"),
       {"Muon", "matrices; embeddings, heads and all else go to AdamW (Adam when adam_w_mode is false)", muon},
       plain<onebit::OneBitAdam>(
           "OneBitAdam", "1 bit an element on the wire after freeze_step; stage 0", onebit::OneBitAdamOptions{},

@@ -22,7 +22,7 @@ namespace {
 
 struct Asked {
   std::string name;
-  std::vector<int64_t> bytes;     ///< that it keeps for an element
+  std::vector<double> bytes;      ///< that it keeps for an element
   std::vector<bool> elementwise;  ///< false: a parameter has one owner
 };
 
@@ -46,13 +46,16 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
   asked.bytes.resize(tiny.size()), asked.elementwise.resize(tiny.size());
   for (const auto& p : tiny) p.variable.grad() = ones(p.variable.shape(), {.dtype = dtype});
   for (const auto& o : make_optimizers(config, tiny)) {
+    for (const Variable& p : o->parameters())
+      o->state_of(p).whole = numel_of(model.parameters[places.at(p.impl().get())].shape);
     o->step();
     asked.name += (asked.name.empty() ? "" : " and ") + std::string(o->name());
     for (const Variable& p : o->parameters()) {
       const size_t i = places.at(p.impl().get());
       asked.bytes[i] = one_bit ? 8 : 0;
       for (const auto& [key, tensor] : o->state_of(p).tensors)
-        if (tensor.defined()) asked.bytes[i] += size_of(tensor.dtype());
+        if (tensor.defined())
+          asked.bytes[i] += double(size_of(tensor.dtype())) / double(optim::is_per_block(key) ? o->block() : 1);
       asked.elementwise[i] = o->is_elementwise();
     }
   }
@@ -81,7 +84,8 @@ void add_bytes(Forecast& plan, const zero::ZeroOptions& o, int sharing) {
         (moved ? b.parameters_elsewhere : b.parameters) += part * width;
       }
       for (size_t place = 0; place < u.parameters.size(); ++place)
-        b.optimizer += u.layout.owned(place, number).size() * plan.state_bytes[u.parameters[place]];
+        b.optimizer +=
+            std::llround(double(u.layout.owned(place, number).size()) * plan.state_bytes[u.parameters[place]]);
     }
     if (o.offload_optimizer.device != zero::Offload::none) {
       b.optimizer_elsewhere = int64_t(double(b.optimizer) * o.offload_optimizer.ratio);
@@ -129,8 +133,7 @@ Forecast plan(const Config& asked, const ModelShape& model, int ranks, int shari
     if (!u.persistent) p.largest_module = std::max(p.largest_module, u.layout.whole());
   }
   double state = 0;
-  for (size_t i = 0; i < model.parameters.size(); ++i)
-    state += double(p.state_bytes[i]) * double(model.parameters[i].numel());
+  for (size_t i = 0; i < model.parameters.size(); ++i) state += p.state_bytes[i] * double(model.parameters[i].numel());
   const double psi = double(model.numel());
   p.formula = zero::model_state(options.stage, psi, ranks, double(size_of(p.parameter_dtype)), state / psi);
   p.formula.gradients *= double(size_of(p.gradient_dtype)) / double(size_of(p.parameter_dtype));

@@ -26,7 +26,7 @@ struct Forecast {
   int ranks = 1;
   DType parameter_dtype = f32, gradient_dtype = f32;
   std::string optimizer;  ///< "AdamW", "Muon and AdamW"
-  std::vector<int64_t>
+  std::vector<double>
       state_bytes;  ///< that the optimizer keeps for an element of each parameter, master weights included
   std::vector<zero::PlannedUnit> units;
   std::vector<RankBytes> bytes;  ///< of each rank

@@ -80,6 +80,51 @@ class Lion : public OptimizerOf<LionOptions> {
   LOCKSTEP_OPTIMIZER(Lion);
 };
 
+/// Moments in 8 bits (tensor/block_codes.h): 2.03 bytes an element in place of 8. Smaller parameters have f32 state.
+/// Tables of tokens should have it, too, as most rows have no gradient most of the time: a group with min_8bit_size =
+/// INT64_MAX.
+struct Adam8bitOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  int64_t min_8bit_size = 4096;
+  bool maximize = false, bias_correction = true;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+class Adam8bit : public OptimizerOf<Adam8bitOptions> {
+  LOCKSTEP_OPTIMIZER(Adam8bit);
+
+ public:
+  int64_t block() const override;
+};
+
+struct AdamW8bitOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+  int64_t min_8bit_size = 4096;
+  bool maximize = false, bias_correction = true;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+class AdamW8bit : public OptimizerOf<AdamW8bitOptions> {
+  LOCKSTEP_OPTIMIZER(AdamW8bit);
+
+ public:
+  int64_t block() const override;
+};
+
+struct Lion8bitOptions {
+  double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
+  int64_t min_8bit_size = 4096;
+  bool maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+class Lion8bit : public OptimizerOf<Lion8bitOptions> {
+  LOCKSTEP_OPTIMIZER(Lion8bit);
+
+ public:
+  int64_t block() const override;
+};
+
 struct LAMBOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0, min_trust = 0.01, max_trust = 10;
   bool bias_correction = true, maximize = false;

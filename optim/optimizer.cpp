@@ -164,8 +164,10 @@ void Optimizer::load_state(const OptimizerState& saved) {
   };
   for (const auto& [key, tensor] : saved.tensors) {
     const Variable& parameter = *owner(key);
-    LOCKSTEP_CHECK(tensor.shape() == parameter.shape(), "[", name(), "] expected '", key, "' of shape ",
-                   parameter.shape(), ", got ", tensor.shape());
+    const Shape expected =
+        is_per_block(key) ? Shape{(parameter.numel() + block() - 1) / block()} : Shape(parameter.shape());
+    LOCKSTEP_CHECK(tensor.shape() == expected, "[", name(), "] expected '", key, "' of shape ", expected, ", got ",
+                   tensor.shape());
     const MemoryScope scope(Memory::optimizer);
     states[parameter.impl().get()].tensors[key.substr(key.rfind('.') + 1)] = tensor.clone();
   }

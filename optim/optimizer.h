@@ -16,6 +16,7 @@ struct ParameterState {
   int64_t step = 0;
   std::map<std::string, Tensor> tensors;
   std::map<std::string, double> numbers;  ///< what else it keeps ("step" is taken)
+  int64_t whole = 0;                      ///< elements of the whole parameter, where this is of a part; 0: it is whole
   /// The tensor of that name, made of zeros shaped like `like` at the first call.
   Tensor& zeros(const std::string& name, const Tensor& like);
 };
@@ -25,6 +26,9 @@ struct OptimizerState {
   std::vector<std::pair<std::string, Tensor>> tensors;
   std::map<std::string, double> numbers;
 };
+
+/// A tensor of a state that has a number for each block of elements (Optimizer::block()), not for each element.
+inline bool is_per_block(const std::string& name) { return name.ends_with("_absmax"); }
 
 class Optimizer {
  public:
@@ -48,6 +52,8 @@ class Optimizer {
   void keep_average(double decay);
   /// False for rules that look at a whole parameter (LAMB, Muon): these cannot run on a shard of one.
   virtual bool is_elementwise() const { return true; }
+  /// Elements that share numbers of the state, which are in tensors of is_per_block(): parts begin at multiples of it.
+  virtual int64_t block() const { return 1; }
   /// True for optimizers whose step() moves gradients between ranks itself (parallel/onebit/): no wrapper may have
   /// reduced them before.
   virtual bool communicates() const { return false; }

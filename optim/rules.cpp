@@ -6,15 +6,6 @@
 
 namespace lockstep::optim {
 
-namespace {
-
-/// For rules whose kernel does not round into a 16-bit parameter by itself.
-void round_into(Tensor& low, const Tensor& p) {
-  if (low.defined()) low.copy_(p);
-}
-
-}  // namespace
-
 std::map<std::string, double*> SGDOptions::by_name() {
   return {{"lr", &lr}, {"momentum", &momentum}, {"dampening", &dampening}, {"weight_decay", &weight_decay}};
 }
@@ -98,27 +89,10 @@ void RMSprop::update(int group, Tensor& p, const Tensor& grad, ParameterState& s
   round_into(low, p);
 }
 
-std::map<std::string, double*> LionOptions::by_name() {
-  return {{"lr", &lr}, {"beta1", &beta1}, {"beta2", &beta2}, {"weight_decay", &weight_decay}};
-}
-void LionOptions::check(const char* op) const {
-  check_range(op, "lr", lr, 0);
-  check_range(op, "beta1", beta1, 0, 1);
-  check_range(op, "beta2", beta2, 0, 1);
-  check_range(op, "weight_decay", weight_decay, 0);
-}
+std::map<std::string, double*> LionOptions::by_name() { return lion_names(*this); }
+void LionOptions::check(const char* op) const { check_lion(op, *this); }
 void Lion::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
-  const LionOptions& o = options_[group];
-  Tensor& m = state.zeros("exp_avg", p);
-  LOCKSTEP_KERNEL(p.device(), lion)
-  (p, grad, m,
-   {.lr = o.lr,
-    .beta1 = o.beta1,
-    .beta2 = o.beta2,
-    .weight_decay = o.weight_decay,
-    .maximize = o.maximize,
-    .grad_scale = grad_scale});
-  round_into(low, p);
+  lion_update(options_[group], p, grad, state, low, grad_scale);
 }
 
 }  // namespace lockstep::optim

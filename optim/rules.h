@@ -31,6 +31,21 @@ inline double bias_correction(bool wanted, double beta, int64_t step) {
   return wanted ? 1 - std::pow(beta, double(step)) : 1;
 }
 
+template <class Options>
+AdamArgs adam_args(const Options& o, bool decoupled, int64_t step, int64_t updates, double grad_scale) {
+  AdamArgs args{.lr = o.lr,
+                .beta1 = o.beta1,
+                .beta2 = o.beta2,
+                .eps = o.eps,
+                .weight_decay = o.weight_decay,
+                .decoupled = decoupled,
+                .bias1 = bias_correction(o.bias_correction, o.beta1, step),
+                .bias2 = bias_correction(o.bias_correction, o.beta2, updates),
+                .grad_scale = grad_scale};
+  if constexpr (requires { o.maximize; }) args.maximize = o.maximize;
+  return args;
+}
+
 /// Adam on one parameter, whose second moment changes for the `updates`-th time. decoupled: AdamW's decay.
 template <class Options>
 void adam_update(const Options& o, bool decoupled, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
@@ -38,20 +53,42 @@ void adam_update(const Options& o, bool decoupled, Tensor& p, const Tensor& grad
   Tensor& m = state.zeros("exp_avg", p);
   Tensor& v = state.zeros("exp_avg_sq", p);
   Tensor v_max;
-  AdamArgs args{.lr = o.lr,
-                .beta1 = o.beta1,
-                .beta2 = o.beta2,
-                .eps = o.eps,
-                .weight_decay = o.weight_decay,
-                .decoupled = decoupled,
-                .bias1 = bias_correction(o.bias_correction, o.beta1, state.step),
-                .bias2 = bias_correction(o.bias_correction, o.beta2, updates),
-                .grad_scale = grad_scale};
-  if constexpr (requires { o.amsgrad; }) {  // not of all
-    args.maximize = o.maximize;
+  const AdamArgs args = adam_args(o, decoupled, state.step, updates, grad_scale);
+  if constexpr (requires { o.amsgrad; })  // not of all
     if (o.amsgrad) v_max = state.zeros("max_exp_avg_sq", p);
-  }
   LOCKSTEP_KERNEL(p.device(), adam)(p, grad, m, v, v_max, low, args);
+}
+
+/// For rules whose kernel does not round into a 16-bit parameter by itself.
+inline void round_into(Tensor& low, const Tensor& p) {
+  if (low.defined()) low.copy_(p);
+}
+
+template <class Options> std::map<std::string, double*> lion_names(Options& o) {
+  return {{"lr", &o.lr}, {"beta1", &o.beta1}, {"beta2", &o.beta2}, {"weight_decay", &o.weight_decay}};
+}
+
+template <class Options> void check_lion(const char* op, const Options& o) {
+  check_range(op, "lr", o.lr, 0);
+  check_range(op, "beta1", o.beta1, 0, 1);
+  check_range(op, "beta2", o.beta2, 0, 1);
+  check_range(op, "weight_decay", o.weight_decay, 0);
+}
+
+template <class Options> LionArgs lion_args(const Options& o, double grad_scale) {
+  return {.lr = o.lr,
+          .beta1 = o.beta1,
+          .beta2 = o.beta2,
+          .weight_decay = o.weight_decay,
+          .maximize = o.maximize,
+          .grad_scale = grad_scale};
+}
+
+template <class Options>
+void lion_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
+                 double grad_scale) {
+  LOCKSTEP_KERNEL(p.device(), lion)(p, grad, state.zeros("exp_avg", p), lion_args(o, grad_scale));
+  round_into(low, p);
 }
 
 template <class Options>

@@ -347,7 +347,7 @@ void add_memory(const RunFiles& run, Analysis& a) {
     const double n = number_of(*how, "ranks", 1), elements = std::max(1., number_of(*how, "parameters", 1)),
                  width = number_of(*how, "parameter_bytes") / elements;
     const int stage = std::max(0, int(number_of(*how, "zero", 0)));
-    const bool adam = text_of(*how, "optimizer").starts_with("Adam");
+    const bool adam = text_of(*how, "optimizer") == "Adam" || text_of(*how, "optimizer") == "AdamW";
     const zero::ModelState state = zero::model_state(stage, elements, int(n), width, 8);
     const auto share = [&](int from, const char* all) { return stage >= from ? str(all, "/n") : std::string(all); };
     formulas["parameter"] = {state.parameters, share(3, width == 4 ? "4Ψ" : "bΨ")};

@@ -100,7 +100,11 @@ int64_t ShardedOptimizer::plan_regions(size_t u, int64_t end) {
   std::set<std::string> keys;
   for (Piece& piece : unit.pieces) {
     if (piece.home != Offload::nvme) continue;
-    piece.keys = keys_of(s_.parameters[piece.parameter]);
+    const Parameter& p = s_.parameters[piece.parameter];
+    LOCKSTEP_CHECK(p.optimizer->block() == 1, "[offload] ", p.optimizer->name(),
+                   " keeps state in 8 bits, in blocks of ", p.optimizer->block(),
+                   " elements, and files have state in f32 only; offload to cpu");
+    for (const auto& [key, dtype] : keys_of(p)) piece.keys.push_back(key);
     keys.insert(piece.keys.begin(), piece.keys.end());
   }
   for (const std::string& key : keys) {
@@ -110,24 +114,26 @@ int64_t ShardedOptimizer::plan_regions(size_t u, int64_t end) {
   return end;
 }
 
-/// What the optimizer keeps for a parameter. The rule alone knows, so it is asked with one of one element.
-std::vector<std::string> ShardedOptimizer::keys_of(const Parameter& p) const {
+/// What the optimizer keeps for a parameter. The rule alone knows, so it is asked with a part of one element.
+std::map<std::string, DType> ShardedOptimizer::keys_of(const Parameter& p) const {
   const bool wide = size_of(p.variable.dtype()) >= 4;
   const TensorOptions like{.dtype = wide ? p.variable.dtype() : f32, .device = cpu};
   Tensor one = zeros({1, 1}, like), low;
-  optim::ParameterState state{.step = 1, .tensors = {}};
+  optim::ParameterState state{.step = 1, .tensors = {}, .whole = p.variable.numel()};
   p.optimizer->advance(p.group, one, zeros({1, 1}, like), state, low, 1);
-  std::vector<std::string> keys;
-  if (!wide) keys.push_back("master");
+  std::map<std::string, DType> keys;
+  if (!wide) keys["master"] = f32;
   for (const auto& [key, tensor] : state.tensors)
-    if (tensor.defined()) keys.push_back(key);
+    if (tensor.defined()) keys[key] = tensor.dtype();
   return keys;
 }
 
 /// Elements: blocks of a file hold whole elements of every type.
 int64_t ShardedOptimizer::tile_size(const Unit& unit) const {
-  for (const Piece& piece : unit.pieces)
-    if (!s_.parameters[piece.parameter].optimizer->is_elementwise()) return std::max<int64_t>(unit.layout.shard, 1);
+  for (const Piece& piece : unit.pieces) {
+    const optim::Optimizer& o = *s_.parameters[piece.parameter].optimizer;
+    if (!o.is_elementwise() || o.block() > 1) return std::max<int64_t>(unit.layout.shard, 1);
+  }
   return std::max(s_.options.sub_group_size / file_block * file_block, file_block);
 }
 
@@ -210,9 +216,10 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const 
       return tile.view(buffer, found->second, part, state_dtype(unit));
     }
     const Tensor& all = piece.state[key];
-    return all.defined() ? all.narrow(0, part.begin - piece.at, part.size()) : Tensor();
+    if (!all.defined() || is_whole) return all;
+    return all.narrow(0, part.begin - piece.at, part.size());
   };
-  optim::ParameterState state{.step = p.steps, .tensors = {}};
+  optim::ParameterState state{.step = p.steps, .tensors = {}, .whole = p.variable.numel()};
   if (piece.started) {
     std::vector<std::string> keys;
     if (in_file) keys = piece.keys;
@@ -240,7 +247,7 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const 
     if (low.defined()) low = low.view(p.variable.shape());
   }
   for (auto& [key, tensor] : state.tensors)
-    if (tensor.defined()) tensor = tensor.view(w.shape());
+    if (tensor.defined() && !optim::is_per_block(key)) tensor = tensor.view(w.shape());
   p.optimizer->advance(p.group, w, g, state, low, 1);
   if (here.storage() != lives.storage()) lives.copy_(here);  // on another device
   for (const auto& [key, tensor] : state.tensors) {
@@ -273,10 +280,11 @@ std::map<std::string, Tensor> ShardedOptimizer::make_kept(Unit& unit, Piece& pie
   const bool made = !std::exchange(piece.started, true);
   if (piece.home != Offload::nvme) {
     const MemoryScope scope(piece.home == Offload::none ? Memory::optimizer : Memory::offload);
-    for (const std::string& key : keys_of(s_.parameters[piece.parameter])) {
+    const Parameter& p = s_.parameters[piece.parameter];
+    for (const auto& [key, dtype] : keys_of(p)) {
       Tensor& tensor = piece.state[key];
       if (!tensor.defined())
-        tensor = zeros({piece.range.size()}, {.dtype = state_dtype(unit), .device = home_of(piece)});
+        tensor = zeros({entries(p, key, piece.range).size()}, {.dtype = dtype, .device = home_of(piece)});
     }
   }
   const auto all = kept(unit, piece);

@@ -27,7 +27,7 @@ class ShardedOptimizer {
   Device home_of(const Piece& piece) const {
     return piece.home == Offload::none ? s_.device : Device(cpu);
   }  // where it is updated
-  std::vector<std::string> keys_of(const Parameter& p) const;
+  std::map<std::string, DType> keys_of(const Parameter& p) const;
   void find_homes();
   int64_t plan_regions(size_t u, int64_t end);
   int64_t tile_size(const Unit& unit) const;

@@ -63,6 +63,12 @@ struct Unit : PlannedUnit {
   dist::Work published;   // what was updated is shared
 };
 
+/// What of a state's tensor of that name belongs to these elements: as many, or a number for each block.
+inline dist::Range entries(const Parameter& p, const std::string& key, dist::Range elements) {
+  const int64_t block = optim::is_per_block(key) ? p.optimizer->block() : 1;
+  return {elements.begin / block, (elements.end + block - 1) / block};
+}
+
 inline Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()}); }
 
 class Stage : public parallel::Reducer::Policy {

@@ -22,10 +22,12 @@ Piece Stage::all_owned(const Parameter& p) const {
 std::vector<StatePiece> Stage::state(bool to_load, bool make) {
   std::vector<StatePiece> all;
   // Where every rank has everything, each hands in its shard_range of it.
-  const auto add = [&](const std::string& key, const Parameter& p, dist::Range range, const Tensor& tensor,
+  const auto add = [&](const std::string& key, const Parameter& p, dist::Range elements, const Tensor& tensor,
                        bool everywhere) {
     const std::string name = key + "." + p.name;
-    const Shape& shape = p.variable.shape();
+    const dist::Range range = entries(p, key, elements);
+    const Shape shape =
+        optim::is_per_block(key) ? Shape{entries(p, key, {0, p.variable.numel()}).size()} : Shape(p.variable.shape());
     if (everywhere && !to_load) {
       const dist::Range mine = dist::shard_range(range.size(), p.ranks->size(), p.ranks->rank());
       if (mine.size() > 0) all.push_back({name, shape, mine, tensor.narrow(0, mine.begin, mine.size())});

@@ -32,6 +32,10 @@ const Row kAll[] = {
        return std::make_unique<RMSprop>(p, RMSpropOptions{.lr = 0.02, .momentum = 0.5, .centered = true});
      }},
     {"Lion", [](auto p) { return std::make_unique<Lion>(p, LionOptions{.lr = 0.02}); }},
+    {"Adam8bit", [](auto p) { return std::make_unique<Adam8bit>(p, Adam8bitOptions{.lr = 0.05, .min_8bit_size = 0}); }},
+    {"AdamW8bit",
+     [](auto p) { return std::make_unique<AdamW8bit>(p, AdamW8bitOptions{.lr = 0.05, .min_8bit_size = 0}); }},
+    {"Lion8bit", [](auto p) { return std::make_unique<Lion8bit>(p, Lion8bitOptions{.lr = 0.02, .min_8bit_size = 0}); }},
     {"LAMB", [](auto p) { return std::make_unique<LAMB>(p, LAMBOptions{.lr = 0.05}); }},
     {"Muon", [](auto p) { return std::make_unique<Muon>(p, MuonOptions{.lr = 0.05}); }},
 };

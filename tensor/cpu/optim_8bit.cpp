@@ -1,0 +1,178 @@
+// Optimizer steps on moments in 8 bits (tensor/block_codes.h). A block of 256 elements is decoded into the first cache,
+// runs through the step of the f32 kernel, and is encoded again. Whole blocks only are given to threads, and a short
+// last one is padded by zeros, so the bits depend on the block alone.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "tensor/block_codes.h"
+#include "tensor/cpu/parallel.h"
+#include "tensor/cpu/step_lanes.h"
+#include "tensor/ops.h"
+
+namespace lockstep {
+
+namespace {
+
+using namespace on_cpu;
+
+struct CodeMap {
+  std::array<float, 256> values, middles;  // between a value and the next
+  explicit CodeMap(bool is_signed) {
+    size_t n = 0;
+    for (int exponent = -6; exponent <= 0; ++exponent) {
+      const int items = 1 << (6 + exponent + (is_signed ? 0 : 1));  // equal parts of [0.1, 1]
+      const float scale = float(std::pow(10.0, exponent)), step = (1 - 0.1F) / float(items);
+      const auto border = [&](int i) {  // torch.linspace: the second half counts from the end
+        return i < (items + 1) / 2 ? std::fma(step, float(i), 0.1F) : std::fma(-step, float(items - i), 1.F);
+      };
+      for (int i = 0; i < items; ++i) {
+        const float value = scale * ((border(i) + border(i + 1)) / 2);
+        values[n++] = value;
+        if (is_signed) values[n++] = -value;
+      }
+    }
+    values[n++] = 0;
+    values[n++] = 1;
+    std::sort(values.begin(), values.end());
+    for (size_t i = 0; i < 255; ++i) middles[i] = (values[i] + values[i + 1]) / 2;
+    middles[255] = INFINITY;
+  }
+};
+
+const CodeMap& map_of(bool is_signed) {
+  static const CodeMap with_sign(true), without(false);
+  return is_signed ? with_sign : without;
+}
+
+void decode_block(const uint8_t* codes, float absmax, const CodeMap& map, float* to) {
+  for (int i = 0; i < code_block; ++i) to[i] = map.values[codes[i]] * absmax;
+}
+
+/// Gives back the largest magnitude; NaN where there is one.
+float encode_block(const float* from, const CodeMap& map, bool is_signed, uint8_t* codes) {
+  int32_t largest = 0;  // as numbers without sign are in the order of their bits
+  for (int i = 0; i < code_block; ++i) largest = std::max(largest, std::bit_cast<int32_t>(from[i]) & 0x7fffffff);
+  const float absmax = std::bit_cast<float>(largest), divisor = absmax == 0 ? 1 : absmax;
+  float x[code_block];
+  int32_t at[code_block] = {};
+  for (int i = 0; i < code_block; ++i) x[i] = from[i] / divisor;
+  for (int step = 128; step > 0; step /= 2)
+    for (int i = 0; i < code_block; ++i) at[i] += x[i] > map.middles[size_t(at[i] + step - 1)] ? step : 0;
+  if (!is_signed)
+    for (int i = 0; i < code_block; ++i) at[i] = x[i] > 0 ? std::max(at[i], 1) : at[i];
+  for (int i = 0; i < code_block; ++i) codes[i] = uint8_t(at[i]);
+  return absmax;
+}
+
+constexpr int64_t grain_blocks = step_grain / code_block;
+
+/// Calls fn(block, first, elements) on threads.
+template <class Fn> void each_block(int64_t numel, const Fn& fn) {
+  parallel_for(code_blocks(numel), grain_blocks, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) fn(b, b * code_block, std::min(code_block, numel - b * code_block));
+  });
+}
+
+void check_codes(const char* op, const Tensor& like, const BlockCodes& c) {
+  LOCKSTEP_CHECK(c.codes.dtype() == u8 && c.codes.numel() == like.numel() && c.absmax.dtype() == f32 &&
+                     c.absmax.numel() == code_blocks(like.numel()),
+                 "[", op, "] expected ", like.numel(), " codes in u8 and ", code_blocks(like.numel()),
+                 " f32 numbers of blocks, got ", c.codes.numel(), " in ", c.codes.dtype(), " and ", c.absmax.numel());
+}
+
+template <int states, class Step>
+void update_coded(const char* op, Tensor& p, const Tensor& grad, const BlockCodes* const (&state)[states], Tensor& low,
+                  const Step& step) {
+  LOCKSTEP_CHECK(p.device().is_cpu(), "[", op,
+                 "] no cuda kernel for optimizer state in 8 bits; take the optimizer with f32 state, or offload it to "
+                 "cpu");
+  LOCKSTEP_CHECK(p.dtype() == f32, "[", op, "] expected f32 parameters for state in 8 bits, got ", p.dtype());
+  uint8_t* codes[states];
+  float* absmax[states];
+  const CodeMap* maps[states];
+  for (int k = 0; k < states; ++k) {
+    check_codes(op, p, *state[k]);
+    codes[k] = state[k]->codes.template data<uint8_t>();
+    absmax[k] = state[k]->absmax.template data<float>();
+    maps[k] = &map_of(state[k]->is_signed);
+  }
+  float* const values = p.data<float>();
+  dispatch<float, Half, BFloat16>(grad.dtype(), op, [&]<class G> {
+    const G* const gradients = grad.data<G>();
+    each_block(p.numel(), [&](int64_t block, int64_t first, int64_t n) {
+      alignas(64) float moments[states][code_block], padded[code_block];
+      alignas(64) G padded_gradient[code_block];
+      uint8_t some[code_block];
+      const bool is_short = n < code_block;
+      float *at[states + 1] = {}, *value = values + first;
+      const G* gradient = gradients + first;
+      if (is_short) {
+        std::fill(std::copy(value, value + n, padded), padded + code_block, 0.F);
+        std::fill(std::copy(gradient, gradient + n, padded_gradient), padded_gradient + code_block, G(0.F));
+        value = padded, gradient = padded_gradient;
+      }
+      for (int k = 0; k < states; ++k) {
+        const uint8_t* own = codes[k] + first;
+        if (is_short) {
+          std::fill(std::copy(own, own + n, some), some + code_block, uint8_t(0));
+          own = some;
+        }
+        at[k] = moments[k];
+        decode_block(own, absmax[k][block], *maps[k], at[k]);
+        if (is_short) std::fill(at[k] + n, at[k] + code_block, 0.F);
+      }
+      step_vectors<states>(value, gradient, at, code_block / lane_count<float>, step);
+      if (is_short) std::copy(value, value + n, values + first);
+      for (int k = 0; k < states; ++k) {
+        if (is_short) std::fill(at[k] + n, at[k] + code_block, 0.F);
+        absmax[k][block] = encode_block(at[k], *maps[k], state[k]->is_signed, is_short ? some : codes[k] + first);
+        if (is_short) std::copy(some, some + n, codes[k] + first);
+      }
+      if (low.defined())
+        dispatch<Half, BFloat16>(low.dtype(), op, [&]<class L> {
+          L* const to = low.data<L>() + first;
+          for (int64_t i = 0; i < n; ++i) to[i] = L(values[first + i]);
+        });
+    });
+  });
+}
+
+}  // namespace
+
+const std::array<float, 256>& code_map(bool is_signed) { return map_of(is_signed).values; }
+
+void encode_blocks(const Tensor& from, const BlockCodes& to) {
+  check_codes("encode_blocks", from, to);
+  const float* const values = from.data<float>();
+  each_block(from.numel(), [&](int64_t block, int64_t first, int64_t n) {
+    float padded[code_block] = {};
+    uint8_t codes[code_block];
+    std::copy(values + first, values + first + n, padded);
+    to.absmax.data<float>()[block] = encode_block(padded, map_of(to.is_signed), to.is_signed, codes);
+    std::copy(codes, codes + n, to.codes.data<uint8_t>() + first);
+  });
+}
+
+Tensor decode_blocks(const BlockCodes& from) {
+  Tensor to = empty(from.codes.shape(), {.dtype = f32});
+  check_codes("decode_blocks", to, from);
+  const auto& map = code_map(from.is_signed);
+  each_block(to.numel(), [&](int64_t block, int64_t first, int64_t n) {
+    for (int64_t i = first; i < first + n; ++i)
+      to.data<float>()[i] = map[from.codes.data<uint8_t>()[i]] * from.absmax.data<float>()[block];
+  });
+  return to;
+}
+
+void adam_8bit(Tensor& p, const Tensor& grad, const BlockCodes& m, const BlockCodes& v, Tensor& low,
+               const AdamArgs& args) {
+  update_coded<2>("adam_8bit", p, grad, {&m, &v}, low, optim_steps::Adam<float, false>(args));
+}
+
+void lion_8bit(Tensor& p, const Tensor& grad, const BlockCodes& m, Tensor& low, const LionArgs& args) {
+  update_coded<1>("lion_8bit", p, grad, {&m}, low, optim_steps::Lion<float>(args));
+}
+
+}  // namespace lockstep
