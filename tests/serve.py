@@ -57,7 +57,8 @@ class Server:
 
     def figures(self):
         status, text = self.ask("GET", "/metrics")
-        check("metrics", status == 200 and "# TYPE lockstep_blocks_used gauge" in text, text)
+        if status != 200 or "# TYPE lockstep_blocks_used gauge" not in text:
+            raise RuntimeError(f"{status}: {text}")
         return {k.removeprefix("lockstep_"): float(v) for k, v in (line.split() for line in text.splitlines() if not line.startswith("#"))}
 
     def until(self, name, condition):

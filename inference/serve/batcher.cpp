@@ -47,7 +47,7 @@ struct Batcher::Running {
   int64_t number = -1;
   int64_t prompt_scored = 1;  // tokens of the prompt whose log probabilities were handed out; the first has none
   std::vector<int64_t> made;
-  nn::TextStream text;
+  nn::TextStream text = nn::TextStream(std::vector<std::string>());
   std::optional<Answer::Reason> end;
 };
 
