@@ -37,7 +37,9 @@ void serve_model(ServeOptions& o, const LanguageModel& m) {
   serve::ServiceOptions s{.name = o.name, .chat = chat_of(o, m), .batcher = o.batcher};
   if (s.name.empty()) s.name = std::filesystem::path(o.model).lexically_normal().filename().string();
   if (s.name.empty()) s.name = std::filesystem::absolute(o.model).parent_path().filename().string();
-  if (!m.folder.empty() && nn::is_pretrained(m.folder)) s.eos = nn::eos_tokens(m.folder);
+  for (const std::string& folder : {o.model, m.folder})
+    if (s.eos.empty() && nn::is_pretrained(folder)) s.eos = nn::eos_tokens(folder);
+  std::erase_if(s.eos, [&](int64_t id) { return id >= m.model->o.vocab; });  // Transformers' default may be
   if (const auto eos = tokenizer->eos(); s.eos.empty() && eos) s.eos = {*eos};
   if (o.print_steps)
     s.batcher.on_step = [](const serve::State&, const serve::Step& step) {
@@ -67,8 +69,8 @@ void add_serve_command(CLI::App& app) {
   add("--template", o->chat_template, "of chats: plain, chatml, llama2, llama3, none (default: what the folder says)",
       one_of({"plain", "chatml", "llama2", "llama3", "none"}));
   add("--api-key", o->server.api_key, "that requests must have: Authorization: Bearer KEY");
-  limits("--blocks", o->batcher.blocks, "of 32 tokens, for keys and values (0: of 8 texts as long as the context)",
-         whole(0, 1 << 26))
+  limits("--blocks", o->batcher.blocks,
+         "of 32 tokens, for keys and values (0: for 8 texts as long as the context, 4 GiB at most)", whole(0, 1 << 26))
       ->capture_default_str();
   limits("--rows", o->batcher.limits.rows, "tokens that a step computes", whole(1, 1 << 16));
   limits("--sequences", o->batcher.limits.sequences, "that run at a time", whole(1, 4096));

@@ -57,7 +57,8 @@ class Server:
 
     def figures(self):
         status, text = self.ask("GET", "/metrics")
-        check("metrics", status == 200 and "# TYPE lockstep_blocks_used gauge" in text, text)
+        if status != 200 or "# TYPE lockstep_blocks_used gauge" not in text:
+            raise RuntimeError(f"{status}: {text}")
         return {k.removeprefix("lockstep_"): float(v) for k, v in (line.split() for line in text.splitlines() if not line.startswith("#"))}
 
     def until(self, name, condition):
@@ -82,14 +83,14 @@ with tempfile.TemporaryDirectory() as folder:
     os.environ["TMPDIR"] = folder
     d = pathlib.Path(folder)
     text = d / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog. " * 2000)
-    r = run("gpt", "train", "--text", text, "--model", "gpt:2x32x2", "--context", 4096, "--batch", 1, "--steps", 6, "--warmup", 1, "--lr", 0.01, "--eval-batches", 1, "--out", d / "run", "--export", d / "folder")
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 1000)
+    r = run("gpt", "train", "--text", text, "--model", "gpt:2x32x2", "--context", 2048, "--batch", 1, "--steps", 4, "--warmup", 1, "--lr", 0.01, "--eval-batches", 1, "--out", d / "run", "--export", d / "folder")
     check("train", r.returncode == 0, r.stdout + r.stderr)
 
     with Server(d / "run", "--name", "m", "--template", "plain", "--blocks", 300) as s:
         check("health", s.ask("GET", "/health") == (200, {"status": "ok"}))
         check("models", s.ask("GET", "/v1/models")[1]["data"][0]["id"] == "m")
-        check("tokenize", s.ask("POST", "/tokenize", {"prompt": "abc"}) == (200, {"tokens": [97, 98, 99], "count": 3, "max_model_len": 4096}))
+        check("tokenize", s.ask("POST", "/tokenize", {"prompt": "abc"}) == (200, {"tokens": [97, 98, 99], "count": 3, "max_model_len": 2048}))
 
         # What gpt sample says, too.
         sampled = run("gpt", "sample", d / "run", "--prompt", "the ", "--tokens", 40, "--greedy").stdout
@@ -134,7 +135,7 @@ with tempfile.TemporaryDirectory() as folder:
         before = s.figures()["requests_cancelled_total"]
         for stream in (True, False):
             gone = socket.create_connection(("127.0.0.1", s.port))
-            body = json.dumps({"prompt": "x", "max_tokens": 4000, "stream": stream})
+            body = json.dumps({"prompt": "x", "max_tokens": 2000, "stream": stream})
             gone.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
             s.until("it runs", lambda f: f["requests_running"] == 1 and f["blocks_used"] > 0)
             gone.close()
@@ -167,8 +168,19 @@ with tempfile.TemporaryDirectory() as folder:
         check("health is open", s.ask("GET", "/health")[0] == 200)
         status, said = s.ask("POST", "/v1/chat/completions", {"messages": []}, Authorization="Bearer secret")
         check("no template, no chat", status == 400 and "--template" in said["error"]["message"], str(said))
-        status, said = s.ask("POST", "/v1/completions", {"prompt": "the ", "max_tokens": 3000, "temperature": 5, "seed": 1}, Authorization="Bearer secret")
+        status, said = s.ask("POST", "/v1/completions", {"prompt": "the ", "max_tokens": 2000, "temperature": 5, "seed": 1}, Authorization="Bearer secret")
         check("ends at the model's end token", status == 200 and "e" not in said["choices"][0]["text"] and said["choices"][0]["finish_reason"] == "stop", str(said))
     refused("template that the tokenizer has no tokens for", ["gpt", "serve", d / "run", "--template", "llama3"], "<|start_header_id|>")
+
+    # Scores of texts, alone and over HTTP.
+    (d / "score.jsonl").write_text("".join(json.dumps(dict(context=c, continuation=t)) + "\n" for c, t in (("the quick ", "brown"), ("the", " quick"), ("x", "yz"))))
+    r = run("gpt", "score", d / "run", d / "score.jsonl")
+    scores = [json.loads(line) for line in r.stdout.splitlines()]
+    check("score", r.returncode == 0 and [s["tokens"] for s in scores] == [6, 6, 2] and abs(sum(values[3:]) - scores[1]["logprob"]) < 1e-9, f"{r.stdout}{r.stderr}")
+    (d / "bad.jsonl").write_text('{"context": "", "continuation": "x"}\n')
+    refused("score without a context", ["gpt", "score", d / "run", d / "bad.jsonl"], "bad.jsonl:1", "begins a text")
+    (d / "short.txt").write_text("the quick brown fox " * 150)
+    strided = [json.loads(run("gpt", "eval", d / "run", "--text", d / "short.txt", "--stride", n, "--json").stdout) for n in (2048, 700)]
+    check("eval --stride", all(s["tokens"] == 2999 and s["bytes"] == 2999 for s in strided) and strided[0]["loss"] != strided[1]["loss"] and abs(strided[0]["loss"] / strided[0]["bits_per_byte"] - 0.6931471805599453) < 1e-9, str(strided))
 
 finish()

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "nn/text_stream.h"
+#include "tensor/cpu/parallel.h"
 
 namespace lockstep::serve {
 
@@ -13,8 +14,15 @@ namespace {
 
 constexpr int64_t block_tokens = 32;
 
+constexpr int64_t usual_memory = int64_t(4) << 30;  // bytes of keys and values at most, when nothing is said
+
 int64_t blocks_for(const nn::GPT& model, const BatcherOptions& o) {
-  return o.blocks > 0 ? o.blocks : 8 * ((model.o.context + block_tokens - 1) / block_tokens);
+  if (o.blocks > 0) return o.blocks;
+  const nn::MultiHeadAttention::Options& a = model.blocks.items[0]->attention.o;
+  const int64_t bytes = 2 * model.o.layers * block_tokens * a.kv_heads * a.head_size *
+                        int64_t(size_of(model.tokens_table.weight.dtype()));
+  const int64_t texts = 8 * ((model.o.context + block_tokens - 1) / block_tokens);
+  return std::clamp<int64_t>(usual_memory / bytes, 1, texts);
 }
 
 /// The ids of the `count` highest, the lowest first among equals.
@@ -39,7 +47,7 @@ struct Batcher::Running {
   int64_t number = -1;
   int64_t prompt_scored = 1;  // tokens of the prompt whose log probabilities were handed out; the first has none
   std::vector<int64_t> made;
-  nn::TextStream text;
+  nn::TextStream text = nn::TextStream(std::vector<std::string>());
   std::optional<Answer::Reason> end;
 };
 
@@ -210,27 +218,19 @@ void Batcher::compute(const Step& step) {
     }
   }
   std::vector<std::pair<int64_t, std::string>> failed;
-  const auto each = [&](Running& r, const auto& fn) {
-    try {
-      fn();
-    } catch (const std::exception& error) { failed.emplace_back(r.number, error.what()); }
-  };
   try {
     if (wanted.empty()) wanted.push_back(0);  // the model gives at least one row
     const Tensor scores = model_.scores_behind(wanted, tokens, given).tensor().to(cpu).to(f32).contiguous();
     const auto vocab = size_t(scores.size(1));
     done(state_, step);
+    std::vector<Chosen> chosen(whose.size());
+    on_cpu::parallel_for(int64_t(whose.size()), 1, [&](int64_t begin, int64_t end) {
+      for (auto i = size_t(begin); i < size_t(end); ++i)
+        chosen[i] = choose(*whose[i].first, whose[i].second, {scores.data<float>() + i * vocab, vocab});
+    });
     for (size_t i = 0; i < whose.size(); ++i) {
-      auto& [r, behind] = whose[i];
-      const std::span<const float> logits(scores.data<float>() + i * vocab, vocab);
-      const bool of_prompt = behind < int64_t(r->asked.prompt.size());
-      Running& one = *r;
-      const int64_t place = behind;
-      each(one, [&] {
-        if (!of_prompt) return take(one, logits);
-        one.prompt_scored = place + 1;
-        hand_out(one, one.asked.prompt[size_t(place)], logits);
-      });
+      if (chosen[i].error.empty()) take(*whose[i].first, whose[i].second, std::move(chosen[i].token));
+      else failed.emplace_back(whose[i].first->number, chosen[i].error);
     }
   } catch (const std::exception& error) {
     for (const Work& w : step.work) failed.emplace_back(w.number, error.what());
@@ -242,31 +242,41 @@ void Batcher::compute(const Step& step) {
   for (const auto& [number, reason] : ended) drop(number, reason);
 }
 
-/// The next token of a sequence, from the scores behind all that it has.
-void Batcher::take(Running& r, std::span<const float> logits) {
-  const nn::Generation& g = r.asked.generation;
-  if (g.max_new_tokens == 0) {
-    r.end = Answer::Reason::length;
-    return;
-  }
-  const std::vector<double> scores = nn::process_logits(logits, r.asked.prompt, r.made, g);
-  const uint64_t place = r.asked.prompt.size() + r.made.size();
-  const int64_t id = g.greedy() ? nn::likeliest(scores)
-                                : nn::distribution(scores, g, nn::draw(r.seed, r.asked.sequence, place)).back().id;
-  r.made.push_back(id);
-  append(state_, r.number, id);
-  if (std::count(g.eos_token_id.begin(), g.eos_token_id.end(), id)) r.end = Answer::Reason::eos;
-  else if (!g.stop.empty() && (r.text.push(g.text(id)), r.text.stopped())) r.end = Answer::Reason::stop;
-  else if (int64_t(r.made.size()) == g.max_new_tokens) r.end = Answer::Reason::length;
-  hand_out(r, id, logits);
+/// What stands at `place` of a sequence, by the scores behind all in front of it: of its prompt, or a new token.
+Batcher::Chosen Batcher::choose(const Running& r, int64_t place, std::span<const float> logits) {
+  Chosen out;
+  try {
+    const nn::Generation& g = r.asked.generation;
+    if (place < int64_t(r.asked.prompt.size())) {
+      out.token.id = r.asked.prompt[size_t(place)];
+    } else {
+      if (g.max_new_tokens == 0) return out;
+      const std::vector<double> scores = nn::process_logits(logits, r.asked.prompt, r.made, g);
+      out.token.id = g.greedy()
+                         ? nn::likeliest(scores)
+                         : nn::distribution(scores, g, nn::draw(r.seed, r.asked.sequence, uint64_t(place))).back().id;
+    }
+    if (r.asked.logprobs >= 0) {
+      const std::vector<double> logprobs = nn::log_probabilities(logits);
+      out.token.logprob = logprobs[size_t(out.token.id)];
+      out.token.likeliest = highest(logprobs, r.asked.logprobs);
+    }
+  } catch (const std::exception& error) { out.error = error.what(); }
+  return out;
 }
 
-void Batcher::hand_out(Running& r, int64_t id, std::span<const float> logits) {
-  Token token{.id = id};
-  if (r.asked.logprobs >= 0) {
-    const std::vector<double> logprobs = nn::log_probabilities(logits);
-    token.logprob = logprobs[size_t(id)];
-    token.likeliest = highest(logprobs, r.asked.logprobs);
+void Batcher::take(Running& r, int64_t place, Token token) {
+  const nn::Generation& g = r.asked.generation;
+  const int64_t id = token.id;
+  if (place < int64_t(r.asked.prompt.size())) {
+    r.prompt_scored = place + 1;
+  } else {
+    if (g.max_new_tokens == 0) return void(r.end = Answer::Reason::length);
+    r.made.push_back(id);
+    append(state_, r.number, id);
+    if (std::count(g.eos_token_id.begin(), g.eos_token_id.end(), id)) r.end = Answer::Reason::eos;
+    else if (!g.stop.empty() && (r.text.push(g.text(id)), r.text.stopped())) r.end = Answer::Reason::stop;
+    else if (int64_t(r.made.size()) == g.max_new_tokens) r.end = Answer::Reason::length;
   }
   r.answer->push(std::move(token));
 }

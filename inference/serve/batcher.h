@@ -54,7 +54,7 @@ class Answer {
 };
 
 struct BatcherOptions {
-  int64_t blocks = 0;  ///< for keys and values, of 32 tokens; 0: for 8 sequences as long as the context
+  int64_t blocks = 0;  ///< for keys and values, of 32 tokens; 0: for 8 texts as long as the context, but 4 GiB at most
   Limits limits;
   std::function<void(const State&, const Step&)> on_step;  ///< before the model computes it
 };
@@ -83,8 +83,12 @@ class Batcher {
   void run();
   bool step();
   void compute(const Step& step);
-  void take(Running& r, std::span<const float> logits);
-  void hand_out(Running& r, int64_t id, std::span<const float> logits);
+  struct Chosen {
+    Token token;
+    std::string error;
+  };
+  static Chosen choose(const Running& r, int64_t place, std::span<const float> logits);
+  void take(Running& r, int64_t place, Token token);
   void drop(int64_t number, Answer::Reason reason, const std::string& error = "");
 
   nn::GPT& model_;

@@ -168,6 +168,10 @@ bool same_key(const std::string& a, const std::string& b) {
 void set_routes(HttpServer& server, Service& service, const ServerOptions& options) {
   using httplib::Request, httplib::Response;
   server.set_payload_max_length(1 << 20);
+  server.set_socket_options([](socket_t socket) {  // httplib's own let two servers have one port
+    const int yes = 1;
+    setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  });
   server.new_task_queue = [] { return new httplib::ThreadPool(most_connections + spare_threads); };
   server.set_pre_routing_handler([&](const Request& request, Response& response) {
     const bool open = options.api_key.empty() || request.path == "/health" ||

@@ -185,9 +185,14 @@ TEST_CASE("simulate: what is printed and drawn") {
 }
 
 TEST_CASE("paged_attention: the bits of keys in one piece") {
-  for (const auto& [dtype, heads, groups, width, size] :
-       {std::tuple(f32, 4, 4, 16, 32), std::tuple(f32, 6, 2, 20, 16), std::tuple(f64, 2, 1, 8, 64),
-        std::tuple(bf16, 4, 2, 16, 32), std::tuple(f16, 3, 3, 12, 16)}) {
+  struct Row {
+    DType dtype;
+    int64_t heads, groups, width, size;
+  };
+  for (const Row& row : {Row{f32, 4, 4, 16, 32}, Row{f32, 6, 2, 20, 16}, Row{f64, 2, 1, 8, 64}, Row{bf16, 4, 2, 16, 32},
+                         Row{f16, 3, 3, 12, 16}}) {
+    const DType dtype = row.dtype;
+    const int64_t heads = row.heads, groups = row.groups, width = row.width, size = row.size;
     CAPTURE(width);
     manual_seed(7);
     const std::vector<std::pair<int64_t, int64_t>> shapes{{1, 1}, {1, 70}, {300, 300}, {5, 133}, {64, 64}, {1, 33}};
