@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iostream>
 
+#include "apps/finetune.h"
 #include "data/safetensors.h"
 #include "data/text.h"
 #include "nn/build_empty.h"
@@ -194,5 +195,6 @@ int main(int argc, char** argv) {
   testing.callback([&] { eval(o); });
   sampling.callback([&] { sample(o); });
   scoring.callback([&] { logits(o); });
-  return run_cli(app, argc, argv);
+  apps::Finetune words(app, argc, argv);
+  return run_cli(app, words.argc(), words.argv());
 }
