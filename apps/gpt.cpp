@@ -3,6 +3,7 @@
 
 #include <iostream>
 
+#include "apps/finetune.h"
 #include "apps/gpt_commands.h"
 #include "data/safetensors.h"
 #include "data/text.h"
@@ -176,5 +177,6 @@ int main(int argc, char** argv) {
   apps::add_load_command(app);
   apps::add_score_command(app);
   apps::add_serve_command(app);
-  return run_cli(app, argc, argv);
+  apps::Finetune words(app, argc, argv);
+  return run_cli(app, words.argc(), words.argv());
 }

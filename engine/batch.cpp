@@ -40,8 +40,9 @@ pipeline::Sample EngineBase::Impl::sample(const pipeline::Data& data, int64_t mi
   return *next;
 }
 
-/// The model's outputs and, unless `measure` is given, the loss with that of its own layers.
-Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::Loss* measure) {
+/// The model's outputs and, unless `measure` is given, the loss with that of its own layers; the sum over `tokens`
+/// targets where these are counted.
+Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens) {
   std::optional<Autocast> precise;
   if (whole.autocast) precise.emplace(*whole.autocast);
   LOCKSTEP_CHECK(sample.inputs.size() == 1, "[train_batch] expected one input of the model, got ", sample.inputs.size(),
@@ -54,9 +55,11 @@ Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::L
     };
   }
   const Variable out = whole.forward ? whole.forward(sample.inputs[0]) : model.call(sample.inputs[0]);
-  const Variable value = (measure ? *measure : whole.loss_fn)({out}, sample.targets);
+  const Variable value = tokens == 0 ? mul_scalar(sum(out.to(f32)), 0)  // the mean of none is NaN
+                                     : (measure ? *measure : whole.loss_fn)({out}, sample.targets);
   const Variable own = measure || !NoGrad::grad_enabled() ? Variable() : nn::own_loss(model);
-  return own.defined() ? add(value, own.to(value.dtype())) : value;
+  const Variable mean = own.defined() ? add(value, own.to(value.dtype())) : value;
+  return tokens > 0 ? mul_scalar(size_of(mean.dtype()) < 4 ? mean.to(f32) : mean, double(tokens)) : mean;
 }
 
 void EngineBase::Impl::train_whole(const pipeline::Data& data, std::optional<double> metric) {
@@ -71,7 +74,8 @@ void EngineBase::Impl::train_whole(const pipeline::Data& data, std::optional<dou
     begin_random(number, random);  // the forward goes on behind what its data have drawn
     drawn = true;
     const trace::Scope forward("forward", trace::Category::forward, {{"micro_batch", number}}, number);
-    backward(run(one, nullptr), -1);
+    const int64_t tokens = whole.tokens ? whole.tokens(one.targets) : -1;
+    backward(run(one, nullptr, tokens), tokens);
     drawn = false;
     step(metric);
   } while (micro_steps % accumulation != 0);

@@ -115,6 +115,9 @@ struct PipelineModule {
   bool recompute = false;  ///< stages of a model: layers that repeat keep only what goes in, and run again in backward
   /// In place of the model's own (DataParallel, say), where it runs as it is.
   std::function<Variable(const Tensor& input)> forward = {};
+  /// Of how many targets the loss is the mean, where the model runs as it is: a step's loss and gradient are then means
+  /// over the targets of all micro-batches, which may have different numbers of them.
+  std::function<int64_t(const std::vector<Tensor>& targets)> tokens = {};
 };
 
 struct InitializeArgs {

@@ -84,7 +84,7 @@ struct EngineBase::Impl {
   // batch.cpp
   pipeline::Data with_cast(const pipeline::Data& data) const;
   pipeline::Sample sample(const pipeline::Data& data, int64_t micro_batch, uint64_t* drawn = nullptr) const;
-  Variable run(const pipeline::Sample& sample, const pipeline::Loss* measure);
+  Variable run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens = -1);
   void train_whole(const pipeline::Data& data, std::optional<double> metric);
   void train_part(const pipeline::Data& data, std::optional<double> metric);
   std::vector<double> eval_whole(const pipeline::Data& data, int micro_batches, const pipeline::Loss* measure,

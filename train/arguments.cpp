@@ -7,6 +7,7 @@
 #include "optim/optim.h"
 #include "optim/schedule.h"
 #include "tensor/check.h"
+#include "train/optimizer.h"
 
 namespace lockstep::train {
 
@@ -36,10 +37,24 @@ Options TrainingArguments::options() const {
                                                       {"save_steps", save_steps}};
   for (const auto& [name, value] : positive)
     LOCKSTEP_CHECK(value >= 1, "[TrainingArguments] ", name, ": expected 1 or more, got ", value);
+  LOCKSTEP_CHECK(logging_steps >= 1, "[TrainingArguments] logging_steps: expected 1 or more, got ", logging_steps);
+  if (load_best_model_at_end) {
+    LOCKSTEP_CHECK(!output_dir.empty(),
+                   "[TrainingArguments] load_best_model_at_end: expected an output_dir, in which "
+                   "the best model is kept");
+    LOCKSTEP_CHECK(
+        save_strategy == eval_strategy,
+        "[TrainingArguments] load_best_model_at_end: expected the same eval_strategy and save_strategy, got ",
+        eval_strategy, " and ", save_strategy);
+    LOCKSTEP_CHECK(
+        eval_strategy != "steps" || save_steps % eval_steps == 0,
+        "[TrainingArguments] load_best_model_at_end: expected save_steps to be a multiple of eval_steps, got ",
+        save_steps, " and ", eval_steps);
+  }
   LOCKSTEP_CHECK(!fp16 || !bf16, "[TrainingArguments] expected fp16 or bf16, got both");
   LOCKSTEP_CHECK(warmup_steps >= 0, "[TrainingArguments] warmup_steps: expected 0 or more, got ", warmup_steps);
   Options o;
-  o.out = output_dir, o.resume = resume_from_checkpoint;
+  o.out = output_dir, o.resume = resume_from_checkpoint != std::variant<bool, std::string>(false);
   o.config = deepspeed;
   o.batch = per_device_train_batch_size, o.parallel.accumulate = gradient_accumulation_steps;
   o.given = {"batch", "accumulate"};
@@ -54,22 +69,47 @@ Options TrainingArguments::options() const {
 TrainerOptions TrainingArguments::trainer_options() const {
   TrainerOptions o;
   o.optimizer = [a = *this](nn::Module& model) {
-    return std::make_unique<optim::AdamW>(model.parameters(), optim::AdamWOptions{.lr = a.learning_rate,
-                                                                                  .beta1 = a.adam_beta1,
-                                                                                  .beta2 = a.adam_beta2,
-                                                                                  .eps = a.adam_epsilon,
-                                                                                  .weight_decay = a.weight_decay});
+    std::vector<optim::AdamW::Group> groups;  // biases and norms do not decay, as with Hugging Face
+    for (auto& [parameters, weight_decay] : matrices_decay(model, a.weight_decay))
+      groups.push_back({std::move(parameters), optim::AdamWOptions{.lr = a.learning_rate,
+                                                                   .beta1 = a.adam_beta1,
+                                                                   .beta2 = a.adam_beta2,
+                                                                   .eps = a.adam_epsilon,
+                                                                   .weight_decay = weight_decay}});
+    return std::make_unique<optim::AdamW>(groups);
   };
   o.schedule = [a = *this](optim::Optimizer& optimizer, int64_t steps) {
     return std::make_unique<optim::LambdaLR>(optimizer, [a, steps](int64_t t) { return a.lr_factor(t, steps); });
   };
   o.evaluate_batch = per_device_eval_batch_size;
+  o.evaluated = "eval";
+  o.tokens = count_labels;
+  if (const std::string name = best_metric(); !name.empty())
+    o.best = (greater_is_better.value_or(!name.ends_with("loss")) ? "-" : "") + name;
+  o.load_best = load_best_model_at_end;
+  if (const auto* folder = std::get_if<std::string>(&resume_from_checkpoint)) o.resume_from = *folder;
+  o.state = TrainerState::Options{.logging_steps = logging_steps,
+                                  .eval_steps = eval_steps,
+                                  .save_steps = save_steps,
+                                  .train_batch_size = per_device_train_batch_size,
+                                  .num_train_epochs = num_train_epochs};
   o.warmup_steps = warmup_steps;
   o.arguments = true;
   o.config = Json::Object{{"gradient_clipping", max_grad_norm},
                           {"dataloader_drop_last", dataloader_drop_last},
                           {"checkpoint.keep", save_total_limit}};
   return o;
+}
+
+std::string TrainingArguments::best_metric() const {
+  const std::string name = metric_for_best_model.empty() && load_best_model_at_end ? "loss" : metric_for_best_model;
+  return name.empty() || name.starts_with("eval_") ? name : "eval_" + name;
+}
+
+int64_t count_labels(const Tensor& target) {
+  if (target.dtype() != i64) return -1;
+  const auto ids = target.to(cpu).contiguous();
+  return std::count_if(ids.data<int64_t>(), ids.data<int64_t>() + ids.numel(), [](int64_t id) { return id != -100; });
 }
 
 double TrainingArguments::lr_factor(int64_t t, int64_t steps) const {

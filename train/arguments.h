@@ -8,7 +8,9 @@
 //     train::Trainer(job, net, o).fit();
 //   });
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <variant>
 
 #include "train/trainer.h"
 
@@ -29,7 +31,12 @@ struct TrainingArguments {
   std::string save_strategy = "steps";  ///< every save_steps, and at the end; "epoch"
   int64_t save_steps = 500;
   int64_t save_total_limit = 0;  ///< 0: all stay
-  bool resume_from_checkpoint = false;
+  int64_t logging_steps = 500;   ///< of the log in trainer_state.json; metrics.jsonl has every step
+  bool load_best_model_at_end = false;
+  std::string metric_for_best_model = {};  ///< "": loss, with load_best_model_at_end
+  /// Default: unless the metric's name ends in "loss".
+  std::optional<bool> greater_is_better = {};
+  std::variant<bool, std::string> resume_from_checkpoint = false;  ///< true: from the last one; or the folder of one
   uint64_t seed = 42;
   bool fp16 = false, bf16 = false;  ///< autocast; parameters too, where the file has "auto" for it
   bool dataloader_drop_last = false;
@@ -39,8 +46,13 @@ struct TrainingArguments {
   Options options() const;
   /// What the Trainer takes: optimizer, schedule, clipping.
   TrainerOptions trainer_options() const;
+  /// "eval_loss": what decides which model is the best. "": nothing does.
+  std::string best_metric() const;
   /// The factor of the learning rate at step t of so many.
   double lr_factor(int64_t t, int64_t steps) const;
 };
+
+/// Targets of a loss by tokens: those that are not -100, of i64; -1 for others.
+int64_t count_labels(const Tensor& target);
 
 }  // namespace lockstep::train

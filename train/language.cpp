@@ -5,6 +5,7 @@
 #include <iostream>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "data/text.h"
 #include "engine/engine.h"
@@ -150,6 +151,9 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
   const std::string config_path = path + "/config.json";
   const Json c = data::read_json(config_path);
   const auto at = [&](const char* key) -> const Json& { return c.at(key, config_path); };
+  LOCKSTEP_CHECK(c.find("program"), path,
+                 ": expected model.safetensors, or model.safetensors.index.json and its shards, "
+                 "or a run of gpt; it has none of them");
   LOCKSTEP_CHECK(at("program").as_string(config_path) == "gpt", config_path, ": expected a run of gpt, got ",
                  at("program").dump());
   nn::GPT::Options o;
@@ -258,11 +262,12 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
   LOCKSTEP_CHECK(!ids.empty(), "--prompt: expected at least one token");
   LOCKSTEP_CHECK(!by_ids || generation.stop.empty(), "--stop: expected a prompt that is a text, got --ids");
   generation.text = [&](int64_t id) { return std::string(tokenizer->token_bytes(int32_t(id))); };
-  if (shown && !by_ids) *shown << prompt;
   std::string made;
+  bool begun = false;  // the prompt is written when something follows it, and no error
   nn::TextStream stream(generation.stop);
   const auto show = [&](const std::string& text) {
     made += text;
+    if (shown && !std::exchange(begun, true) && !by_ids) *shown << prompt;
     if (shown) *shown << text << std::flush;
   };
   const auto take = [&](size_t, int64_t id) {

@@ -5,6 +5,7 @@
 
 #include "data/files.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/folder.h"
 #include "parallel/onebit/optimizer.h"
 #include "trace/trace.h"
 #include "train/bits.h"
@@ -15,8 +16,10 @@ namespace lockstep::train {
 
 /// One job at a time trains in a folder. (That of its checkpoints has a lock of its own, which says what is stale.)
 void Trainer::Impl::lock_folder() {
-  if (writes() && !lock && std::filesystem::exists(job.options().out))
-    lock.emplace(files, job.options().out, false, [](const std::string&) {});
+  if (!writes() || lock || !std::filesystem::exists(job.options().out)) return;
+  const std::string folder = o.state ? path(".run") : job.options().out;  // that of checkpoints may be the run's own
+  std::filesystem::create_directories(folder);
+  lock.emplace(files, folder, false, [](const std::string&) {});
 }
 
 /// Checks what is there, and only then makes or changes anything.
@@ -28,23 +31,23 @@ void Trainer::Impl::open() {
   config["parameters"] = parameters;
   if (has_folder()) {
     lock_folder();
-    std::vector<double> found{double(team.leads() && (fs::exists(path("checkpoints/latest"))))};
+    std::vector<double> found{double(team.leads() && fs::exists(checkpoint_folder() + "/latest"))};
     team.sum(found, "is there a checkpoint");
-    const bool there = found[0] > 0, resume_ = job.options().resume;
+    const bool resume_ = job.options().resume, there = found[0] > 0 || (resume_ && !o.resume_from.empty());
     LOCKSTEP_CHECK(resume_ || !there, job.options().out,
                    " already holds a run; go on with it by --resume, or choose another --out");
-    if (resume_ && fs::exists(path("config.json"))) {
-      const Json saved = data::read_json(path("config.json"));
+    if (resume_ && fs::exists(path(config_name()))) {
+      const Json saved = data::read_json(path(config_name()));
       for (const auto& [key, value] : config.as_object()) {
         const Json* before = saved.find(key);
-        LOCKSTEP_CHECK(before && *before == value, path("config.json"), ": --resume needs the same run, but ", key,
+        LOCKSTEP_CHECK(before && *before == value, path(config_name()), ": --resume needs the same run, but ", key,
                        " was ", before ? before->dump() : "not set", " and is now ", value.dump());
       }
       const Json *const settings = saved.find("engine"), &sparse = engine->config().sparse_attention;
       const Json* const before = settings ? settings->find("sparse_attention") : nullptr;
       LOCKSTEP_CHECK(
           (before && before->is_object()) == sparse.is_object() && (!sparse.is_object() || *before == sparse),
-          path("config.json"), ": --resume needs the same run, but sparse_attention was ",
+          path(config_name()), ": --resume needs the same run, but sparse_attention was ",
           before ? before->dump() : "not set", " and is now ", sparse.dump());
       const Json* micro = saved.find("train_batch_size");
       if (there && micro && team.leads() && *micro != Json(*engine->config().train_batch_size))
@@ -86,15 +89,16 @@ void Trainer::Impl::open() {
     prepare_output("--out", job.options().out);
     lock_folder();
     config["engine"] = engine::to_json(engine->config());
-    data::write_atomically(path("config.json"), config.dump(2) + "\n");
+    data::write_atomically(path(config_name()), config.dump(2) + "\n");
     metrics.open(path("metrics.jsonl"), first > 0 ? std::ios::app : std::ios::trunc);
     LOCKSTEP_CHECK(metrics, path("metrics.jsonl"), ": cannot be written");
   }
 }
 
 void Trainer::Impl::resume() {
-  const auto loaded = engine->load_checkpoint(path("checkpoints"));
-  LOCKSTEP_CHECK(loaded, path("checkpoints"), ": --resume found no checkpoint");
+  const std::string from = o.resume_from.empty() ? checkpoint_folder() : o.resume_from;
+  const auto loaded = engine->load_checkpoint(from);
+  LOCKSTEP_CHECK(loaded, from, ": --resume found no checkpoint");
   first = step = engine->global_steps();
   const auto number = [&](const char* key) {
     const Json* at = loaded->client_state.find(key);
@@ -104,6 +108,17 @@ void Trainer::Impl::resume() {
     scaler.load_state({{"scale", *scale}, {"growth_tracker", number("scaler.growth_tracker").value_or(0)}});
   best = number("best");
   worse = int64_t(number("worse").value_or(0));
+  const Json* const saved = loaded->client_state.find("trainer_state");
+  if (!state || !saved) return;
+  state->load(*saved);
+  std::vector<double> gone{
+      double(job.team().leads() && !state->best_folder().empty() && !std::filesystem::exists(state->best_folder()))};
+  job.team().sum(gone, "is the best model there");
+  if (gone[0] == 0) return;
+  if (job.team().leads())
+    std::cerr << "note: " << state->best_folder() << ", the best model so far, is gone: the best from here on counts\n";
+  best.reset();
+  state->forget_best();
 }
 
 void Trainer::Impl::save() {
@@ -113,8 +128,16 @@ void Trainer::Impl::save() {
   if (job.autocast() == f16)
     state["scaler.scale"] = scaler.scale_value(), state["scaler.growth_tracker"] = double(scaler.growth_tracker());
   if (best) state["best"] = *best, state["worse"] = worse;
-  engine->save_checkpoint(path("checkpoints"), {.client_state = state});
+  if (this->state) state["trainer_state"] = this->state->json(true);
+  engine->save_checkpoint(checkpoint_folder(), {.tag = o.state ? str("checkpoint-", step) : "", .client_state = state});
   engine->wait_for_checkpoint();
+  if (this->state && writes())
+    data::write_atomically(path(checkpoints::read_latest(checkpoint_folder()) + "/trainer_state.json"),
+                           this->state->json().dump(2) + "\n");
+}
+
+void Trainer::Impl::write_state() {
+  if (state && writes()) data::write_atomically(path("trainer_state.json"), state->json().dump(2) + "\n");
 }
 
 void Trainer::Impl::write_bits(double loss) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iostream>
-#include <numeric>
 #include <optional>
 
 #include "autograd/ops.h"
@@ -17,7 +16,6 @@
 #include "tensor/environment.h"
 #include "tensor/memory.h"
 #include "trace/trace.h"
-#include "train/averaged.h"
 #include "train/cli.h"
 #include "train/describe.h"
 #include "train/interrupt.h"
@@ -26,13 +24,6 @@
 namespace lockstep::train {
 
 namespace {
-
-Example batch_of(const data::Dataset<Example>& from, const std::vector<int64_t>& indices) {
-  if (auto made = from.get_batch(indices)) return *made;
-  std::vector<Example> samples;
-  for (const int64_t i : indices) samples.push_back(from.get(i));
-  return data::collate(samples);
-}
 
 TrainerOptions with_optimizer(TrainerOptions o) {
   if (!o.optimizer)
@@ -52,22 +43,6 @@ void check_data(const Team& team, const char* what, const data::Dataset<Example>
 }
 
 }  // namespace
-
-std::vector<double> means_of(const data::Dataset<Example>& samples, int64_t batch, Device device,
-                             const std::function<std::vector<Variable>(const Example&)>& measures) {
-  data::ToDevice to_device(device);
-  const NoGrad no_grad;
-  std::vector<double> means;
-  for (int64_t first = 0; first < samples.size(); first += batch) {
-    std::vector<int64_t> indices(size_t(std::min(batch, samples.size() - first)));
-    std::iota(indices.begin(), indices.end(), first);
-    const std::vector<Variable> found = measures(to_device(batch_of(samples, indices)));
-    means.resize(found.size());
-    for (size_t i = 0; i < found.size(); ++i) means[i] += found[i].item() * double(indices.size());
-  }
-  for (double& mean : means) mean /= double(samples.size());
-  return means;
-}
 
 Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOptions options)
     : job(job_),
@@ -105,6 +80,11 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   const int64_t of_step = *engine::resolve(config, job.plan().dp).train_batch_size;
   steps_of_epoch = steps_in_epoch(of_step);
   steps = steps_of(of_step);
+  if (o.state) {
+    TrainerState::Options told = *o.state;
+    told.max_steps = steps, told.steps_of_epoch = steps_of_epoch, told.samples_of_step = double(of_step);
+    state.emplace(told);
+  }
   make_engine(std::move(config));  // whose schedule asks for them
 }
 
@@ -153,6 +133,18 @@ void Trainer::Impl::make_engine(engine::Config config) {
     module.loss_fn = [loss = o.loss](const pipeline::Values& out, const std::vector<Tensor>& targets) {
       return loss(out.at(0), targets.at(0));
     };
+  const bool is_whole = plan.pp * plan.tp * plan.cp == 1;
+  if (o.tokens && is_whole)
+    module.tokens = [count = o.tokens](const std::vector<Tensor>& targets) { return count(targets.at(0)); };
+  if (o.tokens && !is_whole)
+    module.loss_fn = [of = loss_measure(), count = o.tokens, plan = to_string(plan)](
+                         const pipeline::Values& out, const std::vector<Tensor>& targets) {
+      const int64_t counted = count(targets.at(0)), all = targets.at(0).numel();
+      LOCKSTEP_CHECK(counted < 0 || counted == all, "[Trainer] ", plan,
+                     " averages over micro-batches, and of one only ", counted, " of ", all,
+                     " targets count; leave pp, tp and cp out of --plan");
+      return of(out.at(0), targets.at(0));
+    };
   engine::InitializeArgs args{.mesh = &job.mesh(), .grad_scaler = job.autocast() == f16 ? &scaler : nullptr};
   if (plan.cp > 1) sequence::share_sequences(*model, {std::shared_ptr<void>(), &job.mesh().cp()}, context);
   if (plan.tp > 1) {
@@ -196,70 +188,6 @@ pipeline::Sample Trainer::Impl::sample(const Example& whole) {
   return {{there.input}, {there.target}};
 }
 
-std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate(int64_t most) {
-  auto found = evaluate_once(most);
-  if (!o.evaluate || engine->config().ema.decay == 0) return found;
-  const Averaged average(engine->zero());
-  for (const auto& [name, value] : evaluate_once(most)) found.emplace_back("ema_" + name, value);
-  return found;
-}
-
-std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate_once(int64_t most) {
-  std::vector<std::pair<std::string, double>> means;
-  if (!o.evaluate) return means;
-  const int64_t size = o.evaluate->size(),
-                batch = std::min(o.batches ? engine->train_micro_batch_size_per_gpu() : o.evaluate_batch, size),
-                used = most > 0 ? std::min(most * batch, size) : size;
-  const int64_t needed = (used + batch - 1) / batch, dp = job.plan().dp, each = (needed + dp - 1) / dp;
-  const auto count = [&](int64_t i) { return std::min(batch, used - i * batch); };
-  const auto data = [&](int64_t i) -> std::optional<pipeline::Sample> {
-    i = std::min(i, needed - 1);  // copies that have less to do repeat the last one, which is not counted
-    std::vector<int64_t> indices;
-    for (int64_t k = i * batch; k < i * batch + count(i); ++k) indices.push_back(k * size / used);
-    return sample(batch_of(*o.evaluate, indices));
-  };
-  const Measure loss =
-      o.loss ? o.loss : Measure([of = model->layers().loss](const Variable& out, const Tensor& target) {
-        return of(out, {target});
-      });
-  const auto all = [&](const pipeline::Values& out, const std::vector<Tensor>& targets) {
-    std::vector<Variable> values{loss(out.at(0), targets.at(0)).to(f32).reshape({1})};
-    for (const auto& [name, measure] : o.metrics)
-      values.push_back(measure(out.at(0), targets.at(0)).to(f32).reshape({1}));
-    return cat(values, 0);
-  };
-  const size_t n = 1 + o.metrics.size();
-  const std::vector<double> found = engine->eval_batches(data, int(each), all, int(n));
-  for (size_t v = 0; v < n; ++v) {
-    double sum = 0;
-    for (int64_t i = 0; i < needed; ++i) sum += found[size_t(i) * n + v] * double(count(i));
-    means.emplace_back(o.evaluated + "_" + (v == 0 ? "loss" : o.metrics[v - 1].first), sum / double(used));
-  }
-  return means;
-}
-
-/// Evaluates, and puts what it finds into the line. Whether training should end.
-bool Trainer::Impl::look(Json& line) {
-  last = evaluate(o.evaluate_most);
-  looked = step;
-  for (const auto& [name, value] : last) line[name] = value;
-  if (o.best.empty()) return false;
-  const bool most = o.best.starts_with('-');
-  const std::string name = o.best.substr(most);
-  const auto found = std::find_if(last.begin(), last.end(), [&](const auto& one) { return one.first == name; });
-  LOCKSTEP_CHECK(found != last.end(), "[Trainer] best: there is no ", name, " in what is evaluated");
-  if (!best || (most ? found->second > *best : found->second < *best)) {
-    best = found->second;
-    worse = 0;
-    if (has_folder()) {
-      engine->save_checkpoint(path("best"));
-      engine->wait_for_checkpoint();
-    }
-    return false;
-  }
-  return ++worse >= o.patience && o.patience > 0;
-}
-
 void Trainer::Impl::fit() {
   open();
   if (job.talks()) {
@@ -280,7 +208,8 @@ void Trainer::Impl::fit() {
   Progress progress(first, steps, o.unit, of_step, !job.team().leads());
   double evaluation_seconds = 0;
   bool saved = first > 0;
-  for (int stop = 0; step < steps && stop == 0;) {
+  int stop = 0;
+  while (step < steps && stop == 0) {
     const trace::Step traced(step, job.device());
     const double lr = engine->get_lr()[0];
     const double loss = o.batches ? engine->train_batch([&](int64_t micro) -> std::optional<pipeline::Sample> {
@@ -297,6 +226,7 @@ void Trainer::Impl::fit() {
     if (step < steps) job.team().note_stop(stop);
     trace::counter("loss", {{"loss", loss}});
     write_bits(loss);
+    if (state) state->step(step, loss, lr, engine->get_global_grad_norm());
     shown_loss = std::isnan(shown_loss) ? loss : 0.95 * shown_loss + 0.05 * loss;
     progress.show(step, fmt::format("loss {:.4f}", shown_loss));
     Json line(Json::Object{});
@@ -339,11 +269,18 @@ void Trainer::Impl::fit() {
   const double seconds = progress.seconds() - evaluation_seconds;
   progress.clear();
   if (!saved) save();
+  if (state) state->end(seconds, first);
+  if (o.load_best && best && stop == 0) {
+    const std::string from = state && !state->best_folder().empty() ? state->best_folder() : path("best");
+    LOCKSTEP_CHECK(engine->load_checkpoint(from, {.load_module_only = true}), from, ": the best model is gone");
+    looked = -1;
+  }
   if (job.team().stopped_by() && job.team().leads())
     std::cerr << "stopped at step " << step
               << (has_folder() ? "; the checkpoint is written, go on with --resume\n"
                                : "; nothing was saved, as there is no --out\n");
   if (looked != step || o.evaluate_most > 0) last = evaluate(0);
+  write_state();
   const Json* program = o.facts.find("program");
   result["program"] = program ? *program : Json(kind);
   result["steps"] = step;
@@ -373,6 +310,15 @@ Trainer::Trainer(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions opt
 Trainer::~Trainer() = default;
 void Trainer::fit() { impl_->fit(); }
 std::vector<std::pair<std::string, double>> Trainer::evaluate(int64_t most) { return impl_->evaluate(most); }
+Predictions Trainer::predict(const data::Dataset<Example>& samples) {
+  check_data(impl_->job.team(), "the data of predict()", samples);
+  LOCKSTEP_CHECK(samples.size() > 0, "[predict] expected at least one sample, got none");
+  return impl_->measure(samples, 0, "test", true);
+}
+const Json::Array& Trainer::log_history() const {
+  LOCKSTEP_CHECK(impl_->state, "[Trainer] expected TrainerOptions::state for a log, got none");
+  return impl_->state->log();
+}
 int64_t Trainer::step() const { return impl_->step; }
 engine::EngineBase& Trainer::engine() { return *impl_->engine; }
 nn::State Trainer::whole_model() { return impl_->engine->whole_state().model; }

@@ -19,6 +19,7 @@
 #include "engine/engine.h"
 #include "parallel/sequence/context_parallel.h"
 #include "train/job.h"
+#include "train/trainer_state.h"
 
 namespace lockstep::train {
 
@@ -31,6 +32,12 @@ struct StepInfo {
   double lr = 0, grad_norm = 0;
 };
 
+/// What a model gave for samples, in their order, and what it should have given. On the CPU.
+struct Predictions {
+  Tensor predictions, label_ids;
+  std::vector<std::pair<std::string, double>> metrics;  ///< {"test_loss", ...}
+};
+
 struct TrainerOptions {
   Measure loss = {};                               ///< a mean over samples; default: what the model names in layers()
   data::DatasetPtr<data::Example> data = nullptr;  ///< dealt in epochs, in an order that follows from the seed
@@ -38,8 +45,13 @@ struct TrainerOptions {
       {};  ///< in its place: micro-batches that have no end; --steps says how many
   data::DatasetPtr<data::Example> evaluate = nullptr;
   std::vector<std::pair<std::string, Measure>> metrics = {};  ///< means over samples, too: {"accuracy", ...}
-  std::string evaluated = "val";                              ///< before their names: "val_loss", "val_accuracy"
-  int64_t evaluate_batch = 256;                               ///< samples; with `batches`: those of a micro-batch
+  /// Of all predictions and targets at once: {{"accuracy", ...}}. On every rank.
+  std::function<std::vector<std::pair<std::string, double>>(const Predictions&)> compute_metrics = {};
+  /// Of how many targets of a micro-batch `loss` is the mean; -1: not counted. A step's loss is then the mean over the
+  /// targets of all its micro-batches. Plans that cut the model want all targets to count.
+  std::function<int64_t(const Tensor& target)> tokens = {};
+  std::string evaluated = "val";  ///< before their names: "val_loss", "val_accuracy"
+  int64_t evaluate_batch = 256;   ///< samples; with `batches`: those of a micro-batch
   std::function<std::unique_ptr<optim::Optimizer>(nn::Module&)> optimizer =
       {};  ///< where the configuration names none; default: AdamW
   std::function<std::unique_ptr<optim::Schedule>(optim::Optimizer&, int64_t steps)> schedule = {};
@@ -51,9 +63,14 @@ struct TrainerOptions {
   data::Json notes = data::Json::Object();  ///< what else config.json tells of it
   std::string unit = "samples";             ///< of what is counted, `per_sample` of them in each
   double per_sample = 1;
-  std::string best = {};  ///< "val_loss", or "ema_val_loss" of the average: keep the checkpoint with the least
-                          ///< ("-val_accuracy": the most) in best/
-  int64_t patience = 0;   ///< evaluations without a better one, after which training ends; 0: never
+  std::string best = {};   ///< "val_loss", or "ema_val_loss" of the average: keep the checkpoint with the least
+                           ///< ("-val_accuracy": the most) in best/
+  bool load_best = false;  ///< ends with the model of best/
+  /// The folder of the run as Hugging Face's Trainer has it: checkpoints are checkpoint-N in the folder itself, with a
+  /// trainer_state.json in each, and what config.json says of the run is in run.json.
+  std::optional<TrainerState::Options> state = {};
+  std::string resume_from = {};  ///< with --resume: a checkpoint's folder; "": the last one
+  int64_t patience = 0;          ///< evaluations without a better one, after which training ends; 0: never
   std::function<Variable(const Tensor& input)> forward =
       {};  ///< in place of the model's own (parallel::DataParallel, say); it goes with plans that leave the model whole
   int64_t evaluate_most = 0;            ///< batches of an evaluation during training; 0: all
@@ -80,6 +97,10 @@ class Trainer {
   /// Means over the whole of `evaluate` (or `most` batches of it): {"val_loss", ...}, in the order of the metrics; the
   /// same on all ranks. With ema.decay the same of the average of the parameters follow: {"ema_val_loss", ...}.
   std::vector<std::pair<std::string, double>> evaluate(int64_t most = 0);
+  /// What the model gives for samples, on all ranks, and the loss and metrics of them. Collective.
+  Predictions predict(const data::Dataset<data::Example>& samples);
+  /// With TrainerOptions::state: a line for every logging_steps, evaluation and run.
+  const data::Json::Array& log_history() const;
   int64_t step() const;
   engine::EngineBase& engine();
   /// The whole model's tensors, on the rank that leads. Collective.

@@ -25,6 +25,8 @@ AutoValues Trainer::Impl::values() {
               },
           .steps = [this](int64_t train_batch) { return steps_of(train_batch); },
           .warmup_steps = o.warmup_steps,
+          .micro_batch = o.arguments ? std::optional(job.options().batch) : std::nullopt,
+          .accumulation = o.arguments ? std::optional(job.options().parallel.accumulate) : std::nullopt,
           .optimizer_is_argument = o.arguments,
           .all_are_arguments = o.arguments};
 }

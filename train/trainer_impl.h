@@ -13,6 +13,9 @@ namespace lockstep::train {
 
 using data::Example, data::Json;
 
+/// These samples, one after another.
+Example batch_of(const data::Dataset<Example>& from, const std::vector<int64_t>& indices);
+
 struct Trainer::Impl {
   Impl(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options);
   AutoValues values();
@@ -31,9 +34,16 @@ struct Trainer::Impl {
   pipeline::Sample sample(const Example& whole);
   std::vector<std::pair<std::string, double>> evaluate(int64_t most);
   std::vector<std::pair<std::string, double>> evaluate_once(int64_t most);  // with the parameters as they are
+  Predictions measure(const data::Dataset<Example>& samples, int64_t most, const std::string& prefix,
+                      bool keeps_outputs);
+  Measure loss_measure() const;
+  void keep_best();
+  void write_state();
   int64_t micro_batches() const { return engine->gradient_accumulation_steps() * job.plan().dp; }
   std::string path(const std::string& name) const { return job.options().out + "/" + name; }
   bool has_folder() const { return !job.options().out.empty(); }
+  std::string checkpoint_folder() const { return o.state ? job.options().out : path("checkpoints"); }
+  std::string config_name() const { return o.state ? "run.json" : "config.json"; }
   bool writes() const { return has_folder() && job.team().leads(); }
 
   Job& job;
@@ -57,6 +67,7 @@ struct Trainer::Impl {
   std::vector<std::pair<std::string, double>> last;  // evaluation
   int64_t looked = -1;                               // the step of it
   double shown_loss = NAN;
+  std::optional<TrainerState> state;
   Json result = Json::Object();
 };
 

@@ -6,9 +6,12 @@
 #include <cmath>
 #include <filesystem>
 #include <iostream>
+#include <set>
 #include <sstream>
 
 #include "autograd/ops.h"
+#include "data/safetensors.h"
+#include "nn/hugging_face/pretrained.h"
 #include "nn/linear.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
@@ -25,10 +28,12 @@ struct Trained {
   std::vector<float> weights;
   std::vector<double> rates;
   int64_t steps = 0;
+  data::Json log = data::Json::Array();
+  train::Predictions predicted;
 };
 
-Trained train_with(const TrainingArguments& args, int ranks = 1) {
-  Trained found;
+/// Quietly.
+void start_with(const TrainingArguments& args, int ranks, const train::Body& body) {
   train::Options options = args.options();
   options.parallel.ranks = ranks;
   options.json = true;
@@ -37,7 +42,12 @@ Trained train_with(const TrainingArguments& args, int ranks = 1) {
     std::streambuf* to;
     ~Back() { std::cout.rdbuf(to); }
   } const back{std::cout.rdbuf(nowhere.rdbuf())};
-  train::start(options, "", [&](train::Job& job) {
+  train::start(options, "", body);
+}
+
+Trained train_with(const TrainingArguments& args, int ranks = 1, bool evaluates = false) {
+  Trained found;
+  start_with(args, ranks, [&](train::Job& job) {
     manual_seed(5);
     nn::Linear net({.in = 6, .out = 3});
     const Tensor x = randn({44, 6});
@@ -47,10 +57,23 @@ Trained train_with(const TrainingArguments& args, int ranks = 1) {
     o.on_step = [&](const train::StepInfo& info, data::Json&) {
       if (job.team().leads()) found.rates.push_back(info.lr);
     };
+    const data::TensorDataset test(x.narrow(0, 0, 21).contiguous(),
+                                   argmax(x.narrow(1, 0, 3), 1).narrow(0, 0, 21).contiguous());
+    if (evaluates) {
+      o.evaluate = data::share(test);
+      o.compute_metrics = [](const train::Predictions& p) {
+        const double right = sum(eq(argmax(p.predictions, 1), p.label_ids).to(f32)).item();
+        return std::vector<std::pair<std::string, double>>{{"accuracy", right / double(p.label_ids.numel())}};
+      };
+    }
     train::Trainer trainer(job, net, o);
     trainer.fit();
+    train::Predictions predicted;
+    if (evaluates) predicted = trainer.predict(test);
     const auto model = trainer.whole_model();
     if (!job.team().leads()) return;
+    found.log = trainer.log_history();
+    found.predicted = predicted;
     found.steps = trainer.step();
     for (const auto& [name, tensor] : model)
       for (const float value : tensor.to_vector<float>()) found.weights.push_back(value);
@@ -69,8 +92,7 @@ const char* const automatic = R"({
 TEST_CASE("arguments: a file with auto everywhere trains as the arguments alone, for any number of ranks") {
   TrainingArguments args{.per_device_train_batch_size = 4,
                          .gradient_accumulation_steps = 4,
-                         .learning_rate = 0.01,
-                         .weight_decay = 0.1,
+                         .learning_rate = 0.01,  // weight decay of a file is for biases, too
                          .adam_beta2 = 0.99,
                          .warmup_steps = 2};
   const Trained alone = train_with(args);
@@ -117,6 +139,15 @@ TEST_CASE("arguments: all that a file contradicts is one error, and words that a
              "\nThe easiest method is to set these DeepSpeed config values to 'auto'."}},
            {{.lr_scheduler_type = "cosin"}, {"lr_scheduler_type: expected one of linear, constant, ", "got cosin"}},
            {{.save_strategy = "no"}, {"save_strategy: expected one of steps, epoch, got no"}},
+           {{.load_best_model_at_end = true}, {"expected an output_dir, in which the best model is kept"}},
+           {{.output_dir = "/tmp/none", .load_best_model_at_end = true}, {"got no and steps"}},
+           {{.output_dir = "/tmp/none",
+           .eval_strategy = "steps",
+           .eval_steps = 3,
+           .save_steps = 10,
+           .load_best_model_at_end = true},
+            {"expected save_steps to be a multiple of eval_steps, got 10 and 3"}},
+           {{.logging_steps = 0}, {"logging_steps: expected 1 or more, got 0"}},
            {{.save_steps = 0}, {"save_steps: expected 1 or more, got 0"}},
            {{.fp16 = true, .bf16 = true}, {"expected fp16 or bf16, got both"}},
        }) {
@@ -155,7 +186,120 @@ TEST_CASE("arguments: where a run goes, and how often it is saved") {
                                .save_steps = 2,
                                .save_total_limit = 2};
   CHECK(train_with(args).steps == 7);
-  int64_t kept = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(out / "run/checkpoints")) kept += entry.is_directory();
-  CHECK(kept == 2);
+  std::set<std::string> kept;
+  for (const auto& entry : std::filesystem::directory_iterator(out / "run"))
+    if (entry.path().filename() != "lock") kept.insert(entry.path().filename());
+  CHECK(kept == std::set<std::string>{".run", "checkpoint-6", "checkpoint-7", "latest", "metrics.jsonl", "run.json",
+                                      "trainer_state.json"});
+}
+
+TEST_CASE("arguments: the curve of 20 steps of Transformers' Trainer, with the loss by tokens, for any ranks") {
+  const std::string folder = std::string(LOCKSTEP_GOLDEN) + "/inference/";
+  const auto golden = data::SafeTensors::open(folder + "trainer_llama.safetensors");
+  const auto numbers = [&](const char* name) { return golden.tensor(name).to_vector<double>(); };
+  const Tensor ids = golden.tensor("ids"), labels = golden.tensor("labels");  // whose samples have 11 to 4 labels
+  const int64_t last = ids.size(1) - 1;
+  const data::TensorDataset samples(ids.narrow(1, 0, last).contiguous(), labels.narrow(1, 1, last).contiguous());
+  for (const int ranks : {1, 2, 4}) {
+    CAPTURE(ranks);
+    const TrainingArguments args{.per_device_train_batch_size = 2,
+                                 .per_device_eval_batch_size = 4,
+                                 .gradient_accumulation_steps = 4 / ranks,
+                                 .learning_rate = 1e-3,
+                                 .weight_decay = 0.1,
+                                 .max_grad_norm = 0.5,
+                                 .max_steps = 20,
+                                 .lr_scheduler_type = "cosine",
+                                 .warmup_steps = 3,
+                                 .eval_strategy = "steps",
+                                 .eval_steps = 5,
+                                 .logging_steps = 1};
+    start_with(args, ranks, [&](train::Job& job) {
+      const auto model = nn::from_pretrained(folder + "llama_main", {.dtype = f32});
+      train::TrainerOptions o = args.trainer_options();
+      o.data = o.evaluate = data::share(samples);
+      train::Trainer trainer(job, *model, o);
+      trainer.fit();
+      const train::Predictions p = trainer.predict(samples);
+      if (!job.team().leads()) return;
+      std::map<std::string, std::vector<double>> curves;
+      for (const data::Json& entry : trainer.log_history())
+        for (const char* name : {"loss", "grad_norm", "learning_rate", "eval_loss"})
+          if (const data::Json* value = entry.find(name)) curves[name].push_back(value->as_number());
+      for (const auto& [name, curve] : curves) {
+        CAPTURE(name);
+        const auto theirs = numbers(name.c_str());
+        REQUIRE(curve.size() == theirs.size());
+        for (size_t i = 0; i < curve.size(); ++i)
+          CHECK(std::abs(curve[i] - theirs[i]) <= 1e-4 * (name == "grad_norm" ? std::max(1., theirs[i]) : 1));
+      }
+      CHECK(curves.size() == 4);
+      CHECK(p.predictions.shape() == Shape{8, last, 211});
+      CHECK(equal(p.label_ids, labels.narrow(1, 1, last).contiguous()));
+      CHECK(allclose(p.predictions.narrow(0, 0, 2).contiguous(),
+                     golden.tensor("predictions").narrow(1, 0, last).contiguous(), 1e-3, 1e-3));
+    });
+  }
+}
+
+TEST_CASE("arguments: checkpoint-N has a trainer_state.json, and a run that goes on from it ends with the same bits") {
+  const TempDir out;
+  TrainingArguments args{.output_dir = out / "whole",
+                         .per_device_train_batch_size = 4,
+                         .learning_rate = 0.05,
+                         .max_steps = 12,
+                         .eval_strategy = "steps",
+                         .eval_steps = 2,
+                         .save_steps = 4,
+                         .logging_steps = 3,
+                         .load_best_model_at_end = true};
+  const Trained whole = train_with(args, 1, true);
+  const data::Json state = data::read_json(out / "whole/checkpoint-4/trainer_state.json");
+  std::string keys;
+  for (const auto& [key, value] : state.as_object()) keys += key + " ";
+  CHECK(keys ==
+        "best_global_step best_metric best_model_checkpoint epoch eval_steps global_step is_hyper_param_search "
+        "is_local_process_zero is_world_process_zero log_history logging_steps max_steps num_input_tokens_seen "
+        "num_train_epochs save_steps stateful_callbacks total_flos train_batch_size trial_name trial_params ");
+  CHECK(state.at("log_history").as_array().size() == 3);  // a loss, two evaluations
+  CHECK(state.at("log_history").as_array()[1].at("step").as_int() == 3);
+  CHECK(whole.log.as_array().size() == 4 + 6 + 1);
+  // What predict() says is of the best model, and that is the last one here.
+  double best = INFINITY;
+  for (const data::Json& entry : whole.log.as_array())
+    if (const data::Json* loss = entry.find("eval_loss")) best = std::min(best, loss->as_number());
+  REQUIRE(whole.predicted.metrics.size() == 2);
+  CHECK(whole.predicted.metrics[0] == std::pair<std::string, double>("test_loss", best));
+  CHECK(whole.predicted.metrics[1].first == "test_accuracy");
+  CHECK(whole.predicted.metrics[1].second > 0.5);
+  const data::Json ended = data::read_json(out / "whole/trainer_state.json");
+  CHECK(ended.at("best_metric").as_number() == best);
+  CHECK(ended.at("best_model_checkpoint").as_string() == out / "whole/best/checkpoint-12");
+  CHECK(std::filesystem::exists(out / "whole/best/checkpoint-12"));
+  CHECK(!std::filesystem::exists(out / "whole/best/checkpoint-2"));
+
+  // A folder to go on from is named, or the last one of output_dir is taken.
+  const auto losses = [](const Trained& one) {
+    std::vector<double> all;
+    for (const data::Json& entry : one.log.as_array())
+      for (const char* key : {"loss", "eval_loss", "train_loss"})
+        if (const data::Json* found = entry.find(key)) all.push_back(found->as_number());
+    return all;
+  };
+  TrainingArguments other = args;
+  for (const char* from : {"whole/checkpoint-4", "whole/checkpoint-8"}) {
+    other.output_dir = out / std::string("from-") + (from + 6);
+    other.resume_from_checkpoint = out / from;
+    const Trained rest = train_with(other, 1, true);
+    CHECK(rest.steps == 12);
+    CHECK(rest.weights == whole.weights);
+    CHECK(losses(rest) == losses(whole));
+  }
+  other = args;
+  other.resume_from_checkpoint = true;
+  CHECK(message([&] { train_with(args); }).find("already holds a run") != std::string::npos);
+  CHECK(train_with(other, 1, true).steps == 12);
+  other.output_dir = out / "none";
+  other.resume_from_checkpoint = out / "nowhere";
+  CHECK(contains(message([&] { train_with(other, 1, true); }), "found no checkpoint"));
 }

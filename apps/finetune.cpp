@@ -1,0 +1,248 @@
+// gpt finetune: a language model of a Hugging Face folder learns a text, as by Transformers' run_clm.py and with its
+// options, which are those of train::TrainingArguments.
+#include "apps/finetune.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <tuple>
+
+#include "data/files.h"
+#include "data/text.h"
+#include "engine/config_table.h"
+#include "nn/build_empty.h"
+#include "nn/hugging_face/pretrained.h"
+#include "train/arguments.h"
+#include "train/cli.h"
+#include "train/language.h"
+
+namespace apps {
+
+namespace {
+
+using namespace lockstep;
+using namespace lockstep::train;
+using data::Json;
+
+struct FinetuneOptions {
+  TrainingArguments args;
+  std::string model, tokenizer, train_file, validation_file, resume, greater_is_better;
+  bool do_train = false, do_eval = false;
+  int64_t block_size = 0, validation_percent = 5;
+  double warmup_ratio = 0;
+  Options engine;  // what is not Hugging Face's: plan, ranks, device ...
+};
+
+/// Words of a text in blocks of so many tokens; what is left is dropped. The model sees all but the last of a block,
+/// and learns all but the first.
+data::DatasetPtr<data::Example> blocks_of(const Tensor& tokens, int64_t block, const std::string& name) {
+  LOCKSTEP_CHECK(tokens.numel() >= block, name, ": expected a text of at least --block_size ", block, " tokens, got ",
+                 tokens.numel());
+  const Tensor all = tokens.narrow(0, 0, tokens.numel() / block * block).to(i64).view({tokens.numel() / block, block});
+  return data::share(
+      data::TensorDataset(all.narrow(1, 0, block - 1).contiguous(), all.narrow(1, 1, block - 1).contiguous()));
+}
+
+struct Texts {
+  data::DatasetPtr<data::Example> learn, test;
+};
+
+Texts read_texts(const FinetuneOptions& o, const data::Tokenizer& tokenizer, const nn::GPT::Options& sizes) {
+  const int64_t block = o.block_size > 0 ? o.block_size : std::min<int64_t>(sizes.context, 1024);
+  LOCKSTEP_CHECK(block >= 2 && block <= sizes.context, "--block_size ", block, ": expected 2 to ", sizes.context,
+                 ", what the model sees");
+  LOCKSTEP_CHECK(tokenizer.vocab_size() <= sizes.vocab, "the tokenizer has ", tokenizer.vocab_size(),
+                 " tokens, the model only ", sizes.vocab);
+  const auto tokens = [&](const std::string& file) {
+    return tokenizer.encode_tensor(data::read_file(file, int64_t(4) << 30));
+  };
+  Texts texts;
+  Tensor learn, test;
+  if (!o.validation_file.empty()) test = tokens(o.validation_file);
+  if (!o.train_file.empty()) learn = tokens(o.train_file);
+  if (o.do_eval && !test.defined()) {
+    LOCKSTEP_CHECK(learn.defined(), "--do_eval: expected --validation_file, or --train_file to take a part of");
+    std::tie(learn, test) = data::split_text(learn, double(o.validation_percent) / 100, block, o.train_file);
+  }
+  if (o.do_train) texts.learn = blocks_of(learn, block, o.train_file);
+  if (o.do_eval) texts.test = blocks_of(test, block, o.validation_file.empty() ? o.train_file : o.validation_file);
+  return texts;
+}
+
+void write_results(const FinetuneOptions& o, const Json& result) {
+  if (!o.args.output_dir.empty())
+    data::write_atomically(o.args.output_dir + "/all_results.json", result.dump(2) + "\n");
+}
+
+/// --do_eval alone.
+void evaluate(const FinetuneOptions& o) {
+  apply_common_options(o.engine);
+  const LanguageModel m = load_language_model(o.model);
+  m.model->to(device_of(o.engine, Team(nullptr)));
+  m.model->eval();
+  const Texts texts = read_texts(o, *data::load_tokenizer(tokenizer_of(o.engine, o.tokenizer, o.model)), m.model->o);
+  const double loss =
+      means_of(*texts.test, o.args.per_device_eval_batch_size, m.model->tokens_table.weight.device(),
+               [&](const data::Example& some) { return std::vector<Variable>{m.model->loss(some.input, some.target)}; })
+          .at(0);
+  if (!o.args.output_dir.empty()) prepare_output("--output_dir", o.args.output_dir);
+  const Json result(
+      Json::Object{{"eval_loss", loss}, {"eval_samples", texts.test->size()}, {"perplexity", std::exp(loss)}});
+  write_results(o, result);
+  print_result(result, o.engine.json);
+}
+
+void finetune(const FinetuneOptions& o, Job& job) {
+  const Start start = read_start(o.model);
+  const std::string tokenizer = tokenizer_of(o.engine, o.tokenizer, start.folder);
+  std::optional<nn::BuildEmpty> empty;  // a rank fills what it has
+  if (job.plan().pp * job.plan().tp > 1) empty.emplace();
+  const std::shared_ptr<nn::GPT> model = nn::from_pretrained(start.folder, {.dtype = f32});
+  if (start.lora) nn::add_lora(*model, *start.lora);
+  empty.reset();
+  const nn::GPT::Options sizes = model->o;
+  const Texts texts = read_texts(o, *data::load_tokenizer(tokenizer), sizes);
+  std::optional<Trainer> trainer;
+  TrainerOptions t = o.args.trainer_options();
+  t.data = texts.learn, t.evaluate = texts.test;
+  t.facts = facts_of(*model, tokenizer, "", start);
+  t.on_start = [&] {
+    if (job.talks())
+      fmt::print("{} blocks to learn{}\n", texts.learn->size(),
+                 texts.test ? fmt::format(", {} for validation", texts.test->size()) : "");
+    if (job.team().leads() && !o.args.output_dir.empty()) prepare_output("--output_dir", o.args.output_dir);
+  };
+  t.on_end = [&](Json& result) {
+    if (const Json* loss = result.find("eval_loss")) result["perplexity"] = std::exp(loss->as_number());
+    const nn::State state = trainer->whole_model();
+    if (!job.team().leads()) return;
+    write_results(o, result);
+    if (!o.args.output_dir.empty()) export_model(sizes, start, state, o.args.output_dir, tokenizer);
+  };
+  trainer.emplace(job, std::shared_ptr<nn::Module>(model), std::move(t));
+  trainer->fit();
+}
+
+/// What the options say together, before a rank starts.
+void check(FinetuneOptions& o) {
+  TrainingArguments& a = o.args;
+  o.do_eval = o.do_eval || a.eval_strategy != "no";
+  LOCKSTEP_CHECK(o.do_train || o.do_eval, "expected --do_train, --do_eval, or both");
+  LOCKSTEP_CHECK(!o.do_train || !o.train_file.empty(), "--do_train: expected --train_file, a text");
+  LOCKSTEP_CHECK(o.warmup_ratio == 0 || a.warmup_steps == 0, "--warmup_ratio is --warmup_steps below 1: give one");
+  if (o.warmup_ratio > 0) a.warmup_steps = o.warmup_ratio;
+  if (!o.greater_is_better.empty()) a.greater_is_better = engine::lower(o.greater_is_better) == "true";
+  const std::string resume = engine::lower(o.resume);
+  if (resume == "true") a.resume_from_checkpoint = true;
+  else if (!o.resume.empty() && resume != "false") a.resume_from_checkpoint = o.resume;
+  for (const std::string& file : {o.train_file, o.validation_file})
+    LOCKSTEP_CHECK(!file.ends_with(".json") && !file.ends_with(".jsonl") && !file.ends_with(".csv"), file,
+                   ": expected a text file; write the column of texts as one");
+}
+
+void add_command(CLI::App& app) {
+  const auto o = std::make_shared<FinetuneOptions>();
+  TrainingArguments& a = o->args;
+  CLI::App& sub = *app.add_subcommand(
+      "finetune", "train a Hugging Face folder on a text, by the options of Transformers' run_clm.py; - or _ in names");
+  const OptionGroup model(sub, "Model and data"), training(sub, "Training"), folder(sub, "Output"), own(sub, "Engine");
+  model("--model_name_or_path", o->model, "Hugging Face folder to start from; FOLDER,lora=8 trains adapters only")
+      ->required();
+  model("--tokenizer_name", o->tokenizer, "folder of a tokenizer (default: the model's)");
+  model("--train_file", o->train_file, "text to learn");
+  model("--validation_file", o->validation_file, "text for evaluation");
+  model("--validation_split_percentage", o->validation_percent, "without it: so much of the end of --train_file",
+        whole(1, 99));
+  model("--block_size", o->block_size, "tokens of a sample (0: what the model sees, at most 1024)",
+        whole(0, most_size));
+  model("--do_train", o->do_train, "train");
+  model("--do_eval", o->do_eval, "evaluate at the end; alone: only that");
+  const auto count = whole(1, most_size), steps = whole(1, most_steps);
+  training("--per_device_train_batch_size", a.per_device_train_batch_size, "samples of a micro-batch", count);
+  training("--per_device_eval_batch_size", a.per_device_eval_batch_size, "samples of one in evaluation", count);
+  training("--gradient_accumulation_steps", a.gradient_accumulation_steps, "micro-batches of a step at each rank",
+           count);
+  training("--learning_rate", a.learning_rate, "of AdamW", number(0, 1e6));
+  training("--weight_decay", a.weight_decay, "of all parameters", number(0, 1e6));
+  training("--adam_beta1", a.adam_beta1, "mean of gradients", number(0, 1));
+  training("--adam_beta2", a.adam_beta2, "mean of their squares", number(0, 1));
+  training("--adam_epsilon", a.adam_epsilon, "in the divisor", number(0, 1));
+  training("--max_grad_norm", a.max_grad_norm, "clips gradients (0: does not)", number(0, 1e12));
+  training("--num_train_epochs", a.num_train_epochs, "passes over the text", steps);
+  training("--max_steps", a.max_steps, "above 0: so many steps in their place", whole(-1, most_steps));
+  training("--lr_scheduler_type", a.lr_scheduler_type, "linear, constant, constant_with_warmup, cosine, polynomial");
+  training("--warmup_steps", a.warmup_steps, "steps up to --learning_rate; below 1: a part of all", number(0, 1e12));
+  training("--warmup_ratio", o->warmup_ratio, "the same as a part of all", number(0, 1));
+  training("--dataloader_drop_last", a.dataloader_drop_last, "leave out what fills no micro-batch at the end");
+  training("--seed", a.seed, "of everything random", whole(0, INT64_MAX));
+  training("--fp16", a.fp16, "matrix products in f16");
+  training("--bf16", a.bf16, "matrix products in bf16");
+  training("--deepspeed", a.deepspeed, "DeepSpeed's configuration, which agrees with all of these or says \"auto\"");
+  folder("--output_dir", a.output_dir, "folder for checkpoints, trainer_state.json and the trained model");
+  folder("--eval_strategy,--evaluation_strategy", a.eval_strategy, "no, steps, epoch: when to evaluate");
+  folder("--eval_steps", a.eval_steps, "steps between evaluations", steps);
+  folder("--save_strategy", a.save_strategy, "steps, epoch: when to save");
+  folder("--save_steps", a.save_steps, "steps between checkpoints", steps);
+  folder("--save_total_limit", a.save_total_limit, "checkpoints that stay (0: all)", whole(0, most_steps));
+  folder("--logging_steps", a.logging_steps, "steps between entries of the log", steps);
+  folder("--load_best_model_at_end", a.load_best_model_at_end, "end with the best of the evaluated models");
+  folder("--metric_for_best_model", a.metric_for_best_model, "what is best (default: loss)");
+  folder("--greater_is_better", o->greater_is_better, "True or False (default: unless the metric is a loss)",
+         one_of({"True", "False", "true", "false"}));
+  folder("--resume_from_checkpoint", o->resume, "True, or the folder of a checkpoint, to go on from");
+  own("--plan", o->engine.plan, "how ranks share the work: dp2+pp2+tp2+zero1");
+  own("--set", o->engine.set, "a key of the configuration: zero_optimization.stage=2; may be repeated")
+      ->allow_extra_args(false);
+  own("--ranks,--num_gpus", o->engine.parallel.ranks, "ranks as threads of this process", whole(1, 64));
+  own("--device", o->engine.device, "cpu; cuda; cuda:N");
+  own("--threads", o->engine.threads, "threads of operations (default: all cores)", whole(1, 4096));
+  own("--trace", o->engine.parallel.trace, "folder for a timeline of every rank");
+  own("--json", o->engine.json, "end with one line that is a JSON object of all final figures");
+  sub.callback([o, &sub] {
+    Options options = as_usage([&] {
+      check(*o);
+      return o->args.options();
+    });
+    options.plan = o->engine.plan, options.set = o->engine.set, options.device = o->engine.device;
+    options.threads = o->engine.threads, options.json = o->engine.json;
+    options.parallel.ranks = o->engine.parallel.ranks, options.parallel.trace = o->engine.parallel.trace;
+    go_on_after_restart(options);
+    o->engine.out = options.out, o->engine.resume = options.resume;
+    if (!o->do_train) return evaluate(*o);
+    start(options, identity_of(sub), [&](Job& job) { finetune(*o, job); });
+  });
+}
+
+/// As the options are named.
+std::vector<std::string> words_of(int argc, char** argv) {
+  std::vector<std::string> words(argv, argv + argc);
+  if (argc < 2 || words[1] != "finetune") return words;
+  static const std::vector<std::string> flags = {
+      "do_train", "do_eval", "fp16", "bf16", "dataloader_drop_last", "load_best_model_at_end"};
+  std::vector<std::string> all(words.begin(), words.begin() + 2);
+  for (size_t i = 2; i < words.size(); ++i) {
+    std::string word = words[i];
+    if (word.starts_with("--"))
+      std::replace(word.begin() + 2, word.begin() + ptrdiff_t(std::min(word.find('='), word.size())), '-', '_');
+    const bool is_flag = word.starts_with("--") && std::find(flags.begin(), flags.end(), word.substr(2)) != flags.end();
+    const std::string next = is_flag && i + 1 < words.size() ? engine::lower(words[i + 1]) : "";
+    if (next == "true" || next == "false") word += "=" + words[++i];
+    all.push_back(word);
+  }
+  return all;
+}
+
+}  // namespace
+
+Finetune::Finetune(CLI::App& app, int argc, char** argv) : words_(words_of(argc, argv)) {
+  add_command(app);
+  for (std::string& word : words_) pointers_.push_back(word.data());
+}
+
+}  // namespace apps

@@ -1,0 +1,165 @@
+// What a Trainer says of data: means of the loss and of metrics, and all that the model gives.
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+
+#include "autograd/ops.h"
+#include "tensor/clock.h"
+#include "train/averaged.h"
+#include "train/trainer_impl.h"
+
+namespace lockstep::train {
+
+Example batch_of(const data::Dataset<Example>& from, const std::vector<int64_t>& indices) {
+  if (auto made = from.get_batch(indices)) return *made;
+  std::vector<Example> samples;
+  for (const int64_t i : indices) samples.push_back(from.get(i));
+  return data::collate(samples);
+}
+
+std::vector<double> means_of(const data::Dataset<Example>& samples, int64_t batch, Device device,
+                             const std::function<std::vector<Variable>(const Example&)>& measures) {
+  data::ToDevice to_device(device);
+  const NoGrad no_grad;
+  std::vector<double> means;
+  for (int64_t first = 0; first < samples.size(); first += batch) {
+    std::vector<int64_t> indices(size_t(std::min(batch, samples.size() - first)));
+    std::iota(indices.begin(), indices.end(), first);
+    const std::vector<Variable> found = measures(to_device(batch_of(samples, indices)));
+    means.resize(found.size());
+    for (size_t i = 0; i < found.size(); ++i) means[i] += found[i].item() * double(indices.size());
+  }
+  for (double& mean : means) mean /= double(samples.size());
+  return means;
+}
+
+std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate(int64_t most) {
+  auto found = evaluate_once(most);
+  if (!o.evaluate || engine->config().ema.decay == 0) return found;
+  const Averaged average(engine->zero());
+  for (const auto& [name, value] : evaluate_once(most)) found.emplace_back("ema_" + name, value);
+  return found;
+}
+
+std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate_once(int64_t most) {
+  if (!o.evaluate) return {};
+  return measure(*o.evaluate, most, o.evaluated, bool(o.compute_metrics)).metrics;
+}
+
+Measure Trainer::Impl::loss_measure() const {
+  if (o.loss) return o.loss;
+  return [of = model->layers().loss](const Variable& out, const Tensor& target) { return of(out, {target}); };
+}
+
+/// Batches of `samples`, `most` of them (0: all), are dealt to the copies of the model. keeps_outputs: what the model
+/// gives goes along with the figures of each batch, as numbers of which all ranks get all.
+Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_t most, const std::string& prefix,
+                                   bool keeps_outputs) {
+  const int64_t size = samples.size(),
+                batch = std::min(o.batches ? engine->train_micro_batch_size_per_gpu() : o.evaluate_batch, size),
+                used = most > 0 ? std::min(most * batch, size) : size;
+  const int64_t needed = (used + batch - 1) / batch, dp = job.plan().dp, each = (needed + dp - 1) / dp;
+  const auto count = [&](int64_t i) { return std::min(batch, used - i * batch); };
+  const auto indices_of = [&](int64_t i) {
+    std::vector<int64_t> indices;
+    for (int64_t k = i * batch; k < i * batch + count(i); ++k) indices.push_back(k * size / used);
+    return indices;
+  };
+  const auto data = [&](int64_t i) -> std::optional<pipeline::Sample> {
+    // Copies that have less to do repeat the last one, which is not counted.
+    return sample(batch_of(samples, indices_of(std::min(i, needed - 1))));
+  };
+  std::vector<int64_t> shape;  // of what the model gives for a whole batch
+  if (keeps_outputs) {
+    constexpr int most_dims = 6;
+    const auto dims = [&](const pipeline::Values& out, const std::vector<Tensor>&) -> Variable {
+      std::vector<double> all(most_dims + 1);
+      const Shape& own = out.at(0).shape();
+      LOCKSTEP_CHECK(own.rank() >= 1 && own.rank() <= most_dims, "[predict] expected outputs of 1 to ", most_dims,
+                     " dimensions, got ", own);
+      all[0] = own.rank();
+      for (int d = 0; d < own.rank(); ++d) all[size_t(d) + 1] = double(own[d]);
+      return Tensor::from(all, {most_dims + 1});
+    };
+    const std::vector<double> found = engine->eval_batches(data, 1, dims, most_dims + 1);
+    for (int d = 0; d < int(found[0]); ++d) shape.push_back(int64_t(found[size_t(d) + 1]));
+    LOCKSTEP_CHECK(shape[0] == count(0), "[predict] expected outputs with a row for each of ", count(0),
+                   " samples, got ", Shape(shape));
+  }
+  const int64_t of_batch = keeps_outputs ? numel_of(Shape(shape)) : 0, row = keeps_outputs ? of_batch / shape[0] : 0;
+  const Measure loss = loss_measure();
+  const auto all = [&](const pipeline::Values& out, const std::vector<Tensor>& targets) {
+    std::vector<Variable> values{loss(out.at(0), targets.at(0)).to(f32).reshape({1})};
+    for (const auto& [name, measure] : o.metrics)
+      values.push_back(measure(out.at(0), targets.at(0)).to(f32).reshape({1}));
+    if (keeps_outputs) {
+      values.push_back(out.at(0).to(f32).reshape({out.at(0).numel()}));
+      if (const int64_t rest = of_batch - out.at(0).numel(); rest > 0)
+        values.push_back(zeros({rest}, {.device = out.at(0).device()}));
+    }
+    return cat(values, 0);
+  };
+  const size_t figures = 1 + o.metrics.size(), n = figures + size_t(of_batch);
+  const std::vector<double> found = engine->eval_batches(data, int(each), all, int(n));
+  Predictions p;
+  for (size_t v = 0; v < figures; ++v) {
+    double sum = 0;
+    for (int64_t i = 0; i < needed; ++i) sum += found[size_t(i) * n + v] * double(count(i));
+    p.metrics.emplace_back(prefix + "_" + (v == 0 ? "loss" : o.metrics[v - 1].first), sum / double(used));
+  }
+  if (!keeps_outputs) return p;
+  std::vector<float> outputs;
+  std::vector<int64_t> indices;
+  for (int64_t i = 0; i < needed; ++i) {
+    const auto from = found.begin() + i * int64_t(n) + int64_t(figures);
+    outputs.insert(outputs.end(), from, from + count(i) * row);
+    for (const int64_t k : indices_of(i)) indices.push_back(k);
+  }
+  shape[0] = used;
+  p.predictions = Tensor::from(outputs, Shape(shape));
+  p.label_ids = batch_of(samples, indices).target;
+  if (o.compute_metrics)
+    for (const auto& [name, value] : o.compute_metrics(p))
+      p.metrics.emplace_back(name.starts_with(prefix + "_") ? name : prefix + "_" + name, value);
+  return p;
+}
+
+/// Notes where the best model is, and removes this run's best before.
+void Trainer::Impl::keep_best() {
+  const std::string before = state->best_folder(), now = has_folder() ? path(str("best/checkpoint-", step)) : "";
+  state->best(*best, now);
+  if (writes() && before != now && before.starts_with(path("best/"))) std::filesystem::remove_all(before);
+}
+
+/// Evaluates, and puts what it finds into the line. Whether training should end.
+bool Trainer::Impl::look(Json& line) {
+  const double start = steady_seconds();
+  last = evaluate(o.evaluate_most);
+  looked = step;
+  for (const auto& [name, value] : last) line[name] = value;
+  if (state)
+    state->evaluated(last, steady_seconds() - start, o.evaluate->size(),
+                     (o.evaluate->size() + o.evaluate_batch - 1) / o.evaluate_batch);
+  if (o.best.empty()) return false;
+  const bool most = o.best.starts_with('-');
+  const std::string name = o.best.substr(most);
+  const auto found = std::find_if(last.begin(), last.end(), [&](const auto& one) { return one.first == name; });
+  if (found == last.end()) {
+    std::string known;
+    for (const auto& one : last) known += (known.empty() ? "" : ", ") + one.first;
+    fail("[Trainer] best: there is no " + name + " in what is evaluated: " + known);
+  }
+  if (!best || (most ? found->second > *best : found->second < *best)) {
+    best = found->second;
+    worse = 0;
+    if (has_folder()) {
+      engine->save_checkpoint(path("best"), {.tag = state ? str("checkpoint-", step) : ""});
+      engine->wait_for_checkpoint();
+    }
+    if (state) keep_best();
+    return false;
+  }
+  return ++worse >= o.patience && o.patience > 0;
+}
+
+}  // namespace lockstep::train
