@@ -18,6 +18,7 @@
 
 #include "nn/module.h"
 #include "parallel/reducer.h"
+#include "tensor/at_end.h"
 
 namespace lockstep::parallel {
 
@@ -49,6 +50,9 @@ struct DdpOptions {
 
 /// The reducer, with DDP's policy.
 class DistributedDataParallel final : Reducer::Policy {
+  void enter_no_sync() { reducer_->enter_no_sync(); }
+  void leave_no_sync() { reducer_->leave_no_sync(); }
+
  public:
   using Options = DdpOptions;
   /// Checks that all ranks have the same parameters (Error names the first that differs and the ranks), and copies rank
@@ -66,15 +70,8 @@ class DistributedDataParallel final : Reducer::Policy {
   /// While this lives, backward collects the gradients of this rank's micro-batches; the first backward after it
   /// reduces the sum of all, added in tree order. Until then .grad is a placeholder whose memory is released: reading
   /// it (or an optimizer step) is an Error, clearing it (zero_grad) forgets what was collected.
-  class NoSync {
-   public:
-    explicit NoSync(DistributedDataParallel& ddp) : ddp_(ddp) { ddp_.reducer_->enter_no_sync(); }
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-
-   private:
-    DistributedDataParallel& ddp_;
-  };
+  using NoSync =
+      While<DistributedDataParallel, &DistributedDataParallel::enter_no_sync, &DistributedDataParallel::leave_no_sync>;
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
   /// Uneven inputs: while this lives, ranks that run out of data keep answering the others' collectives (in its

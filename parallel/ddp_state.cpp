@@ -50,8 +50,6 @@ nn::State without_wrapper(const nn::State& state, const std::string& prefix, boo
   return plain;
 }
 
-Ddp::NoSync::~NoSync() { ddp_.reducer_->leave_no_sync(); }
-
 std::vector<std::vector<std::string>> Ddp::buckets() const {
   std::vector<std::vector<std::string>> names;
   for (const Bucket& bucket : buckets_) names.push_back(bucket.names);

@@ -114,8 +114,6 @@ Schedule make_schedule(const Request& request) {
   return s;
 }
 
-int activations_kept(const Schedule& s, int rank) { return rules_of(s.request.kind).kept(s.request, rank); }
-
 Formula formula(const Request& request, const Costs& costs) {
   return rules_of(request.kind).bubble(checked(request), costs);
 }

@@ -37,11 +37,10 @@ int64_t Zero::micro_batch(int64_t i, int64_t accumulation) const {
   return stage() < 2 ? group().rank() * accumulation + i : i * group().size() + group().rank();
 }
 
-Zero::NoSync::NoSync(Zero& zero) : stage_(*zero.impl_) { stage_.enter_no_sync(); }
-Zero::NoSync::~NoSync() { stage_.leave_no_sync(); }
-
-Zero::Pause::Pause(Zero& zero) : stage_(*zero.impl_) { stage_.pause(true); }
-Zero::Pause::~Pause() { stage_.pause(false); }
+void Zero::enter_no_sync() { impl_->enter_no_sync(); }
+void Zero::leave_no_sync() { impl_->leave_no_sync(); }
+void Zero::enter_pause() { impl_->pause(true); }
+void Zero::leave_pause() { impl_->pause(false); }
 
 StepReport Zero::step(const StepOptions& options) { return impl_->step(options); }
 void Zero::zero_grad() { impl_->forget(); }
