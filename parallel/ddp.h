@@ -44,8 +44,6 @@ struct DdpOptions {
   bool init_sync = true;
   dist::Algorithm algorithm = dist::Algorithm::automatic;
   CommHook hook;  ///< empty: mean by all_reduce
-  /// Names of parameters and buffers that are left alone: not compared, copied or reduced (experts of this rank).
-  std::function<bool(const std::string& name)> ignore = {};
 };
 
 /// The reducer, with DDP's policy.
@@ -110,7 +108,6 @@ class DistributedDataParallel final : Reducer::Policy {
   std::vector<std::string> tags_;   // of their collectives
 
   // ddp.cpp: the policy
-  bool ignores(const std::string& name) const { return options_.ignore && options_.ignore(name); }
   void make_buckets(const std::vector<size_t>& order);
   Tensor memory(size_t bucket) override { return reducer_->units[bucket].gradients.own_memory(); }
   std::function<void()> start(size_t bucket, const Tensor& sum) override;
@@ -156,7 +153,7 @@ class DistributedDataParallel final : Reducer::Policy {
   void receive_buffers(int root);
 };
 
-/// Takes one wrapper's prefix off, when every name has it; `stripped` tells.
-nn::State without_wrapper(const nn::State& state, const std::string& prefix = "module.", bool* stripped = nullptr);
+/// Takes one wrapper's prefix off, when every name has it.
+nn::State without_wrapper(const nn::State& state, const std::string& prefix = "module.");
 
 }  // namespace lockstep::parallel

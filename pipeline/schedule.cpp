@@ -46,12 +46,6 @@ Request checked(Request r) {
 
 }  // namespace
 
-std::vector<Kind> all_kinds() {
-  std::vector<Kind> all;
-  for (size_t i = 0; i < std::size(kinds); ++i) all.push_back(Kind(i));
-  return all;
-}
-
 std::vector<std::string> names_of_kinds() {
   std::vector<std::string> names;
   for (const Rules* rules : kinds) names.emplace_back(rules->name);
