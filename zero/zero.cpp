@@ -78,9 +78,9 @@ Zero::Gathered::Gathered(Zero& zero, const std::vector<Variable>& parameters, in
 }
 
 Zero::Gathered::~Gathered() noexcept(false) {
-  const auto unpin = [&] {
+  const AtEnd unpins([&] {
     for (const size_t u : units_of(stage_, parameters_)) stage_.unpin(u);
-  };
+  });
   const bool failed = std::uncaught_exceptions() > exceptions_;
   if (!failed && modifier_rank_ >= 0) stage_.take_from(modifier_rank_, parameters_);
   const Parameter* changed = nullptr;
@@ -88,7 +88,6 @@ Zero::Gathered::~Gathered() noexcept(false) {
     const Parameter& p = stage_.parameters[parameters_[k]];
     if (p.variable.tensor().storage()->version() != versions_[k]) changed = &p;
   }
-  unpin();
   LOCKSTEP_CHECK(!changed, "[gathered] ", changed->name, " was changed (by '",
                  changed->variable.tensor().storage()->last_writer(),
                  "'), but the scope has no modifier rank: other ranks would not see it. Name the rank that changes it: "
