@@ -6,6 +6,7 @@
 #include <optional>
 #include <sstream>
 
+#include "data/files.h"
 #include "data/text.h"
 #include "nn/hugging_face/adapter.h"
 #include "nn/hugging_face/pretrained.h"
@@ -139,7 +140,7 @@ LanguageModel load_language_model(const std::string& path, bool average) {
     if (adapter) nn::load_adapter(*model, path);
     const bool of_bytes =
         !data::has_tokenizer(words) && model->o.vocab == 256;  // what --export leaves of a model of bytes
-    return {std::move(model), of_bytes ? "" : words, ""};
+    return {std::move(model), of_bytes ? "" : words, "", nn::eos_tokens(base)};
   }
   const std::string config_path = path + "/config.json";
   const Json c = data::read_json(config_path);
@@ -159,9 +160,8 @@ LanguageModel load_language_model(const std::string& path, bool average) {
     if (const auto sparse = engine::sparse_attention(trained)) nn::set_sparse_attention(*model, *sparse);
   }
   load_model(*model, path, average);
-  const std::string tokenizer = at("tokenizer").as_string();
-  return {std::move(model), tokenizer.empty() ? "" : path + "/" + tokenizer,
-          at("tokenizer_identity").as_string(config_path)};
+  const std::string tokenizer = at("tokenizer").as_string(), folder = tokenizer.empty() ? "" : path + "/" + tokenizer;
+  return {std::move(model), folder, at("tokenizer_identity").as_string(config_path), nn::eos_tokens(folder)};
 }
 
 std::string tokenizer_of(const CommonOptions& run, const std::string& given, const std::string& model) {
@@ -177,7 +177,12 @@ void keep_tokenizer(const std::string& tokenizer, const std::string& given, cons
   if (!given.empty() && tokenizer != given)
     std::cerr << "note: --tokenizer " << given
               << " holds no tokenizer, so the copy that the run has goes on being used: " << tokenizer << "\n";
+  if (tokenizer.empty()) return;
   data::copy_tokenizer(tokenizer, out + "/tokenizer");
+  const std::vector<int64_t> ends = nn::eos_tokens(tokenizer);
+  const std::string file = out + "/tokenizer/generation_config.json";
+  if (ends.empty()) std::filesystem::remove(file);
+  else data::write_atomically(file, Json(Json::Object{{"eos_token_id", Json::Array(ends.begin(), ends.end())}}).dump());
 }
 
 std::vector<int64_t> whole_numbers(const std::string& option, const std::string& list) {
@@ -209,6 +214,8 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
   LOCKSTEP_CHECK(!ids.empty(), "--prompt: expected at least one token");
   LOCKSTEP_CHECK(!by_ids || generation.stop.empty(), "--stop: expected a prompt that is a text, got --ids");
   generation.text = [&](int64_t id) { return std::string(tokenizer->token_bytes(int32_t(id))); };
+  for (const int64_t id : m.ends)
+    if (id < m.model->o.vocab) generation.eos_token_id.push_back(id);  // a small model's folder may name a large one's
   if (shown && !by_ids) *shown << prompt;
   std::string made;
   nn::TextStream stream(generation.stop);
@@ -217,7 +224,9 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
     if (shown) *shown << text << std::flush;
   };
   nn::generate(*m.model, std::span(&ids, 1), generation, [&](size_t, int64_t id) {
-    show(by_ids ? (made.empty() ? "" : ",") + std::to_string(id) : stream.push(decoder->push(int32_t(id))));
+    const bool ends = std::ranges::count(generation.eos_token_id, id) > 0;
+    if (by_ids) show((made.empty() ? "" : ",") + std::to_string(id));
+    else if (!ends) show(stream.push(decoder->push(int32_t(id))));
     return true;
   });
   if (decoder) show(stream.push(decoder->flush()) + stream.flush());
