@@ -96,7 +96,7 @@ void train_gpt(const GptOptions& o, Job& job) {
           [&] {
             if (job.talks()) fmt::print("{} tokens to learn, {} for validation\n", learn.numel(), validation.numel());
             if (!job.team().leads()) return;
-            if (!o.export_to.empty()) prepare_output("--export", o.export_to);
+            if (!o.export_to.empty()) prepare_export(job, o.export_to);
             if (!o.out.empty()) keep_tokenizer(tokenizer, o.tokenizer, o.out);
           },
       .on_end =

@@ -155,7 +155,9 @@ void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::Pr
   const engine::Forecast& first = p.stages[0];
   const bool whole = p.plan.pp * p.plan.tp == 1;  // every rank has all layers
   const int64_t zero = c.zero_optimization.stage, accumulation = *c.gradient_accumulation_steps;
-  fmt::print("{:<12}{}: {} parameters\n", "model", p.model.name, p.model.numel());
+  const int64_t frozen = p.model.numel() - p.model.trained();
+  fmt::print("{:<12}{}: {} parameters{}\n", "model", p.model.name, p.model.numel(),
+             frozen > 0 ? fmt::format(", {} of them frozen", frozen) : "");
   fmt::print("{:<12}{}, {}: legal on {}; stage {}, {}, {}\n", "plan", to_string(p.plan), c.origin,
              counted(p.plan.ranks(), "rank"), zero, std::string(name_of(first.parameter_dtype)),
              first.optimizer + (c.optimizer.type.empty() ? " (assumed: the file names none)" : ""));

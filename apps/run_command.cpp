@@ -15,6 +15,7 @@
 #include "apps/commands.h"
 #include "dist/launcher/launch.h"
 #include "dist/launcher/scratch.h"
+#include "tensor/at_end.h"
 #include "tensor/check.h"
 #include "tensor/environment.h"
 #include "train/cli.h"
@@ -109,31 +110,26 @@ void set_endpoint(const std::string& text, std::string& address, int& port) {
   port = given;
 }
 
-/// A file with the launcher's number, for as long as it runs.
-class PidFile {
- public:
-  PidFile() : path_(dist::temporary_folder() + "/" + std::to_string(getpid()) + ".lockstep") {
-    // Where everybody may write: never through a link, nor into a file of somebody else. One of our own number was left
-    // by a process that is gone.
-    const auto make = [&] { return open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644); };
-    int fd = make();
-    struct stat there;
-    if (fd < 0 && errno == EEXIST && lstat(path_.c_str(), &there) == 0 && S_ISREG(there.st_mode) &&
-        there.st_uid == geteuid() && unlink(path_.c_str()) == 0)
-      fd = make();
-    LOCKSTEP_CHECK(fd >= 0, "[run] --save-pid cannot make ", path_, ": ", std::strerror(errno));
-    const std::string text = std::to_string(getpid()) + "\n";
-    const bool written = write(fd, text.data(), text.size()) == ssize_t(text.size());
-    close(fd);
-    LOCKSTEP_CHECK(written, "[run] --save-pid cannot write ", path_);
-    std::cerr << "lockstep run: pid " << getpid() << " is in " << path_ << "\n";
-  }
-  ~PidFile() { unlink(path_.c_str()); }
-  PidFile(const PidFile&) = delete;
-
- private:
-  std::string path_;
-};
+/// Writes a file with the launcher's number; gives back its path.
+std::string write_pid_file() {
+  const std::string path = dist::temporary_folder() + "/" + std::to_string(getpid()) + ".lockstep";
+  // Where everybody may write: never through a link, nor into a file of somebody else. One of our own number was left
+  // by a process that is gone.
+  const auto make = [&] {
+    return dist::Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+  };
+  dist::Fd file = make();
+  struct stat there;
+  if (!file && errno == EEXIST && lstat(path.c_str(), &there) == 0 && S_ISREG(there.st_mode) &&
+      there.st_uid == geteuid() && unlink(path.c_str()) == 0)
+    file = make();
+  LOCKSTEP_CHECK(file, "[run] --save-pid cannot make ", path, ": ", std::strerror(errno));
+  const std::string text = std::to_string(getpid()) + "\n";
+  LOCKSTEP_CHECK(write(file.get(), text.data(), text.size()) == ssize_t(text.size()), "[run] --save-pid cannot write ",
+                 path);
+  std::cerr << "lockstep run: pid " << getpid() << " is in " << path << "\n";
+  return path;
+}
 
 void read_options(Options& o, const Program& program) {
   dist::LaunchOptions& l = o.launch;
@@ -327,8 +323,8 @@ void add_run_command(CLI::App& app, const Program& program) {
       read_options(*options, program);
       dist::check(options->launch);
     });
-    std::unique_ptr<PidFile> pid_file;
-    if (options->save_pid) pid_file = std::make_unique<PidFile>();
+    const std::string pid_file = options->save_pid ? write_pid_file() : "";
+    const lockstep::AtEnd removes([&] { unlink(pid_file.c_str()); });
     if (const int code = dist::launch(options->launch)) throw CLI::RuntimeError(code);
   });
 }

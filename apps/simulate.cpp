@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iostream>
-#include <numeric>
 
 #include "apps/commands.h"
 #include "data/json.h"
@@ -150,6 +149,7 @@ struct StepAsked {
   std::string plan, schedule = "1f1b", dtype = "f32", measure;  ///< measure: "here", or a folder of traces
   double flops = 0, memory = 0, bucket_mib = 25;
   bool network_given = false;
+  std::string origin = "given";  ///< of the costs
 };
 
 void add_step_options(CLI::App& command, StepAsked& o) {
@@ -178,10 +178,9 @@ void add_step_options(CLI::App& command, StepAsked& o) {
   add("--overlap,!--no-overlap", o.job.overlap, "gradients are reduced while the backward runs (default)");
 }
 
-double sum_of(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.); }
-
-Json to_json(const report::StepPrediction& p, const report::TrainingJob& job, const report::StepCosts& c,
-             const dist::Network& n) {
+Json to_json(const report::StepPrediction& p, const StepAsked& o) {
+  const report::TrainingJob& job = o.job;
+  const dist::Link& between = o.cluster.network.between;
   Json::Array terms;
   for (const report::Term& t : p.terms)
     terms.push_back(Json::Object{{"name", t.name}, {"seconds", t.seconds}, {"how", t.how}});
@@ -201,25 +200,25 @@ Json to_json(const report::StepPrediction& p, const report::TrainingJob& job, co
                                               {"gradients", p.memory.gradients},
                                               {"optimizer", p.memory.optimizer},
                                               {"buffers", p.memory.buffers}}},
-                      {"costs", Json::Object{{"forward", sum_of(c.forward)},
-                                             {"backward", sum_of(c.backward)},
-                                             {"memory", c.memory},
-                                             {"origin", c.origin},
-                                             {"latency", n.between.latency},
-                                             {"bandwidth", n.between.bandwidth}}}};
+                      {"costs", Json::Object{{"forward", p.forward},
+                                             {"backward", p.backward},
+                                             {"memory", o.memory},
+                                             {"origin", o.origin},
+                                             {"latency", between.latency},
+                                             {"bandwidth", between.bandwidth}}}};
 }
 
-void print(const report::StepPrediction& p, const report::TrainingJob& job, const report::StepCosts& c,
-           const report::Cluster& cluster) {
-  const auto& n = cluster.network;
+void print(const report::StepPrediction& p, const StepAsked& o) {
+  const report::TrainingJob& job = o.job;
+  const dist::Network& n = o.cluster.network;
   const auto link = [](const dist::Link& l) {
     return fmt::format("{} and {}/s", seconds_text(l.latency), bytes_text(l.bandwidth));
   };
   fmt::print("{}\n{}: {} ranks, {} on a host; {} micro-batches of {} for each replica{}\n", job.model.name,
-             to_string(job.plan), job.plan.ranks(), std::min<int64_t>(cluster.ranks_per_host, job.plan.ranks()),
+             to_string(job.plan), job.plan.ranks(), std::min<int64_t>(o.cluster.ranks_per_host, job.plan.ranks()),
              job.micro_batches, job.micro_batch, job.plan.pp > 1 ? fmt::format(", {}", name_of(job.schedule)) : "");
-  fmt::print("costs, {}: a micro-batch forward {}, backward {}; optimizer {}/s; network {}{}\n\n", c.origin,
-             seconds_text(sum_of(c.forward)), seconds_text(sum_of(c.backward)), bytes_text(c.memory), link(n.between),
+  fmt::print("costs, {}: a micro-batch forward {}, backward {}; optimizer {}/s; network {}{}\n\n", o.origin,
+             seconds_text(p.forward), seconds_text(p.backward), bytes_text(o.memory), link(n.between),
              n.within ? ", within a host " + link(*n.within) : "");
   fmt::print("  {:<18}{:>12}{:>9}   {}\n", "term", "time", "share", "from");
   for (const report::Term& t : p.terms)
@@ -236,14 +235,16 @@ void print(const report::StepPrediction& p, const report::TrainingJob& job, cons
       bytes_text(double(p.memory.optimizer)), bytes_text(double(p.memory.buffers)));
 }
 
-/// Costs of the job's parts, and the network where nobody gave it; here: ranks that measure at once.
-report::StepCosts costs_of(StepAsked& o, int here) {
+/// Seconds of the job's layers, its optimizer's bytes/s, and the network where nobody gave it; here: ranks that measure
+/// at once.
+double find_costs(StepAsked& o, int here) {
   report::TrainingJob& job = o.job;
   const bool alone = job.plan.ranks() == 1 || o.network_given;
   if (o.flops > 0) {
     LOCKSTEP_CHECK(o.memory > 0,
                    "--flops needs --memory-bandwidth, the bytes/s of the optimizer, such as --memory-bandwidth 2e12");
-    return report::costs_of_flops(job.model, job.micro_batch, o.flops, o.memory);
+    report::give_seconds(job.model, o.flops);
+    return o.memory;
   }
   LOCKSTEP_CHECK(!o.model.program.empty() || !nn::gpt_options(o.model.name).rope,
                  "--measure by the name of a model is of GPT-2's layers; of ", o.model.name,
@@ -251,9 +252,8 @@ report::StepCosts costs_of(StepAsked& o, int here) {
   if (o.measure == "here") {
     if (o.model.program.empty()) report::measure_gpt(job.model, job.micro_batch, here);
     if (!alone) o.cluster.network = {report::measure_link(std::max(2, here)), {}};
-    report::StepCosts costs = report::costs_of_layers(job.model, job.micro_batch, report::measure_memory(here));
-    if (here > 1) costs.origin += fmt::format(" on {} ranks at once", here);
-    return costs;
+    o.origin = here > 1 ? fmt::format("measured here on {} ranks at once", here) : "measured here";
+    return report::measure_memory(here);
   }
   LOCKSTEP_CHECK(!report::find_traces(o.measure).empty(), "--measure ", o.measure,
                  ": expected \"here\", or a folder with rank-N.json, which a run with --trace writes; found none");
@@ -267,7 +267,8 @@ report::StepCosts costs_of(StepAsked& o, int here) {
                                                                            .heads = size("heads")})
                                               : job.model;
   if (!alone) o.cluster.network = {report::link_of_traces(run.traces), {}};
-  return report::costs_of_run(run, traced, size("batch"), job.model, job.micro_batch);
+  o.origin = "trace of " + counted(int64_t(run.traces.size()), "rank");
+  return report::measure_run(run, traced, size("batch"), job.model);
 }
 
 void print_step(StepAsked o, bool json) {
@@ -296,13 +297,11 @@ void print_step(StepAsked o, bool json) {
     if (job.plan.zero < 0) job.plan.zero = int(config.zero_optimization.stage);
   }
   for (int64_t* count : {&job.micro_batch, &job.micro_batches}) *count = std::max<int64_t>(1, *count);
-  LOCKSTEP_CHECK(job.model.heads % job.plan.tp == 0, "--plan ", o.plan, ": expected heads that tp divides, got ",
-                 job.model.heads);
-  report::StepCosts costs = costs_of(o, here);
-  if (o.memory > 0) costs.memory = o.memory;
-  const report::StepPrediction p = report::predict_step(job, costs, o.cluster);
-  if (json) std::cout << to_json(p, job, costs, o.cluster.network).dump() << std::endl;
-  else print(p, job, costs, o.cluster);
+  const double found_memory = find_costs(o, here);
+  if (o.memory == 0) o.memory = found_memory;
+  const report::StepPrediction p = report::predict_step(job, o.memory, o.cluster);
+  if (json) std::cout << to_json(p, o).dump() << std::endl;
+  else print(p, o);
 }
 
 }  // namespace

@@ -44,19 +44,16 @@ std::string draw_layout(const BlockLayout& layout, bool causal, const std::strin
   const double side = std::clamp(320. / double(layout.blocks), 2., 20.), panel = side * double(layout.blocks);
   const double top = shown > 1 ? 56 : 36, apart = panel + 24, page = std::max(24 + apart * double(shown), 480.);
   std::string out = svg::begin(page, top + panel + 40);
-  const auto text = [&](double x, double y, const std::string& words, int size, const char* color) {
-    out += svg::text(x, y, words, size, color);
-  };
   const auto box = [&](double x, double y, double w, double h, const char* color) {
     out += svg::rect(x, y, w, h, svg::attribute("fill", color));
   };
   using svg::ink, svg::soft;
   const char *past = "#f1f3f5", *seen = "#80b1e8", *half = "#3d74b5";
-  text(16, 20, title, 14, ink);
+  out += svg::text(16, 20, title, 14, ink);
   const double gap = side > 6 ? 1 : 0.25;
   for (int64_t head = 0; head < shown; ++head) {
     const double left = 16 + apart * double(head);
-    if (shown > 1) text(left, 44, fmt::format("head {}", head), 12, soft);
+    if (shown > 1) out += svg::text(left, 44, fmt::format("head {}", head), 12, soft);
     for (int64_t row = 0; row < layout.blocks; ++row) {
       const double y = top + side * double(row);
       box(left, y, side * double(causal ? row + 1 : layout.blocks) - gap, side - gap, past);
@@ -72,13 +69,13 @@ std::string draw_layout(const BlockLayout& layout, bool causal, const std::strin
   double x = 16;
   const auto key = [&](const char* color, const char* words, double advance) {
     box(x, top + panel + 14, 13, 13, color);
-    text(x + 18, top + panel + 25, words, 12, soft);
+    out += svg::text(x + 18, top + panel + 25, words, 12, soft);
     x += advance;
   };
   key(seen, "attended", 86);
   if (causal) key(half, "by token, up to itself", 152);
   key(past, causal ? "skipped, of the past" : "skipped", 0);
-  if (layout.heads > shown) text(16 + apart * double(shown), top + 12, "...", 12, soft);
+  if (layout.heads > shown) out += svg::text(16 + apart * double(shown), top + 12, "...", 12, soft);
   return out + svg::end;
 }
 

@@ -189,12 +189,14 @@ void EngineBase::step(std::optional<double> metric) {
   impl_->check_whole("step");
   impl_->step(metric);
 }
-EngineBase::NoSync::NoSync(EngineBase& engine) : engine_(engine) {
-  engine.impl_->check_open("no_sync");
-  if (engine.impl_->zero) inner_.emplace(*engine.impl_->zero);
-  ++engine_.impl_->no_sync_depth;
+void EngineBase::enter_no_sync() {
+  impl_->check_open("no_sync");
+  if (impl_->zero && !impl_->caller_local) impl_->caller_local.emplace(*impl_->zero);
+  ++impl_->no_sync_depth;
 }
-EngineBase::NoSync::~NoSync() { --engine_.impl_->no_sync_depth; }
+void EngineBase::leave_no_sync() {
+  if (--impl_->no_sync_depth == 0) impl_->caller_local.reset();
+}
 
 EngineBase::Forward::Forward(EngineBase& engine) : engine_(engine) {
   if (const auto dtype = engine.impl_->whole.autocast) precise_.emplace(*dtype);

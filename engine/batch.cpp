@@ -10,10 +10,9 @@
 #include "autograd/ops.h"
 #include "autograd/split_backward.h"
 #include "engine/impl.h"
-#include "pipeline/scopes.h"
 #include "tensor/at_end.h"
 #include "tensor/ops.h"
-#include "tensor/random.h"
+#include "tensor/random_scope.h"
 #include "trace/trace.h"
 
 namespace lockstep::engine {
@@ -85,7 +84,8 @@ std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int
                                                  const pipeline::Loss* measure, int values) {
   const RandomScope program;
   const NoGrad no_grad;
-  const pipeline::EvalMode mode(model);
+  const AtEnd trains([this, before = model.is_training()] { model.train(before); });
+  model.eval();
   const int64_t first = group->rank() / sharing * micro_batches;
   std::vector<double> all(size_t(micro_batches) * size_t(replicas()) * size_t(values));
   for (int64_t i = first; i < first + micro_batches; ++i) {

@@ -82,7 +82,7 @@ parallel::Plan plan_of(const PipelineModule& module, const Config& config, const
 
 /// Whether this rank runs a schedule, with its part of the model.
 bool is_cut(const PipelineModule& module, const parallel::Plan& plan, const InitializeArgs& args) {
-  return !module.model || plan.pp * plan.tp > 1 || !args.slices.empty() || module.schedule || !module.bounds.empty();
+  return !module.model || plan.pp * plan.tp > 1 || args.sliced || module.schedule || !module.bounds.empty();
 }
 
 }  // namespace
@@ -286,7 +286,7 @@ void EngineBase::Impl::close() noexcept {
   comms.reset();
   saver.reset();  // waits; says what went wrong
   if (checkpoints) checkpoints->unwrap_blocks();
-  local.reset();
+  local.reset(), caller_local.reset();
   zero.reset();
   one_bit.reset();
   monitors.clear();

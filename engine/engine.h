@@ -21,10 +21,8 @@
 // ranks, any stage of ZeRO, any accumulation, any number of stages, schedule and cut: micro-batch m of step s has the
 // same data, dropout and place in every sum, whoever computes it. Slices and parts of sequences split sums: near them.
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -40,7 +38,9 @@
 #include "optim/schedule.h"
 #include "parallel/mesh.h"
 #include "parallel/onebit/optimizer.h"
+#include "parallel/tensor/apply.h"
 #include "pipeline/engine.h"
+#include "tensor/at_end.h"
 #include "zero/zero.h"
 
 namespace lockstep::engine {
@@ -91,14 +91,6 @@ template <class T, class From> struct GivenOrMade {
   Make make = {};
 };
 
-/// A parameter that slices of layers have in parts: which elements along one dim of the whole this rank has, in its
-/// order.
-struct Sliced {
-  Shape whole;
-  int64_t dim = 0;
-  std::vector<dist::Range> ranges;
-};
-
 /// A model, and how stages have it.
 struct PipelineModule {
   /// Its own layers() are cut, and its own loss is taken where loss_fn is empty.
@@ -132,13 +124,11 @@ struct InitializeArgs {
   /// In its place: who is where; must outlive the engine. Ranks along cp share each sample, those along ep experts
   /// (moe::Layer on mesh->ep()). Default: copies x stages of all ranks.
   const parallel::Mesh* mesh = nullptr;
-  int loader_workers = 0;                            ///< threads that make batches of training_data
-  std::function<void(const std::string&)> log = {};  ///< what rank 0 has to say; empty: lines on stderr
-  std::optional<DType> autocast = {};                ///< f16 or bf16: engine(x) runs under Autocast
-  optim::GradScaler* grad_scaler = nullptr;          ///< scales the loss where fp16 does not (autocast)
-  std::map<std::string, Sliced> slices = {};         ///< parameters of which this rank has a slice
-  /// Parameters of whose gradients each slice has a part (Megatron's sequence parallelism).
-  std::set<std::string> partial = {};
+  int loader_workers = 0;                                      ///< threads that make batches of training_data
+  std::function<void(const std::string&)> log = {};            ///< what rank 0 has to say; empty: lines on stderr
+  std::optional<DType> autocast = {};                          ///< f16 or bf16: engine(x) runs under Autocast
+  optim::GradScaler* grad_scaler = nullptr;                    ///< scales the loss where fp16 does not (autocast)
+  std::optional<tensor_parallel::TensorParallel> sliced = {};  ///< what apply() did to the model over mesh->tp()
 };
 
 struct SaveArgs {
@@ -158,6 +148,9 @@ using checkpoints::Loaded;
 
 /// The engine, but for the model's own type.
 class EngineBase {
+  void enter_no_sync();
+  void leave_no_sync();
+
  public:
   /// Collective. Error on all ranks for a configuration and a plan that cannot be (check_plan.h).
   EngineBase(PipelineModule module, InitializeArgs args);
@@ -196,16 +189,7 @@ class EngineBase {
   void zero_grad();
 
   /// While it lives backwards sum at this rank only (stages 0 and 1); the accumulation does so by itself.
-  class NoSync {
-   public:
-    explicit NoSync(EngineBase& engine);
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-
-   private:
-    EngineBase& engine_;
-    std::optional<zero::Zero::NoSync> inner_;  // the 1-bit optimizers send nothing before step()
-  };
+  using NoSync = While<EngineBase, &EngineBase::enter_no_sync, &EngineBase::leave_no_sync>;
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
   void train(bool training = true);

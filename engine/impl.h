@@ -144,7 +144,8 @@ struct EngineBase::Impl {
   bool drawn = false;   // random numbers of the coming micro-batch were begun by its data
   bool paused = false;  // a schedule's own backwards
   int no_sync_depth = 0;
-  std::optional<zero::Zero::NoSync> local;  // this backward sums here only
+  std::optional<zero::Zero::NoSync> local;         // this backward sums here only
+  std::optional<zero::Zero::NoSync> caller_local;  // and those while no_sync() lives
 
   int64_t micro_steps = 0, global_steps = 0, skipped_steps = 0, global_samples = 0;
   double loss = NAN, norm = NAN;

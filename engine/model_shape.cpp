@@ -31,6 +31,12 @@ int64_t ModelShape::numel() const {
   return n;
 }
 
+int64_t ModelShape::trained() const {
+  int64_t n = 0;
+  for (const Parameter& p : parameters) n += p.trains ? p.numel() : 0;
+  return n;
+}
+
 double ModelShape::flops(const Layer& layer, int ranks) const {
   const auto products = [&](int among) {
     double sum = 0;
@@ -78,7 +84,8 @@ struct Asking {
         const int dim = dim_of(cut, shape);
         m.parameters.push_back({name, shape, expert, dim,
                                 dim < 0 ? std::vector<int64_t>{} : blocks_of(cut, shape[dim], name),
-                                cut.kind == CutKind::vocabulary || module.table() != nn::Module::Table::none});
+                                cut.kind == CutKind::vocabulary || module.table() != nn::Module::Table::none,
+                                entry.parameter->requires_grad()});
       }
       const bool is_expert = entry.cut.kind == CutKind::experts;
       if (entry.module) parameters(*entry.module, name + ".", cut, is_expert ? next : expert);
@@ -197,7 +204,8 @@ namespace {
 using Members = std::vector<std::pair<const char*, Slot>>;
 
 Members members(ModelShape::Parameter& p) {
-  return {{"name", &p.name}, {"expert", &p.expert}, {"dim", &p.dim}, {"blocks", &p.blocks}, {"is_table", &p.is_table}};
+  return {{"name", &p.name},     {"expert", &p.expert},     {"dim", &p.dim},
+          {"blocks", &p.blocks}, {"is_table", &p.is_table}, {"trains", &p.trains}};
 }
 Members members(ModelShape::Layer& l) {
   return {{"kind", &l.kind},         {"parameters", &l.parameters},   {"multiplied", &l.multiplied},

@@ -23,6 +23,7 @@ struct ModelShape {
     int64_t dim = -1;                  ///< along which tensor parallelism cuts it; -1: it stays whole
     std::vector<int64_t> blocks = {};  ///< of that dim, cut each for itself
     bool is_table = false;             ///< of tokens
+    bool trains = true;                ///< false: frozen
     int64_t numel() const { return numel_of(shape); }
     /// What the first of so many tensor-parallel ranks has of it.
     Parameter sliced(int ranks) const;
@@ -48,6 +49,7 @@ struct ModelShape {
   int64_t context = 1, vocab = 0;
   int64_t experts = 0, top_k = 0;  ///< of a layer that has them
   int64_t numel() const;
+  int64_t trained() const;  ///< elements of what is not frozen
   /// FLOPs of one token's forward in a layer, at one of so many tensor-parallel ranks.
   double flops(const Layer& layer, int ranks = 1) const;
   double forward_flops() const;

@@ -45,7 +45,7 @@ void cast_all(PipelineModule& module, DType to) {
 }  // namespace
 
 Part::Part(PipelineModule module, const Config& config, const parallel::Mesh& mesh_, const InitializeArgs& args)
-    : mesh(&mesh_), partial(args.partial) {
+    : mesh(&mesh_) {
   manual_seed(uint64_t(config.seed));  // before layers are built
   if (module.model) {
     auto [layers, loss] = pipeline::layers_of(module.model, module.recompute);
@@ -70,9 +70,10 @@ Part::Part(PipelineModule module, const Config& config, const parallel::Mesh& me
   engine =
       std::make_unique<pipeline::Engine>(std::move(module.layers), options, std::move(module.loss_fn), &mesh->world());
   bool trains = false;
-  for (const auto& one : engine->module().named_parameters()) {
-    if (const auto slice = args.slices.find(one.name); slice != args.slices.end()) sliced.insert(*slice);
-    trains |= one.variable.requires_grad();
+  for (const Variable& p : engine->module().parameters()) trains |= p.requires_grad();
+  if (args.sliced) {
+    for (const auto& slice : args.sliced->slices()) sliced.emplace(slice.name, slice.cut);
+    partial.insert(args.sliced->partial().begin(), args.sliced->partial().end());
   }
   has_data = engine->is_first() || engine->is_last();
   if (trains) return;
@@ -122,8 +123,8 @@ std::string state_name(const std::string& saved) {
 
 // --- slices ---
 
-std::vector<Piece> of_whole(const Piece& piece, const Sliced& sliced) {
-  const auto& [whole, dim, ranges] = sliced;
+std::vector<Piece> of_whole(const Piece& piece, const Shape& whole, int64_t dim,
+                            const std::vector<dist::Range>& ranges) {
   int64_t inner = 1, mine = 0;
   for (int d = int(dim) + 1; d < whole.rank(); ++d) inner *= whole[d];
   for (const dist::Range& r : ranges) mine += r.size();
@@ -159,7 +160,9 @@ bool Part::leads(const std::string& piece) const { return !nothing && engine->le
 
 std::vector<Piece> Part::whole_pieces(const Piece& piece) const {
   const auto found = sliced.find(parameter_of(piece.name));
-  return found == sliced.end() ? std::vector<Piece>{piece} : of_whole(piece, found->second);
+  if (found == sliced.end()) return {piece};
+  const tensor_parallel::Cut& cut = found->second;
+  return of_whole(piece, cut.whole, cut.dim, tensor_parallel::ranges(cut, mesh->plan().tp, mesh->at().tp));
 }
 
 // --- a step ---

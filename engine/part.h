@@ -23,8 +23,10 @@ std::string parameter_of(const std::string& saved);
 std::string saved_name(const std::string& of_state);
 std::string state_name(const std::string& saved);
 
-/// `piece` is of this rank's slice: the pieces of the whole tensor that it consists of. Their tensors share its memory.
-std::vector<checkpoints::Piece> of_whole(const checkpoints::Piece& piece, const Sliced& sliced);
+/// `piece` is of this rank's slice, which has these elements along one dim: the pieces of the whole tensor that it
+/// consists of. Their tensors share its memory.
+std::vector<checkpoints::Piece> of_whole(const checkpoints::Piece& piece, const Shape& whole, int64_t dim,
+                                         const std::vector<dist::Range>& ranges);
 
 struct Part : zero::OtherParts {
   /// Builds this rank's layers. Collective.
@@ -43,7 +45,7 @@ struct Part : zero::OtherParts {
 
   const parallel::Mesh* mesh;
   std::unique_ptr<pipeline::Engine> engine;
-  std::map<std::string, Sliced> sliced;
+  std::map<std::string, tensor_parallel::Cut> sliced;
   std::set<std::string> partial;        // of whose gradients each slice has a part
   std::unique_ptr<nn::Module> nothing;  // in place of parameters, where there is nothing to train; it is not saved
   bool has_data = true;                 // this part reads the training data

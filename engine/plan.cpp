@@ -37,17 +37,22 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
                                                        : "AdamW"};  // and two errors, added below
   if (type == "onebitsgd") config.optimizer.params["momentum"] = 0.9;
   NamedParameters tiny;
-  for (const auto& p : model.parameters)
-    tiny.push_back({p.name,
-                    Variable(p.shape.size() == 1 ? ones({1}, {.dtype = dtype}) : ones({1, 1}, {.dtype = dtype}), true),
-                    p.is_table});
   std::map<const void*, size_t> places;
-  for (size_t i = 0; i < tiny.size(); ++i) places[tiny[i].variable.impl().get()] = i;
-  asked.bytes.resize(tiny.size()), asked.elementwise.resize(tiny.size());
-  for (const auto& p : tiny) p.variable.grad() = ones(p.variable.shape(), {.dtype = dtype});
+  const auto add = [&](const ModelShape::Parameter& p, size_t place) {
+    const Tensor one = ones(p.shape.size() == 1 ? Shape{1} : Shape{1, 1}, {.dtype = dtype});
+    tiny.push_back({p.name, Variable(one, true), p.is_table});
+    tiny.back().variable.grad() = one.clone();
+    places[tiny.back().variable.impl().get()] = place;
+  };
+  const size_t count = model.parameters.size();
+  for (size_t i = 0; i < count; ++i)
+    if (model.parameters[i].trains) add(model.parameters[i], i);
+  if (tiny.empty()) add({.name = "none"}, count);  // has a name, too
+  asked.bytes.resize(count + 1), asked.elementwise.resize(count + 1, true);
   for (const auto& o : make_optimizers(config, tiny)) {
     for (const Variable& p : o->parameters())
-      o->state_of(p).whole = numel_of(model.parameters[places.at(p.impl().get())].shape);
+      if (const size_t place = places.at(p.impl().get()); place < count)
+        o->state_of(p).whole = numel_of(model.parameters[place].shape);
     o->step();
     asked.name += (asked.name.empty() ? "" : " and ") + std::string(o->name());
     for (const Variable& p : o->parameters()) {
@@ -65,16 +70,20 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
 
 void add_bytes(Forecast& plan, const zero::ZeroOptions& o, int sharing) {
   const int64_t width = size_of(plan.parameter_dtype), gradient_width = size_of(plan.gradient_dtype);
-  int64_t largest = 0;
-  for (const zero::PlannedUnit& u : plan.units) largest = std::max(largest, u.layout.whole() * gradient_width);
+  int64_t largest = 0, beside = plan.model.numel() - plan.model.trained();  // of gradients; frozen, in no unit
+  for (const zero::PlannedUnit& u : plan.units) {
+    if (plan.trains(u)) largest = std::max(largest, u.layout.whole() * gradient_width);
+    else beside -= u.layout.numel();
+  }
   for (int rank = 0; rank < plan.ranks; ++rank) {
     RankBytes& b = plan.bytes[size_t(rank)];
+    b.parameters = beside * width;
     int64_t in_memory = 0;
     for (const zero::PlannedUnit& u : plan.units) {
       const int among = rank / (plan.ranks / u.ranks * sharing) * sharing + rank % sharing,
                 number = o.stage == 0 ? 0 : among;  // of those that have it
       const int64_t part = u.layout.range(number).size();
-      b.gradients += (o.stage >= 2 ? part : u.layout.whole()) * gradient_width;
+      if (plan.trains(u)) b.gradients += (o.stage >= 2 ? part : u.layout.whole()) * gradient_width;
       if (u.persistent) {
         b.parameters += (o.stage == 0 ? u.layout.numel() : u.layout.whole()) * width;
       } else {
@@ -104,7 +113,7 @@ void add_traffic(Forecast& plan, const zero::ZeroOptions& o) {
     const double times = (o.stage >= 2 ? passes : 1) * (o.stage == 0 || (!o.reduce_scatter && u.layout.owner < 0)
                                                             ? 2
                                                             : 1);  // from stage 2 on every micro-batch is reduced
-    plan.gradient_traffic += n * gradient_width * times;
+    if (plan.trains(u)) plan.gradient_traffic += n * gradient_width * times;
     if (o.stage >= 1) plan.parameter_traffic += n * width * (u.persistent ? 1 : 2 * passes);
   }
 }
@@ -124,7 +133,9 @@ Forecast plan(const Config& asked, const ModelShape& model, int ranks, int shari
     const ModelShape::Parameter& one = model.parameters[i];
     parameters.push_back({.name = one.name,
                           .numel = one.numel(),
+                          .kind = one.trains ? "trained" : "frozen",
                           .ranks = one.expert < 0 ? ranks : ranks / expert_parallel,
+                          .trains = one.trains,
                           .elementwise = optimizer.elementwise[i]});
   }
   p.units = zero::plan_units(parameters, options);
@@ -134,9 +145,9 @@ Forecast plan(const Config& asked, const ModelShape& model, int ranks, int shari
   }
   double state = 0;
   for (size_t i = 0; i < model.parameters.size(); ++i) state += p.state_bytes[i] * double(model.parameters[i].numel());
-  const double psi = double(model.numel());
+  const double psi = double(model.numel()), trained = double(model.trained()) / psi;
   p.formula = zero::model_state(options.stage, psi, ranks, double(size_of(p.parameter_dtype)), state / psi);
-  p.formula.gradients *= double(size_of(p.gradient_dtype)) / double(size_of(p.parameter_dtype));
+  p.formula.gradients *= trained * double(size_of(p.gradient_dtype)) / double(size_of(p.parameter_dtype));
   p.bytes.resize(size_t(ranks));
   add_bytes(p, options, sharing);
   add_traffic(p, options);
@@ -154,7 +165,8 @@ double passes(const Config& c) {
 
 }  // namespace
 
-PlanForecast plan_parts(const Config& asked, const ModelShape& model, const parallel::Plan& plan) {
+PlanForecast plan_parts(const Config& asked, const ModelShape& model, const parallel::Plan& plan,
+                        const std::vector<double>& seconds) {
   PlanForecast p{.plan = plan, .config = asked, .model = model};
   Config& c = p.config;
   LOCKSTEP_CHECK(plan.ep == 1 || model.experts > 0, "[plan] ", to_string(plan),
@@ -167,21 +179,20 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
   c.pipeline.stages = plan.pp;
   if (plan.zero >= 0) c.zero_optimization.stage = plan.zero;
   if (c.zero_optimization.stage > 0) p.plan.zero = int(c.zero_optimization.stage);
-  const pipeline::Schedule schedule = [&] {
-    const Config sized = resolve(c, plan.dp);
-    check_plan(p.plan, {.ranks = plan.ranks(),
-                        .layers = int64_t(model.list.size()),
-                        .chunks = std::max<int64_t>(1, c.pipeline.chunks),
-                        .heads = model.heads,
-                        .width = model.width,
-                        .inner = 4 * model.width,
-                        .vocab = model.vocab,
-                        .context = model.context,
-                        .context_parts = 2,
-                        .experts = model.experts});
-    return pipeline::make_schedule({pipeline::parse_kind(c.pipeline.schedule), plan.pp,
-                                    int(*sized.gradient_accumulation_steps), int(c.pipeline.chunks)});
-  }();
+  const Config sized = resolve(c, plan.dp);
+  check_plan(p.plan, {.ranks = plan.ranks(),
+                      .layers = int64_t(model.list.size()),
+                      .chunks = std::max<int64_t>(1, c.pipeline.chunks),
+                      .heads = model.heads,
+                      .width = model.width,
+                      .inner = 4 * model.width,
+                      .vocab = model.vocab,
+                      .context = model.context,
+                      .context_parts = 2,
+                      .experts = model.experts});
+  const pipeline::Schedule& schedule = p.schedule =
+      pipeline::make_schedule({pipeline::parse_kind(c.pipeline.schedule), plan.pp,
+                               int(*sized.gradient_accumulation_steps), int(c.pipeline.chunks)});
   std::vector<double> weights;
   std::vector<std::string> kinds;
   std::map<size_t, std::set<int>> users;  // of parameters: layers
@@ -195,8 +206,10 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
     weights.push_back(n);
     kinds.push_back(model.list[i].kind);
   }
-  p.bounds =
-      pipeline::balance(pipeline::weights_of(pipeline::SplitBy::parse(c.pipeline.partition), kinds, weights), schedule);
+  using pipeline::SplitBy;
+  const SplitBy by =
+      seconds.empty() ? SplitBy::parse(c.pipeline.partition) : SplitBy{SplitBy::Method::time, {}, seconds};
+  p.bounds = pipeline::balance(pipeline::weights_of(by, kinds, weights), schedule);
 
   const int m = schedule.request.micro_batches, last = schedule.virtual_stages() - 1;
   std::vector<double> flops(size_t(last) + 1);  // of each virtual stage
@@ -235,6 +248,7 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
     double between = (activations + gradients) * element * m;
     for (const auto& [one, layers] :
          users) {  // gradients of what several layers use go from the last stage that has one to the first
+      if (!model.parameters[size_t(one)].trains) continue;
       std::set<int> stages;
       for (const int layer : layers)
         stages.insert(int(std::upper_bound(p.bounds.begin(), p.bounds.end(), layer) - p.bounds.begin()) - 1);
@@ -271,6 +285,13 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
   return p;
 }
 
+double Forecast::optimizer_traffic() const {
+  int64_t state = 0;
+  for (const RankBytes& b : bytes) state = std::max(state, b.optimizer + b.optimizer_elsewhere);
+  const double updated = double(model.trained()) / (config.zero_optimization.stage == 0 ? 1 : ranks);
+  return 2 * double(state) + updated * double(size_of(parameter_dtype) + size_of(gradient_dtype));
+}
+
 bool overlaps(const PlanForecast& p) {
   return p.plan.pp == 1 && p.config.zero_optimization.overlap_comm.value_or(true);
 }
@@ -288,11 +309,7 @@ PredictedTime predict(const PlanForecast& p, const Speeds& speeds) {
     t.communication = std::max(t.communication,
                                (p.copy_traffic(s) + p.slice_traffic[s] + p.context_traffic[s] + p.expert_traffic[s]) /
                                    speeds.bandwidth);  // what goes between stages goes beside
-    double state = 0;                                  // is read and written, parameters written, gradients read
-    for (const RankBytes& b : stage.bytes) state = std::max(state, 2 * double(b.optimizer + b.optimizer_elsewhere));
-    const double updated = double(stage.model.numel()) / (c.zero_optimization.stage == 0 ? 1 : stage.ranks),
-                 width = double(size_of(stage.parameter_dtype) + size_of(stage.gradient_dtype));
-    t.optimizer = std::max(t.optimizer, (state + updated * width) / speeds.memory);
+    t.optimizer = std::max(t.optimizer, stage.optimizer_traffic() / speeds.memory);
   }
   const double computing = even / (1 - p.bubble);
   t.step = (overlaps(p) ? std::max(computing, copies) + t.communication - copies : computing + t.communication) +

@@ -8,6 +8,7 @@
 #include "engine/config.h"
 #include "engine/model_shape.h"
 #include "parallel/mesh.h"
+#include "pipeline/schedule.h"
 #include "zero/units.h"
 
 namespace lockstep::engine {
@@ -35,6 +36,9 @@ struct Forecast {
   int64_t largest_module =
       0;  ///< stage 3: elements that are whole at a time, beside persistent ones and what is gathered ahead
   double gradient_traffic = 0, parameter_traffic = 0;  ///< bytes that a rank sends in a step
+  bool trains(const zero::PlannedUnit& unit) const { return model.parameters[unit.parameters[0]].trains; }
+  /// Bytes that the fullest rank's optimizer reads and writes: state both ways, parameters and gradients one.
+  double optimizer_traffic() const;
 };
 
 /// Error for a config that is not legal. `config` as read, not resolved. sharing: neighbouring ranks that have the same
@@ -48,6 +52,7 @@ struct PlanForecast {
   parallel::Plan plan;
   Config config;  ///< resolved
   ModelShape model;
+  pipeline::Schedule schedule;
   std::vector<int> bounds;       ///< where each virtual stage begins, and the number of layers
   std::vector<Forecast> stages;  ///< what a rank of each stage has (of slices: the first, which is the largest), among
                                  ///< copies and those that share sequences
@@ -61,7 +66,9 @@ struct PlanForecast {
 };
 
 /// Error with the reason and the nearest plan for one that cannot be. ZeRO's stage: the plan's, or else the config's.
-PlanForecast plan_parts(const Config& config, const ModelShape& model, const parallel::Plan& plan);
+/// seconds: of each layer, by which stages are cut in place of what the config says.
+PlanForecast plan_parts(const Config& config, const ModelShape& model, const parallel::Plan& plan,
+                        const std::vector<double>& seconds = {});
 
 /// Speeds that a prediction stands on.
 struct Speeds {

@@ -9,6 +9,7 @@
 #include "data/safetensors.h"
 #include "engine/checkpoint/exchange.h"
 #include "engine/impl.h"
+#include "nn/named_fields.h"
 #include "tensor/random.h"
 
 namespace lockstep::engine {
@@ -26,7 +27,7 @@ std::map<std::string, std::string> tied_names(nn::Module& model) {
     module->fields(fields);
     for (const auto& entry : fields.entries) {
       if (!entry.parameter) continue;
-      const std::string name = (prefix.empty() ? "" : prefix + ".") + entry.name;
+      const std::string name = nn::joined(prefix, entry.name);
       const auto [known, is_new] = first.try_emplace(entry.parameter->impl().get(), name);
       if (!is_new && known->second != name) aliases["model." + name] = "model." + known->second;
     }

@@ -50,7 +50,7 @@ int main() {
     std::cout << "Outside: input size " << x.shape() << " output size " << output.shape() << "\n";
     const ls::Variable loss = ls::mse_loss(output, y.to(device));  // shapes must agree: a target (64, 5) is an error
     optimizer.zero_grad();
-    loss.backward();   // sums the replicas' gradients on the first device: no average_gradients() afterwards
+    loss.backward();   // sums the replicas' gradients on the first device: nothing is left to average
     optimizer.step();  // the next forward copies the new parameters
   }
   std::cout << to_string(parallel.bytes_moved());

@@ -4,6 +4,7 @@
 
 #include "nn/beams.h"
 #include "nn/text_stream.h"
+#include "tensor/at_end.h"
 #include "tensor/random.h"
 
 namespace lockstep::nn {
@@ -92,11 +93,7 @@ std::vector<Generated> generate(GPT& model, std::span<const std::vector<int64_t>
   g.check(model.o.vocab);
   check_prompts(model, prompts, g);
   const NoGrad no_grad;
-  struct Eval {
-    GPT& model;
-    bool was;
-    ~Eval() { model.train(was); }
-  } eval{model, model.is_training()};
+  const AtEnd trains([&model, before = model.is_training()] { model.train(before); });
   model.eval();
   const std::vector<KvCache> empty(model.blocks.size(), KvCache{.dtype = g.cache_dtype});
   std::vector<Generated> out;

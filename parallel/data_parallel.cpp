@@ -246,45 +246,4 @@ Variable weighted_mean(const Variable& values, const std::vector<int64_t>& sampl
       values * Variable(Tensor::from(weights, {int64_t(samples.size())}).to(values.dtype()).to(values.device())));
 }
 
-void average_gradients(const std::vector<nn::Module*>& replicas, const std::vector<int64_t>& samples) {
-  LOCKSTEP_CHECK(!replicas.empty(), "[average_gradients] expected at least one replica, got none");
-  LOCKSTEP_CHECK(samples.empty() || samples.size() == replicas.size(),
-                 "[average_gradients] expected a number of samples for each of ", replicas.size(), " replicas, got ",
-                 samples.size());
-  double total = 0;
-  for (const int64_t n : samples) {
-    LOCKSTEP_CHECK(n >= 0, "[average_gradients] expected numbers of samples >= 0, got ", n);
-    total += double(n);
-  }
-  LOCKSTEP_CHECK(samples.empty() || total > 0, "[average_gradients] expected at least one sample, got none");
-  const auto shown = [](const nn::NamedParameter& p) {
-    return str(p.name, " ", p.variable.shape(), " ", p.variable.dtype());
-  };
-  std::vector<std::vector<nn::NamedParameter>> all;
-  for (nn::Module* replica : replicas) {
-    all.push_back(replica->named_parameters());
-    LOCKSTEP_CHECK(all.back().size() == all[0].size(), "[average_gradients] expected replicas alike, got ",
-                   all[0].size(), " and ", all.back().size(), " parameters");
-    for (size_t p = 0; p < all[0].size(); ++p) {
-      const std::string one = shown(all[0][p]), other = shown(all.back()[p]);
-      LOCKSTEP_CHECK(one == other, "[average_gradients] expected replicas alike, got ", one, " and ", other);
-    }
-  }
-  const NoGrad no_grad;
-  const MemoryScope scope(Memory::gradient);
-  for (size_t p = 0; p < all[0].size(); ++p) {
-    const Variable& root = all[0][p].variable;
-    if (!root.requires_grad()) continue;
-    Tensor sum;
-    for (size_t r = 0; r < replicas.size(); ++r) {
-      const Tensor& grad = all[r][p].variable.grad();
-      if (!grad.defined()) continue;
-      const Tensor part = mul_scalar(grad.to(root.device()),
-                                     samples.empty() ? 1.0 / double(replicas.size()) : double(samples[r]) / total);
-      sum = sum.defined() ? add_(sum, part) : part;
-    }
-    if (sum.defined()) root.grad() = sum;
-  }
-}
-
 }  // namespace lockstep::parallel

@@ -116,7 +116,6 @@ template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
   std::string kind() const override { return "DataParallel"; }
 
   std::vector<DeviceTraffic> bytes_moved() const { return replicas_.traffic().report(); }
-  void reset_bytes_moved() { replicas_.traffic().reset(); }
 
  private:
   M* module_;
@@ -125,16 +124,5 @@ template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
 
 /// Mean of one value per piece, weighted by its samples, chunk_sizes(batch, devices): the mean over the whole batch.
 Variable weighted_mean(const Variable& values, const std::vector<int64_t>& samples);
-
-/// For replicas made by hand, each with its own gradients: replicas[0]'s gradients become the mean
-/// of all, weighted by `samples` when given. A parameter without a gradient counts as zero. The others keep theirs.
-void average_gradients(const std::vector<nn::Module*>& replicas, const std::vector<int64_t>& samples = {});
-/// Error: backward through DataParallel has summed the gradients already; a second sum would be wrong.
-template <class M> [[noreturn]] void average_gradients(DataParallel<M>&) {
-  fail(
-      "[average_gradients] expected replicas made by hand, got a DataParallel: its backward has summed the gradients "
-      "on the first device already; "
-      "leave this call out");
-}
 
 }  // namespace lockstep::parallel

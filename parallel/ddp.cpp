@@ -27,16 +27,16 @@ Ddp::DistributedDataParallel(nn::Module& module, Options options, dist::ProcessG
       str("options bucket_mib ", options_.bucket_mib, ", find_unused_parameters ", options_.find_unused_parameters,
           ", static_graph ", options_.static_graph, ", broadcast_buffers ", options_.broadcast_buffers, ", init_sync ",
           options_.init_sync, ", algorithm ", name_of(options_.algorithm), ", hook ", bool(options_.hook))};
-  for (std::string& line : describe_model(module_, options_.ignore)) lines.push_back(std::move(line));
+  for (std::string& line : describe_model(module_)) lines.push_back(std::move(line));
   check_agreement("ddp", lines, group_);
   std::vector<Reducer::Parameter> trained;
   for (const auto& p : module_.named_parameters()) {
-    if (p.variable.requires_grad() && !ignores(p.name)) trained.push_back({.name = p.name, .variable = p.variable});
+    if (p.variable.requires_grad()) trained.push_back({.name = p.name, .variable = p.variable});
   }
   LOCKSTEP_CHECK(!trained.empty(), "[ddp] expected a module with parameters that require grad, got none in ",
                  module_.kind(), "; a model that is not trained needs no wrapper");
   nn::fill(module_);
-  if (options_.init_sync) broadcast_module(module_, group_, 0, options_.ignore);
+  if (options_.init_sync) broadcast_module(module_, group_);
   std::vector<size_t> order;
   for (size_t i = trained.size(); i-- > 0;) order.push_back(i);
   Policy& policy = *this;

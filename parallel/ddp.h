@@ -18,6 +18,7 @@
 
 #include "nn/module.h"
 #include "parallel/reducer.h"
+#include "tensor/at_end.h"
 
 namespace lockstep::parallel {
 
@@ -43,12 +44,13 @@ struct DdpOptions {
   bool init_sync = true;
   dist::Algorithm algorithm = dist::Algorithm::automatic;
   CommHook hook;  ///< empty: mean by all_reduce
-  /// Names of parameters and buffers that are left alone: not compared, copied or reduced (experts of this rank).
-  std::function<bool(const std::string& name)> ignore = {};
 };
 
 /// The reducer, with DDP's policy.
 class DistributedDataParallel final : Reducer::Policy {
+  void enter_no_sync() { reducer_->enter_no_sync(); }
+  void leave_no_sync() { reducer_->leave_no_sync(); }
+
  public:
   using Options = DdpOptions;
   /// Checks that all ranks have the same parameters (Error names the first that differs and the ranks), and copies rank
@@ -66,15 +68,8 @@ class DistributedDataParallel final : Reducer::Policy {
   /// While this lives, backward collects the gradients of this rank's micro-batches; the first backward after it
   /// reduces the sum of all, added in tree order. Until then .grad is a placeholder whose memory is released: reading
   /// it (or an optimizer step) is an Error, clearing it (zero_grad) forgets what was collected.
-  class NoSync {
-   public:
-    explicit NoSync(DistributedDataParallel& ddp) : ddp_(ddp) { ddp_.reducer_->enter_no_sync(); }
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-
-   private:
-    DistributedDataParallel& ddp_;
-  };
+  using NoSync =
+      While<DistributedDataParallel, &DistributedDataParallel::enter_no_sync, &DistributedDataParallel::leave_no_sync>;
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
   /// Uneven inputs: while this lives, ranks that run out of data keep answering the others' collectives (in its
@@ -113,7 +108,6 @@ class DistributedDataParallel final : Reducer::Policy {
   std::vector<std::string> tags_;   // of their collectives
 
   // ddp.cpp: the policy
-  bool ignores(const std::string& name) const { return options_.ignore && options_.ignore(name); }
   void make_buckets(const std::vector<size_t>& order);
   Tensor memory(size_t bucket) override { return reducer_->units[bucket].gradients.own_memory(); }
   std::function<void()> start(size_t bucket, const Tensor& sum) override;
@@ -159,7 +153,7 @@ class DistributedDataParallel final : Reducer::Policy {
   void receive_buffers(int root);
 };
 
-/// Takes one wrapper's prefix off, when every name has it; `stripped` tells.
-nn::State without_wrapper(const nn::State& state, const std::string& prefix = "module.", bool* stripped = nullptr);
+/// Takes one wrapper's prefix off, when every name has it.
+nn::State without_wrapper(const nn::State& state, const std::string& prefix = "module.");
 
 }  // namespace lockstep::parallel

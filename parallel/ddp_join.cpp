@@ -48,8 +48,7 @@ void Ddp::shadow_until_all_ended() {
   }
   reducer_->forget();
   // Ranks that ended early took fewer steps: everybody gets what the longest made. All know whether there is any.
-  if (join_->active > 0 && join_->active < group_.size())
-    broadcast_module(module_, group_, join_->authority, options_.ignore);
+  if (join_->active > 0 && join_->active < group_.size()) broadcast_module(module_, group_, join_->authority);
 }
 
 /// The collectives of a backward in which this rank has nothing but what it may have collected before.

@@ -16,8 +16,7 @@ void Ddp::sync_buffers() {
 
 std::vector<Tensor> Ddp::module_buffers() const {
   std::vector<Tensor> all;
-  for (const auto& b : module_.named_buffers())
-    if (!ignores(b.name)) all.push_back(b.tensor);
+  for (const auto& b : module_.named_buffers()) all.push_back(b.tensor);
   return all;
 }
 
@@ -41,16 +40,13 @@ nn::LoadReport Ddp::load_state(const nn::State& state, bool strict) {
   return module_.load_state(without_wrapper(state), strict);
 }
 
-nn::State without_wrapper(const nn::State& state, const std::string& prefix, bool* stripped) {
+nn::State without_wrapper(const nn::State& state, const std::string& prefix) {
   const bool all = !state.empty() && std::all_of(state.begin(), state.end(),
                                                  [&](const auto& entry) { return entry.first.starts_with(prefix); });
-  if (stripped) *stripped = all;
   nn::State plain;
   for (const auto& [name, tensor] : state) plain.emplace_back(all ? name.substr(prefix.size()) : name, tensor);
   return plain;
 }
-
-Ddp::NoSync::~NoSync() { ddp_.reducer_->leave_no_sync(); }
 
 std::vector<std::vector<std::string>> Ddp::buckets() const {
   std::vector<std::vector<std::string>> names;

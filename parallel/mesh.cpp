@@ -106,10 +106,6 @@ Coordinates coordinates_of(const Plan& plan, int rank) {
   return at;
 }
 
-int rank_of(const Plan& plan, const Coordinates& at) {
-  return ((at.dp * plan.pp + at.pp) * plan.cp + at.cp) * plan.tp + at.tp;
-}
-
 std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& sizes) {
   std::vector<std::string> reasons;
   const auto require = [&](bool holds, const std::string& reason) {

@@ -41,7 +41,6 @@ struct Coordinates {
   friend bool operator==(const Coordinates&, const Coordinates&) = default;
 };
 Coordinates coordinates_of(const Plan& plan, int rank);
-int rank_of(const Plan& plan, const Coordinates& at);  ///< ep follows from dp, and is not read
 
 /// What a plan must fit. 0: not known, and not checked.
 struct PlanSizes {

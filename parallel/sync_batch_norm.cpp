@@ -114,12 +114,6 @@ Variable sync_batch_norm(const Variable& input, const Variable& scale, const Var
       });
 }
 
-SyncBatchNorm::SyncBatchNorm(const Options& options, std::shared_ptr<dist::ProcessGroup> group)
-    : nn::BatchNorm(options) {
-  LOCKSTEP_CHECK(group, "[SyncBatchNorm] expected a process group, got none");
-  over_batch = [group = std::move(group)](const auto&... arguments) { return sync_batch_norm(arguments..., group); };
-}
-
 int convert_sync_batch_norm(nn::Module& module, dist::ProcessGroup* given) {
   dist::ProcessGroup& parent = given ? *given : dist::world();
   std::vector<nn::BatchNorm*> layers;

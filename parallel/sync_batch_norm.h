@@ -18,15 +18,9 @@ Variable sync_batch_norm(const Variable& x, const Variable& weight, const Variab
                          const Tensor& running_var, double momentum, double eps,
                          std::shared_ptr<dist::ProcessGroup> group);
 
-/// A BatchNorm that is synchronised from the start. The group should serve nothing else (ProcessGroup::new_group): its
-/// collectives run between DDP's.
-struct SyncBatchNorm : nn::BatchNorm {
-  SyncBatchNorm(const Options& options, std::shared_ptr<dist::ProcessGroup> group);
-};
-
-/// Synchronises every BatchNorm below `module`, over a new group of the ranks of `group` (default: the world), so all
-/// its ranks must call it. Gives back how many there were; parameters, buffers and names stay. Undone by over_batch =
-/// nullptr in each.
+/// Synchronises every BatchNorm below `module`, or itself, over a new group of the ranks of `group` (default: the
+/// world), which serves nothing else, as its collectives run between DDP's: so all its ranks must call it. Gives back
+/// how many there were; parameters, buffers and names stay. Undone by over_batch = nullptr in each.
 int convert_sync_batch_norm(nn::Module& module, dist::ProcessGroup* group = nullptr);
 
 }  // namespace lockstep::parallel

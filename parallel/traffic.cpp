@@ -50,14 +50,6 @@ std::vector<DeviceTraffic> Traffic::report() const {
   return report;
 }
 
-void Traffic::reset() {
-  for (Row& row : rows_) {
-    for (auto* list : {row.sent, row.received})
-      for (int i = 0; i < 3; ++i) list[i] = 0;
-    row.samples = row.nanoseconds = 0;
-  }
-}
-
 }  // namespace detail
 
 std::string to_string(const std::vector<DeviceTraffic>& traffic) {

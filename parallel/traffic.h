@@ -13,7 +13,7 @@ struct Moved {
   int64_t sent = 0, received = 0;
 };
 
-/// What went through one device since the start, or reset_bytes_moved().
+/// What went through one device since the start.
 struct DeviceTraffic {
   std::string device;  ///< "cpu:1"; the last is "host", also for tensors that come from a device not in the list
   Moved parameters, gradients;  ///< copies of parameters and buffers; gradients of parameters
@@ -47,7 +47,6 @@ class Traffic {
   void count_forward(size_t place, int64_t samples, double seconds);
 
   std::vector<DeviceTraffic> report() const;
-  void reset();
 
  private:
   struct Row {

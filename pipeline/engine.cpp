@@ -7,9 +7,8 @@
 #include <algorithm>
 
 #include "parallel/agreement.h"
-#include "pipeline/scopes.h"
 #include "tensor/ops.h"
-#include "tensor/random.h"
+#include "tensor/random_scope.h"
 #include "trace/trace.h"
 
 namespace lockstep::pipeline {
@@ -18,7 +17,7 @@ namespace lockstep::pipeline {
 void Engine::run(const std::vector<std::vector<Action>>& all) {
   expect(all);
   waited_ = ran_ = 0;
-  const Stopwatch watch(ran_);
+  const auto watch = stopwatch(ran_);
   for (const Action& a : all[size_t(rank_)]) {
     const trace::Scope slot(name_of(a.what), trace::Category::pipeline,
                             {{"micro_batch", a.micro_batch},
@@ -38,7 +37,7 @@ void Engine::run(const std::vector<std::vector<Action>>& all) {
   }
   collect_late(0);
   {
-    const Stopwatch flushing(waited_);
+    const auto flushing = stopwatch(waited_);
     for (auto& [road, link] : links_) link->flush();
   }
   flights_.clear();
@@ -209,7 +208,8 @@ std::vector<double> Engine::eval_batch(const Data& data, int micro_batches, cons
   LOCKSTEP_CHECK(micro_batches >= 1, "[pipeline] expected 1 micro-batch or more, got ", micro_batches);
   const RandomScope random;
   const NoGrad no_grad;
-  const EvalMode mode(*module_);
+  const AtEnd trains([this, before = module_->is_training()] { module_->train(before); });
+  module_->eval();
   return together([&] {
     now_ = {.data = &data, .micro_batches = micro_batches, .measure = measure ? &measure : nullptr, .values = values};
     run(forwards_of(schedule_, micro_batches));

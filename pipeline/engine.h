@@ -30,6 +30,8 @@
 #include "pipeline/module.h"
 #include "pipeline/simulate.h"
 #include "pipeline/split.h"
+#include "tensor/at_end.h"
+#include "tensor/clock.h"
 
 namespace lockstep::pipeline {
 
@@ -164,6 +166,10 @@ class Engine {
   void backward_weight(const Action& a);
   const Held& sample(int64_t micro_batch);
   template <class Fn> auto together(const Fn& fn);
+  /// Adds the seconds of its life.
+  static auto stopwatch(double& to) {
+    return AtEnd([&to, start = steady_seconds()] { to += steady_seconds() - start; });
+  }
   Flight& flight(const Action& a) { return flights_.at({a.chunk, a.micro_batch}); }
   bool remote(int stage) const { return schedule_.is_remote(stage, rank_); }
   int64_t number(int64_t micro_batch) const { return at_.dp * int64_t(now_.micro_batches) + micro_batch; }

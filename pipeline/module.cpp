@@ -4,6 +4,7 @@
 #include <set>
 
 #include "autograd/checkpoint.h"
+#include "nn/named_fields.h"
 #include "tensor/random_scope.h"
 
 namespace lockstep::pipeline {
@@ -67,12 +68,6 @@ std::vector<double> parameters_of(const std::vector<LayerSpec>& layers) {
   }
   return counts;
 }
-
-namespace {
-std::string joined_name(const std::string& layer, const std::string& parameter) {
-  return layer.empty() ? parameter : layer + "." + parameter;
-}
-}  // namespace
 
 std::string StageModule::name_of(int layer) const {
   const LayerSpec& spec = specs_[size_t(layer)];
@@ -166,7 +161,7 @@ std::vector<StageModule::Numbered> StageModule::numbered_parameters() {
         all.push_back({p.name, p.variable, first, spec.whole->places.at(p.name), tied ? p.name : "", i});
       } else {
         all.push_back(
-            {joined_name(name_of(i), p.name), p.variable, i, place++, spec.ties.empty() ? "" : spec.ties[0], i});
+            {nn::joined(name_of(i), p.name), p.variable, i, place++, spec.ties.empty() ? "" : spec.ties[0], i});
       }
     }
   }

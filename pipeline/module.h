@@ -61,11 +61,6 @@ template <class L> LayerSpec layer(const typename L::Options& options) {
 LayerSpec layer(std::string kind, LayerSpec::Forward forward);
 LayerSpec layer(std::string kind, std::function<Variable(const Variable&)> forward);
 
-/// DeepSpeed's name of a tied layer.
-struct TiedLayerSpec : LayerSpec {
-  TiedLayerSpec(std::string key, LayerSpec spec) : LayerSpec(std::move(spec)) { tie(std::move(key)); }
-};
-
 /// The layers of one rank. Parameters are called by LayerSpec::name, or the number of their layer in the whole model,
 /// "3.weight"; tied ones by the first name, or "tied.KEY.weight": the names of all ranks together are those of the
 /// whole model.

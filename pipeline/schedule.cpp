@@ -46,12 +46,6 @@ Request checked(Request r) {
 
 }  // namespace
 
-std::vector<Kind> all_kinds() {
-  std::vector<Kind> all;
-  for (size_t i = 0; i < std::size(kinds); ++i) all.push_back(Kind(i));
-  return all;
-}
-
 std::vector<std::string> names_of_kinds() {
   std::vector<std::string> names;
   for (const Rules* rules : kinds) names.emplace_back(rules->name);
@@ -113,8 +107,6 @@ Schedule make_schedule(const Request& request) {
     s.ranks.push_back(with_transfers(s, rank, rules_of(request.kind).computations(s.request, rank)));
   return s;
 }
-
-int activations_kept(const Schedule& s, int rank) { return rules_of(s.request.kind).kept(s.request, rank); }
 
 Formula formula(const Request& request, const Costs& costs) {
   return rules_of(request.kind).bubble(checked(request), costs);

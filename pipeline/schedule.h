@@ -26,7 +26,6 @@ enum class Kind : uint8_t {
 #include "pipeline/schedules/kinds.def"
 #undef KIND
 };
-std::vector<Kind> all_kinds();
 std::vector<std::string> names_of_kinds();
 std::string_view name_of(Kind kind);  ///< "gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe-v"
 bool is_kind(std::string_view name);

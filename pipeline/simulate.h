@@ -57,7 +57,5 @@ struct Formula {
   double bubble = 0;
 };
 Formula formula(const Request& request, const Costs& costs = {});
-/// What they say of the activations of chunks that a rank keeps at most.
-int activations_kept(const Schedule& schedule, int rank);
 
 }  // namespace lockstep::pipeline

@@ -4,7 +4,6 @@
 
 #include "dist/numbers.h"
 #include "pipeline/engine.h"
-#include "pipeline/scopes.h"
 
 namespace lockstep::pipeline {
 
@@ -62,7 +61,7 @@ bool Engine::post(Road road, int from_rank, bool must) {
     const std::pair<int, int> key{e.stage, fixed_shapes() ? -1 : e.micro_batch};
     if (!shapes_known_.count(key)) {
       if (!must) return false;
-      const Stopwatch watch(waited_);
+      const auto watch = stopwatch(waited_);
       shapes_known_[key] = link.receive_shapes(name);
     }
     tensors = shapes_known_.at(key).tensors;
@@ -88,7 +87,7 @@ std::vector<Tensor> Engine::fetch(const Message& wanted) {
       LOCKSTEP_CHECK(post(wanted.road, from_rank, true), "[pipeline] nothing is known of ", tag(wanted));
     const Message next = order.front();
     order.pop_front();
-    const Stopwatch watch(waited_);
+    const auto watch = stopwatch(waited_);
     arrived_[next] = link(wanted.road, from_rank, rank_).arrive();
   }
   std::vector<Tensor> tensors = std::move(arrived_.extract(wanted).mapped());

@@ -12,7 +12,6 @@
 #include "tensor/check.h"
 #include "tensor/clock.h"
 #include "tensor/ops.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::report {
 namespace {
@@ -104,8 +103,7 @@ dist::Link measure_link(int ranks) {
   return link;
 }
 
-StepCosts costs_of_run(const RunFiles& run, const engine::ModelShape& traced, int64_t batch,
-                       const engine::ModelShape& model, int64_t micro_batch) {
+double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_t batch, engine::ModelShape& model) {
   const data::Json* how = run.note("parallel");
   LOCKSTEP_CHECK(
       how, "[simulate] ", run.folder,
@@ -124,11 +122,8 @@ StepCosts costs_of_run(const RunFiles& run, const engine::ModelShape& traced, in
   const double tokens = double(batch) * double(traced.context) * number_of(*how, "micro_batches", 1),
                rate = traced.forward_flops() * tokens / forward,
                owned = double(traced.numel()) / (number_of(*how, "zero") > 0 ? number_of(*how, "ranks", 1) : 1);
-  // Two states read and written, parameter and gradient.
-  StepCosts c = costs_of_flops(model, micro_batch, rate, owned * (2 * 8 + 8) / optimizer);
-  for (double& one : c.backward) one *= backward / (2 * forward);
-  c.origin = "trace of " + counted(int64_t(run.traces.size()), "rank");
-  return c;
+  give_seconds(model, rate, backward / forward);
+  return owned * (2 * 8 + 8) / optimizer;  // two states read and written, parameter and gradient
 }
 
 dist::Link link_of_traces(const std::vector<RankTrace>& traces) {

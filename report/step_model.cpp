@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "pipeline/simulate.h"
-#include "pipeline/split.h"
 #include "tensor/check.h"
 
 namespace lockstep::report {
@@ -25,42 +23,29 @@ struct Layer {
   }
 };
 
-std::vector<Layer> layers_of(const ModelShape& m, const StepCosts& c, bool recompute, int tp) {
+/// Of a micro-batch.
+std::vector<Layer> layers_of(const TrainingJob& job) {
+  const ModelShape& m = job.model;
   std::vector<Layer> layers;
-  for (size_t i = 0; i < m.list.size(); ++i) {
-    const ModelShape::Layer& one = m.list[i];
-    const double whole = m.flops(one), part = whole > 0 ? m.flops(one, tp) / whole : 1;
-    layers.push_back({.forward = part * c.forward.at(i),
-                      .backward = part * (c.backward.at(i) + (recompute && one.repeats ? c.forward[i] : 0)),
+  for (const ModelShape::Layer& one : m.list) {
+    const double whole = m.flops(one), own = whole > 0 ? m.flops(one, job.plan.tp) / whole : 1,
+                 part = own * double(job.micro_batch);
+    layers.push_back({.forward = part * one.forward,
+                      .backward = part * (one.backward + (job.recompute && one.repeats ? one.forward : 0)),
                       .reduces = one.repeats ? double(one.reduces) : 0});
   }
   return layers;
 }
 
-/// What a rank with these layers has, sliced.
-ModelShape slice(const ModelShape& m, const std::vector<int>& layers, int tp) {
-  ModelShape out = m;
-  out.parameters.clear();
-  out.list.clear();
-  std::set<size_t> has;
-  for (const int i : layers)
-    for (const size_t p : m.list[size_t(i)].parameters)
-      if (has.insert(p).second) out.parameters.push_back(m.parameters[p].sliced(tp));
-  return out;
-}
-
 engine::Config config_of(const TrainingJob& job) {
-  const std::string type = job.dtype == bf16  ? ",\"bf16\":{\"enabled\":true}"
-                           : job.dtype == f16 ? ",\"fp16\":{\"enabled\":true}"
-                                              : "";
-  return engine::config_from_json(str(
-      "{\"train_micro_batch_size_per_gpu\":", job.micro_batch, ",\"gradient_accumulation_steps\":", job.micro_batches,
-      ",\"zero_optimization\":{\"stage\":", std::max(job.plan.zero, 0), "}", type, "}"));
+  engine::Config c{.train_micro_batch_size_per_gpu = job.micro_batch, .gradient_accumulation_steps = job.micro_batches};
+  c.fp16.enabled = job.dtype == f16, c.bf16.enabled = job.dtype == bf16;
+  c.pipeline.schedule = name_of(job.schedule), c.pipeline.chunks = job.chunks;
+  return c;
 }
 
 void check(const TrainingJob& job, const Cluster& cluster) {
   const parallel::Plan& l = job.plan;
-  const auto& m = job.model;
   LOCKSTEP_CHECK(
       l.cp * l.ep == 1, "[simulate] ", to_string(l),
       ": times of context (cp) and expert parallelism (ep) are not modelled; leave them out, or ask lockstep "
@@ -70,11 +55,6 @@ void check(const TrainingJob& job, const Cluster& cluster) {
                  job.micro_batch);
   LOCKSTEP_CHECK(cluster.ranks_per_host >= 1, "[simulate] expected 1 rank or more on a host, got ",
                  cluster.ranks_per_host);
-  LOCKSTEP_CHECK(m.width % l.tp == 0, "[simulate] expected a width that tp divides, got ", m.width, " and tp", l.tp);
-  LOCKSTEP_CHECK(
-      l.zero < 2 || l.pp == 1,
-      "[simulate] expected ZeRO stage 0 or 1 with a pipeline, which accumulates gradients of all micro-batches, got ",
-      to_string(l));
 }
 
 }  // namespace
@@ -91,49 +71,34 @@ double collective_seconds(Collective collective, int n, int stride, double bytes
   return passes * (local + far);
 }
 
-StepCosts costs_of_flops(const ModelShape& model, int64_t micro_batch, double flops, double memory) {
-  LOCKSTEP_CHECK(flops > 0 && memory > 0, "[simulate] expected more than 0 FLOP/s and bytes/s, got ", flops, " and ",
-                 memory);
-  StepCosts c{.memory = memory, .origin = "given"};
-  for (const auto& layer : model.list) {
-    const double seconds = model.flops(layer) * double(micro_batch) * double(model.context) / flops;
-    c.forward.push_back(seconds), c.backward.push_back(2 * seconds);
+void give_seconds(ModelShape& model, double flops, double backward) {
+  LOCKSTEP_CHECK(flops > 0, "[simulate] expected more than 0 FLOP/s, got ", flops);
+  for (ModelShape::Layer& layer : model.list) {
+    layer.forward = model.flops(layer) * double(model.context) / flops;
+    layer.backward = backward * layer.forward;
   }
-  return c;
 }
 
-StepCosts costs_of_layers(const ModelShape& model, int64_t micro_batch, double memory) {
-  StepCosts c{.memory = memory, .origin = "measured here"};
-  for (const auto& layer : model.list)
-    c.forward.push_back(layer.forward * double(micro_batch)),
-        c.backward.push_back(layer.backward * double(micro_batch));
-  return c;
-}
-
-StepPrediction predict_step(const TrainingJob& job, const StepCosts& c, const Cluster& cluster) {
+StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster& cluster) {
   check(job, cluster);
+  LOCKSTEP_CHECK(memory > 0, "[simulate] expected more than 0 bytes/s of the optimizer, got ", memory);
   const parallel::Plan& l = job.plan;
   const ModelShape& model = job.model;
   const double m = double(job.micro_batches), width = double(size_of(job.dtype));
-  const pipeline::Schedule schedule = pipeline::make_schedule({job.schedule, l.pp, int(job.micro_batches), job.chunks});
+  const std::vector<Layer> layers = layers_of(job);
+  std::vector<double> seconds;
+  for (const Layer& layer : layers) seconds.push_back(layer.both());
+  const engine::PlanForecast plan = engine::plan_parts(config_of(job), model, l, seconds);
+  const pipeline::Schedule& schedule = plan.schedule;
   const int v = schedule.request.chunks, stages = schedule.virtual_stages();
-  const std::vector<Layer> layers = layers_of(model, c, job.recompute, l.tp);
-  LOCKSTEP_CHECK(int(layers.size()) >= stages, "[simulate] expected at least one layer for each of ", stages,
-                 " stages, got ", layers.size(), " layers");
-  std::vector<double> weights;
-  for (const Layer& layer : layers) weights.push_back(layer.both());
-  const std::vector<int> bounds = pipeline::balance(weights, schedule);
 
   // Parts of a micro-batch: of each virtual stage, of a rank, of the slowest, and of all.
   std::vector<Layer> parts(size_t(stages), Layer{}), ranks(size_t(l.pp), Layer{});
-  std::vector<std::vector<int>> owned(size_t(l.pp), std::vector<int>{});  // layers of a rank
   Layer whole;
   for (int s = 0; s < stages; ++s) {
     const size_t rank = size_t(schedule.place(s).rank);
-    for (int i = bounds[size_t(s)]; i < bounds[size_t(s) + 1]; ++i) {
+    for (int i = plan.bounds[size_t(s)]; i < plan.bounds[size_t(s) + 1]; ++i)
       for (Layer* sum : {&parts[size_t(s)], &ranks[rank], &whole}) *sum += layers[size_t(i)];
-      owned[rank].push_back(i);
-    }
   }
   const double forward = whole.forward / l.pp, backward = whole.backward / l.pp;
   const Layer slow =
@@ -141,6 +106,8 @@ StepPrediction predict_step(const TrainingJob& job, const StepCosts& c, const Cl
   const double most = slow.both();
 
   StepPrediction p;
+  for (const ModelShape::Layer& layer : model.list)
+    p.forward += double(job.micro_batch) * layer.forward, p.backward += double(job.micro_batch) * layer.backward;
   const auto add = [&](const char* name, double seconds, const std::string& how) {
     p.terms.push_back({name, how, std::max(0., seconds)});
   };
@@ -150,14 +117,13 @@ StepPrediction predict_step(const TrainingJob& job, const StepCosts& c, const Cl
     add("uneven stages", m * (most - forward - backward), str("the slowest rank takes ", most, " s for a micro-batch"));
 
   // Tensor parallelism: an all-reduce of the activations after attention and after the MLP, and the same backward.
-  const double tp = l.tp, activation = double(job.micro_batch) * double(model.context) * double(model.width) * width;
+  const double activation = double(job.micro_batch) * double(model.context) * double(model.width) * width;
   const double reduce = collective_seconds(Collective::all_reduce, l.tp, 1, activation, cluster);
   const double again = job.recompute ? 2 : 1, tensor_forward = slow.reduces * reduce,
                tensor_backward = again * tensor_forward;
   if (l.tp > 1) {
     add("tensor parallel", m * (tensor_forward + tensor_backward),
         str(2 + 2 * again, " all-reduces a block over ", l.tp, " ranks, ", reduce, " s each"));
-    p.tensor_bytes = m * (1 + again) * slow.reduces * 2 * (tp - 1) / tp * activation;
   }
 
   // The pipeline: the schedule itself, a part's cost against that of the slowest rank.
@@ -181,21 +147,19 @@ StepPrediction predict_step(const TrainingJob& job, const StepCosts& c, const Cl
         str(rounded_percent(p.bubble), " of the slowest rank's time; ", formula.text, " = ",
             rounded_percent(formula.bubble)));
     add("messages", real - ideal, str("activations and their gradients, ", hop, " s each"));
-    p.message_bytes = 2. * m * v * activation;
   }
 
-  // Copies: what engine::plan() says of the heaviest rank's slice.
-  ModelShape heaviest;
-  for (const std::vector<int>& own : owned) {
-    ModelShape part = slice(model, own, l.tp);
-    if (part.numel() > heaviest.numel()) heaviest = std::move(part);
-  }
-  const engine::Forecast plan = engine::plan(config_of(job), l.pp * l.tp == 1 ? model : heaviest, l.dp);
-  p.gradient_bytes = plan.gradient_traffic, p.parameter_bytes = plan.parameter_traffic;
-  double state = 0;
-  for (const engine::RankBytes& b : plan.bytes) {
-    if (b.total() > p.memory.total()) p.memory = b;
-    state = std::max(state, double(b.optimizer + b.optimizer_elsewhere));
+  // What engine::plan_parts() says of the busiest ranks.
+  double moved = 0;
+  for (size_t s = 0; s < plan.stages.size(); ++s) {
+    const engine::Forecast& stage = plan.stages[s];
+    for (const engine::RankBytes& b : stage.bytes)
+      if (b.total() > p.memory.total()) p.memory = b;
+    moved = std::max(moved, stage.optimizer_traffic());
+    p.gradient_bytes = std::max(p.gradient_bytes, stage.gradient_traffic);
+    p.parameter_bytes = std::max(p.parameter_bytes, stage.parameter_traffic);
+    p.tensor_bytes = std::max(p.tensor_bytes, plan.slice_traffic[s]);
+    p.message_bytes = std::max(p.message_bytes, plan.stage_traffic[s]);
   }
   if (l.dp > 1) {
     const double sent = double(l.dp - 1) / l.dp;
@@ -206,19 +170,19 @@ StepPrediction predict_step(const TrainingJob& job, const StepCosts& c, const Cl
     // Gradients: the last bucket is ready when the backward is done; those before it go on meanwhile.
     const double passes = l.zero >= 2 ? m : 1;
     const Collective kind = l.zero <= 0 ? Collective::all_reduce : Collective::reduce_scatter;
-    const double one = seconds(kind, plan.gradient_traffic / passes);
+    const double one = seconds(kind, p.gradient_bytes / passes);
     const double window = job.overlap && l.pp == 1 ? slow.backward + tensor_backward : 0;
-    const double bytes = plan.gradient_traffic / passes / sent / (l.zero <= 0 ? 2 : 1),
+    const double bytes = p.gradient_bytes / passes / sent / (l.zero <= 0 ? 2 : 1),
                  tail = one * std::min(1., job.bucket_bytes / std::max(bytes, 1.));
     add("gradients", passes * (window > 0 ? std::max(tail, one - window) : one),
         str(name_of(kind), " over ", l.dp, " ranks, ", one, " s",
             passes > 1 ? str(", for each of ", job.micro_batches, " micro-batches") : "",
             window > 0 ? str(", beside ", window, " s of backward") : ""));
     if (l.zero == 1 || l.zero == 2) {
-      const double gather = seconds(Collective::all_gather, plan.parameter_traffic);
+      const double gather = seconds(Collective::all_gather, p.parameter_bytes);
       add("parameters", gather, str("all_gather over ", l.dp, " ranks after the step"));
     } else if (l.zero == 3) {  // gathered ahead, for each forward and each backward
-      const double gather = seconds(Collective::all_gather, plan.parameter_traffic / (2 * m)),
+      const double gather = seconds(Collective::all_gather, p.parameter_bytes / (2 * m)),
                    first = gather / double(model.list.size());
       const double under = job.overlap ? slow.forward + tensor_forward : 0,
                    left = job.overlap ? std::max(0., slow.backward + tensor_backward - one) : 0;
@@ -226,9 +190,7 @@ StepPrediction predict_step(const TrainingJob& job, const StepCosts& c, const Cl
           str("all_gather over ", l.dp, " ranks, ", gather, " s, before each forward and each backward"));
     }
   }
-  const double own = double(plan.model.numel()) / (l.zero <= 0 ? 1 : l.dp);
-  const double moved = 2 * state + own * double(size_of(plan.parameter_dtype) + size_of(plan.gradient_dtype));
-  add("optimizer", moved / c.memory, str(plan.optimizer, ", ", moved, " bytes"));
+  add("optimizer", moved / memory, str(plan.stages[0].optimizer, ", ", moved, " bytes"));
 
   for (const Term& t : p.terms) p.step += t.seconds;
   p.bound = size_t(std::max_element(p.terms.begin(), p.terms.end(),

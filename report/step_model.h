@@ -24,7 +24,7 @@ struct Cluster {
 };
 
 struct TrainingJob {
-  engine::ModelShape model;
+  engine::ModelShape model;   ///< with the seconds of its layers in a rank that has them whole
   parallel::Plan plan;        ///< without cp and ep
   int64_t micro_batch = 1;    ///< samples
   int64_t micro_batches = 1;  ///< of a step, for each copy of the model
@@ -36,15 +36,8 @@ struct TrainingJob {
   double bucket_bytes = 25 * 1048576.;
 };
 
-/// Seconds of a micro-batch in one rank that has whole layers, and what the rest stands on.
-struct StepCosts {
-  std::vector<double> forward, backward;  ///< of each layer of the model
-  double memory = 0;                      ///< bytes/s that the optimizer reads and writes
-  std::string origin;                     ///< "given", "measured here", "trace of 2 ranks"
-};
-StepCosts costs_of_flops(const engine::ModelShape& model, int64_t micro_batch, double flops, double memory);
-/// Of a model that was measured (engine::measure()).
-StepCosts costs_of_layers(const engine::ModelShape& model, int64_t micro_batch, double memory);
+/// Gives the layers their seconds at so many FLOP/s, a backward so many times a forward.
+void give_seconds(engine::ModelShape& model, double flops, double backward = 2);
 /// Runs such a GPT of one block, on `ranks` threads at once that share the cores as ranks of a host do, and gives
 /// `model` the seconds of its layers; about two seconds.
 void measure_gpt(engine::ModelShape& model, int64_t micro_batch, int ranks);
@@ -52,10 +45,9 @@ void measure_gpt(engine::ModelShape& model, int64_t micro_batch, int ranks);
 double measure_memory(int ranks);
 /// Latency and bandwidth of ranks on this machine: a line through the times of all-reduces of several sizes.
 dist::Link measure_link(int ranks);
-/// From the steps of a run with traces, of micro-batches of `batch` samples of the model `traced`, scaled by FLOPs and
-/// bytes to `model`. Error when there are none.
-StepCosts costs_of_run(const RunFiles& run, const engine::ModelShape& traced, int64_t batch,
-                       const engine::ModelShape& model, int64_t micro_batch);
+/// From the steps of a run with traces, of micro-batches of `batch` samples of the model `traced`: gives the layers of
+/// `model` their seconds by its FLOPs, and back what measure_memory() does. Error when there are none.
+double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_t batch, engine::ModelShape& model);
 /// From its all-reduces; Error when there are fewer than two sizes.
 dist::Link link_of_traces(const std::vector<RankTrace>& traces);
 
@@ -67,16 +59,18 @@ struct Term {
 struct StepPrediction {
   std::vector<Term> terms;  ///< they add up to the step
   double step = 0;
-  size_t bound = 0;   ///< the largest term
-  double tokens = 0;  ///< of all ranks, each second
-  double bubble = 0;  ///< idle part of the slowest rank's time, without messages
+  size_t bound = 0;                  ///< the largest term
+  double forward = 0, backward = 0;  ///< of a micro-batch in a rank that has the whole model
+  double tokens = 0;                 ///< of all ranks, each second
+  double bubble = 0;                 ///< idle part of the slowest rank's time, without messages
   double gradient_bytes = 0, parameter_bytes = 0, tensor_bytes = 0,
          message_bytes = 0;  ///< that the busiest rank sends in a step
   engine::RankBytes memory;  ///< of the fullest rank, without activations
   double flops = 0;          ///< of the model in a step, all ranks, without what is computed again
 };
-/// Error for a layout that cannot be (more stages than layers, heads or widths that do not divide, ...).
-StepPrediction predict_step(const TrainingJob& job, const StepCosts& costs, const Cluster& cluster);
+/// memory: bytes/s that the optimizer reads and writes. Error for a layout that cannot be (more stages than layers,
+/// heads or widths that do not divide, ...).
+StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster& cluster);
 
 /// Seconds of a collective among `n` ranks that lie `stride` apart: a ring, or where several of them share a host,
 /// rings within and between hosts.

@@ -9,6 +9,7 @@
 #include "data/file_calls.h"
 #include "data/files.h"
 #include "tensor/check.h"
+#include "tensor/suggest.h"
 #include "tensor/svg.h"
 
 namespace lockstep::report {
@@ -19,7 +20,7 @@ using data::Json;
 using trace::Category;
 
 constexpr size_t longest_line = size_t(16) << 20;
-constexpr int most_named = 16;  // ranks in a warning
+constexpr size_t most_named = 16;  // ranks in a warning
 
 /// A record of a file, whose Errors name the file.
 struct Record {
@@ -139,15 +140,14 @@ std::vector<RankTrace> read_heads(const std::string& folder, std::vector<std::st
   for (size_t i = 1; i < heads.size(); ++i)
     LOCKSTEP_CHECK(heads[i].rank != heads[i - 1].rank, heads[i].path, " and ", heads[i - 1].path,
                    ": expected one trace of each rank, got two of rank ", heads[i].rank);
-  std::string missing;
-  int count = 0;
+  std::vector<std::string> missing;
   for (int rank = 0, i = 0; !heads.empty() && rank < heads[0].ranks; ++rank) {
     if (i < int(heads.size()) && heads[size_t(i)].rank == rank) ++i;
-    else if (++count <= most_named) missing += str(missing.empty() ? "" : ", ", rank);
+    else missing.push_back(str(rank));
   }
-  if (count > most_named) missing += str(" and ", count - most_named, " more");
   if (!missing.empty())
-    warnings.push_back(str("no trace of rank ", missing, " (of 0 to ", heads[0].ranks - 1, ") is in ", folder));
+    warnings.push_back(str("no trace of rank ", list_names(missing, most_named), " (of 0 to ", heads[0].ranks - 1,
+                           ") is in ", folder));
   for (const RankTrace& head : heads)
     if (!head.whole)
       warnings.push_back(str("the trace of rank ", head.rank, " has no end: its process was killed, or still runs"));

@@ -282,6 +282,19 @@ with tempfile.TemporaryDirectory() as folder:
     for name, args in (("sample", ["sample", d / "words", "--prompt", "the quick", "--tokens", 3]), ("eval", ["eval", d / "words", "--text", text]), ("resume", [*words[1:], "--steps", 3, "--resume"]), ("sample of an export", ["sample", d / "words_exported", "--prompt", "the", "--tokens", 2])):
         r = run("gpt", *args)
         check(f"{name}, with the tokenizer moved away", r.returncode == 0 and (name == "resume") == (f"note: --tokenizer {tokens} holds no tokenizer" in r.stderr), r.stderr)
+    # A text ends at a folder's eos: what is there with --init stays with a run.
+    exported = d / "words_exported"
+    ids = run("gpt", "sample", exported, "--ids", "5,6", "--tokens", 6, "--greedy").stdout.strip().split(",")
+    (exported / "generation_config.json").write_text(json.dumps({"eos_token_id": [int(ids[2]), 10**6]}))
+    ended = ids[:ids.index(ids[2]) + 1]
+    r = run("gpt", "train", "--init", exported, "--text", text, "--context", 16, "--batch", 1, "--steps", 1, "--lr", 0, "--out", d / "tuned", "--export", d / "dense", "--set", 'sparse_attention={"mode": "fixed"}')
+    check("an export leaves sparse attention out, and says so", r.returncode == 0 and "do not say sparse_attention" in r.stderr, r.stderr)
+    for folder_ in (exported, d / "tuned"):
+        r = run("gpt", "sample", folder_, "--ids", "5,6", "--tokens", 6, "--greedy")
+        check(f"{folder_.name}: ids end with eos", r.stdout.strip().split(",") == ended, f"{r.stdout} {ids}: {r.stderr}")
+    (exported / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(10**4))}))
+    r = run("gpt", "sample", exported, "--prompt", "the quick")
+    check("a text ends before eos", r.returncode == 0 and r.stdout == "the quick\n", r.stdout + r.stderr)
     stored = d / "words/tokenizer/merges.txt"
     stored.write_text(stored.read_text() + "\n")
     for name, args in (("sample", ["sample", d / "words", "--prompt", "the quick"]), ("eval", ["eval", d / "words", "--text", text]), ("resume", [*words[1:], "--steps", 4, "--resume"])):

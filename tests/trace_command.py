@@ -144,10 +144,10 @@ with tempfile.TemporaryDirectory() as folder:
     refused("no costs", [*step, "--plan", "dp2"], "expected --flops, or --measure", "got neither", code=2)
     refused("a plan that is none", [*step, "--plan", "dp2,pp2", *given], "such as dp2+pp2+tp2+zero1", '"dp2,pp2"', code=2)
     refused("a plan of shared sequences", [*step, "--plan", "dp2+cp2", *given], "cp", "not modelled", "lockstep plan", code=2)
-    refused("heads that do not divide", [*step, "--plan", "tp5", *given], "expected heads that tp divides, got 12", code=2)
+    refused("heads that do not divide", [*step, "--plan", "tp5", *given], "tp5 does not divide the 12 attention heads", code=2)
     # As many layers for whoever counts them.
     config = '{"train_micro_batch_size_per_gpu": 1}'
-    for args, code, *words in ((["lockstep", "simulate", "--model", "gpt:1x32x4", *given], 2, "at least one layer for each of 7 stages", "got 6 layers"),
+    for args, code, *words in ((["lockstep", "simulate", "--model", "gpt:1x32x4", *given], 2, "7 stages need 7 layers, the model has 6"),
                                (["lockstep", "plan", "--config", config, "--model", "gpt:1x32x4"], 2, "7 stages need 7 layers, the model has 6"),
                                (["gpt", "train", "--text", text, "--model", "gpt:1x128x4", "--ranks", 7], 1, "7 stages need 7 layers, the model has 6")):
         refused(f"too many stages: {' '.join(args[:2])}", [*args, "--plan", "pp7"], *words, code=code)

@@ -1,12 +1,10 @@
 #include "train/accelerator.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <set>
 
 #include "tensor/ops.h"
 #include "tensor/random.h"
-#include "train/describe.h"
 
 namespace lockstep::train {
 
@@ -18,8 +16,7 @@ void refuse_thing(bool prepared) {
   LOCKSTEP_CHECK(!prepared, "[prepare] expected what is not prepared yet, got something that prepare() made");
   fail(
       "[prepare] expected a model, its optimizer, a data::DataLoader or a schedule, got something else: every rank "
-      "would "
-      "read all of it; put it into a DataLoader, or pass acc.skip(it) to have it left as it is");
+      "would read all of it; put it into a DataLoader, or pass acc.skip(it) to have it left as it is");
 }
 
 // --- data ---
@@ -97,9 +94,10 @@ State::State(Job& job, AcceleratorOptions o)
 }
 
 void State::check() {
-  LOCKSTEP_CHECK(options.even_batches,
-                 "[Accelerator] expected even_batches, got false: ranks with fewer batches would "
-                 "leave the others waiting; a loader with drop_last repeats no sample");
+  LOCKSTEP_CHECK(
+      options.even_batches,
+      "[Accelerator] expected even_batches, got false: ranks with fewer batches would leave the others waiting; "
+      "a loader with drop_last repeats no sample");
   const parallel::Plan& plan = job().plan();
   LOCKSTEP_CHECK(plan.dp == world(), "[Accelerator] expected a plan of copies (dp, ZeRO), got ", to_string(plan),
                  "; a Trainer runs the others");
@@ -140,12 +138,7 @@ void State::join(optim::Optimizer& optimizer) {
   if (micro_batch > 0) values.micro_batch = micro_batch;
   PrepareOptions how{.warmup_steps = options.warmup_steps, .config = Json::Object{{"gradient_clipping", 0.}}};
   if (job().autocast() == f16) how.grad_scaler = &scaler;
-  try {
-    engine = found->make(prepare_args(job(), *found->module, optimizer, nullptr, nullptr, how, values));
-  } catch (const Described&) {  // asked what it trains, the program has answered, and has no start() to end it
-    if (!own_job_ || own_team_->group()) throw;
-    std::exit(0);
-  }
+  engine = found->make(prepare_args(job(), *found->module, optimizer, nullptr, nullptr, how, values));
   clipping = engine->config().gradient_clipping;
   if (leads() && micro_batch > 0 && world() * engine->gradient_accumulation_steps() > 1)
     std::cerr << "[accelerator] a step is " << world() << (world() == 1 ? " rank x " : " ranks x ")

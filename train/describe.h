@@ -2,12 +2,15 @@
 // What a program answers to `lockstep plan -- PROGRAM` and `lockstep simulate -- PROGRAM`: its model and configuration,
 // before anything is trained. They ask by LOCKSTEP_DESCRIBE, a file for the answer.
 #include "optim/optimizer.h"
+#include "tensor/check.h"
 #include "train/job.h"
 
 namespace lockstep::train {
 
-/// Ends the work of a rank that has answered.
-struct Described {};
+/// Ends the work of a rank that has answered: start() catches it; a program without it ends as by any other error.
+struct Described : Error {
+  Described() : Error("the program was asked what it trains, and has said it") {}
+};
 
 struct Description {
   nn::Module& model;

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <utility>
 
+#include "data/files.h"
 #include "data/text.h"
 #include "engine/engine.h"
 #include "nn/build_empty.h"
@@ -146,7 +147,7 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
     if (adapter) nn::load_adapter(*model, path);
     const bool of_bytes =
         !data::has_tokenizer(words) && model->o.vocab == 256;  // what --export leaves of a model of bytes
-    return {std::move(model), of_bytes ? "" : words, ""};
+    return {std::move(model), of_bytes ? "" : words, "", nn::eos_tokens(base)};
   }
   const std::string config_path = path + "/config.json";
   const Json c = data::read_json(config_path);
@@ -172,9 +173,8 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
   }
   load_model(*model, path, average);
   if (quantization) nn::quantize(*model, *quantization);
-  const std::string tokenizer = at("tokenizer").as_string();
-  return {std::move(model), tokenizer.empty() ? "" : path + "/" + tokenizer,
-          at("tokenizer_identity").as_string(config_path)};
+  const std::string tokenizer = at("tokenizer").as_string(), folder = tokenizer.empty() ? "" : path + "/" + tokenizer;
+  return {std::move(model), folder, at("tokenizer_identity").as_string(config_path), nn::eos_tokens(folder)};
 }
 
 void add_model_options(CLI::App& app, ModelOptions& o, bool shared) {
@@ -230,7 +230,12 @@ void keep_tokenizer(const std::string& tokenizer, const std::string& given, cons
   if (!given.empty() && tokenizer != given)
     std::cerr << "note: --tokenizer " << given
               << " holds no tokenizer, so the copy that the run has goes on being used: " << tokenizer << "\n";
+  if (tokenizer.empty()) return;
   data::copy_tokenizer(tokenizer, out + "/tokenizer");
+  const std::vector<int64_t> ends = nn::eos_tokens(tokenizer);
+  const std::string file = out + "/tokenizer/generation_config.json";
+  if (ends.empty()) std::filesystem::remove(file);
+  else data::write_atomically(file, Json(Json::Object{{"eos_token_id", Json::Array(ends.begin(), ends.end())}}).dump());
 }
 
 std::vector<int64_t> whole_numbers(const std::string& option, const std::string& list) {
@@ -262,6 +267,8 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
   LOCKSTEP_CHECK(!ids.empty(), "--prompt: expected at least one token");
   LOCKSTEP_CHECK(!by_ids || generation.stop.empty(), "--stop: expected a prompt that is a text, got --ids");
   generation.text = [&](int64_t id) { return std::string(tokenizer->token_bytes(int32_t(id))); };
+  for (const int64_t id : m.ends)
+    if (id < m.model->o.vocab) generation.eos_token_id.push_back(id);  // a small model's folder may name a large one's
   std::string made;
   bool begun = false;  // the prompt is written when something follows it, and no error
   nn::TextStream stream(generation.stop);
@@ -271,7 +278,9 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
     if (shown) *shown << text << std::flush;
   };
   const auto take = [&](size_t, int64_t id) {
-    show(by_ids ? (made.empty() ? "" : ",") + std::to_string(id) : stream.push(decoder->push(int32_t(id))));
+    const bool ends = std::ranges::count(generation.eos_token_id, id) > 0;
+    if (by_ids) show((made.empty() ? "" : ",") + std::to_string(id));
+    else if (!ends) show(stream.push(decoder->push(int32_t(id))));
     return true;
   };
   if (m.engine) m.engine->generate(std::span(&ids, 1), generation, take);

@@ -26,6 +26,7 @@ struct LanguageModel {
   std::unique_ptr<nn::GPT> model;
   std::string folder;                                       ///< of its tokenizer; "": bytes
   std::string identity;                                     ///< of the one that it was trained with; "": not known
+  std::vector<int64_t> ends;                                ///< tokens that end a text, by the folder
   std::shared_ptr<inference::InferenceEngine> engine = {};  ///< answers, where an inference configuration made one
   bool leads = true;                                        ///< of ranks that share it, the one that prints
   /// Error when the folder has none, or another one; ids need none.
@@ -53,7 +54,8 @@ struct TextLoss {
 TextLoss loss_of_text(nn::GPT& model, const Tensor& tokens, int64_t batch);
 
 /// Continues a prompt, a text or ids as "5,17,3", and gives back what was made, as it is written to `shown` bit by bit
-/// (null: not at all): whole characters, U+FFFD for bytes that are no UTF-8, nothing from a stop string on.
+/// (null: not at all): whole characters, U+FFFD for bytes that are no UTF-8, nothing from a stop string on, nor of the
+/// token that ends a text (of ids it is the last).
 std::string continue_prompt(const LanguageModel& model, const std::string& prompt, bool by_ids,
                             nn::Generation generation, std::ostream* shown);
 /// Draws at temperature 0.8 from the 50 likeliest, 300 tokens, and goes on when the context is full.
@@ -66,7 +68,7 @@ std::vector<int64_t> whole_numbers(const std::string& option, const std::string&
 /// The folder of the tokenizer, "" for bytes: `given`, or else that of `model`; of a run that goes on its own copy,
 /// when those have moved.
 std::string tokenizer_of(const CommonOptions& run, const std::string& given, const std::string& model);
-/// Copies it into the run's folder `out`, with a note where `given` has none.
+/// Copies it into the run's folder `out`, with the tokens that end a text, and a note where `given` has none.
 void keep_tokenizer(const std::string& tokenizer, const std::string& given, const std::string& out);
 
 }  // namespace lockstep::train

@@ -1,6 +1,7 @@
 #include "train/lora.h"
 
 #include <filesystem>
+#include <iostream>
 #include <tuple>
 
 #include "data/tokenizer.h"
@@ -9,6 +10,8 @@
 #include "nn/hugging_face/adapter.h"
 #include "nn/hugging_face/pretrained.h"
 #include "tensor/suggest.h"
+#include "train/cli.h"
+#include "train/job.h"
 
 namespace lockstep::train {
 
@@ -81,6 +84,14 @@ nn::LoraOptions lora_options(const Json& facts, const std::string& where) {
   nn::LoraOptions options;
   each_lora_option(options, LoraReader{facts, where});
   return options;
+}
+
+void prepare_export(const Job& job, const std::string& folder) {
+  prepare_output("--export", folder);
+  const Json* const sparse = job.file().find("sparse_attention");
+  if (sparse && sparse->is_object())
+    std::cerr << "warning: --export " << folder << ": Hugging Face's files do not say sparse_attention, so who reads "
+              << "them attends to all tokens; a run's folder (--out) says it\n";
 }
 
 void export_model(const nn::GPT::Options& sizes, const Start& start, const nn::State& state, const std::string& folder,

@@ -32,6 +32,9 @@ inline constexpr const char* quantize_help =
 data::Json facts_of(const nn::LoraOptions& options);
 nn::LoraOptions lora_options(const data::Json& facts, const std::string& where);
 
+class Job;
+/// Before training: Error when export_model() cannot write there, and a warning of what its files leave out.
+void prepare_export(const Job& job, const std::string& folder);
 /// Writes a trained model, or its adapters, as a Hugging Face folder with the tokenizer of that folder. state: of the
 /// whole model.
 void export_model(const nn::GPT::Options& sizes, const Start& start, const nn::State& state, const std::string& folder,

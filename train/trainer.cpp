@@ -147,13 +147,9 @@ void Trainer::Impl::make_engine(engine::Config config) {
     };
   engine::InitializeArgs args{.mesh = &job.mesh(), .grad_scaler = job.autocast() == f16 ? &scaler : nullptr};
   if (plan.cp > 1) sequence::share_sequences(*model, {std::shared_ptr<void>(), &job.mesh().cp()}, context);
-  if (plan.tp > 1) {
-    const auto sliced = tensor_parallel::apply(*model, job.mesh().tp(),
-                                               {.sequence = config.tensor_parallel.sequence_parallel, .sum = false});
-    args.partial = {sliced.partial().begin(), sliced.partial().end()};
-    for (const auto& s : sliced.slices())
-      args.slices[s.name] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, plan.tp, job.mesh().at().tp)};
-  }
+  if (plan.tp > 1)
+    args.sliced = tensor_parallel::apply(*model, job.mesh().tp(),
+                                         {.sequence = config.tensor_parallel.sequence_parallel, .sum = false});
   const auto schedule = [this](optim::Optimizer& optimizer) { return o.schedule(optimizer, steps); };
   if (!config.optimizer.type.empty() && config.scheduler.type.empty() && o.arguments && o.schedule) {
     args.optimizer = [config, ranks = &job.mesh().copies()](nn::Module& m) {

@@ -42,45 +42,36 @@ int64_t free_bytes(int fd) {
 
 SwapFile::SwapFile(const std::string& folder, std::string what, int64_t bytes, bool write)
     : bytes_(round_to_block(bytes)), what_(what + " in " + folder) {
-  descriptor_ = open_nameless(folder, O_DIRECT);
-  direct_ = descriptor_ >= 0;
-  if (!direct_ && errno == EINVAL) descriptor_ = open_nameless(folder, 0);
-  LOCKSTEP_CHECK(descriptor_ >= 0, "[offload] expected a folder where a file can be made for ", what, ", got '", folder,
+  file_ = dist::Fd(open_nameless(folder, O_DIRECT));
+  if (!file_ && errno == EINVAL) file_ = dist::Fd(open_nameless(folder, 0)), direct_ = false;
+  LOCKSTEP_CHECK(file_, "[offload] expected a folder where a file can be made for ", what, ", got '", folder,
                  "': ", reason(errno), "; give nvme_path a folder on a local disk");
-  const auto give_up = [&](const std::string& message) {
-    close(descriptor_);
-    fail(message);
-  };
-  const int64_t room = free_bytes(descriptor_);
-  if (room < bytes_)
-    give_up(str("[offload] ", what, " needs ", bytes_, " bytes, but in ", folder, " only ", room, " are free"));
-  if (const int error = posix_fallocate(descriptor_, 0, std::max<int64_t>(bytes_, 1))) {
-    give_up(str("[offload] ", what, " needs ", bytes_, " bytes, but in ", folder,
-                " they cannot be reserved: ", reason(error), "; ", free_bytes(descriptor_), " are free"));
-  }
+  const int64_t room = free_bytes(descriptor());
+  LOCKSTEP_CHECK(room >= bytes_, "[offload] ", what, " needs ", bytes_, " bytes, but in ", folder, " only ", room,
+                 " are free");
+  const int error = posix_fallocate(descriptor(), 0, std::max<int64_t>(bytes_, 1));
+  LOCKSTEP_CHECK(error == 0, "[offload] ", what, " needs ", bytes_, " bytes, but in ", folder,
+                 " they cannot be reserved: ", reason(error), "; ", free_bytes(descriptor()), " are free");
   if (!write) return;
   constexpr int64_t chunk = 1 << 20;
   const Tensor zeros = aligned_bytes(std::min(chunk, bytes_), false);
   std::memset(zeros.raw_data(), 0, size_t(zeros.numel()));
   for (int64_t at = 0; at < bytes_;) {
-    const ssize_t n = pwrite(descriptor_, zeros.raw_data(), size_t(std::min(chunk, bytes_ - at)), at);
+    const ssize_t n = pwrite(descriptor(), zeros.raw_data(), size_t(std::min(chunk, bytes_ - at)), at);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0)
-      give_up(str("[offload] ", what_, ", offset ", at, ": expected to write ", std::min(chunk, bytes_ - at),
-                  " bytes, got: ", n == 0 ? "none written" : reason(errno)));
+    LOCKSTEP_CHECK(n > 0, "[offload] ", what_, ", offset ", at, ": expected to write ", std::min(chunk, bytes_ - at),
+                   " bytes, got: ", n == 0 ? "none written" : reason(errno));
     at += n;
   }
 }
-
-SwapFile::~SwapFile() { close(descriptor_); }
 
 Tensor SwapFile::map(int64_t offset, int64_t numel, DType dtype) const {
   const int64_t begin = offset / file_block * file_block, size = numel * size_of(dtype), length = offset - begin + size;
   if (size == 0) return empty({0}, {.dtype = dtype, .device = cpu});
   struct stat now;
-  LOCKSTEP_CHECK(fstat(descriptor_, &now) == 0 && now.st_size >= bytes_, "[offload] ", what_, ": expected a file of ",
+  LOCKSTEP_CHECK(fstat(descriptor(), &now) == 0 && now.st_size >= bytes_, "[offload] ", what_, ": expected a file of ",
                  bytes_, " bytes, got ", now.st_size, "; was it truncated?");
-  void* const data = mmap(nullptr, size_t(length), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, begin);
+  void* const data = mmap(nullptr, size_t(length), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor(), begin);
   LOCKSTEP_CHECK(data != MAP_FAILED, "[offload] ", what_, ", offset ", begin, ": expected to map ", length,
                  " bytes, got: ", reason(errno));
   const MemoryScope scope(Memory::offload);

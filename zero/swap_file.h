@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "dist/net.h"
 #include "tensor/tensor.h"
 
 namespace lockstep::zero {
@@ -17,10 +18,8 @@ class SwapFile {
   /// Reserves the room; Error with what is needed and what is free. `what` it holds, for messages. write: also writes
   /// zeros everywhere, so that a disk that cannot is found at once.
   SwapFile(const std::string& folder, std::string what, int64_t bytes, bool write);
-  ~SwapFile();
-  SwapFile(const SwapFile&) = delete;
 
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return file_.get(); }
   bool is_direct() const { return direct_; }
   int64_t bytes() const { return bytes_; }
   const std::string& what() const { return what_; }  ///< "the optimizer state of rank 1 in /nvme"
@@ -30,8 +29,8 @@ class SwapFile {
   Tensor map(int64_t offset, int64_t numel, DType dtype) const;
 
  private:
-  int descriptor_ = -1;
-  bool direct_ = false;
+  dist::Fd file_;
+  bool direct_ = true;
   int64_t bytes_;
   std::string what_;
 };

@@ -37,11 +37,10 @@ int64_t Zero::micro_batch(int64_t i, int64_t accumulation) const {
   return stage() < 2 ? group().rank() * accumulation + i : i * group().size() + group().rank();
 }
 
-Zero::NoSync::NoSync(Zero& zero) : stage_(*zero.impl_) { stage_.enter_no_sync(); }
-Zero::NoSync::~NoSync() { stage_.leave_no_sync(); }
-
-Zero::Pause::Pause(Zero& zero) : stage_(*zero.impl_) { stage_.pause(true); }
-Zero::Pause::~Pause() { stage_.pause(false); }
+void Zero::enter_no_sync() { impl_->enter_no_sync(); }
+void Zero::leave_no_sync() { impl_->leave_no_sync(); }
+void Zero::enter_pause() { impl_->pause(true); }
+void Zero::leave_pause() { impl_->pause(false); }
 
 StepReport Zero::step(const StepOptions& options) { return impl_->step(options); }
 void Zero::zero_grad() { impl_->forget(); }
@@ -79,9 +78,9 @@ Zero::Gathered::Gathered(Zero& zero, const std::vector<Variable>& parameters, in
 }
 
 Zero::Gathered::~Gathered() noexcept(false) {
-  const auto unpin = [&] {
+  const AtEnd unpins([&] {
     for (const size_t u : units_of(stage_, parameters_)) stage_.unpin(u);
-  };
+  });
   const bool failed = std::uncaught_exceptions() > exceptions_;
   if (!failed && modifier_rank_ >= 0) stage_.take_from(modifier_rank_, parameters_);
   const Parameter* changed = nullptr;
@@ -89,7 +88,6 @@ Zero::Gathered::~Gathered() noexcept(false) {
     const Parameter& p = stage_.parameters[parameters_[k]];
     if (p.variable.tensor().storage()->version() != versions_[k]) changed = &p;
   }
-  unpin();
   LOCKSTEP_CHECK(!changed, "[gathered] ", changed->name, " was changed (by '",
                  changed->variable.tensor().storage()->last_writer(),
                  "'), but the scope has no modifier rank: other ranks would not see it. Name the rank that changes it: "

@@ -29,6 +29,7 @@
 #include "nn/module.h"
 #include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
+#include "tensor/at_end.h"
 #include "zero/offload.h"
 #include "zero/partition.h"
 
@@ -113,6 +114,11 @@ struct StatePiece {
 };
 
 class Zero {
+  void enter_no_sync();
+  void leave_no_sync();
+  void enter_pause();
+  void leave_pause();
+
  public:
   using Options = ZeroOptions;
   /// Every parameter of `module` that requires grad must be in exactly one of the optimizers. They, the module and the
@@ -136,28 +142,12 @@ class Zero {
 
   /// While this lives, backward sums gradients at this rank only; the first backward after it reduces the sum of all.
   /// Stages 0 and 1: from stage 2 on nobody has the memory for it (Error).
-  class NoSync {
-   public:
-    explicit NoSync(Zero& zero);
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-
-   private:
-    Stage& stage_;
-  };
+  using NoSync = While<Zero, &Zero::enter_no_sync, &Zero::leave_no_sync>;
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
   /// While this lives, backwards are not ZeRO's: gradients stay in .grad, for who adds them up himself and hands the
   /// sum over as one backward (a pipeline). Between steps only, below stage 3.
-  class Pause {
-   public:
-    explicit Pause(Zero& zero);
-    ~Pause();
-    Pause(const Pause&) = delete;
-
-   private:
-    Stage& stage_;
-  };
+  using Pause = While<Zero, &Zero::enter_pause, &Zero::leave_pause>;
 
   /// Updates this rank's part with the gradients of all backwards since the last step, and shares the result.
   /// Collective. Until then .grad is a placeholder without memory: reading it is an Error, clearing it forgets what was

@@ -91,10 +91,6 @@ class Saver {
   std::unique_ptr<State> state_;
 };
 
-/// One checkpoint; waits also when `async` is set.
-void save(const std::string& dir, const std::string& tag, const Contents& contents, dist::ProcessGroup* group = nullptr,
-          const SaveOptions& options = {});
-
 enum class Verify { hashes, sizes };
 
 struct LoadOptions {

@@ -6,10 +6,8 @@
 
 #include <ctime>
 #include <optional>
-#include <utility>
 
 #include "data/json.h"
-#include "dist/net.h"
 #include "tensor/check.h"
 
 namespace lockstep::checkpoints {
@@ -53,28 +51,23 @@ bool is_same_file(int fd, const std::string& path) {
 FolderLock::FolderLock(data::Files& files, const std::string& dir, bool take_over,
                        const std::function<void(const std::string&)>& warn)
     : files_(files), path_(dir + "/lock") {
-  try {
-    for (;;) {
-      fd_ = files.open(path_);
-      if (!files.lock(fd_, path_)) {
-        const auto holder = read_holder(path_);
-        fail(str(path_, ": another job saves into this folder: ", holder ? holder->text : "it does not say which",
-                 "; end it, or save into another folder"));
-      }
-      if (is_same_file(fd_, path_)) break;  // else its owner has just removed it
-      files.close(std::exchange(fd_, -1), path_);
+  for (;;) {
+    fd_ = dist::Fd(files.open(path_));
+    if (!files.lock(fd_.get(), path_)) {
+      const auto holder = read_holder(path_);
+      fail(str(path_, ": another job saves into this folder: ", holder ? holder->text : "it does not say which",
+               "; end it, or save into another folder"));
     }
-    if (const auto holder = read_holder(path_)) {
-      LOCKSTEP_CHECK(holder->host == dist::host_name() || take_over, path_,
-                     ": a job on another host has left its lock: ", holder->text,
-                     "; when it has ended remove this file, or set take_over");
-      warn(str(path_, ": stale: ", holder->text, " has ended without giving it back; taken over"));
-    }
-    files.write(fd_, data::as_bytes(own_text()), 0, path_);
-  } catch (...) {
-    if (fd_ >= 0) ::close(fd_);
-    throw;
+    if (is_same_file(fd_.get(), path_)) break;  // else its owner has just removed it
+    files.close(fd_.release(), path_);
   }
+  if (const auto holder = read_holder(path_)) {
+    LOCKSTEP_CHECK(holder->host == dist::host_name() || take_over, path_,
+                   ": a job on another host has left its lock: ", holder->text,
+                   "; when it has ended remove this file, or set take_over");
+    warn(str(path_, ": stale: ", holder->text, " has ended without giving it back; taken over"));
+  }
+  files.write(fd_.get(), data::as_bytes(own_text()), 0, path_);
 }
 
 FolderLock::~FolderLock() {
@@ -82,7 +75,6 @@ FolderLock::~FolderLock() {
     files_.remove(path_);   // while it is locked: whoever opens it now sees that it is gone
   } catch (const Error&) {  // a stale lock is told apart
   }
-  ::close(fd_);
 }
 
 }  // namespace lockstep::checkpoints

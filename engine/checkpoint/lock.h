@@ -5,6 +5,7 @@
 #include <string>
 
 #include "data/file_calls.h"
+#include "dist/net.h"
 
 namespace lockstep::checkpoints {
 
@@ -15,12 +16,11 @@ class FolderLock {
   FolderLock(data::Files& files, const std::string& dir, bool take_over,
              const std::function<void(const std::string&)>& warn);
   ~FolderLock();
-  FolderLock(const FolderLock&) = delete;
 
  private:
   data::Files& files_;
   std::string path_;
-  int fd_ = -1;
+  dist::Fd fd_;
 };
 
 }  // namespace lockstep::checkpoints

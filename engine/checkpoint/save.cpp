@@ -357,11 +357,4 @@ std::string Saver::committed() const {
   return state_->committed;
 }
 
-void save(const std::string& dir, const std::string& tag, const Contents& contents, dist::ProcessGroup* group,
-          const SaveOptions& options) {
-  Saver saver(dir, group, options);
-  saver.save(tag, contents);
-  saver.wait();
-}
-
 }  // namespace lockstep::checkpoints

@@ -5,6 +5,7 @@
 
 #include "dist/fingerprint.h"
 #include "engine/checkpoint/folder.h"
+#include "tensor/suggest.h"
 
 namespace lockstep::checkpoints {
 namespace {
@@ -24,14 +25,11 @@ std::string damaged_tensors(const data::SafeTensors& file, const Manifest& manif
   for (const auto& [logical, tensor] : manifest.tensors)
     for (const Part& part : tensor.parts)
       if (part.file == name) crcs[part.name] = part.crc;
-  std::string list;
-  int count = 0;
-  for (const auto& entry : file.entries()) {
-    if (dist::crc32c(bytes.data() + entry.offset, size_t(entry.bytes)) == crcs.at(entry.name)) continue;
-    if (++count <= 4) list += (count > 1 ? ", " : "") + entry.name;
-  }
-  return count == 0 ? "; no tensor is damaged, its header is"
-                    : str("; damaged: ", list, count > 4 ? str(" and ", count - 4, " more") : "");
+  std::vector<std::string> damaged;
+  for (const auto& entry : file.entries())
+    if (dist::crc32c(bytes.data() + entry.offset, size_t(entry.bytes)) != crcs.at(entry.name))
+      damaged.push_back(entry.name);
+  return damaged.empty() ? "; no tensor is damaged, its header is" : "; damaged: " + list_names(damaged, 4);
 }
 
 }  // namespace

@@ -137,6 +137,7 @@ bool is_pretrained(const std::string& folder) {
 }
 
 std::vector<int64_t> eos_tokens(const std::string& folder) {
+  if (folder.empty()) return {};
   for (const char* file : {"generation_config.json", "config.json"}) {
     const std::string path = folder + "/" + file;
     if (!std::filesystem::exists(path)) continue;
@@ -196,7 +197,7 @@ void save_pretrained(GPT& model, const std::string& folder, const SaveOptions& o
   const auto parameters = model.named_parameters();
   const DType dtype = parameters[0].variable.dtype();
   Json config = config_of(model.o, dtype);
-  const std::vector<int64_t> eos = options.tokenizer.empty() ? std::vector<int64_t>{} : eos_tokens(options.tokenizer);
+  const std::vector<int64_t> eos = eos_tokens(options.tokenizer);
   config["eos_token_id"] = eos.empty()       ? Json()
                            : eos.size() == 1 ? Json(eos[0])
                                              : Json(Json::Array(eos.begin(), eos.end()));

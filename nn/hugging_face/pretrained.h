@@ -18,7 +18,7 @@ GPT::Options gpt_options(const std::string& text, const GPT::Options& usual = {}
 GPT::Options pretrained_options(const std::string& folder);
 /// Whether there are weights, whole or in shards.
 bool is_pretrained(const std::string& folder);
-/// The tokens that end a text, by generation_config.json, or else config.json. Empty: the folder says none.
+/// The tokens that end a text, by generation_config.json, or else config.json. Empty: the folder says none, or is "".
 std::vector<int64_t> eos_tokens(const std::string& folder);
 
 struct PretrainedOptions {

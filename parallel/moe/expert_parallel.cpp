@@ -5,20 +5,9 @@
 
 #include "nn/init.h"
 #include "nn/named_fields.h"
-#include "optim/clip.h"
 #include "tensor/random.h"
 
 namespace lockstep::moe {
-
-Groups make_groups(dist::ProcessGroup& all, int expert_parallel) {
-  LOCKSTEP_CHECK(expert_parallel >= 1 && all.size() % expert_parallel == 0,
-                 "[moe] expected expert-parallel ranks that divide the ", all.size(), " ranks of group ", all.name(),
-                 ", got ", expert_parallel);
-  Groups groups;
-  groups.expert = all.split(all.rank() / expert_parallel, all.rank(), "experts");
-  groups.data = all.split(all.rank() % expert_parallel, all.rank(), "expert data");
-  return groups;
-}
 
 std::set<std::string> expert_names(nn::Module& model) {
   std::set<std::string> names;
@@ -43,38 +32,6 @@ int expert_ranks(nn::Module& model) {
     ranks = here;
   }
   return std::max(ranks, 1);
-}
-
-DataParallel::DataParallel(nn::Module& model, const Groups& groups, dist::ProcessGroup& all,
-                           const parallel::DdpOptions& options)
-    : groups_(groups) {
-  LOCKSTEP_CHECK(groups.expert && groups.data && groups.expert->size() * groups.data->size() == all.size(),
-                 "[moe] expected the groups that make_groups() made of ", all.name());
-  LOCKSTEP_CHECK(!options.ignore, "[moe] expected DDP without `ignore`, which this sets itself");
-  const auto names = std::make_shared<const std::set<std::string>>(expert_names(model));
-  for (const auto& p : model.named_parameters())
-    if (p.variable.requires_grad()) (names->count(p.name) ? own_ : common_).push_back(p.variable);
-  parallel::DdpOptions rest = options;
-  if (!names->empty()) rest.ignore = [names](const std::string& name) { return names->count(name) > 0; };
-  shared_ = std::make_unique<parallel::DistributedDataParallel>(model, rest, &all);
-  if (own_.empty()) return;
-  rest.ignore = [names](const std::string& name) { return names->count(name) == 0; };
-  experts_ = std::make_unique<parallel::DistributedDataParallel>(model, rest, groups.data.get());
-  const double share = 1 / double(groups.expert->size());
-  for (Variable& p : own_) hooks_.push_back(p.on_grad([share](const Tensor& grad) { return mul_scalar(grad, share); }));
-}
-
-DataParallel::~DataParallel() {
-  for (size_t i = 0; i < hooks_.size(); ++i) own_[i].remove_hook(hooks_[i]);
-}
-
-double DataParallel::clip_grad_norm(double max_norm) {
-  const double common = optim::grad_norm(common_), own = optim::grad_norm(own_);
-  const Tensor squares = Tensor::from({own * own}, {1}).to(cpu);
-  if (experts_) groups_.expert->all_reduce(squares, {.tag = "norm of experts' gradients"}).wait();
-  const double norm = std::sqrt(common * common + squares.item());
-  optim::clip_to_norm(common_, norm, max_norm);
-  return optim::clip_to_norm(own_, norm, max_norm);
 }
 
 void add_experts(nn::Module& model, Options options, int64_t every, const std::shared_ptr<dist::ProcessGroup>& group) {

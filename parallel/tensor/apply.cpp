@@ -1,13 +1,16 @@
 #include "parallel/tensor/apply.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
 #include "autograd/tape.h"
+#include "dist/numbers.h"
 #include "nn/build_empty.h"
 #include "nn/linear.h"
 #include "nn/named_fields.h"
+#include "optim/clip.h"
 #include "parallel/agreement.h"
 #include "parallel/naive_ddp.h"
 #include "parallel/tensor/linear.h"
@@ -332,6 +335,24 @@ TensorParallel apply(nn::Module& module, dist::ProcessGroup& group, const Option
   result.slices_ = application.run();
   result.partial_ = application.partial();
   return result;
+}
+
+const TensorParallel::Slice* TensorParallel::find(const Variable& parameter) const {
+  for (const Slice& s : slices_)
+    if (s.parameter.impl() == parameter.impl()) return &s;
+  return nullptr;
+}
+
+double TensorParallel::grad_norm() const {
+  std::vector<Variable> counted;
+  for (const Variable& p : module_->parameters())
+    if (find(p) || group_->rank() == 0) counted.push_back(p);
+  const double mine = optim::grad_norm(counted);
+  return std::sqrt(dist::all_reduced<double>({mine * mine}, *group_, {.tag = "norm of gradients"})[0]);
+}
+
+double TensorParallel::clip_grad_norm(double max_norm) const {
+  return optim::clip_to_norm(module_->parameters(), grad_norm(), max_norm);
 }
 
 }  // namespace lockstep::tensor_parallel

@@ -10,13 +10,11 @@
 //   model.loss(tokens, targets).backward();                              // ranks of a tp group with the same tokens
 //   sliced.clip_grad_norm(1);
 //   optimizer.step();
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "dist/process_group.h"
 #include "nn/module.h"
-#include "optim/optimizer.h"
 #include "parallel/tensor/slices.h"
 
 namespace lockstep::tensor_parallel {
@@ -59,10 +57,6 @@ class TensorParallel {
   double grad_norm() const;
   /// optim::clip_grad_norm() with that norm.
   double clip_grad_norm(double max_norm) const;
-  /// Runs `fn` with whole tensors in the module (which is not to be run meanwhile) and in the optimizer (when given),
-  /// under the names of before, so that any number of ranks can load them: fn may read and load them. When it throws,
-  /// all is as it was. Drops gradients. Called by all ranks.
-  void while_whole(optim::Optimizer* optimizer, const std::function<void()>& fn) const;
 
  private:
   friend TensorParallel apply(nn::Module&, dist::ProcessGroup&, const Options&);

@@ -48,7 +48,6 @@ static std::vector<Action> both_directions(const Request& r, int rank) {
 const Rules rules::dualpipe_v{
     .name = "dualpipe-v",
     .computations = both_directions,
-    .kept = [](const Request& r, int) { return 2 * r.stages + 1; },
     .bubble =
         [](const Request& r, const Costs& c) {
           const double others = r.stages - 1;

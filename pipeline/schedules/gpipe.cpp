@@ -17,7 +17,6 @@ static std::vector<Action> all_then_all(const Request& r, int) {
 const Rules rules::gpipe{
     .name = "gpipe",
     .computations = all_then_all,
-    .kept = [](const Request& r, int) { return r.micro_batches; },
     .bubble = bubble_of_1f1b,
 };
 

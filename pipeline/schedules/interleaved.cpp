@@ -33,10 +33,6 @@ static std::vector<Action> in_groups(const Request& r, int rank) {
 const Rules rules::interleaved{
     .name = "interleaved",
     .computations = in_groups,
-    .kept =
-        [](const Request& r, int rank) {
-          return std::min(2 * (r.stages - rank - 1) + (r.chunks - 1) * r.stages + 1, r.micro_batches * r.chunks);
-        },
     .bubble = [](const Request& r, const Costs&) -> Formula {
       return {"(p-1)/(m·v+p-1)", double(r.stages - 1) / (r.micro_batches * r.chunks + r.stages - 1)};
     },

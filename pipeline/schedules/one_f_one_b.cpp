@@ -22,7 +22,6 @@ static std::vector<Action> by_turns(const Request& r, int rank) {
 const Rules rules::one_f_one_b{
     .name = "1f1b",
     .computations = by_turns,
-    .kept = [](const Request& r, int rank) { return std::min(r.stages - rank, r.micro_batches); },
     .bubble = bubble_of_1f1b,
 };
 

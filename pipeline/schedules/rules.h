@@ -11,8 +11,6 @@ struct Rules {
   std::string_view name;  ///< in configurations and on command lines
   /// The computations of one rank in order; make_schedule() adds the transfers.
   std::vector<Action> (*computations)(const Request& request, int rank);
-  /// Activations of chunks that a rank keeps at once.
-  int (*kept)(const Request& request, int rank);
   /// The idle part of all ranks' time.
   Formula (*bubble)(const Request& request, const Costs& costs);
   /// What is wrong with these numbers of stages, micro-batches and chunks: "expected ..., got ...; use ..."; or

@@ -28,7 +28,6 @@ static std::vector<Action> weights_later(const Request& r, int rank) {
 const Rules rules::zb_h1{
     .name = "zb-h1",
     .computations = weights_later,
-    .kept = [](const Request& r, int) { return std::min(r.stages, r.micro_batches); },
     .bubble =
         [](const Request& r, const Costs& c) {
           return idle("i/(i+m(F+I+W)), i = (p-1)(F+I-W)", (r.stages - 1) * (c.forward + c.input - c.weight), r, c);

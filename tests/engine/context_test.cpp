@@ -115,11 +115,7 @@ EngineBase make_pipeline(const Case& c, const parallel::Mesh& mesh) {
                       .config = c.config(),
                       .mesh = &mesh,
                       .log = quiet};
-  if (mesh.plan().tp > 1) {
-    const auto sliced = tensor_parallel::apply(*model, mesh.tp());
-    for (const auto& s : sliced.slices())
-      args.slices[s.name] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, mesh.plan().tp, mesh.at().tp)};
-  }
+  if (mesh.plan().tp > 1) args.sliced = tensor_parallel::apply(*model, mesh.tp());
   sequence::share_sequences(*model, cp_of(mesh), c.context);
   return engine::initialize(PipelineModule{.model = model, .num_stages = mesh.plan().pp}, std::move(args));
 }

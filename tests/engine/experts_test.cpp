@@ -176,11 +176,7 @@ Result train_parts(const Stages& run) {
         .config = config_for(std::max(plan.zero, 0), micros / plan.dp, run.dtype),
         .mesh = &mesh,
         .log = quiet};
-    if (plan.tp > 1) {
-      const auto sliced = tensor_parallel::apply(*model, mesh.tp());
-      for (const auto& s : sliced.slices())
-        args.slices[s.name] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, plan.tp, mesh.at().tp)};
-    }
+    if (plan.tp > 1) args.sliced = tensor_parallel::apply(*model, mesh.tp());
     const auto [layers, loss] = pipeline::layers_of(model, run.recompute);
     engine::PipelineModule module{
         .layers = layers, .loss_fn = loss, .num_stages = plan.pp, .partition_method = "uniform"};

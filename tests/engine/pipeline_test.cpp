@@ -278,7 +278,7 @@ TEST_CASE("pipeline engine: slices of whole tensors, for checkpoints") {
         int64_t seen = 0;
         for (const auto& p : engine::of_whole(
                  {.name = "w", .shape = slice.shape(), .dtype = f32, .begin = begin, .end = end, .tensor = part},
-                 {row.whole, row.dim, row.ranges})) {
+                 row.whole, row.dim, row.ranges)) {
           CHECK(p.end > p.begin);
           CHECK(equal(p.tensor, whole.view({whole.numel()}).narrow(0, p.begin, p.end - p.begin)));
           seen += p.end - p.begin;

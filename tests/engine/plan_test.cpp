@@ -21,15 +21,36 @@ const nn::GPT::Options large{.vocab = 50257, .context = 2048, .layers = 96, .wid
 
 Config config(const std::string& json) { return config_from_json(json); }
 
+/// Every other parameter.
+void freeze(nn::Module& model) {
+  const auto all = model.parameters();
+  for (size_t i = 1; i < all.size(); i += 2) Variable(all[i]).requires_grad_(false);
+}
+
+ModelShape shape_of_small(bool frozen) {
+  const auto make = [&] {
+    auto model = std::make_unique<nn::GPT>(small);
+    if (frozen) freeze(*model);
+    return model;
+  };
+  return shape_of(make, small.width, small.context, small.vocab);
+}
+
+/// How many ranks, and whether a part of the model is frozen.
+using Rows = std::vector<std::pair<int, bool>>;
+
 /// A real model under a config: the backward of one batch, and what comes of it.
 struct Trained {
   nn::GPT model;
   std::vector<std::unique_ptr<optim::Optimizer>> optimizers;
   std::unique_ptr<zero::Zero> zero;
 
-  Trained(const nn::GPT::Options& options, const Config& c) : model(options) {
+  Trained(const nn::GPT::Options& options, const Config& c, bool frozen) : model(options) {
     model.to(parameter_dtype(c));
-    optimizers = make_optimizers(c, model.named_parameters());
+    if (frozen) freeze(model);
+    auto trained = model.named_parameters();
+    std::erase_if(trained, [](const auto& p) { return !p.variable.requires_grad(); });
+    optimizers = make_optimizers(c, trained);
     std::vector<optim::Optimizer*> all;
     for (const auto& o : optimizers) all.push_back(o.get());
     zero = std::make_unique<zero::Zero>(model, all, zero_options(c));
@@ -108,11 +129,14 @@ TEST_CASE("plan: units and owners are those of ZeRO") {
       R"("optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 3, "stage3_module_granularity_threshold": 20000, "stage3_param_persistence_threshold": 41})",
   };
   for (const std::string& body : bodies) {
-    for (const int ranks : {1, 2, 3, 4}) {
+    for (const auto& row : Rows{{1, false}, {2, false}, {3, false}, {4, false}, {3, true}}) {
+      const int ranks = row.first;
+      const bool frozen = row.second;
       CAPTURE(body);
       CAPTURE(ranks);
+      CAPTURE(frozen);
       const Config c = config("{\"train_micro_batch_size_per_gpu\": 1, " + body + "}");
-      const Forecast p = plan(c, shape_of<nn::GPT>(small), ranks);
+      const Forecast p = plan(c, shape_of_small(frozen), ranks);
       const auto texts_of = [](const std::vector<zero::PlannedUnit>& units, const auto& parameters) {
         std::vector<std::string> texts;
         for (const zero::PlannedUnit& u : units) {
@@ -124,7 +148,7 @@ TEST_CASE("plan: units and owners are those of ZeRO") {
       };
       const std::vector<std::string> planned = texts_of(p.units, p.model.parameters);
       on_ranks<int>(ranks, [&](int) {
-        Trained t(small, c);
+        Trained t(small, c, frozen);
         const std::vector<std::string> real = texts_of(t.zero->units(), t.model.named_parameters());
         LOCKSTEP_CHECK(real == planned, "units differ: ", real.size(), " and ", planned.size(), "\n",
                        real.empty() ? "" : real[0], "\n", planned.empty() ? "" : planned[0]);
@@ -145,18 +169,21 @@ TEST_CASE("plan: bytes of each rank are those of the ledger") {
       R"("optimizer": {"type": "AdamW"}, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}})",
   };
   for (const std::string& body : bodies) {
-    for (const int ranks : {1, 2, 3}) {
+    for (const auto& row : Rows{{1, false}, {2, false}, {3, false}, {2, true}}) {
+      const int ranks = row.first;
+      const bool frozen = row.second;
       CAPTURE(body);
       CAPTURE(ranks);
+      CAPTURE(frozen);
       const Config c = config("{\"train_micro_batch_size_per_gpu\": 1, " + body + "}");
-      const Forecast p = plan(c, shape_of<nn::GPT>(small), ranks);
+      const Forecast p = plan(c, shape_of_small(frozen), ranks);
       CHECK(message([&] {
               dist::spawn(ranks,
                           [&](int rank) {
                             const auto held = [](Memory kind) { return memory_report().category[int(kind)].current; };
                             const int64_t before[] = {held(Memory::parameter), held(Memory::gradient),
                                                       held(Memory::optimizer), held(Memory::offload)};
-                            Trained t(small, c);
+                            Trained t(small, c, frozen);
                             t.backward(small);
                             t.zero->step();
                             t.backward(small);
@@ -178,15 +205,18 @@ TEST_CASE("plan: bytes of each rank are those of the ledger") {
 
 TEST_CASE("plan: traffic of a step is what ranks send") {
   for (const int stage : {0, 1, 2, 3}) {
-    for (const int ranks : {1, 2, 4}) {
+    for (const auto& row : Rows{{1, false}, {2, false}, {4, false}, {4, true}}) {
+      const int ranks = row.first;
+      const bool frozen = row.second;
       CAPTURE(stage);
       CAPTURE(ranks);
+      CAPTURE(frozen);
       const Config c = config(str(
           R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true, "check_grad_overflow": false}, "optimizer": {"type": "AdamW"}, "zero_optimization": {"ignore_unused_parameters": false, "stage": )",
           stage, "}}"));  // no checks, which would be sent too
-      const Forecast p = plan(c, shape_of<nn::GPT>(small), ranks);
+      const Forecast p = plan(c, shape_of_small(frozen), ranks);
       on_ranks<int>(ranks, [&](int) {
-        Trained t(small, c);
+        Trained t(small, c, frozen);
         for (int step = 0; step < 3; ++step) {  // the first one agrees on an order
           const dist::Traffic before = dist::world().traffic();
           t.backward(small);

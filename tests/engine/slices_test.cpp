@@ -33,11 +33,7 @@ struct Two : nn::Layer<Two> {
 PipelineModule module_of(const parallel::Mesh& mesh, InitializeArgs& args) {
   manual_seed(7);
   const auto model = std::make_shared<Two>();
-  if (mesh.plan().tp > 1) {
-    const auto sliced = tensor_parallel::apply(*model, mesh.tp());
-    for (const auto& s : sliced.slices())
-      args.slices[s.name] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, mesh.plan().tp, mesh.at().tp)};
-  }
+  if (mesh.plan().tp > 1) args.sliced = tensor_parallel::apply(*model, mesh.tp());
   return {.model = model,
           .loss_fn = [](const pipeline::Values& y,
                         const std::vector<Tensor>& targets) { return mse_loss(y[0].to(f32), targets[0]); },

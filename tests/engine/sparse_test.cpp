@@ -176,11 +176,7 @@ Trained train_gpt(const char* block, const std::string& named, bool by_list = fa
       module.model = std::make_shared<nn::GPT>(
           nn::GPT::Options{.vocab = vocab, .context = length, .layers = 2, .width = 16, .heads = 4});
     }
-    if (plan.tp > 1) {
-      const auto sliced = tensor_parallel::apply(*module.model, mesh.tp());
-      for (const auto& s : sliced.slices())
-        args.slices[s.name] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, plan.tp, mesh.at().tp)};
-    }
+    if (plan.tp > 1) args.sliced = tensor_parallel::apply(*module.model, mesh.tp());
     EngineBase engine(std::move(module), std::move(args));
     std::vector<double> losses;
     while (engine.global_steps() < 3)

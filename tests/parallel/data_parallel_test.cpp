@@ -464,8 +464,6 @@ TEST_CASE("wrong options and factories") {
                    model(ones({4, 2}));
                  }),
                  "it has nothing more, the replica for cpu:1 has parameter bias (3)"));
-  CHECK(contains(message([&] { parallel::average_gradients(model); }),
-                 "expected replicas made by hand, got a DataParallel"));
   const RandomState before = random_state();
   DataParallel quiet(net);
   CHECK(random_state() == before);
@@ -520,39 +518,8 @@ TEST_CASE("bytes: each way of reducing has its bottleneck") {
       }
       const std::string table = to_string(rows);
       CHECK(contains(table, reduce == Reduce::cpu ? "busiest: host" : "busiest: cpu:0"));
-      model.reset_bytes_moved();
-      for (const auto& row : model.bytes_moved()) CHECK((row.sent() == 0 && row.received() == 0 && row.samples == 0));
     }
   }
-}
-
-TEST_CASE("replicas made by hand are averaged, by samples when the pieces differ") {
-  const Devices two(2);
-  manual_seed(4);
-  Net whole, a, b;
-  a.load_state(whole.state()), b.load_state(whole.state());
-  b.to(device(1));
-  const Tensor x = randn({5, 5}), y = randn({5, 3});
-  mse_loss(whole(x), y).backward();
-  mse_loss(a(x.narrow(0, 0, 3)), y.narrow(0, 0, 3)).backward();
-  mse_loss(b(x.narrow(0, 3, 2).to(device(1))), y.narrow(0, 3, 2).to(device(1))).backward();
-  const std::vector<Tensor> before = gradients(a);
-  parallel::average_gradients({&a, &b}, {3, 2});
-  for (size_t i = 0; i < before.size(); ++i) CHECK(difference(gradients(a)[i], gradients(whole)[i]) < 1e-6);
-  Net c;
-  parallel::average_gradients({&a, &c});  // no gradient counts as zero
-  CHECK(difference(gradients(a)[0] * 2.0, gradients(whole)[0]) < 1e-6);
-  nn::Linear other({.in = 5, .out = 7});
-  CHECK(contains(message([&] {
-                   parallel::average_gradients({&a, &other});
-                 }),
-                 "expected replicas alike, got 4 and 2 parameters"));
-  CHECK(contains(message([&] {
-                   parallel::average_gradients({&a, &b}, {1});
-                 }),
-                 "a number of samples for each of 2 replicas, got 1"));
-  CHECK(contains(message([&] { parallel::average_gradients({&a, &b}, {0, 0}); }), "at least one sample"));
-  CHECK(contains(message([&] { parallel::average_gradients({}); }), "at least one replica"));
 }
 
 TEST_CASE("a tutorial's scripts as printed: what cannot be meant is an error or a warning") {
@@ -562,9 +529,6 @@ TEST_CASE("a tutorial's scripts as printed: what cannot be meant is an error or 
   DataParallel parallel(model, [] { return nn::Linear({.in = 5, .out = 2}); });
   // DataParallel: the target is (64, 5), the output (30, 2).
   CHECK(contains(message([&] { mse_loss(parallel(randn({30, 5})), randn({64, 5})); }), "[mse_loss] "));
-  // And then a second sum of gradients.
-  mse_loss(parallel(randn({30, 5})), randn({30, 2})).backward();
-  CHECK(contains(message([&] { parallel::average_gradients(parallel); }), "leave this call out"));
   // DDP: cross entropy against probabilities of one class is constant, and trains nothing.
   nn::Linear one({.in = 20, .out = 1});
   const Variable loss = cross_entropy(one(rand({32, 20})), rand({32, 1}));

@@ -53,7 +53,10 @@ TEST_CASE("plan: slices are neighbours, then parts of a sequence, stages, copies
   for (int rank = 0; rank < 8; ++rank) CHECK(coordinates_of(plan, rank) == expected[size_t(rank)]);
   for (const Plan& p :
        {Plan{}, Plan{.dp = 7}, Plan{.dp = 4, .pp = 3, .cp = 2, .tp = 5, .ep = 2}, Plan{.pp = 16, .tp = 8}}) {
-    for (int rank = 0; rank < p.ranks(); ++rank) CHECK(rank_of(p, coordinates_of(p, rank)) == rank);
+    for (int rank = 0; rank < p.ranks(); ++rank) {
+      const Coordinates at = coordinates_of(p, rank);
+      CHECK(((at.dp * p.pp + at.pp) * p.cp + at.cp) * p.tp + at.tp == rank);
+    }
   }
   CHECK(coordinates_of({.dp = 4, .ep = 2}, 3).ep == 1);
   CHECK(contains(message([] { coordinates_of({.dp = 2}, 2); }), "a rank from 0 to 1, got 2"));

@@ -135,8 +135,9 @@ TEST_CASE("sync batch norm: 16 bits, options, and what is refused") {
     const Tensor x = randn({6, 4, 2}), w = randn({6, 4, 2});
     nn::BatchNorm whole({.channels = 4, .momentum = std::nullopt, .track = true});
     const auto group = dist::world().new_group({0, 1}, "norm");
-    SyncBatchNorm bn({.channels = 4, .momentum = std::nullopt, .track = true}, group),
-        untracked({.channels = 4, .track = false}, group);
+    nn::BatchNorm bn({.channels = 4, .momentum = std::nullopt, .track = true}),
+        untracked({.channels = 4, .track = false});
+    for (nn::Module* one : {&bn, &untracked}) CHECK(convert_sync_batch_norm(*one) == 1);
     for (int step = 0; step < 2; ++step) {
       const Result expected = run(whole, x, w), part = run(bn, x.narrow(0, rank * 3, 3), w.narrow(0, rank * 3, 3));
       CHECK(apart(part.out, expected.out.narrow(0, rank * 3, 3)) < 2e-6);

@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <numeric>
 
 #include "nn/models/gpt.h"
 #include "pipeline/simulate.h"
@@ -19,20 +18,23 @@ engine::ModelShape model(int64_t layers = 8) {
   return engine::shape_of<nn::GPT>({.vocab = 1000, .context = 128, .layers = layers, .width = 64, .heads = 4});
 }
 
-/// Of `blocks` and a head that take so many seconds forward, twice that backward, in each layer as its FLOPs say.
-StepCosts costs(const engine::ModelShape& m, double block, double head) {
-  StepCosts c{.memory = 1e10, .origin = "given"};
+/// Seconds of a micro-batch's forward in a block and in the head, in each layer as its FLOPs say; backward takes twice
+/// that.
+struct Costs {
+  double block = 1e-3, head = 0;
+};
+constexpr Costs even{}, uneven{.head = 5e-4};  // without a head that makes stages unequal, and with one
+
+StepPrediction predict(TrainingJob job, const Costs& costs = even, const Cluster& cluster = {}) {
+  engine::ModelShape& m = job.model;
   double blocks = 0, rest = 0;
   for (const auto& layer : m.list) (layer.repeats ? blocks : rest) += m.flops(layer);
-  for (const auto& layer : m.list) {
-    const double share = layer.repeats ? block * double(m.layers) / blocks : head / rest;
-    c.forward.push_back(share * m.flops(layer)), c.backward.push_back(2 * c.forward.back());
+  for (auto& layer : m.list) {
+    const double share = layer.repeats ? costs.block * double(m.layers) / blocks : costs.head / rest;
+    layer.forward = share * m.flops(layer) / double(job.micro_batch), layer.backward = 2 * layer.forward;
   }
-  return c;
+  return predict_step(job, 1e10, cluster);
 }
-/// Without a head that makes stages unequal.
-StepCosts even(const engine::ModelShape& m = model()) { return costs(m, 1e-3, 0); }
-StepCosts uneven() { return costs(model(), 1e-3, 5e-4); }
 
 double term(const StepPrediction& p, const std::string& name) {
   for (const Term& t : p.terms)
@@ -50,9 +52,8 @@ double sum(const StepPrediction& p) {
 
 TEST_CASE("step model: one rank takes the sum of its parts") {
   for (const int micro_batches : {1, 7}) {
-    const StepCosts c = uneven();
     const StepPrediction p =
-        predict_step({.model = model(), .plan = {}, .micro_batch = 2, .micro_batches = micro_batches}, c, {});
+        predict({.model = model(), .plan = {}, .micro_batch = 2, .micro_batches = micro_batches}, uneven);
     CHECK(p.terms.size() == 2);
     CHECK(term(p, "compute") == doctest::Approx(micro_batches * (8 * 3e-3 + 1.5e-3)));
     const double n = double(model().numel());
@@ -64,8 +65,9 @@ TEST_CASE("step model: one rank takes the sum of its parts") {
     CHECK(p.terms[p.bound].name == "compute");
   }
   // As FLOPs over FLOP/s.
-  const StepPrediction p =
-      predict_step({.model = model(), .plan = {}, .micro_batch = 4}, costs_of_flops(model(), 4, 1e9, 1e12), {});
+  TrainingJob job{.model = model(), .plan = {}, .micro_batch = 4};
+  give_seconds(job.model, 1e9);
+  const StepPrediction p = predict_step(job, 1e12, {});
   CHECK(term(p, "compute") == doctest::Approx(3 * model().forward_flops() * 4 * 128 / 1e9));
   CHECK(p.flops == doctest::Approx(3 * model().forward_flops() * 4 * 128));
 }
@@ -76,9 +78,8 @@ TEST_CASE("step model: bytes are those of lockstep plan") {
       for (const int passes : {1, 4}) {
         CAPTURE(stage);
         CAPTURE(dp);
-        const StepPrediction p = predict_step(
-            {.model = model(), .plan = {.dp = dp, .zero = stage}, .micro_batch = 2, .micro_batches = passes}, even(),
-            {});
+        const StepPrediction p = predict(
+            {.model = model(), .plan = {.dp = dp, .zero = stage}, .micro_batch = 2, .micro_batches = passes}, even, {});
         const engine::Forecast plan = engine::plan(
             engine::config_from_json(str("{\"train_micro_batch_size_per_gpu\":2,\"gradient_accumulation_steps\":",
                                          passes, ",\"zero_optimization\":{\"stage\":", stage, "}}")),
@@ -103,8 +104,8 @@ TEST_CASE("step model: pipelines of equal stages idle as the formula says") {
         CAPTURE(p);
         CAPTURE(m);
         const Cluster fast{.network = {{.latency = 0, .bandwidth = 1e300}, {}}};
-        const StepPrediction step = predict_step(
-            {.model = model(32), .plan = {.pp = p}, .micro_batches = m, .schedule = kind}, even(model(32)), fast);
+        const StepPrediction step =
+            predict({.model = model(32), .plan = {.pp = p}, .micro_batches = m, .schedule = kind}, even, fast);
         const double whole = 32. / p * 1e-3;
         CHECK(
             step.bubble ==
@@ -119,7 +120,7 @@ TEST_CASE("step model: pipelines of equal stages idle as the formula says") {
   }
   // Seven blocks: three and an attention, and the rest. The lighter stage is not as slow as the other.
   const TrainingJob job{.model = model(7), .plan = {.pp = 2}, .micro_batches = 4};
-  const StepPrediction one = predict_step(job, even(job.model), {});
+  const StepPrediction one = predict(job, even, {});
   const double attention = 4 * 64 * 64 + 128 * 64, mlp = 8 * 64 * 64,
                uneven = 0.5 * (mlp - attention) / (mlp + attention) * 3e-3;
   CHECK(term(one, "uneven stages") == doctest::Approx(4 * uneven));
@@ -135,34 +136,29 @@ TEST_CASE("step model: faster is not slower") {
     double before = 0;
     for (const double bandwidth : {1e11, 1e10, 1e9, 1e8, 1e7, 1e5}) {
       const double step =
-          predict_step(job, uneven(), {.network = {{.latency = 1e-6, .bandwidth = bandwidth}, {}}, .ranks_per_host = 4})
-              .step;
+          predict(job, uneven, {.network = {{.latency = 1e-6, .bandwidth = bandwidth}, {}}, .ranks_per_host = 4}).step;
       CHECK(step >= before);
       before = step;
     }
     for (const double latency : {1e-6, 1e-4, 1e-2}) {
       const double step =
-          predict_step(job, uneven(), {.network = {{.latency = latency, .bandwidth = 1e9}, {}}, .ranks_per_host = 4})
-              .step;
+          predict(job, uneven, {.network = {{.latency = latency, .bandwidth = 1e9}, {}}, .ranks_per_host = 4}).step;
       CHECK(step >= 0);
-      const double near = predict_step(job, uneven(),
-                                       {.network = {{.latency = latency, .bandwidth = 1e9},
-                                                    dist::Link{.latency = latency / 10, .bandwidth = 1e10}},
-                                        .ranks_per_host = 4})
+      const double near = predict(job, uneven,
+                                  {.network = {{.latency = latency, .bandwidth = 1e9},
+                                               dist::Link{.latency = latency / 10, .bandwidth = 1e10}},
+                                   .ranks_per_host = 4})
                               .step;
       CHECK(near <= step * (1 + 1e-12));
     }
-    StepCosts slow = uneven();
-    for (auto* all : {&slow.forward, &slow.backward})
-      for (double& seconds : *all) seconds *= 2;
-    CHECK(predict_step(job, slow, {}).step > predict_step(job, uneven(), {}).step);
+    CHECK(predict(job, {2e-3, 1e-3}, {}).step > predict(job, uneven, {}).step);
     TrainingJob apart = job;
     apart.overlap = false;
-    CHECK(predict_step(apart, uneven(), {}).step >= predict_step(job, uneven(), {}).step);
+    CHECK(predict(apart, uneven, {}).step >= predict(job, uneven, {}).step);
     TrainingJob again = job;
     again.recompute = true;
-    CHECK(predict_step(again, uneven(), {}).step > predict_step(job, uneven(), {}).step);
-    const StepPrediction p = predict_step(job, uneven(), {});
+    CHECK(predict(again, uneven, {}).step > predict(job, uneven, {}).step);
+    const StepPrediction p = predict(job, uneven, {});
     CHECK(p.step == doctest::Approx(sum(p)));
     for (const Term& t : p.terms) CHECK(t.seconds >= 0);
   }
@@ -200,13 +196,14 @@ TEST_CASE("step model: thousands of ranks") {
   const auto start = std::chrono::steady_clock::now();
   const auto large =
       engine::shape_of<nn::GPT>({.vocab = 50257, .context = 2048, .layers = 96, .width = 12288, .heads = 96});
-  const TrainingJob job{.model = large,
-                        .plan = parallel::parse_plan("dp64+pp8+tp8+zero1"),
-                        .micro_batches = 32,
-                        .dtype = bf16,
-                        .recompute = true};
-  const StepPrediction p = predict_step(job, costs_of_flops(large, 1, 150e12, 1.5e12),
-                                        {.network = {{5e-6, 25e9}, dist::Link{2e-6, 300e9}}, .ranks_per_host = 8});
+  TrainingJob job{.model = large,
+                  .plan = parallel::parse_plan("dp64+pp8+tp8+zero1"),
+                  .micro_batches = 32,
+                  .dtype = bf16,
+                  .recompute = true};
+  give_seconds(job.model, 150e12);
+  const StepPrediction p =
+      predict_step(job, 1.5e12, {.network = {{5e-6, 25e9}, dist::Link{2e-6, 300e9}}, .ranks_per_host = 8});
   CHECK(job.plan.ranks() == 4096);
   CHECK(p.terms[p.bound].name == "compute");
   CHECK(p.step > 3 * large.forward_flops() * 32 * 2048 / 64 / 150e12 * 64 / 64);
@@ -221,21 +218,24 @@ TEST_CASE("step model: what cannot be") {
     const char* plan;
     TrainingJob job;
     const char* error;
-  } rows[] = {{"pp21",
-               {.model = model(), .micro_batches = 4},
-               "expected at least one layer for each of 21 stages, got 20 layers"},
-              {"tp3", {.model = model()}, "expected a width that tp divides, got 64 and tp3"},
-              {"pp2+zero2", {.model = model()}, "expected ZeRO stage 0 or 1 with a pipeline"},
-              {"dp2", {.model = model(), .micro_batches = 0}, "expected 1 micro-batch or more"},
-              {"dp2+cp2", {.model = model()}, "not modelled; leave them out"}};
+  } rows[] = {
+      {"pp21", {.model = model(), .micro_batches = 4}, "21 stages need 21 layers, the model has 20"},
+      {"tp3", {.model = model()}, "tp3 does not divide the 64 columns of the model (width)"},
+      {"pp2+zero2",
+       {.model = model()},
+       "zero2 keeps gradients in parts after every micro-batch, and a pipeline sums those of all micro-batches first"},
+      {"dp2", {.model = model(), .micro_batches = 0}, "expected 1 micro-batch or more"},
+      {"dp2+cp2", {.model = model()}, "not modelled; leave them out"}};
   for (const auto& row : rows) {
     TrainingJob job = row.job;
     job.plan = parallel::parse_plan(row.plan);
-    const std::string said = message([&] { predict_step(job, even(), {}); });
+    const std::string said = message([&] { predict(job, even, {}); });
     CHECK_MESSAGE(contains(said, row.error), said);
   }
-  CHECK(contains(message([] { costs_of_flops(model(), 1, 0, 1); }), "expected more than 0 FLOP/s"));
-  CHECK(contains(message([] { costs_of_run({}, model(), 1, model(), 1); }), "whose settings are in them; found none"));
+  engine::ModelShape some = model();
+  CHECK(contains(message([&] { give_seconds(some, 0); }), "expected more than 0 FLOP/s"));
+  CHECK(contains(message([] { predict_step({.model = model(), .plan = {}}, 0, {}); }), "expected more than 0 bytes/s"));
+  CHECK(contains(message([&] { measure_run({}, some, 1, some); }), "whose settings are in them; found none"));
   CHECK(contains(message([] { link_of_traces({}); }), "expected all-reduces of two sizes"));
 }
 
@@ -244,11 +244,10 @@ TEST_CASE("step model: costs of this machine, and of a trace") {
   for (const int ranks : {1, 2}) {
     engine::ModelShape measured = tiny;
     measure_gpt(measured, 2, ranks);
-    const StepCosts c = costs_of_layers(measured, 2, measure_memory(ranks));
-    CHECK(c.memory > 0);
-    for (size_t i = 0; i < tiny.list.size(); ++i) {
-      CHECK(c.forward[i] > 0);
-      CHECK(c.backward[i] > 0);
+    CHECK(measure_memory(ranks) > 0);
+    for (const auto& layer : measured.list) {
+      CHECK(layer.forward > 0);
+      CHECK(layer.backward > 0);
     }
   }
   const TempDir folder;
@@ -272,10 +271,13 @@ TEST_CASE("step model: costs of this machine, and of a trace") {
     });
   }
   const RunFiles run = read_run(folder.path);
-  const StepCosts c = costs_of_run(run, tiny, run.settings.at("batch").as_int(), tiny, 2);
-  CHECK(std::accumulate(c.forward.begin(), c.forward.end(), 0.) == doctest::Approx(0.2));
-  CHECK(std::accumulate(c.backward.begin(), c.backward.end(), 0.) == doctest::Approx(0.4));  // without the wait
-  CHECK(c.memory == doctest::Approx(double(tiny.numel()) * 24 / 0.1));
+  engine::ModelShape scaled = tiny;
+  const double memory = measure_run(run, tiny, run.settings.at("batch").as_int(), scaled);
+  double forward = 0, backward = 0;
+  for (const auto& layer : scaled.list) forward += 2 * layer.forward, backward += 2 * layer.backward;
+  CHECK(forward == doctest::Approx(0.2));
+  CHECK(backward == doctest::Approx(0.4));  // without the wait
+  CHECK(memory == doctest::Approx(double(tiny.numel()) * 24 / 0.1));
   const dist::Link link = link_of_traces(run.traces);
   CHECK(link.latency == doctest::Approx(1e-3).epsilon(1e-3));
   CHECK(link.bandwidth == doctest::Approx(1e9).epsilon(1e-3));

@@ -3,14 +3,14 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
 
 #include "tensor/block_layout.h"
 #include "tensor/flops.h"
 #include "tensor/ops.h"
-#include "tensor/threads.h"
+#include "tests/messages.h"
+#include "tests/threads.h"
 
 using namespace lockstep;
 
@@ -193,27 +193,6 @@ Tensor mask_of(const BlockLayout& layout, int64_t queries, int64_t keys) {
   return Tensor::from(mask, {layout.heads, queries, keys}).to(boolean);
 }
 
-bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor x = a.to(cpu).contiguous(), y = b.to(cpu).contiguous();
-  return x.shape() == y.shape() &&
-         (x.numel() == 0 || std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0);
-}
-
-struct Threads {
-  int before = get_threads();
-  explicit Threads(int n) { set_threads(n); }
-  ~Threads() { set_threads(before); }
-};
-
-std::string message_of(auto&& call) {
-  try {
-    call();
-  } catch (const Error& error) { return error.what(); }
-  return "no error";
-}
-
-bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
-
 }  // namespace
 
 TEST_CASE("attention and its gradients equal the full matrix, for every dtype") {
@@ -290,13 +269,13 @@ TEST_CASE("a layout of all blocks changes no bit") {
       AttentionArgs args = p.args;
       args.layout = random_layout(block, c.keys, 1, 1);
       const AttentionResult a = attention(p.q, p.k, p.v, {}, p.args), b = attention(p.q, p.k, p.v, {}, args);
-      CHECK(same_bits(a.out, b.out));
-      CHECK(same_bits(a.lse, b.lse));
+      CHECK(equal(a.out, b.out));
+      CHECK(equal(a.lse, b.lse));
       const AttentionGrad x = attention_grad(p.grad, p.q, p.k, p.v, {}, a, p.args),
                           y = attention_grad(p.grad, p.q, p.k, p.v, {}, b, args);
-      CHECK(same_bits(x.q, y.q));
-      CHECK(same_bits(x.k, y.k));
-      CHECK(same_bits(x.v, y.v));
+      CHECK(equal(x.q, y.q));
+      CHECK(equal(x.k, y.k));
+      CHECK(equal(x.v, y.v));
     }
 }
 
@@ -313,11 +292,11 @@ TEST_CASE("a layout is counted, some heads take theirs, and one that does not fi
   args.first_head = 1, args.all_heads = 4;
   const auto some = [](const Tensor& x) { return x.narrow(1, 1, 2); };
   const AttentionResult mine = attention(some(q), some(q), some(q), {}, args);
-  CHECK(same_bits(mine.out, some(all.out)));
-  CHECK(same_bits(attention_grad(some(grad), some(q), some(q), some(q), {}, mine, args).k, some(grads.k)));
+  CHECK(equal(mine.out, some(all.out)));
+  CHECK(equal(attention_grad(some(grad), some(q), some(q), some(q), {}, mine, args).k, some(grads.k)));
 
   const auto refusal = [&](int64_t block, int64_t tokens, int64_t heads, int64_t queries = 40) {
-    return message_of([&] {
+    return message([&] {
       attention(q.narrow(2, 0, std::min<int64_t>(queries, 40)), queries > 40 ? q.narrow(2, 0, 8) : q,
                 queries > 40 ? q.narrow(2, 0, 8) : q, {},
                 {.scale = 0, .layout = random_layout(block, tokens, heads, 2)});
@@ -326,7 +305,7 @@ TEST_CASE("a layout is counted, some heads take theirs, and one that does not fi
   CHECK(contains(refusal(16, 64, 1), "[attention] expected a layout of all 40 keys, got one of 4 blocks of 16"));
   CHECK(contains(refusal(16, 40, 2), "expected a layout of 1 or 4 heads, got 2"));
   CHECK(contains(refusal(16, 8, 1, 41), "expected no more queries than keys with a layout, got 40 and 8"));
-  CHECK(contains(message_of([] {
+  CHECK(contains(message([] {
                    BlockLayout::of_rows(16, 1, {{0, 2}, {1}});
                  }),
                  "ascending blocks below 2 in row 0, got 2"));
@@ -343,8 +322,8 @@ TEST_CASE("attention takes any layout and writes gradients into packed views") {
     const AttentionResult a = attention(q, k, v, {}, args);
     const AttentionResult b =
         attention(q.contiguous(), k.transpose(2, 3).contiguous().transpose(2, 3), v.clone(), {}, args);
-    CHECK(same_bits(a.out, b.out));
-    CHECK(same_bits(a.lse, b.lse));
+    CHECK(equal(a.out, b.out));
+    CHECK(equal(a.lse, b.lse));
     const AttentionGrad wanted =
         attention_grad(grad.contiguous(), q.contiguous(), k.contiguous(), v.contiguous(), {}, b, args);
     const Tensor into = full({B, T, 3, H, D}, 9, {.dtype = dtype});
@@ -352,9 +331,9 @@ TEST_CASE("attention takes any layout and writes gradients into packed views") {
     const uint32_t version = into.storage()->version();
     attention_grad_into(grad, q, k, v, {}, a, args, grad_q, grad_k, grad_v);
     CHECK(into.storage()->version() > version);
-    CHECK(same_bits(part(into, 0), wanted.q));
-    CHECK(same_bits(part(into, 1), wanted.k));
-    CHECK(same_bits(part(into, 2), wanted.v));
+    CHECK(equal(part(into, 0), wanted.q));
+    CHECK(equal(part(into, 1), wanted.k));
+    CHECK(equal(part(into, 2), wanted.v));
     const Tensor one = random_tensor({1, 1, 1, D}, dtype, 3);  // expanded operands: strides 0
     const Tensor same = one.expand({B, H, T, D});
     check_close(attention(q, k, same).out, same.to_vector<double>(), dtype == bf16 ? 1e-2 : 1e-6);
@@ -366,17 +345,12 @@ TEST_CASE("the number of threads does not change a bit") {
                         Case{1, 4, 2, 301, 301, 20, true, 4}}) {
     Problem p = make(c, f32);
     if (c.mask == 4) p.args.layout = random_layout(16, c.keys, 4, 3);
-    const auto all = [&](int threads) {
-      const Threads scope(threads);
+    const auto all = [&] {
       const AttentionResult r = attention(p.q, p.k, p.v, p.mask, p.args);
       const AttentionGrad g = attention_grad(p.grad, p.q, p.k, p.v, p.mask, r, p.args);
       return std::vector<Tensor>{r.out, r.lse, g.q, g.k, g.v};
     };
-    const auto one = all(1);
-    for (int threads : {2, 3, 7}) {
-      const auto more = all(threads);
-      for (size_t i = 0; i < one.size(); ++i) CHECK(same_bits(one[i], more[i]));
-    }
+    check_threads(all, {2, 3, 7});
   }
 }
 
@@ -387,9 +361,9 @@ TEST_CASE("dropout keeps about 1 - p of the weights and depends on its key") {
   double mean = 0;
   for (double x : out.to_vector<double>()) mean += x / double(out.numel());
   CHECK(mean == doctest::Approx(1).epsilon(0.03));
-  CHECK(same_bits(out, attention(q, k, v, {}, args).out));
+  CHECK(equal(out, attention(q, k, v, {}, args).out));
   args.key.stream = 3;
-  CHECK_FALSE(same_bits(out, attention(q, k, v, {}, args).out));
+  CHECK_FALSE(equal(out, attention(q, k, v, {}, args).out));
 }
 
 TEST_CASE("some of the heads lose the weights that they lose among all") {
@@ -403,10 +377,10 @@ TEST_CASE("some of the heads lose the weights that they lose among all") {
     AttentionArgs part = args;
     part.first_head = first, part.all_heads = 6;
     const AttentionResult mine = attention(some(q), some(k), some(v), {}, part);
-    CHECK(same_bits(mine.out, some(all.out)));
+    CHECK(equal(mine.out, some(all.out)));
     const AttentionGrad g = attention_grad(some(grad), some(q), some(k), some(v), {}, mine, part);
-    CHECK(same_bits(g.q, some(grads.q)));
-    CHECK(same_bits(g.v, some(grads.v)));
+    CHECK(equal(g.q, some(grads.q)));
+    CHECK(equal(g.v, some(grads.v)));
   }
 }
 
@@ -463,53 +437,53 @@ TEST_CASE("wrong calls are named") {
     std::string message;
     const char* part;
   } rows[] = {
-      {message_of([&] {
+      {message([&] {
          attention(zeros({4, 5, 8}), k, v);
        }),
        "[attention] expected q (B, H, T, D)"},
-      {message_of([&] {
+      {message([&] {
          attention(q, zeros({2, 3, 6, 8}), v);
        }),
        "multiple of the heads of k, got 4 and 3"},
-      {message_of([&] {
+      {message([&] {
          attention(q, zeros({2, 2, 6, 4}), v);
        }),
        "expected k of shape (2, 2, 6, 8), got (2, 2, 6, 4)"},
-      {message_of([&] {
+      {message([&] {
          attention(q, k, zeros({2, 2, 7, 8}));
        }),
        "expected v of shape (2, 2, 6, 8), got (2, 2, 7, 8)"},
-      {message_of([&] { attention(q, k.to(f64), v); }), "[attention] expected one dtype, got f32 and f64"},
-      {message_of([&] { attention(q.to(i64), k, v); }), "expected a floating dtype, got i64"},
-      {message_of([&] { attention(q, Tensor(), v); }), "undefined"},
-      {message_of([&] {
+      {message([&] { attention(q, k.to(f64), v); }), "[attention] expected one dtype, got f32 and f64"},
+      {message([&] { attention(q.to(i64), k, v); }), "expected a floating dtype, got i64"},
+      {message([&] { attention(q, Tensor(), v); }), "undefined"},
+      {message([&] {
          attention(q, k, v, zeros({5, 5}));
        }),
        "= (2, 4, 5, 6), got (5, 5)"},
-      {message_of([&] {
+      {message([&] {
          attention(q, k, v, zeros({5, 6}, {.dtype = i32}));
        }),
        "expected a mask of dtype bool or f32, got i32"},
-      {message_of([&] { attention(q, k, v, {}, {.scale = 0, .dropout = 1.5}); }), "from 0 to 1, got 1.5"},
-      {message_of([&] { attention(q, k, v, {}, {.scale = inf}); }), "finite scale"},
-      {message_of([&] {
+      {message([&] { attention(q, k, v, {}, {.scale = 0, .dropout = 1.5}); }), "from 0 to 1, got 1.5"},
+      {message([&] { attention(q, k, v, {}, {.scale = inf}); }), "finite scale"},
+      {message([&] {
          attention_grad(zeros({2, 4, 5, 7}), q, k, v, {}, r, {.scale = 0});
        }),
        "expected grad of shape (2, 4, 5, 8)"},
-      {message_of([&] {
+      {message([&] {
          attention_grad(q, q, k, v, {}, {r.out, r.out}, {.scale = 0});
        }),
        "expected the saved lse of shape (2, 4, 5)"},
-      {message_of([&] {
+      {message([&] {
          Tensor gq = zeros({2, 4, 8, 5}).transpose(2, 3), gk = zeros({2, 2, 6, 8}), gv = gk.clone();
          attention_grad_into(q, q, k, v, {}, r, {.scale = 0}, gq, gk, gv);
        }),
        "expected outputs with stride 1 in the last dim"},
-      {message_of([&] {
+      {message([&] {
          rotary(zeros({5, 7}), zeros({5, 3}), zeros({5, 3}));
        }),
        "[rotary] expected x of shape (..., T, D) with D even"},
-      {message_of([&] {
+      {message([&] {
          rotary(zeros({5, 8}), zeros({4, 4}), zeros({5, 4}));
        }),
        "(T, D / 2) = (5, 4), got (4, 4)"},

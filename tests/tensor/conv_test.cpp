@@ -2,12 +2,11 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <cstring>
-#include <functional>
 
 #include "tensor/layout.h"
 #include "tensor/ops.h"
-#include "tensor/threads.h"
+#include "tests/messages.h"
+#include "tests/threads.h"
 
 using namespace lockstep;
 
@@ -53,26 +52,7 @@ void check_close(const Tensor& got, const std::vector<double>& wanted, double to
   CHECK(worst <= tolerance);
 }
 
-bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor x = a.to(cpu).contiguous(), y = b.to(cpu).contiguous();
-  return x.shape() == y.shape() &&
-         (x.numel() == 0 || std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0);
-}
-
 double tolerance_of(DType dtype) { return dtype == f64 ? 1e-13 : dtype == f32 ? 1e-4 : dtype == f16 ? 2e-3 : 1e-2; }
-
-struct Threads {
-  int before = get_threads();
-  explicit Threads(int n) { set_threads(n); }
-  ~Threads() { set_threads(before); }
-};
-
-std::string message_of(auto&& call) {
-  try {
-    call();
-  } catch (const Error& error) { return error.what(); }
-  return "nothing thrown";
-}
 
 struct ConvRow {
   Shape x, w;
@@ -133,7 +113,7 @@ TEST_CASE("conv2d and its gradients") {
           const auto got = conv2d_grad_weight(grad, x, row.w, row.args, true);
           check_close(got.weight, gw, tolerance_of(dtype));
           check_close(got.bias, gb, tolerance_of(dtype));
-          CHECK(same_bits(conv2d_grad_weight(grad, x, row.w, row.args, false).weight, got.weight));
+          CHECK(equal(conv2d_grad_weight(grad, x, row.w, row.args, false).weight, got.weight));
         }
       }
 }
@@ -144,31 +124,25 @@ TEST_CASE("conv2d: the bits do not depend on threads") {
       CAPTURE(row.x);
       CAPTURE(row.w);
       const Tensor x = rand(row.x).to(dtype), w = rand(row.w).to(dtype), bias = rand({row.w[0]}).to(dtype);
-      std::vector<Tensor> first;
-      for (int threads : {1, 2, 3}) {
-        const Threads scope(threads);
+      check_threads([&] {
         const Tensor y = conv2d(x, w, bias, row.args), gx = conv2d_grad_input(y, w, row.x, row.args);
         const auto gw = conv2d_grad_weight(y, x, row.w, row.args, true);
-        if (threads == 1) first = {y, gx, gw.weight, gw.bias};
-        CHECK(same_bits(y, first[0]));
-        CHECK(same_bits(gx, first[1]));
-        CHECK(same_bits(gw.weight, first[2]));
-        CHECK(same_bits(gw.bias, first[3]));
-      }
+        return std::vector{y, gx, gw.weight, gw.bias};
+      });
     }
 }
 
 TEST_CASE("conv2d takes views; conv1d is a convolution of height 1") {
   const Tensor big = values({4, 6, 20, 20}, 1), w = values({5, 3, 3, 3}, 2);
   const Tensor view = big.slice(0, 0, 4, 2).slice(1, 1, 6, 2).slice(2, 3, 17).transpose(2, 3);
-  CHECK(same_bits(conv2d(view, w), conv2d(view.clone(), w)));
+  CHECK(equal(conv2d(view, w), conv2d(view.clone(), w)));
   const Tensor grad = values({1, 5, 1, 1}, 3).expand({4, 5, 4, 4});
-  CHECK(same_bits(conv2d_grad_input(grad, w, {4, 3, 6, 6}, {}), conv2d_grad_input(grad.clone(), w, {4, 3, 6, 6}, {})));
+  CHECK(equal(conv2d_grad_input(grad, w, {4, 3, 6, 6}, {}), conv2d_grad_input(grad.clone(), w, {4, 3, 6, 6}, {})));
   const Tensor x = values({3, 4, 15}, 4), v = values({6, 2, 3}, 5), bias = values({6}, 6);
-  CHECK(same_bits(conv1d(x, v, bias, 2, 1, 2, 2),
-                  conv2d(x.unsqueeze(2), v.unsqueeze(2), bias,
-                         {.stride = {1, 2}, .padding = {0, 1}, .dilation = {1, 2}, .groups = 2})
-                      .squeeze(2)));
+  CHECK(equal(conv1d(x, v, bias, 2, 1, 2, 2),
+              conv2d(x.unsqueeze(2), v.unsqueeze(2), bias,
+                     {.stride = {1, 2}, .padding = {0, 1}, .dilation = {1, 2}, .groups = 2})
+                  .squeeze(2)));
 }
 
 TEST_CASE("conv_transpose2d is the gradient of conv2d, with a bias") {
@@ -281,7 +255,7 @@ TEST_CASE("max pooling: first place on ties, NaN wins, dilation, nothing but -in
 TEST_CASE("adaptive average pooling") {
   const Tensor x = values({2, 3, 7, 5}, 1);
   CHECK(allclose(adaptive_avg_pool2d(x, 1, 1), mean(x, {2, 3}, true), 1e-6, 1e-6));
-  CHECK(same_bits(adaptive_avg_pool2d(x, 7, 5), x));
+  CHECK(equal(adaptive_avg_pool2d(x, 7, 5), x));
   const auto v = x.to_vector<double>();
   const Tensor y = adaptive_avg_pool2d(x, 3, 2), grad = values({2, 3, 3, 2}, 2);
   std::vector<double> wanted, grad_wanted(v.size(), 0);
@@ -309,67 +283,67 @@ TEST_CASE("convolution and pooling name what is wrong") {
     std::string got, wanted;
   };
   const Row rows[] = {
-      {message_of([&] { conv2d(x, w); }),
+      {message([&] { conv2d(x, w); }),
        "[conv2d] expected an input with 3 channels (weight (8, 3, 3, 3), groups 1), got (2, 4, 28, 28)"},
-      {message_of([&] {
+      {message([&] {
          conv2d(zeros({2, 3, 2, 2}), w);
        }),
        "[conv2d] expected a kernel that fits the padded input"},
-      {message_of([&] {
+      {message([&] {
          conv2d(zeros({3, 5, 5}), w);
        }),
        "[conv2d] expected an input (N, C, H, W)"},
-      {message_of([&] {
+      {message([&] {
          conv2d(zeros({2, 3, 5, 5}), w, {}, {.groups = 3});
        }),
        "[conv2d] expected groups that divide the 8 output channels, got 3"},
-      {message_of([&] {
+      {message([&] {
          conv2d(zeros({2, 3, 5, 5}), w, {}, {.stride = {0, 1}});
        }),
        "[conv2d] expected 2 values >= 1 for stride, got (0, 1)"},
-      {message_of([&] {
+      {message([&] {
          conv2d(zeros({2, 3, 5, 5}), w, {}, {.padding = {1}});
        }),
        "for padding, got (1)"},
-      {message_of([&] {
+      {message([&] {
          conv2d(zeros({2, 3, 5, 5}), w, zeros({3}));
        }),
        "[conv2d] expected a bias (8), got (3)"},
-      {message_of([&] {
+      {message([&] {
          conv2d(zeros({2, 3, 5, 5}, {.dtype = i64}), w);
        }),
        "[conv2d] expected a floating dtype, got i64"},
-      {message_of([&] { conv1d(x, w); }), "[conv1d] expected an input (N, C, L)"},
-      {message_of([&] {
+      {message([&] { conv1d(x, w); }), "[conv1d] expected an input (N, C, L)"},
+      {message([&] {
          conv2d_grad_input(x, w, {2, 3, 5, 5}, {});
        }),
        "[conv2d_grad_input] expected a gradient (2, 8, 3, 3), got (2, 4, 28, 28)"},
-      {message_of([&] {
+      {message([&] {
          conv2d_grad_weight(x, x, {8, 4, 3, 3}, {}, true);
        }),
        "[conv2d_grad_weight] expected a gradient (2, 8, 26, 26)"},
-      {message_of([&] { conv_transpose2d(x, w); }), "[conv_transpose2d] expected an input with 8 channels"},
-      {message_of([&] {
+      {message([&] { conv_transpose2d(x, w); }), "[conv_transpose2d] expected an input with 8 channels"},
+      {message([&] {
          conv_transpose2d(zeros({1, 8, 4, 4}), w, {}, {}, {1, 1});
        }),
        "expected output_padding below stride or dilation, got (1, 1)"},
-      {message_of([&] {
+      {message([&] {
          max_pool2d(zeros({4, 4}), {});
        }),
        "[max_pool2d] expected an input (N, C, H, W), got (4, 4)"},
-      {message_of([&] {
+      {message([&] {
          max_pool2d(x, {.padding = {2, 2}});
        }),
        "[max_pool2d] expected padding of at most half the kernel"},
-      {message_of([&] {
+      {message([&] {
          avg_pool2d(zeros({1, 1, 1, 1}), {});
        }),
        "[avg_pool2d] expected a kernel that fits the padded input"},
-      {message_of([&] {
+      {message([&] {
          avg_pool2d(x, {.dilation = {2, 2}});
        }),
        "[avg_pool2d] expected dilation (1, 1)"},
-      {message_of([&] { adaptive_avg_pool2d(x, 0, 1); }), "[adaptive_avg_pool2d] expected sizes >= 1"}};
+      {message([&] { adaptive_avg_pool2d(x, 0, 1); }), "[adaptive_avg_pool2d] expected sizes >= 1"}};
   for (const Row& row : rows) {
     CAPTURE(row.wanted);
     CAPTURE(row.got);

@@ -2,12 +2,12 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <cstring>
 
 #include "tensor/cpu/gemm.h"
 #include "tensor/ops.h"
-#include "tensor/threads.h"
 #include "tests/devices.h"
+#include "tests/messages.h"
+#include "tests/threads.h"
 
 using namespace lockstep;
 
@@ -45,22 +45,7 @@ void check_close(const Tensor& got, const std::vector<double>& wanted, double to
   CHECK(worst <= tolerance);
 }
 
-bool same_bits(const Tensor& a, const Tensor& b) { return equal(a, b); }
-
 double tolerance_of(DType dtype) { return dtype == f64 ? 1e-14 : dtype == f32 ? 1e-5 : dtype == f16 ? 1e-3 : 8e-3; }
-
-struct Threads {
-  int before = get_threads();
-  explicit Threads(int n) { set_threads(n); }
-  ~Threads() { set_threads(before); }
-};
-
-std::string message_of(auto&& call) {
-  try {
-    call();
-  } catch (const Error& error) { return error.what(); }
-  return "nothing thrown";
-}
 
 }  // namespace
 
@@ -145,14 +130,8 @@ TEST_CASE("matmul: the bits do not depend on threads, on batching or on layout o
                        {{2000, 800}, {800, 2000}}}) {
     CAPTURE(r.a);
     const Tensor a = rand(r.a), b = rand(r.b);
-    Tensor first;
-    for (int threads : {1, 2, 3, 5}) {
-      const Threads scope(threads);
-      const Tensor out = matmul(a, b);
-      if (threads == 1) first = out;
-      CHECK(same_bits(out, first));
-    }
-    if (a.dim() == 3) CHECK(same_bits(first[3].clone(), matmul(a[3], b[3])));
+    check_threads([&] { return std::vector{matmul(a, b)}; }, {2, 3, 5});
+    if (a.dim() == 3) CHECK(equal(matmul(a, b)[3].clone(), matmul(a[3], b[3])));
   }
 }
 
@@ -163,12 +142,12 @@ TEST_CASE("matmul: an element has the same bits beside any other rows and column
     CAPTURE(columns);
     const Tensor part = whole.slice(0, 0, rows).slice(1, 0, columns).clone();
     const Tensor left = a.slice(0, 0, rows), right = b.slice(1, 0, columns);
-    CHECK(same_bits(matmul(left, right), part));
-    CHECK(same_bits(matmul(left.t().clone().t(), right.t().clone().t()), part));
+    CHECK(equal(matmul(left, right), part));
+    CHECK(equal(matmul(left.t().clone().t(), right.t().clone().t()), part));
   }
   const Tensor small = matmul(a.slice(1, 0, 9), b.slice(0, 0, 9));
-  CHECK(same_bits(matmul(a.slice(0, 4, 8).slice(1, 0, 9), b.slice(0, 0, 9).slice(1, 8, 14)),
-                  small.slice(0, 4, 8).slice(1, 8, 14).clone()));
+  CHECK(equal(matmul(a.slice(0, 4, 8).slice(1, 0, 9), b.slice(0, 0, 9).slice(1, 8, 14)),
+              small.slice(0, 4, 8).slice(1, 8, 14).clone()));
 }
 
 TEST_CASE("matmul: few rows, and few columns, have the bits of the same rows of a larger product") {
@@ -188,11 +167,11 @@ TEST_CASE("matmul: few rows, and few columns, have the bits of the same rows of 
           for (const Tensor& left : layouts(a.slice(0, 2, rows + 2)))
             for (const Tensor& right : layouts(b.slice(1, 3, n + 3))) {
               const Threads scope(1 + int(rows % 3));
-              REQUIRE(same_bits(matmul(left, right), part));
-              REQUIRE(same_bits(matmul(right.t(), left.t()), part.t().clone()));
+              REQUIRE(equal(matmul(left, right), part));
+              REQUIRE(equal(matmul(right.t(), left.t()), part.t().clone()));
             }
-          REQUIRE(same_bits(linear(a.slice(0, 2, rows + 2), b.slice(1, 3, n + 3).t(), bias, Activation::gelu_erf),
-                            after.slice(0, 2, rows + 2).clone()));
+          REQUIRE(equal(linear(a.slice(0, 2, rows + 2), b.slice(1, 3, n + 3).t(), bias, Activation::gelu_erf),
+                        after.slice(0, 2, rows + 2).clone()));
         }
       }
 }
@@ -202,11 +181,11 @@ TEST_CASE("matmul: long dot products have the bits of a larger product") {
     for (const int64_t k : {4096, 5003, 9000}) {
       const Tensor a = rand({20, k}).to(dtype), b = rand({30, k}).to(dtype), whole = matmul(a, b.t());
       for (const auto& [rows, columns] : {std::pair{1, 1}, {2, 3}, {1, 8}, {7, 1}})
-        CHECK(same_bits(matmul(a.slice(0, 3, 3 + rows), b.slice(0, 5, 5 + columns).t()),
-                        whole.slice(0, 3, 3 + rows).slice(1, 5, 5 + columns).clone()));
+        CHECK(equal(matmul(a.slice(0, 3, 3 + rows), b.slice(0, 5, 5 + columns).t()),
+                    whole.slice(0, 3, 3 + rows).slice(1, 5, 5 + columns).clone()));
       if (dtype == f32)
-        CHECK(same_bits(addmm(whole.slice(0, 0, 1).slice(1, 0, 1), a.slice(0, 0, 1), b.slice(0, 0, 1).t(), 0.3, 0.7),
-                        addmm(whole, a, b.t(), 0.3, 0.7).slice(0, 0, 1).slice(1, 0, 1).clone()));
+        CHECK(equal(addmm(whole.slice(0, 0, 1).slice(1, 0, 1), a.slice(0, 0, 1), b.slice(0, 0, 1).t(), 0.3, 0.7),
+                    addmm(whole, a, b.t(), 0.3, 0.7).slice(0, 0, 1).slice(1, 0, 1).clone()));
     }
 }
 
@@ -219,10 +198,10 @@ TEST_CASE("matmul: few rows scaled and added have the bits of a larger product t
           CAPTURE(k);
           CAPTURE(rows);
           const Tensor some = c.slice(0, 0, rows), left = a.slice(0, 0, rows);
-          CHECK(same_bits(addmm(some, left, right, beta, alpha), whole.slice(0, 0, rows).clone()));
-          CHECK(same_bits(addmm(some.t(), right.t(), left.t(), beta, alpha), whole.slice(0, 0, rows).t().clone()));
-          CHECK(same_bits(addmm(some.slice(1, 0, 2), left, right.slice(1, 0, 2), beta, alpha),
-                          whole.slice(0, 0, rows).slice(1, 0, 2).clone()));
+          CHECK(equal(addmm(some, left, right, beta, alpha), whole.slice(0, 0, rows).clone()));
+          CHECK(equal(addmm(some.t(), right.t(), left.t(), beta, alpha), whole.slice(0, 0, rows).t().clone()));
+          CHECK(equal(addmm(some.slice(1, 0, 2), left, right.slice(1, 0, 2), beta, alpha),
+                      whole.slice(0, 0, rows).slice(1, 0, 2).clone()));
         }
     }
 }
@@ -232,7 +211,7 @@ TEST_CASE("matmul: 16-bit operands are those of f32, and the result is rounded o
     for (int layout = 0; layout < 4; ++layout) {
       const Tensor a = (layout & 1 ? rand({600, 70}).t() : rand({70, 600})).to(dtype),
                    b = (layout & 2 ? rand({90, 600}).t() : rand({600, 90})).to(dtype);
-      CHECK(same_bits(matmul(a, b), matmul(a.to(f32), b.to(f32)).to(dtype)));
+      CHECK(equal(matmul(a, b), matmul(a.to(f32), b.to(f32)).to(dtype)));
     }
 }
 
@@ -262,11 +241,11 @@ TEST_CASE("gemm: rows apart, scratch or threads, pieces handed over once, beta 0
                 for (int64_t x = j; x < j + columns; ++x) seen.data<float>()[y * r.n + x] += 1;
             },
             threads ? nullptr : scratch.data<float>());
-        CHECK(same_bits(seen, ones({r.m, r.n})));
+        CHECK(equal(seen, ones({r.m, r.n})));
         const Tensor inside = out.slice(1, 0, r.n).clone(), behind = out.slice(1, r.n, ldc).clone();
         if (threads == 0) first = inside;
-        CHECK(same_bits(inside, first));
-        CHECK(same_bits(behind, beta == 0 ? full({r.m, 3}, NAN) : start.slice(1, r.n, ldc).clone()));
+        CHECK(equal(inside, first));
+        CHECK(equal(behind, beta == 0 ? full({r.m, 3}, NAN) : start.slice(1, r.n, ldc).clone()));
       }
       const auto before = start.slice(1, 0, r.n).clone().to_vector<double>();
       for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = 2 * wanted[i] + (beta == 0 ? 0 : beta * before[i]);
@@ -333,19 +312,19 @@ TEST_CASE("linear: bias, activation and the value before it") {
             if (activation == Activation::silu) v = v / (1 + std::exp(-v));
           }
           check_close(out, wanted, tolerance_of(dtype));
-          if (activation == Activation::none && dtype == f32) CHECK(same_bits(linear(x, w, bias), out));
+          if (activation == Activation::none && dtype == f32) CHECK(equal(linear(x, w, bias), out));
         }
 }
 
 TEST_CASE("linear with an activation has the bits of the two operations") {
   const Tensor x = rand({130, 300}), w = rand({257, 300}) - full({257, 300}, 0.5), bias = rand({257});
   const Tensor pre = linear(x, w, bias);
-  CHECK(same_bits(linear(x, w, bias, Activation::relu), relu(pre)));
+  CHECK(equal(linear(x, w, bias, Activation::relu), relu(pre)));
   const Tensor gelu = linear(x, w, bias, Activation::gelu_tanh);
-  if (default_device().is_cpu()) CHECK(same_bits(gelu, gelu_tanh(pre)));
+  if (default_device().is_cpu()) CHECK(equal(gelu, gelu_tanh(pre)));
   else check_close(gelu, gelu_tanh(pre).to_vector<double>(), 1e-5);  // cuBLASLt has a formula of its own
-  CHECK(same_bits(linear(x, w, bias, Activation::gelu_erf), gelu_erf(pre)));
-  CHECK(same_bits(linear(x, w, bias, Activation::silu), silu(pre)));
+  CHECK(equal(linear(x, w, bias, Activation::gelu_erf), gelu_erf(pre)));
+  CHECK(equal(linear(x, w, bias, Activation::silu), silu(pre)));
 }
 
 TEST_CASE("matmul_unary_grad has the bits of the product and then the derivative") {
@@ -376,14 +355,14 @@ TEST_CASE("matmul_unary_grad has the bits of the product and then the derivative
         for (const PointwiseOp op :
              {PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::silu, PointwiseOp::tanh}) {
           const Tensor expected = pointwise_grad(op, PointwisePart::grad0, {}, matmul(a, b), kept, {});
-          CHECK(same_bits(matmul_unary_grad(a, b, op, {}, kept), expected));
+          CHECK(equal(matmul_unary_grad(a, b, op, {}, kept), expected));
           const Threads three(3);
-          CHECK(same_bits(matmul_unary_grad(a, b, op, {}, kept), expected));
+          CHECK(equal(matmul_unary_grad(a, b, op, {}, kept), expected));
         }
       }
     }
   }
-  CHECK(message_of([] {
+  CHECK(message([] {
           matmul_unary_grad(ones({2, 3}), ones({4, 5}), PointwiseOp::relu, {}, ones({2, 5}));
         }).find("expected the inner sizes to agree") != std::string::npos);
 }
@@ -429,41 +408,41 @@ TEST_CASE("matrix products name what is wrong") {
     std::string got, wanted;
   };
   const Row rows[] = {
-      {message_of([&] { matmul(a, b); }), "[matmul] expected the inner sizes to agree, got (3, 4) and (5, 6)"},
-      {message_of([&] { matmul(whole, whole); }), "[matmul] expected a floating dtype, got i64"},
-      {message_of([&] {
+      {message([&] { matmul(a, b); }), "[matmul] expected the inner sizes to agree, got (3, 4) and (5, 6)"},
+      {message([&] { matmul(whole, whole); }), "[matmul] expected a floating dtype, got i64"},
+      {message([&] {
          matmul(a, zeros({4, 4}, {.dtype = f64}));
        }),
        "[matmul] expected one dtype, got f32 and f64"},
-      {message_of([&] { matmul(a, zeros({})); }), "[matmul] expected at least 1 dim"},
-      {message_of([&] {
+      {message([&] { matmul(a, zeros({})); }), "[matmul] expected at least 1 dim"},
+      {message([&] {
          matmul(zeros({2, 3, 4}), zeros({3, 4, 5}));
        }),
        "[matmul] expected"},
-      {message_of([&] { matmul(Tensor(), a); }), "[matmul] tensor is undefined"},
-      {message_of([&] {
+      {message([&] { matmul(Tensor(), a); }), "[matmul] tensor is undefined"},
+      {message([&] {
          addmm(zeros({7}), a, zeros({4, 2}));
        }),
        "[addmm] expected"},
-      {message_of([&] { linear(a, b); }), "[linear] expected an input (..., 6) for weight (5, 6), got (3, 4)"},
-      {message_of([&] {
+      {message([&] { linear(a, b); }), "[linear] expected an input (..., 6) for weight (5, 6), got (3, 4)"},
+      {message([&] {
          linear(zeros({3, 6}), b, zeros({6}));
        }),
        "[linear] expected a bias (5), got (6)"},
-      {message_of([&] { outer(a, a); }), "[outer] expected two vectors"},
-      {message_of([&] {
+      {message([&] { outer(a, a); }), "[outer] expected two vectors"},
+      {message([&] {
          einsum("i...,ij", {a, b});
        }),
        "ellipsis"},
-      {message_of([&] {
+      {message([&] {
          einsum("ij,jk->ik", {a, b});
        }),
        "[einsum] expected j to have size 4 everywhere, got (5, 6)"},
-      {message_of([&] { einsum("ij,jk->ik", {a}); }), "[einsum] expected 2 operands"},
-      {message_of([&] { einsum("ijk->i", {a}); }), "[einsum] expected operand 0 to have 3 dims"},
-      {message_of([&] { einsum("ij->ik", {a}); }), "[einsum] expected output letters that occur"},
-      {message_of([&] { einsum("ij->ii", {a}); }), "twice"},
-      {message_of([&] { einsum("i1->i", {a}); }), "[einsum] expected letters"}};
+      {message([&] { einsum("ij,jk->ik", {a}); }), "[einsum] expected 2 operands"},
+      {message([&] { einsum("ijk->i", {a}); }), "[einsum] expected operand 0 to have 3 dims"},
+      {message([&] { einsum("ij->ik", {a}); }), "[einsum] expected output letters that occur"},
+      {message([&] { einsum("ij->ii", {a}); }), "twice"},
+      {message([&] { einsum("i1->i", {a}); }), "[einsum] expected letters"}};
   for (const Row& r : rows) {
     CAPTURE(r.wanted);
     CAPTURE(r.got);

@@ -3,13 +3,13 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <limits>
 
 #include "tensor/functors.h"
 #include "tensor/ops.h"
-#include "tensor/threads.h"
+#include "tests/messages.h"
+#include "tests/threads.h"
 
 using namespace lockstep;
 
@@ -70,19 +70,6 @@ Tensor numbers_of(int64_t n, uint32_t seed, double low = -6, double high = 6, DT
     values.push_back(low + (high - low) * (seed >> 8) / double(1 << 24));
   }
   return Tensor::from(values, {n}).to(dtype);
-}
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor x = a.to(cpu).contiguous(), y = b.to(cpu).contiguous();
-  return x.numel() == y.numel() && x.dtype() == y.dtype() &&
-         (x.numel() == 0 || std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0);
-}
-
-std::string message(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& error) { return error.what(); }
-  return "no error";
 }
 
 }  // namespace
@@ -195,8 +182,8 @@ TEST_CASE("pointwise: an element has the same bits wherever it lies") {
         wide.select(1, 1).copy_(parts.back());
         strided.push_back(wide.select(1, 1));
       }
-      CHECK(same_bits(kernel(op, part, args, parts, out, {length}), all.slice(0, start, start + length)));
-      CHECK(same_bits(kernel(op, part, args, strided, out, {length}), all.slice(0, start, start + length)));
+      CHECK(equal(kernel(op, part, args, parts, out, {length}), all.slice(0, start, start + length)));
+      CHECK(equal(kernel(op, part, args, strided, out, {length}), all.slice(0, start, start + length)));
     }
   };
   for (const DType dtype : {f32, f64, bf16}) {
@@ -219,12 +206,7 @@ TEST_CASE("pointwise: an element has the same bits wherever it lies") {
 
 TEST_CASE("pointwise: the number of threads does not change bits") {
   const Tensor x = numbers_of(200003, 1), y = numbers_of(200003, 2);
-  set_threads(1);
-  const Tensor one = gelu_tanh(x + y);
-  set_threads(3);
-  const Tensor three = gelu_tanh(x + y);
-  set_threads(2);
-  CHECK(same_bits(one, three));
+  check_threads([&] { return std::vector{gelu_tanh(x + y)}; });
 }
 
 TEST_CASE("pointwise: derivatives agree with differences") {
@@ -357,14 +339,14 @@ TEST_CASE("pointwise: broadcasting and views agree with loops") {
       const Tensor wide = zeros({out.numel() * 2}).view({-1, 2}).select(1, 0).view(out.shape());
       wide.copy_(a);
       sub_(wide, b);
-      CHECK(same_bits(wide, out));
+      CHECK(equal(wide, out));
     }
   }
   const Tensor transposed = base.clone().permute({2, 1, 0});
   const Tensor expected = transposed + other.permute({2, 1, 0});
   add_(transposed, other.permute({2, 1, 0}));
-  CHECK(same_bits(transposed, expected));
-  CHECK(same_bits(where(lt(base, other), base, other), minimum(base, other)));
+  CHECK(equal(transposed, expected));
+  CHECK(equal(where(lt(base, other), base, other), minimum(base, other)));
   CHECK(where(Tensor::from<bool>({true, false}, {2, 1}), full({}, 1), full({3}, 2)).to_vector<int>() ==
         std::vector<int>{1, 1, 1, 2, 2, 2});
 }
@@ -372,9 +354,9 @@ TEST_CASE("pointwise: broadcasting and views agree with loops") {
 TEST_CASE("pointwise: dtypes") {
   for (const DType dtype : {f16, bf16}) {
     const Tensor a = numbers_of(1003, 1).to(dtype), b = numbers_of(1003, 2).to(dtype);
-    CHECK(same_bits(a * b, (a.to(f32) * b.to(f32)).to(dtype)));
-    CHECK(same_bits(gelu_tanh(a), gelu_tanh(a.to(f32)).to(dtype)));
-    CHECK(same_bits(lt(a, b), lt(a.to(f32), b.to(f32))));
+    CHECK(equal(a * b, (a.to(f32) * b.to(f32)).to(dtype)));
+    CHECK(equal(gelu_tanh(a), gelu_tanh(a.to(f32)).to(dtype)));
+    CHECK(equal(lt(a, b), lt(a.to(f32), b.to(f32))));
   }
   CHECK(add(Tensor::from<uint8_t>({250, 3}), Tensor::from<uint8_t>({10, 4})).to_vector<int>() ==
         std::vector<int>{4, 7});
@@ -412,15 +394,15 @@ TEST_CASE("pointwise: in place") {
   // An operand that overlaps x is read as it was before.
   const Tensor y = arange(0, 3000, 1, {.dtype = f32}), before = y.clone();
   add_(y.slice(0, 1), y.slice(0, 0, -1));
-  CHECK(same_bits(y.slice(0, 1), before.slice(0, 1) + before.slice(0, 0, -1)));
+  CHECK(equal(y.slice(0, 1), before.slice(0, 1) + before.slice(0, 0, -1)));
   const Tensor m = numbers_of(100, 1).view({10, 10}), old = m.clone();
   add_(m, m.t());
-  CHECK(same_bits(m, old + old.t()));
+  CHECK(equal(m, old + old.t()));
   const Tensor r = numbers_of(100, 1).view({10, 10}), was = r.clone();
   mul_(r, r[4]);
-  CHECK(same_bits(r, was * was[4]));
+  CHECK(equal(r, was * was[4]));
   mul_(r, r);
-  CHECK(same_bits(r, (was * was[4]) * (was * was[4])));
+  CHECK(equal(r, (was * was[4]) * (was * was[4])));
 }
 
 TEST_CASE("pointwise: a gradient that nobody else holds is written over") {

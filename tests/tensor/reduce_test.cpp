@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <numeric>
 
 #include "tensor/ops.h"
-#include "tensor/threads.h"
+#include "tests/messages.h"
+#include "tests/threads.h"
 
 using namespace lockstep;
 
@@ -59,15 +59,6 @@ void check_close(const Tensor& got, const std::vector<double>& expected, double 
     else CHECK((values[i] == expected[i] || (std::isnan(values[i]) && std::isnan(expected[i]))));
   }
 }
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) { return error.what(); }
-  return "no error";
-}
-
-bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 template <class V> using Fold = double (*)(const V&);
 
@@ -220,26 +211,21 @@ TEST_CASE("reductions: NaN, infinities, huge values, large means") {
 
 TEST_CASE("reductions: the bits do not depend on threads") {
   const Tensor x = randn({513, 1025}), big = randn({300001});
-  const int before = get_threads();
-  std::vector<Tensor> results[2];
-  for (int i = 0; i < 2; ++i) {
-    set_threads(i == 0 ? 1 : 3);
-    results[i] = {sum(x),
-                  sum(x, {0}),
-                  sum(x, {1}),
-                  sum(big),
-                  var(x, {0}),
-                  logsumexp(x, {0}),
-                  norm(big),
-                  cumsum(x, 0),
-                  max(x, 0).indices,
-                  argmax(big),
-                  sort(x, 1).indices,
-                  topk(x, 7, 0).indices,
-                  sum(x.to(bf16), {0})};
-  }
-  set_threads(before);
-  for (size_t i = 0; i < results[0].size(); ++i) CHECK(equal(results[0][i], results[1][i]));
+  check_threads([&] {
+    return std::vector{sum(x),
+                       sum(x, {0}),
+                       sum(x, {1}),
+                       sum(big),
+                       var(x, {0}),
+                       logsumexp(x, {0}),
+                       norm(big),
+                       cumsum(x, 0),
+                       max(x, 0).indices,
+                       argmax(big),
+                       sort(x, 1).indices,
+                       topk(x, 7, 0).indices,
+                       sum(x.to(bf16), {0})};
+  });
 }
 
 TEST_CASE("max, min, argmax: the first place on ties, NaN wins") {
@@ -359,22 +345,21 @@ TEST_CASE("sum_to, allclose, equal, all_finite") {
 
 TEST_CASE("reductions: wrong calls") {
   const Tensor x = randn({2, 3});
-  CHECK(contains(message_of([&] { sum(x, {2}); }), "[sum]"));
-  CHECK(contains(message_of([&] { sum(x, {0, -2}); }), "[sum] expected every dim once, got (0, -2) for shape (2, 3)"));
-  CHECK(contains(message_of([&] { mean(x.to(i64)); }), "[mean] expected a floating dtype, got i64"));
-  CHECK(contains(message_of([&] { norm(x.to(i64)); }), "[norm] expected a floating dtype, got i64"));
-  CHECK(contains(message_of([&] {
+  CHECK(contains(message([&] { sum(x, {2}); }), "[sum]"));
+  CHECK(contains(message([&] { sum(x, {0, -2}); }), "[sum] expected every dim once, got (0, -2) for shape (2, 3)"));
+  CHECK(contains(message([&] { mean(x.to(i64)); }), "[mean] expected a floating dtype, got i64"));
+  CHECK(contains(message([&] { norm(x.to(i64)); }), "[norm] expected a floating dtype, got i64"));
+  CHECK(contains(message([&] {
                    amax(empty({0, 3}));
                  }),
                  "[amax] expected at least one element along dim 0, got shape (0, 3)"));
-  CHECK(contains(message_of([&] {
+  CHECK(contains(message([&] {
                    max(empty({0, 3}), 0);
                  }),
                  "[max] expected at least one element along dim 0, got shape (0, 3)"));
-  CHECK(contains(message_of([&] { argmin(empty({0})); }), "[argmin] expected at least one element, got shape (0)"));
-  CHECK(
-      contains(message_of([&] { topk(x, 4); }), "[topk] expected k from 0 to 3 (the size of dim 1 of (2, 3)), got 4"));
-  CHECK(contains(message_of([&] { sum_to(x, {2}); }), "[sum_to] expected a shape that broadcasts to (2, 3), got (2)"));
-  CHECK(contains(message_of([&] { cumsum(x, 2); }), "[cumsum]"));
-  CHECK(contains(message_of([&] { sort(Tensor()); }), "[sort] tensor is undefined"));
+  CHECK(contains(message([&] { argmin(empty({0})); }), "[argmin] expected at least one element, got shape (0)"));
+  CHECK(contains(message([&] { topk(x, 4); }), "[topk] expected k from 0 to 3 (the size of dim 1 of (2, 3)), got 4"));
+  CHECK(contains(message([&] { sum_to(x, {2}); }), "[sum_to] expected a shape that broadcasts to (2, 3), got (2)"));
+  CHECK(contains(message([&] { cumsum(x, 2); }), "[cumsum]"));
+  CHECK(contains(message([&] { sort(Tensor()); }), "[sort] tensor is undefined"));
 }

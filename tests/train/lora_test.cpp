@@ -62,12 +62,7 @@ LoraRun train_lora(const LoraMix& m) {
     config.zero_optimization.stage3_param_persistence_threshold = 0;
     config.optimizer = {.type = "AdamW", .params = data::parse_json(R"({"lr": 0.01, "weight_decay": 0.1})", "params")};
     engine::InitializeArgs args{.config = config, .mesh = &mesh, .log = [](const std::string&) {}};
-    if (plan.tp > 1) {
-      const auto sliced = tensor_parallel::apply(*model, mesh.tp(), {.sequence = m.sequence, .sum = false});
-      args.partial = {sliced.partial().begin(), sliced.partial().end()};
-      for (const auto& s : sliced.slices())
-        args.slices[s.name] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, plan.tp, mesh.at().tp)};
-    }
+    if (plan.tp > 1) args.sliced = tensor_parallel::apply(*model, mesh.tp(), {.sequence = m.sequence, .sum = false});
     engine::PipelineModule module{.model = model, .num_stages = plan.pp};
     auto engine = engine::initialize(std::move(module), std::move(args));
     LoraRun run;

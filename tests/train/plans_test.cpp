@@ -69,11 +69,7 @@ std::vector<double> train_mix(const Mix& m) {
     const parallel::Mesh mesh(plan, dist::world());
     engine::InitializeArgs args{.config = config_of(m, plan), .mesh = &mesh, .log = [](const std::string&) {}};
     if (plan.cp > 1) sequence::share_sequences(*model, {std::shared_ptr<void>(), &mesh.cp()});
-    if (plan.tp > 1) {
-      const auto sliced = tensor_parallel::apply(*model, mesh.tp());
-      for (const auto& s : sliced.slices())
-        args.slices[s.name] = {s.cut.whole, s.cut.dim, tensor_parallel::ranges(s.cut, plan.tp, mesh.at().tp)};
-    }
+    if (plan.tp > 1) args.sliced = tensor_parallel::apply(*model, mesh.tp());
     engine::PipelineModule module{.model = model, .num_stages = plan.pp};
     if (m.precision == "autocast") module.autocast = bf16;
     auto engine = engine::initialize(std::move(module), std::move(args));

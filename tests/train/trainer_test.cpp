@@ -16,6 +16,7 @@
 #include "tensor/random.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
+#include "train/accelerator.h"
 #include "train/trainer.h"
 
 using namespace lockstep;
@@ -430,4 +431,10 @@ TEST_CASE("a program that is asked what it trains says it, and trains nothing") 
   }
   CHECK(contains(message([] { train::start(options("", 1, 1), "", [](train::Job&) {}); }),
                  "ended without a train::Trainer or train::prepare"));
+  std::filesystem::remove(file);
+  Net net;
+  optim::SGD sgd(net.parameters(), {.lr = 0.1});
+  train::Accelerator alone;  // of a program that has no start()
+  CHECK(contains(message([&] { alone.prepare(net, sgd); }), "asked what it trains, and has said it"));
+  CHECK(data::read_json(file).at("config").at("optimizer").at("type") == data::Json("SGD"));
 }

@@ -73,6 +73,14 @@ inline Piece make_piece(const Entry& e, int64_t begin, int64_t end, int v) {
   return p;
 }
 
+/// One checkpoint, whole when it returns.
+inline void save(const std::string& dir, const std::string& tag, const Contents& contents,
+                 dist::ProcessGroup* group = nullptr, const SaveOptions& options = {}) {
+  Saver saver(dir, group, options);
+  saver.save(tag, contents);
+  saver.wait();
+}
+
 /// How ranks have the model: all of it each; a flat list cut into shards (ZeRO); whole tensors dealt out (a pipeline);
 /// and these mixed: parameters everywhere, the rest in shards, each of some ranks twice.
 enum class Cut { replicated, flat, dealt, mixed };
