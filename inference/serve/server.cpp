@@ -19,6 +19,7 @@ using data::Json;
 
 constexpr int most_connections = 64, spare_threads = 4;  // these say to others that there are too many
 constexpr int patience = 5000;                           // ms for a client to read or write
+constexpr int idle = 30'000;                             // ms until its next request
 constexpr int look = 20;                                 // ms between looks at whether it is still there
 
 /// A client's socket. httplib has one of its own, but does not let a handler ask whether the client went away.
@@ -78,11 +79,12 @@ class HttpServer : public httplib::Server {
   bool process_and_close_socket(socket_t socket) override {
     Connection connection(socket);
     current = &connection;
-    if (++open_ > most_connections) refuse(connection);
+    const bool full = ++open_ > most_connections;
+    if (full) --open_, refuse(connection);
     else
       for (bool closed = false; !closed && !stopping && waits(connection);)
         if (!process_request(connection, stopping, closed, nullptr)) break;
-    --open_;
+    if (!full) --open_;
     current = nullptr;
     shutdown(socket, SHUT_RDWR);
     close(socket);
@@ -90,7 +92,7 @@ class HttpServer : public httplib::Server {
   }
   /// For the next request.
   bool waits(const Connection& connection) const {
-    for (int waited = 0; waited < patience && !stopping && !connection.closed(); waited += 100)
+    for (int waited = 0; waited < idle && !stopping && !connection.closed(); waited += 100)
       if (connection.has_more(100)) return true;
     return false;
   }
