@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iostream>
 
+#include "apps/gpt_load.h"
 #include "data/safetensors.h"
 #include "data/text.h"
 #include "nn/build_empty.h"
@@ -27,7 +28,7 @@ struct GptOptions : Options {
   double validation = 0.1, dropout = 0;
   int64_t context = 128, warmup = 100, eval_batches = 20, tokens = 300;
   OptimizerOptions optimizer;
-  std::string model, prompt = "\n", ids, logits_out;  // sample, eval, logits
+  std::string model, quantize, prompt = "\n", ids, logits_out;  // sample, eval, logits
   nn::Generation generation = drawn_text();
 };
 
@@ -41,7 +42,7 @@ std::shared_ptr<nn::GPT> make_model(const GptOptions& o, const Start& start, Job
   nn::GPT::Options sizes = as_usage([&] { return nn::gpt_options(o.sizes, {.context = o.context}); });
   sizes.vocab = vocab, sizes.dropout = o.dropout;
   if (o.is_given("context")) sizes.context = o.context;
-  std::shared_ptr<nn::GPT> model = start.folder.empty() ? nullptr : nn::from_pretrained(start.folder, {.dtype = f32});
+  std::shared_ptr<nn::GPT> model = start.folder.empty() ? nullptr : from_start(start);
   if (!model) model = std::make_shared<nn::GPT>(sizes);
   add_experts(*model, o.experts, job);
   if (start.lora) nn::add_lora(*model, *start.lora);
@@ -160,6 +161,7 @@ int main(int argc, char** argv) {
   steps("--warmup", o.warmup, "steps up to --lr, from where it falls along a cosine", whole(0, most_steps));
   for (CLI::App* sub : {&testing, &sampling, &scoring}) {
     sub->add_option("model", o.model, "folder of a run, or Hugging Face folder")->required();
+    sub->add_option("--quantize", o.quantize, train::quantize_help);
     add_common_options(*sub, o, false);
     sub->add_option("--config", o.config, "inference configuration, by which ranks may share the model");
   }
@@ -170,6 +172,7 @@ int main(int argc, char** argv) {
   add_generation_options(sampling, o.generation);
   scoring.add_option("--ids", o.ids, "token ids: 5,17,3")->required();
   scoring.add_option("--to", o.logits_out, "safetensors file to write")->required();
+  add_load_command(app);
   training.callback([&] {
     as_usage([&] {
       check_optimizer(o.optimizer, o);
@@ -181,7 +184,7 @@ int main(int argc, char** argv) {
   });
   const auto use = [&](CLI::App& sub, void (*command)(const GptOptions&, const LanguageModel&)) {
     sub.callback([&o, command, name = sub.get_name()] {
-      use_language_model(o, o.model, o.config, name.c_str(), [&](const LanguageModel& m) { command(o, m); });
+      use_language_model(o, {o.model, o.quantize, o.config, name}, [&](const LanguageModel& m) { command(o, m); });
     });
   };
   use(testing, eval), use(sampling, sample), use(scoring, logits);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "autograd/tape.h"
+#include "tensor/quantized.h"
 
 namespace lockstep {
 
@@ -63,7 +64,7 @@ std::optional<DType> Autocast::common(std::initializer_list<const Variable*> ope
 Variable Autocast::low(const Variable& x) {
   if (!enabled() || !x.defined()) return x;
   State& state = *State::current;
-  if (x.dtype() == state.dtype || x.dtype() == f64 || !is_floating(x.dtype())) return x;
+  if (x.dtype() == state.dtype || x.dtype() == f64 || !is_floating(x.dtype()) || quantized_of(x.tensor())) return x;
   if (!x.requires_grad() || !x.is_leaf()) return x.to(state.dtype);
   const Ref<Storage>& storage = x.tensor().storage();
   State::Cast& cast = state.casts[x.impl().get()];

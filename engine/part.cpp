@@ -87,11 +87,12 @@ nn::Module& Part::model() { return nothing ? *nothing : engine->module(); }
 std::pair<std::vector<Variable>, std::vector<Tensor>> Part::take_gradients() {
   std::vector<Variable> parameters;
   std::vector<Tensor> gradients;
-  for (auto& [name, p, unused] : model().named_parameters()) {
+  for (nn::NamedParameter& named : model().named_parameters()) {
+    Variable& p = named.variable;
     if (!p.requires_grad()) continue;
     if (nothing) p.grad() = zeros_like(p.tensor());
     if (!p.grad().defined()) continue;
-    if (partial.count(name)) mesh->tp().all_reduce(p.grad(), {.tag = name}).wait();
+    if (partial.count(named.name)) mesh->tp().all_reduce(p.grad(), {.tag = named.name}).wait();
     parameters.push_back(p);
     gradients.push_back(p.grad());
     p.clear_grad();

@@ -23,8 +23,9 @@ struct Origin {
 };
 
 Origin* origin(const Variable& parameter) {
-  return parameter.tensor().storage()->is_empty() ? static_cast<Origin*>(parameter.tensor().storage()->origin().get())
-                                                  : nullptr;
+  const Storage& storage = *parameter.tensor().storage();
+  return storage.is_empty() && storage.emptied_of() == built_empty ? static_cast<Origin*>(storage.origin().get())
+                                                                   : nullptr;
 }
 
 void run(const Origin& of, const Tensor& tensor) {

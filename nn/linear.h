@@ -1,8 +1,23 @@
 #pragma once
 // Linear, two of them as an Mlp, Embedding and Head.
 #include "nn/module.h"
+#include "tensor/quantized.h"
 
 namespace lockstep::nn {
+
+/// A weight in codes (nn/quantize.h): two frozen parameters in place of one.
+struct QuantizedWeight {
+  Variable codes, scales;
+  QuantFormat format;
+  int64_t in;  ///< when it was whole
+  QuantMatmulArgs how;
+  DType dtype = f32;  ///< of the weight that it was
+  /// What is here, which may be a slice.
+  Quantized here() const;
+  /// What linear() takes for the weight.
+  Variable handle() const;
+  void fields(Fields& f) { f.fixed("weight.codes", codes).fixed("weight.scales", scales); }
+};
 
 /// y = x w^T + b. weight (out, in), bias (out); both start U(-1/sqrt(in), 1/sqrt(in)) as PyTorch's.
 struct Linear : Layer<Linear> {
@@ -17,21 +32,24 @@ struct Linear : Layer<Linear> {
     return adapter ? adapted(x, activation) : base(x, activation);
   }
   void fields(Fields& f) override {
-    f("weight", weight)("bias", bias);
+    quantized ? quantized->fields(f) : void(f("weight", weight));
+    f("bias", bias);
     if (adapter) f("lora", *adapter);
   }
   std::string options() const override;
 
   using Product =
       std::function<Variable(const Variable& x, const Variable& weight, const Variable& bias, Activation activation)>;
-  Variable weight, bias;
+  Variable weight, bias;  ///< of a quantised one: a handle (tensor/quantized.h)
+  std::shared_ptr<QuantizedWeight> quantized;
   Product product;  ///< stands in for linear(), when set: parallel/tensor/ puts one here that works on slices
   std::shared_ptr<Module>
       adapter;  ///< what it makes of x is added before the activation, when there is one (nn/lora.h)
 
  private:
   Variable base(const Variable& x, Activation activation) {
-    return product ? product(x, weight, bias, activation) : linear(x, weight, bias, activation);
+    const Variable w = quantized ? quantized->handle() : weight;
+    return product ? product(x, w, bias, activation) : linear(x, w, bias, activation);
   }
   Variable adapted(const Variable& x, Activation activation);
 };
@@ -94,15 +112,19 @@ struct Head : Layer<Head> {
   /// Their mean cross entropy with targets i64 (...).
   Variable forward(const Variable& x, const Tensor& targets) { return loss(scores(x), targets); }
   /// In two steps; the scores are those of the rows that are here.
-  Variable scores(const Variable& x) { return product ? product(x, weight, {}, Activation::none) : linear(x, weight); }
+  Variable scores(const Variable& x) {
+    const Variable w = quantized ? quantized->handle() : weight;
+    return product ? product(x, w, {}, Activation::none) : linear(x, w);
+  }
   Variable loss(const Variable& scores, const Tensor& targets) {
     return entropy ? entropy(scores, targets) : cross_entropy(scores.view({-1, weight.size(0)}), targets.reshape({-1}));
   }
-  void fields(Fields& f) override { f("weight", weight); }
+  void fields(Fields& f) override { quantized ? quantized->fields(f) : void(f("weight", weight)); }
   Table table() const override { return Table::scored; }
   std::string options() const override;
 
   Variable weight;
+  std::shared_ptr<QuantizedWeight> quantized;  ///< a copy of the weight, when it is tied
   Linear::Product product;  ///< stands in for linear(), when set; then gather makes its scores whole, and entropy
                             ///< stands in for cross_entropy()
   std::function<Variable(const Variable& scores)> gather;

@@ -198,6 +198,9 @@ Lora add_lora(Module& model, const LoraOptions& options) {
 void Lora::add_to_weights(double times) {
   const NoGrad no_grad;
   for (const Adapter& one : adapters_) {
+    LOCKSTEP_CHECK(!one.linear->quantized, "[Lora] ", one.name,
+                   ": expected a floating weight to merge into, this one is quantised; merge into the model that was "
+                   "quantised");
     std::vector<Variable> all = one.low_rank->parameters();
     all.push_back(one.linear->weight);
     for (const Variable& p : all)

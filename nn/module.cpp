@@ -50,6 +50,10 @@ Fields& Fields::operator()(const std::string& name, Variable& parameter, const C
   if (parameter.defined()) entries.push_back({.name = name, .parameter = &parameter, .cut = cut});
   return *this;
 }
+Fields& Fields::fixed(const std::string& name, Variable& parameter) {
+  if (parameter.defined()) entries.push_back({.name = name, .parameter = &parameter, .keeps_dtype = true});
+  return *this;
+}
 Fields& Fields::operator()(const std::string& name, Tensor& buffer) {
   if (buffer.defined()) entries.push_back({.name = name, .buffer = &buffer});
   return *this;
@@ -77,7 +81,7 @@ std::vector<NamedParameter> Module::named_parameters() {
   std::set<const void*> seen;
   walk(*this, "", [&](const std::string& name, Fields::Entry& entry) {
     if (entry.parameter && seen.insert(entry.parameter->impl().get()).second)
-      all.push_back({name, *entry.parameter, entry.is_table});
+      all.push_back({name, *entry.parameter, entry.is_table, entry.keeps_dtype});
   });
   return all;
 }
@@ -186,6 +190,7 @@ Module& Module::to(DType dtype) {
   LOCKSTEP_CHECK(is_floating(dtype), "[Module::to] expected a floating dtype, got ", dtype);
   const MemoryScope scope(Memory::parameter);
   for (NamedParameter& p : named_parameters()) {
+    if (p.keeps_dtype) continue;
     if (is_built_empty(p.variable))
       change_start(p.variable, p.variable.shape(), {.dtype = dtype, .device = p.variable.device()});
     else p.variable.set_tensor(p.variable.tensor().to(dtype));

@@ -34,6 +34,8 @@ class Fields {
   Fields& operator()(const std::string& name, Variable& parameter, const Cut& cut = {});
   Fields& operator()(const std::string& name, Tensor& buffer);
   Fields& operator()(const std::string& name, Module& module, const Cut& cut = {});
+  /// A parameter that keeps its dtype, whatever the model's is.
+  Fields& fixed(const std::string& name, Variable& parameter);
 
   struct Entry {
     std::string name;
@@ -41,7 +43,8 @@ class Fields {
     Tensor* buffer = nullptr;
     Module* module = nullptr;
     Cut cut = {};
-    bool is_table = false;  ///< found out by those who walk
+    bool is_table = false;     ///< found out by those who walk
+    bool keeps_dtype = false;  ///< to(dtype) leaves it as it is
   };
   std::vector<Entry> entries;
 };
@@ -49,7 +52,7 @@ class Fields {
 struct NamedParameter {
   std::string name;
   Variable variable;
-  bool is_table = false;
+  bool is_table = false, keeps_dtype = false;
 };
 struct NamedBuffer {
   std::string name;

@@ -15,6 +15,7 @@
 #include "nn/models/gpt.h"
 #include "nn/module.h"
 #include "nn/norm.h"
+#include "nn/quantize.h"
 #include "nn/rope.h"
 #include "nn/sparse.h"
 #include "nn/text_stream.h"

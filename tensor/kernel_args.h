@@ -39,6 +39,18 @@ struct MatmulArgs {
   Activation activation = Activation::none;
 };
 
+struct Quantized;  // tensor/quantized.h
+
+/// How x meets a weight in codes. Not dynamic: x as it is, and the weight's values. dynamic (row8): each row of x in
+/// 8-bit codes of its own, too, and a product of whole numbers; but what is as large as `threshold` (0: nothing is)
+/// stays as it is.
+struct QuantMatmulArgs {
+  bool dynamic = false;
+  double threshold = 0;
+  bool whole_columns = false;  ///< what one row has to keep, all do, as bitsandbytes has it: rows depend on each other
+  Activation activation = Activation::none;
+};
+
 /// Two-dimensional; a 1-d convolution is one with height 1.
 struct ConvArgs {
   Dims stride{1, 1}, padding{0, 0}, dilation{1, 1};

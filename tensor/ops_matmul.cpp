@@ -6,6 +6,7 @@
 #include "tensor/flops.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
+#include "tensor/quantized.h"
 
 namespace lockstep {
 namespace {
@@ -45,6 +46,17 @@ Tensor run(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArg
   return out;
 }
 
+Tensor activated(const Tensor& x, Activation activation) {
+  switch (activation) {
+    case Activation::none: return x;
+    case Activation::relu: return relu(x);
+    case Activation::gelu_tanh: return gelu_tanh(x);
+    case Activation::gelu_erf: return gelu_erf(x);
+    case Activation::silu: return silu(x);
+  }
+  fail("[linear] expected a known activation");
+}
+
 std::atomic<MatmulPrecision> f32_products{MatmulPrecision::full};
 
 }  // namespace
@@ -55,6 +67,7 @@ void set_float32_matmul_precision(MatmulPrecision precision) {
 MatmulPrecision float32_matmul_precision() { return f32_products.load(std::memory_order_relaxed); }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
+  if (const QuantizedHandle* const q = quantized_of(b)) return matmul(a, dequantize(q->weight, a.dtype()));
   check_product("matmul", a, b);
   LOCKSTEP_CHECK(a.dim() > 0 && b.dim() > 0, "[matmul] expected at least 1 dim, got ", a.shape(), " and ", b.shape(),
                  " (multiply by a scalar with *)");
@@ -82,6 +95,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
 
 Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args,
                          const Tensor& kept) {
+  if (const QuantizedHandle* const q = quantized_of(b))
+    return matmul_unary_grad(a, dequantize(q->weight, a.dtype()), op, args, kept);
   const auto kernel = table(a.device()).matmul_unary_grad;
   const bool fits = a.dim() == 2 && b.dim() == 2 && are_matrices(a) && are_matrices(b) && kept.is_contiguous() &&
                     kept.dtype() == a.dtype() && kept.shape() == Shape{a.size(0), b.size(1)};
@@ -120,6 +135,14 @@ Tensor outer(const Tensor& a, const Tensor& b) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation, Tensor* pre) {
+  if (const QuantizedHandle* const q = quantized_of(w)) {
+    QuantMatmulArgs how = q->how;
+    how.activation = pre ? Activation::none : activation;
+    const Tensor out = linear(x, q->weight, bias, how);
+    if (!pre) return out;
+    *pre = out;
+    return activated(out, activation);
+  }
   check_product("linear", x, w);
   LOCKSTEP_CHECK(w.dim() == 2, "[linear] expected a weight (out, in), got ", w.shape());
   LOCKSTEP_CHECK(x.dim() >= 1 && x.size(-1) == w.size(1), "[linear] expected an input (..., ", w.size(1),

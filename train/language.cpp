@@ -115,6 +115,7 @@ Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::str
   c["tokenizer"] = tokenizer.empty() ? "" : "tokenizer";  // in the run's folder
   c["tokenizer_identity"] = data::tokenizer_identity(tokenizer);
   if (start.lora) c["lora"] = facts_of(*start.lora);
+  if (!start.quantize.empty()) c["quantize"] = start.quantize;
   const Experts e = read_experts(experts);
   if (e.options.experts == 0) return c;
   c["expert_count"] = e.options.experts;
@@ -132,13 +133,15 @@ std::unique_ptr<data::Tokenizer> LanguageModel::tokenizer() const {
   return loaded;
 }
 
-LanguageModel load_language_model(const std::string& path, bool average) {
+LanguageModel load_language_model(const std::string& path, bool average, const std::string& quantize) {
   LOCKSTEP_CHECK(std::filesystem::exists(path), path, ": no such file or folder");
+  std::optional<nn::QuantizeOptions> quantization;
+  if (!quantize.empty()) quantization = nn::quantize_options(quantize);
   const bool adapter = nn::is_adapter(path);
   if (adapter || nn::is_pretrained(path)) {
     LOCKSTEP_CHECK(!average, path, ": --ema is for runs, this is a Hugging Face folder");
     const std::string base = adapter ? nn::adapter_base(path) : path, words = data::has_tokenizer(path) ? path : base;
-    auto model = nn::from_pretrained(base);
+    auto model = nn::from_pretrained(base, {.quantize = quantization});
     if (adapter) nn::load_adapter(*model, path);
     const bool of_bytes =
         !data::has_tokenizer(words) && model->o.vocab == 256;  // what --export leaves of a model of bytes
@@ -154,6 +157,8 @@ LanguageModel load_language_model(const std::string& path, bool average) {
   if (const Json* rope = c.find("rope")) each_rope_option(o.rope.emplace(), Reader{*rope, config_path + ": rope"});
   auto model = std::make_unique<nn::GPT>(o);
   if (const Json* experts = c.find("experts")) read_experts(experts->as_string(config_path)).add_to(*model);
+  const Json* const codes = c.find("quantize");
+  if (codes) nn::quantize(*model, nn::quantize_options(codes->as_string(config_path)));  // the checkpoint has them
   if (const Json* lora = c.find("lora")) nn::add_lora(*model, lora_options(*lora, config_path + ": lora"));
   if (const Json* settings = c.find("engine")) {
     engine::Config trained;
@@ -162,6 +167,7 @@ LanguageModel load_language_model(const std::string& path, bool average) {
     if (const auto sparse = engine::sparse_attention(trained)) nn::set_sparse_attention(*model, *sparse);
   }
   load_model(*model, path, average);
+  if (quantization) nn::quantize(*model, *quantization);
   const std::string tokenizer = at("tokenizer").as_string();
   return {std::move(model), tokenizer.empty() ? "" : path + "/" + tokenizer,
           at("tokenizer_identity").as_string(config_path)};
@@ -172,18 +178,18 @@ Tensor LanguageModel::logits(const Tensor& tokens) const {
   return (engine ? (*engine)(tokens) : (*model)(tokens.to(model->tokens_table.weight.device()))).tensor();
 }
 
-void use_language_model(const CommonOptions& o, const std::string& path, const std::string& config, const char* command,
+void use_language_model(const CommonOptions& o, const LanguageModelUse& use,
                         const std::function<void(const LanguageModel&)>& body) {
-  const bool by_config = !config.empty();
-  if (!by_config) check_alone(command);
+  const bool by_config = !use.config.empty();
+  if (!by_config) check_alone(use.command);
   apply_common_options(o);
   const inference::Config known =
-      by_config ? as_usage([&] { return inference::read_config(config); }) : inference::Config();
+      by_config ? as_usage([&] { return inference::read_config(use.config); }) : inference::Config();
   dist::ProcessGroup* const world = by_config && engine::is_launched() ? &engine::init_distributed() : nullptr;
   const auto run = [&] {
     std::optional<nn::BuildEmpty> empty;  // ranks fill what they have
-    if (by_config && nn::is_pretrained(path) && !nn::is_adapter(path)) empty.emplace();
-    LanguageModel m = load_language_model(path, o.ema);
+    if (by_config && nn::is_pretrained(use.path) && !nn::is_adapter(use.path)) empty.emplace();
+    LanguageModel m = load_language_model(use.path, o.ema, use.quantize);
     empty.reset();
     const Team team(world);
     m.leads = team.leads();

@@ -32,12 +32,16 @@ struct LanguageModel {
   Tensor logits(const Tensor& tokens) const;
 };
 /// From the folder of a run, whose last checkpoint it takes (average: of ema.decay), or from Hugging Face's, which may
-/// be of adapters.
-LanguageModel load_language_model(const std::string& path, bool average = false);
-/// Runs `body` with it, on its device and in eval mode. config: the inference configuration (inference/config.h), by
-/// which the ranks of a launcher share it; "": this is one process, `command`.
-void use_language_model(const CommonOptions& options, const std::string& path, const std::string& config,
-                        const char* command, const std::function<void(const LanguageModel&)>& body);
+/// be of adapters. quantize: a name of nn::quantize_options(); "": floating.
+LanguageModel load_language_model(const std::string& path, bool average = false, const std::string& quantize = "");
+/// Which to use: its folder, as above; the name of a command that is one process; or an inference configuration
+/// (inference/config.h), by which the ranks of a launcher share the model.
+struct LanguageModelUse {
+  std::string path, quantize, config, command;
+};
+/// Runs `body` with it, on its device and in eval mode.
+void use_language_model(const CommonOptions& options, const LanguageModelUse& use,
+                        const std::function<void(const LanguageModel&)>& body);
 /// Mean loss of the model's windows of the text, one after another, `batch` at a time; and how many tokens these are.
 struct TextLoss {
   double loss = 0;

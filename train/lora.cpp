@@ -47,16 +47,24 @@ Start read_start(const std::string& text) {
   const std::string origin = "--init";
   if (text.find(',') == text.npos || std::filesystem::exists(text)) return {text};
   const auto [folder, values] =
-      data::parse_words(text, {"lora", "alpha", "dropout", "rslora", "targets", "modules_to_save"}, origin);
+      data::parse_words(text, {"lora", "alpha", "dropout", "rslora", "targets", "modules_to_save", "quantize"}, origin);
   const Json* const rank = values.find("lora");
   LOCKSTEP_CHECK(rank, origin, " ", text, ": expected lora=RANK, the rank of the adapters");
   Start start{folder, lora_options(values, origin)};
   start.lora->r = rank->as_int(origin + ": lora");
+  if (const Json* how = values.find("quantize")) start.quantize = how->as_string(origin + ": quantize");
+  if (!start.quantize.empty()) nn::quantize_options(start.quantize);  // an error now rather than later
   const nn::LoraOptions& o = *start.lora;
   LOCKSTEP_CHECK(o.r >= 1 && o.r <= 1 << 20, origin, ": expected lora of 1 or more, got ", o.r);
   LOCKSTEP_CHECK(o.alpha > 0, origin, ": expected alpha above 0, got ", o.alpha);
   LOCKSTEP_CHECK(o.dropout >= 0 && o.dropout < 1, origin, ": expected dropout from 0 to below 1, got ", o.dropout);
   return start;
+}
+
+std::unique_ptr<nn::GPT> from_start(const Start& start) {
+  nn::PretrainedOptions options{.dtype = f32};
+  if (!start.quantize.empty()) options.quantize = nn::quantize_options(start.quantize);
+  return nn::from_pretrained(start.folder, options);
 }
 
 Json facts_of(const nn::LoraOptions& options) {
@@ -80,6 +88,7 @@ void export_model(const nn::GPT::Options& sizes, const Start& start, const nn::S
   std::optional<nn::BuildEmpty> empty(std::in_place);
   nn::GPT whole(sizes);
   std::optional<nn::Lora> lora;
+  if (!start.quantize.empty()) nn::quantize(whole, nn::quantize_options(start.quantize));  // state brings the codes
   if (start.lora) lora = nn::add_lora(whole, *start.lora);
   empty.reset();
   whole.load_state(state);

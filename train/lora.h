@@ -1,5 +1,6 @@
 #pragma once
 // Where a language model starts from, and adapters that are trained in place of its weights.
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -12,13 +13,20 @@ namespace lockstep::train {
 struct Start {
   std::string folder;  ///< Hugging Face's; "": none
   std::optional<nn::LoraOptions> lora = {};
+  std::string quantize = {};  ///< a name of nn::quantize_options(): adapters beside weights in codes; "": floating
 };
-/// "FOLDER" or "FOLDER,lora=8,alpha=16,targets=q_proj+v_proj": its adapters' rank, and keys of nn::LoraOptions. Error
-/// that says what is known.
+/// "FOLDER" or "FOLDER,lora=8,alpha=16,targets=q_proj+v_proj": its adapters' rank, keys of nn::LoraOptions, and
+/// quantize. Error that says what is known.
 Start read_start(const std::string& text);
 inline constexpr const char* start_help =
     "Hugging Face folder (GPT-2, Llama ...) to start from, with its sizes; with ,lora=RANK only adapters are trained: "
-    "FOLDER,lora=8,alpha=16,dropout=0,rslora=false,targets=q_proj+v_proj,modules_to_save=head";
+    "FOLDER,lora=8,alpha=16,dropout=0,rslora=false,targets=q_proj+v_proj,modules_to_save=head,"
+    "quantize=group8|group4|row8|dynamic|llm_int8";
+
+/// Its folder's model in f32, or in codes.
+std::unique_ptr<nn::GPT> from_start(const Start& start);
+inline constexpr const char* quantize_help =
+    "weights in 8 or 4 bits: group8, group4, row8, dynamic or llm_int8; group8,head: the head as well";
 
 /// As a run's config.json has them.
 data::Json facts_of(const nn::LoraOptions& options);

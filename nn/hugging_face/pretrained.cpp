@@ -152,6 +152,11 @@ std::vector<int64_t> eos_tokens(const std::string& folder) {
 }
 
 std::unique_ptr<GPT> from_pretrained(const std::string& folder, const PretrainedOptions& options) {
+  std::optional<QuantizeOptions> quantization = options.quantize;
+  LOCKSTEP_CHECK(int(quantization.has_value()) + int(options.load_in_8bit) + int(options.load_in_4bit) <= 1,
+                 "[from_pretrained] expected one of quantize, load_in_8bit and load_in_4bit, got several");
+  if (options.load_in_8bit) quantization = quantize_options("llm_int8");
+  if (options.load_in_4bit) quantization = quantize_options("group4");
   const GPT::Options o = pretrained_options(folder);
   eos_tokens(folder);  // an error now rather than later
   const auto weights = std::make_shared<const Weights>(Weights::open(folder, pretrained_prefix(o)));
@@ -165,6 +170,7 @@ std::unique_ptr<GPT> from_pretrained(const std::string& folder, const Pretrained
   LOCKSTEP_CHECK(is_floating(dtype), folder, ": expected ", table, " of a floating dtype, got ", dtype);
   if (dtype != f32) model->to(dtype);
   start_with_weights(*model, weights);
+  if (quantization) quantize(*model, *quantization);
   if (BuildEmpty::is_active()) return model;
   fill(*model);
   data::check_mapped_files();
@@ -172,6 +178,7 @@ std::unique_ptr<GPT> from_pretrained(const std::string& folder, const Pretrained
 }
 
 void load_pretrained(GPT& model, const std::string& folder) {
+  LOCKSTEP_CHECK(!is_quantized(model), "[load_pretrained] expected floating weights, these are quantised");
   const GPT::Options there = settled(pretrained_options(folder)), here = settled(model.o);
   LOCKSTEP_CHECK(there == here, folder, ": expected a config.json with the options of this GPT of ", model.options(),
                  ", got others");
@@ -183,6 +190,9 @@ void load_pretrained(GPT& model, const std::vector<std::string>& files) {
 }
 
 void save_pretrained(GPT& model, const std::string& folder, const SaveOptions& options) {
+  LOCKSTEP_CHECK(!is_quantized(model),
+                 "[save_pretrained] expected floating weights: Transformers has none of these codes; save state() with "
+                 "quantized_metadata()");
   const auto parameters = model.named_parameters();
   const DType dtype = parameters[0].variable.dtype();
   Json config = config_of(model.o, dtype);

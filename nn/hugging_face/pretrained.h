@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "nn/models/gpt.h"
+#include "nn/quantize.h"
 
 namespace lockstep::nn {
 
@@ -22,6 +23,10 @@ std::vector<int64_t> eos_tokens(const std::string& folder);
 
 struct PretrainedOptions {
   std::optional<DType> dtype = {};  ///< default: that of the file's table of tokens
+  /// Weights become codes one by one, as they are read.
+  std::optional<QuantizeOptions> quantize = {};
+  bool load_in_8bit = false;  ///< the same by LLM.int8 (row8, activations in 8 bits below 6), as Transformers' does
+  bool load_in_4bit = false;  ///< the same by group4
 };
 /// The model of a folder. All names, shapes and options are checked before anything is made: an Error is one line.
 /// Within BuildEmpty it stays empty, and who fills a part of it reads that part.

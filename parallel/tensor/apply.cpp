@@ -175,6 +175,19 @@ class Application {
     slices_.push_back({name, parameter, std::move(cut)});
   }
 
+  /// The same for the weight of a Linear or Head, which may be in codes.
+  void slice_weight(const nn::Cut& how, const std::string& name, const Variable& weight,
+                    const std::shared_ptr<nn::QuantizedWeight>& quantized) {
+    const std::string field = nn::joined(name, "weight");
+    if (!quantized) return slice(how, field, weight);
+    if (how.kind == Kind::rows && quantized->format != QuantFormat::row8)
+      LOCKSTEP_CHECK(quantized->in % (n_ * quant_group) == 0, "[tensor_parallel] ", quoted(name),
+                     ": expected inputs of its ", name_of(quantized->format), " weight that ", n_, " ranks times ",
+                     quant_group, " divide, got ", quantized->in, "; quantise it by row8");
+    slice(how, field + ".codes", quantized->codes);
+    slice(how, field + ".scales", quantized->scales);
+  }
+
   void check_divides(const std::string& name, const std::string& what, int64_t size) const {
     LOCKSTEP_CHECK(size % n_ == 0, "[tensor_parallel] ", quoted(name), ": expected ", what, " that the ", n_,
                    " ranks of group ", group_.name(), " divide, got ", size);
@@ -226,7 +239,7 @@ class Application {
         for (const auto& block : cut.blocks)
           check_divides(name, block.unit,
                         block.count > 0 ? block.count : blocks_of(cut, linear->weight.size(0), quoted(name))[0]);
-        slice(cut, nn::joined(name, "weight"), linear->weight);
+        slice_weight(cut, name, linear->weight, linear->quantized);
         if (linear->bias.defined()) slice(cut, nn::joined(name, "bias"), linear->bias);
         return;
       }
@@ -239,7 +252,7 @@ class Application {
           replace(name, head->entropy, [vocab, &group = group_](Tensors scores, const Tensor& targets) {
             return vocab_parallel_cross_entropy(scores, targets, vocab, group);
           });
-          return slice(cut, nn::joined(name, "weight"), head->weight);
+          return slice_weight(cut, name, head->weight, head->quantized);
         }
         auto* const table = as<nn::Embedding>(cut, entry, name, "nn::Embedding and nn::Head");
         LOCKSTEP_CHECK(table->padding_index < 0, "[tensor_parallel] ", quoted(name),

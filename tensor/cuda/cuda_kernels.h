@@ -20,6 +20,8 @@ namespace lockstep::on_cuda {
   X(reduce) X(arg_reduce) X(cumulative) X(sort) X(topk) \
   /* matmul.cpp */ \
   X(matmul) \
+  /* quantized.cu */ \
+  X(matmul_quantized) \
   /* conv.cu, pool.cu */ \
   X(conv2d) X(conv2d_grad_input) X(conv2d_grad_weight) X(max_pool2d) X(max_pool2d_grad) X(avg_pool2d) X(avg_pool2d_grad) \
   X(adaptive_avg_pool2d) X(adaptive_avg_pool2d_grad) \

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "tensor/ops.h"
+#include "tensor/quantized.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -136,4 +137,24 @@ TEST_CASE("cuda matmul: NaN goes through relu, and tf32 is a choice") {
   const Tensor quick = matmul(a.to(cuda0), b.to(cuda0));
   set_float32_matmul_precision(MatmulPrecision::full);
   CHECK(allclose(quick.to(cpu), matmul(a, b), 1e-2, 1e-2));
+}
+
+TEST_CASE("cuda matmul: weights in codes") {
+  for (const auto& [out, in] : {std::pair<int64_t, int64_t>{9, 96}, {5, 50}, {1, 1}})
+    for (const QuantFormat format : {QuantFormat::row8, QuantFormat::group8, QuantFormat::group4})
+      for (const int64_t rows : {1, 7}) {
+        const Tensor w = values({out, in}, 1, f32), x = values({rows, in}, 2, f32), b = values({out}, 3, f32);
+        const Quantized here = quantize(w, format), there = quantize(w.to(cuda0), format);
+        CHECK(equal(there.codes.to(cpu), here.codes));
+        CHECK(equal(dequantize(there).to(cpu), dequantize(here)));
+        for (const Activation activation : {Activation::none, Activation::gelu_tanh})
+          CHECK(close(linear(x.to(cuda0), there, b.to(cuda0), {.activation = activation}),
+                      linear(x, here, b, {.activation = activation})));
+        if (format != QuantFormat::row8) continue;
+        for (const double threshold : {0.0, 0.8})
+          for (const bool columns : {false, true}) {
+            const QuantMatmulArgs how{.dynamic = true, .threshold = threshold, .whole_columns = columns};
+            CHECK(close(linear(x.to(cuda0), there, b.to(cuda0), how), linear(x, here, b, how)));
+          }
+      }
 }

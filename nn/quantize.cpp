@@ -1,0 +1,202 @@
+#include "nn/quantize.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <sstream>
+
+#include "nn/build_empty.h"
+#include "tensor/suggest.h"
+
+namespace lockstep::nn {
+namespace {
+
+constexpr const char *codes_end = ".weight.codes", *scales_end = ".weight.scales", *metadata_key = "quantization";
+
+/// A weight that is, or may be, in codes.
+struct WeightPlace {
+  std::string name;  // of its module
+  Variable* weight;
+  std::shared_ptr<QuantizedWeight>* quantized;
+  const Linear::Product* product;
+  bool tied = false;
+};
+
+bool is_named(const std::string& name, const std::string& end) { return name == end || name.ends_with("." + end); }
+
+void find_weights(Module& module, const std::string& name, const std::vector<std::string>& skip,
+                  std::set<std::string>& skipped, std::set<const Module*>& seen, std::vector<WeightPlace>& places) {
+  for (const std::string& end : skip)
+    if (is_named(name, end)) return void(skipped.insert(end));
+  if (!seen.insert(&module).second) return;
+  if (auto* const linear = dynamic_cast<Linear*>(&module))
+    return places.push_back({name, &linear->weight, &linear->quantized, &linear->product});
+  if (auto* const head = dynamic_cast<Head*>(&module))
+    return places.push_back({name, &head->weight, &head->quantized, &head->product});
+  for (auto& [child, below] : module.children())
+    find_weights(*below, name.empty() ? child : name + "." + child, skip, skipped, seen, places);
+}
+
+std::vector<WeightPlace> find_weights(Module& module, const std::vector<std::string>& skip = {}) {
+  std::vector<WeightPlace> places;
+  std::set<const Module*> seen;
+  std::set<std::string> skipped;
+  find_weights(module, "", skip, skipped, seen, places);
+  std::set<const void*> tables;
+  for (auto& [name, below] : module.named_modules())
+    if (auto* const table = dynamic_cast<Embedding*>(below)) tables.insert(table->weight.impl().get());
+  for (WeightPlace& place : places) place.tied = tables.count(place.weight->impl().get()) > 0;
+  std::vector<std::string> known;
+  for (auto& [name, below] : module.named_modules())
+    if (!name.empty()) known.push_back(name.substr(name.rfind('.') + 1));
+  for (const std::string& end : skip)
+    LOCKSTEP_CHECK(skipped.count(end) || end == "head" || end == "tokens",
+                   "[quantize] expected skip to name modules of this ", module.kind(), ", got '", end, "'",
+                   suggestion(end, known));
+  return places;
+}
+
+int64_t bytes_of(Module& model) {
+  int64_t bytes = 0;
+  for (const Variable& p : model.parameters()) bytes += p.numel() * size_of(p.dtype());
+  return bytes;
+}
+
+double norm_of(const Tensor& x) { return std::sqrt(sum_squares(x, {}, false, f64).item()); }
+
+void put(const WeightPlace& place, Quantized q, const QuantMatmulArgs& how) {
+  const DType dtype = place.weight->dtype();
+  *place.quantized = std::make_shared<QuantizedWeight>(
+      QuantizedWeight{Variable(q.codes), Variable(q.scales), q.format, q.in, how, dtype});
+  *place.weight = (*place.quantized)->handle();
+}
+
+}  // namespace
+
+Quantized QuantizedWeight::here() const {
+  Quantized q{.format = format, .codes = codes.tensor(), .scales = scales.tensor(), .out = codes.size(0)};
+  const int64_t groups = (in + quant_group - 1) / quant_group, left = format == QuantFormat::row8 ? 0 : scales.size(1);
+  q.in = format != QuantFormat::group4 ? codes.size(1) : left == groups ? in : left * quant_group;
+  return q;
+}
+
+Variable QuantizedWeight::handle() const { return handle_of(here(), how, dtype); }
+
+QuantizeOptions quantize_options(const std::string& name) {
+  if (constexpr std::string_view with_head = ",head"; name.ends_with(with_head)) {
+    QuantizeOptions o = quantize_options(name.substr(0, name.size() - with_head.size()));
+    std::erase(o.skip, "head");
+    return o;
+  }
+  for (const QuantFormat format : {QuantFormat::row8, QuantFormat::group8, QuantFormat::group4})
+    if (name == name_of(format)) return {.format = format};
+  if (name == "dynamic") return {.format = QuantFormat::row8, .dynamic = true};
+  if (name == "llm_int8") return {.format = QuantFormat::row8, .dynamic = true, .threshold = 6};
+  fail(str("expected a quantisation row8, group8, group4, dynamic or llm_int8, got '", name, "'",
+           suggestion(name, {"row8", "group8", "group4", "dynamic", "llm_int8"})));
+}
+
+std::string QuantizeReport::text() const {
+  const auto worst = std::max_element(relative_error.begin(), relative_error.end(),
+                                      [](const auto& a, const auto& b) { return a.second < b.second; });
+  std::ostringstream out;
+  out.precision(3);
+  out << layers << " weights in codes, parameters " << double(bytes_before) / 1e6 << " MB -> "
+      << double(bytes_after) / 1e6 << " MB";
+  if (worst != relative_error.end()) out << ", largest error " << worst->second * 100 << " % (" << worst->first << ")";
+  for (const std::string& note : notes) out << "\n" << note;
+  return out.str();
+}
+
+QuantizeReport quantize(Module& model, const QuantizeOptions& o) {
+  LOCKSTEP_CHECK(!o.dynamic || o.format == QuantFormat::row8, "[quantize] dynamic expects row8, got ",
+                 name_of(o.format));
+  LOCKSTEP_CHECK(o.threshold >= 0 && (o.threshold == 0 || o.dynamic),
+                 "[quantize] expected a threshold >= 0, with dynamic, got ", o.threshold);
+  const std::vector<WeightPlace> places = find_weights(model, o.skip);
+  LOCKSTEP_CHECK(!places.empty(), "[quantize] expected a ", model.kind(), " with Linears that are not skipped");
+  for (const WeightPlace& place : places) {
+    const Variable& w = *place.weight;
+    LOCKSTEP_CHECK(!*place.quantized, "[quantize] ", place.name, " is quantised already");
+    LOCKSTEP_CHECK(!*place.product, "[quantize] ", place.name, " is cut already; quantise before tensor parallelism");
+    LOCKSTEP_CHECK(!w.tensor().storage()->is_empty() || is_built_empty(w), "[quantize] ", place.name,
+                   ": expected a whole weight, it is in ZeRO's parts or elsewhere");
+    LOCKSTEP_CHECK(w.dim() == 2 && w.numel() > 0, "[quantize] ", place.name, ": expected a weight (out, in), got ",
+                   w.shape());
+  }
+  const NoGrad no_grad;
+  const MemoryScope scope(Memory::parameter);
+  QuantizeReport report{.bytes_before = bytes_of(model)};
+  for (const WeightPlace& place : places) {
+    const Tensor w = is_built_empty(*place.weight) ? start_of(*place.weight) : place.weight->tensor();
+    const Quantized q = quantize(w, o.format);
+    const Tensor wide = w.to(f32);
+    const double size = norm_of(wide);
+    report.relative_error[place.name + ".weight"] = size > 0 ? norm_of(sub(wide, dequantize(q))) / size : 0;
+    if (place.tied) report.notes.push_back(place.name + ": a copy in codes; the table that it was tied to stays");
+    put(place, q, {.dynamic = o.dynamic, .threshold = o.threshold});
+    ++report.layers;
+  }
+  report.bytes_after = bytes_of(model);
+  return report;
+}
+
+bool is_quantized(Module& model) {
+  for (const WeightPlace& place : find_weights(model))
+    if (*place.quantized) return true;
+  return false;
+}
+
+std::map<std::string, std::string> quantized_metadata(Module& model) {
+  for (const WeightPlace& place : find_weights(model)) {
+    if (!*place.quantized) continue;
+    const QuantizedWeight& q = **place.quantized;
+    std::string text(name_of(q.format));
+    if (q.how.dynamic) text += ",dynamic";
+    if (q.how.threshold > 0) text += str(",threshold=", q.how.threshold);
+    return {{metadata_key, text}};
+  }
+  return {};
+}
+
+void load_quantized(Module& model, const State& state, const std::map<std::string, std::string>& metadata) {
+  QuantMatmulArgs how;
+  if (const auto found = metadata.find(metadata_key); found != metadata.end()) {
+    std::stringstream words(found->second);
+    for (std::string word; std::getline(words, word, ',');) {
+      if (word == "dynamic") how.dynamic = true;
+      else if (word.starts_with("threshold=")) how.threshold = std::stod(word.substr(10));
+      else quantize_options(word);  // an error, unless it is a format
+    }
+  }
+  std::map<std::string, Tensor> given(state.begin(), state.end());
+  std::vector<std::pair<WeightPlace, Quantized>> found;
+  for (const WeightPlace& place : find_weights(model)) {
+    const auto codes = given.find(place.name + codes_end), scales = given.find(place.name + scales_end);
+    if (codes == given.end() || scales == given.end() || *place.quantized) continue;
+    LOCKSTEP_CHECK(!*place.product, "[load_quantized] ", place.name, " is cut already; load before tensor parallelism");
+    const Device device = place.weight->device();
+    const Tensor& c = codes->second;
+    const QuantFormat format = c.dtype() == u8             ? QuantFormat::group4
+                               : scales->second.dim() == 1 ? QuantFormat::row8
+                                                           : QuantFormat::group8;
+    Quantized q{.format = format, .out = place.weight->size(0), .in = place.weight->size(1)};
+    q.codes = c.to(device).clone(), q.scales = scales->second.to(device).clone();
+    handle_of(q);  // an Error when it does not fit
+    found.emplace_back(place, q);
+  }
+  std::vector<Variable> before;
+  const MemoryScope scope(Memory::parameter);
+  for (const auto& [place, q] : found) {
+    before.push_back(*place.weight);
+    put(place, q, how);
+  }
+  try {
+    model.load_state(state);
+  } catch (...) {
+    for (size_t i = 0; i < found.size(); ++i) *found[i].first.weight = before[i], *found[i].first.quantized = nullptr;
+    throw;
+  }
+}
+
+}  // namespace lockstep::nn

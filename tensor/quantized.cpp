@@ -1,0 +1,105 @@
+#include "tensor/quantized.h"
+
+#include "tensor/cpu/quantized.h"
+#include "tensor/flops.h"
+#include "tensor/memory.h"
+#include "tensor/ops_common.h"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* in_codes = "a quantised weight (its codes are read in place of it)";
+constexpr int64_t most_inputs = 133000;  // of whole numbers up to 127 * 127 in 32 bits
+
+int64_t groups_of(int64_t in) { return (in + quant_group - 1) / quant_group; }
+
+void check(const char* op, const Quantized& w) {
+  check_defined(op, w.codes);
+  check_defined(op, w.scales);
+  const bool by_row = w.format == QuantFormat::row8, four = w.format == QuantFormat::group4;
+  const int64_t groups = groups_of(w.in);
+  const Shape codes{w.out, four ? groups * 16 : w.in}, scales = by_row ? Shape{w.out} : Shape{w.out, groups};
+  LOCKSTEP_CHECK(w.out > 0 && w.in > 0, "[", op, "] expected a weight (out, in) with sizes > 0, got ", w.out, " and ",
+                 w.in);
+  LOCKSTEP_CHECK(w.codes.dtype() == (four ? u8 : i8) && w.codes.shape() == codes && w.codes.is_contiguous(), "[", op,
+                 "] expected ", name_of(w.format), " codes of dtype ", four ? u8 : i8, " and shape ", codes, ", got ",
+                 w.codes.dtype(), " and ", w.codes.shape());
+  LOCKSTEP_CHECK(w.scales.dtype() == (by_row ? f32 : f16) && w.scales.shape() == scales && w.scales.is_contiguous(),
+                 "[", op, "] expected ", name_of(w.format), " scales of dtype ", by_row ? f32 : f16, " and shape ",
+                 scales, ", got ", w.scales.dtype(), " and ", w.scales.shape());
+  check_same_device(op, w.codes, w.scales);
+}
+
+}  // namespace
+
+std::string_view name_of(QuantFormat format) {
+  constexpr std::string_view names[] = {"row8", "group8", "group4"};
+  return names[int(format)];
+}
+
+Quantized quantize(const Tensor& w, QuantFormat format) {
+  check_floating("quantize", w);
+  LOCKSTEP_CHECK(w.dim() == 2 && w.numel() > 0, "[quantize] expected a weight (out, in) with sizes > 0, got ",
+                 w.shape());
+  const int64_t out = w.size(0), in = w.size(1), groups = groups_of(in);
+  const bool by_row = format == QuantFormat::row8, four = format == QuantFormat::group4;
+  const Tensor from = w.to(cpu).to(f32).contiguous();
+  Quantized q{.format = format, .out = out, .in = in};
+  q.codes = empty({out, four ? groups * 16 : in}, {.dtype = four ? u8 : i8, .device = cpu});
+  q.scales = by_row ? empty({out}, {.device = cpu}) : empty({out, groups}, {.dtype = f16, .device = cpu});
+  LOCKSTEP_CHECK(on_cpu::make_codes(from, q), "[quantize] expected finite weights",
+                 by_row ? "" : " whose scales are below 65504", ", got others");
+  q.codes = q.codes.to(w.device()), q.scales = q.scales.to(w.device());
+  return q;
+}
+
+Tensor dequantize(const Quantized& w, DType dtype) {
+  check("dequantize", w);
+  Quantized here = w;
+  here.codes = w.codes.to(cpu), here.scales = w.scales.to(cpu);
+  Tensor out = empty({w.out, w.in}, {.device = cpu});
+  on_cpu::read_codes(here, out);
+  return out.to(dtype).to(w.codes.device());
+}
+
+Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const QuantMatmulArgs& args) {
+  check_floating("linear", x);
+  check("linear", w);
+  check_same_device("linear", x, w.codes);
+  LOCKSTEP_CHECK(x.dim() >= 1 && x.size(-1) == w.in, "[linear] expected an input (..., ", w.in,
+                 ") for a quantised weight (", w.out, ", ", w.in, "), got ", x.shape());
+  if (bias.defined()) {
+    check_same_dtype("linear", bias, x);
+    check_same_device("linear", bias, x);
+    LOCKSTEP_CHECK(bias.shape() == Shape{w.out}, "[linear] expected a bias ", Shape{w.out}, ", got ", bias.shape());
+  }
+  LOCKSTEP_CHECK(!args.dynamic || (w.format == QuantFormat::row8 && w.in <= most_inputs),
+                 "[linear] activations in codes (dynamic) expect a row8 weight of at most ", most_inputs,
+                 " inputs, got ", name_of(w.format), " of ", w.in);
+  LOCKSTEP_CHECK(args.dynamic || args.threshold == 0, "[linear] a threshold expects dynamic");
+  Shape shape = x.shape();
+  shape[x.dim() - 1] = w.out;
+  const int64_t rows = x.numel() / w.in;
+  Tensor out = empty({rows, w.out}, {.device = x.device()});
+  MacCounter::add(out.numel() * w.in);
+  LOCKSTEP_KERNEL(x.device(), matmul_quantized)
+  (x.reshape({rows, w.in}).to(f32).contiguous(), w, bias.defined() ? bias.to(f32).contiguous() : bias, args, out);
+  return out.to(x.dtype()).view(shape);
+}
+
+Tensor handle_of(const Quantized& weight, const QuantMatmulArgs& how, DType dtype) {
+  check("handle_of", weight);
+  const Shape shape{weight.out, weight.in};
+  auto handle = std::make_shared<QuantizedHandle>(QuantizedHandle{weight, how});
+  return Tensor(Storage::reserve(numel_of(shape) * size_of(dtype), weight.codes.device(), in_codes, std::move(handle)),
+                0, shape, contiguous_strides(shape), dtype);
+}
+
+const QuantizedHandle* quantized_of(const Tensor& tensor) {
+  if (!tensor.defined()) return nullptr;
+  const Storage& storage = *tensor.storage();
+  if (!storage.is_empty() || storage.emptied_of() != in_codes) return nullptr;
+  return static_cast<const QuantizedHandle*>(storage.origin().get());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,333 @@
+// Weights in codes: golden values (tests/golden/inference/quant.safetensors), the same bits by all sets of kernels and
+// for any batch, and models of them with adapters, in slices, in files and by device maps.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "autograd/autocast.h"
+#include "data/safetensors.h"
+#include "nn/build_empty.h"
+#include "nn/hugging_face/pretrained.h"
+#include "nn/init.h"
+#include "nn/lora.h"
+#include "nn/quantize.h"
+#include "parallel/device_map/dispatch.h"
+#include "parallel/tensor/apply.h"
+#include "tensor/cpu/quantized.h"
+#include "tensor/threads.h"
+#include "tests/messages.h"
+#include "tests/ranks.h"
+#include "tests/temp_dir.h"
+
+using namespace lockstep;
+using namespace testing;
+using data::SafeTensors;
+
+namespace {
+
+constexpr QuantFormat formats[] = {QuantFormat::row8, QuantFormat::group8, QuantFormat::group4};
+
+double largest(const Tensor& a) { return max(abs(a.to(f64))).item(); }
+double difference_of(const Tensor& a, const Tensor& b) {
+  REQUIRE(a.shape() == b.shape());
+  return largest(a.to(f64) - b.to(f64)) / std::max(1.0, largest(b));
+}
+
+/// codes of group4, one a byte.
+Tensor unpacked(const Quantized& q) {
+  const auto packed = q.codes.to_vector<int64_t>();
+  std::vector<int64_t> codes;
+  for (int64_t o = 0; o < q.out; ++o)
+    for (int64_t k = 0; k < q.in; ++k) {
+      const int64_t byte = packed[size_t(o * q.codes.size(1) + k / 32 * 16 + k % 16)];
+      codes.push_back((k % 32 < 16 ? byte & 15 : byte >> 4) - 8);
+    }
+  return Tensor::from(codes, {q.out, q.in}).to(i8);
+}
+
+nn::GPT::Options small(bool tied = true) {
+  return {.vocab = 50, .context = 32, .layers = 2, .width = 128, .heads = 4, .tied = tied};
+}
+std::unique_ptr<nn::GPT> seeded(const nn::GPT::Options& o) {
+  manual_seed(5);
+  auto model = std::make_unique<nn::GPT>(o);
+  for (auto& p : model->named_parameters())  // wider than they start, so that an error shows
+    if (p.variable.dim() == 2) p.variable.tensor().copy_(p.variable.tensor() * 5);
+  model->eval();
+  return model;
+}
+Tensor some_tokens(int64_t batch = 2, int64_t length = 20) {
+  manual_seed(7);
+  return randint(0, 50, {batch, length});
+}
+/// The model whose weights are what the codes say.
+std::unique_ptr<nn::GPT> dequantized(nn::GPT& quantized, const nn::GPT::Options& o) {
+  auto model = seeded(o);
+  for (auto& [name, module] : quantized.named_modules()) {
+    auto* const from = dynamic_cast<nn::Linear*>(module);
+    if (!from || !from->quantized) continue;
+    for (auto& [other, to] : model->named_modules())
+      if (other == name) dynamic_cast<nn::Linear&>(*to).weight.tensor().copy_(dequantize(from->quantized->here()));
+  }
+  return model;
+}
+
+struct Path {
+  explicit Path(const std::string& name) { on_cpu::use_quantized_path(name); }
+  ~Path() { on_cpu::use_quantized_path(on_cpu::quantized_paths()[0]); }
+};
+
+}  // namespace
+
+TEST_CASE("quantised: codes, sums and outputs are those of the golden file") {
+  const auto file = SafeTensors::open(std::string(LOCKSTEP_GOLDEN) + "/inference/quant.safetensors");
+  const auto at = [&](const char* name) { return file.tensor(name); };
+  const Tensor x = at("x"), w = at("w"), b = at("b");
+  const Quantized row8 = quantize(w, QuantFormat::row8), group8 = quantize(w, QuantFormat::group8),
+                  group4 = quantize(w, QuantFormat::group4);
+  CHECK(equal(row8.codes, at("w_q")));
+  CHECK(equal(row8.scales, at("w_scale")));
+  CHECK(equal(group8.codes, at("group8_q")));
+  CHECK(equal(group8.scales.to(f32), at("group8_scale")));
+  CHECK(equal(unpacked(group4), at("group4_q")));
+  CHECK(equal(group4.scales.to(f32), at("group4_scale")));
+  const on_cpu::CodedRows all = on_cpu::code_rows(x, {}),
+                          below = on_cpu::code_rows(x, {.threshold = 6, .whole_columns = true});
+  CHECK(equal(all.codes.narrow(1, 0, 96).contiguous(), at("x_q")));
+  CHECK(equal(all.scales, at("x_scale")));
+  CHECK(equal(below.codes.narrow(1, 0, 96).contiguous(), at("int8_inliers_q")));
+  CHECK(equal(below.scales, at("int8_inliers_scale")));
+  CHECK(below.kept[0] == at("outlier_columns").to_vector<int64_t>());
+  for (const std::string& path : on_cpu::quantized_paths()) {
+    const Path with(path);
+    INFO(path);
+    const Tensor sums = round(linear(x, row8, {}, {.dynamic = true}) / all.scales.view({5, 1}) / row8.scales);
+    CHECK(equal(sums.to(i32), at("acc_i32")));
+    const QuantMatmulArgs outliers{.dynamic = true, .threshold = 6, .whole_columns = true};
+    CHECK(difference_of(linear(x, row8, b), at("weight_only")) <= 1e-6);
+    CHECK(difference_of(linear(x, group8, b), at("group8_linear")) <= 1e-6);
+    CHECK(difference_of(linear(x, group4, b), at("group4_linear")) <= 1e-6);
+    CHECK(difference_of(linear(x, row8, b, {.dynamic = true}), at("dynamic")) <= 1e-6);
+    CHECK(difference_of(linear(x, row8, b, outliers), at("llm_int8")) <= 1e-6);
+  }
+}
+
+TEST_CASE("quantised: bits do not depend on kernels, batch or threads, and sums are right") {
+  const int threads = get_threads();
+  for (const Shape& shape : {Shape{37, 96}, {70, 50}, {1, 1}, {33, 1100}, {300, 600}})
+    for (const QuantFormat format : formats)
+      for (const double threshold : {-1.0, 0.0, 1.5}) {
+        if (threshold >= 0 && format != QuantFormat::row8) continue;
+        const int64_t out = shape[0], in = shape[1];
+        INFO(shape, ", ", std::string(name_of(format)), ", ", threshold);
+        manual_seed(out + in);
+        const Tensor w = randn({out, in}), x = randn({40, in}), b = randn({out});
+        const Quantized q = quantize(w, format);
+        const QuantMatmulArgs how{.dynamic = threshold >= 0, .threshold = std::max(0.0, threshold)};
+        set_threads(1);
+        const Tensor y = linear(x, q, b, how);
+        const Tensor wanted = linear(x.to(f64), dequantize(q).to(f64), b.to(f64));
+        CHECK(difference_of(y, wanted) <= (how.dynamic ? 0.05 : 2e-6));
+        for (const std::string& path : on_cpu::quantized_paths()) {
+          const Path with(path);
+          CHECK_MESSAGE(equal(linear(x, q, b, how), y), path);
+          for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 17})
+            CHECK_MESSAGE(equal(linear(x.narrow(0, 3, rows), q, b, how), y.narrow(0, 3, rows).contiguous()), path, ", ",
+                          rows, " rows");
+        }
+        set_threads(3);
+        CHECK(equal(linear(x, q, b, how), y));
+        set_threads(threads);
+      }
+}
+
+TEST_CASE("quantised: activations, 16 bits, and numbers that are none") {
+  manual_seed(3);
+  const Tensor w = randn({40, 64}), x = randn({9, 64}), b = randn({40});
+  for (const QuantFormat format : formats) {
+    const Quantized q = quantize(w, format);
+    for (const Activation a : {Activation::relu, Activation::gelu_tanh, Activation::gelu_erf, Activation::silu})
+      CHECK(difference_of(linear(x, q, b, {.activation = a}), linear(x, dequantize(q), b, a)) <= 2e-6);
+    CHECK(difference_of(linear(x.to(bf16), q), linear(x.to(bf16).to(f32), q)) <= 1e-2);
+    CHECK(linear(x.to(f16), q).dtype() == f16);
+    CHECK(equal(dequantize(quantize(zeros({3, 40}), format)), zeros({3, 40})));
+    CHECK(quantize(zeros({1, 40}), format).scales.to_vector<double>()[0] == 1);
+  }
+  const Tensor bad = x.clone();
+  bad[2].fill_(std::nan(""));
+  const Tensor y = linear(bad, quantize(w, QuantFormat::row8), {}, {.dynamic = true});
+  CHECK(any(isnan(y[2])).item<bool>());
+  CHECK_FALSE(any(isnan(y[3])).item<bool>());
+  CHECK(contains(message([&] { quantize(bad, QuantFormat::group8); }), "expected finite weights"));
+  CHECK(contains(message([&] { linear(x, quantize(w, QuantFormat::group8), {}, {.dynamic = true}); }), "row8"));
+  CHECK(contains(message([&] { linear(randn({2, 63}), quantize(w, QuantFormat::row8)); }), "(..., 64)"));
+  const Tensor handle = handle_of(quantize(w, QuantFormat::group4));
+  CHECK(contains(message([&] { handle.to_vector<float>(); }), "quantised weight"));
+}
+
+TEST_CASE("quantize: a model's Linears, its report, and what stays") {
+  for (const bool tied : {true, false}) {
+    const auto model = seeded(small(tied)), other = seeded(small(tied));
+    const Tensor x = some_tokens(), before = (*model)(x).tensor();
+    const nn::QuantizeReport report = nn::quantize(*model);
+    CHECK(report.layers == 8);
+    CHECK(report.relative_error.count("blocks.1.mlp.down.weight") == 1);
+    CHECK(report.relative_error.at("blocks.0.attention.in_proj.weight") < 0.01);
+    CHECK(report.bytes_before - report.bytes_after ==
+          2 * 12 * 128 * 128 * 4 - 2 * 12 * 128 * 128 * 34 / 32);  // 8.5 bits each
+    const Tensor after = (*model)(x).tensor();
+    CHECK(difference_of(after, before) < 0.05);
+    CHECK(difference_of(after, (*dequantized(*model, small(tied)))(x).tensor()) < 1e-5);
+    int of_codes = 0;
+    for (const auto& p : model->named_parameters()) {
+      of_codes += p.variable.dtype() == i8;
+      CHECK((p.variable.dtype() == i8) == p.name.ends_with(".weight.codes"));
+      const bool codes = contains(p.name, ".weight.codes") || contains(p.name, ".weight.scales");
+      CHECK(p.variable.requires_grad() == !codes);
+    }
+    CHECK(of_codes == 8);
+    model->to(bf16);
+    CHECK(model->blocks[0].attention.in_proj.quantized->scales.dtype() == f16);
+    CHECK(difference_of((*model)(x).tensor(), after) < 0.1);
+    const nn::QuantizeReport with_head = nn::quantize(*other, nn::quantize_options("group4,head"));
+    CHECK(with_head.layers == 9);
+    CHECK(with_head.notes.size() == (tied ? 1 : 0));
+    CHECK(other->head.quantized);
+    CHECK(difference_of((*other)(x).tensor(), before) < 0.5);
+    CHECK(contains(message([&] { nn::quantize(*other); }), "quantised already"));
+    CHECK(contains(message([&] { other->requires_grad_(true); }), "only floating tensors can require gradients"));
+  }
+  const auto model = seeded(small());
+  CHECK(contains(message([&] { nn::quantize_options("group9"); }), "did you mean group"));
+  CHECK(contains(message([&] { nn::quantize(*model, {.skip = {"atention"}}); }), "did you mean attention"));
+  CHECK(contains(message([&] { nn::quantize(*model, {.dynamic = true}); }), "dynamic expects row8"));
+  CHECK(nn::quantize(*model, {.skip = {"attention", "tokens", "head"}}).layers == 4);
+}
+
+TEST_CASE("quantize: tokens and logits are the same alone, in a batch, and under autocast within its precision") {
+  for (const char* const how : {"row8", "group8", "group4,head", "dynamic,head", "llm_int8"}) {
+    const auto model = seeded(small());
+    nn::quantize(*model, nn::quantize_options(how));
+    const Tensor x = some_tokens(3, 32), all = (*model)(x).tensor();
+    for (const int64_t length : {1, 5, 31})
+      CHECK_MESSAGE(equal((*model)(x.narrow(0, 1, 1).narrow(1, 0, length).contiguous()).tensor()[0],
+                          all[1].narrow(0, 0, length).contiguous()),
+                    how);
+    const Autocast low(bf16);
+    CHECK_MESSAGE(difference_of((*model)(x).tensor(), all) < 0.1, how);
+  }
+}
+
+TEST_CASE("quantize: adapters train beside codes, with the gradients of the weights that these stand for") {
+  for (const QuantFormat format : formats) {
+    const auto model = seeded(small());
+    nn::quantize(*model, {.format = format});
+    const auto plain = dequantized(*model, small());
+    const nn::LoraOptions options{.r = 4, .targets = {"in_proj", "mlp.up"}};
+    std::vector<std::vector<Variable>> trained;
+    std::vector<nn::Lora> adapters;
+    for (nn::GPT* const m : {model.get(), plain.get()}) {
+      manual_seed(9);
+      adapters.push_back(nn::add_lora(*m, options));
+      for (const auto& one : adapters.back().adapters())
+        for (nn::Linear& b : one.low_rank->b) nn::init::normal(b.weight, 0, 0.1);
+      m->loss(some_tokens(), some_tokens()).backward();
+      auto& list = trained.emplace_back();
+      for (const Variable& p : m->parameters())
+        if (p.requires_grad()) list.push_back(p);
+    }
+    REQUIRE(trained[0].size() == 8);
+    REQUIRE(trained[1].size() == 8);
+    for (size_t i = 0; i < 8; ++i) CHECK(difference_of(trained[0][i].grad(), trained[1][i].grad()) < 1e-5);
+    CHECK(contains(message([&] { adapters[0].merge(); }), "expected a floating weight to merge into"));
+  }
+}
+
+TEST_CASE("quantize: a model of codes is cut over ranks") {
+  for (const char* const how : {"row8", "group8", "group4,head", "llm_int8,head"}) {
+    const auto whole = seeded(small());
+    nn::quantize(*whole, nn::quantize_options(how));
+    const Tensor x = some_tokens(), wanted = (*whole)(x).tensor();
+    for (const int ranks : {1, 2, 4}) {
+      const auto got = on_ranks<Tensor>(ranks, [&](int) {
+        const auto model = seeded(small());
+        nn::quantize(*model, nn::quantize_options(how));
+        const auto cut = tensor_parallel::apply(*model, dist::world());
+        LOCKSTEP_CHECK(model->blocks[0].mlp.up.quantized->codes.size(0) == 512 / ranks, "not cut");
+        const Tensor logits = (*model)(x).tensor();
+        cut.while_whole(nullptr, [&] {
+          const nn::State ours = model->state(), theirs = whole->state();
+          for (size_t i = 0; i < ours.size(); ++i)
+            LOCKSTEP_CHECK(equal(ours[i].second, theirs[i].second), ours[i].first, " is not whole again");
+        });
+        return logits;
+      });
+      for (const Tensor& logits : got)
+        CHECK_MESSAGE(difference_of(logits, wanted) < (contains(how, "int8") ? 0.06 : 1e-5), how, ", ", ranks);
+    }
+  }
+  const auto narrow = [](int) {
+    nn::GPT model({.vocab = 50, .context = 8, .layers = 1, .width = 48, .heads = 4});
+    nn::quantize(model);
+    return message([&] { tensor_parallel::apply(model, dist::world()); });
+  };
+  CHECK(contains(on_ranks<std::string>(2, narrow)[0], "quantise it by row8"));
+}
+
+TEST_CASE("quantize: written to a file, and read into a model that is floating yet") {
+  const TempDir at;
+  const std::string path = at / "codes.safetensors";
+  for (const char* const how : {"row8", "group8", "group4,head", "llm_int8"}) {
+    const auto model = seeded(small());
+    nn::quantize(*model, nn::quantize_options(how));
+    data::save_safetensors(path, model->state(), nn::quantized_metadata(*model));
+    const auto file = SafeTensors::open(path);
+    nn::State state;
+    for (const std::string& name : file.names()) state.emplace_back(name, file.tensor(name));
+    manual_seed(1);
+    nn::GPT other(small());
+    other.eval();
+    CHECK(contains(message([&] { other.load_state(state); }), "missing"));
+    nn::State less = state;
+    std::erase_if(less, [](const auto& entry) { return entry.first == "norm.weight"; });
+    CHECK(contains(message([&] { nn::load_quantized(other, less, file.metadata()); }), "norm.weight"));
+    CHECK_FALSE(nn::is_quantized(other));
+    nn::load_quantized(other, state, file.metadata());
+    CHECK_MESSAGE(equal(other(some_tokens()).tensor(), (*model)(some_tokens()).tensor()), how);
+    CHECK(nn::quantized_metadata(other) == nn::quantized_metadata(*model));
+  }
+}
+
+TEST_CASE("from_pretrained: in 8 and 4 bits, with the bits of a model that is quantised later") {
+  const std::string folder = std::string(LOCKSTEP_GOLDEN) + "/inference/llama_main";
+  for (const bool eight : {true, false}) {
+    const auto read = nn::from_pretrained(folder, {.load_in_8bit = eight, .load_in_4bit = !eight});
+    const auto later = nn::from_pretrained(folder);
+    nn::quantize(*later, nn::quantize_options(eight ? "llm_int8" : "group4"));
+    const nn::State a = read->state(), b = later->state();
+    REQUIRE(a.size() == b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      CHECK(a[i].first == b[i].first);
+      CHECK(equal(a[i].second, b[i].second));
+    }
+    CHECK(contains(message([&] { nn::save_pretrained(*read, "/nowhere"); }), "Transformers has none of these codes"));
+    CHECK(contains(message([&] { nn::load_pretrained(*read, folder); }), "these are quantised"));
+  }
+  CHECK(contains(message([&] { nn::from_pretrained(folder, {.load_in_8bit = true, .load_in_4bit = true}); }),
+                 "got several"));
+}
+
+TEST_CASE("device maps count the bytes of codes, and move them") {
+  const auto model = seeded(small()), plain = seeded(small());
+  const auto report = nn::quantize(*model);
+  const Tensor wanted = (*model)(some_tokens()).tensor();
+  const auto all = device_map::infer(*model, "auto");
+  CHECK(all.held.at("cpu:0") == report.bytes_after);
+  const TempDir at;
+  const auto plan =
+      device_map::infer(*model, device_map::Map{{"", "cpu:0"}, {"blocks.0", "cpu"}, {"blocks.1", "disk"}});
+  auto dispatched = device_map::dispatch(*model, plan, {.offload_folder = at.str()});
+  const NoGrad no_grad;
+  CHECK(equal((*model)(some_tokens()).tensor(), wanted));
+  CHECK(dispatched.loads() > 0);
+}
