@@ -37,8 +37,7 @@ void serve_model(ServeOptions& o, const LanguageModel& m) {
   serve::ServiceOptions s{.name = o.name, .chat = chat_of(o, m), .batcher = o.batcher};
   if (s.name.empty()) s.name = std::filesystem::path(o.model).lexically_normal().filename().string();
   if (s.name.empty()) s.name = std::filesystem::absolute(o.model).parent_path().filename().string();
-  for (const std::string& folder : {o.model, m.folder})
-    if (s.eos.empty() && nn::is_pretrained(folder)) s.eos = nn::eos_tokens(folder);
+  s.eos = m.ends;
   std::erase_if(s.eos, [&](int64_t id) { return id >= m.model->o.vocab; });  // Transformers' default may be
   if (const auto eos = tokenizer->eos(); s.eos.empty() && eos) s.eos = {*eos};
   if (o.print_steps)

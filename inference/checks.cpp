@@ -52,7 +52,6 @@ void check_model(const Config& config, nn::GPT& model) {
   LOCKSTEP_CHECK(config.min_out_tokens <= model.o.context,
                  "[init_inference] min_out_tokens: expected at most the model's context ", model.o.context, ", got ",
                  config.min_out_tokens);
-  LOCKSTEP_CHECK(!config.is_int8(), "[init_inference] dtype: int8 is not built yet");
 }
 
 void check_policy(const Config& config, nn::GPT& model) {
@@ -87,6 +86,29 @@ void check_policy(const Config& config, nn::GPT& model) {
                      " are not summed over ranks in this model; those of ", list_names(summed, 6), " are");
     }
   }
+}
+
+nn::QuantizeOptions quantize_options(const Config& config, nn::GPT& model) {
+  nn::QuantizeOptions o{.format = QuantFormat::row8, .dynamic = config.quant.activation.enabled};
+  if (!config.quant.qkv.enabled) o.skip.emplace_back("in_proj");
+  const WeightQuantConfig& w = config.quant.weight;
+  int64_t rows = INT64_MAX, groups = INT64_MAX;  // that every matrix has
+  for (const auto& [name, module] : model.named_modules()) {
+    const auto* const linear = dynamic_cast<const nn::Linear*>(module);
+    if (!linear || !linear->weight.defined()) continue;
+    const Shape& shape = linear->weight.shape();
+    rows = std::min(rows, shape[0]), groups = std::min(groups, shape[0] * ((shape[1] + quant_group - 1) / quant_group));
+    LOCKSTEP_CHECK(numel_of(shape) % w.q_groups == 0, "[init_inference] quant.weight.q_groups: ", w.q_groups,
+                   " does not divide the ", numel_of(shape), " elements of ", name, ".weight");
+  }
+  LOCKSTEP_CHECK(w.q_groups <= groups, "[init_inference] quant.weight.q_groups: expected at most the ", groups,
+                 " groups of ", quant_group, " numbers that each matrix has, got ", w.q_groups);
+  if (w.num_bits == 4) o.format = QuantFormat::group4;
+  else if (w.q_groups > rows) o.format = QuantFormat::group8;
+  LOCKSTEP_CHECK(!o.dynamic || o.format == QuantFormat::row8,
+                 "[init_inference] quant.activation.enabled: expected at most ", rows, " q_groups beside it, got ",
+                 w.q_groups);
+  return o;
 }
 
 void check_memory(const Config& config, nn::GPT& model) {

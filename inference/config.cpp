@@ -143,8 +143,8 @@ void check_together(Config& c, std::vector<std::string>& problems) {
     problems.push_back("quant.weight.q_type: asymmetric codes are not built; write symmetric");
   if (c.is_int8() && !(c.quant.enabled && w.enabled))
     problems.push_back("quant: dtype is int8, and quant says that nothing is quantised; leave one of them out");
-  if (c.is_int8() && c.quant.activation.enabled && (w.num_bits != 8 || w.q_groups != 1))
-    problems.push_back("quant.activation.enabled: expected weight.num_bits 8 and weight.q_groups 1 beside it");
+  if (c.is_int8() && c.quant.activation.enabled && w.num_bits != 8)
+    problems.push_back("quant.activation.enabled: expected weight.num_bits 8 beside it");
   if (!c.is_int8())
     for (const std::string& key : c.given)
       if (key.starts_with("quant.weight.") || key.starts_with("quant.activation.") || key.starts_with("quant.qkv."))
@@ -168,7 +168,7 @@ void check_all(Config& c, std::vector<std::string>& problems) {
     if (!assign(key.slot(&c), value, key.range))
       problems.push_back(str(key.path, ": expected ", expected(key), ", got ", shown(value)));
   }
-  if (problems.empty()) check_together(c, problems);
+  check_together(c, problems);
   fail_if_any(c.origin, problems);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <iostream>
 #include <optional>
 
@@ -168,7 +169,12 @@ void InferenceEngine::Impl::save() const {
   const std::string path = config.save_path();
   if (path.empty()) return;
   nn::fill(*model);
+  const bool in_codes = nn::is_quantized(*model), first = !world || world->rank() < config.tp() * config.ep();
+  LOCKSTEP_CHECK(!in_codes || (widened.empty() && !ep),
+                 "[init_inference] save_mp_checkpoint_path: codes are written where tp_size divides heads and widths, "
+                 "and each rank has all experts");
   const auto write = [&] {
+    if (in_codes) return first ? save_codes(*model, path, all.get()) : void();
     nn::State state;
     for (const nn::NamedParameter& p : model->named_parameters()) {
       const auto wide = std::find_if(widened.begin(), widened.end(), [&](const Widened& w) {
@@ -177,8 +183,7 @@ void InferenceEngine::Impl::save() const {
       const Tensor tensor = p.variable.tensor().to(cpu);
       state.emplace_back(p.name, wide == widened.end() ? tensor : wide->narrowed(tensor));
     }
-    if (!world || world->rank() < config.tp() * config.ep())
-      save_model(model->o, state, !moe::layers_of(*model).empty(), path, tokenizer, all.get());
+    if (first) save_model(model->o, state, !moe::layers_of(*model).empty(), path, tokenizer, all.get());
   };
   if (sliced) sliced->while_whole(nullptr, write);
   else write();
@@ -300,10 +305,12 @@ InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl, const InitArg
   if (!c.triangular_masking)
     for (auto& block : m.model->blocks.items) block->attention.o.causal = false;
   m.share_experts();
-  if (m.tp) {
-    m.widened = fit_to_ranks(*m.model, m.tp->size());
-    m.sliced = tensor_parallel::apply(*m.model, *m.tp);
+  if (m.tp) m.widened = fit_to_ranks(*m.model, m.tp->size());
+  if (c.is_int8() && !nn::is_quantized(*m.model)) {
+    const nn::QuantizeReport report = nn::quantize(*m.model, quantize_options(c, *m.model));
+    m.say(report.text());
   }
+  if (m.tp) m.sliced = tensor_parallel::apply(*m.model, *m.tp);
   LOCKSTEP_CHECK(!c.enable_cuda_graph || (m.device().is_cpu() && default_device().is_cpu()),
                  "[init_inference] enable_cuda_graph: steps that differ in length are not captured yet; leave it out");
   check_memory(c, *m.model);
@@ -326,7 +333,10 @@ InferenceEngine init_inference(const std::string& folder, const ConfigSource& co
   auto impl = std::make_unique<InferenceEngine::Impl>();
   impl->config = config.read();
   impl->join(args);
-  {
+  if (std::filesystem::exists(folder + "/" + codes_file)) {
+    impl->own = std::make_unique<nn::GPT>(nn::pretrained_options(folder));
+    start_with_checkpoint(*impl->own, {folder}, nullptr, {});
+  } else {
     const nn::BuildEmpty scope;  // each rank fills what it has
     impl->own = nn::from_pretrained(folder, {.dtype = impl->config.parameter_dtype()});
   }

@@ -4,12 +4,14 @@
 #include <map>
 #include <memory>
 
+#include "data/files.h"
 #include "data/safetensors.h"
 #include "dist/texts.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/exchange.h"
 #include "engine/checkpoint/tools.h"
 #include "nn/build_empty.h"
+#include "nn/hugging_face/config.h"
 #include "nn/hugging_face/pretrained.h"
 #include "tensor/suggest.h"
 
@@ -89,6 +91,17 @@ bool start_with_ours(nn::GPT& model, const std::vector<std::string>& paths) {
   return true;
 }
 
+/// Codes, where the file holds some.
+bool load_codes(nn::GPT& model, const std::string& path) {
+  const auto file = data::SafeTensors::open(path);
+  if (!file.metadata().count("quantization")) return false;
+  nn::State state;
+  for (const std::string& name : file.names()) state.emplace_back(name, file.tensor(name));
+  nn::fill(model);
+  nn::load_quantized(model, state, file.metadata());
+  return true;
+}
+
 }  // namespace
 
 void start_with_checkpoint(nn::GPT& model, const std::vector<std::string>& files, dist::ProcessGroup* group,
@@ -99,7 +112,10 @@ void start_with_checkpoint(nn::GPT& model, const std::vector<std::string>& files
                    "[init_inference] checkpoint: expected one folder, or safetensors files, got ", file);
   }
   if (!fs::is_directory(files[0])) {
+    if (files.size() == 1 && load_codes(model, files[0])) return;
     if (!start_with_ours(model, files)) nn::load_pretrained(model, files);
+  } else if (const std::string codes = files[0] + "/" + codes_file; fs::exists(codes)) {
+    LOCKSTEP_CHECK(load_codes(model, codes), "[init_inference] checkpoint: ", codes, " says nothing of its codes");
   } else if (nn::is_pretrained(files[0])) {
     nn::load_pretrained(model, files[0]);
   } else {
@@ -123,6 +139,17 @@ void save_model(const nn::GPT::Options& options, const nn::State& state, bool ha
     const auto named = model->named_parameters();
     for (size_t i = 0; i < named.size(); ++i) Variable(named[i].variable).set_tensor(state[i].second);
     nn::save_pretrained(*model, folder, {.tokenizer = tokenizer});
+  });
+}
+
+void save_codes(nn::GPT& model, const std::string& folder, dist::ProcessGroup* group) {
+  together(group, "a model is saved", [&] {
+    fs::create_directories(folder);
+    nn::State state;
+    for (const auto& [name, tensor] : model.state()) state.emplace_back(name, tensor.to(cpu));
+    data::save_safetensors(folder + "/" + codes_file, state, nn::quantized_metadata(model));
+    const std::string config = nn::config_of(model.o, model.norm.weight.dtype()).dump(2);
+    data::write_atomically(folder + "/config.json", config + "\n");
   });
 }
 

@@ -20,4 +20,8 @@ void start_with_checkpoint(nn::GPT& model, const std::vector<std::string>& files
 void save_model(const nn::GPT::Options& options, const nn::State& state, bool has_experts, const std::string& folder,
                 const std::string& tokenizer, dist::ProcessGroup* group);
 
+/// The state of a model whose weights are in codes: a file and a config.json.
+inline constexpr const char* codes_file = "quantized.safetensors";
+void save_codes(nn::GPT& model, const std::string& folder, dist::ProcessGroup* group);
+
 }  // namespace lockstep::inference

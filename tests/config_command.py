@@ -25,6 +25,13 @@ def plan(*args):
     return run(*args, "--flops", "1e12", "--bandwidth", "1e10", "--memory-bandwidth", "1e10", command="plan")
 
 
+r = run("--inference", "--reference")
+check("docs/inference-config.md is current (lockstep config --inference --reference > docs/inference-config.md)", r.returncode == 0 and r.stdout == (ROOT / "docs/inference-config.md").read_text())
+r = run("--inference", '{"tp": {"tp_size": 2}, "dtype": "half", "kernel_inject": true}')
+check("an inference file", r.returncode == 0 and '"fp16"' in r.stdout and "tensor_parallel.tp_size" in r.stdout and "the same kernels serve every model" in r.stderr, r.stdout + r.stderr)
+r = run("--inference", '{"dtype": "float8", "zero": {"stage": 3, "offload_param": {"device": "gpu"}}}')
+check("an inference file with problems", r.returncode == 2 and "2 problems" in r.stderr and "expected none, cpu or nvme" in r.stderr and "'float8' is not a dtype" in r.stderr, r.stdout + r.stderr)
+
 r = run("--reference")
 page = (ROOT / "docs/config.md").read_text()
 difference = next((f"the page has:    {a}\nthe program has: {b}" for a, b in zip(page.split("\n"), r.stdout.split("\n")) if a != b), "")

@@ -145,4 +145,33 @@ with tempfile.TemporaryDirectory() as d:
     r = run(lockstep, "run", "--nproc", 3, "--", example("guide_b_pipeline"), "--deepspeed_config", config, cwd=d)
     check("guide_b pipeline, on three ranks", r.returncode != 0 and "it is for 2 ranks, and there are 3" in r.stderr, r.stderr)
 
+# The guide's inference: two ranks share the model, and say what one says.
+config = config.parent / "inference_config.json"
+said = {}
+with tempfile.TemporaryDirectory() as d:
+    alone = pathlib.Path(d) / "alone.json"
+    alone.write_text(config.read_text().replace('"tp_size": 2', '"tp_size": 1'))
+    for ranks, file in ((1, alone), (2, config), (2, alone)):
+        r = run(lockstep, "run", "--nproc", ranks, "--", example("guide_b_inference"), "--config", file, cwd=d)
+        text = re.sub(r"^\[rank 0\] ", "", r.stdout, flags=re.M)
+        losses = [round(float(x), 4) for x in re.findall(r"^step \d, logits \(4, 16, 61\), loss (\S+)$", text, re.M)]
+        check(f"guide_b inference, {ranks} ranks", r.returncode == 0 and len(losses) == 3 and f"runs of the model on {ranks} ranks" in text, r.stdout + r.stderr)
+        said[ranks, file] = (losses, re.findall(r"^answer .*$", text, re.M))
+    check("guide_b inference, the same answers", len(set(map(str, said.values()))) == 1 and len(said[1, alone][1]) == 2, str(said))
+    r = run(lockstep, "run", "--nproc", 3, "--", example("guide_b_inference"), "--config", config, cwd=d)
+    check("guide_b inference, on three ranks", r.returncode != 0 and "needs ranks in multiples of 2, there are 3" in r.stderr, r.stderr)
+    r = run(lockstep, "config", "--inference", config)
+    check("guide_b inference, its configuration", r.returncode == 0 and "quant.weight.num_bits: no effect, as dtype is not int8" in r.stderr, r.stdout + r.stderr)
+
+# The other guide's loads, over two devices: what lies where, in which dtype.
+for words, dtype in (([], "f32"), (["--load-in-8bit"], "i8"), (["--dtype", "fp16"], "f16")):
+    r = run(example("guide_a_device_map"), pathlib.Path(__file__).resolve().parent / "golden/inference/llama_main", *words, LOCKSTEP_CPU_DEVICES="2")
+    check(f"guide_a device map {words}", r.returncode == 0 and len(re.findall(rf"^\d+,\tblocks\.\d\.mlp\.up\.\S+\tcpu:[01]\t{dtype}$", r.stdout, re.M)) == 2 and "cpu:1" in r.stdout, r.stdout + r.stderr)
+
+# Its training by DeepSpeed: begins, and goes on from its checkpoint on another number of ranks.
+with tempfile.TemporaryDirectory() as d:
+    for ranks, text in ((2, "began, step 24, "), (1, "went on, step 72, ")):
+        r = run(lockstep, "run", "--nproc", ranks, "--", example("guide_a_deepspeed"), "--deepspeed", "--deepspeed_config", pathlib.Path(__file__).resolve().parent.parent / "examples/guide_a/deepspeed_config.json", cwd=d)
+        check(f"guide_a deepspeed, {ranks} ranks", r.returncode == 0 and text in r.stdout, r.stdout + r.stderr)
+
 finish()

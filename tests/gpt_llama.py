@@ -42,6 +42,15 @@ with tempfile.TemporaryDirectory() as folder:
     check("the same logits", (d / "run.safetensors").read_bytes() == (d / "exported.safetensors").read_bytes())
     texts = [run("gpt", "sample", d / folder, "--prompt", "the ", "--tokens", 20, "--greedy").stdout for folder in ("run", "exported")]
     check("the same text", len(texts[0]) > 20 and texts[0] == texts[1], str(texts))
+    # By an inference configuration, one process or two that share the model; a run, and a Hugging Face folder.
+    (d / "tp.json").write_text('{"tensor_parallel": {"tp_size": 2}}')
+    (d / "nvme.json").write_text(json.dumps({"zero": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": str(d)}}}))
+    for name, ranks, file in (("run", 2, "tp"), ("exported", 2, "tp"), ("exported", 1, "nvme")):
+        start = ["lockstep", "run", "-n", ranks, "--", APPS / "gpt"] if ranks > 1 else ["gpt"]
+        r = run(*start, "sample", d / name, "--prompt", "the ", "--tokens", 20, "--greedy", "--config", d / f"{file}.json")
+        check(f"the same text by {file} of {name}", r.returncode == 0 and r.stdout.replace("[rank 0] ", "") == texts[0], r.stdout + r.stderr)
+    r = run("gpt", "sample", d / "run", "--config", d / "tp.json")
+    check("tp without ranks", r.returncode == 1 and "start the program with lockstep run -n 2" in r.stderr, r.stderr)
     r = run("gpt", "eval", d / "run", "--text", text, "--json")
     check("eval", r.returncode == 0 and result(r)["loss"] > 0, r.stdout + r.stderr)
     r = run(*train, "--steps", 8, "--out", d / "run", "--resume", "--json")

@@ -436,7 +436,9 @@ TEST_CASE("inference: dtypes, times, losses, and what an engine refuses") {
     CHECK((*engine)(some_tokens).dtype() == dtype);
     CHECK(!model->is_training());
   }
-  const auto [model, engine] = with(R"({"max_out_tokens": 20, "min_out_tokens": 8})");
+  const auto made = with(R"({"max_out_tokens": 20, "min_out_tokens": 8})");
+  const auto model = made.first;
+  const auto engine = made.second;
   CHECK(std::abs(engine->loss(some_tokens, some_tokens).item() - model->loss(some_tokens, some_tokens).item()) < 1e-9);
   for (const Variable& out : {(*engine)(some_tokens), engine->loss(some_tokens, some_tokens)})
     CHECK(contains(message([&] { sum(out).backward(); }), "made for inference; use engine::initialize to train"));
@@ -457,7 +459,8 @@ TEST_CASE("inference: dtypes, times, losses, and what an engine refuses") {
   CHECK(contains(message([&] { engine->generate(Ids{1}); }), "generate() after destroy()"));
   (*model)(some_tokens);  // its hooks are gone
 
-  const auto [both_ways, encoder] = with(R"({"triangular_masking": false})");
+  const auto both_ways = with(R"({"triangular_masking": false})");
+  const auto encoder = both_ways.second;
   Tensor other = some_tokens.clone();
   other.narrow(1, 4, 1).fill_(7);  // the last token is seen by the first
   CHECK(difference((*encoder)(some_tokens).tensor().narrow(1, 0, 1), (*encoder)(other).tensor().narrow(1, 0, 1)) >
@@ -483,6 +486,82 @@ TEST_CASE("inference: dtypes, times, losses, and what an engine refuses") {
   };
   for (const auto& row : rows) {
     const std::string text = message([&] { with(row.config); });
+    CHECK_MESSAGE(contains(text, row.text), row.config << ": " << text);
+  }
+}
+
+TEST_CASE("inference: weights in 8 and 4 bits, the same codes on every rank") {
+  const NoGrad no_grad;
+  const Ids prompt{1, 2, 3, 4, 5};
+  const auto texts = [&](const std::string& from, int ranks, const std::string& quant, int groups = 1) {
+    const std::string config = str(R"({"dtype": "int8", "mp_size": )", ranks, R"(, "quant": {"weight": {)", quant,
+                                   quant.empty() ? "" : ", ", R"("q_groups": )", groups, "}}}");
+    return on_ranks<Ids>(ranks, [&](int) {
+      auto engine = init_inference(from, config, quiet);
+      CHECK(nn::is_quantized(engine.module()));
+      return engine.generate(prompt, {.max_new_tokens = 8}).tokens;
+    });
+  };
+  for (const std::string name : {"main", "mha", "wide", "llama3", "linear", "yarn"}) {
+    CAPTURE(name);
+    const Ids one = texts(golden + "/llama_" + name, 1, "")[0];
+    for (const int ranks : {2, 4})
+      for (const Ids& made : texts(golden + "/llama_" + name, ranks, "")) CHECK(made == one);
+  }
+  const std::string llama = golden + "/llama_yarn";  // its widths are multiples of 2 x 32
+  const struct {
+    const char* weight;
+    int groups;
+    QuantFormat format;
+  } rows[] = {{"", 1, QuantFormat::row8},
+              {"", 64, QuantFormat::row8},
+              {"", 128, QuantFormat::group8},
+              {"\"num_bits\": 4", 1, QuantFormat::group4}};
+  for (const auto& row : rows) {
+    CAPTURE(row.groups);
+    const Ids one = texts(llama, 1, row.weight, row.groups)[0];
+    for (const Ids& made : texts(llama, 2, row.weight, row.groups)) CHECK(made == one);
+    auto engine = init_inference(llama,
+                                 str(R"({"dtype": "int8", "quant": {"weight": {)", row.weight, *row.weight ? "," : "",
+                                     R"("q_groups": )", row.groups, "}}}"),
+                                 quiet);
+    CHECK(engine.module().blocks[0].mlp.up.quantized->format == row.format);
+    CHECK(!engine.module().head.quantized);
+    // What is in memory is written, and is the same codes at any number of ranks.
+    const TempDir d;
+    for (const int ranks : {1, 2}) {
+      on_ranks<int>(ranks, [&](int) {
+        init_inference(llama,
+                       str(R"({"dtype": "int8", "mp_size": )", ranks, R"(, "quant": {"weight": {)", row.weight,
+                           *row.weight ? "," : "", R"("q_groups": )", row.groups, R"(}}, "save_mp_checkpoint_path": ")",
+                           d / "codes", R"("})"),
+                       quiet);
+        return 0;
+      });
+      CHECK(init_inference(d / "codes", {}, quiet).generate(prompt, {.max_new_tokens = 8}).tokens == one);
+      for (const Ids& made : texts(d / "codes", 2, row.weight, row.groups)) CHECK(made == one);
+      nn::GPT model(nn::pretrained_options(llama));
+      CHECK(init_inference(model, Json(Json::Object{{"checkpoint", d / "codes/quantized.safetensors"}}), quiet)
+                .generate(prompt, {.max_new_tokens = 8})
+                .tokens == one);
+    }
+  }
+  auto apart = init_inference(
+      llama, R"({"dtype": "int8", "quant": {"qkv": {"enabled": false}, "activation": {"enabled": true}}})", quiet);
+  CHECK(!apart.module().blocks[0].attention.in_proj.quantized);
+  CHECK(apart.module().blocks[0].attention.out_proj.quantized->how.dynamic);
+  const struct {
+    const char *config, *text;
+  } refused[] = {
+      {R"({"dtype": "int8", "quant": {"weight": {"q_groups": 7}}})",
+       "7 does not divide the 12288 elements of blocks.0.attention.in_proj.weight"},
+      {R"({"dtype": "int8", "quant": {"weight": {"q_groups": 1024}}})",
+       "expected at most the 128 groups of 32 numbers"},
+      {R"({"dtype": "int8", "quant": {"weight": {"q_groups": 128}, "activation": {"enabled": true}}})",
+       "expected at most 64 q_groups beside it"},
+  };
+  for (const auto& row : refused) {
+    const std::string text = message([&] { init_inference(llama, row.config, quiet); });
     CHECK_MESSAGE(contains(text, row.text), row.config << ": " << text);
   }
 }
