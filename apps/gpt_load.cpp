@@ -1,3 +1,4 @@
+// `gpt load`: reads a Hugging Face folder to where a device map wants its parameters, and lists them.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
