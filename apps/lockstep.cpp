@@ -18,6 +18,7 @@
 #include "apps/version.h"
 #include "data/json.h"
 #include "tensor/backend.h"
+#include "tensor/bf16_products.h"
 #include "tensor/environment.h"
 #include "tensor/threads.h"
 #include "train/cli.h"
@@ -109,6 +110,7 @@ Json collect() {
   Json& machine = e["machine"];
   machine["processor"] = line_of("/proc/cpuinfo", "model name");
   machine["instructions"] = cpu_instructions();
+  machine["bf16_products"] = std::string(name_of(lockstep::bf16_products()));
   machine["cores"] = int64_t(sysconf(_SC_NPROCESSORS_ONLN));
   machine["page_bytes"] = int64_t(sysconf(_SC_PAGESIZE));
   const std::string huge = line_of("/sys/kernel/mm/transparent_hugepage/enabled", "");

@@ -104,9 +104,16 @@ double rss_peak() {
   return mebibytes(use.ru_maxrss * 1024);
 }
 
+/// Processor time of this process so far, all threads together.
+double processor_seconds() {
+  rusage use{};
+  getrusage(RUSAGE_SELF, &use);
+  return double(use.ru_utime.tv_sec + use.ru_stime.tv_sec) + 1e-6 * double(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
+}
+
 /// Seconds of every timed step, and of its parts.
 struct Times {
-  std::vector<double> step, forward, backward, optimizer;
+  std::vector<double> step, processor, forward, backward, optimizer;
 };
 
 zero::ZeroOptions zero_options(const Options& o) {
@@ -151,8 +158,10 @@ void run(const Options& o, dist::ProcessGroup* world) {
   Times times;
   std::vector<double> losses, bubbles;
   double trained_rss = 0, busy = 0;
+  const auto autocast = [&] { return Autocast(o.precision == "f16" ? f16 : bf16, o.precision != "f32"); };
   const auto more = [&](int64_t timed) { return o.steps > 0 ? timed < o.steps : timed < 8 || busy < o.seconds; };
   for (int64_t i = 0; more(i - warmup); ++i) {
+    const double used = processor_seconds();
     const auto t0 = Clock::now();
     double loss = 0, forward = 0, backward = 0;
     if (stages) {
@@ -164,7 +173,7 @@ void run(const Options& o, dist::ProcessGroup* world) {
       bubbles.push_back(stages->bubble());
     } else {
       const auto loss_of = [&] {
-        const Autocast low(o.precision == "f16" ? f16 : bf16, o.precision != "f32");
+        const Autocast low = autocast();
         return job.loss(i % batches);
       };
       const Variable l = ddp ? ddp->call(loss_of) : loss_of();
@@ -182,6 +191,7 @@ void run(const Options& o, dist::ProcessGroup* world) {
     const double all = since(t0);
     if (losses.size() < 8) losses.push_back(loss);
     if (i >= warmup) {
+      times.processor.push_back(processor_seconds() - used);
       times.step.push_back(all), times.forward.push_back(forward);
       times.backward.push_back(backward - forward), times.optimizer.push_back(all - backward);
       busy += all;
@@ -201,6 +211,7 @@ void run(const Options& o, dist::ProcessGroup* world) {
   for (const auto start = Clock::now();
        !sharded && !stages && (inference.size() < 3 || since(start) < o.seconds / 5);) {
     const auto t = Clock::now();
+    const Autocast low = autocast();
     job.infer();
     inference.push_back(since(t));
   }
@@ -219,6 +230,7 @@ void run(const Options& o, dist::ProcessGroup* world) {
   line["params"] = job.model->parameter_count();
   line["ms"] = milliseconds(step);
   line["min_ms"] = milliseconds(fastest);
+  line["cpu_ms"] = milliseconds(median(times.processor));
   if (stages) {
     line["stages"] = o.pipeline, line["micro_batches"] = o.micro_batches, line["schedule"] = o.schedule;
     line["bubble"] = std::round(median(bubbles) * 1e4) / 1e4;

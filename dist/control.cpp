@@ -8,6 +8,7 @@
 
 #include "dist/auth.h"
 #include "dist/tcp_control.h"
+#include "tensor/bf16_products.h"
 
 namespace lockstep::dist {
 namespace {
@@ -68,7 +69,9 @@ std::shared_ptr<Control> Control::join(const Rendezvous& rendezvous) {
                  " bytes, got ", place.identity.size());
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(place.timeout);
   const Nonce random = random_nonce();
-  Member member{place.rank, place.world_size, uint32_t(::getpid()), host_name(), place.identity, place.job, 0};
+  // Bits of bf16 depend on it, so ranks must agree.
+  const std::string identity = str("LOCKSTEP_BF16_PRODUCTS=", name_of(bf16_products()), "\n", place.identity);
+  Member member{place.rank, place.world_size, uint32_t(::getpid()), host_name(), identity, place.job, 0};
   std::memcpy(&member.incarnation, random.data(), sizeof member.incarnation);
 
   std::unique_ptr<Store> store;

@@ -72,8 +72,9 @@ const std::vector<EnvironmentVariable>& environment_variables() {
        .kind = Kind::word,
        .words = {"auto", "portable", "avx512_bf16"},
        .fallback = "auto",
-       .doc = "matrix products of bf16 on the CPU: by f32 arithmetic (portable), or by the processor's own instructions; "
-              "auto: these where it has them"},
+       .doc =
+           "matrix products of bf16 on the CPU: by f32 arithmetic (portable), or by the processor's own instructions; "
+           "auto: these where it has them"},
       {.name = "LOCKSTEP_COMM_CHECKSUM",
        .kind = Kind::flag,
        .fallback = "0",

@@ -7,6 +7,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
 #include "parallel/onebit/optimizer.h"
+#include "tensor/bf16_products.h"
 #include "trace/trace.h"
 #include "train/bits.h"
 #include "train/cli.h"
@@ -54,6 +55,10 @@ void Trainer::Impl::open() {
         std::cerr << "note: train_batch_size was " << micro->dump() << " and is now "
                   << *engine->config().train_batch_size
                   << ": another list of micro-batches, so the run ends with other bits than it would have\n";
+      const Json *const products = saved.find("bf16_products"), now(std::string(name_of(bf16_products())));
+      if (there && products && team.leads() && *products != now)
+        std::cerr << "note: products of bf16 were " << products->dump() << " and are now " << now.dump()
+                  << " (LOCKSTEP_BF16_PRODUCTS): what is made of them has other bits\n";
     }
     if (resume_ && there) resume();
     else if (resume_ && team.leads())
@@ -63,6 +68,7 @@ void Trainer::Impl::open() {
   for (const auto& [key, value] : o.notes.as_object()) config[key] = value;
   config["steps"] = steps;
   config["precision"] = job.options().precision;
+  config["bf16_products"] = std::string(name_of(bf16_products()));
   config["seed"] = int64_t(job.options().seed);
   config["batch"] = engine->train_micro_batch_size_per_gpu();
   config["train_batch_size"] = *engine->config().train_batch_size;

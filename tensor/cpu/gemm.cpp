@@ -24,7 +24,6 @@ namespace {
 
 constexpr int64_t depth_bytes = 2048;               // of a line of an a sliver: the sliver stays in L1
 constexpr int64_t shared_bytes = int64_t(2) << 20;  // of packed b, for more than one block of k
-constexpr int64_t whole_bytes = int64_t(4) << 20;   // of packed b, to hold all of k where rows of c exist for a while only
 constexpr int64_t columns_limit = 1536;             // of packed b, unless k is short
 constexpr int64_t fork_work = 1 << 18;              // multiplications that are worth a thread
 constexpr int64_t fork_reads = 1 << 15;             // numbers from memory that are
@@ -79,7 +78,9 @@ template <class T, class In> struct Numbers {
     if constexpr (std::is_same_v<T, In>) return a.col == 1 ? a.data : nullptr;
     return nullptr;
   }
-  static T packed_at(const MatrixView<In>& a, int64_t i, int64_t p, int64_t) { return T(a.data[i * a.row + p * a.col]); }
+  static T packed_at(const MatrixView<In>& a, int64_t i, int64_t p, int64_t) {
+    return T(a.data[i * a.row + p * a.col]);
+  }
 };
 
 #if defined(LOCKSTEP_PAIRS)
@@ -116,20 +117,20 @@ template <class K> struct Blocking {
   static constexpr int64_t rows = 8 * high;  // of a that a thread packs at a time, at most
   static_assert(size == sizeof(typename K::Sum));
 
-  int64_t depth;                        // of a block of k, in elements of a sliver, as all of k here
-  int64_t columns, packed;              // of b, and how much of k, that are packed at a time
-  bool strips;                          // without c: each thread has some rows of its columns at a time
-  int64_t down, across;                 // a grid of threads
-  int64_t b_size, a_size, strip_size;   // packed, in numbers
+  int64_t depth;                       // of a block of k, in elements of a sliver, as all of k here
+  int64_t columns, packed;             // of b, and how much of k, that are packed at a time
+  bool strips;                         // without c: each thread has some rows of its columns at a time
+  int64_t down, across;                // a grid of threads
+  int64_t b_size, a_size, strip_size;  // packed, in numbers
 
   Blocking(int64_t m, int64_t n, int64_t numbers, int64_t most_threads, bool with_c) {
     const int64_t k = ceil_div(numbers, K::together);
     depth = block_depth(k);
-    const int64_t limit = shared_bytes / size, whole_limit = whole_bytes / size;
+    const int64_t limit = shared_bytes / size;
     columns = std::min(n, std::max<int64_t>(columns_limit, limit / k / wide * wide));
     packed = std::min(ceil_div(k, depth), std::max<int64_t>(1, limit / (columns * depth))) * depth;
-    strips = !with_c && (packed >= k || k * std::min<int64_t>(n, 16 * wide) <= whole_limit);
-    if (strips && packed < k) packed = ceil_div(k, depth) * depth, columns = std::min(n, whole_limit / k / wide * wide);
+    strips = !with_c && (packed >= k || k * std::min<int64_t>(n, 16 * wide) <= limit);
+    if (strips && packed < k) packed = ceil_div(k, depth) * depth, columns = std::min(n, limit / k / wide * wide);
     // A sliver is packed again for each column of the grid, in about a tile's time: few columns win where they balance
     // as well.
     const int64_t threads = std::clamp<int64_t>(m * n * k / fork_work, 1, most_threads);
@@ -282,14 +283,16 @@ void run(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<
   using Packed = typename K::Packed;
   const auto packed = [&](int64_t size) { return reinterpret_cast<Packed*>(take(size, 1)); };
   const bool few = m <= (b.row == 1 ? unpacked_rows : few_rows) && K::Few::reads(b),
-             few_turned = !few && n <= few_rows && K::Few::reads(a), tiny = k == 0 || (K::together == 1 && is_tiny(m, n, k));
+             few_turned = !few && n <= few_rows && K::Few::reads(a),
+             tiny = k == 0 || (K::together == 1 && is_tiny(m, n, k));
   if (tiny || few || few_turned) {
     if (!c) c = take(m * n, 0), ldc = n;
     if (tiny) {
       tiny_gemm(m, n, k, alpha, a, b, beta, c, ldc);
       if (finish) finish(0, 0, m, n, c, ldc);
     } else if (few) {
-      few_gemm<K>(m, n, k, alpha, a, b, beta, c, ldc, false, finish, K::few_rows_of(a) ? nullptr : packed(m * k), alone);
+      few_gemm<K>(m, n, k, alpha, a, b, beta, c, ldc, false, finish, K::few_rows_of(a) ? nullptr : packed(m * k),
+                  alone);
     } else {  // the transposed product
       const MatrixView<In> rows{b.data, b.col, b.row}, columns{a.data, a.col, a.row};
       few_gemm<K>(n, m, k, alpha, rows, columns, beta, c, ldc, true, finish,

@@ -80,12 +80,12 @@ inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std:
                                                                     __mmask16 columns) {
   const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, in));
   if (!second) return low;
-  return _mm512_or_si512(
-      low, _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, in + row)), 16));
+  return _mm512_or_si512(low,
+                         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, in + row)), 16));
 }
 
-/// Copies `count` lines of `numbers` numbers into slivers of `width` lines, out[line / width][pair][line % width], 0 for
-/// what is missing. One of apart and step is 1. May write less than a vector behind the last sliver.
+/// Copies `count` lines of `numbers` numbers into slivers of `width` lines, out[line / width][pair][line % width], 0
+/// for what is missing. One of apart and step is 1. May write less than a vector behind the last sliver.
 template <int width>
 [[LOCKSTEP_FOR_PAIRS]] void pack_pairs(const BFloat16* in, int64_t apart, int64_t step, int64_t count, int64_t numbers,
                                        uint32_t* out) {
@@ -97,7 +97,8 @@ template <int width>
           __m512i square[16];
           const int64_t lines = count - i - first, left = numbers - 2 * p;
           const BFloat16* const from = in + (i + first) * apart + 2 * p;
-          if (lines >= std::min(16, width) && left >= 32) read_square(from, apart, std::min(16, width), 32, 128, square);
+          if (lines >= std::min(16, width) && left >= 32)
+            read_square(from, apart, std::min(16, width), 32, 128, square);
           else read_square(from, apart, lines, left, 0, square);
           transpose_pairs(square);
           uint32_t* const to = out + i * depth + p * width + first;

@@ -74,7 +74,9 @@ void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t dept
         } else {
           for (int first = 0; first < width; first += w) {
             T part[w];
-            const Vector<T> v = read<T>(from + i + first, std::min(w, width - first));
+            // a whole vector where there is one, though a sliver may take less of it
+            const int64_t there = count - i - first;
+            const Vector<T> v = there >= w ? read<T>(from + i + first, w) : read<T>(from + i + first, int(there));
             std::memcpy(part, &v, sizeof v);
             std::memcpy(to + i * depth + first, part, sizeof(T) * side);
           }

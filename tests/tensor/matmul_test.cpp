@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "tensor/bf16_products.h"
 #include "tensor/cpu/gemm.h"
 #include "tensor/ops.h"
 #include "tests/devices.h"
@@ -46,6 +47,20 @@ void check_close(const Tensor& got, const std::vector<double>& wanted, double to
 }
 
 double tolerance_of(DType dtype) { return dtype == f64 ? 1e-14 : dtype == f32 ? 1e-5 : dtype == f16 ? 1e-3 : 8e-3; }
+
+/// Products of bf16 made in one way while it lives.
+struct Bf16 {
+  Bf16Products before = bf16_products();
+  explicit Bf16(Bf16Products products) { set_bf16_products(products); }
+  ~Bf16() { set_bf16_products(before); }
+};
+
+/// Those that this processor has.
+std::vector<Bf16Products> all_bf16_products() {
+  std::vector<Bf16Products> all{Bf16Products::portable};
+  if (has_bf16_products(Bf16Products::avx512_bf16)) all.push_back(Bf16Products::avx512_bf16);
+  return all;
+}
 
 }  // namespace
 
@@ -151,7 +166,7 @@ TEST_CASE("matmul: an element has the same bits beside any other rows and column
 }
 
 TEST_CASE("matmul: few rows, and few columns, have the bits of the same rows of a larger product") {
-  for (const DType dtype : {f32, f64, f16, bf16})
+  const auto check = [](const DType dtype) {
     for (const int64_t k : {0, 1, 5, 31, 257, 513, 1031})
       for (const int64_t n : {1, 3, 33, 67}) {
         CAPTURE(dtype);
@@ -174,6 +189,12 @@ TEST_CASE("matmul: few rows, and few columns, have the bits of the same rows of 
                         after.slice(0, 2, rows + 2).clone()));
         }
       }
+  };
+  for (const DType dtype : {f32, f64, f16}) check(dtype);
+  for (const Bf16Products products : all_bf16_products()) {
+    const Bf16 scope(products);
+    check(bf16);
+  }
 }
 
 TEST_CASE("matmul: long dot products have the bits of a larger product") {
@@ -207,12 +228,78 @@ TEST_CASE("matmul: few rows scaled and added have the bits of a larger product t
 }
 
 TEST_CASE("matmul: 16-bit operands are those of f32, and the result is rounded once") {
+  const Bf16 portable(Bf16Products::portable);
   for (DType dtype : {f16, bf16})
     for (int layout = 0; layout < 4; ++layout) {
       const Tensor a = (layout & 1 ? rand({600, 70}).t() : rand({70, 600})).to(dtype),
                    b = (layout & 2 ? rand({90, 600}).t() : rand({600, 90})).to(dtype);
       CHECK(equal(matmul(a, b), matmul(a.to(f32), b.to(f32)).to(dtype)));
     }
+}
+
+TEST_CASE("matmul: by AVX512-BF16, an element is the sum of pairs in order, the second of a pair first") {
+  if (!has_bf16_products(Bf16Products::avx512_bf16)) {
+    MESSAGE("this processor has no AVX512-BF16: not tested");
+    return;
+  }
+  const OnCpu on_cpu;
+  const Bf16 native(Bf16Products::avx512_bf16);
+  const auto flushed = [](float x) { return std::abs(x) < 0x1p-126f ? std::copysign(0.f, x) : x; };
+  struct Row {
+    int64_t m, n, k;
+  };
+  for (const Row r : {Row{1, 1, 1}, {3, 5, 7}, {1, 70, 33}, {40, 3, 64}, {20, 45, 1025}, {9, 33, 2051}, {130, 97, 70}})
+    for (int layout = 0; layout < 4; ++layout)
+      for (const double scale : {1.0, 1e-19}) {  // products of the smaller ones are less than the smallest normal f32
+        CAPTURE(r.k);
+        CAPTURE(layout);
+        const auto some = [&](const Shape& shape, bool turned) {
+          const Shape lies = turned ? Shape{shape[1], shape[0]} : shape;
+          const Tensor x = mul_scalar(rand(lies) - full(lies, 0.5), scale).to(bf16);
+          return turned ? x.t() : x;
+        };
+        const Tensor a = some({r.m, r.k}, layout & 1), b = some({r.k, r.n}, layout & 2), out = matmul(a, b);
+        const auto x = a.to(f32).to_vector<float>(), y = b.to(f32).to_vector<float>();
+        const int64_t pairs = (r.k + 1) / 2, blocks = (pairs + 511) / 512, depth = (pairs + blocks - 1) / blocks;
+        std::vector<float> wanted;
+        for (int64_t i = 0; i < r.m; ++i)
+          for (int64_t j = 0; j < r.n; ++j) {
+            float total = 0;
+            for (int64_t first = 0; first < pairs; first += depth) {
+              float sum = 0;
+              for (int64_t p = first; p < std::min(pairs, first + depth); ++p)
+                for (const int64_t q : {2 * p + 1, 2 * p})
+                  if (q < r.k) sum = flushed(std::fma(x[size_t(i * r.k + q)], y[size_t(q * r.n + j)], sum));
+              total = first == 0 ? sum : total + sum;
+            }
+            wanted.push_back(total);
+          }
+        CHECK(equal(out, Tensor::from(wanted, {r.m, r.n}).to(bf16)));
+      }
+}
+
+TEST_CASE("linear: bf16 with bias and activation is the product in f32, then these, rounded once") {
+  for (const Bf16Products products : all_bf16_products()) {
+    const Bf16 scope(products);
+    for (const auto& [m, n, k] : {std::tuple{1, 40, 70}, {30, 600, 2100}, {200, 1700, 64}, {16, 40, 6000}})
+      for (const Activation activation : {Activation::none, Activation::gelu_tanh}) {
+        CAPTURE(n);
+        const Tensor x = (rand({m, k}) - full({m, k}, 0.5)).to(bf16), w = (rand({n, k}) - full({n, k}, 0.5)).to(bf16),
+                     bias = rand({n}).to(bf16), product = add(matmul(x.to(f32), w.to(f32).t()), bias.to(f32));
+        Tensor pre;
+        const Tensor out = linear(x, w, bias, activation, &pre);
+        check_close(pre, product.to_vector<double>(), 8e-3);
+        check_close(out, (activation == Activation::none ? product : gelu(product, Gelu::tanh)).to_vector<double>(),
+                    8e-3);
+        for (const int threads : {1, 2, 3}) {
+          const Threads some(threads);
+          CHECK(equal(linear(x, w, bias, activation), out));
+        }
+        // pieces of one product have the bits of the whole, which has c: beta adds nothing
+        const Tensor none = zeros({m, n}).to(bf16);
+        CHECK(equal(addmm(none, x, w.t(), 1), matmul(x, w.t())));
+      }
+  }
 }
 
 TEST_CASE("gemm: rows apart, scratch or threads, pieces handed over once, beta 0 does not read") {
