@@ -28,7 +28,8 @@ void Optimizer::add_group_of(std::vector<Variable> parameters, bool may_be_empty
   for (const Variable& p : parameters) {
     LOCKSTEP_CHECK(p.defined() && p.is_leaf(), "[", name(), "] expected leaf variables as parameters, got ",
                    p.defined() ? "the output of an operation" : "an undefined one");
-    LOCKSTEP_CHECK(is_floating(p.dtype()), "[", name(), "] expected floating parameters, got ", p.dtype());
+    const bool in_codes = p.dtype() == i8 || p.dtype() == u8;  // a quantised weight, which is frozen
+    LOCKSTEP_CHECK(is_floating(p.dtype()) || in_codes, "[", name(), "] expected floating parameters, got ", p.dtype());
     LOCKSTEP_CHECK(known.insert(p.impl().get()).second, "[", name(), "] a parameter of shape ", p.shape(),
                    " stands in two places");
   }

@@ -92,10 +92,11 @@ void floating(const Tensor& rows_in, const Quantized& w, const float* bias, Acti
     finish(activation, to + o0, rows, o1 - o0, w.out, bias ? bias + o0 : nullptr);
   };
   if (rows <= most_rows)
-    return each_part(w.out, most_columns, w.in, most_columns * matrix.groups, [&](int64_t o0, int64_t o1, float* own) {
-      kernels.few(matrix, o0, o1, from, rows, to, w.out, own);
-      end(o0, o1);
-    });
+    return each_part(w.out, most_columns, w.in, (most_columns + 1) * matrix.groups,
+                     [&](int64_t o0, int64_t o1, float* own) {
+                       kernels.few(matrix, o0, o1, from, rows, to, w.out, own);
+                       end(o0, o1);
+                     });
   each_part(w.out, panel_columns, w.in, many_scratch(matrix), [&](int64_t o0, int64_t o1, float* own) {
     for (int64_t o = o0; o < o1; o += panel_columns) {
       const int64_t next = std::min(o1, o + panel_columns);

@@ -31,7 +31,7 @@ inline constexpr int most_rows = 6, most_columns = 8;
 struct QuantizedKernels {
   const char* name;
   bool (*works)();
-  /// At most most_rows rows, the weights read where they are. scratch: most_columns * groups numbers.
+  /// At most most_rows rows, the weights read where they are. scratch: (most_columns + 1) * groups numbers.
   void (*few)(const CodedMatrix& w, int64_t o0, int64_t o1, const float* x, int64_t rows, float* out, int64_t ld,
               float* scratch);
   /// Any number of rows; o1 - o0 <= panel_columns. scratch: many_scratch(w).
