@@ -463,6 +463,7 @@ TEST_CASE("chats: the texts that Jinja makes of the templates") {
   CHECK(template_by_text(written + "\n") == ChatTemplate{Kind::chatml});
   CHECK(!template_by_text(chatml + "x"));
   CHECK(contains(message([&] { render({Kind::llama2}, {{"assistant", "x"}}, "", ""); }), "in turn"));
+  CHECK(contains(message([&] { render({Kind::llama2}, {{"system", "x"}}, "", ""); }), "expected a user's"));
   CHECK(contains(message([] { template_by_name("alpaca"); }), "chatml"));
   const data::ByteTokenizer bytes;
   CHECK(contains(message([&] { check_template({Kind::llama3}, bytes); }), "<|start_header_id|>"));
