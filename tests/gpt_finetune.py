@@ -31,6 +31,8 @@ with tempfile.TemporaryDirectory() as folder:
     check("the folder", {"checkpoint-4", "checkpoint-8", "config.json", "model.safetensors", "trainer_state.json", "all_results.json", "run.json"} <= set(there), str(there))
     state = json.loads((d / "one/trainer_state.json").read_text())
     check("trainer_state.json", [e["step"] for e in state["log_history"] if "loss" in e] == [2, 4, 6, 8] and state["global_step"] == 8 and "train_loss" in state["log_history"][-1], str(state))
+    r = run("lockstep", "checkpoint", "verify", d / "one/checkpoint-4")
+    check("a whole checkpoint", r.returncode == 0, r.stdout + r.stderr)
     trained = (d / "one/model.safetensors").read_bytes()
     r = run(*call, "--do_eval", "--output_dir", d / "two", "--max_steps", 8, "--resume_from_checkpoint", d / "one/checkpoint-4", "--dataloader-drop-last")
     check("goes on from checkpoint-4 to the same bits", r.returncode == 0 and (d / "two/model.safetensors").read_bytes() == trained, r.stdout + r.stderr)

@@ -9,6 +9,8 @@
 namespace lockstep::checkpoints {
 
 constexpr const char* manifest_name = "manifest.json";
+constexpr const char* trainer_state_name =
+    "trainer_state.json";  // beside it, for people; the manifest has it in client_state
 
 std::string to_text(const Manifest& manifest);
 /// Error that says what is wrong with it: then it is no manifest, or a damaged one. Whatever this gives back is

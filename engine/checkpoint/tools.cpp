@@ -56,7 +56,7 @@ std::vector<std::string> verify_checkpoint(const Opened& checkpoint) {
   for (const auto& entry : fs::directory_iterator(checkpoint.folder)) names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   for (const std::string& name : names)
-    if (name != manifest_name && !checkpoint.manifest.files.count(name))
+    if (name != manifest_name && name != trainer_state_name && !checkpoint.manifest.files.count(name))
       problems.push_back(str(checkpoint.folder, "/", name, ": the manifest does not list it"));
   return problems;
 }

@@ -1,6 +1,10 @@
 // Optimizer steps on moments in 8 bits (tensor/block_codes.h). A block of 256 elements is decoded into the first cache,
 // runs through the step of the f32 kernel, and is encoded again. Whole blocks only are given to threads, and a short
 // last one is padded by zeros, so the bits depend on the block alone.
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -19,6 +23,9 @@ using namespace on_cpu;
 
 struct CodeMap {
   std::array<float, 256> values, middles;  // between a value and the next
+  /// By the upper 16 bits of a number: how many middles lie below all that begin so. One more may lie among them, as
+  /// their 128 parts of a power of two are finer than the map.
+  std::array<uint8_t, (1 << 16) + 3> below;
   explicit CodeMap(bool is_signed) {
     size_t n = 0;
     for (int exponent = -6; exponent <= 0; ++exponent) {
@@ -38,6 +45,11 @@ struct CodeMap {
     std::sort(values.begin(), values.end());
     for (size_t i = 0; i < 255; ++i) middles[i] = (values[i] + values[i + 1]) / 2;
     middles[255] = INFINITY;
+    for (uint32_t key = 0; key < 1 << 16; ++key) {
+      const float least = std::bit_cast<float>(key >> 15 ? key << 16 | 0xffff : key << 16);
+      below[key] = uint8_t(std::lower_bound(middles.begin(), middles.end(), least) - middles.begin());
+      if (std::isnan(least)) below[key] = 0;
+    }
   }
 };
 
@@ -46,23 +58,60 @@ const CodeMap& map_of(bool is_signed) {
   return is_signed ? with_sign : without;
 }
 
+#ifdef __AVX512F__
+
+// Forms with a mask, as the others have an operand that is not initialised, of which GCC 12 warns.
+constexpr __mmask16 every = 0xffff;
+__m512 gathered(__m512i at, const float* from) {
+  return _mm512_mask_i32gather_ps(_mm512_setzero_ps(), every, at, from, 4);
+}
+
+void decode_block(const uint8_t* codes, float absmax, const CodeMap& map, float* to) {
+  for (int i = 0; i < code_block; i += 16) {
+    const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
+    const __m512i at = _mm512_maskz_cvtepu8_epi32(every, some);
+    _mm512_storeu_ps(to + i, _mm512_mul_ps(gathered(at, map.values.data()), _mm512_set1_ps(absmax)));
+  }
+}
+
+void encode_scaled(const float* from, float divisor, const CodeMap& map, bool is_signed, uint8_t* codes) {
+  const __m512i one = _mm512_set1_epi32(1), byte = _mm512_set1_epi32(255);
+  for (int i = 0; i < code_block; i += 16) {
+    const __m512 x = _mm512_div_ps(_mm512_loadu_ps(from + i), _mm512_set1_ps(divisor));
+    const __m512i key = _mm512_maskz_srli_epi32(every, _mm512_castps_si512(x), 16);
+    __m512i at = _mm512_mask_i32gather_epi32(one, every, key, map.below.data(), 1);
+    at = _mm512_and_si512(at, byte);
+    const __mmask16 above = _mm512_cmp_ps_mask(x, gathered(at, map.middles.data()), _CMP_GT_OQ);
+    at = _mm512_mask_add_epi32(at, above, at, one);
+    const __mmask16 positive = is_signed ? 0 : _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ);
+    at = _mm512_mask_max_epi32(at, positive, at, one);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + i), _mm512_maskz_cvtepi32_epi8(every, at));
+  }
+}
+
+#else
+
 void decode_block(const uint8_t* codes, float absmax, const CodeMap& map, float* to) {
   for (int i = 0; i < code_block; ++i) to[i] = map.values[codes[i]] * absmax;
 }
+
+void encode_scaled(const float* from, float divisor, const CodeMap& map, bool is_signed, uint8_t* codes) {
+  for (int i = 0; i < code_block; ++i) {
+    const float x = from[i] / divisor;
+    int at = map.below[std::bit_cast<uint32_t>(x) >> 16];
+    at += int(x > map.middles[size_t(at)]);
+    codes[i] = uint8_t(std::max(at, int(!is_signed && x > 0)));
+  }
+}
+
+#endif
 
 /// Gives back the largest magnitude; NaN where there is one.
 float encode_block(const float* from, const CodeMap& map, bool is_signed, uint8_t* codes) {
   int32_t largest = 0;  // as numbers without sign are in the order of their bits
   for (int i = 0; i < code_block; ++i) largest = std::max(largest, std::bit_cast<int32_t>(from[i]) & 0x7fffffff);
-  const float absmax = std::bit_cast<float>(largest), divisor = absmax == 0 ? 1 : absmax;
-  float x[code_block];
-  int32_t at[code_block] = {};
-  for (int i = 0; i < code_block; ++i) x[i] = from[i] / divisor;
-  for (int step = 128; step > 0; step /= 2)
-    for (int i = 0; i < code_block; ++i) at[i] += x[i] > map.middles[size_t(at[i] + step - 1)] ? step : 0;
-  if (!is_signed)
-    for (int i = 0; i < code_block; ++i) at[i] = x[i] > 0 ? std::max(at[i], 1) : at[i];
-  for (int i = 0; i < code_block; ++i) codes[i] = uint8_t(at[i]);
+  const float absmax = std::bit_cast<float>(largest);
+  encode_scaled(from, absmax == 0 ? 1 : absmax, map, is_signed, codes);
   return absmax;
 }
 

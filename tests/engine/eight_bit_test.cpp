@@ -61,6 +61,23 @@ TEST_CASE("8 bits: values, scales and codes are bitsandbytes'; a second moment a
     const Tensor back = decode_blocks({codes, absmax, is_signed});
     CHECK(amax(abs(sub(back, x))).item() < 0.02 * amax(abs(x)).item());
   }
+  for (const bool is_signed : {true, false}) {  // the nearest, by looking at all
+    manual_seed(2);
+    Tensor x = mul(randn({64 * 256}), randn({64 * 256})), codes = zeros(x.shape(), {.dtype = u8}), absmax = zeros({64});
+    if (!is_signed) x = mul(x, x);
+    encode_blocks(x, {codes, absmax, is_signed});
+    const auto found = codes.to_vector<uint8_t>();
+    const auto values = x.to_vector<float>(), scales = absmax.to_vector<float>();
+    const auto& map = code_map(is_signed);
+    int wrong = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const float scaled = values[i] / scales[i / 256];
+      int nearest = !is_signed && scaled > 0 ? 1 : 0;
+      while (nearest < 255 && scaled > (map[size_t(nearest)] + map[size_t(nearest) + 1]) / 2) ++nearest;
+      wrong += nearest != found[i];
+    }
+    CHECK(wrong == 0);
+  }
   for (const double value : {0., 1e-30, 1e-45, double(INFINITY), double(NAN)}) {
     Tensor codes = zeros({300}, {.dtype = u8}), absmax = zeros({2});
     encode_blocks(full({300}, value), {codes, absmax, false});
