@@ -87,7 +87,7 @@ nn::Module& Part::model() { return nothing ? *nothing : engine->module(); }
 std::pair<std::vector<Variable>, std::vector<Tensor>> Part::take_gradients() {
   std::vector<Variable> parameters;
   std::vector<Tensor> gradients;
-  for (nn::NamedParameter& named : model().named_parameters()) {
+  for (auto& named : model().named_parameters()) {
     Variable& p = named.variable;
     if (!p.requires_grad()) continue;
     if (nothing) p.grad() = zeros_like(p.tensor());
