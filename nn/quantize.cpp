@@ -22,12 +22,12 @@ struct WeightPlace {
   bool tied = false;
 };
 
-bool is_named(const std::string& name, const std::string& end) { return name == end || name.ends_with("." + end); }
+bool is_skipped(const std::string& name, const std::string& end) { return name == end || name.ends_with("." + end); }
 
 void find_weights(Module& module, const std::string& name, const std::vector<std::string>& skip,
                   std::set<std::string>& skipped, std::set<const Module*>& seen, std::vector<WeightPlace>& places) {
   for (const std::string& end : skip)
-    if (is_named(name, end)) return void(skipped.insert(end));
+    if (is_skipped(name, end)) return void(skipped.insert(end));
   if (!seen.insert(&module).second) return;
   if (auto* const linear = dynamic_cast<Linear*>(&module))
     return places.push_back({name, &linear->weight, &linear->quantized, &linear->product});
@@ -56,15 +56,15 @@ std::vector<WeightPlace> find_weights(Module& module, const std::vector<std::str
   return places;
 }
 
-int64_t bytes_of(Module& model) {
+int64_t parameter_bytes(Module& model) {
   int64_t bytes = 0;
   for (const Variable& p : model.parameters()) bytes += p.numel() * size_of(p.dtype());
   return bytes;
 }
 
-double norm_of(const Tensor& x) { return std::sqrt(sum_squares(x, {}, false, f64).item()); }
+double euclidean(const Tensor& x) { return std::sqrt(sum_squares(x, {}, false, f64).item()); }
 
-void put(const WeightPlace& place, Quantized q, const QuantMatmulArgs& how) {
+void put_codes(const WeightPlace& place, Quantized q, const QuantMatmulArgs& how) {
   const DType dtype = place.weight->dtype();
   *place.quantized = std::make_shared<QuantizedWeight>(
       QuantizedWeight{Variable(q.codes), Variable(q.scales), q.format, q.in, how, dtype});
@@ -126,18 +126,18 @@ QuantizeReport quantize(Module& model, const QuantizeOptions& o) {
   }
   const NoGrad no_grad;
   const MemoryScope scope(Memory::parameter);
-  QuantizeReport report{.bytes_before = bytes_of(model)};
+  QuantizeReport report{.bytes_before = parameter_bytes(model)};
   for (const WeightPlace& place : places) {
     const Tensor w = is_built_empty(*place.weight) ? start_of(*place.weight) : place.weight->tensor();
     const Quantized q = quantize(w, o.format);
     const Tensor wide = w.to(f32);
-    const double size = norm_of(wide);
-    report.relative_error[place.name + ".weight"] = size > 0 ? norm_of(sub(wide, dequantize(q))) / size : 0;
+    const double size = euclidean(wide);
+    report.relative_error[place.name + ".weight"] = size > 0 ? euclidean(sub(wide, dequantize(q))) / size : 0;
     if (place.tied) report.notes.push_back(place.name + ": a copy in codes; the table that it was tied to stays");
-    put(place, q, {.dynamic = o.dynamic, .threshold = o.threshold});
+    put_codes(place, q, {.dynamic = o.dynamic, .threshold = o.threshold});
     ++report.layers;
   }
-  report.bytes_after = bytes_of(model);
+  report.bytes_after = parameter_bytes(model);
   return report;
 }
 
@@ -189,7 +189,7 @@ void load_quantized(Module& model, const State& state, const std::map<std::strin
   const MemoryScope scope(Memory::parameter);
   for (const auto& [place, q] : found) {
     before.push_back(*place.weight);
-    put(place, q, how);
+    put_codes(place, q, how);
   }
   try {
     model.load_state(state);

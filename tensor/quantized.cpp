@@ -13,7 +13,7 @@ constexpr int64_t most_inputs = 133000;  // of whole numbers up to 127 * 127 in 
 
 int64_t groups_of(int64_t in) { return (in + quant_group - 1) / quant_group; }
 
-void check(const char* op, const Quantized& w) {
+void check_codes(const char* op, const Quantized& w) {
   check_defined(op, w.codes);
   check_defined(op, w.scales);
   const bool by_row = w.format == QuantFormat::row8, four = w.format == QuantFormat::group4;
@@ -54,7 +54,7 @@ Quantized quantize(const Tensor& w, QuantFormat format) {
 }
 
 Tensor dequantize(const Quantized& w, DType dtype) {
-  check("dequantize", w);
+  check_codes("dequantize", w);
   Quantized here = w;
   here.codes = w.codes.to(cpu), here.scales = w.scales.to(cpu);
   Tensor out = empty({w.out, w.in}, {.device = cpu});
@@ -64,7 +64,7 @@ Tensor dequantize(const Quantized& w, DType dtype) {
 
 Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const QuantMatmulArgs& args) {
   check_floating("linear", x);
-  check("linear", w);
+  check_codes("linear", w);
   check_same_device("linear", x, w.codes);
   LOCKSTEP_CHECK(x.dim() >= 1 && x.size(-1) == w.in, "[linear] expected an input (..., ", w.in,
                  ") for a quantised weight (", w.out, ", ", w.in, "), got ", x.shape());
@@ -88,7 +88,7 @@ Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const Qua
 }
 
 Tensor handle_of(const Quantized& weight, const QuantMatmulArgs& how, DType dtype) {
-  check("handle_of", weight);
+  check_codes("handle_of", weight);
   const Shape shape{weight.out, weight.in};
   auto handle = std::make_shared<QuantizedHandle>(QuantizedHandle{weight, how});
   return Tensor(Storage::reserve(numel_of(shape) * size_of(dtype), weight.codes.device(), in_codes, std::move(handle)),

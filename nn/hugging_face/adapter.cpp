@@ -191,6 +191,7 @@ Lora load_adapter(GPT& model, const std::string& folder) {
   const std::vector<std::string> saved = words_of(c, "modules_to_save");
   std::vector<TheirParameter> whole;
   for (const NamedParameter& p : model.named_parameters()) {
+    if (p.keeps_dtype) continue;  // in codes
     const auto pieces = pretrained_pieces(model.o, p.name);
     const std::string& first = pieces[0].name;
     if (!ends_as_any(first.substr(0, first.rfind('.')), saved)) continue;

@@ -7,6 +7,7 @@
 #include "autograd/autocast.h"
 #include "data/safetensors.h"
 #include "nn/build_empty.h"
+#include "nn/hugging_face/adapter.h"
 #include "nn/hugging_face/pretrained.h"
 #include "nn/init.h"
 #include "nn/lora.h"
@@ -239,6 +240,12 @@ TEST_CASE("quantize: adapters train beside codes, with the gradients of the weig
     REQUIRE(trained[0].size() == 8);
     REQUIRE(trained[1].size() == 8);
     for (size_t i = 0; i < 8; ++i) CHECK(difference_of(trained[0][i].grad(), trained[1][i].grad()) < 1e-5);
+    const TempDir at;
+    nn::save_adapter(*model, adapters[0], at / "adapter", "base");
+    const auto again = seeded(small());
+    nn::quantize(*again, {.format = format});
+    nn::load_adapter(*again, at / "adapter");
+    CHECK(equal((*again)(some_tokens()).tensor(), (*model)(some_tokens()).tensor()));
     CHECK(contains(message([&] { adapters[0].merge(); }), "expected a floating weight to merge into"));
   }
 }
