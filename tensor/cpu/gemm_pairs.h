@@ -24,6 +24,11 @@
 #define LOCKSTEP_PAIRS 1
 #define LOCKSTEP_FOR_PAIRS gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
 
+#if !defined(__clang__)  // of what its own intrinsics leave undefined
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 namespace lockstep::on_cpu {
 
 inline constexpr int pair_lanes = 16, pair_rows = 14, pair_columns = 2 * pair_lanes;  ///< of a tile
@@ -34,7 +39,12 @@ inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std:
 
 /// sum + a b, pair by pair.
 [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline __m512 add_pairs(__m512 sum, __m512i a, __m512i b) {
+#if defined(__clang__)  // 16 and older crash on its intrinsic with a broadcast
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+#else
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+#endif
 }
 /// alpha * sum + beta * old; beta 0 does not take old.
 [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline __m512 scaled_sum(__m512 sum, float alpha, float beta, __m512 old) {
@@ -282,4 +292,8 @@ struct FewPairs {
 };
 
 }  // namespace lockstep::on_cpu
+
+#if !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 #endif
