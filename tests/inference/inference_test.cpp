@@ -275,6 +275,24 @@ TEST_CASE("inference: calls that differ name the rank") {
     init_inference(model, rank ? tp2 : R"({"tp": {"tp_size": 2}, "tm": false})", quiet);
   });
   CHECK_MESSAGE(contains(other, "triangular_masking"), other);
+
+  // Ranks of other models may be asked something else: neighbours share one, or those of a group of one's own.
+  const auto answers = [&](bool own_group) {
+    return on_ranks<Ids>(4, [&](int rank) {
+      const int which = own_group ? rank % 2 : rank / 2;
+      const auto group = own_group ? dist::world().split(which, rank, "mine") : nullptr;
+      manual_seed(1);
+      nn::GPT model(small);
+      auto engine = init_inference(model, tp2, {.group = group.get(), .log = quiet.log});
+      return engine.generate(Ids{1, 2 + which}, {.max_new_tokens = 6}).tokens;
+    });
+  };
+  const auto neighbours = answers(false), grouped = answers(true);
+  CHECK(neighbours[0] != neighbours[2]);
+  for (const int rank : {0, 1, 2, 3}) {
+    CHECK(neighbours[size_t(rank)] == neighbours[size_t(rank / 2 * 2)]);
+    CHECK(grouped[size_t(rank)] == neighbours[size_t(rank % 2 * 2)]);
+  }
 }
 
 TEST_CASE("inference: weights from checkpoints of every kind, and into a folder") {
