@@ -19,6 +19,7 @@
 #include "parallel/device_map/dispatch.h"
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/tensor/apply.h"
+#include "parallel/tensor/slices.h"
 #include "tensor/random.h"
 #include "tensor/stream.h"
 #include "tensor/suggest.h"
@@ -173,20 +174,19 @@ void InferenceEngine::Impl::save() const {
   LOCKSTEP_CHECK(!in_codes || (widened.empty() && !ep),
                  "[init_inference] save_mp_checkpoint_path: codes are written where tp_size divides heads and widths, "
                  "and each rank has all experts");
-  const auto write = [&] {
-    if (in_codes) return first ? save_codes(*model, path, all.get()) : void();
-    nn::State state;
-    for (const nn::NamedParameter& p : model->named_parameters()) {
-      const auto wide = std::find_if(widened.begin(), widened.end(), [&](const Widened& w) {
-        return w.parameter.impl().get() == p.variable.impl().get();
-      });
-      const Tensor tensor = p.variable.tensor().to(cpu);
-      state.emplace_back(p.name, wide == widened.end() ? tensor : wide->narrowed(tensor));
-    }
-    if (first) save_model(model->o, state, !moe::layers_of(*model).empty(), path, tokenizer, all.get());
-  };
-  if (sliced) sliced->while_whole(nullptr, write);
-  else write();
+  nn::State state;
+  for (const nn::NamedParameter& p : model->named_parameters()) {
+    const auto wide = std::find_if(widened.begin(), widened.end(), [&](const Widened& w) {
+      return w.parameter.impl().get() == p.variable.impl().get();
+    });
+    const auto* const slice = sliced ? sliced->find(p.variable) : nullptr;
+    const Tensor tensor =
+        (slice ? tensor_parallel::joined(p.variable.tensor(), slice->cut, *tp) : p.variable.tensor()).to(cpu);
+    state.emplace_back(p.name, wide == widened.end() ? tensor : wide->narrowed(tensor));
+  }
+  if (!first) return;
+  if (in_codes) save_codes(*model, state, path, all.get());
+  else save_model(model->o, state, !moe::layers_of(*model).empty(), path, tokenizer, all.get());
 }
 
 void InferenceEngine::Impl::agree(const char* call, const std::vector<std::string>& lines, const Group& group) const {

@@ -128,7 +128,8 @@ void save_model(const nn::GPT::Options& options, const nn::State& state, bool ha
   if (has_experts) {
     checkpoints::Contents contents;
     for (const auto& [name, tensor] : state) contents.pieces.push_back(checkpoints::whole("model." + name, tensor));
-    return checkpoints::save(folder, "inference", contents, group);
+    checkpoints::Saver(folder, group).save("inference", contents);
+    return;
   }
   together(group, "a model is saved", [&] {
     std::unique_ptr<nn::GPT> model;
@@ -142,11 +143,9 @@ void save_model(const nn::GPT::Options& options, const nn::State& state, bool ha
   });
 }
 
-void save_codes(nn::GPT& model, const std::string& folder, dist::ProcessGroup* group) {
+void save_codes(nn::GPT& model, const nn::State& state, const std::string& folder, dist::ProcessGroup* group) {
   together(group, "a model is saved", [&] {
     fs::create_directories(folder);
-    nn::State state;
-    for (const auto& [name, tensor] : model.state()) state.emplace_back(name, tensor.to(cpu));
     data::save_safetensors(folder + "/" + codes_file, state, nn::quantized_metadata(model));
     const std::string config = nn::config_of(model.o, model.norm.weight.dtype()).dump(2);
     data::write_atomically(folder + "/config.json", config + "\n");

@@ -22,6 +22,6 @@ void save_model(const nn::GPT::Options& options, const nn::State& state, bool ha
 
 /// The state of a model whose weights are in codes: a file and a config.json.
 inline constexpr const char* codes_file = "quantized.safetensors";
-void save_codes(nn::GPT& model, const std::string& folder, dist::ProcessGroup* group);
+void save_codes(nn::GPT& model, const nn::State& state, const std::string& folder, dist::ProcessGroup* group);
 
 }  // namespace lockstep::inference

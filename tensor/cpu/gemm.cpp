@@ -120,7 +120,7 @@ template <class K> struct Blocking {
   int64_t depth;                       // of a block of k, in elements of a sliver, as all of k here
   int64_t columns, packed;             // of b, and how much of k, that are packed at a time
   bool strips;                         // without c: each thread has some rows of its columns at a time
-  int64_t down, across;                // a grid of threads
+  int64_t down = 1, across = 1;        // a grid of threads
   int64_t b_size, a_size, strip_size;  // packed, in numbers
 
   Blocking(int64_t m, int64_t n, int64_t numbers, int64_t most_threads, bool with_c) {

@@ -16,14 +16,14 @@ struct Job {
 };
 
 /// An engine with everything that has a state: AdamW with a warm-up, loss scaling, a loader, dropout.
-struct Trainer {
+struct SavingTrainer {
   std::unique_ptr<Net> net;
   optim::AdamW optimizer;
   optim::WarmupLR schedule;
   std::vector<std::string> said;
   engine::Engine<Net> e;
 
-  explicit Trainer(const Config& config, int64_t dataset = 40)
+  explicit SavingTrainer(const Config& config, int64_t dataset = 40)
       : net(make_net()),
         optimizer(net->parameters(), {.lr = 1e-2, .weight_decay = 0.1}),
         schedule(optimizer, {.warmup_max_lr = 2e-2, .warmup_num_steps = 8, .warmup_type = optim::Warmup::linear}),
@@ -43,7 +43,7 @@ Config saved_config(int stage, int64_t accumulation, DType dtype = f32) {
 
 Tensors uninterrupted(const Config& config, int64_t steps) {
   return on_ranks<Tensors>(1, [&](int) {
-    Trainer t(config);
+    SavingTrainer t(config);
     train_steps(t.e, steps);
     return whole_parameters(t.e, *t.net);
   })[0];
@@ -51,7 +51,7 @@ Tensors uninterrupted(const Config& config, int64_t steps) {
 
 void save_after(const Job& job, const std::string& dir, int64_t steps, const engine::SaveArgs& args = {}) {
   on_ranks<int>(job.ranks, [&](int) {
-    Trainer t(job.config);
+    SavingTrainer t(job.config);
     train_steps(t.e, steps);
     t.e.save_checkpoint(dir, args);
     t.e.wait_for_checkpoint();
@@ -59,13 +59,13 @@ void save_after(const Job& job, const std::string& dir, int64_t steps, const eng
   });
 }
 
-std::string error_of(int ranks, const std::function<void(Trainer&, int rank)>& body, const Config& config,
+std::string error_of(int ranks, const std::function<void(SavingTrainer&, int rank)>& body, const Config& config,
                      const dist::SpawnOptions& options = {.timeout = dist::Seconds(60)}) {
   return message([&] {
     on_ranks<int>(
         ranks,
         [&](int rank) {
-          Trainer t(config);
+          SavingTrainer t(config);
           body(t, rank);
           return 0;
         },
@@ -95,7 +95,7 @@ TEST_CASE("engine: a run goes on from a checkpoint in any stage and world, bit f
     save_after(row.from, folder / "run", 7);  // 40 samples, 8 a step: in the middle of the second epoch
     const auto after = on_ranks<Tensors>(row.to.ranks, [&](int) {
       manual_seed(77);
-      Trainer t(row.to.config);
+      SavingTrainer t(row.to.config);
       const auto loaded = t.e.load_checkpoint(folder / "run");
       CHECK(loaded);
       CHECK(t.e.global_steps() == 7);
@@ -131,12 +131,12 @@ TEST_CASE("engine: with offload, the same bits, and checkpoints of and for it") 
       save_after({2, offloaded(stage, 2, device)}, dir, 3);
       const auto after = on_ranks<Tensors>(2, [&](int) {
         {
-          Trainer t(saved_config(1, 2, bf16));
+          SavingTrainer t(saved_config(1, 2, bf16));
           t.e.load_checkpoint(dir);
           train_steps(t.e, 1);
           t.e.save_checkpoint(back);
         }
-        Trainer t(offloaded(stage, 2, device));
+        SavingTrainer t(offloaded(stage, 2, device));
         t.e.load_checkpoint(back);
         train_steps(t.e, 2);
         return whole_parameters(t.e, *t.net);
@@ -153,7 +153,7 @@ TEST_CASE("engine: tags, latest, client state, async, and an engine that saves a
       const std::string dir = folder / (async ? "async" : "sync");
       Config config = saved_config(2, 1);
       config.checkpoint.writer.decoupled = async;
-      Trainer t(config);
+      SavingTrainer t(config);
       CHECK(!t.e.load_checkpoint(dir));
       train_steps(t.e, 2);
       data::Json state{data::Json::Object{}};
@@ -182,14 +182,14 @@ TEST_CASE("engine: parts of a checkpoint") {
   for (const int stage : {0, 1, 2, 3}) {
     on_ranks<int>(2, [&](int) {
       const auto with = [&](const engine::LoadArgs& args) {
-        auto t = std::make_unique<Trainer>(saved_config(stage, 1));
+        auto t = std::make_unique<SavingTrainer>(saved_config(stage, 1));
         train_steps(t->e, 1);
         t->e.load_checkpoint(folder / "run", args);
         return t;
       };
       const auto all = with({}), module = with({.load_module_only = true}),
                  fresh = with({.load_optimizer_states = false}), rates = with({.load_lr_scheduler_states = false});
-      for (Trainer* t : {module.get(), fresh.get(), rates.get()})
+      for (SavingTrainer* t : {module.get(), fresh.get(), rates.get()})
         CHECK(differing(whole_parameters(all->e, *all->net), whole_parameters(t->e, *t->net)) == "");
       CHECK(module->e.global_steps() == 1);
       CHECK(fresh->e.global_steps() == 3);
@@ -208,13 +208,13 @@ TEST_CASE("engine: between f32 and 16 bits the master weights are the f32 ones")
   for (const int stage : {0, 2, 3}) {
     const TempDir folder;
     on_ranks<int>(2, [&](int) {
-      Trainer low(saved_config(stage, 1, bf16));
+      SavingTrainer low(saved_config(stage, 1, bf16));
       train_steps(low.e, 2);
       low.e.save_checkpoint(folder / "low");
-      Trainer wide(saved_config(stage, 1));
+      SavingTrainer wide(saved_config(stage, 1));
       wide.e.load_checkpoint(folder / "low");
       wide.e.save_checkpoint(folder / "wide");
-      Trainer back(saved_config(stage, 1, bf16));
+      SavingTrainer back(saved_config(stage, 1, bf16));
       back.e.load_checkpoint(folder / "wide");
       train_steps(low.e, 2);
       train_steps(back.e, 2);
@@ -228,7 +228,7 @@ TEST_CASE("engine: a model alone gives master weights to 16 bits") {
   for (const int stage : {0, 1, 3}) {
     const TempDir folder;
     on_ranks<int>(2, [&](int) {
-      Trainer t(saved_config(stage, 1, bf16));
+      SavingTrainer t(saved_config(stage, 1, bf16));
       train_steps(t.e, 1);
       t.e.save_checkpoint(folder / "run");
       const Tensors saved = whole_parameters(t.e, *t.net);
@@ -287,7 +287,7 @@ TEST_CASE("engine: the model as one file") {
       Config c = saved_config(stage, 1, bf16);
       c.zero_optimization.stage3_gather_16bit_weights_on_model_save = gather;
       on_ranks<int>(2, [&](int rank) {
-        Trainer t(c);
+        SavingTrainer t(c);
         train_steps(t.e, 1);
         const std::string dir = folder / str(stage, gather);
         CHECK(t.e.save_16bit_model(dir) == (gather || stage < 3));
@@ -303,7 +303,7 @@ TEST_CASE("engine: the model as one file") {
   }
   std::ofstream(folder / "file") << "x";
   CHECK(contains(error_of(
-                     2, [&](Trainer& t, int) { t.e.save_16bit_model(folder / "file"); }, saved_config(1, 1)),
+                     2, [&](SavingTrainer& t, int) { t.e.save_16bit_model(folder / "file"); }, saved_config(1, 1)),
                  "was not saved"));
 }
 
@@ -311,7 +311,7 @@ TEST_CASE("engine: checkpoints that are refused") {
   const TempDir folder;
   CHECK(contains(error_of(
                      2,
-                     [&](Trainer& t, int) {
+                     [&](SavingTrainer& t, int) {
                        const data::Example batch = *t.e.training_dataloader()->begin();
                        t.e.backward(cross_entropy(t.e(batch.input), batch.target));
                        t.e.step();
@@ -320,11 +320,11 @@ TEST_CASE("engine: checkpoints that are refused") {
                      saved_config(1, 2)),
                  "expected a call after step() at a boundary, got one after 1 of 2 micro-batches"));
   CHECK(contains(error_of(
-                     1, [&](Trainer& t, int) { t.e.save_checkpoint(""); }, saved_config(1, 1)),
+                     1, [&](SavingTrainer& t, int) { t.e.save_checkpoint(""); }, saved_config(1, 1)),
                  "expected a folder, got an empty name"));
   CHECK(contains(
       error_of(
-          1, [&](Trainer& t, int) { t.e.save_checkpoint(folder / "a", {.tag = "../up"}); }, saved_config(1, 1)),
+          1, [&](SavingTrainer& t, int) { t.e.save_checkpoint(folder / "a", {.tag = "../up"}); }, saved_config(1, 1)),
       "../up"));
   // A model with other parameters.
   save_after({1, saved_config(1, 1)}, folder / "run", 1);
@@ -338,17 +338,17 @@ TEST_CASE("engine: checkpoints that are refused") {
                    });
                  }),
                  "c.weight"));
-  CHECK(contains(
-      error_of(
-          1, [&](Trainer& t, int) { t.e.load_checkpoint(folder / "run", {.tag = "nothing"}); }, saved_config(1, 1)),
-      "nothing"));
+  CHECK(contains(error_of(
+                     1, [&](SavingTrainer& t, int) { t.e.load_checkpoint(folder / "run", {.tag = "nothing"}); },
+                     saved_config(1, 1)),
+                 "nothing"));
 }
 
 TEST_CASE("engine: a checkpoint that only one rank saves names those that are absent") {
   const TempDir folder;
   const std::string error = error_of(
       2,
-      [&](Trainer& t, int rank) {
+      [&](SavingTrainer& t, int rank) {
         if (rank == 0) t.e.save_checkpoint(folder / "run");
         else t.e.group().barrier(dist::Seconds(0), "the end");
       },

@@ -47,7 +47,7 @@ std::optional<pipeline::Sample> sample_of(int64_t step, int64_t micro) {
   return pipeline::Sample{{x}, {x.narrow(2, 0, 2)}};
 }
 
-struct Run {
+struct SlicedRun {
   std::string plan;
   int64_t accumulation = 4;
   DType dtype = f32;
@@ -56,7 +56,7 @@ struct Run {
 };
 
 /// Loss, norm and loss scale of each step; the same on all ranks.
-std::vector<double> train(const Run& run) {
+std::vector<double> train(const SlicedRun& run) {
   const parallel::Plan plan = parallel::parse_plan(run.plan);
   const auto all = on_ranks<std::vector<double>>(plan.ranks(), [&](int) {
     const parallel::Mesh mesh(plan, dist::world());
@@ -106,7 +106,7 @@ TEST_CASE("slices: checkpoints of whole tensors, loaded by any plan") {
   const std::vector<double> one = train({.plan = "dp1"});
   const std::vector<double> rest(one.begin() + 9, one.end());
   struct Row {
-    Run from, to;
+    SlicedRun from, to;
   };
   for (Row row : std::vector<Row>{{{.plan = "dp2+pp2+tp2+zero1", .accumulation = 2}, {.plan = "dp1"}},
                                   {{.plan = "pp2"}, {.plan = "tp4"}},

@@ -313,7 +313,7 @@ TEST_CASE("inference: weights from checkpoints of every kind, and into a folder"
   data::save_safetensors(d / "a.safetensors", nn::State(named.begin(), named.begin() + long(half)));
   data::save_safetensors(d / "b.safetensors", nn::State(named.begin() + long(half), named.end()));
   contents.pieces.push_back(checkpoints::whole("optimizer.state", ones({3})));
-  checkpoints::save(d / "run/checkpoints", "global_step3", contents);
+  checkpoints::Saver(d / "run/checkpoints").save("global_step3", contents);
   for (const int ranks : {1, 2}) {
     CAPTURE(ranks);
     for (const Json& checkpoint :
