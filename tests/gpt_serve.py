@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """gpt serve over HTTP: texts are those of gpt sample and the same for everyone at once, streams, refusals, clients that go away.
 
-    tests/serve.py BUILD_FOLDER          ends with "N passed, N failed"
+    tests/gpt_serve.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import concurrent.futures
 import http.client
