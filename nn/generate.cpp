@@ -73,8 +73,7 @@ void step(GPT& model, std::vector<Running*>& running, const Generation& g, uint6
     const std::span<const float> logits(scores.data<float>() + i * vocab, vocab);
     const std::vector<double> processed = process_logits(logits, r.prompt, r.made.tokens, g);
     const uint64_t place = r.prompt.size() + r.made.tokens.size();
-    const int64_t token =
-        g.greedy() ? likeliest(processed) : distribution(processed, g, draw(seed, r.number, place)).back().id;
+    const int64_t token = next_token(processed, g, draw(seed, r.number, place));
     if (g.logprobs) r.made.logprobs.push_back(log_probabilities(logits)[size_t(token)]);
     bool goes_on = r.take(token, g);
     if (emit && !emit(r.number, token)) {

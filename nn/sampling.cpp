@@ -1,6 +1,7 @@
 #include "nn/sampling.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -70,6 +71,70 @@ class Ranked {
   std::vector<int32_t> counts_ = std::vector<int32_t>(size_t(buckets));
   std::vector<int64_t> order_;
   int next_ = 0;
+};
+
+/// The weights of ids, exp of the distance from the highest score, summed by buckets of distances. A place in the order
+/// of ids (likeliest first, lower ids first among equals) is found by these sums; one bucket is sorted.
+class Weights {
+ public:
+  /// least: lighter ones are left out.
+  Weights(std::span<const double> scores, double top, double temperature, double least)
+      : scores_(scores), top_(top), scale_(1 / temperature), least_(least) {
+    constexpr size_t block = 256;
+    double weights[block];
+    int32_t places[block];
+    for (size_t begin = 0; begin < scores.size(); begin += block) {
+      const size_t n = std::min(block, scores.size() - begin);
+      const double* const x = scores.data() + begin;
+      for (size_t i = 0; i < n; ++i) weights[i] = weight(x[i]), places[i] = bucket(x[i]);
+      for (size_t i = 0; i < n; ++i) sums_[size_t(places[i])] += weights[i];
+      if (least > 0)
+        for (size_t i = 0; i < n; ++i) left_out_ += weights[i] < least ? weights[i] : 0;
+    }
+    for (const double s : sums_) whole_ += s;
+  }
+  double whole() const { return whole_; }
+  double kept() const { return whole_ - left_out_; }
+
+  /// The first id with which the sum of weights, in their order, reaches (or passes) `wanted`, or the last one of all;
+  /// and that sum.
+  std::pair<int64_t, double> at(double wanted, bool passes) const {
+    const auto enough = [&](double sum) { return passes ? sum > wanted : sum >= wanted; };
+    size_t filled = sums_.size();
+    while (filled > 1 && sums_[filled - 1] == 0) --filled;
+    std::pair<int64_t, double> last{-1, 0};
+    double before = 0;
+    for (size_t b = 0; b < filled; before += sums_[b++]) {
+      if (b + 1 < filled && !enough((before + sums_[b]) * (1 + 1e-12))) continue;
+      std::vector<int64_t> ids;
+      // All that may be in it, and little else: one comparison, as most are far away.
+      const bool rest = b + 1 == sums_.size();
+      const double middle = top_ - (double(b) + 0.5) / (scale_ * 64), reach = rest ? -never : 0.51 / (scale_ * 64);
+      for (size_t i = 0; i < scores_.size(); ++i)
+        if (std::abs(scores_[i] - middle) <= reach) [[unlikely]]
+          if (bucket(scores_[i]) == int32_t(b)) ids.push_back(int64_t(i));
+      std::sort(ids.begin(), ids.end(), [&](int64_t i, int64_t j) {
+        const double x = scores_[size_t(i)], y = scores_[size_t(j)];
+        return x != y ? x > y : i < j;
+      });
+      double sum = before;
+      for (const int64_t id : ids) {
+        const double w = weight(scores_[size_t(id)]);
+        if (w < least_ || w == 0) return last.first >= 0 ? last : std::pair(id, sum);
+        last = {id, sum += w};
+        if (enough(sum)) return last;
+      }
+    }
+    return last;
+  }
+
+ private:
+  double weight(double x) const { return exp_below_zero((x - top_) * scale_); }
+  int32_t bucket(double x) const { return int32_t(std::min((top_ - x) * scale_ * 64, 4095.)); }
+
+  std::span<const double> scores_;
+  double top_, scale_, least_, whole_ = 0, left_out_ = 0;
+  std::array<double, 4096> sums_{};
 };
 
 /// Ends of n-grams that begin as the text ends.
@@ -161,7 +226,7 @@ int64_t likeliest(std::span<const double> scores) {
   return std::find(scores.begin(), scores.end(), best) - scores.begin();
 }
 
-std::vector<Candidate> distribution(std::span<const double> scores, const Generation& g, double part) {
+std::vector<Candidate> distribution(std::span<const double> scores, const Generation& g) {
   const double top = scores[size_t(likeliest(scores))], temperature = std::max(g.temperature, 1e-5);
   const auto weight = [&](double score) { return exp_below_zero((score - top) / temperature); };
   Ranked ranked(scores, top, temperature);
@@ -185,14 +250,30 @@ std::vector<Candidate> distribution(std::span<const double> scores, const Genera
   if (g.top_p < 1) keep_while([&, whole = mass](size_t n, double sum) { return n == 0 || sum < g.top_p * whole; });
   if (g.min_p > 0) keep_while([&](size_t n, double) { return at(n) >= g.min_p; });
   std::vector<Candidate> out;
-  double sum = 0;
-  for (size_t i = 0; i < kept && ranked.has(i) && (i == 0 || part == 1 || sum <= part * mass); ++i) {
+  for (size_t i = 0; i < kept && ranked.has(i); ++i) {
     const double p = at(i);
     if (p == 0) break;
     out.push_back({ranked[i], p / mass});
-    sum += p;
   }
   return out;
+}
+
+int64_t next_token(std::span<const double> scores, const Generation& g, double u) {
+  const int64_t best = likeliest(scores);
+  if (g.greedy()) return best;
+  if (g.top_k > 0) {
+    int64_t id = best;
+    double sum = 0;
+    for (const Candidate& c : distribution(scores, g)) {
+      if (sum > u) break;
+      id = c.id, sum += c.probability;
+    }
+    return id;
+  }
+  const Weights weights(scores, scores[size_t(best)], g.temperature, g.min_p);
+  double kept = weights.kept();
+  if (g.top_p < 1) kept = std::min(kept, weights.at(g.top_p * weights.whole(), false).second);
+  return weights.at(u * kept, true).first;
 }
 
 double draw(uint64_t seed, uint64_t sequence, uint64_t position) {

@@ -54,9 +54,10 @@ struct Candidate {
 /// Error when a logit is not a number.
 std::vector<double> process_logits(std::span<const float> logits, std::span<const int64_t> prompt,
                                    std::span<const int64_t> answer, const Generation& generation);
-/// What temperature, top_k, top_p and min_p leave of these scores, likeliest first, lower ids first among equals. Of
-/// them only so many as make up `part` of the probability: the last one is what a draw of `part` takes.
-std::vector<Candidate> distribution(std::span<const double> scores, const Generation& generation, double part = 1);
+/// What temperature, top_k, top_p and min_p leave of these scores, likeliest first, lower ids first among equals.
+std::vector<Candidate> distribution(std::span<const double> scores, const Generation& generation);
+/// The likeliest, or the one of distribution() where the sum of probabilities passes u in [0, 1); without a sort.
+int64_t next_token(std::span<const double> scores, const Generation& generation, double u);
 /// The number in [0, 1) for a token: from the seed, the sequence's number and the place in it alone.
 double draw(uint64_t seed, uint64_t sequence, uint64_t position);
 /// The id of the highest score, the lowest among equals.

@@ -252,9 +252,7 @@ Batcher::Chosen Batcher::choose(const Running& r, int64_t place, std::span<const
     } else {
       if (g.max_new_tokens == 0) return out;
       const std::vector<double> scores = nn::process_logits(logits, r.asked.prompt, r.made, g);
-      out.token.id = g.greedy()
-                         ? nn::likeliest(scores)
-                         : nn::distribution(scores, g, nn::draw(r.seed, r.asked.sequence, uint64_t(place))).back().id;
+      out.token.id = nn::next_token(scores, g, nn::draw(r.seed, r.asked.sequence, uint64_t(place)));
     }
     if (r.asked.logprobs >= 0) {
       const std::vector<double> logprobs = nn::log_probabilities(logits);

@@ -6,7 +6,10 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstring>
+#include <thread>
 #endif
 
 namespace lockstep::serve {
@@ -226,8 +229,7 @@ void run_server(Service& service, const ServerOptions& options) {
 void run_server(Service&, const ServerOptions&) {
   fail(
       "[serve] this build has no HTTP: install cpp-httplib (Debian and Ubuntu: apt-get install libcpp-httplib-dev), "
-      "then "
-      "meson setup --reconfigure build, and build again");
+      "then: meson setup --reconfigure build, and build again");
 }
 
 #endif

@@ -293,7 +293,9 @@ TEST_CASE("linear: bf16 with bias and activation is the product in f32, then the
                     8e-3);
         for (const int threads : {1, 2, 3}) {
           const Threads some(threads);
-          CHECK(equal(linear(x, w, bias, activation), out));
+          const Tensor again = linear(x, w, bias, activation);
+          if (default_device().is_cpu()) CHECK(equal(again, out));  // cuBLASLt has an epilogue of its own with pre
+          else check_close(again, out.to_vector<double>(), 8e-3);
         }
         // pieces of one product have the bits of the whole, which has c: beta adds nothing
         const Tensor none = zeros({m, n}).to(bf16);
