@@ -114,7 +114,7 @@ LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x,
 bool works() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
 }
 #include "tensor/cpu/quantized_dots.inc"
 
@@ -211,7 +211,8 @@ LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x,
 }
 
 bool works() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  return __builtin_cpu_supports("avx2") &&
+         __builtin_cpu_supports("fma");  // and so F16C, which not all compilers can ask
 }
 #include "tensor/cpu/quantized_dots.inc"
 
