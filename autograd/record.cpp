@@ -1,5 +1,6 @@
 // Recording: an operation becomes a node that points at the nodes of its inputs; what it saves knows its version.
 #include <algorithm>
+#include <atomic>
 
 #include "autograd/tape.h"
 
@@ -82,7 +83,8 @@ std::vector<Variable> tape::attach(Ref<Node> node, const std::vector<Variable>& 
 }
 
 Variable as_view(const Variable& base, Variable result) {
-  base.impl()->is_aliased = true;
+  // The base may be a parameter of a model that several threads use at once.
+  std::atomic_ref(base.impl()->is_aliased).store(true, std::memory_order_relaxed);
   result.impl()->is_aliased = true;
   return result;
 }
