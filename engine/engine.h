@@ -33,6 +33,7 @@
 #include "dist/process_group.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/config.h"
+#include "engine/config_source.h"
 #include "nn/module.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
@@ -47,18 +48,9 @@ namespace lockstep::engine {
 
 using Loader = data::DataLoader<data::Example>;
 
-/// Where the config comes from: a file, JSON text, base64 of it, or a struct.
-struct ConfigSource {
-  ConfigSource() = default;
-  ConfigSource(const char* source) : text(source) {}                                // NOLINT: implicit on purpose
-  ConfigSource(std::string source) : text(std::move(source)) {}                     // NOLINT
-  ConfigSource(const data::Json& json) : text(json.dump()) {}                       // NOLINT
-  ConfigSource(Config made) : config(std::make_shared<Config>(std::move(made))) {}  // NOLINT
-  bool is_given() const { return config || !text.empty(); }
+struct ConfigSource : SourceOf<Config> {
+  using SourceOf::SourceOf;
   Config read() const { return config ? *config : read_config(text); }
-
-  std::string text;
-  std::shared_ptr<Config> config;
 };
 
 /// What DeepSpeed's programs take from the command line.

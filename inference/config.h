@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "data/json.h"
+#include "engine/config_source.h"
 #include "tensor/dtype.h"
 #include "zero/zero.h"
 
@@ -98,17 +99,9 @@ data::Json to_json(const Config& config);
 /// docs/inference-config.md
 std::string config_reference();
 
-/// Where a config comes from: a file, JSON text, base64 of it, or a struct.
-struct ConfigSource {
-  ConfigSource() = default;
-  ConfigSource(const char* source) : text(source) {}                                // NOLINT: implicit on purpose
-  ConfigSource(std::string source) : text(std::move(source)) {}                     // NOLINT
-  ConfigSource(const data::Json& json) : text(json.dump()) {}                       // NOLINT
-  ConfigSource(Config made) : config(std::make_shared<Config>(std::move(made))) {}  // NOLINT
-  Config read() const { return config ? checked(*config) : text.empty() ? Config() : read_config(text); }
-
-  std::string text;
-  std::shared_ptr<Config> config;
+struct ConfigSource : engine::SourceOf<Config> {
+  using SourceOf::SourceOf;
+  Config read() const { return !is_given() ? Config() : config ? checked(*config) : read_config(text); }
 };
 
 }  // namespace lockstep::inference
