@@ -223,11 +223,6 @@ const QuantizedKernels kernels{"avx2", works, few, many, dots};
 }  // namespace avx2
 #endif
 
-// g++ 12 lays out the copies of frames that AddressSanitizer keeps for vectors of 32 bytes at most, and writes 64.
-#if defined(__SANITIZE_ADDRESS__) && defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("no-avx512f")
-#endif
 namespace portable {
 #define LOCKSTEP_TARGET
 #define LOCKSTEP_INLINE inline
@@ -299,8 +294,5 @@ const QuantizedKernels kernels{"portable", works, few, many, dots};
 #undef LOCKSTEP_TARGET
 #undef LOCKSTEP_INLINE
 }  // namespace portable
-#if defined(__SANITIZE_ADDRESS__) && defined(__x86_64__)
-#pragma GCC pop_options
-#endif
 
 }  // namespace lockstep::on_cpu
