@@ -2,12 +2,12 @@
 # Trains a small GPT on this repository's own sources and docs on two ranks, for about a minute and a half, and lets it write.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-scripts/build.sh apps/gpt apps/lockstep
+scripts/build.sh apps/gpt
 seconds=${DEMO_SECONDS:-95}
 shape=(--model gpt:4x128x4 --context 128 --batch 8 --lr 2e-3 --warmup 50 --seed 1)
 
 # How fast is this machine? Twenty steps tell how many fit.
-train=(build/apps/lockstep run -n 2 -- build/apps/gpt train "${shape[@]}")
+train=(build/apps/gpt train --ranks 2 "${shape[@]}")
 probe=$("${train[@]}" --steps 20 --json | tail -1)
 steps=$(python3 -c 'import json, sys; r = json.loads(sys.argv[1][sys.argv[1].index("{"):]); print(max(100, min(4000, int(float(sys.argv[2]) * r["tokens_per_second"] / (16 * 128)) // 50 * 50)))' "$probe" "$seconds")
 
@@ -22,3 +22,4 @@ echo "------------------------------------------------------------"
 build/apps/gpt sample runs/demo --prompt 'Tensor softmax(' --tokens 400 --temperature 0.7
 echo "------------------------------------------------------------"
 echo "More: build/apps/gpt sample runs/demo --prompt \"#include\" --tokens 400     (build/apps/gpt --help)"
+echo "Ranks were threads here. As processes, here or on many machines: scripts/build.sh, then build/apps/lockstep run -n 2 -- build/apps/gpt train"

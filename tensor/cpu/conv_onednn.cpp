@@ -24,7 +24,7 @@ namespace {
 using dnnl::memory;
 using Desc = memory::desc;
 constexpr auto type = memory::data_type::f32;
-enum class Kind : int64_t { forward, grad_input, grad_weight };
+enum class ConvKind : int64_t { forward, grad_input, grad_weight };
 
 const dnnl::engine& engine() {
   static const dnnl::engine one(dnnl::engine::kind::cpu, 0);
@@ -33,7 +33,7 @@ const dnnl::engine& engine() {
 
 /// What decides a primitive: sizes for a chunk of n images, options and layout.
 struct Problem {
-  Kind kind;
+  ConvKind kind;
   int64_t n, c, h, w, k, r, s, p, q;
   ConvArgs args;
   bool bias, channels_last;
@@ -89,12 +89,12 @@ Primitive make_plan(const Problem& t) {
       {prop_kind::forward_training, algorithm::convolution_direct, x, w, b, y, stride, dilation, pad, pad}, attributes,
       engine());
   const auto slow = [](const auto& pd) { return std::string(pd.impl_info_str()).find("ref") != std::string::npos; };
-  if (t.kind == Kind::forward) {
+  if (t.kind == ConvKind::forward) {
     if (slow(forward)) return {};
     return {dnnl::convolution_forward(forward), forward.src_desc(), forward.weights_desc(), forward.dst_desc(),
             forward.scratchpad_desc()};
   }
-  if (t.kind == Kind::grad_input) {
+  if (t.kind == ConvKind::grad_input) {
     const dnnl::convolution_backward_data::primitive_desc pd(
         {algorithm::convolution_direct, x, w, y, stride, dilation, pad, pad}, attributes, engine(), forward);
     if (slow(pd)) return {};
@@ -146,7 +146,7 @@ Desc layout(const Tensor& x, int64_t images) {
 }
 
 memory over(const Desc& desc, const void* data) { return memory(desc, engine(), const_cast<void*>(data)); }
-size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 void reorder(dnnl::stream& stream, const memory& from, const memory& to) {
   auto a = from, b = to;
   dnnl::reorder(a, b).execute(stream, a, b);
@@ -155,7 +155,7 @@ void reorder(dnnl::stream& stream, const memory& from, const memory& to) {
 /// One call: full chunks with plan 0, the last one (fewer images) with plan 1.
 class Call {
  public:
-  Call(Kind kind, const Tensor& x, const Tensor& y, const Shape& weight, bool bias, const ConvArgs& args)
+  Call(ConvKind kind, const Tensor& x, const Tensor& y, const Shape& weight, bool bias, const ConvArgs& args)
       : x_(x), y_(y) {
     const Shape &s = x.shape(), &o = y.shape();
     const bool last = is_channels_last(x) && is_channels_last(y);
@@ -178,8 +178,8 @@ class Call {
   template <class Fn> void run(bool write_x, bool write_y, Fn&& fn) {
     size_t bytes = 0;
     for (const auto& plan : plans_)
-      bytes =
-          std::max(bytes, padded(plan->x.get_size()) + padded(plan->y.get_size()) + padded(plan->scratch.get_size()));
+      bytes = std::max(bytes, whole_lines(plan->x.get_size()) + whole_lines(plan->y.get_size()) +
+                                  whole_lines(plan->scratch.get_size()));
     const int64_t slots = std::min<int64_t>(get_threads(), count_);
     const Tensor buffers = empty({slots, int64_t(bytes)}, {.dtype = u8});
     std::atomic<int64_t> taken{0};
@@ -198,7 +198,7 @@ class Call {
                 over(layout(tensor, images), tensor.data<float>() + chunk * size_ * tensor.strides()[0]);
             if (user.get_desc() == wanted) return std::pair(user, user);
             const memory own = over(wanted, free);
-            free += padded(wanted.get_size());
+            free += whole_lines(wanted.get_size());
             return std::pair(user, own);
           };
           const auto [user_x, x] = place(x_, plan.x);
@@ -244,7 +244,7 @@ class Call {
 }  // namespace
 
 bool onednn_conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, Tensor& out) {
-  Call call(Kind::forward, x, out, w.shape(), bias.defined(), args);
+  Call call(ConvKind::forward, x, out, w.shape(), bias.defined(), args);
   if (!call.usable()) return false;
   std::array<Tensor, 2> keep;
   const auto weights = call.weights(w, keep);
@@ -262,7 +262,7 @@ bool onednn_conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const C
 }
 
 bool onednn_conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, Tensor& grad_x) {
-  Call call(Kind::grad_input, grad_x, grad, w.shape(), false, args);
+  Call call(ConvKind::grad_input, grad_x, grad, w.shape(), false, args);
   if (!call.usable()) return false;
   std::array<Tensor, 2> keep;
   const auto weights = call.weights(w, keep);
@@ -278,11 +278,11 @@ bool onednn_conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArg
 
 bool onednn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tensor& grad_w,
                                Tensor& grad_bias) {
-  Call call(Kind::grad_weight, x, grad, grad_w.shape(), grad_bias.defined(), args);
+  Call call(ConvKind::grad_weight, x, grad, grad_w.shape(), grad_bias.defined(), args);
   // Partial sums of different layouts cannot be added, and chunks have one layout but in odd cases.
   if (!call.usable() || !(call.plan(0).w == call.plan(call.count() - 1).w)) return false;
   const Desc w = call.plan(0).w;
-  const int64_t k = grad.size(1), floats = int64_t(padded(w.get_size()) / 4), each = floats + (k + 15) / 16 * 16;
+  const int64_t k = grad.size(1), floats = int64_t(whole_lines(w.get_size()) / 4), each = floats + (k + 15) / 16 * 16;
   const Tensor partial = empty({call.count(), each});
   float* const parts = partial.data<float>();
   call.run(false, false,

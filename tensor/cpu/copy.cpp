@@ -16,8 +16,6 @@ namespace {
 template <size_t width>
 using BitsOf = std::tuple_element_t<std::bit_width(width) - 1, std::tuple<uint8_t, uint16_t, uint32_t, uint64_t>>;
 
-constexpr int64_t grain = 1 << 15;  // elements for which a second thread pays
-
 struct CopyLoop {
   int rank = 0;
   int64_t size[Dims::max_rank] = {}, from[Dims::max_rank] = {}, to[Dims::max_rank] = {};  // outermost first
@@ -176,7 +174,7 @@ template <class T> void copy_transposed(const CopyLoop& original, int across, co
   const int64_t down = (rows + high - 1) / high, blocks = down * ((columns + wide - 1) / wide);
   const int64_t matrices = plan.numel() / (rows * columns);
   const int64_t block_elements = std::min(rows, high) * std::min(columns, wide);
-  parallel_for(matrices * blocks, std::max<int64_t>(1, grain / block_elements), [&](int64_t begin, int64_t end) {
+  parallel_for(matrices * blocks, std::max<int64_t>(1, light_grain / block_elements), [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end;) {
       const int64_t matrix = at / blocks, stop = std::min(end, (matrix + 1) * blocks);
       for_rows(plan, 2, matrix, matrix + 1, [&](int64_t from_offset, int64_t to_offset) {
@@ -194,7 +192,7 @@ template <class T> void copy_transposed(const CopyLoop& original, int across, co
 template <class From, class To> void copy_plan(const CopyLoop& plan, const From* from, To* to) {
   const int last = plan.rank - 1;
   if (plan.rank == 1) {
-    parallel_for(plan.size[0], grain, [&](int64_t begin, int64_t end) {
+    parallel_for(plan.size[0], light_grain, [&](int64_t begin, int64_t end) {
       copy_run(from + begin * plan.from[0], plan.from[0], to + begin * plan.to[0], plan.to[0], end - begin);
     });
     return;
@@ -207,7 +205,7 @@ template <class From, class To> void copy_plan(const CopyLoop& plan, const From*
     }
   }
   const int64_t length = plan.size[last];
-  parallel_for(plan.numel() / length, std::max<int64_t>(1, grain / length), [&](int64_t begin, int64_t end) {
+  parallel_for(plan.numel() / length, std::max<int64_t>(1, light_grain / length), [&](int64_t begin, int64_t end) {
     for_rows(plan, 1, begin, end, [&](int64_t from_offset, int64_t to_offset) {
       copy_run(from + from_offset, plan.from[last], to + to_offset, plan.to[last], length);
     });
@@ -228,12 +226,12 @@ void copy_same(const CopyLoop& plan, int64_t width, const void* from, void* to) 
 template <class T> void fill_plan(const CopyLoop& plan, T* to, T value) {
   const int last = plan.rank - 1;
   if (plan.rank == 1 && plan.to[0] == 1) {
-    parallel_for(plan.size[0], 4 * grain,
+    parallel_for(plan.size[0], 4 * light_grain,
                  [&](int64_t begin, int64_t end) { std::fill_n(to + begin, end - begin, value); });
     return;
   }
   const int64_t length = plan.size[last], stride = plan.to[last];
-  parallel_for(plan.numel() / length, std::max<int64_t>(1, grain / length), [&](int64_t begin, int64_t end) {
+  parallel_for(plan.numel() / length, std::max<int64_t>(1, light_grain / length), [&](int64_t begin, int64_t end) {
     for_rows(plan, 1, begin, end, [&](int64_t, int64_t offset) {
       for (int64_t i = 0; i < length; ++i) to[offset + i * stride] = value;
     });

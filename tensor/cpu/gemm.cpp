@@ -28,8 +28,6 @@ constexpr int64_t columns_limit = 1536;             // of packed b, unless k is 
 constexpr int64_t fork_work = 1 << 18;              // multiplications that are worth a thread
 constexpr int64_t fork_reads = 1 << 15;             // numbers from memory that are
 
-int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
-
 /// A few hundred multiplications: no packing, no padding. Sums side by side: g++ makes one sum of products that it
 /// rounds before it adds them, where the tuning of a processor says so, and then an element's bits would not be those
 /// of a tile.

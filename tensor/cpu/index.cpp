@@ -14,8 +14,6 @@
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t grain = 1 << 14;  // elements for which a second thread pays
-
 // Calls fn.operator()<T>() with an unsigned integer as wide as the dtype: moving needs no more.
 template <class Fn> void dispatch_width(DType dtype, Fn&& fn) {
   switch (size_of(dtype)) {

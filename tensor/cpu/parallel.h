@@ -22,6 +22,11 @@
 
 namespace lockstep::on_cpu {
 
+inline constexpr int64_t grain = 1 << 14;        // elements for which a second thread pays
+inline constexpr int64_t light_grain = 1 << 15;  // the same where an element is only moved or added
+
+inline int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
+
 /// Calls fn(begin, end) for disjoint ranges that cover [0, n), on up to get_threads() threads, each range at least
 /// `grain` long. Runs in the caller when there is only one range or when already inside a parallel region. fn must not
 /// throw.

@@ -41,8 +41,6 @@ std::atomic<const QuantizedKernels*>& chosen() {
   return kernels;
 }
 
-int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
-
 /// rows x n values at `at`, rows ld apart.
 template <class F> void map_rows(float* at, int64_t rows, int64_t n, int64_t ld, const float* bias, F f) {
   for (int64_t r = 0; r < rows; ++r, at += ld)

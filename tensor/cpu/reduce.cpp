@@ -15,14 +15,13 @@
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/cpu/reduce_plan.h"
+#include "tensor/cpu/rows.h"
 
 namespace lockstep::on_cpu {
 namespace {
 
 constexpr int64_t run_block = 4096;     // elements of a row in one sum
-constexpr int64_t row_block = 64;       // rows in one column sum
 constexpr int64_t column_block = 1024;  // also what fits a buffer
-constexpr int64_t grain = 1 << 15;      // elements for which a second thread pays
 
 // --- operations: what the lanes of each are, and how they take one more vector and join ---
 
@@ -173,20 +172,20 @@ void fold_rows(const ReducePlan& plan, const Source<A>& x, const A* center, Tota
   };
   const int64_t block_length = std::min(run_block, n * rows);
   if (blocks == 1) {
-    return parallel_for(outputs, grain / block_length, [&](int64_t begin, int64_t end) {
+    return parallel_for(outputs, light_grain / block_length, [&](int64_t begin, int64_t end) {
       Walk at(plan.kept, begin);
       for (int64_t o = begin; o < end; ++o, at.next())
         totals[at.out] = fold_block(at.x, center ? center[at.out] : A(0), 0);
     });
   }
   const auto partial = std::make_unique_for_overwrite<Total<A>[]>(size_t(outputs * blocks));
-  parallel_for(outputs * blocks, grain / block_length, [&](int64_t begin, int64_t end) {
+  parallel_for(outputs * blocks, light_grain / block_length, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const Walk at(plan.kept, i / blocks);
       partial[i] = fold_block(at.x, center ? center[at.out] : A(0), i % blocks);
     }
   });
-  parallel_for(outputs, grain / blocks, [&](int64_t begin, int64_t end) {
+  parallel_for(outputs, light_grain / blocks, [&](int64_t begin, int64_t end) {
     Walk at(plan.kept, begin);
     for (int64_t o = begin; o < end; ++o, at.next()) {
       Total<A> total = partial[o * blocks];
@@ -237,7 +236,7 @@ void fold_columns(const ReducePlan& plan, const Source<A>& x, const A* center, T
   std::unique_ptr<Total<A>[]> partial;
   if (chunks > 1) partial = std::make_unique_for_overwrite<Total<A>[]>(size_t(chunks * outer * columns));
   const int64_t work = std::min(columns, column_block) * std::min(rows, chunk_rows);
-  parallel_for(outer * strips * chunks, grain / work, [&](int64_t begin, int64_t end) {
+  parallel_for(outer * strips * chunks, light_grain / work, [&](int64_t begin, int64_t end) {
     alignas(64) Total<A> total[column_block];
     for (int64_t item = begin; item < end; ++item) {
       const int64_t chunk = item % chunks, first = item / chunks % strips * column_block, o = item / chunks / strips;
@@ -252,7 +251,7 @@ void fold_columns(const ReducePlan& plan, const Source<A>& x, const A* center, T
     }
   });
   if (chunks == 1) return;
-  parallel_for(outer * columns, grain / chunks, [&](int64_t begin, int64_t end) {
+  parallel_for(outer * columns, light_grain / chunks, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       Total<A> total = partial[i];
       for (int64_t chunk = 1; chunk < chunks; ++chunk) total = Op::join(total, partial[chunk * outer * columns + i]);
@@ -282,7 +281,7 @@ template <class V, class Fn>
 void finish(Tensor& out, const std::unique_ptr<V[]>& totals, Fn&& fn) {
   dispatch_all(out.dtype(), "reduce", [&]<class T> {
     T* to = out.data<T>();
-    parallel_for(out.numel(), grain, [&](int64_t begin, int64_t end) {
+    parallel_for(out.numel(), light_grain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) to[i] = convert<T>(fn(i, totals[i]));
     });
   });
@@ -342,7 +341,7 @@ bool all_finite(const Tensor& x) {
   std::atomic<bool> good{true};
   const auto check = [&]<class Bits>(Bits exponent) {
     const Bits* p = static_cast<const Bits*>(values.raw_data());
-    parallel_for(values.numel(), grain, [&](int64_t begin, int64_t end) {
+    parallel_for(values.numel(), light_grain, [&](int64_t begin, int64_t end) {
       for (int64_t first = begin; first < end && good.load(std::memory_order_relaxed); first += run_block) {
         const int64_t last = std::min(end, first + run_block);
         Bits bad = 0;

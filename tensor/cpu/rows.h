@@ -9,8 +9,7 @@
 
 namespace lockstep::on_cpu {
 
-inline constexpr int64_t grain = 1 << 14;  // elements worth a thread
-inline constexpr int64_t row_block = 64;   // rows whose contributions to a sum over rows are added up first
+inline constexpr int64_t row_block = 64;  // rows whose contributions to a sum over rows are added up first
 
 inline int64_t row_grain(int64_t columns) { return std::max<int64_t>(1, grain / std::max<int64_t>(columns, 1)); }
 

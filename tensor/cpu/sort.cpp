@@ -14,8 +14,6 @@
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t grain = 1 << 14;  // elements for which a second thread pays
-
 struct Lines {
   int64_t outer = 1, n = 1, inner = 1;
   int64_t count() const { return outer * inner; }
