@@ -14,11 +14,6 @@ void check_at_least_0(const char* op, std::initializer_list<std::pair<const char
     LOCKSTEP_CHECK(value >= 0, "[", op, "] expected ", option, " >= 0, got ", value);
 }
 
-Tensor signed_grad(const Tensor& grad, bool maximize, double grad_scale) {
-  const double factor = maximize ? -grad_scale : grad_scale;
-  return factor == 1 ? grad : mul_scalar(grad, factor);
-}
-
 /// Nearest orthogonal matrix, roughly: five steps of a quintic Newton-Schulz iteration, whose coefficients pull every
 /// singular value towards 1 without ever computing them.
 Tensor orthogonalize(const Tensor& g, int steps) {

@@ -81,6 +81,8 @@ void Optimizer::advance(int group, Tensor& parameter, const Tensor& grad, Parame
 
 void Optimizer::keep_average(double decay) {
   LOCKSTEP_CHECK(decay >= 0 && decay < 1, "[", name(), "] expected a decay of the average in [0, 1), got ", decay);
+  LOCKSTEP_CHECK(decay == 0 || average_decay_ > 0 || !keeps_average(), "[", name(),
+                 "] keeps an average of its own; leave out the decay of another, ", decay);
   average_decay_ = decay;
 }
 
