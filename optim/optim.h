@@ -264,6 +264,23 @@ class Muon : public OptimizerOf<MuonOptions> {
   bool is_elementwise() const override { return false; }
 };
 
+/// eps1: of squares; 0 takes the parameter's precision. d: the largest root mean square of a step, in steps of rate.
+struct AdafactorOptions {
+  double lr = 1e-2, beta2_decay = -0.8, eps1 = 0, eps2 = 1e-3, d = 1, weight_decay = 0;
+  bool maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+/// PyTorch's Adafactor (Shazeer and Stern, 2018): second moments of a matrix are those of its rows times its columns,
+/// R + C numbers for R C elements.
+class Adafactor : public OptimizerOf<AdafactorOptions> {
+  LOCKSTEP_OPTIMIZER(Adafactor);
+
+ public:
+  bool is_elementwise() const override { return false; }
+  Shape state_shape(const std::string& key, const Shape& parameter) const override;
+};
+
 #undef LOCKSTEP_OPTIMIZER
 
 }  // namespace lockstep::optim

@@ -95,6 +95,10 @@ void Optimizer::zero_grad(bool keep) {
   }
 }
 
+Shape Optimizer::state_shape(const std::string& key, const Shape& parameter) const {
+  return is_per_block(key) ? Shape{(numel_of(parameter) + block() - 1) / block()} : parameter;
+}
+
 std::vector<Variable> Optimizer::parameters() const {
   std::vector<Variable> all;
   for (const auto& group : groups_) all.insert(all.end(), group.begin(), group.end());
@@ -167,8 +171,7 @@ void Optimizer::load_state(const OptimizerState& saved) {
   };
   for (const auto& [key, tensor] : saved.tensors) {
     const Variable& parameter = *owner(key);
-    const Shape expected =
-        is_per_block(key) ? Shape{(parameter.numel() + block() - 1) / block()} : Shape(parameter.shape());
+    const Shape expected = state_shape(key, parameter.shape());
     LOCKSTEP_CHECK(tensor.shape() == expected, "[", name(), "] expected '", key, "' of shape ", expected, ", got ",
                    tensor.shape());
     const MemoryScope scope(Memory::optimizer);

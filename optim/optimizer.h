@@ -56,6 +56,8 @@ class Optimizer {
   virtual bool is_elementwise() const { return true; }
   /// Elements that share numbers of the state, which are in tensors of is_per_block(): parts begin at multiples of it.
   virtual int64_t block() const { return 1; }
+  /// The shape of the state's tensor of that name (it may have a prefix) for a parameter of this shape.
+  virtual Shape state_shape(const std::string& key, const Shape& parameter) const;
   /// True for optimizers whose step() moves gradients between ranks itself (parallel/onebit/): no wrapper may have
   /// reduced them before.
   virtual bool communicates() const { return false; }

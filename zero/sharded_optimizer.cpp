@@ -118,9 +118,10 @@ int64_t ShardedOptimizer::plan_regions(size_t u, int64_t end) {
 std::map<std::string, DType> ShardedOptimizer::keys_of(const Parameter& p) const {
   const bool wide = size_of(p.variable.dtype()) >= 4;
   const TensorOptions like{.dtype = wide ? p.variable.dtype() : f32, .device = cpu};
-  Tensor one = zeros({1, 1}, like), low;
+  const Shape shape = p.optimizer->is_elementwise() ? Shape{1, 1} : Shape::filled(int(p.variable.dim()), 1);
+  Tensor one = zeros(shape, like), low;
   optim::ParameterState state{.step = 1, .tensors = {}, .whole = p.variable.numel()};
-  p.optimizer->advance(p.group, one, zeros({1, 1}, like), state, low, 1);
+  p.optimizer->advance(p.group, one, zeros(shape, like), state, low, 1);
   std::map<std::string, DType> keys;
   if (!wide) keys["master"] = f32;
   for (const auto& [key, tensor] : state.tensors)
@@ -247,7 +248,7 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const 
     if (low.defined()) low = low.view(p.variable.shape());
   }
   for (auto& [key, tensor] : state.tensors)
-    if (tensor.defined() && !optim::is_per_block(key)) tensor = tensor.view(w.shape());
+    if (tensor.defined() && !optim::is_per_block(key)) tensor = tensor.view(p.optimizer->state_shape(key, w.shape()));
   p.optimizer->advance(p.group, w, g, state, low, 1);
   if (here.storage() != lives.storage()) lives.copy_(here);  // on another device
   for (const auto& [key, tensor] : state.tensors) {
