@@ -36,6 +36,7 @@
 #include "nn/nn.h"
 #include "optim/average.h"
 #include "optim/clip.h"
+#include "optim/lbfgs.h"
 #include "optim/loss_scaler.h"
 #include "optim/optim.h"
 #include "optim/schedule.h"

@@ -104,7 +104,12 @@ int64_t ShardedOptimizer::plan_regions(size_t u, int64_t end) {
     LOCKSTEP_CHECK(p.optimizer->block() == 1, "[offload] ", p.optimizer->name(),
                    " keeps state in 8 bits, in blocks of ", p.optimizer->block(),
                    " elements, and files have state in f32 only; offload to cpu");
-    for (const auto& [key, dtype] : keys_of(p)) piece.keys.push_back(key);
+    for (const auto& [key, dtype] : keys_of(p)) {
+      LOCKSTEP_CHECK(p.optimizer->state_shape(key, p.variable.shape()) == p.variable.shape(), "[offload] ",
+                     p.optimizer->name(), " keeps '", key, "' for rows or columns of ", p.name,
+                     ", and files have state for elements only; offload to cpu");
+      piece.keys.push_back(key);
+    }
     keys.insert(piece.keys.begin(), piece.keys.end());
   }
   for (const std::string& key : keys) {
