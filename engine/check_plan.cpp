@@ -41,10 +41,18 @@ std::vector<std::string> one_bit_reasons(const Config& c, const parallel::Plan& 
 
 namespace {
 
-/// What is against state in 8 bits, in blocks of elements.
-std::vector<std::string> eight_bit_reasons(const Config& c, const parallel::Plan& plan, const std::string& optimizer) {
+/// What is against state that is not for elements (in 8 bits, for rows), and against rules that want the loss.
+std::vector<std::string> state_reasons(const Config& c, const parallel::Plan& plan, const std::string& optimizer) {
   std::vector<std::string> reasons;
   const std::string name = optimizer.empty() ? "optimizer.type: " + c.optimizer.type : optimizer;
+  if (lower(name).ends_with("adafactor") && c.zero_optimization.offload_optimizer.device == zero::Offload::nvme)
+    reasons.push_back(str(name,
+                          " keeps state for rows and columns, and offload to nvme files for elements; offload to "
+                          "cpu, or take AdamW"));
+  if (lower(name).ends_with("lbfgs"))
+    reasons.push_back(str(name,
+                          " evaluates the loss many times a step, which an engine does not; call its step(loss) in "
+                          "a loop of your own, or take AdamW"));
   if (!lower(name).ends_with("8bit")) return reasons;
   const std::string wide = name.substr(name.rfind(' ') + 1, name.size() - name.rfind(' ') - 5);
   if (plan.tp > 1)
@@ -74,7 +82,7 @@ std::vector<std::string> reasons_against(const Config& c, const parallel::Plan& 
   plan.zero = std::max(plan.zero, int(c.zero_optimization.stage));
   std::vector<std::string> reasons = parallel::reasons_against(plan, sizes);
   for (std::string& reason : one_bit_reasons(c, plan, optimizer)) reasons.push_back(std::move(reason));
-  for (std::string& reason : eight_bit_reasons(c, plan, optimizer)) reasons.push_back(std::move(reason));
+  for (std::string& reason : state_reasons(c, plan, optimizer)) reasons.push_back(std::move(reason));
   const auto refuse = [&](bool holds, const std::string& reason) {
     if (holds) reasons.push_back(reason);
   };

@@ -155,6 +155,12 @@ template <class Class, class O> NamedType eight_bit(const char* name, const char
           }};
 }
 
+/// What PyTorch's kinds of Adam have.
+template <class O> Params& name_adam(Params& p, O& o) {
+  p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps);
+  return p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
+}
+
 /// What the 1-bit kinds of Adam name before their own options.
 template <class O> Params& one_bit_adam(Params& p, O& o) {
   p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps)("bias_correction", &o.bias_correction);
@@ -199,6 +205,49 @@ const std::vector<NamedType>& optimizer_types() {
                               p("lr", &o.lr)("alpha", &o.alpha)("eps", &o.eps)("weight_decay", &o.weight_decay);
                               p("momentum", &o.momentum)("centered", &o.centered)("maximize", &o.maximize);
                             }),
+      plain<optim::NAdam>("NAdam", "Adam with Nesterov's momentum", optim::NAdamOptions{},
+                          [](Params& p, auto& o) {
+                            name_adam(p, o)("momentum_decay", &o.momentum_decay);
+                            p("decoupled_weight_decay", &o.decoupled_weight_decay);
+                          }),
+      plain<optim::RAdam>(
+          "RAdam", "Adam with its first steps rectified", optim::RAdamOptions{},
+          [](Params& p, auto& o) { name_adam(p, o)("decoupled_weight_decay", &o.decoupled_weight_decay); }),
+      plain<optim::Adamax>("Adamax", "Adam with the largest gradient in place of the second moment",
+                           optim::AdamaxOptions{}, [](Params& p, auto& o) { name_adam(p, o); }),
+      plain<optim::Adadelta>("Adadelta", "steps as long as those before them", optim::AdadeltaOptions{},
+                             [](Params& p, auto& o) {
+                               p("lr", &o.lr)("rho", &o.rho)("eps", &o.eps);
+                               p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
+                             }),
+      plain<optim::ASGD>("ASGD", "SGD with a falling rate, and an average from step t0 on", optim::ASGDOptions{},
+                         [](Params& p, auto& o) {
+                           p("lr", &o.lr)("lambd", &o.lambd)("alpha", &o.alpha)("t0", &o.t0);
+                           p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
+                         }),
+      plain<optim::Rprop>("Rprop", "by the sign of gradients of all data", optim::RpropOptions{},
+                          [](Params& p, auto& o) {
+                            p("lr", &o.lr)("etas", Pair{&o.eta_minus, &o.eta_plus});
+                            p("step_sizes", Pair{&o.step_min, &o.step_max})("maximize", &o.maximize);
+                          }),
+      plain<optim::Adafactor>("Adafactor", "second moments of rows and columns", optim::AdafactorOptions{},
+                              [](Params& p, auto& o) {
+                                p("lr", &o.lr)("beta2_decay", &o.beta2_decay)("eps", Pair{&o.eps1, &o.eps2});
+                                p("d", &o.d)("weight_decay", &o.weight_decay)("maximize", &o.maximize);
+                              }),
+      plain<optim::Sophia>("Sophia", "momentum over the Hessian's diagonal, from every tenth gradient",
+                           optim::SophiaOptions{},
+                           [](Params& p, auto& o) {
+                             p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("rho", &o.rho);
+                             p("weight_decay", &o.weight_decay)("batch", &o.batch, least(1));
+                             p("hessian_interval", &o.hessian_interval, least(1))("maximize", &o.maximize);
+                           }),
+      plain<optim::AdamWScheduleFree>("AdamWScheduleFree", "AdamW at a constant rate, with an average to evaluate",
+                                      optim::AdamWScheduleFreeOptions{},
+                                      [](Params& p, auto& o) {
+                                        name_adam(p, o)("warmup_steps", &o.warmup_steps, least(0))("r", &o.r);
+                                        p("weight_lr_power", &o.weight_lr_power);
+                                      }),
       eight_bit<optim::AdamW8bit, optim::AdamW8bitOptions>("AdamW8bit", "AdamW with moments in 8 bits"),
       eight_bit<optim::Adam8bit, optim::Adam8bitOptions>("Adam8bit", "Adam with moments in 8 bits"),
       eight_bit<optim::Lion8bit, optim::Lion8bitOptions>("Lion8bit", "Lion with its moment in 8 bits"),
@@ -214,14 +263,14 @@ const std::vector<NamedType>& optimizer_types() {
                                   p("factor_max", &o.factor_max, positive())("factor_min", &o.factor_min, positive());
                                   p("factor_threshold", &o.factor_threshold, positive());
                                 }),
-      plain<onebit::ZeroOneAdam>("ZeroOneAdam", "Adam with 1 bit, and with steps that send nothing; stage 0",
-                                 onebit::ZeroOneAdamOptions{},
-                                 [](Params& p, auto& o) {
-                                   one_bit_adam(p, o)("var_freeze_step", Count{&o.var_freeze_step}, least(1));
-                                   p("var_update_scaler", Count{&o.var_update_scaler}, least(1));
-                                   p("local_step_scaler", Count{&o.local_step_scaler}, least(1));
-                                   p("local_step_clipper", Count{&o.local_step_clipper}, least(1));
-                                 }),
+      plain<onebit::ZeroOneAdam>(
+          "ZeroOneAdam", "Adam with 1 bit, and with steps that send nothing; stage 0", onebit::ZeroOneAdamOptions{},
+          [](Params& p, auto& o) {
+            one_bit_adam(p, o)("var_freeze_step", Count{&o.var_freeze_step}, least(1));
+            p("var_update_scaler", Count{&o.var_update_scaler}, least(1));
+            p("local_step_scaler", Count{&o.local_step_scaler}, least(1));
+            p("local_step_clipper", Count{&o.local_step_clipper}, least(1));
+          }),
       plain<onebit::OneBitSGD>("OneBitSGD", "SGD with error feedback; stage 0", onebit::OneBitSGDOptions{},
                                [](Params& p, auto& o) {
                                  p("lr", &o.lr)("weight_decay", &o.weight_decay, least(0));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/config_table.h"
+#include "optim/schedule_list.h"
 
 namespace lockstep::engine {
 
@@ -48,7 +49,7 @@ class Params {
 
 using Optimizers = std::vector<std::unique_ptr<optim::Optimizer>>;
 using MakeOptimizers = std::function<Optimizers(const NamedParameters& parameters, dist::ProcessGroup* group)>;
-using MakeSchedule = std::function<std::unique_ptr<optim::Schedule>(optim::Optimizer& optimizer)>;
+using MakeSchedule = optim::MakeSchedule;
 using Make = std::variant<MakeOptimizers, MakeSchedule>;
 
 /// An optimizer or a schedule by its name in the file, whatever its case.

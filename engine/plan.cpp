@@ -58,9 +58,14 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
     for (const Variable& p : o->parameters()) {
       const size_t i = places.at(p.impl().get());
       asked.bytes[i] = one_bit ? 8 : 0;
-      for (const auto& [key, tensor] : o->state_of(p).tensors)
-        if (tensor.defined())
-          asked.bytes[i] += double(size_of(tensor.dtype())) / double(optim::is_per_block(key) ? o->block() : 1);
+      const Shape whole = i < count ? model.parameters[i].shape : Shape(p.shape());
+      for (const auto& [key, tensor] : o->state_of(p).tensors) {
+        if (!tensor.defined()) continue;
+        const double part = optim::is_per_block(key) ? 1 / double(o->block())
+                                                     : double(numel_of(o->state_shape(key, whole))) /
+                                                           double(std::max<int64_t>(numel_of(whole), 1));
+        asked.bytes[i] += double(size_of(tensor.dtype())) * part;
+      }
       asked.elementwise[i] = o->is_elementwise();
     }
   }

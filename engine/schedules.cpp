@@ -2,7 +2,9 @@
 #include <algorithm>
 
 #include "engine/params.h"
+#include "optim/average.h"
 #include "optim/optim.h"
+#include "optim/schedule_list.h"
 #include "tensor/check.h"
 #include "tensor/ops.h"
 
@@ -44,6 +46,36 @@ NamedType schedule(const char* name, const char* doc, void (*fields)(Params& p, 
               return std::make_unique<Class>(optimizer, o);
             };
           }};
+}
+
+/// One made of others: "schedulers", a list of {"type", "params"}.
+Make list_schedule(Params& p) {
+  const bool follows = p.type == "SequentialLR";
+  data::Json list = data::Json::Array();
+  std::vector<int64_t> milestones;
+  p.required("schedulers", &list, anything());
+  if (follows) p.required("milestones", &milestones, least(1));
+  std::vector<optim::MakeSchedule> parts;
+  const auto make = [=](std::vector<optim::MakeSchedule> of) {
+    return [=](optim::Optimizer& optimizer) -> std::unique_ptr<optim::Schedule> {
+      if (follows) return std::make_unique<optim::SequentialLR>(optimizer, of, milestones);
+      return std::make_unique<optim::ChainedScheduler>(optimizer, of);
+    };
+  };
+  p.check([&] {
+    LOCKSTEP_CHECK(list.is_array(), "[", p.type, "] expected schedulers to be a list of {\"type\", \"params\"}, got ",
+                   list.dump());
+    for (const data::Json& part : list.as_array()) {
+      const data::Json* type = part.is_object() ? part.find("type") : nullptr;
+      const data::Json* params = type ? part.find("params") : nullptr;
+      LOCKSTEP_CHECK(type && type->is_string(), "[", p.type, "] expected {\"type\", \"params\"} in schedulers, got ",
+                     part.dump());
+      parts.push_back(std::get<MakeSchedule>(
+          read_named(Kind::schedule, {type->as_string(), params ? *params : data::Json(data::Json::Object())})));
+    }
+    make(parts)(*trial_optimizer(data::Json::Object()));
+  });
+  return make(parts);
 }
 
 template <class O> void name_warmup(Params& p, O& o) {
@@ -125,6 +157,21 @@ const std::vector<NamedType>& schedule_types() {
             p("div_factor", &o.div_factor, positive())("final_div_factor", &o.final_div_factor, positive());
             p("three_phase", &o.three_phase);
           }),
+      schedule<CyclicLR>("CyclicLR", "triangles between base_lr and max_lr; momentum goes the other way",
+                         [](Params& p, auto& o) {
+                           p.required("base_lr", &o.base_lr, least(0)).required("max_lr", &o.max_lr, least(0));
+                           p("step_size_up", &o.step_size_up, least(1))("step_size_down", &o.step_size_down, least(1));
+                           p("mode", &o.mode, words({"triangular", "triangular2", "exp_range"}))("gamma", &o.gamma);
+                           p("cycle_momentum", &o.cycle_momentum)("base_momentum", &o.base_momentum, between(0, 1));
+                           p("max_momentum", &o.max_momentum, between(0, 1));
+                         }),
+      schedule<SWALR>("SWALR", "from lr to swa_lr in anneal_epochs steps, then constant",
+                      [](Params& p, auto& o) {
+                        p.required("swa_lr", &o.swa_lr, least(0))("anneal_epochs", &o.anneal_epochs, least(0));
+                        p("anneal_strategy", &o.anneal_strategy, words({"cos", "linear"}));
+                      }),
+      {"ChainedScheduler", "lr times the factors of all in schedulers, a list of {type, params}", list_schedule},
+      {"SequentialLR", "those in schedulers, one after another, each from its milestone on", list_schedule},
       schedule<ReduceLROnPlateau>(
           "ReduceLROnPlateau",
           "cut by factor when the metric given to the engine's step() has not improved for patience steps",

@@ -55,4 +55,33 @@ Variable BatchNorm::forward(const Variable& x) {
                     move || !from_batch ? running_var : Tensor(), from_batch, momentum, o.eps);
 }
 
+void update_bn(Module& model, const std::function<void()>& pass) {
+  std::vector<std::pair<Module*, bool>> modes;
+  std::vector<std::pair<BatchNorm*, std::optional<double>>> momenta;
+  const auto restore = [&] {
+    for (const auto& [module, training] : modes) module->train(training);  // those below follow
+    for (const auto& [norm, momentum] : momenta) norm->o.momentum = momentum;
+  };
+  for (const auto& [name, module] : model.named_modules()) {
+    modes.emplace_back(module, module->is_training());
+    auto* norm = dynamic_cast<BatchNorm*>(module);
+    if (!norm || !norm->o.track) continue;
+    momenta.emplace_back(norm, norm->o.momentum);
+    norm->o.momentum.reset();
+    norm->running_mean.zero_();
+    norm->running_var.fill_(1);
+    norm->num_batches_tracked.zero_();
+  }
+  if (momenta.empty()) return;
+  model.train();
+  try {
+    const NoGrad no_grad;
+    pass();
+  } catch (...) {
+    restore();
+    throw;
+  }
+  restore();
+}
+
 }  // namespace lockstep::nn

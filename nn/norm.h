@@ -114,4 +114,8 @@ struct BatchNorm2d : BatchNorm {
   explicit BatchNorm2d(const Options& o) : BatchNorm(o) { allowed_ranks = {4}; }
 };
 
+/// PyTorch's update_bn: statistics of every batch norm below, anew, as equal shares of the batches that `pass` runs
+/// through the model (after optim::WeightAverage::swap()). Modes and momenta are as before at the end.
+void update_bn(Module& model, const std::function<void()>& pass);
+
 }  // namespace lockstep::nn

@@ -1,6 +1,8 @@
-// The rules that look at a whole parameter: LAMB scales a step by the ratio of two norms, Muon makes it orthogonal.
+// The rules that look at a whole parameter: LAMB scales a step by the ratio of two norms, Muon makes it orthogonal,
+// Adafactor keeps sums of rows and of columns.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "optim/optim.h"
 #include "optim/rules.h"
@@ -12,11 +14,6 @@ namespace {
 void check_at_least_0(const char* op, std::initializer_list<std::pair<const char*, double>> options) {
   for (const auto& [option, value] : options)
     LOCKSTEP_CHECK(value >= 0, "[", op, "] expected ", option, " >= 0, got ", value);
-}
-
-Tensor signed_grad(const Tensor& grad, bool maximize, double grad_scale) {
-  const double factor = maximize ? -grad_scale : grad_scale;
-  return factor == 1 ? grad : mul_scalar(grad, factor);
 }
 
 /// Nearest orthogonal matrix, roughly: five steps of a quintic Newton-Schulz iteration, whose coefficients pull every
@@ -98,6 +95,51 @@ void Muon::update(int group, Tensor& p, const Tensor& grad, ParameterState& stat
   if (o.weight_decay != 0) mul_scalar_(p, 1 - o.lr * o.weight_decay);
   add_(p, direction, -o.lr * shape_factor);
   if (low.defined()) low.copy_(p);
+}
+
+std::map<std::string, double*> AdafactorOptions::by_name() {
+  return {{"lr", &lr}, {"beta2_decay", &beta2_decay},  {"eps1", &eps1}, {"eps2", &eps2},
+          {"d", &d},   {"weight_decay", &weight_decay}};
+}
+void AdafactorOptions::check(const char* op) const {
+  check_at_least_0(op, {{"lr", lr}, {"eps1", eps1}, {"eps2", eps2}, {"weight_decay", weight_decay}});
+  LOCKSTEP_CHECK(beta2_decay <= 0, "[", op, "] expected beta2_decay <= 0, got ", beta2_decay);
+  LOCKSTEP_CHECK(d >= 1, "[", op, "] expected d >= 1, got ", d);
+}
+Shape Adafactor::state_shape(const std::string& key, const Shape& parameter) const {
+  const bool rows = key.ends_with("row_var");
+  if (!rows && !key.ends_with("col_var")) return parameter;
+  Shape shape = parameter;
+  shape[shape.rank() - (rows ? 1 : 2)] = 1;
+  return shape;
+}
+void Adafactor::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
+                       double grad_scale) {
+  const AdafactorOptions& o = options_[group];
+  const double precision =
+      p.dtype() == f64 ? std::numeric_limits<double>::epsilon() : double(std::numeric_limits<float>::epsilon());
+  const double eps1 = o.eps1 == 0 ? precision : o.eps1, root_of_size = std::sqrt(double(p.numel()));
+  const double newest = std::pow(double(state.step), o.beta2_decay);
+  const double alpha =
+      std::max(o.eps2, norm(p).item() / root_of_size) * std::min(o.lr, 1 / std::sqrt(double(state.step)));
+  if (o.weight_decay != 0) mul_scalar_(p, 1 - o.lr * o.weight_decay);
+  const Tensor g = signed_grad(grad, o.maximize, grad_scale), squares = square(g);
+  const auto follow = [&](const char* key, const Tensor& now) -> const Tensor& {
+    Tensor& kept = state.zeros(key, now);
+    add_(kept, sub(now, kept), newest);
+    return kept;
+  };
+  Tensor estimate;
+  if (p.dim() > 1) {
+    const Tensor &rows = follow("row_var", mean(squares, {-1}, true)),
+                 &columns = follow("col_var", mean(squares, {-2}, true));
+    estimate = div(mul(rows, columns), clamp(mean(rows, {-2}, true), eps1, INFINITY));
+  } else {
+    estimate = follow("variance", squares).clone();
+  }
+  const Tensor step = div(g, sqrt_(clamp_(estimate, eps1 * eps1, INFINITY)));
+  add_(p, step, -alpha / std::max(1.0, norm(step).item() / (root_of_size * o.d)));
+  round_into(low, p);
 }
 
 }  // namespace lockstep::optim

@@ -1,6 +1,7 @@
 #pragma once
-// The optimizers. Formulas are PyTorch's (SGD, Adam, AdamW, Adagrad, RMSprop), the papers' for Lion (Chen et al.,
-// 2023), LAMB (You et al., 2020) and Muon (Jordan et al., 2024). Options are designated initialisers:
+// The optimizers. Formulas are PyTorch's where it has the optimizer, the papers' for Lion (Chen et al., 2023), LAMB
+// (You et al., 2020), Muon (Jordan et al., 2024), Sophia (Liu et al., 2023) and schedule-free AdamW (Defazio et al.,
+// 2024). Options are designated initialisers:
 //   optim::AdamW opt(net.parameters(), {.lr = 3e-4, .weight_decay = 0.1});
 //   opt.add_group(net.biases(), {.lr = 3e-4, .weight_decay = 0});
 #include "optim/optimizer.h"
@@ -80,6 +81,113 @@ class Lion : public OptimizerOf<LionOptions> {
   LOCKSTEP_OPTIMIZER(Lion);
 };
 
+// --- made of tensor operations, element by element (composed_rules.cpp) ---
+
+struct NAdamOptions {
+  double lr = 2e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, momentum_decay = 4e-3;
+  bool decoupled_weight_decay = false, maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+/// Adam with Nesterov's momentum (Dozat, 2016).
+class NAdam : public OptimizerOf<NAdamOptions> {
+  LOCKSTEP_OPTIMIZER(NAdam);
+};
+
+struct RAdamOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  bool decoupled_weight_decay = false, maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+/// Adam whose first steps, of few gradients, are rectified (Liu et al., 2019).
+class RAdam : public OptimizerOf<RAdamOptions> {
+  LOCKSTEP_OPTIMIZER(RAdam);
+};
+
+struct AdamaxOptions {
+  double lr = 2e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  bool maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+/// Adam with the largest gradient in place of the second moment (Kingma and Ba, 2015).
+class Adamax : public OptimizerOf<AdamaxOptions> {
+  LOCKSTEP_OPTIMIZER(Adamax);
+};
+
+struct AdadeltaOptions {
+  double lr = 1, rho = 0.9, eps = 1e-6, weight_decay = 0;
+  bool maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+/// Steps as long as those before them (Zeiler, 2012).
+class Adadelta : public OptimizerOf<AdadeltaOptions> {
+  LOCKSTEP_OPTIMIZER(Adadelta);
+};
+
+struct ASGDOptions {
+  double lr = 1e-2, lambd = 1e-4, alpha = 0.75, t0 = 1e6, weight_decay = 0;
+  bool maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+/// SGD with a falling rate, and the average of the parameters from step t0 on in the state, as "ax" (Polyak and
+/// Juditsky, 1992).
+class ASGD : public OptimizerOf<ASGDOptions> {
+  LOCKSTEP_OPTIMIZER(ASGD);
+};
+
+struct RpropOptions {
+  double lr = 1e-2, eta_minus = 0.5, eta_plus = 1.2, step_min = 1e-6, step_max = 50;
+  bool maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+/// By the sign of the gradient of a whole data set (Riedmiller and Braun, 1993); lr is the length of the first step.
+class Rprop : public OptimizerOf<RpropOptions> {
+  LOCKSTEP_OPTIMIZER(Rprop);
+};
+
+/// batch: samples (of a language model, tokens) that a gradient is the mean of. hessian_interval: every so many steps
+/// the diagonal of the Hessian is estimated from the step's own gradient (the paper's empirical Fisher); 0: only by
+/// update_hessian().
+struct SophiaOptions {
+  double lr = 1e-4, beta1 = 0.965, beta2 = 0.99, rho = 0.04, weight_decay = 0.1, batch = 5120, hessian_interval = 10;
+  bool maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+/// Sophia-G: momentum over the diagonal of the Hessian, clipped.
+class Sophia : public OptimizerOf<SophiaOptions> {
+  LOCKSTEP_OPTIMIZER(Sophia);
+
+ public:
+  /// The Gauss-Newton-Bartlett estimate, from gradients of a loss whose targets were drawn from the model's output.
+  /// Error unless hessian_interval is 0.
+  void update_hessian();
+};
+
+struct AdamWScheduleFreeOptions {
+  double lr = 2.5e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, warmup_steps = 0, r = 0,
+         weight_lr_power = 2;
+  bool maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+/// AdamW at a constant rate, whose average of all steps ("ema" in the state) is the model to evaluate and to keep.
+class AdamWScheduleFree : public OptimizerOf<AdamWScheduleFreeOptions> {
+  LOCKSTEP_OPTIMIZER(AdamWScheduleFree);
+
+ public:
+  bool keeps_average() const override { return true; }
+
+ private:
+  double newest_weight(int group, int64_t step);
+  std::map<int, std::pair<int64_t, double>> sums_;  // of the weights up to a step, by group
+};
+
 /// Moments in 8 bits (tensor/block_codes.h): 2.03 bytes an element in place of 8. Smaller parameters have f32 state.
 /// Tables of tokens should have it, too, as most rows have no gradient most of the time: a group with min_8bit_size =
 /// INT64_MAX.
@@ -154,6 +262,23 @@ class Muon : public OptimizerOf<MuonOptions> {
 
  public:
   bool is_elementwise() const override { return false; }
+};
+
+/// eps1: of squares; 0 takes the parameter's precision. d: the largest root mean square of a step, in steps of rate.
+struct AdafactorOptions {
+  double lr = 1e-2, beta2_decay = -0.8, eps1 = 0, eps2 = 1e-3, d = 1, weight_decay = 0;
+  bool maximize = false;
+  std::map<std::string, double*> by_name();
+  void check(const char* op) const;
+};
+/// PyTorch's Adafactor (Shazeer and Stern, 2018): second moments of a matrix are those of its rows times its columns,
+/// R + C numbers for R C elements.
+class Adafactor : public OptimizerOf<AdafactorOptions> {
+  LOCKSTEP_OPTIMIZER(Adafactor);
+
+ public:
+  bool is_elementwise() const override { return false; }
+  Shape state_shape(const std::string& key, const Shape& parameter) const override;
 };
 
 #undef LOCKSTEP_OPTIMIZER

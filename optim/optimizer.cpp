@@ -81,6 +81,8 @@ void Optimizer::advance(int group, Tensor& parameter, const Tensor& grad, Parame
 
 void Optimizer::keep_average(double decay) {
   LOCKSTEP_CHECK(decay >= 0 && decay < 1, "[", name(), "] expected a decay of the average in [0, 1), got ", decay);
+  LOCKSTEP_CHECK(decay == 0 || average_decay_ > 0 || !keeps_average(), "[", name(),
+                 "] keeps an average of its own; leave out the decay of another, ", decay);
   average_decay_ = decay;
 }
 
@@ -91,6 +93,10 @@ void Optimizer::zero_grad(bool keep) {
       else parameter.clear_grad();
     }
   }
+}
+
+Shape Optimizer::state_shape(const std::string& key, const Shape& parameter) const {
+  return is_per_block(key) ? Shape{(numel_of(parameter) + block() - 1) / block()} : parameter;
 }
 
 std::vector<Variable> Optimizer::parameters() const {
@@ -165,8 +171,7 @@ void Optimizer::load_state(const OptimizerState& saved) {
   };
   for (const auto& [key, tensor] : saved.tensors) {
     const Variable& parameter = *owner(key);
-    const Shape expected =
-        is_per_block(key) ? Shape{(parameter.numel() + block() - 1) / block()} : Shape(parameter.shape());
+    const Shape expected = state_shape(key, parameter.shape());
     LOCKSTEP_CHECK(tensor.shape() == expected, "[", name(), "] expected '", key, "' of shape ", expected, ", got ",
                    tensor.shape());
     const MemoryScope scope(Memory::optimizer);

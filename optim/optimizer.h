@@ -48,12 +48,16 @@ class Optimizer {
   /// update(), and the average when one is kept: what all who make steps call.
   void advance(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale);
   /// Keeps an exponential moving average of the parameters (of their f32 copies) in the state, as "ema": average +=
-  /// (1 - decay) (parameter - average) after every step, from the first step's parameters on. 0: none.
+  /// (1 - decay) (parameter - average) after every step, from the first step's parameters on. 0: none, and all that
+  /// rules take which keep one of their own.
   void keep_average(double decay);
+  virtual bool keeps_average() const { return average_decay_ > 0; }
   /// False for rules that look at a whole parameter (LAMB, Muon): these cannot run on a shard of one.
   virtual bool is_elementwise() const { return true; }
   /// Elements that share numbers of the state, which are in tensors of is_per_block(): parts begin at multiples of it.
   virtual int64_t block() const { return 1; }
+  /// The shape of the state's tensor of that name (it may have a prefix) for a parameter of this shape.
+  virtual Shape state_shape(const std::string& key, const Shape& parameter) const;
   /// True for optimizers whose step() moves gradients between ranks itself (parallel/onebit/): no wrapper may have
   /// reduced them before.
   virtual bool communicates() const { return false; }

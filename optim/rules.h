@@ -59,6 +59,12 @@ void adam_update(const Options& o, bool decoupled, Tensor& p, const Tensor& grad
   LOCKSTEP_KERNEL(p.device(), adam)(p, grad, m, v, v_max, low, args);
 }
 
+/// The gradient that a rule made of tensor operations goes down.
+inline Tensor signed_grad(const Tensor& grad, bool maximize, double grad_scale) {
+  const double factor = maximize ? -grad_scale : grad_scale;
+  return factor == 1 ? grad : mul_scalar(grad, factor);
+}
+
 /// For rules whose kernel does not round into a 16-bit parameter by itself.
 inline void round_into(Tensor& low, const Tensor& p) {
   if (low.defined()) low.copy_(p);

@@ -38,11 +38,12 @@ int64_t deepspeed_step(int64_t t) { return std::max<int64_t>(t - 1, 0); }
 Schedule::Schedule(Optimizer& optimizer) : optimizer_(optimizer) {
   for (int g = 0; g < optimizer.group_count(); ++g) base_.push_back(optimizer.lr(g));
 }
-void Schedule::step() {
-  ++step_;
+void Schedule::step() { enter(step_ + 1); }
+void Schedule::step(double) { step(); }
+void Schedule::enter(int64_t t) {
+  step_ = t;
   apply();
 }
-void Schedule::step(double) { step(); }
 void Schedule::apply() {
   for (int g = 0; g < optimizer_.group_count(); ++g) optimizer_.set(g, "lr", value(g, step_));
 }
@@ -192,6 +193,32 @@ void OneCycleLR::apply() {
   Schedule::apply();
   if (o_.cycle_momentum)
     for (int g = 0; g < optimizer_.group_count(); ++g) optimizer_.set(g, momentum_, anneal(step_, true, g));
+}
+
+CyclicLR::CyclicLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
+  for (const auto& [option, values] :
+       {std::pair("base_lr", o_.base_lr), std::pair("max_lr", o_.max_lr), std::pair("base_momentum", o_.base_momentum),
+        std::pair("max_momentum", o_.max_momentum)})
+    check_groups("CyclicLR", option, values);
+  check_positive("CyclicLR", "step_size_up", double(o_.step_size_up));
+  check_positive("CyclicLR", "step_size_down", double(o_.step_size_down.value_or(1)));
+  LOCKSTEP_CHECK(o_.mode == "triangular" || o_.mode == "triangular2" || o_.mode == "exp_range",
+                 "[CyclicLR] expected mode 'triangular', 'triangular2' or 'exp_range', got '", o_.mode, "'");
+  if (o_.cycle_momentum) momentum_ = momentum_option("CyclicLR", optimizer);
+  apply();
+}
+double CyclicLR::height(int64_t t) const {
+  const int64_t up = o_.step_size_up, total = up + o_.step_size_down.value_or(up), inside = t % total;
+  const double part = inside <= up ? double(inside) / double(up) : double(total - inside) / double(total - up);
+  if (o_.mode == "triangular") return part;
+  return part * (o_.mode == "triangular2" ? std::pow(0.5, double(t / total)) : std::pow(o_.gamma, double(t)));
+}
+double CyclicLR::value(int g, int64_t t) const { return o_.base_lr[g] + (o_.max_lr[g] - o_.base_lr[g]) * height(t); }
+void CyclicLR::apply() {
+  Schedule::apply();
+  if (!o_.cycle_momentum) return;
+  for (int g = 0; g < optimizer_.group_count(); ++g)
+    optimizer_.set(g, momentum_, o_.max_momentum[g] - (o_.max_momentum[g] - o_.base_momentum[g]) * height(step_));
 }
 
 ReduceLROnPlateau::ReduceLROnPlateau(Optimizer& optimizer, Options options)

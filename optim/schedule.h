@@ -31,6 +31,10 @@ class Schedule {
   /// Enters the next step. ReduceLROnPlateau needs the metric, the others take none.
   virtual void step();
   virtual void step(double metric);
+  /// Sets the rates (and the momentum) of step t, and goes on from there.
+  void enter(int64_t t);
+  /// The rate of a group at step t.
+  double at(int group, int64_t t) const { return value(group, t); }
   int64_t last_step() const { return step_; }
   double lr(int group = 0) const { return optimizer_.lr(group); }
   /// Everything needed to go on: counters and base rates by name. The rates of the step are set again on loading.
@@ -220,6 +224,31 @@ class OneCycleLR : public Schedule {
   double anneal(int64_t t, bool momentum, int group) const;
   Options o_;
   std::vector<Phase> phases_;
+  std::string momentum_;
+};
+
+/// PyTorch's CyclicLR (Smith, 2017): triangles between base_lr and max_lr; momentum goes the other way. mode: all of
+/// one height ("triangular"), each half the last ("triangular2"), or times gamma ^ t ("exp_range").
+class CyclicLR : public Schedule {
+ public:
+  struct Options {
+    PerGroup base_lr, max_lr;
+    int64_t step_size_up = 2000;
+    std::optional<int64_t> step_size_down;  ///< like step_size_up when not given
+    std::string mode = "triangular";
+    double gamma = 1;
+    bool cycle_momentum = true;
+    PerGroup base_momentum = 0.8, max_momentum = 0.9;
+  };
+  CyclicLR(Optimizer& optimizer, Options options);
+
+ protected:
+  double value(int group, int64_t t) const override;
+  void apply() override;
+
+ private:
+  double height(int64_t t) const;  ///< 0 at base_lr, 1 at max_lr
+  Options o_;
   std::string momentum_;
 };
 

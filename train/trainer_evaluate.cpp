@@ -35,7 +35,7 @@ std::vector<double> means_of(const data::Dataset<Example>& samples, int64_t batc
 
 std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate(int64_t most) {
   auto found = evaluate_once(most);
-  if (!o.evaluate || engine->config().ema.decay == 0) return found;
+  if (!o.evaluate || !engine->optimizer().keeps_average()) return found;
   const Averaged average(engine->zero());
   for (const auto& [name, value] : evaluate_once(most)) found.emplace_back("ema_" + name, value);
   return found;

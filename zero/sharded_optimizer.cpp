@@ -104,7 +104,12 @@ int64_t ShardedOptimizer::plan_regions(size_t u, int64_t end) {
     LOCKSTEP_CHECK(p.optimizer->block() == 1, "[offload] ", p.optimizer->name(),
                    " keeps state in 8 bits, in blocks of ", p.optimizer->block(),
                    " elements, and files have state in f32 only; offload to cpu");
-    for (const auto& [key, dtype] : keys_of(p)) piece.keys.push_back(key);
+    for (const auto& [key, dtype] : keys_of(p)) {
+      LOCKSTEP_CHECK(p.optimizer->state_shape(key, p.variable.shape()) == p.variable.shape(), "[offload] ",
+                     p.optimizer->name(), " keeps '", key, "' for rows or columns of ", p.name,
+                     ", and files have state for elements only; offload to cpu");
+      piece.keys.push_back(key);
+    }
     keys.insert(piece.keys.begin(), piece.keys.end());
   }
   for (const std::string& key : keys) {
@@ -118,9 +123,10 @@ int64_t ShardedOptimizer::plan_regions(size_t u, int64_t end) {
 std::map<std::string, DType> ShardedOptimizer::keys_of(const Parameter& p) const {
   const bool wide = size_of(p.variable.dtype()) >= 4;
   const TensorOptions like{.dtype = wide ? p.variable.dtype() : f32, .device = cpu};
-  Tensor one = zeros({1, 1}, like), low;
+  const Shape shape = p.optimizer->is_elementwise() ? Shape{1, 1} : Shape::filled(int(p.variable.dim()), 1);
+  Tensor one = zeros(shape, like), low;
   optim::ParameterState state{.step = 1, .tensors = {}, .whole = p.variable.numel()};
-  p.optimizer->advance(p.group, one, zeros({1, 1}, like), state, low, 1);
+  p.optimizer->advance(p.group, one, zeros(shape, like), state, low, 1);
   std::map<std::string, DType> keys;
   if (!wide) keys["master"] = f32;
   for (const auto& [key, tensor] : state.tensors)
@@ -247,7 +253,7 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const 
     if (low.defined()) low = low.view(p.variable.shape());
   }
   for (auto& [key, tensor] : state.tensors)
-    if (tensor.defined() && !optim::is_per_block(key)) tensor = tensor.view(w.shape());
+    if (tensor.defined() && !optim::is_per_block(key)) tensor = tensor.view(p.optimizer->state_shape(key, w.shape()));
   p.optimizer->advance(p.group, w, g, state, low, 1);
   if (here.storage() != lives.storage()) lives.copy_(here);  // on another device
   for (const auto& [key, tensor] : state.tensors) {

@@ -63,8 +63,11 @@ struct Unit : PlannedUnit {
   dist::Work published;   // what was updated is shared
 };
 
-/// What of a state's tensor of that name belongs to these elements: as many, or a number for each block.
+/// What of a state's tensor of that name belongs to these elements: as many, a number for each block, or all that a
+/// rule of whole parameters keeps.
 inline dist::Range entries(const Parameter& p, const std::string& key, dist::Range elements) {
+  if (p.optimizer && !p.optimizer->is_elementwise())
+    return {0, elements.size() > 0 ? numel_of(p.optimizer->state_shape(key, p.variable.shape())) : 0};
   const int64_t block = optim::is_per_block(key) ? p.optimizer->block() : 1;
   return {elements.begin / block, (elements.end + block - 1) / block};
 }

@@ -26,8 +26,7 @@ std::vector<StatePiece> Stage::state(bool to_load, bool make) {
                        bool everywhere) {
     const std::string name = key + "." + p.name;
     const dist::Range range = entries(p, key, elements);
-    const Shape shape =
-        optim::is_per_block(key) ? Shape{entries(p, key, {0, p.variable.numel()}).size()} : Shape(p.variable.shape());
+    const Shape shape = p.optimizer ? p.optimizer->state_shape(key, p.variable.shape()) : Shape(p.variable.shape());
     if (everywhere && !to_load) {
       const dist::Range mine = dist::shard_range(range.size(), p.ranks->size(), p.ranks->rank());
       if (mine.size() > 0) all.push_back({name, shape, mine, tensor.narrow(0, mine.begin, mine.size())});

@@ -322,6 +322,15 @@ TEST_CASE("config: optimizers by name, with the options of the file") {
       {"Lion", "{}", "Lion", {{"lr", 1e-3}, {"beta2", 0.99}}},
       {"Adagrad", R"({"initial_accumulator_value": 1})", "Adagrad", {{"lr", 1e-2}, {"initial_accumulator", 1}}},
       {"RMSprop", R"({"alpha": 0.5})", "RMSprop", {{"alpha", 0.5}}},
+      {"nadam", R"({"momentum_decay": 0.1})", "NAdam", {{"momentum_decay", 0.1}, {"lr", 2e-3}}},
+      {"RAdam", R"({"betas": [0.5, 0.25]})", "RAdam", {{"beta2", 0.25}}},
+      {"Adamax", "{}", "Adamax", {{"lr", 2e-3}}},
+      {"Adadelta", R"({"rho": 0.5})", "Adadelta", {{"rho", 0.5}, {"lr", 1}}},
+      {"ASGD", R"({"t0": 10})", "ASGD", {{"t0", 10}}},
+      {"Rprop", R"({"etas": [0.25, 2]})", "Rprop", {{"eta_minus", 0.25}, {"eta_plus", 2}, {"step_max", 50}}},
+      {"Adafactor", R"({"eps": [0, 0.5]})", "Adafactor", {{"eps2", 0.5}}},
+      {"Sophia", R"({"batch": 16})", "Sophia", {{"batch", 16}, {"rho", 0.04}}},
+      {"AdamWScheduleFree", R"({"warmup_steps": 4})", "AdamWScheduleFree", {{"warmup_steps", 4}, {"lr", 2.5e-3}}},
   };
   for (const Row& row : rows) {
     CAPTURE(std::string(row.type));
@@ -374,6 +383,13 @@ TEST_CASE("config: schedules by name, with the options of the file") {
       {"ConstantLR", R"({"factor": 0.5, "total_iters": 4})", 2, 0.5},
       {"PolynomialLR", R"({"total_iters": 4})", 1, 0.75},
       {"OneCycleLR", R"({"max_lr": 2, "total_steps": 100})", 29, 2},
+      {"CyclicLR", R"({"base_lr": 0.1, "max_lr": 0.5, "step_size_up": 4})", 2, 0.3},
+      {"SWALR", R"({"swa_lr": 0.5, "anneal_epochs": 4})", 2, 0.75},
+      {"ChainedScheduler",
+       R"({"schedulers": [{"type": "ExponentialLR", "params": {"gamma": 0.5}}, {"type": "ConstantLR"}]})", 2, 1. / 12},
+      {"SequentialLR", R"({"schedulers": [{"type": "LinearLR"}, {"type": "StepLR", "params": {"step_size": 1}}],
+        "milestones": [5]})",
+       6, 0.1},
   };
   for (const Row& row : rows) {
     CAPTURE(std::string(row.type));

@@ -176,6 +176,12 @@ TEST_CASE("offload: every optimizer, in files and in tiles") {
                                                  optim::RMSpropOptions{.momentum = 0.5, .centered = true});
        }},
       {"Lion", [](auto p) { return std::make_unique<optim::Lion>(std::move(p), optim::LionOptions{.lr = 1e-3}); }},
+      {"Rprop", [](auto p) { return std::make_unique<optim::Rprop>(std::move(p), optim::RpropOptions{}); }},
+      {"AdamWScheduleFree",
+       [](auto p) {
+         return std::make_unique<optim::AdamWScheduleFree>(
+             std::move(p), optim::AdamWScheduleFreeOptions{.weight_decay = 0.1, .warmup_steps = 2});
+       }},
       {"LAMB", [](auto p) {
          return std::make_unique<optim::LAMB>(std::move(p), optim::LAMBOptions{.lr = 1e-2, .weight_decay = 0.1});
        }}};

@@ -1,0 +1,72 @@
+#include "optim/average.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "tensor/ops.h"
+
+namespace lockstep::optim {
+
+WeightAverage::WeightAverage(std::vector<Variable> parameters, double decay)
+    : parameters_(std::move(parameters)), decay_(decay) {
+  LOCKSTEP_CHECK(!parameters_.empty(), "[WeightAverage] expected at least one parameter, got an empty list");
+  LOCKSTEP_CHECK(decay >= 0 && decay < 1, "[WeightAverage] expected decay in [0, 1), got ", decay);
+  for (const Variable& p : parameters_) {
+    LOCKSTEP_CHECK(is_floating(p.dtype()), "[WeightAverage] expected floating parameters, got ", p.dtype());
+    averages_.push_back(zeros(p.shape(), {.dtype = p.dtype() == f64 ? f64 : f32, .device = p.tensor().device()}));
+  }
+}
+void WeightAverage::update() {
+  const NoGrad no_grad;
+  const double part = updates_ == 0 ? 1 : decay_ > 0 ? 1 - decay_ : 1 / double(updates_ + 1);
+  for (size_t i = 0; i < averages_.size(); ++i) {
+    const Tensor now = parameters_[i].tensor().to(averages_[i].dtype());
+    if (updates_ == 0) averages_[i].copy_(now);
+    else add_(averages_[i], sub(now, averages_[i]), part);
+  }
+  ++updates_;
+}
+void WeightAverage::swap() {
+  LOCKSTEP_CHECK(updates_ > 0, "[WeightAverage] swap() expected an average, there was no update() yet");
+  const NoGrad no_grad;
+  for (size_t i = 0; i < averages_.size(); ++i) {
+    Tensor parameter = parameters_[i].tensor();
+    const Tensor own = parameter.clone();
+    parameter.copy_(averages_[i]);
+    averages_[i].copy_(own);
+  }
+}
+OptimizerState WeightAverage::state() const {
+  OptimizerState saved;
+  saved.numbers["updates"] = double(updates_);
+  for (size_t i = 0; i < averages_.size(); ++i)
+    saved.tensors.emplace_back("average." + std::to_string(i), averages_[i]);
+  return saved;
+}
+void WeightAverage::load_state(const OptimizerState& saved) {
+  LOCKSTEP_CHECK(saved.numbers.count("updates") && saved.tensors.size() == averages_.size(),
+                 "[WeightAverage] expected the number of updates and ", averages_.size(),
+                 " averages in the saved state, got ", saved.tensors.size());
+  for (size_t i = 0; i < averages_.size(); ++i)
+    LOCKSTEP_CHECK(saved.tensors[i].second.shape() == averages_[i].shape(), "[WeightAverage] expected '",
+                   saved.tensors[i].first, "' of shape ", averages_[i].shape(), ", got ",
+                   saved.tensors[i].second.shape());
+  for (size_t i = 0; i < averages_.size(); ++i) averages_[i].copy_(saved.tensors[i].second);
+  updates_ = int64_t(saved.numbers.at("updates"));
+}
+
+SWALR::SWALR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
+  check_groups("SWALR", "swa_lr", o_.swa_lr);
+  LOCKSTEP_CHECK(o_.anneal_epochs >= 0, "[SWALR] expected anneal_epochs >= 0, got ", o_.anneal_epochs);
+  LOCKSTEP_CHECK(o_.anneal_strategy == "cos" || o_.anneal_strategy == "linear",
+                 "[SWALR] expected anneal_strategy 'cos' or 'linear', got '", o_.anneal_strategy, "'");
+  apply();
+}
+double SWALR::value(int g, int64_t t) const {
+  const double part = o_.anneal_epochs == 0 ? 1 : std::min(1.0, double(t) / double(o_.anneal_epochs));
+  const double share = o_.anneal_strategy == "linear" ? part : (1 - std::cos(std::numbers::pi * part)) / 2;
+  return base_[size_t(g)] + (o_.swa_lr[g] - base_[size_t(g)]) * share;
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,64 @@
+#include "optim/schedule_list.h"
+
+#include <algorithm>
+
+#include "tensor/check.h"
+
+namespace lockstep::optim {
+
+ScheduleList::ScheduleList(const char* name, Optimizer& optimizer, const std::vector<MakeSchedule>& schedules)
+    : Schedule(optimizer) {
+  LOCKSTEP_CHECK(!schedules.empty(), "[", name, "] expected at least one schedule, got an empty list");
+  for (const MakeSchedule& make : schedules) {
+    for (int g = 0; g < optimizer.group_count(); ++g) optimizer.set(g, "lr", base_[size_t(g)]);
+    parts_.push_back(make(optimizer));
+    LOCKSTEP_CHECK(!dynamic_cast<ReduceLROnPlateau*>(parts_.back().get()), "[", name,
+                   "] expected schedules that follow the step, got ReduceLROnPlateau, which follows a metric; use it "
+                   "alone");
+  }
+}
+void ScheduleList::load_state(const std::map<std::string, double>& state) {
+  for (const auto& part : parts_) part->load_state(state);  // their base rates
+  Schedule::load_state(state);
+}
+
+ChainedScheduler::ChainedScheduler(Optimizer& optimizer, const std::vector<MakeSchedule>& schedules)
+    : ScheduleList("ChainedScheduler", optimizer, schedules) {
+  for (const auto& part : parts_)
+    LOCKSTEP_CHECK(!dynamic_cast<OneCycleLR*>(part.get()) && !dynamic_cast<CyclicLR*>(part.get()) &&
+                       !dynamic_cast<OneCycle*>(part.get()),
+                   "[ChainedScheduler] expected factors of the rate, got a schedule of cycles, which has rates of its "
+                   "own; use SequentialLR");
+  apply();
+}
+double ChainedScheduler::value(int g, int64_t t) const {
+  const double base = base_[size_t(g)];
+  double rate = base;
+  for (const auto& part : parts_) rate *= base == 0 ? 0 : part->at(g, t) / base;
+  return rate;
+}
+
+SequentialLR::SequentialLR(Optimizer& optimizer, const std::vector<MakeSchedule>& schedules,
+                           std::vector<int64_t> milestones)
+    : ScheduleList("SequentialLR", optimizer, schedules), milestones_(std::move(milestones)) {
+  LOCKSTEP_CHECK(milestones_.size() + 1 == schedules.size(), "[SequentialLR] expected ", schedules.size() - 1,
+                 " milestones between ", schedules.size(), " schedules, got ", milestones_.size());
+  for (size_t i = 0; i < milestones_.size(); ++i)
+    LOCKSTEP_CHECK(milestones_[i] > (i ? milestones_[i - 1] : 0), "[SequentialLR] expected milestones that rise from ",
+                   "1 on, got ", milestones_[i], " as number ", i + 1);
+  apply();
+}
+std::pair<size_t, int64_t> SequentialLR::place(int64_t t) const {
+  const auto next = std::upper_bound(milestones_.begin(), milestones_.end(), t);
+  return {size_t(next - milestones_.begin()), next == milestones_.begin() ? t : t - next[-1]};
+}
+double SequentialLR::value(int g, int64_t t) const {
+  const auto [part, inside] = place(t);
+  return parts_[part]->at(g, inside);
+}
+void SequentialLR::apply() {
+  const auto [part, inside] = place(step_);
+  parts_[part]->enter(inside);
+}
+
+}  // namespace lockstep::optim

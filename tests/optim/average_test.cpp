@@ -1,0 +1,141 @@
+// Averages of weights, batch norm for them, schedules of schedules, and what rules do beside golden trajectories.
+#include "optim/average.h"
+
+#include <doctest/doctest.h>
+
+#include "autograd/ops.h"
+#include "nn/norm.h"
+#include "optim/optim.h"
+#include "optim/schedule_list.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+using namespace lockstep::optim;
+
+TEST_CASE("a weight average takes equal shares, or decays, and changes places with the parameters") {
+  for (const DType dtype : {f32, f64, bf16}) {
+    for (const double decay : {0., 0.75}) {
+      Variable p(full({2}, 1, {.dtype = dtype}), true);
+      WeightAverage average({p}, decay), other({p}, decay);
+      double expected = 0;
+      for (int i = 1; i <= 4; ++i) {
+        Tensor(p.tensor()).fill_(i * i);
+        average.update();
+        expected += (i * i - expected) * (i == 1 ? 1 : decay > 0 ? 1 - decay : 1. / i);
+      }
+      CHECK(average.averages()[0].dtype() == (dtype == f64 ? f64 : f32));
+      other.load_state(average.state());
+      CHECK(other.updates() == 4);
+      CHECK(equal(other.averages()[0], average.averages()[0]));
+      average.swap();
+      CHECK(p.tensor().to(f64).to_vector<double>()[1] ==
+            doctest::Approx(expected).epsilon(dtype == bf16 ? 1e-2 : 1e-6));
+      average.swap();
+      CHECK(p.tensor().to(f64).to_vector<double>()[1] == 16);
+    }
+  }
+}
+
+TEST_CASE("update_bn makes statistics of all batches, and leaves modes and momenta") {
+  nn::BatchNorm1d norm({.channels = 2});
+  norm.eval();
+  manual_seed(1);
+  const Tensor batches[] = {randn({8, 2}), randn({8, 2}), mul_scalar(randn({8, 2}), 3)};
+  nn::update_bn(norm, [&] {
+    for (const Tensor& batch : batches) norm(Variable(batch));
+  });
+  Tensor expected = zeros({2});
+  for (const Tensor& batch : batches) add_(expected, mean(batch, {0}), 1. / 3);
+  CHECK(allclose(norm.running_mean, expected, 1e-5, 1e-6));
+  CHECK(norm.num_batches_tracked.item() == 3);
+  CHECK(norm.o.momentum == 0.1);
+  CHECK(!norm.is_training());
+  CHECK_THROWS_AS(nn::update_bn(norm, [] { fail("a loader's error"); }), Error);
+  CHECK(norm.o.momentum == 0.1);
+  CHECK(!norm.is_training());
+}
+
+TEST_CASE("schedules of schedules go on from a state, with momentum") {
+  const auto make = [](Optimizer& o) {
+    return SequentialLR(o,
+                        {scheduled<LinearLR>({.start_factor = 0.5, .total_iters = 2}),
+                         scheduled<CyclicLR>({.base_lr = 0.1, .max_lr = 0.5, .step_size_up = 4})},
+                        {2});
+  };
+  Variable w(ones({1}), true);
+  SGD a({w}, {.lr = 1, .momentum = 0.9}), b({w}, {.lr = 2, .momentum = 0.9});
+  auto first = make(a), second = make(b);
+  CHECK(a.lr() == 0.5);
+  for (int i = 0; i < 4; ++i) first.step();
+  second.load_state(first.state());
+  CHECK(a.lr() == doctest::Approx(0.3));
+  CHECK(a.get(0, "momentum") == doctest::Approx(0.85));
+  CHECK((b.lr() == a.lr() && b.get(0, "momentum") == a.get(0, "momentum")));
+  second.enter(1);
+  CHECK(b.lr() == 0.75);  // of the base rate that was saved
+}
+
+TEST_CASE("Sophia takes the Hessian's diagonal from gradients of drawn targets") {
+  Variable p(ones({2}), true), q(ones({2}), true);
+  Sophia by_hand({p}, {.lr = 0.5, .weight_decay = 0, .hessian_interval = 0}),
+      by_itself({q}, {.lr = 0.5, .weight_decay = 0});
+  for (Variable* v : {&p, &q}) v->grad() = full({2}, 0.01);
+  by_hand.update_hessian();
+  by_hand.step(), by_itself.step();
+  CHECK(equal(p.tensor(), q.tensor()));
+  CHECK(by_hand.state_of(p).tensors.at("hessian").to_vector<float>()[0] == doctest::Approx(1e-6));
+}
+
+TEST_CASE("an average of its own stands in for the state's, and matrices have factors") {
+  manual_seed(3);
+  Variable p(randn({4, 3}), true), v(randn({3}), true);
+  const Tensor target = randn({4, 3});
+  AdamWScheduleFree free({p}, {.lr = 0.05});
+  for (int i = 0; i < 200; ++i) {
+    free.zero_grad();
+    mse_loss(p, target).backward();
+    free.step();
+  }
+  CHECK(mse_loss(Variable(free.state_of(p).tensors.at("ema")), target).item() < 0.02);
+  Adafactor factors({p, v}, {});
+  p.grad() = ones({4, 3}), v.grad() = ones({3});
+  factors.step();
+  CHECK(factors.state_of(p).tensors.at("row_var").shape() == Shape{4, 1});
+  CHECK(factors.state_of(p).tensors.at("col_var").shape() == Shape{1, 3});
+  CHECK(factors.state_of(p).tensors.size() == 2);
+  CHECK(factors.state_of(v).tensors.at("variance").shape() == Shape{3});
+}
+
+TEST_CASE("averages, lists of schedules and new rules refuse nonsense") {
+  Variable w(ones({1}), true);
+  SGD sgd({w}, {.lr = 1});
+  const auto step = scheduled<StepLR>({.step_size = 1});
+  const struct {
+    std::function<void()> run;
+    const char* part;
+  } rows[] = {
+      {[&] { WeightAverage({}); }, "at least one parameter"},
+      {[&] { WeightAverage({w}, 1); }, "decay in [0, 1), got 1"},
+      {[&] { WeightAverage({w}).swap(); }, "no update() yet"},
+      {[&] { WeightAverage({w}).load_state({}); }, "and 1 averages in the saved state, got 0"},
+      {[&] { ChainedScheduler(sgd, {}); }, "at least one schedule"},
+      {[&] { ChainedScheduler(sgd, {scheduled<ReduceLROnPlateau>({})}); }, "which follows a metric; use it alone"},
+      {[&] { ChainedScheduler(sgd, {scheduled<CyclicLR>({.base_lr = 0.1, .max_lr = 1})}); }, "use SequentialLR"},
+      {[&] {
+         SequentialLR(sgd, {step, step}, {});
+       },
+       "expected 1 milestones between 2 schedules, got 0"},
+      {[&] {
+         SequentialLR(sgd, {step, step, step}, {5, 5});
+       },
+       "milestones that rise from 1 on, got 5 as number 2"},
+      {[&] { CyclicLR(sgd, {.base_lr = 0.1, .max_lr = 1, .mode = "square"}); }, "got 'square'"},
+      {[&] { SWALR(sgd, {.swa_lr = 1, .anneal_strategy = "log"}); }, "expected anneal_strategy 'cos' or 'linear'"},
+      {[&] { Sophia({w}, {}).update_hessian(); }, "expected hessian_interval 0, got 10"},
+      {[&] { Rprop({w}, {.eta_plus = 1}); }, "expected eta_plus in [1"},
+      {[&] { Adafactor({w}, {.d = 0.5}); }, "expected d >= 1"},
+      {[&] { AdamWScheduleFree({w}, {.beta1 = 0}); }, "expected beta1 in ["},
+      {[&] { AdamWScheduleFree({w}, {}).keep_average(0.9); }, "keeps an average of its own"},
+  };
+  for (const auto& row : rows) CHECK_MESSAGE(contains(message(row.run), row.part), message(row.run));
+}
