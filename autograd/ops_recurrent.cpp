@@ -133,18 +133,18 @@ RecurrentResult fused(const RecurrentArgs& args, const Variable& x, const Variab
   LOCKSTEP_KERNEL(x.device(), recurrent)(args, w_hidden, w_project, gates, fresh, cells, last_h, last_c, out);
   const std::vector<Variable> inputs{x, h, c, w.input, w.hidden, w.input_bias, w.hidden_bias, w.project};
   if (!needs_grad(inputs)) return {out, last_h, lstm ? Variable(last_c) : Variable()};
-  RecurrentPass pass{args,
-                     x,
-                     h.tensor().contiguous(),
-                     lstm ? Saved(c.tensor().contiguous()) : Saved(),
-                     w.input,
-                     w.hidden,
-                     w.project,
-                     gates,
-                     fresh,
-                     cells,
-                     out,
-                     w.input_bias.defined()};
+  RecurrentPass pass{.args = args,
+                     .x = x,
+                     .h = h.tensor().contiguous(),
+                     .c = lstm ? Saved(c.tensor().contiguous()) : Saved(),
+                     .input = w.input,
+                     .hidden = w_hidden,
+                     .project = w_project,
+                     .out = out,
+                     .gates = gates,
+                     .fresh = fresh,
+                     .cells = cells,
+                     .has_bias = w.input_bias.defined()};
   std::vector<Tensor> outputs{out, std::move(last_h)};
   if (lstm) outputs.push_back(std::move(last_c));
   std::vector<Variable> made = record(recurrent_name, inputs, std::move(outputs), std::move(pass));

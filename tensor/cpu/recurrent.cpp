@@ -89,7 +89,7 @@ struct Steps {
 /// Calls fn(first, count, s) for the tiles of `rows` rows and the slivers of n columns: slivers on all threads.
 template <class T, class Fn> void each_tile(int64_t rows, int64_t n, int64_t work, const Fn& fn) {
   const int64_t slivers = (n + wide<T> - 1) / wide<T>;
-  parallel_for(slivers, std::max<int64_t>(1, (1 << 17) / std::max<int64_t>(1, rows * wide<T> * work)),
+  parallel_for(slivers, std::max<int64_t>(1, (1 << 18) / std::max<int64_t>(1, rows * wide<T> * work)),
                [&](int64_t first, int64_t last) {
                  for (int64_t s = first; s < last; ++s)
                    for (int64_t r = 0; r < rows; r += high<T>) fn(r, std::min(high<T>, rows - r), s);
@@ -265,7 +265,7 @@ template <class T> struct Pass {
       // Columns of dh: what comes from the step behind, and the gradient of this step's own output.
       const int64_t rows = std::max(later ? later->rows : 0, s ? s->rows : 0), slivers = weights.count();
       const int64_t work = rows * wide<T> * (later ? all : 1);
-      parallel_for(slivers, std::max<int64_t>(1, (1 << 17) / work), [&](int64_t first, int64_t last) {
+      parallel_for(slivers, std::max<int64_t>(1, (1 << 18) / work), [&](int64_t first, int64_t last) {
         for (int64_t sliver = first; sliver < last; ++sliver) {
           const int64_t j = sliver * wide<T>, n = std::min(wide<T>, fed - j);
           for (int64_t r = 0; later && r < later->rows; r += high<T>) {

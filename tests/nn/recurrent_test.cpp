@@ -228,7 +228,7 @@ TEST_CASE("recurrent: what is refused") {
        },
        "expected first states c of shape (2, 2, 4)"},
       {[&] { lstm(x, h); }, "[LSTM] expected both first states, h and c, or neither"},
-      {[&] { lstm(x.to(f64)); }, "[recurrent] expected input weights of f64 on"},
+      {[&] { lstm(x.to(f64)); }, "[recurrent] expected hidden weights of f64 on"},
       {[&] {
          cell(zeros({2, 4}));
        },
