@@ -91,6 +91,19 @@ Variable attention_packed(const Variable& qkv, int64_t heads, AttentionArgs args
 Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine);
 Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_index = -1);
 
+// --- recurrent layers (ops_recurrent.cpp) ---
+/// Of one layer and direction, PyTorch's shapes. w_project: an LSTM's, or undefined; the biases may be undefined.
+struct RecurrentWeights {
+  Variable input, hidden, input_bias, hidden_bias, project;
+};
+struct RecurrentResult {
+  Variable out, h, c;  ///< (rows, P), and the last states (B, P) and, of lstm, (B, H)
+};
+/// A pass over time. x (rows, in): rows step after step (RecurrentArgs). h (B, P), c (B, H): first states. On the CPU
+/// one node, with one product for the inputs of all steps; elsewhere composed of other operations.
+RecurrentResult recurrent(const RecurrentArgs& args, const Variable& x, const Variable& h, const Variable& c,
+                          const RecurrentWeights& weights);
+
 // --- losses (ops_loss.cpp): x first, then target ---
 enum class Reduction { none, mean, sum };
 struct CrossEntropyOptions {

@@ -248,6 +248,12 @@ int Module::before_forward(ForwardHook hook) {
 }
 
 int Module::after_forward(OutputHook hook) {
+  return after_forward_all([hook = std::move(hook)](Module& m, const Variables& inputs, const Variables& outputs) {
+    hook(m, inputs, outputs.empty() ? Variable() : outputs[0]);
+  });
+}
+
+int Module::after_forward_all(OutputsHook hook) {
   if (!hooks_) hooks_ = std::make_unique<Hooks>();
   hooks_->after.emplace_back(++hooks_->last_id, std::move(hook));
   return hooks_->last_id;

@@ -19,6 +19,7 @@
 
 #include "autograd/ops.h"
 #include "nn/cut.h"
+#include "nn/outputs.h"
 
 namespace lockstep::nn {
 
@@ -139,14 +140,19 @@ class Module {
   /// Around every operator() call. `inputs` holds the Variables among the arguments.
   using ForwardHook = std::function<void(Module& module, const std::vector<Variable>& inputs)>;
   using OutputHook = std::function<void(Module& module, const std::vector<Variable>& inputs, const Variable& output)>;
-  /// In place of a call whose arguments are all variables: may run it, now or again later, and gives back what came
-  /// out.
-  using CallHook = std::function<Variable(const std::vector<Variable>& inputs,
-                                          const std::function<Variable(const std::vector<Variable>&)>& run)>;
+  /// The same with all variables of a result that has several (nn/outputs.h); OutputHook gets the first.
+  using OutputsHook =
+      std::function<void(Module& module, const std::vector<Variable>& inputs, const std::vector<Variable>& outputs)>;
+  /// In place of a call whose arguments and results are all variables: may run it, now or again later, and gives back
+  /// what came out.
+  using Variables = std::vector<Variable>;
+  using CallHook =
+      std::function<Variables(const Variables& inputs, const std::function<Variables(const Variables&)>& run)>;
   /// At most one; an empty one takes it away. Error at a call with other arguments while gradients are recorded.
   void wrap_call(CallHook hook);
   int before_forward(ForwardHook hook);
   int after_forward(OutputHook hook);
+  int after_forward_all(OutputsHook hook);
   void remove_hook(int id);
   /// How calls run when parts of a model are on different devices: tensors among the arguments are moved to `device`,
   /// what comes out to `output`, where given. `hold` is called before, and what it gives back kept until the call ends:
@@ -169,7 +175,7 @@ class Module {
 
   struct Hooks {
     std::vector<std::pair<int, ForwardHook>> before;
-    std::vector<std::pair<int, OutputHook>> after;
+    std::vector<std::pair<int, OutputsHook>> after;
     CallHook around;
     std::optional<RunOn> run_on;
     int last_id = 0;
@@ -187,13 +193,10 @@ template <class Derived> class Layer : public Module {
     if (!hooks_) [[likely]]
       return self().forward(std::forward<Args>(args)...);
     if constexpr (takes_variables<Args...>()) {
-      if (hooks_->around)
-        return hooks_->around({Variable(args)...}, [this](const std::vector<Variable>& in) {
-          return call_with(in, std::index_sequence_for<Args...>());
-        });
+      if (hooks_->around) return wrapped(Variables{Variable(args)...}, std::index_sequence_for<Args...>());
     } else {
       LOCKSTEP_CHECK(!hooks_->around || !NoGrad::grad_enabled(), "[", kind(),
-                     "] its calls are wrapped (checkpointed): expected variables as arguments and as result");
+                     "] its calls are wrapped (checkpointed): expected variables as arguments and as results");
     }
     return call_hooked(std::forward<Args>(args)...);
   }
@@ -207,22 +210,35 @@ template <class Derived> class Layer : public Module {
                          { d.forward(x.tensor()) } -> std::convertible_to<Variable>;
                        })
       return (*this)(x.tensor());  // tokens
-    else return Module::call(x);
+    else if constexpr (requires(Derived & d) { d.forward(x); }) {
+      auto result = (*this)(x);
+      if constexpr (may_hold_variables<decltype(result)>) {
+        const Variables all = variables_of(result);
+        LOCKSTEP_CHECK(!all.empty(), "[", kind(), "] expected a result with variables, got none");
+        return all[0];
+      } else return Module::call(x);
+    } else return Module::call(x);
   }
 
  private:
   template <class> using AsVariable = const Variable&;
   template <class... Args> static constexpr bool takes_variables() {
     if constexpr (sizeof...(Args) > 0 && (std::is_convertible_v<Args, Variable> && ...)) {
-      return requires(Derived & d, AsVariable<Args>... x) {
-        { d.forward(x...) } -> std::same_as<Variable>;
-      };
-    } else {
-      return false;
+      if constexpr (requires(Derived & d, AsVariable<Args>... x) { d.forward(x...); })
+        return is_variables<decltype(std::declval<Derived&>().forward(std::declval<AsVariable<Args>>()...))>();
     }
+    return false;
   }
-  template <size_t... i> Variable call_with(const std::vector<Variable>& inputs, std::index_sequence<i...>) {
-    return call_hooked(inputs[i]...);
+  /// Through the hook around it: as lists of variables, and back into what forward() gives.
+  template <size_t... i> auto wrapped(const Variables& inputs, std::index_sequence<i...>) {
+    decltype(self().forward(inputs[i]...)) result;
+    const Variables made = hooks_->around(inputs, [this](const Variables& in) {
+      auto now = call_hooked(in[i]...);
+      return variables_of(now);
+    });
+    size_t at = 0;
+    each_variable(result, [&](Variable& v) { v = made.at(at++); });
+    return result;
   }
 
   template <class... Args> auto call_hooked(Args&&... args) {
@@ -237,10 +253,17 @@ template <class Derived> class Layer : public Module {
     using Output = decltype(output);
     if constexpr (std::is_same_v<Output, Variable> || std::is_same_v<Output, Tensor>) {
       if (hooks_->run_on && hooks_->run_on->output && output.defined()) output = output.to(*hooks_->run_on->output);
+    } else if (hooks_->run_on && hooks_->run_on->output) {
+      each_variable(output, [&](Variable& v) {
+        if (v.defined()) v = v.to(*hooks_->run_on->output);
+      });
     }
-    if constexpr (std::is_convertible_v<decltype(output), Variable>)
-      for (auto& hook : hooks_->after) hook.second(*this, inputs, output);
+    if constexpr (may_hold_variables<Output>) after(inputs, variables_of(output));
+    else if constexpr (std::is_convertible_v<Output, Variable>) after(inputs, {Variable(output)});
     return output;
+  }
+  void after(const Variables& inputs, const Variables& outputs) {
+    for (auto& hook : hooks_->after) hook.second(*this, inputs, outputs);
   }
   template <class... Args> auto forward_moved(Args&&... args) {
     if constexpr (requires(Derived & d) { d.forward(moved(std::forward<Args>(args))...); }) {

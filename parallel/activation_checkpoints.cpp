@@ -190,19 +190,21 @@ std::vector<std::string> ActivationCheckpoints::wrap_blocks(nn::Module& module) 
     const std::vector<Variable*> beside = state_->o.beside ? state_->o.beside(*block) : std::vector<Variable*>();
     block->wrap_call([checkpoints = *this, name = name, beside](
                          const std::vector<Variable>& inputs,
-                         const std::function<Variable(const std::vector<Variable>&)>& run) mutable {
-      const std::vector<Variable> all = checkpoints.many(
+                         const std::function<std::vector<Variable>(const std::vector<Variable>&)>& run) mutable {
+      std::vector<Variable> all = checkpoints.many(
           [run, beside](const std::vector<Variable>& in) {
-            std::vector<Variable> before, made;
+            std::vector<Variable> before;
             for (const Variable* v : beside) before.push_back(*v);
-            made.push_back(run(in));
+            std::vector<Variable> made = run(in);
             for (size_t i = 0; i < beside.size(); ++i)
               made.push_back(std::exchange(*beside[i], before[i]));  // those of the second run are not the caller's
             return made;
           },
           inputs, name);
-      for (size_t i = 0; i < beside.size(); ++i) *beside[i] = all[i + 1];
-      return all[0];
+      const size_t results = all.size() - beside.size();
+      for (size_t i = 0; i < beside.size(); ++i) *beside[i] = all[results + i];
+      all.resize(results);
+      return all;
     });
     state_->wrapped.push_back(block);
     names.push_back(name);

@@ -1,6 +1,7 @@
 #pragma once
 // What kernels are told besides tensors: which function, and its options. The table of kernels is in tensor/kernels.h.
 #include <memory>
+#include <vector>
 
 #include "tensor/random.h"
 #include "tensor/shape.h"
@@ -49,6 +50,16 @@ struct QuantMatmulArgs {
   double threshold = 0;
   bool whole_columns = false;  ///< what one row has to keep, all do, as bitsandbytes has it: rows depend on each other
   Activation activation = Activation::none;
+};
+
+enum class RecurrentCell : uint8_t { tanh, relu, lstm, gru };
+
+/// A layer's pass over time in one direction. Rows lie step after step: of step t, the first batch[t] sequences, of
+/// which no later step has more.
+struct RecurrentArgs {
+  RecurrentCell cell = RecurrentCell::lstm;
+  bool reverse = false;
+  std::vector<int64_t> batch;
 };
 
 /// Two-dimensional; a 1-d convolution is one with height 1.

@@ -56,6 +56,13 @@ for devices in ("1", "2"):
     check(f"model_parallel_pipelined, {devices} devices", r.returncode == 0 and len(losses) == 3 and all(len(row) == 3 and row[2] < row[0] for row in losses)
           and all(abs(a - b) < 1e-5 * b for row in losses for a, b in zip(row, losses[0])), r.stdout + r.stderr)
 
+# A language model by an LSTM: it learns this repository's front page by heart as far as it gets in a few seconds.
+r = run(example("char_lstm"), pathlib.Path(__file__).resolve().parent.parent / "CONTRIBUTING.md", "--steps", 60, "--width", 96, OMP_NUM_THREADS="1")
+losses = [float(x) for x in re.findall(r"^step \d+ loss (\S+)$", r.stdout, re.M)]
+check("char_lstm learns", r.returncode == 0 and len(losses) == 4 and losses[0] > 5 and losses[-1] < 2.4 and "says The " in r.stdout, r.stdout + r.stderr)
+r = run(example("char_lstm"), __file__, "--batch", 100000)
+check("char_lstm, a short text", r.returncode == 1 and "expected a text of more than 3200000 characters" in r.stderr, r.stdout + r.stderr)
+
 # Device maps: the same text wherever parts lie, and everything where the limits say.
 said = set()
 for devices, words in (("1", []), ("2", []), ("2", ["balanced_low_0"]), ("3", ["sequential", "cpu:0=64KiB", "cpu:1=40KiB", "cpu=30KiB"]), ("2", ["auto", "cpu:0=60000", "disk=1GB"])):

@@ -70,7 +70,7 @@ class Stage3 final : public Stage2 {
   }
 
   void enter(size_t caller);
-  void leave(size_t caller, const Variable& output);
+  void leave(size_t caller, const std::vector<Variable>& outputs);
   void before_backward(size_t caller, uint64_t number, uint64_t mark);
   std::vector<size_t> pop(size_t depth);
   void release_needed_from(uint64_t number);
@@ -126,8 +126,8 @@ void Stage3::need(nn::Module& m, const std::string& name, const std::vector<size
   if (fresh) {
     callers_.push_back({.module = &m, .name = name});
     callers_[c].hooks[0] = m.before_forward([this, c](nn::Module&, const std::vector<Variable>&) { enter(c); });
-    callers_[c].hooks[1] = m.after_forward(
-        [this, c](nn::Module&, const std::vector<Variable>&, const Variable& output) { leave(c, output); });
+    callers_[c].hooks[1] = m.after_forward_all([this, c](nn::Module&, const std::vector<Variable>&,
+                                                         const std::vector<Variable>& outputs) { leave(c, outputs); });
   }
   for (const size_t u : wanted) {
     auto& mine = callers_[c].units;
@@ -187,14 +187,15 @@ std::vector<size_t> Stage3::pop(size_t depth) {
   return ended;
 }
 
-void Stage3::leave(size_t c, const Variable& output) {
+void Stage3::leave(size_t c, const std::vector<Variable>& outputs) {
   size_t depth = calls_.size();
   while (depth > 0 && calls_[depth - 1].caller != c) --depth;
   if (depth == 0) return;
   const uint64_t mark = calls_[depth - 1].mark;
-  const std::vector<size_t> ended = pop(depth - 1);  // those above gave back no Variable, and were not seen to end
+  const std::vector<size_t> ended = pop(depth - 1);  // those above gave back no variables, and were not seen to end
   const bool grad = NoGrad::grad_enabled();
-  if (grad && output.defined() && output.requires_grad() && !output.is_leaf()) {
+  for (const Variable& output : outputs) {
+    if (!grad || !output.defined() || !output.requires_grad() || output.is_leaf()) continue;
     const uint64_t number = output.impl()->node->number();
     if (number > mark) {  // made by this call
       Variable(output).before_backward([this, c, number, mark, exists = std::weak_ptr<int>(alive_)] {

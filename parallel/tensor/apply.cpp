@@ -295,8 +295,9 @@ class Application {
       m.wrap_call([enters, leaves, &group](const std::vector<Variable>& inputs, const auto& run) {
         std::vector<Variable> in = inputs;
         if (enters) in.at(0) = scatter_to(in.at(0), along_sequence, group);
-        const Variable out = run(in);
-        return leaves ? gather_from(out, along_sequence, group) : out;
+        std::vector<Variable> out = run(in);
+        if (leaves) out.at(0) = gather_from(out.at(0), along_sequence, group);
+        return out;
       });
     });
   }

@@ -1,0 +1,279 @@
+// Recurrent layers: gradients, packed sequences, refusals, and results of several values in hooks, checkpoints and
+// Sequential. Their numbers are golden cases (tests/golden/recurrent.safetensors).
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "autograd/checkpoint.h"
+#include "autograd/gradcheck.h"
+#include "nn/nn.h"
+#include "tests/devices.h"
+#include "tests/messages.h"
+#include "tests/threads.h"
+
+using namespace lockstep;
+using namespace lockstep::nn;
+
+namespace {
+
+struct CellRow {
+  RecurrentCell cell;
+  bool reverse;
+  int64_t project = 0;
+  std::vector<int64_t> batch = {3, 2, 2, 1};
+};
+
+/// x, h, c, and the weights, as a list that gradcheck can change.
+std::vector<Variable> recurrent_inputs(const CellRow& row, int64_t in, int64_t hidden) {
+  const int64_t gates = row.cell == RecurrentCell::lstm ? 4 : row.cell == RecurrentCell::gru ? 3 : 1;
+  const int64_t fed = row.project ? row.project : hidden;
+  int64_t rows = 0;
+  for (const int64_t n : row.batch) rows += n;
+  const auto make = [](const Shape& shape) { return Variable(randn(shape, {.dtype = f64}) * 0.5, true); };
+  std::vector<Variable> all{make({rows, in}),           make({row.batch[0], fed}),   make({row.batch[0], hidden}),
+                            make({gates * hidden, in}), make({gates * hidden, fed}), make({gates * hidden}),
+                            make({gates * hidden})};
+  if (row.project) all.push_back(make({row.project, hidden}));
+  return all;
+}
+
+Variable recurrent_sum(const CellRow& row, const std::vector<Variable>& in) {
+  const bool lstm = row.cell == RecurrentCell::lstm;
+  const RecurrentResult r =
+      recurrent({.cell = row.cell, .reverse = row.reverse, .batch = row.batch}, in[0], in[1], lstm ? in[2] : Variable(),
+                {in[3], in[4], in[5], in[6], in.size() > 7 ? in[7] : Variable()});
+  const Variable states = square(sum(r.h, {0})) * 2.0;
+  return cat({r.out.flatten(), states, lstm ? sum(r.c, {0}) : states}, 0);
+}
+
+struct Tagger : Layer<Tagger> {
+  LSTM lstm{{.input = 3, .hidden = 4, .layers = 2, .bidirectional = true}};
+  Linear head{{.in = 8, .out = 2}};
+  Variable forward(const Variable& x) {
+    const auto [output, h, c] = lstm(x);
+    return head(output) + sum(h) + sum(c);
+  }
+  void fields(Fields& f) override { f("lstm", lstm)("head", head); }
+};
+
+std::vector<Tensor> gradients_of(Module& module, const Variable& loss) {
+  module.zero_grad();
+  loss.backward();
+  std::vector<Tensor> all;
+  for (const Variable& p : module.parameters()) all.push_back(p.grad());
+  return all;
+}
+
+bool same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Tensor& x, const Tensor& y) { return equal(x, y); });
+}
+
+}  // namespace
+
+TEST_CASE("recurrent: gradients of every cell, direction and projection, with sequences that end") {
+  manual_seed(3);
+  std::vector<CellRow> rows;
+  for (const RecurrentCell cell : {RecurrentCell::tanh, RecurrentCell::relu, RecurrentCell::lstm, RecurrentCell::gru})
+    for (const bool reverse : {false, true}) rows.push_back({cell, reverse});
+  rows.push_back({RecurrentCell::lstm, false, 2});
+  rows.push_back({RecurrentCell::lstm, true, 2, {2, 2}});
+  for (const CellRow& row : rows) {
+    CAPTURE(int(row.cell));
+    CAPTURE(row.reverse);
+    CHECK(gradcheck([&](const std::vector<Variable>& in) { return recurrent_sum(row, in); },
+                    recurrent_inputs(row, 2, 3)) == "");
+  }
+}
+
+TEST_CASE("recurrent: the bits do not depend on the number of threads or on who else is in the batch") {
+  const OnCpu on_cpu;
+  manual_seed(4);
+  for (const RecurrentCell cell : {RecurrentCell::lstm, RecurrentCell::gru}) {
+    const CellRow row{cell, false, 0, {20, 20, 9}};
+    std::vector<Variable> in = recurrent_inputs(row, 5, 70);
+    for (Variable& v : in) v = Variable(v.tensor().to(f32), true);
+    std::vector<std::vector<Tensor>> made;
+    for (const int threads : {1, 3}) {
+      const Threads scope(threads);
+      for (Variable& v : in) v.clear_grad();
+      sum(recurrent_sum(row, in)).backward();
+      made.emplace_back();
+      for (const Variable& v : in)
+        if (v.grad().defined()) made.back().push_back(v.grad());
+    }
+    CHECK(made[0].size() == (cell == RecurrentCell::lstm ? 7 : 6));
+    CHECK(same(made[0], made[1]));
+  }
+  LSTM lstm({.input = 3, .hidden = 9});
+  const Tensor x = randn({4, 7, 3});
+  CHECK(equal(lstm(x).output.tensor().narrow(1, 2, 1), lstm(x.narrow(1, 2, 1)).output.tensor()));
+}
+
+TEST_CASE("recurrent: names of parameters, their start, options, 16 bits") {
+  manual_seed(5);
+  LSTM lstm({.input = 3, .hidden = 16, .layers = 2, .bidirectional = true, .proj_size = 2});
+  std::vector<std::string> names;
+  for (auto& p : lstm.named_parameters()) {
+    names.push_back(p.name);
+    CHECK(amax(abs(p.variable.tensor())).item() <= 0.25);
+  }
+  CHECK(names.size() == 20);
+  CHECK(std::vector<std::string>(names.begin(), names.begin() + 6) ==
+        std::vector<std::string>{"weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0", "weight_hr_l0",
+                                 "weight_ih_l0_reverse"});
+  CHECK(names.back() == "weight_hr_l1_reverse");
+  CHECK(lstm.weights[2].input.shape() == Shape{64, 4});
+  CHECK(amax(abs(lstm.weights[0].input.tensor())).item() > 0.22);
+  CHECK(lstm.options() == "in 3, hidden 16, proj_size 2, layers 2, bidirectional");
+  const Tensor x = randn({3, 2, 3});
+  const Tensor wide = lstm(x).output.tensor();
+  for (const DType dtype : {f16, bf16}) {
+    lstm.to(dtype);
+    const Variable low = lstm(x.to(dtype)).output;
+    CHECK(low.dtype() == dtype);
+    CHECK(allclose(low.tensor().to(f32), wide, 0, dtype == f16 ? 2e-3 : 2e-2));
+  }
+  GRU gru({.input = 3, .hidden = 4, .layers = 2, .dropout = 0.5});
+  const Tensor first = gru(x).output.tensor();
+  CHECK(!equal(first, gru(x).output.tensor()));
+  gru.eval();
+  CHECK(equal(gru(x).output.tensor(), gru(x).output.tensor()));
+}
+
+TEST_CASE("recurrent: several results in hooks, under checkpoints and in Sequential") {
+  manual_seed(6);
+  Tagger net;
+  const Tensor x = randn({3, 2, 3});
+  size_t seen = 0;
+  int first = 0;
+  const int all_id =
+      net.lstm.after_forward_all([&](Module&, const std::vector<Variable>& in, const std::vector<Variable>& out) {
+        seen = 10 * in.size() + out.size();
+      });
+  const int first_id = net.lstm.after_forward([&](Module&, const auto&, const Variable& out) {
+    first += out.shape() == Shape{3, 2, 8};
+  });
+  const auto plain = gradients_of(net, sum(net(x)));
+  CHECK(seen == 13);
+  CHECK(first == 1);
+  net.lstm.remove_hook(all_id);
+  net.lstm.remove_hook(first_id);
+
+  int runs = 0;
+  net.lstm.wrap_call([&](const auto& inputs, const auto& run) {
+    return checkpoint_many([&runs, run](const std::vector<Variable>& in) { return ++runs, run(in); }, inputs);
+  });
+  CHECK(same(plain, gradients_of(net, sum(net(x)))));
+  CHECK(runs == 2);
+  CHECK(contains(message([&] {
+                   net.lstm(pack_padded_sequence(x, {3, 1}));
+                 }),
+                 "[LSTM] its calls are wrapped (checkpointed): expected variables as arguments"));
+
+  Sequential chain(GRU({.input = 3, .hidden = 4}), Linear({.in = 4, .out = 2}));
+  CHECK(chain(x).shape() == Shape{3, 2, 2});
+
+  std::tuple<Variable, std::pair<Variable, int>> mixed{x, {x, 3}};
+  CHECK(variables_of(mixed).size() == 2);
+  CHECK(!is_variables<decltype(mixed)>());
+  CHECK(is_variables<std::array<LstmOutput, 2>>());
+}
+
+TEST_CASE("recurrent: packed sequences") {
+  manual_seed(7);
+  const Variable x(randn({4, 3, 2}), true);
+  const PackedSequence packed = pack_padded_sequence(x, {2, 4, 1}, {.enforce_sorted = false});
+  CHECK(packed.batch_sizes == std::vector<int64_t>{3, 2, 1, 1});
+  CHECK(packed.order == std::vector<int64_t>{1, 0, 2});
+  CHECK(equal(packed.data.tensor()[1], x.tensor()[0][0]));
+  const PaddedSequence padded = pad_packed_sequence(packed, {.batch_first = true, .padding = 9, .total_length = 5});
+  CHECK(padded.lengths == std::vector<int64_t>{2, 4, 1});
+  CHECK(padded.output.shape() == Shape{3, 5, 2});
+  CHECK(padded.output.tensor()[0][2][0].item() == 9);
+  CHECK(equal(padded.output.tensor()[1].narrow(0, 0, 4), x.tensor().select(1, 1).contiguous()));
+  sum(padded.output).backward();
+  CHECK(sum(x.grad()).item() == 14);
+
+  // Each sequence as by itself.
+  LSTM lstm({.input = 2, .hidden = 3, .bidirectional = true});
+  const auto [output, h, c] = lstm(packed);
+  const LstmOutput alone = lstm(x.select(1, 0).narrow(0, 0, 2));
+  CHECK(allclose(pad_packed_sequence(output).output.tensor().select(1, 0).narrow(0, 0, 2), alone.output.tensor()));
+  CHECK(allclose(h.tensor().select(1, 0), alone.h.tensor()));
+  CHECK(allclose(c.tensor().select(1, 0), alone.c.tensor()));
+}
+
+TEST_CASE("recurrent: what is refused") {
+  LSTM lstm({.input = 3, .hidden = 4, .layers = 2});
+  GRUCell cell({.input = 3, .hidden = 4});
+  const Tensor x = zeros({5, 2, 3}), h = zeros({2, 2, 4});
+  const std::pair<std::function<void()>, const char*> rows[] = {
+      {[&] {
+         lstm(zeros({5, 2, 7}));
+       },
+       "[LSTM] expected input (T, B, 3) or (T, 3), got (5, 2, 7)"},
+      {[&] {
+         lstm(zeros({0, 2, 3}));
+       },
+       "[LSTM] expected at least 1 step of at least 1 sequence, got (0, 2, 3)"},
+      {[&] {
+         lstm(x, zeros({1, 2, 4}), h);
+       },
+       "expected first states h of shape (2, 2, 4) for input (5, 2, 3), got (1, 2, 4)"},
+      {[&] {
+         lstm(x, h, zeros({2, 2, 5}));
+       },
+       "expected first states c of shape (2, 2, 4)"},
+      {[&] { lstm(x, h); }, "[LSTM] expected both first states, h and c, or neither"},
+      {[&] { lstm(x.to(f64)); }, "[recurrent] expected hidden weights of f64 on"},
+      {[&] {
+         cell(zeros({2, 4}));
+       },
+       "[GRUCell] expected input (B, 3) or (3), got (2, 4)"},
+      {[&] {
+         cell(zeros({2, 3}), zeros({3, 4}));
+       },
+       "[GRUCell] expected h of shape (2, 4) for input (2, 3), got (3, 4)"},
+      {[&] {
+         LSTMCell({.input = 3, .hidden = 4})(zeros({2, 3}), zeros({2, 4}));
+       },
+       "expected both states, h and c, or neither"},
+      {[&] { GRU({.input = 3, .hidden = 0}); }, "[GRU] expected input, hidden and layers > 0, got 3, 0 and 1"},
+      {[&] { RNN({.input = 3, .hidden = 2, .dropout = 1.5}); }, "[RNN] expected dropout in [0, 1], got 1.5"},
+      {[&] { LSTM({.input = 3, .hidden = 4, .proj_size = 4}); },
+       "[LSTM] expected proj_size in [0, 4), below hidden, got 4"},
+      {[&] {
+         pack_padded_sequence(x, {5, 0});
+       },
+       "[pack_padded_sequence] expected lengths from 1 to 5, got 0"},
+      {[&] {
+         pack_padded_sequence(x, {6, 1});
+       },
+       "[pack_padded_sequence] expected lengths from 1 to 5, got 6"},
+      {[&] { pack_padded_sequence(x, {5}); }, "[pack_padded_sequence] expected 2 lengths for input (5, 2, 3), got 1"},
+      {[&] {
+         pack_padded_sequence(x, {2, 5});
+       },
+       "expected lengths that do not grow, longest first; sort the sequences, or set enforce_sorted"},
+      {[&] {
+         pad_packed_sequence(pack_padded_sequence(x, {5, 2}), {.total_length = 4});
+       },
+       "expected a total_length from 5, the longest sequence's, got 4"},
+      {[&] {
+         lstm(PackedSequence{zeros({3, 3}), {1, 2}, {}});
+       },
+       "expected batch sizes from 1 that do not grow, got 2 after 1"},
+      {[&] {
+         lstm(PackedSequence{zeros({4, 3}), {2, 1}, {}});
+       },
+       "expected 3 rows, the sum of the batch sizes, got (4, 3)"},
+  };
+  for (const auto& [call, text] : rows) {
+    const std::string said = message(call);
+    CAPTURE(said);
+    CHECK(contains(said, text));
+  }
+}
