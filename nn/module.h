@@ -225,7 +225,7 @@ template <class Derived> class Layer : public Module {
   template <class... Args> static constexpr bool takes_variables() {
     if constexpr (sizeof...(Args) > 0 && (std::is_convertible_v<Args, Variable> && ...)) {
       if constexpr (requires(Derived & d, AsVariable<Args>... x) { d.forward(x...); })
-        return is_variables<decltype(std::declval<Derived&>().forward(std::declval<AsVariable<Args>>()...))>();
+        return is_variables<decltype(std::declval<Derived&>().forward(std::declval<AsVariable<Args>>()...))>;
     }
     return false;
   }

@@ -30,13 +30,10 @@ concept NamesVariables = requires(T& value) {
 };
 
 /// Whether a result of this type is variables, as many of them whatever it holds: such a call can be wrapped.
-template <class T> constexpr bool is_variables() {
-  if constexpr (std::is_same_v<T, Variable> || NamesVariables<T>) return true;
-  else if constexpr (IsTuple<T>::value) return []<size_t... i>(std::index_sequence<i...>) {
-      return (is_variables<std::tuple_element_t<i, T>>() && ...);
-    }
-  (std::make_index_sequence<std::tuple_size_v<T>>());
-  else return false; }
+template <class T> inline constexpr bool is_variables = std::is_same_v<T, Variable> || NamesVariables<T>;
+template <class... T> inline constexpr bool is_variables<std::tuple<T...>> = (is_variables<T> && ...);
+template <class A, class B> inline constexpr bool is_variables<std::pair<A, B>> = is_variables<A>&& is_variables<B>;
+template <class T, size_t n> inline constexpr bool is_variables<std::array<T, n>> = is_variables<T>;
 
 /// Calls fn(Variable&) for each variable of a result, in order; nothing for what has none.
 template <class T, class Fn> void each_variable(T& value, const Fn& fn) {

@@ -178,8 +178,8 @@ TEST_CASE("recurrent: several results in hooks, under checkpoints and in Sequent
 
   std::tuple<Variable, std::pair<Variable, int>> mixed{x, {x, 3}};
   CHECK(variables_of(mixed).size() == 2);
-  CHECK(!is_variables<decltype(mixed)>());
-  CHECK(is_variables<std::array<LstmOutput, 2>>());
+  CHECK(!is_variables<decltype(mixed)>);
+  CHECK(is_variables<std::array<LstmOutput, 2>>);
 }
 
 TEST_CASE("recurrent: packed sequences") {
