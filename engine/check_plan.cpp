@@ -12,6 +12,8 @@ bool is_one_bit(const std::string& optimizer) {
   return name.starts_with("onebit") || name == "zerooneadam";
 }
 
+namespace {
+
 std::vector<std::string> one_bit_reasons(const Config& c, const parallel::Plan& plan, const std::string& optimizer) {
   std::vector<std::string> reasons;
   const std::string name = optimizer.empty() ? "optimizer.type: " + c.optimizer.type : optimizer;
@@ -39,8 +41,6 @@ std::vector<std::string> one_bit_reasons(const Config& c, const parallel::Plan& 
   return reasons;
 }
 
-namespace {
-
 /// What is against state that is not for elements (in 8 bits, for rows), and against rules that want the loss.
 std::vector<std::string> state_reasons(const Config& c, const parallel::Plan& plan, const std::string& optimizer) {
   std::vector<std::string> reasons;
@@ -65,6 +65,12 @@ std::vector<std::string> state_reasons(const Config& c, const parallel::Plan& pl
 
 }  // namespace
 
+std::vector<std::string> optimizer_reasons(const Config& c, const parallel::Plan& plan, const std::string& optimizer) {
+  std::vector<std::string> reasons = one_bit_reasons(c, plan, optimizer);
+  for (std::string& reason : state_reasons(c, plan, optimizer)) reasons.push_back(std::move(reason));
+  return reasons;
+}
+
 std::vector<std::string> one_bit_warnings(const Config& c, const std::string& optimizer) {
   std::vector<std::string> warnings;
   if (!is_one_bit(optimizer.empty() ? c.optimizer.type : optimizer)) return warnings;
@@ -81,8 +87,7 @@ std::vector<std::string> reasons_against(const Config& c, const parallel::Plan& 
   parallel::Plan plan = asked;
   plan.zero = std::max(plan.zero, int(c.zero_optimization.stage));
   std::vector<std::string> reasons = parallel::reasons_against(plan, sizes);
-  for (std::string& reason : one_bit_reasons(c, plan, optimizer)) reasons.push_back(std::move(reason));
-  for (std::string& reason : state_reasons(c, plan, optimizer)) reasons.push_back(std::move(reason));
+  for (std::string& reason : optimizer_reasons(c, plan, optimizer)) reasons.push_back(std::move(reason));
   const auto refuse = [&](bool holds, const std::string& reason) {
     if (holds) reasons.push_back(reason);
   };

@@ -19,8 +19,8 @@ void check_plan(const Config& config, const parallel::Plan& plan, const parallel
 /// Whether it moves gradients between ranks itself: "OneBitAdam" of the library and "onebitadam" of the files are one.
 bool is_one_bit(const std::string& optimizer);
 /// What of reasons_against() is against such an optimizer, for who knows no ranks yet; and what it ignores.
-std::vector<std::string> one_bit_reasons(const Config& config, const parallel::Plan& plan,
-                                         const std::string& optimizer = "");
+std::vector<std::string> optimizer_reasons(const Config& config, const parallel::Plan& plan,
+                                           const std::string& optimizer = "");
 std::vector<std::string> one_bit_warnings(const Config& config, const std::string& optimizer = "");
 
 }  // namespace lockstep::engine

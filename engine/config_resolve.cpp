@@ -163,7 +163,7 @@ void check_together(const Config& c, std::vector<std::string>& problems, std::ve
   const parallel::Plan plan{.pp = int(c.pipeline.stages), .zero = int(z.stage)};
   for (const std::string& reason : parallel::reasons_against(plan, {}))
     problems.push_back(str("pipeline.stages: ", plan.pp, ": ", reason));
-  for (const std::string& reason : one_bit_reasons(c, plan)) problems.push_back(reason);
+  for (const std::string& reason : optimizer_reasons(c, plan)) problems.push_back(reason);
   for (const std::string& warning : one_bit_warnings(c)) warnings.push_back(warning);
   try {
     pipeline::SplitBy::parse(c.pipeline.partition);

@@ -177,7 +177,7 @@ TEST_CASE("8 bits: the loss after 200 steps is within 1 % of f32's") {
     CHECK(loss(eight) == doctest::Approx(loss(wide)).epsilon(0.01));
 }
 
-TEST_CASE("8 bits: what cannot be is refused with the reason") {
+TEST_CASE("states of other shapes: what cannot be is refused with the reason") {
   const auto refused = [](const std::string& plan, const char* text) {
     return message([&] { engine::check_plan(engine::read_config(text), parallel::parse_plan(plan), {}); });
   };
@@ -185,6 +185,11 @@ TEST_CASE("8 bits: what cannot be is refused with the reason") {
   CHECK(contains(refused("dp2", R"({"optimizer": {"type": "Lion8bit"}, "zero_optimization": {"stage": 2,
       "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}})"),
                  "offload to cpu, or take Lion"));
+  CHECK(contains(refused("dp2", R"({"optimizer": {"type": "Adafactor"}, "zero_optimization": {"stage": 2,
+      "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}})"),
+                 "offload to cpu, or take AdamW"));
+  CHECK(contains(message([] { engine::check_plan(engine::Config(), {.dp = 2}, {}, "LBFGS"); }),
+                 "evaluates the loss many times a step"));
   CHECK(contains(
       message([] { engine::read_config(R"({"optimizer": {"type": "AdamW8bit", "params": {"amsgrad": true}}})"); }),
       "no form in 8 bits"));
