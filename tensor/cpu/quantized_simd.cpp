@@ -142,17 +142,18 @@ LOCKSTEP_INLINE F mul(F a, F b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mu
 LOCKSTEP_INLINE F fma(F a, F b, F c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
-LOCKSTEP_INLINE F floats_of(__m128i bytes) {
-  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
-          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+LOCKSTEP_INLINE __m128i eight(const uint8_t* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); }
+LOCKSTEP_INLINE F codes8(const uint8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(p))), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(p + 8)))};
 }
-LOCKSTEP_INLINE F codes8(const uint8_t* p) { return floats_of(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+/// (code + 8) scale - 8 scale: exact, as scales have 11 bits.
 LOCKSTEP_INLINE void codes4(const uint8_t* p, float scale, F& low, F& high) {
-  const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), mask = _mm_set1_epi8(15),
-                eight = _mm_set1_epi8(8);
-  const F s = splat(scale);
-  low = mul(floats_of(_mm_sub_epi8(_mm_and_si128(pairs, mask), eight)), s);
-  high = mul(floats_of(_mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(pairs, 4), mask), eight)), s);
+  const __m256i one = _mm256_cvtepu8_epi32(eight(p)), two = _mm256_cvtepu8_epi32(eight(p + 8)),
+                mask = _mm256_set1_epi32(15);
+  const F s = splat(scale), shift = splat(scale * -8);
+  low =
+      fma({_mm256_cvtepi32_ps(_mm256_and_si256(one, mask)), _mm256_cvtepi32_ps(_mm256_and_si256(two, mask))}, s, shift);
+  high = fma({_mm256_cvtepi32_ps(_mm256_srli_epi32(one, 4)), _mm256_cvtepi32_ps(_mm256_srli_epi32(two, 4))}, s, shift);
 }
 LOCKSTEP_INLINE void widen(const uint16_t* p, int64_t n, float* to) {
   int64_t i = 0;
