@@ -9,8 +9,6 @@ namespace {
 
 constexpr const char* recurrent_name = "recurrent";
 
-int64_t gates_of(RecurrentCell cell) { return cell == RecurrentCell::lstm ? 4 : cell == RecurrentCell::gru ? 3 : 1; }
-
 void check_weight(const char* name, const Variable& weight, const Shape& shape, const Variable& x) {
   LOCKSTEP_CHECK(weight.defined() && weight.shape() == shape, "[recurrent] expected ", name, " of shape ", shape,
                  ", got ", weight.defined() ? str(weight.shape()) : "nothing");

@@ -11,8 +11,6 @@ namespace lockstep::nn {
 
 namespace {
 
-int64_t gates_of(RecurrentCell cell) { return cell == RecurrentCell::lstm ? 4 : cell == RecurrentCell::gru ? 3 : 1; }
-
 RecurrentWeights make_weights(RecurrentCell cell, int64_t in, int64_t hidden, int64_t projected, bool bias,
                               Variable (*make)(const Shape&)) {
   const int64_t all = gates_of(cell) * hidden;

@@ -53,6 +53,10 @@ struct QuantMatmulArgs {
 };
 
 enum class RecurrentCell : uint8_t { tanh, relu, lstm, gru };
+/// Blocks of rows that its weights have, one for each gate.
+inline int64_t gates_of(RecurrentCell cell) {
+  return cell == RecurrentCell::lstm ? 4 : cell == RecurrentCell::gru ? 3 : 1;
+}
 
 /// A layer's pass over time in one direction. Rows lie step after step: of step t, the first batch[t] sequences, of
 /// which no later step has more.
