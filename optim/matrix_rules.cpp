@@ -67,7 +67,7 @@ double lamb_update(const LAMBOptions& o, Tensor& p, const Tensor& grad, Paramete
   const double size = norm(p).item(), step = norm(direction).item();
   const double trust = size > 0 && step > 0 ? std::clamp(size / step, o.min_trust, o.max_trust) : 1;
   add_(p, direction, -o.lr * trust);
-  if (low.defined()) low.copy_(p);
+  round_into(low, p);
   return trust;
 }
 
@@ -94,7 +94,7 @@ void Muon::update(int group, Tensor& p, const Tensor& grad, ParameterState& stat
   const double shape_factor = std::sqrt(std::max(1.0, double(p.size(0)) / double(p.size(1))));
   if (o.weight_decay != 0) mul_scalar_(p, 1 - o.lr * o.weight_decay);
   add_(p, direction, -o.lr * shape_factor);
-  if (low.defined()) low.copy_(p);
+  round_into(low, p);
 }
 
 std::map<std::string, double*> AdafactorOptions::by_name() {
