@@ -1,0 +1,1 @@
+// Compiled with precompiled.h, which is what is wanted of it.
