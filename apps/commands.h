@@ -77,6 +77,8 @@ Collective understand(const CollectiveAsked& asked);
 void add_checkpoint_command(CLI::App& app);
 void add_config_command(CLI::App& app);
 void add_flight_command(CLI::App& app);
+/// new NAME: writes a project of the user's own.
+void add_new_command(CLI::App& app);
 void add_plan_command(CLI::App& app, const Program& program);
 void add_report_command(CLI::App& app);
 void add_run_command(CLI::App& app, const Program& program);

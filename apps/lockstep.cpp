@@ -176,6 +176,7 @@ int main(int argc, char** argv) {
   env.add_flag("--variables", variables, "the LOCKSTEP_* variables instead: docs/environment.md");
   env.callback([&] { variables ? void(std::cout << lockstep::environment_reference()) : print_env(json); });
   apps::Program program;
+  apps::add_new_command(app);
   apps::add_schedule_command(app);
   apps::add_simulate_command(app, program);
   apps::add_sparse_command(app);

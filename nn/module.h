@@ -72,7 +72,7 @@ class Module {
  public:
   Module() = default;
   virtual ~Module() = default;
-  Module(const Module&) = delete;
+  Module(const Module&) = delete;  // a module is not copied: std::move(it), or pass it by reference
   Module& operator=(const Module&) = delete;
   Module(Module&&) = default;
   Module& operator=(Module&&) = default;
@@ -190,6 +190,9 @@ class Module {
 template <class Derived> class Layer : public Module {
  public:
   template <class... Args> auto operator()(Args&&... args) {
+    static_assert(
+        requires(Derived & d) { d.forward(std::forward<Args>(args)...); },
+        "a layer is called with what its forward() takes, and forward() is public");
     if (!hooks_) [[likely]]
       return self().forward(std::forward<Args>(args)...);
     if constexpr (takes_variables<Args...>()) {

@@ -21,7 +21,7 @@ Tensor& ParameterState::zeros(const std::string& name, const Tensor& like) {
 
 void Optimizer::add_group_of(std::vector<Variable> parameters, bool may_be_empty) {
   LOCKSTEP_CHECK(may_be_empty || !parameters.empty(), "[", name(),
-                 "] expected at least one parameter, got an empty list");
+                 "] expected at least one parameter, got an empty list: does the model's fields() name its layers?");
   std::set<const void*> known;
   for (const auto& group : groups_)
     for (const Variable& p : group) known.insert(p.impl().get());

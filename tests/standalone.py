@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,24 @@ def main(build):
             text = "".join(f'#include "{h.relative_to(include)}"\n' for h in sorted(include.rglob("*.h")))
             (work / "all.cpp").write_text(text)
             run(compiler + ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers", "-I", str(include), str(work / "all.cpp")])
+
+        def mistakes():
+            """What the compiler says of usual ones, each on a line of its own."""
+            rows = {
+                "void a(Net& m) { m(3, 4); }": "a layer is called with what its forward() takes",
+                "void b(Net& m) { Net n = m; }": "a module is not copied: std::move(it), or pass it by reference",
+                "void c(Net& m) { ls::optim::AdamW o(m.parameters(), {.learning_rate = 1}); }": "AdamWOptions",
+                "void d() { ls::nn::Linear l{{.in = 3, .outt = 4}}; }": "Linear::Options",
+                "ls::Tensor e(const ls::Variable& v) { return ls::add(v, v); }": "from ‘lockstep::Variable’ to ‘lockstep::Tensor’",
+            }
+            text = ("#include <lockstep.h>\nnamespace ls = lockstep;\nstruct Net : ls::nn::Layer<Net> {\n  ls::Variable forward(const ls::Variable& x) { return head(x); }\n"
+                    "  void fields(ls::nn::Fields& f) override { f(\"head\", head); }\n  ls::nn::Linear head{{.in = 2, .out = 3}};\n};\n")
+            first = text.count("\n") + 1
+            (work / "mistakes.cpp").write_text(text + "\n".join(rows) + "\n")
+            said = subprocess.run(compiler + ["-std=c++20", "-fsyntax-only", str(work / "mistakes.cpp")] + flags, capture_output=True, text=True, env=dict(os.environ, LC_ALL="C.UTF-8")).stderr
+            for i, (line, expected) in enumerate(rows.items()):
+                if f"mistakes.cpp:{first + i}:" not in said or expected not in said:
+                    raise RuntimeError(f"{line}\nexpected {expected}, got:\n{said}")
 
         def one_line():
             run(compiler + ["-std=c++20", "-O1", str(EXAMPLE / "main.cpp"), "-o", str(work / "example")] + flags)
@@ -92,13 +111,45 @@ def main(build):
             if (work / "calm.bits").read_text().splitlines()[-1] != (work / "killed.bits").read_text().splitlines()[-1]:
                 raise RuntimeError("a killed run ended with other bits")
 
+        def new_project():
+            """What `lockstep new` writes builds with meson and, where it is there, with CMake; and it trains, on ranks too."""
+            project, lockstep = work / "shapes", str(prefix / "bin" / "lockstep")
+            run([lockstep, "new", str(project)])
+            run(["meson", "setup", str(work / "made"), str(project)], env=env)
+            run(["ninja", "-C", str(work / "made")])
+            programs = [work / "made" / "shapes"]
+            if shutil.which("cmake"):
+                run(["cmake", "-S", str(project), "-B", str(work / "cmade"), f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Debug"])
+                run(["cmake", "--build", str(work / "cmade")])
+                programs.append(work / "cmade" / "shapes")
+            for program in programs:
+                said = run([str(program), "--epochs", "1", "--json"]).strip().split("\n")[-1]
+                if json.loads(said)["test_accuracy"] < 0.5:
+                    raise RuntimeError(said)
+            if "identical" not in run([lockstep, "verify", "--plans", "ddp:1x2,zero3:2x1", "--steps", "3", "--", str(programs[0])]):
+                raise RuntimeError("ranks train to other bits")
+            for name, expected in ((project, "is there already"), (work / "2nd", "begins with a letter")):
+                said = subprocess.run([lockstep, "new", str(name)], capture_output=True, text=True)
+                if said.returncode != 1 or expected not in said.stderr:
+                    raise RuntimeError(f"new {name}: exit code {said.returncode}, {said.stderr}")
+
+        def completion_and_manual():
+            script = prefix / "share" / "bash-completion" / "completions" / "lockstep"
+            ask = 'PATH=$1:$PATH; source "$2"; COMP_WORDS=(lockstep checkpoint ins); COMP_CWORD=2; _lockstep; echo "${COMPREPLY[0]}"; COMP_WORDS=(lockstep run --max); _lockstep; echo "${COMPREPLY[@]}"'
+            said = run(["bash", "-c", ask, "bash", str(prefix / "bin"), str(script)]).split("\n")
+            if said[0] != "inspect" or "--max-restarts" not in said[1]:
+                raise RuntimeError(f"completion: {said}")
+            manual = (prefix / "share" / "man" / "man1" / "lockstep.1").read_text()
+            if '.SH "LOCKSTEP RUN"' not in manual or "max\\-restarts" not in manual or not (prefix / "share" / "doc" / "lockstep" / "LICENSE").exists():
+                raise RuntimeError("the manual page or the licence is not whole")
+
         def programs_run():
             run([str(prefix / "bin" / "lockstep"), "env", "--json"])
             for name in ("mlp", "cnn", "gpt"):
                 run([str(prefix / "bin" / name), "--help"])
 
         passed = failed = 0
-        for check in (headers_alone, one_line, meson_project, own_models, programs_run):
+        for check in (headers_alone, mistakes, one_line, meson_project, own_models, new_project, completion_and_manual, programs_run):
             try:
                 check()
                 passed += 1

@@ -1,0 +1,11 @@
+# find_package(Lockstep): the target Lockstep::Lockstep. What to compile and link with stands in one place, lockstep.pc.
+if(NOT TARGET Lockstep::Lockstep)
+  find_package(PkgConfig REQUIRED)
+  set(lockstep_path_before "$ENV{PKG_CONFIG_PATH}")
+  set(ENV{PKG_CONFIG_PATH} "${CMAKE_CURRENT_LIST_DIR}/../../pkgconfig:$ENV{PKG_CONFIG_PATH}")
+  pkg_check_modules(LOCKSTEP REQUIRED IMPORTED_TARGET GLOBAL lockstep)
+  set(ENV{PKG_CONFIG_PATH} "${lockstep_path_before}")
+  target_compile_features(PkgConfig::LOCKSTEP INTERFACE cxx_std_20)
+  add_library(Lockstep::Lockstep ALIAS PkgConfig::LOCKSTEP)
+endif()
+set(Lockstep_FOUND TRUE)
