@@ -2,6 +2,7 @@
 #include <cmath>
 #include <functional>
 
+#include "autograd/composed.h"
 #include "autograd/losses.h"
 #include "tests/golden_runner/golden.h"
 
@@ -34,6 +35,29 @@ Outputs with_indices(const VariableIndices& r) { return {r.values, r.indices}; }
 Reduction reduction_of(const Case& c) {
   const std::string text = c.text("reduction", "mean");
   return text == "none" ? Reduction::none : text == "sum" ? Reduction::sum : Reduction::mean;
+}
+
+/// Those of autograd/composed.h.
+void add_composed(std::map<std::string, Run>& t) {
+  t["cdist"] = binary([](const Variable& a, const Variable& b) { return cdist(a, b); });
+  t["take_along_dim"] = [](const Inputs& in, const Case& c) {
+    return Outputs{take_along_dim(in[0], in[1].tensor(), c.integer("dim"))};
+  };
+  t["logcumsumexp"] = [](const Inputs& in, const Case& c) { return Outputs{logcumsumexp(in[0], c.integer("dim"))}; };
+  t["quantile"] = [](const Inputs& in, const Case& c) {
+    const std::optional<int64_t> dim = c.arg("dim") ? std::optional<int64_t>(c.integer("dim")) : std::nullopt;
+    const std::map<std::string, Interpolation> kinds{{"linear", Interpolation::linear},
+                                                     {"lower", Interpolation::lower},
+                                                     {"higher", Interpolation::higher},
+                                                     {"nearest", Interpolation::nearest},
+                                                     {"midpoint", Interpolation::midpoint}};
+    return Outputs{quantile(in[0], c.number("q"), dim, c.flag("keepdim", false), kinds.at(c.text("how", "")))};
+  };
+  t["median"] = unary([](const Variable& x) { return median(x); });
+  t["median_dim"] = [](const Inputs& in, const Case& c) {
+    return with_indices(median(in[0], c.integer("dim"), c.flag("keepdim", false)));
+  };
+  t["meshgrid"] = [](const Inputs& in, const Case& c) { return Outputs(meshgrid(in, c.flag("xy", false))); };
 }
 
 /// Those of autograd/losses.h.
@@ -274,6 +298,7 @@ std::map<std::string, Run> make_table() {
                           c.flag("log_target", false))};
   };
   add_losses(t);
+  add_composed(t);
   return t;
 }
 

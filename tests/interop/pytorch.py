@@ -394,6 +394,58 @@ def pair(c, least, most):
     return [c.rng.randint(least, most), c.rng.randint(least, most)]
 
 
+@family("composed", 1)
+def composed(c):
+    """tensor/composed.def, and the ellipsis of einsum. tests/golden/composed.safetensors is of these: --only ^composed --cases 2000 --seed 21 --keep FOLDER."""
+    name = c.rng.choice(["cdist", "take_along_dim", "logcumsumexp", "quantile", "median", "median_dim", "meshgrid", "einsum"])
+    p, r, m = (c.rng.choice([1, 2, 3, 5]) for _ in range(3))
+    if name == "cdist":
+        batch = c.rng.choice([[], [2], [3, 2]])
+        c.tensor(batch + [p, m]), c.tensor(c.rng.choice([batch, [1] * len(batch), []]) + [r, m])
+        c.reach = 1.0 if c.dtype in ("f16", "bf16") else c.reach  # from a result that was rounded
+        return name, lambda a, b: torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+    if name == "einsum":
+        equation, shapes = c.rng.choice([("...ij,...jk->...ik", [[2, p, m], [2, m, r]]), ("...ij,jk", [[2, 3, p, m], [m, r]]), ("i...,i...->...", [[m, 1, p], [m, r, p]]), ("...,...->...", [[p, m], [m]]),
+                                         ("b...,b...->b", [[2, p, m], [2, p, m]]), ("...ii->...i", [[p, 3, 3]]), ("a...b->b...a", [[p, m, r]]), ("... , i", [[p, m], [r]])])
+        c.args["equation"] = equation
+        for s in shapes:
+            c.tensor(s)
+        return name, lambda *a: torch.einsum(equation, *a)
+    if name == "meshgrid":
+        xy = c.args["xy"] = c.rng.random() < 0.5
+        for _ in range(c.rng.randint(2 if xy else 1, 3)):
+            c.tensor(c.rng.choice([[p], [r], [m], []]))
+        return name, lambda *v: torch.meshgrid(*v, indexing="xy" if xy else "ij")
+    shape = c.shape(least=1, most=3, zero=False)
+    shape = [min(s, 5) for s in shape]
+    n = math.prod(shape)
+    d = c.dim(len(shape))
+    c.tensor(shape, -9.0, 9.0, views=name not in ("quantile", "median", "median_dim"))
+    if name == "logcumsumexp":
+        c.args["dim"] = d
+        c.reach = 1.0 if c.dtype in ("f16", "bf16") else c.reach
+        return name, lambda x: torch.logcumsumexp(x, d)
+    if name == "take_along_dim":
+        c.args["dim"] = d
+        places = [1 if c.rng.random() < 0.3 else s for s in shape]
+        places[d] = c.rng.randint(1, 4)
+        c.index(places, shape[d])
+        return name, lambda x, i: torch.take_along_dim(x, i, d)
+    c.inputs[0] = ((torch.randperm(n, generator=c.torch_rng).double() - n // 2) / 4).reshape(shape).to(DTYPES[c.dtype])  # no ties
+    if c.rng.random() < 0.1:
+        c.values_only = True
+        c.inputs[0].view(-1)[c.rng.randrange(n)] = float("nan")
+    if name == "median":
+        return name, torch.median
+    keep = c.args["keepdim"] = c.rng.random() < 0.4
+    if name == "median_dim":
+        c.args["dim"] = d
+        return name, lambda x: tuple(torch.median(x, d, keepdim=keep))
+    d = c.args["dim"] = c.rng.choice([d, None])
+    q, how = c.args["q"], c.args["how"] = c.rng.choice([0.0, 0.25, 0.4, 0.5, 0.9, 1.0]), c.rng.choice(["linear", "lower", "higher", "nearest", "midpoint"])
+    return name, lambda x: torch.quantile(x, q, dim=d, keepdim=keep, interpolation=how)
+
+
 @family("convolution", 2)
 def convolution(c):
     name = c.rng.choice(["conv2d", "conv_transpose2d"])
@@ -684,7 +736,7 @@ def make(seed, number, only):
     out_dtype = c.out_dtype or c.dtype
     entry = {"name": name, "op": op, "args": c.args, "views": c.views, "tolerance": max(TOLERANCE[c.dtype], TOLERANCE[out_dtype]), "reach": c.reach}
     # Derivatives from a result that was rounded, and sums of gradients that were rounded each for itself (an input that was expanded).
-    loose = c.dtype in ("f16", "bf16") and (which in ("binary", "three", "attention") or op in ("expm1", "tanh", "sigmoid", "log_sigmoid", "softmax", "log_softmax", "repeat", "linear", "matmul", "bce_with_logits"))
+    loose = c.dtype in ("f16", "bf16") and (which in ("binary", "three", "attention") or (which, op) == ("composed", "einsum") or op in ("expm1", "tanh", "sigmoid", "log_sigmoid", "softmax", "log_softmax", "repeat", "linear", "matmul", "bce_with_logits"))
     loose = loose or any(view[0][0] == "expand" for view in c.views.values())
     if op == "hardsigmoid":
         entry["tolerance"] = max(entry["tolerance"], 1e-7)  # PyTorch's derivative divides by an f32 six, in f64 too
