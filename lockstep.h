@@ -5,7 +5,9 @@
 //   namespace ls = lockstep;
 #include "autograd/autocast.h"
 #include "autograd/checkpoint.h"
+#include "autograd/composed.h"
 #include "autograd/gradcheck.h"
+#include "autograd/losses.h"
 #include "autograd/ops.h"
 #include "autograd/tape.h"
 #include "autograd/variable.h"

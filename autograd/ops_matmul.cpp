@@ -5,6 +5,7 @@
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/unary_grad.h"
+#include "tensor/einsum.h"
 
 namespace lockstep {
 namespace {
@@ -181,6 +182,10 @@ Tensor einsum_grad(const Equation& e, size_t at, const Tensor& grad, const std::
 }  // namespace
 
 Variable einsum(const std::string& equation, const std::vector<Variable>& operands) {
+  if (equation.find('.') != std::string::npos) {
+    const auto whole = without_ellipsis(equation, operands);
+    return einsum(whole.equation, whole.operands);
+  }
   std::vector<Variable> inputs;
   std::vector<Tensor> tensors;
   for (const Variable& operand : operands) {

@@ -1,5 +1,6 @@
 #pragma once
 // Everything in nn/.
+#include "autograd/losses.h"
 #include "nn/activation.h"
 #include "nn/attention.h"
 #include "nn/build_empty.h"

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <string>
 
+#include "tensor/einsum.h"
 #include "tensor/flops.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
@@ -236,7 +237,6 @@ std::pair<std::vector<std::string>, std::string> parse(const std::string& equati
   bool arrow = false;
   for (size_t i = 0; i < equation.size(); ++i) {
     const char c = equation[i];
-    LOCKSTEP_CHECK(c != '.', "[einsum] expected letters for all dims, got an ellipsis in \"", equation, "\"");
     if (c == ' ') continue;
     if (c == '-' && i + 1 < equation.size() && equation[i + 1] == '>' && !arrow) {
       arrow = true;
@@ -245,7 +245,7 @@ std::pair<std::vector<std::string>, std::string> parse(const std::string& equati
       inputs.emplace_back();
     } else {
       LOCKSTEP_CHECK((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'),
-                     "[einsum] expected letters, commas and one ->, got \"", equation, "\"");
+                     "[einsum] expected letters, dots, commas and one ->, got \"", equation, "\"");
       (arrow ? output : inputs.back()) += c;
     }
   }
@@ -268,6 +268,11 @@ std::pair<std::vector<std::string>, std::string> parse(const std::string& equati
 }  // namespace
 
 Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) {
+  if (equation.find('.') != std::string::npos) {
+    for (const Tensor& x : operands) check_defined("einsum", x);
+    const auto whole = without_ellipsis(equation, operands);
+    return einsum(whole.equation, whole.operands);
+  }
   const auto [inputs, output] = parse(equation);
   LOCKSTEP_CHECK(inputs.size() == operands.size(), "[einsum] expected ", inputs.size(), " operands for \"", equation,
                  "\", got ", operands.size());

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "autograd/composed.h"
+#include "autograd/losses.h"
 #include "autograd/ops.h"
 #include "tensor/random.h"
 #include "tests/devices.h"
@@ -36,6 +38,11 @@ Inputs inputs_on(Device device) {
   }
 
 const Tensor places = Tensor::from<int64_t>({0, 2, 1, 3}, {4});
+const Tensor signs = sub(mul_scalar(Tensor::from<int64_t>({1, 0, 1, 1, 0, 0, 1, 0, 0, 1, 1, 1,  //
+                                                           0, 0, 0, 1, 0, 1, 1, 1, 0, 1, 0, 1},
+                                                          {4, 6}),
+                                    2),
+                         ones({4, 6}, {.dtype = i64}));
 const Tensor tokens = Tensor::from<int64_t>({3, 0, 0, 1, 2, 3}, {2, 3});
 
 const std::vector<Row> rows = {
@@ -99,6 +106,25 @@ const std::vector<Row> rows = {
     OP(huber_loss(x[0], x[1])),
     OP(bce_with_logits(x[0], x[1], on(ones({6})), on(ones({6})))),
     OP(kl_div(log_softmax(x[0], 1), x[1])),
+    OP(bce_loss(sigmoid(x[0]), sigmoid(x[1]), on(ones({6})))),
+    OP(poisson_nll_loss(x[0], x[1] * 3.0, {.full = true})),
+    OP(gaussian_nll_loss(x[0], x[1], x[1], {.eps = 0.5})),
+    OP(sigmoid_focal_loss(x[0], x[1].detach())),
+    OP(soft_margin_loss(x[0], on(signs))),
+    OP(hinge_embedding_loss(x[0], on(signs))),
+    OP(margin_ranking_loss(x[0], x[1], on(signs))),
+    OP(cosine_embedding_loss(x[0], x[1], on(signs.select(1, 0)))),
+    OP(multi_margin_loss(x[0], on(places), {.weight = on(ones({6}))})),
+    OP(multilabel_margin_loss(x[0], on(signs))),
+    OP(multilabel_soft_margin_loss(x[0], x[1], on(ones({6})))),
+    OP(triplet_margin_loss(x[0], x[1], x[0].t().reshape({4, 6}), {.p = 3, .swap = true})),
+    OP(cdist(x[0], x[1])),
+    OP(take_along_dim(x[0], on(places.view({4, 1})), 1)),
+    OP(logcumsumexp(x[0], 1)),
+    OP(quantile(x[0], 0.3, 1)),
+    OP(median(x[0], 1).values + median(x[1])),
+    OP(meshgrid({x[0][0], x[2]})[0] * x[2]),
+    OP(einsum("...i,ji->...j", Inputs{x[3], x[0]})),
     OP(gather(x[0], 1, on(places.view({4, 1})))),
     OP(scatter(x[0], 1, on(places.view({4, 1})), x[1].narrow(1, 0, 1))),
     OP(scatter_add(x[0], 1, on(places.view({4, 1})), x[1].narrow(1, 0, 1))),

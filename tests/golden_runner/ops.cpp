@@ -2,6 +2,8 @@
 #include <cmath>
 #include <functional>
 
+#include "autograd/composed.h"
+#include "autograd/losses.h"
 #include "tests/golden_runner/golden.h"
 
 namespace golden {
@@ -29,6 +31,83 @@ template <class Fn> Run spread(Fn fn) {
   };
 }
 Outputs with_indices(const VariableIndices& r) { return {r.values, r.indices}; }
+
+Reduction reduction_of(const Case& c) {
+  const std::string text = c.text("reduction", "mean");
+  return text == "none" ? Reduction::none : text == "sum" ? Reduction::sum : Reduction::mean;
+}
+
+/// Those of autograd/composed.h.
+void add_composed(std::map<std::string, Run>& t) {
+  t["cdist"] = binary([](const Variable& a, const Variable& b) { return cdist(a, b); });
+  t["take_along_dim"] = [](const Inputs& in, const Case& c) {
+    return Outputs{take_along_dim(in[0], in[1].tensor(), c.integer("dim"))};
+  };
+  t["logcumsumexp"] = [](const Inputs& in, const Case& c) { return Outputs{logcumsumexp(in[0], c.integer("dim"))}; };
+  t["quantile"] = [](const Inputs& in, const Case& c) {
+    const std::optional<int64_t> dim = c.arg("dim") ? std::optional<int64_t>(c.integer("dim")) : std::nullopt;
+    const std::map<std::string, Interpolation> kinds{{"linear", Interpolation::linear},
+                                                     {"lower", Interpolation::lower},
+                                                     {"higher", Interpolation::higher},
+                                                     {"nearest", Interpolation::nearest},
+                                                     {"midpoint", Interpolation::midpoint}};
+    return Outputs{quantile(in[0], c.number("q"), dim, c.flag("keepdim", false), kinds.at(c.text("how", "")))};
+  };
+  t["median"] = unary([](const Variable& x) { return median(x); });
+  t["median_dim"] = [](const Inputs& in, const Case& c) {
+    return with_indices(median(in[0], c.integer("dim"), c.flag("keepdim", false)));
+  };
+  t["meshgrid"] = [](const Inputs& in, const Case& c) { return Outputs(meshgrid(in, c.flag("xy", false))); };
+}
+
+/// Those of autograd/losses.h.
+void add_losses(std::map<std::string, Run>& t) {
+  const auto add = [&](const char* name, auto loss) {
+    t[name] = [loss](const Inputs& in, const Case& c) { return Outputs{loss(in, c, reduction_of(c))}; };
+  };
+  const auto weight = [](const Inputs& in) { return in.size() > 2 ? in[2].tensor() : Tensor(); };
+  add("bce_loss", [=](auto& in, auto&, auto r) { return bce_loss(in[0], in[1], weight(in), r); });
+  add("bce_with_logits_weighted",
+      [](auto& in, auto&, auto r) { return bce_with_logits(in[0], in[1], in[2].tensor(), in[3].tensor(), r); });
+  add("poisson_nll_loss", [](auto& in, auto& c, auto r) {
+    return poisson_nll_loss(in[0], in[1], {c.flag("log_input", true), c.flag("full", false), c.number("eps", 1e-8)}, r);
+  });
+  add("gaussian_nll_loss", [](auto& in, auto& c, auto r) {
+    return gaussian_nll_loss(in[0], in[1], in[2], {c.flag("full", false), c.number("eps", 1e-6)}, r);
+  });
+  add("sigmoid_focal_loss", [](auto& in, auto& c, auto r) {
+    return sigmoid_focal_loss(in[0], in[1], {c.number("alpha", 0.25), c.number("gamma", 2)}, r);
+  });
+  add("soft_margin_loss", [](auto& in, auto&, auto r) { return soft_margin_loss(in[0], in[1].tensor(), r); });
+  add("hinge_embedding_loss",
+      [](auto& in, auto& c, auto r) { return hinge_embedding_loss(in[0], in[1].tensor(), c.number("margin", 1), r); });
+  add("margin_ranking_loss", [](auto& in, auto& c, auto r) {
+    return margin_ranking_loss(in[0], in[1], in[2].tensor(), c.number("margin", 0), r);
+  });
+  add("cosine_embedding_loss", [](auto& in, auto& c, auto r) {
+    return cosine_embedding_loss(in[0], in[1], in[2].tensor(), c.number("margin", 0), r);
+  });
+  add("multi_margin_loss", [=](auto& in, auto& c, auto r) {
+    return multi_margin_loss(in[0], in[1].tensor(), {int(c.integer("p", 1)), c.number("margin", 1), weight(in)}, r);
+  });
+  add("multilabel_margin_loss",
+      [](auto& in, auto&, auto r) { return multilabel_margin_loss(in[0], in[1].tensor(), r); });
+  add("multilabel_soft_margin_loss",
+      [=](auto& in, auto&, auto r) { return multilabel_soft_margin_loss(in[0], in[1], weight(in), r); });
+  add("pairwise_distance", [](auto& in, auto& c, auto) {
+    return pairwise_distance(in[0], in[1], c.number("p", 2), c.number("eps", 1e-6), c.flag("keepdim", false));
+  });
+  add("triplet_margin_loss", [](auto& in, auto& c, auto r) {
+    const TripletOptions o{c.number("margin", 1), c.number("p", 2), c.number("eps", 1e-6), c.flag("swap", false)};
+    return triplet_margin_loss(in[0], in[1], in[2], o, r);
+  });
+  add("triplet_margin_with_distance_loss", [](auto& in, auto& c, auto r) {
+    TripletDistanceOptions o{{}, c.number("margin", 1), c.flag("swap", false)};
+    if (c.flag("squares", false))
+      o.distance = [](const Variable& x, const Variable& y) { return sum(square(x - y), {-1}); };
+    return triplet_margin_with_distance_loss(in[0], in[1], in[2], o, r);
+  });
+}
 
 std::map<std::string, Run> make_table() {
   std::map<std::string, Run> t;
@@ -191,15 +270,11 @@ std::map<std::string, Run> make_table() {
     return Outputs{attention(in[0], in[1], in[2], in.size() > 3 ? in[3].tensor() : Tensor(),
                              {.scale = c.number("scale", 0), .causal = c.flag("causal", false)})};
   };
-  const auto reduction = [](const Case& c) {
-    const std::string text = c.text("reduction", "mean");
-    return text == "none" ? Reduction::none : text == "sum" ? Reduction::sum : Reduction::mean;
-  };
-  const auto classes = [=](const Inputs& in, const Case& c, size_t weight) {
+  const auto classes = [](const Inputs& in, const Case& c, size_t weight) {
     return CrossEntropyOptions{.weight = weight < in.size() ? in[weight].tensor() : Tensor(),
                                .ignore_index = c.integer("ignore_index", -100),
                                .label_smoothing = c.number("label_smoothing", 0),
-                               .reduction = reduction(c)};
+                               .reduction = reduction_of(c)};
   };
   t["cross_entropy"] = [=](const Inputs& in, const Case& c) {
     return Outputs{cross_entropy(in[0], in[1], classes(in, c, 2))};
@@ -207,21 +282,23 @@ std::map<std::string, Run> make_table() {
   t["nll_loss"] = [=](const Inputs& in, const Case& c) {
     return Outputs{nll_loss(in[0], in[1].tensor(), classes(in, c, 2))};
   };
-  t["mse_loss"] = [=](const Inputs& in, const Case& c) { return Outputs{mse_loss(in[0], in[1], reduction(c))}; };
-  t["l1_loss"] = [=](const Inputs& in, const Case& c) { return Outputs{l1_loss(in[0], in[1], reduction(c))}; };
+  t["mse_loss"] = [=](const Inputs& in, const Case& c) { return Outputs{mse_loss(in[0], in[1], reduction_of(c))}; };
+  t["l1_loss"] = [=](const Inputs& in, const Case& c) { return Outputs{l1_loss(in[0], in[1], reduction_of(c))}; };
   t["smooth_l1_loss"] = [=](const Inputs& in, const Case& c) {
-    return Outputs{smooth_l1_loss(in[0], in[1], c.number("beta"), reduction(c))};
+    return Outputs{smooth_l1_loss(in[0], in[1], c.number("beta"), reduction_of(c))};
   };
   t["huber_loss"] = [=](const Inputs& in, const Case& c) {
-    return Outputs{huber_loss(in[0], in[1], c.number("delta"), reduction(c))};
+    return Outputs{huber_loss(in[0], in[1], c.number("delta"), reduction_of(c))};
   };
   t["bce_with_logits"] = [=](const Inputs& in, const Case& c) {
-    return Outputs{bce_with_logits(in[0], in[1], {}, {}, reduction(c))};
+    return Outputs{bce_with_logits(in[0], in[1], {}, {}, reduction_of(c))};
   };
   t["kl_div"] = [=](const Inputs& in, const Case& c) {
     return Outputs{kl_div(in[0], in[1], c.text("reduction", "mean") == "sum" ? KlReduction::sum : KlReduction::mean,
                           c.flag("log_target", false))};
   };
+  add_losses(t);
+  add_composed(t);
   return t;
 }
 

@@ -394,6 +394,58 @@ def pair(c, least, most):
     return [c.rng.randint(least, most), c.rng.randint(least, most)]
 
 
+@family("composed", 1)
+def composed(c):
+    """tensor/composed.def, and the ellipsis of einsum. tests/golden/composed.safetensors is of these: --only ^composed --cases 2000 --seed 21 --keep FOLDER."""
+    name = c.rng.choice(["cdist", "take_along_dim", "logcumsumexp", "quantile", "median", "median_dim", "meshgrid", "einsum"])
+    p, r, m = (c.rng.choice([1, 2, 3, 5]) for _ in range(3))
+    if name == "cdist":
+        batch = c.rng.choice([[], [2], [3, 2]])
+        c.tensor(batch + [p, m]), c.tensor(c.rng.choice([batch, [1] * len(batch), []]) + [r, m])
+        c.reach = 1.0 if c.dtype in ("f16", "bf16") else c.reach  # from a result that was rounded
+        return name, lambda a, b: torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+    if name == "einsum":
+        equation, shapes = c.rng.choice([("...ij,...jk->...ik", [[2, p, m], [2, m, r]]), ("...ij,jk", [[2, 3, p, m], [m, r]]), ("i...,i...->...", [[m, 1, p], [m, r, p]]), ("...,...->...", [[p, m], [m]]),
+                                         ("b...,b...->b", [[2, p, m], [2, p, m]]), ("...ii->...i", [[p, 3, 3]]), ("a...b->b...a", [[p, m, r]]), ("... , i", [[p, m], [r]])])
+        c.args["equation"] = equation
+        for s in shapes:
+            c.tensor(s)
+        return name, lambda *a: torch.einsum(equation, *a)
+    if name == "meshgrid":
+        xy = c.args["xy"] = c.rng.random() < 0.5
+        for _ in range(c.rng.randint(2 if xy else 1, 3)):
+            c.tensor(c.rng.choice([[p], [r], [m], []]))
+        return name, lambda *v: torch.meshgrid(*v, indexing="xy" if xy else "ij")
+    shape = c.shape(least=1, most=3, zero=False)
+    shape = [min(s, 5) for s in shape]
+    n = math.prod(shape)
+    d = c.dim(len(shape))
+    c.tensor(shape, -9.0, 9.0, views=name not in ("quantile", "median", "median_dim"))
+    if name == "logcumsumexp":
+        c.args["dim"] = d
+        c.reach = 1.0 if c.dtype in ("f16", "bf16") else c.reach
+        return name, lambda x: torch.logcumsumexp(x, d)
+    if name == "take_along_dim":
+        c.args["dim"] = d
+        places = [1 if c.rng.random() < 0.3 else s for s in shape]
+        places[d] = c.rng.randint(1, 4)
+        c.index(places, shape[d])
+        return name, lambda x, i: torch.take_along_dim(x, i, d)
+    c.inputs[0] = ((torch.randperm(n, generator=c.torch_rng).double() - n // 2) / 4).reshape(shape).to(DTYPES[c.dtype])  # no ties
+    if c.rng.random() < 0.1:
+        c.values_only = True
+        c.inputs[0].view(-1)[c.rng.randrange(n)] = float("nan")
+    if name == "median":
+        return name, torch.median
+    keep = c.args["keepdim"] = c.rng.random() < 0.4
+    if name == "median_dim":
+        c.args["dim"] = d
+        return name, lambda x: tuple(torch.median(x, d, keepdim=keep))
+    d = c.args["dim"] = c.rng.choice([d, None])
+    q, how = c.args["q"], c.args["how"] = c.rng.choice([0.0, 0.25, 0.4, 0.5, 0.9, 1.0]), c.rng.choice(["linear", "lower", "higher", "nearest", "midpoint"])
+    return name, lambda x: torch.quantile(x, q, dim=d, keepdim=keep, interpolation=how)
+
+
 @family("convolution", 2)
 def convolution(c):
     name = c.rng.choice(["conv2d", "conv_transpose2d"])
@@ -524,6 +576,97 @@ def losses(c):
     return name, lambda x, y: getattr(F, name)(x, y, reduction=r)
 
 
+def focal(x, t, alpha, gamma, reduction):
+    """As torchvision's sigmoid_focal_loss, which is not always installed."""
+    p, ce = torch.sigmoid(x), F.binary_cross_entropy_with_logits(x, t, reduction="none")
+    loss = ce * (1 - (p * t + (1 - p) * (1 - t))) ** gamma
+    loss = loss * (alpha * t + (1 - alpha) * (1 - t)) if alpha >= 0 else loss
+    return {"none": lambda v: v, "mean": torch.mean, "sum": torch.sum}[reduction](loss)
+
+
+@family("margins", 2)
+def margins(c):
+    """autograd/losses.h. tests/golden/losses.safetensors is of these: --only ^margins --cases 2000 --seed 21 --keep FOLDER."""
+    name = c.rng.choice(["bce_loss", "bce_with_logits_weighted", "poisson_nll_loss", "gaussian_nll_loss", "sigmoid_focal_loss", "soft_margin_loss", "hinge_embedding_loss", "margin_ranking_loss", "cosine_embedding_loss",
+                         "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "pairwise_distance", "triplet_margin_loss", "triplet_margin_with_distance_loss"])
+    r = c.args["reduction"] = c.rng.choice(["mean", "sum", "none"])
+    if c.dtype in ("f16", "bf16"):
+        c.reach = 0.3  # differences of what was rounded
+    if name == "cosine_embedding_loss":
+        c.reach = 1.0  # of two vectors with one element it does not depend on them
+    n, d = c.rng.choice([1, 2, 3, 5]), c.rng.choice([1, 2, 3, 5, 7])
+    shape = c.rng.choice([[n, d], [n, 2, d], [d], [2, d]])
+
+    def signs(of):
+        c.inputs.append(torch.randint(0, 2, of, generator=c.torch_rng) * 2 - 1)
+
+    def weight(of, low=0.5):
+        c.tensor(of, low, 2.0, views=False)
+        c.no_grad = getattr(c, "no_grad", set()) | {len(c.inputs) - 1}
+
+    def option(key, *values):
+        c.args[key] = c.rng.choice(values)
+        return c.args[key]
+
+    if name in ("bce_loss", "bce_with_logits_weighted", "poisson_nll_loss", "gaussian_nll_loss", "sigmoid_focal_loss", "multilabel_soft_margin_loss"):
+        log_input = name != "poisson_nll_loss" or option("log_input", True, False)
+        c.tensor(shape, *((0.05, 0.95) if name == "bce_loss" else (-2.0, 2.0) if log_input else (0.1, 3.0)))
+        c.tensor(shape, *((0.0, 4.0) if name == "poisson_nll_loss" else (-2.0, 2.0) if name == "gaussian_nll_loss" else (0.0, 1.0)))
+        if name == "poisson_nll_loss":
+            full, eps = option("full", True, False), option("eps", 1e-8, 0.1)
+            return name, lambda x, t: F.poisson_nll_loss(x, t, log_input, full, eps=eps, reduction=r)
+        if name == "gaussian_nll_loss":
+            full, eps = option("full", True, False), option("eps", 1e-6, 0.5)
+            c.tensor(c.rng.choice([shape, shape[:-1], shape[:-1] + [1]]), 0.1, 2.0)
+            return name, lambda x, t, v: F.gaussian_nll_loss(x, t, v, full, eps, r)
+        if name == "sigmoid_focal_loss":
+            alpha, gamma = option("alpha", 0.25, 0.6, -1.0), option("gamma", 2.0, 0.0, 1.5)
+            return name, lambda x, t: focal(x, t, alpha, gamma, r)
+        if name == "bce_with_logits_weighted":
+            weight(shape), weight(shape[-1:])
+            return name, lambda x, t, w, p: F.binary_cross_entropy_with_logits(x, t, w, reduction=r, pos_weight=p)
+        if c.rng.random() < 0.5:
+            weight(shape[-1:])
+        if name == "bce_loss":
+            return name, lambda x, t, w=None: F.binary_cross_entropy(x, t, w, reduction=r)
+        return name, lambda x, t, w=None: F.multilabel_soft_margin_loss(x, t, w, reduction=r)
+    if name in ("multi_margin_loss", "multilabel_margin_loss"):
+        shape = [n, d] if c.rng.random() < 0.8 else [d]
+        c.tensor(shape)
+        if name == "multilabel_margin_loss":
+            c.inputs.append(torch.stack([torch.randperm(d, generator=c.torch_rng).masked_fill(torch.arange(d) == c.rng.randint(0, d), -1) for _ in range(n)])[:n if len(shape) == 2 else 1].reshape(shape))
+            return name, lambda x, t: F.multilabel_margin_loss(x, t, reduction=r)
+        c.index(shape[:-1], d)
+        p, margin = option("p", 1, 2), option("margin", 1.0, 0.3)
+        if c.rng.random() < 0.5:
+            weight([d])
+        return name, lambda x, t, w=None: F.multi_margin_loss(x, t, p, margin, w, reduction=r)
+    if name in ("soft_margin_loss", "hinge_embedding_loss"):
+        c.tensor(shape)
+        signs(shape)
+        if name == "soft_margin_loss":
+            return name, lambda x, t: F.soft_margin_loss(x, t, reduction=r)
+        margin = option("margin", 1.0, 0.3)
+        return name, lambda x, t: F.hinge_embedding_loss(x, t, margin, reduction=r)
+    if name in ("margin_ranking_loss", "cosine_embedding_loss"):
+        shape = shape if name == "margin_ranking_loss" else c.rng.choice([[n, d], [d]])
+        c.tensor(shape), c.tensor(shape)
+        signs(shape if name == "margin_ranking_loss" else shape[:-1])
+        margin = option("margin", 0.0, 0.3)
+        return name, lambda a, b, t: getattr(F, name)(a, b, t, margin, reduction=r)
+    c.tensor(shape), c.tensor(shape)
+    if name == "pairwise_distance":
+        p, keep, eps = option("p", 2.0, 1.0, 3.0, 0.5, "inf"), option("keepdim", True, False), option("eps", 1e-6, 0.1)
+        return name, lambda x, y: F.pairwise_distance(x, y, float(p), eps, keep)
+    c.tensor(shape)
+    margin, swap = option("margin", 1.0, 0.3), option("swap", True, False)
+    if name == "triplet_margin_loss":
+        p, eps = option("p", 2.0, 1.0, 3.0), option("eps", 1e-6, 0.1)
+        return name, lambda a, p_, n_: F.triplet_margin_loss(a, p_, n_, margin, p, eps, swap, reduction=r)
+    squares = (lambda x, y: (x - y).square().sum(-1)) if option("squares", c.dtype in ("f64", "f32"), False) else None  # ours calls it in the inputs' dtype
+    return name, lambda a, p_, n_: F.triplet_margin_with_distance_loss(a, p_, n_, distance_function=squares, margin=margin, swap=swap, reduction=r)
+
+
 @family("refused")
 def refused(c):
     """What neither takes."""
@@ -593,7 +736,7 @@ def make(seed, number, only):
     out_dtype = c.out_dtype or c.dtype
     entry = {"name": name, "op": op, "args": c.args, "views": c.views, "tolerance": max(TOLERANCE[c.dtype], TOLERANCE[out_dtype]), "reach": c.reach}
     # Derivatives from a result that was rounded, and sums of gradients that were rounded each for itself (an input that was expanded).
-    loose = c.dtype in ("f16", "bf16") and (which in ("binary", "three", "attention") or op in ("expm1", "tanh", "sigmoid", "log_sigmoid", "softmax", "log_softmax", "repeat", "linear", "matmul", "bce_with_logits"))
+    loose = c.dtype in ("f16", "bf16") and (which in ("binary", "three", "attention") or (which, op) == ("composed", "einsum") or op in ("expm1", "tanh", "sigmoid", "log_sigmoid", "softmax", "log_softmax", "repeat", "linear", "matmul", "bce_with_logits"))
     loose = loose or any(view[0][0] == "expand" for view in c.views.values())
     if op == "hardsigmoid":
         entry["tolerance"] = max(entry["tolerance"], 1e-7)  # PyTorch's derivative divides by an f32 six, in f64 too

@@ -481,7 +481,12 @@ TEST_CASE("einsum") {
                       {"i,i->i", {v, v}, mul(v, v)},
                       {"ij,kj->i", {a, s}, matmul(a, sum(s, {0}))},
                       {"bhqd,bhkd->bhqk", {q, k}, matmul(q, k.transpose(2, 3))},
-                      {"bhqd,bhkd->bqhk", {q, k}, matmul(q, k.transpose(2, 3)).transpose(1, 2)}};
+                      {"bhqd,bhkd->bqhk", {q, k}, matmul(q, k.transpose(2, 3)).transpose(1, 2)},
+                      {"...qd,...kd->...qk", {q, k}, matmul(q, k.transpose(2, 3))},
+                      {"... d , ...d", {q, q}, sum(mul(q, q), {3})},
+                      {"...d->d", {q}, sum(q, {0, 1, 2})},
+                      {"i...->...i", {q}, q.permute({1, 2, 3, 0})},
+                      {"...ij,jk", {q, b.t()}, matmul(q, b.t())}};
   for (const Row& r : rows) {
     CAPTURE(r.equation);
     const Tensor out = einsum(r.equation, r.in);
@@ -520,9 +525,14 @@ TEST_CASE("matrix products name what is wrong") {
        "[linear] expected a bias (5), got (6)"},
       {message([&] { outer(a, a); }), "[outer] expected two vectors"},
       {message([&] {
-         einsum("i...,ij", {a, b});
+         einsum("i..,ij", {a, b});
        }),
-       "ellipsis"},
+       "[einsum] expected an ellipsis of three dots, once in an operand, got \"i..,ij\""},
+      {message([&] { einsum("ijk...->i", {a}); }), "[einsum] expected operand 0 to have at least 3 dims"},
+      {message([&] {
+         einsum("...i,...j->ij", {zeros({2, 3}), zeros({4, 3})});
+       }),
+       "[einsum] expected the dims of ... to broadcast in \"...i,...j->ij\", got sizes 2 and 4"},
       {message([&] {
          einsum("ij,jk->ik", {a, b});
        }),

@@ -1,0 +1,22 @@
+#pragma once
+// Functions on Tensor that are made of other operations; autograd/composed.h has the same names for Variable.
+#include <optional>
+#include <vector>
+
+#include "tensor/ops.h"
+
+namespace lockstep {
+
+/// Where a quantile lies that falls between two elements.
+enum class Interpolation { linear, lower, higher, nearest, midpoint };
+
+#define Value Tensor
+#define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
+#include "tensor/composed.def"
+#undef Value
+ValuesIndices median(const Tensor& x, int64_t dim, bool keepdim = false);
+/// Of vectors (or scalars) of one dtype: a tensor for each, of all their sizes, that counts along its own dim. Views.
+/// xy: the first two dims change places.
+std::vector<Tensor> meshgrid(const std::vector<Tensor>& vectors, bool xy = false);
+
+}  // namespace lockstep
