@@ -69,11 +69,12 @@ Variable EmbeddingBag::forward(const Tensor& index, const Tensor& offsets, const
                  "[EmbeddingBag] expected offsets with an index of one dim, and none with (bags, n), got ",
                  index.shape(), offsets.defined() ? " and offsets" : " and none");
   LOCKSTEP_CHECK(even || (offsets.dim() == 1 && offsets.dtype() == i64),
-                 "[EmbeddingBag] expected offsets i64 (bags), got ", offsets.defined() ? offsets.dtype() : i64, " ",
-                 offsets.defined() ? offsets.shape() : Shape{});
-  LOCKSTEP_CHECK(!weights.defined() || (o.mode == Mode::sum && weights.shape() == index.shape()),
-                 "[EmbeddingBag] expected weights of index's shape ", index.shape(), " and mode sum, got ",
-                 weights.defined() ? weights.shape() : Shape{}, o.mode == Mode::sum ? "" : " and mode mean");
+                 "[EmbeddingBag] expected offsets i64 (bags), got ", offsets.dtype(), " ", offsets.shape());
+  LOCKSTEP_CHECK(
+      !weights.defined() ||
+          (o.mode == Mode::sum && weights.shape() == index.shape() && weights.dtype() == rows.weight.dtype()),
+      "[EmbeddingBag] expected weights of index's shape ", index.shape(), " in ", rows.weight.dtype(),
+      " and mode sum, got ", weights.shape(), " in ", weights.dtype(), o.mode == Mode::sum ? "" : " and mode mean");
   const int64_t n = index.numel();
   std::vector<int64_t> starts;
   if (even)

@@ -11,6 +11,13 @@ int64_t positive(const char* layer, const char* what, int64_t n) {
   return n;
 }
 
+/// How many images (C, H, W) there are.
+int64_t images_of(const Shape& x) {
+  int64_t images = 1;
+  for (int i = 0; i + 3 < x.rank(); ++i) images *= x[i];
+  return images;
+}
+
 /// x's shape with other last three sizes.
 Shape with_image(const Shape& x, int64_t channels, int64_t height, int64_t width) {
   Shape shape = x;
@@ -52,9 +59,7 @@ Variable PixelShuffle::forward(const Variable& x) {
                  factor * factor, ", H, W), got ", x.shape());
   const int64_t c = x.size(-3) / (factor * factor), h = x.size(-2), w = x.size(-1);
   const Shape shape = with_image(x.shape(), c, h * factor, w * factor);
-  int64_t images = 1;
-  for (int i = 0; i < x.dim() - 3; ++i) images *= x.size(i);
-  return x.reshape({images, c, factor, factor, h, w}).permute({0, 1, 4, 2, 5, 3}).reshape(shape);
+  return x.reshape({images_of(x.shape()), c, factor, factor, h, w}).permute({0, 1, 4, 2, 5, 3}).reshape(shape);
 }
 
 PixelUnshuffle::PixelUnshuffle(const Options& o) : factor(positive("PixelUnshuffle", "factor", o.factor)) {}
@@ -63,9 +68,7 @@ Variable PixelUnshuffle::forward(const Variable& x) {
                  "[PixelUnshuffle] expected input (..., C, H ", factor, ", W ", factor, "), got ", x.shape());
   const int64_t c = x.size(-3), h = x.size(-2) / factor, w = x.size(-1) / factor;
   const Shape shape = with_image(x.shape(), c * factor * factor, h, w);
-  int64_t images = 1;
-  for (int i = 0; i < x.dim() - 3; ++i) images *= x.size(i);
-  return x.reshape({images, c, h, factor, w, factor}).permute({0, 1, 3, 5, 2, 4}).reshape(shape);
+  return x.reshape({images_of(x.shape()), c, h, factor, w, factor}).permute({0, 1, 3, 5, 2, 4}).reshape(shape);
 }
 
 ChannelShuffle::ChannelShuffle(const Options& o) : groups(positive("ChannelShuffle", "groups", o.groups)) {}

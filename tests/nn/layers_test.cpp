@@ -307,7 +307,12 @@ TEST_CASE("layers: what is refused") {
        "which is the last one"},
       {[&] { EmbeddingBag({.num = 5, .dim = 2})(index, offsets({0}), ones({5})); }, "and mode sum"},
       {[&] { EmbeddingBag({.num = 5, .dim = 2, .mode = EmbeddingBag::Mode::sum})(index, offsets({0}), ones({4})); },
-       "[EmbeddingBag] expected weights of index's shape (5)"},
+       "[EmbeddingBag] expected weights of index's shape (5) in f32 and mode sum, got (4) in f32"},
+      {[&] {
+         EmbeddingBag({.num = 5, .dim = 2, .mode = EmbeddingBag::Mode::sum})(index, offsets({0}),
+                                                                             ones({5}, {.dtype = f64}));
+       },
+       "got (5) in f64"},
       {[] { weight_norm(Linear({.in = 2, .out = 2}), {.dim = 2}); }, "[WeightNorm]"},
       {[] { weight_norm(RMSNorm({.size = 4})); },
        "[WeightNorm] expected a layer with a weight of at least 2 dims, got (4)"},
