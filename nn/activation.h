@@ -1,5 +1,5 @@
 #pragma once
-// Layers without parameters: activations, Dropout, Flatten, and losses as layers.
+// Activations, Dropout and its kin, Flatten, and losses as layers. Only PReLU has parameters.
 #include "nn/module.h"
 
 namespace lockstep::nn {
@@ -21,6 +21,27 @@ struct Mish : Layer<Mish> {
 };
 struct Hardswish : Layer<Hardswish> {
   Variable forward(const Variable& x) { return hardswish(x); }
+};
+struct Hardsigmoid : Layer<Hardsigmoid> {
+  Variable forward(const Variable& x) { return hardsigmoid(x); }
+};
+struct LogSigmoid : Layer<LogSigmoid> {
+  Variable forward(const Variable& x) { return log_sigmoid(x); }
+};
+struct ReLU6 : Layer<ReLU6> {
+  Variable forward(const Variable& x) { return clamp(x, 0, 6); }
+};
+struct Tanhshrink : Layer<Tanhshrink> {
+  Variable forward(const Variable& x) { return x - tanh(x); }
+};
+struct Softsign : Layer<Softsign> {
+  Variable forward(const Variable& x) { return x / (abs(x) + 1.0); }
+};
+/// Keeps mean 0 and deviation 1 (Klambauer et al., 2017).
+struct SELU : Layer<SELU> {
+  Variable forward(const Variable& x) {
+    return elu(x, 1.6732632423543772848170429916717) * 1.0507009873554804934193349852946;
+  }
 };
 
 struct GELU : Layer<GELU> {
@@ -54,6 +75,94 @@ struct ELU : Layer<ELU> {
   double alpha;
 };
 
+/// alpha elu(x / alpha), alpha > 0: smooth at 0 (Barron, 2017).
+struct CELU : Layer<CELU> {
+  struct Options {
+    double alpha = 1;
+  };
+  CELU() : CELU(Options{}) {}
+  explicit CELU(const Options& o);
+  Variable forward(const Variable& x) { return elu(x / alpha) * alpha; }
+  double alpha;
+};
+
+/// x, or weight x where x <= 0: one weight, or one for each channel in dim 1. They start at 0.25 (He et al., 2015).
+struct PReLU : Layer<PReLU> {
+  struct Options {
+    int64_t channels = 1;
+    double init = 0.25;
+  };
+  PReLU() : PReLU(Options{}) {}
+  explicit PReLU(const Options& o);
+  Variable forward(const Variable& x);
+  void fields(Fields& f) override { f("weight", weight); }
+  Variable weight;
+};
+
+/// x, or slope x where x <= 0: a slope from [lower, upper) for each element while training, else the one between them.
+struct RReLU : Layer<RReLU> {
+  struct Options {
+    double lower = 1.0 / 8, upper = 1.0 / 3;
+  };
+  RReLU() : RReLU(Options{}) {}
+  explicit RReLU(const Options& options);
+  Variable forward(const Variable& x);
+  Options o;
+};
+
+struct Hardtanh : Layer<Hardtanh> {
+  struct Options {
+    double low = -1, high = 1;
+  };
+  Hardtanh() : Hardtanh(Options{}) {}
+  explicit Hardtanh(const Options& options);
+  Variable forward(const Variable& x) { return clamp(x, o.low, o.high); }
+  Options o;
+};
+
+/// x where |x| > lambda >= 0, else 0.
+struct Hardshrink : Layer<Hardshrink> {
+  struct Options {
+    double lambda = 0.5;
+  };
+  Hardshrink() : Hardshrink(Options{}) {}
+  explicit Hardshrink(const Options& o);
+  Variable forward(const Variable& x);
+  double lambda;
+};
+
+/// The same, nearer to 0 by lambda.
+struct Softshrink : Layer<Softshrink> {
+  struct Options {
+    double lambda = 0.5;
+  };
+  Softshrink() : Softshrink(Options{}) {}
+  explicit Softshrink(const Options& o);
+  Variable forward(const Variable& x);
+  double lambda;
+};
+
+/// x where x > threshold, else value.
+struct Threshold : Layer<Threshold> {
+  struct Options {
+    double threshold, value;
+  };
+  explicit Threshold(const Options& options) : o(options) {}
+  Variable forward(const Variable& x);
+  Options o;
+};
+
+/// a sigmoid(b) of the halves (a, b) of dim (Dauphin et al., 2017).
+struct GLU : Layer<GLU> {
+  struct Options {
+    int64_t dim = -1;
+  };
+  GLU() : GLU(Options{}) {}
+  explicit GLU(const Options& o) : dim(o.dim) {}
+  Variable forward(const Variable& x);
+  int64_t dim;
+};
+
 struct Softplus : Layer<Softplus> {
   struct Options {
     double beta = 1, threshold = 20;
@@ -73,6 +182,28 @@ struct Softmax : Layer<Softmax> {
   Variable forward(const Variable& x) { return softmax(x, dim); }
   int64_t dim;
 };
+struct LogSoftmax : Layer<LogSoftmax> {
+  struct Options {
+    int64_t dim = -1;
+  };
+  LogSoftmax() : LogSoftmax(Options{}) {}
+  explicit LogSoftmax(const Options& o) : dim(o.dim) {}
+  Variable forward(const Variable& x) { return log_softmax(x, dim); }
+  int64_t dim;
+};
+struct Softmin : Layer<Softmin> {
+  struct Options {
+    int64_t dim = -1;
+  };
+  Softmin() : Softmin(Options{}) {}
+  explicit Softmin(const Options& o) : dim(o.dim) {}
+  Variable forward(const Variable& x) { return softmax(-x, dim); }
+  int64_t dim;
+};
+/// Over the channels of (N, C, H, W) or (C, H, W).
+struct Softmax2d : Layer<Softmax2d> {
+  Variable forward(const Variable& x);
+};
 
 /// Zeroes elements with probability p while training, and scales the others by 1 / (1 - p).
 struct Dropout : Layer<Dropout> {
@@ -88,6 +219,42 @@ struct Dropout : Layer<Dropout> {
   void sliced(const PartOf& of) override { part = of; }
   double p;
   PartOf part;  ///< when x is a part of a tensor
+};
+
+/// Whole channels, all with probability p: x (N, C, ...), or (C, ...), with as many dims behind C as the name says.
+struct ChannelDropout : Layer<ChannelDropout> {
+  using Options = Dropout::Options;
+  Variable forward(const Variable& x);
+  std::string options() const override { return str("p ", p); }
+  double p;
+  Dims allowed_ranks;  ///< the last one is with a batch
+
+ protected:
+  ChannelDropout(const char* kind, const Options& o, const Dims& ranks);
+};
+struct Dropout1d : ChannelDropout {
+  explicit Dropout1d(const Options& o = {}) : ChannelDropout("Dropout1d", o, {2, 3}) {}
+};
+/// x (N, C, H, W)
+struct Dropout2d : ChannelDropout {
+  explicit Dropout2d(const Options& o = {}) : ChannelDropout("Dropout2d", o, {4}) {}
+};
+struct Dropout3d : ChannelDropout {
+  explicit Dropout3d(const Options& o = {}) : ChannelDropout("Dropout3d", o, {4, 5}) {}
+};
+
+/// Behind SELU: what is dropped becomes SELU's lowest value, and mean and deviation stay (Klambauer et al., 2017).
+struct AlphaDropout : Layer<AlphaDropout> {
+  using Options = Dropout::Options;
+  explicit AlphaDropout(const Options& o = {});
+  Variable forward(const Variable& x);
+  std::string options() const override { return str("p ", p); }
+  double p;
+  bool channels = false;  ///< whole ones
+};
+/// The same with whole channels: x (N, C, ...)
+struct FeatureAlphaDropout : AlphaDropout {
+  explicit FeatureAlphaDropout(const Options& o = {}) : AlphaDropout(o) { channels = true; }
 };
 
 struct Flatten : Layer<Flatten> {

@@ -1,5 +1,6 @@
 #include "nn/linear.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "nn/build_empty.h"
@@ -59,6 +60,55 @@ Embedding::Embedding(const Options& o) : padding_index(o.padding_index) {
 }
 
 std::string Embedding::options() const { return str("num ", weight.size(0), ", dim ", weight.size(1)); }
+
+Variable EmbeddingBag::forward(const Tensor& index, const Tensor& offsets, const Variable& weights) {
+  const bool even = index.dim() == 2;
+  LOCKSTEP_CHECK(even || index.dim() == 1, "[EmbeddingBag] expected index (n) with offsets, or (bags, n), got ",
+                 index.shape());
+  LOCKSTEP_CHECK(even != offsets.defined(),
+                 "[EmbeddingBag] expected offsets with an index of one dim, and none with (bags, n), got ",
+                 index.shape(), offsets.defined() ? " and offsets" : " and none");
+  LOCKSTEP_CHECK(even || (offsets.dim() == 1 && offsets.dtype() == i64),
+                 "[EmbeddingBag] expected offsets i64 (bags), got ", offsets.dtype(), " ", offsets.shape());
+  LOCKSTEP_CHECK(
+      !weights.defined() ||
+          (o.mode == Mode::sum && weights.shape() == index.shape() && weights.dtype() == rows.weight.dtype()),
+      "[EmbeddingBag] expected weights of index's shape ", index.shape(), " in ", rows.weight.dtype(),
+      " and mode sum, got ", weights.shape(), " in ", weights.dtype(), o.mode == Mode::sum ? "" : " and mode mean");
+  const int64_t n = index.numel();
+  std::vector<int64_t> starts;
+  if (even)
+    for (int64_t bag = 0; bag <= index.size(0); ++bag) starts.push_back(bag * index.size(1));
+  else starts = offsets.to_vector<int64_t>();
+  if (!even && !o.last_offset) starts.push_back(n);
+  LOCKSTEP_CHECK(
+      !starts.empty() && starts.front() == 0 && starts.back() == n && std::is_sorted(starts.begin(), starts.end()),
+      "[EmbeddingBag] expected offsets that begin at 0 and do not fall, up to ", n, ", the number of indices",
+      o.last_offset ? ", which is the last one" : "", ", got ", Tensor::from(starts, {int64_t(starts.size())}));
+
+  const Tensor flat = index.reshape({n});
+  const std::vector<int64_t> values = o.padding_index < 0 ? std::vector<int64_t>() : flat.to_vector<int64_t>();
+  const int64_t bags = int64_t(starts.size()) - 1, dim = o.dim;
+  std::vector<int64_t> bag_of;
+  std::vector<double> counts;
+  for (size_t bag = 0; bag < size_t(bags); ++bag) {
+    int64_t count = starts[bag + 1] - starts[bag];
+    bag_of.insert(bag_of.end(), size_t(count), int64_t(bag));
+    if (!values.empty())
+      count -= std::count(values.begin() + starts[bag], values.begin() + starts[bag + 1], o.padding_index);
+    counts.push_back(double(std::max<int64_t>(count, 1)));
+  }
+  const DType dtype = rows.weight.dtype(), wide = dtype == f64 ? f64 : f32;
+  Variable picked = rows(flat).to(wide);
+  if (weights.defined()) picked = picked * weights.to(wide).reshape({n, 1});
+  if (o.padding_index >= 0)
+    picked = masked_fill(picked, eq(flat, full_like(flat, double(o.padding_index))).view({n, 1}), 0);
+  const Tensor places = Tensor::from(bag_of, {n, 1}).to(index.device()).expand({n, dim});
+  const Variable sums =
+      scatter_add(Variable(zeros({bags, dim}, {.dtype = wide, .device = picked.device()})), 0, places, picked);
+  if (o.mode == Mode::sum) return sums.to(dtype);
+  return (sums / Variable(Tensor::from(counts, {bags, 1}).to(wide).to(picked.device()))).to(dtype);
+}
 
 Head::Head(const Options& o) {
   LOCKSTEP_CHECK(o.num > 0 && o.dim > 0, "[Head] expected sizes > 0, got num ", o.num, " and dim ", o.dim);

@@ -1,5 +1,5 @@
 #pragma once
-// Linear, two of them as an Mlp, Embedding and Head.
+// Linear, two of them as an Mlp, Embedding, EmbeddingBag and Head.
 #include "nn/module.h"
 #include "tensor/quantized.h"
 
@@ -98,6 +98,29 @@ struct Embedding : Layer<Embedding> {
   Variable weight;
   int64_t padding_index;
   std::function<Variable(const Variable& weight, const Tensor& index)> lookup;  ///< stands in for embedding(), when set
+};
+
+/// Sums or means of bags of rows. index i64 (n): bag i is from offsets[i] to the next one's start, offsets i64 (bags),
+/// which begin at 0; with last_offset the end of the last bag stands behind them. index (bags, n): its rows, without
+/// offsets. Gives (bags, dim); an empty bag 0. Rows of padding_index do not count. weights of index's shape: times the
+/// rows, sums only.
+struct EmbeddingBag : Layer<EmbeddingBag> {
+  enum class Mode { sum, mean };
+  struct Options {
+    int64_t num, dim;
+    Mode mode = Mode::mean;
+    int64_t padding_index = -1;
+    bool last_offset = false;
+  };
+  explicit EmbeddingBag(const Options& options)
+      : o(options), rows({.num = o.num, .dim = o.dim, .padding_index = o.padding_index}) {}
+  Variable forward(const Tensor& index, const Tensor& offsets = {}, const Variable& weights = {});
+  void fields(Fields& f) override { rows.fields(f); }
+  Table table() const override { return Table::picked; }
+  std::string options() const override { return rows.options(); }
+
+  Options o;
+  Embedding rows;
 };
 
 /// Scores of the rows of a table, its own (num, dim), which starts N(0, 0.02), or an Embedding's (Press and Wolf,

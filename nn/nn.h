@@ -20,5 +20,7 @@
 #include "nn/quantize.h"
 #include "nn/recurrent.h"
 #include "nn/rope.h"
+#include "nn/shape_layers.h"
+#include "nn/similarity.h"
 #include "nn/sparse.h"
 #include "nn/text_stream.h"

@@ -1,5 +1,5 @@
 #pragma once
-// Normalisation. Weights start at 1, biases at 0.
+// Normalisation, of activations and of weights. Weights start at 1, biases at 0.
 #include <optional>
 
 #include "nn/module.h"
@@ -113,6 +113,120 @@ struct BatchNorm1d : BatchNorm {
 struct BatchNorm2d : BatchNorm {
   explicit BatchNorm2d(const Options& o) : BatchNorm(o) { allowed_ranks = {4}; }
 };
+
+/// Over each channel of each sample (Ulyanov et al., 2016): x (N, C, ...) or (C, ...). With track, statistics are kept
+/// as BatchNorm's, averaged over the samples, and used when not training. PyTorch's default: neither weights nor track.
+struct InstanceNorm : Layer<InstanceNorm> {
+  struct Options {
+    int64_t channels;
+    double eps = 1e-5, momentum = 0.1;
+    bool affine = false, track = false;
+  };
+  Variable forward(const Variable& x);
+  void fields(Fields& f) override {
+    f("weight", weight)("bias", bias)("running_mean", running_mean)("running_var", running_var)("num_batches_tracked",
+                                                                                                num_batches_tracked);
+  }
+  std::string options() const override { return str("channels ", o.channels); }
+
+  Options o;
+  Variable weight, bias;
+  Tensor running_mean, running_var;
+  Tensor num_batches_tracked;  ///< stays 0, as PyTorch's
+  int rank;                    ///< of x with a batch
+
+ protected:
+  InstanceNorm(const Options& options, int rank);
+};
+/// x (N, C, L)
+struct InstanceNorm1d : InstanceNorm {
+  explicit InstanceNorm1d(const Options& o) : InstanceNorm(o, 3) {}
+};
+/// x (N, C, H, W)
+struct InstanceNorm2d : InstanceNorm {
+  explicit InstanceNorm2d(const Options& o) : InstanceNorm(o, 4) {}
+};
+/// x (N, C, D, H, W)
+struct InstanceNorm3d : InstanceNorm {
+  explicit InstanceNorm3d(const Options& o) : InstanceNorm(o, 5) {}
+};
+
+/// x / (k + alpha m)^beta, m the mean of the squares of `size` channels around (Krizhevsky et al., 2012). x (N, C, ...)
+/// of at least 3 dims.
+struct LocalResponseNorm : Layer<LocalResponseNorm> {
+  struct Options {
+    int64_t size;
+    double alpha = 1e-4, beta = 0.75, k = 1;
+  };
+  explicit LocalResponseNorm(const Options& options);
+  Variable forward(const Variable& x);
+  std::string options() const override { return str("size ", o.size); }
+  Options o;
+};
+
+/// weight = g v / |v|, lengths over all dims but `dim`, or (-1) over all (Salimans and Kingma, 2016). g and v have the
+/// names of PyTorch's parametrizations.weight_norm.
+struct WeightNorm : Module {
+  struct Options {
+    int64_t dim = 0;
+  };
+  WeightNorm(Variable weight, const Options& o);
+  Variable weight(bool training) const;
+  void fields(Fields& f) override;
+  Variable g, v;
+  Dims over;
+};
+
+/// weight / its largest singular value, by `iterations` steps of the power method a call while training (Miyato et al.,
+/// 2018). The rows of the matrix are the weight's `dim`: take 1 for a transposed convolution. PyTorch's names.
+struct SpectralNorm : Module {
+  struct Options {
+    int64_t iterations = 1;
+    double eps = 1e-12;
+    int64_t dim = 0;
+  };
+  SpectralNorm(Variable weight, const Options& options);
+  Variable weight(bool training);
+  void fields(Fields& f) override;
+  Options o;
+  Variable original;
+  Tensor u, v;
+};
+
+/// A layer with a weight that is made anew for every call: How is WeightNorm or SpectralNorm. The layer's own weight is
+/// undefined between calls.
+template <class L, class How> struct Parametrized : Layer<Parametrized<L, How>> {
+  explicit Parametrized(L made, const typename How::Options& o = {})
+      : layer(std::move(made)), how(std::exchange(layer.weight, {}), o) {}
+  template <class... Args>
+  requires requires(L& l, const Args&... args) { l(args...); }
+  auto forward(const Args&... args) {
+    const struct Scope {
+      Variable& weight;
+      ~Scope() { weight = {}; }
+    } scope{layer.weight = how.weight(this->is_training())};
+    return layer(args...);
+  }
+  void fields(Fields& f) override {
+    how.fields(f);
+    layer.fields(f);
+  }
+  std::string kind() const override { return how.kind(); }
+  std::string options() const override { return layer.kind(); }
+
+  L layer;
+  How how;
+
+ protected:
+  void on_train(bool training) override { layer.train(training); }
+};
+/// Sequential net(weight_norm(Linear({.in = 2, .out = 8})), ReLU());
+template <class L> Parametrized<L, WeightNorm> weight_norm(L layer, const WeightNorm::Options& o = {}) {
+  return Parametrized<L, WeightNorm>(std::move(layer), o);
+}
+template <class L> Parametrized<L, SpectralNorm> spectral_norm(L layer, const SpectralNorm::Options& o = {}) {
+  return Parametrized<L, SpectralNorm>(std::move(layer), o);
+}
 
 /// PyTorch's update_bn: statistics of every batch norm below, anew, as equal shares of the batches that `pass` runs
 /// through the model (after optim::WeightAverage::swap()). Modes and momenta are as before at the end.

@@ -30,6 +30,36 @@ std::unique_ptr<Module> batch_norm(const Case& c, bool two) {
   return two ? make<BatchNorm2d>(o) : make<BatchNorm1d>(o);
 }
 
+InstanceNorm::Options instance_norm(const Case& c) {
+  const InstanceNorm::Options o{c.integer("channels")};
+  return {o.channels, c.number("eps", o.eps), c.number("momentum", o.momentum), c.flag("affine", o.affine),
+          c.flag("track", o.track)};
+}
+
+/// What `change` makes of the case's layer.
+template <class Change> std::unique_ptr<Module> of_kind(const Case& c, Change change) {
+  const auto moved = [](auto layer) -> std::unique_ptr<Module> {
+    return std::make_unique<decltype(layer)>(std::move(layer));
+  };
+  if (c.text("of", "") == "Linear") return moved(change(Linear({c.integer("in"), c.integer("out")})));
+  return moved(change(Conv2d({c.integer("in"), c.integer("out")})));
+}
+
+/// Several inputs of a layer that takes one are several calls; the result is the last one's.
+Variable call_layer(Module& layer, const std::vector<Variable>& in) {
+  if (auto* embedding = dynamic_cast<Embedding*>(&layer)) return (*embedding)(in.back().tensor());
+  if (auto* bilinear = dynamic_cast<Bilinear*>(&layer)) return (*bilinear)(in[0], in[1]);
+  if (auto* cosine = dynamic_cast<CosineSimilarity*>(&layer)) return (*cosine)(in[0], in[1]);
+  if (auto* distance = dynamic_cast<PairwiseDistance*>(&layer)) return (*distance)(in[0], in[1]);
+  if (auto* bag = dynamic_cast<EmbeddingBag*>(&layer)) {
+    const bool has_weights = is_floating(in.back().dtype()), has_offsets = in.size() > 1 && !is_floating(in[1].dtype());
+    return (*bag)(in[0].tensor(), has_offsets ? in[1].tensor() : Tensor(), has_weights ? in.back() : Variable());
+  }
+  Variable output;
+  for (const Variable& input : in) output = layer.call(input);
+  return output;
+}
+
 std::map<std::string, std::function<std::unique_ptr<Module>(const Case&)>> make_layers() {
   std::map<std::string, std::function<std::unique_ptr<Module>(const Case&)>> t;
   t["Linear"] = [](const Case& c) {
@@ -81,6 +111,75 @@ std::map<std::string, std::function<std::unique_ptr<Module>(const Case&)>> make_
   };
   t["GELU"] = [](const Case& c) {
     return make<GELU>(GELU::Options{c.text("approximate", "none") == "tanh" ? Gelu::tanh : Gelu::erf});
+  };
+  t["ReLU6"] = [](const Case&) { return make<ReLU6>(); };
+  t["SELU"] = [](const Case&) { return make<SELU>(); };
+  t["Hardsigmoid"] = [](const Case&) { return make<Hardsigmoid>(); };
+  t["LogSigmoid"] = [](const Case&) { return make<LogSigmoid>(); };
+  t["Tanhshrink"] = [](const Case&) { return make<Tanhshrink>(); };
+  t["Softsign"] = [](const Case&) { return make<Softsign>(); };
+  t["Softmax2d"] = [](const Case&) { return make<Softmax2d>(); };
+  t["Identity"] = [](const Case&) { return make<Identity>(); };
+  t["Dropout1d"] = [](const Case&) { return make<Dropout1d>(); };
+  t["AlphaDropout"] = [](const Case&) { return make<AlphaDropout>(); };
+  t["CELU"] = [](const Case& c) { return make<CELU>(CELU::Options{c.number("alpha", CELU().alpha)}); };
+  t["PReLU"] = [](const Case& c) { return make<PReLU>(PReLU::Options{c.integer("channels", 1)}); };
+  t["RReLU"] = [](const Case& c) {
+    return make<RReLU>(RReLU::Options{c.number("lower", RReLU().o.lower), c.number("upper", RReLU().o.upper)});
+  };
+  t["Hardtanh"] = [](const Case& c) {
+    return make<Hardtanh>(Hardtanh::Options{c.number("low", Hardtanh().o.low), c.number("high", Hardtanh().o.high)});
+  };
+  t["Hardshrink"] = [](const Case& c) {
+    return make<Hardshrink>(Hardshrink::Options{c.number("lambda", Hardshrink().lambda)});
+  };
+  t["Softshrink"] = [](const Case& c) {
+    return make<Softshrink>(Softshrink::Options{c.number("lambda", Softshrink().lambda)});
+  };
+  t["Threshold"] = [](const Case& c) {
+    return make<Threshold>(Threshold::Options{c.number("threshold"), c.number("value")});
+  };
+  t["GLU"] = [](const Case& c) { return make<GLU>(GLU::Options{c.integer("dim", GLU().dim)}); };
+  t["Softmin"] = [](const Case& c) { return make<Softmin>(Softmin::Options{c.integer("dim")}); };
+  t["LogSoftmax"] = [](const Case& c) { return make<LogSoftmax>(LogSoftmax::Options{c.integer("dim")}); };
+  t["Unflatten"] = [](const Case& c) { return make<Unflatten>(Unflatten::Options{c.integer("dim"), c.dims("shape")}); };
+  t["PixelShuffle"] = [](const Case& c) { return make<PixelShuffle>(PixelShuffle::Options{c.integer("factor")}); };
+  t["PixelUnshuffle"] = [](const Case& c) {
+    return make<PixelUnshuffle>(PixelUnshuffle::Options{c.integer("factor")});
+  };
+  t["ChannelShuffle"] = [](const Case& c) {
+    return make<ChannelShuffle>(ChannelShuffle::Options{c.integer("groups")});
+  };
+  t["LocalResponseNorm"] = [](const Case& c) {
+    const LocalResponseNorm::Options o{c.integer("size")};
+    return make<LocalResponseNorm>(
+        LocalResponseNorm::Options{o.size, c.number("alpha", o.alpha), c.number("beta", o.beta), c.number("k", o.k)});
+  };
+  t["InstanceNorm1d"] = [](const Case& c) { return make<InstanceNorm1d>(instance_norm(c)); };
+  t["InstanceNorm2d"] = [](const Case& c) { return make<InstanceNorm2d>(instance_norm(c)); };
+  t["InstanceNorm3d"] = [](const Case& c) { return make<InstanceNorm3d>(instance_norm(c)); };
+  t["Bilinear"] = [](const Case& c) {
+    return make<Bilinear>(
+        Bilinear::Options{c.integer("in1"), c.integer("in2"), c.integer("out"), c.flag("bias", true)});
+  };
+  t["CosineSimilarity"] = [](const Case& c) {
+    return make<CosineSimilarity>(CosineSimilarity::Options{c.integer("dim"), c.number("eps")});
+  };
+  t["PairwiseDistance"] = [](const Case& c) {
+    return make<PairwiseDistance>(PairwiseDistance::Options{.p = c.number("p"), .keepdim = c.flag("keepdim", false)});
+  };
+  t["EmbeddingBag"] = [](const Case& c) {
+    using Mode = EmbeddingBag::Mode;
+    return make<EmbeddingBag>(EmbeddingBag::Options{c.integer("num"), c.integer("dim"),
+                                                    c.text("mode", "mean") == "sum" ? Mode::sum : Mode::mean,
+                                                    c.integer("padding_index", -1), c.flag("last_offset", false)});
+  };
+  t["WeightNorm"] = [](const Case& c) {
+    return of_kind(c, [&](auto layer) { return weight_norm(std::move(layer), {c.integer("dim", 0)}); });
+  };
+  t["SpectralNorm"] = [](const Case& c) {
+    const SpectralNorm::Options o{.iterations = c.integer("iterations", 1), .dim = c.integer("dim", 0)};
+    return of_kind(c, [&](auto layer) { return spectral_norm(std::move(layer), o); });
   };
   t["MultiheadAttention"] = [](const Case& c) {
     return make<MultiHeadAttention>(MultiHeadAttention::Options{.embed = c.integer("embed"),
@@ -166,11 +265,9 @@ void run_layer(const Case& c, Report& report) {
     }
     layer->load_state(state);
     layer->train(!c.json().find("train") || c.json().at("train").as_bool());
-    auto* const embedding = dynamic_cast<Embedding*>(layer.get());
     if (auto* attention = dynamic_cast<MultiHeadAttention*>(layer.get()); attention && c.has("out1"))
       report.compare("out1", attention->weights(inputs[0]), c.tensor("out1"));
-    // Several inputs are several calls; the result is the last one's.
-    for (const Variable& input : inputs) output = embedding ? embedding->forward(input.tensor()) : layer->call(input);
+    output = call_layer(*layer, inputs);
   } else {
     const auto loss = losses.find(kind);
     LOCKSTEP_CHECK(loss != losses.end(), "unknown layer '", kind, "'");

@@ -191,6 +191,10 @@ TEST_CASE(
   check([] { return Embedding({.num = 5, .dim = 3, .padding_index = 2}); });
   check([] { return MultiHeadAttention({.embed = 8, .heads = 2}); });
   check([] { return Sequential(Conv2d({.in = 2, .out = 3, .kernel = 3}), GroupNorm({.groups = 1, .channels = 3})); });
+  check([] {
+    return Sequential(weight_norm(Linear({.in = 4, .out = 3})), PReLU({.channels = 3}),
+                      Bilinear({.in1 = 2, .in2 = 3, .out = 2}));
+  });
   check([] { return GPT({.vocab = 11, .context = 4, .layers = 2, .width = 8, .heads = 2, .tied = false}); });
   const BuildEmpty scope;
   CHECK(GPT({.vocab = 100'000, .context = 8192, .layers = 128, .width = 25'600, .heads = 160}).parameter_count() >

@@ -1,0 +1,56 @@
+#pragma once
+// Layers that only move elements; Flatten is in nn/activation.h.
+#include "nn/module.h"
+
+namespace lockstep::nn {
+
+struct Identity : Layer<Identity> {
+  Variable forward(const Variable& x) { return x; }
+};
+
+/// One dim as several, whose product it is; one size may be -1.
+struct Unflatten : Layer<Unflatten> {
+  struct Options {
+    int64_t dim;
+    Shape shape;
+  };
+  explicit Unflatten(const Options& options);
+  Variable forward(const Variable& x);
+  std::string options() const override { return str("dim ", o.dim, ", shape ", o.shape); }
+  Options o;
+};
+
+/// (..., C f^2, H, W) to (..., C, H f, W f): channels become pixels (Shi et al., 2016).
+struct PixelShuffle : Layer<PixelShuffle> {
+  struct Options {
+    int64_t factor;
+  };
+  explicit PixelShuffle(const Options& o);
+  Variable forward(const Variable& x);
+  std::string options() const override { return str("factor ", factor); }
+  int64_t factor;
+};
+
+/// (..., C, H f, W f) to (..., C f^2, H, W): back again.
+struct PixelUnshuffle : Layer<PixelUnshuffle> {
+  struct Options {
+    int64_t factor;
+  };
+  explicit PixelUnshuffle(const Options& o);
+  Variable forward(const Variable& x);
+  std::string options() const override { return str("factor ", factor); }
+  int64_t factor;
+};
+
+/// (N, C, ...): channel i of group g becomes channel g of group i (Zhang et al., 2018).
+struct ChannelShuffle : Layer<ChannelShuffle> {
+  struct Options {
+    int64_t groups;
+  };
+  explicit ChannelShuffle(const Options& o);
+  Variable forward(const Variable& x);
+  std::string options() const override { return str("groups ", groups); }
+  int64_t groups;
+};
+
+}  // namespace lockstep::nn

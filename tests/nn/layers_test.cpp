@@ -1,0 +1,326 @@
+// Layers of activation.h, shape_layers.h, similarity.h, norm.h and EmbeddingBag: what draws numbers, gradients of a
+// model of many, 16 bits, refusals. Their numbers are golden cases (tests/golden/more_layers.safetensors).
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <set>
+
+#include "autograd/gradcheck.h"
+#include "nn/nn.h"
+#include "optim/optim.h"
+#include "tests/messages.h"
+#include "tests/threads.h"
+
+using namespace lockstep;
+using namespace lockstep::nn;
+
+namespace {
+
+/// Images of two channels to scores: a layer of each kind that has something to learn or moves elements.
+struct ManyLayers : Layer<ManyLayers> {
+  Sequential image{spectral_norm(Conv2d({.in = 2, .out = 4, .kernel = 3, .padding = 1})),
+                   InstanceNorm2d({.channels = 4, .affine = true}),
+                   PReLU({.channels = 4}),
+                   ChannelShuffle({.groups = 2}),
+                   PixelShuffle({.factor = 2}),
+                   LocalResponseNorm({.size = 1, .alpha = 0.3}),
+                   CELU({.alpha = 0.5}),
+                   PixelUnshuffle({.factor = 2}),
+                   Flatten(),
+                   weight_norm(Linear({.in = 4 * 2 * 2, .out = 6})),
+                   GLU(),
+                   SELU(),
+                   Identity(),
+                   Softsign()};
+  EmbeddingBag words{{.num = 5, .dim = 3}};
+  Bilinear both{{.in1 = 3, .in2 = 3, .out = 2}};
+  Variable forward(const Variable& x, const Tensor& index, const Tensor& offsets) {
+    const Variable seen = image(x), said = words(index, offsets);
+    return both(seen, said) + CosineSimilarity()(seen, said).unsqueeze(1) +
+           PairwiseDistance({.keepdim = true})(seen, said);
+  }
+  void fields(Fields& f) override { f("image", image)("words", words)("both", both); }
+};
+
+const Tensor word_index() { return Tensor::from<int64_t>({1, 4, 2, 0, 3}); }
+const Tensor word_offsets() { return Tensor::from<int64_t>({0, 2, 2}); }
+
+}  // namespace
+
+TEST_CASE("layers: gradients of a model of many, and it learns") {
+  const Threads one(1);  // it is all small
+  manual_seed(11);
+  ManyLayers net;
+  CHECK(net.parameters().size() == 11);
+  const Variable x(randn({3, 2, 2, 2}, {.dtype = f64}), true);
+  net.to(f64).eval();  // spectral_norm's vectors stay
+  std::vector<Variable> inputs = net.parameters();
+  inputs.push_back(x);
+  const auto run = [&](const std::vector<Variable>&) { return net(x, word_index(), word_offsets()); };
+  CHECK(gradcheck(run, inputs) == "");
+
+  net.to(f32).train();
+  optim::AdamW optimizer(net.parameters(), {.lr = 3e-2});
+  const Tensor images = x.tensor().to(f32), target = Tensor::from<int64_t>({1, 0, 1});
+  double first = 0, last = 0;
+  for (int step = 0; step < 60; ++step) {
+    const Variable loss = cross_entropy(net(images, word_index(), word_offsets()), target);
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+    (step ? last : first) = loss.item();
+  }
+  CHECK(last < 0.2 * first);
+  // Trained so, the matrix that multiplies has a largest singular value of 1.
+  auto& conv = dynamic_cast<Parametrized<Conv2d, SpectralNorm>&>(net.image[0]);
+  const NoGrad no_grad;
+  for (int i = 0; i < 50; ++i) conv.how.weight(true);
+  const Tensor w = conv.how.weight(false).tensor().reshape({4, 18});
+  CHECK(norm(matmul(w, conv.how.v)).item() == doctest::Approx(1));
+  const Tensor other = randn({18});
+  CHECK(norm(matmul(w, other)).item() < norm(other).item());
+}
+
+TEST_CASE("layers: dropout of channels and of SELU's values") {
+  manual_seed(12);
+  const Tensor x = ones({40, 50, 3, 2, 2});
+  struct Row {
+    std::shared_ptr<Module> layer;
+    Tensor x;
+    int64_t together;  ///< elements that have one fate
+  };
+  const std::vector<Row> rows{{std::make_shared<Dropout1d>(Dropout::Options{.p = 0.25}), x.view({40, 50, 12}), 12},
+                              {std::make_shared<Dropout1d>(Dropout::Options{.p = 0.25}), x.view({2000, 12}), 12},
+                              {std::make_shared<Dropout2d>(Dropout::Options{.p = 0.25}), x.view({40, 50, 3, 4}), 12},
+                              {std::make_shared<Dropout3d>(Dropout::Options{.p = 0.25}), x, 12},
+                              {std::make_shared<Dropout3d>(Dropout::Options{.p = 0.25}), x.view({2000, 3, 2, 2}), 12},
+                              {std::make_shared<AlphaDropout>(Dropout::Options{.p = 0.25}), x, 1},
+                              {std::make_shared<FeatureAlphaDropout>(Dropout::Options{.p = 0.25}), x, 12}};
+  for (const Row& row : rows) {
+    CAPTURE(row.layer->kind());
+    const bool alpha = row.layer->kind().find("Alpha") != std::string::npos;
+    const Variable in(row.x, true), out = row.layer->call(in);
+    const Tensor fates = out.tensor().reshape({row.x.numel() / row.together, row.together});
+    CHECK(equal(amax(fates, {1}), amin(fates, {1})));
+    std::set<float> values;
+    for (const float v : out.tensor().to_vector<float>()) values.insert(v);
+    REQUIRE(values.size() == 2);
+    const double a = 1 / std::sqrt((1.7580993408473766 * 1.7580993408473766 * 0.25 + 1) * 0.75);
+    const double low = alpha ? a * -1.7580993408473766 * 0.75 : 0,
+                 high = alpha ? a + a * 1.7580993408473766 * 0.25 : 4.0 / 3;
+    CHECK(*values.begin() == doctest::Approx(low));
+    CHECK(*values.rbegin() == doctest::Approx(high));
+    const double kept = sum(gt(out.tensor(), full({}, 0.5)).to(f32)).item() / double(row.x.numel());
+    CHECK(kept == doctest::Approx(0.75).epsilon(0.06));
+    sum(out).backward();
+    CHECK(allclose(in.grad(), gt(out.tensor(), full({}, 0.5)).to(f32) * (alpha ? a : 4.0 / 3)));
+    row.layer->eval();
+    CHECK(equal(row.layer->call(in).tensor(), row.x));
+  }
+  CHECK(equal(AlphaDropout({.p = 1})(x).tensor(), zeros_like(x)));
+  CHECK(equal(Dropout3d({.p = 1})(x).tensor(), zeros_like(x)));
+
+  RReLU rrelu({.lower = 0.2, .upper = 0.4});
+  const Variable in(randn({1000}), true), out = rrelu(in);
+  sum(out).backward();
+  CHECK(allclose(in.grad() * in.tensor(), out.tensor()));
+  const Tensor below = masked_fill(in.grad(), gt(in.tensor(), zeros({})), 0.3);
+  CHECK((amin(below).item() >= 0.2 && amin(below).item() < 0.21 && amax(below).item() < 0.4 &&
+         amax(below).item() > 0.39));
+}
+
+TEST_CASE("layers: a weight that is made for every call") {
+  manual_seed(13);
+  Linear plain({.in = 4, .out = 3});
+  Linear copy({.in = 4, .out = 3});
+  copy.load_state(plain.state());
+  auto normed = weight_norm(std::move(copy));
+  std::vector<std::string> names;
+  for (auto& p : normed.named_parameters()) names.push_back(p.name + " " + str(p.variable.shape()));
+  CHECK(names == std::vector<std::string>{"parametrizations.weight.original0 (3, 1)",
+                                          "parametrizations.weight.original1 (3, 4)", "bias (3)"});
+  const Tensor x = randn({5, 4});
+  CHECK(allclose(normed(x).tensor(), plain(x).tensor()));  // it starts as it was
+  CHECK(!normed.layer.weight.defined());
+  CHECK(contains(message([&] { normed(randn({5, 7})); }), "7"));
+  CHECK(!normed.layer.weight.defined());
+  CHECK(contains(summary(normed), "WeightNorm"));
+  manual_seed(13);
+  auto spectral = spectral_norm(Linear({.in = 4, .out = 3}));
+  manual_seed(13);
+  std::optional<BuildEmpty> scope(std::in_place);
+  auto built_empty = spectral_norm(Linear({.in = 4, .out = 3}));
+  scope.reset();
+  fill(built_empty);
+  const State state = built_empty.state(), expected = spectral.state();
+  REQUIRE(state.size() == 4);
+  for (size_t i = 0; i < 4; ++i) CHECK_MESSAGE(equal(state[i].second, expected[i].second), state[i].first);
+  const Tensor u = spectral.how.u.clone();
+  spectral(x);
+  CHECK(!equal(spectral.how.u, u));
+  spectral.eval();
+  CHECK(!spectral.layer.is_training());
+  CHECK(equal(spectral(x).tensor(), spectral(x).tensor()));
+}
+
+TEST_CASE("layers: 16 bits are near f32") {
+  manual_seed(14);
+  const Tensor image = randn({2, 4, 4, 4});
+  Sequential net(InstanceNorm2d({.channels = 4, .affine = true, .track = true}), PReLU({.channels = 4}), Hardshrink(),
+                 LocalResponseNorm({.size = 3}), weight_norm(Conv2d({.in = 4, .out = 4})), Softshrink({.lambda = 0.1}));
+  const Tensor wide = net(image).tensor();
+  for (const DType dtype : {f16, bf16}) {
+    net.to(dtype);
+    const Variable low = net(image.to(dtype));
+    CHECK(low.dtype() == dtype);
+    CHECK(allclose(low.tensor().to(f32), wide, 0.02, dtype == f16 ? 1e-2 : 6e-2));
+  }
+  EmbeddingBag bag({.num = 5, .dim = 3});
+  const Tensor mean = bag(word_index(), word_offsets()).tensor();
+  bag.to(bf16);
+  CHECK(allclose(bag(word_index(), word_offsets()).tensor().to(f32), mean, 0.01, 0.01));
+}
+
+TEST_CASE("layers: what is refused") {
+  const Tensor index = word_index();
+  const auto offsets = [](std::initializer_list<int64_t> at) { return Tensor::from<int64_t>(at); };
+  const std::pair<std::function<void()>, const char*> rows[] = {
+      {[] { CELU({.alpha = 0}); }, "[CELU] expected alpha > 0, got 0"},
+      {[] { PReLU({.channels = 0}); }, "[PReLU] expected channels > 0, got 0"},
+      {[] {
+         PReLU({.channels = 3})(zeros({2, 4}));
+       },
+       "[PReLU] expected input (N, 3, ...), got (2, 4)"},
+      {[] { PReLU({.channels = 3})(zeros({3})); }, "[PReLU] expected input (N, 3, ...), got (3)"},
+      {[] { RReLU({.lower = 0.5, .upper = 0.25}); }, "[RReLU] expected finite lower <= upper, got 0.5 and 0.25"},
+      {[] { Hardtanh({.low = 1, .high = -1}); }, "[Hardtanh] expected low <= high, got 1 and -1"},
+      {[] { Hardshrink({.lambda = -1}); }, "[Hardshrink] expected lambda >= 0, got -1"},
+      {[] { Softshrink({.lambda = -1}); }, "[Softshrink] expected lambda >= 0, got -1"},
+      {[] {
+         GLU()(zeros({2, 5}));
+       },
+       "[GLU] expected an even size in dim -1, got (2, 5)"},
+      {[] {
+         GLU()
+         (zeros({}));
+       },
+       "[GLU] expected an even size in dim -1, got ()"},
+      {[] {
+         Softmax2d()(zeros({2, 5}));
+       },
+       "[Softmax2d] expected input (N, C, H, W) or (C, H, W), got (2, 5)"},
+      {[] { Dropout2d({.p = 1.5}); }, "[Dropout2d] expected p in [0, 1], got 1.5"},
+      {[] {
+         Dropout2d()(zeros({2, 3, 4}));
+       },
+       "[Dropout2d] expected (4)-dimensional input, got (2, 3, 4)"},
+      {[] { Dropout1d()(zeros({2})); }, "[Dropout1d] expected (2, 3)-dimensional input, got (2)"},
+      {[] { AlphaDropout({.p = -1}); }, "[AlphaDropout] expected p in [0, 1], got -1"},
+      {[] { FeatureAlphaDropout()(zeros({2})); }, "[FeatureAlphaDropout] expected input (N, C, ...), got (2)"},
+      {[] { Unflatten({.dim = 0, .shape = {}}); }, "[Unflatten] expected a shape of at least one dim"},
+      {[] {
+         Unflatten({.dim = 0, .shape = {-1, -1}});
+       },
+       "at most one of -1, got (-1, -1)"},
+      {[] {
+         Unflatten({.dim = 1, .shape = {-1, 4}})(zeros({2, 6}));
+       },
+       "[Unflatten] expected sizes whose product is 6, dim 1 of (2, 6), got (-1, 4)"},
+      {[] {
+         Unflatten({.dim = 2, .shape = {-1, 4}})(zeros({2, 6}));
+       },
+       "[Unflatten]"},
+      {[] { PixelShuffle({.factor = 0}); }, "[PixelShuffle] expected factor > 0, got 0"},
+      {[] {
+         PixelShuffle({.factor = 2})(zeros({2, 6, 4, 4}));
+       },
+       "[PixelShuffle] expected input (..., C 4, H, W), got"},
+      {[] {
+         PixelUnshuffle({.factor = 2})(zeros({2, 6, 4, 3}));
+       },
+       "expected input (..., C, H 2, W 2), got (2, 6, 4, 3)"},
+      {[] {
+         ChannelShuffle({.groups = 4})(zeros({2, 6, 4}));
+       },
+       "[ChannelShuffle] expected input (N, C 4, ...) of at least"},
+      {[] { InstanceNorm1d({.channels = 0}); }, "[InstanceNorm] expected channels > 0, got 0"},
+      {[] {
+         InstanceNorm2d({.channels = 3})(zeros({2, 4, 5, 5}));
+       },
+       "[InstanceNorm2d] expected 4-dimensional input with 3 channels in dim 1, or the same without a batch, got"},
+      {[] {
+         InstanceNorm1d({.channels = 3})(zeros({2, 3, 5, 5}));
+       },
+       "[InstanceNorm1d] expected 3-dimensional input"},
+      {[] {
+         InstanceNorm1d({.channels = 3})(zeros({2, 3, 1}));
+       },
+       "expected more than 1 value per channel"},
+      {[] { LocalResponseNorm({.size = 0}); }, "[LocalResponseNorm] expected size > 0, got 0"},
+      {[] {
+         LocalResponseNorm({.size = 2})(zeros({2, 3}));
+       },
+       "expected input (N, C, ...) of at least 3 dims, got (2, 3)"},
+      {[] { Bilinear({.in1 = 2, .in2 = 0, .out = 1}); }, "[Bilinear] expected sizes > 0, got in1 2, in2 0 and out 1"},
+      {[] {
+         Bilinear({.in1 = 2, .in2 = 3, .out = 1})(zeros({4, 2}), zeros({5, 3}));
+       },
+       "[Bilinear] expected inputs (..., 2) and (..., 3) alike but for the last dim, got (4, 2) and (5, 3)"},
+      {[] { CosineSimilarity()(zeros({4}), zeros({4})); }, "[CosineSimilarity]"},
+      {[] {
+         CosineSimilarity()(zeros({4, 2}), zeros({4, 3}));
+       },
+       "[CosineSimilarity]"},
+      {[] { PairwiseDistance({.p = 0}); }, "[PairwiseDistance] expected p > 0, got 0"},
+      {[] {
+         PairwiseDistance()(zeros({4, 2}), zeros({3, 2}));
+       },
+       "(4, 2)"},
+      {[] { EmbeddingBag({.num = 0, .dim = 2}); }, "expected sizes > 0, got num 0"},
+      {[&] { EmbeddingBag({.num = 5, .dim = 2})(index); }, "[EmbeddingBag] expected offsets with an index of one dim"},
+      {[&] {
+         EmbeddingBag({.num = 5, .dim = 2})(index.view({5, 1}), offsets({0}));
+       },
+       "and none with (bags, n), got (5, 1)"},
+      {[&] {
+         EmbeddingBag({.num = 5, .dim = 2})(index.view({5, 1, 1}));
+       },
+       "expected index (n) with offsets, or (bags, n)"},
+      {[&] { EmbeddingBag({.num = 5, .dim = 2})(index, zeros({2})); }, "expected offsets i64 (bags), got f32 (2)"},
+      {[&] {
+         EmbeddingBag({.num = 5, .dim = 2})(index, offsets({1, 2}));
+       },
+       "expected offsets that begin at 0 and do not fall"},
+      {[&] {
+         EmbeddingBag({.num = 5, .dim = 2})(index, offsets({0, 3, 2}));
+       },
+       "up to 5, the number of indices"},
+      {[&] {
+         EmbeddingBag({.num = 5, .dim = 2})(index, offsets({0, 6}));
+       },
+       "up to 5, the number of indices"},
+      {[&] {
+         EmbeddingBag({.num = 5, .dim = 2, .last_offset = true})(index, offsets({0, 3}));
+       },
+       "which is the last one"},
+      {[&] { EmbeddingBag({.num = 5, .dim = 2})(index, offsets({0}), ones({5})); }, "and mode sum"},
+      {[&] { EmbeddingBag({.num = 5, .dim = 2, .mode = EmbeddingBag::Mode::sum})(index, offsets({0}), ones({4})); },
+       "[EmbeddingBag] expected weights of index's shape (5) in f32 and mode sum, got (4) in f32"},
+      {[&] {
+         EmbeddingBag({.num = 5, .dim = 2, .mode = EmbeddingBag::Mode::sum})(index, offsets({0}),
+                                                                             ones({5}, {.dtype = f64}));
+       },
+       "got (5) in f64"},
+      {[] { weight_norm(Linear({.in = 2, .out = 2}), {.dim = 2}); }, "[WeightNorm]"},
+      {[] { weight_norm(RMSNorm({.size = 4})); },
+       "[WeightNorm] expected a layer with a weight of at least 2 dims, got (4)"},
+      {[] { spectral_norm(Linear({.in = 2, .out = 2}), {.iterations = 0}); }, "[SpectralNorm] expected iterations > 0"},
+  };
+  for (const auto& [call, text] : rows) {
+    const std::string said = message(call);
+    CAPTURE(said);
+    CHECK_MESSAGE(contains(said, text), text);
+  }
+}
