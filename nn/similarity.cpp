@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "autograd/losses.h"
 #include "nn/init.h"
 
 namespace lockstep::nn {
@@ -49,12 +50,8 @@ PairwiseDistance::PairwiseDistance(const Options& options) : o(options) {
   LOCKSTEP_CHECK(o.p > 0, "[PairwiseDistance] expected p > 0, got ", o.p);
 }
 Variable PairwiseDistance::forward(const Variable& a, const Variable& b) {
-  const Variable d = a - b + o.eps;
-  LOCKSTEP_CHECK(d.dim() > 0, "[PairwiseDistance] expected vectors (..., n), got ", a.shape(), " and ", b.shape());
-  if (o.p == 2) return norm(d, {-1}, o.keepdim);
-  if (o.p == 1) return sum(abs(d), {-1}, o.keepdim);
-  if (std::isinf(o.p)) return amax(abs(d), {-1}, o.keepdim);
-  return pow_scalar(sum(pow_scalar(abs(d), o.p), {-1}, o.keepdim), 1 / o.p);
+  const Shape shape = broadcast_shapes("PairwiseDistance", a.shape(), b.shape());
+  return pairwise_distance(a.expand(shape), b.expand(shape), o.p, o.eps, o.keepdim);
 }
 
 }  // namespace lockstep::nn
