@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "nn/build_empty.h"
 #include "nn/init.h"
 
 namespace lockstep::nn {
