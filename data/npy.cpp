@@ -8,6 +8,7 @@
 
 #include "data/little_endian.h"
 #include "data/npy_array.h"
+#include "data/shown.h"
 #include "tensor/ops.h"
 
 namespace lockstep::data {
@@ -55,7 +56,7 @@ class NpyHeaderReader {
     while (!take('}')) {
       const std::string key = quoted();
       const int field = key == "descr" ? 1 : key == "fortran_order" ? 2 : key == "shape" ? 4 : 0;
-      if (!field) refuse("the key descr, fortran_order or shape", str("'", key, "'"));
+      if (!field) refuse("the key descr, fortran_order or shape", str("'", shown(key), "'"));
       if (seen & field) refuse("each key once", str("'", key, "' twice"));
       seen |= field;
       expect(':');
@@ -121,7 +122,7 @@ class NpyHeaderReader {
         header_.dtype = dtype;
         return;
       }
-    refuse(wanted, str("'", descr.substr(0, 40), "': ", npy_name(type)));
+    refuse(wanted, str("'", shown(descr), "': ", npy_name(type)));
   }
   void read_order() {
     header_.fortran = word("True");

@@ -4,6 +4,7 @@
 #include "data/file_calls.h"
 #include "data/npy.h"
 #include "data/npy_array.h"
+#include "data/shown.h"
 #include "data/zip.h"
 
 namespace lockstep::data {
@@ -15,7 +16,7 @@ Tensor read_member(Bytes file, const ZipMember& member, const std::string& where
   ZipReader reader(file, member, where);
   Tensor tensor = read_npy_array(
       member.bytes, [&](std::byte* out, int64_t count) { reader.read(out, count); },
-      str(where, ": member \"", member.name, "\""));
+      str(where, ": member \"", shown(member.name), "\""));
   reader.finish();
   return tensor;
 }
@@ -24,9 +25,9 @@ std::vector<ZipMember> npz_members(Bytes file, const std::string& where) {
   std::vector<ZipMember> members = zip_members(file, where);
   std::set<std::string_view> names;
   for (const ZipMember& member : members) {
-    LOCKSTEP_CHECK(member.name.ends_with(".npy"), where, ": expected members named NAME.npy, got \"", member.name,
-                   "\"");
-    LOCKSTEP_CHECK(names.insert(member.name).second, where, ": member \"", member.name, "\" appears twice");
+    LOCKSTEP_CHECK(member.name.ends_with(".npy"), where, ": expected members named NAME.npy, got \"",
+                   shown(member.name), "\"");
+    LOCKSTEP_CHECK(names.insert(member.name).second, where, ": member \"", shown(member.name), "\" appears twice");
   }
   return members;
 }
@@ -64,7 +65,7 @@ Tensor read_npz(const std::string& path, const std::string& name) {
   std::string known;
   for (const ZipMember& member : npz_members(file->bytes(), where)) {
     if (member.name != name + ".npy") {
-      known += (known.empty() ? "" : ", ") + without_ending(member.name);
+      known += (known.empty() ? "" : ", ") + shown(without_ending(member.name));
       continue;
     }
     Tensor tensor = read_member(file->bytes(), member, where);

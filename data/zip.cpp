@@ -8,6 +8,7 @@
 
 #include "data/file_calls.h"
 #include "data/little_endian.h"
+#include "data/shown.h"
 #include "tensor/check.h"
 
 namespace lockstep::data {
@@ -102,7 +103,7 @@ std::vector<ZipMember> zip_members(Bytes file, const std::string& origin) {
     LOCKSTEP_CHECK(size <= directory.end - at, nth, ": expected at most ", directory.end - at, " bytes, got ", size);
     ZipMember& member = members.emplace_back();
     if (name) member.name.assign(reinterpret_cast<const char*>(&file[at + entry_size]), name);
-    const std::string where = str(origin, ": member \"", member.name, "\"");
+    const std::string where = str(origin, ": member \"", shown(member.name), "\"");
     member.method = int(little(file, at + 10, 2));
     member.crc = uint32_t(little(file, at + 16, 4));
     LOCKSTEP_CHECK((little(file, at + 8, 2) & 1) == 0, where, ": expected plain data, got encrypted data");
@@ -126,12 +127,12 @@ std::vector<ZipMember> zip_members(Bytes file, const std::string& origin) {
   std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->offset < b->offset; });
   for (size_t i = 1; i < order.size(); ++i)
     LOCKSTEP_CHECK(order[i - 1]->data + order[i - 1]->packed <= order[i]->offset, origin, ": members \"",
-                   order[i - 1]->name, "\" and \"", order[i]->name, "\" overlap");
+                   shown(order[i - 1]->name), "\" and \"", shown(order[i]->name), "\" overlap");
   return members;
 }
 
 ZipReader::ZipReader(Bytes file, const ZipMember& member, const std::string& origin)
-    : origin_(str(origin, ": member \"", member.name, "\"")),
+    : origin_(str(origin, ": member \"", shown(member.name), "\"")),
       rest_(file.subspan(size_t(member.data), size_t(member.packed))),
       bytes_(member.bytes),
       crc_(uint32_t(crc32_z(0, nullptr, 0))),

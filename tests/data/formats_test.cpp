@@ -77,6 +77,7 @@ TEST_CASE("csv 42: what is refused, with its line") {
       {"\"a\nb\"\n1\n1,2\n", {}, ":4: expected 1 fields as in line 1, got 2"},
       {"a,b\n1,2,\n", {}, ":2: expected 2 fields as in line 1, got 3"},
       {"1,x", bare, ":1: field 2: expected a number, got \"x\""},
+      {"1,\"x\ny\"", bare, ":1: field 2: expected a number, got \"x?y\""},
       {"1,1.5.2", bare, ":1: field 2: expected a number, got \"1.5.2\""},
       {"1,+-2", bare, ":1: field 2: expected a number, got \"+-2\""},
       {"1,0x10", bare, ":1: field 2: expected a number, got \"0x10\""},
