@@ -17,8 +17,8 @@ namespace {
 constexpr uint64_t member_mark = 0x04034b50, entry_mark = 0x02014b50, end_mark = 0x06054b50;  // "PK" and two more
 constexpr uint64_t end64_mark = 0x06064b50, locator_mark = 0x07064b50;
 constexpr size_t member_size = 30, entry_size = 46, end_size = 22, end64_size = 56, locator_size = 20;
-constexpr uint64_t full = 0xffffffff;  // in 32 bits: see the 64 bits elsewhere
-constexpr int needs = 45;              // version 4.5 of the format has 64 bits
+constexpr uint64_t wide_mark = 0xffffffff;  // in 32 bits: see the 64 bits elsewhere
+constexpr int needs = 45;                   // version 4.5 of the format has 64 bits
 
 /// Bit 11: the name is UTF-8, not of an old code page.
 uint64_t zip_flags(const std::string& name) {
@@ -58,7 +58,7 @@ Directory find_directory(Bytes file, const std::string& origin) {
 
 /// Sizes that do not fit in 32 bits, from the field of 64 bits; in the order of the format.
 void take_64_bits(Bytes extra, const std::vector<uint64_t*>& values, const std::string& where) {
-  const auto missing = size_t(std::count_if(values.begin(), values.end(), [](auto* v) { return *v == full; }));
+  const auto missing = size_t(std::count_if(values.begin(), values.end(), [](auto* v) { return *v == wide_mark; }));
   if (missing == 0) return;
   for (size_t at = 0; at + 4 <= extra.size();) {
     const size_t size = little(extra, at + 2, 2);
@@ -66,7 +66,7 @@ void take_64_bits(Bytes extra, const std::vector<uint64_t*>& values, const std::
     if (little(extra, at, 2) == 1 && size >= 8 * missing) {
       at += 4;
       for (uint64_t* value : values)
-        if (*value == full) *value = little(extra, at, 8), at += 8;
+        if (*value == wide_mark) *value = little(extra, at, 8), at += 8;
       return;
     }
     at += 4 + size;
@@ -228,7 +228,7 @@ void ZipWriter::add(const std::string& name, const std::vector<Bytes>& chunks) {
   const auto put = [&](uint64_t value, int count) { append_little(header, value, count); };
   put(member_mark, 4), put(needs, 2), put(zip_flags(name), 2), put(uint64_t(member.method), 2);
   put(0, 2), put(1 << 5 | 1, 2);  // midnight, the first of January 1980
-  put(member.crc, 4), put(full, 4), put(full, 4), put(name.size(), 2), put(20, 2);
+  put(member.crc, 4), put(wide_mark, 4), put(wide_mark, 4), put(name.size(), 2), put(20, 2);
   header += name;
   put(1, 2), put(16, 2), put(uint64_t(member.bytes), 8), put(uint64_t(member.packed), 8);
   file_.append(as_bytes(header));
@@ -246,25 +246,26 @@ std::string zip_directory(const std::vector<ZipMember>& members, int64_t start) 
   for (const ZipMember& member : members) {
     const auto bytes = uint64_t(member.bytes), packed = uint64_t(member.packed), offset = uint64_t(member.offset);
     std::string wide;
-    if (std::max(bytes, packed) >= full) append_little(wide, bytes, 8), append_little(wide, packed, 8);
+    if (std::max(bytes, packed) >= wide_mark) append_little(wide, bytes, 8), append_little(wide, packed, 8);
     const bool wide_sizes = !wide.empty();
-    if (offset >= full) append_little(wide, offset, 8);
+    if (offset >= wide_mark) append_little(wide, offset, 8);
     put(entry_mark, 4), put(3 << 8 | needs, 2), put(needs, 2);  // made under Unix
     put(zip_flags(member.name), 2), put(uint64_t(member.method), 2), put(0, 2), put(1 << 5 | 1, 2), put(member.crc, 4);
-    put(wide_sizes ? full : packed, 4), put(wide_sizes ? full : bytes, 4), put(member.name.size(), 2);
+    put(wide_sizes ? wide_mark : packed, 4), put(wide_sizes ? wide_mark : bytes, 4), put(member.name.size(), 2);
     put(wide.empty() ? 0 : wide.size() + 4, 2), put(0, 2), put(0, 2), put(0, 2);  // no comment; disk 0; not text
-    put(uint64_t(0600) << 16, 4), put(std::min(offset, full), 4);
+    put(uint64_t(0600) << 16, 4), put(std::min(offset, wide_mark), 4);
     out += member.name;
     if (!wide.empty()) put(1, 2), put(wide.size(), 2), out += wide;
   }
   const uint64_t count = members.size(), size = out.size(), offset = uint64_t(start);
-  if (count >= 0xffff || size >= full || offset >= full) {
+  if (count >= 0xffff || size >= wide_mark || offset >= wide_mark) {
     put(end64_mark, 4), put(end64_size - 12, 8), put(needs, 2), put(needs, 2), put(0, 4), put(0, 4);
     put(count, 8), put(count, 8), put(size, 8), put(offset, 8);
     put(locator_mark, 4), put(0, 4), put(offset + size, 8), put(1, 4);
   }
   put(end_mark, 4), put(0, 2), put(0, 2), put(std::min<uint64_t>(count, 0xffff), 2);
-  put(std::min<uint64_t>(count, 0xffff), 2), put(std::min(size, full), 4), put(std::min(offset, full), 4), put(0, 2);
+  put(std::min<uint64_t>(count, 0xffff), 2), put(std::min(size, wide_mark), 4), put(std::min(offset, wide_mark), 4),
+      put(0, 2);
   return out;
 }
 

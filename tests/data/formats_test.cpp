@@ -21,7 +21,7 @@ std::string wav_file(const std::string& chunks) {
   return text + "WAVE" + chunks;
 }
 /// A chunk "fmt ": format, channels, 8000 frames a second, bytes of a frame, bits; then `more`.
-std::string fmt(int format, int channels, int block, int bits, const std::string& more = "") {
+std::string fmt_chunk(int format, int channels, int block, int bits, const std::string& more = "") {
   std::string text = "fmt " + std::string{char(16 + more.size()), 0, 0, 0};
   for (const int value : {format, channels, 8000, 0, 0, 0, block, bits}) text += {char(value & 255), char(value >> 8)};
   return text + more;
@@ -186,11 +186,11 @@ TEST_CASE("wav: what soundfile wrote is read as it reads it") {
 }
 
 TEST_CASE("wav 42: damaged files") {
-  const std::string one = fmt(1, 1, 2, 16), good = wav_file(one + data_chunk("12345678"));
+  const std::string one = fmt_chunk(1, 1, 2, 16), good = wav_file(one + data_chunk("12345678"));
   const std::string guid("\x16\0\x10\0\0\0\0\0\1\0\0\0\0\0\x10\0\x80\0\0\xaa\0\x38\x9b\x71", 24);
   CHECK(parse_wav(as_bytes(good), "f").samples.shape() == Shape{1, 4});
-  CHECK(parse_wav(as_bytes(wav_file(fmt(0xfffe, 1, 2, 16, guid) + "LIST" + std::string{3, 0, 0, 0} + "odd" + '\0' +
-                                    data_chunk("12"))),
+  CHECK(parse_wav(as_bytes(wav_file(fmt_chunk(0xfffe, 1, 2, 16, guid) + "LIST" + std::string{3, 0, 0, 0} + "odd" +
+                                    '\0' + data_chunk("12"))),
                   "f")
             .samples.numel() == 1);
   const struct {
@@ -210,14 +210,15 @@ TEST_CASE("wav 42: damaged files") {
       {wav_file("fmt " + std::string{2, 0, 0, 0, 1, 0} + data_chunk("12")),
        "expected 16 bytes or more in \"fmt \", got 2"},
       {wav_file(one + data_chunk("123")), "expected frames of 2 bytes, got 3 bytes, which is 1 too many"},
-      {wav_file(fmt(0x55, 1, 2, 16) + data_chunk("12")), "got 85 (MP3)"},
-      {wav_file(fmt(1, 1, 2, 12) + data_chunk("12")), "expected 8, 16, 24 or 32 bits of PCM, got 12"},
-      {wav_file(fmt(3, 1, 2, 16) + data_chunk("12")), "expected floats of 32 or 64 bits, got 16"},
-      {wav_file(fmt(1, 0, 0, 16) + data_chunk("12")), "expected 1 channel or more, got 0"},
-      {wav_file(fmt(1, 2, 2, 16) + data_chunk("12")), "expected frames of 4 bytes (2 x 16 bits), got 2"},
+      {wav_file(fmt_chunk(0x55, 1, 2, 16) + data_chunk("12")), "got 85 (MP3)"},
+      {wav_file(fmt_chunk(1, 1, 2, 12) + data_chunk("12")), "expected 8, 16, 24 or 32 bits of PCM, got 12"},
+      {wav_file(fmt_chunk(3, 1, 2, 16) + data_chunk("12")), "expected floats of 32 or 64 bits, got 16"},
+      {wav_file(fmt_chunk(1, 0, 0, 16) + data_chunk("12")), "expected 1 channel or more, got 0"},
+      {wav_file(fmt_chunk(1, 2, 2, 16) + data_chunk("12")), "expected frames of 4 bytes (2 x 16 bits), got 2"},
       {same_length(good, 24, std::string(4, '\0')), "expected 1 frame a second or more, got 0"},
-      {wav_file(fmt(0xfffe, 1, 2, 16) + data_chunk("12")), "expected 40 bytes in \"fmt \" of format 65534, got 16"},
-      {wav_file(fmt(0xfffe, 1, 2, 16, same_length(guid, 20, "x")) + data_chunk("12")),
+      {wav_file(fmt_chunk(0xfffe, 1, 2, 16) + data_chunk("12")),
+       "expected 40 bytes in \"fmt \" of format 65534, got 16"},
+      {wav_file(fmt_chunk(0xfffe, 1, 2, 16, same_length(guid, 20, "x")) + data_chunk("12")),
        "expected a format of Microsoft's"},
   };
   for (const auto& row : rows) {
