@@ -182,12 +182,16 @@ void Json::dump_to(std::string& out, int indent, int depth) const {
   }
 }
 
+Json parse_json_line(std::string_view text, std::string_view origin, int64_t line, JsonLimits limits) {
+  Builder builder(text, origin, limits.depth, line);
+  builder.run();
+  return std::move(builder.root);
+}
+
 Json parse_json(std::string_view text, std::string_view origin, JsonLimits limits) {
   LOCKSTEP_CHECK(int64_t(text.size()) <= limits.bytes, origin, ": expected at most ", limits.bytes,
                  " bytes of JSON, got ", text.size());
-  Builder builder(text, origin, limits.depth);
-  builder.run();
-  return std::move(builder.root);
+  return parse_json_line(text, origin, 1, limits);
 }
 
 Json read_json(const std::string& path, JsonLimits limits) {

@@ -9,11 +9,17 @@
 
 namespace lockstep::data {
 
-/// Line and column (from 1, in bytes) of a position.
-inline std::string place_of(std::string_view text, size_t position, std::string_view origin) {
+class Json;
+struct JsonLimits;
+
+/// parse_json() of what is line `line` of a file.
+Json parse_json_line(std::string_view text, std::string_view origin, int64_t line, JsonLimits limits);
+
+/// Line and column (from 1, in bytes) of a position in a text that begins in line `line`.
+inline std::string place_of(std::string_view text, size_t position, std::string_view origin, int64_t line) {
   const std::string_view before = text.substr(0, std::min(position, text.size()));
   const size_t line_start = before.rfind('\n') + 1;  // npos + 1 is 0
-  return str(origin, ":", 1 + std::count(before.begin(), before.end(), '\n'), ":", 1 + before.size() - line_start);
+  return str(origin, ":", line + std::count(before.begin(), before.end(), '\n'), ":", 1 + before.size() - line_start);
 }
 
 /// Reads the text and remembers how far the parser has come.
@@ -43,20 +49,21 @@ inline std::string shortened(const std::string& text) {
 /// Base of an event handler: depth limit, syntax errors, and the calls that a format refuses unless it overrides them.
 class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
-  JsonEvents(std::string_view text, std::string_view origin, int max_depth)
-      : text_(text), origin_(origin), max_depth_(max_depth) {}
+  JsonEvents(std::string_view text, std::string_view origin, int max_depth, int64_t line = 1)
+      : text_(text), origin_(origin), line_(line), max_depth_(max_depth) {}
 
   void run() {
     // nlohmann takes a zero byte for the end of the text: what follows would go unread.
     if (const size_t zero = text_.find('\0'); zero != text_.npos)
-      lockstep::fail(str(place_of(text_, zero, origin_), ": unexpected zero byte"));
+      lockstep::fail(str(place_of(text_, zero, origin_, line_), ": unexpected zero byte"));
     nlohmann::json::sax_parse(TrackedChar{text_.data(), &furthest_},
                               TrackedChar{text_.data() + text_.size(), &furthest_},
                               static_cast<nlohmann::json_sax<nlohmann::json>*>(this));
   }
 
   template <class... Args> [[noreturn]] void refuse(const Args&... args) const {
-    lockstep::fail(str(place_of(text_, size_t(furthest_ - text_.data()), origin_), ": ", shortened(str(args...))));
+    lockstep::fail(
+        str(place_of(text_, size_t(furthest_ - text_.data()), origin_, line_), ": ", shortened(str(args...))));
   }
 
   bool binary(binary_t&) override { return false; }
@@ -67,7 +74,7 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
       what = what.substr(at + 2);
     if (const size_t at = what.find("; last read"); at != std::string::npos)
       what = what.substr(0, at) + what.substr(what.find('\'', at + 14) + 1);
-    lockstep::fail(str(place_of(text_, position ? position - 1 : 0, origin_), ": ", shortened(what)));
+    lockstep::fail(str(place_of(text_, position ? position - 1 : 0, origin_, line_), ": ", shortened(what)));
   }
 
  protected:
@@ -79,6 +86,7 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   std::string_view text_, origin_;
+  int64_t line_;
   const char* furthest_ = text_.data();
   int max_depth_, depth_ = 0;
 };
