@@ -1,0 +1,67 @@
+// A policy that learns to balance a pole on a cart, by its returns (REINFORCE, Williams, 1992).
+//   build/examples/reinforce --steps 150
+#include <array>
+#include <cmath>
+
+#include "examples/ports/port.h"
+
+namespace ls = lockstep;
+using ls::Tensor, ls::Variable;
+
+/// The cart and its pole, of Barto, Sutton and Anderson (1983): place, speed, angle, turning.
+struct CartPole {
+  std::array<double, 4> state;
+  /// A push to the left (0) or right (1) for 0.02 s; false when the pole or the cart is lost.
+  bool step(int64_t action) {
+    auto& [x, v, angle, w] = state;
+    const double force = action ? 10 : -10, sine = std::sin(angle), cosine = std::cos(angle);
+    const double shared = (force + 0.05 * w * w * sine) / 1.1;
+    const double turned = (9.8 * sine - cosine * shared) / (0.5 * (4.0 / 3 - 0.1 * cosine * cosine / 1.1));
+    const double pushed = shared - 0.05 * turned * cosine / 1.1;
+    x += 0.02 * v, v += 0.02 * pushed, angle += 0.02 * w, w += 0.02 * turned;
+    return std::abs(x) < 2.4 && std::abs(angle) < 0.2095;
+  }
+};
+
+struct Policy : ls::nn::Layer<Policy> {
+  /// states (B, 4) give scores (B, 2) of pushes.
+  Variable forward(const Variable& states) { return fc2(ls::relu(fc1(states))); }
+  void fields(ls::nn::Fields& f) override { f("fc1", fc1)("fc2", fc2); }
+  ls::nn::Linear fc1{{.in = 4, .out = 64}}, fc2{{.in = 64, .out = 2}};
+};
+
+int main(int argc, char** argv) {
+  // The loss reported is minus the length of an episode, 200 at most.
+  return ports::run(argc, argv, "a pole balanced on a cart", {.steps = 200, .lr = 1e-2}, [](ports::Run& run) {
+    Policy policy;
+    run.start(policy);
+    ls::optim::Adam optimizer(policy.parameters(), {.lr = run.lr});
+    while (run.next()) {
+      std::vector<float> states;
+      std::vector<int64_t> actions;
+      const auto drawn = run.uniform({204}).to_vector<float>();
+      CartPole pole;
+      for (size_t i = 0; i < 4; ++i) pole.state[i] = 0.1 * double(drawn[200 + i]) - 0.05;
+      for (bool goes_on = true; goes_on && actions.size() < 200;) {
+        const ls::NoGrad no_grad;
+        const std::vector<float> seen(pole.state.begin(), pole.state.end());
+        const float left = ls::softmax(policy(Variable(Tensor::from(seen, {1, 4}))), 1).tensor().to_vector<float>()[0];
+        states.insert(states.end(), seen.begin(), seen.end());
+        actions.push_back(drawn[actions.size()] < left ? 0 : 1);
+        goes_on = pole.step(actions.back());
+      }
+      const int64_t count = int64_t(actions.size());
+      std::vector<float> returns(actions.size());
+      double after = 0;
+      for (size_t i = returns.size(); i-- > 0;) returns[i] = float(after = 1 + 0.99 * after);
+      Tensor gain = Tensor::from(returns, {count});
+      if (count > 1) gain = (gain - ls::mean(gain)) / (ls::sqrt(ls::var(gain)) + 1e-6);
+      const Variable log_probabilities = ls::log_softmax(policy(Variable(Tensor::from(states, {count, 4}))), 1);
+      const Variable taken = ls::gather(log_probabilities, 1, Tensor::from(actions, {count, 1})).reshape({count});
+      optimizer.zero_grad();
+      ls::sum(taken * Variable(gain) * -1.0).backward();
+      optimizer.step();
+      run.report(-double(count));
+    }
+  });
+}

@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+"""The programs of examples/ports/ in PyTorch, from the same start and with the same numbers.
+
+    ports.py write FILE          records the losses of their first steps (needs torch): tests/golden/ports.json
+    ports.py check FILE BUILD    compares ours with that record, and trains each to a number; ends with "N passed, N failed"
+"""
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+STEPS = 20
+TRAINED = {  # to below this mean loss of the last tenth of the steps
+    "vae": 225, "mnist_rnn": 0.4, "super_resolution": 0.02, "siamese": 0.15, "time_series": 1e-3, "flow": 1.5, "dcgan": 1.3, "ddpm": 0.6, "unet": 0.25,
+    "reinforce": -100,
+}
+
+
+def number(key, count):
+    import numpy as np
+
+    x = np.sin(np.arange(count) * 12.9898 + key * 78.233 + 1) * 43758.5453
+    return x - np.floor(x)
+
+
+class Run:
+    def __init__(self):
+        self.drawn = 0
+
+    def start(self, *modules):
+        import torch
+
+        for module in modules:
+            for name, p in module.named_parameters():
+                if p.dim() < 2 and name.endswith("weight"):
+                    continue
+                key = float(sum(ord(c) * (i + 1) for i, c in enumerate(name)))
+                fan = 100 if p.dim() < 2 else p.numel() // p.shape[0]
+                p.data = torch.tensor((2 * number(key, p.numel()) - 1) / math.sqrt(fan), dtype=torch.float32).reshape(p.shape)
+
+    def uniform(self, *shape):
+        import torch
+
+        self.drawn += 1
+        return torch.tensor(number(self.drawn, math.prod(shape)), dtype=torch.float32).reshape(shape)
+
+    def normal(self, *shape):
+        import numpy as np
+        import torch
+
+        self.drawn += 1
+        n = math.prod(shape)
+        values = np.sqrt(-2 * np.log(1 - number(self.drawn, n))) * np.cos(2 * math.pi * number(self.drawn + 0.5, n))
+        return torch.tensor(values, dtype=torch.float32).reshape(shape)
+
+    def digits(self, count):
+        import torch
+
+        return self.uniform(count, 1, 28, 28), torch.arange(count) * 7 % 10
+
+
+def programs():
+    """Name: a function of a Run that gives the losses of the first steps."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    def trained(model, optimizer, loss_of):
+        losses = []
+        for _ in range(STEPS):
+            loss = loss_of()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    def vae(run):
+        m = nn.Module()
+        m.fc1, m.fc21, m.fc22, m.fc3, m.fc4 = nn.Linear(784, 128), nn.Linear(128, 8), nn.Linear(128, 8), nn.Linear(8, 128), nn.Linear(128, 784)
+        run.start(m)
+
+        def loss():
+            x = run.digits(32)[0].reshape(32, 784)
+            h = F.relu(m.fc1(x))
+            mean, log_variance = m.fc21(h), m.fc22(h)
+            z = mean + run.normal(32, 8) * torch.exp(0.5 * log_variance)
+            seen = F.binary_cross_entropy_with_logits(m.fc4(F.relu(m.fc3(z))), x, reduction="sum")
+            return (seen - 0.5 * torch.sum(1 + log_variance - mean**2 - log_variance.exp())) / 32
+
+        return trained(m, torch.optim.Adam(m.parameters(), 1e-3), loss)
+
+    def mnist_rnn(run):
+        m = nn.Module()
+        m.lstm, m.head = nn.LSTM(28, 64, batch_first=True), nn.Linear(64, 10)
+        run.start(m)
+        optimizer, losses = torch.optim.Adam(m.parameters(), 3e-3), []
+        for _ in range(STEPS):
+            images, labels = run.digits(32)
+            loss = F.cross_entropy(m.head(m.lstm(images.reshape(32, 28, 28))[1][0][0]), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(m.parameters(), 1)
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    def super_resolution(run):
+        m = nn.Module()
+        m.conv1, m.conv2, m.conv3 = nn.Conv2d(1, 16, 5, padding=2), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 4, 3, padding=1)
+        run.start(m)
+
+        def loss():
+            large = run.digits(16)[0]
+            return F.mse_loss(F.pixel_shuffle(m.conv3(F.relu(m.conv2(F.relu(m.conv1(F.avg_pool2d(large, 2)))))), 2), large)
+
+        return trained(m, torch.optim.Adam(m.parameters(), 3e-3), loss)
+
+    def siamese(run):
+        m = nn.Module()
+        m.conv1, m.conv2, m.head = nn.Conv2d(1, 8, 5, padding=2), nn.Conv2d(8, 16, 5, padding=2), nn.Linear(16 * 49, 16)
+        run.start(m)
+
+        def partners(labels, same):
+            found = []
+            for i in range(len(labels)):
+                j = (i + 1) % len(labels)
+                while j != i and (labels[j] == labels[i]) != same:
+                    j = (j + 1) % len(labels)
+                found.append(j)
+            return found
+
+        def loss():
+            images, labels = run.digits(32)
+            x = F.max_pool2d(F.relu(m.conv2(F.max_pool2d(F.relu(m.conv1(images)), 2))), 2)
+            points, labels = m.head(x.flatten(1)), labels.tolist()
+            return F.triplet_margin_loss(points, points[partners(labels, True)], points[partners(labels, False)])
+
+        return trained(m, torch.optim.SGD(m.parameters(), 0.02, 0.9), loss)
+
+    def time_series(run):
+        starts = run.uniform(16).double()
+        waves = torch.sin(torch.arange(61).double()[:, None] / 5 + 20 * starts[None])[..., None]
+        m = nn.Module()
+        m.lstm, m.linear = nn.LSTM(1, 24, 2), nn.Linear(24, 1)
+        run.start(m)
+        m.double()
+        optimizer = torch.optim.LBFGS(m.parameters(), lr=0.8, max_iter=10, line_search_fn="strong_wolfe")
+
+        def closure():
+            optimizer.zero_grad()
+            loss = F.mse_loss(m.linear(m.lstm(waves[:60])[0]), waves[1:])
+            loss.backward()
+            return loss
+
+        return [optimizer.step(closure).item() for _ in range(8)]
+
+    def flow(run):
+        m = nn.Module()
+        m.layers = nn.ModuleList()
+        for _ in range(6):
+            layer = nn.Module()
+            layer.fc1, layer.fc2 = nn.Linear(1, 32), nn.Linear(32, 2)
+            m.layers.append(layer)
+        run.start(m)
+
+        def loss():
+            angle, noise = run.uniform(128, 1) * math.pi, run.normal(128, 2) * 0.1
+            upper = (run.uniform(128, 1) > 0.5).float()
+            sign = upper * 2 - 1
+            x, grown = torch.cat([angle.cos() * sign + (1 - upper), angle.sin() * sign + (1 - upper) * 0.5], 1) + noise, 0
+            for i, layer in enumerate(m.layers):
+                kept, moved = x[:, i % 2 : i % 2 + 1], x[:, 1 - i % 2 : 2 - i % 2]
+                both = layer.fc2(torch.tanh(layer.fc1(kept)))
+                log_scale = torch.tanh(both[:, :1])
+                made = moved * log_scale.exp() + both[:, 1:]
+                x, grown = torch.cat([kept, made] if i % 2 == 0 else [made, kept], 1), grown + log_scale
+            return -(grown - 0.5 * (x**2).sum(1, keepdim=True) - math.log(2 * math.pi)).mean()
+
+        return trained(m, torch.optim.Adam(m.parameters(), 5e-3), loss)
+
+    def dcgan(run):
+        g, d = nn.Module(), nn.Module()
+        g.up1, g.norm1 = nn.ConvTranspose2d(16, 32, 7, bias=False), nn.BatchNorm2d(32)
+        g.up2, g.norm2 = nn.ConvTranspose2d(32, 16, 4, 2, 1, bias=False), nn.BatchNorm2d(16)
+        g.up3 = nn.ConvTranspose2d(16, 1, 4, 2, 1, bias=False)
+        d.down1, d.down2, d.norm2, d.head = nn.Conv2d(1, 16, 4, 2, 1, bias=False), nn.Conv2d(16, 32, 4, 2, 1, bias=False), nn.BatchNorm2d(32), nn.Linear(32 * 49, 1)
+        run.start(g, d)
+        makes, judges = torch.optim.Adam(g.parameters(), 5e-4, (0.5, 0.999)), torch.optim.Adam(d.parameters(), 5e-4, (0.5, 0.999))
+
+        def judged(images, real):
+            x = F.leaky_relu(d.norm2(d.down2(F.leaky_relu(d.down1(images), 0.2))), 0.2)
+            scores = d.head(x.flatten(1)).flatten()
+            return F.binary_cross_entropy_with_logits(scores, torch.full_like(scores, float(real)))
+
+        losses = []
+        for _ in range(STEPS):
+            real = run.digits(16)[0] * 2 - 1
+            made = torch.tanh(g.up3(F.relu(g.norm2(g.up2(F.relu(g.norm1(g.up1(run.normal(16, 16, 1, 1)))))))))
+            loss = judged(real, True) + judged(made.detach(), False)
+            judges.zero_grad()
+            loss.backward()
+            judges.step()
+            makes.zero_grad()
+            judged(made, True).backward()
+            makes.step()
+            losses.append(loss.item())
+        return losses
+
+    def ddpm(run):
+        beta = [1e-3 + 0.12 * t / 49 for t in range(50)]
+        left, alpha = 1.0, []
+        for b in beta:
+            left = torch.tensor(left * (1 - b), dtype=torch.float32).item()
+            alpha.append(left)
+        alpha = torch.tensor(alpha)
+        m = nn.Module()
+        m.table, m.fc1, m.fc2, m.fc3 = nn.Embedding(50, 64), nn.Linear(2, 64), nn.Linear(64, 64), nn.Linear(64, 2)
+        run.start(m)
+
+        def loss():
+            angle = run.uniform(128, 1).sqrt() * 9
+            x, noise = torch.cat([angle.cos() * angle, angle.sin() * angle], 1) * 0.2, run.normal(128, 2)
+            time = (run.uniform(128) * 50).long()
+            a = alpha[time].reshape(128, 1)
+            h = F.silu(m.fc1(a.sqrt() * x + (1 - a).sqrt() * noise) + m.table(time))
+            return F.mse_loss(m.fc3(h + F.silu(m.fc2(h))), noise)
+
+        return trained(m, torch.optim.Adam(m.parameters(), 3e-3), loss)
+
+    def unet(run):
+        m = nn.Module()
+        m.down1, m.down2, m.bottom = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
+        m.up2, m.merge2, m.up1, m.merge1 = nn.ConvTranspose2d(32, 16, 2, 2), nn.Conv2d(32, 16, 3, padding=1), nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(16, 8, 3, padding=1)
+        m.head = nn.Conv2d(8, 1, 1)
+        run.start(m)
+
+        def loss():
+            clean = run.digits(8)[0]
+            seen, wanted = clean + run.normal(*clean.shape) * 0.3, (clean > 0.5).float()
+            fine = F.relu(m.down1(seen))
+            middle = F.relu(m.down2(F.max_pool2d(fine, 2)))
+            coarse = F.relu(m.bottom(F.max_pool2d(middle, 2)))
+            up = F.relu(m.merge2(torch.cat([m.up2(coarse), middle], 1)))
+            return F.binary_cross_entropy_with_logits(m.head(F.relu(m.merge1(torch.cat([m.up1(up), fine], 1)))), wanted)
+
+        return trained(m, torch.optim.Adam(m.parameters(), 3e-3), loss)
+
+    def reinforce(run):
+        m = nn.Module()
+        m.fc1, m.fc2 = nn.Linear(4, 64), nn.Linear(64, 2)
+        run.start(m)
+        optimizer, losses = torch.optim.Adam(m.parameters(), 1e-2), []
+        for _ in range(STEPS):
+            drawn = run.uniform(204).tolist()
+            x, v, angle, w = (0.1 * u - 0.05 for u in drawn[200:])
+            states, actions = [], []
+            while len(actions) < 200:
+                states.append([x, v, angle, w])
+                with torch.no_grad():
+                    to_left = F.softmax(m.fc2(F.relu(m.fc1(torch.tensor([states[-1]])))), 1)[0, 0].item()
+                actions.append(0 if drawn[len(actions)] < to_left else 1)
+                force, sine, cosine = 10 if actions[-1] else -10, math.sin(angle), math.cos(angle)
+                shared = (force + 0.05 * w * w * sine) / 1.1
+                turned = (9.8 * sine - cosine * shared) / (0.5 * (4 / 3 - 0.1 * cosine * cosine / 1.1))
+                pushed = shared - 0.05 * turned * cosine / 1.1
+                x, v, angle, w = x + 0.02 * v, v + 0.02 * pushed, angle + 0.02 * w, w + 0.02 * turned
+                if not (abs(x) < 2.4 and abs(angle) < 0.2095):
+                    break
+            returns, after = [], 0
+            for _ in actions:
+                after = 1 + 0.99 * after
+                returns.insert(0, after)
+            gain = torch.tensor(returns)
+            gain = (gain - gain.mean()) / (gain.var().sqrt() + 1e-6)
+            log_probabilities = F.log_softmax(m.fc2(F.relu(m.fc1(torch.tensor(states)))), 1)
+            optimizer.zero_grad()
+            (-log_probabilities[range(len(actions)), actions] * gain).sum().backward()
+            optimizer.step()
+            losses.append(-float(len(actions)))
+        return losses
+
+    return {f.__name__: f for f in (vae, mnist_rnn, super_resolution, siamese, time_series, flow, dcgan, ddpm, unet, reinforce)}
+
+
+def check(golden, build):
+    passed = failed = 0
+    for name, wanted in golden.items():
+        def said(*words):
+            done = subprocess.run([str(build / "examples" / name), *words], capture_output=True, text=True, timeout=300, env=dict(os.environ, OMP_NUM_THREADS="1"))
+            return done.stdout + done.stderr
+
+        text = said("--golden", "--steps", str(len(wanted)))
+        losses = [float(x) for x in re.findall(r"^step \d+ loss (\S+)$", text, re.M)]
+        off = [abs(a - b) / max(1, abs(b)) for a, b in zip(losses, wanted)]
+        trained = said()
+        last = re.search(r"^last loss (\S+)$", trained, re.M)
+        for good, why in ((len(losses) == len(wanted) and max(off) < 1e-4, f"expected PyTorch's losses {wanted}, got\n{text}"),
+                          (last and float(last[1]) < TRAINED[name], f"expected a loss below {TRAINED[name]}, got\n{trained}")):
+            passed, failed = passed + bool(good), failed + (not good)
+            if not good:
+                print(f"{name}: {why}")
+        if "--verbose" in sys.argv:
+            print(f"{name}: off by {max(off, default=math.nan):.1e}, {last and last[1]}")
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    path = pathlib.Path(sys.argv[2])
+    if sys.argv[1] == "write":
+        path.write_text("{\n" + ",\n".join(f'"{name}": {json.dumps([float(f"{x:.8g}") for x in program(Run())])}' for name, program in programs().items()) + "\n}\n")
+    else:
+        sys.exit(check(json.loads(path.read_text()), pathlib.Path(sys.argv[3])))
