@@ -1,27 +1,10 @@
 // A policy that learns to balance a pole on a cart, by its returns (REINFORCE, Williams, 1992).
 //   build/examples/reinforce --steps 150
-#include <array>
-#include <cmath>
-
+#include "examples/ports/cart_pole.h"
 #include "examples/ports/port.h"
 
 namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
-
-/// The cart and its pole, of Barto, Sutton and Anderson (1983): place, speed, angle, turning.
-struct CartPole {
-  std::array<double, 4> state;
-  /// A push to the left (0) or right (1) for 0.02 s; false when the pole or the cart is lost.
-  bool step(int64_t action) {
-    auto& [x, v, angle, w] = state;
-    const double force = action ? 10 : -10, sine = std::sin(angle), cosine = std::cos(angle);
-    const double shared = (force + 0.05 * w * w * sine) / 1.1;
-    const double turned = (9.8 * sine - cosine * shared) / (0.5 * (4.0 / 3 - 0.1 * cosine * cosine / 1.1));
-    const double pushed = shared - 0.05 * turned * cosine / 1.1;
-    x += 0.02 * v, v += 0.02 * pushed, angle += 0.02 * w, w += 0.02 * turned;
-    return std::abs(x) < 2.4 && std::abs(angle) < 0.2095;
-  }
-};
 
 struct Policy : ls::nn::Layer<Policy> {
   /// states (B, 4) give scores (B, 2) of pushes.
@@ -40,7 +23,7 @@ int main(int argc, char** argv) {
       std::vector<float> states;
       std::vector<int64_t> actions;
       const auto drawn = run.uniform({204}).to_vector<float>();
-      CartPole pole;
+      ports::CartPole pole;
       for (size_t i = 0; i < 4; ++i) pole.state[i] = 0.1 * double(drawn[200 + i]) - 0.05;
       for (bool goes_on = true; goes_on && actions.size() < 200;) {
         const ls::NoGrad no_grad;

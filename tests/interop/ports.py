@@ -15,7 +15,7 @@ import sys
 STEPS = 20
 TRAINED = {  # to below this mean loss of the last tenth of the steps
     "vae": 225, "mnist_rnn": 0.4, "super_resolution": 0.02, "siamese": 0.15, "time_series": 1e-3, "flow": 1.5, "dcgan": 1.3, "ddpm": 0.6, "unet": 0.25,
-    "reinforce": -100,
+    "reinforce": -100, "ppo": -60, "translation": 0.5,
 }
 
 
@@ -249,6 +249,16 @@ def programs():
 
         return trained(m, torch.optim.Adam(m.parameters(), 3e-3), loss)
 
+    def pushed(state, action):
+        """The cart and its pole 0.02 s later, and whether neither is lost."""
+        x, v, angle, w = state
+        force, sine, cosine = 10 if action else -10, math.sin(angle), math.cos(angle)
+        shared = (force + 0.05 * w * w * sine) / 1.1
+        turned = (9.8 * sine - cosine * shared) / (0.5 * (4 / 3 - 0.1 * cosine * cosine / 1.1))
+        moved = shared - 0.05 * turned * cosine / 1.1
+        x, v, angle, w = x + 0.02 * v, v + 0.02 * moved, angle + 0.02 * w, w + 0.02 * turned
+        return [x, v, angle, w], abs(x) < 2.4 and abs(angle) < 0.2095
+
     def reinforce(run):
         m = nn.Module()
         m.fc1, m.fc2 = nn.Linear(4, 64), nn.Linear(64, 2)
@@ -256,20 +266,13 @@ def programs():
         optimizer, losses = torch.optim.Adam(m.parameters(), 1e-2), []
         for _ in range(STEPS):
             drawn = run.uniform(204).tolist()
-            x, v, angle, w = (0.1 * u - 0.05 for u in drawn[200:])
-            states, actions = [], []
-            while len(actions) < 200:
-                states.append([x, v, angle, w])
+            state, states, actions, goes_on = [0.1 * u - 0.05 for u in drawn[200:]], [], [], True
+            while goes_on and len(actions) < 200:
+                states.append(state)
                 with torch.no_grad():
-                    to_left = F.softmax(m.fc2(F.relu(m.fc1(torch.tensor([states[-1]])))), 1)[0, 0].item()
+                    to_left = F.softmax(m.fc2(F.relu(m.fc1(torch.tensor([state])))), 1)[0, 0].item()
                 actions.append(0 if drawn[len(actions)] < to_left else 1)
-                force, sine, cosine = 10 if actions[-1] else -10, math.sin(angle), math.cos(angle)
-                shared = (force + 0.05 * w * w * sine) / 1.1
-                turned = (9.8 * sine - cosine * shared) / (0.5 * (4 / 3 - 0.1 * cosine * cosine / 1.1))
-                pushed = shared - 0.05 * turned * cosine / 1.1
-                x, v, angle, w = x + 0.02 * v, v + 0.02 * pushed, angle + 0.02 * w, w + 0.02 * turned
-                if not (abs(x) < 2.4 and abs(angle) < 0.2095):
-                    break
+                state, goes_on = pushed(state, actions[-1])
             returns, after = [], 0
             for _ in actions:
                 after = 1 + 0.99 * after
@@ -283,7 +286,74 @@ def programs():
             losses.append(-float(len(actions)))
         return losses
 
-    return {f.__name__: f for f in (vae, mnist_rnn, super_resolution, siamese, time_series, flow, dcgan, ddpm, unet, reinforce)}
+    def ppo(run):
+        m = nn.Module()
+        m.fc1, m.policy, m.value = nn.Linear(4, 64), nn.Linear(64, 2), nn.Linear(64, 1)
+        run.start(m)
+        optimizer, losses, state = torch.optim.Adam(m.parameters(), 5e-3), [], [0.0] * 4
+
+        def model(states):
+            h = torch.tanh(m.fc1(states))
+            return F.log_softmax(m.policy(h), 1), m.value(h).flatten()
+
+        for _ in range(STEPS):
+            drawn, states, actions, said, values, lost = run.uniform(256, 5).tolist(), [], [], [], [], []
+            for i in range(257):
+                with torch.no_grad():
+                    scores, value = model(torch.tensor([state]))
+                values.append(value.item())
+                if i == 256:
+                    break
+                actions.append(0 if drawn[i][0] < math.exp(scores[0, 0]) else 1)
+                said.append(scores[0, actions[-1]].item())
+                states.append(state)
+                state, goes_on = pushed(state, actions[-1])
+                lost.append(not goes_on)
+                if lost[-1]:
+                    state = [0.1 * u - 0.05 for u in drawn[i][1:]]
+            after, advantages = 0.0, [0.0] * 256
+            for i in reversed(range(256)):
+                goes_on = 0 if lost[i] else 1
+                after = 1 + 0.99 * goes_on * values[i + 1] - values[i] + 0.99 * 0.95 * goes_on * after
+                advantages[i] = after
+            returns = torch.tensor([a + v for a, v in zip(advantages, values)])
+            a = torch.tensor(advantages)
+            gain = (a - a.mean()) / (a.var().sqrt() + 1e-8)
+            for _ in range(4):
+                scores, now = model(torch.tensor(states))
+                ratio = torch.exp(scores[range(256), actions] - torch.tensor(said))
+                won = torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
+                entropy = -(scores.exp() * scores).sum() / 256
+                optimizer.zero_grad()
+                (0.5 * F.mse_loss(now, returns) - won - 0.01 * entropy).backward()
+                nn.utils.clip_grad_norm_(m.parameters(), 0.5)
+                optimizer.step()
+            losses.append(-256 / max(1, sum(lost)))
+        return losses
+
+    def translation(run):
+        m = nn.Module()
+        m.source_table, m.target_table = nn.Embedding(12, 48), nn.Embedding(13, 48)
+        m.encoder, m.decoder = nn.GRU(48, 48, batch_first=True), nn.GRU(48, 48, batch_first=True)
+        m.merge, m.head = nn.Linear(96, 48), nn.Linear(48, 12)
+        run.start(m)
+        optimizer, losses = torch.optim.Adam(m.parameters(), 5e-3), []
+        for _ in range(STEPS):
+            source = (run.uniform(32, 8) * 12).long()
+            target = (11 - source).flip(1)
+            read, last = m.encoder(m.source_table(source))
+            said = m.decoder(m.target_table(torch.cat([torch.full((32, 1), 12), target[:, :-1]], 1)), last)[0]
+            attention = (said @ read.transpose(1, 2)).softmax(-1)
+            scores = m.head(torch.tanh(m.merge(torch.cat([said, attention @ read], 2))))
+            loss = F.cross_entropy(scores.reshape(-1, 12), target.reshape(-1))
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(m.parameters(), 1)
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    return {f.__name__: f for f in (vae, mnist_rnn, super_resolution, siamese, time_series, flow, dcgan, ddpm, unet, reinforce, ppo, translation)}
 
 
 def check(golden, build):
