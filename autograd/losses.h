@@ -3,6 +3,7 @@
 // torch.nn.functional (focal loss: torchvision's); x first, then target. Tensors of one call have one shape, unless
 // said otherwise. Values (signs, classes, variances) are checked where they lie on the CPU: elsewhere nobody waits.
 #include <functional>
+#include <vector>
 
 #include "autograd/ops.h"
 
@@ -60,6 +61,18 @@ Variable multilabel_margin_loss(const Variable& x, const Tensor& target, Reducti
 /// x (..., C) are logits, target numbers in [0, 1] of x's shape; weight broadcasts to x.
 Variable multilabel_soft_margin_loss(const Variable& x, const Variable& target, const Tensor& weight = {},
                                      Reduction reduction = Reduction::mean);
+
+// --- of sequences ---
+struct CtcOptions {
+  int64_t blank = 0;
+  bool zero_infinity = false;  ///< a target that is too long for its input counts 0, without a gradient
+};
+/// Connectionist temporal classification (Graves et al., 2006) of log probabilities (T, N, C), or (T, C) of one
+/// sequence; target i64 (N, S), or all (sum of target_lengths), never the blank. mean divides each loss by its target's
+/// length. Computed on the CPU.
+Variable ctc_loss(const Variable& log_probabilities, const Tensor& target, const std::vector<int64_t>& input_lengths,
+                  const std::vector<int64_t>& target_lengths, const CtcOptions& options = {},
+                  Reduction reduction = Reduction::mean);
 
 // --- of distances ---
 /// |x - y + eps| in the p-norm over the last dim; p > 0, also INFINITY.

@@ -1,5 +1,5 @@
-// What most files include of the standard library and fmt, compiled once for all libraries and programs (meson.build). A file still
-// includes what it uses: -Db_pch=false compiles without this one.
+// What most files include of the standard library, compiled once for all libraries and programs (meson.build).
+// A file still includes what it uses: -Db_pch=false compiles without this one.
 #include <algorithm>
 #include <array>
 #include <atomic>

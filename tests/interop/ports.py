@@ -15,7 +15,7 @@ import sys
 STEPS = 20
 TRAINED = {  # to below this mean loss of the last tenth of the steps
     "vae": 225, "mnist_rnn": 0.4, "super_resolution": 0.02, "siamese": 0.15, "time_series": 1e-3, "flow": 1.5, "dcgan": 1.3, "ddpm": 0.6, "unet": 0.25,
-    "reinforce": -100, "ppo": -60, "translation": 0.5,
+    "reinforce": -100, "ppo": -60, "translation": 0.5, "speech": 0.2,
 }
 
 
@@ -353,7 +353,30 @@ def programs():
             losses.append(loss.item())
         return losses
 
-    return {f.__name__: f for f in (vae, mnist_rnn, super_resolution, siamese, time_series, flow, dcgan, ddpm, unet, reinforce, ppo, translation)}
+    def speech(run):
+        m = nn.Module()
+        m.gru, m.head = nn.GRU(6, 48, bidirectional=True), nn.Linear(96, 7)
+        run.start(m)
+        optimizer, losses = torch.optim.Adam(m.parameters(), 5e-3), []
+        for _ in range(STEPS):
+            tone, time = run.uniform(16, 4).tolist(), run.uniform(16, 4).tolist()
+            loud, said = torch.zeros(40, 16, 6), torch.zeros(16, 4, dtype=torch.long)
+            for i in range(16):
+                at = 2
+                for w in range(4):
+                    said[i, w], end = 1 + int(tone[i][w] * 6), at + 4 + int(time[i][w] * 4)
+                    loud[at:end, i, said[i, w] - 1] = 1
+                    at = end + 2
+            heard = loud + run.normal(40, 16, 6) * 0.3
+            loss = F.ctc_loss(F.log_softmax(m.head(m.gru(heard)[0]), 2), said, [40] * 16, [4] * 16)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(m.parameters(), 1)
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    return {f.__name__: f for f in (vae, mnist_rnn, super_resolution, siamese, time_series, flow, dcgan, ddpm, unet, reinforce, ppo, translation, speech)}
 
 
 def check(golden, build):

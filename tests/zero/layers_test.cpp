@@ -1,9 +1,12 @@
-// Modules whose forward gives several values: an LSTM under DDP and every stage of ZeRO, also checkpointed, whose
-// gradients come by its output or by its last states alone.
+// Layers under DDP and every stage of ZeRO, also checkpointed: an LSTM, whose forward gives several values and whose
+// gradients come by its output or by its last states alone; and layers that read parameters in ways of their own.
 #include <doctest/doctest.h>
 
+#include "nn/activation.h"
 #include "nn/container.h"
+#include "nn/norm.h"
 #include "nn/recurrent.h"
+#include "nn/similarity.h"
 #include "parallel/activation_checkpoints.h"
 #include "tests/zero/util.h"
 
@@ -28,18 +31,34 @@ struct Tagger : nn::Layer<Tagger> {
   void fields(nn::Fields& f) override { f("lstms", lstms)("head", head); }
 };
 
-struct TaggerPlan {
-  bool by_states = false;
+struct Mixture : nn::Layer<Mixture> {
+  nn::Parametrized<nn::Linear, nn::WeightNorm> first = nn::weight_norm(linear(6, 8));
+  nn::PReLU slopes{{.channels = 4}};
+  nn::InstanceNorm1d norm{{.channels = 8, .affine = true}};
+  nn::Bilinear pair{{.in1 = 8, .in2 = 6, .out = 10}};
+  nn::Linear head = linear(5, 3);
+  Variable forward(const Variable& x) {
+    const Variable h = mean(norm(slopes(first(x)).permute({1, 2, 0})), {2});
+    return head(nn::GLU()(pair(h, x.select(0, 0))));
+  }
+  void fields(nn::Fields& f) override { f("first", first)("slopes", slopes)("norm", norm)("pair", pair)("head", head); }
+};
+
+using MakeModel = std::function<std::unique_ptr<nn::Module>()>;
+
+struct LayersPlan {
+  MakeModel make;
   int ranks = 1;
   std::optional<ZeroOptions> options = {};
   bool ddp = false, wrap = false;
 };
 
-Tensors train_tagger(const TaggerPlan& plan) {
+Tensors train_layers(const LayersPlan& plan) {
   const int accumulation = 4 / plan.ranks;
   const auto all = on_ranks<Tensors>(plan.ranks, [&](int rank) {
     manual_seed(1);
-    Tagger net(plan.by_states);
+    const std::unique_ptr<nn::Module> model = plan.make();
+    nn::Module& net = *model;
     if (plan.wrap) parallel::ActivationCheckpoints().wrap_blocks(net);
     const auto optimizer = adamw(net.parameters());
     std::optional<Zero> zero;
@@ -53,7 +72,7 @@ Tensors train_tagger(const TaggerPlan& plan) {
         manual_seed(99);
         set_random_step(1000 + uint64_t(step), uint64_t(micro));
         const Tensor x = randn({5, 4, 6}), y = randint(0, 3, {4});
-        (ddp ? cross_entropy((*ddp)(x), y) : cross_entropy(net(x), y)).backward();
+        (ddp ? cross_entropy((*ddp)(x), y) : cross_entropy(net.call(x), y)).backward();
       };
       if (zero) {
         backwards(*zero, accumulation, backward);
@@ -81,18 +100,27 @@ Tensors train_tagger(const TaggerPlan& plan) {
 
 }  // namespace
 
-TEST_CASE("zero: LSTM has the same bits under DDP, every stage and checkpoints") {
-  for (const bool by_states : {false, true}) {
-    CAPTURE(by_states);
-    const Tensors one = train_tagger({.by_states = by_states});
-    CHECK(differing(one, train_tagger({.by_states = by_states, .wrap = true})) == "");
-    CHECK(differing(one, train_tagger({.by_states = by_states, .ranks = 2, .ddp = true})) == "");
+TEST_CASE("zero: layers have the same bits under DDP, every stage and checkpoints") {
+  struct {
+    const char* name;
+    MakeModel make;
+    bool blocks = true;  ///< that can be checkpointed
+  } rows[] = {
+      {"LSTM by its output", [] { return std::make_unique<Tagger>(false); }},
+      {"LSTM by its states", [] { return std::make_unique<Tagger>(true); }},
+      {"a mixture", [] { return std::make_unique<Mixture>(); }, false},
+  };
+  for (const auto& [name, make, blocks] : rows) {
+    CAPTURE(std::string(name));
+    const Tensors one = train_layers({.make = make});
+    if (blocks) CHECK(differing(one, train_layers({.make = make, .wrap = true})) == "");
+    CHECK(differing(one, train_layers({.make = make, .ranks = 2, .ddp = true})) == "");
     for (const int stage : {1, 2, 3}) {
       CAPTURE(stage);
       const ZeroOptions options{.stage = stage, .param_persistence_threshold = 0};
-      CHECK(differing(one, train_tagger({.by_states = by_states, .ranks = 2, .options = options})) == "");
+      CHECK(differing(one, train_layers({.make = make, .ranks = 2, .options = options})) == "");
     }
     const ZeroOptions small{.stage = 3, .param_persistence_threshold = 0, .max_live_parameters = 1};
-    CHECK(differing(one, train_tagger({.by_states = by_states, .ranks = 2, .options = small, .wrap = true})) == "");
+    CHECK(differing(one, train_layers({.make = make, .ranks = 2, .options = small, .wrap = blocks})) == "");
   }
 }
