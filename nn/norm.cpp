@@ -61,18 +61,6 @@ GroupNorm::GroupNorm(const Options& o) : groups(o.groups), channels(o.channels),
   bias = parameter({channels}, 0);
 }
 
-BatchNorm::BatchNorm(const Options& options) : o(options) {
-  LOCKSTEP_CHECK(o.channels > 0, "[BatchNorm] expected channels > 0, got ", o.channels);
-  if (o.affine) {
-    weight = parameter({o.channels}, 1);
-    bias = parameter({o.channels}, 0);
-  }
-  if (!o.track) return;
-  running_mean = zeros({o.channels});
-  running_var = ones({o.channels});
-  num_batches_tracked = zeros({}, {.dtype = i64});
-}
-
 Variable BatchNorm::forward(const Variable& x) {
   LOCKSTEP_CHECK(std::count(allowed_ranks.begin(), allowed_ranks.end(), x.dim()) && x.size(1) == o.channels, "[",
                  kind(), "] expected ", allowed_ranks, "-dimensional input with ", o.channels,
@@ -87,18 +75,6 @@ Variable BatchNorm::forward(const Variable& x) {
   if (is_training() && over_batch) return over_batch(x, weight, bias, running_mean, running_var, momentum, o.eps);
   return batch_norm(x, weight, bias, move || !from_batch ? running_mean : Tensor(),
                     move || !from_batch ? running_var : Tensor(), from_batch, momentum, o.eps);
-}
-
-InstanceNorm::InstanceNorm(const Options& options, int rank) : o(options), rank(rank) {
-  LOCKSTEP_CHECK(o.channels > 0, "[InstanceNorm] expected channels > 0, got ", o.channels);
-  if (o.affine) {
-    weight = parameter({o.channels}, 1);
-    bias = parameter({o.channels}, 0);
-  }
-  if (!o.track) return;
-  running_mean = zeros({o.channels});
-  running_var = ones({o.channels});
-  num_batches_tracked = zeros({}, {.dtype = i64});
 }
 
 Variable InstanceNorm::forward(const Variable& x) {

@@ -78,26 +78,43 @@ struct GroupNorm : Layer<GroupNorm> {
   Variable weight, bias;
 };
 
+/// What norms of channels have: a weight and a bias of each, and running statistics.
+template <class Derived> struct ChannelNorm : Layer<Derived> {
+  void fields(Fields& f) override {
+    f("weight", weight)("bias", bias)("running_mean", running_mean)("running_var", running_var)("num_batches_tracked",
+                                                                                                num_batches_tracked);
+  }
+  Variable weight, bias;
+  Tensor running_mean, running_var, num_batches_tracked;
+
+ protected:
+  ChannelNorm(const char* kind, const auto& o) {
+    LOCKSTEP_CHECK(o.channels > 0, "[", kind, "] expected channels > 0, got ", o.channels);
+    if (o.affine) {
+      weight = this->parameter({o.channels}, 1);
+      bias = this->parameter({o.channels}, 0);
+    }
+    if (!o.track) return;
+    running_mean = zeros({o.channels});
+    running_var = ones({o.channels});
+    num_batches_tracked = zeros({}, {.dtype = i64});
+  }
+};
+
 /// Over the batch, per channel (Ioffe and Szegedy, 2015). Trains with the batch's biased variance and keeps the
 /// unbiased one in running_var; momentum nullopt keeps the plain average of all batches.
-struct BatchNorm : Layer<BatchNorm> {
+struct BatchNorm : ChannelNorm<BatchNorm> {
   struct Options {
     int64_t channels;
     double eps = 1e-5;
     std::optional<double> momentum = 0.1;
     bool affine = true, track = true;
   };
-  explicit BatchNorm(const Options& options);
+  explicit BatchNorm(const Options& options) : ChannelNorm("BatchNorm", options), o(options) {}
   Variable forward(const Variable& x);
-  void fields(Fields& f) override {
-    f("weight", weight)("bias", bias)("running_mean", running_mean)("running_var", running_var)("num_batches_tracked",
-                                                                                                num_batches_tracked);
-  }
   std::string options() const override { return str("channels ", o.channels); }
 
   Options o;
-  Variable weight, bias;
-  Tensor running_mean, running_var, num_batches_tracked;
   /// Stands in for batch_norm() while training, when set: (x, weight, bias, running_mean, running_var, momentum, eps).
   /// parallel/sync_batch_norm.h puts one here that looks at all ranks.
   std::function<Variable(const Variable&, const Variable&, const Variable&, const Tensor&, const Tensor&, double,
@@ -116,27 +133,20 @@ struct BatchNorm2d : BatchNorm {
 
 /// Over each channel of each sample (Ulyanov et al., 2016): x (N, C, ...) or (C, ...). With track, statistics are kept
 /// as BatchNorm's, averaged over the samples, and used when not training. PyTorch's default: neither weights nor track.
-struct InstanceNorm : Layer<InstanceNorm> {
+struct InstanceNorm : ChannelNorm<InstanceNorm> {
   struct Options {
     int64_t channels;
     double eps = 1e-5, momentum = 0.1;
     bool affine = false, track = false;
   };
   Variable forward(const Variable& x);
-  void fields(Fields& f) override {
-    f("weight", weight)("bias", bias)("running_mean", running_mean)("running_var", running_var)("num_batches_tracked",
-                                                                                                num_batches_tracked);
-  }
   std::string options() const override { return str("channels ", o.channels); }
 
-  Options o;
-  Variable weight, bias;
-  Tensor running_mean, running_var;
-  Tensor num_batches_tracked;  ///< stays 0, as PyTorch's
-  int rank;                    ///< of x with a batch
+  Options o;  // num_batches_tracked stays 0, as PyTorch's
+  int rank;   ///< of x with a batch
 
  protected:
-  InstanceNorm(const Options& options, int rank);
+  InstanceNorm(const Options& options, int rank) : ChannelNorm("InstanceNorm", options), o(options), rank(rank) {}
 };
 /// x (N, C, L)
 struct InstanceNorm1d : InstanceNorm {

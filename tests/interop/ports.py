@@ -68,12 +68,14 @@ def programs():
     import torch.nn.functional as F
     from torch import nn
 
-    def trained(model, optimizer, loss_of):
+    def trained(model, optimizer, loss_of, clip=math.inf):
         losses = []
         for _ in range(STEPS):
             loss = loss_of()
             optimizer.zero_grad()
             loss.backward()
+            if clip < math.inf:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
             losses.append(loss.item())
         return losses
@@ -97,16 +99,12 @@ def programs():
         m = nn.Module()
         m.lstm, m.head = nn.LSTM(28, 64, batch_first=True), nn.Linear(64, 10)
         run.start(m)
-        optimizer, losses = torch.optim.Adam(m.parameters(), 3e-3), []
-        for _ in range(STEPS):
+
+        def loss():
             images, labels = run.digits(32)
-            loss = F.cross_entropy(m.head(m.lstm(images.reshape(32, 28, 28))[1][0][0]), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(m.parameters(), 1)
-            optimizer.step()
-            losses.append(loss.item())
-        return losses
+            return F.cross_entropy(m.head(m.lstm(images.reshape(32, 28, 28))[1][0][0]), labels)
+
+        return trained(m, torch.optim.Adam(m.parameters(), 3e-3), loss, clip=1)
 
     def super_resolution(run):
         m = nn.Module()
@@ -337,28 +335,24 @@ def programs():
         m.encoder, m.decoder = nn.GRU(48, 48, batch_first=True), nn.GRU(48, 48, batch_first=True)
         m.merge, m.head = nn.Linear(96, 48), nn.Linear(48, 12)
         run.start(m)
-        optimizer, losses = torch.optim.Adam(m.parameters(), 5e-3), []
-        for _ in range(STEPS):
+
+        def loss():
             source = (run.uniform(32, 8) * 12).long()
             target = (11 - source).flip(1)
             read, last = m.encoder(m.source_table(source))
             said = m.decoder(m.target_table(torch.cat([torch.full((32, 1), 12), target[:, :-1]], 1)), last)[0]
             attention = (said @ read.transpose(1, 2)).softmax(-1)
             scores = m.head(torch.tanh(m.merge(torch.cat([said, attention @ read], 2))))
-            loss = F.cross_entropy(scores.reshape(-1, 12), target.reshape(-1))
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(m.parameters(), 1)
-            optimizer.step()
-            losses.append(loss.item())
-        return losses
+            return F.cross_entropy(scores.reshape(-1, 12), target.reshape(-1))
+
+        return trained(m, torch.optim.Adam(m.parameters(), 5e-3), loss, clip=1)
 
     def speech(run):
         m = nn.Module()
         m.gru, m.head = nn.GRU(6, 48, bidirectional=True), nn.Linear(96, 7)
         run.start(m)
-        optimizer, losses = torch.optim.Adam(m.parameters(), 5e-3), []
-        for _ in range(STEPS):
+
+        def loss():
             tone, time = run.uniform(16, 4).tolist(), run.uniform(16, 4).tolist()
             loud, said = torch.zeros(40, 16, 6), torch.zeros(16, 4, dtype=torch.long)
             for i in range(16):
@@ -368,13 +362,9 @@ def programs():
                     loud[at:end, i, said[i, w] - 1] = 1
                     at = end + 2
             heard = loud + run.normal(40, 16, 6) * 0.3
-            loss = F.ctc_loss(F.log_softmax(m.head(m.gru(heard)[0]), 2), said, [40] * 16, [4] * 16)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(m.parameters(), 1)
-            optimizer.step()
-            losses.append(loss.item())
-        return losses
+            return F.ctc_loss(F.log_softmax(m.head(m.gru(heard)[0]), 2), said, [40] * 16, [4] * 16)
+
+        return trained(m, torch.optim.Adam(m.parameters(), 5e-3), loss, clip=1)
 
     return {f.__name__: f for f in (vae, mnist_rnn, super_resolution, siamese, time_series, flow, dcgan, ddpm, unet, reinforce, ppo, translation, speech)}
 
