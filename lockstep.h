@@ -6,6 +6,7 @@
 #include "autograd/autocast.h"
 #include "autograd/checkpoint.h"
 #include "autograd/composed.h"
+#include "autograd/functional.h"
 #include "autograd/gradcheck.h"
 #include "autograd/losses.h"
 #include "autograd/ops.h"

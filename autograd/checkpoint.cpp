@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "autograd/autocast.h"
+#include "autograd/leaf_collector.h"
 #include "autograd/mark.h"
 #include "autograd/split_backward.h"
 #include "tensor/ops.h"
@@ -158,8 +159,8 @@ struct Recipe {
     int given = 0;
     for (const Output& output : outputs)
       gradients.push_back(output.recorded ? std::move(back.grad(given++)) : Tensor());
-    std::vector<Tensor> grads = made.size() == 1 ? grad(made[0], sources, std::move(gradients[0]))
-                                                 : grad(joined(made, std::move(gradients)), sources);
+    std::vector<Tensor> grads = made.size() == 1 ? lockstep::gradients(made[0], sources, std::move(gradients[0]))
+                                                 : lockstep::gradients(joined(made, std::move(gradients)), sources);
     size_t next = 0;
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (wanted[i]) back.give(int(i), std::move(grads[next++]));

@@ -2,11 +2,7 @@
 
 #include <cmath>
 
-namespace lockstep {
-namespace {
-const Tensor& bare(const Variable& x) { return x.tensor(); }
-}  // namespace
-}  // namespace lockstep
+#include "autograd/recorded.h"
 
 #define Value Variable
 #define Indexed VariableIndices

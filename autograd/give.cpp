@@ -23,6 +23,9 @@ void accumulate(Tensor& sum, Tensor grad) {
 Tensor& Backward::grad(int i) const { return node_.outputs()[i].grad; }
 bool Backward::needs(int i) const { return bool(node_.inputs()[i].node); }
 
+const Tensor& Backward::input(int, const Saved& saved) const { return saved.get(node_.name()); }
+const Tensor& Backward::output(const Saved& saved, int) const { return saved.get(node_.name()); }
+
 void Backward::give(int i, Tensor grad) const {
   const Edge& edge = node_.inputs()[i];
   if (!edge.node || !grad.defined()) return;

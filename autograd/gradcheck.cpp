@@ -3,7 +3,9 @@
 
 #include <cmath>
 
-#include "tensor/ops.h"
+#include "autograd/ops.h"
+#include "autograd/split_backward.h"
+#include "autograd/tape.h"
 #include "tensor/random.h"
 
 namespace lockstep {
@@ -53,7 +55,7 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
   if (!output.requires_grad()) return "the output does not require grad";
   const Tensor weights = empty(output.shape(), {.dtype = f64, .device = output.device()});
   uniform_(weights, 0.5, 1.5);
-  const std::vector<Tensor> grads = grad(output, wanted, weights);
+  const std::vector<Tensor> grads = gradients(output, wanted, weights);
   const NoGrad no_tape;
   const auto value = [&] { return sum(mul(run().tensor(), weights)).item(); };
 
@@ -79,6 +81,44 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
   }
   set_random_state(random);
   return "";
+}
+
+std::string gradgradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
+                          const std::vector<Variable>& inputs, const GradcheckOptions& options) {
+  std::vector<Variable> wanted;
+  for (const Variable& input : inputs)
+    if (input.requires_grad()) wanted.push_back(input);
+  const RandomState random = random_state();
+  const Variable output = fn(inputs);
+  if (!output.requires_grad()) return "the output does not require grad";
+  Variable v(empty(output.shape(), {.dtype = output.dtype(), .device = output.device()}), true);
+  uniform_(v.tensor(), 0.5, 1.5);
+
+  const std::vector<Tensor> plain = gradients(output, wanted, v.tensor(), true);
+  const std::vector<Variable> recorded =
+      grad(output, wanted, {.grad_outputs = {v}, .create_graph = true, .allow_unused = true});
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (plain[i].defined() != recorded[i].defined())
+      return str("input ", i, ": only one of the derivatives has a gradient");
+    if (!plain[i].defined() || plain[i].numel() == 0) continue;
+    const double off = max(abs(sub(plain[i], recorded[i].tensor()))).item(), size = max(abs(plain[i])).item();
+    if (!(off <= 1e-9 * (1 + size))) return str("input ", i, ": the recorded derivative is off by ", off, " of ", size);
+  }
+
+  std::vector<Variable> all = inputs;
+  all.push_back(v);
+  set_random_state(random);
+  return gradcheck(
+      [&](const std::vector<Variable>& x) {
+        const EnableGrad recording;
+        const Variable y = fn(std::vector<Variable>(x.begin(), x.end() - 1));
+        std::vector<Variable> flat{x.back().reshape({x.back().numel()})};
+        for (const Variable& g :
+             grad(y, wanted, {.grad_outputs = {x.back()}, .create_graph = true, .allow_unused = true}))
+          if (g.defined()) flat.push_back(g.reshape({g.numel()}));
+        return cat(flat, 0);
+      },
+      all, options);
 }
 
 }  // namespace lockstep

@@ -17,4 +17,9 @@ struct GradcheckOptions {
 std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
                       const std::vector<Variable>& inputs, const GradcheckOptions& options = {});
 
+/// The same of its derivative (create_graph), in the inputs and in the gradient that it is given; and whether the
+/// recorded derivative has the values of the plain one.
+std::string gradgradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
+                          const std::vector<Variable>& inputs, const GradcheckOptions& options = {});
+
 }  // namespace lockstep

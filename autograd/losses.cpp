@@ -5,6 +5,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/loss_common.h"
+#include "autograd/recorded.h"
 #include "autograd/tape.h"
 
 namespace lockstep {
@@ -18,6 +19,9 @@ Tensor signs(const char* op, const Tensor& target, const Shape& shape, const Var
   check_values(op, "targets of 1 and -1", sign, eq(abs(sign), constant(1, sign)));
   return sign;
 }
+
+/// log of a probability, -100 at least
+Variable clipped_log(const Variable& p) { return clamp(log(p), -100, INFINITY); }
 
 }  // namespace
 
@@ -34,10 +38,15 @@ Variable bce_loss(const Variable& input, const Variable& aim, const Tensor& weig
   Variable losses = sub(mul(target.tensor(), towards_target), log_rest);
   if (needs_grad({&x, &target}))
     losses =
-        record(op, {&x, &target}, losses.tensor(), [x = Saved(x), target = Saved(target), towards_target](Backward& b) {
-          const Tensor p = x.get("bce_loss"), slope = clamp(mul(p, rsub_scalar(p, 1)), 1e-12, INFINITY);
-          if (b.needs(1)) b.give(1, mul(b.grad(), towards_target));
-          if (b.needs(0)) b.give(0, mul(b.grad(), div(sub(p, target.get("bce_loss")), slope)));
+        record(op, {&x, &target}, losses.tensor(), [x = Saved(x), target = Saved(target), towards_target](auto& b) {
+          const auto& p = b.input(0, x);
+          const auto slope = clamp(mul(p, rsub_scalar(p, 1)), 1e-12, INFINITY);
+          if (b.needs(1)) {
+            if constexpr (is_recorded<decltype(b)>)
+              b.give(1, mul(b.grad(), sub(clipped_log(rsub_scalar(p, 1)), clipped_log(p))));
+            else b.give(1, mul(b.grad(), towards_target));
+          }
+          if (b.needs(0)) b.give(0, mul(b.grad(), div(sub(p, b.input(1, target)), slope)));
         });
   if (weight.defined()) losses = mul(losses, weight.to(x.dtype()));
   return finish(wide, losses, reduction);

@@ -82,13 +82,14 @@ Variable batch_norm(const Variable& x, const Variable& weight, const Variable& b
 /// Zeroes with probability p and scales by 1 / (1 - p); the identity when not training. Keyed by the generator
 /// (tensor/random.h). `part`: x is a part of a tensor, of which the whole's elements are dropped.
 Variable dropout(const Variable& x, double p, bool training = true, const PartOf& part = {});
+Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part = {});  ///< a given draw
 /// softmax(q k^T scale + mask) v without the T x S matrix, forward or backward; see tensor/ops.h.
 Variable attention(const Variable& q, const Variable& k, const Variable& v, const Tensor& mask = {},
                    AttentionArgs args = {.scale = 0});
 /// The same on packed projections: qkv (B, T, 3 C) as (q | k | v), each split into `heads`; gives (B, T, C). One
 /// gradient, no copies.
 Variable attention_packed(const Variable& qkv, int64_t heads, AttentionArgs args = {.scale = 0, .causal = true});
-Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine);
+Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine, bool inverse = false);
 Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_index = -1);
 
 // --- recurrent layers (ops_recurrent.cpp) ---

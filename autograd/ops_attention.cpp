@@ -1,6 +1,10 @@
 // Derivatives of attention and rotary embedding.
+#include <algorithm>
+#include <cmath>
+
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
+#include "autograd/recorded.h"
 #include "autograd/tape.h"
 
 namespace lockstep {
@@ -9,6 +13,29 @@ namespace {
 /// A floating mask must have q's dtype: under autocast that is not the one its maker chose.
 Tensor cast_mask(const Tensor& mask, DType dtype) {
   return mask.defined() && Autocast::enabled() && is_floating(mask.dtype()) ? mask.to(dtype) : mask;
+}
+
+/// The same out of other operations, which hold all scores (B, H, T, S) in memory. For second derivatives.
+Variable composed_attention(const Variable& query, const Variable& key, const Variable& value, const Tensor& mask,
+                            const AttentionArgs& args) {
+  LOCKSTEP_CHECK(
+      !args.layout && args.all_heads == 0,
+      "[attention] sparse attention, and attention cut over ranks, have no second derivative (create_graph)");
+  const Wide wide(query);
+  const int64_t heads = query.size(1), groups = key.size(1), rows = query.size(2), keys = key.size(2);
+  const auto for_heads = [&](const Variable& x) {
+    const Shape shape{x.size(0), groups, heads / groups, x.size(2), x.size(3)};
+    return wide(x).unsqueeze(2).expand(shape).reshape({x.size(0), heads, x.size(2), x.size(3)});
+  };
+  const double scale = args.scale == 0 ? 1 / std::sqrt(double(std::max<int64_t>(query.size(3), 1))) : args.scale;
+  Variable scores = mul_scalar(matmul(wide(query), for_heads(key).transpose(-2, -1)), scale);
+  Tensor seen = tril(ones({rows, keys}, {f32, query.device()}), args.causal ? keys - rows : keys).to(boolean);
+  if (mask.defined() && mask.dtype() == boolean) seen = logical_and(seen, mask);
+  if (mask.defined() && mask.dtype() != boolean) scores = add(scores, mask.to(scores.dtype()));
+  const Tensor hidden = logical_not(seen);
+  Variable weights = masked_fill(softmax(masked_fill(scores, hidden, -1e30), -1), hidden, 0);
+  if (args.dropout > 0) weights = dropout(weights, args.dropout, args.key);
+  return wide.round(matmul(weights, for_heads(value)));
 }
 
 }  // namespace
@@ -23,13 +50,19 @@ Variable attention(const Variable& query, const Variable& key, const Variable& v
   const Saved out = result.out;
   return record("attention", {&q, &k, &v}, std::move(result.out),
                 [q = Saved(q), k = Saved(k), v = Saved(v), mask = Saved(mask), out, lse = std::move(result.lse),
-                 args](Backward& back) {
+                 args](auto& back) {
                   const char* const name = "attention";
-                  AttentionGrad grads = attention_grad(back.grad(), q.get(name), k.get(name), v.get(name),
-                                                       mask.get(name), {out.get(name), lse}, args);
-                  back.give(0, std::move(grads.q));
-                  back.give(1, std::move(grads.k));
-                  back.give(2, std::move(grads.v));
+                  if constexpr (is_recorded<decltype(back)>) {
+                    return back.through({&q, &k, &v}, [&](const std::vector<Variable>& x) {
+                      return composed_attention(x[0], x[1], x[2], mask.get(name), args);
+                    });
+                  } else {
+                    AttentionGrad grads = attention_grad(back.grad(), q.get(name), k.get(name), v.get(name),
+                                                         mask.get(name), {out.get(name), lse}, args);
+                    back.give(0, std::move(grads.q));
+                    back.give(1, std::move(grads.k));
+                    back.give(2, std::move(grads.v));
+                  }
                 });
 }
 
@@ -51,23 +84,31 @@ Variable attention_packed(const Variable& projections, int64_t heads, AttentionA
   if (!needs_grad({&qkv})) return out;
   const Saved kept = result.out;
   return record("attention_packed", {&qkv}, std::move(out),
-                [packed = Saved(packed), out = kept, lse = std::move(result.lse), args, part, split](Backward& back) {
+                [packed = Saved(packed), out = kept, lse = std::move(result.lse), args, part, split](auto& back) {
                   const char* const name = "attention_packed";
-                  const Tensor& x = packed.get(name);
-                  const Tensor grad = back.grad().reshape({split[0], split[1], split[3], split[4]}).transpose(1, 2);
-                  const Tensor whole = empty_like(x);
-                  Tensor grad_q = part(whole, 0), grad_k = part(whole, 1), grad_v = part(whole, 2);
-                  attention_grad_into(grad, part(x, 0), part(x, 1), part(x, 2), {}, {out.get(name), lse}, args, grad_q,
-                                      grad_k, grad_v);
-                  back.give(0, whole);
+                  if constexpr (is_recorded<decltype(back)>) {
+                    return back.through({&packed}, [&](const std::vector<Variable>& x) {
+                      const auto of = [&](int64_t i) { return x[0].view(split).select(2, i).transpose(1, 2); };
+                      const Variable y = composed_attention(of(0), of(1), of(2), {}, args);
+                      return y.transpose(1, 2).reshape({split[0], split[1], split[3] * split[4]});
+                    });
+                  } else {
+                    const Tensor& x = packed.get(name);
+                    const Tensor grad = back.grad().reshape({split[0], split[1], split[3], split[4]}).transpose(1, 2);
+                    const Tensor whole = empty_like(x);
+                    Tensor grad_q = part(whole, 0), grad_k = part(whole, 1), grad_v = part(whole, 2);
+                    attention_grad_into(grad, part(x, 0), part(x, 1), part(x, 2), {}, {out.get(name), lse}, args,
+                                        grad_q, grad_k, grad_v);
+                    back.give(0, whole);
+                  }
                 });
 }
 
-Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine) {
-  Tensor out = rotary(x.tensor(), cosine, sine);
+Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine, bool inverse) {
+  Tensor out = rotary(x.tensor(), cosine, sine, inverse);
   if (!needs_grad({&x})) return out;
-  return record("rotary", {&x}, std::move(out), [cosine = Saved(cosine), sine = Saved(sine)](Backward& back) {
-    back.give(0, rotary(back.grad(), cosine.get("rotary"), sine.get("rotary"), true));
+  return record("rotary", {&x}, std::move(out), [cosine = Saved(cosine), sine = Saved(sine), inverse](auto& back) {
+    back.give(0, rotary(back.grad(), cosine.get("rotary"), sine.get("rotary"), !inverse));
   });
 }
 

@@ -1,6 +1,7 @@
 // Derivatives of indexing and joining. What was read from a place gives its gradient back to that place.
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
+#include "autograd/recorded.h"
 #include "autograd/tape.h"
 
 namespace lockstep {
@@ -8,16 +9,22 @@ namespace {
 
 /// Most of the gradient is zeros: `add_to(whole)` adds the rest, into what is collected already when there is
 /// something.
-template <class Fn> void give_places(Backward& back, const Shape& shape, Fn add_to) {
+template <class Fn> void give_places(const Backward& back, const Shape& shape, Fn add_to) {
   const Tensor sum = back.partial(0);
   const Tensor whole = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
   add_to(whole);
   if (!sum.defined()) back.give(0, whole);
 }
 
+/// The same on the tape: `index` along `dim`, like the gradient.
+void give_places(const RecordedBackward& back, const Shape& shape, int64_t dim, const Tensor& index) {
+  const Variable& grad = back.grad();
+  back.give(0, scatter_add(Variable(zeros(shape, {grad.dtype(), grad.device()})), dim, index, grad));
+}
+
 // The gradient of a source that may be larger than the index: what was not read gets 0.
-Tensor gradient_of_source(const Tensor& grad, int64_t dim, const Tensor& index, const Shape& source) {
-  const Tensor read = gather(grad, dim, index);
+template <class T> T gradient_of_source(const T& grad, int64_t dim, const Tensor& index, const Shape& source) {
+  const T read = gather(grad, dim, index);
   if (read.shape() == source) return read;
   std::vector<int64_t> more;  // last dim first
   for (int d = source.rank() - 1; d >= 0; --d) more.insert(more.end(), {0, source[d] - index.shape()[d]});
@@ -29,8 +36,11 @@ Tensor gradient_of_source(const Tensor& grad, int64_t dim, const Tensor& index, 
 Variable gather(const Variable& x, int64_t dim, const Tensor& index) {
   Tensor out = gather(x.tensor(), dim, index);
   if (!needs_grad({&x})) return out;
-  return record("gather", {&x}, std::move(out), [shape = x.shape(), dim, index = Saved(index)](Backward& back) {
-    give_places(back, shape, [&](const Tensor& whole) { scatter_add_(whole, dim, index.get("gather"), back.grad()); });
+  return record("gather", {&x}, std::move(out), [shape = x.shape(), dim, index = Saved(index)](auto& back) {
+    if constexpr (is_recorded<decltype(back)>) give_places(back, shape, dim, index.get("gather"));
+    else
+      give_places(back, shape,
+                  [&](const Tensor& whole) { scatter_add_(whole, dim, index.get("gather"), back.grad()); });
   });
 }
 
@@ -38,14 +48,13 @@ Variable scatter(const Variable& x, int64_t dim, const Tensor& index, const Vari
   if (const auto dtype = Autocast::common({&x, &source})) return scatter(x.to(*dtype), dim, index, source.to(*dtype));
   Tensor out = scatter(x.tensor(), dim, index, source.tensor());
   if (!needs_grad({&x, &source})) return out;
-  return record("scatter", {&x, &source}, std::move(out),
-                [dim, at = Saved(index), shape = source.shape()](Backward& back) {
-                  const Tensor& index = at.get("scatter");
-                  const Tensor& grad = back.grad();
-                  if (back.needs(0))
-                    back.give(0, scatter(grad, dim, index, zeros(index.shape(), {grad.dtype(), grad.device()})));
-                  if (back.needs(1)) back.give(1, gradient_of_source(grad, dim, index, shape));
-                });
+  return record("scatter", {&x, &source}, std::move(out), [dim, at = Saved(index), shape = source.shape()](auto& back) {
+    using T = Value<decltype(back)>;
+    const Tensor& index = at.get("scatter");
+    const T& grad = back.grad();
+    if (back.needs(0)) back.give(0, scatter(grad, dim, index, T(zeros(index.shape(), {grad.dtype(), grad.device()}))));
+    if (back.needs(1)) back.give(1, gradient_of_source(grad, dim, index, shape));
+  });
 }
 
 Variable scatter_add(const Variable& x, int64_t dim, const Tensor& index, const Variable& source) {
@@ -54,7 +63,7 @@ Variable scatter_add(const Variable& x, int64_t dim, const Tensor& index, const 
   Tensor out = scatter_add(x.tensor(), dim, index, source.tensor());
   if (!needs_grad({&x, &source})) return out;
   return record("scatter_add", {&x, &source}, std::move(out),
-                [dim, at = Saved(index), shape = source.shape()](Backward& back) {
+                [dim, at = Saved(index), shape = source.shape()](auto& back) {
                   if (back.needs(1)) back.give(1, gradient_of_source(back.grad(), dim, at.get("scatter_add"), shape));
                   if (back.needs(0)) back.give(0, std::move(back.grad()));
                 });
@@ -63,16 +72,22 @@ Variable scatter_add(const Variable& x, int64_t dim, const Tensor& index, const 
 Variable index_select(const Variable& x, int64_t dim, const Tensor& index) {
   Tensor out = index_select(x.tensor(), dim, index);
   if (!needs_grad({&x})) return out;
-  return record("index_select", {&x}, std::move(out), [shape = x.shape(), dim, index = Saved(index)](Backward& back) {
-    give_places(back, shape,
-                [&](const Tensor& whole) { index_add_(whole, dim, index.get("index_select"), back.grad()); });
+  return record("index_select", {&x}, std::move(out), [shape = x.shape(), dim, index = Saved(index)](auto& back) {
+    const Tensor& rows = index.get("index_select");
+    if constexpr (is_recorded<decltype(back)>) {
+      Shape along = Dims::filled(shape.rank(), 1);
+      along[int(normalize_dim("index_select", dim, shape.rank()))] = rows.numel();
+      give_places(back, shape, dim, rows.reshape(along).expand(back.grad().shape()));
+    } else {
+      give_places(back, shape, [&](const Tensor& whole) { index_add_(whole, dim, rows, back.grad()); });
+    }
   });
 }
 
 Variable masked_fill(const Variable& x, const Tensor& mask, double value) {
   Tensor out = masked_fill(x.tensor(), mask, value);
   if (!needs_grad({&x})) return out;
-  return record("masked_fill", {&x}, std::move(out), [mask = Saved(mask)](Backward& back) {
+  return record("masked_fill", {&x}, std::move(out), [mask = Saved(mask)](auto& back) {
     back.give(0, masked_fill(back.grad(), mask.get("masked_fill"), 0));
   });
 }
@@ -106,7 +121,7 @@ Variable cat(const std::vector<Variable>& variables, int64_t dim) {
   if (!needs_grad(inputs)) return out;
   std::vector<int64_t> sizes;
   for (const Variable& x : inputs) sizes.push_back(x.size(dim));
-  return record("cat", inputs, {std::move(out)}, [sizes, dim](Backward& back) {
+  return record("cat", inputs, {std::move(out)}, [sizes, dim](auto& back) {
     int64_t start = 0;
     for (size_t i = 0; i < sizes.size(); ++i) {
       if (back.needs(int(i))) back.give(int(i), back.grad().narrow(dim, start, sizes[i]));
@@ -119,7 +134,7 @@ Variable stack(const std::vector<Variable>& variables, int64_t dim) {
   const std::vector<Variable> inputs = in_one_dtype(variables);
   Tensor out = stack(tensors_of(inputs), dim);
   if (!needs_grad(inputs)) return out;
-  return record("stack", inputs, {std::move(out)}, [count = int(inputs.size()), dim](Backward& back) {
+  return record("stack", inputs, {std::move(out)}, [count = int(inputs.size()), dim](auto& back) {
     for (int i = 0; i < count; ++i) {
       if (back.needs(i)) back.give(i, back.grad().select(dim, i));
     }
@@ -129,7 +144,7 @@ Variable stack(const std::vector<Variable>& variables, int64_t dim) {
 Variable pad(const Variable& x, const std::vector<int64_t>& pad_, double value) {
   Tensor out = pad(x.tensor(), pad_, value);
   if (!needs_grad({&x})) return out;
-  return record("pad", {&x}, std::move(out), [amounts = pad_](Backward& back) {
+  return record("pad", {&x}, std::move(out), [amounts = pad_](auto& back) {
     std::vector<int64_t> opposite;  // what was added is cut, what was cut gets zeros
     for (int64_t amount : amounts) opposite.push_back(-amount);
     back.give(0, pad(back.grad(), opposite, 0));
@@ -139,7 +154,7 @@ Variable pad(const Variable& x, const std::vector<int64_t>& pad_, double value) 
 Variable flip(const Variable& x, const Dims& dims) {
   Tensor out = flip(x.tensor(), dims);
   if (!needs_grad({&x})) return out;
-  return record("flip", {&x}, std::move(out), [dims](Backward& back) { back.give(0, flip(back.grad(), dims)); });
+  return record("flip", {&x}, std::move(out), [dims](auto& back) { back.give(0, flip(back.grad(), dims)); });
 }
 
 Variable roll(const Variable& x, const Dims& shifts, const Dims& dims) {
@@ -148,15 +163,15 @@ Variable roll(const Variable& x, const Dims& shifts, const Dims& dims) {
   Dims back_shifts = shifts;
   for (int64_t& shift : back_shifts) shift = -shift;
   return record("roll", {&x}, std::move(out),
-                [back_shifts, dims](Backward& back) { back.give(0, roll(back.grad(), back_shifts, dims)); });
+                [back_shifts, dims](auto& back) { back.give(0, roll(back.grad(), back_shifts, dims)); });
 }
 
 Variable repeat(const Variable& x, const Dims& repeats) {
   Tensor out = repeat(x.tensor(), repeats);
   if (!needs_grad({&x})) return out;
-  return record("repeat", {&x}, std::move(out), [shape = x.shape(), repeats](Backward& back) {
+  return record("repeat", {&x}, std::move(out), [shape = x.shape(), repeats](auto& back) {
     // One dim after the other: (before, copies, size, after) summed over the copies.
-    Tensor grad = back.grad();
+    auto grad = back.grad();
     for (int d = 0; d < repeats.rank(); ++d) {
       if (repeats[d] == 1) continue;
       Shape summed = grad.shape();
@@ -176,15 +191,13 @@ Variable repeat(const Variable& x, const Dims& repeats) {
 Variable tril(const Variable& x, int64_t diagonal) {
   Tensor out = tril(x.tensor(), diagonal);
   if (!needs_grad({&x})) return out;
-  return record("tril", {&x}, std::move(out),
-                [diagonal](Backward& back) { back.give(0, tril(back.grad(), diagonal)); });
+  return record("tril", {&x}, std::move(out), [diagonal](auto& back) { back.give(0, tril(back.grad(), diagonal)); });
 }
 
 Variable triu(const Variable& x, int64_t diagonal) {
   Tensor out = triu(x.tensor(), diagonal);
   if (!needs_grad({&x})) return out;
-  return record("triu", {&x}, std::move(out),
-                [diagonal](Backward& back) { back.give(0, triu(back.grad(), diagonal)); });
+  return record("triu", {&x}, std::move(out), [diagonal](auto& back) { back.give(0, triu(back.grad(), diagonal)); });
 }
 
 }  // namespace lockstep

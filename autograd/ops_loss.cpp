@@ -4,6 +4,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
+#include "autograd/recorded.h"
 #include "autograd/tape.h"
 
 namespace lockstep {
@@ -71,6 +72,18 @@ Tensor divisor_of(const Tensor& index, const Tensor& weight, const CrossEntropyA
   return sum(masked_fill(weights, ignored, 0)).to(out.dtype());
 }
 
+/// The loss of each row, out of other operations.
+Variable composed_rows(const Variable& rows, const Tensor& index, const Tensor& weight, const CrossEntropyArgs& args) {
+  const Tensor ignored = eq(index, full({}, double(args.ignore_index), {i64, index.device()}));
+  const Tensor safe = masked_fill(index, ignored, 0);
+  const double classes = double(rows.size(1));
+  Variable log_p = log_softmax(rows, 1);
+  if (weight.defined()) log_p = mul(log_p, weight);
+  Variable losses = mul_scalar(gather(log_p, 1, safe.unsqueeze(1)).squeeze(1), args.label_smoothing - 1);
+  if (args.label_smoothing > 0) losses = sub(losses, mul_scalar(sum(log_p, {1}), args.label_smoothing / classes));
+  return masked_fill(losses, ignored, 0);
+}
+
 Variable cross_entropy_indices(const Variable& logits, const Tensor& target, const CrossEntropyOptions& options) {
   const Variable rows = as_rows(logits);
   const int64_t count = rows.size(0);
@@ -88,17 +101,26 @@ Variable cross_entropy_indices(const Variable& logits, const Tensor& target, con
   if (!needs_grad({&rows})) return out;
   return record("cross_entropy", {&rows}, std::move(out),
                 [logits = Saved(rows), lse = std::move(result.lse), index = Saved(index), weight = Saved(weight), args,
-                 none, divisor, count](Backward& back) mutable {
+                 none, divisor, count](auto& back) mutable {
                   const char* const name = "cross_entropy";
-                  Tensor grad = back.grad();
-                  if (divisor.defined()) grad = div(grad, divisor.to(grad.dtype()));
-                  grad = none ? grad.reshape({count}) : grad.expand({count});
-                  // The logits are often the largest tensor of a model: their gradient takes their place when nobody
-                  // else holds them.
-                  const Tensor x = back.retains() ? logits.get(name) : logits.take(name);
-                  const bool in_place = !back.retains() && x.is_exclusive() && x.is_contiguous();
-                  back.give(0,
-                            cross_entropy_rows_grad(grad, x, lse, index.get(name), weight.get(name), args, in_place));
+                  if constexpr (is_recorded<decltype(back)>) {
+                    const Shape shape = back.grad().shape();
+                    return back.through({&logits}, [&](const std::vector<Variable>& inputs) {
+                      const Variable losses = composed_rows(inputs[0], index.get(name), weight.get(name), args);
+                      if (none) return losses.reshape(shape);
+                      return divisor.defined() ? div(sum(losses), divisor.to(losses.dtype())) : sum(losses);
+                    });
+                  } else {
+                    Tensor grad = back.grad();
+                    if (divisor.defined()) grad = div(grad, divisor.to(grad.dtype()));
+                    grad = none ? grad.reshape({count}) : grad.expand({count});
+                    // The logits are often the largest tensor of a model: their gradient takes their place when nobody
+                    // else holds them.
+                    const Tensor x = back.retains() ? logits.get(name) : logits.take(name);
+                    const bool in_place = !back.retains() && x.is_exclusive() && x.is_contiguous();
+                    back.give(0,
+                              cross_entropy_rows_grad(grad, x, lse, index.get(name), weight.get(name), args, in_place));
+                  }
                 });
 }
 
@@ -175,12 +197,20 @@ Variable mse_loss(const Variable& input, const Variable& aim, Reduction reductio
   if (reduction == Reduction::mean) out = div(out, scalar_like(out, count));
   if (!needs_grad({&x, &target})) return wide.round(out);
   return wide.round(record("mse_loss", {&x, &target}, std::move(out),
-                           [difference = std::move(difference), count](Backward& back) mutable {
-                             const Tensor scale = mul_scalar(back.grad(), 2 / count);
-                             const Tensor grad = back.retains() ? mul(difference, scale) : mul_(difference, scale);
-                             difference = back.retains() ? difference : Tensor();
-                             if (back.needs(1)) back.give(1, neg(grad));
-                             if (back.needs(0)) back.give(0, grad);
+                           [difference = std::move(difference), count](auto& back) mutable {
+                             const auto scale = mul_scalar(back.grad(), 2 / count);
+                             if constexpr (is_recorded<decltype(back)>) {
+                               // Any values that differ by it would do, as it is linear in both.
+                               const Variable from = back.input(0, difference);
+                               const Variable grad = mul(sub(from, back.input(1, zeros_like(difference))), scale);
+                               back.give(1, neg(grad));
+                               return back.give(0, grad);
+                             } else {
+                               const Tensor grad = back.retains() ? mul(difference, scale) : mul_(difference, scale);
+                               difference = back.retains() ? difference : Tensor();
+                               if (back.needs(1)) back.give(1, neg(grad));
+                               if (back.needs(0)) back.give(0, grad);
+                             }
                            }));
 }
 

@@ -4,6 +4,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
+#include "autograd/recorded.h"
 #include "autograd/unary_grad.h"
 #include "tensor/einsum.h"
 
@@ -11,14 +12,14 @@ namespace lockstep {
 namespace {
 
 /// All dims but the last as one.
-Tensor as_matrix(const Tensor& x) {
+template <class T> T as_matrix(const T& x) {
   const int64_t rows = numel_of(Shape(x.shape().begin(), x.shape().end() - 1));
   return x.dim() == 2 ? x : x.reshape({rows, x.shape().back()});
 }
 
 /// d(a b) / da . g for matrices and batches of them. A single matrix that met a batch gets the batch's sum at once.
-Tensor left_grad(const Tensor& g, const Tensor& b) { return matmul(g, b.transpose(-2, -1)); }
-Tensor right_grad(const Tensor& g, const Tensor& a, bool single) {
+template <class T> T left_grad(const T& g, const T& b) { return matmul(g, b.transpose(-2, -1)); }
+template <class T> T right_grad(const T& g, const T& a, bool single) {
   if (single && a.dim() > 2 && a.dim() == g.dim()) return matmul(as_matrix(a).t(), as_matrix(g));
   return matmul(a.transpose(-2, -1), g);
 }
@@ -34,19 +35,20 @@ Variable matmul(const Variable& a, const Variable& b) {
   if (!needs_grad({&a, &b})) return out;
   const Saved kept_a = b.requires_grad() ? Saved(a) : Saved(), kept_b = a.requires_grad() ? Saved(b) : Saved();
   return record("matmul", {&a, &b}, std::move(out),
-                [a = kept_a, b = kept_b, rank_a = a.dim(), rank_b = b.dim()](Backward& back) {
+                [a = kept_a, b = kept_b, rank_a = a.dim(), rank_b = b.dim()](auto& back) {
                   // Vectors become matrices of one row (a) or column (b), and g gets the dims back that they lost.
-                  Tensor g = back.grad();
+                  using T = Value<decltype(back)>;
+                  T g = back.grad();
                   if (rank_b == 1) g = g.unsqueeze(-1);
                   if (rank_a == 1) g = g.unsqueeze(-2);
                   if (back.needs(0)) {
-                    const Tensor& right = b.get("matmul");
-                    const Tensor grad = left_grad(g, rank_b == 1 ? right.unsqueeze(-1) : right);
+                    const auto& right = back.input(1, b);
+                    const T grad = left_grad<T>(g, rank_b == 1 ? right.unsqueeze(-1) : right);
                     back.give(0, rank_a == 1 ? grad.squeeze(-2) : grad);
                   }
                   if (back.needs(1)) {
-                    const Tensor& left = a.get("matmul");
-                    const Tensor grad = right_grad(g, rank_a == 1 ? left.unsqueeze(0) : left, rank_b <= 2);
+                    const auto& left = back.input(0, a);
+                    const T grad = right_grad<T>(g, rank_a == 1 ? left.unsqueeze(0) : left, rank_b <= 2);
                     back.give(1, rank_b == 1 ? grad.squeeze(-1) : grad);
                   }
                 });
@@ -61,12 +63,13 @@ Variable addmm(const Variable& c, const Variable& a, const Variable& b, double b
   Tensor out = addmm(c.tensor(), a.tensor(), b.tensor(), beta, alpha);
   if (!needs_grad({&c, &a, &b})) return out;
   const Saved kept_a = b.requires_grad() ? Saved(a) : Saved(), kept_b = a.requires_grad() ? Saved(b) : Saved();
-  return record("addmm", {&c, &a, &b}, std::move(out), [a = kept_a, b = kept_b, beta, alpha](Backward& back) {
-    const Tensor& g = back.grad();
+  return record("addmm", {&c, &a, &b}, std::move(out), [a = kept_a, b = kept_b, beta, alpha](auto& back) {
+    using T = Value<decltype(back)>;
+    const T& g = back.grad();
     if (back.needs(0)) back.give(0, beta == 1 ? g : mul_scalar(g, beta));
-    const auto scaled = [alpha](const Tensor& product) { return alpha == 1 ? product : mul_scalar_(product, alpha); };
-    if (back.needs(1)) back.give(1, scaled(left_grad(g, b.get("addmm"))));
-    if (back.needs(2)) back.give(2, scaled(right_grad(g, a.get("addmm"), true)));
+    const auto scaled = [alpha](const T& product) { return alpha == 1 ? product : scale_over(product, alpha); };
+    if (back.needs(1)) back.give(1, scaled(left_grad<T>(g, back.input(2, b))));
+    if (back.needs(2)) back.give(2, scaled(right_grad<T>(g, back.input(1, a), true)));
   });
 }
 
@@ -74,9 +77,9 @@ Variable outer(const Variable& a, const Variable& b) {
   Tensor out = outer(a.tensor(), b.tensor());
   if (!needs_grad({&a, &b})) return out;
   const Saved kept_a = b.requires_grad() ? Saved(a) : Saved(), kept_b = a.requires_grad() ? Saved(b) : Saved();
-  return record("outer", {&a, &b}, std::move(out), [a = kept_a, b = kept_b](Backward& back) {
-    if (back.needs(0)) back.give(0, matmul(back.grad(), b.get("outer")));
-    if (back.needs(1)) back.give(1, matmul(back.grad().t(), a.get("outer")));
+  return record("outer", {&a, &b}, std::move(out), [a = kept_a, b = kept_b](auto& back) {
+    if (back.needs(0)) back.give(0, matmul(back.grad(), back.input(1, b)));
+    if (back.needs(1)) back.give(1, matmul(back.grad().t(), back.input(0, a)));
   });
 }
 
@@ -96,24 +99,31 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, Acti
                &read = reads_pre ? pre : out;
   const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
   const Variable product =
-      record("linear", {&x, &w, &bias}, read, [x = kept_x, w = kept_w, shape = x.shape()](Backward& back) {
-        const Tensor g = as_matrix(back.grad());
+      record("linear", {&x, &w, &bias}, read, [x = kept_x, w = kept_w, shape = x.shape()](auto& back) {
+        using T = Value<decltype(back)>;
+        const T g = as_matrix<T>(back.grad());
         if (back.needs(0)) {
-          const Tensor& weight = w.get("linear");
-          const UnaryGrad* const before = back.fold(0);
-          back.give(0, (before ? matmul_unary_grad(g, weight, before->op, before->args,
-                                                   as_matrix(before->kept.get(before->name)))
-                               : matmul(g, weight))
-                           .view(shape));
+          const auto& weight = back.input(1, w);
+          if constexpr (is_recorded<decltype(back)>) {
+            back.give(0, matmul(g, weight).view(shape));
+          } else {
+            const UnaryGrad* const before = back.fold(0);
+            back.give(0, (before ? matmul_unary_grad(g, weight, before->op, before->args,
+                                                     as_matrix(before->kept.get(before->name)))
+                                 : matmul(g, weight))
+                             .view(shape));
+          }
         }
-        if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix(x.get("linear"))));
+        if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix<T>(back.input(0, x))));
         if (back.needs(2)) back.give(2, sum(g, {0}));
       });
   if (activation == Activation::none) return product;
   // A node of its own, though one kernel computed both: a backward in two parts needs its derivative once.
   constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf,
                                  PointwiseOp::silu};
-  return record("activation", {&product}, out, UnaryGrad{"linear", ops[int(activation)], {}, read});
+  return record(
+      "activation", {&product}, out,
+      UnaryGrad{"linear", ops[int(activation)], {}, read, reads_pre ? functor::Reads::input : functor::Reads::output});
 }
 
 // --- einsum: towards each operand it is an einsum again, of the gradient and the other operands ---
@@ -146,10 +156,10 @@ Equation parse(const std::string& text) {
 }
 
 /// Gradient towards operand `at`, given all operands.
-Tensor einsum_grad(const Equation& e, size_t at, const Tensor& grad, const std::vector<Tensor>& operands,
-                   const Shape& shape) {
+template <class T>
+T einsum_grad(const Equation& e, size_t at, const T& grad, const std::vector<T>& operands, const Shape& shape) {
   std::string equation = e.output, elsewhere = e.output, known;
-  std::vector<Tensor> factors{grad};
+  std::vector<T> factors{grad};
   for (size_t i = 0; i < operands.size(); ++i) {
     if (i == at) continue;
     equation += "," + e.inputs[i];
@@ -172,11 +182,12 @@ Tensor einsum_grad(const Equation& e, size_t at, const Tensor& grad, const std::
     for (size_t other = d; other < names.size(); ++other) stride += names[other] == names[d] ? strides[int(other)] : 0;
     diagonal.push_back(stride);
   }
-  const Tensor part = einsum(equation + "->" + known, factors).reshape(with_ones).expand(full);
+  const T part = einsum(equation + "->" + known, factors).reshape(with_ones).expand(full);
   if (full.rank() == shape.rank()) return part;
-  const Tensor whole = zeros(shape, {grad.dtype(), grad.device()});
-  whole.as_strided(full, diagonal, 0).copy_(part);
-  return whole;
+  const int64_t numel = numel_of(shape);
+  const Tensor places = arange(0, numel, 1, {i64, grad.device()}).as_strided(full, diagonal, 0);
+  const T whole = zeros({numel}, {grad.dtype(), grad.device()});
+  return scatter_add(whole, 0, places.reshape({places.numel()}), part.reshape({places.numel()})).view(shape);
 }
 
 }  // namespace
@@ -195,11 +206,11 @@ Variable einsum(const std::string& equation, const std::vector<Variable>& operan
   Tensor out = einsum(equation, tensors);
   if (!needs_grad(inputs)) return out;
   std::vector<Saved> kept(tensors.begin(), tensors.end());
-  return record("einsum", inputs, {std::move(out)}, [kept, e = parse(equation)](Backward& back) {
-    std::vector<Tensor> tensors;
-    for (const Saved& saved : kept) tensors.push_back(saved.get("einsum"));
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      if (back.needs(int(i))) back.give(int(i), einsum_grad(e, i, back.grad(), tensors, tensors[i].shape()));
+  return record("einsum", inputs, {std::move(out)}, [kept, e = parse(equation)](auto& back) {
+    std::vector<Value<decltype(back)>> operands;
+    for (size_t i = 0; i < kept.size(); ++i) operands.push_back(back.input(int(i), kept[i]));
+    for (size_t i = 0; i < kept.size(); ++i) {
+      if (back.needs(int(i))) back.give(int(i), einsum_grad(e, i, back.grad(), operands, operands[i].shape()));
     }
   })[0];
 }

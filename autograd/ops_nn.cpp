@@ -1,6 +1,8 @@
 // Derivatives of layers: convolution, pooling, softmax, the norms, dropout, embedding.
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
+#include "autograd/recorded.h"
+#include "autograd/recorded_pass.h"
 #include "autograd/tape.h"
 
 namespace lockstep {
@@ -8,7 +10,40 @@ namespace {
 
 Tensor tensor_or_none(const Variable& x) { return x.defined() ? x.tensor() : Tensor(); }
 
-Tensor sum_channels(const Tensor& grad) { return sum(grad, {0, 2, 3}); }
+template <class T> T sum_channels(const T& grad) { return sum(grad, {0, 2, 3}); }
+
+/// As the functions of tensors of these names without _of, on the tape. All are linear in each operand, so their
+/// derivatives are these, and conv2d, again.
+Variable conv2d_grad_input_of(const Variable& g, const Variable& w, const Shape& x_shape, const ConvArgs& args);
+Variable conv2d_grad_weight_of(const Variable& g, const Variable& x, const Shape& w_shape, const ConvArgs& args) {
+  Tensor out = conv2d_grad_weight(g.tensor(), x.tensor(), w_shape, args, false).weight;
+  if (!needs_grad({&g, &x})) return out;
+  return record("conv2d_grad_weight", {&g, &x}, std::move(out),
+                [g = Saved(g), x = Saved(x), shape = x.shape(), args](auto& back) {
+                  const Variable weight = back.grad();
+                  const auto kept_g = back.input(0, g), kept_x = back.input(1, x);
+                  if (back.needs(0)) give_value(back, 0, conv2d(kept_x, weight, {}, args));
+                  if (back.needs(1)) give_value(back, 1, conv2d_grad_input_of(kept_g, weight, shape, args));
+                });
+}
+Variable conv2d_grad_input_of(const Variable& g, const Variable& w, const Shape& x_shape, const ConvArgs& args) {
+  Tensor out = conv2d_grad_input(g.tensor(), w.tensor(), x_shape, args);
+  if (!needs_grad({&g, &w})) return out;
+  return record("conv2d_grad_input", {&g, &w}, std::move(out),
+                [g = Saved(g), w = Saved(w), shape = w.shape(), args](auto& back) {
+                  const Variable x = back.grad();
+                  const auto kept_g = back.input(0, g), kept_w = back.input(1, w);
+                  if (back.needs(0)) give_value(back, 0, conv2d(x, kept_w, {}, args));
+                  if (back.needs(1)) give_value(back, 1, conv2d_grad_weight_of(kept_g, x, shape, args));
+                });
+}
+
+Tensor weight_gradient(const Tensor& g, const Tensor& x, const Shape& w_shape, const ConvArgs& args) {
+  return conv2d_grad_weight(g, x, w_shape, args, false).weight;
+}
+Variable weight_gradient(const Variable& g, const Variable& x, const Shape& w_shape, const ConvArgs& args) {
+  return conv2d_grad_weight_of(g, x, w_shape, args);
+}
 
 }  // namespace
 
@@ -18,16 +53,24 @@ Variable conv2d(const Variable& input, const Variable& weight, const Variable& s
   if (!needs_grad({&x, &w, &bias})) return out;
   const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
   return record("conv2d", {&x, &w, &bias}, std::move(out),
-                [x = kept_x, w = kept_w, x_shape = x.shape(), w_shape = w.shape(), args](Backward& back) {
-                  if (back.needs(1)) {
-                    WeightBiasGrad grads =
-                        conv2d_grad_weight(back.grad(), x.get("conv2d"), w_shape, args, back.needs(2));
-                    back.give(1, std::move(grads.weight));
-                    back.give(2, std::move(grads.bias));
-                  } else if (back.needs(2)) {
-                    back.give(2, sum_channels(back.grad()));
+                [x = kept_x, w = kept_w, x_shape = x.shape(), w_shape = w.shape(), args](auto& back) {
+                  if constexpr (is_recorded<decltype(back)>) {
+                    const Variable& g = back.grad();
+                    if (back.needs(0)) back.give(0, conv2d_grad_input_of(g, back.input(1, w), x_shape, args));
+                    if (back.needs(1)) back.give(1, conv2d_grad_weight_of(g, back.input(0, x), w_shape, args));
+                    if (back.needs(2)) back.give(2, sum_channels(g));
+                    return;
+                  } else {
+                    if (back.needs(1)) {
+                      WeightBiasGrad grads =
+                          conv2d_grad_weight(back.grad(), x.get("conv2d"), w_shape, args, back.needs(2));
+                      back.give(1, std::move(grads.weight));
+                      back.give(2, std::move(grads.bias));
+                    } else if (back.needs(2)) {
+                      back.give(2, sum_channels(back.grad()));
+                    }
+                    if (back.needs(0)) back.give(0, conv2d_grad_input(back.grad(), w.get("conv2d"), x_shape, args));
                   }
-                  if (back.needs(0)) back.give(0, conv2d_grad_input(back.grad(), w.get("conv2d"), x_shape, args));
                 });
 }
 
@@ -48,47 +91,74 @@ Variable conv_transpose2d(const Variable& input, const Variable& weight, const V
   const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
   // It is the gradient of a convolution, so its own gradients are that convolution and its gradient, with x and g
   // swapped.
-  return record(
-      "conv_transpose2d", {&x, &w, &bias}, std::move(out),
-      [x = kept_x, w = kept_w, shape = x.shape(), w_shape = w.shape(), args, output_padding](Backward& back) {
-        const Tensor& g = back.grad();
-        if (back.needs(2)) back.give(2, sum_channels(g));
-        // That convolution gives a further pixel for each whole stride of output padding (legal below the dilation),
-        // for which there is no x.
-        const int64_t rows = output_padding[0] / args.stride[0], columns = output_padding[1] / args.stride[1];
-        if (back.needs(0))
-          back.give(0,
-                    conv2d(g, w.get("conv_transpose2d"), Tensor(), args).narrow(2, 0, shape[2]).narrow(3, 0, shape[3]));
-        if (back.needs(1)) {
-          const Tensor& from = x.get("conv_transpose2d");
-          back.give(1, conv2d_grad_weight(rows + columns > 0 ? pad(from, {0, columns, 0, rows}) : from, g, w_shape,
-                                          args, false)
-                           .weight);
-        }
-      });
+  return record("conv_transpose2d", {&x, &w, &bias}, std::move(out),
+                [x = kept_x, w = kept_w, shape = x.shape(), w_shape = w.shape(), args, output_padding](auto& back) {
+                  using T = Value<decltype(back)>;
+                  const T& g = back.grad();
+                  if (back.needs(2)) back.give(2, sum_channels(g));
+                  // That convolution gives a further pixel for each whole stride of output padding (legal below the
+                  // dilation), for which there is no x.
+                  const int64_t rows = output_padding[0] / args.stride[0], columns = output_padding[1] / args.stride[1];
+                  if (back.needs(0))
+                    back.give(0, conv2d(g, back.input(1, w), T(), args).narrow(2, 0, shape[2]).narrow(3, 0, shape[3]));
+                  if (back.needs(1)) {
+                    T from = back.input(0, x);
+                    if (rows + columns > 0) from = pad(from, {0, columns, 0, rows});
+                    back.give(1, weight_gradient(from, g, w_shape, args));
+                  }
+                });
 }
+
+namespace {
+/// `out` is the gradient of a linear operation: its derivative is the operation.
+template <class Fn> Variable transposed(const char* name, const Variable& grad, Tensor out, Fn operation) {
+  if (!needs_grad({&grad})) return out;
+  return record(name, {&grad}, std::move(out),
+                [operation](auto& back) { give_value(back, 0, operation(back.grad())); });
+}
+}  // namespace
 
 Variable max_pool2d(const Variable& x, const PoolArgs& args) {
   ValuesIndices result = max_pool2d(x.tensor(), args);
   if (!needs_grad({&x})) return std::move(result.values);
   return record("max_pool2d", {&x}, std::move(result.values),
-                [at = std::move(result.indices), shape = x.shape()](Backward& back) {
-                  back.give(0, max_pool2d_grad(back.grad(), at, shape));
+                [at = std::move(result.indices), shape = x.shape()](auto& back) {
+                  if constexpr (is_recorded<decltype(back)>) {
+                    const Shape planes{shape[0], shape[1], shape[2] * shape[3]};
+                    const Variable none = zeros(planes, {back.grad().dtype(), back.grad().device()});
+                    back.give(0, scatter_add(none, 2, at.flatten(2).to(i64), back.grad().flatten(2)).view(shape));
+                  } else {
+                    back.give(0, max_pool2d_grad(back.grad(), at, shape));
+                  }
                 });
 }
 
 Variable avg_pool2d(const Variable& x, const PoolArgs& args) {
   Tensor out = avg_pool2d(x.tensor(), args);
   if (!needs_grad({&x})) return out;
-  return record("avg_pool2d", {&x}, std::move(out),
-                [shape = x.shape(), args](Backward& back) { back.give(0, avg_pool2d_grad(back.grad(), shape, args)); });
+  return record("avg_pool2d", {&x}, std::move(out), [shape = x.shape(), args](auto& back) {
+    if constexpr (is_recorded<decltype(back)>) {
+      const auto pool = [args](const Variable& v) { return avg_pool2d(v, args); };
+      back.give(0,
+                transposed("avg_pool2d_grad", back.grad(), avg_pool2d_grad(back.grad().tensor(), shape, args), pool));
+    } else {
+      back.give(0, avg_pool2d_grad(back.grad(), shape, args));
+    }
+  });
 }
 
 Variable adaptive_avg_pool2d(const Variable& x, int64_t height, int64_t width) {
   Tensor out = adaptive_avg_pool2d(x.tensor(), height, width);
   if (!needs_grad({&x})) return out;
-  return record("adaptive_avg_pool2d", {&x}, std::move(out),
-                [shape = x.shape()](Backward& back) { back.give(0, adaptive_avg_pool2d_grad(back.grad(), shape)); });
+  return record("adaptive_avg_pool2d", {&x}, std::move(out), [shape = x.shape(), height, width](auto& back) {
+    if constexpr (is_recorded<decltype(back)>) {
+      const auto pool = [=](const Variable& v) { return adaptive_avg_pool2d(v, height, width); };
+      back.give(0, transposed("adaptive_avg_pool2d_grad", back.grad(),
+                              adaptive_avg_pool2d_grad(back.grad().tensor(), shape), pool));
+    } else {
+      back.give(0, adaptive_avg_pool2d_grad(back.grad(), shape));
+    }
+  });
 }
 
 namespace {
@@ -96,8 +166,15 @@ namespace {
 Variable record_softmax(const char* name, bool log, const Variable& x, int64_t dim, Tensor out) {
   if (!needs_grad({&x})) return out;
   Saved kept = out;
-  return record(name, {&x}, std::move(out), [name, log, dim, out = std::move(kept)](Backward& back) {
-    back.give(0, softmax_grad(log, back.grad(), out.get(name), dim));
+  return record(name, {&x}, std::move(out), [name, log, dim, out = std::move(kept)](auto& back) {
+    if constexpr (is_recorded<decltype(back)>) {
+      const Variable y = back.output(out), g = back.grad();
+      const int64_t d = y.dim() == 0 ? 0 : dim;
+      const Dims dims = y.dim() == 0 ? Dims{} : Dims{d};
+      back.give(0, log ? sub(g, mul(exp(y), sum(g, dims, true))) : mul(y, sub(g, sum(mul(g, y), dims, true))));
+    } else {
+      back.give(0, softmax_grad(log, back.grad(), out.get(name), dim));
+    }
   });
 }
 
@@ -114,6 +191,22 @@ Variable log_softmax(const Variable& input, int64_t dim) {
   return wide.round(record_softmax("log_softmax", true, x, dim, log_softmax(x.tensor(), dim)));
 }
 
+namespace {
+/// Gradients of normalised(x) * weight + bias. `channels`: weight's shape against x; empty: its own.
+template <class Fn>
+void give_norm(const RecordedBackward& back, const Saved& x, const Saved& weight, bool has_bias, Fn normalised,
+               const Shape& channels = {}) {
+  const bool by_channel = channels.rank() > 0;
+  if (has_bias && back.needs(2))
+    back.give(2, by_channel ? sum_to(back.grad(), channels).reshape({channels[1]}) : back.grad());
+  back.through({&x, &weight}, [&](const std::vector<Variable>& inputs) {
+    const Variable y = normalised(inputs[0]);
+    if (!inputs[1].defined()) return y;
+    return mul(y, by_channel ? inputs[1].reshape(channels) : inputs[1]);
+  });
+}
+}  // namespace
+
 Variable layer_norm(const Variable& input, const Shape& normalized, const Variable& scale, const Variable& shift,
                     double eps) {
   const Variable x = Autocast::high(input), weight = Autocast::high(scale), bias = Autocast::high(shift);
@@ -122,12 +215,20 @@ Variable layer_norm(const Variable& input, const Shape& normalized, const Variab
   Tensor out = std::move(result.out);
   result.out = {};
   return record("layer_norm", {&x, &weight, &bias}, std::move(out),
-                [x = Saved(x), weight = Saved(weight), result = std::move(result), normalized](Backward& back) {
-                  NormGrad grads = layer_norm_grad(back.grad(), x.get("layer_norm"), result, normalized,
-                                                   weight.get("layer_norm"), back.needs(2));
-                  back.give(0, std::move(grads.x));
-                  back.give(1, std::move(grads.weight));
-                  back.give(2, std::move(grads.bias));
+                [x = Saved(x), weight = Saved(weight), result = std::move(result), normalized, eps](auto& back) {
+                  if constexpr (is_recorded<decltype(back)>) {
+                    Dims dims;
+                    for (int d = 0; d < normalized.rank(); ++d) dims.push_back(d - normalized.rank());
+                    return give_norm(back, x, weight, true, [&](const Variable& v) {
+                      return mul(sub(v, mean(v, dims, true)), rsqrt(add_scalar(var(v, dims, 0, true), eps)));
+                    });
+                  } else {
+                    NormGrad grads = layer_norm_grad(back.grad(), x.get("layer_norm"), result, normalized,
+                                                     weight.get("layer_norm"), back.needs(2));
+                    back.give(0, std::move(grads.x));
+                    back.give(1, std::move(grads.weight));
+                    back.give(2, std::move(grads.bias));
+                  }
                 });
 }
 
@@ -136,10 +237,16 @@ Variable rms_norm(const Variable& input, const Variable& scale, double eps) {
   NormResult result = rms_norm(x.tensor(), tensor_or_none(weight), eps);
   if (!needs_grad({&x, &weight})) return std::move(result.out);
   return record("rms_norm", {&x, &weight}, std::move(result.out),
-                [x = Saved(x), weight = Saved(weight), rstd = std::move(result.rstd)](Backward& back) {
-                  NormGrad grads = rms_norm_grad(back.grad(), x.get("rms_norm"), rstd, weight.get("rms_norm"));
-                  back.give(0, std::move(grads.x));
-                  back.give(1, std::move(grads.weight));
+                [x = Saved(x), weight = Saved(weight), rstd = std::move(result.rstd), eps](auto& back) {
+                  if constexpr (is_recorded<decltype(back)>) {
+                    return give_norm(back, x, weight, false, [&](const Variable& v) {
+                      return mul(v, rsqrt(add_scalar(mean(square(v), {-1}, true), eps)));
+                    });
+                  } else {
+                    NormGrad grads = rms_norm_grad(back.grad(), x.get("rms_norm"), rstd, weight.get("rms_norm"));
+                    back.give(0, std::move(grads.x));
+                    back.give(1, std::move(grads.weight));
+                  }
                 });
 }
 
@@ -172,23 +279,41 @@ Variable batch_norm(const Variable& input, const Variable& scale, const Variable
   Tensor out = std::move(result.out);
   result.out = {};
   return record("batch_norm", {&x, &weight, &bias}, std::move(out),
-                [x = Saved(x), weight = Saved(weight), result = std::move(result), training](Backward& back) {
-                  NormGrad grads = batch_norm_grad(back.grad(), x.get("batch_norm"), result, weight.get("batch_norm"),
-                                                   back.needs(2), training);
-                  back.give(0, std::move(grads.x));
-                  back.give(1, std::move(grads.weight));
-                  back.give(2, std::move(grads.bias));
+                [x = Saved(x), weight = Saved(weight), result = std::move(result), training, eps](auto& back) {
+                  if constexpr (is_recorded<decltype(back)>) {
+                    Shape channels = Dims::filled(x.get("batch_norm").dim(), 1);
+                    channels[1] = x.get("batch_norm").size(1);
+                    Dims dims{0};
+                    for (int d = 2; d < channels.rank(); ++d) dims.push_back(d);
+                    return give_norm(
+                        back, x, weight, true,
+                        [&](const Variable& v) {
+                          if (!training)
+                            return mul(sub(v, result.mean.reshape(channels)), result.rstd.reshape(channels));
+                          return mul(sub(v, mean(v, dims, true)), rsqrt(add_scalar(var(v, dims, 0, true), eps)));
+                        },
+                        channels);
+                  } else {
+                    NormGrad grads = batch_norm_grad(back.grad(), x.get("batch_norm"), result, weight.get("batch_norm"),
+                                                     back.needs(2), training);
+                    back.give(0, std::move(grads.x));
+                    back.give(1, std::move(grads.weight));
+                    back.give(2, std::move(grads.bias));
+                  }
                 });
 }
 
 Variable dropout(const Variable& x, double p, bool training, const PartOf& part) {
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[dropout] expected p in [0, 1], got ", p);
   if (!training || p == 0) return x;
-  const PhiloxKey key = next_random_key();  // the key, not the mask, is kept for backward
+  return dropout(x, p, next_random_key(), part);  // the key, not the mask, is kept for backward
+}
+
+Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part) {
   Tensor out = dropout(x.tensor(), p, key, part);
   if (!needs_grad({&x})) return out;
   return record("dropout", {&x}, std::move(out),
-                [p, key, part](Backward& back) { back.give(0, dropout(back.grad(), p, key, part)); });
+                [p, key, part](auto& back) { back.give(0, dropout(back.grad(), p, key, part)); });
 }
 
 Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_index) {
@@ -196,15 +321,24 @@ Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_
   LOCKSTEP_CHECK(padding_index >= -1 && padding_index < weight.size(0), "[embedding] expected padding_index in [-1, ",
                  weight.size(0), "), got ", padding_index);
   if (!needs_grad({&weight})) return out;
-  return record("embedding", {&weight}, std::move(out),
-                [index = Saved(index), shape = weight.shape(), padding_index](Backward& back) {
-                  // Few rows get a gradient: add them to what is there (a tied output layer's, say) rather than to
-                  // zeros.
-                  const Tensor sum = back.partial(0);
-                  const Tensor whole = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
-                  embedding_grad_(whole, back.grad(), index.get("embedding"), padding_index);
-                  if (!sum.defined()) back.give(0, whole);
-                });
+  return record(
+      "embedding", {&weight}, std::move(out),
+      [index = Saved(index), shape = weight.shape(), padding_index](auto& back) {
+        if constexpr (is_recorded<decltype(back)>) {
+          const Tensor rows = index.get("embedding").reshape({index.get("embedding").numel(), 1});
+          const Variable grad = back.grad().reshape({rows.size(0), shape[1]});
+          const Tensor padded = eq(rows, full({}, double(padding_index), {i64, rows.device()}));
+          const Variable none = zeros(shape, {grad.dtype(), grad.device()});
+          return back.give(0, scatter_add(none, 0, rows.expand(grad.shape()), masked_fill(grad, padded, 0)));
+        } else {
+          // Few rows get a gradient: add them to what is there (a tied output layer's, say) rather than to
+          // zeros.
+          const Tensor sum = back.partial(0);
+          const Tensor whole = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
+          embedding_grad_(whole, back.grad(), index.get("embedding"), padding_index);
+          if (!sum.defined()) back.give(0, whole);
+        }
+      });
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 // kernel write over the incoming gradient when nobody else holds it.
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
+#include "autograd/recorded.h"
 #include "autograd/unary_grad.h"
 #include "tensor/functors.h"
 
@@ -19,7 +20,7 @@ struct Unary {
 };
 
 UnaryGrad derivative(const Unary& info, Saved kept) {
-  return {info.name, info.op, info.args, std::move(kept), info.reads == Reads::zero};
+  return {info.name, info.op, info.args, std::move(kept), info.reads};
 }
 
 Variable unary(const Unary& info, const Variable& x, Tensor out) {
@@ -54,20 +55,22 @@ struct BinaryGrad {
   Saved a, b;
 
   /// Towards a or b. Writes over `grad` where it can: the caller holds a second handle when it is needed again.
-  Tensor part(PointwisePart part, int reads, const Tensor& grad) const {
-    const bool first = part == PointwisePart::grad0, reuse = grad.is_exclusive() && grad.is_contiguous();
-    if (info.op == PointwiseOp::mul && reuse) return mul_(grad, (first ? b : a).get(info.name));
-    if (reads != functor::nothing) return pointwise_grad(info.op, part, {}, grad, a.get(info.name), b.get(info.name));
-    if (first || info.op != PointwiseOp::sub) return grad;
-    return reuse ? neg_(grad) : neg(grad);
+  template <class Back> auto part(Back& back, PointwisePart part, int reads) const {
+    const typename Back::Value& grad = back.grad();
+    const bool first = part == PointwisePart::grad0;
+    if (info.op == PointwiseOp::mul && is_free(grad))
+      return mul_over(grad, first ? back.input(1, b) : back.input(0, a));
+    if (reads != functor::nothing) return pointwise_grad(info.op, part, {}, grad, back.input(0, a), back.input(1, b));
+    return first || info.op != PointwiseOp::sub ? grad : neg_over(grad);
   }
 
-  void operator()(Backward& back) {
+  template <class Back> void operator()(Back& back) {
     if (back.needs(1)) {
-      const Tensor held = back.needs(0) ? back.grad() : Tensor();  // a second holder: not to be written over yet
-      back.give(1, part(PointwisePart::grad1, info.reads1, back.grad()));
+      const auto held =
+          back.needs(0) ? back.grad() : typename Back::Value();  // a second holder: not to be written over
+      back.give(1, part(back, PointwisePart::grad1, info.reads1));
     }
-    if (back.needs(0)) back.give(0, part(PointwisePart::grad0, info.reads0, back.grad()));
+    if (back.needs(0)) back.give(0, part(back, PointwisePart::grad0, info.reads0));
   }
 };
 
@@ -208,9 +211,9 @@ Variable where(const Tensor& condition, const Variable& a, const Variable& b) {
   if (const auto dtype = Autocast::common({&a, &b})) return where(condition, a.to(*dtype), b.to(*dtype));
   Tensor out = where(condition, a.tensor(), b.tensor());
   if (!needs_grad({&a, &b})) return out;
-  return record("where", {&a, &b}, std::move(out), [condition = Saved(condition)](Backward& back) {
+  return record("where", {&a, &b}, std::move(out), [condition = Saved(condition)](auto& back) {
     const Tensor& chosen = condition.get("where");
-    const Tensor zero = zeros({}, {back.grad().dtype(), back.grad().device()});
+    const Value<decltype(back)> zero = zeros({}, {back.grad().dtype(), back.grad().device()});
     if (back.needs(0)) back.give(0, where(chosen, back.grad(), zero));
     if (back.needs(1)) back.give(1, where(chosen, zero, back.grad()));
   });
@@ -222,11 +225,12 @@ Variable addcmul(const Variable& a, const Variable& b, const Variable& c, double
   Tensor out = addcmul(a.tensor(), b.tensor(), c.tensor(), value);
   if (!needs_grad({&a, &b, &c})) return out;
   const Saved kept_b = c.requires_grad() ? Saved(b) : Saved(), kept_c = b.requires_grad() ? Saved(c) : Saved();
-  return record("addcmul", {&a, &b, &c}, std::move(out), [b = kept_b, c = kept_c, value](Backward& back) {
+  return record("addcmul", {&a, &b, &c}, std::move(out), [b = kept_b, c = kept_c, value](auto& back) {
     if (back.needs(0)) back.give(0, back.grad());
-    const Tensor scaled = back.needs(1) || back.needs(2) ? mul_scalar(back.grad(), value) : Tensor();
-    if (back.needs(1)) back.give(1, mul(scaled, c.get("addcmul")));
-    if (back.needs(2)) back.give(2, mul(scaled, b.get("addcmul")));
+    if (!back.needs(1) && !back.needs(2)) return;
+    const auto scaled = mul_scalar(back.grad(), value);
+    if (back.needs(1)) back.give(1, mul(scaled, back.input(2, c)));
+    if (back.needs(2)) back.give(2, mul(scaled, back.input(1, b)));
   });
 }
 
@@ -234,7 +238,7 @@ Variable lerp(const Variable& a, const Variable& b, double weight) {
   if (const auto dtype = Autocast::common({&a, &b})) return lerp(a.to(*dtype), b.to(*dtype), weight);
   Tensor out = lerp(a.tensor(), b.tensor(), weight);
   if (!needs_grad({&a, &b})) return out;
-  return record("lerp", {&a, &b}, std::move(out), [weight](Backward& back) {
+  return record("lerp", {&a, &b}, std::move(out), [weight](auto& back) {
     if (back.needs(0)) back.give(0, mul_scalar(back.grad(), 1 - weight));
     if (back.needs(1)) back.give(1, mul_scalar(back.grad(), weight));
   });

@@ -3,6 +3,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
+#include "autograd/recorded.h"
 #include "autograd/tape.h"
 
 namespace lockstep {
@@ -26,20 +27,20 @@ int64_t reduced_count(const Shape& shape, const Dims& dims) {
 }
 
 /// A gradient (or result) with the reduced dims put back as size 1, so that it broadcasts against x.
-Tensor put_back(const Tensor& grad, const Shape& shape, const Dims& dims) {
+template <class T> T put_back(const T& grad, const Shape& shape, const Dims& dims) {
   return grad.reshape(kept_shape(shape, dims));
 }
 
 /// Products of all elements but one, of rows: from the left times from the right. No division, so zeros are exact.
-Tensor products_of_others(const Tensor& rows) {
+template <class T> T products_of_others(const T& rows) {
   const int64_t n = rows.size(1);
-  const Tensor one = ones({rows.size(0), 1}, {rows.dtype(), rows.device()});
-  const Tensor left = cumprod(cat({one, rows.narrow(1, 0, n - 1)}, 1), 1);
-  const Tensor right = flip(cumprod(cat({one, flip(rows.narrow(1, 1, n - 1), {1})}, 1), 1), {1});
+  const T one = ones({rows.size(0), 1}, {rows.dtype(), rows.device()});
+  const T left = cumprod(cat(std::vector<T>{one, rows.narrow(1, 0, n - 1)}, 1), 1);
+  const T right = flip(cumprod(cat(std::vector<T>{one, flip(rows.narrow(1, 1, n - 1), {1})}, 1), 1), {1});
   return mul(left, right);
 }
 
-Tensor prod_grad(const Tensor& grad, const Tensor& x, const Dims& dims) {
+template <class T> T prod_grad(const T& grad, const T& x, const Dims& dims) {
   // The reduced dims go to the end and become one.
   const Shape kept = kept_shape(x.shape(), dims);
   Dims order, inverse = Dims::filled(x.dim(), 0);
@@ -47,23 +48,33 @@ Tensor prod_grad(const Tensor& grad, const Tensor& x, const Dims& dims) {
     for (int d = 0; d < x.dim(); ++d)
       if (reduced == (dims.empty() || (kept[d] == 1 && x.shape()[d] != 1))) order.push_back(d);
   for (int i = 0; i < order.rank(); ++i) inverse[int(order[i])] = i;
-  const Tensor moved = x.permute(order);
+  const T moved = x.permute(order);
   const int64_t n = reduced_count(x.shape(), dims);
-  if (x.numel() == 0) return zeros_like(x);
-  const Tensor others = products_of_others(moved.reshape({x.numel() / n, n})).view(moved.shape()).permute(inverse);
+  if (x.numel() == 0) return zeros_like(bare(x));
+  const T others = products_of_others(moved.reshape({x.numel() / n, n})).view(moved.shape()).permute(inverse);
   return mul(others, put_back(grad, x.shape(), dims));
+}
+
+/// grad / out * factor, and 0 where out, a length, is 0.
+template <class Back>
+auto over_length(Back& back, const Saved& out, const Shape& shape, const Dims& dims, double factor) {
+  auto length = put_back<Value<Back>>(back.output(out), shape, dims);
+  const Tensor none = eq(bare(length), zeros_like(bare(length)));
+  if constexpr (Back::is_recorded) length = masked_fill(length, none, 1);  // so that no derivative has 0 / 0
+  const auto scale = div(put_back(back.grad(), shape, dims), length);
+  return fill_over(factor == 1 ? scale : scale_over(scale, factor), none, 0);
 }
 
 Variable extreme(const char* name, const Variable& x, const Dims& dims, Tensor out) {
   if (!needs_grad({&x})) return out;
   Saved kept = out;
-  return record(name, {&x}, std::move(out), [name, x = Saved(x), out = std::move(kept), dims](Backward& back) {
+  return record(name, {&x}, std::move(out), [name, x = Saved(x), out = std::move(kept), dims](auto& back) {
     const Tensor& values = x.get(name);
     const Shape& shape = values.shape();
     const Tensor at = eq(values, put_back(out.get(name), shape, dims));
     const Tensor ties =
         sum(at, dims, true).to(size_of(values.dtype()) == 2 ? f32 : values.dtype());  // more than f16 can count
-    const Tensor share = div(put_back(back.grad(), shape, dims).to(ties.dtype()), ties).to(values.dtype());
+    const auto share = div(put_back(back.grad(), shape, dims).to(ties.dtype()), ties).to(values.dtype());
     back.give(0, mul(at.to(values.dtype()), share));
   });
 }
@@ -73,13 +84,13 @@ VariableIndices picked(const char* name, const Variable& x, int64_t dim, bool ke
   if (!needs_grad({&x})) return {std::move(result.values), std::move(result.indices)};
   const Tensor indices = result.indices;
   Variable values = record(name, {&x}, std::move(result.values),
-                           [name, shape = x.shape(), dim, keepdim, at = Saved(indices)](Backward& back) {
-                             Tensor grad = back.grad(), index = at.get(name);
-                             if (shape.rank() > 0 && !keepdim) grad = grad.unsqueeze(dim), index = index.unsqueeze(dim);
-                             const Tensor whole = zeros(shape, {grad.dtype(), grad.device()});
-                             if (shape.rank() == 0) whole.copy_(grad);
-                             else scatter_add_(whole, dim, index, grad);
-                             back.give(0, whole);
+                           [name, shape = x.shape(), dim, keepdim, at = Saved(indices)](auto& back) {
+                             auto grad = back.grad();
+                             if (shape.rank() == 0) return back.give(0, grad);
+                             Tensor index = at.get(name);
+                             if (!keepdim) grad = grad.unsqueeze(dim), index = index.unsqueeze(dim);
+                             const Value<decltype(back)> none = zeros(shape, {grad.dtype(), grad.device()});
+                             back.give(0, scatter_add(none, dim, index, grad));
                            });
   return {std::move(values), indices};
 }
@@ -91,16 +102,21 @@ Tensor scan(bool product, const Tensor& x, int64_t dim, bool reverse) {
   return out;
 }
 
+Tensor cumsum_from_end(const Tensor& x, int64_t dim) { return scan(false, x, dim, true); }
+Variable cumsum_from_end(const Variable& x, int64_t dim) {
+  return x.dim() == 0 ? x : flip(cumsum(flip(x, {dim}), dim), {dim});
+}
+
 /// With r_k = g_k + x_{k+1} r_{k+1}, the gradient is r_k times the product of what lies before k. No division.
-Tensor cumprod_grad(const Tensor& grad, const Tensor& x, int64_t dim) {
+template <class T> T cumprod_grad(const T& grad, const T& x, int64_t dim) {
   if (x.dim() == 0 || x.numel() == 0) return grad;
   const int64_t n = x.size(dim);
-  const Tensor r = empty_like(x), before = ones_like(x);
-  r.select(dim, n - 1).copy_(grad.select(dim, n - 1));
+  std::vector<T> r(static_cast<size_t>(n));
+  r.back() = grad.select(dim, n - 1);
   for (int64_t k = n - 2; k >= 0; --k)
-    r.select(dim, k).copy_(addcmul(grad.select(dim, k), x.select(dim, k + 1), r.select(dim, k + 1)));
-  before.narrow(dim, 1, n - 1).copy_(scan(true, x.narrow(dim, 0, n - 1), dim, false));
-  return mul_(r, before);
+    r[size_t(k)] = addcmul(grad.select(dim, k), x.select(dim, k + 1), r[size_t(k + 1)]);
+  const T one = ones_like(bare(x).narrow(dim, 0, 1));
+  return mul(stack(r, dim), cat(std::vector<T>{one, cumprod(x.narrow(dim, 0, n - 1), dim)}, dim));
 }
 
 }  // namespace
@@ -109,7 +125,7 @@ Variable sum(const Variable& input, const Dims& dims, bool keepdim) {
   const Variable x = Autocast::high(input);
   Tensor out = sum(x.tensor(), dims, keepdim);
   if (!needs_grad({&x})) return out;
-  return record("sum", {&x}, std::move(out), [shape = x.shape(), dims](Backward& back) {
+  return record("sum", {&x}, std::move(out), [shape = x.shape(), dims](auto& back) {
     back.give(0, put_back(back.grad(), shape, dims).expand(shape));
   });
 }
@@ -118,8 +134,8 @@ Variable mean(const Variable& input, const Dims& dims, bool keepdim) {
   const Variable x = Autocast::high(input);
   Tensor out = mean(x.tensor(), dims, keepdim);
   if (!needs_grad({&x})) return out;
-  return record("mean", {&x}, std::move(out), [shape = x.shape(), dims](Backward& back) {
-    const Tensor share = mul_scalar(back.grad(), 1.0 / double(reduced_count(shape, dims)));
+  return record("mean", {&x}, std::move(out), [shape = x.shape(), dims](auto& back) {
+    const auto share = mul_scalar(back.grad(), 1.0 / double(reduced_count(shape, dims)));
     back.give(0, put_back(share, shape, dims).expand(shape));
   });
 }
@@ -129,8 +145,8 @@ Variable prod(const Variable& input, const Dims& dims, bool keepdim) {
   const Variable x = wide(input);
   Tensor out = prod(x.tensor(), dims, keepdim);
   if (!needs_grad({&x})) return wide.round(out);
-  return wide.round(record("prod", {&x}, std::move(out), [x = Saved(x), dims](Backward& back) {
-    back.give(0, prod_grad(back.grad(), x.get("prod"), dims));
+  return wide.round(record("prod", {&x}, std::move(out), [x = Saved(x), dims](auto& back) {
+    back.give(0, prod_grad<Value<decltype(back)>>(back.grad(), back.input(0, x), dims));
   }));
 }
 
@@ -148,11 +164,11 @@ Variable var(const Variable& input, const Dims& dims, double correction, bool ke
   const Variable x = wide(input);
   Tensor out = var(x.tensor(), dims, correction, keepdim);
   if (!needs_grad({&x})) return wide.round(out);
-  return wide.round(record("var", {&x}, std::move(out), [x = Saved(x), dims, correction](Backward& back) {
-    const Tensor& values = x.get("var");
+  return wide.round(record("var", {&x}, std::move(out), [x = Saved(x), dims, correction](auto& back) {
+    const auto& values = back.input(0, x);
     const double n = double(reduced_count(values.shape(), dims));
-    const Tensor scale = mul_scalar(put_back(back.grad(), values.shape(), dims), 2 / (n - correction));
-    back.give(0, mul_(sub(values, mean(values, dims, true)), scale));
+    const auto scale = mul_scalar(put_back(back.grad(), values.shape(), dims), 2 / (n - correction));
+    back.give(0, mul_over(sub(values, mean(values, dims, true)), scale));
   }));
 }
 
@@ -163,14 +179,12 @@ Variable stddev(const Variable& input, const Dims& dims, double correction, bool
   if (!needs_grad({&x})) return wide.round(out);
   Saved kept = out;
   return wide.round(
-      record("stddev", {&x}, std::move(out), [x = Saved(x), out = std::move(kept), dims, correction](Backward& back) {
-        const Tensor& values = x.get("stddev");
-        const Tensor deviation = put_back(out.get("stddev"), values.shape(), dims);
+      record("stddev", {&x}, std::move(out), [x = Saved(x), out = std::move(kept), dims, correction](auto& back) {
+        const auto& values = back.input(0, x);
         const double n = double(reduced_count(values.shape(), dims));
-        const Tensor scale =
-            mul_scalar(div(put_back(back.grad(), values.shape(), dims), deviation), 1 / (n - correction));
-        masked_fill_(scale, eq(deviation, zeros_like(deviation)), 0);  // all values equal: 0 as PyTorch, not NaN
-        back.give(0, mul_(sub(values, mean(values, dims, true)), scale));
+        const auto scale =
+            over_length(back, out, values.shape(), dims, 1 / (n - correction));  // all values equal: 0, as PyTorch
+        back.give(0, mul_over(sub(values, mean(values, dims, true)), scale));
       }));
 }
 
@@ -180,12 +194,9 @@ Variable norm(const Variable& input, const Dims& dims, bool keepdim) {
   Tensor out = norm(x.tensor(), dims, keepdim);
   if (!needs_grad({&x})) return wide.round(out);
   Saved kept = out;
-  return wide.round(record("norm", {&x}, std::move(out), [x = Saved(x), out = std::move(kept), dims](Backward& back) {
-    const Tensor& values = x.get("norm");
-    const Tensor length = put_back(out.get("norm"), values.shape(), dims);
-    const Tensor scale = div(put_back(back.grad(), values.shape(), dims), length);
-    masked_fill_(scale, eq(length, zeros_like(length)), 0);
-    back.give(0, mul(values, scale));
+  return wide.round(record("norm", {&x}, std::move(out), [x = Saved(x), out = std::move(kept), dims](auto& back) {
+    const auto& values = back.input(0, x);
+    back.give(0, mul(values, over_length(back, out, values.shape(), dims, 1)));
   }));
 }
 
@@ -195,14 +206,13 @@ Variable logsumexp(const Variable& input, const Dims& dims, bool keepdim) {
   Tensor out = logsumexp(x.tensor(), dims, keepdim);
   if (!needs_grad({&x})) return wide.round(out);
   Saved kept = out;
-  return wide.round(
-      record("logsumexp", {&x}, std::move(out), [x = Saved(x), out = std::move(kept), dims](Backward& back) {
-        const Tensor& values = x.get("logsumexp");
-        const Tensor log = put_back(out.get("logsumexp"), values.shape(), dims);
-        const Tensor nothing = full({}, -std::numeric_limits<double>::infinity(), {log.dtype(), log.device()});
-        const Tensor finite = masked_fill(log, eq(log, nothing), 0);  // -inf everywhere: gradient 0
-        back.give(0, mul_(exp_(sub(values, finite)), put_back(back.grad(), values.shape(), dims)));
-      }));
+  return wide.round(record("logsumexp", {&x}, std::move(out), [x = Saved(x), out = std::move(kept), dims](auto& back) {
+    const auto& values = back.input(0, x);
+    const auto log = put_back<Value<decltype(back)>>(back.output(out), values.shape(), dims);
+    const Tensor nothing = full({}, -std::numeric_limits<double>::infinity(), {log.dtype(), log.device()});
+    const auto finite = masked_fill(log, eq(bare(log), nothing), 0);  // -inf everywhere: gradient 0
+    back.give(0, mul_over(exp_over(sub(values, finite)), put_back(back.grad(), values.shape(), dims)));
+  }));
 }
 
 VariableIndices max(const Variable& x, int64_t dim, bool keepdim) {
@@ -222,8 +232,7 @@ Variable cumsum(const Variable& input, int64_t dim) {
   const Variable x = Autocast::high(input);
   Tensor out = cumsum(x.tensor(), dim);
   if (!needs_grad({&x})) return out;
-  return record("cumsum", {&x}, std::move(out),
-                [dim](Backward& back) { back.give(0, scan(false, back.grad(), dim, true)); });
+  return record("cumsum", {&x}, std::move(out), [dim](auto& back) { back.give(0, cumsum_from_end(back.grad(), dim)); });
 }
 
 Variable cumprod(const Variable& input, int64_t dim) {
@@ -231,8 +240,8 @@ Variable cumprod(const Variable& input, int64_t dim) {
   const Variable x = wide(input);
   Tensor out = cumprod(x.tensor(), dim);
   if (!needs_grad({&x})) return wide.round(out);
-  return wide.round(record("cumprod", {&x}, std::move(out), [x = Saved(x), dim](Backward& back) {
-    back.give(0, cumprod_grad(back.grad(), x.get("cumprod"), dim));
+  return wide.round(record("cumprod", {&x}, std::move(out), [x = Saved(x), dim](auto& back) {
+    back.give(0, cumprod_grad<Value<decltype(back)>>(back.grad(), back.input(0, x), dim));
   }));
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "autograd/leaf_collector.h"
 #include "autograd/tape.h"
 
 namespace lockstep {

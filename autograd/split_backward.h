@@ -34,4 +34,8 @@ class SplitBackward {
 /// ones are left out.
 Variable joined(const std::vector<Variable>& roots, std::vector<Tensor> grads);
 
+/// Gradients of `output` (times `gradient`) as tensors that nobody differentiates; undefined where it does not depend.
+std::vector<Tensor> gradients(const Variable& output, const std::vector<Variable>& inputs, const Tensor& gradient = {},
+                              bool retain_graph = false);
+
 }  // namespace lockstep

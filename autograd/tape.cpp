@@ -8,6 +8,8 @@
 
 #include <algorithm>
 
+#include "autograd/recorded_pass.h"
+#include "autograd/split_backward.h"
 #include "tensor/ops.h"
 #include "trace/trace.h"
 
@@ -21,8 +23,10 @@ thread_local std::vector<std::function<void()>>* end_callbacks = nullptr;
 }  // namespace
 
 void Leaf::run(Backward& backward) {
-  Tensor& incoming = backward.grad();
-  if (!incoming.defined()) return;
+  if (backward.grad().defined()) add(backward.grad());
+}
+
+void Leaf::add(Tensor& incoming) {
   const MemoryScope scope(Memory::gradient);
   if (grad.defined()) {
     LOCKSTEP_CHECK(grad.shape() == incoming.shape(), "[backward] expected to add to a gradient ", incoming.shape(),
@@ -183,17 +187,14 @@ class Pass {
 
 namespace {
 
-void run_pass(const char* op, const Variable& root, const Tensor& gradient, bool retain_graph,
-              std::vector<Pass::Wanted>* wanted) {
-  check_start(op, root, gradient);
-  const NoGrad no_grad;
+/// Runs a pass, and what was left for its end when it is the outermost.
+template <class Fn> void with_callbacks(const char* op, Fn pass) {
   const trace::Scope scope(op, trace::Category::backward);
   std::vector<std::function<void()>> callbacks;
   auto* const outer = end_callbacks;
   if (!outer) end_callbacks = &callbacks;
   try {
-    Pass(retain_graph, wanted)
-        .run({root.impl()->node, root.impl()->output}, gradient.defined() ? gradient : ones_like(root.tensor()));
+    pass();
     if (!outer)
       for (size_t i = 0; i < callbacks.size(); ++i) callbacks[i]();
   } catch (...) {
@@ -203,14 +204,30 @@ void run_pass(const char* op, const Variable& root, const Tensor& gradient, bool
   end_callbacks = outer;
 }
 
+void run_pass(const char* op, const Variable& root, const Tensor& gradient, bool retain_graph,
+              std::vector<Pass::Wanted>* wanted) {
+  check_start(op, root, gradient);
+  const NoGrad no_grad;
+  with_callbacks(op, [&] {
+    Pass(retain_graph, wanted)
+        .run({root.impl()->node, root.impl()->output}, gradient.defined() ? gradient : ones_like(root.tensor()));
+  });
+}
+
 }  // namespace
 
 void Variable::backward(const Tensor& gradient, bool retain_graph) const {
   run_pass("backward", *this, gradient, retain_graph, nullptr);
 }
 
-std::vector<Tensor> grad(const Variable& output, const std::vector<Variable>& inputs, const Tensor& gradient,
-                         bool retain_graph) {
+void Variable::backward(const BackwardOptions& options) const {
+  if (!options.create_graph) return backward(options.gradient, options.retain_graph);
+  check_start("backward", *this, options.gradient);
+  with_callbacks("backward", [&] { backward_recorded(*this, options.gradient); });
+}
+
+std::vector<Tensor> gradients(const Variable& output, const std::vector<Variable>& inputs, const Tensor& gradient,
+                              bool retain_graph) {
   std::vector<Pass::Wanted> wanted;
   for (const Variable& input : inputs) {
     LOCKSTEP_CHECK(input.requires_grad(), "[grad] expected every input to require grad, input ", wanted.size(),

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -25,9 +26,13 @@ struct Edge {
 };
 
 struct UnaryGrad;
+class Saved;
+class RecordedBackward;  // as Backward, on the tape: autograd/recorded.h
 /// What a derivative sees: the gradients of its outputs, and where to put those of its inputs.
 class Backward {
  public:
+  using Value = Tensor;
+  static constexpr bool is_recorded = false;
   Backward(Node& node, bool retains, bool folds) : node_(node), retains_(retains), folds_(folds) {}
   /// The graph is kept for another pass, so nothing saved may be overwritten.
   bool retains() const { return retains_; }
@@ -44,6 +49,8 @@ class Backward {
   /// The derivative of what made input i, when its gradient comes from here alone and nobody looks at it: what is given
   /// must have gone through it. Else null.
   const UnaryGrad* fold(int i) const;
+  const Tensor& input(int i, const Saved& saved) const;  // what was saved of it
+  const Tensor& output(const Saved& saved, int i = 0) const;
 
  private:
   Node& node_;
@@ -73,8 +80,8 @@ class Node {
 
   /// Computes the gradients of the inputs.
   virtual void run(Backward& backward) = 0;
-  /// Frees what was saved.
-  virtual void release_saved() = 0;
+  virtual void run(RecordedBackward& backward);  ///< on the tape; Error when the derivative cannot be recorded
+  virtual void release_saved() = 0;              ///< frees what was saved
   /// The derivative, where a product may fold it into the gradient that it makes.
   virtual const UnaryGrad* unary() const { return nullptr; }
 
@@ -99,6 +106,7 @@ class Node {
 
  private:
   friend class Pass;
+  friend class RecordedPass;
   friend class Backward;
   static void destroy(Node* node);
 
@@ -119,8 +127,10 @@ class Leaf final : public Node {
   explicit Leaf(const Tensor& tensor) : Node(LeafTag{}, tensor) {}
   void run(Backward&) override;
   void release_saved() override {}
+  void add(Tensor& incoming);  ///< to .grad, and tells who listens
 
   Tensor grad;
+  Variable recorded_grad;  // what backward with create_graph has left
   std::vector<std::pair<int, LeafHook>> on_complete;
 };
 
@@ -142,20 +152,6 @@ class Saved {
   uint32_t version_ = 0;
 };
 
-/// Notes the variables wanting a gradient that operations read while recording is off: they come from outside, since
-/// nothing made inside wants one. Activation checkpointing finds its parameters with it. (While recording is on, leaves
-/// only.)
-class LeafCollector {
- public:
-  LeafCollector();
-  ~LeafCollector();
-  LeafCollector(const LeafCollector&) = delete;
-  std::vector<Variable> leaves;  // each once, in order of first use; not leaves alone, see above
-
- private:
-  LeafCollector* previous_;
-};
-
 /// Whether an operation on these inputs must be recorded.
 bool needs_grad(std::initializer_list<const Variable*> inputs);
 bool needs_grad(const std::vector<Variable>& inputs);
@@ -170,6 +166,10 @@ template <class Fn> class Function final : public Node {
  public:
   Function(const char* name, int inputs, int outputs, Fn&& fn) : Node(name, inputs, outputs), fn_(std::move(fn)) {}
   void run(Backward& backward) override { (*fn_)(backward); }
+  void run(RecordedBackward& backward) override {
+    if constexpr (std::is_invocable_v<Fn&, RecordedBackward&>) (*fn_)(backward);
+    else Node::run(backward);
+  }
   void release_saved() override { fn_.reset(); }
   const UnaryGrad* unary() const override {
     if constexpr (std::is_same_v<Fn, UnaryGrad>) return fn_->folds() ? &*fn_ : nullptr;
@@ -186,9 +186,9 @@ template <class Fn> class Function final : public Node {
 ///   Variable mul(const Variable& a, const Variable& b) {
 ///     Tensor out = mul(a.tensor(), b.tensor());
 ///     if (!needs_grad({&a, &b})) return out;
-///     return record("mul", {&a, &b}, out, [a = Saved(a), b = Saved(b)](Backward& back) {
-///       if (back.needs(0)) back.give(0, mul(back.grad(), b.get("mul")));
-///       if (back.needs(1)) back.give(1, mul(back.grad(), a.get("mul")));
+///     return record("mul", {&a, &b}, out, [a = Saved(a), b = Saved(b)](auto& back) {
+///       if (back.needs(0)) back.give(0, mul(back.grad(), back.input(1, b)));
+///       if (back.needs(1)) back.give(1, mul(back.grad(), back.input(0, a)));
 ///     });
 ///   }
 template <class Fn>

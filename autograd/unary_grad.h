@@ -1,6 +1,8 @@
 #pragma once
 // The derivative of every unary pointwise operation, and of an activation inside linear().
+#include "autograd/recorded.h"
 #include "autograd/tape.h"
+#include "tensor/functors.h"
 #include "tensor/ops.h"
 
 namespace lockstep {
@@ -9,15 +11,16 @@ struct UnaryGrad {
   const char* name;
   PointwiseOp op;
   PointwiseArgs args;
-  Saved kept;            // the input or the output, whichever op's derivative reads; undefined: neither
-  bool is_zero = false;  // sign, floor, ...
+  Saved kept;  // the input or the output, whichever op's derivative reads; undefined: neither
+  functor::Reads reads = functor::Reads::none;
 
   /// Whether the product that makes its gradient can go on with it (Backward::fold).
   bool folds() const { return kept.defined(); }
-  void operator()(Backward& back) {
-    if (is_zero) return back.give(0, zeros_like(back.grad()));
+  template <class Back> void operator()(Back& back) {
+    if (reads == functor::Reads::zero) return back.give(0, zeros_like(bare(back.grad())));
     if (op == PointwiseOp::add_scalar) return back.give(0, std::move(back.grad()));
-    back.give(0, pointwise_grad(op, PointwisePart::grad0, args, back.grad(), kept.get(name), {}));
+    const auto& read = reads == functor::Reads::output ? back.output(kept) : back.input(0, kept);
+    back.give(0, pointwise_grad(op, PointwisePart::grad0, args, back.grad(), read, {}));
   }
 };
 

@@ -99,7 +99,7 @@ const Tensor& Variable::checked_grad(const char* op) const {
 }
 
 void Variable::clear_grad() {
-  if (impl_ && impl_->node && impl_->node->is_leaf()) leaf_of(*impl_).grad = {};
+  if (impl_ && impl_->node && impl_->node->is_leaf()) leaf_of(*impl_).grad = {}, leaf_of(*impl_).recorded_grad = {};
   if (impl_ && impl_->retained_grad) *impl_->retained_grad = {};
 }
 

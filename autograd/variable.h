@@ -19,6 +19,13 @@ using GradHook = std::function<Tensor(const Tensor& grad)>;
 /// Runs when the gradient of a leaf is complete in a backward pass: .grad holds it. DDP and ZeRO listen here.
 using LeafHook = std::function<void(Tensor& grad)>;
 
+struct BackwardOptions {
+  Tensor gradient;  // of the variable; of one element it may be left out: 1
+  bool retain_graph = false;
+  /// Records the derivatives too: Variable::recorded_grad() can then be differentiated. Keeps the graph.
+  bool create_graph = false;
+};
+
 class Variable {
  public:
   Variable() = default;
@@ -57,6 +64,9 @@ class Variable {
   /// Runs the tape back from here: adds d this / d leaf to every leaf's grad. Without `gradient` this must have one
   /// element. The graph is freed as it goes unless retain_graph.
   void backward(const Tensor& gradient = {}, bool retain_graph = false) const;
+  void backward(const BackwardOptions& options) const;
+  /// .grad as backward({.create_graph = true}) left it: on the tape, so that it can be differentiated again.
+  Variable recorded_grad() const;
 
   /// Returns an id for remove_hook. Called once a pass, with the whole gradient of this variable.
   int on_grad(GradHook hook);
@@ -151,10 +161,20 @@ class AnomalyMode {
   static void check(const Tensor& tensor, const char* what, const char* name);
 };
 
-/// Gradients of `output` (times `gradient`) with respect to `inputs`, without touching any .grad. An input that the
-/// output does not depend on gives an undefined tensor.
-std::vector<Tensor> grad(const Variable& output, const std::vector<Variable>& inputs, const Tensor& gradient = {},
-                         bool retain_graph = false);
+struct GradOptions {
+  std::vector<Variable> grad_outputs;  // one for each output, like it; an output of one element may go without: 1
+  bool retain_graph = false;
+  bool create_graph = false;  // the gradients are on the tape, and can be differentiated again; keeps the graph
+  bool allow_unused = false;  // an input that no output depends on gives an undefined variable instead of an Error
+};
+
+/// Gradients of the sum of `outputs` (each times its grad_output) with respect to `inputs`; no .grad is touched.
+std::vector<Variable> grad(const std::vector<Variable>& outputs, const std::vector<Variable>& inputs,
+                           const GradOptions& options = {});
+inline std::vector<Variable> grad(const Variable& output, const std::vector<Variable>& inputs,
+                                  const GradOptions& options = {}) {
+  return grad(std::vector<Variable>{output}, inputs, options);
+}
 
 /// Runs once, at the end of the backward pass that is running in this thread (DDP waits for its buckets there).
 void after_backward(std::function<void()> callback);

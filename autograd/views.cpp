@@ -2,6 +2,7 @@
 // elements out, they get zeros, or rather nothing: when the input has collected a gradient already, the part is added
 // in.
 #include "autograd/ops.h"
+#include "autograd/recorded.h"
 #include "autograd/tape.h"
 
 namespace lockstep {
@@ -16,7 +17,7 @@ template <class Fn> Variable viewed(const char* name, const Variable& x, Tensor 
 }
 
 /// `region` picks the elements that the view showed out of a tensor like the input.
-template <class Fn> void give_region(Backward& back, const Shape& shape, Fn region) {
+template <class Fn> void give_region(const Backward& back, const Shape& shape, Fn region) {
   const Tensor& grad = back.grad();
   if (const Tensor sum = back.partial(0); sum.defined()) {
     add_(region(sum), grad);
@@ -27,13 +28,23 @@ template <class Fn> void give_region(Backward& back, const Shape& shape, Fn regi
   back.give(0, whole);
 }
 
+/// Zeros but for `grad` in the region. Its derivative is the view.
+template <class Fn> Variable in_region(const Variable& grad, const Shape& shape, Fn region) {
+  const Tensor whole = zeros(shape, {grad.dtype(), grad.device()});
+  region(whole).copy_(grad.tensor());
+  if (!needs_grad({&grad})) return whole;
+  return record("in_region", {&grad}, whole, [region](auto& back) { back.give(0, region(back.grad())); });
+}
+template <class Fn> void give_region(const RecordedBackward& back, const Shape& shape, Fn region) {
+  back.give(0, in_region(back.grad(), shape, region));
+}
+
 Variable reshaped(const char* name, const Variable& x, Tensor out) {
-  return viewed(name, x, std::move(out),
-                [shape = x.shape()](Backward& back) { back.give(0, back.grad().reshape(shape)); });
+  return viewed(name, x, std::move(out), [shape = x.shape()](auto& back) { back.give(0, back.grad().reshape(shape)); });
 }
 
 Variable same(const char* name, const Variable& x, Tensor out) {
-  return viewed(name, x, std::move(out), [](Backward& back) { back.give(0, std::move(back.grad())); });
+  return viewed(name, x, std::move(out), [](auto& back) { back.give(0, std::move(back.grad())); });
 }
 
 /// The parts of one dim, as one operation: its gradient is written part by part, without zeros in between.
@@ -47,23 +58,33 @@ std::vector<Variable> parts(const Variable& x, std::vector<Tensor> tensors, int6
   std::vector<int64_t> sizes;
   for (const Tensor& tensor : tensors) sizes.push_back(tensor.size(dim));
   const TensorOptions like{x.dtype(), x.device()};
-  results = record("split", std::vector<Variable>{x}, std::move(tensors),
-                   [shape = x.shape(), like, sizes, dim](Backward& back) {
-                     const Tensor sum = back.partial(0);
-                     const Tensor whole = sum.defined() ? sum : empty(shape, like);
-                     int64_t start = 0;
-                     for (size_t i = 0; i < sizes.size(); ++i) {
-                       const Tensor part = whole.narrow(dim, start, sizes[i]);
-                       const Tensor& grad = back.grad(int(i));
-                       if (sum.defined()) {
-                         if (grad.defined()) add_(part, grad);
-                       } else {
-                         grad.defined() ? part.copy_(grad) : part.zero_();
-                       }
-                       start += sizes[i];
-                     }
-                     if (!sum.defined()) back.give(0, whole);
-                   });
+  results =
+      record("split", std::vector<Variable>{x}, std::move(tensors), [shape = x.shape(), like, sizes, dim](auto& back) {
+        if constexpr (is_recorded<decltype(back)>) {
+          std::vector<Variable> grads;
+          for (size_t i = 0; i < sizes.size(); ++i) {
+            Shape part = shape;
+            part[int(dim)] = sizes[i];
+            grads.push_back(back.grad(int(i)).defined() ? back.grad(int(i)) : Variable(zeros(part, like)));
+          }
+          return back.give(0, cat(grads, dim));
+        } else {
+          const Tensor sum = back.partial(0);
+          const Tensor whole = sum.defined() ? sum : empty(shape, like);
+          int64_t start = 0;
+          for (size_t i = 0; i < sizes.size(); ++i) {
+            const Tensor part = whole.narrow(dim, start, sizes[i]);
+            const Tensor& grad = back.grad(int(i));
+            if (sum.defined()) {
+              if (grad.defined()) add_(part, grad);
+            } else {
+              grad.defined() ? part.copy_(grad) : part.zero_();
+            }
+            start += sizes[i];
+          }
+          if (!sum.defined()) back.give(0, whole);
+        }
+      });
   for (Variable& result : results) result = as_view(x, std::move(result));
   return results;
 }
@@ -84,42 +105,42 @@ Variable Variable::permute(const Dims& dims) const {
   Dims inverse = dims;
   for (int i = 0; i < dims.rank(); ++i) inverse[normalize_dim("permute", dims[i], dims.rank())] = i;
   return viewed("permute", *this, std::move(out),
-                [inverse](Backward& back) { back.give(0, back.grad().permute(inverse)); });
+                [inverse](auto& back) { back.give(0, back.grad().permute(inverse)); });
 }
 
 Variable Variable::transpose(int64_t a, int64_t b) const {
   return viewed("transpose", *this, tensor().transpose(a, b),
-                [a, b](Backward& back) { back.give(0, back.grad().transpose(a, b)); });
+                [a, b](auto& back) { back.give(0, back.grad().transpose(a, b)); });
 }
 
 Variable Variable::t() const {
-  return viewed("t", *this, tensor().t(), [](Backward& back) { back.give(0, back.grad().t()); });
+  return viewed("t", *this, tensor().t(), [](auto& back) { back.give(0, back.grad().t()); });
 }
 
 Variable Variable::slice(int64_t dim, int64_t start, int64_t end, int64_t step) const {
   return viewed("slice", *this, tensor().slice(dim, start, end, step),
-                [shape = shape(), dim, start, end, step](Backward& back) {
-                  give_region(back, shape, [=](const Tensor& whole) { return whole.slice(dim, start, end, step); });
+                [shape = shape(), dim, start, end, step](auto& back) {
+                  give_region(back, shape, [=](const auto& whole) { return whole.slice(dim, start, end, step); });
                 });
 }
 
 Variable Variable::narrow(int64_t dim, int64_t start, int64_t length) const {
   return viewed("narrow", *this, tensor().narrow(dim, start, length),
-                [shape = shape(), dim, start, length](Backward& back) {
-                  give_region(back, shape, [=](const Tensor& whole) { return whole.narrow(dim, start, length); });
+                [shape = shape(), dim, start, length](auto& back) {
+                  give_region(back, shape, [=](const auto& whole) { return whole.narrow(dim, start, length); });
                 });
 }
 
 Variable Variable::select(int64_t dim, int64_t index) const {
-  return viewed("select", *this, tensor().select(dim, index), [shape = shape(), dim, index](Backward& back) {
-    give_region(back, shape, [=](const Tensor& whole) { return whole.select(dim, index); });
+  return viewed("select", *this, tensor().select(dim, index), [shape = shape(), dim, index](auto& back) {
+    give_region(back, shape, [=](const auto& whole) { return whole.select(dim, index); });
   });
 }
 
 Variable Variable::diagonal(int64_t offset, int64_t dim1, int64_t dim2) const {
   return viewed("diagonal", *this, tensor().diagonal(offset, dim1, dim2),
-                [shape = shape(), offset, dim1, dim2](Backward& back) {
-                  give_region(back, shape, [=](const Tensor& whole) { return whole.diagonal(offset, dim1, dim2); });
+                [shape = shape(), offset, dim1, dim2](auto& back) {
+                  give_region(back, shape, [=](const auto& whole) { return whole.diagonal(offset, dim1, dim2); });
                 });
 }
 
@@ -146,14 +167,13 @@ Variable Variable::to(DType dtype) const {
   if (dtype == this->dtype()) return *this;
   Tensor out = tensor().to(dtype);
   if (!is_floating(dtype)) return out;
-  return viewed("to", *this, std::move(out),
-                [was = this->dtype()](Backward& back) { back.give(0, back.grad().to(was)); });
+  return viewed("to", *this, std::move(out), [was = this->dtype()](auto& back) { back.give(0, back.grad().to(was)); });
 }
 
 Variable Variable::to(Device device) const {
   if (device == this->device()) return *this;
   return viewed("to", *this, tensor().to(device),
-                [was = this->device()](Backward& back) { back.give(0, back.grad().to(was)); });
+                [was = this->device()](auto& back) { back.give(0, back.grad().to(was)); });
 }
 
 }  // namespace lockstep

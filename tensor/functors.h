@@ -42,6 +42,15 @@ template <class T> LOCKSTEP_HD T times(T a, T b) {
   return wrapping(a, b, [](auto x, auto y) { return x * y; });
 }
 
+// Derivatives are written with what exists for numbers and for variables on the tape (autograd/symbol.h), which can be
+// differentiated again: found by the type of T, so without math:: before them.
+using math::cos, math::erf, math::exp, math::exp_coarse, math::exp_normal, math::expm1, math::log, math::log1p;
+using math::log2, math::sigmoid, math::sin, math::tanh;
+/// condition ? a : b, of values that are there
+template <class T> LOCKSTEP_HD T select(bool condition, T a, T b) { return condition ? a : b; }
+template <class T> LOCKSTEP_HD T power(T x, T y) { return T(std::pow(x, y)); }
+template <class T> LOCKSTEP_HD T logarithm(T x) { return T(std::log(x)); }
+
 template <class T> LOCKSTEP_HD T clip(T x, T low, T high) {
   x = x < low ? low : x;
   return x > high ? high : x;
@@ -66,7 +75,7 @@ struct Abs {
     if constexpr (std::is_integral_v<T>) return x < 0 ? minus(T(0), x) : x;
     else return std::fabs(x);
   }
-  LOCKSTEP_GRAD(input) { return input > T(0) ? g : input < T(0) ? -g : input * T(0); }
+  LOCKSTEP_GRAD(input) { return select(input > T(0), g, select(input < T(0), -g, input * T(0))); }
 };
 struct Sign {
   LOCKSTEP_VALUE { return x > T(0) ? T(1) : x < T(0) ? T(-1) : x == T(0) ? T(0) : x; }
@@ -106,7 +115,7 @@ struct RdivScalar {
 };
 struct Clamp {
   LOCKSTEP_VALUE { return clip(x, a.p, a.q); }
-  LOCKSTEP_GRAD(input) { return (input > a.p) & (input < a.q) ? g : T(0); }  // 0 at its bounds, as PyTorch 2.15
+  LOCKSTEP_GRAD(input) { return select((input > a.p) & (input < a.q), g, T(0)); }  // 0 at its bounds, as PyTorch 2.15
 };
 
 // --- rounding; round goes to even ---
@@ -133,23 +142,23 @@ struct LogicalNot {
 
 // --- exponentials and logarithms ---
 struct Exp : Costly {
-  LOCKSTEP_VALUE { return math::exp(x); }
+  LOCKSTEP_VALUE { return exp(x); }
   LOCKSTEP_GRAD(output) { return g * output; }
 };
 struct Expm1 : Costly {
-  LOCKSTEP_VALUE { return math::expm1(x); }
+  LOCKSTEP_VALUE { return expm1(x); }
   LOCKSTEP_GRAD(output) { return g * (output + T(1)); }
 };
 struct Log : Costly {
-  LOCKSTEP_VALUE { return math::log(x); }
+  LOCKSTEP_VALUE { return log(x); }
   LOCKSTEP_GRAD(input) { return g / input; }
 };
 struct Log2 : Costly {
-  LOCKSTEP_VALUE { return math::log2(x); }
+  LOCKSTEP_VALUE { return log2(x); }
   LOCKSTEP_GRAD(input) { return g / (input * T(0.693147180559945309417)); }
 };
 struct Log1p : Costly {
-  LOCKSTEP_VALUE { return math::log1p(x); }
+  LOCKSTEP_VALUE { return log1p(x); }
   LOCKSTEP_GRAD(input) { return g / (T(1) + input); }
 };
 
@@ -158,40 +167,40 @@ struct Trigonometric : Costly {
   template <class T> LOCKSTEP_HD static bool is_large(T x) { return !(std::fabs(x) < T(math::trig_limit)); }
 };
 struct Sin : Trigonometric {
-  LOCKSTEP_VALUE { return math::sin(x); }
-  LOCKSTEP_GRAD(input) { return g * math::cos(input); }
+  LOCKSTEP_VALUE { return sin(x); }
+  LOCKSTEP_GRAD(input) { return g * cos(input); }
   static double large_value(double x) { return std::sin(x); }
   static double large_grad(double g, double x) { return g * std::cos(x); }
 };
 struct Cos : Trigonometric {
-  LOCKSTEP_VALUE { return math::cos(x); }
-  LOCKSTEP_GRAD(input) { return -g * math::sin(input); }
+  LOCKSTEP_VALUE { return cos(x); }
+  LOCKSTEP_GRAD(input) { return -g * sin(input); }
   static double large_value(double x) { return std::cos(x); }
   static double large_grad(double g, double x) { return -g * std::sin(x); }
 };
 
 struct Tanh : Costly {
-  LOCKSTEP_VALUE { return math::tanh(x); }
+  LOCKSTEP_VALUE { return tanh(x); }
   LOCKSTEP_GRAD(output) { return g * (T(1) - output * output); }
 };
 struct Erf : Costly {
-  LOCKSTEP_VALUE { return math::erf(x); }
-  LOCKSTEP_GRAD(input) { return g * (T(1.12837916709551257390) * math::exp(-(input * input))); }  // 2 / sqrt(pi)
+  LOCKSTEP_VALUE { return erf(x); }
+  LOCKSTEP_GRAD(input) { return g * (T(1.12837916709551257390) * exp(-(input * input))); }  // 2 / sqrt(pi)
 };
 struct Sigmoid : Costly {
-  LOCKSTEP_VALUE { return math::sigmoid(x); }
+  LOCKSTEP_VALUE { return sigmoid(x); }
   LOCKSTEP_GRAD(output) { return g * (output * (T(1) - output)); }
 };
 struct LogSigmoid : Costly {
-  LOCKSTEP_VALUE { return (x > T(0) ? T(0) : x) - math::log1p(math::exp(-std::fabs(x))); }
-  LOCKSTEP_GRAD(input) { return g * math::sigmoid(-input); }
+  LOCKSTEP_VALUE { return (x > T(0) ? T(0) : x) - log1p(exp(-std::fabs(x))); }
+  LOCKSTEP_GRAD(input) { return g * sigmoid(-input); }
 };
 struct Softplus : Costly {  // p: beta, q: threshold
   LOCKSTEP_VALUE {
     const T scaled = x * a.p;
-    return scaled > a.q ? x : math::log1p(math::exp(scaled)) / a.p;
+    return scaled > a.q ? x : log1p(exp(scaled)) / a.p;
   }
-  LOCKSTEP_GRAD(input) { return input * a.p > a.q ? g : g * math::sigmoid(input * a.p); }
+  LOCKSTEP_GRAD(input) { return select(input * a.p > a.q, g, g * sigmoid(input * a.p)); }
 };
 
 // --- activations ---
@@ -199,72 +208,72 @@ struct Softplus : Costly {  // p: beta, q: threshold
 /// is chosen here at the end: an x that is clipped before is a constant there, with which compilers compute g's product
 /// for every element too, and denormal results are slow.
 template <class T> LOCKSTEP_HD T settled(T x, T low, T high, T g, T inside) {
-  return x > high ? g : x < low ? T(0) : inside;
+  return select(x > high, g, select(x < low, T(0), inside));
 }
 
 struct Relu {
   LOCKSTEP_VALUE { return x < T(0) ? T(0) : x; }
-  LOCKSTEP_GRAD(output) { return output <= T(0) ? T(0) : g; }
+  LOCKSTEP_GRAD(output) { return select(output <= T(0), T(0), g); }
 };
 struct LeakyRelu {
   LOCKSTEP_VALUE { return x > T(0) ? x : x * a.p; }
-  LOCKSTEP_GRAD(input) { return input > T(0) ? g : g * a.p; }
+  LOCKSTEP_GRAD(input) { return select(input > T(0), g, g * a.p); }
 };
 struct Elu : Costly {
-  LOCKSTEP_VALUE { return x > T(0) ? x : a.p * math::expm1(x); }
-  LOCKSTEP_GRAD(input) { return input > T(0) ? g : g * (a.p * math::exp(input)); }
+  LOCKSTEP_VALUE { return x > T(0) ? x : a.p * expm1(x); }
+  LOCKSTEP_GRAD(input) { return select(input > T(0), g, g * (a.p * exp(input))); }
 };
 struct Silu : Costly {
-  LOCKSTEP_VALUE { return x * math::sigmoid(x); }
+  LOCKSTEP_VALUE { return x * sigmoid(x); }
   LOCKSTEP_GRAD(input) {
-    const T e = math::exp_normal(-input), s = T(1) / (T(1) + e);
+    const T e = exp_normal(-input), s = T(1) / (T(1) + e);
     return settled(input, T(-85), T(85), g, g * (s + input * s * (e * s)));  // e s is 1 - s, without its rounding
   }
 };
 struct Mish : Costly {  // x tanh(softplus(x)); with e = e^x and n = e (e + 2) the tanh is n / (n + 2)
   LOCKSTEP_VALUE {
-    const T e = math::exp(x > T(20) ? T(20) : x), n = e * (e + T(2));
+    const T e = exp(x > T(20) ? T(20) : x), n = e * (e + T(2));
     return x * (n / (n + T(2)));
   }
   LOCKSTEP_GRAD(input) {
-    const T e = math::exp_normal(input), n = e * (e + T(2)), d = T(1) / (n + T(2)), t = n * d;
+    const T e = exp_normal(input), n = e * (e + T(2)), d = T(1) / (n + T(2)), t = n * d;
     // 1 - t^2 = (1 + t) * 2 d, and the derivative of softplus is e / (1 + e)
     return settled(input, T(-85), T(20), g, g * (t + input * ((T(1) + t) * (T(2) * d)) * (e / (T(1) + e))));
   }
 };
 struct GeluErf : Costly {
-  LOCKSTEP_VALUE { return x * (T(0.5) * (T(1) + math::erf(x * T(0.70710678118654752440)))); }
+  LOCKSTEP_VALUE { return x * (T(0.5) * (T(1) + erf(x * T(0.70710678118654752440)))); }
   LOCKSTEP_GRAD(input) {
-    const T normal = T(0.39894228040143267794) * math::exp(T(-0.5) * input * input);  // 1 / sqrt(2 pi)
+    const T normal = T(0.39894228040143267794) * exp(T(-0.5) * input * input);  // 1 / sqrt(2 pi)
     return settled(input, T(-15), T(15), g,
-                   g * (T(0.5) * (T(1) + math::erf(input * T(0.70710678118654752440))) + input * normal));
+                   g * (T(0.5) * (T(1) + erf(input * T(0.70710678118654752440))) + input * normal));
   }
 };
 struct GeluTanh : Costly {  // x / 2 (1 + tanh u) = x / (1 + e^-2u) with 2u = 2 sqrt(2 / pi) (x + 0.044715 x^3)
   LOCKSTEP_VALUE {
     const T minus_2u = x * (T(-1.59576912160573071176) - T(0.07135481627260025) * (x * x));
-    return x / (T(1) + math::exp_coarse(minus_2u));
+    return x / (T(1) + exp_coarse(minus_2u));
   }
   LOCKSTEP_GRAD(input) {
     const T square = input * input,
-            e = math::exp_normal(input * (T(-1.59576912160573071176) - T(0.07135481627260025) * square));
+            e = exp_normal(input * (T(-1.59576912160573071176) - T(0.07135481627260025) * square));
     const T s = T(1) / (T(1) + e), slope = T(1.59576912160573071176) + T(3 * 0.07135481627260025) * square;
     return settled(input, T(-10), T(10), g, g * (s + input * slope * s * (e * s)));
   }
 };
 struct Hardswish {
   LOCKSTEP_VALUE { return x * (clip(x + T(3), T(0), T(6)) / T(6)); }
-  LOCKSTEP_GRAD(input) { return input <= T(-3) ? T(0) : input < T(3) ? g * (input / T(3) + T(0.5)) : g; }
+  LOCKSTEP_GRAD(input) { return select(input <= T(-3), T(0), select(input < T(3), g * (input / T(3) + T(0.5)), g)); }
 };
 struct Hardsigmoid {
   LOCKSTEP_VALUE { return clip(x + T(3), T(0), T(6)) / T(6); }
-  LOCKSTEP_GRAD(input) { return (input > T(-3)) & (input < T(3)) ? g / T(6) : T(0); }
+  LOCKSTEP_GRAD(input) { return select((input > T(-3)) & (input < T(3)), g / T(6), T(0)); }
 };
 
 // --- powers ---
 struct PowScalar : Costly {
-  LOCKSTEP_VALUE { return std::pow(x, a.p); }
-  LOCKSTEP_GRAD(input) { return a.p == T(0) ? T(0) : g * (a.p * T(std::pow(input, a.p - T(1)))); }
+  LOCKSTEP_VALUE { return power(x, a.p); }
+  LOCKSTEP_GRAD(input) { return select(a.p == T(0), T(0), g * (a.p * power(input, a.p - T(1)))); }
 };
 #undef LOCKSTEP_VALUE
 #undef LOCKSTEP_GRAD
@@ -296,24 +305,24 @@ struct Div {
   LOCKSTEP_GRAD2(grad1, both) { return -g * ((a / b) / b); }
 };
 struct Pow : Costly {
-  LOCKSTEP_VALUE2 { return std::pow(a, b); }
-  LOCKSTEP_GRAD2(grad0, both) { return b == T(0) ? T(0) : g * (b * T(std::pow(a, b - T(1)))); }
-  LOCKSTEP_GRAD2(grad1, both) { return a == T(0) && b >= T(0) ? T(0) : g * (T(std::pow(a, b)) * T(std::log(a))); }
+  LOCKSTEP_VALUE2 { return power(a, b); }
+  LOCKSTEP_GRAD2(grad0, both) { return select(b == T(0), T(0), g * (b * power(a, b - T(1)))); }
+  LOCKSTEP_GRAD2(grad1, both) { return select((a == T(0)) & (b >= T(0)), T(0), g * (power(a, b) * logarithm(a))); }
 };
 struct Maximum {  // at a tie half the gradient goes to each
   LOCKSTEP_VALUE2 { return (a > b) | (a != a) ? a : b; }
-  LOCKSTEP_GRAD2(grad0, both) { return a < b ? T(0) : a == b ? g / T(2) : g; }
-  LOCKSTEP_GRAD2(grad1, both) { return b < a ? T(0) : a == b ? g / T(2) : g; }
+  LOCKSTEP_GRAD2(grad0, both) { return select(a < b, T(0), select(a == b, g / T(2), g)); }
+  LOCKSTEP_GRAD2(grad1, both) { return select(b < a, T(0), select(a == b, g / T(2), g)); }
 };
 struct Minimum {
   LOCKSTEP_VALUE2 { return (a < b) | (a != a) ? a : b; }
-  LOCKSTEP_GRAD2(grad0, both) { return a > b ? T(0) : a == b ? g / T(2) : g; }
-  LOCKSTEP_GRAD2(grad1, both) { return b > a ? T(0) : a == b ? g / T(2) : g; }
+  LOCKSTEP_GRAD2(grad0, both) { return select(a > b, T(0), select(a == b, g / T(2), g)); }
+  LOCKSTEP_GRAD2(grad1, both) { return select(b > a, T(0), select(a == b, g / T(2), g)); }
 };
 struct SiluMul : Costly {  // silu(a) b: a gate and what it lets through (Shazeer, 2020)
-  LOCKSTEP_VALUE2 { return a * math::sigmoid(a) * b; }
+  LOCKSTEP_VALUE2 { return a * sigmoid(a) * b; }
   LOCKSTEP_GRAD2(grad0, both) { return Silu::grad(g * b, a, {}); }
-  LOCKSTEP_GRAD2(grad1, reads_a) { return g * (a * math::sigmoid(a)); }
+  LOCKSTEP_GRAD2(grad1, reads_a) { return g * (a * sigmoid(a)); }
 };
 #undef LOCKSTEP_VALUE2
 #undef LOCKSTEP_GRAD2

@@ -50,6 +50,7 @@ TEST_CASE("composed: gradients of differences") {
     Inputs inputs;
     for (const Shape& shape : row.shapes) inputs.push_back(drawn(shape));
     CHECK(gradcheck(row.fn, inputs) == "");
+    CHECK(gradgradcheck(row.fn, inputs) == "");
   }
 }
 

@@ -120,6 +120,7 @@ TEST_CASE("losses: gradients of differences") {
     Inputs inputs;
     for (const Shape& shape : row.shapes) inputs.push_back(drawn(shape, row.low, row.high));
     CHECK(gradcheck(row.fn, inputs) == "");
+    CHECK(gradgradcheck(row.fn, inputs) == "");
   }
 }
 

@@ -162,7 +162,7 @@ TEST_CASE("a product folds the derivative before it into its gradient, unless so
       // Asked for its gradient; and where NaNs are looked for, the operation that makes one is named.
       Variable hidden = activate(Variable(data, true), up);
       const Variable loss = sum(linear(hidden, down));
-      CHECK(equal(grad(loss, {hidden}, {}, true)[0],
+      CHECK(equal(grad(loss, {hidden}, {.retain_graph = true})[0].tensor(),
                   matmul(ones({15, 4}, {.dtype = dtype}), down.tensor()).view({3, 5, 33})));
       const AnomalyMode anomaly;
       bool folded = true;
@@ -220,7 +220,7 @@ TEST_CASE("an error inside a pass leaves no gradients behind") {
 TEST_CASE("grad() gives gradients without touching .grad") {
   Variable x = leaf({2}), w = leaf({3}), unused = leaf({1});
   const Variable h = x * w;
-  const auto g = grad(h * h, {x, h, unused}, {}, true);
+  const auto g = grad(h * h, {x, h, unused}, {.retain_graph = true, .allow_unused = true});
   CHECK(g[0].item() == 36);
   CHECK(g[1].item() == 12);
   CHECK(!g[2].defined());

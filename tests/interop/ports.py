@@ -14,7 +14,7 @@ import sys
 
 STEPS = 20
 TRAINED = {  # to below this mean loss of the last tenth of the steps
-    "vae": 225, "mnist_rnn": 0.4, "super_resolution": 0.02, "siamese": 0.15, "time_series": 1e-3, "flow": 1.5, "dcgan": 1.3, "ddpm": 0.6, "unet": 0.25,
+    "vae": 225, "mnist_rnn": 0.4, "super_resolution": 0.02, "siamese": 0.15, "time_series": 1e-3, "flow": 1.5, "dcgan": 1.3, "wgan_gp": -2, "ddpm": 0.6, "unet": 0.25,
     "reinforce": -100, "ppo": -60, "translation": 0.5, "speech": 0.2,
 }
 
@@ -208,6 +208,35 @@ def programs():
             losses.append(loss.item())
         return losses
 
+    def wgan_gp(run):
+        g, d = nn.Module(), nn.Module()
+        g.up1, g.norm1 = nn.ConvTranspose2d(16, 32, 7, bias=False), nn.BatchNorm2d(32)
+        g.up2, g.norm2 = nn.ConvTranspose2d(32, 16, 4, 2, 1, bias=False), nn.BatchNorm2d(16)
+        g.up3 = nn.ConvTranspose2d(16, 1, 4, 2, 1, bias=False)
+        d.down1, d.down2, d.head = nn.Conv2d(1, 16, 4, 2, 1), nn.Conv2d(16, 32, 4, 2, 1), nn.Linear(32 * 49, 1)
+        run.start(g, d)
+        makes, judges = torch.optim.Adam(g.parameters(), 5e-4, (0, 0.9)), torch.optim.Adam(d.parameters(), 5e-4, (0, 0.9))
+
+        def critic(images):
+            return d.head(F.leaky_relu(d.down2(F.leaky_relu(d.down1(images), 0.2)), 0.2).flatten(1)).flatten()
+
+        losses = []
+        for _ in range(STEPS):
+            real = run.digits(16)[0] * 2 - 1
+            made = torch.tanh(g.up3(F.relu(g.norm2(g.up2(F.relu(g.norm1(g.up1(run.normal(16, 16, 1, 1)))))))))
+            gap = critic(made.detach()).mean() - critic(real).mean()
+            between = (made.detach() + (real - made.detach()) * run.uniform(16, 1, 1, 1)).requires_grad_()
+            slope, = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+            loss = gap + 10 * (slope.flatten(1).norm(dim=1) - 1).square().mean()
+            judges.zero_grad()
+            loss.backward()
+            judges.step()
+            makes.zero_grad()
+            (-critic(made).mean()).backward()
+            makes.step()
+            losses.append(loss.item())
+        return losses
+
     def ddpm(run):
         beta = [1e-3 + 0.12 * t / 49 for t in range(50)]
         left, alpha = 1.0, []
@@ -366,7 +395,7 @@ def programs():
 
         return trained(m, torch.optim.Adam(m.parameters(), 5e-3), loss, clip=1)
 
-    return {f.__name__: f for f in (vae, mnist_rnn, super_resolution, siamese, time_series, flow, dcgan, ddpm, unet, reinforce, ppo, translation, speech)}
+    return {f.__name__: f for f in (vae, mnist_rnn, super_resolution, siamese, time_series, flow, dcgan, wgan_gp, ddpm, unet, reinforce, ppo, translation, speech)}
 
 
 def check(golden, build):

@@ -1,0 +1,217 @@
+// Derivatives of derivatives: grad() and backward() with create_graph, and the functions on top. That each operation's
+// derivative can be differentiated is checked beside its first (gradgradcheck in ops_test.cpp).
+#include <doctest/doctest.h>
+
+#include "autograd/checkpoint.h"
+#include "autograd/functional.h"
+#include "autograd/gradcheck.h"
+#include "autograd/losses.h"
+#include "autograd/ops.h"
+#include "autograd/tape.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+
+namespace {
+
+Variable f64_leaf(std::initializer_list<double> values) { return Variable(Tensor::from(values).to(f64), true); }
+
+Variable random_f64(const Shape& shape) {
+  const Tensor x = empty(shape, {.dtype = f64});
+  uniform_(x, -1, 1);
+  return Variable(x, true);
+}
+
+double most(const Tensor& a, const Tensor& b) { return a.numel() == 0 ? 0 : max(abs(sub(a, b))).item(); }
+
+const GradOptions recorded{.create_graph = true};
+
+}  // namespace
+
+TEST_CASE("second derivatives: a chain of them is that of the function") {
+  const Variable x = f64_leaf({0.5, -1.25, 2});
+  Variable y = sum(mul(square(square(x)), tanh(x)));
+  std::vector<Variable> derivatives;
+  for (int order = 0; order < 4; ++order) {
+    y = sum(grad(y, {x}, recorded)[0]);
+    derivatives.push_back(y);
+  }
+  // By differences of the order before.
+  const double eps = 1e-5;
+  for (int order = 1; order < 4; ++order) {
+    const auto at = [&](double shift) {
+      const Variable moved(add_scalar(x.tensor(), shift), true);
+      Variable v = sum(mul(square(square(moved)), tanh(moved)));
+      for (int k = 0; k < order; ++k) v = sum(grad(v, {moved}, recorded)[0]);
+      return v.item();
+    };
+    CHECK(derivatives[size_t(order)].item() == doctest::Approx((at(eps) - at(-eps)) / (2 * eps)).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("second derivatives: grad() takes several outputs, their gradients, and inputs that are not used") {
+  const Variable x = f64_leaf({3}), w = f64_leaf({2}), unused = f64_leaf({1});
+  const Variable h = x * w, other = x * x;
+  for (const bool create : {false, true}) {
+    const GradOptions keep{.retain_graph = true, .create_graph = create};
+    CHECK(grad({h, other}, {x}, keep)[0].item() == 2 + 6);
+    GradOptions weighted = keep;
+    weighted.grad_outputs = {f64_leaf({10}), Variable()};
+    CHECK(grad({h, other}, {x, w}, weighted)[1].item() == 30);
+    CHECK(message([&] {
+            grad(h, {x, unused}, keep);
+          }) ==
+          "[grad] no output depends on input 1; leave it out, or pass allow_unused = true for an undefined gradient");
+    GradOptions any = keep;
+    any.allow_unused = true;
+    CHECK(!grad(h, {x, unused}, any)[1].defined());
+    weighted.grad_outputs.pop_back();
+    CHECK(message([&] {
+            grad({h, other}, {x}, weighted);
+          }) == "[grad] expected a grad_output for each of 2 outputs, got 1");
+    CHECK(message([&] { grad(h, {Variable(ones({1}))}, keep); }) ==
+          "[grad] expected every input to require grad, input 0 does not");
+    // What is asked for in between counts from there on.
+    CHECK(grad(h * h, {h, x}, keep)[0].item() == 12);
+    CHECK(grad(h, {x}, keep)[0].requires_grad() == create);
+  }
+  // The gradient that an output is given is differentiated, too.
+  const Variable v = f64_leaf({5});
+  const Variable g = grad(other, {x}, {.grad_outputs = {v}, .create_graph = true})[0];
+  CHECK(grad(g, {v})[0].item() == 6);
+  CHECK(!x.grad().defined());
+}
+
+TEST_CASE("second derivatives: backward leaves gradients on the tape") {
+  Variable x = f64_leaf({2, -1});
+  for (int pass = 1; pass <= 2; ++pass) {
+    sum(x * x * x).backward({.create_graph = true});
+    CHECK(x.grad().to_vector<double>() == std::vector<double>{12. * pass, 3. * pass});
+    CHECK(equal(x.recorded_grad().tensor(), x.grad()));
+  }
+  CHECK(grad(sum(x.recorded_grad()), {x})[0].tensor().to_vector<double>() == std::vector<double>{24, -12});
+  x.clear_grad();
+  CHECK(!x.recorded_grad().defined());
+  // Without create_graph it is backward as ever.
+  (x * x).backward({.gradient = ones({2}, {.dtype = f64})});
+  CHECK(x.grad().to_vector<double>() == std::vector<double>{4, -2});
+  CHECK(!x.recorded_grad().defined());
+}
+
+TEST_CASE("second derivatives: listeners hear of a recorded pass; a hook may look, not replace") {
+  Variable x = f64_leaf({2});
+  const Variable y = x * x;
+  int told = 0, completed = 0;
+  const int looks = x.on_grad([&](const Tensor& g) {
+    told += g.item() == 4;
+    return Tensor();
+  });
+  x.on_grad_complete([&](Tensor&) { ++completed; });
+  sum(y).backward({.create_graph = true});
+  CHECK(told == 1);
+  CHECK(completed == 1);
+  x.remove_hook(looks);
+  x.on_grad([](const Tensor& g) { return g * 0.5; });
+  CHECK(message([&] { grad(y, {x}, recorded); }) ==
+        "[on_grad] expected the hooks of 'leaf' to leave the gradient as it is: another one would not be on the tape "
+        "(create_graph)");
+}
+
+TEST_CASE("second derivatives: what has none says so by name, where it is on the way") {
+  const Variable x = random_f64({4, 1, 3});
+  const Variable loss = ctc_loss(log_softmax(x, 2), Tensor::from<int64_t>({1}, {1, 1}), {4}, {1});
+  const std::string none =
+      "[backward] the derivative of 'ctc_loss' cannot be differentiated again (create_graph); "
+      "compose this step from other operations";
+  CHECK(message([&] { grad(loss, {x}, recorded); }) == none);
+  const Variable w = f64_leaf({2});
+  CHECK(grad(w * w + loss, {w}, recorded)[0].item() == 4);  // not on the way to w
+  const Variable again = checkpoint([](const Variable& in) { return in * in; }, w);
+  CHECK(contains(message([&] { grad(again, {w}, recorded); }), "the derivative of 'checkpoint'"));
+  Variable freed = w * w;
+  freed.backward();
+  CHECK(contains(message([&] { grad(freed, {w}, recorded); }), "was freed by an earlier backward"));
+}
+
+TEST_CASE("second derivatives: of attention with dropout, groups of heads, masks and rows without keys") {
+  manual_seed(3);
+  const Tensor seen = logical_not(eq(tril(ones({4, 6}, {.dtype = f64})), zeros({}, {.dtype = f64})));
+  struct Row {
+    const char* name;
+    AttentionArgs args;
+    Tensor mask;
+  };
+  const Row rows[] = {
+      {"dropout", {.dropout = 0.4}, {}},
+      {"causal", {.causal = true}, {}},
+      {"bool mask", {}, seen},
+      {"a row without keys", {}, logical_not(seen)},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.name);
+    const std::vector<Variable> x{random_f64({1, 4, 4, 3}), random_f64({1, 2, 6, 3}), random_f64({1, 2, 6, 3})};
+    CHECK(gradgradcheck(
+              [&](const std::vector<Variable>& in) { return attention(in[0], in[1], in[2], row.mask, row.args); }, x) ==
+          "");
+  }
+}
+
+TEST_CASE("second derivatives: 16-bit floats and f32 agree with f64 to their precision") {
+  manual_seed(4);
+  const Tensor data = randn({6, 5}, {.dtype = f64}), weight = randn({5, 5}, {.dtype = f64});
+  const auto penalty = [&](DType dtype) {
+    const Variable x(data.to(dtype), true), w(weight.to(dtype), true);
+    const Variable slope = grad(sum(gelu_tanh(linear(x, w))), {x}, recorded)[0];
+    return grad(sum(square(slope)), {w})[0].tensor().to(f64);
+  };
+  const Tensor exact = penalty(f64);
+  const double size = max(abs(exact)).item();
+  for (const auto& [dtype, limit] : {std::pair{f32, 1e-5}, {f16, 2e-2}, {bf16, 1e-1}})
+    CHECK(most(penalty(dtype), exact) < limit * size);
+}
+
+TEST_CASE("functional: jacobian, hessian and their products agree with each other and with formulas") {
+  manual_seed(5);
+  const Tensor a = randn({3, 3}, {.dtype = f64});
+  const Variable x = random_f64({3}), z = random_f64({2, 2});
+  const auto quadratic = [&](const Inputs& in) { return sum(mul(in[0], matmul(a, in[0]))); };
+  const auto both = [&](const Inputs& in) { return mul(matmul(a, tanh(in[0])), sum(square(in[1]))); };
+  // Of x'Ax: (A + A') x and A + A'.
+  const Tensor symmetric = add(a, a.t());
+  CHECK(most(jacobian(quadratic, {x})[0].tensor(), matmul(symmetric, x.tensor())) < 1e-12);
+  CHECK(most(hessian(quadratic, {x})[0][0].tensor(), symmetric) < 1e-12);
+
+  const auto j = jacobian(both, {x, z});
+  CHECK(j[0].shape() == Shape{3, 3});
+  CHECK(j[1].shape() == Shape{3, 2, 2});
+  const Tensor v = randn({3}, {.dtype = f64}), vx = randn({3}, {.dtype = f64}), vz = randn({2, 2}, {.dtype = f64});
+  const auto back = vjp(both, {x, z}, v);
+  CHECK(most(back.value.tensor(), both({x, z}).tensor()) == 0);
+  CHECK(most(back.products[0].tensor(), matmul(v, j[0].tensor())) < 1e-12);
+  CHECK(most(back.products[1].tensor(), einsum("i,ijk->jk", {v, j[1].tensor()})) < 1e-12);
+  const Tensor forward = jvp(both, {x, z}, {vx, vz}).products[0].tensor();
+  CHECK(most(forward, add(matmul(j[0].tensor(), vx), einsum("ijk,jk->i", {j[1].tensor(), vz}))) < 1e-12);
+
+  const auto scalar = [&](const Inputs& in) { return sum(square(both(in))); };
+  const auto h = hessian(scalar, {x, z});
+  CHECK(h[1][0].shape() == Shape{2, 2, 3});
+  CHECK(most(h[1][0].tensor(), h[0][1].tensor().permute({1, 2, 0})) < 1e-10);
+  const auto product = hvp(scalar, {x, z}, {vx, vz});
+  CHECK(most(product.products[0].tensor(),
+             add(matmul(h[0][0].tensor(), vx), einsum("ijk,jk->i", {h[0][1].tensor(), vz}))) < 1e-10);
+  // They can be differentiated again: d/dx of the sum of the Hessian of sum x^3 is 6.
+  const auto cube = [](const Inputs& in) { return sum(in[0] * in[0] * in[0]); };
+  const Variable sum_of_hessian = sum(hessian(cube, {x}, {.create_graph = true})[0][0]);
+  CHECK(most(grad(sum_of_hessian, {x})[0].tensor(), full({3}, 6, {.dtype = f64})) < 1e-12);
+  // Linear functions, and those that do not read an input.
+  CHECK(most(hessian([](const Inputs& in) { return sum(in[0]); }, {x})[0][0].tensor(), zeros({3, 3}, {.dtype = f64})) ==
+        0);
+  CHECK(jacobian([](const Inputs& in) { return in[0] * 2.0; }, {x, z})[1].shape() == Shape{3, 2, 2});
+  CHECK(jacobian([](const Inputs& in) { return in[0].narrow(0, 0, 0); }, {x})[0].shape() == Shape{0, 3});
+  CHECK(message([&] { hessian(both, {x, z}); }) == "[hessian] expected a function of one element, got (3)");
+  CHECK(message([&] { hvp(scalar, {x, z}, {vx}); }) == "[hvp] expected a vector for each of 2 inputs, got 1");
+  CHECK(message([&] {
+          jvp(quadratic, {x}, {vz});
+        }).starts_with("[jvp] expected vector 0 like its input, f64 (3), got f64"));
+  CHECK(message([&] { jacobian(both, {}); }) == "[jacobian] expected at least one input");
+}
