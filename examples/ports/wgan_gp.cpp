@@ -38,14 +38,14 @@ Variable penalty(Critic& critic, const Tensor& real, const Tensor& made, const T
 }
 
 int main(int argc, char** argv) {
-  return ports::run(argc, argv, "digits made up, with a slope held near 1", {.steps = 60, .batch = 16, .lr = 5e-4},
+  return ports::run(argc, argv, "digits made up, with a slope held near 1", {.steps = 80, .batch = 16, .lr = 2e-4},
                     [](ports::Run& run) {
                       Generator generator;
                       Critic critic;
                       run.start(generator);
                       run.start(critic);
-                      ls::optim::Adam makes(generator.parameters(), {.lr = run.lr, .beta1 = 0, .beta2 = 0.9}),
-                          judges(critic.parameters(), {.lr = run.lr, .beta1 = 0, .beta2 = 0.9});
+                      ls::optim::Adam makes(generator.parameters(), {.lr = run.lr, .beta1 = 0.5, .beta2 = 0.9}),
+                          judges(critic.parameters(), {.lr = run.lr, .beta1 = 0.5, .beta2 = 0.9});
                       while (run.next()) {
                         const Tensor real = run.digits(run.batch).images * 2.0 - 1.0;
                         const Variable made = generator(Variable(run.normal({run.batch, 16, 1, 1})));

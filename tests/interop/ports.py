@@ -215,7 +215,7 @@ def programs():
         g.up3 = nn.ConvTranspose2d(16, 1, 4, 2, 1, bias=False)
         d.down1, d.down2, d.head = nn.Conv2d(1, 16, 4, 2, 1), nn.Conv2d(16, 32, 4, 2, 1), nn.Linear(32 * 49, 1)
         run.start(g, d)
-        makes, judges = torch.optim.Adam(g.parameters(), 5e-4, (0, 0.9)), torch.optim.Adam(d.parameters(), 5e-4, (0, 0.9))
+        makes, judges = torch.optim.Adam(g.parameters(), 2e-4, (0.5, 0.9)), torch.optim.Adam(d.parameters(), 2e-4, (0.5, 0.9))
 
         def critic(images):
             return d.head(F.leaky_relu(d.down2(F.leaky_relu(d.down1(images), 0.2)), 0.2).flatten(1)).flatten()
