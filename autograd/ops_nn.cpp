@@ -169,8 +169,7 @@ Variable record_softmax(const char* name, bool log, const Variable& x, int64_t d
   return record(name, {&x}, std::move(out), [name, log, dim, out = std::move(kept)](auto& back) {
     if constexpr (is_recorded<decltype(back)>) {
       const Variable y = back.output(out), g = back.grad();
-      const int64_t d = y.dim() == 0 ? 0 : dim;
-      const Dims dims = y.dim() == 0 ? Dims{} : Dims{d};
+      const Dims dims = y.dim() == 0 ? Dims{} : Dims{dim};
       back.give(0, log ? sub(g, mul(exp(y), sum(g, dims, true))) : mul(y, sub(g, sum(mul(g, y), dims, true))));
     } else {
       back.give(0, softmax_grad(log, back.grad(), out.get(name), dim));

@@ -36,6 +36,12 @@ struct Recording {
   Autocast none{bf16, false};
 };
 
+thread_local int running_passes = 0;
+struct Running {
+  Running() { ++running_passes; }
+  ~Running() { --running_passes; }
+};
+
 Variable start_of(const Variable& root, const Variable& gradient) {
   return gradient.defined() ? gradient : Variable(ones_like(root.tensor()));
 }
@@ -153,7 +159,10 @@ void RecordedPass::collect(const Waiting& waiting) {
   }
 }
 
+bool RecordedPass::running() { return running_passes > 0; }
+
 std::vector<Variable> RecordedPass::run() {
+  const Running running;
   while (!waiting_.empty()) {
     Waiting now = std::move(waiting_.begin()->second);
     waiting_.erase(waiting_.begin());

@@ -20,6 +20,8 @@ class RecordedPass {
   void give(const Edge& edge, const Variable& grad);
   /// Whether a gradient given there is of use.
   bool leads(const Edge& edge) const { return !wanted_ || useful_.count(edge.node.get()); }
+  /// Whether this thread is in one: who keeps parameters elsewhere (ZeRO 3) has to know.
+  static bool running();
   /// Runs everything; gives back the wanted gradients, undefined where nothing flowed.
   std::vector<Variable> run();
 

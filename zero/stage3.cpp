@@ -21,6 +21,7 @@
 #include <map>
 
 #include "autograd/mark.h"
+#include "autograd/recorded_pass.h"
 #include "tensor/ops.h"
 #include "zero/gather.h"
 #include "zero/sharded_optimizer.h"
@@ -221,6 +222,9 @@ void Stage3::release_needed_from(uint64_t number) {
 /// The gradient of a call's output is complete: its nodes run next. Nodes run by descending number, so calls that began
 /// behind this output are done.
 void Stage3::before_backward(size_t c, uint64_t number, uint64_t mark) {
+  LOCKSTEP_CHECK(!RecordedPass::running(),
+                 "[zero] stage 3 gives parameters back before a recorded derivative (create_graph) could read them; "
+                 "train what differentiates gradients with stage 2, or below");
   if (!reducer_->in_pass()) reducer_->begin_pass();
   release_needed_from(number);
   for (const size_t u : callers_[c].units) {

@@ -304,6 +304,32 @@ std::map<std::string, Run> make_table() {
 
 }  // namespace
 
+namespace {
+
+/// The gradients' derivative in the direction `along`: of the sum of gradients times it.
+void compare_second(const Case& c, const Variable& loss, const Inputs& bases, Report& report) {
+  Inputs wanted;
+  std::vector<int> places;
+  for (size_t i = 0; i < bases.size(); ++i)
+    if (c.has(str("along", i))) wanted.push_back(bases[i]), places.push_back(int(i));
+  Variable slope;
+  const auto grads = grad(loss, wanted, {.create_graph = true, .allow_unused = true});
+  for (size_t k = 0; k < grads.size(); ++k) {
+    if (!grads[k].defined()) continue;
+    const Variable part = sum(mul(grads[k], Variable(c.tensor(str("along", places[k])))));
+    slope = slope.defined() ? add(slope, part) : part;
+  }
+  std::vector<Variable> seconds(wanted.size());
+  if (slope.defined() && slope.requires_grad())
+    seconds = grad(slope, wanted, {.retain_graph = true, .allow_unused = true});
+  for (size_t k = 0; k < seconds.size(); ++k)
+    report.compare(str("grad of grad", places[k]),
+                   seconds[k].defined() ? seconds[k].tensor() : zeros_like(wanted[k].tensor()),
+                   c.tensor(str("second", places[k])));
+}
+
+}  // namespace
+
 void run_op(const Case& c, Report& report) {
   static const std::map<std::string, Run> table = make_table();
   const std::string op = c.json().at("op").as_string();
@@ -332,6 +358,7 @@ void run_op(const Case& c, Report& report) {
     loss = loss.defined() ? add(loss, part) : part;
   }
   if (!report.ok()) return;
+  if (loss.defined() && c.has("along0")) compare_second(c, loss, bases, report);
   if (loss.defined() && outputs.size() == 1) outputs[0].backward(c.tensor("gout0"));
   else if (loss.defined()) loss.backward();
   for (size_t i = 0; i < bases.size(); ++i) {

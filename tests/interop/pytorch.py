@@ -764,6 +764,8 @@ def make(seed, number, only):
         for i, leaf in enumerate(leaves):
             if leaf.requires_grad:
                 tensors[f"grad{i}"] = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+        if c.dtype == "f64" and op not in NO_SECOND:
+            second(leaves, outputs, tensors, c)
     return entry, tensors
 
 
@@ -777,10 +779,32 @@ def evaluate(c, fn, dense):
     return leaves, list(out) if isinstance(out, tuple) else [out]
 
 
+NO_SECOND = ("ctc_loss",)
+
+
+def second(leaves, outputs, tensors, c):
+    """The derivative of the gradients in a direction; not where torch has none, or is not finite."""
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    along = [torch.rand(leaf.shape, generator=c.torch_rng, dtype=torch.float64) * 2 - 1 for leaf in wanted]
+    try:
+        parts = [(o * tensors[f"gout{i}"].double()).sum() for i, o in enumerate(outputs) if f"gout{i}" in tensors]
+        grads = torch.autograd.grad(sum(parts), wanted, create_graph=True, allow_unused=True)
+        slopes = [(g * v).sum() for g, v in zip(grads, along) if g is not None and g.requires_grad]
+        seconds = torch.autograd.grad(sum(slopes), wanted, allow_unused=True) if slopes else [None] * len(wanted)
+    except RuntimeError:
+        return
+    seconds = [torch.zeros_like(leaf) if s is None else s for leaf, s in zip(wanted, seconds)]
+    if not all(s.isfinite().all() for s in seconds):
+        return
+    places = [i for i, leaf in enumerate(leaves) if leaf.requires_grad]
+    for i, v, s in zip(places, along, seconds):
+        tensors[f"along{i}"], tensors[f"second{i}"] = v, s
+
+
 def backward(outputs, tensors):
     parts = [(o * tensors[f"gout{i}"].double()).sum() for i, o in enumerate(outputs) if f"gout{i}" in tensors]
     if parts:
-        sum(parts).backward()
+        sum(parts).backward(retain_graph=True)
 
 
 def save(path, cases):

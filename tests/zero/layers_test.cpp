@@ -2,6 +2,7 @@
 // gradients come by its output or by its last states alone; and layers that read parameters in ways of their own.
 #include <doctest/doctest.h>
 
+#include "autograd/variable.h"
 #include "nn/activation.h"
 #include "nn/container.h"
 #include "nn/norm.h"
@@ -51,7 +52,18 @@ struct LayersPlan {
   int ranks = 1;
   std::optional<ZeroOptions> options = {};
   bool ddp = false, wrap = false;
+  bool penalty = false;  ///< of the slope of the sum of outputs in x, as a WGAN's critic has it
 };
+
+/// The loss of one micro-batch; `call` is the model or what wraps it.
+template <class Call> Variable loss_of_layers(Call call, bool penalty) {
+  const Variable x(randn({5, 4, 6}), penalty);
+  const Tensor y = randint(0, 3, {4});
+  const Variable scores = call(x), loss = cross_entropy(scores, y);
+  if (!penalty) return loss;
+  const Variable slope = grad(sum(tanh(scores)), {x}, {.create_graph = true})[0];
+  return loss + mean(square(norm(slope.reshape({20, 6}), {1}) - 1.0));
+}
 
 Tensors train_layers(const LayersPlan& plan) {
   const int accumulation = 4 / plan.ranks;
@@ -71,8 +83,7 @@ Tensors train_layers(const LayersPlan& plan) {
       const auto backward = [&](int64_t micro) {
         manual_seed(99);
         set_random_step(1000 + uint64_t(step), uint64_t(micro));
-        const Tensor x = randn({5, 4, 6}), y = randint(0, 3, {4});
-        (ddp ? cross_entropy((*ddp)(x), y) : cross_entropy(net.call(x), y)).backward();
+        loss_of_layers([&](const Variable& x) { return ddp ? (*ddp)(x) : net.call(x); }, plan.penalty).backward();
       };
       if (zero) {
         backwards(*zero, accumulation, backward);
@@ -99,6 +110,20 @@ Tensors train_layers(const LayersPlan& plan) {
 }
 
 }  // namespace
+
+TEST_CASE("zero: a penalty of a gradient has the same bits under DDP and stages 1 and 2; stage 3 refuses it") {
+  const MakeModel make = [] { return std::make_unique<Mixture>(); };
+  const Tensors one = train_layers({.make = make, .penalty = true});
+  CHECK(differing(one, train_layers({.make = make})) != "");
+  CHECK(differing(one, train_layers({.make = make, .ranks = 2, .ddp = true, .penalty = true})) == "");
+  for (const int stage : {1, 2})
+    CHECK(differing(
+              one, train_layers({.make = make, .ranks = 2, .options = ZeroOptions{.stage = stage}, .penalty = true})) ==
+          "");
+  const ZeroOptions third{.stage = 3, .param_persistence_threshold = 0};
+  CHECK_THROWS_WITH_AS(train_layers({.make = make, .ranks = 1, .options = third, .penalty = true}),
+                       doctest::Contains("train what differentiates gradients with stage 2"), Error);
+}
 
 TEST_CASE("zero: layers have the same bits under DDP, every stage and checkpoints") {
   struct {
