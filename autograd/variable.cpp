@@ -160,7 +160,7 @@ std::ostream& operator<<(std::ostream& out, const Variable& variable) {
 
 void check_start(const char* op, const Variable& root, const Tensor& gradient) {
   LOCKSTEP_CHECK(root.requires_grad(), "[", op,
-                 "] element 0 does not require grad: nothing that made this value wants a gradient");
+                 "] nothing that made this value wants a gradient; was it made in a NoGrad scope, or of data alone?");
   LOCKSTEP_CHECK(gradient.defined() || root.numel() == 1, "[", op, "] expected a gradient for a result of shape ",
                  root.shape(), " (only results of one element need none)");
   LOCKSTEP_CHECK(!gradient.defined() || (gradient.shape() == root.shape() && gradient.dtype() == root.dtype()), "[", op,

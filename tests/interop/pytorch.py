@@ -798,7 +798,7 @@ def second(leaves, outputs, tensors, c):
         return
     places = [i for i, leaf in enumerate(leaves) if leaf.requires_grad]
     for i, v, s in zip(places, along, seconds):
-        tensors[f"along{i}"], tensors[f"second{i}"] = v, s
+        tensors[f"along{i}"], tensors[f"second{i}"] = v, s + 0.0
 
 
 def backward(outputs, tensors):
