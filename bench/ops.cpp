@@ -1,6 +1,7 @@
 // Single operations: forward alone (nothing recorded), and "_fb", forward and backward together with fresh gradients.
 // Names and sizes are those of the peer script ops.py, so that bench/compare can set them side by side.
 #include "autograd/ops.h"
+#include "autograd/split_backward.h"
 
 #include <functional>
 #include <memory>
@@ -35,7 +36,7 @@ void both(const std::string& name, bench::Cost cost, std::function<Inputs()> inp
     Inputs in = inputs();
     for (Variable& x : in) x.requires_grad_();
     const Tensor ones = ones_like(op(in).tensor());
-    return [op, in, ones] { bench::keep(grad(op(in), in, ones)); };
+    return [op, in, ones] { bench::keep(gradients(op(in), in, ones)); };
   });
 }
 
@@ -105,7 +106,7 @@ void rows() {
   });
   bench::add_case("cross_entropy_fb", {}, [] {
     return [x = Variable(randn({512, 50257}), true), target = randint(0, 50257, {512})] {
-      bench::keep(grad(cross_entropy(x, target), {x}, ones({})));
+      bench::keep(gradients(cross_entropy(x, target), {x}, ones({})));
     };
   });
 }
@@ -172,7 +173,7 @@ void sequences() {
   });
   bench::add_case("embedding_fb", {}, [] {
     return [w = Variable(randn({50257, 768}), true), index = randint(0, 50257, {2048}), ones = ones({2048, 768})] {
-      bench::keep(grad(embedding(w, index), {w}, ones));
+      bench::keep(gradients(embedding(w, index), {w}, ones));
     };
   });
 }

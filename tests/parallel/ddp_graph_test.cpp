@@ -208,7 +208,7 @@ TEST_CASE("DDP: retain_graph, two losses in a step, gradient hooks and grad() be
       const auto local = ddp.no_sync();
       sum(layer(ones({1, 2}))).backward();
     }
-    CHECK(grad(sum(layer(ones({1, 2}))), {layer.weight})[0].to_vector<float>() ==
+    CHECK(grad(sum(layer(ones({1, 2}))), {layer.weight})[0].tensor().to_vector<float>() ==
           std::vector<float>{10, 10});  // reduces nothing, forgets nothing
     sum(layer(ones({1, 2}))).backward();
     CHECK(layer.weight.grad().to_vector<float>() == std::vector<float>{20, 20});
