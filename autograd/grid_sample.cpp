@@ -1,4 +1,5 @@
-// Images and volumes at places of one's own: made of gathers, for every corner around a place one.
+// Images and volumes at places of one's own. A pixel with all its channels is a row, of which each place picks some:
+// one for every corner around it. A row of zeros stands for what is outside.
 #include <cmath>
 
 #include "autograd/autocast.h"
@@ -38,9 +39,10 @@ Variable reflected(const Variable& x, double low, double high) {
 
 struct GridSampler {
   const GridSampleOptions& o;
-  Variable x;  ///< (N, C, all pixels)
-  std::vector<int64_t> sizes;
-  Shape places;  ///< (N, 1, all places)
+  Variable rows;   ///< (N * pixels + 1, C)
+  Tensor first;    ///< of each place the first pixel of its image, i64 (N * places)
+  int64_t no_row;  ///< the last one
+  std::vector<int64_t> sizes = {};
 
   /// A place where there is a pixel, by the padding.
   Variable padded(const Variable& at, int64_t size) const {
@@ -49,19 +51,24 @@ struct GridSampler {
     return clipped(o.padding == GridPadding::border ? at : reflected(at, -half, last + half), 0, last);
   }
 
-  /// Pixels at whole places (N, all places) of each dim; zeros where there are none.
+  /// Pixels (N * places, C) at whole places (N * places) of each dim; zeros where there are none.
   Variable pixels(const std::vector<Tensor>& at) const {
     Tensor index, outside;
     for (size_t d = 0; d < at.size(); ++d) {
       const Tensor& t = at[d];
       const double last = double(sizes[d] - 1);
-      const Tensor in = logical_and(ge(t, number_like(0, t)), le(t, number_like(last, t)));  // false of NaN
-      const Tensor whole = masked_fill(t, logical_not(in), 0).to(i64);
+      const Tensor out =
+          logical_not(logical_and(ge(t, number_like(0, t)), le(t, number_like(last, t))));  // true of NaN
+      const Tensor whole = masked_fill(t, out, 0).to(i64);
       index = d == 0 ? whole : add(mul_scalar(index, double(sizes[d])), whole);
-      outside = d == 0 ? logical_not(in) : logical_or(outside, logical_not(in));
+      outside = d == 0 ? out : logical_or(outside, out);
     }
-    const Tensor each = index.view(places).expand({x.size(0), x.size(1), places[2]});
-    return masked_fill(gather(x, 2, each), outside.view(places), 0);
+    return index_select(rows, 0, masked_fill(add(index, first), outside, double(no_row)));
+  }
+  /// One more term of a sum of pixels with weights (N * places).
+  Variable with_term(const Variable& sum, const std::vector<Tensor>& at, const Variable& weight) const {
+    const Variable term = pixels(at), factor = weight.unsqueeze(1);
+    return sum.defined() ? addcmul(sum, term, factor) : mul(term, factor);
   }
 
   Variable nearest(const std::vector<Variable>& at) const {
@@ -90,8 +97,7 @@ struct GridSampler {
         where.push_back(whole[d][up]);
         weight = d == 0 ? weights[d][up] : mul(weight, weights[d][up]);
       }
-      const Variable term = mul(pixels(where), weight.view(places));
-      sum = corner == 0 ? term : add(sum, term);
+      sum = with_term(sum, where, weight);
     }
     return sum;
   }
@@ -114,10 +120,8 @@ struct GridSampler {
     }
     Variable sum;
     for (size_t r = 0; r < 4; ++r)
-      for (size_t s = 0; s < 4; ++s) {
-        const Variable term = mul(pixels({whole[0][r], whole[1][s]}), mul(weights[0][r], weights[1][s]).view(places));
-        sum = r + s == 0 ? term : add(sum, term);
-      }
+      for (size_t s = 0; s < 4; ++s)
+        sum = with_term(sum, {whole[0][r], whole[1][s]}, mul(weights[0][r], weights[1][s]));
     return sum;
   }
 };
@@ -139,8 +143,9 @@ Variable grid_sample(const Variable& input, const Variable& given, const GridSam
       o.mode == Resampling::linear || o.mode == Resampling::nearest || (o.mode == Resampling::cubic && dims == 2), op,
       "expected mode linear or nearest, or cubic of images");
   const Wide wide(input);
-  const int64_t n = input.size(0), c = input.size(1), pixels = numel_of(input.shape()) / std::max<int64_t>(1, n * c);
-  LOCKSTEP_CHECK(pixels > 0 || n * c == 0, op, "expected at least one pixel, got ", input.shape());
+  const int64_t n = input.size(0), c = input.size(1);
+  const int64_t pixels = numel_of(Shape(input.shape().begin() + 2, input.shape().end()));
+  LOCKSTEP_CHECK(pixels > 0, op, "expected at least one pixel, got ", input.shape());
   Shape shape{n, c};
   int64_t count = 1;
   for (int d = 1; d <= dims; ++d) {
@@ -148,19 +153,21 @@ Variable grid_sample(const Variable& input, const Variable& given, const GridSam
     count *= given.size(d);
   }
   const Variable grid = wide(given).to(wide(input).dtype());
-  GridSampler sampler{o, wide(input).reshape({n, c, n * c == 0 ? 0 : pixels}), {}, {n, 1, count}};
+  const Variable rows = wide(input).reshape({n, c, pixels}).transpose(1, 2).reshape({n * pixels, c});
+  const Tensor first = arange(0, double(n * pixels), double(pixels), {.dtype = i64, .device = input.device()});
+  GridSampler sampler{o, pad(rows, {0, 0, 0, 1}), first.view({n, 1}).expand({n, count}).reshape({n * count}),
+                      n * pixels};
   std::vector<Variable> at;
   for (int d = 0; d < dims; ++d) {
     const int64_t size = input.size(d + 2);
-    const Variable place = grid.select(-1, dims - 1 - d).reshape({n, count});
+    const Variable place = grid.select(-1, dims - 1 - d).reshape({n * count});
     sampler.sizes.push_back(size);
     at.push_back(o.align_corners ? (place + 1) * (double(size - 1) / 2) : ((place + 1) * double(size) - 1) * 0.5);
   }
-  if (n * c * count == 0) return wide.round(Variable(zeros(shape, {grid.dtype(), grid.device()})));
   const Variable found = o.mode == Resampling::nearest  ? sampler.nearest(at)
                          : o.mode == Resampling::linear ? sampler.linear(at)
                                                         : sampler.cubic(at);
-  return wide.round(found.reshape(shape));
+  return wide.round(found.reshape({n, count, c}).transpose(1, 2).reshape(shape));
 }
 
 Variable affine_grid(const Variable& theta, const Shape& shape, bool align_corners) {

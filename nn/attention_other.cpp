@@ -117,7 +117,10 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
         scores, logical_not(tril(ones({queries, keys}, {.dtype = boolean, .device = scores.device()}))), -INFINITY);
   if (shown.defined())
     scores = shown.dtype() == boolean ? masked_fill(scores, logical_not(shown), -INFINITY) : scores + shown;
-  const Variable weights = dropout(softmax(scores, -1), o.dropout, is_training());
+  // Who sees nothing gets zeros, as attention() gives.
+  const Tensor most = amax(scores.tensor(), {-1}, true), blind = eq(most, full_like(most, -INFINITY));
+  const Variable seen_weights = masked_fill(softmax(masked_fill(scores, blind, 0), -1), blind, 0);
+  const Variable weights = dropout(seen_weights, o.dropout, is_training());
   return {merge(matmul(weights, h.v)), wanted == AttentionWeights::mean ? mean(weights, {1}) : weights};
 }
 

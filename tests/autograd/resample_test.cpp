@@ -157,6 +157,9 @@ TEST_CASE("resample: what is known of it") {
   CHECK(conv3d(zeros({0, 2, 3, 4, 5}), zeros({3, 2, 1, 1, 1})).shape() == Shape{0, 3, 3, 4, 5});
   CHECK(conv_transpose3d(zeros({0, 2, 3, 4, 5}), zeros({2, 3, 2, 1, 1})).shape() == Shape{0, 3, 4, 4, 5});
   CHECK(grid_sample(zeros({0, 2, 3, 4}), zeros({0, 2, 2, 2})).shape() == Shape{0, 2, 2, 2});
+  const Variable none(zeros({0, 2, 3, 4}), true);
+  sum(grid_sample(none, zeros({0, 1, 2, 2}))).backward();
+  CHECK(none.grad().shape() == Shape{0, 2, 3, 4});
   CHECK(unfold(zeros({0, 2, 3, 4}), {.kernel = {2, 2}}).shape() == Shape{0, 8, 6});
   CHECK(adaptive_max_pool(zeros({0, 2, 3, 4}), {2, 2}).values.shape() == Shape{0, 2, 2, 2});
 }

@@ -104,6 +104,15 @@ TEST_CASE("transformer: layouts, masks and modes agree") {
   const auto [output, weights] = attention(q, k, k, {}, AttentionWeights::mean);
   CHECK(allclose(sum(weights.tensor(), {2}), ones({2, 3})));
   CHECK(allclose(output.tensor(), attention(q, k, k).output.tensor(), 1e-5, 1e-6));
+  Tensor blind = zeros({3, 5}, {.dtype = boolean});  // a query that sees nothing gives zeros, with a gradient
+  blind.select(0, 1).fill_(1);
+  for (const AttentionWeights wanted : {AttentionWeights::none, AttentionWeights::mean}) {
+    const Variable v(randn({2, 5, 8}), true);
+    const Variable y = attention(q, v, v, {.mask = blind}, wanted).output;
+    CHECK(equal(y.tensor().select(1, 1), zeros({2, 8})));
+    sum(y).backward();
+    CHECK(all_finite(v.grad()));
+  }
   CHECK(attention(q, k, k, {}, AttentionWeights::of_heads).weights.shape() == Shape{2, 4, 3, 5});
 }
 
