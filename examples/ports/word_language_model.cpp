@@ -34,9 +34,7 @@ struct WordModel : ls::nn::Layer<WordModel> {
     else if (kind == "gru") gru.emplace(ls::nn::GRU::Options{.input = width, .hidden = width, .layers = 2});
     else
       transformer.emplace(ls::nn::TransformerEncoder::Options{
-          .layer = {.width = width, .heads = 4, .inner = 64, .dropout = 0, .norm_first = true},
-          .layers = 2,
-          .norm = true});
+          .layer = {.width = width, .heads = 4, .inner = 64, .dropout = 0}, .layers = 2});
   }
   /// Scores (T, B, words) of what comes behind each word of (T, B).
   Variable forward(const Tensor& said, State& state) {
