@@ -84,23 +84,33 @@ Parts parts_of(int64_t i, int64_t in, int64_t out, Resampling how, double step, 
   return parts;
 }
 
-/// The weights as a matrix (in, out).
-Tensor dense_axis(const ResampleAxis& axis, const Tensor& like) {
-  std::vector<double> all(size_t(axis.in * axis.out));
-  for (int64_t k = 0; k < axis.taps; ++k)
-    for (int64_t i = 0; i < axis.out; ++i) {
-      const double w = axis.weight[size_t(k * axis.out + i)];
-      if (w != 0) all[size_t((axis.first[size_t(i)] + k) * axis.out + i)] = w;
-    }
-  return Tensor::from(all, {axis.in, axis.out}).to(like.dtype()).to(like.device());
-}
-
-/// For devices without the kernel.
-Tensor by_products(Tensor x, const std::vector<ResampleAxis>& axes) {
-  for (size_t d = 0; d < axes.size(); ++d)
-    if (!axes[d].is_same())
-      x = matmul(x.transpose(int64_t(d) + 2, -1), dense_axis(axes[d], x)).transpose(int64_t(d) + 2, -1);
-  return x.contiguous();
+/// Along dim `d` by operations that every device has: a sum of numbers picked by index, or of many a product.
+Tensor composed_along(const Tensor& x, int64_t d, const ResampleAxis& axis) {
+  const auto like = [&](const std::vector<double>& values, const Shape& shape) {
+    return Tensor::from(values, shape).to(x.dtype()).to(x.device());
+  };
+  if (axis.taps > 4) {
+    std::vector<double> all(size_t(axis.in * axis.out));
+    for (int64_t k = 0; k < axis.taps; ++k)
+      for (int64_t i = 0; i < axis.out; ++i) {
+        const double w = axis.weight[size_t(k * axis.out + i)];
+        if (w != 0) all[size_t((axis.first[size_t(i)] + k) * axis.out + i)] = w;
+      }
+    return matmul(x.transpose(d, -1), like(all, {axis.in, axis.out})).transpose(d, -1);
+  }
+  Shape own = Dims::filled(x.dim(), 1);
+  own[int(d)] = axis.out;
+  Tensor sum;
+  for (int64_t k = 0; k < axis.taps; ++k) {
+    std::vector<int64_t> places;
+    for (const int32_t first : axis.first) places.push_back(first + k);
+    const std::vector<double> weights(axis.weight.begin() + k * axis.out, axis.weight.begin() + (k + 1) * axis.out);
+    Tensor part = index_select(x, d, Tensor::from(places, {axis.out}).to(x.device()));
+    if (std::any_of(weights.begin(), weights.end(), [](double w) { return w != 1; }))
+      part = mul(part, like(weights, own));
+    sum = sum.defined() ? add(sum, part) : part;
+  }
+  return sum;
 }
 
 /// x seen as (units, H, W, C), into out seen so.
@@ -150,10 +160,15 @@ Tensor resample(const Tensor& x, const std::vector<ResampleAxis>& axes) {
     shape[d + 2] = axes[size_t(d)].out;
   }
   if (size_of(x.dtype()) == 2) return resample(x.to(f32), axes).to(x.dtype());
-  if (!x.device().is_cpu()) return by_products(x, axes);
   const TensorOptions options{.dtype = x.dtype(), .device = x.device()};
   const int64_t n = x.size(0), c = x.size(1);
   if (numel_of(shape) == 0) return empty(shape, options);
+  if (!x.device().is_cpu()) {
+    Tensor y = x;
+    for (int d = 0; d < count; ++d)
+      if (!axes[size_t(d)].is_same()) y = composed_along(y, d + 2, axes[size_t(d)]);
+    return y.is_contiguous() && y.storage() != x.storage() ? y : y.clone();
+  }
   if (count == 3) {  // the planes, and the depth of planes: first what makes less of it
     const ResampleAxis& depth = axes[0];
     const auto planes = [&](const Tensor& from) {
