@@ -157,6 +157,9 @@ TEST_CASE("resample: what is known of it") {
   CHECK(conv3d(zeros({0, 2, 3, 4, 5}), zeros({3, 2, 1, 1, 1})).shape() == Shape{0, 3, 3, 4, 5});
   CHECK(conv_transpose3d(zeros({0, 2, 3, 4, 5}), zeros({2, 3, 2, 1, 1})).shape() == Shape{0, 3, 4, 4, 5});
   CHECK(grid_sample(zeros({0, 2, 3, 4}), zeros({0, 2, 2, 2})).shape() == Shape{0, 2, 2, 2});
+  const Variable still(zeros({1, 1, 4, 4}), true);  // a length of 0 has no NaN for a gradient
+  sum(lp_pool(still, 2, PoolArgs())).backward();
+  CHECK(equal(still.grad(), zeros({1, 1, 4, 4})));
   const Variable none(zeros({0, 2, 3, 4}), true);
   sum(grid_sample(none, zeros({0, 1, 2, 2}))).backward();
   CHECK(none.grad().shape() == Shape{0, 2, 3, 4});
