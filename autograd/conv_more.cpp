@@ -2,6 +2,8 @@
 // images does the rest. Its transpose makes such channels, which are then added up at their depths.
 #include "autograd/conv_more.h"
 
+#include <algorithm>
+
 #include "autograd/autocast.h"
 
 namespace lockstep {

@@ -1,5 +1,7 @@
 // Images and volumes at places of one's own. A pixel with all its channels is a row, of which each place picks some:
 // one for every corner around it. A row of zeros stands for what is outside.
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "autograd/autocast.h"

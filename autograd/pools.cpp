@@ -1,6 +1,7 @@
 // Pooling is done dim by dim: of volumes the planes first, then the depth of each place of a plane.
 #include "autograd/pools.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "autograd/autocast.h"

@@ -1,4 +1,5 @@
 // Multi-head attention to other sequences, with masks and weights as torch.nn.MultiheadAttention has them.
+#include <algorithm>
 #include <cmath>
 
 #include "nn/attention.h"
@@ -13,6 +14,14 @@ Tensor added_mask(const Tensor& shown, DType dtype) {
   return masked_fill(zeros(shown.shape(), {.dtype = dtype, .device = shown.device()}), logical_not(shown), -INFINITY);
 }
 
+/// Whether both are the same variable, or the same tensor off the tape.
+bool same_values(const Variable& a, const Variable& b) {
+  if (a.impl() == b.impl()) return true;
+  const Tensor &s = a.tensor(), &t = b.tensor();
+  return !a.requires_grad() && !b.requires_grad() && s.storage() == t.storage() && s.offset() == t.offset() &&
+         s.shape() == t.shape() && s.strides() == t.strides() && s.dtype() == t.dtype();
+}
+
 }  // namespace
 
 /// (B, T, heads * D) as (B, heads, T, D).
@@ -21,7 +30,7 @@ Variable MultiHeadAttention::by_head(const Variable& all, int64_t heads) const {
 }
 
 std::vector<Variable> MultiHeadAttention::reads() {
-  if (!o.cross) return {};
+  if (!o.cross || in_proj.quantized) return {};
   return in_proj.bias.defined() ? std::vector<Variable>{in_proj.weight, in_proj.bias}
                                 : std::vector<Variable>{in_proj.weight};
 }
@@ -71,7 +80,7 @@ Tensor MultiHeadAttention::seen(const AttentionMasks& masks, int64_t batch, int6
 
 AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variable& key, const Variable& value,
                                             const AttentionMasks& masks, AttentionWeights wanted) {
-  const bool alone = key.impl() == query.impl() && value.impl() == query.impl();
+  const bool alone = same_values(key, query) && same_values(value, query);
   for (const Variable* x : {&query, &key, &value})
     LOCKSTEP_CHECK(x->dim() == 3 && x->size(2) == o.embed && x->size(0) == query.size(0) &&
                        x->size(1) == (x == &query ? x : &key)->size(1),
@@ -100,7 +109,7 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
     h = turned(in_proj(query), nullptr);
   } else {
     h.q = by_head(projected(query, 0, o.heads * d), o.heads);
-    if (key.impl() == value.impl()) {
+    if (same_values(key, value)) {
       const auto both = projected(key, o.heads * d, 2 * o.kv_heads * d).split(o.kv_heads * d, 2);
       h.k = by_head(both[0], o.kv_heads), h.v = by_head(both[1], o.kv_heads);
     } else {

@@ -1,5 +1,6 @@
 #include "tensor/resample.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 

@@ -2,6 +2,7 @@
 // result after another. Where lines become more, the lines of x are stretched first, and each is kept while it is used;
 // else x's lines are added first. A line is made alone, so threads take lines.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "tensor/cpu/cpu_kernels.h"

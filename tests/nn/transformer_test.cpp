@@ -104,6 +104,9 @@ TEST_CASE("transformer: layouts, masks and modes agree") {
   const auto [output, weights] = attention(q, k, k, {}, AttentionWeights::mean);
   CHECK(allclose(sum(weights.tensor(), {2}), ones({2, 3})));
   CHECK(allclose(output.tensor(), attention(q, k, k).output.tensor(), 1e-5, 1e-6));
+  MultiHeadAttention self({.embed = 8, .heads = 4, .causal = false});
+  const Tensor t = randn({2, 3, 8});  // a tensor is itself, whatever variables it became
+  CHECK(allclose(self(t, t, t).output.tensor(), self(t).tensor(), 1e-5, 1e-6));
   Tensor blind = zeros({3, 5}, {.dtype = boolean});  // a query that sees nothing gives zeros, with a gradient
   blind.select(0, 1).fill_(1);
   for (const AttentionWeights wanted : {AttentionWeights::none, AttentionWeights::mean}) {
