@@ -98,11 +98,8 @@ AttentionArgs MultiHeadAttention::args(int64_t tokens, Device device) {
 }
 
 MultiHeadAttention::Heads MultiHeadAttention::turned(const Variable& all, const RopeTable::Angles* angles) {
-  const int64_t batch = all.size(0), tokens = all.size(1), d = o.head_size;
+  const int64_t d = o.head_size;
   const auto parts = all.split({o.heads * d, o.kv_heads * d, o.kv_heads * d}, 2);
-  const auto by_head = [&](const Variable& part, int64_t heads) {
-    return part.reshape({batch, tokens, heads, d}).transpose(1, 2);
-  };
   Heads h{by_head(parts[0], o.heads), by_head(parts[1], o.kv_heads), by_head(parts[2], o.kv_heads)};
   if (angles) h.q = angles->turned(h.q), h.k = angles->turned(h.k);
   return h;

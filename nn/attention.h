@@ -36,6 +36,25 @@ struct SequencePart {
   std::function<Variable(const Variable& q, const Variable& k, const Variable& v, const AttentionArgs& args)> attend;
 };
 
+/// What attention may not see, in torch.nn's words: bool masks are true where nothing is seen, floating ones are added
+/// to the scores.
+struct AttentionMasks {
+  Tensor mask = {};     ///< (T, S), or (B * heads, T, S)
+  Tensor padding = {};  ///< of the keys, (B, S)
+  bool causal = false;  ///< query i sees keys up to i
+  bool any() const { return mask.defined() || padding.defined() || causal; }
+};
+/// Which weights a call of attention gives back: they cost the T x S matrix.
+enum class AttentionWeights { none, mean, of_heads };
+struct AttentionOutput {
+  Variable output;   ///< (B, T, embed)
+  Variable weights;  ///< (B, T, S) the mean over heads, (B, heads, T, S), or undefined; behind their dropout
+  void each_variable(const auto& fn) {
+    fn(output);
+    if (weights.defined()) fn(weights);
+  }
+};
+
 /// x (B, T, embed) gives (B, T, embed). in_proj makes queries, keys and values, in this order of rows.
 struct MultiHeadAttention : Layer<MultiHeadAttention> {
   struct Options {
@@ -49,10 +68,20 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
     bool out_bias = true;
     int64_t first_head = 0, all_heads = 0;      ///< set by sliced(): these heads are part of so many
     std::optional<SparsityConfig> sparse = {};  ///< attends to these blocks only
+    bool cross = false;                         ///< keys and values come of other sequences than queries
   };
   explicit MultiHeadAttention(const Options& options);
   /// mask: see attention() in tensor/ops.h
   Variable forward(const Variable& x, const Tensor& mask = {});
+  /// torch.nn.MultiheadAttention: query (B, T, embed), key and value (B, S, embed), which are query itself unless the
+  /// options say cross. Neither rotary nor sparse.
+  AttentionOutput forward(const Variable& query, const Variable& key, const Variable& value,
+                          const AttentionMasks& masks = {}, AttentionWeights wanted = AttentionWeights::none);
+  using Layer::operator();
+  AttentionOutput operator()(const Variable& query, const Variable& key, const Variable& value,
+                             const AttentionMasks& masks, AttentionWeights wanted = AttentionWeights::none) {
+    return Layer::operator()(query, key, value, masks, wanted);  // masks in braces
+  }
   /// Attends to the cached tokens as well, and adds x's to the cache. For generation, without gradients.
   Variable forward(const Variable& x, KvCache& cache);
   /// The same for the rows of several sequences, one behind another: x (1, sum of their tokens, embed).
@@ -62,6 +91,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   void fields(Fields& f) override {
     f("in_proj", in_proj, cut::heads(o.heads, o.kv_heads))("out_proj", out_proj, cut::rows);
   }
+  std::vector<Variable> reads() override;
   void sliced(const PartOf& of) override;
   int64_t share_sequence(const std::shared_ptr<SequencePart>& of) override;
   double flops_beside(int64_t tokens) const override;
@@ -79,6 +109,9 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   };  // (B, H, T, D), (B, G, T, D) twice
   Heads split(const Variable& projected, int64_t position);
   Heads turned(const Variable& projected, const RopeTable::Angles* angles);
+  Variable by_head(const Variable& projected, int64_t heads) const;
+  Variable projected(const Variable& x, int64_t first, int64_t count);
+  Tensor seen(const AttentionMasks& masks, int64_t batch, int64_t queries, int64_t keys, const Variable& like) const;
   Variable in_blocks(const Variable& projected, const std::vector<KvRows>& rows);
   void check_cached(int64_t end) const;
   Variable with_cache(const Variable& projected, KvCache& cache);

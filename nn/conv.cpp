@@ -21,8 +21,12 @@ void init_conv(const Variable& weight, const Variable& bias) {
   if (bias.defined()) init::uniform(bias, -bound, bound);
 }
 
-ConvArgs args_of(const Pair& stride, const Pair& padding, const Pair& dilation, int64_t groups) {
+template <class Size> ConvArgs args_of(const Size& stride, const Size& padding, const Size& dilation, int64_t groups) {
   return {.stride = stride, .padding = padding, .dilation = dilation, .groups = groups};
+}
+
+std::string conv_text(int64_t in, int64_t out, const Dims& kernel, const ConvArgs& args) {
+  return str("in ", in, ", out ", out, ", kernel ", kernel, ", stride ", args.stride, ", padding ", args.padding);
 }
 
 }  // namespace
@@ -34,8 +38,7 @@ Conv2d::Conv2d(const Options& o) : args(args_of(o.stride, o.padding, o.dilation,
   init_conv(weight, bias);
 }
 std::string Conv2d::options() const {
-  return str("in ", weight.size(1) * args.groups, ", out ", weight.size(0), ", kernel ",
-             Dims{weight.size(2), weight.size(3)}, ", stride ", args.stride, ", padding ", args.padding);
+  return conv_text(weight.size(1) * args.groups, weight.size(0), {weight.size(2), weight.size(3)}, args);
 }
 
 Conv1d::Conv1d(const Options& options) : o(options) {
@@ -54,6 +57,39 @@ ConvTranspose2d::ConvTranspose2d(const Options& o)
   weight = parameter({o.in, o.out / o.groups, o.kernel.height, o.kernel.width});
   if (o.bias) bias = parameter({o.out});
   init_conv(weight, bias);
+}
+
+Conv3d::Conv3d(const Options& o) : args(args_of(o.stride, o.padding, o.dilation, o.groups)) {
+  check_channels("Conv3d", o.in, o.out, o.groups);
+  weight = parameter({o.out, o.in / o.groups, o.kernel.depth, o.kernel.height, o.kernel.width});
+  if (o.bias) bias = parameter({o.out});
+  init_conv(weight, bias);
+}
+std::string Conv3d::options() const {
+  return conv_text(weight.size(1) * args.groups, weight.size(0), {weight.size(2), weight.size(3), weight.size(4)},
+                   args);
+}
+
+ConvTranspose1d::ConvTranspose1d(const Options& options) : o(options) {
+  check_channels("ConvTranspose1d", o.in, o.out, o.groups);
+  weight = parameter({o.in, o.out / o.groups, o.kernel});
+  if (o.bias) bias = parameter({o.out});
+  init_conv(weight, bias);
+}
+std::string ConvTranspose1d::options() const {
+  return str("in ", o.in, ", out ", o.out, ", kernel ", o.kernel, ", stride ", o.stride, ", padding ", o.padding);
+}
+
+ConvTranspose3d::ConvTranspose3d(const Options& o)
+    : args(args_of(o.stride, o.padding, o.dilation, o.groups)), output_padding(o.output_padding) {
+  check_channels("ConvTranspose3d", o.in, o.out, o.groups);
+  weight = parameter({o.in, o.out / o.groups, o.kernel.depth, o.kernel.height, o.kernel.width});
+  if (o.bias) bias = parameter({o.out});
+  init_conv(weight, bias);
+}
+std::string ConvTranspose3d::options() const {
+  return conv_text(weight.size(0), weight.size(1) * args.groups, {weight.size(2), weight.size(3), weight.size(4)},
+                   args);
 }
 
 MaxPool2d::MaxPool2d(const Options& o)

@@ -61,6 +61,37 @@ Embedding::Embedding(const Options& o) : padding_index(o.padding_index) {
 
 std::string Embedding::options() const { return str("num ", weight.size(0), ", dim ", weight.size(1)); }
 
+/// Of bags as long as the longest, with rows of minus infinity behind; an empty bag's zeros have no gradient. values:
+/// of index, where rows may not count.
+Variable EmbeddingBag::largest(const Tensor& index, const std::vector<int64_t>& values,
+                               const std::vector<int64_t>& starts) {
+  const int64_t bags = int64_t(starts.size()) - 1, n = index.numel();
+  std::vector<std::vector<int64_t>> kept(static_cast<size_t>(bags));
+  size_t longest = 1;
+  for (size_t bag = 0; bag < size_t(bags); ++bag) {
+    for (int64_t i = starts[bag]; i < starts[bag + 1]; ++i)
+      if (values.empty() || values[size_t(i)] != o.padding_index) kept[bag].push_back(i);
+    longest = std::max(longest, kept[bag].size());
+  }
+  if (n == 0)
+    return add(Variable(zeros({bags, o.dim}, {rows.weight.dtype(), rows.weight.device()})),
+               sum(rows(index), {0}, true));
+  std::vector<int64_t> places(size_t(bags) * longest);
+  std::vector<double> hidden(places.size(), 1), empty_bags;
+  for (size_t bag = 0; bag < size_t(bags); ++bag) {
+    empty_bags.push_back(kept[bag].empty());
+    for (size_t i = 0; i < kept[bag].size(); ++i)
+      places[bag * longest + i] = kept[bag][i], hidden[bag * longest + i] = 0;
+  }
+  const auto mask = [&](const std::vector<double>& numbers, const Shape& shape) {
+    return Tensor::from(numbers, shape).to(boolean).to(index.device());
+  };
+  const int64_t most = int64_t(longest);
+  const Tensor all = index_select(index, 0, Tensor::from(places, {bags * most}).to(index.device()));
+  const Variable picked = masked_fill(rows(all).view({bags, most, o.dim}), mask(hidden, {bags, most, 1}), -INFINITY);
+  return masked_fill(max(picked, 1).values, mask(empty_bags, {bags, 1}), 0);
+}
+
 Variable EmbeddingBag::forward(const Tensor& index, const Tensor& offsets, const Variable& weights) {
   const bool even = index.dim() == 2;
   LOCKSTEP_CHECK(even || index.dim() == 1, "[EmbeddingBag] expected index (n) with offsets, or (bags, n), got ",
@@ -70,11 +101,13 @@ Variable EmbeddingBag::forward(const Tensor& index, const Tensor& offsets, const
                  index.shape(), offsets.defined() ? " and offsets" : " and none");
   LOCKSTEP_CHECK(even || (offsets.dim() == 1 && offsets.dtype() == i64),
                  "[EmbeddingBag] expected offsets i64 (bags), got ", offsets.dtype(), " ", offsets.shape());
-  LOCKSTEP_CHECK(
-      !weights.defined() ||
-          (o.mode == Mode::sum && weights.shape() == index.shape() && weights.dtype() == rows.weight.dtype()),
-      "[EmbeddingBag] expected weights of index's shape ", index.shape(), " in ", rows.weight.dtype(),
-      " and mode sum, got ", weights.shape(), " in ", weights.dtype(), o.mode == Mode::sum ? "" : " and mode mean");
+  LOCKSTEP_CHECK(!weights.defined() || (o.mode == Mode::sum && weights.shape() == index.shape() &&
+                                        weights.dtype() == rows.weight.dtype()),
+                 "[EmbeddingBag] expected weights of index's shape ", index.shape(), " in ", rows.weight.dtype(),
+                 " and mode sum, got ", weights.shape(), " in ", weights.dtype(),
+                 o.mode == Mode::sum    ? ""
+                 : o.mode == Mode::mean ? " and mode mean"
+                                        : " and mode max");
   const int64_t n = index.numel();
   std::vector<int64_t> starts;
   if (even)
@@ -88,6 +121,7 @@ Variable EmbeddingBag::forward(const Tensor& index, const Tensor& offsets, const
 
   const Tensor flat = index.reshape({n});
   const std::vector<int64_t> values = o.padding_index < 0 ? std::vector<int64_t>() : flat.to_vector<int64_t>();
+  if (o.mode == Mode::max) return largest(flat, values, starts);
   const int64_t bags = int64_t(starts.size()) - 1, dim = o.dim;
   std::vector<int64_t> bag_of;
   std::vector<double> counts;

@@ -100,12 +100,12 @@ struct Embedding : Layer<Embedding> {
   std::function<Variable(const Variable& weight, const Tensor& index)> lookup;  ///< stands in for embedding(), when set
 };
 
-/// Sums or means of bags of rows. index i64 (n): bag i is from offsets[i] to the next one's start, offsets i64 (bags),
-/// which begin at 0; with last_offset the end of the last bag stands behind them. index (bags, n): its rows, without
-/// offsets. Gives (bags, dim); an empty bag 0. Rows of padding_index do not count. weights of index's shape: times the
-/// rows, sums only.
+/// Sums, means or maxima of bags of rows. index i64 (n): bag i is from offsets[i] to the next one's start, offsets i64
+/// (bags), which begin at 0; with last_offset the end of the last bag stands behind them. index (bags, n): its rows,
+/// without offsets. Gives (bags, dim); an empty bag 0. Rows of padding_index do not count. weights of index's shape:
+/// times the rows, sums only.
 struct EmbeddingBag : Layer<EmbeddingBag> {
-  enum class Mode { sum, mean };
+  enum class Mode { sum, mean, max };
   struct Options {
     int64_t num, dim;
     Mode mode = Mode::mean;
@@ -121,6 +121,9 @@ struct EmbeddingBag : Layer<EmbeddingBag> {
 
   Options o;
   Embedding rows;
+
+ private:
+  Variable largest(const Tensor& index, const std::vector<int64_t>& values, const std::vector<int64_t>& starts);
 };
 
 /// Scores of the rows of a table, its own (num, dim), which starts N(0, 0.02), or an Embedding's (Press and Wolf,

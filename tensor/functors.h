@@ -263,7 +263,7 @@ struct GeluTanh : Costly {  // x / 2 (1 + tanh u) = x / (1 + e^-2u) with 2u = 2 
 };
 struct Hardswish {
   LOCKSTEP_VALUE { return x * (clip(x + T(3), T(0), T(6)) / T(6)); }
-  LOCKSTEP_GRAD(input) { return select(input <= T(-3), T(0), select(input < T(3), g * (input / T(3) + T(0.5)), g)); }
+  LOCKSTEP_GRAD(input) { return select(input < T(3), select(input <= T(-3), T(0), g * (input / T(3) + T(0.5))), g); }
 };
 struct Hardsigmoid {
   LOCKSTEP_VALUE { return clip(x + T(3), T(0), T(6)) / T(6); }

@@ -77,6 +77,18 @@ struct PoolArgs {
   bool ceil_mode = false, count_include_pad = true;  // the latter for average pooling only
 };
 
+/// How `in` numbers in a row become `out` others: number i is the sum over k < taps of weight[k * out + i] times number
+/// first[i] + k; what has weight 0 is not read. Empty lists: they stay as they are.
+struct ResampleAxis {
+  int64_t in = 1, out = 1, taps = 1;
+  std::vector<int32_t> first = {};
+  std::vector<double> weight = {};
+  bool is_same() const { return first.empty(); }
+};
+struct ResampleArgs {
+  const ResampleAxis &rows, &columns;
+};
+
 struct BlockLayout;  // tensor/block_layout.h
 
 struct AttentionArgs {

@@ -76,7 +76,7 @@ void Run::report(double loss) {
 }
 
 int run(int argc, char** argv, const std::string& about, const Options& defaults,
-        const std::function<void(Run&)>& program) {
+        const std::function<void(Run&)>& program, const std::vector<std::string>& models) {
   CLI::App app(about);
   Run run(defaults);
   uint64_t seed = 1;
@@ -84,6 +84,10 @@ int run(int argc, char** argv, const std::string& about, const Options& defaults
   app.add_option("--batch", run.batch, "samples of a step")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--lr", run.lr, "learning rate")->capture_default_str();
   app.add_option("--seed", seed, "of random numbers")->capture_default_str();
+  if (!models.empty()) {
+    run.model = models[0];
+    app.add_option("--model", run.model, "what learns")->check(CLI::IsMember(models))->capture_default_str();
+  }
   app.add_flag("--golden", run.golden, "numbers by formulas, to compare with the same program in PyTorch");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -5,6 +5,8 @@
 #include <lockstep.h>
 
 #include <functional>
+#include <string>
+#include <vector>
 
 namespace ports {
 
@@ -17,6 +19,7 @@ class Run : public Options {
  public:
   explicit Run(const Options& options) : Options(options) {}
   bool golden = false;
+  std::string model;  ///< of those that run() was given
 
   /// The parameters of a model to begin with: its own; of formulas with --golden.
   void start(lockstep::nn::Module& model) const;
@@ -36,14 +39,16 @@ class Run : public Options {
   void report(const lockstep::Variable& loss) { report(loss.item()); }
 
  private:
-  friend int run(int, char**, const std::string&, const Options&, const std::function<void(Run&)>&);
+  friend int run(int, char**, const std::string&, const Options&, const std::function<void(Run&)>&,
+                 const std::vector<std::string>&);
   int64_t step_ = 0, drawn_ = 0, seen_ = 0;
   double sum_ = 0;
   int64_t counted_ = 0;  ///< of the last tenth of all steps
 };
 
-/// Reads the options, runs the program, and prints the mean loss of the last tenth of its steps. An exit code.
+/// Reads the options, runs the program, and prints the mean loss of the last tenth of its steps. An exit code. models:
+/// what --model may be, the first one if it is not given.
 int run(int argc, char** argv, const std::string& about, const Options& defaults,
-        const std::function<void(Run&)>& program);
+        const std::function<void(Run&)>& program, const std::vector<std::string>& models = {});
 
 }  // namespace ports

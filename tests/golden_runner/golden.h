@@ -85,6 +85,7 @@ Variable apply_views(Variable x, const Json& views);
 // One function for each kind of case.
 void run_op(const Case& c, Report& report);
 void run_layer(const Case& c, Report& report);
+void run_called(const Case& c, Report& report);
 void run_recurrent(const Case& c, Report& report);
 void run_optimizer(const Case& c, Report& report);
 void run_clip(const Case& c, Report& report);

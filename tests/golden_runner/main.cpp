@@ -151,6 +151,7 @@ auto kind_of(const Json& c) -> void (*)(const Case&, Report&) {
   const Json* what = c.find("what");
   if (c.find("op")) return run_op;
   if (c.find("layer")) return run_layer;
+  if (c.find("called")) return run_called;
   if (c.find("recurrent")) return run_recurrent;
   if (c.find("optimizer")) return run_optimizer;
   if (c.find("schedule")) return run_schedule;

@@ -15,7 +15,7 @@ import sys
 STEPS = 20
 TRAINED = {  # to below this mean loss of the last tenth of the steps
     "vae": 225, "mnist_rnn": 0.4, "super_resolution": 0.02, "siamese": 0.15, "time_series": 1e-3, "flow": 1.5, "dcgan": 1.3, "wgan_gp": -2, "ddpm": 0.6, "unet": 0.25,
-    "reinforce": -100, "ppo": -60, "translation": 0.5, "speech": 0.2,
+    "reinforce": -100, "ppo": -60, "translation": 0.5, "speech": 0.2, "word_language_model": 0.65, "word_language_model --model gru": 0.65, "word_language_model --model transformer": 0.65,
 }
 
 
@@ -37,7 +37,8 @@ class Run:
             for name, p in module.named_parameters():
                 if p.dim() < 2 and name.endswith("weight"):
                     continue
-                key = float(sum(ord(c) * (i + 1) for i, c in enumerate(name)))
+                ours = name.replace("in_proj_", "in_proj.")
+                key = float(sum(ord(c) * (i + 1) for i, c in enumerate(ours)))
                 fan = 100 if p.dim() < 2 else p.numel() // p.shape[0]
                 p.data = torch.tensor((2 * number(key, p.numel()) - 1) / math.sqrt(fan), dtype=torch.float32).reshape(p.shape)
 
@@ -395,14 +396,56 @@ def programs():
 
         return trained(m, torch.optim.Adam(m.parameters(), 5e-3), loss, clip=1)
 
-    return {f.__name__: f for f in (vae, mnist_rnn, super_resolution, siamese, time_series, flow, dcgan, wgan_gp, ddpm, unet, reinforce, ppo, translation, speech)}
+    def words(model, forward):
+        """forward(x, state) gives outputs and the next state; all read three small sentences a step."""
+
+        def losses(run):
+            m = nn.Module()
+            m.table, m.decoder = nn.Embedding(14, 32), nn.Linear(32, 14)
+            m.add_module(*model())
+            run.start(m)
+            state = None
+
+            def loss():
+                nonlocal state
+                adjective, subject, verb = (run.uniform(3, 3, 32) * 4).long()
+                the = torch.zeros_like(subject)
+                text = torch.stack([the, adjective + 2, subject + 6, verb + 10, the, (subject + 1) % 4 + 6, the + 1], 1).reshape(21, 32)
+                y, state = forward(m, m.table(text), state)
+                return F.cross_entropy(m.decoder(y).reshape(-1, 14), torch.cat([text[1:], the[:1]]).reshape(-1))
+
+            return trained(m, torch.optim.Adam(m.parameters(), 5e-3), loss, clip=0.25)
+
+        return losses
+
+    def lstm(m, x, state):
+        y, (h, c) = m.lstm(x, state)
+        return y, (h.detach(), c.detach())
+
+    def gru(m, x, state):
+        y, h = m.gru(x, state)
+        return y, h.detach()
+
+    def transformer(m, x, state):
+        place, speed = torch.arange(21.0)[:, None], torch.exp(torch.arange(0, 32, 2.0) * (-math.log(10000) / 32))
+        positions = torch.stack([torch.sin(place * speed), torch.cos(place * speed)], 2).reshape(21, 1, 32)
+        return m.transformer(x * math.sqrt(32) + positions, mask=nn.Transformer.generate_square_subsequent_mask(21), is_causal=True), None
+
+    by_words = {
+        "word_language_model": words(lambda: ("lstm", nn.LSTM(32, 32, 2)), lstm),
+        "word_language_model --model gru": words(lambda: ("gru", nn.GRU(32, 32, 2)), gru),
+        "word_language_model --model transformer": words(
+            lambda: ("transformer", nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, dropout=0), 2, enable_nested_tensor=False)), transformer),
+    }
+    return {f.__name__: f for f in (vae, mnist_rnn, super_resolution, siamese, time_series, flow, dcgan, wgan_gp, ddpm, unet, reinforce, ppo, translation, speech)} | by_words
 
 
 def check(golden, build):
     passed = failed = 0
     for name, wanted in golden.items():
         def said(*words):
-            done = subprocess.run([str(build / "examples" / name), *words], capture_output=True, text=True, timeout=300, env=dict(os.environ, OMP_NUM_THREADS="1"))
+            program, *options = name.split()
+            done = subprocess.run([str(build / "examples" / program), *options, *words], capture_output=True, text=True, timeout=300, env=dict(os.environ, OMP_NUM_THREADS="1"))
             return done.stdout + done.stderr
 
         text = said("--golden", "--steps", str(len(wanted)))

@@ -5,9 +5,11 @@
 #include "autograd/variable.h"
 #include "nn/activation.h"
 #include "nn/container.h"
+#include "nn/conv.h"
 #include "nn/norm.h"
 #include "nn/recurrent.h"
 #include "nn/similarity.h"
+#include "nn/transformer.h"
 #include "parallel/activation_checkpoints.h"
 #include "tests/zero/util.h"
 
@@ -43,6 +45,30 @@ struct Mixture : nn::Layer<Mixture> {
     return head(nn::GLU()(pair(h, x.select(0, 0))));
   }
   void fields(nn::Fields& f) override { f("first", first)("slopes", slopes)("norm", norm)("pair", pair)("head", head); }
+};
+
+/// A decoder's layer, which reads a part of in_proj's weight for queries and another for keys and values.
+struct Reader : nn::Layer<Reader> {
+  nn::Linear in = linear(6, 12);
+  nn::TransformerEncoder encoder{{.layer = {.width = 12, .heads = 3, .inner = 10, .dropout = 0.2}, .layers = 2}};
+  nn::TransformerDecoderLayer decoder{{.width = 12, .heads = 3, .inner = 10, .dropout = 0.2}};
+  nn::Linear head = linear(12, 3);
+  Variable forward(const Variable& x) {
+    const Variable h = in(x);
+    return head(mean(decoder(h, encoder(h), {.target = {.causal = true}}), {0}));
+  }
+  void fields(nn::Fields& f) override { f("in", in)("encoder", encoder)("decoder", decoder)("head", head); }
+};
+
+struct Volumes : nn::Layer<Volumes> {
+  nn::Conv3d first{{.in = 1, .out = 5, .kernel = {3, 1, 2}, .padding = {1, 0, 0}}};
+  nn::ConvTranspose3d second{{.in = 5, .out = 4, .kernel = {2, 1, 2}, .groups = 1}};
+  nn::Linear head = linear(4, 3);
+  Variable forward(const Variable& x) {  // (5, 4, 6) as four volumes (1, 5, 2, 3)
+    const Variable volumes = x.transpose(0, 1).reshape({4, 1, 5, 2, 3});
+    return head(mean(second(relu(first(volumes))), {2, 3, 4}));
+  }
+  void fields(nn::Fields& f) override { f("first", first)("second", second)("head", head); }
 };
 
 using MakeModel = std::function<std::unique_ptr<nn::Module>()>;
@@ -134,6 +160,8 @@ TEST_CASE("zero: layers have the same bits under DDP, every stage and checkpoint
       {"LSTM by its output", [] { return std::make_unique<Tagger>(false); }},
       {"LSTM by its states", [] { return std::make_unique<Tagger>(true); }},
       {"a mixture", [] { return std::make_unique<Mixture>(); }, false},
+      {"a transformer", [] { return std::make_unique<Reader>(); }},
+      {"volumes", [] { return std::make_unique<Volumes>(); }, false},
   };
   for (const auto& [name, make, blocks] : rows) {
     CAPTURE(std::string(name));

@@ -1,0 +1,136 @@
+// Multi-head attention to other sequences, with masks and weights as torch.nn.MultiheadAttention has them.
+#include <algorithm>
+#include <cmath>
+
+#include "nn/attention.h"
+
+namespace lockstep::nn {
+
+namespace {
+
+/// As numbers that are added to scores: what a bool mask does not show, at minus infinity.
+Tensor added_mask(const Tensor& shown, DType dtype) {
+  if (shown.dtype() != boolean) return shown.to(dtype);
+  return masked_fill(zeros(shown.shape(), {.dtype = dtype, .device = shown.device()}), logical_not(shown), -INFINITY);
+}
+
+/// Whether both are the same variable, or the same tensor off the tape.
+bool same_values(const Variable& a, const Variable& b) {
+  if (a.impl() == b.impl()) return true;
+  const Tensor &s = a.tensor(), &t = b.tensor();
+  return !a.requires_grad() && !b.requires_grad() && s.storage() == t.storage() && s.offset() == t.offset() &&
+         s.shape() == t.shape() && s.strides() == t.strides() && s.dtype() == t.dtype();
+}
+
+}  // namespace
+
+/// (B, T, heads * D) as (B, heads, T, D).
+Variable MultiHeadAttention::by_head(const Variable& all, int64_t heads) const {
+  return all.reshape({all.size(0), all.size(1), heads, o.head_size}).transpose(1, 2);
+}
+
+std::vector<Variable> MultiHeadAttention::reads() {
+  if (!o.cross || in_proj.quantized) return {};
+  return in_proj.bias.defined() ? std::vector<Variable>{in_proj.weight, in_proj.bias}
+                                : std::vector<Variable>{in_proj.weight};
+}
+
+/// The outputs [first, first + count) of in_proj alone.
+Variable MultiHeadAttention::projected(const Variable& x, int64_t first, int64_t count) {
+  if (in_proj.quantized || in_proj.adapter) return in_proj(x).narrow(2, first, count);
+  const Variable weight = in_proj.weight.narrow(0, first, count);
+  const Variable bias = in_proj.bias.defined() ? in_proj.bias.narrow(0, first, count) : Variable();
+  return in_proj.product ? in_proj.product(x, weight, bias, Activation::none) : linear(x, weight, bias);
+}
+
+/// All masks as one, as attention() takes it; undefined where everything is seen. Without causal where that is all.
+Tensor MultiHeadAttention::seen(const AttentionMasks& masks, int64_t batch, int64_t queries, int64_t keys,
+                                const Variable& like) const {
+  const char* const op = "[MultiHeadAttention] ";
+  const int64_t all = std::max(o.heads, o.all_heads);
+  const auto as_shown = [&](const Tensor& mask, const char* name) {
+    LOCKSTEP_CHECK(mask.dtype() == boolean || is_floating(mask.dtype()), op, "expected a ", name,
+                   " of bools or floating numbers, got ", mask.dtype());
+    return mask.dtype() == boolean ? logical_not(mask) : mask;
+  };
+  std::vector<Tensor> parts;
+  if (masks.mask.defined()) {
+    const Shape plain{queries, keys}, each{batch * all, queries, keys};
+    LOCKSTEP_CHECK(masks.mask.shape() == plain || masks.mask.shape() == each, op, "expected a mask ", plain, " or ",
+                   each, ", got ", masks.mask.shape());
+    const Tensor shown = as_shown(masks.mask, "mask");
+    parts.push_back(shown.dim() == 2 ? shown
+                                     : shown.reshape({batch, all, queries, keys}).narrow(1, o.first_head, o.heads));
+  }
+  if (masks.padding.defined()) {
+    LOCKSTEP_CHECK(masks.padding.shape() == (Shape{batch, keys}), op, "expected a mask of padding ",
+                   Shape({batch, keys}), ", got ", masks.padding.shape());
+    parts.push_back(as_shown(masks.padding, "mask of padding").reshape({batch, 1, 1, keys}));
+  }
+  if (masks.causal && queries != keys)
+    parts.push_back(tril(ones({queries, keys}, {.dtype = boolean, .device = like.device()})));
+  Tensor sum;
+  for (const Tensor& part : parts) {
+    if (!sum.defined()) sum = part;
+    else if (sum.dtype() == boolean && part.dtype() == boolean) sum = logical_and(sum, part);
+    else sum = add(added_mask(sum, like.dtype()), added_mask(part, like.dtype()));
+  }
+  return sum.defined() && sum.dtype() != boolean ? sum.to(like.dtype()) : sum;
+}
+
+AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variable& key, const Variable& value,
+                                            const AttentionMasks& masks, AttentionWeights wanted) {
+  const bool alone = same_values(key, query) && same_values(value, query);
+  for (const Variable* x : {&query, &key, &value})
+    LOCKSTEP_CHECK(x->dim() == 3 && x->size(2) == o.embed && x->size(0) == query.size(0) &&
+                       x->size(1) == (x == &query ? x : &key)->size(1),
+                   "[MultiHeadAttention] expected query (B, T, ", o.embed, ") and key and value (B, S, ", o.embed,
+                   "), got ", query.shape(), ", ", key.shape(), " and ", value.shape());
+  LOCKSTEP_CHECK(alone || o.cross,
+                 "[MultiHeadAttention] expected key and value to be query itself; for others say cross in the options");
+  LOCKSTEP_CHECK(!o.rope && !o.sparse && !part,
+                 "[MultiHeadAttention] a query with keys and values of its own is attended neither with rotary "
+                 "positions, nor to blocks, nor to sequences in parts");
+  LOCKSTEP_CHECK(wanted == AttentionWeights::none || (o.all_heads == 0 && o.kv_heads == o.heads),
+                 "[MultiHeadAttention] expected all heads here, and as many of keys, to give their weights, got ",
+                 o.heads, " of ", std::max(o.heads, o.all_heads), " and ", o.kv_heads);
+  const int64_t batch = query.size(0), queries = query.size(1), keys = key.size(1), d = o.head_size;
+  AttentionArgs args = this->args(queries, query.device());
+  const bool causal = o.causal || masks.causal;
+  args.causal = causal && queries == keys;
+  AttentionMasks told = masks;
+  told.causal = causal;
+  if (alone && wanted == AttentionWeights::none && !masks.mask.defined() && !masks.padding.defined() &&
+      o.kv_heads == o.heads)
+    return {out_proj(attention_packed(in_proj(query), o.heads, args)), {}};
+
+  Heads h;
+  if (alone) {
+    h = turned(in_proj(query), nullptr);
+  } else {
+    h.q = by_head(projected(query, 0, o.heads * d), o.heads);
+    if (same_values(key, value)) {
+      const auto both = projected(key, o.heads * d, 2 * o.kv_heads * d).split(o.kv_heads * d, 2);
+      h.k = by_head(both[0], o.kv_heads), h.v = by_head(both[1], o.kv_heads);
+    } else {
+      h.k = by_head(projected(key, o.heads * d, o.kv_heads * d), o.kv_heads);
+      h.v = by_head(projected(value, (o.heads + o.kv_heads) * d, o.kv_heads * d), o.kv_heads);
+    }
+  }
+  const Tensor shown = seen(told, batch, queries, keys, h.q);
+  if (wanted == AttentionWeights::none) return {merge(attention(h.q, h.k, h.v, shown, args)), {}};
+
+  Variable scores = matmul(h.q, h.k.transpose(2, 3)) * (1 / std::sqrt(double(d)));
+  if (args.causal)
+    scores = masked_fill(
+        scores, logical_not(tril(ones({queries, keys}, {.dtype = boolean, .device = scores.device()}))), -INFINITY);
+  if (shown.defined())
+    scores = shown.dtype() == boolean ? masked_fill(scores, logical_not(shown), -INFINITY) : scores + shown;
+  // Who sees nothing gets zeros, as attention() gives.
+  const Tensor most = amax(scores.tensor(), {-1}, true), blind = eq(most, full_like(most, -INFINITY));
+  const Variable seen_weights = masked_fill(softmax(masked_fill(scores, blind, 0), -1), blind, 0);
+  const Variable weights = dropout(seen_weights, o.dropout, is_training());
+  return {merge(matmul(weights, h.v)), wanted == AttentionWeights::mean ? mean(weights, {1}) : weights};
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,141 @@
+#pragma once
+// Transformers of torch.nn: encoder and decoder layers, stacks of them, and the whole (Vaswani et al., 2017). Names of
+// parameters, defaults and masks are PyTorch's; nn/models/block.h is for decoders that stand alone. Each has an
+// operator() beside Layer's that takes masks in braces.
+//
+//   nn::Transformer model({.width = 64, .heads = 4, .encoder_layers = 2, .decoder_layers = 2});
+//   const Variable y = model(source, target, {.target = {.causal = true}});  // (S, B, 64), (T, B, 64): (T, B, 64)
+#include "nn/activation.h"
+#include "nn/attention.h"
+#include "nn/container.h"
+#include "nn/linear.h"
+#include "nn/norm.h"
+
+namespace lockstep::nn {
+
+/// Of a layer.
+struct TransformerOptions {
+  int64_t width, heads, inner = 2048;
+  double dropout = 0.1;  ///< of weights of attention, of the inner values, and of what each part adds
+  Activation activation = Activation::relu;
+  double norm_eps = 1e-5;
+  bool batch_first = false;  ///< x (B, T, width) in place of (T, B, width)
+  bool norm_first = false;   ///< x + part(norm(x)) in place of norm(x + part(x))
+  bool bias = true;
+};
+
+/// Self-attention, then a feed-forward layer. x (T, B, width), (B, T, width) with batch_first, or (T, width).
+struct TransformerEncoderLayer : Layer<TransformerEncoderLayer> {
+  using Options = TransformerOptions;
+  explicit TransformerEncoderLayer(const Options& options);
+  Variable forward(const Variable& x, const AttentionMasks& masks = {});
+  using Layer::operator();
+  Variable operator()(const Variable& x, const AttentionMasks& masks) { return Layer::operator()(x, masks); }
+  void fields(Fields& f) override {
+    f("self_attn", self_attn)("linear1", linear1, cut::columns)("dropout", dropout, cut::features)(
+        "linear2", linear2, cut::rows)("norm1", norm1, cut::tokens)("norm2", norm2, cut::tokens)(
+        "dropout1", dropout1, cut::tokens)("dropout2", dropout2, cut::tokens);
+  }
+  std::string options() const override;
+
+  Options o;
+  MultiHeadAttention self_attn;
+  Linear linear1, linear2;
+  LayerNorm norm1, norm2;
+  Dropout dropout, dropout1, dropout2;
+};
+
+/// What a decoder may not see of its target and of what the encoder made of the source.
+struct DecoderMasks {
+  AttentionMasks target = {}, memory = {};
+  bool any() const { return target.any() || memory.any(); }
+};
+
+/// Self-attention, attention to `memory`, then a feed-forward layer. x as the encoder layer's; memory (S, B, width),
+/// (B, S, width) or (S, width).
+struct TransformerDecoderLayer : Layer<TransformerDecoderLayer> {
+  using Options = TransformerOptions;
+  explicit TransformerDecoderLayer(const Options& options);
+  Variable forward(const Variable& x, const Variable& memory, const DecoderMasks& masks = {});
+  using Layer::operator();
+  Variable operator()(const Variable& x, const Variable& memory, const DecoderMasks& masks) {
+    return Layer::operator()(x, memory, masks);
+  }
+  void fields(Fields& f) override {
+    f("self_attn", self_attn)("multihead_attn", multihead_attn)("linear1", linear1, cut::columns)(
+        "dropout", dropout, cut::features)("linear2", linear2, cut::rows)("norm1", norm1, cut::tokens)(
+        "norm2", norm2, cut::tokens)("norm3", norm3, cut::tokens)("dropout1", dropout1, cut::tokens)(
+        "dropout2", dropout2, cut::tokens)("dropout3", dropout3, cut::tokens);
+  }
+  std::string options() const override;
+
+  Options o;
+  MultiHeadAttention self_attn, multihead_attn;
+  Linear linear1, linear2;
+  LayerNorm norm1, norm2, norm3;
+  Dropout dropout, dropout1, dropout2, dropout3;
+};
+
+/// Layers one after another, and a norm behind them if wanted. Each draws its own start: PyTorch's are copies of one.
+struct TransformerEncoder : Layer<TransformerEncoder> {
+  struct Options {
+    TransformerOptions layer;
+    int64_t layers;
+    bool norm = false;
+  };
+  explicit TransformerEncoder(const Options& o);
+  Variable forward(Variable x, const AttentionMasks& masks = {});
+  using Layer::operator();
+  Variable operator()(const Variable& x, const AttentionMasks& masks) { return Layer::operator()(x, masks); }
+  LayerList layers() override;
+  void fields(Fields& f) override;
+
+  ModuleList<TransformerEncoderLayer> stack;
+  std::optional<LayerNorm> norm;
+};
+
+struct TransformerDecoder : Layer<TransformerDecoder> {
+  using Options = TransformerEncoder::Options;
+  explicit TransformerDecoder(const Options& o);
+  Variable forward(Variable x, const Variable& memory, const DecoderMasks& masks = {});
+  using Layer::operator();
+  Variable operator()(const Variable& x, const Variable& memory, const DecoderMasks& masks) {
+    return Layer::operator()(x, memory, masks);
+  }
+  void fields(Fields& f) override;
+
+  ModuleList<TransformerDecoderLayer> stack;
+  std::optional<LayerNorm> norm;
+};
+
+struct TransformerMasks {
+  AttentionMasks source = {}, target = {}, memory = {};  ///< memory: of the target to the source
+  bool any() const { return source.any() || target.any() || memory.any(); }
+};
+
+/// An encoder of the source and a decoder of the target, each with a norm behind it. Matrices start as
+/// init::xavier_uniform.
+struct Transformer : Layer<Transformer> {
+  struct Options {
+    int64_t width = 512, heads = 8, encoder_layers = 6, decoder_layers = 6, inner = 2048;
+    double dropout = 0.1;
+    Activation activation = Activation::relu;
+    double norm_eps = 1e-5;
+    bool batch_first = false, norm_first = false, bias = true;
+  };
+  using Masks = TransformerMasks;
+  explicit Transformer(const Options& o);
+  Variable forward(const Variable& source, const Variable& target, const Masks& masks = {});
+  using Layer::operator();
+  Variable operator()(const Variable& source, const Variable& target, const Masks& masks) {
+    return Layer::operator()(source, target, masks);
+  }
+  void fields(Fields& f) override { f("encoder", encoder)("decoder", decoder); }
+  /// PyTorch's generate_square_subsequent_mask: 0 up to the diagonal, minus infinity above.
+  static Tensor causal_mask(int64_t tokens);
+
+  TransformerEncoder encoder;
+  TransformerDecoder decoder;
+};
+
+}  // namespace lockstep::nn

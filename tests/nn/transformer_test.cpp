@@ -1,0 +1,240 @@
+// Transformers, the layers of conv.h, pool.h and resample.h, AdaptiveLogSoftmaxWithLoss: shapes, options, what they
+// learn, refusals. Their numbers are golden cases (tests/golden/called.safetensors).
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "autograd/gradcheck.h"
+#include "nn/nn.h"
+#include "optim/optim.h"
+#include "tests/messages.h"
+#include "tests/threads.h"
+
+using namespace lockstep;
+using namespace lockstep::nn;
+
+namespace {
+
+TransformerOptions small_layer() { return {.width = 8, .heads = 2, .inner = 12, .dropout = 0}; }
+
+std::vector<std::string> names_of(Module& module) {
+  std::vector<std::string> names;
+  for (auto& p : module.named_parameters()) names.push_back(p.name);
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("transformer: a source copied backwards is learnt") {
+  const Threads one(1);
+  manual_seed(41);
+  constexpr int64_t width = 24, words = 6, tokens = 5, batch = 32;
+  Transformer model({.width = width, .heads = 2, .encoder_layers = 1, .decoder_layers = 1, .inner = 48, .dropout = 0});
+  Embedding source_table({.num = words, .dim = width}), target_table({.num = words + 1, .dim = width});
+  const Variable places(randn({tokens, 1, width}) * 0.5, true);
+  Linear head({.in = width, .out = words});
+  std::vector<Variable> parameters{places};
+  for (Module* m : std::initializer_list<Module*>{&model, &source_table, &target_table, &head})
+    for (const Variable& p : m->parameters()) parameters.push_back(p);
+  optim::Adam optimizer(parameters, {.lr = 5e-3});
+  double first = 0, last = 0;
+  for (int step = 0; step < 150; ++step) {
+    const Tensor source = randint(0, words, {tokens, batch}), target = flip(source, {0});
+    const Tensor before = cat({full({1, batch}, double(words), {.dtype = i64}), target.narrow(0, 0, tokens - 1)}, 0);
+    const Variable y =
+        model(source_table(source) + places, target_table(before) + places, {.target = {.causal = true}});
+    const Variable loss = cross_entropy(head(y).reshape({tokens * batch, words}), target.reshape({-1}));
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+    (step ? last : first) = loss.item();
+  }
+  CHECK(first > 1.5);
+  CHECK(last < 0.2);
+}
+
+TEST_CASE("transformer: layouts, masks and modes agree") {
+  manual_seed(42);
+  TransformerOptions o = small_layer();
+  TransformerEncoderLayer layer(o);
+  o.batch_first = true;
+  TransformerEncoderLayer turned(o);
+  turned.load_state(layer.state());
+  const Tensor x = randn({5, 3, 8});
+  const Tensor y = layer(x).tensor();
+  CHECK(allclose(turned(x.transpose(0, 1)).tensor().transpose(0, 1), y, 1e-5, 1e-6));
+  CHECK(allclose(layer(x.select(1, 2)).tensor(), y.select(1, 2), 1e-5, 1e-6));  // without a batch
+  // A causal call, a bool mask and a floating one say the same; what is to come changes nothing.
+  const Tensor causal = layer(x, {.causal = true}).tensor();
+  const Tensor above = logical_not(tril(ones({5, 5}, {.dtype = boolean})));
+  CHECK(allclose(layer(x, {.mask = above}).tensor(), causal, 1e-5, 1e-6));
+  CHECK(allclose(layer(x, {.mask = Transformer::causal_mask(5)}).tensor(), causal, 1e-5, 1e-6));
+  Tensor other = x.clone();
+  other.select(0, 4).fill_(7);
+  CHECK(equal(layer(other, {.causal = true}).tensor().narrow(0, 0, 4), causal.narrow(0, 0, 4)));
+  // A masked key is as if it were not there.
+  Tensor padding = zeros({3, 5}, {.dtype = boolean});
+  padding.narrow(1, 3, 2).fill_(1);
+  CHECK(
+      allclose(layer(x, {.padding = padding}).tensor().narrow(0, 0, 3), layer(x.narrow(0, 0, 3)).tensor(), 1e-5, 1e-6));
+  // In the list of layers as in forward().
+  TransformerEncoder stack({.layer = small_layer(), .layers = 3, .norm = true});
+  const LayerList list = stack.layers();
+  CHECK(list.items.size() == 4);
+  Values values{x};
+  for (const auto& item : list.items) values = item.forward(values);
+  CHECK(equal(values[0].tensor(), stack(x).tensor()));
+  CHECK(names_of(stack)[0] == "layers.0.self_attn.in_proj.weight");
+  CHECK(names_of(stack).back() == "norm.bias");
+  Transformer whole({.width = 8, .heads = 2, .encoder_layers = 1, .decoder_layers = 2, .inner = 12, .dropout = 0.3});
+  CHECK(names_of(whole).size() == 12 + 2 + 2 * 18 + 2);
+  CHECK(whole(x, x.narrow(0, 0, 2)).shape() == Shape{2, 3, 8});
+  CHECK(!equal(whole(x, x).tensor(), whole(x, x).tensor()));  // dropout draws
+  whole.eval();
+  CHECK(equal(whole(x, x).tensor(), whole(x, x).tensor()));
+  CHECK(whole(zeros({4, 0, 8}), zeros({2, 0, 8})).shape() == Shape{2, 0, 8});
+  // 16 bits are near f32.
+  const Tensor wide = whole(x, x).tensor();
+  whole.to(bf16);
+  CHECK(allclose(whole(x.to(bf16), x.to(bf16)).tensor().to(f32), wide, 0.1, 0.1));
+  // Attention's weights are means of heads that add up to 1.
+  MultiHeadAttention attention({.embed = 8, .heads = 4, .causal = false, .dropout = 0.5, .cross = true});
+  attention.eval();
+  const Variable q(randn({2, 3, 8})), k(randn({2, 5, 8}));
+  const auto [output, weights] = attention(q, k, k, {}, AttentionWeights::mean);
+  CHECK(allclose(sum(weights.tensor(), {2}), ones({2, 3})));
+  CHECK(allclose(output.tensor(), attention(q, k, k).output.tensor(), 1e-5, 1e-6));
+  MultiHeadAttention self({.embed = 8, .heads = 4, .causal = false});
+  const Tensor t = randn({2, 3, 8});  // a tensor is itself, whatever variables it became
+  CHECK(allclose(self(t, t, t).output.tensor(), self(t).tensor(), 1e-5, 1e-6));
+  Tensor blind = zeros({3, 5}, {.dtype = boolean});  // a query that sees nothing gives zeros, with a gradient
+  blind.select(0, 1).fill_(1);
+  for (const AttentionWeights wanted : {AttentionWeights::none, AttentionWeights::mean}) {
+    const Variable v(randn({2, 5, 8}), true);
+    const Variable y = attention(q, v, v, {.mask = blind}, wanted).output;
+    CHECK(equal(y.tensor().select(1, 1), zeros({2, 8})));
+    sum(y).backward();
+    CHECK(all_finite(v.grad()));
+  }
+  CHECK(attention(q, k, k, {}, AttentionWeights::of_heads).weights.shape() == Shape{2, 4, 3, 5});
+}
+
+TEST_CASE("transformer: gradients through masks, in f64") {
+  manual_seed(43);
+  for (const bool norm_first : {false, true}) {
+    TransformerOptions o = small_layer();
+    o.activation = Activation::gelu_erf;
+    o.norm_first = norm_first;
+    TransformerDecoderLayer layer(o);
+    layer.to(f64);
+    const Variable x(randn({2, 2, 8}, {.dtype = f64}), true), memory(randn({3, 2, 8}, {.dtype = f64}), true);
+    const DecoderMasks masks{.target = {.causal = true}, .memory = {.mask = randn({2, 3}, {.dtype = f64})}};
+    const auto run = [&](const std::vector<Variable>&) { return layer(x, memory, masks); };
+    CHECK(gradcheck(run, {x, memory, layer.multihead_attn.in_proj.weight, layer.self_attn.out_proj.weight}) == "");
+  }
+}
+
+TEST_CASE("layers of volumes, pooling and resampling: options, shapes, and a model of them learns") {
+  const Threads one(1);
+  manual_seed(44);
+  Sequential net(Conv3d({.in = 1, .out = 4, .kernel = {1, 3, 3}, .padding = {0, 1, 1}}), ReLU(),
+                 MaxPool3d({.kernel = 2}), ConvTranspose3d({.in = 4, .out = 2, .kernel = 2, .stride = 2}),
+                 AvgPool3d({.kernel = {2, 1, 2}}), Upsample({.size = {2, 3, 3}, .mode = Resampling::linear}),
+                 AdaptiveMaxPool3d({.output = {1, 2, 2}}), Flatten(), Linear({.in = 8, .out = 2}));
+  const Tensor x = randn({6, 1, 4, 4, 4}), target = Tensor::from<int64_t>({0, 1, 0, 1, 1, 0});
+  optim::Adam optimizer(net.parameters(), {.lr = 3e-2});
+  double first = 0, last = 0;
+  for (int step = 0; step < 60; ++step) {
+    const Variable loss = cross_entropy(net(x), target);
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+    (step ? last : first) = loss.item();
+  }
+  CHECK(last < 0.3 * first);
+  CHECK(contains(summary(net), "in 1, out 4, kernel (1, 3, 3), stride (1, 1, 1), padding (0, 1, 1)"));
+  Sequential line(ConvTranspose1d({.in = 2, .out = 3, .stride = 2}), MaxPool1d(), AvgPool1d({.kernel = 3, .stride = 1}),
+                  LPPool1d({.p = 2, .kernel = 2}), AdaptiveAvgPool1d({.output = 4}), Upsample({.scale = {2}}));
+  CHECK(line(randn({2, 2, 9})).shape() == Shape{2, 3, 8});
+  Sequential image(Unfold({.kernel = {2, 2}, .stride = {2, 2}}),
+                   Fold({.size = {4, 4}, .kernel = {2, 2}, .stride = {2, 2}}));
+  const Tensor pixels = randn({1, 2, 4, 4});
+  CHECK(equal(image(pixels).tensor(), pixels));
+  MaxPool2d pool;
+  const auto [values, indices] = pool.with_indices(pixels);
+  const Tensor back = MaxUnpool2d()(values, indices).tensor();
+  CHECK(back.shape() == Shape{1, 2, 4, 4});
+  CHECK(sum(back).item() == doctest::Approx(sum(values).item()));
+  CHECK(equal(pool(back + 0.0).tensor(), maximum(values.tensor(), zeros_like(values.tensor()))));
+
+  AdaptiveLogSoftmaxWithLoss scores({.in = 16, .classes = 20, .cutoffs = {4, 10}});
+  CHECK(names_of(scores) == std::vector<std::string>{"head.weight", "tail.0.0.weight", "tail.0.1.weight",
+                                                     "tail.1.0.weight", "tail.1.1.weight"});
+  const Tensor rows = randn({50, 16}), classes = randint(0, 20, {50});
+  const Variable all = scores.log_prob(rows);
+  CHECK(allclose(sum(exp(all.tensor()), {1}), ones({50}), 1e-4, 1e-5));
+  CHECK(allclose(gather(all.tensor(), 1, classes.unsqueeze(1)).squeeze(1), scores(rows, classes).output.tensor(), 1e-4,
+                 1e-5));
+  CHECK(equal(scores.predict(rows), argmax(all, 1)));
+}
+
+TEST_CASE("transformer, adaptive softmax: what is refused") {
+  TransformerEncoderLayer layer(small_layer());
+  TransformerDecoderLayer decoder(small_layer());
+  MultiHeadAttention attention({.embed = 8, .heads = 2, .causal = false}),
+      rotary_one({.embed = 8, .heads = 2, .cross = true});
+  rotary_one.o.rope = std::make_shared<RopeTable>(Rope{}, 4, 16);
+  AdaptiveLogSoftmaxWithLoss scores({.in = 16, .classes = 20, .cutoffs = {4, 10}});
+  const Variable x(zeros({5, 3, 8})), other(zeros({5, 3, 8}));
+  const std::pair<std::function<void()>, const char*> rows[] = {
+      {[] { TransformerEncoderLayer({.width = 8, .heads = 3}); },
+       "[TransformerEncoderLayer] expected heads to divide width 8, got 3"},
+      {[] { TransformerDecoderLayer({.width = 0, .heads = 1}); }, "expected width and inner > 0, got 0"},
+      {[&] {
+         layer(zeros({5, 3, 7}));
+       },
+       "[TransformerEncoderLayer] expected input (T, B, 8) or (T, 8), got (5, 3, 7)"},
+      {[&] {
+         layer(x, {.mask = zeros({4, 4})});
+       },
+       "[MultiHeadAttention] expected a mask (5, 5) or (6, 5, 5), got (4, 4)"},
+      {[&] {
+         layer(x, {.mask = zeros({5, 5}, {.dtype = i64})});
+       },
+       "expected a mask of bools or floating numbers"},
+      {[&] {
+         layer(x, {.padding = zeros({5, 3})});
+       },
+       "expected a mask of padding (3, 5), got (5, 3)"},
+      {[&] {
+         decoder(x, zeros({4, 2, 8}));
+       },
+       "[TransformerDecoderLayer] expected memory like the input (5, 3, 8)"},
+      {[&] { attention(x, other, other); }, "for others say cross in the options"},
+      {[&] {
+         attention(x, x, Variable(zeros({5, 4, 8})));
+       },
+       "expected query (B, T, 8) and key and value (B, S, 8)"},
+      {[&] { rotary_one(x, other, other); }, "neither with rotary positions"},
+      {[] { AdaptiveLogSoftmaxWithLoss({.in = 8, .classes = 5, .cutoffs = {}}); }, "expected at least one cutoff"},
+      {[] {
+         AdaptiveLogSoftmaxWithLoss({.in = 8, .classes = 5, .cutoffs = {3, 2}});
+       },
+       "expected cutoffs that grow, from 1 to 4, got 2 after 3"},
+      {[] { AdaptiveLogSoftmaxWithLoss({.in = 2, .classes = 5, .cutoffs = {3}}); }, "expected a div_value that leaves"},
+      {[&] {
+         scores(zeros({2, 16}), Tensor::from<int64_t>({1, 20}));
+       },
+       "expected targets in [0, 20), got 20"},
+      {[&] {
+         scores(zeros({2, 15}), Tensor::from<int64_t>({1, 2}));
+       },
+       "expected input (N, 16) and target i64 (N)"},
+      {[&] { scores.log_prob(zeros({16})); }, "expected input (N, 16), got (16)"},
+  };
+  for (const auto& [call, text] : rows) {
+    const std::string said = message(call);
+    CAPTURE(said);
+    CHECK(contains(said, text));
+  }
+}
