@@ -19,10 +19,6 @@ using namespace lockstep;
 using namespace lockstep::train;
 using data::Json;
 
-std::string load_text(const std::string& path) {
-  return path.empty() ? data::read_sources(LOCKSTEP_SOURCE_DIR) : data::read_file(path, int64_t(4) << 30);
-}
-
 namespace {
 
 struct ScoreOptions : ModelOptions {
@@ -32,7 +28,7 @@ struct ScoreOptions : ModelOptions {
 
 void eval_text(const ScoreOptions& o, const LanguageModel& m) {
   const auto tokenizer = m.tokenizer();
-  const Tensor tokens = tokenizer->encode_tensor(load_text(o.input));
+  const Tensor tokens = load_tokens(o.input, *tokenizer, m.folder).tensor();
   if (o.stride == 0) {
     const TextLoss t = loss_of_text(*m.model, tokens, o.batch);
     if (m.leads)
