@@ -187,7 +187,7 @@ Tensor affine(const Tensor& x, const AffineMap& m, bool bilinear, double fill) {
           const double fy = std::clamp(m.d * u + m.e * v + m.f + middle_y - 0.5, -far, far);
           double there = 0;
           double value = bilinear ? plane.bilinear(fy, fx, there) : plane.nearest(fy, fx, there);
-          value += (1 - there) * fill;
+          value = there * value + (1 - there) * fill;  // at the edge the picture counts twice, as in torchvision
           if constexpr (std::is_same_v<T, uint8_t>) *to++ = uint8_t(std::clamp(std::nearbyint(value), 0.0, 255.0));
           else *to++ = float(value);
         }

@@ -92,7 +92,8 @@ def make_changes(folder):
     f32 = (u8.float() / 255 * 0.9 + 0.05)
     made = {"u8": u8, "f32": f32}
     for height, width in ((8, 9), (17, 9), (40, 31), (5, 60), (1, 1)):
-        made[f"resize_{height}_{width}_u8"] = torch.from_numpy(planes(F.resize(Image.fromarray(u8.numpy().transpose(1, 2, 0)), [height, width])))
+        narrow = Image.fromarray(u8.numpy().transpose(1, 2, 0)).resize((width, 17), Image.Resampling.BILINEAR)  # Pillow may take columns first
+        made[f"resize_{height}_{width}_u8"] = torch.from_numpy(planes(narrow.resize((width, height), Image.Resampling.BILINEAR)))
         made[f"resize_{height}_{width}_f32"] = F.resize(f32, [height, width], antialias=True)
     near, linear = InterpolationMode.NEAREST, InterpolationMode.BILINEAR
     both = {
