@@ -76,7 +76,7 @@ void add_eval_command(CLI::App& app) {
   const auto o = std::make_shared<ScoreOptions>();
   CLI::App& command = *app.add_subcommand("eval", "loss of a model on a text");
   add_model_options(command, *o, true);
-  command.add_option("--text", o->input, "text (default: this repository's own sources and docs)");
+  command.add_option("--text", o->input, "text, or its .tokens file (default: this repository's own sources and docs)");
   auto* const batch = OptionGroup{command}("--batch", o->batch, "sequences at a time", whole(1, most_size));
   command
       .add_option(

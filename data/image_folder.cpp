@@ -30,7 +30,8 @@ Listed list_folder(const std::string& folder) {
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string(), extension = extension_of(it->path());
-    if (it->is_directory()) listed.folders.push_back(name);
+    std::error_code ignored;  // of a link to nowhere
+    if (it->is_directory(ignored)) listed.folders.push_back(name);
     else if (is_one_of(extension, {".jpg", ".jpeg", ".png"})) listed.pictures.push_back(name);
     else
       LOCKSTEP_CHECK(!is_one_of(extension, {".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}),
@@ -43,13 +44,25 @@ Listed list_folder(const std::string& folder) {
   return listed;
 }
 
-/// The pictures of a folder, then those of the folders in it.
-void add_pictures(const std::string& folder, int depth, std::vector<std::string>& paths) {
+/// All folders with their pictures, as they come.
+using Found = std::vector<std::pair<std::string, std::vector<std::string>>>;
+void find_pictures(const std::string& folder, int depth, Found& found) {
   LOCKSTEP_CHECK(depth < 100,
                  "[ImageFolder] expected folders less than 100 deep (does a link lead upwards?): ", folder);
-  const Listed listed = list_folder(folder);
-  for (const auto& name : listed.pictures) paths.push_back(folder + "/" + name);
-  for (const auto& name : listed.folders) add_pictures(folder + "/" + name, depth + 1, paths);
+  Listed listed = list_folder(folder);
+  found.emplace_back(folder, std::move(listed.pictures));
+  for (const auto& name : listed.folders) find_pictures(folder + "/" + name, depth + 1, found);
+}
+
+/// In the order of the folders' paths.
+std::vector<std::string> pictures_below(const std::string& folder) {
+  Found found;
+  find_pictures(folder, 0, found);
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> paths;
+  for (const auto& [place, names] : found)
+    for (const auto& name : names) paths.push_back(place + "/" + name);
+  return paths;
 }
 
 }  // namespace
@@ -62,8 +75,7 @@ ImageFolder::ImageFolder(const std::string& root, Transform transform, ImageFold
   LOCKSTEP_CHECK(!classes_.empty(), "[ImageFolder] expected a folder for each class in ", root, ", found none");
   std::string empty;
   for (size_t i = 0; i < classes_.size(); ++i) {
-    std::vector<std::string> paths;
-    add_pictures(root + "/" + classes_[i], 0, paths);
+    std::vector<std::string> paths = pictures_below(root + "/" + classes_[i]);
     if (paths.empty()) empty += (empty.empty() ? "" : ", ") + classes_[i];
     for (auto& path : paths) samples_.emplace_back(std::move(path), int64_t(i));
   }

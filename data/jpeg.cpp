@@ -107,6 +107,10 @@ Pixels decode_jpeg(Bytes file, const std::string& where, const ImageOptions& opt
   check(read_jpeg_header(&work, reinterpret_cast<const unsigned char*>(file.data()), file.size()));
   auto& info = work.info;
   check_pixels(where, info.image_height, info.image_width, options);
+  // Huffman's codes take a bit for each block of 8 x 8 pixels at least.
+  LOCKSTEP_CHECK(info.arith_code || int64_t(info.image_height) * info.image_width / 512 <= int64_t(file.size()), where,
+                 ": expected a file that can hold ", info.image_height, " x ", info.image_width, " pixels, got ",
+                 file.size(), " bytes (is it truncated?)");
   const int own = info.num_components;
   LOCKSTEP_CHECK(own == 1 || own == 3 || own == 4, where, ": expected 1, 3 or 4 colours, got ", own);
   const bool only_light = info.jpeg_color_space == JCS_YCbCr && options.mode == ImageMode::gray;

@@ -23,6 +23,7 @@
 #include "data/json.h"
 #include "data/sampler.h"
 #include "data/tokenizer.h"
+#include "tensor/random_scope.h"
 
 namespace lockstep::data {
 
@@ -100,11 +101,15 @@ template <class S = Example> class StreamingDataset : public Dataset<S> {
   int64_t size() const override { return endless_samples; }
   S get(int64_t index) const override { return parse_(records_->get(index)); }
   RecordStream& records() const { return *records_; }
-  /// Records number * run to (number + 1) * run, as one batch.
+  /// Records number * run to (number + 1) * run, as one batch. What parse draws depends on (seed, record).
   S micro_batch(int64_t number) const requires requires(std::vector<S> samples) { S(collate(samples)); }
   {
     std::vector<S> samples;
-    for (int64_t i = 0, run = records_->options().run; i < run; ++i) samples.push_back(get(number * run + i));
+    const StreamOptions& options = records_->options();
+    for (int64_t i = number * options.run; i < (number + 1) * options.run; ++i) {
+      const RandomScope scope({.seed = options.seed ^ 0x64617461u, .micro_batch = uint64_t(i)});
+      samples.push_back(get(i));
+    }
     S batch = collate(samples);
     check_mapped_files();
     return batch;

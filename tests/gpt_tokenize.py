@@ -26,7 +26,7 @@ with tempfile.TemporaryDirectory() as folder:
         a = run(*train, "--text", source, *more, "--out", d / f"{name}-text")
         b = run(*train, "--text", made, *more, "--out", d / f"{name}-tokens")
         check(f"{name}: the same training", a.returncode == b.returncode == 0 and saved(d / f"{name}-text") == saved(d / f"{name}-tokens"), a.stderr + b.stderr)
-        losses = [run("gpt", "eval", d / f"{name}-text", "--input", some, "--json") for some in (source, made)]
+        losses = [run("gpt", "eval", d / f"{name}-text", "--text", some, "--json") for some in (source, made)]
         check(f"{name}: the same evaluation", [r.returncode for r in losses] == [0, 0] and result(losses[0]) == result(losses[1]), "".join(r.stdout + r.stderr for r in losses))
     r = run(*train, "--text", tokens, "--ranks", 2)
     check("two ranks", r.returncode == 0, r.stderr)

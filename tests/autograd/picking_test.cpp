@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "autograd/autocast.h"
 #include "autograd/gradcheck.h"
 #include "tests/messages.h"
 
@@ -63,6 +64,12 @@ TEST_CASE("picking: the last value for a place stays, sums are in order, and x i
   CHECK(numbers(index_put(x, {}, full({}, 3))) == List{3, 3, 3});
   const Tensor whole = Tensor::from<int64_t>({5, 6, 7});
   CHECK(numbers(index_put(whole, {Tensor::from<int64_t>({0})}, Tensor::from<int64_t>({9}))) == List{9, 6, 7});
+}
+
+TEST_CASE("picking: autocast widens") {
+  const Autocast guard(bf16);
+  const Variable x(zeros({2}, {.dtype = bf16})), values(ones({1}), true);
+  CHECK(index_put(x, {Tensor::from<int64_t>({1})}, values).dtype() == f32);
 }
 
 TEST_CASE("picking: edges") {

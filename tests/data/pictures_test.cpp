@@ -222,6 +222,7 @@ TEST_CASE("ImageFolder: classes and pictures in order") {
     save_png(dir / name, full({1, 2, 2}, value, {.dtype = u8}));
   };
   put("b/2.PNG", 2), put("b/1.png", 1), put("a/z/9.png", 9), put("a/8.png", 8), put("c d/3.png", 3);
+  put("b/x/z/5.png", 5), put("b/x-y/4.png", 4);  // '-' comes before '/'
   dir.write("b/notes.txt", "no picture");
   dir.write("readme.md", "no class");
   const ImageFolder images(dir.str());
@@ -231,10 +232,10 @@ TEST_CASE("ImageFolder: classes and pictures in order") {
     CHECK(x.shape() == Shape{1, 3, 2, 2});
     seen.emplace_back(std::lround(max(x).item() * 255), y.item<int64_t>());
   }
-  CHECK(seen == std::vector<std::pair<int64_t, int64_t>>{{8, 0}, {9, 0}, {1, 1}, {2, 1}, {3, 2}});
+  CHECK(seen == std::vector<std::pair<int64_t, int64_t>>{{8, 0}, {9, 0}, {1, 1}, {2, 1}, {4, 1}, {5, 1}, {3, 2}});
   CHECK(images.get(1).target.shape() == Shape{});
   CHECK(ImageFolder(dir.str(), nullptr, {.image = {.mode = ImageMode::gray}}).get(0).input.shape() == Shape{1, 2, 2});
-  CHECK_ERROR(images.get(5), "[ImageFolder] index 5 is outside the dataset of 5 samples");
+  CHECK_ERROR(images.get(7), "[ImageFolder] index 7 is outside the dataset of 7 samples");
 
   std::filesystem::create_directories(dir / "none");
   CHECK_ERROR(ImageFolder(dir.str()), "found none for: none");
@@ -245,6 +246,6 @@ TEST_CASE("ImageFolder: classes and pictures in order") {
   CHECK_ERROR(ImageFolder(dir / "nowhere"), "[ImageFolder] expected a folder with a folder for each class, found none");
   dir.write("b/0.png", "\x89PNG\r\n\x1a\nrubbish");
   std::filesystem::remove_all(dir / "none");
-  DataLoader broken(ImageFolder(dir.str()), {.batch_size = 5, .workers = 1});
+  DataLoader broken(ImageFolder(dir.str()), {.batch_size = 7, .workers = 1});
   CHECK_ERROR(broken.begin(), "0.png: ");
 }

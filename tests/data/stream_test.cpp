@@ -142,7 +142,13 @@ TEST_CASE("stream: the same micro-batches for any ranks and workers, and after a
     }
   const auto stream = numbers_in(shards, options);
   for (int64_t number : {0, 7, 3, 19}) {  // as Trainer::batches has them
-    const auto values = stream.micro_batch(number).input.to_vector<int64_t>();
+    manual_seed(uint64_t(number));
+    const RandomState before = random_state();
+    const Example batch = stream.micro_batch(number);
+    CHECK(random_state() == before);
+    manual_seed(99);
+    CHECK(equal(stream.micro_batch(number).target, batch.target));  // draws, too
+    const auto values = batch.input.to_vector<int64_t>();
     CHECK(std::equal(values.begin(), values.end(), want[size_t(number)].begin()));
   }
 }
