@@ -187,7 +187,7 @@ Tensor autocontrast(const Tensor& x) {
       const auto [least, most] = std::minmax_element(from, from + n);
       const bool flat = *least == *most;
       const float start = flat ? 0 : float(*least);
-      const float scale = flat ? 1 : bound_of<T>() / (float(*most) - float(*least));
+      const float scale = flat ? 1 : 1 / (float(*most) - float(*least)) * bound_of<T>();  // rounded as PyTorch does
       for (int64_t i = 0; i < n; ++i) out.data<T>()[c * n + i] = pixel<T>((float(from[i]) - start) * scale);
     }
   });
