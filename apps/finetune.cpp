@@ -13,6 +13,7 @@
 #include <optional>
 #include <tuple>
 
+#include "apps/gpt_commands.h"
 #include "data/files.h"
 #include "data/text.h"
 #include "engine/config_table.h"
@@ -41,10 +42,11 @@ struct FinetuneOptions {
 
 /// Words of a text in blocks of so many tokens; what is left is dropped. The model sees all but the last of a block,
 /// and learns all but the first.
-data::DatasetPtr<data::Example> blocks_of(const Tensor& tokens, int64_t block, const std::string& name) {
-  LOCKSTEP_CHECK(tokens.numel() >= block, name, ": expected a text of at least --block_size ", block, " tokens, got ",
-                 tokens.numel());
-  const Tensor all = tokens.narrow(0, 0, tokens.numel() / block * block).to(i64).view({tokens.numel() / block, block});
+data::DatasetPtr<data::Example> blocks_of(const data::Tokens& tokens, int64_t block, const std::string& name) {
+  const int64_t blocks = tokens.size() / block;
+  LOCKSTEP_CHECK(blocks >= 1, name, ": expected a text of at least --block_size ", block, " tokens, got ",
+                 tokens.size());
+  const Tensor all = tokens.part(0, blocks * block).tensor().to(i64).view({blocks, block});
   return data::share(
       data::TensorDataset(all.narrow(1, 0, block - 1).contiguous(), all.narrow(1, 1, block - 1).contiguous()));
 }
@@ -53,21 +55,20 @@ struct Texts {
   data::DatasetPtr<data::Example> learn, test;
 };
 
-Texts read_texts(const FinetuneOptions& o, const data::Tokenizer& tokenizer, const nn::GPT::Options& sizes) {
+Texts read_texts(const FinetuneOptions& o, const std::string& folder, const nn::GPT::Options& sizes) {
+  const auto tokenizer = data::load_tokenizer(folder);
   const int64_t block = o.block_size > 0 ? o.block_size : std::min<int64_t>(sizes.context, 1024);
   LOCKSTEP_CHECK(block >= 2 && block <= sizes.context, "--block_size ", block, ": expected 2 to ", sizes.context,
                  ", what the model sees");
-  LOCKSTEP_CHECK(tokenizer.vocab_size() <= sizes.vocab, "the tokenizer has ", tokenizer.vocab_size(),
+  LOCKSTEP_CHECK(tokenizer->vocab_size() <= sizes.vocab, "the tokenizer has ", tokenizer->vocab_size(),
                  " tokens, the model only ", sizes.vocab);
-  const auto tokens = [&](const std::string& file) {
-    return tokenizer.encode_tensor(data::read_file(file, int64_t(4) << 30));
-  };
+  const auto tokens = [&](const std::string& file) { return load_tokens(file, *tokenizer, folder); };
   Texts texts;
-  Tensor learn, test;
+  data::Tokens learn, test;
   if (!o.validation_file.empty()) test = tokens(o.validation_file);
   if (!o.train_file.empty()) learn = tokens(o.train_file);
-  if (o.do_eval && !test.defined()) {
-    LOCKSTEP_CHECK(learn.defined(), "--do_eval: expected --validation_file, or --train_file to take a part of");
+  if (o.do_eval && o.validation_file.empty()) {
+    LOCKSTEP_CHECK(!o.train_file.empty(), "--do_eval: expected --validation_file, or --train_file to take a part of");
     std::tie(learn, test) = data::split_text(learn, double(o.validation_percent) / 100, block, o.train_file);
   }
   if (o.do_train) texts.learn = blocks_of(learn, block, o.train_file);
@@ -86,7 +87,7 @@ void evaluate(const FinetuneOptions& o) {
   const LanguageModel m = load_language_model(o.model);
   m.model->to(device_of(o.engine, Team(nullptr)));
   m.model->eval();
-  const Texts texts = read_texts(o, *data::load_tokenizer(tokenizer_of(o.engine, o.tokenizer, o.model)), m.model->o);
+  const Texts texts = read_texts(o, tokenizer_of(o.engine, o.tokenizer, o.model), m.model->o);
   const double loss =
       means_of(*texts.test, o.args.per_device_eval_batch_size, m.model->tokens_table.weight.device(),
                [&](const data::Example& some) { return std::vector<Variable>{m.model->loss(some.input, some.target)}; })
@@ -107,7 +108,7 @@ void finetune(const FinetuneOptions& o, Job& job) {
   if (start.lora) nn::add_lora(*model, *start.lora);
   empty.reset();
   const nn::GPT::Options sizes = model->o;
-  const Texts texts = read_texts(o, *data::load_tokenizer(tokenizer), sizes);
+  const Texts texts = read_texts(o, tokenizer, sizes);
   std::optional<Trainer> trainer;
   TrainerOptions t = o.args.trainer_options();
   t.data = texts.learn, t.evaluate = texts.test;
@@ -155,8 +156,8 @@ void add_command(CLI::App& app) {
   model("--model_name_or_path", o->model, "Hugging Face folder to start from; FOLDER,lora=8 trains adapters only")
       ->required();
   model("--tokenizer_name", o->tokenizer, "folder of a tokenizer (default: the model's)");
-  model("--train_file", o->train_file, "text to learn");
-  model("--validation_file", o->validation_file, "text for evaluation");
+  model("--train_file", o->train_file, "text to learn, or a .tokens file");
+  model("--validation_file", o->validation_file, "text for evaluation, or a .tokens file");
   model("--validation_split_percentage", o->validation_percent, "without it: so much of the end of --train_file",
         whole(1, 99));
   model("--block_size", o->block_size, "tokens of a sample (0: what the model sees, at most 1024)",

@@ -52,7 +52,8 @@ void train_gpt(const GptOptions& o, Job& job) {
   const Start start = read_start(o.init);
   const std::string tokenizer = tokenizer_of(o, o.tokenizer, start.folder), name = o.text.empty() ? "the text" : o.text;
   const auto known = data::load_tokenizer(tokenizer);
-  const Tensor all = known->encode_tensor(apps::load_text(o.text));
+  const data::Tokens all = apps::load_tokens(o.text, *known, tokenizer);
+  const Tensor same = all.fingerprint();
   check_configured(job, {"warmup"});
   const std::shared_ptr<nn::GPT> model = make_model(o, start, job, known->vocab_size());
   const nn::GPT::Options sizes = model->o;
@@ -61,7 +62,7 @@ void train_gpt(const GptOptions& o, Job& job) {
   LOCKSTEP_CHECK(known->vocab_size() <= sizes.vocab, "the tokenizer has ", known->vocab_size(),
                  " tokens, the model only ", sizes.vocab);
   const auto [learn, validation] = data::split_text(all, o.validation, sample_length, name);
-  job.team().check_same(name, {&all});
+  job.team().check_same(name, {&same});
   const data::TokenBatches batches(learn, job.options().seed);
   std::optional<parallel::DataParallel<nn::GPT>> devices;
   if (o.parallel.strategy == "dp")
@@ -94,7 +95,7 @@ void train_gpt(const GptOptions& o, Job& job) {
       .evaluate_most = o.eval_batches,
       .on_start =
           [&] {
-            if (job.talks()) fmt::print("{} tokens to learn, {} for validation\n", learn.numel(), validation.numel());
+            if (job.talks()) fmt::print("{} tokens to learn, {} for validation\n", learn.size(), validation.size());
             if (!job.team().leads()) return;
             if (!o.export_to.empty()) prepare_export(job, o.export_to);
             if (!o.out.empty()) keep_tokenizer(tokenizer, o.tokenizer, o.out);
@@ -139,7 +140,8 @@ int main(int argc, char** argv) {
   training.get_option("--eval-every")->description("steps between looks at the validation loss");
   training.get_option("--save-every")->description("steps between checkpoints in --out (0: at the end and on Ctrl-C)");
   const OptionGroup data(training, "Data"), model(training, "Model"), steps(training, "Training");
-  data("--text", o.text, "text to learn (default: this repository's own sources and docs)");
+  data("--text", o.text,
+       "text to learn, or its .tokens file of `gpt tokenize` (default: this repository's own sources and docs)");
   data("--tokenizer", o.tokenizer, "folder of a tokenizer.json, or GPT-2's vocab.json and merges.txt (default: bytes)");
   data("--validation", o.validation, "part of the text, from its end, kept for validation", number(0, 1));
   data("--eval-batches", o.eval_batches, "batches of a look at it (the last one takes all)", whole(1, most_steps));
@@ -177,6 +179,7 @@ int main(int argc, char** argv) {
   apps::add_load_command(app);
   apps::add_score_command(app);
   apps::add_serve_command(app);
+  apps::add_tokenize_command(app);
   apps::Finetune words(app, argc, argv);
   return run_cli(app, words.argc(), words.argv());
 }

@@ -2,6 +2,8 @@
 // Commands of gpt that have a file of their own.
 #include <string>
 
+#include "data/tokens.h"
+
 namespace CLI {
 class App;
 }
@@ -16,7 +18,10 @@ void add_serve_command(CLI::App& app);
 void add_eval_command(CLI::App& app);
 /// `gpt score`: continuations of contexts.
 void add_score_command(CLI::App& app);
-/// A file, or "": the sources of this repository.
-std::string load_text(const std::string& path);
+/// `gpt tokenize`: the tokens of a text, in a file.
+void add_tokenize_command(CLI::App& app);
+/// Of a text or a .tokens file, or "": the sources of this repository. folder: the tokenizer's; "": bytes.
+lockstep::data::Tokens load_tokens(const std::string& path, const lockstep::data::Tokenizer& tokenizer,
+                                   const std::string& folder);
 
 }  // namespace apps

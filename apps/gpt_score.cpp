@@ -19,10 +19,6 @@ using namespace lockstep;
 using namespace lockstep::train;
 using data::Json;
 
-std::string load_text(const std::string& path) {
-  return path.empty() ? data::read_sources(LOCKSTEP_SOURCE_DIR) : data::read_file(path, int64_t(4) << 30);
-}
-
 namespace {
 
 struct ScoreOptions : ModelOptions {
@@ -32,7 +28,7 @@ struct ScoreOptions : ModelOptions {
 
 void eval_text(const ScoreOptions& o, const LanguageModel& m) {
   const auto tokenizer = m.tokenizer();
-  const Tensor tokens = tokenizer->encode_tensor(load_text(o.input));
+  const Tensor tokens = load_tokens(o.input, *tokenizer, m.folder).tensor();
   if (o.stride == 0) {
     const TextLoss t = loss_of_text(*m.model, tokens, o.batch);
     if (m.leads)
@@ -80,7 +76,7 @@ void add_eval_command(CLI::App& app) {
   const auto o = std::make_shared<ScoreOptions>();
   CLI::App& command = *app.add_subcommand("eval", "loss of a model on a text");
   add_model_options(command, *o, true);
-  command.add_option("--text", o->input, "text (default: this repository's own sources and docs)");
+  command.add_option("--text", o->input, "text, or its .tokens file (default: this repository's own sources and docs)");
   auto* const batch = OptionGroup{command}("--batch", o->batch, "sequences at a time", whole(1, most_size));
   command
       .add_option(

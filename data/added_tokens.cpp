@@ -58,6 +58,12 @@ const AddedToken* AddedTokens::longest_at(std::string_view text, size_t at) cons
   return found;
 }
 
+bool AddedTokens::takes_spaces() const {
+  for (const AddedToken& token : tokens_)
+    if (token.right || token.text.find_first_of(" \n") != token.text.npos) return true;
+  return false;
+}
+
 void AddedTokens::cut(std::string_view text, bool parse_special,
                       const std::function<void(std::string_view piece, int32_t id)>& fn) const {
   size_t done = 0, spaces_end = 0;

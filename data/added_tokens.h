@@ -26,6 +26,8 @@ class AddedTokens {
   /// parse_special.
   void cut(std::string_view text, bool parse_special,
            const std::function<void(std::string_view piece, int32_t id)>& fn) const;
+  /// Some token has white space in it, or takes that behind it.
+  bool takes_spaces() const;
 
  private:
   const AddedToken* longest_at(std::string_view text, size_t at) const;

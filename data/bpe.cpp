@@ -36,6 +36,24 @@ std::vector<int32_t> BpeTokenizer::encode(std::string_view text, EncodeOptions o
   return out;
 }
 
+/// In front of a space or a line end that a letter or a number stands before: all expressions end a word there, and
+/// none looks further back.
+size_t BpeTokenizer::last_cut(std::string_view text) const {
+  if (!rules_.words || !rules_.byte_level || cut_first_.takes_spaces() || cut_normalized_.takes_spaces()) return 0;
+  for (const Normalizer& step : rules_.normalizers)
+    if (step.kind != Normalizer::Kind::nfc) return 0;
+  for (size_t at = text.size(); at-- > 1;) {
+    if (text[at] != ' ' && text[at] != '\n') continue;
+    size_t start = at - 1;
+    while (start > 0 && at - start < 4 && (uint8_t(text[start]) & 0xc0) == 0x80) --start;
+    const Char c = decode_utf8(text, start);
+    if (!c.valid || start + size_t(c.bytes) != at) continue;
+    const CharClass kind = class_of(c.code);
+    if (kind == CharClass::letter || kind == CharClass::number) return at;
+  }
+  return 0;
+}
+
 std::string BpeTokenizer::normalize(std::string_view text) const {
   std::string result(text);
   for (const Normalizer& step : rules_.normalizers) {

@@ -37,6 +37,7 @@ class BpeTokenizer : public Tokenizer {
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const override;
   std::string_view token_bytes(int32_t id) const override;
   bool is_special(int32_t id) const override;
+  size_t last_cut(std::string_view text) const override;
   std::optional<int32_t> bos() const override { return bos_; }
   std::optional<int32_t> eos() const override { return eos_; }
   /// The id of a special token such as <|endoftext|>; Error lists those there are.

@@ -17,6 +17,9 @@ struct Example {
   Tensor input, target;
 };
 
+/// size() of a dataset without an end: whoever reads it says which samples make an epoch.
+inline constexpr int64_t endless_samples = int64_t(1) << 62;
+
 template <class S = Example> class Dataset {
  public:
   using Sample = S;

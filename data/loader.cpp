@@ -24,6 +24,9 @@ LoaderProgress::LoaderProgress(int64_t dataset_size, int64_t batch_size, bool sh
                  "[DataLoader] expected shuffle or a sampler, got both: the sampler decides the order");
   LOCKSTEP_CHECK(world == 1 || sampler, "[DataLoader] expected a sampler that shares the epoch out for world ", world,
                  ", got none");
+  LOCKSTEP_CHECK(sampler || dataset_size < endless_samples,
+                 "[DataLoader] expected a sampler for a dataset without an end, which says what an epoch is "
+                 "(stream_sampler()), got none");
   seed_ = seed ? *seed : random_state().seed;
   has_seeded_sampler_ = !sampler && shuffle;
   if (sampler) sampler_ = std::move(sampler);

@@ -21,7 +21,7 @@ template <class S, class B = S> struct LoaderOptions {
   bool drop_last = false;                    ///< leave out a last batch that is not full
   int workers = 0;                           ///< threads; 0 makes batches in the loop itself
   int prefetch = 0;                          ///< batches that each worker makes ahead; 0 means 2
-  std::function<B(std::vector<S>)> collate;  ///< samples to a batch; default: data::collate
+  std::function<B(std::vector<S>)> collate;  ///< samples to a batch; may draw; default: data::collate
   bool in_order = true;                      ///< false: batches come as they are ready, and there is no state to save
   std::optional<uint64_t> seed;  ///< of shuffling and of random numbers in get(); default: that of manual_seed()
   double timeout = 0;            ///< seconds to wait for a batch from a worker; 0 is for ever
@@ -218,6 +218,9 @@ template <class S = Example, class B = S> class DataLoader {
       const detail::RandomScope scope(key);
       samples.push_back(dataset.get(index));
     }
+    key.micro_batch = uint64_t(wanted[0]);
+    key.call = uint64_t(1) << 32;  // what collate draws is not what the first sample drew
+    const detail::RandomScope scope(key);
     B batch = collate(std::move(samples));
     check_mapped_files();
     return batch;

@@ -13,28 +13,16 @@
 namespace lockstep::data {
 namespace {
 
-Tensor check_tokens(const char* op, const Tensor& tokens) {
-  LOCKSTEP_CHECK(tokens.defined() && tokens.dim() == 1 && tokens.device().is_cpu(), "[", op,
-                 "] expected a list of tokens (1 dim, cpu), got ",
-                 tokens.defined() ? str(tokens.shape()) : "an undefined tensor");
-  LOCKSTEP_CHECK(tokens.dtype() == u8 || tokens.dtype() == i32 || tokens.dtype() == i64, "[", op,
-                 "] expected u8, i32 or i64 tokens, got ", tokens.dtype());
-  return tokens.contiguous();
-}
-
 /// Windows that start at `starts`, and the same moved on by one.
-Example windows(const Tensor& tokens, std::span<const int64_t> starts, int64_t context) {
+Example windows(const Tokens& tokens, std::span<const int64_t> starts, int64_t context) {
   const Shape shape{int64_t(starts.size()), context};
   Example batch{empty(shape, {.dtype = i64, .device = cpu}), empty(shape, {.dtype = i64, .device = cpu})};
-  dispatch<uint8_t, int32_t, int64_t>(tokens.dtype(), "TextDataset", [&]<class T> {
-    const T* source = tokens.data<T>();
-    int64_t* input = batch.input.data<int64_t>();
-    int64_t* target = batch.target.data<int64_t>();
-    for (const int64_t start : starts) {
-      input = std::copy_n(source + start, context, input);
-      target = std::copy_n(source + start + 1, context, target);
-    }
-  });
+  int64_t* input = batch.input.data<int64_t>();
+  int64_t* target = batch.target.data<int64_t>();
+  for (const int64_t start : starts) {
+    input = tokens.copy(start, context, input);
+    target = tokens.copy(start + 1, context, target);
+  }
   check_mapped_files();
   return batch;
 }
@@ -47,12 +35,11 @@ Tensor read_bytes(const std::string& path, int64_t max_bytes) {
   return Tensor(Storage::adopt(file->data(), file->size(), cpu, [file] {}), 0, {file->size()}, {1}, u8);
 }
 
-TextDataset::TextDataset(Tensor tokens, TextOptions options)
-    : tokens_(check_tokens("TextDataset", tokens)), options_(options) {
+TextDataset::TextDataset(Tokens tokens, TextOptions options) : tokens_(std::move(tokens)), options_(options) {
   LOCKSTEP_CHECK(options.context >= 1 && options.stride >= 1, "[TextDataset] expected context and stride >= 1, got ",
                  options.context, " and ", options.stride);
-  LOCKSTEP_CHECK(tokens_.numel() > options.context, "[TextDataset] expected more tokens than the context of ",
-                 options.context, ", got ", tokens_.numel());
+  LOCKSTEP_CHECK(tokens_.size() > options.context, "[TextDataset] expected more tokens than the context of ",
+                 options.context, ", got ", tokens_.size());
 }
 
 Example TextDataset::get(int64_t index) const {
@@ -71,31 +58,29 @@ std::optional<Example> TextDataset::get_batch(std::span<const int64_t> indices) 
   return windows(tokens_, starts, options_.context);
 }
 
-TokenBatches::TokenBatches(Tensor tokens, uint64_t seed) : tokens_(check_tokens("TokenBatches", tokens)), seed_(seed) {}
-
 Example TokenBatches::sample(int64_t step, int64_t micro_batch, int64_t batch, int64_t context) const {
   LOCKSTEP_CHECK(step >= 0 && micro_batch >= 0, "[TokenBatches] expected step and micro_batch >= 0, got ", step,
                  " and ", micro_batch);
   LOCKSTEP_CHECK(batch >= 1 && context >= 1, "[TokenBatches] expected batch and context >= 1, got ", batch, " and ",
                  context);
-  LOCKSTEP_CHECK(tokens_.numel() > context, "[TokenBatches] expected more tokens than the context of ", context,
-                 ", got ", tokens_.numel());
+  LOCKSTEP_CHECK(tokens_.size() > context, "[TokenBatches] expected more tokens than the context of ", context,
+                 ", got ", tokens_.size());
   const trace::Scope scope("sample", trace::Category::data);
   // The generator itself makes one stream of (step, micro-batch); the tag keeps it apart from dropout under the same
   // seed.
   const auto words = philox({.seed = uint64_t(step), .stream = uint64_t(micro_batch)}, 0);
   Draws draws({.seed = seed_ ^ 0x746f6b656eull, .stream = uint64_t(words[1]) << 32 | words[0]});
   std::vector<int64_t> starts;
-  for (int64_t row = 0; row < batch; ++row) starts.push_back(draws.below(tokens_.numel() - context));
+  for (int64_t row = 0; row < batch; ++row) starts.push_back(draws.below(tokens_.size() - context));
   return windows(tokens_, starts, context);
 }
 
-std::pair<Tensor, Tensor> split_text(const Tensor& tokens, double part, int64_t context, const std::string& name) {
-  const int64_t all = tokens.numel(), first = int64_t(double(all) * (1 - part)), rest = all - first;
+std::pair<Tokens, Tokens> split_text(const Tokens& tokens, double part, int64_t context, const std::string& name) {
+  const int64_t all = tokens.size(), first = int64_t(double(all) * (1 - part)), rest = all - first;
   LOCKSTEP_CHECK(first > context && rest > context, name, " has ", all,
                  " tokens: too few for training and validation with --context ", context, ", which takes ", context + 1,
                  " of each");
-  return {tokens.narrow(0, 0, first), tokens.narrow(0, first, rest)};
+  return {tokens.part(0, first), tokens.part(first, rest)};
 }
 
 std::string read_sources(const std::string& folder) {

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "data/dataset.h"
+#include "data/tokens.h"
 
 namespace lockstep::data {
 
@@ -17,20 +18,21 @@ struct TextOptions {
 /// Sample i is (tokens[a .. a+T], tokens[a+1 .. a+T+1]) as i64, a = i * stride.
 class TextDataset : public Dataset<Example> {
  public:
+  TextDataset(Tokens tokens, TextOptions options = {});
   /// tokens: 1-d, u8, i32 or i64.
-  TextDataset(Tensor tokens, TextOptions options = {});
-  int64_t size() const override { return (tokens_.numel() - options_.context - 1) / options_.stride + 1; }
+  TextDataset(const Tensor& tokens, TextOptions options = {}) : TextDataset(Tokens(tokens, "TextDataset"), options) {}
+  int64_t size() const override { return (tokens_.size() - options_.context - 1) / options_.stride + 1; }
   Example get(int64_t index) const override;
   std::optional<Example> get_batch(std::span<const int64_t> indices) const override;
 
  private:
-  Tensor tokens_;
+  Tokens tokens_;
   TextOptions options_;
 };
 
 /// The first part of the tokens, and the last `part` of them, kept for validation. Error when one of them is too short
 /// for a sample of `context` tokens; `name` is of the text.
-std::pair<Tensor, Tensor> split_text(const Tensor& tokens, double part, int64_t context, const std::string& name);
+std::pair<Tokens, Tokens> split_text(const Tokens& tokens, double part, int64_t context, const std::string& name);
 /// This repository's own sources and docs as one text, in a fixed order: from `folder`, or a folder above this one.
 std::string read_sources(const std::string& folder);
 
@@ -38,12 +40,13 @@ std::string read_sources(const std::string& folder);
 /// only, so any rank can make any micro-batch, and a resumed run needs no state but its step.
 class TokenBatches {
  public:
-  explicit TokenBatches(Tensor tokens, uint64_t seed = 0);
+  explicit TokenBatches(Tokens tokens, uint64_t seed = 0) : tokens_(std::move(tokens)), seed_(seed) {}
+  explicit TokenBatches(const Tensor& tokens, uint64_t seed = 0) : TokenBatches(Tokens(tokens, "TokenBatches"), seed) {}
   /// Both (batch, context), i64.
   Example sample(int64_t step, int64_t micro_batch, int64_t batch, int64_t context) const;
 
  private:
-  Tensor tokens_;
+  Tokens tokens_;
   uint64_t seed_;
 };
 

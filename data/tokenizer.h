@@ -34,6 +34,9 @@ class Tokenizer {
   virtual bool is_special(int32_t) const { return false; }
   virtual std::optional<int32_t> bos() const { return std::nullopt; }  ///< begins a text
   virtual std::optional<int32_t> eos() const { return std::nullopt; }  ///< ends a text
+  /// The last place where this text may be cut, whatever follows it, so that the ids of the parts are those of the
+  /// whole (without special tokens around them): 0 when none is known, or the tokenizer looks at a text as a whole.
+  virtual size_t last_cut(std::string_view) const { return 0; }
   /// A text for training, as an i32 tensor for TextDataset and TokenBatches: special tokens that stand in it become
   /// their ids, none is added.
   Tensor encode_tensor(std::string_view text) const;
@@ -69,6 +72,7 @@ class ByteTokenizer : public Tokenizer {
   int64_t vocab_size() const override { return 256; }
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const override;
   std::string_view token_bytes(int32_t id) const override;
+  size_t last_cut(std::string_view text) const override { return text.size(); }
 };
 
 /// Tokenizer::from_folder(), or bytes when no folder is named ("").

@@ -34,6 +34,8 @@ TrainerOptions with_optimizer(TrainerOptions o) {
 /// Error when ranks have other data; a few samples tell.
 void check_data(const Team& team, const char* what, const data::Dataset<Example>& from) {
   const int64_t n = from.size();
+  LOCKSTEP_CHECK(n < data::endless_samples, "[Trainer] ", what,
+                 ": expected samples with an end, got a stream; give .batches its micro_batch()");
   std::vector<int64_t> some;
   for (int64_t i = 0; i < std::min<int64_t>(n, 16); ++i) some.push_back(i * n / std::min<int64_t>(n, 16));
   const Tensor size = Tensor::from<int64_t>({n}, {1});

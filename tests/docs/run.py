@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 WRAPPED = "#include <lockstep.h>\n#include <iostream>\nnamespace ls = lockstep;\nint main() {\n%s\n}\n"
 # No -march: a document's program holds no kernels, and baseline code may call the library built for any processor.
 FLAGS = ["-std=c++20", "-O0", "-Wall", "-I", str(ROOT)]
-LIBRARIES = ["-fopenmp", "-pthread", "-lz", "-lsodium", "-lfmt"]
+LIBRARIES = ["-fopenmp", "-pthread", "-lz", "-lpng", "-ljpeg", "-lsodium", "-lfmt"]
 
 
 def documents():

@@ -1,8 +1,10 @@
-// libFuzzer: any bytes as a .npy, .npz, WAV or CSV file (by how they begin) are read whole or refused with an Error.
+// libFuzzer: any bytes as a .npy, .npz, WAV, PNG, JPEG or CSV file (by how they begin) are read whole or refused with
+// an Error.
 #include <cstdlib>
 #include <cstring>
 
 #include "data/csv.h"
+#include "data/image_files.h"
 #include "data/npy.h"
 #include "data/wav.h"
 
@@ -14,6 +16,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       case 0x93: parse_npy(file, "fuzz"); break;
       case 'P': parse_npz(file, "fuzz"); break;
       case 'R': parse_wav(file, "fuzz"); break;
+      case 0x89:
+      case 0xff: decode_image(file, "fuzz", {.mode = ImageMode::rgb_alpha, .most_pixels = 1 << 16}); break;
       default: parse_csv({reinterpret_cast<const char*>(data), size}, "fuzz", {.empty_is_nan = true});
     }
   } catch (const lockstep::Error& error) {

@@ -4,6 +4,7 @@
 
 #include "autograd/composed.h"
 #include "autograd/losses.h"
+#include "autograd/picking.h"
 #include "tests/golden_runner/golden.h"
 
 namespace golden {
@@ -58,6 +59,44 @@ void add_composed(std::map<std::string, Run>& t) {
     return with_indices(median(in[0], c.integer("dim"), c.flag("keepdim", false)));
   };
   t["meshgrid"] = [](const Inputs& in, const Case& c) { return Outputs(meshgrid(in, c.flag("xy", false))); };
+}
+
+/// Those of autograd/picking.h and tensor/search.h.
+void add_picking(std::map<std::string, Run>& t) {
+  t["masked_select"] = [](const Inputs& in, const Case&) {
+    return Outputs{masked_select(in[0], in[1].tensor().to(boolean))};
+  };
+  t["index_put"] = [](const Inputs& in, const Case& c) {  // x, values, then an index for each letter of "how"
+    std::vector<Tensor> indices;
+    size_t next = 2;
+    for (const char kind : c.text("how", "")) {
+      const Tensor index = kind == ':' ? Tensor() : in.at(next++).tensor();
+      indices.push_back(kind == 'm' ? index.to(boolean) : index);
+    }
+    return Outputs{index_put(in[0], indices, in[1], c.flag("accumulate", false))};
+  };
+  t["msort"] = unary([](const Variable& x) { return msort(x); });
+  t["kthvalue"] = [](const Inputs& in, const Case& c) {
+    return with_indices(kthvalue(in[0], c.integer("k"), c.integer("dim", -1), c.flag("keepdim", false)));
+  };
+  t["searchsorted"] = [](const Inputs& in, const Case& c) {
+    return Outputs{searchsorted(in[0].tensor(), in[1].tensor(),
+                                {c.flag("right", false), in.size() > 2 ? in[2].tensor() : Tensor()})};
+  };
+  t["bucketize"] = [](const Inputs& in, const Case& c) {
+    return Outputs{bucketize(in[0].tensor(), in[1].tensor(), c.flag("right", false))};
+  };
+  t["bincount"] = [](const Inputs& in, const Case& c) {
+    return Outputs{bincount(in[0].tensor(), in.size() > 1 ? in[1].tensor() : Tensor(), c.integer("minlength", 0))};
+  };
+  t["histc"] = [](const Inputs& in, const Case& c) {
+    return Outputs{histc(in[0].tensor(), c.integer("bins"), c.number("min"), c.number("max"))};
+  };
+  t["unique"] = [](const Inputs& in, const Case&) {
+    const Unique u = unique(in[0].tensor());
+    return Outputs{u.values, u.inverse, u.counts};
+  };
+  t["nonzero"] = [](const Inputs& in, const Case&) { return Outputs{nonzero(in[0].tensor())}; };
 }
 
 /// Those of autograd/losses.h.
@@ -299,6 +338,7 @@ std::map<std::string, Run> make_table() {
   };
   add_losses(t);
   add_composed(t);
+  add_picking(t);
   return t;
 }
 

@@ -446,6 +446,113 @@ def composed(c):
     return name, lambda x: torch.quantile(x, q, dim=d, keepdim=keep, interpolation=how)
 
 
+@family("picking", 1)
+def picking(c):
+    """tensor/picking.def and tensor/search.h. tests/golden/picking.safetensors is of these: --only ^picking --cases 2000 --seed 7 --keep FOLDER."""
+    name = c.rng.choice(["masked_select", "index_put", "index_put", "msort", "kthvalue", "searchsorted", "bucketize", "bincount", "histc", "unique", "nonzero"])
+    rng, args = c.rng, c.args
+
+    def steps(shape, low=-3, high=4):  # whole numbers, so that there are ties, and every dtype has them
+        return torch.randint(low, high, shape, generator=c.torch_rng).to(DTYPES[c.dtype])
+    shape = [min(s, 5) for s in c.shape(least=0 if name in ("masked_select", "kthvalue", "msort", "nonzero", "unique") else 1, most=3)]
+    if name == "masked_select":
+        c.tensor(shape)
+        c.mask([1 if rng.random() < 0.3 else s for s in shape[rng.randint(0, len(shape)):]])
+        return name, lambda x, m: x.masked_select(m.bool())
+    if name == "index_put":
+        shape = [max(s, 1) for s in shape]
+        c.tensor(shape)
+        batch, how, left = rng.choice([[], [3], [2, 3], [0], [1, 4]]), "", list(shape)
+        indices = []
+        while left and (not how.strip(":") or rng.random() < 0.6):
+            kind = rng.choice("iii:m")
+            if kind == "m" and "i" not in how and len(left) >= 1 and "m" not in how:
+                over = left[:rng.randint(1, len(left))]
+                indices.append(torch.rand(over, generator=c.torch_rng) < 0.5)
+                how, left = how + "m", left[len(over):]
+            elif kind == ":" and len(left) > 1:
+                indices.append(None)
+                how, left = how + ":", left[1:]
+            elif "m" not in how:
+                own = [1 if rng.random() < 0.2 and b != 0 else b for b in batch[rng.randint(0, len(batch)) if rng.random() < 0.3 else 0:]]
+                indices.append(torch.randint(-left[0], left[0], own, generator=c.torch_rng))
+                how, left = how + "i", left[1:]
+            elif indices:
+                break
+        args["how"], args["accumulate"] = how, rng.random() < 0.5
+        numbers = torch.ops.aten.index(torch.arange(math.prod(shape)).reshape(shape), indices)  # x[...] takes a scalar for a whole number
+        result = numbers.shape
+        if not args["accumulate"]:  # which of several values stays is PyTorch's secret
+            if len(set(numbers.reshape(-1).tolist())) < numbers.numel():
+                args["accumulate"] = True
+        cut = list(result[rng.randint(0, len(result)):]) if rng.random() < 0.3 else list(result)
+        c.tensor([1 if rng.random() < 0.2 else s for s in cut])
+        c.inputs += [i.to(torch.int64) for i in indices if i is not None]
+        add = args["accumulate"]
+
+        def put(x, v, *given):
+            given = iter(given)
+            real = [None if k == ":" else (next(given).bool() if k == "m" else next(given)) for k in how]
+            return torch.ops.aten.index_put(x, real, v, add)
+        return name, put
+    if name in ("msort", "kthvalue"):
+        shape = [max(s, 1) for s in shape]
+        n = math.prod(shape)
+        c.inputs.append(((torch.randperm(n, generator=c.torch_rng).double() - n // 2) / 4).reshape(shape).to(DTYPES[c.dtype]))
+        if name == "msort":
+            return name, torch.msort
+        d = args["dim"] = c.dim(len(shape)) if shape else rng.choice([0, -1])
+        k, keep = args["k"], args["keepdim"] = rng.randint(1, shape[d] if shape else 1), rng.random() < 0.5
+        if rng.random() < 0.1:
+            args["k"] = k = rng.choice([0, (shape[d] if shape else 1) + 1])
+            c.refused = True
+        return name, lambda x: tuple(x.kthvalue(k, d, keepdim=keep))
+    c.values_only = True
+    if name in ("searchsorted", "bucketize"):
+        right = args["right"] = rng.random() < 0.5
+        if name == "bucketize" or rng.random() < 0.4:
+            sequence, values = steps([rng.randint(0, 7)]), steps(shape)
+        else:
+            sequence, values = steps(shape[:-1] + [rng.randint(0, 7)]), steps(shape)
+        if rng.random() < 0.2 and values.numel():
+            values.view(-1)[0] = float("nan")
+        if name == "bucketize":
+            c.inputs += [values, sequence.sort()[0]]
+            return name, lambda v, b: torch.bucketize(v, b, right=right)
+        order = sequence.sort(stable=True)
+        if rng.random() < 0.4:
+            c.inputs += [sequence, values, order[1]]
+            return name, lambda s, v, o: torch.searchsorted(s, v, right=right, sorter=o)
+        c.inputs += [order[0], values]
+        return name, lambda s, v: torch.searchsorted(s, v, right=right)
+    if name == "bincount":
+        n = rng.choice([0, 1, 2, 7, 100])
+        args["minlength"] = m = rng.choice([0, 3, 20])
+        c.index([n], 9)
+        if rng.random() < 0.15 and n:
+            c.inputs[0][0] = -1
+            c.refused = True
+        if rng.random() < 0.5:
+            c.tensor([n], views=False)
+            return name, lambda x, w: torch.bincount(x, w, m)
+        return name, lambda x: torch.bincount(x, minlength=m)
+    if name == "histc":
+        c.dtype = "f64" if c.dtype in ("f64", "f16") else "f32"
+        c.inputs.append(torch.rand(shape, generator=c.torch_rng, dtype=torch.float64).to(DTYPES[c.dtype]) * 8 - 4 if rng.random() < 0.5 else steps(shape))
+        bins = args["bins"] = rng.choice([1, 2, 8, 100])
+        args["min"], args["max"] = low, high = rng.choice([(0.0, 0.0), (-2.0, 2.0), (-1.0, 3.0), (1.0, 1.0)])
+        if c.inputs[0].numel() == 0:
+            c.inputs[0] = torch.ones(1, dtype=DTYPES[c.dtype])
+        own = DTYPES[c.dtype]
+        return name, lambda x: torch.histc(x.detach().to(own), bins, low, high).double()
+    c.inputs.append(steps(shape))
+    if name == "unique":
+        return name, lambda x: tuple(torch.unique(x, return_inverse=True, return_counts=True))
+    if rng.random() < 0.3 and c.inputs[0].numel():
+        c.inputs[0].view(-1)[0] = float("nan")
+    return name, torch.nonzero
+
+
 @family("convolution", 2)
 def convolution(c):
     name = c.rng.choice(["conv2d", "conv_transpose2d"])

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "autograd/ops.h"
+#include "data/stream.h"
 #include "engine/model_shape.h"
 #include "nn/linear.h"
 #include "optim/optim.h"
@@ -124,6 +125,56 @@ TEST_CASE("trainer: the same bits under any plan, and a run that another plan go
     REQUIRE(sliced.model.at(name).size() == values.size());
     for (size_t i = 0; i < values.size(); ++i) CHECK(std::abs(sliced.model.at(name)[i] - values[i]) < 1e-5);
   }
+}
+
+TEST_CASE("trainer: a stream gives the same bits under other plans, which go on where one stopped") {
+  const TempDir dir;
+  std::vector<std::string> shards;
+  manual_seed(12);
+  for (const int count : {30, 11, 50, 23}) {
+    std::string text;
+    for (int i = 0; i < count; ++i) {
+      const auto x = randn({6}).to_vector<double>();
+      text += str("{\"x\": [", x[0], ", ", x[1], ", ", x[2], ", ", x[3], ", ", x[4], ", ", x[5], "], \"y\": ", i % 3,
+                  "}\n");
+    }
+    shards.push_back(dir.write(str(count, ".jsonl"), text));
+  }
+  // Micro-batches of 4 samples, 4 of them a step.
+  const auto streamed = [&](train::TrainerOptions& t) {
+    const auto stream = data::stream_json_lines<data::Example>(
+        shards, {.block = 8, .shuffle_shards = true, .lanes = 4, .run = 4, .seed = 2},
+        [](const data::Json& value, const std::string& where) {
+          std::vector<float> x;
+          for (const data::Json& number : value.at("x", where).as_array(where))
+            x.push_back(float(number.as_number(where)));
+          return data::Example{Tensor::from(x, {6}).to(cpu),
+                               Tensor::from<int64_t>({value.at("y", where).as_int(where)}, {})};
+        });
+    t.data = nullptr;
+    t.batches = [stream](int64_t step, int64_t micro, int64_t) { return stream.micro_batch(step * 4 + micro); };
+  };
+  train::Options o = options();
+  o.steps = 12;  // more than a round
+  const Found one = run(o, streamed);
+  CHECK(one.steps == 12);
+  for (const auto& [plan, ranks, accumulate] :
+       std::vector<std::tuple<std::string, int, int64_t>>{{"dp2", 2, 2}, {"dp4+zero2", 4, 1}, {"pp2", 2, 4}}) {
+    const TempDir out;
+    train::Options half = options(), other = options(plan, ranks, accumulate);
+    half.out = other.out = out.path.string();
+    half.steps = 5, other.steps = 12, other.resume = true;
+    run(half, streamed);
+    CHECK_MESSAGE(run(other, streamed).model == one.model, plan, " goes on from one process");
+  }
+  CHECK_THROWS_WITH_AS(run(o,
+                           [&](train::TrainerOptions& t) {
+                             t.data =
+                                 data::share(data::stream_lines<data::Example>(shards, {}, [](const data::Record&) {
+                                   return data::Example{zeros({6}), zeros({})};
+                                 }));
+                           }),
+                       doctest::Contains("a stream"), Error);
 }
 
 TEST_CASE("trainer: file, --set and options become one configuration") {

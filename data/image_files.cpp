@@ -1,0 +1,75 @@
+// Pictures of files: see image_files.h. The decoders are in png.cpp and jpeg.cpp.
+#include "data/image_files.h"
+
+#include "data/image_pixels.h"
+#include "data/shown.h"
+#include "tensor/ops.h"
+
+namespace lockstep::data {
+namespace {
+
+int channels_of(ImageMode mode, int own) {
+  switch (mode) {
+    case ImageMode::gray: return 1;
+    case ImageMode::gray_alpha: return 2;
+    case ImageMode::rgb: return 3;
+    case ImageMode::rgb_alpha: return 4;
+    case ImageMode::unchanged: break;
+  }
+  return own;
+}
+
+uint8_t gray_of(const uint8_t* p) { return uint8_t((19595u * p[0] + 38470u * p[1] + 7471u * p[2] + 0x8000u) >> 16); }
+
+/// Interleaved to planes, and to the channels that are asked for.
+Tensor planes_of(const Pixels& from, ImageMode mode) {
+  const int own = from.channels, wanted = channels_of(mode, own);
+  const int64_t n = from.height * from.width;
+  Tensor image = empty({wanted, from.height, from.width}, {.dtype = u8, .device = cpu});
+  uint8_t* out = image.data<uint8_t>();
+  const int colours = wanted >= 3 ? 3 : 1;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint8_t* p = from.bytes.data() + i * own;
+    for (int c = 0; c < colours; ++c) out[c * n + i] = colours == 1 && own >= 3 ? gray_of(p) : p[own >= 3 ? c : 0];
+    if (wanted % 2 == 0) out[colours * n + i] = own % 2 == 0 ? p[own - 1] : 255;
+  }
+  return image;
+}
+
+}  // namespace
+
+void check_pixels(const std::string& where, int64_t height, int64_t width, const ImageOptions& options) {
+  LOCKSTEP_CHECK(height >= 1 && width >= 1, where, ": expected a picture, got ", height, " x ", width, " pixels");
+  LOCKSTEP_CHECK(height <= options.most_pixels / width, where, ": expected at most ", options.most_pixels,
+                 " pixels, got ", height, " x ", width, " (ImageOptions::most_pixels is the limit)");
+}
+
+std::string library_message(const char* text) { return shown(text); }
+
+Tensor decode_image(Bytes file, const std::string& origin, const ImageOptions& options) {
+  const auto starts = [&](std::string_view magic) {
+    return file.size() >= magic.size() && std::equal(magic.begin(), magic.end(), file.begin(),
+                                                     [](char a, std::byte b) { return std::byte(uint8_t(a)) == b; });
+  };
+  const bool png = starts("\x89PNG\r\n\x1a\n"), jpeg = starts("\xff\xd8\xff");
+  LOCKSTEP_CHECK(
+      png || jpeg, "[image] ", origin, ": expected a PNG or JPEG file, got ",
+      file.empty() ? "an empty file"
+                   : str("one that starts with \"",
+                         shown({reinterpret_cast<const char*>(file.data()), std::min<size_t>(file.size(), 4)}), "\""));
+  return planes_of(png ? decode_png(file, "[png] " + origin, options) : decode_jpeg(file, "[jpeg] " + origin, options),
+                   options.mode);
+}
+
+Tensor read_image(const std::string& path, const ImageOptions& options) {
+  const auto file = MappedFile::open(path);
+  Tensor image = decode_image(file->bytes(), path, options);
+  file->check();
+  return image;
+}
+
+void save_png(const std::string& path, const Tensor& image, int compression) {
+  write_atomically(path, encode_png(image, compression));
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,129 @@
+// JPEG by libjpeg-turbo (ITU-T T.81): see image_pixels.h and image_files.h.
+#include <csetjmp>
+#include <cstdio>
+// libjpeg's header needs FILE and size_t first.
+#include <jerror.h>
+#include <jpeglib.h>
+
+#include <cstring>
+
+#include "data/image_pixels.h"
+#include "tensor/check.h"
+
+namespace lockstep::data {
+namespace {
+
+/// What libjpeg's callbacks reach. Nothing in it has a destructor.
+struct JpegWork {
+  jpeg_decompress_struct info{};
+  jpeg_error_mgr errors{};
+  jpeg_progress_mgr progress{};
+  jmp_buf back;
+  char problem[JMSG_LENGTH_MAX] = {};
+};
+
+[[noreturn]] void on_jpeg_error(j_common_ptr info) {
+  auto* work = static_cast<JpegWork*>(info->client_data);
+  info->err->format_message(info, work->problem);
+  std::longjmp(work->back, 1);
+}
+
+/// Data that are wrong but can be guessed are an error, too; oddities that lose nothing are none.
+void on_jpeg_message(j_common_ptr info, int level) {
+  if (level >= 0) return;
+  switch (info->err->msg_code) {
+    case JWRN_ADOBE_XFORM:
+    case JWRN_EXTRANEOUS_DATA:
+    case JWRN_JFIF_MAJOR:
+    case JWRN_TOO_MUCH_DATA: return;
+    default: on_jpeg_error(info);
+  }
+}
+void on_jpeg_output(j_common_ptr) {}
+
+/// A small file may ask for so many passes over a large picture that it never ends.
+void on_jpeg_progress(j_common_ptr info) {
+  constexpr int most_scans = 500;
+  if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number <= most_scans) return;
+  auto* work = static_cast<JpegWork*>(info->client_data);
+  std::snprintf(work->problem, sizeof work->problem, "more than %d scans", most_scans);
+  std::longjmp(work->back, 1);
+}
+
+// Stages. Each sets where an error comes back to, and gives false then.
+
+bool read_jpeg_header(JpegWork* w, const unsigned char* data, unsigned long size) {
+  if (setjmp(w->back)) return false;
+  w->info.err = jpeg_std_error(&w->errors);
+  w->errors.error_exit = on_jpeg_error;
+  w->errors.emit_message = on_jpeg_message;
+  w->errors.output_message = on_jpeg_output;
+  w->info.client_data = w;
+  jpeg_create_decompress(&w->info);
+  w->progress.progress_monitor = on_jpeg_progress;
+  w->info.progress = &w->progress;
+  jpeg_mem_src(&w->info, data, size);
+  jpeg_read_header(&w->info, TRUE);
+  return true;
+}
+
+bool start_jpeg(JpegWork* w) {
+  if (setjmp(w->back)) return false;
+  jpeg_start_decompress(&w->info);
+  return true;
+}
+
+bool read_jpeg_rows(JpegWork* w, unsigned char* out) {
+  if (setjmp(w->back)) return false;
+  const size_t row = size_t(w->info.output_width) * size_t(w->info.output_components);
+  while (w->info.output_scanline < w->info.output_height) {
+    JSAMPROW to = out + size_t(w->info.output_scanline) * row;
+    jpeg_read_scanlines(&w->info, &to, 1);
+  }
+  jpeg_finish_decompress(&w->info);
+  return true;
+}
+
+struct JpegRead : JpegWork {
+  ~JpegRead() { jpeg_destroy_decompress(&info); }  // nothing to do where it was not made: info is zeros
+};
+
+/// Four inks to three lights. Adobe's programs store the inks inverted.
+std::vector<uint8_t> rgb_of_inks(const std::vector<uint8_t>& inks, bool inverted) {
+  std::vector<uint8_t> rgb;
+  rgb.reserve(inks.size() / 4 * 3);
+  for (size_t i = 0; i < inks.size(); i += 4) {
+    const auto light = [&](size_t c) { return unsigned(inverted ? inks[i + c] : 255 - inks[i + c]); };
+    for (size_t c = 0; c < 3; ++c) rgb.push_back(uint8_t((light(c) * light(3) + 127) / 255));
+  }
+  return rgb;
+}
+
+}  // namespace
+
+Pixels decode_jpeg(Bytes file, const std::string& where, const ImageOptions& options) {
+  JpegRead work;
+  const auto check = [&](bool fine) { LOCKSTEP_CHECK(fine, where, ": ", library_message(work.problem)); };
+  check(read_jpeg_header(&work, reinterpret_cast<const unsigned char*>(file.data()), file.size()));
+  auto& info = work.info;
+  check_pixels(where, info.image_height, info.image_width, options);
+  // Huffman's codes take a bit for each block of 8 x 8 pixels at least.
+  LOCKSTEP_CHECK(info.arith_code || int64_t(info.image_height) * info.image_width / 512 <= int64_t(file.size()), where,
+                 ": expected a file that can hold ", info.image_height, " x ", info.image_width, " pixels, got ",
+                 file.size(), " bytes (is it truncated?)");
+  const int own = info.num_components;
+  LOCKSTEP_CHECK(own == 1 || own == 3 || own == 4, where, ": expected 1, 3 or 4 colours, got ", own);
+  const bool only_light = info.jpeg_color_space == JCS_YCbCr && options.mode == ImageMode::gray;
+  info.out_color_space = own == 1 || only_light ? JCS_GRAYSCALE : own == 3 ? JCS_RGB : JCS_CMYK;
+  check(start_jpeg(&work));
+  Pixels pixels{int64_t(info.output_height), int64_t(info.output_width), info.output_components, {}};
+  pixels.bytes.resize(size_t(pixels.height * pixels.width) * size_t(pixels.channels));
+  check(read_jpeg_rows(&work, pixels.bytes.data()));
+  if (own == 4) {
+    pixels.bytes = rgb_of_inks(pixels.bytes, info.saw_Adobe_marker);
+    pixels.channels = 3;
+  }
+  return pixels;
+}
+
+}  // namespace lockstep::data

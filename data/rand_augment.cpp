@@ -1,0 +1,71 @@
+// RandAugment: see transforms.h. The strengths are torchvision's.
+#include <array>
+#include <cmath>
+
+#include "data/draw.h"
+#include "data/pictures.h"
+#include "data/transforms.h"
+
+namespace lockstep::data {
+namespace {
+
+enum class Change {
+  none,
+  shear_x,
+  shear_y,
+  move_x,
+  move_y,
+  turn,
+  brightness,
+  color,
+  contrast,
+  sharpness,
+  posterize,
+  solarize,
+  autocontrast,
+  equalize,
+  count
+};
+
+/// `part` in [0, 1] of the most that a change does; sign: 1 or -1, of those that go both ways.
+Tensor changed(const Tensor& x, Change change, double part, double sign, double fill) {
+  const double h = double(x.size(1)), w = double(x.size(2)), shear = sign * 0.3 * part, factor = 1 + sign * 0.9 * part;
+  switch (change) {
+    // Shears leave the top and the left edge where they are.
+    case Change::shear_x: return affine(x, {.b = shear, .c = shear * h / 2}, false, fill);
+    case Change::shear_y: return affine(x, {.d = shear, .f = shear * w / 2}, false, fill);
+    case Change::move_x: return affine(x, {.c = -std::trunc(sign * 150.0 / 331 * w * part)}, false, fill);
+    case Change::move_y: return affine(x, {.f = -std::trunc(sign * 150.0 / 331 * h * part)}, false, fill);
+    case Change::turn: return rotate(x, sign * 30 * part, false, fill);
+    case Change::brightness: return adjust_brightness(x, factor);
+    case Change::color: return adjust_saturation(x, factor);
+    case Change::contrast: return adjust_contrast(x, factor);
+    case Change::sharpness: return adjust_sharpness(x, factor);
+    case Change::posterize: return posterize(x, 8 - int(std::nearbyint(4 * part)));
+    case Change::solarize: return solarize(x, 255 * (1 - part));
+    case Change::autocontrast: return autocontrast(x);
+    case Change::equalize: return equalize(x);
+    default: return x;
+  }
+}
+
+}  // namespace
+
+Tensor RandAugment::operator()(const Tensor& x) const {
+  LOCKSTEP_CHECK(operations >= 0 && bins >= 2 && magnitude >= 0 && magnitude < bins,
+                 "[RandAugment] expected operations >= 0 and a magnitude from 0 to below bins, got ", operations, ", ",
+                 magnitude, " and ", bins);
+  Draws draws(next_random_key());
+  Tensor out = picture("RandAugment", x);
+  LOCKSTEP_CHECK(out.dtype() == u8 && (out.size(0) == 1 || out.size(0) == 3),
+                 "[RandAugment] expected a u8 picture of 1 or 3 channels, got ", out.dtype(), out.shape());
+  const double part = double(magnitude) / double(bins - 1);
+  for (int64_t i = 0; i < operations; ++i) {
+    const Change change = Change(draws.below(int64_t(Change::count)));
+    const double sign = draws.below(2) == 0 ? 1 : -1;
+    out = changed(out, change, part, sign, fill);
+  }
+  return out;
+}
+
+}  // namespace lockstep::data

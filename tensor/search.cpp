@@ -1,0 +1,275 @@
+#include "tensor/search.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tensor/convert.h"
+#include "tensor/ops_common.h"
+
+namespace lockstep {
+namespace {
+
+/// Row-major on the CPU.
+Tensor at_hand(const Tensor& x) { return x.to(cpu).contiguous(); }
+TensorOptions counted_here() { return {.dtype = i64, .device = cpu}; }
+
+template <class T> auto comparable(T value) {
+  if constexpr (is_half<T>) return float(value);
+  else return value;
+}
+
+template <class Fn> void dispatch_numbers(DType dtype, const char* op, Fn&& fn) {
+  dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype, op, fn);
+}
+
+/// How many of the n elements come before `value`. NaN comes behind all.
+template <class T>
+int64_t place_in(const T* row, const int64_t* order, int64_t n, decltype(comparable(T())) value, bool right) {
+  int64_t first = 0, last = n;
+  while (first < last) {
+    const int64_t middle = first + (last - first) / 2;
+    const auto there = comparable(row[order ? order[middle] : middle]);
+    if (right ? !(there > value) : !(there >= value)) first = middle + 1;
+    else last = middle;
+  }
+  return first;
+}
+
+}  // namespace
+
+Tensor searchsorted(const Tensor& sequence, const Tensor& values, const SearchOptions& options) {
+  const char* op = "searchsorted";
+  check_defined(op, sequence), check_defined(op, values);
+  check_same_dtype(op, sequence, values), check_same_device(op, sequence, values);
+  LOCKSTEP_CHECK(sequence.dim() >= 1, "[", op, "] expected a sequence of at least one dim, got a scalar");
+  bool fits = sequence.dim() == 1 || sequence.dim() == values.dim();
+  for (int d = 0; fits && sequence.dim() > 1 && d < sequence.dim() - 1; ++d)
+    fits = sequence.shape()[d] == values.shape()[d];
+  LOCKSTEP_CHECK(fits, "[", op, "] expected a sequence of one dim, or of the values' dims ", values.shape(),
+                 " but for the last, got ", sequence.shape());
+  const int64_t n = sequence.size(-1);
+  Tensor order;
+  if (options.sorter.defined()) {
+    LOCKSTEP_CHECK(options.sorter.dtype() == i64 && options.sorter.shape() == sequence.shape(), "[", op,
+                   "] expected a sorter of i64", sequence.shape(), ", got ", options.sorter.dtype(),
+                   options.sorter.shape());
+    order = at_hand(options.sorter);
+    for (int64_t i = 0; i < order.numel(); ++i)
+      LOCKSTEP_CHECK(order.data<int64_t>()[i] >= 0 && order.data<int64_t>()[i] < n, "[", op,
+                     "] expected a sorter with indices in [0, ", n, "), got ", order.data<int64_t>()[i]);
+  }
+  const Tensor rows = at_hand(sequence), wanted = at_hand(values), out = empty(values.shape(), counted_here());
+  if (wanted.numel() == 0) return out.to(values.device());
+  const int64_t of_row = sequence.dim() == 1 ? wanted.numel() : wanted.size(-1);
+  dispatch_numbers(rows.dtype(), op, [&]<class T> {
+    const T *all = n > 0 ? rows.data<T>() : nullptr, *value = wanted.data<T>();
+    for (int64_t i = 0; i < wanted.numel(); ++i) {
+      const int64_t start = i / of_row * n;
+      out.data<int64_t>()[i] = place_in(all + start, order.defined() && n > 0 ? order.data<int64_t>() + start : nullptr,
+                                        n, comparable(value[i]), options.right);
+    }
+  });
+  return out.to(values.device());
+}
+
+Tensor bucketize(const Tensor& values, const Tensor& boundaries, bool right) {
+  check_defined("bucketize", boundaries);
+  LOCKSTEP_CHECK(boundaries.dim() == 1, "[bucketize] expected boundaries of one dim, got ", boundaries.shape());
+  return searchsorted(boundaries, values, {.right = right});
+}
+
+Tensor bincount(const Tensor& x, const Tensor& weights, int64_t minlength) {
+  check_defined("bincount", x);
+  LOCKSTEP_CHECK(x.dim() == 1 && !is_floating(x.dtype()) && x.dtype() != boolean,
+                 "[bincount] expected a list of whole numbers, got ", x.dtype(), x.shape());
+  LOCKSTEP_CHECK(minlength >= 0, "[bincount] expected minlength >= 0, got ", minlength);
+  const bool weighted = weights.defined();
+  if (weighted) {
+    check_same_device("bincount", x, weights);
+    LOCKSTEP_CHECK(weights.shape() == x.shape(), "[bincount] expected a weight for each element, ", x.shape(), ", got ",
+                   weights.shape());
+  }
+  const Tensor list = at_hand(x).to(i64);
+  int64_t bins = minlength;
+  for (int64_t i = 0; i < list.numel(); ++i) {
+    const int64_t value = list.data<int64_t>()[i];
+    LOCKSTEP_CHECK(value >= 0, "[bincount] expected elements >= 0, got ", value, " at position ", i);
+    bins = std::max(bins, value + 1);
+  }
+  if (!weighted || list.numel() == 0) {
+    const Tensor out = zeros({bins}, counted_here());
+    for (int64_t i = 0; i < list.numel(); ++i) ++out.data<int64_t>()[list.data<int64_t>()[i]];
+    return out.to(x.device());
+  }
+  const Tensor added = at_hand(weights.dtype() == f32 ? weights : weights.to(f64));
+  const Tensor out = zeros({bins}, {.dtype = added.dtype(), .device = cpu});
+  dispatch<float, double>(added.dtype(), "bincount", [&]<class T> {
+    for (int64_t i = 0; i < list.numel(); ++i) out.data<T>()[list.data<int64_t>()[i]] += added.data<T>()[i];
+  });
+  return out.to(x.device());
+}
+
+Tensor histc(const Tensor& x, int64_t bins, double low, double high) {
+  check_defined("histc", x);
+  LOCKSTEP_CHECK(x.dtype() == f32 || x.dtype() == f64, "[histc] expected f32 or f64, got ", x.dtype());
+  LOCKSTEP_CHECK(bins >= 1, "[histc] expected bins >= 1, got ", bins);
+  LOCKSTEP_CHECK(low <= high, "[histc] expected low <= high, got ", low, " and ", high);
+  const Tensor all = at_hand(x), out = zeros({bins}, {.dtype = x.dtype(), .device = cpu});
+  const int64_t n = all.numel();
+  if (n == 0) return out.to(x.device());
+  dispatch<float, double>(x.dtype(), "histc", [&]<class T> {
+    const T* p = all.data<T>();
+    T first = T(low), last = T(high);
+    if (first == last) {
+      first = last = p[0];
+      for (int64_t i = 0; i < n; ++i) {  // a NaN stays, and is refused
+        first = p[i] >= first ? first : p[i];
+        last = p[i] <= last ? last : p[i];
+      }
+    }
+    LOCKSTEP_CHECK(std::isfinite(first) && std::isfinite(last), "[histc] expected a finite range, got ", first, " to ",
+                   last);
+    if (first == last) first -= 1, last += 1;
+    for (int64_t i = 0; i < n; ++i) {
+      if (!(p[i] >= first && p[i] <= last)) continue;
+      const int64_t bin = int64_t((p[i] - first) / (last - first) * T(bins));
+      out.data<T>()[std::min(bin, bins - 1)] += 1;
+    }
+  });
+  return out.to(x.device());
+}
+
+Unique unique(const Tensor& x) {
+  check_defined("unique", x);
+  const auto [sorted, places] = sort(at_hand(x).reshape({x.numel()}), 0);
+  const int64_t n = x.numel();
+  const Tensor inverse = empty({n}, counted_here());
+  std::vector<int64_t> starts;  // of runs of equal elements
+  dispatch_all(x.dtype(), "unique", [&]<class T> {
+    const T* p = n > 0 ? sorted.data<T>() : nullptr;
+    for (int64_t i = 0; i < n; ++i) {
+      if (i == 0 || !(comparable(p[i]) == comparable(p[i - 1]))) starts.push_back(i);
+      inverse.data<int64_t>()[places.data<int64_t>()[i]] = int64_t(starts.size()) - 1;
+    }
+  });
+  std::vector<int64_t> counts;
+  for (size_t i = 0; i < starts.size(); ++i) counts.push_back((i + 1 < starts.size() ? starts[i + 1] : n) - starts[i]);
+  const Tensor first = Tensor::from(starts, {int64_t(starts.size())}).to(cpu);
+  return {index_select(sorted, 0, first).to(x.device()), inverse.reshape(x.shape()).to(x.device()),
+          Tensor::from(counts, {int64_t(counts.size())}).to(x.device())};
+}
+
+Tensor nonzero(const Tensor& x) {
+  check_defined("nonzero", x);
+  const Tensor all = at_hand(x);
+  std::vector<int64_t> found;
+  dispatch_all(x.dtype(), "nonzero", [&]<class T> {
+    const T* p = all.numel() > 0 ? all.data<T>() : nullptr;
+    for (int64_t i = 0; i < all.numel(); ++i)
+      if (!(comparable(p[i]) == decltype(comparable(p[i]))(0))) found.push_back(i);
+  });
+  const int64_t count = int64_t(found.size()), dims = x.dim();
+  const Tensor out = empty({count, dims}, counted_here());
+  for (int64_t k = 0; k < count; ++k) {
+    int64_t rest = found[size_t(k)];
+    for (int64_t d = dims; d-- > 0; rest /= x.shape()[int(d)])
+      out.data<int64_t>()[k * dims + d] = rest % x.shape()[int(d)];
+  }
+  return out.to(x.device());
+}
+
+std::vector<Tensor> nonzero_places(const Tensor& x) {
+  check_defined("nonzero_places", x);
+  const Tensor all = nonzero(x.dim() == 0 ? x.reshape({1}) : x);
+  std::vector<Tensor> places;
+  for (int64_t d = 0; d < all.size(1); ++d) places.push_back(all.select(1, d).contiguous());
+  return places;
+}
+
+namespace {
+
+/// An index for each dim, masks as the lists of their places; undefined: the whole dim.
+std::vector<Tensor> by_dims(const char* op, const Shape& shape, const std::vector<Tensor>& indices) {
+  std::vector<Tensor> all;
+  for (const Tensor& given : indices) {
+    const int d = int(all.size());
+    if (!given.defined()) {
+      all.emplace_back();
+    } else if (given.dtype() == boolean) {
+      bool fits = d + given.dim() <= shape.rank();
+      for (int i = 0; fits && i < given.dim(); ++i) fits = given.shape()[i] == shape[d + i];
+      LOCKSTEP_CHECK(fits && given.dim() >= 1, "[", op, "] expected a mask of the sizes of ", shape, " from dim ", d,
+                     " on, got ", given.shape());
+      for (const Tensor& places : nonzero_places(given.to(cpu))) all.push_back(places);
+    } else {
+      LOCKSTEP_CHECK(given.dtype() == i64, "[", op, "] expected indices of i64 or bool, got ", given.dtype());
+      all.push_back(at_hand(given));
+    }
+  }
+  LOCKSTEP_CHECK(int(all.size()) <= shape.rank(), "[", op, "] expected indices for at most ", shape.rank(),
+                 " dims, got ", all.size());
+  all.resize(size_t(shape.rank()));
+  return all;
+}
+
+/// Negative ones count from the end.
+Tensor wrapped(const char* op, const Tensor& index, int64_t size, int d) {
+  const Tensor out = empty(index.shape(), counted_here());
+  for (int64_t i = 0; i < index.numel(); ++i) {
+    const int64_t value = index.data<int64_t>()[i];
+    LOCKSTEP_CHECK(value >= -size && value < size, "[", op, "] expected indices in [", -size, ", ", size, ") for dim ",
+                   d, ", got ", value, " at position ", i);
+    out.data<int64_t>()[i] = value < 0 ? value + size : value;
+  }
+  return out;
+}
+
+}  // namespace
+
+Tensor indexed_places(const char* op, const Shape& shape, const std::vector<Tensor>& indices) {
+  const std::vector<Tensor> all = by_dims(op, shape, indices);
+  // The indices' common shape stands where they stand when they are neighbours, else in front.
+  Shape common;
+  int first = -1, last = -1, count = 0;
+  for (int d = 0; d < shape.rank(); ++d)
+    if (const Tensor& index = all[size_t(d)]; index.defined()) {
+      common = count == 0 ? index.shape() : broadcast_shapes(op, common, index.shape());
+      first = first < 0 ? d : first, last = d, ++count;
+    }
+  const int before = count > 0 && last - first + 1 == count ? first : 0;  // dims of the result
+  LOCKSTEP_CHECK(common.rank() + shape.rank() - count <= 8, "[", op, "] expected a result of at most 8 dims, got ",
+                 common.rank() + shape.rank() - count);
+  Shape result;
+  std::vector<int> axis(static_cast<size_t>(shape.rank()), 0);  // of whole dims
+  const auto put_common = [&] {
+    for (const int64_t size : common) result.push_back(size);
+  };
+  const bool neighbours = count > 0 && last - first + 1 == count;
+  if (!neighbours) put_common();
+  for (int d = 0; d < shape.rank(); ++d) {
+    if (neighbours && d == first) put_common();
+    if (all[size_t(d)].defined()) continue;
+    axis[size_t(d)] = result.rank();
+    result.push_back(shape[d]);
+  }
+  Tensor places = zeros(result, counted_here());
+  int64_t stride = 1;
+  for (int d = shape.rank() - 1; d >= 0; stride *= shape[d], --d) {
+    const Tensor& index = all[size_t(d)];
+    Shape own;
+    for (int i = 0; i < result.rank(); ++i) own.push_back(1);
+    Tensor part;
+    if (index.defined()) {
+      part = wrapped(op, index, shape[d], d);
+      const int shift = before + common.rank() - index.dim();
+      for (int i = 0; i < index.dim(); ++i) own[shift + i] = index.shape()[i];
+    } else {
+      part = arange(shape[d], counted_here());
+      own[axis[size_t(d)]] = shape[d];
+    }
+    places = add(places, mul_scalar(part.reshape(own), double(stride)).expand(result));
+  }
+  return places;
+}
+
+}  // namespace lockstep

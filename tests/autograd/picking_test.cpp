@@ -1,0 +1,149 @@
+// What picks elements by value or place, and what counts them: gradients, edges, order, and what is refused. Values are
+// golden cases (tests/golden/picking.safetensors).
+#include "autograd/picking.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "autograd/autocast.h"
+#include "autograd/gradcheck.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+
+namespace {
+
+using Inputs = std::vector<Variable>;
+using List = std::vector<double>;
+List numbers(const Tensor& x) { return x.to_vector<double>(); }
+
+}  // namespace
+
+TEST_CASE("picking: gradients of differences") {
+  manual_seed(9);
+  const Tensor mask = Tensor::from<int64_t>({1, 0, 1, 1, 0, 1}, {2, 3}).to(boolean);
+  const Tensor rows = Tensor::from<int64_t>({1, 0, -1, 1}), columns = Tensor::from<int64_t>({2, 0, 2, 2});
+  struct {
+    const char* name;
+    std::vector<Shape> shapes;
+    std::function<Variable(const Inputs&)> fn;
+  } cases[] = {
+      {"masked_select", {{2, 3}}, [&](auto& x) { return masked_select(x[0], mask); }},
+      {"masked_select broadcast", {{4, 1, 3}}, [&](auto& x) { return masked_select(x[0], mask); }},
+      {"index_put accumulate",
+       {{2, 3}, {4}},
+       [&](auto& x) {
+         return index_put(x[0], {rows, columns}, x[1], true);
+       }},
+      {"index_put rows", {{2, 3}, {1, 3}}, [&](auto& x) { return index_put(x[0], {rows}, x[1], true); }},
+      {"index_put :",
+       {{5, 3, 2}, {4}},
+       [&](auto& x) {
+         return index_put(x[0], {{}, columns}, x[1].unsqueeze(-1), true);
+       }},
+      {"index_put mask", {{2, 3}, {}}, [&](auto& x) { return index_put(x[0], {mask}, x[1]); }},
+      {"kthvalue", {{3, 4}}, [](auto& x) { return kthvalue(x[0], 2, 0).values; }},
+      {"msort", {{4, 3}}, [](auto& x) { return msort(x[0]); }},
+  };
+  for (const auto& row : cases) {
+    CAPTURE(row.name);
+    Inputs inputs;
+    for (const Shape& shape : row.shapes) inputs.emplace_back(randn(shape, {.dtype = f64}), true);
+    CHECK(gradcheck(row.fn, inputs) == "");
+  }
+}
+
+TEST_CASE("picking: the last value for a place stays, sums are in order, and x is not changed") {
+  const Tensor x = zeros({3}), index = Tensor::from<int64_t>({1, 1, -2}), values = Tensor::from({1.f, 2.f, 4.f});
+  CHECK(numbers(index_put(x, {index}, values)) == List{0, 4, 0});
+  CHECK(numbers(index_put(x, {index}, values, true)) == List{0, 7, 0});
+  CHECK(numbers(x) == List{0, 0, 0});
+  const Tensor order = Tensor::from({1e8f, 1.f, -1e8f});
+  CHECK(numbers(index_put(x, {index}, order, true)) == List{0, double(1e8f + 1.f - 1e8f), 0});
+  CHECK(numbers(index_put(x, {}, full({}, 3))) == List{3, 3, 3});
+  const Tensor whole = Tensor::from<int64_t>({5, 6, 7});
+  CHECK(numbers(index_put(whole, {Tensor::from<int64_t>({0})}, Tensor::from<int64_t>({9}))) == List{9, 6, 7});
+}
+
+TEST_CASE("picking: autocast widens") {
+  const Autocast guard(bf16);
+  const Variable x(zeros({2}, {.dtype = bf16})), values(ones({1}), true);
+  CHECK(index_put(x, {Tensor::from<int64_t>({1})}, values).dtype() == f32);
+}
+
+TEST_CASE("picking: edges") {
+  const Tensor none = zeros({0}), holes = Tensor::from({2.f, NAN, 1.f, NAN});
+  CHECK(nonzero(full({}, 2)).shape() == Shape{1, 0});
+  CHECK(nonzero(zeros({})).shape() == Shape{0, 0});
+  CHECK(nonzero(zeros({2, 0, 3})).shape() == Shape{0, 3});
+  CHECK(numbers(nonzero(Tensor::from({0.f, NAN, -0.f}))) == List{1});
+  CHECK(nonzero_places(full({}, 2)).size() == 1);
+  CHECK(unique(none).values.shape() == Shape{0});
+  CHECK(unique(holes).values.numel() == 4);  // a NaN equals none
+  CHECK(numbers(unique(holes).values.narrow(0, 0, 2)) == List{1, 2});
+  const Unique flags = unique(Tensor::from<int64_t>({1, 0, 1}).to(boolean));
+  CHECK(numbers(flags.values) == List{0, 1});
+  CHECK(numbers(flags.counts) == List{1, 2});
+  CHECK(bincount(none.to(i64)).shape() == Shape{0});
+  CHECK(bincount(none.to(i64), none, 3).dtype() == i64);
+  CHECK(bincount(Tensor::from<int64_t>({1, 1}).to(u8), Tensor::from<int64_t>({2, 3})).dtype() == f64);
+  CHECK(numbers(histc(Tensor::from({1.f, 1.f}), 3)) == List{0, 2, 0});  // the range is 0 to 2
+  CHECK(numbers(histc(Tensor::from({0.f, 4.f, 5.f, float(NAN)}), 2, 0, 4)) == List{1, 1});
+  CHECK(numbers(histc(none, 2)) == List{0, 0});
+  CHECK(numbers(searchsorted(none, Tensor::from({1.f}))) == List{0});
+  CHECK(searchsorted(Tensor::from({1.f}), full({}, 2)).item() == 1);
+  CHECK(searchsorted(Tensor::from({1.f, 3.f}), full({}, NAN)).item() == 2);
+  CHECK(kthvalue(holes, 3).values.item() != kthvalue(holes, 3).values.item());
+  CHECK(kthvalue(full({}, 7), 1).values.item() == 7);
+  CHECK(masked_select(full({}, 7), full({}, 1).to(boolean)).shape() == Shape{1});
+  CHECK(masked_select(zeros({2, 0}), zeros({0}).to(boolean)).shape() == Shape{0});
+}
+
+TEST_CASE("picking: what is refused") {
+  const Tensor x = zeros({2, 3}), list = Tensor::from<int64_t>({0, 1});
+  struct {
+    std::function<void()> call;
+    const char* message;
+  } rows[] = {
+      {[&] { masked_select(x, x); }, "[masked_select] expected a bool mask, got f32"},
+      {[&] {
+         index_put(x, {list, list, list}, zeros({}));
+       },
+       "[index_put] expected indices for at most 2 dims, got 3"},
+      {[&] { index_put(x, {Tensor::from<int64_t>({2})}, zeros({})); },
+       "[index_put] expected indices in [-2, 2) for dim 0, got 2 at position 0"},
+      {[&] { index_put(x, {list.to(f32)}, zeros({})); }, "[index_put] expected indices of i64 or bool, got f32"},
+      {[&] { index_put(x, {list.to(boolean).narrow(0, 0, 1)}, zeros({})); },
+       "[index_put] expected a mask of the sizes of (2, 3) from dim 0 on, got (1)"},
+      {[&] {
+         index_put(x, {list}, zeros({4, 3}));
+       },
+       "index_put"},
+      {[&] {
+         index_put(x, {list}, zeros({1, 2, 3}));
+       },
+       "[index_put] expected values that broadcast to (2, 3)"},
+      {[&] { index_put(x, {list}, list); }, "[index_put] expected values of x's dtype, got f32 and i64"},
+      {[&] { kthvalue(x, 4); }, "[kthvalue] expected k from 1 to 3, the size of dim 1, got 4"},
+      {[&] {
+         searchsorted(x, zeros({3, 1}));
+       },
+       "[searchsorted] expected a sequence of one dim"},
+      {[&] { searchsorted(list, zeros({1})); }, "[searchsorted] expected one dtype, got i64 and f32"},
+      {[&] { searchsorted(zeros({1}), zeros({1}), {.sorter = list.narrow(0, 1, 1)}); },
+       "[searchsorted] expected a sorter with indices in [0, 1), got 1"},
+      {[&] { bucketize(x, x); }, "[bucketize] expected boundaries of one dim, got (2, 3)"},
+      {[&] { bincount(neg(list)); }, "[bincount] expected elements >= 0, got -1 at position 1"},
+      {[&] { bincount(x); }, "[bincount] expected a list of whole numbers, got f32(2, 3)"},
+      {[&] { bincount(list, zeros({3})); }, "[bincount] expected a weight for each element, (2), got (3)"},
+      {[&] { histc(x, 0); }, "[histc] expected bins >= 1, got 0"},
+      {[&] { histc(x, 1, 2, 1); }, "[histc] expected low <= high, got 2 and 1"},
+      {[&] { histc(full({2}, NAN), 1); }, "[histc] expected a finite range, got nan"},
+      {[&] { histc(list); }, "[histc] expected f32 or f64, got i64"},
+  };
+  for (const auto& row : rows) {
+    CAPTURE(row.message);
+    CHECK_MESSAGE(contains(message(row.call), row.message), message(row.call));
+  }
+}

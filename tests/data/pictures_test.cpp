@@ -1,0 +1,239 @@
+// PNG, JPEG, and what is done to pictures: golden files of Pillow and torchvision, damage, and folders of pictures.
+#include <cmath>
+#include <map>
+
+#include "data/files.h"
+#include "data/image_files.h"
+#include "data/image_folder.h"
+#include "data/loader.h"
+#include "data/npy.h"
+#include "data/pictures.h"
+#include "tensor/ops.h"
+#include "util.h"
+
+using namespace lockstep;
+using namespace lockstep::data;
+
+namespace {
+
+std::map<std::string, Tensor> arrays_of(const std::string& name) {
+  std::map<std::string, Tensor> all;
+  for (auto& [key, value] : read_npz(golden("pictures/" + name))) all[key] = value;
+  return all;
+}
+
+std::string text_of(const std::string& path) { return read_file(path, 1 << 20); }
+
+/// The largest difference; shapes and types must agree.
+double off(const Tensor& a, const Tensor& b) {
+  if (!(a.shape() == b.shape()) || a.dtype() != b.dtype()) return INFINITY;
+  return max(abs(sub(a.to(f64), b.to(f64)))).item();
+}
+Tensor slope(int64_t channels, int64_t height, int64_t width) {
+  return arange(channels * height * width).to(u8).reshape({channels, height, width});
+}
+
+}  // namespace
+
+TEST_CASE("pictures: files are read as Pillow reads them") {
+  const auto expected = arrays_of("files.npz");
+  int read = 0;
+  for (const auto& [name, image] : expected) {
+    CAPTURE(name);
+    const bool gray = name == "as_gray";
+    const Tensor ours = read_image(golden("pictures/" + (gray ? "rgb.png" : name)),
+                                   {.mode = gray ? ImageMode::gray : ImageMode::unchanged});
+    // Inks are mixed by a formula; all else is exact.
+    CHECK(off(ours, image) <= (name == "cmyk.jpg" ? 1 : 0));
+    ++read;
+  }
+  CHECK(read == 16);
+}
+
+TEST_CASE("pictures: modes") {
+  const auto of = [](const char* name, ImageMode mode) {
+    return read_image(golden(str("pictures/", name)), {.mode = mode});
+  };
+  const Tensor rgba = of("rgba.png", ImageMode::unchanged), la = of("gray_alpha.png", ImageMode::unchanged);
+  CHECK(off(of("rgba.png", ImageMode::rgb), rgba.narrow(0, 0, 3)) == 0);
+  CHECK(off(of("rgba.png", ImageMode::gray_alpha).narrow(0, 1, 1), rgba.narrow(0, 3, 1)) == 0);
+  CHECK(off(of("gray_alpha.png", ImageMode::rgb_alpha), cat({la.narrow(0, 0, 1), la.narrow(0, 0, 1), la})) == 0);
+  CHECK(off(of("gray.jpg", ImageMode::rgb).narrow(0, 2, 1), of("gray.jpg", ImageMode::unchanged)) == 0);
+  CHECK(min(of("rgb.jpg", ImageMode::rgb_alpha).narrow(0, 3, 1)).item() == 255);
+  CHECK(of("rgb.jpg", ImageMode::gray).shape() == Shape{1, 33, 35});
+  CHECK(of("palette.png", ImageMode::gray_alpha).size(0) == 2);
+}
+
+TEST_CASE("pictures: PNG comes back as it was written") {
+  TempDir dir;
+  for (int64_t channels = 1; channels <= 4; ++channels)
+    for (const auto& [h, w] : {std::pair<int64_t, int64_t>{1, 1}, {7, 5}, {64, 33}}) {
+      const Tensor image = slope(channels, h, w);
+      save_png(dir / "a.png", image, int(channels));
+      CHECK(off(read_image(dir / "a.png"), image) == 0);
+      CHECK(off(read_image(dir.write("b.png", encode_png(image.transpose(1, 2)))), image.transpose(1, 2)) == 0);
+    }
+  CHECK(dir.files() == 2);
+  CHECK_ERROR(encode_png(slope(5, 1, 1)), "[encode_png] expected 1 to 4 channels, got 5");
+  CHECK_ERROR(encode_png(zeros({1, 2, 2})), "[encode_png] expected a u8 picture (channels, height, width) on the cpu");
+  CHECK_ERROR(encode_png(slope(1, 0, 2)), "[encode_png] expected 1 to 1000000 pixels");
+  CHECK_ERROR(encode_png(slope(1, 1, 1), 10), "[encode_png] expected a compression from 0 to 9, got 10");
+}
+
+TEST_CASE("pictures: damage at every byte is an Error of one line, or a picture") {
+  int refused = 0, all = 0;
+  for (const char* name : {"gray.png", "palette_alpha.png", "rgba.png", "interlaced.png", "gray.jpg", "exif.jpg",
+                           "progressive.jpg", "cmyk.jpg"}) {
+    const std::string whole = text_of(golden(str("pictures/", name)));
+    const auto read = [&](const std::string& text) {
+      const std::string error =
+          error_of([&] { decode_image(as_bytes(text), name, {.mode = ImageMode::rgb, .most_pixels = 1 << 20}); });
+      CAPTURE(error);
+      const bool one_line = error.find('\n') == error.npos;
+      const bool named = error.empty() || error.find(name) != error.npos;
+      CHECK(one_line);
+      CHECK(named);
+      ++all;
+      refused += !error.empty();
+      return error;
+    };
+    for (size_t at = 0; at < whole.size(); ++at) {
+      std::string text = whole;
+      for (const int bits : {1, 0x80, 0xff}) {
+        text[at] = char(whole[at] ^ bits);
+        read(text);
+      }
+      const bool cut_is_seen = !read(whole.substr(0, at)).empty();
+      // The last two bytes of a JPEG file only say that it ends.
+      CHECK((cut_is_seen || at + 2 >= whole.size()));
+    }
+    CHECK(read(whole).empty());
+  }
+  CHECK(refused > all / 2);
+  CHECK_ERROR(read_image(golden("pictures/bad_cut.jpg")), "bad_cut.jpg: ");
+}
+
+TEST_CASE("pictures: limits come before memory") {
+  const std::string png = text_of(golden("pictures/rgb.png"));
+  CHECK_ERROR(decode_image(as_bytes(png), "f", {.most_pixels = 142}),
+              "[png] f: expected at most 142 pixels, got 11 x 13 (ImageOptions::most_pixels is the limit)");
+  CHECK_NOTHROW(decode_image(as_bytes(png), "f", {.most_pixels = 143}));
+  CHECK_ERROR(decode_image(as_bytes(text_of(golden("pictures/rgb.jpg"))), "f", {.most_pixels = 1154}),
+              "[jpeg] f: expected at most 1154 pixels, got 33 x 35");
+  // A header with its checksum that asks for more than the file can hold.
+  const std::string huge = std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\x20\0\0\0\x20\0\x08\x02\0\0\0", 29) +
+                           std::string("\x31\x14\x20\x5d", 4) + png.substr(33);
+  CHECK(error_of([&] { decode_image(as_bytes(huge), "f"); }).starts_with("[png] f: "));
+  CHECK_ERROR(decode_image({}, "f"), "[image] f: expected a PNG or JPEG file, got an empty file");
+  CHECK_ERROR(decode_image(as_bytes("GIF89a"), "f"),
+              "[image] f: expected a PNG or JPEG file, got one that starts with \"GIF8\"");
+  CHECK_ERROR(read_image("/nowhere.png"), "[file] cannot open /nowhere.png");
+}
+
+TEST_CASE("pictures: changes are torchvision's") {
+  const auto expected = arrays_of("changes.npz");
+  const auto crop_to = [](int64_t h, int64_t w) { return [=](const Tensor& x) { return CenterCrop{h, w}(x); }; };
+  const auto resized = [](int64_t h, int64_t w) { return [=](const Tensor& x) { return resize(x, h, w); }; };
+  const std::map<std::string, Transform> rows{
+      {"resize_8_9", resized(8, 9)},
+      {"resize_17_9", resized(17, 9)},
+      {"resize_40_31", resized(40, 31)},
+      {"resize_5_60", resized(5, 60)},
+      {"resize_1_1", resized(1, 1)},
+      {"grayscale", [](auto& x) { return grayscale(x); }},
+      {"grayscale_3", [](auto& x) { return grayscale(x, 3); }},
+      {"brightness_0.3", [](auto& x) { return adjust_brightness(x, 0.3); }},
+      {"brightness_1.7", [](auto& x) { return adjust_brightness(x, 1.7); }},
+      {"contrast_0.4", [](auto& x) { return adjust_contrast(x, 0.4); }},
+      {"contrast_1.6", [](auto& x) { return adjust_contrast(x, 1.6); }},
+      {"saturation_0", [](auto& x) { return adjust_saturation(x, 0); }},
+      {"saturation_1.8", [](auto& x) { return adjust_saturation(x, 1.8); }},
+      {"hue_0.2", [](auto& x) { return adjust_hue(x, 0.2); }},
+      {"hue_-0.4", [](auto& x) { return adjust_hue(x, -0.4); }},
+      {"sharpness_0.5", [](auto& x) { return adjust_sharpness(x, 0.5); }},
+      {"sharpness_1.9", [](auto& x) { return adjust_sharpness(x, 1.9); }},
+      {"autocontrast", [](auto& x) { return autocontrast(x); }},
+      {"solarize", [](auto& x) { return solarize(x, x.dtype() == u8 ? 100 : 0.4); }},
+      {"rotate_33", [](auto& x) { return rotate(x, 33); }},
+      {"rotate_-71.5", [](auto& x) { return rotate(x, -71.5, true, x.dtype() == u8 ? 77 : 0.5); }},
+      {"shear", [](auto& x) { return affine(x, {.b = 0.29, .c = 0.29 * double(x.size(1)) / 2}); }},
+      {"move", [](auto& x) { return affine(x, {.c = -4, .f = 3}); }},
+      {"center_crop_6_7", crop_to(6, 7)},
+      {"center_crop_20_10", crop_to(20, 10)},
+      {"center_crop_30_40", crop_to(30, 40)},
+      {"hflip", [](auto& x) { return flip_horizontally(x); }},
+      {"vflip", [](auto& x) { return flip_vertically(x); }},
+      {"posterize_3", [](auto& x) { return posterize(x, 3); }},
+      {"equalize", [](auto& x) { return equalize(x); }},
+      {"normalize", Normalize{{0.4, 0.5, 0.6}, {0.2, 0.25, 0.3}}},
+  };
+  int compared = 0;
+  for (const auto& [name, change] : rows)
+    for (const char* kind : {"u8", "f32"}) {
+      const auto wanted = expected.find(name + "_" + kind);
+      if (wanted == expected.end()) continue;
+      CAPTURE(wanted->first);
+      const Tensor ours = change(expected.at(kind));
+      CHECK(off(ours, wanted->second) <= (ours.dtype() == u8 ? 0 : 2e-6));
+      ++compared;
+    }
+  CHECK(compared == 2 * 28 + 3);
+  CHECK(off(equalize(expected.at("dark")), expected.at("equalize_dark_u8")) == 0);
+  CHECK(off(ToTensor()(expected.at("u8")), expected.at("to_tensor")) == 0);
+  CHECK(Resize{8}(expected.at("u8")).shape() == Shape{3, 8, 10});
+  CHECK(expected.at("shorter_8_u8").to_vector<int64_t>() == std::vector<int64_t>{3, 8, 10});
+}
+
+TEST_CASE("pictures: edges and what is refused") {
+  const Tensor u = slope(3, 4, 6), flat = full({3, 4, 6}, 9, {.dtype = u8});
+  CHECK(off(rotate(u, 0), u) == 0);
+  CHECK(off(autocontrast(flat), flat) == 0);
+  CHECK(off(equalize(flat), flat) == 0);
+  CHECK(off(adjust_hue(u, 0), u) <= 1);
+  CHECK(off(resize(flat, 9, 2), full({3, 9, 2}, 9, {.dtype = u8})) == 0);
+  CHECK(off(crop(u, 50, 0, 2, 2, 7), full({3, 2, 2}, 7, {.dtype = u8})) == 0);
+  CHECK(off(posterize(u, 8), u) == 0);
+  CHECK_ERROR(resize(u, 0, 2), "[resize] expected at least 1 x 1 pixels, got 0 x 2");
+  CHECK_ERROR(resize(zeros({2, 2}), 2, 2),
+              "[resize] expected a picture (channels, height, width), u8 or f32, on the cpu");
+  CHECK_ERROR(grayscale(slope(2, 4, 4)), "[grayscale] expected 1 or 3 channels, got (2, 4, 4)");
+  CHECK_ERROR(adjust_hue(u, 0.6), "[adjust_hue] expected a turn in [-0.5, 0.5], got 0.6");
+  CHECK_ERROR(adjust_contrast(u, -1), "[adjust_contrast] expected a factor >= 0, got -1");
+  CHECK_ERROR(equalize(zeros({1, 2, 2})), "[equalize] expected a u8 picture, got f32");
+  CHECK_ERROR(posterize(u, 9), "[posterize] expected 0 to 8 bits, got 9");
+}
+
+TEST_CASE("ImageFolder: classes and pictures in order") {
+  TempDir dir;
+  const auto put = [&](const std::string& name, int value) {
+    std::filesystem::create_directories(std::filesystem::path(dir / name).parent_path());
+    save_png(dir / name, full({1, 2, 2}, value, {.dtype = u8}));
+  };
+  put("b/2.PNG", 2), put("b/1.png", 1), put("a/z/9.png", 9), put("a/8.png", 8), put("c d/3.png", 3);
+  put("b/x/z/5.png", 5), put("b/x-y/4.png", 4);  // '-' comes before '/'
+  dir.write("b/notes.txt", "no picture");
+  dir.write("readme.md", "no class");
+  const ImageFolder images(dir.str());
+  CHECK(images.classes() == std::vector<std::string>{"a", "b", "c d"});
+  std::vector<std::pair<int64_t, int64_t>> seen;
+  for (auto& [x, y] : DataLoader(images, {.batch_size = 1, .workers = 2})) {
+    CHECK(x.shape() == Shape{1, 3, 2, 2});
+    seen.emplace_back(std::lround(max(x).item() * 255), y.item<int64_t>());
+  }
+  CHECK(seen == std::vector<std::pair<int64_t, int64_t>>{{8, 0}, {9, 0}, {1, 1}, {2, 1}, {4, 1}, {5, 1}, {3, 2}});
+  CHECK(images.get(1).target.shape() == Shape{});
+  CHECK(ImageFolder(dir.str(), nullptr, {.image = {.mode = ImageMode::gray}}).get(0).input.shape() == Shape{1, 2, 2});
+  CHECK_ERROR(images.get(7), "[ImageFolder] index 7 is outside the dataset of 7 samples");
+
+  std::filesystem::create_directories(dir / "none");
+  CHECK_ERROR(ImageFolder(dir.str()), "found none for: none");
+  CHECK(ImageFolder(dir.str(), nullptr, {.allow_empty = true}).classes().size() == 4);
+  dir.write("none/x.bmp", "");
+  CHECK_ERROR(ImageFolder(dir.str()), "x.bmp (convert it, or move it elsewhere)");
+  CHECK_ERROR(ImageFolder(dir / "none"), "[ImageFolder] expected");
+  CHECK_ERROR(ImageFolder(dir / "nowhere"), "[ImageFolder] expected a folder with a folder for each class, found none");
+  dir.write("b/0.png", "\x89PNG\r\n\x1a\nrubbish");
+  std::filesystem::remove_all(dir / "none");
+  DataLoader broken(ImageFolder(dir.str()), {.batch_size = 7, .workers = 1});
+  CHECK_ERROR(broken.begin(), "0.png: ");
+}

@@ -1,0 +1,108 @@
+// Files of tokens: the ids of the whole text however it is cut, damage, and training data from a mapped file.
+#include "data/tokens.h"
+#include "data/bpe.h"
+#include "data/files.h"
+#include "data/text.h"
+#include "tensor/ops.h"
+#include "util.h"
+
+using namespace lockstep;
+using namespace lockstep::data;
+
+namespace {
+
+std::vector<int64_t> ids_of(const Tokens& tokens) {
+  std::vector<int64_t> all(static_cast<size_t>(tokens.size()));
+  tokens.copy(0, tokens.size(), all.data());
+  return all;
+}
+
+const std::string text =
+    "The quick brown fox; it's 1234 years old!\n\n  Line 2 \t has tabs,\r\nand CRLF. \xc3\xa9\xcc\x81t\xc3\xa9 "
+    "\xe6\x97\xa5\xe6\x9c\xac "
+    "x\n y <|endoftext|> z<|endoftext|>  end\xff\xfe. I'LL\n\n\nstop  ";
+
+}  // namespace
+
+TEST_CASE("tokens: a text in pieces has the ids of the whole") {
+  TempDir dir;
+  std::string long_text;
+  for (int i = 0; i < 20; ++i) long_text += text.substr(size_t(i * 7) % text.size()) + text;
+  const std::string path = dir.write("a.txt", long_text);
+  int cut = 0, folders = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(golden("tokenizer"))) {
+    if (!entry.is_directory() || !has_tokenizer(entry.path().string())) continue;
+    const std::string folder = entry.path().string();
+    CAPTURE(folder);
+    const auto tokenizer = load_tokenizer(folder);
+    const std::string identity = tokenizer_identity(folder);
+    std::vector<int64_t> want;
+    const std::string error = error_of([&] { want = tokenizer->encode_tensor(long_text).to_vector<int64_t>(); });
+    if (!error.empty()) continue;  // a vocabulary that has not all bytes
+    ++folders;
+    for (const int64_t piece : {1, 5, 64, 1 << 20}) {
+      int64_t pieces = 0;
+      const Tokenized done =
+          tokenize_file(path, dir / "a.tokens", *tokenizer, identity, piece, [&](auto&) { ++pieces; });
+      CHECK(done.bytes == int64_t(long_text.size()));
+      CHECK(done.tokens == int64_t(want.size()));
+      CHECK(ids_of(read_tokens(dir / "a.tokens", *tokenizer, identity)) == want);
+      cut += pieces > 10;
+    }
+  }
+  CHECK(folders >= 3);
+  CHECK(cut >= 3);  // byte-level ones are read in pieces
+  const ByteTokenizer bytes;
+  tokenize_file(path, dir / "a.tokens", bytes, "bytes", 100);
+  CHECK(std::filesystem::file_size(dir / "a.tokens") == 512 + 2 * long_text.size() + 16);
+}
+
+TEST_CASE("tokens: damage and what is refused") {
+  TempDir dir;
+  const ByteTokenizer bytes;
+  const std::string path = dir / "a.tokens";
+  tokenize_file(dir.write("a.txt", "hello, world"), path, bytes, "bytes");
+  CHECK(is_token_file(path));
+  CHECK(!is_token_file(dir / "a.txt"));
+  CHECK(!is_token_file(dir.write("short", "LST")));
+  const std::string whole = read_file(path, 1 << 20);
+  const auto error = [&](const std::string& content) {
+    return error_of([&] { read_tokens(dir.write("b.tokens", content), bytes, "bytes"); });
+  };
+  CHECK(error(whole).empty());
+  for (size_t at = 0; at < whole.size(); ++at) {
+    CHECK(error(whole.substr(0, at)).find("b.tokens: ") != std::string::npos);
+    std::string damaged = whole;
+    damaged[at] = char(damaged[at] ^ 0x10);
+    const bool is_token = at >= 512 && at < whole.size() - 16;
+    CHECK(error(damaged).empty() == is_token);
+  }
+  CHECK(error(whole + "x").find("(is the file truncated?)") != std::string::npos);
+  CHECK_ERROR(read_tokens(path, bytes, "tokenizer.json 5 bytes, crc 7"),
+              "expected tokens of the tokenizer (tokenizer.json 5 bytes, crc 7; 256 tokens), got those of (bytes; 256 "
+              "tokens); write them again with `gpt tokenize`");
+  CHECK_ERROR(tokenize_file(dir.write("none", ""), path, bytes, "bytes"),
+              "[tokenize] expected a text, got an empty file");
+  CHECK(read_file(path, 1 << 20) == whole);  // the old file is unchanged
+}
+
+TEST_CASE("tokens: data for training are the same from a tensor and from a file") {
+  TempDir dir;
+  const ByteTokenizer bytes;
+  tokenize_file(dir.write("a.txt", text), dir / "a.tokens", bytes, "bytes");
+  const Tensor list = bytes.encode_tensor(text);
+  const Tokens mapped = read_tokens(dir / "a.tokens", bytes, "bytes");
+  CHECK(equal(mapped.tensor(), list));
+  CHECK(equal(Tokens(list.to(u8)).tensor(), list));
+  CHECK(equal(Tokens(list.to(i64)).part(3, 5).tensor(), list.narrow(0, 3, 5)));
+  const Example a = TokenBatches(list, 4).sample(3, 1, 5, 16), b = TokenBatches(mapped, 4).sample(3, 1, 5, 16);
+  CHECK(equal(a.input, b.input));
+  CHECK(equal(a.target, b.target));
+  const auto [learn, rest] = split_text(mapped, 0.25, 8, "a");
+  CHECK(learn.size() + rest.size() == mapped.size());
+  CHECK(equal(TextDataset(rest, {.context = 8}).get(2).input, list.narrow(0, learn.size() + 2, 8).to(i64)));
+  CHECK(equal(mapped.fingerprint(), read_tokens(dir / "a.tokens", bytes, "bytes").fingerprint()));
+  CHECK(!equal(mapped.fingerprint(), learn.fingerprint()));
+  CHECK_ERROR(mapped.part(0, mapped.size() + 1), "[tokens] expected a part of");
+  CHECK_ERROR(split_text(mapped, 0.01, 8, "a"), "too few for training and validation");
+}
