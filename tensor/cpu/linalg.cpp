@@ -1,0 +1,194 @@
+// The one file that compiles Eigen's decompositions.
+#define EIGEN_DONT_PARALLELIZE  // a matrix is one thread's, see linalg.h
+#define EIGEN_NO_DEBUG
+#include "tensor/cpu/linalg.h"
+
+#include <Eigen/Cholesky>
+#include <Eigen/Eigenvalues>
+#include <Eigen/LU>
+#include <Eigen/QR>
+#include <Eigen/SVD>
+#include <cmath>
+
+#include "tensor/cpu/parallel.h"
+
+namespace lockstep::on_cpu {
+namespace {
+
+template <class T> using Dense = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;
+template <class T> using Rows = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+template <class T> using Column = Eigen::Matrix<T, Eigen::Dynamic, 1>;
+
+/// Matrix i of a batch, or row i of (batch, n) as a column.
+template <class T> auto entry(const Tensor& x, int64_t i) {
+  const int64_t rows = x.size(1), columns = x.dim() == 3 ? x.size(2) : 1;
+  T* const data = rows * columns > 0 ? x.data<T>() + i * rows * columns : nullptr;
+  return Eigen::Map<Rows<T>>(data, rows, columns);
+}
+
+/// fn<T>(i) for all entries of a batch of matrices like a's.
+template <class Fn> void each_entry(const Tensor& a, const char* op, Fn fn) {
+  const double work = double(a.size(1)) * double(a.size(2)) * double(std::min(a.size(1), a.size(2)));
+  const int64_t entries = int64_t(20000 / std::max(work, 1.0));  // for which a second thread pays
+  dispatch<float, double>(a.dtype(), op, [&]<class T> {
+    parallel_for(a.size(0), std::max<int64_t>(1, entries), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) fn.template operator()<T>(i);
+    });
+  });
+}
+
+template <class T> int64_t first_zero(const Eigen::PartialPivLU<Dense<T>>& lu) {
+  for (int64_t k = 0; k < lu.matrixLU().rows(); ++k)
+    if (lu.matrixLU()(k, k) == T(0)) return k + 1;
+  return 0;
+}
+
+/// Householder's method when there are many more rows than columns, so that the rest is of a small square.
+template <class T> bool is_tall(const Dense<T>& a) { return a.rows() > 2 * a.cols() && a.cols() > 16; }
+
+template <class T> Eigen::BDCSVD<Dense<T>> decompose(const Dense<T>& a, unsigned options) {
+  return Eigen::BDCSVD<Dense<T>>(a, options);
+}
+
+}  // namespace
+
+void lu_solve(const Tensor& a, const Tensor& b, Tensor& x, std::vector<int64_t>& bad) {
+  each_entry(a, "solve", [&]<class T>(int64_t i) {
+    const Eigen::PartialPivLU<Dense<T>> lu(entry<T>(a, i));
+    bad[size_t(i)] = first_zero<T>(lu);
+    if (x.size(2) > 0) entry<T>(x, i) = lu.solve(Dense<T>(entry<T>(b, i)));
+  });
+}
+
+void lu_determinant(const Tensor& a, Tensor& det, Tensor& sign, Tensor& log_abs) {
+  each_entry(a, "det", [&]<class T>(int64_t i) {
+    const Eigen::PartialPivLU<Dense<T>> lu(entry<T>(a, i));
+    T product = T(lu.permutationP().determinant()), signs = product, sum = 0;
+    for (int64_t k = 0; k < a.size(1); ++k) {
+      const T pivot = lu.matrixLU()(k, k);
+      product *= pivot;
+      signs *= pivot > T(0) ? T(1) : pivot < T(0) ? T(-1) : pivot;
+      sum += std::log(std::abs(pivot));
+    }
+    det.data<T>()[i] = product, sign.data<T>()[i] = signs, log_abs.data<T>()[i] = sum;
+  });
+}
+
+void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad) {
+  each_entry(a, "cholesky", [&]<class T>(int64_t i) {
+    Dense<T> l = entry<T>(a, i);
+    const int64_t failed = Eigen::internal::llt_inplace<T, Eigen::Lower>::blocked(l);  // -1, or which column
+    bad[size_t(i)] = failed + 1;
+    for (int64_t k = 0; failed < 0 && k < l.rows(); ++k)
+      if (!(l(k, k) > T(0))) bad[size_t(i)] = k + 1;  // NaN
+    entry<T>(out, i) = l.template triangularView<Eigen::Lower>();
+  });
+}
+
+void qr(const Tensor& a, Tensor& q, Tensor& r) {
+  each_entry(a, "qr", [&]<class T>(int64_t i) {
+    const Eigen::HouseholderQR<Dense<T>> made(entry<T>(a, i));
+    auto upper = entry<T>(r, i);
+    upper.setZero();
+    const int64_t k = std::min(r.size(1), a.size(2));
+    upper.topRows(k) = made.matrixQR().topRows(k).template triangularView<Eigen::Upper>();
+    if (!q.defined()) return;
+    Dense<T> whole = Dense<T>::Identity(q.size(1), q.size(2));
+    made.householderQ().applyThisOnTheLeft(whole);
+    entry<T>(q, i) = whole;
+  });
+}
+
+void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>& bad) {
+  const bool vectors = u.defined(), full = vectors && u.size(1) == u.size(2) && vh.size(1) == vh.size(2);
+  const unsigned thin = Eigen::ComputeThinU | Eigen::ComputeThinV;
+  const unsigned options = !vectors ? 0 : full ? Eigen::ComputeFullU | Eigen::ComputeFullV : thin;
+  each_entry(a, "svd", [&]<class T>(int64_t i) {
+    const bool wide = a.size(1) < a.size(2);
+    const Dense<T> x = wide ? Dense<T>(entry<T>(a, i).transpose()) : Dense<T>(entry<T>(a, i));
+    bad[size_t(i)] = !x.allFinite();
+    if (bad[size_t(i)]) return;
+    const bool reduces = is_tall<T>(x) && !full;
+    Eigen::HouseholderQR<Dense<T>> first;
+    if (reduces) first.compute(x);
+    const int64_t n = x.cols();
+    const auto made = decompose<T>(
+        reduces ? Dense<T>(first.matrixQR().topRows(n).template triangularView<Eigen::Upper>()) : x, options);
+    bad[size_t(i)] = made.info() != Eigen::Success;
+    if (bad[size_t(i)]) return;
+    entry<T>(s, i) = made.singularValues();
+    if (!vectors) return;
+    Dense<T> left;
+    if (reduces) {
+      left = Dense<T>::Zero(x.rows(), n);
+      left.topRows(n) = made.matrixU();
+      first.householderQ().applyThisOnTheLeft(left);
+    } else {
+      left = made.matrixU();
+    }
+    if (wide) {
+      entry<T>(u, i) = made.matrixV();
+      entry<T>(vh, i) = left.transpose();
+    } else {
+      entry<T>(u, i) = left;
+      entry<T>(vh, i) = made.matrixV().transpose();
+    }
+  });
+}
+
+void eigh(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>& bad) {
+  each_entry(a, "eigh", [&]<class T>(int64_t i) {
+    const Dense<T> x = entry<T>(a, i);
+    bad[size_t(i)] = !Dense<T>(x.template triangularView<Eigen::Lower>()).allFinite();
+    if (bad[size_t(i)]) return;
+    const Eigen::SelfAdjointEigenSolver<Dense<T>> made(
+        x, vectors.defined() ? Eigen::ComputeEigenvectors : Eigen::EigenvaluesOnly);
+    bad[size_t(i)] = made.info() != Eigen::Success;
+    if (bad[size_t(i)]) return;
+    entry<T>(values, i) = made.eigenvalues();
+    if (vectors.defined()) entry<T>(vectors, i) = made.eigenvectors();
+  });
+}
+
+void solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool unit, Tensor& x) {
+  each_entry(a, "solve_triangular", [&]<class T>(int64_t i) {
+    // An upper triangle is a lower one, both ways from the end: one solver to compile.
+    Dense<T> l = upper ? Dense<T>(entry<T>(a, i).reverse()) : Dense<T>(entry<T>(a, i));
+    Dense<T> y = upper ? Dense<T>(entry<T>(b, i).colwise().reverse()) : Dense<T>(entry<T>(b, i));
+    if (unit) l.diagonal().setOnes();
+    l.template triangularView<Eigen::Lower>().solveInPlace(y);
+    if (upper) entry<T>(x, i) = y.colwise().reverse();
+    else entry<T>(x, i) = y;
+  });
+}
+
+void matrix_exp(const Tensor& a, Tensor& out) {
+  each_entry(a, "matrix_exp", [&]<class T>(int64_t i) {
+    constexpr double largest = 5.371920351148152;  // 1-norm up to which the approximant is good to the last bit of f64
+    Dense<T> x = entry<T>(a, i);
+    const double norm = x.size() > 0 ? double(x.cwiseAbs().colwise().sum().maxCoeff()) : 0;
+    if (!std::isfinite(norm)) {
+      entry<T>(out, i).setConstant(std::numeric_limits<T>::quiet_NaN());
+      return;
+    }
+    const int squarings = norm > largest ? int(std::ceil(std::log2(norm / largest))) : 0;
+    x *= T(std::ldexp(1.0, -squarings));
+    const auto coefficient = [](int k) {  // of x^k: (26 - k)! 13! / (26! k! (13 - k)!), from 1 on
+      double c = 1;
+      for (int j = 1; j <= k; ++j) c *= double(14 - j) / double(j * (27 - j));
+      return T(c);
+    };
+    const Dense<T> x2 = x * x, x4 = x2 * x2, x6 = x4 * x2, one = Dense<T>::Identity(x.rows(), x.cols());
+    const auto polynomial = [&](int first) -> Dense<T> {  // every second coefficient: odd or even powers
+      const auto c = [&](int k) { return coefficient(first + 2 * k); };
+      Dense<T> high = c(3) * one + c(4) * x2 + c(5) * x4 + c(6) * x6;
+      return x6 * high + (c(0) * one + c(1) * x2 + c(2) * x4);
+    };
+    const Dense<T> odd = x * polynomial(1), even = polynomial(0);
+    Dense<T> e = Eigen::PartialPivLU<Dense<T>>(even - odd).solve(Dense<T>(even + odd));
+    for (int k = 0; k < squarings; ++k) e = Dense<T>(e * e);
+    entry<T>(out, i) = e;
+  });
+}
+
+}  // namespace lockstep::on_cpu
