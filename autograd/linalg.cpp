@@ -18,7 +18,6 @@ struct Exact {
 };
 
 template <class V> V flipped(const V& x) { return x.transpose(-2, -1); }
-Tensor diagonal_matrix(const Tensor& d) { return mul(d.unsqueeze(-1), eye(d.size(-1), -1, {d.dtype(), d.device()})); }
 
 // d inv: y is the inverse.
 template <class V> V inverse_grad(const V& g, const V& y) { return neg(matmul(flipped(y), matmul(g, flipped(y)))); }

@@ -81,8 +81,9 @@ Tensor is_finite(const Tensor& x) { return eq(x, x); }  // what PyTorch calls re
 TensorOptions options_of(const Variable& x) { return {x.dtype(), x.device()}; }
 
 Variable x_log_y(const Variable& x, const Variable& y) {
-  const Tensor zero = eq(x.tensor(), full({}, 0, options_of(x)));
-  return masked_fill(mul(x, log(y)), zero, 0);
+  const Tensor zero = full({}, 0, options_of(x));
+  const Tensor none = logical_and(eq(x.tensor(), zero), le(y.tensor(), zero));
+  return mul(x, log(where(none, Variable(full({}, 1, options_of(x))), y)));
 }
 
 Variable log_gamma_variates(const Variable& shape) {

@@ -68,7 +68,7 @@ Tensor above(const Tensor& x, double low);     ///< x > low
 Tensor at_least(const Tensor& x, double low);  ///< x >= low
 Tensor is_finite(const Tensor& x);
 TensorOptions options_of(const Variable& x);
-/// x log y, and 0 where x is 0.
+/// x log y, and 0 where x is 0, whatever y is.
 Variable x_log_y(const Variable& x, const Variable& y);
 /// Logarithms of gamma variates of rate 1, f64, as functions of their shape.
 Variable log_gamma_variates(const Variable& shape);

@@ -7,9 +7,9 @@
 #include <Eigen/Eigenvalues>
 #include <Eigen/LU>
 #include <Eigen/QR>
-#include <Eigen/SVD>
 #include <cmath>
 
+#include "tensor/cpu/bidiagonal.h"
 #include "tensor/cpu/parallel.h"
 
 namespace lockstep::on_cpu {
@@ -46,8 +46,123 @@ template <class T> int64_t first_zero(const Eigen::PartialPivLU<Dense<T>>& lu) {
 /// Householder's method when there are many more rows than columns, so that the rest is of a small square.
 template <class T> bool is_tall(const Dense<T>& a) { return a.rows() > 2 * a.cols() && a.cols() > 16; }
 
-template <class T> Eigen::BDCSVD<Dense<T>> decompose(const Dense<T>& a, unsigned options) {
-  return Eigen::BDCSVD<Dense<T>>(a, options);
+// --- singular values: to a bidiagonal matrix (as LAPACK's labrd, by panels), and from there in bidiagonal.cpp ---
+
+template <class T> using Part = Eigen::Ref<Dense<T>, 0, Eigen::OuterStride<>>;
+template <class T> using Reading = Eigen::Ref<const Dense<T>, 0, Eigen::OuterStride<>>;
+
+// A few products that everything here is made of, so that the compiler sees each once.
+template <class T> Column<T> times(const Reading<T>& a, const Column<T>& x) { return a * x; }
+template <class T> Column<T> transposed_times(const Reading<T>& a, const Column<T>& x) { return a.transpose() * x; }
+template <class T> void subtract(Part<T> c, const Reading<T>& a, const Reading<T>& b) { c.noalias() -= a * b; }
+
+/// Householder's reflection 1 - tau x x^T, x[0] = 1, that turns the vector to (beta, 0, ...), with LAPACK's sign.
+template <class T> struct Reflection { T beta, tau; };
+template <class T> Reflection<T> reflect(Column<T>& x) {
+  const T first = x(0), rest = x.size() > 1 ? x.tail(x.size() - 1).squaredNorm() : T(0);
+  x(0) = 1;
+  if (rest <= std::numeric_limits<T>::min()) {
+    x.tail(x.size() - 1).setZero();
+    return {first, T(0)};
+  }
+  const T size = std::sqrt(first * first + rest), beta = first >= T(0) ? -size : size;
+  x.tail(x.size() - 1) /= first - beta;
+  return {beta, (beta - first) / beta};
+}
+
+constexpr int64_t panel = 32;
+
+template <class T> struct Bidiagonal {
+  Column<T> d, e, tau_u, tau_v;
+  Dense<T> u, v;  // reflections, as columns
+
+  /// Of a, at least as many rows as columns; it is overwritten.
+  explicit Bidiagonal(Dense<T>& a) {
+    const int64_t m = a.rows(), n = a.cols();
+    d.resize(n), e.setZero(n), tau_u.setZero(n), tau_v.setZero(n);
+    u.setZero(m, n), v.setZero(n, n);
+    Dense<T> x, y;  // in a panel the matrix is a - u y^T - x v^T
+    for (int64_t k = 0; k < n; k += panel) {
+      const int64_t width = std::min(panel, n - k);
+      x.setZero(m, width), y.setZero(n, width);
+      for (int64_t j = 0; j < width; ++j) {
+        const int64_t i = k + j, rows = m - i, rest = n - i - 1;
+        Column<T> c = a.col(i).tail(rows);
+        if (j > 0) {
+          c -= times<T>(u.block(i, k, rows, j), y.row(i).head(j).transpose());
+          c -= times<T>(x.block(i, 0, rows, j), v.row(i).segment(k, j).transpose());
+        }
+        const Reflection<T> below = reflect<T>(c);
+        d(i) = below.beta, tau_u(i) = below.tau;
+        u.col(i).tail(rows) = c;
+        if (rest == 0) break;
+        Column<T> z = transposed_times<T>(a.block(i, i + 1, rows, rest), c);
+        if (j > 0) {
+          z -= times<T>(y.block(i + 1, 0, rest, j), transposed_times<T>(u.block(i, k, rows, j), c));
+          z -= times<T>(v.block(i + 1, k, rest, j), transposed_times<T>(x.block(i, 0, rows, j), c));
+        }
+        y.col(j).tail(rest) = below.tau * z;
+        Column<T> r = a.row(i).tail(rest).transpose();
+        r -= times<T>(y.block(i + 1, 0, rest, j + 1), u.row(i).segment(k, j + 1).transpose());
+        if (j > 0) r -= times<T>(v.block(i + 1, k, rest, j), x.row(i).head(j).transpose());
+        const Reflection<T> beside = reflect<T>(r);
+        e(i) = beside.beta, tau_v(i) = beside.tau;
+        v.col(i).tail(rest) = r;
+        Column<T> w = times<T>(a.block(i + 1, i + 1, rows - 1, rest), r);
+        w -= times<T>(u.block(i + 1, k, rows - 1, j + 1), transposed_times<T>(y.block(i + 1, 0, rest, j + 1), r));
+        if (j > 0) w -= times<T>(x.block(i + 1, 0, rows - 1, j), transposed_times<T>(v.block(i + 1, k, rest, j), r));
+        x.col(j).tail(rows - 1) = beside.tau * w;
+      }
+      const int64_t next = k + width;
+      if (next == n) break;
+      const Dense<T> yt = y.bottomRows(n - next).transpose(), vt = v.block(next, k, n - next, width).transpose();
+      subtract<T>(a.bottomRightCorner(m - next, n - next), u.block(next, k, m - next, width), yt);
+      subtract<T>(a.bottomRightCorner(m - next, n - next), x.bottomRows(m - next), vt);
+    }
+  }
+};
+
+/// The first `columns` columns of the product of reflections, panel by panel as 1 - v t v^T.
+template <class T> Dense<T> product_of(const Dense<T>& reflections, const Column<T>& tau, int64_t columns) {
+  const int64_t m = reflections.rows(), n = reflections.cols();
+  Dense<T> q = Dense<T>::Identity(m, columns);
+  for (int64_t k = (n - 1) / panel * panel; k >= 0; k -= panel) {
+    const int64_t width = std::min(panel, n - k), rows = m - k;
+    const Dense<T> v = reflections.block(k, k, rows, width), vt = v.transpose();
+    Dense<T> t = Dense<T>::Zero(width, width), inner = Dense<T>::Zero(width, width);
+    subtract<T>(inner, vt, v);
+    for (int64_t j = 0; j < width; ++j) {
+      t(j, j) = tau(k + j);
+      if (j > 0) t.col(j).head(j) = tau(k + j) * times<T>(t.topLeftCorner(j, j), inner.col(j).head(j));
+    }
+    Dense<T> low = Dense<T>::Zero(width, columns - k), scaled = low;
+    subtract<T>(low, vt, q.bottomRightCorner(rows, columns - k));
+    subtract<T>(scaled, t, low);  // t v^T q
+    subtract<T>(q.bottomRightCorner(rows, columns - k), v, scaled);
+  }
+  return q;
+}
+
+/// u diag(s) v^T of a, which is overwritten; without vectors u and v stay empty. False: it did not converge.
+template <class T> bool decompose(Dense<T>& a, bool vectors, bool full, Column<T>& s, Dense<T>& u, Dense<T>& v) {
+  const T scale = a.cwiseAbs().maxCoeff();
+  if (scale > T(0)) a /= scale;
+  const Bidiagonal<T> made(a);
+  const int64_t n = a.cols();
+  if (vectors) u = product_of<T>(made.u, made.tau_u, full ? a.rows() : n);
+  if (vectors) {  // the first reflection of v is of its second row on
+    v = Dense<T>::Identity(n, n);
+    if (n > 1)
+      v.bottomRightCorner(n - 1, n - 1) =
+          product_of<T>(made.v.bottomLeftCorner(n - 1, n - 1), made.tau_v.head(n - 1), n - 1);
+  }
+  std::vector<double> d(made.d.data(), made.d.data() + n), e(made.e.data(), made.e.data() + n - 1);
+  Columns<T> left, right;
+  if (vectors) left = {u.data(), u.rows()}, right = {v.data(), v.rows()};
+  if (!bidiagonal_svd(d, e, left, right)) return false;
+  s.resize(n);
+  for (int64_t i = 0; i < n; ++i) s(i) = T(d[size_t(i)]) * scale;
+  return true;
 }
 
 }  // namespace
@@ -101,8 +216,6 @@ void qr(const Tensor& a, Tensor& q, Tensor& r) {
 
 void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>& bad) {
   const bool vectors = u.defined(), full = vectors && u.size(1) == u.size(2) && vh.size(1) == vh.size(2);
-  const unsigned thin = Eigen::ComputeThinU | Eigen::ComputeThinV;
-  const unsigned options = !vectors ? 0 : full ? Eigen::ComputeFullU | Eigen::ComputeFullV : thin;
   each_entry(a, "svd", [&]<class T>(int64_t i) {
     const bool wide = a.size(1) < a.size(2);
     const Dense<T> x = wide ? Dense<T>(entry<T>(a, i).transpose()) : Dense<T>(entry<T>(a, i));
@@ -112,26 +225,25 @@ void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>
     Eigen::HouseholderQR<Dense<T>> first;
     if (reduces) first.compute(x);
     const int64_t n = x.cols();
-    const auto made = decompose<T>(
-        reduces ? Dense<T>(first.matrixQR().topRows(n).template triangularView<Eigen::Upper>()) : x, options);
-    bad[size_t(i)] = made.info() != Eigen::Success;
+    Dense<T> square = reduces ? Dense<T>(first.matrixQR().topRows(n).template triangularView<Eigen::Upper>()) : x;
+    Column<T> values;
+    Dense<T> left, right;
+    bad[size_t(i)] = !decompose<T>(square, vectors, full, values, left, right);
     if (bad[size_t(i)]) return;
-    entry<T>(s, i) = made.singularValues();
+    entry<T>(s, i) = values;
     if (!vectors) return;
-    Dense<T> left;
     if (reduces) {
-      left = Dense<T>::Zero(x.rows(), n);
-      left.topRows(n) = made.matrixU();
-      first.householderQ().applyThisOnTheLeft(left);
-    } else {
-      left = made.matrixU();
+      Dense<T> tall = Dense<T>::Zero(x.rows(), n);
+      tall.topRows(n) = left;
+      first.householderQ().applyThisOnTheLeft(tall);
+      left.swap(tall);
     }
     if (wide) {
-      entry<T>(u, i) = made.matrixV();
+      entry<T>(u, i) = right;
       entry<T>(vh, i) = left.transpose();
     } else {
       entry<T>(u, i) = left;
-      entry<T>(vh, i) = made.matrixV().transpose();
+      entry<T>(vh, i) = right.transpose();
     }
   });
 }
