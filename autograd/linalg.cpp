@@ -98,7 +98,8 @@ template <class V> V eigh_grad(const V& grad_values, const V& grad_vectors, cons
     const V turned = mul(matmul(flipped(v), grad_vectors), inverse_gaps(values));
     inner = inner.defined() ? add(inner, turned) : turned;
   }
-  return matmul(v, matmul(inner, flipped(v)));
+  const V whole = matmul(v, matmul(inner, flipped(v)));
+  return add(whole, flipped(whole)) * 0.5;
 }
 
 // Golub and Pereyra, 1973: p is the inverse.
@@ -256,8 +257,9 @@ SlogdetOf<Variable> slogdet(const Variable& a) {
 Variable pinv(const Variable& a, std::optional<double> atol, std::optional<double> rtol, bool hermitian) {
   const Tensor p = pinv(a.tensor(), atol, rtol, hermitian);
   if (!needs_grad({&a})) return p;
-  return record("pinv", {&a}, p, [a = Saved(a), p = Saved(p)](Backward& back) {
-    back.give(0, pinv_grad(back.grad(), a.get("pinv"), p.get("pinv")));
+  return record("pinv", {&a}, p, [hermitian, a = Saved(a), p = Saved(p)](Backward& back) {
+    const Tensor grad = pinv_grad(back.grad(), a.get("pinv"), p.get("pinv"));
+    back.give(0, hermitian ? add(grad, flipped(grad)) * 0.5 : grad);
   });
 }
 

@@ -13,7 +13,7 @@ namespace {
 const Tensor& bare(const Tensor& x) { return x; }
 struct Exact {};
 
-Shape batch_of(const Tensor& a) { return without_last(a.shape(), 2); }
+Shape batch_of(const Tensor& a) { return front_dims(a.shape(), 2); }
 
 Shape with(Shape shape, std::initializer_list<int64_t> more) {
   for (const int64_t size : more) shape.push_back(size);
@@ -210,7 +210,7 @@ Tensor cofactors(const Tensor& a) {
   const auto [u, s, vh] = svd(a, false);
   const int64_t n = s.size(-1);
   if (n == 0) return zeros_like(a);
-  const Tensor one = ones(with(without_last(s.shape()), {1}), {s.dtype(), s.device()});
+  const Tensor one = ones(with(front_dims(s.shape()), {1}), {s.dtype(), s.device()});
   const Tensor left = cumprod(cat({one, s.narrow(-1, 0, n - 1)}, -1), -1);
   const Tensor right = flip(cumprod(cat({one, flip(s.narrow(-1, 1, n - 1), {-1})}, -1), -1), {-1});
   const Tensor scale = mul(mul(left, right), mul(det(u), det(vh)).unsqueeze(-1));

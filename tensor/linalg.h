@@ -22,7 +22,7 @@ template <class Value> struct SlogdetOf {
   Value sign, logabsdet;  ///< 0 and -inf for a singular matrix; sign has no gradient
 };
 template <class Value> struct LstsqOf {
-  Value solution, residuals;     ///< residuals: sums of squares, when m > n and all ranks are full; else of shape (0)
+  Value solution, residuals;     ///< sums of squares (..., k), when m > n and all ranks are full; else of shape (0)
   Tensor rank, singular_values;  ///< rank: i64
 };
 

@@ -4,7 +4,7 @@
 
 namespace lockstep::linalg {
 
-inline Shape without_last(const Shape& shape, int count = 1) { return Shape(shape.begin(), shape.end() - count); }
+inline Shape front_dims(const Shape& shape, int count = 1) { return Shape(shape.begin(), shape.end() - count); }
 
 /// Error unless a is (..., m, n) in f32 or f64; square: unless m is n.
 void check_matrices(const char* op, const Tensor& a);

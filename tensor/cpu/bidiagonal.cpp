@@ -197,7 +197,8 @@ template <class T> bool bidiagonal_svd(std::vector<double>& d, std::vector<doubl
   for (const double x : d) norm = std::max(norm, std::fabs(x));
   for (const double x : e) norm = std::max(norm, std::fabs(x));
   if (!std::isfinite(norm)) return false;
-  const double negligible = norm * (sizeof(T) == 4 ? 0x1p-28 : 0x1p-54);  // beside what rounding does to the vectors
+  // Beside what rounding does to f32, and to the iteration itself: of two equal values it cannot make less of f64.
+  const double negligible = norm * (sizeof(T) == 4 ? 0x1p-28 : 0x1p-50);
   Iteration iteration(d, e);
   Turned<T> vectors(u, v, d.size());
   std::vector<Sweep> sweeps;

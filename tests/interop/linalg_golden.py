@@ -61,7 +61,7 @@ def eigh(uplo):
 
 def lstsq(rcond=None):
     def run(a, b):
-        made = L.lstsq(a, b, rcond=rcond)
+        made = L.lstsq(a, b, rcond=rcond, driver="gelsd")  # by singular values, as ours
         return made.solution, made.rank
     return run
 
@@ -76,7 +76,7 @@ def linalg_cases():
                 b = draw(2, 3, 4) if left else draw(4, 3)
                 yield ("solve_triangular", {"upper": upper, "left": left, "unit": unit}, [regular(2, 3, 3), b],
                        lambda a, b, upper=upper, left=left, unit=unit: L.solve_triangular(a.triu() if upper else a.tril(), b, upper=upper, left=left, unitriangular=unit))
-    for shape in ((1, 1), (3, 3), (2, 3, 5, 5), (20, 20), (0, 3, 3), (2, 0, 0)):
+    for shape in ((1, 1), (3, 3), (2, 3, 5, 5), (7, 7), (0, 3, 3), (2, 0, 0)):
         a = regular(*shape)
         yield "inv", {}, [a], L.inv
         yield "det", {}, [a], L.det
@@ -90,7 +90,7 @@ def linalg_cases():
             yield "eigvalsh", {"upper": upper}, [symmetric(*shape)], lambda a, upper=upper: L.eigvalsh(a, UPLO="U" if upper else "L")
     yield "matrix_exp", {}, [draw(4, 4) * 30], L.matrix_exp
     yield "det", {}, [low_rank(4, 4, 3)], L.det
-    for shape in ((1, 1), (5, 3), (3, 5), (4, 4), (2, 3, 7, 2), (2, 2, 7), (30, 20), (0, 3), (3, 0)):
+    for shape in ((1, 1), (5, 3), (3, 5), (4, 4), (2, 3, 7, 2), (2, 2, 7), (9, 6), (0, 3), (3, 0)):
         a = draw(*shape)
         m, n = shape[-2:]
         yield "qr", {}, [a], L.qr
@@ -103,9 +103,10 @@ def linalg_cases():
         if m:
             yield "lstsq", {}, [a, draw(*shape[:-1], 3)], lstsq()
     yield "lstsq", {}, [draw(5, 2), draw(5)], lstsq()
-    yield "lstsq", {"rcond": 0.5}, [torch.diag(torch.tensor([4.0, 3.0, 1.0])) + 0.01 * draw(3, 3), draw(3, 2)], lstsq(0.5)
-    yield "residuals", {}, [draw(2, 5, 2), draw(2, 5, 3)], lambda a, b: (L.lstsq(a, b).residuals.detach(),)
-    yield "residuals", {}, [draw(2, 5), draw(2, 3)], lambda a, b: (L.lstsq(a, b).residuals.detach(),)
+    yield "lstsq", {"rcond": 0.5}, [torch.diag(torch.tensor([4.0, 3.0, 1.0])) + 0.01 * draw(3, 3), draw(3, 2)], lambda a, b: tuple(x.detach() for x in lstsq(0.5)(a, b))
+    yield "residuals", {}, [draw(2, 5, 2), draw(2, 5, 3)], lambda a, b: (L.lstsq(a, b, driver="gelsd").residuals.detach(),)
+    yield "residuals", {}, [draw(5, 2), draw(5)], lambda a, b: (L.lstsq(a, b, driver="gelsd").residuals.detach(),)
+    yield "residuals", {}, [draw(2, 5), draw(2, 3)], lambda a, b: (L.lstsq(a, b, driver="gelsd").residuals.detach(),)
     for args in ({"rtol": 0.3}, {"atol": 1.5}, {"atol": 0.5, "rtol": 0.3}):
         yield "pinv", args, [draw(5, 4)], lambda a, args=args: L.pinv(a, **args)
         yield "matrix_rank", args, [draw(2, 5, 4)], lambda a, args=args: (L.matrix_rank(a, **args),)

@@ -93,6 +93,38 @@ TEST_CASE("linalg: svd") {
   CHECK(la::svdvals(line)[1].item() < 1e-13 * la::svdvals(line)[0].item());
   CHECK(worst(la::svdvals(eye(33, -1, {.dtype = f64})), ones({33}, {.dtype = f64})) < 1e-15);
   CHECK(worst(la::svdvals(zeros({20, 20})), zeros({20})) == 0);
+  // Clusters of equal values and zeros, sizes from large to small and back, ranks, and the ends of the range.
+  for (const DType dtype : {f32, f64})
+    for (const int64_t n : {2, 3, 16, 33, 70}) {
+      const TensorOptions o{.dtype = dtype};
+      const Tensor q = la::qr(drawn({n, n}, dtype)).q, steps = arange(0, double(n), 1, o), ladder = exp(steps * -0.4);
+      const Tensor thirds = cos(steps * 2.0943951023931953) + 0.5,
+                   band = triu(ones({n, n}, o)) - triu(ones({n, n}, o), 2);
+      Tensor broken = band.clone();
+      broken[n / 2][n / 2].fill_(0);
+      const Tensor graded = ladder.unsqueeze(1) * ladder * (drawn({n, n}, dtype) * 0.1 + 1.0);
+      const Tensor matrices[] = {q,
+                                 q * thirds,
+                                 q * zeros({n}, o),
+                                 ones({n, n}, o),
+                                 band,
+                                 broken,
+                                 band - eye(n, -1, o),
+                                 graded,
+                                 flip(graded, {0, 1}),
+                                 triu(full({n, n}, -0.9, o), 1) + eye(n, -1, o),
+                                 drawn({n, n}, dtype) * 1e-30,
+                                 drawn({n, n}, dtype) * 1e30};
+      for (const Tensor& a : matrices) {
+        const auto [u, s, vh] = la::svd(a);
+        const double allowed = 4 * tolerance(dtype, n);
+        CHECK(worst(matmul(u * s.unsqueeze(-2), vh), a) <= allowed * max(abs(a)).item());
+        CHECK(worst(matmul(t(u), u), identity(n, a)) < allowed);
+        CHECK(worst(matmul(vh, t(vh)), identity(n, a)) < allowed);
+        CHECK(worst(la::svdvals(a), s) <= allowed * max(s).item());
+        CHECK(min(s).item() >= 0);
+      }
+    }
   const Tensor apart = Tensor::from<double>({1e200, 1, 1e-200, 0}, {2, 2});
   CHECK(la::svdvals(apart)[0].item() == doctest::Approx(1e200));
 }
