@@ -6,8 +6,9 @@
 #include <Eigen/Cholesky>
 #include <Eigen/Eigenvalues>
 #include <Eigen/LU>
-#include <Eigen/QR>
 #include <cmath>
+#include <limits>
+#include <optional>
 
 #include "tensor/cpu/bidiagonal.h"
 #include "tensor/cpu/parallel.h"
@@ -54,6 +55,7 @@ template <class T> using Reading = Eigen::Ref<const Dense<T>, 0, Eigen::OuterStr
 // A few products that everything here is made of, so that the compiler sees each once.
 template <class T> Column<T> times(const Reading<T>& a, const Column<T>& x) { return a * x; }
 template <class T> Column<T> transposed_times(const Reading<T>& a, const Column<T>& x) { return a.transpose() * x; }
+template <class T> Dense<T> product(const Reading<T>& a, const Reading<T>& b) { return a * b; }
 template <class T> void subtract(Part<T> c, const Reading<T>& a, const Reading<T>& b) { c.noalias() -= a * b; }
 
 /// Householder's reflection 1 - tau x x^T, x[0] = 1, that turns the vector to (beta, 0, ...), with LAPACK's sign.
@@ -122,26 +124,71 @@ template <class T> struct Bidiagonal {
   }
 };
 
-/// The first `columns` columns of the product of reflections, panel by panel as 1 - v t v^T.
-template <class T> Dense<T> product_of(const Dense<T>& reflections, const Column<T>& tau, int64_t columns) {
+/// t with 1 - v t v^T for the product of a panel's reflections; gram is -v^T v.
+template <class T> Dense<T> triangle_of(const Dense<T>& v, const Dense<T>& vt, const Column<T>& tau) {
+  const int64_t width = v.cols();
+  Dense<T> t = Dense<T>::Zero(width, width), gram = Dense<T>::Zero(width, width);
+  subtract<T>(gram, vt, v);
+  for (int64_t j = 0; j < width; ++j) {
+    t(j, j) = tau(j);
+    if (j > 0) t.col(j).head(j) = tau(j) * times<T>(t.topLeftCorner(j, j), gram.col(j).head(j));
+  }
+  return t;
+}
+
+/// c -= v t v^T c
+template <class T> void turn(Part<T> c, const Dense<T>& v, const Dense<T>& vt, const Dense<T>& t) {
+  Dense<T> low = Dense<T>::Zero(v.cols(), c.cols()), scaled = low;
+  subtract<T>(low, vt, c);
+  subtract<T>(scaled, t, low);  // t v^T c
+  subtract<T>(c, v, scaled);
+}
+
+/// The product of reflections times c, panel by panel; is_identity: c is one, at first.
+template <class T> void multiply_by(const Dense<T>& reflections, const Column<T>& tau, bool is_identity, Dense<T>& c) {
   const int64_t m = reflections.rows(), n = reflections.cols();
-  Dense<T> q = Dense<T>::Identity(m, columns);
   for (int64_t k = (n - 1) / panel * panel; k >= 0; k -= panel) {
     const int64_t width = std::min(panel, n - k), rows = m - k;
     const Dense<T> v = reflections.block(k, k, rows, width), vt = v.transpose();
-    Dense<T> t = Dense<T>::Zero(width, width), inner = Dense<T>::Zero(width, width);
-    subtract<T>(inner, vt, v);
-    for (int64_t j = 0; j < width; ++j) {
-      t(j, j) = tau(k + j);
-      if (j > 0) t.col(j).head(j) = tau(k + j) * times<T>(t.topLeftCorner(j, j), inner.col(j).head(j));
-    }
-    Dense<T> low = Dense<T>::Zero(width, columns - k), scaled = low;
-    subtract<T>(low, vt, q.bottomRightCorner(rows, columns - k));
-    subtract<T>(scaled, t, low);  // t v^T q
-    subtract<T>(q.bottomRightCorner(rows, columns - k), v, scaled);
+    turn<T>(c.bottomRightCorner(rows, is_identity ? c.cols() - k : c.cols()), v, vt,
+            triangle_of<T>(v, vt, tau.segment(k, width)));
   }
+}
+template <class T> Dense<T> product_of(const Dense<T>& reflections, const Column<T>& tau, int64_t columns) {
+  Dense<T> q = Dense<T>::Identity(reflections.rows(), columns);
+  multiply_by<T>(reflections, tau, true, q);
   return q;
 }
+
+/// a becomes its triangle r: the product of the reflections times r is a.
+template <class T> struct Triangular {
+  Dense<T> v;
+  Column<T> tau;
+
+  explicit Triangular(Dense<T>& a) {
+    const int64_t m = a.rows(), n = a.cols(), count = std::min(m, n);
+    v.setZero(m, count), tau.setZero(count);
+    for (int64_t k = 0; k < count; k += panel) {
+      const int64_t width = std::min(panel, count - k);
+      for (int64_t i = k; i < k + width; ++i) {
+        Column<T> c = a.col(i).tail(m - i);
+        const Reflection<T> made = reflect<T>(c);
+        a.col(i).tail(m - i).setZero();
+        a(i, i) = made.beta, tau(i) = made.tau;
+        v.col(i).tail(m - i) = c;
+        const int64_t rest = k + width - i - 1;
+        if (rest == 0) continue;
+        Column<T> z = transposed_times<T>(a.block(i, i + 1, m - i, rest), c);
+        z *= made.tau;
+        subtract<T>(a.block(i, i + 1, m - i, rest), Dense<T>(c), Dense<T>(z.transpose()));
+      }
+      if (k + width == n) break;
+      const Dense<T> part = v.block(k, k, m - k, width), part_t = part.transpose();
+      turn<T>(a.bottomRightCorner(m - k, n - k - width), part, part_t,
+              triangle_of<T>(part, part_t, tau.segment(k, width)).transpose());
+    }
+  }
+};
 
 /// u diag(s) v^T of a, which is overwritten; without vectors u and v stay empty. False: it did not converge.
 template <class T> bool decompose(Dense<T>& a, bool vectors, bool full, Column<T>& s, Dense<T>& u, Dense<T>& v) {
@@ -202,15 +249,10 @@ void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad) {
 
 void qr(const Tensor& a, Tensor& q, Tensor& r) {
   each_entry(a, "qr", [&]<class T>(int64_t i) {
-    const Eigen::HouseholderQR<Dense<T>> made(entry<T>(a, i));
-    auto upper = entry<T>(r, i);
-    upper.setZero();
-    const int64_t k = std::min(r.size(1), a.size(2));
-    upper.topRows(k) = made.matrixQR().topRows(k).template triangularView<Eigen::Upper>();
-    if (!q.defined()) return;
-    Dense<T> whole = Dense<T>::Identity(q.size(1), q.size(2));
-    made.householderQ().applyThisOnTheLeft(whole);
-    entry<T>(q, i) = whole;
+    Dense<T> x = entry<T>(a, i);
+    const Triangular<T> made(x);
+    entry<T>(r, i) = x.topRows(r.size(1));
+    if (q.defined()) entry<T>(q, i) = product_of<T>(made.v, made.tau, q.size(2));
   });
 }
 
@@ -218,24 +260,25 @@ void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>
   const bool vectors = u.defined(), full = vectors && u.size(1) == u.size(2) && vh.size(1) == vh.size(2);
   each_entry(a, "svd", [&]<class T>(int64_t i) {
     const bool wide = a.size(1) < a.size(2);
-    const Dense<T> x = wide ? Dense<T>(entry<T>(a, i).transpose()) : Dense<T>(entry<T>(a, i));
+    Dense<T> x = wide ? Dense<T>(entry<T>(a, i).transpose()) : Dense<T>(entry<T>(a, i));
     bad[size_t(i)] = !x.allFinite();
     if (bad[size_t(i)]) return;
-    const bool reduces = is_tall<T>(x) && !full;
-    Eigen::HouseholderQR<Dense<T>> first;
-    if (reduces) first.compute(x);
     const int64_t n = x.cols();
-    Dense<T> square = reduces ? Dense<T>(first.matrixQR().topRows(n).template triangularView<Eigen::Upper>()) : x;
+    std::optional<Triangular<T>> first;
+    if (is_tall<T>(x) && !full) {
+      first.emplace(x);
+      x.conservativeResize(n, n);
+    }
     Column<T> values;
     Dense<T> left, right;
-    bad[size_t(i)] = !decompose<T>(square, vectors, full, values, left, right);
+    bad[size_t(i)] = !decompose<T>(x, vectors, full, values, left, right);
     if (bad[size_t(i)]) return;
     entry<T>(s, i) = values;
     if (!vectors) return;
-    if (reduces) {
-      Dense<T> tall = Dense<T>::Zero(x.rows(), n);
+    if (first) {
+      Dense<T> tall = Dense<T>::Zero(first->v.rows(), n);
       tall.topRows(n) = left;
-      first.householderQ().applyThisOnTheLeft(tall);
+      multiply_by<T>(first->v, first->tau, false, tall);
       left.swap(tall);
     }
     if (wide) {
@@ -290,15 +333,19 @@ void matrix_exp(const Tensor& a, Tensor& out) {
       for (int j = 1; j <= k; ++j) c *= double(14 - j) / double(j * (27 - j));
       return T(c);
     };
-    const Dense<T> x2 = x * x, x4 = x2 * x2, x6 = x4 * x2, one = Dense<T>::Identity(x.rows(), x.cols());
-    const auto polynomial = [&](int first) -> Dense<T> {  // every second coefficient: odd or even powers
-      const auto c = [&](int k) { return coefficient(first + 2 * k); };
-      Dense<T> high = c(3) * one + c(4) * x2 + c(5) * x4 + c(6) * x6;
-      return x6 * high + (c(0) * one + c(1) * x2 + c(2) * x4);
+    const Dense<T> x2 = product<T>(x, x), x4 = product<T>(x2, x2), x6 = product<T>(x4, x2);
+    const Dense<T> one = Dense<T>::Identity(x.rows(), x.cols());
+    const auto polynomial = [&](int first) {  // every second coefficient: odd or even powers
+      const Dense<T>* const powers[] = {&one, &x2, &x4, &x6};
+      Dense<T> low = Dense<T>::Zero(x.rows(), x.cols()), high = low;
+      for (int k = 0; k < 3; ++k) low += coefficient(first + 2 * k) * *powers[k];
+      for (int k = 0; k < 4; ++k) high += coefficient(first + 6 + 2 * k) * *powers[k];
+      low += product<T>(x6, high);
+      return low;
     };
-    const Dense<T> odd = x * polynomial(1), even = polynomial(0);
+    const Dense<T> odd = product<T>(x, polynomial(1)), even = polynomial(0);
     Dense<T> e = Eigen::PartialPivLU<Dense<T>>(even - odd).solve(Dense<T>(even + odd));
-    for (int k = 0; k < squarings; ++k) e = Dense<T>(e * e);
+    for (int k = 0; k < squarings; ++k) e = product<T>(e, e);
     entry<T>(out, i) = e;
   });
 }
