@@ -23,5 +23,8 @@ void kaiming_normal(const Variable& w, double a = 0);
 /// U(-b, b), b = gain sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010)
 void xavier_uniform(const Variable& w, double gain = 1);
 void xavier_normal(const Variable& w, double gain = 1);
+/// Rows, or columns where there are fewer of those, of length gain and at right angles, in all directions alike (Saxe
+/// et al., 2013). Dims after the first count as one.
+void orthogonal(const Variable& w, double gain = 1);
 
 }  // namespace lockstep::nn::init

@@ -5,7 +5,7 @@
 #   scripts/gpu_checks.sh [REPORT_FOLDER]      default: gpu-report-DATE
 #
 # Needs CUDA, a C++20 compiler, meson and ninja; PyTorch for the comparison. Libraries that the machine does not have
-# (doctest, CLI11, fmt, nlohmann_json, zlib, libpng, libjpeg-turbo, libsodium; unpacked Debian packages) are taken from $LOCKSTEP_DEPS, default
+# (doctest, CLI11, fmt, nlohmann_json, zlib, libpng, libjpeg-turbo, libsodium, Eigen; unpacked Debian packages) are taken from $LOCKSTEP_DEPS, default
 # .deps in the repository. A step that cannot run, fails or takes too long is a line in the report and no more.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit

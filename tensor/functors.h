@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "tensor/math.h"
+#include "tensor/math_gamma.h"
 
 namespace lockstep::functor {
 
@@ -268,6 +269,20 @@ struct Hardswish {
 struct Hardsigmoid {
   LOCKSTEP_VALUE { return clip(x + T(3), T(0), T(6)) / T(6); }
   LOCKSTEP_GRAD(input) { return select((input > T(-3)) & (input < T(3)), g / T(6), T(0)); }
+};
+
+// --- the gamma function ---
+struct Lgamma : Costly {
+  LOCKSTEP_VALUE { return T(math::lgamma(x)); }
+  LOCKSTEP_GRAD(input) { return g * T(math::digamma(input)); }
+};
+struct Digamma : Costly {
+  LOCKSTEP_VALUE { return T(math::digamma(x)); }
+  LOCKSTEP_GRAD(input) { return g * T(math::trigamma(input)); }
+};
+struct Trigamma : Costly {
+  LOCKSTEP_VALUE { return T(math::trigamma(x)); }
+  LOCKSTEP_GRAD(input) { return g * T(math::tetragamma(input)); }
 };
 
 // --- powers ---

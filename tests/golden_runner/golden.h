@@ -1,6 +1,7 @@
 #pragma once
 // The golden runner: what the kinds of cases share. A golden file (format "golden-1") is a safetensors file whose
 // metadata lists its cases as JSON: a name, what to compute, options. Tensors are called <case>/<what>.
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -81,6 +82,11 @@ class Report {
 Dims to_dims(const Json& json);
 /// The list under a key of a case's JSON, applied as views: slice, transpose, permute, expand.
 Variable apply_views(Variable x, const Json& views);
+
+// Tables from an op's name to what computes it (run_op).
+using Run = std::function<std::vector<Variable>(const std::vector<Variable>&, const Case&)>;
+void add_linalg(std::map<std::string, Run>& table);
+void add_distributions(std::map<std::string, Run>& table);
 
 // One function for each kind of case.
 void run_op(const Case& c, Report& report);

@@ -51,6 +51,7 @@ double Case::number(const std::string& key, double otherwise) const {
   const Json* value = arg(key);
   if (!value) return otherwise;
   if (value->is_string() && value->as_string() == "inf") return INFINITY;
+  if (value->is_string() && value->as_string() == "-inf") return -INFINITY;
   return value->as_number(name_ + ": " + key);
 }
 int64_t Case::integer(const std::string& key) const { return int64_t(number(key)); }

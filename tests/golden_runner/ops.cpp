@@ -15,7 +15,6 @@ namespace {
 
 using Inputs = std::vector<Variable>;
 using Outputs = std::vector<Variable>;
-using Run = std::function<Outputs(const Inputs&, const Case&)>;
 
 template <class Fn> Run unary(Fn fn) {
   return [fn](const Inputs& in, const Case&) { return Outputs{fn(in[0])}; };
@@ -339,6 +338,8 @@ std::map<std::string, Run> make_table() {
   add_losses(t);
   add_composed(t);
   add_picking(t);
+  add_linalg(t);
+  add_distributions(t);
   return t;
 }
 

@@ -117,6 +117,7 @@ def family(name, weight=1):
 POSITIVE = (0.3, 3.0)
 UNARY = {"neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "square": torch.square, "exp": torch.exp, "expm1": torch.expm1, "log": (torch.log, POSITIVE), "log2": (torch.log2, POSITIVE), "log1p": (torch.log1p, (-0.7, 3.0)),
          "sqrt": (torch.sqrt, POSITIVE), "rsqrt": (torch.rsqrt, POSITIVE), "reciprocal": (torch.reciprocal, POSITIVE), "sin": torch.sin, "cos": torch.cos, "tanh": torch.tanh, "erf": torch.erf, "sigmoid": torch.sigmoid,
+         "lgamma": (torch.lgamma, POSITIVE), "digamma": (torch.digamma, POSITIVE), "trigamma": (lambda x: torch.polygamma(1, x), POSITIVE),
          "log_sigmoid": F.logsigmoid, "relu": F.relu, "silu": F.silu, "mish": F.mish, "gelu_erf": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "hardswish": (F.hardswish, (-4.5, 4.5)), "hardsigmoid": (F.hardsigmoid, (-4.5, 4.5)),
          "floor": torch.floor, "ceil": torch.ceil, "round": torch.round, "trunc": torch.trunc}
 
@@ -126,7 +127,7 @@ def unary(c):
     name = c.rng.choice(list(UNARY))
     fn, span = UNARY[name] if isinstance(UNARY[name], tuple) else (UNARY[name], (-3.0, 3.0))
     c.tensor(c.shape(), *span)
-    if c.rng.random() < 0.1 and name not in ("sign",):  # NaN and its like: values only
+    if c.rng.random() < 0.1 and name not in ("sign", "trigamma"):  # NaN and its like: values only; at poles trigamma is large in PyTorch, infinite here
         c.values_only = True
         c.inputs[0] = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-30, -1e-30, 80.0, -80.0, 1e4, -1e4]).to(DTYPES[c.dtype])
         c.views.clear()

@@ -1,0 +1,277 @@
+// Derivatives of linalg::, as formulas over operations that Tensor and Variable both have.
+#include "autograd/linalg.h"
+
+#include <cmath>
+#include <functional>
+
+#include "autograd/autocast.h"
+#include "autograd/tape.h"
+#include "tensor/linalg_checks.h"
+
+namespace lockstep::linalg {
+namespace {
+
+const Tensor& bare(const Variable& x) { return x.tensor(); }
+/// Products of what is composed are not rounded to 16 bits.
+struct Exact {
+  Autocast off{bf16, false};
+};
+
+template <class V> V flipped(const V& x) { return x.transpose(-2, -1); }
+
+// d inv: y is the inverse.
+template <class V> V inverse_grad(const V& g, const V& y) { return neg(matmul(flipped(y), matmul(g, flipped(y)))); }
+
+// a's gradient of a x = b, from b's.
+template <class V> V left_side_grad(const V& grad_b, const V& x) { return neg(matmul(grad_b, flipped(x))); }
+
+// Murray, 2016: of the symmetric a.
+template <class V> V cholesky_grad(const V& g, const V& l) {
+  const TensorOptions like{l.dtype(), l.device()};
+  const Tensor half = sub(tril(ones({l.size(-1), l.size(-1)}, like)), eye(l.size(-1), -1, like) * 0.5);
+  const V p = mul(matmul(flipped(l), g), half);
+  const V s = solve_triangular(l, solve_triangular(flipped(l), p, true), false, false);
+  return add(s, flipped(s)) * 0.5;
+}
+
+// Of a square or tall matrix, r square. The gradients may be undefined.
+template <class V> V tall_qr_grad(const V& grad_q, const V& grad_r, const V& q, const V& r) {
+  V m;
+  if (grad_r.defined()) m = matmul(r, flipped(grad_r));
+  if (grad_q.defined()) {
+    const V other = matmul(flipped(grad_q), q);
+    m = m.defined() ? sub(m, other) : neg(other);
+  }
+  V inner = matmul(q, add(tril(m), flipped(tril(m, -1))));
+  if (grad_q.defined()) inner = add(grad_q, inner);
+  return solve_triangular(flipped(r), inner, false, false);
+}
+
+// Wide: the first columns are decomposed, and the others are q times the rest of r.
+template <class V> V wide_qr_grad(const V& grad_q, const V& grad_r, const V& a, const V& q, const V& r) {
+  const int64_t m = q.size(-1), n = r.size(-1);
+  if (!grad_r.defined()) {
+    const V first = tall_qr_grad(grad_q, V(), q, r.narrow(-1, 0, m));
+    return cat(std::vector<V>{first, mul_scalar(a.narrow(-1, m, n - m), 0)}, -1);
+  }
+  const V grad_rest = grad_r.narrow(-1, m, n - m);
+  V all_q = matmul(a.narrow(-1, m, n - m), flipped(grad_rest));
+  if (grad_q.defined()) all_q = add(grad_q, all_q);
+  const V first = tall_qr_grad(all_q, grad_r.narrow(-1, 0, m), q, r.narrow(-1, 0, m));
+  return cat(std::vector<V>{first, matmul(q, grad_rest)}, -1);
+}
+
+/// 1 / (x_j - x_i) at (i, j), and 0 on the diagonal.
+template <class V> V inverse_gaps(const V& x) {
+  const TensorOptions like{x.dtype(), x.device()};
+  const Tensor one = eye(x.size(-1), -1, like);
+  return mul(reciprocal(add(sub(x.unsqueeze(-2), x.unsqueeze(-1)), one)), rsub_scalar(one, 1));
+}
+
+template <class V> V svd_grad(const V& grad_u, const V& grad_s, const V& grad_vh, const V& u, const V& s, const V& vh) {
+  const int64_t k = s.size(-1);
+  const auto skew = [](const V& x) { return sub(x, flipped(x)); };
+  V inner;  // u inner vh
+  const auto plus = [](const V& x, const V& y) { return x.defined() ? add(x, y) : y; };
+  if (grad_s.defined()) inner = mul(grad_s.unsqueeze(-1), eye(k, -1, {s.dtype(), s.device()}));
+  V gaps;
+  if (grad_u.defined() || grad_vh.defined()) gaps = inverse_gaps(square(s));
+  if (grad_u.defined()) inner = plus(inner, mul(mul(skew(matmul(flipped(u), grad_u)), gaps), s.unsqueeze(-2)));
+  if (grad_vh.defined()) inner = plus(inner, mul(mul(skew(matmul(vh, flipped(grad_vh))), gaps), s.unsqueeze(-1)));
+  V out = matmul(u, matmul(inner, vh));
+  if (grad_u.defined() && u.size(-2) > k) {
+    const V outside = sub(grad_u, matmul(u, matmul(flipped(u), grad_u)));
+    out = add(out, matmul(div(outside, s.unsqueeze(-2)), vh));
+  }
+  if (grad_vh.defined() && vh.size(-1) > k) {
+    const V outside = sub(grad_vh, matmul(matmul(grad_vh, flipped(vh)), vh));
+    out = add(out, matmul(u, div(outside, s.unsqueeze(-1))));
+  }
+  return out;
+}
+
+template <class V> V eigh_grad(const V& grad_values, const V& grad_vectors, const V& values, const V& v) {
+  V inner;
+  if (grad_values.defined())
+    inner = mul(grad_values.unsqueeze(-1), eye(values.size(-1), -1, {values.dtype(), values.device()}));
+  if (grad_vectors.defined()) {
+    const V turned = mul(matmul(flipped(v), grad_vectors), inverse_gaps(values));
+    inner = inner.defined() ? add(inner, turned) : turned;
+  }
+  const V whole = matmul(v, matmul(inner, flipped(v)));
+  return add(whole, flipped(whole)) * 0.5;
+}
+
+// Golub and Pereyra, 1973: p is the inverse.
+template <class V> V pinv_grad(const V& g, const V& a, const V& p) {
+  const V gt = flipped(g), pt = flipped(p);
+  const V first = neg(matmul(pt, matmul(g, pt)));
+  const V second = matmul(gt, matmul(p, pt)), third = matmul(matmul(pt, p), gt);
+  const V from_rows = sub(second, matmul(a, matmul(p, second))), from_columns = sub(third, matmul(matmul(third, p), a));
+  return add(first, add(from_rows, from_columns));
+}
+
+// e^((a^T g) (0 a^T)) has the gradient in its upper right corner (Mathias, 1996).
+template <class V> V matrix_exp_grad(const V& g, const V& a) {
+  const int64_t n = a.size(-1);
+  const V at = flipped(a);
+  const V top = cat(std::vector<V>{at, g}, -1), bottom = cat(std::vector<V>{mul_scalar(g, 0), at}, -1);
+  return matrix_exp(cat(std::vector<V>{top, bottom}, -2)).narrow(-2, 0, n).narrow(-1, n, n);
+}
+
+/// det times the inverse, transposed; `det` is that of a.
+Tensor determinant_grad(const Tensor& g, const Tensor& a, const Tensor& det) {
+  const bool singular = any(eq(det, zeros_like(det))).item<bool>();
+  const Tensor cofactor = singular ? cofactors(a) : mul(flipped(inv_ex(a).inverse), det.unsqueeze(-1).unsqueeze(-1));
+  return mul(g.unsqueeze(-1).unsqueeze(-1), cofactor);
+}
+
+SvdOf<Variable> recorded_svd(const char* name, const Variable& a, const SvdOf<Tensor>& made, bool values_alone) {
+  // Of full matrices, the vectors beyond the smaller size have no gradient of their own: they may be any.
+  const int64_t k = made.s.size(-1), more_u = made.u.size(-1) - k, more_v = made.vh.size(-2) - k;
+  const Saved u = made.u.narrow(-1, 0, k), s = made.s, vh = made.vh.narrow(-2, 0, k);
+  std::vector<Tensor> outputs{made.s};
+  if (!values_alone) outputs.push_back(made.u), outputs.push_back(made.vh);
+  auto all = record(name, std::vector<Variable>{a}, outputs, [=](Backward& back) {
+    Tensor grad_u, grad_vh;
+    if (!values_alone) grad_u = back.grad(1), grad_vh = back.grad(2);
+    if (grad_u.defined() && more_u > 0) grad_u = grad_u.narrow(-1, 0, k);
+    if (grad_vh.defined() && more_v > 0) grad_vh = grad_vh.narrow(-2, 0, k);
+    back.give(0, svd_grad(grad_u, back.grad(0), grad_vh, u.get(name), s.get(name), vh.get(name)));
+  });
+  return {values_alone ? Variable() : all[1], all[0], values_alone ? Variable() : all[2]};
+}
+
+EighOf<Variable> recorded_eigh(const char* name, const Variable& a, const EighOf<Tensor>& made, bool values_alone) {
+  std::vector<Tensor> outputs{made.values};
+  if (!values_alone) outputs.push_back(made.vectors);
+  auto all = record(name, std::vector<Variable>{a}, outputs,
+                    [=, values = Saved(made.values), vectors = Saved(made.vectors)](Backward& back) {
+                      const Tensor grad_vectors = values_alone ? Tensor() : back.grad(1);
+                      back.give(0, eigh_grad(back.grad(0), grad_vectors, values.get(name), vectors.get(name)));
+                    });
+  return {all[0], values_alone ? Variable() : all[1]};
+}
+
+Variable solve_matrices(const Variable& a, const Variable& b) {
+  const Tensor x = linalg::solve_matrices(a.tensor(), b.tensor());
+  if (!needs_grad({&a, &b})) return x;
+  return record("solve", {&a, &b}, x, [a = Saved(a), x = Saved(x)](Backward& back) {
+    const Tensor grad_b = linalg::solve_matrices(flipped(a.get("solve")), back.grad());
+    if (back.needs(0)) back.give(0, left_side_grad(grad_b, x.get("solve")));
+    back.give(1, grad_b);
+  });
+}
+
+Variable solve_triangles(const Variable& a, const Variable& b, bool upper, bool unit) {
+  const char* const name = "solve_triangular";
+  const Tensor x = linalg::solve_triangles(a.tensor(), b.tensor(), upper, unit);
+  if (!needs_grad({&a, &b})) return x;
+  return record(name, {&a, &b}, x, [=, a = Saved(a), x = Saved(x)](Backward& back) {
+    const Tensor grad_b = linalg::solve_triangles(flipped(a.get(name)), back.grad(), !upper, unit);
+    if (back.needs(0)) {
+      const Tensor grad_a = left_side_grad(grad_b, x.get(name));
+      back.give(0, upper ? triu(grad_a, unit) : tril(grad_a, -int64_t(unit)));
+    }
+    back.give(1, grad_b);
+  });
+}
+
+}  // namespace
+
+InverseOf<Variable> inv_ex(const Variable& a) {
+  const InverseOf<Tensor> made = inv_ex(a.tensor());
+  if (!needs_grad({&a})) return {made.inverse, made.info};
+  return {record("inv", {&a}, made.inverse,
+                 [y = Saved(made.inverse)](Backward& back) { back.give(0, inverse_grad(back.grad(), y.get("inv"))); }),
+          made.info};
+}
+
+Variable cholesky(const Variable& a, bool upper) {
+  if (upper) return cholesky(a.transpose(-2, -1), false).transpose(-2, -1);
+  const Tensor l = cholesky(a.tensor(), false);
+  if (!needs_grad({&a})) return l;
+  return record("cholesky", {&a}, l,
+                [l = Saved(l)](Backward& back) { back.give(0, cholesky_grad(back.grad(), l.get("cholesky"))); });
+}
+
+QrOf<Variable> qr(const Variable& a, QrMode mode) {
+  const QrOf<Tensor> made = qr(a.tensor(), mode);
+  const int64_t m = a.size(-2), n = a.size(-1);
+  if (!needs_grad({&a})) return {mode == QrMode::r ? Variable() : Variable(made.q), made.r};
+  std::vector<Tensor> outputs{made.r};
+  if (mode != QrMode::r) outputs.push_back(made.q);
+  auto all = record("qr", std::vector<Variable>{a}, outputs,
+                    [=, a = Saved(a), q = Saved(made.q), r = Saved(made.r)](Backward& back) {
+                      LOCKSTEP_CHECK(mode != QrMode::r,
+                                     "[qr] expected the mode reduced or complete, got r, which has "
+                                     "no gradient: it keeps no q");
+                      LOCKSTEP_CHECK(mode == QrMode::reduced || m <= n,
+                                     "[qr] expected the mode reduced for the "
+                                     "gradient of matrices with more rows than columns, got complete of ",
+                                     a.get("qr").shape());
+                      const Tensor &grad_r = back.grad(0), &grad_q = back.grad(1);
+                      back.give(0, m < n ? wide_qr_grad(grad_q, grad_r, a.get("qr"), q.get("qr"), r.get("qr"))
+                                         : tall_qr_grad(grad_q, grad_r, q.get("qr"), r.get("qr")));
+                    });
+  return {mode == QrMode::r ? Variable() : all[1], all[0]};
+}
+
+SvdOf<Variable> svd(const Variable& a, bool full_matrices) {
+  const SvdOf<Tensor> made = svd(a.tensor(), full_matrices);
+  if (!needs_grad({&a})) return {made.u, made.s, made.vh};
+  return recorded_svd("svd", a, made, false);
+}
+Variable svdvals(const Variable& a) {
+  if (!needs_grad({&a})) return svdvals(a.tensor());
+  return recorded_svd("svdvals", a, svd(a.tensor(), false), true).s;
+}
+
+EighOf<Variable> eigh(const Variable& a, bool upper) {
+  const EighOf<Tensor> made = eigh(a.tensor(), upper);
+  if (!needs_grad({&a})) return {made.values, made.vectors};
+  return recorded_eigh("eigh", a, made, false);
+}
+Variable eigvalsh(const Variable& a, bool upper) {
+  if (!needs_grad({&a})) return eigvalsh(a.tensor(), upper);
+  return recorded_eigh("eigvalsh", a, eigh(a.tensor(), upper), true).values;
+}
+
+Variable det(const Variable& a) {
+  const Tensor out = det(a.tensor());
+  if (!needs_grad({&a})) return out;
+  return record("det", {&a}, out, [a = Saved(a), out = Saved(out)](Backward& back) {
+    back.give(0, determinant_grad(back.grad(), a.get("det"), out.get("det")));
+  });
+}
+
+SlogdetOf<Variable> slogdet(const Variable& a) {
+  const SlogdetOf<Tensor> made = slogdet(a.tensor());
+  if (!needs_grad({&a})) return {made.sign, made.logabsdet};
+  return {made.sign, record("slogdet", {&a}, made.logabsdet, [a = Saved(a)](Backward& back) {
+            const Tensor g = back.grad().unsqueeze(-1).unsqueeze(-1);
+            back.give(0, mul(g, flipped(inv_ex(a.get("slogdet")).inverse)));
+          })};
+}
+
+Variable pinv(const Variable& a, std::optional<double> atol, std::optional<double> rtol, bool hermitian) {
+  const Tensor p = pinv(a.tensor(), atol, rtol, hermitian);
+  if (!needs_grad({&a})) return p;
+  return record("pinv", {&a}, p, [hermitian, a = Saved(a), p = Saved(p)](Backward& back) {
+    const Tensor grad = pinv_grad(back.grad(), a.get("pinv"), p.get("pinv"));
+    back.give(0, hermitian ? add(grad, flipped(grad)) * 0.5 : grad);
+  });
+}
+
+Variable matrix_exp(const Variable& a) {
+  const Tensor out = matrix_exp(a.tensor());
+  if (!needs_grad({&a})) return out;
+  return record("matrix_exp", {&a}, out,
+                [a = Saved(a)](Backward& back) { back.give(0, matrix_exp_grad(back.grad(), a.get("matrix_exp"))); });
+}
+
+}  // namespace lockstep::linalg
+
+#define Value Variable
+#include "tensor/linalg.inc"
+#undef Value

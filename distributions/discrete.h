@@ -1,0 +1,68 @@
+#pragma once
+// Distributions of whole numbers. They have no rsample().
+#include <cmath>
+
+#include "distributions/distribution.h"
+
+namespace lockstep::distributions {
+
+/// 1 with probability probs, else 0. Values are in probs' dtype.
+class Bernoulli : public Distribution {
+ public:
+  explicit Bernoulli(const Parameter& probs);  ///< in [0, 1]
+  static Bernoulli from_logits(const Parameter& logits);
+  const char* name() const override { return "Bernoulli"; }
+  bool has_rsample() const override { return false; }
+  Variable log_prob(const Variable& value) const override;  ///< value in [0, 1]
+  Variable entropy() const override;
+  Variable mean() const override { return probs; }
+  Variable variance() const override { return probs * (1.0 - probs); }
+  Variable probs, logits;
+
+ protected:
+  Variable draw(const Shape& shape) const override;
+
+ private:
+  Bernoulli(const Variable& p, const Variable& l) : Distribution(p.shape(), {}), probs(p), logits(l) {}
+};
+
+/// Class k of (batch..., classes) with a probability in proportion to probs[k]. Values are i64, of shape (batch...).
+class Categorical : public Distribution {
+ public:
+  explicit Categorical(const Variable& probs);             ///< >= 0, and not all 0; made to sum to 1
+  static Categorical from_logits(const Variable& logits);  ///< any numbers
+  const char* name() const override { return "Categorical"; }
+  bool has_rsample() const override { return false; }
+  Variable log_prob(const Variable& value) const override;  ///< value: classes, of any dtype
+  Variable entropy() const override;
+  Variable mean() const override { return nothing(); }      ///< NaN: classes are not numbers
+  Variable variance() const override { return nothing(); }  ///< NaN
+  Variable probs, logits;                                   ///< logits: logarithms of probs
+
+ protected:
+  Variable draw(const Shape& shape) const override;
+
+ private:
+  Categorical(const Variable& p, const Variable& l);
+  Variable nothing() const { return full(batch_shape(), NAN, options_of(probs)); }
+};
+
+/// Numbers of events, in rate's dtype (f32 or f64).
+class Poisson : public Distribution {
+ public:
+  explicit Poisson(const Parameter& rate);  ///< >= 0
+  const char* name() const override { return "Poisson"; }
+  bool has_rsample() const override { return false; }
+  Variable log_prob(const Variable& value) const override;
+  Variable mean() const override { return rate; }
+  Variable variance() const override { return rate; }
+  Variable rate;
+
+ protected:
+  Variable draw(const Shape& shape) const override;
+
+ private:
+  explicit Poisson(const std::vector<Variable>& p);
+};
+
+}  // namespace lockstep::distributions

@@ -1,0 +1,99 @@
+#include "distributions/distribution.h"
+
+#include <cmath>
+
+#include "autograd/tape.h"
+#include "tensor/sampling.h"
+
+namespace lockstep::distributions {
+namespace {
+
+/// Error that names the first value that is not good, where the values lie on the CPU.
+void check_good(const char* name, const char* what, const char* expected, const Tensor& values, const Tensor& good) {
+  if (!values.device().is_cpu() || values.numel() == 0 || all(good).item<bool>()) return;
+  const auto is_good = good.to(i64).to_vector<int64_t>();
+  size_t at = 0;
+  while (is_good[at]) ++at;
+  fail(str("[", name, "] expected ", what, expected, ", got ", values.to_vector<double>()[at], " at element ", at));
+}
+
+}  // namespace
+
+Tensor Distribution::sample(const Shape& shape) const {
+  const NoGrad no_grad;
+  Shape whole = shape;
+  for (const Shape& part : {batch_, event_})
+    for (const int64_t size : part) whole.push_back(size);
+  return draw(whole).tensor();
+}
+
+Variable Distribution::rsample(const Shape& shape) const {
+  LOCKSTEP_CHECK(has_rsample(), "[", name(),
+                 "] expected sample(): its values are not differentiable functions of its "
+                 "parameters, so it has no rsample()");
+  Shape whole = shape;
+  for (const Shape& part : {batch_, event_})
+    for (const int64_t size : part) whole.push_back(size);
+  return draw(whole);
+}
+
+Variable Distribution::entropy() const { fail(str("[", name(), "] has no formula for its entropy")); }
+
+Variable Distribution::checked(const Variable& value, const Variable& like, const char* support,
+                               const std::function<Tensor(const Tensor&)>& good) const {
+  const int events = event_.rank();
+  LOCKSTEP_CHECK(value.dim() >= events && Shape(value.shape().end() - events, value.shape().end()) == event_, "[",
+                 name(), "] expected values (..., event) with the event ", event_, ", got ", value.shape());
+  broadcast_shapes(name(), Shape(value.shape().begin(), value.shape().end() - events), batch_);
+  const Variable x = value.dtype() == like.dtype() ? value : value.to(like.dtype());
+  const Tensor is_good = good(x.tensor());
+  check_good(name(), "values ", support, x.tensor().expand(is_good.shape()), is_good);
+  return x;
+}
+
+std::vector<Variable> broadcast(const char* name, std::initializer_list<Parameter> parameters) {
+  TensorOptions options;
+  bool found = false;
+  Shape shape;
+  for (const Parameter& p : parameters) {
+    const Variable& x = p.value();
+    if (!x.defined()) continue;
+    LOCKSTEP_CHECK(is_floating(x.dtype()), "[", name, "] expected floating parameters, got ", x.dtype());
+    LOCKSTEP_CHECK(!found || (x.dtype() == options.dtype && x.device() == options.device), "[", name,
+                   "] expected parameters of one dtype and device, got ", options.dtype, " on ", options.device,
+                   " and ", x.dtype(), " on ", x.device());
+    options = options_of(x), found = true;
+    shape = broadcast_shapes(name, shape, x.shape());
+  }
+  std::vector<Variable> all;
+  for (const Parameter& p : parameters)
+    all.push_back(p.value().defined() ? p.value().expand(shape) : Variable(full(shape, p.number(), options)));
+  return all;
+}
+
+void check_parameter(const char* name, const char* expected, const Variable& values, const Tensor& good) {
+  check_good(name, "", expected, values.tensor(), good);
+}
+
+Tensor above(const Tensor& x, double low) { return gt(x, full({}, low, {x.dtype(), x.device()})); }
+Tensor at_least(const Tensor& x, double low) { return ge(x, full({}, low, {x.dtype(), x.device()})); }
+Tensor is_finite(const Tensor& x) { return eq(x, x); }  // what PyTorch calls real: no NaN
+TensorOptions options_of(const Variable& x) { return {x.dtype(), x.device()}; }
+
+Variable x_log_y(const Variable& x, const Variable& y) {
+  const Tensor zero = full({}, 0, options_of(x));
+  const Tensor none = logical_and(eq(x.tensor(), zero), le(y.tensor(), zero));
+  return mul(x, log(where(none, Variable(full({}, 1, options_of(x))), y)));
+}
+
+Variable log_gamma_variates(const Variable& shape) {
+  const Variable wide = shape.dtype() == f64 ? shape : shape.to(f64);
+  const Tensor sample = log_gamma_sample(wide.tensor());
+  if (!needs_grad({&wide})) return sample;
+  return record("log_gamma_sample", {&wide}, sample, [a = Saved(wide), sample = Saved(sample)](Backward& back) {
+    const char* const name = "log_gamma_sample";
+    back.give(0, mul(back.grad(), log_gamma_sample_grad(a.get(name), sample.get(name))));
+  });
+}
+
+}  // namespace lockstep::distributions

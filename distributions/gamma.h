@@ -1,0 +1,60 @@
+#pragma once
+// Distributions of numbers above 0, and Beta. rsample() of Gamma and Beta has implicit gradients: those at which the
+// probability below a value stays (Figurnov et al., 2018).
+#include "distributions/distribution.h"
+
+namespace lockstep::distributions {
+
+class Gamma : public Distribution {
+ public:
+  Gamma(const Parameter& concentration, const Parameter& rate);  ///< both > 0
+  const char* name() const override { return "Gamma"; }
+  Variable log_prob(const Variable& value) const override;
+  Variable entropy() const override;
+  Variable mean() const override { return concentration / rate; }
+  Variable variance() const override { return concentration / square(rate); }
+  Variable concentration, rate;
+
+ protected:
+  Variable draw(const Shape& shape) const override;
+
+ private:
+  explicit Gamma(const std::vector<Variable>& p);
+};
+
+class Exponential : public Distribution {
+ public:
+  explicit Exponential(const Parameter& rate);  ///< > 0
+  const char* name() const override { return "Exponential"; }
+  Variable log_prob(const Variable& value) const override;
+  Variable entropy() const override { return 1.0 - log(rate); }
+  Variable mean() const override { return reciprocal(rate); }
+  Variable variance() const override { return square(reciprocal(rate)); }
+  Variable rate;
+
+ protected:
+  Variable draw(const Shape& shape) const override;
+
+ private:
+  explicit Exponential(const std::vector<Variable>& p);
+};
+
+/// In (0, 1): a / (a + b) of gamma variates a and b with these shapes.
+class Beta : public Distribution {
+ public:
+  Beta(const Parameter& concentration1, const Parameter& concentration0);  ///< both > 0
+  const char* name() const override { return "Beta"; }
+  Variable log_prob(const Variable& value) const override;
+  Variable entropy() const override;
+  Variable mean() const override { return concentration1 / (concentration1 + concentration0); }
+  Variable variance() const override;
+  Variable concentration1, concentration0;
+
+ protected:
+  Variable draw(const Shape& shape) const override;
+
+ private:
+  explicit Beta(const std::vector<Variable>& p);
+};
+
+}  // namespace lockstep::distributions

@@ -1,0 +1,102 @@
+#include "distributions/location_scale.h"
+
+#include <cmath>
+#include <numbers>
+
+namespace lockstep::distributions {
+namespace {
+
+const double log_two_pi = std::log(2 * std::numbers::pi);
+
+double epsilon(DType dtype) {
+  return dtype == f64 ? 0x1p-52 : dtype == f16 ? 0x1p-10 : dtype == bf16 ? 0x1p-7 : 0x1p-23;
+}
+
+}  // namespace
+
+Normal::Normal(const Parameter& mean, const Parameter& deviation) : Normal(broadcast("Normal", {mean, deviation})) {}
+Normal::Normal(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}), loc(p[0]), scale(p[1]) {
+  check_parameter(name(), "scale > 0", scale, above(scale.tensor(), 0));
+}
+Variable Normal::log_prob(const Variable& value) const {
+  const Variable x = checked(value, loc, "that are numbers", is_finite);
+  return square(div(x - loc, scale)) * -0.5 - log(scale) - 0.5 * log_two_pi;
+}
+Variable Normal::entropy() const { return log(scale) + (0.5 + 0.5 * log_two_pi); }
+Variable Normal::draw(const Shape& shape) const { return loc + scale * Variable(randn(shape, options_of(loc))); }
+
+LogNormal::LogNormal(const Parameter& loc, const Parameter& scale)
+    : Distribution(broadcast("LogNormal", {loc, scale})[0].shape(), {}), base(loc, scale) {}
+Variable LogNormal::log_prob(const Variable& value) const {
+  const Variable x = log(checked(value, base.loc, "> 0", [](const Tensor& v) { return above(v, 0); }));
+  return base.log_prob(x) - x;
+}
+Variable LogNormal::variance() const {
+  const Variable square_scale = square(base.scale);
+  return expm1(square_scale) * exp(base.loc * 2.0 + square_scale);
+}
+Variable LogNormal::draw(const Shape& shape) const {
+  return exp(base.loc + base.scale * Variable(randn(shape, options_of(base.loc))));
+}
+
+Laplace::Laplace(const Parameter& mean, const Parameter& width) : Laplace(broadcast("Laplace", {mean, width})) {}
+Laplace::Laplace(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}), loc(p[0]), scale(p[1]) {
+  check_parameter(name(), "scale > 0", scale, above(scale.tensor(), 0));
+}
+Variable Laplace::log_prob(const Variable& value) const {
+  const Variable x = checked(value, loc, "that are numbers", is_finite);
+  return neg(log(scale * 2.0)) - div(abs(x - loc), scale);
+}
+Variable Laplace::draw(const Shape& shape) const {
+  const Tensor u = empty(shape, options_of(loc));
+  uniform_(u, epsilon(u.dtype()) - 1, 1);  // in (-1, 1)
+  return loc - scale * Variable(mul(sign(u), log1p(neg(abs(u)))));
+}
+
+Uniform::Uniform(const Parameter& from, const Parameter& to) : Uniform(broadcast("Uniform", {from, to})) {}
+Uniform::Uniform(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}), low(p[0]), high(p[1]) {
+  check_parameter(name(), "low < high, as high - low > 0", high - low, lt(low, high));
+}
+Variable Uniform::log_prob(const Variable& value) const {
+  const Variable x = checked(value, low, "in [low, high]", [this](const Tensor& v) {
+    return logical_and(ge(v, low.tensor()), le(v, high.tensor()));
+  });
+  const Tensor inside = logical_and(ge(x.tensor(), low.tensor()), lt(x.tensor(), high.tensor()));
+  return log(inside.to(low.dtype())) - log(high - low);
+}
+Variable Uniform::draw(const Shape& shape) const { return low + (high - low) * Variable(rand(shape, options_of(low))); }
+
+StudentT::StudentT(const Parameter& freedom, const Parameter& mean, const Parameter& width)
+    : StudentT(broadcast("StudentT", {freedom, mean, width})) {}
+StudentT::StudentT(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}), df(p[0]), loc(p[1]), scale(p[2]) {
+  check_parameter(name(), "df > 0", df, above(df.tensor(), 0));
+  check_parameter(name(), "scale > 0", scale, above(scale.tensor(), 0));
+}
+Variable StudentT::log_prob(const Variable& value) const {
+  const Variable x = checked(value, loc, "that are numbers", is_finite);
+  const Variable more = (df + 1.0) * 0.5;
+  const Variable weight =
+      log(scale) + log(df) * 0.5 + 0.5 * std::log(std::numbers::pi) + lgamma(df * 0.5) - lgamma(more);
+  return neg(more * log1p(div(square(div(x - loc, scale)), df))) - weight;
+}
+Variable StudentT::entropy() const {
+  const Variable half = df * 0.5, more = (df + 1.0) * 0.5;
+  const Variable log_beta = lgamma(half) + std::lgamma(0.5) - lgamma(more);
+  return log(scale) + more * (digamma(more) - digamma(half)) + log(df) * 0.5 + log_beta;
+}
+Variable StudentT::mean() const { return masked_fill(loc, logical_not(above(df.tensor(), 1)), NAN); }
+Variable StudentT::variance() const {
+  const Tensor finite = above(df.tensor(), 2);
+  const Variable safe = masked_fill(df, logical_not(finite), 3);
+  const Variable spread = masked_fill(square(scale) * safe / (safe - 2.0), logical_not(finite), INFINITY);
+  return masked_fill(spread, logical_not(above(df.tensor(), 1)), NAN);
+}
+Variable StudentT::draw(const Shape& shape) const {
+  // A normal variate over the root of a chi-squared one by df, which is a gamma variate of shape df / 2, twice, by df.
+  const Variable x(randn(shape, options_of(df)));
+  const Variable half = df.expand(shape) * 0.5;
+  const Variable log_ratio = log_gamma_variates(half).to(df.dtype()) - log(half);
+  return loc + scale * x * exp(log_ratio * -0.5);
+}
+
+}  // namespace lockstep::distributions

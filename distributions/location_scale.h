@@ -1,0 +1,92 @@
+#pragma once
+// Distributions with a location and a scale, and Uniform.
+#include "distributions/distribution.h"
+
+namespace lockstep::distributions {
+
+class Normal : public Distribution {
+ public:
+  Normal(const Parameter& loc, const Parameter& scale);  ///< scale > 0
+  const char* name() const override { return "Normal"; }
+  Variable log_prob(const Variable& value) const override;
+  Variable entropy() const override;
+  Variable mean() const override { return loc; }
+  Variable variance() const override { return square(scale); }
+  Variable loc, scale;
+
+ protected:
+  Variable draw(const Shape& shape) const override;
+
+ private:
+  explicit Normal(const std::vector<Variable>& p);
+};
+
+/// e^x of a Normal x.
+class LogNormal : public Distribution {
+ public:
+  LogNormal(const Parameter& loc, const Parameter& scale);
+  const char* name() const override { return "LogNormal"; }
+  Variable log_prob(const Variable& value) const override;
+  Variable entropy() const override { return add(base.entropy(), base.loc); }
+  Variable mean() const override { return exp(base.loc + square(base.scale) * 0.5); }
+  Variable variance() const override;
+  Normal base;
+
+ protected:
+  Variable draw(const Shape& shape) const override;
+};
+
+class Laplace : public Distribution {
+ public:
+  Laplace(const Parameter& loc, const Parameter& scale);  ///< scale > 0
+  const char* name() const override { return "Laplace"; }
+  Variable log_prob(const Variable& value) const override;
+  Variable entropy() const override { return log(scale * 2.0) + 1.0; }
+  Variable mean() const override { return loc; }
+  Variable variance() const override { return square(scale) * 2.0; }
+  Variable loc, scale;
+
+ protected:
+  Variable draw(const Shape& shape) const override;
+
+ private:
+  explicit Laplace(const std::vector<Variable>& p);
+};
+
+/// In [low, high).
+class Uniform : public Distribution {
+ public:
+  Uniform(const Parameter& low, const Parameter& high);  ///< low < high
+  const char* name() const override { return "Uniform"; }
+  Variable log_prob(const Variable& value) const override;
+  Variable entropy() const override { return log(high - low); }
+  Variable mean() const override { return (low + high) * 0.5; }
+  Variable variance() const override { return square(high - low) * (1. / 12); }
+  Variable low, high;
+
+ protected:
+  Variable draw(const Shape& shape) const override;
+
+ private:
+  explicit Uniform(const std::vector<Variable>& p);
+};
+
+/// Student's t with df degrees of freedom.
+class StudentT : public Distribution {
+ public:
+  explicit StudentT(const Parameter& df, const Parameter& loc = 0.0, const Parameter& scale = 1.0);  ///< df, scale > 0
+  const char* name() const override { return "StudentT"; }
+  Variable log_prob(const Variable& value) const override;
+  Variable entropy() const override;
+  Variable mean() const override;      ///< NaN for df <= 1
+  Variable variance() const override;  ///< NaN for df <= 1, infinite for df <= 2
+  Variable df, loc, scale;
+
+ protected:
+  Variable draw(const Shape& shape) const override;
+
+ private:
+  explicit StudentT(const std::vector<Variable>& p);
+};
+
+}  // namespace lockstep::distributions

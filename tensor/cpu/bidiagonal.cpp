@@ -1,0 +1,227 @@
+// Golub and Kahan's implicit QR, with Demmel and Kahan's sweep without a shift (1990) where a shift would cost the
+// small values their digits. Numbers of the matrix are f64 for every type; vectors are turned a whole sweep at a time,
+// a few rows of all columns after the other, so that a column in between stays in registers.
+#include "tensor/cpu/bidiagonal.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "tensor/cpu/lanes.h"
+#include "tensor/cpu/parallel.h"
+
+namespace lockstep::on_cpu {
+namespace {
+
+struct Turn {
+  double c = 1, s = 0, r = 0;
+};
+/// c f + s g = r and c g = s f. What is far below the matrix, whose norm is about 1, counts as 0.
+Turn turn_of(double f, double g) {
+  if (std::fabs(g) < 1e-150) return {1, 0, f};
+  if (std::fabs(f) < 1e-150) return {0, 1, g};
+  const double r = std::copysign(std::sqrt(f * f + g * g), f), scale = 1 / r;
+  return {f * scale, g * scale, r};
+}
+
+/// A sweep's turns of neighbours: columns first + i and first + i + 1, one after the other.
+struct Sweep {
+  size_t first = 0;
+  std::vector<Turn> left, right;  // of u and of v
+};
+
+/// Turns `lanes` vectors of rows of all columns. The column in between stays in registers.
+template <class T, int lanes> void turn_rows(Lanes<T>* at, const std::vector<Turn>& turns) {
+  Lanes<T> kept[lanes];
+#pragma GCC unroll 4
+  for (int k = 0; k < lanes; ++k) kept[k] = at[k];
+  for (const Turn& turn : turns) {
+    const Lanes<T> c = splat(T(turn.c)), s = splat(T(turn.s));
+#pragma GCC unroll 4
+    for (int k = 0; k < lanes; ++k) {
+      const Lanes<T> next = at[lanes + k];
+      at[k] = c * kept[k] + s * next;
+      kept[k] = c * next - s * kept[k];
+    }
+    at += lanes;
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < lanes; ++k) at[k] = kept[k];
+}
+
+/// Vectors that are turned: blocks of rows, each with its part of all columns, so that it stays in the cache while some
+/// sweeps go over it. A number is computed in one way wherever its block is: threads share out the blocks.
+template <class T> class Turned {
+ public:
+  Turned(Columns<T> u, Columns<T> v, size_t columns) : u_(u), v_(v), columns_(columns) {
+    lanes_ = std::max(u.rows, v.rows) > lane_count<T> ? most_lanes : 1;
+    const int64_t width = lanes_ * lane_count<T>;
+    of_u_ = u.data ? ceil_div(u.rows, width) : 0;
+    blocks_.resize(size_t(of_u_ + (v.data ? ceil_div(v.rows, width) : 0)));
+    each_block([&](int64_t b) {
+      blocks_[size_t(b)].assign(columns_ * size_t(lanes_), Lanes<T>{});
+      each_column(b, [](T* theirs, T* ours, size_t bytes) { std::memcpy(ours, theirs, bytes); });
+    });
+  }
+
+  void turn(std::vector<Sweep>& sweeps) {
+    each_block([&](int64_t b) {
+      for (const Sweep& sweep : sweeps) {
+        Lanes<T>* const first = blocks_[size_t(b)].data() + sweep.first * size_t(lanes_);
+        const auto& turns = b < of_u_ ? sweep.left : sweep.right;
+        lanes_ == 1 ? turn_rows<T, 1>(first, turns) : turn_rows<T, most_lanes>(first, turns);
+      }
+    });
+    sweeps.clear();
+  }
+
+  void finish() {
+    each_block(
+        [&](int64_t b) { each_column(b, [](T* theirs, T* ours, size_t bytes) { std::memcpy(theirs, ours, bytes); }); });
+  }
+
+  bool empty() const { return blocks_.empty(); }
+
+ private:
+  static constexpr int most_lanes = 4;
+
+  template <class Fn> void each_block(Fn fn) {
+    parallel_for(int64_t(blocks_.size()), columns_ > 64 ? 1 : 1 << 20, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; ++b) fn(b);
+    });
+  }
+  template <class Fn> void each_column(int64_t b, Fn fn) {
+    const Columns<T>& x = b < of_u_ ? u_ : v_;
+    const int64_t width = lanes_ * lane_count<T>, row = (b < of_u_ ? b : b - of_u_) * width;
+    const size_t bytes = size_t(std::min(width, x.rows - row)) * sizeof(T);
+    for (size_t c = 0; c < columns_; ++c)
+      fn(x.data + int64_t(c) * x.rows + row, reinterpret_cast<T*>(blocks_[size_t(b)].data() + c * size_t(lanes_)),
+         bytes);
+  }
+
+  const Columns<T> u_, v_;
+  const size_t columns_;
+  int lanes_;
+  int64_t of_u_;
+  std::vector<std::vector<Lanes<T>>> blocks_;
+};
+
+/// The smaller singular value of ((f g) (0 h)).
+double smaller_value(double f, double g, double h) {
+  const double large = 0.5 * (std::hypot(f + h, g) + std::hypot(f - h, g));
+  return large > 0 ? std::fabs(f) * (std::fabs(h) / large) : 0;
+}
+
+class Iteration {
+ public:
+  Iteration(std::vector<double>& d, std::vector<double>& e) : d_(d), e_(e) {}
+
+  /// One sweep over the part [low, high], which no zero above the diagonal cuts.
+  Sweep sweep(int64_t low, int64_t high, double negligible) {
+    done_ = {size_t(low), {}, {}};
+    const size_t l = size_t(low), h = size_t(high);
+    double least = std::fabs(d_[l]);
+    for (size_t i = l + 1; i <= h; ++i) least = std::min(least, std::fabs(d_[i]));
+    // A zero on the diagonal ends up below after a sweep without a shift, and the number above it is 0 then.
+    const double ratio = least > negligible ? smaller_value(d_[h - 1], e_[h - 1], d_[h]) / std::fabs(d_[l]) : 0;
+    if (ratio < 0x1p-26) without_shift(l, h);
+    else with_shift(l, h, ratio * std::fabs(d_[l]));
+    return std::move(done_);
+  }
+
+ private:
+  void with_shift(size_t l, size_t h, double shift) {
+    double f = (std::fabs(d_[l]) - shift) * (std::copysign(1.0, d_[l]) + shift / d_[l]), g = e_[l];
+    for (size_t i = l; i < h; ++i) {
+      const Turn a = turn_of(f, g);
+      if (i > l) e_[i - 1] = a.r;
+      f = a.c * d_[i] + a.s * e_[i];
+      e_[i] = a.c * e_[i] - a.s * d_[i];
+      g = a.s * d_[i + 1];
+      d_[i + 1] *= a.c;
+      const Turn b = turn_of(f, g);
+      d_[i] = b.r;
+      f = b.c * e_[i] + b.s * d_[i + 1];
+      d_[i + 1] = b.c * d_[i + 1] - b.s * e_[i];
+      if (i + 1 < h) {
+        g = b.s * e_[i + 1];
+        e_[i + 1] *= b.c;
+      }
+      done_.right.push_back(a), done_.left.push_back(b);
+    }
+    e_[h - 1] = f;
+  }
+
+  void without_shift(size_t l, size_t h) {
+    Turn a, b;
+    for (size_t i = l; i < h; ++i) {
+      a = turn_of(d_[i] * a.c, e_[i]);
+      if (i > l) e_[i - 1] = b.s * a.r;
+      b = turn_of(b.c * a.r, d_[i + 1] * a.s);
+      d_[i] = b.r;
+      done_.right.push_back(a), done_.left.push_back(b);
+    }
+    const double last = d_[h] * a.c;
+    d_[h] = last * b.c;
+    e_[h - 1] = last * b.s;
+  }
+
+  std::vector<double>&d_, &e_;
+  Sweep done_;
+};
+
+template <class T> void sort_values(std::vector<double>& d, Columns<T> u, Columns<T> v) {
+  const auto swap_columns = [](Columns<T> x, size_t i, size_t j) {
+    if (x.data)
+      std::swap_ranges(x.data + int64_t(i) * x.rows, x.data + int64_t(i + 1) * x.rows, x.data + int64_t(j) * x.rows);
+  };
+  for (size_t i = 0; i < d.size(); ++i) {
+    if (!std::signbit(d[i])) continue;
+    d[i] = -d[i];
+    if (v.data)
+      for (int64_t k = 0; k < v.rows; ++k) v.data[int64_t(i) * v.rows + k] = -v.data[int64_t(i) * v.rows + k];
+  }
+  for (size_t i = 0; i < d.size(); ++i) {
+    const size_t most = size_t(std::max_element(d.begin() + int64_t(i), d.end()) - d.begin());
+    if (most == i) continue;
+    std::swap(d[i], d[most]);
+    swap_columns(u, i, most), swap_columns(v, i, most);
+  }
+}
+
+}  // namespace
+
+template <class T> bool bidiagonal_svd(std::vector<double>& d, std::vector<double>& e, Columns<T> u, Columns<T> v) {
+  double norm = 0;
+  for (const double x : d) norm = std::max(norm, std::fabs(x));
+  for (const double x : e) norm = std::max(norm, std::fabs(x));
+  if (!std::isfinite(norm)) return false;
+  // Beside what rounding does to f32, and to the iteration itself: of two equal values it cannot make less of f64.
+  const double negligible = norm * (sizeof(T) == 4 ? 0x1p-28 : 0x1p-50);
+  Iteration iteration(d, e);
+  Turned<T> vectors(u, v, d.size());
+  std::vector<Sweep> sweeps;
+  int64_t high = int64_t(d.size()) - 1, left = 60 * int64_t(d.size());
+  while (high > 0) {
+    int64_t low = high;
+    for (; low > 0 && std::fabs(e[size_t(low - 1)]) > negligible; --low) {}
+    if (low == high) {
+      --high;
+      continue;
+    }
+    if (left-- == 0) return false;
+    Sweep done = iteration.sweep(low, high, negligible);
+    if (vectors.empty()) continue;
+    sweeps.push_back(std::move(done));
+    if (sweeps.size() == 16) vectors.turn(sweeps);
+  }
+  vectors.turn(sweeps);
+  vectors.finish();
+  sort_values(d, u, v);
+  return true;
+}
+template bool bidiagonal_svd(std::vector<double>&, std::vector<double>&, Columns<float>, Columns<float>);
+template bool bidiagonal_svd(std::vector<double>&, std::vector<double>&, Columns<double>, Columns<double>);
+
+}  // namespace lockstep::on_cpu

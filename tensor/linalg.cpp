@@ -1,0 +1,268 @@
+#include "tensor/linalg.h"
+
+#include <cmath>
+#include <functional>
+
+#include "tensor/cpu/linalg.h"
+#include "tensor/linalg_checks.h"
+#include "tensor/ops_common.h"
+
+namespace lockstep::linalg {
+namespace {
+
+const Tensor& bare(const Tensor& x) { return x; }
+struct Exact {};
+
+Shape batch_of(const Tensor& a) { return front_dims(a.shape(), 2); }
+
+Shape with(Shape shape, std::initializer_list<int64_t> more) {
+  for (const int64_t size : more) shape.push_back(size);
+  return shape;
+}
+
+/// (batch, rows, columns), contiguous, on the CPU.
+Tensor stacked(const Tensor& x) { return x.to(cpu).contiguous().view({numel_of(batch_of(x)), x.size(-2), x.size(-1)}); }
+Tensor stacked(const Tensor& x, const Shape& batch) { return stacked(x.expand(with(batch, {x.size(-2), x.size(-1)}))); }
+Tensor fresh(const Tensor& like, const Shape& shape) { return empty(shape, {like.dtype(), cpu}); }
+
+/// A result of the kernels as the caller's: with the batch's dims, on the device of `like`.
+Tensor unstacked(const Tensor& x, const Shape& batch, const Tensor& like) {
+  return x.view(with(batch, {x.size(-2), x.size(-1)})).to(like.device());
+}
+Tensor rows_of(const Tensor& x, const Shape& batch, const Tensor& like) {
+  return x.view(with(batch, {x.size(-1)})).to(like.device());
+}
+
+std::string entry_name(const Shape& batch, int64_t flat) {
+  if (batch.rank() == 0) return "the matrix";
+  Dims place = batch;
+  for (int d = batch.rank() - 1; d >= 0; --d) place[d] = flat % batch[d], flat /= batch[d];
+  return str("batch entry ", place);
+}
+
+/// Error that names the first entry with something bad.
+void check_entries(const char* op, const Shape& batch, const std::vector<int64_t>& bad, const char* expected,
+                   const std::function<std::string(int64_t)>& got) {
+  for (size_t i = 0; i < bad.size(); ++i)
+    LOCKSTEP_CHECK(bad[i] == 0, "[", op, "] expected ", expected, ", got ", entry_name(batch, int64_t(i)), " ",
+                   got(bad[i]));
+}
+
+std::string zero_pivot(int64_t place) { return str("that is singular: pivot ", place, " of its LU is 0"); }
+
+void check_same(const char* op, const Tensor& a, const Tensor& b) {
+  check_matrices(op, b);
+  check_same_dtype(op, a, b);
+  check_same_device(op, a, b);
+  LOCKSTEP_CHECK(b.size(-2) == a.size(-1), "[", op, "] expected b with ", a.size(-1), " rows for a ", a.shape(),
+                 ", got ", b.shape());
+}
+
+void check_finite(const char* op, const Shape& batch, const std::vector<int64_t>& bad) {
+  check_entries(op, batch, bad, "finite matrices",
+                [](int64_t) { return std::string("that is not, or is beyond its method"); });
+}
+
+/// Singular values of a, with vectors when u and vh are wanted.
+SvdOf<Tensor> singular(const char* op, const Tensor& a, bool vectors, bool full) {
+  check_matrices(op, a);
+  const KernelScope scope(op);
+  const Shape batch = batch_of(a);
+  const int64_t m = a.size(-2), n = a.size(-1), k = std::min(m, n), count = numel_of(batch);
+  Tensor u, vh, s = fresh(a, {count, k});
+  if (vectors) u = fresh(a, {count, m, full ? m : k}), vh = fresh(a, {count, full ? n : k, n});
+  if (k == 0 && vectors) {  // what is left is an identity, or empty
+    u.copy_(eye(m, u.size(2), {a.dtype(), cpu}).expand(u.shape()));
+    vh.copy_(eye(vh.size(1), n, {a.dtype(), cpu}).expand(vh.shape()));
+  } else if (k > 0) {
+    std::vector<int64_t> bad(size_t(count), 0);
+    on_cpu::svd(stacked(a), u, s, vh, bad);
+    check_finite(op, batch, bad);
+  }
+  if (!vectors) return {{}, rows_of(s, batch, a), {}};
+  return {unstacked(u, batch, a), rows_of(s, batch, a), unstacked(vh, batch, a)};
+}
+
+EighOf<Tensor> symmetric(const char* op, const Tensor& a, bool upper, bool vectors) {
+  check_square(op, a);
+  const KernelScope scope(op);
+  const Shape batch = batch_of(a);
+  const int64_t n = a.size(-1), count = numel_of(batch);
+  Tensor v, values = fresh(a, {count, n});
+  if (vectors) v = fresh(a, {count, n, n});
+  if (a.numel() > 0) {
+    std::vector<int64_t> bad(size_t(count), 0);
+    on_cpu::eigh(stacked(upper ? a.transpose(-2, -1) : a), values, v, bad);
+    check_finite(op, batch, bad);
+  }
+  return {rows_of(values, batch, a), vectors ? unstacked(v, batch, a) : Tensor()};
+}
+
+struct Determinants {
+  Tensor det, sign, log_abs;
+};
+Determinants determinants(const char* op, const Tensor& a) {
+  check_square(op, a);
+  const KernelScope scope(op);
+  const Shape batch = batch_of(a);
+  const int64_t count = numel_of(batch);
+  Tensor det = fresh(a, {count}), sign = fresh(a, {count}), log_abs = fresh(a, {count});
+  if (a.size(-1) == 0) det.fill_(1), sign.fill_(1), log_abs.fill_(0);
+  else on_cpu::lu_determinant(stacked(a), det, sign, log_abs);
+  const auto as = [&](const Tensor& x) { return x.view(batch).to(a.device()); };
+  return {as(det), as(sign), as(log_abs)};
+}
+
+}  // namespace
+
+void check_matrices(const char* op, const Tensor& a) {
+  check_defined(op, a);
+  LOCKSTEP_CHECK(a.dtype() == f32 || a.dtype() == f64, "[", op, "] expected f32 or f64, got ", a.dtype(),
+                 "; convert with .to(f32)");
+  LOCKSTEP_CHECK(a.dim() >= 2, "[", op, "] expected matrices (..., m, n), got ", a.shape());
+}
+void check_square(const char* op, const Tensor& a) {
+  check_matrices(op, a);
+  LOCKSTEP_CHECK(a.size(-1) == a.size(-2), "[", op, "] expected square matrices (..., n, n), got ", a.shape());
+}
+void check_regular(const char* op, const Tensor& info) {
+  check_entries(op, info.shape(), info.to_vector<int64_t>(), "invertible matrices", zero_pivot);
+}
+
+Tensor solve_matrices(const Tensor& a, const Tensor& b) {
+  check_square("solve", a);
+  check_same("solve", a, b);
+  const KernelScope scope("solve");
+  const Shape batch = broadcast_shapes("solve", batch_of(a), batch_of(b));
+  const int64_t n = a.size(-1), k = b.size(-1), count = numel_of(batch);
+  Tensor x = fresh(a, {count, n, k});
+  std::vector<int64_t> bad(size_t(count), 0);
+  if (count > 0 && n > 0) on_cpu::lu_solve(stacked(a, batch), stacked(b, batch), x, bad);
+  check_entries("solve", batch, bad, "invertible matrices", zero_pivot);
+  return unstacked(x, batch, a);
+}
+
+Tensor solve_triangles(const Tensor& a, const Tensor& b, bool upper, bool unit) {
+  check_square("solve_triangular", a);
+  check_same("solve_triangular", a, b);
+  const KernelScope scope("solve_triangular");
+  const Shape batch = broadcast_shapes("solve_triangular", batch_of(a), batch_of(b));
+  Tensor x = fresh(a, {numel_of(batch), a.size(-1), b.size(-1)});
+  if (x.numel() > 0) on_cpu::solve_triangular(stacked(a, batch), stacked(b, batch), upper, unit, x);
+  return unstacked(x, batch, a);
+}
+
+InverseOf<Tensor> inv_ex(const Tensor& a) {
+  check_square("inv", a);
+  const KernelScope scope("inv");
+  const Shape batch = batch_of(a);
+  const int64_t n = a.size(-1), count = numel_of(batch);
+  Tensor x = fresh(a, {count, n, n});
+  std::vector<int64_t> bad(size_t(count), 0);
+  if (a.numel() > 0)
+    on_cpu::lu_solve(stacked(a), eye(n, n, {a.dtype(), cpu}).expand({count, n, n}).contiguous(), x, bad);
+  return {unstacked(x, batch, a), Tensor::from(bad, {count}).view(batch).to(a.device())};
+}
+
+Tensor cholesky(const Tensor& a, bool upper) {
+  check_square("cholesky", a);
+  if (upper) return cholesky(a.transpose(-2, -1), false).transpose(-2, -1).contiguous();
+  const KernelScope scope("cholesky");
+  const Shape batch = batch_of(a);
+  Tensor out = fresh(a, {numel_of(batch), a.size(-1), a.size(-1)});
+  std::vector<int64_t> bad(size_t(out.size(0)), 0);
+  if (a.numel() > 0) on_cpu::cholesky(stacked(a), out, bad);
+  check_entries("cholesky", batch, bad, "positive definite matrices",
+                [](int64_t order) { return str("whose leading minor of order ", order, " is not positive"); });
+  return unstacked(out, batch, a);
+}
+
+QrOf<Tensor> qr(const Tensor& a, QrMode mode) {
+  check_matrices("qr", a);
+  const KernelScope scope("qr");
+  const Shape batch = batch_of(a);
+  const int64_t m = a.size(-2), n = a.size(-1), count = numel_of(batch),
+                k = mode == QrMode::complete ? m : std::min(m, n);
+  Tensor q, r = fresh(a, {count, k, n});
+  if (mode != QrMode::r) q = fresh(a, {count, m, k});
+  if (a.numel() > 0) {
+    on_cpu::qr(stacked(a), q, r);
+  } else {
+    r.fill_(0);
+    if (q.defined()) q.copy_(eye(m, k, {a.dtype(), cpu}).expand(q.shape()));
+  }
+  return {q.defined() ? unstacked(q, batch, a) : Tensor(), unstacked(r, batch, a)};
+}
+
+SvdOf<Tensor> svd(const Tensor& a, bool full_matrices) { return singular("svd", a, true, full_matrices); }
+Tensor svdvals(const Tensor& a) { return singular("svdvals", a, false, false).s; }
+EighOf<Tensor> eigh(const Tensor& a, bool upper) { return symmetric("eigh", a, upper, true); }
+Tensor eigvalsh(const Tensor& a, bool upper) { return symmetric("eigvalsh", a, upper, false).values; }
+
+Tensor det(const Tensor& a) { return determinants("det", a).det; }
+SlogdetOf<Tensor> slogdet(const Tensor& a) {
+  const auto [unused, sign, log_abs] = determinants("slogdet", a);
+  return {sign, log_abs};
+}
+
+Tensor cofactors(const Tensor& a) {
+  // det(u) det(vh) u diag(products of the other singular values) vh; without a division, so also where one is 0.
+  const auto [u, s, vh] = svd(a, false);
+  const int64_t n = s.size(-1);
+  if (n == 0) return zeros_like(a);
+  const Tensor one = ones(with(front_dims(s.shape()), {1}), {s.dtype(), s.device()});
+  const Tensor left = cumprod(cat({one, s.narrow(-1, 0, n - 1)}, -1), -1);
+  const Tensor right = flip(cumprod(cat({one, flip(s.narrow(-1, 1, n - 1), {-1})}, -1), -1), {-1});
+  const Tensor scale = mul(mul(left, right), mul(det(u), det(vh)).unsqueeze(-1));
+  return matmul(mul(u, scale.unsqueeze(-2)), vh);
+}
+
+Tensor matrix_exp(const Tensor& a) {
+  check_square("matrix_exp", a);
+  const KernelScope scope("matrix_exp");
+  const Shape batch = batch_of(a);
+  Tensor out = fresh(a, {numel_of(batch), a.size(-1), a.size(-1)});
+  if (a.numel() > 0) on_cpu::matrix_exp(stacked(a), out);
+  return unstacked(out, batch, a);
+}
+
+Tensor counting(const Tensor& s, std::optional<double> atol, std::optional<double> rtol, int64_t size) {
+  for (const auto& tolerance : {atol, rtol})
+    LOCKSTEP_CHECK(!tolerance || *tolerance >= 0, "[linalg] expected tolerances >= 0, got ", *tolerance);
+  if (s.size(-1) == 0) return zeros_like(s);
+  const double eps = s.dtype() == f32 ? 0x1p-23 : 0x1p-52;
+  const double relative = rtol ? *rtol : atol && *atol > 0 ? 0 : eps * double(size);
+  const Tensor limit = clamp(amax(s, {-1}, true) * relative, atol.value_or(0), INFINITY);
+  return gt(s, limit).to(s.dtype());
+}
+Tensor rank_of(const Tensor& s, std::optional<double> atol, std::optional<double> rtol, int64_t size) {
+  return sum(counting(s, atol, rtol, size).to(i64), {-1});
+}
+
+Tensor pinv(const Tensor& a, std::optional<double> atol, std::optional<double> rtol, bool hermitian) {
+  hermitian ? check_square("pinv", a) : check_matrices("pinv", a);
+  const int64_t size = std::max(a.size(-2), a.size(-1));
+  const auto scaled = [&](const Tensor& right, const Tensor& values, const Tensor& left) {
+    const Tensor count = counting(abs(values), atol, rtol, size);
+    const Tensor scale = div(count, where(count.to(boolean), values, ones_like(values)));
+    return matmul(mul(right, scale.unsqueeze(-2)), left);
+  };
+  if (hermitian) {
+    const auto [values, vectors] = eigh(a);
+    return scaled(vectors, values, vectors.transpose(-2, -1));
+  }
+  const auto [u, s, vh] = svd(a, false);
+  return scaled(vh.transpose(-2, -1), s, u.transpose(-2, -1));
+}
+
+Tensor matrix_rank(const Tensor& a, std::optional<double> atol, std::optional<double> rtol, bool hermitian) {
+  hermitian ? check_square("matrix_rank", a) : check_matrices("matrix_rank", a);
+  const Tensor s = hermitian ? abs(eigvalsh(a)) : svdvals(a);
+  return rank_of(s, atol, rtol, std::max(a.size(-2), a.size(-1)));
+}
+
+}  // namespace lockstep::linalg
+
+#define Value Tensor
+#include "tensor/linalg.inc"
+#undef Value

@@ -1,0 +1,41 @@
+#include "tensor/sampling.h"
+
+#include "tensor/ops_common.h"
+
+namespace lockstep {
+namespace {
+
+/// On the CPU, checked to be of the dtypes that these know.
+Tensor parameter_of(const char* op, const Tensor& x) {
+  check_floating(op, x);
+  LOCKSTEP_CHECK(x.dtype() == f32 || x.dtype() == f64, "[", op, "] expected f32 or f64, got ", x.dtype(),
+                 "; convert with .to(f32)");
+  return x.to(cpu).contiguous();
+}
+
+}  // namespace
+
+Tensor log_gamma_sample(const Tensor& shape) {
+  const Tensor own = parameter_of("log_gamma_sample", shape);
+  Tensor out = empty(own.shape(), {.dtype = f64, .device = cpu});
+  LOCKSTEP_KERNEL(cpu, log_gamma_sample)(own, next_random_key(), out);
+  return out.to(shape.device());
+}
+
+Tensor log_gamma_sample_grad(const Tensor& shape, const Tensor& sample) {
+  const Tensor own = parameter_of("log_gamma_sample_grad", shape);
+  LOCKSTEP_CHECK(sample.defined() && sample.dtype() == f64 && sample.shape() == shape.shape(),
+                 "[log_gamma_sample_grad] expected an f64 sample of shape ", shape.shape());
+  Tensor out = empty(own.shape(), {.dtype = f64, .device = cpu});
+  LOCKSTEP_KERNEL(cpu, log_gamma_sample_grad)(own, sample.to(cpu).contiguous(), out);
+  return out.to(shape.device());
+}
+
+Tensor poisson(const Tensor& rate) {
+  const Tensor own = parameter_of("poisson", rate);
+  Tensor out = empty(own.shape(), {.dtype = own.dtype(), .device = cpu});
+  LOCKSTEP_KERNEL(cpu, poisson)(own, next_random_key(), out);
+  return out.to(rate.device());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,352 @@
+// Distributions: moments of samples, gradients, that densities sum to 1, edges, errors, and that threads change no bit.
+// Values and gradients beside PyTorch's are golden cases (tests/golden/distributions.safetensors).
+#include "distributions/distributions.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <memory>
+
+#include "autograd/gradcheck.h"
+#include "autograd/linalg.h"
+#include "tensor/sampling.h"
+#include "tests/messages.h"
+#include "tests/threads.h"
+
+using namespace lockstep;
+using namespace lockstep::distributions;
+
+namespace {
+
+using Inputs = std::vector<Variable>;
+using Made = std::shared_ptr<Distribution>;
+
+Tensor numbers(std::initializer_list<double> values) { return Tensor::from<double>(values); }
+Variable leaf(std::initializer_list<double> values) { return Variable(numbers(values), true); }
+
+template <class D, class... Args> Made make(Args&&... args) { return std::make_shared<D>(std::forward<Args>(args)...); }
+Made moved(auto d) { return std::make_shared<decltype(d)>(std::move(d)); }
+
+struct Row {
+  const char* name;
+  Inputs parameters;
+  std::function<Made(const Inputs&)> of;
+  bool has_entropy = true;
+};
+
+/// One of each, with several parameters.
+std::vector<Row> rows() {
+  return {
+      {"Normal", {leaf({0, -3, 2}), leaf({1, 0.2, 5})}, [](auto& p) { return make<Normal>(p[0], p[1]); }},
+      {"LogNormal", {leaf({0, 0.5}), leaf({0.3, 0.6})}, [](auto& p) { return make<LogNormal>(p[0], p[1]); }},
+      {"Laplace", {leaf({0, 4}), leaf({1, 0.3})}, [](auto& p) { return make<Laplace>(p[0], p[1]); }},
+      {"Uniform", {leaf({0, -4}), leaf({1, 3})}, [](auto& p) { return make<Uniform>(p[0], p[1]); }},
+      {"StudentT",
+       {leaf({9, 30}), leaf({1, -1}), leaf({0.5, 2})},
+       [](auto& p) { return make<StudentT>(p[0], p[1], p[2]); }},
+      {"Bernoulli", {leaf({0.5, 0.1, 0.9})}, [](auto& p) { return make<Bernoulli>(p[0]); }},
+      {"Bernoulli of logits", {leaf({0, -2, 3})}, [](auto& p) { return moved(Bernoulli::from_logits(p[0])); }},
+      {"Poisson", {leaf({0.3, 4, 9.9, 10.1, 60, 1e4})}, [](auto& p) { return make<Poisson>(p[0]); }, false},
+      {"Gamma", {leaf({0.3, 1, 2.5, 40}), leaf({2, 1, 0.5, 4})}, [](auto& p) { return make<Gamma>(p[0], p[1]); }},
+      {"Exponential", {leaf({0.2, 3})}, [](auto& p) { return make<Exponential>(p[0]); }},
+      {"Beta", {leaf({0.4, 2, 30}), leaf({0.7, 3, 5})}, [](auto& p) { return make<Beta>(p[0], p[1]); }},
+      {"Dirichlet", {leaf({0.5, 2, 7})}, [](auto& p) { return make<Dirichlet>(p[0]); }},
+      {"MultivariateNormal",
+       {leaf({1, -2}), leaf({0.5, 0.3, 0, 0.8})},
+       [](auto& p) {
+         const Variable x = p[1].view({2, 2});
+         return make<MultivariateNormal>(p[0], tril(x));
+       }},
+  };
+}
+
+double sum_of(const Tensor& x) { return sum(x).item(); }
+
+}  // namespace
+
+TEST_CASE("distributions: samples have the moments that they should have") {
+  manual_seed(1);
+  constexpr int64_t n = 200000;
+  for (const Row& row : rows()) {
+    INFO(row.name);
+    const Made d = row.of(row.parameters);
+    for (const bool narrow : {false, true}) {
+      Inputs same = row.parameters;
+      for (Variable& p : same) p = narrow ? p.detach().to(f32) : p;
+      const Tensor x = row.of(same)->sample({n}).to(f64);
+      const auto means = d->mean().tensor().to_vector<double>(), variances = d->variance().tensor().to_vector<double>();
+      const auto got = mean(x, {0}).to_vector<double>(), spread = var(x, {0}).to_vector<double>();
+      const auto fourth = mean(square(square(x - mean(x, {0}))), {0}).to_vector<double>();
+      for (size_t i = 0; i < means.size(); ++i) {
+        CAPTURE(i);
+        // Five deviations of the mean, and of the variance, by the fourth moment.
+        CHECK(std::abs(got[i] - means[i]) < 5 * std::sqrt(variances[i] / n));
+        CHECK(std::abs(spread[i] - variances[i]) < 6 * std::sqrt(std::max(0.0, fourth[i] - spread[i] * spread[i]) / n) + 1e-4 * spread[i]);
+      }
+      if (!row.has_entropy || d->event_shape().rank() > 0) continue;
+      // The entropy is the mean of -log_prob.
+      const Tensor log_p = row.of(row.parameters)
+                               ->log_prob(Variable(clamp(x, -1e9, std::string(row.name) == "Beta" ? 1 - 1e-9 : 1e9)))
+                               .tensor();
+      const auto entropy = d->entropy().tensor().to_vector<double>(), said = mean(log_p, {0}).to_vector<double>(),
+                 off = var(log_p, {0}).to_vector<double>();
+      for (size_t i = 0; i < said.size(); ++i) CHECK(std::abs(entropy[i] + said[i]) < 5 * std::sqrt(off[i] / n) + 1e-6);
+    }
+  }
+  const Categorical d(Variable(Tensor::from<float>({0, 1, 2, 0, 5, 0, 0, 3, 3, 0}, {2, 5})));
+  const Tensor x = d.sample({n});
+  CHECK((x.dtype() == i64 && x.shape() == Shape({n, 2})));
+  const auto counts = mean(one_hot(x, 5).to(f64), {0}).to_vector<double>();
+  const auto probs = d.probs.tensor().to_vector<double>();
+  for (size_t i = 0; i < counts.size(); ++i) {
+    CHECK(counts[i] == doctest::Approx(probs[i]).epsilon(0.02));
+    if (probs[i] == 0) CHECK(counts[i] == 0);
+  }
+}
+
+TEST_CASE("distributions: densities and probabilities sum to 1") {
+  const auto integral = [](const Distribution& d, double low, double high) {
+    const Tensor x = linspace(low, high, 200001, {.dtype = f64}).slice(0, 1, 200000);
+    return sum_of(exp(d.log_prob(Variable(x)).tensor())) * (high - low) / 200000;
+  };
+  CHECK(integral(Normal(numbers({0.5}), 2.0), -30, 30) == doctest::Approx(1));
+  CHECK(integral(LogNormal(numbers({0.5}), 0.5), 0, 100) == doctest::Approx(1).epsilon(1e-6));
+  CHECK(integral(Laplace(numbers({1}), 0.5), -30, 30) == doctest::Approx(1).epsilon(1e-6));
+  CHECK(integral(StudentT(numbers({5}), 1.0, 2.0), -500, 500) == doctest::Approx(1).epsilon(1e-6));
+  CHECK(integral(Gamma(numbers({2.5}), 2.0), 0, 60) == doctest::Approx(1).epsilon(1e-6));
+  CHECK(integral(Exponential(numbers({2})), 0, 30) == doctest::Approx(1).epsilon(1e-3));
+  CHECK(integral(Beta(numbers({2.5}), 1.5), 0, 1) == doctest::Approx(1).epsilon(1e-5));
+  CHECK(integral(Uniform(numbers({-1}), 3.0), -1, 3) == doctest::Approx(1).epsilon(1e-4));
+  const Variable counts(arange(0, 200, 1, {.dtype = f64}));
+  CHECK(sum_of(exp(Poisson(numbers({17})).log_prob(counts).tensor())) == doctest::Approx(1));
+}
+
+TEST_CASE("distributions: gradients of differences") {
+  manual_seed(2);
+  for (const Row& row : rows()) {
+    INFO(std::string(row.name));
+    const Made d = row.of(row.parameters);
+    Tensor x = d->sample({3});
+    if (std::string(row.name) == "Uniform") x = x * 0.5 + d->mean().tensor() * 0.5;
+    const auto log_prob = [&](const Inputs& p) { return row.of(p)->log_prob(Variable(x)); };
+    CHECK(gradcheck(log_prob, row.parameters) == "");
+    if (row.has_entropy) CHECK(gradcheck([&](const Inputs& p) { return row.of(p)->entropy(); }, row.parameters) == "");
+    CHECK(gradcheck([&](const Inputs& p) { return row.of(p)->mean() + row.of(p)->variance(); }, row.parameters) == "");
+    if (d->has_rsample() && d->event_shape().rank() == 0) {
+      const Tensor inner = d->mean().tensor() + (x - d->mean().tensor()) * 0.5;
+      Inputs with_value = row.parameters;
+      with_value.push_back(Variable(inner, true));
+      CHECK(gradcheck([&](const Inputs& p) { return row.of(p)->log_prob(p.back()); }, with_value) == "");
+    }
+    const std::string name = row.name;
+    const bool implicit = name == "Gamma" || name == "Beta" || name == "Dirichlet" || name == "StudentT";
+    if (!d->has_rsample() || implicit) continue;  // those draw again for other parameters
+    CHECK(gradcheck([&](const Inputs& p) { return row.of(p)->rsample({4}); }, row.parameters) == "");
+  }
+  const Variable weights = leaf({0.2, 1, 3, 0.5});
+  const Tensor classes = Tensor::from<int64_t>({0, 3, 2});
+  CHECK(gradcheck([&](const Inputs& p) { return Categorical(p[0]).log_prob(classes); }, {weights}) == "");
+  CHECK(gradcheck([&](const Inputs& p) { return Categorical(p[0]).entropy(); }, {weights}) == "");
+  CHECK(gradcheck([&](const Inputs& p) { return Categorical::from_logits(p[0]).log_prob(classes); }, {weights}) == "");
+}
+
+TEST_CASE("distributions: a gamma variate moves with its shape so that the probability below it stays") {
+  // P(a, x) by its series, and by 1 - Q's sum of squares where that is large: f64 differences of it are the slope.
+  const auto below = [](double a, double x) {
+    double term = 1 / a, total = term;
+    for (int n = 1; n < 20000 && term > 1e-18 * total; ++n) total += term *= x / (a + n);
+    return total * std::exp(a * std::log(x) - x - std::lgamma(a));
+  };
+  for (const double a : {1e-3, 0.05, 0.5, 1.0, 2.5, 9.9, 10.1, 80.0, 999.0})
+    for (const double z : {-2.0, -1.0, -0.1, 0.0, 0.3, 1.0, 2.5}) {
+      const double x = a * (a < 1 ? std::exp(z) : std::pow(1 - 1 / (9 * a) + z / (3 * std::sqrt(a)), 3)), h = 1e-4 * a;
+      CAPTURE(a);
+      CAPTURE(x);
+      const double by_a = (below(a + h, x) - below(a - h, x)) / (2 * h);
+      const double density = std::exp((a - 1) * std::log(x) - x - std::lgamma(a));
+      const double slope = log_gamma_sample_grad(numbers({a}), numbers({std::log(x)})).item() * x;
+      CHECK(slope == doctest::Approx(-by_a / density).epsilon(2e-5));
+    }
+  // Both ways of computing agree where one takes over.
+  for (const double z : {-3.0, -0.5, 0.0, 1.0, 4.0}) {
+    const auto at = [&](double a) {
+      return log_gamma_sample_grad(numbers({a}), numbers({std::log(a + z * std::sqrt(a))})).item() * a;
+    };
+    CHECK(at(9999.99) == doctest::Approx(at(10000.01)).epsilon(1e-6));
+  }
+  // Of shape 1, x = -log(1 - p): known by hand at the median. Far below, and far above.
+  CHECK(log_gamma_sample_grad(numbers({1e-5}), numbers({-1e5})).item() ==
+        doctest::Approx((-0.5772 + 1e5) / 1e-5).epsilon(1e-4));
+  CHECK(std::isfinite(log_gamma_sample_grad(numbers({0.5}), numbers({std::log(700.0)})).item()));
+  // E[x] = a / rate and E[x^2]: gradients of means of samples are those of the moments.
+  manual_seed(3);
+  const Variable a = leaf({0.3, 1.5, 20}), rate = leaf({1, 2, 0.5});
+  const auto moment = [](const Tensor& grad) { return grad.to_vector<double>(); };
+  sum(mean(Gamma(a, rate).rsample({400000}), {0})).backward();
+  const auto by_a = moment(a.grad()), by_rate = moment(rate.grad());
+  for (size_t i = 0; i < 3; ++i) {
+    const double shape = a.tensor().to_vector<double>()[i], speed = rate.tensor().to_vector<double>()[i];
+    CHECK(by_a[i] == doctest::Approx(1 / speed).epsilon(0.02));
+    CHECK(by_rate[i] == doctest::Approx(-shape / (speed * speed)).epsilon(0.02));
+  }
+  const Variable one = leaf({0.6, 3}), zero = leaf({0.9, 2});
+  const auto expected = [](const Inputs& p) {
+    return sum(square(Beta(p[0], p[1]).mean()) + Beta(p[0], p[1]).variance());
+  };
+  expected({one, zero}).backward();
+  const auto wanted = moment(one.grad()), wanted0 = moment(zero.grad());
+  one.grad().zero_(), zero.grad().zero_();
+  sum(mean(square(Beta(one, zero).rsample({400000})), {0})).backward();
+  for (size_t i = 0; i < 2; ++i) {
+    CHECK(one.grad().to_vector<double>()[i] == doctest::Approx(wanted[i]).epsilon(0.03));
+    CHECK(zero.grad().to_vector<double>()[i] == doctest::Approx(wanted0[i]).epsilon(0.03));
+  }
+  const Variable c = leaf({0.5, 2, 4});
+  (sum(Dirichlet(c).mean() * Variable(numbers({1, 5, -2})))).backward();
+  const auto by_c = moment(c.grad());
+  c.grad().zero_();
+  sum(mean(Dirichlet(c).rsample({400000}), {0}) * Variable(numbers({1, 5, -2}))).backward();
+  for (size_t i = 0; i < 3; ++i) CHECK(c.grad().to_vector<double>()[i] == doctest::Approx(by_c[i]).epsilon(0.03));
+}
+
+TEST_CASE("distributions: kl_divergence is the mean of the difference of log_prob, and 0 of one and the same") {
+  manual_seed(4);
+  const Parameter two(2.0), three(3.0);
+  const Tensor l = Tensor::from<double>({1, 0, 0.5, 2}, {2, 2}), m = Tensor::from<double>({2, 0, -0.5, 1}, {2, 2});
+  const Variable v(numbers({1, 2})), w(numbers({0, 1}));
+  const auto n = [](double x) { return Parameter(numbers({x})); };
+  const std::pair<Made, Made> pairs[] = {
+      {make<Normal>(n(0.5), two), make<Normal>(n(-1), three)},
+      {make<LogNormal>(n(0.5), n(0.4)), make<LogNormal>(n(0), n(0.7))},
+      {make<Laplace>(n(0.5), two), make<Laplace>(n(-1), three)},
+      {make<Uniform>(n(0), n(1)), make<Uniform>(n(-1), n(4))},
+      {make<Bernoulli>(n(0.3)), make<Bernoulli>(n(0.6))},
+      {make<Categorical>(v), make<Categorical>(Variable(numbers({3, 1})))},
+      {make<Poisson>(n(4)), make<Poisson>(n(7))},
+      {make<Gamma>(n(2.5), two), make<Gamma>(n(1.5), three)},
+      {make<Exponential>(n(2)), make<Exponential>(n(0.7))},
+      {make<Exponential>(n(2)), make<Gamma>(n(1.5), n(0.7))},
+      {make<Gamma>(n(2.5), two), make<Exponential>(n(0.7))},
+      {make<Beta>(n(2), n(3)), make<Beta>(n(1.5), n(0.8))},
+      {make<Dirichlet>(v), make<Dirichlet>(Variable(numbers({3, 1})))},
+      {make<MultivariateNormal>(v, Variable(l)), make<MultivariateNormal>(w, Variable(m))},
+      {make<Uniform>(n(0), n(1)), make<Normal>(n(-1), three)},
+      {make<Laplace>(n(0.5), two), make<Normal>(n(-1), three)},
+  };
+  for (const auto& [p, q] : pairs) {
+    INFO(p->name(), " and ", q->name());
+    const Variable x(p->sample({200000}));
+    const Tensor difference = p->log_prob(x).tensor() - q->log_prob(x).tensor();
+    const double error = std::sqrt(var(difference).item() / 200000);
+    CHECK(std::abs(kl_divergence(*p, *q).item() - mean(difference).item()) < 5 * error + 1e-9);
+    if (std::string(p->name()) == q->name()) CHECK(std::abs(kl_divergence(*p, *p).item()) < 1e-12);
+  }
+  const Tensor sure = numbers({0, 1}), half = numbers({0.5, 0.5});
+  CHECK(kl_divergence(Bernoulli(half), Bernoulli(sure)).tensor().to_vector<double>() ==
+        std::vector<double>(2, INFINITY));
+  CHECK(sum_of(kl_divergence(Bernoulli(sure), Bernoulli(half)).tensor()) == doctest::Approx(2 * std::log(2.0)));
+  CHECK(kl_divergence(Categorical(Variable(half)), Categorical(Variable(sure))).item() == INFINITY);
+  CHECK(kl_divergence(Uniform(n(0), n(2)), Uniform(n(1), n(3))).item() == INFINITY);
+}
+
+TEST_CASE("distributions: shapes, dtypes, and numbers at the edges") {
+  manual_seed(5);
+  const Normal d(zeros({3, 1}, {.dtype = f64}), Variable(ones({4}, {.dtype = f64})));
+  CHECK((d.batch_shape() == Shape({3, 4}) && d.sample().shape() == Shape({3, 4}) &&
+         d.sample({0}).shape() == Shape({0, 3, 4})));
+  CHECK((d.sample({2, 5}).shape() == Shape({2, 5, 3, 4}) && d.sample().dtype() == f64));
+  CHECK(d.log_prob(Variable(zeros({7, 1, 1}, {.dtype = f64}))).shape() == Shape({7, 3, 4}));
+  CHECK((Normal(0.0, 1.0).batch_shape() == Shape{} && Normal(0.0, 1.0).sample().dtype() == f32));
+  const MultivariateNormal m(Variable(zeros({5, 1, 2})), Variable(eye(2).expand({3, 2, 2})));
+  CHECK((m.batch_shape() == Shape({5, 3}) && m.sample({4}).shape() == Shape({4, 5, 3, 2})));
+  CHECK(m.log_prob(Variable(zeros({2}))).shape() == Shape({5, 3}));
+  CHECK(Dirichlet(Variable(ones({2, 3}))).log_prob(Variable(full({3}, 1. / 3))).shape() == Shape({2}));
+  CHECK(Categorical(Variable(ones({2, 3}))).sample({4}).shape() == Shape({4, 2}));
+  CHECK(Categorical(Variable(ones({3}))).log_prob(Variable(full({}, 2))).item() == doctest::Approx(-std::log(3.0)));
+  for (const DType dtype : {f16, bf16}) CHECK(Normal(zeros({3}, {.dtype = dtype}), 1.0).sample().dtype() == dtype);
+  // Shapes near 0 leave the range of numbers, but not that of their logarithms.
+  const Tensor small = Gamma(full({1000}, 1e-3), 1.0).sample();
+  CHECK((min(small).item() > 0 && all_finite(small)));
+  const Tensor beta = Beta(full({1000}, 1e-3), 1e-3).sample();
+  CHECK((min(beta).item() > 0 && max(beta).item() < 1));
+  const Tensor simplex = Dirichlet(Variable(full({1000, 3}, 1e-3))).sample();
+  CHECK(allclose(sum(simplex, {1}), ones({1000})));
+  CHECK(sum_of(Poisson(zeros({10})).sample()) == 0);
+  CHECK(Poisson(zeros({1})).log_prob(Variable(zeros({1}))).item() == 0);
+  CHECK(std::isnan(StudentT(1.0).mean().item()));
+  CHECK((std::isnan(StudentT(1.0).variance().item()) && StudentT(2.0).variance().item() == INFINITY));
+  CHECK(Uniform(0.0, 1.0).log_prob(Variable(ones({}))).item() == -INFINITY);
+  CHECK(Bernoulli::from_logits(-1000.0).log_prob(Variable(ones({}))).item() == -1000);
+  CHECK(std::isnan(Categorical(Variable(ones({3}))).mean().item()));
+  CHECK(sum_of(Bernoulli(numbers({0, 1})).sample({100})) == 100);
+}
+
+TEST_CASE("distributions: threads and what else is drawn change no bit of a sample") {
+  check_threads([] {
+    manual_seed(6);
+    const Tensor a = arange(1, 5001, 1, {.dtype = f64}) * 0.01;
+    return std::vector{
+        Gamma(a, 1.0).sample(),          Poisson(a).sample(),      Beta(a, 2.0).sample(),  StudentT(a).sample(),
+        Dirichlet(Variable(a)).sample(), Laplace(a, 1.0).sample(), Normal(a, 1.0).sample()};
+  });
+  manual_seed(6);
+  const Tensor few = log_gamma_sample(full({10}, 0.7));
+  manual_seed(6);
+  CHECK(equal(log_gamma_sample(full({5000}, 0.7)).slice(0, 0, 10), few));
+}
+
+TEST_CASE("distributions: errors say what was expected") {
+  const Tensor one = ones({2});
+  const Normal normal(one, 1.0);
+  struct {
+    std::function<void()> call;
+    const char* part;
+    bool of_values = true;  // found on the CPU alone
+  } rows[] = {
+      {[&] {
+         Normal(one, Tensor::from<float>({1, 0}));
+       },
+       "[Normal] expected scale > 0, got 0 at element 1"},
+      {[&] { Normal(one, ones({2}, {.dtype = f64})); }, "[Normal] expected parameters of one dtype", false},
+      {[&] { Normal(one, ones({3})); }, "[Normal]", false},
+      {[&] { Normal(arange(3), 1.0); }, "[Normal] expected floating parameters, got i64", false},
+      {[&] { Uniform(one, 1.0); }, "[Uniform] expected low < high"},
+      {[&] { Bernoulli(one * 2.0); }, "[Bernoulli] expected probs in [0, 1], got 2"},
+      {[&] { Categorical(Variable(zeros({2}))); }, "[Categorical] expected probs that are not all 0"},
+      {[&] { Categorical(Variable(-one)); }, "[Categorical] expected probs >= 0"},
+      {[&] { Gamma(one, 0.0); }, "[Gamma] expected rate > 0"},
+      {[&] { Gamma(one * 0.0, 1.0); }, "[Gamma] expected concentration > 0"},
+      {[&] { Poisson(-1.0); }, "[Poisson] expected rate >= 0"},
+      {[&] { Dirichlet(Variable(zeros({}))); }, "[Dirichlet] expected floating parameters with 1 dims", false},
+      {[&] {
+         MultivariateNormal(Variable(one), Variable(ones({2, 2})));
+       },
+       "[MultivariateNormal] expected a lower"},
+      {[&] {
+         MultivariateNormal(Variable(one), Variable(zeros({2, 2})));
+       },
+       "scale_tril with a diagonal > 0"},
+      {[&] { MultivariateNormal(Variable(one), Variable(eye(3))); }, "expected loc (..., n) and scale_tril", false},
+      {[&] { normal.log_prob(Variable(ones({3}))); }, "[Normal]", false},
+      {[&] { normal.log_prob(Variable(full({2}, NAN))); }, "[Normal] expected values that are numbers, got nan"},
+      {[&] { Exponential(1.0).log_prob(Variable(-one)); }, "[Exponential] expected values >= 0, got -1 at element 0"},
+      {[&] { Poisson(1.0).log_prob(Variable(one * 0.5)); }, "expected values that are whole numbers"},
+      {[&] { Categorical(Variable(one)).log_prob(Variable(one * 2.0)); }, "expected values that are classes, got 2"},
+      {[&] { Uniform(0.0, 1.0).log_prob(Variable(one * 2.0)); }, "[Uniform] expected values in [low, high], got 2"},
+      {[&] { Dirichlet(Variable(one)).log_prob(Variable(one)); },
+       "[Dirichlet] expected values in [0, 1] that sum to 1"},
+      {[&] { Dirichlet(Variable(one)).log_prob(Variable(ones({3}))); },
+       "expected values (..., event) with the event (2)", false},
+      {[&] { Bernoulli(0.5).rsample(); }, "[Bernoulli] expected sample(): its values", false},
+      {[&] { Poisson(1.0).entropy(); }, "[Poisson] has no formula for its entropy", false},
+      {[&] { kl_divergence(normal, Poisson(1.0)); }, "[kl_divergence] has no formula for Normal and Poisson", false},
+      {[&] { log_gamma_sample(ones({2}, {.dtype = bf16})); }, "[log_gamma_sample] expected f32 or f64, got bf16",
+       false},
+  };
+  for (const auto& row : rows) {
+    if (row.of_values && !default_device().is_cpu()) continue;
+    const std::string said = message(row.call);
+    CAPTURE(said);
+    CHECK(contains(said, row.part));
+  }
+}
