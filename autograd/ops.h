@@ -116,6 +116,13 @@ struct CrossEntropyOptions {
 /// logits (N, C) or (N, C, d1, ...) [or (C)]; target i64 class indices (N, d1, ...), or probabilities of logits' shape.
 /// Against indices the loss is f32 for 16-bit logits, so that loss scaling does not overflow it.
 Variable cross_entropy(const Variable& logits, const Variable& target, const CrossEntropyOptions& options = {});
+/// cross_entropy(linear(x, weight), target) whose logits exist for `rows_at_once` rows at a time (0:
+/// linear_cross_entropy_rows()), forward and backward: x (..., C), weight (V, C), target i64 (...). mean and sum make
+/// the gradients of x and weight in forward, and backward scales them; none makes the logits again in backward. Sums in
+/// f32 for 16 bits, rounded once. linear_cross_entropy.cpp says more.
+Variable linear_cross_entropy(const Variable& x, const Variable& weight, const Tensor& target,
+                              const CrossEntropyOptions& options = {}, int64_t rows_at_once = 0);
+int64_t linear_cross_entropy_rows(int64_t classes);
 Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options = {});
 Variable mse_loss(const Variable& x, const Variable& target,
                   Reduction reduction = Reduction::mean);  ///< shapes must agree

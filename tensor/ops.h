@@ -116,6 +116,9 @@ MatmulPrecision float32_matmul_precision();
 /// For autograd.
 Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args,
                          const Tensor& kept);
+/// out = a b, or out + a b when `adds`: matrices, out (M, N) contiguous and no view of a or b. Of 16-bit a and b it may
+/// be f32, and then nothing is rounded. Not counted as work (flops.h).
+void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds = false);
 /// activation(x w^T + bias): x (..., in), w (out, in), bias (out) or undefined. `pre`, when given, gets the value
 /// before the activation.
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias = {}, Activation activation = Activation::none,

@@ -113,6 +113,23 @@ Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const
   return out;
 }
 
+void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds) {
+  check_product("matmul_into", a, b);
+  check_same_device("matmul_into", a, out);
+  const bool is_short = a.dtype() == f16 || a.dtype() == bf16, widens = is_short && out.dtype() == f32;
+  LOCKSTEP_CHECK(out.dtype() == a.dtype() || widens, "[matmul_into] expected a result in ", a.dtype(),
+                 is_short ? " or f32" : "", ", got ", out.dtype());
+  LOCKSTEP_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) && out.is_contiguous() &&
+                     out.shape() == Shape({a.size(0), b.size(1)}),
+                 "[matmul_into] expected matrices (M, K) and (K, N) and a contiguous (M, N), got ", a.shape(), ", ",
+                 b.shape(), " and ", out.shape());
+  if (widens && !a.device().is_cpu()) return matmul_into(out, a.to(f32), b.to(f32), adds);
+  const KernelScope scope("matmul");
+  Tensor none, to = out;
+  LOCKSTEP_KERNEL(a.device(), matmul)(as_matrices(a), as_matrices(b), none, {.beta = adds ? 1. : 0.}, none, to);
+  out.storage()->bump_version("matmul_into");
+}
+
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, double beta, double alpha) {
   check_product("addmm", a, b);
   check_product("addmm", c, a);

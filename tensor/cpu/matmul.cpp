@@ -119,7 +119,7 @@ int64_t batch_offset(int64_t index, const Shape& shape, const Strides& strides) 
 }
 
 /// One operation on a batch of matrices. `wide`: f32 to which products of 16 bits are added, or nothing.
-template <class T, class In> struct Products {
+template <class T, class In, class Out = In> struct Products {
   const Tensor &a, &b, &bias, &pre, &out;
   const MatmulArgs& args;
   UnaryGrad unary = {};
@@ -132,20 +132,20 @@ template <class T, class In> struct Products {
             x.strides()[out.dim() - 1]};
   }
   T* product(int64_t index) const {
-    if constexpr (std::is_same_v<T, In>) return (pre.defined() ? pre : out).template data<T>() + index * m * n;
+    if constexpr (std::is_same_v<T, Out>) return (pre.defined() ? pre : out).template data<T>() + index * m * n;
     return wide.defined() ? wide.template data<T>() + index * m * n : nullptr;
   }
-  Epilogue<T, In> epilogue(int64_t index) const {
+  Epilogue<T, Out> epilogue(int64_t index) const {
     return {bias.defined() ? bias.data<T>() : nullptr,
             args.activation,
-            pre.defined() ? pre.data<In>() + index * m * n : nullptr,
-            out.data<In>() + index * m * n,
+            pre.defined() ? pre.data<Out>() + index * m * n : nullptr,
+            out.data<Out>() + index * m * n,
             n,
             unary};
   }
 
   void one(int64_t index, T* scratch) const {
-    const Epilogue<T, In> after = epilogue(index);
+    const Epilogue<T, Out> after = epilogue(index);
     gemm<T, In>(m, n, k, alpha, view(a, index), view(b, index), beta, product(index), n,
                 after.empty() ? Finish<T>() : Finish<T>(std::cref(after)), scratch);
   }
@@ -174,6 +174,10 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulAr
   const auto run = [&]<class T>(const Tensor& x, const Tensor& y, const Tensor& shift, const Tensor& before,
                                 const Tensor& to) { Products<T, T>{x, y, shift, before, to, args}.matrices(); };
   if (out.dtype() == f64) return run.operator()<double>(a, b, bias, pre, out);
+  if (out.dtype() == f32 && a.dtype() == f16)
+    return Products<float, Half, float>{a, b, bias, pre, out, args}.matrices();
+  if (out.dtype() == f32 && a.dtype() == bf16)
+    return Products<float, BFloat16, float>{a, b, bias, pre, out, args}.matrices();
   if (out.dtype() == f32) return run.operator()<float>(a, b, bias, pre, out);
   LOCKSTEP_CHECK(out.dtype() == f16 || out.dtype() == bf16, "[matmul] expected a floating dtype, got ", out.dtype());
   // In f32, rounded once.

@@ -99,6 +99,8 @@ const std::vector<Row> rows = {
     OP(cross_entropy(x[0], on(places))),
     OP(cross_entropy(x[0], on(places), {.weight = on(ones({6})), .label_smoothing = 0.1})),
     OP(cross_entropy(x[0], x[1].detach())),
+    OP(linear_cross_entropy(x[0], x[1], on(places), {}, 3)),
+    OP(linear_cross_entropy(x[0], x[1], on(places), {.weight = on(ones({4})), .reduction = Reduction::none}, 3)),
     OP(nll_loss(log_softmax(x[0], 1), on(places))),
     OP(mse_loss(x[0], x[1])),
     OP(l1_loss(x[0], x[1])),

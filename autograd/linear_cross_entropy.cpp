@@ -1,0 +1,190 @@
+// The last product of a model of words and its loss, chunk of rows by chunk of rows. Logits of 1024 tokens and 50,257
+// words are 196 MiB, and their gradient as many; here they exist for some rows at a time, and what stays are the
+// gradients of x and of the weight, which the product of the whole would make as well.
+//
+// For each chunk: logits = x w^T, the loss of each row, the gradient of the logits in their place, and from it that of
+// x's rows and a summand of the weight's. So the gradient is made in the forward pass, for an upstream gradient of 1;
+// backward multiplies by what comes (Liger Kernel, Hsu et al. 2024; Wijmans et al., "Cut Your Losses", 2024, go on to
+// tiles that fit in a processor's own memory, and make the logits twice). The weight is not read in backward.
+//
+// With Reduction::none each row has its own upstream gradient, which only backward knows: there the chunks' logits are
+// made again.
+#include <algorithm>
+#include <array>
+
+#include "autograd/loss_common.h"
+#include "autograd/recorded.h"
+#include "autograd/tape.h"
+#include "tensor/flops.h"
+#include "tensor/quantized.h"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* const by_rows_name = "linear_cross_entropy";
+
+// Each chunk reads the weight twice and adds to its gradient: 16 bytes for each of its elements, which 6 operations for
+// each row have to outweigh. 256 rows do by much on processors that do 10 operations a byte.
+constexpr int64_t chunk_logits = int64_t(16) << 20, least_rows = 256, multiple_of_rows = 16;
+constexpr double f16_seed = 4096;  // probabilities of 1 / 50257 are below f16's normal numbers
+
+struct ByRows {
+  Tensor x, weight;  // of the products, of one dtype
+  Tensor index, class_weight;
+  CrossEntropyArgs args;
+  int64_t rows_at_once;
+
+  Tensor sums(const Shape& shape) const {  // what gradients are summed in
+    return empty(shape, {x.dtype() == f64 ? f64 : f32, x.device()});
+  }
+
+  /// `losses` (rows), where defined, get the rows' losses; grad_x and grad_w, where defined, the gradients when
+  /// those of the losses are `upstream` (rows).
+  void run(const Tensor& losses, const Tensor& upstream, const Tensor& grad_x, const Tensor& grad_w) const {
+    const int64_t rows = x.size(0), classes = weight.size(0), step = std::min(rows, rows_at_once);
+    if (rows == 0 && grad_w.defined()) grad_w.fill_(0);
+    if (rows == 0) return;
+    const Tensor room = empty({step, classes}, {x.dtype(), x.device()}), columns = weight.t();
+    for (int64_t row = 0; row < rows; row += step) {
+      const int64_t count = std::min(step, rows - row);
+      const auto of = [&](const Tensor& whole) { return whole.narrow(0, row, count); };
+      const Tensor logits = room.narrow(0, 0, count);
+      matmul_into(logits, of(x), columns);
+      const CrossEntropyRows made = cross_entropy_rows(logits, of(index), class_weight, args);
+      if (losses.defined()) of(losses).copy_(made.loss);
+      if (!grad_x.defined() && !grad_w.defined()) continue;
+      // The logits' gradient takes their place.
+      cross_entropy_rows_grad(of(upstream), logits, made.lse, of(index), class_weight, args, true);
+      if (grad_x.defined()) matmul_into(of(grad_x), logits, weight);
+      if (grad_w.defined()) matmul_into(grad_w, logits.t(), of(x), row > 0);
+    }
+  }
+};
+
+void check_by_rows(const Variable& x, const Variable& weight, const Tensor& target, const CrossEntropyOptions& options,
+                   int64_t rows_at_once) {
+  const char* const op = by_rows_name;
+  LOCKSTEP_CHECK(x.defined() && weight.defined() && target.defined() && !quantized_of(weight.tensor()), "[", op,
+                 "] expected x, a target and a weight of floats; use cross_entropy(linear(x, weight), target) for one "
+                 "in codes");
+  LOCKSTEP_CHECK(
+      is_floating(x.dtype()) && is_floating(weight.dtype()) && (x.dtype() == weight.dtype() || Autocast::enabled()),
+      "[", op, "] expected x and weight of one floating dtype, got ", x.dtype(), " and ", weight.dtype(),
+      "; convert with .to(dtype)");
+  LOCKSTEP_CHECK(weight.dim() == 2 && weight.size(0) > 0 && x.dim() >= 1 && x.size(-1) == weight.size(1), "[", op,
+                 "] expected x (..., C) and a weight (V, C) with V > 0, got ", x.shape(), " and ", weight.shape());
+  LOCKSTEP_CHECK(x.device() == weight.device() && x.device() == target.device(), "[", op,
+                 "] expected x, weight and target on one device, got ", x.device(), ", ", weight.device(), " and ",
+                 target.device());
+  LOCKSTEP_CHECK(target.dtype() == i64 && target.shape() == without_last(x.shape()), "[", op,
+                 "] expected class indices i64 ", without_last(x.shape()), " for x ", x.shape(), ", got ",
+                 target.dtype(), " ", target.shape(), "; probabilities need cross_entropy(linear(x, weight), target)");
+  LOCKSTEP_CHECK(!options.weight.defined() || options.weight.shape() == Shape{weight.size(0)}, "[", op,
+                 "] expected a weight of shape ", Shape{weight.size(0)}, ", one for each class, got ",
+                 options.weight.shape());
+  LOCKSTEP_CHECK(!options.weight.defined() || options.weight.dtype() == x.dtype() || Autocast::enabled(), "[", op,
+                 "] expected weights of the classes in ", x.dtype(), ", got ", options.weight.dtype());
+  LOCKSTEP_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1, "[", op,
+                 "] expected label_smoothing in [0, 1], got ", options.label_smoothing);
+  LOCKSTEP_CHECK(rows_at_once >= 0, "[", op, "] expected rows_at_once >= 0, got ", rows_at_once);
+  if (!target.device().is_cpu()) return;
+  int64_t row = 0;
+  for (const int64_t t : target.to_vector<int64_t>()) {
+    LOCKSTEP_CHECK((t >= 0 && t < weight.size(0)) || t == options.ignore_index, "[", op, "] expected targets in [0, ",
+                   weight.size(0), "), got ", t, " in row ", row);
+    ++row;
+  }
+}
+
+/// What the mean divides by, as cross_entropy(): the number of targets that count, or the sum of their weights.
+Tensor divisor_by_rows(const Tensor& index, const Tensor& ignored, const Tensor& weight, const Tensor& out) {
+  if (!weight.defined()) return rsub_scalar(sum(ignored.to(i64)), double(index.numel())).to(out.dtype());
+  const Tensor weights = index_select(weight.to(f64), 0, masked_fill(index, ignored, 0));
+  return sum(masked_fill(weights, ignored, 0)).to(out.dtype());
+}
+
+}  // namespace
+
+int64_t linear_cross_entropy_rows(int64_t classes) {
+  const int64_t rows = std::max(least_rows, chunk_logits / std::max<int64_t>(classes, 1));
+  return rows / multiple_of_rows * multiple_of_rows;
+}
+
+Variable linear_cross_entropy(const Variable& x, const Variable& weight, const Tensor& target,
+                              const CrossEntropyOptions& options, int64_t rows_at_once) {
+  check_by_rows(x, weight, target, options, rows_at_once);
+  const int64_t rows = target.numel(), classes = weight.size(0), width = weight.size(1);
+  const bool none = options.reduction == Reduction::none, wants = needs_grad({&x, &weight});
+  // Under autocast the products read casts; what they give goes to x and weight themselves, not by way of 16 bits.
+  const Tensor low_weight = Autocast::low(weight).tensor();
+  const Tensor low_x = x.dtype() == low_weight.dtype() ? x.tensor() : x.tensor().to(low_weight.dtype());
+  ByRows job{.x = low_x.reshape({rows, width}).contiguous(),
+             .weight = low_weight,
+             .index = target.reshape({rows}).contiguous(),
+             .class_weight = options.weight.defined() ? options.weight.to(low_weight.dtype()).contiguous() : Tensor(),
+             .args = {options.ignore_index, options.label_smoothing}};
+  job.rows_at_once = rows_at_once > 0 ? rows_at_once : linear_cross_entropy_rows(classes);
+  if (rows_at_once == 0 && rows > job.rows_at_once) {  // chunks of about one size
+    const int64_t chunks = (rows + job.rows_at_once - 1) / job.rows_at_once, even = (rows + chunks - 1) / chunks;
+    job.rows_at_once = (even + multiple_of_rows - 1) / multiple_of_rows * multiple_of_rows;
+  }
+  const bool at_once = wants && !none;
+  const Tensor losses = job.sums({rows}), grad_x = at_once && x.requires_grad() ? job.sums({rows, width}) : Tensor(),
+               grad_w = at_once && weight.requires_grad() ? job.sums(weight.shape()) : Tensor();
+  Tensor seed;  // of the gradients, when it is not 1
+  if (at_once && job.x.dtype() == f16) {
+    seed = constant(f16_seed, losses);
+    if (job.class_weight.defined())
+      seed = div(seed, maximum(amax(abs(job.class_weight)).to(losses.dtype()), constant(1e-30, losses)));
+  }
+  const Tensor upstream =
+      at_once ? (seed.defined() ? seed : constant(1, losses)).expand({rows}).contiguous() : Tensor();
+  MacCounter::add(rows * classes * width);
+  job.run(losses, upstream, grad_x, grad_w);
+
+  Tensor out = none ? losses.view(target.shape()) : sum(losses), ignored, divisor;
+  if (options.reduction == Reduction::mean) {
+    ignored = eq(job.index, full({}, double(options.ignore_index), {i64, target.device()}));
+    divisor = divisor_by_rows(job.index, ignored, job.class_weight, out);
+    out = div(out, divisor);
+  }
+  if (!wants) return out;
+  job.x = job.weight = Tensor();  // x and weight say what they were
+  return record(by_rows_name, {&x, &weight}, std::move(out),
+                [x = Saved(x), weight = Saved(weight), job = std::move(job), grad_x = Tensor(grad_x),
+                 grad_w = Tensor(grad_w), seed, ignored, divisor, options, low = low_weight.dtype(), shape = x.shape(),
+                 dtypes = std::array{x.dtype(), weight.dtype()}](auto& back) mutable {
+                  if constexpr (is_recorded<decltype(back)>) {
+                    return back.through({&x, &weight}, [&](const std::vector<Variable>& in) {
+                      const Variable logits = linear(in[0].to(low), in[1].to(low)).reshape({-1, in[1].size(0)});
+                      const Variable loss = cross_entropy(logits, job.index, options);
+                      return loss.dim() == 0 ? loss : loss.reshape(without_last(shape));
+                    });
+                  } else {
+                    Tensor scale;
+                    if (options.reduction == Reduction::none) {
+                      ByRows again = job;
+                      again.weight = weight.get(by_rows_name).to(low);
+                      again.x = x.get(by_rows_name).to(low).reshape({-1, again.weight.size(1)}).contiguous();
+                      grad_x = back.needs(0) ? again.sums(again.x.shape()) : Tensor();
+                      grad_w = back.needs(1) ? again.sums(again.weight.shape()) : Tensor();
+                      again.run({}, back.grad().reshape({again.x.size(0)}).contiguous(), grad_x, grad_w);
+                    } else {
+                      scale = back.grad();
+                      // With nothing to divide by, the gradients are 0, as cross_entropy()'s.
+                      if (divisor.defined()) scale = masked_fill(div(scale, divisor), all(ignored), 0);
+                      if (seed.defined()) scale = div(scale, seed);
+                    }
+                    const auto give = [&](int i, Tensor& made) {
+                      if (!back.needs(i)) return;
+                      Tensor grad = made;
+                      if (scale.defined()) grad = back.retains() ? mul(made, scale) : mul_(made, scale);
+                      if (!back.retains()) made = Tensor();
+                      back.give(i, i == 0 ? grad.to(dtypes[0]).view(shape) : grad.to(dtypes[1]));
+                    };
+                    give(0, grad_x), give(1, grad_w);
+                  }
+                });
+}
+
+}  // namespace lockstep

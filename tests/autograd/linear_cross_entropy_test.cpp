@@ -1,0 +1,244 @@
+// The head's product and its loss in chunks of rows against both in one piece.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <set>
+
+#include "autograd/autocast.h"
+#include "autograd/gradcheck.h"
+#include "autograd/ops.h"
+#include "autograd/tape.h"
+#include "tensor/memory.h"
+#include "tensor/random.h"
+#include "tests/messages.h"
+#include "tests/threads.h"
+
+using namespace lockstep;
+
+namespace {
+
+struct HeadCase {
+  Variable x, weight;
+  Tensor target;
+};
+
+HeadCase head_case(int64_t rows, int64_t width, int64_t classes, DType dtype = f64) {
+  manual_seed(uint64_t(rows * 100 + classes));
+  const TensorOptions as{.dtype = dtype == f64 ? f64 : f32};
+  return {Variable(randn({rows, width}, as).to(dtype), true),
+          Variable(mul_scalar(randn({classes, width}, as), 0.5).to(dtype), true), randint(0, classes, {rows})};
+}
+
+using HeadLoss = std::function<Variable(const Variable& x, const Variable& weight)>;
+
+/// The loss, and the gradients of x and weight for a gradient of `up` (or of any, for several losses).
+std::vector<Tensor> three(const HeadLoss& loss, const HeadCase& c, double up = 1) {
+  const Variable out = loss(c.x, c.weight);
+  manual_seed(3);
+  const Tensor gradient =
+      out.dim() == 0 ? full({}, up, {.dtype = out.dtype()}) : rand(out.shape(), {.dtype = out.dtype()});
+  const auto grads = grad(out, {c.x, c.weight}, {.grad_outputs = {gradient}});
+  return {out.tensor(), grads[0].tensor(), grads[1].tensor()};
+}
+
+/// The largest distance over the largest value, if that is not nearly 0.
+double apart(const Tensor& got, const Tensor& expected) {
+  REQUIRE(got.shape() == expected.shape());
+  if (got.numel() == 0) return 0;
+  const Tensor wide = expected.to(f64), off = abs(sub(got.to(f64), wide));
+  if (any(isnan(wide)).item<bool>()) return equal(isnan(got), isnan(expected)) ? 0 : INFINITY;
+  return max(off).item() / std::max(max(abs(wide)).item(), 1e-4);
+}
+
+HeadLoss whole(const Tensor& target, const CrossEntropyOptions& options) {
+  return [=](const Variable& x, const Variable& w) { return cross_entropy(linear(x, w), target, options); };
+}
+HeadLoss by_rows(const Tensor& target, const CrossEntropyOptions& options, int64_t rows_at_once = 0) {
+  return
+      [=](const Variable& x, const Variable& w) { return linear_cross_entropy(x, w, target, options, rows_at_once); };
+}
+
+}  // namespace
+
+TEST_CASE("linear_cross_entropy: loss and gradients are those of cross_entropy(linear())") {
+  for (const auto& [rows, classes] : std::vector<std::pair<int64_t, int64_t>>{
+           {0, 5}, {1, 1}, {1, 7}, {5, 1}, {13, 11}, {13, 101}, {64, 67}, {97, 50}})
+    for (const Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none})
+      for (const double smoothing : {0., 0.1})
+        for (const bool weighs : {false, true})
+          for (const int ignored : {0, 1, 2}) {  // none, some, all
+            HeadCase c = head_case(rows, 6, classes);
+            if (ignored == 1) c.target = masked_fill(c.target, lt(c.target, full({}, 3, {.dtype = i64})), -7);
+            if (ignored == 2) c.target.fill_(-7);
+            const CrossEntropyOptions options{
+                .weight = weighs ? add_scalar(rand({classes}, {.dtype = f64}), 0.1) : Tensor(),
+                .ignore_index = -7,
+                .label_smoothing = smoothing,
+                .reduction = reduction};
+            const auto expected = three(whole(c.target, options), c, 0.3);
+            for (const int64_t at_once : {0, 1, 5, 16, 1000}) {
+              CAPTURE(str(rows, " x ", classes, ", reduction ", int(reduction), ", smoothing ", smoothing, ", weights ",
+                          weighs, ", ignored ", ignored, ", at once ", at_once));
+              const auto got = three(by_rows(c.target, options, at_once), c, 0.3);
+              for (size_t i = 0; i < 3; ++i) {
+                CAPTURE(i);
+                CHECK(apart(got[i], expected[i]) <= 1e-12);
+                CHECK(got[i].dtype() == expected[i].dtype());
+              }
+              const NoGrad no_grad;  // losses alone
+              CHECK(equal(by_rows(c.target, options, at_once)(c.x, c.weight).tensor(), got[0]));
+            }
+          }
+}
+
+TEST_CASE("linear_cross_entropy: one input without a gradient, more dims, and a graph that is kept") {
+  const HeadCase c = head_case(12, 5, 9);
+  const auto expected = three(whole(c.target, {}), c);
+  const Variable fixed_x(c.x.tensor()), fixed_w(c.weight.tensor());
+  CHECK(apart(grad(linear_cross_entropy(fixed_x, c.weight, c.target, {}, 5), {c.weight})[0].tensor(), expected[2]) <=
+        1e-12);
+  CHECK(apart(grad(linear_cross_entropy(c.x, fixed_w, c.target, {}, 5), {c.x})[0].tensor(), expected[1]) <= 1e-12);
+  CHECK(!linear_cross_entropy(fixed_x, fixed_w, c.target).requires_grad());
+
+  const Variable none =
+      linear_cross_entropy(c.x.view({3, 4, 5}), c.weight, c.target.view({3, 4}), {.reduction = Reduction::none}, 5);
+  CHECK(none.shape() == Shape{3, 4});
+  CHECK(apart(grad(sum(none) / 12.0, {c.x})[0].tensor(), expected[1]) <= 1e-12);
+
+  for (const Reduction reduction : {Reduction::mean, Reduction::none}) {
+    const Variable kept = sum(linear_cross_entropy(c.x, c.weight, c.target, {.reduction = reduction}, 5));
+    const auto first = grad(kept, {c.x, c.weight}, {.retain_graph = true}), second = grad(kept, {c.x, c.weight});
+    for (size_t i = 0; i < 2; ++i) CHECK(equal(first[i].tensor(), second[i].tensor()));
+  }
+}
+
+TEST_CASE("linear_cross_entropy: derivatives, and theirs") {
+  for (const Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none}) {
+    HeadCase c = head_case(5, 3, 4);
+    c.target = Tensor::from<int64_t>({0, 3, -100, 2, 3}, {5});
+    const CrossEntropyOptions options{
+        .weight = Tensor::from({1., 0.5, 2., 0.3}).to(f64), .label_smoothing = 0.2, .reduction = reduction};
+    const auto loss = [&](const std::vector<Variable>& in) {
+      return linear_cross_entropy(in[0], in[1], c.target, options, 2);
+    };
+    CHECK(gradcheck(loss, {c.x, c.weight}) == "");
+    CHECK(gradgradcheck(loss, {c.x, c.weight}) == "");
+  }
+}
+
+TEST_CASE("linear_cross_entropy: f32 and 16 bits are near f64 on the same numbers") {
+  struct {
+    DType dtype;
+    double loss, gradients;
+  } rows[] = {{f32, 2e-6, 2e-6}, {bf16, 5e-3, 2e-2}, {f16, 1e-3, 2e-3}};
+  for (const auto& row : rows)
+    for (const Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none}) {
+      CAPTURE(row.dtype);
+      CAPTURE(int(reduction));
+      const HeadCase c = head_case(211, 24, 503, row.dtype);
+      HeadCase exact{Variable(c.x.tensor().to(f64), true), Variable(c.weight.tensor().to(f64), true), c.target};
+      // As loss scaling asks for: gradients of 1 / 211 and less that f16 itself has no numbers for.
+      const double up = 1024;
+      const auto expected = three(whole(c.target, {.reduction = reduction}), exact, up),
+                 got = three(by_rows(c.target, {.reduction = reduction}, 32), c, up);
+      CHECK(got[0].dtype() == f32);
+      CHECK(got[1].dtype() == row.dtype);
+      CHECK(got[2].dtype() == row.dtype);
+      CHECK(apart(got[0], expected[0]) <= row.loss);
+      if (reduction == Reduction::none) continue;  // their upstream gradients are drawn, in another dtype
+      CHECK(apart(got[1], expected[1]) <= row.gradients);
+      CHECK(apart(got[2], expected[2]) <= row.gradients);
+    }
+}
+
+TEST_CASE("linear_cross_entropy: f16 keeps probabilities that it has no normal numbers for") {
+  // 4001 classes of nearly one probability and small weights: p w / rows is 1e-8.
+  manual_seed(4);
+  const Tensor x = mul_scalar(randn({64, 8}), 0.1).to(f16), w = mul_scalar(randn({4001, 8}), 0.1).to(f16);
+  const HeadCase low{Variable(x, true), Variable(w, true), randint(0, 4001, {64})};
+  const HeadCase exact{Variable(x.to(f64), true), Variable(w.to(f64), true), low.target};
+  for (const double weight : {1., 1e-2, 300.}) {
+    const auto expected =
+        three(whole(low.target, {.weight = full({4001}, weight, {.dtype = f64}), .reduction = Reduction::mean}), exact,
+              1 << 14);
+    const auto got = three(by_rows(low.target, {.weight = full({4001}, weight, {.dtype = f16})}, 16), low, 1 << 14);
+    CHECK(apart(got[1], expected[1]) <= 2e-3);
+    CHECK(apart(got[2], expected[2]) <= 2e-3);
+  }
+}
+
+TEST_CASE("linear_cross_entropy: autocast multiplies in 16 bits, and gradients are f32 that were never rounded") {
+  const HeadCase c = head_case(40, 16, 101, f32);
+  const auto expected = three(whole(c.target, {}), c);
+  for (const DType dtype : {bf16, f16}) {
+    std::vector<Tensor> got;
+    {
+      const Autocast autocast(dtype);
+      got = three(by_rows(c.target, {}, 16), c);
+    }
+    const double near = dtype == bf16 ? 2e-2 : 3e-3;
+    for (size_t i = 0; i < 3; ++i) {
+      CHECK(got[i].dtype() == f32);
+      CHECK(apart(got[i], expected[i]) <= near);
+    }
+    CHECK(!equal(got[0], expected[0]));               // it did multiply in 16 bits
+    CHECK(!equal(got[2], got[2].to(dtype).to(f32)));  // not by way of 16 bits
+  }
+}
+
+TEST_CASE("linear_cross_entropy: the same bits with any number of threads") {
+  for (const DType dtype : {f32, bf16}) {
+    const HeadCase c = head_case(150, 33, 1009, dtype);
+    check_threads([&] { return three(by_rows(c.target, {.label_smoothing = 0.1}, 48), c); });
+    check_threads([&] { return three(by_rows(c.target, {.reduction = Reduction::none}, 48), c); });
+  }
+}
+
+TEST_CASE("linear_cross_entropy: memory is that of one chunk's logits and the gradients") {
+  constexpr int64_t rows = 640, width = 16, classes = 50257, at_once = 64, packing = 5 << 20;
+  const HeadCase c = head_case(rows, width, classes, f32);
+  const auto peak = [&](const std::function<void()>& f) {
+    const int64_t before = memory_report().total.current;
+    reset_peak_memory();
+    f();
+    return memory_report().total.peak - before;
+  };
+  const int64_t chunk = at_once * classes * 4, gradients = (rows + classes) * width * 4;
+  for (const Reduction reduction : {Reduction::mean, Reduction::none}) {
+    const CrossEntropyOptions options{.reduction = reduction};
+    CHECK(peak([&] { three(by_rows(c.target, options, at_once), c); }) < chunk + gradients + packing);
+    CHECK(peak([&] {
+            const NoGrad no_grad;
+            by_rows(c.target, options, at_once)(c.x, c.weight);
+          }) < chunk + packing);
+  }
+  CHECK(peak([&] { three(whole(c.target, {}), c); }) > rows * classes * 4);
+  // Unless told otherwise some 64 MiB.
+  CHECK(linear_cross_entropy_rows(classes) * classes * 4 <= (64 << 20));
+  CHECK(linear_cross_entropy_rows(128256) == 256);
+}
+
+TEST_CASE("linear_cross_entropy: what is wrong is said before anything is computed") {
+  const HeadCase c = head_case(4, 3, 5);
+  const Tensor five = Tensor::from<int64_t>({1, 2, 5, 0}, {4});
+  struct {
+    std::function<void()> call;
+    const char* expected;
+  } rows[] = {
+      {[&] { linear_cross_entropy(c.x, c.weight, five); }, "expected targets in [0, 5), got 5 in row 2"},
+      {[&] { linear_cross_entropy(c.x, c.weight.t(), c.target); }, "expected x (..., C) and a weight (V, C)"},
+      {[&] { linear_cross_entropy(c.x, c.weight, c.x.tensor()); }, "probabilities need cross_entropy(linear("},
+      {[&] { linear_cross_entropy(c.x, c.weight, c.target.narrow(0, 0, 3)); }, "expected class indices i64 (4)"},
+      {[&] { linear_cross_entropy(c.x, c.weight.to(f32), c.target); }, "of one floating dtype"},
+      {[&] { linear_cross_entropy(c.x, c.weight, c.target, {.weight = ones({4})}); }, "expected a weight of shape (5)"},
+      {[&] { linear_cross_entropy(c.x, c.weight, c.target, {.weight = ones({5})}); }, "weights of the classes in f64"},
+      {[&] { linear_cross_entropy(c.x, c.weight, c.target, {.label_smoothing = 2}); }, "label_smoothing in [0, 1]"},
+      {[&] { linear_cross_entropy(c.x, c.weight, c.target, {}, -1); }, "expected rows_at_once >= 0, got -1"},
+  };
+  for (const auto& row : rows) {
+    const std::string said = message(row.call);
+    CAPTURE(said);
+    CHECK(contains(said, "[linear_cross_entropy]"));
+    CHECK(contains(said, row.expected));
+  }
+}
