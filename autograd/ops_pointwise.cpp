@@ -2,6 +2,7 @@
 // binary operations: they keep only what the functor's derivative says that it reads (tensor/functors.h), and let the
 // kernel write over the incoming gradient when nobody else holds it.
 #include "autograd/autocast.h"
+#include "autograd/complex.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
 #include "autograd/unary_grad.h"
@@ -31,8 +32,14 @@ Variable unary(const Unary& info, const Variable& x, Tensor out) {
   return record(info.name, {&x}, std::move(out), derivative(info, std::move(kept)));
 }
 
+void check_not_complex(const char* name, const Variable& x) {
+  LOCKSTEP_CHECK(!is_complex(x.dtype()), "[", name, "] expected a real variable, got ", x.dtype(),
+                 "; use the form that makes a new tensor");
+}
+
 /// In place: what must be kept of x before it is overwritten.
 Saved before_write(const Unary& info, const Variable& x) {
+  check_not_complex(info.name, x);
   check_in_place(info.name, x);
   return info.reads == Reads::input && needs_grad({&x}) ? Saved(x.tensor().clone()) : Saved();
 }
@@ -88,6 +95,7 @@ Variable binary(const Binary& info, const Variable& a, const Variable& b, Tensor
 }
 
 BinaryGrad before_write(const Binary& info, const Variable& a, const Variable& b) {
+  check_not_complex(info.name, a);
   check_in_place(info.name, a);
   BinaryGrad grad{info, {}, {}};
   if (!needs_grad({&a, &b})) return grad;
@@ -147,26 +155,28 @@ DType promoted(PointwiseOp op, const Variable& a, const Variable& b) {
 #name "_", PointwiseOp::name, functor::functor_::reads, { __VA_ARGS__ } \
   }
 
-#define LOCKSTEP_UNARY(name, functor_, types)                               \
-  Variable name(const Variable& x) {                                        \
-    if (wants_f32(PointwiseOp::name, x)) return name(x.to(f32));            \
-    return unary(LOCKSTEP_INFO(name, functor_), x, name(x.tensor()));       \
-  }                                                                         \
-  Variable& name##_(Variable& x) {                                          \
-    Saved kept = before_write(LOCKSTEP_INFO_(name, functor_), x);           \
-    name##_(x.tensor());                                                    \
-    return after_write(LOCKSTEP_INFO_(name, functor_), x, std::move(kept)); \
+#define LOCKSTEP_UNARY(name, functor_, types)                                        \
+  Variable name(const Variable& x) {                                                 \
+    if (is_complex(x.dtype())) return complex_unary(#name, PointwiseOp::name, 0, x); \
+    if (wants_f32(PointwiseOp::name, x)) return name(x.to(f32));                     \
+    return unary(LOCKSTEP_INFO(name, functor_), x, name(x.tensor()));                \
+  }                                                                                  \
+  Variable& name##_(Variable& x) {                                                   \
+    Saved kept = before_write(LOCKSTEP_INFO_(name, functor_), x);                    \
+    name##_(x.tensor());                                                             \
+    return after_write(LOCKSTEP_INFO_(name, functor_), x, std::move(kept));          \
   }
 
-#define LOCKSTEP_UNARY1(name, functor_, types, p, p_default)                   \
-  Variable name(const Variable& x, double p) {                                 \
-    if (wants_f32(PointwiseOp::name, x)) return name(x.to(f32), p);            \
-    return unary(LOCKSTEP_INFO(name, functor_, p), x, name(x.tensor(), p));    \
-  }                                                                            \
-  Variable& name##_(Variable& x, double p) {                                   \
-    Saved kept = before_write(LOCKSTEP_INFO_(name, functor_, p), x);           \
-    name##_(x.tensor(), p);                                                    \
-    return after_write(LOCKSTEP_INFO_(name, functor_, p), x, std::move(kept)); \
+#define LOCKSTEP_UNARY1(name, functor_, types, p, p_default)                         \
+  Variable name(const Variable& x, double p) {                                       \
+    if (is_complex(x.dtype())) return complex_unary(#name, PointwiseOp::name, p, x); \
+    if (wants_f32(PointwiseOp::name, x)) return name(x.to(f32), p);                  \
+    return unary(LOCKSTEP_INFO(name, functor_, p), x, name(x.tensor(), p));          \
+  }                                                                                  \
+  Variable& name##_(Variable& x, double p) {                                         \
+    Saved kept = before_write(LOCKSTEP_INFO_(name, functor_, p), x);                 \
+    name##_(x.tensor(), p);                                                          \
+    return after_write(LOCKSTEP_INFO_(name, functor_, p), x, std::move(kept));       \
   }
 
 #define LOCKSTEP_UNARY2(name, functor_, types, p, p_default, q, q_default)        \
@@ -182,6 +192,8 @@ DType promoted(PointwiseOp op, const Variable& a, const Variable& b) {
 
 #define LOCKSTEP_BINARY(name, functor_, types)                                                                       \
   Variable name(const Variable& a, const Variable& b) {                                                              \
+    if (is_complex(a.dtype()) || is_complex(b.dtype())) [[unlikely]]                                                 \
+      return complex_binary(#name, PointwiseOp::name, a, b);                                                         \
     if (wants_promotion(PointwiseOp::name, a, b)) [[unlikely]] {                                                     \
       const DType dtype = promoted(PointwiseOp::name, a, b);                                                         \
       return name(a.to(dtype), b.to(dtype));                                                                         \

@@ -62,7 +62,7 @@ Variable result_of(const Ref<Node>& node, int output, Tensor tensor) {
   if (tensor.storage()->category() == Memory::other) tensor.storage()->book_as(Memory::activation);
   Variable result(std::move(tensor));
   Variable::Impl& impl = *result.impl();
-  impl.requires_grad = is_floating(slot.dtype);
+  impl.requires_grad = is_floating(slot.dtype) || is_complex(slot.dtype);
   impl.node = node;
   impl.output = output;
   return result;

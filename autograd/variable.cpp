@@ -5,6 +5,7 @@
 #include <ostream>
 
 #include "autograd/tape.h"
+#include "tensor/complex.h"
 #include "tensor/ops.h"
 
 namespace lockstep {
@@ -59,8 +60,8 @@ bool Variable::is_leaf() const {
 Variable& Variable::requires_grad_(bool wanted) {
   LOCKSTEP_CHECK(is_leaf(), "[requires_grad_] expected a leaf, got the output of '", impl_->node->name(),
                  "'; use detach()");
-  LOCKSTEP_CHECK(!wanted || is_floating(dtype()), "[requires_grad_] only floating tensors can require gradients, got ",
-                 dtype());
+  LOCKSTEP_CHECK(!wanted || is_floating(dtype()) || is_complex(dtype()),
+                 "[requires_grad_] only floating and complex tensors can require gradients, got ", dtype());
   if (wanted && !impl_->node) impl_->node = Ref<Node>(new Leaf(impl_->tensor));
   impl_->requires_grad = wanted;
   return *this;
@@ -163,6 +164,8 @@ void check_start(const char* op, const Variable& root, const Tensor& gradient) {
                  "] nothing that made this value wants a gradient; was it made in a NoGrad scope, or of data alone?");
   LOCKSTEP_CHECK(gradient.defined() || root.numel() == 1, "[", op, "] expected a gradient for a result of shape ",
                  root.shape(), " (only results of one element need none)");
+  LOCKSTEP_CHECK(gradient.defined() || !is_complex(root.dtype()), "[", op, "] expected a gradient for a result of ",
+                 root.dtype(), " (only real results need none)");
   LOCKSTEP_CHECK(!gradient.defined() || (gradient.shape() == root.shape() && gradient.dtype() == root.dtype()), "[", op,
                  "] expected a gradient of shape ", root.shape(), " and ", root.dtype(), ", got ", gradient.shape(),
                  " and ", gradient.dtype());
@@ -177,6 +180,7 @@ AnomalyMode::AnomalyMode() { ++anomaly_depth; }
 AnomalyMode::~AnomalyMode() { --anomaly_depth; }
 bool AnomalyMode::enabled() { return anomaly_depth > 0; }
 void AnomalyMode::check(const Tensor& tensor, const char* what, const char* name) {
+  if (is_complex(tensor.dtype())) return check(view_as_real(tensor), what, name);
   if (!is_floating(tensor.dtype()) || all_finite(tensor)) return;
   LOCKSTEP_CHECK(!any(isnan(tensor)).item<bool>(), "[anomaly] '", name, "' made the first NaN, in its ", what,
                  " of shape ", tensor.shape());

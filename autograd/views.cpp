@@ -1,6 +1,7 @@
 // Views, copies and casts of variables. The gradient of a view is the same view turned around; where the view left
 // elements out, they get zeros, or rather nothing: when the input has collected a gradient already, the part is added
 // in.
+#include "autograd/complex.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
 #include "autograd/tape.h"
@@ -166,7 +167,10 @@ Variable Variable::clone() const { return same("clone", *this, tensor().clone())
 Variable Variable::to(DType dtype) const {
   if (dtype == this->dtype()) return *this;
   Tensor out = tensor().to(dtype);
-  if (!is_floating(dtype)) return out;
+  if (!is_floating(dtype) && !is_complex(dtype)) return out;
+  if (is_complex(dtype) && !is_complex(this->dtype()))
+    return viewed("to", *this, std::move(out),
+                  [was = this->dtype()](auto& back) { back.give(0, real(back.grad()).to(was)); });
   return viewed("to", *this, std::move(out), [was = this->dtype()](auto& back) { back.give(0, back.grad().to(was)); });
 }
 

@@ -17,8 +17,9 @@ namespace {
 constexpr std::string_view npy_magic{"\x93NUMPY", 6};
 constexpr int64_t npy_max_header = 1 << 20;  // ours have 118 bytes; only those of structures are long
 constexpr bool big_host = std::endian::native == std::endian::big;
-constexpr std::pair<std::string_view, DType> npy_dtypes[] = {{"f4", f32}, {"f8", f64}, {"f2", f16}, {"i8", i64},
-                                                             {"i4", i32}, {"i1", i8},  {"u1", u8},  {"b1", boolean}};
+constexpr std::pair<std::string_view, DType> npy_dtypes[] = {{"f4", f32}, {"f8", f64},  {"f2", f16}, {"i8", i64},
+                                                             {"i4", i32}, {"i1", i8},   {"u1", u8},  {"b1", boolean},
+                                                             {"c8", c64}, {"c16", c128}};
 
 /// What NumPy calls a type that we lack.
 std::string npy_name(std::string_view type) {
@@ -28,7 +29,7 @@ std::string npy_name(std::string_view type) {
     size = c >= '0' && c <= '9' && size >= 0 ? 10 * size + (c - '0') : -1;
   const std::string bits = std::to_string(8 * size);
   switch (type.empty() || size < 0 ? ' ' : type[0]) {
-    case 'c': return "complex" + bits + " (save real and imag as two arrays)";
+    case 'c': return "complex" + bits + " (save it as complex64 or complex128)";
     case 'f': return "float" + bits + " (save it as float64)";
     case 'i': return "int" + bits + " (save it as int32 or int64)";
     case 'u': return "uint" + bits + " (save it as int32 or int64)";
@@ -110,7 +111,7 @@ class NpyHeaderReader {
     return value;
   }
   void read_dtype() {
-    const char* wanted = "bool, float16, float32, float64, int8, int32, int64 or uint8";
+    const char* wanted = "bool, complex64, complex128, float16, float32, float64, int8, int32, int64 or uint8";
     if (take('[')) refuse(wanted, "a structure with fields (save each field as an array)");
     const std::string descr = quoted();
     std::string_view type = descr;
@@ -192,8 +193,9 @@ Tensor read_npy_array(int64_t size, const std::function<void(std::byte* out, int
   if (bytes > 0) {
     auto* data = static_cast<std::byte*>(out.raw_data());
     read(data, bytes);
-    if (header.big != big_host && item > 1)
-      for (auto* at = data; at < data + bytes; at += item) std::reverse(at, at + item);
+    const int64_t number = size_of(real_dtype(header.dtype));
+    if (header.big != big_host && number > 1)
+      for (auto* at = data; at < data + bytes; at += number) std::reverse(at, at + number);
     if (header.dtype == boolean)
       for (int64_t i = 0; i < bytes; ++i)
         LOCKSTEP_CHECK(uint8_t(data[i]) <= 1, where, ": expected bools of 0 or 1, got ", int(data[i]), " at ", i);

@@ -11,9 +11,9 @@ namespace lockstep::data {
 namespace {
 
 constexpr int64_t max_header = 100'000'000;  // the reference library's limit
-constexpr std::pair<std::string_view, DType> dtypes[] = {{"F32", f32},   {"F64", f64}, {"F16", f16},
-                                                         {"BF16", bf16}, {"I64", i64}, {"I32", i32},
-                                                         {"I8", i8},     {"U8", u8},   {"BOOL", boolean}};
+constexpr std::pair<std::string_view, DType> dtypes[] = {{"F32", f32},      {"F64", f64}, {"F16", f16}, {"BF16", bf16},
+                                                         {"I64", i64},      {"I32", i32}, {"I8", i8},   {"U8", u8},
+                                                         {"BOOL", boolean}, {"C64", c64}};
 
 /// Reads {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {"key": "value"}} as it
 /// comes, without a tree: a header may list a million tensors.
@@ -62,7 +62,7 @@ class HeaderReader final : public JsonEvents {
     for (const auto& [name, dtype] : dtypes)
       if (value == name) return header.entries.back().dtype = dtype, true;
     refuse("tensor \"", header.entries.back().name,
-           "\": expected dtype F32, F64, F16, BF16, I64, I32, I8, U8 or BOOL, got ", value);
+           "\": expected dtype F32, F64, F16, BF16, I64, I32, I8, U8, BOOL or C64, got ", value);
   }
   bool start_array(size_t) override {
     enter();
@@ -236,6 +236,8 @@ std::string safetensors_start(std::vector<SafeTensorsEntry>& entries, const Meta
     Json::Array shape(entry.shape.begin(), entry.shape.end());
     const auto known =
         std::find_if(std::begin(dtypes), std::end(dtypes), [&](auto& row) { return row.second == entry.dtype; });
+    LOCKSTEP_CHECK(known != std::end(dtypes), origin, ": tensor \"", entry.name, "\": the format has no name for ",
+                   entry.dtype, "; save it as view_as_real() or c64");
     members.emplace_back(entry.name, Json::Object{{"dtype", std::string(known->first)},
                                                   {"shape", std::move(shape)},
                                                   {"data_offsets", Json::Array{entry.offset, end}}});

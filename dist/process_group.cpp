@@ -113,6 +113,8 @@ Work ProcessGroup::call(Collective collective, const Tensor& output, const Tenso
   call.dtype = (input.defined() ? input : output).dtype();
   call.tag = o.tag;
   call.awaited = o.awaited;
+  LOCKSTEP_CHECK(!is_complex(call.dtype), at(collective), "expected a real dtype, got ", call.dtype,
+                 "; send view_as_real()");
   if (is_reduction(collective)) check_reduction(collective, o.op, call.dtype);
   if (output.defined() && collective != Collective::send) output.storage()->bump_version(name_of(collective).data());
   return run_anywhere(std::move(call), o.async);

@@ -1,5 +1,6 @@
 #pragma once
 // Element types. dtype is dispatched inside kernels only, over a named list; anything else throws.
+#include <complex>
 #include <cstdint>
 #include <iosfwd>
 #include <string_view>
@@ -9,24 +10,30 @@
 
 namespace lockstep {
 
-enum class DType : uint8_t { f32, f64, f16, bf16, i64, i32, i8, u8, boolean };
+enum class DType : uint8_t { f32, f64, f16, bf16, i64, i32, i8, u8, boolean, c64, c128 };
 
 inline constexpr DType f32 = DType::f32, f64 = DType::f64, f16 = DType::f16, bf16 = DType::bf16;
 inline constexpr DType i64 = DType::i64, i32 = DType::i32, i8 = DType::i8, u8 = DType::u8;
 inline constexpr DType boolean = DType::boolean;
+inline constexpr DType c64 = DType::c64, c128 = DType::c128;  // two f32, two f64: real and imaginary part
 
 /// Bytes of one element.
 constexpr int64_t size_of(DType dtype) {
-  constexpr int64_t bytes[] = {4, 8, 2, 2, 8, 4, 1, 1, 1};
+  constexpr int64_t bytes[] = {4, 8, 2, 2, 8, 4, 1, 1, 1, 8, 16};
   return bytes[int(dtype)];
 }
 
 constexpr std::string_view name_of(DType dtype) {
-  constexpr std::string_view names[] = {"f32", "f64", "f16", "bf16", "i64", "i32", "i8", "u8", "bool"};
+  constexpr std::string_view names[] = {"f32", "f64", "f16", "bf16", "i64", "i32", "i8", "u8", "bool", "c64", "c128"};
   return names[int(dtype)];
 }
 
 constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }
+constexpr bool is_complex(DType dtype) { return dtype >= DType::c64; }
+/// Of the parts of a complex dtype; of another, itself.
+constexpr DType real_dtype(DType dtype) {
+  return dtype == DType::c64 ? DType::f32 : dtype == DType::c128 ? DType::f64 : dtype;
+}
 
 /// "f32" or "float32", "bf16" or "bfloat16", ...; Error names the known ones.
 DType parse_dtype(std::string_view name);
@@ -48,6 +55,11 @@ template <> inline constexpr DType dtype_of<int32_t> = DType::i32;
 template <> inline constexpr DType dtype_of<int8_t> = DType::i8;
 template <> inline constexpr DType dtype_of<uint8_t> = DType::u8;
 template <> inline constexpr DType dtype_of<bool> = DType::boolean;
+template <> inline constexpr DType dtype_of<std::complex<float>> = DType::c64;
+template <> inline constexpr DType dtype_of<std::complex<double>> = DType::c128;
+
+template <class T> inline constexpr bool is_complex_type = false;
+template <class T> inline constexpr bool is_complex_type<std::complex<T>> = true;
 
 [[noreturn]] void fail_dtype(const char* op, DType got, const DType* expected, int count);
 

@@ -1,6 +1,7 @@
 // New tensors: empty, constant, ranges, random.
 #include <cmath>
 
+#include "tensor/complex.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
 
@@ -8,6 +9,7 @@ namespace lockstep {
 
 Tensor empty(const Shape& shape, TensorOptions options) {
   check_shape("empty", shape);
+  check_complex_device("empty", options.dtype, options.device);
   int64_t bytes = 0;
   LOCKSTEP_CHECK(!__builtin_mul_overflow(numel_of(shape), size_of(options.dtype), &bytes),
                  "[empty] expected fewer than 2^63 bytes, got shape ", shape);
@@ -37,7 +39,8 @@ Tensor zeros_like(const Tensor& x) { return full_like(x, 0); }
 Tensor ones_like(const Tensor& x) { return full_like(x, 1); }
 
 Tensor arange(double start, double end, double step, TensorOptions options) {
-  LOCKSTEP_CHECK(options.dtype != boolean, "[arange] expected a number dtype, got bool");
+  LOCKSTEP_CHECK(options.dtype != boolean && !is_complex(options.dtype), "[arange] expected a real number dtype, got ",
+                 options.dtype);
   LOCKSTEP_CHECK(std::isfinite(start) && std::isfinite(end) && std::isfinite(step) && step != 0,
                  "[arange] expected finite ends and a step other than 0, got ", start, ", ", end, ", ", step);
   LOCKSTEP_CHECK((end - start) * step >= 0, "[arange] expected a step that leads from start to end, got ", start, ", ",
@@ -104,7 +107,8 @@ Tensor randn(const Shape& shape, TensorOptions options) {
 
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options) {
   LOCKSTEP_CHECK(low < high, "[randint] expected low < high, got ", low, " and ", high);
-  LOCKSTEP_CHECK(options.dtype != boolean, "[randint] expected a number dtype, got bool");
+  LOCKSTEP_CHECK(options.dtype != boolean && !is_complex(options.dtype), "[randint] expected a real number dtype, got ",
+                 options.dtype);
   Tensor out = empty(shape, options);
   LOCKSTEP_KERNEL(options.device, randint)(out, low, high, next_random_key());
   return out;

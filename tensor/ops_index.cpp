@@ -1,4 +1,5 @@
 // Indexing and joining. Indices are checked before anything is written.
+#include "tensor/complex.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
 
@@ -105,6 +106,7 @@ void masked_fill_into(const Tensor& x, const Tensor& mask, double value, Tensor&
 Shape check_mask(const char* op, const Tensor& x, const Tensor& mask) {
   check_defined(op, x);
   check_defined(op, mask);
+  if (is_complex(x.dtype())) fail_complex(op, x.dtype());
   LOCKSTEP_CHECK(mask.dtype() == boolean, "[", op, "] expected a bool mask, got ", mask.dtype());
   check_same_device(op, x, mask);
   return broadcast_shapes(op, x.shape(), mask.shape());

@@ -3,6 +3,7 @@
 #include <iterator>
 #include <limits>
 
+#include "tensor/complex.h"
 #include "tensor/functors.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
@@ -31,6 +32,7 @@ constexpr Operands floats{true, false, false, "a floating dtype"},
 constexpr Operands logic{false, false, true, "dtype bool"}, everything{true, true, true, "any dtype"};
 
 void check_kind(const char* name, const Operands& kind, DType dtype) {
+  if (is_complex(dtype)) fail_complex(name, dtype);
   const bool fits = is_floating(dtype) ? kind.of_floats : dtype == boolean ? kind.of_bool : kind.of_integers;
   LOCKSTEP_CHECK(fits, "[", name, "] expected ", kind.words, ", got ", dtype);
 }
@@ -88,6 +90,8 @@ void check_broadcast_to(const char* name, const Tensor& x, const Tensor& b) {
 
 Tensor unary(const char* name, PointwiseOp op, const Operands& kind, const Tensor& x, const PointwiseArgs& args = {}) {
   check_defined(name, x);
+  if (is_complex(x.dtype())) [[unlikely]]
+    return complex_unary(name, op, args.p, x);
   check_kind(name, kind, x.dtype());
   check_parameter(name, x.dtype(), args.p);
   check_parameter(name, x.dtype(), args.q);
@@ -111,6 +115,8 @@ const Tensor& unary_in_place(const char* name, PointwiseOp op, const Operands& k
 
 Tensor binary(const char* name, PointwiseOp op, const Operands& kind, const Tensor& a, const Tensor& b,
               bool to_bool = false) {
+  if (any_complex(a, b)) [[unlikely]]
+    return complex_binary(name, op, a, b);
   check_pair(name, a, b);
   check_kind(name, kind, a.dtype());
   const DType dtype = to_bool ? boolean : a.dtype();
@@ -122,10 +128,14 @@ Tensor binary(const char* name, PointwiseOp op, const Operands& kind, const Tens
 
 const Tensor& binary_in_place(const char* name, PointwiseOp op, const Operands& kind, const Tensor& x,
                               const Tensor& b) {
-  check_pair(name, x, b);
-  check_kind(name, kind, x.dtype());
+  if (!any_complex(x, b)) [[likely]] {
+    check_pair(name, x, b);
+    check_kind(name, kind, x.dtype());
+  }
   check_broadcast_to(name, x, b);
   check_writable(name, x);
+  if (any_complex(x, b)) [[unlikely]]
+    return complex_in_place(name, op, x, b);
   const Tensor other = apart_from(x, b);
   x.storage()->bump_version(name);
   Tensor out = x;
@@ -190,6 +200,7 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   check_pair("where", a, b);
   LOCKSTEP_CHECK(condition.dtype() == boolean, "[where] expected condition of dtype bool, got ", condition.dtype());
   check_same_device("where", condition, a);
+  if (is_complex(a.dtype())) return complex_where(condition, a, b);
   const Shape shape = broadcast_shapes("where", condition.shape(), broadcast_shapes("where", a.shape(), b.shape()));
   Tensor out = result(shape, a.dtype(), a.device());
   run(PointwiseOp::where, PointwisePart::value, {}, out, condition, a, b);
@@ -217,6 +228,7 @@ Tensor lerp(const Tensor& a, const Tensor& b, double weight) {
 
 const Tensor& add_(const Tensor& x, const Tensor& b, double alpha) {
   if (alpha == 1) return add_(x, b);
+  if (any_complex(x, b)) return add_(x, mul_scalar(b, alpha));
   check_pair("add_", x, b);
   check_kind("add_", numbers, x.dtype());
   check_parameter("add_", x.dtype(), alpha);

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "tensor/complex.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
 
@@ -32,6 +33,7 @@ Shape reduced_shape(const Shape& shape, uint32_t bits, bool keepdim) {
 
 Tensor reduce(const char* op, ReduceOp kind, const Tensor& x, const Dims& dims, bool keepdim, DType dtype,
               double parameter = 0) {
+  if (is_complex(x.dtype())) fail_complex(op, x.dtype());
   const uint32_t bits = dim_bits(op, x, dims);
   if (kind == ReduceOp::max || kind == ReduceOp::min) {
     for (int i = 0; i < x.dim(); ++i) {
@@ -86,6 +88,7 @@ int64_t line_length(const char* op, const Tensor& x, int d) {
 
 Tensor sum(const Tensor& x, const Dims& dims, bool keepdim) {
   check_defined("sum", x);
+  if (is_complex(x.dtype())) return complex_sum(x, dims, keepdim);
   return reduce("sum", ReduceOp::sum, x, dims, keepdim, sum_dtype(x));
 }
 
@@ -229,6 +232,7 @@ Tensor sum_to(const Tensor& x, const Shape& shape) {
     fits = i < added || wanted == x.shape()[i] || wanted == 1;
   }
   LOCKSTEP_CHECK(fits, "[sum_to] expected a shape that broadcasts to ", x.shape(), ", got ", shape);
+  if (is_complex(x.dtype())) return complex_sum(x, dims, true).view(shape);
   return reduce("sum_to", ReduceOp::sum, x, dims, true, sum_dtype(x)).view(shape);
 }
 
@@ -238,6 +242,7 @@ bool allclose(const Tensor& a, const Tensor& b, double rtol, double atol) {
   check_same_dtype("allclose", a, b);
   check_same_device("allclose", a, b);
   const Shape shape = broadcast_shapes("allclose", a.shape(), b.shape());
+  if (is_complex(a.dtype())) return allclose(view_as_real(a), view_as_real(b), rtol, atol);
   const auto values = [&](const Tensor& x) { return x.expand(shape).to(cpu).to(f64).contiguous(); };
   const Tensor left = values(a), right = values(b);
   const double *p = left.data<double>(), *q = right.data<double>();

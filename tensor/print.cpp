@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <ostream>
 
+#include "tensor/complex.h"
 #include "tensor/ops.h"
 
 namespace lockstep {
@@ -75,8 +76,10 @@ Format make_format(DType dtype, const std::vector<double>& values) {
 
 class Printer {
  public:
-  Printer(std::ostream& out, const Tensor& tensor)
-      : out_(out), tensor_(tensor), part_(shown_part(tensor)), values_(part_.to_vector<double>()) {
+  Printer(std::ostream& out, const Tensor& tensor) : out_(out), tensor_(tensor), part_(shown_part(tensor)) {
+    if (is_complex(tensor.dtype())) set_texts();
+    if (is_complex(tensor.dtype())) return;
+    values_ = part_.to_vector<double>();
     if (tensor.dtype() == i64) integers_ = part_.to_vector<int64_t>();
     format_ = make_format(tensor.dtype(), values_);
     for (int64_t value : integers_) format_.width = std::max(format_.width, int(std::to_string(value).size()));
@@ -85,9 +88,24 @@ class Printer {
   void print() { print_dim(0); }
 
  private:
+  // 1.+2.j: the parts each in a format of their own.
+  void set_texts() {
+    const DType dtype = real_dtype(tensor_.dtype());
+    const std::vector<double> re = complex_part(part_, 0).to_vector<double>(),
+                              im = complex_part(part_, 1).to_vector<double>();
+    const Format first = make_format(dtype, re), second = make_format(dtype, im);
+    for (size_t i = 0; i < re.size(); ++i) {
+      const std::string text = second.text(im[i]);
+      texts_.push_back(first.text(re[i]) + (text[0] == '-' ? "" : "+") + text + "j");
+      format_.width = std::max(format_.width, int(texts_.back().size()));
+    }
+  }
+
   void print_dim(int d) {
     if (d == tensor_.dim()) {
-      const std::string text = integers_.empty() ? format_.text(values_[next_]) : std::to_string(integers_[next_]);
+      const std::string text = !texts_.empty()     ? texts_[next_]
+                               : integers_.empty() ? format_.text(values_[next_])
+                                                   : std::to_string(integers_[next_]);
       ++next_;
       if (d > 0) out_ << std::string(size_t(format_.width) - text.size(), ' ');
       out_ << text;
@@ -129,7 +147,8 @@ class Printer {
   const Tensor& tensor_;
   Tensor part_;
   std::vector<double> values_;
-  std::vector<int64_t> integers_;  // i64 does not fit a double
+  std::vector<std::string> texts_;  // complex
+  std::vector<int64_t> integers_;   // i64 does not fit a double
   Format format_{};
   size_t next_ = 0;
   int column_ = 0;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "tensor/backend.h"
+#include "tensor/complex.h"
 #include "tensor/convert.h"
 #include "tensor/kernels.h"
 #include "tensor/ops.h"
@@ -30,6 +31,7 @@ bool row_major(const Shape& shape, const Strides& strides, int64_t numel) {
 Tensor::Tensor(Ref<Storage> storage, int64_t offset, const Shape& shape, const Strides& strides, DType dtype)
     : storage_(std::move(storage)), offset_(offset), shape_(shape), strides_(strides), dtype_(dtype) {
   LOCKSTEP_CHECK(storage_, "[tensor] expected a storage, got none");
+  check_complex_device("tensor", dtype, storage_->device());
   LOCKSTEP_CHECK(shape.rank() == strides.rank(), "[tensor] expected one stride per dim, got shape ", shape,
                  " and strides ", strides);
   check_shape("tensor", shape);
@@ -97,10 +99,22 @@ template <class T> std::vector<T> Tensor::to_vector() const {
   check_defined("to_vector", *this);
   const Tensor source = to(cpu).contiguous();
   std::vector<T> values(static_cast<size_t>(numel_));
-  dispatch_all(dtype_, "to_vector", [&]<class From> {
-    const From* data = source.data<From>();
-    for (int64_t i = 0; i < numel_; ++i) values[size_t(i)] = convert<T>(data[i]);
-  });
+  if constexpr (is_complex_type<T>) {
+    using Part = typename T::value_type;
+    if (!is_complex(dtype_)) {
+      const std::vector<Part> parts = source.to_vector<Part>();
+      std::copy(parts.begin(), parts.end(), values.begin());
+    } else {
+      dispatch<std::complex<float>, std::complex<double>>(dtype_, "to_vector", [&]<class From> {
+        const From* data = source.numel() > 0 ? source.data<From>() : nullptr;
+        for (int64_t i = 0; i < numel_; ++i) values[size_t(i)] = T(data[i]);
+      });
+    }
+  } else
+    dispatch_all(dtype_, "to_vector", [&]<class From> {
+      const From* data = source.data<From>();
+      for (int64_t i = 0; i < numel_; ++i) values[size_t(i)] = convert<T>(data[i]);
+    });
   return values;
 }
 
@@ -116,6 +130,8 @@ LOCKSTEP_ELEMENT(int32_t)
 LOCKSTEP_ELEMENT(int8_t)
 LOCKSTEP_ELEMENT(uint8_t)
 LOCKSTEP_ELEMENT(bool)
+LOCKSTEP_ELEMENT(std::complex<float>)
+LOCKSTEP_ELEMENT(std::complex<double>)
 #undef LOCKSTEP_ELEMENT
 
 namespace {
@@ -158,6 +174,11 @@ void copy_between(const Tensor& source, Tensor& out) {
 
 double Tensor::item_double() const { return item_of<double>(*this); }
 int64_t Tensor::item_integer() const { return item_of<int64_t>(*this); }
+std::complex<double> Tensor::item_complex() const {
+  check_defined("item", *this);
+  LOCKSTEP_CHECK(numel_ == 1, "[item] expected a tensor of one element, got shape ", shape_);
+  return to_vector<std::complex<double>>()[0];
+}
 
 Tensor Tensor::contiguous() const { return contiguous_ && defined() ? *this : clone(); }
 
@@ -172,6 +193,7 @@ Tensor Tensor::clone() const {
 Tensor Tensor::to(DType dtype) const {
   check_defined("to", *this);
   if (dtype == dtype_) return *this;
+  check_stays_complex("to", dtype_, dtype);
   check_not_emptied("to", *this);
   Tensor result = empty(shape_, {.dtype = dtype, .device = device()});
   LOCKSTEP_KERNEL(device(), copy)(*this, result);
@@ -182,6 +204,7 @@ Tensor Tensor::to(Device target) const {
   check_defined("to", *this);
   if (target == device()) return *this;
   check_device("to", target);
+  check_complex_device("to", dtype_, target);
   check_not_emptied("to", *this);
   Tensor result = empty(shape_, {.dtype = dtype_, .device = target});
   copy_between(*this, result);
@@ -193,6 +216,7 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
   check_defined("copy_", source);
   LOCKSTEP_CHECK(broadcast_shapes("copy_", source.shape(), shape_) == shape_,
                  "[copy_] expected a source that broadcasts to ", shape_, ", got ", source.shape());
+  check_stays_complex("copy_", source.dtype(), dtype_);
   check_not_emptied("copy_", *this);
   check_not_emptied("copy_", source);
   storage_->bump_version("copy_");

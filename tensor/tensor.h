@@ -61,10 +61,12 @@ class Tensor {
     return storage_->data() + offset_ * size_of(dtype_);
   }
 
-  /// The value of a one-element tensor, converted to T (double, int64_t, bool, float). Whole numbers stay exact.
+  /// The value of a one-element tensor, converted to T (double, int64_t, bool, float, std::complex). Whole numbers
+  /// stay exact.
   template <class T = double> T item() const {
-    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) return T(item_integer());
-    return T(item_double());
+    if constexpr (is_complex_type<T>) return T(item_complex());
+    else if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) return T(item_integer());
+    else return T(item_double());
   }
   /// All elements in row-major order, converted to T.
   template <class T> std::vector<T> to_vector() const;
@@ -106,6 +108,7 @@ class Tensor {
   [[noreturn]] void fail_emptied() const;
   double item_double() const;
   int64_t item_integer() const;
+  std::complex<double> item_complex() const;
   /// Another view of this storage, known to fit.
   Tensor with(int64_t offset, const Shape& shape, const Strides& strides) const;
 

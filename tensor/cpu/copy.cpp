@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "tensor/complex.h"
 #include "tensor/convert.h"
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/parallel.h"
@@ -14,7 +15,8 @@ namespace lockstep::on_cpu {
 namespace {
 
 template <size_t width>
-using BitsOf = std::tuple_element_t<std::bit_width(width) - 1, std::tuple<uint8_t, uint16_t, uint32_t, uint64_t>>;
+using BitsOf = std::tuple_element_t<std::bit_width(width) - 1,
+                                    std::tuple<uint8_t, uint16_t, uint32_t, uint64_t, unsigned __int128>>;
 
 struct CopyLoop {
   int rank = 0;
@@ -219,7 +221,8 @@ void copy_same(const CopyLoop& plan, int64_t width, const void* from, void* to) 
     case 1: return as(uint8_t{});
     case 2: return as(uint16_t{});
     case 4: return as(uint32_t{});
-    default: return as(uint64_t{});
+    case 8: return as(uint64_t{});
+    default: return as(BitsOf<16>{});
   }
 }
 
@@ -244,6 +247,15 @@ void copy(const Tensor& source, Tensor& out) {
   if (out.numel() == 0) return;
   const CopyLoop plan = make_plan(out.shape(), source.strides(), out.strides());
   if (source.dtype() == out.dtype()) return copy_same(plan, size_of(out.dtype()), source.raw_data(), out.raw_data());
+  if (is_complex(out.dtype())) {
+    for (int i = 0; i < 2; ++i) {
+      Tensor part = complex_part(out, i);
+      if (is_complex(source.dtype())) copy(complex_part(source, i), part);
+      else if (i == 0) copy(source, part);
+      else fill(part, 0);
+    }
+    return;
+  }
   dispatch_all(source.dtype(), "copy", [&]<class From> {
     dispatch_all(out.dtype(), "copy", [&]<class To> {
       if constexpr (!std::is_same_v<From, To>) copy_plan(plan, source.data<From>(), out.data<To>());
@@ -254,6 +266,14 @@ void copy(const Tensor& source, Tensor& out) {
 void fill(Tensor& out, double value) {
   if (out.numel() == 0) return;
   const CopyLoop plan = make_plan(out.shape(), out.strides(), out.strides());
+  if (out.dtype() == c64) {
+    const auto bits = std::bit_cast<BitsOf<8>>(std::complex<float>(float(value)));
+    return fill_plan(plan, static_cast<BitsOf<8>*>(out.raw_data()), bits);
+  }
+  if (out.dtype() == c128) {
+    const auto bits = std::bit_cast<BitsOf<16>>(std::complex<double>(value));
+    return fill_plan(plan, static_cast<BitsOf<16>*>(out.raw_data()), bits);
+  }
   dispatch_all(out.dtype(), "fill", [&]<class T> {
     // All dtypes of one width share code: the value is a pattern of bits.
     using Bits = BitsOf<sizeof(T)>;

@@ -1,6 +1,6 @@
 #pragma once
 // The CPU kernels, one function for each entry of Kernels, in namespace lockstep::on_cpu. Families: pointwise, copy,
-// random, reduce, sort, matmul, conv, pool, norm, loss, index, attention, optim.
+// random, reduce, sort, fft, matmul, conv, pool, norm, loss, index, attention, optim.
 #include "tensor/kernels.h"
 
 namespace lockstep::on_cpu {

@@ -20,7 +20,8 @@ template <class Fn> void dispatch_width(DType dtype, Fn&& fn) {
     case 1: return fn.template operator()<uint8_t>();
     case 2: return fn.template operator()<uint16_t>();
     case 4: return fn.template operator()<uint32_t>();
-    default: return fn.template operator()<uint64_t>();
+    case 8: return fn.template operator()<uint64_t>();
+    default: return fn.template operator()<unsigned __int128>();  // c128
   }
 }
 

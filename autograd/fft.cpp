@@ -1,0 +1,57 @@
+// Fourier transforms are linear, so each one's derivative is another: the adjoint. That of a transform of complex
+// numbers goes the other way with the same scale. A number of half a spectrum stands for its conjugate as well, but for
+// the first and, of an even length, the last.
+#include "autograd/fft.h"
+
+#include <cmath>
+#include <utility>
+
+#include "autograd/recorded.h"
+
+namespace lockstep::fft {
+namespace {
+
+/// 1 or `twice` for each number of half a spectrum of n along `dim` of `rank` dims.
+Tensor half_weights(int64_t n, int64_t dim, int rank, double twice, DType dtype) {
+  const Tensor weights = full({n / 2 + 1}, twice, {.dtype = dtype, .device = cpu});
+  weights.narrow(0, 0, 1).fill_(1);
+  if (n % 2 == 0) weights.narrow(0, n / 2, 1).fill_(1);
+  Shape shape = Dims::filled(rank, 1);
+  shape[normalize_dim("fft", dim, rank)] = n / 2 + 1;
+  return weights.reshape(shape);
+}
+
+}  // namespace
+
+Variable detail::complex_to_complex(const Variable& x, int64_t dim, bool inverse, double scale) {
+  Tensor out = complex_to_complex(x.tensor(), dim, inverse, scale);
+  if (!needs_grad({&x})) return out;
+  return record("fft", {&x}, std::move(out), [dim, inverse, scale](auto& back) {
+    back.give(0, complex_to_complex(back.grad(), dim, !inverse, scale));
+  });
+}
+
+Variable detail::real_to_complex(const Variable& x, int64_t dim, double scale) {
+  Tensor out = real_to_complex(x.tensor(), dim, scale);
+  if (!needs_grad({&x})) return out;
+  return record("rfft", {&x}, std::move(out), [dim, n = x.size(dim), scale](auto& back) {
+    const Value<decltype(back)> weights =
+        half_weights(n, dim, bare(back.grad()).dim(), 0.5, real_dtype(back.grad().dtype()));
+    back.give(0, complex_to_real(mul(back.grad(), weights), n, dim, scale));
+  });
+}
+
+Variable detail::complex_to_real(const Variable& x, int64_t n, int64_t dim, double scale) {
+  Tensor out = complex_to_real(x.tensor(), n, dim, scale);
+  if (!needs_grad({&x})) return out;
+  return record("irfft", {&x}, std::move(out), [dim, n, scale](auto& back) {
+    const Value<decltype(back)> weights = half_weights(n, dim, bare(back.grad()).dim(), 2, back.grad().dtype());
+    back.give(0, mul(real_to_complex(back.grad(), dim, scale), weights));
+  });
+}
+
+}  // namespace lockstep::fft
+
+#define Value Variable
+#include "tensor/fft.inc"
+#undef Value

@@ -1,0 +1,202 @@
+#pragma once
+// Fourier transforms of sequences that lie side by side, one in each lane of a vector register, so that all arithmetic
+// is vector code whatever the length (fft.cpp).
+#include <cmath>
+#include <complex>
+#include <memory>
+#include <numbers>
+#include <utility>
+#include <vector>
+
+#include "tensor/cpu/registers.h"
+
+namespace lockstep::on_cpu::fourier {
+
+/// exp(-2 pi i k / n), 0 <= k, exact in the eighths of the circle.
+inline std::complex<double> root_of_unity(int64_t k, int64_t n) {
+  k %= n;
+  const int64_t eighth = 8 * k / n, rest = 8 * k - eighth * n;
+  const double angle = std::numbers::pi / 4 * double(eighth % 2 ? n - rest : rest) / double(n);
+  const double c = std::cos(angle), s = std::sin(angle);
+  const double along[] = {c, s, -s, -c, -c, -s, s, c}, across[] = {s, c, c, s, -s, -c, -c, -s};
+  return {along[eighth], -across[eighth]};
+}
+
+/// Powers of the n-th root of unity, as a product of two out of tables of about sqrt(n).
+class Roots {
+ public:
+  explicit Roots(int64_t n) : n_(n) {
+    while (int64_t(1) << 2 * shift_ < n) ++shift_;
+    for (int64_t k = 0; k < int64_t(1) << shift_; ++k) low_.push_back(root_of_unity(k, n));
+    for (int64_t k = 0; k <= n >> shift_; ++k) high_.push_back(root_of_unity(k << shift_, n));
+  }
+  std::complex<double> operator()(int64_t k) const {
+    const std::complex<double> a = high_[size_t(k >> shift_)], b = low_[size_t(k & ((int64_t(1) << shift_) - 1))];
+    return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
+  }
+  int64_t size() const { return n_; }
+
+ private:
+  int64_t n_;
+  int shift_ = 0;
+  std::vector<std::complex<double>> low_, high_;
+};
+
+/// One number of each sequence.
+template <class T> struct Lanes {
+  Vector<T> re, im;
+  friend Lanes operator+(const Lanes& a, const Lanes& b) { return {a.re + b.re, a.im + b.im}; }
+  friend Lanes operator-(const Lanes& a, const Lanes& b) { return {a.re - b.re, a.im - b.im}; }
+  friend Lanes operator*(const Lanes& a, const Lanes& b) {
+    return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+  }
+  friend Lanes operator*(const Lanes& a, std::complex<T> b) {
+    return {a.re * b.real() - a.im * b.imag(), a.re * b.imag() + a.im * b.real()};
+  }
+};
+template <class T> Lanes<T> swapped(const Lanes<T>& a) { return {a.im, a.re}; }
+template <class T> Lanes<T> by_minus_i(const Lanes<T>& a) { return {a.im, -a.re}; }
+
+/// The transform of r numbers in place; `table` has the cosines and then the sines of 2 pi k / r.
+template <int r, class T> [[gnu::always_inline]] inline void butterfly(Lanes<T>* a, const T* table) {
+  if constexpr (r == 2) {
+    const Lanes<T> b = a[0] - a[1];
+    a[0] = a[0] + a[1], a[1] = b;
+  } else if constexpr (r == 4) {
+    const Lanes<T> b = a[0] + a[2], c = a[0] - a[2], d = a[1] + a[3], e = by_minus_i(a[1] - a[3]);
+    a[0] = b + d, a[1] = c + e, a[2] = b - d, a[3] = c - e;
+  } else {  // odd: sums and differences of pairs, whose roots are conjugate
+    constexpr int half = r / 2;
+    Lanes<T> sums[half + 1], differences[half + 1], all = a[0];
+#pragma GCC unroll 8
+    for (int j = 1; j <= half; ++j) {
+      sums[j] = a[j] + a[r - j], differences[j] = by_minus_i(a[j] - a[r - j]);
+      all = all + sums[j];
+    }
+#pragma GCC unroll 8
+    for (int k = 1; k <= half; ++k) {
+      Lanes<T> even = a[0], odd{};
+#pragma GCC unroll 8
+      for (int j = 1; j <= half; ++j) {
+        const T c = table[j * k % r], s = table[r + j * k % r];
+        even.re += sums[j].re * c, even.im += sums[j].im * c;
+        odd.re += differences[j].re * s, odd.im += differences[j].im * s;
+      }
+      a[k] = even + odd, a[r - k] = even - odd;  // a[k] of pairs that are read no more
+    }
+    a[0] = all;
+  }
+}
+
+/// One pass over the numbers: r sequences of m, each number of `stride` neighbours, become stride * r sequences of m.
+template <class T> struct Pass {
+  int radix;
+  int64_t m, stride;
+  std::vector<std::complex<T>> twiddles;  // of p and k, for k from 1 to r - 1
+  std::vector<T> table;
+
+  template <int r> void run(const Lanes<T>* x, Lanes<T>* y) const {
+    for (int64_t p = 0; p < m; ++p) {
+      const std::complex<T>* const w = &twiddles[size_t(p * (r - 1))];
+      for (int64_t q = 0; q < stride; ++q) {
+        Lanes<T> a[r];
+#pragma GCC unroll 16
+        for (int j = 0; j < r; ++j) a[j] = x[q + stride * (p + m * j)];
+        butterfly<r>(a, table.data());
+        Lanes<T>* const to = y + q + stride * r * p;
+        to[0] = a[0];
+#pragma GCC unroll 16
+        for (int k = 1; k < r; ++k) to[stride * k] = m == 1 ? a[k] : a[k] * w[k - 1];
+      }
+    }
+  }
+
+  void operator()(const Lanes<T>* x, Lanes<T>* y) const {
+    switch (radix) {
+      case 2: return run<2>(x, y);
+      case 3: return run<3>(x, y);
+      case 4: return run<4>(x, y);
+      case 5: return run<5>(x, y);
+      case 7: return run<7>(x, y);
+      case 11: return run<11>(x, y);
+      default: return run<13>(x, y);
+    }
+  }
+};
+
+inline constexpr int radices[] = {4, 2, 3, 5, 7, 11, 13};
+
+/// What is left of n without the small primes, up to the largest.
+inline int64_t without_small(int64_t n, int largest = 13) {
+  for (int r : radices)
+    while (r <= largest && n % r == 0) n /= r;
+  return n;
+}
+
+/// A length for convolutions of n.
+inline int64_t smooth_at_least(int64_t n) {
+  while (without_small(n, 5) != 1) ++n;
+  return n;
+}
+
+/// exp(-pi i k^2 / n)
+inline std::complex<double> chirp(int64_t k, int64_t n) {
+  return root_of_unity(int64_t((unsigned __int128)(k)*uint64_t(k) % uint64_t(2 * n)), 2 * n);
+}
+
+/// Transforms of n numbers in each lane.
+template <class T> class Columns {
+ public:
+  explicit Columns(int64_t n) : n_(n), m_(without_small(n) == 1 ? n : smooth_at_least(2 * n - 1)) {
+    int64_t rest = m_, stride = 1;
+    for (int r : radices) {
+      for (; rest % r == 0 && rest > 1; rest /= r, stride *= r) {
+        Pass<T>& pass = passes_.emplace_back(Pass<T>{r, rest / r, stride, {}, {}});
+        for (int64_t p = 0; p < pass.m; ++p)
+          for (int k = 1; k < r; ++k) pass.twiddles.emplace_back(root_of_unity(p * k, rest));
+        for (int k = 0; k < r; ++k) pass.table.push_back(T(root_of_unity(k, r).real()));
+        for (int k = 0; k < r; ++k) pass.table.push_back(T(-root_of_unity(k, r).imag()));
+      }
+    }
+    if (m_ == n_) return;
+    // The transform of the conjugate chirp, in f64 whatever T is.
+    const Columns<double> inner(m_);
+    const std::unique_ptr<Lanes<double>[]> x(new Lanes<double>[size_t(m_)]()), y(new Lanes<double>[size_t(m_)]);
+    for (int64_t k = 0; k < n_; ++k) {
+      const std::complex<double> w = chirp(k, n_);
+      chirp_.emplace_back(w);
+      for (const int64_t at : {k, (m_ - k) % m_}) x[size_t(at)].re[0] = w.real(), x[size_t(at)].im[0] = -w.imag();
+    }
+    const Lanes<double>* const spectrum = inner.run(x.get(), y.get());
+    for (int64_t k = 0; k < m_; ++k)
+      spectrum_.emplace_back(T(spectrum[k].re[0] / double(m_)), T(spectrum[k].im[0] / double(m_)));
+  }
+
+  /// Numbers of each of the two buffers of run().
+  int64_t room() const { return m_; }
+
+  /// Transforms x with y as scratch; the result is in the one that is given back.
+  Lanes<T>* run(Lanes<T>* x, Lanes<T>* y) const {
+    if (m_ == n_) return run_passes(x, y);
+    for (int64_t k = 0; k < n_; ++k) x[k] = x[k] * chirp_[size_t(k)];
+    for (int64_t k = n_; k < m_; ++k) x[k] = Lanes<T>();
+    Lanes<T>* at = run_passes(x, y);
+    // The inverse transform is the forward one with parts swapped before and after.
+    for (int64_t k = 0; k < m_; ++k) at[k] = swapped(at[k] * spectrum_[size_t(k)]);
+    at = run_passes(at, at == x ? y : x);
+    for (int64_t k = 0; k < n_; ++k) at[k] = swapped(at[k]) * chirp_[size_t(k)];
+    return at;
+  }
+
+ private:
+  Lanes<T>* run_passes(Lanes<T>* x, Lanes<T>* y) const {
+    for (const Pass<T>& pass : passes_) pass(x, y), std::swap(x, y);
+    return x;
+  }
+
+  int64_t n_, m_;
+  std::vector<Pass<T>> passes_;
+  std::vector<std::complex<T>> chirp_, spectrum_;
+};
+
+}  // namespace lockstep::on_cpu::fourier

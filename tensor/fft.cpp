@@ -1,0 +1,61 @@
+#include "tensor/fft.h"
+
+#include <cmath>
+#include <utility>
+
+#include "tensor/ops_common.h"
+
+namespace lockstep::fft {
+namespace {
+
+/// Calls the kernel on rows along `dim`.
+template <class Kernel> Tensor along(const Tensor& x, int64_t dim, int64_t size, DType dtype, Kernel kernel) {
+  const Tensor rows = x.transpose(dim, -1).contiguous();
+  Shape shape = rows.shape();
+  shape[shape.rank() - 1] = size;
+  Tensor out = empty(shape, {.dtype = dtype, .device = x.device()});
+  kernel(rows, out);
+  return out.transpose(dim, -1).contiguous();
+}
+
+Tensor frequencies(const char* op, int64_t n, double d, int64_t first, int64_t count, TensorOptions options) {
+  LOCKSTEP_CHECK(n >= 1 && d != 0, "[", op, "] expected n >= 1 and d other than 0, got ", n, " and ", d);
+  LOCKSTEP_CHECK(is_floating(options.dtype), "[", op, "] expected a floating dtype, got ", options.dtype);
+  const Tensor k = arange(double(first), double(first + count), 1, {.dtype = f64, .device = options.device});
+  return div(k, full({}, double(n) * d, {.dtype = f64, .device = options.device})).to(options.dtype);
+}
+
+}  // namespace
+
+Tensor fftfreq(int64_t n, double d, TensorOptions options) {
+  return ifftshift(frequencies("fftfreq", n, d, -(n / 2), n, options));
+}
+
+Tensor rfftfreq(int64_t n, double d, TensorOptions options) {
+  return frequencies("rfftfreq", n, d, 0, n / 2 + 1, options);
+}
+
+Tensor detail::complex_to_complex(const Tensor& x, int64_t dim, bool inverse, double scale) {
+  return along(x, dim, x.size(dim), x.dtype(), [&](const Tensor& rows, Tensor& out) {
+    LOCKSTEP_KERNEL(x.device(), fft)(rows, inverse, scale, out);
+  });
+}
+
+Tensor detail::real_to_complex(const Tensor& x, int64_t dim, double scale) {
+  check_complex_device("rfft", c64, x.device());
+  return along(x, dim, x.size(dim) / 2 + 1, x.dtype() == f32 ? c64 : c128, [&](const Tensor& rows, Tensor& out) {
+    LOCKSTEP_KERNEL(x.device(), fft_real)(rows, scale, out);
+  });
+}
+
+Tensor detail::complex_to_real(const Tensor& x, int64_t n, int64_t dim, double scale) {
+  return along(x, dim, n, real_dtype(x.dtype()), [&](const Tensor& rows, Tensor& out) {
+    LOCKSTEP_KERNEL(x.device(), fft_to_real)(rows, scale, out);
+  });
+}
+
+}  // namespace lockstep::fft
+
+#define Value Tensor
+#include "tensor/fft.inc"
+#undef Value
