@@ -127,6 +127,7 @@ ResampleAxis same_axis(int64_t size) { return {.in = size, .out = size}; }
 
 ResampleAxis resample_axis(int64_t in, int64_t out, Resampling how, double scale, bool align_corners, bool antialias) {
   LOCKSTEP_CHECK(in >= 1 && out >= 1, "[resample_axis] expected sizes >= 1, got ", in, " and ", out);
+  if (in == out && how == Resampling::linear && !antialias) return same_axis(in);  // whatever the scale, as PyTorch's
   double step = scale > 0 ? 1 / scale : double(in) / double(out);
   if (align_corners) step = out > 1 ? double(in - 1) / double(out - 1) : 0;
   std::vector<Parts> all;

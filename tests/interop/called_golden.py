@@ -160,6 +160,8 @@ def resampling():
                 add(mode, n, {"size": [9, 2, 4][:n]}, shape)
                 add(mode, n, {"scale": [0.5, 3.0, 1.0][:n]}, shape)
             add(mode, n, {"size": 4}, (1, 1) + (1,) * n)
+            if mode == "linear":
+                add(mode, n, {"scale": 1.1}, shape)  # the sizes stay, and then all does
     for n, places in ((2, (4, 3)), (3, (2, 3, 2))):
         for mode, theirs in (("linear", "bilinear"), ("nearest", "nearest"), ("cubic", "bicubic")):
             for padding in ("zeros", "border", "reflection"):
