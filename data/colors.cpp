@@ -29,12 +29,14 @@ template <class T> T gray_at(const T* p, int64_t n, int64_t i) {
   return T(0.2989f * float(p[i]) + 0.587f * float(p[n + i]) + 0.114f * float(p[2 * n + i]));
 }
 
-/// factor * a + (1 - factor) * other(pixel of the whole tensor).
+/// factor * a + (1 - factor) * other(pixel of a channel, channel).
 template <class T, class Fn> void blend(const Tensor& in, const Tensor& out, double factor, Fn other) {
   const float f = float(factor), rest = float(1 - factor);
   const T* from = in.data<T>();
   T* to = out.data<T>();
-  for (int64_t i = 0; i < in.numel(); ++i) to[i] = pixel<T>(f * float(from[i]) + rest * float(other(i)));
+  const int64_t channels = in.size(0), n = in.size(1) * in.size(2);
+  for (int64_t c = 0; c < channels; ++c, from += n, to += n)
+    for (int64_t i = 0; i < n; ++i) to[i] = pixel<T>(f * float(from[i]) + rest * float(other(i, c)));
 }
 
 void check_factor(const char* op, double factor) {
@@ -87,7 +89,7 @@ Tensor adjust_brightness(const Tensor& x, double factor) {
   check_factor("adjust_brightness", factor);
   const Tensor in = coloured("adjust_brightness", x), out = empty_like(in);
   dispatch<uint8_t, float>(x.dtype(), "adjust_brightness",
-                           [&]<class T> { blend<T>(in, out, factor, [](int64_t) { return 0.f; }); });
+                           [&]<class T> { blend<T>(in, out, factor, [](int64_t, int64_t) { return 0.f; }); });
   return out;
 }
 
@@ -100,7 +102,7 @@ Tensor adjust_contrast(const Tensor& x, double factor) {
     double sum = 0;
     for (int64_t i = 0; i < n; ++i) sum += double(in.size(0) == 1 ? from[i] : gray_at(from, n, i));
     const float mean = float(sum / double(n));
-    blend<T>(in, out, factor, [mean](int64_t) { return mean; });
+    blend<T>(in, out, factor, [mean](int64_t, int64_t) { return mean; });
   });
   return out;
 }
@@ -113,7 +115,7 @@ Tensor adjust_saturation(const Tensor& x, double factor) {
   const int64_t n = in.size(1) * in.size(2);
   dispatch<uint8_t, float>(x.dtype(), "adjust_saturation", [&]<class T> {
     const T* from = in.data<T>();
-    blend<T>(in, out, factor, [from, n](int64_t i) { return gray_at(from, n, i % n); });
+    blend<T>(in, out, factor, [from, n](int64_t i, int64_t) { return gray_at(from, n, i); });
   });
   return out;
 }
@@ -126,6 +128,7 @@ Tensor adjust_hue(const Tensor& x, double turn) {
   const int64_t n = in.size(1) * in.size(2);
   dispatch<uint8_t, float>(x.dtype(), "adjust_hue", [&]<class T> {
     const T* p = in.data<T>();
+    T* to = out.data<T>();
     for (int64_t i = 0; i < n; ++i) {
       const auto at = [&](int c) { return float(p[c * n + i]) / bound_of<T>(); };
       Hsv colour = hsv_of(at(0), at(1), at(2));
@@ -133,8 +136,8 @@ Tensor adjust_hue(const Tensor& x, double turn) {
       colour.h -= std::floor(colour.h);
       const auto rgb = rgb_of(colour);
       for (int c = 0; c < 3; ++c)
-        if constexpr (std::is_same_v<T, uint8_t>) out.data<T>()[c * n + i] = T(rgb[size_t(c)] * 255.999f);
-        else out.data<T>()[c * n + i] = rgb[size_t(c)];
+        if constexpr (std::is_same_v<T, uint8_t>) to[c * n + i] = T(rgb[size_t(c)] * 255.999f);
+        else to[c * n + i] = rgb[size_t(c)];
     }
   });
   return out;
@@ -147,9 +150,10 @@ Tensor adjust_sharpness(const Tensor& x, double factor) {
   if (h <= 2 || w <= 2) return in;
   const Tensor out = empty_like(in);
   dispatch<uint8_t, float>(x.dtype(), "adjust_sharpness", [&]<class T> {
-    const T* p = in.data<T>();
-    blend<T>(in, out, factor, [=](int64_t i) {
-      const int64_t column = i % w, row = i / w % h;
+    const T* all = in.data<T>();
+    blend<T>(in, out, factor, [=](int64_t i, int64_t c) {
+      const T* p = all + c * h * w;
+      const int64_t column = i % w, row = i / w;
       if (row == 0 || row == h - 1 || column == 0 || column == w - 1) return float(p[i]);
       float sum = 4 * float(p[i]);
       for (int64_t dy = -1; dy <= 1; ++dy)
@@ -164,7 +168,9 @@ Tensor posterize(const Tensor& x, int bits) {
   LOCKSTEP_CHECK(bits >= 0 && bits <= 8, "[posterize] expected 0 to 8 bits, got ", bits);
   const Tensor in = of_bytes("posterize", x), out = empty_like(in);
   const int mask = 256 - (1 << (8 - bits));
-  for (int64_t i = 0; i < in.numel(); ++i) out.data<uint8_t>()[i] = uint8_t(in.data<uint8_t>()[i] & mask);
+  const uint8_t* from = in.data<uint8_t>();
+  uint8_t* to = out.data<uint8_t>();
+  for (int64_t i = 0, n = in.numel(); i < n; ++i) to[i] = uint8_t(from[i] & mask);
   return out;
 }
 
@@ -172,8 +178,8 @@ Tensor solarize(const Tensor& x, double threshold) {
   const Tensor in = picture("solarize", x), out = empty_like(in);
   dispatch<uint8_t, float>(x.dtype(), "solarize", [&]<class T> {
     const T *from = in.data<T>(), most = T(bound_of<T>());
-    for (int64_t i = 0; i < in.numel(); ++i)
-      out.data<T>()[i] = double(from[i]) >= threshold ? T(most - from[i]) : from[i];
+    T* to = out.data<T>();
+    for (int64_t i = 0, n = in.numel(); i < n; ++i) to[i] = double(from[i]) >= threshold ? T(most - from[i]) : from[i];
   });
   return out;
 }
@@ -188,7 +194,8 @@ Tensor autocontrast(const Tensor& x) {
       const bool flat = *least == *most;
       const float start = flat ? 0 : float(*least);
       const float scale = flat ? 1 : 1 / (float(*most) - float(*least)) * bound_of<T>();  // rounded as PyTorch does
-      for (int64_t i = 0; i < n; ++i) out.data<T>()[c * n + i] = pixel<T>((float(from[i]) - start) * scale);
+      T* to = out.data<T>() + c * n;
+      for (int64_t i = 0; i < n; ++i) to[i] = pixel<T>((float(from[i]) - start) * scale);
     }
   });
   return out;

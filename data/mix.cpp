@@ -74,7 +74,8 @@ Example MixUp::operator()(const Example& batch) const {
   const float own = float(part), other = float(1 - part);
   for (int64_t i = 0; i < n; ++i) {
     const float *a = in.data<float>() + i * each, *b = in.data<float>() + (i + n - 1) % n * each;
-    for (int64_t j = 0; j < each; ++j) out.data<float>()[i * each + j] = own * a[j] + other * b[j];
+    float* to = out.data<float>() + i * each;
+    for (int64_t j = 0; j < each; ++j) to[j] = own * a[j] + other * b[j];
   }
   return {out, mixed_targets(batch.target, classes, part)};
 }

@@ -143,7 +143,9 @@ Tensor ToTensor::operator()(const Tensor& x) const {
   const Tensor in = picture("ToTensor", x);
   if (in.dtype() == f32) return in;
   const Tensor out = empty(in.shape(), {.device = cpu});
-  for (int64_t i = 0; i < in.numel(); ++i) out.data<float>()[i] = float(in.data<uint8_t>()[i]) / 255;
+  const uint8_t* from = in.data<uint8_t>();
+  float* to = out.data<float>();
+  for (int64_t i = 0, n = in.numel(); i < n; ++i) to[i] = float(from[i]) / 255;
   return out;
 }
 
@@ -160,7 +162,8 @@ Tensor Normalize::operator()(const Tensor& x) const {
   for (size_t c = 0; c < channels; ++c) {
     const float m = float(mean[mean.size() == 1 ? 0 : c]), d = float(deviation[mean.size() == 1 ? 0 : c]);
     const float* from = in.data<float>() + int64_t(c) * n;
-    for (int64_t i = 0; i < n; ++i) out.data<float>()[int64_t(c) * n + i] = (from[i] - m) / d;
+    float* to = out.data<float>() + int64_t(c) * n;
+    for (int64_t i = 0; i < n; ++i) to[i] = (from[i] - m) / d;
   }
   return out;
 }

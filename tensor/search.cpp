@@ -141,7 +141,8 @@ Tensor histc(const Tensor& x, int64_t bins, double low, double high) {
 
 Unique unique(const Tensor& x) {
   check_defined("unique", x);
-  const auto [sorted, places] = sort(at_hand(x).reshape({x.numel()}), 0);
+  const ValuesIndices ordered = sort(at_hand(x).reshape({x.numel()}), 0);
+  const Tensor &sorted = ordered.values, &places = ordered.indices;
   const int64_t n = x.numel();
   const Tensor inverse = empty({n}, counted_here());
   std::vector<int64_t> starts;  // of runs of equal elements

@@ -38,13 +38,14 @@ Tensor slope(int64_t channels, int64_t height, int64_t width) {
 TEST_CASE("pictures: files are read as Pillow reads them") {
   const auto expected = arrays_of("files.npz");
   int read = 0;
-  for (const auto& [name, image] : expected) {
+  for (const auto& entry : expected) {
+    const std::string& name = entry.first;
     CAPTURE(name);
     const bool gray = name == "as_gray";
     const Tensor ours = read_image(golden("pictures/" + (gray ? "rgb.png" : name)),
                                    {.mode = gray ? ImageMode::gray : ImageMode::unchanged});
     // Inks are mixed by a formula; all else is exact.
-    CHECK(off(ours, image) <= (name == "cmyk.jpg" ? 1 : 0));
+    CHECK(off(ours, entry.second) <= (name == "cmyk.jpg" ? 1 : 0));
     ++read;
   }
   CHECK(read == 16);

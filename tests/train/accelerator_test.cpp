@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "autograd/ops.h"
+#include "data/stream.h"
 #include "nn/linear.h"
 #include "optim/optim.h"
 #include "optim/schedule.h"
@@ -130,6 +131,61 @@ TEST_CASE("accelerator: the same parameters and learning rates for any number of
     CHECK(rest.model == one.model);
     CHECK(std::equal(rest.rates.begin(), rest.rates.end(), one.rates.end() - int64_t(rest.rates.size())));
     CHECK(rest.rates.size() == 6);
+  }
+}
+
+TEST_CASE("accelerator: a stream, saved by some ranks and gone on with by others") {
+  const TempDir dir;
+  std::vector<std::string> shards;
+  for (int shard = 0; shard < 3; ++shard) {
+    std::string text;
+    for (int i = 0; i < 20 + 5 * shard; ++i) text += str(100 * shard + i, "\n");
+    shards.push_back(dir.write(str(shard), text));
+  }
+  const auto train_on = [&](int ranks, const std::string& folder, int part) {
+    std::vector<float> found;
+    on_each_rank(ranks, [&] {
+      manual_seed(5);
+      Mlp net;
+      optim::AdamW adam(net.parameters(), {.lr = 0.02});
+      const auto stream = data::stream_lines<data::Example>(
+          shards, {.block = 7, .shuffle_shards = true, .lanes = 2, .run = 4, .seed = 3},
+          [](const data::Record& record) {
+            const int64_t number = std::stoll(std::string(record.bytes));
+            return data::Example{randn({6}) + double(number % 3), Tensor::from<int64_t>({number % 3}, {})};
+          });
+      data::DataLoader<data::Example> batches(
+          stream, {.batch_size = 4, .sampler = data::stream_sampler({.samples = 48, .micro_batch = 4}), .workers = 1});
+      Accelerator acc({.gradient_accumulation_steps = 4 / ranks});
+      auto [model, optimizer, loader] = acc.prepare(net, adam, batches);
+      if (part == 1) acc.load_state(folder);
+      for (int epoch = part == 1 ? 1 : 0; epoch < 3; ++epoch) {
+        for (auto& [x, y] : loader) {
+          auto hold = acc.accumulate(model);
+          acc.backward(cross_entropy(model(x), y));
+          const bool updates = acc.sync_gradients();
+          optimizer.step();
+          optimizer.zero_grad();
+          if (updates && part == 0 && epoch == 1) {
+            acc.save_state(folder);
+            return;
+          }
+        }
+      }
+      const auto whole = acc.engine().whole_state().model;
+      if (!acc.is_main_process()) return;
+      for (const auto& [name, tensor] : whole)
+        for (const float value : tensor.to_vector<float>()) found.push_back(value);
+    });
+    return found;
+  };
+  const auto one = train_on(1, "", -1);
+  CHECK(!one.empty());
+  for (const int ranks : {2, 4}) CHECK(train_on(ranks, "", -1) == one);
+  for (const auto& [first, rest] : std::vector<std::pair<int, int>>{{1, 4}, {4, 2}, {2, 1}}) {
+    const TempDir folder;
+    train_on(first, folder.str(), 0);  // within the second epoch
+    CHECK(train_on(rest, folder.str(), 1) == one);
   }
 }
 

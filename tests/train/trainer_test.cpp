@@ -158,14 +158,18 @@ TEST_CASE("trainer: a stream gives the same bits under other plans, which go on 
   o.steps = 12;  // more than a round
   const Found one = run(o, streamed);
   CHECK(one.steps == 12);
-  for (const auto& [plan, ranks, accumulate] :
-       std::vector<std::tuple<std::string, int, int64_t>>{{"dp2", 2, 2}, {"dp4+zero2", 4, 1}, {"pp2", 2, 4}}) {
+  struct Row {
+    const char* plan;
+    int ranks;
+    int64_t accumulate;
+  };
+  for (const Row& row : std::vector<Row>{{"dp2", 2, 2}, {"dp4+zero2", 4, 1}, {"pp2", 2, 4}}) {
     const TempDir out;
-    train::Options half = options(), other = options(plan, ranks, accumulate);
+    train::Options half = options(), other = options(row.plan, row.ranks, row.accumulate);
     half.out = other.out = out.path.string();
     half.steps = 5, other.steps = 12, other.resume = true;
     run(half, streamed);
-    CHECK_MESSAGE(run(other, streamed).model == one.model, plan, " goes on from one process");
+    CHECK_MESSAGE(run(other, streamed).model == one.model, row.plan, " goes on from one process");
   }
   CHECK_THROWS_WITH_AS(run(o,
                            [&](train::TrainerOptions& t) {
