@@ -123,6 +123,14 @@ TEST_CASE("linalg: svd") {
         CHECK(worst(matmul(vh, t(vh)), identity(n, a)) < allowed);
         CHECK(worst(la::svdvals(a), s) <= allowed * max(s).item());
         CHECK(min(s).item() >= 0);
+        const auto [q2, r] = la::qr(a);
+        CHECK(worst(matmul(q2, r), a) <= allowed * max(abs(a)).item());
+        CHECK(worst(matmul(t(q2), q2), identity(n, a)) < allowed);
+        const Tensor both = a + t(a);
+        const auto [values, vectors] = la::eigh(both);
+        CHECK(worst(matmul(vectors * values.unsqueeze(-2), t(vectors)), both) <= allowed * max(abs(both)).item());
+        CHECK(worst(matmul(t(vectors), vectors), identity(n, a)) < allowed);
+        CHECK(worst(la::eigvalsh(both), values) <= allowed * max(abs(both)).item());
       }
     }
   const Tensor apart = Tensor::from<double>({1e200, 1, 1e-200, 0}, {2, 2});
