@@ -280,12 +280,15 @@ TEST_CASE("linalg: matrix_exp") {
 
 TEST_CASE("linalg: threads change no bit") {
   manual_seed(7);
-  const Tensor a = drawn({300, 9, 9}, f32), large = drawn({3, 70, 60}, f32), s = positive({40}, 20, f64);
+  const Tensor a = drawn({300, 9, 9}, f32), large = drawn({150, 100}, f32), s = positive({40}, 20, f64);
+  const Tensor one = matmul(t(large), large);
   check_threads([&] {
     const auto [u, d, vh] = la::svd(large);
     const auto [q, r] = la::qr(a);
     const auto [values, vectors] = la::eigh(s);
-    return std::vector{la::inv(a), la::det(a), u, d, vh, q, r, values, vectors, la::cholesky(s), la::matrix_exp(a)};
+    const Tensor turned = la::eigh(one).vectors;  // by several threads
+    return std::vector{la::inv(a),      la::det(a),       u, d, vh, q, r, values, vectors, turned,
+                       la::cholesky(s), la::matrix_exp(a)};
   });
 }
 
