@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "tensor/cpu/lanes.h"
@@ -171,57 +172,105 @@ class Iteration {
   Sweep done_;
 };
 
-template <class T> void sort_values(std::vector<double>& d, Columns<T> u, Columns<T> v) {
+/// Sorted by before(a, b), columns along with them.
+template <class T, class Before> void sort_values(std::vector<double>& d, Columns<T> u, Columns<T> v, Before before) {
   const auto swap_columns = [](Columns<T> x, size_t i, size_t j) {
     if (x.data)
       std::swap_ranges(x.data + int64_t(i) * x.rows, x.data + int64_t(i + 1) * x.rows, x.data + int64_t(j) * x.rows);
   };
   for (size_t i = 0; i < d.size(); ++i) {
-    if (!std::signbit(d[i])) continue;
-    d[i] = -d[i];
-    if (v.data)
-      for (int64_t k = 0; k < v.rows; ++k) v.data[int64_t(i) * v.rows + k] = -v.data[int64_t(i) * v.rows + k];
-  }
-  for (size_t i = 0; i < d.size(); ++i) {
-    const size_t most = size_t(std::max_element(d.begin() + int64_t(i), d.end()) - d.begin());
-    if (most == i) continue;
-    std::swap(d[i], d[most]);
-    swap_columns(u, i, most), swap_columns(v, i, most);
+    const size_t first = size_t(std::min_element(d.begin() + int64_t(i), d.end(), before) - d.begin());
+    if (first == i) continue;
+    std::swap(d[i], d[first]);
+    swap_columns(u, i, first), swap_columns(v, i, first);
   }
 }
 
-}  // namespace
-
-template <class T> bool bidiagonal_svd(std::vector<double>& d, std::vector<double>& e, Columns<T> u, Columns<T> v) {
+/// What counts as 0 above the diagonal: beside what rounding does to f32, and to the iteration itself, which cannot
+/// make less of f64 between two equal values. NaN of what is not finite.
+template <class T> double negligible_of(const std::vector<double>& d, const std::vector<double>& e) {
   double norm = 0;
-  for (const double x : d) norm = std::max(norm, std::fabs(x));
-  for (const double x : e) norm = std::max(norm, std::fabs(x));
-  if (!std::isfinite(norm)) return false;
-  // Beside what rounding does to f32, and to the iteration itself: of two equal values it cannot make less of f64.
-  const double negligible = norm * (sizeof(T) == 4 ? 0x1p-28 : 0x1p-50);
-  Iteration iteration(d, e);
-  Turned<T> vectors(u, v, d.size());
+  for (const auto& list : {d, e})
+    for (const double x : list) norm = std::isfinite(x) ? std::max(norm, std::fabs(x)) : x - x;
+  return norm * (sizeof(T) == 4 ? 0x1p-28 : 0x1p-50);
+}
+
+/// sweep(low, high) on parts until e is 0, while `vectors` turn along. False: it did not converge.
+template <class T, class Fn>
+bool iterate(size_t size, const std::vector<double>& e, double negligible, Turned<T>& vectors, Fn sweep) {
+  if (std::isnan(negligible)) return false;
   std::vector<Sweep> sweeps;
-  int64_t high = int64_t(d.size()) - 1, left = 60 * int64_t(d.size());
+  int64_t high = int64_t(size) - 1, left = 60 * int64_t(size);
   while (high > 0) {
     int64_t low = high;
-    for (; low > 0 && std::fabs(e[size_t(low - 1)]) > negligible; --low) {}
+    while (low > 0 && std::fabs(e[size_t(low - 1)]) > negligible) --low;
     if (low == high) {
       --high;
       continue;
     }
     if (left-- == 0) return false;
-    Sweep done = iteration.sweep(low, high, negligible);
+    Sweep done = sweep(low, high);
     if (vectors.empty()) continue;
     sweeps.push_back(std::move(done));
     if (sweeps.size() == 16) vectors.turn(sweeps);
   }
   vectors.turn(sweeps);
   vectors.finish();
-  sort_values(d, u, v);
   return true;
 }
+
+/// One sweep over the part [low, high] of a tridiagonal matrix, with Wilkinson's shift.
+Sweep sweep_symmetric(std::vector<double>& d, std::vector<double>& e, int64_t low, int64_t high) {
+  Sweep done{size_t(low), {}, {}};
+  const size_t l = size_t(low), h = size_t(high);
+  const double half = 0.5 * (d[h - 1] - d[h]), beside = e[h - 1];
+  double f = d[l] - (d[h] - beside * (beside / (half + std::copysign(std::hypot(half, beside), half)))), g = e[l];
+  for (size_t i = l; i < h; ++i) {
+    const Turn turn = turn_of(f, g);
+    const double c = turn.c, s = turn.s, a = d[i], b = e[i], z = d[i + 1],
+                 cross = c * s * (z - a) + (c * c - s * s) * b;
+    if (i > l) e[i - 1] = turn.r;
+    d[i] = c * c * a + 2 * c * s * b + s * s * z;
+    d[i + 1] = s * s * a - 2 * c * s * b + c * c * z;
+    e[i] = f = cross;
+    if (i + 1 < h) {
+      g = s * e[i + 1];
+      e[i + 1] *= c;
+    }
+    done.left.push_back(turn);
+  }
+  return done;
+}
+
+}  // namespace
+
+template <class T> bool bidiagonal_svd(std::vector<double>& d, std::vector<double>& e, Columns<T> u, Columns<T> v) {
+  const double negligible = negligible_of<T>(d, e);
+  Iteration iteration(d, e);
+  Turned<T> vectors(u, v, d.size());
+  const auto sweep = [&](int64_t low, int64_t high) { return iteration.sweep(low, high, negligible); };
+  if (!iterate<T>(d.size(), e, negligible, vectors, sweep)) return false;
+  for (size_t i = 0; i < d.size(); ++i) {
+    if (!std::signbit(d[i])) continue;
+    d[i] = -d[i];
+    for (int64_t k = 0; v.data && k < v.rows; ++k) v.data[int64_t(i) * v.rows + k] = -v.data[int64_t(i) * v.rows + k];
+  }
+  sort_values<T>(d, u, v, std::greater<>());
+  return true;
+}
+
+template <class T> bool tridiagonal_eigh(std::vector<double>& d, std::vector<double>& e, Columns<T> q) {
+  Turned<T> vectors(q, {}, d.size());
+  const auto sweep = [&](int64_t low, int64_t high) { return sweep_symmetric(d, e, low, high); };
+  if (!iterate<T>(d.size(), e, negligible_of<T>(d, e), vectors, sweep)) return false;
+  sort_values<T>(d, q, {}, std::less<>());
+  return true;
+}
+
 template bool bidiagonal_svd(std::vector<double>&, std::vector<double>&, Columns<float>, Columns<float>);
 template bool bidiagonal_svd(std::vector<double>&, std::vector<double>&, Columns<double>, Columns<double>);
+
+template bool tridiagonal_eigh(std::vector<double>&, std::vector<double>&, Columns<float>);
+template bool tridiagonal_eigh(std::vector<double>&, std::vector<double>&, Columns<double>);
 
 }  // namespace lockstep::on_cpu

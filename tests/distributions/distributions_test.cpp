@@ -81,7 +81,8 @@ TEST_CASE("distributions: samples have the moments that they should have") {
         CAPTURE(i);
         // Five deviations of the mean, and of the variance, by the fourth moment.
         CHECK(std::abs(got[i] - means[i]) < 5 * std::sqrt(variances[i] / n));
-        CHECK(std::abs(spread[i] - variances[i]) < 6 * std::sqrt(std::max(0.0, fourth[i] - spread[i] * spread[i]) / n) + 1e-4 * spread[i]);
+        CHECK(std::abs(spread[i] - variances[i]) <
+              6 * std::sqrt(std::max(0.0, fourth[i] - spread[i] * spread[i]) / n) + 1e-4 * spread[i]);
       }
       if (!row.has_entropy || d->event_shape().rank() > 0) continue;
       // The entropy is the mean of -log_prob.

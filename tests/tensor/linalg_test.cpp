@@ -123,6 +123,14 @@ TEST_CASE("linalg: svd") {
         CHECK(worst(matmul(vh, t(vh)), identity(n, a)) < allowed);
         CHECK(worst(la::svdvals(a), s) <= allowed * max(s).item());
         CHECK(min(s).item() >= 0);
+        const auto [q2, r] = la::qr(a);
+        CHECK(worst(matmul(q2, r), a) <= allowed * max(abs(a)).item());
+        CHECK(worst(matmul(t(q2), q2), identity(n, a)) < allowed);
+        const Tensor both = a + t(a);
+        const auto [values, vectors] = la::eigh(both);
+        CHECK(worst(matmul(vectors * values.unsqueeze(-2), t(vectors)), both) <= allowed * max(abs(both)).item());
+        CHECK(worst(matmul(t(vectors), vectors), identity(n, a)) < allowed);
+        CHECK(worst(la::eigvalsh(both), values) <= allowed * max(abs(both)).item());
       }
     }
   const Tensor apart = Tensor::from<double>({1e200, 1, 1e-200, 0}, {2, 2});
@@ -272,12 +280,15 @@ TEST_CASE("linalg: matrix_exp") {
 
 TEST_CASE("linalg: threads change no bit") {
   manual_seed(7);
-  const Tensor a = drawn({300, 9, 9}, f32), large = drawn({3, 70, 60}, f32), s = positive({40}, 20, f64);
+  const Tensor a = drawn({300, 9, 9}, f32), large = drawn({150, 100}, f32), s = positive({40}, 20, f64);
+  const Tensor one = matmul(t(large), large);
   check_threads([&] {
     const auto [u, d, vh] = la::svd(large);
     const auto [q, r] = la::qr(a);
     const auto [values, vectors] = la::eigh(s);
-    return std::vector{la::inv(a), la::det(a), u, d, vh, q, r, values, vectors, la::cholesky(s), la::matrix_exp(a)};
+    const Tensor turned = la::eigh(one).vectors;  // by several threads
+    return std::vector{la::inv(a),      la::det(a),       u, d, vh, q, r, values, vectors, turned,
+                       la::cholesky(s), la::matrix_exp(a)};
   });
 }
 
