@@ -5,13 +5,13 @@
 #include <functional>
 
 #include "autograd/autocast.h"
+#include "autograd/recorded.h"
 #include "autograd/tape.h"
 #include "tensor/linalg_checks.h"
 
 namespace lockstep::linalg {
 namespace {
 
-const Tensor& bare(const Variable& x) { return x.tensor(); }
 /// Products of what is composed are not rounded to 16 bits.
 struct Exact {
   Autocast off{bf16, false};
@@ -126,39 +126,65 @@ Tensor determinant_grad(const Tensor& g, const Tensor& a, const Tensor& det) {
   return mul(g.unsqueeze(-1).unsqueeze(-1), cofactor);
 }
 
-SvdOf<Variable> recorded_svd(const char* name, const Variable& a, const SvdOf<Tensor>& made, bool values_alone) {
+SvdOf<Variable> recorded_svd(const char* name, const Variable& a, const SvdOf<Tensor>& made, bool values_alone,
+                             bool full) {
   // Of full matrices, the vectors beyond the smaller size have no gradient of their own: they may be any.
   const int64_t k = made.s.size(-1), more_u = made.u.size(-1) - k, more_v = made.vh.size(-2) - k;
-  const Saved u = made.u.narrow(-1, 0, k), s = made.s, vh = made.vh.narrow(-2, 0, k);
+  const Saved kept = a, u = made.u.narrow(-1, 0, k), s = made.s, vh = made.vh.narrow(-2, 0, k);
   std::vector<Tensor> outputs{made.s};
   if (!values_alone) outputs.push_back(made.u), outputs.push_back(made.vh);
-  auto all = record(name, std::vector<Variable>{a}, outputs, [=](Backward& back) {
-    Tensor grad_u, grad_vh;
+  auto all = record(name, std::vector<Variable>{a}, outputs, [=](auto& back) {
+    Value<decltype(back)> grad_u, grad_vh;
     if (!values_alone) grad_u = back.grad(1), grad_vh = back.grad(2);
     if (grad_u.defined() && more_u > 0) grad_u = grad_u.narrow(-1, 0, k);
     if (grad_vh.defined() && more_v > 0) grad_vh = grad_vh.narrow(-2, 0, k);
-    back.give(0, svd_grad(grad_u, back.grad(0), grad_vh, u.get(name), s.get(name), vh.get(name)));
+    if constexpr (is_recorded<decltype(back)>) {  // decomposed anew, as some of it may not be among the outputs
+      const SvdOf<Variable> again = svd(back.input(0, kept), full);
+      back.give(0,
+                svd_grad(grad_u, back.grad(0), grad_vh, again.u.narrow(-1, 0, k), again.s, again.vh.narrow(-2, 0, k)));
+    } else {
+      back.give(0, svd_grad(grad_u, back.grad(0), grad_vh, u.get(name), s.get(name), vh.get(name)));
+    }
   });
   return {values_alone ? Variable() : all[1], all[0], values_alone ? Variable() : all[2]};
 }
 
-EighOf<Variable> recorded_eigh(const char* name, const Variable& a, const EighOf<Tensor>& made, bool values_alone) {
+EighOf<Variable> recorded_eigh(const char* name, const Variable& a, const EighOf<Tensor>& made, bool values_alone,
+                               bool upper) {
   std::vector<Tensor> outputs{made.values};
   if (!values_alone) outputs.push_back(made.vectors);
   auto all = record(name, std::vector<Variable>{a}, outputs,
-                    [=, values = Saved(made.values), vectors = Saved(made.vectors)](Backward& back) {
-                      const Tensor grad_vectors = values_alone ? Tensor() : back.grad(1);
-                      back.give(0, eigh_grad(back.grad(0), grad_vectors, values.get(name), vectors.get(name)));
+                    [=, kept = Saved(a), values = Saved(made.values), vectors = Saved(made.vectors)](auto& back) {
+                      using V = Value<decltype(back)>;
+                      const V grad_vectors = values_alone ? V() : back.grad(1);
+                      if constexpr (is_recorded<decltype(back)>) {
+                        const EighOf<Variable> again = eigh(back.input(0, kept), upper);
+                        back.give(0, eigh_grad<V>(back.grad(0), grad_vectors, again.values, again.vectors));
+                      } else {
+                        back.give(0, eigh_grad(back.grad(0), grad_vectors, values.get(name), vectors.get(name)));
+                      }
                     });
   return {all[0], values_alone ? Variable() : all[1]};
+}
+
+Variable solve_matrices(const Variable& a, const Variable& b);
+Variable solve_triangles(const Variable& a, const Variable& b, bool upper, bool unit);
+template <class V> V solved(const V& a, const V& b) {
+  if constexpr (std::is_same_v<V, Tensor>) return linalg::solve_matrices(a, b);
+  else return solve_matrices(a, b);
+}
+template <class V> V solved_triangles(const V& a, const V& b, bool upper, bool unit) {
+  if constexpr (std::is_same_v<V, Tensor>) return linalg::solve_triangles(a, b, upper, unit);
+  else return solve_triangles(a, b, upper, unit);
 }
 
 Variable solve_matrices(const Variable& a, const Variable& b) {
   const Tensor x = linalg::solve_matrices(a.tensor(), b.tensor());
   if (!needs_grad({&a, &b})) return x;
-  return record("solve", {&a, &b}, x, [a = Saved(a), x = Saved(x)](Backward& back) {
-    const Tensor grad_b = linalg::solve_matrices(flipped(a.get("solve")), back.grad());
-    if (back.needs(0)) back.give(0, left_side_grad(grad_b, x.get("solve")));
+  return record("solve", {&a, &b}, x, [a = Saved(a), x = Saved(x)](auto& back) {
+    using V = Value<decltype(back)>;
+    const V grad_b = solved<V>(flipped(back.input(0, a)), back.grad());
+    if (back.needs(0)) back.give(0, left_side_grad<V>(grad_b, back.output(x)));
     back.give(1, grad_b);
   });
 }
@@ -167,10 +193,11 @@ Variable solve_triangles(const Variable& a, const Variable& b, bool upper, bool 
   const char* const name = "solve_triangular";
   const Tensor x = linalg::solve_triangles(a.tensor(), b.tensor(), upper, unit);
   if (!needs_grad({&a, &b})) return x;
-  return record(name, {&a, &b}, x, [=, a = Saved(a), x = Saved(x)](Backward& back) {
-    const Tensor grad_b = linalg::solve_triangles(flipped(a.get(name)), back.grad(), !upper, unit);
+  return record(name, {&a, &b}, x, [=, a = Saved(a), x = Saved(x)](auto& back) {
+    using V = Value<decltype(back)>;
+    const V grad_b = solved_triangles<V>(flipped(back.input(0, a)), back.grad(), !upper, unit);
     if (back.needs(0)) {
-      const Tensor grad_a = left_side_grad(grad_b, x.get(name));
+      const V grad_a = left_side_grad<V>(grad_b, back.output(x));
       back.give(0, upper ? triu(grad_a, unit) : tril(grad_a, -int64_t(unit)));
     }
     back.give(1, grad_b);
@@ -183,7 +210,9 @@ InverseOf<Variable> inv_ex(const Variable& a) {
   const InverseOf<Tensor> made = inv_ex(a.tensor());
   if (!needs_grad({&a})) return {made.inverse, made.info};
   return {record("inv", {&a}, made.inverse,
-                 [y = Saved(made.inverse)](Backward& back) { back.give(0, inverse_grad(back.grad(), y.get("inv"))); }),
+                 [y = Saved(made.inverse)](auto& back) {
+                   back.give(0, inverse_grad<Value<decltype(back)>>(back.grad(), back.output(y)));
+                 }),
           made.info};
 }
 
@@ -191,8 +220,9 @@ Variable cholesky(const Variable& a, bool upper) {
   if (upper) return cholesky(a.transpose(-2, -1), false).transpose(-2, -1);
   const Tensor l = cholesky(a.tensor(), false);
   if (!needs_grad({&a})) return l;
-  return record("cholesky", {&a}, l,
-                [l = Saved(l)](Backward& back) { back.give(0, cholesky_grad(back.grad(), l.get("cholesky"))); });
+  return record("cholesky", {&a}, l, [l = Saved(l)](auto& back) {
+    back.give(0, cholesky_grad<Value<decltype(back)>>(back.grad(), back.output(l)));
+  });
 }
 
 QrOf<Variable> qr(const Variable& a, QrMode mode) {
@@ -202,7 +232,8 @@ QrOf<Variable> qr(const Variable& a, QrMode mode) {
   std::vector<Tensor> outputs{made.r};
   if (mode != QrMode::r) outputs.push_back(made.q);
   auto all = record("qr", std::vector<Variable>{a}, outputs,
-                    [=, a = Saved(a), q = Saved(made.q), r = Saved(made.r)](Backward& back) {
+                    [=, a = Saved(a), q = Saved(made.q), r = Saved(made.r)](auto& back) {
+                      using V = Value<decltype(back)>;
                       LOCKSTEP_CHECK(mode != QrMode::r,
                                      "[qr] expected the mode reduced or complete, got r, which has "
                                      "no gradient: it keeps no q");
@@ -210,9 +241,10 @@ QrOf<Variable> qr(const Variable& a, QrMode mode) {
                                      "[qr] expected the mode reduced for the "
                                      "gradient of matrices with more rows than columns, got complete of ",
                                      a.get("qr").shape());
-                      const Tensor &grad_r = back.grad(0), &grad_q = back.grad(1);
-                      back.give(0, m < n ? wide_qr_grad(grad_q, grad_r, a.get("qr"), q.get("qr"), r.get("qr"))
-                                         : tall_qr_grad(grad_q, grad_r, q.get("qr"), r.get("qr")));
+                      const V &grad_r = back.grad(0), &grad_q = back.grad(1);
+                      const V kept_q = back.output(q, 1), kept_r = back.output(r, 0);
+                      back.give(0, m < n ? wide_qr_grad<V>(grad_q, grad_r, back.input(0, a), kept_q, kept_r)
+                                         : tall_qr_grad<V>(grad_q, grad_r, kept_q, kept_r));
                     });
   return {mode == QrMode::r ? Variable() : all[1], all[0]};
 }
@@ -220,45 +252,53 @@ QrOf<Variable> qr(const Variable& a, QrMode mode) {
 SvdOf<Variable> svd(const Variable& a, bool full_matrices) {
   const SvdOf<Tensor> made = svd(a.tensor(), full_matrices);
   if (!needs_grad({&a})) return {made.u, made.s, made.vh};
-  return recorded_svd("svd", a, made, false);
+  return recorded_svd("svd", a, made, false, full_matrices);
 }
 Variable svdvals(const Variable& a) {
   if (!needs_grad({&a})) return svdvals(a.tensor());
-  return recorded_svd("svdvals", a, svd(a.tensor(), false), true).s;
+  return recorded_svd("svdvals", a, svd(a.tensor(), false), true, false).s;
 }
 
 EighOf<Variable> eigh(const Variable& a, bool upper) {
   const EighOf<Tensor> made = eigh(a.tensor(), upper);
   if (!needs_grad({&a})) return {made.values, made.vectors};
-  return recorded_eigh("eigh", a, made, false);
+  return recorded_eigh("eigh", a, made, false, upper);
 }
 Variable eigvalsh(const Variable& a, bool upper) {
   if (!needs_grad({&a})) return eigvalsh(a.tensor(), upper);
-  return recorded_eigh("eigvalsh", a, eigh(a.tensor(), upper), true).values;
+  return recorded_eigh("eigvalsh", a, eigh(a.tensor(), upper), true, upper).values;
 }
 
 Variable det(const Variable& a) {
   const Tensor out = det(a.tensor());
   if (!needs_grad({&a})) return out;
-  return record("det", {&a}, out, [a = Saved(a), out = Saved(out)](Backward& back) {
-    back.give(0, determinant_grad(back.grad(), a.get("det"), out.get("det")));
+  return record("det", {&a}, out, [a = Saved(a), out = Saved(out)](auto& back) {
+    if constexpr (is_recorded<decltype(back)>) {
+      const Variable value = back.output(out);
+      LOCKSTEP_CHECK(!any(eq(value.tensor(), zeros_like(value.tensor()))).template item<bool>(),
+                     "[det] expected matrices that can be inverted for a second derivative, got a singular one");
+      const Variable g = mul(back.grad(), value).unsqueeze(-1).unsqueeze(-1);
+      back.give(0, mul(g, flipped(inv_ex(back.input(0, a)).inverse)));
+    } else {
+      back.give(0, determinant_grad(back.grad(), a.get("det"), out.get("det")));
+    }
   });
 }
 
 SlogdetOf<Variable> slogdet(const Variable& a) {
   const SlogdetOf<Tensor> made = slogdet(a.tensor());
   if (!needs_grad({&a})) return {made.sign, made.logabsdet};
-  return {made.sign, record("slogdet", {&a}, made.logabsdet, [a = Saved(a)](Backward& back) {
-            const Tensor g = back.grad().unsqueeze(-1).unsqueeze(-1);
-            back.give(0, mul(g, flipped(inv_ex(a.get("slogdet")).inverse)));
+  return {made.sign, record("slogdet", {&a}, made.logabsdet, [a = Saved(a)](auto& back) {
+            const auto g = back.grad().unsqueeze(-1).unsqueeze(-1);
+            back.give(0, mul(g, flipped(inv_ex(back.input(0, a)).inverse)));
           })};
 }
 
 Variable pinv(const Variable& a, std::optional<double> atol, std::optional<double> rtol, bool hermitian) {
   const Tensor p = pinv(a.tensor(), atol, rtol, hermitian);
   if (!needs_grad({&a})) return p;
-  return record("pinv", {&a}, p, [hermitian, a = Saved(a), p = Saved(p)](Backward& back) {
-    const Tensor grad = pinv_grad(back.grad(), a.get("pinv"), p.get("pinv"));
+  return record("pinv", {&a}, p, [hermitian, a = Saved(a), p = Saved(p)](auto& back) {
+    const auto grad = pinv_grad<Value<decltype(back)>>(back.grad(), back.input(0, a), back.output(p));
     back.give(0, hermitian ? add(grad, flipped(grad)) * 0.5 : grad);
   });
 }
@@ -266,8 +306,9 @@ Variable pinv(const Variable& a, std::optional<double> atol, std::optional<doubl
 Variable matrix_exp(const Variable& a) {
   const Tensor out = matrix_exp(a.tensor());
   if (!needs_grad({&a})) return out;
-  return record("matrix_exp", {&a}, out,
-                [a = Saved(a)](Backward& back) { back.give(0, matrix_exp_grad(back.grad(), a.get("matrix_exp"))); });
+  return record("matrix_exp", {&a}, out, [a = Saved(a)](auto& back) {
+    back.give(0, matrix_exp_grad<Value<decltype(back)>>(back.grad(), back.input(0, a)));
+  });
 }
 
 }  // namespace lockstep::linalg

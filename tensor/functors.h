@@ -274,15 +274,15 @@ struct Hardsigmoid {
 // --- the gamma function ---
 struct Lgamma : Costly {
   LOCKSTEP_VALUE { return T(math::lgamma(x)); }
-  LOCKSTEP_GRAD(input) { return g * T(math::digamma(input)); }
+  LOCKSTEP_GRAD(input) { return g * digamma(input); }
 };
 struct Digamma : Costly {
   LOCKSTEP_VALUE { return T(math::digamma(x)); }
-  LOCKSTEP_GRAD(input) { return g * T(math::trigamma(input)); }
+  LOCKSTEP_GRAD(input) { return g * trigamma(input); }
 };
 struct Trigamma : Costly {
   LOCKSTEP_VALUE { return T(math::trigamma(x)); }
-  LOCKSTEP_GRAD(input) { return g * T(math::tetragamma(input)); }
+  LOCKSTEP_GRAD(input) { return g * tetragamma(input); }
 };
 
 // --- powers ---
