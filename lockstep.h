@@ -6,7 +6,7 @@
 #include "autograd/autocast.h"
 #include "autograd/checkpoint.h"
 #include "autograd/composed.h"
-#include "autograd/conv_more.h"
+#include "autograd/conv_volumes.h"
 #include "autograd/functional.h"
 #include "autograd/gradcheck.h"
 #include "autograd/linalg.h"

@@ -101,6 +101,11 @@ Symbol power(const Symbol& x, const Symbol& y) {
   return is_constant(y) ? pow_scalar(*x.variable(), y.constant()) : pow(variable_of(x, *y.variable()), *y.variable());
 }
 Symbol logarithm(const Symbol& x) { return log(*x.variable()); }
+Symbol digamma(const Symbol& x) { return lockstep::digamma(*x.variable()); }
+Symbol trigamma(const Symbol& x) { return lockstep::trigamma(*x.variable()); }
+Symbol tetragamma(const Symbol&) {
+  fail("[backward] the derivative of 'trigamma' cannot be differentiated again (create_graph)");
+}
 
 }  // namespace symbolic
 

@@ -50,6 +50,9 @@ Symbol sigmoid(const Symbol& x);
 Symbol sin(const Symbol& x);
 Symbol power(const Symbol& x, const Symbol& y);
 Symbol logarithm(const Symbol& x);
+Symbol digamma(const Symbol& x);
+Symbol trigamma(const Symbol& x);
+[[noreturn]] Symbol tetragamma(const Symbol& x);  ///< an Error: no operation computes it
 
 }  // namespace lockstep::symbolic
 

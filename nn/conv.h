@@ -3,7 +3,7 @@
 // volumes (N, C, D, H, W).
 #include <optional>
 
-#include "autograd/conv_more.h"
+#include "autograd/conv_volumes.h"
 #include "autograd/pools.h"
 #include "nn/module.h"
 

@@ -51,6 +51,9 @@ using math::log2, math::sigmoid, math::sin, math::tanh;
 template <class T> LOCKSTEP_HD T select(bool condition, T a, T b) { return condition ? a : b; }
 template <class T> LOCKSTEP_HD T power(T x, T y) { return T(std::pow(x, y)); }
 template <class T> LOCKSTEP_HD T logarithm(T x) { return T(std::log(x)); }
+template <class T> LOCKSTEP_HD T digamma(T x) { return T(math::digamma(x)); }
+template <class T> LOCKSTEP_HD T trigamma(T x) { return T(math::trigamma(x)); }
+template <class T> LOCKSTEP_HD T tetragamma(T x) { return T(math::tetragamma(x)); }
 
 template <class T> LOCKSTEP_HD T clip(T x, T low, T high) {
   x = x < low ? low : x;
@@ -277,11 +280,11 @@ struct Lgamma : Costly {
   LOCKSTEP_GRAD(input) { return g * digamma(input); }
 };
 struct Digamma : Costly {
-  LOCKSTEP_VALUE { return T(math::digamma(x)); }
+  LOCKSTEP_VALUE { return digamma(x); }
   LOCKSTEP_GRAD(input) { return g * trigamma(input); }
 };
 struct Trigamma : Costly {
-  LOCKSTEP_VALUE { return T(math::trigamma(x)); }
+  LOCKSTEP_VALUE { return trigamma(x); }
   LOCKSTEP_GRAD(input) { return g * tetragamma(input); }
 };
 

@@ -130,6 +130,7 @@ TEST_CASE("linalg: gradients of differences") {
     Inputs inputs;
     for (const Shape& shape : row.shapes) inputs.push_back(drawn(shape));
     CHECK(gradcheck(row.fn, inputs) == "");
+    if (std::string(row.name) != "det of singular") CHECK(gradgradcheck(row.fn, inputs) == "");
   }
 }
 

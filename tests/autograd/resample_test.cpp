@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "autograd/conv_more.h"
+#include "autograd/conv_volumes.h"
 #include "autograd/gradcheck.h"
 #include "autograd/pools.h"
 #include "tests/messages.h"

@@ -1,6 +1,6 @@
 // Convolutions of volumes: what an output sees along the depth becomes channels of an image, so that one convolution of
 // images does the rest. Its transpose makes such channels, which are then added up at their depths.
-#include "autograd/conv_more.h"
+#include "autograd/conv_volumes.h"
 
 #include <algorithm>
 
