@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "autograd/recorded.h"
 #include "autograd/tape.h"
 
 namespace lockstep {
