@@ -85,9 +85,10 @@ void add_fft(std::map<std::string, Run>& t) {
 #define LOCKSTEP_ONE(name) one(#name, [](auto&&... a) { return fft::name(a...); });
 #define LOCKSTEP_MANY(name) many(#name, [](auto&&... a) { return fft::name(a...); });
   LOCKSTEP_ONE(fft)
-  LOCKSTEP_ONE(ifft) LOCKSTEP_ONE(rfft) LOCKSTEP_ONE(irfft) LOCKSTEP_ONE(hfft) LOCKSTEP_ONE(ihfft) LOCKSTEP_MANY(fftn)
-      LOCKSTEP_MANY(ifftn) LOCKSTEP_MANY(rfftn) LOCKSTEP_MANY(irfftn) LOCKSTEP_MANY(fft2) LOCKSTEP_MANY(ifft2)
-          LOCKSTEP_MANY(rfft2) LOCKSTEP_MANY(irfft2)
+  LOCKSTEP_ONE(ifft)
+  LOCKSTEP_ONE(rfft) LOCKSTEP_ONE(irfft) LOCKSTEP_ONE(hfft) LOCKSTEP_ONE(ihfft) LOCKSTEP_MANY(fftn) LOCKSTEP_MANY(ifftn)
+      LOCKSTEP_MANY(rfftn) LOCKSTEP_MANY(irfftn) LOCKSTEP_MANY(fft2) LOCKSTEP_MANY(ifft2) LOCKSTEP_MANY(rfft2)
+          LOCKSTEP_MANY(irfft2)
 #undef LOCKSTEP_ONE
 #undef LOCKSTEP_MANY
               const auto shift = [&](const char* name, auto fn) {
