@@ -86,7 +86,8 @@ void add_fft(std::map<std::string, Run>& t) {
 #define LOCKSTEP_MANY(name) many(#name, [](auto&&... a) { return fft::name(a...); });
   LOCKSTEP_ONE(fft)
   LOCKSTEP_ONE(ifft)
-  LOCKSTEP_ONE(rfft) LOCKSTEP_ONE(irfft) LOCKSTEP_ONE(hfft) LOCKSTEP_ONE(ihfft) LOCKSTEP_MANY(fftn) LOCKSTEP_MANY(ifftn)
+  LOCKSTEP_ONE(rfft)
+  LOCKSTEP_ONE(irfft) LOCKSTEP_ONE(hfft) LOCKSTEP_ONE(ihfft) LOCKSTEP_MANY(fftn) LOCKSTEP_MANY(ifftn)
       LOCKSTEP_MANY(rfftn) LOCKSTEP_MANY(irfftn) LOCKSTEP_MANY(fft2) LOCKSTEP_MANY(ifft2) LOCKSTEP_MANY(rfft2)
           LOCKSTEP_MANY(irfft2)
 #undef LOCKSTEP_ONE
@@ -102,16 +103,16 @@ void add_fft(std::map<std::string, Run>& t) {
           fn(numbers(in[0], c), in.size() > 1 ? complex(in[1].select(-1, 0), in[1].select(-1, 1)) : Variable()));
     };
   };
-  each("complex_add", [](auto& a, auto& b) { return a + b; });
-  each("complex_sub", [](auto& a, auto& b) { return a - b; });
-  each("complex_mul", [](auto& a, auto& b) { return a * b; });
-  each("complex_div", [](auto& a, auto& b) { return a / b; });
-  each("complex_abs", [](auto& a, auto&) { return abs(a); });
-  each("complex_angle", [](auto& a, auto&) { return angle(a); });
-  each("complex_conj", [](auto& a, auto&) { return conj(a); });
-  each("complex_square", [](auto& a, auto&) { return square(a); });
-  each("complex_reciprocal", [](auto& a, auto&) { return reciprocal(a); });
-  each("complex_sum", [](auto& a, auto&) { return sum(a); });
+  each("complex_add", [](const auto& a, const auto& b) { return a + b; });
+  each("complex_sub", [](const auto& a, const auto& b) { return a - b; });
+  each("complex_mul", [](const auto& a, const auto& b) { return a * b; });
+  each("complex_div", [](const auto& a, const auto& b) { return a / b; });
+  each("complex_abs", [](const auto& a, const auto&) { return abs(a); });
+  each("complex_angle", [](const auto& a, const auto&) { return angle(a); });
+  each("complex_conj", [](const auto& a, const auto&) { return conj(a); });
+  each("complex_square", [](const auto& a, const auto&) { return square(a); });
+  each("complex_reciprocal", [](const auto& a, const auto&) { return reciprocal(a); });
+  each("complex_sum", [](const auto& a, const auto&) { return sum(a); });
 }
 
 /// Those of autograd/losses.h.
