@@ -5,8 +5,10 @@
 //   namespace ls = lockstep;
 #include "autograd/autocast.h"
 #include "autograd/checkpoint.h"
+#include "autograd/complex.h"
 #include "autograd/composed.h"
 #include "autograd/conv_volumes.h"
+#include "autograd/fft.h"
 #include "autograd/functional.h"
 #include "autograd/gradcheck.h"
 #include "autograd/linalg.h"

@@ -61,7 +61,7 @@ Variable& Variable::requires_grad_(bool wanted) {
   LOCKSTEP_CHECK(is_leaf(), "[requires_grad_] expected a leaf, got the output of '", impl_->node->name(),
                  "'; use detach()");
   LOCKSTEP_CHECK(!wanted || is_floating(dtype()) || is_complex(dtype()),
-                 "[requires_grad_] only floating and complex tensors can require gradients, got ", dtype());
+                 "[requires_grad_] only floating tensors can require gradients (and complex ones), got ", dtype());
   if (wanted && !impl_->node) impl_->node = Ref<Node>(new Leaf(impl_->tensor));
   impl_->requires_grad = wanted;
   return *this;

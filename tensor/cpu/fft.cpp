@@ -40,8 +40,8 @@ template <class T, int... l>
   const Vector<T> re = (swap ? a.im : a.re) * scale, im = (swap ? a.re : a.im) * scale;
   const Vector<T> low = __builtin_shufflevector(re, im, (l / 2 + l % 2 * w)...);
   const Vector<T> high = __builtin_shufflevector(re, im, (w / 2 + l / 2 + l % 2 * w)...);
-  __builtin_memcpy(to, &low, sizeof low);
-  __builtin_memcpy(to + w / 2, &high, sizeof high);
+  __builtin_memcpy(static_cast<void*>(to), &low, sizeof low);
+  __builtin_memcpy(static_cast<void*>(to + w / 2), &high, sizeof high);
 }
 
 /// `count` numbers side by side, into the first lanes.
@@ -70,7 +70,7 @@ template <class T> void turn(Lanes<T>* square) {
 template <class T> struct Buffer {
   explicit Buffer(int64_t numbers)
       : memory(empty({numbers * int64_t(sizeof(Lanes<T>))}, {.dtype = u8, .device = cpu})) {}
-  Lanes<T>* data() const { return static_cast<Lanes<T>*>(memory.raw_data()); }
+  Lanes<T>* data() const { return memory.numel() > 0 ? static_cast<Lanes<T>*>(memory.raw_data()) : nullptr; }
   Tensor memory;
 };
 
@@ -92,11 +92,13 @@ template <class T> class Rows {
       first_ = std::make_unique<Columns<T>>(n1_);
       if (n1_ != n2_) second_ = std::make_unique<Columns<T>>(n2_);
       roots_ = std::make_unique<Roots>(n);
-      for (int64_t k = 0; k < n1_; ++k) {
-        Lanes<T>& twist = twists_.emplace_back();
-        for (int l = 0; l < w; ++l) {
-          const std::complex<double> root = root_of_unity(k * l, n);
-          twist.re[l] = T(root.real()), twist.im[l] = T(root.imag());
+      for (int64_t j = 0; j < (has_all_twists() ? n2_ : 1); j += w) {
+        for (int64_t k = 0; k < n1_; ++k) {
+          Lanes<T>& twist = twists_.emplace_back();
+          for (int l = 0; l < w; ++l) {
+            const std::complex<double> root = (*roots_)(k * (j + l) % n);
+            twist.re[l] = T(root.real()), twist.im[l] = T(root.imag());
+          }
         }
       }
     }
@@ -107,13 +109,18 @@ template <class T> class Rows {
     if (n1_ == 0) return run_short(x, y, rows, inverse, scale);
     const int64_t blocks = ceil_div(n1_, w);
     parallel_for(rows, std::max<int64_t>(1, grain / n_), [&](int64_t begin, int64_t end) {
-      const Buffer<T> between(blocks * n2_);
-      for (int64_t row = begin; row < end; ++row) run_long(x + row * n_, y + row * n_, between.data(), inverse, scale);
+      const Buffer<T> between(blocks * n2_), own(end - begin > 1 ? buffer_size() : 0);
+      for (int64_t row = begin; row < end; ++row)
+        run_long(x + row * n_, y + row * n_, between.data(), end - begin > 1 ? own.data() : nullptr, inverse, scale);
     });
   }
 
  private:
-  static constexpr int64_t shortest_split = 256, longest_column = 1 << 13;
+  static constexpr int64_t shortest_split = 256, longest_column = 1 << 13, longest_twists = 1 << 12;
+
+  /// Of short rows; of long ones those of the first block, from which the others follow.
+  bool has_all_twists() const { return n_ <= longest_twists; }
+  int64_t buffer_size() const { return 2 * std::max(first_->room(), second_ ? second_->room() : 0); }
 
   void run_short(const Number* x, Number* y, int64_t rows, bool inverse, T scale) const {
     const int64_t n = n_;
@@ -124,39 +131,44 @@ template <class T> class Rows {
         const Number* const from = x + group * w * n;
         Number* const to = y + group * w * n;
         const int64_t count = std::min<int64_t>(w, rows - group * w);
-        for (int64_t k = 0; k < n; k += w) {
+        // The last of several blocks overlaps the one before: whole vectors are faster.
+        const int64_t length = std::min<int64_t>(w, n);
+        for (int64_t block = 0; block < n; block += w) {
+          const int64_t k = std::min(block, n - length);
           Lanes<T> square[w] = {};
-          for (int64_t l = 0; l < count; ++l) square[l] = load(from + l * n + k, std::min<int64_t>(w, n - k), inverse);
+          for (int64_t l = 0; l < count; ++l) square[l] = load(from + l * n + k, length, inverse);
           turn(square);
-          std::copy_n(square, std::min<int64_t>(w, n - k), a + k);
+          std::copy_n(square, length, a + k);
         }
         const Lanes<T>* const out = first_->run(a, a + first_->room());
-        for (int64_t k = 0; k < n; k += w) {
+        for (int64_t block = 0; block < n; block += w) {
+          const int64_t k = std::min(block, n - length);
           Lanes<T> square[w] = {};
-          std::copy_n(out + k, std::min<int64_t>(w, n - k), square);
+          std::copy_n(out + k, length, square);
           turn(square);
-          for (int64_t l = 0; l < count; ++l)
-            store(square[l], to + l * n + k, std::min<int64_t>(w, n - k), inverse, scale);
+          for (int64_t l = 0; l < count; ++l) store(square[l], to + l * n + k, length, inverse, scale);
         }
       }
     });
   }
 
   /// One row as n1 x n2: number j1 n2 + j2 comes in, k1 + n1 k2 goes out. Between the two, blocks of w k1 have their
-  /// numbers j2 one behind the other.
-  void run_long(const Number* x, Number* y, Lanes<T>* between, bool inverse, T scale) const {
-    const int64_t n1 = n1_, n2 = n2_, most = std::max<int64_t>(1, grain / (w * std::max(n1, n2)));
+  /// numbers j2 one behind the other. Many rows bring a buffer of their own, and are not split over threads.
+  void run_long(const Number* x, Number* y, Lanes<T>* between, Lanes<T>* own, bool inverse, T scale) const {
+    const int64_t n1 = n1_, n2 = n2_, most = own ? n1 + n2 : std::max<int64_t>(1, grain / (w * std::max(n1, n2)));
     parallel_for(ceil_div(n2, w), most, [&](int64_t begin, int64_t end) {
-      const Buffer<T> buffer(2 * first_->room());
+      const Buffer<T> buffer(own ? 0 : buffer_size());
+      Lanes<T>* const a = own ? own : buffer.data();
       for (int64_t group = begin; group < end; ++group) {
         const int64_t j = group * w, count = std::min<int64_t>(w, n2 - j);
-        Lanes<T>* const a = buffer.data();
+        const Lanes<T>* const twists = &twists_[has_all_twists() ? size_t(group * n1) : 0];
         for (int64_t i = 0; i < n1; ++i) a[i] = load(x + i * n2 + j, count, inverse);
         const Lanes<T>* const out = first_->run(a, a + first_->room());
         for (int64_t k = 0; k < n1; k += w) {
           Lanes<T> square[w] = {};
           for (int64_t i = 0; i < std::min<int64_t>(w, n1 - k); ++i)
-            square[i] = out[k + i] * (twists_[size_t(k + i)] * Number((*roots_)((k + i) * j)));
+            square[i] = has_all_twists() ? out[k + i] * twists[k + i]
+                                         : out[k + i] * (twists[k + i] * Number((*roots_)((k + i) * j)));
           turn(square);
           std::copy_n(square, count, between + k / w * n2 + j);
         }
@@ -164,11 +176,12 @@ template <class T> class Rows {
     });
     const Columns<T>& second = second_ ? *second_ : *first_;
     parallel_for(ceil_div(n1, w), most, [&](int64_t begin, int64_t end) {
-      const Buffer<T> buffer(2 * second.room());
+      const Buffer<T> buffer(own ? 0 : buffer_size());
+      Lanes<T>* const a = own ? own : buffer.data();
       for (int64_t group = begin; group < end; ++group) {
-        Lanes<T>* const a = buffer.data();
-        std::copy_n(between + group * n2, n2, a);
-        const Lanes<T>* const out = second.run(a, a + second.room());
+        Lanes<T>* x2 = between + group * n2;
+        if (second.room() > n2) x2 = std::copy_n(x2, n2, a) - n2;
+        const Lanes<T>* const out = second.run(x2, a + second.room());
         const int64_t k = group * w, count = std::min<int64_t>(w, n1 - k);
         for (int64_t i = 0; i < n2; ++i) store(out[i], y + i * n1 + k, count, inverse, scale);
       }

@@ -95,7 +95,7 @@ template <class T> struct Pass {
   std::vector<std::complex<T>> twiddles;  // of p and k, for k from 1 to r - 1
   std::vector<T> table;
 
-  template <int r> void run(const Lanes<T>* x, Lanes<T>* y) const {
+  template <int r, bool last> void run(const Lanes<T>* x, Lanes<T>* y) const {
     for (int64_t p = 0; p < m; ++p) {
       const std::complex<T>* const w = &twiddles[size_t(p * (r - 1))];
       for (int64_t q = 0; q < stride; ++q) {
@@ -106,10 +106,12 @@ template <class T> struct Pass {
         Lanes<T>* const to = y + q + stride * r * p;
         to[0] = a[0];
 #pragma GCC unroll 16
-        for (int k = 1; k < r; ++k) to[stride * k] = m == 1 ? a[k] : a[k] * w[k - 1];
+        for (int k = 1; k < r; ++k) to[stride * k] = last ? a[k] : a[k] * w[k - 1];
       }
     }
   }
+
+  template <int r> void run(const Lanes<T>* x, Lanes<T>* y) const { m == 1 ? run<r, true>(x, y) : run<r, false>(x, y); }
 
   void operator()(const Lanes<T>* x, Lanes<T>* y) const {
     switch (radix) {

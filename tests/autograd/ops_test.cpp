@@ -67,6 +67,7 @@ void check_row(const Row& row) {
 std::pair<double, double> range_of(const std::string& name) {
   for (const char* positive : {"log", "log2", "sqrt", "rsqrt", "reciprocal", "rdiv_scalar", "pow_scalar", "pow", "div"})
     if (name == positive) return {0.3, 2};
+  if (name.ends_with("gamma")) return {0.5, 3};
   if (name == "log1p") return {-0.6, 2};
   if (name == "softplus") return {-4, 30};
   if (name == "hardswish" || name == "hardsigmoid") return {-5, 5};

@@ -4,7 +4,7 @@
 #include "data/file_calls.h"
 #include "data/npy.h"
 #include "data/zip.h"
-#include "tensor/ops.h"
+#include "tensor/complex.h"
 #include "util.h"
 
 using namespace lockstep;
@@ -76,6 +76,16 @@ TEST_CASE("npy: what NumPy wrote is read exactly, and written again byte for byt
       {"version_3", f32, {2, 3}, signs, false},
   };
   TempDir dir;
+  for (const char* name : {"c8", "c16", "big_c8", "big_c16"}) {
+    CAPTURE(name);
+    const std::string path = golden(str("npy/", name, ".npy"));
+    const Tensor read = read_npy(path);
+    CHECK(read.dtype() == (std::string(name).ends_with("8") ? c64 : c128));
+    CHECK(real(read).to_vector<double>() == signs);
+    CHECK(imag(read).to_vector<double>() == std::vector<double>{0, 0.5, 1, 1.5, 50, 2.5});
+    save_npy(dir / "c.npy", read);
+    CHECK((whole(dir / "c.npy") == whole(path)) == (name[0] == 'c'));
+  }
   for (const auto& row : rows) {
     CAPTURE(row.name);
     const std::string path = golden(str("npy/", row.name, ".npy"));
@@ -98,9 +108,9 @@ TEST_CASE("npy: headers of other writers, and what is refused by name") {
                                    "{\"shape\": (2L, 1L), \"fortran_order\": True, \"descr\": \"f4\"}  \n"})
     CHECK(read(npy_file(header, 8)).shape() == Shape{2, 1});
   CHECK(read(npy_file(dict("'|i1'", "(1,)"), 1)).dtype() == i8);
-  const char* types = "expected bool, float16, float32, float64, int8, int32, int64 or uint8";
+  const char* types = "expected bool, complex64, complex128, float16, float32, float64, int8, int32, int64 or uint8";
   const std::pair<const char*, const char*> refused[] = {
-      {"complex", "'<c8': complex64 (save real and imag as two arrays)"},
+      {"complex", "'<c32': complex256 (save it as complex64 or complex128)"},
       {"object", "'|O': Python objects, whose"},
       {"structure", "a structure with fields"},
       {"text", "'<U4': text"},

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "data/safetensors.h"
-#include "tensor/ops.h"
+#include "tensor/complex.h"
 #include "tests/faulty_calls.h"
 #include "util.h"
 
@@ -29,6 +29,14 @@ bool same_bytes(const Tensor& a, const Tensor& b) {
 }
 
 }  // namespace
+
+TEST_CASE("safetensors: complex numbers, which the format has of one width") {
+  TempDir dir;
+  const Tensor z = Tensor::from<std::complex<float>>({{1, 2}, {-3, 0.5f}});
+  save_safetensors(dir / "z", {{"a", ones({1})}, {"z", z}});
+  CHECK(equal(SafeTensors::open(dir / "z").tensor("z"), z));
+  CHECK_ERROR(save_safetensors(dir / "w", {{"w", z.to(c128)}}), "no name for c128");
+}
 
 TEST_CASE("tensors of every dtype, odd shapes and views come back bit for bit") {
   TempDir dir;

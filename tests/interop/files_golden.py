@@ -32,7 +32,10 @@ def make_npy(folder):
     for major in (2, 3):
         with open(folder / f"version_{major}.npy", "wb") as file:
             npy.write_array(file, signs.astype("f4"), version=(major, 0))
-    np.save(folder / "bad_complex.npy", np.array([1j], "c8"))
+    for name in ("c8", "c16"):
+        np.save(folder / f"{name}.npy", (signs + 0.5j * numbers).astype(name))
+        np.save(folder / f"big_{name}.npy", (signs + 0.5j * numbers).astype(">" + name))
+    np.save(folder / "bad_complex.npy", np.array([1j], "c32"))
     np.save(folder / "bad_object.npy", np.array([None, {}], object), allow_pickle=True)
     np.save(folder / "bad_structure.npy", np.array([(1, 2.0)], [("a", "i4"), ("b", "f4")]))
     np.save(folder / "bad_text.npy", np.array(["text"]))

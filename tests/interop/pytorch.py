@@ -775,6 +775,46 @@ def margins(c):
     return name, lambda a, p_, n_: F.triplet_margin_with_distance_loss(a, p_, n_, distance_function=squares, margin=margin, swap=swap, reduction=r)
 
 
+@family("fft", 2)
+def fft(c):
+    """Complex numbers, which come and go as pairs. tests/golden/fft.safetensors is of these: --only ^fft --cases 2000 --seed 5 --keep FOLDER."""
+    c.dtype = "f64" if c.dtype == "f64" else "f32"
+    c.reach = REACH[c.dtype]
+    number = lambda x: x if c.args.get("real") else torch.complex(x[..., 0], x[..., 1])
+    pairs = lambda y: torch.view_as_real(y.resolve_conj()) if y.is_complex() else y
+    name = c.rng.choice(["fft", "ifft", "rfft", "irfft", "hfft", "ihfft", "fftn", "ifftn", "rfftn", "irfftn", "fft2", "ifft2", "rfft2", "irfft2", "fftshift", "ifftshift", "complex_add", "complex_sub", "complex_mul", "complex_div",
+                         "complex_abs", "complex_angle", "complex_conj", "complex_square", "complex_reciprocal", "complex_sum"])
+    shape = [c.rng.choice([1, 2, 3, 4, 5, 7, 8, 12, 17]) for _ in range(c.rng.randint(2, 3))]
+    if name.startswith("complex_"):
+        op = name[8:]
+        other = [1 if c.rng.random() < 0.3 else size for size in shape][c.rng.randint(0, 1):]
+        c.tensor(shape + [2], 0.2, 2.0)
+        if op in ("add", "sub", "mul", "div"):
+            c.tensor(other + [2], 0.2, 2.0)
+            return name, lambda a, b: pairs(getattr(torch, op)(number(a), number(b)))
+        return name, lambda a: pairs(getattr(torch, op)(number(a)))
+    if name in ("rfft", "ihfft", "rfftn", "rfft2") or name in ("fft", "ifft", "fftn") and c.rng.random() < 0.2:
+        c.args["real"] = True
+    c.tensor(shape + ([] if c.args.get("real") else [2]))
+    fn = getattr(torch.fft, name)
+    if name.endswith("shift"):
+        d = c.args["dims"] = c.rng.sample(range(len(shape)), c.rng.randint(1, len(shape)))
+        return name, lambda x: pairs(fn(number(x), d))
+    norm = c.args["norm"] = c.rng.choice(["backward", "ortho", "forward"])
+    half = name in ("irfft", "hfft", "irfftn", "irfft2")
+    if name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
+        dim = c.args["dim"] = c.dim(len(shape))
+        n = c.rng.choice([1, 2, 3, 6, 11, 16]) if c.rng.random() < 0.5 or (half and shape[dim] == 1) else None
+        if n:
+            c.args["n"] = n
+        return name, lambda x: pairs(fn(number(x), n, dim, norm))
+    dims = c.args["dims"] = c.rng.sample(range(len(shape)), 2 if name.endswith("2") else c.rng.randint(1, len(shape)))
+    s = [c.rng.choice([1, 2, 3, 6, 11]) for _ in dims] if c.rng.random() < 0.5 or (half and shape[dims[-1]] == 1) else None
+    if s:
+        c.args["s"] = s
+    return name, lambda x: pairs(fn(number(x), s, dims, norm=norm))
+
+
 @family("refused")
 def refused(c):
     """What neither takes."""

@@ -187,7 +187,7 @@ TEST_CASE("complex: creation, views, copies and printing") {
     moves([](const Tensor& t) { return where(Tensor::from<float>({1, 0, 0, 1}).to(boolean), t, neg(t)); });
   }
   const Tensor x = Tensor::from<std::complex<float>>({{1, 2}, {-3.5f, -1}});
-  CHECK(to_string(x) == "[ 1. +2.j, -3.5-1.j], dtype=c64");
+  CHECK(to_string(x) == "[ 1.0+2.j, -3.5-1.j], dtype=c64");
   CHECK(to_string(zeros({0}, {.dtype = c128})) == "[], dtype=c128");
 }
 
