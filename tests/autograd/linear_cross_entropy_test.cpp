@@ -47,7 +47,7 @@ double apart(const Tensor& got, const Tensor& expected) {
   if (got.numel() == 0) return 0;
   const Tensor wide = expected.to(f64), off = abs(sub(got.to(f64), wide));
   if (any(isnan(wide)).item<bool>()) return equal(isnan(got), isnan(expected)) ? 0 : INFINITY;
-  return max(off).item() / std::max(max(abs(wide)).item(), 1e-4);
+  return max(off).item() / std::max(max(abs(wide)).item(), 1e-3);
 }
 
 HeadLoss whole(const Tensor& target, const CrossEntropyOptions& options) {
@@ -213,8 +213,8 @@ TEST_CASE("linear_cross_entropy: memory is that of one chunk's logits and the gr
           }) < chunk + packing);
   }
   CHECK(peak([&] { three(whole(c.target, {}), c); }) > rows * classes * 4);
-  // Unless told otherwise some 64 MiB.
-  CHECK(linear_cross_entropy_rows(classes) * classes * 4 <= (64 << 20));
+  // Unless told otherwise some 96 MiB.
+  CHECK(linear_cross_entropy_rows(classes) * classes * 4 <= (96 << 20));
   CHECK(linear_cross_entropy_rows(128256) == 256);
 }
 
