@@ -242,3 +242,25 @@ TEST_CASE("linear_cross_entropy: what is wrong is said before anything is comput
     CHECK(contains(said, row.expected));
   }
 }
+
+TEST_CASE("matmul_into: writes and adds, and sums 16 bits in f32") {
+  manual_seed(6);
+  const Tensor a = randn({17, 300}), b = randn({40, 300});
+  for (const DType dtype : {f32, f16, bf16}) {
+    CAPTURE(dtype);
+    const Tensor low_a = a.to(dtype), low_b = b.to(dtype), whole = matmul(low_a.to(f32), low_b.to(f32).t());
+    const Tensor out = full({17, 40}, NAN);
+    matmul_into(out, low_a, low_b.t());
+    CHECK(allclose(out, whole, 1e-5, 1e-4));
+    matmul_into(out, low_a, low_b.t(), true);
+    CHECK(allclose(out, mul_scalar(whole, 2), 1e-5, 1e-4));
+    const Tensor same = empty({17, 40}, {.dtype = dtype});
+    matmul_into(same, low_a, low_b.t());
+    CHECK(equal(same, matmul(low_a, low_b.t())));
+  }
+  CHECK(contains(message([&] {
+                   matmul_into(empty({17, 40}, {.dtype = bf16}), a, b.t());
+                 }),
+                 "expected a result in f32"));
+  CHECK(contains(message([&] { matmul_into(empty({40, 17}), a, b.t()); }), "a contiguous (M, N), got"));
+}

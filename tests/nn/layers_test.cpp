@@ -357,8 +357,11 @@ TEST_CASE("Head: a GPT's loss in chunks of rows has the loss and the gradients o
         };
         const auto whole = train(0), chunks = train(5);
         REQUIRE(whole.size() == chunks.size());
-        for (size_t i = 0; i < whole.size(); ++i)
+        bool differs = false;
+        for (size_t i = 0; i < whole.size(); ++i) {
+          differs |= !equal(chunks[i], whole[i]);
           CHECK(allclose(chunks[i], whole[i], casts ? 3e-2 : 1e-5, casts ? 2e-3 : 1e-6));
-        CHECK(!equal(whole.back(), chunks.back()));  // it does take another way
+        }
+        CHECK(differs);  // it does take another way
       }
 }
