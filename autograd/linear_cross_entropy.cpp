@@ -25,7 +25,7 @@ constexpr const char* const by_rows_name = "linear_cross_entropy";
 
 // Each chunk reads the weight twice and adds to its gradient: 16 bytes for each of its elements, which 6 operations for
 // each row have to outweigh. 256 rows do by much on processors that do 10 operations a byte.
-constexpr int64_t chunk_logits = int64_t(16) << 20, least_rows = 256, multiple_of_rows = 16;
+constexpr int64_t chunk_logits = int64_t(24) << 20, least_rows = 256, multiple_of_rows = 16;
 constexpr double f16_seed = 4096;  // probabilities of 1 / 50257 are below f16's normal numbers
 
 struct ByRows {
@@ -131,60 +131,72 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, const T
   const bool at_once = wants && !none;
   const Tensor losses = job.sums({rows}), grad_x = at_once && x.requires_grad() ? job.sums({rows, width}) : Tensor(),
                grad_w = at_once && weight.requires_grad() ? job.sums(weight.shape()) : Tensor();
-  Tensor seed;  // of the gradients, when it is not 1
-  if (at_once && job.x.dtype() == f16) {
-    seed = constant(f16_seed, losses);
-    if (job.class_weight.defined())
-      seed = div(seed, maximum(amax(abs(job.class_weight)).to(losses.dtype()), constant(1e-30, losses)));
-  }
-  const Tensor upstream =
-      at_once ? (seed.defined() ? seed : constant(1, losses)).expand({rows}).contiguous() : Tensor();
-  MacCounter::add(rows * classes * width);
-  job.run(losses, upstream, grad_x, grad_w);
-
-  Tensor out = none ? losses.view(target.shape()) : sum(losses), ignored, divisor;
+  Tensor ignored, divisor, seed, upstream;
   if (options.reduction == Reduction::mean) {
     ignored = eq(job.index, full({}, double(options.ignore_index), {i64, target.device()}));
-    divisor = divisor_by_rows(job.index, ignored, job.class_weight, out);
-    out = div(out, divisor);
+    divisor = divisor_by_rows(job.index, ignored, job.class_weight, losses);
   }
+  if (at_once) {
+    upstream = constant(1, losses);
+    if (job.x.dtype() == f16) {  // the divisor waits for backward, where f32 is divided
+      seed = constant(f16_seed, losses);
+      if (job.class_weight.defined())
+        seed = div(seed, maximum(amax(abs(job.class_weight)).to(losses.dtype()), constant(1e-30, losses)));
+      upstream = seed;
+    } else if (divisor.defined()) {
+      upstream = div(upstream, divisor);
+    }
+    upstream = upstream.expand({rows}).contiguous();
+  }
+  MacCounter::add(rows * classes * width);
+  job.run(losses, upstream, grad_x, grad_w);
+  Tensor out = none ? losses.view(target.shape()) : sum(losses);
+  if (divisor.defined()) out = div(out, divisor);
   if (!wants) return out;
-  job.x = job.weight = Tensor();  // x and weight say what they were
-  return record(by_rows_name, {&x, &weight}, std::move(out),
-                [x = Saved(x), weight = Saved(weight), job = std::move(job), grad_x = Tensor(grad_x),
-                 grad_w = Tensor(grad_w), seed, ignored, divisor, options, low = low_weight.dtype(), shape = x.shape(),
-                 dtypes = std::array{x.dtype(), weight.dtype()}](auto& back) mutable {
-                  if constexpr (is_recorded<decltype(back)>) {
-                    return back.through({&x, &weight}, [&](const std::vector<Variable>& in) {
-                      const Variable logits = linear(in[0].to(low), in[1].to(low)).reshape({-1, in[1].size(0)});
-                      const Variable loss = cross_entropy(logits, job.index, options);
-                      return loss.dim() == 0 ? loss : loss.reshape(without_last(shape));
-                    });
-                  } else {
-                    Tensor scale;
-                    if (options.reduction == Reduction::none) {
-                      ByRows again = job;
-                      again.weight = weight.get(by_rows_name).to(low);
-                      again.x = x.get(by_rows_name).to(low).reshape({-1, again.weight.size(1)}).contiguous();
-                      grad_x = back.needs(0) ? again.sums(again.x.shape()) : Tensor();
-                      grad_w = back.needs(1) ? again.sums(again.weight.shape()) : Tensor();
-                      again.run({}, back.grad().reshape({again.x.size(0)}).contiguous(), grad_x, grad_w);
-                    } else {
-                      scale = back.grad();
-                      // With nothing to divide by, the gradients are 0, as cross_entropy()'s.
-                      if (divisor.defined()) scale = masked_fill(div(scale, divisor), all(ignored), 0);
-                      if (seed.defined()) scale = div(scale, seed);
-                    }
-                    const auto give = [&](int i, Tensor& made) {
-                      if (!back.needs(i)) return;
-                      Tensor grad = made;
-                      if (scale.defined()) grad = back.retains() ? mul(made, scale) : mul_(made, scale);
-                      if (!back.retains()) made = Tensor();
-                      back.give(i, i == 0 ? grad.to(dtypes[0]).view(shape) : grad.to(dtypes[1]));
-                    };
-                    give(0, grad_x), give(1, grad_w);
-                  }
-                });
+  CrossEntropyOptions as_cast = options;
+  as_cast.weight = job.class_weight;
+  const Saved index(job.index), class_weight(job.class_weight);
+  job.x = job.weight = job.index = job.class_weight = Tensor();  // others say what they were
+  return record(
+      by_rows_name, {&x, &weight}, std::move(out),
+      [x = Saved(x), weight = Saved(weight), index, class_weight, job = std::move(job), grad_x = Tensor(grad_x),
+       grad_w = Tensor(grad_w), seed, ignored, divisor, options = as_cast, low = low_weight.dtype(), shape = x.shape(),
+       dtypes = std::array{x.dtype(), weight.dtype()}](auto& back) mutable {
+        if constexpr (is_recorded<decltype(back)>) {
+          return back.through({&x, &weight}, [&](const std::vector<Variable>& in) {
+            const Variable logits = linear(in[0].to(low), in[1].to(low)).reshape({-1, in[1].size(0)});
+            const Variable loss = cross_entropy(logits, index.get(by_rows_name), options);
+            return loss.dim() == 0 ? loss : loss.reshape(without_last(shape));
+          });
+        } else {
+          Tensor scale;
+          if (options.reduction == Reduction::none) {
+            ByRows again = job;
+            again.index = index.get(by_rows_name), again.class_weight = class_weight.get(by_rows_name);
+            again.weight = weight.get(by_rows_name).to(low);
+            again.x = x.get(by_rows_name).to(low).reshape({-1, again.weight.size(1)}).contiguous();
+            grad_x = back.needs(0) ? again.sums(again.x.shape()) : Tensor();
+            grad_w = back.needs(1) ? again.sums(again.weight.shape()) : Tensor();
+            again.run({}, back.grad().reshape({again.x.size(0)}).contiguous(), grad_x, grad_w);
+          } else {
+            scale = back.grad();
+            if (seed.defined()) scale = div(scale, seed);
+            // With nothing to divide by, the gradients are 0, as cross_entropy()'s.
+            if (seed.defined() && divisor.defined()) scale = masked_fill(div(scale, divisor), all(ignored), 0);
+          }
+          const bool keeps = back.retains() && scale.defined(),
+                     is_one = scale.defined() && scale.device().is_cpu() && scale.item() == 1;
+          const auto give = [&](int i, Tensor& made) {
+            if (!back.needs(i)) return;
+            Tensor grad = made;
+            if (keeps) grad = is_one ? made.clone() : mul(made, scale);
+            else if (scale.defined() && !is_one) mul_(made, scale);
+            if (!keeps) made = Tensor();
+            back.give(i, i == 0 ? grad.to(dtypes[0]).view(shape) : grad.to(dtypes[1]));
+          };
+          give(0, grad_x), give(1, grad_w);
+        }
+      });
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "autograd/autocast.h"
 #include "nn/build_empty.h"
 #include "nn/init.h"
 
@@ -148,6 +149,15 @@ Head::Head(const Options& o) {
   LOCKSTEP_CHECK(o.num > 0 && o.dim > 0, "[Head] expected sizes > 0, got num ", o.num, " and dim ", o.dim);
   weight = parameter({o.num, o.dim});
   init::normal(weight, 0, 0.02);
+}
+
+Variable Head::forward(const Variable& x, const Tensor& targets) {
+  const bool replaced = quantized || product || entropy || gather;
+  // Elsewhere than on the CPU products of 16 bits that are summed in f32 have no kernel of their own.
+  const bool has_kernel = x.device().is_cpu() || (!Autocast::enabled() && x.dtype() != f16 && x.dtype() != bf16);
+  const int64_t most = rows_at_once > 0 ? rows_at_once : linear_cross_entropy_rows(weight.size(0));
+  if (replaced || !has_kernel || targets.numel() <= most) return loss(scores(x), targets);
+  return linear_cross_entropy(x, weight, targets, {}, rows_at_once);
 }
 
 std::string Head::options() const { return str("num ", weight.size(0), ", dim ", weight.size(1)); }

@@ -137,12 +137,7 @@ struct Head : Layer<Head> {
   Variable forward(const Variable& x) { return gather ? gather(scores(x)) : scores(x); }
   /// Their mean cross entropy with targets i64 (...). Where the scores are many they never exist as a whole
   /// (linear_cross_entropy()).
-  Variable forward(const Variable& x, const Tensor& targets) {
-    const bool replaced = quantized || product || entropy || gather;
-    const int64_t most = rows_at_once > 0 ? rows_at_once : linear_cross_entropy_rows(weight.size(0));
-    if (!replaced && targets.numel() > most) return linear_cross_entropy(x, weight, targets, {}, rows_at_once);
-    return loss(scores(x), targets);
-  }
+  Variable forward(const Variable& x, const Tensor& targets);
   /// In two steps; the scores are those of the rows that are here.
   Variable scores(const Variable& x) {
     const Variable w = quantized ? quantized->handle() : weight;
@@ -156,7 +151,7 @@ struct Head : Layer<Head> {
   std::string options() const override;
 
   Variable weight;
-  int64_t rows_at_once = 0;  ///< of scores that a loss holds; 0: linear_cross_entropy_rows(), some 64 MiB
+  int64_t rows_at_once = 0;  ///< of scores that a loss holds; 0: linear_cross_entropy_rows(), some 96 MiB
   std::shared_ptr<QuantizedWeight> quantized;  ///< a copy of the weight, when it is tied
   Linear::Product product;  ///< stands in for linear(), when set; then gather makes its scores whole, and entropy
                             ///< stands in for cross_entropy()

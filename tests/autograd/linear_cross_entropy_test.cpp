@@ -47,7 +47,7 @@ double apart(const Tensor& got, const Tensor& expected) {
   if (got.numel() == 0) return 0;
   const Tensor wide = expected.to(f64), off = abs(sub(got.to(f64), wide));
   if (any(isnan(wide)).item<bool>()) return equal(isnan(got), isnan(expected)) ? 0 : INFINITY;
-  return max(off).item() / std::max(max(abs(wide)).item(), 1e-4);
+  return max(off).item() / std::max(max(abs(wide)).item(), 1e-3);
 }
 
 HeadLoss whole(const Tensor& target, const CrossEntropyOptions& options) {
@@ -213,8 +213,8 @@ TEST_CASE("linear_cross_entropy: memory is that of one chunk's logits and the gr
           }) < chunk + packing);
   }
   CHECK(peak([&] { three(whole(c.target, {}), c); }) > rows * classes * 4);
-  // Unless told otherwise some 64 MiB.
-  CHECK(linear_cross_entropy_rows(classes) * classes * 4 <= (64 << 20));
+  // Unless told otherwise some 96 MiB.
+  CHECK(linear_cross_entropy_rows(classes) * classes * 4 <= (96 << 20));
   CHECK(linear_cross_entropy_rows(128256) == 256);
 }
 
@@ -241,4 +241,26 @@ TEST_CASE("linear_cross_entropy: what is wrong is said before anything is comput
     CHECK(contains(said, "[linear_cross_entropy]"));
     CHECK(contains(said, row.expected));
   }
+}
+
+TEST_CASE("matmul_into: writes and adds, and sums 16 bits in f32") {
+  manual_seed(6);
+  const Tensor a = randn({17, 300}), b = randn({40, 300});
+  for (const DType dtype : {f32, f16, bf16}) {
+    CAPTURE(dtype);
+    const Tensor low_a = a.to(dtype), low_b = b.to(dtype), whole = matmul(low_a.to(f32), low_b.to(f32).t());
+    const Tensor out = full({17, 40}, NAN);
+    matmul_into(out, low_a, low_b.t());
+    CHECK(allclose(out, whole, 1e-5, 1e-4));
+    matmul_into(out, low_a, low_b.t(), true);
+    CHECK(allclose(out, mul_scalar(whole, 2), 1e-5, 1e-4));
+    const Tensor same = empty({17, 40}, {.dtype = dtype});
+    matmul_into(same, low_a, low_b.t());
+    CHECK(equal(same, matmul(low_a, low_b.t())));
+  }
+  CHECK(contains(message([&] {
+                   matmul_into(empty({17, 40}, {.dtype = bf16}), a, b.t());
+                 }),
+                 "expected a result in f32"));
+  CHECK(contains(message([&] { matmul_into(empty({40, 17}), a, b.t()); }), "a contiguous (M, N), got"));
 }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "autograd/autocast.h"
 #include "autograd/gradcheck.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
@@ -323,4 +324,44 @@ TEST_CASE("layers: what is refused") {
     CAPTURE(said);
     CHECK(contains(said, text));
   }
+}
+
+TEST_CASE("Head: a GPT's loss in chunks of rows has the loss and the gradients of the whole") {
+  const Tensor tokens = Tensor::from<int64_t>({3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8}, {2, 6});
+  for (const bool tied : {true, false})
+    for (const bool checkpoints : {false, true})
+      for (const bool casts : {false, true}) {
+        CAPTURE(str(tied, checkpoints, casts));
+        manual_seed(5);
+        nn::GPT model({.vocab = 11,
+                       .context = 6,
+                       .layers = 1,
+                       .width = 8,
+                       .heads = 2,
+                       .tied = tied,
+                       .checkpoint_blocks = checkpoints});
+        const auto train = [&](int64_t rows_at_once) {
+          model.zero_grad();
+          model.head.rows_at_once = rows_at_once;
+          std::vector<Tensor> all;
+          {
+            const Autocast autocast(bf16, casts);
+            const Variable loss = model.loss(tokens, tokens);
+            loss.backward();
+            all.push_back(loss.tensor());
+            const NoGrad no_grad;
+            CHECK(equal(model.loss(tokens, tokens).tensor(), all[0]));
+          }
+          for (const Variable& p : model.parameters()) all.push_back(p.grad().clone());
+          return all;
+        };
+        const auto whole = train(0), chunks = train(5);
+        REQUIRE(whole.size() == chunks.size());
+        bool differs = false;
+        for (size_t i = 0; i < whole.size(); ++i) {
+          differs |= !equal(chunks[i], whole[i]);
+          CHECK(allclose(chunks[i], whole[i], casts ? 3e-2 : 1e-5, casts ? 2e-3 : 1e-6));
+        }
+        CHECK(differs);  // it does take another way
+      }
 }

@@ -71,6 +71,21 @@ struct Volumes : nn::Layer<Volumes> {
   void fields(nn::Fields& f) override { f("first", first)("second", second)("head", head); }
 };
 
+/// A head tied to the table of words, whose loss is made in chunks of rows; or the same as a whole.
+struct Words : nn::Layer<Words> {
+  nn::Embedding table{{.num = 11, .dim = 6}};
+  nn::Linear inner = linear(6, 6);
+  nn::Head head{table};
+  explicit Words(int64_t rows_at_once) { head.rows_at_once = rows_at_once; }
+  Variable forward(const Variable& x) {
+    const Tensor words = Tensor::from<int64_t>({3, 0, 10, 7, 7}, {5, 1}).expand({5, 4});
+    const Variable loss = head(inner(x + table(words.contiguous())), words.contiguous());
+    return stack(std::vector<Variable>{loss, loss * 2.0, loss * -0.5}).expand({4, 3});
+  }
+  void fields(nn::Fields& f) override { f("table", table)("inner", inner)("head", head); }
+  std::vector<Variable> reads() override { return {table.weight}; }
+};
+
 using MakeModel = std::function<std::unique_ptr<nn::Module>()>;
 
 struct LayersPlan {
@@ -162,6 +177,7 @@ TEST_CASE("zero: layers have the same bits under DDP, every stage and checkpoint
       {"a mixture", [] { return std::make_unique<Mixture>(); }, false},
       {"a transformer", [] { return std::make_unique<Reader>(); }},
       {"volumes", [] { return std::make_unique<Volumes>(); }, false},
+      {"a head in chunks", [] { return std::make_unique<Words>(7); }, false},
   };
   for (const auto& [name, make, blocks] : rows) {
     CAPTURE(std::string(name));
@@ -175,5 +191,19 @@ TEST_CASE("zero: layers have the same bits under DDP, every stage and checkpoint
     }
     const ZeroOptions small{.stage = 3, .param_persistence_threshold = 0, .max_live_parameters = 1};
     CHECK(differing(one, train_layers({.make = make, .ranks = 2, .options = small, .wrap = blocks})) == "");
+  }
+}
+
+TEST_CASE("zero: a tied head in chunks trains as one in a piece") {
+  const auto train = [](int64_t rows_at_once) {
+    return train_layers({.make = [=] { return std::make_unique<Words>(rows_at_once); },
+                         .ranks = 2,
+                         .options = ZeroOptions{.stage = 3, .param_persistence_threshold = 0}});
+  };
+  const Tensors chunks = train(7), whole = train(1000);
+  REQUIRE(chunks.size() == whole.size());
+  for (const auto& [name, value] : whole) {
+    CAPTURE(name);
+    CHECK(allclose(chunks.at(name), value, 1e-4, 1e-5));
   }
 }
