@@ -120,19 +120,27 @@ void add_fft(std::map<std::string, Run>& t) {
       return pairs(fn(numbers(in[0], c), c.dims("s"), c.dims("dims"), norm(c)));
     };
   };
-#define LOCKSTEP_ONE(name) one(#name, [](auto&&... a) { return fft::name(a...); });
-#define LOCKSTEP_MANY(name) many(#name, [](auto&&... a) { return fft::name(a...); });
-  LOCKSTEP_ONE(fft)
-  LOCKSTEP_ONE(ifft)
-  LOCKSTEP_ONE(rfft)
-  LOCKSTEP_ONE(irfft)
-  LOCKSTEP_ONE(hfft) LOCKSTEP_ONE(ihfft) LOCKSTEP_MANY(fftn) LOCKSTEP_MANY(ifftn) LOCKSTEP_MANY(rfftn)
-      LOCKSTEP_MANY(irfftn) LOCKSTEP_MANY(fft2) LOCKSTEP_MANY(ifft2) LOCKSTEP_MANY(rfft2) LOCKSTEP_MANY(irfft2)
+#define LOCKSTEP_ONE(name) one(#name, [](auto&&... a) { return fft::name(a...); })
+#define LOCKSTEP_MANY(name) many(#name, [](auto&&... a) { return fft::name(a...); })
+  LOCKSTEP_ONE(fft);
+  LOCKSTEP_ONE(ifft);
+  LOCKSTEP_ONE(rfft);
+  LOCKSTEP_ONE(irfft);
+  LOCKSTEP_ONE(hfft);
+  LOCKSTEP_ONE(ihfft);
+  LOCKSTEP_MANY(fftn);
+  LOCKSTEP_MANY(ifftn);
+  LOCKSTEP_MANY(rfftn);
+  LOCKSTEP_MANY(irfftn);
+  LOCKSTEP_MANY(fft2);
+  LOCKSTEP_MANY(ifft2);
+  LOCKSTEP_MANY(rfft2);
+  LOCKSTEP_MANY(irfft2);
 #undef LOCKSTEP_ONE
 #undef LOCKSTEP_MANY
-          const auto shift = [&](const char* name, auto fn) {
-            t[name] = [=](const Inputs& in, const Case& c) { return pairs(fn(numbers(in[0], c), c.dims("dims"))); };
-          };
+  const auto shift = [&](const char* name, auto fn) {
+    t[name] = [=](const Inputs& in, const Case& c) { return pairs(fn(numbers(in[0], c), c.dims("dims"))); };
+  };
   shift("fftshift", [](const Variable& x, const Dims& d) { return fft::fftshift(x, d); });
   shift("ifftshift", [](const Variable& x, const Dims& d) { return fft::ifftshift(x, d); });
   const auto each = [&](const char* name, auto fn) {

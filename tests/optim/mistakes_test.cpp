@@ -8,8 +8,8 @@
 #include "autograd/losses.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
-#include "tests/messages.h"
 #include "tests/devices.h"
+#include "tests/messages.h"
 
 using namespace lockstep;
 
