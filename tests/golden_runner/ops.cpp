@@ -87,14 +87,14 @@ void add_fft(std::map<std::string, Run>& t) {
   LOCKSTEP_ONE(fft)
   LOCKSTEP_ONE(ifft)
   LOCKSTEP_ONE(rfft)
-  LOCKSTEP_ONE(irfft) LOCKSTEP_ONE(hfft) LOCKSTEP_ONE(ihfft) LOCKSTEP_MANY(fftn) LOCKSTEP_MANY(ifftn)
-      LOCKSTEP_MANY(rfftn) LOCKSTEP_MANY(irfftn) LOCKSTEP_MANY(fft2) LOCKSTEP_MANY(ifft2) LOCKSTEP_MANY(rfft2)
-          LOCKSTEP_MANY(irfft2)
+  LOCKSTEP_ONE(irfft)
+  LOCKSTEP_ONE(hfft) LOCKSTEP_ONE(ihfft) LOCKSTEP_MANY(fftn) LOCKSTEP_MANY(ifftn) LOCKSTEP_MANY(rfftn)
+      LOCKSTEP_MANY(irfftn) LOCKSTEP_MANY(fft2) LOCKSTEP_MANY(ifft2) LOCKSTEP_MANY(rfft2) LOCKSTEP_MANY(irfft2)
 #undef LOCKSTEP_ONE
 #undef LOCKSTEP_MANY
-              const auto shift = [&](const char* name, auto fn) {
-                t[name] = [=](const Inputs& in, const Case& c) { return pairs(fn(numbers(in[0], c), c.dims("dims"))); };
-              };
+          const auto shift = [&](const char* name, auto fn) {
+            t[name] = [=](const Inputs& in, const Case& c) { return pairs(fn(numbers(in[0], c), c.dims("dims"))); };
+          };
   shift("fftshift", [](const Variable& x, const Dims& d) { return fft::fftshift(x, d); });
   shift("ifftshift", [](const Variable& x, const Dims& d) { return fft::ifftshift(x, d); });
   const auto each = [&](const char* name, auto fn) {
