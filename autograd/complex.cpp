@@ -7,6 +7,8 @@
 namespace lockstep {
 namespace {
 
+const Tensor& tensor_in(const Variable& x) { return x.tensor(); }
+
 /// A gradient of pairs as one of numbers.
 template <class T> T numbers_from(const T& pairs) {
   return view_as_complex(can_view_as_complex(bare(pairs)) ? pairs : pairs.clone());

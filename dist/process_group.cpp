@@ -18,6 +18,8 @@ void check_tensor(Collective c, const char* role, const Tensor& t) {
                  " with strides ", t.strides(), "; use .contiguous()");
   LOCKSTEP_CHECK(!t.storage()->is_empty(), at(c), "expected ", role,
                  " with memory, got a tensor whose storage was emptied");
+  LOCKSTEP_CHECK(!is_complex(t.dtype()), at(c), "expected ", role, " of a real dtype, got ", t.dtype(),
+                 "; send view_as_real()");
 }
 
 void check_pair(Collective c, const Tensor& output, const Tensor& input) {
@@ -113,8 +115,6 @@ Work ProcessGroup::call(Collective collective, const Tensor& output, const Tenso
   call.dtype = (input.defined() ? input : output).dtype();
   call.tag = o.tag;
   call.awaited = o.awaited;
-  LOCKSTEP_CHECK(!is_complex(call.dtype), at(collective), "expected a real dtype, got ", call.dtype,
-                 "; send view_as_real()");
   if (is_reduction(collective)) check_reduction(collective, o.op, call.dtype);
   if (output.defined() && collective != Collective::send) output.storage()->bump_version(name_of(collective).data());
   return run_anywhere(std::move(call), o.async);

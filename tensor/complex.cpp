@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-const Tensor& bare(const Tensor& x) { return x; }
+const Tensor& tensor_in(const Tensor& x) { return x; }
 
 /// Why pairs cannot be viewed as complex numbers, or null.
 const char* not_pairs(const Tensor& x) {

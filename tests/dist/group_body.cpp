@@ -415,6 +415,9 @@ class Body {
     refused("[all_reduce] expected output and input of one shape, got (6) and (5)",
             [&] { g.all_reduce(x, x.narrow(0, 0, 5).clone(), {}); });
     refused("[all_reduce] expected output and input of one dtype, got f32 and f64", [&] { g.all_reduce(x, y, {}); });
+    refused("[all_reduce] expected output of a real dtype, got c64; send view_as_real()", [&] {
+      g.all_reduce(Tensor::from<std::complex<float>>({{1, 2}}));
+    });
     refused("[all_reduce] expected tensors that are apart in memory",
             [&] { g.all_reduce(x.narrow(0, 0, 4), x.narrow(0, 1, 4), {}); });
     refused("got mean", [&] { g.all_reduce(from({true}), {.op = ReduceOp::mean}); });
