@@ -48,7 +48,7 @@ struct Mixture : nn::Layer<Mixture> {
 };
 
 /// A decoder's layer, which reads a part of in_proj's weight for queries and another for keys and values.
-struct Reader : nn::Layer<Reader> {
+struct Translator : nn::Layer<Translator> {
   nn::Linear in = linear(6, 12);
   nn::TransformerEncoder encoder{{.layer = {.width = 12, .heads = 3, .inner = 10, .dropout = 0.2}, .layers = 2}};
   nn::TransformerDecoderLayer decoder{{.width = 12, .heads = 3, .inner = 10, .dropout = 0.2}};
@@ -175,7 +175,7 @@ TEST_CASE("zero: layers have the same bits under DDP, every stage and checkpoint
       {"LSTM by its output", [] { return std::make_unique<Tagger>(false); }},
       {"LSTM by its states", [] { return std::make_unique<Tagger>(true); }},
       {"a mixture", [] { return std::make_unique<Mixture>(); }, false},
-      {"a transformer", [] { return std::make_unique<Reader>(); }},
+      {"a transformer", [] { return std::make_unique<Translator>(); }},
       {"volumes", [] { return std::make_unique<Volumes>(); }, false},
       {"a head in chunks", [] { return std::make_unique<Words>(7); }, false},
   };
