@@ -53,7 +53,6 @@ void train_gpt(const GptOptions& o, Job& job) {
   const std::string tokenizer = tokenizer_of(o, o.tokenizer, start.folder), name = o.text.empty() ? "the text" : o.text;
   const auto known = data::load_tokenizer(tokenizer);
   const data::Tokens all = apps::load_tokens(o.text, *known, tokenizer);
-  const Tensor same = all.fingerprint();
   check_configured(job, {"warmup"});
   const std::shared_ptr<nn::GPT> model = make_model(o, start, job, known->vocab_size());
   const nn::GPT::Options sizes = model->o;
@@ -62,7 +61,7 @@ void train_gpt(const GptOptions& o, Job& job) {
   LOCKSTEP_CHECK(known->vocab_size() <= sizes.vocab, "the tokenizer has ", known->vocab_size(),
                  " tokens, the model only ", sizes.vocab);
   const auto [learn, validation] = data::split_text(all, o.validation, sample_length, name);
-  job.team().check_same(name, {&same});
+  job.team().check_same(name, all.size(), all.checksum());
   const data::TokenBatches batches(learn, job.options().seed);
   std::optional<parallel::DataParallel<nn::GPT>> devices;
   if (o.parallel.strategy == "dp")

@@ -31,9 +31,8 @@ class Tokens {
   int64_t* copy(int64_t start, int64_t count, int64_t* out) const;
   /// All of them, in memory: i32.
   Tensor tensor() const;
-  /// What differs where other ranks have other tokens: number and checksum; of more than 64 MiB of pieces here and
-  /// there.
-  Tensor fingerprint() const;
+  /// What differs where other ranks have other tokens; of more than 64 MiB, of pieces here and there.
+  uint32_t checksum() const;
 
  private:
   friend Tokens read_tokens(const std::string& path, const Tokenizer& tokenizer, const std::string& identity);

@@ -78,6 +78,15 @@ void Team::check_same(const std::string& what, const std::vector<const Tensor*>&
   LOCKSTEP_CHECK(sodium_init() >= 0, "libsodium cannot be used here");
   std::vector<int64_t> mine;
   for (const Tensor* tensor : data) mine.insert(mine.end(), {tensor->numel(), int64_t(hash_of(*tensor))});
+  check_same_hashes(what, mine);
+}
+
+void Team::check_same(const std::string& what, int64_t elements, uint64_t hash) const {
+  if (group_) check_same_hashes(what, {elements, int64_t(hash)});
+}
+
+/// Pairs of a number of elements and a hash.
+void Team::check_same_hashes(const std::string& what, const std::vector<int64_t>& mine) const {
   const int64_t n = int64_t(mine.size());
   const Tensor all = empty({n * size()}, {.dtype = i64});
   group_->all_gather(all, Tensor::from(mine, Shape{n}), {.tag = "data"}).wait();

@@ -46,12 +46,15 @@ class Team {
   }
   /// Error when ranks hold other data: an old copy on one host would train on it without a word. `what` names them.
   void check_same(const std::string& what, const std::vector<const Tensor*>& data) const;
+  /// The same of data that is not a tensor, by its number of elements and a hash.
+  void check_same(const std::string& what, int64_t elements, uint64_t hash) const;
   /// Element-wise sum over ranks. Exact when every element is zero on all ranks but one: so a list is put together.
   void sum(std::vector<double>& values, const char* tag) const;
   /// Everybody's values, one rank after another.
   std::vector<double> gather(const std::vector<double>& values, const char* tag) const;
 
  private:
+  void check_same_hashes(const std::string& what, const std::vector<int64_t>& mine) const;
   dist::ProcessGroup* group_;
   bool threads_, leads_;
   mutable int stopped_by_ = 0;

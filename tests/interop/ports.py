@@ -291,7 +291,7 @@ def programs():
         m = nn.Module()
         m.fc1, m.fc2 = nn.Linear(4, 64), nn.Linear(64, 2)
         run.start(m)
-        optimizer, losses = torch.optim.Adam(m.parameters(), 1e-2), []
+        optimizer, losses = torch.optim.Adam(m.parameters(), 5e-3), []
         for _ in range(STEPS):
             drawn = run.uniform(204).tolist()
             state, states, actions, goes_on = [0.1 * u - 0.05 for u in drawn[200:]], [], [], True
