@@ -115,7 +115,7 @@ std::string gradgradcheck(const std::function<Variable(const std::vector<Variabl
         std::vector<Variable> flat{x.back().reshape({x.back().numel()})};
         for (const Variable& g :
              grad(y, wanted, {.grad_outputs = {x.back()}, .create_graph = true, .allow_unused = true}))
-          if (g.defined()) flat.push_back(g.reshape({g.numel()}));
+          if (g.defined()) flat.push_back(g.reshape({g.numel()}).to(v.device()));
         return cat(flat, 0);
       },
       all, options);

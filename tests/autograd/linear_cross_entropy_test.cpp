@@ -10,6 +10,7 @@
 #include "autograd/tape.h"
 #include "tensor/memory.h"
 #include "tensor/random.h"
+#include "tests/devices.h"
 #include "tests/messages.h"
 #include "tests/threads.h"
 
@@ -195,6 +196,7 @@ TEST_CASE("linear_cross_entropy: the same bits with any number of threads") {
 }
 
 TEST_CASE("linear_cross_entropy: memory is that of one chunk's logits and the gradients") {
+  const OnCpu on_cpu;
   constexpr int64_t rows = 640, width = 16, classes = 50257, at_once = 64, packing = 5 << 20;
   const HeadCase c = head_case(rows, width, classes, f32);
   const auto peak = [&](const std::function<void()>& f) {
@@ -219,6 +221,7 @@ TEST_CASE("linear_cross_entropy: memory is that of one chunk's logits and the gr
 }
 
 TEST_CASE("linear_cross_entropy: what is wrong is said before anything is computed") {
+  const OnCpu on_cpu;
   const HeadCase c = head_case(4, 3, 5);
   const Tensor five = Tensor::from<int64_t>({1, 2, 5, 0}, {4});
   struct {

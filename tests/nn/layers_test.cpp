@@ -362,6 +362,6 @@ TEST_CASE("Head: a GPT's loss in chunks of rows has the loss and the gradients o
           differs |= !equal(chunks[i], whole[i]);
           CHECK(allclose(chunks[i], whole[i], casts ? 3e-2 : 1e-5, casts ? 2e-3 : 1e-6));
         }
-        CHECK(differs);  // it does take another way
+        if (default_device().is_cpu()) CHECK(differs);  // it does take another way
       }
 }

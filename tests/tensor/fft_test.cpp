@@ -7,6 +7,7 @@
 #include <functional>
 #include <numbers>
 
+#include "tests/devices.h"
 #include "tests/messages.h"
 #include "tests/threads.h"
 
@@ -58,6 +59,7 @@ std::vector<int64_t> lengths() {
 }  // namespace
 
 TEST_CASE("fft: every length agrees with the definition, comes back, and keeps the energy") {
+  const OnCpu on_cpu;  // complex tensors are there only
   for (const DType dtype : {c128, c64}) {
     const double within = dtype == c128 ? 2e-13 : 3e-5;
     for (const int64_t n : lengths()) {
@@ -83,6 +85,7 @@ TEST_CASE("fft: every length agrees with the definition, comes back, and keeps t
 }
 
 TEST_CASE("fft: long rows, of both kinds, against the sum at a few places") {
+  const OnCpu on_cpu;  // complex tensors are there only
   for (const int64_t n : {int64_t(1) << 16, int64_t(10007), int64_t(3) * 5 * 7 * 11 * 13 * 2, int64_t(2) * 8209}) {
     CAPTURE(n);
     const Tensor x = random_numbers({n}, c128), y = fft::fft(x);
@@ -100,6 +103,7 @@ TEST_CASE("fft: long rows, of both kinds, against the sum at a few places") {
 }
 
 TEST_CASE("fft: the bits do not depend on threads") {
+  const OnCpu on_cpu;  // complex tensors are there only
   for (const int64_t n : {60, 1009, 1024, 10007, 1 << 17})
     for (const int64_t rows : {1, 37}) {
       if (n * rows > 1 << 20) continue;
@@ -109,6 +113,7 @@ TEST_CASE("fft: the bits do not depend on threads") {
 }
 
 TEST_CASE("fft: dims, sizes, normalisation and shifts") {
+  const OnCpu on_cpu;  // complex tensors are there only
   const Tensor x = random_numbers({3, 4, 5}, c128);
   CHECK(allclose(fft::fft(x, {}, 1), fft::fft(x.transpose(1, 2)).transpose(1, 2), 1e-12, 1e-12));
   CHECK(allclose(fft::fft(x.permute({2, 0, 1}), {}, 0), fft::fft(x).permute({2, 0, 1}), 1e-12, 1e-12));
@@ -134,6 +139,7 @@ TEST_CASE("fft: dims, sizes, normalisation and shifts") {
 }
 
 TEST_CASE("fft: what is refused") {
+  const OnCpu on_cpu;  // complex tensors are there only
   const Tensor x = zeros({3, 4}), z = x.to(c64);
   CHECK(message([&] { fft::fft(x, 0); }) == "[fft] expected a length of at least 1 in dim -1, got 0 for shape (3, 4)");
   CHECK(contains(message([&] { fft::fft(zeros({3, 0})); }), "got 0"));
@@ -149,6 +155,7 @@ TEST_CASE("fft: what is refused") {
 }
 
 TEST_CASE("complex: creation, views, copies and printing") {
+  const OnCpu on_cpu;  // complex tensors are there only
   for (const DType dtype : {c64, c128}) {
     const Tensor x = random_numbers({3, 4}, dtype);
     CHECK(size_of(dtype) == 2 * size_of(real_dtype(dtype)));
@@ -192,6 +199,7 @@ TEST_CASE("complex: creation, views, copies and printing") {
 }
 
 TEST_CASE("complex: arithmetic agrees with std::complex") {
+  const OnCpu on_cpu;  // complex tensors are there only
   const Tensor a = random_numbers({3, 1, 5}, c128), b = random_numbers({4, 5}, c128), r = randn({4, 5}, {.dtype = f64});
   const auto each = [&](const Tensor& left, const Tensor& right, const Tensor& got, auto fn) {
     const Shape shape = broadcast_shapes("test", left.shape(), right.shape());
@@ -227,6 +235,7 @@ TEST_CASE("complex: arithmetic agrees with std::complex") {
 }
 
 TEST_CASE("complex: what is not for complex numbers says so") {
+  const OnCpu on_cpu;  // complex tensors are there only
   const Tensor z = ones({2, 2}, {.dtype = c64}), mask = ones({2, 2}, {.dtype = boolean});
   const std::vector<std::pair<const char*, std::function<void()>>> rows = {
       {"exp", [&] { exp(z); }},
