@@ -44,6 +44,16 @@ void check_vectors(const char* op, const Inputs& inputs, const Inputs& v) {
                    v[i].dtype(), " ", v[i].shape());
 }
 
+/// What the slopes come to in a direction.
+Variable along(const std::vector<Variable>& slopes, const Inputs& v) {
+  Variable total;
+  for (size_t i = 0; i < slopes.size(); ++i) {
+    const Variable part = sum(mul(slopes[i], v[i]));
+    total = total.defined() ? add(total, part) : part;
+  }
+  return total;
+}
+
 void check_single(const char* op, const Variable& output) {
   LOCKSTEP_CHECK(output.numel() == 1, "[", op, "] expected a function of one element, got ", output.shape());
 }
@@ -107,13 +117,8 @@ ValueAndProducts jvp(const Differentiable& fn, const Inputs& inputs, const Input
   const Variable u(zeros_like(call.output.tensor()), true);
   const auto slopes =
       gradients_or_zeros(call.output, call.inputs, {.grad_outputs = {u}, .create_graph = true, .allow_unused = true});
-  Variable along;
-  for (size_t i = 0; i < slopes.size(); ++i) {
-    const Variable part = sum(mul(slopes[i], v[i]));
-    along = along.defined() ? add(along, part) : part;
-  }
   return {options.create_graph ? call.output : call.output.detach(),
-          gradients_or_zeros(along, {u}, {.create_graph = options.create_graph, .allow_unused = true})};
+          gradients_or_zeros(along(slopes, v), {u}, {.create_graph = options.create_graph, .allow_unused = true})};
 }
 
 ValueAndProducts hvp(const Differentiable& fn, const Inputs& inputs, const Inputs& v,
@@ -123,13 +128,9 @@ ValueAndProducts hvp(const Differentiable& fn, const Inputs& inputs, const Input
   check_vectors("hvp", call.inputs, v);
   const EnableGrad recording;
   const auto slopes = gradients_or_zeros(call.output, call.inputs, {.create_graph = true, .allow_unused = true});
-  Variable along;
-  for (size_t i = 0; i < slopes.size(); ++i) {
-    const Variable part = sum(mul(slopes[i], v[i]));
-    along = along.defined() ? add(along, part) : part;
-  }
-  return {options.create_graph ? call.output : call.output.detach(),
-          gradients_or_zeros(along, call.inputs, {.create_graph = options.create_graph, .allow_unused = true})};
+  return {
+      options.create_graph ? call.output : call.output.detach(),
+      gradients_or_zeros(along(slopes, v), call.inputs, {.create_graph = options.create_graph, .allow_unused = true})};
 }
 
 }  // namespace lockstep

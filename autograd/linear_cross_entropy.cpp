@@ -96,13 +96,6 @@ void check_by_rows(const Variable& x, const Variable& weight, const Tensor& targ
   }
 }
 
-/// What the mean divides by, as cross_entropy(): the number of targets that count, or the sum of their weights.
-Tensor divisor_by_rows(const Tensor& index, const Tensor& ignored, const Tensor& weight, const Tensor& out) {
-  if (!weight.defined()) return rsub_scalar(sum(ignored.to(i64)), double(index.numel())).to(out.dtype());
-  const Tensor weights = index_select(weight.to(f64), 0, masked_fill(index, ignored, 0));
-  return sum(masked_fill(weights, ignored, 0)).to(out.dtype());
-}
-
 }  // namespace
 
 int64_t linear_cross_entropy_rows(int64_t classes) {
@@ -134,7 +127,7 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, const T
   Tensor ignored, divisor, seed, upstream;
   if (options.reduction == Reduction::mean) {
     ignored = eq(job.index, full({}, double(options.ignore_index), {i64, target.device()}));
-    divisor = divisor_by_rows(job.index, ignored, job.class_weight, losses);
+    divisor = divisor_of(job.index, job.class_weight, job.args, losses);
   }
   if (at_once) {
     upstream = constant(1, losses);

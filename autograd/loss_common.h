@@ -47,6 +47,10 @@ inline Tensor within(const Tensor& x, double low, double high) {
   return logical_and(ge(x, constant(low, x)), le(x, constant(high, x)));
 }
 
+/// What cross entropy's mean divides by, a scalar like `out`: the number of targets that count, or the sum of their
+/// weights. On a device it is made there, so that nobody waits for it.
+Tensor divisor_of(const Tensor& index, const Tensor& weight, const CrossEntropyArgs& args, const Tensor& out);
+
 inline Shape without_last(const Shape& shape) { return Shape(shape.begin(), shape.end() - 1); }
 
 inline Variable finish(const Wide& wide, const Variable& losses, Reduction reduction) {

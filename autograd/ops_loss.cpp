@@ -3,11 +3,21 @@
 #include <cstdio>
 
 #include "autograd/autocast.h"
+#include "autograd/loss_common.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
 #include "autograd/tape.h"
 
 namespace lockstep {
+
+Tensor divisor_of(const Tensor& index, const Tensor& weight, const CrossEntropyArgs& args, const Tensor& out) {
+  if (index.device().is_cpu()) return constant(cross_entropy_weight_sum(index, weight, args), out);
+  const Tensor ignored = eq(index, full({}, double(args.ignore_index), {i64, index.device()}));
+  if (!weight.defined()) return rsub_scalar(sum(ignored.to(i64)), double(index.numel())).to(out.dtype());
+  const Tensor weights = index_select(weight.to(f64), 0, masked_fill(index, ignored, 0));
+  return sum(masked_fill(weights, ignored, 0)).to(out.dtype());
+}
+
 namespace {
 
 Variable reduced(const Variable& losses, Reduction reduction) {
@@ -24,8 +34,6 @@ void check_one_shape(const char* op, const Variable& x, const Variable& target) 
                  "] expected x and target of one dtype, got ", x.dtype(), " and ", target.dtype(),
                  "; convert with .to(dtype)");
 }
-
-Tensor scalar_like(const Tensor& x, double value) { return full({}, value, {x.dtype(), x.device()}); }
 
 /// (N, C, d1, ...) and (C) without C.
 Shape without_classes(const Shape& shape) {
@@ -60,16 +68,6 @@ void check_targets(const char* op, const Variable& x, const Tensor& target) {
                  target.dtype());
   LOCKSTEP_CHECK(target.shape() == rest, "[", op, "] expected class indices of shape ", rest, " for logits ", x.shape(),
                  ", got ", target.shape());
-}
-
-/// What the mean divides by, a scalar like `out`: the number of targets that count, or the sum of their weights. On a
-/// device it is made there, so that nobody waits for it.
-Tensor divisor_of(const Tensor& index, const Tensor& weight, const CrossEntropyArgs& args, const Tensor& out) {
-  if (index.device().is_cpu()) return scalar_like(out, cross_entropy_weight_sum(index, weight, args));
-  const Tensor ignored = eq(index, full({}, double(args.ignore_index), {i64, index.device()}));
-  if (!weight.defined()) return rsub_scalar(sum(ignored.to(i64)), double(index.numel())).to(out.dtype());
-  const Tensor weights = index_select(weight.to(f64), 0, masked_fill(index, ignored, 0));
-  return sum(masked_fill(weights, ignored, 0)).to(out.dtype());
 }
 
 /// The loss of each row, out of other operations.
@@ -194,7 +192,7 @@ Variable mse_loss(const Variable& input, const Variable& aim, Reduction reductio
   Tensor difference = sub(x.tensor(), target.tensor());
   const double count = reduction == Reduction::mean ? double(x.numel()) : 1;
   Tensor out = sum_squares(difference);
-  if (reduction == Reduction::mean) out = div(out, scalar_like(out, count));
+  if (reduction == Reduction::mean) out = div(out, constant(count, out));
   if (!needs_grad({&x, &target})) return wide.round(out);
   return wide.round(record("mse_loss", {&x, &target}, std::move(out),
                            [difference = std::move(difference), count](auto& back) mutable {
@@ -226,7 +224,7 @@ Variable smooth_l1_loss(const Variable& x, const Variable& target, double beta, 
   if (beta == 0) return l1_loss(x, target, reduction);
   const Wide wide(x);
   const Variable d = abs(sub(wide(x), wide(target)));
-  const Tensor near = lt(d.tensor(), scalar_like(d.tensor(), beta));
+  const Tensor near = lt(d.tensor(), constant(beta, d.tensor()));
   return wide.round(reduced(where(near, mul_scalar(square(d), 0.5 / beta), add_scalar(d, -0.5 * beta)), reduction));
 }
 
@@ -235,7 +233,7 @@ Variable huber_loss(const Variable& x, const Variable& target, double delta, Red
   check_one_shape("huber_loss", x, target);
   const Wide wide(x);
   const Variable d = abs(sub(wide(x), wide(target)));
-  const Tensor near = le(d.tensor(), scalar_like(d.tensor(), delta));
+  const Tensor near = le(d.tensor(), constant(delta, d.tensor()));
   return wide.round(
       reduced(where(near, mul_scalar(square(d), 0.5), mul_scalar(add_scalar(d, -0.5 * delta), delta)), reduction));
 }
@@ -269,7 +267,7 @@ Variable kl_div(const Variable& input, const Variable& aim, KlReduction reductio
   if (log_target) {
     losses = mul(exp(target), sub(target, x));
   } else {
-    const Tensor empty_class = eq(target.tensor(), scalar_like(target.tensor(), 0));  // 0 log 0 = 0
+    const Tensor empty_class = eq(target.tensor(), constant(0, target.tensor()));  // 0 log 0 = 0
     losses = sub(mul(target, log(masked_fill(target, empty_class, 1))), mul(target, x));
   }
   switch (reduction) {

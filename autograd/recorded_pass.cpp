@@ -129,8 +129,9 @@ RecordedPass::RecordedPass(const std::vector<Edge>& roots, const std::vector<Edg
 void RecordedPass::give(const Edge& edge, const Variable& grad) {
   Waiting* waiting;
   if (edge.node->is_leaf()) {
-    auto found = std::find_if(leaves_.begin(), leaves_.end(), [&](const Waiting& w) { return w.node == edge.node; });
-    waiting = found == leaves_.end() ? &leaves_.emplace_back() : &*found;
+    const auto [found, is_new] = place_of_leaf_.emplace(edge.node.get(), leaves_.size());
+    if (is_new) leaves_.emplace_back();
+    waiting = &leaves_[found->second];
   } else {
     waiting = &waiting_[edge.node->number()];
   }

@@ -3,6 +3,7 @@
 // follow (Pearlmutter, 1994: a product with the Hessian is the gradient of a gradient times a vector).
 #include <functional>
 #include <map>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -36,7 +37,8 @@ class RecordedPass {
   std::vector<Variable> found_;
   std::unordered_set<const Node*> useful_;
   std::map<uint64_t, Waiting, std::greater<>> waiting_;  // by number
-  std::vector<Waiting> leaves_;                          // all have number 0
+  std::vector<Waiting> leaves_;                          // all have number 0: in the order in which they were reached
+  std::unordered_map<const Node*, size_t> place_of_leaf_;
 };
 
 /// backward({.create_graph = true}).
