@@ -65,7 +65,8 @@ class Variable {
   /// element. The graph is freed as it goes unless retain_graph.
   void backward(const Tensor& gradient = {}, bool retain_graph = false) const;
   void backward(const BackwardOptions& options) const;
-  /// .grad as backward({.create_graph = true}) left it: on the tape, so that it can be differentiated again.
+  /// .grad as backward({.create_graph = true}) left it: on the tape, so that it can be differentiated again. It holds
+  /// this leaf, which holds it: clear_grad() frees both.
   Variable recorded_grad() const;
 
   /// Returns an id for remove_hook. Called once a pass, with the whole gradient of this variable.
