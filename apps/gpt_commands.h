@@ -12,8 +12,6 @@ namespace apps {
 
 /// `gpt load`: where a model's parameters come to lie, and in which dtype.
 void add_load_command(CLI::App& app);
-/// `gpt serve`: completions and chats over HTTP.
-void add_serve_command(CLI::App& app);
 /// `gpt eval`: the loss of a text.
 void add_eval_command(CLI::App& app);
 /// `gpt score`: continuations of contexts.

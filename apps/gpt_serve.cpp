@@ -1,18 +1,16 @@
-// `gpt serve`: answers requests in the form of OpenAI's completions and chats, all of them at once.
+// `gpt serve`: answers requests in the form of OpenAI's completions and chats, all of them at once. A program of its
+// own beside gpt, which becomes it: no rank of a training has to load what HTTP needs.
 #include <fmt/core.h>
 
 #include <filesystem>
-#include <memory>
+#include <optional>
 
-#include "apps/gpt_commands.h"
 #include "inference/serve/server.h"
 #include "nn/hugging_face/pretrained.h"
 #include "train/cli.h"
 #include "train/interrupt.h"
 #include "train/language.h"
 #include "train/options.h"
-
-namespace apps {
 
 using namespace lockstep;
 using namespace lockstep::train;
@@ -57,24 +55,23 @@ void serve_model(ServeOptions& o, const LanguageModel& m) {
 
 }  // namespace
 
-void add_serve_command(CLI::App& app) {
-  const auto o = std::make_shared<ServeOptions>();
-  CLI::App& command = *app.add_subcommand("serve", "answer completions and chats over HTTP, many at a time");
-  add_model_options(command, *o);
-  const OptionGroup add(command), limits(command, "Limits");
-  add("--host", o->server.host, "address to listen at");
-  add("--port", o->server.port, "port to listen at (0: any)", whole(0, 65535))->capture_default_str();
-  add("--name", o->name, "of the model, as requests say it (default: its folder's)");
-  add("--template", o->chat_template, "of chats: plain, chatml, llama2, llama3, none (default: what the folder says)",
+int main(int argc, char** argv) {
+  ServeOptions o;
+  CLI::App app("answer completions and chats over HTTP, many at a time", "gpt serve");
+  add_model_options(app, o);
+  const OptionGroup add(app), limits(app, "Limits");
+  add("--host", o.server.host, "address to listen at");
+  add("--port", o.server.port, "port to listen at (0: any)", whole(0, 65535))->capture_default_str();
+  add("--name", o.name, "of the model, as requests say it (default: its folder's)");
+  add("--template", o.chat_template, "of chats: plain, chatml, llama2, llama3, none (default: what the folder says)",
       one_of({"plain", "chatml", "llama2", "llama3", "none"}));
-  add("--api-key", o->server.api_key, "that requests must have: Authorization: Bearer KEY");
-  limits("--blocks", o->batcher.blocks,
+  add("--api-key", o.server.api_key, "that requests must have: Authorization: Bearer KEY");
+  limits("--blocks", o.batcher.blocks,
          "of 32 tokens, for keys and values (0: for 8 texts as long as the context, 4 GiB at most)", whole(0, 1 << 26))
       ->capture_default_str();
-  limits("--rows", o->batcher.limits.rows, "tokens that a step computes", whole(1, 1 << 16));
-  limits("--sequences", o->batcher.limits.sequences, "that run at a time", whole(1, 4096));
-  add("--print-steps", o->print_steps, "print what each step computes");
-  command.callback([o] { use_language_model(*o, "serve", [&](const LanguageModel& m) { serve_model(*o, m); }); });
+  limits("--rows", o.batcher.limits.rows, "tokens that a step computes", whole(1, 1 << 16));
+  limits("--sequences", o.batcher.limits.sequences, "that run at a time", whole(1, 4096));
+  add("--print-steps", o.print_steps, "print what each step computes");
+  app.callback([&] { use_language_model(o, "serve", [&](const LanguageModel& m) { serve_model(o, m); }); });
+  return run_cli(app, argc, argv);
 }
-
-}  // namespace apps

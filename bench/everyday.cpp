@@ -1,0 +1,145 @@
+// What everyday programs do beside transformers: recurrent layers, upsampling, Fourier transforms, decompositions, a
+// step of a DCGAN, loading pictures. A line of JSON each with the median time; everyday.py does the same in PyTorch.
+//
+//   bench_everyday --only fft --jpegs FOLDER      (everyday.py --make FOLDER writes pictures)
+#include <fmt/core.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "autograd/resample.h"
+#include "data/image_folder.h"
+#include "nn/nn.h"
+#include "optim/optim.h"
+#include "tensor/fft.h"
+#include "tensor/linalg.h"
+#include "tensor/random.h"
+#include "tensor/threads.h"
+
+using namespace lockstep;
+
+namespace {
+
+/// Radford et al., 2015, as PyTorch's tutorial has it: pictures of 64 x 64 from 100 numbers, 16 at a time.
+struct Dcgan {
+  static constexpr int64_t batch = 16, noise = 100, width = 64;
+  nn::Sequential maker, judge;
+  optim::Adam makes, judges;
+  Tensor real = randn({batch, 3, 64, 64});
+
+  static nn::Sequential make() {
+    nn::Sequential s;
+    const int64_t channels[] = {noise, width * 8, width * 4, width * 2, width, 3};
+    for (int i = 0; i < 5; ++i) {
+      s.add(nn::ConvTranspose2d({.in = channels[i],
+                                 .out = channels[i + 1],
+                                 .kernel = 4,
+                                 .stride = i == 0 ? 1 : 2,
+                                 .padding = i == 0 ? 0 : 1,
+                                 .bias = false}));
+      if (i < 4) s.add(nn::BatchNorm2d({.channels = channels[i + 1]})).add(nn::ReLU());
+    }
+    s.add(nn::Tanh());
+    return s;
+  }
+  static nn::Sequential judged() {
+    nn::Sequential s;
+    const int64_t channels[] = {3, width, width * 2, width * 4, width * 8, 1};
+    for (int i = 0; i < 5; ++i) {
+      s.add(nn::Conv2d({.in = channels[i],
+                        .out = channels[i + 1],
+                        .kernel = 4,
+                        .stride = i == 4 ? 1 : 2,
+                        .padding = i == 4 ? 0 : 1,
+                        .bias = false}));
+      if (i > 0 && i < 4) s.add(nn::BatchNorm2d({.channels = channels[i + 1]}));
+      if (i < 4) s.add(nn::LeakyReLU({.slope = 0.2}));
+    }
+    return s;
+  }
+  Dcgan()
+      : maker(make()),
+        judge(judged()),
+        makes(maker.parameters(), {.lr = 2e-4, .beta1 = 0.5}),
+        judges(judge.parameters(), {.lr = 2e-4, .beta1 = 0.5}) {}
+  Variable loss(const Variable& pictures, double as) {
+    const Variable scores = judge(pictures).reshape({-1});
+    return bce_with_logits(scores, Variable(full({batch}, as)));
+  }
+  void step() {
+    const Variable made = maker(Variable(randn({batch, noise, 1, 1})));
+    judges.zero_grad();
+    (loss(Variable(real), 1) + loss(made.detach(), 0)).backward();
+    judges.step();
+    makes.zero_grad();
+    loss(made, 1).backward();
+    makes.step();
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("everyday programs' operations");
+  std::string only, jpegs;
+  double seconds = 1;
+  app.add_option("--only", only, "cases whose name contains this");
+  app.add_option("--jpegs", jpegs, "a folder of classes of pictures");
+  app.add_option("--seconds", seconds, "of each case, at least")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  manual_seed(1);
+  const auto time = [&](const std::string& name, const std::function<void()>& fn) {
+    fn();
+    std::vector<double> all;
+    double sum = 0;
+    for (; sum < seconds || all.size() < 3; sum += all.back()) {
+      const auto start = std::chrono::steady_clock::now();
+      fn();
+      all.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    std::sort(all.begin(), all.end());
+    fmt::print("{{\"case\": \"{}\", \"ms\": {:.4f}}}\n", name, 1e3 * all[all.size() / 2]);
+  };
+  const auto wanted = [&](const std::string& name) { return name.find(only) != std::string::npos; };
+  if (wanted("lstm")) {
+    nn::LSTM lstm({.input = 512, .hidden = 512, .layers = 2});
+    const Tensor x = randn({100, 32, 512});
+    time("lstm", [&] { lstm.zero_grad(), sum(lstm(x).output).backward(); });
+  }
+  if (wanted("bilinear")) {
+    const Variable x(randn({16, 64, 56, 56}), true);
+    const Tensor g = randn({16, 64, 112, 112});
+    const InterpolateOptions up{.scale = {2}, .mode = Resampling::linear};
+    time("bilinear", [&] { grad({interpolate(x, up)}, {x}, {.grad_outputs = {Variable(g)}}); });
+  }
+  const std::pair<const char*, Shape> lines[] = {
+      {"fft_2e20", {1 << 20}}, {"fft_1000x1024", {1000, 1024}}, {"fft_4096x60", {4096, 60}}};
+  for (const auto& [name, shape] : lines)
+    if (wanted(name)) {
+      const Tensor x = complex(randn(shape), randn(shape));
+      time(name, [&] { fft::fft(x); });
+    }
+  const Tensor a = randn({512, 512}), symmetric = a + a.t();
+  if (wanted("svd_512")) time("svd_512", [&] { linalg::svd(a, false); });
+  if (wanted("eigh_512")) time("eigh_512", [&] { linalg::eigh(symmetric); });
+  if (wanted("dcgan")) {
+    Dcgan d;
+    time("dcgan", [&] { d.step(); });
+  }
+  if (wanted("jpeg") && !jpegs.empty()) {  // on one processor
+    set_threads(1);
+    const auto pictures = [&](const data::Transform& t) { return data::ImageFolder(jpegs, t); };
+    const auto plain = pictures({});
+    const auto train = pictures([](const Tensor& x) {
+      return data::ToTensor()(data::RandomHorizontalFlip()(data::RandomResizedCrop{.height = 224, .width = 224}(x)));
+    });
+    for (const auto& [name, folder] : {std::pair{"jpeg_read", &plain}, {"jpeg_train", &train}})
+      time(name, [&, f = folder] {
+        for (int64_t i = 0; i < f->size(); ++i) f->get(i);
+      });
+  }
+}
