@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "autograd/resample.h"
-#include "data/image_folder.h"
+#include "data/pictures/image_folder.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
 #include "tensor/fft.h"

@@ -3,11 +3,11 @@
 #include <map>
 
 #include "data/files.h"
-#include "data/image_files.h"
-#include "data/image_folder.h"
 #include "data/loader.h"
 #include "data/npy.h"
-#include "data/pictures.h"
+#include "data/pictures/image_files.h"
+#include "data/pictures/image_folder.h"
+#include "data/pictures/pictures.h"
 #include "tensor/ops.h"
 #include "util.h"
 

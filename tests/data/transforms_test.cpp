@@ -3,8 +3,8 @@
 #include <set>
 
 #include "data/loader.h"
-#include "data/pictures.h"
-#include "data/transforms.h"
+#include "data/pictures/pictures.h"
+#include "data/pictures/transforms.h"
 #include "tensor/ops.h"
 #include "util.h"
 

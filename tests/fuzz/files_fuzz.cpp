@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "data/csv.h"
-#include "data/image_files.h"
 #include "data/npy.h"
+#include "data/pictures/image_files.h"
 #include "data/wav.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Golden files of data/image_files.h and data/pictures.h, made by Pillow (13.0.0) and torchvision (0.29.2).
+"""Golden files of data/pictures/image_files.h and data/pictures/pictures.h, made by Pillow (13.0.0) and torchvision (0.29.2).
 
   pictures_golden.py FOLDER     writes FOLDER/pictures (FOLDER: tests/golden)
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <memory>
 
-#include "data/image_pixels.h"
+#include "data/pictures/image_pixels.h"
 #include "tensor/ops.h"
 
 namespace lockstep::data {

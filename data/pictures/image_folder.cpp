@@ -1,4 +1,4 @@
-#include "data/image_folder.h"
+#include "data/pictures/image_folder.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "data/image_files.h"
+#include "data/pictures/image_files.h"
 
 namespace lockstep::data {
 

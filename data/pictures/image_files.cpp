@@ -1,7 +1,7 @@
 // Pictures of files: see image_files.h. The decoders are in png.cpp and jpeg.cpp.
-#include "data/image_files.h"
+#include "data/pictures/image_files.h"
 
-#include "data/image_pixels.h"
+#include "data/pictures/image_pixels.h"
 #include "data/shown.h"
 #include "tensor/ops.h"
 

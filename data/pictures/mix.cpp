@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "data/draw.h"
-#include "data/transforms.h"
+#include "data/pictures/transforms.h"
 #include "tensor/ops.h"
 #include "tensor/random_math.h"
 

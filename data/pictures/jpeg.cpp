@@ -7,7 +7,7 @@
 
 #include <cstring>
 
-#include "data/image_pixels.h"
+#include "data/pictures/image_pixels.h"
 #include "tensor/check.h"
 
 namespace lockstep::data {

@@ -1,7 +1,7 @@
 #pragma once
 // What is done to one picture: (channels, height, width) on the CPU, u8 or f32 in [0, 1], as torchvision does it to
-// tensors. Nothing here draws random numbers; data/transforms.h does. u8 is computed so that it has the same bits on
-// every processor where that is possible (resize), and is rounded or cut as torchvision has it.
+// tensors. Nothing here draws random numbers; data/pictures/transforms.h does. u8 is computed so that it has the same
+// bits on every processor where that is possible (resize), and is rounded or cut as torchvision has it.
 #include "tensor/tensor.h"
 
 namespace lockstep::data {

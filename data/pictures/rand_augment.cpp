@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "data/draw.h"
-#include "data/pictures.h"
-#include "data/transforms.h"
+#include "data/pictures/pictures.h"
+#include "data/pictures/transforms.h"
 
 namespace lockstep::data {
 namespace {

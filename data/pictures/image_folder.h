@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "data/image_files.h"
-#include "data/transforms.h"
+#include "data/pictures/image_files.h"
+#include "data/pictures/transforms.h"
 
 namespace lockstep::data {
 

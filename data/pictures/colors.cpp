@@ -3,7 +3,7 @@
 #include <array>
 #include <cmath>
 
-#include "data/pictures.h"
+#include "data/pictures/pictures.h"
 #include "tensor/ops.h"
 
 namespace lockstep::data {

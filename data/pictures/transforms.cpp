@@ -1,11 +1,11 @@
-#include "data/transforms.h"
+#include "data/pictures/transforms.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 
 #include "data/draw.h"
-#include "data/pictures.h"
+#include "data/pictures/pictures.h"
 #include "tensor/ops.h"
 #include "tensor/random_math.h"
 
