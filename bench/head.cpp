@@ -1,7 +1,6 @@
-// The last product of a model of words and its loss, forward and backward: logits as a whole and in chunks of rows, in
-// one process and taking turns. A line of JSON each: the median time, that of the
-// processor (of all threads), and the peak of the memory ledger above what was
-// held before (logits, gradients and temporaries).
+// The last product of a model of words and its loss, forward and backward: logits as a whole and in chunks of rows. A
+// line of JSON each: the median time, that of the processor (of all threads), and the peak of the memory ledger above
+// what was held before (logits, gradients and temporaries).
 //
 //   bench_head --turns 7 --chunks 128,256,512
 #include <fmt/core.h>
@@ -44,8 +43,8 @@ int main(int argc, char** argv) {
   };
   std::vector<Case> cases{{"whole", -1}};
   for (const int64_t chunk : chunks) cases.push_back({chunk ? fmt::format("chunks of {}", chunk) : "chunks", chunk});
-  for (int turn = 0; turn <= turns; ++turn)  // the first one warms up
-    for (Case& c : cases) {
+  for (Case& c : cases)                          // one after the other: each finds the memory that it freed itself
+    for (int turn = 0; turn <= turns; ++turn) {  // the first one warms up
       const int64_t before = memory_report().total.current;
       reset_peak_memory();
       const std::clock_t work = std::clock();  // of all threads
