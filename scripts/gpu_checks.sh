@@ -1,28 +1,49 @@
 #!/usr/bin/env bash
-# All that only a real card can tell, in one command of under 10 minutes: the test suites on the card, compute-sanitizer,
-# the emulator's results against the card's, NCCL, and benchmarks against PyTorch. Writes a dated report.
+# What only a real card can tell, in four parts of under ten minutes each, which go on from the same build folder:
 #
-#   scripts/gpu_checks.sh [REPORT_FOLDER]      default: gpu-report-DATE
+#   scripts/gpu_checks.sh --pack               fetches what a bare machine lacks into .deps, and prints the calls to make there
+#   scripts/gpu_checks.sh --part 1 [FOLDER]    build, and all test suites on the card
+#   scripts/gpu_checks.sh --part 2 [FOLDER]    compute-sanitizer, the emulator's results against the card's, losses, NCCL
+#   scripts/gpu_checks.sh --part 3 [FOLDER]    kernels against roofline and PyTorch
+#   scripts/gpu_checks.sh --part 4 [FOLDER]    GPT-2 124M against PyTorch, eager and compiled, and llm.c's recipe
 #
-# Needs CUDA, a C++20 compiler, meson and ninja; PyTorch for the comparison. Libraries that the machine does not have
-# (doctest, CLI11, fmt, nlohmann_json, zlib, libpng, libjpeg-turbo, libsodium, Eigen; unpacked Debian packages) are taken from $LOCKSTEP_DEPS, default
-# .deps in the repository. A step that cannot run, fails or takes too long is a line in the report and no more.
+# Each writes FOLDER/part-N.md (default: gpu-report), whose tables are for bench/RESULTS.md. Needs CUDA, cuDNN, NCCL, a C++20
+# compiler, meson and ninja; PyTorch for comparisons. Other libraries are taken from $LOCKSTEP_DEPS (default .deps) where the machine
+# has none. A step that cannot run, fails or takes too long is a line in the report and no more. BUDGET: seconds of a part (560).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-out=${1:-gpu-report-$(date +%Y-%m-%d-%H%M)}
-mkdir -p "$out"
-out=$(cd "$out" && pwd)
-report=$out/report.md
-build=${BUILD:-build-gpu}
 deps=${LOCKSTEP_DEPS:-$PWD/.deps}
-started=$SECONDS
-failures=0
-budget=${BUDGET:-560}  # seconds for all
+build=${BUILD:-build-gpu}
+
+pack() {
+  local wanted=(doctest-dev libcli11-dev libfmt-dev nlohmann-json3-dev zlib1g-dev libpng-dev libjpeg-dev libsodium-dev libeigen3-dev) packages folder
+  mapfile -t packages < <(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances "${wanted[@]}" |
+    grep -E '^(doctest|libcli11|libfmt|nlohmann|zlib1g|libpng|libjpeg|libsodium|libeigen3|pkg-config|pkgconf|libpkgconf)' | sort -u)
+  [[ ${#packages[@]} -gt 0 ]] || { echo "apt knows no packages here: apt-get update, on Debian or Ubuntu" >&2; exit 1; }
+  rm -rf "$deps" && mkdir -p "$deps/debs"
+  (cd "$deps/debs" && apt-get download -qq "${packages[@]}") || { echo "the packages could not be fetched: is there a network?" >&2; exit 1; }
+  for folder in "$deps"/debs/*.deb; do dpkg-deb -x "$folder" "$deps"; done
+  rm -rf "$deps/debs" "$deps"/usr/share/{doc,man,cmake,lintian,locale}
+  find "$deps" -type l -lname '/*' -delete  # to what the machine may not have
+  echo "$deps holds $(du -sm "$deps" | cut -f1) MiB. Take the repository with it to the machine, and there, one after the other:"
+  for part in 1 2 3 4; do echo "  scripts/gpu_checks.sh --part $part"; done
+}
+
+case ${1:-} in
+  --pack) pack; exit ;;
+  --part) [[ ${2:-} =~ ^[1-4]$ ]] || { echo "expected --part 1, 2, 3 or 4, got '${2:-}'" >&2; exit 2; } ;;
+  *) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 2 ;;
+esac
+part=$2 out=${3:-gpu-report}
+mkdir -p "$out/part-$part" && out=$(cd "$out" && pwd) || exit
+report=$out/part-$part.md logs=$out/part-$part
+started=$SECONDS failures=0 budget=${BUDGET:-560}
+: >"$report"
 
 left() { echo $((budget - (SECONDS - started))); }
 say() { printf '%s\n' "$*" | tee -a "$report"; }
 
-# step NAME SECONDS COMMAND...: its output goes to NAME.log, a line to the report.
+# step NAME SECONDS COMMAND...: its output goes to NAME.log, a line to the report. COMMAND may be an exported function.
 step() {
   local name=$1 limit=$2 begin=$SECONDS code
   shift 2
@@ -32,11 +53,11 @@ step() {
     return 1
   fi
   ((limit > $(left))) && limit=$(left)
-  timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
+  timeout -k 5 "$limit" bash -c '"$@"' step "$@" >"$logs/$name.log" 2>&1
   code=$?
   local what="failed ($code)"
   ((code == 0)) && what=passed
-  ((code == 77)) && what="skipped: $(tail -1 "$out/$name.log" | cut -c1-120)"
+  ((code == 77)) && what="skipped: $(tail -1 "$logs/$name.log" | cut -c1-120)"
   ((code == 124)) && what="stopped after $limit s"
   ((code != 0 && code != 77)) && failures=$((failures + 1))
   say "| $name | $what | $((SECONDS - begin)) s |"
@@ -52,10 +73,11 @@ if [[ -d $deps ]]; then
     export LD_LIBRARY_PATH=$folder:$LD_LIBRARY_PATH LIBRARY_PATH=$folder:${LIBRARY_PATH:-}
     export PKG_CONFIG_PATH=$folder/pkgconfig:$deps/usr/share/pkgconfig:${PKG_CONFIG_PATH:-}
   done
-  export PKG_CONFIG_SYSROOT_DIR=$deps CMAKE_PREFIX_PATH=$deps/usr CPLUS_INCLUDE_PATH=$deps/usr/include:${CPLUS_INCLUDE_PATH:-}
+  export PKG_CONFIG_SYSROOT_DIR=$deps CMAKE_PREFIX_PATH=$deps/usr CPLUS_INCLUDE_PATH=$deps/usr/include:$(echo "$deps"/usr/include/*-linux-gnu):${CPLUS_INCLUDE_PATH:-}
+  have pkg-config || export PATH=$PATH:$deps/usr/bin
 fi
 
-say "# Checks on a card, $(date -u '+%Y-%m-%d %H:%M') UTC"
+say "# Part $part of the checks on a card, $(date -u '+%Y-%m-%d %H:%M') UTC"
 say ""
 say "- commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)$(git diff --quiet HEAD 2>/dev/null || echo ', with changes')"
 if have nvidia-smi; then
@@ -70,43 +92,44 @@ say ""
 say "| step | result | time |"
 say "|---|---|---|"
 
-# --- build, for this card only ---
-if ! step configure 60 meson setup "$build" --buildtype release -Dcuda=enabled -Dgpu_arch="${arch:-90a}" -Donednn=auto -Dmpi=disabled; then
-  [[ -f $build/build.ninja ]] || { say ""; say "Nothing could be built: see configure.log."; exit 1; }
-fi
 suites="tests/test_cuda tests/test_tensor tests/test_autograd tests/test_nn tests/test_optim"
-step build 300 ninja -C "$build" $suites tests/golden tests/cuda_dump tests/cudnn_plans apps/gpt apps/lockstep bench/bench_cuda
-step env 30 "$build/apps/lockstep" env
+gpt=$build/apps/gpt
+configured() {  # folder, meson's options
+  [[ -f $1/build.ninja ]] || meson setup "$@" --buildtype release -Dunity=on -Dunity_size=20 -Donednn=auto -Dmpi=disabled
+}
+export -f configured
+export build out gpt logs
 
-# --- tests on the card ---
-for suite in $suites; do
-  name=$(basename "$suite")
-  LOCKSTEP_TEST_DEVICE=cuda step "$name" 90 "$build/$suite"
-done
-LOCKSTEP_TEST_DEVICE=cuda step golden 60 "$build/tests/golden"
-step cudnn_plans 60 "$build/tests/cudnn_plans"
-# Convolutions by cuDNN (the log says which engine, and where our kernel had to) and by our kernels.
-for cudnn in log 0; do
-  LOCKSTEP_CUDNN=$cudnn step "conv-cudnn-$cudnn" 60 "$build/tests/test_cuda" -tc="*convolution*"
-  LOCKSTEP_CUDNN=$cudnn LOCKSTEP_TEST_DEVICE=cuda step "conv-tensor-cudnn-$cudnn" 60 "$build/tests/test_tensor" -tc="*conv*"
-done
+# Builds what a part needs, in the folder that the parts share; ends the part where that fails.
+needs() {
+  if ! step configure 90 configured "$build" -Dcuda=enabled -Dgpu_arch="${arch:-90a}" || ! step build 480 ninja -C "$build" "$@"; then
+    say ""
+    say "What the build said:"
+    printf '```\n%s\n```\n' "$(grep -hE -A4 'ERROR|FAILED|error:' "$logs"/{configure,build}.log 2>/dev/null | head -40)" >>"$report"
+    exit 1
+  fi
+}
 
-# --- compute-sanitizer ---
-sanitizer=$(command -v compute-sanitizer || echo "$cuda/bin/compute-sanitizer")
-for tool in memcheck racecheck initcheck synccheck; do
-  if [[ -x $sanitizer ]]; then step "sanitizer-$tool" 45 "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 20 "$build/tests/test_cuda" -tce="*graph*"
-  else skip "sanitizer-$tool" "no compute-sanitizer in the toolkit"; fi
-done
+part_1() {
+  needs $suites tests/golden tests/cudnn_plans apps/gpt apps/lockstep
+  step env 30 "$build/apps/lockstep" env
+  local suite
+  for suite in $suites; do LOCKSTEP_TEST_DEVICE=cuda step "$(basename "$suite")" 120 "$build/$suite"; done
+  LOCKSTEP_TEST_DEVICE=cuda step golden 60 "$build/tests/golden"
+  step cudnn_plans 60 "$build/tests/cudnn_plans"
+  # Convolutions by cuDNN (the log says which engine, and where our kernel had to) and by our kernels.
+  for cudnn in log 0; do
+    LOCKSTEP_CUDNN=$cudnn step "conv-cudnn-$cudnn" 60 "$build/tests/test_cuda" -tc="*convolution*"
+    LOCKSTEP_CUDNN=$cudnn LOCKSTEP_TEST_DEVICE=cuda step "conv-tensor-cudnn-$cudnn" 60 "$build/tests/test_tensor" -tc="*conv*"
+  done
+}
 
-# --- a training run: the card's losses against the CPU's ---
-train() {
-  local device=$1 folder=$2
-  shift 2
-  rm -rf "$folder"
-  "$build/apps/gpt" train --device "$device" --steps 20 --model gpt:2x64x2 --context 64 --batch 4 --eval-every 100 --out "$folder" --json "$@"
+train() {  # device, folder
+  rm -rf "$2"
+  "$gpt" train --device "$1" --steps 20 --model gpt:2x64x2 --context 64 --batch 4 --eval-every 100 --out "$2" --json
 }
 compare_losses() {
-  train cpu "$out/run-cpu" && train cuda "$out/run-cuda" && python3 - "$out" <<'PYTHON'
+  train cpu "$logs/run-cpu" && train cuda "$logs/run-cuda" && python3 - "$logs" <<'PYTHON'
 import json, sys
 a, b = ([json.loads(line)["loss"] for line in open(f"{sys.argv[1]}/run-{d}/metrics.jsonl")] for d in ("cpu", "cuda"))
 worst = max(abs(x - y) for x, y in zip(a, b))
@@ -114,46 +137,61 @@ print(f"largest difference of {len(a)} losses: {worst:.2e}")
 sys.exit(not (len(a) == len(b) > 0 and worst < 1e-3))
 PYTHON
 }
-export -f train compare_losses
-export build out
-step losses-cpu-card 60 bash -c compare_losses
-
-# --- the emulator's numbers against the card's, where both exist ---
 emulator_card() {
-  [[ -f build-emulator/build.ninja ]] || meson setup build-emulator --buildtype release -Dcuda=simulated -Donednn=auto -Dmpi=disabled || return
-  ninja -C build-emulator tests/cuda_dump && build-emulator/tests/cuda_dump "$out/emulator.safetensors" && "$build/tests/cuda_dump" "$out/card.safetensors" &&
-    "$build/tests/cuda_dump" --compare "$out/emulator.safetensors" "$out/card.safetensors"
+  configured build-emulator -Dcuda=simulated && ninja -C build-emulator tests/cuda_dump || return
+  build-emulator/tests/cuda_dump "$logs/emulator.safetensors" && "$build/tests/cuda_dump" "$logs/card.safetensors" &&
+    "$build/tests/cuda_dump" --compare "$logs/emulator.safetensors" "$logs/card.safetensors"
 }
-export -f emulator_card
-step emulator-card 150 bash -c emulator_card
+part_2() {
+  needs tests/test_cuda tests/cuda_dump apps/gpt apps/lockstep
+  local sanitizer tool ranks
+  sanitizer=$(command -v compute-sanitizer || echo "$cuda/bin/compute-sanitizer")
+  for tool in memcheck racecheck initcheck synccheck; do
+    if [[ -x $sanitizer ]]; then step "sanitizer-$tool" 60 "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 20 "$build/tests/test_cuda" -tce="*graph*"
+    else skip "sanitizer-$tool" "no compute-sanitizer in the toolkit"; fi
+  done
+  export -f train compare_losses emulator_card
+  step losses-cpu-card 60 compare_losses
+  step emulator-card 200 emulator_card
+  # NCCL: one rank, and two (on two cards, or sharing one through the host); then between two processes on one card, which to it are two hosts.
+  local small=(train --device cuda --steps 5 --model gpt:1x32x2 --context 32 --batch 2 --json)
+  for ranks in 1 2; do step "ranks-$ranks" 60 "$build/apps/lockstep" run -n "$ranks" -- "$gpt" "${small[@]}"; done
+  step nccl-one-card 120 "$build/apps/lockstep" run -n 2 -- bash -c 'NCCL_HOSTID=host$RANK NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=1 exec "$@"' -- "$gpt" "${small[@]}"
+}
 
-# --- NCCL: one rank, and two (on two cards, or sharing one through the host) ---
-for ranks in 1 2; do
-  step "ranks-$ranks" 60 "$build/apps/lockstep" run -n "$ranks" -- "$build/apps/gpt" train --device cuda --steps 5 --model gpt:1x32x2 --context 32 --batch 2 --json
-done
-# NCCL between two processes on one card, which to it are two hosts.
-step nccl-one-card 120 "$build/apps/lockstep" run -n 2 -- bash -c 'NCCL_HOSTID=host$RANK NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=1 exec "$@"' -- \
-  "$build/apps/gpt" train --device cuda --steps 5 --model gpt:1x32x2 --context 32 --batch 2 --json
+sees_card() { python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; }
+part_3() {
+  needs bench/bench_cuda
+  if step bench_cuda 120 "$build/bench/bench_cuda"; then
+    if sees_card; then step pytorch 150 python3 bench/cuda_compare.py "$logs/bench_cuda.log"; else skip pytorch "no PyTorch that sees the card"; fi
+  fi
+  # Convolutions once more by our kernels, to compare.
+  for cudnn in 1 0; do LOCKSTEP_CUDNN=$cudnn step "bench-conv-cudnn-$cudnn" 40 "$build/bench/bench_cuda" --only conv2d; done
+}
 
-# --- speed ---
-if step bench_cuda 90 "$build/bench/bench_cuda"; then
-  cp "$out/bench_cuda.log" "$out/bench_cuda.jsonl"
-  if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then step pytorch 90 python3 bench/cuda_compare.py "$out/bench_cuda.jsonl"
-  else skip pytorch "no PyTorch that sees the card"; fi
-fi
-# Convolutions once more by our kernels, to compare.
-for cudnn in 1 0; do LOCKSTEP_CUDNN=$cudnn step "bench-conv-cudnn-$cudnn" 30 "$build/bench/bench_cuda" --only conv2d; done
-step gpt2-124m 60 "$build/apps/gpt" train --device cuda --precision bf16 --model gpt:12x768x12 --context 1024 --batch 16 --steps 20 --eval-every 1000 --eval-batches 1 --json
+part_4() {
+  needs apps/gpt
+  python3 bench/cuda_gpt.py --tokenizer "$logs/tokenizer"
+  local run=("$gpt" train --device cuda --precision bf16 --model gpt:12x768x12 --context 1024 --tokenizer "$logs/tokenizer" --eval-every 1000 --eval-batches 1 --json)
+  step gpt2-124m 90 "${run[@]}" --batch 16 --steps 25
+  # llm.c's: 524,288 tokens a step.
+  step gpt2-124m-recipe 90 "${run[@]}" --batch 64 --accumulate 8 --steps 5 --warmup 1 --lr 6e-4
+  if sees_card; then
+    step pytorch-gpt2 200 python3 bench/cuda_gpt.py --batch 16 --steps 20
+    step pytorch-gpt2-recipe 120 python3 bench/cuda_gpt.py --batch 64 --accumulate 8 --steps 3 --only compiled
+  else
+    skip pytorch-gpt2 "no PyTorch that sees the card"
+  fi
+}
 
+"part_$part"
 say ""
-for log in bench_cuda bench-conv-cudnn-1 bench-conv-cudnn-0 conv-cudnn-log pytorch gpt2-124m losses-cpu-card emulator-card; do
-  [[ -s $out/$log.log ]] || continue
-  say "## $log"
-  say ""
-  if [[ $log == pytorch ]]; then cat "$out/$log.log" >>"$report"; else printf '```\n%s\n```\n' "$(tail -45 "$out/$log.log")" >>"$report"; fi
-  say ""
+for log in env losses-cpu-card emulator-card conv-cudnn-log bench_cuda pytorch bench-conv-cudnn-1 bench-conv-cudnn-0 gpt2-124m gpt2-124m-recipe pytorch-gpt2 pytorch-gpt2-recipe; do
+  [[ -s $logs/$log.log ]] || continue
+  if [[ $log == pytorch ]]; then printf '## %s\n\n%s\n\n' "$log" "$(cat "$logs/$log.log")" >>"$report"
+  else printf '## %s\n\n```\n%s\n```\n\n' "$log" "$(tail -45 "$logs/$log.log")" >>"$report"; fi
 done
-for log in "$out"/*.log; do
+for log in "$logs"/*.log; do
   if grep -qE 'ERROR|FAILED|error:' "$log"; then
     printf '## what %s said\n\n```\n%s\n```\n\n' "$(basename "$log")" "$(grep -E 'ERROR|FAILED|error:|Error' "$log" | head -15)" >>"$report"
   fi
