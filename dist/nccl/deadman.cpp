@@ -61,7 +61,10 @@ void Deadman::loop() {
     else if (std::chrono::steady_clock::now() > next->until)  // the innermost step of that thread says most
       end_process(*std::find_if(armed_.rbegin(), armed_.rend(),
                                 [&](const Armed& a) { return pthread_equal(a.thread, next->thread); }));
-    else changed_.wait_until(lock, next->until);
+    else {
+      const auto until = next->until;  // the step may end, and be erased, while this waits
+      changed_.wait_until(lock, until);
+    }
   }
 }
 

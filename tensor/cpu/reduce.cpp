@@ -16,6 +16,7 @@
 #include "tensor/cpu/parallel.h"
 #include "tensor/cpu/reduce_plan.h"
 #include "tensor/cpu/rows.h"
+#include "tensor/functors.h"
 
 namespace lockstep::on_cpu {
 namespace {
@@ -33,14 +34,14 @@ struct Sum {
   template <class T> using Lane = std::conditional_t<std::is_integral_v<T>, int64_t, Acc<T>>;
   template <class A> static constexpr A identity = 0;
   template <class A> static A neutral(A) { return 0; }  // an x that changes nothing
-  template <class V> static V step(V a, V x, V) { return a + x; }
-  template <class V> static V join(V a, V b) { return a + b; }
+  template <class V> static V step(V a, V x, V) { return functor::plus(a, x); }
+  template <class V> static V join(V a, V b) { return functor::plus(a, b); }
 };
 struct SumWide : Sum {
   template <class T> using Lane = Wide<T>;
 };
 struct SumSquares : SumWide {
-  template <class V> static V step(V a, V x, V) { return a + x * x; }
+  template <class V> static V step(V a, V x, V) { return functor::plus(a, functor::times(x, x)); }
 };
 struct SumCentered : SumWide {  // of (x - center)^2
   template <class A> static A neutral(A center) { return center; }
@@ -54,8 +55,8 @@ struct Prod {
   template <class T> using Lane = Wide<T>;
   template <class A> static constexpr A identity = 1;
   template <class A> static A neutral(A) { return 1; }
-  template <class V> static V step(V a, V x, V) { return a * x; }
-  template <class V> static V join(V a, V b) { return a * b; }
+  template <class V> static V step(V a, V x, V) { return functor::times(a, x); }
+  template <class V> static V join(V a, V b) { return functor::times(a, b); }
 };
 struct Max {  // NaN wins
   template <class T> using Lane = Same<T>;

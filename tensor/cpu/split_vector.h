@@ -28,38 +28,44 @@ template <class R, class Fn, class First, class... Others>
 // What a comparison gives: all bits of a lane, or none.
 template <class E> using MaskOf = std::conditional_t<sizeof(E) == 8, int64_t, int32_t>;
 
-#define LOCKSTEP_SPLIT(op, R)                                                                                          \
+// What sums and products are computed in: integers wrap around.
+template <class E, bool = std::is_integral_v<E>> struct WrappingOf { using type = E; };
+template <class E> struct WrappingOf<E, true> { using type = std::make_unsigned_t<E>; };
+template <class E> using Wrapping = typename WrappingOf<E>::type;
+
+#define LOCKSTEP_SPLIT(op, R, C)                                                                                       \
   template <class E, int n>                                                                                            \
   [[gnu::always_inline]] inline SplitVector<R, n> operator op(const SplitVector<E, n>& a,                              \
                                                               const SplitVector<E, n>& b) {                            \
-    return by_parts<SplitVector<R, n>>([](auto x, auto y) { return (Vector<R>)(x op y); }, a, b);                      \
+    return by_parts<SplitVector<R, n>>([](auto x, auto y) { return (Vector<R>)((Vector<C>)x op(Vector<C>) y); }, a,    \
+                                       b);                                                                             \
   }                                                                                                                    \
   template <class E, int n>                                                                                            \
   [[gnu::always_inline]] inline SplitVector<R, n> operator op(const SplitVector<E, n>& a, std::type_identity_t<E> b) { \
-    return by_parts<SplitVector<R, n>>([b](auto x) { return (Vector<R>)(x op b); }, a);                                \
+    return by_parts<SplitVector<R, n>>([b](auto x) { return (Vector<R>)((Vector<C>)x op C(b)); }, a);                  \
   }                                                                                                                    \
   template <class E, int n>                                                                                            \
   [[gnu::always_inline]] inline SplitVector<R, n> operator op(std::type_identity_t<E> a, const SplitVector<E, n>& b) { \
-    return by_parts<SplitVector<R, n>>([a](auto y) { return (Vector<R>)(a op y); }, b);                                \
+    return by_parts<SplitVector<R, n>>([a](auto y) { return (Vector<R>)(C(a) op(Vector<C>) y); }, b);                  \
   }
-LOCKSTEP_SPLIT(+, E)
-LOCKSTEP_SPLIT(-, E)
-LOCKSTEP_SPLIT(*, E)
-LOCKSTEP_SPLIT(/, E)
-LOCKSTEP_SPLIT(&, E)
-LOCKSTEP_SPLIT(|, E)
-LOCKSTEP_SPLIT(^, E)
-LOCKSTEP_SPLIT(<<, E)
-LOCKSTEP_SPLIT(>>, E)
-LOCKSTEP_SPLIT(<, MaskOf<E>)
-LOCKSTEP_SPLIT(>, MaskOf<E>)
-LOCKSTEP_SPLIT(>=, MaskOf<E>)
-LOCKSTEP_SPLIT(==, MaskOf<E>)
-LOCKSTEP_SPLIT(!=, MaskOf<E>)
+LOCKSTEP_SPLIT(+, E, Wrapping<E>)
+LOCKSTEP_SPLIT(-, E, Wrapping<E>)
+LOCKSTEP_SPLIT(*, E, Wrapping<E>)
+LOCKSTEP_SPLIT(/, E, E)
+LOCKSTEP_SPLIT(&, E, E)
+LOCKSTEP_SPLIT(|, E, E)
+LOCKSTEP_SPLIT(^, E, E)
+LOCKSTEP_SPLIT(<<, E, E)
+LOCKSTEP_SPLIT(>>, E, E)
+LOCKSTEP_SPLIT(<, MaskOf<E>, E)
+LOCKSTEP_SPLIT(>, MaskOf<E>, E)
+LOCKSTEP_SPLIT(>=, MaskOf<E>, E)
+LOCKSTEP_SPLIT(==, MaskOf<E>, E)
+LOCKSTEP_SPLIT(!=, MaskOf<E>, E)
 #undef LOCKSTEP_SPLIT
 
 template <class E, int n> [[gnu::always_inline]] inline SplitVector<E, n> operator-(const SplitVector<E, n>& a) {
-  return by_parts<SplitVector<E, n>>([](auto x) { return -x; }, a);
+  return by_parts<SplitVector<E, n>>([](auto x) { return (Vector<E>)(-(Vector<Wrapping<E>>)x); }, a);
 }
 template <class E, int n, class B>
 [[gnu::always_inline]] inline SplitVector<E, n>& operator+=(SplitVector<E, n>& a, const B& b) {

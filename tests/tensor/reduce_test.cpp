@@ -258,6 +258,22 @@ TEST_CASE("max, min, argmax: the first place on ties, NaN wins") {
   CHECK(max(full({}, 3), 0).values.item() == 3);
 }
 
+TEST_CASE("reduce: whole numbers wrap around") {
+  const auto wrapped = [](int64_t a, int64_t b, bool product) {
+    return int64_t(product ? uint64_t(a) * uint64_t(b) : uint64_t(a) + uint64_t(b));
+  };
+  for (const bool product : {false, true})
+    for (const Shape& shape : {Shape{70, 40}, Shape{40, 70}}) {  // columns, and rows
+      const Tensor x = full(shape, product ? 3 : double(int64_t(1) << 60), {i64, cpu});
+      for (const int64_t dim : {0, 1}) {
+        int64_t expected = product ? 1 : 0;
+        for (int64_t i = 0; i < shape[dim]; ++i) expected = wrapped(expected, product ? 3 : int64_t(1) << 60, product);
+        const auto found = (product ? prod(x, {dim}) : sum(x, {dim})).to_vector<int64_t>();
+        CHECK(std::count(found.begin(), found.end(), expected) == int64_t(found.size()));
+      }
+    }
+}
+
 TEST_CASE("cumsum and cumprod") {
   const Tensor x = Tensor::from<int32_t>({1, 2, 3, 4, 5, 6}, {2, 3});
   CHECK(cumsum(x, 1).to_vector<int64_t>() == std::vector<int64_t>{1, 3, 6, 4, 9, 15});
