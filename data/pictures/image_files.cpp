@@ -63,6 +63,13 @@ Pixels pixels_of(const char* op, const Tensor& image, const std::vector<int>& ch
   return pixels;
 }
 
+bool append_bytes(std::string& out, const uint8_t* from, size_t count) noexcept {
+  try {
+    out.append(reinterpret_cast<const char*>(from), count);
+    return true;
+  } catch (...) { return false; }
+}
+
 std::string library_message(const char* text) { return shown(text); }
 
 Tensor decode_image(Bytes file, const std::string& origin, const ImageOptions& options) {

@@ -23,6 +23,8 @@ void check_pixels(const std::string& where, int64_t height, int64_t width, const
 /// A u8 picture (channels, height, width) as rows; `channels` says which numbers of them `op` takes, `most` how many
 /// pixels in each direction.
 Pixels pixels_of(const char* op, const Tensor& image, const std::vector<int>& channels, int64_t most);
+/// For callbacks of the libraries, through which nothing may be thrown: false when there is no memory.
+bool append_bytes(std::string& out, const uint8_t* from, size_t count) noexcept;
 /// What a library said, in one line.
 std::string library_message(const char* text);
 

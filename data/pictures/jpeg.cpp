@@ -5,7 +5,6 @@
 #include <jerror.h>
 #include <jpeglib.h>
 
-#include <cstdlib>
 #include <cstring>
 
 #include "data/pictures/image_pixels.h"
@@ -26,8 +25,9 @@ struct JpegWork : JpegErrors {
 };
 struct JpegWriteWork : JpegErrors {
   jpeg_compress_struct info{};
-  unsigned char* file = nullptr;  // libjpeg's own, by malloc()
-  unsigned long size = 0;
+  jpeg_destination_mgr to{};
+  JOCTET part[1 << 14];  // of the file, then appended
+  std::string* out = nullptr;
 };
 
 [[noreturn]] void on_jpeg_error(j_common_ptr info) {
@@ -57,6 +57,26 @@ void on_jpeg_progress(j_common_ptr info) {
   std::snprintf(work->problem, sizeof work->problem, "more than %d scans", most_scans);
   std::longjmp(work->back, 1);
 }
+
+// Where a file is written to. libjpeg's own place in memory is lost when an error comes while it grows.
+
+void begin_part(j_compress_ptr info) {
+  auto* work = static_cast<JpegWriteWork*>(static_cast<JpegErrors*>(info->client_data));
+  work->to.next_output_byte = work->part;
+  work->to.free_in_buffer = sizeof work->part;
+}
+void append_part(j_compress_ptr info, size_t left) {
+  auto* work = static_cast<JpegWriteWork*>(static_cast<JpegErrors*>(info->client_data));
+  if (append_bytes(*work->out, work->part, sizeof work->part - left)) return;
+  std::strncpy(work->problem, "out of memory", sizeof work->problem - 1);
+  std::longjmp(work->back, 1);
+}
+::boolean next_part(j_compress_ptr info) {
+  append_part(info, 0);  // free_in_buffer is not up to date here
+  begin_part(info);
+  return TRUE;
+}
+void end_parts(j_compress_ptr info) { append_part(info, info->dest->free_in_buffer); }
 
 /// Before jpeg_create_...(), which may fail, too.
 template <class Info> void listen_to_jpeg(Info& info, JpegErrors* w) {
@@ -101,7 +121,10 @@ bool write_jpeg(JpegWriteWork* w, const Pixels& pixels, int quality) {
   if (setjmp(w->back)) return false;
   listen_to_jpeg(w->info, w);
   jpeg_create_compress(&w->info);
-  jpeg_mem_dest(&w->info, &w->file, &w->size);
+  w->to.init_destination = begin_part;
+  w->to.empty_output_buffer = next_part;
+  w->to.term_destination = end_parts;
+  w->info.dest = &w->to;
   w->info.image_width = JDIMENSION(pixels.width);
   w->info.image_height = JDIMENSION(pixels.height);
   w->info.input_components = pixels.channels;
@@ -120,10 +143,7 @@ bool write_jpeg(JpegWriteWork* w, const Pixels& pixels, int quality) {
 }
 
 struct JpegWrite : JpegWriteWork {
-  ~JpegWrite() {
-    jpeg_destroy_compress(&info);
-    std::free(file);
-  }
+  ~JpegWrite() { jpeg_destroy_compress(&info); }
 };
 
 struct JpegRead : JpegWork {
@@ -171,9 +191,11 @@ Pixels decode_jpeg(Bytes file, const std::string& where, const ImageOptions& opt
 std::string encode_jpeg(const Tensor& image, int quality) {
   LOCKSTEP_CHECK(quality >= 1 && quality <= 100, "[encode_jpeg] expected a quality from 1 to 100, got ", quality);
   const Pixels pixels = pixels_of("encode_jpeg", image, {1, 3}, JPEG_MAX_DIMENSION);
+  std::string out;
   JpegWrite work;
+  work.out = &out;
   LOCKSTEP_CHECK(write_jpeg(&work, pixels, quality), "[encode_jpeg] ", library_message(work.problem));
-  return {reinterpret_cast<const char*>(work.file), work.size};
+  return out;
 }
 
 }  // namespace lockstep::data

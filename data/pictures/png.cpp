@@ -38,13 +38,6 @@ void read_png(png_structp png, png_bytep to, png_size_t count) {
   work->left -= count;
 }
 
-bool append_bytes(std::string& out, png_bytep from, size_t count) {
-  try {
-    out.append(reinterpret_cast<const char*>(from), count);
-    return true;
-  } catch (...) { return false; }
-}
-
 void write_png(png_structp png, png_bytep from, png_size_t count) {
   if (!append_bytes(*static_cast<PngWork*>(png_get_io_ptr(png))->out, from, count)) png_error(png, "out of memory");
 }

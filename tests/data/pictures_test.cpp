@@ -120,6 +120,11 @@ TEST_CASE("pictures: JPEG has the bytes of Pillow's, and comes back nearly as it
         before = ratio;
       }
     }
+  // Of several parts in memory: as noise.
+  const Tensor noise = randint(0, 256, {1, 300, 290}).to(u8);
+  const std::string large = encode_jpeg(noise, 100);
+  CHECK(large.size() > 3 << 14);
+  CHECK(off(decode_image(as_bytes(large), "large"), noise) <= 3);
   CHECK(encode_jpeg(waves(3, 9, 5).transpose(1, 2)) == encode_jpeg(waves(3, 9, 5).transpose(1, 2).contiguous(), 75));
   CHECK(dir.files() == 1);
   CHECK_ERROR(encode_jpeg(slope(2, 1, 1)), "[encode_jpeg] expected 1 or 3 channels, got 2");
