@@ -1,7 +1,8 @@
 // Recurrent layers: a pass over time as one node, whose weights get their gradients by one product over all steps; and
-// the same composed of other operations, for devices without the kernel.
+// the same composed of other operations, for devices without the kernel and for derivatives of derivatives.
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
+#include "autograd/recorded.h"
 #include "autograd/tape.h"
 
 namespace lockstep {
@@ -74,12 +75,57 @@ Tensor states_before(const RecurrentArgs& args, const Tensor& first, const Tenso
   return before;
 }
 
+RecurrentResult composed(const RecurrentArgs& args, const Variable& x, const Variable& first_h, const Variable& first_c,
+                         const RecurrentWeights& w) {
+  const bool lstm = args.cell == RecurrentCell::lstm, gru = args.cell == RecurrentCell::gru;
+  const Variable inputs = linear(x, w.input, w.input_bias);
+  const int64_t steps = int64_t(args.batch.size()), width = w.hidden.size(0) / gates_of(args.cell);
+  Variable h = first_h, c = first_c;
+  std::vector<Variable> out(static_cast<size_t>(steps));
+  int64_t at = args.reverse ? x.size(0) : 0;
+  for (int64_t i = 0; i < steps; ++i) {
+    const int64_t t = args.reverse ? steps - 1 - i : i, n = args.batch[size_t(t)], all = h.size(0);
+    if (args.reverse) at -= n;
+    const bool part = n < all;  // the others have ended, or not begun
+    const Variable before = part ? h.narrow(0, 0, n) : h, from_h = linear(before, w.hidden, w.hidden_bias),
+                   from_x = inputs.narrow(0, at, n);
+    Variable next, cell;
+    if (gru) {
+      const auto a = from_x.split(width, 1), b = from_h.split(width, 1);
+      const Variable fresh = tanh(a[2] + sigmoid(a[0] + b[0]) * b[2]);
+      next = fresh + sigmoid(a[1] + b[1]) * (before - fresh);
+    } else if (lstm) {
+      const auto g = (from_x + from_h).split(width, 1);
+      cell = sigmoid(g[1]) * (part ? c.narrow(0, 0, n) : c) + sigmoid(g[0]) * tanh(g[2]);
+      next = sigmoid(g[3]) * tanh(cell);
+      if (w.project.defined()) next = linear(next, w.project);
+    } else {
+      next = args.cell == RecurrentCell::relu ? relu(from_x + from_h) : tanh(from_x + from_h);
+    }
+    out[size_t(t)] = next;
+    h = part ? cat({next, h.narrow(0, n, all - n)}, 0) : next;
+    if (lstm) c = part ? cat({cell, c.narrow(0, n, all - n)}, 0) : cell;
+    if (!args.reverse) at += n;
+  }
+  return {cat(out, 0), h, lstm ? c : Variable()};
+}
+
 /// What a fused pass keeps for its gradient.
 struct RecurrentPass {
   RecurrentArgs args;
-  Saved x, h, c, input, hidden, project, out;
+  Saved x, h, c, input, hidden, input_bias, hidden_bias, project, out;
   Tensor gates, fresh, cells;
-  bool has_bias;
+
+  /// The sequence again, step by step.
+  void operator()(RecordedBackward& back) const {
+    back.through_all({&x, &h, &c, &input, &hidden, &input_bias, &hidden_bias, &project},
+                     [&](const std::vector<Variable>& v) {
+                       const RecurrentResult r = composed(args, v[0], v[1], v[2], {v[3], v[4], v[5], v[6], v[7]});
+                       std::vector<Variable> results{r.out, r.h};
+                       if (r.c.defined()) results.push_back(r.c);
+                       return results;
+                     });
+  }
 
   void operator()(Backward& back) const {
     const Tensor& w = hidden.get(recurrent_name);
@@ -99,7 +145,7 @@ struct RecurrentPass {
     if (back.needs(0)) back.give(0, matmul(grad_gates, input.get(recurrent_name)));
     if (back.needs(3)) back.give(3, matmul(grad_gates.t(), x.get(recurrent_name)));
     if (back.needs(4)) back.give(4, matmul(grad_hidden.t(), states_before(args, first_h, made)));
-    if (has_bias && (back.needs(5) || back.needs(6))) {
+    if (input_bias.defined() && (back.needs(5) || back.needs(6))) {
       const Tensor sum_gates = sum(grad_gates, {0});
       if (back.needs(5)) back.give(5, sum_gates);
       if (back.needs(6)) back.give(6, gru ? sum(grad_hidden, {0}) : sum_gates.clone());
@@ -137,51 +183,17 @@ RecurrentResult fused(const RecurrentArgs& args, const Variable& x, const Variab
                      .c = lstm ? Saved(c.tensor().contiguous()) : Saved(),
                      .input = w.input,
                      .hidden = w_hidden,
+                     .input_bias = w.input_bias,
+                     .hidden_bias = w.hidden_bias,
                      .project = w_project,
                      .out = out,
                      .gates = gates,
                      .fresh = fresh,
-                     .cells = cells,
-                     .has_bias = w.input_bias.defined()};
+                     .cells = cells};
   std::vector<Tensor> outputs{out, std::move(last_h)};
   if (lstm) outputs.push_back(std::move(last_c));
   std::vector<Variable> made = record(recurrent_name, inputs, std::move(outputs), std::move(pass));
   return {made[0], made[1], lstm ? made[2] : Variable()};
-}
-
-RecurrentResult composed(const RecurrentArgs& args, const Variable& x, const Variable& first_h, const Variable& first_c,
-                         const RecurrentWeights& w) {
-  const bool lstm = args.cell == RecurrentCell::lstm, gru = args.cell == RecurrentCell::gru;
-  const Variable inputs = linear(x, w.input, w.input_bias);
-  const int64_t steps = int64_t(args.batch.size()), width = w.hidden.size(0) / gates_of(args.cell);
-  Variable h = first_h, c = first_c;
-  std::vector<Variable> out(static_cast<size_t>(steps));
-  int64_t at = args.reverse ? x.size(0) : 0;
-  for (int64_t i = 0; i < steps; ++i) {
-    const int64_t t = args.reverse ? steps - 1 - i : i, n = args.batch[size_t(t)], all = h.size(0);
-    if (args.reverse) at -= n;
-    const bool part = n < all;  // the others have ended, or not begun
-    const Variable before = part ? h.narrow(0, 0, n) : h, from_h = linear(before, w.hidden, w.hidden_bias),
-                   from_x = inputs.narrow(0, at, n);
-    Variable next, cell;
-    if (gru) {
-      const auto a = from_x.split(width, 1), b = from_h.split(width, 1);
-      const Variable fresh = tanh(a[2] + sigmoid(a[0] + b[0]) * b[2]);
-      next = fresh + sigmoid(a[1] + b[1]) * (before - fresh);
-    } else if (lstm) {
-      const auto g = (from_x + from_h).split(width, 1);
-      cell = sigmoid(g[1]) * (part ? c.narrow(0, 0, n) : c) + sigmoid(g[0]) * tanh(g[2]);
-      next = sigmoid(g[3]) * tanh(cell);
-      if (w.project.defined()) next = linear(next, w.project);
-    } else {
-      next = args.cell == RecurrentCell::relu ? relu(from_x + from_h) : tanh(from_x + from_h);
-    }
-    out[size_t(t)] = next;
-    h = part ? cat({next, h.narrow(0, n, all - n)}, 0) : next;
-    if (lstm) c = part ? cat({cell, c.narrow(0, n, all - n)}, 0) : cell;
-    if (!args.reverse) at += n;
-  }
-  return {cat(out, 0), h, lstm ? c : Variable()};
 }
 
 }  // namespace

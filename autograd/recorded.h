@@ -27,6 +27,9 @@ class RecordedBackward {
   /// that `saved` are; gives their gradients.
   void through(const std::vector<const Saved*>& saved,
                const std::function<Variable(const std::vector<Variable>&)>& composed) const;
+  /// The same of an operation with several results.
+  void through_all(const std::vector<const Saved*>& saved,
+                   const std::function<std::vector<Variable>(const std::vector<Variable>&)>& composed) const;
 
  private:
   RecordedPass& pass_;

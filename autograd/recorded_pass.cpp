@@ -86,6 +86,12 @@ Variable RecordedBackward::output(const Saved& saved, int i) const {
 
 void RecordedBackward::through(const std::vector<const Saved*>& saved,
                                const std::function<Variable(const std::vector<Variable>&)>& composed) const {
+  through_all(saved, [&](const std::vector<Variable>& inputs) { return std::vector<Variable>{composed(inputs)}; });
+}
+
+void RecordedBackward::through_all(
+    const std::vector<const Saved*>& saved,
+    const std::function<std::vector<Variable>(const std::vector<Variable>&)>& composed) const {
   std::vector<Variable> inputs, wanted;
   std::vector<int> places;
   for (size_t i = 0; i < saved.size(); ++i) {
@@ -94,8 +100,13 @@ void RecordedBackward::through(const std::vector<const Saved*>& saved,
     wanted.push_back(inputs[i]);
     places.push_back(int(i));
   }
+  // Gradients may have come to some of the results only, and some may not depend on what is wanted.
+  std::vector<Variable> results, starts;
+  const std::vector<Variable> made = composed(inputs);
+  for (size_t i = 0; i < made.size(); ++i)
+    if (grad(int(i)).defined() && made[i].requires_grad()) results.push_back(made[i]), starts.push_back(grad(int(i)));
   const std::vector<Variable> grads =
-      lockstep::grad(composed(inputs), wanted, {.grad_outputs = {grad()}, .create_graph = true, .allow_unused = true});
+      lockstep::grad(results, wanted, {.grad_outputs = starts, .create_graph = true, .allow_unused = true});
   for (size_t i = 0; i < places.size(); ++i) give(places[i], grads[i]);
 }
 

@@ -65,7 +65,7 @@ AdaptiveLogSoftmaxWithLoss::Output AdaptiveLogSoftmaxWithLoss::forward(const Var
   };
   Variable output = gather(log_softmax(head(rows), 1), 1, column(in_head)).squeeze(1);
   for (size_t i = 0; i < clusters; ++i) {
-    if (of[i].empty()) continue;
+    // Without rows, too: ranks whose targets differ must run the same modules, and all their gradients be there.
     const Tensor places = column(of[i]).squeeze(1);
     const Variable scores = log_softmax(tail[i](index_select(rows, 0, places)), 1);
     output = scatter_add(output, 0, places, gather(scores, 1, column(within[i])).squeeze(1).to(output.dtype()));

@@ -20,7 +20,7 @@ struct AdaptiveLogSoftmaxWithLoss : Layer<AdaptiveLogSoftmaxWithLoss> {
     void each_variable(const auto& fn) { fn(output), fn(loss); }
   };
   explicit AdaptiveLogSoftmaxWithLoss(const Options& options);
-  /// x (N, in), target i64 (N); or x (in), target ().
+  /// x (N, in), target i64 (N); or x (in), target (). Clusters without targets get gradients of 0.
   Output forward(const Variable& x, const Tensor& target);
   Variable log_prob(const Variable& x);  ///< x (N, in): (N, classes)
   Tensor predict(const Variable& x);     ///< the most probable classes, i64: (N), or () for x (in)

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <vector>
 
 #include "tensor/convert.h"
 #include "tensor/ops_common.h"
@@ -139,26 +141,104 @@ Tensor histc(const Tensor& x, int64_t bins, double low, double high) {
   return out.to(x.device());
 }
 
+namespace {
+
+/// Of n things in an order (null: as they lie), where same(i) says whether thing i there equals the one before it.
+/// values: where each run starts in the order.
+template <class Same> Unique runs_of(int64_t n, const int64_t* order, const Same& same) {
+  const Tensor inverse = empty({n}, counted_here());
+  std::vector<int64_t> starts, counts;
+  for (int64_t i = 0; i < n; ++i) {
+    if (i == 0 || !same(i)) starts.push_back(i), counts.push_back(0);
+    ++counts.back();
+    inverse.data<int64_t>()[order ? order[i] : i] = int64_t(starts.size()) - 1;
+  }
+  const auto list = [](const std::vector<int64_t>& all) { return Tensor::from(all, {int64_t(all.size())}).to(cpu); };
+  return {list(starts), inverse, list(counts)};
+}
+
+Unique moved_to(Device device, const Unique& made) {
+  return {made.values.to(device), made.inverse.to(device), made.counts.to(device)};
+}
+
+/// Runs in a list, which is sorted by `order` or as it lies; x: what it was made of.
+Unique unique_in(const char* op, const Tensor& list, const Tensor& order, const Tensor& x) {
+  Unique made;
+  dispatch_all(x.dtype(), op, [&]<class T> {
+    const int64_t n = list.numel();
+    const T* p = n > 0 ? list.data<T>() : nullptr;
+    made = runs_of(n, order.defined() && n > 0 ? order.data<int64_t>() : nullptr,
+                   [&](int64_t i) { return comparable(p[i]) == comparable(p[i - 1]); });
+  });
+  made.values = index_select(list, 0, made.values);
+  made.inverse = made.inverse.reshape(x.shape());
+  return moved_to(x.device(), made);
+}
+
+/// Where two rows of k elements differ first, or k; a NaN differs.
+template <class T> int64_t differs_at(const T* a, const T* b, int64_t k) {
+  int64_t i = 0;
+  while (i < k && comparable(a[i]) == comparable(b[i])) ++i;
+  return i;
+}
+
+/// For sorting: a row before another. NaNs lie behind all and beside each other.
+template <class T> bool row_before(const T* a, const T* b, int64_t k) {
+  for (int64_t i = 0; i < k; ++i) {
+    i += differs_at(a + i, b + i, k - i);
+    if (i == k) return false;
+    const auto x = comparable(a[i]), y = comparable(b[i]);
+    const bool x_is_number = x == x, y_is_number = y == y;
+    if (x_is_number || y_is_number) return x_is_number && (!y_is_number || x < y);
+  }
+  return false;
+}
+
+Unique unique_along(const char* op, const Tensor& x, int64_t dim, bool sorted) {
+  check_defined(op, x);
+  LOCKSTEP_CHECK(x.dim() >= 1 && dim >= -x.dim() && dim < x.dim(), "[", op, "] expected a dim of ", x.shape(), ", got ",
+                 dim);
+  const int d = int(dim < 0 ? dim + x.dim() : dim);
+  for (int other = 0; other < x.dim(); ++other)
+    LOCKSTEP_CHECK(other == d || x.size(other) > 0, "[", op, "] expected slices with elements, got dim ", dim, " of ",
+                   x.shape());
+  const int64_t n = x.size(d);
+  Dims to_front{d};
+  for (int other = 0; other < x.dim(); ++other)
+    if (other != d) to_front.push_back(other);
+  const Tensor here = x.to(cpu), rows = here.permute(to_front).contiguous();
+  std::vector<int64_t> order(static_cast<size_t>(n));
+  std::iota(order.begin(), order.end(), 0);
+  Unique made;
+  dispatch_all(x.dtype(), op, [&]<class T> {
+    const int64_t k = n > 0 ? rows.numel() / n : 0;
+    const T* p = n > 0 ? rows.data<T>() : nullptr;
+    const auto row = [&](int64_t i) { return p + i * k; };
+    if (sorted)
+      std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return row_before(row(a), row(b), k); });
+    made = runs_of(n, order.data(),
+                   [&](int64_t i) { return differs_at(row(order[size_t(i)]), row(order[size_t(i - 1)]), k) == k; });
+  });
+  for (int64_t i = 0; i < made.values.numel(); ++i)
+    made.values.data<int64_t>()[i] = order[size_t(made.values.data<int64_t>()[i])];
+  made.values = index_select(here, d, made.values);
+  return moved_to(x.device(), made);
+}
+
+}  // namespace
+
 Unique unique(const Tensor& x) {
   check_defined("unique", x);
   const ValuesIndices ordered = sort(at_hand(x).reshape({x.numel()}), 0);
-  const Tensor &sorted = ordered.values, &places = ordered.indices;
-  const int64_t n = x.numel();
-  const Tensor inverse = empty({n}, counted_here());
-  std::vector<int64_t> starts;  // of runs of equal elements
-  dispatch_all(x.dtype(), "unique", [&]<class T> {
-    const T* p = n > 0 ? sorted.data<T>() : nullptr;
-    for (int64_t i = 0; i < n; ++i) {
-      if (i == 0 || !(comparable(p[i]) == comparable(p[i - 1]))) starts.push_back(i);
-      inverse.data<int64_t>()[places.data<int64_t>()[i]] = int64_t(starts.size()) - 1;
-    }
-  });
-  std::vector<int64_t> counts;
-  for (size_t i = 0; i < starts.size(); ++i) counts.push_back((i + 1 < starts.size() ? starts[i + 1] : n) - starts[i]);
-  const Tensor first = Tensor::from(starts, {int64_t(starts.size())}).to(cpu);
-  return {index_select(sorted, 0, first).to(x.device()), inverse.reshape(x.shape()).to(x.device()),
-          Tensor::from(counts, {int64_t(counts.size())}).to(x.device())};
+  return unique_in("unique", ordered.values, ordered.indices, x);
 }
+Unique unique(const Tensor& x, int64_t dim) { return unique_along("unique", x, dim, true); }
+
+Unique unique_consecutive(const Tensor& x) {
+  check_defined("unique_consecutive", x);
+  return unique_in("unique_consecutive", at_hand(x).reshape({x.numel()}), {}, x);
+}
+Unique unique_consecutive(const Tensor& x, int64_t dim) { return unique_along("unique_consecutive", x, dim, false); }
 
 Tensor nonzero(const Tensor& x) {
   check_defined("nonzero", x);

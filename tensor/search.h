@@ -26,11 +26,18 @@ Tensor bincount(const Tensor& x, const Tensor& weights = {}, int64_t minlength =
 Tensor histc(const Tensor& x, int64_t bins = 100, double low = 0, double high = 0);
 
 struct Unique {
-  Tensor values;   ///< sorted, each once (a NaN equals none)
-  Tensor inverse;  ///< i64, of x's shape: x = values[inverse]
+  Tensor values;   ///< each once (a NaN equals none)
+  Tensor inverse;  ///< i64, of x's shape: x = values[inverse]; with a dim, a list of its size
   Tensor counts;   ///< i64: how often
 };
+/// The elements, sorted.
 Unique unique(const Tensor& x);
+/// The slices along dim, sorted by their first elements, then by the second, and so on; NaN behind all. Error for
+/// slices without elements.
+Unique unique(const Tensor& x, int64_t dim);
+/// The same of runs of equal elements, or slices, in the order in which they lie.
+Unique unique_consecutive(const Tensor& x);
+Unique unique_consecutive(const Tensor& x, int64_t dim);
 /// Where elements are not 0: i64 (how many, dims), in row-major order.
 Tensor nonzero(const Tensor& x);
 /// nonzero() by dims: the columns as lists, for index_put().

@@ -1,6 +1,8 @@
 // Pictures of files: see image_files.h. The decoders are in png.cpp and jpeg.cpp.
 #include "data/pictures/image_files.h"
 
+#include <algorithm>
+
 #include "data/pictures/image_pixels.h"
 #include "data/shown.h"
 #include "tensor/ops.h"
@@ -44,6 +46,30 @@ void check_pixels(const std::string& where, int64_t height, int64_t width, const
                  " pixels, got ", height, " x ", width, " (ImageOptions::most_pixels is the limit)");
 }
 
+Pixels pixels_of(const char* op, const Tensor& image, const std::vector<int>& channels, int64_t most) {
+  LOCKSTEP_CHECK(image.defined() && image.device().is_cpu() && image.dtype() == u8 && image.dim() == 3, "[", op,
+                 "] expected a u8 picture (channels, height, width) on the cpu, got ",
+                 image.defined() ? str(image.dtype(), image.shape(), " on ", image.device()) : "none");
+  const int64_t own = image.size(0), height = image.size(1), width = image.size(2), n = height * width;
+  LOCKSTEP_CHECK(std::find(channels.begin(), channels.end(), own) != channels.end(), "[", op, "] expected ",
+                 channels.front(), channels.size() > 2 ? " to " : " or ", channels.back(), " channels, got ", own);
+  LOCKSTEP_CHECK(height >= 1 && width >= 1 && height <= most && width <= most, "[", op, "] expected 1 to ", most,
+                 " pixels in each direction, got ", height, " x ", width);
+  const Tensor whole = image.contiguous();
+  const uint8_t* from = whole.data<uint8_t>();
+  Pixels pixels{height, width, int(own), std::vector<uint8_t>(size_t(n * own))};
+  for (int64_t c = 0; c < own; ++c)
+    for (int64_t i = 0; i < n; ++i) pixels.bytes[size_t(i * own + c)] = from[c * n + i];
+  return pixels;
+}
+
+bool append_bytes(std::string& out, const uint8_t* from, size_t count) noexcept {
+  try {
+    out.append(reinterpret_cast<const char*>(from), count);
+    return true;
+  } catch (...) { return false; }
+}
+
 std::string library_message(const char* text) { return shown(text); }
 
 Tensor decode_image(Bytes file, const std::string& origin, const ImageOptions& options) {
@@ -70,6 +96,10 @@ Tensor read_image(const std::string& path, const ImageOptions& options) {
 
 void save_png(const std::string& path, const Tensor& image, int compression) {
   write_atomically(path, encode_png(image, compression));
+}
+
+void save_jpeg(const std::string& path, const Tensor& image, int quality) {
+  write_atomically(path, encode_jpeg(image, quality));
 }
 
 }  // namespace lockstep::data

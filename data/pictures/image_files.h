@@ -29,4 +29,10 @@ std::string encode_png(const Tensor& image, int compression = 6);
 /// Writes them atomically: see write_atomically().
 void save_png(const std::string& path, const Tensor& image, int compression = 6);
 
+/// A u8 picture of 1 channel (gray) or 3 (RGB) as the bytes of a JPEG file (JFIF, colours at half the resolution), as
+/// Pillow and torchvision write it. quality: 1 to 100, as libjpeg has it.
+std::string encode_jpeg(const Tensor& image, int quality = 75);
+/// Writes them atomically.
+void save_jpeg(const std::string& path, const Tensor& image, int quality = 75);
+
 }  // namespace lockstep::data

@@ -14,16 +14,24 @@ namespace lockstep::data {
 namespace {
 
 /// What libjpeg's callbacks reach. Nothing in it has a destructor.
-struct JpegWork {
-  jpeg_decompress_struct info{};
+struct JpegErrors {
   jpeg_error_mgr errors{};
-  jpeg_progress_mgr progress{};
   jmp_buf back;
   char problem[JMSG_LENGTH_MAX] = {};
 };
+struct JpegWork : JpegErrors {
+  jpeg_decompress_struct info{};
+  jpeg_progress_mgr progress{};
+};
+struct JpegWriteWork : JpegErrors {
+  jpeg_compress_struct info{};
+  jpeg_destination_mgr to{};
+  JOCTET part[1 << 14];  // of the file, then appended
+  std::string* out = nullptr;
+};
 
 [[noreturn]] void on_jpeg_error(j_common_ptr info) {
-  auto* work = static_cast<JpegWork*>(info->client_data);
+  auto* work = static_cast<JpegErrors*>(info->client_data);
   info->err->format_message(info, work->problem);
   std::longjmp(work->back, 1);
 }
@@ -45,20 +53,45 @@ void on_jpeg_output(j_common_ptr) {}
 void on_jpeg_progress(j_common_ptr info) {
   constexpr int most_scans = 500;
   if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number <= most_scans) return;
-  auto* work = static_cast<JpegWork*>(info->client_data);
+  auto* work = static_cast<JpegErrors*>(info->client_data);
   std::snprintf(work->problem, sizeof work->problem, "more than %d scans", most_scans);
   std::longjmp(work->back, 1);
+}
+
+// Where a file is written to. libjpeg's own place in memory is lost when an error comes while it grows.
+
+void begin_part(j_compress_ptr info) {
+  auto* work = static_cast<JpegWriteWork*>(static_cast<JpegErrors*>(info->client_data));
+  work->to.next_output_byte = work->part;
+  work->to.free_in_buffer = sizeof work->part;
+}
+void append_part(j_compress_ptr info, size_t left) {
+  auto* work = static_cast<JpegWriteWork*>(static_cast<JpegErrors*>(info->client_data));
+  if (append_bytes(*work->out, work->part, sizeof work->part - left)) return;
+  std::strncpy(work->problem, "out of memory", sizeof work->problem - 1);
+  std::longjmp(work->back, 1);
+}
+::boolean next_part(j_compress_ptr info) {
+  append_part(info, 0);  // free_in_buffer is not up to date here
+  begin_part(info);
+  return TRUE;
+}
+void end_parts(j_compress_ptr info) { append_part(info, info->dest->free_in_buffer); }
+
+/// Before jpeg_create_...(), which may fail, too.
+template <class Info> void listen_to_jpeg(Info& info, JpegErrors* w) {
+  info.err = jpeg_std_error(&w->errors);
+  w->errors.error_exit = on_jpeg_error;
+  w->errors.emit_message = on_jpeg_message;
+  w->errors.output_message = on_jpeg_output;
+  info.client_data = w;
 }
 
 // Stages. Each sets where an error comes back to, and gives false then.
 
 bool read_jpeg_header(JpegWork* w, const unsigned char* data, unsigned long size) {
   if (setjmp(w->back)) return false;
-  w->info.err = jpeg_std_error(&w->errors);
-  w->errors.error_exit = on_jpeg_error;
-  w->errors.emit_message = on_jpeg_message;
-  w->errors.output_message = on_jpeg_output;
-  w->info.client_data = w;
+  listen_to_jpeg(w->info, w);
   jpeg_create_decompress(&w->info);
   w->progress.progress_monitor = on_jpeg_progress;
   w->info.progress = &w->progress;
@@ -83,6 +116,35 @@ bool read_jpeg_rows(JpegWork* w, unsigned char* out) {
   jpeg_finish_decompress(&w->info);
   return true;
 }
+
+bool write_jpeg(JpegWriteWork* w, const Pixels& pixels, int quality) {
+  if (setjmp(w->back)) return false;
+  listen_to_jpeg(w->info, w);
+  jpeg_create_compress(&w->info);
+  w->to.init_destination = begin_part;
+  w->to.empty_output_buffer = next_part;
+  w->to.term_destination = end_parts;
+  w->info.dest = &w->to;
+  w->info.image_width = JDIMENSION(pixels.width);
+  w->info.image_height = JDIMENSION(pixels.height);
+  w->info.input_components = pixels.channels;
+  w->info.in_color_space = pixels.channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
+  jpeg_set_defaults(&w->info);
+  jpeg_set_quality(&w->info, quality, TRUE);
+  jpeg_start_compress(&w->info, TRUE);
+  const size_t row = size_t(pixels.width) * size_t(pixels.channels);
+  while (w->info.next_scanline < w->info.image_height) {
+    // libjpeg takes rows that are not const, and only reads them
+    JSAMPROW from = const_cast<JSAMPROW>(pixels.bytes.data() + size_t(w->info.next_scanline) * row);
+    jpeg_write_scanlines(&w->info, &from, 1);
+  }
+  jpeg_finish_compress(&w->info);
+  return true;
+}
+
+struct JpegWrite : JpegWriteWork {
+  ~JpegWrite() { jpeg_destroy_compress(&info); }
+};
 
 struct JpegRead : JpegWork {
   ~JpegRead() { jpeg_destroy_decompress(&info); }  // nothing to do where it was not made: info is zeros
@@ -124,6 +186,16 @@ Pixels decode_jpeg(Bytes file, const std::string& where, const ImageOptions& opt
     pixels.channels = 3;
   }
   return pixels;
+}
+
+std::string encode_jpeg(const Tensor& image, int quality) {
+  LOCKSTEP_CHECK(quality >= 1 && quality <= 100, "[encode_jpeg] expected a quality from 1 to 100, got ", quality);
+  const Pixels pixels = pixels_of("encode_jpeg", image, {1, 3}, JPEG_MAX_DIMENSION);
+  std::string out;
+  JpegWrite work;
+  work.out = &out;
+  LOCKSTEP_CHECK(write_jpeg(&work, pixels, quality), "[encode_jpeg] ", library_message(work.problem));
+  return out;
 }
 
 }  // namespace lockstep::data

@@ -38,13 +38,6 @@ void read_png(png_structp png, png_bytep to, png_size_t count) {
   work->left -= count;
 }
 
-bool append_bytes(std::string& out, png_bytep from, size_t count) {
-  try {
-    out.append(reinterpret_cast<const char*>(from), count);
-    return true;
-  } catch (...) { return false; }
-}
-
 void write_png(png_structp png, png_bytep from, png_size_t count) {
   if (!append_bytes(*static_cast<PngWork*>(png_get_io_ptr(png))->out, from, count)) png_error(png, "out of memory");
 }
@@ -146,30 +139,18 @@ Pixels decode_png(Bytes file, const std::string& where, const ImageOptions& opti
 }
 
 std::string encode_png(const Tensor& image, int compression) {
-  LOCKSTEP_CHECK(image.defined() && image.device().is_cpu() && image.dtype() == u8 && image.dim() == 3,
-                 "[encode_png] expected a u8 picture (channels, height, width) on the cpu, got ",
-                 image.defined() ? str(image.dtype(), image.shape(), " on ", image.device()) : "none");
-  const int64_t channels = image.size(0), height = image.size(1), width = image.size(2);
-  LOCKSTEP_CHECK(channels >= 1 && channels <= 4, "[encode_png] expected 1 to 4 channels, got ", channels);
-  LOCKSTEP_CHECK(height >= 1 && width >= 1 && height <= 1000000 && width <= 1000000,
-                 "[encode_png] expected 1 to 1000000 pixels in each direction, got ", height, " x ", width);
   LOCKSTEP_CHECK(compression >= 0 && compression <= 9, "[encode_png] expected a compression from 0 to 9, got ",
                  compression);
-  const Tensor whole = image.contiguous();
-  const uint8_t* from = whole.data<uint8_t>();
-  const int64_t n = height * width;
-  std::vector<uint8_t> bytes(size_t(n * channels));
-  for (int64_t c = 0; c < channels; ++c)
-    for (int64_t i = 0; i < n; ++i) bytes[size_t(i * channels + c)] = from[c * n + i];
-  auto rows = rows_in(bytes, height);
+  Pixels pixels = pixels_of("encode_png", image, {1, 2, 3, 4}, 1000000);
+  auto rows = rows_in(pixels.bytes, pixels.height);
   std::string out;
   PngWrite work;
   work.out = &out;
-  work.width = png_uint_32(width);
-  work.height = png_uint_32(height);
+  work.width = png_uint_32(pixels.width);
+  work.height = png_uint_32(pixels.height);
   constexpr int colours[] = {PNG_COLOR_TYPE_GRAY, PNG_COLOR_TYPE_GRAY_ALPHA, PNG_COLOR_TYPE_RGB,
                              PNG_COLOR_TYPE_RGB_ALPHA};
-  work.colour = colours[channels - 1];
+  work.colour = colours[pixels.channels - 1];
   LOCKSTEP_CHECK(write_png_rows(&work, rows.data(), compression), "[encode_png] ", library_message(work.problem));
   return out;
 }

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <map>
 
 #include "autograd/autocast.h"
 #include "autograd/gradcheck.h"
@@ -85,6 +86,15 @@ TEST_CASE("picking: edges") {
   const Unique flags = unique(Tensor::from<int64_t>({1, 0, 1}).to(boolean));
   CHECK(numbers(flags.values) == List{0, 1});
   CHECK(numbers(flags.counts) == List{1, 2});
+  const Tensor slices = Tensor::from({NAN, 1.f, 0.f, 7.f, NAN, 1.f, 0.f, -7.f, -0.f, 7.f, 0.f, 7.f}, {6, 2});
+  CHECK(numbers(unique(slices, 0).inverse) == List{2, 1, 3, 0, 1, 1});
+  CHECK(numbers(unique(slices, -2).counts) == List{1, 3, 1, 1});
+  CHECK(numbers(unique(slices, 0).values.narrow(0, 0, 2)) == List{0, -7, 0, 7});
+  CHECK(numbers(unique_consecutive(slices, 0).inverse) == List{0, 1, 2, 3, 4, 4});
+  CHECK(unique_consecutive(slices).values.numel() == 12);
+  CHECK(unique(zeros({3, 0}), 1).values.shape() == Shape{3, 0});
+  CHECK(unique(zeros({3, 0}), 1).counts.shape() == Shape{0});
+  CHECK(unique_consecutive(full({}, 7)).inverse.shape() == Shape{});
   CHECK(bincount(none.to(i64)).shape() == Shape{0});
   CHECK(bincount(none.to(i64), none, 3).dtype() == i64);
   CHECK(bincount(Tensor::from<int64_t>({1, 1}).to(u8), Tensor::from<int64_t>({2, 3})).dtype() == f64);
@@ -98,6 +108,38 @@ TEST_CASE("picking: edges") {
   CHECK(kthvalue(full({}, 7), 1).values.item() == 7);
   CHECK(masked_select(full({}, 7), full({}, 1).to(boolean)).shape() == Shape{1});
   CHECK(masked_select(zeros({2, 0}), zeros({0}).to(boolean)).shape() == Shape{0});
+}
+
+TEST_CASE("picking: slices from unique along a dim make up the whole, are sorted, and as many as a map finds") {
+  manual_seed(10);
+  for (const Shape& shape : {Shape{1, 1}, Shape{13, 2}, Shape{3, 11, 2}, Shape{101, 1}, Shape{2, 2, 37}})
+    for (int d = 0; d < shape.rank(); ++d)
+      for (const DType dtype : {f32, bf16, u8, boolean}) {
+        CAPTURE(shape);
+        CAPTURE(d);
+        const Tensor x = randint(0, 2, shape).to(dtype);
+        std::map<List, int> found;
+        std::vector<List> runs;
+        for (int64_t i = 0; i < shape[d]; ++i) {
+          const List slice = numbers(x.select(d, i).contiguous().to(f32));
+          ++found[slice];
+          if (runs.empty() || runs.back() != slice) runs.push_back(slice);
+        }
+        for (const bool sorted : {true, false}) {
+          const Unique u = sorted ? unique(x, d) : unique_consecutive(x, d);
+          CHECK(equal(index_select(u.values, d, u.inverse), x));
+          CHECK(sum(u.counts).item() == shape[d]);
+          REQUIRE(u.values.size(d) == int64_t(sorted ? found.size() : runs.size()));
+          int64_t i = 0;
+          if (sorted)
+            for (const auto& [slice, count] : found) {
+              CHECK(numbers(u.values.select(d, i).contiguous().to(f32)) == slice);
+              CHECK(u.counts[i++].item() == count);
+            }
+          else
+            for (const List& slice : runs) CHECK(numbers(u.values.select(d, i++).contiguous().to(f32)) == slice);
+        }
+      }
 }
 
 TEST_CASE("picking: what is refused") {
@@ -140,6 +182,12 @@ TEST_CASE("picking: what is refused") {
       {[&] { histc(x, 0); }, "[histc] expected bins >= 1, got 0"},
       {[&] { histc(x, 1, 2, 1); }, "[histc] expected low <= high, got 2 and 1"},
       {[&] { histc(full({2}, NAN), 1); }, "[histc] expected a finite range, got nan"},
+      {[&] { unique(x, 2); }, "[unique] expected a dim of (2, 3), got 2"},
+      {[&] { unique_consecutive(zeros({}), 0); }, "[unique_consecutive] expected a dim of (), got 0"},
+      {[&] {
+         unique(zeros({0, 2}), 1);
+       },
+       "[unique] expected slices with elements, got dim 1 of (0, 2)"},
       {[&] { histc(list); }, "[histc] expected f32 or f64, got i64"},
   };
   for (const auto& row : rows) {

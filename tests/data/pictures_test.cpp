@@ -81,6 +81,66 @@ TEST_CASE("pictures: PNG comes back as it was written") {
   CHECK_ERROR(encode_png(slope(1, 1, 1), 10), "[encode_png] expected a compression from 0 to 9, got 10");
 }
 
+TEST_CASE("pictures: JPEG has the bytes of Pillow's, and comes back nearly as it was") {
+  const auto expected = arrays_of("written.npz");
+  int written = 0;
+  for (const std::string kind : {"gray", "rgb"})
+    for (const int quality : {1, 30, 75, 100}) {
+      CAPTURE(kind);
+      CAPTURE(quality);
+      const Tensor& bytes = expected.at(str(kind, "_", quality));
+      const std::string theirs(reinterpret_cast<const char*>(bytes.data<uint8_t>()), size_t(bytes.numel()));
+      const bool same = encode_jpeg(expected.at(kind), quality) == theirs;
+      CHECK(same);
+      ++written;
+    }
+  CHECK(written == 8);
+
+  TempDir dir;
+  // Waves that are long for blocks of 8 x 8 pixels; a square of the largest value by a mean square, in dB.
+  const auto waves = [](int64_t channels, int64_t h, int64_t w) {
+    const Tensor y = arange(h, {.dtype = f64}).reshape({1, h, 1}) * 0.05,
+                 x = arange(w, {.dtype = f64}).reshape({1, 1, w}) * 0.07,
+                 c = arange(channels, {.dtype = f64}).reshape({channels, 1, 1});
+    return ((sin(y + c) + cos(x - c)) * 60.0 + 128.0).to(u8);
+  };
+  for (const int64_t channels : {1, 3})
+    for (const auto& [h, w] : {std::pair<int64_t, int64_t>{1, 1}, {7, 5}, {64, 33}}) {
+      const Tensor image = waves(channels, h, w);
+      double before = 0;
+      for (const int quality : {10, 75, 100}) {
+        save_jpeg(dir / "a.jpg", image, quality);
+        const Tensor back = read_image(dir / "a.jpg");
+        REQUIRE(back.shape() == image.shape());
+        const double noise = mean(square(sub(back.to(f64), image.to(f64)))).item();
+        const double ratio = 10 * std::log10(255 * 255 / std::max(noise, 1e-3));
+        CAPTURE(quality);
+        CHECK(ratio > (quality == 10 ? 25 : quality == 75 ? 35 : 45));
+        CHECK(ratio >= before - 1);
+        before = ratio;
+      }
+    }
+  // Of several parts in memory: as noise.
+  const Tensor noise = randint(0, 256, {1, 300, 290}).to(u8);
+  const std::string large = encode_jpeg(noise, 100);
+  CHECK(large.size() > 3 << 14);
+  CHECK(off(decode_image(as_bytes(large), "large"), noise) <= 3);
+  CHECK(encode_jpeg(waves(3, 9, 5).transpose(1, 2)) == encode_jpeg(waves(3, 9, 5).transpose(1, 2).contiguous(), 75));
+  CHECK(dir.files() == 1);
+  CHECK_ERROR(encode_jpeg(slope(2, 1, 1)), "[encode_jpeg] expected 1 or 3 channels, got 2");
+  CHECK_ERROR(encode_jpeg(slope(4, 1, 1)), "[encode_jpeg] expected 1 or 3 channels, got 4");
+  CHECK_ERROR(encode_jpeg(zeros({1, 2, 2})),
+              "[encode_jpeg] expected a u8 picture (channels, height, width) on the cpu, got f32");
+  CHECK_ERROR(encode_jpeg({}), "(channels, height, width) on the cpu, got none");
+  CHECK_ERROR(encode_jpeg(slope(1, 2, 0)), "[encode_jpeg] expected 1 to 65500 pixels in each direction, got 2 x 0");
+  CHECK_ERROR(encode_jpeg(slope(1, 65501, 1)), "[encode_jpeg] expected 1 to 65500 pixels");
+  for (const int quality : {0, 101})
+    CHECK_ERROR(encode_jpeg(slope(1, 1, 1), quality),
+                str("[encode_jpeg] expected a quality from 1 to 100, got ", quality));
+  CHECK_ERROR(save_jpeg(dir / "a.jpg", slope(2, 1, 1)), "expected 1 or 3 channels");
+  CHECK(read_image(dir / "a.jpg").shape() == Shape{3, 64, 33});  // the old file stays
+}
+
 TEST_CASE("pictures: damage at every byte is an Error of one line, or a picture") {
   int refused = 0, all = 0;
   for (const char* name : {"gray.png", "palette_alpha.png", "rgba.png", "interlaced.png", "gray.jpg", "exif.jpg",

@@ -92,10 +92,15 @@ void add_picking(std::map<std::string, Run>& t) {
   t["histc"] = [](const Inputs& in, const Case& c) {
     return Outputs{histc(in[0].tensor(), c.integer("bins"), c.number("min"), c.number("max"))};
   };
-  t["unique"] = [](const Inputs& in, const Case&) {
-    const Unique u = unique(in[0].tensor());
-    return Outputs{u.values, u.inverse, u.counts};
-  };
+  for (const char* name : {"unique", "unique_consecutive"})
+    t[name] = [runs = std::string(name) != "unique"](const Inputs& in, const Case& c) {
+      const Tensor& x = in[0].tensor();
+      const bool whole = !c.arg("dim");
+      const Unique u = whole  ? runs ? unique_consecutive(x) : unique(x)
+                        : runs ? unique_consecutive(x, c.integer("dim"))
+                              : unique(x, c.integer("dim"));
+      return Outputs{u.values, u.inverse, u.counts};
+    };
   t["nonzero"] = [](const Inputs& in, const Case&) { return Outputs{nonzero(in[0].tensor())}; };
 }
 

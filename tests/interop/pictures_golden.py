@@ -3,9 +3,11 @@
 
   pictures_golden.py FOLDER     writes FOLDER/pictures (FOLDER: tests/golden)
 
-files.npz holds what Pillow reads from each file; changes.npz a picture and what torchvision makes of it (Pillow, where u8 is resized). The C++
+files.npz holds what Pillow reads from each file; changes.npz a picture and what torchvision makes of it (Pillow, where u8 is resized);
+written.npz two pictures, and the bytes of the JPEG files that Pillow writes of them, by quality. The C++
 side of the comparison is tests/data/pictures_test.cpp. Needs `pip install torch torchvision numpy pillow`.
 """
+import io
 import pathlib
 import struct
 import sys
@@ -87,6 +89,18 @@ def lights(inks):
     return ((c[..., :3] * c[..., 3:] + 127) // 255).astype(np.uint8)
 
 
+def make_written(folder):
+    made = {}
+    for kind, channels in (("gray", 1), ("rgb", 3)):
+        pixels = smooth(33, 21, channels, 9)
+        made[kind] = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        for quality in (1, 30, 75, 100):
+            file = io.BytesIO()
+            Image.fromarray(pixels[..., 0] if channels == 1 else pixels).save(file, "JPEG", quality=quality)
+            made[f"{kind}_{quality}"] = np.frombuffer(file.getvalue(), np.uint8)
+    np.savez_compressed(folder / "written.npz", **made)
+
+
 def make_changes(folder):
     u8 = torch.from_numpy(smooth(17, 23, 3, 8).transpose(2, 0, 1).copy())
     f32 = (u8.float() / 255 * 0.9 + 0.05)
@@ -126,4 +140,5 @@ if __name__ == "__main__":
     place = pathlib.Path(sys.argv[1]) / "pictures"
     place.mkdir(parents=True, exist_ok=True)
     make_files(place)
+    make_written(place)
     make_changes(place)

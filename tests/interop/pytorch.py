@@ -449,13 +449,13 @@ def composed(c):
 
 @family("picking", 1)
 def picking(c):
-    """tensor/picking.def and tensor/search.h. tests/golden/picking.safetensors is of these: --only ^picking --cases 2000 --seed 7 --keep FOLDER."""
-    name = c.rng.choice(["masked_select", "index_put", "index_put", "msort", "kthvalue", "searchsorted", "bucketize", "bincount", "histc", "unique", "nonzero"])
+    """tensor/picking.def and tensor/search.h. tests/golden/picking.safetensors is of these: --only ^picking --cases 2000 --seed 14 --keep FOLDER."""
+    name = c.rng.choice(["masked_select", "index_put", "index_put", "msort", "kthvalue", "searchsorted", "bucketize", "bincount", "histc", "unique", "unique_consecutive", "nonzero"])
     rng, args = c.rng, c.args
 
     def steps(shape, low=-3, high=4):  # whole numbers, so that there are ties, and every dtype has them
         return torch.randint(low, high, shape, generator=c.torch_rng).to(DTYPES[c.dtype])
-    shape = [min(s, 5) for s in c.shape(least=0 if name in ("masked_select", "kthvalue", "msort", "nonzero", "unique") else 1, most=3)]
+    shape = [min(s, 5) for s in c.shape(least=0 if name in ("masked_select", "kthvalue", "msort", "nonzero", "unique", "unique_consecutive") else 1, most=3)]
     if name == "masked_select":
         c.tensor(shape)
         c.mask([1 if rng.random() < 0.3 else s for s in shape[rng.randint(0, len(shape)):]])
@@ -546,9 +546,17 @@ def picking(c):
             c.inputs[0] = torch.ones(1, dtype=DTYPES[c.dtype])
         own = DTYPES[c.dtype]
         return name, lambda x: torch.histc(x.detach().to(own), bins, low, high).double()
-    c.inputs.append(steps(shape))
-    if name == "unique":
-        return name, lambda x: tuple(torch.unique(x, return_inverse=True, return_counts=True))
+    if name.startswith("unique") and shape and rng.random() < 0.6:  # of slices, few of which differ
+        d = rng.randrange(len(shape))
+        shape = [s if k == d else min(s, 2) for k, s in enumerate(shape)]
+        c.inputs.append(steps(shape, 0, 2))
+        args["dim"] = d - len(shape) if rng.random() < 0.5 else d
+        c.refused = 0 in shape[:d] + shape[d + 1:]
+    else:
+        d = None
+        c.inputs.append(steps(shape))
+    if name.startswith("unique"):
+        return name, lambda x: tuple(getattr(torch, name)(x, return_inverse=True, return_counts=True, dim=d))
     if rng.random() < 0.3 and c.inputs[0].numel():
         c.inputs[0].view(-1)[0] = float("nan")
     return name, torch.nonzero

@@ -1,5 +1,5 @@
-// Recurrent layers: gradients, packed sequences, refusals, and results of several values in hooks, checkpoints and
-// Sequential. Their numbers are golden cases (tests/golden/recurrent.safetensors).
+// Recurrent layers: gradients and theirs, packed sequences, refusals, and results of several values in hooks,
+// checkpoints and Sequential. Their numbers are golden cases (tests/golden/recurrent.safetensors).
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -23,10 +23,12 @@ struct CellRow {
   bool reverse;
   int64_t project = 0;
   std::vector<int64_t> batch = {3, 2, 2, 1};
+  int64_t in = 2, hidden = 3;
 };
 
 /// x, h, c, and the weights, as a list that gradcheck can change.
-std::vector<Variable> recurrent_inputs(const CellRow& row, int64_t in, int64_t hidden) {
+std::vector<Variable> recurrent_inputs(const CellRow& row) {
+  const int64_t in = row.in, hidden = row.hidden;
   const int64_t gates = row.cell == RecurrentCell::lstm ? 4 : row.cell == RecurrentCell::gru ? 3 : 1;
   const int64_t fed = row.project ? row.project : hidden;
   int64_t rows = 0;
@@ -73,18 +75,130 @@ bool same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
 
 }  // namespace
 
-TEST_CASE("recurrent: gradients of every cell, direction and projection, with sequences that end") {
+TEST_CASE("recurrent: gradients, and theirs, of every cell, direction and projection, with sequences that end") {
   manual_seed(3);
   std::vector<CellRow> rows;
   for (const RecurrentCell cell : {RecurrentCell::tanh, RecurrentCell::relu, RecurrentCell::lstm, RecurrentCell::gru})
     for (const bool reverse : {false, true}) rows.push_back({cell, reverse});
   rows.push_back({RecurrentCell::lstm, false, 2});
   rows.push_back({RecurrentCell::lstm, true, 2, {2, 2}});
+  rows.push_back({RecurrentCell::lstm, false, 1, {1}, 1, 2});
+  for (const RecurrentCell cell : {RecurrentCell::tanh, RecurrentCell::lstm, RecurrentCell::gru}) {
+    rows.push_back({cell, false, 0, {1}, 1, 1});
+    rows.push_back({cell, true, 0, {3, 2}, 3, 5});
+  }
   for (const CellRow& row : rows) {
     CAPTURE(int(row.cell));
     CAPTURE(row.reverse);
-    CHECK(gradcheck([&](const std::vector<Variable>& in) { return recurrent_sum(row, in); },
-                    recurrent_inputs(row, 2, 3)) == "");
+    CAPTURE(row.hidden);
+    const auto run = [&](const std::vector<Variable>& in) { return recurrent_sum(row, in); };
+    CHECK(gradcheck(run, recurrent_inputs(row)) == "");
+    CHECK(gradgradcheck(run, recurrent_inputs(row)) == "");
+  }
+}
+
+TEST_CASE(
+    "recurrent: second derivatives of layers, packed and with dropout; third ones; some of what can be asked for") {
+  manual_seed(8);
+  const auto f64_leaf = [](const Shape& shape) { return Variable(randn(shape, {.dtype = f64}) * 0.5, true); };
+  LSTM lstm({.input = 2, .hidden = 3, .layers = 2, .dropout = 0.4, .bidirectional = true, .proj_size = 2});
+  GRU gru({.input = 2, .hidden = 2, .layers = 2, .bias = false, .batch_first = true, .dropout = 0.4});
+  lstm.to(f64), gru.to(f64);
+  const auto with_parameters = [](Variable x, Module& module) {
+    std::vector<Variable> all{std::move(x)};
+    for (const Variable& p : module.parameters()) all.push_back(p);
+    return all;
+  };
+  CHECK(gradgradcheck(
+            [&](const std::vector<Variable>& in) {
+              const auto [output, h, c] = lstm(pack_padded_sequence(in[0], {1, 3}, {.enforce_sorted = false}));
+              return cat({output.data.flatten(), h.flatten(), c.flatten()}, 0);
+            },
+            with_parameters(f64_leaf({3, 2, 2}), lstm)) == "");
+  CHECK(gradgradcheck([&](const std::vector<Variable>& in) { return gru(in[0]).output; },
+                      with_parameters(f64_leaf({2, 3, 2}), gru)) == "");
+
+  // A gradient of one of its results, towards some of its inputs; and of an LSTM's c, which its projection is not in.
+  const CellRow row{RecurrentCell::lstm, false, 2, {2, 1}};
+  CHECK(gradgradcheck(
+            [&](const std::vector<Variable>& in) {
+              return grad(sum(tanh(recurrent_sum(row, in))), {in[0], in[4], in[7]}, {.create_graph = true})[1];
+            },
+            recurrent_inputs(row)) == "");
+  std::vector<Variable> in = recurrent_inputs({RecurrentCell::lstm, false, 2, {2}});
+  for (size_t i = 0; i < 7; ++i) in[i] = in[i].detach();
+  const GradOptions options{.create_graph = true, .allow_unused = true};
+  const Variable last = recurrent({.batch = {2}}, in[0], in[1], in[2], {in[3], in[4], in[5], in[6], in[7]}).c;
+  CHECK(!grad(sum(last), {in[7]}, options)[0].defined());
+  LSTMCell cell({.input = 2, .hidden = 3});
+  const Variable x(randn({1, 2, 2}), true);
+  const Variable slope = grad(sum(cell(x[0]).c), {cell.weights.input}, options)[0];
+  CHECK(grad(sum(slope * slope), {x})[0].tensor().numel() == 4);
+}
+
+TEST_CASE("recurrent: second derivatives are PyTorch's") {
+  const auto fill = [](const Shape& shape, double start) {
+    return sin(arange(numel_of(shape), {.dtype = f64}) * 1.7 + start).reshape(shape) * 0.6;
+  };
+  // A penalty of the gradient in x, and sums of its gradients in x and all parameters, weighted by fill(0.3).
+  struct {
+    std::unique_ptr<Module> layer;
+    double penalty;
+    std::vector<double> sums;
+  } rows[] = {
+      {std::make_unique<LSTM>(
+           LSTM::Options{.input = 2, .hidden = 3, .layers = 2, .bidirectional = true, .proj_size = 2}),
+       1.423529625879397,
+       {-0.156211017088861, 0.0440122283322097, 0.0283569846180027,  0.390827210196214,  0.390827210196214,
+        -0.115291636488317, -0.596617120870985, 0.0683599827550482,  0.193691617017025,  0.193691617017026,
+        0.021815895544651,  0.0893209167774333, 0.00891110950156204, -0.108322944523699, -0.108322944523699,
+        0.0140239911339721, 0.181998949825989,  0.00466483573320892, 0.0853546292048955, 0.0853546292048955,
+        -0.0457318745211935}},
+      {std::make_unique<GRU>(GRU::Options{.input = 2, .hidden = 3, .layers = 2, .bidirectional = true}),
+       0.35355984203830726,
+       {0.181533932408604, 0.407849411098065, 0.0524500337303261, -0.138700094507968, -0.115747441521381,
+        -0.381183287863279, -0.0560957379485409, 0.0784028543211044, 0.120999093009605, -0.173578094544664,
+        0.125830622578453, -0.0970836486984281, -0.0478396950924793, -0.258977411676708, 0.0605221864390641,
+        -0.101335970410549, -0.0382515272799316}},
+      {std::make_unique<RNN>(RNN::Options{.input = 2, .hidden = 3, .layers = 2, .bidirectional = true}),
+       2.882269270641578,
+       {1.27570080186272, 3.52764503386719, -1.45566567254714, 1.2656671463536, 1.2656671463536, -3.33289819588298,
+        1.75021033223043, -1.23721126611653, -1.23721126611653, 0.302980904785396, 0.0606122152501604,
+        -0.228718828413953, -0.228718828413953, 0.158285424746708, 1.77817802135146, -0.227732916756018,
+        -0.227732916756018}},
+  };
+  for (const auto& [layer, wanted, sums] : rows) {
+    CAPTURE(layer->kind());
+    layer->to(f64);
+    std::vector<Variable> inputs{Variable(fill({4, 3, 2}, 0.9), true)};
+    for (const Variable& p : layer->parameters()) {
+      p.tensor().copy_(fill(p.shape(), double(inputs.size()) - 1));
+      inputs.push_back(p);
+    }
+    const PackedSequence x = pack_padded_sequence(inputs[0], {4, 2, 1});
+    const auto loss = [](const PackedSequence& output, const Variable& state) {
+      return sum(tanh(output.data)) + sum(square(state));
+    };
+    Variable made;
+    if (auto* lstm = dynamic_cast<LSTM*>(layer.get())) {
+      const auto [output, h, c] = (*lstm)(x);
+      made = loss(output, c);
+    } else if (auto* gru = dynamic_cast<GRU*>(layer.get())) {
+      const auto [output, h] = (*gru)(x);
+      made = loss(output, h);
+    } else {
+      const auto [output, h] = dynamic_cast<RNN&>(*layer)(x);
+      made = loss(output, h);
+    }
+    const Variable penalty = sum(square(grad(made, {inputs[0]}, {.create_graph = true})[0]));
+    CHECK(penalty.item() == doctest::Approx(wanted).epsilon(1e-12));
+    const std::vector<Variable> grads = grad(penalty, inputs);
+    REQUIRE(grads.size() == sums.size());
+    for (size_t i = 0; i < grads.size(); ++i) {
+      CAPTURE(i);
+      const Tensor weighted = mul(grads[i].tensor(), fill(grads[i].shape(), 0.3));
+      CHECK(std::fabs(sum(weighted).item() - sums[i]) < 1e-12);
+    }
   }
 }
 
@@ -92,8 +206,8 @@ TEST_CASE("recurrent: the bits do not depend on the number of threads or on who 
   const OnCpu on_cpu;
   manual_seed(4);
   for (const RecurrentCell cell : {RecurrentCell::lstm, RecurrentCell::gru}) {
-    const CellRow row{cell, false, 0, {20, 20, 9}};
-    std::vector<Variable> in = recurrent_inputs(row, 5, 70);
+    const CellRow row{cell, false, 0, {20, 20, 9}, 5, 70};
+    std::vector<Variable> in = recurrent_inputs(row);
     for (Variable& v : in) v = Variable(v.tensor().to(f32), true);
     std::vector<std::vector<Tensor>> made;
     for (const int threads : {1, 3}) {
