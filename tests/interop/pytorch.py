@@ -935,7 +935,7 @@ def evaluate(c, fn, dense):
     return leaves, list(out) if isinstance(out, tuple) else [out]
 
 
-NO_SECOND = ("ctc_loss",)
+NO_SECOND = ("ctc_loss", "trigamma")
 
 
 def second(leaves, outputs, tensors, c):
