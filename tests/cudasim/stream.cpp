@@ -292,6 +292,16 @@ cudaError_t step() {
 
 namespace simt {
 
+int launch_device() { return fake::current_device(); }
+bool is_argument(const char* op, int device, size_t number, const void* p) {
+  const int of = p ? fake::device_of(p) : device;
+  if (of == device || (of >= 0 ? fake::reaches(device, of) : fake::pinned_part(p, 1) == fake::Pinned::all)) return true;
+  fake::fail_device(cudaErrorIllegalAddress,
+                    std::string(op) + ": argument " + std::to_string(number) + " points to memory of " +
+                        (of < 0 ? "the host, which is not pinned" : "another device, without access to it"));
+  return false;
+}
+
 cudaError_t enqueue_kernel(const char* op, cudaStream_t stream, std::function<void()> run) {
   if (const cudaError_t code = fake::step(); code != cudaSuccess) return code;
   if (!fake::find_stream(stream)) return cudaErrorInvalidResourceHandle;
