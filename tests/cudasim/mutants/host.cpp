@@ -1,40 +1,12 @@
 // Planted bugs in what the host asks of the device.
 #include <cublasLt.h>
-#include <simt_cpu.h>  // tests/cudasim/
 
 #include <cstdlib>
 
-#include "tests/cudasim/mutants/mutants.h"
+#include "tests/cudasim/mutants/streams.h"
 
 namespace mutants {
 namespace {
-
-constexpr size_t n = 64, bytes = n * sizeof(float);
-
-__global__ void scale(const float* x, float* out, float by) { out[threadIdx.x] = x[threadIdx.x] * by; }
-bool start_scale(cudaStream_t stream, const float* x, float* out, float by) {
-  return simt::launch("scale", 1, unsigned(n), 0, stream, scale, x, out, by) == cudaSuccess;
-}
-
-struct Streams {
-  Streams() {
-    for (cudaStream_t* s : {&first, &second}) cudaStreamCreateWithFlags(s, cudaStreamNonBlocking);
-    for (cudaEvent_t* e : {&ready, &finished}) cudaEventCreateWithFlags(e, cudaEventDisableTiming);
-  }
-  ~Streams() {
-    for (cudaStream_t s : {first, second}) cudaStreamDestroy(s);
-    for (cudaEvent_t e : {ready, finished}) cudaEventDestroy(e);
-  }
-  cudaStream_t first = nullptr, second = nullptr;
-  cudaEvent_t ready = nullptr, finished = nullptr;
-};
-
-float* pinned(float value) {
-  float* p = nullptr;
-  cudaMallocHost(reinterpret_cast<void**>(&p), bytes);
-  for (size_t i = 0; i < n; ++i) p[i] = value;
-  return p;
-}
 
 // One stream makes a value, another uses it.
 enum class Wait { right, none, before };
