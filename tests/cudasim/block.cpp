@@ -39,7 +39,7 @@ std::string str(const auto&... parts) {
 }
 std::string triple(const auto& v) { return str("(", v.x, ",", v.y, ",", v.z, ")"); }
 
-enum class State : uint8_t { running, at_barrier, in_warp, done };
+enum class State : uint8_t { running, gave_way, at_barrier, in_warp, done };
 
 struct Thread {
   Place place;
@@ -76,6 +76,7 @@ class Block {
   void run_grid(const char* op, dim3 grid, size_t shared, const std::function<void()>& body);
   int barrier(const char* file, int line, bool predicate);
   void meet(unsigned mask, unsigned op);
+  void give_way();
   void* allocate(size_t bytes, size_t align, const char* name);
   void* shared_array(const void* key, size_t bytes, size_t align, const char* name);
   void* dynamic_shared();
@@ -90,6 +91,7 @@ class Block {
 
  private:
   void run_block();
+  void check_red_zones();
   void start_threads();
   void resume(Thread& thread);
   void wait(State state);
@@ -114,9 +116,10 @@ class Block {
   std::vector<Fiber*> idle_;
   Fiber* starter_ = nullptr;  // the fiber that starts threads now
   unsigned char* arena_;
-  size_t arena_used_ = 0, dynamic_bytes_ = 0, static_bytes_ = 0;
+  size_t arena_used_ = 0, arena_filled_ = 0, dynamic_bytes_ = 0, static_bytes_ = 0;
   void* dynamic_ = nullptr;
   std::vector<Shared> shared_;
+  std::vector<size_t> gaps_;  // where those before an array begin and end; all bits set, which a kernel must leave
 };
 
 Block& block() {
@@ -127,6 +130,7 @@ Block& block() {
 Block::Block() : threads_(new Thread[1024]) {
   for (auto* list : {&ready_, &batch_}) list->reserve(2048);  // so that no thread of a kernel allocates
   shared_.reserve(256);
+  gaps_.reserve(512);
   arena_ = static_cast<unsigned char*>(
       mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   poison(arena_, arena_bytes);
@@ -223,6 +227,12 @@ int Block::barrier(const char* file, int line, bool predicate) {
   return int(counted_);
 }
 
+void Block::give_way() {
+  if (options().order != Order::random || random_() % 4 != 0) return;
+  make_ready(*current);
+  wait(State::gave_way);
+}
+
 void Block::release_barrier() {
   counted_ = true_;
   waiting_ = 0;
@@ -294,11 +304,24 @@ void* Block::allocate(size_t bytes, size_t align, const char* name) {
   if (static_bytes_ + dynamic_bytes_ > most_shared() || begin + bytes + red_zone > arena_bytes)
     fault(str("shared memory: ", static_bytes_, " bytes and ", dynamic_bytes_,
               " dynamic ones are more than the device has (at ", name, ")"));
-  arena_used_ = begin + bytes;
   unsigned char* data = arena_ + begin;
   unpoison(data, bytes);
-  for (volatile unsigned char* p = data; p < data + bytes; ++p) *p = 0xff;  // not memset: see copy()
+  if (!with_asan()) gaps_.insert(gaps_.end(), {arena_used_, begin});
+  // Not memset: see copy(). What was filled already may have been written to since.
+  const size_t end = begin + bytes, first = with_asan() ? begin : arena_filled_,
+               last = with_asan() ? end : end + red_zone;
+  for (volatile unsigned char* p = arena_ + first; p < arena_ + last; ++p) *p = 0xff;
+  arena_used_ = end;
+  arena_filled_ = last;
   return data;
+}
+
+void Block::check_red_zones() {
+  if (with_asan() || arena_used_ == 0) return;
+  gaps_.insert(gaps_.end(), {arena_used_, arena_used_ + red_zone});
+  for (size_t i = 0; i < gaps_.size() && fault_.empty(); i += 2)
+    if (std::any_of(arena_ + gaps_[i], arena_ + gaps_[i + 1], [](unsigned char byte) { return byte != 0xff; }))
+      fault_ = str(op, ", block ", triple(blockIdx), ": shared memory was written to outside its arrays");
 }
 
 void* Block::shared_array(const void* key, size_t bytes, size_t align, const char* name) {
@@ -349,13 +372,15 @@ void Block::run_block() {
       if (thread.state != State::done) resume(thread);
     }
   }
+  check_red_zones();
   if (with_tsan()) {
     for (unsigned i = 0; i < size_; ++i) threads_[i].clock.destroy();
     // As with stacks: what the next block finds here must look new.
     if (arena_used_ > 0) renew(arena_, arena_bytes);
   }
   poison(arena_, arena_used_);
-  arena_used_ = 0;
+  arena_used_ = arena_filled_ = 0;
+  gaps_.clear();
 }
 
 void Block::run_grid(const char* name, dim3 grid, size_t shared, const std::function<void()>& body) {
@@ -416,6 +441,7 @@ void fence() {
   acquire(&block().fence_order);
   release(&block().fence_order);
 }
+void give_way() { block().give_way(); }
 void* shared_array(const void* key, size_t bytes, size_t align, const char* name) {
   return block().shared_array(key, bytes, align, name);
 }

@@ -50,6 +50,8 @@ void warp_exchange(unsigned mask, Warp op, const void* sent, void* received, uns
 unsigned warp_ballot(unsigned mask, bool predicate);
 void warp_sync(unsigned mask);
 void fence();
+/// In random order: lets other threads of the block go first, now and then.
+void give_way();
 void* shared_array(const void* key, size_t bytes, size_t align, const char* name);
 void* dynamic_shared();
 [[noreturn]] void fault(const std::string& what);
@@ -60,6 +62,11 @@ void* dynamic_shared();
 cudaError_t check_launch(dim3 grid, dim3 block, size_t shared);
 /// Puts the kernel on a stream: in cudart_stream.cpp.
 cudaError_t enqueue_kernel(const char* op, cudaStream_t stream, std::function<void()> run);
+/// What a launch of now may read: the current device.
+int launch_device();
+/// Whether a kernel of this device may use a pointer among its arguments: device memory of its own, that of a peer to
+/// which it has access, or pinned memory. When not, the device fails.
+bool is_argument(const char* op, int device, size_t number, const void* p);
 /// Runs all blocks now. Throws Fault.
 void run_grid(const char* op, dim3 grid, dim3 block, size_t shared, const std::function<void()>& body);
 /// "embedding, block (3,0,0), thread (17,0,0)" while one runs on this OS thread, else "".

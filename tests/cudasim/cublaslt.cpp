@@ -4,9 +4,13 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "tests/cudasim/runtime.h"
@@ -163,6 +167,14 @@ cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLa
       return CUBLAS_STATUS_NOT_SUPPORTED;
   }
   return CUBLAS_STATUS_SUCCESS;
+}
+
+/// Whether all that the layout describes lies in one allocation; a real one would read on into the next.
+bool fits(const Layout& l, const void* data) {
+  const int64_t batches = int64_t(l.batch - 1) * l.stride;
+  const auto* first = static_cast<const char*>(data) + size_t(std::min<int64_t>(batches, 0)) * size_of(l.type);
+  const int64_t elements = std::abs(batches) + (int64_t(l.columns) - 1) * l.lead + int64_t(l.rows);
+  return fake::is_inside(first, size_t(elements) * size_of(l.type));
 }
 
 /// Row-major copies of op(A) by k and op(B) by n: sums run over k, in order.
@@ -351,6 +363,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
     const size_t needed = std::max<size_t>(algorithm.alignment[i], size_of(i < 2 ? p.a.type : p.out.type));
     if (device_of(pointers[i]) != fake::current_device() || reinterpret_cast<uintptr_t>(pointers[i]) % needed != 0)
       return CUBLAS_STATUS_INVALID_VALUE;
+    const bool is_read = i != 2 || get(beta, p.d.scale, 0) != 0;
+    if (is_read && !fits(*std::array{&p.a, &p.b, &p.c, &p.out}[size_t(i)], pointers[i])) {
+      fake::fail_device(cudaErrorIllegalAddress,
+                        std::string("cublasLtMatmul: matrix ") + "ABCD"[i] + " does not lie in one allocation");
+      return CUBLAS_STATUS_EXECUTION_FAILED;
+    }
   }
   const bool with_bias = p.d.epilogue & (bias_bit | bgrad_bit | bgrada_bit | bgradb_bit);
   for (const void* optional : {p.d.epilogue & aux_bit ? p.d.aux : nullptr, with_bias ? p.d.bias : nullptr,

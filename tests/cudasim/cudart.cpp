@@ -29,11 +29,12 @@ std::map<const char*, size_t>& pinned() {
   static auto& all = *new std::map<const char*, size_t>;
   return all;
 }
-bool is_pinned(const void* p) {
-  const std::lock_guard lock(pinned_lock);
-  const auto next = pinned().upper_bound(static_cast<const char*>(p));
-  return next != pinned().begin() && static_cast<const char*>(p) < std::prev(next)->first + std::prev(next)->second;
-}
+constexpr size_t before_pinned = 64;  // so that free() does not know it
+bool is_pinned(const void* p) { return pinned_part(p, 1) == Pinned::all; }
+/// Whether it may be copied from or to: not where it begins in pinned memory and ends elsewhere.
+bool is_one_kind(const void* host, size_t bytes) { return pinned_part(host, bytes) != Pinned::part; }
+
+std::atomic<bool> may_reach[most_devices][most_devices];  // [device][peer]
 
 double now() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -75,6 +76,8 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, 
   if (to_device != (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice)) return cudaErrorInvalidValue;
   if (from_device != (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice)) return cudaErrorInvalidValue;
   if ((to_device && !is_inside(to, bytes)) || (from_device && !is_inside(from, bytes))) return cudaErrorInvalidValue;
+  if ((!to_device && !is_one_kind(to, bytes)) || (!from_device && !is_one_kind(from, bytes)))
+    return cudaErrorInvalidValue;
   CUstream_st* s = find_stream(stream);
   if (!from_device && !is_pinned(from) && !s->capture) {
     enqueue(stream, [=, staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from),
@@ -89,6 +92,18 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, 
 }
 
 }  // namespace
+
+namespace fake {
+Pinned pinned_part(const void* p, size_t bytes) {
+  const std::lock_guard lock(pinned_lock);
+  const auto* begin = static_cast<const char*>(p);
+  const auto next = pinned().upper_bound(begin);
+  if (next == pinned().begin()) return Pinned::none;
+  const auto& [start, size] = *std::prev(next);
+  return begin >= start + size ? Pinned::none : begin + bytes > start + size ? Pinned::part : Pinned::all;
+}
+bool reaches(int device, int peer) { return device >= 0 && may_reach[device][peer]; }
+}  // namespace fake
 
 extern "C" {
 
@@ -209,7 +224,9 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   return cudaSuccess;
 }
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
-  return result(exists(peer) ? cudaSuccess : cudaErrorInvalidDevice);
+  if (!exists(peer) || peer == current_device()) return result(cudaErrorInvalidDevice);
+  const bool had = may_reach[current_device()][peer].exchange(true);
+  return result(had ? cudaErrorPeerAccessAlreadyEnabled : cudaSuccess);
 }
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 
@@ -274,8 +291,10 @@ cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
   *p = nullptr;
   STEP_OR_RETURN();
   if (const cudaError_t code = allocation_failure.next(); code != cudaSuccess) return result(code);
-  *p = std::malloc(bytes);
-  if (!*p) return result(cudaErrorMemoryAllocation);
+  char* whole = static_cast<char*>(std::malloc(before_pinned + bytes));
+  if (!whole) return result(cudaErrorMemoryAllocation);
+  *p = whole + before_pinned;
+  simt::poison(whole, before_pinned);
   std::memset(*p, 0xff, bytes);
   const std::lock_guard lock(pinned_lock);
   pinned()[static_cast<char*>(*p)] = bytes;
@@ -289,7 +308,9 @@ cudaError_t cudaFreeHost(void* p) {
     const std::lock_guard lock(pinned_lock);
     if (pinned().erase(static_cast<char*>(p)) == 0) return result(cudaErrorInvalidValue);
   }
-  std::free(p);
+  char* whole = static_cast<char*>(p) - before_pinned;
+  simt::unpoison(whole, before_pinned);
+  std::free(whole);
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* p) {

@@ -41,8 +41,8 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
-  if (!graph) return cudaErrorInvalidValue;
-  *exec = new CUgraphExec_st{graph->ops};
+  if (!graph || !graph->alive) return cudaErrorInvalidValue;
+  *exec = new CUgraphExec_st{true, graph->ops};
   return cudaSuccess;
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
@@ -50,16 +50,20 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  delete graph;
+  if (!graph || !graph->alive) return cudaErrorInvalidValue;
+  graph->alive = false;
+  graph->ops.clear();
   return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
-  delete exec;
+  if (!exec || !exec->alive) return cudaErrorInvalidValue;
+  exec->alive = false;
+  exec->ops.clear();
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   if (const cudaError_t stuck = step(); stuck != cudaSuccess) return stuck;
-  if (!exec || !find_stream(stream)) return cudaErrorInvalidValue;
+  if (!exec || !exec->alive || !find_stream(stream)) return cudaErrorInvalidValue;
   if (find_stream(stream)->capture) return cudaErrorStreamCaptureUnsupported;
   if (const cudaError_t code = launch_failure.next(); code != cudaSuccess) return code;
   for (const Op& op : exec->ops) enqueue(stream, op.run, op.ready);

@@ -178,6 +178,15 @@ bool fails_now() {
   return calls_until_failure > 0 && --calls_until_failure == 0;
 }
 
+/// Input and output may be the same, and where one is a rank's part of the other it may lie there. A real one computes
+/// something else when they overlap in another way.
+bool is_apart_or_in_place(const ncclComm& c, const char* name, const char* in, size_t in_bytes, const char* out,
+                          size_t out_bytes) {
+  if (in_bytes == 0 || out_bytes == 0 || in + in_bytes <= out || out + out_bytes <= in) return true;
+  if (in_bytes == out_bytes) return in == out && std::strcmp(name, "all_to_all") != 0;
+  return in_bytes < out_bytes ? in == out + size_t(c.rank) * in_bytes : out == in + size_t(c.rank) * out_bytes;
+}
+
 // Each rank shows what it has, waits until all have, and takes what is its own.
 using Take = std::function<void(const std::vector<const char*>& parts)>;
 ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in_bytes, void* out, size_t out_bytes,
@@ -185,6 +194,8 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
   if (const ncclResult_t code = check_comm(c, stream); code != ncclSuccess) return code;
   if ((in_bytes > 0 && !is_inside(in, in_bytes)) || (out_bytes > 0 && !is_inside(out, out_bytes)))
     return refuse(ncclInvalidArgument, std::string(name) + ": expected memory of the device that is large enough");
+  if (!is_apart_or_in_place(*c, name, static_cast<const char*>(in), in_bytes, static_cast<const char*>(out), out_bytes))
+    return refuse(ncclInvalidArgument, std::string(name) + ": the input overlaps the output, and not in place");
   if (in_bytes > most_collective) return refuse(ncclInternalError, "the fake one takes at most 64 MiB a rank");
   const int failure = fails_now() ? int(ncclInternalError) : injected.exchange(ncclSuccess);
   CallText call{};

@@ -70,6 +70,11 @@ void end_memory(void* p);
 bool retire_memory(void* p);
 /// Whether all of it lies in one live allocation.
 bool is_inside(const void* p, size_t bytes);
+/// Whether all of it is pinned host memory.
+enum class Pinned { none, part, all };
+Pinned pinned_part(const void* p, size_t bytes);
+/// Whether the current device was given access to the memory of `peer`.
+bool reaches(int device, int peer);
 struct Usage {
   size_t used = 0, pool_used = 0, pool_cached = 0;
 };
@@ -125,13 +130,15 @@ cudaError_t sticky();
 
 /// A list of work, run again and again.
 struct CUgraph_st {
+  bool alive = true;
   std::vector<fake::Op> ops;
 };
 struct CUgraphExec_st {
+  bool alive = true;
   std::vector<fake::Op> ops;
 };
 
-// Streams and events are never freed, so that a stale handle is known for one.
+// Handles are never freed, so that a stale handle is known for one.
 struct CUstream_st {
   int device = 0;
   bool alive = true;

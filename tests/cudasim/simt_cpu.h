@@ -47,6 +47,12 @@ constexpr int warpSize = 32;
 
 namespace simt {
 
+/// The object that an argument points to, for those that are pointers.
+template <class T> const void* pointee(const T& argument) {
+  if constexpr (std::is_pointer_v<T> && !std::is_function_v<std::remove_pointer_t<T>>) return argument;
+  else return nullptr;
+}
+
 /// Starts a kernel, or says what the driver would say of such a launch. The arguments are copied, as in a real one.
 template <class... Parameters, class... Args>
 cudaError_t launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
@@ -54,7 +60,15 @@ cudaError_t launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStr
   const cudaError_t refused = check_launch(grid, block, shared);
   if (refused != cudaSuccess) return refused;
   std::tuple<std::decay_t<Parameters>...> copies(std::forward<Args>(args)...);
-  return enqueue_kernel(op, stream, [=] { run_grid(op, grid, block, shared, [&] { std::apply(kernel, copies); }); });
+  return enqueue_kernel(op, stream, [=, device = launch_device()] {
+    const bool usable = std::apply(
+        [&](const auto&... arguments) {
+          size_t number = 0;
+          return (is_argument(op, device, ++number, pointee(arguments)) && ...);
+        },
+        copies);
+    if (usable) run_grid(op, grid, block, shared, [&] { std::apply(kernel, copies); });
+  });
 }
 
 }  // namespace simt
@@ -116,9 +130,11 @@ inline int __all_sync(unsigned mask, int predicate) { return simt::warp_ballot(m
 namespace simt {
 template <class T, class Fn> T atomic_update(T* p, Fn next) {
   T old;
+  give_way();
   __atomic_load(p, &old, __ATOMIC_RELAXED);
   for (T wanted = next(old); !__atomic_compare_exchange(p, &old, &wanted, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
        wanted = next(old)) {}
+  give_way();
   return old;
 }
 // NVIDIA has a function for each type; the second argument converts to the type of the first.
@@ -149,6 +165,7 @@ template <class T> T atomicExch(T* p, simt::Same<T> value) {
   return simt::atomic_update(p, [=](T) { return value; });
 }
 template <class T> T atomicCAS(T* p, simt::Same<T> expected, simt::Same<T> value) {
+  simt::give_way();
   __atomic_compare_exchange(p, &expected, &value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return expected;
 }

@@ -102,9 +102,22 @@ std::vector<CUstream_st*> busy_streams(int device) {
   return found;
 }
 
+uint64_t draw(int device) {
+  const std::lock_guard lock(random_lock_);
+  return random_[device]();
+}
+
+/// Some of what the other streams of the device may do before the host goes on waiting for this one.
+void let_others_go(CUstream_st* stream) {
+  for (CUstream_st* other : busy_streams(stream->device))
+    if (other != stream)
+      for (uint64_t steps = draw(stream->device) % 4; steps > 0 && advance(other); --steps) {}
+}
+
 /// Goes on until done(). When its own stream cannot move, the others do: devices work without being asked.
 template <class Done> void drive(CUstream_st* stream, Done done) {
   Clock::time_point last = Clock::now();
+  if (settings().policy == Policy::random && !done()) let_others_go(stream);
   while (!done()) {
     bool moved = advance(stream);
     if (!moved && !done())
@@ -271,14 +284,10 @@ cudaError_t step() {
   settings();
   if (settings().policy == Policy::random) {
     std::vector<CUstream_st*> some = busy_streams(device_);
-    uint64_t draw;
-    {
-      const std::lock_guard lock(random_lock_);
-      draw = random_[device_]();
-    }
-    if (!some.empty() && draw >> 32 & 1) {
-      CUstream_st* chosen = some[draw % some.size()];
-      for (uint64_t n = 1 + (draw >> 40) % 3; n > 0 && advance(chosen); --n) {}
+    const uint64_t drawn = draw(device_);
+    if (!some.empty() && drawn >> 32 & 1) {
+      CUstream_st* chosen = some[drawn % some.size()];
+      for (uint64_t n = 1 + (drawn >> 40) % 3; n > 0 && advance(chosen); --n) {}
     }
   } else if (settings().policy == Policy::lazy && usage(device_).used > settings().memory / 4) {
     // Memory that is on its way back: a device would have been done with it by now.
@@ -291,6 +300,16 @@ cudaError_t step() {
 }  // namespace fake
 
 namespace simt {
+
+int launch_device() { return fake::current_device(); }
+bool is_argument(const char* op, int device, size_t number, const void* p) {
+  const int of = p ? fake::device_of(p) : device;
+  if (of == device || (of >= 0 ? fake::reaches(device, of) : fake::pinned_part(p, 1) == fake::Pinned::all)) return true;
+  fake::fail_device(cudaErrorIllegalAddress,
+                    std::string(op) + ": argument " + std::to_string(number) + " points to memory of " +
+                        (of < 0 ? "the host, which is not pinned" : "another device, without access to it"));
+  return false;
+}
 
 cudaError_t enqueue_kernel(const char* op, cudaStream_t stream, std::function<void()> run) {
   if (const cudaError_t code = fake::step(); code != cudaSuccess) return code;

@@ -1,40 +1,12 @@
 // Planted bugs in what the host asks of the device.
 #include <cublasLt.h>
-#include <simt_cpu.h>  // tests/cudasim/
 
 #include <cstdlib>
 
-#include "tests/cudasim/mutants/mutants.h"
+#include "tests/cudasim/mutants/streams.h"
 
 namespace mutants {
 namespace {
-
-constexpr size_t n = 64, bytes = n * sizeof(float);
-
-__global__ void scale(const float* x, float* out, float by) { out[threadIdx.x] = x[threadIdx.x] * by; }
-bool start_scale(cudaStream_t stream, const float* x, float* out, float by) {
-  return simt::launch("scale", 1, unsigned(n), 0, stream, scale, x, out, by) == cudaSuccess;
-}
-
-struct Streams {
-  Streams() {
-    for (cudaStream_t* s : {&first, &second}) cudaStreamCreateWithFlags(s, cudaStreamNonBlocking);
-    for (cudaEvent_t* e : {&ready, &finished}) cudaEventCreateWithFlags(e, cudaEventDisableTiming);
-  }
-  ~Streams() {
-    for (cudaStream_t s : {first, second}) cudaStreamDestroy(s);
-    for (cudaEvent_t e : {ready, finished}) cudaEventDestroy(e);
-  }
-  cudaStream_t first = nullptr, second = nullptr;
-  cudaEvent_t ready = nullptr, finished = nullptr;
-};
-
-float* pinned(float value) {
-  float* p = nullptr;
-  cudaMallocHost(reinterpret_cast<void**>(&p), bytes);
-  for (size_t i = 0; i < n; ++i) p[i] = value;
-  return p;
-}
 
 // One stream makes a value, another uses it.
 enum class Wait { right, none, before };
@@ -189,41 +161,57 @@ bool captured_work_that_nothing_waits_for(bool bug) {
   return good;
 }
 
-// Row-major y (m, n) = x (m, k) w (n, k)^T is column-major y^T = w x^T.
-enum class Product { right, row_major, lead, alignment };
-bool product(Product wrong) {
-  constexpr int64_t rows = 6, columns = 8, inner = 4;
-  const Array x(counting(rows * inner + 1)), w(counting(columns * inner)), y(rows * columns);
+// Row-major y (m, n) = x (m, k) w (n, k)^T is column-major y^T = w x^T. Two of them, of views: x has rows of 6, and y
+// is a part of rows of 7. w is square, so that a forgotten transposition fits.
+enum class Product { right, row_major, lead, alignment, view_lead, past_memory, slice, transposition, batch };
+template <Product mistake> bool product(bool bug) {
+  constexpr int64_t rows = 6, columns = 4, inner = 4, x_lead = 6, y_lead = 7;
+  const auto is = [=](Product which) { return bug && mistake == which; };
+  const Array x(counting(2 * rows * x_lead + 1)), w(counting(columns * inner)),
+      y(std::vector<float>(2 * rows * y_lead, -1));
   cublasLtHandle_t handle;
   cublasLtMatmulDesc_t d;
   cublasLtMatrixLayout_t a, b, out;
   cublasLtMatmulPreference_t preference;
   cublasLtMatmulHeuristicResult_t found;
-  const int32_t transposed = CUBLAS_OP_T;
+  const int32_t transposed = is(Product::transposition) ? CUBLAS_OP_N : CUBLAS_OP_T, two = 2;
   const float one = 1, zero = 0;
   int count = 0;
   cublasLtCreate(&handle);
   cublasLtMatmulDescCreate(&d, CUBLAS_COMPUTE_32F, CUDA_R_32F);
   cublasLtMatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
-  cublasLtMatrixLayoutCreate(&a, CUDA_R_32F, inner, columns, wrong == Product::lead ? inner - 1 : inner);
-  cublasLtMatrixLayoutCreate(&b, CUDA_R_32F, inner, rows, inner);
-  if (wrong == Product::row_major) cublasLtMatrixLayoutCreate(&out, CUDA_R_32F, rows, columns, rows);
-  else cublasLtMatrixLayoutCreate(&out, CUDA_R_32F, columns, rows, columns);
+  cublasLtMatrixLayoutCreate(&a, CUDA_R_32F, inner, columns, is(Product::lead) ? inner - 1 : inner);
+  cublasLtMatrixLayoutCreate(&b, CUDA_R_32F, inner, rows,
+                             is(Product::view_lead)     ? inner
+                             : is(Product::past_memory) ? x_lead * 10
+                                                        : x_lead);
+  if (is(Product::row_major)) cublasLtMatrixLayoutCreate(&out, CUDA_R_32F, rows, columns, y_lead);
+  else cublasLtMatrixLayoutCreate(&out, CUDA_R_32F, columns, rows, is(Product::slice) ? columns : y_lead);
+  const int64_t strides[] = {0, rows * (is(Product::batch) ? inner : x_lead), rows * y_lead};
+  for (int i = 0; i < 3; ++i) {
+    const cublasLtMatrixLayout_t layout = i == 0 ? a : i == 1 ? b : out;
+    cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &two, sizeof two);
+    cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &strides[i], 8);
+  }
   cublasLtMatmulPreferenceCreate(&preference);
   cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d, a, b, out, out, preference, 1, &found, &count);
-  const float* from = x + (wrong == Product::alignment ? 1 : 0);  // the preference promises 256 bytes
+  const float* from = x + (is(Product::alignment) ? 1 : 0);  // the preference promises 256 bytes
   if (status == CUBLAS_STATUS_SUCCESS)
     status = cublasLtMatmul(handle, d, &one, w, a, from, b, &zero, y, out, y, out, &found.algo, nullptr, 0, nullptr);
-  const bool good = status == CUBLAS_STATUS_SUCCESS && y.get()[0] == 1 + 4 + 9 + 16;
+  bool good = status == CUBLAS_STATUS_SUCCESS;
+  const std::vector<float> got = y.get();
+  for (int64_t i = 0; i < 2 * rows * y_lead; ++i) {
+    float wanted = i % y_lead < columns ? 0 : -1;
+    for (int64_t k = 0; k < inner && wanted >= 0; ++k)
+      wanted += float((i / y_lead * x_lead + k + 1) * (i % y_lead * inner + k + 1));
+    good = good && got[size_t(i)] == wanted;
+  }
   cublasLtMatmulPreferenceDestroy(preference);
   for (cublasLtMatrixLayout_t l : {a, b, out}) cublasLtMatrixLayoutDestroy(l);
   cublasLtMatmulDescDestroy(d);
   cublasLtDestroy(handle);
   return good;
 }
-bool result_laid_out_by_rows(bool bug) { return product(bug ? Product::row_major : Product::right); }
-bool rows_closer_than_long(bool bug) { return product(bug ? Product::lead : Product::right); }
-bool less_aligned_than_promised(bool bug) { return product(bug ? Product::alignment : Product::right); }
 
 }  // namespace
 
@@ -244,9 +232,14 @@ std::vector<Case> host_cases() {
       {"stream of another device", stream_of_another_device, every},
       {"wait while capturing", wait_while_capturing, every},
       {"captured work that nothing waits for", captured_work_that_nothing_waits_for, every},
-      {"result laid out by rows", result_laid_out_by_rows, every},
-      {"rows closer than long", rows_closer_than_long, every},
-      {"less aligned than promised", less_aligned_than_promised, every},
+      {"result laid out by rows", product<Product::row_major>, every},
+      {"rows closer than long", product<Product::lead>, every},
+      {"less aligned than promised", product<Product::alignment>, every},
+      {"lead of a view's columns", product<Product::view_lead>, every},
+      {"lead past the memory", product<Product::past_memory>, every},
+      {"lead of a slice of the result", product<Product::slice>, every},
+      {"transposition of a square forgotten", product<Product::transposition>, every},
+      {"batches taken for dense", product<Product::batch>, every},
   };
 }
 

@@ -77,7 +77,8 @@ int run_all(const std::vector<Case>& cases) {
 int main(int argc, char** argv) {
   using namespace mutants;
   std::vector<Case> cases = kernel_cases();
-  for (const auto& more : {host_cases(), rank_cases()}) cases.insert(cases.end(), more.begin(), more.end());
+  for (const auto& more : {together_cases(), indexing_cases(), host_cases(), lifetime_cases(), rank_cases()})
+    cases.insert(cases.end(), more.begin(), more.end());
   if (argc == 1) return run_all(cases);
   for (const Case& c : cases)
     if (!std::strcmp(c.name, argv[1])) return in_this_process(c, argc > 2 && !std::strcmp(argv[2], "bug"));

@@ -16,7 +16,10 @@ struct Case {
   unsigned caught;        ///< the builds that must
 };
 std::vector<Case> kernel_cases();
+std::vector<Case> together_cases();
+std::vector<Case> indexing_cases();
 std::vector<Case> host_cases();
+std::vector<Case> lifetime_cases();
 std::vector<Case> rank_cases();
 
 /// Device memory with values.

@@ -162,6 +162,104 @@ bool two_ranks_on_one_device(bool bug) {
   return good == ranks;
 }
 
+// --- collectives that do not fit together ---
+
+enum class Ask { right, order, count, type, operation, root, group, peer, size };
+// A sum, a broadcast and a message each, and what came of them.
+template <Ask mistake> bool asks(bool bug) {
+  return as_threads([=](const Rank& r) {
+    const auto is = [=](Ask which) { return bug && r.rank == 1 && mistake == which; };
+    const Array x(values_of(r.rank)), sum(2 * n), from(2 * n), got(2 * n);
+    const int other = 1 - r.rank;
+    const auto add_up = [&] {
+      return ncclAllReduce(x, sum, is(Ask::count) ? n / 2 : n, is(Ask::type) ? ncclInt32 : ncclFloat32,
+                           is(Ask::operation) ? ncclMax : ncclSum, r.comm, r.stream);
+    };
+    const auto hand_out = [&] {
+      return ncclBroadcast(x, from, n, ncclFloat32, is(Ask::root) ? 0 : 1, r.comm, r.stream);
+    };
+    is(Ask::order) ? hand_out() : add_up();
+    if (!r.wait()) return false;
+    is(Ask::order) ? add_up() : hand_out();
+    if (!r.wait()) return false;
+    ncclGroupStart();
+    ncclSend(x, is(Ask::size) ? n / 2 : n, ncclFloat32, is(Ask::peer) ? r.rank : other, r.comm, r.stream);
+    ncclRecv(got, n, ncclFloat32, is(Ask::peer) ? r.rank : other, r.comm, r.stream);
+    if (!is(Ask::group)) ncclGroupEnd();
+    return r.wait() && sum.get()[0] == 3 && from.get()[0] == 2 && got.get()[0] == float(other + 1);
+  });
+}
+
+// --- two communicators of the same ranks ---
+
+enum class Two { right, order, streams };
+template <Two mistake> bool two_communicators(bool bug) {
+  ncclUniqueId more;
+  ncclGetUniqueId(&more);
+  return as_threads([=](const Rank& r) {
+    return with_comm(r.rank, more, [&](const Rank& second) {
+      const Array x(values_of(r.rank)), one(2 * n), two(2 * n);
+      cudaDeviceSynchronize();
+      // All on one stream: what comes first there has to come first on every rank. Or on two, and the second takes what
+      // the first one makes.
+      const cudaStream_t after = mistake == Two::streams ? second.stream : r.stream;
+      const auto first = [&] { return ncclAllReduce(x, one, n, ncclFloat32, ncclSum, r.comm, r.stream); };
+      const auto then = [&] {
+        return ncclAllReduce(mistake == Two::streams ? one : x, two, n, ncclFloat32, ncclSum, second.comm, after);
+      };
+      const bool swaps = bug && mistake == Two::order && r.rank == 1;
+      const auto settled = [](const Rank& c) {
+        ncclResult_t code = ncclInProgress;
+        for (int i = 0; i < 20000 && code == ncclInProgress; ++i) ncclCommGetAsyncError(c.comm, &code);
+        return code == ncclSuccess;
+      };
+      swaps ? then() : first();
+      if (!settled(swaps ? second : r)) return false;
+      if (mistake == Two::streams && !bug) {
+        cudaEvent_t made = nullptr;
+        cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
+        cudaEventRecord(made, r.stream);
+        cudaStreamWaitEvent(after, made, 0);
+        cudaEventDestroy(made);
+      }
+      swaps ? first() : then();
+      if (!settled(swaps ? r : second)) return false;
+      const bool good = second.wait() && r.wait() && one.get()[0] == 3;
+      return good && two.get()[0] == (mistake == Two::streams ? 6 : 3);
+    });
+  });
+}
+
+// --- buffers ---
+
+enum class Place { right, offset, total, producer, reused };
+// Each rank gathers all values, and the sums of its own half.
+template <Place mistake> bool places(bool bug) {
+  const auto is = [=](Place which) { return bug && mistake == which; };
+  fake::set_policy(fake::Policy::lazy);
+  return as_threads([&](const Rank& r) {
+    const Array x(values_of(r.rank)), all(2 * n), half(n);
+    cudaStream_t producer = nullptr;
+    cudaStreamCreateWithFlags(&producer, cudaStreamNonBlocking);
+    cudaMemsetAsync(all, 0, 2 * n * sizeof(float), producer);
+    // In place: the own part lies where it will be.
+    float* const own = all + (is(Place::offset) ? 0 : size_t(r.rank) * n);
+    cudaMemcpyAsync(own, x, n * sizeof(float), cudaMemcpyDeviceToDevice, producer);
+    if (!is(Place::producer)) cudaStreamSynchronize(producer);
+    ncclAllGather(own, all, n, ncclFloat32, r.comm, r.stream);
+    if (!r.wait()) return false;
+    if (ncclReduceScatter(all, half, is(Place::total) ? 2 * n : n, ncclFloat32, ncclSum, r.comm, r.stream) ==
+        ncclInvalidArgument)
+      return false;
+    if (is(Place::reused)) cudaMemsetAsync(all, 0, 2 * n * sizeof(float), producer);
+    if (is(Place::reused)) cudaStreamSynchronize(producer);
+    if (!r.wait()) return false;
+    const std::vector<float> got = half.get(), gathered = all.get();
+    cudaStreamDestroy(producer);
+    return got[0] == 2 * float(r.rank + 1) && (is(Place::reused) || (gathered[0] == 1 && gathered[n] == 2));
+  });
+}
+
 }  // namespace
 
 std::vector<Case> rank_cases() {
@@ -171,6 +269,20 @@ std::vector<Case> rank_cases() {
       {"both ranks send first", both_send_first, every},
       {"a collective that one rank leaves out", a_collective_that_one_rank_leaves_out, every},
       {"two ranks on one device", two_ranks_on_one_device, every},
+      {"collectives in another order", asks<Ask::order>, every},
+      {"half the count on one rank", asks<Ask::count>, every},
+      {"another type of the same size", asks<Ask::type>, every},
+      {"another operation", asks<Ask::operation>, every},
+      {"another root", asks<Ask::root>, every},
+      {"group that is not closed", asks<Ask::group>, every},
+      {"message to itself, not the peer", asks<Ask::peer>, every},
+      {"message longer than what is received", asks<Ask::size>, every},
+      {"two communicators in another order", two_communicators<Two::order>, every},
+      {"second communicator not behind the first", two_communicators<Two::streams>, every},
+      {"gathered in place at the wrong offset", places<Place::offset>, every},
+      {"total for the count of one rank", places<Place::total>, every},
+      {"collective before its input is made", places<Place::producer>, every},
+      {"input used again before the collective", places<Place::reused>, every},
   };
 }
 

@@ -1,0 +1,320 @@
+// Planted bugs in which element is meant: tails, bounds, 32 bits, strides, broadcasts, alignment; and in how much a
+// launch asks for.
+#include <cstdlib>
+
+#include "tests/cudasim/mutants/launch.h"
+
+namespace mutants {
+namespace {
+
+// --- tails and bounds ---
+
+enum class Walk { right, fewer_blocks, block_stride, once };
+__global__ void double_all(float* x, unsigned n, Walk mistake) {
+  const unsigned stride = mistake == Walk::block_stride ? blockDim.x : gridDim.x * blockDim.x;
+  for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+    x[i] *= 2;
+    if (mistake == Walk::once) break;
+  }
+}
+template <Walk mistake> bool walks(bool bug) {
+  return in_all_orders([&] {
+    constexpr unsigned n = 300;
+    const Array x(counting(n));
+    const bool one_each = bug && mistake == Walk::fewer_blocks;
+    return start(one_each ? n / 64 : 2, 64, double_all, x, n,
+                 one_each ? Walk::once
+                 : bug    ? mistake
+                          : Walk::right) &&
+           sum_of(x.get()) == n * (n + 1);
+  });
+}
+
+struct alignas(16) Four {
+  float v[4];
+};
+enum class Tail { right, dropped, rounded_up, overlapped };
+__global__ void double_fours(const float* x, float* out, unsigned n, Tail mistake) {
+  const unsigned fours = mistake == Tail::rounded_up ? (n + 3) / 4 : n / 4, i = threadIdx.x;
+  if (i < fours) {
+    Four values = reinterpret_cast<const Four*>(x)[i];
+    for (float& value : values.v) value *= 2;
+    reinterpret_cast<Four*>(out)[i] = values;
+  } else if (mistake != Tail::dropped && i < fours + n % 4) {
+    const unsigned at = mistake == Tail::overlapped ? i : fours * 4 + i - fours;
+    out[at] = 2 * x[at];
+  }
+}
+template <Tail mistake> bool tails(bool bug) {
+  const Array x(counting(104)), out(103);
+  return start(1, 64, double_fours, x, out, 103u, bug ? mistake : Tail::right) && sum_of(out.get()) == 103 * 104;
+}
+
+__global__ void largest(const float* x, float* out, unsigned n, float neutral) {
+  float value = threadIdx.x < n ? x[threadIdx.x] : neutral;
+  for (int step = 16; step > 0; step /= 2) value = max(value, __shfl_xor_sync(~0u, value, step));
+  if (threadIdx.x == 0) *out = value;
+}
+bool tail_taken_for_zero(bool bug) {
+  const Array x(std::vector<float>(20, -3)), out(1);
+  return start(1, 32, largest, x, out, 20u, bug ? 0 : -INFINITY) && out.get()[0] == -3;
+}
+
+enum class Bound { right, read_before, read_after, write_before };
+__global__ void neighbour_sums(const float* x, float* out, int n, Bound mistake) {
+  const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < n) {
+    out[i] = x[i] + (i > 0 || mistake == Bound::read_before ? x[i - 1] : 0) +
+             (i < n - (mistake == Bound::read_after ? 0 : 1) ? x[i + 1] : 0);
+    if (mistake == Bound::write_before && i == 0) out[i - 1] = 0;
+  }
+}
+template <Bound mistake> bool bounds(bool bug) {
+  const Array x(counting(100)), out(100);
+  if (!start(2, 64, neighbour_sums, x, out, 100, bug ? mistake : Bound::right)) return false;
+  const std::vector<float> got = out.get();
+  return got[0] == 3 && got[50] == 153 && got[99] == 199;
+}
+
+// --- 32 bits ---
+
+// Device memory of bytes; more than a GiB takes none on the host where it is not touched.
+struct Bytes {
+  explicit Bytes(size_t n) { cudaMalloc(reinterpret_cast<void**>(&data), n); }
+  ~Bytes() { cudaFree(data); }
+  Bytes(const Bytes&) = delete;
+  signed char* data = nullptr;
+};
+
+template <class Index> __global__ void set_rows(signed char* x, Index stride) {
+  x[Index(blockIdx.x) * stride + Index(threadIdx.x)] = (signed char)(blockIdx.x + 1);
+}
+template <class Index> __global__ void set_last(signed char* x, Index n) { x[n - 1 - Index(threadIdx.x)] = 3; }
+template <class Function> bool in_large_memory(Function check) {
+  setenv("LOCKSTEP_FAKE_CUDA_MEMORY", "4096", 1);  // before the first call
+  constexpr int64_t row = int64_t(1) << 30, n = 2 * row + 32;
+  const Bytes x(n);
+  signed char got[3] = {};
+  if (!x.data || !check(x.data, row, n)) return false;
+  for (int i = 0; i < 3; ++i) cudaMemcpy(&got[i], x.data + i * row + 5, 1, cudaMemcpyDeviceToHost);
+  return got[2] == 3;
+}
+bool row_times_stride_in_32_bits(bool bug) {
+  return in_large_memory([&](signed char* x, int64_t row, int64_t) {
+    return bug ? start(3, 32, set_rows<int>, x, int(row)) : start(3, 32, set_rows<int64_t>, x, row);
+  });
+}
+bool count_in_32_bits(bool bug) {
+  return in_large_memory([&](signed char* x, int64_t, int64_t n) {
+    return bug ? start(1, 32, set_last<int>, x, int(n)) : start(1, 32, set_last<int64_t>, x, n);
+  });
+}
+// The threads of the last block of a long row.
+template <class Index> __global__ void nearest(const float* x, float* out, Index inputs, Index outputs, Index first) {
+  const Index i = first + Index(threadIdx.x);
+  out[threadIdx.x] = x[i * inputs / outputs];
+}
+bool product_before_a_quotient_in_32_bits(bool bug) {
+  const Array x(counting(120000)), out(64);
+  return (bug ? start(1, 64, nearest<unsigned>, x, out, 120000u, 40000u, 39936u)
+              : start(1, 64, nearest<uint64_t>, x, out, uint64_t(120000), uint64_t(40000), uint64_t(39936))) &&
+         out.get()[63] == 39999 * 3 + 1;
+}
+template <class Offset> __global__ void draw(float* out, Offset offset) {
+  const uint64_t mixed = (uint64_t(offset) + threadIdx.x) * 0x9e3779b97f4a7c15u;
+  out[threadIdx.x] = float(mixed >> 40);
+}
+bool offset_of_random_numbers_in_32_bits(bool bug) {
+  const Array first(64), second(64);
+  const uint64_t later = uint64_t(1) << 32;
+  return start(1, 64, draw<uint64_t>, first, uint64_t(0)) &&
+         (bug ? start(1, 64, draw<unsigned>, second, unsigned(later)) : start(1, 64, draw<uint64_t>, second, later)) &&
+         first.get() != second.get();
+}
+__global__ void set_one(float* x, size_t i) { x[i] = 1; }
+bool size_of_an_allocation_in_32_bits(bool bug) {
+  constexpr size_t n = (size_t(1) << 30) + 64;
+  float* x = nullptr;
+  const cudaError_t code =
+      cudaMalloc(reinterpret_cast<void**>(&x), bug ? unsigned(n * sizeof(float)) : n * sizeof(float));
+  if (code == cudaErrorMemoryAllocation) return true;  // which is said, and nothing is done
+  return start(1, 1, set_one, x, n - 1) && cudaFree(x) == cudaSuccess;
+}
+
+// --- strides and broadcasts ---
+
+struct Where {
+  unsigned divisor, modulus;
+};
+// x (n) with a bias that repeats: which of them element i takes.
+__global__ void add_bias(const float* x, const float* bias, float* out, Where where) {
+  const unsigned i = threadIdx.x;
+  out[i] = x[i] + bias[i / where.divisor % where.modulus];
+}
+// right: where a shape needs it; wrong: what was written.
+template <unsigned n, Where right, Where wrong> bool biases(bool bug) {
+  const Array x(counting(n)), bias(counting(right.modulus)), out(n);
+  if (!start(1, n, add_bias, x, bias, out, bug ? wrong : right)) return false;
+  const std::vector<float> got = out.get();
+  for (unsigned i = 0; i < n; ++i)
+    if (got[i] != float(i + 1 + i / right.divisor % right.modulus + 1)) return false;
+  return true;
+}
+
+// Sums of (rows, columns) along one axis: the gradient of a bias.
+__global__ void sum_along(const float* x, float* out, unsigned count, unsigned step, unsigned next) {
+  float sum = 0;
+  for (unsigned i = 0; i < count; ++i) sum += x[threadIdx.x * next + i * step];
+  out[threadIdx.x] = sum;
+}
+bool bias_gradient_along_the_wrong_axis(bool bug) {
+  const Array x(counting(16)), out(4);
+  return start(1, 4, sum_along, x, out, 4u, bug ? 1u : 4u, bug ? 4u : 1u) &&
+         out.get() == std::vector<float>{28, 32, 36, 40};
+}
+
+struct Strides {
+  unsigned batch, row, column;
+};
+__global__ void copy_view(const float* x, float* out, Strides from) {
+  const unsigned b = blockIdx.x, i = threadIdx.y, j = threadIdx.x;
+  out[(b * blockDim.y + i) * blockDim.x + j] = x[b * from.batch + i * from.row + j * from.column];
+}
+// Of (2, 6, 8): rows 0 to 3 of columns 0 to 4, or of its transpose.
+template <bool transposed, Strides wrong> bool views(bool bug) {
+  const Strides right = transposed ? Strides{48, 1, 8} : Strides{48, 8, 1}, used = bug ? wrong : right;
+  const Array x(counting(96)), out(40);
+  if (!start(2, dim3(5, 4), copy_view, x, out, used)) return false;
+  const std::vector<float> got = out.get();
+  for (unsigned k = 0; k < 40; ++k)
+    if (got[k] != float(k / 20 * right.batch + k / 5 % 4 * right.row + k % 5 * right.column + 1)) return false;
+  return true;
+}
+
+// --- alignment ---
+
+struct alignas(8) Two {
+  float v[2];
+};
+template <class Vector> __global__ void copy_vectors(const float* x, float* out) {
+  reinterpret_cast<Vector*>(out)[threadIdx.x] = reinterpret_cast<const Vector*>(x)[threadIdx.x];
+}
+template <class Vector> bool vectors(bool bug) {  // a view that begins at the second element
+  const Array x(counting(33)), out(32);
+  const float* const from = x + 1;
+  const bool good = bug ? start(1, 32 / (sizeof(Vector) / 4), copy_vectors<Vector>, from, out)
+                        : start(1, 32, copy_vectors<float>, from, out);
+  return good && out.get()[31] == 33;
+}
+__global__ void through_doubles(float* out, unsigned floats) {
+  LOCKSTEP_DYNAMIC_SHARED(float, buffer);
+  auto* const sums = reinterpret_cast<double*>(buffer + floats);
+  sums[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  out[threadIdx.x] = float(sums[31 - threadIdx.x]);
+}
+bool doubles_behind_an_odd_number_of_floats(bool bug) {
+  const Array out(32);
+  return simt::launch("mutant", 1, 32, 4 * 34 + 8 * 32, nullptr, through_doubles, out, bug ? 33u : 34u) ==
+             cudaSuccess &&
+         out.get()[0] == 31;
+}
+
+// --- launches ---
+
+enum class Grid { y, z, none, block_z };
+__global__ void set_blocks(float* out) {
+  if (threadIdx.x + threadIdx.z == 0) out[blockIdx.x + blockIdx.y + blockIdx.z] = 1;
+}
+template <Grid mistake> bool grids(bool bug) {
+  constexpr unsigned n = 65600;
+  const Array out(n);
+  cudaMemset(out, 0, n * sizeof(float));
+  bool good = start(bug && mistake == Grid::y   ? dim3(1, n)
+                    : bug && mistake == Grid::z ? dim3(1, 1, n)
+                                                : dim3(n),
+                    bug && mistake == Grid::block_z ? dim3(1, 1, 128) : dim3(1), set_blocks, out);
+  constexpr unsigned rows = 0;  // of an empty tensor
+  if (rows > 0 || (bug && mistake == Grid::none)) good = good && start(rows, 1, set_blocks, out);
+  return good && sum_of(out.get()) == n;
+}
+
+__global__ void use_much(float* out, bool bug) {
+  LOCKSTEP_SHARED(float, first, [8000]);
+  first[threadIdx.x] = 1;
+  if (bug) {
+    LOCKSTEP_SHARED(float, second, [8000]);
+    second[threadIdx.x] = 1;
+  }
+  out[threadIdx.x] = first[threadIdx.x];
+}
+bool more_static_memory_than_ptxas_allows(bool bug) {
+  const Array out(32);
+  return start(1, 32, use_much, out, bug) && sum_of(out.get()) == 32;
+}
+__global__ void use_both(float* out) {
+  LOCKSTEP_SHARED(float, first, [8000]);
+  LOCKSTEP_DYNAMIC_SHARED(float, more);
+  first[threadIdx.x] = more[threadIdx.x] = 1;
+  out[threadIdx.x] = first[threadIdx.x];
+}
+bool static_and_dynamic_memory_too_much_together(bool bug) {
+  const Array out(32);
+  return simt::launch("mutant", 1, 32, (bug ? 210 : 180) * 1024, nullptr, use_both, out) == cudaSuccess &&
+         sum_of(out.get()) == 32;
+}
+__global__ void use_dynamic(float* out) {
+  LOCKSTEP_DYNAMIC_SHARED(float, buffer);
+  out[threadIdx.x] = buffer[threadIdx.x] = 1;
+}
+bool shared_memory_of_another_card(bool bug) {
+  setenv("LOCKSTEP_FAKE_CUDA_CAPABILITY", "75", 1);
+  const Array out(32);
+  int most = 160 * 1024;
+  if (!bug) cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
+  return simt::launch("mutant", 1, 32, size_t(most), nullptr, use_dynamic, out) == cudaSuccess &&
+         sum_of(out.get()) == 32;
+}
+
+}  // namespace
+
+std::vector<Case> indexing_cases() {
+  return {
+      {"last part of a block left out", walks<Walk::fewer_blocks>, every},
+      {"grid stride of one block", walks<Walk::block_stride>, every},
+      {"grid stride without its loop", walks<Walk::once>, every},
+      {"vector tail left out", tails<Tail::dropped>, every},
+      {"vector tail rounded up", tails<Tail::rounded_up>, every},
+      {"vector tail at the wrong place", tails<Tail::overlapped>, every},
+      {"tail of a maximum taken for zero", tail_taken_for_zero, every},
+      {"reads the element before the first", bounds<Bound::read_before>, every},
+      {"reads the element after the last", bounds<Bound::read_after>, every},
+      {"writes the element before the first", bounds<Bound::write_before>, every},
+      {"row times stride in 32 bits", row_times_stride_in_32_bits, every},
+      {"count in 32 bits", count_in_32_bits, every},
+      {"product before a quotient in 32 bits", product_before_a_quotient_in_32_bits, every},
+      {"offset of random numbers in 32 bits", offset_of_random_numbers_in_32_bits, every},
+      {"size of an allocation in 32 bits", size_of_an_allocation_in_32_bits, every},
+      {"bias by the number of rows", biases<24, {1, 4}, {1, 6}>, every},
+      {"bias along the other axis", biases<16, {1, 4}, {4, 4}>, every},
+      {"bias of channels by the last axis", biases<24, {4, 3}, {1, 3}>, every},
+      {"bias of channels without the batch", biases<24, {4, 3}, {4, 24}>, every},
+      {"bias gradient along the wrong axis", bias_gradient_along_the_wrong_axis, every},
+      {"columns of a view for its stride", views<false, {48, 5, 1}>, every},
+      {"batch of a view taken for dense", views<false, {20, 8, 1}>, every},
+      {"transposed view read as dense", views<true, {48, 5, 1}>, every},
+      {"transposed view with its own lead", views<true, {48, 1, 6}>, every},
+      {"vector of 16 bytes not aligned", vectors<Four>, asan},
+      {"vector of 8 bytes not aligned", vectors<Two>, asan},
+      {"doubles behind an odd number of floats", doubles_behind_an_odd_number_of_floats, asan},
+      {"rows in the grid's y", grids<Grid::y>, every},
+      {"rows in the grid's z", grids<Grid::z>, every},
+      {"grid without blocks", grids<Grid::none>, every},
+      {"too many threads in a block's z", grids<Grid::block_z>, every},
+      {"more static memory than ptxas allows", more_static_memory_than_ptxas_allows, every},
+      {"static and dynamic memory together", static_and_dynamic_memory_too_much_together, every},
+      {"shared memory of another card", shared_memory_of_another_card, every},
+  };
+}
+
+}  // namespace mutants

@@ -1,0 +1,27 @@
+#pragma once
+// Starting a planted bug's kernel.
+#include <simt_cpu.h>  // tests/cudasim/
+
+#include "tests/cudasim/mutants/mutants.h"
+
+namespace mutants {
+
+template <class... Parameters, class... Args>
+bool start(dim3 grid, dim3 block, void (*kernel)(Parameters...), const Args&... args) {
+  return simt::launch("mutant", grid, block, 0, nullptr, kernel, args...) == cudaSuccess;
+}
+
+__device__ inline float warp_sum(float value) {
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+  return value;
+}
+
+/// Device memory of whole numbers.
+inline int* whole(const Array& array) { return reinterpret_cast<int*>(static_cast<float*>(array)); }
+inline std::vector<int> whole(const std::vector<float>& values) {
+  std::vector<int> bits(values.size());
+  std::memcpy(bits.data(), values.data(), values.size() * sizeof(int));
+  return bits;
+}
+
+}  // namespace mutants

@@ -1,0 +1,36 @@
+#pragma once
+// Streams and a kernel for the planted bugs of the host.
+#include <simt_cpu.h>  // tests/cudasim/
+
+#include "tests/cudasim/mutants/mutants.h"
+
+namespace mutants {
+
+constexpr size_t n = 64, bytes = n * sizeof(float);
+
+inline void scale(const float* x, float* out, float by) { out[threadIdx.x] = x[threadIdx.x] * by; }
+inline bool start_scale(cudaStream_t stream, const float* x, float* out, float by) {
+  return simt::launch("scale", 1, unsigned(n), 0, stream, scale, x, out, by) == cudaSuccess;
+}
+
+struct Streams {
+  Streams() {
+    for (cudaStream_t* s : {&first, &second}) cudaStreamCreateWithFlags(s, cudaStreamNonBlocking);
+    for (cudaEvent_t* e : {&ready, &finished}) cudaEventCreateWithFlags(e, cudaEventDisableTiming);
+  }
+  ~Streams() {
+    for (cudaStream_t s : {first, second}) cudaStreamDestroy(s);
+    for (cudaEvent_t e : {ready, finished}) cudaEventDestroy(e);
+  }
+  cudaStream_t first = nullptr, second = nullptr;
+  cudaEvent_t ready = nullptr, finished = nullptr;
+};
+
+inline float* pinned(float value) {
+  float* p = nullptr;
+  cudaMallocHost(reinterpret_cast<void**>(&p), bytes);
+  for (size_t i = 0; i < n; ++i) p[i] = value;
+  return p;
+}
+
+}  // namespace mutants

@@ -1,0 +1,344 @@
+// Planted bugs in what threads and blocks do together: barriers in loops, warps, atomics, blocks that meet in memory.
+#include "tests/cudasim/mutants/launch.h"
+
+namespace mutants {
+namespace {
+
+// --- barriers ---
+
+enum class Tile { right, before_use, before_reuse, stale_edge };
+// y (n, n) = a b by tiles, the last of which are not full.
+__global__ void tiled_product(const float* a, const float* b, float* y, unsigned n, Tile mistake) {
+  LOCKSTEP_SHARED(float, left, [8][8]);
+  LOCKSTEP_SHARED(float, right, [8][8]);
+  const unsigned tx = threadIdx.x, ty = threadIdx.y, row = blockIdx.y * 8 + ty, column = blockIdx.x * 8 + tx;
+  float sum = 0;
+  for (unsigned k = 0; k < n; k += 8) {
+    const bool has_a = row < n && k + tx < n, has_b = k + ty < n && column < n;
+    if (has_a || mistake != Tile::stale_edge) left[ty][tx] = has_a ? a[row * n + k + tx] : 0;
+    if (has_b || mistake != Tile::stale_edge) right[ty][tx] = has_b ? b[(k + ty) * n + column] : 0;
+    if (mistake != Tile::before_use) __syncthreads();
+    for (unsigned i = 0; i < 8; ++i) sum += left[ty][i] * right[i][tx];
+    if (mistake != Tile::before_reuse) __syncthreads();
+  }
+  if (row < n && column < n) y[row * n + column] = sum;
+}
+template <Tile mistake> bool tiles(bool bug) {
+  constexpr unsigned n = 20;
+  std::vector<float> a(n * n), b(n * n), y(n * n);
+  for (unsigned i = 0; i < n * n; ++i) a[i] = float(i % 7), b[i] = float(i % 5);
+  for (unsigned i = 0; i < n * n * n; ++i) y[i / n] += a[i / n / n * n + i % n] * b[i % n * n + i / n % n];
+  return in_all_orders([&] {
+    const Array left(a), right(b), out(n * n);
+    return start(dim3(3, 3), dim3(8, 8), tiled_product, left, right, out, n, bug ? mistake : Tile::right) &&
+           out.get() == y;
+  });
+}
+
+enum class Join { right, step, between, spread };
+__device__ float join_block(float value, float* part, bool largest, Join mistake) {
+  const unsigned t = threadIdx.x;
+  part[t] = value;
+  __syncthreads();
+  for (unsigned step = 32; step > 0; step /= 2) {
+    if (t < step) part[t] = largest ? max(part[t], part[t + step]) : part[t] + part[t + step];
+    if (mistake != Join::step) __syncthreads();
+  }
+  __syncthreads();
+  const float all = part[0];
+  if (mistake != Join::between) __syncthreads();
+  return all;
+}
+// All threads get the sum of how far each value is below the largest.
+__global__ void below_largest(const float* x, float* out, Join mistake) {
+  LOCKSTEP_SHARED(float, part, [64]);
+  LOCKSTEP_SHARED(float, all, [1]);
+  const float largest = join_block(x[threadIdx.x], part, true, mistake);
+  const float sum = join_block(largest - x[threadIdx.x], part, false, mistake);
+  if (threadIdx.x == 40) all[0] = sum;
+  if (mistake != Join::spread) __syncthreads();
+  out[threadIdx.x] = all[0];
+}
+template <Join mistake> bool joined(bool bug) {
+  return in_all_orders([&] {
+    const Array x(counting(64)), out(64);
+    return start(1, 64, below_largest, x, out, bug ? mistake : Join::right) &&
+           out.get() == std::vector<float>(64, 63 * 64 / 2);
+  });
+}
+
+__global__ void running_sum(const float* x, float* out, bool bug) {
+  LOCKSTEP_SHARED(float, buffer, [64]);
+  const unsigned t = threadIdx.x;
+  buffer[t] = x[t];
+  __syncthreads();
+  for (unsigned step = 1; step < 64; step *= 2) {
+    const float before = t >= step ? buffer[t - step] : 0;
+    if (!bug) __syncthreads();
+    buffer[t] += before;
+    __syncthreads();
+  }
+  out[t] = buffer[t];
+}
+bool scan_in_one_step(bool bug) {
+  return in_all_orders([&] {
+    const Array x(counting(64)), out(64);
+    return start(1, 64, running_sum, x, out, bug) && out.get()[63] == 64 * 65 / 2 && out.get()[31] == 32 * 33 / 2;
+  });
+}
+
+enum class Bins { right, zeroing, counting, atomic, zero };
+__global__ void histogram(const int* x, unsigned n, int* bins, Bins mistake) {
+  LOCKSTEP_SHARED(int, mine, [16]);
+  if (threadIdx.x < 16 && mistake != Bins::zero) mine[threadIdx.x] = 0;
+  if (mistake != Bins::zeroing) __syncthreads();
+  for (unsigned i = threadIdx.x; i < n; i += blockDim.x) {
+    if (mistake == Bins::atomic) ++mine[x[i]];
+    else atomicAdd(&mine[x[i]], 1);
+  }
+  if (mistake != Bins::counting) __syncthreads();
+  if (threadIdx.x < 16) bins[threadIdx.x] = mine[threadIdx.x];
+}
+template <Bins mistake> bool bins(bool bug) {
+  return in_all_orders([&] {
+    std::vector<int> values(200);
+    for (int i = 0; i < 200; ++i) values[size_t(i)] = i * 7 % 16;
+    const Array x(200), out(16);
+    cudaMemcpy(x, values.data(), 800, cudaMemcpyHostToDevice);
+    if (!start(1, 64, histogram, whole(x), 200u, whole(out), bug ? mistake : Bins::right)) return false;
+    const std::vector<int> got = whole(out.get());
+    for (int bin = 0; bin < 16; ++bin)
+      if (got[size_t(bin)] != std::count(values.begin(), values.end(), bin)) return false;
+    return true;
+  });
+}
+
+enum class Buffer { right, one, warp };
+__global__ void neighbours(const float* x, float* out, Buffer mistake) {
+  LOCKSTEP_SHARED(float, buffer, [2][64]);
+  float sum = 0;
+  for (unsigned round = 1; round <= 4; ++round) {
+    float* const values = buffer[mistake == Buffer::one ? 0 : round % 2];  // with two a barrier a round is enough
+    values[threadIdx.x] = x[threadIdx.x] * float(round);
+    if (mistake == Buffer::warp) __syncwarp();
+    else __syncthreads();
+    sum += values[(threadIdx.x + 33) % 64];
+  }
+  out[threadIdx.x] = sum;
+}
+template <Buffer mistake> bool buffers(bool bug) {
+  return in_all_orders([&] {
+    const Array x(counting(64)), out(64);
+    return start(1, 64, neighbours, x, out, bug ? mistake : Buffer::right) && out.get()[0] == 34 * 10;
+  });
+}
+
+__global__ void reverse_rows(const float* x, float* out, unsigned n, bool bug) {
+  LOCKSTEP_SHARED(float, buffer, [64]);
+  for (unsigned first = 0; bug ? first + threadIdx.x < n : first < n; first += 64) {
+    const unsigned i = first + threadIdx.x;
+    buffer[threadIdx.x] = i < n ? x[i] : 0;
+    __syncthreads();
+    if (i < n) out[i] = buffer[63 - threadIdx.x];
+    __syncthreads();
+  }
+}
+bool barrier_in_a_loop_that_some_leave(bool bug) {
+  const Array x(counting(200)), out(200);
+  return start(1, 64, reverse_rows, x, out, 200u, bug) && out.get()[0] == 64;
+}
+
+__global__ void one_before(float* out, bool bug) {
+  LOCKSTEP_SHARED(float, buffer, [64]);
+  const int at = int(threadIdx.x) - 1;
+  if (bug || at >= 0) buffer[at] = 1;
+  __syncthreads();
+  if (threadIdx.x < 63) out[threadIdx.x] = buffer[threadIdx.x];
+}
+bool one_shared_element_before_the_first(bool bug) {
+  const Array out(63);
+  return start(1, 64, one_before, out, bug) && sum_of(out.get()) == 63;
+}
+
+// --- warps ---
+
+enum class Lanes { right, two_groups, first_only, width, missing, loop, ballot };
+// Each lane gets the sum of its group of eight, and adds that of the first group.
+__global__ void group_sums(const float* x, float* out, unsigned n, Lanes mistake) {
+  const unsigned t = threadIdx.x;
+  float sum = t < n ? x[t] : 0;
+  if (mistake == Lanes::first_only) {
+    for (unsigned step = 4; step > 0; step /= 2) sum += __shfl_down_sync(~0u, sum, step, 8);
+  } else {
+    for (int step = mistake == Lanes::two_groups ? 8 : 4; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  }
+  const unsigned mask = __ballot_sync(~0u, t < n);
+  if (mistake == Lanes::ballot) sum += __shfl_sync(mask, sum, 0);
+  else sum += __shfl_sync(~0u, sum, mistake == Lanes::width ? 8 : 0, mistake == Lanes::width ? 8 : 32);
+  if (t < n) out[t] = sum;
+}
+template <Lanes mistake> bool lanes(bool bug) {
+  const Array x(counting(32)), out(32);
+  const bool good = start(1, 32, group_sums, x, out, 24u, bug ? mistake : Lanes::right);
+  const std::vector<float> got = out.get();
+  return good && got[0] == 36 + 36 && got[9] == 100 + 36 && got[23] == 164 + 36;
+}
+__global__ void sum_over_block(const float* x, float* out, unsigned n) {
+  const float sum = warp_sum(threadIdx.x < n ? x[threadIdx.x] : 0);
+  if (threadIdx.x % 32 == 0) out[threadIdx.x / 32] = sum;
+}
+bool shuffle_in_a_warp_that_is_not_full(bool bug) {
+  const Array x(counting(40)), out(2);
+  return start(1, bug ? 40 : 64, sum_over_block, x, out, 40u) && out.get()[1] == (33 + 40) * 4;
+}
+__global__ void sum_over_loop(const float* x, float* out, unsigned n, bool bug) {
+  float sum = 0;
+  for (unsigned i = threadIdx.x; bug ? i < n : i - threadIdx.x < n; i += 32) sum += warp_sum(i < n ? x[i] : 0);
+  if (threadIdx.x == 0) *out = sum;
+}
+bool shuffle_in_a_loop_that_some_leave(bool bug) {
+  const Array x(counting(40)), out(1);
+  return start(1, 32, sum_over_loop, x, out, 40u, bug) && out.get()[0] == 820;
+}
+
+// --- atomics ---
+
+enum class Atomic { right, none, maximum, bits, once, read_back };
+__global__ void gather_all(const float* x, int* out, int* list, Atomic mistake) {
+  const int value = int(x[blockIdx.x * 32 + threadIdx.x]);
+  if (mistake == Atomic::none) out[0] += value;
+  else atomicAdd(out, value);
+  if (mistake == Atomic::maximum) out[1] = max(out[1], value);
+  else atomicMax(out + 1, value);
+  const int bits = __float_as_int(-float(value));  // of negative numbers the largest has the smallest
+  if (mistake == Atomic::bits) atomicMax(out + 2, bits);
+  else atomicMin(out + 2, bits);
+  for (int old = atomicAdd(out + 3, 0);;) {
+    const int seen = atomicCAS(out + 3, old, old + 1);
+    if (seen == old || mistake == Atomic::once) break;
+    old = seen;
+  }
+  int slot = atomicAdd(out + 4, 1);
+  if (mistake == Atomic::read_back) slot = atomicAdd(out + 4, 0) - 1;
+  atomicExch(list + slot, value);
+}
+template <Atomic mistake> bool atomics(bool bug) {
+  return in_all_orders([&] {
+    const Array x(counting(128)), out(5), list(128);
+    const int begin[] = {0, 0, __float_as_int(-INFINITY), 0, 0};
+    cudaMemcpy(out, begin, sizeof begin, cudaMemcpyHostToDevice);
+    if (!start(4, 32, gather_all, x, whole(out), whole(list), bug ? mistake : Atomic::right)) return false;
+    const std::vector<int> got = whole(out.get());
+    std::vector<int> listed = whole(list.get());
+    std::sort(listed.begin(), listed.end());
+    for (int i = 0; i < 128; ++i)
+      if (listed[size_t(i)] != i + 1) return false;
+    return got[0] == 128 * 129 / 2 && got[1] == 128 && __int_as_float(got[2]) == -1 && got[3] == 128;
+  });
+}
+
+// --- blocks ---
+
+enum class Last { right, atomic, put_back, limit };
+__global__ void last_block_sums(const float* x, float* parts, unsigned* counter, float* out, Last mistake) {
+  const float sum = warp_sum(x[blockIdx.x * 32 + threadIdx.x]);
+  if (threadIdx.x != 0) return;
+  parts[blockIdx.x] = sum;
+  __threadfence();
+  const unsigned before = mistake == Last::atomic ? (*counter)++
+                          : mistake == Last::put_back
+                              ? atomicAdd(counter, 1u)
+                              : atomicInc(counter, gridDim.x - (mistake == Last::limit ? 0 : 1));
+  if (before != gridDim.x - 1) return;
+  __threadfence();
+  float total = 0;
+  for (unsigned i = 0; i < gridDim.x; ++i) total += parts[i];
+  *out = total;
+}
+template <Last mistake> bool last_block(bool bug) {
+  const Array x(counting(128)), parts(4), counter(1);
+  cudaMemset(counter, 0, sizeof(unsigned));
+  for (int launch = 0; launch < (mistake == Last::atomic ? 1 : 2); ++launch) {  // the next one counts from zero again
+    const Array out(1);
+    if (!start(4, 32, last_block_sums, x, parts, reinterpret_cast<unsigned*>(whole(counter)), out,
+               bug ? mistake : Last::right) ||
+        out.get()[0] != 128 * 129 / 2)
+      return false;
+  }
+  return true;
+}
+
+enum class Meet { right, halo, in_place, zero, store };
+__global__ void twice(const float* x, float* out) {
+  out[blockIdx.x * 32 + threadIdx.x] = 2 * x[blockIdx.x * 32 + threadIdx.x];
+}
+__global__ void shift(const float* x, float* out) {
+  const unsigned i = blockIdx.x * 32 + threadIdx.x;
+  out[i] = x[(i + 32) % 128];
+}
+__global__ void twice_and_shift(const float* x, float* middle, float* out) {
+  twice(x, middle);
+  __syncthreads();  // which waits for this block only
+  shift(middle, out);
+}
+__global__ void add_columns(const float* x, float* out, Meet mistake) {
+  if (mistake == Meet::zero && blockIdx.x == 0) atomicExch(out + threadIdx.x, 0.0f);
+  const float value = x[blockIdx.x * 32 + threadIdx.x];
+  if (mistake == Meet::store) out[threadIdx.x] = value;
+  else atomicAdd(out + threadIdx.x, value);
+}
+template <Meet mistake> bool meeting(bool bug) {
+  return in_all_orders([&] {
+    const Array x(counting(128)), middle(128), out(128), sums(32);
+    float* const made = bug && mistake == Meet::in_place ? middle : out;
+    bool good = bug && mistake == Meet::halo ? start(4, 32, twice_and_shift, x, middle, out)
+                                             : start(4, 32, twice, x, middle) && start(4, 32, shift, middle, made);
+    if (!bug || mistake != Meet::zero) cudaMemset(sums, 0, 32 * sizeof(float));
+    good = good && start(4, 32, add_columns, x, sums, bug ? mistake : Meet::right);
+    std::vector<float> shifted(128);
+    cudaMemcpy(shifted.data(), made, 512, cudaMemcpyDeviceToHost);
+    return good && shifted[0] == 66 && shifted[127] == 64 && shifted[96] == 2 && sums.get()[0] == 1 + 33 + 65 + 97;
+  });
+}
+
+}  // namespace
+
+std::vector<Case> together_cases() {
+  return {
+      {"no barrier before using a tile", tiles<Tile::before_use>, every},
+      {"no barrier before loading the next tile", tiles<Tile::before_reuse>, every},
+      {"last tile not filled up with zeros", tiles<Tile::stale_edge>, every},
+      {"no barrier between steps of a reduction", joined<Join::step>, every},
+      {"no barrier between two reductions", joined<Join::between>, every},
+      {"no barrier before all read one's result", joined<Join::spread>, every},
+      {"scan that reads and writes at once", scan_in_one_step, every},
+      {"no barrier after zeroing the bins", bins<Bins::zeroing>, every},
+      {"no barrier after counting", bins<Bins::counting>, every},
+      {"bins counted without atomics", bins<Bins::atomic>, tsan},
+      {"bins taken for zero", bins<Bins::zero>, every},
+      {"one buffer where two are needed", buffers<Buffer::one>, every},
+      {"barrier of a warp for that of a block", buffers<Buffer::warp>, every},
+      {"barrier in a loop that some leave", barrier_in_a_loop_that_some_leave, every},
+      {"one shared element before the first", one_shared_element_before_the_first, every},
+      {"shuffles over two groups", lanes<Lanes::two_groups>, every},
+      {"sum that only the first lane has", lanes<Lanes::first_only>, every},
+      {"shuffle from past its width", lanes<Lanes::width>, every},
+      {"lanes outside of a ballot's mask", lanes<Lanes::ballot>, every},
+      {"shuffle in a warp that is not full", shuffle_in_a_warp_that_is_not_full, every},
+      {"shuffle in a loop that some leave", shuffle_in_a_loop_that_some_leave, every},
+      {"sum without an atomic", atomics<Atomic::none>, tsan},
+      {"maximum without an atomic", atomics<Atomic::maximum>, tsan},
+      {"maximum of negative floats by their bits", atomics<Atomic::bits>, every},
+      {"compare and swap tried once", atomics<Atomic::once>, every},
+      {"slot read back from the counter", atomics<Atomic::read_back>, every},
+      {"last block by a plain counter", last_block<Last::atomic>, tsan},
+      {"counter not put back for the next launch", last_block<Last::put_back>, every},
+      {"counter that wraps one too late", last_block<Last::limit>, every},
+      {"halo from a block of the same launch", meeting<Meet::halo>, every},
+      {"shift in place across blocks", meeting<Meet::in_place>, every},
+      {"zeroed by one block, added to by others", meeting<Meet::zero>, every},
+      {"parts of a sum stored, not added", meeting<Meet::store>, every},
+  };
+}
+
+}  // namespace mutants
