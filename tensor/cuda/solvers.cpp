@@ -13,6 +13,7 @@
 
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/runtime.h"
+#include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "tensor/solvers.h"
 
@@ -20,8 +21,8 @@ namespace lockstep {
 namespace on_cuda {
 namespace {
 
-// Up to these sizes a batch is one call. Jacobi's methods stop at 32 by NVIDIA's rule; the other is where they advise
-// to prefer a loop, roughly, as no card has measured it.
+// Up to these sizes a batch is one call. gesvdjBatched takes no more than 32 by NVIDIA's rule, and syevjBatched is made
+// for that; where LU, Cholesky and triangles are faster one after the other no card has told us yet.
 constexpr int64_t most_by_jacobi = 32, most_in_batch = 512;
 
 void must(const char* call, cusolverStatus_t status) {
@@ -37,19 +38,17 @@ void must(const char* call, cublasStatus_t status) {
   fail(str("[linalg] cuBLAS's ", call, " failed with status ", int(status)));
 }
 
-/// One thread's at a time, and of one stream: memory of their own that they may keep is used in its order. They live as
-/// long as the process.
+/// One thread's at a time, and of one stream, in whose order they use what memory they keep. They live as long as the
+/// process.
 struct Handles {
   cusolverDnHandle_t solver = nullptr;
   cublasHandle_t blas = nullptr;
   syevjInfo_t eigh = nullptr;  // defaults: sorted, to the last bits
   gesvdjInfo_t svd = nullptr;
 
-  explicit Handles(cudaStream_t stream) {
+  Handles() {
     must("cusolverDnCreate", cusolverDnCreate(&solver));
-    must("cusolverDnSetStream", cusolverDnSetStream(solver, stream));
     must("cublasCreate", cublasCreate(&blas));
-    must("cublasSetStream", cublasSetStream(blas, stream));
     must("cusolverDnCreateSyevjInfo", cusolverDnCreateSyevjInfo(&eigh));
     must("cusolverDnCreateGesvdjInfo", cusolverDnCreateGesvdjInfo(&svd));
   }
@@ -58,12 +57,16 @@ struct Handles {
 class Lease {
  public:
   Lease() : place_{cuda::current_device(), cuda::current_stream()} {
+    LOCKSTEP_CHECK(!Graph::is_capturing(),
+                   "[linalg] matrices cannot be decomposed while a graph is captured: do that before or after");
     {
       const std::lock_guard lock(idle().mutex);
       auto& left = idle().of[place_];
       if (!left.empty()) handles_ = std::move(left.back()), left.pop_back();
     }
-    if (!handles_) handles_ = std::make_unique<Handles>(place_.second);
+    if (!handles_) handles_ = std::make_unique<Handles>();
+    must("cusolverDnSetStream", cusolverDnSetStream(handles_->solver, place_.second));
+    must("cublasSetStream", cublasSetStream(handles_->blas, place_.second));
   }
   ~Lease() {
     const std::lock_guard lock(idle().mutex);
@@ -105,8 +108,8 @@ template <class T> T* at(const Tensor& x, int64_t i) { return x.data<T>() + i * 
 /// Where the matrices of a batch begin, as an array on the device. An address is exact in f64.
 Tensor places(const Tensor& x) {
   Tensor out = empty({x.size(0)}, {i64, x.device()});
-  LOCKSTEP_KERNEL(x.device(), iota)
-  (out, double(reinterpret_cast<uintptr_t>(x.raw_data())), double(x.strides()[0] * size_of(x.dtype())));
+  const double first = double(reinterpret_cast<uintptr_t>(x.raw_data()));
+  LOCKSTEP_KERNEL(x.device(), iota)(out, first, double(x.strides()[0] * size_of(x.dtype())));
   return out;
 }
 template <class T> T** pointers(const Tensor& places) { return reinterpret_cast<T**>(places.raw_data()); }
@@ -134,7 +137,7 @@ std::vector<int64_t> either(const Tensor& first, const Tensor& second) {
   return both;
 }
 
-/// Pivots lu, which is by columns, in place.
+/// places: of the factors, when the batch was one call.
 struct Lu {
   Tensor lu, pivots, info, places;
 };
@@ -216,7 +219,7 @@ void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad) {
   });
   out.copy_(tril(work));
   const Tensor diagonal = out.diagonal(0, 1, 2);
-  bad = either(info, first_true(logical_not(gt(diagonal, zeros_like(diagonal)))));  // NaN says nothing to LAPACK's test
+  bad = either(info, first_true(logical_not(gt(diagonal, zeros_like(diagonal)))));  // of NaN, too
 }
 
 void qr(const Tensor& a, Tensor& q, Tensor& r) {
