@@ -145,7 +145,7 @@ Lu factor(const Lease& on, const Tensor& a) {
   const int64_t count = a.size(0);
   const int n = int(a.size(1));
   Lu made{by_columns(a), integers(a, {count, n}), integers(a, {count}), {}};
-  const auto& [lu, pivots, info, unused] = made;
+  const Tensor &lu = made.lu, &pivots = made.pivots, &info = made.info;
   typed(a, [&]<class T> {
     if (is_batch(a, most_in_batch)) {
       made.places = places(lu);

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cudasim/runtime.h"
+
 namespace fake {
 
 template <class T> void spoil(T* p, int64_t count) { std::fill_n(p, count, std::numeric_limits<T>::quiet_NaN()); }
@@ -16,6 +18,17 @@ using Columns = std::vector<std::vector<double>>;
 template <class T> Columns load(const T* a, int m, int n, int lead) {
   Columns made;
   for (int j = 0; j < n; ++j) made.emplace_back(a + int64_t(j) * lead, a + int64_t(j) * lead + m);
+  return made;
+}
+/// The same of what an iteration is to converge on: what it makes of NaN is nowhere written.
+template <class T> Columns load_finite(const T* a, int m, int n, int lead) {
+  Columns made = load(a, m, n, lead);
+  for (auto& column : made)
+    for (double& value : column)
+      if (!std::isfinite(value)) {
+        fail_device(cudaErrorLaunchFailure, "eigenvalues or singular values of a matrix that is not finite");
+        value = 0;
+      }
   return made;
 }
 template <class T> void store(const Columns& columns, T* a, int lead) {
@@ -140,7 +153,7 @@ template <class T> void orthogonal(T* a, int m, int n, int k, int lead, const T*
 // --- Jacobi's methods ---
 
 template <class T> void eigenvalues(T* a, int n, int lead, bool upper, bool vectors, T* values, int* info) {
-  Columns x = load(a, n, n, lead), v = identity(size_t(n), size_t(n));
+  Columns x = load_finite(a, n, n, lead), v = identity(size_t(n), size_t(n));
   double size = 0;
   for (int j = 0; j < n; ++j)
     for (int i = 0; i <= j; ++i) {
@@ -196,7 +209,7 @@ inline void complete(Columns& u, size_t rows, size_t count) {
 template <class T>
 void singular_values(T* a, int m, int n, int lead, T* values, T* u, int lead_u, int kept, T* v, int lead_v,
                      bool transposed, int* info) {
-  Columns x = load(a, m, n, lead), right = identity(size_t(n), size_t(n)), left;
+  Columns x = load_finite(a, m, n, lead), right = identity(size_t(n), size_t(n)), left;
   double size = 0;
   for (auto& column : x)
     for (const double value : column) size = std::max(size, std::abs(value));
