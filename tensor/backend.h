@@ -9,11 +9,13 @@
 namespace lockstep {
 
 struct Kernels;
+struct Solvers;
 
 /// Streams and events are the device's own handles. Every function may throw an Error that names what failed, but those
 /// marked noexcept. `device` is the index among the devices of this type.
 struct Backend {
   const Kernels* kernels;
+  const Solvers* solvers;      ///< see solvers.h; nullptr: the CPU decomposes its matrices
   int (*device_count)();       ///< 0 when there is none that works
   std::string (*why_none)();   ///< for the user, when device_count() is 0
   std::string (*describe)();   ///< several lines for `lockstep env`

@@ -3,9 +3,11 @@
 #include <cmath>
 #include <functional>
 
+#include "tensor/backend.h"
 #include "tensor/cpu/linalg.h"
 #include "tensor/linalg_checks.h"
 #include "tensor/ops_common.h"
+#include "tensor/solvers.h"
 
 namespace lockstep::linalg {
 namespace {
@@ -20,10 +22,30 @@ Shape with(Shape shape, std::initializer_list<int64_t> more) {
   return shape;
 }
 
-/// (batch, rows, columns), contiguous, on the CPU.
-Tensor stacked(const Tensor& x) { return x.to(cpu).contiguous().view({numel_of(batch_of(x)), x.size(-2), x.size(-1)}); }
-Tensor stacked(const Tensor& x, const Shape& batch) { return stacked(x.expand(with(batch, {x.size(-2), x.size(-1)}))); }
-Tensor fresh(const Tensor& like, const Shape& shape) { return empty(shape, {like.dtype(), cpu}); }
+const Solvers cpu_solvers{on_cpu::lu_solve, on_cpu::lu_determinant, on_cpu::cholesky,        on_cpu::qr,
+                          on_cpu::svd,      on_cpu::eigh,           on_cpu::solve_triangular};
+
+/// Where the matrices of a tensor are decomposed, and by whom: on its own device, or, if that cannot, on the CPU.
+struct Place {
+  Device device;
+  const Solvers& solvers;
+};
+Place place_of(const Tensor& x) {
+  const Backend* const other = backend(x.device());
+  if (!other || !other->solvers) return {cpu, cpu_solvers};
+  other->select(x.device().index);
+  return {x.device(), *other->solvers};
+}
+
+/// (batch, rows, columns) on that device; contiguous on the CPU.
+Tensor stacked(const Tensor& x, Device device) {
+  const Tensor there = x.to(device).reshape({numel_of(batch_of(x)), x.size(-2), x.size(-1)});
+  return device.is_cpu() ? there.contiguous() : there;
+}
+Tensor stacked(const Tensor& x, const Shape& batch, Device device) {
+  return stacked(x.expand(with(batch, {x.size(-2), x.size(-1)})), device);
+}
+Tensor fresh(const Tensor& like, const Shape& shape, Device device) { return empty(shape, {like.dtype(), device}); }
 
 /// A result of the kernels as the caller's: with the batch's dims, on the device of `like`.
 Tensor unstacked(const Tensor& x, const Shape& batch, const Tensor& like) {
@@ -68,15 +90,16 @@ SvdOf<Tensor> singular(const char* op, const Tensor& a, bool vectors, bool full)
   check_matrices(op, a);
   const KernelScope scope(op);
   const Shape batch = batch_of(a);
+  const auto [device, solvers] = place_of(a);
   const int64_t m = a.size(-2), n = a.size(-1), k = std::min(m, n), count = numel_of(batch);
-  Tensor u, vh, s = fresh(a, {count, k});
-  if (vectors) u = fresh(a, {count, m, full ? m : k}), vh = fresh(a, {count, full ? n : k, n});
+  Tensor u, vh, s = fresh(a, {count, k}, device);
+  if (vectors) u = fresh(a, {count, m, full ? m : k}, device), vh = fresh(a, {count, full ? n : k, n}, device);
   if (k == 0 && vectors) {  // what is left is an identity, or empty
-    u.copy_(eye(m, u.size(2), {a.dtype(), cpu}).expand(u.shape()));
-    vh.copy_(eye(vh.size(1), n, {a.dtype(), cpu}).expand(vh.shape()));
-  } else if (k > 0) {
+    u.copy_(eye(m, u.size(2), {a.dtype(), device}).expand(u.shape()));
+    vh.copy_(eye(vh.size(1), n, {a.dtype(), device}).expand(vh.shape()));
+  } else if (a.numel() > 0) {
     std::vector<int64_t> bad(size_t(count), 0);
-    on_cpu::svd(stacked(a), u, s, vh, bad);
+    solvers.svd(stacked(a, device), u, s, vh, bad);
     check_finite(op, batch, bad);
   }
   if (!vectors) return {{}, rows_of(s, batch, a), {}};
@@ -87,12 +110,13 @@ EighOf<Tensor> symmetric(const char* op, const Tensor& a, bool upper, bool vecto
   check_square(op, a);
   const KernelScope scope(op);
   const Shape batch = batch_of(a);
+  const auto [device, solvers] = place_of(a);
   const int64_t n = a.size(-1), count = numel_of(batch);
-  Tensor v, values = fresh(a, {count, n});
-  if (vectors) v = fresh(a, {count, n, n});
+  Tensor v, values = fresh(a, {count, n}, device);
+  if (vectors) v = fresh(a, {count, n, n}, device);
   if (a.numel() > 0) {
     std::vector<int64_t> bad(size_t(count), 0);
-    on_cpu::eigh(stacked(upper ? a.transpose(-2, -1) : a), values, v, bad);
+    solvers.eigh(stacked(upper ? a.transpose(-2, -1) : a, device), values, v, bad);
     check_finite(op, batch, bad);
   }
   return {rows_of(values, batch, a), vectors ? unstacked(v, batch, a) : Tensor()};
@@ -105,10 +129,11 @@ Determinants determinants(const char* op, const Tensor& a) {
   check_square(op, a);
   const KernelScope scope(op);
   const Shape batch = batch_of(a);
-  const int64_t count = numel_of(batch);
-  Tensor det = fresh(a, {count}), sign = fresh(a, {count}), log_abs = fresh(a, {count});
+  const auto [device, solvers] = place_of(a);
+  const Shape each{numel_of(batch)};
+  Tensor det = fresh(a, each, device), sign = fresh(a, each, device), log_abs = fresh(a, each, device);
   if (a.size(-1) == 0) det.fill_(1), sign.fill_(1), log_abs.fill_(0);
-  else on_cpu::lu_determinant(stacked(a), det, sign, log_abs);
+  else if (a.numel() > 0) solvers.lu_determinant(stacked(a, device), det, sign, log_abs);
   const auto as = [&](const Tensor& x) { return x.view(batch).to(a.device()); };
   return {as(det), as(sign), as(log_abs)};
 }
@@ -134,10 +159,11 @@ Tensor solve_matrices(const Tensor& a, const Tensor& b) {
   check_same("solve", a, b);
   const KernelScope scope("solve");
   const Shape batch = broadcast_shapes("solve", batch_of(a), batch_of(b));
+  const auto [device, solvers] = place_of(a);
   const int64_t n = a.size(-1), k = b.size(-1), count = numel_of(batch);
-  Tensor x = fresh(a, {count, n, k});
+  Tensor x = fresh(a, {count, n, k}, device);
   std::vector<int64_t> bad(size_t(count), 0);
-  if (count > 0 && n > 0) on_cpu::lu_solve(stacked(a, batch), stacked(b, batch), x, bad);
+  if (count > 0 && n > 0) solvers.lu_solve(stacked(a, batch, device), stacked(b, batch, device), x, bad);
   check_entries("solve", batch, bad, "invertible matrices", zero_pivot);
   return unstacked(x, batch, a);
 }
@@ -147,8 +173,9 @@ Tensor solve_triangles(const Tensor& a, const Tensor& b, bool upper, bool unit) 
   check_same("solve_triangular", a, b);
   const KernelScope scope("solve_triangular");
   const Shape batch = broadcast_shapes("solve_triangular", batch_of(a), batch_of(b));
-  Tensor x = fresh(a, {numel_of(batch), a.size(-1), b.size(-1)});
-  if (x.numel() > 0) on_cpu::solve_triangular(stacked(a, batch), stacked(b, batch), upper, unit, x);
+  const auto [device, solvers] = place_of(a);
+  Tensor x = fresh(a, {numel_of(batch), a.size(-1), b.size(-1)}, device);
+  if (x.numel() > 0) solvers.solve_triangular(stacked(a, batch, device), stacked(b, batch, device), upper, unit, x);
   return unstacked(x, batch, a);
 }
 
@@ -156,11 +183,12 @@ InverseOf<Tensor> inv_ex(const Tensor& a) {
   check_square("inv", a);
   const KernelScope scope("inv");
   const Shape batch = batch_of(a);
+  const auto [device, solvers] = place_of(a);
   const int64_t n = a.size(-1), count = numel_of(batch);
-  Tensor x = fresh(a, {count, n, n});
+  Tensor x = fresh(a, {count, n, n}, device);
   std::vector<int64_t> bad(size_t(count), 0);
   if (a.numel() > 0)
-    on_cpu::lu_solve(stacked(a), eye(n, n, {a.dtype(), cpu}).expand({count, n, n}).contiguous(), x, bad);
+    solvers.lu_solve(stacked(a, device), stacked(eye(n, n, {a.dtype(), device}), {count}, device), x, bad);
   return {unstacked(x, batch, a), Tensor::from(bad, {count}).view(batch).to(a.device())};
 }
 
@@ -169,9 +197,10 @@ Tensor cholesky(const Tensor& a, bool upper) {
   if (upper) return cholesky(a.transpose(-2, -1), false).transpose(-2, -1).contiguous();
   const KernelScope scope("cholesky");
   const Shape batch = batch_of(a);
-  Tensor out = fresh(a, {numel_of(batch), a.size(-1), a.size(-1)});
+  const auto [device, solvers] = place_of(a);
+  Tensor out = fresh(a, {numel_of(batch), a.size(-1), a.size(-1)}, device);
   std::vector<int64_t> bad(size_t(out.size(0)), 0);
-  if (a.numel() > 0) on_cpu::cholesky(stacked(a), out, bad);
+  if (a.numel() > 0) solvers.cholesky(stacked(a, device), out, bad);
   check_entries("cholesky", batch, bad, "positive definite matrices",
                 [](int64_t order) { return str("whose leading minor of order ", order, " is not positive"); });
   return unstacked(out, batch, a);
@@ -181,15 +210,16 @@ QrOf<Tensor> qr(const Tensor& a, QrMode mode) {
   check_matrices("qr", a);
   const KernelScope scope("qr");
   const Shape batch = batch_of(a);
+  const auto [device, solvers] = place_of(a);
   const int64_t m = a.size(-2), n = a.size(-1), count = numel_of(batch),
                 k = mode == QrMode::complete ? m : std::min(m, n);
-  Tensor q, r = fresh(a, {count, k, n});
-  if (mode != QrMode::r) q = fresh(a, {count, m, k});
+  Tensor q, r = fresh(a, {count, k, n}, device);
+  if (mode != QrMode::r) q = fresh(a, {count, m, k}, device);
   if (a.numel() > 0) {
-    on_cpu::qr(stacked(a), q, r);
+    solvers.qr(stacked(a, device), q, r);
   } else {
     r.fill_(0);
-    if (q.defined()) q.copy_(eye(m, k, {a.dtype(), cpu}).expand(q.shape()));
+    if (q.defined()) q.copy_(eye(m, k, {a.dtype(), device}).expand(q.shape()));
   }
   return {q.defined() ? unstacked(q, batch, a) : Tensor(), unstacked(r, batch, a)};
 }
@@ -221,8 +251,8 @@ Tensor matrix_exp(const Tensor& a) {
   check_square("matrix_exp", a);
   const KernelScope scope("matrix_exp");
   const Shape batch = batch_of(a);
-  Tensor out = fresh(a, {numel_of(batch), a.size(-1), a.size(-1)});
-  if (a.numel() > 0) on_cpu::matrix_exp(stacked(a), out);
+  Tensor out = fresh(a, {numel_of(batch), a.size(-1), a.size(-1)}, cpu);
+  if (a.numel() > 0) on_cpu::matrix_exp(stacked(a, cpu), out);
   return unstacked(out, batch, a);
 }
 

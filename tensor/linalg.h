@@ -1,7 +1,7 @@
 #pragma once
 // Linear algebra on Tensor; autograd/linalg.h has the same names for Variable. Names, defaults, signs, orders and
-// broadcasting are those of torch.linalg. Everything runs on the CPU (Eigen): matrices on another device are copied
-// there and the results back.
+// broadcasting are those of torch.linalg. On the CPU by Eigen, on CUDA devices by cuSOLVER; matrix_exp, and in a build
+// without cuSOLVER everything, copies matrices to the CPU and results back.
 #include <optional>
 #include <string>
 

@@ -73,7 +73,7 @@ void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad) {
     Dense<T> l = entry<T>(a, i);
     const int64_t failed = Eigen::internal::llt_inplace<T, Eigen::Lower>::blocked(l);  // -1, or which column
     bad[size_t(i)] = failed + 1;
-    for (int64_t k = 0; failed < 0 && k < l.rows(); ++k)
+    for (int64_t k = 0; bad[size_t(i)] == 0 && k < l.rows(); ++k)
       if (!(l(k, k) > T(0))) bad[size_t(i)] = k + 1;  // NaN
     entry<T>(out, i) = l.template triangularView<Eigen::Lower>();
   });

@@ -18,6 +18,7 @@
 namespace lockstep {
 
 extern const Kernels cuda_kernels;
+extern const Solvers cuda_solvers;
 
 namespace cuda {
 namespace {
@@ -272,6 +273,11 @@ double milliseconds(void* start, void* end, int device) {
 extern const Backend cuda_backend;  // for device.cpp
 const Backend cuda_backend{
     .kernels = &cuda_kernels,
+#ifdef LOCKSTEP_WITHOUT_CUSOLVER
+    .solvers = nullptr,
+#else
+    .solvers = &cuda_solvers,
+#endif
     .device_count = cuda::device_count,
     .why_none = cuda::why_none,
     .describe = cuda::describe,

@@ -278,6 +278,85 @@ TEST_CASE("linalg: matrix_exp") {
   CHECK(la::matrix_exp(zeros({2, 0, 0})).shape() == Shape({2, 0, 0}));
 }
 
+// On a device a batch of small matrices is one call, and others are a loop: what they give must not differ.
+TEST_CASE("linalg: a batch has what its matrices have alone, however it lies in memory") {
+  manual_seed(8);
+  for (const DType dtype : {f32, f64})
+    for (const int64_t n : {1, 2, 7, 32, 33}) {
+      INFO(n, " rows of ", str(dtype));
+      const double allowed = 20 * tolerance(dtype, n);
+      const Tensor packed =
+          positive({3}, n, dtype) * (1.0 / double(n)) + eye(n, -1, {.dtype = dtype}) + drawn({3, n, n}, dtype) * 0.02;
+      Tensor spread = zeros({3, 2 * n, 3 * n}, {.dtype = dtype}).slice(1, 0, 2 * n, 2).slice(2, 0, 3 * n, 3);
+      spread.copy_(packed);
+      const Tensor repeated = packed.select(0, 1).unsqueeze(0).expand({3, n, n});
+      const Tensor b = drawn({3, n, 5}, dtype);
+      for (const Tensor& a : {packed, spread, repeated, t(spread)}) {
+        const Tensor before = a.clone();
+        const auto [sign, log_abs] = la::slogdet(a);
+        const auto [u, s, vh] = la::svd(a);
+        const auto [values, vectors] = la::eigh(a);
+        const auto [q, r] = la::qr(a);
+        const Tensor x = la::solve(a, b), inverse = la::inv(a), l = la::cholesky(a), d = la::det(a);
+        const Tensor y = la::solve_triangular(a, b, true);
+        CHECK(equal(a, before));
+        for (int64_t i = 0; i < 3; ++i) {
+          const Tensor one = a.select(0, i), right = b.select(0, i);
+          CHECK(worst(x.select(0, i), la::solve(one, right)) < allowed);
+          CHECK(worst(y.select(0, i), la::solve_triangular(one, right, true)) < allowed);
+          CHECK(worst(inverse.select(0, i), la::inv(one)) < allowed);
+          CHECK(worst(l.select(0, i), la::cholesky(one)) < allowed);
+          CHECK(worst(r.select(0, i), la::qr(one).r) < allowed);
+          CHECK(worst(s.select(0, i), la::svdvals(one)) < allowed);
+          CHECK(worst(values.select(0, i), la::eigvalsh(one)) < allowed);
+          CHECK(worst(log_abs.select(0, i), la::slogdet(one).logabsdet) < allowed);
+          CHECK(d.select(0, i).item() == doctest::Approx(la::det(one).item()).epsilon(allowed));
+          CHECK(sign.select(0, i).item() == 1);
+        }
+        CHECK(worst(matmul(u * s.unsqueeze(-2), vh), a) < allowed);
+        CHECK(worst(matmul(vectors * values.unsqueeze(-2), t(vectors)), tril(a) + t(tril(a, -1))) < allowed);
+        CHECK(worst(matmul(q, r), a) < allowed);
+      }
+    }
+}
+
+TEST_CASE("linalg: one matrix of a batch that fails is named, and the others are right") {
+  manual_seed(9);
+  for (const int64_t n : {1, 3, 33, 515})
+    for (const DType dtype : {f32, f64}) {
+      INFO(n, " rows of ", str(dtype));
+      const Tensor one = eye(n, -1, {.dtype = dtype});
+      Tensor a = stack({one * 2.0, one, -one}).clone();
+      a[1][n / 2][n / 2].fill_(0);
+      const std::string place = str(n / 2 + 1);
+      const auto contains_both = [](const std::string& said, const std::string& first, const std::string& second) {
+        CAPTURE(said);
+        CHECK((contains(said, first) && contains(said, second)));
+      };
+      contains_both(message([&] { la::inv(a); }), "batch entry (1) that", "pivot " + place + " of");
+      contains_both(message([&] {
+                      la::solve(a, ones({3, n, 2}, {.dtype = dtype}));
+                    }),
+                    "batch entry (1) that", "pivot " + place + " of");
+      contains_both(message([&] { la::cholesky(a); }), "batch entry (1) whose", "of order " + place + " is");
+      const auto [inverse, info] = la::inv_ex(a);
+      CHECK(info.to_vector<int64_t>() == std::vector<int64_t>{0, n / 2 + 1, 0});
+      CHECK(equal(inverse[0], one * 0.5));
+      CHECK(worst(inverse[2], -one) == 0);
+      CHECK(la::slogdet(a).sign.to_vector<double>() == std::vector<double>{1, 0, n % 2 ? -1.0 : 1.0});
+      a[1].fill_(NAN);
+      contains_both(message([&] { la::cholesky(a); }), "batch entry (1) whose", "of order 1 is");
+      if (n > 33) continue;
+      contains_both(message([&] { la::svd(a); }), "[svd]", "batch entry (1) ");
+      contains_both(message([&] { la::eigh(a); }), "[eigh]", "batch entry (1) ");
+    }
+  for (const Shape& none : {Shape{0, 4, 4}, Shape{2, 0, 3, 3}}) {
+    CHECK(la::inv(zeros(none)).shape() == none);
+    CHECK(la::inv_ex(zeros(none)).info.numel() == 0);
+    CHECK(la::det(zeros(none)).numel() == 0);
+  }
+}
+
 TEST_CASE("linalg: threads change no bit") {
   manual_seed(7);
   const Tensor a = drawn({300, 9, 9}, f32), large = drawn({150, 100}, f32), s = positive({40}, 20, f64);

@@ -1,0 +1,359 @@
+// Decompositions by cuSOLVER and cuBLAS, in f32 and f64. Both are column-major, and work in place: the copy that this
+// takes also changes rows for columns, where a transposition does not already stand for it (a symmetric matrix, or a
+// wide one for svd). Batches of small matrices are one call where the library has one, the others a loop, and which it
+// is follows from shapes alone. What went wrong in which matrix is read once, at the end.
+#include <cublas_v2.h>
+#include <cusolverDn.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+
+#include "tensor/cuda/cuda_kernels.h"
+#include "tensor/cuda/runtime.h"
+#include "tensor/graph.h"
+#include "tensor/ops.h"
+#include "tensor/solvers.h"
+
+namespace lockstep {
+namespace on_cuda {
+namespace {
+
+// Up to these sizes a batch is one call. gesvdjBatched takes no more than 32 by NVIDIA's rule, and syevjBatched is made
+// for that; where LU, Cholesky and triangles are faster one after the other no card has told us yet.
+constexpr int64_t most_by_jacobi = 32, most_in_batch = 512;
+
+void must(const char* call, cusolverStatus_t status) {
+  if (status == CUSOLVER_STATUS_SUCCESS) [[likely]]
+    return;
+  cuda::check("linalg", cudaPeekAtLastError());  // says more, where there is one
+  fail(str("[linalg] cuSOLVER's ", call, " failed with status ", int(status)));
+}
+void must(const char* call, cublasStatus_t status) {
+  if (status == CUBLAS_STATUS_SUCCESS) [[likely]]
+    return;
+  cuda::check("linalg", cudaPeekAtLastError());
+  fail(str("[linalg] cuBLAS's ", call, " failed with status ", int(status)));
+}
+
+/// One thread's at a time, and of one stream, in whose order they use what memory they keep. They live as long as the
+/// process.
+struct Handles {
+  cusolverDnHandle_t solver = nullptr;
+  cublasHandle_t blas = nullptr;
+  syevjInfo_t eigh = nullptr;  // defaults: sorted, to the last bits
+  gesvdjInfo_t svd = nullptr;
+
+  Handles() {
+    must("cusolverDnCreate", cusolverDnCreate(&solver));
+    must("cublasCreate", cublasCreate(&blas));
+    must("cusolverDnCreateSyevjInfo", cusolverDnCreateSyevjInfo(&eigh));
+    must("cusolverDnCreateGesvdjInfo", cusolverDnCreateGesvdjInfo(&svd));
+  }
+};
+
+class Lease {
+ public:
+  Lease() : place_{cuda::current_device(), cuda::current_stream()} {
+    LOCKSTEP_CHECK(!Graph::is_capturing(),
+                   "[linalg] matrices cannot be decomposed while a graph is captured: do that before or after");
+    {
+      const std::lock_guard lock(idle().mutex);
+      auto& left = idle().of[place_];
+      if (!left.empty()) handles_ = std::move(left.back()), left.pop_back();
+    }
+    if (!handles_) handles_ = std::make_unique<Handles>();
+    must("cusolverDnSetStream", cusolverDnSetStream(handles_->solver, place_.second));
+    must("cublasSetStream", cublasSetStream(handles_->blas, place_.second));
+  }
+  ~Lease() {
+    const std::lock_guard lock(idle().mutex);
+    idle().of[place_].push_back(std::move(handles_));
+  }
+  Lease(const Lease&) = delete;
+  const Handles* operator->() const { return handles_.get(); }
+
+ private:
+  using Place = std::pair<int, cudaStream_t>;
+  struct Idle {
+    std::mutex mutex;
+    std::map<Place, std::vector<std::unique_ptr<Handles>>> of;
+  };
+  static Idle& idle() {
+    static Idle& all = *new Idle;  // outlives all threads
+    return all;
+  }
+  Place place_;
+  std::unique_ptr<Handles> handles_;
+};
+
+template <class T, class Single, class Double> constexpr auto of_type(Single single, Double twice) {
+  if constexpr (std::is_same_v<T, float>) return single;
+  else return twice;
+}
+// SOLVER(getrf, ...) calls cusolverDnSgetrf or cusolverDnDgetrf, as T says, with an Error when it fails.
+#define SOLVER(name, ...) must(#name, of_type<T>(cusolverDnS##name, cusolverDnD##name)(__VA_ARGS__))
+#define BLAS(name, ...) must(#name, of_type<T>(cublasS##name, cublasD##name)(__VA_ARGS__))
+
+template <class Fn> void typed(const Tensor& a, Fn fn) { dispatch<float, double>(a.dtype(), "linalg", fn); }
+
+Tensor made(const Tensor& like, const Shape& shape) { return empty(shape, {like.dtype(), like.device()}); }
+Tensor integers(const Tensor& like, const Shape& shape) { return empty(shape, {i32, like.device()}); }
+/// A copy whose columns lie one after the other: (batch, columns, rows), as rows.
+Tensor by_columns(const Tensor& a) { return a.transpose(1, 2).clone(); }
+
+template <class T> T* at(const Tensor& x, int64_t i) { return x.data<T>() + i * x.strides()[0]; }
+/// Where the matrices of a batch begin, as an array on the device. An address is exact in f64.
+Tensor places(const Tensor& x) {
+  Tensor out = empty({x.size(0)}, {i64, x.device()});
+  const double first = double(reinterpret_cast<uintptr_t>(x.raw_data()));
+  LOCKSTEP_KERNEL(x.device(), iota)(out, first, double(x.strides()[0] * size_of(x.dtype())));
+  return out;
+}
+template <class T> T** pointers(const Tensor& places) { return reinterpret_cast<T**>(places.raw_data()); }
+
+bool is_batch(const Tensor& a, int64_t most) { return a.size(0) > 1 && std::max(a.size(1), a.size(2)) <= most; }
+
+template <class T> struct Workspace : cuda::Scratch {
+  explicit Workspace(int elements) : Scratch(size_t(elements) * sizeof(T)), size(elements) {}
+  T* data() const { return this->template as<T>(); }
+  int size;
+};
+
+/// The place (from 1) of the first that is true in each row of (batch, n), or 0.
+Tensor first_true(const Tensor& mask) {
+  const auto [found, place] = max(mask.to(i32), 1);
+  return mul(found.to(i64), place + 1.0);
+}
+/// For each matrix what the first says, or else the second.
+std::vector<int64_t> either(const Tensor& first, const Tensor& second) {
+  std::vector<int64_t> both = stack({first.to(i64), second.to(i64)}).to_vector<int64_t>();
+  const size_t count = both.size() / 2;
+  for (size_t i = 0; i < count; ++i)
+    if (both[i] == 0) both[i] = both[count + i];
+  both.resize(count);
+  return both;
+}
+
+/// places: of the factors, when the batch was one call.
+struct Lu {
+  Tensor lu, pivots, info, places;
+};
+Lu factor(const Lease& on, const Tensor& a) {
+  const int64_t count = a.size(0);
+  const int n = int(a.size(1));
+  Lu made{by_columns(a), integers(a, {count, n}), integers(a, {count}), {}};
+  const Tensor &lu = made.lu, &pivots = made.pivots, &info = made.info;
+  typed(a, [&]<class T> {
+    if (is_batch(a, most_in_batch)) {
+      made.places = places(lu);
+      return BLAS(getrfBatched, on->blas, n, pointers<T>(made.places), n, pivots.data<int>(), info.data<int>(),
+                  int(count));
+    }
+    int size = 0;
+    SOLVER(getrf_bufferSize, on->solver, n, n, lu.data<T>(), n, &size);
+    const Workspace<T> work(size);
+    for (int64_t i = 0; i < count; ++i)
+      SOLVER(getrf, on->solver, n, n, at<T>(lu, i), n, work.data(), at<int>(pivots, i), info.data<int>() + i);
+  });
+  return made;
+}
+
+void lu_solve(const Tensor& a, const Tensor& b, Tensor& x, std::vector<int64_t>& bad) {
+  const Lease on;
+  const Lu made = factor(on, a);
+  const int n = int(a.size(1)), k = int(b.size(2));
+  if (k > 0) {
+    const Tensor right = by_columns(b);
+    typed(a, [&]<class T> {
+      if (made.places.defined()) {
+        int refused = 0;  // of arguments: on the host
+        const Tensor places_of_right = places(right);
+        BLAS(getrsBatched, on->blas, CUBLAS_OP_N, n, k, pointers<T>(made.places), n, made.pivots.data<int>(),
+             pointers<T>(places_of_right), n, &refused, int(a.size(0)));
+        return;
+      }
+      const Tensor refused = integers(a, {1});  // the same, on the device
+      for (int64_t i = 0; i < a.size(0); ++i)
+        SOLVER(getrs, on->solver, CUBLAS_OP_N, n, k, at<T>(made.lu, i), n, at<int>(made.pivots, i), at<T>(right, i), n,
+               refused.data<int>());
+    });
+    x.copy_(right.transpose(1, 2));
+  }
+  bad = made.info.to(i64).to_vector<int64_t>();
+}
+
+void lu_determinant(const Tensor& a, Tensor& det, Tensor& sign, Tensor& log_abs) {
+  const Lease on;
+  const Lu made = factor(on, a);
+  const Tensor diagonal = made.lu.diagonal(0, 1, 2), signs = lockstep::sign(diagonal);
+  // Each exchange of rows changes the sign.
+  const Tensor stays = eq(made.pivots, arange(1, double(a.size(1) + 1), 1, {i32, a.device()}));
+  const Tensor parity = prod(stays.to(a.dtype()) * 2.0 - 1.0, {1});
+  det.copy_(mul(parity, prod(diagonal, {1})));
+  sign.copy_(mul(parity, prod(signs, {1})));
+  log_abs.copy_(sum(log(abs(diagonal)), {1}));
+}
+
+void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad) {
+  const Lease on;
+  // The lower triangle is, by columns, the upper one, and U^T of U^T U is the lower factor.
+  const int64_t count = a.size(0);
+  const int n = int(a.size(1));
+  const Tensor work = a.clone(), info = integers(a, {count});
+  typed(a, [&]<class T> {
+    if (is_batch(a, most_in_batch)) {
+      const Tensor of_work = places(work);
+      SOLVER(potrfBatched, on->solver, CUBLAS_FILL_MODE_UPPER, n, pointers<T>(of_work), n, info.data<int>(),
+             int(count));
+      return;
+    }
+    int size = 0;
+    SOLVER(potrf_bufferSize, on->solver, CUBLAS_FILL_MODE_UPPER, n, work.data<T>(), n, &size);
+    const Workspace<T> scratch(size);
+    for (int64_t i = 0; i < count; ++i)
+      SOLVER(potrf, on->solver, CUBLAS_FILL_MODE_UPPER, n, at<T>(work, i), n, scratch.data(), scratch.size,
+             info.data<int>() + i);
+  });
+  out.copy_(tril(work));
+  const Tensor diagonal = out.diagonal(0, 1, 2);
+  bad = either(info, first_true(logical_not(gt(diagonal, zeros_like(diagonal)))));  // of NaN, too
+}
+
+void qr(const Tensor& a, Tensor& q, Tensor& r) {
+  const Lease on;
+  const int64_t count = a.size(0);
+  const int m = int(a.size(1)), n = int(a.size(2)), k = std::min(m, n);
+  Tensor work = by_columns(a);
+  const Tensor tau = made(a, {count, k}), refused = integers(a, {1});
+  typed(a, [&]<class T> {
+    int size = 0;
+    SOLVER(geqrf_bufferSize, on->solver, m, n, work.data<T>(), m, &size);
+    const Workspace<T> scratch(size);
+    for (int64_t i = 0; i < count; ++i)
+      SOLVER(geqrf, on->solver, m, n, at<T>(work, i), m, at<T>(tau, i), scratch.data(), scratch.size,
+             refused.data<int>());
+  });
+  r.copy_(triu(work.transpose(1, 2).narrow(1, 0, r.size(1))));
+  if (!q.defined()) return;
+  const int columns = int(q.size(2));
+  if (columns > n) {
+    const Tensor wider = made(a, {count, columns, m});
+    wider.narrow(1, 0, n).copy_(work);
+    work = wider;
+  }
+  typed(a, [&]<class T> {
+    int size = 0;
+    SOLVER(orgqr_bufferSize, on->solver, m, columns, k, work.data<T>(), m, tau.data<T>(), &size);
+    const Workspace<T> scratch(size);
+    for (int64_t i = 0; i < count; ++i)
+      SOLVER(orgqr, on->solver, m, columns, k, at<T>(work, i), m, at<T>(tau, i), scratch.data(), scratch.size,
+             refused.data<int>());
+  });
+  q.copy_(work.narrow(1, 0, columns).transpose(1, 2));
+}
+
+/// A copy with zeros for the matrices that are not finite: NVIDIA does not say what the iterations do with those.
+Tensor only_finite(const Tensor& a, Tensor& finite) {
+  finite = all(isfinite(a), {1, 2});
+  return where(finite.view({-1, 1, 1}), a, zeros({}, {a.dtype(), a.device()})).contiguous();
+}
+void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>& bad) {
+  const Lease on;
+  const bool vectors = u.defined(), wide = a.size(1) < a.size(2);
+  // As many rows as columns or more: a wide matrix is, by columns, its transpose.
+  Tensor finite;
+  const Tensor work = only_finite(wide ? a : a.transpose(1, 2), finite), info = integers(a, {a.size(0)});
+  const int64_t count = work.size(0), kept = !vectors ? 0 : wide ? vh.size(1) : u.size(2);
+  const int n = int(work.size(1)), m = int(work.size(2));
+  const bool jacobi = is_batch(work, most_by_jacobi);  // makes all columns of left, and V instead of V^T
+  Tensor left, right;
+  if (vectors) left = made(a, {count, jacobi ? m : kept, m}), right = made(a, {count, n, n});
+  typed(a, [&]<class T> {
+    T *const l = vectors ? left.data<T>() : nullptr, *const r = vectors ? right.data<T>() : nullptr;
+    int size = 0;
+    if (jacobi) {
+      const auto mode = vectors ? CUSOLVER_EIG_MODE_VECTOR : CUSOLVER_EIG_MODE_NOVECTOR;
+      SOLVER(gesvdjBatched_bufferSize, on->solver, mode, m, n, work.data<T>(), m, s.data<T>(), l, m, r, n, &size,
+             on->svd, int(count));
+      const Workspace<T> scratch(size);
+      SOLVER(gesvdjBatched, on->solver, mode, m, n, work.data<T>(), m, s.data<T>(), l, m, r, n, scratch.data(),
+             scratch.size, info.data<int>(), on->svd, int(count));
+      return;
+    }
+    SOLVER(gesvd_bufferSize, on->solver, m, n, &size);
+    const Workspace<T> scratch(size);
+    const signed char job = !vectors ? 'N' : kept == m ? 'A' : 'S';
+    for (int64_t i = 0; i < count; ++i)
+      SOLVER(gesvd, on->solver, job, job, m, n, at<T>(work, i), m, at<T>(s, i), vectors ? at<T>(left, i) : nullptr, m,
+             vectors ? at<T>(right, i) : nullptr, n, scratch.data(), scratch.size, static_cast<T*>(nullptr),
+             info.data<int>() + i);
+  });
+  if (vectors) {
+    const Tensor u_t = left.narrow(1, 0, kept), v_t = jacobi ? right : right.transpose(1, 2);
+    u.copy_(wide ? v_t.transpose(1, 2) : u_t.transpose(1, 2));
+    vh.copy_(wide ? u_t : v_t);
+  }
+  bad = either(logical_not(finite), info);  // the iterations may also not converge
+}
+
+void eigh(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>& bad) {
+  const Lease on;
+  Tensor finite;
+  const Tensor work = only_finite(tril(a), finite), info = integers(a, {a.size(0)});
+  const int64_t count = a.size(0);
+  const int n = int(a.size(1));
+  const auto mode = vectors.defined() ? CUSOLVER_EIG_MODE_VECTOR : CUSOLVER_EIG_MODE_NOVECTOR;
+  constexpr auto lower = CUBLAS_FILL_MODE_UPPER;  // by columns
+  typed(a, [&]<class T> {
+    int size = 0;
+    T *const x = work.data<T>(), *const w = values.data<T>();
+    if (is_batch(a, most_by_jacobi)) {
+      SOLVER(syevjBatched_bufferSize, on->solver, mode, lower, n, x, n, w, &size, on->eigh, int(count));
+      const Workspace<T> scratch(size);
+      SOLVER(syevjBatched, on->solver, mode, lower, n, x, n, w, scratch.data(), scratch.size, info.data<int>(),
+             on->eigh, int(count));
+      return;
+    }
+    SOLVER(syevd_bufferSize, on->solver, mode, lower, n, x, n, w, &size);
+    const Workspace<T> scratch(size);
+    for (int64_t i = 0; i < count; ++i)
+      SOLVER(syevd, on->solver, mode, lower, n, at<T>(work, i), n, at<T>(values, i), scratch.data(), scratch.size,
+             info.data<int>() + i);
+  });
+  if (vectors.defined()) vectors.copy_(work.transpose(1, 2));
+  bad = either(logical_not(finite), info);  // the iterations may also not converge
+}
+
+void solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool unit, Tensor& x) {
+  const Lease on;
+  // By columns it is x^T a^T = b^T, with the other triangle: nothing changes places.
+  const Tensor triangle = a.contiguous();
+  x.copy_(b);
+  const int n = int(x.size(1)), k = int(x.size(2));
+  const auto fill = upper ? CUBLAS_FILL_MODE_LOWER : CUBLAS_FILL_MODE_UPPER;
+  const auto diagonal = unit ? CUBLAS_DIAG_UNIT : CUBLAS_DIAG_NON_UNIT;
+  typed(a, [&]<class T> {
+    const T one = 1;
+    if (is_batch(a, most_in_batch)) {
+      const Tensor of_a = places(triangle), of_x = places(x);
+      BLAS(trsmBatched, on->blas, CUBLAS_SIDE_RIGHT, fill, CUBLAS_OP_N, diagonal, k, n, &one, pointers<const T>(of_a),
+           n, pointers<T>(of_x), k, int(x.size(0)));
+      return;
+    }
+    for (int64_t i = 0; i < x.size(0); ++i)
+      BLAS(trsm, on->blas, CUBLAS_SIDE_RIGHT, fill, CUBLAS_OP_N, diagonal, k, n, &one, at<T>(triangle, i), n,
+           at<T>(x, i), k);
+  });
+}
+
+}  // namespace
+}  // namespace on_cuda
+
+extern const Solvers cuda_solvers;  // for backend.cpp
+const Solvers cuda_solvers{on_cuda::lu_solve, on_cuda::lu_determinant, on_cuda::cholesky,        on_cuda::qr,
+                           on_cuda::svd,      on_cuda::eigh,           on_cuda::solve_triangular};
+
+}  // namespace lockstep
