@@ -311,7 +311,7 @@ std::vector<Case> lifetime_cases() {
       {"graph that copies from one of two buffers", replays<Replay::host_buffer>, every},
       {"graph that copies from pageable memory", replays<Replay::pageable>, every},
       {"replay that waits for no event", replays<Replay::unordered>, every},
-      {"graph with a freed workspace", replays<Replay::workspace>, every},
+      {"graph with a freed workspace", replays<Replay::workspace>, plain | asan},
       {"graph launched after its end", replays<Replay::destroyed>, every},
       {"kernel reads host memory", host_memory<Host::argument>, every},
       {"pinned memory given to free", host_memory<Host::pinned_by_free>, every},
