@@ -314,7 +314,7 @@ std::vector<Case> lifetime_cases() {
       {"graph with a freed workspace", replays<Replay::workspace>, plain | asan},
       {"graph launched after its end", replays<Replay::destroyed>, every},
       {"kernel reads host memory", host_memory<Host::argument>, every},
-      {"pinned memory given to free", host_memory<Host::pinned_by_free>, every},
+      {"pinned memory given to free", host_memory<Host::pinned_by_free>, plain | asan},
       {"pinned memory given to cudaFree", host_memory<Host::pinned_by_device>, every},
       {"copy past the end of pinned memory", host_memory<Host::past_pinned>, every},
       {"copy of the wrong kind", host_memory<Host::kind>, every},
