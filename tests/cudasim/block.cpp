@@ -51,11 +51,11 @@ struct Thread {
   unsigned mask, op, bytes, ballot;
   int source;
   bool predicate;
+  char order = 0;  // of this thread and the others at a __syncwarp
   alignas(8) unsigned char sent[8], received[8];
 };
 struct WarpState {
   unsigned arrived = 0, exited = 0;  // lanes
-  char order = 0;                    // what __syncwarp releases
 };
 struct Shared {
   const void* key;
@@ -80,7 +80,6 @@ class Block {
   void* allocate(size_t bytes, size_t align, const char* name);
   void* shared_array(const void* key, size_t bytes, size_t align, const char* name);
   void* dynamic_shared();
-  char& warp_order() { return warps_[current->place.warp].order; }
   std::string running() const {
     return op ? str(op, ", block ", triple(blockIdx), ", thread ", triple(threadIdx)) : "";
   }
@@ -106,7 +105,8 @@ class Block {
   std::string fault_;
   const char* barrier_file_ = nullptr;
   int barrier_line_ = 0;
-  char barrier_order_ = 0, end_order_ = 0;
+  unsigned barriers_ = 0;
+  char barrier_order_[2] = {}, end_order_ = 0;
   Clock main_;
   std::mt19937_64 random_;
   std::unique_ptr<Thread[]> threads_;
@@ -221,9 +221,11 @@ int Block::barrier(const char* file, int line, bool predicate) {
   barrier_line_ = line;
   if (waiting_++ == 0) true_ = 0;
   true_ += predicate;
-  release(&barrier_order_);
+  // By turns: who goes on first may be at the next barrier, with what it did since, before all others go on.
+  char* const order = &barrier_order_[barriers_ % 2];
+  release(order);
   wait(State::at_barrier);
-  acquire(&barrier_order_);
+  acquire(order);
   return int(counted_);
 }
 
@@ -236,6 +238,7 @@ void Block::give_way() {
 void Block::release_barrier() {
   counted_ = true_;
   waiting_ = 0;
+  ++barriers_;
   for (unsigned i = 0; i < size_; ++i)
     if (threads_[i].state == State::at_barrier) make_ready(threads_[i]);
   if (options().order == Order::reverse) std::reverse(ready_.begin(), ready_.end());
@@ -261,6 +264,13 @@ void Block::meet(unsigned mask, unsigned op) {
   warp.arrived |= own;
   if ((warp.arrived & wanted) != wanted) return wait(State::in_warp);
   warp.arrived &= ~wanted;
+  if (with_tsan() && op == unsigned(Warp::sync) * 64) {
+    const auto each = [&](auto fn) {
+      for (unsigned left = wanted; left; left &= left - 1) fn(&threads_[first + unsigned(__builtin_ctz(left))].order);
+    };
+    each([](char* order) { acquire(order); });
+    each([](char* order) { release(order); });
+  }
   unsigned ballot = 0;
   for (unsigned left = wanted; left; left &= left - 1) {
     const unsigned lane = unsigned(__builtin_ctz(left));
@@ -306,8 +316,11 @@ void* Block::allocate(size_t bytes, size_t align, const char* name) {
               " dynamic ones are more than the device has (at ", name, ")"));
   unsigned char* data = arena_ + begin;
   unpoison(data, bytes);
-  if (!with_asan()) gaps_.insert(gaps_.end(), {arena_used_, begin});
-  // Not memset: see copy(). What was filled already may have been written to since.
+  if (!with_asan()) {  // neither insert nor, below, memset: see copy()
+    gaps_.push_back(arena_used_);
+    gaps_.push_back(begin);
+  }
+  // What was filled already may have been written to since.
   const size_t end = begin + bytes, first = with_asan() ? begin : arena_filled_,
                last = with_asan() ? end : end + red_zone;
   for (volatile unsigned char* p = arena_ + first; p < arena_ + last; ++p) *p = 0xff;
@@ -318,7 +331,7 @@ void* Block::allocate(size_t bytes, size_t align, const char* name) {
 
 void Block::check_red_zones() {
   if (with_asan() || arena_used_ == 0) return;
-  gaps_.insert(gaps_.end(), {arena_used_, arena_used_ + red_zone});
+  for (const size_t edge : {arena_used_, arena_used_ + red_zone}) gaps_.push_back(edge);
   for (size_t i = 0; i < gaps_.size() && fault_.empty(); i += 2)
     if (std::any_of(arena_ + gaps_[i], arena_ + gaps_[i + 1], [](unsigned char byte) { return byte != 0xff; }))
       fault_ = str(op, ", block ", triple(blockIdx), ": shared memory was written to outside its arrays");
@@ -470,10 +483,9 @@ void warp_sync(unsigned mask) {
   Thread& self = *block().current;
   self.bytes = 0;
   self.predicate = false;
-  char* order = &block().warp_order();
-  release(order);
+  release(&self.order);
   block().meet(mask, unsigned(Warp::sync) * 64);
-  acquire(order);
+  acquire(&self.order);
 }
 
 cudaError_t check_launch(dim3 grid, dim3 block, size_t shared) {

@@ -223,20 +223,19 @@ bool doubles_behind_an_odd_number_of_floats(bool bug) {
 // --- launches ---
 
 enum class Grid { y, z, none, block_z };
-__global__ void set_blocks(float* out) {
-  if (threadIdx.x + threadIdx.z == 0) out[blockIdx.x + blockIdx.y + blockIdx.z] = 1;
+// A block walks over rows; in the grid's y or z, of which there are at most 65535, it has one.
+__global__ void set_rows_of_blocks(float* out, unsigned rows) {
+  const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
+  for (unsigned i = blockIdx.x + blockIdx.y + blockIdx.z; i < rows; i += blocks) out[i] = 1;
 }
 template <Grid mistake> bool grids(bool bug) {
-  constexpr unsigned n = 65600;
-  const Array out(n);
-  cudaMemset(out, 0, n * sizeof(float));
-  bool good = start(bug && mistake == Grid::y   ? dim3(1, n)
-                    : bug && mistake == Grid::z ? dim3(1, 1, n)
-                                                : dim3(n),
-                    bug && mistake == Grid::block_z ? dim3(1, 1, 128) : dim3(1), set_blocks, out);
-  constexpr unsigned rows = 0;  // of an empty tensor
-  if (rows > 0 || (bug && mistake == Grid::none)) good = good && start(rows, 1, set_blocks, out);
-  return good && sum_of(out.get()) == n;
+  constexpr unsigned rows = 65600, none = 0;
+  const auto is = [=](Grid which) { return bug && mistake == which; };
+  const Array out(rows);
+  const dim3 grid = is(Grid::y) ? dim3(1, rows) : is(Grid::z) ? dim3(1, 1, rows) : dim3(64);
+  bool good = start(grid, is(Grid::block_z) ? dim3(1, 1, 65) : dim3(1), set_rows_of_blocks, out, rows);
+  if (none > 0 || is(Grid::none)) good = good && start(none, 1, set_rows_of_blocks, out, none);  // of an empty tensor
+  return good && sum_of(out.get()) == rows;
 }
 
 __global__ void use_much(float* out, bool bug) {

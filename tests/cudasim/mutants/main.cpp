@@ -14,7 +14,8 @@
 #include "tests/cudasim/mutants/mutants.h"
 
 extern "C" const char* __asan_default_options() { return "exitcode=66:detect_leaks=0:symbolize=0"; }
-extern "C" const char* __tsan_default_options() { return "exitcode=66:halt_on_error=1"; }
+extern "C" const char* __ubsan_default_options() { return "halt_on_error=1:exitcode=66"; }
+extern "C" const char* __tsan_default_options() { return "exitcode=66:halt_on_error=1:atexit_sleep_ms=0"; }
 
 namespace mutants {
 
