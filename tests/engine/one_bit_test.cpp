@@ -130,8 +130,8 @@ TEST_CASE("engine, 1-bit: a run goes on from its checkpoint to the bit, and on o
       for (const Tensors& one : resumed) CHECK(differing(whole[0], one) == "");
       if (dtype != bf16) continue;
       for (const int ranks : {1, 4}) {
+        config.gradient_accumulation_steps = 4 / ranks;
         const auto other = on_ranks<Tensors>(ranks, [&](int rank) {
-          config.gradient_accumulation_steps = 4 / ranks;
           Trainer t(config);
           t.e.load_checkpoint(folder / "run");
           if (rank == 0)
