@@ -210,7 +210,7 @@ def some_dims(c, rank):
 def reduce(c):
     name = c.rng.choice(["sum", "mean", "prod", "amax", "amin", "norm2", "logsumexp", "var", "std"])
     shape = c.shape(least=1, zero=name in ("sum",))
-    i = c.tensor(shape, views=name not in ("amax", "amin"))  # ties of expanded inputs: torch shares them over the view
+    c.tensor(shape, views=name not in ("amax", "amin", "std"))  # of expanded ones torch shares ties over the view, and std's slope is noise / noise
     dims, keep = some_dims(c, len(shape))
     if name == "prod":  # torch takes one dim at a time
         def fn(x):
@@ -248,7 +248,7 @@ def along(c):
         return name, lambda x: tuple(x.topk(k, d, largest))
     if name == "sort":
         down = c.args["descending"] = c.rng.random() < 0.5
-        return name, lambda x: tuple(x.sort(d, descending=down))
+        return name, lambda x: tuple(x.sort(stable=True, dim=d, descending=down))
     if name in ("cumsum", "cumprod"):
         return name, lambda x: getattr(torch, name)(x, d)
     if name in ("softmax", "log_softmax"):
@@ -779,6 +779,7 @@ def margins(c):
     if name == "triplet_margin_loss":
         p, eps = option("p", 2.0, 1.0, 3.0), option("eps", 1e-6, 0.1)
         return name, lambda a, p_, n_: F.triplet_margin_loss(a, p_, n_, margin, p, eps, swap, reduction=r)
+    c.reach = 1.0  # the anchor's gradient is a difference of two
     squares = (lambda x, y: (x - y).square().sum(-1)) if option("squares", c.dtype in ("f64", "f32"), False) else None  # ours calls it in the inputs' dtype
     return name, lambda a, p_, n_: F.triplet_margin_with_distance_loss(a, p_, n_, distance_function=squares, margin=margin, swap=swap, reduction=r)
 
