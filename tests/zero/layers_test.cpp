@@ -193,6 +193,21 @@ Tensors train_layers(const LayersPlan& plan) {
   return all[0];
 }
 
+/// Two ranks have the bits of one: under DDP, in every stage, and when a parameter lives no longer than it must.
+/// blocks: its blocks are checkpointed as well.
+void check_same_bits(const MakeModel& make, bool blocks = false) {
+  const Tensors one = train_layers({.make = make});
+  if (blocks) CHECK(differing(one, train_layers({.make = make, .wrap = true})) == "");
+  CHECK(differing(one, train_layers({.make = make, .ranks = 2, .ddp = true})) == "");
+  for (const int stage : {1, 2, 3}) {
+    CAPTURE(stage);
+    const ZeroOptions options{.stage = stage, .param_persistence_threshold = 0};
+    CHECK(differing(one, train_layers({.make = make, .ranks = 2, .options = options})) == "");
+  }
+  const ZeroOptions small{.stage = 3, .param_persistence_threshold = 0, .max_live_parameters = 1};
+  CHECK(differing(one, train_layers({.make = make, .ranks = 2, .options = small, .wrap = blocks})) == "");
+}
+
 }  // namespace
 
 TEST_CASE("zero: a penalty of a gradient has the same bits under DDP and stages 1 and 2; stage 3 refuses it") {
@@ -227,16 +242,7 @@ TEST_CASE("zero: layers have the same bits under DDP, every stage and checkpoint
   };
   for (const auto& [name, make, blocks] : rows) {
     CAPTURE(std::string(name));
-    const Tensors one = train_layers({.make = make});
-    if (blocks) CHECK(differing(one, train_layers({.make = make, .wrap = true})) == "");
-    CHECK(differing(one, train_layers({.make = make, .ranks = 2, .ddp = true})) == "");
-    for (const int stage : {1, 2, 3}) {
-      CAPTURE(stage);
-      const ZeroOptions options{.stage = stage, .param_persistence_threshold = 0};
-      CHECK(differing(one, train_layers({.make = make, .ranks = 2, .options = options})) == "");
-    }
-    const ZeroOptions small{.stage = 3, .param_persistence_threshold = 0, .max_live_parameters = 1};
-    CHECK(differing(one, train_layers({.make = make, .ranks = 2, .options = small, .wrap = blocks})) == "");
+    check_same_bits(make, blocks);
   }
 }
 
@@ -336,15 +342,7 @@ TEST_CASE("zero: every layer with parameters has the same bits under DDP and eve
   };
   for (const auto& [name, make] : rows) {
     CAPTURE(std::string(name));
-    const Tensors one = train_layers({.make = make});
-    CHECK(differing(one, train_layers({.make = make, .ranks = 2, .ddp = true})) == "");
-    for (const int stage : {1, 2, 3}) {
-      CAPTURE(stage);
-      const ZeroOptions options{.stage = stage, .param_persistence_threshold = 0};
-      CHECK(differing(one, train_layers({.make = make, .ranks = 2, .options = options})) == "");
-    }
-    const ZeroOptions small{.stage = 3, .param_persistence_threshold = 0, .max_live_parameters = 1};
-    CHECK(differing(one, train_layers({.make = make, .ranks = 2, .options = small})) == "");
+    check_same_bits(make);
   }
 }
 
