@@ -25,7 +25,7 @@ struct CodedMatrix {
 
 inline constexpr int64_t panel_columns = 32;  ///< outputs whose weights are made floating at a time
 inline constexpr int64_t depth_of_tiles = 512;
-inline constexpr int most_rows = 6, most_columns = 8;
+inline constexpr int most_rows = 6, most_columns = 4;
 
 /// All of them: out (rows x columns [o0, o1) of w) at out + r * ld + o; x rows of 32 groups numbers, zeros behind `in`.
 struct QuantizedKernels {

@@ -26,7 +26,7 @@ namespace {
 
 using F = __m512;
 constexpr int rows_of_tile = 6, tile_cols = 4;
-constexpr int columns_for(int rows) { return rows <= 2 ? 8 : 4; }
+constexpr int columns_for(int) { return 4; }
 LOCKSTEP_INLINE F zero() { return _mm512_setzero_ps(); }
 LOCKSTEP_INLINE F splat(float v) { return _mm512_set1_ps(v); }
 LOCKSTEP_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
@@ -84,6 +84,7 @@ LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x,
                                int64_t ld) {
   __m512i sum[rows][cols], shift[cols];
   const __m512i top = _mm512_set1_epi8(char(0x80));
+  const uint8_t* const next = codes_after(w, o + cols);
 #pragma GCC unroll 8
   for (int c = 0; c < cols; ++c) {
     shift[c] = _mm512_setzero_si512();
@@ -96,6 +97,7 @@ LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x,
 #pragma GCC unroll 8
     for (int c = 0; c < cols; ++c) {
       line[c] = _mm512_maskz_loadu_epi8(there, w.row(o + c) + k);
+      __builtin_prefetch(next + k * cols + c * 64);
       shift[c] = _mm512_dpbusd_epi32(shift[c], top, line[c]);
     }
 #pragma GCC unroll 4
@@ -182,7 +184,9 @@ LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x,
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 4
     for (int c = 0; c < cols; ++c) sum[r][c] = _mm256_setzero_si256();
+  const uint8_t* const next = codes_after(w, o + cols);
   for (int64_t k = 0; k < w.in; k += 16) {
+    __builtin_prefetch(next + k * cols);
     __m256i line[cols];
 #pragma GCC unroll 4
     for (int c = 0; c < cols; ++c) {
