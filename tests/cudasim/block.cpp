@@ -13,7 +13,7 @@
 #include <sstream>
 #include <vector>
 
-#include "tests/cudasim/fiber.h"
+#include "tests/cudasim/clocks.h"
 
 constinit thread_local uint3 threadIdx{}, blockIdx{};
 constinit thread_local dim3 blockDim{}, gridDim{};
@@ -25,7 +25,7 @@ constinit thread_local const Place* here = nullptr;
 namespace {
 
 constexpr unsigned warp_size = 32;
-constexpr size_t arena_bytes = 256 * 1024, most_static = 48 * 1024, red_zone = 64;
+constexpr size_t page = 4096, arena_bytes = 256 * 1024, most_static = 48 * 1024, red_zone = 64;
 size_t most_shared() {  // what a block may have on the simulated device; see properties() in cudart.cpp
   static const char* const text = std::getenv("LOCKSTEP_FAKE_CUDA_CAPABILITY");
   const int capability = text ? std::atoi(text) : 90;
@@ -46,7 +46,7 @@ struct Thread {
   uint3 index;
   State state;
   Fiber* fiber;
-  Clock clock;
+  const Clock* clock;
   // the warp operation it waits in
   unsigned mask, op, bytes, ballot;
   int source;
@@ -106,7 +106,8 @@ class Block {
   const char* barrier_file_ = nullptr;
   int barrier_line_ = 0;
   unsigned barriers_ = 0;
-  char barrier_order_[2] = {}, end_order_ = 0;
+  char barrier_order_[2] = {}, start_order_ = 0, end_order_ = 0;
+  Clocks clocks_;
   Clock main_;
   std::mt19937_64 random_;
   std::unique_ptr<Thread[]> threads_;
@@ -127,7 +128,7 @@ Block& block() {
   return *made;
 }
 
-Block::Block() : threads_(new Thread[1024]) {
+Block::Block() : threads_(new Thread[most_threads]) {
   for (auto* list : {&ready_, &batch_}) list->reserve(2048);  // so that no thread of a kernel allocates
   shared_.reserve(256);
   gaps_.reserve(512);
@@ -143,7 +144,8 @@ Block::~Block() {
 // --- threads ---
 
 void Block::run_thread(Thread& thread) {
-  thread.clock.enter();
+  thread.clock->enter();
+  acquire(&start_order_);
   try {
     (*body_)();
   } catch (const Fault& fault) {
@@ -198,7 +200,7 @@ void Block::resume(Thread& thread) {
   threadIdx = thread.index;
   thread.state = State::running;
   ++counts().switches;
-  thread.clock.enter();
+  thread.clock->enter();
   thread.fiber->enter();
 }
 
@@ -362,8 +364,8 @@ void Block::run_block() {
   dynamic_ = nullptr;
   static_bytes_ = 0;
   if (options().order == Order::random) std::shuffle(sequence_.begin(), sequence_.end(), random_);
-  if (with_tsan())
-    for (unsigned i = 0; i < size_; ++i) threads_[i].clock.create();
+  clocks_.begin_block();
+  for (unsigned i = 0; i < size_; ++i) threads_[i].clock = &clocks_.of(i);
   ++counts().blocks;
   counts().threads += size_;
 
@@ -386,11 +388,8 @@ void Block::run_block() {
     }
   }
   check_red_zones();
-  if (with_tsan()) {
-    for (unsigned i = 0; i < size_; ++i) threads_[i].clock.destroy();
-    // As with stacks: what the next block finds here must look new.
-    if (arena_used_ > 0) renew(arena_, arena_bytes);
-  }
+  // As with stacks: what the next block finds here must look new.
+  if (with_tsan() && arena_used_ > 0) renew(arena_, (arena_used_ + page - 1) / page * page);
   poison(arena_, arena_used_);
   arena_used_ = arena_filled_ = 0;
   gaps_.clear();
@@ -404,6 +403,8 @@ void Block::run_grid(const char* name, dim3 grid, size_t shared, const std::func
   dynamic_bytes_ = shared;
   fault_.clear();
   main_.current();
+  clocks_.begin_grid(main_);
+  release(&start_order_);
   random_.seed(options().seed);
   sequence_.clear();
   const uint64_t blocks = uint64_t(grid.x) * grid.y * grid.z;
@@ -490,7 +491,7 @@ void warp_sync(unsigned mask) {
 
 cudaError_t check_launch(dim3 grid, dim3 block, size_t shared) {
   const uint64_t threads = uint64_t(block.x) * block.y * block.z;
-  const bool fits = threads >= 1 && threads <= 1024 && block.z <= 64 && grid.x >= 1 && grid.x <= 0x7fffffffu &&
+  const bool fits = threads >= 1 && threads <= most_threads && block.z <= 64 && grid.x >= 1 && grid.x <= 0x7fffffffu &&
                     grid.y >= 1 && grid.y <= 65535 && grid.z >= 1 && grid.z <= 65535;
   if (!fits) return cudaErrorInvalidConfiguration;
   return shared > most_shared() ? cudaErrorInvalidValue : cudaSuccess;

@@ -75,6 +75,7 @@ class Clock {
   void enter() const {
     if (clock_) __tsan_switch_to_fiber(clock_, 1);
   }
+  const void* id() const { return clock_; }
   explicit operator bool() const { return clock_; }
 
  private:

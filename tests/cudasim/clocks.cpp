@@ -1,0 +1,49 @@
+// Clocks of kernels' threads, used again: by stream, by block, and after an OS thread has ended.
+#include "tests/cudasim/clocks.h"
+
+#include <algorithm>
+#include <iterator>
+#include <mutex>
+
+#include "tests/cudasim/runtime.h"
+
+namespace simt {
+
+constexpr size_t most_streams = 3;  // of an OS thread; each may hold 1.6 GB
+
+struct Clocks::Spare {
+  fake::SpinLock lock;
+  std::vector<Sets> sets;
+};
+Clocks::Spare& Clocks::spare() {
+  static Spare& all = *new Spare;  // outlives every thread
+  return all;
+}
+
+Clocks::~Clocks() {
+  const std::lock_guard lock(spare().lock);
+  std::move(sets_.begin(), sets_.end(), std::back_inserter(spare().sets));
+}
+
+void Clocks::begin_grid(const Clock& stream) {
+  const auto found =
+      std::find_if(sets_.begin(), sets_.end(), [&](const Sets& sets) { return sets.stream == stream.id(); });
+  if (found != sets_.end()) {
+    std::rotate(found, found + 1, sets_.end());
+    return;
+  }
+  if (sets_.size() == most_streams) {
+    for (unsigned i = 0; i < 2 * most_threads; ++i) sets_[0].clocks[i].destroy();
+    sets_.erase(sets_.begin());
+  }
+  const std::lock_guard lock(spare().lock);
+  if (spare().sets.empty()) {
+    sets_.emplace_back();
+  } else {
+    sets_.push_back(std::move(spare().sets.back()));
+    spare().sets.pop_back();
+  }
+  sets_.back().stream = stream.id();
+}
+
+}  // namespace simt
