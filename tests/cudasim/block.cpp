@@ -92,6 +92,7 @@ class Block {
   void run_block();
   void check_red_zones();
   void start_threads();
+  unsigned next_thread() const { return sequence_.empty() ? started_ : sequence_[started_]; }
   void resume(Thread& thread);
   void wait(State state);
   void make_ready(Thread& thread) { ready_.push_back(thread.place.linear); }
@@ -167,7 +168,7 @@ void Block::work() {
   Fiber* const self = b.starter_;
   for (;;) {
     while (b.started_ < b.size_ && b.fault_.empty()) {
-      const unsigned linear = b.sequence_.empty() ? b.started_ : b.sequence_[b.started_];
+      const unsigned linear = b.next_thread();
       ++b.started_;
       Thread& thread = b.threads_[linear];
       thread.place = {linear, linear % warp_size, linear / warp_size};
@@ -180,16 +181,21 @@ void Block::work() {
       b.run_thread(thread);
       if (with_tsan() || (options().order == Order::random && b.random_() % 4 == 0)) break;
     }
+    if (with_tsan()) self->leave(true);  // there every thread has a stack of its own
     b.idle_.push_back(self);
-    self->leave(with_tsan());  // there every thread begins on a fresh stack
+    self->leave();
   }
 }
 
 void Block::start_threads() {
-  if (idle_.empty())
-    idle_.push_back(fibers_.emplace_back(std::make_unique<Fiber>(&Block::work, unsigned(fibers_.size()))).get());
-  starter_ = idle_.back();
-  idle_.pop_back();
+  if (with_tsan()) {
+    starter_ = &clocks_.stack(next_thread(), &Block::work);
+  } else {
+    if (idle_.empty())
+      idle_.push_back(fibers_.emplace_back(std::make_unique<Fiber>(&Block::work, unsigned(fibers_.size()))).get());
+    starter_ = idle_.back();
+    idle_.pop_back();
+  }
   ++counts().switches;
   starter_->enter();
 }

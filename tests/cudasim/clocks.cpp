@@ -2,7 +2,6 @@
 #include "tests/cudasim/clocks.h"
 
 #include <algorithm>
-#include <iterator>
 #include <mutex>
 
 #include "tests/cudasim/runtime.h"
@@ -10,6 +9,7 @@
 namespace simt {
 
 constexpr size_t most_streams = 3;  // of an OS thread; each may hold 1.6 GB
+std::atomic<int> Clocks::live_{0};
 
 struct Clocks::Spare {
   fake::SpinLock lock;
@@ -20,9 +20,14 @@ Clocks::Spare& Clocks::spare() {
   return all;
 }
 
+void Clocks::Sets::destroy() {
+  for (unsigned i = 0; i < 2 * most_threads; ++i)
+    if (clocks[i]) clocks[i].destroy(), --live_;
+}
+
 Clocks::~Clocks() {
   const std::lock_guard lock(spare().lock);
-  std::move(sets_.begin(), sets_.end(), std::back_inserter(spare().sets));
+  for (Sets& sets : sets_) spare().sets.push_back(std::move(sets));
 }
 
 void Clocks::begin_grid(const Clock& stream) {
@@ -32,8 +37,8 @@ void Clocks::begin_grid(const Clock& stream) {
     std::rotate(found, found + 1, sets_.end());
     return;
   }
-  if (sets_.size() == most_streams) {
-    for (unsigned i = 0; i < 2 * most_threads; ++i) sets_[0].clocks[i].destroy();
+  while (!sets_.empty() && (sets_.size() == most_streams || live_ > most_live)) {
+    sets_[0].destroy();
     sets_.erase(sets_.begin());
   }
   const std::lock_guard lock(spare().lock);

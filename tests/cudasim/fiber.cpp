@@ -43,7 +43,9 @@ void renew(void* pages, size_t bytes) {
 Fiber::Fiber(void (*body)(), unsigned number) : body_(body), number_(number) {
   void* p =
       mmap(nullptr, stack_bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED || mprotect(p, page, PROT_NONE) != 0) {
+  // Neighbours without a page between them are one mapping: ThreadSanitizer's many stacks would be more than a process
+  // may have.
+  if (p == MAP_FAILED || (!with_tsan() && mprotect(p, page, PROT_NONE) != 0)) {
     std::perror("cudasim: mmap of a stack");
     std::abort();
   }
@@ -52,14 +54,6 @@ Fiber::Fiber(void (*body)(), unsigned number) : body_(body), number_(number) {
 Fiber::~Fiber() { munmap(stack_ - page, stack_bytes + page); }
 
 void Fiber::begin() {
-  if (with_tsan()) {
-    unsigned char resident[stack_bytes / page];
-    if (mincore(stack_, stack_bytes, resident) == 0) {
-      size_t first = 0;
-      while (first < sizeof resident && !(resident[first] & 1)) ++first;
-      if (first < sizeof resident) renew(stack_ + first * page, stack_bytes - first * page);
-    }
-  }
   // Stack tops that differ in their place in a page fall into different sets of the cache.
   auto* sp = reinterpret_cast<uint64_t*>(stack_ + stack_bytes - number_ % 61 * 64);
   *--sp = 0;  // keeps the alignment at entry

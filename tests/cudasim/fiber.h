@@ -9,6 +9,7 @@ WEAK void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, 
 WEAK void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom, size_t* size);
 WEAK void __asan_poison_memory_region(const volatile void*, size_t);
 WEAK void __asan_unpoison_memory_region(const volatile void*, size_t);
+WEAK void __lsan_ignore_object(const void*);
 WEAK void* __tsan_get_current_fiber();
 WEAK void* __tsan_create_fiber(unsigned flags);
 WEAK void __tsan_destroy_fiber(void*);
@@ -82,7 +83,7 @@ class Clock {
   void* clock_ = nullptr;
 };
 
-/// Runs `body` on a stack of its own. Used by the OS thread that made it only.
+/// Runs `body` on a stack of its own: of one OS thread, and to ThreadSanitizer of one clock, at a time.
 class Fiber {
  public:
   Fiber(void (*body)(), unsigned number);
@@ -91,7 +92,7 @@ class Fiber {
 
   /// From the OS thread's own stack: goes on where the fiber left, or begins body; returns when the fiber leaves.
   void enter();
-  /// From the fiber. `for_good`: the next enter() begins body again, on a stack that looks new to ThreadSanitizer.
+  /// From the fiber. `for_good`: the next enter() begins body again.
   void leave(bool for_good = false);
 
  private:

@@ -42,7 +42,8 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   if (!graph || !graph->alive) return cudaErrorInvalidValue;
-  *exec = new CUgraphExec_st{true, graph->ops};
+  *exec = new CUgraphExec_st;
+  (*exec)->ops = graph->ops;
   return cudaSuccess;
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {

@@ -128,20 +128,25 @@ cudaError_t sticky();
 
 }  // namespace fake
 
-/// A list of work, run again and again.
-struct CUgraph_st {
+namespace fake {
+/// What handles point to. It is never freed, so that a stale handle is known for one.
+struct Handle {
+  Handle() {
+    if (__lsan_ignore_object) __lsan_ignore_object(this);
+  }
   bool alive = true;
-  std::vector<fake::Op> ops;
 };
-struct CUgraphExec_st {
-  bool alive = true;
-  std::vector<fake::Op> ops;
-};
+}  // namespace fake
 
-// Handles are never freed, so that a stale handle is known for one.
-struct CUstream_st {
+/// A list of work, run again and again.
+struct CUgraph_st : fake::Handle {
+  std::vector<fake::Op> ops;
+};
+struct CUgraphExec_st : fake::Handle {
+  std::vector<fake::Op> ops;
+};
+struct CUstream_st : fake::Handle {
   int device = 0;
-  bool alive = true;
   std::deque<fake::Op> queue;
   uint64_t issued = 0;
   std::atomic<uint64_t> done{0};
@@ -155,9 +160,9 @@ struct CUstream_st {
   std::unique_ptr<simt::Fiber> fiber;
   uint64_t polls = 0;
 };
-struct CUevent_st {
+struct CUevent_st : fake::Handle {
   int device = 0;
-  bool alive = true, timed = false;
+  bool timed = false;
   CUstream_st* stream = nullptr;
   uint64_t captured = 0;  // when recorded in a capture: up to where
   CUgraph_st* capture = nullptr;
