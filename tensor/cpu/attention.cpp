@@ -106,8 +106,13 @@ template <class T> struct Forward {
       const int64_t b = table.empty() || !any ? at.b : table[size_t(j / block_tokens)];
       const int64_t t = table.empty() || !any ? j : j % block_tokens;
       pack_transposed(any ? k.row(b, at.g, t) : k.data, k.token, count, plan.width, block.key + part, block_tokens);
-      if (any) pack_rows(v.row(b, at.g, t), v.token, count, plan.width, A(1), block.value + part * width);
+      if (any && !in_place(at))
+        pack_rows(v.row(b, at.g, t), v.token, count, plan.width, A(1), block.value + part * width);
     }
+  }
+  /// The values of a tile are read where they are: once, by a few queries.
+  bool in_place(const RowBlock& at) const {
+    return std::is_same_v<T, A> && table.empty() && plan.width == width && at.rows <= group_rows;
   }
 
   /// attended: by each row of the block, when there is a layout.
@@ -131,8 +136,11 @@ template <class T> struct Forward {
     soften(scores, n, int(rows), block.top[i / group_rows], block.sum + i, keep);
     if (plan.dropout > 0)
       for (int64_t r = 0; r < rows; ++r) drop(plan, at.b, at.h, first + r, j0, scores + r * tile_keys);
-    group_product<A, Left::plain>(rows, width, seen, scores, tile_keys, block.value, width, keep, block.out + i * width,
-                                  width);
+    const A* value = block.value;
+    if constexpr (std::is_same_v<T, A>)
+      if (in_place(at)) value = v.row(at.b, at.g, j0);
+    group_product<A, Left::plain>(rows, width, seen, scores, tile_keys, value, in_place(at) ? v.token : width, keep,
+                                  block.out + i * width, width);
   }
 
   void unit(const RowBlock& at, A* scratch) const {
