@@ -2,10 +2,12 @@
 // the number of threads nor, later, on how a parameter is cut into shards.
 #include "optim/clip.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
 #include "tensor/ops.h"
+#include "tensor/step_batch.h"
 
 namespace lockstep::optim {
 
@@ -28,6 +30,25 @@ std::vector<double> values_of(const std::vector<Tensor>& scalars) {
   return values;
 }
 
+/// The Euclidean norm of gradients that lie on one device, by two kernels.
+double norm_on_device(const std::vector<Tensor>& grads) {
+  StepBatch batch(grads[0].device());
+  batch.set({});
+  std::vector<StepBatch::Squares> squares;
+  std::vector<NormPiece> norms;
+  int64_t sums = 0;
+  for (const Tensor& grad : grads) {
+    const int64_t chunks = (grad.numel() + StepBatch::chunk - 1) / StepBatch::chunk;
+    squares.push_back({grad.contiguous(), sums});
+    norms.push_back({sums, chunks, grad.dtype() == f64});
+    sums += chunks;
+  }
+  const Tensor of_chunks = empty({sums}, {.dtype = f64, .device = grads[0].device()});
+  batch.add_squares(squares, of_chunks);
+  batch.take_norm(norms, of_chunks);
+  return batch.read().norm;
+}
+
 }  // namespace
 
 double norm_of_squares(double sum, DType dtype) {
@@ -36,12 +57,18 @@ double norm_of_squares(double sum, DType dtype) {
 
 double grad_norm(const std::vector<Variable>& parameters, double norm_type) {
   LOCKSTEP_CHECK(norm_type > 0, "[grad_norm] expected norm_type > 0, got ", norm_type);
+  std::vector<Tensor> grads;
+  for (const Variable& parameter : parameters) {
+    const Tensor& grad = parameter.checked_grad("grad_norm");
+    if (grad.defined() && grad.numel() > 0) grads.push_back(grad);
+  }
+  if (norm_type == 2 && !grads.empty() && !grads[0].device().is_cpu() &&
+      std::all_of(grads.begin(), grads.end(), [&](const Tensor& g) { return g.device() == grads[0].device(); }))
+    return norm_on_device(grads);
   // Read when all are under way: a device then need not wait for this thread between them.
   std::vector<Tensor> parts;
   std::vector<DType> dtypes;
-  for (const Variable& parameter : parameters) {
-    const Tensor& grad = parameter.checked_grad("grad_norm");
-    if (!grad.defined() || grad.numel() == 0) continue;
+  for (const Tensor& grad : grads) {
     dtypes.push_back(grad.dtype());
     parts.push_back(norm_type == 2          ? sum_squares(grad, {}, false, f64)
                     : std::isinf(norm_type) ? amax(abs(grad))

@@ -27,6 +27,9 @@ struct SGDOptions {
 };
 class SGD : public OptimizerOf<SGDOptions> {
   LOCKSTEP_OPTIMIZER(SGD);
+
+ public:
+  bool is_one_kernel() const override { return true; }
 };
 
 struct AdamOptions {
@@ -38,6 +41,9 @@ struct AdamOptions {
 /// Adam with L2 decay (added to the gradient).
 class Adam : public OptimizerOf<AdamOptions> {
   LOCKSTEP_OPTIMIZER(Adam);
+
+ public:
+  bool is_one_kernel() const override { return true; }
 };
 
 struct AdamWOptions {
@@ -49,6 +55,9 @@ struct AdamWOptions {
 /// Adam with decoupled decay (Loshchilov and Hutter, 2019).
 class AdamW : public OptimizerOf<AdamWOptions> {
   LOCKSTEP_OPTIMIZER(AdamW);
+
+ public:
+  bool is_one_kernel() const override { return true; }
 };
 
 struct AdagradOptions {
@@ -59,6 +68,9 @@ struct AdagradOptions {
 };
 class Adagrad : public OptimizerOf<AdagradOptions> {
   LOCKSTEP_OPTIMIZER(Adagrad);
+
+ public:
+  bool is_one_kernel() const override { return true; }
 };
 
 struct RMSpropOptions {
@@ -69,6 +81,9 @@ struct RMSpropOptions {
 };
 class RMSprop : public OptimizerOf<RMSpropOptions> {
   LOCKSTEP_OPTIMIZER(RMSprop);
+
+ public:
+  bool is_one_kernel() const override { return true; }
 };
 
 struct LionOptions {
@@ -79,6 +94,9 @@ struct LionOptions {
 };
 class Lion : public OptimizerOf<LionOptions> {
   LOCKSTEP_OPTIMIZER(Lion);
+
+ public:
+  bool is_one_kernel() const override { return true; }
 };
 
 // --- made of tensor operations, element by element (composed_rules.cpp) ---

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <set>
 
-#include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "trace/trace.h"
 
@@ -36,7 +35,7 @@ void Optimizer::add_group_of(std::vector<Variable> parameters, bool may_be_empty
   groups_.push_back(std::move(parameters));
 }
 
-Optimizer::Prepared Optimizer::prepare(Variable& parameter) {
+Optimizer::Prepared Optimizer::prepare(Variable& parameter, bool any_gradient) {
   ParameterState& state = states_[parameter.impl().get()];
   Tensor p = parameter.tensor(), grad = parameter.checked_grad(name()), low;
   for (auto& [name, tensor] : state.tensors)
@@ -45,7 +44,7 @@ Optimizer::Prepared Optimizer::prepare(Variable& parameter) {
     Tensor& master = state.tensors["master"];
     const MemoryScope scope(Memory::optimizer);
     if (!master.defined()) master = p.to(f32);
-    if (grad.defined()) grad = grad.to(f32);
+    if (grad.defined() && !any_gradient) grad = grad.to(f32);
     low = p;
     p = master;
   }
@@ -54,20 +53,20 @@ Optimizer::Prepared Optimizer::prepare(Variable& parameter) {
 }
 
 void Optimizer::step(double grad_scale) {
-  LOCKSTEP_CHECK(!Graph::is_capturing(), "[", name(),
-                 "] a step cannot be captured, its learning rate and step number would stay the same: capture forward "
-                 "and backward, and call step() after replay()");
   const NoGrad no_grad;
   trace::memory();  // with gradients in it
   const trace::Scope scope(name(), trace::Category::optimizer);
-  for (int g = 0; g < group_count(); ++g) {
-    for (Variable& parameter : groups_[g]) {
-      if (!parameter.requires_grad() || !parameter.grad().defined()) continue;
-      Prepared at = prepare(parameter);
-      ++at.state.step;
-      advance(g, at.parameter, at.grad, at.state, at.low, grad_scale);
-      parameter.tensor().storage()->bump_version(name());
-    }
+  std::map<int, std::vector<Taking>> there;  // by device
+  std::vector<Taking> here;
+  for (const Taking& t : taking_part())
+    (t.parameter->device().is_cpu() || !can_be_collected() ? here : there[t.parameter->device().index]).push_back(t);
+  for (const auto& [device, all] : there) step_on_device(all, {.grad_scale = grad_scale}, false);
+  check_capture(here);
+  for (const Taking& t : here) {
+    Prepared at = prepare(*t.parameter);
+    ++at.state.step;
+    advance(t.group, at.parameter, at.grad, at.state, at.low, grad_scale);
+    t.parameter->tensor().storage()->bump_version(name());
   }
 }
 
@@ -105,7 +104,10 @@ std::vector<Variable> Optimizer::parameters() const {
   return all;
 }
 
-ParameterState& Optimizer::state_of(const Variable& parameter) { return states_[parameter.impl().get()]; }
+ParameterState& Optimizer::state_of(const Variable& parameter) {
+  settle();
+  return states_[parameter.impl().get()];
+}
 
 double Optimizer::get(int group, const std::string& option) const {
   const auto all = const_cast<Optimizer*>(this)->options(group);
@@ -139,6 +141,7 @@ std::string Optimizer::name_of(const Variable& parameter, int index) const {
 }
 
 OptimizerState Optimizer::state() const {
+  const_cast<Optimizer*>(this)->settle();
   OptimizerState saved;
   int index = 0;
   for (int g = 0; g < group_count(); ++g) {
@@ -197,6 +200,7 @@ void Optimizer::load_state(const OptimizerState& saved) {
                    " does not know; was it saved by another optimizer?");
     values.emplace_back(found->second, value);
   }
+  forget_recorded();
   states_ = std::move(states);
   for (auto& [place, value] : values) *place = value;
 }

@@ -1,6 +1,7 @@
 #pragma once
 // Optimizers. Each is a function update(parameter, gradient, state) on one tensor, so master weights, ZeRO and offload
 // can wrap any of them; the base class walks parameters, groups and state by name.
+#include <cmath>
 #include <map>
 #include <memory>
 #include <string>
@@ -30,14 +31,36 @@ struct OptimizerState {
 /// A tensor of a state that has a number for each block of elements (Optimizer::block()), not for each element.
 inline bool is_per_block(const std::string& name) { return name.ends_with("_absmax"); }
 
+/// What clipped_step() does with gradients first.
+struct ClippedStep {
+  double grad_scale = 1;        ///< they are multiplied by it: 1 / loss scale
+  double max_norm = 0;          ///< and clipped to this norm; infinity: the norm is found, 0: it is not
+  bool skip_nonfinite = false;  ///< nothing is changed when one is NaN or infinite
+};
+/// How it went.
+struct StepOutcome {
+  double norm = NAN;  ///< before clipping, of scaled gradients
+  bool skipped = false;
+};
+
 class Optimizer {
  public:
-  virtual ~Optimizer() = default;
+  virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
 
   /// Updates every parameter that has a gradient; gradients are multiplied by `grad_scale` on the way in (loss scaling,
-  /// clipping). f16 and bf16 parameters get an f32 master copy in their state.
+  /// clipping). f16 and bf16 parameters get an f32 master copy in their state. On a CUDA device rules of one kernel
+  /// update all parameters of one dtype by one launch, and such a step may be captured in a Graph: see before_replay().
   virtual void step(double grad_scale = 1);
+  /// As unscale_(), clip_grad_norm() and step() after each other, with the same bits. On a CUDA device gradients stay
+  /// as they are, and the host waits for nothing.
+  void clipped_step(const ClippedStep& request);
+  /// How the last clipped_step() went, or the last replay of one: waits for the device.
+  StepOutcome last_step();
+  /// To be called before each replay of a graph that captured step() or clipped_step(): counts the step, and puts the
+  /// options as they are now (learning rate, ...) and what `request` says where the graph reads them. Nothing on the
+  /// CPU, where a replay runs the function again.
+  void before_replay(const ClippedStep& request = {});
   /// The one place that clears gradients: drops them, or fills them with zeros when `keep` is set.
   void zero_grad(bool keep = false);
 
@@ -52,6 +75,9 @@ class Optimizer {
   /// rules take which keep one of their own.
   void keep_average(double decay);
   virtual bool keeps_average() const { return average_decay_ > 0; }
+  /// Whether update() is one of a device's kernels and no more, which a StepBatch (tensor/step_batch.h) can collect.
+  virtual bool is_one_kernel() const { return false; }
+  bool can_be_collected() const { return is_one_kernel() && average_decay_ == 0; }
   /// False for rules that look at a whole parameter (LAMB, Muon): these cannot run on a shard of one.
   virtual bool is_elementwise() const { return true; }
   /// Elements that share numbers of the state, which are in tensors of is_per_block(): parts begin at multiples of it.
@@ -84,7 +110,7 @@ class Optimizer {
   virtual void load_state(const OptimizerState& state);
 
  protected:
-  Optimizer() = default;
+  Optimizer();
   /// Error for an empty list (unless it may be), a parameter that is undefined, not a leaf, or in two groups.
   void add_group_of(std::vector<Variable> parameters, bool may_be_empty = false);
   /// The addresses of a group's options by name.
@@ -95,13 +121,29 @@ class Optimizer {
     Tensor parameter, grad, low;
     ParameterState& state;
   };
-  Prepared prepare(Variable& parameter);
+  /// any_gradient: one of 16 bits stays so.
+  Prepared prepare(Variable& parameter, bool any_gradient = false);
   /// What errors call the index-th parameter.
   std::string name_of(const Variable& parameter, int index) const;
 
  private:
+  // device_step.cpp
+  struct OnDevice;
+  struct Taking {  // part in a step
+    int group;
+    Variable* parameter;
+  };
+  std::vector<Taking> taking_part();
+  void check_capture(const std::vector<Taking>& all) const;
+  void step_on_device(const std::vector<Taking>& all, const ClippedStep& request, bool clips);
+  void collect(OnDevice& at, const std::vector<Taking>& all, double grad_scale, bool numbers_only);
+  void settle();
+  void forget_recorded();
+
   std::vector<std::vector<Variable>> groups_;
   std::map<const void*, ParameterState> states_;
+  std::map<int, std::unique_ptr<OnDevice>> on_device_;  // by its index
+  StepOutcome last_;
   std::map<const void*, std::string> names_;
   double average_decay_ = 0;
 };

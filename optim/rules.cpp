@@ -51,13 +51,14 @@ void Adagrad::update(int group, Tensor& p, const Tensor& grad, ParameterState& s
   Tensor& sum = state.zeros("sum", p);
   if (first && o.initial_accumulator != 0) sum.fill_(o.initial_accumulator);
   LOCKSTEP_KERNEL(p.device(), adagrad)
-  (p, grad, sum,
+  (p, grad, sum, low,
    {.lr = o.lr / (1 + double(state.step - 1) * o.lr_decay),
     .eps = o.eps,
     .weight_decay = o.weight_decay,
     .maximize = o.maximize,
-    .grad_scale = grad_scale});
-  round_into(low, p);
+    .grad_scale = grad_scale,
+    .first_lr = o.lr,
+    .lr_decay = o.lr_decay});
 }
 
 std::map<std::string, double*> RMSpropOptions::by_name() {
@@ -77,7 +78,7 @@ void RMSprop::update(int group, Tensor& p, const Tensor& grad, ParameterState& s
   if (o.centered) average = state.zeros("grad_avg", p);
   if (o.momentum > 0) momentum = state.zeros("momentum_buffer", p);
   LOCKSTEP_KERNEL(p.device(), rmsprop)
-  (p, grad, square, average, momentum,
+  (p, grad, square, average, momentum, low,
    {.lr = o.lr,
     .alpha = o.alpha,
     .eps = o.eps,
@@ -86,7 +87,6 @@ void RMSprop::update(int group, Tensor& p, const Tensor& grad, ParameterState& s
     .centered = o.centered,
     .maximize = o.maximize,
     .grad_scale = grad_scale});
-  round_into(low, p);
 }
 
 std::map<std::string, double*> LionOptions::by_name() { return lion_names(*this); }

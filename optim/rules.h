@@ -41,7 +41,8 @@ AdamArgs adam_args(const Options& o, bool decoupled, int64_t step, int64_t updat
                 .decoupled = decoupled,
                 .bias1 = bias_correction(o.bias_correction, o.beta1, step),
                 .bias2 = bias_correction(o.bias_correction, o.beta2, updates),
-                .grad_scale = grad_scale};
+                .grad_scale = grad_scale,
+                .corrects = o.bias_correction};
   if constexpr (requires { o.maximize; }) args.maximize = o.maximize;
   return args;
 }
@@ -65,7 +66,7 @@ inline Tensor signed_grad(const Tensor& grad, bool maximize, double grad_scale) 
   return factor == 1 ? grad : mul_scalar(grad, factor);
 }
 
-/// For rules whose kernel does not round into a 16-bit parameter by itself.
+/// For rules that are not a kernel, which would round into a 16-bit parameter by itself.
 inline void round_into(Tensor& low, const Tensor& p) {
   if (low.defined()) low.copy_(p);
 }
@@ -93,20 +94,20 @@ template <class Options> LionArgs lion_args(const Options& o, double grad_scale)
 template <class Options>
 void lion_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
                  double grad_scale) {
-  LOCKSTEP_KERNEL(p.device(), lion)(p, grad, state.zeros("exp_avg", p), lion_args(o, grad_scale));
-  round_into(low, p);
+  LOCKSTEP_KERNEL(p.device(), lion)(p, grad, state.zeros("exp_avg", p), low, lion_args(o, grad_scale));
 }
 
 template <class Options>
 void sgd_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
                 double grad_scale) {
-  SgdArgs args{.lr = o.lr,
-               .momentum = o.momentum,
-               .dampening = o.dampening,
-               .weight_decay = o.weight_decay,
-               .nesterov = o.nesterov,
-               .first = state.tensors.count("momentum_buffer") == 0,
-               .grad_scale = grad_scale};
+  SgdArgs args{
+      .lr = o.lr,
+      .momentum = o.momentum,
+      .dampening = o.dampening,
+      .weight_decay = o.weight_decay,
+      .nesterov = o.nesterov,
+      .first = state.tensors.count("momentum_buffer") == 0 || state.step == 1,  // the latter was skipped before
+      .grad_scale = grad_scale};
   if constexpr (requires { o.maximize; }) args.maximize = o.maximize;
   Tensor momentum;
   if (o.momentum != 0) momentum = state.zeros("momentum_buffer", p);

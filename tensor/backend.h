@@ -2,6 +2,7 @@
 // What a device other than the CPU brings beside its table of kernels: memory, copies, streams and events. One struct
 // of function pointers, filled in tensor/cuda/backend.cpp; a build without CUDA has none.
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "tensor/device.h"
@@ -53,6 +54,11 @@ struct Backend {
   void (*abandon_capture)(int device) noexcept;
   void (*launch_graph)(void* graph, int device);  ///< on this thread's current stream
   void (*free_graph)(void* graph, int device) noexcept;
+
+  // What a step of an optimizer needs beside its rule (see step_batch.h), on this thread's current device and stream.
+  void (*store)(void* to, const void* from, size_t bytes);  ///< of the host, in words of 8; `from` is free at once
+  void (*square_sums)(const void* pieces, int count, int64_t chunks, void* numbers, double* sums);
+  void (*take_norm)(const void* pieces, int64_t count, const double* sums, double* squares, void* numbers);
 };
 
 /// The backend of a type of device; nullptr for the CPU and for what this build does not have.

@@ -31,8 +31,9 @@ class Graph {
   /// Calls `body` twice: as it is, so that whatever is made on first use exists, and then to record what it puts on the
   /// device. Every replay repeats exactly that: shapes, numbers from the host and addresses stay as they were. Tensors
   /// that it reads must stay alive; what it makes has values after the first replay, and keeps its memory as long as
-  /// the graph. Error where a replay would go wrong: random numbers (the same ones each time), optimizer steps (the
-  /// same rate and step number), reading values on the host, waiting. After an Error there is no recording.
+  /// the graph. Error where a replay would go wrong: random numbers (the same ones each time), reading values on the
+  /// host, waiting. A step of an optimizer wants Optimizer::before_replay() before each replay. After an Error there is
+  /// no recording.
   void capture(const std::function<void()>& body);
   /// Puts the recorded work on this thread's current stream. One replay at a time.
   void replay();

@@ -120,26 +120,33 @@ struct AdamArgs {
   double bias1, bias2;  // 1 - beta^t, or 1
   bool maximize = false;
   double grad_scale = 1;
+  bool corrects = false;  // bias1 and bias2 are not always 1
+  bool operator==(const AdamArgs&) const = default;
 };
 struct SgdArgs {
   double lr, momentum, dampening, weight_decay;
   bool nesterov, first, maximize = false;
   double grad_scale = 1;
+  bool operator==(const SgdArgs&) const = default;
 };
 struct RmspropArgs {
   double lr, alpha, eps, weight_decay, momentum;
   bool centered, maximize = false;
   double grad_scale = 1;
+  bool operator==(const RmspropArgs&) const = default;
 };
 struct AdagradArgs {
-  double lr, eps, weight_decay;
+  double lr, eps, weight_decay;  // lr already decayed:
   bool maximize = false;
   double grad_scale = 1;
-};  // lr already decayed
+  double first_lr = 0, lr_decay = 0;  // by that, from this
+  bool operator==(const AdagradArgs&) const = default;
+};
 struct LionArgs {
   double lr, beta1, beta2, weight_decay;
   bool maximize = false;
   double grad_scale = 1;
+  bool operator==(const LionArgs&) const = default;
 };
 
 }  // namespace lockstep

@@ -20,7 +20,7 @@ template <class A> struct Gradient {
   bool l2;
 
   template <class Args>
-  Gradient(const Args& args, bool l2)
+  LOCKSTEP_HD Gradient(const Args& args, bool l2)
       : scale(A(args.maximize ? -args.grad_scale : args.grad_scale)),
         decay(A(args.weight_decay)),
         l2(l2 && args.weight_decay != 0) {}
@@ -37,7 +37,7 @@ template <class A, bool amsgrad> struct Adam {
   A keep, weight1, beta2, weight2, eps, rate, root_of_bias;
   bool decoupled;
 
-  explicit Adam(const AdamArgs& args)
+  LOCKSTEP_HD explicit Adam(const AdamArgs& args)
       : gradient(args, !args.decoupled),
         keep(A(1 - args.lr * args.weight_decay)),
         weight1(A(1 - args.beta1)),
@@ -67,7 +67,7 @@ template <class A, bool moving> struct Sgd {
   A rate, keep, take;
   bool first, nesterov;
 
-  explicit Sgd(const SgdArgs& args)
+  LOCKSTEP_HD explicit Sgd(const SgdArgs& args)
       : gradient(args, true),
         rate(A(args.lr)),
         keep(A(args.momentum)),
@@ -89,7 +89,7 @@ template <class A, bool centered, bool moving> struct Rmsprop {
   Gradient<A> gradient;
   A rate, alpha, take, eps, keep;
 
-  explicit Rmsprop(const RmspropArgs& args)
+  LOCKSTEP_HD explicit Rmsprop(const RmspropArgs& args)
       : gradient(args, true),
         rate(A(args.lr)),
         alpha(A(args.alpha)),
@@ -119,7 +119,7 @@ template <class A> struct Adagrad {
   Gradient<A> gradient;
   A rate, eps;
 
-  explicit Adagrad(const AdagradArgs& args) : gradient(args, true), rate(A(args.lr)), eps(A(args.eps)) {}
+  LOCKSTEP_HD explicit Adagrad(const AdagradArgs& args) : gradient(args, true), rate(A(args.lr)), eps(A(args.eps)) {}
   template <class V> LOCKSTEP_HD void operator()(V& p, V g, V* s) const {
     g = gradient(g, p);
     s[0] += g * g;
@@ -132,7 +132,7 @@ template <class A> struct Lion {
   Gradient<A> gradient;
   A rate, keep, beta1, weight1, beta2, weight2;
 
-  explicit Lion(const LionArgs& args)
+  LOCKSTEP_HD explicit Lion(const LionArgs& args)
       : gradient(args, false),
         rate(A(args.lr)),
         keep(A(1 - args.lr * args.weight_decay)),
@@ -148,5 +148,26 @@ template <class A> struct Lion {
     s[0] = s[0] * beta2 + g * weight2;
   }
 };
+
+/// The same options for another step of the parameter: what depends on how many there were. A device asks that has not
+/// made all that the host has counted, see step_batch.h.
+template <class Args> LOCKSTEP_HD inline Args of_step(const Args& args, int64_t /*step*/) { return args; }
+template <> LOCKSTEP_HD inline AdamArgs of_step(const AdamArgs& args, int64_t step) {
+  AdamArgs made = args;
+  if (!args.corrects) return made;
+  made.bias1 = 1 - std::pow(args.beta1, double(step));
+  made.bias2 = 1 - std::pow(args.beta2, double(step));
+  return made;
+}
+template <> LOCKSTEP_HD inline SgdArgs of_step(const SgdArgs& args, int64_t step) {
+  SgdArgs made = args;
+  made.first |= step == 1;
+  return made;
+}
+template <> LOCKSTEP_HD inline AdagradArgs of_step(const AdagradArgs& args, int64_t step) {
+  AdagradArgs made = args;
+  made.lr = args.first_lr / (1 + double(step - 1) * args.lr_decay);
+  return made;
+}
 
 }  // namespace lockstep::optim_steps

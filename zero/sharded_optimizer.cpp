@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <set>
 
+#include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "zero/shard_store.h"
 
@@ -22,6 +23,12 @@ namespace lockstep::zero {
 namespace {
 
 DType state_dtype(const Unit& unit) { return unit.dtype == f64 ? f64 : f32; }
+
+/// Of the options that a parameter has.
+int key_of(const Stage& stage, const Parameter& p) {
+  const auto& all = stage.optimizers;
+  return int(std::find(all.begin(), all.end(), p.optimizer) - all.begin()) << 16 | p.group;
+}
 
 }  // namespace
 
@@ -134,8 +141,18 @@ std::map<std::string, DType> ShardedOptimizer::keys_of(const Parameter& p) const
   return keys;
 }
 
+/// Whether a CUDA device updates the unit, together with all others, by one kernel for each dtype.
+bool ShardedOptimizer::is_collected(const Unit& unit) const {
+  const bool is_double = unit.dtype == f64, of_double = unit.gradient_dtype == f64;
+  return !s_.device.is_cpu() && is_double == of_double && s_.options.offload_optimizer.device == Offload::none &&
+         s_.options.offload_param.device == Offload::none &&
+         std::all_of(unit.pieces.begin(), unit.pieces.end(),
+                     [&](const Piece& piece) { return s_.parameters[piece.parameter].optimizer->can_be_collected(); });
+}
+
 /// Elements: blocks of a file hold whole elements of every type.
 int64_t ShardedOptimizer::tile_size(const Unit& unit) const {
+  if (is_collected(unit)) return std::max<int64_t>(unit.layout.shard, 1);
   for (const Piece& piece : unit.pieces) {
     const optim::Optimizer& o = *s_.parameters[piece.parameter].optimizer;
     if (!o.is_elementwise() || o.block() > 1) return std::max<int64_t>(unit.layout.shard, 1);
@@ -185,10 +202,12 @@ void ShardedOptimizer::update(const std::vector<bool>& used, double scale, doubl
     }
   }
   if (ring_) s_.on_files([&] { ring_->begin(std::move(in_files)); });
+  if (s_.batch) s_.batch->clear();
   auto tile = tiles.begin();
   for (size_t u = 0; u < s_.units.size(); ++u) {
     Unit& unit = s_.units[u];
     if (!unit.trains) continue;
+    const bool collects = !s_.scaled && is_collected(unit);
     for (; tile != tiles.end() && tile->unit == u; ++tile) {
       Tensor buffer;
       if (!tile->extents.empty()) s_.on_files([&] { buffer = ring_->load(); });
@@ -196,22 +215,50 @@ void ShardedOptimizer::update(const std::vector<bool>& used, double scale, doubl
         const dist::Range part{std::max(piece.at, tile->range.begin),
                                std::min(piece.at + piece.range.size(), tile->range.end)};
         if (!used[piece.parameter] || part.begin >= part.end) continue;
+        if (collects) {
+          update(unit, piece, part, unit.part.narrow(0, part.begin, part.size()), *tile, buffer, true);
+          continue;
+        }
         const Tensor g = s_.gradient(unit, part.begin, part.size(), scale);
         if (!(clip >= 1)) mul_scalar_(g, clip);
-        update(unit, piece, part, g.to(home_of(piece)), *tile, buffer);
+        update(unit, piece, part, g.to(home_of(piece)), *tile, buffer, false);
       }
       if (buffer.defined()) s_.on_files([&] { ring_->store(); });
     }
     for (Piece& piece : unit.pieces) piece.started |= used[piece.parameter];
-    s_.publish(unit);
+    if (!collects) s_.publish(unit);
+  }
+  if (!s_.scaled) {
+    if (Graph::is_capturing()) s_.batch->check_recordable("zero");
+    else s_.batch->set({.scale = scale, .clip = clip >= 1 ? 1 : clip});
+    s_.batch->launch();
+    for (Unit& unit : s_.units)
+      if (unit.trains && is_collected(unit)) s_.publish(unit);
   }
   if (ring_) s_.on_files([&] { ring_->end(); });
+}
+
+void ShardedOptimizer::collect_numbers(const std::vector<bool>& used) {
+  s_.batch->clear();
+  for (Unit& unit : s_.units) {
+    if (!unit.trains) continue;
+    LOCKSTEP_CHECK(is_collected(unit), "[zero] a step can be captured when nothing is offloaded, no average is kept, ",
+                   "and the optimizers are SGD, Adam, AdamW, Adagrad, RMSprop or Lion");
+    for (Piece& piece : unit.pieces) {
+      if (!used[piece.parameter]) continue;
+      const Parameter& p = s_.parameters[piece.parameter];
+      Tensor w = s_.weight(unit, piece), low;
+      optim::ParameterState state{.step = p.steps, .tensors = piece.state, .whole = p.variable.numel()};
+      const StepBatch::Scope scope(*s_.batch, key_of(s_, p), p.steps, true);
+      p.optimizer->update(p.group, w, Tensor(), state, low, 1);
+    }
+  }
 }
 
 /// optim::Optimizer::step() for elements of the shard that a piece owns: 16-bit weights have an f32 master copy, and
 /// get it rounded.
 void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const Tensor& gradient, const Tile& tile,
-                              const Tensor& buffer) {
+                              const Tensor& buffer, bool collects) {
   const Parameter& p = s_.parameters[piece.parameter];
   const bool is_whole = part.size() == piece.range.size(), in_file = piece.home == Offload::nvme;
   const auto place = [&](const std::string& key) {  // of the part's values of that name; undefined: there is none yet
@@ -254,7 +301,11 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const 
   }
   for (auto& [key, tensor] : state.tensors)
     if (tensor.defined() && !optim::is_per_block(key)) tensor = tensor.view(p.optimizer->state_shape(key, w.shape()));
-  p.optimizer->advance(p.group, w, g, state, low, 1);
+  {
+    std::optional<StepBatch::Scope> scope;
+    if (collects) scope.emplace(*s_.batch, key_of(s_, p), p.steps);
+    p.optimizer->advance(p.group, w, g, state, low, 1);
+  }
   if (here.storage() != lives.storage()) lives.copy_(here);  // on another device
   for (const auto& [key, tensor] : state.tensors) {
     const auto old = before.find(key);

@@ -17,6 +17,9 @@ class ShardedOptimizer {
   explicit ShardedOptimizer(Stage& stage);
   /// Of parameters that were used; the others are left alone. Gradients are multiplied by both numbers.
   void update(const std::vector<bool>& used, double scale, double clip);
+  /// Notes the numbers of such an update in the stage's batch, for one that is recorded. Error when not all is
+  /// collected.
+  void collect_numbers(const std::vector<bool>& used);
 
   /// What the optimizer keeps for a piece, live, flat; and the same, zeros when there was nothing.
   std::map<std::string, Tensor> kept(Unit& unit, Piece& piece);
@@ -30,10 +33,11 @@ class ShardedOptimizer {
   std::map<std::string, DType> keys_of(const Parameter& p) const;
   void find_homes();
   int64_t plan_regions(size_t u, int64_t end);
+  bool is_collected(const Unit& unit) const;
   int64_t tile_size(const Unit& unit) const;
   std::vector<Tile> tiles_of(size_t u, const std::vector<bool>& used);
   void update(Unit& unit, Piece& piece, dist::Range part, const Tensor& gradient, const Tile& tile,
-              const Tensor& buffer);
+              const Tensor& buffer, bool collects);
 
   Stage& s_;
   const ShardStore* const store_;                        // of parameters, in stage 3

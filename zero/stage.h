@@ -19,6 +19,7 @@
 #include "dist/summation_tree.h"
 #include "parallel/agreement.h"
 #include "parallel/reducer.h"
+#include "tensor/step_batch.h"
 #include "zero/zero.h"
 
 namespace lockstep::zero {
@@ -92,6 +93,8 @@ class Stage : public parallel::Reducer::Policy {
   std::vector<Parameter> parameters;  // of the module, in the order of fields()
   std::vector<Unit> units;            // of units.h, in the order in which gradients are expected
   int64_t norm_blocks_of_all = 0;
+  std::optional<StepBatch> batch;  // of the steps of a CUDA device
+  bool scaled = true;              // `part` holds gradients that step() has multiplied, where they are wide
 
   size_t index_of(const Variable& variable) const;
   int rank() const { return group.rank(); }
@@ -113,6 +116,8 @@ class Stage : public parallel::Reducer::Policy {
   }
 
   StepReport step(const StepOptions& o);
+  void before_replay(const StepOptions& o);
+  StepReport after_replay(const StepOptions& o);
   void forget() { reducer_->forget(); }  // all gradients
   virtual void enter_no_sync() { reducer_->enter_no_sync(); }
   void leave_no_sync() { reducer_->leave_no_sync(); }
@@ -166,6 +171,16 @@ class Stage : public parallel::Reducer::Policy {
   bool has_all_squares() const;
   Tensor squares_of_blocks(double scale, const std::vector<bool>& used);
   double norm(const StepOptions& o, const Tensor& squares);
+
+  // recorded_step.cpp
+  void record(const StepOptions& o, const std::vector<bool>& used);
+  double scale_of(const StepOptions& o) const;
+  struct Recorded {
+    std::vector<bool> used;     // parameters
+    std::vector<Tensor> parts;  // gradients, of all units
+    bool has_norm = false;
+  };
+  std::optional<Recorded> recorded_;
 
   // state.cpp
   Piece all_owned(const Parameter& p) const;  // at this rank

@@ -3,6 +3,9 @@
 //   gradients x scale (f32) ─▶ squares, if a norm is wanted ─▶ all finite? agreed ─▶ norm
 //   ─▶ clip ─▶ update every tile (sharded_optimizer.cpp) ─▶ publish (stage 1: all_gather)
 //
+// On a CUDA device both multiplications are in the kernels that read the gradients: one for all squares, one for each
+// dtype of all updates.
+//
 // Gradients are read once: squares whose sums are finite are of finite gradients. Only where one is not, or no norm is
 // wanted, are elements looked at for NaN and infinity.
 //
@@ -18,6 +21,7 @@
 #include "optim/clip.h"
 #include "parallel/agreement.h"
 #include "tensor/at_end.h"
+#include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "tensor/suggest.h"
 #include "trace/trace.h"
@@ -28,6 +32,8 @@ namespace lockstep::zero {
 namespace {
 
 bool is_wide(DType dtype) { return size_of(dtype) >= 4; }
+
+static_assert(StepBatch::chunk == norm_block);
 
 }  // namespace
 
@@ -66,17 +72,23 @@ StepReport Stage::step(const StepOptions& o) {
   }
   const AtEnd forgets([this] { forget(); });
   const std::vector<bool> used = agree_on_used();
-  double scale = o.grad_scale / group.size();
-  if (o.scaler) scale /= o.scaler->scale();
+  const double scale = scale_of(o);
+  // A device's kernels multiply on the way. What is finite stays so only by a factor of at most 1.
+  if (!device.is_cpu() && !batch) batch.emplace(device);
+  scaled = !batch || !(std::abs(scale) <= 1);
   for (Unit& unit : units) {
     if (!unit.trains) continue;
     if (unit.reduced.count() > 0) {
       unit.reduced.add(std::move(unit.part));
       unit.part = unit.reduced.take();
     }
-    if (is_wide(unit.gradient_dtype) && scale != 1) mul_scalar_(unit.part, scale);
+    if (scaled && is_wide(unit.gradient_dtype) && scale != 1) mul_scalar_(unit.part, scale);
   }
   StepReport report;
+  if (Graph::is_capturing()) {
+    record(o, used);
+    return report;
+  }
   ++steps_;
   Tensor squares;
   if (o.max_norm > 0 || o.want_norm) squares = squares_of_blocks(scale, used);
@@ -148,22 +160,30 @@ bool Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport
 
 /// What elements of the shard are updated with, scaled, in f32 (f64 for f64).
 Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) const {
-  const Tensor part = unit.part.narrow(0, at, n);
+  const bool in_its_dtype = is_wide(unit.gradient_dtype);
+  Tensor part = unit.part.narrow(0, at, n);
+  if (in_its_dtype && !scaled && scale != 1) part = mul_scalar(part, scale);
   const Tensor wide = part.to(unit.dtype == f64 ? f64 : f32);
-  return is_wide(unit.gradient_dtype) || scale == 1 ? wide : mul_scalar_(wide, scale);
+  return in_its_dtype || scale == 1 ? wide : mul_scalar_(wide, scale);
 }
 
 /// Whether squares_of_blocks() are of all gradients that this rank has: where all ranks have the same ones of what is
 /// spread, one of them counts them.
 bool Stage::has_all_squares() const { return options.spread.names.empty() || is_cut(); }
 
-/// The sum of squares of every block that this rank has; zeros elsewhere.
+/// The sum of squares of every block that this rank has; zeros elsewhere. On the CPU, unless it is recorded.
 Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
   const Tensor squares = zeros({norm_blocks_of_all}, {.dtype = f64, .device = device});
+  std::vector<StepBatch::Squares> of_pieces;  // by one kernel
   for (Unit& unit : units) {
     if (!has_all_squares() && unit.group->rank() != 0) continue;
     for (const Piece& piece : unit.pieces) {
       if (!used[piece.parameter]) continue;
+      if (!scaled) {
+        of_pieces.push_back({unit.part.narrow(0, piece.at, piece.range.size()),
+                             parameters[piece.parameter].first_block + piece.range.begin / norm_block});
+        continue;
+      }
       const Tensor g = gradient(unit, piece.at, piece.range.size(), scale);
       const int64_t n = g.numel(), full = n / norm_block,
                     first = parameters[piece.parameter].first_block + piece.range.begin / norm_block;
@@ -175,7 +195,12 @@ Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
             .copy_(sum_squares(g.narrow(0, full * norm_block, n - full * norm_block), {}, false, f64));
     }
   }
-  return squares.to(cpu);
+  const bool records = Graph::is_capturing();
+  if (!scaled) {
+    if (!records) batch->set({.scale = scale});
+    batch->add_squares(of_pieces, squares);
+  }
+  return records ? squares : squares.to(cpu);
 }
 
 double Stage::norm(const StepOptions& o, const Tensor& squares) {

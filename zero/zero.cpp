@@ -43,6 +43,8 @@ void Zero::enter_pause() { impl_->pause(true); }
 void Zero::leave_pause() { impl_->pause(false); }
 
 StepReport Zero::step(const StepOptions& options) { return impl_->step(options); }
+void Zero::before_replay(const StepOptions& options) { impl_->before_replay(options); }
+StepReport Zero::after_replay(const StepOptions& options) { return impl_->after_replay(options); }
 void Zero::zero_grad() { impl_->forget(); }
 void Zero::register_external(nn::Module& module, const Variable& parameter) {
   impl_->register_external(module, parameter);

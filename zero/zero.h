@@ -153,6 +153,12 @@ class Zero {
   /// Collective. Until then .grad is a placeholder without memory: reading it is an Error, clearing it forgets what was
   /// collected.
   StepReport step(const StepOptions& options = {});
+  /// step() may be captured in a Graph, where one rank has the whole model on a CUDA device, in stage 0 (others have
+  /// collectives, which cannot be captured). Before each replay this counts the step and writes its numbers (learning
+  /// rates, scale) where the graph reads them; after it, after_replay() waits and says how it went, as step() does, and
+  /// tells the scaler. The same options, but for numbers.
+  void before_replay(const StepOptions& options = {});
+  StepReport after_replay(const StepOptions& options = {});
   /// Forgets the gradients collected since the last step.
   void zero_grad();
 

@@ -68,12 +68,12 @@ void on_cpu::sgd(Tensor& p, const Tensor& grad, Tensor& momentum, Tensor& low, c
 }
 
 void on_cpu::rmsprop(Tensor& p, const Tensor& grad, Tensor& square_average, Tensor& grad_average, Tensor& momentum,
-                     const RmspropArgs& args) {
+                     Tensor& low, const RmspropArgs& args) {
   const auto run = [&]<bool centered, bool moving>() {
     Tensor* const state[] = {&square_average, centered ? &grad_average : &momentum, &momentum, nullptr};
     Tensor* used[2 + centered + moving] = {};
     std::copy(state, state + 1 + centered + moving, used);
-    update<1 + centered + moving>("rmsprop", p, grad, used, nullptr,
+    update<1 + centered + moving>("rmsprop", p, grad, used, &low,
                                   [&](auto a) { return Rmsprop<decltype(a), centered, moving>(args); });
   };
   const bool moving = args.momentum != 0;
@@ -81,14 +81,14 @@ void on_cpu::rmsprop(Tensor& p, const Tensor& grad, Tensor& square_average, Tens
   else moving ? run.operator()<false, true>() : run.operator()<false, false>();
 }
 
-void on_cpu::adagrad(Tensor& p, const Tensor& grad, Tensor& sum, const AdagradArgs& args) {
+void on_cpu::adagrad(Tensor& p, const Tensor& grad, Tensor& sum, Tensor& low, const AdagradArgs& args) {
   Tensor* const state[] = {&sum, nullptr};
-  update<1>("adagrad", p, grad, state, nullptr, [&](auto a) { return Adagrad<decltype(a)>(args); });
+  update<1>("adagrad", p, grad, state, &low, [&](auto a) { return Adagrad<decltype(a)>(args); });
 }
 
-void on_cpu::lion(Tensor& p, const Tensor& grad, Tensor& m, const LionArgs& args) {
+void on_cpu::lion(Tensor& p, const Tensor& grad, Tensor& m, Tensor& low, const LionArgs& args) {
   Tensor* const state[] = {&m, nullptr};
-  update<1>("lion", p, grad, state, nullptr, [&](auto a) { return Lion<decltype(a)>(args); });
+  update<1>("lion", p, grad, state, &low, [&](auto a) { return Lion<decltype(a)>(args); });
 }
 
 }  // namespace lockstep

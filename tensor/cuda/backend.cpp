@@ -9,6 +9,7 @@
 
 #include "tensor/check.h"
 #include "tensor/cuda/capture.h"
+#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/cudnn.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/cuda/streams.h"
@@ -308,6 +309,9 @@ const Backend cuda_backend{
     .abandon_capture = cuda::abandon_capture,
     .launch_graph = cuda::launch_graph,
     .free_graph = cuda::free_graph,
+    .store = on_cuda::store,
+    .square_sums = on_cuda::square_sums,
+    .take_norm = on_cuda::take_norm,
 };
 
 }  // namespace lockstep

@@ -1,8 +1,10 @@
 // ZeRO with parameters on devices: gradients and parameters go by NCCL, what is offloaded is updated on the host.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdlib>
 
+#include "tensor/graph.h"
 #include "tests/cuda/nccl_util.h"
 #include "tests/cudasim/fake.h"
 #include "tests/zero/util.h"
@@ -81,6 +83,68 @@ TEST_CASE("nccl: ZeRO's ledger on devices: shards there, and nothing of what is 
             expect("optimizer", held(Memory::optimizer), here ? psi * 8 / 4. : 0);
             expect("offload", held(Memory::offload), 0);
           }) == "(no error)");
+  }
+}
+
+TEST_CASE("nccl: a step of ZeRO in a graph has the bits of steps that are not, skips and loss scale and all") {
+  for (const DType dtype : {f32, bf16, f16}) {
+    for (const int stage : {0, 1}) {
+      CAPTURE(dtype);
+      CAPTURE(stage);
+      const std::string text = outcome(1, [&](int) {
+        const Device device = device_of(0);
+        const auto trained = [&](bool records) {
+          manual_seed(3);
+          Even net;
+          net.to(dtype);
+          net.to(device);
+          optim::AdamW optimizer({{.parameters = {net.a.weight}, .options = {.lr = 1e-2}},
+                                  {.parameters = {net.b.weight, net.c.weight}, .options = {.lr = 1e-3}}});
+          ZeroOptions o = options(stage);
+          o.nonfinite = zero::NonFinite::skip;
+          Zero zero(net, optimizer, o);
+          optim::DynamicLossScaler scaler({.init_scale = 64, .scale_window = 2});
+          const zero::StepOptions request{.max_norm = 0.5, .scaler = dtype == f16 ? &scaler : nullptr};
+          const Tensor x = empty({2, 64}, {.dtype = dtype, .device = device}),
+                       scale = empty({1}, {.dtype = f32, .device = device});
+          const auto backward = [&] { sum(mean(square(net(Variable(x)).to(f32))) * Variable(scale)).backward(); };
+          std::vector<double> seen;
+          const auto note = [&](const zero::StepReport& report) {
+            seen.insert(seen.end(), {report.skipped ? -1 : report.norm, double(report.skipped),
+                                     double(report.first_nonfinite.size()), scaler.scale()});
+          };
+          Graph graph(device);
+          for (int step = 0; step < 8; ++step) {
+            optimizer.set(0, "lr", 0.01 / (step + 1));
+            manual_seed(uint64_t(step + 10));
+            x.copy_(randn({2, 64}));
+            scale.fill_(step == 3 || step == 5 ? double(INFINITY) : dtype == f16 ? scaler.scale() : 1);
+            if (!records || step == 0) {
+              const auto now = [&] {
+                backward();
+                if (!Graph::is_capturing()) note(zero.step(request));
+                else zero.step(request);
+              };
+              records ? graph.capture(now) : now();
+              continue;
+            }
+            zero.before_replay(request);
+            graph.replay();
+            note(zero.after_replay(request));
+          }
+          std::vector<std::vector<double>> bits;
+          for (const zero::StatePiece& piece : zero.state()) bits.push_back(piece.tensor.to(cpu).to_vector<double>());
+          for (const auto& [name, number] : zero.numbers()) seen.push_back(number);
+          return std::pair(seen, bits);
+        };
+        const auto eager = trained(false), recorded = trained(true);
+        require(eager.first == recorded.first, "norms, skips or step numbers differ");
+        require(eager.second == recorded.second, "parameters or state differ");
+        require(std::count(eager.first.begin(), eager.first.end(), -1) == 2, "expected two skipped steps");
+      });
+      if (stage == 0) CHECK(text == "(no error)");
+      else CHECK_MESSAGE(text.find("a collective cannot be captured") != std::string::npos, text);
+    }
   }
 }
 

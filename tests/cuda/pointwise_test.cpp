@@ -260,14 +260,14 @@ TEST_CASE("cuda: optimizer steps have the CPU's bits") {
             for (const bool centered : {true, false})
               compare("rmsprop", [&](const Kernels& k, const Tensor& g, Arguments& to) {
                 to[2].fill_(1);  // so that the variance is positive
-                k.rmsprop(to[0], g, to[2], to[1], to[3], {1e-2, 0.9, 1e-3, 0.1, momentum, centered});
+                k.rmsprop(to[0], g, to[2], to[1], to[3], to[4], {1e-2, 0.9, 1e-3, 0.1, momentum, centered});
               });
           }
           compare("adagrad", [&](const Kernels& k, const Tensor& g, Arguments& to) {
-            k.adagrad(to[0], g, to[2], {0.1, 1e-8, 0.1});
+            k.adagrad(to[0], g, to[2], to[4], {0.1, 1e-8, 0.1});
           });
           compare("lion", [&](const Kernels& k, const Tensor& g, Arguments& to) {
-            k.lion(to[0], g, to[1], {0.1, 0.9, 0.99, 0.1});
+            k.lion(to[0], g, to[1], to[4], {0.1, 0.9, 0.99, 0.1});
           });
         }
       }

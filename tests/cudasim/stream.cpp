@@ -316,6 +316,7 @@ cudaError_t enqueue_kernel(const char* op, cudaStream_t stream, std::function<vo
   if (!fake::find_stream(stream)) return cudaErrorInvalidResourceHandle;
   if (fake::find_stream(stream)->device != fake::current_device()) return cudaErrorInvalidResourceHandle;
   if (const cudaError_t code = fake::launch_failure.next(); code != cudaSuccess) return code;
+  ++counts().launches;
   fake::enqueue(stream, [op, run = std::move(run)] {
     if (const cudaError_t code = fake::run_failure.next(); code != cudaSuccess)
       return fake::fail_device(code, std::string(op) + ": made to fail");

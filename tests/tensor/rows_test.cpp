@@ -465,24 +465,26 @@ std::vector<Optimizer> optimizers() {
                      }});
     }
     for (bool centered : {true, false}) {
-      all.push_back(
-          {"rmsprop",
-           [=](State& s, const Tensor& grad, int) {
-             table(default_device()).rmsprop(s.p, grad, s.a, s.b, s.c, {0.01, 0.9, 1e-6, 0.01, momentum, centered});
-           },
-           [=](double& p, double g, double& square, double& average, double& buffer, int) {
-             g += 0.01 * p;
-             square = 0.9 * square + 0.1 * g * g;
-             if (centered) average += 0.1 * (g - average);
-             const double d = g / (std::sqrt(square - (centered ? average * average : 0)) + 1e-6);
-             if (momentum != 0) buffer = momentum * buffer + d;
-             p -= 0.01 * (momentum != 0 ? buffer : d);
-           }});
+      all.push_back({"rmsprop",
+                     [=](State& s, const Tensor& grad, int) {
+                       Tensor low;
+                       table(default_device())
+                           .rmsprop(s.p, grad, s.a, s.b, s.c, low, {0.01, 0.9, 1e-6, 0.01, momentum, centered});
+                     },
+                     [=](double& p, double g, double& square, double& average, double& buffer, int) {
+                       g += 0.01 * p;
+                       square = 0.9 * square + 0.1 * g * g;
+                       if (centered) average += 0.1 * (g - average);
+                       const double d = g / (std::sqrt(square - (centered ? average * average : 0)) + 1e-6);
+                       if (momentum != 0) buffer = momentum * buffer + d;
+                       p -= 0.01 * (momentum != 0 ? buffer : d);
+                     }});
     }
   }
   all.push_back({"adagrad",
                  [](State& s, const Tensor& grad, int) {
-                   table(default_device()).adagrad(s.p, grad, s.a, {0.1, 1e-10, 0.01});
+                   Tensor low;
+                   table(default_device()).adagrad(s.p, grad, s.a, low, {0.1, 1e-10, 0.01});
                  },
                  [](double& p, double g, double& a, double&, double&, int) {
                    g += 0.01 * p;
@@ -491,7 +493,8 @@ std::vector<Optimizer> optimizers() {
                  }});
   all.push_back({"lion",
                  [](State& s, const Tensor& grad, int) {
-                   table(default_device()).lion(s.p, grad, s.a, {0.001, 0.9, 0.99, 0.1});
+                   Tensor low;
+                   table(default_device()).lion(s.p, grad, s.a, low, {0.001, 0.9, 0.99, 0.1});
                  },
                  [](double& p, double g, double& m, double&, double&, int) {
                    const double u = 0.9 * m + 0.1 * g;

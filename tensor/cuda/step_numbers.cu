@@ -1,0 +1,123 @@
+// What the kernels of a step read beside tensors (tensor/step_batch.h): numbers from the host, and the norm of all
+// gradients, whose squares are looked through for infinities in the same pass. Bound by memory: every gradient is read
+// once, 16 bytes a thread. The order of every sum follows from the sizes alone.
+#include "tensor/cuda/cuda_kernels.h"
+#include "tensor/cuda/step_pieces.h"
+#include "tensor/cuda/vector.h"
+
+namespace lockstep::on_cuda {
+namespace {
+
+constexpr int threads = 256;
+constexpr unsigned whole_warp = 0xffffffffu;
+
+struct Words {
+  static constexpr int most = 480;  // of 4096 bytes that a launch may bring
+  uint64_t w[most];
+};
+__global__ void __launch_bounds__(threads) store_kernel(Words words, uint64_t* to, int count) {
+  for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = words.w[i];
+}
+
+/// What this thread's elements of a chunk add up to.
+template <class T>
+__device__ double squares_of(const SquarePiece& piece, int64_t begin, double scale, int32_t rounds, bool& bad) {
+  constexpr int V = vector_length<T>;
+  const T* x = static_cast<const T*>(piece.x);
+  const int64_t end = min(begin + StepBatch::chunk, piece.n);
+  const Access access = piece.is_aligned ? Access::run : Access::apart;
+  double sum = 0;
+  for (int64_t i = begin + int64_t(threadIdx.x) * V; i < end; i += int64_t(threads) * V) {
+    const int count = end - i < V ? int(end - i) : V;
+    const Vector<T, V> v = load_vector<V>(x + i, access, 1, count);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (j >= count) continue;
+      const Compute<T> raw = Compute<T>(v.v[j]);
+      bad |= !(raw - raw == 0);  // NaN for infinities too
+      const double scaled = double(rounded<T>(raw * Compute<T>(scale), rounds));
+      sum += scaled * scaled;
+    }
+  }
+  return sum;
+}
+
+__global__ void __launch_bounds__(threads)
+    square_sums_kernel(const SquarePiece* pieces, int count, int64_t chunks, StepControl* control, double* sums) {
+  LOCKSTEP_SHARED(double, of_warp, [threads / 32]);
+  const double scale = control->scale;
+  const int32_t rounds = control->rounds;
+  bool bad = false;
+  for (int64_t c = blockIdx.x; c < chunks; c += gridDim.x) {
+    const SquarePiece& piece = piece_of(pieces, count, c);
+    const int64_t begin = (c - piece.first_chunk) * StepBatch::chunk;
+    double sum = 0;
+    switch (piece.dtype) {
+      case f32: sum = squares_of<float>(piece, begin, scale, rounds, bad); break;
+      case f64: sum = squares_of<double>(piece, begin, scale, rounds, bad); break;
+      case f16: sum = squares_of<Half>(piece, begin, scale, rounds, bad); break;
+      default: sum = squares_of<BFloat16>(piece, begin, scale, rounds, bad); break;
+    }
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(whole_warp, sum, step);
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+#pragma unroll
+      for (int w = 1; w < threads / 32; ++w) sum += of_warp[w];
+      sums[piece.at + c - piece.first_chunk] = sum;
+    }
+    __syncthreads();
+  }
+  if (bad) atomicMax(&control->found, 1);
+}
+
+/// One block. The sums of optim/clip.cpp, in its order.
+__global__ void __launch_bounds__(threads)
+    take_norm_kernel(const NormPiece* pieces, int64_t count, const double* sums, double* squares,
+                     StepControl* control) {
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+    const NormPiece piece = pieces[i];
+    double sum = 0;
+#pragma unroll 8
+    for (int64_t c = 0; c < piece.count; ++c) sum += sums[piece.first + c];
+    const double root = std::sqrt(sum), norm = piece.is_wide ? root : double(float(root));
+    squares[i] = norm * norm;
+  }
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  double total = 0;
+#pragma unroll 8
+  for (int64_t i = 0; i < count; ++i) total += squares[i];
+  const double norm = std::sqrt(total), factor = control->max_norm / (norm + 1e-6);
+  control->norm = norm;
+  if (control->max_norm > 0 && !(factor >= 1)) control->clip = factor;
+  if (!control->skips || !control->found) return;
+  control->skip = 1;
+  ++control->skipped;
+}
+
+}  // namespace
+
+void store(void* to, const void* from, size_t bytes) {
+  const auto* source = static_cast<const uint64_t*>(from);
+  auto* target = static_cast<uint64_t*>(to);
+  for (size_t left = bytes / sizeof *source; left > 0;) {
+    const size_t count = std::min(left, size_t(Words::most));
+    Words words{};
+    std::memcpy(words.w, source, count * sizeof *source);
+    cuda::launch({"step numbers", dim3(1), dim3(threads)}, store_kernel, words, target, int(count));
+    source += count, target += count, left -= count;
+  }
+}
+
+void square_sums(const void* pieces, int count, int64_t chunks, void* numbers, double* sums) {
+  cuda::launch({"sums of squares", dim3(cuda::blocks_for(chunks, 1)), dim3(threads)}, square_sums_kernel,
+               static_cast<const SquarePiece*>(pieces), count, chunks, static_cast<StepControl*>(numbers), sums);
+}
+
+void take_norm(const void* pieces, int64_t count, const double* sums, double* squares, void* numbers) {
+  cuda::launch({"norm", dim3(1), dim3(threads)}, take_norm_kernel, static_cast<const NormPiece*>(pieces), count, sums,
+               squares, static_cast<StepControl*>(numbers));
+}
+
+}  // namespace lockstep::on_cuda

@@ -1,0 +1,24 @@
+#pragma once
+// How blocks of a kernel over many tensors find theirs. Internal.
+#include "tensor/cuda/element.h"
+#include "tensor/step_batch.h"
+
+namespace lockstep::on_cuda {
+
+/// The one of `count` pieces that the chunk is of.
+template <class Piece> __device__ inline const Piece& piece_of(const Piece* pieces, int count, int64_t chunk) {
+  int low = 0;
+  for (int high = count; high - low > 1;) {
+    const int middle = (low + high) / 2;
+    if (pieces[middle].first_chunk <= chunk) low = middle;
+    else high = middle;
+  }
+  return pieces[low];
+}
+
+/// As it would be had it been written to memory as a T, if it would have been.
+template <class T> __device__ inline Compute<T> rounded(Compute<T> value, int32_t rounds) {
+  return rounds ? Compute<T>(T(value)) : value;
+}
+
+}  // namespace lockstep::on_cuda
