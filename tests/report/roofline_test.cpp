@@ -61,18 +61,19 @@ TEST_CASE("roofline: a step has three times its forward's operations, and each p
     CHECK(flops_of(step, "attention, backward") == 3.5 * forward);
     CHECK(flops_of(step, "product") + 3 * forward == step.model_flops);
     CHECK(forward == 3 * 4. * 4 * 128 * (64 * 65 / 2));
-    // Gradient and copy of 16 bits; master weight and two states read and written.
+    // Gradient (as it is, or widened first) and copy of 16 bits; master weight and two states read and written.
     const Roofline found = roofline(step, card_of("h200"));
     double seconds = 0, optimizer = 0;
     for (const RooflineRow& row : found.rows) {
       seconds += row.seconds;
       if (row.cost.kind == "optimizer") optimizer += row.cost.bytes;
     }
-    CHECK(optimizer == 28. * double(step.parameters));
+    CHECK(optimizer >= 28. * double(step.parameters));
+    CHECK(optimizer <= 30. * double(step.parameters));
     CHECK(seconds == doctest::Approx(found.seconds));
     CHECK(found.mfu == doctest::Approx(step.model_flops / found.seconds / 989e12));
     CHECK(found.launches == launches_of(step.kernels));
-    CHECK(found.seconds >= double(found.launches) * least_seconds);
+    CHECK(found.seconds >= 0.999 * double(found.launches) * least_seconds);
   }
 }
 
