@@ -81,6 +81,8 @@ void add_flight_command(CLI::App& app);
 void add_new_command(CLI::App& app);
 void add_plan_command(CLI::App& app, const Program& program);
 void add_report_command(CLI::App& app);
+/// roofline: the kernels of a training step, and how long they should take on a card.
+void add_roofline_command(CLI::App& app);
 void add_run_command(CLI::App& app, const Program& program);
 void add_schedule_command(CLI::App& app);
 void add_simulate_command(CLI::App& app, const Program& program);

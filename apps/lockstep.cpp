@@ -187,6 +187,7 @@ int main(int argc, char** argv) {
   apps::add_config_command(app);
   apps::add_plan_command(app, program);
   apps::add_verify_command(app, program);
+  apps::add_roofline_command(app);
   apps::add_run_command(app, program);
   std::vector<std::string> words(argv, argv + argc);
   program = apps::take_program(app, words);

@@ -83,6 +83,17 @@ Variable batch_norm(const Variable& x, const Variable& weight, const Variable& b
 /// (tensor/random.h). `part`: x is a part of a tensor, of which the whole's elements are dropped.
 Variable dropout(const Variable& x, double p, bool training = true, const PartOf& part = {});
 Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part = {});  ///< a given draw
+/// residual + dropout(x), in one pass where both are alike.
+Variable add_dropout(const Variable& residual, const Variable& x, double p, bool training = true,
+                     const PartOf& part = {});
+struct SumAndNorm {
+  Variable sum, norm;
+  void each_variable(auto&& fn) { fn(sum), fn(norm); }
+};
+/// add_dropout(residual, x, args.p, training, part), and layer_norm() or rms_norm() of that: the same bits, and on CUDA
+/// one kernel forward and one backward, which adds what else reaches the sum.
+SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& normalized, const Variable& weight,
+                    const Variable& bias, const AddNormArgs& args, bool training = true, const PartOf& part = {});
 /// softmax(q k^T scale + mask) v without the T x S matrix, forward or backward; see tensor/ops.h.
 Variable attention(const Variable& q, const Variable& k, const Variable& v, const Tensor& mask = {},
                    AttentionArgs args = {.scale = 0});
@@ -122,7 +133,7 @@ Variable cross_entropy(const Variable& logits, const Variable& target, const Cro
 /// f32 for 16 bits, rounded once. linear_cross_entropy.cpp says more.
 Variable linear_cross_entropy(const Variable& x, const Variable& weight, const Tensor& target,
                               const CrossEntropyOptions& options = {}, int64_t rows_at_once = 0);
-int64_t linear_cross_entropy_rows(int64_t classes);
+int64_t linear_cross_entropy_rows(int64_t classes, Device device = cpu);
 Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options = {});
 Variable mse_loss(const Variable& x, const Variable& target,
                   Reduction reduction = Reduction::mean);  ///< shapes must agree

@@ -114,6 +114,14 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, Acti
                              .view(shape));
           }
         }
+        if constexpr (!is_recorded<decltype(back)>) {
+          if (back.needs(1) && back.needs(2)) {
+            MatmulRowSums both = matmul_row_sums(g.t(), as_matrix<T>(back.input(0, x)));
+            back.give(1, std::move(both.product));
+            back.give(2, std::move(both.sums));
+            return;
+          }
+        }
         if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix<T>(back.input(0, x))));
         if (back.needs(2)) back.give(2, sum(g, {0}));
       });

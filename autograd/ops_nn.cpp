@@ -1,4 +1,7 @@
-// Derivatives of layers: convolution, pooling, softmax, the norms, dropout, embedding.
+// Derivatives of layers: convolution, pooling, softmax, the norms.
+#include <memory>
+#include <utility>
+
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
@@ -9,6 +12,8 @@ namespace lockstep {
 namespace {
 
 Tensor tensor_or_none(const Variable& x) { return x.defined() ? x.tensor() : Tensor(); }
+
+Variable mean_of(const Variable& x, const Dims& dims) { return mean(x, dims, true); }
 
 template <class T> T sum_channels(const T& grad) { return sum(grad, {0, 2, 3}); }
 
@@ -206,47 +211,106 @@ void give_norm(const RecordedBackward& back, const Saved& x, const Saved& weight
 }
 }  // namespace
 
+namespace {
+
+/// What dropout leaves of the gradient of a sum, made by the norm behind it in the same pass (add_norm).
+struct Dropped {
+  Tensor of, value;
+  uint32_t version = 0;
+};
+
+/// Records layer norm or RMS norm over the trailing dims. What is collected of x's gradient already (a residual's) gets
+/// its own added in the same pass.
+Variable record_norm(const Variable& x, const Variable& weight, const Variable& bias, NormResult result,
+                     const Shape& normalized, const AddNormArgs& args, std::shared_ptr<Dropped> dropped = {}) {
+  const char* const name = args.centered ? "layer_norm" : "rms_norm";
+  const auto derivative = [x = Saved(x), weight = Saved(weight), mean = result.mean, rstd = result.rstd, normalized,
+                           args, name, dropped = std::move(dropped)](auto& back) {
+    if constexpr (is_recorded<decltype(back)>) {
+      Dims dims;
+      for (int d = 0; d < normalized.rank(); ++d) dims.push_back(d - normalized.rank());
+      return give_norm(back, x, weight, args.centered, [&](const Variable& v) {
+        if (!args.centered) return mul(v, rsqrt(add_scalar(mean_of(square(v), dims), args.eps)));
+        return mul(sub(v, mean_of(v, dims)), rsqrt(add_scalar(var(v, dims, 0, true), args.eps)));
+      });
+    } else {
+      const NormResult saved{{}, mean, rstd};
+      const bool with_bias = args.centered && back.needs(2);
+      const Tensor sum = back.partial(0);
+      AddNormArgs how = args;
+      if (!dropped) how.p = 0;
+      const bool alone = !sum.defined() && how.p == 0;
+      AddNormGrad grads =
+          !alone ? add_norm_grad(back.grad(), sum, x.get(name), saved, normalized, weight.get(name), with_bias, how)
+          : args.centered
+              ? AddNormGrad{layer_norm_grad(back.grad(), x.get(name), saved, normalized, weight.get(name), with_bias),
+                            {}}
+              : AddNormGrad{rms_norm_grad(back.grad(), x.get(name), rstd, weight.get(name)), {}};
+      if (grads.dropped.defined()) *dropped = {grads.norm.x, grads.dropped, grads.norm.x.storage()->version()};
+      if (!sum.defined()) back.give(0, std::move(grads.norm.x));
+      back.give(1, std::move(grads.norm.weight));
+      if (args.centered) back.give(2, std::move(grads.norm.bias));
+    }
+  };
+  if (args.centered) return record(name, {&x, &weight, &bias}, std::move(result.out), derivative);
+  return record(name, {&x, &weight}, std::move(result.out), derivative);
+}
+
+}  // namespace
+
 Variable layer_norm(const Variable& input, const Shape& normalized, const Variable& scale, const Variable& shift,
                     double eps) {
   const Variable x = Autocast::high(input), weight = Autocast::high(scale), bias = Autocast::high(shift);
   NormResult result = layer_norm(x.tensor(), normalized, tensor_or_none(weight), tensor_or_none(bias), eps);
   if (!needs_grad({&x, &weight, &bias})) return std::move(result.out);
-  Tensor out = std::move(result.out);
-  result.out = {};
-  return record("layer_norm", {&x, &weight, &bias}, std::move(out),
-                [x = Saved(x), weight = Saved(weight), result = std::move(result), normalized, eps](auto& back) {
-                  if constexpr (is_recorded<decltype(back)>) {
-                    Dims dims;
-                    for (int d = 0; d < normalized.rank(); ++d) dims.push_back(d - normalized.rank());
-                    return give_norm(back, x, weight, true, [&](const Variable& v) {
-                      return mul(sub(v, mean(v, dims, true)), rsqrt(add_scalar(var(v, dims, 0, true), eps)));
-                    });
-                  } else {
-                    NormGrad grads = layer_norm_grad(back.grad(), x.get("layer_norm"), result, normalized,
-                                                     weight.get("layer_norm"), back.needs(2));
-                    back.give(0, std::move(grads.x));
-                    back.give(1, std::move(grads.weight));
-                    back.give(2, std::move(grads.bias));
-                  }
-                });
+  return record_norm(x, weight, bias, std::move(result), normalized, {.eps = eps});
 }
 
 Variable rms_norm(const Variable& input, const Variable& scale, double eps) {
   const Variable x = Autocast::high(input), weight = Autocast::high(scale);
   NormResult result = rms_norm(x.tensor(), tensor_or_none(weight), eps);
   if (!needs_grad({&x, &weight})) return std::move(result.out);
-  return record("rms_norm", {&x, &weight}, std::move(result.out),
-                [x = Saved(x), weight = Saved(weight), rstd = std::move(result.rstd), eps](auto& back) {
-                  if constexpr (is_recorded<decltype(back)>) {
-                    return give_norm(back, x, weight, false, [&](const Variable& v) {
-                      return mul(v, rsqrt(add_scalar(mean(square(v), {-1}, true), eps)));
-                    });
-                  } else {
-                    NormGrad grads = rms_norm_grad(back.grad(), x.get("rms_norm"), rstd, weight.get("rms_norm"));
-                    back.give(0, std::move(grads.x));
-                    back.give(1, std::move(grads.weight));
-                  }
-                });
+  return record_norm(x, weight, {}, std::move(result), {x.size(-1)}, {.centered = false, .eps = eps});
+}
+
+SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& normalized, const Variable& weight,
+                    const Variable& bias, const AddNormArgs& args, bool training, const PartOf& part) {
+  LOCKSTEP_CHECK(args.p >= 0 && args.p <= 1, "[add_norm] expected p in [0, 1], got ", args.p);
+  LOCKSTEP_CHECK(args.centered || (!bias.defined() && normalized.rank() == 1),
+                 "[add_norm] expected an RMS norm over one dim and without bias, got ", normalized);
+  const auto alike = [&](const Variable& y) {
+    return !y.defined() || (y.dtype() == x.dtype() && y.device() == x.device());
+  };
+  const bool drops = training && args.p > 0,
+             short_norm = Autocast::enabled() && (x.dtype() == f16 || x.dtype() == bf16);
+  if (short_norm || !alike(residual) || !alike(weight) || !alike(bias) || residual.shape() != x.shape() ||
+      (drops && part.count > 1)) {
+    const Variable sum = add_dropout(residual, x, args.p, training, part);
+    return {sum, args.centered ? layer_norm(sum, normalized, weight, bias, args.eps) : rms_norm(sum, weight, args.eps)};
+  }
+  AddNormArgs how = args;
+  how.p = drops ? args.p : 0;
+  if (drops) how.key = next_random_key();
+  AddNorm made = add_norm(residual.tensor(), x.tensor(), normalized, tensor_or_none(weight), tensor_or_none(bias), how);
+  // Two nodes, though one kernel computed both: the sum has other readers.
+  const auto dropped = drops ? std::make_shared<Dropped>() : nullptr;
+  Variable sum = made.sum;
+  if (needs_grad({&residual, &x}))
+    sum = record(drops ? "add_dropout" : "add", {&residual, &x}, std::move(made.sum), [how, dropped](auto& back) {
+      back.give(0, back.grad());
+      if (how.p == 0) return back.give(1, back.grad());
+      if constexpr (!is_recorded<decltype(back)>) {
+        const Dropped ready = std::exchange(*dropped, {});
+        if (ready.of.defined() && ready.of.storage() == back.grad().storage() &&
+            ready.version == back.grad().storage()->version())
+          return back.give(1, ready.value);
+      }
+      if (back.needs(1)) back.give(1, dropout(back.grad(), how.p, how.key, {}));
+    });
+  if (!needs_grad({&sum, &weight, &bias})) return {sum, std::move(made.norm.out)};
+  Variable norm =
+      record_norm(sum, weight, bias, std::move(made.norm), normalized, how, x.requires_grad() ? dropped : nullptr);
+  return {std::move(sum), std::move(norm)};
 }
 
 Variable group_norm(const Variable& input, int64_t groups, const Variable& scale, const Variable& shift, double eps) {
@@ -300,44 +364,6 @@ Variable batch_norm(const Variable& input, const Variable& scale, const Variable
                     back.give(2, std::move(grads.bias));
                   }
                 });
-}
-
-Variable dropout(const Variable& x, double p, bool training, const PartOf& part) {
-  LOCKSTEP_CHECK(p >= 0 && p <= 1, "[dropout] expected p in [0, 1], got ", p);
-  if (!training || p == 0) return x;
-  return dropout(x, p, next_random_key(), part);  // the key, not the mask, is kept for backward
-}
-
-Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part) {
-  Tensor out = dropout(x.tensor(), p, key, part);
-  if (!needs_grad({&x})) return out;
-  return record("dropout", {&x}, std::move(out),
-                [p, key, part](auto& back) { back.give(0, dropout(back.grad(), p, key, part)); });
-}
-
-Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_index) {
-  Tensor out = embedding(weight.tensor(), index);
-  LOCKSTEP_CHECK(padding_index >= -1 && padding_index < weight.size(0), "[embedding] expected padding_index in [-1, ",
-                 weight.size(0), "), got ", padding_index);
-  if (!needs_grad({&weight})) return out;
-  return record(
-      "embedding", {&weight}, std::move(out),
-      [index = Saved(index), shape = weight.shape(), padding_index](auto& back) {
-        if constexpr (is_recorded<decltype(back)>) {
-          const Tensor rows = index.get("embedding").reshape({index.get("embedding").numel(), 1});
-          const Variable grad = back.grad().reshape({rows.size(0), shape[1]});
-          const Tensor padded = eq(rows, full({}, double(padding_index), {i64, rows.device()}));
-          const Variable none = zeros(shape, {grad.dtype(), grad.device()});
-          return back.give(0, scatter_add(none, 0, rows.expand(grad.shape()), masked_fill(grad, padded, 0)));
-        } else {
-          // Few rows get a gradient: add them to what is there (a tied output layer's, say) rather than to
-          // zeros.
-          const Tensor sum = back.partial(0);
-          const Tensor whole = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
-          embedding_grad_(whole, back.grad(), index.get("embedding"), padding_index);
-          if (!sum.defined()) back.give(0, whole);
-        }
-      });
 }
 
 }  // namespace lockstep

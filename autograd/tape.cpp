@@ -53,6 +53,12 @@ class Pass {
       : id_(next_pass.fetch_add(1)), retain_graph_(retain_graph), wanted_(wanted) {}
   ~Pass() {
     abandon();
+    for (const auto& [node, output] : marked_) {
+      auto& hooks = node->outputs_[output].hooks;
+      if (!hooks) continue;
+      std::erase_if(*hooks, [](const Node::Output::Hook& hook) { return hook.id == mark; });
+      if (hooks->empty()) hooks = nullptr;
+    }
     // Leaves shared with an outer pass get their state back.
     for (Borrowed& b : borrowed_) {
       b.node->pass_ = b.pass;
@@ -62,6 +68,7 @@ class Pass {
   }
 
   void run(const Edge& start, Tensor gradient) {
+    mark_wanted();
     push(start.node);
     count(start.node);
     start.node->outputs()[start.output].grad = std::move(gradient);
@@ -74,6 +81,7 @@ class Pass {
   }
 
  private:
+  static constexpr int mark = -2;  // in place of a hook's id
   struct Borrowed {
     Ref<Node> node;
     uint64_t pass;
@@ -84,6 +92,17 @@ class Pass {
   static bool before(const Ref<Node>& a, const Ref<Node>& b) { return a->number() < b->number(); }
   static void clear(Node& node) {
     for (Node::Output& output : node.outputs()) output.grad = {};
+  }
+
+  /// A gradient that is wanted is looked at, so that none is folded into what made it (Backward::fold).
+  void mark_wanted() {
+    if (!wanted_) return;
+    for (const Wanted& want : *wanted_) {
+      if (want.edge.node->is_leaf()) continue;
+      Node::Output& output = want.edge.node->outputs_[want.edge.output];
+      output.add_hook({mark, [](const Tensor&) { return Tensor(); }});
+      marked_.emplace_back(want.edge.node, want.edge.output);
+    }
   }
 
   void push(Ref<Node> node) {
@@ -147,7 +166,7 @@ class Pass {
       if (output.hooks) output.run_hooks();
       if (wanted_) collect(node, i);
     }
-    Backward backward(node, retain_graph_, !wanted_ && !AnomalyMode::enabled());
+    Backward backward(node, retain_graph_, !AnomalyMode::enabled());
     if (any_grad && node.folded_) {
       backward.give(0, std::move(node.outputs_[0].grad));
     } else if (any_grad && !(wanted_ && node.is_leaf())) {
@@ -183,6 +202,7 @@ class Pass {
   std::vector<Ref<Node>> running_;  // a node, and perhaps a leaf below it
   std::vector<Node*> stack_;
   std::vector<Borrowed> borrowed_;
+  std::vector<std::pair<Ref<Node>, int>> marked_;  // and which output
 };
 
 namespace {

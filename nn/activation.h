@@ -215,6 +215,10 @@ struct Dropout : Layer<Dropout> {
     LOCKSTEP_CHECK(p >= 0 && p <= 1, "[Dropout] expected p in [0, 1], got ", p);
   }
   Variable forward(const Variable& x) { return dropout(x, p, is_training(), part); }
+  /// residual + what it makes of x: in one pass, unless somebody has hooked into its calls.
+  Variable added(const Variable& residual, const Variable& x) {
+    return has_hooks() ? add(residual, (*this)(x)) : add_dropout(residual, x, p, is_training(), part);
+  }
   std::string options() const override { return str("p ", p); }
   void sliced(const PartOf& of) override { part = of; }
   double p;

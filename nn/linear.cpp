@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "autograd/autocast.h"
 #include "nn/build_empty.h"
 #include "nn/init.h"
 
@@ -153,10 +152,8 @@ Head::Head(const Options& o) {
 
 Variable Head::forward(const Variable& x, const Tensor& targets) {
   const bool replaced = quantized || product || entropy || gather;
-  // Elsewhere than on the CPU products of 16 bits that are summed in f32 have no kernel of their own.
-  const bool has_kernel = x.device().is_cpu() || (!Autocast::enabled() && x.dtype() != f16 && x.dtype() != bf16);
-  const int64_t most = rows_at_once > 0 ? rows_at_once : linear_cross_entropy_rows(weight.size(0));
-  if (replaced || !has_kernel || targets.numel() <= most) return loss(scores(x), targets);
+  const int64_t most = rows_at_once > 0 ? rows_at_once : linear_cross_entropy_rows(weight.size(0), x.device());
+  if (replaced || targets.numel() <= most) return loss(scores(x), targets);
   return linear_cross_entropy(x, weight, targets, {}, rows_at_once);
 }
 

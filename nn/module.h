@@ -163,6 +163,8 @@ class Module {
     std::function<std::shared_ptr<void>()> hold;
   };
   void run_on(std::optional<RunOn> how);
+  /// Whether calls do more than forward(): who knows what a call computes may compute it in another way if not.
+  bool has_hooks() const { return bool(hooks_); }
   /// Takes over the hooks of `other` in place of its own (not those of children).
   void copy_hooks(const Module& other);
 

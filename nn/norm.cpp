@@ -53,6 +53,15 @@ Norm::Norm(const Options& options) : o(options), weight(parameter({o.size}, 1)) 
   if (o.kind == layer && o.bias) bias = parameter({o.size}, 0);
 }
 
+SumAndNorm Norm::of_sum(const Variable& residual, const Variable& x, Dropout& dropout) {
+  if (has_hooks() || dropout.has_hooks()) {
+    const Variable sum = dropout.added(residual, x);
+    return {sum, (*this)(sum)};
+  }
+  return add_norm(residual, x, {o.size}, weight, bias, {.centered = o.kind == layer, .eps = o.eps, .p = dropout.p},
+                  dropout.is_training(), dropout.part);
+}
+
 GroupNorm::GroupNorm(const Options& o) : groups(o.groups), channels(o.channels), eps(o.eps) {
   LOCKSTEP_CHECK(groups > 0 && channels % groups == 0, "[GroupNorm] expected groups to divide ", channels,
                  " channels, got ", groups);

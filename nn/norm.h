@@ -2,7 +2,7 @@
 // Normalisation, of activations and of weights. Weights start at 1, biases at 0.
 #include <optional>
 
-#include "nn/module.h"
+#include "nn/activation.h"
 
 namespace lockstep::nn {
 
@@ -53,6 +53,8 @@ struct Norm : Layer<Norm> {
   Variable forward(const Variable& x) {
     return o.kind == layer ? layer_norm(x, {o.size}, weight, bias, o.eps) : rms_norm(x, weight, o.eps);
   }
+  /// dropout.added(residual, x) and its norm: in one pass, unless somebody has hooked into the calls of either.
+  SumAndNorm of_sum(const Variable& residual, const Variable& x, Dropout& dropout);
   void fields(Fields& f) override { f("weight", weight)("bias", bias); }
   std::string kind() const override { return o.kind == layer ? "LayerNorm" : "RMSNorm"; }
   std::string options() const override { return str(Shape{o.size}, ", eps ", o.eps); }

@@ -106,6 +106,13 @@ struct Region {
   int64_t first = 0, run = 0, stride = 0;
 };
 
+/// Of a norm of a sum of a residual and what dropout leaves of x: p 0 drops nothing.
+struct AddNormArgs {
+  bool centered = true;  // layer norm; else RMS norm
+  double eps = 1e-5, p = 0;
+  PhiloxKey key = {};
+};
+
 struct CrossEntropyArgs {
   int64_t ignore_index = -100;
   double label_smoothing = 0;

@@ -112,10 +112,15 @@ enum class MatmulPrecision : uint8_t { full, tf32 };
 void set_float32_matmul_precision(
     MatmulPrecision precision);  ///< for all threads; full until said otherwise. The CPU is always exact
 MatmulPrecision float32_matmul_precision();
-/// pointwise_grad(op, grad0, args, matmul(a, b), kept, {}) of matrices, bit for bit; one pass where the kernels can.
-/// For autograd.
+/// pointwise_grad(op, grad0, args, matmul(a, b), kept, {}) of matrices; one pass where the kernels can. Bit for bit on
+/// the CPU; on CUDA of gelu_tanh by the library's own formula, and in 16 bits rounded once less. For autograd.
 Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args,
                          const Tensor& kept);
+struct MatmulRowSums {
+  Tensor product, sums;
+};
+/// a b and sum(a, {1}) of matrices, in one pass where the kernels can: gradients of a linear layer.
+MatmulRowSums matmul_row_sums(const Tensor& a, const Tensor& b);
 /// out = a b, or out + a b when `adds`: matrices, out (M, N) contiguous and no view of a or b. Of 16-bit a and b it may
 /// be f32, and then nothing is rounded. Not counted as work (flops.h).
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds = false);
@@ -171,6 +176,23 @@ struct PartOf {
 };
 /// Drops what the whole tensor would lose in this part of it.
 Tensor dropout(const Tensor& x, double p, PhiloxKey key, const PartOf& part = {});
+/// residual + dropout(x), one after the other, in one pass.
+Tensor add_dropout(const Tensor& residual, const Tensor& x, double p, PhiloxKey key, const PartOf& part = {});
+struct AddNorm {
+  Tensor sum;
+  NormResult norm;
+};
+/// residual + dropout(x) (p 0: x itself) and its norm over the trailing dims `normalized`, in one pass where the
+/// kernels can; the bits of one after the other.
+AddNorm add_norm(const Tensor& residual, const Tensor& x, const Shape& normalized, const Tensor& weight,
+                 const Tensor& bias, const AddNormArgs& args);
+struct AddNormGrad {
+  NormGrad norm;
+  Tensor dropped;  ///< p > 0: what dropout leaves of norm.x
+};
+/// Of its norm. `add`, where defined, is contiguous and gets the gradient of the sum added: it is norm.x then.
+AddNormGrad add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& sum, const NormResult& saved,
+                          const Shape& normalized, const Tensor& weight, bool with_bias, const AddNormArgs& args);
 struct AttentionResult {
   Tensor out, lse;
 };

@@ -101,7 +101,8 @@ Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const
   const auto kernel = table(a.device()).matmul_unary_grad;
   const bool fits = a.dim() == 2 && b.dim() == 2 && are_matrices(a) && are_matrices(b) && kept.is_contiguous() &&
                     kept.dtype() == a.dtype() && kept.shape() == Shape{a.size(0), b.size(1)};
-  if (!kernel || !fits || a.dtype() == f16 || a.dtype() == bf16)
+  const bool is_short = a.dtype() == f16 || a.dtype() == bf16;  // on the CPU rounded before the derivative
+  if (!kernel || !fits || (is_short && a.device().is_cpu()))
     return pointwise_grad(op, PointwisePart::grad0, args, matmul(a, b), kept, {});
   check_product("matmul", a, b);
   LOCKSTEP_CHECK(a.size(1) == b.size(0), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ",
@@ -111,6 +112,18 @@ Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const
   const KernelScope scope("matmul");
   kernel(a, b, op, args, kept, out);
   return out;
+}
+
+MatmulRowSums matmul_row_sums(const Tensor& a, const Tensor& b) {
+  check_product("matmul_row_sums", a, b);
+  LOCKSTEP_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0),
+                 "[matmul_row_sums] expected matrices (M, K) and (K, N), got ", a.shape(), " and ", b.shape());
+  const TensorOptions like{a.dtype(), a.device()};
+  MatmulRowSums result{empty({a.size(0), b.size(1)}, like), empty({a.size(0)}, like)};
+  MacCounter::add(result.product.numel() * a.size(1));
+  LOCKSTEP_KERNEL_AS(a.device(), matmul_row_sums, "matmul")
+  (as_matrices(a), as_matrices(b), result.sums, result.product);
+  return result;
 }
 
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds) {
@@ -123,7 +136,6 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds)
                      out.shape() == Shape({a.size(0), b.size(1)}),
                  "[matmul_into] expected matrices (M, K) and (K, N) and a contiguous (M, N), got ", a.shape(), ", ",
                  b.shape(), " and ", out.shape());
-  if (widens && !a.device().is_cpu()) return matmul_into(out, a.to(f32), b.to(f32), adds);
   const KernelScope scope("matmul");
   Tensor none, to = out;
   LOCKSTEP_KERNEL(a.device(), matmul)(as_matrices(a), as_matrices(b), none, {.beta = adds ? 1. : 0.}, none, to);

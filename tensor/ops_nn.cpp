@@ -308,11 +308,13 @@ double cross_entropy_weight_sum(const Tensor& target, const Tensor& weight, cons
   return sum;
 }
 
-Tensor dropout(const Tensor& x, double p, PhiloxKey key, const PartOf& part) {
+namespace {
+Tensor dropped_and_added(const Tensor& x, double p, PhiloxKey key, const PartOf& part, const Tensor& residual) {
   check_floating("dropout", x);
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[dropout] expected p in [0, 1], got ", p);
   LOCKSTEP_CHECK(part.count >= 1 && part.index >= 0 && part.index < part.count, "[dropout] expected a part from 0 to ",
                  part.count - 1, ", got ", part.index, " of ", part.count);
+  check_optional("add_dropout", "a residual", residual, x, x.shape());
   Region place;
   if (part.count > 1) {
     int64_t run = 1;
@@ -320,8 +322,60 @@ Tensor dropout(const Tensor& x, double p, PhiloxKey key, const PartOf& part) {
     place = {.first = part.index * run, .run = run, .stride = part.count * run};
   }
   Tensor out = empty_like(x);
-  if (x.numel() > 0) LOCKSTEP_KERNEL(x.device(), dropout)(x.contiguous(), p, key, place, out);
+  if (x.numel() > 0)
+    LOCKSTEP_KERNEL(x.device(), dropout)(x.contiguous(), p, key, place, contiguous_or_undefined(residual), out);
   return out;
+}
+}  // namespace
+
+Tensor dropout(const Tensor& x, double p, PhiloxKey key, const PartOf& part) {
+  return dropped_and_added(x, p, key, part, {});
+}
+
+Tensor add_dropout(const Tensor& residual, const Tensor& x, double p, PhiloxKey key, const PartOf& part) {
+  check_defined("add_dropout", residual);
+  return dropped_and_added(x, p, key, part, residual);
+}
+
+AddNorm add_norm(const Tensor& residual, const Tensor& x, const Shape& normalized, const Tensor& weight,
+                 const Tensor& bias, const AddNormArgs& args) {
+  const char* const op = "add_norm";
+  const int64_t n = check_normalized(op, x, normalized), rows = x.numel() / n;
+  check_like(op, "a residual", residual, x, x.shape());
+  check_optional(op, "weight", weight, x, normalized);
+  check_optional(op, "bias", bias, x, normalized);
+  LOCKSTEP_CHECK(args.p >= 0 && args.p <= 1, "[add_norm] expected p in [0, 1], got ", args.p);
+  LOCKSTEP_CHECK(args.centered || !bias.defined(), "[add_norm] expected no bias of an RMS norm");
+  AddNorm result{empty_like(x), {empty_like(x), args.centered ? statistics(x, rows) : Tensor(), statistics(x, rows)}};
+  Tensor sum = as_rows(result.sum, n), out = as_rows(result.norm.out, n);
+  LOCKSTEP_KERNEL(x.device(), add_norm)
+  (as_rows(x, n), as_rows(residual, n), flat_or_undefined(weight), flat_or_undefined(bias), args, sum, out,
+   result.norm.mean, result.norm.rstd);
+  return result;
+}
+
+AddNormGrad add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& sum, const NormResult& saved,
+                          const Shape& normalized, const Tensor& weight, bool with_bias, const AddNormArgs& args) {
+  const char* const op = "add_norm_grad";
+  const int64_t n = check_normalized(op, sum, normalized);
+  check_like(op, "grad", grad, sum, sum.shape());
+  check_optional(op, "a gradient to add to", add, sum, sum.shape());
+  check_optional(op, "weight", weight, sum, normalized);
+  if (args.centered) check_statistics(op, "mean", saved.mean, sum, sum.numel() / n);
+  check_statistics(op, "rstd", saved.rstd, sum, sum.numel() / n);
+  LOCKSTEP_CHECK(!add.defined() || add.is_contiguous(), "[", op,
+                 "] expected a contiguous gradient to add to, got strides ", add.strides());
+  const TensorOptions like{sum.dtype(), sum.device()};
+  AddNormGrad result{{add.defined() ? add : empty_like(sum), weight.defined() ? empty(normalized, like) : Tensor(),
+                      with_bias ? empty(normalized, like) : Tensor()},
+                     args.p > 0 ? empty_like(sum) : Tensor()};
+  Tensor grad_x = as_rows(result.norm.x, n), dropped = result.dropped.defined() ? as_rows(result.dropped, n) : Tensor(),
+         grad_weight = flat_or_undefined(result.norm.weight), grad_bias = flat_or_undefined(result.norm.bias);
+  LOCKSTEP_KERNEL_AS(sum.device(), add_norm_grad, args.centered ? "layer_norm_grad" : "rms_norm_grad")
+  (as_rows(grad, n), add.defined() ? grad_x : add, as_rows(sum, n), saved.mean, saved.rstd, flat_or_undefined(weight),
+   args, grad_x, dropped, grad_weight, grad_bias);
+  if (add.defined()) add.storage()->bump_version(op);
+  return result;
 }
 
 }  // namespace lockstep

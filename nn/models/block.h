@@ -20,7 +20,10 @@ struct TransformerBlock : Layer<TransformerBlock> {
     int64_t max_context = 2048;
   };
   explicit TransformerBlock(const Options& o);
-  Variable forward(const Variable& x) { return second_half(first_half(x)); }
+  Variable forward(const Variable& x) {
+    const auto [sum, normed] = norm2.of_sum(x, attention(norm1(x)), dropout);
+    return dropout.added(sum, fed_forward(normed));
+  }
   Variable forward(const Variable& x, const std::vector<KvRows>& rows);
   /// Its two halves.
   LayerList layers() override;
@@ -39,8 +42,8 @@ struct TransformerBlock : Layer<TransformerBlock> {
 
  private:
   Variable fed_forward(const Variable& x) { return feed_forward ? feed_forward->call(x) : mlp(x); }
-  Variable first_half(const Variable& x) { return add(x, dropout(attention(norm1(x)))); }
-  Variable second_half(const Variable& x) { return add(x, dropout(fed_forward(norm2(x)))); }
+  Variable first_half(const Variable& x) { return dropout.added(x, attention(norm1(x))); }
+  Variable second_half(const Variable& x) { return dropout.added(x, fed_forward(norm2(x))); }
 };
 
 }  // namespace lockstep::nn

@@ -118,9 +118,10 @@ void norm_rows(const Tensor& x, const Tensor& weight, const Tensor& bias, double
 }
 
 /// With y = (x - mean) rstd and h = g w: dx = rstd (h - mean(h) - y mean(h y)), dw = sum over rows of g y, db of g.
+/// add, where defined, is added to dx once that is rounded.
 template <bool centered, class T>
 void norm_rows_grad(const Tensor& grad, const Tensor& x, const Tensor* mean, const Tensor& rstd, const Tensor& weight,
-                    Tensor& grad_x, Tensor& grad_weight, Tensor* grad_bias) {
+                    const Tensor& add, Tensor& grad_x, Tensor& grad_weight, Tensor* grad_bias) {
   using A = Acc<T>;
   const int64_t rows = x.size(0), n = x.size(1), blocks = (rows + row_block - 1) / row_block;
   const std::vector<A> w = widen<A>(weight, n, 1);
@@ -128,12 +129,14 @@ void norm_rows_grad(const Tensor& grad, const Tensor& x, const Tensor* mean, con
   const T* g = grad.data<T>();
   const T* source = x.data<T>();
   T* result = grad_x.data<T>();
+  const T* plus = add.defined() ? add.data<T>() : nullptr;
   const A* means = centered ? mean->data<A>() : nullptr;
   const A* rstds = rstd.data<A>();
   parallel_for(blocks, std::max<int64_t>(1, row_grain(n) / row_block), [&](int64_t first, int64_t last) {
+    std::vector<T> made(plus ? size_t(n) : 0);  // a walk of its own adds: in one the compiler might not round between
     for (int64_t r = first * row_block; r < std::min(last * row_block, rows); ++r) {
       const T *row = source + r * n, *from = g + r * n;
-      T* to = result + r * n;
+      T* to = plus ? made.data() : result + r * n;
       A* dw = partial.data() + r / row_block * 2 * n;
       A* db = dw + n;
       const A m = centered ? means[r] : A(0), s = rstds[r];
@@ -152,6 +155,10 @@ void norm_rows_grad(const Tensor& grad, const Tensor& x, const Tensor* mean, con
       each_vector<A>(n, [&](int64_t i, auto count, auto) {
         const Lanes<A> h = load(from + i, count) * load(&w[size_t(i)], count), y = (load(row + i, count) - m) * s;
         store(to + i, (h - mean_h - y * mean_hy) * s, count);
+      });
+      if (!plus) continue;
+      each_vector<A>(n, [&](int64_t i, auto count, auto) {
+        store(result + r * n + i, load(plus + r * n + i, count) + load(made.data() + i, count), count);
       });
     }
   });
@@ -190,8 +197,9 @@ void on_cpu::layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bia
 
 void on_cpu::layer_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& mean, const Tensor& rstd,
                              const Tensor& weight, Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias) {
-  for_floats("layer_norm_grad", x,
-             [&]<class T> { norm_rows_grad<true, T>(grad, x, &mean, rstd, weight, grad_x, grad_weight, &grad_bias); });
+  for_floats("layer_norm_grad", x, [&]<class T> {
+    norm_rows_grad<true, T>(grad, x, &mean, rstd, weight, {}, grad_x, grad_weight, &grad_bias);
+  });
 }
 
 void on_cpu::rms_norm(const Tensor& x, const Tensor& weight, double eps, Tensor& out, Tensor& rstd) {
@@ -200,8 +208,29 @@ void on_cpu::rms_norm(const Tensor& x, const Tensor& weight, double eps, Tensor&
 
 void on_cpu::rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight,
                            Tensor& grad_x, Tensor& grad_weight) {
-  for_floats("rms_norm_grad", x,
-             [&]<class T> { norm_rows_grad<false, T>(grad, x, nullptr, rstd, weight, grad_x, grad_weight, nullptr); });
+  for_floats("rms_norm_grad", x, [&]<class T> {
+    norm_rows_grad<false, T>(grad, x, nullptr, rstd, weight, {}, grad_x, grad_weight, nullptr);
+  });
+}
+
+// The parts one after the other: a row is in cache for its norm, and dropout is bound by its random numbers.
+void on_cpu::add_norm(const Tensor& x, const Tensor& add, const Tensor& weight, const Tensor& bias,
+                      const AddNormArgs& args, Tensor& sum, Tensor& out, Tensor& mean, Tensor& rstd) {
+  const Tensor* const both[] = {&add, &x};
+  if (args.p > 0) dropout(x, args.p, args.key, {}, add, sum);
+  else pointwise(PointwiseOp::add, PointwisePart::value, {}, both, 2, sum);
+  if (args.centered) layer_norm(sum, weight, bias, args.eps, out, mean, rstd);
+  else rms_norm(sum, weight, args.eps, out, rstd);
+}
+
+void on_cpu::add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& sum, const Tensor& mean,
+                           const Tensor& rstd, const Tensor& weight, const AddNormArgs& args, Tensor& grad_x,
+                           Tensor& dropped, Tensor& grad_weight, Tensor& grad_bias) {
+  for_floats("add_norm_grad", sum, [&]<class T> {
+    if (args.centered) norm_rows_grad<true, T>(grad, sum, &mean, rstd, weight, add, grad_x, grad_weight, &grad_bias);
+    else norm_rows_grad<false, T>(grad, sum, nullptr, rstd, weight, add, grad_x, grad_weight, nullptr);
+  });
+  if (dropped.defined()) dropout(grad_x, args.p, args.key, {}, {}, dropped);
 }
 
 }  // namespace lockstep

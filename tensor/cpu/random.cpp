@@ -119,7 +119,7 @@ void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
   });
 }
 
-void dropout(const Tensor& x, double p, PhiloxKey key, const Region& place, Tensor& out) {
+void dropout(const Tensor& x, double p, PhiloxKey key, const Region& place, const Tensor& add, Tensor& out) {
   const int64_t n = out.numel();
   // Element i stays when its word is at least p * 2^32; p == 1 is beyond every word.
   const uint64_t threshold = uint64_t(std::ceil(p * 0x1p32));
@@ -130,15 +130,21 @@ void dropout(const Tensor& x, double p, PhiloxKey key, const Region& place, Tens
     const T* in = x.data<T>();
     T* result = out.data<T>();
     const Compute scale = drop_all ? Compute(0) : Compute(1 / (1 - p));
+    const T* const plus = add.defined() ? add.data<T>() : nullptr;
     if (drop_all) {
-      std::fill_n(result, n, T(0));
+      if (plus) std::transform(plus, plus + n, result, [](T value) { return T(Compute(T(0)) + Compute(value)); });
+      else std::fill_n(result, n, T(0));
       return;
     }
     const auto keep = [&](int64_t start, int64_t count, const uint32_t* words) {
-      for (int64_t i = 0; i < count; ++i) {
+      const auto kept = [&](int64_t i) {
         const Compute value = Compute(in[start + i]) * scale;
-        result[start + i] = T(words[i] >= least ? value : Compute(0));
-      }
+        return T(words[i] >= least ? value : Compute(0));
+      };
+      if (plus)
+        for (int64_t i = 0; i < count; ++i) result[start + i] = T(Compute(plus[start + i]) + Compute(kept(i)));
+      else
+        for (int64_t i = 0; i < count; ++i) result[start + i] = kept(i);
     };
     parallel_for((n + words_per_block - 1) / words_per_block, 64, [&](int64_t begin, int64_t end) {
       alignas(64) uint32_t words[words_per_block];

@@ -19,14 +19,14 @@ namespace lockstep::on_cuda {
   /* reduce.cu, scan.cu, sort.cu */ \
   X(reduce) X(arg_reduce) X(cumulative) X(sort) X(topk) \
   /* matmul.cpp */ \
-  X(matmul) \
+  X(matmul) X(matmul_unary_grad) X(matmul_row_sums) \
   /* quantized.cu */ \
   X(matmul_quantized) \
   /* conv.cu, pool.cu */ \
   X(conv2d) X(conv2d_grad_input) X(conv2d_grad_weight) X(max_pool2d) X(max_pool2d_grad) X(avg_pool2d) X(avg_pool2d_grad) \
   X(adaptive_avg_pool2d) X(adaptive_avg_pool2d_grad) \
   /* softmax.cu, norm.cu, batch_norm.cu, loss.cu */ \
-  X(softmax) X(softmax_grad) X(layer_norm) X(layer_norm_grad) X(rms_norm) X(rms_norm_grad) X(batch_norm) X(batch_norm_grad) X(cross_entropy) X(cross_entropy_grad) \
+  X(softmax) X(softmax_grad) X(layer_norm) X(layer_norm_grad) X(rms_norm) X(rms_norm_grad) X(add_norm) X(add_norm_grad) X(batch_norm) X(batch_norm_grad) X(cross_entropy) X(cross_entropy_grad) \
   /* index.cu */ \
   X(embedding) X(embedding_grad) X(gather) X(scatter) X(index_select) X(index_add) X(triangle) \
   /* attention.cu, attention_grad.cu, rotary.cu */ \

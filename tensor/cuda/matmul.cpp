@@ -4,7 +4,8 @@
 //
 // cuBLASLt is asked once for each shape which algorithm it would take, and the answer is kept. It may sum in pieces,
 // but always in f32 and in a fixed order: the same product gives the same bits. What follows the product is fused where
-// the library has it (bias, relu, gelu_tanh and the value before it); the rest is our pointwise kernel afterwards.
+// the library has it (bias, relu, gelu_tanh and the value before it, gelu_tanh's derivative, the sums of a's rows that
+// are a bias's gradient); the rest is our pointwise kernel afterwards, or a reduction.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -91,7 +92,7 @@ int64_t alignment(uint64_t bytes) { return bytes == 0 ? 256 : int64_t(std::min<u
 
 /// All that the choice of an algorithm depends on, and the key that it is kept under.
 struct Problem {
-  int64_t device, dtype, tf32, m, n, k;
+  int64_t device, dtype, result, tf32, m, n, k;
   int64_t lead_a, lead_b, transposed_a, transposed_b;
   int64_t batch, stride_a, stride_b;
   int64_t align_a, align_b, align_c, align_d, align_bias, align_pre;
@@ -132,12 +133,15 @@ MatrixLayout layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t 
   return result;
 }
 
-bool keeps_pre(uint32_t epilogue) { return (epilogue & CUBLASLT_EPILOGUE_GELU_AUX) == CUBLASLT_EPILOGUE_GELU_AUX; }
+constexpr uint32_t aux_bit = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU;
+/// Those that write (gelu) or read (its derivative) the value before gelu.
+bool has_pre(int64_t epilogue) { return epilogue & aux_bit; }
+bool has_bias(int64_t epilogue) { return epilogue & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB); }
 
 /// Nothing when the library cannot do this.
 std::optional<Product> make_plan(const Problem& p) {
   const DType dtype = DType(p.dtype);
-  const cudaDataType_t type = type_of(dtype);
+  const cudaDataType_t type = type_of(dtype), result = type_of(DType(p.result));
   const cublasComputeType_t compute = dtype == f64 ? CUBLAS_COMPUTE_64F
                                       : p.tf32     ? CUBLAS_COMPUTE_32F_FAST_TF32
                                                    : CUBLAS_COMPUTE_32F;
@@ -151,9 +155,9 @@ std::optional<Product> make_plan(const Problem& p) {
   set(plan.description, CUBLASLT_MATMUL_DESC_TRANSB, int32_t(p.transposed_a ? CUBLAS_OP_T : CUBLAS_OP_N));
   set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE, uint32_t(p.epilogue));
   // Only their alignment is read here.
-  if (p.epilogue & CUBLASLT_EPILOGUE_BIAS)
+  if (has_bias(p.epilogue))
     set(plan.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(p.align_bias));
-  if (keeps_pre(uint32_t(p.epilogue))) {
+  if (has_pre(p.epilogue)) {
     set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, reinterpret_cast<void*>(p.align_pre));
     set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.n);
     if (p.batch > 1) set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, p.m * p.n);
@@ -162,7 +166,7 @@ std::optional<Product> make_plan(const Problem& p) {
                           : layout(type, p.n, p.k, p.lead_b, p.batch, p.stride_b);
   plan.b = p.transposed_a ? layout(type, p.m, p.k, p.lead_a, p.batch, p.stride_a)
                           : layout(type, p.k, p.m, p.lead_a, p.batch, p.stride_a);
-  plan.c = layout(type, p.n, p.m, p.n, p.batch, p.m * p.n);
+  plan.c = layout(result, p.n, p.m, p.n, p.batch, p.m * p.n);
 
   cublasLtMatmulPreference_t made_preference = nullptr;
   check_blas("cublasLtMatmulPreferenceCreate", cublasLtMatmulPreferenceCreate(&made_preference));
@@ -201,7 +205,11 @@ struct Fused {
   bool bias = false;
   Activation activation = Activation::none;
   bool keeps_pre = false;  // gelu_tanh only
+  bool row_sums = false;   // those of a go to `bias`
+  bool gelu_grad = false;  // the derivative of gelu_tanh at `pre`
   uint32_t epilogue() const {
+    if (row_sums) return CUBLASLT_EPILOGUE_BGRADB;  // our a is the library's B
+    if (gelu_grad) return CUBLASLT_EPILOGUE_DGELU;
     uint32_t e = bias ? CUBLASLT_EPILOGUE_BIAS : 0;
     if (activation == Activation::relu) e |= CUBLASLT_EPILOGUE_RELU;
     if (activation == Activation::gelu_tanh) e |= keeps_pre ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU;
@@ -212,7 +220,7 @@ struct Fused {
 /// result = fused(alpha * a b + beta * out). False when the library cannot do it: nothing has been written then.
 bool product(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, const Fused& fused,
              const Tensor& pre, const Tensor& out, const Tensor& result) {
-  const int64_t width = size_of(out.dtype()), m = out.size(-2), n = out.size(-1);
+  const int64_t width = size_of(a.dtype()), m = out.size(-2), n = out.size(-1);
   const std::vector<BatchDim> dims = batch_dims(a, b, out);
   const Operand left = operand(a), right = operand(b);
   const auto address = [](const Tensor& x) { return reinterpret_cast<uint64_t>(x.raw_data()); };
@@ -220,11 +228,12 @@ bool product(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulA
   for (const BatchDim& d : dims) places_a |= uint64_t(d.a * width), places_b |= uint64_t(d.b * width);
   const bool strided = out.numel() > m * n;
   const auto of_result = [&](const Tensor& x) {
-    return x.defined() ? alignment(address(x) | (strided ? uint64_t(m * n * width) : 0)) : 256;
+    return x.defined() ? alignment(address(x) | (strided ? uint64_t(m * n * size_of(x.dtype())) : 0)) : 256;
   };
   const Problem problem{cuda::current_device(),
+                        int64_t(a.dtype()),
                         int64_t(out.dtype()),
-                        out.dtype() == f32 && float32_matmul_precision() == MatmulPrecision::tf32,
+                        a.dtype() == f32 && float32_matmul_precision() == MatmulPrecision::tf32,
                         m,
                         n,
                         a.size(-1),
@@ -239,11 +248,11 @@ bool product(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulA
                         alignment(places_b),
                         of_result(out),
                         of_result(result),
-                        fused.bias ? alignment(address(bias)) : 256,
+                        has_bias(fused.epilogue()) ? alignment(address(bias)) : 256,
                         of_result(pre),
                         fused.epilogue(),
                         args.beta != 0};
-  if (fused.keeps_pre && (n % 8 != 0 || problem.align_pre < 16)) return false;  // the library's rule
+  if (has_pre(problem.epilogue) && (n % 8 != 0 || problem.align_pre < 16)) return false;  // the library's rule
   const Product* plan = plan_for(problem);
   if (!plan) return false;
 
@@ -257,11 +266,11 @@ bool product(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulA
     for (size_t d = 1; d < dims.size(); index /= dims[d++].size)
       at_a += index % dims[d].size * dims[d].a, at_b += index % dims[d].size * dims[d].b;
     const auto place = [&](const Tensor& x, int64_t elements) {
-      return static_cast<char*>(x.raw_data()) + elements * width;
+      return static_cast<char*>(x.raw_data()) + elements * size_of(x.dtype());
     };
-    if (fused.bias)
+    if (has_bias(problem.epilogue))
       set(plan->description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.raw_data()));
-    if (fused.keeps_pre)
+    if (has_pre(problem.epilogue))
       set(plan->description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(place(pre, first * m * n)));
     check_blas(
         "cublasLtMatmul",
@@ -307,14 +316,36 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulAr
   if (dtype != f64 && bias.defined() && product(a, b, bias, args, {.bias = true}, pre, out, before))
     return finish(before, {}, args.activation, pre, out);
   if (product(a, b, bias, args, {}, pre, out, before)) return finish(before, bias, args.activation, pre, out);
-  LOCKSTEP_CHECK(dtype == f16 || dtype == bf16, "[matmul] cuBLASLt has no way to multiply ", a.shape(), " by ",
+  LOCKSTEP_CHECK(a.dtype() == f16 || a.dtype() == bf16, "[matmul] cuBLASLt has no way to multiply ", a.shape(), " by ",
                  b.shape(), " in ", dtype, " with strides ", a.strides(), " and ", b.strides());
   // Cards that are older than the dtype: in f32, rounded once.
+  if (a.dtype() != dtype) return matmul(a.to(dtype), b.to(dtype), bias, args, pre, out);
   Tensor wide = args.beta != 0 ? out.to(f32) : empty(out.shape(), {.dtype = f32, .device = out.device()});
   Tensor wide_pre = pre.defined() ? empty(pre.shape(), {.dtype = f32, .device = out.device()}) : Tensor();
   matmul(a.to(f32), b.to(f32), bias.defined() ? bias.to(f32) : Tensor(), args, wide_pre, wide);
   out.copy_(wide);
   if (pre.defined()) pre.copy_(wide_pre);
+}
+
+void matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args, const Tensor& kept,
+                       Tensor& out) {
+  if (out.numel() == 0) return;
+  if (op == PointwiseOp::gelu_tanh && out.dtype() != f64 && a.size(-1) > 0 &&
+      product(a, b, {}, {}, {.gelu_grad = true}, kept, out, out))
+    return;
+  Tensor none;
+  matmul(a, b, none, {}, none, out);
+  const Tensor* const in[] = {&out, &kept};
+  LOCKSTEP_KERNEL(out.device(), pointwise)(op, PointwisePart::grad0, args, in, 2, out);
+}
+
+void matmul_row_sums(const Tensor& a, const Tensor& b, Tensor& sums, Tensor& out) {
+  if (out.numel() > 0 && a.size(-1) > 0 && out.dtype() != f64 &&
+      product(a, b, sums, {}, {.row_sums = true}, {}, out, out))
+    return;
+  Tensor none, as_column = sums.view({sums.size(0), 1});
+  matmul(a, b, none, {}, none, out);
+  LOCKSTEP_KERNEL(a.device(), reduce)(ReduceOp::sum, a, 2, 0, as_column);
 }
 
 }  // namespace lockstep::on_cuda

@@ -5,17 +5,84 @@
 // own columns; then a second kernel adds the groups' sums in order.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/warp.h"
+#include "tensor/random.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
-/// The mean is kept as mean + rest, which one A could not hold. Variances are taken around the mean.
-template <bool centered, class T, int threads, int V, bool held>
+// What the compiler must not fuse with what comes before or after it: dropout and the addition of a residual round as
+// kernels of their own do.
+__device__ inline float rounded_sum(float a, float b) { return __fadd_rn(a, b); }
+__device__ inline double rounded_sum(double a, double b) { return __dadd_rn(a, b); }
+__device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+
+/// Dropout beside a norm: element i of the tensor stays when its word is at least `least`.
+template <class T> struct Drops {
+  PhiloxKey key = {};
+  uint32_t least = 0;
+  Compute<T> scale = 1;
+  bool any = false, all = false;
+
+  Drops(double p, PhiloxKey key) : key(key), any(p > 0) {
+    const uint64_t threshold = uint64_t(std::ceil(p * 0x1p32));  // p == 1 is beyond every word
+    all = threshold > 0xffffffffu;
+    least = uint32_t(std::min<uint64_t>(threshold, 0xffffffffu));
+    scale = Compute<T>(all ? 0 : 1 / (1 - p));
+  }
+  __device__ void keep(uint32_t word, Compute<T>& value) const {
+    value = Compute<T>(T(word >= least && !all ? rounded_product(value, scale) : Compute<T>(0)));
+  }
+  /// values[j] is element first + j.
+  template <int V> __device__ void apply(int64_t first, Compute<T>* values) const {
+    if constexpr (V % 4 == 0) {
+#pragma unroll
+      for (int j = 0; j < V; j += 4) {
+        const auto words = philox(key, uint64_t((first + j) / 4));
+        keep(words[0], values[j]), keep(words[1], values[j + 1]);
+        keep(words[2], values[j + 2]), keep(words[3], values[j + 3]);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const int64_t at = first + j;
+        const auto words = philox(key, uint64_t(at / 4));
+        const uint32_t low = at & 1 ? words[1] : words[0], high = at & 1 ? words[3] : words[2];
+        keep(at & 2 ? high : low, values[j]);
+      }
+    }
+  }
+};
+
+/// What a row is a sum of: add + what dropout leaves of x.
+template <class T> struct Summed {
+  const T *x, *add;
+  T* sum;
+  Drops<T> drops;
+};
+
+/// The mean is kept as mean + rest, which one A could not hold. Variances are taken around the mean. From is the rows
+/// themselves, or what they are sums of: a thread then writes the elements that it goes on to read.
+template <bool centered, class T, class From, int threads, int V, bool held>
 __global__ void __launch_bounds__(threads == warp ? 128 : threads)
-    norm_kernel(const T* x, const T* weight, const T* bias, Compute<T> eps, T* out, Compute<T>* means,
+    norm_kernel(From from, const T* weight, const T* bias, Compute<T> eps, T* out, Compute<T>* means,
                 Compute<T>* rstds, int64_t rows, int64_t n) {
   using A = Compute<T>;
   for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
+    const T* x;
+    if constexpr (std::is_pointer_v<From>) {
+      x = from;
+    } else {
+      for (int64_t i = int64_t(threadIdx.x) * V; i < n; i += int64_t(threads) * V) {
+        A v[V], more[V];
+        load_values<V>(from.x + r * n + i, v);
+        if (from.drops.any) from.drops.template apply<V>(r * n + i, v);
+        load_values<V>(from.add + r * n + i, more);
+        for (int j = 0; j < V; ++j) v[j] = rounded_sum(more[j], v[j]);
+        store_values<V>(from.sum + r * n + i, v);
+      }
+      x = from.sum;
+    }
     Row<T, threads, V, held> row(x + r * n, n);
     A mean = 0;
     if constexpr (centered) {
@@ -57,12 +124,35 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
   }
 }
 
+/// Takes a norm's gradient: to grad_x, plus add (which may be grad_x), and what dropout leaves of it to dropped; add and
+/// dropped may be null.
+template <class T> struct SummedGrad {
+  const T* add;
+  T *grad_x, *dropped;
+  Drops<T> drops;
+
+  template <int V> __device__ void store(int64_t at, Compute<T>* dx) const {
+    if (add) {
+      Compute<T> more[V];
+      load_values<V>(add + at, more);
+#pragma unroll
+      for (int j = 0; j < V; ++j) dx[j] = rounded_sum(more[j], Compute<T>(T(dx[j])));
+    }
+    store_values<V>(grad_x + at, dx);
+    if (!dropped) return;
+#pragma unroll
+    for (int j = 0; j < V; ++j) dx[j] = Compute<T>(T(dx[j]));
+    drops.template apply<V>(at, dx);
+    store_values<V>(dropped + at, dx);
+  }
+};
+
 /// With y = (x - mean) rstd and h = g w: dx = rstd (h - mean(h) - y mean(h y)). sums, if wanted: (groups, {dw, db}, C),
-/// what the rows of each group add to dw = sum of g y and db = sum of g.
-template <bool centered, class T, int threads, int V, bool held>
+/// what the rows of each group add to dw = sum of g y and db = sum of g. To is where dx goes, or that with more.
+template <bool centered, class T, class To, int threads, int V, bool held>
 __global__ void __launch_bounds__(threads == warp ? 128 : threads)
     norm_grad_kernel(const T* grad, const T* x, const Compute<T>* means, const Compute<T>* rstds, const T* weight,
-                     T* grad_x, Compute<T>* sums, int64_t rows, int64_t n) {
+                     To to, Compute<T>* sums, int64_t rows, int64_t n) {
   using A = Compute<T>;
   using Walk = Row<T, threads, V, held>;
   constexpr int kept = held ? held_values<T> : 1;
@@ -100,7 +190,8 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
         const A y = held ? v[j] : (v[j] - mean) * rstd, h = !held && weight ? g[j] * w[j] : g[j];
         dx[j] = (h - mean_h - y * mean_hy) * rstd;
       }
-      store_values<V>(grad_x + r * n + i, dx);
+      if constexpr (std::is_pointer_v<To>) store_values<V>(to + r * n + i, dx);
+      else to.template store<V>(r * n + i, dx);
     });
   }
   if constexpr (held) {
@@ -136,28 +227,31 @@ __global__ void __launch_bounds__(512)
   if (to) to[column] = T(Compute<T>(sum));
 }
 
-template <bool centered, class T>
-void norm(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Tensor& out,
-          Tensor* mean, Tensor& rstd) {
+using Pointers = std::initializer_list<const void*>;
+
+/// places: those that are read or written of rows, for their alignment.
+template <bool centered, class T, class From>
+void norm(const char* op, const From& from, Pointers places, const Tensor& weight, const Tensor& bias, double eps,
+          Tensor& out, Tensor* mean, Tensor& rstd) {
   using A = Compute<T>;
-  const int64_t rows = x.size(0), n = x.size(1);
+  const int64_t rows = out.size(0), n = out.size(1);
   const T *const w = data_or_null<T>(weight), *const b = data_or_null<T>(bias);
-  with_row_shape<T>(n, {x.raw_data(), out.raw_data(), w, b}, [&]<int threads, int V, bool held> {
+  with_row_shape<T>(n, places, [&]<int threads, int V, bool held> {
     using Blocks = RowBlocks<threads>;
-    cuda::launch({op, Blocks::grid(rows), Blocks::block()}, norm_kernel<centered, T, threads, V, held>, x.data<T>(), w,
+    cuda::launch({op, Blocks::grid(rows), Blocks::block()}, norm_kernel<centered, T, From, threads, V, held>, from, w,
                  b, A(eps), out.data<T>(), mean ? mean->data<A>() : nullptr, rstd.data<A>(), rows, n);
   });
 }
 
-template <bool centered, class T>
+template <bool centered, class T, class To>
 void norm_grad(const char* op, const Tensor& grad, const Tensor& x, const Tensor* mean, const Tensor& rstd,
-               const Tensor& weight, Tensor& grad_x, Tensor& grad_weight, Tensor* grad_bias) {
+               const Tensor& weight, const To& to, Pointers places, Tensor& grad_weight, Tensor* grad_bias) {
   using A = Compute<T>;
   const int64_t rows = x.size(0), n = x.size(1);
   const T* const w = data_or_null<T>(weight);
   T *const dw = data_or_null<T>(grad_weight), *const db = grad_bias ? data_or_null<T>(*grad_bias) : nullptr;
   const bool wanted = dw || db;
-  with_row_shape<T>(n, {grad.raw_data(), x.raw_data(), grad_x.raw_data(), w}, [&]<int threads, int V, bool held> {
+  with_row_shape<T>(n, places, [&]<int threads, int V, bool held> {
     using Blocks = RowBlocks<threads>;
     // About 16 rows a group, but no more groups than keep a large device busy: a function of the shape alone.
     const int64_t blocks = std::min<int64_t>((rows + 16 * Blocks::in_block - 1) / (16 * Blocks::in_block), 512),
@@ -165,9 +259,9 @@ void norm_grad(const char* op, const Tensor& grad, const Tensor& x, const Tensor
     const cuda::Scratch sums(wanted ? size_t(groups * 2 * n) * sizeof(A) : 0);
     A* const scratch = wanted ? sums.as<A>() : nullptr;
     // The first warps of a last block may have no row; their sums are then zeros, but only held rows write those.
-    cuda::launch({op, dim3(unsigned(blocks)), Blocks::block()}, norm_grad_kernel<centered, T, threads, V, held>,
-                 grad.data<T>(), x.data<T>(), mean ? mean->data<A>() : nullptr, rstd.data<A>(), w, grad_x.data<T>(),
-                 scratch, rows, n);
+    cuda::launch({op, dim3(unsigned(blocks)), Blocks::block()}, norm_grad_kernel<centered, T, To, threads, V, held>,
+                 grad.data<T>(), x.data<T>(), mean ? mean->data<A>() : nullptr, rstd.data<A>(), w, to, scratch, rows,
+                 n);
     if (!wanted) return;
     cuda::launch({op, dim3(unsigned((n + warp - 1) / warp), db ? 2 : 1), dim3(warp, 16)}, add_groups_kernel<T>, scratch,
                  groups, n, dw, db);
@@ -178,24 +272,59 @@ void norm_grad(const char* op, const Tensor& grad, const Tensor& x, const Tensor
 
 void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Tensor& out, Tensor& mean,
                 Tensor& rstd) {
-  for_floats("layer_norm", x, [&]<class T> { norm<true, T>("layer_norm", x, weight, bias, eps, out, &mean, rstd); });
+  for_floats("layer_norm", x, [&]<class T> {
+    const T* const from = x.data<T>();
+    norm<true, T>("layer_norm", from, {from, out.raw_data(), data_or_null<T>(weight), data_or_null<T>(bias)}, weight,
+                  bias, eps, out, &mean, rstd);
+  });
 }
 
 void layer_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& mean, const Tensor& rstd, const Tensor& weight,
                      Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias) {
   for_floats("layer_norm_grad", x, [&]<class T> {
-    norm_grad<true, T>("layer_norm_grad", grad, x, &mean, rstd, weight, grad_x, grad_weight, &grad_bias);
+    T* const to = grad_x.data<T>();
+    norm_grad<true, T>("layer_norm_grad", grad, x, &mean, rstd, weight, to,
+                       {grad.raw_data(), x.raw_data(), to, data_or_null<T>(weight)}, grad_weight, &grad_bias);
   });
 }
 
 void rms_norm(const Tensor& x, const Tensor& weight, double eps, Tensor& out, Tensor& rstd) {
-  for_floats("rms_norm", x, [&]<class T> { norm<false, T>("rms_norm", x, weight, {}, eps, out, nullptr, rstd); });
+  for_floats("rms_norm", x, [&]<class T> {
+    const T* const from = x.data<T>();
+    norm<false, T>("rms_norm", from, {from, out.raw_data(), data_or_null<T>(weight)}, weight, {}, eps, out, nullptr,
+                   rstd);
+  });
 }
 
 void rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight, Tensor& grad_x,
                    Tensor& grad_weight) {
   for_floats("rms_norm_grad", x, [&]<class T> {
-    norm_grad<false, T>("rms_norm_grad", grad, x, nullptr, rstd, weight, grad_x, grad_weight, nullptr);
+    T* const to = grad_x.data<T>();
+    norm_grad<false, T>("rms_norm_grad", grad, x, nullptr, rstd, weight, to,
+                        {grad.raw_data(), x.raw_data(), to, data_or_null<T>(weight)}, grad_weight, nullptr);
+  });
+}
+
+void add_norm(const Tensor& x, const Tensor& add, const Tensor& weight, const Tensor& bias, const AddNormArgs& args,
+              Tensor& sum, Tensor& out, Tensor& mean, Tensor& rstd) {
+  for_floats("add_norm", x, [&]<class T> {
+    const Summed<T> from{x.data<T>(), add.data<T>(), sum.data<T>(), Drops<T>(args.p, args.key)};
+    const Pointers places = {from.x, from.add, from.sum, out.raw_data(), data_or_null<T>(weight), data_or_null<T>(bias)};
+    if (args.centered) norm<true, T>("add_norm", from, places, weight, bias, args.eps, out, &mean, rstd);
+    else norm<false, T>("add_norm", from, places, weight, {}, args.eps, out, nullptr, rstd);
+  });
+}
+
+void add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& sum, const Tensor& mean, const Tensor& rstd,
+                   const Tensor& weight, const AddNormArgs& args, Tensor& grad_x, Tensor& dropped, Tensor& grad_weight,
+                   Tensor& grad_bias) {
+  for_floats("add_norm_grad", sum, [&]<class T> {
+    const SummedGrad<T> to{data_or_null<T>(add), grad_x.data<T>(), data_or_null<T>(dropped),
+                           Drops<T>(args.p, args.key)};
+    const Pointers places = {grad.raw_data(), sum.raw_data(), to.add, to.grad_x, to.dropped, data_or_null<T>(weight)};
+    if (args.centered)
+      norm_grad<true, T>("add_norm_grad", grad, sum, &mean, rstd, weight, to, places, grad_weight, &grad_bias);
+    else norm_grad<false, T>("add_norm_grad", grad, sum, nullptr, rstd, weight, to, places, grad_weight, nullptr);
   });
 }
 

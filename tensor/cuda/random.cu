@@ -84,10 +84,11 @@ __global__ void __launch_bounds__(threads) iota_kernel(T* out, int64_t n, double
     out[i] = convert<T>(start + double(i) * step);
 }
 
-/// Element i stays when its word is at least `least`.
+/// Element i stays when its word is at least `least`. add: plus that, once it is rounded; may be null.
 template <class T>
-__global__ void __launch_bounds__(threads) dropout_kernel(const T* x, T* out, int64_t n, PhiloxKey key, uint32_t least,
-                                                          Compute<T> scale, bool drop_all, Access access) {
+__global__ void __launch_bounds__(threads)
+    dropout_kernel(const T* x, const T* add, T* out, int64_t n, PhiloxKey key, uint32_t least, Compute<T> scale,
+                   bool drop_all, Access access) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i * 4 < n; i += int64_t(gridDim.x) * blockDim.x) {
     const int count = n - i * 4 < 4 ? int(n - i * 4) : 4;
     Vector<T, 4> values = load_vector<4>(x + i * 4, access, 1, count);
@@ -95,6 +96,11 @@ __global__ void __launch_bounds__(threads) dropout_kernel(const T* x, T* out, in
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       values.v[j] = T(words.w[j] >= least && !drop_all ? Compute<T>(values.v[j]) * scale : Compute<T>(0));
+    if (add) {
+      const Vector<T, 4> more = load_vector<4>(add + i * 4, access, 1, count);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) values.v[j] = T(Compute<T>(more.v[j]) + Compute<T>(values.v[j]));
+    }
     store_vector<4>(out + i * 4, values, access, 1, count);
   }
 }
@@ -102,13 +108,14 @@ __global__ void __launch_bounds__(threads) dropout_kernel(const T* x, T* out, in
 /// The same for a part of a tensor: the word is that of the element's place in the whole.
 template <class T>
 __global__ void __launch_bounds__(threads)
-    dropout_part_kernel(const T* x, T* out, int64_t n, PhiloxKey key, Region place, uint32_t least, Compute<T> scale,
-                        bool drop_all) {
+    dropout_part_kernel(const T* x, const T* add, T* out, int64_t n, PhiloxKey key, Region place, uint32_t least,
+                        Compute<T> scale, bool drop_all) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
     const int64_t run = i / place.run, at = place.first + run * place.stride + (i - run * place.run);
     const Words words = words_of(key, at / 4);
     const uint32_t low = at & 1 ? words.w[1] : words.w[0], high = at & 1 ? words.w[3] : words.w[2];
-    out[i] = T((at & 2 ? high : low) >= least && !drop_all ? Compute<T>(load(x + i)) * scale : Compute<T>(0));
+    const T kept = T((at & 2 ? high : low) >= least && !drop_all ? Compute<T>(load(x + i)) * scale : Compute<T>(0));
+    out[i] = add ? T(Compute<T>(load(add + i)) + Compute<T>(kept)) : kept;
   }
 }
 
@@ -141,23 +148,23 @@ void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
   });
 }
 
-void dropout(const Tensor& x, double p, PhiloxKey key, const Region& place, Tensor& out) {
+void dropout(const Tensor& x, double p, PhiloxKey key, const Region& place, const Tensor& add, Tensor& out) {
   const int64_t n = out.numel();
   const uint64_t threshold = uint64_t(std::ceil(p * 0x1p32));  // p == 1 is beyond every word
   const bool drop_all = threshold > 0xffffffffu;
   dispatch<float, double, Half, BFloat16>(out.dtype(), "dropout", [&]<class T> {
-    const T* from = x.data<T>();
+    const T *from = x.data<T>(), *plus = add.defined() ? add.data<T>() : nullptr;
     T* to = out.data<T>();
     const uint32_t least = uint32_t(std::min<uint64_t>(threshold, 0xffffffffu));
     const auto scale = Compute<T>(drop_all ? 0 : 1 / (1 - p));
     if (place.run > 0) {
-      cuda::launch({"dropout", dim3(cuda::blocks_for(n, threads)), dim3(threads)}, dropout_part_kernel<T>, from, to, n,
-                   key, place, least, scale, drop_all);
+      cuda::launch({"dropout", dim3(cuda::blocks_for(n, threads)), dim3(threads)}, dropout_part_kernel<T>, from, plus,
+                   to, n, key, place, least, scale, drop_all);
       return;
     }
-    const Access access = is_aligned(from, 4) && is_aligned(to, 4) ? Access::run : Access::apart;
-    cuda::launch({"dropout", dim3(cuda::blocks_for(n, threads, 4)), dim3(threads)}, dropout_kernel<T>, from, to, n, key,
-                 least, scale, drop_all, access);
+    const bool aligned = is_aligned(from, 4) && is_aligned(to, 4) && (!plus || is_aligned(plus, 4));
+    cuda::launch({"dropout", dim3(cuda::blocks_for(n, threads, 4)), dim3(threads)}, dropout_kernel<T>, from, plus, to,
+                 n, key, least, scale, drop_all, aligned ? Access::run : Access::apart);
   });
 }
 

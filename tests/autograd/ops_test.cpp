@@ -271,6 +271,11 @@ TEST_CASE("operations have the gradient of differences") {
       {"batch_norm 2 dims", {{5, 4}}, [](const Inputs& x) { return batch_norm(x[0], {}, {}, {}, {}, true); }},
       {"batch_norm eval", {{3, 5, 2}, {5}, {5}}, [=](const Inputs& x) { return batch_norm(x[0], x[1], x[2], weights, weights, false); }},
       {"dropout", {{5, 7}}, [](const Inputs& x) { return dropout(x[0], 0.4) * x[0]; }},
+      {"add_dropout", {{5, 7}, {5, 7}}, [](const Inputs& x) { return add_dropout(x[0], x[1], 0.4) * x[0]; }},
+      {"add_norm", {{4, 7}, {4, 7}, {7}, {7}}, [](const Inputs& x) { const SumAndNorm y = add_norm(x[0], x[1], {7}, x[2], x[3], {.p = 0.4}); return y.sum * y.norm; }},
+      {"add_norm alone", {{4, 7}, {4, 7}, {7}, {7}}, [](const Inputs& x) { return add_norm(x[0], x[1], {7}, x[2], x[3], {.p = 0.4}).norm; }},
+      {"add_norm plain", {{3, 2, 5}, {3, 2, 5}}, [](const Inputs& x) { const SumAndNorm y = add_norm(x[0], x[1], {2, 5}, {}, {}, {}); return y.sum * y.norm + y.sum; }},
+      {"add_norm rms", {{4, 7}, {4, 7}, {7}}, [](const Inputs& x) { const SumAndNorm y = add_norm(x[0], x[1], {7}, x[2], {}, {.centered = false, .p = 0.3}); return y.norm * y.sum; }},
       {"embedding", {{4, 3}}, [=](const Inputs& x) { return embedding(x[0], index); }},
       {"embedding tied", {{4, 3}, {5, 3}}, [=](const Inputs& x) { return linear(x[1], x[0]).t() * sum(embedding(x[0], picks)); }},
       // attention

@@ -148,13 +148,26 @@ TEST_CASE("cuda: random numbers have the CPU's bits") {
         for (const double p : {0.0, 0.1, 0.5, 1.0})
           against_cpu(
               "dropout " + what, {x}, {out},
-              [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], p, key, {}, to[0]); }, 0);
+              [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], p, key, {}, {}, to[0]); }, 0);
+        const Tensor residual = random_tensor({n}, dtype, 2);
+        for (const double p : {0.3, 1.0})
+          against_cpu(
+              "dropout and a residual " + what, {x, residual}, {out},
+              [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], p, key, {}, a[1], to[0]); },
+              0);
+        against_cpu(
+            "dropout of a part and a residual " + what, {x, residual}, {out},
+            [&](const Kernels& k, const Arguments& a, Arguments& to) {
+              k.dropout(a[0], 0.4, key, {.first = 3, .run = 7, .stride = 21}, a[1], to[0]);
+            },
+            0);
         for (const Region& place :
              {Region{.first = 8, .run = 4, .stride = 12}, Region{.first = 3, .run = 7, .stride = 21},
               Region{.first = 5, .run = 1, .stride = 2}})
           against_cpu(
               "dropout of a part " + what, {x}, {out},
-              [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], 0.4, key, place, to[0]); }, 0);
+              [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], 0.4, key, place, {}, to[0]); },
+              0);
       }
       for (const DType dtype : numbers) {
         against_cpu(

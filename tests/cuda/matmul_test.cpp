@@ -126,6 +126,41 @@ TEST_CASE("cuda matmul: alpha and beta; beta 0 does not read what was there") {
   }
 }
 
+TEST_CASE("cuda matmul: gradients of a linear layer, with the bias's and through gelu") {
+  for (const auto& [rows, in, out] :
+       {std::array<int64_t, 3>{33, 16, 24}, {7, 31, 13}, {1, 8, 8}, {0, 8, 8}, {5, 8, 0}}) {
+    for (const DType dtype : {f32, f64, f16, bf16}) {
+      CAPTURE(rows);
+      CAPTURE(out);
+      CAPTURE(dtype);
+      const Tensor g = values({rows, out}, 1, dtype), x = values({rows, in}, 2, dtype), w = values({out, in}, 3, dtype),
+                   kept = values({rows, in}, 4, dtype);
+      for (int i = 0; i < 2; ++i) {
+        const MatmulRowSums here = matmul_row_sums(g.t(), x), there = matmul_row_sums(g.to(cuda0).t(), x.to(cuda0));
+        CHECK(close(there.product, here.product));
+        CHECK(close(there.sums, here.sums));
+        CHECK(equal(here.product, matmul(g.t(), x)));
+        CHECK(equal(here.sums, sum(g, {0})));
+        for (const PointwiseOp op : {PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::relu})
+          CHECK(close(matmul_unary_grad(g.to(cuda0), w.to(cuda0), op, {}, kept.to(cuda0)),
+                      matmul_unary_grad(g, w, op, {}, kept)));
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda matmul: f32 from operands of 16 bits is not rounded") {
+  for (const DType dtype : {f16, bf16}) {
+    const Tensor a = values({9, 40}, 1, dtype), b = values({40, 16}, 2, dtype), start = values({9, 16}, 3, f32);
+    for (const bool adds : {false, true}) {
+      const Tensor there = start.to(cuda0).clone();
+      matmul_into(there, a.to(cuda0), b.to(cuda0), adds);
+      const Tensor exact = matmul(a.to(f64), b.to(f64));
+      CHECK(allclose(there.to(cpu).to(f64), adds ? add(start.to(f64), exact) : exact, 1e-6, 1e-6));
+    }
+  }
+}
+
 TEST_CASE("cuda matmul: NaN goes through relu, and tf32 is a choice") {
   const Tensor x = full({2, 8}, std::numeric_limits<double>::quiet_NaN(), {.dtype = f32, .device = cuda0}),
                w = full({8, 8}, 1, {.dtype = f32, .device = cuda0});

@@ -101,6 +101,61 @@ TEST_CASE("cuda: layer norm, rms norm and their gradients") {
   }
 }
 
+TEST_CASE("cuda: the norm of a sum with dropout, and its gradient") {
+  const PhiloxKey key{0x123456789abcdefull, 77};
+  for (const DType dtype : floats) {
+    for (const auto [rows, n] : row_shapes) {
+      for (const bool centered : {true, false}) {
+        for (const double p : {0., 0.3, 1.}) {
+          const AddNormArgs args{.centered = centered, .eps = 1e-3, .p = p, .key = key};
+          const Tensor x = random_tensor({rows, n}, dtype, 1), add = random_tensor({rows, n}, dtype, 2),
+                       g = random_tensor({rows, n}, dtype, 5), out = empty_like(x), w = random_tensor({n}, dtype, 3),
+                       b = centered ? random_tensor({n}, dtype, 4) : Tensor(),
+                       means = centered ? statistics(rows, dtype) : Tensor();
+          const double bound = bound_of(dtype, n) * (n < 4 ? 50 : 2);
+          const std::string what = named(centered ? "add_norm" : "add_norm rms", dtype, rows, n) + str(" p ", p);
+          against_cpu(
+              what, {x, add, w, b}, {out, out, means, statistics(rows, dtype)},
+              [&](const Kernels& k, const Arguments& in, Arguments& to) {
+                k.add_norm(in[0], in[1], in[2], in[3], args, to[0], to[1], to[2], to[3]);
+              },
+              bound);
+          Tensor sum = empty_like(x), y = empty_like(x), mean = centered ? statistics(rows, dtype) : Tensor(),
+                 rstd = statistics(rows, dtype);
+          table(cpu).add_norm(x, add, w, b, args, sum, y, mean, rstd);
+          for (const bool adds : {true, false})
+            against_cpu(
+                what + (adds ? " gradient" : " gradient alone"), {g, adds ? add : Tensor(), sum, mean, rstd, w},
+                {out, p > 0 ? out : Tensor(), w, b},
+                [&](const Kernels& k, const Arguments& in, Arguments& to) {
+                  k.add_norm_grad(in[0], in[1], in[2], in[3], in[4], in[5], args, to[0], to[1], to[2], to[3]);
+                },
+                bound * 2);
+          // The bits of one after the other, and of a gradient that is added to where it lies.
+          const auto on = [](const Tensor& t) { return like_on(t, cuda0); };
+          const Kernels& k = table(cuda0);
+          const auto fresh = [](const Tensor& t) { return t.defined() ? empty(t.shape(), {t.dtype(), cuda0}) : t; };
+          Tensor sums[2] = {fresh(x), fresh(x)}, outs[2] = {fresh(x), fresh(x)}, m[2] = {fresh(mean), fresh(mean)},
+                 r[2] = {fresh(rstd), fresh(rstd)}, gx[2] = {fresh(x), on(add).clone()},
+                 dropped[2] = {fresh(x), fresh(x)}, gw[2] = {fresh(w), fresh(w)}, gb[2] = {fresh(b), fresh(b)};
+          if (p > 0) k.dropout(on(x), p, key, {}, on(add), sums[0]);
+          else sums[0] = lockstep::add(on(add), on(x));
+          if (centered) k.layer_norm(sums[0], on(w), on(b), args.eps, outs[0], m[0], r[0]);
+          else k.rms_norm(sums[0], on(w), args.eps, outs[0], r[0]);
+          k.add_norm(on(x), on(add), on(w), on(b), args, sums[1], outs[1], m[1], r[1]);
+          if (centered) k.layer_norm_grad(on(g), sums[0], m[0], r[0], on(w), gx[0], gw[0], gb[0]);
+          else k.rms_norm_grad(on(g), sums[0], r[0], on(w), gx[0], gw[0]);
+          gx[0] = lockstep::add(on(add), gx[0]);
+          k.dropout(gx[0], p, key, {}, {}, dropped[0]);
+          k.add_norm_grad(on(g), gx[1], sums[1], m[1], r[1], on(w), args, gx[1], dropped[1], gw[1], gb[1]);
+          for (const Tensor* pair : {sums, outs, m, r, gx, dropped, gw, gb})
+            if (pair[0].defined()) CHECK_MESSAGE(bytes_of(pair[0]) == bytes_of(pair[1]), what);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("cuda: layer norm around a large mean") {
   const Tensor x = add_scalar(random_tensor({3, 700}, f32, 1), 1e4);
   against_cpu(

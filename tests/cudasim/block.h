@@ -25,7 +25,6 @@ Options& options();
 
 struct Counts {
   uint64_t blocks = 0, threads = 0, switches = 0;
-  uint64_t launches = 0;  // of kernels, also those that a graph records
 };
 /// Of this OS thread.
 Counts& counts();

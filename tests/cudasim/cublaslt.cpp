@@ -377,6 +377,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
   if (const cudaError_t code = fake::launch_failure.next(); code != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
   const double first = get(alpha, p.d.scale, 0),
                second = get(beta, p.d.scale, 0);  // read by the call, not by the device
+  fake::note_launch("matmul");
   fake::enqueue(stream, [=] {
     if (algorithm.workspace > 0) std::memset(workspace, 0xff, algorithm.workspace);
     for (int64_t i = 0; i < p.out.batch; ++i)

@@ -78,6 +78,7 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, 
   if ((to_device && !is_inside(to, bytes)) || (from_device && !is_inside(from, bytes))) return cudaErrorInvalidValue;
   if ((!to_device && !is_one_kind(to, bytes)) || (!from_device && !is_one_kind(from, bytes)))
     return cudaErrorInvalidValue;
+  note_launch("memcpy");
   CUstream_st* s = find_stream(stream);
   if (!from_device && !is_pinned(from) && !s->capture) {
     enqueue(stream, [=, staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from),
@@ -343,6 +344,7 @@ cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t strea
   STEP_OR_RETURN();
   if (check_stream(stream) != cudaSuccess) return result(cudaErrorInvalidResourceHandle);
   if (bytes > 0 && !is_inside(p, bytes)) return result(cudaErrorInvalidValue);
+  note_launch("memset");
   enqueue(stream, [=] { std::memset(p, value, bytes); });
   return cudaSuccess;
 }

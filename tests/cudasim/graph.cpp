@@ -67,6 +67,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   if (!exec || !exec->alive || !find_stream(stream)) return cudaErrorInvalidValue;
   if (find_stream(stream)->capture) return cudaErrorStreamCaptureUnsupported;
   if (const cudaError_t code = launch_failure.next(); code != cudaSuccess) return code;
+  note_launch("graph");
   for (const Op& op : exec->ops) enqueue(stream, op.run, op.ready);
   return cudaSuccess;
 }

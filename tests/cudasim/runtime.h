@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -116,6 +117,8 @@ struct Mark {
 
 /// Puts work on a stream, or into the graph that it captures.
 void enqueue(cudaStream_t stream, std::function<void()> run, std::function<bool()> ready = nullptr);
+/// For take_launches().
+void note_launch(const char* name);
 /// Waits until the stream has done what it was given.
 void finish(cudaStream_t stream);
 /// All streams of a device.

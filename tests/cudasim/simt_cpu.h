@@ -191,6 +191,14 @@ inline float __fmul_rn(float a, float b) {
   volatile float product = a * b;
   return product;
 }
+inline double __dadd_rn(double a, double b) {
+  volatile double sum = a + b;
+  return sum;
+}
+inline double __dmul_rn(double a, double b) {
+  volatile double product = a * b;
+  return product;
+}
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __saturatef(float x) { return x > 0 ? std::min(x, 1.0f) : 0; }
 inline int __popc(unsigned x) { return std::popcount(x); }

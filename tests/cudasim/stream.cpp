@@ -3,8 +3,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "tests/cudasim/block.h"
 #include "tests/cudasim/runtime.h"
@@ -256,6 +258,19 @@ void enqueue(cudaStream_t handle, std::function<void()> run, std::function<bool(
     while (advance(stream)) {}
 }
 
+namespace {
+SpinLock launches_lock_;
+std::map<std::string, int64_t> launches_;
+}  // namespace
+void note_launch(const char* name) {
+  const std::lock_guard lock(launches_lock_);
+  ++launches_[name];
+}
+std::map<std::string, int64_t> take_launches() {
+  const std::lock_guard lock(launches_lock_);
+  return std::exchange(launches_, {});
+}
+
 void finish(cudaStream_t handle) {
   CUstream_st* stream = find_stream(handle);
   const uint64_t upto = stream->issued;
@@ -316,7 +331,7 @@ cudaError_t enqueue_kernel(const char* op, cudaStream_t stream, std::function<vo
   if (!fake::find_stream(stream)) return cudaErrorInvalidResourceHandle;
   if (fake::find_stream(stream)->device != fake::current_device()) return cudaErrorInvalidResourceHandle;
   if (const cudaError_t code = fake::launch_failure.next(); code != cudaSuccess) return code;
-  ++counts().launches;
+  fake::note_launch(op);
   fake::enqueue(stream, [op, run = std::move(run)] {
     if (const cudaError_t code = fake::run_failure.next(); code != cudaSuccess)
       return fake::fail_device(code, std::string(op) + ": made to fail");

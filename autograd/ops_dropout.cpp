@@ -1,0 +1,60 @@
+// Derivatives of dropout and of rows picked from a table.
+#include "autograd/ops.h"
+#include "autograd/recorded.h"
+#include "autograd/recorded_pass.h"
+#include "autograd/tape.h"
+
+namespace lockstep {
+
+Variable dropout(const Variable& x, double p, bool training, const PartOf& part) {
+  LOCKSTEP_CHECK(p >= 0 && p <= 1, "[dropout] expected p in [0, 1], got ", p);
+  if (!training || p == 0) return x;
+  return dropout(x, p, next_random_key(), part);  // the key, not the mask, is kept for backward
+}
+
+Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part) {
+  Tensor out = dropout(x.tensor(), p, key, part);
+  if (!needs_grad({&x})) return out;
+  return record("dropout", {&x}, std::move(out),
+                [p, key, part](auto& back) { back.give(0, dropout(back.grad(), p, key, part)); });
+}
+
+Variable add_dropout(const Variable& residual, const Variable& x, double p, bool training, const PartOf& part) {
+  LOCKSTEP_CHECK(p >= 0 && p <= 1, "[add_dropout] expected p in [0, 1], got ", p);
+  if (!training || p == 0) return add(residual, x);
+  if (residual.dtype() != x.dtype() || residual.shape() != x.shape()) return add(residual, dropout(x, p, true, part));
+  const PhiloxKey key = next_random_key();
+  Tensor out = add_dropout(residual.tensor(), x.tensor(), p, key, part);
+  if (!needs_grad({&residual, &x})) return out;
+  return record("add_dropout", {&residual, &x}, std::move(out), [p, key, part](auto& back) {
+    back.give(0, back.grad());
+    if (back.needs(1)) back.give(1, dropout(back.grad(), p, key, part));
+  });
+}
+
+Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_index) {
+  Tensor out = embedding(weight.tensor(), index);
+  LOCKSTEP_CHECK(padding_index >= -1 && padding_index < weight.size(0), "[embedding] expected padding_index in [-1, ",
+                 weight.size(0), "), got ", padding_index);
+  if (!needs_grad({&weight})) return out;
+  return record(
+      "embedding", {&weight}, std::move(out),
+      [index = Saved(index), shape = weight.shape(), padding_index](auto& back) {
+        if constexpr (is_recorded<decltype(back)>) {
+          const Tensor rows = index.get("embedding").reshape({index.get("embedding").numel(), 1});
+          const Variable grad = back.grad().reshape({rows.size(0), shape[1]});
+          const Tensor padded = eq(rows, full({}, double(padding_index), {i64, rows.device()}));
+          const Variable none = zeros(shape, {grad.dtype(), grad.device()});
+          return back.give(0, scatter_add(none, 0, rows.expand(grad.shape()), masked_fill(grad, padded, 0)));
+        } else {
+          // Few rows get a gradient: add them to what is there (a tied output layer's, say) rather than to
+          // zeros.
+          const Tensor sum = back.partial(0);
+          const Tensor whole = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
+          embedding_grad_(whole, back.grad(), index.get("embedding"), padding_index);
+          if (!sum.defined()) back.give(0, whole);
+        }
+      });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,220 @@
+#include "report/roofline.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <memory>
+
+#include "nn/build_empty.h"
+#include "optim/optim.h"
+#include "tensor/check.h"
+#include "tensor/clock.h"
+#include "tensor/flops.h"
+
+namespace lockstep::report {
+
+const std::vector<Card>& cards() {
+  // NVIDIA's data sheets, the SXM forms.
+  static const std::vector<Card> all = {
+      {"h200", 989e12, 67e12, 4.8e12}, {"h100", 989e12, 67e12, 3.35e12}, {"a100", 312e12, 19.5e12, 2.039e12}};
+  return all;
+}
+
+const Card& card_of(const std::string& name) {
+  std::string known;
+  for (const Card& card : cards()) {
+    if (card.name == name) return card;
+    known += (known.empty() ? "" : ", ") + card.name;
+  }
+  fail(str("expected a card of ", known, ", got \"", name, "\""));
+}
+
+const std::vector<std::string>& sources() {
+  static const std::vector<std::string> all = {
+      "large products in bf16 by cuBLAS reach 0.7 to 0.75 of an H100's 989 TFLOP/s in common reports",
+      "FlashAttention-2, which like ours is on mma.sync: 0.35 of an H100 (Shah et al., FlashAttention-3, 2024), 0.30\n"
+      "      assumed backward. Ours has never run; FlashAttention-3 and cuDNN reach 0.5 to 0.75",
+      "copies and streams reach 0.85 to 0.9 of the bandwidth of HBM; fused kernels 0.85 at best",
+      "f32 units: 0.8 in products; half of the peak in our attention, which is a calculation",
+  };
+  return all;
+}
+
+namespace {
+
+constexpr double of_bandwidth = 0.85;
+constexpr Efficiency product_short{0.70, of_bandwidth, 1}, product_f32{0.80, of_bandwidth, 4},
+    attention_forward{0.35, of_bandwidth, 2}, attention_backward{0.30, of_bandwidth, 2},
+    attention_f32{0.50, of_bandwidth, 4}, memory{1, of_bandwidth, memory_source};
+
+bool is_16_bits(DType dtype) { return dtype == f16 || dtype == bf16; }
+
+using Operand = DryKernel::Operand;
+
+bool is_product(const std::string& name) {
+  return name == "matmul" || name == "matmul_row_sums" || name == "matmul_unary_grad";
+}
+
+KernelCost product_cost(const DryKernel& k) {
+  const Operand &a = k.operand(0), &out = k.operands.back();
+  const double inner = double(a.shape.back()), columns = double(out.shape.back()),
+               rows = double(out.elements) / std::max(columns, 1.);
+  KernelCost cost{.kind = str("product ", int64_t(rows), " x ", int64_t(inner), " x ", int64_t(columns)),
+                  .flops = 2 * rows * inner * columns,
+                  .bytes = double(k.bytes()) + (k.adds ? double(out.bytes()) : 0),
+                  .is_short = is_16_bits(a.dtype)};
+  cost.efficiency = cost.is_short ? product_short : product_f32;
+  if (!k.fuses) ++cost.launches;  // the activation is a kernel of ours
+  if (k.name == "matmul_row_sums" && a.dtype == f64) ++cost.launches;
+  return cost;
+}
+
+KernelCost attention_cost(const DryKernel& k, bool backward) {
+  const Operand &q = k.operand(backward), &keys = k.operand(backward + 1);
+  const double rows = double(q.shape[2]), columns = double(keys.shape[2]),
+               pairs = k.causal ? rows * (columns - (rows - 1) / 2) : rows * columns;
+  KernelCost cost{.kind = backward ? "attention, backward" : "attention, forward",
+                  .launches = backward ? 3 : 1,  // the rows' sums, keys and values, queries
+                  // Scores and weighted values; backward makes scores and their gradient for keys and for queries.
+                  .flops = (backward ? 14 : 4) * double(q.shape[0] * q.shape[1] * q.shape[3]) * pairs,
+                  .bytes = double(k.bytes()),
+                  .is_short = is_16_bits(q.dtype)};
+  cost.efficiency = !cost.is_short ? attention_f32 : backward ? attention_backward : attention_forward;
+  return cost;
+}
+
+/// As reduce.cu cuts it: sums of many elements to few go by chunks, which a second kernel joins.
+int64_t launches_of_reduce(const DryKernel& k) {
+  const Operand &x = k.operand(0), &out = k.operands.back();
+  constexpr int64_t threads = 256, wanted_blocks = 1024;
+  const int64_t width = std::max<int64_t>(1, 16 / size_of(x.dtype)), outputs = std::max<int64_t>(out.elements, 1),
+                each = x.elements / outputs;
+  const bool along = x.shape.rank() == 0 || (k.reduced >> (x.shape.rank() - 1) & 1);
+  const auto divided = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  if (along)
+    return 1 + (std::clamp<int64_t>(wanted_blocks / outputs, 1, divided(divided(each, width), threads * 8)) > 1);
+  const int64_t lanes = x.shape.back();
+  int64_t shared = 1;
+  while (shared < 32 && shared < divided(lanes, width)) shared *= 2;
+  const int64_t blocks = std::max<int64_t>(1, outputs / std::max<int64_t>(lanes, 1)) * divided(lanes, shared * width);
+  return 1 + (std::clamp<int64_t>(wanted_blocks / std::max<int64_t>(blocks, 1), 1,
+                                  divided(each, threads / shared * 4)) > 1);
+}
+
+/// Rows that are picked: the table's bytes count where they are read.
+double bytes_of_picked(const DryKernel& k, const Operand& table, double rows) {
+  return double(k.bytes()) - double(table.bytes()) + rows;
+}
+
+KernelCost other_cost(const DryKernel& k) {
+  KernelCost cost{.kind = k.name, .bytes = double(k.bytes()), .efficiency = memory};
+  const std::string& name = k.name;
+  if (name == "reduce") {
+    cost.launches = launches_of_reduce(k);
+  } else if (name == "layer_norm_grad" || name == "rms_norm_grad" || name == "add_norm_grad") {
+    cost.launches = 2;  // with the sums over rows of the gradients of weight and bias
+  } else if (name == "embedding" || name == "index_select") {
+    cost.bytes = bytes_of_picked(k, k.operand(0), double(k.operands.back().bytes()));
+  } else if (name == "embedding_grad" || name == "index_add") {
+    const Operand &grad = k.operand(0), &table = k.operands.back();
+    cost.bytes = bytes_of_picked(k, table, 2 * double(std::min(grad.elements, table.elements) * size_of(table.dtype)));
+    constexpr int64_t sort_tile = 2048;
+    for (int64_t run = sort_tile; run < k.operand(1).elements; run *= 2) ++cost.launches;  // merging
+    cost.launches += 1;                                                                    // adding
+  } else if (name == "adam" || name == "sgd" || name == "rmsprop" || name == "adagrad" || name == "lion" ||
+             name == "unscale") {
+    cost.kind = "optimizer";
+    for (const Operand& o : k.operands)  // in place, but for the copy in 16 bits
+      if (o.is_written && o.dtype == k.operand(0).dtype) cost.bytes += double(o.bytes());
+  }
+  return cost;
+}
+
+}  // namespace
+
+KernelCost cost_of(const DryKernel& kernel) {
+  KernelCost cost = is_product(kernel.name)           ? product_cost(kernel)
+                    : kernel.name == "attention"      ? attention_cost(kernel, false)
+                    : kernel.name == "attention_grad" ? attention_cost(kernel, true)
+                                                      : other_cost(kernel);
+  if (cost.bytes == 0) cost.launches = 0;  // nothing to do
+  return cost;
+}
+
+int64_t launches_of(const std::vector<DryKernel>& kernels) {
+  int64_t all = 0;
+  for (const DryKernel& k : kernels) all += cost_of(k).launches;
+  return all;
+}
+
+DryStep dry_step(const nn::GPT::Options& o, int64_t batch, DType dtype, bool optimizer) {
+  LOCKSTEP_CHECK(batch >= 1, "[roofline] expected a batch of 1 or more, got ", batch);
+  const Device card{Device::Type::cuda, 0};
+  DryRun dry;
+  DryStep step{.tokens = batch * o.context};
+  std::unique_ptr<nn::GPT> model;
+  {
+    const nn::BuildEmpty scope;
+    model = std::make_unique<nn::GPT>(o);
+  }
+  model->to(dtype).to(card);
+  for (const Variable& p : model->parameters()) {
+    p.tensor().storage()->refill();
+    step.parameters += p.numel();
+  }
+  optim::AdamW adam(model->parameters(), {});
+  const Tensor tokens = empty({batch, o.context}, {.dtype = i64, .device = card});
+  for (int pass = 0; pass < 2; ++pass) {  // the first one makes what stays: states, casts
+    dry.take();
+    const double begin = steady_seconds();
+    Variable loss;
+    {
+      const MacCounter macs;
+      loss = model->loss(tokens, tokens);
+      step.model_flops = 3 * 2 * double(macs.count());
+    }
+    loss.backward();
+    if (optimizer) adam.step();
+    adam.zero_grad();
+    step.host = steady_seconds() - begin;
+  }
+  step.kernels = dry.take();
+  return step;
+}
+
+Roofline roofline(const DryStep& step, const Card& card) {
+  Roofline all;
+  std::map<std::string, RooflineRow> rows;
+  std::map<std::string, std::array<double, 3>> parts;  // by operations, memory, launches
+  for (const DryKernel& k : step.kernels) {
+    const KernelCost cost = cost_of(k);
+    if (cost.launches == 0) continue;
+    const double peak = cost.is_short ? card.flops16 : card.flops32;
+    const double times[] = {cost.flops / (peak * cost.efficiency.flops),
+                            cost.bytes / (card.bandwidth * cost.efficiency.bandwidth),
+                            double(cost.launches) * least_seconds};
+    const size_t bound = size_t(std::max_element(times, times + 3) - times);
+    RooflineRow& row = rows[cost.kind];
+    if (row.calls++ == 0) row.cost = cost, row.cost.launches = 0, row.cost.flops = row.cost.bytes = 0;
+    row.cost.launches += cost.launches, row.cost.flops += cost.flops, row.cost.bytes += cost.bytes;
+    row.seconds += times[bound];
+    parts[cost.kind][bound] += times[bound];
+    all.launches += cost.launches, all.flops += cost.flops, all.bytes += cost.bytes, all.seconds += times[bound];
+  }
+  constexpr const char* names[] = {"operations", "memory", "launches"};
+  for (auto& [kind, row] : rows) {
+    const auto& of = parts[kind];
+    row.bound = names[std::max_element(of.begin(), of.end()) - of.begin()];
+    all.rows.push_back(row);
+  }
+  std::stable_sort(all.rows.begin(), all.rows.end(),
+                   [](const RooflineRow& a, const RooflineRow& b) { return a.seconds > b.seconds; });
+  all.tokens = double(step.tokens) / all.seconds;
+  all.mfu = step.model_flops / all.seconds / card.flops16;
+  all.host = step.host + double(all.launches) * launch_seconds;
+  all.graph = graph_seconds;
+  return all;
+}
+
+}  // namespace lockstep::report

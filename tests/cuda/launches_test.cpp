@@ -1,0 +1,134 @@
+// How many kernels a training step of a GPT starts: as many for each layer as its arithmetic needs, and none for what
+// could have been done in passing. Counted by the emulator, at sizes where every kernel takes the form that it has at
+// large ones.
+#include <doctest/doctest.h>
+
+#include <map>
+#include <string>
+
+#include "nn/models/gpt.h"
+#include "report/roofline.h"
+#include "tensor/random.h"
+#include "tensor/stream.h"
+#include "tests/cudasim/fake.h"
+
+using namespace lockstep;
+
+namespace {
+
+const Device cuda0{Device::Type::cuda, 0};
+
+using Launches = std::map<std::string, int64_t>;
+
+constexpr int64_t batch = 2;
+
+nn::GPT::Options sized(nn::GPT::Options o, int64_t layers) {
+  o.vocab = 96, o.context = 16, o.width = 32, o.heads = 2, o.layers = layers;
+  return o;
+}
+nn::GPT::Options llama() {
+  return {.kv_heads = 1,
+          .norm = nn::Norm::rms,
+          .feed_forward = nn::FeedForward::swiglu,
+          .rope = nn::Rope{},
+          .tied = false,
+          .bias = false};
+}
+
+Launches launches_of_step(const nn::GPT::Options& o, DType dtype) {
+  manual_seed(1);
+  nn::GPT model(o);
+  model.to(dtype).to(cuda0);
+  const Tensor tokens = randint(0, o.vocab, {batch, o.context}, {.dtype = i64, .device = cpu}).to(cuda0),
+               targets = randint(0, o.vocab, {batch, o.context}, {.dtype = i64, .device = cpu}).to(cuda0);
+  for (int pass = 0; pass < 2; ++pass) {  // the first one makes what stays, such as tables of angles
+    model.zero_grad();
+    synchronize(cuda0);
+    fake::take_launches();
+    model.loss(tokens, targets).backward();
+    synchronize(cuda0);
+  }
+  return fake::take_launches();
+}
+
+std::string text_of(const Launches& launches) {
+  std::string text;
+  for (const auto& [name, count] : launches) text += name + " " + std::to_string(count) + ", ";
+  return text;
+}
+
+int64_t sum_of(const Launches& launches) {
+  int64_t sum = 0;
+  for (const auto& [name, count] : launches) sum += count;
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("launches of a GPT's step: by layer, and beside the layers") {
+  // (with its clipping and unscaling; see the tests of optimizers)
+  constexpr int64_t of_optimizer = 6;
+  struct Row {
+    const char* name;
+    nn::GPT::Options options;
+    int64_t by_layer;
+  };
+  const Row rows[] = {
+      {"GPT-2", {}, 23},
+      {"GPT-2 with dropout", {.dropout = 0.1}, 24},
+      {"GPT-2 without biases", {.bias = false}, 23},
+  };
+  for (const Row& row : rows) {
+    for (const DType dtype : {f32, bf16}) {
+      Launches at[2];
+      for (const int64_t layers : {2, 4}) at[layers / 2 - 1] = launches_of_step(sized(row.options, layers), dtype);
+      Launches layer = at[1];
+      for (auto& [name, count] : layer) count -= at[0][name];
+      const int64_t two = sum_of(at[0]), four = sum_of(at[1]), beside = 2 * two - four;
+      INFO(str(row.name, ", ", dtype, "; of two layers: "), text_of(layer));
+      INFO("of a step with two layers: ", text_of(at[0]));
+      CHECK(four - two == 2 * row.by_layer);
+      CHECK(beside + of_optimizer <= 40);
+      CHECK(four + of_optimizer <= 24 * 4 + 40);
+    }
+  }
+}
+
+TEST_CASE("launches: a dry run counts what the emulator does") {
+  const std::pair<const char*, nn::GPT::Options> models[] = {
+      {"GPT-2", {}}, {"GPT-2 with dropout", {.dropout = 0.1}}, {"Llama", llama()}};
+  for (const auto& [name, options] : models) {
+    for (const DType dtype : {f32, bf16}) {
+      const nn::GPT::Options o = sized(options, 2);
+      const Launches counted = launches_of_step(o, dtype);
+      const report::DryStep dry = report::dry_step(o, batch, dtype, false);
+      Launches said;
+      for (const DryKernel& k : dry.kernels) said[k.name] += report::launches_of({k});
+      INFO(str(name, ", ", dtype, "; the emulator: "), text_of(counted));
+      INFO("the dry run: ", text_of(said));
+      CHECK(report::launches_of(dry.kernels) == sum_of(counted));
+    }
+  }
+}
+
+TEST_CASE("traffic: what a block reads and writes beside products and attention") {
+  // In activations of a block (batch, context, width). At the least each half reads its sum's two parts and writes the
+  // sum and its norm (4 and 4); backward reads the gradients of both and the sum, and writes its own (4 and 4), with
+  // dropout the dropped one too (5 and 5).
+  for (const double dropout : {0., 0.1}) {
+    double bytes[2] = {};
+    for (const int64_t layers : {2, 4}) {
+      nn::GPT::Options o = sized({.dropout = dropout}, layers);
+      o.width = 512, o.context = 256;  // so that weights do not count
+      for (const DryKernel& k : report::dry_step(o, batch, bf16, false).kernels) {
+        const std::string& name = k.name;
+        if (name.starts_with("matmul") || name.starts_with("attention")) continue;
+        bytes[layers / 2 - 1] += double(k.bytes());
+      }
+    }
+    const double of_layer = (bytes[1] - bytes[0]) / 2 / double(batch * 256 * 512 * 2), least = dropout > 0 ? 18 : 16;
+    CAPTURE(of_layer);
+    CHECK(of_layer >= least);
+    CHECK(of_layer <= 1.3 * least);
+  }
+}

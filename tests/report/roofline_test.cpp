@@ -1,0 +1,91 @@
+// The kernels of a step, from a dry run: their operations and bytes are those that arithmetic says, and times follow.
+// That the launches are those of the CUDA backend is in tests/cuda/launches_test.cpp.
+#include "report/roofline.h"
+
+#include <doctest/doctest.h>
+
+#include "tensor/ops.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+using namespace lockstep::report;
+
+namespace {
+
+const Device card{Device::Type::cuda, 0};
+
+nn::GPT::Options gpt() { return {.vocab = 512, .context = 64, .layers = 3, .width = 128, .heads = 4}; }
+
+double flops_of(const DryStep& step, const std::string& kind) {
+  double sum = 0;
+  for (const DryKernel& k : step.kernels)
+    if (const KernelCost cost = cost_of(k); cost.kind.starts_with(kind)) sum += cost.flops;
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("dry run: kernels are noted with what they read and write, and nothing is there") {
+  DryRun dry;
+  CHECK(message([] { DryRun(); }) == "[DryRun] expected one at a time");
+  {
+    const Tensor x = empty({1 << 20, 1 << 10}, {.dtype = bf16, .device = card}), y = gelu_tanh(x),
+                 row = empty({1 << 10}, {.dtype = bf16, .device = card}), z = add(y, row);
+    std::vector<DryKernel> all = dry.take();
+    REQUIRE(all.size() == 2);
+    CHECK(all[0].name == "pointwise");
+    CHECK(all[0].bytes() == int64_t(4) << 30);
+    CHECK(all[1].name == "add");
+    CHECK(all[1].bytes() == (int64_t(4) << 30) + 2048);  // the row counts once
+    CHECK(all[1].operand(2).is_written);
+    CHECK(sum(z).item() == 0);
+    all = dry.take();
+    REQUIRE(all.size() == 2);
+    CHECK(all[0].name == "reduce");
+    CHECK(all[1].name == "copy to host");
+    CHECK(launches_of(all) == 3);  // the sum by chunks, and what joins them
+    CHECK(dry.take().empty());
+  }
+  CHECK(message([] { card_of("h300"); }) == "expected a card of h200, h100, a100, got \"h300\"");
+}
+
+TEST_CASE("roofline: a step has three times its forward's operations, and each parameter's bytes") {
+  for (const double dropout : {0., 0.1}) {
+    nn::GPT::Options o = gpt();
+    o.dropout = dropout;
+    const DryStep step = dry_step(o, 4, bf16);
+    CHECK(step.tokens == 256);
+    CHECK(step.parameters == 512 * 128 + 64 * 128 + 3 * (12 * 128 * 128 + 13 * 128) + 2 * 128);
+    // Attention makes scores again for its gradients, which are not the model's.
+    const double forward = flops_of(step, "attention, forward");
+    CHECK(flops_of(step, "attention, backward") == 3.5 * forward);
+    CHECK(flops_of(step, "product") + 3 * forward == step.model_flops);
+    CHECK(forward == 3 * 4. * 4 * 128 * (64 * 65 / 2));
+    // Gradient (as it is, or widened first) and copy of 16 bits; master weight and two states read and written.
+    const Roofline found = roofline(step, card_of("h200"));
+    double seconds = 0, optimizer = 0;
+    for (const RooflineRow& row : found.rows) {
+      seconds += row.seconds;
+      if (row.cost.kind == "optimizer") optimizer += row.cost.bytes;
+    }
+    CHECK(optimizer >= 28. * double(step.parameters));
+    CHECK(optimizer <= 30. * double(step.parameters));
+    CHECK(seconds == doctest::Approx(found.seconds));
+    CHECK(found.mfu == doctest::Approx(step.model_flops / found.seconds / 989e12));
+    CHECK(found.launches == launches_of(step.kernels));
+    CHECK(found.seconds >= 0.999 * double(found.launches) * least_seconds);
+  }
+}
+
+TEST_CASE("roofline: a faster card is not slower, and a step of GPT-2 is what its operations say") {
+  const nn::GPT::Options o{.vocab = 50257, .context = 1024, .layers = 12, .width = 768, .heads = 12};
+  const DryStep step = dry_step(o, 16, bf16);
+  CHECK(step.parameters == 124'439'808);
+  CHECK(step.model_flops ==
+        doctest::Approx(6 * 123.65e6 * 16384 + 3 * 4 * 12. * 16 * 768 * (1024. * 1025 / 2)).epsilon(0.001));
+  const double h200 = roofline(step, card_of("h200")).seconds, h100 = roofline(step, card_of("h100")).seconds,
+               a100 = roofline(step, card_of("a100")).seconds;
+  CHECK(h200 < h100);
+  CHECK(h100 < a100);
+  CHECK(h200 > step.model_flops / 989e12);
+}
