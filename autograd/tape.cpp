@@ -14,7 +14,6 @@
 #include "trace/trace.h"
 
 namespace lockstep {
-
 namespace {
 
 std::atomic<uint64_t> next_pass{1};
@@ -53,12 +52,6 @@ class Pass {
       : id_(next_pass.fetch_add(1)), retain_graph_(retain_graph), wanted_(wanted) {}
   ~Pass() {
     abandon();
-    for (const auto& [node, output] : marked_) {
-      auto& hooks = node->outputs_[output].hooks;
-      if (!hooks) continue;
-      std::erase_if(*hooks, [](const Node::Output::Hook& hook) { return hook.id == mark; });
-      if (hooks->empty()) hooks = nullptr;
-    }
     // Leaves shared with an outer pass get their state back.
     for (Borrowed& b : borrowed_) {
       b.node->pass_ = b.pass;
@@ -68,7 +61,6 @@ class Pass {
   }
 
   void run(const Edge& start, Tensor gradient) {
-    mark_wanted();
     push(start.node);
     count(start.node);
     start.node->outputs()[start.output].grad = std::move(gradient);
@@ -81,7 +73,6 @@ class Pass {
   }
 
  private:
-  static constexpr int mark = -2;  // in place of a hook's id
   struct Borrowed {
     Ref<Node> node;
     uint64_t pass;
@@ -92,17 +83,6 @@ class Pass {
   static bool before(const Ref<Node>& a, const Ref<Node>& b) { return a->number() < b->number(); }
   static void clear(Node& node) {
     for (Node::Output& output : node.outputs()) output.grad = {};
-  }
-
-  /// A gradient that is wanted is looked at, so that none is folded into what made it (Backward::fold).
-  void mark_wanted() {
-    if (!wanted_) return;
-    for (const Wanted& want : *wanted_) {
-      if (want.edge.node->is_leaf()) continue;
-      Node::Output& output = want.edge.node->outputs_[want.edge.output];
-      output.add_hook({mark, [](const Tensor&) { return Tensor(); }});
-      marked_.emplace_back(want.edge.node, want.edge.output);
-    }
   }
 
   void push(Ref<Node> node) {
@@ -166,7 +146,7 @@ class Pass {
       if (output.hooks) output.run_hooks();
       if (wanted_) collect(node, i);
     }
-    Backward backward(node, retain_graph_, !AnomalyMode::enabled());
+    Backward backward(node, retain_graph_, !AnomalyMode::enabled() && !reads_wanted(node));
     if (any_grad && node.folded_) {
       backward.give(0, std::move(node.outputs_[0].grad));
     } else if (any_grad && !(wanted_ && node.is_leaf())) {
@@ -189,10 +169,16 @@ class Pass {
     running_.pop_back();
   }
 
+  /// Nothing is folded into what made a gradient that is wanted.
+  bool reads_wanted(const Node& node) const {
+    for (size_t i = 0; wanted_ && i < wanted_->size(); ++i)
+      for (const Edge& edge : node.inputs_)
+        if (edge.node.get() == (*wanted_)[i].edge.node.get()) return true;
+    return false;
+  }
   void collect(Node& node, int output) {
-    for (Wanted& want : *wanted_) {
+    for (Wanted& want : *wanted_)
       if (want.edge.node.get() == &node && want.edge.output == output) want.grad = node.outputs_[output].grad;
-    }
   }
 
   uint64_t id_;
@@ -202,7 +188,6 @@ class Pass {
   std::vector<Ref<Node>> running_;  // a node, and perhaps a leaf below it
   std::vector<Node*> stack_;
   std::vector<Borrowed> borrowed_;
-  std::vector<std::pair<Ref<Node>, int>> marked_;  // and which output
 };
 
 namespace {
@@ -211,17 +196,14 @@ namespace {
 template <class Fn> void with_callbacks(const char* op, Fn pass) {
   const trace::Scope scope(op, trace::Category::backward);
   std::vector<std::function<void()>> callbacks;
-  auto* const outer = end_callbacks;
-  if (!outer) end_callbacks = &callbacks;
-  try {
-    pass();
-    if (!outer)
-      for (size_t i = 0; i < callbacks.size(); ++i) callbacks[i]();
-  } catch (...) {
-    end_callbacks = outer;
-    throw;
-  }
-  end_callbacks = outer;
+  struct Restore {
+    std::vector<std::function<void()>>* outer = end_callbacks;
+    ~Restore() { end_callbacks = outer; }
+  } const restore;
+  if (restore.outer) return pass();
+  end_callbacks = &callbacks;
+  pass();
+  for (size_t i = 0; i < callbacks.size(); ++i) callbacks[i]();
 }
 
 void run_pass(const char* op, const Variable& root, const Tensor& gradient, bool retain_graph,

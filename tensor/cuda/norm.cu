@@ -65,8 +65,8 @@ template <class T> struct Summed {
 /// themselves, or what they are sums of: a thread then writes the elements that it goes on to read.
 template <bool centered, class T, class From, int threads, int V, bool held>
 __global__ void __launch_bounds__(threads == warp ? 128 : threads)
-    norm_kernel(From from, const T* weight, const T* bias, Compute<T> eps, T* out, Compute<T>* means,
-                Compute<T>* rstds, int64_t rows, int64_t n) {
+    norm_kernel(From from, const T* weight, const T* bias, Compute<T> eps, T* out, Compute<T>* means, Compute<T>* rstds,
+                int64_t rows, int64_t n) {
   using A = Compute<T>;
   for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
     const T* x;
@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
   }
 }
 
-/// Takes a norm's gradient: to grad_x, plus add (which may be grad_x), and what dropout leaves of it to dropped; add and
-/// dropped may be null.
+/// Takes a norm's gradient: to grad_x, plus add (which may be grad_x), and what dropout leaves of it to dropped; add
+/// and dropped may be null.
 template <class T> struct SummedGrad {
   const T* add;
   T *grad_x, *dropped;
@@ -309,7 +309,8 @@ void add_norm(const Tensor& x, const Tensor& add, const Tensor& weight, const Te
               Tensor& sum, Tensor& out, Tensor& mean, Tensor& rstd) {
   for_floats("add_norm", x, [&]<class T> {
     const Summed<T> from{x.data<T>(), add.data<T>(), sum.data<T>(), Drops<T>(args.p, args.key)};
-    const Pointers places = {from.x, from.add, from.sum, out.raw_data(), data_or_null<T>(weight), data_or_null<T>(bias)};
+    const Pointers places = {
+        from.x, from.add, from.sum, out.raw_data(), data_or_null<T>(weight), data_or_null<T>(bias)};
     if (args.centered) norm<true, T>("add_norm", from, places, weight, bias, args.eps, out, &mean, rstd);
     else norm<false, T>("add_norm", from, places, weight, {}, args.eps, out, nullptr, rstd);
   });

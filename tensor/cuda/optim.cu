@@ -1,6 +1,6 @@
-// Optimizer steps (tensor/optim_steps.h) on flat memory, of one tensor or of all that a StepBatch has collected, and the
-// search for infinities. Bound by memory: a thread takes 16 bytes of the parameter, its gradient and each state, and
-// writes the 16-bit copy of the parameter beside it.
+// Optimizer steps (tensor/optim_steps.h) on flat memory, of one tensor or of all that a StepBatch has collected, and
+// the search for infinities. Bound by memory: a thread takes 16 bytes of the parameter, its gradient and each state,
+// and writes the 16-bit copy of the parameter beside it.
 #include "tensor/backend.h"
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/step_pieces.h"

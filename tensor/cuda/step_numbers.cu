@@ -72,9 +72,8 @@ __global__ void __launch_bounds__(threads)
 }
 
 /// One block. The sums of optim/clip.cpp, in its order.
-__global__ void __launch_bounds__(threads)
-    take_norm_kernel(const NormPiece* pieces, int64_t count, const double* sums, double* squares,
-                     StepControl* control) {
+__global__ void __launch_bounds__(threads) take_norm_kernel(const NormPiece* pieces, int64_t count, const double* sums,
+                                                            double* squares, StepControl* control) {
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
     const NormPiece piece = pieces[i];
     double sum = 0;

@@ -13,6 +13,9 @@
 #include "tensor/graph.h"
 #include "tests/cuda/against_cpu.h"
 #include "tests/messages.h"
+#if defined(SIMT_CPU)
+#include "tests/cudasim/fake.h"
+#endif
 
 using namespace lockstep;
 using namespace testing;
