@@ -74,7 +74,7 @@ TEST_CASE("nccl: every collective over processes") {
 }
 
 TEST_CASE("nccl: exact sums have the bits of the CPU's; NCCL's own are near them, and equal on all ranks") {
-  for (const int n : {2, 3, 5, 8}) {
+  for (const int n : thread_sanitized ? std::vector{2} : std::vector{2, 3, 5, 8}) {
     CAPTURE(n);
     CHECK(outcome(n, [n](int rank) {
             for (const DType dtype : {f32, f64, f16, bf16}) {
