@@ -68,7 +68,7 @@ void StepBatch::write(const Tensor& to, int64_t at, const void* bytes, size_t si
 
 /// A recording has a table of its own, which it writes each time: what runs between its replays may change the other.
 const std::byte* StepBatch::hold(Table& table, const void* bytes, size_t size) {
-  const MemoryScope scope(Memory::optimizer);
+  const MemoryScope scope(Memory::other);
   const TensorOptions there{.dtype = u8, .device = device_};
   if (Graph::is_capturing()) {
     const Tensor fresh = empty({int64_t(size)}, there);
@@ -92,7 +92,7 @@ void StepBatch::set(const StepControl& control, bool keeps_skipped) {
   if (!numbers_.defined() || numbers_.numel() < bytes()) {
     LOCKSTEP_CHECK(!recorded_,
                    "[StepBatch] parameters now have more different step numbers than when a graph was made");
-    const MemoryScope scope(Memory::optimizer);
+    const MemoryScope scope(Memory::other);
     numbers_ = empty({bytes() + 32 * int64_t(sizeof(StepSlot))}, {.dtype = u8, .device = device_});
   }
   std::vector<std::byte> all(static_cast<size_t>(bytes()));
