@@ -1,4 +1,5 @@
-// What a derivative sees of the tape: the gradients of its outputs, and where to give those of its inputs.
+// What a derivative sees of the tape: the gradients of its outputs, and where to give those of its inputs; and what a
+// leaf does with its own.
 #include <algorithm>
 
 #include "autograd/tape.h"
@@ -54,6 +55,24 @@ const UnaryGrad* Backward::fold(int i) const {
   const UnaryGrad* const found = edge.node->unary();
   edge.node->folded_ = found;
   return found;
+}
+
+void Leaf::run(Backward& backward) {
+  if (backward.grad().defined()) add(backward.grad());
+}
+
+void Leaf::add(Tensor& incoming) {
+  const MemoryScope scope(Memory::gradient);
+  if (grad.defined()) {
+    LOCKSTEP_CHECK(grad.shape() == incoming.shape(), "[backward] expected to add to a gradient ", incoming.shape(),
+                   ", got .grad ", grad.shape(), ", which somebody has put there");
+    add_(grad, incoming);
+  } else {
+    grad = incoming.is_contiguous() && incoming.is_exclusive() ? std::move(incoming) : incoming.clone();
+    grad.storage()->book_as(Memory::gradient);
+  }
+  incoming = {};
+  for (size_t i = 0; i < on_complete.size(); ++i) on_complete[i].second(grad);
 }
 
 }  // namespace lockstep

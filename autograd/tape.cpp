@@ -21,24 +21,6 @@ thread_local std::vector<std::function<void()>>* end_callbacks = nullptr;
 
 }  // namespace
 
-void Leaf::run(Backward& backward) {
-  if (backward.grad().defined()) add(backward.grad());
-}
-
-void Leaf::add(Tensor& incoming) {
-  const MemoryScope scope(Memory::gradient);
-  if (grad.defined()) {
-    LOCKSTEP_CHECK(grad.shape() == incoming.shape(), "[backward] expected to add to a gradient ", incoming.shape(),
-                   ", got .grad ", grad.shape(), ", which somebody has put there");
-    add_(grad, incoming);
-  } else {
-    grad = incoming.is_contiguous() && incoming.is_exclusive() ? std::move(incoming) : incoming.clone();
-    grad.storage()->book_as(Memory::gradient);
-  }
-  incoming = {};
-  for (size_t i = 0; i < on_complete.size(); ++i) on_complete[i].second(grad);
-}
-
 /// One backward pass. `wanted`, when given, are the places whose gradients are to be collected instead of added to
 /// .grad.
 class Pass {
