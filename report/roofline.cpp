@@ -102,6 +102,24 @@ int64_t launches_of_reduce(const DryKernel& k) {
                                   divided(each, threads / shared * 4)) > 1);
 }
 
+bool is_step(const std::string& name) {
+  return name == "adam" || name == "sgd" || name == "rmsprop" || name == "adagrad" || name == "lion";
+}
+
+/// A step is one kernel for all parameters of the same dtypes (tensor/step_batch.h).
+std::vector<DryKernel> with_joined_steps(std::vector<DryKernel> kernels) {
+  std::vector<DryKernel> all;
+  for (DryKernel& k : kernels) {
+    const auto same = std::find_if(all.begin(), all.end(), [&](const DryKernel& other) {
+      return is_step(k.name) && other.name == k.name && other.operand(0).dtype == k.operand(0).dtype &&
+             other.operand(1).dtype == k.operand(1).dtype;
+    });
+    if (same == all.end()) all.push_back(std::move(k));
+    else same->operands.insert(same->operands.end(), k.operands.begin(), k.operands.end());
+  }
+  return all;
+}
+
 /// Rows that are picked: the table's bytes count where they are read.
 double bytes_of_picked(const DryKernel& k, const Operand& table, double rows) {
   return double(k.bytes()) - double(table.bytes()) + rows;
@@ -122,8 +140,7 @@ KernelCost other_cost(const DryKernel& k) {
     constexpr int64_t sort_tile = 2048;
     for (int64_t run = sort_tile; run < k.operand(1).elements; run *= 2) ++cost.launches;  // merging
     cost.launches += 1;                                                                    // adding
-  } else if (name == "adam" || name == "sgd" || name == "rmsprop" || name == "adagrad" || name == "lion" ||
-             name == "unscale") {
+  } else if (is_step(name) || name == "unscale") {
     cost.kind = "optimizer";
     for (const Operand& o : k.operands)  // in place, but for the copy in 16 bits
       if (o.is_written && o.dtype == k.operand(0).dtype) cost.bytes += double(o.bytes());
@@ -179,7 +196,7 @@ DryStep dry_step(const nn::GPT::Options& o, int64_t batch, DType dtype, bool opt
     adam.zero_grad();
     step.host = steady_seconds() - begin;
   }
-  step.kernels = dry.take();
+  step.kernels = with_joined_steps(dry.take());
   return step;
 }
 

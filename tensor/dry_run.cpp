@@ -101,10 +101,14 @@ void give_addresses_back(void* p, size_t bytes, int, void*) noexcept {
   --held;
 }
 
-void note_copy(void* to, Device to_device, const void*, Device from_device, size_t bytes, bool) {
-  DryKernel kernel{.name = to_device.is_cpu() ? "copy to host" : from_device.is_cpu() ? "copy from host" : "copy"};
-  kernel.operands.push_back({{int64_t(bytes)}, u8, int64_t(bytes), true});
+void note_bytes(const char* name, int64_t bytes) {
+  DryKernel kernel{.name = name};
+  kernel.operands.push_back({{bytes}, u8, bytes, true});
   note(std::move(kernel));
+}
+
+void note_copy(void* to, Device to_device, const void*, Device from_device, size_t bytes, bool) {
+  note_bytes(to_device.is_cpu() ? "copy to host" : from_device.is_cpu() ? "copy from host" : "copy", int64_t(bytes));
   if (to_device.is_cpu()) std::memset(to, 0, bytes);
 }
 
@@ -143,6 +147,9 @@ const Backend noted_backend{
     .abandon_capture = [](int) noexcept {},
     .launch_graph = [](void*, int) { no_graph(); },
     .free_graph = [](void*, int) noexcept {},
+    .store = [](void*, const void*, size_t bytes) { note_bytes("numbers", int64_t(bytes)); },
+    .square_sums = [](const void*, int, int64_t chunks, void*, double*) { note_bytes("square_sums", 8 * chunks); },
+    .take_norm = [](const void*, int64_t count, const double*, double*, void*) { note_bytes("take_norm", 8 * count); },
 };
 
 }  // namespace
