@@ -305,7 +305,7 @@ Variable batch_norm(const Variable& input, const Variable& scale, const Variable
 Variable dropout(const Variable& x, double p, bool training, const PartOf& part) {
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[dropout] expected p in [0, 1], got ", p);
   if (!training || p == 0) return x;
-  return dropout(x, p, next_random_key(), part);  // the key, not the mask, is kept for backward
+  return dropout(x, p, next_random_key(x.device()), part);  // the key, not the mask, is kept for backward
 }
 
 Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part) {
