@@ -44,7 +44,7 @@ Variable attention(const Variable& query, const Variable& key, const Variable& v
                    AttentionArgs args) {
   const Variable q = Autocast::low(query), k = Autocast::low(key), v = Autocast::low(value);
   const Tensor mask = cast_mask(mask_, q.dtype());
-  if (args.dropout > 0) args.key = next_random_key();
+  if (args.dropout > 0) args.key = next_random_key(q.device());
   AttentionResult result = attention(q.tensor(), k.tensor(), v.tensor(), mask, args);
   if (!needs_grad({&q, &k, &v})) return std::move(result.out);
   const Saved out = result.out;
@@ -71,7 +71,7 @@ Variable attention_packed(const Variable& projections, int64_t heads, AttentionA
   LOCKSTEP_CHECK(qkv.dim() == 3 && heads >= 1 && qkv.size(2) % (3 * heads) == 0,
                  "[attention_packed] expected qkv (B, T, 3 C) with C a multiple of ", heads, " heads, got ",
                  qkv.shape());
-  if (args.dropout > 0) args.key = next_random_key();
+  if (args.dropout > 0) args.key = next_random_key(qkv.device());
   const int64_t batch = qkv.size(0), tokens = qkv.size(1), channels = qkv.size(2) / 3;
   const Shape split{batch, tokens, 3, heads, channels / heads};
   // (B, T, 3, H, D): each of q, k, v is a view (B, H, T, D).

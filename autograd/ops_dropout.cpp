@@ -9,7 +9,7 @@ namespace lockstep {
 Variable dropout(const Variable& x, double p, bool training, const PartOf& part) {
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[dropout] expected p in [0, 1], got ", p);
   if (!training || p == 0) return x;
-  return dropout(x, p, next_random_key(), part);  // the key, not the mask, is kept for backward
+  return dropout(x, p, next_random_key(x.device()), part);  // the key, not the mask, is kept for backward
 }
 
 Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part) {
@@ -23,7 +23,7 @@ Variable add_dropout(const Variable& residual, const Variable& x, double p, bool
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[add_dropout] expected p in [0, 1], got ", p);
   if (!training || p == 0) return add(residual, x);
   if (residual.dtype() != x.dtype() || residual.shape() != x.shape()) return add(residual, dropout(x, p, true, part));
-  const PhiloxKey key = next_random_key();
+  const PhiloxKey key = next_random_key(x.device());
   Tensor out = add_dropout(residual.tensor(), x.tensor(), p, key, part);
   if (!needs_grad({&residual, &x})) return out;
   return record("add_dropout", {&residual, &x}, std::move(out), [p, key, part](auto& back) {

@@ -290,7 +290,7 @@ SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& no
   }
   AddNormArgs how = args;
   how.p = drops ? args.p : 0;
-  if (drops) how.key = next_random_key();
+  if (drops) how.key = next_random_key(x.device());
   AddNorm made = add_norm(residual.tensor(), x.tensor(), normalized, tensor_or_none(weight), tensor_or_none(bias), how);
   // Two nodes, though one kernel computed both: the sum has other readers.
   const auto dropped = drops ? std::make_shared<Dropped>() : nullptr;

@@ -92,7 +92,7 @@ AttentionArgs MultiHeadAttention::args(int64_t tokens, Device device) {
                      .layout = layout(tokens, device)};
   if (is_training() && o.dropout > 0) {
     args.dropout = o.dropout;
-    args.key = next_random_key();
+    args.key = next_random_key(device);
   }
   return args;
 }

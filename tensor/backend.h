@@ -11,6 +11,8 @@ namespace lockstep {
 
 struct Kernels;
 struct Solvers;
+struct RecordedKey;
+inline constexpr int keys_at_once = 128;  ///< arguments of one kernel
 
 /// Streams and events are the device's own handles. Every function may throw an Error that names what failed, but those
 /// marked noexcept. `device` is the index among the devices of this type.
@@ -25,6 +27,9 @@ struct Backend {
   /// same stream; who uses it on another one keeps it until the first has waited for the other's event.
   void* (*allocate)(size_t bytes, int device);
   void (*deallocate)(void* data, size_t bytes, int device, void* stream) noexcept;
+  /// Takes memory over that deallocate() would free, when there are graphs that were begun after it was allocated
+  /// (Graph::recordings() was `born` then): they may read it. False when there are none.
+  bool (*keep_for_graphs)(void* data, int device, void* stream, uint32_t born) noexcept;
   size_t (*cached_bytes)(int device);  ///< kept by the pool, not held by any storage
   void (*release_cached)(int device);
   /// Copies bytes that lie in one piece on both sides, one of them on this type of device, in the order of the current
@@ -53,6 +58,8 @@ struct Backend {
   void* (*end_capture)(int device);
   void (*abandon_capture)(int device) noexcept;
   void (*launch_graph)(void* graph, int device);  ///< on this thread's current stream
+  /// Writes up to keys_at_once keys into the device's memory, in the order of this thread's current stream.
+  void (*set_keys)(RecordedKey* to, const RecordedKey* keys, int count, int device);
   void (*free_graph)(void* graph, int device) noexcept;
 
   // What a step of an optimizer needs beside its rule (see step_batch.h), on this thread's current device and stream.

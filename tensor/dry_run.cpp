@@ -146,6 +146,7 @@ const Backend noted_backend{
     .end_capture = [](int) -> void* { no_graph(); },
     .abandon_capture = [](int) noexcept {},
     .launch_graph = [](void*, int) { no_graph(); },
+    .set_keys = [](RecordedKey*, const RecordedKey*, int, int) { no_graph(); },
     .free_graph = [](void*, int) noexcept {},
     .store = [](void*, const void*, size_t bytes) { note_bytes("numbers", int64_t(bytes)); },
     .square_sums = [](const void*, int, int64_t chunks, void*, double*) { note_bytes("square_sums", 8 * chunks); },

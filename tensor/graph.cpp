@@ -1,34 +1,96 @@
 // Recorded work: see graph.h.
+//
+// Random numbers. A kernel that is recorded reads its key from a table in the device's memory, at a place of its own:
+//
+//   recording   draws at calls c, c+1, c+1 again (a checkpoint's second forward), c+3      table: c+0, c+1, c+3
+//   replay      generator at call d  ─▶  keys of d+0, d+1, d+3 are written to the table by a kernel whose arguments
+//   they
+//               are  ─▶  recorded work  ─▶  generator at d+4
+//
+// So a number has the key that it has without a graph, whoever seeds or sets the generator between replays.
 #include "tensor/graph.h"
 
+#include <algorithm>
+#include <atomic>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "tensor/backend.h"
 #include "tensor/check.h"
+#include "tensor/ops.h"
+#include "tensor/random_scope.h"
 
 namespace lockstep {
+
+struct Graph::Random {
+  RandomState start = random_state();
+  std::unordered_map<uint64_t, size_t> place;  // of a call, counted from `start`
+  std::vector<uint64_t> calls;                 // by place
+  std::vector<Tensor> tables;                  // for keys_at_once keys each
+  uint64_t drawn = 0;                          // calls that a replay makes
+
+  bool is_of(const RandomState& now) const {
+    return now.seed == start.seed && now.step == start.step && now.micro_batch == start.micro_batch &&
+           now.call >= start.call;
+  }
+  const RecordedKey* key(uint64_t call, Device device) {
+    const auto [found, is_new] = place.try_emplace(call, calls.size());
+    if (is_new) {
+      if (calls.size() % keys_at_once == 0)
+        tables.push_back(empty({int64_t(sizeof(RecordedKey) / 8) * keys_at_once}, {.dtype = i64, .device = device}));
+      calls.push_back(call);
+    }
+    return table(found->second / keys_at_once) + found->second % keys_at_once;
+  }
+  RecordedKey* table(size_t i) const { return static_cast<RecordedKey*>(tables[i].raw_data()); }
+};
+
 namespace {
 
-thread_local bool capturing = false;
+struct Capture {
+  Device device;
+  Graph::Random* random;  // null on the CPU
+};
+thread_local Capture* current = nullptr;
+std::atomic<uint32_t> begun{0};
 
 /// For the time of a call.
 struct Capturing {
-  Capturing() { capturing = true; }
-  ~Capturing() { capturing = false; }
+  Capturing(Device device, Graph::Random* random) : capture{device, random} { current = &capture; }
+  ~Capturing() { current = nullptr; }
+  Capture capture;
 };
 
 }  // namespace
 
-bool Graph::is_capturing() { return capturing; }
+bool Graph::is_capturing() { return current; }
+bool Graph::is_recording() { return current && current->random; }
+uint32_t Graph::recordings() { return begun.load(std::memory_order_acquire); }
 
+std::optional<PhiloxKey> recorded_random_key(Device device, const RandomState& now) {
+  if (!Graph::is_recording()) [[likely]]
+    return {};
+  LOCKSTEP_CHECK(device == current->device, "[Graph] random numbers that are drawn on ", device,
+                 " would be the same in every replay of a graph of ", current->device, "; draw them before");
+  Graph::Random& random = *current->random;
+  LOCKSTEP_CHECK(random.is_of(now),
+                 "[Graph] the generator was seeded, or set to another step, inside of what is captured; do that before "
+                 "replay()");
+  return PhiloxKey{0, 0, random.key(now.call - random.start.call, device)};
+}
+
+Graph::Graph(Device device) : device_(device) { check_device("Graph", device); }
 Graph::Graph(Graph&& other) noexcept
     : device_(other.device_),
       handle_(std::exchange(other.handle_, nullptr)),
-      body_(std::exchange(other.body_, nullptr)) {}
+      body_(std::exchange(other.body_, nullptr)),
+      random_(std::move(other.random_)) {}
 Graph& Graph::operator=(Graph&& other) noexcept {
   std::swap(device_, other.device_);
   std::swap(handle_, other.handle_);
   std::swap(body_, other.body_);
+  std::swap(random_, other.random_);
   return *this;
 }
 Graph::~Graph() {
@@ -37,33 +99,68 @@ Graph::~Graph() {
 
 void Graph::capture(const std::function<void()>& body) {
   LOCKSTEP_CHECK(body, "[Graph] expected a function to capture, got an empty one");
-  LOCKSTEP_CHECK(!capturing, "[Graph] expected one capture at a time, got one inside another");
+  LOCKSTEP_CHECK(!current, "[Graph] expected one capture at a time, got one inside another");
+  LOCKSTEP_CHECK(!is_captured(), "[Graph] this graph has captured something already; make another one");
+  if (device_.is_cpu()) {
+    const Capturing scope(device_, nullptr);
+    body();
+  } else {
+    body();
+  }
+  record(body);
+}
+
+void Graph::record(const std::function<void()>& body) {
+  LOCKSTEP_CHECK(body, "[Graph] expected a function to record, got an empty one");
+  LOCKSTEP_CHECK(!current, "[Graph] expected one capture at a time, got one inside another");
   LOCKSTEP_CHECK(!is_captured(), "[Graph] this graph has captured something already; make another one");
   const Backend* b = backend(device_);
   if (!b) {
-    const Capturing scope;
-    body();
     body_ = body;
     return;
   }
-  body();
+  auto random = std::make_unique<Random>();
+  const RandomScope none_drawn;
+  begun.fetch_add(1, std::memory_order_acq_rel);
   b->begin_capture(device_.index);
   try {
-    const Capturing scope;
+    const Capturing scope(device_, random.get());
     body();
+    const RandomState end = random_state();
+    LOCKSTEP_CHECK(random->is_of(end),
+                   "[Graph] what was captured leaves the generator seeded, or at another step; do "
+                   "that before replay()");
+    random->drawn = end.call - random->start.call;
   } catch (...) {
     b->abandon_capture(device_.index);
     throw;
   }
   handle_ = b->end_capture(device_.index);
+  random_ = std::move(random);
 }
 
 void Graph::replay() {
   LOCKSTEP_CHECK(is_captured(), "[Graph] nothing was captured; call capture() first");
-  LOCKSTEP_CHECK(!capturing, "[Graph] a graph cannot be replayed inside a capture");
-  if (handle_) return backend(device_)->launch_graph(handle_, device_.index);
-  const Capturing scope;
-  body_();
+  LOCKSTEP_CHECK(!current, "[Graph] a graph cannot be replayed inside a capture");
+  if (!handle_) {
+    const Capturing scope(device_, nullptr);
+    return body_();
+  }
+  const Backend& b = *backend(device_);
+  RandomState now = random_state();
+  std::vector<RecordedKey> keys;
+  for (const uint64_t call : random_->calls) {
+    const PhiloxKey key = key_of_call({now.seed, now.step, now.micro_batch, now.call + call});
+    keys.push_back({key.seed, key.stream});
+  }
+  for (size_t i = 0; i < random_->tables.size(); ++i) {
+    const size_t first = i * keys_at_once;
+    b.set_keys(random_->table(i), &keys[first], int(std::min<size_t>(keys_at_once, keys.size() - first)),
+               device_.index);
+  }
+  b.launch_graph(handle_, device_.index);
+  now.call += random_->drawn;
+  set_random_state(now);
 }
 
 }  // namespace lockstep

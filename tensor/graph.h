@@ -15,37 +15,56 @@
 //     step.replay();
 //     optimizer.step();
 //   }
+#include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 
 #include "tensor/device.h"
+#include "tensor/random.h"
 
 namespace lockstep {
 
 class Graph {
  public:
-  explicit Graph(Device device) : device_(device) { check_device("Graph", device); }
+  explicit Graph(Device device);
   Graph(Graph&& other) noexcept;
   Graph& operator=(Graph&& other) noexcept;
   ~Graph();
 
   /// Calls `body` twice: as it is, so that whatever is made on first use exists, and then to record what it puts on the
   /// device. Every replay repeats exactly that: shapes, numbers from the host and addresses stay as they were. Tensors
-  /// that it reads must stay alive; what it makes has values after the first replay, and keeps its memory as long as
-  /// the graph. Error where a replay would go wrong: random numbers (the same ones each time), reading values on the
-  /// host, waiting. A step of an optimizer wants Optimizer::before_replay() before each replay. After an Error there is
+  /// that it reads stay alive as long as the graph; what it makes has values after the first replay, and keeps its
+  /// memory as long as the graph. Error where a replay would go wrong: reading values on the host, operations on the
+  /// CPU, waiting. A step of an optimizer wants Optimizer::before_replay() before each replay. After an Error there is
   /// no recording.
+  ///
+  /// Random numbers are those of the generator at each replay, which then stands where the function would have left it:
+  /// the bits of the function itself. Recording draws none.
   void capture(const std::function<void()>& body);
+  /// The second half of capture(), for who has called `body`, or the same with other values, already.
+  void record(const std::function<void()>& body);
   /// Puts the recorded work on this thread's current stream. One replay at a time.
   void replay();
   bool is_captured() const { return handle_ || body_; }
 
   /// Whether this thread records now.
   static bool is_capturing();
+  /// The same on another device than the CPU: what is done on the host now is not repeated.
+  static bool is_recording();
+  /// Recordings that were begun in this process: memory that is older than one of them is kept for it.
+  static uint32_t recordings();
+
+  struct Random;
 
  private:
   Device device_;
   void* handle_ = nullptr;      // of the backend
   std::function<void()> body_;  // on the CPU
+  std::unique_ptr<Random> random_;
 };
+
+/// For next_random_key(): the key of a draw on `device` that this thread records; none when it does not record.
+std::optional<PhiloxKey> recorded_random_key(Device device, const RandomState& now);
 
 }  // namespace lockstep

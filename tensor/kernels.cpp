@@ -2,12 +2,17 @@
 #include "tensor/kernels.h"
 
 #include "tensor/backend.h"
+#include "tensor/graph.h"
 
 namespace lockstep {
 
 const Kernels& table(Device device) {
-  if (device.is_cpu()) [[likely]]
+  if (device.is_cpu()) [[likely]] {
+    LOCKSTEP_CHECK(!Graph::is_recording(),
+                   "[Graph] an operation on the CPU would be done now and in no replay: while a graph is captured all "
+                   "tensors are on its device");
     return cpu_kernels;
+  }
   const Backend* other = backend(device);
   LOCKSTEP_CHECK(other, "[device] this build has no cuda backend, got a tensor on ", device);
   other->select(device.index);

@@ -75,7 +75,7 @@ const Tensor& uniform_(const Tensor& x, double low, double high) {
   LOCKSTEP_CHECK(low <= high && std::isfinite(high - low), "[uniform_] expected finite low <= high, got ", low, " and ",
                  high);
   Tensor out = x.is_contiguous() ? x : empty_like(x);
-  LOCKSTEP_KERNEL(x.device(), uniform)(out, low, high, next_random_key());
+  LOCKSTEP_KERNEL(x.device(), uniform)(out, low, high, next_random_key(x.device()));
   if (!x.is_contiguous()) x.copy_(out);
   x.storage()->bump_version("uniform_");
   return x;
@@ -85,7 +85,7 @@ const Tensor& normal_(const Tensor& x, double mean, double deviation) {
   check_floating("normal_", x);
   LOCKSTEP_CHECK(deviation >= 0, "[normal_] expected a deviation >= 0, got ", deviation);
   Tensor out = x.is_contiguous() ? x : empty_like(x);
-  LOCKSTEP_KERNEL(x.device(), normal)(out, mean, deviation, next_random_key());
+  LOCKSTEP_KERNEL(x.device(), normal)(out, mean, deviation, next_random_key(x.device()));
   if (!x.is_contiguous()) x.copy_(out);
   x.storage()->bump_version("normal_");
   return x;
@@ -94,14 +94,14 @@ const Tensor& normal_(const Tensor& x, double mean, double deviation) {
 Tensor rand(const Shape& shape, TensorOptions options) {
   LOCKSTEP_CHECK(is_floating(options.dtype), "[rand] expected a floating dtype, got ", options.dtype);
   Tensor out = empty(shape, options);
-  LOCKSTEP_KERNEL(options.device, uniform)(out, 0, 1, next_random_key());
+  LOCKSTEP_KERNEL(options.device, uniform)(out, 0, 1, next_random_key(options.device));
   return out;
 }
 
 Tensor randn(const Shape& shape, TensorOptions options) {
   LOCKSTEP_CHECK(is_floating(options.dtype), "[randn] expected a floating dtype, got ", options.dtype);
   Tensor out = empty(shape, options);
-  LOCKSTEP_KERNEL(options.device, normal)(out, 0, 1, next_random_key());
+  LOCKSTEP_KERNEL(options.device, normal)(out, 0, 1, next_random_key(options.device));
   return out;
 }
 
@@ -110,7 +110,7 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions opti
   LOCKSTEP_CHECK(options.dtype != boolean && !is_complex(options.dtype), "[randint] expected a real number dtype, got ",
                  options.dtype);
   Tensor out = empty(shape, options);
-  LOCKSTEP_KERNEL(options.device, randint)(out, low, high, next_random_key());
+  LOCKSTEP_KERNEL(options.device, randint)(out, low, high, next_random_key(options.device));
   return out;
 }
 
@@ -131,7 +131,7 @@ Tensor randperm(int64_t n) {
 Tensor bernoulli(const Shape& shape, double p, TensorOptions options) {
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[bernoulli] expected a probability from 0 to 1, got ", p);
   Tensor draw = empty(shape, {.dtype = f32, .device = options.device});
-  LOCKSTEP_KERNEL(options.device, uniform)(draw, 0, 1, next_random_key());
+  LOCKSTEP_KERNEL(options.device, uniform)(draw, 0, 1, next_random_key(options.device));
   return lt(draw.to(f64), full({}, p, {.dtype = f64, .device = options.device})).to(options.dtype);
 }
 

@@ -2,9 +2,9 @@
 #include "tensor/random.h"
 
 #include <atomic>
+#include <optional>
 #include <thread>
 
-#include "tensor/check.h"
 #include "tensor/graph.h"
 
 namespace lockstep {
@@ -46,14 +46,21 @@ void set_random_state(const RandomState& wanted) {
   seeded = true;
 }
 
-PhiloxKey next_random_key() {
-  LOCKSTEP_CHECK(!Graph::is_capturing(),
-                 "[Graph] random numbers cannot be captured, they would be the same in every replay: draw them "
-                 "outside, or set dropout to 0");
-  RandomState& now = this_threads_state();
+PhiloxKey key_of_call(const RandomState& state) {
   // Three numbers become one stream by the generator itself: (step, micro-batch) is its key, the call its counter.
-  const auto words = philox({.seed = now.step, .stream = now.micro_batch}, now.call++);
-  return {.seed = now.seed, .stream = uint64_t(words[1]) << 32 | words[0]};
+  const auto words = philox({.seed = state.step, .stream = state.micro_batch}, state.call);
+  return {.seed = state.seed, .stream = uint64_t(words[1]) << 32 | words[0]};
+}
+
+PhiloxKey next_random_key(Device device) {
+  RandomState& now = this_threads_state();
+  if (const std::optional<PhiloxKey> recorded = recorded_random_key(device, now)) [[unlikely]] {
+    ++now.call;
+    return *recorded;
+  }
+  const PhiloxKey key = key_of_call(now);
+  ++now.call;
+  return key;
 }
 
 }  // namespace lockstep

@@ -4,14 +4,28 @@
 #include <array>
 #include <cstdint>
 
+#include "tensor/device.h"
 #include "tensor/host_device.h"
 
 namespace lockstep {
+
+/// A key as it lies in a device's memory, for recorded work that draws other numbers in each replay (graph.h).
+struct RecordedKey {
+  uint64_t seed = 0;
+  uint64_t stream = 0;
+};
 
 /// What one random operation draws from: key and upper half of the counter. Element i uses counter (i / 4, stream).
 struct PhiloxKey {
   uint64_t seed = 0;
   uint64_t stream = 0;
+  /// Of what a graph records: where the key will lie when the work is done. `seed` is then mixed into it (xor). Kernels
+  /// of devices ask known().
+  const RecordedKey* recorded = nullptr;
+
+  LOCKSTEP_HD PhiloxKey known() const {
+    return recorded ? PhiloxKey{recorded->seed ^ seed, recorded->stream, nullptr} : *this;
+  }
 };
 
 /// Ten rounds of Philox 4x32: four 32-bit words for counter (index, key.stream).
@@ -48,7 +62,11 @@ void manual_seed(uint64_t seed);
 void set_random_step(uint64_t step, uint64_t micro_batch = 0);
 RandomState random_state();
 void set_random_state(const RandomState& state);
-/// Key of the next random operation; advances the call counter.
-PhiloxKey next_random_key();
+/// Key of the next random operation; advances the call counter. `device`: where the numbers are drawn. While a graph of
+/// a device is captured, a key for that device is one of its recording, and one for the host is an Error: it would be
+/// the same in every replay.
+PhiloxKey next_random_key(Device device = cpu);
+/// Key of call state.call.
+PhiloxKey key_of_call(const RandomState& state);
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 
 #include "tensor/backend.h"
 #include "tensor/check.h"
+#include "tensor/graph.h"
 
 namespace lockstep {
 
@@ -26,6 +27,7 @@ Ref<Storage> Storage::allocate(int64_t bytes, Device device) {
   storage->bytes_ = bytes;
   storage->device_ = device;
   storage->stream_ = stream_of(device);
+  storage->born_ = Graph::recordings();
   storage->category_ = MemoryScope::current();
   book_memory(storage->category_, bytes, device);
   return Ref<Storage>(storage);
@@ -61,7 +63,9 @@ void Storage::empty(const char* whose) {
   if (release_) {
     std::exchange(release_, nullptr)();
   } else {
-    deallocate(data_, size_t(bytes_), device_, stream_);
+    const Backend* other = born_ == Graph::recordings() ? nullptr : backend(device_);
+    if (!other || !other->keep_for_graphs(data_, device_.index, stream_, born_))
+      deallocate(data_, size_t(bytes_), device_, stream_);
   }
   data_ = nullptr;
   book_memory(category_, -bytes_, device_);
@@ -71,6 +75,7 @@ void Storage::refill() {
   if (!is_empty()) return;
   data_ = static_cast<std::byte*>(lockstep::allocate(size_t(bytes_), device_));
   stream_ = stream_of(device_);
+  born_ = Graph::recordings();
   origin_ = nullptr;
   book_memory(category_, bytes_, device_);
 }

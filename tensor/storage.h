@@ -97,6 +97,7 @@ class Storage {
   std::atomic<int> refs_{0};
   uint32_t version_ = 0;
   const char* last_writer_ = "";
+  uint32_t born_ = 0;       // Graph::recordings() when the bytes were allocated
   void* stream_ = nullptr;  // in whose order the bytes were allocated and will be freed; none on the CPU
   const char* emptied_of_ = "";
   Device device_;

@@ -22,7 +22,7 @@ inline void check_parts(const char* op, const Variable& q, const Variable& k, co
 
 /// Numbers of its own for part `n` of a dropout mask.
 inline PhiloxKey key_of(PhiloxKey key, int64_t n) {
-  return {key.seed ^ (0x9E3779B97F4A7C15u * uint64_t(n + 1)), key.stream};
+  return {key.seed ^ (0x9E3779B97F4A7C15u * uint64_t(n + 1)), key.stream, key.recorded};
 }
 
 }  // namespace lockstep::sequence

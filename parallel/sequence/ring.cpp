@@ -102,7 +102,7 @@ Variable ring_attention(const Variable& query, const Variable& key, const Variab
   LOCKSTEP_CHECK(order == Order::contiguous || q.size(2) % 2 == 0,
                  "[ring_attention] expected an even number of tokens at each rank (zigzag), got ", q.size(2));
   if (args.scale == 0) args.scale = 1 / std::sqrt(double(std::max<int64_t>(q.size(3), 1)));
-  if (args.dropout > 0) args.key = next_random_key();
+  if (args.dropout > 0) args.key = next_random_key(q.device());
   const Ring ring{group, order, args};
   AttentionResult result = ring.forward(q.tensor(), k.tensor(), v.tensor());
   if (!needs_grad({&q, &k, &v})) return std::move(result.out);

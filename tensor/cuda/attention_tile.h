@@ -111,9 +111,9 @@ struct AttentionPlan {
     return static_cast<const bool*>(mask)[place] ? score : -infinity<A>;
   }
   /// Whether the weight of query i and key j survives dropout, keyed by the place in (B, H, T, S) of all heads.
-  __device__ bool keeps(int64_t b, int64_t h, int64_t i, int64_t j) const {
+  __device__ bool keeps(PhiloxKey known, int64_t b, int64_t h, int64_t i, int64_t j) const {
     const uint64_t place = uint64_t(((b * all_heads + first_head + h) * queries + i) * keys + j);
-    const auto words = philox(key, place / 4);
+    const auto words = philox(known, place / 4);
     const uint32_t low = place & 1 ? words[1] : words[0], high = place & 1 ? words[3] : words[2];
     return (place & 2 ? high : low) >= threshold;
   }
@@ -122,11 +122,12 @@ struct AttentionPlan {
   template <int n, class At> __device__ uint32_t kept_of(int64_t b, int64_t h, At&& at) const {
     static_assert(n <= 32);
     if (threshold == 0) return ~0u;
+    const PhiloxKey known = key.known();
     uint32_t bits = 0;
 #pragma unroll 1
     for (int e = 0; e < n; ++e) {
       const QueryKey place = at(e);
-      bits |= uint32_t(keeps(b, h, place.i, place.j)) << e;
+      bits |= uint32_t(keeps(known, b, h, place.i, place.j)) << e;
     }
     return bits;
   }

@@ -117,12 +117,7 @@ void* allocate(size_t bytes, int device) {
 }
 
 void deallocate(void* data, size_t, int device, void* stream) noexcept {
-  if (deallocate_captured(data, device, stream)) return;
-  int before = 0;
-  cudaGetDevice(&before);
-  if (before != device) cudaSetDevice(device);
-  cudaFreeAsync(data, static_cast<cudaStream_t>(stream));
-  if (before != device) cudaSetDevice(before);
+  if (!deallocate_captured(data, device, stream)) free_in_order(data, device, stream);
 }
 
 size_t pool_attribute(int device, cudaMemPoolAttr what) {
@@ -166,6 +161,8 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
   if (!from_device.is_cpu() && !to_device.is_cpu() && from_device != to_device) {
     return copy_to_peer(to, to_device.index, from, from_device.index, bytes);
   }
+  // A recording would read that host memory in every replay.
+  if (is_recording() && (from_device.is_cpu() || to_device.is_cpu())) check("copy", cudaErrorStreamCaptureUnsupported);
   const cudaMemcpyKind kind = from_device.is_cpu() ? cudaMemcpyHostToDevice
                               : to_device.is_cpu() ? cudaMemcpyDeviceToHost
                                                    : cudaMemcpyDeviceToDevice;
@@ -285,6 +282,7 @@ const Backend cuda_backend{
     .select = cuda::select_device,
     .allocate = cuda::allocate,
     .deallocate = cuda::deallocate,
+    .keep_for_graphs = cuda::keep_for_graphs,
     .cached_bytes = cuda::cached_bytes,
     .release_cached = cuda::release_cached,
     .copy_bytes = cuda::copy_bytes,
@@ -308,6 +306,7 @@ const Backend cuda_backend{
     .end_capture = cuda::end_capture,
     .abandon_capture = cuda::abandon_capture,
     .launch_graph = cuda::launch_graph,
+    .set_keys = cuda::set_keys,
     .free_graph = cuda::free_graph,
     .store = on_cuda::store,
     .square_sums = on_cuda::square_sums,

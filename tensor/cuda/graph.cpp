@@ -1,7 +1,7 @@
 // CUDA graphs. A replay uses the addresses of the recording, so a graph owns the memory that was allocated in it: what
 // is freed there is given out again inside the recording only, and all of it goes back when the graph and the tensors
-// that came out of it are gone. Memory from before that the recorded function frees is kept too, as replays may read
-// it.
+// that came out of it are gone. Memory from before the recording that is freed in it, or later (a table of angles that
+// grows, say), is kept as long as the graph, as replays may read it.
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -16,9 +16,22 @@
 #include "tensor/cuda/capture.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/cuda/streams.h"
+#include "tensor/graph.h"
 
 namespace lockstep::cuda {
 namespace {
+
+/// Memory that was freed, for graphs that may read it. It goes when they have, with no mutex held.
+struct Kept {
+  Kept(void* data, int device, void* stream) : data(data), device(device), stream(stream) {}
+  ~Kept() {
+    if (!deallocate_captured(data, device, stream)) free_in_order(data, device, stream);
+  }
+  Kept(const Kept&) = delete;
+  void* data;
+  int device;
+  void* stream;
+};
 
 /// Pieces are never cut: the shapes of a step repeat from layer to layer.
 class Arena {
@@ -26,7 +39,6 @@ class Arena {
   explicit Arena(int device) : device_(device) {}
   ~Arena() {
     for (const auto& [data, bytes] : all_) cudaFree(data);
-    for (const auto& [data, stream] : older_) cudaFreeAsync(data, stream);
   }
   Arena(const Arena&) = delete;
 
@@ -58,7 +70,10 @@ class Arena {
     if (recording) idle_.emplace(std::pair(used->second, all_.at(data)), data);
     in_use_.erase(used);
   }
-  void keep(void* data, cudaStream_t stream) { older_.emplace_back(data, stream); }
+  void keep(std::shared_ptr<Kept> older) { older_.push_back(std::move(older)); }
+  bool may_read(int device, uint32_t born) const {
+    return device == device_ && born < number_ && (recording || has_graph);
+  }
   bool has_tensors() const { return !in_use_.empty(); }
   const auto& all() const { return all_; }
   int device() const { return device_; }
@@ -67,17 +82,19 @@ class Arena {
 
  private:
   int device_;
+  const uint32_t number_ = Graph::recordings();
   size_t held_ = 0;
   std::unordered_map<void*, size_t> all_;
   std::unordered_map<void*, cudaStream_t> in_use_;
   std::multimap<std::pair<cudaStream_t, size_t>, void*> idle_;
-  std::vector<std::pair<void*, cudaStream_t>> older_;
+  std::vector<std::shared_ptr<Kept>> older_;
 };
 
 /// Who owns which piece, for tensors that are freed anywhere, at any time.
 struct Pieces {
   std::mutex mutex;
   std::unordered_map<void*, std::shared_ptr<Arena>> owner;
+  std::vector<std::weak_ptr<Arena>> arenas;
   std::atomic<int64_t> count{0};
 };
 Pieces& pieces() {
@@ -123,7 +140,12 @@ void begin_capture(int device) {
   recorded_stream = stream_of(device);
   check("Graph", cudaStreamBeginCapture(recorded_stream, cudaStreamCaptureModeRelaxed));
   recording = std::make_shared<Arena>(device);
+  const std::lock_guard lock(pieces().mutex);
+  std::erase_if(pieces().arenas, [](const auto& arena) { return arena.expired(); });
+  pieces().arenas.push_back(recording);
 }
+
+bool is_recording() { return bool(recording); }
 
 void abandon_capture(int device) noexcept {
   cudaSetDevice(device);
@@ -184,7 +206,7 @@ void* allocate_captured(size_t bytes, int device) {
   return data;
 }
 
-bool deallocate_captured(void* data, int, void* stream) noexcept {
+bool deallocate_captured(void* data, int device, void* stream) noexcept {
   if (pieces().count.load(std::memory_order_acquire) == 0 && !recording) [[likely]]
     return false;
   std::shared_ptr<Arena> arena;  // destroyed unlocked
@@ -196,8 +218,30 @@ bool deallocate_captured(void* data, int, void* stream) noexcept {
     forget_unused(arena);
     return true;
   }
-  if (recording) recording->keep(data, static_cast<cudaStream_t>(stream));
+  if (recording) recording->keep(std::make_shared<Kept>(data, device, stream));
   return bool(recording);
+}
+
+bool keep_for_graphs(void* data, int device, void* stream, uint32_t born) noexcept {
+  std::vector<std::shared_ptr<Arena>> arenas;  // destroyed unlocked
+  std::shared_ptr<Kept> kept;
+  const std::lock_guard lock(pieces().mutex);
+  for (const auto& known : pieces().arenas)
+    if (std::shared_ptr<Arena> arena = known.lock()) arenas.push_back(std::move(arena));
+  for (const auto& arena : arenas) {
+    if (!arena->may_read(device, born)) continue;
+    if (!kept) kept = std::make_shared<Kept>(data, device, stream);
+    arena->keep(kept);
+  }
+  return bool(kept);
+}
+
+void free_in_order(void* data, int device, void* stream) noexcept {
+  int before = 0;
+  cudaGetDevice(&before);
+  if (before != device) cudaSetDevice(device);
+  cudaFreeAsync(data, static_cast<cudaStream_t>(stream));
+  if (before != device) cudaSetDevice(before);
 }
 
 }  // namespace lockstep::cuda

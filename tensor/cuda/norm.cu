@@ -38,7 +38,7 @@ template <class T> struct Drops {
     if constexpr (V % 4 == 0) {
 #pragma unroll
       for (int j = 0; j < V; j += 4) {
-        const auto words = philox(key, uint64_t((first + j) / 4));
+        const auto words = philox(key.known(), uint64_t((first + j) / 4));
         keep(words[0], values[j]), keep(words[1], values[j + 1]);
         keep(words[2], values[j + 2]), keep(words[3], values[j + 3]);
       }
@@ -46,7 +46,7 @@ template <class T> struct Drops {
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         const int64_t at = first + j;
-        const auto words = philox(key, uint64_t(at / 4));
+        const auto words = philox(key.known(), uint64_t(at / 4));
         const uint32_t low = at & 1 ? words[1] : words[0], high = at & 1 ? words[3] : words[2];
         keep(at & 2 ? high : low, values[j]);
       }

@@ -1,7 +1,12 @@
 // Ranges and random numbers: the bits that the CPU gives, see random_math.h. A thread turns the four words of one
 // counter into two or four elements; bound by the integer products of the generator, and by memory where elements are
 // wide.
+#include <algorithm>
+
+#include "tensor/backend.h"
+#include "tensor/cuda/capture.h"
 #include "tensor/cuda/cuda_kernels.h"
+#include "tensor/cuda/streams.h"
 #include "tensor/cuda/vector.h"
 #include "tensor/random_math.h"
 
@@ -25,7 +30,8 @@ template <class T, int each> Access access_of(const T* p) { return is_aligned(p,
 
 /// out[i * each ..] = make(words of counter i).
 template <int each, class T, class Make>
-__global__ void __launch_bounds__(threads) fill_kernel(Make make, PhiloxKey key, T* out, int64_t n, Access access) {
+__global__ void __launch_bounds__(threads) fill_kernel(Make make, PhiloxKey given, T* out, int64_t n, Access access) {
+  const PhiloxKey key = given.known();
   const int64_t counters = (n + each - 1) / each;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < counters; i += int64_t(gridDim.x) * blockDim.x) {
     const Words words = words_of(key, i);
@@ -87,8 +93,9 @@ __global__ void __launch_bounds__(threads) iota_kernel(T* out, int64_t n, double
 /// Element i stays when its word is at least `least`. add: plus that, once it is rounded; may be null.
 template <class T>
 __global__ void __launch_bounds__(threads)
-    dropout_kernel(const T* x, const T* add, T* out, int64_t n, PhiloxKey key, uint32_t least, Compute<T> scale,
+    dropout_kernel(const T* x, const T* add, T* out, int64_t n, PhiloxKey given, uint32_t least, Compute<T> scale,
                    bool drop_all, Access access) {
+  const PhiloxKey key = given.known();
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i * 4 < n; i += int64_t(gridDim.x) * blockDim.x) {
     const int count = n - i * 4 < 4 ? int(n - i * 4) : 4;
     Vector<T, 4> values = load_vector<4>(x + i * 4, access, 1, count);
@@ -108,8 +115,9 @@ __global__ void __launch_bounds__(threads)
 /// The same for a part of a tensor: the word is that of the element's place in the whole.
 template <class T>
 __global__ void __launch_bounds__(threads)
-    dropout_part_kernel(const T* x, const T* add, T* out, int64_t n, PhiloxKey key, Region place, uint32_t least,
+    dropout_part_kernel(const T* x, const T* add, T* out, int64_t n, PhiloxKey given, Region place, uint32_t least,
                         Compute<T> scale, bool drop_all) {
+  const PhiloxKey key = given.known();
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
     const int64_t run = i / place.run, at = place.first + run * place.stride + (i - run * place.run);
     const Words words = words_of(key, at / 4);
@@ -169,3 +177,26 @@ void dropout(const Tensor& x, double p, PhiloxKey key, const Region& place, cons
 }
 
 }  // namespace lockstep::on_cuda
+
+namespace lockstep::cuda {
+namespace {
+
+struct KeyBlock {
+  RecordedKey keys[keys_at_once];
+};
+
+__global__ void set_keys_kernel(RecordedKey* to, KeyBlock from, int count) {
+  if (int(threadIdx.x) < count) to[threadIdx.x] = from.keys[threadIdx.x];
+}
+
+}  // namespace
+
+/// The keys are arguments: nothing on the host must stay until the kernel has run.
+void set_keys(RecordedKey* to, const RecordedKey* keys, int count, int device) {
+  select_device(device);
+  KeyBlock block{};
+  std::copy(keys, keys + count, block.keys);
+  launch({"set_keys", dim3(1), dim3(keys_at_once)}, set_keys_kernel, to, block, count);
+}
+
+}  // namespace lockstep::cuda

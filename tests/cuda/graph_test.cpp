@@ -103,7 +103,28 @@ TEST_CASE("graph: what a replay would get wrong is an error, and a capture can b
   CHECK(contains(message([&] { graph.capture({}); }), "expected a function"));
   CHECK(contains(message([&] { graph.capture([&] { x.to(cpu); }); }), "while a graph is captured"));
   CHECK(contains(message([&] { graph.capture([&] { synchronize(cuda0); }); }), "while a graph is captured"));
-  CHECK(contains(message([&] { graph.capture([&] { next_random_key(); }); }), "random numbers cannot be captured"));
+  CHECK(contains(message([&] { graph.capture([&] { next_random_key(); }); }), "drawn on cpu:0 would be the same"));
+  CHECK(contains(message([&] { graph.capture([&] { rand({2}, {.device = cpu}); }); }), "on the CPU would be"));
+  CHECK(contains(message([&] { graph.capture([&] { ones({2}, {.device = cpu}); }); }), "on the CPU would be"));
+  CHECK(contains(message([&] { graph.capture([&] {
+                                 x.copy_(Tensor::from({1., 2., 3., 4.}, {4}).to(f32));
+                               }); }),
+                 "on the CPU would be"));
+  CHECK(contains(message([&] {
+                   const Tensor host = ones({4}, {.dtype = f32, .device = cpu});
+                   graph.capture([&] { x.copy_(host); });
+                 }),
+                 "while a graph is captured"));
+  const RandomState before = random_state();
+  CHECK(contains(message([&] { graph.record([&] { set_random_step(before.step + 1); }); }), "at another step"));
+  set_random_state(before);
+  CHECK(contains(message([&] {
+                   graph.record([&] {
+                     set_random_step(before.step + 1);
+                     rand({2}, there);
+                   });
+                 }),
+                 "seeded, or set to another step"));
   CHECK(contains(message([&] {
                    graph.capture([&] {
                      if (Graph::is_capturing()) fail("mine");
@@ -133,6 +154,118 @@ TEST_CASE("graph: on the CPU the function itself runs again") {
   x.fill_(5);
   graph.replay();
   CHECK(y.to_vector<float>()[2] == 6);
-  CHECK(contains(message([&] { Graph(cpu).capture([&] { rand({2}, {.device = cpu}); }); }),
-                 "random numbers cannot be captured"));
+  manual_seed(1);
+  Graph draws(cpu);
+  draws.capture([&] { y = rand({2}, {.device = cpu}); });
+  draws.replay();
+  manual_seed(1);
+  rand({2}, {.device = cpu});
+  CHECK(equal(y, rand({2}, {.device = cpu})));
+}
+
+namespace {
+
+/// Everything that draws on the device, forward and (by the same key) backward.
+std::vector<Tensor> draw_all(const Tensor& x, const Tensor& heads) {
+  std::vector<Tensor> all{rand({5, 3}, there), randn({7}, {.dtype = f64, .device = cuda0}),
+                          randint(-3, 40, {9}, {.dtype = i64, .device = cuda0}),
+                          bernoulli({11}, 0.3, {.dtype = f32, .device = cuda0}), normal_(empty({3, 2}, there), 1, 2)};
+  const PhiloxKey key = next_random_key(cuda0);
+  for (int pass = 0; pass < 2; ++pass) all.push_back(dropout(x, 0.4, key));
+  for (const DType dtype : {f32, bf16}) {
+    const AttentionArgs args{.scale = 0.5, .causal = true, .dropout = 0.3, .key = next_random_key(cuda0)};
+    const Tensor q = heads.to(dtype);
+    const AttentionResult out = attention(q, q, q, {}, args);
+    const AttentionGrad grad = attention_grad(q, q, q, q, {}, out, args);
+    for (const Tensor& y : {out.out, grad.q, grad.k, grad.v}) all.push_back(y);
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("graph: random numbers are those of the generator at each replay, which goes on behind them") {
+  const Tensor x = numbers({40}, 1).to(cuda0), heads = (numbers({1, 2, 5, 8}, 0) * 0.01).to(cuda0);
+  const RandomState starts[] = {
+      {.seed = 3, .step = 1}, {.seed = 3, .step = 2, .micro_batch = 4, .call = 9}, {.seed = 8}};
+  std::vector<Tensor> made;
+  Graph graph(cuda0);
+  set_random_state({.seed = 77});
+  graph.capture([&] { made = draw_all(x, heads); });
+  const RandomState behind = random_state();
+  for (const RandomState& start : starts) {
+    for (int twice = 0; twice < 2; ++twice) {  // the second goes on where the first ended
+      if (twice == 0) set_random_state(start);
+      const RandomState before = random_state();
+      const std::vector<Tensor> wanted = draw_all(x, heads);
+      const RandomState after = random_state();
+      set_random_state(before);
+      graph.replay();
+      CHECK(random_state() == after);
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        CAPTURE(i);
+        CHECK(equal(made[i].to(cpu), wanted[i].to(cpu)));
+      }
+      CHECK(!equal(made[5].to(cpu), x.to(cpu)));
+    }
+  }
+  // Recording itself draws nothing.
+  set_random_state({.seed = 77});
+  draw_all(x, heads);
+  CHECK(random_state() == behind);
+}
+
+TEST_CASE("graph: a draw that is made again, draws that are left out, and more of them than one table has") {
+  std::vector<Tensor> made;
+  const auto body = [&] {
+    made.clear();
+    const RandomState start = random_state();
+    made.push_back(rand({3}, there));
+    set_random_state(start);  // as a checkpoint's second forward
+    made.push_back(rand({3}, there));
+    RandomState far = random_state();
+    far.call += uint64_t(1) << 32;  // as an expert
+    set_random_state(far);
+    made.push_back(rand({3}, there));
+    set_random_state({start.seed, start.step, start.micro_batch, start.call + 5});
+    for (int i = 0; i < 300; ++i) made.push_back(rand({3}, there));
+  };
+  set_random_state({.seed = 5});
+  Graph graph(cuda0);
+  graph.record(body);
+  CHECK(random_state() == RandomState{.seed = 5});
+  const std::vector<Tensor> replayed = made;
+  set_random_state({.seed = 6, .step = 2});
+  graph.replay();
+  CHECK(random_state() == RandomState{.seed = 6, .step = 2, .call = 305});
+  set_random_state({.seed = 6, .step = 2});
+  body();
+  size_t wrong = 0;
+  for (size_t i = 0; i < made.size(); ++i) wrong += !equal(made[i].to(cpu), replayed[i].to(cpu));
+  CHECK(wrong == 0);
+  CHECK(equal(replayed[0].to(cpu), replayed[1].to(cpu)));
+  CHECK(!equal(replayed[0].to(cpu), replayed[2].to(cpu)));
+}
+
+TEST_CASE("graph: what it reads is kept, also when its owner frees it later") {
+  const int64_t before = memory_report(cuda0).total.current;
+  {
+    Tensor table = full({500}, 2, there);  // a cache, that another call then makes anew
+    Tensor y, z;
+    Graph first(cuda0), second(cuda0);
+    first.record([&] { y = table * 3; });
+    second.record([&] { z = y + table; });
+    table = full({500}, 9, there);
+    const Tensor other = full({500}, 9, there);  // must not get its memory
+    first.replay();
+    second.replay();
+    CHECK(y.to_vector<float>()[499] == 6);
+    CHECK(z.to_vector<float>()[499] == 8);
+    y = Tensor();  // second reads it
+    first = Graph(cuda0);
+    const Tensor third = full({500}, 7, there);
+    second.replay();
+    CHECK(z.to_vector<float>()[499] == 8);
+  }
+  CHECK(memory_report(cuda0).total.current == before);
 }
