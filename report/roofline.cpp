@@ -46,7 +46,7 @@ namespace {
 constexpr double of_bandwidth = 0.85;
 constexpr Efficiency product_short{0.70, of_bandwidth, 1}, product_f32{0.80, of_bandwidth, 4},
     attention_forward{0.35, of_bandwidth, 2}, attention_backward{0.30, of_bandwidth, 2},
-    attention_f32{0.50, of_bandwidth, 4}, memory{1, of_bandwidth, memory_source};
+    attention_f32{0.50, of_bandwidth, 4}, by_memory{1, of_bandwidth, memory_source};
 
 bool is_16_bits(DType dtype) { return dtype == f16 || dtype == bf16; }
 
@@ -126,7 +126,7 @@ double bytes_of_picked(const DryKernel& k, const Operand& table, double rows) {
 }
 
 KernelCost other_cost(const DryKernel& k) {
-  KernelCost cost{.kind = k.name, .bytes = double(k.bytes()), .efficiency = memory};
+  KernelCost cost{.kind = k.name, .bytes = double(k.bytes()), .efficiency = by_memory};
   const std::string& name = k.name;
   if (name == "reduce") {
     cost.launches = launches_of_reduce(k);
