@@ -270,7 +270,7 @@ TEST_CASE("random numbers: range, moments, and the same bits for every number of
       now.push_back(x.to_vector<double>());
       LOCKSTEP_KERNEL(default_device(), normal)(x, 1, 2, key);
       now.push_back(x.to_vector<double>());
-      LOCKSTEP_KERNEL(default_device(), dropout)(source.to(dtype), 0.25, key, {}, x);
+      LOCKSTEP_KERNEL(default_device(), dropout)(source.to(dtype), 0.25, key, {}, {}, x);
       now.push_back(x.to_vector<double>());
     }
     Tensor integers = empty({n}, {.dtype = i64});
@@ -306,9 +306,9 @@ TEST_CASE("random numbers: range, moments, and the same bits for every number of
   LOCKSTEP_KERNEL(default_device(), normal)(part, 1, 2, key);
   CHECK(part.to_vector<double>() == std::vector<double>(first[1].begin(), first[1].begin() + 777));
   Tensor nothing = empty({5});
-  LOCKSTEP_KERNEL(default_device(), dropout)(ones({5}), 1, key, {}, nothing);
+  LOCKSTEP_KERNEL(default_device(), dropout)(ones({5}), 1, key, {}, {}, nothing);
   CHECK(nothing.to_vector<int>() == std::vector<int>(5, 0));
-  LOCKSTEP_KERNEL(default_device(), dropout)(ones({5}), 0, key, {}, nothing);
+  LOCKSTEP_KERNEL(default_device(), dropout)(ones({5}), 0, key, {}, {}, nothing);
   CHECK(nothing.to_vector<int>() == std::vector<int>(5, 1));
   CHECK_NOTHROW(randint(INT64_MIN, INT64_MAX, {9}));
 }
