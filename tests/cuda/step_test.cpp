@@ -175,9 +175,9 @@ TEST_CASE("cuda: norms are the CPU's, whatever the order of threads") {
 }
 
 #if defined(SIMT_CPU)
-uint64_t launches() {  // since the last call
+uint64_t kernels() {  // that were started since the last call
   uint64_t all = 0;
-  for (const auto& [name, count] : fake::take_launches()) all += uint64_t(count);
+  for (const auto& [name, count] : fake::take_launches()) all += name == "memcpy" ? 0 : uint64_t(count);
   return all;
 }
 
@@ -188,13 +188,13 @@ TEST_CASE("cuda: a step over many parameters, clipped and unscaled, is at most s
       Model model(made<optim::AdamW>(optim::AdamWOptions{}), dtypes, cuda0, count);
       const ClippedStep request{.grad_scale = 0.25, .max_norm = 1, .skip_nonfinite = true};
       for (int step = 0; step < 3; ++step) {
-        launches();
+        kernels();
         model.optimizer->clipped_step(request);
-        const uint64_t started = launches();
+        const uint64_t started = kernels();
         if (step > 0) counted.push_back(started);  // tables are there
       }
       model.optimizer->step();
-      CHECK(launches() == 1 + dtypes.size());
+      CHECK(kernels() == 1 + dtypes.size());
     }
     CHECK(counted == std::vector<uint64_t>(4, 3 + dtypes.size()));
     CHECK(counted[0] <= 6);
