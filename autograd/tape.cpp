@@ -155,7 +155,7 @@ class Pass {
   bool reads_wanted(const Node& node) const {
     for (size_t i = 0; wanted_ && i < wanted_->size(); ++i)
       for (const Edge& edge : node.inputs_)
-        if (edge.node.get() == (*wanted_)[i].edge.node.get()) return true;
+        if (edge.node.get() == (*wanted_)[i].edge.node.get() && !edge.node->is_leaf()) return true;
     return false;
   }
   void collect(Node& node, int output) {
