@@ -3,9 +3,8 @@
 // Random numbers. A kernel that is recorded reads its key from a table in the device's memory, at a place of its own:
 //
 //   recording   draws at calls c, c+1, c+1 again (a checkpoint's second forward), c+3      table: c+0, c+1, c+3
-//   replay      generator at call d  ─▶  keys of d+0, d+1, d+3 are written to the table by a kernel whose arguments
-//   they
-//               are  ─▶  recorded work  ─▶  generator at d+4
+//   replay      generator at call d ─▶ a kernel whose arguments are the keys of d+0, d+1, d+3 writes them to the table
+//               ─▶ recorded work ─▶ generator at d+4
 //
 // So a number has the key that it has without a graph, whoever seeds or sets the generator between replays.
 #include "tensor/graph.h"
