@@ -158,6 +158,7 @@ class Pass {
         if (edge.node.get() == (*wanted_)[i].edge.node.get() && !edge.node->is_leaf()) return true;
     return false;
   }
+
   void collect(Node& node, int output) {
     for (Wanted& want : *wanted_)
       if (want.edge.node.get() == &node && want.edge.output == output) want.grad = node.outputs_[output].grad;
