@@ -444,9 +444,15 @@ TEST_CASE("matmul_unary_grad has the bits of the product and then the derivative
         for (const PointwiseOp op :
              {PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::silu, PointwiseOp::tanh}) {
           const Tensor expected = pointwise_grad(op, PointwisePart::grad0, {}, matmul(a, b), kept, {});
-          CHECK(equal(matmul_unary_grad(a, b, op, {}, kept), expected));
+          // cuBLASLt has a formula of its own, and rounds 16 bits once where two operations do twice
+          const bool exact = default_device().is_cpu() || op != PointwiseOp::gelu_tanh;
+          const auto check = [&](const Tensor& got) {
+            if (exact) CHECK(equal(got, expected));
+            else check_close(got, expected.to_vector<double>(), tolerance_of(dtype));
+          };
+          check(matmul_unary_grad(a, b, op, {}, kept));
           const Threads three(3);
-          CHECK(equal(matmul_unary_grad(a, b, op, {}, kept), expected));
+          check(matmul_unary_grad(a, b, op, {}, kept));
         }
       }
     }
