@@ -56,7 +56,7 @@ inline constexpr bool thread_sanitized = true;
 #else
 inline constexpr bool thread_sanitized = false;
 #endif
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_UNDEFINED__)  // the second by .ci/run: g++ does not say it
 inline constexpr bool sanitized = true;
 #else
 inline constexpr bool sanitized = thread_sanitized;
