@@ -244,7 +244,7 @@ int main(int argc, char** argv) {
   table += "# attention: forward; backward. Engine and workspace on tensor cores, - our kernel\n";
   for (const AttentionCase& t : attention_cases) {
     const std::string forward = check_attention(t, false, target), backward = check_attention(t, true, target);
-    table += str(t.name, ", ", t.dtype, ": ", forward, "; ", backward, "\n");
+    table += str(t.name, t.dtype == f16 ? ", f16: " : ", bf16: ", forward, "; ", backward, "\n");
   }
   ConvProblem wrong = problem(cases[0], precisions[0], ConvDirection::forward, Layout::row_major);
   ++wrong.y.size[2];
