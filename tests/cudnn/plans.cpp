@@ -248,13 +248,19 @@ int main(int argc, char** argv) {
       table += '\n';
     }
   }
-  // Engines of attention compile their kernels, and want a driver that loads them. Those of convolutions would, too:
-  // without one they are passed over, and what is compiled already answers in milliseconds.
-  expect(dlopen(LOCKSTEP_DRIVER, RTLD_NOW | RTLD_GLOBAL) != nullptr, str("no driver in name: ", LOCKSTEP_DRIVER));
-  table += "# attention: forward; backward. Engine and workspace on tensor cores, - our kernel\n";
-  for (const AttentionCase& t : attention_cases) {
-    const std::string forward = check_attention(t, false, target), backward = check_attention(t, true, target);
-    table += str(t.name, t.dtype == f16 ? ", f16: " : ", bf16: ", forward, "; ", backward, "\n");
+  // Engines of attention compile their kernels, and want a driver that loads them: one in name, as a real one would
+  // want a device. Those of convolutions would, too: without one they are passed over, and what is compiled already
+  // answers in milliseconds.
+  const bool has_driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) != nullptr;
+  if (has_driver) {
+    std::puts("skipped: attention, as this process has a driver already");
+  } else {
+    expect(dlopen(LOCKSTEP_DRIVER, RTLD_NOW | RTLD_GLOBAL) != nullptr, str("no driver in name: ", LOCKSTEP_DRIVER));
+    table += "# attention: forward; backward. Engine and workspace on tensor cores, - our kernel\n";
+    for (const AttentionCase& t : attention_cases) {
+      const std::string forward = check_attention(t, false, target), backward = check_attention(t, true, target);
+      table += str(t.name, t.dtype == f16 ? ", f16: " : ", bf16: ", forward, "; ", backward, "\n");
+    }
   }
   ConvProblem wrong = problem(cases[0], precisions[0], ConvDirection::forward, Layout::row_major);
   ++wrong.y.size[2];
@@ -269,7 +275,8 @@ int main(int argc, char** argv) {
     std::printf("The golden file is of %s; what this version says is not compared:\n%s",
                 golden.substr(2, golden.find(" on") - 2).c_str(), table.c_str());
   } else {
-    expect(table == golden, str("differs from ", LOCKSTEP_PLANS, "; when it is meant so: --update\n", table));
+    expect(has_driver ? golden.starts_with(table) : table == golden,
+           str("differs from ", LOCKSTEP_PLANS, "; when it is meant so: --update\n", table));
   }
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed > 0;
