@@ -16,6 +16,7 @@ int cuLibraryGetKernel(void** kernel, void*, const char*) {
 LOCKSTEP_SUCCEEDS(cuLibraryLoadData)
 LOCKSTEP_SUCCEEDS(cuLibraryUnload)
 LOCKSTEP_SUCCEEDS(cuKernelGetAttribute)
+LOCKSTEP_SUCCEEDS(cuKernelGetFunction)
 LOCKSTEP_SUCCEEDS(cuKernelSetAttribute)
 LOCKSTEP_SUCCEEDS(cuOccupancyMaxActiveBlocksPerMultiprocessor)
 LOCKSTEP_SUCCEEDS(cuOccupancyMaxPotentialClusterSize)
