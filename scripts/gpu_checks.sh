@@ -117,8 +117,9 @@ part_1() {
   for suite in $suites; do LOCKSTEP_TEST_DEVICE=cuda step "$(basename "$suite")" 120 "$build/$suite"; done
   LOCKSTEP_TEST_DEVICE=cuda step golden 60 "$build/tests/golden"
   step cudnn_plans 60 "$build/tests/cudnn_plans"
-  # Convolutions by cuDNN (the log says which engine, and where our kernel had to) and by our kernels.
+  # Convolutions and attention by cuDNN (the log says which engine, and where our kernel had to) and by our kernels.
   for cudnn in log 0; do
+    LOCKSTEP_CUDNN=$cudnn step "attention-cudnn-$cudnn" 60 "$build/tests/test_cuda" -tc="*attention*"
     LOCKSTEP_CUDNN=$cudnn step "conv-cudnn-$cudnn" 60 "$build/tests/test_cuda" -tc="*convolution*"
     LOCKSTEP_CUDNN=$cudnn LOCKSTEP_TEST_DEVICE=cuda step "conv-tensor-cudnn-$cudnn" 60 "$build/tests/test_tensor" -tc="*conv*"
   done
@@ -165,8 +166,11 @@ part_3() {
   if step bench_cuda 120 "$build/bench/bench_cuda"; then
     if sees_card; then step pytorch 150 python3 bench/cuda_compare.py "$logs/bench_cuda.log"; else skip pytorch "no PyTorch that sees the card"; fi
   fi
-  # Convolutions once more by our kernels, to compare.
-  for cudnn in 1 0; do LOCKSTEP_CUDNN=$cudnn step "bench-conv-cudnn-$cudnn" 40 "$build/bench/bench_cuda" --only conv2d; done
+  # Convolutions and attention once more by our kernels, to compare.
+  for cudnn in 1 0; do
+    LOCKSTEP_CUDNN=$cudnn step "bench-conv-cudnn-$cudnn" 40 "$build/bench/bench_cuda" --only conv2d
+    LOCKSTEP_CUDNN=$cudnn step "bench-attention-cudnn-$cudnn" 40 "$build/bench/bench_cuda" --only attention
+  done
 }
 
 part_4() {
@@ -186,7 +190,7 @@ part_4() {
 
 "part_$part"
 say ""
-for log in env losses-cpu-card emulator-card conv-cudnn-log bench_cuda pytorch bench-conv-cudnn-1 bench-conv-cudnn-0 gpt2-124m gpt2-124m-recipe pytorch-gpt2 pytorch-gpt2-recipe; do
+for log in env losses-cpu-card emulator-card conv-cudnn-log attention-cudnn-log bench_cuda pytorch bench-conv-cudnn-{1,0} bench-attention-cudnn-{1,0} gpt2-124m gpt2-124m-recipe pytorch-gpt2 pytorch-gpt2-recipe; do
   [[ -s $logs/$log.log ]] || continue
   if [[ $log == pytorch ]]; then printf '## %s\n\n%s\n\n' "$log" "$(cat "$logs/$log.log")" >>"$report"
   else printf '## %s\n\n```\n%s\n```\n\n' "$log" "$(tail -45 "$logs/$log.log")" >>"$report"; fi

@@ -14,6 +14,7 @@
 // fit a multiprocessor. A head wider than a block's output (256; f64: 64) is done in slices, each with the scores
 // computed again.
 #include "tensor/cuda/attention_tile.h"
+#include "tensor/cuda/cudnn.h"
 
 namespace lockstep::on_cuda {
 namespace {
@@ -109,6 +110,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 
 void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionArgs& args,
                Tensor& out, Tensor& lse) {
+  if (cuda::cudnn_attention(q, k, v, mask, args, out, lse)) return;
   const AttentionPlan plan(q, k, mask, args);
   if (attention_mma(plan, q, k, v, out, lse)) return;
   if (size_of(q.dtype()) == 2) {

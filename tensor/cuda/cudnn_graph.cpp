@@ -1,14 +1,14 @@
-// cuDNN's backend API is one kind of object, the descriptor, with attributes by name. A convolution takes these:
+// cuDNN's backend API is one kind of object, the descriptor, with attributes by name. Everything that is computed takes
+// these:
 //
-//   tensors x, w, y --> operation --> graph --> heuristics --> engine configurations --> execution plan --> (variant
-//   pack) execute padding, stride --/
+//   tensors --> operations --> graph --> heuristics --> engine configurations --> execution plan --> execute
+//   what operations are told --/                                    tensors' addresses in a variant pack --/
 //
 // Heuristics propose configurations, the fastest first; each belongs to an engine, whose numerical notes say how it
 // rounds.
 #include "tensor/cuda/cudnn_graph.h"
 
 #include <algorithm>
-#include <span>
 
 namespace lockstep::cuda {
 
@@ -34,7 +34,7 @@ Descriptor& Descriptor::set(cudnnBackendAttributeName_t name, cudnnBackendAttrib
   return *this;
 }
 
-Descriptor& Descriptor::set(cudnnBackendAttributeName_t name, std::initializer_list<const Descriptor*> others) {
+Descriptor& Descriptor::set(cudnnBackendAttributeName_t name, std::span<const Descriptor* const> others) {
   std::vector<cudnnBackendDescriptor_t> handles;
   for (const Descriptor* other : others) {
     if (ok() && !other->ok()) status_ = other->status_, why_ = other->why_;
@@ -60,7 +60,107 @@ Descriptor& Descriptor::execute(cudnnHandle_t handle, const Descriptor& plan) {
   return *this;
 }
 
-// --- the graph ---
+// --- engines ---
+
+namespace {
+
+/// What the heuristics propose, the best first. Without an answer there is none.
+std::vector<Descriptor> configurations(const Descriptor& graph, const PlanTarget& target, cudnnBackendHeurMode_t mode) {
+  Descriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+  heuristics.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph)
+      .set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
+  if (target.description)
+    heuristics.set(CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, target.description);
+  heuristics.finalize();
+  int64_t count = heuristics.get(CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, nullptr);
+  std::vector<Descriptor> found;
+  std::vector<cudnnBackendDescriptor_t> handles;  // which cuDNN fills
+  for (int64_t i = 0; i < count; ++i) handles.push_back(found.emplace_back(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR).get());
+  count = heuristics.get(CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, handles.data());
+  found.resize(size_t(count));
+  return found;
+}
+
+/// The number of a configuration's engine, and its notes.
+void describe_engine(Descriptor& configuration, EnginePlan& plan) {
+  Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+  cudnnBackendDescriptor_t handle = engine.get();
+  configuration.get(CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &handle);
+  engine.get(CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &plan.engine);
+  plan.notes.resize(CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
+  plan.notes.resize(size_t(engine.get(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                                      CUDNN_NUMERICAL_NOTE_TYPE_COUNT, plan.notes.data())));
+  if (!engine.ok()) plan.refusal = engine.why();  // whose notes are not known
+}
+
+}  // namespace
+
+bool accepts(cudnnBackendNumericalNote_t note, bool exact) {
+  switch (note) {
+    case CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP: return true;
+    case CUDNN_NUMERICAL_NOTE_TENSOR_CORE:
+    case CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS: return !exact;
+    default:
+      return false;  // not the same bits each time, sums in less than f32, Fourier and Winograd transforms, and what is
+                     // not known here
+  }
+}
+
+Descriptor graph_of(std::span<const Descriptor> operations, const PlanTarget& target) {
+  std::vector<const Descriptor*> all;
+  for (const Descriptor& operation : operations) all.push_back(&operation);
+  Descriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+  graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, all);
+  if (target.handle) graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, target.handle);
+  graph.finalize();
+  return graph;
+}
+
+EnginePlan choose_plan(const Descriptor& graph, const PlanTarget& target, bool exact, int64_t most_workspace) {
+  EnginePlan none;
+  if (!graph.ok()) {
+    none.refusal = graph.why();
+    return none;
+  }
+  int proposed = 0, unwanted = 0;
+  std::string last;
+  for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
+    for (Descriptor& configuration : configurations(graph, target, mode)) {
+      ++proposed;
+      EnginePlan plan;
+      describe_engine(configuration, plan);
+      if (!plan.supported() || !std::ranges::all_of(plan.notes, [&](auto note) { return accepts(note, exact); })) {
+        ++unwanted;
+        continue;
+      }
+      plan.plan = Descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+      plan.plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration);
+      if (target.handle) plan.plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, target.handle);
+      if (target.description)
+        plan.plan.set(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, target.description);
+      plan.plan.finalize().get(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &plan.workspace);
+      if (!plan.plan.ok()) last = str("; engine ", plan.engine, ": ", plan.plan.why());
+      else if (plan.workspace > most_workspace)
+        last = str("; engine ", plan.engine, " needs ", plan.workspace, " bytes of workspace");
+      else return plan;
+    }
+  }
+  none.refusal = str(proposed, " engines proposed, ", unwanted, " of them with notes that we do not accept", last);
+  return none;
+}
+
+Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, std::span<const Placed> tensors, void* workspace) {
+  std::vector<int64_t> ids;
+  std::vector<const void*> pointers;
+  for (const auto& [id, pointer] : tensors) ids.push_back(id), pointers.push_back(pointer);
+  Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+  pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, int64_t(ids.size()), ids.data())
+      .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, int64_t(ids.size()), pointers.data());
+  pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, workspace).finalize().execute(handle, plan.plan);
+  return pack;
+}
+
+// --- convolutions ---
 
 namespace {
 
@@ -98,7 +198,7 @@ constexpr Names names[] = {
 };
 
 /// Groups are not said: cuDNN sees them in the channels of x and w.
-Descriptor graph_of(const ConvProblem& p, const ConvTarget& target) {
+Descriptor convolution_graph(const ConvProblem& p, const PlanTarget& target) {
   Descriptor convolution(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
   convolution.set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, int64_t(2))
       .set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
@@ -111,59 +211,13 @@ Descriptor graph_of(const ConvProblem& p, const ConvTarget& target) {
   const Descriptor x = tensor(id_x, p.dtype, p.x), w = tensor(id_w, p.dtype, p.w), y = tensor(id_y, p.dtype, p.y);
   const Names& name = names[int(p.direction)];
   Descriptor operation(name.operation);
-  operation.set(name.x, {&x}).set(name.w, {&w}).set(name.y, {&y}).set(name.convolution, {&convolution});
+  operation.set(name.x, x).set(name.w, w).set(name.y, y).set(name.convolution, convolution);
   operation.set(name.alpha, CUDNN_TYPE_FLOAT, 1.f).set(name.beta, CUDNN_TYPE_FLOAT, 0.f).finalize();
 
-  Descriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-  graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, {&operation});
-  if (target.handle) graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, target.handle);
-  graph.finalize();
-  return graph;
-}
-
-// --- engines ---
-
-/// What the heuristics propose, the best first. Without an answer there is none.
-std::vector<Descriptor> configurations(const Descriptor& graph, const ConvTarget& target, cudnnBackendHeurMode_t mode) {
-  Descriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
-  heuristics.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, {&graph})
-      .set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
-  if (target.description)
-    heuristics.set(CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, target.description);
-  heuristics.finalize();
-  int64_t count = heuristics.get(CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, nullptr);
-  std::vector<Descriptor> found;
-  std::vector<cudnnBackendDescriptor_t> handles;  // which cuDNN fills
-  for (int64_t i = 0; i < count; ++i) handles.push_back(found.emplace_back(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR).get());
-  count = heuristics.get(CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, handles.data());
-  found.resize(size_t(count));
-  return found;
-}
-
-/// The number of a configuration's engine, and its notes.
-void describe_engine(Descriptor& configuration, ConvPlan& plan) {
-  Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
-  cudnnBackendDescriptor_t handle = engine.get();
-  configuration.get(CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &handle);
-  engine.get(CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &plan.engine);
-  plan.notes.resize(CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
-  plan.notes.resize(size_t(engine.get(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-                                      CUDNN_NUMERICAL_NOTE_TYPE_COUNT, plan.notes.data())));
-  if (!engine.ok()) plan.refusal = engine.why();  // whose notes are not known
+  return graph_of({&operation, 1}, target);
 }
 
 }  // namespace
-
-bool accepts(const ConvProblem& problem, cudnnBackendNumericalNote_t note) {
-  switch (note) {
-    case CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP: return true;
-    case CUDNN_NUMERICAL_NOTE_TENSOR_CORE:
-    case CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS: return problem.dtype != f32 || problem.tf32;
-    default:
-      return false;  // not the same bits each time, sums in less than f32, Fourier and Winograd transforms, and what is
-                     // not known here
-  }
-}
 
 int64_t workspace_limit(const ConvProblem& problem) {
   int64_t numbers = 0;
@@ -172,49 +226,14 @@ int64_t workspace_limit(const ConvProblem& problem) {
   return (int64_t(64) << 20) + 2 * numbers * size_of(problem.dtype);
 }
 
-ConvPlan plan_convolution(const ConvProblem& problem, const ConvTarget& target, int64_t most_workspace) {
-  ConvPlan none;
-  const Descriptor graph = graph_of(problem, target);
-  if (!graph.ok()) {
-    none.refusal = graph.why();
-    return none;
-  }
-  int proposed = 0, unwanted = 0;
-  std::string last;
-  for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
-    for (Descriptor& configuration : configurations(graph, target, mode)) {
-      ++proposed;
-      ConvPlan plan;
-      describe_engine(configuration, plan);
-      if (!plan.supported() || !std::ranges::all_of(plan.notes, [&](auto note) { return accepts(problem, note); })) {
-        ++unwanted;
-        continue;
-      }
-      plan.plan = Descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-      plan.plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, {&configuration});
-      if (target.handle) plan.plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, target.handle);
-      if (target.description)
-        plan.plan.set(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, target.description);
-      plan.plan.finalize().get(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &plan.workspace);
-      if (!plan.plan.ok()) last = str("; engine ", plan.engine, ": ", plan.plan.why());
-      else if (plan.workspace > most_workspace)
-        last = str("; engine ", plan.engine, " needs ", plan.workspace, " bytes of workspace");
-      else return plan;
-    }
-  }
-  none.refusal = str(proposed, " engines proposed, ", unwanted, " of them with notes that we do not accept", last);
-  return none;
+EnginePlan plan_convolution(const ConvProblem& problem, const PlanTarget& target, int64_t most_workspace) {
+  return choose_plan(convolution_graph(problem, target), target, problem.dtype == f32 && !problem.tf32, most_workspace);
 }
 
-Descriptor execute(cudnnHandle_t handle, const ConvPlan& plan, const void* x, const void* w, const void* y,
+Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, const void* x, const void* w, const void* y,
                    void* workspace) {
-  const int64_t ids[] = {id_x, id_w, id_y};
-  const void* const pointers[] = {x, w, y};
-  Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-  pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, ids)
-      .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers);
-  pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, workspace).finalize().execute(handle, plan.plan);
-  return pack;
+  const Placed tensors[] = {{id_x, x}, {id_w, w}, {id_y, y}};
+  return execute(handle, plan, tensors, workspace);
 }
 
 }  // namespace lockstep::cuda

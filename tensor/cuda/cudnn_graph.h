@@ -1,13 +1,14 @@
 #pragma once
-// Convolutions as cuDNN's backend API sees them: a graph of one operation, the engines that its heuristics propose, and
-// an execution plan of the first one that we accept. No tensors and no CUDA runtime here, so that a test can ask cuDNN
-// without a device (tests/cudnn/). Internal.
+// cuDNN's backend API: descriptors, the engines that its heuristics propose for a graph of operations, and an execution
+// plan of the first one that we accept; and convolutions, graphs of one operation (cudnn_attention_graph.h has those of
+// attention). No tensors and no CUDA runtime here, so that a test can ask cuDNN without a device (tests/cudnn/).
+// Internal.
 #include <cudnn_graph.h>
 
 #include <array>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,11 @@ class Descriptor {
     return set(name, type, 1, &value);
   }
   /// Other descriptors, whose failure is passed on.
-  Descriptor& set(cudnnBackendAttributeName_t name, std::initializer_list<const Descriptor*> others);
+  Descriptor& set(cudnnBackendAttributeName_t name, std::span<const Descriptor* const> others);
+  Descriptor& set(cudnnBackendAttributeName_t name, const Descriptor& other) {
+    const Descriptor* const one = &other;
+    return set(name, {&one, 1});
+  }
   Descriptor& finalize();
   /// Elements that were written to `values`, of at most `count`; with 0 and nullptr how many there are.
   int64_t get(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count, void* values);
@@ -52,6 +57,41 @@ class Descriptor {
   std::string why_;
 };
 
+/// What a plan is made for: the device of a handle, or one that is only described
+/// (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).
+struct PlanTarget {
+  cudnnHandle_t handle = nullptr;
+  cudnnBackendDescriptor_t description = nullptr;
+};
+
+/// A finalized execution plan; or none, and why.
+struct EnginePlan {
+  Descriptor plan;
+  int64_t workspace = 0;  ///< bytes
+  int64_t engine = -1;    ///< cuDNN's number of it
+  std::vector<cudnnBackendNumericalNote_t> notes;
+  std::string refusal;
+
+  bool supported() const { return refusal.empty(); }
+};
+
+/// Whether engines with this note may serve: results are sums of products, in f32 at least, and the same bits each
+/// time; where `exact`, products of f32 are, too.
+bool accepts(cudnnBackendNumericalNote_t note, bool exact);
+/// A finalized graph of these operations.
+Descriptor graph_of(std::span<const Descriptor> operations, const PlanTarget& target);
+/// The first plan of the heuristics that we accept, that cuDNN can make, and that needs at most this workspace.
+EnginePlan choose_plan(const Descriptor& graph, const PlanTarget& target, bool exact, int64_t most_workspace);
+/// What lies where, by the ids of tensors.
+struct Placed {
+  int64_t id;
+  const void* pointer;
+};
+/// Runs the plan on the stream of the handle.
+Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, std::span<const Placed> tensors, void* workspace);
+
+// --- convolutions ---
+
 enum class ConvDirection : uint8_t { forward, grad_input, grad_weight };
 
 /// All that the choice of an engine depends on, and the key that a plan is kept under. Images x (N, C, H, W) and
@@ -70,33 +110,11 @@ struct ConvProblem {
   auto operator<=>(const ConvProblem&) const = default;
 };
 
-/// What a plan is made for: the device of a handle, or one that is only described
-/// (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).
-struct ConvTarget {
-  cudnnHandle_t handle = nullptr;
-  cudnnBackendDescriptor_t description = nullptr;
-};
-
-/// A finalized execution plan; or none, and why.
-struct ConvPlan {
-  Descriptor plan;
-  int64_t workspace = 0;  ///< bytes
-  int64_t engine = -1;    ///< cuDNN's number of it
-  std::vector<cudnnBackendNumericalNote_t> notes;
-  std::string refusal;
-
-  bool supported() const { return refusal.empty(); }
-};
-
-/// Whether engines with this note may serve: results are sums of products, in f32 at least, and the same bits each
-/// time; without tf32 products of f32 are exact too.
-bool accepts(const ConvProblem& problem, cudnnBackendNumericalNote_t note);
 /// Bytes that a plan may ask for: room for the images in another layout, with channels rounded up.
 int64_t workspace_limit(const ConvProblem& problem);
-/// The first plan of the heuristics that we accept, that cuDNN can make, and that needs at most this workspace.
-ConvPlan plan_convolution(const ConvProblem& problem, const ConvTarget& target, int64_t most_workspace);
+EnginePlan plan_convolution(const ConvProblem& problem, const PlanTarget& target, int64_t most_workspace);
 /// Puts the convolution onto the stream of the handle; addresses as in the problem.
-Descriptor execute(cudnnHandle_t handle, const ConvPlan& plan, const void* x, const void* w, const void* y,
+Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, const void* x, const void* w, const void* y,
                    void* workspace);
 
 }  // namespace lockstep::cuda

@@ -111,6 +111,23 @@ TEST_CASE("launches: a dry run counts what the emulator does") {
   }
 }
 
+#if defined(LOCKSTEP_WITH_CUDNN)
+TEST_CASE("launches: attention of whole 128 tokens is cuDNN's, on the packed projection and on shared heads") {
+  for (const nn::GPT::Options& model : {nn::GPT::Options{}, llama()}) {
+    nn::GPT::Options o = sized(model, 2);
+    o.context = 128;
+    for (const DType dtype : {f16, bf16}) {
+      const Launches by_cudnn = launches_of_step(o, dtype);
+      INFO(text_of(by_cudnn));
+      CHECK(by_cudnn.count("cudnn") == 1);
+      if (by_cudnn.count("cudnn")) CHECK(by_cudnn.at("cudnn") == 2 * o.layers);
+      CHECK(by_cudnn.count("attention") + by_cudnn.count("attention_grad") == 0);
+    }
+    CHECK(launches_of_step(o, f32).count("cudnn") == 0);
+  }
+}
+#endif
+
 TEST_CASE("traffic: what a block reads and writes beside products and attention") {
   // In activations of a block (batch, context, width). At the least each half reads its sum's two parts and writes the
   // sum and its norm (4 and 4); backward reads the gradients of both and the sum, and writes its own (4 and 4), with

@@ -1,0 +1,102 @@
+// cuDNN's handles and plans. How a plan is chosen is in cudnn_graph.cpp.
+//
+// cuDNN is asked once for each call's shapes, layouts, alignment and dtype, which takes milliseconds (more where it
+// loads a library or compiles a kernel); the answer is kept, "not supported" too. The choice depends on nothing else,
+// and engines that would not give the same bits each time are passed over. While a graph is recorded nothing new is
+// asked, as loading a kernel may allocate and wait: Graph runs its body once before, which leaves the plans here; for
+// what that did not meet our own kernel is recorded.
+#include "tensor/cuda/cudnn_session.h"
+
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "tensor/cuda/streams.h"
+#include "tensor/environment.h"
+
+namespace lockstep::cuda {
+namespace {
+
+enum class Use : uint8_t { off, on, log };
+
+/// Log: each new plan is said on stderr, with the engine or the reason why there is none.
+Use use() {
+  static const Use chosen = [] {
+    const std::string text = environment("LOCKSTEP_CUDNN").value_or("1");
+    return text == "1" ? Use::on : text == "0" ? Use::off : Use::log;
+  }();
+  return chosen;
+}
+
+void check_cudnn(const char* op, const char* call, cudnnStatus_t status) {
+  if (status == CUDNN_STATUS_SUCCESS) [[likely]]
+    return;
+  check(op, cudaPeekAtLastError());  // says more, where there is one
+  fail(str("[", op, "] ", call, ": ", cudnnGetErrorString(status), "; LOCKSTEP_CUDNN=0 does without cuDNN"));
+}
+
+/// Sessions are never destroyed (kernels may run, or be in graphs): those of threads that have ended serve new threads.
+struct IdleSessions {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<CudnnSession>> of_device[most_devices];
+};
+IdleSessions& idle_sessions() {
+  static IdleSessions& all = *new IdleSessions;  // outlives all threads
+  return all;
+}
+
+CudnnSession* session_of_thread(const char* op) {
+  struct Mine {
+    std::unique_ptr<CudnnSession> of_device[most_devices];
+    ~Mine() {
+      IdleSessions& idle = idle_sessions();
+      const std::lock_guard lock(idle.mutex);
+      for (int device = 0; device < most_devices; ++device)
+        if (of_device[device]) idle.of_device[device].push_back(std::move(of_device[device]));
+    }
+  };
+  thread_local Mine sessions;
+  std::unique_ptr<CudnnSession>& mine = sessions.of_device[current_device()];
+  if (mine) [[likely]]
+    return mine.get();
+  IdleSessions& idle = idle_sessions();
+  const std::lock_guard lock(idle.mutex);
+  if (std::vector<std::unique_ptr<CudnnSession>>& left = idle.of_device[current_device()]; !left.empty()) {
+    mine = std::move(left.back());
+    left.pop_back();
+  } else if (!Graph::is_capturing()) {
+    auto made = std::make_unique<CudnnSession>();
+    check_cudnn(op, "cudnnCreate", cudnnCreate(&made->handle));
+    mine = std::move(made);
+  }
+  return mine.get();
+}
+
+}  // namespace
+
+bool uses_cudnn() { return use() != Use::off; }
+
+CudnnSession* cudnn_session(const char* op) {
+  CudnnSession* const session = session_of_thread(op);
+  if (session) check_cudnn(op, "cudnnSetStream", cudnnSetStream(session->handle, current_stream()));
+  return session;
+}
+
+void log_choice(const char* op, const std::string& problem, const EnginePlan& plan) {
+  if (use() != Use::log) return;
+  const std::string choice = plan.supported()
+                                 ? str("cuDNN's engine ", plan.engine, ", ", plan.workspace, " bytes of workspace")
+                                 : str("our kernel: ", plan.refusal);
+  std::fprintf(stderr, "[%s] %s: %s\n", op, problem.c_str(), choice.c_str());
+}
+
+void check_execution(const char* op, const std::string& problem, const EnginePlan& plan, const Descriptor& done) {
+  if (done.ok()) [[likely]]
+    return;
+  check(op, cudaPeekAtLastError());
+  fail(str("[", op, "] cuDNN's engine ", plan.engine, " failed for ", problem, ": ", done.why(),
+           "; LOCKSTEP_CUDNN=0 does without cuDNN"));
+}
+
+}  // namespace lockstep::cuda
