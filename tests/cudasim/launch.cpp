@@ -1,5 +1,6 @@
 // What a launch may ask for, and which blocks of it are run.
-#include <cstdlib>
+#include <algorithm>
+#include <map>
 #include <mutex>
 #include <random>
 #include <set>
@@ -20,7 +21,7 @@ std::map<std::pair<const void*, int>, size_t>& allowed() {  // by kernel and dev
 
 /// What the innermost fake::SomeBlocks asks for.
 struct Some {
-  std::vector<double> places;
+  std::vector<fake::Part> parts;
   uint64_t drawn = 0;
 };
 std::vector<Some> scopes;
@@ -51,14 +52,14 @@ cudaError_t check_launch(const void* kernel, dim3 grid, dim3 block, size_t share
 }
 
 std::vector<uint64_t> some_of(uint64_t blocks) {
-  constexpr uint64_t most = 64, at_end = 2;
+  constexpr uint64_t most = 64, at_end = 2, around = 4;
   if (scopes.empty() || blocks <= most) return {};
-  const auto& [places, drawn] = scopes.back();
+  const auto& [parts, drawn] = scopes.back();
   std::set<uint64_t> chosen;
   for (uint64_t i = 0; i < at_end; ++i) chosen.insert({i, blocks - 1 - i});
-  for (const double place : places) {
-    const uint64_t at = uint64_t(place * double(blocks));  // blocks may be a little shorter than a part of n
-    for (uint64_t i = at < 2 ? 0 : at - 2; i < at + 2 && i < blocks; ++i) chosen.insert(i);
+  for (const auto& [begin, end] : parts) {
+    const uint64_t first = uint64_t(begin * double(blocks)), last = uint64_t(end * double(blocks)) + around;
+    for (uint64_t i = first - std::min(first, around); i <= last && i < blocks; ++i) chosen.insert(i);
   }
   std::mt19937_64 random(options().seed + blocks);
   for (uint64_t i = 0; i < drawn; ++i) chosen.insert(random() % blocks);
@@ -74,10 +75,10 @@ void finish_all() {
 }
 }  // namespace
 
-SomeBlocks::SomeBlocks(std::vector<double> places, uint64_t drawn) : memory_(settings().memory) {
+SomeBlocks::SomeBlocks(std::vector<Part> parts, uint64_t drawn) : memory_(settings().memory) {
   finish_all();
   settings().memory = size_t(1) << 40;
-  simt::scopes.push_back({std::move(places), drawn});
+  simt::scopes.push_back({std::move(parts), drawn});
 }
 SomeBlocks::~SomeBlocks() {
   finish_all();

@@ -157,7 +157,7 @@ __global__ void set_columns(signed char* x, int64_t n, int64_t width, Wide mista
 template <Wide mistake> bool beyond_32_bits(bool bug) {
   if (simt::with_tsan()) return true;  // which has no addresses for it
   constexpr int64_t limit = int64_t(1) << 32, n = limit + 1001, width = 100;
-  const fake::SomeBlocks some({.5 * limit / n, double(limit) / n});
+  const fake::SomeBlocks some({{.5 * limit / n, .5 * limit / n}, {double(limit) / n, double(limit) / n}});
   const Bytes x(n);
   if (!x.data || !start(unsigned((n + 1023) / 1024), 256, set_columns, x.data, n, width, bug ? mistake : Wide::right))
     return false;
