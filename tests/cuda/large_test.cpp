@@ -184,6 +184,7 @@ TEST_CASE("large: places in a large tensor, and what is found in all of it") {
 
 TEST_CASE("large: what an operation cannot do is refused before anything runs") {
   if (simt::with_tsan()) return;
+  const ManyMultiprocessors many;
   const fake::SomeBlocks some;
   const auto sized = [](const Shape& shape, DType dtype = u8) { return empty(shape, {dtype, cuda0}); };
   const int64_t n = billions[1], half = billions[0];
