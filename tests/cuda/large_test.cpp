@@ -93,8 +93,9 @@ TEST_CASE("large: kernels find elements beyond 2^32") {
     const fake::SomeBlocks some(parts, c.slow ? 0 : 4);
     Tensors inputs;
     for (size_t i = 0; i < c.inputs.size(); ++i) inputs.push_back(made_large(c.inputs[i], int(i), rows, ranges));
-    const Tensors got = c.run(inputs);
-    for (const Range& r : ranges) {
+    Tensors got;
+    CHECK(message([&] { got = c.run(inputs), synchronize(cuda0); }) == "(no error)");
+    for (const Range& r : got.empty() ? std::vector<Range>() : ranges) {
       Tensors here;
       for (size_t i = 0; i < c.inputs.size(); ++i) here.push_back(limit_rows(c.inputs[i], int(i), r.begin, r.end));
       const Tensors expected = c.run(here);
